@@ -26,8 +26,8 @@ struct BasicMatrixView {
       : data(data_), dtype(dtype_), rows(rows_), cols(cols_), row_stride(row_stride_) {}
   // A mutable view is also a constant one.
   template <class Other>
-    requires(std::is_const_v<Void> && !std::is_const_v<Other>)
-  BasicMatrixView(const BasicMatrixView<Other>& other)  // NOLINT(google-explicit-constructor)
+  requires(std::is_const_v<Void> && !std::is_const_v<Other>)
+      BasicMatrixView(const BasicMatrixView<Other>& other)  // NOLINT(google-explicit-constructor)
       : BasicMatrixView(other.data, other.dtype, other.rows, other.cols, other.row_stride) {}
 
   template <class T>

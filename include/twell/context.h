@@ -1,0 +1,43 @@
+// What a call runs on: the threads, the instruction tier and reusable scratch memory.
+//
+// A Context serves one call at a time; two threads that call concurrently use two contexts. Nothing
+// else in libtwell holds state.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+
+#include "twell/device.h"
+
+namespace twell {
+
+struct ContextOptions {
+  int threads = 0;              // 0: as many as OpenMP would use
+  std::optional<CpuTier> tier;  // unset: default_cpu_tier()
+};
+
+class Context {
+ public:
+  // Throws Error{unsupported} if the forced tier is not available here.
+  explicit Context(const ContextOptions& options = {});
+  ~Context();
+  Context(Context&&) noexcept;
+  Context& operator=(Context&&) noexcept;
+
+  int threads() const { return threads_; }
+  CpuTier tier() const { return tier_; }
+
+  // Scratch of at least `bytes`, 64-byte aligned, private to (thread, slot); contents undefined.
+  // It stays allocated for the next call. Safe to call from the context's own parallel regions.
+  void* scratch(int thread, int slot, std::size_t bytes);
+  static constexpr int kScratchSlots = 6;
+
+ private:
+  struct Arena;
+  int threads_;
+  CpuTier tier_;
+  std::unique_ptr<Arena> arena_;
+};
+
+}  // namespace twell

@@ -1,0 +1,99 @@
+// TwELL: tile-wise ELLPACK, the packed form of a sparse activation [M, H] (paper section 3).
+//
+// The columns are cut into tiles of `tile` columns. For each row and tile there is a count of
+// non-zeros and room for `capacity` slots, each a (column within the tile, value) pair, in
+// ascending column order. A tile with more non-zeros than `capacity` keeps its true count; all of
+// its slots then live in an overflow record of `tile` slots whose number stands in its first inline
+// word. So every matrix is held exactly, at any density. docs/format.md has a picture.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "twell/dtype.h"
+#include "twell/tensor_view.h"
+
+namespace twell {
+
+// Slot of a 16-bit value: one 32-bit word, the column in the low half and the value's bits in the
+// high half, so that a bf16 value is the word with its low half cleared.
+struct TwellSlot16 {
+  std::uint16_t column;
+  std::uint16_t bits;
+};
+// Slot of an f32 value.
+struct TwellSlot32 {
+  std::uint32_t column;
+  float value;
+};
+static_assert(sizeof(TwellSlot16) == 4 && sizeof(TwellSlot32) == 8);
+
+constexpr std::size_t slot_bytes(DType dtype) { return dtype == DType::f32 ? 8 : 4; }
+
+struct TwellLayout {
+  std::int64_t rows = 0;       // M
+  std::int64_t cols = 0;       // H
+  std::int32_t tile = 256;     // columns per tile: a multiple of 16, at most 65,536
+  std::int32_t capacity = 32;  // inline slots per row and tile, 1 … tile
+  DType dtype = DType::bf16;   // of the values
+
+  std::int64_t tiles() const { return (cols + tile - 1) / tile; }
+  // Throws Error{invalid_argument} naming the field.
+  void validate() const;
+};
+
+class OverflowPool;
+
+// An owning TwELL matrix.
+class TwellMatrix {
+ public:
+  TwellMatrix() = default;
+  // All rows empty. Throws on an invalid layout.
+  explicit TwellMatrix(const TwellLayout& layout);
+  ~TwellMatrix();
+  TwellMatrix(TwellMatrix&&) noexcept;
+  TwellMatrix& operator=(TwellMatrix&&) noexcept;
+
+  const TwellLayout& layout() const { return layout_; }
+
+  // True count of non-zeros of (row, tile), 0 … tile.
+  std::int32_t count(std::int64_t row, std::int64_t tile) const {
+    return counts_[row * layout_.tiles() + tile];
+  }
+  // The count(row, tile) slots, inline or from the overflow record. Slot is TwellSlot16 or 32.
+  template <class Slot>
+  const Slot* slots(std::int64_t row, std::int64_t tile) const {
+    return static_cast<const Slot*>(slots_of(row, tile));
+  }
+  // For writers: stores the `count` slots of (row, tile); copies them. Different (row, tile) pairs
+  // may be stored from different threads.
+  void store(std::int64_t row, std::int64_t tile, const void* slots, std::int32_t count);
+
+  std::int64_t nnz() const;
+  std::int64_t row_nnz(std::int64_t row) const;
+  // Tiles whose count exceeds the capacity.
+  std::int64_t overflow_tiles() const;
+
+  std::span<const std::int32_t> counts() const;              // [rows × tiles]
+  const void* inline_slots() const { return slots_.get(); }  // [rows × tiles × capacity]
+
+ private:
+  const void* slots_of(std::int64_t row, std::int64_t tile) const;
+
+  TwellLayout layout_;
+  std::unique_ptr<std::int32_t[]> counts_;
+  std::unique_ptr<std::byte[]> slots_;
+  std::unique_ptr<OverflowPool> overflow_;
+};
+
+// Packs the non-zeros of `dense` (NaN and Inf are non-zeros, -0 is not). dtype and shape must match
+// the layout's.
+TwellMatrix pack(ConstMatrixView dense, const TwellLayout& layout);
+// Writes every element of `dense`, zeros included.
+void unpack(const TwellMatrix& packed, MatrixView dense);
+// Throws Error{invalid_argument} naming the first broken rule: counts in range, columns ascending
+// and below the tile's width, no stored zero.
+void validate(const TwellMatrix& packed);
+
+}  // namespace twell
