@@ -1,0 +1,102 @@
+// The feed-forward layer of a decoder block: y = (act(x Wg) ⊙ (x Wu)) Wd, or act(x Wu) Wd where the
+// model has no gate. Two implementations behind one interface: PyTorch's dense GEMMs and
+// twell::ffn.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+namespace twell::lm {
+
+enum class FfnActivation : std::uint8_t { silu, gelu, gelu_tanh, relu, relu_squared, fat_relu };
+
+struct ActivationChoice {
+  FfnActivation kind = FfnActivation::silu;
+  float threshold = 0.0F;  // fat_relu only: values <= threshold become zero
+};
+
+const char* name_of(FfnActivation activation);
+// Whether the activation yields exact zeros, which is what the sparse path lives on.
+constexpr bool is_sparse(FfnActivation a) {
+  return a == FfnActivation::relu || a == FfnActivation::relu_squared ||
+         a == FfnActivation::fat_relu;
+}
+// Differentiable; [..., H] -> [..., H] in the dtype of `x`.
+at::Tensor activate(const at::Tensor& x, const ActivationChoice& activation);
+
+enum class FfnPath : std::uint8_t { dense, sparse, automatic };
+const char* name_of(FfnPath path);
+// "dense", "sparse" or "auto"; anything else is a twell::Error naming the three.
+FfnPath parse_ffn_path(std::string_view text);
+
+// What one call of one layer did. N tokens, H hidden units.
+struct FfnActivity {
+  std::int64_t layer = 0;
+  std::int64_t rows = 0;            // N
+  std::int64_t hidden_units = 0;    // H
+  FfnPath path = FfnPath::dense;    // dense or sparse: the one that ran
+  at::Tensor gate;                  // [N, H] activated gate; dense path with wants_hidden()
+  at::Tensor hidden;                // [N, H] input of down, differentiable; as `gate`
+  at::Tensor row_nnz;               // [N] int64, non-zeros of the activated gate; wants_counts()
+  at::Tensor neuron_nnz;            // [H] int64, tokens that made the neuron fire; wants_counts()
+  std::int64_t overflow_tiles = 0;  // sparse path: tiles that took the overflow path
+};
+
+// Told about every FFN call, in layer order. Must outlive the forward call it is given to.
+class FfnObserver {
+ public:
+  virtual ~FfnObserver() = default;
+  // The dense path only: the fused sparse kernel never has h in memory, and a forced sparse layer
+  // answers an observer that wants it with a twell::Error.
+  virtual bool wants_hidden() const { return false; }
+  virtual bool wants_counts() const { return false; }
+  virtual void observe(const FfnActivity& activity) = 0;
+};
+
+// Weights as checkpoints have them. Handles: they share storage with the model's parameters.
+struct FfnParameters {
+  at::Tensor gate;  // [H, D]; undefined in a model without a gate
+  at::Tensor up;    // [H, D]
+  at::Tensor down;  // [D, H]
+};
+
+class FeedForward {
+ public:
+  virtual ~FeedForward() = default;
+  // x [N, D] -> y [N, D], contiguous, any N >= 0. Differentiable where the implementation says so.
+  virtual at::Tensor forward(const at::Tensor& x, std::int64_t layer, FfnObserver* observer) = 0;
+  virtual FfnPath path() const = 0;
+  // Bytes of weights this layer keeps besides what it was given (packed copies).
+  virtual std::int64_t own_bytes() const { return 0; }
+  // One line for `twell explain`.
+  virtual std::string describe() const = 0;
+};
+
+// PyTorch's GEMMs; differentiable. `prepack` reorders the weights for oneDNN once (inference only;
+// the strongest dense baseline where oneDNN serves the dtype) and then does not keep `parameters`.
+std::unique_ptr<FeedForward> make_dense_feed_forward(const FfnParameters& parameters,
+                                                     const ActivationChoice& activation,
+                                                     bool prepack = false);
+
+// A twell::Context (thread pool, workspace) shared by the layers of a model.
+class SparseContext;
+std::shared_ptr<SparseContext> make_sparse_context(int threads);
+
+// twell::ffn; inference only, exact. Packs the gate, uses `up` in place and transposes `down` to
+// neuron-major; keeps none of the other sources. `path` is sparse or automatic; automatic also
+// keeps `gate` and changes to dense GEMMs while the measured density says they are faster. Throws
+// twell::Error for an activation without zeros, or a dtype other than bf16 and fp32.
+std::unique_ptr<FeedForward> make_sparse_feed_forward(const FfnParameters& parameters,
+                                                      const ActivationChoice& activation,
+                                                      std::shared_ptr<SparseContext> context,
+                                                      FfnPath path = FfnPath::sparse);
+
+// The rule of FfnPath::automatic: whether dense GEMMs are expected to be faster for `rows` tokens
+// at `density` (non-zeros / H, 0..1). Pure; measured crossovers in the source.
+bool dense_is_faster(std::int64_t rows, double density);
+
+}  // namespace twell::lm
