@@ -1,15 +1,25 @@
 # What every target of this project is compiled with.
 find_program(TWELL_CCACHE ccache)
 if(TWELL_CCACHE)
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${TWELL_CCACHE})
+  # The sloppiness is what ccache asks for before it caches units that use a precompiled header.
+  set(CMAKE_CXX_COMPILER_LAUNCHER
+      ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${TWELL_CCACHE})
 endif()
 find_package(OpenMP REQUIRED COMPONENTS CXX)
+# Linked by flag and not by path: PyTorch brings a libgomp of its own, a process must have one only,
+# and a path to the compiler's would compete with it.
+set_target_properties(OpenMP::OpenMP_CXX PROPERTIES INTERFACE_LINK_LIBRARIES ""
+                                                    INTERFACE_LINK_OPTIONS "${OpenMP_CXX_FLAGS}")
 
 add_library(twell_flags INTERFACE)
 target_compile_features(twell_flags INTERFACE cxx_std_20)
 # No contraction: where a kernel wants a fused multiply-add it says so, and the same source gives
 # the same bits at every optimisation level.
 target_compile_options(twell_flags INTERFACE -Wall -Wextra -ffp-contract=off)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  # Lets ccache see the precompiled header in the preprocessed source.
+  target_compile_options(twell_flags INTERFACE -fpch-preprocess)
+endif()
 if(TWELL_WERROR)
   target_compile_options(twell_flags INTERFACE -Werror)
 endif()
@@ -18,3 +28,5 @@ if(TWELL_SANITIZE)
                                                -fno-sanitize-recover=all)
   target_link_options(twell_flags INTERFACE -fsanitize=${TWELL_SANITIZE})
 endif()
+
+include(TorchPch)
