@@ -20,6 +20,8 @@ function(twell_use_torch_pch TARGET)
     add_library(twell_torch_pch OBJECT ${PROJECT_BINARY_DIR}/torch_pch.cc)
     target_link_libraries(twell_torch_pch PRIVATE twell_flags twell LibTorch::cpu)
     target_precompile_headers(twell_torch_pch PRIVATE <torch/types.h> <torch/utils.h>)
+    # Lets ccache see the precompiled header in the preprocessed source.
+    target_compile_options(twell_torch_pch PRIVATE $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)
   endif()
   # g++ takes a precompiled header only under the code model it was made with, and CMake compiles
   # programs with -fPIE; -fPIC objects link into a position-independent program as well.
@@ -30,5 +32,6 @@ function(twell_use_torch_pch TARGET)
   endif()
   # The same flags as the header was made with.
   target_link_libraries(${TARGET} PRIVATE twell_flags twell)
+  target_compile_options(${TARGET} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)
   target_precompile_headers(${TARGET} REUSE_FROM twell_torch_pch)
 endfunction()

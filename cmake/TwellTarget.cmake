@@ -16,10 +16,6 @@ target_compile_features(twell_flags INTERFACE cxx_std_20)
 # No contraction: where a kernel wants a fused multiply-add it says so, and the same source gives
 # the same bits at every optimisation level.
 target_compile_options(twell_flags INTERFACE -Wall -Wextra -ffp-contract=off)
-if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-  # Lets ccache see the precompiled header in the preprocessed source.
-  target_compile_options(twell_flags INTERFACE -fpch-preprocess)
-endif()
 if(TWELL_WERROR)
   target_compile_options(twell_flags INTERFACE -Werror)
 endif()
