@@ -18,7 +18,24 @@
 
 namespace twell::io {
 
-enum class SafeDType : std::uint8_t { F64, F32, F16, BF16, I64, I32, I16, I8, U8, BOOL };
+// In the order in which the `safetensors` package sorts tensors, last first.
+enum class SafeDType : std::uint8_t {
+  BOOL,
+  U8,
+  I8,
+  F8_E5M2,
+  F8_E4M3,
+  I16,
+  U16,
+  F16,
+  BF16,
+  I32,
+  U32,
+  F32,
+  F64,
+  I64,
+  U64,
+};
 
 std::size_t size_of(SafeDType dtype);         // bytes
 const char* name_of(SafeDType dtype);         // "BF16"

@@ -1,0 +1,240 @@
+#include "io/config.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "io/atomic_file.h"
+#include "io/config_names.h"
+#include "io/file_error.h"
+#include "io/json_reader.h"
+
+namespace twell::io {
+namespace {
+
+constexpr std::string_view kSparseSuffix = "_sparse_relu";
+constexpr std::int64_t kMaxToken = INT32_MAX;
+
+struct ActName {
+  std::string_view name;
+  HiddenAct act;
+};
+// The first name of each is the one that is written.
+constexpr std::array<ActName, 9> kActs = {{
+    {"silu", HiddenAct::silu},
+    {"gelu", HiddenAct::gelu},
+    {"gelu_pytorch_tanh", HiddenAct::gelu_tanh},
+    {"relu", HiddenAct::relu},
+    {"relu2", HiddenAct::relu_squared},
+    {"fat_relu", HiddenAct::fat_relu},
+    {"swish", HiddenAct::silu},
+    {"relu_squared", HiddenAct::relu_squared},
+    {"gelu_tanh", HiddenAct::gelu_tanh},
+}};
+
+struct ModelType {
+  Architecture architecture;
+  bool sparse_lm;
+};
+
+ModelType read_model_type(const JsonObject& json) {
+  std::string type = json.string("model_type", "");
+  if (type.empty() && json.has("architectures")) {
+    // Very old files have the class name only.
+    const auto& classes = json.array("architectures");
+    const std::string name =
+        classes.empty() || !classes[0].is_string() ? "" : classes[0].get<std::string>();
+    if (name == "LlamaForCausalLM") type = "llama";
+    if (name == "Qwen2ForCausalLM") type = "qwen2";
+  }
+  if (type.empty()) fail_file(json.file(), "the key model_type is missing");
+  std::string_view base = type;
+  const bool sparse_lm = base.ends_with(kSparseSuffix);
+  if (sparse_lm) base.remove_suffix(kSparseSuffix.size());
+  if (base == "llama") return {Architecture::llama, sparse_lm};
+  if (base == "qwen2") return {Architecture::qwen2, sparse_lm};
+  fail_unsupported(json.file(),
+                   "model_type {} is not supported (supported: llama, qwen2, and both with the "
+                   "suffix _sparse_relu)",
+                   in_quotes(type));
+}
+
+HiddenAct read_act(const JsonObject& json) {
+  const std::string name = json.string("hidden_act", "silu");
+  for (const auto& entry : kActs) {
+    if (name == entry.name) return entry.act;
+  }
+  fail_unsupported(json.file(),
+                   "hidden_act {} is not supported (supported: silu, gelu, gelu_pytorch_tanh, "
+                   "relu, relu2, fat_relu)",
+                   in_quotes(name));
+}
+
+// Older files: rope_theta beside rope_scaling (null or an object). Newer ones: rope_parameters
+// with both. Where both are there, `transformers` lets rope_scaling win; so does this.
+void read_rope(const JsonObject& json, ModelConfig& out) {
+  const bool has_new = json.has("rope_parameters");
+  const bool has_old = json.has("rope_scaling") && !json.object("rope_scaling").json().empty();
+  constexpr double kSmallest = 1e-6;
+  out.rope_theta = json.number(
+      "rope_theta", kSmallest, kMaxRopeTheta,
+      has_new ? json.object("rope_parameters").number("rope_theta", kSmallest, kMaxRopeTheta, 1e4)
+              : 1e4);
+  if (json.number("partial_rotary_factor", 0.0, 1.0, 1.0) != 1.0) {
+    fail_unsupported(json.file(), "partial_rotary_factor other than 1 is not supported");
+  }
+  if (!has_new && !has_old) return;
+  const JsonObject rope = json.object(has_old ? "rope_scaling" : "rope_parameters");
+  out.rope_theta = rope.number("rope_theta", kSmallest, kMaxRopeTheta, out.rope_theta);
+  if (rope.number("partial_rotary_factor", 0.0, 1.0, 1.0) != 1.0) {
+    fail_unsupported(json.file(), "partial_rotary_factor other than 1 is not supported");
+  }
+  for (const auto& entry : rope.json().items()) {
+    if (entry.value().is_object()) {
+      fail_unsupported(json.file(), "rope parameters that differ by layer ({}) are not supported",
+                       in_quotes(entry.key()));
+    }
+  }
+  const std::string type = rope.string("rope_type", rope.string("type", "default"));
+  RopeScaling& scaling = out.rope_scaling;
+  if (type == "default") return;
+  if (type != "linear" && type != "llama3") {
+    fail_unsupported(json.file(),
+                     "rope type {} is not supported (supported: default, linear, llama3)",
+                     in_quotes(type));
+  }
+  scaling.factor = rope.number("factor", kSmallest, kMaxRopeFactor);
+  scaling.kind = RopeScaling::Kind::linear;
+  if (type == "llama3") {
+    scaling.kind = RopeScaling::Kind::llama3;
+    scaling.low_freq_factor = rope.number("low_freq_factor", kSmallest, kMaxRopeFactor);
+    scaling.high_freq_factor = rope.number("high_freq_factor", kSmallest, kMaxRopeFactor);
+    scaling.original_max_position_embeddings =
+        rope.integer("original_max_position_embeddings", 1, kMaxPositions);
+  }
+}
+
+void read_tokens(const JsonObject& json, ModelConfig& out) {
+  if (json.has("bos_token_id")) {
+    out.bos_token_id = static_cast<std::int32_t>(json.integer("bos_token_id", 0, kMaxToken));
+  }
+  if (!json.has("eos_token_id")) return;
+  const Json& eos = json.value("eos_token_id");
+  if (!eos.is_array()) {
+    out.eos_token_ids = {static_cast<std::int32_t>(json.integer("eos_token_id", 0, kMaxToken))};
+    return;
+  }
+  for (const Json& id : eos) {
+    if (!id.is_number_unsigned() || id.get<std::uint64_t>() > kMaxToken) {
+      fail_file(json.file(), "eos_token_id holds {}, expected token ids", kind_of(id));
+    }
+    out.eos_token_ids.push_back(id.get<std::int32_t>());
+  }
+}
+
+std::string read_dtype(const JsonObject& json) {
+  std::string name = json.string("dtype", json.string("torch_dtype", "float32"));
+  if (name.starts_with("torch.")) name.erase(0, 6);
+  if (name == "auto") return "float32";
+  if (name != "float32" && name != "bfloat16" && name != "float16") {
+    fail_unsupported(json.file(),
+                     "dtype {} is not supported (supported: float32, bfloat16, float16)",
+                     in_quotes(name));
+  }
+  return name;
+}
+
+void refuse_unsupported(const JsonObject& json, const ModelConfig& config) {
+  if (json.has("quantization_config")) {
+    fail_unsupported(json.file(), "quantised checkpoints (quantization_config) are not supported");
+  }
+  if (config.architecture == Architecture::qwen2 && json.boolean("use_sliding_window", false)) {
+    fail_unsupported(json.file(), "use_sliding_window is not supported");
+  }
+  if (!json.has("layer_types")) return;
+  for (const Json& type : json.array("layer_types")) {
+    if (type != "full_attention") {
+      fail_unsupported(json.file(), "layer_types other than full_attention are not supported");
+    }
+  }
+}
+
+}  // namespace
+
+const char* name_of(Architecture architecture) {
+  return architecture == Architecture::llama ? "llama" : "qwen2";
+}
+
+const char* name_of(HiddenAct act) {
+  const auto* found =
+      std::find_if(kActs.begin(), kActs.end(), [&](const auto& entry) { return entry.act == act; });
+  return found->name.data();
+}
+
+bool yields_zeros(HiddenAct act) {
+  return act == HiddenAct::relu || act == HiddenAct::relu_squared || act == HiddenAct::fat_relu;
+}
+
+ModelConfig ModelConfig::from_json(std::string_view text, const std::string& file) {
+  const Json document = parse_json(text, file);
+  const JsonObject json(document, file);
+  ModelConfig out;
+  const auto [architecture, sparse_lm] = read_model_type(json);
+  const bool llama = architecture == Architecture::llama;
+  out.architecture = architecture;
+  out.sparse_lm = sparse_lm;
+  refuse_unsupported(json, out);
+  out.hidden_size = json.integer("hidden_size", 1, kMaxHidden);
+  out.intermediate_size = json.integer("intermediate_size", 1, kMaxIntermediate);
+  out.num_hidden_layers = json.integer("num_hidden_layers", 1, kMaxLayers);
+  out.num_attention_heads = json.integer("num_attention_heads", 1, kMaxHeads);
+  out.num_key_value_heads =
+      json.integer("num_key_value_heads", 1, kMaxHeads, out.num_attention_heads);
+  if (!json.has("head_dim") && out.hidden_size % out.num_attention_heads != 0) {
+    fail_file(file,
+              "hidden_size {} is no multiple of num_attention_heads {}, and there is no head_dim",
+              out.hidden_size, out.num_attention_heads);
+  }
+  out.head_dim = json.integer("head_dim", 1, kMaxHidden, out.hidden_size / out.num_attention_heads);
+  out.vocab_size = json.integer("vocab_size", 1, kMaxVocabulary);
+  out.max_position_embeddings =
+      json.integer("max_position_embeddings", 1, kMaxPositions, llama ? 2048 : 32768);
+  out.rms_norm_eps = json.number("rms_norm_eps", 0.0, 1.0, 1e-6);
+  read_rope(json, out);
+  out.tie_word_embeddings = json.boolean("tie_word_embeddings", false);
+  out.qkv_bias = llama ? json.boolean("attention_bias", false) : true;
+  out.o_bias = llama && out.qkv_bias;
+  out.mlp_bias = llama && json.boolean("mlp_bias", false);
+  out.hidden_act = read_act(json);
+  if (out.hidden_act == HiddenAct::fat_relu) {
+    out.fat_relu_threshold = json.number("twell_fat_relu_threshold", 0.0, 1e6);
+  }
+  out.gated = json.boolean("twell_gated", true);
+  if (sparse_lm) {
+    out.hidden_act = HiddenAct::relu;
+    out.gated = json.boolean("sparsity_gated_mlp", true);
+    out.intermediate_size =
+        json.integer("sparsity_new_intermediate_size", 1, kMaxIntermediate, out.intermediate_size);
+  }
+  read_tokens(json, out);
+  out.dtype = read_dtype(json);
+  if (const std::string problem = problem_of(out); !problem.empty()) fail_file(file, "{}", problem);
+  return out;
+}
+
+ModelConfig load_config(const std::filesystem::path& path) {
+  std::error_code ignored;
+  const auto file = std::filesystem::is_directory(path, ignored) ? path / "config.json" : path;
+  constexpr std::uint64_t kLongest = 16ULL << 20;
+  return ModelConfig::from_json(read_file(file, kLongest), file.string());
+}
+
+void save_config(const std::filesystem::path& directory, const ModelConfig& config) {
+  config.validate();
+  std::error_code error;
+  std::filesystem::create_directories(directory, error);
+  if (error) fail_file(directory.string(), "cannot be made: {}", error.message());
+  write_file_atomically(directory / "config.json", config.to_json());
+}
+
+}  // namespace twell::io

@@ -1,0 +1,23 @@
+// Ranges and spellings that reading and writing config.json share.
+#pragma once
+
+#include <cstdint>
+
+#include "io/config.h"
+
+namespace twell::io {
+
+// Generous for any model that exists, small enough that products of a few fit into 63 bits.
+inline constexpr std::int64_t kMaxHidden = 1 << 20;
+inline constexpr std::int64_t kMaxIntermediate = 1 << 24;
+inline constexpr std::int64_t kMaxLayers = 1 << 12;
+inline constexpr std::int64_t kMaxHeads = 1 << 16;
+inline constexpr std::int64_t kMaxVocabulary = 1 << 28;
+inline constexpr std::int64_t kMaxPositions = 1 << 30;
+inline constexpr double kMaxRopeTheta = 1e15;
+inline constexpr double kMaxRopeFactor = 1e6;
+
+// The first problem, or an empty string: "num_key_value_heads is 3, ...".
+std::string problem_of(const ModelConfig& config);
+
+}  // namespace twell::io

@@ -1,0 +1,35 @@
+#include "io/file_error.h"
+
+#include <cerrno>
+#include <system_error>
+
+namespace twell::io {
+
+std::string in_quotes(std::string_view text) {
+  constexpr std::size_t kLongest = 80;
+  std::string out = "\"";
+  for (const char c : text.substr(0, kLongest)) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < 0x20 || byte == 0x7f) {
+      out += fmt::format("\\x{:02x}", byte);
+    } else {
+      out += c;
+    }
+  }
+  if (text.size() > kLongest) {
+    // Not in the middle of a UTF-8 sequence.
+    while ((static_cast<unsigned char>(out.back()) & 0xC0U) == 0x80U) out.pop_back();
+    if (static_cast<unsigned char>(out.back()) >= 0xC0U) out.pop_back();
+    out += "...";
+  }
+  return out + "\"";
+}
+
+std::string system_reason(int error_number) {
+  std::string reason = std::generic_category().message(error_number);
+  if (error_number == ENOSPC || error_number == EDQUOT) reason += " (free some space and retry)";
+  if (error_number == EFBIG) reason += " (a limit on file size, see `ulimit -f`)";
+  return reason;
+}
+
+}  // namespace twell::io

@@ -1,0 +1,40 @@
+// Messages about files: one line, the file first, whatever a hostile file contains.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "twell/status.h"
+
+namespace twell::io {
+
+// `text` in quotes with control characters escaped and at most 80 bytes of it, so that a name read
+// from a file can neither break the line nor flood it.
+std::string in_quotes(std::string_view text);
+
+// "No space left on device" and the like; for the common ones also what to do.
+std::string system_reason(int error_number);
+
+// The contents of a file, or the file itself, are at fault.
+template <class... Args>
+[[noreturn]] void fail_file(std::string_view file, fmt::format_string<Args...> format,
+                            Args&&... args) {
+  throw Error(ErrorKind::environment, file, fmt::format(format, std::forward<Args>(args)...));
+}
+template <class... Args>
+[[noreturn]] void fail_unsupported(std::string_view file, fmt::format_string<Args...> format,
+                                   Args&&... args) {
+  throw Error(ErrorKind::unsupported, file, fmt::format(format, std::forward<Args>(args)...));
+}
+template <class... Args>
+[[noreturn]] void fail_argument(std::string_view operation, fmt::format_string<Args...> format,
+                                Args&&... args) {
+  throw Error(ErrorKind::invalid_argument, operation,
+              fmt::format(format, std::forward<Args>(args)...));
+}
+
+}  // namespace twell::io

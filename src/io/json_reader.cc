@@ -1,0 +1,142 @@
+#include "io/json_reader.h"
+
+#include <cmath>
+#include <unordered_set>
+
+#include "io/file_error.h"
+
+namespace twell::io {
+namespace {
+
+constexpr int kMaxDepth = 64;
+
+}  // namespace
+
+Json parse_json(std::string_view text, const std::string& file) {
+  std::vector<std::unordered_set<std::string>> keys;  // of the objects that are open
+  const auto check = [&](int depth, Json::parse_event_t event, Json& value) {
+    if (depth > kMaxDepth) fail_file(file, "is nested more than {} levels deep", kMaxDepth);
+    if (event == Json::parse_event_t::object_start) keys.emplace_back();
+    if (event == Json::parse_event_t::object_end) keys.pop_back();
+    if (event == Json::parse_event_t::key &&
+        !keys.back().insert(value.get_ref<const std::string&>()).second) {
+      fail_file(file, "duplicate key {}", in_quotes(value.get_ref<const std::string&>()));
+    }
+    return true;
+  };
+  try {
+    return Json::parse(text.begin(), text.end(), check);
+  } catch (const Json::parse_error& error) {
+    fail_file(file, "is not valid JSON at byte {}: truncated or damaged?", error.byte);
+  } catch (const Json::exception&) {
+    fail_file(file, "is not valid JSON: a number is too large");
+  }
+}
+
+const char* kind_of(const Json& json) {
+  switch (json.type()) {
+    case Json::value_t::null:
+      return "null";
+    case Json::value_t::object:
+      return "an object";
+    case Json::value_t::array:
+      return "an array";
+    case Json::value_t::string:
+      return "a string";
+    case Json::value_t::boolean:
+      return "a boolean";
+    case Json::value_t::number_float:
+      return "a fraction";
+    default:
+      return "a number";
+  }
+}
+
+JsonObject::JsonObject(const Json& json, const std::string& file, std::string path)
+    : json_(&json), file_(&file), path_(std::move(path)) {
+  if (!json.is_object()) {
+    fail_file(file, "{} is {}, expected an object", path_.empty() ? "the document" : path_,
+              kind_of(json));
+  }
+}
+
+std::string JsonObject::path_of(const char* key) const {
+  return path_.empty() ? key : path_ + "." + key;
+}
+
+bool JsonObject::has(const char* key) const {
+  const auto found = json_->find(key);
+  return found != json_->end() && !found->is_null();
+}
+
+const Json& JsonObject::value(const char* key) const {
+  if (!has(key)) fail_file(*file_, "the key {} is missing", path_of(key));
+  return *json_->find(key);
+}
+
+std::int64_t JsonObject::integer(const char* key, std::int64_t low, std::int64_t high,
+                                 std::optional<std::int64_t> fallback) const {
+  if (fallback && !has(key)) return *fallback;
+  const Json& json = value(key);
+  if (!json.is_number_integer()) {
+    fail_file(*file_, "{} is {}, expected a whole number", path_of(key), kind_of(json));
+  }
+  const bool too_large = json.is_number_unsigned() &&
+                         json.get<std::uint64_t>() > static_cast<std::uint64_t>(INT64_MAX);
+  if (too_large || json.get<std::int64_t>() < low || json.get<std::int64_t>() > high) {
+    fail_file(*file_, "{} is {}, expected {} to {}", path_of(key), json.dump(), low, high);
+  }
+  return json.get<std::int64_t>();
+}
+
+double JsonObject::number(const char* key, double low, double high,
+                          std::optional<double> fallback) const {
+  if (fallback && !has(key)) return *fallback;
+  const Json& json = value(key);
+  if (!json.is_number()) {
+    fail_file(*file_, "{} is {}, expected a number", path_of(key), kind_of(json));
+  }
+  const auto out = json.get<double>();
+  if (!std::isfinite(out) || out < low || out > high) {
+    fail_file(*file_, "{} is {}, expected {} to {}", path_of(key), out, low, high);
+  }
+  return out;
+}
+
+bool JsonObject::boolean(const char* key, std::optional<bool> fallback) const {
+  if (fallback && !has(key)) return *fallback;
+  const Json& json = value(key);
+  if (!json.is_boolean()) {
+    fail_file(*file_, "{} is {}, expected true or false", path_of(key), kind_of(json));
+  }
+  return json.get<bool>();
+}
+
+std::string JsonObject::string(const char* key, std::optional<std::string> fallback) const {
+  if (fallback && !has(key)) return *fallback;
+  const Json& json = value(key);
+  if (!json.is_string()) {
+    fail_file(*file_, "{} is {}, expected a string", path_of(key), kind_of(json));
+  }
+  return json.get<std::string>();
+}
+
+JsonObject JsonObject::object(const char* key) const { return {value(key), *file_, path_of(key)}; }
+
+const Json::array_t& JsonObject::array(const char* key) const {
+  const Json& json = value(key);
+  if (!json.is_array()) {
+    fail_file(*file_, "{} is {}, expected an array", path_of(key), kind_of(json));
+  }
+  return json.get_ref<const Json::array_t&>();
+}
+
+std::vector<JsonObject> JsonObject::objects(const char* key) const {
+  std::vector<JsonObject> out;
+  for (const Json& element : array(key)) {
+    out.emplace_back(element, *file_, fmt::format("{}[{}]", path_of(key), out.size()));
+  }
+  return out;
+}
+
+}  // namespace twell::io

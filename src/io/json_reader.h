@@ -1,0 +1,54 @@
+// JSON from files that may be hostile: no duplicate keys, bounded depth, values with a type and a
+// range, messages that name file and key.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace twell::io {
+
+using Json = nlohmann::json;
+
+// Throws Error (environment) on a syntax error, a duplicate key, or nesting beyond 64 levels.
+Json parse_json(std::string_view text, const std::string& file);
+
+// One object of a document. Holds references: neither it nor its parts may outlive document and
+// file name. Every getter throws Error (environment) naming file and key where the value has
+// another type or is out of range; where it is absent or null, it gives the fallback or throws
+// where there is none.
+class JsonObject {
+ public:
+  // `path` is empty for the document itself, else "post_processor.special_tokens" and the like.
+  JsonObject(const Json& json, const std::string& file, std::string path = "");
+
+  bool has(const char* key) const;  // present and not null
+  const Json& value(const char* key) const;
+  std::int64_t integer(const char* key, std::int64_t low, std::int64_t high,
+                       std::optional<std::int64_t> fallback = {}) const;
+  double number(const char* key, double low, double high,
+                std::optional<double> fallback = {}) const;
+  bool boolean(const char* key, std::optional<bool> fallback = {}) const;
+  std::string string(const char* key, std::optional<std::string> fallback = {}) const;
+  JsonObject object(const char* key) const;
+  std::vector<JsonObject> objects(const char* key) const;  // an array of objects
+  const Json::array_t& array(const char* key) const;
+
+  const Json& json() const { return *json_; }
+  const std::string& file() const { return *file_; }
+  std::string path_of(const char* key) const;  // "rope_scaling.factor"
+
+ private:
+  const Json* json_;
+  const std::string* file_;
+  std::string path_;
+};
+
+// "a string", "an array", ...
+const char* kind_of(const Json& json);
+
+}  // namespace twell::io
