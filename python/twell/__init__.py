@@ -1,0 +1,38 @@
+"""Exact sparse feed-forward layers for PyTorch.
+
+``import twell`` loads the operators ``torch.ops.twell.*`` (``twell.ops`` documents them) and gives
+
+* :class:`GatedFfn`, a gated feed-forward layer: sparse in inference, dense autograd in training;
+* :func:`sparsify`, which puts it in place of the MLPs of a Llama or Qwen2 model;
+* :func:`gated_ffn`, the differentiable function beneath, with the L1 term of the activations.
+
+The operators' library is found by one rule: the file that ``TWELL_TORCH_LIBRARY`` names, if that
+variable is set, otherwise ``libtwell_torch.so`` beside this file, where an installation puts it.
+"""
+
+from twell import _library
+
+_library.load()
+
+from twell import _fake, autograd, dense, ops  # noqa: E402  (after the library)
+from twell.autograd import gated_ffn  # noqa: E402
+from twell.dense import ACTIVATIONS, FatRelu  # noqa: E402
+from twell.hf import from_mlp, sparsify  # noqa: E402
+from twell.modules import GatedFfn, l1_term  # noqa: E402
+
+_fake.register()
+autograd.register()
+
+__version__ = "0.1.0"
+__all__ = [
+    "ACTIVATIONS",
+    "FatRelu",
+    "GatedFfn",
+    "autograd",
+    "dense",
+    "from_mlp",
+    "gated_ffn",
+    "l1_term",
+    "ops",
+    "sparsify",
+]

@@ -1,0 +1,127 @@
+"""Gradients: of the operators, and of the layer as training calls it.
+
+The backward pass is dense today. `_Gated` is the boundary at which sparse training kernels will
+enter: its forward may keep a pattern instead of its inputs, its backward may walk that pattern, and
+no caller changes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from twell import dense
+
+
+def _matrix(x: Tensor) -> Tensor:
+    return x.reshape(-1, x.shape[-1]) if x.dim() != 2 else x
+
+
+class _Gated(torch.autograd.Function):
+    """(y, l1) of gate, up and down [H, D]; keeps its inputs alone and computes g and u again."""
+
+    @staticmethod
+    def forward(
+        x: Tensor, gate: Tensor, up: Tensor, down: Tensor, activation: str, threshold: float
+    ) -> tuple[Tensor, Tensor]:
+        y, h = dense.gated_ffn(x, gate, up, down, activation, threshold)
+        wide = torch.float64 if h.dtype == torch.float64 else torch.float32
+        # The mean over no token is 0, not 0/0.
+        l1 = h.abs().sum(dtype=wide) / max(h.shape[0], 1)
+        return y, l1
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        x, gate, up, down, ctx.activation, ctx.threshold = inputs
+        ctx.save_for_backward(x, gate, up, down)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor, dl1: Tensor) -> tuple[Any, ...]:
+        x, gate, up, down = ctx.saved_tensors
+        grads = dense.gated_ffn_backward(
+            dy, x, gate, up, down, ctx.activation, ctx.threshold, dl1 / max(x.shape[0], 1)
+        )
+        return *grads, None, None
+
+
+def gated_ffn(
+    x: Tensor,
+    gate: Tensor,
+    up: Tensor,
+    down: Tensor,
+    activation: str = "relu",
+    threshold: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """The gated layer for training: (y, l1), differentiable once in x and the three weights.
+
+    x is [..., D]; gate, up and down are [H, D], down neuron-major (``down_proj.weight.t()`` of a
+    checkpoint); any one floating dtype. y is [..., D]. l1 is a float32 scalar (float64 for float64
+    inputs): the sum over hidden units of |h|, averaged over the tokens. Adding λ · l1 to a loss adds
+    λ · sign(h) / M to the gradient of h. Raises ValueError for an activation that yields no zeros.
+    """
+    dense.check_activation(activation, threshold)
+    y, l1 = _Gated.apply(_matrix(x), gate, up, down, activation, threshold)
+    return y.reshape(x.shape), l1
+
+
+def _keep_gated(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    x, gate_packed, up, down, ctx.activation, ctx.threshold = inputs
+    ctx.save_for_backward(x, gate_packed, up, down)
+
+
+def _gated_op_backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Any, ...]:
+    x, gate_packed, up, down = ctx.saved_tensors
+    gate = torch.ops.twell.unpack_weight(gate_packed, up.shape[0], up.shape[1])
+    dx, dgate, dup, ddown = dense.gated_ffn_backward(
+        _matrix(dy), _matrix(x), gate, up, down, ctx.activation, ctx.threshold
+    )
+    return dx.reshape(x.shape), torch.ops.twell.pack_weight(dgate), dup, ddown, None, None
+
+
+def _keep_plain(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    x, up_packed, down, ctx.activation, ctx.threshold = inputs
+    ctx.save_for_backward(x, up_packed, down)
+
+
+def _plain_op_backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Any, ...]:
+    x, up_packed, down = ctx.saved_tensors
+    up = torch.ops.twell.unpack_weight(up_packed, down.shape[0], down.shape[1])
+    dx, dup, ddown = dense.ffn_backward(
+        _matrix(dy), _matrix(x), up, down, ctx.activation, ctx.threshold
+    )
+    return dx.reshape(x.shape), torch.ops.twell.pack_weight(dup), ddown, None, None
+
+
+def _keep_shape(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.rows, ctx.cols = inputs[0].shape
+
+
+# Packing is a permutation with padding: its gradient is the inverse permutation. A gradient may
+# arrive expanded or at any offset, where the packed layout wants 64-byte aligned memory: clone.
+def _pack_backward(ctx: Any, dpacked: Tensor) -> Tensor:
+    packed = dpacked.clone(memory_format=torch.contiguous_format)
+    return torch.ops.twell.unpack_weight(packed, ctx.rows, ctx.cols)
+
+
+def _unpack_backward(ctx: Any, dweight: Tensor) -> tuple[Any, ...]:
+    return torch.ops.twell.pack_weight(dweight.contiguous()), None, None
+
+
+def register() -> None:
+    """Gradients of the operators; once, after the library is loaded.
+
+    The forward pass of an operator is sparse, its backward dense. The operators on the packed
+    triple are for inspection and have none.
+    """
+    rules = {
+        "gated_ffn": (_gated_op_backward, _keep_gated),
+        "gated_ffn_stats": (_gated_op_backward, _keep_gated),
+        "ffn": (_plain_op_backward, _keep_plain),
+        "ffn_stats": (_plain_op_backward, _keep_plain),
+        "pack_weight": (_pack_backward, _keep_shape),
+        "unpack_weight": (_unpack_backward, None),
+    }
+    for name, (backward, keep) in rules.items():
+        torch.library.register_autograd(f"twell::{name}", backward, setup_context=keep)

@@ -1,0 +1,87 @@
+"""Hugging Face models: puts GatedFfn in place of their MLPs."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from twell import dense
+from twell.modules import GatedFfn
+
+_NAMES = ("gate_proj", "up_proj", "down_proj")
+
+
+def _is_gated_mlp(module: nn.Module) -> bool:
+    return hasattr(module, "act_fn") and all(
+        isinstance(getattr(module, name, None), nn.Linear) for name in _NAMES
+    )
+
+
+def _activation_of(name: str, act_fn: object) -> tuple[str, float]:
+    if isinstance(act_fn, dense.FatRelu):
+        return "fat_relu", act_fn.threshold
+    # transformers has its own class for x → relu(x)² (hidden_act "relu2"); by name, so that the
+    # package need not be installed.
+    known = {"ReLU": "relu", "ReLUSquaredActivation": "relu_squared"}
+    kind = type(act_fn).__name__
+    if kind not in known:
+        raise ValueError(
+            f"{name}: its activation {kind} yields no exact zeros, so there is nothing to skip; "
+            f"expected ReLU, squared ReLU or twell.FatRelu. If the weights were trained with one of "
+            f"these and the configuration does not say so, pass activation="
+        )
+    return known[kind], 0.0
+
+
+def from_mlp(
+    mlp: nn.Module, *, activation: str | None = None, threshold: float = 0.0, name: str = "mlp"
+) -> GatedFfn:
+    """A GatedFfn that holds the weights of a Llama or Qwen2 MLP: children gate_proj, up_proj and
+    down_proj (nn.Linear without bias) and act_fn.
+
+    ``activation`` overrides what act_fn says. Raises ValueError for an activation that yields no
+    zeros, for biases, and for another kind of module; ``name`` is how the message calls it.
+    """
+    if not _is_gated_mlp(mlp):
+        raise ValueError(
+            f"{name}: expected linear layers {', '.join(_NAMES)} and act_fn, got {type(mlp).__name__}"
+        )
+    linears = [getattr(mlp, child) for child in _NAMES]
+    for child, linear in zip(_NAMES, linears):
+        if linear.bias is not None:
+            raise ValueError(f"{name}.{child}: expected no bias, which the layer does not have")
+    if activation is None:
+        activation, threshold = _activation_of(name, getattr(mlp, "act_fn"))
+    layer = GatedFfn.from_dense(
+        *(linear.weight for linear in linears), activation=activation, threshold=threshold
+    )
+    return layer.train(mlp.training)
+
+
+def sparsify(
+    model: nn.Module,
+    *,
+    activation: str | None = None,
+    threshold: float = 0.0,
+    freeze: bool = True,
+) -> nn.Module:
+    """Replaces every gated MLP of a Llama or Qwen2 model by a :class:`GatedFfn`, in place; returns
+    the model. The result is the same up to rounding.
+
+    With ``freeze`` the layers keep packed weights alone (inference); without, they stay trainable.
+    ``activation`` (relu, relu_squared, fat_relu with ``threshold``) is for models whose
+    configuration does not say what they were trained with. Raises ValueError, with the model left
+    as it was, where an MLP's activation yields no zeros (SiLU, GELU), where one has biases, or where
+    there is none.
+    """
+    layers = {
+        name: from_mlp(module, activation=activation, threshold=threshold, name=name)
+        for name, module in model.named_modules()
+        if name and _is_gated_mlp(module)
+    }
+    if not layers:
+        raise ValueError(
+            f"sparsify: {type(model).__name__} has no gated MLP ({', '.join(_NAMES)}, act_fn)"
+        )
+    for name, layer in layers.items():
+        model.set_submodule(name, layer.freeze() if freeze else layer)
+    return model

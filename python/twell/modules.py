@@ -1,0 +1,223 @@
+"""GatedFfn: the layer as a module whose checkpoint keeps the Hugging Face layout."""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+import torch
+from torch import Tensor, nn
+
+from twell import dense
+from twell.autograd import gated_ffn
+
+_NAMES = ("gate_proj", "up_proj", "down_proj")
+
+
+class GatedFfn(nn.Module):
+    """y = (act(x Wgᵀ) ⊙ (x Wuᵀ)) Wdᵀ with the weights of a checkpoint: gate_proj and up_proj
+    [ffn_size, hidden_size], down_proj [hidden_size, ffn_size], no biases; bfloat16 or float32.
+
+    Where a gradient is wanted, forward is the dense autograd function. Elsewhere it is the sparse
+    operator on a packed copy of the weights, remade when a weight changes. :meth:`freeze` keeps that
+    copy alone, which saves memory; a frozen layer is for inference, and its state_dict still reads
+    and writes the checkpoint's layout. torch.compile uses the sparse operator for frozen layers and
+    the dense definition for others, since a trace cannot watch the weights.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        ffn_size: int,
+        *,
+        activation: str = "relu",
+        threshold: float = 0.0,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        dense.check_activation(activation, threshold)
+        self.hidden_size = hidden_size
+        self.ffn_size = ffn_size
+        self.activation = activation
+        self.threshold = threshold
+        self.collect_l1 = False
+        """If set, a forward pass with gradients leaves its L1 term in ``l1``."""
+        self.l1: Tensor | None = None
+        self._frozen = False
+        self._copy: tuple[Any, tuple[Tensor, Tensor, Tensor]] | None = None
+        options: dict[str, Any] = {"bias": False, "dtype": dtype, "device": device}
+        self.gate_proj = nn.Linear(hidden_size, ffn_size, **options)
+        self.up_proj = nn.Linear(hidden_size, ffn_size, **options)
+        self.down_proj = nn.Linear(ffn_size, hidden_size, **options)
+
+    @classmethod
+    def from_dense(
+        cls,
+        gate: Tensor,
+        up: Tensor,
+        down: Tensor,
+        *,
+        activation: str = "relu",
+        threshold: float = 0.0,
+    ) -> GatedFfn:
+        """A layer that holds the given weights themselves: gate and up [H, D], down [D, H].
+
+        Raises ValueError where the shapes or dtypes do not fit together.
+        """
+        if gate.dim() != 2 or up.shape != gate.shape or down.shape != gate.shape[::-1]:
+            raise ValueError(
+                "gate, up, down: expected shapes [H, D], [H, D], [D, H], got "
+                f"{list(gate.shape)}, {list(up.shape)}, {list(down.shape)}"
+            )
+        if up.dtype != gate.dtype or down.dtype != gate.dtype:
+            raise ValueError(
+                f"gate, up, down: expected one dtype, got {gate.dtype}, {up.dtype}, {down.dtype}"
+            )
+        ffn_size, hidden_size = gate.shape
+        layer = cls(
+            hidden_size,
+            ffn_size,
+            activation=activation,
+            threshold=threshold,
+            dtype=gate.dtype,
+            device="meta",
+        )
+        for name, weight in zip(_NAMES, (gate, up, down)):
+            parameter = weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight)
+            getattr(layer, name).weight = parameter
+        return layer
+
+    @property
+    def frozen(self) -> bool:
+        """Whether the packed weights alone are kept."""
+        return self._frozen
+
+    def freeze(self) -> GatedFfn:
+        """Keeps the packed weights alone. Inference only from here on; returns self."""
+        if self._frozen:
+            return self
+        with torch.no_grad():
+            gate_packed, up, down = self._pack(*(w.detach() for w in self._weights()))
+        for name in _NAMES:
+            delattr(self, name)
+        self._copy = None
+        self.l1 = None
+        self.register_buffer("gate_packed", gate_packed, persistent=False)
+        self.register_buffer("up", up, persistent=False)
+        self.register_buffer("down", down, persistent=False)
+        self._frozen = True
+        return self
+
+    def thaw(self) -> GatedFfn:
+        """The inverse of freeze: trainable weights in the checkpoint's layout; returns self."""
+        if not self._frozen:
+            return self
+        weights = self._unpack()
+        for name in ("gate_packed", "up", "down"):
+            delattr(self, name)
+        for name, weight in zip(_NAMES, weights):
+            linear = nn.Linear(*weight.shape[::-1], bias=False, device="meta", dtype=weight.dtype)
+            linear.weight = nn.Parameter(weight)
+            setattr(self, name, linear)
+        self._frozen = False
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., hidden_size] to y of the same shape."""
+        if self._frozen:
+            return self._sparse(x, self.gate_packed, self.up, self.down)
+        gate, up, down = self._weights()
+        if torch.is_grad_enabled() and any(t.requires_grad for t in (x, gate, up, down)):
+            y, l1 = gated_ffn(x, gate, up, down.t(), self.activation, self.threshold)
+            if self.collect_l1:
+                self.l1 = l1
+            return y
+        if torch.compiler.is_compiling():
+            return dense.gated_ffn(x, gate, up, down.t(), self.activation, self.threshold)[0]
+        key = tuple((w.data_ptr(), 0 if w.is_inference() else w._version) for w in (gate, up, down))
+        if self._copy is None or self._copy[0] != key:
+            self._copy = (key, self._pack(gate, up, down))
+        return self._sparse(x, *self._copy[1])
+
+    def extra_repr(self) -> str:
+        threshold = f", threshold={self.threshold}" if self.activation == "fat_relu" else ""
+        return (
+            f"{self.hidden_size}, {self.ffn_size}, activation={self.activation}{threshold}, "
+            f"frozen={self._frozen}"
+        )
+
+    def _weights(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight
+
+    def _sparse(self, x: Tensor, gate_packed: Tensor, up: Tensor, down: Tensor) -> Tensor:
+        return torch.ops.twell.gated_ffn(x, gate_packed, up, down, self.activation, self.threshold)
+
+    @staticmethod
+    def _pack(gate: Tensor, up: Tensor, down: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return torch.ops.twell.pack_weight(gate.contiguous()), up.contiguous(), down.t().contiguous()
+
+    def _unpack(self) -> tuple[Tensor, Tensor, Tensor]:
+        gate = torch.ops.twell.unpack_weight(self.gate_packed, self.ffn_size, self.hidden_size)
+        return gate, self.up, self.down.t().contiguous()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> GatedFfn:
+        # The packed layout depends on the dtype: convert the checkpoint's layout and pack again.
+        frozen = self._frozen
+        if frozen:
+            self.thaw()
+        self._copy = None
+        super()._apply(fn, recurse)
+        return self.freeze() if frozen else self
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy of a copy of the weights is not worth its memory.
+        return {**self.__dict__, "_copy": None, "l1": None}
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self._frozen:
+            for name, weight in zip(_NAMES, self._unpack()):
+                destination[f"{prefix}{name}.weight"] = weight
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, local_metadata: Any, strict: bool,
+        missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
+    ) -> None:
+        if not self._frozen:
+            super()._load_from_state_dict(
+                state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+            )
+            return
+        own = self._unpack()
+        keys = [f"{prefix}{name}.weight" for name in _NAMES]
+        fresh = []
+        for key, weight in zip(keys, own):
+            if key not in state_dict:
+                missing_keys.append(key)
+            elif state_dict[key].shape != weight.shape:
+                error_msgs.append(
+                    f"{key}: expected shape {list(weight.shape)}, got {list(state_dict[key].shape)}"
+                )
+            fresh.append(state_dict.get(key, weight).to(weight))
+        if strict:
+            unexpected_keys += [k for k in state_dict if k.startswith(prefix) and k not in keys]
+        if error_msgs:
+            return
+        with torch.no_grad():
+            for buffer, value in zip((self.gate_packed, self.up, self.down), self._pack(*fresh)):
+                buffer.copy_(value)
+
+
+def l1_term(model: nn.Module) -> Tensor:
+    """The mean over the model's GatedFfn layers of the L1 terms that their last forward passes left
+    (``collect_l1``): times a coefficient, what training adds to its loss.
+
+    Raises RuntimeError where no layer has one.
+    """
+    terms = [m.l1 for m in model.modules() if isinstance(m, GatedFfn) and m.l1 is not None]
+    if not terms:
+        raise RuntimeError(
+            "l1_term: no layer holds an L1 term; set collect_l1 on the GatedFfn layers and run a "
+            "forward pass with gradients"
+        )
+    return torch.stack(terms).mean()

@@ -1,0 +1,117 @@
+"""The operators ``torch.ops.twell.*`` as typed Python functions.
+
+Common to all: tensors are on the CPU, of dtype bfloat16 or float32, the same for all arguments of a
+call; weights are [H, D] with adjacent row elements, ``down`` neuron-major (the transpose of a
+checkpoint's down projection). Any number of rows, also none. Accumulation is in float32. The same
+input gives the same bits from run to run, at the same number of threads. A wrong argument is a
+RuntimeError that names operation and argument, with what was expected and got.
+
+Threads follow ``torch.set_num_threads``; ``TWELL_CPU_TIER`` forces an instruction tier
+(portable, avx2, avx512, amx).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+Twell = tuple[Tensor, Tensor, Tensor]
+"""A packed activation [M, H]: ``counts``, ``slots``, ``overflow``.
+
+``counts`` (int32 [M, tiles]) holds the non-zeros of each row and tile. ``slots`` (int32 for
+bfloat16, int64 for float32; [M, tiles, capacity]) holds one word for each: the column within the
+tile in the low half, the value's bits in the high half, columns ascending. A tile with more than
+``capacity`` non-zeros keeps them all in a record of ``overflow`` ([records, tile]) whose number
+stands in the tile's first word. Unused words are zero.
+"""
+
+
+def pack_weight(weight: Tensor) -> Tensor:
+    """weight [H, D] in the layout of the gate GEMM: [⌈H/16⌉, ⌈D/32⌉·16, 16, 2] of bfloat16 or
+    [⌈H/16⌉, D, 16] of float32. Differentiable."""
+    return torch.ops.twell.pack_weight(weight)
+
+
+def unpack_weight(packed: Tensor, rows: int, cols: int) -> Tensor:
+    """The exact inverse of pack_weight: [rows, cols]. Differentiable."""
+    return torch.ops.twell.unpack_weight(packed, rows, cols)
+
+
+def gated_ffn(
+    x: Tensor,
+    gate_packed: Tensor,
+    up: Tensor,
+    down: Tensor,
+    activation: str = "relu",
+    threshold: float = 0.0,
+) -> Tensor:
+    """y = (act(x Wgᵀ) ⊙ (x Wuᵀ)) Wd, x and y [..., D], up and down evaluated only where the gate is
+    not zero. ``activation``: relu, relu_squared, or fat_relu with its ``threshold``.
+    Differentiable, with a dense backward pass."""
+    return torch.ops.twell.gated_ffn(x, gate_packed, up, down, activation, threshold)
+
+
+def gated_ffn_stats(
+    x: Tensor,
+    gate_packed: Tensor,
+    up: Tensor,
+    down: Tensor,
+    activation: str = "relu",
+    threshold: float = 0.0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """gated_ffn's y, the non-zeros of each row (int32, x's shape without its last dimension), and
+    the number of rows that fired each neuron (int64 [H])."""
+    return torch.ops.twell.gated_ffn_stats(x, gate_packed, up, down, activation, threshold)
+
+
+def ffn(
+    x: Tensor, up_packed: Tensor, down: Tensor, activation: str = "relu", threshold: float = 0.0
+) -> Tensor:
+    """y = act(x Wuᵀ) Wd: the non-gated layer. Differentiable, with a dense backward pass."""
+    return torch.ops.twell.ffn(x, up_packed, down, activation, threshold)
+
+
+def ffn_stats(
+    x: Tensor, up_packed: Tensor, down: Tensor, activation: str = "relu", threshold: float = 0.0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """ffn's y and the statistics of gated_ffn_stats."""
+    return torch.ops.twell.ffn_stats(x, up_packed, down, activation, threshold)
+
+
+def gemm_relu_twell(
+    x: Tensor,
+    weight_packed: Tensor,
+    rows: int,
+    activation: str = "relu",
+    threshold: float = 0.0,
+    tile: int = 256,
+    capacity: int = 32,
+) -> Twell:
+    """act(x Wᵀ) [M, rows], packed; x [M, D]. Not differentiable."""
+    return torch.ops.twell.gemm_relu_twell(
+        x, weight_packed, rows, activation, threshold, tile, capacity
+    )
+
+
+def twell_gated_ffn(
+    x: Tensor, counts: Tensor, slots: Tensor, overflow: Tensor, up: Tensor, down: Tensor
+) -> Tensor:
+    """y = (g ⊙ (x Wuᵀ)) Wd of a packed gate g [M, H]; x and y [M, D]. Not differentiable."""
+    return torch.ops.twell.twell_gated_ffn(x, counts, slots, overflow, up, down)
+
+
+def twell_spmm(counts: Tensor, slots: Tensor, overflow: Tensor, down: Tensor) -> Tensor:
+    """y = h Wd of a packed hidden state h [M, H]; y [M, D]. Not differentiable."""
+    return torch.ops.twell.twell_spmm(counts, slots, overflow, down)
+
+
+def dense_to_twell(dense: Tensor, tile: int = 256, capacity: int = 32) -> Twell:
+    """Packs the non-zeros of dense [M, H]; NaN is one, -0 is not. Not differentiable."""
+    return torch.ops.twell.dense_to_twell(dense, tile, capacity)
+
+
+def twell_to_dense(
+    counts: Tensor, slots: Tensor, overflow: Tensor, cols: int, dtype: torch.dtype
+) -> Tensor:
+    """The packed matrix, zeros included: [M, cols] of ``dtype``. Not differentiable."""
+    return torch.ops.twell.twell_to_dense(counts, slots, overflow, cols, dtype)

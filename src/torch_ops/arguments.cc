@@ -1,0 +1,207 @@
+#include "torch_ops/arguments.h"
+
+#include <torch/csrc/stable/ops.h>
+
+#include <cmath>
+
+#include "twell/status.h"
+
+namespace twell::torch_ops {
+namespace {
+
+// PackedView's contract.
+constexpr std::uintptr_t kPackedAlignment = 64;
+
+std::string list_of(const std::int64_t* values, std::size_t count) {
+  std::string out = "[";
+  for (std::size_t i = 0; i < count; ++i) {
+    out += (i == 0 ? "" : ", ") + std::to_string(values[i]);
+  }
+  return out + "]";
+}
+
+std::string size_text(std::int64_t size) { return size < 0 ? "*" : std::to_string(size); }
+
+void require_cpu(const Argument& argument) {
+  if (!argument.tensor.is_cpu()) {
+    fail(argument.operation, argument.name,
+         "expected a CPU tensor, as the other arguments are; move it with .cpu()");
+  }
+}
+
+DType dtype_of_argument(const Argument& argument) {
+  return dtype_of(argument.operation, argument.name, argument.tensor.scalar_type());
+}
+
+// The one distance between consecutive rows of the leading dimensions, or -1 if there is none.
+std::int64_t common_row_stride(const Tensor& tensor) {
+  const auto sizes = tensor.sizes();
+  const auto strides = tensor.strides();
+  const auto last = sizes.size() - 1;
+  if (sizes[last] > 1 && strides[last] != 1) return -1;
+  std::int64_t row_stride = -1;
+  std::int64_t next = -1;  // stride that the next outer dimension must have
+  for (std::size_t i = last; i-- > 0;) {
+    if (sizes[i] == 1) continue;
+    if (row_stride < 0) {
+      row_stride = strides[i];
+    } else if (strides[i] != next) {
+      return -1;
+    }
+    next = strides[i] * sizes[i];
+  }
+  if (row_stride < 0) return sizes[last];
+  return row_stride >= sizes[last] ? row_stride : -1;
+}
+
+}  // namespace
+
+void fail(const char* operation, const char* argument, const std::string& message) {
+  throw Error(ErrorKind::invalid_argument, std::string("twell::") + operation,
+              std::string(argument) + ": " + message);
+}
+
+std::string shape_of(const Tensor& tensor) {
+  const auto sizes = tensor.sizes();
+  return list_of(sizes.data(), sizes.size());
+}
+
+DType dtype_of(const char* operation, const char* argument, ScalarType type) {
+  if (type == ScalarType::BFloat16) return DType::bf16;
+  if (type == ScalarType::Float) return DType::f32;
+  fail(operation, argument,
+       std::string("expected dtype bfloat16 or float32, got ") + torch::headeronly::toString(type));
+}
+
+ScalarType scalar_type_of(DType dtype) {
+  return dtype == DType::f32    ? ScalarType::Float
+         : dtype == DType::bf16 ? ScalarType::BFloat16
+                                : ScalarType::Half;
+}
+
+ConstMatrixView matrix_of(const Argument& argument) {
+  const Tensor& tensor = argument.tensor;
+  require_cpu(argument);
+  const DType dtype = dtype_of_argument(argument);
+  if (tensor.dim() != 2) {
+    fail(argument.operation, argument.name,
+         "expected a matrix [rows, columns], got shape " + shape_of(tensor));
+  }
+  const std::int64_t rows = tensor.size(0);
+  const std::int64_t cols = tensor.size(1);
+  std::int64_t row_stride = cols;
+  if (rows > 1 && cols > 0) row_stride = tensor.stride(0);
+  if ((cols > 1 && rows > 0 && tensor.stride(1) != 1) || row_stride < cols) {
+    const auto strides = tensor.strides();
+    fail(argument.operation, argument.name,
+         "expected rows of adjacent elements, got shape " + shape_of(tensor) + " with strides " +
+             list_of(strides.data(), strides.size()) + "; call .contiguous() once, outside");
+  }
+  return {tensor.const_data_ptr(), dtype, rows, cols, row_stride};
+}
+
+ConstMatrixView matrix_of(const Argument& argument, DType dtype, std::int64_t rows,
+                          std::int64_t cols) {
+  const ConstMatrixView view = matrix_of(argument);
+  if (view.dtype != dtype) {
+    fail(argument.operation, argument.name,
+         std::string("expected the dtype of the other arguments, ") + name_of(dtype) + ", got " +
+             name_of(view.dtype));
+  }
+  if ((rows >= 0 && view.rows != rows) || (cols >= 0 && view.cols != cols)) {
+    fail(argument.operation, argument.name,
+         "expected shape [" + size_text(rows) + ", " + size_text(cols) + "], got " +
+             shape_of(argument.tensor));
+  }
+  return view;
+}
+
+Rows rows_of(const Argument& argument) {
+  require_cpu(argument);
+  const DType dtype = dtype_of_argument(argument);
+  if (argument.tensor.dim() < 1) {
+    fail(argument.operation, argument.name, "expected shape [..., columns], got a scalar");
+  }
+  Tensor tensor = argument.tensor;
+  std::int64_t row_stride = common_row_stride(tensor);
+  if (row_stride < 0) {
+    tensor = torch::stable::contiguous(tensor);
+    row_stride = tensor.size(tensor.dim() - 1);
+  }
+  const auto sizes = tensor.sizes();
+  std::int64_t rows = 1;
+  for (std::size_t i = 0; i + 1 < sizes.size(); ++i) rows *= sizes[i];
+  const ConstMatrixView view(tensor.const_data_ptr(), dtype, rows, sizes[sizes.size() - 1],
+                             row_stride);
+  return {tensor, view};
+}
+
+std::vector<std::int64_t> packed_shape(DType dtype, std::int64_t rows, std::int64_t cols) {
+  if (dtype == DType::f32) return {packed_panels(rows), packed_depth(dtype, cols), kPanel};
+  return {packed_panels(rows), packed_depth(dtype, cols) / 2, kPanel, 2};
+}
+
+PackedView packed_of(const Argument& argument, DType dtype, std::int64_t rows, std::int64_t cols) {
+  const Tensor& tensor = argument.tensor;
+  require_cpu(argument);
+  if (dtype_of_argument(argument) != dtype) {
+    fail(argument.operation, argument.name,
+         std::string("expected the dtype of the other arguments, ") + name_of(dtype) + ", got " +
+             name_of(dtype_of_argument(argument)));
+  }
+  const auto expected = packed_shape(dtype, rows, cols);
+  const auto sizes = tensor.sizes();
+  if (std::vector<std::int64_t>(sizes.begin(), sizes.end()) != expected) {
+    fail(argument.operation, argument.name,
+         "expected shape " + list_of(expected.data(), expected.size()) +
+             ", as pack_weight makes of [" + std::to_string(rows) + ", " + std::to_string(cols) +
+             "], got " + shape_of(tensor));
+  }
+  const void* data = tensor.const_data_ptr();
+  if (!tensor.is_contiguous() ||
+      reinterpret_cast<std::uintptr_t>(data) % kPackedAlignment != 0) {  // NOLINT
+    fail(argument.operation, argument.name,
+         "expected contiguous memory aligned to 64 bytes, as pack_weight returns; call .clone() "
+         "once, outside");
+  }
+  return {data, dtype, rows, cols};
+}
+
+ActivationSpec activation_of(const char* operation, const std::string& name, double threshold) {
+  ActivationSpec spec;
+  bool known = false;
+  for (const Activation kind : {Activation::relu, Activation::relu_squared, Activation::fat_relu}) {
+    if (name == name_of(kind)) {
+      spec.kind = kind;
+      known = true;
+    }
+  }
+  if (!known) {
+    fail(
+        operation, "activation",
+        "expected relu, relu_squared or fat_relu, the ones that yield zeros, got \"" + name + "\"");
+  }
+  if (!(threshold >= 0) || std::isinf(threshold)) {
+    fail(operation, "threshold", "expected 0 or more, got " + std::to_string(threshold));
+  }
+  if (spec.kind != Activation::fat_relu && threshold != 0) {
+    fail(operation, "threshold",
+         "expected 0, since " + name + " has none, got " + std::to_string(threshold));
+  }
+  spec.threshold = static_cast<float>(threshold);
+  return spec;
+}
+
+Tensor new_empty(const Tensor& like, const std::vector<std::int64_t>& shape, ScalarType type) {
+  return torch::stable::new_empty(like, shape, type);
+}
+
+Tensor new_zeros(const Tensor& like, const std::vector<std::int64_t>& shape, ScalarType type) {
+  return torch::stable::new_zeros(like, shape, type);
+}
+
+MatrixView mutable_matrix(const Tensor& tensor, DType dtype, std::int64_t rows, std::int64_t cols) {
+  return {tensor.mutable_data_ptr(), dtype, rows, cols};
+}
+
+}  // namespace twell::torch_ops

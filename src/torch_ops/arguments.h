@@ -1,0 +1,62 @@
+// Tensors of a call as libtwell's views. Every check throws twell::Error naming the operation and
+// the argument, with what was expected and got; PyTorch turns it into a RuntimeError.
+#pragma once
+
+#include <torch/csrc/stable/tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "twell/ffn.h"
+#include "twell/packed.h"
+#include "twell/tensor_view.h"
+
+namespace twell::torch_ops {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+// One tensor argument, with the names that its errors carry.
+struct Argument {
+  const char* operation;
+  const char* name;
+  const Tensor& tensor;
+};
+
+[[noreturn]] void fail(const char* operation, const char* argument, const std::string& message);
+
+// "[3, 4]"
+std::string shape_of(const Tensor& tensor);
+
+DType dtype_of(const char* operation, const char* argument, ScalarType type);
+ScalarType scalar_type_of(DType dtype);
+
+// A weight [rows, cols]: 2-D, on the CPU, bf16 or f32, unit stride along its columns. Weights are
+// never copied here: the copy would be repeated by every call.
+ConstMatrixView matrix_of(const Argument& argument);
+// The same, of the given dtype and shape; -1 leaves a size open.
+ConstMatrixView matrix_of(const Argument& argument, DType dtype, std::int64_t rows,
+                          std::int64_t cols);
+
+// Activations [..., D] as rows [M, D]. Strides that no matrix view can express are copied away.
+struct Rows {
+  Tensor tensor;  // keeps the viewed memory alive
+  ConstMatrixView view;
+};
+Rows rows_of(const Argument& argument);
+
+// A weight that pack_weight made of a [rows, cols] matrix.
+PackedView packed_of(const Argument& argument, DType dtype, std::int64_t rows, std::int64_t cols);
+std::vector<std::int64_t> packed_shape(DType dtype, std::int64_t rows, std::int64_t cols);
+
+// `threshold` must be finite and not negative, and 0 where the activation has none.
+ActivationSpec activation_of(const char* operation, const std::string& name, double threshold);
+
+// An uninitialised tensor on the device of `like`.
+Tensor new_empty(const Tensor& like, const std::vector<std::int64_t>& shape, ScalarType type);
+Tensor new_zeros(const Tensor& like, const std::vector<std::int64_t>& shape, ScalarType type);
+// A contiguous tensor of two dimensions, or of more taken as [product of the leading ones, last].
+MatrixView mutable_matrix(const Tensor& tensor, DType dtype, std::int64_t rows, std::int64_t cols);
+
+}  // namespace twell::torch_ops

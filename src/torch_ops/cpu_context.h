@@ -1,0 +1,13 @@
+// The context of a CPU operator call.
+#pragma once
+
+#include "twell/context.h"
+
+namespace twell::torch_ops {
+
+// The calling thread's own context, with as many threads as PyTorch uses and the tier that
+// TWELL_CPU_TIER asks for now; remade when either changes. It holds scratch memory alone, nothing
+// of any model, and goes with the thread.
+Context& cpu_context();
+
+}  // namespace twell::torch_ops

@@ -1,0 +1,89 @@
+#include "torch_ops/ffn_ops.h"
+
+#include "torch_ops/cpu_context.h"
+
+namespace twell::torch_ops {
+namespace {
+
+std::vector<std::int64_t> leading_shape(const Tensor& x) {
+  const auto sizes = x.sizes();
+  return {sizes.begin(), sizes.end() - 1};
+}
+
+FfnWeights gated_weights(const char* operation, const ConstMatrixView& x, const Tensor& gate_packed,
+                         const Tensor& up, const Tensor& down) {
+  FfnWeights weights;
+  weights.up = matrix_of({operation, "up", up}, x.dtype, -1, x.cols);
+  weights.down = matrix_of({operation, "down", down}, x.dtype, weights.up.rows, x.cols);
+  weights.gate =
+      packed_of({operation, "gate_packed", gate_packed}, x.dtype, weights.up.rows, x.cols);
+  return weights;
+}
+
+FfnWeights plain_weights(const char* operation, const ConstMatrixView& x, const Tensor& up_packed,
+                         const Tensor& down) {
+  FfnWeights weights;
+  weights.down = matrix_of({operation, "down", down}, x.dtype, -1, x.cols);
+  weights.gate = packed_of({operation, "up_packed", up_packed}, x.dtype, weights.down.rows, x.cols);
+  return weights;
+}
+
+Tensor run(const Tensor& x, const Rows& rows, const FfnWeights& weights,
+           const ActivationSpec& activation, FfnStats* stats) {
+  const auto sizes = x.sizes();
+  Tensor y = new_empty(x, {sizes.begin(), sizes.end()}, scalar_type_of(rows.view.dtype));
+  twell::ffn(cpu_context(), rows.view, weights, activation,
+             mutable_matrix(y, rows.view.dtype, rows.view.rows, rows.view.cols), stats);
+  return y;
+}
+
+std::tuple<Tensor, Tensor, Tensor> run_with_stats(const Tensor& x, const Rows& rows,
+                                                  const FfnWeights& weights,
+                                                  const ActivationSpec& activation) {
+  Tensor row_nnz = new_zeros(x, leading_shape(x), ScalarType::Int);
+  Tensor neuron_counts = new_zeros(x, {weights.down.rows}, ScalarType::Long);
+  FfnStats stats;
+  stats.row_nnz = static_cast<std::int32_t*>(row_nnz.mutable_data_ptr());
+  stats.neuron_counts = static_cast<std::int64_t*>(neuron_counts.mutable_data_ptr());
+  Tensor y = run(x, rows, weights, activation, &stats);
+  return {y, row_nnz, neuron_counts};
+}
+
+}  // namespace
+
+Tensor gated_ffn(const Tensor& x, const Tensor& gate_packed, const Tensor& up, const Tensor& down,
+                 const std::string& activation, double threshold) {
+  constexpr const char* kOperation = "gated_ffn";
+  const Rows rows = rows_of({kOperation, "x", x});
+  return run(x, rows, gated_weights(kOperation, rows.view, gate_packed, up, down),
+             activation_of(kOperation, activation, threshold), nullptr);
+}
+
+std::tuple<Tensor, Tensor, Tensor> gated_ffn_stats(const Tensor& x, const Tensor& gate_packed,
+                                                   const Tensor& up, const Tensor& down,
+                                                   const std::string& activation,
+                                                   double threshold) {
+  constexpr const char* kOperation = "gated_ffn_stats";
+  const Rows rows = rows_of({kOperation, "x", x});
+  return run_with_stats(x, rows, gated_weights(kOperation, rows.view, gate_packed, up, down),
+                        activation_of(kOperation, activation, threshold));
+}
+
+Tensor ffn(const Tensor& x, const Tensor& up_packed, const Tensor& down,
+           const std::string& activation, double threshold) {
+  constexpr const char* kOperation = "ffn";
+  const Rows rows = rows_of({kOperation, "x", x});
+  return run(x, rows, plain_weights(kOperation, rows.view, up_packed, down),
+             activation_of(kOperation, activation, threshold), nullptr);
+}
+
+std::tuple<Tensor, Tensor, Tensor> ffn_stats(const Tensor& x, const Tensor& up_packed,
+                                             const Tensor& down, const std::string& activation,
+                                             double threshold) {
+  constexpr const char* kOperation = "ffn_stats";
+  const Rows rows = rows_of({kOperation, "x", x});
+  return run_with_stats(x, rows, plain_weights(kOperation, rows.view, up_packed, down),
+                        activation_of(kOperation, activation, threshold));
+}
+
+}  // namespace twell::torch_ops

@@ -1,0 +1,54 @@
+// The operators' schemas, shared by every device, and their CPU implementations. A device added
+// later brings its own library with another STABLE_TORCH_LIBRARY_IMPL block for the same names.
+#include <torch/csrc/stable/library.h>
+
+#include "torch_ops/ffn_ops.h"
+#include "torch_ops/twell_ops.h"
+#include "torch_ops/weight_ops.h"
+
+STABLE_TORCH_LIBRARY(twell, m) {
+  m.def("pack_weight(Tensor weight) -> Tensor");
+  m.def("unpack_weight(Tensor packed, SymInt rows, SymInt cols) -> Tensor");
+  m.def(
+      "gated_ffn(Tensor x, Tensor gate_packed, Tensor up, Tensor down, str activation=\"relu\", "
+      "float threshold=0.) -> Tensor");
+  m.def(
+      "gated_ffn_stats(Tensor x, Tensor gate_packed, Tensor up, Tensor down, "
+      "str activation=\"relu\", float threshold=0.) -> (Tensor y, Tensor row_nnz, "
+      "Tensor neuron_counts)");
+  m.def(
+      "ffn(Tensor x, Tensor up_packed, Tensor down, str activation=\"relu\", float threshold=0.) "
+      "-> Tensor");
+  m.def(
+      "ffn_stats(Tensor x, Tensor up_packed, Tensor down, str activation=\"relu\", "
+      "float threshold=0.) -> (Tensor y, Tensor row_nnz, Tensor neuron_counts)");
+  m.def(
+      "gemm_relu_twell(Tensor x, Tensor weight_packed, SymInt rows, str activation=\"relu\", "
+      "float threshold=0., int tile=256, int capacity=32) -> (Tensor counts, Tensor slots, "
+      "Tensor overflow)");
+  m.def(
+      "twell_gated_ffn(Tensor x, Tensor counts, Tensor slots, Tensor overflow, Tensor up, "
+      "Tensor down) -> Tensor");
+  m.def("twell_spmm(Tensor counts, Tensor slots, Tensor overflow, Tensor down) -> Tensor");
+  m.def(
+      "dense_to_twell(Tensor dense, int tile=256, int capacity=32) -> (Tensor counts, "
+      "Tensor slots, Tensor overflow)");
+  m.def(
+      "twell_to_dense(Tensor counts, Tensor slots, Tensor overflow, SymInt cols, "
+      "ScalarType dtype) -> Tensor");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(twell, CPU, m) {
+  namespace ops = twell::torch_ops;
+  m.impl("pack_weight", TORCH_BOX(&ops::pack_weight));
+  m.impl("unpack_weight", TORCH_BOX(&ops::unpack_weight));
+  m.impl("gated_ffn", TORCH_BOX(&ops::gated_ffn));
+  m.impl("gated_ffn_stats", TORCH_BOX(&ops::gated_ffn_stats));
+  m.impl("ffn", TORCH_BOX(&ops::ffn));
+  m.impl("ffn_stats", TORCH_BOX(&ops::ffn_stats));
+  m.impl("gemm_relu_twell", TORCH_BOX(&ops::gemm_relu_twell));
+  m.impl("twell_gated_ffn", TORCH_BOX(&ops::twell_gated_ffn));
+  m.impl("twell_spmm", TORCH_BOX(&ops::twell_spmm));
+  m.impl("dense_to_twell", TORCH_BOX(&ops::dense_to_twell));
+  m.impl("twell_to_dense", TORCH_BOX(&ops::twell_to_dense));
+}

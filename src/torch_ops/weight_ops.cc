@@ -1,0 +1,26 @@
+#include "torch_ops/weight_ops.h"
+
+#include "twell/packed.h"
+
+namespace twell::torch_ops {
+
+Tensor pack_weight(const Tensor& weight) {
+  const ConstMatrixView view = matrix_of({"pack_weight", "weight", weight});
+  Tensor packed =
+      new_empty(weight, packed_shape(view.dtype, view.rows, view.cols), scalar_type_of(view.dtype));
+  if (view.rows > 0 && view.cols > 0) twell::pack_weight(view, packed.mutable_data_ptr());
+  return packed;
+}
+
+Tensor unpack_weight(const Tensor& packed, std::int64_t rows, std::int64_t cols) {
+  constexpr const char* kOperation = "unpack_weight";
+  if (rows < 0) fail(kOperation, "rows", "expected 0 or more, got " + std::to_string(rows));
+  if (cols < 0) fail(kOperation, "cols", "expected 0 or more, got " + std::to_string(cols));
+  const DType dtype = dtype_of(kOperation, "packed", packed.scalar_type());
+  const PackedView view = packed_of({kOperation, "packed", packed}, dtype, rows, cols);
+  Tensor weight = new_empty(packed, {rows, cols}, scalar_type_of(dtype));
+  if (rows > 0 && cols > 0) twell::unpack_weight(view, mutable_matrix(weight, dtype, rows, cols));
+  return weight;
+}
+
+}  // namespace twell::torch_ops
