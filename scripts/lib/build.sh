@@ -1,0 +1,38 @@
+# Configure and build by preset.
+
+# g++ 12 or later under whichever name this system has it; CXX goes first.
+pick_compiler() {
+  local name major
+  [[ -z ${CXX:-} ]] || return 0
+  for name in g++ g++-14 g++-13 g++-12; do
+    major=$("$name" -dumpversion 2>/dev/null | cut -d. -f1) || continue
+    if ((major >= 12)); then
+      export CXX=$name
+      return 0
+    fi
+  done
+  die "no g++ 12 or later found; install one or name a C++20 compiler in CXX"
+}
+
+run_cmake() { "$CMAKE" --fresh --preset "$1" -S "$ROOT"; }
+
+# Configures only when what it depends on changed; ninja itself follows the CMakeLists.
+configure() {
+  local preset=$1 dir=$ROOT/build/$1 key
+  [[ $preset == fuzz ]] || pick_compiler
+  key="$(hash_of "$ROOT/CMakePresets.json") ${CXX:-} $CMAKE $(readlink -f "$VENV")"
+  [[ -f $dir/build.ninja && $(cat "$dir/.configured" 2>/dev/null) == "$key" ]] && return 0
+  step "Configure $preset" run_cmake "$preset"
+  echo "$key" >"$dir/.configured"
+}
+
+# build PRESET [TARGET...]
+build() {
+  local preset=$1 dir=$ROOT/build/$1
+  shift
+  configure "$preset"
+  if ninja -C "$dir" -n "$@" 2>/dev/null | grep -q 'no work to do'; then
+    return 0
+  fi
+  step "Build $preset${*:+: $*}" ninja -C "$dir" -j "$(jobs_here)" "$@"
+}
