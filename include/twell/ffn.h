@@ -66,9 +66,9 @@ void twell_spmm(Context& context, const TwellMatrix& hidden, ConstMatrixView dow
 struct FfnPlan {
   CpuTier tier = CpuTier::portable;
   int threads = 1;
-  bool split_rows = false;     // threads share rows; otherwise neurons
   std::int64_t row_block = 0;  // rows per gate GEMM block
   TwellLayout layout;          // of the packed gate of one block
+  int row_splits = 1;          // groups of rows per tile, where tiles are fewer than threads
   std::string to_string() const;
 };
 FfnPlan plan_ffn(const Context& context, std::int64_t tokens, const FfnWeights& weights);

@@ -7,9 +7,9 @@
 // word. So every matrix is held exactly, at any density. docs/format.md has a picture.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <span>
 
 #include "twell/dtype.h"
 #include "twell/tensor_view.h"
@@ -43,12 +43,12 @@ struct TwellLayout {
   void validate() const;
 };
 
-class OverflowPool;
+struct TwellView;
 
-// An owning TwELL matrix.
+// An owning TwELL matrix. Different rows may be read and written from different threads.
 class TwellMatrix {
  public:
-  TwellMatrix() = default;
+  TwellMatrix();
   // All rows empty. Throws on an invalid layout.
   explicit TwellMatrix(const TwellLayout& layout);
   ~TwellMatrix();
@@ -58,33 +58,32 @@ class TwellMatrix {
   const TwellLayout& layout() const { return layout_; }
 
   // True count of non-zeros of (row, tile), 0 … tile.
-  std::int32_t count(std::int64_t row, std::int64_t tile) const {
-    return counts_[row * layout_.tiles() + tile];
-  }
-  // The count(row, tile) slots, inline or from the overflow record. Slot is TwellSlot16 or 32.
+  std::int32_t count(std::int64_t row, std::int64_t tile) const;
+  // The count(row, tile) slots, inline or in their overflow record. Slot is TwellSlot16 or 32.
   template <class Slot>
   const Slot* slots(std::int64_t row, std::int64_t tile) const {
-    return static_cast<const Slot*>(slots_of(row, tile));
+    return static_cast<const Slot*>(stored(row, tile));
   }
-  // For writers: stores the `count` slots of (row, tile); copies them. Different (row, tile) pairs
-  // may be stored from different threads.
-  void store(std::int64_t row, std::int64_t tile, const void* slots, std::int32_t count);
+  // Appends `n` slots to (row, tile); the caller keeps columns ascending. `slots` holds TwellSlot16
+  // or 32.
+  void append(std::int64_t row, std::int64_t tile, const void* slots, std::int32_t n);
+  // Empties every row; keeps the memory.
+  void clear();
 
   std::int64_t nnz() const;
   std::int64_t row_nnz(std::int64_t row) const;
   // Tiles whose count exceeds the capacity.
   std::int64_t overflow_tiles() const;
 
-  std::span<const std::int32_t> counts() const;              // [rows × tiles]
-  const void* inline_slots() const { return slots_.get(); }  // [rows × tiles × capacity]
+  // For kernels (src/format/twell_view.h).
+  const TwellView& view() const;
 
  private:
-  const void* slots_of(std::int64_t row, std::int64_t tile) const;
+  struct Storage;
+  const void* stored(std::int64_t row, std::int64_t tile) const;
 
   TwellLayout layout_;
-  std::unique_ptr<std::int32_t[]> counts_;
-  std::unique_ptr<std::byte[]> slots_;
-  std::unique_ptr<OverflowPool> overflow_;
+  std::unique_ptr<Storage> storage_;
 };
 
 // Packs the non-zeros of `dense` (NaN and Inf are non-zeros, -0 is not). dtype and shape must match

@@ -1,0 +1,49 @@
+// AMX tiles, one line per instruction. With TWELL_AMX_EMULATED the same names run on any CPU
+// (tests/kernels/amx_emulation.h), so that the kernel itself is tested where there is no AMX.
+#pragma once
+
+#include <cstdint>
+
+#if defined(TWELL_AMX_EMULATED)
+#include "tests/kernels/amx_emulation.h"
+#else
+namespace twell::amx {
+namespace {
+
+// Palette 1: eight tiles of up to 16 rows of 64 bytes.
+struct alignas(64) TileConfig {
+  std::uint8_t palette = 1;
+  std::uint8_t start_row = 0;
+  std::uint8_t reserved[14] = {};
+  std::uint16_t row_bytes[16] = {};
+  std::uint8_t rows[16] = {};
+};
+
+// g++ 12's own intrinsics paste the tile's number as text, so they take no template parameter, and may
+// drop the stores that fill a configuration: hence assembly, with memory clobbers.
+inline void load_config(const TileConfig& config) {
+  asm volatile("ldtilecfg %0" : : "m"(config) : "memory");
+}
+inline void release() { asm volatile("tilerelease" : : : "memory"); }
+
+template <int T>
+void tile_zero() {
+  asm volatile("tilezero %%tmm%c0" : : "i"(T));
+}
+template <int T>
+void tile_load(const void* base, std::int64_t stride_bytes) {
+  asm volatile("tileloadd (%1,%2,1), %%tmm%c0" : : "i"(T), "r"(base), "r"(stride_bytes) : "memory");
+}
+template <int T>
+void tile_store(void* base, std::int64_t stride_bytes) {
+  asm volatile("tilestored %%tmm%c0, (%1,%2,1)" : : "i"(T), "r"(base), "r"(stride_bytes) : "memory");
+}
+// C += A · B over 32 inputs: A rows × 32 bf16, B 16 pairs × 16 columns × 2.
+template <int C, int A, int B>
+void tile_dpbf16() {
+  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
+}
+
+}  // namespace
+}  // namespace twell::amx
+#endif

@@ -1,0 +1,80 @@
+// AVX2 and FMA: eight floats; bf16 widened by shifting.
+#pragma once
+
+#include <immintrin.h>
+
+#include "twell/dtype.h"
+
+namespace twell::avx2 {
+namespace {  // every tier's code stays inside its own objects
+
+struct Isa {
+  using V = __m256;
+  static constexpr int kLanes = 8;
+  // 4 rows × 2 vectors: 8 accumulators, 4 halves of the panel, the rest for broadcasts.
+  static constexpr int kGemmRows = 4;
+  static constexpr int kGemmPanels = 1;
+
+  static V load(const float* p) { return _mm256_loadu_ps(p); }
+  static V load(const bf16* p) {
+    const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+  }
+  static void store(float* p, V v) { _mm256_storeu_ps(p, v); }
+  static void store(bf16* p, V v) {
+    // Round to nearest even in integers; a NaN keeps its upper half, made quiet.
+    const __m256i word = _mm256_castps_si256(v);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(word, 16), _mm256_set1_epi32(1));
+    const __m256i rounded =
+        _mm256_add_epi32(word, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+    const __m256i quiet = _mm256_or_si256(word, _mm256_set1_epi32(0x400000));
+    const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+    const __m256i bits = _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, nan), 16);
+    const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(bits, bits), 0xd8);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
+  }
+  static V zero() { return _mm256_setzero_ps(); }
+  static V broadcast(float f) { return _mm256_set1_ps(f); }
+  static V fma(V a, V b, V c) { return _mm256_fmadd_ps(a, b, c); }
+  static float sum(V v) {
+    __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+    return _mm_cvtss_f32(_mm_add_ss(s, _mm_shuffle_ps(s, s, 1)));
+  }
+  static void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+
+  // x is widened to f32 once per block: a broadcast load then costs no arithmetic port.
+  template <class T>
+  using X = float;
+  struct Pair {
+    V even, odd;
+  };
+  static Pair load_panel(const bf16* p) {
+    const __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(words, 16)),
+            _mm256_castsi256_ps(_mm256_and_si256(words, _mm256_set1_epi32(-65536)))};
+  }
+  static V load_panel(const float* p) { return load(p); }
+  static V mac(V acc, Pair w, const float* x) {
+    return fma(w.odd, _mm256_broadcast_ss(x + 1), fma(w.even, _mm256_broadcast_ss(x), acc));
+  }
+  static V mac(V acc, V w, const float* x) { return fma(w, _mm256_broadcast_ss(x), acc); }
+
+  template <class T>
+  static constexpr int kDot = kLanes;
+  template <class T>
+  static V dot(V acc, const T* w, const T* x) {
+    return fma(load(w), load(x), acc);
+  }
+
+  // Bit i: !(p[i] <= threshold), so NaN is kept. 16 floats.
+  static std::uint32_t kept16(const float* p, float threshold) {
+    const V t = broadcast(threshold);
+    const int low = _mm256_movemask_ps(_mm256_cmp_ps(load(p), t, _CMP_NLE_UQ));
+    const int high = _mm256_movemask_ps(_mm256_cmp_ps(load(p + 8), t, _CMP_NLE_UQ));
+    return static_cast<std::uint32_t>(low | high << 8);
+  }
+};
+
+}  // namespace
+}  // namespace twell::avx2

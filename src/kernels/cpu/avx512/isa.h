@@ -1,0 +1,71 @@
+// AVX-512 with BF16: sixteen floats; vdpbf16ps for products of bf16.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstring>
+
+#include "twell/dtype.h"
+
+namespace twell::avx512 {
+namespace {  // every tier's code stays inside its own objects
+
+struct Isa {
+  using V = __m512;
+  static constexpr int kLanes = 16;
+  // 6 rows × 4 panels: 24 accumulators, 4 panel vectors, the rest for broadcasts.
+  static constexpr int kGemmRows = 6;
+  static constexpr int kGemmPanels = 4;
+
+  static V load(const float* p) { return _mm512_loadu_ps(p); }
+  static V load(const bf16* p) {
+    const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+  }
+  static void store(float* p, V v) { _mm512_storeu_ps(p, v); }
+  static void store(bf16* p, V v) {
+    // vcvtneps2bf16 would flush denormals to zero: round to nearest even in integers instead.
+    const __m512i word = _mm512_castps_si512(v);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(word, 16), _mm512_set1_epi32(1));
+    const __m512i rounded =
+        _mm512_add_epi32(word, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    const __mmask16 nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+    const __m512i bits = _mm512_mask_or_epi32(rounded, nan, word, _mm512_set1_epi32(0x400000));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                        _mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16)));
+  }
+  static V zero() { return _mm512_setzero_ps(); }
+  static V broadcast(float f) { return _mm512_set1_ps(f); }
+  static V fma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
+  static float sum(V v) { return _mm512_reduce_add_ps(v); }
+  static void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+
+  template <class T>
+  using X = T;  // vdpbf16ps takes x as it is
+  static __m512bh load_pairs(const bf16* p) {
+    return std::bit_cast<__m512bh>(_mm512_loadu_si512(p));
+  }
+  static __m512bh load_panel(const bf16* p) { return load_pairs(p); }
+  static V load_panel(const float* p) { return load(p); }
+  static V mac(V acc, __m512bh w, const bf16* x) {
+    int pair;
+    std::memcpy(&pair, x, sizeof pair);
+    return _mm512_dpbf16_ps(acc, w, std::bit_cast<__m512bh>(_mm512_set1_epi32(pair)));
+  }
+  static V mac(V acc, V w, const float* x) { return fma(w, broadcast(*x), acc); }
+
+  template <class T>
+  static constexpr int kDot = 64 / sizeof(T);
+  static V dot(V acc, const bf16* w, const bf16* x) {
+    return _mm512_dpbf16_ps(acc, load_pairs(w), load_pairs(x));
+  }
+  static V dot(V acc, const float* w, const float* x) { return fma(load(w), load(x), acc); }
+
+  // Bit i: !(p[i] <= threshold), so NaN is kept. 16 floats.
+  static std::uint32_t kept16(const float* p, float threshold) {
+    return _mm512_cmp_ps_mask(load(p), broadcast(threshold), _CMP_NLE_UQ);
+  }
+};
+
+}  // namespace
+}  // namespace twell::avx512

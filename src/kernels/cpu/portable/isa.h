@@ -1,0 +1,68 @@
+// Compiler vectors of four floats: any target, no intrinsics.
+#pragma once
+
+#include <cstring>
+
+#include "twell/dtype.h"
+
+namespace twell::portable {
+namespace {  // every tier's code stays inside its own objects
+
+struct Isa {
+  using V = float __attribute__((vector_size(16)));
+  using U = std::uint32_t __attribute__((vector_size(16)));
+  static constexpr int kLanes = 4;
+  static constexpr int kGemmRows = 2;
+  static constexpr int kGemmPanels = 1;
+
+  static V load(const float* p) {
+    V v;
+    std::memcpy(&v, p, sizeof v);
+    return v;
+  }
+  static V load(const bf16* p) { return V{float(p[0]), float(p[1]), float(p[2]), float(p[3])}; }
+  static void store(float* p, V v) { std::memcpy(p, &v, sizeof v); }
+  static void store(bf16* p, V v) {
+    for (int i = 0; i < kLanes; ++i) p[i] = bf16(v[i]);
+  }
+  static V zero() { return V{}; }
+  static V broadcast(float f) { return V{f, f, f, f}; }
+  static V fma(V a, V b, V c) { return a * b + c; }
+  static float sum(V v) { return (v[0] + v[1]) + (v[2] + v[3]); }
+  static void prefetch(const void* p) { __builtin_prefetch(p); }
+
+  // GEMM steps: kLanes neurons × step inputs of a packed panel, times the same inputs of one row.
+  template <class T>
+  using X = float;
+  struct Pair {
+    V even, odd;
+  };
+  static Pair load_panel(const bf16* p) {
+    U words;
+    std::memcpy(&words, p, sizeof words);
+    return {std::bit_cast<V>(words << 16), std::bit_cast<V>(words & 0xffff0000U)};
+  }
+  static V load_panel(const float* p) { return load(p); }
+  static V mac(V acc, Pair w, const float* x) {
+    return fma(w.odd, broadcast(x[1]), fma(w.even, broadcast(x[0]), acc));
+  }
+  static V mac(V acc, V w, const float* x) { return fma(w, broadcast(*x), acc); }
+
+  // Dot product steps over kDot<T> elements.
+  template <class T>
+  static constexpr int kDot = kLanes;
+  template <class T>
+  static V dot(V acc, const T* w, const T* x) {
+    return fma(load(w), load(x), acc);
+  }
+
+  // Bit i: !(p[i] <= threshold), so NaN is kept. 16 floats.
+  static std::uint32_t kept16(const float* p, float threshold) {
+    std::uint32_t mask = 0;
+    for (int i = 0; i < 16; ++i) mask |= std::uint32_t{!(p[i] <= threshold)} << i;
+    return mask;
+  }
+};
+
+}  // namespace
+}  // namespace twell::portable

@@ -1,0 +1,11 @@
+#include "kernels/cpu/common/twell_gated_ffn.h"
+
+#include "kernels/cpu/kernels.h"
+#include "kernels/cpu/portable/isa.h"
+
+namespace twell::portable {
+
+const TwellGatedFfn twell_gated_ffn_bf16 = {twell_gated_ffn_row<Isa, bf16>};
+const TwellGatedFfn twell_gated_ffn_f32 = {twell_gated_ffn_row<Isa, float>};
+
+}  // namespace twell::portable

@@ -1,0 +1,65 @@
+// What a kernel is to the operations above it: arguments, a table per instruction tier, a choice.
+//
+// Kernels work on ranges and never allocate, throw or start threads; operations validate, plan and
+// split the work. One table entry per tier, dtype and operation: `ls
+// src/kernels/cpu/*/gemm_relu_twell*` is the coverage matrix.
+#pragma once
+
+#include <cstdint>
+
+#include "format/twell_view.h"
+#include "twell/device.h"
+#include "twell/ffn.h"
+
+namespace twell {
+
+// act(x Wᵀ) for rows [0, rows) and panels [panel_begin, panel_end), appended to out.
+struct GemmReluTwellArgs {
+  const void* x = nullptr;  // [rows, depth] of the kernel's x_dtype, inputs past D zero
+  std::int64_t x_stride = 0;
+  std::int64_t rows = 0;
+  PackedView weight;
+  std::int64_t panel_begin = 0;
+  std::int64_t panel_end = 0;
+  ActivationSpec activation;
+  TwellView out;
+  std::int64_t out_row = 0;       // row of `out` that x's first row is
+  float* accumulators = nullptr;  // gemm_accumulators(rows) floats
+};
+
+// Columns that one call of the register kernels fills before the epilogue packs them.
+constexpr std::int64_t kColumnBlock = 256;
+// Kernels may write whole register tiles: room for 32 rows beyond the last.
+constexpr std::int64_t gemm_accumulators(std::int64_t rows) { return (rows + 32) * kColumnBlock; }
+
+struct GemmReluTwell {
+  DType x_dtype;  // what x must be converted to
+  void (*run)(const GemmReluTwellArgs&);
+};
+
+// One token's active neurons: column of W and coefficient.
+struct ActiveNeurons {
+  const std::int32_t* neurons = nullptr;
+  float* values = nullptr;
+  std::int64_t count = 0;
+};
+
+// values[i] *= dot(x, W[neurons[i]]): u and h = g ⊙ u of one token (the SDDMM half of
+// twell_gated_ffn).
+struct TwellGatedFfn {
+  void (*run)(const void* x, ConstMatrixView up, const ActiveNeurons& active);
+};
+
+// y32 = Σ values[i] · W[neurons[i]] (W.cols floats, overwritten), and its rounding into a row of
+// W's dtype.
+struct TwellSpmm {
+  void (*accumulate)(ConstMatrixView down, const ActiveNeurons& active, float* y32);
+  void (*store)(const float* y32, std::int64_t cols, void* y);
+};
+
+// The best implementation that `tier` may run. dtype: bf16 or f32.
+const GemmReluTwell& gemm_relu_twell_kernel(CpuTier tier, DType dtype);
+const TwellGatedFfn& twell_gated_ffn_kernel(CpuTier tier, DType dtype);
+const TwellSpmm& twell_spmm_kernel(CpuTier tier, DType dtype);
+
+}  // namespace twell

@@ -1,0 +1,49 @@
+// The specification: every operation as scalar fp64 loops over plain matrices, one file per
+// operation.
+//
+// Each also returns the magnitudes that rounding errors grow from, so that a test derives its bound
+// instead of tuning one.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "twell/ffn.h"
+
+namespace twell::ref {
+
+// Row-major fp64 matrix.
+struct Matrix {
+  std::int64_t rows = 0;
+  std::int64_t cols = 0;
+  std::vector<double> data;
+
+  Matrix() = default;
+  Matrix(std::int64_t rows_, std::int64_t cols_)
+      : rows(rows_), cols(cols_), data(static_cast<std::size_t>(rows_ * cols_)) {}
+  double& at(std::int64_t r, std::int64_t c) {
+    return data[static_cast<std::size_t>(r * cols + c)];
+  }
+  double at(std::int64_t r, std::int64_t c) const {
+    return data[static_cast<std::size_t>(r * cols + c)];
+  }
+};
+
+// Exact widening of bf16 or f32.
+Matrix widen(ConstMatrixView view);
+
+struct Result {
+  Matrix value;
+  Matrix magnitude;  // Σ |term| of the sum behind each element
+};
+
+double activate(double v, const ActivationSpec& activation);
+
+// act(x Wᵀ); magnitude is that of x Wᵀ.
+Result gemm_relu_twell(const Matrix& x, const Matrix& weight, const ActivationSpec& activation);
+// (g ⊙ (x Wuᵀ)) Wd; magnitude Σ_n |g| (Σ |x||Wu|) |Wd|.
+Result twell_gated_ffn(const Matrix& x, const Matrix& gate, const Matrix& up, const Matrix& down);
+// h Wd; magnitude Σ |h||Wd|.
+Result twell_spmm(const Matrix& hidden, const Matrix& down);
+
+}  // namespace twell::ref

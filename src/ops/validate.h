@@ -1,0 +1,34 @@
+// Argument checks that the operations share. Each throws Error{invalid_argument} naming operation
+// and argument, what was expected and what came.
+#pragma once
+
+#include "core/check.h"
+#include "twell/ffn.h"
+
+namespace twell {
+
+inline void require_matrix(const char* operation, const char* argument, ConstMatrixView view,
+                           DType dtype, std::int64_t rows, std::int64_t cols) {
+  require(view.dtype == dtype && view.rows == rows && view.cols == cols, operation, argument,
+          "expected ", name_of(dtype), " [", rows, ", ", cols, "], got ", name_of(view.dtype), " [",
+          view.rows, ", ", view.cols, "]");
+  require(view.row_stride >= view.cols, operation, argument, "row stride ", view.row_stride,
+          " is smaller than its ", view.cols, " columns");
+  require(view.data != nullptr || rows * cols == 0, operation, argument, "data is null");
+  require(reinterpret_cast<std::uintptr_t>(view.data) % size_of(dtype) == 0, operation, argument,
+          "data is not aligned to its ", size_of(dtype), "-byte elements");
+}
+
+inline void require_packed(const char* operation, const char* argument, PackedView weight) {
+  require(weight.dtype != DType::f16, operation, argument, "expected bf16 or f32, got f16");
+  require(weight.rows >= 1 && weight.cols >= 1, operation, argument,
+          "expected at least one row and column, got [", weight.rows, ", ", weight.cols, "]");
+  require(weight.data != nullptr, operation, argument, "data is null");
+}
+
+inline void require_activation(const char* operation, const ActivationSpec& activation) {
+  require(activation.kind != Activation::fat_relu || activation.threshold >= 0.0F, operation,
+          "activation.threshold", "expected at least 0, got ", activation.threshold);
+}
+
+}  // namespace twell
