@@ -18,7 +18,9 @@ namespace {
 namespace fs = std::filesystem;
 constexpr std::string_view kSuffix = ".twell-tmp";
 
-std::string temporary_prefix(const fs::path& path) { return "." + path.filename().string() + "."; }
+std::string temporary_prefix(const fs::path& path) {
+  return fmt::format(".{}.", path.filename().string());
+}
 
 fs::path directory_of(const fs::path& path) {
   return path.has_parent_path() ? path.parent_path() : fs::path(".");
