@@ -48,7 +48,8 @@ TEST(Tier, EnvironmentForcesOrFails) {
 }
 
 TEST(ContextTest, RefusesNegativeThreads) {
-  EXPECT_NE(message_of([] { Context({.threads = -1, .tier = {}}); }).find("threads"), std::string::npos);
+  EXPECT_NE(message_of([] { Context({.threads = -1, .tier = {}}); }).find("threads"),
+            std::string::npos);
 }
 
 TEST(ContextTest, ScratchIsAlignedPrivateAndGrows) {

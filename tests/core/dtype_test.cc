@@ -21,9 +21,9 @@ TEST(Bf16, EveryPatternSurvivesARoundTripThroughFloat) {
 }
 
 TEST(Bf16, RoundsToNearestEven) {
-  EXPECT_EQ(bf16(1.0F + 0x1p-8F).bits, 0x3f80);               // tie, even below
-  EXPECT_EQ(bf16(1.0F + 0x1p-7F + 0x1p-8F).bits, 0x3f82);     // tie, even above
-  EXPECT_EQ(bf16(1.0F + 0x1p-8F + 0x1p-20F).bits, 0x3f81);    // above the tie
+  EXPECT_EQ(bf16(1.0F + 0x1p-8F).bits, 0x3f80);                     // tie, even below
+  EXPECT_EQ(bf16(1.0F + 0x1p-7F + 0x1p-8F).bits, 0x3f82);           // tie, even above
+  EXPECT_EQ(bf16(1.0F + 0x1p-8F + 0x1p-20F).bits, 0x3f81);          // above the tie
   EXPECT_EQ(bf16(std::numeric_limits<float>::max()).bits, 0x7f80);  // overflows to infinity
   EXPECT_EQ(bf16(-0.0F).bits, 0x8000);
 }

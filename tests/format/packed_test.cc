@@ -26,7 +26,8 @@ TYPED_TEST(PackedTest, RoundTripsAtTailSizesAndPadsWithZeros) {
       double sum = 0.0;
       for (std::int64_t r = 0; r < rows; ++r) {
         for (std::int64_t c = 0; c < cols; ++c) {
-          ASSERT_EQ(w.value(r, c), back.value(r, c)) << rows << "x" << cols << " at " << r << "," << c;
+          ASSERT_EQ(w.value(r, c), back.value(r, c))
+              << rows << "x" << cols << " at " << r << "," << c;
           sum += std::abs(w.value(r, c));
         }
       }

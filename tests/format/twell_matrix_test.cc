@@ -110,7 +110,9 @@ std::string message_of(F f) {
 }
 
 TEST(TwellLayoutTest, NamesTheBrokenField) {
-  const auto message = [](TwellLayout layout) { return message_of([&] { TwellMatrix m(layout); }); };
+  const auto message = [](TwellLayout layout) {
+    return message_of([&] { TwellMatrix m(layout); });
+  };
   EXPECT_NE(message({-1, 4, 16, 1, DType::bf16}).find("rows"), std::string::npos);
   EXPECT_NE(message({1, -4, 16, 1, DType::bf16}).find("cols"), std::string::npos);
   EXPECT_NE(message({1, 4, 17, 1, DType::bf16}).find("tile"), std::string::npos);
@@ -132,7 +134,8 @@ TEST(ValidateTest, FindsEveryBrokenRule) {
   EXPECT_NE(message({{5, 1.0F}, {5, 2.0F}}, 0).find("ascend"), std::string::npos);
   EXPECT_NE(message({{4, 1.0F}}, 1).find("below"), std::string::npos);
   EXPECT_NE(message({{3, 0.0F}}, 0).find("zero"), std::string::npos);
-  EXPECT_NE(message({{0, 1.F}, {1, 1.F}, {2, 1.F}, {3, 1.F}, {4, 1.F}}, 1).find("count"), std::string::npos);
+  EXPECT_NE(message({{0, 1.F}, {1, 1.F}, {2, 1.F}, {3, 1.F}, {4, 1.F}}, 1).find("count"),
+            std::string::npos);
   TwellMatrix m(layout);
   EXPECT_NE(message_of([&] { m.append(1, 0, nullptr, 0); }).find("row"), std::string::npos);
   EXPECT_NE(message_of([&] { m.append(0, 2, nullptr, 0); }).find("tile"), std::string::npos);
@@ -140,9 +143,13 @@ TEST(ValidateTest, FindsEveryBrokenRule) {
 
 TEST(PackTest, RefusesAnotherShapeOrDtype) {
   const TestMatrix<float> dense(2, 3);
-  EXPECT_NE(message_of([&] { pack(dense.view(), {2, 4, 16, 1, DType::f32}); }).find("expected f32 [2, 4]"),
+  EXPECT_NE(message_of([&] {
+              pack(dense.view(), {2, 4, 16, 1, DType::f32});
+            }).find("expected f32 [2, 4]"),
             std::string::npos);
-  EXPECT_NE(message_of([&] { pack(dense.view(), {2, 3, 16, 1, DType::bf16}); }).find("got f32"),
+  EXPECT_NE(message_of([&] {
+              pack(dense.view(), {2, 3, 16, 1, DType::bf16});
+            }).find("got f32"),
             std::string::npos);
 }
 

@@ -1,9 +1,10 @@
 // Error bounds from magnitudes.
 //
 // A sum of n terms accumulated in f32 in any order, with any grouping of products, errs by at most
-// (n + 2) u Σ|term| to first order, u = 2⁻²⁴ (Higham, Accuracy and Stability, section 4.2). AMX and vdpbf16ps
-// flush denormal products and sums, at most 2⁻¹²⁶ each. Rounding a result to its dtype adds half a unit in the
-// last place: 2⁻⁸ relative for bf16 (at least half its smallest denormal), 2⁻²⁴ for f32.
+// (n + 2) u Σ|term| to first order, u = 2⁻²⁴ (Higham, Accuracy and Stability, section 4.2). AMX and
+// vdpbf16ps flush denormal products and sums, at most 2⁻¹²⁶ each. Rounding a result to its dtype
+// adds half a unit in the last place: 2⁻⁸ relative for bf16 (at least half its smallest denormal),
+// 2⁻²⁴ for f32.
 #pragma once
 
 #include <cmath>

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cmath>
+#include <cstring>
 #include <cstdint>
 #include <limits>
 #include <random>
@@ -21,7 +22,9 @@ class TestMatrix {
     for (T& value : data_) value = static_cast<T>(std::numeric_limits<float>::quiet_NaN());
   }
 
-  T& at(std::int64_t r, std::int64_t c) { return data_[size(r, stride_) + static_cast<std::size_t>(c)]; }
+  T& at(std::int64_t r, std::int64_t c) {
+    return data_[size(r, stride_) + static_cast<std::size_t>(c)];
+  }
   const T& at(std::int64_t r, std::int64_t c) const {
     return data_[size(r, stride_) + static_cast<std::size_t>(c)];
   }
@@ -41,7 +44,9 @@ class TestMatrix {
   }
 
  private:
-  static std::size_t size(std::int64_t a, std::int64_t b) { return static_cast<std::size_t>(a * b); }
+  static std::size_t size(std::int64_t a, std::int64_t b) {
+    return static_cast<std::size_t>(a * b);
+  }
 
   std::int64_t rows_, cols_, stride_;
   std::vector<T> data_;
@@ -59,16 +64,16 @@ TestMatrix<T> random_matrix(std::int64_t rows, std::int64_t cols, unsigned seed,
 
 // Which hidden columns of a row are active.
 enum class Pattern {
-  none,        // every row empty
-  full,        // every row fully dense
-  one_dense,   // one dense row among empty ones
-  shared,      // all rows share the same neurons
-  disjoint,    // no neuron is used by two rows
-  random1,     // 1 % at random
-  random50,    // half at random
+  none,       // every row empty
+  full,       // every row fully dense
+  one_dense,  // one dense row among empty ones
+  shared,     // all rows share the same neurons
+  disjoint,   // no neuron is used by two rows
+  random1,    // 1 % at random
+  random50,   // half at random
 };
-constexpr Pattern kAllPatterns[] = {Pattern::none,     Pattern::full,    Pattern::one_dense,
-                                    Pattern::shared,   Pattern::disjoint, Pattern::random1,
+constexpr Pattern kAllPatterns[] = {Pattern::none,    Pattern::full,     Pattern::one_dense,
+                                    Pattern::shared,  Pattern::disjoint, Pattern::random1,
                                     Pattern::random50};
 
 inline bool active(Pattern pattern, std::int64_t rows, std::int64_t r, std::int64_t c,
@@ -94,7 +99,8 @@ inline bool active(Pattern pattern, std::int64_t rows, std::int64_t r, std::int6
 
 // A hidden activation with non-negative values at the active places and zeros elsewhere.
 template <class T>
-TestMatrix<T> activation_matrix(Pattern pattern, std::int64_t rows, std::int64_t cols, unsigned seed) {
+TestMatrix<T> activation_matrix(Pattern pattern, std::int64_t rows, std::int64_t cols,
+                                unsigned seed) {
   TestMatrix<T> m(rows, cols);
   std::mt19937 random(seed);
   std::normal_distribution<float> normal(0.0F, 1.0F);

@@ -1,0 +1,42 @@
+// The AMX kernel's own source over emulated tiles: its blocking, tails and configuration are tested
+// on machines without AMX too (they need AVX-512 for the rest of the kernel).
+#include "kernels/cpu/kernels.h"
+#include "tests/ops/ffn_fixture.h"
+
+namespace twell {
+namespace {
+
+void check(std::int64_t tokens, std::int64_t depth, std::int64_t hidden, std::int32_t tile) {
+  test::Layer<bf16> layer({tokens, depth, hidden});
+  const std::int64_t padded = packed_depth(DType::bf16, depth);
+  std::vector<bf16> x(static_cast<std::size_t>(tokens * padded));
+  for (std::int64_t r = 0; r < tokens; ++r) {
+    for (std::int64_t k = 0; k < depth; ++k)
+      x[static_cast<std::size_t>(r * padded + k)] = layer.x.at(r, k);
+  }
+  std::vector<float> accumulators(static_cast<std::size_t>(gemm_accumulators(tokens)));
+  TwellMatrix out({tokens, hidden, tile, 8, DType::bf16});
+  GemmReluTwellArgs args;
+  args.x = x.data();
+  args.x_stride = padded;
+  args.rows = tokens;
+  args.weight = layer.packed();
+  args.panel_end = packed_panels(hidden);
+  args.out = out.view();
+  args.accumulators = accumulators.data();
+  amx::gemm_relu_twell_bf16.run(args);
+  test::expect_activation(out, layer.x, layer.gate, {});
+}
+
+TEST(AmxEmulated, TailSizes) {
+  if (!cpu_tier_available(CpuTier::avx512)) GTEST_SKIP() << "needs AVX-512 BF16";
+  for (std::int64_t tokens : {1, 4, 5, 15, 16, 17, 31, 32, 33, 47, 48, 49, 64, 65, 97}) {
+    check(tokens, 96, 80, 256);
+  }
+  for (std::int64_t depth : {1, 31, 32, 33, 255, 256, 257, 600}) check(40, depth, 48, 16);
+  for (std::int64_t hidden : {1, 15, 16, 17, 32, 33, 255, 256, 257, 530})
+    check(35, 64, hidden, 512);
+}
+
+}  // namespace
+}  // namespace twell

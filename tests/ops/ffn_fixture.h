@@ -1,0 +1,176 @@
+// A random layer with a chosen density, its packed weights and its fp64 reference.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "kernels/ref/ref.h"
+#include "tests/support/bounds.h"
+#include "tests/support/matrix.h"
+#include "twell/ffn.h"
+
+namespace twell::test {
+
+struct Case {
+  std::int64_t tokens, depth, hidden;
+  bool gated = true;
+  ActivationSpec activation = {};
+  // Shift of the gate before the activation, in standard deviations: 2.5 leaves 0.6 % active, 0
+  // half, -8 everything.
+  float shift = 1.5F;
+};
+
+inline std::string describe(const Case& c) {
+  return "M=" + std::to_string(c.tokens) + " D=" + std::to_string(c.depth) +
+         " H=" + std::to_string(c.hidden) + (c.gated ? " gated " : " plain ") +
+         name_of(c.activation.kind) + " shift " + std::to_string(c.shift);
+}
+
+template <class T>
+class Layer {
+ public:
+  explicit Layer(const Case& c, unsigned seed = 1)
+      : shape(c),
+        x(random_matrix<T>(c.tokens, c.depth, seed, 1.0F, 3)),
+        gate(random_matrix<T>(c.hidden, c.depth, seed + 1, scale(c.depth))),
+        up(random_matrix<T>(c.hidden, c.depth, seed + 2, scale(c.depth), 1)),
+        down(random_matrix<T>(c.hidden, c.depth, seed + 3, scale(c.hidden), 2)),
+        packed_(packed_bytes(dtype_of<T>::value, c.hidden, c.depth) + 64) {
+    // One input is the same for all tokens: its weight shifts the gate.
+    for (std::int64_t r = 0; r < c.tokens; ++r) x.set(r, 0, 1.0F);
+    for (std::int64_t n = 0; n < c.hidden; ++n) gate.set(n, 0, -c.shift);
+    pack();
+  }
+
+  // After a change to `gate`.
+  void pack() { pack_weight(const_view(gate), aligned()); }
+  PackedView packed() { return {aligned(), dtype_of<T>::value, shape.hidden, shape.depth}; }
+  FfnWeights weights() {
+    return {packed(), shape.gated ? const_view(up) : ConstMatrixView{}, const_view(down)};
+  }
+  static ConstMatrixView const_view(const TestMatrix<T>& m) { return m.view(); }
+
+  Case shape;
+  TestMatrix<T> x, gate, up, down;
+
+ private:
+  static float scale(std::int64_t n) { return 1.0F / std::sqrt(static_cast<float>(n)); }
+  void* aligned() {
+    const auto address = reinterpret_cast<std::uintptr_t>(packed_.data());
+    return packed_.data() + (64 - address % 64) % 64;
+  }
+  std::vector<std::byte> packed_;
+};
+
+inline bool same(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }
+
+// Every element of the packed activation against the fp64 definition.
+template <class T>
+void expect_activation(const TwellMatrix& packed, const TestMatrix<T>& x,
+                       const TestMatrix<T>& weight, const ActivationSpec& activation) {
+  validate(packed);
+  TestMatrix<T> dense(packed.layout().rows, packed.layout().cols);
+  unpack(packed, dense.view());
+  const ref::Matrix x64 = ref::widen(x.view());
+  const ref::Matrix w64 = ref::widen(weight.view());
+  const ref::Result exact = ref::gemm_relu_twell(x64, w64, {Activation::relu, 0.0F});
+  for (std::int64_t r = 0; r < dense.rows(); ++r) {
+    for (std::int64_t c = 0; c < dense.cols(); ++c) {
+      double sum = 0.0;
+      for (std::int64_t k = 0; k < x.cols(); ++k) sum += x64.at(r, k) * w64.at(c, k);
+      const double got = dense.value(r, c);
+      if (std::isnan(sum) || std::isinf(sum)) {
+        ASSERT_TRUE(same(got, ref::activate(sum, activation))) << r << "," << c << ": " << got;
+        continue;
+      }
+      const double delta =
+          accumulation_bound(static_cast<double>(x.cols()), exact.magnitude.at(r, c));
+      // The activation is monotonic: the result lies between those of the interval's ends.
+      const double low = ref::activate(sum - delta, activation);
+      const double high = ref::activate(sum + delta, activation);
+      // Squaring in f32 rounds once more.
+      ASSERT_GE(got, low - 1.01 * rounding_bound<T>(low) - std::ldexp(std::abs(low), -24))
+          << r << "," << c;
+      ASSERT_LE(got, high + 1.01 * rounding_bound<T>(high) + std::ldexp(std::abs(high), -24))
+          << r << "," << c;
+    }
+  }
+}
+
+// y against the fp64 definition of up and down applied to the packed activation as it is.
+template <class T>
+void expect_output(const TwellMatrix& packed, const Layer<T>& layer, const TestMatrix<T>& y) {
+  TestMatrix<T> dense(packed.layout().rows, packed.layout().cols);
+  unpack(packed, dense.view());
+  const ref::Matrix g = ref::widen(dense.view());
+  const ref::Matrix down = ref::widen(layer.down.view());
+  const ref::Result exact =
+      layer.shape.gated
+          ? ref::twell_gated_ffn(ref::widen(layer.x.view()), g, ref::widen(layer.up.view()), down)
+          : ref::twell_spmm(g, down);
+  for (std::int64_t r = 0; r < y.rows(); ++r) {
+    const auto terms =
+        static_cast<double>(packed.row_nnz(r) + (layer.shape.gated ? layer.shape.depth : 0) + 2);
+    for (std::int64_t c = 0; c < y.cols(); ++c) {
+      const double expected = exact.value.at(r, c);
+      const double got = y.value(r, c);
+      if (!std::isfinite(expected)) {
+        ASSERT_TRUE(same(got, expected)) << r << "," << c << ": " << got << " for " << expected;
+        continue;
+      }
+      const double bound = accumulation_bound(terms, exact.magnitude.at(r, c));
+      ASSERT_NEAR(got, expected, bound + 1.01 * rounding_bound<T>(std::abs(expected) + bound))
+          << r << "," << c;
+    }
+  }
+}
+
+// gemm_relu_twell, then up and down from the packed gate, then the fused layer: each against the
+// definition.
+template <class T>
+void check_layer(Context& context, Layer<T>& layer, std::int32_t tile = 256,
+                 std::int32_t capacity = 32) {
+  const Case& c = layer.shape;
+  SCOPED_TRACE(describe(c) + " on " + name_of(context.tier()) + ", threads " +
+               std::to_string(context.threads()) + ", tile " + std::to_string(tile) + "/" +
+               std::to_string(capacity));
+  TwellMatrix packed({c.tokens, c.hidden, tile, capacity, dtype_of<T>::value});
+  TestMatrix<T> y(c.tokens, c.depth, 5);
+  const TestMatrix<T>& x = layer.x;
+  gemm_relu_twell(context, x.view(), layer.packed(), c.activation, packed);
+  expect_activation(packed, x, layer.gate, c.activation);
+  if (c.gated) {
+    twell_gated_ffn(context, x.view(), packed, layer.weights().up, layer.weights().down, y.view());
+  } else {
+    twell_spmm(context, packed, layer.weights().down, y.view());
+  }
+  expect_output(packed, layer, y);
+
+  TestMatrix<T> fused(c.tokens, c.depth, 5);
+  FfnStats stats;
+  std::vector<std::int64_t> neurons(static_cast<std::size_t>(c.hidden));
+  std::vector<std::int32_t> rows(static_cast<std::size_t>(c.tokens), -1);
+  stats.neuron_counts = neurons.data();
+  stats.row_nnz = rows.data();
+  ffn(context, x.view(), layer.weights(), c.activation, fused.view(), &stats);
+  expect_output(packed, layer, fused);
+  EXPECT_EQ(stats.rows, c.tokens);
+  EXPECT_EQ(stats.nnz, packed.nnz());
+  std::int64_t sum = 0;
+  for (std::int64_t n : neurons) sum += n;
+  EXPECT_EQ(sum, packed.nnz());
+  for (std::int64_t r = 0; r < c.tokens; ++r) {
+    EXPECT_EQ(rows[static_cast<std::size_t>(r)], packed.row_nnz(r));
+  }
+  // Same input, same plan: same bits.
+  TestMatrix<T> again(c.tokens, c.depth, 5);
+  ffn(context, x.view(), layer.weights(), c.activation, again.view());
+  for (std::int64_t r = 0; r < c.tokens; ++r) {
+    ASSERT_EQ(std::memcmp(&fused.at(r, 0), &again.at(r, 0),
+                          static_cast<std::size_t>(c.depth) * sizeof(T)),
+              0);
+  }
+}
+
+}  // namespace twell::test

@@ -1,0 +1,181 @@
+// Every operation on every tier of this machine against the fp64 reference.
+#include <iostream>
+
+#include "tests/ops/ffn_fixture.h"
+#include "twell/status.h"
+
+namespace twell {
+namespace {
+
+using namespace test;  // NOLINT(google-build-using-namespace): the fixture of this file
+
+template <class T>
+class FfnTest : public testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    for (CpuTier tier : kAllCpuTiers) {
+      if (!cpu_tier_available(tier)) {
+        std::cout << "[  SKIPPED ] tier " << name_of(tier) << ": not available on this machine\n";
+      }
+    }
+  }
+  template <class F>
+  static void on_every_tier(int threads, F f) {
+    for (CpuTier tier : available_cpu_tiers()) {
+      Context context({.threads = threads, .tier = tier});
+      f(context);
+    }
+  }
+};
+using Types = testing::Types<bf16, float>;
+TYPED_TEST_SUITE(FfnTest, Types);
+
+TYPED_TEST(FfnTest, TailSizes) {
+  this->on_every_tier(2, [](Context& context) {
+    for (std::int64_t tokens : {1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 32, 33, 63}) {
+      Layer<TypeParam> layer({tokens, 40, 70});
+      check_layer(context, layer, 16, 4);
+    }
+    for (std::int64_t depth : {1, 2, 3, 15, 16, 17, 31, 32, 33, 64, 100, 257}) {
+      Layer<TypeParam> layer({9, depth, 48});
+      check_layer(context, layer, 32, 3);
+    }
+    for (std::int64_t hidden : {1, 2, 15, 16, 17, 31, 33, 64, 255, 256, 257, 513, 600}) {
+      Layer<TypeParam> layer({18, 48, hidden});
+      check_layer(context, layer);
+    }
+  });
+}
+
+TYPED_TEST(FfnTest, EveryActivationGatedAndNot) {
+  this->on_every_tier(2, [](Context& context) {
+    for (Activation kind : {Activation::relu, Activation::relu_squared, Activation::fat_relu}) {
+      for (bool gated : {true, false}) {
+        Layer<TypeParam> layer({37, 96, 300, gated, {kind, 0.25F}, 1.0F});
+        check_layer(context, layer);
+      }
+    }
+  });
+}
+
+TYPED_TEST(FfnTest, EveryDensityFromEmptyToFull) {
+  this->on_every_tier(2, [](Context& context) {
+    for (float shift : {20.0F, 3.0F, 2.0F, 1.0F, 0.0F, -1.0F, -20.0F}) {
+      for (std::int32_t capacity : {1, 15, 16, 17, 64}) {
+        Layer<TypeParam> layer({21, 64, 200, true, {}, shift});
+        check_layer(context, layer, 64, capacity);
+      }
+    }
+  });
+}
+
+TYPED_TEST(FfnTest, MoreRowsThanABlockAndMoreThreadsThanTiles) {
+  this->on_every_tier(5, [](Context& context) {
+    for (std::int64_t tokens : {1, 4, 193, 401}) {
+      Layer<TypeParam> layer({tokens, 64, 272});
+      check_layer(context, layer);
+    }
+  });
+}
+
+TYPED_TEST(FfnTest, NanAndInfinityPassThrough) {
+  this->on_every_tier(2, [](Context& context) {
+    for (std::int64_t tokens : {3, 40}) {
+      // H and D are no multiples of the panels: padding must not turn into NaN activations.
+      Layer<TypeParam> layer({tokens, 45, 83});
+      layer.x.set(0, 5, std::numeric_limits<float>::quiet_NaN());
+      layer.x.set(1, 5, std::numeric_limits<float>::infinity());
+      layer.gate.set(7, 1, -std::numeric_limits<float>::infinity());
+      layer.pack();
+      check_layer(context, layer, 16, 2);
+    }
+  });
+}
+
+TYPED_TEST(FfnTest, ZeroRows) {
+  this->on_every_tier(2, [](Context& context) {
+    Layer<TypeParam> layer({0, 32, 64});
+    check_layer(context, layer);
+  });
+}
+
+// Adversarial activity, forced through the packed operations.
+TYPED_TEST(FfnTest, AdversarialPatterns) {
+  this->on_every_tier(2, [](Context& context) {
+    for (Pattern pattern : kAllPatterns) {
+      for (std::int64_t tokens : {1, 3, 20}) {
+        Layer<TypeParam> layer({tokens, 70, 530});
+        const auto gate = activation_matrix<TypeParam>(pattern, tokens, 530, 4);
+        const TwellMatrix packed =
+            pack(gate.view(), {tokens, 530, 256, 8, dtype_of<TypeParam>::value});
+        TestMatrix<TypeParam> y(tokens, 70);
+        twell_gated_ffn(context, std::as_const(layer.x).view(), packed, layer.weights().up,
+                        layer.weights().down, y.view());
+        expect_output(packed, layer, y);
+        layer.shape.gated = false;
+        twell_spmm(context, packed, layer.weights().down, y.view());
+        expect_output(packed, layer, y);
+      }
+    }
+  });
+}
+
+TEST(FfnState, TwoModelsAndTwoContextsInterleave) {
+  Layer<bf16> a({17, 64, 128});
+  Layer<float> b({9, 32, 80}, 7);
+  Context one({.threads = 1, .tier = {}});
+  Context two({.threads = 2, .tier = {}});
+  for (int i = 0; i < 3; ++i) {
+    check_layer(one, a);
+    check_layer(two, b);
+    check_layer(one, b);
+    check_layer(two, a);
+  }
+}
+
+template <class F>
+std::string message_of(F f) {
+  try {
+    f();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(FfnErrors, NameOperationAndArgument) {
+  Context context({.threads = 1, .tier = {}});
+  Layer<bf16> layer({4, 32, 64});
+  TestMatrix<bf16> y(4, 32);
+  const auto run = [&](ConstMatrixView x, FfnWeights weights, MatrixView out,
+                       ActivationSpec a = {}) {
+    return message_of([&] { ffn(context, x, weights, a, out); });
+  };
+  const ConstMatrixView x = layer.x.view();
+  EXPECT_EQ(run(x, layer.weights(), y.view()), "");
+  ConstMatrixView narrow = x;
+  narrow.cols = 31;
+  EXPECT_EQ(run(narrow, layer.weights(), y.view()),
+            "ffn: x: expected bf16 [4, 32], got bf16 [4, 31]");
+  FfnWeights weights = layer.weights();
+  weights.up.rows = 63;
+  EXPECT_EQ(run(x, weights, y.view()),
+            "ffn: weights.up: expected bf16 [64, 32], got bf16 [63, 32]");
+  weights = layer.weights();
+  weights.down.dtype = DType::f32;
+  EXPECT_NE(run(x, weights, y.view()).find("weights.down"), std::string::npos);
+  weights = layer.weights();
+  weights.gate.data = nullptr;
+  EXPECT_EQ(run(x, weights, y.view()), "ffn: weights.gate: data is null");
+  MatrixView short_y = y.view();
+  short_y.rows = 3;
+  EXPECT_NE(run(x, layer.weights(), short_y).find("y: expected bf16 [4, 32]"), std::string::npos);
+  MatrixView odd = y.view();
+  odd.data = static_cast<std::byte*>(odd.data) + 1;
+  EXPECT_NE(run(x, layer.weights(), odd).find("aligned"), std::string::npos);
+  EXPECT_NE(run(x, layer.weights(), y.view(), {Activation::fat_relu, -1.0F}).find("threshold"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace twell
