@@ -1,0 +1,114 @@
+"""torch.compile(fullgraph) with the aot_eager backend: same bits, no graph break, dynamic shapes."""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+import pytest
+import torch
+import twell
+from conftest import make_layer
+from torch import Tensor
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    torch._dynamo.reset()
+
+
+def compiled(function: Callable[..., Any], dynamic: bool | None = None) -> Callable[..., Any]:
+    return torch.compile(function, backend="aot_eager", fullgraph=True, dynamic=dynamic)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_operator(dynamic: bool, dtype: torch.dtype) -> None:
+    layer = make_layer(40, 100, dtype)
+    packed = twell.ops.pack_weight(layer.gate)
+
+    def call(x: Tensor) -> Tensor:
+        return twell.ops.gated_ffn(x * 2, packed, layer.up, layer.down) + x
+
+    fast = compiled(call, dynamic)
+    for rows in (1, 3, 17):
+        x = layer.inputs(2, rows)
+        assert torch.equal(fast(x), call(x))
+
+
+def test_dynamic_rows_compile_once() -> None:
+    layer = make_layer(40, 100)
+    packed = twell.ops.pack_weight(layer.gate)
+    graphs = []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    fast = torch.compile(
+        lambda x: twell.ops.gated_ffn(x, packed, layer.up, layer.down),
+        backend=backend, fullgraph=True, dynamic=True,
+    )
+    for rows in (5, 6, 50):
+        fast(layer.inputs(rows))
+    assert len(graphs) == 1
+
+
+def test_data_dependent_size(dtype: torch.dtype) -> None:
+    layer = make_layer(40, 100, dtype, density=0.5)
+    packed = twell.ops.pack_weight(layer.gate)
+
+    def call(x: Tensor) -> tuple[Tensor, Tensor]:
+        triple = twell.ops.gemm_relu_twell(x, packed, 100, tile=16, capacity=4)
+        return triple[2], twell.ops.twell_gated_ffn(x, *triple, layer.up, layer.down)
+
+    x = layer.inputs(9)
+    for got, want in zip(compiled(call)(x), call(x)):
+        assert torch.equal(got, want)
+
+
+def test_gradients_of_the_operator() -> None:
+    layer = make_layer(20, 50)
+    weights = [w.requires_grad_() for w in (layer.gate, layer.up, layer.down)]
+
+    def call(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+        return twell.ops.gated_ffn(x, twell.ops.pack_weight(gate), up, down).square().sum()
+
+    x = layer.inputs(6).requires_grad_()
+    want = torch.autograd.grad(call(x, *weights), [x, *weights])
+    got = torch.autograd.grad(compiled(call)(x, *weights), [x, *weights])
+    for a, b in zip(got, want):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_training_function(dynamic: bool) -> None:
+    layer = make_layer(20, 50)
+    weights = [w.requires_grad_() for w in (layer.gate, layer.up, layer.down)]
+
+    def call(x: Tensor) -> Tensor:
+        y, l1 = twell.gated_ffn(x, *weights)
+        return y.square().sum() + 0.1 * l1
+
+    fast = compiled(call, dynamic)
+    for rows in (3, 8):
+        x = layer.inputs(2, rows)
+        want = torch.autograd.grad(call(x), weights)
+        for a, b in zip(torch.autograd.grad(fast(x), weights), want):
+            torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("freeze", [False, True])
+def test_module(freeze: bool, dtype: torch.dtype) -> None:
+    layer = make_layer(40, 100, dtype)
+    module = twell.GatedFfn.from_dense(layer.gate, layer.up, layer.down.t().contiguous())
+    if freeze:
+        module.freeze()
+    fast = compiled(module, True)
+    with torch.no_grad():
+        for rows in (2, 5):
+            x = layer.inputs(rows)
+            got = fast(x)
+            if freeze:
+                assert torch.equal(got, module(x))
+            else:
+                dense = twell.dense.gated_ffn(x, layer.gate, layer.up, layer.down)[0]
+                torch.testing.assert_close(got, dense)

@@ -1,0 +1,284 @@
+"""GatedFfn and sparsify: checkpoints, freezing, training, Hugging Face models."""
+
+from __future__ import annotations
+
+import copy
+import io
+
+import pytest
+import torch
+import twell
+from conftest import Layer, assert_within, make_layer, reference
+from torch import Tensor, nn
+
+
+def module_of(layer: Layer, **options: object) -> twell.GatedFfn:
+    down = layer.down.t().contiguous()
+    return twell.GatedFfn.from_dense(layer.gate, layer.up, down, **options)
+
+
+@pytest.mark.parametrize("freeze", [False, True])
+def test_inference_is_sparse(freeze: bool, dtype: torch.dtype) -> None:
+    layer = make_layer(40, 100, dtype)
+    module = module_of(layer)
+    if freeze:
+        module.freeze()
+    x = layer.inputs(2, 5)
+    with torch.inference_mode():
+        y = module(x)
+    packed = twell.ops.pack_weight(layer.gate)
+    assert torch.equal(y, twell.ops.gated_ffn(x, packed, layer.up, layer.down))
+
+
+def test_training_is_dense_autograd() -> None:
+    layer = make_layer(40, 100)
+    module = module_of(layer)
+    x = layer.inputs(5)
+    y = module(x)
+    assert y.requires_grad and module.l1 is None
+    module.collect_l1 = True
+    y = module(x)
+    h = torch.relu(x @ layer.gate.t()) * (x @ layer.up.t())
+    torch.testing.assert_close(module.l1.detach(), h.abs().sum() / 5)
+    (y.square().mean() + 1e-2 * twell.l1_term(module)).backward()
+    assert all(p.grad is not None and p.grad.any() for p in module.parameters())
+
+
+def test_changed_weights_are_seen() -> None:
+    layer = make_layer(24, 60)
+    module = module_of(layer)
+    x = layer.inputs(7)
+    with torch.no_grad():
+        module(x)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.5)
+    module(x).sum().backward()
+    optimizer.step()
+    with torch.no_grad():
+        y = module(x)
+        fresh = module_of(
+            Layer(module.gate_proj.weight, module.up_proj.weight, module.down_proj.weight.t(), layer.shift)
+        )
+        assert torch.equal(y, fresh(x))
+        module.gate_proj.weight.data = torch.zeros_like(module.gate_proj.weight)
+        assert not module(x).any()
+
+
+def test_state_dict_keeps_the_checkpoint_layout(dtype: torch.dtype) -> None:
+    layer = make_layer(40, 100, dtype)
+    want = {
+        "gate_proj.weight": layer.gate,
+        "up_proj.weight": layer.up,
+        "down_proj.weight": layer.down.t(),
+    }
+    module = module_of(layer)
+    for state in (module.state_dict(), module.freeze().state_dict(), module.thaw().state_dict()):
+        assert list(state) == list(want)
+        assert all(torch.equal(state[key], want[key]) for key in want)
+        assert all(value.is_contiguous() for value in state.values())
+
+
+@pytest.mark.parametrize("freeze", [False, True])
+def test_load_state_dict(freeze: bool, dtype: torch.dtype) -> None:
+    source, target = make_layer(40, 100, dtype, seed=1), make_layer(40, 100, dtype, seed=2)
+    module = module_of(target)
+    if freeze:
+        module.freeze()
+    outer = nn.ModuleDict({"mlp": module})
+    state = nn.ModuleDict({"mlp": module_of(source)}).state_dict()
+    x = source.inputs(4)
+    with torch.no_grad():
+        module(x)
+        outer.load_state_dict(state)
+        assert torch.equal(module(x), module_of(source)(x))
+    with pytest.raises(RuntimeError, match="Missing key.*mlp.up_proj.weight"):
+        outer.load_state_dict({k: v for k, v in state.items() if "up" not in k})
+    with pytest.raises(RuntimeError, match="Unexpected key.*mlp.bias_proj.weight"):
+        outer.load_state_dict({**state, "mlp.bias_proj.weight": state["mlp.up_proj.weight"]})
+    with pytest.raises(RuntimeError, match="size mismatch|expected shape"):
+        outer.load_state_dict({**state, "mlp.up_proj.weight": torch.zeros(3, 4)})
+    with torch.no_grad():
+        assert torch.equal(module(x), module_of(source)(x))
+
+
+def test_frozen_keeps_one_copy() -> None:
+    layer = make_layer(64, 160, torch.bfloat16)
+    module = module_of(layer).freeze()
+    assert not list(module.parameters())
+    held = sum(b.numel() for b in module.buffers())
+    assert held == 3 * 64 * 160
+
+
+def test_conversions_of_a_frozen_module() -> None:
+    layer = make_layer(40, 100)
+    module = module_of(layer).freeze().to(torch.bfloat16)
+    rounded = Layer(*(w.bfloat16() for w in (layer.gate, layer.up, layer.down)), layer.shift)
+    x = rounded.inputs(6)
+    with torch.no_grad():
+        assert module.frozen and torch.equal(module(x), module_of(rounded)(x))
+        twin = copy.deepcopy(module)
+        assert torch.equal(twin(x), module(x))
+        buffer = io.BytesIO()
+        torch.save(module, buffer)
+        buffer.seek(0)
+        assert torch.equal(torch.load(buffer, weights_only=False)(x), module(x))
+    with pytest.raises(RuntimeError, match="expected dtype bfloat16 or float32"):
+        module.half()
+
+
+def test_two_modules_do_not_meet() -> None:
+    first, second = make_layer(32, 70, seed=1), make_layer(48, 500, torch.bfloat16, seed=2)
+    modules = [module_of(first).freeze(), module_of(second).freeze()]
+    with torch.no_grad():
+        alone = [m(layer.inputs(9)) for m, layer in zip(modules, (first, second))]
+        for _ in range(3):
+            for module, layer, want in zip(modules, (first, second), alone):
+                assert torch.equal(module(layer.inputs(9)), want)
+
+
+def test_fat_relu_module() -> None:
+    layer = make_layer(32, 70, density=0.5)
+    module = module_of(layer, activation="fat_relu", threshold=0.3)
+    x = layer.inputs(9)
+    with torch.no_grad():
+        y = module(x)
+    assert_within(y, reference(x, layer.gate, layer.up, layer.down, "fat_relu", 0.3))
+    torch.testing.assert_close(module(x), y)
+    assert "fat_relu, threshold=0.3" in repr(module)
+
+
+def test_wrong_weights_are_refused() -> None:
+    layer = make_layer(8, 20)
+    with pytest.raises(ValueError, match=r"expected shapes \[H, D\], \[H, D\], \[D, H\]"):
+        twell.GatedFfn.from_dense(layer.gate, layer.up, layer.down)
+    with pytest.raises(ValueError, match="expected one dtype"):
+        twell.GatedFfn.from_dense(layer.gate, layer.up.double(), layer.down.t())
+    with pytest.raises(ValueError, match='got "silu"'):
+        twell.GatedFfn(8, 20, activation="silu")
+    with pytest.raises(RuntimeError, match="no layer holds an L1 term"):
+        twell.l1_term(module_of(layer))
+
+
+# --- Hugging Face models -----------------------------------------------------------------------
+
+transformers = pytest.importorskip("transformers")
+
+
+def tiny_model(kind: str, hidden_act: str, dtype: torch.dtype = torch.float32, **extra: object) -> nn.Module:
+    torch.manual_seed(7)
+    config = {
+        "vocab_size": 97,
+        "hidden_size": 48,
+        "intermediate_size": 130,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+        "hidden_act": hidden_act,
+        **extra,
+    }
+    if kind == "llama":
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**config))
+    else:
+        model = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**config))
+    return model.to(dtype).eval()
+
+
+def tokens() -> Tensor:
+    return torch.randint(0, 97, (2, 17), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("freeze", [True, False])
+@pytest.mark.parametrize("hidden_act", ["relu", "relu2"])
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+def test_sparsified_model_equals_dense(kind: str, hidden_act: str, freeze: bool) -> None:
+    model = tiny_model(kind, hidden_act)
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    with torch.no_grad():
+        want = model(tokens()).logits
+        wide = copy.deepcopy(model).double()(tokens()).logits
+        assert twell.sparsify(model, freeze=freeze) is model
+        got = model(tokens()).logits
+        generated = model.generate(tokens(), max_new_tokens=5, do_sample=False, pad_token_id=0)
+    assert sum(isinstance(m, twell.GatedFfn) for m in model.modules()) == 3
+    # Both are float32 roundings of the same function: the sparse one errs no more than twice what
+    # the dense one does, which is itself a sum of some thousand roundings.
+    assert (got.double() - wide).abs().max() <= 2 * (want.double() - wide).abs().max() + 2.0**-22
+    assert generated.shape == (2, 22)
+    after = model.state_dict()
+    assert list(after) == list(state)
+    assert all(torch.equal(after[name], state[name]) for name in state)
+
+
+def test_sparsified_bf16_model() -> None:
+    model = tiny_model("llama", "relu", torch.bfloat16)
+    with torch.no_grad():
+        want = model(tokens()).logits.float()
+        wide = copy.deepcopy(model).double()(tokens()).logits
+        got = twell.sparsify(model)(tokens()).logits.float()
+    assert (got - wide).norm() <= 1.05 * (want - wide).norm()
+
+
+def test_saved_model_is_an_ordinary_checkpoint(tmp_path: object) -> None:
+    model = tiny_model("llama", "relu")
+    with torch.no_grad():
+        want = model(tokens()).logits
+    twell.sparsify(model).save_pretrained(tmp_path)
+    again = transformers.LlamaForCausalLM.from_pretrained(tmp_path).eval()
+    with torch.no_grad():
+        assert torch.equal(again(tokens()).logits, want)
+
+
+def test_trainable_model_learns() -> None:
+    model = twell.sparsify(tiny_model("llama", "relu"), freeze=False).train()
+    for module in model.modules():
+        if isinstance(module, twell.GatedFfn):
+            module.collect_l1 = True
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    losses = []
+    for _ in range(20):
+        loss = model(tokens(), labels=tokens()).loss
+        (loss + 1e-3 * twell.l1_term(model)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.7 * losses[0]
+
+
+@pytest.mark.parametrize("hidden_act", ["silu", "gelu"])
+def test_dense_activations_are_refused(hidden_act: str) -> None:
+    model = tiny_model("llama", hidden_act)
+    with pytest.raises(ValueError, match="model.layers.0.mlp: its activation .* yields no exact zeros"):
+        twell.sparsify(model)
+    assert not any(isinstance(m, twell.GatedFfn) for m in model.modules())
+
+
+def test_stated_activation_wins() -> None:
+    # A checkpoint trained with ReLU whose configuration still says silu.
+    mislabelled, honest = tiny_model("llama", "silu"), tiny_model("llama", "relu")
+    with torch.no_grad():
+        got = twell.sparsify(mislabelled, activation="relu")(tokens()).logits
+        assert torch.equal(got, twell.sparsify(honest)(tokens()).logits)
+
+
+def test_biases_are_refused() -> None:
+    model = tiny_model("llama", "relu", mlp_bias=True)
+    with pytest.raises(ValueError, match="model.layers.0.mlp.gate_proj: expected no bias"):
+        twell.sparsify(model)
+
+
+def test_a_model_without_gated_mlps_is_refused() -> None:
+    with pytest.raises(ValueError, match="Sequential has no gated MLP"):
+        twell.sparsify(nn.Sequential(nn.Linear(3, 3), nn.ReLU()))
+    with pytest.raises(ValueError, match="ffn: expected linear layers gate_proj.*got Linear"):
+        twell.from_mlp(nn.Linear(3, 3), name="ffn")
+
+
+def test_fat_relu_is_recognised() -> None:
+    model = tiny_model("llama", "silu")
+    for block in model.model.layers:
+        block.mlp.act_fn = twell.FatRelu(0.05)
+    with torch.no_grad():
+        want = model(tokens()).logits
+        twell.sparsify(model)
+        torch.testing.assert_close(model(tokens()).logits, want, rtol=0, atol=1e-5)
+    assert model.model.layers[0].mlp.threshold == 0.05

@@ -1,0 +1,71 @@
+"""torch.library.opcheck on every operator: schema, fake tensors, autograd registration, AOT dispatch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import twell
+from conftest import make_layer
+from torch.library import opcheck
+
+OPERATORS = (
+    "pack_weight",
+    "unpack_weight",
+    "gated_ffn",
+    "gated_ffn_stats",
+    "ffn",
+    "ffn_stats",
+    "gemm_relu_twell",
+    "twell_gated_ffn",
+    "twell_spmm",
+    "dense_to_twell",
+    "twell_to_dense",
+)
+
+
+def samples(name: str, dtype: torch.dtype, gradients: bool) -> list[tuple[Any, ...]]:
+    found: list[tuple[Any, ...]] = []
+    for width, neurons, rows in ((20, 33, 5), (32, 16, 1), (7, 40, 0)):
+        layer = make_layer(width, neurons, dtype, density=0.5)
+        x, packed = layer.inputs(rows), twell.ops.pack_weight(layer.gate)
+        triple = twell.ops.gemm_relu_twell(x, packed, neurons, tile=16, capacity=4)
+        gate, up, down = layer.gate, layer.up, layer.down
+        if gradients:
+            x, packed, gate, up, down = (t.requires_grad_() for t in (x, packed, gate, up, down))
+        found += {
+            "pack_weight": [(gate,)],
+            "unpack_weight": [(packed, neurons, width)],
+            "gated_ffn": [(x, packed, up, down), (x[None], packed, up, down, "relu_squared")],
+            "gated_ffn_stats": [(x, packed, up, down, "fat_relu", 0.1)],
+            "ffn": [(x, packed, down), (x[None], packed, down, "relu_squared")],
+            "ffn_stats": [(x, packed, down, "fat_relu", 0.1)],
+            "gemm_relu_twell": [(x, packed, neurons), (x, packed, neurons, "relu", 0.0, 16, 2)],
+            "twell_gated_ffn": [(x, *triple, up, down)],
+            "twell_spmm": [(*triple, down)],
+            "dense_to_twell": [(gate,), (gate, 16, 3)],
+            "twell_to_dense": [(*triple, neurons, dtype)],
+        }[name]
+    return found
+
+
+def test_all_are_listed() -> None:
+    registered = {
+        name.removeprefix("twell::")
+        for name in torch._C._dispatch_get_all_op_names()
+        if name.startswith("twell::")
+    }
+    assert registered == set(OPERATORS)
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_opcheck(name: str, dtype: torch.dtype) -> None:
+    for arguments in samples(name, dtype, gradients=False):
+        opcheck(getattr(torch.ops.twell, name).default, arguments)
+
+
+@pytest.mark.parametrize("name", OPERATORS[:6])
+def test_opcheck_with_gradients(name: str) -> None:
+    for arguments in samples(name, torch.float32, gradients=True):
+        opcheck(getattr(torch.ops.twell, name).default, arguments)
