@@ -6,7 +6,7 @@ hash_of() { cat "$@" | sha256sum | cut -c 1-16; }
 stamp_is() { [[ -f $VENV/.stamp-$1 && $(<"$VENV/.stamp-$1") == "$2" ]]; }
 
 pip_install() {
-  "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --no-input "$@"
+  "$VENV/bin/python" -m pip install --progress-bar off --disable-pip-version-check --no-input "$@"
 }
 
 torch_requirements() { "$1" "$LIB/torch_requirements.py" "${@:2}"; }

@@ -1,5 +1,4 @@
 # Everything the other scripts need on the machine.
-# shellcheck source-path=SCRIPTDIR
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 source "$LIB/packages.sh"
 source "$LIB/python.sh"

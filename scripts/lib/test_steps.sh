@@ -1,0 +1,67 @@
+# The steps of scripts/test. Each is a function that prints to its log and returns its status.
+
+RESULTS=$ROOT/build/test-results
+
+run_layers() { "$ROOT/scripts/check_layers"; }
+run_format() { "$ROOT/scripts/check_format"; }
+run_tidy() { "$ROOT/scripts/check_tidy" "$ROOT/build/asan"; }
+run_shellcheck() { shellcheck "$ROOT"/scripts/{setup,build,twell,demo,test,check_format} "$ROOT/.ci/run"; }
+
+# run_ctest PRESET: GoogleTest programs also write a file with their single cases.
+run_ctest() {
+  mkdir -p "$RESULTS/$1" &&
+    GTEST_OUTPUT="xml:$RESULTS/$1/" ctest --test-dir "$ROOT/build/$1" --parallel "$(nproc)" \
+      --output-on-failure --no-tests=error --output-junit "$RESULTS/$1.ctest.xml"
+}
+
+run_pytest() {
+  PYTHONPATH=$ROOT/python TWELL_BUILD_DIR=$ROOT/build/release \
+    TWELL_TORCH_LIBRARY=$(find "$ROOT/build/release" -name libtwell_torch.so) \
+    OMP_NUM_THREADS=2 "$VENV/bin/python" -m pytest "$ROOT/tests" -v -rs -p no:cacheprovider \
+    --junitxml="$RESULTS/pytest.xml"
+}
+
+# libtwell alone: built without PyTorch, installed, found by find_package and used by a program.
+run_consumer() {
+  local dir=$ROOT/build/consumer
+  rm -rf "$dir" &&
+    "$CMAKE" -S "$ROOT" -B "$dir/libtwell" -G Ninja -DTWELL_LM=OFF -DTWELL_TESTS=OFF \
+      -DCMAKE_BUILD_TYPE=Release -DCMAKE_INSTALL_PREFIX="$dir/prefix" &&
+    ninja -C "$dir/libtwell" -j "$(jobs_here)" install &&
+    "$CMAKE" -S "$ROOT/tests/consumer" -B "$dir/program" -G Ninja -DCMAKE_PREFIX_PATH="$dir/prefix" &&
+    ninja -C "$dir/program" && "$dir/program/consumer" &&
+    ! ldd "$dir/program/consumer" | grep -i torch
+}
+
+# record NAME STATUS SECONDS [REASON]
+record() {
+  printf '%s\t%s\t%s\t%s\n' "$1" "$2" "$3" "${4:-}" >>"$RESULTS/steps.tsv"
+}
+
+# check NAME COMMAND...: one step whose failure does not stop those after it.
+check() {
+  local name=$1 start=$SECONDS
+  shift
+  if step "$name" "$@"; then
+    record "$name" passed $((SECONDS - start))
+  else
+    record "$name" failed $((SECONDS - start)) "$(log_of "$name")"
+    return 1
+  fi
+}
+
+skip() {
+  say "$(clock) skipped: $1: $2"
+  record "$1" skipped 0 "$2"
+}
+
+# build_check PRESET: a build that fails is a failed step and not the end.
+build_check() {
+  local start=$SECONDS
+  if (build "$1"); then
+    record "Build $1" passed $((SECONDS - start))
+  else
+    record "Build $1" failed $((SECONDS - start)) "$(log_of "Build $1")"
+    return 1
+  fi
+}
