@@ -10,22 +10,15 @@
 #include <string>
 #include <string_view>
 
+#include "io/config.h"
+
 namespace twell::lm {
 
-enum class FfnActivation : std::uint8_t { silu, gelu, gelu_tanh, relu, relu_squared, fat_relu };
-
 struct ActivationChoice {
-  FfnActivation kind = FfnActivation::silu;
+  io::HiddenAct kind = io::HiddenAct::silu;
   float threshold = 0.0F;  // fat_relu only: values <= threshold become zero
 };
-
-const char* name_of(FfnActivation activation);
-// Whether the activation yields exact zeros, which is what the sparse path lives on.
-constexpr bool is_sparse(FfnActivation a) {
-  return a == FfnActivation::relu || a == FfnActivation::relu_squared ||
-         a == FfnActivation::fat_relu;
-}
-// Differentiable; [..., H] -> [..., H] in the dtype of `x`.
+// Differentiable; [..., H] -> [..., H] in the dtype of `x`. NaN passes through every activation.
 at::Tensor activate(const at::Tensor& x, const ActivationChoice& activation);
 
 enum class FfnPath : std::uint8_t { dense, sparse, automatic };
@@ -36,14 +29,13 @@ FfnPath parse_ffn_path(std::string_view text);
 // What one call of one layer did. N tokens, H hidden units.
 struct FfnActivity {
   std::int64_t layer = 0;
-  std::int64_t rows = 0;            // N
-  std::int64_t hidden_units = 0;    // H
-  FfnPath path = FfnPath::dense;    // dense or sparse: the one that ran
-  at::Tensor gate;                  // [N, H] activated gate; dense path with wants_hidden()
-  at::Tensor hidden;                // [N, H] input of down, differentiable; as `gate`
-  at::Tensor row_nnz;               // [N] int64, non-zeros of the activated gate; wants_counts()
-  at::Tensor neuron_nnz;            // [H] int64, tokens that made the neuron fire; wants_counts()
-  std::int64_t overflow_tiles = 0;  // sparse path: tiles that took the overflow path
+  std::int64_t rows = 0;          // N
+  std::int64_t hidden_units = 0;  // H
+  FfnPath path = FfnPath::dense;  // dense or sparse: the one that ran
+  at::Tensor gate;                // [N, H] activated gate; dense path with wants_hidden()
+  at::Tensor hidden;              // [N, H] input of down, differentiable; as `gate`
+  at::Tensor row_nnz;             // [N] int64, non-zeros of the activated gate; wants_counts()
+  at::Tensor neuron_nnz;          // [H] int64, tokens that made the neuron fire; wants_counts()
 };
 
 // Told about every FFN call, in layer order. Must outlive the forward call it is given to.
@@ -58,10 +50,16 @@ class FfnObserver {
 };
 
 // Weights as checkpoints have them. Handles: they share storage with the model's parameters.
+// Strides are free: a `down` stored neuron-major is the transposed view of that storage.
 struct FfnParameters {
-  at::Tensor gate;  // [H, D]; undefined in a model without a gate
-  at::Tensor up;    // [H, D]
-  at::Tensor down;  // [D, H]
+  at::Tensor gate;                // [H, D]; undefined in a model without a gate
+  at::Tensor up;                  // [H, D]
+  at::Tensor down;                // [D, H]
+  at::Tensor gate_bias, up_bias;  // [H], undefined where the model has none
+  at::Tensor down_bias;           // [D]
+
+  bool gated() const { return gate.defined(); }
+  bool has_bias() const { return gate_bias.defined() || up_bias.defined() || down_bias.defined(); }
 };
 
 class FeedForward {
@@ -89,7 +87,7 @@ std::shared_ptr<SparseContext> make_sparse_context(int threads);
 // twell::ffn; inference only, exact. Packs the gate, uses `up` in place and transposes `down` to
 // neuron-major; keeps none of the other sources. `path` is sparse or automatic; automatic also
 // keeps `gate` and changes to dense GEMMs while the measured density says they are faster. Throws
-// twell::Error for an activation without zeros, or a dtype other than bf16 and fp32.
+// twell::Error for an activation without zeros, biases, or a dtype other than bf16 and fp32.
 std::unique_ptr<FeedForward> make_sparse_feed_forward(const FfnParameters& parameters,
                                                       const ActivationChoice& activation,
                                                       std::shared_ptr<SparseContext> context,

@@ -78,12 +78,13 @@ struct LoadOptions {
   std::optional<at::ScalarType> dtype;  // at::kBFloat16 or at::kFloat; absent: as stored
   bool trainable = false;      // own writable copies with requires_grad, dense FFN, `ffn` ignored
   bool prepack_dense = false;  // dense path: oneDNN-ordered FFN weights
+  bool check_finite = true;    // refuse NaN and infinite weights: reads every byte once
   int threads = 0;             // of the sparse kernels; 0: as PyTorch
 };
 
 // Loads a Hugging Face directory (config.json, model.safetensors or its shards): memory-mapped, FFN
 // weights converted once. Throws twell::Error naming the file for missing tensors, wrong shapes, an
-// unknown architecture, non-finite weights in norms, or a sparse path that cannot be.
+// unknown architecture, NaN or infinite weights, or a sparse path that cannot be.
 std::unique_ptr<Model> load_model(const std::string& directory, const LoadOptions& options = {});
 
 // A model with fresh parameters of `dtype` for training: normal(0, initializer_range) matrices from

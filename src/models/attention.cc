@@ -1,0 +1,127 @@
+#include "models/attention.h"
+
+#include <ATen/Parallel.h>
+#include <torch/types.h>
+
+#include <cstring>
+
+namespace twell::lm {
+namespace {
+
+// q [B, Hq, n, d], k and v [B, Hkv, start + n, d] -> [B, n, Hq * d].
+at::Tensor scaled_dot_product(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                              std::int64_t start) {
+  const std::int64_t batch = q.size(0);
+  const std::int64_t count = q.size(2);
+  const std::int64_t groups = q.size(1) / k.size(1);
+  at::Tensor out;
+  if (count == 1) {
+    // One token sees every key: the query heads that share keys become rows of one query matrix,
+    // so that each key is read once.
+    out = at::scaled_dot_product_attention(q.reshape({batch, k.size(1), groups, q.size(3)}), k,
+                                           v);  // [B, Hkv, groups, d]
+    return out.reshape({batch, 1, -1});
+  }
+  std::optional<at::Tensor> mask;
+  if (start > 0) {
+    // The built-in causal mask counts from the first key; here earlier tokens are all visible.
+    mask = at::ones({count, start + count}, at::kBool).tril(start);
+  }
+  out = at::scaled_dot_product_attention(q, k, v, mask, 0.0, !mask, std::nullopt, groups > 1);
+  return out.transpose(1, 2).reshape({batch, count, -1});
+}
+
+// Rows of x [N, heads * d] to buffer[slot, head, position, :].
+void store(const at::Tensor& x, const PackedRows& rows, const at::Tensor& buffer) {
+  const std::int64_t heads = buffer.size(1);
+  const auto bytes = static_cast<std::int64_t>(buffer.size(3) * buffer.element_size());
+  const auto* from = static_cast<const std::byte*>(x.const_data_ptr());
+  auto* to = static_cast<std::byte*>(buffer.mutable_data_ptr());
+  for (const auto& run : rows.runs) {
+    at::parallel_for(0, run.count, 256, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t head = 0; head < heads; ++head) {
+        std::byte* line = to + ((run.slot * heads + head) * buffer.size(2) + run.start) * bytes;
+        for (std::int64_t i = begin; i < end; ++i) {
+          std::memcpy(line + i * bytes, from + ((run.row + i) * heads + head) * bytes,
+                      static_cast<std::size_t>(bytes));
+        }
+      }
+    });
+  }
+}
+
+// Keys or values of `runs` consecutive slots: from the cache, or the rows of this very call.
+at::Tensor source(const at::Tensor& fresh, const KvCache* cache, const at::Tensor* buffer,
+                  const PackedRows::Run& run, std::int64_t runs, const AttentionShape& shape) {
+  if (cache != nullptr) {
+    return buffer->narrow(0, run.slot, runs).narrow(2, 0, run.start + run.count);
+  }
+  return fresh.narrow(0, run.row, runs * run.count)
+      .view({runs, run.count, shape.kv_heads, shape.head_dim})
+      .transpose(1, 2);
+}
+
+}  // namespace
+
+at::Tensor Linear::operator()(const at::Tensor& x) const {
+  return bias.defined() ? at::linear(x, weight, bias) : at::linear(x, weight);
+}
+
+void PackedRows::add(std::int64_t slot, std::int64_t start, std::int64_t count) {
+  runs.push_back({slot, start, count, static_cast<std::int64_t>(positions.size())});
+  for (std::int64_t i = 0; i < count; ++i) positions.push_back(start + i);
+}
+
+bool PackedRows::uniform() const {
+  for (std::size_t i = 1; i < runs.size(); ++i) {
+    if (runs[i].slot != runs[i - 1].slot + 1 || runs[i].start != runs[0].start ||
+        runs[i].count != runs[0].count) {
+      return false;
+    }
+  }
+  return true;
+}
+
+at::Tensor attend(const Attention& weights, const at::Tensor& x, const RopeTable& rope) {
+  const auto& [heads, kv_heads, head_dim] = weights.shape;
+  const std::int64_t batch = x.size(0);
+  const std::int64_t length = x.size(1);
+  const at::Tensor q = rotate(weights.q(x).view({batch, length, heads, head_dim}), rope);
+  const at::Tensor k = rotate(weights.k(x).view({batch, length, kv_heads, head_dim}), rope);
+  const at::Tensor v = weights.v(x).view({batch, length, kv_heads, head_dim});
+  return weights.o(scaled_dot_product(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), 0));
+}
+
+at::Tensor attend(const Attention& weights, const at::Tensor& x, const RopeTable& rope,
+                  const PackedRows& rows, const KvCache* cache, std::int64_t layer) {
+  const AttentionShape& shape = weights.shape;
+  at::Tensor q = weights.q(x);
+  at::Tensor k = weights.k(x);
+  const at::Tensor v = weights.v(x);
+  rotate_rows(q, rows.positions, rope);
+  rotate_rows(k, rows.positions, rope);
+  const at::Tensor* keys = cache == nullptr ? nullptr : &cache->keys(layer);
+  const at::Tensor* values = cache == nullptr ? nullptr : &cache->values(layer);
+  if (cache != nullptr) {
+    store(k, rows, *keys);
+    store(v, rows, *values);
+  }
+  const auto attend_runs = [&](const PackedRows::Run& run, std::int64_t runs) {
+    const at::Tensor queries = q.narrow(0, run.row, runs * run.count)
+                                   .view({runs, run.count, shape.heads, shape.head_dim})
+                                   .transpose(1, 2);
+    return scaled_dot_product(queries, source(k, cache, keys, run, runs, shape),
+                              source(v, cache, values, run, runs, shape), run.start)
+        .view({runs * run.count, shape.heads * shape.head_dim});
+  };
+  if (rows.uniform()) {
+    return weights.o(attend_runs(rows.runs[0], static_cast<std::int64_t>(rows.runs.size())));
+  }
+  at::Tensor out = at::empty(q.sizes(), q.options());
+  for (const auto& run : rows.runs) {
+    out.narrow(0, run.row, run.count).copy_(attend_runs(run, 1));
+  }
+  return weights.o(out);
+}
+
+}  // namespace twell::lm

@@ -1,0 +1,55 @@
+// Causal grouped-query attention, over whole sequences (differentiable) or packed chunks of them
+// with cached keys and values.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "models/kv_cache.h"
+#include "models/rope.h"
+
+namespace twell::lm {
+
+struct Linear {
+  at::Tensor weight;  // [out, in]
+  at::Tensor bias;    // [out] or undefined
+  at::Tensor operator()(const at::Tensor& x) const;
+};
+
+struct AttentionShape {
+  std::int64_t heads = 0;
+  std::int64_t kv_heads = 0;  // divides heads
+  std::int64_t head_dim = 0;
+};
+
+struct Attention {
+  Linear q, k, v, o;
+  AttentionShape shape;
+};
+
+// Which rows of a packed [N, D] matrix belong to which sequence.
+struct PackedRows {
+  struct Run {
+    std::int64_t slot = 0;
+    std::int64_t start = 0;  // position of the first token
+    std::int64_t count = 0;
+    std::int64_t row = 0;
+  };
+  std::vector<Run> runs;
+  std::vector<std::int64_t> positions;  // [N]
+
+  void add(std::int64_t slot, std::int64_t start, std::int64_t count);
+  // Runs of one length at one position in consecutive slots: one batched call serves all.
+  bool uniform() const;
+};
+
+// x [B, S, D] at positions 0 … S-1 -> [B, S, D]; differentiable.
+at::Tensor attend(const Attention& weights, const at::Tensor& x, const RopeTable& rope);
+// x [N, D] -> [N, D]; no gradients. With a cache, writes keys and values of `layer` at the runs'
+// positions first, and attends to all positions up to each row's own.
+at::Tensor attend(const Attention& weights, const at::Tensor& x, const RopeTable& rope,
+                  const PackedRows& rows, const KvCache* cache, std::int64_t layer);
+
+}  // namespace twell::lm

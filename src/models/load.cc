@@ -1,0 +1,64 @@
+#include <fmt/format.h>
+#include <torch/types.h>
+#include <torch/utils.h>
+
+#include <filesystem>
+
+#include "models/registry.h"
+#include "twell/status.h"
+
+namespace twell::lm {
+namespace {
+
+bool sparse_possible(const Decoder& model) {
+  return io::yields_zeros(model.config().hidden_act) && !model.config().mlp_bias &&
+         (model.dtype() == at::kFloat || model.dtype() == at::kBFloat16);
+}
+
+void require_grad(const Model& model) {
+  for (const auto& [name, tensor] : model.parameters()) tensor.requires_grad_(true);
+}
+
+}  // namespace
+
+std::unique_ptr<Model> load_model(const std::string& directory, const LoadOptions& options) {
+  const std::filesystem::path path(directory);
+  const io::ModelConfig config = io::load_config(path);
+  const Architecture& architecture = find_architecture(config.architecture);
+  if (options.ffn == FfnPath::sparse && !options.trainable &&
+      !io::yields_zeros(config.hidden_act)) {
+    // Before gigabytes are mapped and converted.
+    throw Error(ErrorKind::unsupported, (path / "config.json").string(),
+                fmt::format("activation '{}' yields no zeros, so there is no sparse path; use "
+                            "--ffn dense, or a model trained with relu, relu2 or fat_relu",
+                            io::name_of(config.hidden_act)));
+  }
+  const auto source = make_checkpoint_source(std::make_shared<io::Checkpoint>(path),
+                                             {.dtype = options.dtype,
+                                              .own_copies = options.trainable,
+                                              .check_finite = options.check_finite});
+  auto model = std::make_unique<Decoder>(architecture, config, *source);
+  if (options.trainable) {
+    model->use_dense_ffn(false, *source);
+    require_grad(*model);
+  } else if (options.ffn == FfnPath::sparse ||
+             (options.ffn == FfnPath::automatic && sparse_possible(*model))) {
+    model->use_sparse_ffn(options.ffn, options.threads, *source);
+  } else {
+    model->use_dense_ffn(options.prepack_dense, *source);
+  }
+  return model;
+}
+
+std::unique_ptr<Model> make_model(const io::ModelConfig& config, at::ScalarType dtype,
+                                  std::uint64_t seed) {
+  config.validate();
+  // 0.02: the initializer_range of Llama and Qwen2.
+  const auto source = make_random_source(dtype, seed, config.num_hidden_layers, 0.02);
+  auto model = std::make_unique<Decoder>(find_architecture(config.architecture), config, *source);
+  model->use_dense_ffn(false, *source);
+  require_grad(*model);
+  return model;
+}
+
+}  // namespace twell::lm

@@ -1,0 +1,239 @@
+#include "models/weights.h"
+
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <sys/mman.h>
+#include <torch/types.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <new>
+
+#include "models/random.h"
+#include "twell/status.h"
+
+namespace twell::lm {
+namespace {
+
+at::ScalarType scalar_type(const io::TensorInfo& info, const std::string& file) {
+  switch (info.dtype) {
+    case io::SafeDType::F32:
+      return at::kFloat;
+    case io::SafeDType::BF16:
+      return at::kBFloat16;
+    case io::SafeDType::F16:
+      return at::kHalf;
+    default:
+      throw Error(ErrorKind::unsupported, file,
+                  fmt::format("tensor '{}' is {}; weights must be F32, BF16 or F16", info.name,
+                              name_of(info.dtype)));
+  }
+}
+
+// Largest magnitude as an integer: of the patterns of one width, NaN and infinity are the largest.
+template <class Signed>
+Signed max_magnitude(const std::byte* data, std::int64_t begin, std::int64_t end) {
+  // Copied block by block, as tensors in a file may lie at odd addresses.
+  constexpr std::int64_t kBlock = 1024;
+  constexpr Signed kMask = std::numeric_limits<Signed>::max();
+  Signed block[kBlock];
+  Signed worst = 0;
+  for (std::int64_t at = begin; at < end; at += kBlock) {
+    const std::int64_t n = std::min(kBlock, end - at);
+    std::memcpy(block, data + at * static_cast<std::int64_t>(sizeof(Signed)),
+                static_cast<std::size_t>(n) * sizeof(Signed));
+    for (std::int64_t i = 0; i < n; ++i) {
+      worst = std::max(worst, static_cast<Signed>(block[i] & kMask));
+    }
+  }
+  return worst;
+}
+
+template <class Signed>
+bool all_finite(const std::byte* data, std::int64_t count, Signed infinity) {
+  std::atomic<bool> finite = true;
+  at::parallel_for(0, count, 1 << 18, [&](std::int64_t begin, std::int64_t end) {
+    if (max_magnitude<Signed>(data, begin, end) >= infinity) finite = false;
+  });
+  return finite;
+}
+
+bool all_finite(const std::byte* data, std::int64_t count, at::ScalarType dtype) {
+  if (dtype == at::kFloat) return all_finite<std::int32_t>(data, count, 0x7f800000);
+  return all_finite<std::int16_t>(data, count, dtype == at::kBFloat16 ? 0x7f80 : 0x7c00);
+}
+
+class CheckpointSource final : public ParameterSource {
+ public:
+  CheckpointSource(std::shared_ptr<io::Checkpoint> checkpoint,
+                   const CheckpointSourceOptions& options)
+      : checkpoint_(std::move(checkpoint)), options_(options) {}
+
+  at::Tensor take(const ParameterSpec& spec) override {
+    const io::CheckpointTensor found = find(spec);
+    const io::TensorInfo& info = *found.info;
+    const std::string file = found.file->path().string();
+    const bool transposed = is_transposed(spec, info, file);
+    const at::ScalarType stored = scalar_type(info, file);
+    if (options_.check_finite && !all_finite(found.data, info.elements(), stored)) {
+      throw Error(ErrorKind::environment, file,
+                  fmt::format("tensor '{}' contains NaN or infinity; the file is damaged or the "
+                              "training that wrote it diverged",
+                              info.name));
+    }
+    if (!options_.dtype) options_.dtype = stored == at::kHalf ? at::kFloat : stored;
+    at::Tensor tensor = mapped_or_copied(found, stored);
+    return transposed ? tensor.t() : tensor;
+  }
+
+  void release(const ParameterSpec& spec) override { find(spec).drop_pages(); }
+
+ private:
+  io::CheckpointTensor find(const ParameterSpec& spec) const {
+    if (!checkpoint_->contains(spec.name)) {
+      for (const std::string& other : spec.other_names) {
+        if (checkpoint_->contains(other)) return checkpoint_->at(other);
+      }
+    }
+    return checkpoint_->at(spec.name);
+  }
+
+  static bool is_transposed(const ParameterSpec& spec, const io::TensorInfo& info,
+                            const std::string& file) {
+    if (!spec.maybe_transposed) {
+      if (info.shape == spec.shape) return false;
+    } else if (spec.shape[0] == spec.shape[1] && info.shape == spec.shape) {
+      throw Error(ErrorKind::unsupported, file,
+                  fmt::format("tensor '{}' is square [{}], so whether it is stored transposed "
+                              "cannot be told; write the checkpoint in the plain layout (model_type"
+                              " llama or qwen2, [out, in] weights)",
+                              info.name, fmt::join(info.shape, ", ")));
+    } else if (info.shape == spec.shape) {
+      return false;
+    } else if (info.shape == std::vector{spec.shape[1], spec.shape[0]}) {
+      return true;
+    }
+    throw Error(
+        ErrorKind::environment, file,
+        fmt::format("tensor '{}' has shape [{}], expected [{}] from config.json; the two files "
+                    "belong to different models",
+                    info.name, fmt::join(info.shape, ", "), fmt::join(spec.shape, ", ")));
+  }
+
+  at::Tensor mapped_or_copied(const io::CheckpointTensor& found, at::ScalarType stored) const {
+    const at::ScalarType wanted = *options_.dtype;
+    const io::TensorInfo& info = *found.info;
+    const auto address = reinterpret_cast<std::uintptr_t>(found.data);
+    const bool aligned = address % c10::elementSize(stored) == 0;
+    if (info.elements() == 0) return at::empty(info.shape, at::TensorOptions(wanted));
+    at::Tensor source;
+    if (aligned) {
+      // Nothing writes through this pointer: the mapping is read only.
+      source = at::from_blob(
+          const_cast<std::byte*>(found.data), info.shape,  // NOLINT(*-const-cast)
+          [keep = checkpoint_](void*) {}, at::TensorOptions(stored));
+      if (stored == wanted && !options_.own_copies) return source;
+    } else {
+      source = at::empty(info.shape, at::TensorOptions(stored));
+      std::memcpy(source.mutable_data_ptr(), found.data, info.bytes());
+    }
+    at::Tensor copy = aligned || stored != wanted ? source.to(wanted, false, true) : source;
+    found.drop_pages();
+    return copy;
+  }
+
+  std::shared_ptr<io::Checkpoint> checkpoint_;
+  CheckpointSourceOptions options_;
+};
+
+class RandomSource final : public ParameterSource {
+ public:
+  RandomSource(at::ScalarType dtype, std::uint64_t seed, std::int64_t layers, double std)
+      : dtype_(dtype), random_(seed), layers_(layers), std_(std) {}
+
+  at::Tensor take(const ParameterSpec& spec) override {
+    if (spec.kind == ParameterKind::norm) return at::ones(spec.shape, at::TensorOptions(dtype_));
+    if (spec.kind == ParameterKind::bias) return at::zeros(spec.shape, at::TensorOptions(dtype_));
+    const double std = spec.kind == ParameterKind::residual_matrix
+                           ? std_ / std::sqrt(2.0 * static_cast<double>(layers_))
+                           : std_;
+    at::Tensor out = at::empty(spec.shape, at::TensorOptions(at::kFloat));
+    auto* data = out.mutable_data_ptr<float>();
+    for (std::int64_t i = 0; i < out.numel(); ++i) {
+      data[i] = static_cast<float>(std * random_.normal());
+    }
+    return out.to(dtype_);
+  }
+  void release(const ParameterSpec& /*spec*/) override {}
+
+ private:
+  at::ScalarType dtype_;
+  Random random_;
+  std::int64_t layers_;
+  double std_;
+};
+
+template <class Word>
+void transpose_into(const Word* in, std::int64_t rows, std::int64_t cols, Word* out) {
+  // 32 × 32 words: 32 cache lines of input and of output, half of a first-level cache at most.
+  constexpr std::int64_t kBlock = 32;
+  const std::int64_t strips = (cols + kBlock - 1) / kBlock;
+  at::parallel_for(0, strips, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t strip = begin; strip < end; ++strip) {
+      const std::int64_t c0 = strip * kBlock;
+      const std::int64_t c1 = std::min(c0 + kBlock, cols);
+      for (std::int64_t r0 = 0; r0 < rows; r0 += kBlock) {
+        const std::int64_t r1 = std::min(r0 + kBlock, rows);
+        for (std::int64_t c = c0; c < c1; ++c) {
+          for (std::int64_t r = r0; r < r1; ++r) out[c * rows + r] = in[r * cols + c];
+        }
+      }
+    }
+  });
+}
+
+}  // namespace
+
+std::unique_ptr<ParameterSource> make_checkpoint_source(std::shared_ptr<io::Checkpoint> checkpoint,
+                                                        const CheckpointSourceOptions& options) {
+  return std::make_unique<CheckpointSource>(std::move(checkpoint), options);
+}
+
+std::unique_ptr<ParameterSource> make_random_source(at::ScalarType dtype, std::uint64_t seed,
+                                                    std::int64_t layers, double std) {
+  return std::make_unique<RandomSource>(dtype, seed, layers, std);
+}
+
+at::Tensor allocate_weights(std::int64_t rows, std::int64_t cols, at::ScalarType dtype) {
+  const auto options = at::TensorOptions(dtype);
+  const std::size_t bytes =
+      static_cast<std::size_t>(rows) * static_cast<std::size_t>(cols) * c10::elementSize(dtype);
+  constexpr std::size_t kHugePage = 2U << 20U;
+  if (bytes < kHugePage) return at::empty({rows, cols}, options);
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) {
+    throw Error(ErrorKind::out_of_memory, "load_model",
+                fmt::format("no memory for {} bytes of weights", bytes));
+  }
+  madvise(memory, bytes, MADV_HUGEPAGE);  // advice: refused, pages are just small
+  return at::from_blob(
+      memory, {rows, cols}, [bytes](void* p) { munmap(p, bytes); }, options);
+}
+
+at::Tensor transposed_copy(const at::Tensor& matrix) {
+  const at::Tensor in = matrix.contiguous();
+  at::Tensor out = allocate_weights(in.size(1), in.size(0), in.scalar_type());
+  if (in.element_size() == 2) {
+    transpose_into(static_cast<const std::uint16_t*>(in.const_data_ptr()), in.size(0), in.size(1),
+                   static_cast<std::uint16_t*>(out.mutable_data_ptr()));
+  } else {
+    transpose_into(static_cast<const std::uint32_t*>(in.const_data_ptr()), in.size(0), in.size(1),
+                   static_cast<std::uint32_t*>(out.mutable_data_ptr()));
+  }
+  return out;
+}
+
+}  // namespace twell::lm

@@ -1,0 +1,62 @@
+// Where a model's parameters come from: a mapped checkpoint or a random generator.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "io/checkpoint.h"
+
+namespace twell::lm {
+
+enum class ParameterKind : std::uint8_t {
+  embedding,
+  matrix,           // [out, in]
+  residual_matrix,  // as matrix, and its output is added to the residual stream
+  norm,
+  bias,
+};
+
+struct ParameterSpec {
+  std::string name;  // as in Hugging Face checkpoints
+  std::vector<std::int64_t> shape;
+  ParameterKind kind = ParameterKind::matrix;
+  std::vector<std::string> other_names = {};  // of the same tensor in other layouts, tried in order
+  bool maybe_transposed = false;              // may be stored as [in, out]: told by its shape
+};
+
+class ParameterSource {
+ public:
+  virtual ~ParameterSource() = default;
+  // A tensor of the spec's shape, perhaps a transposed view. Throws twell::Error naming the file.
+  virtual at::Tensor take(const ParameterSpec& spec) = 0;
+  // Says that the tensor has been converted: its file pages may leave memory.
+  virtual void release(const ParameterSpec& spec) = 0;
+};
+
+struct CheckpointSourceOptions {
+  std::optional<at::ScalarType> dtype;  // absent: of the embedding (f16 becomes f32)
+  bool own_copies = false;              // writable memory instead of the mapping
+  bool check_finite = true;
+};
+
+// Tensors of the wanted dtype that lie aligned to it are used where they are mapped (read only,
+// the checkpoint is kept open as long as one of them lives); others are copied.
+std::unique_ptr<ParameterSource> make_checkpoint_source(std::shared_ptr<io::Checkpoint> checkpoint,
+                                                        const CheckpointSourceOptions& options);
+
+// normal(0, std) matrices and embeddings, residual ones divided by √(2 layers); norms 1, biases 0.
+std::unique_ptr<ParameterSource> make_random_source(at::ScalarType dtype, std::uint64_t seed,
+                                                    std::int64_t layers, double std);
+
+// Uninitialised [rows, cols] in huge pages where the system gives them: weights are gathered row by
+// row, and a 4 kB row of a 2048-wide bf16 layer would otherwise cost a TLB entry of its own.
+at::Tensor allocate_weights(std::int64_t rows, std::int64_t cols, at::ScalarType dtype);
+// [rows, cols] of any 2- or 4-byte type -> contiguous [cols, rows], on all threads.
+at::Tensor transposed_copy(const at::Tensor& matrix);
+
+}  // namespace twell::lm
