@@ -1,0 +1,237 @@
+#include "io/regex.h"
+
+#include <array>
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
+
+#include "io/file_error.h"
+#include "io/unicode.h"
+
+namespace twell::io {
+namespace {
+
+// White_Space; PCRE2's \s also has U+180E.
+constexpr std::array<CodeRange, 10> kSpaces = {{{0x9, 0xD},
+                                                {0x20, 0x20},
+                                                {0x85, 0x85},
+                                                {0xA0, 0xA0},
+                                                {0x1680, 0x1680},
+                                                {0x2000, 0x200A},
+                                                {0x2028, 0x2029},
+                                                {0x202F, 0x202F},
+                                                {0x205F, 0x205F},
+                                                {0x3000, 0x3000}}};
+
+void append_range(std::string& out, char32_t first, char32_t last) {
+  // Surrogates are no characters, and PCRE2 refuses them.
+  if (first >= 0xD800 && first <= 0xDFFF) first = 0xE000;
+  if (last >= 0xD800 && last <= 0xDFFF) last = 0xD7FF;
+  if (first > last) return;
+  out += fmt::format("\\x{{{:X}}}-\\x{{{:X}}}", static_cast<std::uint32_t>(first),
+                     static_cast<std::uint32_t>(last));
+}
+
+// The inside of a character class.
+std::string class_body(std::span<const CodeRange> ranges, bool complement) {
+  std::string out;
+  char32_t next = 0;
+  for (const CodeRange& range : ranges) {
+    if (!complement) {
+      append_range(out, range.first, range.last);
+    } else if (range.first > next) {
+      append_range(out, next, range.first - 1);
+    }
+    next = range.last + 1;
+  }
+  if (complement) append_range(out, next, 0x10FFFF);
+  return out;
+}
+
+class Translator {
+ public:
+  Translator(const std::string& pattern, const std::string& file) : in_(pattern), file_(file) {}
+
+  std::string run() {
+    while (at_ < in_.size()) step();
+    return std::move(out_);
+  }
+
+ private:
+  [[noreturn]] void refuse(std::string_view what) const {
+    fail_unsupported(file_, "the pattern {} uses {}, which is not supported", in_quotes(in_), what);
+  }
+  bool follows(std::string_view text) const { return in_.compare(at_, text.size(), text) == 0; }
+
+  void step() {
+    const char c = in_[at_];
+    if (c == '\\') {
+      escape();
+    } else if (in_class_) {
+      if (c == '[') refuse("a class within a class");
+      if (follows("&&")) refuse("an intersection of classes");
+      if (c == ']') in_class_ = false;
+      copy(1);
+    } else if (c == '[') {
+      in_class_ = true;
+      copy(1);
+      if (follows("^")) copy(1);
+      if (follows("]")) refuse("']' at the begin of a class");
+    } else if (follows("(?") && !follows("(?:") && !follows("(?=") && !follows("(?!") &&
+               !follows("(?>") && !follows("(?<=") && !follows("(?<!") && !follows("(?i:") &&
+               !follows("(?i)")) {
+      refuse("a special group");
+    } else {
+      copy(1);
+    }
+  }
+
+  void copy(std::size_t count) {
+    out_.append(in_, at_, count);
+    at_ += count;
+  }
+
+  void insert(std::span<const CodeRange> ranges, bool complement) {
+    const std::string body = class_body(ranges, complement);
+    out_ += in_class_ ? body : "[" + body + "]";
+  }
+
+  void escape() {
+    if (at_ + 1 == in_.size()) refuse("a backslash at its end");
+    const char c = in_[at_ + 1];
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte >= 0x80 || std::isalnum(byte) == 0) return copy(2);
+    switch (c) {
+      case 's':
+      case 'S':
+        at_ += 2;
+        return insert(kSpaces, c == 'S');
+      case 'p':
+      case 'P':
+        return property();
+      case 'v':  // a vertical tab in Oniguruma, all vertical space in PCRE2
+        at_ += 2;
+        out_ += "\\x0B";
+        return;
+      case 'u':
+        return code_point();
+      case 'r':
+      case 'n':
+      case 't':
+      case 'f':
+      case 'd':
+      case 'D':
+      case 'x':
+      case 'A':
+      case 'z':
+        return copy(2);
+      default:
+        refuse(in_quotes(in_.substr(at_, 2)));
+    }
+  }
+
+  void property() {
+    const std::size_t close = in_.find('}', at_);
+    if (in_.compare(at_ + 2, 1, "{") != 0 || close == std::string::npos) {
+      refuse("a property without braces");
+    }
+    std::string name = in_.substr(at_ + 3, close - at_ - 3);
+    bool complement = in_[at_ + 1] == 'P';
+    if (name.starts_with('^')) {
+      complement = !complement;
+      name.erase(0, 1);
+    }
+    if (name == "L" || name == "Letter") {
+      at_ = close + 1;
+      return insert(kLetterRanges, complement);
+    }
+    if (name == "N" || name == "Number") {
+      at_ = close + 1;
+      return insert(kNumberRanges, complement);
+    }
+    copy(close + 1 - at_);  // the others in the Unicode version of PCRE2
+  }
+
+  void code_point() {
+    const std::string digits = in_.substr(at_ + 2, 4);
+    if (digits.size() != 4 || digits.find_first_not_of("0123456789abcdefABCDEF") != digits.npos) {
+      refuse("an incomplete \\u");
+    }
+    at_ += 6;
+    out_ += "\\x{" + digits + "}";
+  }
+
+  const std::string& in_;
+  const std::string& file_;
+  std::string out_;
+  std::size_t at_ = 0;
+  bool in_class_ = false;
+};
+
+pcre2_code* compile(const std::string& pattern, const std::string& file) {
+  const std::string translated = to_pcre2(pattern, file);
+  int error = 0;
+  PCRE2_SIZE offset = 0;
+  std::unique_ptr<pcre2_compile_context, decltype(&pcre2_compile_context_free)> context(
+      pcre2_compile_context_create(nullptr), pcre2_compile_context_free);
+  pcre2_set_newline(context.get(), PCRE2_NEWLINE_LF);
+  pcre2_set_parens_nest_limit(context.get(), 100);
+  // MULTILINE: ^ and $ hold at every line in Oniguruma's default syntax.
+  pcre2_code* code =
+      pcre2_compile(reinterpret_cast<PCRE2_SPTR>(translated.data()), translated.size(),
+                    PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE, &error, &offset, context.get());
+  if (code == nullptr) {
+    std::array<PCRE2_UCHAR, 200> message{};
+    pcre2_get_error_message(error, message.data(), message.size());
+    fail_file(file, "the pattern {} is wrong: {}", in_quotes(pattern),
+              reinterpret_cast<const char*>(message.data()));
+  }
+  pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);  // where it fails, the interpreter works
+  return code;
+}
+
+}  // namespace
+
+std::string to_pcre2(const std::string& pattern, const std::string& file) {
+  constexpr std::size_t kLongest = 10'000;
+  if (pattern.size() > kLongest) {
+    fail_file(file, "a pattern of {} bytes is too long", pattern.size());
+  }
+  return Translator(pattern, file).run();
+}
+
+Regex::Regex(const std::string& pattern, const std::string& file)
+    : file_(file), code_(compile(pattern, file), [](void* code) {
+        pcre2_code_free(static_cast<pcre2_code*>(code));
+      }) {}
+
+std::vector<Span> Regex::find_all(std::string_view text) const {
+  auto* code = static_cast<pcre2_code*>(code_.get());
+  const std::unique_ptr<pcre2_match_data, decltype(&pcre2_match_data_free)> data(
+      pcre2_match_data_create_from_pattern(code, nullptr), pcre2_match_data_free);
+  const auto* subject = reinterpret_cast<PCRE2_SPTR>(text.data());
+  std::vector<Span> out;
+  std::size_t at = 0;
+  while (at <= text.size()) {
+    int count =
+        pcre2_match(code, subject, text.size(), at, PCRE2_NO_UTF_CHECK, data.get(), nullptr);
+    if (count == PCRE2_ERROR_JIT_STACKLIMIT) {
+      count = pcre2_match(code, subject, text.size(), at, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT,
+                          data.get(), nullptr);
+    }
+    if (count == PCRE2_ERROR_NOMATCH) break;
+    if (count < 0) fail_file(file_, "a pattern takes too many steps on this text");
+    const PCRE2_SIZE* found = pcre2_get_ovector_pointer(data.get());
+    const Span match{found[0], found[1]};
+    // An empty match right behind the previous one does not count.
+    const bool repeated = match.begin == match.end && !out.empty() && out.back().end == match.end;
+    if (!repeated) out.push_back(match);
+    at = match.end;
+    if (match.begin == match.end) {
+      if (at >= text.size()) break;
+      next_code(text, at);
+    }
+  }
+  return out;
+}
+
+}  // namespace twell::io

@@ -1,0 +1,170 @@
+#include "io/tokenizer.h"
+
+#include "io/atomic_file.h"
+#include "io/file_error.h"
+#include "io/json_reader.h"
+#include "io/tokenizer_impl.h"
+#include "io/tokenizer_kinds.h"
+#include "io/unicode.h"
+
+namespace twell::io {
+namespace {
+
+namespace fs = std::filesystem;
+constexpr const char* kConfigName = "tokenizer_config.json";
+
+// "eos_token": "</s>" or {"content": "</s>", ...}
+std::optional<std::int32_t> named_token(const JsonObject& config, const char* key,
+                                        const Tokenizer::Impl& impl) {
+  if (!config.has(key)) return std::nullopt;
+  const bool is_object = config.value(key).is_object();
+  const std::string content = is_object ? config.object(key).string("content") : config.string(key);
+  const auto found = impl.ids.find(content);
+  if (found == impl.ids.end()) {
+    fail_file(config.file(), "{} is {}, which is not in the vocabulary", config.path_of(key),
+              in_quotes(content));
+  }
+  return found->second;
+}
+
+void read_tokenizer_config(const fs::path& path, Tokenizer::Impl& impl) {
+  std::error_code ignored;
+  if (!fs::exists(path, ignored)) return;
+  const std::string file = path.string();
+  std::string text = read_file(path);
+  const Json document = parse_json(text, file);
+  const JsonObject config(document, file);
+  impl.bos = named_token(config, "bos_token", impl);
+  impl.eos = named_token(config, "eos_token", impl);
+  impl.files.emplace_back(kConfigName, std::move(text));
+}
+
+std::shared_ptr<Tokenizer::Impl> read_file_of(const fs::path& path) {
+  const std::string name = path.filename().string();
+  const std::string text = read_file(path);
+  if (name.ends_with(".bin")) return read_llama2c_tokenizer(text, path.string());
+  std::shared_ptr<Tokenizer::Impl> out;
+  if (name == "vocab.json") {
+    out = read_gpt2_tokenizer(text, read_file(path.parent_path() / "merges.txt"), path.string());
+  } else {
+    out = read_tokenizer_json(text, path.string());
+  }
+  read_tokenizer_config(path.parent_path() / kConfigName, *out);
+  return out;
+}
+
+}  // namespace
+
+Tokenizer Tokenizer::load(const fs::path& path) {
+  std::error_code ignored;
+  fs::path file = path;
+  if (fs::is_directory(path, ignored)) {
+    file.clear();
+    for (const char* name : {"tokenizer.json", "vocab.json", "tokenizer.bin"}) {
+      if (file.empty() && fs::exists(path / name, ignored)) file = path / name;
+    }
+    if (file.empty()) {
+      fail_file(path.string(), "has neither tokenizer.json nor vocab.json nor tokenizer.bin");
+    }
+  }
+  auto impl = read_file_of(file);
+  impl->finish();
+  return Tokenizer(std::move(impl));
+}
+
+Tokenizer Tokenizer::from_json(std::string_view json, const std::string& file) {
+  auto impl = read_tokenizer_json(json, file);
+  impl->finish();
+  return Tokenizer(std::move(impl));
+}
+
+Tokenizer Tokenizer::from_gpt2(std::string_view vocab_json, std::string_view merges,
+                               const std::string& file) {
+  auto impl = read_gpt2_tokenizer(vocab_json, merges, file);
+  impl->finish();
+  return Tokenizer(std::move(impl));
+}
+
+Tokenizer Tokenizer::from_llama2c(std::string_view bytes, const std::string& file) {
+  auto impl = read_llama2c_tokenizer(bytes, file);
+  impl->finish();
+  return Tokenizer(std::move(impl));
+}
+
+std::vector<std::int32_t> Tokenizer::encode(std::string_view text, bool add_special_tokens) const {
+  if (const std::size_t at = find_invalid_utf8(text); at != std::string_view::npos) {
+    fail_argument("Tokenizer::encode", "the text is not UTF-8 at its byte {}", at);
+  }
+  std::vector<std::int32_t> out;
+  impl_->encode(text, add_special_tokens, out);
+  return out;
+}
+
+std::string Tokenizer::decode(std::span<const std::int32_t> ids, bool skip_special_tokens) const {
+  std::string bytes;
+  std::optional<std::int32_t> previous;
+  for (const std::int32_t id : ids) {
+    if (!skip_special_tokens || !is_special(id)) bytes += impl_->piece(id, previous);
+    previous = id;
+  }
+  std::string out;
+  take_utf8(bytes, out, true);
+  return out;
+}
+
+std::string_view Tokenizer::bytes_of(std::int32_t id) const { return impl_->piece(id, {}); }
+
+std::int32_t Tokenizer::vocab_size() const {
+  return static_cast<std::int32_t>(impl_->tokens.size());
+}
+
+std::optional<std::int32_t> Tokenizer::token_to_id(std::string_view token) const {
+  const auto found = impl_->ids.find(std::string(token));
+  if (found == impl_->ids.end()) return std::nullopt;
+  return found->second;
+}
+
+std::optional<std::string> Tokenizer::id_to_token(std::int32_t id) const {
+  const auto* token = impl_->find(id);
+  if (token == nullptr) return std::nullopt;
+  return token->content;
+}
+
+bool Tokenizer::is_special(std::int32_t id) const {
+  const auto* token = impl_->find(id);
+  return token != nullptr && token->special;
+}
+
+std::optional<std::int32_t> Tokenizer::bos_id() const { return impl_->bos; }
+std::optional<std::int32_t> Tokenizer::eos_id() const { return impl_->eos; }
+std::uint64_t Tokenizer::hash() const { return impl_->hash; }
+
+void Tokenizer::save(const fs::path& directory) const {
+  std::error_code error;
+  fs::create_directories(directory, error);
+  if (error) fail_file(directory.string(), "cannot be made: {}", error.message());
+  for (const auto& [name, contents] : impl_->files) {
+    write_file_atomically(directory / name, contents);
+  }
+}
+
+StreamDecoder::StreamDecoder(Tokenizer tokenizer, bool skip_special_tokens)
+    : tokenizer_(std::move(tokenizer)), skip_special_tokens_(skip_special_tokens) {}
+
+std::string StreamDecoder::push(std::int32_t id) {
+  if (!skip_special_tokens_ || !tokenizer_.is_special(id)) {
+    pending_ += tokenizer_.impl_->piece(id, previous_);
+  }
+  previous_ = id;
+  std::string out;
+  take_utf8(pending_, out, false);
+  return out;
+}
+
+std::string StreamDecoder::finish() {
+  std::string out;
+  take_utf8(pending_, out, true);
+  return out;
+}
+
+}  // namespace twell::io

@@ -1,0 +1,49 @@
+// What every kind of tokenizer has: a vocabulary, and the bytes of each token.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "io/tokenizer.h"
+
+namespace twell::io {
+
+class Tokenizer::Impl {
+ public:
+  virtual ~Impl() = default;
+
+  // `text` is valid UTF-8.
+  virtual void encode(std::string_view text, bool add_special_tokens,
+                      std::vector<std::int32_t>& out) const = 0;
+  // The bytes that `id` adds to a text that ends with the token `previous`.
+  virtual std::string_view piece(std::int32_t id, std::optional<std::int32_t> previous) const;
+
+  struct Token {
+    std::string content;  // as in the file
+    std::string bytes;    // what it stands for
+    bool present = false;
+    bool special = false;
+  };
+  const Token* find(std::int32_t id) const;
+
+  // Throws Error (environment) on an id that is taken, or so large that the table of tokens would
+  // be mostly empty (`count`: tokens in the file).
+  void add(std::int32_t id, std::string content, std::string bytes, std::size_t count,
+           const std::string& file);
+  void finish();  // hash, begin and end of text from customary names
+
+  std::vector<Token> tokens;  // by id
+  std::unordered_map<std::string, std::int32_t> ids;
+  std::optional<std::int32_t> bos;
+  std::optional<std::int32_t> eos;
+  std::uint64_t hash = 0;
+  // Name within a model directory and contents of every file it was read from.
+  std::vector<std::pair<std::string, std::string>> files;
+};
+
+}  // namespace twell::io
