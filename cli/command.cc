@@ -1,0 +1,38 @@
+#include "cli/command.h"
+
+#include <ATen/Parallel.h>
+
+#include "cli/json_out.h"
+#include "twell/status.h"
+
+namespace twell::cli {
+
+void CommonOptions::begin() {
+  check_json_target(json);
+  if (threads > 0) at::set_num_threads(threads);
+  threads = at::get_num_threads();
+}
+
+void CommonOptions::write(const nlohmann::json& results) const {
+  if (json.empty()) return;
+  nlohmann::json out = results;
+  out["twell"] = TWELL_VERSION;
+  out["machine"] = machine_json(threads);
+  write_json(json, out);
+  if (json != "-") say("Results as JSON: {}\n", json);
+}
+
+CLI::App& declare_command(CLI::App& parent, const std::string& name, const std::string& description,
+                          const std::string& example, CommonOptions& common) {
+  CLI::App& command = *parent.add_subcommand(name, description);
+  command.footer("Example:\n  " + example);
+  command
+      .add_option("--json", common.json, "Write the results as JSON to FILE (- for the terminal)")
+      ->type_name("FILE");
+  command.add_option("--threads", common.threads, "Threads (default: one per core)")
+      ->check(CLI::Range(1, 1024))
+      ->type_name("N");
+  return command;
+}
+
+}  // namespace twell::cli

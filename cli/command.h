@@ -1,0 +1,68 @@
+// What every command has in common: how it is declared, where its words go, how it stops.
+#pragma once
+
+#include <fmt/core.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+
+namespace twell::cli {
+
+// Options that every command understands.
+struct CommonOptions {
+  std::string json;  // file of the machine-readable results; "-" is standard output; empty: none
+  int threads = 0;   // of PyTorch and of the sparse kernels; 0: as many as PyTorch would use
+
+  // Words for people. They go to standard error where the results go to standard output.
+  template <class... Args>
+  void say(fmt::format_string<Args...> format, Args&&... args) const {
+    std::FILE* out = json == "-" ? stderr : stdout;
+    fmt::print(out, format, std::forward<Args>(args)...);
+    std::fflush(out);
+  }
+  // Throws where results could not be written later, so that no long work is lost. Sets PyTorch's
+  // thread count. Call it first.
+  void begin();
+  // Writes the results, if asked for, with the keys every command adds ("twell", "machine").
+  void write(const nlohmann::json& results) const;
+};
+
+// Adds a command with --json and --threads, a description and an example under its help. `run` is
+// called with the parsed options; it throws where it fails.
+template <class Options>
+using CommandBody = void (*)(Options&);
+
+CLI::App& declare_command(CLI::App& parent, const std::string& name, const std::string& description,
+                          const std::string& example, CommonOptions& common);
+
+template <class Options>
+CLI::App& add_command(CLI::App& parent, const std::string& name, const std::string& description,
+                      const std::string& example, std::shared_ptr<Options> options,
+                      CommandBody<Options> run) {
+  CLI::App& command = declare_command(parent, name, description, example, *options);
+  command.callback([options, run] {
+    options->begin();
+    run(*options);
+  });
+  return command;
+}
+
+// One per file cmd_*.cc.
+void add_demo(CLI::App& app);
+void add_train(CLI::App& app);
+void add_generate(CLI::App& app);
+void add_bench(CLI::App& app);  // with bench ffn and bench model below it
+void add_bench_ffn(CLI::App& bench);
+void add_bench_model(CLI::App& bench);
+void add_stats(CLI::App& app);
+void add_eval(CLI::App& app);
+void add_synth(CLI::App& app);
+void add_tokenize(CLI::App& app);
+void add_convert(CLI::App& app);
+void add_explain(CLI::App& app);
+
+}  // namespace twell::cli

@@ -1,0 +1,25 @@
+// The machine-readable results of a command.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+namespace twell::cli {
+
+// Throws twell::Error where `path` could not be written: its directory is missing or read-only, or
+// it is a directory itself. "" and "-" are fine.
+void check_json_target(const std::string& path);
+
+// Indented, replaced atomically; "-" prints to standard output. Numbers that are no JSON (NaN,
+// infinities) become null.
+void write_json(const std::string& path, const nlohmann::json& value);
+
+// Name of the processor, threads, tier and memory: what a measurement needs to be understood.
+nlohmann::json machine_json(int threads);
+std::string processor_name();
+
+// Bytes; 0 where the system does not say.
+double peak_resident_bytes();  // of this process so far
+double available_bytes();      // what the system could still give
+
+}  // namespace twell::cli

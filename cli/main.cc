@@ -1,0 +1,75 @@
+// twell: trains, measures, inspects and runs sparse language models.
+#include <c10/util/Exception.h>
+
+#include <new>
+#include <string>
+
+#include "cli/command.h"
+#include "cli/interrupt.h"
+
+namespace {
+
+constexpr int kFailed = 1, kWrongUse = 2, kInterrupted = 130;
+
+// One line, whatever the message was.
+int fail(const std::string& command, std::string message, int code) {
+  while (!message.empty() && message.back() == '\n') message.pop_back();
+  for (std::size_t at; (at = message.find('\n')) != std::string::npos;) {
+    message.replace(at, 1, "; ");
+  }
+  fmt::print(stderr, "{}: error: {}\n", command, message);
+  return code;
+}
+
+// "twell bench ffn", as far as the arguments were understood.
+std::string command_name(const CLI::App& app) {
+  std::string name = app.get_name();
+  for (const CLI::App* sub : app.get_subcommands()) name += " " + command_name(*sub);
+  return name;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  using namespace twell::cli;  // NOLINT(google-build-using-namespace)
+  CLI::App app(
+      "Exact sparse feed-forward layers: train, measure, inspect and run sparse language "
+      "models.",
+      "twell");
+  app.set_version_flag("--version", std::string("twell ") + TWELL_VERSION);
+  app.require_subcommand(1);
+  app.footer("twell COMMAND --help tells more about each. Start with: twell demo --text FILE");
+  // add_demo(app);
+  // add_train(app);
+  // add_generate(app);
+  add_bench(app);
+  // add_stats(app);
+  // add_eval(app);
+  // add_synth(app);
+  // add_tokenize(app);
+  // add_convert(app);
+  // add_explain(app);
+
+  install_interrupt_handler();
+  if (argc <= 1) {
+    fmt::print("{}", app.help());
+    return kWrongUse;
+  }
+  try {
+    app.parse(argc, argv);
+    return 0;
+  } catch (const CLI::Success& e) {  // --help, --version
+    return app.exit(e);
+  } catch (const CLI::ParseError& e) {
+    const std::string name = command_name(app);
+    return fail(name, std::string(e.what()) + " (see " + name + " --help)", kWrongUse);
+  } catch (const Interrupted&) {
+    return fail(command_name(app), "interrupted, nothing unfinished was kept", kInterrupted);
+  } catch (const c10::Error& e) {
+    return fail(command_name(app), e.what_without_backtrace(), kFailed);
+  } catch (const std::bad_alloc&) {
+    return fail(command_name(app), "out of memory; use a smaller model, batch or shape", kFailed);
+  } catch (const std::exception& e) {
+    return fail(command_name(app), e.what(), kFailed);
+  }
+}

@@ -1,0 +1,114 @@
+#include "cli/progress.h"
+
+#include <fmt/core.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "cli/interrupt.h"
+
+namespace twell::cli {
+namespace {
+
+double seconds_between(std::chrono::steady_clock::time_point a,
+                       std::chrono::steady_clock::time_point b) {
+  return std::chrono::duration<double>(b - a).count();
+}
+
+int columns_of(std::FILE* out) {
+  winsize size = {};
+  if (ioctl(fileno(out), TIOCGWINSZ, &size) == 0 && size.ws_col > 0) return size.ws_col;
+  return 80;
+}
+
+}  // namespace
+
+std::string format_duration(double seconds) {
+  const auto whole = static_cast<std::int64_t>(seconds + 0.5);
+  if (seconds < 9.95) return fmt::format("{:.1f} s", seconds);
+  if (whole < 60) return fmt::format("{} s", whole);
+  if (whole < 3600) return fmt::format("{} min {:02} s", whole / 60, whole % 60);
+  return fmt::format("{} h {:02} min", whole / 3600, whole % 3600 / 60);
+}
+
+Progress::Progress(std::string label, std::int64_t total, const Options& options)
+    : label_(std::move(label)),
+      total_(total),
+      options_(options),
+      terminal_(options.terminal < 0 ? isatty(fileno(options.out)) != 0 : options.terminal == 1),
+      begin_(std::chrono::steady_clock::now()),
+      last_(begin_) {
+  if (terminal_ && options_.width == 0) options_.width = columns_of(options_.out);
+}
+
+Progress::Progress(std::string label, std::int64_t total)
+    : Progress(std::move(label), total, Options{}) {}
+
+Progress::~Progress() { clear(); }
+
+double Progress::seconds() const {
+  return seconds_between(begin_, std::chrono::steady_clock::now());
+}
+
+void Progress::update(std::int64_t done, std::string_view note) {
+  check_interrupt();
+  const auto now = std::chrono::steady_clock::now();
+  const double wait = terminal_ ? options_.bar_seconds : options_.line_seconds;
+  if (seconds_between(last_, now) < wait) return;
+  last_ = now;
+  if (terminal_) {
+    draw_bar(done, note);
+  } else {
+    print_line(done, note);
+  }
+}
+
+void Progress::draw_bar(std::int64_t done, std::string_view note) {
+  std::string line = label_ + " ";
+  if (total_ > 0) {
+    constexpr int kCells = 24;
+    const double part = std::clamp(static_cast<double>(done) / static_cast<double>(total_), 0., 1.);
+    const int full = static_cast<int>(part * kCells);
+    line += fmt::format("[{}{}] {:3.0f}%", std::string(static_cast<std::size_t>(full), '#'),
+                        std::string(static_cast<std::size_t>(kCells - full), '.'), part * 100);
+    if (part > 0.01) line += fmt::format("  {} left", format_duration(seconds() * (1 / part - 1)));
+  } else {
+    line += format_duration(seconds());
+  }
+  if (!note.empty()) line += fmt::format("  {}", note);
+  // A wrapped line could not be redrawn.
+  line.resize(std::min(line.size(), static_cast<std::size_t>(options_.width - 1)));
+  fmt::print(options_.out, "\r\x1b[K{}", line);
+  std::fflush(options_.out);
+  bar_shown_ = true;
+}
+
+void Progress::print_line(std::int64_t done, std::string_view note) {
+  const std::string part =
+      total_ > 0 ? fmt::format("{}/{} ({:.0f}%)", done, total_,
+                               100.0 * static_cast<double>(done) / static_cast<double>(total_))
+                 : std::string("working");
+  fmt::print(options_.out, "{}: {}, {}{}{}\n", label_, part, format_duration(seconds()),
+             note.empty() ? "" : ", ", note);
+  std::fflush(options_.out);
+}
+
+void Progress::clear() {
+  if (!bar_shown_) return;
+  fmt::print(options_.out, "\r\x1b[K");
+  std::fflush(options_.out);
+  bar_shown_ = false;
+}
+
+void Progress::finish(std::string_view note) {
+  if (finished_) return;
+  finished_ = true;
+  clear();
+  if (!terminal_ && seconds() < 1.0) return;
+  fmt::print(options_.out, "{}: done in {}{}{}\n", label_, format_duration(seconds()),
+             note.empty() ? "" : ", ", note);
+  std::fflush(options_.out);
+}
+
+}  // namespace twell::cli

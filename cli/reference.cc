@@ -1,0 +1,32 @@
+#include "cli/reference.h"
+
+#include <torch/types.h>
+
+#include <cmath>
+#include <limits>
+
+namespace twell::cli {
+
+at::Tensor reference_ffn(const SyntheticLayer& layer, const ActivationSpec& activation,
+                         const at::Tensor& x) {
+  const at::Tensor wide = x.to(at::kDouble);
+  const double threshold =
+      activation.kind == Activation::fat_relu ? static_cast<double>(activation.threshold) : 0.0;
+  at::Tensor h = at::threshold(wide.matmul(layer.gate.to(at::kDouble).t()), threshold, 0);
+  if (activation.kind == Activation::relu_squared) h = h * h;
+  if (layer.up.defined()) h = h * wide.matmul(layer.up.to(at::kDouble).t());
+  return h.matmul(layer.down_t.to(at::kDouble));
+}
+
+double max_rel_err(const at::Tensor& y, const at::Tensor& reference) {
+  if (reference.numel() == 0) return 0;
+  const at::Tensor expected = reference.to(at::kDouble).reshape({-1, reference.size(-1)});
+  const at::Tensor got = y.to(at::kDouble).reshape({-1, reference.size(-1)});
+  if (!at::equal(got.isnan(), expected.isnan())) return std::numeric_limits<double>::quiet_NaN();
+  const at::Tensor largest = std::get<0>(expected.abs().nan_to_num().max(-1, true));
+  const at::Tensor scale = at::where(largest > 0, largest, at::ones_like(largest));
+  const at::Tensor error = (got - expected).abs().nan_to_num().div(scale);
+  return error.max().item<double>();
+}
+
+}  // namespace twell::cli
