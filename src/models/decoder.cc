@@ -135,6 +135,11 @@ at::Tensor Decoder::head(const at::Tensor& normalised) {
 
 at::Tensor Decoder::forward(const at::Tensor& tokens, FfnObserver* observer) {
   at::Tensor x = embed(tokens);
+  if (observer != nullptr) {
+    PackedRows rows;
+    for (std::int64_t b = 0; b < tokens.size(0); ++b) rows.add(b, 0, tokens.size(1));
+    observer->begin(rows.positions);
+  }
   for (std::int64_t layer = 0; layer < layers(); ++layer) x = block(layer, x, observer);
   return head(final_norm(x));
 }
@@ -183,6 +188,7 @@ at::Tensor Decoder::hidden_states(std::span<const Chunk> chunks, KvCache* cache,
   for (const Chunk& chunk : chunks) ids = std::copy(chunk.tokens.begin(), chunk.tokens.end(), ids);
 
   at::Tensor x = at::embedding(weights_.embedding, tokens);  // [N, D]
+  if (observer != nullptr) observer->begin(rows.positions);
   for (std::int64_t layer = 0; layer < layers(); ++layer) {
     x = run_packed(at(layer), layer, x, rows, cache, observer);
   }

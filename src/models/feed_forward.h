@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -46,6 +47,8 @@ class FfnObserver {
   // answers an observer that wants it with a twell::Error.
   virtual bool wants_hidden() const { return false; }
   virtual bool wants_counts() const { return false; }
+  // Before the first layer of a forward pass: the position of each of the N rows in its sequence.
+  virtual void begin(std::span<const std::int64_t> /*positions*/) {}
   virtual void observe(const FfnActivity& activity) = 0;
 };
 

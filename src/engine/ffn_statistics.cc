@@ -1,0 +1,94 @@
+#include "engine/ffn_statistics.h"
+
+#include <fmt/format.h>
+#include <torch/types.h>
+#include <torch/utils.h>
+
+#include <algorithm>
+
+#include "twell/status.h"
+
+namespace twell::lm {
+
+double LayerStatistics::nnz_mean() const {
+  return rows == 0 ? 0.0 : static_cast<double>(nnz) / static_cast<double>(rows);
+}
+
+double LayerStatistics::dead_fraction() const {
+  if (neuron_nnz.empty()) return 0.0;
+  return static_cast<double>(std::count(neuron_nnz.begin(), neuron_nnz.end(), 0)) /
+         static_cast<double>(neuron_nnz.size());
+}
+
+void FfnStatistics::begin(std::span<const std::int64_t> positions) {
+  positions_.assign(positions.begin(), positions.end());
+}
+
+void FfnStatistics::observe(const FfnActivity& activity) {
+  if (activity.rows == 0) return;
+  const auto layer = static_cast<std::size_t>(activity.layer);
+  if (layers_.size() <= layer) layers_.resize(layer + 1);
+  LayerStatistics& to = layers_[layer];
+  const at::Tensor rows = activity.row_nnz.contiguous();
+  const at::Tensor neurons = activity.neuron_nnz.contiguous();
+  const auto* row_nnz = rows.const_data_ptr<std::int64_t>();
+  const auto* neuron_nnz = neurons.const_data_ptr<std::int64_t>();
+  to.rows += activity.rows;
+  to.neuron_nnz.resize(static_cast<std::size_t>(activity.hidden_units), 0);
+  for (std::size_t n = 0; n < to.neuron_nnz.size(); ++n) to.neuron_nnz[n] += neuron_nnz[n];
+  const bool placed = static_cast<std::int64_t>(positions_.size()) == activity.rows;
+  for (std::int64_t i = 0; i < activity.rows; ++i) {
+    to.nnz += row_nnz[i];
+    to.nnz_max = std::max(to.nnz_max, row_nnz[i]);
+    if (!placed) continue;
+    const auto position = static_cast<std::size_t>(positions_[static_cast<std::size_t>(i)]);
+    if (to.position_rows.size() <= position) {
+      to.position_rows.resize(position + 1, 0);
+      to.position_nnz.resize(position + 1, 0);
+    }
+    ++to.position_rows[position];
+    to.position_nnz[position] += row_nnz[i];
+  }
+}
+
+double FfnStatistics::nnz_mean() const {
+  double nnz = 0.0;
+  double rows = 0.0;
+  for (const auto& layer : layers_) {
+    nnz += static_cast<double>(layer.nnz);
+    rows += static_cast<double>(layer.rows);
+  }
+  return rows == 0.0 ? 0.0 : nnz / rows;
+}
+
+FfnStatistics measure_ffn(Model& model, std::span<const std::int64_t> stream, std::int64_t window,
+                          const ScoreOptions& options) {
+  const std::int64_t context = model.config().max_position_embeddings;
+  if (window <= 0) window = std::min<std::int64_t>(context, 2048);
+  if (stream.empty() || window > context) {
+    throw Error(ErrorKind::invalid_argument, "measure_ffn",
+                fmt::format("needs at least one token and a window within the context of {}, got "
+                            "{} tokens and a window of {}",
+                            context, stream.size(), window));
+  }
+  const c10::InferenceMode inference;
+  FfnStatistics statistics;
+  const auto total = static_cast<std::int64_t>(stream.size());
+  std::int64_t done = 0;
+  while (done < total) {
+    std::vector<Chunk> chunks;
+    std::int64_t rows = 0;
+    while (done < total && (chunks.empty() || rows + window <= options.rows)) {
+      const std::int64_t length = std::min(window, total - done);
+      chunks.push_back(
+          {0, stream.subspan(static_cast<std::size_t>(done), static_cast<std::size_t>(length))});
+      rows += length;
+      done += length;
+    }
+    model.hidden_states(chunks, nullptr, &statistics);
+    if (options.on_progress) options.on_progress(done, total);
+  }
+  return statistics;
+}
+
+}  // namespace twell::lm

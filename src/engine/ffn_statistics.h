@@ -1,0 +1,45 @@
+// How sparse a model is on a text: non-zeros by layer and position, neurons that never fire.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "engine/score.h"
+#include "models/model.h"
+
+namespace twell::lm {
+
+struct LayerStatistics {
+  std::int64_t rows = 0;  // tokens seen
+  std::int64_t nnz = 0;   // non-zeros of the activated gate, all tokens
+  std::int64_t nnz_max = 0;
+  std::vector<std::int64_t> neuron_nnz;     // [H] tokens that made the neuron fire
+  std::vector<std::int64_t> position_rows;  // by position in its sequence
+  std::vector<std::int64_t> position_nnz;
+
+  double nnz_mean() const;       // per token; 0 where none was seen
+  double dead_fraction() const;  // of neurons that never fired
+};
+
+// Accumulates over any number of forward passes. On the dense path the activation need not be a
+// sparse one: SiLU shows its (rare) exact zeros as they are.
+class FfnStatistics final : public FfnObserver {
+ public:
+  bool wants_counts() const override { return true; }
+  void begin(std::span<const std::int64_t> positions) override;
+  void observe(const FfnActivity& activity) override;
+
+  const std::vector<LayerStatistics>& layers() const { return layers_; }
+  double nnz_mean() const;  // over tokens and layers
+
+ private:
+  std::vector<std::int64_t> positions_;
+  std::vector<LayerStatistics> layers_;
+};
+
+// Runs a token stream in sequences of `window` tokens (0: the model's context, at most 2048).
+FfnStatistics measure_ffn(Model& model, std::span<const std::int64_t> stream,
+                          std::int64_t window = 0, const ScoreOptions& options = {});
+
+}  // namespace twell::lm

@@ -1,0 +1,182 @@
+#include "engine/generate.h"
+
+#include <fmt/format.h>
+#include <torch/types.h>
+#include <torch/utils.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "twell/status.h"
+
+namespace twell::lm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+void check(const Model& model, std::span<const std::vector<std::int64_t>> prompts,
+           const GenerateOptions& options) {
+  const auto fail = [](const std::string& message) {
+    throw Error(ErrorKind::invalid_argument, "generate", message);
+  };
+  options.sampling.validate();
+  if (options.max_tokens < 0) {
+    fail(fmt::format("max_tokens must be 0 or more, got {}", options.max_tokens));
+  }
+  if (options.prefill_rows < 1) {
+    fail(fmt::format("prefill_rows must be 1 or more, got {}", options.prefill_rows));
+  }
+  if (prompts.empty()) fail("no prompt");
+  for (std::size_t i = 0; i < prompts.size(); ++i) {
+    const auto length = static_cast<std::int64_t>(prompts[i].size());
+    if (length == 0) {
+      fail(fmt::format("prompt {} is empty; give some text, or a begin-of-text token", i));
+    }
+    if (length > model.config().max_position_embeddings) {
+      fail(fmt::format("prompt {} has {} tokens, more than the model's context of {}; shorten it",
+                       i, length, model.config().max_position_embeddings));
+    }
+  }
+}
+
+// Runs all prompts through the model, at most `rows` tokens at a time. -> the hidden state of each
+// prompt's last token [prompts, D].
+at::Tensor prefill(Model& model, std::span<const std::vector<std::int64_t>> prompts, KvCache& cache,
+                   const GenerateOptions& options) {
+  std::vector<at::Tensor> last(prompts.size());
+  std::vector<Chunk> chunks;
+  std::int64_t rows = 0;
+  const auto flush = [&] {
+    const at::Tensor hidden = model.hidden_states(chunks, &cache, options.observer);
+    std::int64_t row = 0;
+    for (const Chunk& chunk : chunks) {
+      row += static_cast<std::int64_t>(chunk.tokens.size());
+      last[static_cast<std::size_t>(chunk.slot)] = hidden.narrow(0, row - 1, 1);
+    }
+    chunks.clear();
+    rows = 0;
+  };
+  for (std::size_t i = 0; i < prompts.size(); ++i) {
+    std::span<const std::int64_t> left = prompts[i];
+    while (!left.empty()) {
+      const auto take =
+          std::min<std::size_t>(left.size(), static_cast<std::size_t>(options.prefill_rows - rows));
+      chunks.push_back({static_cast<std::int64_t>(i), left.first(take)});
+      rows += static_cast<std::int64_t>(take);
+      left = left.subspan(take);
+      if (rows == options.prefill_rows) flush();
+    }
+  }
+  if (!chunks.empty()) flush();
+  return at::cat(last);
+}
+
+}  // namespace
+
+const char* name_of(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::stop_token:
+      return "stop_token";
+    case FinishReason::max_tokens:
+      return "max_tokens";
+    case FinishReason::context_full:
+      return "context_full";
+    case FinishReason::stopped_by_caller:
+      return "stopped_by_caller";
+  }
+  return "unknown";
+}
+
+double GenerateTiming::prefill_tokens_per_s() const {
+  return prefill_seconds > 0.0 ? static_cast<double>(prompt_tokens) / prefill_seconds : 0.0;
+}
+double GenerateTiming::decode_tokens_per_s() const {
+  return decode_seconds > 0.0 ? static_cast<double>(decode_tokens) / decode_seconds : 0.0;
+}
+
+GenerateResult generate(Model& model, std::span<const std::vector<std::int64_t>> prompts,
+                        const GenerateOptions& options) {
+  check(model, prompts, options);
+  const c10::InferenceMode inference;
+  const std::int64_t context = model.config().max_position_embeddings;
+  std::vector<std::int64_t> stop_tokens;
+  if (options.stop_tokens) {
+    stop_tokens = *options.stop_tokens;
+  } else {
+    stop_tokens.assign(model.config().eos_token_ids.begin(), model.config().eos_token_ids.end());
+  }
+
+  // What a sequence needs besides its result.
+  struct Active {
+    std::size_t index;
+    std::int64_t token = 0;  // chosen, not yet run through the model
+    Sampler sampler;
+  };
+  std::vector<Active> active;
+  std::int64_t capacity = 0;
+  GenerateResult result;
+  result.sequences.resize(prompts.size());
+  for (std::size_t i = 0; i < prompts.size(); ++i) {
+    const auto length = static_cast<std::int64_t>(prompts[i].size());
+    active.push_back({i, 0, Sampler(options.sampling, static_cast<std::int64_t>(i))});
+    // The last token generated is not run. Both summands are bounded by the context first.
+    capacity =
+        std::max(capacity, std::min(length + std::min(options.max_tokens, context), context));
+    result.timing.prompt_tokens += length;
+  }
+  KvCache cache = model.make_cache(static_cast<std::int64_t>(prompts.size()), capacity);
+
+  auto start = Clock::now();
+  at::Tensor logits = model.head(prefill(model, prompts, cache, options)).to(at::kFloat);
+  result.timing.prefill_seconds = seconds_since(start);
+  if (options.max_tokens == 0) return result;
+
+  start = Clock::now();
+  double callback_seconds = 0.0;
+  const std::int64_t vocabulary = model.config().vocab_size;
+  std::vector<Chunk> chunks;
+  while (true) {
+    // `logits` [active, V] belong to `active` in order; keep those that go on.
+    const auto* row = logits.const_data_ptr<float>();
+    std::vector<Active> going_on;
+    for (Active& one : active) {
+      one.token = one.sampler.sample({row, static_cast<std::size_t>(vocabulary)});
+      row += vocabulary;
+      GeneratedSequence& sequence = result.sequences[one.index];
+      sequence.tokens.push_back(one.token);
+      bool wanted = true;
+      if (options.on_token) {
+        const auto before = Clock::now();
+        wanted = options.on_token(static_cast<std::int64_t>(one.index), one.token);
+        callback_seconds += seconds_since(before);
+      }
+      if (std::find(stop_tokens.begin(), stop_tokens.end(), one.token) != stop_tokens.end()) {
+        sequence.finish = FinishReason::stop_token;
+      } else if (!wanted) {
+        sequence.finish = FinishReason::stopped_by_caller;
+      } else if (static_cast<std::int64_t>(sequence.tokens.size()) >= options.max_tokens) {
+        sequence.finish = FinishReason::max_tokens;
+      } else if (cache.length(static_cast<std::int64_t>(one.index)) >= context) {
+        sequence.finish = FinishReason::context_full;
+      } else {
+        going_on.push_back(std::move(one));
+      }
+    }
+    active = std::move(going_on);
+    if (active.empty()) break;
+    chunks.clear();
+    for (const Active& one : active) {
+      chunks.push_back({static_cast<std::int64_t>(one.index), {&one.token, 1}});
+    }
+    logits = model.head(model.hidden_states(chunks, &cache, options.observer)).to(at::kFloat);
+    result.timing.decode_tokens += static_cast<std::int64_t>(chunks.size());
+  }
+  result.timing.decode_seconds = seconds_since(start) - callback_seconds;
+  return result;
+}
+
+}  // namespace twell::lm

@@ -1,0 +1,55 @@
+// Text generation: prefill of all prompts, then one token per sequence and step.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "engine/sampler.h"
+#include "models/model.h"
+
+namespace twell::lm {
+
+enum class FinishReason : std::uint8_t { stop_token, max_tokens, context_full, stopped_by_caller };
+const char* name_of(FinishReason reason);
+
+struct GenerateOptions {
+  std::int64_t max_tokens = 128;  // per sequence; 0 only runs the prompts
+  SamplingOptions sampling;
+  // Tokens that end a sequence; absent: eos of config.json. The token itself is the last of the
+  // result.
+  std::optional<std::vector<std::int64_t>> stop_tokens;
+  // Called with (sequence, token) as soon as a token is known; false ends that sequence.
+  std::function<bool(std::int64_t, std::int64_t)> on_token;
+  FfnObserver* observer = nullptr;
+  std::int64_t prefill_rows = 2048;  // tokens per prefill pass: bounds the memory of activations
+};
+
+struct GeneratedSequence {
+  std::vector<std::int64_t> tokens;  // without the prompt
+  FinishReason finish = FinishReason::max_tokens;
+};
+
+struct GenerateTiming {
+  std::int64_t prompt_tokens = 0;
+  double prefill_seconds = 0.0;    // until the logits of the first token
+  std::int64_t decode_tokens = 0;  // tokens run through the model after the prompts
+  double decode_seconds = 0.0;     // sampling included, the caller's on_token excluded
+
+  double prefill_tokens_per_s() const;
+  double decode_tokens_per_s() const;  // 0 where nothing was decoded
+};
+
+struct GenerateResult {
+  std::vector<GeneratedSequence> sequences;  // in the order of the prompts
+  GenerateTiming timing;
+};
+
+// Prompts may differ in length. Throws twell::Error for no prompt, an empty one, one longer than
+// the model's context, a token outside the vocabulary, or options out of range.
+GenerateResult generate(Model& model, std::span<const std::vector<std::int64_t>> prompts,
+                        const GenerateOptions& options = {});
+
+}  // namespace twell::lm

@@ -1,0 +1,44 @@
+// Choosing the next token. No PyTorch: the same logits and seed give the same token everywhere.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "models/random.h"
+
+namespace twell::lm {
+
+// Applied in this order, as in `transformers`: temperature, top_k, top_p.
+struct SamplingOptions {
+  double temperature = 0.0;  // 0: greedy, the largest logit, the smaller id of equals
+  std::int64_t top_k = 0;    // only the k likeliest; 0: all
+  double top_p = 1.0;        // only the likeliest that together reach this probability; (0, 1]
+  std::uint64_t seed = 0;
+
+  void validate() const;  // throws twell::Error naming the option
+};
+
+class Sampler {
+ public:
+  // `sequence`: the index in a batch. Every sequence draws from a stream of its own, so that its
+  // text does not depend on its neighbours; sequence 0 draws what a batch of one draws.
+  explicit Sampler(const SamplingOptions& options, std::int64_t sequence = 0);
+
+  // Throws twell::Error where a logit is NaN.
+  std::int64_t sample(std::span<const float> logits);
+
+ private:
+  struct Candidate {
+    double weight;  // exp((logit - largest) / temperature)
+    std::int64_t token;
+  };
+  std::int64_t draw(std::span<const Candidate> candidates, double total);
+
+  SamplingOptions options_;
+  Random random_;
+  std::vector<Candidate> candidates_;
+};
+
+}  // namespace twell::lm
