@@ -1,0 +1,58 @@
+// AdamW with fp32 master weights, one pass over memory per step.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "train/recipe.h"
+
+namespace twell::lm {
+
+// A parameter of the model and what the optimizer keeps for it.
+struct OptimizedParameter {
+  std::string name;
+  at::Tensor compute;  // what forward uses: fp32 (then it is the master itself) or bf16
+  at::Tensor master;   // fp32
+  at::Tensor m, v;     // fp32 moments
+  at::Tensor sum;      // fp32 gradient sum over micro-batches; undefined while the gradient is fp32
+  bool decayed = false;
+};
+
+// Whether weight decay applies: matrices other than "model.embed_tokens.weight".
+bool is_decayed(const std::string& name, const at::Tensor& parameter);
+
+class AdamW {
+ public:
+  // (name, compute parameter, fp32 master); all contiguous on the CPU, shapes equal. Where the
+  // compute parameter is fp32 it must be the master itself.
+  struct Entry {
+    std::string name;
+    at::Tensor compute;
+    at::Tensor master;
+  };
+  explicit AdamW(const std::vector<Entry>& entries);
+
+  // After each backward pass of a step with several micro-batches: moves gradients of a type
+  // narrower than fp32 into their fp32 sum. (fp32 gradients add up in place.)
+  void accumulate();
+  // L2 norm of the gradient of all parameters, in fp32 and fixed order.
+  double grad_norm() const;
+  // One update with the gradient times `grad_scale`; t = 1, 2, ... is the number of this update.
+  // PyTorch's formulation: p -= lr * wd * p; p -= lr / (1 - b1^t) * m / (sqrt(v / (1 - b2^t)) +
+  // eps). Then refreshes the compute parameters and clears all gradients.
+  void update(const Recipe& recipe, double lr, double grad_scale, std::int64_t t);
+  void clear_gradients();
+
+  std::vector<OptimizedParameter>& parameters() { return parameters_; }
+  const std::vector<OptimizedParameter>& parameters() const { return parameters_; }
+  OptimizedParameter& find(const std::string& name);  // throws Error where absent
+
+ private:
+  std::vector<OptimizedParameter> parameters_;
+};
+
+}  // namespace twell::lm

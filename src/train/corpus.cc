@@ -1,0 +1,183 @@
+#include "train/corpus.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "io/file_error.h"
+#include "io/mapped_file.h"
+#include "io/token_shard.h"
+
+namespace twell::lm {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kShardMagic = "TWELLTOK";
+
+std::string_view text_of(const io::MappedFile& file) {
+  return {reinterpret_cast<const char*>(file.data()), file.size()};
+}
+
+bool is_text_name(const fs::path& path) {
+  const std::string extension = path.extension().string();
+  for (const char* known : {".txt", ".md", ".rst", ".py", ".tokens"}) {
+    if (extension == known) return true;
+  }
+  return false;
+}
+
+std::vector<io::MappedFile> map_all(const std::vector<fs::path>& files) {
+  std::vector<io::MappedFile> out;
+  for (const fs::path& file : files) {
+    out.emplace_back(file);
+    if (out.back().size() == 0)
+      io::fail_file(file.string(), "is empty: there is nothing to train on");
+  }
+  return out;
+}
+
+void write_shard(const fs::path& path, const std::vector<const io::MappedFile*>& texts,
+                 const io::Tokenizer& tokenizer, const CorpusProgress& progress) {
+  std::uint64_t done = 0, total = 0;
+  for (const auto* text : texts) total += text->size();
+  io::TokenShardWriter writer(path, static_cast<std::uint32_t>(tokenizer.vocab_size()),
+                              tokenizer.hash());
+  for (const auto* text : texts) {
+    try {
+      std::vector<std::int32_t> ids = tokenizer.encode(text_of(*text), false);
+      if (const auto eos = tokenizer.eos_id()) ids.push_back(*eos);
+      writer.append(ids);
+    } catch (const Error& error) {
+      if (error.kind() == ErrorKind::environment) throw;
+      throw Error(error.kind(), text->path().string(), error.what());
+    }
+    done += text->size();
+    if (progress) progress(done, total);
+  }
+  writer.commit();
+}
+
+// The cached shard if it is whole and of this tokenizer, else none.
+std::optional<io::TokenShard> open_cached(const fs::path& path, std::uint64_t tokenizer_hash) {
+  std::error_code error;
+  if (!fs::exists(path, error)) return std::nullopt;
+  try {
+    io::TokenShard shard(path);
+    if (shard.tokenizer_hash() == tokenizer_hash) return shard;
+  } catch (const Error&) {
+    // A damaged cache is made again.
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::uint64_t hash_bytes(std::string_view bytes, std::uint64_t seed) {
+  std::uint64_t hash = seed ^ (bytes.size() * 0x9e3779b97f4a7c15ULL);
+  const auto mix = [&hash](std::uint64_t word) {
+    hash = (hash ^ word) * 0xff51afd7ed558ccdULL;
+    hash ^= hash >> 32U;
+  };
+  std::size_t i = 0;
+  for (std::uint64_t word = 0; i + sizeof word <= bytes.size(); i += sizeof word) {
+    std::memcpy(&word, bytes.data() + i, sizeof word);
+    mix(word);
+  }
+  std::uint64_t rest = 0;
+  if (i < bytes.size()) std::memcpy(&rest, bytes.data() + i, bytes.size() - i);
+  mix(rest);
+  mix(bytes.size());
+  return hash;
+}
+
+std::vector<fs::path> find_texts(const std::vector<fs::path>& paths) {
+  std::vector<fs::path> out;
+  for (const fs::path& path : paths) {
+    std::error_code error;
+    if (fs::is_directory(path, error)) {
+      std::vector<fs::path> inside;
+      for (const auto& entry : fs::recursive_directory_iterator(path)) {
+        if (entry.is_regular_file() && is_text_name(entry.path()) && entry.file_size() > 0) {
+          inside.push_back(entry.path());
+        }
+      }
+      std::ranges::sort(inside);
+      out.insert(out.end(), inside.begin(), inside.end());
+    } else if (fs::exists(path, error)) {
+      out.push_back(path);
+    } else {
+      io::fail_file(path.string(), "training text: no such file or directory");
+    }
+  }
+  if (out.empty()) {
+    io::fail_file(paths.empty() ? "training text" : paths.front().string(),
+                  "no text found: give files, or directories with .txt, .md, .rst, .py or .tokens "
+                  "files in them");
+  }
+  return out;
+}
+
+Corpus load_corpus(const std::vector<fs::path>& files, const io::Tokenizer& tokenizer,
+                   const fs::path& cache, const CorpusProgress& progress) {
+  const std::vector<io::MappedFile> mapped = map_all(files);
+  std::vector<io::TokenShard> shards;
+  std::vector<const io::MappedFile*> texts;
+  std::uint64_t hash = tokenizer.hash(), text_hash = hash;
+  for (const io::MappedFile& file : mapped) {
+    hash = hash_bytes(text_of(file), hash);
+    if (text_of(file).starts_with(kShardMagic)) {
+      shards.emplace_back(file.path());
+      shards.back().expect_tokenizer(tokenizer.hash());
+    } else {
+      text_hash = hash_bytes(text_of(file), text_hash);
+      texts.push_back(&file);
+    }
+  }
+  if (!texts.empty()) {
+    std::error_code error;
+    fs::create_directories(cache, error);
+    if (error) io::fail_file(cache.string(), "cannot make the directory: {}", error.message());
+    const fs::path path = cache / fmt::format("{:016x}.tokens", text_hash);
+    auto shard = open_cached(path, tokenizer.hash());
+    if (!shard) {
+      write_shard(path, texts, tokenizer, progress);
+      shard.emplace(path);
+    }
+    shards.insert(shards.begin(), std::move(*shard));
+  }
+  return {TokenStream(std::move(shards)), hash};
+}
+
+std::vector<std::string> sample_texts(const std::vector<fs::path>& files, std::uint64_t max_bytes) {
+  const std::vector<io::MappedFile> mapped = map_all(files);
+  std::uint64_t total = 0;
+  for (const io::MappedFile& file : mapped) {
+    if (text_of(file).starts_with(kShardMagic)) {
+      io::fail_file(file.path().string(),
+                    "holds token ids: give the tokenizer that made them, one cannot be learnt");
+    }
+    total += file.size();
+  }
+  std::vector<std::string> out;
+  for (const io::MappedFile& file : mapped) {
+    std::string_view text = text_of(file);
+    if (total > max_bytes) {
+      const double share = static_cast<double>(max_bytes) / static_cast<double>(total);
+      text = text.substr(0, static_cast<std::size_t>(share * static_cast<double>(text.size())));
+      if (const auto line = text.rfind('\n'); line != std::string_view::npos) {
+        text = text.substr(0, line + 1);
+      }
+      // One long line: not within a character (continuation bytes are 10xxxxxx).
+      while (!text.empty() && (text.data()[text.size()] & 0xc0) == 0x80) text.remove_suffix(1);
+    }
+    if (!text.empty()) out.emplace_back(text);
+  }
+  return out;
+}
+
+}  // namespace twell::lm

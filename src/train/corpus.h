@@ -1,0 +1,44 @@
+// Text files to one stream of token ids, tokenized once and kept on disk.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <string_view>
+#include <vector>
+
+#include "io/tokenizer.h"
+#include "train/token_stream.h"
+
+namespace twell::lm {
+
+struct Corpus {
+  TokenStream tokens;
+  std::uint64_t hash = 0;  // of contents and tokenizer
+};
+
+// Bytes done and in total.
+using CorpusProgress = std::function<void(std::uint64_t, std::uint64_t)>;
+
+// The regular files among `paths` and, for directories, the .txt, .md, .rst, .py and .tokens files
+// in them, at any depth, sorted by path. Throws Error (environment) where a path does not exist or
+// nothing is found.
+std::vector<std::filesystem::path> find_texts(const std::vector<std::filesystem::path>& paths);
+
+// Each file is UTF-8 text or a token shard (told by its first bytes) of the same tokenizer. Texts
+// are documents: an end-of-text token follows each where the tokenizer has one. Their ids are
+// written atomically to `cache`/HASH.tokens, and read from there the next time; HASH covers
+// contents and tokenizer. Throws Error naming the file: empty, no UTF-8, unreadable, a shard of
+// another tokenizer.
+Corpus load_corpus(const std::vector<std::filesystem::path>& files, const io::Tokenizer& tokenizer,
+                   const std::filesystem::path& cache, const CorpusProgress& progress = {});
+
+// The first `max_bytes` of the texts, whole files until then (a longer one is cut at a line), for
+// learning a tokenizer: evenly from all files. Throws Error where a file is a token shard.
+std::vector<std::string> sample_texts(const std::vector<std::filesystem::path>& files,
+                                      std::uint64_t max_bytes);
+
+// 64 bits over bytes, continuing from `seed`. For telling contents apart, not for security.
+std::uint64_t hash_bytes(std::string_view bytes, std::uint64_t seed);
+
+}  // namespace twell::lm

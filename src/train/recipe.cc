@@ -1,0 +1,129 @@
+#include "train/recipe.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "twell/device.h"
+#include "twell/status.h"
+
+namespace twell::lm {
+namespace {
+
+using nlohmann::json;
+
+constexpr double kInf = std::numeric_limits<double>::infinity();
+constexpr std::int64_t kMaxCount = std::int64_t{1} << 40;
+
+// One place that knows all fields: Visitor(name, field, lowest, highest).
+template <class Self, class Visitor>
+void visit_numbers(Self& r, Visitor&& visit) {
+  visit("steps", r.steps, 1, kMaxCount);
+  visit("context", r.context, 1, std::int64_t{1} << 24);
+  visit("micro_batch", r.micro_batch, 1, std::int64_t{1} << 24);
+  visit("accumulation", r.accumulation, 1, std::int64_t{1} << 24);
+  visit("peak_lr", r.peak_lr, 0.0, 1e3);
+  visit("min_lr_ratio", r.min_lr_ratio, 0.0, 1.0);
+  visit("warmup_steps", r.warmup_steps, 0, kMaxCount);
+  visit("beta1", r.beta1, 0.0, std::nextafter(1.0, 0.0));
+  visit("beta2", r.beta2, 0.0, std::nextafter(1.0, 0.0));
+  visit("eps", r.eps, 0.0, 1.0);
+  visit("weight_decay", r.weight_decay, 0.0, 1e3);
+  visit("clip", r.clip, 0.0, kInf);
+  visit("l1", r.l1, 0.0, 1e6);
+  visit("l1_start", r.l1_start, 0, kMaxCount);
+  visit("l1_warmup", r.l1_warmup, 0, kMaxCount);
+  visit("reinit_every", r.reinit_every, 0, kMaxCount);
+  visit("reinit_std", r.reinit_std, 0.0, 1e3);
+  visit("dead_window", r.dead_window, 1, kMaxCount);
+  visit("time_budget_s", r.time_budget_s, 0.0, 1e9);
+  visit("log_every", r.log_every, 1, kMaxCount);
+  visit("eval_every", r.eval_every, 0, kMaxCount);
+  visit("eval_windows", r.eval_windows, 0, kMaxCount);
+  visit("save_every", r.save_every, 0, kMaxCount);
+  visit("keep_checkpoints", r.keep_checkpoints, 1, kMaxCount);
+}
+
+[[noreturn]] void fail(const std::string& file, const std::string& what) {
+  throw Error(ErrorKind::environment, file, what);
+}
+
+}  // namespace
+
+const char* name_of(ComputeType type) {
+  switch (type) {
+    case ComputeType::automatic:
+      return "auto";
+    case ComputeType::bf16:
+      return "bf16";
+    case ComputeType::fp32:
+      return "fp32";
+  }
+  return "?";
+}
+
+ComputeType parse_compute_type(std::string_view text) {
+  for (const auto type : {ComputeType::automatic, ComputeType::bf16, ComputeType::fp32}) {
+    if (text == name_of(type)) return type;
+  }
+  throw Error(ErrorKind::invalid_argument, "compute",
+              fmt::format("expected auto, bf16 or fp32, got \"{}\"", text));
+}
+
+ComputeType resolve(ComputeType type) {
+  if (type != ComputeType::automatic) return type;
+  return cpu_tier_available(CpuTier::avx512) ? ComputeType::bf16 : ComputeType::fp32;
+}
+
+void Recipe::validate() const {
+  visit_numbers(*this, [](const char* name, auto value, auto lowest, auto highest) {
+    using Value = decltype(value);
+    // Written so that NaN fails too.
+    if (value >= static_cast<Value>(lowest) && value <= static_cast<Value>(highest)) return;
+    throw Error(ErrorKind::invalid_argument, "recipe",
+                fmt::format("{}: expected {} to {}, got {}", name, lowest, highest, value));
+  });
+  if (warmup_steps >= steps && warmup_steps > 0) {
+    throw Error(ErrorKind::invalid_argument, "recipe",
+                fmt::format("warmup_steps: expected fewer than the {} steps of the run, got {}",
+                            steps, warmup_steps));
+  }
+}
+
+std::string Recipe::to_json() const {
+  json out = json::object();
+  visit_numbers(*this, [&out](const char* name, auto value, auto, auto) { out[name] = value; });
+  out["compute"] = name_of(compute);
+  out["recompute"] = recompute;
+  out["skip_inactive"] = skip_inactive;
+  out["seed"] = seed;
+  return out.dump(2);
+}
+
+Recipe Recipe::from_json(std::string_view text, const std::string& file) {
+  const json in = json::parse(text, nullptr, false);
+  if (!in.is_object()) fail(file, "recipe: expected a JSON object");
+  Recipe out;
+  json known = json::parse(out.to_json());
+  for (const auto& [name, value] : in.items()) {
+    if (!known.contains(name)) fail(file, fmt::format("recipe: unknown key \"{}\"", name));
+    const json& example = known[name];
+    const bool fits = example.is_number_integer() ? value.is_number_integer()
+                      : example.is_number()       ? value.is_number()
+                                                  : value.type() == example.type();
+    if (!fits) fail(file, fmt::format("recipe: {}: expected {}", name, example.type_name()));
+  }
+  visit_numbers(out, [&in](const char* name, auto& field, auto, auto) {
+    if (in.contains(name)) field = in[name].get<std::decay_t<decltype(field)>>();
+  });
+  if (in.contains("compute")) out.compute = parse_compute_type(in["compute"].get<std::string>());
+  if (in.contains("recompute")) out.recompute = in["recompute"].get<bool>();
+  if (in.contains("skip_inactive")) out.skip_inactive = in["skip_inactive"].get<bool>();
+  if (in.contains("seed")) out.seed = in["seed"].get<std::uint64_t>();
+  out.validate();
+  return out;
+}
+
+}  // namespace twell::lm

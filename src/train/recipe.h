@@ -1,0 +1,79 @@
+// What a training run does, apart from model and data. The defaults are those of the paper
+// (arXiv 2603.23198, recipe section); its batch of 1 M tokens is micro_batch * accumulation *
+// context.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace twell::lm {
+
+// Type of weights and activations in forward and backward. Master weights, both moments and the
+// gradient sum over micro-batches are fp32 in any case.
+enum class ComputeType : std::uint8_t {
+  automatic,  // bf16 where the processor multiplies it natively (AVX-512-BF16, AMX), else fp32
+  bf16,
+  fp32,
+};
+const char* name_of(ComputeType type);                  // "auto", "bf16", "fp32"
+ComputeType parse_compute_type(std::string_view text);  // throws Error naming the three
+ComputeType resolve(ComputeType type);                  // never automatic
+
+struct Recipe {
+  // --- length and batch ---
+  std::int64_t steps = 10000;     // optimizer steps
+  std::int64_t context = 2048;    // tokens of a window
+  std::int64_t micro_batch = 8;   // windows of one forward and backward pass
+  std::int64_t accumulation = 1;  // passes of one optimizer step
+
+  // --- AdamW: decoupled decay of matrices; norms, biases and the embedding are not decayed.
+  // The embedding is a table whose rare rows would shrink between their few updates; an untied
+  // output matrix is decayed as any other. ---
+  double peak_lr = 1e-3;
+  double min_lr_ratio = 0.1;        // of peak_lr, reached at the last step; not stated in the paper
+  std::int64_t warmup_steps = 600;  // linear from 0
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  double eps = 1e-8;
+  double weight_decay = 0.1;
+  double clip = 1.0;  // L2 norm of the whole gradient; 0: none
+
+  // --- sparsity: loss = cross entropy + l1 * mean over layers of mean over tokens of the sum over
+  // hidden units of |h|, h the input of the down projection ---
+  double l1 = 2e-5;
+  std::int64_t l1_start = 0;   // steps before it with coefficient 0
+  std::int64_t l1_warmup = 0;  // steps of linear growth after l1_start
+  // Every so many steps the gate rows of neurons dead for dead_window steps are drawn anew. 0:
+  // never.
+  std::int64_t reinit_every = 0;
+  double reinit_std = 0.02;
+  std::int64_t dead_window = 50;  // steps without a single activation after which a neuron is dead
+
+  // --- execution ---
+  ComputeType compute = ComputeType::automatic;
+  bool recompute = false;     // keep block inputs only; blocks run twice
+  bool skip_inactive = true;  // leave out neurons that no token of the micro-batch fired; exact
+  std::uint64_t seed = 1;     // of initialisation, order of windows and re-initialisation
+  // Upper bound of the run in seconds, 0: none. After a fifth of it, and with every log line from
+  // then on, `steps` is lowered to what fits, so that the schedules still come to their end.
+  double time_budget_s = 0.0;
+
+  // --- what is looked at ---
+  std::int64_t log_every = 10;     // steps of one log line
+  std::int64_t eval_every = 0;     // steps between validations; 0: only after the last step
+  std::int64_t eval_windows = 32;  // windows of one validation (as many as there are, if fewer)
+  std::int64_t save_every = 0;     // steps between checkpoints; 0: only after the last step
+  std::int64_t keep_checkpoints = 1;
+
+  bool operator==(const Recipe&) const = default;
+
+  std::int64_t tokens_per_step() const { return micro_batch * accumulation * context; }
+  // Throws Error (invalid_argument) naming the field, its range and its value.
+  void validate() const;
+  std::string to_json() const;
+  // Absent keys keep their default; unknown ones, wrong types and ranges throw Error naming `file`.
+  static Recipe from_json(std::string_view text, const std::string& file);
+};
+
+}  // namespace twell::lm

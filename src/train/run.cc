@@ -1,0 +1,245 @@
+#include "train/run.h"
+
+#include <fmt/format.h>
+
+#include <chrono>
+#include <cmath>
+#include <memory>
+#include <utility>
+
+#include "io/file_error.h"
+#include "io/tokenizer.h"
+#include "models/model.h"
+#include "train/bpe_trainer.h"
+#include "train/corpus.h"
+#include "train/run_directory.h"
+#include "train/trainer.h"
+
+namespace twell::lm {
+namespace {
+
+namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
+
+double since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+[[noreturn]] void fail(const std::string& what) {
+  throw Error(ErrorKind::invalid_argument, "train", what);
+}
+
+class Run {
+ public:
+  explicit Run(const TrainRun& run) : run_(run), directory_(run.out) { result_ = {}; }
+
+  TrainResult execute() {
+    const auto latest = directory_.latest();
+    if (run_.resume && !latest) {
+      fail(fmt::format("resume: {} holds no checkpoint", run_.out.string()));
+    }
+    if (!run_.resume && latest) {
+      fail(fmt::format("{} holds a checkpoint: resume the run, or choose another directory",
+                       run_.out.string()));
+    }
+    tell("reading the text", 0.0);
+    const auto files = find_texts(run_.data);
+    load_tokenizer(files, latest);
+    const Corpus corpus = load_corpus(files, *tokenizer_, cache(), [this](auto done, auto total) {
+      tell("tokenizing", static_cast<double>(done) / static_cast<double>(total));
+    });
+    tell("preparing the model", 0.0);
+    const Recipe recipe = run_.resume ? resumed_recipe(*latest) : run_.recipe;
+    trainer_ = std::make_unique<Trainer>(
+        start_model(latest, recipe.seed), recipe,
+        TrainingData{corpus.tokens, run_.validation_fraction, corpus.hash});
+    if (run_.resume) trainer_->load(*latest);
+    train();
+    return finish();
+  }
+
+ private:
+  void tell(const std::string& what, double share) const {
+    if (run_.preparing) run_.preparing(what, share);
+  }
+  fs::path cache() const { return run_.cache.empty() ? run_.out / "cache" : run_.cache; }
+
+  Recipe resumed_recipe(const fs::path& latest) const {
+    Recipe recipe = saved_recipe(latest);
+    const Recipe& now = run_.recipe;
+    recipe.log_every = now.log_every;
+    recipe.eval_every = now.eval_every;
+    recipe.eval_windows = now.eval_windows;
+    recipe.save_every = now.save_every;
+    recipe.keep_checkpoints = now.keep_checkpoints;
+    if (run_.extend_to) recipe.steps = *run_.extend_to;
+    return recipe;
+  }
+
+  void load_tokenizer(const std::vector<fs::path>& files, const std::optional<fs::path>& latest) {
+    if (latest) {
+      tokenizer_ = io::Tokenizer::load(*latest);
+    } else if (run_.tokenizer) {
+      tokenizer_ = io::Tokenizer::load(*run_.tokenizer);
+    } else if (run_.model) {
+      tokenizer_ = io::Tokenizer::load(*run_.model);
+    } else {
+      tell("learning a tokenizer", 0.0);
+      const auto texts = sample_texts(files, run_.bpe_max_bytes);
+      BpeOptions options;
+      options.vocab_size = run_.bpe_vocab_size;
+      const std::vector<std::string_view> views(texts.begin(), texts.end());
+      tokenizer_ = io::Tokenizer::from_json(train_bpe(views, options), "learnt tokenizer");
+    }
+  }
+
+  std::unique_ptr<Model> start_model(const std::optional<fs::path>& latest, std::uint64_t seed) {
+    const bool fresh = !latest && !run_.model;
+    io::ModelConfig config = run_.config;
+    if (!fresh) config = io::load_config(latest ? *latest : *run_.model);
+    if (fresh) complete(config);
+    if (run_.activation && !latest) config.hidden_act = *run_.activation;
+    config.validate();
+    const std::int64_t vocab = tokenizer_->vocab_size();
+    if (config.vocab_size < vocab) {
+      fail(
+          fmt::format("the tokenizer has {} entries, the model only {}: they do not belong "
+                      "together",
+                      vocab, config.vocab_size));
+    }
+    auto model = make_model(config, at::kFloat, seed);
+    // A resumed run gets its weights from Trainer::load.
+    if (!fresh && !latest) copy_weights(*run_.model, *model);
+    for (const auto& [name, tensor] : model->parameters()) result_.parameters += tensor.numel();
+    return model;
+  }
+
+  void complete(io::ModelConfig& config) const {
+    if (config.vocab_size == 0) config.vocab_size = tokenizer_->vocab_size();
+    if (config.num_key_value_heads == 0) config.num_key_value_heads = config.num_attention_heads;
+    if (config.head_dim == 0 && config.num_attention_heads > 0) {
+      config.head_dim = config.hidden_size / config.num_attention_heads;
+    }
+    config.max_position_embeddings = std::max(config.max_position_embeddings, run_.recipe.context);
+    if (!config.eos_token_ids.empty()) return;
+    if (const auto eos = tokenizer_->eos_id()) config.eos_token_ids = {*eos};
+  }
+
+  static void copy_weights(const fs::path& from, Model& to) {
+    LoadOptions options;
+    options.dtype = at::kFloat;
+    options.trainable = true;
+    const auto source = load_model(from.string(), options);
+    const NamedTensors weights = source->parameters();
+    NamedTensors targets = to.parameters();
+    if (weights.size() != targets.size()) fail(from.string() + ": cannot be trained");
+    for (std::size_t i = 0; i < weights.size(); ++i) {
+      targets[i].second.detach().copy_(weights[i].second.detach());
+    }
+  }
+
+  void train() {
+    const Recipe& recipe = trainer_->recipe();
+    TrainLog log(directory_.log(), trainer_->steps_done());
+    first_step_ = trainer_->steps_done();
+    bool running = trainer_->steps_done() < recipe.steps;
+    while (running) {
+      LogRecord record = group();
+      record.steps = recipe.steps;
+      const bool last = record.step == recipe.steps;
+      if (last || due(recipe.eval_every)) record.validation_loss = trainer_->validation_loss();
+      record.seconds = since(begin_);
+      log.write(record);
+      result_.loss_last = record.ce;
+      result_.nnz_mean = record.nnz_mean;
+      result_.layers = record.layers;
+      result_.validation_loss = record.validation_loss;
+      running = (!run_.progress || run_.progress(record)) && !last;
+      if (!running || due(recipe.save_every)) save();
+      trainer_->reset_activity();
+    }
+  }
+
+  bool due(std::int64_t every) const { return every > 0 && trainer_->steps_done() % every == 0; }
+
+  // Steps up to the next log line, validation or checkpoint, so that a run that was stopped at a
+  // checkpoint logs the same groups as one that was not.
+  LogRecord group() {
+    const Recipe& recipe = trainer_->recipe();  // its `steps` may shrink
+    LogRecord record;
+    std::int64_t count = 0;
+    const auto begin = Clock::now();
+    do {
+      const StepResult step = trainer_->step();
+      ++count;
+      if (steps_here() == 1) result_.loss_first = step.ce;
+      record.loss += step.loss;
+      record.ce += step.ce;
+      record.l1 += step.l1;
+      record.grad_norm += step.grad_norm;
+      record.revived += step.revived;
+      record.lr = step.lr;
+      record.l1_coefficient = step.l1_coefficient;
+    } while (trainer_->steps_done() < recipe.steps && !due(recipe.log_every) &&
+             !due(recipe.eval_every) && !due(recipe.save_every));
+    const double seconds = since(begin);
+    step_seconds_ += seconds;
+    for (double* mean : {&record.loss, &record.ce, &record.l1, &record.grad_norm}) {
+      *mean /= static_cast<double>(count);
+    }
+    record.step = trainer_->steps_done();
+    record.tokens = trainer_->tokens_seen();
+    record.tokens_per_s = static_cast<double>(count * recipe.tokens_per_step()) / seconds;
+    keep_budget(record.tokens_per_s);
+    record.layers = trainer_->activity();
+    for (const LayerActivity& layer : record.layers) record.nnz_mean += layer.nnz_mean;
+    record.nnz_mean /= static_cast<double>(std::max<std::size_t>(1, record.layers.size()));
+    return record;
+  }
+
+  std::int64_t steps_here() const { return trainer_->steps_done() - first_step_; }
+
+  // Fewer steps where those that are planned do not fit into the budget at the present speed. Not
+  // in the first fifth of the time, when many neurons are active still and steps are slower than
+  // later.
+  void keep_budget(double tokens_per_s) {
+    const Recipe& recipe = trainer_->recipe();
+    const double left = recipe.time_budget_s - since(begin_);
+    if (recipe.time_budget_s <= 0.0 || left > 0.8 * recipe.time_budget_s) return;
+    const double per_step = static_cast<double>(recipe.tokens_per_step()) / tokens_per_s;
+    trainer_->shorten(trainer_->steps_done() +
+                      static_cast<std::int64_t>(std::max(1.0, std::floor(left / per_step))));
+  }
+
+  void save() {
+    result_.checkpoint =
+        directory_.add(trainer_->steps_done(), trainer_->recipe().keep_checkpoints,
+                       [this](const fs::path& path) { trainer_->save(path, &*tokenizer_); });
+  }
+
+  TrainResult finish() {
+    result_.steps = trainer_->steps_done();
+    result_.hidden_units = trainer_->config().intermediate_size;
+    result_.tokens = trainer_->tokens_seen();
+    result_.seconds = since(begin_);
+    const auto tokens = static_cast<double>(steps_here() * trainer_->recipe().tokens_per_step());
+    if (step_seconds_ > 0.0) result_.tokens_per_s = tokens / step_seconds_;
+    if (result_.checkpoint.empty()) result_.checkpoint = directory_.latest().value_or(run_.out);
+    return result_;
+  }
+
+  const TrainRun& run_;
+  RunDirectory directory_;
+  std::optional<io::Tokenizer> tokenizer_;
+  std::unique_ptr<Trainer> trainer_;
+  TrainResult result_;
+  Clock::time_point begin_ = Clock::now();
+  std::int64_t first_step_ = 0;
+  double step_seconds_ = 0.0;
+};
+
+}  // namespace
+
+TrainResult run_training(const TrainRun& run) { return Run(run).execute(); }
+
+}  // namespace twell::lm

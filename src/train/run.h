@@ -1,0 +1,68 @@
+// A whole training run in a directory: data, tokenizer, model, log, checkpoints. What `twell train`
+// and `twell demo` call.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "io/config.h"
+#include "train/recipe.h"
+#include "train/train_log.h"
+
+namespace twell::lm {
+
+struct TrainRun {
+  std::filesystem::path out;                // see run_directory.h
+  std::vector<std::filesystem::path> data;  // text files, token shards, directories of them
+  double validation_fraction = 0.01;
+  std::filesystem::path cache;  // of token ids; empty: `out`/cache
+
+  // Either a Hugging Face directory whose weights are the start ...
+  std::optional<std::filesystem::path> model;
+  // ... or a shape for fresh weights. vocab_size 0: of the tokenizer; head_dim and the number of
+  // key-value heads 0: derived as from a config.json without them.
+  io::ModelConfig config;
+  // Replaces the activation of `model` or `config`; the paper's way to sparsify a SiLU model.
+  std::optional<io::HiddenAct> activation;
+
+  // Directory or file; absent: of `model`, or else a byte-level BPE is learnt from the data.
+  std::optional<std::filesystem::path> tokenizer;
+  std::int64_t bpe_vocab_size = 4096;
+  std::uint64_t bpe_max_bytes = 32 << 20;  // of text it is learnt from
+
+  // With `resume` the recipe is that of the checkpoint, except what is looked at (log_every to
+  // keep_checkpoints) and, where extend_to is given, the number of steps.
+  Recipe recipe;
+  // Continue from the latest checkpoint in `out`. Without it, `out` must hold no checkpoint.
+  bool resume = false;
+  std::optional<std::int64_t> extend_to;
+
+  // After every group of steps. false: stop here, with a checkpoint.
+  std::function<bool(const LogRecord&)> progress;
+  // Before the first step and where something takes long: "tokenizing", share done 0..1.
+  std::function<void(const std::string&, double)> preparing;
+};
+
+struct TrainResult {
+  std::int64_t steps = 0;                 // done, those before a resumption included
+  double loss_first = 0.0;                // cross entropy of this process' first step, nats a token
+  double loss_last = 0.0;                 // mean cross entropy of the last group of steps
+  std::optional<double> validation_loss;  // after the last step
+  double nnz_mean = 0.0;                  // of the last group: per token, mean over layers
+  std::vector<LayerActivity> layers;      // of the last group
+  std::int64_t hidden_units = 0;          // H
+  std::int64_t parameters = 0;
+  std::int64_t tokens = 0;
+  double tokens_per_s = 0.0;  // of the steps alone
+  double seconds = 0.0;       // preparation, validation and saving included
+  std::filesystem::path checkpoint;
+};
+
+// Throws twell::Error; the last checkpoint and the log up to there remain.
+TrainResult run_training(const TrainRun& run);
+
+}  // namespace twell::lm

@@ -1,0 +1,135 @@
+#include "train/run_directory.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "io/file_error.h"
+
+namespace twell::lm {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kTemporary = ".twell-tmp";
+constexpr std::string_view kLatest = "latest";
+
+void sync_directory(const fs::path& path) {
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (descriptor < 0 || ::fsync(descriptor) != 0) {
+    const int reason = errno;
+    if (descriptor >= 0) ::close(descriptor);
+    io::fail_file(path.string(), "cannot be synchronised: {}", io::system_reason(reason));
+  }
+  ::close(descriptor);
+}
+
+void check(const std::error_code& error, const fs::path& path, const char* what) {
+  if (error) io::fail_file(path.string(), "{}: {}", what, io::system_reason(error.value()));
+}
+
+fs::path parent_of(const fs::path& path) {
+  return path.has_parent_path() ? path.parent_path() : fs::path(".");
+}
+
+std::string name_of_step(std::int64_t step) { return fmt::format("step-{:08}", step); }
+
+bool is_step_name(const std::string& name) {
+  return name.size() > 5 && name.starts_with("step-") &&
+         std::all_of(name.begin() + 5, name.end(), [](char c) { return c >= '0' && c <= '9'; });
+}
+
+}  // namespace
+
+AtomicDirectory::AtomicDirectory(fs::path path) : path_(std::move(path)) {
+  if (!path_.has_filename()) path_ = path_.parent_path();  // "dir/"
+  temporary_ = parent_of(path_) / fmt::format(".{}{}", path_.filename().string(), kTemporary);
+  std::error_code error;
+  if (fs::exists(fs::symlink_status(path_, error))) {
+    io::fail_file(path_.string(), "exists already; it is not overwritten");
+  }
+  fs::remove_all(temporary_, error);
+  check(error, temporary_, "cannot remove what an interrupted run left");
+  fs::create_directories(temporary_, error);
+  check(error, temporary_, "cannot make the directory");
+}
+
+AtomicDirectory::~AtomicDirectory() {
+  std::error_code ignored;
+  if (!committed_) fs::remove_all(temporary_, ignored);
+}
+
+void AtomicDirectory::commit() {
+  for (const auto& entry : fs::recursive_directory_iterator(temporary_)) {
+    if (entry.is_directory()) sync_directory(entry.path());
+  }
+  sync_directory(temporary_);
+  std::error_code error;
+  fs::rename(temporary_, path_, error);
+  check(error, path_, "cannot rename the finished directory to this name");
+  committed_ = true;
+  sync_directory(parent_of(path_));
+}
+
+RunDirectory::RunDirectory(fs::path path) : path_(std::move(path)) {
+  std::error_code error;
+  fs::create_directories(path_, error);
+  check(error, path_, "cannot make the directory");
+  for (const auto& entry : fs::directory_iterator(path_)) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with(".step-") && name.ends_with(kTemporary)) fs::remove_all(entry.path());
+  }
+}
+
+std::optional<fs::path> RunDirectory::latest() const {
+  std::error_code error;
+  const fs::path target = fs::read_symlink(path_ / kLatest, error);
+  if (error || !fs::is_directory(path_ / target)) return std::nullopt;
+  return path_ / target;
+}
+
+fs::path RunDirectory::add(std::int64_t step, std::int64_t keep,
+                           const std::function<void(const fs::path&)>& save) {
+  const std::string name = name_of_step(step);
+  const fs::path directory = path_ / name;
+  if (!fs::is_directory(directory)) save(directory);
+
+  // A symbolic link cannot be changed in place; renaming another one over it is atomic.
+  const fs::path link = path_ / fmt::format(".{}{}", kLatest, kTemporary);
+  std::error_code error;
+  fs::remove(link, error);
+  fs::create_directory_symlink(name, link, error);
+  check(error, link, "cannot make the symbolic link");
+  fs::rename(link, path_ / kLatest, error);
+  check(error, path_ / kLatest, "cannot replace the symbolic link");
+  sync_directory(path_);
+
+  std::vector<std::string> others;
+  for (const auto& entry : fs::directory_iterator(path_)) {
+    const std::string other = entry.path().filename().string();
+    if (is_step_name(other) && other != name) others.push_back(other);
+  }
+  std::ranges::sort(others, std::greater<>());
+  for (auto i = static_cast<std::size_t>(std::max<std::int64_t>(0, keep - 1)); i < others.size();
+       ++i) {
+    fs::remove_all(path_ / others[i], error);
+    check(error, path_ / others[i], "cannot remove the older checkpoint");
+  }
+  return directory;
+}
+
+fs::path resolve_model_directory(const fs::path& path) {
+  std::error_code error;
+  if (fs::exists(path / "config.json", error)) return path;
+  return fs::is_directory(path / kLatest, error) ? path / kLatest : path;
+}
+
+}  // namespace twell::lm

@@ -1,0 +1,55 @@
+// The directory of a training run:
+//
+//   log.jsonl                  one line per group of steps
+//   step-00000200/             a Hugging Face directory; trainer/ inside it: what resuming needs
+//   latest -> step-00000200    always a whole checkpoint, whenever the process was killed
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+
+namespace twell::lm {
+
+// Makes a directory that appears whole or not at all: files are written to a temporary directory
+// beside it, `.NAME.twell-tmp`, and commit() renames that. One that a killed process left behind is
+// removed by the next AtomicDirectory of the same name.
+class AtomicDirectory {
+ public:
+  // Throws Error (environment) where `path` exists or the temporary cannot be made.
+  explicit AtomicDirectory(std::filesystem::path path);
+  ~AtomicDirectory();  // without commit(): removes what was written
+  AtomicDirectory(const AtomicDirectory&) = delete;
+  AtomicDirectory& operator=(const AtomicDirectory&) = delete;
+
+  const std::filesystem::path& temporary() const { return temporary_; }
+  void commit();
+
+ private:
+  std::filesystem::path path_, temporary_;
+  bool committed_ = false;
+};
+
+class RunDirectory {
+ public:
+  // Made if absent; what a killed process left half-written is removed.
+  explicit RunDirectory(std::filesystem::path path);
+
+  const std::filesystem::path& path() const { return path_; }
+  std::filesystem::path log() const { return path_ / "log.jsonl"; }
+  // What `latest` points to; none before the first checkpoint.
+  std::optional<std::filesystem::path> latest() const;
+  // Lets `save` write the checkpoint of this step, points `latest` to it and only then removes all
+  // but the newest `keep` checkpoints. A step that is already there is kept as it is.
+  std::filesystem::path add(std::int64_t step, std::int64_t keep,
+                            const std::function<void(const std::filesystem::path&)>& save);
+
+ private:
+  std::filesystem::path path_;
+};
+
+// For commands that read models: the latest checkpoint of a run directory, anything else unchanged.
+std::filesystem::path resolve_model_directory(const std::filesystem::path& path);
+
+}  // namespace twell::lm

@@ -1,0 +1,35 @@
+// The feed-forward layer as training sees it: the one place that sparse training kernels have to
+// replace. Forward counts non-zeros and adds up the L1 term; backward adds the term's gradient
+// λ·sign(h) where dh is rewritten anyway, so the term costs no pass over memory of its own.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "models/feed_forward.h"
+#include "train/activity.h"
+
+namespace twell::lm {
+
+// What the trainer tells the layers before a pass. Shared by all layers of a model; not for passes
+// on several threads at once.
+struct FfnTraining {
+  // d loss / d |h| of one hidden value of this micro-batch: coefficient / (layers * tokens of the
+  // step). Forward does not need it.
+  double l1_grad = 0.0;
+  std::int64_t step = 0;  // for the recorder
+  ActivityRecorder* recorder =
+      nullptr;                // null: nothing is recorded (forward half of recomputation)
+  bool skip_inactive = true;  // see Recipe
+};
+
+// y = (act(x Wg) ⊙ (x Wu)) Wd or act(x Wu) Wd on `parameters` (shared with the model), x [N, D],
+// differentiable in x and weights. relu, relu_squared and fat_relu: the forward pass looks which
+// neurons fire at all; up and down, and all six GEMMs of the backward pass, are done for those
+// only, which changes no value. Other activations: PyTorch's dense operations. forward() ignores
+// its observer except for wants_hidden(), which it refuses with an Error.
+std::unique_ptr<FeedForward> make_training_feed_forward(const FfnParameters& parameters,
+                                                        const ActivationChoice& activation,
+                                                        std::shared_ptr<FfnTraining> training);
+
+}  // namespace twell::lm

@@ -1,0 +1,265 @@
+#include "train/trainer.h"
+
+#include <fmt/format.h>
+#include <torch/types.h>
+#include <torch/utils.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "models/random.h"
+#include "train/schedule.h"
+#include "twell/status.h"
+
+namespace twell::lm {
+namespace {
+
+// Logits of one piece of the loss: 4 M values, 16 MB in fp32, near enough to the caches.
+constexpr std::int64_t kLogitsPerChunk = std::int64_t{1} << 22;
+
+[[noreturn]] void fail(const char* what, const std::string& message) {
+  throw Error(ErrorKind::invalid_argument, what, message);
+}
+
+Recipe checked(const Recipe& recipe, const io::ModelConfig& config) {
+  recipe.validate();
+  if (recipe.context > config.max_position_embeddings) {
+    fail("recipe", fmt::format("context: the model has {} positions, got {}",
+                               config.max_position_embeddings, recipe.context));
+  }
+  return recipe;
+}
+
+// windows begin at `begins`: [B, S] inputs and [B * S] targets, the ids one further on.
+std::pair<at::Tensor, at::Tensor> read_windows(const TokenStream& tokens,
+                                               const std::vector<std::int64_t>& begins,
+                                               std::int64_t context) {
+  const auto rows = static_cast<std::int64_t>(begins.size());
+  const at::Tensor ids = at::empty({rows, context + 1}, at::kLong);
+  auto* data = ids.mutable_data_ptr<std::int64_t>();
+  for (std::int64_t i = 0; i < rows; ++i) {
+    tokens.read(begins[static_cast<std::size_t>(i)],
+                {data + i * (context + 1), static_cast<std::size_t>(context + 1)});
+  }
+  return {ids.narrow(1, 0, context).contiguous(), ids.narrow(1, 1, context).reshape({-1})};
+}
+
+}  // namespace
+
+Trainer::Trainer(std::unique_ptr<Model> model, const Recipe& recipe, TrainingData data)
+    : recipe_(checked(recipe, model->config())),
+      compute_(resolve(recipe.compute)),
+      data_(std::move(data)),
+      split_(data_.tokens.size(), recipe.context, data_.validation_fraction),
+      windows_(split_.train_windows(), recipe.seed),
+      ffn_(std::make_shared<FfnTraining>()),
+      recorder_(model->layers(), model->config().intermediate_size, recipe.context) {
+  const NamedTensors masters = model->parameters();
+  if (compute_ == ComputeType::bf16) {
+    model_ = make_model(model->config(), at::kBFloat16, recipe.seed);
+  } else {
+    model_ = std::move(model);
+  }
+  const NamedTensors parameters = model_->parameters();
+  std::vector<AdamW::Entry> entries;
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    if (masters[i].first != parameters[i].first) {
+      fail("Trainer", "the model's parameters are not those of a trainable model: " +
+                          masters[i].first + " and " + parameters[i].first);
+    }
+    entries.push_back({parameters[i].first, parameters[i].second, masters[i].second});
+  }
+  optimizer_ = std::make_unique<AdamW>(entries);
+  copy_masters();
+  ffn_->skip_inactive = recipe_.skip_inactive;
+  for (std::int64_t layer = 0; layer < model_->layers(); ++layer) {
+    model_->set_feed_forward(layer, make_training_feed_forward(model_->ffn_parameters(layer),
+                                                               model_->activation(), ffn_));
+  }
+}
+
+void Trainer::copy_masters() {
+  const torch::NoGradGuard no_grad;
+  for (OptimizedParameter& p : optimizer_->parameters()) {
+    if (p.compute.scalar_type() != at::kFloat) p.compute.copy_(p.master);
+  }
+}
+
+StepResult Trainer::step() {
+  StepResult result;
+  result.step = steps_done_ + 1;
+  result.lr = learning_rate(recipe_, steps_done_);
+  result.l1_coefficient = l1_coefficient(recipe_, steps_done_);
+  const std::int64_t position = windows_.position();
+  ffn_->l1_grad = result.l1_coefficient / static_cast<double>(model_->layers()) /
+                  static_cast<double>(recipe_.tokens_per_step());
+  ffn_->step = steps_done_;
+  recorder_.take_l1();
+  try {
+    for (std::int64_t i = 0; i < recipe_.accumulation; ++i) {
+      result.ce += micro_batch();
+      if (recipe_.accumulation > 1) optimizer_->accumulate();
+    }
+    result.l1 = recorder_.take_l1() * ffn_->l1_grad;
+    result.loss = result.ce + result.l1;
+    result.grad_norm = optimizer_->grad_norm();
+    if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm)) {
+      throw Error(
+          ErrorKind::environment, "training",
+          fmt::format("step {}: the {} is not finite (cross entropy {}, L1 term {}, gradient "
+                      "norm {}); the weights are those of step {}. Lower the learning rate "
+                      "({:.3g} here) or the L1 coefficient, or look for broken weights",
+                      result.step, std::isfinite(result.loss) ? "gradient" : "loss", result.ce,
+                      result.l1, result.grad_norm, steps_done_, result.lr));
+    }
+  } catch (...) {
+    optimizer_->clear_gradients();
+    windows_.seek(position);
+    throw;
+  }
+  const double scale =
+      recipe_.clip > 0.0 ? std::min(1.0, recipe_.clip / (result.grad_norm + 1e-6)) : 1.0;
+  optimizer_->update(recipe_, result.lr, scale, steps_done_ + 1);
+  if (recipe_.reinit_every > 0 && (steps_done_ + 1) % recipe_.reinit_every == 0) {
+    result.revived = revive();
+  }
+  ++steps_done_;
+  return result;
+}
+
+double Trainer::micro_batch() {
+  std::vector<std::int64_t> begins;
+  for (std::int64_t i = 0; i < recipe_.micro_batch; ++i) {
+    begins.push_back(split_.train_begin(windows_.next()));
+  }
+  const auto [tokens, targets] = read_windows(data_.tokens, begins, recipe_.context);
+  std::vector<at::Tensor> inputs;
+  const at::Tensor x = forward_blocks(tokens, recipe_.recompute ? &inputs : nullptr);
+  at::Tensor last = x;  // [B, S, D], leaf of the part that follows under recomputation
+  if (recipe_.recompute) last = x.detach().requires_grad_(true);
+  const at::Tensor hidden = model_->final_norm(last).flatten(0, 1);  // [B * S, D]
+  at::Tensor grad;
+  const double ce =
+      loss_in_chunks(hidden, targets, 1.0 / static_cast<double>(recipe_.tokens_per_step()), &grad);
+  // Nothing is gained from the gradient of a broken loss; step() reports it.
+  if (!std::isfinite(ce)) return ce;
+  hidden.backward(grad);
+  if (recipe_.recompute) backward_blocks(tokens, inputs, last.grad());
+  return ce;
+}
+
+at::Tensor Trainer::forward_blocks(const at::Tensor& tokens, std::vector<at::Tensor>* inputs) {
+  const bool keep_graph = inputs == nullptr;
+  const at::AutoGradMode mode(keep_graph && at::GradMode::is_enabled());
+  ffn_->recorder = keep_graph && at::GradMode::is_enabled() ? &recorder_ : nullptr;
+  at::Tensor x = model_->embed(tokens);
+  for (std::int64_t layer = 0; layer < model_->layers(); ++layer) {
+    if (inputs != nullptr) inputs->push_back(x);
+    x = model_->block(layer, x);
+  }
+  return x;
+}
+
+void Trainer::backward_blocks(const at::Tensor& tokens, std::vector<at::Tensor>& inputs,
+                              at::Tensor grad) {
+  ffn_->recorder = &recorder_;
+  for (std::int64_t layer = model_->layers() - 1; layer >= 0; --layer) {
+    auto& input = inputs[static_cast<std::size_t>(layer)];
+    const at::Tensor x = input.detach().requires_grad_(true);
+    input.reset();
+    model_->block(layer, x).backward(grad);
+    grad = x.grad();
+  }
+  model_->embed(tokens).backward(grad);
+}
+
+// Logits, loss and the head's gradient piece by piece, so that [B * S, V] is never held. Returns
+// the sum of the tokens' losses times `grad_scale`; *grad, if wanted, is the gradient of `hidden`.
+double Trainer::loss_in_chunks(const at::Tensor& hidden, const at::Tensor& targets,
+                               double grad_scale, at::Tensor* grad) {
+  const std::int64_t rows = hidden.size(0);
+  const std::int64_t chunk =
+      std::max<std::int64_t>(64, kLogitsPerChunk / std::max<std::int64_t>(1, config().vocab_size));
+  if (grad != nullptr) *grad = at::empty_like(hidden, at::MemoryFormat::Contiguous).detach();
+  const at::Tensor scale = at::scalar_tensor(grad_scale, at::kFloat);
+  double sum = 0.0;
+  for (std::int64_t begin = 0; begin < rows; begin += chunk) {
+    const std::int64_t count = std::min(chunk, rows - begin);
+    const at::Tensor part = hidden.detach().narrow(0, begin, count).requires_grad_(grad != nullptr);
+    const at::Tensor logits = model_->head(part).to(at::kFloat);
+    const at::Tensor loss =
+        at::cross_entropy_loss(logits, targets.narrow(0, begin, count), {}, at::Reduction::Sum);
+    sum += loss.item<double>();
+    if (grad == nullptr) continue;
+    loss.backward(scale);
+    const torch::NoGradGuard no_grad;
+    grad->narrow(0, begin, count).copy_(part.grad());
+  }
+  return sum * grad_scale;
+}
+
+std::optional<double> Trainer::validation_loss() {
+  const std::int64_t windows = std::min(recipe_.eval_windows, split_.validation_windows());
+  if (windows == 0) return std::nullopt;
+  const torch::NoGradGuard no_grad;
+  const double scale = 1.0 / static_cast<double>(windows * recipe_.context);
+  double sum = 0.0;
+  for (std::int64_t begin = 0; begin < windows; begin += recipe_.micro_batch) {
+    std::vector<std::int64_t> begins;
+    for (std::int64_t i = begin; i < std::min(windows, begin + recipe_.micro_batch); ++i) {
+      begins.push_back(split_.validation_begin(i * split_.validation_windows() / windows));
+    }
+    const auto [tokens, targets] = read_windows(data_.tokens, begins, recipe_.context);
+    const at::Tensor hidden = model_->final_norm(forward_blocks(tokens, nullptr)).flatten(0, 1);
+    sum += loss_in_chunks(hidden, targets, scale, nullptr);
+  }
+  return sum;
+}
+
+std::vector<LayerActivity> Trainer::activity() const {
+  return recorder_.summary(steps_done_ - 1, recipe_.dead_window);
+}
+
+void Trainer::shorten(std::int64_t steps) {
+  if (steps >= recipe_.steps) return;
+  const auto scaled = [&](std::int64_t length) { return length * steps / recipe_.steps; };
+  recipe_.warmup_steps = scaled(recipe_.warmup_steps);
+  recipe_.l1_start = scaled(recipe_.l1_start);
+  recipe_.l1_warmup = scaled(recipe_.l1_warmup);
+  recipe_.steps = std::max(steps, steps_done_ + 1);
+}
+
+// A neuron without activations has no gradient and would stay dead: fresh gate rows (those of up
+// where there is no gate), moments zero.
+std::int64_t Trainer::revive() {
+  const torch::NoGradGuard no_grad;
+  std::int64_t revived = 0;
+  for (std::int64_t layer = 0; layer < model_->layers(); ++layer) {
+    const auto dead = recorder_.dead(layer, steps_done_, recipe_.dead_window);
+    if (dead.empty() || steps_done_ + 1 < recipe_.dead_window) continue;
+    const FfnParameters ffn = model_->ffn_parameters(layer);
+    const at::Tensor& weight = ffn.gate.defined() ? ffn.gate : ffn.up;
+    const auto found = std::ranges::find_if(optimizer_->parameters(), [&](const auto& p) {
+      return p.compute.const_data_ptr() == weight.const_data_ptr();
+    });
+    OptimizedParameter& p = *found;
+    Random random(recipe_.seed ^ (static_cast<std::uint64_t>(steps_done_ + 1) << 20U) ^
+                  static_cast<std::uint64_t>(layer));
+    const std::int64_t cols = p.master.size(1);
+    for (const std::int64_t row : dead) {
+      for (at::Tensor* t : {&p.master, &p.m, &p.v}) {
+        auto* data = t->mutable_data_ptr<float>() + row * cols;
+        for (std::int64_t i = 0; i < cols; ++i) {
+          data[i] =
+              t == &p.master ? static_cast<float>(recipe_.reinit_std * random.normal()) : 0.0F;
+        }
+      }
+    }
+    revived += static_cast<std::int64_t>(dead.size());
+  }
+  if (revived > 0) copy_masters();
+  return revived;
+}
+
+}  // namespace twell::lm

@@ -1,0 +1,101 @@
+// Training of one model, step by step: no files of its own but the checkpoints it is asked for.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "io/config.h"
+#include "io/tokenizer.h"
+#include "models/model.h"
+#include "train/activity.h"
+#include "train/adamw.h"
+#include "train/recipe.h"
+#include "train/token_stream.h"
+#include "train/train_feed_forward.h"
+#include "train/windows.h"
+
+namespace twell::lm {
+
+struct TrainingData {
+  TokenStream tokens;
+  double validation_fraction = 0.01;
+  // Ties a checkpoint to its data: a run is only resumed on the same stream.
+  std::uint64_t hash = 0;
+};
+
+struct StepResult {
+  std::int64_t step = 0;  // 1 is the first
+  double loss = 0.0;      // ce + l1
+  double ce = 0.0;        // nats a token, mean over the tokens of the step
+  double l1 = 0.0;        // the L1 term: coefficient included
+  double lr = 0.0;
+  double l1_coefficient = 0.0;
+  double grad_norm = 0.0;    // before clipping
+  std::int64_t revived = 0;  // dead neurons whose gate rows were drawn anew after the step
+};
+
+class Trainer {
+ public:
+  // `model` is fp32 and trainable (make_model, or load_model with trainable and dtype fp32). Throws
+  // Error (invalid_argument) where recipe, model and data do not fit together.
+  Trainer(std::unique_ptr<Model> model, const Recipe& recipe, TrainingData data);
+
+  // One optimizer step. Throws Error and changes neither weights nor moments where loss or gradient
+  // is not finite.
+  StepResult step();
+  // Steps done so far, in this process and before.
+  std::int64_t steps_done() const { return steps_done_; }
+  std::int64_t tokens_seen() const { return steps_done_ * recipe_.tokens_per_step(); }
+
+  // Mean cross entropy of up to eval_windows held-out windows, evenly spread; none: no windows are
+  // held out. Activity of these windows is not recorded.
+  std::optional<double> validation_loss();
+  // Of the steps since the last call of reset_activity().
+  std::vector<LayerActivity> activity() const;
+  void reset_activity() { recorder_.reset(); }
+
+  // Lowers the length of the run and shrinks the schedules in proportion. Part of a checkpoint.
+  void shorten(std::int64_t steps);
+  const Recipe& recipe() const { return recipe_; }
+  ComputeType compute() const { return compute_; }
+  const io::ModelConfig& config() const { return model_->config(); }
+  // In the compute type, and with the training feed-forward layers.
+  Model& model() { return *model_; }
+
+  // Writes a Hugging Face directory with the weights in the compute type (the files of `tokenizer`
+  // beside them) and, in the folder trainer/, all that step() depends on. `directory` must not
+  // exist; it appears whole or not at all.
+  void save(const std::filesystem::path& directory, const io::Tokenizer* tokenizer) const;
+  // Continues from what save() wrote: every further step computes the same bits as if the run had
+  // never stopped (same machine and number of threads). Throws Error, and leaves the trainer as it
+  // was made, where the checkpoint is of another model, data, seed or batch.
+  void load(const std::filesystem::path& directory);
+
+ private:
+  double micro_batch();
+  at::Tensor forward_blocks(const at::Tensor& tokens, std::vector<at::Tensor>* inputs);
+  void backward_blocks(const at::Tensor& tokens, std::vector<at::Tensor>& inputs, at::Tensor grad);
+  double loss_in_chunks(const at::Tensor& hidden, const at::Tensor& targets, double grad_scale,
+                        at::Tensor* grad);
+  std::int64_t revive();
+  void copy_masters();
+
+  Recipe recipe_;
+  ComputeType compute_;
+  TrainingData data_;
+  WindowSplit split_;
+  ShuffledWindows windows_;
+  std::unique_ptr<Model> model_;
+  std::shared_ptr<FfnTraining> ffn_;
+  ActivityRecorder recorder_;
+  std::unique_ptr<AdamW> optimizer_;
+  std::int64_t steps_done_ = 0;
+};
+
+// The recipe, as shortened, of the run that wrote a checkpoint. Throws Error where there is none.
+Recipe saved_recipe(const std::filesystem::path& directory);
+
+}  // namespace twell::lm

@@ -1,0 +1,183 @@
+// Trainer::save and Trainer::load.
+//
+//   config.json, model.safetensors, tokenizer.json   as everywhere
+//   trainer/state.json          step, position in the data, recipe, what identifies the run
+//   trainer/optimizer.safetensors
+//       m.NAME, v.NAME          fp32 moments
+//       master.NAME             fp32 weights, where the model's are bf16
+//       last_fired              i64 [layers, hidden units], step of each neuron's last activation
+#include <fmt/format.h>
+#include <torch/types.h>
+#include <torch/utils.h>
+
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+
+#include "io/atomic_file.h"
+#include "io/checkpoint.h"
+#include "io/file_error.h"
+#include "train/run_directory.h"
+#include "train/trainer.h"
+
+namespace twell::lm {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+constexpr int kVersion = 1;
+constexpr std::uint64_t kMaxStateBytes = 1 << 20;
+
+fs::path state_file(const fs::path& directory) { return directory / "trainer" / "state.json"; }
+fs::path optimizer_file(const fs::path& directory) {
+  return directory / "trainer" / "optimizer.safetensors";
+}
+
+io::TensorData tensor_data(const std::string& name, const at::Tensor& tensor) {
+  io::TensorData out;
+  out.name = name;
+  out.dtype = tensor.scalar_type() == at::kBFloat16 ? io::SafeDType::BF16 : io::SafeDType::F32;
+  out.shape = tensor.sizes().vec();
+  out.data = tensor.const_data_ptr();
+  return out;
+}
+
+// A checked tensor of a checkpoint, not copied yet.
+struct Source {
+  io::CheckpointTensor from;
+  at::Tensor to;
+};
+
+Source find_fp32(const io::Checkpoint& file, const std::string& name, const at::Tensor& to) {
+  const io::CheckpointTensor from = file.expect(name, to.sizes().vec());
+  if (from.info->dtype != io::SafeDType::F32) {
+    io::fail_file(file.path().string(), "{}: expected F32, got {}", name,
+                  io::name_of(from.info->dtype));
+  }
+  return {from, to};
+}
+
+template <class T>
+void expect_same(const std::string& file, const char* what, const T& expected, const T& got) {
+  if (expected == got) return;
+  io::fail_file(file, "was written by another run: {} is {} there, {} here", what, got, expected);
+}
+
+struct State {
+  std::int64_t step = 0, position = 0;
+  std::uint64_t data_hash = 0;
+  std::string compute;
+  Recipe recipe;
+};
+
+State parse_state(const fs::path& path) {
+  const std::string name = path.string();
+  const json in = json::parse(io::read_file(path, kMaxStateBytes), nullptr, false);
+  State out;
+  try {
+    if (in.at("version").get<int>() != kVersion) {
+      io::fail_file(name, "version: expected {}, got {}", kVersion, in.at("version").dump());
+    }
+    out.step = in.at("step").get<std::int64_t>();
+    out.position = in.at("position").get<std::int64_t>();
+    out.data_hash = in.at("data_hash").get<std::uint64_t>();
+    out.compute = in.at("compute").get<std::string>();
+    out.recipe = Recipe::from_json(in.at("recipe").dump(), name);
+  } catch (const json::exception& error) {
+    io::fail_file(name, "is not the state of a trainer: {}", error.what());
+  }
+  if (out.step < 1 || out.position < 1) {
+    io::fail_file(name, "step and position: expected positive numbers");
+  }
+  return out;
+}
+
+}  // namespace
+
+void Trainer::save(const fs::path& directory, const io::Tokenizer* tokenizer) const {
+  AtomicDirectory target(directory);
+  const fs::path& out = target.temporary();
+
+  io::ModelConfig config = model_->config();
+  config.dtype = compute_ == ComputeType::bf16 ? "bfloat16" : "float32";
+  io::save_config(out, config);
+  if (tokenizer != nullptr) tokenizer->save(out);
+
+  std::vector<io::TensorData> weights, moments;
+  for (const OptimizedParameter& p : optimizer_->parameters()) {
+    weights.push_back(tensor_data(p.name, p.compute));
+    moments.push_back(tensor_data("m." + p.name, p.m));
+    moments.push_back(tensor_data("v." + p.name, p.v));
+    if (compute_ == ComputeType::bf16) moments.push_back(tensor_data("master." + p.name, p.master));
+  }
+  io::TensorData fired;
+  fired.name = "last_fired";
+  fired.dtype = io::SafeDType::I64;
+  fired.shape = {model_->layers(), config.intermediate_size};
+  fired.data = recorder_.last_fired().data();
+  moments.push_back(fired);
+
+  io::save_checkpoint(out, weights);
+  fs::create_directory(out / "trainer");
+  io::save_safetensors(optimizer_file(out), moments);
+  json state;
+  state["version"] = kVersion;
+  state["step"] = steps_done_;
+  state["position"] = windows_.position();
+  state["data_hash"] = data_.hash;
+  state["compute"] = name_of(compute_);
+  state["recipe"] = json::parse(recipe_.to_json());
+  io::write_file_atomically(state_file(out), state.dump(2) + "\n");
+  target.commit();
+}
+
+void Trainer::load(const fs::path& directory) {
+  // Everything is checked before anything is changed.
+  const State state = parse_state(state_file(directory));
+  const std::string name = state_file(directory).string();
+  expect_same(name, "data hash", data_.hash, state.data_hash);
+  expect_same<std::string>(name, "compute type", name_of(compute_), state.compute);
+  expect_same(name, "seed", recipe_.seed, state.recipe.seed);
+  expect_same(name, "context", recipe_.context, state.recipe.context);
+  expect_same(name, "micro_batch", recipe_.micro_batch, state.recipe.micro_batch);
+  expect_same(name, "accumulation", recipe_.accumulation, state.recipe.accumulation);
+  io::ModelConfig config = io::load_config(directory);
+  config.dtype = model_->config().dtype;
+  if (!(config == model_->config())) {
+    io::fail_file((directory / "config.json").string(),
+                  "is another model than the one of this run: resume with the same shape and "
+                  "activation, or start a new run from this checkpoint");
+  }
+
+  const io::Checkpoint weights(directory / "model.safetensors");
+  const io::Checkpoint moments(optimizer_file(directory));
+  std::vector<Source> sources;
+  for (OptimizedParameter& p : optimizer_->parameters()) {
+    sources.push_back(compute_ == ComputeType::bf16
+                          ? find_fp32(moments, "master." + p.name, p.master)
+                          : find_fp32(weights, p.name, p.master));
+    sources.push_back(find_fp32(moments, "m." + p.name, p.m));
+    sources.push_back(find_fp32(moments, "v." + p.name, p.v));
+  }
+  const auto fired =
+      moments.expect("last_fired", {model_->layers(), model_->config().intermediate_size});
+  if (fired.info->dtype != io::SafeDType::I64) {
+    io::fail_file(moments.path().string(), "last_fired: expected I64");
+  }
+
+  for (const Source& source : sources) {
+    std::memcpy(source.to.data_ptr(), source.from.data, source.from.info->bytes());
+  }
+  std::memcpy(recorder_.last_fired().data(), fired.data, fired.info->bytes());
+  copy_masters();
+  recorder_.reset();
+  optimizer_->clear_gradients();
+  windows_.seek(state.position);
+  steps_done_ = state.step;
+}
+
+Recipe saved_recipe(const fs::path& directory) { return parse_state(state_file(directory)).recipe; }
+
+}  // namespace twell::lm
