@@ -27,7 +27,7 @@ run_consumer() {
   rm -rf "$dir" &&
     "$CMAKE" -S "$ROOT" -B "$dir/libtwell" -G Ninja -DTWELL_LM=OFF -DTWELL_TESTS=OFF \
       -DCMAKE_BUILD_TYPE=Release -DCMAKE_INSTALL_PREFIX="$dir/prefix" &&
-    ninja -C "$dir/libtwell" -j "$(jobs_here)" install &&
+    ninja -C "$dir/libtwell" -j "$(jobs_here)" twell && "$CMAKE" --install "$dir/libtwell" &&
     "$CMAKE" -S "$ROOT/tests/consumer" -B "$dir/program" -G Ninja -DCMAKE_PREFIX_PATH="$dir/prefix" &&
     ninja -C "$dir/program" && "$dir/program/consumer" &&
     ! ldd "$dir/program/consumer" | grep -i torch
