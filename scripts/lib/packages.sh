@@ -7,7 +7,7 @@ packages_of() {
       "libfmt-dev nlohmann-json3-dev libcli11-dev libpcre2-dev" \
       "libgtest-dev libgmock-dev librapidcheck-dev libbenchmark-dev" ;;
     # libomp: clang's own omp.h.
-    test) echo shellcheck clang-tidy-14 libomp-14-dev ;;
+    test) echo git shellcheck clang-tidy-14 libomp-14-dev ;;
     fuzz) echo clang-14 libclang-rt-14-dev libomp-14-dev ;;
     *) die "no package group '$1'; there are: build test fuzz" ;;
   esac
