@@ -1,4 +1,4 @@
-"""Shapes and dtypes of the operators' results without their data, for torch.compile and meta tensors.
+"""Shapes and dtypes of the operators' results without data, for torch.compile and meta tensors.
 
 The checks and their messages are those of the operators, so that a mistake is named alike where it
 is found while tracing.
@@ -6,6 +6,7 @@ is found while tracing.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,7 +21,9 @@ def _check(condition: Any, operation: str, argument: str, message: str) -> None:
 
 
 def _dtype(operation: str, argument: str, dtype: torch.dtype) -> torch.dtype:
-    _check(dtype in _DTYPES, operation, argument, f"expected dtype bfloat16 or float32, got {dtype}")
+    _check(
+        dtype in _DTYPES, operation, argument, f"expected dtype bfloat16 or float32, got {dtype}"
+    )
     return dtype
 
 
@@ -63,10 +66,15 @@ def _packed_shape(dtype: torch.dtype, rows: Any, cols: Any) -> list[Any]:
     return [panels, (cols + 31) // 32 * 16, _PANEL, 2]
 
 
-def _packed(operation: str, argument: str, tensor: Tensor, dtype: torch.dtype, rows: Any, cols: Any) -> None:
+def _packed(
+    operation: str, argument: str, tensor: Tensor, dtype: torch.dtype, rows: Any, cols: Any
+) -> None:
     _same_dtype(operation, argument, tensor, dtype)
     shape = _packed_shape(dtype, rows, cols)
-    message = f"expected shape {shape}, as pack_weight makes of [{rows}, {cols}], got {list(tensor.shape)}"
+    message = (
+        f"expected shape {shape}, as pack_weight makes of [{rows}, {cols}], "
+        f"got {list(tensor.shape)}"
+    )
     _check(tensor.dim() == len(shape), operation, argument, message)
     for have, want in zip(tensor.shape, shape):
         _check(have == want, operation, argument, message)
@@ -81,7 +89,9 @@ def _slots(dtype: torch.dtype) -> torch.dtype:
     return torch.int64 if dtype == torch.float32 else torch.int32
 
 
-def _triple(like: Tensor, rows: Any, cols: Any, tile: int, capacity: int) -> tuple[Tensor, Tensor, Tensor]:
+def _triple(
+    like: Tensor, rows: Any, cols: Any, tile: int, capacity: int
+) -> tuple[Tensor, Tensor, Tensor]:
     tiles = (cols + tile - 1) // tile
     records = torch.library.get_ctx().new_dynamic_size()
     slots = _slots(like.dtype)
@@ -143,7 +153,9 @@ def _ffn_stats(x, up_packed, down, activation="relu", threshold=0.0):
     return _with_stats(x, _plain("ffn_stats", x, up_packed, down))
 
 
-def _gemm_relu_twell(x, weight_packed, rows, activation="relu", threshold=0.0, tile=256, capacity=32):
+def _gemm_relu_twell(
+    x, weight_packed, rows, activation="relu", threshold=0.0, tile=256, capacity=32
+):
     tokens, cols = _matrix("gemm_relu_twell", "x", x)
     _packed("gemm_relu_twell", "weight_packed", weight_packed, x.dtype, rows, cols)
     return _triple(x, tokens, rows, tile, capacity)
@@ -173,7 +185,7 @@ def _twell_spmm(counts, slots, overflow, down):
 
 def register() -> None:
     """Registers all of them; once, after the library is loaded."""
-    for name, function in {
+    functions: dict[str, Callable[..., Any]] = {
         "pack_weight": _pack_weight,
         "unpack_weight": _unpack_weight,
         "gated_ffn": _gated_ffn,
@@ -185,5 +197,6 @@ def register() -> None:
         "twell_to_dense": _twell_to_dense,
         "twell_gated_ffn": _twell_gated_ffn,
         "twell_spmm": _twell_spmm,
-    }.items():
+    }
+    for name, function in functions.items():
         torch.library.register_fake(f"twell::{name}", function)

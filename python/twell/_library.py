@@ -25,8 +25,8 @@ def path() -> Path:
     beside = Path(__file__).resolve().parent / _NAME
     if not beside.is_file():
         raise ImportError(
-            f"twell: {_NAME} is not beside {beside.parent}; install the package, or set {_VARIABLE} "
-            f"to the file that the build made (target twell_torch_ops)"
+            f"twell: {_NAME} is not beside {beside.parent}; install the package, or set "
+            f"{_VARIABLE} to the file that the build made (target twell_torch_ops)"
         )
     return beside
 

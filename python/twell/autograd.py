@@ -7,6 +7,7 @@ no caller changes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -41,7 +42,15 @@ class _Gated(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor, dl1: Tensor) -> tuple[Any, ...]:
         x, gate, up, down = ctx.saved_tensors
         grads = dense.gated_ffn_backward(
-            dy, x, gate, up, down, ctx.activation, ctx.threshold, dl1 / max(x.shape[0], 1)
+            dy,
+            x,
+            gate,
+            up,
+            down,
+            ctx.activation,
+            ctx.threshold,
+            ctx.needs_input_grad[:4],
+            dl1 / max(x.shape[0], 1),
         )
         return *grads, None, None
 
@@ -58,12 +67,21 @@ def gated_ffn(
 
     x is [..., D]; gate, up and down are [H, D], down neuron-major (``down_proj.weight.t()`` of a
     checkpoint); any one floating dtype. y is [..., D]. l1 is a float32 scalar (float64 for float64
-    inputs): the sum over hidden units of |h|, averaged over the tokens. Adding λ · l1 to a loss adds
-    λ · sign(h) / M to the gradient of h. Raises ValueError for an activation that yields no zeros.
+    inputs): the sum over hidden units of |h|, averaged over the tokens. Adding λ · l1 to a loss
+    adds λ · sign(h) / M to the gradient of h. Raises ValueError for an activation that yields no
+    zeros.
     """
     dense.check_activation(activation, threshold)
     y, l1 = _Gated.apply(_matrix(x), gate, up, down, activation, threshold)
     return y.reshape(x.shape), l1
+
+
+def _packed_grad(grad: Tensor | None) -> Tensor | None:
+    return None if grad is None else torch.ops.twell.pack_weight(grad)
+
+
+def _shaped(grad: Tensor | None, like: Tensor) -> Tensor | None:
+    return None if grad is None else grad.reshape(like.shape)
 
 
 def _keep_gated(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -74,10 +92,11 @@ def _keep_gated(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 def _gated_op_backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Any, ...]:
     x, gate_packed, up, down = ctx.saved_tensors
     gate = torch.ops.twell.unpack_weight(gate_packed, up.shape[0], up.shape[1])
+    wanted = ctx.needs_input_grad[:4]
     dx, dgate, dup, ddown = dense.gated_ffn_backward(
-        _matrix(dy), _matrix(x), gate, up, down, ctx.activation, ctx.threshold
+        _matrix(dy), _matrix(x), gate, up, down, ctx.activation, ctx.threshold, wanted
     )
-    return dx.reshape(x.shape), torch.ops.twell.pack_weight(dgate), dup, ddown, None, None
+    return _shaped(dx, x), _packed_grad(dgate), dup, ddown, None, None
 
 
 def _keep_plain(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -88,10 +107,11 @@ def _keep_plain(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 def _plain_op_backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Any, ...]:
     x, up_packed, down = ctx.saved_tensors
     up = torch.ops.twell.unpack_weight(up_packed, down.shape[0], down.shape[1])
+    wanted = ctx.needs_input_grad[:3]
     dx, dup, ddown = dense.ffn_backward(
-        _matrix(dy), _matrix(x), up, down, ctx.activation, ctx.threshold
+        _matrix(dy), _matrix(x), up, down, ctx.activation, ctx.threshold, wanted
     )
-    return dx.reshape(x.shape), torch.ops.twell.pack_weight(dup), ddown, None, None
+    return _shaped(dx, x), _packed_grad(dup), ddown, None, None
 
 
 def _keep_shape(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -115,7 +135,7 @@ def register() -> None:
     The forward pass of an operator is sparse, its backward dense. The operators on the packed
     triple are for inspection and have none.
     """
-    rules = {
+    rules: dict[str, tuple[Callable[..., Any], Callable[..., Any] | None]] = {
         "gated_ffn": (_gated_op_backward, _keep_gated),
         "gated_ffn_stats": (_gated_op_backward, _keep_gated),
         "ffn": (_plain_op_backward, _keep_plain),

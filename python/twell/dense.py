@@ -5,6 +5,8 @@ Weights as the operators take them: gate, up and down are [H, D], down neuron-ma
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -42,7 +44,12 @@ def activate_backward(dg: Tensor, v: Tensor, activation: str, threshold: float =
 
 
 def gated_ffn(
-    x: Tensor, gate: Tensor, up: Tensor, down: Tensor, activation: str = "relu", threshold: float = 0.0
+    x: Tensor,
+    gate: Tensor,
+    up: Tensor,
+    down: Tensor,
+    activation: str = "relu",
+    threshold: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """(y, h) of x [..., D]: h = act(x gateᵀ) ⊙ (x upᵀ) [..., H], y = h down [..., D]."""
     h = activate(x @ gate.t(), activation, threshold) * (x @ up.t())
@@ -65,9 +72,10 @@ def gated_ffn_backward(
     down: Tensor,
     activation: str,
     threshold: float,
+    wanted: Sequence[bool] = (True, True, True, True),
     dh_sign: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(dx, dgate, dup, ddown) of the gated layer, for matrices x and dy [M, D].
+) -> tuple[Tensor | None, ...]:
+    """(dx, dgate, dup, ddown) of the gated layer, for matrices x and dy [M, D]; None if not wanted.
 
     v and u are computed again from x, so that only the inputs need be kept. `dh_sign`, a scalar,
     adds dh_sign · sign(h) to dh: the L1 term.
@@ -81,16 +89,33 @@ def gated_ffn_backward(
         dh = dh + dh_sign.to(dh.dtype) * torch.sign(h)
     dv = activate_backward(dh * u, v, activation, threshold)
     du = dh * g
-    return dv @ gate + du @ up, dv.t() @ x, du.t() @ x, h.t() @ dy
+    want_x, want_gate, want_up, want_down = wanted
+    return (
+        dv @ gate + du @ up if want_x else None,
+        dv.t() @ x if want_gate else None,
+        du.t() @ x if want_up else None,
+        h.t() @ dy if want_down else None,
+    )
 
 
 def ffn_backward(
-    dy: Tensor, x: Tensor, up: Tensor, down: Tensor, activation: str, threshold: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(dx, dup, ddown) of the non-gated layer, for matrices x and dy [M, D]."""
+    dy: Tensor,
+    x: Tensor,
+    up: Tensor,
+    down: Tensor,
+    activation: str,
+    threshold: float,
+    wanted: Sequence[bool] = (True, True, True),
+) -> tuple[Tensor | None, ...]:
+    """(dx, dup, ddown) of the non-gated layer, for matrices x and dy [M, D]; None if not wanted."""
     v = x @ up.t()
     dv = activate_backward(dy @ down.t(), v, activation, threshold)
-    return dv @ up, dv.t() @ x, activate(v, activation, threshold).t() @ dy
+    want_x, want_up, want_down = wanted
+    return (
+        dv @ up if want_x else None,
+        dv.t() @ x if want_up else None,
+        activate(v, activation, threshold).t() @ dy if want_down else None,
+    )
 
 
 class FatRelu(nn.Module):

@@ -26,8 +26,8 @@ def _activation_of(name: str, act_fn: object) -> tuple[str, float]:
     if kind not in known:
         raise ValueError(
             f"{name}: its activation {kind} yields no exact zeros, so there is nothing to skip; "
-            f"expected ReLU, squared ReLU or twell.FatRelu. If the weights were trained with one of "
-            f"these and the configuration does not say so, pass activation="
+            f"expected ReLU, squared ReLU or twell.FatRelu. If the weights were trained with one "
+            f"of these and the configuration does not say so, pass activation="
         )
     return known[kind], 0.0
 
@@ -43,14 +43,15 @@ def from_mlp(
     """
     if not _is_gated_mlp(mlp):
         raise ValueError(
-            f"{name}: expected linear layers {', '.join(_NAMES)} and act_fn, got {type(mlp).__name__}"
+            f"{name}: expected linear layers {', '.join(_NAMES)} and act_fn, "
+            f"got {type(mlp).__name__}"
         )
     linears = [getattr(mlp, child) for child in _NAMES]
     for child, linear in zip(_NAMES, linears):
         if linear.bias is not None:
             raise ValueError(f"{name}.{child}: expected no bias, which the layer does not have")
     if activation is None:
-        activation, threshold = _activation_of(name, getattr(mlp, "act_fn"))
+        activation, threshold = _activation_of(name, mlp.act_fn)
     layer = GatedFfn.from_dense(
         *(linear.weight for linear in linears), activation=activation, threshold=threshold
     )
@@ -70,8 +71,8 @@ def sparsify(
     With ``freeze`` the layers keep packed weights alone (inference); without, they stay trainable.
     ``activation`` (relu, relu_squared, fat_relu with ``threshold``) is for models whose
     configuration does not say what they were trained with. Raises ValueError, with the model left
-    as it was, where an MLP's activation yields no zeros (SiLU, GELU), where one has biases, or where
-    there is none.
+    as it was, where an MLP's activation yields no zeros (SiLU, GELU), where one has biases, or
+    where there is none.
     """
     layers = {
         name: from_mlp(module, activation=activation, threshold=threshold, name=name)

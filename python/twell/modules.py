@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,11 +19,16 @@ class GatedFfn(nn.Module):
     [ffn_size, hidden_size], down_proj [hidden_size, ffn_size], no biases; bfloat16 or float32.
 
     Where a gradient is wanted, forward is the dense autograd function. Elsewhere it is the sparse
-    operator on a packed copy of the weights, remade when a weight changes. :meth:`freeze` keeps that
-    copy alone, which saves memory; a frozen layer is for inference, and its state_dict still reads
-    and writes the checkpoint's layout. torch.compile uses the sparse operator for frozen layers and
+    operator on a packed copy of the weights, remade when a weight changes. :meth:`freeze` keeps
+    that copy alone, which saves memory; a frozen layer is for inference, and its state_dict
+    still reads and writes the checkpoint's layout. torch.compile uses the sparse operator for frozen layers and
     the dense definition for others, since a trace cannot watch the weights.
     """
+
+    # Of a frozen layer.
+    gate_packed: Tensor
+    up: Tensor
+    down: Tensor
 
     def __init__(
         self,
@@ -62,7 +68,8 @@ class GatedFfn(nn.Module):
     ) -> GatedFfn:
         """A layer that holds the given weights themselves: gate and up [H, D], down [D, H].
 
-        Raises ValueError where the shapes or dtypes do not fit together.
+        A plain tensor becomes a parameter that wants a gradient where the tensor does. Raises
+        ValueError where the shapes or dtypes do not fit together.
         """
         if gate.dim() != 2 or up.shape != gate.shape or down.shape != gate.shape[::-1]:
             raise ValueError(
@@ -83,8 +90,9 @@ class GatedFfn(nn.Module):
             device="meta",
         )
         for name, weight in zip(_NAMES, (gate, up, down)):
-            parameter = weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight)
-            getattr(layer, name).weight = parameter
+            if not isinstance(weight, nn.Parameter):
+                weight = nn.Parameter(weight.detach(), requires_grad=weight.requires_grad)
+            getattr(layer, name).weight = weight
         return layer
 
     @property
@@ -116,7 +124,8 @@ class GatedFfn(nn.Module):
         for name in ("gate_packed", "up", "down"):
             delattr(self, name)
         for name, weight in zip(_NAMES, weights):
-            linear = nn.Linear(*weight.shape[::-1], bias=False, device="meta", dtype=weight.dtype)
+            rows, cols = weight.shape
+            linear = nn.Linear(cols, rows, bias=False, device="meta", dtype=weight.dtype)
             linear.weight = nn.Parameter(weight)
             setattr(self, name, linear)
         self._frozen = False
@@ -154,7 +163,11 @@ class GatedFfn(nn.Module):
 
     @staticmethod
     def _pack(gate: Tensor, up: Tensor, down: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return torch.ops.twell.pack_weight(gate.contiguous()), up.contiguous(), down.t().contiguous()
+        return (
+            torch.ops.twell.pack_weight(gate.contiguous()),
+            up.contiguous(),
+            down.t().contiguous(),
+        )
 
     def _unpack(self) -> tuple[Tensor, Tensor, Tensor]:
         gate = torch.ops.twell.unpack_weight(self.gate_packed, self.ffn_size, self.hidden_size)
@@ -180,12 +193,24 @@ class GatedFfn(nn.Module):
                 destination[f"{prefix}{name}.weight"] = weight
 
     def _load_from_state_dict(
-        self, state_dict: Any, prefix: str, local_metadata: Any, strict: bool,
-        missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
+        self,
+        state_dict: Any,
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
     ) -> None:
         if not self._frozen:
             super()._load_from_state_dict(
-                state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+                state_dict,
+                prefix,
+                local_metadata,
+                strict,
+                missing_keys,
+                unexpected_keys,
+                error_msgs,
             )
             return
         own = self._unpack()

@@ -41,7 +41,11 @@ class Layer:
 
 
 def make_layer(
-    width: int, neurons: int, dtype: torch.dtype = torch.float32, density: float = 0.1, seed: int = 0
+    width: int,
+    neurons: int,
+    dtype: torch.dtype = torch.float32,
+    density: float = 0.1,
+    seed: int = 0,
 ) -> Layer:
     generator = torch.Generator().manual_seed(seed)
 
@@ -83,9 +87,9 @@ def reference(
     (roundoff e), the activation rounded once to the dtype (roundoff r), u and h not, y once.
 
     A sum of n products has an error of at most 1.01·(n + 2)·e·Σ|a·b|, the 2 for instructions that
-    round a pair of products once more. The relu's error is at most its
-    argument's, squared relu's (2v + δv)·δv, and fat relu's jumps by the threshold where the argument
-    is within its error of it. Non-gated: u = 1 without error.
+    round a pair of products once more. The relu's error is at most its argument's, squared relu's
+    (2v + δv)·δv, and fat relu's jumps by the threshold where the argument is within its error of
+    it. Non-gated: u = 1 without error.
     """
     e, r = UNIT[torch.float32], UNIT[x.dtype]
     tiny = 2.0**-120  # float32 results below the normal range

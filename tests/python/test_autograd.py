@@ -90,13 +90,15 @@ def test_operator_gradients(
     """Against float64 autograd of the definition on the same (rounded) inputs.
 
     Every gradient is a chain of at most 4 roundings to the dtype and sums whose float32 error
-    (at most 20 terms) is below one such rounding in bf16; in float32 each of 4 sums of up to 20 terms
-    costs 22 roundings. The bound is relative to the same chain on magnitudes.
+    (at most 20 terms) is below one such rounding in bf16; in float32 each of 4 sums of up to 20
+    terms costs 22 roundings. The bound is relative to the same chain on magnitudes.
     """
     seed = next(
         s
         for s in range(100)
-        if away_from_kinks([t.to(dtype).double() for t in leaves(torch.float32, 6, s)], threshold, 1e-3)
+        if away_from_kinks(
+            [t.to(dtype).double() for t in leaves(torch.float32, 6, s)], threshold, 1e-3
+        )
     )
     tensors = [t.detach().to(dtype).requires_grad_() for t in leaves(torch.float32, 6, seed)]
     exact = [t.detach().double().requires_grad_() for t in tensors]
@@ -124,6 +126,20 @@ def test_operator_gradients(
     for a, b, m in zip(got, want, magnitude):
         assert a.dtype == dtype
         assert bool(((a.double() - b).abs() <= roundings * UNIT[dtype] * m).all())
+
+
+@pytest.mark.parametrize("index", range(4))
+def test_only_wanted_gradients(index: int, gated: bool) -> None:
+    if index == 2 and not gated:
+        pytest.skip("a non-gated layer has no second weight")
+    tensors = leaves(torch.float32)
+    (want,) = torch.autograd.grad(operator(tensors, gated, "relu", 0.0).sum(), tensors[index])
+    alone = [t.detach().requires_grad_(i == index) for i, t in enumerate(tensors)]
+    (got,) = torch.autograd.grad(operator(alone, gated, "relu", 0.0).sum(), alone[index])
+    assert torch.equal(got, want)
+    if gated:
+        (trained,) = torch.autograd.grad(twell.gated_ffn(*alone)[0].sum(), alone[index])
+        torch.testing.assert_close(trained, want)
 
 
 def test_statistics_have_no_gradient() -> None:

@@ -1,8 +1,9 @@
-"""torch.compile(fullgraph) with the aot_eager backend: same bits, no graph break, dynamic shapes."""
+"""torch.compile(fullgraph), aot_eager backend: same bits, no graph break, dynamic shapes."""
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -45,7 +46,9 @@ def test_dynamic_rows_compile_once() -> None:
 
     fast = torch.compile(
         lambda x: twell.ops.gated_ffn(x, packed, layer.up, layer.down),
-        backend=backend, fullgraph=True, dynamic=True,
+        backend=backend,
+        fullgraph=True,
+        dynamic=True,
     )
     for rows in (5, 6, 50):
         fast(layer.inputs(rows))

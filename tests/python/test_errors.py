@@ -1,8 +1,9 @@
-"""A wrong argument is a RuntimeError that names operation and argument, eagerly and while tracing."""
+"""A wrong argument is a RuntimeError that names operation and argument, eager or tracing."""
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,10 @@ SHAPE_ERRORS: dict[str, tuple[dict[str, Any], str]] = {
     "x is a scalar": ({"x": torch.tensor(1.0)}, "gated_ffn: x: expected shape .*got a scalar"),
     "x is double": ({"x": X.double()}, "gated_ffn: x: expected dtype bfloat16 or float32, got"),
     "x is half": ({"x": X.half()}, "gated_ffn: x: expected dtype"),
-    "x is narrower": ({"x": X[:, :23]}, r"gated_ffn: up: expected shape \[\*, 23\], got \[40, 24\]"),
+    "x is narrower": (
+        {"x": X[:, :23]},
+        r"gated_ffn: up: expected shape \[\*, 23\], got \[40, 24\]",
+    ),
     "up is bf16": ({"up": LAYER.up.bfloat16()}, "gated_ffn: up: expected the dtype of the other"),
     "up is a vector": ({"up": LAYER.up[0]}, "gated_ffn: up: expected a matrix"),
     "down is not neuron-major": (
@@ -43,7 +47,10 @@ SHAPE_ERRORS: dict[str, tuple[dict[str, Any], str]] = {
     ),
 }
 VALUE_ERRORS: dict[str, tuple[dict[str, Any], str]] = {
-    "unknown activation": ({"activation": "silu"}, "activation: expected relu, relu_squared or fat"),
+    "unknown activation": (
+        {"activation": "silu"},
+        "activation: expected relu, relu_squared or fat",
+    ),
     "negative threshold": (
         {"activation": "fat_relu", "threshold": -1.0},
         "threshold: expected 0 or more, got -1",
@@ -55,7 +62,10 @@ VALUE_ERRORS: dict[str, tuple[dict[str, Any], str]] = {
         {"up": LAYER.up.t().contiguous().t()},
         r"up: expected rows of adjacent elements.*strides \[1, 40\]; call .contiguous",
     ),
-    "down is expanded": ({"down": LAYER.down[:1].expand(40, 24)}, "down: expected rows of adjacent"),
+    "down is expanded": (
+        {"down": LAYER.down[:1].expand(40, 24)},
+        "down: expected rows of adjacent",
+    ),
     "gate is misaligned": (
         {"gate_packed": torch.zeros(PACKED.numel() + 1)[1:].view(PACKED.shape)},
         "gate_packed: expected contiguous memory aligned to 64 bytes.*clone",
@@ -93,7 +103,10 @@ def test_traced(case: str) -> None:
         (lambda: twell.ops.pack_weight(LAYER.gate.t()), "pack_weight: weight: expected rows of"),
         (lambda: twell.ops.pack_weight(LAYER.gate.int()), "pack_weight: weight: expected dtype"),
         (lambda: twell.ops.unpack_weight(PACKED, 40, 25), "unpack_weight: packed: expected shape"),
-        (lambda: twell.ops.unpack_weight(PACKED, -1, 24), "unpack_weight: rows: expected 0 or more"),
+        (
+            lambda: twell.ops.unpack_weight(PACKED, -1, 24),
+            "unpack_weight: rows: expected 0 or more",
+        ),
         (lambda: twell.ops.ffn(X, PACKED, LAYER.down[:7]), "ffn: up_packed: expected shape"),
         (lambda: twell.ops.gemm_relu_twell(X, PACKED, 0), "gemm_relu_twell: rows: expected 1"),
         (lambda: twell.ops.gemm_relu_twell(X, PACKED, 40, tile=0), "tile: expected 1 to 65536"),
@@ -106,7 +119,9 @@ def test_traced(case: str) -> None:
             "twell_to_dense: dtype: expected dtype bfloat16 or float32",
         ),
         (
-            lambda: twell.ops.twell_to_dense(*twell.ops.dense_to_twell(LAYER.up), 24, torch.bfloat16),
+            lambda: twell.ops.twell_to_dense(
+                *twell.ops.dense_to_twell(LAYER.up), 24, torch.bfloat16
+            ),
             "twell_to_dense: slots: expected a contiguous CPU tensor",
         ),
         (

@@ -16,14 +16,18 @@ NEURONS = (1, 15, 16, 17, 100, 256, 257)
 ROWS = (0, 1, 2, 7, 16, 33)
 
 
-def run(layer: Layer, x: Tensor, gated: bool, activation: str = "relu", threshold: float = 0.0) -> Tensor:
+def run(
+    layer: Layer, x: Tensor, gated: bool, activation: str = "relu", threshold: float = 0.0
+) -> Tensor:
     packed = twell.ops.pack_weight(layer.gate)
     if gated:
         return twell.ops.gated_ffn(x, packed, layer.up, layer.down, activation, threshold)
     return twell.ops.ffn(x, packed, layer.down, activation, threshold)
 
 
-def expected(layer: Layer, x: Tensor, gated: bool, activation: str = "relu", threshold: float = 0.0) -> Reference:
+def expected(
+    layer: Layer, x: Tensor, gated: bool, activation: str = "relu", threshold: float = 0.0
+) -> Reference:
     return reference(x, layer.gate, layer.up if gated else None, layer.down, activation, threshold)
 
 
@@ -70,7 +74,8 @@ def test_statistics_count_the_gate(dtype: torch.dtype) -> None:
     # Small integers: every product and sum is exact, so the pattern is known exactly.
     generator = torch.Generator().manual_seed(3)
     x, gate = (
-        torch.randint(-3, 4, shape, generator=generator).to(dtype) for shape in ((2, 9, 24), (70, 24))
+        torch.randint(-3, 4, shape, generator=generator).to(dtype)
+        for shape in ((2, 9, 24), (70, 24))
     )
     up, down = make_layer(24, 70, dtype).up, make_layer(24, 70, dtype).down
     fired = x.double() @ gate.double().t() > 0

@@ -24,15 +24,16 @@ def test_inference_is_sparse(freeze: bool, dtype: torch.dtype) -> None:
     if freeze:
         module.freeze()
     x = layer.inputs(2, 5)
+    y = module(x)
     with torch.inference_mode():
-        y = module(x)
+        assert torch.equal(module(x), y)
     packed = twell.ops.pack_weight(layer.gate)
     assert torch.equal(y, twell.ops.gated_ffn(x, packed, layer.up, layer.down))
 
 
 def test_training_is_dense_autograd() -> None:
     layer = make_layer(40, 100)
-    module = module_of(layer)
+    module = module_of(layer).requires_grad_()
     x = layer.inputs(5)
     y = module(x)
     assert y.requires_grad and module.l1 is None
@@ -46,7 +47,7 @@ def test_training_is_dense_autograd() -> None:
 
 def test_changed_weights_are_seen() -> None:
     layer = make_layer(24, 60)
-    module = module_of(layer)
+    module = module_of(layer).requires_grad_()
     x = layer.inputs(7)
     with torch.no_grad():
         module(x)
@@ -56,7 +57,12 @@ def test_changed_weights_are_seen() -> None:
     with torch.no_grad():
         y = module(x)
         fresh = module_of(
-            Layer(module.gate_proj.weight, module.up_proj.weight, module.down_proj.weight.t(), layer.shift)
+            Layer(
+                module.gate_proj.weight,
+                module.up_proj.weight,
+                module.down_proj.weight.t(),
+                layer.shift,
+            )
         )
         assert torch.equal(y, fresh(x))
         module.gate_proj.weight.data = torch.zeros_like(module.gate_proj.weight)
@@ -98,6 +104,17 @@ def test_load_state_dict(freeze: bool, dtype: torch.dtype) -> None:
         outer.load_state_dict({**state, "mlp.up_proj.weight": torch.zeros(3, 4)})
     with torch.no_grad():
         assert torch.equal(module(x), module_of(source)(x))
+
+
+def test_who_wants_gradients() -> None:
+    layer = make_layer(8, 20)
+    assert not any(p.requires_grad for p in module_of(layer).parameters())
+    layer.up.requires_grad_()
+    wanting = {name for name, p in module_of(layer).named_parameters() if p.requires_grad}
+    assert wanting == {"up_proj.weight"}
+    assert all(p.requires_grad for p in twell.GatedFfn(8, 20).parameters())
+    held = nn.Parameter(layer.gate)
+    assert twell.GatedFfn.from_dense(held, layer.up, layer.down.t()).gate_proj.weight is held
 
 
 def test_frozen_keeps_one_copy() -> None:
@@ -142,7 +159,7 @@ def test_fat_relu_module() -> None:
     with torch.no_grad():
         y = module(x)
     assert_within(y, reference(x, layer.gate, layer.up, layer.down, "fat_relu", 0.3))
-    torch.testing.assert_close(module(x), y)
+    torch.testing.assert_close(module.requires_grad_()(x), y)
     assert "fat_relu, threshold=0.3" in repr(module)
 
 
@@ -163,7 +180,9 @@ def test_wrong_weights_are_refused() -> None:
 transformers = pytest.importorskip("transformers")
 
 
-def tiny_model(kind: str, hidden_act: str, dtype: torch.dtype = torch.float32, **extra: object) -> nn.Module:
+def tiny_model(
+    kind: str, hidden_act: str, dtype: torch.dtype = torch.float32, **extra: object
+) -> nn.Module:
     torch.manual_seed(7)
     config = {
         "vocab_size": 97,
@@ -247,7 +266,9 @@ def test_trainable_model_learns() -> None:
 @pytest.mark.parametrize("hidden_act", ["silu", "gelu"])
 def test_dense_activations_are_refused(hidden_act: str) -> None:
     model = tiny_model("llama", hidden_act)
-    with pytest.raises(ValueError, match="model.layers.0.mlp: its activation .* yields no exact zeros"):
+    with pytest.raises(
+        ValueError, match="model.layers.0.mlp: its activation .* yields no exact zeros"
+    ):
         twell.sparsify(model)
     assert not any(isinstance(m, twell.GatedFfn) for m in model.modules())
 

@@ -1,4 +1,4 @@
-"""torch.library.opcheck on every operator: schema, fake tensors, autograd registration, AOT dispatch."""
+"""torch.library.opcheck on every operator: schema, fake tensors, autograd, AOT dispatch."""
 
 from __future__ import annotations
 

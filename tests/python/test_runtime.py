@@ -111,7 +111,8 @@ def tier_of(tier: str) -> subprocess.CompletedProcess[str]:
         "    layer = make_layer(70, 300, dtype)\n"
         "    for rows in (1, 37):\n"
         "        x = layer.inputs(rows)\n"
-        "        y = twell.ops.gated_ffn(x, twell.ops.pack_weight(layer.gate), layer.up, layer.down)\n"
+        "        packed = twell.ops.pack_weight(layer.gate)\n"
+        "        y = twell.ops.gated_ffn(x, packed, layer.up, layer.down)\n"
         "        assert_within(y, reference(x, layer.gate, layer.up, layer.down))\n",
         TWELL_CPU_TIER=tier,
     )

@@ -11,7 +11,9 @@ from torch import Tensor
 ops = twell.ops
 
 
-def sparse_matrix(rows: int, cols: int, dtype: torch.dtype, density: float, seed: int = 0) -> Tensor:
+def sparse_matrix(
+    rows: int, cols: int, dtype: torch.dtype, density: float, seed: int = 0
+) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     dense = torch.randn(rows, cols, generator=generator).to(dtype)
     return dense * (torch.rand(rows, cols, generator=generator) < density)
@@ -121,7 +123,11 @@ def broken(triple: twell.ops.Twell) -> dict[str, twell.ops.Twell]:
         "count beyond the tile": (with_count(17), slots, overflow),
         "record out of range": (counts, wild, overflow),
         "columns descending": (counts, descending, overflow),
-        "column beyond the matrix": (with_count(0).index_fill(1, torch.tensor(2), 1), beyond, overflow),
+        "column beyond the matrix": (
+            with_count(0).index_fill(1, torch.tensor(2), 1),
+            beyond,
+            overflow,
+        ),
         "rows differ": (counts[1:], slots, overflow),
         "tiles differ": (counts[:, :1].contiguous(), slots, overflow),
         "no tile": (counts, slots, overflow[:, :0]),
