@@ -70,8 +70,11 @@ std::pair<int, fs::path> create_temporary(const fs::path& path) {
 
 AtomicFile::AtomicFile(fs::path path) : path_(std::move(path)) {
   std::error_code error;
-  if (fs::is_symlink(path_, error)) path_ = fs::weakly_canonical(path_, error);
-  if (error || path_.filename().empty()) fail_file(path_.string(), "is not a usable file name");
+  if (path_.filename().empty()) fail_file(path_.string(), "is not a usable file name");
+  if (fs::is_symlink(path_, error)) {
+    path_ = fs::weakly_canonical(path_, error);
+    if (error) fail_file(path_.string(), "cannot be followed: {}", error.message());
+  }
   const auto status = fs::status(path_, error);
   if (fs::exists(status) && !fs::is_regular_file(status)) {
     fail_file(path_.string(), "is there already and is not a regular file");

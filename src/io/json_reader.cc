@@ -24,6 +24,10 @@ Json parse_json(std::string_view text, const std::string& file) {
     }
     return true;
   };
+  // The JSON library takes a zero byte for the end of its input.
+  if (const std::size_t zero = text.find('\0'); zero != text.npos) {
+    fail_file(file, "is not valid JSON at byte {}: a zero byte", zero);
+  }
   try {
     return Json::parse(text.begin(), text.end(), check);
   } catch (const Json::parse_error& error) {

@@ -1,6 +1,7 @@
 // The safetensors format: u64 little-endian header length, JSON header, tensor bytes.
 // Source of the rules: https://github.com/huggingface/safetensors (README "Format"). Accepts and
-// refuses the same files as the `safetensors` package, and also refuses duplicate keys.
+// refuses the same files as the `safetensors` package, but also refuses duplicate keys and a header
+// whose first byte is not '{' (which the format forbids and the package lets pass).
 #pragma once
 
 #include <cstddef>

@@ -348,6 +348,8 @@ SafetensorsHeader parse_safetensors(std::span<const std::byte> file, const std::
   const std::string_view json(reinterpret_cast<const char*>(file.data()) + kLengthBytes,
                               header_bytes);
   if (!json.starts_with('{')) fail_file(name, "the header does not begin with '{{'");
+  // The JSON library takes a zero byte for the end of its input.
+  if (json.find('\0') != json.npos) fail_file(name, "the header holds a zero byte");
   SafetensorsHeader out;
   out.data_begin = kLengthBytes + header_bytes;
   HeaderHandler handler(out, name);

@@ -1,0 +1,346 @@
+"""Token ids and decoded text against the package `tokenizers`, id for id."""
+
+import json
+import os
+import random
+import tarfile
+import unicodedata
+
+import pytest
+
+from conftest import data_path
+
+tokenizers = pytest.importorskip("tokenizers")
+from tokenizers import (  # noqa: E402
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
+
+# The blocks in use at steps of 5 and whole where the category changes; the rest of the 17 planes,
+# unassigned or private, at steps of 997. TWELL_EXHAUSTIVE=1: all of them (minutes).
+EXHAUSTIVE = os.environ.get("TWELL_EXHAUSTIVE") == "1"
+CATEGORY = [unicodedata.category(chr(c)) for c in range(0x110000)]
+CODE_POINTS = [
+    c
+    for c in range(0x110000)
+    if not 0xD800 <= c <= 0xDFFF
+    and (
+        EXHAUSTIVE
+        or c < 0x600
+        or c % (5 if c < 0x18D80 or 0x1AFF0 <= c < 0x1FC00 else 997) == 0
+        or len(set(CATEGORY[c - 1 : c + 2])) > 1
+    )
+]
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+QWEN2 = LLAMA3.replace("{1,3}", "")
+
+
+def smollm2():
+    path = data_path("tokenizers/smollm2/tokenizer.json")
+    return path, Tokenizer.from_file(str(path))
+
+
+def gpt2():
+    folder = data_path("tokenizers/gpt2")
+    vocab = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
+    merges = [
+        tuple(line.split(" "))
+        for line in (folder / "merges.txt").read_text(encoding="utf-8").split("\n")
+        if line
+    ]
+    oracle = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    oracle.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    oracle.decoder = decoders.ByteLevel()
+    oracle.add_special_tokens([AddedToken("<|endoftext|>", special=True, normalized=False)])
+    return folder, oracle
+
+
+REAL = {"smollm2": smollm2, "gpt2": gpt2}
+
+
+@pytest.fixture(scope="module", params=REAL)
+def real(request):
+    return REAL[request.param]()
+
+
+# Every kind of character that some rule looks at.
+ALPHABET = [
+    *"abcdefgstmdrevlABCST019 .,;:'\"!?()[]<>|_-\\/\t\n\r\v\f\0\x1b\x7f",
+    "  ", "   ", "\n\n", "\r\n", " \n", "'s", "'S", "'re", "'LL", "'ſ", "''", " '", "don't",
+    "\x80", "\x85", "\xa0", "\xad", "²", "½", "é", "e\u0301", "ß", "ŉ", "İ", "ſ", "\u0130",
+    "\u0300", "\u0345", "\u05d0", "\u0627", "\u0660", "\u0967", "\u0e01", "\u0e33",
+    "\u1100\u1161\u11a8", "\uac01", "\uac00\u11a8", "\u1680", "\u180e", "\u2003", "\u2028",
+    "\u2029", "\u200b", "\u200d", "\u202f", "\u2160", "\u2192", "\u3000", "中", "文", "かな",
+    "\uf900", "\ufb01", "\ufeff", "\uffff", "\U0001d400", "\U0001f600", "\U0001f468\u200d",
+    "\U00020000", "\U0002f800", "\U00011de0", "\U00016ff4", "\U0001e4d0", "\U0010ffff", "K", "Å",
+    "<|endoftext|>", "<|im_start|>", "<|end", "<s>", "</s>", "the ", " quick", "2024", "x1y",
+]  # fmt: skip
+
+
+def random_texts(count, seed):
+    rng = random.Random(seed)
+    texts = ["", " ", "\n", "'", "a", " a", "a ", "  a  "]
+    while len(texts) < count:
+        length = rng.choice([1, 2, 3, 5, 8, 20, 100])
+        pick = lambda: rng.choice(ALPHABET)  # noqa: E731
+        if rng.random() < 0.2:
+            pick = lambda: chr(rng.choice(CODE_POINTS))  # noqa: E731
+        text = "".join(pick() * rng.choice([1, 1, 1, 2, 3]) for _ in range(length))
+        texts.append(text.encode("utf-8", "surrogatepass").decode("utf-8", "ignore"))
+    return texts
+
+
+def code_point_texts():
+    """Each code point alone and among letters, digits, spaces and its own kind."""
+    for i in range(0, len(CODE_POINTS), 64):
+        chars = [chr(c) for c in CODE_POINTS[i : i + 64]]
+        yield "\n".join(f"{c} a{c}b {c}{c} 1{c}2  {c}" for c in chars)
+
+
+def same(driver, path, oracle, texts, special=False):
+    got = driver.encode(path, texts, special)
+    want = [e.ids for e in oracle.encode_batch(texts, add_special_tokens=special)]
+    for text, ours, theirs in zip(texts, got, want):
+        assert ours == theirs, repr(text)[:2000]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "corpora/tinyshakespeare.txt",
+        "corpora/wikitext2_valid.txt",
+        "corpora/tinystories_sample.txt",
+        "eval/hellaswag_val_full.txt",
+        "eval/arc_easy_train.jsonl",
+    ],
+)
+def test_real_text(driver, real, name):
+    with open(data_path(name), encoding="utf-8", newline="") as file:
+        same(driver, *real, [file.read()])
+
+
+def test_books(driver, real):
+    """4 MB of the classics, which have quotes, dashes, accents, Greek and tables."""
+    texts, size = [], 0
+    with tarfile.open(data_path("corpora/classics.tar.xz")) as archive:
+        for member in archive:
+            if member.isfile() and size < 4_000_000:
+                texts.append(archive.extractfile(member).read().decode("utf-8", "ignore"))
+                size += len(texts[-1])
+    same(driver, *real, texts)
+
+
+def test_code_points(driver, real):
+    same(driver, *real, list(code_point_texts()))
+
+
+def test_every_byte_decodes(driver, real):
+    """Single tokens and pairs of them give the same text, also where that is no UTF-8."""
+    path, oracle = real
+    rng = random.Random(1)
+    size = oracle.get_vocab_size()
+    lists = [[i] for i in range(size)]
+    lists += [[rng.randrange(size) for _ in range(rng.randrange(9))] for _ in range(20_000)]
+    # Tokens of one symbol: incomplete and overlong sequences, surrogates.
+    short = [i for i in range(size) if len(oracle.id_to_token(i)) == 1]
+    lists += [[rng.choice(short) for _ in range(rng.randrange(9))] for _ in range(50_000)]
+    want = [oracle.decode(ids, skip_special_tokens=False) for ids in lists]
+    for mode in ("decode", "stream"):
+        got = driver.decode(path, lists, mode)
+        assert got == want, next(x for x in zip(lists, got, want) if x[1] != x[2])
+    want = [oracle.decode(ids, skip_special_tokens=True) for ids in lists]
+    assert driver.decode(path, lists, "decode-skip") == want
+
+
+def test_every_byte_encodes(driver, real):
+    """All bytes that occur in UTF-8, in all the places where they can."""
+    texts = [chr(c) for c in range(0x800)] + [chr(c) for c in range(0x800, 0x110000, 0x3F)
+                                              if not 0xD800 <= c <= 0xDFFF]
+    assert {b for t in texts for b in t.encode()} == set(range(0xF5)) - {0xC0, 0xC1}
+    same(driver, *real, texts)
+
+
+def test_random_texts(driver, real):
+    same(driver, *real, random_texts(20_000, seed=2))
+
+
+def test_long_words(driver, real):
+    """One word of a megabyte must not take quadratic time."""
+    same(driver, *real, ["a" * 1_000_000, "ab" * 300_000, " " * 500_000 + "x", "é" * 100_000])
+
+
+# ---- other tokenizers: made here, so that every option is met ----
+
+
+def train(pre_tokenizer, **options):
+    text = "".join(random_texts(400, seed=3)) + open(__file__, encoding="utf-8").read()
+    text += " the quick brown fox's don't we'll 12345 world " * 40
+    tokenizer = Tokenizer(models.BPE(**options))
+    tokenizer.pre_tokenizer = pre_tokenizer
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=700,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([text], trainer)
+    return tokenizer
+
+
+def split(pattern, behavior="isolated", invert=False):
+    return pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(pattern, behavior, invert),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+
+
+@pytest.fixture
+def check(driver, tmp_path):
+    def run(tokenizer, texts=None, special=False):
+        path = tmp_path / "tokenizer.json"
+        tokenizer.save(str(path))
+        same(driver, path, tokenizer, texts or random_texts(3000, seed=4), special)
+        return path
+
+    return run
+
+
+@pytest.mark.parametrize("pattern", [LLAMA3, QWEN2], ids=["llama3", "qwen2"])
+def test_published_patterns(check, pattern):
+    tokenizer = train(split(Regex(pattern)))
+    check(tokenizer)
+    check(tokenizer, list(code_point_texts()))
+
+
+@pytest.mark.parametrize("invert", [False, True])
+@pytest.mark.parametrize(
+    "behavior", ["removed", "isolated", "merged_with_previous", "merged_with_next", "contiguous"]
+)
+@pytest.mark.parametrize(
+    "pattern", [Regex(r"\s"), Regex(r"[\p{L}\s]+"), Regex(r"\P{L}"), Regex(r"[^\S\n]"), "'", "a", Regex("a*")],
+    ids=str,
+)
+def test_split(check, pattern, behavior, invert):
+    check(train(split(pattern, behavior, invert)), random_texts(500, seed=5))
+
+
+@pytest.mark.parametrize("individual", [False, True])
+def test_digits(check, individual):
+    digits = pre_tokenizers.Digits(individual_digits=individual)
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    check(train(pre_tokenizers.Sequence([digits, byte_level])))
+
+
+def test_prefix_space(check):
+    check(train(pre_tokenizers.ByteLevel(add_prefix_space=True)))
+
+
+def test_nfc(check, driver):
+    tokenizer = train(split(Regex(QWEN2)))
+    tokenizer.normalizer = normalizers.NFC()
+    check(tokenizer)
+    texts = list(code_point_texts()) + random_texts(5000, seed=6)
+    rng = random.Random(7)
+    marks = [c for c in CODE_POINTS if 0x300 <= c < 0x370 or 0x591 <= c < 0x5C8 or 0x1DC0 <= c < 0x1E00]
+    bases = [ord("a"), 0xE9, 0x1100, 0x1161, 0xAC00, 0x11A8, 0x212B, 0x0F73, *marks[:4]]
+    for _ in range(20_000):
+        texts.append("".join(chr(rng.choice(rng.choice([marks, bases]))) for _ in range(rng.randrange(8))))
+    nfc = normalizers.NFC()
+    got = [a.decode() for a in driver("nfc", records=[t.encode() for t in texts])]
+    for text, ours in zip(texts, got):
+        assert ours == nfc.normalize_str(text), ascii(text)
+
+
+@pytest.mark.parametrize("normalizer", [None, normalizers.NFC()], ids=["plain", "nfc"])
+def test_added_tokens(check, normalizer):
+    tokenizer = train(pre_tokenizers.ByteLevel(add_prefix_space=False))
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    rng = random.Random(8)
+    # None begins with white space: behind a token that strips it, the package itself panics.
+    contents = ["<s>", "</s>", "<|endoftext|>", "<|im_start|>", "<|end", "the", "the ", "quick",
+                "abc", "ab", "é", "e\u0301", "中", "2024", "x1", "'s"]  # fmt: skip
+    for content in contents:
+        flag = lambda: rng.random() < 0.4  # noqa: E731
+        token = AddedToken(content, single_word=flag(), lstrip=flag(), rstrip=flag(), normalized=flag())
+        (tokenizer.add_special_tokens if flag() else tokenizer.add_tokens)([token])
+    check(tokenizer)
+
+
+@pytest.mark.parametrize("flags", range(16))
+def test_added_token_flags(check, flags):
+    tokenizer = train(pre_tokenizers.ByteLevel(add_prefix_space=False))
+    names = ["single_word", "lstrip", "rstrip", "normalized"]
+    options = {name: bool(flags >> i & 1) for i, name in enumerate(names)}
+    tokenizer.add_tokens([AddedToken("<x>", **options), AddedToken("ab", **options)])
+    around = ["", " ", "  ", "\n", "a", "_", "1", "é", "\u0301", "\u180e", "\u3000", "<x>", "ab", "."]
+    check(tokenizer, [l + m + r for l in around for m in ("<x>", "ab", "<x> ab") for r in around])
+
+
+def test_single_word_at_code_points(check):
+    tokenizer = train(pre_tokenizers.ByteLevel(add_prefix_space=False))
+    tokenizer.add_tokens([AddedToken("<x>", single_word=True)])
+    check(tokenizer, ["\n".join(f"{chr(c)}<x>.<x>{chr(c)}" for c in CODE_POINTS[i : i + 64])
+                      for i in range(0, len(CODE_POINTS), 64)])
+
+
+def test_template(check, driver):
+    tokenizer = train(split(Regex(LLAMA3)))
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    ids = [("<s>", tokenizer.token_to_id("<s>")), ("</s>", tokenizer.token_to_id("</s>"))]
+    template = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=ids)
+    for processor in (
+        template,
+        processors.Sequence([processors.ByteLevel(trim_offsets=False), template]),
+        processors.RobertaProcessing(ids[1], ids[0]),
+    ):
+        tokenizer.post_processor = processor
+        check(tokenizer, special=True)
+        check(tokenizer, special=False)
+
+
+@pytest.mark.parametrize("form", ["pairs", "strings"])
+def test_ignore_merges_and_both_forms_of_merges(driver, tmp_path, form):
+    tokenizer = train(split(Regex(LLAMA3)))
+    path = tmp_path / "tokenizer.json"
+    tokenizer.save(str(path))
+    document = json.loads(path.read_text(encoding="utf-8"))
+    model = document["model"]
+    model["ignore_merges"] = True
+    # A whole word that no merge makes.
+    model["vocab"]["Ġquick"] = max(model["vocab"].values()) + 1
+    model["merges"] = [m for m in model["merges"] if "".join(m) != "Ġquick"]
+    if form == "strings":
+        model["merges"] = [" ".join(m) for m in model["merges"]]
+    path.write_text(json.dumps(document), encoding="utf-8")
+    same(driver, path, Tokenizer.from_file(str(path)), random_texts(2000, seed=9))
+
+
+@pytest.mark.parametrize("unknown", [None, "<unk>"])
+@pytest.mark.parametrize("fuse", [False, True])
+def test_missing_byte_symbols(driver, tmp_path, unknown, fuse):
+    tokenizer = train(pre_tokenizers.ByteLevel(add_prefix_space=False))
+    path = tmp_path / "tokenizer.json"
+    tokenizer.save(str(path))
+    document = json.loads(path.read_text(encoding="utf-8"))
+    model = document["model"]
+    symbols = sorted(pre_tokenizers.ByteLevel.alphabet())
+    gone = set(random.Random(10).sample(symbols, 60))
+    model["merges"] = [m for m in model["merges"] if not gone & set("".join(m))]
+    kept = [t for t in model["vocab"] if not gone & set(t)] + ["<unk>"]
+    model["vocab"] = {t: i for i, t in enumerate(kept)}
+    model["unk_token"], model["fuse_unk"] = unknown, fuse
+    path.write_text(json.dumps(document), encoding="utf-8")
+    same(driver, path, Tokenizer.from_file(str(path)), random_texts(5000, seed=11))
