@@ -75,7 +75,7 @@ class Model {
 
 struct LoadOptions {
   FfnPath ffn = FfnPath::automatic;
-  std::optional<at::ScalarType> dtype;  // at::kBFloat16 or at::kFloat; absent: as stored
+  std::optional<at::ScalarType> dtype = {};  // at::kBFloat16 or at::kFloat; absent: as stored
   bool trainable = false;      // own writable copies with requires_grad, dense FFN, `ffn` ignored
   bool prepack_dense = false;  // dense path: oneDNN-ordered FFN weights
   bool check_finite = true;    // refuse NaN and infinite weights: reads every byte once

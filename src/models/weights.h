@@ -39,8 +39,8 @@ class ParameterSource {
 };
 
 struct CheckpointSourceOptions {
-  std::optional<at::ScalarType> dtype;  // absent: of the embedding (f16 becomes f32)
-  bool own_copies = false;              // writable memory instead of the mapping
+  std::optional<at::ScalarType> dtype = {};  // absent: of the embedding (f16 becomes f32)
+  bool own_copies = false;                   // writable memory instead of the mapping
   bool check_finite = true;
 };
 

@@ -1,0 +1,266 @@
+// Dense, prepacked and sparse feed-forward layers against the definition in fp64.
+#include "models/feed_forward.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/types.h>
+#include <torch/utils.h>
+
+#include "twell/status.h"
+
+namespace twell::lm {
+namespace {
+
+struct Case {
+  io::HiddenAct act;
+  bool gated;
+  at::ScalarType dtype;
+};
+
+constexpr float kThreshold = 0.05F;
+
+struct Layer {
+  FfnParameters parameters;
+  ActivationChoice activation;
+};
+
+Layer make_layer(const Case& c, std::int64_t width, std::int64_t neurons) {
+  at::manual_seed(3);
+  const auto matrix = [&](std::int64_t rows, std::int64_t cols) {
+    return (at::randn({rows, cols}) / std::sqrt(static_cast<double>(cols))).to(c.dtype);
+  };
+  Layer layer;
+  layer.activation = {c.act, c.act == io::HiddenAct::fat_relu ? kThreshold : 0.0F};
+  if (c.gated) layer.parameters.gate = matrix(neurons, width);
+  layer.parameters.up = matrix(neurons, width);
+  layer.parameters.down = matrix(width, neurons);
+  return layer;
+}
+
+// y in fp64 and how far a path with fp32 accumulation may be from it: (n + 2) u per sum of n terms
+// with u = 2^-24, and where values are rounded to bf16, 2^-8 for g (twice where squared), u, h, y.
+// A gate near zero may fall on the other side; the activations are Lipschitz there, so the same
+// bound holds - but for fat_relu, whose step of size `threshold` is allowed for where g is near it.
+struct Exact {
+  at::Tensor y, bound;
+};
+Exact exact(const Layer& layer, const at::Tensor& x_in) {
+  const FfnParameters& p = layer.parameters;
+  const bool bf16 = x_in.scalar_type() == at::kBFloat16;
+  const double u32 = 0x1.0p-24;
+  const double u16 = bf16 ? 0x1.0p-8 : u32;
+  const auto wide = [](const at::Tensor& t) { return t.to(at::kDouble); };
+  const at::Tensor x = wide(x_in);
+  const at::Tensor first = wide(p.gated() ? p.gate : p.up);
+  const auto width = static_cast<double>(x.size(1));
+  const at::Tensor raw = at::linear(x, first);
+  const at::Tensor raw_error =
+      at::linear(x.abs(), first.abs()) * ((width + 2) * u32) + raw.abs() * u16;
+  const at::Tensor g = activate(raw, layer.activation);
+  at::Tensor g_error = raw_error + g.abs() * u16;
+  if (layer.activation.kind == io::HiddenAct::relu_squared) {
+    g_error = (2 * raw.abs() + raw_error) * raw_error + g.abs() * u16;
+  }
+  if (layer.activation.kind == io::HiddenAct::fat_relu) {
+    g_error = g_error + at::where((raw - kThreshold).abs() <= raw_error, raw.abs(), 0.0);
+  }
+  at::Tensor h = g;
+  at::Tensor h_error = g_error;
+  if (p.gated()) {
+    const at::Tensor up = at::linear(x, wide(p.up));
+    const at::Tensor up_error =
+        at::linear(x.abs(), wide(p.up).abs()) * ((width + 2) * u32) + up.abs() * u16;
+    h = g * up;
+    h_error = g_error * (up.abs() + up_error) + g.abs() * up_error + h.abs() * u16;
+  }
+  const at::Tensor down = wide(p.down);
+  Exact out;
+  out.y = at::linear(h, down);
+  out.bound =
+      at::linear(h_error, down.abs()) +
+      at::linear(h.abs() + h_error, down.abs()) * ((static_cast<double>(h.size(1)) + 2) * u32) +
+      out.y.abs() * u16 + 1e-30;
+  return out;
+}
+
+class Paths : public testing::TestWithParam<Case> {};
+
+TEST_P(Paths, AgreeWithTheDefinition) {
+  const at::NoGradGuard no_grad;
+  const Case c = GetParam();
+  // Odd sizes: tails of panels and of vectors.
+  for (const auto& [width, neurons] : {std::pair{64, 176}, std::pair{40, 93}, std::pair{1, 1}}) {
+    const Layer layer = make_layer(c, width, neurons);
+    const auto context = make_sparse_context(2);
+    std::vector<std::unique_ptr<FeedForward>> paths;
+    paths.push_back(make_dense_feed_forward(layer.parameters, layer.activation));
+    if (io::yields_zeros(c.act)) {
+      for (const FfnPath path : {FfnPath::sparse, FfnPath::automatic}) {
+        paths.push_back(
+            make_sparse_feed_forward(layer.parameters, layer.activation, context, path));
+      }
+      FfnParameters neuron_major = layer.parameters;
+      neuron_major.down = layer.parameters.down.t().contiguous().t();
+      paths.push_back(make_sparse_feed_forward(neuron_major, layer.activation, context));
+    }
+    for (const std::int64_t rows : {1, 2, 17, 70, 0}) {
+      const at::Tensor x = at::randn({rows, width}).to(c.dtype);
+      const Exact expected = exact(layer, x);
+      for (const auto& path : paths) {
+        for (int repeat = 0; repeat < 2; ++repeat) {  // automatic changes its mind after a call
+          const at::Tensor y = path->forward(x, 0, nullptr);
+          ASSERT_EQ(y.sizes(), x.sizes());
+          ASSERT_EQ(y.scalar_type(), c.dtype);
+          if (rows == 0) continue;
+          const at::Tensor excess = (y.to(at::kDouble) - expected.y).abs() - expected.bound;
+          EXPECT_LE(excess.max().item<double>(), 0.0)
+              << path->describe() << ", " << rows << " rows";
+        }
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Paths,
+                         testing::Values(Case{io::HiddenAct::relu, true, at::kFloat},
+                                         Case{io::HiddenAct::relu, false, at::kFloat},
+                                         Case{io::HiddenAct::relu, true, at::kBFloat16},
+                                         Case{io::HiddenAct::relu, false, at::kBFloat16},
+                                         Case{io::HiddenAct::relu_squared, true, at::kFloat},
+                                         Case{io::HiddenAct::relu_squared, true, at::kBFloat16},
+                                         Case{io::HiddenAct::fat_relu, true, at::kFloat},
+                                         Case{io::HiddenAct::fat_relu, false, at::kBFloat16}));
+
+TEST(FeedForward, PrepackedWeightsGiveTheDenseResult) {
+  const at::NoGradGuard no_grad;
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    const Layer layer = make_layer({io::HiddenAct::relu, true, dtype}, 64, 176);
+    const auto prepacked = make_dense_feed_forward(layer.parameters, layer.activation, true);
+    for (const std::int64_t rows : {1, 33}) {
+      const at::Tensor x = at::randn({rows, 64}).to(dtype);
+      const Exact expected = exact(layer, x);
+      const at::Tensor y = prepacked->forward(x, 0, nullptr).to(at::kDouble);
+      EXPECT_LE(((y - expected.y).abs() - expected.bound).max().item<double>(), 0.0);
+    }
+    EXPECT_EQ(prepacked->own_bytes(), 3 * 64 * 176 * static_cast<std::int64_t>(elementSize(dtype)));
+  }
+}
+
+struct Recorder final : FfnObserver {
+  bool wants_counts() const override { return true; }
+  void observe(const FfnActivity& activity) override { last = activity; }
+  FfnActivity last;
+};
+
+TEST(FeedForward, CountsAreTheSameOnEveryPath) {
+  const at::NoGradGuard no_grad;
+  const Layer layer = make_layer({io::HiddenAct::relu, true, at::kFloat}, 64, 176);
+  const at::Tensor x = at::randn({37, 64});
+  Recorder dense, sparse;
+  make_dense_feed_forward(layer.parameters, layer.activation)->forward(x, 4, &dense);
+  make_sparse_feed_forward(layer.parameters, layer.activation, make_sparse_context(2))
+      ->forward(x, 4, &sparse);
+  const at::Tensor fired = at::linear(x, layer.parameters.gate).gt(0);
+  for (const Recorder* recorder : {&dense, &sparse}) {
+    EXPECT_EQ(recorder->last.layer, 4);
+    EXPECT_EQ(recorder->last.rows, 37);
+    EXPECT_EQ(recorder->last.hidden_units, 176);
+    EXPECT_TRUE(at::equal(recorder->last.row_nnz, fired.sum(1)));
+    EXPECT_TRUE(at::equal(recorder->last.neuron_nnz, fired.sum(0)));
+  }
+  EXPECT_EQ(dense.last.path, FfnPath::dense);
+  EXPECT_EQ(sparse.last.path, FfnPath::sparse);
+}
+
+TEST(FeedForward, AutomaticFollowsTheDensity) {
+  const at::NoGradGuard no_grad;
+  Layer layer = make_layer({io::HiddenAct::relu, true, at::kFloat}, 64, 176);
+  const auto layer_path = [&](FeedForward& ffn, const at::Tensor& x) {
+    Recorder recorder;
+    ffn.forward(x, 0, &recorder);
+    return recorder.last.path;
+  };
+  const auto ffn = make_sparse_feed_forward(layer.parameters, layer.activation,
+                                            make_sparse_context(1), FfnPath::automatic);
+  const at::Tensor half_dense = at::randn({64, 64});
+  const at::Tensor silent = at::zeros({64, 64});
+  EXPECT_EQ(layer_path(*ffn, half_dense), FfnPath::sparse);  // nothing is known yet
+  EXPECT_EQ(layer_path(*ffn, half_dense), FfnPath::dense);   // about 50 %
+  int calls = 0;
+  while (layer_path(*ffn, silent) == FfnPath::dense && calls < 20) ++calls;
+  EXPECT_LE(calls, 8);  // density is sampled every eighth call
+  EXPECT_EQ(layer_path(*ffn, silent), FfnPath::sparse);
+}
+
+TEST(FeedForward, ChoiceIsMonotoneInDensity) {
+  for (const std::int64_t rows : {1, 4, 5, 64, 512, 4096}) {
+    EXPECT_FALSE(dense_is_faster(rows, 0.005));
+    EXPECT_TRUE(dense_is_faster(rows, 0.9));
+    bool before = false;
+    for (double density = 0.0; density <= 1.0; density += 0.01) {
+      EXPECT_GE(dense_is_faster(rows, density), before);
+      before = dense_is_faster(rows, density);
+    }
+  }
+}
+
+TEST(FeedForward, NanReachesTheOutputOnEveryPath) {
+  const at::NoGradGuard no_grad;
+  for (const io::HiddenAct act :
+       {io::HiddenAct::relu, io::HiddenAct::relu_squared, io::HiddenAct::fat_relu}) {
+    const Layer layer = make_layer({act, true, at::kFloat}, 64, 176);
+    at::Tensor x = at::randn({3, 64});
+    x[1][5] = std::numeric_limits<float>::quiet_NaN();
+    for (const auto& ffn :
+         {make_dense_feed_forward(layer.parameters, layer.activation),
+          make_sparse_feed_forward(layer.parameters, layer.activation, make_sparse_context(1))}) {
+      const at::Tensor y = ffn->forward(x, 0, nullptr);
+      EXPECT_TRUE(y[1].isnan().all().item<bool>());
+      EXPECT_FALSE(y[0].isnan().any().item<bool>());
+      EXPECT_FALSE(y[2].isnan().any().item<bool>());
+    }
+  }
+}
+
+template <class F>
+std::string message_of(F f) {
+  try {
+    f();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(FeedForward, MistakesAreErrors) {
+  const Layer silu = make_layer({io::HiddenAct::silu, true, at::kFloat}, 8, 8);
+  const auto context = make_sparse_context(1);
+  EXPECT_THAT(
+      message_of([&] { make_sparse_feed_forward(silu.parameters, silu.activation, context); }),
+      testing::AllOf(testing::HasSubstr("silu"), testing::HasSubstr("--ffn dense")));
+  Layer layer = make_layer({io::HiddenAct::relu, true, at::kFloat}, 8, 8);
+  const auto ffn = make_sparse_feed_forward(layer.parameters, layer.activation, context);
+  EXPECT_THAT(message_of([&] {
+                ffn->forward(at::ones({1, 8}).requires_grad_(), 0, nullptr);
+              }),
+              testing::HasSubstr("inference"));
+  struct Wants final : FfnObserver {
+    bool wants_hidden() const override { return true; }
+    void observe(const FfnActivity&) override {}
+  } wants;
+  EXPECT_THAT(message_of([&] {
+                ffn->forward(at::ones({1, 8}), 0, &wants);
+              }),
+              testing::HasSubstr("dense"));
+  layer.parameters.down_bias = at::zeros({8});
+  EXPECT_THAT(
+      message_of([&] { make_sparse_feed_forward(layer.parameters, layer.activation, context); }),
+      testing::HasSubstr("mlp_bias"));
+  EXPECT_THAT(message_of([] { parse_ffn_path("fast"); }), testing::HasSubstr("auto"));
+  for (const FfnPath path : {FfnPath::dense, FfnPath::sparse, FfnPath::automatic}) {
+    EXPECT_EQ(parse_ffn_path(name_of(path)), path);
+  }
+}
+
+}  // namespace
+}  // namespace twell::lm

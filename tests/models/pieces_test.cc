@@ -1,0 +1,143 @@
+// RMSNorm, rotary embedding, the random generator and the conversion of weights.
+#include <gtest/gtest.h>
+#include <torch/types.h>
+#include <torch/utils.h>
+
+#include <cmath>
+#include <numbers>
+
+#include "models/random.h"
+#include "models/rms_norm.h"
+#include "models/rope.h"
+#include "models/weights.h"
+
+namespace twell::lm {
+namespace {
+
+TEST(RmsNorm, BothFormsAreTheDefinition) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    for (const std::int64_t width : {1, 15, 16, 17, 64, 2048}) {
+      at::manual_seed(1);
+      const at::Tensor x = (at::randn({3, 2, width}) * 3).to(dtype);
+      const at::Tensor weight = at::randn({width}).to(dtype);
+      const at::Tensor wide = x.to(at::kDouble);
+      const at::Tensor exact =
+          wide / (wide.square().mean(-1, true) + 1e-5).sqrt() * weight.to(at::kDouble);
+      // The mean of squares errs by (n / 16 + 18) u at most with 16 partial sums, half of that
+      // after the root; four more roundings, and the one to the dtype.
+      const double u = 0x1.0p-24;
+      const double last = dtype == at::kFloat ? u : 0x1.0p-8;
+      const at::Tensor bound =
+          exact.abs() * ((static_cast<double>(width) / 16 + 18) / 2 * u + 4 * u + last);
+      const at::Tensor with_grad = rms_norm(x, weight, 1e-5);
+      const at::NoGradGuard no_grad;
+      for (const at::Tensor& y : {with_grad, rms_norm(x, weight, 1e-5)}) {
+        EXPECT_EQ(y.scalar_type(), dtype);
+        EXPECT_LE(((y.to(at::kDouble) - exact).abs() - bound).max().item<double>(), 0.0) << width;
+      }
+    }
+  }
+}
+
+io::ModelConfig rope_config() {
+  io::ModelConfig config;
+  config.head_dim = 16;
+  config.rope_theta = 10000.0;
+  return config;
+}
+
+TEST(Rope, RowsAndSequencesTurnAlike) {
+  RopeTable table(rope_config());
+  table.reserve(12);
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    const at::Tensor x = at::randn({2, 12, 3, 16}).to(dtype);
+    const at::Tensor turned = rotate(x, table);
+    at::Tensor rows = x.reshape({24, 48}).clone();
+    std::vector<std::int64_t> positions;
+    for (int i = 0; i < 24; ++i) positions.push_back(i % 12);
+    rotate_rows(rows, positions, table);
+    // One form may fuse a multiplication with an addition where the other rounds twice.
+    const double u = dtype == at::kFloat ? 0x1.0p-23 : 0x1.0p-7;
+    EXPECT_LE((turned.reshape({24, 48}) - rows).abs().max().item<double>(),
+              u * x.abs().max().item<double>() * 2);
+  }
+}
+
+TEST(Rope, TurnsByPositionTimesFrequency) {
+  RopeTable table(rope_config());
+  table.reserve(300);
+  at::Tensor x = at::zeros({1, 16});
+  x[0][2] = 1.0;  // the first of pair 2, whose partner is 10
+  rotate_rows(x, std::vector<std::int64_t>{259}, table);
+  const double angle = 259.0 * std::pow(10000.0, -4.0 / 16.0);
+  // The angle is an fp32 product of an fp32 frequency: 2^-23 of it.
+  EXPECT_NEAR(x[0][2].item<double>(), std::cos(angle), angle * 0x1.0p-23 + 1e-7);
+  EXPECT_NEAR(x[0][10].item<double>(), std::sin(angle), angle * 0x1.0p-23 + 1e-7);
+  EXPECT_EQ(x.count_nonzero().item<std::int64_t>(), 2);
+}
+
+TEST(Rope, LlamaThreeScalingKeepsFastAndDividesSlowPairs) {
+  auto config = rope_config();
+  config.head_dim = 64;
+  const auto plain = rope_frequencies(config);
+  config.rope_scaling.kind = io::RopeScaling::Kind::llama3;
+  config.rope_scaling.factor = 8.0;
+  config.rope_scaling.low_freq_factor = 1.0;
+  config.rope_scaling.high_freq_factor = 4.0;
+  config.rope_scaling.original_max_position_embeddings = 512;
+  const auto scaled = rope_frequencies(config);
+  int kept = 0, divided = 0, between = 0;
+  for (std::size_t i = 0; i < plain.size(); ++i) {
+    const double wavelength = 2 * std::numbers::pi / plain[i];
+    if (wavelength < 512.0 / 4) {
+      EXPECT_EQ(scaled[i], plain[i]);
+      ++kept;
+    } else if (wavelength > 512.0) {
+      EXPECT_FLOAT_EQ(scaled[i], plain[i] / 8.0F);
+      ++divided;
+    } else {
+      EXPECT_LT(scaled[i], plain[i]);
+      EXPECT_GT(scaled[i], plain[i] / 8.0F);
+      ++between;
+    }
+  }
+  EXPECT_GT(kept * divided * between, 0);
+}
+
+TEST(Weights, TransposedCopy) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    for (const auto& [rows, cols] : {std::pair{1, 1}, {3, 70}, {33, 32}, {700, 1100}, {1500, 1}}) {
+      const at::Tensor m = at::randn({rows, cols}).to(dtype);
+      EXPECT_TRUE(at::equal(transposed_copy(m), m.t())) << rows << " x " << cols;
+      EXPECT_TRUE(transposed_copy(m).is_contiguous());
+    }
+  }
+}
+
+TEST(Random, SameNumbersEverywhere) {
+  // Of the published reference implementation, seed 1234567.
+  Random random(1234567);
+  EXPECT_EQ(random.next(), 6457827717110365317ULL);
+  EXPECT_EQ(random.next(), 3203168211198807973ULL);
+  EXPECT_EQ(random.next(), 9817491932198370423ULL);
+}
+
+TEST(Random, MomentsOfItsDistributions) {
+  Random random(1);
+  constexpr int kDraws = 200000;
+  double sum = 0, squares = 0, uniform = 0;
+  for (int i = 0; i < kDraws; ++i) {
+    const double z = random.normal();
+    sum += z;
+    squares += z * z;
+    uniform += random.uniform();
+  }
+  // Five standard errors: 1/√n, √(2/n), 1/√(12 n).
+  const double n = kDraws;
+  EXPECT_NEAR(sum / n, 0.0, 5 / std::sqrt(n));
+  EXPECT_NEAR(squares / n, 1.0, 5 * std::sqrt(2 / n));
+  EXPECT_NEAR(uniform / n, 0.5, 5 / std::sqrt(12 * n));
+}
+
+}  // namespace
+}  // namespace twell::lm
