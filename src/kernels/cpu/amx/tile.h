@@ -1,12 +1,10 @@
-// AMX tiles, one line per instruction. With TWELL_AMX_EMULATED the same names run on any CPU
-// (tests/kernels/amx_emulation.h), so that the kernel itself is tested where there is no AMX.
+// AMX tiles, one line per instruction. A test compiles the kernel with TWELL_AMX_EMULATED and twins of
+// these names that run on any CPU, so that the kernel itself is tested where there is no AMX.
 #pragma once
 
 #include <cstdint>
 
-#if defined(TWELL_AMX_EMULATED)
-#include "tests/kernels/amx_emulation.h"
-#else
+#if !defined(TWELL_AMX_EMULATED)
 namespace twell::amx {
 namespace {
 
