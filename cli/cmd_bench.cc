@@ -8,7 +8,7 @@ void add_bench(CLI::App& app) {
   bench.require_subcommand(1);
   bench.footer("twell bench ffn --help and twell bench model --help tell more.");
   add_bench_ffn(bench);
-  // add_bench_model(bench);
+  add_bench_model(bench);
 }
 
 }  // namespace twell::cli

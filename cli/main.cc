@@ -39,16 +39,16 @@ int main(int argc, char** argv) {
   app.set_version_flag("--version", std::string("twell ") + TWELL_VERSION);
   app.require_subcommand(1);
   app.footer("twell COMMAND --help tells more about each. Start with: twell demo --text FILE");
-  // add_demo(app);
-  // add_train(app);
-  // add_generate(app);
+  add_demo(app);
+  add_train(app);
+  add_generate(app);
   add_bench(app);
-  // add_stats(app);
-  // add_eval(app);
-  // add_synth(app);
-  // add_tokenize(app);
-  // add_convert(app);
-  // add_explain(app);
+  add_stats(app);
+  add_eval(app);
+  add_synth(app);
+  add_tokenize(app);
+  add_convert(app);
+  add_explain(app);
 
   install_interrupt_handler();
   if (argc <= 1) {

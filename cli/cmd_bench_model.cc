@@ -1,0 +1,156 @@
+// twell bench model: a whole model, PyTorch dense against sparse feed-forward layers.
+#include <torch/types.h>
+
+#include <chrono>
+#include <memory>
+
+#include "cli/command.h"
+#include "cli/json_out.h"
+#include "cli/model_compare.h"
+#include "cli/model_files.h"
+#include "cli/progress.h"
+#include "cli/reference.h"
+#include "cli/table.h"
+#include "engine/ffn_statistics.h"
+#include "twell/status.h"
+
+namespace twell::cli {
+namespace {
+
+struct BenchModelCommand : ModelOptions {
+  std::string text;
+  CompareOptions compare;
+  bool reference = false;
+};
+
+// Time and peak memory of loading, as a user of the sparse path would see them.
+struct Load {
+  double us = 0, peak_bytes = 0;
+};
+
+struct Errors {
+  double max_rel_err = 0;               // sparse against dense
+  std::optional<double> dense, sparse;  // against the same weights in fp32
+};
+Errors measure_errors(const BenchModelCommand& o, lm::Model& dense, lm::Model& sparse,
+                      std::span<const std::int64_t> tokens) {
+  Errors errors;
+  const at::Tensor from_dense = sample_logits(dense, tokens);
+  const at::Tensor from_sparse = sample_logits(sparse, tokens);
+  errors.max_rel_err = max_rel_err(from_sparse, from_dense);
+  if (!o.reference) return errors;
+  ModelOptions wide = o;
+  wide.dtype = "f32";
+  const at::Tensor exact = sample_logits(*wide.open(lm::FfnPath::dense), tokens);
+  errors.dense = max_rel_err(from_dense, exact);
+  errors.sparse = max_rel_err(from_sparse, exact);
+  return errors;
+}
+
+void print_pair(Table& table, const char* name, const SpeedPair& pair) {
+  table.row({name, fmt::format("{:.1f}", pair.dense_tokens_per_s()),
+             fmt::format("{:.1f}", pair.sparse_tokens_per_s()), format_ratio(pair.speedup),
+             pair.dense_impl});
+}
+
+nlohmann::json energy_json(const Comparison& result) {
+  if (!result.decode.sparse_mj) return nullptr;
+  return {{"prefill", {{"dense", *result.prefill.dense_mj}, {"sparse", *result.prefill.sparse_mj}}},
+          {"decode", {{"dense", *result.decode.dense_mj}, {"sparse", *result.decode.sparse_mj}}}};
+}
+
+void run(BenchModelCommand& o) {
+  const c10::InferenceMode no_grad;
+  const std::int64_t needed = o.compare.prompt_tokens + o.compare.decode_tokens;
+
+  Load load;
+  const double before = peak_resident_bytes();
+  const auto begin = std::chrono::steady_clock::now();
+  const auto sparse = o.open(lm::FfnPath::sparse);
+  load.us =
+      std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count();
+  load.peak_bytes = peak_resident_bytes() - before;
+  keep_freed_memory();
+
+  const auto tokens = o.text.empty() ? random_tokens(needed, sparse->config().vocab_size, 1)
+                                     : read_tokens(o.text, o.tokenizer(), needed);
+  const auto plain = o.open(lm::FfnPath::dense);
+  const auto prepacked = o.open(lm::FfnPath::dense, true);
+  const std::vector<DenseSide> dense = {{"plain weights", plain.get()},
+                                        {"oneDNN prepacked", prepacked.get()}};
+  o.say("{}: {} layers, D = {}, H = {}, {}, {} threads\n", o.model,
+        sparse->config().num_hidden_layers, sparse->config().hidden_size,
+        sparse->config().intermediate_size, sparse->dtype() == at::kFloat ? "f32" : "bf16",
+        o.threads);
+  if (o.text.empty()) o.say("No --text given: random tokens\n");
+
+  lm::ScoreOptions score;
+  const double nnz = lm::measure_ffn(*sparse, tokens, 0, score).nnz_mean();
+  // Two phases, each with both dense sides and the sparse one.
+  Progress progress("measuring", 2 * 3 * o.compare.measure.repeats);
+  std::int64_t done = 0;
+  const Comparison result =
+      compare_speed(dense, *sparse, tokens, o.compare,
+                    [&](const std::string& what) { progress.update(++done, what); });
+  progress.finish();
+  const auto prompt = std::span(tokens).first(static_cast<std::size_t>(o.compare.prompt_tokens));
+  const Errors errors = measure_errors(o, *plain, *sparse, prompt);
+  const double bound = logits_error_bound(sparse->layers(), sparse->dtype());
+
+  Table table({"", "dense tokens/s", "sparse tokens/s", "speedup", "dense form"});
+  print_pair(table, "prefill", result.prefill);
+  print_pair(table, "decode", result.decode);
+  o.say("\n{}\n", table.to_string());
+  o.say("Mean non-zeros {:.1f} of {}; logits differ by {:.1e} of the largest (bound {:.1e})\n", nnz,
+        sparse->config().intermediate_size, errors.max_rel_err, bound);
+  if (errors.dense) {
+    o.say("Against fp32: dense {:.1e}, sparse {:.1e}\n", *errors.dense, *errors.sparse);
+  }
+  o.say("Loading {} for the sparse path took {} and {} of memory\n",
+        format_bytes(static_cast<double>(sparse->weight_bytes())), format_us(load.us),
+        format_bytes(load.peak_bytes));
+  o.write({{"prefill", result.prefill.to_json()},
+           {"decode", result.decode.to_json()},
+           {"train", nullptr},
+           {"nnz_mean", nnz},
+           {"max_rel_err", errors.max_rel_err},
+           {"max_rel_err_bound", bound},
+           {"dense_max_rel_err_fp32", errors.dense ? nlohmann::json(*errors.dense) : nullptr},
+           {"sparse_max_rel_err_fp32", errors.sparse ? nlohmann::json(*errors.sparse) : nullptr},
+           {"peak_bytes", peak_resident_bytes()},
+           {"load_us", load.us},
+           {"load_peak_bytes", load.peak_bytes},
+           {"weight_bytes", {{"dense", plain->weight_bytes()}, {"sparse", sparse->weight_bytes()}}},
+           {"energy_mj_per_token", energy_json(result)},
+           {"text", o.text.empty() ? nlohmann::json(nullptr) : nlohmann::json(o.text)}});
+}
+
+}  // namespace
+
+void add_bench_model(CLI::App& bench) {
+  auto o = std::make_shared<BenchModelCommand>();
+  CLI::App& c = add_command<BenchModelCommand>(
+      bench, "model",
+      "A whole model: prefill and decode, PyTorch dense (its faster form) against sparse",
+      "twell bench model --model synth-0.5b --text book.txt --prompt-tokens 512", o, run);
+  add_model_option(c, *o);
+  add_dtype_option(c, *o);
+  c.add_option("--text", o->text, "Real text to run (default: random tokens)")->type_name("FILE");
+  const CLI::Range count(std::int64_t{1}, std::int64_t{1} << 20);
+  c.add_option("--prompt-tokens", o->compare.prompt_tokens, "Tokens of a prefill")
+      ->check(count)
+      ->capture_default_str();
+  c.add_option("--decode-tokens", o->compare.decode_tokens, "Tokens decoded after it")
+      ->check(count)
+      ->capture_default_str();
+  c.add_option("--repeats", o->compare.measure.repeats, "Timed runs of each side")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  c.add_option("--seconds", o->compare.measure.min_seconds, "Least length of a timed run")
+      ->check(CLI::Range(0.001, 600.0))
+      ->capture_default_str();
+  c.add_flag("--reference", o->reference,
+             "Also compare both sides with the same weights in fp32 (twice the memory)");
+}
+
+}  // namespace twell::cli

@@ -1,0 +1,321 @@
+// twell demo: the point of the project in one go. Trains a small sparse model on a text, compares
+// the dense and the sparse path on the same weights, writes some text and a report.
+#include <torch/types.h>
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+
+#include "cli/command.h"
+#include "cli/demo_files.h"
+#include "cli/interrupt.h"
+#include "cli/json_out.h"
+#include "cli/model_compare.h"
+#include "cli/model_files.h"
+#include "cli/progress.h"
+#include "cli/reference.h"
+#include "cli/report.h"
+#include "cli/table.h"
+#include "cli/train_options.h"
+#include "engine/ffn_statistics.h"
+#include "engine/generate.h"
+#include "io/atomic_file.h"
+#include "train/corpus.h"
+#include "train/demo_recipe.h"
+#include "train/run_directory.h"
+#include "twell/device.h"
+#include "twell/status.h"
+
+namespace twell::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct DemoCommand : CommonOptions {
+  std::vector<std::string> texts;
+  std::string out = "twell-demo";
+  double minutes = 7;
+  std::int64_t steps = 0;
+  std::string prompt;
+  std::int64_t max_tokens = 96;
+  double temperature = 0.8;
+  std::uint64_t seed = 1;
+  std::int64_t layers = 0, hidden = 0, ffn = 0, context = 0, batch = 0, bpe_vocab = 0;
+};
+
+// The demo's recipe with what was asked for on the command line.
+lm::TrainRun make_run(const DemoCommand& o) {
+  lm::TrainRun run = lm::demo_run();
+  run.data.assign(o.texts.begin(), o.texts.end());
+  run.cache = fs::path(o.out) / "cache";
+  run.recipe.seed = o.seed;
+  const auto set = [](std::int64_t& value, std::int64_t given) {
+    if (given > 0) value = given;
+  };
+  set(run.config.num_hidden_layers, o.layers);
+  set(run.config.hidden_size, o.hidden);
+  set(run.config.intermediate_size, o.ffn);
+  if (o.hidden > 0) {
+    run.config.num_attention_heads = std::max<std::int64_t>(1, o.hidden / 64);
+    run.config.num_key_value_heads = run.config.head_dim = 0;
+  }
+  set(run.recipe.context, o.context);
+  set(run.recipe.micro_batch, o.batch);
+  set(run.bpe_vocab_size, o.bpe_vocab);
+  if (o.steps > 0) {
+    run.recipe.warmup_steps = std::min(run.recipe.warmup_steps, o.steps / 10);
+    run.recipe.l1_warmup = std::min(run.recipe.l1_warmup, o.steps / 4);
+    run.recipe.l1_start = std::min(run.recipe.l1_start, o.steps / 10);
+    run.recipe.steps = o.steps;
+    run.recipe.time_budget_s = 0;
+  } else {
+    // What comes before and after training takes about a minute on two cores.
+    run.recipe.time_budget_s = std::max(o.minutes * 60 - 75, o.minutes * 30);
+  }
+  run.config.max_position_embeddings =
+      std::max(run.config.max_position_embeddings, run.recipe.context);
+  return run;
+}
+
+lm::TrainResult train(const DemoCommand& o, lm::TrainRun& run, std::vector<lm::LogRecord>& log) {
+  std::optional<Progress> progress;
+  std::string stage;
+  const auto enter = [&](const std::string& next, std::int64_t total) {
+    if (next == stage) return;
+    if (progress) progress->finish();
+    progress.emplace(next, total);
+    stage = next;
+  };
+  run.preparing = [&](const std::string& what, double share) {
+    enter(what, 100);
+    progress->update(static_cast<std::int64_t>(share * 100));
+  };
+  run.progress = [&](const lm::LogRecord& record) {
+    enter("training", record.steps);
+    log.push_back(record);
+    progress->update(record.step, describe(record, run.config.intermediate_size));
+    return true;
+  };
+  lm::TrainResult result = lm::run_training(run);
+  if (progress) progress->finish();
+  o.say("  cross entropy {:.2f} -> {:.2f}, {:.1f} of {} hidden units fire per token ({:.1f} %)\n",
+        result.loss_first, result.loss_last, result.nnz_mean, result.hidden_units,
+        100 * result.nnz_mean / static_cast<double>(result.hidden_units));
+  return result;
+}
+
+struct Models {
+  std::unique_ptr<lm::Model> plain, prepacked, sparse;
+};
+
+Models open_models(const std::string& directory, int threads) {
+  ModelOptions open;
+  open.model = directory;
+  open.threads = threads;
+  return {open.open(lm::FfnPath::dense), open.open(lm::FfnPath::dense, true),
+          open.open(lm::FfnPath::sparse)};
+}
+
+// Speed, non-zeros and errors of the trained model, into the report.
+void measure(const DemoCommand& o, const Models& models, std::span<const std::int64_t> tokens,
+             DemoReport& report) {
+  const std::int64_t context = models.sparse->config().max_position_embeddings;
+  CompareOptions options;
+  options.decode_tokens = std::min<std::int64_t>(32, std::max<std::int64_t>(1, context / 4));
+  options.prompt_tokens =
+      std::min<std::int64_t>({512, context - options.decode_tokens,
+                              static_cast<std::int64_t>(tokens.size()) - options.decode_tokens});
+  options.measure.repeats = 7;
+  const std::vector<DenseSide> dense = {{"plain weights", models.plain.get()},
+                                        {"oneDNN prepacked", models.prepacked.get()}};
+  Progress progress("comparing dense and sparse", 2 * 3 * options.measure.repeats);
+  std::int64_t done = 0;
+  report.speed = compare_speed(dense, *models.sparse, tokens, options,
+                               [&](const std::string& what) { progress.update(++done, what); });
+  report.nnz_mean = lm::measure_ffn(*models.sparse, tokens).nnz_mean();
+  progress.finish();
+
+  const auto prompt = tokens.first(static_cast<std::size_t>(options.prompt_tokens));
+  const at::Tensor from_dense = sample_logits(*models.plain, prompt);
+  const at::Tensor from_sparse = sample_logits(*models.sparse, prompt);
+  ModelOptions wide;
+  wide.model = report.model;
+  wide.dtype = "f32";
+  wide.threads = o.threads;
+  const at::Tensor exact = sample_logits(*wide.open(lm::FfnPath::dense), prompt);
+  report.max_rel_err = max_rel_err(from_sparse, from_dense);
+  report.dense_error = max_rel_err(from_dense, exact);
+  report.sparse_error = max_rel_err(from_sparse, exact);
+  report.bound = logits_error_bound(models.sparse->layers(), models.sparse->dtype());
+}
+
+void write_sample(const DemoCommand& o, lm::Model& model, const io::Tokenizer& tokenizer,
+                  DemoReport& report) {
+  const auto ids = tokenizer.encode(report.prompt);
+  lm::GenerateOptions options;
+  options.max_tokens =
+      std::max<std::int64_t>(1, std::min(o.max_tokens, model.config().max_position_embeddings -
+                                                           static_cast<std::int64_t>(ids.size())));
+  options.sampling = {o.temperature, 0, 0.95, o.seed};
+  io::StreamDecoder decoder(tokenizer, true);
+  o.say("\n  {}", report.prompt);
+  options.on_token = [&](std::int64_t, std::int64_t token) {
+    const std::string piece = decoder.push(static_cast<std::int32_t>(token));
+    report.sample += piece;
+    o.say("{}", piece);
+    return !interrupted();
+  };
+  const std::vector<std::vector<std::int64_t>> prompts = {{ids.begin(), ids.end()}};
+  lm::generate(model, prompts, options);
+  check_interrupt();
+  const std::string rest = decoder.finish();
+  report.sample += rest;
+  o.say("{}\n\n", rest);
+}
+
+void summarise(const DemoCommand& o, const DemoReport& r) {
+  const double hidden = static_cast<double>(r.config.intermediate_size);
+  o.say("What happened\n");
+  o.say(
+      "  A language model of {:.1f} million parameters read {} tokens; its surprise at the next\n"
+      "  token (cross entropy) fell from {:.2f} to {:.2f}.\n",
+      static_cast<double>(r.train.parameters) / 1e6, r.train.tokens, r.train.loss_first,
+      r.train.loss_last);
+  o.say(
+      "  It learnt to use {:.1f} of {} hidden units per token and layer: {:.1f} % are exactly "
+      "zero.\n",
+      r.nnz_mean, r.config.intermediate_size, 100 - 100 * r.nnz_mean / hidden);
+  o.say(
+      "  twell skips those. Same weights, same threads, against PyTorch's dense layers:\n"
+      "    reading a prompt   {:>9.0f} tokens/s -> {:>9.0f} tokens/s   {}\n"
+      "    writing            {:>9.0f} tokens/s -> {:>9.0f} tokens/s   {}\n",
+      r.speed.prefill.dense_tokens_per_s(), r.speed.prefill.sparse_tokens_per_s(),
+      format_ratio(r.speed.prefill.speedup), r.speed.decode.dense_tokens_per_s(),
+      r.speed.decode.sparse_tokens_per_s(), format_ratio(r.speed.decode.speedup));
+  o.say(
+      "  The outputs are the same up to {} rounding: they differ by {:.1e} of the largest, of "
+      "{:.1e} allowed.\n\n",
+      r.dtype, r.max_rel_err, r.bound);
+  o.say("Report   {}\nModel    {}   (twell generate --model {} --prompt \"...\")\n",
+        (fs::path(o.out) / "report.html").string(), r.model, r.model);
+}
+
+nlohmann::json results_json(const DemoReport& r, const std::string& out) {
+  return {{"train",
+           {{"steps", r.train.steps},
+            {"loss_first", r.train.loss_first},
+            {"loss_last", r.train.loss_last},
+            {"validation_loss", r.train.validation_loss ? nlohmann::json(*r.train.validation_loss)
+                                                        : nlohmann::json(nullptr)},
+            {"tokens", r.train.tokens},
+            {"tokens_per_s", r.train.tokens_per_s},
+            {"parameters", r.train.parameters},
+            {"total_us", r.train.seconds * 1e6}}},
+          {"nnz_mean", r.nnz_mean},
+          {"hidden_units", r.config.intermediate_size},
+          {"speedup_prefill", r.speed.prefill.speedup},
+          {"speedup_decode", r.speed.decode.speedup},
+          {"prefill", r.speed.prefill.to_json()},
+          {"decode", r.speed.decode.to_json()},
+          {"max_rel_err", r.max_rel_err},
+          {"max_rel_err_bound", r.bound},
+          {"dense_max_rel_err_fp32", r.dense_error},
+          {"sparse_max_rel_err_fp32", r.sparse_error},
+          {"dtype", r.dtype},
+          {"prompt", r.prompt},
+          {"text", r.sample},
+          {"model", r.model},
+          {"report", (fs::path(out) / "report.html").string()}};
+}
+
+void run(DemoCommand& o) {
+  const auto files = lm::find_texts(std::vector<fs::path>(o.texts.begin(), o.texts.end()));
+  DemoDirectory directory(o.out);
+  DemoReport report;
+  report.text_name =
+      files.size() == 1 ? files[0].filename().string() : fmt::format("{} files", files.size());
+  lm::TrainRun training = make_run(o);
+  training.out = directory.training();
+  const std::string length =
+      o.steps > 0 ? fmt::format("{} steps", o.steps) : fmt::format("{:g} minutes", o.minutes);
+  o.say("1/4  Training a small model with a ReLU gate and an L1 term on {} ({})\n",
+        report.text_name, length);
+  report.train = train(o, training, report.log);
+  report.model = directory.keep();
+
+  o.say("2/4  Running it: PyTorch's dense layers against twell's sparse ones\n");
+  const c10::InferenceMode no_grad;
+  const Models models = open_models(report.model, o.threads);
+  const io::Tokenizer tokenizer = io::Tokenizer::load(lm::resolve_model_directory(report.model));
+  keep_freed_memory();
+  report.config = models.sparse->config();
+  report.dtype = models.sparse->dtype() == at::kFloat ? "fp32" : "bf16";
+  report.tier = name_of(default_cpu_tier());
+  report.processor = processor_name();
+  report.threads = o.threads;
+  measure(o, models, read_tokens(files.front().string(), tokenizer, 2048), report);
+  o.say("  prefill {}, decode {}, outputs within {:.1e} of each other\n",
+        format_ratio(report.speed.prefill.speedup), format_ratio(report.speed.decode.speedup),
+        report.max_rel_err);
+
+  o.say("3/4  Writing, on the sparse path\n");
+  report.prompt = o.prompt.empty() ? opening_of(files.front().string()) : o.prompt;
+  write_sample(o, *models.sparse, tokenizer, report);
+
+  o.say("4/4  Writing the report\n\n");
+  io::write_file_atomically(fs::path(o.out) / "report.html", report_html(report));
+  summarise(o, report);
+  const nlohmann::json results = results_json(report, o.out);
+  write_json((fs::path(o.out) / "results.json").string(), results);
+  o.write(results);
+  // A NaN is no agreement either.
+  if (!(report.max_rel_err <= report.bound)) {
+    throw Error(ErrorKind::environment, "comparison",
+                fmt::format("dense and sparse outputs differ by {:.2e}, more than the {:.2e} that "
+                            "rounding explains; please report this",
+                            report.max_rel_err, report.bound));
+  }
+}
+
+}  // namespace
+
+void add_demo(CLI::App& app) {
+  auto o = std::make_shared<DemoCommand>();
+  CLI::App& c = add_command<DemoCommand>(
+      app, "demo",
+      "Train a small sparse model on a text, compare dense and sparse, write text and a report",
+      "twell demo --text book.txt --minutes 7", o, run);
+  c.add_option("--text", o->texts, "Text files to learn from, or directories of them")
+      ->required()
+      ->type_name("PATH");
+  c.add_option("--out", o->out, "Directory to write into; an older demo there is replaced")
+      ->type_name("DIR")
+      ->capture_default_str();
+  c.add_option("--minutes", o->minutes, "How long it may take")
+      ->check(CLI::Range(0.2, 1440.0))
+      ->capture_default_str();
+  c.add_option("--steps", o->steps, "Train this many steps instead")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 40));
+  c.add_option("--prompt", o->prompt, "Text to continue (default: the beginning of the text)")
+      ->type_name("TEXT");
+  c.add_option("--max-tokens", o->max_tokens, "Tokens to write")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  c.add_option("--temperature", o->temperature, "0 always takes the likeliest token")
+      ->check(CLI::Range(0.0, 100.0))
+      ->capture_default_str();
+  c.add_option("--seed", o->seed, "Of weights, order and text")->capture_default_str();
+  const auto shape = [&c](const char* name, std::int64_t& value, const char* text) {
+    c.add_option(name, value, std::string(text) + " (default: of the demo)")
+        ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20))
+        ->group("Shape");
+  };
+  shape("--layers", o->layers, "Layers");
+  shape("--hidden", o->hidden, "Width D");
+  shape("--ffn", o->ffn, "Hidden units H");
+  shape("--context", o->context, "Tokens of a training window");
+  shape("--batch", o->batch, "Windows of a step");
+  shape("--bpe-vocab", o->bpe_vocab, "Entries of the tokenizer");
+}
+
+}  // namespace twell::cli

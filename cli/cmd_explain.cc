@@ -1,0 +1,110 @@
+// twell explain: what this machine has, and which plan a layer or a model would run with.
+#include <memory>
+
+#include "cli/command.h"
+#include "cli/json_out.h"
+#include "cli/model_files.h"
+#include "cli/table.h"
+#include "twell/ffn.h"
+
+namespace twell::cli {
+namespace {
+
+struct ExplainCommand : ModelOptions {
+  std::int64_t input = 2048;
+  std::int64_t hidden = 5632;
+  std::vector<std::int64_t> tokens = {1, 64, 2048};
+  double nnz = 29;
+  bool gated = true;
+};
+
+void explain_machine(const ExplainCommand& o, const Context& context) {
+  const CpuCaches caches = cpu_caches();
+  std::string tiers;
+  for (const CpuTier tier : kAllCpuTiers) {
+    tiers += fmt::format("{}{}{}", tiers.empty() ? "" : ", ", name_of(tier),
+                         cpu_tier_available(tier) ? "" : " (not here)");
+  }
+  o.say("Processor  {}\n", processor_name());
+  o.say("Tiers      {}\n", tiers);
+  o.say("Used       {} (TWELL_CPU_TIER=NAME forces another), {} threads\n", name_of(context.tier()),
+        context.threads());
+  o.say("Caches     L1 {}, L2 {}, L3 {}\n\n", format_bytes(static_cast<double>(caches.l1)),
+        format_bytes(static_cast<double>(caches.l2)), format_bytes(static_cast<double>(caches.l3)));
+}
+
+void run(ExplainCommand& o) {
+  std::unique_ptr<lm::Model> model;
+  DType dtype = o.dtype == "f32" ? DType::f32 : DType::bf16;
+  if (!o.model.empty()) {
+    model = o.open();
+    o.input = model->config().hidden_size;
+    o.hidden = model->config().intermediate_size;
+    o.gated = model->config().gated;
+    dtype = model->dtype() == at::kFloat ? DType::f32 : DType::bf16;
+  }
+  const Context context({.threads = o.threads, .tier = std::nullopt});
+  explain_machine(o, context);
+
+  // Plans look at shapes and types only.
+  FfnWeights weights;
+  weights.gate = {nullptr, dtype, o.hidden, o.input};
+  weights.down = {nullptr, dtype, o.hidden, o.input};
+  if (o.gated) weights.up = weights.down;
+  o.say("A {}gated layer, D = {}, H = {}, {}, {} non-zeros expected\n\n", o.gated ? "" : "non-",
+        o.input, o.hidden, name_of(dtype), o.nnz);
+  Table table({"tokens", "--ffn auto takes", "sparse plan"});
+  nlohmann::json plans = nlohmann::json::array();
+  for (const std::int64_t m : o.tokens) {
+    const FfnPlan plan = plan_ffn(context, m, weights);
+    const bool dense = lm::dense_is_faster(m, o.nnz / static_cast<double>(o.hidden));
+    table.row({fmt::format("{}", m), dense ? "dense" : "sparse", plan.to_string()});
+    plans.push_back({{"tokens", m},
+                     {"auto", dense ? "dense" : "sparse"},
+                     {"plan", plan.to_string()},
+                     {"row_block", plan.row_block},
+                     {"tile", plan.layout.tile},
+                     {"capacity", plan.layout.capacity}});
+  }
+  o.say("{}", table.to_string());
+
+  nlohmann::json layers = nlohmann::json::array();
+  if (model) {
+    o.say("\n");
+    for (std::int64_t l = 0; l < model->layers(); ++l) {
+      const std::string line = model->feed_forward(l).describe();
+      o.say("layer {:>3}: {}\n", l, line);
+      layers.push_back(line);
+    }
+  }
+  nlohmann::json tiers = nlohmann::json::array();
+  for (const CpuTier tier : available_cpu_tiers()) tiers.push_back(name_of(tier));
+  o.write({{"tiers", tiers}, {"plans", plans}, {"layers", layers}});
+}
+
+}  // namespace
+
+void add_explain(CLI::App& app) {
+  auto o = std::make_shared<ExplainCommand>();
+  CLI::App& c = add_command<ExplainCommand>(
+      app, "explain", "This machine, and the plan a layer or a model runs with",
+      "twell explain --hidden 2048 --ffn 5632 --tokens 1,64,2048 --nnz 29", o, run);
+  c.add_option("--model", o->model, "Explain the layers of this model")->type_name("DIR");
+  c.add_option("--hidden", o->input, "Width D of the model")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  c.add_option("--ffn", o->hidden, "Hidden units H of the layer")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  c.add_option("--tokens", o->tokens, "Tokens per call, a list")
+      ->delimiter(',')
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  c.add_option("--nnz", o->nnz, "Mean non-zeros expected")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  c.add_flag("--gated,!--no-gated", o->gated, "With a gate (Llama, Qwen) or without");
+  add_dtype_option(c, *o);
+}
+
+}  // namespace twell::cli

@@ -1,0 +1,134 @@
+// twell generate: text from a model, as it comes.
+#include <algorithm>
+#include <memory>
+
+#include "cli/command.h"
+#include "cli/interrupt.h"
+#include "cli/model_files.h"
+#include "engine/generate.h"
+#include "twell/status.h"
+
+namespace twell::cli {
+namespace {
+
+struct GenerateCommand : ModelOptions {
+  std::vector<std::string> prompts;
+  std::string prompt_file;
+  std::int64_t max_tokens = 128;
+  double temperature = 0.8;
+  double top_p = 0.95;
+  std::int64_t top_k = 0;
+  std::uint64_t seed = 1;
+};
+
+std::vector<std::vector<std::int64_t>> encode_prompts(const GenerateCommand& o,
+                                                      const io::Tokenizer& tokenizer,
+                                                      std::int64_t context) {
+  std::vector<std::string> texts = o.prompts;
+  if (!o.prompt_file.empty()) texts.push_back(read_text(o.prompt_file));
+  if (texts.empty()) {
+    throw Error(ErrorKind::invalid_argument, "--prompt", "missing; give a text to continue");
+  }
+  std::vector<std::vector<std::int64_t>> prompts;
+  for (const std::string& text : texts) {
+    if (text.empty()) {
+      throw Error(ErrorKind::invalid_argument, "--prompt",
+                  "is empty; give at least one character to continue");
+    }
+    const auto ids = tokenizer.encode(text);
+    if (ids.empty()) {
+      throw Error(ErrorKind::invalid_argument, "--prompt",
+                  "gives no tokens: the tokenizer knows none of its characters");
+    }
+    if (static_cast<std::int64_t>(ids.size()) > context) {
+      throw Error(ErrorKind::invalid_argument, "--prompt",
+                  fmt::format("has {} tokens, the model's context is {}; shorten the prompt",
+                              ids.size(), context));
+    }
+    prompts.emplace_back(ids.begin(), ids.end());
+  }
+  return prompts;
+}
+
+void run(GenerateCommand& o) {
+  const io::Tokenizer tokenizer = o.tokenizer();
+  const auto model = o.open();
+  const auto prompts = encode_prompts(o, tokenizer, model->config().max_position_embeddings);
+  const bool stream = prompts.size() == 1;
+
+  lm::GenerateOptions options;
+  options.max_tokens = o.max_tokens;
+  options.sampling = {o.temperature, o.top_k, o.top_p, o.seed};
+  io::StreamDecoder decoder(tokenizer, true);
+  options.on_token = [&](std::int64_t, std::int64_t token) {
+    if (stream) o.say("{}", decoder.push(static_cast<std::int32_t>(token)));
+    return !interrupted();
+  };
+  if (stream) {
+    const std::vector<std::int32_t> ids(prompts[0].begin(), prompts[0].end());
+    o.say("{}", tokenizer.decode(ids, true));
+  }
+  const lm::GenerateResult result = lm::generate(*model, prompts, options);
+  if (stream) o.say("{}\n", decoder.finish());
+
+  nlohmann::json sequences = nlohmann::json::array();
+  std::int64_t tokens = 0;
+  for (std::size_t i = 0; i < result.sequences.size(); ++i) {
+    const lm::GeneratedSequence& sequence = result.sequences[i];
+    const std::vector<std::int32_t> ids(sequence.tokens.begin(), sequence.tokens.end());
+    const std::string text = tokenizer.decode(ids, true);
+    if (!stream) o.say("--- {} ---\n{}{}\n", i + 1, o.prompts.empty() ? "" : o.prompts[i], text);
+    tokens += static_cast<std::int64_t>(ids.size());
+    sequences.push_back({{"text", text},
+                         {"tokens", ids.size()},
+                         {"token_ids", ids},
+                         {"finish", lm::name_of(sequence.finish)}});
+  }
+  check_interrupt();
+  const lm::GenerateTiming& t = result.timing;
+  o.say("\n[{} prompt tokens at {:.1f} tokens/s, {} new tokens at {:.1f} tokens/s, {} layers]\n",
+        t.prompt_tokens, t.prefill_tokens_per_s(), tokens, t.decode_tokens_per_s(),
+        lm::name_of(model->feed_forward(0).path()));
+  o.write({{"text", sequences[0]["text"]},
+           {"tokens", tokens},
+           {"prompt_tokens", t.prompt_tokens},
+           {"prefill_tokens_per_s", t.prefill_tokens_per_s()},
+           {"decode_tokens_per_s", t.decode_tokens_per_s()},
+           {"prefill_us", t.prefill_seconds * 1e6},
+           {"decode_us", t.decode_seconds * 1e6},
+           {"ffn", lm::name_of(model->feed_forward(0).path())},
+           {"sequences", sequences}});
+}
+
+}  // namespace
+
+void add_generate(CLI::App& app) {
+  auto o = std::make_shared<GenerateCommand>();
+  CLI::App& c = add_command<GenerateCommand>(
+      app, "generate", "Continue a text with a model",
+      "twell generate --model twell-demo/model --prompt \"Once upon a time\" --max-tokens 64", o,
+      run);
+  add_model_option(c, *o);
+  c.add_option("--prompt", o->prompts, "Text to continue; several make a batch")
+      ->expected(1)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+      ->type_name("TEXT");
+  c.add_option("--prompt-file", o->prompt_file, "The same from a file")->type_name("FILE");
+  c.add_option("--max-tokens", o->max_tokens, "Most new tokens of a text")
+      ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 30))
+      ->capture_default_str();
+  c.add_option("--temperature", o->temperature, "0 always takes the likeliest token")
+      ->check(CLI::Range(0.0, 100.0))
+      ->capture_default_str();
+  c.add_option("--top-p", o->top_p, "Only the likeliest tokens that reach this probability")
+      ->check(CLI::Range(1e-6, 1.0))
+      ->capture_default_str();
+  c.add_option("--top-k", o->top_k, "Only the k likeliest tokens; 0: all")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  c.add_option("--seed", o->seed, "Same seed, same text")->capture_default_str();
+  add_ffn_option(c, *o);
+  add_dtype_option(c, *o);
+}
+
+}  // namespace twell::cli

@@ -1,0 +1,213 @@
+// twell synth: a random checkpoint of a chosen shape and sparsity, for measuring.
+#include <torch/types.h>
+#include <torch/utils.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <memory>
+#include <span>
+
+#include "cli/calibrate.h"
+#include "cli/command.h"
+#include "cli/model_files.h"
+#include "cli/progress.h"
+#include "cli/save_model.h"
+#include "cli/table.h"
+#include "engine/ffn_statistics.h"
+#include "train/bpe_trainer.h"
+#include "twell/status.h"
+
+namespace twell::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct SynthCommand : CommonOptions {
+  std::string preset = "0.5b";
+  double nnz = 29;
+  std::string out;
+  std::string tokenizer;
+  std::string text;
+  std::string activation = "relu";
+  std::string dtype = "bf16";
+  bool gated = true;
+  std::uint64_t seed = 1;
+  std::int64_t sample_tokens = 4096;
+  // 0: of the preset
+  std::int64_t layers = 0, hidden = 0, ffn = 0, heads = 0, kv_heads = 0, vocab = 0, context = 0;
+};
+
+// The paper's models differ in their number of layers only.
+std::int64_t layers_of(const std::string& preset) {
+  if (preset == "0.5b") return 8;
+  if (preset == "1b") return 18;
+  if (preset == "1.5b") return 28;
+  return 38;
+}
+
+io::ModelConfig make_config(const SynthCommand& o) {
+  const auto choose = [](std::int64_t given, std::int64_t otherwise) {
+    return given > 0 ? given : otherwise;
+  };
+  io::ModelConfig config;
+  config.num_hidden_layers = choose(o.layers, layers_of(o.preset));
+  config.hidden_size = choose(o.hidden, 2048);
+  config.intermediate_size = choose(o.ffn, 5632);
+  config.num_attention_heads = choose(o.heads, std::max<std::int64_t>(1, config.hidden_size / 64));
+  config.num_key_value_heads = choose(o.kv_heads, config.num_attention_heads);
+  config.head_dim = config.hidden_size / config.num_attention_heads;
+  config.vocab_size = choose(o.vocab, 49152);
+  config.max_position_embeddings = choose(o.context, 2048);
+  config.rms_norm_eps = 1e-5;
+  config.rope_theta = 100000;
+  config.tie_word_embeddings = true;
+  config.hidden_act = o.activation == "relu" ? io::HiddenAct::relu : io::HiddenAct::relu_squared;
+  config.gated = o.gated;
+  config.dtype = o.dtype == "bf16" ? "bfloat16" : "float32";
+  if (!(o.nnz > 0 && o.nnz < static_cast<double>(config.intermediate_size))) {
+    throw Error(ErrorKind::invalid_argument, "--nnz",
+                fmt::format("{} is not between 0 and the hidden units {}", o.nnz,
+                            config.intermediate_size));
+  }
+  config.validate();
+  return config;
+}
+
+// Bytes as tokens, and names without a meaning up to the size of the vocabulary.
+io::Tokenizer byte_tokenizer(std::int64_t vocab) {
+  constexpr std::int64_t kBytes = 257;  // and <|endoftext|>
+  if (vocab < kBytes) {
+    throw Error(ErrorKind::invalid_argument, "--vocab",
+                fmt::format("{} is too small for the byte tokenizer, which needs {}; give a larger "
+                            "one or --tokenizer",
+                            vocab, kBytes));
+  }
+  const std::string_view text = "ab";
+  lm::BpeOptions options;
+  options.vocab_size = kBytes;
+  nlohmann::json json =
+      nlohmann::json::parse(lm::train_bpe(std::span<const std::string_view>(&text, 1), options));
+  for (std::int64_t id = kBytes; id < vocab; ++id) {
+    json["model"]["vocab"][fmt::format("<|unused {}|>", id)] = id;
+  }
+  return io::Tokenizer::from_json(json.dump(), "the byte tokenizer");
+}
+
+std::vector<std::int64_t> sample(const SynthCommand& o, const io::Tokenizer& tokenizer,
+                                 std::int64_t vocab) {
+  if (o.text.empty()) return random_tokens(o.sample_tokens, vocab, o.seed);
+  auto tokens = read_tokens(o.text, tokenizer, o.sample_tokens);
+  if (static_cast<std::int64_t>(tokens.size()) < o.sample_tokens) {
+    throw Error(
+        ErrorKind::invalid_argument, "--text " + o.text,
+        fmt::format("has {} tokens, --sample-tokens asks for {}", tokens.size(), o.sample_tokens));
+  }
+  return tokens;
+}
+
+void run(SynthCommand& o) {
+  const io::ModelConfig config = make_config(o);
+  if (fs::exists(o.out) && !fs::is_empty(o.out)) {
+    throw Error(ErrorKind::environment, "--out " + o.out,
+                "is there already; choose another directory or remove it");
+  }
+  const io::Tokenizer tokenizer =
+      o.tokenizer.empty() ? byte_tokenizer(config.vocab_size) : io::Tokenizer::load(o.tokenizer);
+  if (tokenizer.vocab_size() > config.vocab_size) {
+    throw Error(ErrorKind::invalid_argument, "--tokenizer " + o.tokenizer,
+                fmt::format("has {} tokens, more than the model's {}; give --vocab",
+                            tokenizer.vocab_size(), config.vocab_size));
+  }
+  const at::NoGradGuard no_grad;
+  const auto tokens = sample(o, tokenizer, config.vocab_size);
+  const std::int64_t length = std::min<std::int64_t>(512, config.max_position_embeddings);
+  const std::int64_t rows = static_cast<std::int64_t>(tokens.size()) / 2 / length;
+
+  Progress progress("making the model", config.num_hidden_layers + 3);
+  progress.update(0, "random weights");
+  const auto model = lm::make_model(config, o.dtype == "bf16" ? at::kBFloat16 : at::kFloat, o.seed);
+  share_direction(*model, o.seed);
+  // Half of the sample calibrates, the other half measures.
+  const at::Tensor ids = at::tensor(tokens, at::kLong).slice(0, 0, 2 * rows * length);
+  const at::Tensor halves = ids.view({2, rows, length});
+  ActivityShape shape;
+  shape.mean_nnz = o.nnz;
+  calibrate_sparsity(*model, halves[0], shape, o.seed, [&](std::int64_t layer, double nnz) {
+    progress.update(layer + 1, fmt::format("layer {}: {:.1f} non-zeros", layer, nnz));
+  });
+  progress.update(config.num_hidden_layers + 1, "measuring");
+  lm::FfnStatistics statistics;
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const at::Tensor row = halves[1][r].contiguous();
+    const lm::Chunk chunk{0,
+                          {row.const_data_ptr<std::int64_t>(), static_cast<std::size_t>(length)}};
+    model->hidden_states(std::span(&chunk, 1), nullptr, &statistics);
+  }
+  progress.update(config.num_hidden_layers + 2, "saving");
+  save_model(o.out, *model, tokenizer);
+  progress.finish();
+
+  nlohmann::json layers = nlohmann::json::array();
+  for (const auto& layer : statistics.layers()) {
+    layers.push_back({{"nnz_mean", layer.nnz_mean()},
+                      {"nnz_max", layer.nnz_max},
+                      {"dead_fraction", layer.dead_fraction()}});
+  }
+  std::int64_t parameters = 0;
+  for (const auto& [name, tensor] : model->parameters()) parameters += tensor.numel();
+  o.say("{}: {:.2f} million parameters, {} layers, D = {}, H = {}\n", o.out,
+        static_cast<double>(parameters) / 1e6, config.num_hidden_layers, config.hidden_size,
+        config.intermediate_size);
+  o.say("Non-zeros on {} tokens it was not calibrated on: {:.2f} of {} (asked for: {})\n",
+        rows * length, statistics.nnz_mean(), config.intermediate_size, o.nnz);
+  o.write({{"nnz_target", o.nnz},
+           {"nnz_measured", statistics.nnz_mean()},
+           {"layers", layers},
+           {"parameters", parameters},
+           {"tokens_measured", rows * length},
+           {"out", o.out}});
+}
+
+}  // namespace
+
+void add_synth(CLI::App& app) {
+  auto o = std::make_shared<SynthCommand>();
+  CLI::App& c = add_command<SynthCommand>(
+      app, "synth", "Make a random checkpoint of the paper's shapes with a chosen sparsity",
+      "twell synth --preset 0.5b --nnz 29 --out synth-0.5b", o, run);
+  c.add_option("--preset", o->preset, "0.5b, 1b, 1.5b or 2b: 8, 18, 28 or 38 layers")
+      ->check(CLI::IsMember({"0.5b", "1b", "1.5b", "2b"}))
+      ->capture_default_str();
+  c.add_option("--nnz", o->nnz, "Mean non-zeros of a token and layer")->capture_default_str();
+  c.add_option("--out", o->out, "Directory to make")->required()->type_name("DIR");
+  c.add_option("--tokenizer", o->tokenizer, "tokenizer.json to copy (default: bytes as tokens)")
+      ->type_name("PATH");
+  c.add_option("--text", o->text, "Text to calibrate on (default: random tokens)")
+      ->type_name("FILE");
+  c.add_option("--sample-tokens", o->sample_tokens,
+               "Tokens: half to calibrate on, half to measure with")
+      ->check(CLI::Range(std::int64_t{2048}, std::int64_t{1} << 20))
+      ->capture_default_str();
+  c.add_option("--activation", o->activation, "relu or relu_squared")
+      ->check(CLI::IsMember({"relu", "relu_squared"}))
+      ->capture_default_str();
+  c.add_flag("--gated,!--no-gated", o->gated, "With a gate or without");
+  c.add_option("--dtype", o->dtype, "bf16 or f32")
+      ->check(CLI::IsMember({"bf16", "f32"}))
+      ->capture_default_str();
+  c.add_option("--seed", o->seed, "Of the weights")->capture_default_str();
+  const auto shape = [&c](const char* name, std::int64_t& value, const char* text) {
+    c.add_option(name, value, std::string(text) + " (default: of the preset)")
+        ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20))
+        ->group("Shape");
+  };
+  shape("--layers", o->layers, "Layers");
+  shape("--hidden", o->hidden, "Width D");
+  shape("--ffn", o->ffn, "Hidden units H");
+  shape("--heads", o->heads, "Attention heads");
+  shape("--kv-heads", o->kv_heads, "Key and value heads");
+  shape("--vocab", o->vocab, "Vocabulary");
+  shape("--context", o->context, "Context");
+}
+
+}  // namespace twell::cli

@@ -1,0 +1,31 @@
+// The directory of a demo: model/ (a training run), cache/ (token ids), report.html, results.json.
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+namespace twell::cli {
+
+// Trains into a temporary directory, so that an older demo stays whole until the new one is there.
+class DemoDirectory {
+ public:
+  // Made if absent. Throws Error (environment) where that fails, or where `path` holds files that
+  // are no demo.
+  explicit DemoDirectory(const std::filesystem::path& path);
+  ~DemoDirectory();  // without keep(): removes what was trained
+  DemoDirectory(const DemoDirectory&) = delete;
+  DemoDirectory& operator=(const DemoDirectory&) = delete;
+
+  const std::filesystem::path& training() const { return temporary_; }
+  // Replaces the older model and returns the directory of the new one.
+  std::string keep();
+
+ private:
+  std::filesystem::path path_, temporary_;
+  bool made_ = false;
+};
+
+// The first words of a text: a prompt.
+std::string opening_of(const std::string& file);
+
+}  // namespace twell::cli

@@ -1,0 +1,155 @@
+#include "cli/model_compare.h"
+
+#include <fmt/core.h>
+#include <torch/types.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+#include "cli/energy.h"
+#include "cli/interrupt.h"
+#include "twell/status.h"
+
+namespace twell::cli {
+namespace {
+
+using Side = std::function<void(std::int64_t)>;
+
+// A model with a cache of its own.
+struct Runner {
+  Runner(lm::Model& m, std::span<const std::int64_t> all, const CompareOptions& options)
+      : model(m),
+        tokens(all),
+        prompt(static_cast<std::size_t>(options.prompt_tokens)),
+        decode(static_cast<std::size_t>(options.decode_tokens)),
+        cache(m.make_cache(1, options.prompt_tokens + options.decode_tokens)) {}
+
+  void step(std::size_t first, std::size_t count) {
+    const lm::Chunk chunk{0, tokens.subspan(first, count)};
+    const at::Tensor hidden = model.hidden_states(std::span(&chunk, 1), &cache);
+    model.head(hidden.slice(0, hidden.size(0) - 1));
+  }
+  void run_prefill() {
+    cache.truncate(0);
+    step(0, prompt);
+  }
+  // The i-th call decodes token i of the continuation, over and over.
+  void run_decode(std::int64_t i) {
+    const std::size_t at = static_cast<std::size_t>(i) % decode;
+    if (cache.length(0) < static_cast<std::int64_t>(prompt)) run_prefill();
+    if (cache.length(0) != static_cast<std::int64_t>(prompt + at)) {
+      cache.truncate(0, static_cast<std::int64_t>(prompt));
+      for (std::size_t p = 0; p < at; ++p) step(prompt + p, 1);
+    }
+    step(prompt + at, 1);
+  }
+
+  lm::Model& model;
+  std::span<const std::int64_t> tokens;
+  std::size_t prompt, decode;
+  lm::KvCache cache;
+};
+
+// Millijoules a token over at least half a second of calls.
+std::optional<double> energy_per_token(const Side& side, std::int64_t tokens) {
+  EnergyMeter meter;
+  if (!meter.available()) return std::nullopt;
+  const auto begin = std::chrono::steady_clock::now();
+  std::int64_t calls = 0;
+  meter.start();
+  while (std::chrono::steady_clock::now() - begin < std::chrono::milliseconds(500)) {
+    side(calls++);
+  }
+  const auto joules = meter.joules();
+  if (!joules) return std::nullopt;
+  return *joules * 1e3 / static_cast<double>(calls * tokens);
+}
+
+SpeedPair compare(const std::vector<Side>& dense, std::span<const DenseSide> names,
+                  const Side& sparse, std::int64_t tokens, const MeasureOptions& measure,
+                  const std::function<void()>& tick) {
+  std::vector<Side> sides = dense;
+  sides.push_back(sparse);
+  std::vector<Timing> timings = measure_in_turns(sides, measure, tick);
+  SpeedPair pair;
+  pair.tokens = tokens;
+  pair.sparse = timings.back();
+  timings.pop_back();
+  const auto best =
+      std::min_element(timings.begin(), timings.end(),
+                       [](const Timing& a, const Timing& b) { return a.median_us < b.median_us; });
+  const auto index = static_cast<std::size_t>(best - timings.begin());
+  pair.dense = *best;
+  pair.dense_impl = names[index].name;
+  pair.speedup = pair.dense.median_us / pair.sparse.median_us;
+  pair.dense_mj = energy_per_token(dense[index], tokens);
+  pair.sparse_mj = energy_per_token(sparse, tokens);
+  return pair;
+}
+
+nlohmann::json optional_json(const std::optional<double>& value) {
+  return value ? nlohmann::json(*value) : nlohmann::json(nullptr);
+}
+
+}  // namespace
+
+nlohmann::json SpeedPair::to_json() const {
+  return {{"tokens", tokens},
+          {"dense_tokens_per_s", dense_tokens_per_s()},
+          {"sparse_tokens_per_s", sparse_tokens_per_s()},
+          {"speedup", speedup},
+          {"dense_us", dense.median_us},
+          {"dense_us_min", dense.min_us},
+          {"dense_us_max", dense.max_us},
+          {"dense_impl", dense_impl},
+          {"sparse_us", sparse.median_us},
+          {"sparse_us_min", sparse.min_us},
+          {"sparse_us_max", sparse.max_us},
+          {"dense_energy_mj_per_token", optional_json(dense_mj)},
+          {"sparse_energy_mj_per_token", optional_json(sparse_mj)}};
+}
+
+Comparison compare_speed(std::span<const DenseSide> dense, lm::Model& sparse,
+                         std::span<const std::int64_t> tokens, const CompareOptions& options,
+                         const std::function<void(const std::string&)>& tick) {
+  const std::int64_t needed = options.prompt_tokens + options.decode_tokens;
+  const std::int64_t context = sparse.config().max_position_embeddings;
+  if (static_cast<std::int64_t>(tokens.size()) < needed || context < needed) {
+    throw Error(ErrorKind::invalid_argument, "--prompt-tokens and --decode-tokens",
+                fmt::format("ask for {} tokens, the text has {} and the model's context is {}",
+                            needed, tokens.size(), context));
+  }
+  std::vector<Runner> runners;
+  for (const DenseSide& side : dense) runners.emplace_back(*side.model, tokens, options);
+  Runner sparse_runner(sparse, tokens, options);
+
+  std::vector<Side> prefill, decode;
+  for (Runner& r : runners) {
+    prefill.emplace_back([&r](std::int64_t) { r.run_prefill(); });
+    decode.emplace_back([&r](std::int64_t i) { r.run_decode(i); });
+  }
+  Comparison comparison;
+  comparison.prefill = compare(
+      prefill, dense, [&](std::int64_t) { sparse_runner.run_prefill(); }, options.prompt_tokens,
+      options.measure, [&] { tick("prefill"); });
+  comparison.decode = compare(
+      decode, dense, [&](std::int64_t i) { sparse_runner.run_decode(i); }, 1, options.measure,
+      [&] { tick("decode"); });
+  return comparison;
+}
+
+at::Tensor sample_logits(lm::Model& model, std::span<const std::int64_t> tokens) {
+  constexpr std::int64_t kRows = 64;
+  const lm::Chunk chunk{0, tokens};
+  const at::Tensor hidden = model.hidden_states(std::span(&chunk, 1));
+  const std::int64_t step = std::max<std::int64_t>(1, hidden.size(0) / kRows);
+  return model.head(hidden.slice(0, 0, kRows * step, step)).to(at::kFloat);
+}
+
+double logits_error_bound(std::int64_t layers, at::ScalarType dtype) {
+  const double unit = dtype == at::kFloat ? std::ldexp(1.0, -24) : std::ldexp(1.0, -9);
+  return 2 * std::sqrt(2.0) * unit * std::sqrt(14.0 * static_cast<double>(layers) + 2);
+}
+
+}  // namespace twell::cli

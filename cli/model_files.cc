@@ -1,0 +1,113 @@
+#include "cli/model_files.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <random>
+
+#include "io/atomic_file.h"
+#include "train/run_directory.h"
+#include "twell/status.h"
+
+namespace twell::cli {
+namespace fs = std::filesystem;
+
+std::string ModelOptions::directory() const {
+  if (!fs::exists(model)) {
+    throw Error(ErrorKind::environment, "--model " + model,
+                "does not exist; expected a directory with config.json and model.safetensors");
+  }
+  const fs::path found = lm::resolve_model_directory(model);
+  if (!fs::exists(found / "config.json")) {
+    throw Error(ErrorKind::environment, "--model " + model,
+                "has no config.json; expected a Hugging Face model directory (twell convert makes "
+                "one of other layouts)");
+  }
+  return found.string();
+}
+
+std::optional<at::ScalarType> parse_dtype(const std::string& name) {
+  if (name == "bf16") return at::kBFloat16;
+  if (name == "f32") return at::kFloat;
+  return std::nullopt;
+}
+
+std::unique_ptr<lm::Model> ModelOptions::open(lm::FfnPath path, bool prepack) const {
+  lm::LoadOptions load;
+  load.ffn = path;
+  load.dtype = parse_dtype(dtype);
+  load.prepack_dense = prepack;
+  load.threads = threads;
+  return lm::load_model(directory(), load);
+}
+
+io::Tokenizer ModelOptions::tokenizer() const { return io::Tokenizer::load(directory()); }
+
+void add_model_option(CLI::App& command, ModelOptions& options) {
+  command.add_option("--model", options.model, "Model directory (Hugging Face layout)")
+      ->required()
+      ->type_name("DIR");
+}
+
+void add_ffn_option(CLI::App& command, ModelOptions& options) {
+  command
+      .add_option("--ffn", options.ffn, "Path of the feed-forward layers: dense, sparse or auto")
+      ->check(CLI::IsMember({"dense", "sparse", "auto"}))
+      ->type_name("PATH")
+      ->capture_default_str();
+}
+
+void add_dtype_option(CLI::App& command, ModelOptions& options) {
+  command.add_option("--dtype", options.dtype, "bf16, f32 or auto (as stored)")
+      ->check(CLI::IsMember({"bf16", "f32", "auto"}))
+      ->type_name("TYPE")
+      ->capture_default_str();
+}
+
+std::string read_text(const std::string& path, std::uint64_t max_bytes) {
+  std::error_code error;
+  if (!fs::is_regular_file(path, error)) {
+    throw Error(ErrorKind::environment, path, "does not exist or is no file; expected a text file");
+  }
+  if (fs::file_size(path, error) <= max_bytes) {
+    std::string text = io::read_file(path, max_bytes);
+    if (text.empty()) throw Error(ErrorKind::environment, path, "is empty; expected text");
+    return text;
+  }
+  std::ifstream in(path, std::ios::binary);
+  std::string text(max_bytes, '\0');
+  in.read(text.data(), static_cast<std::streamsize>(max_bytes));
+  if (!in) throw Error(ErrorKind::environment, path, "cannot be read");
+  const auto line = text.rfind('\n');
+  if (line != std::string::npos && line > 0) {
+    text.resize(line + 1);
+  } else {
+    while (!text.empty() && (static_cast<unsigned char>(text.back()) & 0x80) != 0) text.pop_back();
+  }
+  return text;
+}
+
+std::vector<std::int64_t> read_tokens(const std::string& path, const io::Tokenizer& tokenizer,
+                                      std::int64_t max_tokens) {
+  // A token is seldom longer than 16 bytes of text.
+  const auto wanted = static_cast<std::uint64_t>(max_tokens) * 16 + 65536;
+  std::vector<std::int32_t> ids =
+      tokenizer.encode(read_text(path, max_tokens > 0 ? wanted : 1ULL << 32));
+  if (max_tokens > 0 && static_cast<std::int64_t>(ids.size()) > max_tokens) {
+    ids.resize(static_cast<std::size_t>(max_tokens));
+  }
+  if (ids.empty()) throw Error(ErrorKind::environment, path, "gives no tokens; expected text");
+  return {ids.begin(), ids.end()};
+}
+
+std::vector<std::int64_t> random_tokens(std::int64_t count, std::int64_t vocab,
+                                        std::uint64_t seed) {
+  std::mt19937_64 source(seed);
+  std::vector<std::int64_t> tokens(static_cast<std::size_t>(count));
+  for (auto& t : tokens) {
+    t = static_cast<std::int64_t>(source() % static_cast<std::uint64_t>(vocab));
+  }
+  return tokens;
+}
+
+}  // namespace twell::cli

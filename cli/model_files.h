@@ -1,0 +1,42 @@
+// Opening what commands read: models, tokenizers, texts.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cli/command.h"
+#include "io/tokenizer.h"
+#include "models/model.h"
+
+namespace twell::cli {
+
+// --model, --ffn and --dtype, for commands that run a model.
+struct ModelOptions : CommonOptions {
+  std::string model;         // a model directory, or a run directory of `twell train`
+  std::string ffn = "auto";  // dense, sparse or auto
+  std::string dtype = "auto";
+
+  std::string directory() const;  // of the model itself; throws where there is none
+  std::unique_ptr<lm::Model> open(lm::FfnPath path, bool prepack = false) const;
+  std::unique_ptr<lm::Model> open() const { return open(lm::parse_ffn_path(ffn)); }
+  io::Tokenizer tokenizer() const;
+};
+void add_model_option(CLI::App& command, ModelOptions& options);
+void add_ffn_option(CLI::App& command, ModelOptions& options);  // --ffn
+void add_dtype_option(CLI::App& command, ModelOptions& options);
+
+// "bf16", "f32" or "auto" (none).
+std::optional<at::ScalarType> parse_dtype(const std::string& name);
+
+// At most the first `max_bytes` of a text file, cut at a line and never within a character. Throws
+// where it is empty, unreadable or no UTF-8 text.
+std::string read_text(const std::string& path, std::uint64_t max_bytes = 1ULL << 32);
+
+// The first `max_tokens` token ids of a text file (0: all).
+std::vector<std::int64_t> read_tokens(const std::string& path, const io::Tokenizer& tokenizer,
+                                      std::int64_t max_tokens);
+std::vector<std::int64_t> random_tokens(std::int64_t count, std::int64_t vocab, std::uint64_t seed);
+
+}  // namespace twell::cli

@@ -1,0 +1,33 @@
+// Small charts as inline SVG, for the report.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace twell::cli {
+
+struct Series {
+  std::string name;
+  std::vector<std::pair<double, double>> points;  // (x, y), x ascending
+};
+struct ChartText {
+  std::string x, y;  // what the axes show
+  bool log_y = false;
+};
+// Lines over a common x axis; with more than one series, a legend.
+std::string line_chart(const std::vector<Series>& series, const ChartText& text);
+
+struct Bar {
+  std::string name;
+  double value = 0;
+  std::string label;  // printed at its end
+  bool accent = false;
+};
+// Horizontal bars from zero.
+std::string bar_chart_svg(const std::vector<Bar>& bars);
+
+// &, <, > and quotes made safe.
+std::string escape_html(const std::string& text);
+
+}  // namespace twell::cli

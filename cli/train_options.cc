@@ -1,0 +1,92 @@
+#include "cli/train_options.h"
+
+namespace twell::cli {
+
+void add_recipe_options(CLI::App& command, lm::Recipe& r, std::string& compute) {
+  const CLI::Range count(std::int64_t{1}, std::int64_t{1} << 40);
+  const CLI::Range zero_or_more(std::int64_t{0}, std::int64_t{1} << 40);
+  const auto integer = [&command](const char* name, std::int64_t& value, const char* text,
+                                  const char* group, const CLI::Range& range) {
+    command.add_option(name, value, text)->check(range)->group(group)->capture_default_str();
+  };
+  const auto number = [&command](const char* name, double& value, const char* text,
+                                 const char* group) {
+    command.add_option(name, value, text)
+        ->check(CLI::NonNegativeNumber)
+        ->group(group)
+        ->capture_default_str();
+  };
+  const char* length = "Length and batch";
+  integer("--steps", r.steps, "Optimizer steps", length, count);
+  integer("--context", r.context, "Tokens of a training window", length, count);
+  integer("--batch", r.micro_batch, "Windows of one pass", length, count);
+  integer("--accumulation", r.accumulation, "Passes of one step", length, count);
+
+  const char* optimizer = "Optimizer";
+  number("--lr", r.peak_lr, "Peak learning rate", optimizer);
+  number("--min-lr-ratio", r.min_lr_ratio, "Last learning rate, of the peak", optimizer);
+  integer("--warmup", r.warmup_steps, "Steps of linear warm-up", optimizer, zero_or_more);
+  number("--beta1", r.beta1, "AdamW", optimizer);
+  number("--beta2", r.beta2, "AdamW", optimizer);
+  number("--eps", r.eps, "AdamW", optimizer);
+  number("--weight-decay", r.weight_decay, "AdamW, on matrices", optimizer);
+  number("--clip", r.clip, "Gradient norm; 0: none", optimizer);
+
+  const char* sparsity = "Sparsity";
+  number("--l1", r.l1, "Coefficient of the L1 term", sparsity);
+  integer("--l1-start", r.l1_start, "Steps before the term sets in", sparsity, zero_or_more);
+  integer("--l1-warmup", r.l1_warmup, "Steps over which it grows", sparsity, zero_or_more);
+  integer("--reinit-every", r.reinit_every, "Steps between revivals of dead neurons; 0: never",
+          sparsity, zero_or_more);
+  number("--reinit-std", r.reinit_std, "Deviation of revived gate rows", sparsity);
+  integer("--dead-window", r.dead_window, "Steps without firing that make a neuron dead", sparsity,
+          count);
+
+  const char* execution = "Execution";
+  command.add_option("--compute", compute, "bf16 (with fp32 master weights), fp32 or auto")
+      ->check(CLI::IsMember({"bf16", "fp32", "auto"}))
+      ->group(execution)
+      ->capture_default_str();
+  command.add_flag("--recompute", r.recompute, "Keep less memory, compute blocks twice")
+      ->group(execution);
+  command.add_option("--seed", r.seed, "Of weights and order")
+      ->group(execution)
+      ->capture_default_str();
+  number("--time-budget", r.time_budget_s, "Shorten the run to this many seconds; 0: no limit",
+         execution);
+
+  const char* looks = "Log and checkpoints";
+  integer("--log-every", r.log_every, "Steps of a log line", looks, count);
+  integer("--eval-every", r.eval_every, "Steps between validations; 0: at the end", looks,
+          zero_or_more);
+  integer("--eval-windows", r.eval_windows, "Windows of a validation", looks, count);
+  integer("--save-every", r.save_every, "Steps between checkpoints; 0: at the end", looks,
+          zero_or_more);
+  integer("--keep", r.keep_checkpoints, "Checkpoints to keep", looks, count);
+}
+
+void add_shape_options(CLI::App& command, io::ModelConfig& config) {
+  const auto shape = [&command](const char* name, std::int64_t& value, const char* text) {
+    command.add_option(name, value, text)
+        ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 20))
+        ->group("Shape of a new model")
+        ->capture_default_str();
+  };
+  shape("--layers", config.num_hidden_layers, "Layers");
+  shape("--hidden", config.hidden_size, "Width D");
+  shape("--ffn", config.intermediate_size, "Hidden units H");
+  shape("--heads", config.num_attention_heads, "Attention heads");
+  shape("--kv-heads", config.num_key_value_heads, "Key and value heads; 0: as many");
+  shape("--vocab", config.vocab_size, "Vocabulary; 0: of the tokenizer");
+  command.add_flag("--gated,!--no-gated", config.gated, "With a gate or without")
+      ->group("Shape of a new model");
+}
+
+std::string describe(const lm::LogRecord& record, std::int64_t hidden_units) {
+  const double share =
+      hidden_units > 0 ? 100 * record.nnz_mean / static_cast<double>(hidden_units) : 0.0;
+  return fmt::format("loss {:.3f}, non-zeros {:.1f} ({:.1f} %), {:.0f} tokens/s", record.ce,
+                     record.nnz_mean, share, record.tokens_per_s);
+}
+
+}  // namespace twell::cli

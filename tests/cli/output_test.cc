@@ -1,0 +1,204 @@
+// What commands print and write: tables, progress, JSON, charts, energy counters.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <thread>
+
+#include "cli/energy.h"
+#include "cli/json_out.h"
+#include "cli/measure.h"
+#include "cli/progress.h"
+#include "cli/svg.h"
+#include "cli/table.h"
+#include "twell/status.h"
+
+namespace twell::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+// A directory that goes away with the test.
+class CliOutput : public ::testing::Test {
+ protected:
+  CliOutput() {
+    directory_ = fs::temp_directory_path() /
+                 ("twell_cli_" + std::to_string(::getpid()) + "_" +
+                  ::testing::UnitTest::GetInstance()->current_test_info()->name());
+    fs::create_directories(directory_);
+  }
+  ~CliOutput() override { fs::remove_all(directory_); }
+
+  static std::string slurp(const fs::path& path) {
+    std::ifstream in(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(in), {}};
+  }
+  // What `use` prints through a stream of its own.
+  template <class F>
+  std::string printed(F use) {
+    const fs::path file = directory_ / "printed";
+    std::FILE* out = std::fopen(file.c_str(), "wb");
+    use(out);
+    std::fclose(out);
+    return slurp(file);
+  }
+
+  fs::path directory_;
+};
+
+TEST(Table, AlignsNumbersRightAndTextLeft) {
+  Table table({"name", "us"});
+  table.row({"a", "1.5"});
+  table.row({"longer", "120"});
+  EXPECT_EQ(table.to_string(),
+            "name     us\n"
+            "-----------\n"
+            "a       1.5\n"
+            "longer  120\n");
+}
+
+TEST(Table, CountsCharactersNotBytes) {
+  Table table({"x", "y"});
+  table.row({"é", "b"});
+  table.row({"ab", "c"});
+  EXPECT_NE(table.to_string().find("é   b\n"), std::string::npos);
+}
+
+TEST(Table, FormatsUnits) {
+  EXPECT_EQ(format_us(12.34), "12.3 us");
+  EXPECT_EQ(format_us(3210), "3.21 ms");
+  EXPECT_EQ(format_us(2.5e6), "2.50 s");
+  EXPECT_EQ(format_us(std::numeric_limits<double>::quiet_NaN()), "-");
+  EXPECT_EQ(format_bytes(1.02e9), "1.02 GB");
+  EXPECT_EQ(format_bytes(640), "640 B");
+  EXPECT_EQ(format_duration(185), "3 min 05 s");
+  EXPECT_EQ(format_duration(59.6), "1 min 00 s");
+}
+
+TEST_F(CliOutput, ProgressOnNoTerminalPrintsPlainLines) {
+  const std::string text = printed([](std::FILE* out) {
+    Progress progress("work", 4, {.out = out, .line_seconds = 0.01, .terminal = 0});
+    for (int i = 1; i <= 4; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      progress.update(i, "note");
+    }
+  });
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 4) << text;
+  EXPECT_NE(text.find("work: 2/4 (50%), 0.0 s, note\n"), std::string::npos) << text;
+  EXPECT_EQ(text.find('\r'), std::string::npos);
+  EXPECT_EQ(text.find('\x1b'), std::string::npos);
+}
+
+TEST_F(CliOutput, ProgressStaysQuietBetweenLines) {
+  const std::string text = printed([](std::FILE* out) {
+    Progress progress("work", 1000, {.out = out, .line_seconds = 60, .terminal = 0});
+    for (int i = 0; i < 1000; ++i) progress.update(i);
+    progress.finish();  // took less than a second
+  });
+  EXPECT_EQ(text, "");
+}
+
+TEST_F(CliOutput, ProgressBarRedrawsOneLineAndFits) {
+  const std::string text = printed([](std::FILE* out) {
+    Progress progress("work", 10, {.out = out, .bar_seconds = 0, .terminal = 1, .width = 40});
+    progress.update(5, std::string(200, 'x'));
+    progress.finish();
+  });
+  const auto first = text.find("\r\x1b[K");
+  ASSERT_NE(first, std::string::npos);
+  const auto second = text.find("\r\x1b[K", first + 4);
+  ASSERT_NE(second, std::string::npos);
+  EXPECT_EQ(second - first - 4, 39U);  // one less than the terminal: no wrapping
+  EXPECT_NE(text.find("############............]"), std::string::npos);
+  EXPECT_NE(text.find("work: done in"), std::string::npos);
+}
+
+TEST_F(CliOutput, JsonReplacesAtomicallyAndSurvivesNaN) {
+  const fs::path file = directory_ / "out.json";
+  std::ofstream(file) << "older";
+  write_json(file.string(), {{"nan", std::numeric_limits<double>::quiet_NaN()}, {"cut", "\xC3"}});
+  const auto value = nlohmann::json::parse(slurp(file));
+  EXPECT_TRUE(value["nan"].is_null());
+  EXPECT_EQ(value["cut"], "\xEF\xBF\xBD");
+  int files = 0;
+  for ([[maybe_unused]] const auto& entry : fs::directory_iterator(directory_)) ++files;
+  EXPECT_EQ(files, 1);
+}
+
+TEST_F(CliOutput, JsonTargetIsCheckedBeforeTheWork) {
+  EXPECT_THROW(check_json_target((directory_ / "no/such/out.json").string()), Error);
+  EXPECT_THROW(check_json_target(directory_.string()), Error);
+  EXPECT_NO_THROW(check_json_target((directory_ / "out.json").string()));
+  EXPECT_NO_THROW(check_json_target("-"));
+}
+
+TEST(Svg, ChartsKeepTheirPointsInsideAndNamesSafe) {
+  const std::string svg =
+      line_chart({{"a<b", {{0, 1}, {10, 100}}}, {"c", {{0, 5}, {10, 0}}}}, {"x", "y", true});
+  EXPECT_NE(svg.find("a&lt;b"), std::string::npos);
+  EXPECT_EQ(svg.find("nan"), std::string::npos);
+  EXPECT_EQ(svg.find("inf"), std::string::npos);
+  EXPECT_NE(svg.find("points=\"64.0,216.0 624.0,16.0 \""), std::string::npos) << svg;
+  EXPECT_EQ(line_chart({{"empty", {}}}, {"x", "y", false}), "<p>(no data)</p>");
+  const std::string flat = line_chart({{"flat", {{1, 2}, {2, 2}}}}, {"x", "y", false});
+  EXPECT_EQ(flat.find("nan"), std::string::npos);
+}
+
+TEST_F(CliOutput, EnergyCountsPackagesAndTheirWrapAround) {
+  const auto write = [&](const char* name, double value) {
+    fs::create_directories((directory_ / name).parent_path());
+    std::ofstream(directory_ / name) << static_cast<std::int64_t>(value) << "\n";
+  };
+  write("intel-rapl:0/max_energy_range_uj", 10e6);
+  write("intel-rapl:0/energy_uj", 9e6);
+  write("intel-rapl:1/max_energy_range_uj", 10e6);
+  write("intel-rapl:1/energy_uj", 1e6);
+  write("intel-rapl:0:0/max_energy_range_uj", 10e6);  // a part of package 0
+  write("intel-rapl:0:0/energy_uj", 0);
+  EnergyMeter meter(directory_.string());
+  ASSERT_TRUE(meter.available());
+  meter.start();
+  write("intel-rapl:0/energy_uj", 2e6);  // wrapped: 3 J
+  write("intel-rapl:1/energy_uj", 1.5e6);
+  write("intel-rapl:0:0/energy_uj", 9e6);
+  EXPECT_DOUBLE_EQ(meter.joules().value(), 3.5);
+  EXPECT_FALSE(EnergyMeter((directory_ / "none").string()).available());
+}
+
+TEST(Measure, TakesTurnsAndReportsMediansPerCall) {
+  std::vector<int> order;
+  std::vector<std::int64_t> numbers;
+  const auto side = [&](int which) {
+    return [&, which](std::int64_t i) {
+      order.push_back(which);
+      if (which == 0) numbers.push_back(i);
+      std::this_thread::sleep_for(std::chrono::milliseconds(which == 0 ? 2 : 6));
+    };
+  };
+  const auto timings = measure_in_turns({side(0), side(1)}, {.repeats = 4, .min_seconds = 0.004});
+  ASSERT_EQ(timings.size(), 2U);
+  EXPECT_EQ(timings[0].runs_us.size(), 4U);
+  EXPECT_GE(timings[0].median_us, 2000);
+  EXPECT_GE(timings[1].median_us, 6000);
+  EXPECT_GT(timings[1].median_us, timings[0].median_us);
+  EXPECT_LE(timings[0].min_us, timings[0].median_us);
+  // Inputs rotate: every call has the next number.
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    EXPECT_EQ(numbers[i], static_cast<std::int64_t>(i));
+  }
+  // Both sides alternate instead of one after the other.
+  const auto half = order.begin() + static_cast<std::ptrdiff_t>(order.size() / 2);
+  EXPECT_GT(std::count(half, order.end(), 0), 0);
+  EXPECT_GT(std::count(half, order.end(), 1), 0);
+}
+
+TEST(Measure, MedianOfEvenAndOdd) {
+  EXPECT_DOUBLE_EQ(median({3, 1, 2}), 2);
+  EXPECT_DOUBLE_EQ(median({4, 1, 2, 3}), 2.5);
+}
+
+}  // namespace
+}  // namespace twell::cli

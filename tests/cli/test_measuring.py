@@ -1,0 +1,90 @@
+"""bench ffn and synth: what they measure, and that it is what was asked for."""
+
+import json
+
+import pytest
+
+SMALL = ["bench", "ffn", "--hidden", 128, "--ffn", 1024, "--repeats", 3, "--seconds", 0.005]
+
+
+@pytest.mark.parametrize("variant", [[], ["--no-gated"], ["--dtype", "f32"],
+                                     ["--activation", "relu_squared"],
+                                     ["--activation", "fat_relu", "--layers", 2]],
+                         ids=["gated", "non-gated", "f32", "relu_squared", "fat_relu"])
+def test_bench_ffn_measures_what_was_asked_for(twell, variant):
+    done = twell(*SMALL, "--tokens", "1,48", "--nnz", "20,200", *variant, json_name="ffn.json")
+    results = done.json["results"]
+    assert [(r["tokens"], r["nnz_target"]) for r in results] == [
+        (1, 20), (48, 20), (1, 200), (48, 200)]
+    for r in results:
+        # A token's count varies by √nnz and by the planned e^±0.5; 64 tokens at least are averaged:
+        # five standard errors of both.
+        assert r["nnz_mean"] == pytest.approx(r["nnz_target"], rel=0.03,
+                                              abs=5 * (r["nnz_target"] / 64) ** 0.5)
+        assert r["nnz_max"] >= r["nnz_mean"]
+        assert r["speedup"] == pytest.approx(r["dense_us"] / r["sparse_us"])
+        assert r["dense_us_min"] <= r["dense_us"] <= r["dense_us_max"]
+        assert r["dense_impl"] and r["sparse_impl"]
+        # Accumulation and final rounding: a few units of the type, 2^-9 for bf16.
+        unit = 2**-24 if "f32" in variant else 2**-9
+        assert 0 <= r["max_rel_err"] <= 8 * unit
+        if "f32" not in variant:  # never worse than the dense bf16 path
+            assert r["max_rel_err"] <= r["dense_max_rel_err"] * 1.0001
+    assert "speedup" in done.out
+
+
+def test_bench_ffn_at_every_density(twell):
+    done = twell(*SMALL, "--tokens", "3", "--nnz", "0,1024", "--peaks", json_name="ffn2.json")
+    none, all_of_them = done.json["results"]
+    assert none["nnz_mean"] == 0 and none["max_rel_err"] == 0
+    assert all_of_them["nnz_mean"] == 1024
+    assert all_of_them["sparse_floor_us"] > none["sparse_floor_us"] > 0
+    assert done.json["peaks"]["flops_per_us"] > 0
+
+
+def test_progress_is_plain_lines_without_a_terminal(twell):
+    done = twell("bench", "ffn", "--hidden", 64, "--ffn", 256, "--tokens", "1", "--nnz", "5",
+                 "--repeats", 3, "--seconds", 1)
+    assert "\r" not in done.err and "\x1b" not in done.err
+    lines = [line for line in done.err.splitlines() if line.startswith("measuring: ")]
+    assert lines and lines[-1].startswith("measuring: done in")
+
+
+TINY = ["synth", "--layers", 2, "--hidden", 128, "--ffn", 512, "--heads", 2, "--vocab", 512,
+        "--context", 256]
+
+
+@pytest.mark.parametrize(("nnz", "variant"), [(8, []), (60, ["--no-gated"]),
+                                              (25, ["--dtype", "f32"])],
+                         ids=["gated", "non-gated", "f32"])
+def test_synth_hits_its_sparsity(twell, work, nnz, variant):
+    out = work / f"synth-{nnz}"
+    made = twell(*TINY, "--nnz", nnz, "--out", out, *variant, json_name="synth.json").json
+    assert made["nnz_target"] == nnz
+    # 2048 tokens calibrate and 2048 others measure; a count spreads by about its own size, so the
+    # two means are within 5 * √(2 / 2048) of each other.
+    assert made["nnz_measured"] == pytest.approx(nnz, rel=0.16)
+    config = json.loads((out / "config.json").read_text())
+    assert config["hidden_act"] == "relu" and config["tie_word_embeddings"] is True
+    # What the file says is what another command then measures, on other tokens.
+    sample = work / "bytes.txt"
+    sample.write_text("".join(chr(97 + (i * i) % 26) for i in range(1024)))
+    stats = twell("stats", "--model", out, "--text", sample, json_name="ss.json").json
+    assert stats["nnz_mean"] == pytest.approx(nnz, rel=0.5)
+    twell("generate", "--model", out, "--prompt", "hello", "--max-tokens", 2)
+
+
+def test_synth_refuses_to_overwrite(twell, work):
+    out = work / "synth-twice"
+    twell(*TINY, "--out", out)
+    before = (out / "model.safetensors").stat().st_mtime_ns
+    done = twell(*TINY, "--out", out, ok=False)
+    assert done.code == 1 and "synth-twice" in done.error_line()
+    assert (out / "model.safetensors").stat().st_mtime_ns == before
+
+
+def test_synth_with_seed_is_reproducible(twell, work):
+    for name, seed in (("sa", 4), ("sb", 4), ("sc", 5)):
+        twell(*TINY, "--seed", seed, "--out", work / name)
+    a, b, c = ((work / n / "model.safetensors").read_bytes() for n in ("sa", "sb", "sc"))
+    assert a == b and a != c

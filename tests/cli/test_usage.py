@@ -1,0 +1,129 @@
+"""Help, wrong use, and failures that have to be one clear line."""
+
+import json
+import subprocess
+
+import pytest
+
+COMMANDS = [
+    ["demo"], ["train"], ["generate"], ["bench", "ffn"], ["bench", "model"], ["stats"], ["eval"],
+    ["synth"], ["tokenize"], ["convert"], ["explain"],
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_help_explains_and_shows_an_example(twell, command):
+    done = twell(*command, "--help")
+    assert "Usage:" in done.out and "--json" in done.out and "--threads" in done.out
+    example = done.out.split("Example:\n", 1)[1]
+    assert example.strip().startswith("twell " + " ".join(command))
+    assert done.err == ""
+
+
+def test_main_help_lists_all_commands(twell):
+    out = twell("--help").out
+    for command in COMMANDS:
+        assert f"\n  {command[0]} " in out
+    assert twell("--version").out.startswith("twell ")
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_unknown_option_is_one_line(twell, command):
+    done = twell(*command, "--no-such-option", ok=False)
+    assert done.code == 2
+    assert done.out == ""
+    line = done.error_line()
+    assert line.startswith("twell " + " ".join(command) + ": error: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "needles"),
+    [
+        (["nonsense"], ["nonsense"]),
+        (["bench", "ffn", "--tokens", "0"], ["--tokens", "0"]),
+        (["bench", "ffn", "--dtype", "int8"], ["--dtype", "bf16"]),
+        (["bench", "ffn", "--tokens", "x"], ["--tokens", "x"]),
+        (["generate", "--prompt", "x"], ["--model"]),
+        (["synth", "--preset", "3b", "--out", "x"], ["--preset", "3b"]),
+    ],
+)
+def test_wrong_use_names_the_option(twell, arguments, needles):
+    done = twell(*arguments, ok=False)
+    assert done.code == 2
+    line = done.error_line()
+    assert all(n in line for n in needles), line
+
+
+def failures(work):
+    empty = work / "empty.txt"
+    empty.touch()
+    binary = work / "binary.txt"
+    binary.write_bytes(b"ok \xff\xfe\x00\x80" * 50)
+    no_model = work / "no-model"
+    no_model.mkdir(exist_ok=True)
+    full = work / "taken"
+    full.mkdir(exist_ok=True)
+    (full / "file").touch()
+    return {
+        "no such model": (["generate", "--model", work / "none", "--prompt", "a"], "none"),
+        "no config": (["generate", "--model", no_model, "--prompt", "a"], "config.json"),
+        "nnz above H": (["bench", "ffn", "--ffn", 64, "--nnz", 65], "--nnz"),
+        "no such device": (["bench", "ffn", "--device", "tpu"], "tpu"),
+        "json directory": (
+            ["explain", "--json", work / "no" / "where" / "x.json"], "x.json"),
+        "json is a directory": (["explain", "--json", no_model], "directory"),
+        "no text": (["tokenize", "--text", work / "no.txt", "--learn", 300, "--out",
+                     work / "t.tokens"], "no.txt"),
+        "two tokenizers": (["tokenize", "--text", empty, "--out", work / "t.tokens"],
+                           "--tokenizer"),
+        "empty text": (["tokenize", "--text", empty, "--learn", 300, "--out",
+                        work / "sub.tokens"], ""),
+        "no utf-8": (["train", "--data", binary, "--out", work / "run-binary"], "binary.txt"),
+        "synth into files": (["synth", "--out", full], "taken"),
+        "synth with all firing": (["synth", "--nnz", 6000, "--out", work / "s"], "--nnz"),
+        "convert nothing": (["convert", "--in", work / "none", "--out", work / "c"], "none"),
+        "convert garbage": (["convert", "--in", binary, "--out", work / "c"], "binary.txt"),
+        "demo without text": (["demo", "--text", work / "no.txt", "--out", work / "d"], "no.txt"),
+        "demo into files": (["demo", "--text", binary, "--out", full], "taken"),
+    }
+
+
+NAMES = [
+    "no such model", "no config", "nnz above H", "no such device", "json directory",
+    "json is a directory", "no text", "two tokenizers", "empty text", "no utf-8",
+    "synth into files", "synth with all firing", "convert nothing", "convert garbage",
+    "demo without text", "demo into files",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_failures_are_one_line_and_leave_nothing(twell, work, name):
+    arguments, needle = failures(work)[name]
+    before = sorted(p.name for p in work.iterdir())
+    done = twell(*arguments, ok=False)
+    assert done.code == 1
+    assert needle in done.error_line()
+    assert sorted(p.name for p in work.iterdir()) == before
+
+
+def test_forced_tier_that_is_unknown_is_an_error(twell):
+    done = twell("explain", env={"TWELL_CPU_TIER": "nonsense"}, ok=False)
+    assert done.code == 1 and "nonsense" in done.error_line()
+
+
+def test_results_on_standard_output_are_json_alone(program):
+    done = subprocess.run([program, "explain", "--json", "-"], capture_output=True, check=True)
+    assert "plans" in json.loads(done.stdout)
+    assert b"Processor" in done.stderr
+
+
+def test_a_reader_that_goes_away_does_no_harm(program):
+    done = subprocess.run(f"{program} explain | head -1", shell=True, capture_output=True)
+    assert done.returncode == 0
+
+
+def test_explain_names_plans(twell):
+    done = twell("explain", "--hidden", 128, "--ffn", 512, "--tokens", "1,64", json_name="e.json")
+    assert [p["tokens"] for p in done.json["plans"]] == [1, 64]
+    assert done.json["tiers"][0] == "portable"
+    assert done.json["machine"]["threads"] >= 1
