@@ -1,0 +1,205 @@
+#include "io/config.h"
+
+#include <limits>
+
+#include "tests/io/test_util.h"
+
+namespace twell::io {
+namespace {
+
+const std::string kFile = "dir/config.json";
+
+// A small llama, with `more` (keys and values, a comma behind each) before its other keys.
+std::string llama(const std::string& more = "") {
+  return R"({"model_type":"llama",)" + more +
+         R"("hidden_size":64,"intermediate_size":172,"num_hidden_layers":2,)"
+         R"("num_attention_heads":8,"vocab_size":512})";
+}
+
+// The same with one value replaced.
+std::string llama_with(const std::string& key, const std::string& value) {
+  std::string text = llama();
+  const std::string quoted = "\"" + key + "\":";
+  const std::size_t at = text.find(quoted);
+  if (at == std::string::npos) return llama(quoted + value + ",");
+  const std::size_t begin = at + quoted.size();
+  return text.replace(begin, text.find_first_of(",}", begin) - begin, value);
+}
+
+ModelConfig parse(const std::string& text) { return ModelConfig::from_json(text, kFile); }
+
+void refused(const std::string& text, std::initializer_list<std::string> parts) {
+  SCOPED_TRACE(text);
+  expect_file_error([&] { parse(text); }, kFile, parts);
+}
+void unsupported(const std::string& text, std::initializer_list<std::string> parts) {
+  SCOPED_TRACE(text);
+  expect_error([&] { parse(text); }, ErrorKind::unsupported, kFile, parts);
+}
+
+TEST(ModelConfig, DefaultsAreThoseOfTransformers) {
+  const ModelConfig c = parse(llama());
+  EXPECT_EQ(c.num_key_value_heads, 8);
+  EXPECT_EQ(c.head_dim, 8);
+  EXPECT_EQ(c.max_position_embeddings, 2048);
+  EXPECT_EQ(c.rms_norm_eps, 1e-6);
+  EXPECT_EQ(c.rope_theta, 10000.0);
+  EXPECT_EQ(c.rope_scaling.kind, RopeScaling::Kind::none);
+  EXPECT_EQ(c.hidden_act, HiddenAct::silu);
+  EXPECT_TRUE(c.gated);
+  EXPECT_FALSE(c.tie_word_embeddings || c.qkv_bias || c.o_bias || c.mlp_bias || c.sparse_lm);
+  EXPECT_FALSE(c.bos_token_id.has_value());
+  EXPECT_TRUE(c.eos_token_ids.empty());
+  EXPECT_EQ(c.dtype, "float32");
+  EXPECT_TRUE(parse(llama_with("head_dim", "32")).head_dim == 32);
+}
+
+TEST(ModelConfig, OwnKeysSurviveARoundTrip) {
+  ModelConfig c = parse(llama());
+  c.hidden_act = HiddenAct::fat_relu;
+  c.fat_relu_threshold = 0.125;
+  c.gated = false;
+  c.eos_token_ids = {2, 3, 5};
+  c.bos_token_id = 1;
+  c.dtype = "bfloat16";
+  c.rope_theta = 100'000.5;
+  c.rope_scaling = {RopeScaling::Kind::llama3, 8, 1, 4, 4096};
+  EXPECT_EQ(parse(c.to_json()), c);
+  for (const HiddenAct act : {HiddenAct::silu, HiddenAct::gelu, HiddenAct::gelu_tanh,
+                              HiddenAct::relu, HiddenAct::relu_squared}) {
+    c.hidden_act = act;
+    c.fat_relu_threshold = 0;
+    EXPECT_EQ(parse(c.to_json()), c);
+  }
+  const TempDir dir;
+  save_config(dir / "model", c);
+  EXPECT_EQ(load_config(dir / "model"), c);
+  EXPECT_EQ(load_config(dir / "model" / "config.json"), c);
+}
+
+TEST(ModelConfig, Activations) {
+  const auto act = [](const std::string& name) {
+    return parse(llama_with("hidden_act", "\"" + name + "\"")).hidden_act;
+  };
+  EXPECT_EQ(act("relu2"), HiddenAct::relu_squared);
+  EXPECT_EQ(act("relu_squared"), HiddenAct::relu_squared);
+  EXPECT_EQ(act("swish"), HiddenAct::silu);
+  EXPECT_TRUE(yields_zeros(act("relu")));
+  EXPECT_TRUE(yields_zeros(act("relu2")));
+  EXPECT_TRUE(yields_zeros(HiddenAct::fat_relu));
+  EXPECT_FALSE(yields_zeros(act("silu")) || yields_zeros(act("gelu")));
+  unsupported(llama_with("hidden_act", "\"tanh\""), {"hidden_act", "\"tanh\"", "relu2"});
+  refused(llama_with("hidden_act", "\"fat_relu\""), {"twell_fat_relu_threshold is missing"});
+  refused(llama("\"hidden_act\":\"fat_relu\",\"twell_fat_relu_threshold\":-1,"),
+          {"twell_fat_relu_threshold is -1"});
+}
+
+TEST(ModelConfig, ReleasedSparseModelsAreRelu) {
+  std::string text = llama_with("hidden_act", "\"silu\"");
+  text.replace(text.find("\"llama\""), 7, "\"llama_sparse_relu\"");
+  const ModelConfig c = parse(text);
+  EXPECT_TRUE(c.sparse_lm);
+  EXPECT_EQ(c.hidden_act, HiddenAct::relu);
+  EXPECT_EQ(c.architecture, Architecture::llama);
+}
+
+TEST(ModelConfig, HostileValuesNameTheirKey) {
+  for (const char* key :
+       {"hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+        "vocab_size", "max_position_embeddings", "num_key_value_heads", "head_dim"}) {
+    for (const char* value : {"0", "-1", "1e3", "9223372036854775807", "18446744073709551615",
+                              "1.5", "\"64\"", "[64]", "true", "1099511627776"}) {
+      refused(llama_with(key, value), {key});
+    }
+  }
+  for (const char* key : {"hidden_size", "intermediate_size", "num_hidden_layers",
+                          "num_attention_heads", "vocab_size"}) {
+    refused(llama_with(key, "null"), {key, "missing"});
+  }
+  refused(llama_with("rms_norm_eps", "-1e-5"), {"rms_norm_eps"});
+  refused(llama_with("rms_norm_eps", "\"x\""), {"rms_norm_eps is a string"});
+  refused(llama_with("rope_theta", "0"), {"rope_theta"});
+  refused(llama_with("rope_theta", "1e300"), {"rope_theta"});
+  refused(llama_with("rope_theta", "1e999"), {"too large"});
+  refused(llama_with("tie_word_embeddings", "1"), {"tie_word_embeddings"});
+  refused(llama_with("bos_token_id", "512"), {"bos_token_id is 512", "512"});
+  refused(llama_with("bos_token_id", "-1"), {"bos_token_id"});
+  refused(llama_with("eos_token_id", "[2,4294967298]"), {"eos_token_id"});
+  refused(llama_with("eos_token_id", "[2,\"3\"]"), {"eos_token_id"});
+  refused(llama_with("eos_token_id", "512"), {"eos_token_id is 512"});
+}
+
+TEST(ModelConfig, ContradictionsAreNamed) {
+  refused(llama_with("num_key_value_heads", "3"), {"num_key_value_heads is 3", "divisor"});
+  refused(llama_with("num_attention_heads", "7"), {"hidden_size 64", "7"});
+  refused(llama_with("head_dim", "7"), {"head_dim is 7", "even"});
+  refused(llama_with("num_key_value_heads", "16"), {"num_key_value_heads is 16"});
+}
+
+TEST(ModelConfig, BrokenFiles) {
+  refused("", {"not valid JSON"});
+  refused("{", {"not valid JSON at byte"});
+  refused("[]", {"expected an object"});
+  refused("{\"model_type\":\"llama\"}", {"hidden_size is missing"});
+  refused("{}", {"model_type is missing"});
+  refused(llama("\"hidden_size\":64,"), {"duplicate key \"hidden_size\""});
+  refused(llama() + std::string(1, '\0'), {"zero byte"});
+  refused(std::string(100'000, '['), {"deep"});
+  refused("{\"a\":\"\xff\"}", {"not valid JSON"});
+  const TempDir dir;
+  expect_file_error([&] { load_config(dir.path()); }, (dir / "config.json").string(),
+                    {"No such file"});
+}
+
+TEST(ModelConfig, UnsupportedIsNotInvalid) {
+  unsupported(R"({"model_type":"mamba"})", {"\"mamba\"", "llama", "qwen2"});
+  unsupported(llama_with("dtype", "\"int8\""), {"int8"});
+  unsupported(llama_with("quantization_config", "{}"), {"quantization_config"});
+  unsupported(llama_with("partial_rotary_factor", "0.5"), {"partial_rotary_factor"});
+  unsupported(llama_with("layer_types", "[\"sliding_attention\"]"), {"layer_types"});
+  std::string qwen = llama_with("use_sliding_window", "true");
+  qwen.replace(qwen.find("\"llama\""), 7, "\"qwen2\"");
+  unsupported(qwen, {"use_sliding_window"});
+}
+
+TEST(ModelConfig, RopeScaling) {
+  const auto rope = [](const std::string& value) { return llama_with("rope_scaling", value); };
+  EXPECT_EQ(parse(rope("{}")).rope_scaling.kind, RopeScaling::Kind::none);
+  EXPECT_EQ(parse(rope(R"({"type":"linear","factor":4})")).rope_scaling.factor, 4.0);
+  unsupported(rope(R"({"rope_type":"yarn","factor":4})"), {"\"yarn\"", "llama3"});
+  unsupported(rope(R"({"full_attention":{"rope_type":"default"}})"), {"differ by layer"});
+  refused(rope(R"({"rope_type":"linear"})"), {"rope_scaling.factor is missing"});
+  refused(rope(R"({"rope_type":"linear","factor":0})"), {"rope_scaling.factor is 0"});
+  refused(rope(R"({"rope_type":"linear","factor":"2"})"), {"rope_scaling.factor is a string"});
+  refused(rope("3"), {"rope_scaling is a number"});
+  refused(rope(R"({"rope_type":"llama3","factor":8,"low_freq_factor":4,"high_freq_factor":4,)"
+               R"("original_max_position_embeddings":8192})"),
+          {"low_freq_factor is 4"});
+  refused(rope(R"({"rope_type":"llama3","factor":8,"low_freq_factor":1,"high_freq_factor":4})"),
+          {"original_max_position_embeddings is missing"});
+}
+
+TEST(ModelConfig, ValidateChecksWhatCodeMade) {
+  ModelConfig c = parse(llama());
+  c.validate();
+  const auto invalid = [&](auto change, const std::string& part) {
+    ModelConfig copy = c;
+    change(copy);
+    expect_error([&] { copy.validate(); }, ErrorKind::invalid_argument, "ModelConfig", {part});
+  };
+  invalid([](auto& x) { x.hidden_size = 0; }, "hidden_size");
+  invalid([](auto& x) { x.num_attention_heads = 0; }, "num_attention_heads");
+  invalid([](auto& x) { x.rms_norm_eps = std::numeric_limits<double>::quiet_NaN(); },
+          "rms_norm_eps");
+  invalid([](auto& x) { x.qkv_bias = true; }, "biases");
+  invalid([](auto& x) { x.architecture = Architecture::qwen2; }, "biases");
+  invalid([](auto& x) { x.dtype = "int8"; }, "dtype");
+  invalid([](auto& x) { x.head_dim = 1 << 20; }, "head_dim");
+  const TempDir dir;
+  c.vocab_size = -1;
+  EXPECT_THROW(save_config(dir.path(), c), Error);
+  EXPECT_FALSE(std::filesystem::exists(dir / "config.json"));
+}
+
+}  // namespace
+}  // namespace twell::io
