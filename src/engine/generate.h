@@ -17,12 +17,12 @@ const char* name_of(FinishReason reason);
 
 struct GenerateOptions {
   std::int64_t max_tokens = 128;  // per sequence; 0 only runs the prompts
-  SamplingOptions sampling;
+  SamplingOptions sampling = {};
   // Tokens that end a sequence; absent: eos of config.json. The token itself is the last of the
   // result.
-  std::optional<std::vector<std::int64_t>> stop_tokens;
+  std::optional<std::vector<std::int64_t>> stop_tokens = {};
   // Called with (sequence, token) as soon as a token is known; false ends that sequence.
-  std::function<bool(std::int64_t, std::int64_t)> on_token;
+  std::function<bool(std::int64_t, std::int64_t)> on_token = {};
   FfnObserver* observer = nullptr;
   std::int64_t prefill_rows = 2048;  // tokens per prefill pass: bounds the memory of activations
 };

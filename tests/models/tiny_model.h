@@ -59,6 +59,7 @@ inline io::ModelConfig tiny_config() {
 inline std::unique_ptr<lm::Model> tiny_model(const io::ModelConfig& config,
                                              at::ScalarType dtype = at::kFloat) {
   auto model = lm::make_model(config, dtype, 11);
+  at::manual_seed(11);
   const at::NoGradGuard no_grad;
   for (const auto& [name, tensor] : model->parameters()) {
     if (tensor.dim() == 2) tensor.mul_(10.0);

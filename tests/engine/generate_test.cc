@@ -1,0 +1,255 @@
+// Generation: the golden model, batches, limits, streaming, errors.
+#include "engine/generate.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <sstream>
+
+#include "io/tokenizer.h"
+#include "models/convert.h"
+#include "tests/models/tiny_model.h"
+#include "twell/status.h"
+
+namespace twell::lm {
+namespace {
+
+using test::ScratchDirectory;
+using test::tiny_config;
+using test::tiny_model;
+using Tokens = std::vector<std::int64_t>;
+
+std::filesystem::path shared_data() {
+  const char* data = std::getenv("TWELL_DATA");
+  return data != nullptr ? data : "../shared/data";
+}
+
+std::string contents(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::stringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+// The text of an independent implementation, see tests/models/llama2c_reference.py.
+TEST(Generate, GoldenStories) {
+  const auto source = shared_data() / "models/stories260K";
+  if (!std::filesystem::exists(source / "stories260K.bin")) {
+    GTEST_SKIP() << source / "stories260K.bin"
+                 << " is not here (TWELL_DATA)";
+  }
+  ScratchDirectory directory;
+  convert_llama2c(source / "stories260K.bin", source / "tok512.bin", directory.path());
+  const auto model = load_model(directory.string());
+  const auto tokenizer = io::Tokenizer::load(directory.path());
+  for (const auto& [name, prompt] : {std::pair{"bos", ""}, std::pair{"once", "Once upon a time"}}) {
+    const auto ids = tokenizer.encode(prompt);
+    const Tokens tokens(ids.begin(), ids.end());
+    // Its own end: 256 new tokens, or a begin-of-text token, which it does not print.
+    const GenerateOptions options{.max_tokens = 256, .stop_tokens = Tokens{1}};
+    const auto result = generate(*model, {&tokens, 1}, options);
+    std::vector<std::int32_t> all(ids);
+    for (const auto token : result.sequences[0].tokens) {
+      if (token != 1) all.push_back(static_cast<std::int32_t>(token));
+    }
+    EXPECT_EQ(tokenizer.decode(all, true) + "\n",
+              contents(std::string("tests/models/golden/stories260K_") + name + ".txt"));
+  }
+}
+
+std::vector<Tokens> prompts() { return {{5, 9, 3}, {7}, {1, 2, 3, 4, 5, 6, 7, 8}, {100, 9, 3}}; }
+
+TEST(Generate, BatchEqualsSingle) {
+  for (const double temperature : {0.0, 1.0}) {
+    const auto model = tiny_model(tiny_config());
+    GenerateOptions options;
+    options.max_tokens = 20;
+    options.sampling.temperature = temperature;
+    options.sampling.seed = 17;
+    options.stop_tokens = Tokens{};
+    const auto all = prompts();
+    const auto batch = generate(*model, all, options);
+    ASSERT_EQ(batch.sequences.size(), all.size());
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      if (temperature > 0.0 && i > 0) break;  // others draw from streams of their own
+      const auto alone = generate(*model, {&all[i], 1}, options);
+      EXPECT_EQ(batch.sequences[i].tokens, alone.sequences[0].tokens) << "prompt " << i;
+    }
+  }
+}
+
+TEST(Generate, NeighboursDoNotChangeASampledText) {
+  const auto model = tiny_model(tiny_config());
+  GenerateOptions options;
+  options.max_tokens = 20;
+  options.sampling = {.temperature = 1.0, .top_p = 0.9, .seed = 3};
+  options.stop_tokens = Tokens{};
+  auto all = prompts();
+  const auto first = generate(*model, all, options);
+  all[0] = {50, 51, 52, 53};
+  all[3] = {60};
+  const auto second = generate(*model, all, options);
+  EXPECT_EQ(first.sequences[1].tokens, second.sequences[1].tokens);
+  EXPECT_EQ(first.sequences[2].tokens, second.sequences[2].tokens);
+  EXPECT_NE(first.sequences[0].tokens, second.sequences[0].tokens);
+}
+
+TEST(Generate, GreedyIsTheArgmaxOfTheWholeSequence) {
+  const auto model = tiny_model(tiny_config());
+  GenerateOptions options;
+  options.max_tokens = 12;
+  options.stop_tokens = Tokens{};
+  Tokens tokens = {5, 9, 3};
+  const auto result = generate(*model, {&tokens, 1}, options);
+  const at::NoGradGuard no_grad;
+  for (const std::int64_t token : result.sequences[0].tokens) {
+    const at::Tensor logits = model->forward(at::tensor(tokens).unsqueeze(0))[0];
+    EXPECT_EQ(logits[-1].argmax().item<std::int64_t>(), token);
+    tokens.push_back(token);
+  }
+}
+
+TEST(Generate, PrefillInPiecesIsTheSame) {
+  const auto model = tiny_model(tiny_config());
+  GenerateOptions options;
+  options.max_tokens = 10;
+  const auto whole = generate(*model, prompts(), options);
+  for (const std::int64_t rows : {1, 3, 7}) {
+    options.prefill_rows = rows;
+    const auto pieces = generate(*model, prompts(), options);
+    for (std::size_t i = 0; i < prompts().size(); ++i) {
+      EXPECT_EQ(whole.sequences[i].tokens, pieces.sequences[i].tokens);
+    }
+  }
+}
+
+TEST(Generate, SparseAndDensePathsWriteTheSameText) {
+  ScratchDirectory directory;
+  const auto config = tiny_config();
+  test::save_model(directory.path(), config, tiny_model(config)->parameters());
+  std::vector<std::vector<GeneratedSequence>> texts;
+  for (const FfnPath path : {FfnPath::dense, FfnPath::sparse, FfnPath::automatic}) {
+    const auto model = load_model(directory.string(), {.ffn = path});
+    texts.push_back(generate(*model, prompts(), {.max_tokens = 30}).sequences);
+  }
+  for (std::size_t i = 0; i < prompts().size(); ++i) {
+    EXPECT_EQ(texts[0][i].tokens, texts[1][i].tokens);
+    EXPECT_EQ(texts[0][i].tokens, texts[2][i].tokens);
+  }
+}
+
+TEST(Generate, StopTokensEndASequenceAndOthersGoOn) {
+  const auto model = tiny_model(tiny_config());
+  GenerateOptions options;
+  options.max_tokens = 30;
+  options.stop_tokens = Tokens{};
+  const auto free_run = generate(*model, prompts(), options);
+  const std::int64_t stop = free_run.sequences[2].tokens[4];
+  options.stop_tokens = Tokens{stop};
+  const auto stopped = generate(*model, prompts(), options);
+  for (std::size_t i = 0; i < prompts().size(); ++i) {
+    const Tokens& full = free_run.sequences[i].tokens;
+    const auto at = std::find(full.begin(), full.end(), stop);
+    const Tokens expected(full.begin(), at == full.end() ? at : at + 1);
+    EXPECT_EQ(stopped.sequences[i].tokens, expected);
+    EXPECT_EQ(stopped.sequences[i].finish,
+              at == full.end() ? FinishReason::max_tokens : FinishReason::stop_token);
+  }
+  EXPECT_EQ(stopped.sequences[2].finish, FinishReason::stop_token);
+}
+
+TEST(Generate, EosOfTheConfigurationStops) {
+  auto config = tiny_config();
+  GenerateOptions options;
+  options.max_tokens = 30;
+  const Tokens prompt = {5, 9, 3};
+  config.eos_token_ids = {};
+  const auto free_run = generate(*tiny_model(config), {&prompt, 1}, options);
+  EXPECT_EQ(free_run.sequences[0].tokens.size(), 30U);
+  config.eos_token_ids = {static_cast<std::int32_t>(free_run.sequences[0].tokens[3])};
+  const auto stopped = generate(*tiny_model(config), {&prompt, 1}, options);
+  EXPECT_EQ(stopped.sequences[0].finish, FinishReason::stop_token);
+  EXPECT_LE(stopped.sequences[0].tokens.size(), 4U);
+}
+
+TEST(Generate, ContextEndsTheText) {
+  auto config = tiny_config();
+  config.max_position_embeddings = 8;
+  const auto model = tiny_model(config);
+  GenerateOptions options;
+  options.max_tokens = 100;
+  options.stop_tokens = Tokens{};
+  const std::vector<Tokens> some = {{1, 2, 3}, {1, 2, 3, 4, 5, 6, 7, 8}};
+  const auto result = generate(*model, some, options);
+  // Eight positions are run; the token after the last of them needs none.
+  EXPECT_EQ(result.sequences[0].tokens.size(), 6U);
+  EXPECT_EQ(result.sequences[1].tokens.size(), 1U);
+  EXPECT_EQ(result.sequences[0].finish, FinishReason::context_full);
+  EXPECT_EQ(result.sequences[1].finish, FinishReason::context_full);
+}
+
+TEST(Generate, StreamingReportsEveryTokenInOrderAndCanStop) {
+  const auto model = tiny_model(tiny_config());
+  std::vector<Tokens> heard(prompts().size());
+  GenerateOptions options;
+  options.max_tokens = 10;
+  options.stop_tokens = Tokens{};
+  options.on_token = [&](std::int64_t sequence, std::int64_t token) {
+    auto& to = heard[static_cast<std::size_t>(sequence)];
+    to.push_back(token);
+    return sequence != 1 || to.size() < 3;
+  };
+  const auto result = generate(*model, prompts(), options);
+  for (std::size_t i = 0; i < heard.size(); ++i) EXPECT_EQ(heard[i], result.sequences[i].tokens);
+  EXPECT_EQ(heard[1].size(), 3U);
+  EXPECT_EQ(heard[0].size(), 10U);
+  EXPECT_EQ(result.sequences[1].finish, FinishReason::stopped_by_caller);
+}
+
+TEST(Generate, TimingCountsWhatWasRun) {
+  const auto model = tiny_model(tiny_config());
+  GenerateOptions options;
+  options.max_tokens = 5;
+  options.stop_tokens = Tokens{};
+  const auto timing = generate(*model, prompts(), options).timing;
+  EXPECT_EQ(timing.prompt_tokens, 15);
+  EXPECT_EQ(timing.decode_tokens, 16);  // the first of five comes from the prompt
+  EXPECT_GT(timing.prefill_tokens_per_s(), 0.0);
+  EXPECT_GT(timing.decode_tokens_per_s(), 0.0);
+  options.max_tokens = 0;
+  const auto none = generate(*model, prompts(), options);
+  EXPECT_TRUE(none.sequences[0].tokens.empty());
+  EXPECT_EQ(none.timing.decode_tokens_per_s(), 0.0);
+}
+
+template <class F>
+std::string message_of(F f) {
+  try {
+    f();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::invalid_argument);
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(Generate, MistakesAreErrors) {
+  const auto model = tiny_model(tiny_config());
+  const auto run = [&](std::vector<Tokens> some, GenerateOptions options = {}) {
+    return message_of([&] { generate(*model, some, options); });
+  };
+  EXPECT_THAT(run({}), testing::HasSubstr("no prompt"));
+  EXPECT_THAT(run({{1}, {}}), testing::HasSubstr("prompt 1 is empty"));
+  EXPECT_THAT(run({Tokens(97, 1)}),
+              testing::AllOf(testing::HasSubstr("97"), testing::HasSubstr("96")));
+  EXPECT_EQ(run({Tokens(96, 1)}), "no error");
+  EXPECT_THAT(run({{211}}), testing::HasSubstr("211"));
+  EXPECT_THAT(run({{-1}}), testing::HasSubstr("-1"));
+  EXPECT_THAT(run({{1}}, {.max_tokens = -1}), testing::HasSubstr("max_tokens"));
+  EXPECT_THAT(run({{1}}, {.max_tokens = 1, .sampling = {.top_p = 2.0}}),
+              testing::HasSubstr("top_p"));
+}
+
+}  // namespace
+}  // namespace twell::lm
