@@ -50,7 +50,9 @@ void ByteLevelTokenizer::add_vocab(const Parts& parts, const std::string& file) 
 
 void ByteLevelTokenizer::add_merges(const Parts& parts, const std::string& file) {
   std::uint32_t rank = 0;
-  for (const auto& [left, right] : parts.merges) {
+  for (const auto& merge : parts.merges) {
+    const std::string& left = merge.first;
+    const std::string& right = merge.second;
     const auto id_of = [&](const std::string& content) {
       const auto found = ids.find(content);
       if (found == ids.end()) {

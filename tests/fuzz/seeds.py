@@ -1,0 +1,85 @@
+"""Writes small valid inputs for each fuzz target: seeds.py DIRECTORY. The fuzzers change them."""
+
+import json
+import pathlib
+import struct
+import sys
+
+
+def safetensors():
+    tensors = {
+        "__metadata__": {"format": "pt"},
+        "a": {"dtype": "F32", "shape": [2, 1], "data_offsets": [0, 8]},
+        "b": {"dtype": "BF16", "shape": [], "data_offsets": [8, 10]},
+        "c": {"dtype": "U8", "shape": [0], "data_offsets": [10, 10]},
+    }
+    header = json.dumps(tensors).encode()
+    yield struct.pack("<Q", len(header)) + header + bytes(10)
+    yield struct.pack("<Q", 2) + b"{}"
+
+
+def config():
+    base = dict(
+        model_type="llama", hidden_size=64, intermediate_size=172, num_hidden_layers=2,
+        num_attention_heads=8, num_key_value_heads=4, vocab_size=512, hidden_act="relu",
+        rope_theta=1e4, bos_token_id=1, eos_token_id=[2, 3], torch_dtype="bfloat16",
+        tie_word_embeddings=True, attention_bias=False, rms_norm_eps=1e-5,
+    )  # fmt: skip
+    rope = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                original_max_position_embeddings=8192)  # fmt: skip
+    yield json.dumps(base).encode()
+    yield json.dumps({**base, "rope_scaling": rope}).encode()
+    yield json.dumps({**base, "rope_parameters": {**rope, "rope_theta": 5e5}}).encode()
+    yield json.dumps({**base, "model_type": "qwen2_sparse_relu", "twell_gated": False}).encode()
+    yield json.dumps({**base, "hidden_act": "fat_relu", "twell_fat_relu_threshold": 0.5}).encode()
+
+
+def tokenizer():
+    model = dict(type="BPE", vocab={"a": 0, "b": 1, "Ġ": 2, "ab": 3, "Ã": 4, "©": 5, "Ã©": 6},
+                 merges=[["a", "b"], "Ã ©"], ignore_merges=False, unk_token=None)  # fmt: skip
+    added = [dict(id=7, content="<s>", special=True, lstrip=True, rstrip=True, single_word=True,
+                  normalized=False)]  # fmt: skip
+    byte_level = dict(type="ByteLevel", add_prefix_space=False, use_regex=True)
+    split = dict(type="Split", behavior="MergedWithPrevious", invert=True,
+                 pattern={"Regex": r"(?i:'s|'t)|[^\r\n\p{L}]?\p{L}+|\p{N}{1,3}|\s+(?!\S)"})  # fmt: skip
+    template = dict(
+        type="TemplateProcessing",
+        single=[{"SpecialToken": {"id": "<s>"}}, {"Sequence": {"id": "A"}}],
+        special_tokens={"<s>": {"id": "<s>", "ids": [7]}},
+    )
+    decoder = dict(type="ByteLevel")
+    for pre in (byte_level, dict(type="Digits", individual_digits=True), split):
+        steps = [pre] if pre is byte_level else [pre, byte_level]
+        document = dict(
+            model=model, added_tokens=added, decoder=decoder, post_processor=template,
+            normalizer=dict(type="NFC"),
+            pre_tokenizer=dict(type="Sequence", pretokenizers=steps),
+        )  # fmt: skip
+        text = json.dumps(document, ensure_ascii=False).encode()
+        yield text
+        yield text + b"\0ab <s> 12 \xc3\xa9 e\xcc\x81\n  x"
+
+
+def token_shard():
+    yield b"TWELLTOK" + struct.pack("<IIQQI", 1, 2, 3, 99, 10) + bytes(28) + bytes(6)
+    yield b"TWELLTOK" + struct.pack("<IIQQI", 1, 4, 1, 99, 100000) + bytes(28) + bytes(4)
+
+
+def llama2c():
+    for vocabulary in (3, -3):
+        d, h, layers, v, s = 4, 4, 1, 3, 2
+        floats = v * d + layers * (2 * d + 4 * d * d + 3 * d * h) + d + s * d // 2
+        floats += v * d if vocabulary < 0 else 0
+        yield b"\0" + struct.pack("<7i", d, h, layers, 2, 2, vocabulary, s) + bytes(4 * floats)
+    tokens = [b"<unk>", b"<s>", b"</s>"] + [b"<0x%02X>" % i for i in range(256)]
+    tokens += [b" ", b"O", b"n", b"c", b"e", b"On", b"ce", b"Once"]
+    body = b"".join(struct.pack("<fi", -float(i), len(t)) + t for i, t in enumerate(tokens))
+    yield b"\1" + struct.pack("<i", 8) + body
+
+
+if __name__ == "__main__":
+    for make in (safetensors, config, tokenizer, token_shard, llama2c):
+        folder = pathlib.Path(sys.argv[1]) / make.__name__
+        folder.mkdir(parents=True, exist_ok=True)
+        for number, data in enumerate(make()):
+            (folder / f"seed{number}").write_bytes(data)
