@@ -30,6 +30,7 @@ struct Chunk {
 // "model.embed_tokens.weight".
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
+// One call at a time; two threads use two models.
 class Model {
  public:
   virtual ~Model() = default;

@@ -162,9 +162,19 @@ class RandomSource final : public ParameterSource {
                            : std_;
     at::Tensor out = at::empty(spec.shape, at::TensorOptions(at::kFloat));
     auto* data = out.mutable_data_ptr<float>();
-    for (std::int64_t i = 0; i < out.numel(); ++i) {
-      data[i] = static_cast<float>(std * random_.normal());
-    }
+    // A generator per block, so that the numbers do not depend on the number of threads.
+    constexpr std::int64_t kBlock = 1 << 16;
+    const std::int64_t blocks = (out.numel() + kBlock - 1) / kBlock;
+    const std::uint64_t tensor_seed = random_.next();
+    at::parallel_for(0, blocks, 1, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t block = begin; block < end; ++block) {
+        Random random(Random(tensor_seed ^ static_cast<std::uint64_t>(block)).next());
+        const std::int64_t last = std::min((block + 1) * kBlock, out.numel());
+        for (std::int64_t i = block * kBlock; i < last; ++i) {
+          data[i] = static_cast<float>(std * random.normal());
+        }
+      }
+    });
     return out.to(dtype_);
   }
   void release(const ParameterSpec& /*spec*/) override {}

@@ -4,8 +4,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <fstream>
 #include <sstream>
+#include <thread>
 
 #include "io/tokenizer.h"
 #include "models/convert.h"
@@ -137,6 +139,48 @@ TEST(Generate, SparseAndDensePathsWriteTheSameText) {
     EXPECT_EQ(texts[0][i].tokens, texts[1][i].tokens);
     EXPECT_EQ(texts[0][i].tokens, texts[2][i].tokens);
   }
+}
+
+// No state is shared: two models at work at once write what each writes alone.
+TEST(Generate, TwoModelsInTwoThreads) {
+  ScratchDirectory directory;
+  const auto config = tiny_config();
+  test::save_model(directory.path(), config, tiny_model(config)->parameters());
+  GenerateOptions options;
+  options.max_tokens = 30;
+  options.stop_tokens = Tokens{};
+  const auto write = [&](GeneratedSequence& out, const Tokens& prompt) {
+    const auto model = load_model(directory.string(), {.ffn = FfnPath::sparse, .threads = 1});
+    out = generate(*model, {&prompt, 1}, options).sequences[0];
+  };
+  std::array<GeneratedSequence, 2> together, alone;
+  std::thread first([&] { write(together[0], prompts()[0]); });
+  std::thread second([&] { write(together[1], prompts()[2]); });
+  first.join();
+  second.join();
+  write(alone[0], prompts()[0]);
+  write(alone[1], prompts()[2]);
+  EXPECT_EQ(together[0].tokens, alone[0].tokens);
+  EXPECT_EQ(together[1].tokens, alone[1].tokens);
+}
+
+TEST(Convert, ForeignTokenizerIsRefusedBeforeAnythingIsWritten) {
+  const auto data = shared_data();
+  if (!std::filesystem::exists(data / "models/stories260K/stories260K.bin")) {
+    GTEST_SKIP() << data / "models/stories260K"
+                 << " is not here (TWELL_DATA)";
+  }
+  ScratchDirectory directory;
+  const auto out = directory.path() / "out";
+  try {
+    convert_llama2c(data / "models/stories260K/stories260K.bin",
+                    data / "tokenizers/smollm2/tokenizer.json", out);
+    ADD_FAILURE() << "no error";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(),
+                testing::AllOf(testing::HasSubstr("tokenizer.json"), testing::HasSubstr("512")));
+  }
+  EXPECT_FALSE(std::filesystem::exists(out));
 }
 
 TEST(Generate, StopTokensEndASequenceAndOthersGoOn) {

@@ -193,7 +193,8 @@ TEST(FeedForward, AutomaticFollowsTheDensity) {
 }
 
 TEST(FeedForward, ChoiceIsMonotoneInDensity) {
-  for (const std::int64_t rows : {1, 4, 5, 64, 512, 4096}) {
+  EXPECT_FALSE(dense_is_faster(1, 1.0));
+  for (const std::int64_t rows : {2, 4, 5, 64, 512, 4096}) {
     EXPECT_FALSE(dense_is_faster(rows, 0.005));
     EXPECT_TRUE(dense_is_faster(rows, 0.9));
     bool before = false;

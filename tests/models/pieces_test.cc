@@ -1,4 +1,5 @@
 // RMSNorm, rotary embedding, the random generator and the conversion of weights.
+#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 #include <torch/types.h>
 #include <torch/utils.h>
@@ -111,6 +112,27 @@ TEST(Weights, TransposedCopy) {
       EXPECT_TRUE(at::equal(transposed_copy(m), m.t())) << rows << " x " << cols;
       EXPECT_TRUE(transposed_copy(m).is_contiguous());
     }
+  }
+}
+
+TEST(Weights, RandomOnesDoNotDependOnThreads) {
+  const ParameterSpec matrix{"w", {300, 500}};
+  const ParameterSpec residual{"o", {300, 500}, ParameterKind::residual_matrix};
+  std::vector<at::Tensor> first;
+  for (const int threads : {1, 2}) {
+    at::set_num_threads(threads);
+    const auto source = make_random_source(at::kFloat, 9, 8, 0.02);
+    const at::Tensor w = source->take(matrix);
+    const at::Tensor o = source->take(residual);
+    // Five standard errors of a standard deviation: σ / √(2 n).
+    EXPECT_NEAR(w.std().item<double>(), 0.02, 5 * 0.02 / std::sqrt(2 * 150000.0));
+    EXPECT_NEAR(o.std().item<double>(), 0.005, 5 * 0.005 / std::sqrt(2 * 150000.0));
+    EXPECT_FALSE(at::equal(w, source->take(matrix)));
+    if (!first.empty()) {
+      EXPECT_TRUE(at::equal(first[0], w));
+      EXPECT_TRUE(at::equal(first[1], o));
+    }
+    first = {w, o};
   }
 }
 
