@@ -4,6 +4,7 @@
 #include <torch/types.h>
 #include <torch/utils.h>
 
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -59,11 +60,13 @@ at::Tensor spread(at::Tensor grad, const at::Tensor& index, std::int64_t dim, st
   return at::zeros(shape, grad.options()).index_copy_(dim, index, grad);
 }
 
-// First projection is the gate, or up in a layer without gate; `wu` is undefined then.
+// First projection is the gate, or up in a layer without gate; `up` is absent then.
 class SparseFfnFunction : public torch::autograd::Function<SparseFfnFunction> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& wg,
-                            const at::Tensor& wu, const at::Tensor& wd, const Call& call) {
+                            const std::optional<at::Tensor>& up, const at::Tensor& wd,
+                            const Call& call) {
+    const at::Tensor wu = up.value_or(at::Tensor());
     FfnCallCounts counts;
     at::Tensor r = at::linear(x, wg);  // [N, H]
     threshold_and_count(r, call.activation, counts);
@@ -153,7 +156,8 @@ class TrainingFeedForward : public FeedForward {
     const Call call{activation_, layer, training_.get()};
     const bool gated = parameters_.gated();
     return SparseFfnFunction::apply(x.contiguous(), gated ? parameters_.gate : parameters_.up,
-                                    gated ? parameters_.up : at::Tensor(), parameters_.down, call);
+                                    gated ? std::optional(parameters_.up) : std::nullopt,
+                                    parameters_.down, call);
   }
 
   at::Tensor dense(const at::Tensor& x, std::int64_t layer) const {

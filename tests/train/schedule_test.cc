@@ -1,0 +1,110 @@
+#include "train/schedule.h"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <string>
+
+#include "twell/status.h"
+
+namespace twell::lm {
+namespace {
+
+Recipe recipe() {
+  Recipe r;
+  r.steps = 101;
+  r.warmup_steps = 20;
+  r.peak_lr = 1e-3;
+  r.min_lr_ratio = 0.1;
+  return r;
+}
+
+TEST(LearningRate, WarmsUpFromOneStepsShareToThePeak) {
+  const Recipe r = recipe();
+  EXPECT_DOUBLE_EQ(learning_rate(r, 0), 1e-3 / 20);
+  EXPECT_DOUBLE_EQ(learning_rate(r, 9), 0.5e-3);
+  EXPECT_DOUBLE_EQ(learning_rate(r, 19), 1e-3);
+  EXPECT_DOUBLE_EQ(learning_rate(r, 20), 1e-3);
+}
+
+TEST(LearningRate, FollowsACosineToItsFloor) {
+  const Recipe r = recipe();                          // the cosine runs from step 20 to step 100
+  EXPECT_NEAR(learning_rate(r, 60), 0.55e-3, 1e-15);  // half-way: the mean
+  EXPECT_NEAR(learning_rate(r, 40), 1e-4 + 9e-4 * 0.8535533905932737, 1e-15);  // cos²(π/8)
+  EXPECT_DOUBLE_EQ(learning_rate(r, 100), 1e-4);
+  EXPECT_DOUBLE_EQ(learning_rate(r, 5000), 1e-4);
+}
+
+TEST(LearningRate, NeedsNoWarmup) {
+  Recipe r = recipe();
+  r.warmup_steps = 0;
+  EXPECT_DOUBLE_EQ(learning_rate(r, 0), 1e-3);
+  r.steps = 1;
+  EXPECT_DOUBLE_EQ(learning_rate(r, 0), 1e-3);
+}
+
+TEST(L1Coefficient, StartsLateAndGrowsLinearly) {
+  Recipe r = recipe();
+  r.l1 = 0.5;
+  r.l1_start = 10;
+  r.l1_warmup = 5;
+  EXPECT_EQ(l1_coefficient(r, 9), 0.0);
+  EXPECT_DOUBLE_EQ(l1_coefficient(r, 10), 0.1);
+  EXPECT_DOUBLE_EQ(l1_coefficient(r, 13), 0.4);
+  EXPECT_DOUBLE_EQ(l1_coefficient(r, 14), 0.5);
+  EXPECT_DOUBLE_EQ(l1_coefficient(r, 99), 0.5);
+  r.l1_warmup = 0;
+  EXPECT_EQ(l1_coefficient(r, 9), 0.0);
+  EXPECT_DOUBLE_EQ(l1_coefficient(r, 10), 0.5);
+}
+
+TEST(RecipeTest, ComesBackFromItsJson) {
+  Recipe r = recipe();
+  r.l1 = 0.1234567890123456789;
+  r.seed = std::numeric_limits<std::uint64_t>::max();
+  r.compute = ComputeType::bf16;
+  r.recompute = true;
+  r.skip_inactive = false;
+  r.time_budget_s = 12.5;
+  EXPECT_EQ(Recipe::from_json(r.to_json(), "file"), r);
+}
+
+// The one message a user sees must name file or room, field and value.
+std::string message_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(RecipeTest, RefusesWhatIsOutOfRange) {
+  const auto message = [](auto change) {
+    Recipe r = recipe();
+    change(r);
+    return message_of([&] { r.validate(); });
+  };
+  EXPECT_EQ(message([](Recipe&) {}), "no error");
+  EXPECT_NE(message([](Recipe& r) { r.steps = 0; }).find("steps: expected 1 to"),
+            std::string::npos);
+  EXPECT_NE(message([](Recipe& r) { r.peak_lr = -1; }).find("peak_lr"), std::string::npos);
+  EXPECT_NE(message([](Recipe& r) { r.l1 = std::nan(""); }).find("l1: "), std::string::npos);
+  EXPECT_NE(message([](Recipe& r) { r.beta2 = 1.0; }).find("beta2"), std::string::npos);
+  EXPECT_NE(message([](Recipe& r) { r.warmup_steps = 101; }).find("warmup_steps"),
+            std::string::npos);
+}
+
+TEST(RecipeTest, RefusesJsonOfAnotherKind) {
+  const auto message = [](const char* text) {
+    return message_of([&] { Recipe::from_json(text, "state.json"); });
+  };
+  EXPECT_NE(message("[]").find("state.json"), std::string::npos);
+  EXPECT_NE(message("{\"steps\": 1.5}").find("steps"), std::string::npos);
+  EXPECT_NE(message("{\"steps\": \"5\"}").find("steps"), std::string::npos);
+  EXPECT_NE(message("{\"stepz\": 5}").find("stepz"), std::string::npos);
+  EXPECT_NE(message("{\"compute\": \"fp8\"}").find("fp8"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace twell::lm
