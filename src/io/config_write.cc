@@ -49,7 +49,7 @@ std::string problem_of_sizes(const ModelConfig& c) {
   check("num_hidden_layers", c.num_hidden_layers, one, kMaxLayers);
   check("num_attention_heads", c.num_attention_heads, one, kMaxHeads);
   check("num_key_value_heads", c.num_key_value_heads, one, c.num_attention_heads);
-  check("head_dim", c.head_dim, one, kMaxHidden / c.num_attention_heads);
+  check("head_dim", c.head_dim, one, kMaxHidden / std::max(c.num_attention_heads, one));
   check("vocab_size", c.vocab_size, one, kMaxVocabulary);
   check("max_position_embeddings", c.max_position_embeddings, one, kMaxPositions);
   check("rms_norm_eps", c.rms_norm_eps, 0.0, 1.0);
