@@ -1,5 +1,5 @@
-// AMX tiles, one line per instruction. A test compiles the kernel with TWELL_AMX_EMULATED and twins of
-// these names that run on any CPU, so that the kernel itself is tested where there is no AMX.
+// AMX tiles, one line per instruction. A test compiles the kernel with TWELL_AMX_EMULATED and twins
+// of these names that run on any CPU, so that the kernel itself is tested where there is no AMX.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,8 @@ struct alignas(64) TileConfig {
   std::uint8_t rows[16] = {};
 };
 
-// g++ 12's own intrinsics paste the tile's number as text, so they take no template parameter, and may
-// drop the stores that fill a configuration: hence assembly, with memory clobbers.
+// g++ 12's own intrinsics paste the tile's number as text, so they take no template parameter, and
+// may drop the stores that fill a configuration: hence assembly, with memory clobbers.
 inline void load_config(const TileConfig& config) {
   asm volatile("ldtilecfg %0" : : "m"(config) : "memory");
 }
@@ -34,7 +34,10 @@ void tile_load(const void* base, std::int64_t stride_bytes) {
 }
 template <int T>
 void tile_store(void* base, std::int64_t stride_bytes) {
-  asm volatile("tilestored %%tmm%c0, (%1,%2,1)" : : "i"(T), "r"(base), "r"(stride_bytes) : "memory");
+  asm volatile("tilestored %%tmm%c0, (%1,%2,1)"
+               :
+               : "i"(T), "r"(base), "r"(stride_bytes)
+               : "memory");
 }
 // C += A · B over 32 inputs: A rows × 32 bf16, B 16 pairs × 16 columns × 2.
 template <int C, int A, int B>
