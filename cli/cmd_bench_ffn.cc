@@ -133,7 +133,7 @@ Activity measure_activity(const Case& c) {
 }
 
 // Errors of both sides against fp64, on up to 32 tokens spread over the first slices.
-std::pair<double, double> measure_errors(const Case& c, const Baseline& baseline) {
+nlohmann::json measure_errors(const Case& c, const Baseline& baseline) {
   constexpr std::int64_t kRows = 32;
   std::vector<at::Tensor> x, dense, sparse;
   for (std::int64_t s = 0; s < c.inputs.size(0) && s * c.tokens < kRows; ++s) {
@@ -145,7 +145,11 @@ std::pair<double, double> measure_errors(const Case& c, const Baseline& baseline
     sparse.push_back(pick(run_sparse(c.context, c.layers.front(), c.options.spec(), slice)));
   }
   const at::Tensor reference = reference_ffn(c.layers.front().source, c.options.spec(), at::cat(x));
-  return {max_rel_err(at::cat(dense), reference), max_rel_err(at::cat(sparse), reference)};
+  const at::Tensor dense_y = at::cat(dense), sparse_y = at::cat(sparse);
+  return {{"max_rel_err", max_rel_err(sparse_y, reference)},
+          {"dense_max_rel_err", max_rel_err(dense_y, reference)},
+          {"rms_rel_err", rms_rel_err(sparse_y, reference)},
+          {"dense_rms_rel_err", rms_rel_err(dense_y, reference)}};
 }
 
 nlohmann::json run_case(const Case& c, double nnz_target, const std::optional<Peaks>& peaks,
@@ -170,7 +174,6 @@ nlohmann::json run_case(const Case& c, double nnz_target, const std::optional<Pe
   for (std::size_t r = 0; r < timings[0].runs_us.size(); ++r) {
     ratios.push_back(timings[0].runs_us[r] / timings[1].runs_us[r]);
   }
-  const auto [dense_error, sparse_error] = measure_errors(c, baseline);
   const auto plan = plan_ffn(c.context, c.tokens, c.layers.front().weights);
   const FfnWork work =
       ffn_work(c.tokens, c.options.input, c.options.hidden, c.options.gated, activity.mean,
@@ -191,12 +194,11 @@ nlohmann::json run_case(const Case& c, double nnz_target, const std::optional<Pe
                            {"speedup", timings[0].median_us / timings[1].median_us},
                            {"speedup_min", *std::min_element(ratios.begin(), ratios.end())},
                            {"speedup_max", *std::max_element(ratios.begin(), ratios.end())},
-                           {"max_rel_err", sparse_error},
-                           {"dense_max_rel_err", dense_error},
                            {"dense_bytes", work.dense_bytes},
                            {"dense_flops", work.dense_flops},
                            {"sparse_bytes", work.sparse_bytes},
                            {"sparse_flops", work.sparse_flops}};
+  result.update(measure_errors(c, baseline));
   if (peaks) {
     const auto floor = [&](double bytes, double flops) {
       return std::max(bytes / peaks->bytes_per_us, flops / peaks->flops_per_us);
@@ -282,7 +284,7 @@ void run(BenchFfnOptions& o) {
     for (const std::int64_t m : o.tokens) {
       // Small batches rotate over many tokens: one token again and again would keep its own few
       // rows of up and down in the caches.
-      const std::int64_t slices = std::clamp<std::int64_t>(512 / m, 2, 64);
+      const std::int64_t slices = std::clamp<std::int64_t>(512 / m, 2, 128);
       at::Tensor inputs = synthetic_inputs(shape, slices * m, o.seed);
       const Case c{o, context, layers, inputs.view({slices, m, o.input}), m};
       const std::string note = fmt::format("{} tokens, {} non-zeros", m, nnz);

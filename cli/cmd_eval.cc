@@ -16,6 +16,7 @@ struct EvalCommand : ModelOptions {
   std::string task;
   std::string data;
   std::int64_t limit = 0;
+  std::int64_t window = 0;
 };
 
 std::vector<std::string> all_tasks() {
@@ -28,6 +29,7 @@ void run_perplexity(EvalCommand& o, lm::Model& model, const io::Tokenizer& token
   const auto tokens = read_tokens(o.data, tokenizer, o.limit);
   Progress progress("scoring", static_cast<std::int64_t>(tokens.size()));
   lm::PerplexityOptions options;
+  options.window = o.window;
   options.on_progress = [&](std::int64_t done, std::int64_t) { progress.update(done); };
   const lm::Perplexity result = lm::perplexity(model, tokens, options);
   progress.finish();
@@ -131,6 +133,10 @@ void add_eval(CLI::App& app) {
       ->required()
       ->type_name("FILE");
   c.add_option("--limit", o->limit, "Items (of a text: tokens) to use; 0: all")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  c.add_option("--window", o->window,
+               "Of perplexity: tokens of a sequence; 0: the model's context, at most 2048")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   add_ffn_option(c, *o);

@@ -18,6 +18,7 @@ struct TrainCommand : CommonOptions {
   std::vector<std::string> data;
   std::string out, model, tokenizer, cache, activation, compute = "auto";
   std::int64_t extend_to = 0;
+  bool warmup_given = false;
 };
 
 io::HiddenAct parse_activation(const std::string& name) {
@@ -46,8 +47,11 @@ void run_command(TrainCommand& o) {
   if (!o.tokenizer.empty()) run.tokenizer = o.tokenizer;
   if (!o.activation.empty()) run.activation = parse_activation(o.activation);
   if (o.extend_to > 0) run.extend_to = o.extend_to;
-  run.config.max_position_embeddings =
-      std::max(run.config.max_position_embeddings, run.recipe.context);
+  run.config.max_position_embeddings = run.recipe.context;
+  // The paper's warm-up is for long runs.
+  if (!o.warmup_given) {
+    run.recipe.warmup_steps = std::min(run.recipe.warmup_steps, run.recipe.steps / 10);
+  }
   run.config.hidden_act = run.activation.value_or(io::HiddenAct::relu);
 
   std::optional<Progress> progress;
@@ -144,6 +148,7 @@ void add_train(CLI::App& app) {
       ->check(CLI::PositiveNumber);
   add_shape_options(c, config);
   add_recipe_options(c, o->run.recipe, o->compute);
+  c.parse_complete_callback([o, &c] { o->warmup_given = c.count("--warmup") > 0; });
 }
 
 }  // namespace twell::cli

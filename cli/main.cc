@@ -28,6 +28,28 @@ std::string command_name(const CLI::App& app) {
   return name;
 }
 
+// The command that was understood last.
+const CLI::App& innermost(const CLI::App& app) {
+  const auto chosen = app.get_subcommands();
+  return chosen.empty() ? app : innermost(*chosen.front());
+}
+
+std::string wrong_use(const CLI::App& app, const CLI::ParseError& e) {
+  const std::string see = " (see " + command_name(app) + " --help)";
+  // CLI11 misses a command before it looks at what stands in its place.
+  const CLI::App& last = innermost(app);
+  const auto rest = app.remaining(true);
+  if (e.get_exit_code() == static_cast<int>(CLI::ExitCodes::RequiredError) && !rest.empty() &&
+      last.get_subcommands([](const CLI::App*) { return true; }).size() > 0) {
+    std::string names;
+    for (const CLI::App* sub : last.get_subcommands([](const CLI::App*) { return true; })) {
+      names += (names.empty() ? "" : ", ") + sub->get_name();
+    }
+    return "there is no command \"" + rest.front() + "\"; expected one of " + names + see;
+  }
+  return e.what() + see;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -61,8 +83,7 @@ int main(int argc, char** argv) {
   } catch (const CLI::Success& e) {  // --help, --version
     return app.exit(e);
   } catch (const CLI::ParseError& e) {
-    const std::string name = command_name(app);
-    return fail(name, std::string(e.what()) + " (see " + name + " --help)", kWrongUse);
+    return fail(command_name(app), wrong_use(app, e), kWrongUse);
   } catch (const Interrupted&) {
     return fail(command_name(app), "interrupted, nothing unfinished was kept", kInterrupted);
   } catch (const c10::Error& e) {

@@ -11,12 +11,10 @@
 namespace twell::cli {
 namespace {
 
-double time_us(const std::function<void(std::int64_t)>& side, std::int64_t first,
-               std::int64_t calls) {
-  const auto begin = std::chrono::steady_clock::now();
-  for (std::int64_t i = 0; i < calls; ++i) side(first + i);
-  const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - begin;
-  return took.count();
+using Clock = std::chrono::steady_clock;
+
+double us_since(Clock::time_point begin) {
+  return std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
 }
 
 }  // namespace
@@ -36,31 +34,38 @@ void keep_freed_memory() {
 std::vector<Timing> measure_in_turns(const std::vector<std::function<void(std::int64_t)>>& sides,
                                      const MeasureOptions& options,
                                      const std::function<void()>& tick) {
+  const double least_us = options.min_seconds * 1e6;
   std::vector<Timing> timings(sides.size());
-  std::vector<std::int64_t> next(sides.size(), 0);
+  std::vector<std::int64_t> next(sides.size(), 0), batch(sides.size(), 1);
   for (std::size_t s = 0; s < sides.size(); ++s) {
     check_interrupt();
-    // The first calls build oneDNN's primitives and touch pages; the last of the rest tells how
-    // many calls fill a run.
-    double one = 0;
-    double spent = 0;
-    while (next[s] < 2 || (spent < options.min_seconds * 0.25e6 && next[s] < 20)) {
-      one = time_us(sides[s], next[s], 1);
-      spent += one;
-      ++next[s];
+    // The first calls build oneDNN's primitives and touch pages. Then as many calls between two
+    // looks at the clock as take about a tenth of a run.
+    sides[s](next[s]++);
+    sides[s](next[s]++);
+    const auto begin = Clock::now();
+    std::int64_t calls = 0;
+    while (calls == 0 || us_since(begin) < least_us / 8) {
+      sides[s](next[s]++);
+      ++calls;
     }
-    timings[s].calls = std::max<std::int64_t>(
-        1, static_cast<std::int64_t>(std::ceil(options.min_seconds * 1e6 / std::max(one, 0.1))));
+    batch[s] = std::max<std::int64_t>(1, calls * 8 / 10);
   }
   for (int r = 0; r < options.repeats; ++r) {
     for (std::size_t i = 0; i < sides.size(); ++i) {
       // Odd rounds run backwards: nobody always follows the same neighbour.
       const std::size_t s = r % 2 == 0 ? i : sides.size() - 1 - i;
       check_interrupt();
-      Timing& timing = timings[s];
-      timing.runs_us.push_back(time_us(sides[s], next[s], timing.calls) /
-                               static_cast<double>(timing.calls));
-      next[s] += timing.calls;
+      const auto begin = Clock::now();
+      std::int64_t calls = 0;
+      double took = 0;
+      while (took < least_us) {
+        for (std::int64_t c = 0; c < batch[s]; ++c) sides[s](next[s]++);
+        calls += batch[s];
+        took = us_since(begin);
+      }
+      timings[s].runs_us.push_back(took / static_cast<double>(calls));
+      timings[s].calls += calls;
       if (tick) tick();
     }
   }

@@ -6,6 +6,21 @@
 #include <limits>
 
 namespace twell::cli {
+namespace {
+
+// Of every element, relative to the largest in its row; NaN throughout where NaNs differ.
+at::Tensor relative_errors(const at::Tensor& y, const at::Tensor& reference) {
+  const at::Tensor expected = reference.to(at::kDouble).reshape({-1, reference.size(-1)});
+  const at::Tensor got = y.to(at::kDouble).reshape({-1, reference.size(-1)});
+  if (!at::equal(got.isnan(), expected.isnan())) {
+    return at::full_like(expected, std::numeric_limits<double>::quiet_NaN());
+  }
+  const at::Tensor largest = std::get<0>(expected.abs().nan_to_num().max(-1, true));
+  const at::Tensor scale = at::where(largest > 0, largest, at::ones_like(largest));
+  return (got - expected).abs().nan_to_num().div(scale);
+}
+
+}  // namespace
 
 at::Tensor reference_ffn(const SyntheticLayer& layer, const ActivationSpec& activation,
                          const at::Tensor& x) {
@@ -20,13 +35,12 @@ at::Tensor reference_ffn(const SyntheticLayer& layer, const ActivationSpec& acti
 
 double max_rel_err(const at::Tensor& y, const at::Tensor& reference) {
   if (reference.numel() == 0) return 0;
-  const at::Tensor expected = reference.to(at::kDouble).reshape({-1, reference.size(-1)});
-  const at::Tensor got = y.to(at::kDouble).reshape({-1, reference.size(-1)});
-  if (!at::equal(got.isnan(), expected.isnan())) return std::numeric_limits<double>::quiet_NaN();
-  const at::Tensor largest = std::get<0>(expected.abs().nan_to_num().max(-1, true));
-  const at::Tensor scale = at::where(largest > 0, largest, at::ones_like(largest));
-  const at::Tensor error = (got - expected).abs().nan_to_num().div(scale);
-  return error.max().item<double>();
+  return relative_errors(y, reference).max().item<double>();
+}
+
+double rms_rel_err(const at::Tensor& y, const at::Tensor& reference) {
+  if (reference.numel() == 0) return 0;
+  return relative_errors(y, reference).square().mean().sqrt().item<double>();
 }
 
 }  // namespace twell::cli

@@ -16,4 +16,7 @@ at::Tensor reference_ffn(const SyntheticLayer& layer, const ActivationSpec& acti
 // where that is 0, absolute. NaN where one side has one and the other has not.
 double max_rel_err(const at::Tensor& y, const at::Tensor& reference);
 
+// The same errors, root of their mean square: a few outliers do not decide it.
+double rms_rel_err(const at::Tensor& y, const at::Tensor& reference);
+
 }  // namespace twell::cli

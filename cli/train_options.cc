@@ -25,7 +25,9 @@ void add_recipe_options(CLI::App& command, lm::Recipe& r, std::string& compute) 
   const char* optimizer = "Optimizer";
   number("--lr", r.peak_lr, "Peak learning rate", optimizer);
   number("--min-lr-ratio", r.min_lr_ratio, "Last learning rate, of the peak", optimizer);
-  integer("--warmup", r.warmup_steps, "Steps of linear warm-up", optimizer, zero_or_more);
+  integer("--warmup", r.warmup_steps,
+          "Steps of linear warm-up (at most a tenth of the run, unless given)", optimizer,
+          zero_or_more);
   number("--beta1", r.beta1, "AdamW", optimizer);
   number("--beta2", r.beta2, "AdamW", optimizer);
   number("--eps", r.eps, "AdamW", optimizer);

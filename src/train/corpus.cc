@@ -11,6 +11,7 @@
 #include "io/file_error.h"
 #include "io/mapped_file.h"
 #include "io/token_shard.h"
+#include "io/unicode.h"
 
 namespace twell::lm {
 namespace {
@@ -160,6 +161,9 @@ std::vector<std::string> sample_texts(const std::vector<fs::path>& files, std::u
     if (text_of(file).starts_with(kShardMagic)) {
       io::fail_file(file.path().string(),
                     "holds token ids: give the tokenizer that made them, one cannot be learnt");
+    }
+    if (const auto bad = io::find_invalid_utf8(text_of(file)); bad != std::string_view::npos) {
+      io::fail_file(file.path().string(), "byte {} is no UTF-8: convert the text first", bad);
     }
     total += file.size();
   }

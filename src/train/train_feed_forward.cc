@@ -4,6 +4,7 @@
 #include <torch/types.h>
 #include <torch/utils.h>
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -43,11 +44,17 @@ struct ActiveSet {
   }
 };
 
+// The active neurons, and the first inactive ones up to a multiple of H / 32 (at least 16), which
+// contribute zeros: every number of neurons is a shape of its own for oneDNN, which keeps some 250
+// kB of generated code for each GEMM and shape.
 std::vector<std::int64_t> active_columns(const FfnCallCounts& counts) {
+  const auto full = static_cast<std::int64_t>(counts.neuron_nnz.size());
+  const std::int64_t unit = std::max<std::int64_t>(16, (full + 31) / 32);
+  std::int64_t idle = std::min(full, (counts.active + unit - 1) / unit * unit) - counts.active;
   std::vector<std::int64_t> out;
-  out.reserve(static_cast<std::size_t>(counts.active));
-  for (std::size_t i = 0; i < counts.neuron_nnz.size(); ++i) {
-    if (counts.neuron_nnz[i] > 0) out.push_back(static_cast<std::int64_t>(i));
+  out.reserve(static_cast<std::size_t>(counts.active + idle));
+  for (std::int64_t i = 0; i < full; ++i) {
+    if (counts.neuron_nnz[static_cast<std::size_t>(i)] > 0 || idle-- > 0) out.push_back(i);
   }
   return out;
 }

@@ -1,6 +1,7 @@
 """bench ffn and synth: what they measure, and that it is what was asked for."""
 
 import json
+import random
 
 import pytest
 
@@ -25,11 +26,15 @@ def test_bench_ffn_measures_what_was_asked_for(twell, variant):
         assert r["speedup"] == pytest.approx(r["dense_us"] / r["sparse_us"])
         assert r["dense_us_min"] <= r["dense_us"] <= r["dense_us_max"]
         assert r["dense_impl"] and r["sparse_impl"]
-        # Accumulation and final rounding: a few units of the type, 2^-9 for bf16.
-        unit = 2**-24 if "f32" in variant else 2**-9
-        assert 0 <= r["max_rel_err"] <= 8 * unit
-        if "f32" not in variant:  # never worse than the dense bf16 path
-            assert r["max_rel_err"] <= r["dense_max_rel_err"] * 1.0001
+        # bf16: the packed gate and the output are rounded, 2^-9 each, more by the sum over
+        # neurons. fp32: sums of 128 products carry about sqrt(128) units of 2^-24 in gate, up and
+        # down each.
+        bound = 3 * 128**0.5 * 2**-24 if "f32" in variant else 8 * 2**-9
+        assert 0 <= r["max_rel_err"] <= bound
+        # bf16: no worse than the dense path, which rounds the same values and, when gated, two more.
+        # Five standard errors of a root mean square of 32 tokens x 64 outputs.
+        if "f32" not in variant:
+            assert r["rms_rel_err"] <= r["dense_rms_rel_err"] * (1 + 5 / (2 * 32 * 64) ** 0.5)
     assert "speedup" in done.out
 
 
@@ -44,7 +49,7 @@ def test_bench_ffn_at_every_density(twell):
 
 def test_progress_is_plain_lines_without_a_terminal(twell):
     done = twell("bench", "ffn", "--hidden", 64, "--ffn", 256, "--tokens", "1", "--nnz", "5",
-                 "--repeats", 3, "--seconds", 1)
+                 "--repeats", 3, "--seconds", 0.3)
     assert "\r" not in done.err and "\x1b" not in done.err
     lines = [line for line in done.err.splitlines() if line.startswith("measuring: ")]
     assert lines and lines[-1].startswith("measuring: done in")
@@ -68,9 +73,11 @@ def test_synth_hits_its_sparsity(twell, work, nnz, variant):
     assert config["hidden_act"] == "relu" and config["tie_word_embeddings"] is True
     # What the file says is what another command then measures, on other tokens.
     sample = work / "bytes.txt"
-    sample.write_text("".join(chr(97 + (i * i) % 26) for i in range(1024)))
+    pick = random.Random(1)
+    sample.write_text("".join(chr(pick.randrange(32, 127)) for _ in range(4096)))
     stats = twell("stats", "--model", out, "--text", sample, json_name="ss.json").json
-    assert stats["nnz_mean"] == pytest.approx(nnz, rel=0.5)
+    # 95 different tokens, each with a level of its own (e^±0.5): five standard errors.
+    assert stats["nnz_mean"] == pytest.approx(nnz, rel=5 * 0.5 / 95**0.5)
     twell("generate", "--model", out, "--prompt", "hello", "--max-tokens", 2)
 
 
