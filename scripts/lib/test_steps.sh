@@ -7,18 +7,11 @@ run_format() { "$ROOT/scripts/check_format"; }
 run_tidy() { "$ROOT/scripts/check_tidy" "$ROOT/build/asan"; }
 run_shellcheck() { shellcheck "$ROOT"/scripts/{setup,build,twell,demo,test,check_format} "$ROOT/.ci/run"; }
 
-# run_ctest PRESET: GoogleTest programs also write a file with their single cases.
+# run_ctest PRESET: GoogleTest programs and pytest also write a file with their single cases.
 run_ctest() {
-  mkdir -p "$RESULTS/$1" &&
+  rm -rf "$ROOT/build/$1/pytest" && mkdir -p "$RESULTS/$1" &&
     GTEST_OUTPUT="xml:$RESULTS/$1/" ctest --test-dir "$ROOT/build/$1" --parallel "$(nproc)" \
       --output-on-failure --no-tests=error --output-junit "$RESULTS/$1.ctest.xml"
-}
-
-run_pytest() {
-  PYTHONPATH=$ROOT/python TWELL_BUILD_DIR=$ROOT/build/release \
-    TWELL_TORCH_LIBRARY=$(find "$ROOT/build/release" -name libtwell_torch.so) \
-    OMP_NUM_THREADS=2 "$VENV/bin/python" -m pytest "$ROOT/tests" -v -rs -p no:cacheprovider \
-    --junitxml="$RESULTS/pytest.xml"
 }
 
 # libtwell alone: built without PyTorch, installed, found by find_package and used by a program.

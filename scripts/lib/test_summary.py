@@ -2,9 +2,9 @@
 
     test_summary.py RESULTS SECONDS
 
-RESULTS holds steps.tsv (step, outcome, seconds, reason), PRESET.ctest.xml with the cases of its
-GoogleTest programs in PRESET/, and pytest.xml. A step that runs tests counts by its tests, any other
-as one. Exit 1 when anything failed.
+RESULTS holds steps.tsv (step, outcome, seconds, reason) and PRESET.ctest.xml; the single cases are in
+PRESET/NAME.xml (GoogleTest) and ../PRESET/pytest/NAME.xml. A step that runs tests counts by its tests,
+any other as one. Exit 1 when anything failed.
 """
 
 import collections
@@ -45,7 +45,9 @@ def count_ctest(counts: Counts, preset: str, file: pathlib.Path) -> None:
     for program in cases_in(file):
         name = program.get("name")
         failed = program.get("status") == "fail"
-        cases = cases_in(file.parent / preset / f"{name}.xml")
+        cases = cases_in(file.parent / preset / f"{name}.xml") or cases_in(
+            file.parent.parent / preset / "pytest" / f"{name}.xml"
+        )
         before = len(counts.failed)
         for case in cases:
             counts.add_case(f"{preset}: {name}: {case.get('classname')}.{case.get('name')}", case)
@@ -60,8 +62,6 @@ def main() -> int:
     counts = Counts()
     for file in sorted(results.glob("*.ctest.xml")):
         count_ctest(counts, file.name.removesuffix(".ctest.xml"), file)
-    for case in cases_in(results / "pytest.xml"):
-        counts.add_case(f"{case.get('classname')}.{case.get('name')}", case)
 
     print("\nSteps")
     for line in (results / "steps.tsv").read_text().splitlines():

@@ -45,9 +45,12 @@ int combining_class(char32_t code) {
 void decompose(char32_t code, std::u32string& out) {
   if (code >= kSyllables && code < kSyllables + kSyllableCount) {
     const char32_t index = code - kSyllables;
-    out += kLeading + index / (kVowelCount * kTrailingCount);
-    out += kVowels + index / kTrailingCount % kVowelCount;
-    if (index % kTrailingCount != 0) out += kTrailing + index % kTrailingCount;
+    const auto add = [&out](char32_t first, char32_t offset) {
+      out += static_cast<char32_t>(first + offset);
+    };
+    add(kLeading, index / (kVowelCount * kTrailingCount));
+    add(kVowels, index / kTrailingCount % kVowelCount);
+    if (index % kTrailingCount != 0) add(kTrailing, index % kTrailingCount);
     return;
   }
   const auto* pair = find_whole(kCanonicalPairs, code);
