@@ -80,10 +80,20 @@ void share_direction(lm::Model& model, std::uint64_t seed) {
   // part varies by 6 %, which at thresholds of about three standard deviations spreads row counts
   // by exp(±0.5).
   constexpr double kShare = 0.5, kSpread = 0.06;
+  // What a layer adds to a token must not drown its embedding, or the first tokens, which attend to
+  // few others, fire fifty times as often as the rest. With weights of deviation s, attention adds
+  // s² D to elements of size s, 41 times as much at D = 2048; the FFN about as much as is there.
+  constexpr double kAdded = 0.1;
   const at::NoGradGuard no_grad;
   at::Tensor embedding;
   for (const auto& [name, tensor] : model.parameters()) {
     if (name == "model.embed_tokens.weight") embedding = tensor;
+  }
+  const double deviation = embedding.slice(0, 0, 64).to(at::kFloat).std().item<double>();
+  const auto width = static_cast<double>(embedding.size(1));
+  for (const auto& [name, tensor] : model.parameters()) {
+    if (name.ends_with("o_proj.weight")) tensor.mul_(kAdded / (deviation * width));
+    if (name.ends_with("down_proj.weight")) tensor.mul_(kAdded);
   }
   at::Generator source = at::make_generator<at::CPUGeneratorImpl>(seed);
   at::Tensor direction = at::randn({embedding.size(1)}, source, at::kFloat);
