@@ -5,6 +5,8 @@
 
 #include <cstring>
 
+#include "models/matmul_attention.h"
+
 namespace twell::lm {
 namespace {
 
@@ -51,11 +53,10 @@ void store(const at::Tensor& x, const PackedRows& rows, const at::Tensor& buffer
 }
 
 // Keys or values of `runs` consecutive slots: from the cache, or the rows of this very call.
-at::Tensor source(const at::Tensor& fresh, const KvCache* cache, const at::Tensor* buffer,
-                  const PackedRows::Run& run, std::int64_t runs, const AttentionShape& shape) {
-  if (cache != nullptr) {
-    return buffer->narrow(0, run.slot, runs).narrow(2, 0, run.start + run.count);
-  }
+// [runs, kv_heads, at least start + count, d]; of the cache with the room behind them.
+at::Tensor source(const at::Tensor& fresh, const at::Tensor& cached, const PackedRows::Run& run,
+                  std::int64_t runs, const AttentionShape& shape) {
+  if (cached.defined()) return cached.narrow(0, run.slot, runs);
   return fresh.narrow(0, run.row, runs * run.count)
       .view({runs, run.count, shape.kv_heads, shape.head_dim})
       .transpose(1, 2);
@@ -100,27 +101,41 @@ at::Tensor attend(const Attention& weights, const at::Tensor& x, const RopeTable
   const at::Tensor v = weights.v(x);
   rotate_rows(q, rows.positions, rope);
   rotate_rows(k, rows.positions, rope);
-  const at::Tensor* keys = cache == nullptr ? nullptr : &cache->keys(layer);
-  const at::Tensor* values = cache == nullptr ? nullptr : &cache->values(layer);
+  at::Tensor keys, values;
   if (cache != nullptr) {
-    store(k, rows, *keys);
-    store(v, rows, *values);
+    keys = cache->keys(layer);
+    values = cache->values(layer);
+    store(k, rows, keys);
+    store(v, rows, values);
   }
-  const auto attend_runs = [&](const PackedRows::Run& run, std::int64_t runs) {
+  at::Tensor out = at::empty(q.sizes(), q.options());
+  std::vector<AttentionTask> tasks;
+  const auto own_rows = [&](const at::Tensor& all, const PackedRows::Run& run) {
+    return all.narrow(0, run.row, run.count).view({run.count, shape.heads, shape.head_dim});
+  };
+  const auto fused = [&](const PackedRows::Run& run, std::int64_t runs) {
+    const std::int64_t end = run.start + run.count;
     const at::Tensor queries = q.narrow(0, run.row, runs * run.count)
                                    .view({runs, run.count, shape.heads, shape.head_dim})
                                    .transpose(1, 2);
-    return scaled_dot_product(queries, source(k, cache, keys, run, runs, shape),
-                              source(v, cache, values, run, runs, shape), run.start)
-        .view({runs * run.count, shape.heads * shape.head_dim});
+    out.narrow(0, run.row, runs * run.count)
+        .copy_(scaled_dot_product(queries, source(k, keys, run, runs, shape).narrow(2, 0, end),
+                                  source(v, values, run, runs, shape).narrow(2, 0, end), run.start)
+                   .view({runs * run.count, shape.heads * shape.head_dim}));
   };
-  if (rows.uniform()) {
-    return weights.o(attend_runs(rows.runs[0], static_cast<std::int64_t>(rows.runs.size())));
-  }
-  at::Tensor out = at::empty(q.sizes(), q.options());
+  const bool uniform = rows.uniform();
   for (const auto& run : rows.runs) {
-    out.narrow(0, run.row, run.count).copy_(attend_runs(run, 1));
+    if (matmul_attention_is_faster(q.scalar_type(), run.count)) {
+      tasks.push_back({own_rows(q, run), source(k, keys, run, 1, shape)[0],
+                       source(v, values, run, 1, shape)[0], own_rows(out, run), run.start});
+    } else if (uniform) {
+      fused(run, static_cast<std::int64_t>(rows.runs.size()));
+      break;
+    } else {
+      fused(run, 1);
+    }
   }
+  if (!tasks.empty()) matmul_attention(tasks);
   return weights.o(out);
 }
 

@@ -180,7 +180,10 @@ at::Tensor Decoder::hidden_states(std::span<const Chunk> chunks, KvCache* cache,
   const at::NoGradGuard no_grad;
   const PackedRows rows = plan(chunks, cache);
   std::int64_t furthest = 0;
-  for (const auto& run : rows.runs) furthest = std::max(furthest, run.start + run.count);
+  for (const auto& run : rows.runs) {
+    furthest = std::max(furthest, run.start + run.count);
+    if (cache != nullptr) cache->reserve(run.slot, run.count);
+  }
   rope_.reserve(furthest);
 
   at::Tensor tokens = at::empty({static_cast<std::int64_t>(rows.positions.size())}, at::kLong);

@@ -1,4 +1,9 @@
-// Keys and values of earlier tokens, allocated once. A slot holds one sequence.
+// Keys and values of earlier tokens, reserved once. A slot holds one sequence.
+//
+// A head's keys lie one after the other with room for somewhat more tokens than there are, not for
+// the whole capacity: matrix products then read the heads of a slot as one dense batch. (oneDNN is
+// called by PyTorch with dense operands only; a view of part of each head would be copied, which
+// costs five times the product itself.) The room grows in place as sequences do.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,8 +15,8 @@ namespace twell::lm {
 
 class KvCache {
  public:
-  // Keys and values of `layers` layers, each [slots, kv_heads, capacity, head_dim] of `dtype`.
-  // Memory is reserved, not touched, so unused capacity costs address space only.
+  // Keys and values of `layers` layers, each [slots, kv_heads, capacity, head_dim] of `dtype` at
+  // most. Memory is reserved, not touched, so unused capacity costs address space only.
   KvCache(std::int64_t layers, std::int64_t slots, std::int64_t kv_heads, std::int64_t capacity,
           std::int64_t head_dim, at::ScalarType dtype);
 
@@ -23,19 +28,24 @@ class KvCache {
   // Forgets tokens from `length` on (0: all of them).
   void truncate(std::int64_t slot, std::int64_t length = 0);
 
-  // For the model: the whole buffer of a layer, and the bookkeeping after a forward pass.
-  const at::Tensor& keys(std::int64_t layer) const {
-    return keys_[static_cast<std::size_t>(layer)];
-  }
-  const at::Tensor& values(std::int64_t layer) const {
-    return values_[static_cast<std::size_t>(layer)];
-  }
+  // For the model. Before a forward pass: makes room for `tokens` more in a slot, at most up to
+  // the capacity, and makes the values behind them zero, so that a product may run over the room.
+  void reserve(std::int64_t slot, std::int64_t tokens);
+  // A layer as it lies now, valid until the next reserve(): [slots, kv_heads, room, head_dim].
+  at::Tensor keys(std::int64_t layer) const { return view(keys_, layer); }
+  at::Tensor values(std::int64_t layer) const { return view(values_, layer); }
+  // After it.
   void advance(std::int64_t slot, std::int64_t tokens);
 
  private:
-  std::vector<at::Tensor> keys_, values_;
+  at::Tensor view(const std::vector<at::Tensor>& buffers, std::int64_t layer) const;
+  void grow(std::int64_t tokens);
+
+  std::vector<at::Tensor> keys_, values_;  // flat, one a layer
   std::vector<std::int64_t> lengths_;
-  std::int64_t capacity_;
+  std::vector<std::int64_t> written_;  // values from here to the room's end are zero
+  std::int64_t kv_heads_, capacity_, head_dim_;
+  std::int64_t room_ = 0;
 };
 
 }  // namespace twell::lm
