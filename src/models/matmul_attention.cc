@@ -25,10 +25,12 @@ struct Piece {
 };
 
 // Queries of all heads of a piece: enough to make a call worth its overhead (10 µs a product, as
-// much as 128 rows of one head take), few enough for their scores to stay in the caches. Measured
-// at 512 tokens, 32 heads of 64, one core: 9.1 ms; with a quarter 9.7, with four times as
-// many 10.9.
+// much as 128 rows of one head take). Measured at 512 tokens, 32 heads of 64, one core: 9.1 ms;
+// with a quarter 9.7, with four times as many 10.9.
 constexpr std::int64_t kQueries = 8 * 128;
+// Their scores, 1 MB: an L2 cache, and little enough for the C library to keep the memory between
+// pieces. With 4 MB at 2048 tokens a third of the time went into new pages.
+constexpr std::int64_t kScores = kQueries * 512;
 constexpr std::int64_t kPositions = 128;  // of a block; the last square of its scores is half waste
 
 // What a single query is multiplied with. All rows that are there, because k and v are then dense
@@ -94,8 +96,10 @@ void matmul_attention(std::span<const AttentionTask> tasks) {
   std::vector<Piece> pieces;
   for (const AttentionTask& task : tasks) {
     const std::int64_t rows = std::min(task.q.size(0), positions) * groups;
-    const std::int64_t heads = std::clamp(
-        std::min(kQueries / rows, (kv_heads + wanted - 1) / wanted), std::int64_t{1}, kv_heads);
+    const std::int64_t fitting =
+        std::min(kQueries / rows, kScores / (rows * (task.start + task.q.size(0))));
+    const std::int64_t heads =
+        std::clamp(std::min(fitting, (kv_heads + wanted - 1) / wanted), std::int64_t{1}, kv_heads);
     for (std::int64_t first = 0; first < kv_heads; first += heads) {
       pieces.push_back({&task, first, std::min(heads, kv_heads - first)});
     }
