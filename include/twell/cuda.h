@@ -1,0 +1,175 @@
+// Sparse feed-forward layers on NVIDIA GPUs of compute capability 8.0 and above (libtwell_cuda).
+//
+// The operations are those of twell/ffn.h on device memory: bf16 and f16, any M ≥ 0, D ≥ 1, H ≥ 1.
+// Weights are as in checkpoints, gate and up [H, D], down neuron-major [H, D]; nothing is packed.
+// Products are summed in f32; the activation is rounded once to the dtype as it is packed, u and h
+// never, y once. Same input, same plan, same GPU model: same bits.
+//
+// Every call enqueues work on the given stream of the current device and returns; none allocates or
+// synchronises, so all can be captured in a CUDA graph. Workspace is the caller's, its size is part
+// of the plan. Errors are twell::Error naming operation and argument, or the CUDA call and where it
+// stands.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "twell/ffn.h"
+#include "twell/format.h"
+#include "twell/tensor_view.h"
+
+namespace twell::cuda {
+
+using Stream = void*;  // a cudaStream_t; null is the default stream
+
+struct Device {
+  int ordinal = 0;
+  int major = 0;  // compute capability
+  int minor = 0;
+  int sm_count = 0;
+  std::size_t shared_bytes = 0;  // that one block may use
+  std::size_t l2_bytes = 0;
+  std::size_t memory_bytes = 0;
+  std::string name;
+};
+// 0 where there is no driver or no GPU.
+int device_count();
+// Throws Error{unsupported} below compute capability 8.0.
+Device device(int ordinal);
+Device current_device();
+
+// A TwELL matrix in device memory, as docs/format.md has it. `overflow` holds one record of
+// layout.tile words for every row and tile, in that order, and may be null where capacity == tile:
+// since the worst case has to be reserved before the data is known, every record has a fixed place.
+struct DeviceTwellView {
+  TwellLayout layout;
+  std::int32_t* counts = nullptr;     // [rows × tiles]
+  std::uint32_t* slots = nullptr;     // [rows × tiles × capacity]
+  std::uint32_t* overflow = nullptr;  // overflow_words(layout)
+};
+inline std::size_t count_words(const TwellLayout& layout) {
+  return static_cast<std::size_t>(layout.rows * layout.tiles());
+}
+inline std::size_t slot_words(const TwellLayout& layout) {
+  return count_words(layout) * static_cast<std::size_t>(layout.capacity);
+}
+inline std::size_t overflow_words(const TwellLayout& layout) {
+  return layout.capacity == layout.tile
+             ? 0
+             : count_words(layout) * static_cast<std::size_t>(layout.tile);
+}
+
+// How the gate GEMM is cut: rows × columns of the output that one block computes. The stream shapes
+// read W once, in order, for up to 8, 16 or 32 rows; the others are tiled in shared memory.
+enum class GemmShape : std::uint8_t {
+  stream8x32,
+  stream16x32,
+  stream32x32,
+  tile64x64,
+  tile128x128,
+  tile128x256,
+};
+const char* name_of(GemmShape shape);
+
+struct GemmPlan {
+  GemmShape shape = GemmShape::tile64x64;
+  DType dtype = DType::bf16;
+  bool aligned = true;  // rows start and end at 16 bytes: vector loads
+  int block_rows = 64;
+  int block_cols = 64;
+  int threads = 128;
+  int stages = 0;                // of the shared-memory pipeline
+  std::size_t shared_bytes = 0;  // of one block
+  int raster_group = 1;
+  std::int32_t tile = 64;  // of the packed activation
+  std::string to_string() const;
+};
+
+struct GatherPlan {
+  DType dtype = DType::bf16;
+  bool gated = true;
+  bool aligned = true;
+  int threads = 128;             // of one block, which works on one row
+  int splits = 1;                // blocks that share one row's neurons
+  int passes = 1;                // groups of columns, each with blocks of its own
+  std::size_t shared_bytes = 0;  // of one block
+  // Of a call with `rows` rows; 0 where a row has one block.
+  std::size_t workspace_bytes(std::int64_t rows, std::int64_t depth) const;
+  std::string to_string() const;
+};
+
+// What plans depend on. Alignment: true where x, y, all weights and their strides are multiples of
+// 16 bytes and D is one of 8.
+struct Problem {
+  std::int64_t tokens = 0;  // M
+  std::int64_t depth = 0;   // D
+  std::int64_t hidden = 0;  // H
+  DType dtype = DType::bf16;
+  bool gated = true;
+  bool aligned = true;
+};
+
+struct FfnPlan {
+  Problem problem;
+  GemmPlan gemm;
+  GatherPlan gather;
+  std::int64_t row_block = 0;  // rows whose packed activation the workspace holds
+  std::size_t workspace_bytes = 0;
+  std::string to_string() const;
+};
+
+// Pure functions: no GPU is asked. `tile` 0 lets the plan choose the tile of the packed activation;
+// else it is 16, 32, 64, 128 or 256 and limits the shapes to those whose width is a multiple.
+GemmPlan plan_gemm_relu_twell(const Device& device, const Problem& problem, std::int32_t tile = 0);
+// The same with a shape forced. Throws where it is not built for the problem.
+GemmPlan plan_gemm_relu_twell(GemmShape shape, const Problem& problem, std::int32_t tile = 0);
+GatherPlan plan_gather(const Device& device, const Problem& problem);
+// Rows are processed in blocks, so that the packed activation at full density (4 bytes an element:
+// twice what a dense layer stores of it) stays below `workspace_limit`, at least one block of rows.
+FfnPlan plan_ffn(const Device& device, const Problem& problem,
+                 std::size_t workspace_limit = std::size_t{256} << 20);
+
+// out = act(x Wᵀ), packed in the GEMM's epilogue. out.layout has rows M, cols H and x's dtype and
+// the plan's tile.
+void gemm_relu_twell(const GemmPlan& plan, ConstMatrixView x, ConstMatrixView weight,
+                     const ActivationSpec& activation, const DeviceTwellView& out, Stream stream);
+
+// Any memory of the device, aligned to 256 bytes.
+struct Workspace {
+  void* data = nullptr;
+  std::size_t bytes = 0;
+};
+
+// What a call saw, in device memory; null where not wanted.
+struct DeviceStats {
+  std::int32_t* row_nnz = nullptr;        // [M], set
+  std::int64_t* neuron_counts = nullptr;  // [H], added to
+};
+
+// y = (g ⊙ (x Wuᵀ)) Wd for the packed gate g.
+void twell_gated_ffn(const GatherPlan& plan, ConstMatrixView x, const DeviceTwellView& gate,
+                     ConstMatrixView up, ConstMatrixView down, MatrixView y,
+                     const Workspace& workspace, Stream stream, const DeviceStats& stats = {});
+
+// y = h Wd for the packed hidden state h.
+void twell_spmm(const GatherPlan& plan, const DeviceTwellView& hidden, ConstMatrixView down,
+                MatrixView y, const Workspace& workspace, Stream stream,
+                const DeviceStats& stats = {});
+
+struct DeviceFfnWeights {
+  ConstMatrixView gate;  // Wg, or Wu of a non-gated layer
+  ConstMatrixView up;    // Wu; data null for a non-gated layer
+  ConstMatrixView down;  // Wd, neuron-major
+};
+
+// The problem of a call: what its plan is made from. Throws on shapes, dtypes or strides that no
+// call accepts.
+Problem problem_of(ConstMatrixView x, const DeviceFfnWeights& weights, ConstMatrixView y);
+
+// The whole layer. `workspace` has plan.workspace_bytes.
+void ffn(const FfnPlan& plan, ConstMatrixView x, const DeviceFfnWeights& weights,
+         const ActivationSpec& activation, MatrixView y, const Workspace& workspace, Stream stream,
+         const DeviceStats& stats = {});
+
+}  // namespace twell::cuda

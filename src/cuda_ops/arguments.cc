@@ -1,0 +1,114 @@
+#include "cuda_ops/arguments.h"
+
+#include "core/check.h"
+#include "kernels/cuda/common/check.h"
+
+namespace twell::cuda {
+namespace {
+
+constexpr std::uintptr_t kVectorBytes = 16;
+constexpr std::size_t kWorkspaceAlignment = 256;
+
+bool starts_at(const void* pointer, std::uintptr_t bytes) {
+  return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0;  // NOLINT
+}
+
+void check_matrix(const Expected& expected, const char* argument, const ConstMatrixView& view,
+                  std::int64_t rows, std::int64_t cols) {
+  require(view.dtype == expected.dtype, expected.operation, argument, "expected dtype ",
+          name_of(expected.dtype), " as the plan has it, got ", name_of(view.dtype));
+  require(view.rows == rows && view.cols == cols, expected.operation, argument, "expected shape [",
+          rows, ", ", cols, "], got [", view.rows, ", ", view.cols, "]");
+  require(view.row_stride >= view.cols || view.rows <= 1, expected.operation, argument,
+          "expected a row stride of at least ", view.cols, ", got ", view.row_stride);
+  if (view.rows == 0) return;
+  check_device_pointer(expected.operation, argument, view.data);
+  require(starts_at(view.data, 2), expected.operation, argument,
+          "expected an address that is a multiple of 2 bytes");
+  require(!expected.aligned || is_aligned(view), expected.operation, argument,
+          "expected address and row stride to be multiples of 16 bytes, since the plan is for "
+          "aligned rows; plan with aligned = false");
+}
+
+}  // namespace
+
+bool is_aligned(const ConstMatrixView& view) {
+  return view.cols % kVector == 0 && starts_at(view.data, kVectorBytes) &&
+         (view.row_stride % kVector == 0 || view.rows <= 1);
+}
+
+void check_device_pointer(const char* operation, const char* argument, const void* pointer) {
+  require(pointer != nullptr, operation, argument, "expected device memory, got a null pointer");
+  cudaPointerAttributes attributes = {};
+  TWELL_CUDA_CHECK(cudaPointerGetAttributes(&attributes, pointer));
+  const bool reachable =
+      attributes.type == cudaMemoryTypeDevice || attributes.type == cudaMemoryTypeManaged;
+  require(reachable, operation, argument,
+          "expected memory of the GPU, got host memory; copy it there first");
+  if (attributes.type == cudaMemoryTypeDevice) {
+    int current = 0;
+    TWELL_CUDA_CHECK(cudaGetDevice(&current));
+    require(attributes.device == current, operation, argument,
+            "expected memory of the current GPU ", current, ", got memory of GPU ",
+            attributes.device);
+  }
+}
+
+DeviceMatrix matrix_of(const Expected& expected, const char* argument, const ConstMatrixView& view,
+                       std::int64_t rows, std::int64_t cols) {
+  check_matrix(expected, argument, view, rows, cols);
+  return {static_cast<const std::uint16_t*>(view.data), view.row_stride};
+}
+
+std::uint16_t* output_of(const Expected& expected, const MatrixView& view, std::int64_t rows,
+                         std::int64_t cols) {
+  check_matrix(expected, "y", view, rows, cols);
+  return static_cast<std::uint16_t*>(view.data);
+}
+
+DeviceTwell twell_of(const char* operation, const char* argument, const DeviceTwellView& view,
+                     std::int64_t rows, std::int64_t cols, DType dtype) {
+  const TwellLayout& layout = view.layout;
+  // libtwell knows no f16 yet; its slots are those of bf16.
+  TwellLayout checked = layout;
+  if (checked.dtype == DType::f16) checked.dtype = DType::bf16;
+  checked.validate();
+  require(layout.rows == rows && layout.cols == cols, operation, argument, "expected a layout of [",
+          rows, ", ", cols, "], got [", layout.rows, ", ", layout.cols, "]");
+  require(layout.dtype == dtype, operation, argument, "expected a layout of ", name_of(dtype),
+          ", got ", name_of(layout.dtype));
+  // Records are numbered in 32 bits.
+  require(rows * layout.tiles() < (std::int64_t{1} << 32), operation, argument,
+          "expected below 2^32 ", "tiles, got ", rows * layout.tiles(), "; split the rows");
+  if (rows > 0) {
+    check_device_pointer(operation, argument, view.counts);
+    check_device_pointer(operation, argument, view.slots);
+    if (overflow_words(layout) > 0) check_device_pointer(operation, argument, view.overflow);
+  }
+  DeviceTwell out;
+  out.counts = view.counts;
+  out.slots = view.slots;
+  out.overflow = view.overflow;
+  out.tiles = static_cast<int>(layout.tiles());
+  out.tile = layout.tile;
+  out.capacity = layout.capacity;
+  return out;
+}
+
+Carver::Carver(const char* operation, const Workspace& workspace, std::size_t needed)
+    : next_(static_cast<std::byte*>(workspace.data)) {
+  require(workspace.bytes >= needed, operation, "workspace", "expected ", needed,
+          " bytes as the plan says, got ", workspace.bytes);
+  if (needed == 0) return;
+  check_device_pointer(operation, "workspace", workspace.data);
+  require(starts_at(workspace.data, kWorkspaceAlignment), operation, "workspace",
+          "expected an address that is a multiple of ", kWorkspaceAlignment, " bytes");
+}
+
+void* Carver::take_bytes(std::size_t bytes) {
+  std::byte* here = next_;
+  next_ += (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
+  return here;
+}
+
+}  // namespace twell::cuda

@@ -1,0 +1,40 @@
+// Checking what callers pass, once for all operations.
+#pragma once
+
+#include "kernels/cuda/kernels.h"
+#include "twell/cuda.h"
+
+namespace twell::cuda {
+
+// A matrix that must be [rows, cols] of `dtype` in device memory. -1: any size.
+struct Expected {
+  const char* operation;
+  DType dtype;
+  bool aligned;
+};
+DeviceMatrix matrix_of(const Expected& expected, const char* argument, const ConstMatrixView& view,
+                       std::int64_t rows, std::int64_t cols);
+// Also throws where the view is const in truth: y.
+std::uint16_t* output_of(const Expected& expected, const MatrixView& view, std::int64_t rows,
+                         std::int64_t cols);
+DeviceTwell twell_of(const char* operation, const char* argument, const DeviceTwellView& view,
+                     std::int64_t rows, std::int64_t cols, DType dtype);
+void check_device_pointer(const char* operation, const char* argument, const void* pointer);
+// Rows that start and end at 16 bytes.
+bool is_aligned(const ConstMatrixView& view);
+
+// Parts of a workspace, one after the other.
+class Carver {
+ public:
+  Carver(const char* operation, const Workspace& workspace, std::size_t needed);
+  template <class T>
+  T* take(std::int64_t count) {
+    return static_cast<T*>(take_bytes(static_cast<std::size_t>(count) * sizeof(T)));
+  }
+
+ private:
+  void* take_bytes(std::size_t bytes);
+  std::byte* next_;
+};
+
+}  // namespace twell::cuda

@@ -1,0 +1,142 @@
+// Plans of the gate GEMM: which shape. Pure functions of the device's figures and the problem.
+#include <algorithm>
+#include <array>
+
+#include "core/check.h"
+#include "cuda_ops/planning.h"
+#include "kernels/cuda/shapes.h"
+
+namespace twell::cuda {
+namespace {
+
+// What a plan knows of a shape. `rate` is the share of the widest shape's rate that its tensor
+// cores reach while its operands stream in: an estimate from bytes moved per product, to be
+// measured.
+struct ShapeInfo {
+  GemmShape shape;
+  int rows, cols, threads, stages;
+  std::size_t shared;
+  double rate;
+};
+
+template <class Tiles>
+constexpr ShapeInfo tiles_info(GemmShape shape, double rate) {
+  return {shape,
+          Tiles::kBlockRows,
+          Tiles::kBlockCols,
+          Tiles::kThreads,
+          Tiles::kStages,
+          Tiles::kSharedBytes,
+          rate};
+}
+template <class Tiles>
+constexpr ShapeInfo stream_info(GemmShape shape) {
+  return {shape, Tiles::kTokens, Tiles::kNeurons, Tiles::kThreads, 0, Tiles::kSharedBytes, 0.0};
+}
+
+constexpr std::array kStreamShapes = {stream_info<Stream8x32>(GemmShape::stream8x32),
+                                      stream_info<Stream16x32>(GemmShape::stream16x32),
+                                      stream_info<Stream32x32>(GemmShape::stream32x32)};
+constexpr std::array kTileShapes = {tiles_info<Tile128x256>(GemmShape::tile128x256, 1.0),
+                                    tiles_info<Tile128x128>(GemmShape::tile128x128, 0.85),
+                                    tiles_info<Tile64x64>(GemmShape::tile64x64, 0.5)};
+
+// The longest time an SM is busy, in units of the widest shape's products.
+double busy_time(const ShapeInfo& info, const Device& device, const Problem& problem) {
+  const std::int64_t blocks =
+      ceil_div(problem.tokens, info.rows) * ceil_div(problem.hidden, info.cols);
+  const auto waves = static_cast<double>(ceil_div(blocks, device.sm_count));
+  return waves * info.rows * info.cols / info.rate;
+}
+
+GemmPlan plan_of(const ShapeInfo& info, const Problem& problem, std::int32_t tile) {
+  GemmPlan plan;
+  plan.shape = info.shape;
+  plan.dtype = problem.dtype;
+  plan.aligned = problem.aligned;
+  plan.block_rows = info.rows;
+  plan.block_cols = info.cols;
+  plan.threads = info.threads;
+  plan.stages = info.stages;
+  plan.shared_bytes = info.shared;
+  // 8 row tiles of 128 rows of x are 4 MB at 2,048 inputs: with as many columns of W they stay in
+  // L2.
+  plan.raster_group = 1024 / std::max(info.rows, 64);
+  plan.tile = tile == 0 ? info.cols : tile;
+  return plan;
+}
+
+// One shape for few rows and one for many.
+constexpr bool built_unaligned(GemmShape shape) {
+  return shape == GemmShape::stream32x32 || shape == GemmShape::tile64x64;
+}
+
+void check_tile(const char* operation, std::int32_t tile) {
+  require(tile == 0 || (tile >= 16 && tile <= 256 && (tile & (tile - 1)) == 0), operation, "tile",
+          "expected 16, 32, 64, 128, 256, or 0 for the plan's choice, got ", tile);
+}
+
+}  // namespace
+
+const char* name_of(GemmShape shape) {
+  constexpr std::array kNames = {"stream 8x32", "stream 16x32", "stream 32x32",
+                                 "tile 64x64",  "tile 128x128", "tile 128x256"};
+  return kNames.at(static_cast<std::size_t>(shape));
+}
+
+GemmPlan plan_gemm_relu_twell(const Device& device, const Problem& problem, std::int32_t tile) {
+  constexpr const char* kOperation = "cuda::plan_gemm_relu_twell";
+  check_problem(kOperation, problem);
+  check_tile(kOperation, tile);
+  const auto serves = [&](const ShapeInfo& info) {
+    return (tile == 0 || info.cols % tile == 0) && info.shared <= device.shared_bytes;
+  };
+  for (const ShapeInfo& info : kStreamShapes) {
+    const bool built = problem.aligned || built_unaligned(info.shape);
+    if (problem.tokens <= info.rows && built && serves(info)) return plan_of(info, problem, tile);
+  }
+  const ShapeInfo* best = nullptr;
+  for (const ShapeInfo& info : kTileShapes) {
+    const bool built = problem.aligned || built_unaligned(info.shape);
+    if (!built || !serves(info)) continue;
+    if (best == nullptr || busy_time(info, device, problem) < busy_time(*best, device, problem)) {
+      best = &info;
+    }
+  }
+  if (best == nullptr) {
+    throw Error(ErrorKind::unsupported, kOperation,
+                concat("tile: ", tile, " needs a block of as many columns: ",
+                       problem.aligned ? "144 KiB of shared memory for 256, this GPU has " +
+                                             std::to_string(device.shared_bytes >> 10) + " KiB"
+                                       : "rows aligned to 16 bytes",
+                       "; choose a tile of 64 or less"));
+  }
+  return plan_of(*best, problem, tile);
+}
+
+GemmPlan plan_gemm_relu_twell(GemmShape shape, const Problem& problem, std::int32_t tile) {
+  constexpr const char* kOperation = "cuda::plan_gemm_relu_twell";
+  check_problem(kOperation, problem);
+  const auto of_shape = [&](const ShapeInfo& info) { return info.shape == shape; };
+  const auto* stream = std::find_if(kStreamShapes.begin(), kStreamShapes.end(), of_shape);
+  const bool streams = stream != kStreamShapes.end();
+  const ShapeInfo& info =
+      streams ? *stream : *std::find_if(kTileShapes.begin(), kTileShapes.end(), of_shape);
+  require(!streams || problem.tokens <= info.rows, kOperation, "shape", "expected at most ",
+          info.rows, " rows for ", name_of(shape), ", got ", problem.tokens);
+  require(problem.aligned || built_unaligned(shape), kOperation, "shape",
+          "expected stream 32x32 or ", "tile 64x64, which read unaligned rows, got ",
+          name_of(shape));
+  check_tile(kOperation, tile);
+  require(tile == 0 || info.cols % tile == 0, kOperation, "tile", "expected a divisor of ",
+          info.cols, ", got ", tile);
+  return plan_of(info, problem, tile);
+}
+
+std::string GemmPlan::to_string() const {
+  return concat("gate GEMM: ", name_of(shape), " ", name_of(dtype), aligned ? "" : " unaligned",
+                ", ", threads, " threads, ", stages, " stages, ", shared_bytes,
+                " B shared, raster of ", raster_group, ", TwELL tile ", tile);
+}
+
+}  // namespace twell::cuda

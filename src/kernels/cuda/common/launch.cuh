@@ -1,0 +1,34 @@
+// Starting a kernel.
+#pragma once
+
+#include <cstddef>
+
+#include "kernels/cuda/common/check.h"
+
+namespace twell::cuda {
+
+struct LaunchShape {
+  dim3 grid;
+  int threads = 0;
+  std::size_t shared_bytes = 0;
+  cudaStream_t stream = nullptr;
+};
+
+template <class Args>
+void launch_kernel(void (*kernel)(Args), const LaunchShape& shape, const Args& args) {
+  // What a block may use without asking.
+  constexpr std::size_t kDefaultShared = std::size_t{48} << 10;
+  if (shape.shared_bytes > kDefaultShared) {
+    TWELL_CUDA_CHECK(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                          cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                          static_cast<int>(shape.shared_bytes)));
+  }
+  cudaLaunchConfig_t config = {};
+  config.gridDim = shape.grid;
+  config.blockDim = dim3(static_cast<unsigned>(shape.threads));
+  config.dynamicSmemBytes = shape.shared_bytes;
+  config.stream = shape.stream;
+  TWELL_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, args));
+}
+
+}  // namespace twell::cuda

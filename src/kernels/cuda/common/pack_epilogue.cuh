@@ -1,0 +1,93 @@
+// The packing epilogue: rounded activations staged in shared memory, to TwELL.
+#pragma once
+
+#include "kernels/cuda/common/element.cuh"
+#include "kernels/cuda/kernels.h"
+
+namespace twell::cuda {
+
+// act(v), before rounding. `exists` is false for the columns that pad the last tile: x may hold
+// infinities, whose product with the padding's zeros is NaN.
+__device__ __forceinline__ float activate(float v, bool exists, const ActivationArgs& activation) {
+  const bool kept = exists && !(v <= activation.threshold);
+  return kept ? (activation.squared != 0 ? v * v : v) : 0.0F;
+}
+
+// Bit i: element i of the vector is no zero of either sign.
+__device__ __forceinline__ std::uint32_t nonzero_mask(const uint4& v) {
+  const std::uint32_t words[4] = {v.x, v.y, v.z, v.w};
+  std::uint32_t mask = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    mask |= ((words[i] & 0x7fffU) != 0 ? 1U : 0U) << (2 * i);
+    mask |= ((words[i] & 0x7fff0000U) != 0 ? 2U : 0U) << (2 * i);
+  }
+  return mask;
+}
+
+// Rows [0, rows) of a staged block of `kCols` columns, `kStride` elements apart, whose first
+// element is (first_row, first_col) of the activation; elements past the matrix's columns are zero.
+//
+// A lane takes eight neighbouring columns, so that lanes ascend as columns do and a prefix sum over
+// the lanes of a tile gives every non-zero its place. A row's tile is 2 … 32 lanes.
+template <int kCols, int kStride, int kThreads>
+__device__ __forceinline__ void pack_rows(const std::uint16_t* staged, int rows, int first_row,
+                                          int first_col, const DeviceTwell& out) {
+  constexpr int kLanesPerRow = kCols / kVector;
+  constexpr int kRowsPerPass = 32 / kLanesPerRow;
+  static_assert(kLanesPerRow <= 32 && kStride % kVector == 0);
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int col = lane % kLanesPerRow * kVector;
+  const int lanes = out.tile / kVector;  // of one tile
+  const int lane_in_tile = lane % lanes;
+  const int tile = (first_col + col) / out.tile;
+  const std::uint32_t column = static_cast<std::uint32_t>((first_col + col) % out.tile);
+  // All lanes stay for the shuffles; those without a row or tile have no non-zeros and store
+  // nothing.
+  for (int r = warp * kRowsPerPass; r < rows; r += kThreads / 32 * kRowsPerPass) {
+    const int row = r + lane / kLanesPerRow;
+    const bool exists = row < rows && tile < out.tiles;
+    uint4 v = make_uint4(0, 0, 0, 0);
+    if (exists) v = *reinterpret_cast<const uint4*>(staged + row * kStride + col);
+    std::uint32_t mask = nonzero_mask(v);
+    int before = __popc(mask);
+    int count = 0;
+    // At 99 % zeros a quarter of the tiles of 256 hold nothing.
+    if (__any_sync(0xffffffffU, mask != 0)) {
+      const int own = before;
+      for (int distance = 1; distance < lanes; distance *= 2) {
+        const int other = __shfl_up_sync(0xffffffffU, before, distance, lanes);
+        if (lane_in_tile >= distance) before += other;
+      }
+      count = __shfl_sync(0xffffffffU, before, lanes - 1, lanes);
+      before -= own;
+    }
+    if (!exists) continue;
+    const std::int64_t place = static_cast<std::int64_t>(first_row + row) * out.tiles + tile;
+    if (lane_in_tile == 0) out.counts[place] = count;
+    if (count == 0) continue;
+    std::uint32_t* slots = out.slots + place * out.capacity;
+    if (count > out.capacity) {
+      if (lane_in_tile == 0) slots[0] = static_cast<std::uint32_t>(place);
+      slots = out.overflow + place * out.tile;
+    }
+    const std::uint32_t words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      if ((mask >> i & 1U) != 0) {
+        const std::uint32_t bits = i % 2 == 0 ? words[i / 2] << 16 : words[i / 2] & 0xffff0000U;
+        slots[before++] = bits | (column + static_cast<std::uint32_t>(i));
+      }
+    }
+  }
+}
+
+// Sets the counters of the kernel that follows on the stream.
+template <int kThreads>
+__device__ __forceinline__ void clear_words(std::uint32_t* words, int count) {
+  if (blockIdx.x != 0) return;
+  for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads) words[i] = 0;
+}
+
+}  // namespace twell::cuda

@@ -1,0 +1,74 @@
+// The shapes the kernels are built in, as plain constants: what plans choose from and kernels are
+// compiled for.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace twell::cuda {
+
+constexpr int kVector = 8;                  // elements of one 16-byte access
+constexpr int kRowBytes = 128;              // of a tile's row in shared memory: all 32 banks
+constexpr int kStageDepth = kRowBytes / 2;  // inputs of one pipeline stage
+
+// gemm_relu_twell through shared memory.
+template <int kBlockRows_, int kBlockCols_, int kWarpRows_, int kWarpCols_, int kStages_>
+struct GemmTiles {
+  static constexpr int kBlockRows = kBlockRows_;
+  static constexpr int kBlockCols = kBlockCols_;
+  static constexpr int kWarpRows = kWarpRows_;  // of the output that one warp computes
+  static constexpr int kWarpCols = kWarpCols_;
+  static constexpr int kStages = kStages_;
+  static constexpr int kWarpsAcross = kBlockCols / kWarpCols;
+  static constexpr int kThreads = kBlockRows / kWarpRows * kWarpsAcross * 32;
+  static constexpr int kStageBytes = (kBlockRows + kBlockCols) * kRowBytes;
+  // 16 bytes of padding turn eight rows' pairs of columns into 32 different banks.
+  static constexpr int kStagedStride = kBlockCols + kVector;
+  static constexpr int kSharedBytes = kStages * kStageBytes;
+  static_assert(kBlockRows * kStagedStride * 2 <= kSharedBytes);
+  static_assert(kWarpRows % 16 == 0 && kWarpCols % 16 == 0);
+};
+//                           block      warp     stages
+using Tile64x64 = GemmTiles<64, 64, 32, 32, 4>;      // 64 KiB: three blocks an SM
+using Tile128x128 = GemmTiles<128, 128, 64, 64, 3>;  // 96 KiB: fits every GPU from sm_80 on
+using Tile128x256 = GemmTiles<128, 256, 64, 64, 3>;  // 144 KiB: not sm_86, sm_89, sm_120
+
+// gemm_relu_twell that streams W, for up to kTokens rows, a multiple of 8.
+template <int kTokens_>
+struct StreamTiles {
+  static constexpr int kTokens = kTokens_;
+  static constexpr int kNeurons = 32;
+  static constexpr int kWarps = 8;
+  static constexpr int kThreads = kWarps * 32;
+  static constexpr int kRunInputs = 64;            // of one warp at a time
+  static constexpr int kSumStride = kNeurons + 1;  // spreads a token's neurons over banks
+  static constexpr int kStagedStride = kNeurons + kVector;
+  static constexpr int kSumBytes = kWarps * kTokens * kSumStride * 4;
+  static constexpr int kSharedBytes = kSumBytes + kTokens * kStagedStride * 2;
+};
+using Stream8x32 = StreamTiles<8>;
+using Stream16x32 = StreamTiles<16>;
+using Stream32x32 = StreamTiles<32>;
+
+// twell_gated_ffn and twell_spmm. A block accumulates up to kGatherColumns columns of a row in
+// registers; wider outputs take several blocks.
+constexpr int kGatherThreads = 512;  // at most: 128 registers each
+constexpr int kThreadVectors = 2;    // of eight columns that a thread accumulates
+constexpr int kGatherColumns = kGatherThreads * kThreadVectors * kVector;
+
+// Tiles whose offsets a block holds at a time, and neurons of one window of its list. 1,024 tiles
+// of 32 are 32,768 neurons, so that a decoding layer has one group; a window of 256 is nine times
+// what a row of a sparse layer needs.
+constexpr int kGroupTiles = 1024;
+constexpr int kWindow = 256;
+
+struct ActiveList {
+  int offsets[kGroupTiles + 1];  // of the group's tiles in its list of non-zeros
+  int warp_sums[32];
+  int neurons[kWindow];
+  float values[kWindow];  // g, then h
+  float dots[kWindow];    // u
+  std::uint32_t ticket;
+};
+
+}  // namespace twell::cuda

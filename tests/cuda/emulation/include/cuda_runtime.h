@@ -1,0 +1,169 @@
+// A GPU to test kernels with where there is none: what the project's CUDA sources use of the CUDA
+// language and runtime, as ordinary C++.
+//
+// A block's threads are fibers of one system thread. They run until they meet a collective (a
+// barrier of the block or warp, a shuffle, a matrix instruction), in an order that tests choose, so
+// that a missing barrier shows as a wrong result. Blocks run one after the other. Asynchronous
+// copies happen when they are waited for, not before. Device memory is heap memory of its exact
+// size, shared memory of a block likewise and filled with NaN bytes, so that AddressSanitizer sees
+// every access out of bounds. Only for tests.
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <type_traits>
+
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __grid_constant__
+
+struct dim3 {
+  unsigned x, y, z;
+  constexpr dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1)  // NOLINT: as CUDA has it
+      : x(x_), y(y_), z(z_) {}
+};
+struct uint4 {
+  unsigned x, y, z, w;
+};
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+
+namespace twell::emulation {
+
+struct Place {
+  dim3 thread, block, block_size, grid;
+};
+const Place& place();  // of the running fiber
+
+// In which order a block's threads are resumed.
+enum class Order { ascending, descending, shuffled };
+void set_order(Order order, unsigned seed = 1);
+void set_device(int major, int minor, int sm_count, std::size_t shared_bytes);
+
+// Runs body() in every thread of the grid. Throws std::runtime_error where threads wait for others
+// that never come.
+void launch(dim3 grid, dim3 block, std::size_t shared_bytes, const std::function<void()>& body);
+
+void block_barrier();
+// Exchanges `value` with all lanes of the warp: combine(values, present) is called once, by the
+// last to arrive, with the 32 lanes' pointers; null for lanes that have ended.
+void warp_collective(const char* what, void* value, void (*combine)(void* const* lanes));
+
+std::byte* shared_memory();
+std::size_t shared_bytes();
+
+// A number of the running thread, read where it is used.
+template <dim3 Place::*kOf, unsigned dim3::*kAxis>
+struct Figure {
+  operator unsigned() const {
+    return (place().*kOf).*kAxis;
+  }  // NOLINT(google-explicit-constructor)
+};
+template <dim3 Place::*kOf>
+struct Figures {
+  Figure<kOf, &dim3::x> x;
+  Figure<kOf, &dim3::y> y;
+};
+
+}  // namespace twell::emulation
+
+inline constexpr twell::emulation::Figures<&twell::emulation::Place::thread> threadIdx;
+inline constexpr twell::emulation::Figures<&twell::emulation::Place::block> blockIdx;
+inline constexpr twell::emulation::Figures<&twell::emulation::Place::block_size> blockDim;
+inline constexpr twell::emulation::Figures<&twell::emulation::Place::grid> gridDim;
+
+inline void __syncthreads() { twell::emulation::block_barrier(); }
+inline void __threadfence() {}
+
+inline float __uint_as_float(unsigned bits) {
+  float value;
+  static_assert(sizeof value == sizeof bits);
+  __builtin_memcpy(&value, &bits, sizeof value);
+  return value;
+}
+inline int __popc(unsigned v) { return __builtin_popcount(v); }
+inline int min(int a, int b) { return a < b ? a : b; }
+inline float fmaf(float a, float b, float c) { return std::fma(a, b, c); }
+
+int __any_sync(unsigned mask, int predicate);
+float __shfl_xor_sync(unsigned mask, float value, int lanes);
+int __shfl_up_sync(unsigned mask, int value, int distance, int width = 32);
+int __shfl_sync(unsigned mask, int value, int source, int width = 32);
+
+inline unsigned atomicAdd(unsigned* at, unsigned value) {
+  const unsigned old = *at;
+  *at += value;
+  return old;
+}
+inline unsigned long long atomicAdd(unsigned long long* at, unsigned long long value) {
+  const unsigned long long old = *at;
+  *at += value;
+  return old;
+}
+
+// The runtime.
+enum cudaError_t {
+  cudaSuccess = 0,
+  cudaErrorInvalidValue = 1,
+  cudaErrorMemoryAllocation = 2,
+  cudaErrorNoDevice = 100,
+  cudaErrorInvalidDevice = 101,
+};
+const char* cudaGetErrorName(cudaError_t error);
+const char* cudaGetErrorString(cudaError_t error);
+cudaError_t cudaGetLastError();
+
+using cudaStream_t = struct CUstream_st*;
+struct cudaDeviceProp {
+  char name[256];
+  int major, minor, multiProcessorCount, l2CacheSize;
+  std::size_t sharedMemPerBlockOptin, totalGlobalMem;
+};
+cudaError_t cudaGetDeviceCount(int* count);
+cudaError_t cudaGetDevice(int* ordinal);
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int ordinal);
+
+enum cudaMemoryType {
+  cudaMemoryTypeUnregistered = 0,
+  cudaMemoryTypeHost = 1,
+  cudaMemoryTypeDevice = 2,
+  cudaMemoryTypeManaged = 3,
+};
+struct cudaPointerAttributes {
+  cudaMemoryType type;
+  int device;
+};
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* pointer);
+
+cudaError_t cudaMalloc(void** pointer, std::size_t bytes);
+cudaError_t cudaFree(void* pointer);
+enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2 };
+cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind);
+cudaError_t cudaDeviceSynchronize();
+cudaError_t cudaMemsetAsync(void* pointer, int value, std::size_t bytes, cudaStream_t stream);
+
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
+cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute attribute, int value);
+
+struct cudaLaunchConfig_t {
+  dim3 gridDim, blockDim;
+  std::size_t dynamicSmemBytes = 0;
+  cudaStream_t stream = nullptr;
+};
+cudaError_t check_launch(const cudaLaunchConfig_t& config, const void* function);
+
+template <class Args, class Given>
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Args),
+                               const Given& args) {
+  const cudaError_t status = check_launch(*config, reinterpret_cast<const void*>(kernel));
+  if (status != cudaSuccess) return status;
+  twell::emulation::launch(config->gridDim, config->blockDim, config->dynamicSmemBytes,
+                           [&] { kernel(args); });
+  return cudaSuccess;
+}
+
+#include "ptx_twins.h"

@@ -1,0 +1,35 @@
+// The host twins of src/kernels/cuda/ptx: same names, same meaning.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace twell::cuda::ptx {
+
+std::byte* dynamic_shared();
+// Shared addresses are offsets into the block's memory.
+std::uint32_t shared_address(const void* pointer);
+
+void cp_async_16(std::uint32_t to, const void* from, std::uint32_t bytes);
+void cp_async_commit();
+void cp_async_wait_pending(int pending);
+template <int kPending>
+void cp_async_wait() {
+  cp_async_wait_pending(kPending);
+}
+
+// These fail on addresses that the GPU would refuse.
+uint4 load_shared_row(const void* from);
+uint4 load_stream(const void* from);
+float load_other_block(const float* from);
+void store_shared_16(std::uint32_t to, uint4 v);
+
+void ldmatrix_x4(std::uint32_t (&to)[4], std::uint32_t address);
+void mma_bf16(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1);
+void mma_f16(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1);
+
+std::uint32_t round_bf16x2(float low, float high);
+std::uint32_t round_f16x2(float low, float high);
+float widen_f16(std::uint16_t bits);
+
+}  // namespace twell::cuda::ptx

@@ -1,0 +1,135 @@
+// The emulated device and its memory.
+#include <cuda_runtime.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <map>
+
+namespace {
+
+struct EmulatedDevice {
+  int major = 9;
+  int minor = 0;
+  int sm_count = 4;
+  std::size_t shared_bytes = std::size_t{227} << 10;
+};
+EmulatedDevice device;
+std::map<const std::byte*, std::size_t> allocations;
+std::map<const void*, std::size_t> shared_allowed;
+cudaError_t last_error = cudaSuccess;
+
+constexpr std::size_t kMemory = std::size_t{4} << 30;
+constexpr std::size_t kAlignment = 256;
+
+cudaError_t fail(cudaError_t error) { return last_error = error; }
+
+const std::byte* allocation_of(const void* pointer) {
+  const auto* at = static_cast<const std::byte*>(pointer);
+  auto next = allocations.upper_bound(at);
+  if (next == allocations.begin()) return nullptr;
+  --next;
+  return at < next->first + next->second ? next->first : nullptr;
+}
+
+}  // namespace
+
+namespace twell::emulation {
+void set_device(int major, int minor, int sm_count, std::size_t shared_bytes) {
+  device = {major, minor, sm_count, shared_bytes};
+}
+}  // namespace twell::emulation
+
+const char* cudaGetErrorName(cudaError_t error) {
+  switch (error) {
+    case cudaSuccess:
+      return "cudaSuccess";
+    case cudaErrorInvalidValue:
+      return "cudaErrorInvalidValue";
+    case cudaErrorMemoryAllocation:
+      return "cudaErrorMemoryAllocation";
+    case cudaErrorNoDevice:
+      return "cudaErrorNoDevice";
+    case cudaErrorInvalidDevice:
+      return "cudaErrorInvalidDevice";
+  }
+  return "unknown";
+}
+const char* cudaGetErrorString(cudaError_t) { return "emulated"; }
+cudaError_t cudaGetLastError() {
+  const cudaError_t error = last_error;
+  last_error = cudaSuccess;
+  return error;
+}
+
+cudaError_t cudaGetDeviceCount(int* count) {
+  *count = 1;
+  return cudaSuccess;
+}
+cudaError_t cudaGetDevice(int* ordinal) {
+  *ordinal = 0;
+  return cudaSuccess;
+}
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int ordinal) {
+  if (ordinal != 0) return fail(cudaErrorInvalidDevice);
+  std::memset(properties, 0, sizeof *properties);
+  std::strcpy(properties->name, "emulated");
+  properties->major = device.major;
+  properties->minor = device.minor;
+  properties->multiProcessorCount = device.sm_count;
+  properties->sharedMemPerBlockOptin = device.shared_bytes;
+  properties->l2CacheSize = 50 << 20;
+  properties->totalGlobalMem = kMemory;
+  return cudaSuccess;
+}
+
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* pointer) {
+  attributes->type =
+      allocation_of(pointer) != nullptr ? cudaMemoryTypeDevice : cudaMemoryTypeUnregistered;
+  attributes->device = 0;
+  return cudaSuccess;
+}
+
+cudaError_t cudaMalloc(void** pointer, std::size_t bytes) {
+  if (bytes > kMemory) return fail(cudaErrorMemoryAllocation);
+  *pointer = nullptr;
+  if (bytes == 0) return cudaSuccess;
+  // The exact size: AddressSanitizer watches the first byte past it.
+  if (posix_memalign(pointer, kAlignment, bytes) != 0) return fail(cudaErrorMemoryAllocation);
+  std::memset(*pointer, 0xff, bytes);
+  allocations[static_cast<const std::byte*>(*pointer)] = bytes;
+  return cudaSuccess;
+}
+cudaError_t cudaFree(void* pointer) {
+  if (pointer == nullptr) return cudaSuccess;
+  if (allocations.erase(static_cast<const std::byte*>(pointer)) == 0) {
+    return fail(cudaErrorInvalidValue);
+  }
+  std::free(pointer);
+  return cudaSuccess;
+}
+cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind) {
+  std::memcpy(to, from, bytes);
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceSynchronize() { return cudaGetLastError(); }
+cudaError_t cudaMemsetAsync(void* pointer, int value, std::size_t bytes, cudaStream_t) {
+  std::memset(pointer, value, bytes);
+  return cudaSuccess;
+}
+
+cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute, int value) {
+  if (static_cast<std::size_t>(value) > device.shared_bytes) return fail(cudaErrorInvalidValue);
+  shared_allowed[function] = static_cast<std::size_t>(value);
+  return cudaSuccess;
+}
+
+cudaError_t check_launch(const cudaLaunchConfig_t& config, const void* function) {
+  constexpr std::size_t kDefaultShared = std::size_t{48} << 10;
+  const auto allowed = shared_allowed.find(function);
+  const std::size_t shared =
+      allowed == shared_allowed.end() ? kDefaultShared : std::max(kDefaultShared, allowed->second);
+  const bool fits = config.gridDim.x > 0 && config.gridDim.x <= 0x7fffffffU &&
+                    config.gridDim.y > 0 && config.gridDim.y <= 65535U && config.blockDim.x > 0 &&
+                    config.blockDim.x <= 1024U;
+  return fits && config.dynamicSmemBytes <= shared ? cudaSuccess : fail(cudaErrorInvalidValue);
+}

@@ -1,0 +1,126 @@
+// Plans are pure: every GPU's are tested on any machine.
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "kernels/cuda/common/raster.h"
+#include "kernels/cuda/common/swizzle.cuh"
+#include "twell/cuda.h"
+#include "twell/status.h"
+
+namespace twell::cuda {
+namespace {
+
+Device gpu(int major, int minor, int sms, std::size_t shared_kib) {
+  Device device;
+  device.major = major;
+  device.minor = minor;
+  device.sm_count = sms;
+  device.shared_bytes = shared_kib << 10;
+  return device;
+}
+const Device kA100 = gpu(8, 0, 108, 163);
+const Device kRtx3090 = gpu(8, 6, 82, 99);
+const Device kH100 = gpu(9, 0, 132, 227);
+
+Problem paper(std::int64_t tokens) { return {tokens, 2048, 5632, DType::bf16, true, true}; }
+
+TEST(CudaPlan, ShapeFollowsTheNumberOfRows) {
+  EXPECT_EQ(plan_gemm_relu_twell(kH100, paper(1)).shape, GemmShape::stream8x32);
+  EXPECT_EQ(plan_gemm_relu_twell(kH100, paper(8)).shape, GemmShape::stream8x32);
+  EXPECT_EQ(plan_gemm_relu_twell(kH100, paper(9)).shape, GemmShape::stream16x32);
+  EXPECT_EQ(plan_gemm_relu_twell(kH100, paper(32)).shape, GemmShape::stream32x32);
+  // 88 blocks of 64 × 64 keep more SMs busy than 22 or 44 wider ones.
+  EXPECT_EQ(plan_gemm_relu_twell(kH100, paper(64)).shape, GemmShape::tile64x64);
+  EXPECT_EQ(plan_gemm_relu_twell(kH100, paper(16384)).shape, GemmShape::tile128x256);
+  EXPECT_EQ(plan_gemm_relu_twell(kA100, paper(16384)).shape, GemmShape::tile128x256);
+}
+
+TEST(CudaPlan, SharedMemoryFits) {
+  EXPECT_EQ(plan_gemm_relu_twell(kRtx3090, paper(16384)).shape, GemmShape::tile128x128);
+  for (const Device& device : {kA100, kRtx3090, kH100}) {
+    for (std::int64_t tokens : {1, 40, 500, 4096, 1000000}) {
+      EXPECT_LE(plan_gemm_relu_twell(device, paper(tokens)).shared_bytes, device.shared_bytes);
+    }
+  }
+}
+
+TEST(CudaPlan, TileOfTheCaller) {
+  EXPECT_EQ(plan_gemm_relu_twell(kH100, paper(1), 256).shape, GemmShape::tile128x256);
+  EXPECT_EQ(plan_gemm_relu_twell(kH100, paper(1), 16).tile, 16);
+  EXPECT_THROW(plan_gemm_relu_twell(kRtx3090, paper(1), 256), Error);
+  EXPECT_THROW(plan_gemm_relu_twell(kH100, paper(1), 48), Error);
+}
+
+TEST(CudaPlan, UnalignedRows) {
+  Problem problem = paper(1);
+  problem.aligned = false;
+  EXPECT_EQ(plan_gemm_relu_twell(kH100, problem).shape, GemmShape::stream32x32);
+  problem.tokens = 5000;
+  EXPECT_EQ(plan_gemm_relu_twell(kH100, problem).shape, GemmShape::tile64x64);
+  problem.aligned = true;
+  problem.depth = 2047;
+  EXPECT_THROW(plan_gemm_relu_twell(kH100, problem), Error);
+}
+
+TEST(CudaPlan, F32IsRefused) {
+  Problem problem = paper(1);
+  problem.dtype = DType::f32;
+  EXPECT_THROW(plan_ffn(kH100, problem), Error);
+}
+
+TEST(CudaPlan, FewRowsShareBlocks) {
+  EXPECT_GT(plan_gather(kH100, paper(1)).splits, 4);
+  EXPECT_EQ(plan_gather(kH100, paper(1000)).splits, 1);
+  EXPECT_EQ(plan_gather(kH100, paper(1)).threads, 128);
+  Problem wide = paper(7);
+  wide.depth = 20000;
+  EXPECT_EQ(plan_gather(kH100, wide).passes, 3);
+  EXPECT_EQ(plan_gather(kH100, wide).threads, 512);
+}
+
+TEST(CudaPlan, WorkspaceIsBounded) {
+  constexpr std::size_t kLimit = std::size_t{256} << 20;
+  for (std::int64_t tokens : {1, 129, 5000, 16384, 1000000}) {
+    const FfnPlan plan = plan_ffn(kH100, paper(tokens), kLimit);
+    // The packed activation's share; counts are an inline word for every 32 … 256 slots.
+    EXPECT_LE(plan.workspace_bytes, kLimit * 5 / 4) << plan.to_string();
+    EXPECT_GE(plan.row_block, std::min<std::int64_t>(tokens, 128));
+    EXPECT_LE(plan.row_block, tokens);
+  }
+  EXPECT_NE(plan_ffn(kH100, paper(1)).to_string().find("stream 8x32"), std::string::npos);
+}
+
+TEST(CudaRaster, VisitsEveryTileOnce) {
+  for (int rows : {1, 5, 16, 17}) {
+    for (int cols : {1, 7}) {
+      for (int group : {1, 4, 8}) {
+        std::set<std::pair<int, int>> seen;
+        for (int i = 0; i < rows * cols; ++i) {
+          const Tile tile = raster(i, rows, cols, group);
+          ASSERT_TRUE(tile.row < rows && tile.col < cols && tile.row >= 0 && tile.col >= 0);
+          seen.insert({tile.row, tile.col});
+        }
+        ASSERT_EQ(seen.size(), static_cast<std::size_t>(rows * cols)) << rows << cols << group;
+      }
+    }
+  }
+}
+
+// The 8 rows of one ldmatrix and the 8 chunks of one row each touch all 32 banks once.
+TEST(CudaSwizzle, NoBankConflicts) {
+  const auto bank_group = [](int row, int chunk) { return swizzled(row, chunk) / 16 % 8; };
+  for (int fixed = 0; fixed < 8; ++fixed) {
+    std::set<std::uint32_t> by_row;
+    std::set<std::uint32_t> by_chunk;
+    for (int i = 0; i < 8; ++i) {
+      by_row.insert(bank_group(i, fixed));
+      by_chunk.insert(bank_group(fixed, i));
+    }
+    EXPECT_EQ(by_row.size(), 8U);
+    EXPECT_EQ(by_chunk.size(), 8U);
+  }
+}
+
+}  // namespace
+}  // namespace twell::cuda
