@@ -34,10 +34,17 @@ class Sampler {
     double weight;  // exp((logit - largest) / temperature)
     std::int64_t token;
   };
+  void weigh(std::span<const float> logits, float largest);
+  std::int64_t sample_top_k(std::span<const float> logits, float largest);
+  std::int64_t sample_top_p();
+  std::int64_t draw_any();
+  std::size_t pick_bin(std::size_t count, double& left) const;
   std::int64_t draw(std::span<const Candidate> candidates, double total);
 
   SamplingOptions options_;
   Random random_;
+  std::vector<double> weights_;  // of all tokens
+  std::vector<double> bins_;
   std::vector<Candidate> candidates_;
 };
 

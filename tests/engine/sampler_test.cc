@@ -74,6 +74,79 @@ TEST(Sampler, TopPKeepsTheSmallestSetThatReachesIt) {
   EXPECT_EQ(histogram({.temperature = 1.0, .top_p = 1e-9, .seed = 5}, kLogits)[2], kDraws);
 }
 
+// A vocabulary of thousands, from flat to steep, where the sum is reached within a crowd of nearly
+// equal tokens: exactly the smallest set is drawn, in its proportions.
+TEST(Sampler, TopPOfALargeVocabulary) {
+  for (const double spread : {0.0, 0.01, 1.0, 10.0}) {
+    for (const double top_p : {0.05, 0.5, 0.95}) {
+      Random random(11);
+      std::vector<float> logits(1000);
+      for (float& x : logits) x = static_cast<float>(spread * random.normal());
+      const auto p = softmax(logits, 0.7);
+      std::vector<std::size_t> order(p.size());
+      std::iota(order.begin(), order.end(), 0);
+      std::stable_sort(order.begin(), order.end(),
+                       [&](std::size_t a, std::size_t b) { return logits[a] > logits[b]; });
+      // The sums of the two sides may round differently in the last tokens' favour or not.
+      std::size_t count = 0;
+      double kept = 0.0;
+      while (kept < top_p) kept += p[order[count++]];
+      std::vector<double> rank(p.size());
+      for (std::size_t i = 0; i < order.size(); ++i) rank[order[i]] = static_cast<double>(i);
+
+      Sampler sampler({.temperature = 0.7, .top_p = top_p, .seed = 8});
+      constexpr int kBlocks = 4;  // of the kept tokens by rank: each has its share of the draws
+      std::vector<int> drawn(kBlocks, 0);
+      std::vector<double> share(kBlocks, 0.0);
+      const auto block = [&](double r) {
+        return static_cast<std::size_t>(r * kBlocks / static_cast<double>(count + 1));
+      };
+      for (std::size_t i = 0; i < count; ++i) {
+        share[block(static_cast<double>(i))] += p[order[i]] / kept;
+      }
+      double furthest = 0.0;
+      for (int i = 0; i < kDraws; ++i) {
+        const double r = rank[static_cast<std::size_t>(sampler.sample(logits))];
+        furthest = std::max(furthest, r);
+        ASSERT_LE(r, static_cast<double>(count)) << "spread " << spread << ", top_p " << top_p;
+        ++drawn[block(r)];
+      }
+      for (std::size_t b = 0; b < kBlocks; ++b) {
+        const double deviation = std::sqrt(kDraws * share[b] * (1 - std::min(1.0, share[b])));
+        EXPECT_NEAR(drawn[b], kDraws * share[b], 5 * deviation + 1e-6 * kDraws)
+            << "spread " << spread << ", top_p " << top_p;
+      }
+      // All of the set can be drawn: its last eighth of probability is.
+      double tail = 0.0;
+      std::size_t reached = count;
+      while (reached > 1 && tail + p[order[reached - 1]] < kept / 8) tail += p[order[--reached]];
+      EXPECT_GE(furthest, static_cast<double>(reached) - 1);
+    }
+  }
+}
+
+TEST(Sampler, VerySmallTemperatureIsTheLargestLogit) {
+  for (const double temperature : {1e-3, 1e-300, 5e-324}) {
+    for (const double top_p : {1.0, 0.5}) {
+      Sampler sampler({.temperature = temperature, .top_p = top_p, .seed = 1});
+      for (int i = 0; i < 20; ++i) EXPECT_EQ(sampler.sample(kLogits), 2);
+    }
+  }
+}
+
+TEST(Sampler, LargestIsFoundAnywhere) {
+  Sampler sampler({});
+  for (const std::size_t size : {1U, 15U, 16U, 17U, 33U, 100U}) {
+    for (std::size_t at = 0; at < size; ++at) {
+      std::vector<float> logits(size, -3.0F);
+      logits[at] = -2.0F;
+      EXPECT_EQ(sampler.sample(logits), static_cast<std::int64_t>(at));
+      logits[at] = std::numeric_limits<float>::quiet_NaN();
+      EXPECT_THROW(sampler.sample(logits), Error);
+    }
+  }
+}
+
 TEST(Sampler, TopPActsOnWhatTopKLeft) {
   const auto p = softmax(kLogits, 1.0);
   // Of the two likeliest the first alone has p2 / (p2 + p3) > 0.6 of what is left.
