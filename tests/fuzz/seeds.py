@@ -65,6 +65,11 @@ def token_shard():
     yield b"TWELLTOK" + struct.pack("<IIQQI", 1, 4, 1, 99, 100000) + bytes(28) + bytes(4)
 
 
+def activity_trace():
+    head = b"TWELLTRC" + struct.pack("<IIIIIIQ", 1, 2, 64, 300, 1, 128, 2) + bytes(24)
+    yield head + struct.pack("<QQ", 4, 5) + b"\2\5\0\0" + b"\0\2\0\xac\1"
+
+
 def llama2c():
     for vocabulary in (3, -3):
         d, h, layers, v, s = 4, 4, 1, 3, 2
@@ -78,7 +83,7 @@ def llama2c():
 
 
 if __name__ == "__main__":
-    for make in (safetensors, config, tokenizer, token_shard, llama2c):
+    for make in (safetensors, config, tokenizer, token_shard, activity_trace, llama2c):
         folder = pathlib.Path(sys.argv[1]) / make.__name__
         folder.mkdir(parents=True, exist_ok=True)
         for number, data in enumerate(make()):
