@@ -19,8 +19,9 @@ __device__ __forceinline__ std::uint32_t nonzero_mask(const uint4& v) {
   std::uint32_t mask = 0;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    mask |= ((words[i] & 0x7fffU) != 0 ? 1U : 0U) << (2 * i);
-    mask |= ((words[i] & 0x7fff0000U) != 0 ? 2U : 0U) << (2 * i);
+    // Not as a choice of 1 or 2 shifted by 2i: g++ 12 compiles that wrongly under ubsan.
+    mask |= static_cast<std::uint32_t>((words[i] & 0x7fffU) != 0) << (2 * i);
+    mask |= static_cast<std::uint32_t>((words[i] & 0x7fff0000U) != 0) << (2 * i + 1);
   }
   return mask;
 }
