@@ -5,7 +5,8 @@
 //
 // x is [M, D], Wg and Wu are [H, D] as in checkpoints, Wd is neuron-major [H, D] (the transpose of
 // a checkpoint's down projection), y is [M, D]. All of one dtype: bf16 or f32. Accumulation is f32;
-// the activation is rounded once to the dtype as it is packed, u and h are never rounded, y once.
+// the activation is rounded once to the dtype as it is packed, u is never rounded, y once; h is
+// rounded where many rows of a block fire its neuron (FfnPlan::hot_share).
 // Any M ≥ 0, D ≥ 1, H ≥ 1. Errors are twell::Error naming operation and argument.
 #pragma once
 
@@ -69,6 +70,8 @@ struct FfnPlan {
   std::int64_t row_block = 0;  // rows per gate GEMM block
   TwellLayout layout;          // of the packed gate of one block
   int row_splits = 1;          // groups of rows per tile, where tiles are fewer than threads
+  // Neurons that at least this share of a block's rows fire are multiplied densely; above 1: none.
+  double hot_share = 2.0;
   std::string to_string() const;
 };
 FfnPlan plan_ffn(const Context& context, std::int64_t tokens, const FfnWeights& weights);

@@ -42,6 +42,37 @@ struct TwellView {
 
   std::int32_t& count(std::int64_t row, std::int64_t t) const { return counts[row * tiles + t]; }
 
+  std::int64_t row_count(std::int64_t row) const {
+    std::int64_t sum = 0;
+    for (std::int64_t t = 0; t < tiles; ++t) sum += count(row, t);
+    return sum;
+  }
+
+  // f(neuron) for the slots of (row, t), ascending.
+  template <class F>
+  void for_each_slot(std::int64_t row, std::int64_t t, F f) const {
+    const auto first = static_cast<std::int32_t>(t * tile);
+    const std::int32_t n = count(row, t);
+    if (slot_bytes == sizeof(TwellSlot16)) {
+      const auto* slots16 = reinterpret_cast<const TwellSlot16*>(stored(row, t));
+      for (std::int32_t i = 0; i < n; ++i) f(first + slots16[i].column);
+    } else {
+      const auto* slots32 = reinterpret_cast<const TwellSlot32*>(stored(row, t));
+      for (std::int32_t i = 0; i < n; ++i) f(first + static_cast<std::int32_t>(slots32[i].column));
+    }
+  }
+
+  // Removes the slots of (row, t) for which f(neuron, value) is true; the others keep their order.
+  // Inline tiles only (capacity == tile).
+  template <class F>
+  void remove_slots_if(std::int64_t row, std::int64_t t, F f) const {
+    if (slot_bytes == sizeof(TwellSlot16)) {
+      remove_if_typed<TwellSlot16>(row, t, f);
+    } else {
+      remove_if_typed<TwellSlot32>(row, t, f);
+    }
+  }
+
   std::byte* inline_slots(std::int64_t row, std::int64_t t) const {
     return slots + static_cast<std::size_t>((row * tiles + t) * capacity) * slot_bytes;
   }
@@ -69,6 +100,20 @@ struct TwellView {
   }
 
  private:
+  template <class Slot, class F>
+  void remove_if_typed(std::int64_t row, std::int64_t t, F f) const {
+    auto* slots_here = reinterpret_cast<Slot*>(inline_slots(row, t));
+    const auto first = static_cast<std::int32_t>(t * tile);
+    std::int32_t kept = 0;
+    for (std::int32_t i = 0; i < count(row, t); ++i) {
+      const Slot slot = slots_here[i];
+      if (!f(first + static_cast<std::int32_t>(slot.column), value_of(slot))) {
+        slots_here[kept++] = slot;
+      }
+    }
+    count(row, t) = kept;
+  }
+
   std::byte* overflow_record(std::int32_t have, std::byte* inline_room) const {
     std::uint32_t record = 0;
     if (have > capacity) {

@@ -37,6 +37,35 @@ struct GemmReluTwell {
   void (*run)(const GemmReluTwellArgs&);
 };
 
+// The same GEMM without the epilogue: c (+)= x Wᵀ in f32, at most kColumnBlock columns.
+struct GemmArgs {
+  const void* x = nullptr;  // [rows, depth] of the kernel's x_dtype, inputs past D zero
+  std::int64_t x_stride = 0;
+  std::int64_t rows = 0;
+  PackedView weight;
+  std::int64_t panel_begin = 0;
+  std::int64_t panels = 0;
+  float* c = nullptr;  // gemm_accumulators(rows) floats; rows kColumnBlock apart
+  bool accumulate = false;
+};
+struct Gemm {
+  DType x_dtype;
+  void (*run)(const GemmArgs&);
+};
+
+// What multiplying chosen rows of a plain weight densely needs. All rows have the weight's dtype.
+struct ChosenRows {
+  // One panel of 16 neurons from 16 rows of `cols` inputs each.
+  void (*pack_as_neurons)(const void* const* rows, std::int64_t cols, void* panel);
+  // Panels of `columns` neurons, at most kColumnBlock, from the rows as inputs: neuron j of input i
+  // is rows[i][first + j].
+  void (*pack_as_inputs)(const void* const* rows, std::int64_t count, std::int64_t first,
+                         std::int64_t columns, void* panels);
+  // h[i] = h[i] != 0 ? h[i] * u[i] : 0, h of the GEMM's x_dtype.
+  void (*gate)(const float* u, std::int64_t count, void* h);
+  bool (*finite)(const void* row, std::int64_t cols);
+};
+
 // One token's active neurons: column of W and coefficient.
 struct ActiveNeurons {
   const std::int32_t* neurons = nullptr;
@@ -50,15 +79,16 @@ struct TwellGatedFfn {
   void (*run)(const void* x, ConstMatrixView up, const ActiveNeurons& active);
 };
 
-// y32 = Σ values[i] · W[neurons[i]] (W.cols floats, overwritten), and its rounding into a row of
-// W's dtype.
+// y32 (+)= Σ values[i] · W[neurons[i]] (W.cols floats), and its rounding into a row of W's dtype.
 struct TwellSpmm {
-  void (*accumulate)(ConstMatrixView down, const ActiveNeurons& active, float* y32);
+  void (*accumulate)(ConstMatrixView down, const ActiveNeurons& active, bool add, float* y32);
   void (*store)(const float* y32, std::int64_t cols, void* y);
 };
 
 // The best implementation that `tier` may run. dtype: bf16 or f32.
 const GemmReluTwell& gemm_relu_twell_kernel(CpuTier tier, DType dtype);
+const Gemm& gemm_kernel(CpuTier tier, DType dtype);
+const ChosenRows& chosen_rows_kernel(CpuTier tier, DType dtype);
 const TwellGatedFfn& twell_gated_ffn_kernel(CpuTier tier, DType dtype);
 const TwellSpmm& twell_spmm_kernel(CpuTier tier, DType dtype);
 

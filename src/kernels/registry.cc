@@ -22,6 +22,21 @@ const Entry<GemmReluTwell> kGemmReluTwell[] = {
 #endif
     {CpuTier::portable, portable::gemm_relu_twell_bf16, portable::gemm_relu_twell_f32},
 };
+const Entry<Gemm> kGemm[] = {
+#if defined(TWELL_X86)
+    {CpuTier::amx, amx::gemm_bf16, avx512::gemm_f32},
+    {CpuTier::avx512, avx512::gemm_bf16, avx512::gemm_f32},
+    {CpuTier::avx2, avx2::gemm_bf16, avx2::gemm_f32},
+#endif
+    {CpuTier::portable, portable::gemm_bf16, portable::gemm_f32},
+};
+const Entry<ChosenRows> kChosenRows[] = {
+#if defined(TWELL_X86)
+    {CpuTier::avx512, avx512::chosen_rows_bf16, avx512::chosen_rows_f32},
+    {CpuTier::avx2, avx2::chosen_rows_bf16, avx2::chosen_rows_f32},
+#endif
+    {CpuTier::portable, portable::chosen_rows_bf16, portable::chosen_rows_f32},
+};
 const Entry<TwellGatedFfn> kTwellGatedFfn[] = {
 #if defined(TWELL_X86)
     {CpuTier::avx512, avx512::twell_gated_ffn_bf16, avx512::twell_gated_ffn_f32},
@@ -50,6 +65,10 @@ const Kernel& choose(const Entry<Kernel> (&entries)[N], CpuTier tier, DType dtyp
 
 const GemmReluTwell& gemm_relu_twell_kernel(CpuTier tier, DType dtype) {
   return choose(kGemmReluTwell, tier, dtype);
+}
+const Gemm& gemm_kernel(CpuTier tier, DType dtype) { return choose(kGemm, tier, dtype); }
+const ChosenRows& chosen_rows_kernel(CpuTier tier, DType dtype) {
+  return choose(kChosenRows, tier, dtype);
 }
 const TwellGatedFfn& twell_gated_ffn_kernel(CpuTier tier, DType dtype) {
   return choose(kTwellGatedFfn, tier, dtype);

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "ops/gate.h"
+#include "ops/hot_neurons.h"
 #include "ops/sparse_rows.h"
 #include "ops/validate.h"
 
@@ -67,23 +68,20 @@ void ffn(Context& context, ConstMatrixView x, const FfnWeights& weights,
   sparse.packed = packed;
   sparse.up = weights.up;
   sparse.down = weights.down;
-  sparse.stats = stats;
   sparse.rows = plan.row_block;
-  sparse.parts = sparse_parts(plan.row_block, plan.threads);
 
   // Everything is allocated before the threads start: nothing in them may throw.
+  HotNeurons hot(context, plan, weights, plan.row_block);
   void* prepared = context.scratch(0, kPreparedX, prepared_x_bytes(gate));
   const std::size_t list = active_bytes(tiles * packed.tile);
-  // The last block is shorter and may be split into parts where the others are not.
-  const std::size_t partial =
-      std::max(partial_bytes(sparse),
-               static_cast<std::size_t>(4L * plan.threads * plan.threads * weights.down.cols) *
-                   sizeof(float));
+  // In parts, a block has at most four rows times parts per thread (sparse_parts).
+  const auto row_sum = static_cast<std::size_t>(weights.down.cols) * sizeof(float);
+  context.scratch(0, kPartialY, 4 * static_cast<std::size_t>(plan.threads) * row_sum);
   const auto sums = static_cast<std::size_t>(gemm_accumulators(plan.row_block)) * sizeof(float);
   for (int t = 0; t < plan.threads; ++t) {
     context.scratch(t, kAccumulators, sums);
     context.scratch(t, kActive, list);
-    context.scratch(t, kPartialY, partial);
+    context.scratch(t, kPartialY, row_sum);
   }
   for (std::int64_t first = 0; first < x.rows; first += plan.row_block) {
     const std::int64_t rows = std::min(plan.row_block, x.rows - first);
@@ -91,7 +89,6 @@ void ffn(Context& context, ConstMatrixView x, const FfnWeights& weights,
     sparse.x = gate.x;
     sparse.y = rows_of(y, first, rows);
     sparse.rows = rows;
-    sparse.first_row = first;
     sparse.parts = sparse_parts(rows, plan.threads);
     std::fill_n(packed.counts, rows * tiles, 0);
 #pragma omp parallel num_threads(plan.threads)
@@ -109,7 +106,14 @@ void ffn(Context& context, ConstMatrixView x, const FfnWeights& weights,
         run_gate(gate, prepared, rows * group / plan.row_splits,
                  rows * (group + 1) / plan.row_splits, tile, tile + 1, accumulators);
       }
-      void* partial_y = context.scratch(sparse.parts > 1 ? 0 : thread, kPartialY, partial);
+      if (stats != nullptr || plan.hot_share <= 1.0) hot.count(gate, stats, first);
+      if (hot.size() > 0) {
+        hot.take(gate);
+        hot.multiply(gate, prepared, thread);
+      }
+#pragma omp single
+      sparse.sums = hot.size() > 0 ? hot.sums() : nullptr;
+      void* partial_y = context.scratch(sparse.parts > 1 ? 0 : thread, kPartialY, row_sum);
       run_sparse_rows(sparse, context.scratch(thread, kActive, list),
                       static_cast<float*>(partial_y));
     }

@@ -39,17 +39,24 @@ void prepare_x(const GateBlock& block, std::int64_t begin, std::int64_t end, voi
   }
 }
 
+GemmArgs x_of(const GateBlock& block, const void* prepared) {
+  const bool in_place = prepared_x_bytes(block) == 0;
+  GemmArgs args;
+  args.x = in_place ? block.x.data : prepared;
+  args.x_stride = in_place ? block.x.row_stride : depth_of(block);
+  args.rows = block.x.rows;
+  return args;
+}
+
 void run_gate(const GateBlock& block, const void* prepared, std::int64_t row_begin,
               std::int64_t row_end, std::int64_t tile_begin, std::int64_t tile_end,
               float* accumulators) {
-  const bool in_place = prepared_x_bytes(block) == 0;
-  const std::int64_t stride = in_place ? block.x.row_stride : depth_of(block);
-  const void* base = in_place ? block.x.data : prepared;
+  const GemmArgs x = x_of(block, prepared);
   const std::int64_t tile_panels = block.out.tile / kPanel;
   GemmReluTwellArgs args;
-  args.x = static_cast<const std::byte*>(base) +
-           static_cast<std::size_t>(row_begin * stride) * size_of(block.kernel.x_dtype);
-  args.x_stride = stride;
+  args.x = static_cast<const std::byte*>(x.x) +
+           static_cast<std::size_t>(row_begin * x.x_stride) * size_of(block.kernel.x_dtype);
+  args.x_stride = x.x_stride;
   args.rows = row_end - row_begin;
   args.weight = block.weight;
   args.panel_begin = tile_begin * tile_panels;

@@ -23,20 +23,6 @@ std::int64_t gather(const TwellView& packed, std::int64_t row, std::int32_t* neu
   return n;
 }
 
-void record(const SparseRows& work, std::int64_t row, const std::int32_t* neurons, std::int64_t n) {
-  FfnStats& stats = *work.stats;
-#pragma omp atomic
-  stats.nnz += n;
-#pragma omp critical(twell_stats)
-  stats.max_row_nnz = std::max(stats.max_row_nnz, n);
-  if (stats.row_nnz != nullptr) stats.row_nnz[work.first_row + row] = static_cast<std::int32_t>(n);
-  if (stats.neuron_counts == nullptr) return;
-  for (std::int64_t i = 0; i < n; ++i) {
-#pragma omp atomic
-    stats.neuron_counts[neurons[i]] += 1;
-  }
-}
-
 // The part's share of one row: y32 = Σ over its neurons.
 void run_part(const SparseRows& work, std::int64_t row, int part, void* scratch, float* y32) {
   auto* neurons = static_cast<std::int32_t*>(scratch);
@@ -44,7 +30,6 @@ void run_part(const SparseRows& work, std::int64_t row, int part, void* scratch,
   const std::int64_t n = work.packed.slot_bytes == sizeof(TwellSlot16)
                              ? gather<TwellSlot16>(work.packed, row, neurons, values)
                              : gather<TwellSlot32>(work.packed, row, neurons, values);
-  if (work.stats != nullptr && part == 0) record(work, row, neurons, n);
   const std::int64_t begin = n * part / work.parts;
   const ActiveNeurons active = {neurons + begin, values + begin,
                                 n * (part + 1) / work.parts - begin};
@@ -54,7 +39,7 @@ void run_part(const SparseRows& work, std::int64_t row, int part, void* scratch,
                     static_cast<std::size_t>(row * work.x.row_stride) * size_of(dtype);
     twell_gated_ffn_kernel(work.tier, dtype).run(x, work.up, active);
   }
-  twell_spmm_kernel(work.tier, dtype).accumulate(work.down, active, y32);
+  twell_spmm_kernel(work.tier, dtype).accumulate(work.down, active, work.sums != nullptr, y32);
 }
 
 void store(const SparseRows& work, std::int64_t row, const float* y32) {
@@ -65,7 +50,9 @@ void store(const SparseRows& work, std::int64_t row, const float* y32) {
 
 }  // namespace
 
-int sparse_parts(std::int64_t rows, int threads) { return rows < 4L * threads ? threads : 1; }
+int sparse_parts(std::int64_t rows, int threads) {
+  return static_cast<int>(std::clamp<std::int64_t>(4L * threads / rows, 1, threads));
+}
 
 std::size_t active_bytes(std::int64_t hidden) {
   // Rounded up to whole tiles by the caller's layout: 65,536 columns at the most.
@@ -82,8 +69,9 @@ void run_sparse_rows(const SparseRows& work, void* active, float* partial) {
   if (work.parts == 1) {
 #pragma omp for schedule(dynamic, 4)
     for (std::int64_t row = 0; row < work.rows; ++row) {
-      run_part(work, row, 0, active, partial);
-      store(work, row, partial);
+      float* sum = work.sums != nullptr ? work.sums + row * cols : partial;
+      run_part(work, row, 0, active, sum);
+      store(work, row, sum);
     }
     return;
   }

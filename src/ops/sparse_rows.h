@@ -19,10 +19,10 @@ struct SparseRows {
   ConstMatrixView down;
   MatrixView y;  // [rows, D]
   int parts = 1;
-  FfnStats* stats = nullptr;   // may be null; shared by all threads
-  std::int64_t first_row = 0;  // of the block, for stats->row_nnz
+  float* sums = nullptr;  // [rows, D]: what y starts from instead of 0; overwritten. parts == 1
 };
 
+// 1 from four rows per thread on. rows >= 1.
 int sparse_parts(std::int64_t rows, int threads);
 // Per thread: the list of one row's active neurons and its f32 sum.
 std::size_t active_bytes(std::int64_t hidden);

@@ -38,5 +38,39 @@ TEST(AmxEmulated, TailSizes) {
     check(35, 64, hidden, 512);
 }
 
+// Without the epilogue, onto what is there: the same sums as the portable kernel's, but for order.
+TEST(AmxEmulated, AccumulatesLikeThePortableKernel) {
+  if (!cpu_tier_available(CpuTier::avx512)) GTEST_SKIP() << "needs AVX-512 BF16";
+  for (std::int64_t rows : {3, 16, 33, 70}) {
+    test::Layer<bf16> layer({rows, 288, 100});
+    std::vector<float> wide(static_cast<std::size_t>(rows * 288));
+    for (std::int64_t r = 0; r < rows; ++r) {
+      for (std::int64_t k = 0; k < 288; ++k) {
+        wide[static_cast<std::size_t>(r * 288 + k)] = static_cast<float>(layer.x.at(r, k));
+      }
+    }
+    const auto size = static_cast<std::size_t>(gemm_accumulators(rows));
+    std::vector<float> got(size, 1.0F), expected(size, 1.0F);
+    const ConstMatrixView x = std::as_const(layer.x).view();
+    GemmArgs args = {x.data, x.row_stride, rows, layer.packed(), 1, 6, got.data(), true};
+    amx::gemm_bf16.run(args);
+    args.x = wide.data();
+    args.x_stride = 288;
+    args.c = expected.data();
+    portable::gemm_bf16.run(args);
+    for (std::int64_t r = 0; r < rows; ++r) {
+      for (std::int64_t c = 0; c < 84; ++c) {
+        const auto at = static_cast<std::size_t>(r * kColumnBlock + c);
+        double magnitude = 1.0;
+        for (std::int64_t k = 0; k < 288; ++k) {
+          magnitude +=
+              std::abs(static_cast<double>(layer.x.value(r, k)) * layer.gate.value(c + 16, k));
+        }
+        ASSERT_NEAR(got[at], expected[at], 2 * test::accumulation_bound(289, magnitude)) << r << c;
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace twell

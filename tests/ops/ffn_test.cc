@@ -120,6 +120,32 @@ TYPED_TEST(FfnTest, AdversarialPatterns) {
   });
 }
 
+// A third of the neurons fire for every row, some for half of them, the rest rarely: the fused
+// layer multiplies the first densely and gathers the last. Weights that are not finite reach
+// exactly the rows that fire their neuron.
+TYPED_TEST(FfnTest, HotNeuronsAmongColdOnes) {
+  this->on_every_tier(2, [](Context& context) {
+    for (std::int64_t tokens : {15, 16, 65, 193, 290}) {
+      for (bool gated : {true, false}) {
+        Layer<TypeParam> layer({tokens, 70, 290, gated, {}, 2.5F});
+        for (std::int64_t n = 0; n < 290; n += 3) layer.gate.set(n, 0, n % 2 == 0 ? 8.0F : 0.0F);
+        layer.pack();
+        check_layer(context, layer);
+        layer.down.set(3, 9, std::numeric_limits<float>::infinity());
+        layer.up.set(9, 4, std::numeric_limits<float>::quiet_NaN());
+        check_layer(context, layer);
+      }
+    }
+  });
+}
+
+TEST(FfnPlan, HotNeuronsOnlyWhereRowsAreEnough) {
+  Layer<bf16> layer({1, 64, 128});
+  Context context({.threads = 2, .tier = {}});
+  EXPECT_GT(plan_ffn(context, 1, layer.weights()).hot_share, 1.0);
+  EXPECT_LT(plan_ffn(context, 64, layer.weights()).hot_share, 1.0);
+}
+
 TEST(FfnState, TwoModelsAndTwoContextsInterleave) {
   Layer<bf16> a({17, 64, 128});
   Layer<float> b({9, 32, 80}, 7);

@@ -33,6 +33,11 @@ struct Isa {
     const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(bits, bits), 0xd8);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
   }
+  static V mul(V a, V b) { return _mm256_mul_ps(a, b); }
+  // v where g is not 0 (a NaN is not), else 0.
+  static V where_nonzero(V g, V v) {
+    return _mm256_and_ps(_mm256_cmp_ps(g, zero(), _CMP_NEQ_UQ), v);
+  }
   static V zero() { return _mm256_setzero_ps(); }
   static V broadcast(float f) { return _mm256_set1_ps(f); }
   static V fma(V a, V b, V c) { return _mm256_fmadd_ps(a, b, c); }

@@ -34,11 +34,44 @@ struct Isa {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
                         _mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16)));
   }
+  static V mul(V a, V b) { return _mm512_mul_ps(a, b); }
+  // v where g is not 0 (a NaN is not), else 0.
+  static V where_nonzero(V g, V v) {
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(g, zero(), _CMP_NEQ_UQ), v);
+  }
   static V zero() { return _mm512_setzero_ps(); }
   static V broadcast(float f) { return _mm512_set1_ps(f); }
   static V fma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
   static float sum(V v) { return _mm512_reduce_add_ps(v); }
   static void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+
+  // 16 words of 16 rows, from word `at` on, turned around.
+  static void transpose_words(const void* const* rows, std::int64_t at, std::uint32_t* out) {
+    __m512i r[16], t[16];
+    for (int i = 0; i < 16; ++i) {
+      r[i] = _mm512_loadu_si512(static_cast<const char*>(rows[i]) + at * 4);
+    }
+    for (int i = 0; i < 8; ++i) {  // pairs of rows
+      t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
+      t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
+    }
+    for (int i = 0; i < 4; ++i) {  // four rows: column c of every 128-bit lane in r[4 i + c]
+      r[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
+      r[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
+      r[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
+      r[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
+    }
+    for (int c = 0; c < 4; ++c) {  // lanes of the four quarters to one vector
+      const __m512i low0 = _mm512_shuffle_i32x4(r[c], r[4 + c], 0x88);
+      const __m512i high0 = _mm512_shuffle_i32x4(r[c], r[4 + c], 0xdd);
+      const __m512i low1 = _mm512_shuffle_i32x4(r[8 + c], r[12 + c], 0x88);
+      const __m512i high1 = _mm512_shuffle_i32x4(r[8 + c], r[12 + c], 0xdd);
+      _mm512_storeu_si512(out + 16 * c, _mm512_shuffle_i32x4(low0, low1, 0x88));
+      _mm512_storeu_si512(out + 16 * (c + 4), _mm512_shuffle_i32x4(high0, high1, 0x88));
+      _mm512_storeu_si512(out + 16 * (c + 8), _mm512_shuffle_i32x4(low0, low1, 0xdd));
+      _mm512_storeu_si512(out + 16 * (c + 12), _mm512_shuffle_i32x4(high0, high1, 0xdd));
+    }
+  }
 
   template <class T>
   using X = T;  // vdpbf16ps takes x as it is

@@ -42,15 +42,16 @@ void pack_epilogue(const float* c, std::int64_t rows, std::int64_t first, std::i
   }
 }
 
-// Splits panels [panel_begin, panel_end) at column blocks and tile borders: gemm(panel, panels)
-// fills the accumulators, then they are packed.
-template <class Isa, class T, class Gemm>
-void gemm_then_pack(const GemmReluTwellArgs& args, Gemm gemm) {
+// Splits panels [panel_begin, panel_end) at column blocks and tile borders: gemm fills the
+// accumulators, then they are packed.
+template <class Isa, class T, class GemmFunction>
+void gemm_then_pack(const GemmReluTwellArgs& args, GemmFunction gemm) {
   const std::int64_t tile_panels = args.out.tile / kPanel;
   for (std::int64_t p = args.panel_begin; p < args.panel_end;) {
     const std::int64_t tile_end = (p / tile_panels + 1) * tile_panels;
     const std::int64_t end = std::min({args.panel_end, tile_end, p + kColumnBlock / kPanel});
-    gemm(p, end - p);
+    gemm(GemmArgs{args.x, args.x_stride, args.rows, args.weight, p, end - p, args.accumulators,
+                  false});
     const std::int64_t width = std::min(end * kPanel, args.weight.rows) - p * kPanel;
     pack_epilogue<Isa, T>(args.accumulators, args.rows, p * kPanel, width, args);
     p = end;

@@ -32,9 +32,10 @@ void add_rows(const T* const (&w)[4], const T* const (&next)[4], const float (&h
 }
 
 template <class Isa, class T>
-void twell_spmm_accumulate(ConstMatrixView down, const ActiveNeurons& active, float* y32) {
+void twell_spmm_accumulate(ConstMatrixView down, const ActiveNeurons& active, bool add,
+                           float* y32) {
   if (active.count == 0) {
-    std::fill_n(y32, down.cols, 0.0F);
+    if (!add) std::fill_n(y32, down.cols, 0.0F);
     return;
   }
   const std::int64_t last = active.count - 1;
@@ -48,10 +49,10 @@ void twell_spmm_accumulate(ConstMatrixView down, const ActiveNeurons& active, fl
       h[n] = active.values[std::min(i + n, last)];
     }
     if (i + 4 <= active.count) {
-      add_rows<Isa, T, 4>(w, next, h, down.cols, i == 0, y32);
+      add_rows<Isa, T, 4>(w, next, h, down.cols, !add && i == 0, y32);
       i += 4;
     } else {
-      add_rows<Isa, T, 1>(w, next, h, down.cols, i == 0, y32);
+      add_rows<Isa, T, 1>(w, next, h, down.cols, !add && i == 0, y32);
       i += 1;
     }
   }

@@ -25,6 +25,12 @@ struct Isa {
   static void store(bf16* p, V v) {
     for (int i = 0; i < kLanes; ++i) p[i] = bf16(v[i]);
   }
+  static V mul(V a, V b) { return a * b; }
+  // v where g is not 0 (a NaN is not), else 0.
+  static V where_nonzero(V g, V v) {
+    for (int i = 0; i < kLanes; ++i) v[i] = g[i] == 0.0F ? 0.0F : v[i];
+    return v;
+  }
   static V zero() { return V{}; }
   static V broadcast(float f) { return V{f, f, f, f}; }
   static V fma(V a, V b, V c) { return a * b + c; }

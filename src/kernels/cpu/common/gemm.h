@@ -1,7 +1,9 @@
-// gemm_relu_twell with vector registers: one template for portable, AVX2 and AVX-512.
+// The GEMM with vector registers: one template for portable, AVX2 and AVX-512.
 #pragma once
 
-#include "kernels/cpu/common/pack_epilogue.h"
+#include <algorithm>
+
+#include "kernels/kernel.h"
 
 namespace twell {
 namespace {
@@ -73,34 +75,33 @@ struct RegisterGemm {
                               c + r * kColumnBlock, accumulate);
   }
 
-  static void run(const GemmReluTwellArgs& args, std::int64_t first_panel, std::int64_t panels) {
+  static void run(const GemmArgs& args) {
     const std::int64_t depth = packed_depth(args.weight.dtype, args.weight.cols);
     const std::int64_t panel_stride = depth * kPanel;
-    const T* weight = static_cast<const T*>(args.weight.data) + first_panel * panel_stride;
+    const T* weight = static_cast<const T*>(args.weight.data) + args.panel_begin * panel_stride;
     // A few rows only stream the weights once: one pass over the whole depth.
     const std::int64_t block = args.rows > Isa::kGemmRows ? kDepthBlock : depth;
     for (std::int64_t k = 0; k < depth; k += block) {
       const std::int64_t now = std::min(block, depth - k);
       const X* x = static_cast<const X*>(args.x) + k;
+      const bool accumulate = args.accumulate || k > 0;
       std::int64_t p = 0;
-      for (; p + Isa::kGemmPanels <= panels; p += Isa::kGemmPanels) {
+      for (; p + Isa::kGemmPanels <= args.panels; p += Isa::kGemmPanels) {
         rows_by_panels<Isa::kGemmPanels>(x, args.x_stride, args.rows,
                                          weight + p * panel_stride + k * kPanel, panel_stride, now,
-                                         args.accumulators + p * kPanel, k > 0);
+                                         args.c + p * kPanel, accumulate);
       }
-      for (; p < panels; ++p) {
+      for (; p < args.panels; ++p) {
         rows_by_panels<1>(x, args.x_stride, args.rows, weight + p * panel_stride + k * kPanel,
-                          panel_stride, now, args.accumulators + p * kPanel, k > 0);
+                          panel_stride, now, args.c + p * kPanel, accumulate);
       }
     }
   }
 };
 
 template <class Isa, class T>
-void gemm_relu_twell_registers(const GemmReluTwellArgs& args) {
-  gemm_then_pack<Isa, T>(args, [&](std::int64_t first, std::int64_t panels) {
-    RegisterGemm<Isa, T>::run(args, first, panels);
-  });
+constexpr Gemm gemm_registers() {
+  return {dtype_of<typename Isa::template X<T>>::value, RegisterGemm<Isa, T>::run};
 }
 
 }  // namespace

@@ -1,12 +1,13 @@
-// gemm_relu_twell on AMX-BF16: 32 rows × 2 panels per step, four accumulator tiles.
+// The GEMM on AMX-BF16: 32 rows × 2 panels per step, four accumulator tiles.
 //
 // Blocking: 256 inputs of two panels are 16 KiB of L1 while the row groups go by; the rows of x and
 // the f32 accumulators of a column block come from L2. Per 512 cycles of tile multiplication (32 ×
 // 16) a step moves 16 KiB of x from L2 and 8 KiB of accumulators.
-#include "kernels/cpu/common/gemm_relu_twell.h"
+#include "kernels/cpu/common/gemm.h"
 
 #include "kernels/cpu/amx/tile.h"
 #include "kernels/cpu/avx512/isa.h"
+#include "kernels/cpu/common/pack_epilogue.h"
 #include "kernels/cpu/kernels.h"
 
 namespace twell::amx {
@@ -81,24 +82,23 @@ void micro(const Step& s) {
 
 // Rows [begin, end) in groups of `group` rows (two row tiles, or one), all panels, all depth.
 template <int RowTiles>
-void sweep(const GemmReluTwellArgs& args, std::int64_t begin, std::int64_t end, std::int64_t group,
-           std::int64_t first_panel, std::int64_t panels) {
+void sweep(const GemmArgs& args, std::int64_t begin, std::int64_t end, std::int64_t group) {
   const std::int64_t depth = packed_depth(DType::bf16, args.weight.cols);
   const std::int64_t stride = depth * kPanel;
-  const bf16* weight = static_cast<const bf16*>(args.weight.data) + first_panel * stride;
+  const bf16* weight = static_cast<const bf16*>(args.weight.data) + args.panel_begin * stride;
   const bf16* x = static_cast<const bf16*>(args.x);
   for (std::int64_t k = 0; k < depth; k += kDepthBlock) {
     const std::int64_t now = std::min(kDepthBlock, depth - k);
-    for (std::int64_t p = 0; p < panels; p += 2) {
+    for (std::int64_t p = 0; p < args.panels; p += 2) {
       for (std::int64_t r = begin; r < end; r += group) {
         const Step step = {x + r * args.x_stride + k,
                            args.x_stride,
                            weight + p * stride + k * kPanel,
                            stride,
                            now,
-                           args.accumulators + r * kColumnBlock + p * kPanel,
-                           k > 0};
-        if (p + 1 < panels) {
+                           args.c + r * kColumnBlock + p * kPanel,
+                           args.accumulate || k > 0};
+        if (p + 1 < args.panels) {
           micro<RowTiles, 2>(step);
         } else {
           micro<RowTiles, 1>(step);
@@ -108,34 +108,32 @@ void sweep(const GemmReluTwellArgs& args, std::int64_t begin, std::int64_t end, 
   }
 }
 
-void gemm(const GemmReluTwellArgs& args, std::int64_t first_panel, std::int64_t panels) {
+void gemm(const GemmArgs& args) {
+  if (args.rows <= kVectorRows) {
+    RegisterGemm<avx512::Isa, bf16>::run(args);
+    return;
+  }
   const std::int64_t full = args.rows / (2 * kTileRows) * (2 * kTileRows);
   const std::int64_t rest = args.rows - full;
   if (full > 0) {
     load_config(config_for(kTileRows, kTileRows));
-    sweep<2>(args, 0, full, 2 * kTileRows, first_panel, panels);
+    sweep<2>(args, 0, full, 2 * kTileRows);
   }
   if (rest > kTileRows) {
     load_config(config_for(kTileRows, rest - kTileRows));
-    sweep<2>(args, full, args.rows, rest, first_panel, panels);
+    sweep<2>(args, full, args.rows, rest);
   } else if (rest > 0) {
     load_config(config_for(rest, 0));
-    sweep<1>(args, full, args.rows, rest, first_panel, panels);
+    sweep<1>(args, full, args.rows, rest);
   }
-}
-
-void run(const GemmReluTwellArgs& args) {
-  if (args.rows <= kVectorRows) {
-    gemm_relu_twell_registers<avx512::Isa, bf16>(args);
-    return;
-  }
-  gemm_then_pack<avx512::Isa, bf16>(
-      args, [&](std::int64_t first, std::int64_t panels) { gemm(args, first, panels); });
   release();
 }
 
 }  // namespace
 
-const GemmReluTwell gemm_relu_twell_bf16 = {DType::bf16, run};
+const Gemm gemm_bf16 = {DType::bf16, gemm};
+const GemmReluTwell gemm_relu_twell_bf16 = {DType::bf16, [](const GemmReluTwellArgs& args) {
+                                              gemm_then_pack<avx512::Isa, bf16>(args, gemm);
+                                            }};
 
 }  // namespace twell::amx
