@@ -10,6 +10,12 @@ namespace twell {
 
 class HotNeurons {
  public:
+  static constexpr std::int64_t kUpNeurons =
+      128;  // of a unit of work: 512 KB of panels at D = 2048
+  // Neurons of one pass over the columns of a unit. Not 512: the panels would lie 16 KB apart, all
+  // in the same sets of L1.
+  static constexpr std::int64_t kDownDepth = 480;
+
   // Takes its scratch; `rows` is the most of a block.
   HotNeurons(Context& context, const FfnPlan& plan, const FfnWeights& weights, std::int64_t rows);
 
@@ -34,6 +40,11 @@ class HotNeurons {
   void up(const GateBlock& gate, const void* prepared_x, std::int64_t first, float* accumulators,
           std::byte* panels) const;
   void down(std::int64_t rows, std::int64_t column, float* accumulators, std::byte* panels) const;
+
+  static const void* row_of(ConstMatrixView matrix, std::int64_t row) {
+    return static_cast<const std::byte*>(matrix.data) +
+           static_cast<std::size_t>(row * matrix.row_stride) * size_of(matrix.dtype);
+  }
 
   Context& context_;
   const FfnWeights& weights_;
