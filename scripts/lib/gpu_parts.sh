@@ -1,0 +1,126 @@
+# shellcheck shell=bash
+# The parts of scripts/gpu_check: what each needs, how long it may take, what it runs.
+
+GPU_BUILD=$ROOT/build/gpu
+GPU_BUNDLE=$ROOT/build/gpu-bundle
+GPU_RESULTS=$ROOT/build/gpu-results
+
+gpu_name() { nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1 || true; }
+
+# Machine code for this GPU: the instructions of Hopper and later that are not forward compatible need
+# the "a" of their architecture.
+gpu_architecture() {
+  local capability
+  capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d .)
+  case $capability in
+    90) echo 90a-real ;;
+    *) echo "$capability-real" ;;
+  esac
+}
+
+limit_of() {
+  case $1 in
+    build) echo 240 ;;
+    test) echo 90 ;;
+    memcheck) echo 90 ;;
+    racecheck) echo 60 ;;
+    bench) echo 120 ;;
+  esac
+}
+
+describe() {
+  case $1 in
+    build) echo "libtwell_cuda, its tests and the benchmark, for this GPU's architecture, into build/gpu" ;;
+    test) echo "cuda_test: every kernel shape against the fp64 definition" ;;
+    memcheck) echo "cuda_test under compute-sanitizer memcheck" ;;
+    racecheck) echo "the tests of tails and overflow under compute-sanitizer racecheck" ;;
+    bench) echo "twell_gpu_bench: one layer beside cuBLAS, every GEMM shape, every split" ;;
+  esac
+}
+
+has_tools() {
+  local tool
+  for tool in "$@"; do
+    command -v "$tool" >/dev/null || { echo "no $tool" && return 1; }
+  done
+}
+
+# lacks PART: why it cannot run here, or nothing.
+lacks() {
+  [[ $(gpu_name) ]] || { echo "no NVIDIA GPU" && return 0; }
+  case $1 in
+    build)
+      has_tools nvcc cmake ninja || return 0
+      gtest_installed || [[ -f $GPU_BUNDLE/googletest/CMakeLists.txt ]] ||
+        echo "no GoogleTest; run 'scripts/gpu_check bundle' where its sources are, and bring build/gpu-bundle"
+      ;;
+    memcheck | racecheck) has_tools compute-sanitizer || return 0 ;;
+  esac
+}
+
+# not_built PART: the program it needs, if that is not there.
+not_built() {
+  case $1 in
+    test | memcheck | racecheck)
+      [[ -x $GPU_BUILD/tests/cuda/cuda_test ]] || echo "cuda_test is not built; run the part build"
+      ;;
+    bench)
+      [[ -x $GPU_BUILD/tests/cuda/twell_gpu_bench ]] ||
+        echo "twell_gpu_bench is not built; run the part build, which needs cuBLAS for it"
+      ;;
+  esac
+}
+
+gtest_installed() {
+  compgen -G '/usr/lib/*/cmake/GTest/GTestConfig.cmake' >/dev/null ||
+    compgen -G '/usr/local/lib*/cmake/GTest/GTestConfig.cmake' >/dev/null
+}
+
+bundle_sources() {
+  local from=/usr/src/googletest
+  [[ -f $from/googletest/CMakeLists.txt ]] || die "no sources of GoogleTest in $from (package libgtest-dev)"
+  rm -rf "$GPU_BUNDLE"
+  mkdir -p "$GPU_BUNDLE"
+  cp -r "$from/googletest" "$GPU_BUNDLE/googletest"
+  rm -rf "$GPU_BUNDLE/googletest/"{test,samples,docs}
+  say "build/gpu-bundle: $(du -sh "$GPU_BUNDLE" | cut -f 1)"
+}
+
+run_build() {
+  local gtest=()
+  gtest_installed || gtest=(-DTWELL_GTEST_SOURCE="$GPU_BUNDLE/googletest")
+  cmake -S "$ROOT" -B "$GPU_BUILD" -G Ninja -DCMAKE_BUILD_TYPE=Release -DTWELL_LM=OFF -DTWELL_CUDA=ON \
+    -DTWELL_CUDA_ARCHITECTURES="$(gpu_architecture)" ${gtest[@]+"${gtest[@]}"} &&
+    ninja -C "$GPU_BUILD" -j "$(jobs_here)" cuda_test &&
+    # Without cuBLAS there is no benchmark, and that part says so.
+    { ! ninja -C "$GPU_BUILD" -t query twell_gpu_bench >/dev/null 2>&1 || ninja -C "$GPU_BUILD" twell_gpu_bench; }
+}
+
+cuda_test() {
+  local name=$1
+  shift
+  OMP_NUM_THREADS=$(nproc) "$@" "$GPU_BUILD/tests/cuda/cuda_test" --gtest_output="json:$GPU_RESULTS/$name.json" \
+    ${GPU_FILTER:+--gtest_filter="$GPU_FILTER"}
+}
+
+run_test() { cuda_test test; }
+
+run_memcheck() { cuda_test memcheck compute-sanitizer --tool memcheck --leak-check full --error-exitcode 9; }
+
+# Racecheck slows kernels by two orders of magnitude; these cases reach every barrier.
+run_racecheck() {
+  GPU_FILTER='*TailSizes*:*EveryDensityAndCapacity*:*ManyTilesAndNeurons*' \
+    cuda_test racecheck compute-sanitizer --tool racecheck --error-exitcode 9
+}
+
+run_bench() {
+  "$GPU_BUILD/tests/cuda/twell_gpu_bench" --sweep --json "$GPU_RESULTS/bench.json"
+}
+
+# note_part PART OUTCOME SECONDS [REASON]
+note_part() {
+  local others
+  others=$(grep -v "^$1	" "$GPU_RESULTS/parts.tsv" 2>/dev/null || true)
+  { [[ -z $others ]] || printf '%s\n' "$others"; printf '%s\t%s\t%s\t%s\n' "$1" "$2" "$3" "${4:-}"; } >"$GPU_RESULTS/parts.tsv.new"
+  mv "$GPU_RESULTS/parts.tsv.new" "$GPU_RESULTS/parts.tsv"
+}
