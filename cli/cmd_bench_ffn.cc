@@ -2,247 +2,141 @@
 #include <torch/types.h>
 
 #include <algorithm>
-#include <cstring>
+#include <cmath>
 #include <memory>
 #include <optional>
 
-#include "cli/activity.h"
-#include "cli/command.h"
-#include "cli/dense_ffn.h"
+#include "cli/bench_ffn.h"
+#include "cli/json_out.h"
 #include "cli/measure.h"
-#include "cli/peaks.h"
 #include "cli/progress.h"
-#include "cli/reference.h"
-#include "cli/table.h"
-#include "cli/views.h"
-#include "twell/ffn.h"
+#include "cli/trace_layer.h"
+#include "io/activity_trace.h"
+#include "io/atomic_file.h"
 #include "twell/status.h"
 
 namespace twell::cli {
 namespace {
 
-struct BenchFfnOptions : CommonOptions {
-  std::int64_t input = 2048;
-  std::int64_t hidden = 5632;
-  std::vector<std::int64_t> tokens = {1, 64, 2048};
-  std::vector<double> nnz = {29};
-  bool gated = true;
-  std::string dtype = "bf16";
-  std::string activation = "relu";
-  float threshold = 0.5F;
-  int layers = 1;
-  int repeats = 7;
-  double seconds = 0.2;
-  std::uint64_t seed = 1;
-  bool peaks = false;
-  std::string device = "cpu";
+constexpr std::int64_t kInput = 2048;
 
-  ActivationSpec spec() const {
-    if (activation == "fat_relu") return {Activation::fat_relu, threshold};
-    return {activation == "relu" ? Activation::relu : Activation::relu_squared, 0.0F};
-  }
-  at::ScalarType type() const { return dtype == "bf16" ? at::kBFloat16 : at::kFloat; }
-};
-
-// The same layer for the sparse path: gate packed once, as at load.
-struct SparseLayer {
-  explicit SparseLayer(const SyntheticLayer& layer) : source(layer) {
-    const ConstMatrixView gate = view(layer.gate);
-    packed = at::empty({static_cast<std::int64_t>(packed_bytes(gate.dtype, gate.rows, gate.cols))},
-                       at::kByte);
-    pack_weight(gate, packed.data_ptr());
-    weights.gate = {packed.data_ptr(), gate.dtype, gate.rows, gate.cols};
-    if (layer.up.defined()) weights.up = view(layer.up);
-    weights.down = view(layer.down_t);
-  }
-  SyntheticLayer source;
-  at::Tensor packed;  // 64-byte aligned by PyTorch
-  FfnWeights weights;
-};
-
-at::Tensor run_sparse(Context& context, const SparseLayer& layer, const ActivationSpec& activation,
-                      const at::Tensor& x, FfnStats* stats = nullptr) {
-  at::Tensor y = at::empty_like(x);
-  ffn(context, view(x), layer.weights, activation, mutable_view(y), stats);
-  return y;
+// Small batches rotate over many tokens: one token again and again would keep its own few rows of
+// up and down in the caches.
+std::int64_t slices_of(std::int64_t tokens) {
+  return std::clamp<std::int64_t>(512 / tokens, 2, 128);
 }
 
-struct Case {
-  const BenchFfnOptions& options;
+// Cases one after the other, and what is reported of all of them.
+struct Runs {
+  Runs(const BenchFfnOptions& options, Context& c, const std::optional<Peaks>& p, std::size_t cases)
+      : o(options),
+        context(c),
+        peaks(p),
+        progress("measuring", static_cast<std::int64_t>(cases) * (2 * options.repeats + 1)) {}
+
+  // inputs [slices * m, D].
+  nlohmann::json& add(const std::vector<SparseLayer>& layers, const at::Tensor& inputs,
+                      std::int64_t m, double nnz, const std::string& note) {
+    const FfnCase c{o, context, layers, inputs.view({-1, m, o.input}), m, nnz};
+    results.push_back(run_ffn_case(c, peaks, [&] { progress.update(++done, note); }));
+    return results.back();
+  }
+
+  void finish(const nlohmann::json& more) {
+    print_ffn_implementations(o, results);
+    o.say(
+        "Times are medians of {} runs in turns; errors are against fp64, relative to the largest "
+        "output of the token.\n",
+        o.repeats);
+    nlohmann::json out = {{"hidden", o.input},
+                          {"ffn", o.hidden},
+                          {"gated", o.gated},
+                          {"dtype", o.dtype},
+                          {"activation", o.activation},
+                          {"layers", o.layers},
+                          {"device", "cpu"},
+                          {"seed", o.seed},
+                          {"cpu_tier", name_of(context.tier())},
+                          {"results", results}};
+    if (peaks) {
+      out["peaks"] = {{"bytes_per_us", peaks->bytes_per_us}, {"flops_per_us", peaks->flops_per_us}};
+    }
+    out.update(more);
+    if (!o.chart.empty()) {
+      io::write_file_atomically(o.chart, ffn_chart(o, results));
+      o.say("Chart: {}\n", o.chart);
+    }
+    o.write(out);
+  }
+
+  const BenchFfnOptions& o;
   Context& context;
-  const std::vector<SparseLayer>& layers;
-  at::Tensor inputs;  // [slices, M, D]
-  std::int64_t tokens;
+  const std::optional<Peaks>& peaks;
+  Progress progress;
+  std::int64_t done = 0;
+  nlohmann::json results = nlohmann::json::array();
 };
 
-// The fastest of PyTorch's forms for this number of tokens, one object per layer.
-struct Baseline {
-  DenseForm form;
-  std::vector<DenseFfn> layers;
-};
-Baseline pick_baseline(const Case& c) {
-  const ActivationSpec activation = c.options.spec();
-  const auto forms = available_forms(c.layers.front().source, activation, c.tokens);
-  std::vector<std::vector<DenseFfn>> candidates;
-  std::vector<std::function<void(std::int64_t)>> sides;
-  for (const DenseForm form : forms) {
-    std::vector<DenseFfn>& layers = candidates.emplace_back();
-    for (const SparseLayer& layer : c.layers) {
-      layers.emplace_back(form, layer.source, activation, c.tokens);
+// The recorded patterns of one layer after the other.
+void run_trace(BenchFfnOptions& o, Context& context, const std::optional<Peaks>& peaks) {
+  const io::ActivityTrace trace(o.trace);
+  const auto layers = static_cast<std::int64_t>(trace.header().layers);
+  if (o.trace_layer >= layers) {
+    throw Error(ErrorKind::invalid_argument, "--trace-layer",
+                fmt::format("{} has {} layers, asked for {}", o.trace, layers, o.trace_layer));
+  }
+  const std::int64_t first = std::max<std::int64_t>(o.trace_layer, 0);
+  const std::int64_t last = o.trace_layer < 0 ? layers - 1 : o.trace_layer;
+  Runs runs(o, context, peaks, o.tokens.size() * static_cast<std::size_t>(last - first + 1));
+  std::int64_t replayed = 0;
+  for (std::int64_t l = first; l <= last; ++l) {
+    const io::ActivityRows rows =
+        trace.read(static_cast<std::uint32_t>(l), static_cast<std::uint64_t>(o.input));
+    runs.progress.update(runs.done, "making weights");
+    const std::vector<SparseLayer> layer(static_cast<std::size_t>(o.layers),
+                                         SparseLayer(traced_layer(o.shape(0), rows, o.seed)));
+    replayed = static_cast<std::int64_t>(rows.rows());
+    const double mean = static_cast<double>(rows.neurons.size()) / static_cast<double>(replayed);
+    for (const std::int64_t m : o.tokens) {
+      const at::Tensor inputs = traced_inputs(o.shape(0), replayed, slices_of(m) * m);
+      runs.add(layer, inputs, m, mean, fmt::format("{} tokens, layer {}", m, l))["trace_layer"] = l;
     }
   }
-  for (const auto& layers : candidates) {
-    sides.push_back([&layers, &c](std::int64_t i) {
-      const auto n = static_cast<std::size_t>(i);
-      layers[n % layers.size()](c.inputs[i % c.inputs.size(0)]);
-    });
-  }
-  MeasureOptions quick;
-  quick.repeats = 3;
-  quick.min_seconds = c.options.seconds / 2;
-  const auto timings = measure_in_turns(sides, quick);
-  std::size_t best = 0;
-  for (std::size_t i = 1; i < timings.size(); ++i) {
-    if (timings[i].median_us < timings[best].median_us) best = i;
-  }
-  return {forms[best], std::move(candidates[best])};
+  runs.progress.finish();
+  print_ffn_results(o, runs.results);
+  o.say("{} tokens of each layer of {} were replayed\n", replayed, o.trace);
+  runs.finish({{"trace", o.trace}, {"trace_tokens", replayed}});
 }
 
-struct Activity {
-  double mean = 0, distinct = 0;  // distinct: neurons that fire in one call, mean over calls
-  std::int64_t max = 0;
-};
-Activity measure_activity(const Case& c) {
-  Activity activity;
-  std::vector<std::int64_t> fired(static_cast<std::size_t>(c.options.hidden));
-  const std::int64_t slices = c.inputs.size(0);
-  for (std::int64_t s = 0; s < slices; ++s) {
-    std::fill(fired.begin(), fired.end(), 0);
-    FfnStats stats;
-    stats.neuron_counts = fired.data();
-    const auto& layer = c.layers[static_cast<std::size_t>(s) % c.layers.size()];
-    run_sparse(c.context, layer, c.options.spec(), c.inputs[s], &stats);
-    activity.mean += static_cast<double>(stats.nnz);
-    activity.max = std::max(activity.max, stats.max_row_nnz);
-    activity.distinct += static_cast<double>(
-        std::count_if(fired.begin(), fired.end(), [](std::int64_t n) { return n > 0; }));
+// What --trace and --grid stand for.
+void expand(BenchFfnOptions& o) {
+  if (!o.trace.empty()) {
+    const io::ActivityTraceHeader header = io::ActivityTrace(o.trace).header();
+    if (header.tokens == 0) {
+      throw Error(ErrorKind::environment, o.trace, "holds no tokens; record some text");
+    }
+    o.hidden = header.hidden;
+    o.gated = header.gated;
+    if (o.input == 0) o.input = header.width;
   }
-  activity.mean /= static_cast<double>(slices * c.tokens);
-  activity.distinct /= static_cast<double>(slices);
-  return activity;
-}
-
-// Errors of both sides against fp64, on up to 32 tokens spread over the first slices.
-nlohmann::json measure_errors(const Case& c, const Baseline& baseline) {
-  constexpr std::int64_t kRows = 32;
-  std::vector<at::Tensor> x, dense, sparse;
-  for (std::int64_t s = 0; s < c.inputs.size(0) && s * c.tokens < kRows; ++s) {
-    const at::Tensor slice = c.inputs[s];
-    const std::int64_t step = std::max<std::int64_t>(1, c.tokens / kRows);
-    const auto pick = [step](const at::Tensor& t) { return t.slice(0, 0, kRows * step, step); };
-    x.push_back(pick(slice));
-    dense.push_back(pick(baseline.layers.front()(slice)));
-    sparse.push_back(pick(run_sparse(c.context, c.layers.front(), c.options.spec(), slice)));
+  if (o.input == 0) o.input = kInput;
+  if (!o.grid.empty()) {
+    o.tokens = {1, 8, 64, 512, 2048};
+    o.nnz.clear();
+    // 0, 29, 113, 282, 563 of 5632, and on to all of them.
+    for (const double density :
+         {0.0, 0.00515, 0.02006, 0.05007, 0.09996, 0.2, 0.4, 0.6, 0.8, 1.0}) {
+      o.nnz.push_back(std::round(density * static_cast<double>(o.hidden)));
+    }
   }
-  const at::Tensor reference = reference_ffn(c.layers.front().source, c.options.spec(), at::cat(x));
-  const at::Tensor dense_y = at::cat(dense), sparse_y = at::cat(sparse);
-  return {{"max_rel_err", max_rel_err(sparse_y, reference)},
-          {"dense_max_rel_err", max_rel_err(dense_y, reference)},
-          {"rms_rel_err", rms_rel_err(sparse_y, reference)},
-          {"dense_rms_rel_err", rms_rel_err(dense_y, reference)}};
-}
-
-nlohmann::json run_case(const Case& c, double nnz_target, const std::optional<Peaks>& peaks,
-                        const std::function<void()>& tick) {
-  const Activity activity = measure_activity(c);
-  const Baseline baseline = pick_baseline(c);
-  tick();
-  const ActivationSpec activation = c.options.spec();
-  const auto input = [&c](std::int64_t i) { return c.inputs[i % c.inputs.size(0)]; };
-  const auto dense = [&](std::int64_t i) {
-    baseline.layers[static_cast<std::size_t>(i) % baseline.layers.size()](input(i));
-  };
-  const auto sparse = [&](std::int64_t i) {
-    run_sparse(c.context, c.layers[static_cast<std::size_t>(i) % c.layers.size()], activation,
-               input(i));
-  };
-  MeasureOptions measure;
-  measure.repeats = c.options.repeats;
-  measure.min_seconds = c.options.seconds;
-  const auto timings = measure_in_turns({dense, sparse}, measure, tick);
-  std::vector<double> ratios;
-  for (std::size_t r = 0; r < timings[0].runs_us.size(); ++r) {
-    ratios.push_back(timings[0].runs_us[r] / timings[1].runs_us[r]);
-  }
-  const auto plan = plan_ffn(c.context, c.tokens, c.layers.front().weights);
-  const FfnWork work =
-      ffn_work(c.tokens, c.options.input, c.options.hidden, c.options.gated, activity.mean,
-               activity.distinct, c.options.type() == at::kFloat ? 4 : 2);
-  nlohmann::json result = {{"tokens", c.tokens},
-                           {"nnz_target", nnz_target},
-                           {"nnz_mean", activity.mean},
-                           {"nnz_max", activity.max},
-                           {"distinct_neurons", activity.distinct},
-                           {"dense_us", timings[0].median_us},
-                           {"dense_us_min", timings[0].min_us},
-                           {"dense_us_max", timings[0].max_us},
-                           {"dense_impl", name_of(baseline.form)},
-                           {"sparse_us", timings[1].median_us},
-                           {"sparse_us_min", timings[1].min_us},
-                           {"sparse_us_max", timings[1].max_us},
-                           {"sparse_impl", plan.to_string()},
-                           {"speedup", timings[0].median_us / timings[1].median_us},
-                           {"speedup_min", *std::min_element(ratios.begin(), ratios.end())},
-                           {"speedup_max", *std::max_element(ratios.begin(), ratios.end())},
-                           {"dense_bytes", work.dense_bytes},
-                           {"dense_flops", work.dense_flops},
-                           {"sparse_bytes", work.sparse_bytes},
-                           {"sparse_flops", work.sparse_flops}};
-  result.update(measure_errors(c, baseline));
-  if (peaks) {
-    const auto floor = [&](double bytes, double flops) {
-      return std::max(bytes / peaks->bytes_per_us, flops / peaks->flops_per_us);
-    };
-    result["dense_floor_us"] = floor(work.dense_bytes, work.dense_flops);
-    result["sparse_floor_us"] = floor(work.sparse_bytes, work.sparse_flops);
-  }
-  return result;
-}
-
-void print_results(const BenchFfnOptions& o, const nlohmann::json& results) {
-  std::vector<std::string> headings = {"tokens",  "nnz",     "dense",     "sparse",
-                                       "speedup", "(range)", "err dense", "err sparse"};
-  if (o.peaks) headings.push_back("floor");
-  Table table(headings);
-  for (const auto& r : results) {
-    std::vector<std::string> cells = {fmt::format("{}", r["tokens"].get<std::int64_t>()),
-                                      fmt::format("{:.1f}", r["nnz_mean"].get<double>()),
-                                      format_us(r["dense_us"]),
-                                      format_us(r["sparse_us"]),
-                                      format_ratio(r["speedup"]),
-                                      fmt::format("{:.2f}-{:.2f}", r["speedup_min"].get<double>(),
-                                                  r["speedup_max"].get<double>()),
-                                      fmt::format("{:.1e}", r["dense_max_rel_err"].get<double>()),
-                                      fmt::format("{:.1e}", r["max_rel_err"].get<double>())};
-    if (o.peaks) cells.push_back(format_us(r["sparse_floor_us"]));
-    table.row(cells);
-  }
-  o.say("\n{}", table.to_string());
-  std::string impl;
-  for (const auto& r : results) {
-    o.say("{:>7} tokens: dense = {}; sparse = {}\n", r["tokens"].get<std::int64_t>(),
-          r["dense_impl"].get<std::string>(), r["sparse_impl"].get<std::string>());
-  }
-  o.say(
-      "Times are medians of {} runs in turns; errors are against fp64, relative to the largest "
-      "output of the token.\n",
-      o.repeats);
 }
 
 void run(BenchFfnOptions& o) {
   if (o.device != "cpu") {
     throw Error(ErrorKind::unsupported, "--device " + o.device, "only cpu is in this build");
   }
+  check_output_file("--chart", o.chart);
+  expand(o);
   for (const double k : o.nnz) {
     if (!(k >= 0 && k <= static_cast<double>(o.hidden))) {
       throw Error(ErrorKind::invalid_argument, "--nnz",
@@ -262,51 +156,31 @@ void run(BenchFfnOptions& o) {
           peaks->flops_per_us / 1e6);
   }
 
-  const auto steps_of_case = static_cast<std::int64_t>(2 * o.repeats + 1);
-  const auto cases = static_cast<std::int64_t>(o.tokens.size() * o.nnz.size());
-  Progress progress("measuring", cases * steps_of_case);
-  std::int64_t done = 0;
-  nlohmann::json results = nlohmann::json::array();
+  if (!o.trace.empty()) {
+    run_trace(o, context, peaks);
+    return;
+  }
+  Runs runs(o, context, peaks, o.tokens.size() * o.nnz.size());
   for (const double nnz : o.nnz) {
-    SyntheticShape shape;
-    shape.input = o.input;
-    shape.hidden = o.hidden;
-    shape.gated = o.gated;
-    shape.dtype = o.type();
-    shape.activity.mean_nnz = nnz;
-    shape.threshold = o.activation == "fat_relu" ? static_cast<double>(o.threshold) : 0.0;
+    const SyntheticShape shape = o.shape(nnz);
     std::vector<SparseLayer> layers;
     for (int l = 0; l < o.layers; ++l) {
+      runs.progress.update(runs.done, "making weights");
       // The inputs fit the first layer's directions only, so every layer shares its gate.
       layers.emplace_back(synthetic_layer(shape, o.seed));
-      progress.update(done, "making weights");
     }
     for (const std::int64_t m : o.tokens) {
-      // Small batches rotate over many tokens: one token again and again would keep its own few
-      // rows of up and down in the caches.
-      const std::int64_t slices = std::clamp<std::int64_t>(512 / m, 2, 128);
-      at::Tensor inputs = synthetic_inputs(shape, slices * m, o.seed);
-      const Case c{o, context, layers, inputs.view({slices, m, o.input}), m};
-      const std::string note = fmt::format("{} tokens, {} non-zeros", m, nnz);
-      results.push_back(run_case(c, nnz, peaks, [&] { progress.update(++done, note); }));
+      const at::Tensor inputs = synthetic_inputs(shape, slices_of(m) * m, o.seed);
+      runs.add(layers, inputs, m, nnz, fmt::format("{} tokens, {} non-zeros", m, nnz));
     }
   }
-  progress.finish();
-  print_results(o, results);
-  nlohmann::json out = {{"hidden", o.input},
-                        {"ffn", o.hidden},
-                        {"gated", o.gated},
-                        {"dtype", o.dtype},
-                        {"activation", o.activation},
-                        {"layers", o.layers},
-                        {"device", "cpu"},
-                        {"seed", o.seed},
-                        {"cpu_tier", name_of(context.tier())},
-                        {"results", results}};
-  if (peaks) {
-    out["peaks"] = {{"bytes_per_us", peaks->bytes_per_us}, {"flops_per_us", peaks->flops_per_us}};
+  runs.progress.finish();
+  if (o.grid.empty()) {
+    print_ffn_results(o, runs.results);
+  } else {
+    print_ffn_grid(o, runs.results);
   }
-  o.write(out);
+  runs.finish(nlohmann::json::object());
 }
 
 }  // namespace
@@ -319,18 +193,44 @@ void add_bench_ffn(CLI::App& bench) {
       "twell bench ffn --hidden 2048 --ffn 5632 --tokens 1,64,2048 --nnz 29 --json out.json", o,
       run);
   const CLI::Range size(std::int64_t{1}, std::int64_t{1} << 20);
-  c.add_option("--hidden", o->input, "Width D of the model")->check(size)->capture_default_str();
-  c.add_option("--ffn", o->hidden, "Hidden units H of the layer")
-      ->check(size)
-      ->capture_default_str();
-  c.add_option("--tokens", o->tokens, "Tokens per call, a list")
-      ->delimiter(',')
-      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20))
-      ->capture_default_str();
-  c.add_option("--nnz", o->nnz, "Mean non-zeros of a token, a list")
-      ->delimiter(',')
-      ->capture_default_str();
-  c.add_flag("--gated,!--no-gated", o->gated, "With a gate (Llama, Qwen) or without");
+  o->input = 0;
+  c.add_option("--hidden", o->input,
+               fmt::format("Width D of the model (default: {}, or that of the trace)", kInput))
+      ->check(size);
+  CLI::Option* ffn = c.add_option("--ffn", o->hidden, "Hidden units H of the layer")
+                         ->check(size)
+                         ->capture_default_str();
+  CLI::Option* tokens = c.add_option("--tokens", o->tokens, "Tokens per call, a list")
+                            ->delimiter(',')
+                            ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20))
+                            ->capture_default_str();
+  CLI::Option* nnz = c.add_option("--nnz", o->nnz, "Mean non-zeros of a token, a list")
+                         ->delimiter(',')
+                         ->capture_default_str();
+  CLI::Option* gated =
+      c.add_flag("--gated,!--no-gated", o->gated, "With a gate (Llama, Qwen) or without");
+  CLI::Option* grid = c.add_option("--grid", o->grid,
+                                   "cpu: 1 to 2048 tokens at densities from none to all neurons, "
+                                   "as a table of non-zeros by tokens")
+                          ->check(CLI::IsMember({"cpu"}))
+                          ->excludes(tokens)
+                          ->excludes(nnz);
+  CLI::Option* trace =
+      c.add_option(
+           "--trace", o->trace,
+           "Activity recorded by twell stats --trace, instead of a synthetic one: the first "
+           "tokens, as many as D, fire the neurons they did (weights are made so that "
+           "exactly those do); larger batches repeat them")
+          ->type_name("FILE")
+          ->excludes(nnz)
+          ->excludes(ffn)
+          ->excludes(gated)
+          ->excludes(grid);
+  c.add_option("--trace-layer", o->trace_layer, "Only this layer of the trace")
+      ->check(CLI::NonNegativeNumber)
+      ->needs(trace);
+  c.add_option("--chart", o->chart, "Also draw time against density, for each number of tokens")
+      ->type_name("FILE.svg");
   c.add_option("--dtype", o->dtype, "bf16 or f32")
       ->check(CLI::IsMember({"bf16", "f32"}))
       ->capture_default_str();

@@ -1,12 +1,16 @@
 // twell stats: how sparse a model is on a text.
 #include <memory>
 #include <numeric>
+#include <optional>
 
 #include "cli/command.h"
+#include "cli/json_out.h"
 #include "cli/model_files.h"
 #include "cli/progress.h"
 #include "cli/table.h"
 #include "engine/ffn_statistics.h"
+#include "engine/trace_recorder.h"
+#include "twell/status.h"
 
 namespace twell::cli {
 namespace {
@@ -16,6 +20,7 @@ struct StatsCommand : ModelOptions {
   std::int64_t max_tokens = 16384;
   std::int64_t window = 0;
   bool chart = false;
+  std::string trace;
 };
 
 // Means over positions 0, 1, 2-3, 4-7, ...: activity falls off exponentially from the first ones.
@@ -45,14 +50,27 @@ std::vector<PositionBand> position_bands(const std::vector<lm::LayerStatistics>&
 }
 
 void run(StatsCommand& o) {
+  if (!o.trace.empty() && o.ffn == "sparse") {
+    throw Error(ErrorKind::invalid_argument, "--trace",
+                "needs the gate in memory, which --ffn sparse never has; leave --ffn out");
+  }
+  check_output_file("--trace", o.trace);
   const auto model = o.open();
   const auto tokens = read_tokens(o.text, o.tokenizer(), o.max_tokens);
   const double hidden = static_cast<double>(model->config().intermediate_size);
   Progress progress("counting non-zeros", static_cast<std::int64_t>(tokens.size()));
   lm::ScoreOptions score;
   score.on_progress = [&](std::int64_t done, std::int64_t) { progress.update(done); };
+  if (o.window <= 0) o.window = lm::default_window(*model);
+  std::optional<lm::TraceRecorder> recorder;
+  if (!o.trace.empty()) score.observer = &recorder.emplace(*model, o.window);
   const lm::FfnStatistics statistics = lm::measure_ffn(*model, tokens, o.window, score);
   progress.finish();
+  if (recorder) {
+    recorder->trace().save(o.trace);
+    o.say("Activity trace: {}, {}\n", o.trace,
+          format_bytes(static_cast<double>(recorder->trace().bytes())));
+  }
 
   Table table({"layer", "non-zeros", "of H", "largest", "dead neurons"});
   std::vector<double> means;
@@ -106,6 +124,9 @@ void add_stats(CLI::App& app) {
   c.add_option("--window", o->window, "Tokens of a sequence; 0: the model's context, at most 2048")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
+  c.add_option("--trace", o->trace,
+               "Also write which neurons fired for which token, for bench ffn --trace")
+      ->type_name("FILE");
   c.add_flag("--chart", o->chart, "Also draw a bar per layer");
   add_ffn_option(c, *o);
   add_dtype_option(c, *o);

@@ -24,22 +24,27 @@ double kilobytes_of(const char* file, const std::string& key) {
 
 }  // namespace
 
-void check_json_target(const std::string& path) {
+void check_output_file(const std::string& option, const std::string& path) {
   namespace fs = std::filesystem;
-  if (path.empty() || path == "-") return;
+  if (path.empty()) return;
   std::error_code ignored;
   if (fs::is_directory(path, ignored)) {
-    throw Error(ErrorKind::environment, "--json " + path, "is a directory, expected a file name");
+    throw Error(ErrorKind::environment, option + " " + path,
+                "is a directory, expected a file name");
   }
   const fs::path parent = fs::absolute(path).parent_path();
   if (!fs::is_directory(parent, ignored)) {
-    throw Error(ErrorKind::environment, "--json " + path,
+    throw Error(ErrorKind::environment, option + " " + path,
                 "the directory " + parent.string() + " does not exist; make it first");
   }
   if (access(parent.c_str(), W_OK) != 0) {
-    throw Error(ErrorKind::environment, "--json " + path,
+    throw Error(ErrorKind::environment, option + " " + path,
                 "no permission to write into " + parent.string());
   }
+}
+
+void check_json_target(const std::string& path) {
+  if (path != "-") check_output_file("--json", path);
 }
 
 void write_json(const std::string& path, const nlohmann::json& value) {

@@ -6,6 +6,7 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <string_view>
 
 namespace twell::cli {
 namespace {
@@ -94,16 +95,18 @@ std::string escape_html(const std::string& text) {
 
 std::string line_chart(const std::vector<Series>& series, const ChartText& text) {
   constexpr double kMost = std::numeric_limits<double>::max();
-  double x0 = kMost, x1 = -kMost, y0 = kMost, y1 = -kMost;
+  double x0 = kMost, x1 = -kMost, y0 = kMost, y1 = -kMost, smallest = kMost;
   for (const Series& s : series) {
     for (const auto& [x, y] : s.points) {
       if (!std::isfinite(y) || (text.log_y && y <= 0)) continue;
       x0 = std::min(x0, x), x1 = std::max(x1, x), y0 = std::min(y0, y), y1 = std::max(y1, y);
+      if (x > 0) smallest = std::min(smallest, x);
     }
   }
   if (x0 > x1) return "<p>(no data)</p>";
   const double margin = text.log_y ? 0 : (y1 - y0) * 0.05;
-  const Axis x = make_axis(x0, x1, kLeft, kWidth - kRight, false);
+  if (text.log_x && x0 <= 0) x0 = smallest < kMost ? smallest / 2 : 1;
+  const Axis x = make_axis(x0, x1, kLeft, kWidth - kRight, text.log_x);
   const Axis y = make_axis(y0 - margin, y1 + margin, kHeight - kBottom, kTop, text.log_y);
 
   std::string out = fmt::format("<svg viewBox=\"0 0 {} {}\" role=\"img\">\n", kWidth, kHeight);
@@ -139,6 +142,32 @@ std::string line_chart(const std::vector<Series>& series, const ChartText& text)
                       kWidth - kRight - 4, kTop + 14 + 16 * static_cast<double>(i), colour,
                       escape_html(series[i].name));
     }
+  }
+  return out + "</svg>\n";
+}
+
+std::string svg_page(const std::vector<std::pair<std::string, std::string>>& charts) {
+  constexpr double kTitle = 28;
+  const double height = (kHeight + kTitle) * static_cast<double>(charts.size());
+  std::string out = fmt::format(
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {} {}\" width=\"{}\">\n"
+      "<style>text {{ font: 12px sans-serif; fill: #475569; }} .title {{ font-weight: bold; }} "
+      ".grid {{ stroke: #e2e8f0; }}</style>\n<rect width=\"100%\" height=\"100%\" "
+      "fill=\"#fff\"/>\n",
+      kWidth, height, kWidth);
+  double top = 0;
+  for (const auto& [title, chart] : charts) {
+    out += fmt::format("<text class=\"title\" x=\"{}\" y=\"{}\">{}</text>\n", kLeft, top + 20,
+                       escape_html(title));
+    // An inner picture needs a place and a size of its own.
+    std::string inner = chart;
+    constexpr std::string_view kOpening = "<svg ";
+    if (inner.starts_with(kOpening)) {
+      inner.insert(kOpening.size(), fmt::format("y=\"{}\" width=\"{}\" height=\"{}\" ",
+                                                top + kTitle, kWidth, kHeight));
+    }
+    out += inner;
+    top += kHeight + kTitle;
   }
   return out + "</svg>\n";
 }

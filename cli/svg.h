@@ -14,9 +14,13 @@ struct Series {
 struct ChartText {
   std::string x, y;  // what the axes show
   bool log_y = false;
+  bool log_x = false;  // zeros stand at the left end
 };
 // Lines over a common x axis; with more than one series, a legend.
 std::string line_chart(const std::vector<Series>& series, const ChartText& text);
+
+// Charts with a title each, one above the other: a complete file, with its style.
+std::string svg_page(const std::vector<std::pair<std::string, std::string>>& charts);
 
 struct Bar {
   std::string name;

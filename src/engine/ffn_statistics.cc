@@ -9,6 +9,33 @@
 #include "twell/status.h"
 
 namespace twell::lm {
+namespace {
+
+// Tells two observers; the second one may be absent.
+class Both final : public FfnObserver {
+ public:
+  Both(FfnObserver& first, FfnObserver* second) : first_(first), second_(second) {}
+  bool wants_hidden() const override {
+    return first_.wants_hidden() || (second_ != nullptr && second_->wants_hidden());
+  }
+  bool wants_counts() const override {
+    return first_.wants_counts() || (second_ != nullptr && second_->wants_counts());
+  }
+  void begin(std::span<const std::int64_t> positions) override {
+    first_.begin(positions);
+    if (second_ != nullptr) second_->begin(positions);
+  }
+  void observe(const FfnActivity& activity) override {
+    first_.observe(activity);
+    if (second_ != nullptr) second_->observe(activity);
+  }
+
+ private:
+  FfnObserver& first_;
+  FfnObserver* second_;
+};
+
+}  // namespace
 
 double LayerStatistics::nnz_mean() const {
   return rows == 0 ? 0.0 : static_cast<double>(nnz) / static_cast<double>(rows);
@@ -61,10 +88,14 @@ double FfnStatistics::nnz_mean() const {
   return rows == 0.0 ? 0.0 : nnz / rows;
 }
 
+std::int64_t default_window(const Model& model) {
+  return std::min<std::int64_t>(model.config().max_position_embeddings, 2048);
+}
+
 FfnStatistics measure_ffn(Model& model, std::span<const std::int64_t> stream, std::int64_t window,
                           const ScoreOptions& options) {
   const std::int64_t context = model.config().max_position_embeddings;
-  if (window <= 0) window = std::min<std::int64_t>(context, 2048);
+  if (window <= 0) window = default_window(model);
   if (stream.empty() || window > context) {
     throw Error(ErrorKind::invalid_argument, "measure_ffn",
                 fmt::format("needs at least one token and a window within the context of {}, got "
@@ -73,6 +104,7 @@ FfnStatistics measure_ffn(Model& model, std::span<const std::int64_t> stream, st
   }
   const c10::InferenceMode inference;
   FfnStatistics statistics;
+  Both observer(statistics, options.observer);
   const auto total = static_cast<std::int64_t>(stream.size());
   std::int64_t done = 0;
   while (done < total) {
@@ -85,7 +117,7 @@ FfnStatistics measure_ffn(Model& model, std::span<const std::int64_t> stream, st
       rows += length;
       done += length;
     }
-    model.hidden_states(chunks, nullptr, &statistics);
+    model.hidden_states(chunks, nullptr, &observer);
     if (options.on_progress) options.on_progress(done, total);
   }
   return statistics;

@@ -38,7 +38,10 @@ class FfnStatistics final : public FfnObserver {
   std::vector<LayerStatistics> layers_;
 };
 
-// Runs a token stream in sequences of `window` tokens (0: the model's context, at most 2048).
+// The model's context, at most 2048.
+std::int64_t default_window(const Model& model);
+// Runs a token stream in sequences of `window` tokens (0: default_window()). `options.observer`, if
+// given, is told as well.
 FfnStatistics measure_ffn(Model& model, std::span<const std::int64_t> stream,
                           std::int64_t window = 0, const ScoreOptions& options = {});
 

@@ -2,6 +2,7 @@
 
 import json
 import random
+from xml.etree import ElementTree
 
 import pytest
 
@@ -45,6 +46,62 @@ def test_bench_ffn_at_every_density(twell):
     assert all_of_them["nnz_mean"] == 1024
     assert all_of_them["sparse_floor_us"] > none["sparse_floor_us"] > 0
     assert done.json["peaks"]["flops_per_us"] > 0
+
+
+def test_bench_ffn_grid(twell, work):
+    chart = work / "grid.svg"
+    done = twell("bench", "ffn", "--grid", "cpu", "--hidden", 32, "--ffn", 128, "--repeats", 1,
+                 "--seconds", 0.001, "--chart", chart, json_name="grid.json")
+    asked = [(r["tokens"], r["nnz_target"]) for r in done.json["results"]]
+    nnz = [0, 1, 3, 6, 13, 26, 51, 77, 102, 128]
+    assert asked == [(m, k) for k in nnz for m in (1, 8, 64, 512, 2048)]
+    assert done.json["results"][-1]["nnz_mean"] == 128
+    # A table of non-zeros by tokens, and each implementation named once.
+    rows = [line.split() for line in done.out.splitlines() if line.strip().startswith("128 ")]
+    assert len(rows) == 2 and sum("x" in cell for cell in rows[0]) == 5
+    named = [line for line in done.out.splitlines() if " tokens: " in line]
+    assert len(named) == len(set(named)) and len(named) >= 2
+    pages = ElementTree.parse(chart).getroot().findall("{http://www.w3.org/2000/svg}svg")
+    assert len(pages) == 5
+    for page in pages:  # dense and sparse, each at every density
+        lines = page.findall("{http://www.w3.org/2000/svg}polyline")
+        assert [len(line.get("points").split()) for line in lines] == [10, 10]
+
+
+def test_trace_is_recorded_and_replayed(twell, work, trained, text):
+    run, _ = trained
+    trace = work / "run.trc"
+    stats = twell("stats", "--model", run, "--text", text, "--max-tokens", 500, "--window", 50,
+                  "--trace", trace, json_name="ts.json").json
+    done = twell("bench", "ffn", "--trace", trace, "--hidden", 500, "--tokens", "1,100",
+                 "--repeats", 1, "--seconds", 0.001, json_name="tr.json")
+    assert done.json["ffn"] == 256 and done.json["trace_tokens"] == 500
+    results = done.json["results"]
+    assert [(r["trace_layer"], r["tokens"]) for r in results] == [
+        (0, 1), (0, 100), (1, 1), (1, 100)]
+    for r in results:
+        # What stats counted on all tokens is what the layer made of them is told to do, and at 100
+        # tokens a call (512 // 100 = 5 calls) does.
+        assert r["nnz_target"] == pytest.approx(stats["layers"][r["trace_layer"]]["nnz_mean"])
+        if r["tokens"] == 100:
+            assert r["nnz_mean"] == pytest.approx(r["nnz_target"])
+    own = twell("bench", "ffn", "--trace", trace, "--trace-layer", 1, "--tokens", "1", "--repeats",
+                1, "--seconds", 0.001, json_name="to.json").json
+    assert own["hidden"] == 64 and [r["trace_layer"] for r in own["results"]] == [1]
+
+
+@pytest.mark.parametrize("wrong", [
+    ["bench", "ffn", "--trace", "missing.trc"],
+    ["bench", "ffn", "--trace", "text.txt"],
+    ["bench", "ffn", "--trace", "run.trc", "--trace-layer", 2],
+    ["bench", "ffn", "--grid", "cpu", "--nnz", "3"],
+    ["bench", "ffn", "--chart", "no/such/folder.svg"],
+    ["stats", "--model", "run", "--text", "text.txt", "--trace", "no/such/folder.trc"],
+    ["stats", "--model", "run", "--text", "text.txt", "--ffn", "sparse", "--trace", "x.trc"],
+])
+def test_mistakes_with_traces_and_charts(twell, work, trained, text, wrong):
+    assert twell(*wrong, ok=False).error_line()
+    assert not (work / "x.trc").exists()
 
 
 def test_progress_is_plain_lines_without_a_terminal(twell):

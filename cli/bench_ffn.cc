@@ -1,0 +1,189 @@
+#include "cli/bench_ffn.h"
+
+#include <torch/types.h>
+
+#include <algorithm>
+
+#include "cli/dense_ffn.h"
+#include "cli/measure.h"
+#include "cli/reference.h"
+#include "cli/views.h"
+
+namespace twell::cli {
+
+ActivationSpec BenchFfnOptions::spec() const {
+  if (activation == "fat_relu") return {Activation::fat_relu, threshold};
+  return {activation == "relu" ? Activation::relu : Activation::relu_squared, 0.0F};
+}
+
+at::ScalarType BenchFfnOptions::type() const {
+  return dtype == "bf16" ? at::kBFloat16 : at::kFloat;
+}
+
+SyntheticShape BenchFfnOptions::shape(double nnz_mean) const {
+  SyntheticShape shape;
+  shape.input = input;
+  shape.hidden = hidden;
+  shape.gated = gated;
+  shape.dtype = type();
+  shape.activity.mean_nnz = nnz_mean;
+  shape.threshold = activation == "fat_relu" ? static_cast<double>(threshold) : 0.0;
+  return shape;
+}
+
+SparseLayer::SparseLayer(const SyntheticLayer& layer) : source(layer) {
+  const ConstMatrixView gate = view(layer.gate);
+  packed = at::empty({static_cast<std::int64_t>(packed_bytes(gate.dtype, gate.rows, gate.cols))},
+                     at::kByte);
+  pack_weight(gate, packed.data_ptr());
+  weights.gate = {packed.data_ptr(), gate.dtype, gate.rows, gate.cols};
+  if (layer.up.defined()) weights.up = view(layer.up);
+  weights.down = view(layer.down_t);
+}
+
+at::Tensor run_sparse(Context& context, const SparseLayer& layer, const ActivationSpec& activation,
+                      const at::Tensor& x, FfnStats* stats) {
+  at::Tensor y = at::empty_like(x);
+  ffn(context, view(x), layer.weights, activation, mutable_view(y), stats);
+  return y;
+}
+
+namespace {
+
+// The fastest of PyTorch's forms for this number of tokens, one object per layer.
+struct Baseline {
+  DenseForm form;
+  std::vector<DenseFfn> layers;
+};
+Baseline pick_baseline(const FfnCase& c) {
+  const ActivationSpec activation = c.options.spec();
+  const auto forms = available_forms(c.layers.front().source, activation, c.tokens);
+  std::vector<std::vector<DenseFfn>> candidates;
+  std::vector<std::function<void(std::int64_t)>> sides;
+  for (const DenseForm form : forms) {
+    std::vector<DenseFfn>& layers = candidates.emplace_back();
+    for (const SparseLayer& layer : c.layers) {
+      layers.emplace_back(form, layer.source, activation, c.tokens);
+    }
+  }
+  for (const auto& layers : candidates) {
+    sides.push_back([&layers, &c](std::int64_t i) {
+      const auto n = static_cast<std::size_t>(i);
+      layers[n % layers.size()](c.inputs[i % c.inputs.size(0)]);
+    });
+  }
+  MeasureOptions quick;
+  quick.repeats = 3;
+  quick.min_seconds = c.options.seconds / 2;
+  const auto timings = measure_in_turns(sides, quick);
+  std::size_t best = 0;
+  for (std::size_t i = 1; i < timings.size(); ++i) {
+    if (timings[i].median_us < timings[best].median_us) best = i;
+  }
+  return {forms[best], std::move(candidates[best])};
+}
+
+struct Activity {
+  double mean = 0, distinct = 0;  // distinct: neurons that fire in one call, mean over calls
+  std::int64_t max = 0;
+};
+Activity measure_activity(const FfnCase& c) {
+  Activity activity;
+  std::vector<std::int64_t> fired(static_cast<std::size_t>(c.options.hidden));
+  const std::int64_t slices = c.inputs.size(0);
+  for (std::int64_t s = 0; s < slices; ++s) {
+    std::fill(fired.begin(), fired.end(), 0);
+    FfnStats stats;
+    stats.neuron_counts = fired.data();
+    const auto& layer = c.layers[static_cast<std::size_t>(s) % c.layers.size()];
+    run_sparse(c.context, layer, c.options.spec(), c.inputs[s], &stats);
+    activity.mean += static_cast<double>(stats.nnz);
+    activity.max = std::max(activity.max, stats.max_row_nnz);
+    activity.distinct += static_cast<double>(
+        std::count_if(fired.begin(), fired.end(), [](std::int64_t n) { return n > 0; }));
+  }
+  activity.mean /= static_cast<double>(slices * c.tokens);
+  activity.distinct /= static_cast<double>(slices);
+  return activity;
+}
+
+// Errors of both sides against fp64, on up to 32 tokens spread over the first slices.
+nlohmann::json measure_errors(const FfnCase& c, const Baseline& baseline) {
+  constexpr std::int64_t kRows = 32;
+  std::vector<at::Tensor> x, dense, sparse;
+  for (std::int64_t s = 0; s < c.inputs.size(0) && s * c.tokens < kRows; ++s) {
+    const at::Tensor slice = c.inputs[s];
+    const std::int64_t step = std::max<std::int64_t>(1, c.tokens / kRows);
+    const auto pick = [step](const at::Tensor& t) { return t.slice(0, 0, kRows * step, step); };
+    x.push_back(pick(slice));
+    dense.push_back(pick(baseline.layers.front()(slice)));
+    sparse.push_back(pick(run_sparse(c.context, c.layers.front(), c.options.spec(), slice)));
+  }
+  const at::Tensor reference = reference_ffn(c.layers.front().source, c.options.spec(), at::cat(x));
+  const at::Tensor dense_y = at::cat(dense), sparse_y = at::cat(sparse);
+  return {{"max_rel_err", max_rel_err(sparse_y, reference)},
+          {"dense_max_rel_err", max_rel_err(dense_y, reference)},
+          {"rms_rel_err", rms_rel_err(sparse_y, reference)},
+          {"dense_rms_rel_err", rms_rel_err(dense_y, reference)}};
+}
+
+}  // namespace
+
+nlohmann::json run_ffn_case(const FfnCase& c, const std::optional<Peaks>& peaks,
+                            const std::function<void()>& tick) {
+  const Activity activity = measure_activity(c);
+  const Baseline baseline = pick_baseline(c);
+  tick();
+  const ActivationSpec activation = c.options.spec();
+  const auto input = [&c](std::int64_t i) { return c.inputs[i % c.inputs.size(0)]; };
+  const auto dense = [&](std::int64_t i) {
+    baseline.layers[static_cast<std::size_t>(i) % baseline.layers.size()](input(i));
+  };
+  const auto sparse = [&](std::int64_t i) {
+    run_sparse(c.context, c.layers[static_cast<std::size_t>(i) % c.layers.size()], activation,
+               input(i));
+  };
+  MeasureOptions measure;
+  measure.repeats = c.options.repeats;
+  measure.min_seconds = c.options.seconds;
+  const auto timings = measure_in_turns({dense, sparse}, measure, tick);
+  std::vector<double> ratios;
+  for (std::size_t r = 0; r < timings[0].runs_us.size(); ++r) {
+    ratios.push_back(timings[0].runs_us[r] / timings[1].runs_us[r]);
+  }
+  const auto plan = plan_ffn(c.context, c.tokens, c.layers.front().weights);
+  const FfnWork work =
+      ffn_work(c.tokens, c.options.input, c.options.hidden, c.options.gated, activity.mean,
+               activity.distinct, c.options.type() == at::kFloat ? 4 : 2);
+  nlohmann::json result = {{"tokens", c.tokens},
+                           {"nnz_target", c.nnz_target},
+                           {"nnz_mean", activity.mean},
+                           {"nnz_max", activity.max},
+                           {"distinct_neurons", activity.distinct},
+                           {"dense_us", timings[0].median_us},
+                           {"dense_us_min", timings[0].min_us},
+                           {"dense_us_max", timings[0].max_us},
+                           {"dense_impl", name_of(baseline.form)},
+                           {"sparse_us", timings[1].median_us},
+                           {"sparse_us_min", timings[1].min_us},
+                           {"sparse_us_max", timings[1].max_us},
+                           {"sparse_impl", plan.to_string()},
+                           {"speedup", timings[0].median_us / timings[1].median_us},
+                           {"speedup_min", *std::min_element(ratios.begin(), ratios.end())},
+                           {"speedup_max", *std::max_element(ratios.begin(), ratios.end())},
+                           {"dense_bytes", work.dense_bytes},
+                           {"dense_flops", work.dense_flops},
+                           {"sparse_bytes", work.sparse_bytes},
+                           {"sparse_flops", work.sparse_flops}};
+  result.update(measure_errors(c, baseline));
+  if (peaks) {
+    const auto floor = [&](double bytes, double flops) {
+      return std::max(bytes / peaks->bytes_per_us, flops / peaks->flops_per_us);
+    };
+    result["dense_floor_us"] = floor(work.dense_bytes, work.dense_flops);
+    result["sparse_floor_us"] = floor(work.sparse_bytes, work.sparse_flops);
+  }
+  return result;
+}
+
+}  // namespace twell::cli

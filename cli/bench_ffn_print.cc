@@ -1,0 +1,117 @@
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cli/bench_ffn.h"
+#include "cli/svg.h"
+#include "cli/table.h"
+
+namespace twell::cli {
+namespace {
+
+// Distinct values of a key, in the order of their first appearance.
+template <class T>
+std::vector<T> values_of(const nlohmann::json& results, const char* key) {
+  std::vector<T> out;
+  for (const auto& r : results) {
+    const auto value = r[key].get<T>();
+    if (std::find(out.begin(), out.end(), value) == out.end()) out.push_back(value);
+  }
+  return out;
+}
+
+const nlohmann::json& result_of(const nlohmann::json& results, std::int64_t tokens, double nnz) {
+  for (const auto& r : results) {
+    if (r["tokens"] == tokens && r["nnz_target"] == nnz) return r;
+  }
+  return results.front();  // the grid is complete
+}
+
+}  // namespace
+
+void print_ffn_results(const BenchFfnOptions& o, const nlohmann::json& results) {
+  std::vector<std::string> headings = {"tokens",  "nnz",     "dense",     "sparse",
+                                       "speedup", "(range)", "err dense", "err sparse"};
+  if (!o.trace.empty()) headings.insert(headings.begin(), "layer");
+  if (o.peaks) headings.push_back("floor");
+  Table table(headings);
+  for (const auto& r : results) {
+    std::vector<std::string> cells = {fmt::format("{}", r["tokens"].get<std::int64_t>()),
+                                      fmt::format("{:.1f}", r["nnz_mean"].get<double>()),
+                                      format_us(r["dense_us"]),
+                                      format_us(r["sparse_us"]),
+                                      format_ratio(r["speedup"]),
+                                      fmt::format("{:.2f}-{:.2f}", r["speedup_min"].get<double>(),
+                                                  r["speedup_max"].get<double>()),
+                                      fmt::format("{:.1e}", r["dense_max_rel_err"].get<double>()),
+                                      fmt::format("{:.1e}", r["max_rel_err"].get<double>())};
+    if (!o.trace.empty()) {
+      cells.insert(cells.begin(), fmt::format("{}", r["trace_layer"].get<std::int64_t>()));
+    }
+    if (o.peaks) cells.push_back(format_us(r["sparse_floor_us"]));
+    table.row(cells);
+  }
+  o.say("\n{}", table.to_string());
+}
+
+void print_ffn_grid(const BenchFfnOptions& o, const nlohmann::json& results) {
+  const auto tokens = values_of<std::int64_t>(results, "tokens");
+  std::vector<std::string> headings = {"non-zeros", "density"};
+  for (const std::int64_t m : tokens) headings.push_back(fmt::format("M = {}", m));
+  Table ratios(headings), times(headings);
+  for (const double nnz : values_of<double>(results, "nnz_target")) {
+    std::vector<std::string> ratio = {
+        fmt::format("{:.0f}", nnz),
+        fmt::format("{:.1f} %", 100 * nnz / static_cast<double>(o.hidden))};
+    std::vector<std::string> time = ratio;
+    for (const std::int64_t m : tokens) {
+      const auto& r = result_of(results, m, nnz);
+      ratio.push_back(format_ratio(r["speedup"]));
+      time.push_back(format_us(r["dense_us"]) + " / " + format_us(r["sparse_us"]));
+    }
+    ratios.row(ratio);
+    times.row(time);
+  }
+  o.say("\nSpeed against the fastest dense form\n{}", ratios.to_string());
+  o.say("\nTime of one call, dense / sparse\n{}", times.to_string());
+}
+
+void print_ffn_implementations(const BenchFfnOptions& o, const nlohmann::json& results) {
+  for (const char* side : {"dense", "sparse"}) {
+    const std::string key = std::string(side) + "_impl";
+    for (const auto& impl : values_of<std::string>(results, key.c_str())) {
+      nlohmann::json same = nlohmann::json::array();
+      for (const auto& r : results) {
+        if (r[key] == impl) same.push_back(r);
+      }
+      std::string list;
+      for (const std::int64_t m : values_of<std::int64_t>(same, "tokens")) {
+        list += fmt::format("{}{}", list.empty() ? "" : ", ", m);
+      }
+      o.say("{} at {} tokens: {}\n", side, list, impl);
+    }
+  }
+}
+
+std::string ffn_chart(const BenchFfnOptions& o, const nlohmann::json& results) {
+  std::vector<std::pair<std::string, std::string>> charts;
+  for (const std::int64_t m : values_of<std::int64_t>(results, "tokens")) {
+    Series dense{"dense", {}}, sparse{"sparse", {}};
+    for (const auto& r : results) {
+      if (r["tokens"] != m) continue;
+      const double density = 100 * r["nnz_mean"].get<double>() / static_cast<double>(o.hidden);
+      dense.points.emplace_back(density, r["dense_us"].get<double>());
+      sparse.points.emplace_back(density, r["sparse_us"].get<double>());
+    }
+    for (Series* s : {&dense, &sparse}) std::sort(s->points.begin(), s->points.end());
+    ChartText text{"neurons that fire, %", "microseconds a call", true};
+    text.log_x = true;
+    charts.emplace_back(
+        fmt::format("M = {} tokens, D = {}, H = {}, {}", m, o.input, o.hidden, o.dtype),
+        line_chart({dense, sparse}, text));
+  }
+  return svg_page(charts);
+}
+
+}  // namespace twell::cli
