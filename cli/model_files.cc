@@ -37,7 +37,6 @@ std::unique_ptr<lm::Model> ModelOptions::open(lm::FfnPath path, bool prepack) co
   load.ffn = path;
   load.dtype = parse_dtype(dtype);
   load.prepack_dense = prepack;
-  load.threads = threads;
   return lm::load_model(directory(), load);
 }
 

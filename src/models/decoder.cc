@@ -46,13 +46,12 @@ void Decoder::use_dense_ffn(bool prepack, ParameterSource& source) {
   }
 }
 
-void Decoder::use_sparse_ffn(FfnPath path, int threads, ParameterSource& source) {
-  const auto context = make_sparse_context(threads);
+void Decoder::use_sparse_ffn(FfnPath path, ParameterSource& source) {
   for (Block& block : weights_.blocks) {
     FfnParameters& ffn = block.ffn_parameters;
     // A gated layer goes on using `up` where it lies, and a neuron-major `down`.
     const bool keeps_down = ffn.down.t().is_contiguous();
-    block.ffn = make_sparse_feed_forward(ffn, activation(), context, path);
+    block.ffn = make_sparse_feed_forward(ffn, activation(), path);
     visit([&](const ParameterSpec& spec, at::Tensor& tensor) {
       const bool packed = &tensor == (ffn.gated() ? &ffn.gate : &ffn.up);
       if (packed || (&tensor == &ffn.down && !keeps_down)) source.release(spec);

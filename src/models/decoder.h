@@ -57,7 +57,7 @@ class Decoder final : public Model {
   void use_dense_ffn(bool prepack, ParameterSource& source);
   // Converts layer by layer and releases each source at once, so that at most one layer is in
   // memory twice.
-  void use_sparse_ffn(FfnPath path, int threads, ParameterSource& source);
+  void use_sparse_ffn(FfnPath path, ParameterSource& source);
 
   const io::ModelConfig& config() const override { return config_; }
   at::ScalarType dtype() const override { return weights_.embedding.scalar_type(); }

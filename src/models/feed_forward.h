@@ -83,17 +83,13 @@ std::unique_ptr<FeedForward> make_dense_feed_forward(const FfnParameters& parame
                                                      const ActivationChoice& activation,
                                                      bool prepack = false);
 
-// A twell::Context (thread pool, workspace) shared by the layers of a model.
-class SparseContext;
-std::shared_ptr<SparseContext> make_sparse_context(int threads);
-
-// twell::ffn; inference only, exact. Packs the gate, uses `up` in place and transposes `down` to
-// neuron-major; keeps none of the other sources. `path` is sparse or automatic; automatic also
-// keeps `gate` and changes to dense GEMMs while the measured density says they are faster. Throws
-// twell::Error for an activation without zeros, biases, or a dtype other than bf16 and fp32.
+// torch.ops.twell; inference only, exact, on as many threads as PyTorch uses. Packs the gate, uses
+// `up` in place and transposes `down` to neuron-major; keeps none of the other sources. `path` is
+// sparse or automatic; automatic also keeps `gate` and changes to dense GEMMs while the measured
+// density says they are faster. Throws twell::Error for an activation without zeros, biases, or a
+// dtype other than bf16 and fp32.
 std::unique_ptr<FeedForward> make_sparse_feed_forward(const FfnParameters& parameters,
                                                       const ActivationChoice& activation,
-                                                      std::shared_ptr<SparseContext> context,
                                                       FfnPath path = FfnPath::sparse);
 
 // The rule of FfnPath::automatic: whether dense GEMMs are expected to be faster for `rows` tokens

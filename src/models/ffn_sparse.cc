@@ -1,7 +1,9 @@
-// The feed-forward layer on twell::ffn.
+// The feed-forward layer on torch.ops.twell.gated_ffn and ffn, through the dispatcher.
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <fmt/format.h>
 #include <torch/types.h>
 
+#include <tuple>
 #include <utility>
 
 #include "models/feed_forward.h"
@@ -11,18 +13,22 @@
 #include "twell/status.h"
 
 namespace twell::lm {
-
-class SparseContext {
- public:
-  explicit SparseContext(int threads) : context(ContextOptions{.threads = threads, .tier = {}}) {}
-  Context context;
-};
-
-std::shared_ptr<SparseContext> make_sparse_context(int threads) {
-  return std::make_shared<SparseContext>(threads > 0 ? threads : at::get_num_threads());
-}
-
 namespace {
+
+using Layer = at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, c10::string_view,
+                         double);
+using Gated = at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                         c10::string_view, double);
+using Counted = std::tuple<at::Tensor, at::Tensor, at::Tensor>;  // y, row_nnz, neuron_counts
+using LayerCounted = Counted(const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                             c10::string_view, double);
+using GatedCounted = Counted(const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                             const at::Tensor&, c10::string_view, double);
+
+template <class Signature>
+c10::TypedOperatorHandle<Signature> find_operator(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+}
 
 DType dtype_of_tensor(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kFloat ? DType::f32 : DType::bf16;
@@ -51,12 +57,8 @@ ActivationSpec sparse_activation(const ActivationChoice& choice) {
 
 class SparseFeedForward final : public FeedForward {
  public:
-  SparseFeedForward(const FfnParameters& p, const ActivationChoice& choice,
-                    std::shared_ptr<SparseContext> context, FfnPath path)
-      : context_(std::move(context)),
-        choice_(choice),
-        activation_(sparse_activation(choice)),
-        path_(path) {
+  SparseFeedForward(const FfnParameters& p, const ActivationChoice& choice, FfnPath path)
+      : choice_(choice), activation_(sparse_activation(choice)), path_(path) {
     if (p.has_bias()) {
       throw Error(ErrorKind::unsupported, "sparse FFN",
                   "biases in the feed-forward layer (mlp_bias) are not supported; use --ffn dense");
@@ -71,9 +73,11 @@ class SparseFeedForward final : public FeedForward {
     const std::int64_t neurons = first.size(0);
     const std::int64_t width = first.size(1);
     const std::size_t bytes = packed_bytes(dtype_of_tensor(first), neurons, width);
-    const auto words = static_cast<std::int64_t>(bytes / first.element_size());
-    packed_ = allocate_weights(words / kPanel, kPanel, dtype);
+    const auto elements = static_cast<std::int64_t>(bytes / first.element_size());
+    packed_ = allocate_weights(elements / kPanel, kPanel, dtype);
     pack_weight(view(first), packed_.mutable_data_ptr());
+    packed_ = dtype == at::kFloat ? packed_.view({packed_panels(neurons), -1, kPanel})
+                                  : packed_.view({packed_panels(neurons), -1, kPanel, 2});
     own_bytes_ = static_cast<std::int64_t>(packed_.nbytes());
 
     const at::Tensor down = p.down.detach().t();  // [H, D]
@@ -114,42 +118,54 @@ class SparseFeedForward final : public FeedForward {
   FfnPath path() const override { return path_; }
   std::int64_t own_bytes() const override { return own_bytes_; }
   std::string describe() const override {
-    return fmt::format("{}: {}, {}{}", name_of(path_), io::name_of(choice_.kind),
-                       plan_ffn(context_->context, 1, weights_).to_string(),
-                       path_ == FfnPath::automatic
-                           ? fmt::format("; last density {:.2f} %, dense GEMMs above the crossover",
-                                         density_ * 100)
-                           : std::string());
+    return fmt::format(
+        "{}: {}, {}{}", name_of(path_), io::name_of(choice_.kind),
+        plan_ffn(Context({.threads = at::get_num_threads(), .tier = {}}), 1, weights_).to_string(),
+        path_ == FfnPath::automatic
+            ? fmt::format("; last density {:.2f} %, dense GEMMs above the crossover",
+                          density_ * 100)
+            : std::string());
   }
 
  private:
-  at::Tensor sparse(const at::Tensor& x_in, std::int64_t layer, FfnObserver* observer) {
-    const at::Tensor x = x_in.contiguous();
-    at::Tensor y = at::empty({x.size(0), x.size(1)}, x.options());
-    FfnStats stats;
+  at::Tensor sparse(const at::Tensor& x, std::int64_t layer, FfnObserver* observer) {
+    const bool observed = observer != nullptr && observer->wants_counts();
+    // Where the choice does not depend on it, the density need not be known.
+    const bool choosing = path_ == FfnPath::automatic && dense_is_faster(x.size(0), 1.0);
     FfnActivity activity;
-    at::Tensor row_nnz;
-    if (observer != nullptr && observer->wants_counts()) {
-      row_nnz = at::empty({x.size(0)}, at::kInt);
-      activity.neuron_nnz = at::zeros({weights_.gate.rows}, at::kLong);
-      stats.row_nnz = row_nnz.mutable_data_ptr<std::int32_t>();
-      stats.neuron_counts = activity.neuron_nnz.mutable_data_ptr<std::int64_t>();
+    activity.layer = layer;
+    activity.rows = x.size(0);
+    activity.hidden_units = weights_.gate.rows;
+    activity.path = FfnPath::sparse;
+    at::Tensor y;
+    if (observed || choosing) {
+      std::tie(y, activity.row_nnz, activity.neuron_nnz) = run_counted(x);
+      activity.row_nnz = activity.row_nnz.to(at::kLong);
+      if (x.size(0) > 0) update_density(activity.row_nnz.sum().item<double>(), x.size(0));
+      if (!observed) activity.row_nnz = activity.neuron_nnz = at::Tensor();
+    } else {
+      y = run(x);
     }
-    // Counting costs a pass over the packed counters: only where somebody reads them.
-    const bool count = stats.row_nnz != nullptr || path_ == FfnPath::automatic;
-    ffn(context_->context, view(x), weights_, activation_,
-        {y.mutable_data_ptr(), weights_.gate.dtype, y.size(0), y.size(1)},
-        count ? &stats : nullptr);
-    if (count && x.size(0) > 0) update_density(static_cast<double>(stats.nnz), x.size(0));
-    if (observer != nullptr) {
-      activity.layer = layer;
-      activity.rows = x.size(0);
-      activity.hidden_units = weights_.gate.rows;
-      activity.path = FfnPath::sparse;
-      if (row_nnz.defined()) activity.row_nnz = row_nnz.to(at::kLong);
-      observer->observe(activity);
-    }
+    if (observer != nullptr) observer->observe(activity);
     return y;
+  }
+
+  at::Tensor run(const at::Tensor& x) const {
+    static const auto layer = find_operator<Layer>("twell::ffn");
+    static const auto gated = find_operator<Gated>("twell::gated_ffn");
+    const auto threshold = static_cast<double>(activation_.threshold);
+    const char* name = name_of(activation_.kind);
+    return up_.defined() ? gated.call(x, packed_, up_, down_, name, threshold)
+                         : layer.call(x, packed_, down_, name, threshold);
+  }
+
+  Counted run_counted(const at::Tensor& x) const {
+    static const auto layer = find_operator<LayerCounted>("twell::ffn_stats");
+    static const auto gated = find_operator<GatedCounted>("twell::gated_ffn_stats");
+    const auto threshold = static_cast<double>(activation_.threshold);
+    const char* name = name_of(activation_.kind);
+    return up_.defined() ? gated.call(x, packed_, up_, down_, name, threshold)
+                         : layer.call(x, packed_, down_, name, threshold);
   }
 
   // Needs no other weights than the sparse path has and the unpacked gate, whose mapped pages come
@@ -184,7 +200,6 @@ class SparseFeedForward final : public FeedForward {
     density_ = nnz / (static_cast<double>(rows) * static_cast<double>(weights_.gate.rows));
   }
 
-  std::shared_ptr<SparseContext> context_;
   ActivationChoice choice_;
   ActivationSpec activation_;
   FfnPath path_;
@@ -213,9 +228,8 @@ bool dense_is_faster(std::int64_t rows, double density) {
 
 std::unique_ptr<FeedForward> make_sparse_feed_forward(const FfnParameters& parameters,
                                                       const ActivationChoice& activation,
-                                                      std::shared_ptr<SparseContext> context,
                                                       FfnPath path) {
-  return std::make_unique<SparseFeedForward>(parameters, activation, std::move(context), path);
+  return std::make_unique<SparseFeedForward>(parameters, activation, path);
 }
 
 }  // namespace twell::lm

@@ -43,7 +43,7 @@ std::unique_ptr<Model> load_model(const std::string& directory, const LoadOption
     require_grad(*model);
   } else if (options.ffn == FfnPath::sparse ||
              (options.ffn == FfnPath::automatic && sparse_possible(*model))) {
-    model->use_sparse_ffn(options.ffn, options.threads, *source);
+    model->use_sparse_ffn(options.ffn, *source);
   } else {
     model->use_dense_ffn(options.prepack_dense, *source);
   }

@@ -80,7 +80,6 @@ struct LoadOptions {
   bool trainable = false;      // own writable copies with requires_grad, dense FFN, `ffn` ignored
   bool prepack_dense = false;  // dense path: oneDNN-ordered FFN weights
   bool check_finite = true;    // refuse NaN and infinite weights: reads every byte once
-  int threads = 0;             // of the sparse kernels; 0: as PyTorch
 };
 
 // Loads a Hugging Face directory (config.json, model.safetensors or its shards): memory-mapped, FFN

@@ -150,7 +150,7 @@ TEST(Generate, TwoModelsInTwoThreads) {
   options.max_tokens = 30;
   options.stop_tokens = Tokens{};
   const auto write = [&](GeneratedSequence& out, const Tokens& prompt) {
-    const auto model = load_model(directory.string(), {.ffn = FfnPath::sparse, .threads = 1});
+    const auto model = load_model(directory.string(), {.ffn = FfnPath::sparse});
     out = generate(*model, {&prompt, 1}, options).sequences[0];
   };
   std::array<GeneratedSequence, 2> together, alone;

@@ -91,17 +91,15 @@ TEST_P(Paths, AgreeWithTheDefinition) {
   // Odd sizes: tails of panels and of vectors.
   for (const auto& [width, neurons] : {std::pair{64, 176}, std::pair{40, 93}, std::pair{1, 1}}) {
     const Layer layer = make_layer(c, width, neurons);
-    const auto context = make_sparse_context(2);
     std::vector<std::unique_ptr<FeedForward>> paths;
     paths.push_back(make_dense_feed_forward(layer.parameters, layer.activation));
     if (io::yields_zeros(c.act)) {
       for (const FfnPath path : {FfnPath::sparse, FfnPath::automatic}) {
-        paths.push_back(
-            make_sparse_feed_forward(layer.parameters, layer.activation, context, path));
+        paths.push_back(make_sparse_feed_forward(layer.parameters, layer.activation, path));
       }
       FfnParameters neuron_major = layer.parameters;
       neuron_major.down = layer.parameters.down.t().contiguous().t();
-      paths.push_back(make_sparse_feed_forward(neuron_major, layer.activation, context));
+      paths.push_back(make_sparse_feed_forward(neuron_major, layer.activation));
     }
     for (const std::int64_t rows : {1, 2, 17, 70, 0}) {
       const at::Tensor x = at::randn({rows, width}).to(c.dtype);
@@ -158,8 +156,7 @@ TEST(FeedForward, CountsAreTheSameOnEveryPath) {
   const at::Tensor x = at::randn({37, 64});
   Recorder dense, sparse;
   make_dense_feed_forward(layer.parameters, layer.activation)->forward(x, 4, &dense);
-  make_sparse_feed_forward(layer.parameters, layer.activation, make_sparse_context(2))
-      ->forward(x, 4, &sparse);
+  make_sparse_feed_forward(layer.parameters, layer.activation)->forward(x, 4, &sparse);
   const at::Tensor fired = at::linear(x, layer.parameters.gate).gt(0);
   for (const Recorder* recorder : {&dense, &sparse}) {
     EXPECT_EQ(recorder->last.layer, 4);
@@ -180,8 +177,7 @@ TEST(FeedForward, AutomaticFollowsTheDensity) {
     ffn.forward(x, 0, &recorder);
     return recorder.last.path;
   };
-  const auto ffn = make_sparse_feed_forward(layer.parameters, layer.activation,
-                                            make_sparse_context(1), FfnPath::automatic);
+  const auto ffn = make_sparse_feed_forward(layer.parameters, layer.activation, FfnPath::automatic);
   const at::Tensor half_dense = at::randn({64, 64});
   const at::Tensor silent = at::zeros({64, 64});
   EXPECT_EQ(layer_path(*ffn, half_dense), FfnPath::sparse);  // nothing is known yet
@@ -212,9 +208,8 @@ TEST(FeedForward, NanReachesTheOutputOnEveryPath) {
     const Layer layer = make_layer({act, true, at::kFloat}, 64, 176);
     at::Tensor x = at::randn({3, 64});
     x[1][5] = std::numeric_limits<float>::quiet_NaN();
-    for (const auto& ffn :
-         {make_dense_feed_forward(layer.parameters, layer.activation),
-          make_sparse_feed_forward(layer.parameters, layer.activation, make_sparse_context(1))}) {
+    for (const auto& ffn : {make_dense_feed_forward(layer.parameters, layer.activation),
+                            make_sparse_feed_forward(layer.parameters, layer.activation)}) {
       const at::Tensor y = ffn->forward(x, 0, nullptr);
       EXPECT_TRUE(y[1].isnan().all().item<bool>());
       EXPECT_FALSE(y[0].isnan().any().item<bool>());
@@ -235,12 +230,10 @@ std::string message_of(F f) {
 
 TEST(FeedForward, MistakesAreErrors) {
   const Layer silu = make_layer({io::HiddenAct::silu, true, at::kFloat}, 8, 8);
-  const auto context = make_sparse_context(1);
-  EXPECT_THAT(
-      message_of([&] { make_sparse_feed_forward(silu.parameters, silu.activation, context); }),
-      testing::AllOf(testing::HasSubstr("silu"), testing::HasSubstr("--ffn dense")));
+  EXPECT_THAT(message_of([&] { make_sparse_feed_forward(silu.parameters, silu.activation); }),
+              testing::AllOf(testing::HasSubstr("silu"), testing::HasSubstr("--ffn dense")));
   Layer layer = make_layer({io::HiddenAct::relu, true, at::kFloat}, 8, 8);
-  const auto ffn = make_sparse_feed_forward(layer.parameters, layer.activation, context);
+  const auto ffn = make_sparse_feed_forward(layer.parameters, layer.activation);
   EXPECT_THAT(message_of([&] {
                 ffn->forward(at::ones({1, 8}).requires_grad_(), 0, nullptr);
               }),
@@ -254,9 +247,8 @@ TEST(FeedForward, MistakesAreErrors) {
               }),
               testing::HasSubstr("dense"));
   layer.parameters.down_bias = at::zeros({8});
-  EXPECT_THAT(
-      message_of([&] { make_sparse_feed_forward(layer.parameters, layer.activation, context); }),
-      testing::HasSubstr("mlp_bias"));
+  EXPECT_THAT(message_of([&] { make_sparse_feed_forward(layer.parameters, layer.activation); }),
+              testing::HasSubstr("mlp_bias"));
   EXPECT_THAT(message_of([] { parse_ffn_path("fast"); }), testing::HasSubstr("auto"));
   for (const FfnPath path : {FfnPath::dense, FfnPath::sparse, FfnPath::automatic}) {
     EXPECT_EQ(parse_ffn_path(name_of(path)), path);
