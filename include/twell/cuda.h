@@ -90,9 +90,12 @@ struct GatherPlan {
   DType dtype = DType::bf16;
   bool gated = true;
   bool aligned = true;
-  int threads = 128;             // of one block, which works on one row
-  int splits = 1;                // blocks that share one row's neurons
-  int passes = 1;                // groups of columns, each with blocks of its own
+  int threads = 128;  // of one block, which works on one row
+  int splits = 1;     // blocks that share one row's neurons
+  int passes = 1;     // groups of columns, each with blocks of its own
+  // The kernel may start while the one before it on the stream ends (compute capability 9.0 and
+  // up).
+  bool overlaps_gemm = false;
   std::size_t shared_bytes = 0;  // of one block
   // Of a call with `rows` rows; 0 where a row has one block.
   std::size_t workspace_bytes(std::int64_t rows, std::int64_t depth) const;

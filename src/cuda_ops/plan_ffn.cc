@@ -46,6 +46,7 @@ GatherPlan plan_gather(const Device& device, const Problem& problem) {
                                        std::max<std::int64_t>(problem.tokens * plan.passes, 1));
   const std::int64_t useful = ceil_div(problem.hidden, kNeuronsPerSplit);
   plan.splits = static_cast<int>(std::clamp<std::int64_t>(std::min(wanted, useful), 1, kMaxSplits));
+  plan.overlaps_gemm = device.major >= 9;
   plan.shared_bytes = sizeof(ActiveList);
   return plan;
 }
@@ -84,7 +85,8 @@ FfnPlan plan_ffn(const Device& device, const Problem& problem, std::size_t works
 std::string GatherPlan::to_string() const {
   return concat(gated ? "up and down: " : "down: ", name_of(dtype), aligned ? "" : " unaligned",
                 ", ", threads, " threads a row, ", splits, " blocks a row, ", passes,
-                " column passes, ", shared_bytes, " B shared");
+                " column passes, ", overlaps_gemm ? "overlaps the gate GEMM, " : "", shared_bytes,
+                " B shared");
 }
 
 std::string FfnPlan::to_string() const {

@@ -40,7 +40,8 @@ struct StreamTiles {
   static constexpr int kNeurons = 32;
   static constexpr int kWarps = 8;
   static constexpr int kThreads = kWarps * 32;
-  static constexpr int kRunInputs = 64;            // of one warp at a time
+  // Of one warp at a time: 16 loads of W in flight per lane; 8 where x takes the registers.
+  static constexpr int kRunInputs = kTokens == 8 ? 128 : 64;
   static constexpr int kSumStride = kNeurons + 1;  // spreads a token's neurons over banks
   static constexpr int kStagedStride = kNeurons + kVector;
   static constexpr int kSumBytes = kWarps * kTokens * kSumStride * 4;

@@ -131,5 +131,9 @@ cudaError_t check_launch(const cudaLaunchConfig_t& config, const void* function)
   const bool fits = config.gridDim.x > 0 && config.gridDim.x <= 0x7fffffffU &&
                     config.gridDim.y > 0 && config.gridDim.y <= 65535U && config.blockDim.x > 0 &&
                     config.blockDim.x <= 1024U;
-  return fits && config.dynamicSmemBytes <= shared ? cudaSuccess : fail(cudaErrorInvalidValue);
+  // Kernels that overlap are one of sm_90's abilities.
+  const bool allowed_attributes = config.numAttrs == 0 || device.major >= 9;
+  return fits && allowed_attributes && config.dynamicSmemBytes <= shared
+             ? cudaSuccess
+             : fail(cudaErrorInvalidValue);
 }

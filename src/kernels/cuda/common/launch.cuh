@@ -12,6 +12,9 @@ struct LaunchShape {
   int threads = 0;
   std::size_t shared_bytes = 0;
   cudaStream_t stream = nullptr;
+  // May start before the kernel before it on the stream has ended; it then waits by itself
+  // (ptx/grid.cuh). On GPUs before sm_90 the attribute is not allowed.
+  bool overlaps_previous = false;
 };
 
 template <class Args>
@@ -28,6 +31,11 @@ void launch_kernel(void (*kernel)(Args), const LaunchShape& shape, const Args& a
   config.blockDim = dim3(static_cast<unsigned>(shape.threads));
   config.dynamicSmemBytes = shape.shared_bytes;
   config.stream = shape.stream;
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &attribute;
+  config.numAttrs = shape.overlaps_previous ? 1 : 0;
   TWELL_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, args));
 }
 

@@ -42,21 +42,24 @@ __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// 16 bytes of memory that no one writes during the kernel, kept in L1: rows that tokens share.
+// Loads of memory that no one writes during the kernel are no volatile assembly: the compiler may
+// start them as early as it can.
+
+// 16 bytes, kept in L1: rows that tokens share.
 __device__ __forceinline__ uint4 load_shared_row(const void* from) {
   uint4 v;
-  asm volatile("ld.global.nc.L1::evict_last.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(from));
+  asm("ld.global.nc.L1::evict_last.v4.u32 {%0, %1, %2, %3}, [%4];"
+      : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+      : "l"(from));
   return v;
 }
 
-// 16 bytes of memory that no one writes during the kernel, read once: a stream.
+// 16 bytes that are read once: a stream.
 __device__ __forceinline__ uint4 load_stream(const void* from) {
   uint4 v;
-  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(from));
+  asm("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
+      : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+      : "l"(from));
   return v;
 }
 
@@ -65,6 +68,11 @@ __device__ __forceinline__ float load_other_block(const float* from) {
   float v;
   asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(v) : "l"(from) : "memory");
   return v;
+}
+
+// Starts bringing the line that holds an address into L2.
+__device__ __forceinline__ void prefetch_l2(const void* from) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
 }
 
 __device__ __forceinline__ void store_shared_16(std::uint32_t to, uint4 v) {

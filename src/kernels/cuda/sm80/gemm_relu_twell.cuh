@@ -9,6 +9,7 @@
 #include "kernels/cuda/common/pack_epilogue.cuh"
 #include "kernels/cuda/common/pipeline.cuh"
 #include "kernels/cuda/common/raster.h"
+#include "kernels/cuda/ptx/grid.cuh"
 
 namespace twell::cuda {
 
@@ -82,6 +83,7 @@ __global__ void __launch_bounds__(Tiles::kThreads)
   const int first_row = tile.row * Tiles::kBlockRows;
   const int first_col = tile.col * Tiles::kBlockCols;
   clear_words<Tiles::kThreads>(args.cleared, args.cleared_words);
+  ptx::launch_dependents();
 
   const TileLoader<Tiles::kBlockRows, Tiles::kThreads, kAligned> x(args.x, first_row, args.rows,
                                                                    args.depth);

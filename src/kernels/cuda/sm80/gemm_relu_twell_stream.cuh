@@ -1,8 +1,8 @@
 // gemm_relu_twell for few rows (decode): W is read once, straight into registers, at the speed of
 // memory.
 //
-// A block takes 32 neurons; its eight warps take every eighth run of 64 inputs. Lane (g, t) of a
-// warp loads 16 bytes of the rows of neurons g, g + 8, ... at inputs 8t: that is a fragment of
+// A block takes 32 neurons; its eight warps take every eighth run of 64 or 128 inputs. Lane (g, t)
+// of a warp loads 16 bytes of the rows of neurons g, g + 8, ... at inputs 8t: that is a fragment of
 // mma's A operand as it stands, if the inputs are numbered so that the lane's words are the slots
 // (2t, 2t + 1) and (2t + 8, 2t + 9) of two products. A sum does not care in which order its inputs
 // come, as long as x's fragments use the same numbers, so neither operand passes through shared
@@ -10,6 +10,7 @@
 #pragma once
 
 #include "kernels/cuda/common/pack_epilogue.cuh"
+#include "kernels/cuda/ptx/grid.cuh"
 
 namespace twell::cuda {
 
@@ -34,11 +35,11 @@ __global__ void __launch_bounds__(Tiles::kThreads)
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int first_col = static_cast<int>(blockIdx.x) * Tiles::kNeurons;
   clear_words<Tiles::kThreads>(args.cleared, args.cleared_words);
+  ptx::launch_dependents();
 
   const std::uint16_t* weights = args.weight.data + (first_col + lane / 4) * args.weight.stride;
   const std::uint16_t* tokens = args.x.data + (lane / 4) * args.x.stride;
   float c[kNeuronRows / 2][kTokenGroups][4] = {};
-#pragma unroll 2
   for (int k = warp * Tiles::kRunInputs; k < args.depth; k += Tiles::kWarps * Tiles::kRunInputs) {
     uint4 w[kHalves][kNeuronRows];
     uint4 x[kHalves][kTokenGroups];

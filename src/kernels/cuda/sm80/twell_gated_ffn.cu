@@ -7,10 +7,10 @@ namespace {
 template <class T, bool kGated, bool kAligned>
 void launch(const GatherPlan& plan, const TwellGatherArgs& args, cudaStream_t stream) {
   const unsigned blocks = static_cast<unsigned>(args.rows) * static_cast<unsigned>(args.splits);
-  launch_kernel(
-      twell_gather_sm80<T, kGated, kAligned>,
-      {dim3(blocks, static_cast<unsigned>(plan.passes)), plan.threads, sizeof(ActiveList), stream},
-      args);
+  launch_kernel(twell_gather_sm80<T, kGated, kAligned>,
+                {dim3(blocks, static_cast<unsigned>(plan.passes)), plan.threads, sizeof(ActiveList),
+                 stream, plan.overlaps_gemm},
+                args);
 }
 
 template <class T, bool kGated>

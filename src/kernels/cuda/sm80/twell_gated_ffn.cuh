@@ -12,6 +12,7 @@
 #pragma once
 
 #include "kernels/cuda/common/active_list.cuh"
+#include "kernels/cuda/ptx/grid.cuh"
 
 namespace twell::cuda {
 
@@ -201,6 +202,18 @@ __device__ __forceinline__ bool last_of_row(ActiveList& list, std::uint32_t* tic
   return last;
 }
 
+// Few rows find the weights in device memory: the rows of Wd that the window will need travel to L2
+// while its dot products wait for those of Wu.
+__device__ __forceinline__ void prefetch_rows(const ActiveList& list, int count,
+                                              const DeviceMatrix& down, int depth) {
+  constexpr int kLine = 64;  // elements
+  const int lines = (depth + kLine - 1) / kLine;
+  for (int i = static_cast<int>(threadIdx.x); i < count * lines;
+       i += static_cast<int>(blockDim.x)) {
+    ptx::prefetch_l2(down.data + list.neurons[i / lines] * down.stride + i % lines * kLine);
+  }
+}
+
 // Grid: splits × rows (folded into x) × column passes (y).
 template <class T, bool kGated, bool kAligned>
 __global__ void __launch_bounds__(kGatherThreads)
@@ -213,6 +226,7 @@ __global__ void __launch_bounds__(kGatherThreads)
   const std::uint16_t* x = kGated ? args.x.data + row * args.x.stride : nullptr;
   RowSum sum;
   int row_nnz = 0;
+  ptx::wait_for_previous();
   for (int tile = 0; tile < args.gate.tiles; tile += kGroupTiles) {
     const int tiles = min(kGroupTiles, args.gate.tiles - tile);
     const int total = scan_counts(
@@ -231,6 +245,7 @@ __global__ void __launch_bounds__(kGatherThreads)
         }
       }
       if constexpr (kGated) {
+        if (args.splits > 1) prefetch_rows(list, count, args.down, args.depth);
         dot_products<T, kAligned>(list, count, x, args.up, args.depth);
         __syncthreads();
       }

@@ -22,7 +22,12 @@ void cp_async_wait() {
 uint4 load_shared_row(const void* from);
 uint4 load_stream(const void* from);
 float load_other_block(const float* from);
+void prefetch_l2(const void* from);
 void store_shared_16(std::uint32_t to, uint4 v);
+
+// Kernels run one after the other here.
+inline void launch_dependents() {}
+inline void wait_for_previous() {}
 
 void ldmatrix_x4(std::uint32_t (&to)[4], std::uint32_t address);
 void mma_bf16(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1);
