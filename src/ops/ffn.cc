@@ -62,7 +62,8 @@ void ffn(Context& context, ConstMatrixView x, const FfnWeights& weights,
   const TwellView packed = scratch_gate(context, plan.layout);
   const std::int64_t tiles = packed.tiles;
 
-  GateBlock gate = {kernel, rows_of(x, 0, plan.row_block), weights.gate, activation, packed, 0};
+  GateBlock gate = {
+      kernel, {rows_of(x, 0, plan.row_block), weights.gate, kernel.x_dtype}, activation, packed, 0};
   SparseRows sparse;
   sparse.tier = plan.tier;
   sparse.packed = packed;
@@ -72,7 +73,7 @@ void ffn(Context& context, ConstMatrixView x, const FfnWeights& weights,
 
   // Everything is allocated before the threads start: nothing in them may throw.
   HotNeurons hot(context, plan, weights, plan.row_block);
-  void* prepared = context.scratch(0, kPreparedX, prepared_x_bytes(gate));
+  void* prepared = context.scratch(0, kPreparedX, gate.input.prepared_bytes());
   const std::size_t list = active_bytes(tiles * packed.tile);
   // In parts, a block has at most four rows times parts per thread (sparse_parts).
   const auto row_sum = static_cast<std::size_t>(weights.down.cols) * sizeof(float);
@@ -85,8 +86,8 @@ void ffn(Context& context, ConstMatrixView x, const FfnWeights& weights,
   }
   for (std::int64_t first = 0; first < x.rows; first += plan.row_block) {
     const std::int64_t rows = std::min(plan.row_block, x.rows - first);
-    gate.x = rows_of(x, first, rows);
-    sparse.x = gate.x;
+    gate.input.x = rows_of(x, first, rows);
+    sparse.x = gate.input.x;
     sparse.y = rows_of(y, first, rows);
     sparse.rows = rows;
     sparse.parts = sparse_parts(rows, plan.threads);
@@ -95,9 +96,9 @@ void ffn(Context& context, ConstMatrixView x, const FfnWeights& weights,
     {
       const int thread = omp_get_thread_num();
       auto* accumulators = static_cast<float*>(context.scratch(thread, kAccumulators, sums));
-      if (prepared_x_bytes(gate) > 0) {
+      if (gate.input.prepared_bytes() > 0) {
 #pragma omp for schedule(static)
-        for (std::int64_t r = 0; r < rows; ++r) prepare_x(gate, r, r + 1, prepared);
+        for (std::int64_t r = 0; r < rows; ++r) gate.input.prepare(r, r + 1, prepared);
       }
 #pragma omp for schedule(static, 1)
       for (std::int64_t unit = 0; unit < tiles * plan.row_splits; ++unit) {

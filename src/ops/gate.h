@@ -1,7 +1,7 @@
-// The gate GEMM of one block of rows, for the calling thread: prepares x for the kernel, runs it.
+// The gate GEMM of one block of rows, for the calling thread.
 #pragma once
 
-#include "kernels/kernel.h"
+#include "ops/gemm_input.h"
 
 namespace twell {
 
@@ -21,19 +21,14 @@ enum ScratchSlot : int {
 
 struct GateBlock {
   const GemmReluTwell& kernel;
-  ConstMatrixView x;  // the block's rows, [rows, D]
-  PackedView weight;
+  GemmInput input;  // the block's rows
   ActivationSpec activation;
   TwellView out;
   std::int64_t out_row = 0;
+
+  std::int64_t rows() const { return input.x.rows; }
 };
 
-// Bytes that prepare_x needs, 0 where the kernel reads x in place.
-std::size_t prepared_x_bytes(const GateBlock& block);
-// Converts rows [begin, end) of x to the kernel's dtype and padded depth.
-void prepare_x(const GateBlock& block, std::int64_t begin, std::int64_t end, void* prepared);
-// x of the block as a GEMM reads it.
-GemmArgs x_of(const GateBlock& block, const void* prepared);
 // Rows [row_begin, row_end) × tiles [tile_begin, tile_end) of the packed gate.
 void run_gate(const GateBlock& block, const void* prepared, std::int64_t row_begin,
               std::int64_t row_end, std::int64_t tile_begin, std::int64_t tile_end,

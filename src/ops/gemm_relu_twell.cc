@@ -34,19 +34,19 @@ void gemm_relu_twell(Context& context, ConstMatrixView x, PackedView weight,
 
   constexpr std::int64_t kRowBlock = 192;
   const GemmReluTwell& kernel = gemm_relu_twell_kernel(context.tier(), x.dtype);
-  const GateBlock block = {kernel, x, weight, activation, out.view(), 0};
+  const GateBlock block = {kernel, {x, weight, kernel.x_dtype}, activation, out.view(), 0};
   const std::int64_t row_blocks = (x.rows + kRowBlock - 1) / kRowBlock;
   const std::int64_t tiles = layout.tiles();
   const auto accumulator_bytes =
       static_cast<std::size_t>(gemm_accumulators(std::min(kRowBlock, x.rows))) * sizeof(float);
-  void* prepared = context.scratch(0, kPreparedX, prepared_x_bytes(block));
+  void* prepared = context.scratch(0, kPreparedX, block.input.prepared_bytes());
   for (int t = 0; t < context.threads(); ++t) context.scratch(t, kAccumulators, accumulator_bytes);
 #pragma omp parallel num_threads(context.threads())
   {
     auto* accumulators = static_cast<float*>(
         context.scratch(omp_get_thread_num(), kAccumulators, accumulator_bytes));
 #pragma omp for schedule(static)
-    for (std::int64_t r = 0; r < x.rows; ++r) prepare_x(block, r, r + 1, prepared);
+    for (std::int64_t r = 0; r < x.rows; ++r) block.input.prepare(r, r + 1, prepared);
 #pragma omp for schedule(dynamic)
     for (std::int64_t unit = 0; unit < row_blocks * tiles; ++unit) {
       const std::int64_t row = unit / tiles * kRowBlock;

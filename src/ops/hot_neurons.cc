@@ -41,7 +41,7 @@ HotNeurons::HotNeurons(Context& context, const FfnPlan& plan, const FfnWeights& 
 
 void HotNeurons::count(const GateBlock& gate, FfnStats* stats, std::int64_t first_row) {
   const TwellView& packed = gate.out;
-  const std::int64_t rows = gate.x.rows;
+  const std::int64_t rows = gate.rows();
 #pragma omp for schedule(static, 1)
   for (std::int64_t t = 0; t < packed.tiles; ++t) {
     const std::int64_t first = t * packed.tile;
@@ -118,7 +118,7 @@ void HotNeurons::take_row(const TwellView& packed, std::int64_t row) {
 
 void HotNeurons::take(const GateBlock& gate) {
 #pragma omp for schedule(static)
-  for (std::int64_t row = 0; row < gate.x.rows; ++row) take_row(gate.out, row);
+  for (std::int64_t row = 0; row < gate.rows(); ++row) take_row(gate.out, row);
 }
 
 }  // namespace twell

@@ -16,7 +16,7 @@ void HotNeurons::multiply(const GateBlock& gate, const void* prepared_x, int thr
   }
 #pragma omp for schedule(dynamic, 1)
   for (std::int64_t column = 0; column < weights_.down.cols; column += kColumnBlock) {
-    down(gate.x.rows, column, accumulators, panels);
+    down(gate.rows(), column, accumulators, panels);
   }
 }
 
@@ -33,12 +33,12 @@ void HotNeurons::up(const GateBlock& gate, const void* prepared_x, std::int64_t 
     chosen_.pack_as_neurons(rows, weights_.up.cols,
                             panels + static_cast<std::size_t>(p) * panel_bytes);
   }
-  GemmArgs args = x_of(gate, prepared_x);
+  GemmArgs args = gate.input.args(prepared_x, 0, gate.rows());
   args.weight = {panels, dtype, count, weights_.up.cols};
   args.panels = packed_panels(count);
   args.c = accumulators;
   gemm_.run(args);
-  for (std::int64_t row = 0; row < gate.x.rows; ++row) {
+  for (std::int64_t row = 0; row < gate.rows(); ++row) {
     chosen_.gate(accumulators + row * kColumnBlock, count, hidden_at(row, first));
   }
 }

@@ -1,0 +1,69 @@
+// y = x Wᵀ + b on every tier against fp64.
+#include "twell/linear.h"
+
+#include "tests/ops/ffn_fixture.h"
+#include "twell/status.h"
+
+namespace twell {
+namespace {
+
+template <class T>
+void check(Context& context, std::int64_t rows, std::int64_t depth, std::int64_t outputs,
+           bool with_bias) {
+  SCOPED_TRACE(std::string(name_of(context.tier())) + " M=" + std::to_string(rows) +
+               " D=" + std::to_string(depth) + " N=" + std::to_string(outputs));
+  test::Layer<T> layer({rows, depth, outputs, true, {}, 0.0F});
+  const auto bias = test::random_matrix<T>(1, outputs, 9, 1.0F);
+  test::TestMatrix<T> y(rows, outputs, 5);
+  linear(context, std::as_const(layer.x).view(), layer.packed(),
+         with_bias ? bias.view().data : nullptr, y.view());
+  for (std::int64_t r = 0; r < rows; ++r) {
+    for (std::int64_t n = 0; n < outputs; ++n) {
+      double expected = with_bias ? bias.value(0, n) : 0.0;
+      double magnitude = std::abs(expected);
+      for (std::int64_t k = 0; k < depth; ++k) {
+        const double term = static_cast<double>(layer.x.value(r, k)) * layer.gate.value(n, k);
+        expected += term;
+        magnitude += std::abs(term);
+      }
+      const double bound = test::accumulation_bound(static_cast<double>(depth + 1), magnitude);
+      ASSERT_NEAR(y.value(r, n), expected,
+                  bound + 1.01 * test::rounding_bound<T>(std::abs(expected) + bound))
+          << r << "," << n;
+    }
+  }
+}
+
+template <class T>
+class LinearTest : public testing::Test {};
+using Types = testing::Types<bf16, float>;
+TYPED_TEST_SUITE(LinearTest, Types);
+
+TYPED_TEST(LinearTest, TailSizes) {
+  for (CpuTier tier : available_cpu_tiers()) {
+    for (int threads : {1, 3}) {
+      Context context({.threads = threads, .tier = tier});
+      for (std::int64_t rows : {0, 1, 2, 5, 16, 17, 193})
+        check<TypeParam>(context, rows, 70, 90, false);
+      for (std::int64_t depth : {1, 2, 31, 33, 257}) check<TypeParam>(context, 7, depth, 48, true);
+      for (std::int64_t outputs : {1, 15, 17, 255, 257, 600}) {
+        check<TypeParam>(context, 9, 64, outputs, true);
+      }
+    }
+  }
+}
+
+TEST(Linear, ErrorsNameTheArgument) {
+  Context context({.threads = 1, .tier = {}});
+  test::Layer<bf16> layer({4, 32, 64});
+  test::TestMatrix<bf16> y(4, 63);
+  try {
+    linear(context, std::as_const(layer.x).view(), layer.packed(), nullptr, y.view());
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(), "linear: y: expected bf16 [4, 64], got bf16 [4, 63]");
+  }
+}
+
+}  // namespace
+}  // namespace twell
