@@ -36,8 +36,11 @@ void check_ffn(const CudaLayer<T>& layer, std::size_t workspace_limit) {
   SCOPED_TRACE(describe(layer.shape) + "; " + plan.to_string());
   DeviceBuffer<std::byte> memory(plan.workspace_bytes);
   DeviceBuffer<std::int32_t> row_nnz(static_cast<std::size_t>(layer.shape.tokens));
-  cuda::ffn(plan, on.x.view(), on.weights(), layer.shape.activation, on.y.mutable_view(),
-            {memory.data(), memory.size()}, nullptr, {row_nnz.data(), nullptr});
+  for (int call = 0; call < 2; ++call) {
+    on.y.poison();
+    cuda::ffn(plan, on.x.view(), on.weights(), layer.shape.activation, on.y.mutable_view(),
+              {memory.data(), memory.size()}, nullptr, {row_nnz.data(), nullptr});
+  }
   TWELL_CUDA_CHECK(cudaDeviceSynchronize());
   const ref::Matrix gate =
       check_gemm(cuda::plan_gemm_relu_twell(plan.gemm.shape, problem, plan.gemm.tile), layer, 16);
@@ -75,6 +78,17 @@ TYPED_TEST(CudaFfnTest, SizesAndActivations) {
 TYPED_TEST(CudaFfnTest, BlocksOfRows) {
   TWELL_NEEDS_GPU();
   check_ffn(CudaLayer<TypeParam>({140, 16, 40}), 1);
+}
+
+// Enough neurons that blocks share a row; the GEMM clears the counters they meet at. The second
+// call finds what the first left there.
+TYPED_TEST(CudaFfnTest, BlocksThatShareARow) {
+  TWELL_NEEDS_GPU();
+  for (std::int64_t tokens : {1, 2}) {
+    const CudaLayer<TypeParam> layer({tokens, 16, 1100, true, {}, 0.5F});
+    ASSERT_GT(cuda::plan_ffn(cuda::current_device(), layer.problem()).gather.splits, 1);
+    check_ffn(layer, kPlenty);
+  }
 }
 
 TYPED_TEST(CudaFfnTest, NoRows) {

@@ -33,7 +33,10 @@ class DeviceBuffer {
 
   T* data() const { return data_; }
   std::size_t size() const { return size_; }
-  void poison() { TWELL_CUDA_CHECK(cudaMemsetAsync(data_, 0xff, size_ * sizeof(T), nullptr)); }
+  void poison() {
+    if (size_ == 0) return;
+    TWELL_CUDA_CHECK(cudaMemsetAsync(data_, 0xff, size_ * sizeof(T), nullptr));
+  }
   std::vector<T> read() const {
     std::vector<T> out(size_);
     if (size_ != 0) {
