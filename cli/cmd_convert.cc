@@ -6,8 +6,10 @@
 
 #include "cli/command.h"
 #include "cli/model_files.h"
+#include "cli/progress.h"
 #include "cli/save_model.h"
 #include "cli/table.h"
+#include "engine/neuron_order.h"
 #include "models/convert.h"
 #include "twell/status.h"
 
@@ -22,6 +24,10 @@ struct ConvertCommand : CommonOptions {
   std::string tokenizer;
   std::string out;
   std::string dtype = "auto";
+  bool reorder = false;
+  bool keep_all = false;
+  std::string text;
+  std::int64_t max_tokens = 8192;
 };
 
 std::string guess_layout(const ConvertCommand& o) {
@@ -31,13 +37,42 @@ std::string guess_layout(const ConvertCommand& o) {
 }
 
 // The released SparseLM layout, sharded files and other element types become the plain layout.
-void convert_directory(const ConvertCommand& o) {
+nlohmann::json convert_directory(const ConvertCommand& o) {
   lm::LoadOptions load;
   load.trainable = true;  // keeps every weight as it was stored
   load.dtype = parse_dtype(o.dtype);
   const auto model = lm::load_model(o.in, load);
   const fs::path words = o.tokenizer.empty() ? fs::path(o.in) : fs::path(o.tokenizer);
-  save_model(o.out, *model, io::Tokenizer::load(words));
+  const io::Tokenizer tokenizer = io::Tokenizer::load(words);
+  if (!o.reorder) {
+    save_model(o.out, *model, tokenizer);
+    return nullptr;
+  }
+  const auto tokens = read_tokens(o.text, tokenizer, o.max_tokens);
+  Progress progress("watching neurons", static_cast<std::int64_t>(tokens.size()));
+  lm::ScoreOptions watch;
+  watch.on_progress = [&](std::int64_t done, std::int64_t) { progress.update(done); };
+  const auto orders = lm::order_neurons(*model, tokens, !o.keep_all, watch);
+  progress.finish();
+  const auto left = static_cast<std::int64_t>(orders.front().neurons.size());
+  save_model(
+      o.out, *model, tokenizer,
+      [&](const at::Tensor& tensor) { return lm::reordered(*model, orders, tensor); }, left);
+
+  Table table({"layer", "removed", "silent", "blocks of 16 a token", "before"});
+  nlohmann::json layers = nlohmann::json::array();
+  for (std::size_t l = 0; l < orders.size(); ++l) {
+    const lm::LayerOrder& order = orders[l];
+    table.row({fmt::format("{}", l), fmt::format("{}", order.removed),
+               fmt::format("{}", order.silent), fmt::format("{:.1f}", order.blocks_after),
+               fmt::format("{:.1f}", order.blocks_before)});
+    layers.push_back({{"removed", order.removed},
+                      {"silent", order.silent},
+                      {"blocks_before", order.blocks_before},
+                      {"blocks_after", order.blocks_after}});
+  }
+  o.say("{}", table.to_string());
+  return {{"tokens", tokens.size()}, {"layers", layers}};
 }
 
 void run(ConvertCommand& o) {
@@ -49,10 +84,15 @@ void run(ConvertCommand& o) {
                 "holds a model already; choose another directory");
   }
   const std::string layout = guess_layout(o);
+  nlohmann::json reordering;
+  if (o.reorder && layout == "llama2c") {
+    throw Error(ErrorKind::invalid_argument, "--reorder",
+                "needs a model directory; convert the llama2.c file first");
+  }
   if (layout == "llama2c") {
     lm::convert_llama2c(o.in, o.tokenizer, o.out);
   } else {
-    convert_directory(o);
+    reordering = convert_directory(o);
   }
   const io::ModelConfig config = io::load_config(o.out);
   o.say("{}: {} layers, D = {}, H = {}, {}, {}\n", o.out, config.num_hidden_layers,
@@ -62,7 +102,8 @@ void run(ConvertCommand& o) {
            {"layers", config.num_hidden_layers},
            {"hidden_size", config.hidden_size},
            {"intermediate_size", config.intermediate_size},
-           {"hidden_act", io::name_of(config.hidden_act)}});
+           {"hidden_act", io::name_of(config.hidden_act)},
+           {"reorder", reordering}});
 }
 
 }  // namespace
@@ -70,7 +111,9 @@ void run(ConvertCommand& o) {
 void add_convert(CLI::App& app) {
   auto o = std::make_shared<ConvertCommand>();
   CLI::App& c = add_command<ConvertCommand>(
-      app, "convert", "Turn another checkpoint layout into a Hugging Face directory",
+      app, "convert",
+      "Turn another checkpoint layout into a Hugging Face directory, or put neurons in a better "
+      "order",
       "twell convert --in stories260K.bin --tokenizer tok512.bin --out stories260K", o, run);
   c.add_option("--in", o->in, "Checkpoint: a llama2.c file, or a model directory")
       ->required()
@@ -83,6 +126,19 @@ void add_convert(CLI::App& app) {
   c.add_option("--dtype", o->dtype, "bf16, f32 or auto (as stored); of model directories")
       ->check(CLI::IsMember({"bf16", "f32", "auto"}))
       ->capture_default_str();
+  CLI::Option* text =
+      c.add_option("--text", o->text, "Text to watch the neurons on")->type_name("FILE");
+  CLI::Option* reorder = c.add_flag(
+      "--reorder", o->reorder,
+      "Put neurons that fire together side by side, and leave out those that cannot have any "
+      "effect; outputs stay the same but for the order of summation");
+  reorder->needs(text);
+  text->needs(reorder);
+  c.add_flag("--keep-all", o->keep_all, "Leave out no neuron when reordering")->needs(reorder);
+  c.add_option("--max-tokens", o->max_tokens, "Tokens of the text to use; 0: all")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str()
+      ->needs(reorder);
   c.add_option("--out", o->out, "Directory to make")->required()->type_name("DIR");
 }
 

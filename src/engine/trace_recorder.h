@@ -2,11 +2,17 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <span>
 
 #include "io/activity_trace.h"
 #include "models/model.h"
 
 namespace twell::lm {
+
+// Calls `row` with the ascending ids of the non-zeros of each row of `gate` [N, H].
+void for_each_row(const at::Tensor& gate,
+                  const std::function<void(std::span<const std::uint32_t>)>& row);
 
 // Needs the activated gate in memory, so layers run their dense path while it watches; a model
 // loaded with FfnPath::sparse answers with a twell::Error.

@@ -214,3 +214,22 @@ def test_demo_end_to_end(twell, work, text):
     twell(*ask, "--steps", 2)
     assert sorted(p.name for p in out.iterdir()) == ["cache", "model", "report.html",
                                                      "results.json"]
+
+
+def test_convert_reorder_keeps_the_model(twell, trained, text, work):
+    model, out = trained[0] / "latest", work / "reordered"
+    reorder = ["convert", "--in", model, "--reorder", "--text", text, "--max-tokens", 1000]
+    done = twell(*reorder, "--out", out, json_name="re.json")
+    layers = done.json["reorder"]["layers"]
+    assert len(layers) == 2 and done.json["reorder"]["tokens"] == 1000
+    assert all(layer["blocks_after"] <= layer["blocks_before"] for layer in layers)
+    before, after = (json.loads((d / "config.json").read_text()) for d in (model, out))
+    before["intermediate_size"] -= layers[0]["removed"]
+    assert after == before
+    # The chain of sums has 2 (3 D + H + 64) + D = 1088 terms, each 2^-24 of logits up to about 20;
+    # a log-likelihood differs by two of them at most.
+    scores = [twell("eval", "--model", d, "--task", "perplexity", "--data", text, "--dtype", "f32",
+                    json_name="rp.json").json["perplexity"] for d in (model, out)]
+    assert scores[1] == pytest.approx(scores[0], rel=2 * 1088 * 20 * 2**-24)
+    assert twell(*reorder, "--out", out, ok=False).error_line()  # holds a model already
+    assert twell("convert", "--in", model, "--reorder", "--out", work / "r2", ok=False).error_line()
