@@ -137,6 +137,18 @@ void enter() {
   throw std::runtime_error(where);
 }
 
+// Each of the threads that does not wait, up to its next collective; false if all wait.
+bool resume_all(const std::vector<Fiber*>& turn, std::size_t first, std::size_t end) {
+  bool progress = false;
+  for (std::size_t i = first; i < end; ++i) {
+    if (turn[i]->waits != Waits::no) continue;
+    resume(*turn[i]);
+    progress = true;
+    if (block.error) std::rethrow_exception(block.error);
+  }
+  return progress;
+}
+
 void run_block(dim3 grid, dim3 index, dim3 size, std::size_t shared_bytes) {
   const std::size_t threads = size.x;
   while (block.fibers.size() < threads) block.fibers.push_back(std::make_unique<Fiber>());
@@ -164,12 +176,16 @@ void run_block(dim3 grid, dim3 index, dim3 size, std::size_t shared_bytes) {
   if (order == Order::descending) std::reverse(turn.begin(), turn.end());
   while (block.live > 0) {
     if (order == Order::shuffled) std::shuffle(turn.begin(), turn.end(), random_order);
+    // Shuffled: every thread in turn, up to its next collective. Else a warp runs as far as it can
+    // before the next one starts: the largest lead that barriers allow.
+    const std::size_t together = order == Order::shuffled ? turn.size() : 32;
     bool progress = false;
-    for (Fiber* fiber : turn) {
-      if (fiber->waits != Waits::no) continue;
-      resume(*fiber);
-      progress = true;
-      if (block.error) std::rethrow_exception(block.error);
+    for (std::size_t first = 0; first < turn.size(); first += together) {
+      const std::size_t end = std::min(first + together, turn.size());
+      while (resume_all(turn, first, end)) {
+        progress = true;
+        if (order == Order::shuffled) break;
+      }
     }
     if (!progress) deadlock();
   }
