@@ -1,0 +1,125 @@
+#include "torch_ops_cuda/tensors.h"
+
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/ops.h>
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "twell/status.h"
+
+namespace twell::torch_ops {
+namespace {
+
+// Asked once a process: the driver takes up to a millisecond to tell.
+const cuda::Device& device_figures(int ordinal) {
+  static std::mutex mutex;
+  static std::vector<std::unique_ptr<const cuda::Device>> known;
+  const std::lock_guard lock(mutex);
+  const auto index = static_cast<std::size_t>(ordinal);
+  if (known.size() <= index) known.resize(index + 1);
+  if (!known[index]) known[index] = std::make_unique<const cuda::Device>(cuda::device(ordinal));
+  return *known[index];
+}
+
+cuda::Stream current_stream(int ordinal) {
+  void* stream = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(ordinal, &stream));
+  return stream;
+}
+
+void require_cuda(const Argument& argument, const Tensor& like) {
+  if (!argument.tensor.is_cuda()) {
+    fail(argument.operation, argument.name,
+         "expected a CUDA tensor, as the other arguments are; move it with .cuda()");
+  }
+  if (argument.tensor.get_device_index() != like.get_device_index()) {
+    fail(argument.operation, argument.name,
+         "expected a tensor on cuda:" + std::to_string(like.get_device_index()) +
+             " as the first argument is, got cuda:" +
+             std::to_string(argument.tensor.get_device_index()));
+  }
+}
+
+void require_dtype_of(const Argument& argument, const Tensor& like) {
+  if (argument.tensor.scalar_type() != like.scalar_type()) {
+    fail(argument.operation, argument.name,
+         std::string("expected the dtype of the other arguments, ") +
+             torch::headeronly::toString(like.scalar_type()) + ", got " +
+             torch::headeronly::toString(argument.tensor.scalar_type()));
+  }
+}
+
+}  // namespace
+
+DType cuda_dtype_of(const Argument& argument) {
+  const ScalarType type = argument.tensor.scalar_type();
+  if (type == ScalarType::BFloat16) return DType::bf16;
+  if (type == ScalarType::Half) return DType::f16;
+  fail(argument.operation, argument.name,
+       std::string("expected dtype bfloat16 or float16 on a GPU, got ") +
+           torch::headeronly::toString(type));
+}
+
+ConstMatrixView cuda_matrix_of(const Argument& argument, const Tensor& like, std::int64_t rows,
+                               std::int64_t cols) {
+  const Tensor& tensor = argument.tensor;
+  require_cuda(argument, like);
+  require_dtype_of(argument, like);
+  const DType dtype = cuda_dtype_of(argument);
+  if (tensor.dim() != 2 || (rows >= 0 && tensor.size(0) != rows) || tensor.size(1) != cols) {
+    fail(argument.operation, argument.name,
+         "expected shape [" + (rows < 0 ? std::string("*") : std::to_string(rows)) + ", " +
+             std::to_string(cols) + "], got " + shape_of(tensor));
+  }
+  const std::int64_t have = tensor.size(0);
+  const std::int64_t stride = have > 1 ? tensor.stride(0) : cols;
+  if ((cols > 1 && tensor.stride(1) != 1) || stride < cols) {
+    fail(argument.operation, argument.name,
+         "expected rows of adjacent elements; call .contiguous() once, outside");
+  }
+  return {tensor.const_data_ptr(), dtype, have, cols, stride};
+}
+
+Rows cuda_rows_of(const Argument& argument) {
+  require_cuda(argument, argument.tensor);
+  const DType dtype = cuda_dtype_of(argument);
+  if (argument.tensor.dim() < 1) {
+    fail(argument.operation, argument.name, "expected shape [..., columns], got a scalar");
+  }
+  const Tensor tensor = argument.tensor.is_contiguous()
+                            ? argument.tensor
+                            : torch::stable::contiguous(argument.tensor);
+  std::int64_t rows = 1;
+  for (std::int64_t i = 0; i + 1 < tensor.dim(); ++i) rows *= tensor.size(i);
+  const std::int64_t cols = tensor.size(tensor.dim() - 1);
+  return {tensor, {tensor.const_data_ptr(), dtype, rows, cols}};
+}
+
+ConstMatrixView cuda_packed_of(const Argument& argument, const Tensor& like, std::int64_t rows,
+                               std::int64_t cols) {
+  require_cuda(argument, like);
+  require_dtype_of(argument, like);
+  const DType dtype = cuda_dtype_of(argument);
+  const auto expected = packed_shape(dtype, rows, cols);
+  const auto sizes = argument.tensor.sizes();
+  if (std::vector<std::int64_t>(sizes.begin(), sizes.end()) != expected ||
+      !argument.tensor.is_contiguous()) {
+    fail(argument.operation, argument.name,
+         "expected what pack_weight makes of [" + std::to_string(rows) + ", " +
+             std::to_string(cols) + "] on this GPU, got shape " + shape_of(argument.tensor));
+  }
+  return {argument.tensor.const_data_ptr(), dtype, rows, cols, packed_depth(dtype, cols)};
+}
+
+CudaCall::CudaCall(const Tensor& like)
+    : guard_(like.get_device_index()),
+      device_(device_figures(like.get_device_index())),
+      stream_(current_stream(like.get_device_index())) {}
+
+CudaWorkspace::CudaWorkspace(const Tensor& like, std::size_t bytes)
+    : bytes_(bytes),
+      tensor_(new_empty(like, {static_cast<std::int64_t>(bytes)}, ScalarType::Byte)) {}
+
+}  // namespace twell::torch_ops

@@ -1,0 +1,53 @@
+// CUDA tensors of a call as libtwell_cuda's views, and what a call takes from PyTorch: the current
+// stream, and workspace from its allocator.
+#pragma once
+
+#include <torch/csrc/stable/accelerator.h>
+
+#include "torch_ops/arguments.h"
+#include "twell/cuda.h"
+
+namespace twell::torch_ops {
+
+// A weight [rows, cols]: 2-D, on the GPU of `like`, its dtype, unit stride along its columns.
+// rows -1: any number.
+ConstMatrixView cuda_matrix_of(const Argument& argument, const Tensor& like, std::int64_t rows,
+                               std::int64_t cols);
+// Activations [..., D] as rows [M, D], copied where strides do not allow that.
+Rows cuda_rows_of(const Argument& argument);
+
+// pack_weight on a GPU pads and does not reorder: the kernels read [H, D] as it is. The tensor has
+// the shape that it has on the CPU, so that the operators' shapes do not depend on the device; its
+// memory is [H rounded up to 16, D rounded up to 32], row-major, zeros where padded.
+ConstMatrixView cuda_packed_of(const Argument& argument, const Tensor& like, std::int64_t rows,
+                               std::int64_t cols);
+
+// bf16 and f16.
+DType cuda_dtype_of(const Argument& argument);
+
+// The GPU of a tensor as the current one, its figures, and PyTorch's current stream on it.
+class CudaCall {
+ public:
+  explicit CudaCall(const Tensor& like);
+  const cuda::Device& device() const { return device_; }
+  cuda::Stream stream() const { return stream_; }
+
+ private:
+  torch::stable::accelerator::DeviceGuard guard_;
+  const cuda::Device& device_;
+  cuda::Stream stream_ = nullptr;
+};
+
+// Memory of PyTorch's allocator for one call: given back as this ends, reused only by what follows
+// on the stream.
+class CudaWorkspace {
+ public:
+  CudaWorkspace(const Tensor& like, std::size_t bytes);
+  cuda::Workspace get() const { return {tensor_.mutable_data_ptr(), bytes_}; }
+
+ private:
+  std::size_t bytes_;
+  Tensor tensor_;
+};
+
+}  // namespace twell::torch_ops
