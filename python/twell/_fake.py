@@ -112,6 +112,17 @@ def _unpack_weight(packed: Tensor, rows: Any, cols: Any) -> Tensor:
     return packed.new_empty((rows, cols))
 
 
+def _linear(x, weight_packed, rows, bias=None):
+    _rows("linear", x)
+    _packed("linear", "weight_packed", weight_packed, x.dtype, rows, x.shape[-1])
+    if bias is not None:
+        _same_dtype("linear", "bias", bias, x.dtype)
+        expected = f"expected shape [{rows}], got {list(bias.shape)}"
+        _check(bias.dim() == 1, "linear", "bias", expected)
+        _check(bias.shape[0] == rows, "linear", "bias", expected)
+    return x.new_empty((*x.shape[:-1], rows))
+
+
 def _gated(operation: str, x: Tensor, gate_packed: Tensor, up: Tensor, down: Tensor) -> Any:
     _rows(operation, x)
     neurons = _weight(operation, "up", up, x)
@@ -188,6 +199,7 @@ def register() -> None:
     functions: dict[str, Callable[..., Any]] = {
         "pack_weight": _pack_weight,
         "unpack_weight": _unpack_weight,
+        "linear": _linear,
         "gated_ffn": _gated_ffn,
         "gated_ffn_stats": _gated_ffn_stats,
         "ffn": _ffn,

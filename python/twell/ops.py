@@ -37,6 +37,12 @@ def unpack_weight(packed: Tensor, rows: int, cols: int) -> Tensor:
     return torch.ops.twell.unpack_weight(packed, rows, cols)
 
 
+def linear(x: Tensor, weight_packed: Tensor, rows: int, bias: Tensor | None = None) -> Tensor:
+    """y = x Wᵀ + bias, x [..., D], y [..., rows], for a weight [rows, D] as pack_weight returns it.
+    Not differentiable."""
+    return torch.ops.twell.linear(x, weight_packed, rows, bias)
+
+
 def gated_ffn(
     x: Tensor,
     gate_packed: Tensor,

@@ -64,10 +64,6 @@ at::Tensor source(const at::Tensor& fresh, const at::Tensor& cached, const Packe
 
 }  // namespace
 
-at::Tensor Linear::operator()(const at::Tensor& x) const {
-  return bias.defined() ? at::linear(x, weight, bias) : at::linear(x, weight);
-}
-
 void PackedRows::add(std::int64_t slot, std::int64_t start, std::int64_t count) {
   runs.push_back({slot, start, count, static_cast<std::int64_t>(positions.size())});
   for (std::int64_t i = 0; i < count; ++i) positions.push_back(start + i);

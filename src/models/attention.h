@@ -8,15 +8,10 @@
 #include <vector>
 
 #include "models/kv_cache.h"
+#include "models/linear.h"
 #include "models/rope.h"
 
 namespace twell::lm {
-
-struct Linear {
-  at::Tensor weight;  // [out, in]
-  at::Tensor bias;    // [out] or undefined
-  at::Tensor operator()(const at::Tensor& x) const;
-};
 
 struct AttentionShape {
   std::int64_t heads = 0;

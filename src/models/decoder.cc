@@ -58,7 +58,19 @@ void Decoder::use_sparse_ffn(FfnPath path, ParameterSource& source) {
     });
     (ffn.gated() ? ffn.gate : ffn.up) = at::Tensor();
     if (!keeps_down) ffn.down = at::Tensor();
+    Attention& attention = block.attention;
+    for (Linear* linear : {&attention.q, &attention.k, &attention.v, &attention.o}) {
+      pack(*linear, source);
+    }
   }
+}
+
+void Decoder::pack(Linear& linear, ParameterSource& source) {
+  if (linear.weight.scalar_type() != at::kBFloat16) return;
+  linear.pack();
+  visit([&](const ParameterSpec& spec, at::Tensor& tensor) {
+    if (&tensor == &linear.weight) source.release(spec);
+  });
 }
 
 NamedTensors Decoder::parameters() const {
@@ -74,7 +86,13 @@ std::int64_t Decoder::weight_bytes() const {
   visit([&](const ParameterSpec&, at::Tensor& tensor) {
     if (tensor.defined()) total += static_cast<std::int64_t>(tensor.nbytes());
   });
-  for (const Block& block : weights_.blocks) total += block.ffn->own_bytes();
+  for (const Block& block : weights_.blocks) {
+    total += block.ffn->own_bytes();
+    for (const Linear* linear :
+         {&block.attention.q, &block.attention.k, &block.attention.v, &block.attention.o}) {
+      if (linear->packed.defined()) total += static_cast<std::int64_t>(linear->packed.nbytes());
+    }
+  }
   return total;
 }
 

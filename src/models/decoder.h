@@ -55,8 +55,8 @@ class Decoder final : public Model {
   Decoder(const Architecture& architecture, const io::ModelConfig& config, ParameterSource& source);
 
   void use_dense_ffn(bool prepack, ParameterSource& source);
-  // Converts layer by layer and releases each source at once, so that at most one layer is in
-  // memory twice.
+  // Also packs the other linear layers of the blocks. Converts layer by layer and releases each
+  // source at once, so that at most one layer is in memory twice.
   void use_sparse_ffn(FfnPath path, ParameterSource& source);
 
   const io::ModelConfig& config() const override { return config_; }
@@ -83,6 +83,7 @@ class Decoder final : public Model {
   at::Tensor run_packed(Block& block, std::int64_t layer, at::Tensor x, const PackedRows& rows,
                         const KvCache* cache, FfnObserver* observer);
   PackedRows plan(std::span<const Chunk> chunks, const KvCache* cache) const;
+  void pack(Linear& linear, ParameterSource& source);
   // Every parameter under its name, in checkpoint order.
   void visit(const ParameterVisitor& visitor) const;
 

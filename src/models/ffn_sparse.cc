@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "models/feed_forward.h"
+#include "models/linear.h"
 #include "models/weights.h"
 #include "twell/context.h"
 #include "twell/ffn.h"
@@ -72,12 +73,7 @@ class SparseFeedForward final : public FeedForward {
     const at::Tensor first = (p.gated() ? p.gate : p.up).detach().contiguous();  // [H, D]
     const std::int64_t neurons = first.size(0);
     const std::int64_t width = first.size(1);
-    const std::size_t bytes = packed_bytes(dtype_of_tensor(first), neurons, width);
-    const auto elements = static_cast<std::int64_t>(bytes / first.element_size());
-    packed_ = allocate_weights(elements / kPanel, kPanel, dtype);
-    pack_weight(view(first), packed_.mutable_data_ptr());
-    packed_ = dtype == at::kFloat ? packed_.view({packed_panels(neurons), -1, kPanel})
-                                  : packed_.view({packed_panels(neurons), -1, kPanel, 2});
+    packed_ = packed_weight(first);
     own_bytes_ = static_cast<std::int64_t>(packed_.nbytes());
 
     const at::Tensor down = p.down.detach().t();  // [H, D]

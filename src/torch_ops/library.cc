@@ -3,12 +3,14 @@
 #include <torch/csrc/stable/library.h>
 
 #include "torch_ops/ffn_ops.h"
+#include "torch_ops/linear_ops.h"
 #include "torch_ops/twell_ops.h"
 #include "torch_ops/weight_ops.h"
 
 STABLE_TORCH_LIBRARY(twell, m) {
   m.def("pack_weight(Tensor weight) -> Tensor");
   m.def("unpack_weight(Tensor packed, SymInt rows, SymInt cols) -> Tensor");
+  m.def("linear(Tensor x, Tensor weight_packed, SymInt rows, Tensor? bias=None) -> Tensor");
   m.def(
       "gated_ffn(Tensor x, Tensor gate_packed, Tensor up, Tensor down, str activation=\"relu\", "
       "float threshold=0.) -> Tensor");
@@ -42,6 +44,7 @@ STABLE_TORCH_LIBRARY_IMPL(twell, CPU, m) {
   namespace ops = twell::torch_ops;
   m.impl("pack_weight", TORCH_BOX(&ops::pack_weight));
   m.impl("unpack_weight", TORCH_BOX(&ops::unpack_weight));
+  m.impl("linear", TORCH_BOX(&ops::linear));
   m.impl("gated_ffn", TORCH_BOX(&ops::gated_ffn));
   m.impl("gated_ffn_stats", TORCH_BOX(&ops::gated_ffn_stats));
   m.impl("ffn", TORCH_BOX(&ops::ffn));

@@ -22,6 +22,7 @@ OPERATORS = (
     "twell_spmm",
     "dense_to_twell",
     "twell_to_dense",
+    "linear",
 )
 
 
@@ -37,6 +38,7 @@ def samples(name: str, dtype: torch.dtype, gradients: bool) -> list[tuple[Any, .
         found += {
             "pack_weight": [(gate,)],
             "unpack_weight": [(packed, neurons, width)],
+            "linear": [(x, packed, neurons), (x[None], packed, neurons, gate[:, 0].contiguous())],
             "gated_ffn": [(x, packed, up, down), (x[None], packed, up, down, "relu_squared")],
             "gated_ffn_stats": [(x, packed, up, down, "fat_relu", 0.1)],
             "ffn": [(x, packed, down), (x[None], packed, down, "relu_squared")],

@@ -1,0 +1,46 @@
+#include "models/linear.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/types.h>
+
+#include <optional>
+
+#include "models/weights.h"
+#include "twell/packed.h"
+
+namespace twell::lm {
+
+at::Tensor packed_weight(const at::Tensor& weight) {
+  const at::Tensor source = weight.contiguous();
+  const bool wide = source.scalar_type() == at::kFloat;
+  const DType dtype = wide ? DType::f32 : DType::bf16;
+  const std::int64_t rows = source.size(0);
+  const std::int64_t cols = source.size(1);
+  const auto elements =
+      static_cast<std::int64_t>(packed_bytes(dtype, rows, cols) / source.element_size());
+  at::Tensor packed = allocate_weights(elements / kPanel, kPanel, source.scalar_type());
+  pack_weight({source.const_data_ptr(), dtype, rows, cols}, packed.mutable_data_ptr());
+  const std::int64_t panels = packed_panels(rows);
+  return wide ? packed.view({panels, -1, kPanel}) : packed.view({panels, -1, kPanel, 2});
+}
+
+at::Tensor Linear::operator()(const at::Tensor& x) const {
+  if (!packed.defined())
+    return bias.defined() ? at::linear(x, weight, bias) : at::linear(x, weight);
+  using Signature = at::Tensor(const at::Tensor&, const at::Tensor&, c10::SymInt,
+                               const std::optional<at::Tensor>&);
+  static const auto linear =
+      c10::Dispatcher::singleton().findSchemaOrThrow("twell::linear", "").typed<Signature>();
+  return linear.call(x, packed, outputs,
+                     bias.defined() ? std::optional<at::Tensor>(bias) : std::nullopt);
+}
+
+void Linear::pack() {
+  if (weight.scalar_type() != at::kBFloat16) return;
+  const at::NoGradGuard no_grad;
+  outputs = weight.size(0);
+  packed = packed_weight(weight.detach());
+  weight = at::Tensor();
+}
+
+}  // namespace twell::lm

@@ -1,0 +1,33 @@
+"""linear against float64, and its mistakes."""
+
+import pytest
+import torch
+import twell
+from conftest import UNIT, make_layer
+
+
+@pytest.mark.parametrize("rows", [(0,), (1,), (17,), (3, 5)])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_against_float64(dtype: torch.dtype, rows: tuple[int, ...], with_bias: bool) -> None:
+    layer = make_layer(70, 90, dtype)
+    x = layer.inputs(*rows)
+    bias = layer.gate[:, 0].contiguous() if with_bias else None
+    y = twell.ops.linear(x, twell.ops.pack_weight(layer.gate), 90, bias)
+    exact = x.double() @ layer.gate.double().T
+    magnitude = x.double().abs() @ layer.gate.double().abs().T
+    if bias is not None:
+        exact, magnitude = exact + bias.double(), magnitude + bias.double().abs()
+    # Sums of 71 terms in float32, one rounding to the dtype.
+    assert y.shape == (*rows, 90)
+    assert ((y.double() - exact).abs() <= 73 * 2.0**-24 * magnitude + UNIT[dtype] * exact.abs()).all()
+
+
+def test_mistakes_name_the_argument() -> None:
+    layer = make_layer(32, 48)
+    packed, x = twell.ops.pack_weight(layer.gate), layer.inputs(4)
+    with pytest.raises(RuntimeError, match=r"linear.*weight_packed: expected shape"):
+        twell.ops.linear(x, packed, 49)
+    with pytest.raises(RuntimeError, match=r"linear.*bias: expected .*\[48\]"):
+        twell.ops.linear(x, packed, 48, torch.zeros(47))
+    with pytest.raises(RuntimeError, match=r"linear.*bias"):
+        twell.ops.linear(x, packed, 48, torch.zeros(48, dtype=torch.bfloat16))
