@@ -1,0 +1,85 @@
+"""torch.ops.twell on CUDA tensors: registered wherever PyTorch has CUDA, run where a GPU is."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+OPERATORS = ("pack_weight", "unpack_weight", "gated_ffn", "gated_ffn_stats", "ffn", "ffn_stats")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def libraries() -> None:
+    torch.ops.load_library(os.environ["TWELL_TORCH_LIBRARY"])
+    torch.ops.load_library(os.environ["TWELL_TORCH_CUDA_LIBRARY"])
+
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU on this machine")
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_is_registered_for_cuda_and_leaves_the_cpu_alone(name: str) -> None:
+    for key in ("CUDA", "CPU"):
+        assert torch._C._dispatch_has_kernel_for_dispatch_key(f"twell::{name}", key)
+
+
+def layer(tokens: int, depth: int, hidden: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(1)
+
+    def normal(*shape: int, scale: float) -> torch.Tensor:
+        return (torch.randn(*shape, generator=generator) * scale).to(dtype).cuda()
+
+    x = normal(tokens, depth, scale=1.0)
+    gate = normal(hidden, depth, scale=depth**-0.5)
+    x[:, 0] = 1.0
+    gate[:, 0] = -1.5
+    return x, gate, normal(hidden, depth, scale=depth**-0.5), normal(hidden, depth, scale=0.1)
+
+
+def expected(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+    x, gate, up, down = (t.double() for t in (x, gate, up, down))
+    return (torch.relu(x @ gate.T) * (x @ up.T)) @ down
+
+
+# bf16 rounds g and y by 2⁻⁹ at most each, f16 by 2⁻¹²; sums in f32 are far more exact.
+@needs_gpu
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.bfloat16, 2**-7), (torch.float16, 2**-10)])
+@pytest.mark.parametrize("tokens", [1, 3, 17, 40, 300])
+@pytest.mark.parametrize("depth", [13, 72])
+def test_gated_layer(dtype: torch.dtype, bound: float, tokens: int, depth: int) -> None:
+    x, gate, up, down = layer(tokens, depth, 300, dtype)
+    packed = torch.ops.twell.pack_weight(gate)
+    assert torch.equal(torch.ops.twell.unpack_weight(packed, 300, depth), gate)
+    y, row_nnz, neurons = torch.ops.twell.gated_ffn_stats(x, packed, up, down)
+    exact = expected(x, gate, up, down)
+    assert (y.double() - exact).norm() <= bound * exact.norm()
+    assert row_nnz.sum() == neurons.sum()
+    assert torch.equal(y, torch.ops.twell.gated_ffn(x, packed, up, down))
+
+
+@needs_gpu
+def test_runs_on_the_current_stream_and_in_a_graph() -> None:
+    x, gate, up, down = layer(4, 64, 256, torch.bfloat16)
+    packed = torch.ops.twell.pack_weight(gate)
+    direct = torch.ops.twell.gated_ffn(x, packed, up, down)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = torch.ops.twell.gated_ffn(x, packed, up, down)
+    captured.zero_()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(direct, captured)
+
+
+@needs_gpu
+def test_errors_name_the_argument() -> None:
+    x, gate, up, down = layer(4, 64, 256, torch.bfloat16)
+    packed = torch.ops.twell.pack_weight(gate)
+    with pytest.raises(RuntimeError, match="gated_ffn: down: expected a CUDA tensor"):
+        torch.ops.twell.gated_ffn(x, packed, up, down.cpu())
+    with pytest.raises(RuntimeError, match="gated_ffn: up: expected the dtype"):
+        torch.ops.twell.gated_ffn(x, packed, up.half(), down)
+    with pytest.raises(RuntimeError, match="pack_weight: weight: expected dtype bfloat16 or float16"):
+        torch.ops.twell.pack_weight(gate.float())
