@@ -1,6 +1,8 @@
 // twell bench model: a whole model, PyTorch dense against sparse feed-forward layers.
 #include <torch/types.h>
 
+#include <algorithm>
+#include <array>
 #include <chrono>
 #include <memory>
 
@@ -53,6 +55,28 @@ void print_pair(Table& table, const char* name, const SpeedPair& pair) {
              pair.dense_impl});
 }
 
+void print_pieces(const BenchModelCommand& o, const Comparison& result) {
+  Table table(
+      {"share of time", "prefill dense", "prefill sparse", "decode dense", "decode sparse"});
+  const std::array<const PieceShares*, 4> columns = {
+      &result.prefill.dense_pieces, &result.prefill.sparse_pieces, &result.decode.dense_pieces,
+      &result.decode.sparse_pieces};
+  for (std::size_t p = 0; p <= lm::kPieceNames.size(); ++p) {
+    const bool rest = p == lm::kPieceNames.size();
+    std::vector<std::string> row = {rest ? "rest" : lm::kPieceNames[p]};
+    std::replace(row[0].begin(), row[0].end(), '_', ' ');
+    for (const PieceShares* column : columns) {
+      row.push_back(fmt::format("{:.1f} %", 100 * (rest ? column->rest : column->share[p])));
+    }
+    table.row(row);
+  }
+  o.say("{}\n", table.to_string());
+}
+
+nlohmann::json profile_json(const SpeedPair& pair) {
+  return {{"dense", pair.dense_pieces.to_json()}, {"sparse", pair.sparse_pieces.to_json()}};
+}
+
 nlohmann::json energy_json(const Comparison& result) {
   if (!result.decode.sparse_mj) return nullptr;
   return {{"prefill", {{"dense", *result.prefill.dense_mj}, {"sparse", *result.prefill.sparse_mj}}},
@@ -101,6 +125,7 @@ void run(BenchModelCommand& o) {
   print_pair(table, "prefill", result.prefill);
   print_pair(table, "decode", result.decode);
   o.say("\n{}\n", table.to_string());
+  print_pieces(o, result);
   o.say("Mean non-zeros {:.1f} of {}; logits differ by {:.1e} of the largest (bound {:.1e})\n", nnz,
         sparse->config().intermediate_size, errors.max_rel_err, bound);
   if (errors.dense) {
@@ -112,6 +137,8 @@ void run(BenchModelCommand& o) {
   o.write({{"prefill", result.prefill.to_json()},
            {"decode", result.decode.to_json()},
            {"train", nullptr},
+           {"profile",
+            {{"prefill", profile_json(result.prefill)}, {"decode", profile_json(result.decode)}}},
            {"nnz_mean", nnz},
            {"max_rel_err", errors.max_rel_err},
            {"max_rel_err_bound", bound},

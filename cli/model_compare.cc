@@ -9,6 +9,7 @@
 
 #include "cli/energy.h"
 #include "cli/interrupt.h"
+#include "engine/sampler.h"
 #include "twell/status.h"
 
 namespace twell::cli {
@@ -28,7 +29,7 @@ struct Runner {
   void step(std::size_t first, std::size_t count) {
     const lm::Chunk chunk{0, tokens.subspan(first, count)};
     const at::Tensor hidden = model.hidden_states(std::span(&chunk, 1), &cache);
-    model.head(hidden.slice(0, hidden.size(0) - 1));
+    logits = model.head(hidden.slice(0, hidden.size(0) - 1));
   }
   void run_prefill() {
     cache.truncate(0);
@@ -49,7 +50,35 @@ struct Runner {
   std::span<const std::int64_t> tokens;
   std::size_t prompt, decode;
   lm::KvCache cache;
+  at::Tensor logits;  // of the last token
 };
+
+// Half a second of calls with timers; `run` is one of run_prefill and run_decode.
+PieceShares profile(Runner& runner, const Side& run) {
+  lm::Profile seconds;
+  lm::Sampler sampler({.temperature = 0.8, .top_p = 0.95});
+  run(0);
+  runner.model.set_profile(&seconds);
+  const auto begin = std::chrono::steady_clock::now();
+  double total = 0;
+  for (std::int64_t i = 1; total < 0.5; ++i) {
+    check_interrupt();
+    run(i);
+    lm::timed(&seconds, lm::Piece::sampling, [&] {
+      const at::Tensor row = runner.logits.to(at::kFloat).contiguous();
+      return sampler.sample({row.const_data_ptr<float>(), static_cast<std::size_t>(row.numel())});
+    });
+    total = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  }
+  runner.model.set_profile(nullptr);
+  PieceShares shares;
+  shares.rest = 1;
+  for (std::size_t p = 0; p < shares.share.size(); ++p) {
+    shares.share[p] = seconds.seconds[p] / total;
+    shares.rest -= shares.share[p];
+  }
+  return shares;
+}
 
 // Millijoules a token over at least half a second of calls.
 std::optional<double> energy_per_token(const Side& side, std::int64_t tokens) {
@@ -94,6 +123,13 @@ nlohmann::json optional_json(const std::optional<double>& value) {
 
 }  // namespace
 
+nlohmann::json PieceShares::to_json() const {
+  nlohmann::json out;
+  for (std::size_t p = 0; p < share.size(); ++p) out[lm::kPieceNames[p]] = share[p];
+  out["rest"] = rest;
+  return out;
+}
+
 nlohmann::json SpeedPair::to_json() const {
   return {{"tokens", tokens},
           {"dense_tokens_per_s", dense_tokens_per_s()},
@@ -136,6 +172,16 @@ Comparison compare_speed(std::span<const DenseSide> dense, lm::Model& sparse,
   comparison.decode = compare(
       decode, dense, [&](std::int64_t i) { sparse_runner.run_decode(i); }, 1, options.measure,
       [&] { tick("decode"); });
+  for (const bool decoding : {false, true}) {
+    SpeedPair& pair = decoding ? comparison.decode : comparison.prefill;
+    const auto shares = [&](Runner& r) {
+      return profile(r, [&](std::int64_t i) { decoding ? r.run_decode(i) : r.run_prefill(); });
+    };
+    for (std::size_t side = 0; side < dense.size(); ++side) {
+      if (dense[side].name == pair.dense_impl) pair.dense_pieces = shares(runners[side]);
+    }
+    pair.sparse_pieces = shares(sparse_runner);
+  }
   return comparison;
 }
 

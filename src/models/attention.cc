@@ -62,41 +62,10 @@ at::Tensor source(const at::Tensor& fresh, const at::Tensor& cached, const Packe
       .transpose(1, 2);
 }
 
-}  // namespace
-
-void PackedRows::add(std::int64_t slot, std::int64_t start, std::int64_t count) {
-  runs.push_back({slot, start, count, static_cast<std::int64_t>(positions.size())});
-  for (std::int64_t i = 0; i < count; ++i) positions.push_back(start + i);
-}
-
-bool PackedRows::uniform() const {
-  for (std::size_t i = 1; i < runs.size(); ++i) {
-    if (runs[i].slot != runs[i - 1].slot + 1 || runs[i].start != runs[0].start ||
-        runs[i].count != runs[0].count) {
-      return false;
-    }
-  }
-  return true;
-}
-
-at::Tensor attend(const Attention& weights, const at::Tensor& x, const RopeTable& rope) {
-  const auto& [heads, kv_heads, head_dim] = weights.shape;
-  const std::int64_t batch = x.size(0);
-  const std::int64_t length = x.size(1);
-  const at::Tensor q = rotate(weights.q(x).view({batch, length, heads, head_dim}), rope);
-  const at::Tensor k = rotate(weights.k(x).view({batch, length, kv_heads, head_dim}), rope);
-  const at::Tensor v = weights.v(x).view({batch, length, kv_heads, head_dim});
-  return weights.o(scaled_dot_product(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), 0));
-}
-
-at::Tensor attend(const Attention& weights, const at::Tensor& x, const RopeTable& rope,
-                  const PackedRows& rows, const KvCache* cache, std::int64_t layer) {
-  const AttentionShape& shape = weights.shape;
-  at::Tensor q = weights.q(x);
-  at::Tensor k = weights.k(x);
-  const at::Tensor v = weights.v(x);
-  rotate_rows(q, rows.positions, rope);
-  rotate_rows(k, rows.positions, rope);
+// Writes keys and values to the cache, and mixes the values for every query. [N, heads * head_dim]
+at::Tensor mix(const AttentionShape& shape, const at::Tensor& q, const at::Tensor& k,
+               const at::Tensor& v, const PackedRows& rows, const KvCache* cache,
+               std::int64_t layer) {
   at::Tensor keys, values;
   if (cache != nullptr) {
     keys = cache->keys(layer);
@@ -132,7 +101,54 @@ at::Tensor attend(const Attention& weights, const at::Tensor& x, const RopeTable
     }
   }
   if (!tasks.empty()) matmul_attention(tasks);
-  return weights.o(out);
+  return out;
+}
+
+}  // namespace
+
+void PackedRows::add(std::int64_t slot, std::int64_t start, std::int64_t count) {
+  runs.push_back({slot, start, count, static_cast<std::int64_t>(positions.size())});
+  for (std::int64_t i = 0; i < count; ++i) positions.push_back(start + i);
+}
+
+bool PackedRows::uniform() const {
+  for (std::size_t i = 1; i < runs.size(); ++i) {
+    if (runs[i].slot != runs[i - 1].slot + 1 || runs[i].start != runs[0].start ||
+        runs[i].count != runs[0].count) {
+      return false;
+    }
+  }
+  return true;
+}
+
+at::Tensor attend(const Attention& weights, const at::Tensor& x, const RopeTable& rope) {
+  const auto& [heads, kv_heads, head_dim] = weights.shape;
+  const std::int64_t batch = x.size(0);
+  const std::int64_t length = x.size(1);
+  const at::Tensor q = rotate(weights.q(x).view({batch, length, heads, head_dim}), rope);
+  const at::Tensor k = rotate(weights.k(x).view({batch, length, kv_heads, head_dim}), rope);
+  const at::Tensor v = weights.v(x).view({batch, length, kv_heads, head_dim});
+  return weights.o(scaled_dot_product(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), 0));
+}
+
+at::Tensor attend(const Attention& weights, const at::Tensor& x, const RopeTable& rope,
+                  const PackedRows& rows, const KvCache* cache, std::int64_t layer,
+                  Profile* profile) {
+  at::Tensor q, k, v;
+  {
+    const PieceTimer timer(profile, Piece::other_linear);
+    q = weights.q(x);
+    k = weights.k(x);
+    v = weights.v(x);
+  }
+  {
+    const PieceTimer timer(profile, Piece::norm_and_rope);
+    rotate_rows(q, rows.positions, rope);
+    rotate_rows(k, rows.positions, rope);
+  }
+  const at::Tensor mixed = timed(profile, Piece::attention,
+                                 [&] { return mix(weights.shape, q, k, v, rows, cache, layer); });
+  return timed(profile, Piece::other_linear, [&] { return weights.o(mixed); });
 }
 
 }  // namespace twell::lm

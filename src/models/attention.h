@@ -9,6 +9,7 @@
 
 #include "models/kv_cache.h"
 #include "models/linear.h"
+#include "models/profile.h"
 #include "models/rope.h"
 
 namespace twell::lm {
@@ -45,6 +46,7 @@ at::Tensor attend(const Attention& weights, const at::Tensor& x, const RopeTable
 // x [N, D] -> [N, D]; no gradients. With a cache, writes keys and values of `layer` at the runs'
 // positions first, and attends to all positions up to each row's own.
 at::Tensor attend(const Attention& weights, const at::Tensor& x, const RopeTable& rope,
-                  const PackedRows& rows, const KvCache* cache, std::int64_t layer);
+                  const PackedRows& rows, const KvCache* cache, std::int64_t layer,
+                  Profile* profile = nullptr);
 
 }  // namespace twell::lm

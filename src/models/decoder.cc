@@ -135,18 +135,24 @@ at::Tensor Decoder::block(std::int64_t layer, const at::Tensor& x, FfnObserver* 
 at::Tensor Decoder::run_packed(Block& block, std::int64_t layer, at::Tensor x,
                                const PackedRows& rows, const KvCache* cache,
                                FfnObserver* observer) {
-  const at::Tensor normed = rms_norm(x, block.attention_norm, config_.rms_norm_eps);
-  x.add_(attend(block.attention, normed, rope_, rows, cache, layer));
-  const at::Tensor ffn_in = rms_norm(x, block.ffn_norm, config_.rms_norm_eps);
-  x.add_(block.ffn->forward(ffn_in, layer, observer));
+  const at::Tensor normed = timed(profile_, Piece::norm_and_rope, [&] {
+    return rms_norm(x, block.attention_norm, config_.rms_norm_eps);
+  });
+  x.add_(attend(block.attention, normed, rope_, rows, cache, layer, profile_));
+  const at::Tensor ffn_in = timed(profile_, Piece::norm_and_rope, [&] {
+    return rms_norm(x, block.ffn_norm, config_.rms_norm_eps);
+  });
+  x.add_(timed(profile_, Piece::ffn, [&] { return block.ffn->forward(ffn_in, layer, observer); }));
   return x;
 }
 
 at::Tensor Decoder::final_norm(const at::Tensor& x) {
+  const PieceTimer timer(profile_, Piece::norm_and_rope);
   return rms_norm(x, weights_.final_norm, config_.rms_norm_eps);
 }
 
 at::Tensor Decoder::head(const at::Tensor& normalised) {
+  const PieceTimer timer(profile_, Piece::logits);
   return at::linear(normalised, weights_.head.defined() ? weights_.head : weights_.embedding);
 }
 

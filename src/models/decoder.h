@@ -76,6 +76,7 @@ class Decoder final : public Model {
   void set_feed_forward(std::int64_t layer, std::unique_ptr<FeedForward> ffn) override;
   FfnParameters ffn_parameters(std::int64_t layer) const override;
   ActivationChoice activation() const override;
+  void set_profile(Profile* profile) override { profile_ = profile; }
 
  private:
   Block& at(std::int64_t layer);
@@ -91,6 +92,7 @@ class Decoder final : public Model {
   io::ModelConfig config_;
   mutable DecoderWeights weights_;  // a visitor may fill it or only look
   RopeTable rope_;
+  Profile* profile_ = nullptr;
 };
 
 }  // namespace twell::lm

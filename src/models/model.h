@@ -15,6 +15,7 @@
 #include "io/config.h"
 #include "models/feed_forward.h"
 #include "models/kv_cache.h"
+#include "models/profile.h"
 
 namespace twell::lm {
 
@@ -72,6 +73,9 @@ class Model {
   // Weights as in the checkpoint; throws twell::Error where a sparse layer has given them up.
   virtual FfnParameters ffn_parameters(std::int64_t layer) const = 0;
   virtual ActivationChoice activation() const = 0;
+
+  // Times the pieces of inference from now on (null: no more). The profile outlives its use.
+  virtual void set_profile(Profile* profile) = 0;
 };
 
 struct LoadOptions {

@@ -111,6 +111,19 @@ def test_bench_model_compares(twell, trained, text):
     assert result["sparse_max_rel_err_fp32"] <= result["max_rel_err_bound"]
 
 
+def test_bench_model_says_where_the_time_goes(twell, trained, text):
+    done = twell("bench", "model", "--model", trained[0], "--text", text, "--prompt-tokens", 32,
+                 "--decode-tokens", 4, "--repeats", 1, "--seconds", 0.01, json_name="bp.json")
+    pieces = {"ffn", "attention", "other_linear", "norm_and_rope", "logits", "sampling", "rest"}
+    for phase in ("prefill", "decode"):
+        for side in ("dense", "sparse"):
+            shares = done.json["profile"][phase][side]
+            assert set(shares) == pieces
+            assert sum(shares.values()) == pytest.approx(1)
+            assert all(0 < share < 1 for share in shares.values())
+    assert "norm and rope" in done.out
+
+
 def test_bench_model_refuses_more_tokens_than_the_context(twell, trained, text):
     done = twell("bench", "model", "--model", trained[0], "--text", text, "--prompt-tokens", 100000,
                  ok=False)

@@ -121,7 +121,11 @@ Attention pass_through(const AttentionShape& shape, at::ScalarType dtype) {
   const std::int64_t width = shape.heads * shape.head_dim;
   const at::Tensor eye = at::eye(width, at::TensorOptions(dtype));
   const at::Tensor some = eye.narrow(0, 0, shape.kv_heads * shape.head_dim);
-  return {{eye, {}}, {some, {}}, {some, {}}, {eye, {}}, shape};
+  Attention weights;
+  weights.q.weight = weights.o.weight = eye;
+  weights.k.weight = weights.v.weight = some;
+  weights.shape = shape;
+  return weights;
 }
 
 io::ModelConfig config_of(const AttentionShape& shape) {
