@@ -9,9 +9,9 @@
 namespace twell::lm {
 
 struct Linear {
-  at::Tensor weight;  // [out, in]; undefined once packed
-  at::Tensor bias;    // [out] or undefined
-  at::Tensor packed;  // as torch.ops.twell.pack_weight makes it
+  at::Tensor weight;       // [out, in]; undefined once packed
+  at::Tensor bias;         // [out] or undefined
+  at::Tensor packed = {};  // as torch.ops.twell.pack_weight makes it
   std::int64_t outputs = 0;
 
   // Differentiable unless packed.
