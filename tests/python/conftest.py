@@ -84,7 +84,8 @@ def reference(
     threshold: float = 0.0,
 ) -> Reference:
     """Float64 result and an elementwise bound: for any summation order, float32 accumulation
-    (roundoff e), the activation rounded once to the dtype (roundoff r), u and h not, y once.
+    (roundoff e), the activation and h (where many rows fire its neuron) rounded once to the dtype
+    (roundoff r), u not, y once.
 
     A sum of n products has an error of at most 1.01·(n + 2)·e·Σ|a·b|, the 2 for instructions that
     round a pair of products once more. The relu's error is at most its argument's, squared relu's
@@ -117,7 +118,7 @@ def reference(
         du = sum_error(width, x.abs() @ up.double().abs().t())
     h = g * u
     dh = g.abs() * du + u.abs() * dg + dg * du
-    dh = dh + e * (h.abs() + dh)
+    dh = dh + (e if up is None else r) * (h.abs() + dh)
     y = h @ down
     dy = dh @ down.abs() + sum_error(neurons, (h.abs() + dh) @ down.abs())
     return Reference(y, dy + r * (y.abs() + dy))

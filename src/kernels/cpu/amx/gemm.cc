@@ -129,11 +129,11 @@ void gemm(const GemmArgs& args) {
   release();
 }
 
+void gemm_and_pack(const GemmReluTwellArgs& args) { gemm_then_pack<avx512::Isa, bf16>(args, gemm); }
+
 }  // namespace
 
 const Gemm gemm_bf16 = {DType::bf16, gemm};
-const GemmReluTwell gemm_relu_twell_bf16 = {DType::bf16, [](const GemmReluTwellArgs& args) {
-                                              gemm_then_pack<avx512::Isa, bf16>(args, gemm);
-                                            }};
+const GemmReluTwell gemm_relu_twell_bf16 = {DType::bf16, gemm_and_pack};
 
 }  // namespace twell::amx
