@@ -1,5 +1,4 @@
 // The feed-forward layer on torch.ops.twell.gated_ffn and ffn, through the dispatcher.
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <fmt/format.h>
 #include <torch/types.h>
 
@@ -8,6 +7,7 @@
 
 #include "models/feed_forward.h"
 #include "models/linear.h"
+#include "models/operators.h"
 #include "models/weights.h"
 #include "twell/context.h"
 #include "twell/ffn.h"
@@ -25,11 +25,6 @@ using LayerCounted = Counted(const at::Tensor&, const at::Tensor&, const at::Ten
                              c10::string_view, double);
 using GatedCounted = Counted(const at::Tensor&, const at::Tensor&, const at::Tensor&,
                              const at::Tensor&, c10::string_view, double);
-
-template <class Signature>
-c10::TypedOperatorHandle<Signature> find_operator(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
-}
 
 DType dtype_of_tensor(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kFloat ? DType::f32 : DType::bf16;

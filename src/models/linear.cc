@@ -1,10 +1,10 @@
 #include "models/linear.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/types.h>
 
 #include <optional>
 
+#include "models/operators.h"
 #include "models/weights.h"
 #include "twell/packed.h"
 
@@ -29,8 +29,7 @@ at::Tensor Linear::operator()(const at::Tensor& x) const {
     return bias.defined() ? at::linear(x, weight, bias) : at::linear(x, weight);
   using Signature = at::Tensor(const at::Tensor&, const at::Tensor&, c10::SymInt,
                                const std::optional<at::Tensor>&);
-  static const auto linear =
-      c10::Dispatcher::singleton().findSchemaOrThrow("twell::linear", "").typed<Signature>();
+  static const auto linear = find_operator<Signature>("twell::linear");
   return linear.call(x, packed, outputs,
                      bias.defined() ? std::optional<at::Tensor>(bias) : std::nullopt);
 }

@@ -112,11 +112,10 @@ void ffn(Context& context, ConstMatrixView x, const FfnWeights& weights,
         hot.take(gate);
         hot.multiply(gate, prepared, thread);
       }
-#pragma omp single
-      sparse.sums = hot.size() > 0 ? hot.sums() : nullptr;
+      SparseRows rest = sparse;
+      rest.sums = hot.sums();
       void* partial_y = context.scratch(sparse.parts > 1 ? 0 : thread, kPartialY, row_sum);
-      run_sparse_rows(sparse, context.scratch(thread, kActive, list),
-                      static_cast<float*>(partial_y));
+      run_sparse_rows(rest, context.scratch(thread, kActive, list), static_cast<float*>(partial_y));
     }
   }
 }

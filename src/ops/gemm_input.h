@@ -5,6 +5,10 @@
 
 namespace twell {
 
+// Rows of one pass: 256 inputs of them (96 KiB in bf16) and a column block of their accumulators
+// (196 KiB) share an L2 of 1 to 2 MiB with the panels that stream through.
+constexpr std::int64_t kRowBlock = 192;
+
 struct GemmInput {
   ConstMatrixView x;  // [rows, D]
   PackedView weight;

@@ -32,7 +32,6 @@ void gemm_relu_twell(Context& context, ConstMatrixView x, PackedView weight,
   out.clear();
   if (x.rows == 0) return;
 
-  constexpr std::int64_t kRowBlock = 192;
   const GemmReluTwell& kernel = gemm_relu_twell_kernel(context.tier(), x.dtype);
   const GateBlock block = {kernel, {x, weight, kernel.x_dtype}, activation, out.view(), 0};
   const std::int64_t row_blocks = (x.rows + kRowBlock - 1) / kRowBlock;

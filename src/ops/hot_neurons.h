@@ -30,7 +30,8 @@ class HotNeurons {
   void multiply(const GateBlock& gate, const void* prepared_x, int thread);
 
   std::int64_t size() const { return size_; }
-  float* sums() const { return sums_; }  // f32 [rows, D], of the last block with size() > 0
+  // f32 [rows, D] of the block; null where it has no hot neurons.
+  float* sums() const { return size_ > 0 ? sums_ : nullptr; }
 
  private:
   void choose();

@@ -10,8 +10,6 @@
 namespace twell {
 namespace {
 
-constexpr std::int64_t kRowBlock = 192;  // as plan_ffn
-
 // Columns [column, column + width) of rows [row, row + rows) from the accumulators, which it
 // changes.
 void store(float* c, std::int64_t rows, std::int64_t width, const void* bias, MatrixView y,

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "core/check.h"
+#include "ops/gemm_input.h"
 #include "ops/sparse_rows.h"
 #include "twell/ffn.h"
 
@@ -27,11 +28,7 @@ double hot_share_of(CpuTier tier) {
 
 }  // namespace
 
-// Blocks of 192 rows: 256 inputs of them (96 KiB in bf16) and a column block of their accumulators
-// (196 KiB) share an L2 of 1 to 2 MiB with the panels that stream through.
 FfnPlan plan_ffn(const Context& context, std::int64_t tokens, const FfnWeights& weights) {
-  constexpr std::int64_t kRowBlock = 192;
-  constexpr std::int64_t kColumns = 256;
   constexpr std::int64_t kWidestTile = 65536;  // 16-bit columns
   FfnPlan plan;
   plan.tier = context.tier();
@@ -43,7 +40,7 @@ FfnPlan plan_ffn(const Context& context, std::int64_t tokens, const FfnWeights& 
   // As few tiles as there are threads: a row's list stays in one piece per thread. With more
   // threads than tiles of 256 columns, the threads share out the rows of a tile too.
   const std::int64_t share = (weights.gate.rows + plan.threads - 1) / plan.threads;
-  const std::int64_t tile = (share + kColumns - 1) / kColumns * kColumns;
+  const std::int64_t tile = (share + kColumnBlock - 1) / kColumnBlock * kColumnBlock;
   plan.layout.tile = static_cast<std::int32_t>(std::min(tile, kWidestTile));
   plan.layout.capacity = plan.layout.tile;
   plan.row_splits =

@@ -25,20 +25,9 @@ namespace twell::lm {
 namespace {
 
 namespace fs = std::filesystem;
+using test::contains;
+using test::message_of;
 using test::Scratch;
-
-std::string message_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 io::Tokenizer learnt(const std::string& text, std::int64_t vocab) {
   const std::vector<std::string_view> texts = {text};

@@ -1,11 +1,14 @@
-// A directory that is removed again.
+// A directory that is removed again, and the message of an error.
 #pragma once
 
 #include <unistd.h>
 
 #include <atomic>
 #include <filesystem>
+#include <functional>
 #include <string>
+
+#include "twell/status.h"
 
 namespace twell::test {
 
@@ -28,5 +31,18 @@ class Scratch {
  private:
   std::filesystem::path path_;
 };
+
+inline std::string message_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+inline bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
 
 }  // namespace twell::test

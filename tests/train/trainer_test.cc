@@ -20,23 +20,12 @@
 namespace twell::lm {
 namespace {
 
+using test::contains;
+using test::message_of;
 using test::Scratch;
 using test::tiny_config;
 using test::tiny_recipe;
 using test::tiny_trainer;
-
-std::string message_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 void expect_same_bits(const StepResult& a, const StepResult& b) {
   EXPECT_EQ(a.step, b.step);

@@ -7,7 +7,6 @@
 
 #include "kernels/cpu/amx/tile.h"
 #include "kernels/cpu/avx512/isa.h"
-#include "kernels/cpu/common/pack_epilogue.h"
 #include "kernels/cpu/kernels.h"
 
 namespace twell::amx {

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "kernels/kernel.h"
+#include "kernels/cpu/common/pack_epilogue.h"
 
 namespace twell {
 namespace {
@@ -98,6 +98,15 @@ struct RegisterGemm {
     }
   }
 };
+
+template <class Isa, class T>
+void gemm_and_pack(const GemmReluTwellArgs& args) {
+  gemm_then_pack<Isa, T>(args, RegisterGemm<Isa, T>::run);
+}
+template <class Isa, class T>
+constexpr GemmReluTwell gemm_relu_twell_registers() {
+  return {dtype_of<typename Isa::template X<T>>::value, gemm_and_pack<Isa, T>};
+}
 
 template <class Isa, class T>
 constexpr Gemm gemm_registers() {
