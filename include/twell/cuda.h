@@ -160,6 +160,11 @@ void twell_spmm(const GatherPlan& plan, const DeviceTwellView& hidden, ConstMatr
                 MatrixView y, const Workspace& workspace, Stream stream,
                 const DeviceStats& stats = {});
 
+// Between packed and dense [rows, cols], exact, for inspection: a thread takes a whole tile. What
+// of `out` holds no non-zero stays as it was.
+void dense_to_twell(ConstMatrixView dense, const DeviceTwellView& out, Stream stream);
+void twell_to_dense(const DeviceTwellView& twell, MatrixView dense, Stream stream);
+
 struct DeviceFfnWeights {
   ConstMatrixView gate;  // Wg, or Wu of a non-gated layer
   ConstMatrixView up;    // Wu; data null for a non-gated layer

@@ -8,6 +8,8 @@
 
 The operators' library is found by one rule: the file that ``TWELL_TORCH_LIBRARY`` names, if that
 variable is set, otherwise ``libtwell_torch.so`` beside this file, where an installation puts it.
+Where PyTorch sees an NVIDIA GPU, ``libtwell_torch_cuda.so`` beside that library is loaded too (or
+the file that ``TWELL_TORCH_CUDA_LIBRARY`` names), and the operators take CUDA tensors.
 """
 
 from twell import _library

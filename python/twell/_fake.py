@@ -13,32 +13,64 @@ import torch
 from torch import Tensor
 
 _PANEL = 16
-_DTYPES = (torch.bfloat16, torch.float32)
+# What the operators of a device take; a meta tensor stands for either.
+_DTYPES = {
+    "cpu": (torch.bfloat16, torch.float32),
+    "cuda": (torch.bfloat16, torch.float16),
+    "meta": (torch.bfloat16, torch.float16, torch.float32),
+}
+_EXPECTED = {
+    "cpu": "bfloat16 or float32",
+    "cuda": "bfloat16 or float16 on a GPU",
+    "meta": "bfloat16, float16 or float32",
+}
 
 
 def _check(condition: Any, operation: str, argument: str, message: str) -> None:
     torch._check(condition, lambda: f"twell::{operation}: {argument}: {message}")
 
 
-def _dtype(operation: str, argument: str, dtype: torch.dtype) -> torch.dtype:
+def _dtype(operation: str, argument: str, dtype: torch.dtype, like: Tensor) -> torch.dtype:
+    device = like.device.type if like.device.type in _DTYPES else "cpu"
     _check(
-        dtype in _DTYPES, operation, argument, f"expected dtype bfloat16 or float32, got {dtype}"
+        dtype in _DTYPES[device],
+        operation,
+        argument,
+        f"expected dtype {_EXPECTED[device]}, got {dtype}",
     )
     return dtype
 
 
-def _same_dtype(operation: str, argument: str, tensor: Tensor, dtype: torch.dtype) -> None:
-    _dtype(operation, argument, tensor.dtype)
+def _same_device(operation: str, argument: str, tensor: Tensor, like: Tensor) -> None:
+    have, want = tensor.device, like.device
+    kind = "CUDA" if want.type == "cuda" else "CPU" if want.type == "cpu" else want.type
     _check(
-        tensor.dtype == dtype,
+        have.type == want.type,
         operation,
         argument,
-        f"expected the dtype of the other arguments, {dtype}, got {tensor.dtype}",
+        f"expected a {kind} tensor, as the other arguments are; move it with .{want.type}()",
+    )
+    _check(
+        have == want,
+        operation,
+        argument,
+        f"expected a tensor on {want} as the first argument is, got {have}",
+    )
+
+
+def _same_dtype(operation: str, argument: str, tensor: Tensor, like: Tensor) -> None:
+    _same_device(operation, argument, tensor, like)
+    _dtype(operation, argument, tensor.dtype, tensor)
+    _check(
+        tensor.dtype == like.dtype,
+        operation,
+        argument,
+        f"expected the dtype of the other arguments, {like.dtype}, got {tensor.dtype}",
     )
 
 
 def _matrix(operation: str, argument: str, tensor: Tensor) -> tuple[Any, Any]:
-    _dtype(operation, argument, tensor.dtype)
+    _dtype(operation, argument, tensor.dtype, tensor)
     _check(
         tensor.dim() == 2,
         operation,
@@ -49,7 +81,7 @@ def _matrix(operation: str, argument: str, tensor: Tensor) -> tuple[Any, Any]:
 
 
 def _weight(operation: str, argument: str, tensor: Tensor, x: Tensor, rows: Any = None) -> Any:
-    _same_dtype(operation, argument, tensor, x.dtype)
+    _same_dtype(operation, argument, tensor, x)
     have_rows, have_cols = _matrix(operation, argument, tensor)
     cols = x.shape[-1]
     expected = f"expected shape [{'*' if rows is None else rows}, {cols}], got {list(tensor.shape)}"
@@ -67,10 +99,10 @@ def _packed_shape(dtype: torch.dtype, rows: Any, cols: Any) -> list[Any]:
 
 
 def _packed(
-    operation: str, argument: str, tensor: Tensor, dtype: torch.dtype, rows: Any, cols: Any
+    operation: str, argument: str, tensor: Tensor, like: Tensor, rows: Any, cols: Any
 ) -> None:
-    _same_dtype(operation, argument, tensor, dtype)
-    shape = _packed_shape(dtype, rows, cols)
+    _same_dtype(operation, argument, tensor, like)
+    shape = _packed_shape(like.dtype, rows, cols)
     message = (
         f"expected shape {shape}, as pack_weight makes of [{rows}, {cols}], "
         f"got {list(tensor.shape)}"
@@ -81,7 +113,7 @@ def _packed(
 
 
 def _rows(operation: str, x: Tensor) -> None:
-    _dtype(operation, "x", x.dtype)
+    _dtype(operation, "x", x.dtype, x)
     _check(x.dim() >= 1, operation, "x", "expected shape [..., columns], got a scalar")
 
 
@@ -93,7 +125,10 @@ def _triple(
     like: Tensor, rows: Any, cols: Any, tile: int, capacity: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     tiles = (cols + tile - 1) // tile
-    records = torch.library.get_ctx().new_dynamic_size()
+    if like.device.type != "cuda":
+        records = torch.library.get_ctx().new_dynamic_size()
+    else:  # a place for each, since none waits for the GPU to count them
+        records = rows * tiles if capacity < tile else 0
     slots = _slots(like.dtype)
     return (
         like.new_empty((rows, tiles), dtype=torch.int32),
@@ -108,15 +143,15 @@ def _pack_weight(weight: Tensor) -> Tensor:
 
 
 def _unpack_weight(packed: Tensor, rows: Any, cols: Any) -> Tensor:
-    _packed("unpack_weight", "packed", packed, packed.dtype, rows, cols)
+    _packed("unpack_weight", "packed", packed, packed, rows, cols)
     return packed.new_empty((rows, cols))
 
 
 def _linear(x, weight_packed, rows, bias=None):
     _rows("linear", x)
-    _packed("linear", "weight_packed", weight_packed, x.dtype, rows, x.shape[-1])
+    _packed("linear", "weight_packed", weight_packed, x, rows, x.shape[-1])
     if bias is not None:
-        _same_dtype("linear", "bias", bias, x.dtype)
+        _same_dtype("linear", "bias", bias, x)
         expected = f"expected shape [{rows}], got {list(bias.shape)}"
         _check(bias.dim() == 1, "linear", "bias", expected)
         _check(bias.shape[0] == rows, "linear", "bias", expected)
@@ -127,14 +162,14 @@ def _gated(operation: str, x: Tensor, gate_packed: Tensor, up: Tensor, down: Ten
     _rows(operation, x)
     neurons = _weight(operation, "up", up, x)
     _weight(operation, "down", down, x, neurons)
-    _packed(operation, "gate_packed", gate_packed, x.dtype, neurons, x.shape[-1])
+    _packed(operation, "gate_packed", gate_packed, x, neurons, x.shape[-1])
     return neurons
 
 
 def _plain(operation: str, x: Tensor, up_packed: Tensor, down: Tensor) -> Any:
     _rows(operation, x)
     neurons = _weight(operation, "down", down, x)
-    _packed(operation, "up_packed", up_packed, x.dtype, neurons, x.shape[-1])
+    _packed(operation, "up_packed", up_packed, x, neurons, x.shape[-1])
     return neurons
 
 
@@ -168,7 +203,7 @@ def _gemm_relu_twell(
     x, weight_packed, rows, activation="relu", threshold=0.0, tile=256, capacity=32
 ):
     tokens, cols = _matrix("gemm_relu_twell", "x", x)
-    _packed("gemm_relu_twell", "weight_packed", weight_packed, x.dtype, rows, cols)
+    _packed("gemm_relu_twell", "weight_packed", weight_packed, x, rows, cols)
     return _triple(x, tokens, rows, tile, capacity)
 
 
@@ -178,7 +213,7 @@ def _dense_to_twell(dense, tile=256, capacity=32):
 
 
 def _twell_to_dense(counts, slots, overflow, cols, dtype):
-    _dtype("twell_to_dense", "dtype", dtype)
+    _dtype("twell_to_dense", "dtype", dtype, counts)
     return counts.new_empty((counts.shape[0], cols), dtype=dtype)
 
 

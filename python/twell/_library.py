@@ -1,4 +1,4 @@
-"""Finds and loads libtwell_torch.so."""
+"""Finds and loads libtwell_torch.so, and libtwell_torch_cuda.so where there is an NVIDIA GPU."""
 
 from __future__ import annotations
 
@@ -9,19 +9,29 @@ import torch
 
 _VARIABLE = "TWELL_TORCH_LIBRARY"
 _NAME = "libtwell_torch.so"
+_CUDA_VARIABLE = "TWELL_TORCH_CUDA_LIBRARY"
+_CUDA_NAME = "libtwell_torch_cuda.so"
 _OLDEST_TORCH = (2, 11)
+
+
+def _named(variable: str) -> Path | None:
+    """The file that a variable names; one that names no file is never passed over."""
+    named = os.environ.get(variable)
+    if not named:
+        return None
+    if not Path(named).is_file():
+        raise ImportError(f"twell: {variable} names {named}, which is no file")
+    return Path(named).resolve()
 
 
 def path() -> Path:
     """The library's file: what TWELL_TORCH_LIBRARY names, else the one beside the package.
 
-    Raises ImportError where there is none; a variable that names no file is never passed over.
+    Raises ImportError where there is none.
     """
-    named = os.environ.get(_VARIABLE)
+    named = _named(_VARIABLE)
     if named:
-        if not Path(named).is_file():
-            raise ImportError(f"twell: {_VARIABLE} names {named}, which is no file")
-        return Path(named).resolve()
+        return named
     beside = Path(__file__).resolve().parent / _NAME
     if not beside.is_file():
         raise ImportError(
@@ -37,6 +47,28 @@ def load() -> None:
     if have < _OLDEST_TORCH:
         raise ImportError(f"twell: expected PyTorch 2.11 or later, got {torch.__version__}")
     file = path()
+    _load(file)
+    cuda = cuda_path(file)
+    if cuda is not None:
+        _load(cuda)
+
+
+def cuda_path(beside: Path) -> Path | None:
+    """The library for CUDA tensors: what TWELL_TORCH_CUDA_LIBRARY names, else the one beside the
+    other library where PyTorch sees a GPU; None where there is no use for it, or it was not built.
+    """
+    named = _named(_CUDA_VARIABLE)
+    if named:
+        return named
+    # By NVML where it is there: asking CUDA itself would start it, which a process can do once and
+    # cannot hand on to its children.
+    if torch.version.cuda is None or torch.cuda.device_count() == 0:
+        return None
+    file = beside.parent / _CUDA_NAME
+    return file if file.is_file() else None
+
+
+def _load(file: Path) -> None:
     try:
         torch.ops.load_library(file)
     except OSError as error:

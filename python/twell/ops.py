@@ -1,10 +1,14 @@
 """The operators ``torch.ops.twell.*`` as typed Python functions.
 
-Common to all: tensors are on the CPU, of dtype bfloat16 or float32, the same for all arguments of a
-call; weights are [H, D] with adjacent row elements, ``down`` neuron-major (the transpose of a
+Common to all: tensors are on the CPU, of dtype bfloat16 or float32, or on one NVIDIA GPU, of dtype
+bfloat16 or float16; device and dtype are the same for all arguments of a call; weights are [H, D] with adjacent row elements, ``down`` neuron-major (the transpose of a
 checkpoint's down projection). Any number of rows, also none. Accumulation is in float32. The same
 input gives the same bits from run to run, at the same number of threads. A wrong argument is a
 RuntimeError that names operation and argument, with what was expected and got.
+
+On a GPU all work is enqueued on PyTorch's current stream and nothing waits for it, so calls can be
+captured in a CUDA graph. What the tensors of a packed activation hold is therefore not checked
+there, and ``linear`` is not offered. A packed weight belongs to the device it was packed on.
 
 Threads follow ``torch.set_num_threads``; ``TWELL_CPU_TIER`` forces an instruction tier
 (portable, avx2, avx512, amx).
@@ -22,7 +26,8 @@ Twell = tuple[Tensor, Tensor, Tensor]
 bfloat16, int64 for float32; [M, tiles, capacity]) holds one word for each: the column within the
 tile in the low half, the value's bits in the high half, columns ascending. A tile with more than
 ``capacity`` non-zeros keeps them all in a record of ``overflow`` ([records, tile]) whose number
-stands in the tile's first word. Unused words are zero.
+stands in the tile's first word. Unused words are zero. On a GPU ``overflow`` has a record for every
+row and tile, or none where ``capacity`` is ``tile``.
 """
 
 

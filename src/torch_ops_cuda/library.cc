@@ -11,4 +11,9 @@ STABLE_TORCH_LIBRARY_IMPL(twell, CUDA, m) {
   m.impl("gated_ffn_stats", TORCH_BOX(&ops::gated_ffn_stats));
   m.impl("ffn", TORCH_BOX(&ops::ffn));
   m.impl("ffn_stats", TORCH_BOX(&ops::ffn_stats));
+  m.impl("gemm_relu_twell", TORCH_BOX(&ops::gemm_relu_twell));
+  m.impl("twell_gated_ffn", TORCH_BOX(&ops::twell_gated_ffn));
+  m.impl("twell_spmm", TORCH_BOX(&ops::twell_spmm));
+  m.impl("dense_to_twell", TORCH_BOX(&ops::dense_to_twell));
+  m.impl("twell_to_dense", TORCH_BOX(&ops::twell_to_dense));
 }

@@ -42,6 +42,16 @@ void require_cuda(const Argument& argument, const Tensor& like) {
   }
 }
 
+// Rows at 16 bytes are faster, but only half an element is an error.
+const void* elements_of(const Argument& argument, const Tensor& tensor) {
+  const void* data = tensor.const_data_ptr();
+  if (reinterpret_cast<std::uintptr_t>(data) % 2 != 0) {  // NOLINT
+    fail(argument.operation, argument.name,
+         "expected an address that is a multiple of 2 bytes, its element's size");
+  }
+  return data;
+}
+
 void require_dtype_of(const Argument& argument, const Tensor& like) {
   if (argument.tensor.scalar_type() != like.scalar_type()) {
     fail(argument.operation, argument.name,
@@ -52,6 +62,12 @@ void require_dtype_of(const Argument& argument, const Tensor& like) {
 }
 
 }  // namespace
+
+void require_matrix(const Argument& argument) {
+  if (argument.tensor.dim() == 2) return;
+  fail(argument.operation, argument.name,
+       "expected a matrix [rows, columns], got shape " + shape_of(argument.tensor));
+}
 
 DType cuda_dtype_of(const Argument& argument) {
   const ScalarType type = argument.tensor.scalar_type();
@@ -79,7 +95,7 @@ ConstMatrixView cuda_matrix_of(const Argument& argument, const Tensor& like, std
     fail(argument.operation, argument.name,
          "expected rows of adjacent elements; call .contiguous() once, outside");
   }
-  return {tensor.const_data_ptr(), dtype, have, cols, stride};
+  return {elements_of(argument, tensor), dtype, have, cols, stride};
 }
 
 Rows cuda_rows_of(const Argument& argument) {
@@ -94,7 +110,7 @@ Rows cuda_rows_of(const Argument& argument) {
   std::int64_t rows = 1;
   for (std::int64_t i = 0; i + 1 < tensor.dim(); ++i) rows *= tensor.size(i);
   const std::int64_t cols = tensor.size(tensor.dim() - 1);
-  return {tensor, {tensor.const_data_ptr(), dtype, rows, cols}};
+  return {tensor, {elements_of(argument, tensor), dtype, rows, cols}};
 }
 
 ConstMatrixView cuda_packed_of(const Argument& argument, const Tensor& like, std::int64_t rows,
@@ -110,7 +126,7 @@ ConstMatrixView cuda_packed_of(const Argument& argument, const Tensor& like, std
          "expected what pack_weight makes of [" + std::to_string(rows) + ", " +
              std::to_string(cols) + "] on this GPU, got shape " + shape_of(argument.tensor));
   }
-  return {argument.tensor.const_data_ptr(), dtype, rows, cols, packed_depth(dtype, cols)};
+  return {elements_of(argument, argument.tensor), dtype, rows, cols, packed_depth(dtype, cols)};
 }
 
 CudaCall::CudaCall(const Tensor& like)

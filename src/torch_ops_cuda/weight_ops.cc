@@ -1,13 +1,10 @@
-#include <cuda_runtime.h>
-
+#include "kernels/cuda/common/check.h"
 #include "torch_ops_cuda/ops.h"
-#include "twell/status.h"
 
 namespace twell::torch_ops::on_cuda {
 namespace {
 
 struct Copy2d {
-  const char* operation;
   void* to;
   std::int64_t to_stride;  // elements
   const void* from;
@@ -18,31 +15,22 @@ struct Copy2d {
 void copy(const Copy2d& c, cuda::Stream stream) {
   if (c.rows == 0 || c.cols == 0) return;
   const auto bytes = [](std::int64_t elements) { return static_cast<std::size_t>(elements) * 2; };
-  const cudaError_t status =
-      cudaMemcpy2DAsync(c.to, bytes(c.to_stride), c.from, bytes(c.from_stride), bytes(c.cols),
-                        static_cast<std::size_t>(c.rows), cudaMemcpyDeviceToDevice,
-                        static_cast<cudaStream_t>(stream));
-  if (status != cudaSuccess) {
-    (void)cudaGetLastError();
-    throw Error(ErrorKind::environment, std::string("twell::") + c.operation,
-                std::string("cudaMemcpy2DAsync: ") + cudaGetErrorString(status));
-  }
+  TWELL_CUDA_CHECK(cudaMemcpy2DAsync(c.to, bytes(c.to_stride), c.from, bytes(c.from_stride),
+                                     bytes(c.cols), static_cast<std::size_t>(c.rows),
+                                     cudaMemcpyDeviceToDevice, static_cast<cudaStream_t>(stream)));
 }
 
 }  // namespace
 
 Tensor pack_weight(const Tensor& weight) {
   const Argument argument{"pack_weight", "weight", weight};
-  if (weight.dim() != 2) {
-    fail(argument.operation, argument.name,
-         "expected a matrix [rows, columns], got shape " + shape_of(weight));
-  }
+  require_matrix(argument);
   const ConstMatrixView view = cuda_matrix_of(argument, weight, -1, weight.size(1));
   const CudaCall call(weight);
   const Tensor packed =
       new_zeros(weight, packed_shape(view.dtype, view.rows, view.cols), weight.scalar_type());
-  copy({argument.operation, packed.mutable_data_ptr(), packed_depth(view.dtype, view.cols),
-        view.data, view.row_stride, view.rows, view.cols},
+  copy({packed.mutable_data_ptr(), packed_depth(view.dtype, view.cols), view.data, view.row_stride,
+        view.rows, view.cols},
        call.stream());
   return packed;
 }
@@ -54,9 +42,7 @@ Tensor unpack_weight(const Tensor& packed, std::int64_t rows, std::int64_t cols)
   const ConstMatrixView view = cuda_packed_of(argument, packed, rows, cols);
   const CudaCall call(packed);
   const Tensor weight = new_empty(packed, {rows, cols}, packed.scalar_type());
-  copy(
-      {argument.operation, weight.mutable_data_ptr(), cols, view.data, view.row_stride, rows, cols},
-      call.stream());
+  copy({weight.mutable_data_ptr(), cols, view.data, view.row_stride, rows, cols}, call.stream());
   return weight;
 }
 

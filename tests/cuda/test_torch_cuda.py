@@ -7,7 +7,19 @@ import os
 import pytest
 import torch
 
-OPERATORS = ("pack_weight", "unpack_weight", "gated_ffn", "gated_ffn_stats", "ffn", "ffn_stats")
+OPERATORS = (
+    "pack_weight",
+    "unpack_weight",
+    "gated_ffn",
+    "gated_ffn_stats",
+    "ffn",
+    "ffn_stats",
+    "gemm_relu_twell",
+    "twell_gated_ffn",
+    "twell_spmm",
+    "dense_to_twell",
+    "twell_to_dense",
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -57,6 +69,38 @@ def test_gated_layer(dtype: torch.dtype, bound: float, tokens: int, depth: int) 
     assert (y.double() - exact).norm() <= bound * exact.norm()
     assert row_nnz.sum() == neurons.sum()
     assert torch.equal(y, torch.ops.twell.gated_ffn(x, packed, up, down))
+
+
+@needs_gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("tokens", "capacity"), [(1, 4), (5, 1), (40, 64), (200, 8)])
+def test_step_by_step(dtype: torch.dtype, tokens: int, capacity: int) -> None:
+    ops = torch.ops.twell
+    x, gate, up, down = layer(tokens, 64, 300, dtype)
+    packed = ops.pack_weight(gate)
+    triple = ops.gemm_relu_twell(x, packed, 300, tile=64, capacity=capacity)
+    dense = ops.twell_to_dense(*triple, 300, dtype)
+    assert (triple[0].sum() == dense.count_nonzero()) and (triple[0].max() > capacity or capacity > 1)
+    for made, again in zip(triple, ops.dense_to_twell(dense, tile=64, capacity=capacity)):
+        assert torch.equal(made, again)
+    # The same gate to the same gather: the layer and its steps agree within y's rounding.
+    y = ops.twell_gated_ffn(x, *triple, up, down)
+    whole = ops.gated_ffn(x, packed, up, down)
+    bound = 2**-7 if dtype == torch.bfloat16 else 2**-10
+    assert (y.double() - whole.double()).norm() <= bound * whole.double().norm()
+    h = ops.twell_spmm(*triple, down)
+    exact = dense.double() @ down.double()
+    assert (h.double() - exact).norm() <= bound * exact.norm()
+
+
+@needs_gpu
+def test_triples_travel_between_devices() -> None:
+    ops = torch.ops.twell
+    dense = torch.randn(7, 100).relu().bfloat16()
+    on_cpu = ops.dense_to_twell(dense, tile=32, capacity=4)
+    on_gpu = ops.dense_to_twell(dense.cuda(), tile=32, capacity=4)
+    assert torch.equal(ops.twell_to_dense(*(t.cuda() for t in on_cpu), 100, torch.bfloat16).cpu(), dense)
+    assert torch.equal(ops.twell_to_dense(*(t.cpu() for t in on_gpu), 100, torch.bfloat16), dense)
 
 
 @needs_gpu

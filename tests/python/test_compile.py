@@ -10,6 +10,7 @@ import torch
 import twell
 from conftest import make_layer
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 
 @pytest.fixture(autouse=True)
@@ -115,3 +116,42 @@ def test_module(freeze: bool, dtype: torch.dtype) -> None:
             else:
                 dense = twell.dense.gated_ffn(x, layer.gate, layer.up, layer.down)[0]
                 torch.testing.assert_close(got, dense)
+
+
+def fake_cuda(*shape: int, dtype: torch.dtype = torch.float16) -> Tensor:
+    """A tensor without data that says it is on a GPU; inside FakeTensorMode."""
+    return torch.empty(shape, dtype=dtype, device="cuda")
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_shapes_on_a_gpu_without_one(half: torch.dtype) -> None:
+    with FakeTensorMode():
+        x, weight = fake_cuda(3, 5, 40, dtype=half), fake_cuda(100, 40, dtype=half)
+        packed = twell.ops.pack_weight(weight)
+        assert packed.device.type == "cuda" and packed.shape == (7, 32, 16, 2)
+        assert twell.ops.unpack_weight(packed, 100, 40).shape == (100, 40)
+        y, row_nnz, neurons = twell.ops.gated_ffn_stats(x, packed, weight, weight)
+        assert (y.shape, y.dtype, y.device) == (x.shape, half, x.device)
+        assert (row_nnz.shape, neurons.shape) == ((3, 5), (100,))
+        # Every (row, tile) has a record of its own: no size depends on data.
+        triple = twell.ops.gemm_relu_twell(x[0], packed, 100, tile=32, capacity=8)
+        assert [tuple(t.shape) for t in triple] == [(5, 4), (5, 4, 8), (20, 32)]
+        full = twell.ops.dense_to_twell(x[0], tile=32, capacity=32)
+        assert tuple(full[2].shape) == (0, 32)
+        assert twell.ops.twell_gated_ffn(x[0], *triple, weight, weight).shape == (5, 40)
+        assert twell.ops.twell_spmm(*triple, weight).dtype == half
+        assert twell.ops.twell_to_dense(*triple, 100, half).shape == (5, 100)
+
+
+def test_wrong_devices_and_dtypes_are_named_while_tracing() -> None:
+    with FakeTensorMode():
+        x, weight = fake_cuda(5, 40), fake_cuda(100, 40)
+        packed = twell.ops.pack_weight(weight)
+        with pytest.raises(RuntimeError, match="gated_ffn: up: expected a CUDA tensor.*cuda"):
+            twell.ops.gated_ffn(x, packed, torch.empty(100, 40, dtype=torch.float16), weight)
+        with pytest.raises(RuntimeError, match="gated_ffn: down: expected a tensor on cuda:0"):
+            twell.ops.gated_ffn(x, packed, weight, weight.to("cuda:1"))
+        with pytest.raises(RuntimeError, match="weight: expected dtype bfloat16 or float16 on a G"):
+            twell.ops.pack_weight(fake_cuda(4, 4, dtype=torch.float32))
+        with pytest.raises(RuntimeError, match="expected dtype bfloat16 or float32, got"):
+            twell.ops.pack_weight(torch.empty(4, 4, dtype=torch.float16))

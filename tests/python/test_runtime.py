@@ -168,3 +168,23 @@ def test_library_beside_the_package(tmp_path: Path) -> None:
     shutil.copy(LIBRARY, target)
     run = python(code, TWELL_TORCH_LIBRARY="", PYTHONPATH=str(tmp_path))
     assert run.returncode == 0 and run.stdout.strip() == str(target / "__init__.py"), run.stderr
+
+
+def test_cuda_library_is_loaded_where_a_gpu_is_and_never_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TWELL_TORCH_CUDA_LIBRARY", raising=False)
+    beside = tmp_path / LIBRARY.name
+    cuda = tmp_path / "libtwell_torch_cuda.so"
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert _library.cuda_path(beside) is None, "not built"
+    cuda.touch()
+    assert _library.cuda_path(beside) == cuda
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert _library.cuda_path(beside) is None, "no GPU"
+    monkeypatch.setenv("TWELL_TORCH_CUDA_LIBRARY", str(cuda))
+    assert _library.cuda_path(beside) == cuda, "named: taken without a question"
+    monkeypatch.setenv("TWELL_TORCH_CUDA_LIBRARY", str(tmp_path / "none.so"))
+    with pytest.raises(ImportError, match="names .*none.so, which is no file"):
+        _library.cuda_path(beside)

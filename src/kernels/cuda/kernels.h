@@ -66,10 +66,20 @@ struct TwellGatherArgs {
   unsigned long long* neuron_counts = nullptr;  // [cols], added to; may be null
 };
 
+struct TwellDenseArgs {
+  std::uint16_t* dense = nullptr;  // [rows, cols]
+  std::int64_t stride = 0;
+  int rows = 0;
+  int cols = 0;
+  DeviceTwell twell;
+};
+
 // out = act(x Wᵀ) in tiles of `plan`'s shape, or streamed for few rows.
 void launch_gemm_relu_twell(const GemmPlan& plan, const GemmReluTwellArgs& args,
                             cudaStream_t stream);
 // y = (g ⊙ (x Wuᵀ)) Wd, or y = h Wd where not gated.
 void launch_twell_gather(const GatherPlan& plan, const TwellGatherArgs& args, cudaStream_t stream);
+void launch_dense_to_twell(const TwellDenseArgs& args, cudaStream_t stream);
+void launch_twell_to_dense(const TwellDenseArgs& args, cudaStream_t stream);
 
 }  // namespace twell::cuda

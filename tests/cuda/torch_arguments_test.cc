@@ -1,0 +1,128 @@
+// What torch.ops.twell says of wrong CUDA tensors. No GPU is needed: the checks come before any
+// CUDA call and read no element, so the tensors here only claim to lie on a GPU.
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+#include <torch/types.h>
+
+#include <vector>
+
+namespace {
+
+using torch::Tensor;
+
+void load(const char* file) {
+  ASSERT_NE(dlopen(file, RTLD_NOW | RTLD_GLOBAL), nullptr) << dlerror();
+}
+
+class TorchCudaArguments : public testing::Test {
+ public:
+  static void SetUpTestSuite() {
+    load(TORCH_CUDA_LIBRARY);
+    load(TWELL_LIBRARY);
+    load(TWELL_CUDA_LIBRARY);
+  }
+
+ protected:
+  // [rows, cols] on a GPU that need not exist; `offset` in bytes from an aligned address.
+  Tensor gpu(std::vector<std::int64_t> shape, at::ScalarType dtype = at::kBFloat16,
+             std::int64_t offset = 0, std::int64_t ordinal = 0) {
+    auto& memory = memory_.emplace_back(at::zeros({4096}, at::kByte));
+    const at::Device device(at::kCUDA, static_cast<at::DeviceIndex>(ordinal));
+    return at::for_blob(static_cast<std::byte*>(memory.mutable_data_ptr()) + offset, shape)
+        .options(at::TensorOptions(dtype).device(device))
+        .target_device(device)
+        .make_tensor();
+  }
+
+  static void expect_error(const char* name, std::vector<c10::IValue> arguments,
+                           const std::string& message) {
+    const auto operation =
+        c10::Dispatcher::singleton().findSchemaOrThrow((std::string("twell::") + name).c_str(), "");
+    try {
+      operation.callBoxed(arguments);
+      FAIL() << name << " accepts them; expected: " << message;
+    } catch (const std::exception& error) {
+      EXPECT_NE(std::string(error.what()).find(message), std::string::npos)
+          << "expected: " << message << "\ngot: " << error.what();
+    }
+  }
+
+  void expect_ffn_error(const Tensor& x, const Tensor& gate, const Tensor& up, const Tensor& down,
+                        const std::string& message, const char* activation = "relu") {
+    expect_error("gated_ffn", {x, gate, up, down, std::string(activation), 0.0},
+                 "twell::gated_ffn: " + message);
+  }
+
+  const c10::InferenceMode inference_;
+  std::vector<Tensor> memory_;
+  // D = 32, H = 16: packed to [1, 16, 16, 2].
+  Tensor x_ = gpu({2, 32}), gate_ = gpu({1, 16, 16, 2}), up_ = gpu({16, 32}), down_ = gpu({16, 32});
+};
+
+TEST_F(TorchCudaArguments, Device) {
+  expect_ffn_error(x_, gate_, up_, at::zeros({16, 32}, at::kBFloat16),
+                   "down: expected a CUDA tensor, as the other arguments are");
+  expect_ffn_error(x_, at::zeros({1, 16, 16, 2}, at::kBFloat16), up_, down_,
+                   "gate_packed: expected a CUDA tensor");
+  expect_ffn_error(x_, gate_, gpu({16, 32}, at::kBFloat16, 0, 1), down_,
+                   "up: expected a tensor on cuda:0 as the first argument is, got cuda:1");
+}
+
+TEST_F(TorchCudaArguments, DType) {
+  expect_ffn_error(gpu({2, 32}, at::kFloat), gate_, up_, down_,
+                   "x: expected dtype bfloat16 or float16 on a GPU, got Float");
+  expect_ffn_error(x_, gate_, gpu({16, 32}, at::kHalf), down_,
+                   "up: expected the dtype of the other arguments, BFloat16, got Half");
+  expect_ffn_error(x_, gpu({1, 16, 16, 2}, at::kHalf), up_, down_,
+                   "gate_packed: expected the dtype");
+}
+
+TEST_F(TorchCudaArguments, ShapeAndStride) {
+  expect_ffn_error(x_, gate_, gpu({16, 31}), down_, "up: expected shape [16, 32], got [16, 31]");
+  expect_ffn_error(x_, gate_, up_, gpu({32, 16}).t(),
+                   "down: expected rows of adjacent elements; call .contiguous() once");
+  expect_ffn_error(x_, up_, up_, down_, "gate_packed: expected what pack_weight makes of [16, 32]");
+  expect_ffn_error(gpu({}), gate_, up_, down_, "x: expected shape [..., columns], got a scalar");
+  expect_error("pack_weight", {gpu({32})},
+               "twell::pack_weight: weight: expected a matrix [rows, columns], got shape [32]");
+}
+
+TEST_F(TorchCudaArguments, Misalignment) {
+  expect_ffn_error(x_, gate_, up_, gpu({16, 32}, at::kBFloat16, 1),
+                   "down: expected an address that is a multiple of 2 bytes");
+  expect_ffn_error(gpu({2, 32}, at::kBFloat16, 3), gate_, up_, down_, "x: expected an address");
+  expect_ffn_error(x_, gpu({1, 16, 16, 2}, at::kBFloat16, 1), up_, down_, "gate_packed: expected");
+}
+
+TEST_F(TorchCudaArguments, Activation) {
+  expect_ffn_error(x_, gate_, up_, down_, "activation: expected relu, relu_squared or fat_relu",
+                   "silu");
+}
+
+TEST_F(TorchCudaArguments, PackedActivation) {
+  const Tensor counts = gpu({2, 1}, at::kInt), slots = gpu({2, 1, 4}, at::kInt);
+  const Tensor overflow = gpu({2, 16}, at::kInt);
+  const auto spmm = [&](const Tensor& c, const Tensor& s, const Tensor& o, const char* message) {
+    expect_error("twell_spmm", {c, s, o, down_}, std::string("twell::twell_spmm: ") + message);
+  };
+  spmm(at::zeros({2, 1}, at::kInt), slots, overflow,
+       "counts: expected a contiguous CUDA tensor of 2 dimensions");
+  spmm(gpu({2, 1}, at::kLong), slots, overflow, "counts: expected a contiguous CUDA tensor");
+  spmm(gpu({2, 2}, at::kInt), slots, overflow, "counts: expected any rows of 1 tiles");
+  spmm(counts, gpu({2, 4}, at::kInt), overflow, "slots: expected a contiguous CUDA tensor of 3");
+  spmm(counts, gpu({3, 1, 4}, at::kInt), overflow, "slots: expected the rows and tiles of counts");
+  spmm(counts, gpu({2, 1, 17}, at::kInt), overflow, "slots: expected the rows and tiles of counts");
+  spmm(counts, slots, gpu({2, 16}, at::kBFloat16), "overflow: expected a contiguous CUDA tensor");
+  expect_error("twell_gated_ffn", {gpu({3, 32}), counts, slots, overflow, up_, down_},
+               "twell::twell_gated_ffn: counts: expected 3 rows of 1 tiles");
+  expect_error(
+      "gemm_relu_twell",
+      {x_, gate_, std::int64_t{16}, std::string("relu"), 0.0, std::int64_t{0}, std::int64_t{4}},
+      "twell::gemm_relu_twell: tile: expected 1 to 65536, got 0");
+  expect_error("twell_to_dense",
+               {counts, slots, overflow, std::int64_t{16}, static_cast<std::int64_t>(at::kFloat)},
+               "twell::twell_to_dense: dtype: expected dtype bfloat16 or float16 on a GPU");
+}
+
+}  // namespace
