@@ -18,6 +18,17 @@ void convert_rows(ConstMatrixView x, std::int64_t begin, std::int64_t end, std::
 
 }  // namespace
 
+std::int64_t row_block(std::int64_t rows) {
+  constexpr std::int64_t kRowBytes = kColumnBlock * 4 + 512;
+  constexpr std::int64_t kMultiple = 32;  // of the AMX kernel's steps
+  static const std::int64_t most =
+      std::clamp<std::int64_t>(cpu_caches().l2 * 3 / 4 / kRowBytes, 128, 1024) / kMultiple *
+      kMultiple;
+  if (rows <= most) return std::max<std::int64_t>(rows, 1);
+  const std::int64_t blocks = (rows + most - 1) / most;
+  return ((rows + blocks - 1) / blocks + kMultiple - 1) / kMultiple * kMultiple;
+}
+
 std::size_t GemmInput::prepared_bytes() const {
   if (x.dtype == x_dtype && depth() == x.cols) return 0;
   return static_cast<std::size_t>(x.rows * depth()) * size_of(x_dtype);

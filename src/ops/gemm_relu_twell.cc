@@ -34,10 +34,10 @@ void gemm_relu_twell(Context& context, ConstMatrixView x, PackedView weight,
 
   const GemmReluTwell& kernel = gemm_relu_twell_kernel(context.tier(), x.dtype);
   const GateBlock block = {kernel, {x, weight, kernel.x_dtype}, activation, out.view(), 0};
-  const std::int64_t row_blocks = (x.rows + kRowBlock - 1) / kRowBlock;
+  const std::int64_t rows = row_block(x.rows);
+  const std::int64_t row_blocks = (x.rows + rows - 1) / rows;
   const std::int64_t tiles = layout.tiles();
-  const auto accumulator_bytes =
-      static_cast<std::size_t>(gemm_accumulators(std::min(kRowBlock, x.rows))) * sizeof(float);
+  const auto accumulator_bytes = static_cast<std::size_t>(gemm_accumulators(rows)) * sizeof(float);
   void* prepared = context.scratch(0, kPreparedX, block.input.prepared_bytes());
   for (int t = 0; t < context.threads(); ++t) context.scratch(t, kAccumulators, accumulator_bytes);
 #pragma omp parallel num_threads(context.threads())
@@ -48,10 +48,9 @@ void gemm_relu_twell(Context& context, ConstMatrixView x, PackedView weight,
     for (std::int64_t r = 0; r < x.rows; ++r) block.input.prepare(r, r + 1, prepared);
 #pragma omp for schedule(dynamic)
     for (std::int64_t unit = 0; unit < row_blocks * tiles; ++unit) {
-      const std::int64_t row = unit / tiles * kRowBlock;
+      const std::int64_t row = unit / tiles * rows;
       const std::int64_t tile = unit % tiles;
-      run_gate(block, prepared, row, std::min(row + kRowBlock, x.rows), tile, tile + 1,
-               accumulators);
+      run_gate(block, prepared, row, std::min(row + rows, x.rows), tile, tile + 1, accumulators);
     }
   }
 }

@@ -6,7 +6,7 @@ namespace twell {
 namespace {
 
 // Packing a neuron's rows costs about as much as gathering them for this many tokens.
-constexpr double kPackingTokens = 3.0;
+constexpr double kPackingTokens = 6.0;
 
 template <class T>
 std::size_t bytes_of(std::int64_t count) {

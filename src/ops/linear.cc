@@ -40,7 +40,7 @@ void linear(Context& context, ConstMatrixView x, PackedView weight, const void* 
   const Gemm& gemm = gemm_kernel(context.tier(), weight.dtype);
   const TwellSpmm& spmm = twell_spmm_kernel(context.tier(), weight.dtype);
   const GemmInput input = {x, weight, gemm.x_dtype};
-  const std::int64_t block = std::min(kRowBlock, x.rows);
+  const std::int64_t block = row_block(x.rows);
   const std::int64_t row_blocks = (x.rows + block - 1) / block;
   // Four pieces per thread at least, of four panels at least: what a register kernel takes at once.
   const std::int64_t panels = packed_panels(weight.rows);

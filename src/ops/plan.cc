@@ -33,7 +33,7 @@ FfnPlan plan_ffn(const Context& context, std::int64_t tokens, const FfnWeights& 
   FfnPlan plan;
   plan.tier = context.tier();
   plan.threads = context.threads();
-  plan.row_block = std::clamp<std::int64_t>(tokens, 1, kRowBlock);
+  plan.row_block = row_block(tokens);
   plan.layout.rows = plan.row_block;
   plan.layout.cols = weights.gate.rows;
   plan.layout.dtype = weights.gate.dtype;

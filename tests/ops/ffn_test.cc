@@ -71,7 +71,8 @@ TYPED_TEST(FfnTest, EveryDensityFromEmptyToFull) {
 
 TYPED_TEST(FfnTest, MoreRowsThanABlockAndMoreThreadsThanTiles) {
   this->on_every_tier(5, [](Context& context) {
-    for (std::int64_t tokens : {1, 4, 193, 401}) {
+    // 1100: more than one block of rows on every machine.
+    for (std::int64_t tokens : {1, 4, 193, 1100}) {
       Layer<TypeParam> layer({tokens, 64, 272});
       check_layer(context, layer);
     }
@@ -125,7 +126,7 @@ TYPED_TEST(FfnTest, AdversarialPatterns) {
 // exactly the rows that fire their neuron.
 TYPED_TEST(FfnTest, HotNeuronsAmongColdOnes) {
   this->on_every_tier(2, [](Context& context) {
-    for (std::int64_t tokens : {15, 16, 65, 193, 290}) {
+    for (std::int64_t tokens : {15, 16, 65, 193, 1100}) {
       for (bool gated : {true, false}) {
         Layer<TypeParam> layer({tokens, 70, 290, gated, {}, 2.5F});
         for (std::int64_t n = 0; n < 290; n += 3) layer.gate.set(n, 0, n % 2 == 0 ? 8.0F : 0.0F);

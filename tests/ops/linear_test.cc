@@ -43,7 +43,7 @@ TYPED_TEST(LinearTest, TailSizes) {
   for (CpuTier tier : available_cpu_tiers()) {
     for (int threads : {1, 3}) {
       Context context({.threads = threads, .tier = tier});
-      for (std::int64_t rows : {0, 1, 2, 5, 16, 17, 193})
+      for (std::int64_t rows : {0, 1, 2, 5, 16, 17, 1100})
         check<TypeParam>(context, rows, 70, 90, false);
       for (std::int64_t depth : {1, 2, 31, 33, 257}) check<TypeParam>(context, 7, depth, 48, true);
       for (std::int64_t outputs : {1, 15, 17, 255, 257, 600}) {
