@@ -1,4 +1,5 @@
-// A plain linear layer on a packed weight: the gate's GEMM without the activation.
+// Plain linear layers: y = x Wᵀ. x is [M, D], W [N, D], y [M, N], all of one dtype. f32
+// accumulation, y rounded once. Any M ≥ 0. Errors are twell::Error naming operation and argument.
 #pragma once
 
 #include "twell/context.h"
@@ -7,8 +8,12 @@
 
 namespace twell {
 
-// y = x Wᵀ + b. x is [M, D], W [N, D] packed, b [N] of the same dtype or null, y [M, N]. f32
-// accumulation, y rounded once. Any M ≥ 0. Errors are twell::Error naming operation and argument.
+// On a packed weight: the gate's GEMM without the activation. bias [N] of the same dtype, or null.
 void linear(Context& context, ConstMatrixView x, PackedView weight, const void* bias, MatrixView y);
+
+// On a weight as it is stored, for a few rows: W streams by once, at the bandwidth of memory.
+// Correct for any M; above about eight rows a GEMM is faster. Made for logits, whose weight may be
+// the embedding too and should not exist twice.
+void linear_as_stored(Context& context, ConstMatrixView x, ConstMatrixView weight, MatrixView y);
 
 }  // namespace twell

@@ -158,6 +158,12 @@ def _linear(x, weight_packed, rows, bias=None):
     return x.new_empty((*x.shape[:-1], rows))
 
 
+def _linear_as_stored(x: Tensor, weight: Tensor) -> Tensor:
+    _rows("linear_as_stored", x)
+    rows = _weight("linear_as_stored", "weight", weight, x)
+    return x.new_empty((*x.shape[:-1], rows))
+
+
 def _gated(operation: str, x: Tensor, gate_packed: Tensor, up: Tensor, down: Tensor) -> Any:
     _rows(operation, x)
     neurons = _weight(operation, "up", up, x)
@@ -235,6 +241,7 @@ def register() -> None:
         "pack_weight": _pack_weight,
         "unpack_weight": _unpack_weight,
         "linear": _linear,
+        "linear_as_stored": _linear_as_stored,
         "gated_ffn": _gated_ffn,
         "gated_ffn_stats": _gated_ffn_stats,
         "ffn": _ffn,

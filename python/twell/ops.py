@@ -8,7 +8,7 @@ RuntimeError that names operation and argument, with what was expected and got.
 
 On a GPU all work is enqueued on PyTorch's current stream and nothing waits for it, so calls can be
 captured in a CUDA graph. What the tensors of a packed activation hold is therefore not checked
-there, and ``linear`` is not offered. A packed weight belongs to the device it was packed on.
+there, and the linear layers are not offered. A packed weight belongs to the device it was packed on.
 
 Threads follow ``torch.set_num_threads``; ``TWELL_CPU_TIER`` forces an instruction tier
 (portable, avx2, avx512, amx).
@@ -46,6 +46,12 @@ def linear(x: Tensor, weight_packed: Tensor, rows: int, bias: Tensor | None = No
     """y = x Wᵀ + bias, x [..., D], y [..., rows], for a weight [rows, D] as pack_weight returns it.
     Not differentiable."""
     return torch.ops.twell.linear(x, weight_packed, rows, bias)
+
+
+def linear_as_stored(x: Tensor, weight: Tensor) -> Tensor:
+    """y = x Wᵀ, x [..., D], y [..., N], for a plain weight [N, D] and a few rows, up to about eight:
+    the weight streams by once. Made for logits. Not differentiable."""
+    return torch.ops.twell.linear_as_stored(x, weight)
 
 
 def gated_ffn(

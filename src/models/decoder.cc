@@ -47,6 +47,7 @@ void Decoder::use_dense_ffn(bool prepack, ParameterSource& source) {
 }
 
 void Decoder::use_sparse_ffn(FfnPath path, ParameterSource& source) {
+  own_linears_ = true;
   for (Block& block : weights_.blocks) {
     FfnParameters& ffn = block.ffn_parameters;
     // A gated layer goes on using `up` where it lies, and a neuron-major `down`.
@@ -153,7 +154,8 @@ at::Tensor Decoder::final_norm(const at::Tensor& x) {
 
 at::Tensor Decoder::head(const at::Tensor& normalised) {
   const PieceTimer timer(profile_, Piece::logits);
-  return at::linear(normalised, weights_.head.defined() ? weights_.head : weights_.embedding);
+  const at::Tensor& weight = weights_.head.defined() ? weights_.head : weights_.embedding;
+  return own_linears_ ? linear_as_stored(normalised, weight) : at::linear(normalised, weight);
 }
 
 at::Tensor Decoder::forward(const at::Tensor& tokens, FfnObserver* observer) {

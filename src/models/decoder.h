@@ -92,6 +92,7 @@ class Decoder final : public Model {
   io::ModelConfig config_;
   mutable DecoderWeights weights_;  // a visitor may fill it or only look
   RopeTable rope_;
+  bool own_linears_ = false;  // twell's linear layers, with the sparse paths
   Profile* profile_ = nullptr;
 };
 

@@ -34,6 +34,18 @@ at::Tensor Linear::operator()(const at::Tensor& x) const {
                      bias.defined() ? std::optional<at::Tensor>(bias) : std::nullopt);
 }
 
+at::Tensor linear_as_stored(const at::Tensor& x, const at::Tensor& weight) {
+  constexpr std::int64_t kFewRows = 8;
+  const at::ScalarType dtype = weight.scalar_type();
+  const bool supported = (dtype == at::kBFloat16 || dtype == at::kFloat) && weight.is_cpu();
+  if (!supported || x.numel() > kFewRows * x.size(-1) || at::GradMode::is_enabled()) {
+    return at::linear(x, weight);
+  }
+  static const auto few =
+      find_operator<at::Tensor(const at::Tensor&, const at::Tensor&)>("twell::linear_as_stored");
+  return few.call(x, weight);
+}
+
 void Linear::pack() {
   if (weight.scalar_type() != at::kBFloat16) return;
   const at::NoGradGuard no_grad;

@@ -22,6 +22,10 @@ struct Linear {
   void pack();
 };
 
+// x Wᵀ for a weight that stays as it is stored: twell's for up to eight rows, at the bandwidth of
+// memory, PyTorch's for more.
+at::Tensor linear_as_stored(const at::Tensor& x, const at::Tensor& weight);
+
 // A weight [rows, cols] in panels, in huge pages where the system gives them.
 at::Tensor packed_weight(const at::Tensor& weight);
 

@@ -11,6 +11,7 @@ STABLE_TORCH_LIBRARY(twell, m) {
   m.def("pack_weight(Tensor weight) -> Tensor");
   m.def("unpack_weight(Tensor packed, SymInt rows, SymInt cols) -> Tensor");
   m.def("linear(Tensor x, Tensor weight_packed, SymInt rows, Tensor? bias=None) -> Tensor");
+  m.def("linear_as_stored(Tensor x, Tensor weight) -> Tensor");
   m.def(
       "gated_ffn(Tensor x, Tensor gate_packed, Tensor up, Tensor down, str activation=\"relu\", "
       "float threshold=0.) -> Tensor");
@@ -45,6 +46,7 @@ STABLE_TORCH_LIBRARY_IMPL(twell, CPU, m) {
   m.impl("pack_weight", TORCH_BOX(&ops::pack_weight));
   m.impl("unpack_weight", TORCH_BOX(&ops::unpack_weight));
   m.impl("linear", TORCH_BOX(&ops::linear));
+  m.impl("linear_as_stored", TORCH_BOX(&ops::linear_as_stored));
   m.impl("gated_ffn", TORCH_BOX(&ops::gated_ffn));
   m.impl("gated_ffn_stats", TORCH_BOX(&ops::gated_ffn_stats));
   m.impl("ffn", TORCH_BOX(&ops::ffn));

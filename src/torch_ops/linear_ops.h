@@ -1,4 +1,4 @@
-// A plain linear layer on a packed weight, on CPU tensors.
+// Plain linear layers on CPU tensors.
 #pragma once
 
 #include <cstdint>
@@ -11,5 +11,8 @@ namespace twell::torch_ops {
 // y [..., rows] = x [..., D] Wᵀ + bias [rows]; W comes from pack_weight of a [rows, D] matrix.
 Tensor linear(const Tensor& x, const Tensor& weight_packed, std::int64_t rows,
               const std::optional<Tensor>& bias);
+
+// y [..., N] = x [..., D] Wᵀ for a plain weight [N, D], for a few rows.
+Tensor linear_as_stored(const Tensor& x, const Tensor& weight);
 
 }  // namespace twell::torch_ops

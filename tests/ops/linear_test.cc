@@ -7,16 +7,24 @@
 namespace twell {
 namespace {
 
+enum class Form : std::uint8_t { packed, packed_with_bias, as_stored };
+
 template <class T>
 void check(Context& context, std::int64_t rows, std::int64_t depth, std::int64_t outputs,
-           bool with_bias) {
+           Form form) {
+  const bool with_bias = form == Form::packed_with_bias;
   SCOPED_TRACE(std::string(name_of(context.tier())) + " M=" + std::to_string(rows) +
                " D=" + std::to_string(depth) + " N=" + std::to_string(outputs));
   test::Layer<T> layer({rows, depth, outputs, true, {}, 0.0F});
   const auto bias = test::random_matrix<T>(1, outputs, 9, 1.0F);
   test::TestMatrix<T> y(rows, outputs, 5);
-  linear(context, std::as_const(layer.x).view(), layer.packed(),
-         with_bias ? bias.view().data : nullptr, y.view());
+  if (form == Form::as_stored) {
+    linear_as_stored(context, std::as_const(layer.x).view(), std::as_const(layer.gate).view(),
+                     y.view());
+  } else {
+    linear(context, std::as_const(layer.x).view(), layer.packed(),
+           with_bias ? bias.view().data : nullptr, y.view());
+  }
   for (std::int64_t r = 0; r < rows; ++r) {
     for (std::int64_t n = 0; n < outputs; ++n) {
       double expected = with_bias ? bias.value(0, n) : 0.0;
@@ -43,11 +51,16 @@ TYPED_TEST(LinearTest, TailSizes) {
   for (CpuTier tier : available_cpu_tiers()) {
     for (int threads : {1, 3}) {
       Context context({.threads = threads, .tier = tier});
-      for (std::int64_t rows : {0, 1, 2, 5, 16, 17, 1100})
-        check<TypeParam>(context, rows, 70, 90, false);
-      for (std::int64_t depth : {1, 2, 31, 33, 257}) check<TypeParam>(context, 7, depth, 48, true);
-      for (std::int64_t outputs : {1, 15, 17, 255, 257, 600}) {
-        check<TypeParam>(context, 9, 64, outputs, true);
+      for (Form form : {Form::packed, Form::packed_with_bias, Form::as_stored}) {
+        for (std::int64_t rows : {0, 1, 2, 5, 16, 17, 1100}) {
+          check<TypeParam>(context, rows, 70, 90, form);
+        }
+        for (std::int64_t depth : {1, 2, 31, 33, 257}) {
+          check<TypeParam>(context, 7, depth, 48, form);
+        }
+        for (std::int64_t outputs : {1, 15, 17, 255, 257, 600}) {
+          check<TypeParam>(context, 9, 64, outputs, form);
+        }
       }
     }
   }

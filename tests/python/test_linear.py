@@ -12,14 +12,19 @@ def test_against_float64(dtype: torch.dtype, rows: tuple[int, ...], with_bias: b
     layer = make_layer(70, 90, dtype)
     x = layer.inputs(*rows)
     bias = layer.gate[:, 0].contiguous() if with_bias else None
-    y = twell.ops.linear(x, twell.ops.pack_weight(layer.gate), 90, bias)
+    packed = twell.ops.pack_weight(layer.gate)
     exact = x.double() @ layer.gate.double().T
     magnitude = x.double().abs() @ layer.gate.double().abs().T
     if bias is not None:
         exact, magnitude = exact + bias.double(), magnitude + bias.double().abs()
     # Sums of 71 terms in float32, one rounding to the dtype.
-    assert y.shape == (*rows, 90)
-    assert ((y.double() - exact).abs() <= 73 * 2.0**-24 * magnitude + UNIT[dtype] * exact.abs()).all()
+    found = [twell.ops.linear(x, packed, 90, bias)]
+    if bias is None:
+        found.append(twell.ops.linear_as_stored(x, layer.gate))
+    bound = 73 * 2.0**-24 * magnitude + UNIT[dtype] * exact.abs()
+    for y in found:
+        assert y.shape == (*rows, 90)
+        assert ((y.double() - exact).abs() <= bound).all()
 
 
 def test_mistakes_name_the_argument() -> None:
@@ -31,3 +36,5 @@ def test_mistakes_name_the_argument() -> None:
         twell.ops.linear(x, packed, 48, torch.zeros(47))
     with pytest.raises(RuntimeError, match=r"linear.*bias"):
         twell.ops.linear(x, packed, 48, torch.zeros(48, dtype=torch.bfloat16))
+    with pytest.raises(RuntimeError, match=r"linear_as_stored.*weight: expected"):
+        twell.ops.linear_as_stored(x, layer.gate[:, :31])

@@ -23,6 +23,7 @@ OPERATORS = (
     "dense_to_twell",
     "twell_to_dense",
     "linear",
+    "linear_as_stored",
 )
 
 
@@ -39,6 +40,7 @@ def samples(name: str, dtype: torch.dtype, gradients: bool) -> list[tuple[Any, .
             "pack_weight": [(gate,)],
             "unpack_weight": [(packed, neurons, width)],
             "linear": [(x, packed, neurons), (x[None], packed, neurons, gate[:, 0].contiguous())],
+            "linear_as_stored": [(x, gate), (x[None], gate)],
             "gated_ffn": [(x, packed, up, down), (x[None], packed, up, down, "relu_squared")],
             "gated_ffn_stats": [(x, packed, up, down, "fat_relu", 0.1)],
             "ffn": [(x, packed, down), (x[None], packed, down, "relu_squared")],

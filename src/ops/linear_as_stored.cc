@@ -1,0 +1,41 @@
+#include <algorithm>
+#include <numeric>
+
+#include "kernels/kernel.h"
+#include "ops/validate.h"
+#include "twell/linear.h"
+
+namespace twell {
+
+// The dot products of twell_gated_ffn, for all neurons in order: values = 1 · dot(x, W[n]).
+void linear_as_stored(Context& context, ConstMatrixView x, ConstMatrixView weight, MatrixView y) {
+  constexpr const char* kOperation = "linear_as_stored";
+  // 256 KB at D = 2048: from the second row of x on, a piece comes from L2.
+  constexpr std::int64_t kPiece = 64;
+  require_matrix(kOperation, "weight", weight, weight.dtype, weight.rows, x.cols);
+  require_matrix(kOperation, "x", x, weight.dtype, x.rows, x.cols);
+  require_matrix(kOperation, "y", y, weight.dtype, x.rows, weight.rows);
+
+  const TwellGatedFfn& dots = twell_gated_ffn_kernel(context.tier(), weight.dtype);
+  const TwellSpmm& spmm = twell_spmm_kernel(context.tier(), weight.dtype);
+  const auto element = static_cast<std::int64_t>(size_of(weight.dtype));
+  const std::int64_t pieces = (weight.rows + kPiece - 1) / kPiece;
+  // Each thread goes through a stretch of memory of its own.
+#pragma omp parallel for num_threads(context.threads()) schedule(static)
+  for (std::int64_t piece = 0; piece < pieces; ++piece) {
+    const std::int64_t first = piece * kPiece;
+    const std::int64_t count = std::min(kPiece, weight.rows - first);
+    std::int32_t outputs[kPiece];
+    std::iota(outputs, outputs + count, static_cast<std::int32_t>(first));
+    for (std::int64_t row = 0; row < x.rows; ++row) {
+      float values[kPiece];
+      std::fill_n(values, count, 1.0F);
+      dots.run(static_cast<const std::byte*>(x.data) + row * x.row_stride * element, weight,
+               {outputs, values, count});
+      spmm.store(values, count,
+                 static_cast<std::byte*>(y.data) + (row * y.row_stride + first) * element);
+    }
+  }
+}
+
+}  // namespace twell
