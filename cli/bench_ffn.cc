@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "cli/dense_ffn.h"
+#include "cli/layer_timer.h"
 #include "cli/measure.h"
 #include "cli/reference.h"
 #include "cli/views.h"
@@ -14,6 +15,11 @@ namespace twell::cli {
 ActivationSpec BenchFfnOptions::spec() const {
   if (activation == "fat_relu") return {Activation::fat_relu, threshold};
   return {activation == "relu" ? Activation::relu : Activation::relu_squared, 0.0F};
+}
+
+lm::ActivationChoice BenchFfnOptions::choice() const {
+  if (activation == "fat_relu") return {io::HiddenAct::fat_relu, threshold};
+  return {activation == "relu" ? io::HiddenAct::relu : io::HiddenAct::relu_squared, 0.0F};
 }
 
 at::ScalarType BenchFfnOptions::type() const {
@@ -127,6 +133,32 @@ nlohmann::json measure_errors(const FfnCase& c, const Baseline& baseline) {
           {"dense_rms_rel_err", rms_rel_err(dense_y, reference)}};
 }
 
+// What the engine's layers do by themselves.
+class AutomaticLayers {
+ public:
+  explicit AutomaticLayers(const FfnCase& c) {
+    for (const SparseLayer& layer : c.layers) {
+      layers_.push_back(lm::make_sparse_feed_forward(parameters_of(layer.source),
+                                                     c.options.choice(), lm::FfnPath::automatic));
+    }
+  }
+  void operator()(std::int64_t i, const at::Tensor& x) const {
+    layers_[static_cast<std::size_t>(i) % layers_.size()]->forward(x, 0, nullptr);
+  }
+  // The path that a call takes now.
+  const char* path(const at::Tensor& x) const {
+    struct Path final : lm::FfnObserver {
+      void observe(const lm::FfnActivity& activity) override { path = activity.path; }
+      lm::FfnPath path = lm::FfnPath::sparse;
+    } seen;
+    layers_.front()->forward(x, 0, &seen);
+    return lm::name_of(seen.path);
+  }
+
+ private:
+  std::vector<std::unique_ptr<lm::FeedForward>> layers_;
+};
+
 }  // namespace
 
 nlohmann::json run_ffn_case(const FfnCase& c, const std::optional<Peaks>& peaks,
@@ -143,10 +175,12 @@ nlohmann::json run_ffn_case(const FfnCase& c, const std::optional<Peaks>& peaks,
     run_sparse(c.context, c.layers[static_cast<std::size_t>(i) % c.layers.size()], activation,
                input(i));
   };
+  const AutomaticLayers automatic(c);
+  const auto chosen = [&](std::int64_t i) { automatic(i, input(i)); };
   MeasureOptions measure;
   measure.repeats = c.options.repeats;
   measure.min_seconds = c.options.seconds;
-  const auto timings = measure_in_turns({dense, sparse}, measure, tick);
+  const auto timings = measure_in_turns({dense, sparse, chosen}, measure, tick);
   std::vector<double> ratios;
   for (std::size_t r = 0; r < timings[0].runs_us.size(); ++r) {
     ratios.push_back(timings[0].runs_us[r] / timings[1].runs_us[r]);
@@ -168,6 +202,9 @@ nlohmann::json run_ffn_case(const FfnCase& c, const std::optional<Peaks>& peaks,
                            {"sparse_us_min", timings[1].min_us},
                            {"sparse_us_max", timings[1].max_us},
                            {"sparse_impl", plan.to_string()},
+                           {"auto_us", timings[2].median_us},
+                           {"auto_path", automatic.path(input(0))},
+                           {"auto_speedup", timings[0].median_us / timings[2].median_us},
                            {"speedup", timings[0].median_us / timings[1].median_us},
                            {"speedup_min", *std::min_element(ratios.begin(), ratios.end())},
                            {"speedup_max", *std::max_element(ratios.begin(), ratios.end())},

@@ -14,6 +14,7 @@
 #include "cli/activity.h"
 #include "cli/command.h"
 #include "cli/peaks.h"
+#include "models/feed_forward.h"
 #include "twell/ffn.h"
 
 namespace twell::cli {
@@ -37,6 +38,7 @@ struct BenchFfnOptions : CommonOptions {
   std::string device = "cpu";
 
   ActivationSpec spec() const;
+  lm::ActivationChoice choice() const;
   at::ScalarType type() const;
   SyntheticShape shape(double nnz_mean) const;
 };
@@ -61,7 +63,7 @@ struct FfnCase {
   double nnz_target;
 };
 
-// The keys of one element of `results`. `tick` is called 2 repeats + 1 times.
+// The keys of one element of `results`. `tick` is called 3 repeats + 1 times.
 nlohmann::json run_ffn_case(const FfnCase& c, const std::optional<Peaks>& peaks,
                             const std::function<void()>& tick);
 

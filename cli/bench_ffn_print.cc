@@ -28,11 +28,16 @@ const nlohmann::json& result_of(const nlohmann::json& results, std::int64_t toke
   return results.front();  // the grid is complete
 }
 
+// Of --ffn auto, with a mark where it took the dense path.
+std::string automatic_ratio(const nlohmann::json& r) {
+  return format_ratio(r["auto_speedup"]) + (r["auto_path"] == "dense" ? " d" : "  ");
+}
+
 }  // namespace
 
 void print_ffn_results(const BenchFfnOptions& o, const nlohmann::json& results) {
-  std::vector<std::string> headings = {"tokens",  "nnz",     "dense",     "sparse",
-                                       "speedup", "(range)", "err dense", "err sparse"};
+  std::vector<std::string> headings = {"tokens",  "nnz",  "dense",     "sparse",    "speedup",
+                                       "(range)", "auto", "err dense", "err sparse"};
   if (!o.trace.empty()) headings.insert(headings.begin(), "layer");
   if (o.peaks) headings.push_back("floor");
   Table table(headings);
@@ -44,6 +49,7 @@ void print_ffn_results(const BenchFfnOptions& o, const nlohmann::json& results) 
                                       format_ratio(r["speedup"]),
                                       fmt::format("{:.2f}-{:.2f}", r["speedup_min"].get<double>(),
                                                   r["speedup_max"].get<double>()),
+                                      automatic_ratio(r),
                                       fmt::format("{:.1e}", r["dense_max_rel_err"].get<double>()),
                                       fmt::format("{:.1e}", r["max_rel_err"].get<double>())};
     if (!o.trace.empty()) {
@@ -59,21 +65,25 @@ void print_ffn_grid(const BenchFfnOptions& o, const nlohmann::json& results) {
   const auto tokens = values_of<std::int64_t>(results, "tokens");
   std::vector<std::string> headings = {"non-zeros", "density"};
   for (const std::int64_t m : tokens) headings.push_back(fmt::format("M = {}", m));
-  Table ratios(headings), times(headings);
+  Table ratios(headings), chosen(headings), times(headings);
   for (const double nnz : values_of<double>(results, "nnz_target")) {
     std::vector<std::string> ratio = {
         fmt::format("{:.0f}", nnz),
         fmt::format("{:.1f} %", 100 * nnz / static_cast<double>(o.hidden))};
     std::vector<std::string> time = ratio;
+    std::vector<std::string> automatic = ratio;
     for (const std::int64_t m : tokens) {
       const auto& r = result_of(results, m, nnz);
       ratio.push_back(format_ratio(r["speedup"]));
+      automatic.push_back(automatic_ratio(r));
       time.push_back(format_us(r["dense_us"]) + " / " + format_us(r["sparse_us"]));
     }
     ratios.row(ratio);
+    chosen.row(automatic);
     times.row(time);
   }
   o.say("\nSpeed against the fastest dense form\n{}", ratios.to_string());
+  o.say("\nSpeed of --ffn auto (d: it takes the dense path)\n{}", chosen.to_string());
   o.say("\nTime of one call, dense / sparse\n{}", times.to_string());
 }
 

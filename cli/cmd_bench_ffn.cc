@@ -32,7 +32,7 @@ struct Runs {
       : o(options),
         context(c),
         peaks(p),
-        progress("measuring", static_cast<std::int64_t>(cases) * (2 * options.repeats + 1)) {}
+        progress("measuring", static_cast<std::int64_t>(cases) * (3 * options.repeats + 1)) {}
 
   // inputs [slices * m, D].
   nlohmann::json& add(const std::vector<SparseLayer>& layers, const at::Tensor& inputs,

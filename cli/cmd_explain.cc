@@ -3,8 +3,10 @@
 
 #include "cli/command.h"
 #include "cli/json_out.h"
+#include "cli/layer_timer.h"
 #include "cli/model_files.h"
 #include "cli/table.h"
+#include "models/cost_model.h"
 #include "twell/ffn.h"
 
 namespace twell::cli {
@@ -16,6 +18,7 @@ struct ExplainCommand : ModelOptions {
   std::vector<std::int64_t> tokens = {1, 64, 2048};
   double nnz = 29;
   bool gated = true;
+  bool measure = true;
 };
 
 void explain_machine(const ExplainCommand& o, const Context& context) {
@@ -53,20 +56,55 @@ void run(ExplainCommand& o) {
   if (o.gated) weights.up = weights.down;
   o.say("A {}gated layer, D = {}, H = {}, {}, {} non-zeros expected\n\n", o.gated ? "" : "non-",
         o.input, o.hidden, name_of(dtype), o.nnz);
-  Table table({"tokens", "--ffn auto takes", "sparse plan"});
+  const lm::CostModel cost = lm::load_cost_model(context.tier(), context.threads());
+  const lm::LayerSize size{o.hidden * o.input, o.gated};
+  const double density = o.nnz / static_cast<double>(o.hidden);
+  std::optional<LayerTimer> timer;
+  std::vector<std::string> headings = {"tokens", "--ffn auto takes", "dense expected",
+                                       "sparse expected"};
+  if (o.measure) {
+    headings.insert(headings.end(), {"dense measured", "sparse measured"});
+    SyntheticShape shape;
+    shape.input = o.input;
+    shape.hidden = o.hidden;
+    shape.gated = o.gated;
+    shape.dtype = dtype == DType::f32 ? at::kFloat : at::kBFloat16;
+    shape.activity.mean_nnz = o.nnz;
+    timer.emplace(shape);
+  }
+  headings.emplace_back("sparse plan");
+  Table table(headings);
   nlohmann::json plans = nlohmann::json::array();
   for (const std::int64_t m : o.tokens) {
     const FfnPlan plan = plan_ffn(context, m, weights);
-    const bool dense = lm::dense_is_faster(m, o.nnz / static_cast<double>(o.hidden));
-    table.row({fmt::format("{}", m), dense ? "dense" : "sparse", plan.to_string()});
+    const bool dense = cost.dense_is_faster(m, density, size);
+    const double dense_us = cost.dense_us(m, size);
+    const double sparse_us = cost.sparse_us(m, density, size);
+    std::vector<std::string> cells = {fmt::format("{}", m), dense ? "dense" : "sparse",
+                                      format_us(dense_us), format_us(sparse_us)};
     plans.push_back({{"tokens", m},
                      {"auto", dense ? "dense" : "sparse"},
+                     {"dense_expected_us", dense_us},
+                     {"sparse_expected_us", sparse_us},
                      {"plan", plan.to_string()},
                      {"row_block", plan.row_block},
                      {"tile", plan.layout.tile},
                      {"capacity", plan.layout.capacity}});
+    if (timer) {
+      const LayerTimes times = timer->measure(m, 3, 0.05);
+      cells.insert(cells.end(), {format_us(times.dense_us), format_us(times.sparse_us)});
+      plans.back()["dense_measured_us"] = times.dense_us;
+      plans.back()["sparse_measured_us"] = times.sparse_us;
+    }
+    cells.push_back(plan.to_string());
+    table.row(cells);
   }
   o.say("{}", table.to_string());
+  if (cost.measured_on.empty()) {
+    o.say("Expected: built-in figures of another machine; twell calibrate measures this one\n");
+  } else {
+    o.say("Expected: from {}\n", lm::calibration_file().string());
+  }
 
   nlohmann::json layers = nlohmann::json::array();
   if (model) {
@@ -79,7 +117,10 @@ void run(ExplainCommand& o) {
   }
   nlohmann::json tiers = nlohmann::json::array();
   for (const CpuTier tier : available_cpu_tiers()) tiers.push_back(name_of(tier));
-  o.write({{"tiers", tiers}, {"plans", plans}, {"layers", layers}});
+  o.write({{"tiers", tiers},
+           {"calibrated", !cost.measured_on.empty()},
+           {"plans", plans},
+           {"layers", layers}});
 }
 
 }  // namespace
@@ -104,6 +145,8 @@ void add_explain(CLI::App& app) {
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   c.add_flag("--gated,!--no-gated", o->gated, "With a gate (Llama, Qwen) or without");
+  c.add_flag("--measure,!--no-measure", o->measure,
+             "Also time both paths, on synthetic weights and activity");
   add_dtype_option(c, *o);
 }
 

@@ -60,17 +60,6 @@ void write_json(const std::string& path, const nlohmann::json& value) {
   }
 }
 
-std::string processor_name() {
-  std::ifstream in("/proc/cpuinfo");
-  for (std::string line; std::getline(in, line);) {
-    if (line.rfind("model name", 0) == 0) {
-      const auto colon = line.find(": ");
-      if (colon != std::string::npos) return line.substr(colon + 2);
-    }
-  }
-  return "unknown";
-}
-
 nlohmann::json machine_json(int threads) {
   const CpuCaches caches = cpu_caches();
   return {{"processor", processor_name()},

@@ -18,7 +18,6 @@ void write_json(const std::string& path, const nlohmann::json& value);
 
 // Name of the processor, threads, tier and memory: what a measurement needs to be understood.
 nlohmann::json machine_json(int threads);
-std::string processor_name();
 
 // Bytes; 0 where the system does not say.
 double peak_resident_bytes();  // of this process so far

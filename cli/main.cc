@@ -70,6 +70,7 @@ int main(int argc, char** argv) {
   add_synth(app);
   add_tokenize(app);
   add_convert(app);
+  add_calibrate(app);
   add_explain(app);
 
   install_interrupt_handler();

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -30,6 +31,9 @@ std::vector<CpuTier> available_cpu_tiers();
 // The tier named by the environment variable TWELL_CPU_TIER, or the best available one. A forced
 // tier that this machine does not have is an Error, never a silent fallback.
 CpuTier default_cpu_tier();
+
+// As the system calls it: "AMD EPYC"; "unknown" where it does not say.
+std::string processor_name();
 
 // Data caches of one core and the share of the last level it sees, in bytes; conservative constants
 // where the operating system does not tell.

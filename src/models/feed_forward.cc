@@ -150,4 +150,15 @@ std::unique_ptr<FeedForward> make_dense_feed_forward(const FfnParameters& parame
   return std::make_unique<DenseFeedForward>(parameters, activation, prepack);
 }
 
+std::unique_ptr<FeedForward> make_fastest_dense_feed_forward(const FfnParameters& parameters,
+                                                             const ActivationChoice& activation) {
+  if (parameters.up.scalar_type() == at::kBFloat16 && parameters.up.is_cpu()) {
+    try {
+      return make_dense_feed_forward(parameters, activation, true);
+    } catch (const c10::Error&) {  // not with this processor
+    }
+  }
+  return make_dense_feed_forward(parameters, activation);
+}
+
 }  // namespace twell::lm

@@ -83,17 +83,19 @@ std::unique_ptr<FeedForward> make_dense_feed_forward(const FfnParameters& parame
                                                      const ActivationChoice& activation,
                                                      bool prepack = false);
 
+// The faster of the two: weights reordered where this PyTorch does that for their dtype on this
+// processor, else as they are. Inference only.
+std::unique_ptr<FeedForward> make_fastest_dense_feed_forward(const FfnParameters& parameters,
+                                                             const ActivationChoice& activation);
+
 // torch.ops.twell; inference only, exact, on as many threads as PyTorch uses. Packs the gate, uses
 // `up` in place and transposes `down` to neuron-major; keeps none of the other sources. `path` is
-// sparse or automatic; automatic also keeps `gate` and changes to dense GEMMs while the measured
-// density says they are faster. Throws twell::Error for an activation without zeros, biases, or a
-// dtype other than bf16 and fp32.
+// sparse or automatic; automatic also keeps `gate` and changes to dense GEMMs, on weights reordered
+// for oneDNN as they are first needed, while the cost model (cost_model.h) says that they are
+// faster at the density seen last. Throws twell::Error for an activation without zeros, biases, or
+// a dtype other than bf16 and fp32.
 std::unique_ptr<FeedForward> make_sparse_feed_forward(const FfnParameters& parameters,
                                                       const ActivationChoice& activation,
                                                       FfnPath path = FfnPath::sparse);
-
-// The rule of FfnPath::automatic: whether dense GEMMs are expected to be faster for `rows` tokens
-// at `density` (non-zeros / H, 0..1). Pure; measured crossovers in the source.
-bool dense_is_faster(std::int64_t rows, double density);
 
 }  // namespace twell::lm

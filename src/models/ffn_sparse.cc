@@ -2,9 +2,11 @@
 #include <fmt/format.h>
 #include <torch/types.h>
 
+#include <algorithm>
 #include <tuple>
 #include <utility>
 
+#include "models/cost_model.h"
 #include "models/feed_forward.h"
 #include "models/linear.h"
 #include "models/operators.h"
@@ -84,7 +86,10 @@ class SparseFeedForward final : public FeedForward {
       }
       weights_.up = view(up_);
     }
-    if (path == FfnPath::automatic) first_ = first;
+    if (path == FfnPath::automatic) {
+      first_ = first;
+      cost_ = load_cost_model(default_cpu_tier(), at::get_num_threads());
+    }
   }
 
   at::Tensor forward(const at::Tensor& x, std::int64_t layer, FfnObserver* observer) override {
@@ -99,8 +104,7 @@ class SparseFeedForward final : public FeedForward {
                   "hidden activations are never in memory on this path; use the dense one (--ffn "
                   "dense) to look at them");
     }
-    if (path_ == FfnPath::automatic &&
-        (hidden_wanted || dense_is_faster(x.size(0), density_) || x.size(0) == 0)) {
+    if (path_ == FfnPath::automatic && (hidden_wanted || prefers_dense(x.size(0)))) {
       return dense(x, layer, observer);
     }
     return sparse(x, layer, observer);
@@ -113,16 +117,16 @@ class SparseFeedForward final : public FeedForward {
         "{}: {}, {}{}", name_of(path_), io::name_of(choice_.kind),
         plan_ffn(Context({.threads = at::get_num_threads(), .tier = {}}), 1, weights_).to_string(),
         path_ == FfnPath::automatic
-            ? fmt::format("; last density {:.2f} %, dense GEMMs above the crossover",
-                          density_ * 100)
+            ? fmt::format("; dense GEMMs where they are faster, {}",
+                          density_ < 0 ? std::string("no density seen yet")
+                                       : fmt::format("last density {:.2f} %", density_ * 100))
             : std::string());
   }
 
  private:
   at::Tensor sparse(const at::Tensor& x, std::int64_t layer, FfnObserver* observer) {
     const bool observed = observer != nullptr && observer->wants_counts();
-    // Where the choice does not depend on it, the density need not be known.
-    const bool choosing = path_ == FfnPath::automatic && dense_is_faster(x.size(0), 1.0);
+    const bool choosing = path_ == FfnPath::automatic && wants_density();
     FfnActivity activity;
     activity.layer = layer;
     activity.rows = x.size(0);
@@ -179,16 +183,32 @@ class SparseFeedForward final : public FeedForward {
       std::int64_t nnz = 0;
     } counter;
     counter.outer = observer;
-    // A count reads the gate once more, a few per cent of the layer: every eighth call is enough to
-    // notice that the text has become sparse again.
-    counter.sample = calls_++ % 8 == 0 && x.size(0) > 0;
-    at::Tensor y = make_dense_feed_forward(parameters, choice_)->forward(x, layer, &counter);
+    counter.sample = wants_density() && x.size(0) > 0;
+    if (!dense_ && prefers_dense(x.size(0))) {
+      dense_ = make_fastest_dense_feed_forward(parameters, choice_);
+      own_bytes_ += dense_->own_bytes();
+    }
+    // Without dense_, an observer alone wanted this path.
+    at::Tensor y = dense_
+                       ? dense_->forward(x, layer, &counter)
+                       : make_dense_feed_forward(parameters, choice_)->forward(x, layer, &counter);
     if (counter.sample) update_density(static_cast<double>(counter.nnz), x.size(0));
     return y;
   }
 
+  // A count costs a few per cent of a small call, on either path. Every eighth call is enough to
+  // notice that the text has changed.
+  bool wants_density() { return calls_++ % 8 == 0; }
+  bool prefers_dense(std::int64_t rows) const {
+    return density_ >= 0 && cost_.dense_is_faster(rows, density_, size());
+  }
+  LayerSize size() const { return {weights_.gate.rows * weights_.gate.cols, up_.defined()}; }
+
+  // A few tokens say little of a text: 64 of them count in full.
   void update_density(double nnz, std::int64_t rows) {
-    density_ = nnz / (static_cast<double>(rows) * static_cast<double>(weights_.gate.rows));
+    const double now = nnz / (static_cast<double>(rows) * static_cast<double>(weights_.gate.rows));
+    const double weight = std::min(1.0, static_cast<double>(rows) / 64);
+    density_ = density_ < 0 ? now : density_ + weight * (now - density_);
   }
 
   ActivationChoice choice_;
@@ -200,22 +220,13 @@ class SparseFeedForward final : public FeedForward {
   at::Tensor first_;   // [H, D] as `packed_`, automatic only
   FfnWeights weights_;
   std::int64_t own_bytes_ = 0;
-  double density_ = 0.0;  // of the last call counted
+  CostModel cost_;                      // automatic only
+  std::unique_ptr<FeedForward> dense_;  // automatic only, once it was needed
+  double density_ = -1.0;               // of the tokens counted last; below 0: none yet
   std::int64_t calls_ = 0;
 };
 
 }  // namespace
-
-// Where the two cross, D = 2048, H = 5632, bf16, weights as this class has them, one core of an
-// AVX-512-BF16 machine: none up to 50 % at 1 token; 50 % at 4; 20 % at 16; 9.5 % at 64; 7.5 % at
-// 512; 7 % at 2048. With AMX, whose dense GEMMs are faster at many tokens: 5 % at 64, 7 to 8 % at
-// 2048. The smaller of the two is taken, and less between 4 and 64, which AMX was not measured at.
-bool dense_is_faster(std::int64_t rows, double density) {
-  if (rows <= 1) return false;  // both read weights only, and the sparse path at most as many
-  if (rows <= 4) return density > 0.5;
-  if (rows <= 16) return density > 0.15;
-  return density > (rows <= 256 ? 0.05 : 0.07);
-}
 
 std::unique_ptr<FeedForward> make_sparse_feed_forward(const FfnParameters& parameters,
                                                       const ActivationChoice& activation,

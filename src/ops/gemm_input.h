@@ -5,10 +5,10 @@
 
 namespace twell {
 
-// Rows of one pass of the GEMM over `rows`: 256 inputs of each (512 bytes in bf16) and a column block
-// of accumulators (1 KiB) share three quarters of L2 with the panels that stream through: 512 rows
-// for 1 MiB. Every weight is read, and every hot neuron packed, once a pass: against 192 rows, 512
-// save 7 % of the time at M = 512.
+// Rows of one pass of the GEMM over `rows`: 256 inputs of each (512 bytes in bf16) and a column
+// block of accumulators (1 KiB) share three quarters of L2 with the panels that stream through: 512
+// rows for 1 MiB. Every weight is read, and every hot neuron packed, once a pass: against 192 rows,
+// 512 save 7 % of the time at M = 512.
 std::int64_t row_block(std::int64_t rows);
 
 struct GemmInput {

@@ -25,6 +25,8 @@ def test_bench_ffn_measures_what_was_asked_for(twell, variant):
                                               abs=5 * (r["nnz_target"] / 64) ** 0.5)
         assert r["nnz_max"] >= r["nnz_mean"]
         assert r["speedup"] == pytest.approx(r["dense_us"] / r["sparse_us"])
+        assert r["auto_speedup"] == pytest.approx(r["dense_us"] / r["auto_us"])
+        assert r["auto_path"] in ("dense", "sparse")
         assert r["dense_us_min"] <= r["dense_us"] <= r["dense_us_max"]
         assert r["dense_impl"] and r["sparse_impl"]
         # bf16: the packed gate and the output are rounded, 2^-9 each, more by the sum over
@@ -58,7 +60,8 @@ def test_bench_ffn_grid(twell, work):
     assert done.json["results"][-1]["nnz_mean"] == 128
     # A table of non-zeros by tokens, and each implementation named once.
     rows = [line.split() for line in done.out.splitlines() if line.strip().startswith("128 ")]
-    assert len(rows) == 2 and sum("x" in cell for cell in rows[0]) == 5
+    assert len(rows) == 3  # sparse, auto, times
+    assert all(sum("x" in cell for cell in row) == 5 for row in rows[:2])
     named = [line for line in done.out.splitlines() if " tokens: " in line]
     assert len(named) == len(set(named)) and len(named) >= 2
     pages = ElementTree.parse(chart).getroot().findall("{http://www.w3.org/2000/svg}svg")

@@ -7,7 +7,7 @@ import pytest
 
 COMMANDS = [
     ["demo"], ["train"], ["generate"], ["bench", "ffn"], ["bench", "model"], ["stats"], ["eval"],
-    ["synth"], ["tokenize"], ["convert"], ["explain"],
+    ["synth"], ["tokenize"], ["convert"], ["explain"], ["calibrate"],
 ]
 
 
@@ -127,3 +127,35 @@ def test_explain_names_plans(twell):
     assert [p["tokens"] for p in done.json["plans"]] == [1, 64]
     assert done.json["tiers"][0] == "portable"
     assert done.json["machine"]["threads"] >= 1
+    for plan in done.json["plans"]:
+        for path in "dense", "sparse":
+            assert plan[f"{path}_expected_us"] > 0 and plan[f"{path}_measured_us"] > 0
+    assert not done.json["calibrated"]
+    quick = twell("explain", "--no-measure", json_name="e2.json")
+    assert "dense_measured_us" not in quick.json["plans"][0]
+
+
+def test_calibrate_is_what_explain_goes_by(twell, work):
+    env = {"TWELL_CALIBRATION": str(work / "cache" / "calibration.json")}
+    small = ["--hidden", 64, "--ffn", 256]
+    done = twell("calibrate", *small, "--repeats", 1, "--seconds", 0.001, json_name="c.json",
+                 env=env)
+    measured = done.json["sparse_ns_per_weight"]
+    assert len(measured) == len(done.json["tokens"]) == len(done.json["dense_ns_per_weight"])
+    assert done.json["densities"][0] == 0 and done.json["densities"][-1] == 1
+    for row in measured:
+        assert row == sorted(row) and len(row) == len(done.json["densities"])
+    seen = twell("explain", *small, "--tokens", "8", "--nnz", 256, "--no-measure",
+                 json_name="e3.json", env=env).json
+    assert seen["calibrated"]
+    weights = 64 * 256
+    assert seen["plans"][0]["sparse_expected_us"] == pytest.approx(measured[1][-1] * weights / 1e3)
+    assert seen["plans"][0]["auto"] == (
+        "dense" if done.json["dense_ns_per_weight"][1] < measured[1][-1] else "sparse")
+
+
+def test_a_damaged_calibration_says_what_to_do(twell, work):
+    damaged = work / "damaged.json"
+    damaged.write_text("{")
+    done = twell("explain", "--no-measure", env={"TWELL_CALIBRATION": str(damaged)}, ok=False)
+    assert "damaged.json" in done.error_line() and "calibrate" in done.error_line()

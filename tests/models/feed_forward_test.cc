@@ -188,19 +188,6 @@ TEST(FeedForward, AutomaticFollowsTheDensity) {
   EXPECT_EQ(layer_path(*ffn, silent), FfnPath::sparse);
 }
 
-TEST(FeedForward, ChoiceIsMonotoneInDensity) {
-  EXPECT_FALSE(dense_is_faster(1, 1.0));
-  for (const std::int64_t rows : {2, 4, 5, 64, 512, 4096}) {
-    EXPECT_FALSE(dense_is_faster(rows, 0.005));
-    EXPECT_TRUE(dense_is_faster(rows, 0.9));
-    bool before = false;
-    for (double density = 0.0; density <= 1.0; density += 0.01) {
-      EXPECT_GE(dense_is_faster(rows, density), before);
-      before = dense_is_faster(rows, density);
-    }
-  }
-}
-
 TEST(FeedForward, NanReachesTheOutputOnEveryPath) {
   const at::NoGradGuard no_grad;
   for (const io::HiddenAct act :

@@ -1,0 +1,58 @@
+#include "cli/layer_timer.h"
+
+#include <torch/types.h>
+
+#include <algorithm>
+
+#include "cli/measure.h"
+
+namespace twell::cli {
+namespace {
+
+// Counts what the sparse path saw.
+struct Counter final : lm::FfnObserver {
+  bool wants_counts() const override { return true; }
+  void observe(const lm::FfnActivity& activity) override {
+    nnz += activity.row_nnz.sum().item<double>();
+    cells += static_cast<double>(activity.rows * activity.hidden_units);
+  }
+  double nnz = 0, cells = 0;
+};
+
+}  // namespace
+
+lm::FfnParameters parameters_of(const SyntheticLayer& layer) {
+  // down_t is neuron-major: its transposed view is what the sparse path takes without a copy.
+  if (!layer.up.defined()) return {{}, layer.gate, layer.down_t.t(), {}, {}, {}};
+  return {layer.gate, layer.up, layer.down_t.t(), {}, {}, {}};
+}
+
+LayerTimer::LayerTimer(const SyntheticShape& shape, std::uint64_t seed)
+    : shape_(shape), seed_(seed) {
+  const lm::FfnParameters parameters = parameters_of(synthetic_layer(shape, seed));
+  const lm::ActivationChoice relu{io::HiddenAct::relu, 0.0F};
+  dense_ = lm::make_fastest_dense_feed_forward(parameters, relu);
+  sparse_ = lm::make_sparse_feed_forward(parameters, relu);
+}
+
+LayerTimes LayerTimer::measure(std::int64_t tokens, int repeats, double seconds) {
+  const c10::InferenceMode no_grad;
+  // Few tokens rotate over many: the same ones again and again would find their neurons in caches.
+  const std::int64_t slices = std::clamp<std::int64_t>(512 / tokens, 2, 128);
+  const at::Tensor x =
+      synthetic_inputs(shape_, slices * tokens, seed_).view({slices, tokens, shape_.input});
+  MeasureOptions options;
+  options.repeats = repeats;
+  options.min_seconds = seconds;
+  const auto side = [&](lm::FeedForward& layer) {
+    return [&](std::int64_t i) { layer.forward(x[i % slices], 0, nullptr); };
+  };
+  const auto timings = measure_in_turns({side(*dense_), side(*sparse_)}, options);
+  Counter counter;
+  for (std::int64_t s = 0; s < std::min<std::int64_t>(slices, 8); ++s) {
+    sparse_->forward(x[s], 0, &counter);
+  }
+  return {timings[0].median_us, timings[1].median_us, counter.nnz / counter.cells};
+}
+
+}  // namespace twell::cli

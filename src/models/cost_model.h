@@ -1,0 +1,52 @@
+// What a feed-forward layer costs, dense and sparse, by tokens and density: measured on this
+// machine by `twell calibrate`, or the built-in figures of another.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "twell/device.h"
+
+namespace twell::lm {
+
+// A layer: `weights` is H · D, the size of its gate (or up).
+struct LayerSize {
+  std::int64_t weights = 0;
+  bool gated = true;
+};
+
+struct CostModel {
+  std::string measured_on;           // as machine_key(); empty: built in
+  std::vector<std::int64_t> tokens;  // ascending
+  std::vector<double> densities;     // ascending from 0 to 1: non-zeros / H
+  // Nanoseconds per call and H · D of a gated bf16 layer; dense [tokens], sparse
+  // [tokens][densities].
+  std::vector<double> dense;
+  std::vector<std::vector<double>> sparse;
+
+  // Microseconds of one call. Between measured tokens interpolated in their logarithm, beyond the
+  // last proportional to them; linear in density.
+  double dense_us(std::int64_t rows, const LayerSize& layer) const;
+  double sparse_us(std::int64_t rows, double density, const LayerSize& layer) const;
+  bool dense_is_faster(std::int64_t rows, double density, const LayerSize& layer) const {
+    return dense_us(rows, layer) < sparse_us(rows, density, layer);
+  }
+};
+
+// "AMD EPYC, avx512, 2 threads": what a measurement holds for.
+std::string machine_key(CpuTier tier, int threads);
+
+CostModel built_in_cost_model(CpuTier tier);
+// This machine's, if its file has it, else the built-in one. Throws twell::Error (environment)
+// naming the file where it is damaged.
+CostModel load_cost_model(CpuTier tier, int threads);
+// Adds to the file, or replaces, the figures of `model.measured_on`; written atomically.
+void save_cost_model(const CostModel& model);
+
+// $TWELL_CALIBRATION, else twell/calibration.json in the user's cache folder ($XDG_CACHE_HOME or
+// ~/.cache). Empty where there is none, or the variable is empty: nothing is loaded.
+std::filesystem::path calibration_file();
+
+}  // namespace twell::lm
