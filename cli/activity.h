@@ -35,7 +35,7 @@ std::vector<double> neuron_popularity(std::int64_t hidden, const ActivityShape& 
 std::vector<double> row_shifts(std::int64_t tokens, const std::vector<double>& popularity,
                                const ActivityShape& shape, std::uint64_t seed);
 
-// One layer and its inputs, for measuring. `dtype` is at::kBFloat16 or at::kFloat.
+// One layer and its inputs, for measuring. `dtype` is a floating type.
 struct SyntheticLayer {
   at::Tensor gate;    // [H, D]; of a non-gated layer the up projection
   at::Tensor up;      // [H, D]; undefined in a non-gated layer

@@ -9,6 +9,8 @@
 #include "cli/measure.h"
 #include "cli/reference.h"
 #include "cli/views.h"
+#include "models/device.h"
+#include "models/operators.h"
 
 namespace twell::cli {
 
@@ -23,7 +25,7 @@ lm::ActivationChoice BenchFfnOptions::choice() const {
 }
 
 at::ScalarType BenchFfnOptions::type() const {
-  return dtype == "bf16" ? at::kBFloat16 : at::kFloat;
+  return dtype == "bf16" ? at::kBFloat16 : dtype == "f16" ? at::kHalf : at::kFloat;
 }
 
 SyntheticShape BenchFfnOptions::shape(double nnz_mean) const {
@@ -37,7 +39,15 @@ SyntheticShape BenchFfnOptions::shape(double nnz_mean) const {
   return shape;
 }
 
-SparseLayer::SparseLayer(const SyntheticLayer& layer) : source(layer) {
+SparseLayer::SparseLayer(const SyntheticLayer& layer, at::Device device) : source(layer) {
+  if (!device.is_cpu()) {
+    for (at::Tensor* t : {&source.gate, &source.up, &source.down, &source.down_t}) {
+      if (t->defined()) *t = t->to(device);
+    }
+    static const auto pack = lm::find_operator<at::Tensor(const at::Tensor&)>("twell::pack_weight");
+    packed = pack.call(source.gate);
+    return;
+  }
   const ConstMatrixView gate = view(layer.gate);
   packed = at::empty({static_cast<std::int64_t>(packed_bytes(gate.dtype, gate.rows, gate.cols))},
                      at::kByte);
@@ -47,14 +57,67 @@ SparseLayer::SparseLayer(const SyntheticLayer& layer) : source(layer) {
   weights.down = view(layer.down_t);
 }
 
+namespace {
+
+template <class Result>
+Result call_operator(const char* gated_name, const char* plain_name, const SparseLayer& layer,
+                     const ActivationSpec& activation, const at::Tensor& x) {
+  using Gated = Result(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                       c10::string_view, double);
+  using Plain =
+      Result(const at::Tensor&, const at::Tensor&, const at::Tensor&, c10::string_view, double);
+  static const auto gated = lm::find_operator<Gated>(gated_name);
+  static const auto plain = lm::find_operator<Plain>(plain_name);
+  const auto threshold = static_cast<double>(activation.threshold);
+  const SyntheticLayer& w = layer.source;
+  const char* name = twell::name_of(activation.kind);
+  return w.up.defined() ? gated.call(x, layer.packed, w.up, w.down_t, name, threshold)
+                        : plain.call(x, layer.packed, w.down_t, name, threshold);
+}
+
+at::Tensor run_operator(const SparseLayer& layer, const ActivationSpec& activation,
+                        const at::Tensor& x, FfnStats* stats) {
+  if (stats == nullptr) {
+    return call_operator<at::Tensor>("twell::gated_ffn", "twell::ffn", layer, activation, x);
+  }
+  using Counted = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
+  const auto [y, row_nnz, neurons] =
+      call_operator<Counted>("twell::gated_ffn_stats", "twell::ffn_stats", layer, activation, x);
+  stats->nnz = row_nnz.sum().item<std::int64_t>();
+  stats->max_row_nnz = row_nnz.numel() > 0 ? row_nnz.max().item<std::int64_t>() : 0;
+  if (stats->neuron_counts != nullptr) {
+    const at::Tensor counts = neurons.cpu();
+    const auto* from = counts.const_data_ptr<std::int64_t>();
+    for (std::int64_t n = 0; n < counts.numel(); ++n) stats->neuron_counts[n] += from[n];
+  }
+  return y;
+}
+
+}  // namespace
+
 at::Tensor run_sparse(Context& context, const SparseLayer& layer, const ActivationSpec& activation,
                       const at::Tensor& x, FfnStats* stats) {
+  if (!x.is_cpu()) return run_operator(layer, activation, x, stats);
   at::Tensor y = at::empty_like(x);
   ffn(context, view(x), layer.weights, activation, mutable_view(y), stats);
   return y;
 }
 
 namespace {
+
+std::function<void()> settle_of(at::Device device) {
+  if (device.is_cpu()) return {};
+  return [device] { lm::runtime_of(device).synchronize(); };
+}
+
+std::string plan_text(const FfnCase& c) {
+  if (c.options.device.is_cpu()) {
+    return plan_ffn(c.context, c.tokens, c.layers.front().weights).to_string();
+  }
+  return lm::runtime_of(c.options.device)
+      .explain_ffn({c.options.input, c.options.hidden, c.options.gated, c.options.type()},
+                   c.tokens);
+}
 
 // The fastest of PyTorch's forms for this number of tokens, one object per layer.
 struct Baseline {
@@ -81,6 +144,7 @@ Baseline pick_baseline(const FfnCase& c) {
   MeasureOptions quick;
   quick.repeats = 3;
   quick.min_seconds = c.options.seconds / 2;
+  quick.settle = settle_of(c.options.device);
   const auto timings = measure_in_turns(sides, quick);
   std::size_t best = 0;
   for (std::size_t i = 1; i < timings.size(); ++i) {
@@ -180,12 +244,12 @@ nlohmann::json run_ffn_case(const FfnCase& c, const std::optional<Peaks>& peaks,
   MeasureOptions measure;
   measure.repeats = c.options.repeats;
   measure.min_seconds = c.options.seconds;
+  measure.settle = settle_of(c.options.device);
   const auto timings = measure_in_turns({dense, sparse, chosen}, measure, tick);
   std::vector<double> ratios;
   for (std::size_t r = 0; r < timings[0].runs_us.size(); ++r) {
     ratios.push_back(timings[0].runs_us[r] / timings[1].runs_us[r]);
   }
-  const auto plan = plan_ffn(c.context, c.tokens, c.layers.front().weights);
   const FfnWork work =
       ffn_work(c.tokens, c.options.input, c.options.hidden, c.options.gated, activity.mean,
                activity.distinct, c.options.type() == at::kFloat ? 4 : 2);
@@ -201,7 +265,7 @@ nlohmann::json run_ffn_case(const FfnCase& c, const std::optional<Peaks>& peaks,
                            {"sparse_us", timings[1].median_us},
                            {"sparse_us_min", timings[1].min_us},
                            {"sparse_us_max", timings[1].max_us},
-                           {"sparse_impl", plan.to_string()},
+                           {"sparse_impl", plan_text(c)},
                            {"auto_us", timings[2].median_us},
                            {"auto_path", automatic.path(input(0))},
                            {"auto_speedup", timings[0].median_us / timings[2].median_us},

@@ -35,7 +35,6 @@ struct BenchFfnOptions : CommonOptions {
   double seconds = 0.2;
   std::uint64_t seed = 1;
   bool peaks = false;
-  std::string device = "cpu";
 
   ActivationSpec spec() const;
   lm::ActivationChoice choice() const;
@@ -43,14 +42,15 @@ struct BenchFfnOptions : CommonOptions {
   SyntheticShape shape(double nnz_mean) const;
 };
 
-// A layer for both sides; the gate of the sparse one is packed once, as at load.
+// A layer for both sides on one device; the gate of the sparse one is packed once, as at load.
 struct SparseLayer {
-  explicit SparseLayer(const SyntheticLayer& layer);
+  explicit SparseLayer(const SyntheticLayer& layer, at::Device device = at::kCPU);
   SyntheticLayer source;
-  at::Tensor packed;  // 64-byte aligned by PyTorch
-  FfnWeights weights;
+  at::Tensor packed;   // 64-byte aligned by PyTorch
+  FfnWeights weights;  // on the CPU
 };
 
+// libtwell on the CPU, torch.ops.twell elsewhere.
 at::Tensor run_sparse(Context& context, const SparseLayer& layer, const ActivationSpec& activation,
                       const at::Tensor& x, FfnStats* stats = nullptr);
 

@@ -13,6 +13,7 @@
 #include "cli/trace_layer.h"
 #include "io/activity_trace.h"
 #include "io/atomic_file.h"
+#include "models/device.h"
 #include "twell/status.h"
 
 namespace twell::cli {
@@ -54,7 +55,7 @@ struct Runs {
                           {"dtype", o.dtype},
                           {"activation", o.activation},
                           {"layers", o.layers},
-                          {"device", "cpu"},
+                          {"device", o.device_name},
                           {"seed", o.seed},
                           {"cpu_tier", name_of(context.tier())},
                           {"results", results}};
@@ -93,12 +94,13 @@ void run_trace(BenchFfnOptions& o, Context& context, const std::optional<Peaks>&
     const io::ActivityRows rows =
         trace.read(static_cast<std::uint32_t>(l), static_cast<std::uint64_t>(o.input));
     runs.progress.update(runs.done, "making weights");
-    const std::vector<SparseLayer> layer(static_cast<std::size_t>(o.layers),
-                                         SparseLayer(traced_layer(o.shape(0), rows, o.seed)));
+    const std::vector<SparseLayer> layer(
+        static_cast<std::size_t>(o.layers),
+        SparseLayer(traced_layer(o.shape(0), rows, o.seed), o.device));
     replayed = static_cast<std::int64_t>(rows.rows());
     const double mean = static_cast<double>(rows.neurons.size()) / static_cast<double>(replayed);
     for (const std::int64_t m : o.tokens) {
-      const at::Tensor inputs = traced_inputs(o.shape(0), replayed, slices_of(m) * m);
+      const at::Tensor inputs = traced_inputs(o.shape(0), replayed, slices_of(m) * m).to(o.device);
       runs.add(layer, inputs, m, mean, fmt::format("{} tokens, layer {}", m, l))["trace_layer"] = l;
     }
   }
@@ -131,10 +133,20 @@ void expand(BenchFfnOptions& o) {
   }
 }
 
-void run(BenchFfnOptions& o) {
-  if (o.device != "cpu") {
-    throw Error(ErrorKind::unsupported, "--device " + o.device, "only cpu is in this build");
+void check_device(const BenchFfnOptions& o) {
+  const bool on_cpu = o.device.is_cpu();
+  if (o.dtype == (on_cpu ? "f16" : "f32")) {
+    throw Error(ErrorKind::unsupported, "--dtype " + o.dtype,
+                on_cpu ? "is for --device cuda; use bf16 or f32"
+                       : "has no sparse path on a GPU; use bf16 or f16");
   }
+  if (!on_cpu && o.peaks) {
+    throw Error(ErrorKind::unsupported, "--peaks", "measures the CPU; leave it out");
+  }
+}
+
+void run(BenchFfnOptions& o) {
+  check_device(o);
   check_output_file("--chart", o.chart);
   expand(o);
   for (const double k : o.nnz) {
@@ -146,9 +158,11 @@ void run(BenchFfnOptions& o) {
   keep_freed_memory();
   const c10::InferenceMode no_grad;
   Context context({.threads = o.threads, .tier = std::nullopt});
-  o.say("One {}gated layer, D = {}, H = {}, {}, {}, {} threads, {} instructions\n",
-        o.gated ? "" : "non-", o.input, o.hidden, o.dtype, o.activation, o.threads,
-        name_of(context.tier()));
+  o.say("One {}gated layer, D = {}, H = {}, {}, {}, {}\n", o.gated ? "" : "non-", o.input, o.hidden,
+        o.dtype, o.activation,
+        o.device.is_cpu()
+            ? fmt::format("{} threads, {} instructions", o.threads, name_of(context.tier()))
+            : lm::runtime_of(o.device).describe());
   std::optional<Peaks> peaks;
   if (o.peaks) {
     peaks = measure_peaks(o.type());
@@ -167,10 +181,10 @@ void run(BenchFfnOptions& o) {
     for (int l = 0; l < o.layers; ++l) {
       runs.progress.update(runs.done, "making weights");
       // The inputs fit the first layer's directions only, so every layer shares its gate.
-      layers.emplace_back(synthetic_layer(shape, o.seed));
+      layers.emplace_back(synthetic_layer(shape, o.seed), o.device);
     }
     for (const std::int64_t m : o.tokens) {
-      const at::Tensor inputs = synthetic_inputs(shape, slices_of(m) * m, o.seed);
+      const at::Tensor inputs = synthetic_inputs(shape, slices_of(m) * m, o.seed).to(o.device);
       runs.add(layers, inputs, m, nnz, fmt::format("{} tokens, {} non-zeros", m, nnz));
     }
   }
@@ -231,8 +245,8 @@ void add_bench_ffn(CLI::App& bench) {
       ->needs(trace);
   c.add_option("--chart", o->chart, "Also draw time against density, for each number of tokens")
       ->type_name("FILE.svg");
-  c.add_option("--dtype", o->dtype, "bf16 or f32")
-      ->check(CLI::IsMember({"bf16", "f32"}))
+  c.add_option("--dtype", o->dtype, "bf16 or f32; on a GPU bf16 or f16")
+      ->check(CLI::IsMember({"bf16", "f16", "f32"}))
       ->capture_default_str();
   c.add_option("--activation", o->activation, "relu, relu_squared or fat_relu")
       ->check(CLI::IsMember({"relu", "relu_squared", "fat_relu"}))
@@ -254,7 +268,7 @@ void add_bench_ffn(CLI::App& bench) {
       ->capture_default_str();
   c.add_option("--seed", o->seed, "Of weights and inputs")->capture_default_str();
   c.add_flag("--peaks", o->peaks, "Also measure the machine's peaks and print the floor");
-  c.add_option("--device", o->device, "cpu")->capture_default_str();
+  add_device_option(c, *o);
 }
 
 }  // namespace twell::cli

@@ -14,6 +14,7 @@
 #include "cli/reference.h"
 #include "cli/table.h"
 #include "engine/ffn_statistics.h"
+#include "models/device.h"
 #include "twell/status.h"
 
 namespace twell::cli {
@@ -56,11 +57,12 @@ void print_pair(Table& table, const char* name, const SpeedPair& pair) {
 }
 
 void print_pieces(const BenchModelCommand& o, const Comparison& result) {
+  if (!result.decode.sparse_pieces) return;
   Table table(
       {"share of time", "prefill dense", "prefill sparse", "decode dense", "decode sparse"});
   const std::array<const PieceShares*, 4> columns = {
-      &result.prefill.dense_pieces, &result.prefill.sparse_pieces, &result.decode.dense_pieces,
-      &result.decode.sparse_pieces};
+      &*result.prefill.dense_pieces, &*result.prefill.sparse_pieces, &*result.decode.dense_pieces,
+      &*result.decode.sparse_pieces};
   for (std::size_t p = 0; p <= lm::kPieceNames.size(); ++p) {
     const bool rest = p == lm::kPieceNames.size();
     std::vector<std::string> row = {rest ? "rest" : lm::kPieceNames[p]};
@@ -74,7 +76,17 @@ void print_pieces(const BenchModelCommand& o, const Comparison& result) {
 }
 
 nlohmann::json profile_json(const SpeedPair& pair) {
-  return {{"dense", pair.dense_pieces.to_json()}, {"sparse", pair.sparse_pieces.to_json()}};
+  if (!pair.sparse_pieces) return nullptr;
+  return {{"dense", pair.dense_pieces->to_json()}, {"sparse", pair.sparse_pieces->to_json()}};
+}
+
+// Of the GPU; null on the CPU.
+nlohmann::json device_peaks_json(const BenchModelCommand& o, const Comparison& result) {
+  if (o.device.is_cpu()) return nullptr;
+  const auto pair = [](const PeakBytes& peak) {
+    return nlohmann::json{{"dense", peak.dense}, {"sparse", peak.sparse}};
+  };
+  return {{"prefill", pair(result.prefill.peak)}, {"decode", pair(result.decode.peak)}};
 }
 
 nlohmann::json energy_json(const Comparison& result) {
@@ -99,19 +111,24 @@ void run(BenchModelCommand& o) {
   const auto tokens = o.text.empty() ? random_tokens(needed, sparse->config().vocab_size, 1)
                                      : read_tokens(o.text, o.tokenizer(), needed);
   const auto plain = o.open(lm::FfnPath::dense);
-  const auto prepacked = o.open(lm::FfnPath::dense, true);
-  const std::vector<DenseSide> dense = {{"plain weights", plain.get()},
-                                        {"oneDNN prepacked", prepacked.get()}};
-  o.say("{}: {} layers, D = {}, H = {}, {}, {} threads\n", o.model,
-        sparse->config().num_hidden_layers, sparse->config().hidden_size,
-        sparse->config().intermediate_size, sparse->dtype() == at::kFloat ? "f32" : "bf16",
-        o.threads);
+  std::vector<DenseSide> dense = {{"plain weights", plain.get()}};
+  std::unique_ptr<lm::Model> prepacked;
+  if (o.device.is_cpu()) {
+    prepacked = o.open(lm::FfnPath::dense, true);
+    dense.push_back({"oneDNN prepacked", prepacked.get()});
+  }
+  o.say("{}: {} layers, D = {}, H = {}, {}, {}\n", o.model, sparse->config().num_hidden_layers,
+        sparse->config().hidden_size, sparse->config().intermediate_size,
+        dtype_name(sparse->dtype()),
+        o.device.is_cpu() ? fmt::format("{} threads", o.threads)
+                          : lm::runtime_of(o.device).describe());
   if (o.text.empty()) o.say("No --text given: random tokens\n");
 
   lm::ScoreOptions score;
   const double nnz = lm::measure_ffn(*sparse, tokens, 0, score).nnz_mean();
-  // Two phases, each with both dense sides and the sparse one.
-  Progress progress("measuring", 2 * 3 * o.compare.measure.repeats);
+  // Two phases, each with all dense sides and the sparse one.
+  Progress progress("measuring",
+                    2 * static_cast<std::int64_t>(dense.size() + 1) * o.compare.measure.repeats);
   std::int64_t done = 0;
   const Comparison result =
       compare_speed(dense, *sparse, tokens, o.compare,
@@ -145,6 +162,8 @@ void run(BenchModelCommand& o) {
            {"dense_max_rel_err_fp32", errors.dense ? nlohmann::json(*errors.dense) : nullptr},
            {"sparse_max_rel_err_fp32", errors.sparse ? nlohmann::json(*errors.sparse) : nullptr},
            {"peak_bytes", peak_resident_bytes()},
+           {"device", o.device_name},
+           {"device_peak_bytes", device_peaks_json(o, result)},
            {"load_us", load.us},
            {"load_peak_bytes", load.peak_bytes},
            {"weight_bytes", {{"dense", plain->weight_bytes()}, {"sparse", sparse->weight_bytes()}}},
@@ -162,6 +181,7 @@ void add_bench_model(CLI::App& bench) {
       "twell bench model --model synth-0.5b --text book.txt --prompt-tokens 512", o, run);
   add_model_option(c, *o);
   add_dtype_option(c, *o);
+  add_device_option(c, *o);
   c.add_option("--text", o->text, "Real text to run (default: random tokens)")->type_name("FILE");
   const CLI::Range count(std::int64_t{1}, std::int64_t{1} << 20);
   c.add_option("--prompt-tokens", o->compare.prompt_tokens, "Tokens of a prefill")

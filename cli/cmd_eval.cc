@@ -141,6 +141,7 @@ void add_eval(CLI::App& app) {
       ->capture_default_str();
   add_ffn_option(c, *o);
   add_dtype_option(c, *o);
+  add_device_option(c, *o);
 }
 
 }  // namespace twell::cli

@@ -129,6 +129,7 @@ void add_generate(CLI::App& app) {
   c.add_option("--seed", o->seed, "Same seed, same text")->capture_default_str();
   add_ffn_option(c, *o);
   add_dtype_option(c, *o);
+  add_device_option(c, *o);
 }
 
 }  // namespace twell::cli

@@ -130,6 +130,7 @@ void add_stats(CLI::App& app) {
   c.add_flag("--chart", o->chart, "Also draw a bar per layer");
   add_ffn_option(c, *o);
   add_dtype_option(c, *o);
+  add_device_option(c, *o);
 }
 
 }  // namespace twell::cli

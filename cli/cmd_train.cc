@@ -42,6 +42,7 @@ void run_command(TrainCommand& o) {
   run.out = o.out;
   run.data.assign(o.data.begin(), o.data.end());
   run.cache = o.cache;
+  run.device = o.device;
   run.recipe.compute = lm::parse_compute_type(o.compute);
   if (!o.model.empty()) run.model = o.model;
   if (!o.tokenizer.empty()) run.tokenizer = o.tokenizer;
@@ -123,6 +124,7 @@ void add_train(CLI::App& app) {
       "twell train --data books/ --out run --layers 8 --hidden 512 --ffn 1408 --steps 2000 "
       "--context 512",
       o, run_command);
+  add_device_option(c, *o);
   c.add_option("--data", o->data, "Text files, token shards, or directories of them")
       ->required()
       ->type_name("PATH");

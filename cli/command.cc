@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 
 #include "cli/json_out.h"
+#include "models/device.h"
 #include "twell/status.h"
 
 namespace twell::cli {
@@ -11,6 +12,7 @@ void CommonOptions::begin() {
   check_json_target(json);
   if (threads > 0) at::set_num_threads(threads);
   threads = at::get_num_threads();
+  device = lm::open_device(device_name);
 }
 
 void CommonOptions::write(const nlohmann::json& results) const {
@@ -18,6 +20,7 @@ void CommonOptions::write(const nlohmann::json& results) const {
   nlohmann::json out = results;
   out["twell"] = TWELL_VERSION;
   out["machine"] = machine_json(threads);
+  if (!device.is_cpu()) out["machine"]["gpu"] = lm::runtime_of(device).describe();
   write_json(json, out);
   if (json != "-") say("Results as JSON: {}\n", json);
 }
@@ -33,6 +36,14 @@ CLI::App& declare_command(CLI::App& parent, const std::string& name, const std::
       ->check(CLI::Range(1, 1024))
       ->type_name("N");
   return command;
+}
+
+void add_device_option(CLI::App& command, CommonOptions& common) {
+  command
+      .add_option("--device", common.device_name,
+                  "cpu, cuda or cuda:N (an NVIDIA GPU of compute capability 8.0 or above)")
+      ->type_name("NAME")
+      ->capture_default_str();
 }
 
 }  // namespace twell::cli

@@ -1,6 +1,7 @@
 // What every command has in common: how it is declared, where its words go, how it stops.
 #pragma once
 
+#include <c10/core/Device.h>
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
@@ -16,6 +17,8 @@ namespace twell::cli {
 struct CommonOptions {
   std::string json;  // file of the machine-readable results; "-" is standard output; empty: none
   int threads = 0;   // of PyTorch and of the sparse kernels; 0: as many as PyTorch would use
+  std::string device_name = "cpu";
+  at::Device device = at::kCPU;  // after begin()
 
   // Words for people. They go to standard error where the results go to standard output.
   template <class... Args>
@@ -25,7 +28,7 @@ struct CommonOptions {
     std::fflush(out);
   }
   // Throws where results could not be written later, so that no long work is lost. Sets PyTorch's
-  // thread count. Call it first.
+  // thread count and opens the device. Call it first.
   void begin();
   // Writes the results, if asked for, with the keys every command adds ("twell", "machine").
   void write(const nlohmann::json& results) const;
@@ -50,6 +53,8 @@ CLI::App& add_command(CLI::App& parent, const std::string& name, const std::stri
   });
   return command;
 }
+
+void add_device_option(CLI::App& command, CommonOptions& common);  // --device
 
 // One per file cmd_*.cc.
 void add_demo(CLI::App& app);

@@ -35,6 +35,10 @@ std::vector<Timing> measure_in_turns(const std::vector<std::function<void(std::i
                                      const MeasureOptions& options,
                                      const std::function<void()>& tick) {
   const double least_us = options.min_seconds * 1e6;
+  const auto since = [&options](Clock::time_point begin) {
+    if (options.settle) options.settle();
+    return us_since(begin);
+  };
   std::vector<Timing> timings(sides.size());
   std::vector<std::int64_t> next(sides.size(), 0), batch(sides.size(), 1);
   for (std::size_t s = 0; s < sides.size(); ++s) {
@@ -43,9 +47,10 @@ std::vector<Timing> measure_in_turns(const std::vector<std::function<void(std::i
     // looks at the clock as take about a tenth of a run.
     sides[s](next[s]++);
     sides[s](next[s]++);
+    (void)since({});
     const auto begin = Clock::now();
     std::int64_t calls = 0;
-    while (calls == 0 || us_since(begin) < least_us / 8) {
+    while (calls == 0 || since(begin) < least_us / 8) {
       sides[s](next[s]++);
       ++calls;
     }
@@ -62,7 +67,7 @@ std::vector<Timing> measure_in_turns(const std::vector<std::function<void(std::i
       while (took < least_us) {
         for (std::int64_t c = 0; c < batch[s]; ++c) sides[s](next[s]++);
         calls += batch[s];
-        took = us_since(begin);
+        took = since(begin);
       }
       timings[s].runs_us.push_back(took / static_cast<double>(calls));
       timings[s].calls += calls;

@@ -11,6 +11,8 @@ namespace twell::cli {
 struct MeasureOptions {
   int repeats = 7;           // timed runs of each side; medians are reported
   double min_seconds = 0.2;  // of one run: as many calls as that takes
+  // Waits for work that calls only enqueue; called before every look at the clock.
+  std::function<void()> settle = {};
 };
 
 struct Timing {

@@ -9,7 +9,9 @@
 
 #include "cli/energy.h"
 #include "cli/interrupt.h"
+#include "cli/nvml.h"
 #include "engine/sampler.h"
+#include "models/device.h"
 #include "twell/status.h"
 
 namespace twell::cli {
@@ -39,6 +41,10 @@ struct Runner {
   void run_decode(std::int64_t i) {
     const std::size_t at = static_cast<std::size_t>(i) % decode;
     if (cache.length(0) < static_cast<std::int64_t>(prompt)) run_prefill();
+    if (!model.device().is_cpu()) {
+      run_recorded(prompt + at);
+      return;
+    }
     if (cache.length(0) != static_cast<std::int64_t>(prompt + at)) {
       cache.truncate(0, static_cast<std::int64_t>(prompt));
       for (std::size_t p = 0; p < at; ++p) step(prompt + p, 1);
@@ -46,11 +52,31 @@ struct Runner {
     step(prompt + at, 1);
   }
 
+  // Token `at` at its position, by a step that is recorded once, as generation does it.
+  void run_recorded(std::size_t at) {
+    const auto run = [this] { decoded.copy_(model.head(model.step(token, position, cache))); };
+    if (!token.defined()) {
+      token = at::zeros({1}, at::TensorOptions(at::kLong).device(model.device()));
+      position = at::zeros_like(token);
+      decoded = at::empty_like(logits);
+    }
+    token.fill_(tokens[at]);
+    position.fill_(static_cast<std::int64_t>(at));
+    if (graph == nullptr) {
+      run();  // what is made for the first time is not to be recorded
+      graph = lm::runtime_of(model.device()).make_graph();
+      graph->capture(run);
+    }
+    graph->replay();
+  }
+
   lm::Model& model;
   std::span<const std::int64_t> tokens;
   std::size_t prompt, decode;
   lm::KvCache cache;
   at::Tensor logits;  // of the last token
+  at::Tensor token, position, decoded;
+  std::unique_ptr<lm::StepGraph> graph;
 };
 
 // Half a second of calls with timers; `run` is one of run_prefill and run_decode.
@@ -80,24 +106,39 @@ PieceShares profile(Runner& runner, const Side& run) {
   return shares;
 }
 
-// Millijoules a token over at least half a second of calls.
-std::optional<double> energy_per_token(const Side& side, std::int64_t tokens) {
-  EnergyMeter meter;
+// Millijoules a token over at least half a second of calls, of the GPU where one does the work.
+template <class Meter>
+std::optional<double> energy_of(Meter& meter, const Side& side, std::int64_t tokens,
+                                const MeasureOptions& measure) {
   if (!meter.available()) return std::nullopt;
   const auto begin = std::chrono::steady_clock::now();
   std::int64_t calls = 0;
+  if (measure.settle) measure.settle();
   meter.start();
   while (std::chrono::steady_clock::now() - begin < std::chrono::milliseconds(500)) {
     side(calls++);
+    // A queue of calls would go on after the half second.
+    if (calls % 8 == 0 && measure.settle) measure.settle();
   }
+  if (measure.settle) measure.settle();
   const auto joules = meter.joules();
   if (!joules) return std::nullopt;
   return *joules * 1e3 / static_cast<double>(calls * tokens);
 }
 
-SpeedPair compare(const std::vector<Side>& dense, std::span<const DenseSide> names,
-                  const Side& sparse, std::int64_t tokens, const MeasureOptions& measure,
-                  const std::function<void()>& tick) {
+std::optional<double> energy_per_token(at::Device device, const Side& side, std::int64_t tokens,
+                                       const MeasureOptions& measure) {
+  if (device.is_cpu()) {
+    EnergyMeter meter;
+    return energy_of(meter, side, tokens, measure);
+  }
+  GpuEnergyMeter meter(lm::runtime_of(device).uuid());
+  return energy_of(meter, side, tokens, measure);
+}
+
+SpeedPair compare(at::Device device, const std::vector<Side>& dense,
+                  std::span<const DenseSide> names, const Side& sparse, std::int64_t tokens,
+                  const MeasureOptions& measure, const std::function<void()>& tick) {
   std::vector<Side> sides = dense;
   sides.push_back(sparse);
   std::vector<Timing> timings = measure_in_turns(sides, measure, tick);
@@ -112,8 +153,17 @@ SpeedPair compare(const std::vector<Side>& dense, std::span<const DenseSide> nam
   pair.dense = *best;
   pair.dense_impl = names[index].name;
   pair.speedup = pair.dense.median_us / pair.sparse.median_us;
-  pair.dense_mj = energy_per_token(dense[index], tokens);
-  pair.sparse_mj = energy_per_token(sparse, tokens);
+  pair.dense_mj = energy_per_token(device, dense[index], tokens, measure);
+  pair.sparse_mj = energy_per_token(device, sparse, tokens, measure);
+  lm::DeviceRuntime& runtime = lm::runtime_of(device);
+  const auto peak = [&](const Side& side) {
+    runtime.synchronize();
+    runtime.reset_peak_bytes();
+    side(0);
+    runtime.synchronize();
+    return runtime.peak_bytes();
+  };
+  pair.peak = {peak(dense[index]), peak(sparse)};
   return pair;
 }
 
@@ -165,13 +215,26 @@ Comparison compare_speed(std::span<const DenseSide> dense, lm::Model& sparse,
     prefill.emplace_back([&r](std::int64_t) { r.run_prefill(); });
     decode.emplace_back([&r](std::int64_t i) { r.run_decode(i); });
   }
+  const at::Device device = sparse.device();
+  CompareOptions settled = options;
+  if (!device.is_cpu()) settled.measure.settle = [&] { lm::runtime_of(device).synchronize(); };
   Comparison comparison;
   comparison.prefill = compare(
-      prefill, dense, [&](std::int64_t) { sparse_runner.run_prefill(); }, options.prompt_tokens,
-      options.measure, [&] { tick("prefill"); });
+      device, prefill, dense, [&](std::int64_t) { sparse_runner.run_prefill(); },
+      options.prompt_tokens, settled.measure, [&] { tick("prefill"); });
   comparison.decode = compare(
-      decode, dense, [&](std::int64_t i) { sparse_runner.run_decode(i); }, 1, options.measure,
-      [&] { tick("decode"); });
+      device, decode, dense, [&](std::int64_t i) { sparse_runner.run_decode(i); }, 1,
+      settled.measure, [&] { tick("decode"); });
+  // All models are loaded at once: what a side used is less the weights of the others.
+  for (SpeedPair* pair : {&comparison.prefill, &comparison.decode}) {
+    std::int64_t all = sparse.weight_bytes();
+    for (const DenseSide& side : dense) all += side.model->weight_bytes();
+    for (const DenseSide& side : dense) {
+      if (side.name == pair->dense_impl) pair->peak.dense -= all - side.model->weight_bytes();
+    }
+    pair->peak.sparse -= all - sparse.weight_bytes();
+  }
+  if (!device.is_cpu()) return comparison;
   for (const bool decoding : {false, true}) {
     SpeedPair& pair = decoding ? comparison.decode : comparison.prefill;
     const auto shares = [&](Runner& r) {

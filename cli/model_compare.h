@@ -28,6 +28,12 @@ struct CompareOptions {
   MeasureOptions measure;
 };
 
+// The most memory of a GPU while each side ran: its own weights, the cache and all else that is not
+// the other models' weights.
+struct PeakBytes {
+  std::int64_t dense = 0, sparse = 0;
+};
+
 // Which share of the time of a call each piece of the model has; `rest` is what no piece is.
 struct PieceShares {
   std::array<double, lm::kPieceNames.size()> share{};
@@ -41,8 +47,9 @@ struct SpeedPair {
   Timing dense, sparse;
   std::string dense_impl;  // the faster of the dense sides
   double speedup = 0;
-  std::optional<double> dense_mj, sparse_mj;  // energy a token
-  PieceShares dense_pieces, sparse_pieces;
+  std::optional<double> dense_mj, sparse_mj;               // energy a token
+  std::optional<PieceShares> dense_pieces, sparse_pieces;  // none on a GPU, where calls overlap
+  PeakBytes peak;
 
   double dense_tokens_per_s() const { return static_cast<double>(tokens) * 1e6 / dense.median_us; }
   double sparse_tokens_per_s() const {

@@ -29,14 +29,23 @@ std::string ModelOptions::directory() const {
 std::optional<at::ScalarType> parse_dtype(const std::string& name) {
   if (name == "bf16") return at::kBFloat16;
   if (name == "f32") return at::kFloat;
+  if (name == "f16") return at::kHalf;
   return std::nullopt;
 }
 
+const char* dtype_name(at::ScalarType dtype) {
+  return dtype == at::kFloat ? "f32" : dtype == at::kHalf ? "f16" : "bf16";
+}
+
 std::unique_ptr<lm::Model> ModelOptions::open(lm::FfnPath path, bool prepack) const {
+  if (dtype == "f16" && device.is_cpu()) {
+    throw Error(ErrorKind::unsupported, "--dtype f16", "is for --device cuda; use bf16 or f32");
+  }
   lm::LoadOptions load;
   load.ffn = path;
   load.dtype = parse_dtype(dtype);
   load.prepack_dense = prepack;
+  load.device = device;
   return lm::load_model(directory(), load);
 }
 
@@ -57,8 +66,8 @@ void add_ffn_option(CLI::App& command, ModelOptions& options) {
 }
 
 void add_dtype_option(CLI::App& command, ModelOptions& options) {
-  command.add_option("--dtype", options.dtype, "bf16, f32 or auto (as stored)")
-      ->check(CLI::IsMember({"bf16", "f32", "auto"}))
+  command.add_option("--dtype", options.dtype, "bf16, f32, auto (as stored), or f16 on a GPU")
+      ->check(CLI::IsMember({"bf16", "f16", "f32", "auto"}))
       ->type_name("TYPE")
       ->capture_default_str();
 }

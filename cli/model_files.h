@@ -27,7 +27,8 @@ void add_model_option(CLI::App& command, ModelOptions& options);
 void add_ffn_option(CLI::App& command, ModelOptions& options);  // --ffn
 void add_dtype_option(CLI::App& command, ModelOptions& options);
 
-// "bf16", "f32" or "auto" (none).
+const char* dtype_name(at::ScalarType dtype);
+// "bf16", "f16", "f32" or "auto" (none).
 std::optional<at::ScalarType> parse_dtype(const std::string& name);
 
 // At most the first `max_bytes` of a text file, cut at a line and never within a character. Throws

@@ -31,6 +31,10 @@ struct Device {
   std::size_t shared_bytes = 0;  // that one block may use
   std::size_t l2_bytes = 0;
   std::size_t memory_bytes = 0;
+  // For estimates; 0 where the driver does not tell.
+  int clock_khz = 0;
+  int memory_clock_khz = 0;
+  int memory_bus_bits = 0;
   std::string name;
 };
 // 0 where there is no driver or no GPU.
@@ -132,6 +136,24 @@ GatherPlan plan_gather(const Device& device, const Problem& problem);
 // twice what a dense layer stores of it) stays below `workspace_limit`, at least one block of rows.
 FfnPlan plan_ffn(const Device& device, const Problem& problem,
                  std::size_t workspace_limit = std::size_t{256} << 20);
+
+// Peak rates by the figures of the device, a second; Σ over SMs.
+struct DeviceRates {
+  double tensor_flops = 0;  // 16-bit products, f32 sums
+  double gather_flops = 0;  // f32, of values that are unpacked from 16 bits
+  double l2_bytes = 0;
+  double memory_bytes = 0;
+};
+DeviceRates rates_of(const Device& device);
+
+// Seconds that a layer is expected to take with PyTorch's dense GEMMs and with ffn(), at a share of
+// non-zeros of 0 … 1. Pure. Estimates of neither are worth much by themselves; their ratio decides
+// which path is taken.
+struct FfnCost {
+  double dense = 0;
+  double sparse = 0;
+};
+FfnCost estimate_ffn(const Device& device, const Problem& problem, double density);
 
 // out = act(x Wᵀ), packed in the GEMM's epilogue. out.layout has rows M, cols H and x's dtype and
 // the plan's tile.

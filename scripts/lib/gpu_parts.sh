@@ -2,6 +2,7 @@
 # The parts of scripts/gpu_check: what each needs, how long it may take, what it runs.
 
 GPU_BUILD=$ROOT/build/gpu
+GPU_LM_BUILD=$ROOT/build/gpu-lm
 GPU_BUNDLE=$ROOT/build/gpu-bundle
 GPU_RESULTS=$ROOT/build/gpu-results
 
@@ -20,11 +21,14 @@ gpu_architecture() {
 
 limit_of() {
   case $1 in
-    build) echo 240 ;;
-    test) echo 90 ;;
-    memcheck) echo 90 ;;
-    racecheck) echo 60 ;;
-    bench) echo 120 ;;
+    build) echo 130 ;;
+    test) echo 60 ;;
+    memcheck) echo 60 ;;
+    racecheck) echo 40 ;;
+    bench) echo 80 ;;
+    build-lm) echo 130 ;;
+    operators) echo 40 ;;
+    engine) echo 60 ;;
   esac
 }
 
@@ -35,6 +39,9 @@ describe() {
     memcheck) echo "cuda_test under compute-sanitizer memcheck" ;;
     racecheck) echo "the tests of tails and overflow under compute-sanitizer racecheck" ;;
     bench) echo "twell_gpu_bench: one layer beside cuBLAS, every GEMM shape, every split" ;;
+    build-lm) echo "the operators for CUDA tensors and the command line, into build/gpu-lm" ;;
+    operators) echo "tests/cuda/test_torch_cuda.py: torch.ops.twell on CUDA tensors, in a graph, its errors" ;;
+    engine) echo "generate, stats and train on the GPU beside the CPU; bench model with energy; bench ffn" ;;
   esac
 }
 
@@ -55,6 +62,14 @@ lacks() {
         echo "no GoogleTest; run 'scripts/gpu_check bundle' where its sources are, and bring build/gpu-bundle"
       ;;
     memcheck | racecheck) has_tools compute-sanitizer || return 0 ;;
+    build-lm)
+      has_tools nvcc cmake ninja || return 0
+      [[ $(gpu_python) ]] || echo "no Python with PyTorch; set TWELL_PYTHON"
+      ;;
+    operators)
+      [[ $(gpu_python) ]] || { echo "no Python with PyTorch; set TWELL_PYTHON" && return 0; }
+      "$(gpu_python)" -c 'import pytest' 2>/dev/null || echo "that Python has no pytest"
+      ;;
   esac
 }
 
@@ -68,7 +83,21 @@ not_built() {
       [[ -x $GPU_BUILD/tests/cuda/twell_gpu_bench ]] ||
         echo "twell_gpu_bench is not built; run the part build, which needs cuBLAS for it"
       ;;
+    operators | engine)
+      [[ -x $GPU_LM_BUILD/cli/twell && -f $GPU_LM_BUILD/src/torch_ops/libtwell_lm_cuda.so ]] ||
+        echo "the command line is not built; run the part build-lm"
+      ;;
   esac
+}
+
+# An interpreter that has PyTorch with CUDA, if there is one.
+gpu_python() {
+  local python
+  for python in "${TWELL_PYTHON:-}" "$VENV/bin/python" python3; do
+    [[ $python ]] && "$python" -c 'import sys, torch; sys.exit(torch.version.cuda is None)' 2>/dev/null &&
+      command -v "$python" && return
+  done
+  return 0
 }
 
 gtest_installed() {
@@ -94,6 +123,22 @@ run_build() {
     ninja -C "$GPU_BUILD" -j "$(jobs_here)" cuda_test &&
     # Without cuBLAS there is no benchmark, and that part says so.
     { ! ninja -C "$GPU_BUILD" -t query twell_gpu_bench >/dev/null 2>&1 || ninja -C "$GPU_BUILD" twell_gpu_bench; }
+}
+
+run_build-lm() {
+  cmake -S "$ROOT" -B "$GPU_LM_BUILD" -G Ninja -DCMAKE_BUILD_TYPE=Release -DTWELL_CUDA=ON -DTWELL_TESTS=OFF \
+    -DTWELL_PYTHON="$(gpu_python)" -DTWELL_CUDA_ARCHITECTURES="$(gpu_architecture)" &&
+    ninja -C "$GPU_LM_BUILD" -j "$(jobs_here)" twell_cli twell_torch_ops twell_torch_cuda_ops twell_lm_cuda
+}
+
+run_operators() {
+  TWELL_TORCH_LIBRARY=$GPU_LM_BUILD/src/torch_ops/libtwell_torch.so \
+    TWELL_TORCH_CUDA_LIBRARY=$GPU_LM_BUILD/src/torch_ops/libtwell_torch_cuda.so \
+    "$(gpu_python)" -m pytest -q -rs -p no:cacheprovider "$ROOT/tests/cuda"
+}
+
+run_engine() {
+  python3 "$LIB/gpu_engine.py" "$GPU_LM_BUILD/cli/twell" "$GPU_RESULTS" "$ROOT/docs/development.md"
 }
 
 cuda_test() {

@@ -3,7 +3,7 @@
     gpu_report.py PARTS_DIR RESULTS_DIR GPU_NAME
 
 PARTS_DIR holds parts.tsv (part, outcome, seconds, reason), GoogleTest's JSON of the parts that run tests,
-and bench.json. Writes RESULTS_DIR/gpu-<model>.json and prints a summary.
+bench.json and engine.json. Writes RESULTS_DIR/gpu-<model>.json and prints a summary.
 """
 
 import json
@@ -47,7 +47,7 @@ def report(parts_dir: pathlib.Path, gpu: str) -> dict[str, object]:
             parts[name]["reason"] = reason
         if tests := tests_of(parts_dir / f"{name}.json"):
             parts[name]["tests"] = tests
-    bench = parts_dir / "bench.json"
+    bench, engine = parts_dir / "bench.json", parts_dir / "engine.json"
     return {
         "gpu": gpu,
         "driver": output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").split("\n")[0],
@@ -55,6 +55,7 @@ def report(parts_dir: pathlib.Path, gpu: str) -> dict[str, object]:
         "commit": output_of("git", "rev-parse", "--short", "HEAD"),
         "parts": parts,
         "bench": json.loads(bench.read_text()) if bench.is_file() else None,
+        "engine": json.loads(engine.read_text()) if engine.is_file() else None,
     }
 
 

@@ -19,10 +19,14 @@ run_consumer() {
   local dir=$ROOT/build/consumer
   rm -rf "$dir" &&
     "$CMAKE" -S "$ROOT" -B "$dir/libtwell" -G Ninja -DTWELL_LM=OFF -DTWELL_TESTS=OFF \
-      -DCMAKE_BUILD_TYPE=Release -DCMAKE_INSTALL_PREFIX="$dir/prefix" &&
-    ninja -C "$dir/libtwell" -j "$(jobs_here)" twell && "$CMAKE" --install "$dir/libtwell" &&
+      -DCMAKE_BUILD_TYPE=Release -DCMAKE_INSTALL_PREFIX="$dir/prefix" -DTWELL_CUDA_ARCHITECTURES=80 &&
+    ninja -C "$dir/libtwell" -j "$(jobs_here)" twell &&
+    # Where nvcc is; without it there is no such target.
+    { ! ninja -C "$dir/libtwell" -t query twell_cuda >/dev/null 2>&1 || ninja -C "$dir/libtwell" twell_cuda; } &&
+    "$CMAKE" --install "$dir/libtwell" &&
     "$CMAKE" -S "$ROOT/tests/consumer" -B "$dir/program" -G Ninja -DCMAKE_PREFIX_PATH="$dir/prefix" &&
     ninja -C "$dir/program" && "$dir/program/consumer" &&
+    { [[ ! -x $dir/program/consumer_cuda ]] || "$dir/program/consumer_cuda"; } &&
     ! ldd "$dir/program/consumer" | grep -i torch
 }
 

@@ -38,6 +38,14 @@ Device device(int ordinal) {
   out.shared_bytes = properties.sharedMemPerBlockOptin;
   out.l2_bytes = static_cast<std::size_t>(properties.l2CacheSize);
   out.memory_bytes = properties.totalGlobalMem;
+  const auto attribute = [ordinal](cudaDeviceAttr name) {
+    int value = 0;
+    TWELL_CUDA_CHECK(cudaDeviceGetAttribute(&value, name, ordinal));
+    return value;
+  };
+  out.clock_khz = attribute(cudaDevAttrClockRate);
+  out.memory_clock_khz = attribute(cudaDevAttrMemoryClockRate);
+  out.memory_bus_bits = attribute(cudaDevAttrGlobalMemoryBusWidth);
   out.name = properties.name;
   return out;
 }

@@ -56,8 +56,8 @@ void FfnStatistics::observe(const FfnActivity& activity) {
   const auto layer = static_cast<std::size_t>(activity.layer);
   if (layers_.size() <= layer) layers_.resize(layer + 1);
   LayerStatistics& to = layers_[layer];
-  const at::Tensor rows = activity.row_nnz.contiguous();
-  const at::Tensor neurons = activity.neuron_nnz.contiguous();
+  const at::Tensor rows = activity.row_nnz.contiguous().cpu();
+  const at::Tensor neurons = activity.neuron_nnz.contiguous().cpu();
   const auto* row_nnz = rows.const_data_ptr<std::int64_t>();
   const auto* neuron_nnz = neurons.const_data_ptr<std::int64_t>();
   to.rows += activity.rows;

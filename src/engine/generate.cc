@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <chrono>
 
+#include "engine/step_decoder.h"
+#include "models/device.h"
 #include "twell/status.h"
 
 namespace twell::lm {
@@ -75,6 +77,100 @@ at::Tensor prefill(Model& model, std::span<const std::vector<std::int64_t>> prom
   return at::cat(last);
 }
 
+// What becomes of a sequence with each token.
+struct Ends {
+  Ends(const GenerateOptions& o, std::vector<std::int64_t> stops, std::int64_t most,
+       GenerateResult& r)
+      : options(o), stop_tokens(std::move(stops)), context(most), result(r) {}
+
+  // Adds a token; false where it is the last. `length`: tokens of the sequence in the cache.
+  bool add(std::size_t index, std::int64_t token, std::int64_t length) {
+    GeneratedSequence& sequence = result.sequences[index];
+    sequence.tokens.push_back(token);
+    bool wanted = true;
+    if (options.on_token) {
+      const auto before = Clock::now();
+      wanted = options.on_token(static_cast<std::int64_t>(index), token);
+      callback_seconds += seconds_since(before);
+    }
+    if (std::find(stop_tokens.begin(), stop_tokens.end(), token) != stop_tokens.end()) {
+      sequence.finish = FinishReason::stop_token;
+    } else if (!wanted) {
+      sequence.finish = FinishReason::stopped_by_caller;
+    } else if (static_cast<std::int64_t>(sequence.tokens.size()) >= options.max_tokens) {
+      sequence.finish = FinishReason::max_tokens;
+    } else if (length >= context) {
+      sequence.finish = FinishReason::context_full;
+    } else {
+      return true;
+    }
+    return false;
+  }
+
+  const GenerateOptions& options;
+  std::vector<std::int64_t> stop_tokens;
+  std::int64_t context;
+  GenerateResult& result;
+  double callback_seconds = 0.0;
+};
+
+void decode_by_chunks(Model& model, KvCache& cache, at::Tensor logits,
+                      const GenerateOptions& options, Ends& ends, GenerateResult& result) {
+  // What a sequence needs besides its result.
+  struct Active {
+    std::size_t index;
+    std::int64_t token = 0;  // chosen, not yet run through the model
+    Sampler sampler;
+  };
+  std::vector<Active> active;
+  for (std::size_t i = 0; i < result.sequences.size(); ++i) {
+    active.push_back({i, 0, Sampler(options.sampling, static_cast<std::int64_t>(i))});
+  }
+  const std::int64_t vocabulary = model.config().vocab_size;
+  std::vector<Chunk> chunks;
+  while (true) {
+    // `logits` [active, V] belong to `active` in order; keep those that go on.
+    logits = logits.cpu();
+    const auto* row = logits.const_data_ptr<float>();
+    std::vector<Active> going_on;
+    for (Active& one : active) {
+      one.token = one.sampler.sample({row, static_cast<std::size_t>(vocabulary)});
+      row += vocabulary;
+      if (ends.add(one.index, one.token, cache.length(static_cast<std::int64_t>(one.index)))) {
+        going_on.push_back(std::move(one));
+      }
+    }
+    active = std::move(going_on);
+    if (active.empty()) return;
+    chunks.clear();
+    for (const Active& one : active) {
+      chunks.push_back({static_cast<std::int64_t>(one.index), {&one.token, 1}});
+    }
+    logits = model.head(model.hidden_states(chunks, &cache, options.observer)).to(at::kFloat);
+    result.timing.decode_tokens += static_cast<std::int64_t>(chunks.size());
+  }
+}
+
+void decode_by_steps(Model& model, KvCache& cache, const at::Tensor& logits,
+                     const GenerateOptions& options, Ends& ends, GenerateResult& result) {
+  StepDecoder decoder(model, cache, options.sampling);
+  std::vector<bool> going_on(result.sequences.size(), true);
+  auto left = static_cast<std::int64_t>(result.sequences.size());
+  std::span<const std::int64_t> tokens = decoder.first(logits);
+  while (true) {
+    for (std::size_t i = 0; i < going_on.size(); ++i) {
+      const auto slot = static_cast<std::int64_t>(i);
+      if (!going_on[i] || ends.add(i, tokens[i], cache.length(slot))) continue;
+      going_on[i] = false;
+      decoder.stop(slot);
+      --left;
+    }
+    if (left == 0) return;
+    tokens = decoder.next();
+    result.timing.decode_tokens += left;
+  }
+}
+
 }  // namespace
 
 const char* name_of(FinishReason reason) {
@@ -110,72 +206,34 @@ GenerateResult generate(Model& model, std::span<const std::vector<std::int64_t>>
     stop_tokens.assign(model.config().eos_token_ids.begin(), model.config().eos_token_ids.end());
   }
 
-  // What a sequence needs besides its result.
-  struct Active {
-    std::size_t index;
-    std::int64_t token = 0;  // chosen, not yet run through the model
-    Sampler sampler;
-  };
-  std::vector<Active> active;
   std::int64_t capacity = 0;
   GenerateResult result;
   result.sequences.resize(prompts.size());
-  for (std::size_t i = 0; i < prompts.size(); ++i) {
-    const auto length = static_cast<std::int64_t>(prompts[i].size());
-    active.push_back({i, 0, Sampler(options.sampling, static_cast<std::int64_t>(i))});
+  for (const auto& prompt : prompts) {
+    const auto length = static_cast<std::int64_t>(prompt.size());
     // The last token generated is not run. Both summands are bounded by the context first.
     capacity =
         std::max(capacity, std::min(length + std::min(options.max_tokens, context), context));
     result.timing.prompt_tokens += length;
   }
-  KvCache cache = model.make_cache(static_cast<std::int64_t>(prompts.size()), capacity);
+  const bool steps =
+      options.observer == nullptr && (options.static_steps || !model.device().is_cpu());
+  KvCache cache = model.make_cache(static_cast<std::int64_t>(prompts.size()), capacity, steps);
 
   auto start = Clock::now();
-  at::Tensor logits = model.head(prefill(model, prompts, cache, options)).to(at::kFloat);
+  const at::Tensor logits = model.head(prefill(model, prompts, cache, options)).to(at::kFloat);
+  runtime_of(model.device()).synchronize();
   result.timing.prefill_seconds = seconds_since(start);
   if (options.max_tokens == 0) return result;
 
   start = Clock::now();
-  double callback_seconds = 0.0;
-  const std::int64_t vocabulary = model.config().vocab_size;
-  std::vector<Chunk> chunks;
-  while (true) {
-    // `logits` [active, V] belong to `active` in order; keep those that go on.
-    const auto* row = logits.const_data_ptr<float>();
-    std::vector<Active> going_on;
-    for (Active& one : active) {
-      one.token = one.sampler.sample({row, static_cast<std::size_t>(vocabulary)});
-      row += vocabulary;
-      GeneratedSequence& sequence = result.sequences[one.index];
-      sequence.tokens.push_back(one.token);
-      bool wanted = true;
-      if (options.on_token) {
-        const auto before = Clock::now();
-        wanted = options.on_token(static_cast<std::int64_t>(one.index), one.token);
-        callback_seconds += seconds_since(before);
-      }
-      if (std::find(stop_tokens.begin(), stop_tokens.end(), one.token) != stop_tokens.end()) {
-        sequence.finish = FinishReason::stop_token;
-      } else if (!wanted) {
-        sequence.finish = FinishReason::stopped_by_caller;
-      } else if (static_cast<std::int64_t>(sequence.tokens.size()) >= options.max_tokens) {
-        sequence.finish = FinishReason::max_tokens;
-      } else if (cache.length(static_cast<std::int64_t>(one.index)) >= context) {
-        sequence.finish = FinishReason::context_full;
-      } else {
-        going_on.push_back(std::move(one));
-      }
-    }
-    active = std::move(going_on);
-    if (active.empty()) break;
-    chunks.clear();
-    for (const Active& one : active) {
-      chunks.push_back({static_cast<std::int64_t>(one.index), {&one.token, 1}});
-    }
-    logits = model.head(model.hidden_states(chunks, &cache, options.observer)).to(at::kFloat);
-    result.timing.decode_tokens += static_cast<std::int64_t>(chunks.size());
+  Ends ends(options, std::move(stop_tokens), context, result);
+  if (steps) {
+    decode_by_steps(model, cache, logits, options, ends, result);
+  } else {
+    decode_by_chunks(model, cache, logits, options, ends, result);
   }
-  result.timing.decode_seconds = seconds_since(start) - callback_seconds;
+  result.timing.decode_seconds = seconds_since(start) - ends.callback_seconds;
   return result;
 }
 

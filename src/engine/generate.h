@@ -24,6 +24,8 @@ struct GenerateOptions {
   // Called with (sequence, token) as soon as a token is known; false ends that sequence.
   std::function<bool(std::int64_t, std::int64_t)> on_token = {};
   FfnObserver* observer = nullptr;
+  // Decode with StepDecoder, as a model on a GPU always does where nothing observes it.
+  bool static_steps = false;
   std::int64_t prefill_rows = 2048;  // tokens per prefill pass: bounds the memory of activations
 };
 

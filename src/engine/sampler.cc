@@ -101,8 +101,18 @@ void SamplingOptions::validate() const {
   if (!(top_p > 0.0 && top_p <= 1.0)) fail("top_p", "above 0 and at most 1", top_p);
 }
 
+Random sequence_stream(std::uint64_t seed, std::int64_t sequence) {
+  return Random(stream_seed(seed, sequence));
+}
+
+void throw_broken_logits() {
+  throw Error(ErrorKind::invalid_argument, "sampling",
+              "the model's logits are NaN or infinite; its weights are damaged, or activations "
+              "overflow in this dtype (try --dtype f32)");
+}
+
 Sampler::Sampler(const SamplingOptions& options, std::int64_t sequence)
-    : options_(options), random_(stream_seed(options.seed, sequence)) {
+    : options_(options), random_(sequence_stream(options.seed, sequence)) {
   options_.validate();
 }
 
@@ -110,9 +120,7 @@ std::int64_t Sampler::sample(std::span<const float> logits) {
   if (logits.empty()) throw Error(ErrorKind::invalid_argument, "sampling", "no logits");
   const Largest largest = find_largest(logits);
   if (largest.nan || std::isinf(largest.value)) {
-    throw Error(ErrorKind::invalid_argument, "sampling",
-                "the model's logits are NaN or infinite; its weights are damaged, or activations "
-                "overflow in this dtype (try --dtype f32)");
+    throw_broken_logits();
   }
   if (options_.temperature == 0.0) return static_cast<std::int64_t>(largest.index);
   if (options_.top_k > 0 && options_.top_k < static_cast<std::int64_t>(logits.size())) {

@@ -20,6 +20,12 @@ struct SamplingOptions {
   void validate() const;  // throws twell::Error naming the option
 };
 
+// The stream of draws of a sequence of a batch.
+Random sequence_stream(std::uint64_t seed, std::int64_t sequence);
+
+// Throws the twell::Error of logits that are NaN or infinite.
+[[noreturn]] void throw_broken_logits();
+
 class Sampler {
  public:
   // `sequence`: the index in a batch. Every sequence draws from a stream of its own, so that its

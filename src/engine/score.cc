@@ -27,11 +27,13 @@ void score_rows(Model& model, const at::Tensor& hidden, std::span<const std::int
   for (std::size_t begin = 0; begin < rows.size(); begin += kRows) {
     const std::size_t n = std::min(kRows, rows.size() - begin);
     const auto index = at::tensor(at::ArrayRef<std::int64_t>(rows.data() + begin, n));
-    const auto target = at::tensor(at::ArrayRef<std::int64_t>(targets.data() + begin, n));
-    const at::Tensor logits = model.head(hidden.index_select(0, index)).to(at::kFloat);
+    const auto target =
+        at::tensor(at::ArrayRef<std::int64_t>(targets.data() + begin, n)).to(hidden.device());
+    const at::Tensor logits =
+        model.head(hidden.index_select(0, index.to(hidden.device()))).to(at::kFloat);
     const at::Tensor chosen =
-        at::log_softmax(logits, -1).gather(1, target.unsqueeze(1)).squeeze(1).contiguous();
-    const at::Tensor best = logits.argmax(-1).contiguous();
+        at::log_softmax(logits, -1).gather(1, target.unsqueeze(1)).squeeze(1).contiguous().cpu();
+    const at::Tensor best = logits.argmax(-1).contiguous().cpu();
     for (std::size_t i = 0; i < n; ++i) {
       log_likelihood.push_back(chosen.const_data_ptr<float>()[i]);
       greedy.push_back(best.const_data_ptr<std::int64_t>()[i] == targets[begin + i]);

@@ -26,7 +26,7 @@ void for_each_row(const at::Tensor& gate,
   std::vector<std::uint32_t> ids;
   for (std::int64_t first = 0; first < gate.size(0); first += kRows) {
     const std::int64_t rows = std::min(kRows, gate.size(0) - first);
-    const at::Tensor fired = at::nonzero(gate.narrow(0, first, rows)).contiguous();
+    const at::Tensor fired = at::nonzero(gate.narrow(0, first, rows)).contiguous().cpu();
     const auto* pair = fired.const_data_ptr<std::int64_t>();  // (row, neuron), ascending
     const auto* end = pair + 2 * fired.size(0);
     for (std::int64_t r = 0; r < rows; ++r) {

@@ -27,7 +27,7 @@ at::Tensor scaled_dot_product(const at::Tensor& q, const at::Tensor& k, const at
   std::optional<at::Tensor> mask;
   if (start > 0) {
     // The built-in causal mask counts from the first key; here earlier tokens are all visible.
-    mask = at::ones({count, start + count}, at::kBool).tril(start);
+    mask = at::ones({count, start + count}, k.options().dtype(at::kBool)).tril(start);
   }
   out = at::scaled_dot_product_attention(q, k, v, mask, 0.0, !mask, std::nullopt, groups > 1);
   return out.transpose(1, 2).reshape({batch, count, -1});
@@ -36,6 +36,16 @@ at::Tensor scaled_dot_product(const at::Tensor& q, const at::Tensor& k, const at
 // Rows of x [N, heads * d] to buffer[slot, head, position, :].
 void store(const at::Tensor& x, const PackedRows& rows, const at::Tensor& buffer) {
   const std::int64_t heads = buffer.size(1);
+  if (!buffer.is_cpu()) {
+    for (const auto& run : rows.runs) {
+      buffer[run.slot]
+          .narrow(1, run.start, run.count)
+          .copy_(x.narrow(0, run.row, run.count)
+                     .view({run.count, heads, buffer.size(3)})
+                     .transpose(0, 1));
+    }
+    return;
+  }
   const auto bytes = static_cast<std::int64_t>(buffer.size(3) * buffer.element_size());
   const auto* from = static_cast<const std::byte*>(x.const_data_ptr());
   auto* to = static_cast<std::byte*>(buffer.mutable_data_ptr());
@@ -60,6 +70,12 @@ at::Tensor source(const at::Tensor& fresh, const at::Tensor& cached, const Packe
   return fresh.narrow(0, run.row, runs * run.count)
       .view({runs, run.count, shape.kv_heads, shape.head_dim})
       .transpose(1, 2);
+}
+
+// x [N, heads · head_dim] -> [N, heads, head_dim], rotated.
+at::Tensor rotate_heads(const at::Tensor& x, const AttentionShape& shape, const at::Tensor& cos,
+                        const at::Tensor& sin) {
+  return rotate(x.view({x.size(0), -1, shape.head_dim}), cos, sin);
 }
 
 // Writes keys and values to the cache, and mixes the values for every query. [N, heads * head_dim]
@@ -90,7 +106,7 @@ at::Tensor mix(const AttentionShape& shape, const at::Tensor& q, const at::Tenso
   };
   const bool uniform = rows.uniform();
   for (const auto& run : rows.runs) {
-    if (matmul_attention_is_faster(q.scalar_type(), run.count)) {
+    if (q.is_cpu() && matmul_attention_is_faster(q.scalar_type(), run.count)) {
       tasks.push_back({own_rows(q, run), source(k, keys, run, 1, shape)[0],
                        source(v, values, run, 1, shape)[0], own_rows(out, run), run.start});
     } else if (uniform) {
@@ -121,6 +137,42 @@ bool PackedRows::uniform() const {
   return true;
 }
 
+void PackedRows::place(const RopeTable& rope, at::Device device) {
+  const at::Tensor where = at::tensor(positions, at::kLong).to(device);
+  cos = at::index(rope.cos(), {where}).unsqueeze(1);
+  sin = at::index(rope.sin(), {where}).unsqueeze(1);
+}
+
+StepRows::StepRows(const at::Tensor& positions, const RopeTable& rope, const KvCache& cache)
+    : cos(at::index(rope.cos(), {positions}).unsqueeze(1)),
+      sin(at::index(rope.sin(), {positions}).unsqueeze(1)) {
+  const at::Tensor keys = cache.keys(0);
+  where = positions.view({-1, 1, 1, 1}).expand({-1, keys.size(1), 1, keys.size(3)});
+  // The least number of the type, added to a score, leaves a weight of zero.
+  const double least = keys.scalar_type() == at::kHalf ? -65504.0 : -0x1.fep127;
+  mask = (at::arange(keys.size(2), positions.options()) > positions.unsqueeze(1))
+             .to(keys.scalar_type())
+             .mul_(least)
+             .view({-1, 1, 1, keys.size(2)});
+}
+
+at::Tensor attend(const Attention& weights, const at::Tensor& x, const StepRows& rows,
+                  const KvCache& cache, std::int64_t layer) {
+  const auto& [heads, kv_heads, head_dim] = weights.shape;
+  const std::int64_t slots = x.size(0);
+  const at::Tensor keys = cache.keys(layer);
+  const at::Tensor values = cache.values(layer);
+  const at::Tensor q = rotate_heads(weights.q(x), weights.shape, rows.cos, rows.sin);
+  const at::Tensor k = rotate_heads(weights.k(x), weights.shape, rows.cos, rows.sin);
+  // Not a view of `keys` at a position, which would need it on the host.
+  keys.scatter_(2, rows.where, k.unsqueeze(2));
+  values.scatter_(2, rows.where, weights.v(x).view({slots, kv_heads, 1, head_dim}));
+  // The query heads that share keys are rows of one query matrix.
+  const at::Tensor mixed = at::scaled_dot_product_attention(
+      q.view({slots, kv_heads, heads / kv_heads, head_dim}), keys, values, rows.mask);
+  return weights.o(mixed.reshape({slots, heads * head_dim}));
+}
+
 at::Tensor attend(const Attention& weights, const at::Tensor& x, const RopeTable& rope) {
   const auto& [heads, kv_heads, head_dim] = weights.shape;
   const std::int64_t batch = x.size(0);
@@ -143,8 +195,13 @@ at::Tensor attend(const Attention& weights, const at::Tensor& x, const RopeTable
   }
   {
     const PieceTimer timer(profile, Piece::norm_and_rope);
-    rotate_rows(q, rows.positions, rope);
-    rotate_rows(k, rows.positions, rope);
+    if (rows.cos.defined()) {
+      q = rotate_heads(q, weights.shape, rows.cos, rows.sin).flatten(1);
+      k = rotate_heads(k, weights.shape, rows.cos, rows.sin).flatten(1);
+    } else {
+      rotate_rows(q, rows.positions, rope);
+      rotate_rows(k, rows.positions, rope);
+    }
   }
   const at::Tensor mixed = timed(profile, Piece::attention,
                                  [&] { return mix(weights.shape, q, k, v, rows, cache, layer); });

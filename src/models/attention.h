@@ -35,10 +35,23 @@ struct PackedRows {
   };
   std::vector<Run> runs;
   std::vector<std::int64_t> positions;  // [N]
+  // Of the positions, [N, 1, head_dim / 2], on the model's device; only where that is not the CPU.
+  at::Tensor cos = {}, sin = {};
 
   void add(std::int64_t slot, std::int64_t start, std::int64_t count);
   // Runs of one length at one position in consecutive slots: one batched call serves all.
   bool uniform() const;
+  // Sets cos and sin. The table must reach all positions.
+  void place(const RopeTable& rope, at::Device device);
+};
+
+// One token of every slot of a fixed cache, in order. Everything that depends on positions is a
+// tensor on the model's device: no size and no address does.
+struct StepRows {
+  StepRows(const at::Tensor& positions, const RopeTable& rope, const KvCache& cache);
+  at::Tensor cos, sin;  // [slots, 1, head_dim / 2]
+  at::Tensor where;     // int64 [slots, kv_heads, 1, head_dim]: the position, where keys are stored
+  at::Tensor mask;      // [slots, 1, 1, capacity] of the keys' type, added to scores
 };
 
 // x [B, S, D] at positions 0 … S-1 -> [B, S, D]; differentiable.
@@ -48,5 +61,9 @@ at::Tensor attend(const Attention& weights, const at::Tensor& x, const RopeTable
 at::Tensor attend(const Attention& weights, const at::Tensor& x, const RopeTable& rope,
                   const PackedRows& rows, const KvCache* cache, std::int64_t layer,
                   Profile* profile = nullptr);
+
+// x [slots, D] -> [slots, D]; no gradients.
+at::Tensor attend(const Attention& weights, const at::Tensor& x, const StepRows& rows,
+                  const KvCache& cache, std::int64_t layer);
 
 }  // namespace twell::lm

@@ -28,6 +28,7 @@ Decoder::Decoder(const Architecture& architecture, const io::ModelConfig& config
                  ParameterSource& source)
     : architecture_(architecture), config_(config), rope_(config) {
   visit([&](const ParameterSpec& spec, at::Tensor& tensor) { tensor = source.take(spec); });
+  rope_ = RopeTable(config, device());
 }
 
 void Decoder::visit(const ParameterVisitor& visitor) const {
@@ -67,7 +68,7 @@ void Decoder::use_sparse_ffn(FfnPath path, ParameterSource& source) {
 }
 
 void Decoder::pack(Linear& linear, ParameterSource& source) {
-  if (linear.weight.scalar_type() != at::kBFloat16) return;
+  if (linear.weight.scalar_type() != at::kBFloat16 || !linear.weight.is_cpu()) return;
   linear.pack();
   visit([&](const ParameterSpec& spec, at::Tensor& tensor) {
     if (&tensor == &linear.weight) source.release(spec);
@@ -110,7 +111,7 @@ at::Tensor Decoder::embed(const at::Tensor& tokens) {
     check_token(tokens.min().item<std::int64_t>(), config_.vocab_size);
     check_token(tokens.max().item<std::int64_t>(), config_.vocab_size);
   }
-  return at::embedding(weights_.embedding, tokens);
+  return at::embedding(weights_.embedding, tokens.to(device()));
 }
 
 at::Tensor Decoder::block(std::int64_t layer, const at::Tensor& x, FfnObserver* observer) {
@@ -123,6 +124,7 @@ at::Tensor Decoder::block(std::int64_t layer, const at::Tensor& x, FfnObserver* 
     if (x.numel() == 0) return x;
     PackedRows rows;
     for (std::int64_t b = 0; b < batch; ++b) rows.add(b, 0, length);
+    if (!device().is_cpu()) rows.place(rope_, device());
     at::Tensor packed = x.reshape({batch * length, width}).clone();
     return run_packed(block, layer, packed, rows, nullptr, observer).view({batch, length, width});
   }
@@ -203,19 +205,22 @@ PackedRows Decoder::plan(std::span<const Chunk> chunks, const KvCache* cache) co
 at::Tensor Decoder::hidden_states(std::span<const Chunk> chunks, KvCache* cache,
                                   FfnObserver* observer) {
   const at::NoGradGuard no_grad;
-  const PackedRows rows = plan(chunks, cache);
+  PackedRows rows = plan(chunks, cache);
   std::int64_t furthest = 0;
   for (const auto& run : rows.runs) {
     furthest = std::max(furthest, run.start + run.count);
     if (cache != nullptr) cache->reserve(run.slot, run.count);
   }
   rope_.reserve(furthest);
+  if (!device().is_cpu()) rows.place(rope_, device());
 
   at::Tensor tokens = at::empty({static_cast<std::int64_t>(rows.positions.size())}, at::kLong);
   auto* ids = tokens.mutable_data_ptr<std::int64_t>();
   for (const Chunk& chunk : chunks) ids = std::copy(chunk.tokens.begin(), chunk.tokens.end(), ids);
 
-  at::Tensor x = at::embedding(weights_.embedding, tokens);  // [N, D]
+  at::Tensor x = device().is_cpu()
+                     ? at::embedding(weights_.embedding, tokens)
+                     : at::index(weights_.embedding, {tokens.to(device())});  // [N, D]
   if (observer != nullptr) observer->begin(rows.positions);
   for (std::int64_t layer = 0; layer < layers(); ++layer) {
     x = run_packed(at(layer), layer, x, rows, cache, observer);
@@ -226,8 +231,30 @@ at::Tensor Decoder::hidden_states(std::span<const Chunk> chunks, KvCache* cache,
   return final_norm(x);
 }
 
-KvCache Decoder::make_cache(std::int64_t slots, std::int64_t capacity) const {
-  return {layers(), slots, config_.num_key_value_heads, capacity, config_.head_dim, dtype()};
+KvCache Decoder::make_cache(std::int64_t slots, std::int64_t capacity, bool fixed) const {
+  return {layers(),
+          slots,
+          config_.num_key_value_heads,
+          capacity,
+          config_.head_dim,
+          weights_.embedding.options(),
+          fixed || !device().is_cpu()};
+}
+
+at::Tensor Decoder::step(const at::Tensor& tokens, const at::Tensor& positions,
+                         const KvCache& cache) {
+  if (!cache.fixed()) fail("a step needs a fixed cache");
+  const at::NoGradGuard no_grad;
+  rope_.reserve(cache.capacity());
+  const StepRows rows(positions, rope_, cache);
+  at::Tensor x = at::index(weights_.embedding, {tokens});  // [slots, D]
+  for (std::int64_t layer = 0; layer < layers(); ++layer) {
+    Block& block = at(layer);
+    x.add_(attend(block.attention, rms_norm(x, block.attention_norm, config_.rms_norm_eps), rows,
+                  cache, layer));
+    x.add_(block.ffn->forward(rms_norm(x, block.ffn_norm, config_.rms_norm_eps), layer, nullptr));
+  }
+  return final_norm(x);
 }
 
 Block& Decoder::at(std::int64_t layer) {

@@ -50,8 +50,8 @@ struct Architecture;
 
 class Decoder final : public Model {
  public:
-  // Takes all parameters from `source`. The feed-forward layers are made afterwards, by
-  // use_dense_ffn() or use_sparse_ffn().
+  // Takes all parameters from `source`, and is where they are. The feed-forward layers are made
+  // afterwards, by use_dense_ffn() or use_sparse_ffn().
   Decoder(const Architecture& architecture, const io::ModelConfig& config, ParameterSource& source);
 
   void use_dense_ffn(bool prepack, ParameterSource& source);
@@ -61,6 +61,7 @@ class Decoder final : public Model {
 
   const io::ModelConfig& config() const override { return config_; }
   at::ScalarType dtype() const override { return weights_.embedding.scalar_type(); }
+  at::Device device() const override { return weights_.embedding.device(); }
   std::int64_t layers() const override { return config_.num_hidden_layers; }
   NamedTensors parameters() const override;
   std::int64_t weight_bytes() const override;
@@ -71,7 +72,9 @@ class Decoder final : public Model {
   at::Tensor head(const at::Tensor& normalised) override;
   at::Tensor hidden_states(std::span<const Chunk> chunks, KvCache* cache,
                            FfnObserver* observer) override;
-  KvCache make_cache(std::int64_t slots, std::int64_t capacity) const override;
+  KvCache make_cache(std::int64_t slots, std::int64_t capacity, bool fixed) const override;
+  at::Tensor step(const at::Tensor& tokens, const at::Tensor& positions,
+                  const KvCache& cache) override;
   FeedForward& feed_forward(std::int64_t layer) override;
   void set_feed_forward(std::int64_t layer, std::unique_ptr<FeedForward> ffn) override;
   FfnParameters ffn_parameters(std::int64_t layer) const override;

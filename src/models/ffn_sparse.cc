@@ -8,6 +8,7 @@
 
 #include "models/cost_model.h"
 #include "models/feed_forward.h"
+#include "models/ffn_device.h"
 #include "models/linear.h"
 #include "models/operators.h"
 #include "models/weights.h"
@@ -231,6 +232,7 @@ class SparseFeedForward final : public FeedForward {
 std::unique_ptr<FeedForward> make_sparse_feed_forward(const FfnParameters& parameters,
                                                       const ActivationChoice& activation,
                                                       FfnPath path) {
+  if (!parameters.up.is_cpu()) return make_device_feed_forward(parameters, activation, path);
   return std::make_unique<SparseFeedForward>(parameters, activation, path);
 }
 

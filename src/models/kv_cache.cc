@@ -33,8 +33,13 @@ void spread(std::byte* data, std::int64_t heads, std::size_t from, std::size_t t
 }  // namespace
 
 KvCache::KvCache(std::int64_t layers, std::int64_t slots, std::int64_t kv_heads,
-                 std::int64_t capacity, std::int64_t head_dim, at::ScalarType dtype)
-    : kv_heads_(kv_heads), capacity_(capacity), head_dim_(head_dim) {
+                 std::int64_t capacity, std::int64_t head_dim, const at::TensorOptions& options,
+                 bool fixed)
+    : kv_heads_(kv_heads),
+      capacity_(capacity),
+      head_dim_(head_dim),
+      room_(fixed ? capacity : 0),
+      fixed_(fixed) {
   if (slots < 1 || capacity < 1) {
     throw Error(
         ErrorKind::invalid_argument, "KvCache",
@@ -44,8 +49,9 @@ KvCache::KvCache(std::int64_t layers, std::int64_t slots, std::int64_t kv_heads,
   written_ = lengths_;
   for (std::int64_t layer = 0; layer < layers; ++layer) {
     const std::int64_t size = slots * kv_heads * capacity * head_dim;
-    keys_.push_back(at::empty({size}, at::TensorOptions(dtype)));
-    values_.push_back(at::empty({size}, at::TensorOptions(dtype)));
+    for (auto* buffers : {&keys_, &values_}) {
+      buffers->push_back(fixed ? at::zeros({size}, options) : at::empty({size}, options));
+    }
   }
 }
 
@@ -64,6 +70,7 @@ void KvCache::truncate(std::int64_t slot, std::int64_t length) {
 }
 
 void KvCache::reserve(std::int64_t slot, std::int64_t tokens) {
+  if (fixed_) return;  // what lies behind is masked, and finite
   const std::int64_t end = std::min(capacity_, length(slot) + tokens);
   if (end > room_) grow(end);
   std::int64_t& written = written_[static_cast<std::size_t>(slot)];

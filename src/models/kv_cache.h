@@ -17,8 +17,12 @@ class KvCache {
  public:
   // Keys and values of `layers` layers, each [slots, kv_heads, capacity, head_dim] of `dtype` at
   // most. Memory is reserved, not touched, so unused capacity costs address space only.
+  // fixed: the room is the capacity from the beginning and nothing ever moves, as on a GPU, where
+  // recorded steps hold the addresses. Then memory is touched at once, and zero.
   KvCache(std::int64_t layers, std::int64_t slots, std::int64_t kv_heads, std::int64_t capacity,
-          std::int64_t head_dim, at::ScalarType dtype);
+          std::int64_t head_dim, const at::TensorOptions& options, bool fixed = false);
+
+  bool fixed() const { return fixed_; }
 
   std::int64_t slots() const { return static_cast<std::int64_t>(lengths_.size()); }
   std::int64_t capacity() const { return capacity_; }
@@ -46,6 +50,7 @@ class KvCache {
   std::vector<std::int64_t> written_;  // values from here to the room's end are zero
   std::int64_t kv_heads_, capacity_, head_dim_;
   std::int64_t room_ = 0;
+  bool fixed_;
 };
 
 }  // namespace twell::lm

@@ -47,7 +47,7 @@ at::Tensor linear_as_stored(const at::Tensor& x, const at::Tensor& weight) {
 }
 
 void Linear::pack() {
-  if (weight.scalar_type() != at::kBFloat16) return;
+  if (weight.scalar_type() != at::kBFloat16 || !weight.is_cpu()) return;
   const at::NoGradGuard no_grad;
   outputs = weight.size(0);
   packed = packed_weight(weight.detach());

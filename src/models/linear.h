@@ -18,7 +18,8 @@ struct Linear {
   at::Tensor operator()(const at::Tensor& x) const;
   // From now on y comes from torch.ops.twell.linear, which reads a weight at the bandwidth of
   // memory where tokens are few (1.6 times PyTorch's speed at one token on two cores of a Zen 5)
-  // and is as fast where they are many. bf16 only; others stay as they are. Inference only.
+  // and is as fast where they are many. bf16 on the CPU only; others stay as they are. Inference
+  // only.
   void pack();
 };
 

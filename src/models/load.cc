@@ -11,8 +11,9 @@ namespace twell::lm {
 namespace {
 
 bool sparse_possible(const Decoder& model) {
+  const at::ScalarType other = model.device().is_cpu() ? at::kFloat : at::kHalf;
   return io::yields_zeros(model.config().hidden_act) && !model.config().mlp_bias &&
-         (model.dtype() == at::kFloat || model.dtype() == at::kBFloat16);
+         (model.dtype() == other || model.dtype() == at::kBFloat16);
 }
 
 void require_grad(const Model& model) {
@@ -33,10 +34,14 @@ std::unique_ptr<Model> load_model(const std::string& directory, const LoadOption
                             "--ffn dense, or a model trained with relu, relu2 or fat_relu",
                             io::name_of(config.hidden_act)));
   }
-  const auto source = make_checkpoint_source(std::make_shared<io::Checkpoint>(path),
+  const bool on_cpu = options.device.is_cpu();
+  const auto stored = make_checkpoint_source(std::make_shared<io::Checkpoint>(path),
                                              {.dtype = options.dtype,
-                                              .own_copies = options.trainable,
-                                              .check_finite = options.check_finite});
+                                              .own_copies = options.trainable && on_cpu,
+                                              .check_finite = options.check_finite,
+                                              .keep_f16 = !on_cpu});
+  const auto moved = make_device_source(*stored, options.device);
+  ParameterSource* source = on_cpu ? stored.get() : moved.get();
   auto model = std::make_unique<Decoder>(architecture, config, *source);
   if (options.trainable) {
     model->use_dense_ffn(false, *source);
@@ -45,16 +50,17 @@ std::unique_ptr<Model> load_model(const std::string& directory, const LoadOption
              (options.ffn == FfnPath::automatic && sparse_possible(*model))) {
     model->use_sparse_ffn(options.ffn, *source);
   } else {
-    model->use_dense_ffn(options.prepack_dense, *source);
+    model->use_dense_ffn(options.prepack_dense && on_cpu, *source);
   }
   return model;
 }
 
 std::unique_ptr<Model> make_model(const io::ModelConfig& config, at::ScalarType dtype,
-                                  std::uint64_t seed) {
+                                  std::uint64_t seed, at::Device device) {
   config.validate();
   // 0.02: the initializer_range of Llama and Qwen2.
-  const auto source = make_random_source(dtype, seed, config.num_hidden_layers, 0.02);
+  const auto random = make_random_source(dtype, seed, config.num_hidden_layers, 0.02);
+  const auto source = make_device_source(*random, device);
   auto model = std::make_unique<Decoder>(find_architecture(config.architecture), config, *source);
   model->use_dense_ffn(false, *source);
   require_grad(*model);

@@ -37,6 +37,7 @@ class Model {
   virtual ~Model() = default;
   virtual const io::ModelConfig& config() const = 0;
   virtual at::ScalarType dtype() const = 0;
+  virtual at::Device device() const = 0;  // of parameters, caches and results
   virtual std::int64_t layers() const = 0;
 
   // What the model still holds under checkpoint names. A sparse FFN keeps converted copies in place
@@ -47,7 +48,8 @@ class Model {
   virtual std::int64_t weight_bytes() const = 0;
 
   // --- whole sequences; differentiable where grad mode is on ---
-  // tokens int64 [B, S], S <= max_position_embeddings -> logits [B, S, V] in the model's dtype.
+  // tokens int64 [B, S] on the CPU or device(), S <= max_position_embeddings -> logits [B, S, V] in
+  // the model's dtype.
   virtual at::Tensor forward(const at::Tensor& tokens, FfnObserver* observer = nullptr) = 0;
   // The same in pieces, for recomputation and for losses that never hold all logits:
   // embed -> block(0) ... block(layers()-1) -> final_norm -> head.
@@ -64,7 +66,15 @@ class Model {
   // exceed its capacity, a token id is outside the vocabulary, or a chunk is empty.
   virtual at::Tensor hidden_states(std::span<const Chunk> chunks, KvCache* cache = nullptr,
                                    FfnObserver* observer = nullptr) = 0;
-  virtual KvCache make_cache(std::int64_t slots, std::int64_t capacity) const = 0;
+  // On a GPU always fixed.
+  virtual KvCache make_cache(std::int64_t slots, std::int64_t capacity,
+                             bool fixed = false) const = 0;
+  // One token of every slot of a fixed cache: `tokens` and their `positions`, int64 [slots] on
+  // device(), the positions below the cache's capacity -> normalised hidden states [slots, D].
+  // Nothing is read back and no shape depends on a value, so that a StepGraph can record it. The
+  // caller keeps positions; the cache's lengths stay.
+  virtual at::Tensor step(const at::Tensor& tokens, const at::Tensor& positions,
+                          const KvCache& cache) = 0;
 
   // --- the feed-forward layers ---
   virtual FeedForward& feed_forward(std::int64_t layer) = 0;
@@ -80,7 +90,9 @@ class Model {
 
 struct LoadOptions {
   FfnPath ffn = FfnPath::automatic;
-  std::optional<at::ScalarType> dtype = {};  // at::kBFloat16 or at::kFloat; absent: as stored
+  at::Device device = at::kCPU;  // as open_device() gave it
+  // at::kBFloat16 or at::kFloat, on a GPU also at::kHalf; absent: as stored, f16 as f32 on the CPU
+  std::optional<at::ScalarType> dtype = {};
   bool trainable = false;      // own writable copies with requires_grad, dense FFN, `ffn` ignored
   bool prepack_dense = false;  // dense path: oneDNN-ordered FFN weights
   bool check_finite = true;    // refuse NaN and infinite weights: reads every byte once
@@ -94,6 +106,6 @@ std::unique_ptr<Model> load_model(const std::string& directory, const LoadOption
 // A model with fresh parameters of `dtype` for training: normal(0, initializer_range) matrices from
 // `seed`, norms one, biases zero; the projections into the residual stream scaled by 1/√(2 layers).
 std::unique_ptr<Model> make_model(const io::ModelConfig& config, at::ScalarType dtype,
-                                  std::uint64_t seed);
+                                  std::uint64_t seed, at::Device device = at::kCPU);
 
 }  // namespace twell::lm

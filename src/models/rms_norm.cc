@@ -53,6 +53,7 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
     const at::Tensor scale = (wide.square().mean(-1, true) + eps).rsqrt();
     return (wide * scale * weight.to(at::kFloat)).to(x.scalar_type());
   }
+  if (!x.is_cpu()) return at::rms_norm(x, weight.sizes(), weight, eps);
   const at::Tensor in = x.contiguous();
   at::Tensor out = at::empty(in.sizes(), in.options());
   if (in.scalar_type() == at::kFloat) {

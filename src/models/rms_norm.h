@@ -6,7 +6,7 @@
 namespace twell::lm {
 
 // x [..., D], weight [D], both bf16 or fp32 -> [..., D] of x's dtype. Differentiable where grad
-// mode is on; one pass over each row where it is off.
+// mode is on; one pass over each row where it is off (PyTorch's where x is not on the CPU).
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 
 }  // namespace twell::lm

@@ -87,17 +87,21 @@ void RopeTable::reserve(std::int64_t positions) {
       *s++ = std::sin(angle);
     }
   }
-  cos_ = cos;
-  sin_ = sin;
+  cos_ = cos.to(device_);
+  sin_ = sin.to(device_);
 }
 
-at::Tensor rotate(const at::Tensor& x, const RopeTable& table) {
-  const std::int64_t half = table.half();
-  const at::Tensor cos = table.cos().narrow(0, 0, x.size(1)).unsqueeze(1);  // [S, 1, half]
-  const at::Tensor sin = table.sin().narrow(0, 0, x.size(1)).unsqueeze(1);
+at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
+  const std::int64_t half = cos.size(-1);
   const at::Tensor a = x.narrow(-1, 0, half).to(at::kFloat);
   const at::Tensor b = x.narrow(-1, half, half).to(at::kFloat);
   return at::cat({a * cos - b * sin, b * cos + a * sin}, -1).to(x.scalar_type());
+}
+
+at::Tensor rotate(const at::Tensor& x, const RopeTable& table) {
+  // [S, 1, half]
+  return rotate(x, table.cos().narrow(0, 0, x.size(1)).unsqueeze(1),
+                table.sin().narrow(0, 0, x.size(1)).unsqueeze(1));
 }
 
 void rotate_rows(at::Tensor& x, std::span<const std::int64_t> positions, const RopeTable& table) {

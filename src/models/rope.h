@@ -20,7 +20,8 @@ std::vector<float> rope_frequencies(const io::ModelConfig& config);
 // from what the weights saw.
 class RopeTable {
  public:
-  explicit RopeTable(const io::ModelConfig& config) : frequencies_(rope_frequencies(config)) {}
+  explicit RopeTable(const io::ModelConfig& config, at::Device device = at::kCPU)
+      : frequencies_(rope_frequencies(config)), device_(device) {}
 
   // Makes rows for positions below `positions`. Grows with use, by doubling: the maximum in
   // config.json may be 131,072 (64 MB of table) for a prompt of ten tokens.
@@ -31,12 +32,17 @@ class RopeTable {
 
  private:
   std::vector<float> frequencies_;
+  at::Device device_;
   at::Tensor cos_, sin_;
 };
 
 // x [B, S, heads, head_dim] at positions 0 … S-1; differentiable. Rounded once from fp32.
 at::Tensor rotate(const at::Tensor& x, const RopeTable& table);
-// x [N, heads * head_dim] contiguous, row n at positions[n], which the table must reach.
+// x [N, heads, head_dim] with cos and sin [N, 1, head_dim / 2] of each row's position, wherever
+// they are; as rotate().
+at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin);
+// x [N, heads * head_dim] contiguous and on the CPU, row n at positions[n], which the table must
+// reach.
 void rotate_rows(at::Tensor& x, std::span<const std::int64_t> positions, const RopeTable& table);
 
 }  // namespace twell::lm

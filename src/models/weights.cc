@@ -84,7 +84,9 @@ class CheckpointSource final : public ParameterSource {
                               "training that wrote it diverged",
                               info.name));
     }
-    if (!options_.dtype) options_.dtype = stored == at::kHalf ? at::kFloat : stored;
+    if (!options_.dtype) {
+      options_.dtype = stored == at::kHalf && !options_.keep_f16 ? at::kFloat : stored;
+    }
     at::Tensor tensor = mapped_or_copied(found, stored);
     return transposed ? tensor.t() : tensor;
   }
@@ -186,6 +188,22 @@ class RandomSource final : public ParameterSource {
   double std_;
 };
 
+class DeviceSource final : public ParameterSource {
+ public:
+  DeviceSource(ParameterSource& from, at::Device device) : from_(from), device_(device) {}
+
+  at::Tensor take(const ParameterSpec& spec) override {
+    at::Tensor out = from_.take(spec).to(device_);
+    from_.release(spec);
+    return out;
+  }
+  void release(const ParameterSpec& /*spec*/) override {}
+
+ private:
+  ParameterSource& from_;
+  at::Device device_;
+};
+
 template <class Word>
 void transpose_into(const Word* in, std::int64_t rows, std::int64_t cols, Word* out) {
   // 32 × 32 words: 32 cache lines of input and of output, half of a first-level cache at most.
@@ -210,6 +228,10 @@ void transpose_into(const Word* in, std::int64_t rows, std::int64_t cols, Word* 
 std::unique_ptr<ParameterSource> make_checkpoint_source(std::shared_ptr<io::Checkpoint> checkpoint,
                                                         const CheckpointSourceOptions& options) {
   return std::make_unique<CheckpointSource>(std::move(checkpoint), options);
+}
+
+std::unique_ptr<ParameterSource> make_device_source(ParameterSource& from, at::Device device) {
+  return std::make_unique<DeviceSource>(from, device);
 }
 
 std::unique_ptr<ParameterSource> make_random_source(at::ScalarType dtype, std::uint64_t seed,

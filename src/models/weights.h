@@ -42,12 +42,16 @@ struct CheckpointSourceOptions {
   std::optional<at::ScalarType> dtype = {};  // absent: of the embedding (f16 becomes f32)
   bool own_copies = false;                   // writable memory instead of the mapping
   bool check_finite = true;
+  bool keep_f16 = false;  // f16 stays as it is
 };
 
 // Tensors of the wanted dtype that lie aligned to it are used where they are mapped (read only,
 // the checkpoint is kept open as long as one of them lives); others are copied.
 std::unique_ptr<ParameterSource> make_checkpoint_source(std::shared_ptr<io::Checkpoint> checkpoint,
                                                         const CheckpointSourceOptions& options);
+
+// The tensors of `from`, which must outlive this, on another device.
+std::unique_ptr<ParameterSource> make_device_source(ParameterSource& from, at::Device device);
 
 // normal(0, std) matrices and embeddings, residual ones divided by √(2 layers); norms 1, biases 0.
 std::unique_ptr<ParameterSource> make_random_source(at::ScalarType dtype, std::uint64_t seed,

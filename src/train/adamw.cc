@@ -50,6 +50,15 @@ void update_tensor(const Step& step, const at::Tensor& grad, OptimizedParameter&
   });
 }
 
+// The same by PyTorch's operations, on any device.
+void update_by_operations(const Step& s, const at::Tensor& grad, OptimizedParameter& p) {
+  const at::Tensor g = grad.to(at::kFloat) * s.grad_scale;
+  p.m.mul_(s.beta1).add_(g, s.one_minus_beta1);
+  p.v.mul_(s.beta2).addcmul_(g, g, s.one_minus_beta2);
+  p.master.mul_(s.keep).addcdiv_(p.m, p.v.sqrt().mul_(s.root).add_(s.eps), -s.step_size);
+  if (p.compute.scalar_type() == at::kBFloat16) p.compute.copy_(p.master);
+}
+
 // What the update reads: the fp32 sum if there is one, else the gradient of the last pass.
 const at::Tensor& gradient_of(const OptimizedParameter& p) {
   return p.sum.defined() ? p.sum : p.compute.grad();
@@ -61,7 +70,8 @@ bool is_decayed(const std::string& name, const at::Tensor& parameter) {
   return parameter.dim() >= 2 && name != "model.embed_tokens.weight";
 }
 
-AdamW::AdamW(const std::vector<Entry>& entries) {
+AdamW::AdamW(const std::vector<Entry>& entries, bool tensor_operations)
+    : tensor_operations_(tensor_operations) {
   for (const Entry& entry : entries) {
     OptimizedParameter p;
     p.name = entry.name;
@@ -77,6 +87,7 @@ AdamW::AdamW(const std::vector<Entry>& entries) {
                       ": expected a contiguous fp32 master and a bf16 copy of its shape, or an "
                       "fp32 parameter that is its own master");
     }
+    if (!p.master.is_cpu()) tensor_operations_ = true;
     p.m = at::zeros_like(p.master);
     p.v = at::zeros_like(p.master);
     p.decayed = is_decayed(p.name, p.master);
@@ -98,6 +109,17 @@ void AdamW::accumulate() {
 }
 
 double AdamW::grad_norm() const {
+  if (tensor_operations_) {
+    // One number is read back, not one a parameter.
+    std::vector<at::Tensor> squares;
+    for (const OptimizedParameter& p : parameters_) {
+      const at::Tensor& grad = gradient_of(p);
+      if (!grad.defined()) continue;
+      squares.push_back(
+          at::linalg_vector_norm(grad, 2, {}, false, at::kFloat).to(at::kDouble).square());
+    }
+    return squares.empty() ? 0.0 : std::sqrt(at::stack(squares).sum().item<double>());
+  }
   double sum = 0.0;
   for (const OptimizedParameter& p : parameters_) {
     const at::Tensor& grad = gradient_of(p);
@@ -124,6 +146,10 @@ void AdamW::update(const Recipe& recipe, double lr, double grad_scale, std::int6
     step.keep = static_cast<float>(p.decayed ? 1 - lr * recipe.weight_decay : 1.0);
     const at::Tensor& source = gradient_of(p);
     if (!source.defined()) continue;  // took no part in this step
+    if (tensor_operations_) {
+      update_by_operations(step, source, p);
+      continue;
+    }
     const at::Tensor grad = source.contiguous();
     if (grad.scalar_type() == at::kBFloat16) {
       update_tensor<at::BFloat16>(step, grad, p);

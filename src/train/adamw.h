@@ -27,14 +27,15 @@ bool is_decayed(const std::string& name, const at::Tensor& parameter);
 
 class AdamW {
  public:
-  // (name, compute parameter, fp32 master); all contiguous on the CPU, shapes equal. Where the
+  // (name, compute parameter, fp32 master); all contiguous on one device, shapes equal. Where the
   // compute parameter is fp32 it must be the master itself.
   struct Entry {
     std::string name;
     at::Tensor compute;
     at::Tensor master;
   };
-  explicit AdamW(const std::vector<Entry>& entries);
+  // tensor_operations: update by PyTorch's, as is done anyway where parameters are not on the CPU.
+  explicit AdamW(const std::vector<Entry>& entries, bool tensor_operations = false);
 
   // After each backward pass of a step with several micro-batches: moves gradients of a type
   // narrower than fp32 into their fp32 sum. (fp32 gradients add up in place.)
@@ -53,6 +54,7 @@ class AdamW {
 
  private:
   std::vector<OptimizedParameter> parameters_;
+  bool tensor_operations_;
 };
 
 }  // namespace twell::lm

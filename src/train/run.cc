@@ -107,7 +107,7 @@ class Run {
                       "together",
                       vocab, config.vocab_size));
     }
-    auto model = make_model(config, at::kFloat, seed);
+    auto model = make_model(config, at::kFloat, seed, run_.device);
     // A resumed run gets its weights from Trainer::load.
     if (!fresh && !latest) copy_weights(*run_.model, *model);
     for (const auto& [name, tensor] : model->parameters()) result_.parameters += tensor.numel();

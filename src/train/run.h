@@ -34,6 +34,8 @@ struct TrainRun {
   std::int64_t bpe_vocab_size = 4096;
   std::uint64_t bpe_max_bytes = 32 << 20;  // of text it is learnt from
 
+  at::Device device = at::kCPU;  // as open_device() gave it
+
   // With `resume` the recipe is that of the checkpoint, except what is looked at (log_every to
   // keep_checkpoints) and, where extend_to is given, the number of steps.
   Recipe recipe;

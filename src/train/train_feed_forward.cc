@@ -150,7 +150,8 @@ class TrainingFeedForward : public FeedForward {
       throw Error(ErrorKind::unsupported, "training feed-forward layer",
                   "does not hand out hidden states; observe the model before training begins");
     }
-    return sparse_ ? sparse(x, layer) : dense(x, layer);
+    return sparse_ && x.is_cpu() && !training_->tensor_operations ? sparse(x, layer)
+                                                                  : dense(x, layer);
   }
   FfnPath path() const override { return FfnPath::dense; }
   std::string describe() const override {
@@ -183,7 +184,8 @@ class TrainingFeedForward : public FeedForward {
     FfnCallCounts counts;
     counts.rows = gate.size(0);
     const auto fired = gate.ne(0);
-    const auto rows = fired.sum(1, false, at::kInt), neurons = fired.sum(0, false, at::kInt);
+    const auto rows = fired.sum(1, false, at::kInt).cpu();
+    const auto neurons = fired.sum(0, false, at::kInt).cpu();
     counts.row_nnz.assign(rows.const_data_ptr<std::int32_t>(),
                           rows.const_data_ptr<std::int32_t>() + rows.numel());
     counts.neuron_nnz.assign(neurons.const_data_ptr<std::int32_t>(),

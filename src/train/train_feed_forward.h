@@ -21,6 +21,8 @@ struct FfnTraining {
   ActivityRecorder* recorder =
       nullptr;                // null: nothing is recorded (forward half of recomputation)
   bool skip_inactive = true;  // see Recipe
+  // PyTorch's dense operations for every activation, as where parameters are not on the CPU.
+  bool tensor_operations = false;
 };
 
 // y = (act(x Wg) ⊙ (x Wu)) Wd or act(x Wu) Wd on `parameters` (shared with the model), x [N, D],

@@ -49,7 +49,10 @@ std::pair<at::Tensor, at::Tensor> read_windows(const TokenStream& tokens,
 
 Trainer::Trainer(std::unique_ptr<Model> model, const Recipe& recipe, TrainingData data)
     : recipe_(checked(recipe, model->config())),
-      compute_(resolve(recipe.compute)),
+      // Tensor cores multiply bf16 everywhere.
+      compute_(recipe.compute == ComputeType::automatic && !model->device().is_cpu()
+                   ? ComputeType::bf16
+                   : resolve(recipe.compute)),
       data_(std::move(data)),
       split_(data_.tokens.size(), recipe.context, data_.validation_fraction),
       windows_(split_.train_windows(), recipe.seed),
@@ -57,7 +60,7 @@ Trainer::Trainer(std::unique_ptr<Model> model, const Recipe& recipe, TrainingDat
       recorder_(model->layers(), model->config().intermediate_size, recipe.context) {
   const NamedTensors masters = model->parameters();
   if (compute_ == ComputeType::bf16) {
-    model_ = make_model(model->config(), at::kBFloat16, recipe.seed);
+    model_ = make_model(model->config(), at::kBFloat16, recipe.seed, model->device());
   } else {
     model_ = std::move(model);
   }
@@ -182,14 +185,16 @@ double Trainer::loss_in_chunks(const at::Tensor& hidden, const at::Tensor& targe
   const std::int64_t chunk =
       std::max<std::int64_t>(64, kLogitsPerChunk / std::max<std::int64_t>(1, config().vocab_size));
   if (grad != nullptr) *grad = at::empty_like(hidden, at::MemoryFormat::Contiguous).detach();
-  const at::Tensor scale = at::scalar_tensor(grad_scale, at::kFloat);
+  const at::Tensor scale =
+      at::scalar_tensor(grad_scale, at::TensorOptions(at::kFloat).device(hidden.device()));
+  const at::Tensor wanted = targets.to(hidden.device());
   double sum = 0.0;
   for (std::int64_t begin = 0; begin < rows; begin += chunk) {
     const std::int64_t count = std::min(chunk, rows - begin);
     const at::Tensor part = hidden.detach().narrow(0, begin, count).requires_grad_(grad != nullptr);
     const at::Tensor logits = model_->head(part).to(at::kFloat);
     const at::Tensor loss =
-        at::cross_entropy_loss(logits, targets.narrow(0, begin, count), {}, at::Reduction::Sum);
+        at::cross_entropy_loss(logits, wanted.narrow(0, begin, count), {}, at::Reduction::Sum);
     sum += loss.item<double>();
     if (grad == nullptr) continue;
     loss.backward(scale);
@@ -246,16 +251,16 @@ std::int64_t Trainer::revive() {
     OptimizedParameter& p = *found;
     Random random(recipe_.seed ^ (static_cast<std::uint64_t>(steps_done_ + 1) << 20U) ^
                   static_cast<std::uint64_t>(layer));
-    const std::int64_t cols = p.master.size(1);
-    for (const std::int64_t row : dead) {
-      for (at::Tensor* t : {&p.master, &p.m, &p.v}) {
-        auto* data = t->mutable_data_ptr<float>() + row * cols;
-        for (std::int64_t i = 0; i < cols; ++i) {
-          data[i] =
-              t == &p.master ? static_cast<float>(recipe_.reinit_std * random.normal()) : 0.0F;
-        }
-      }
+    const at::Tensor fresh = at::empty({static_cast<std::int64_t>(dead.size()), p.master.size(1)},
+                                       at::TensorOptions(at::kFloat));
+    auto* data = fresh.mutable_data_ptr<float>();
+    for (std::int64_t i = 0; i < fresh.numel(); ++i) {
+      data[i] = static_cast<float>(recipe_.reinit_std * random.normal());
     }
+    const at::Tensor rows = at::tensor(dead, at::kLong).to(p.master.device());
+    p.master.index_copy_(0, rows, fresh.to(p.master.device()));
+    p.m.index_fill_(0, rows, 0.0);
+    p.v.index_fill_(0, rows, 0.0);
     revived += static_cast<std::int64_t>(dead.size());
   }
   if (revived > 0) copy_masters();

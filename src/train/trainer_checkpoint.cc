@@ -106,11 +106,16 @@ void Trainer::save(const fs::path& directory, const io::Tokenizer* tokenizer) co
   if (tokenizer != nullptr) tokenizer->save(out);
 
   std::vector<io::TensorData> weights, moments;
+  std::vector<at::Tensor> kept;  // copies, where tensors are not on the CPU
+  const auto data = [&kept](const std::string& name, const at::Tensor& tensor) {
+    kept.push_back(tensor.detach().cpu());
+    return tensor_data(name, kept.back());
+  };
   for (const OptimizedParameter& p : optimizer_->parameters()) {
-    weights.push_back(tensor_data(p.name, p.compute));
-    moments.push_back(tensor_data("m." + p.name, p.m));
-    moments.push_back(tensor_data("v." + p.name, p.v));
-    if (compute_ == ComputeType::bf16) moments.push_back(tensor_data("master." + p.name, p.master));
+    weights.push_back(data(p.name, p.compute));
+    moments.push_back(data("m." + p.name, p.m));
+    moments.push_back(data("v." + p.name, p.v));
+    if (compute_ == ComputeType::bf16) moments.push_back(data("master." + p.name, p.master));
   }
   io::TensorData fired;
   fired.name = "last_fired";
@@ -168,7 +173,10 @@ void Trainer::load(const fs::path& directory) {
   }
 
   for (const Source& source : sources) {
-    std::memcpy(source.to.data_ptr(), source.from.data, source.from.info->bytes());
+    const at::NoGradGuard no_grad;
+    const at::Tensor staged = at::empty(source.to.sizes(), at::TensorOptions(at::kFloat));
+    std::memcpy(staged.mutable_data_ptr(), source.from.data, source.from.info->bytes());
+    source.to.detach().copy_(staged);
   }
   std::memcpy(recorder_.last_fired().data(), fired.data, fired.info->bytes());
   copy_masters();

@@ -1,7 +1,10 @@
 """Help, wrong use, and failures that have to be one clear line."""
 
+import ctypes
 import json
+import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -69,6 +72,9 @@ def failures(work):
         "no config": (["generate", "--model", no_model, "--prompt", "a"], "config.json"),
         "nnz above H": (["bench", "ffn", "--ffn", 64, "--nnz", 65], "--nnz"),
         "no such device": (["bench", "ffn", "--device", "tpu"], "tpu"),
+        "no such GPU number": (["generate", "--model", no_model, "--prompt", "a", "--device",
+                                "cuda:x"], "cuda:N"),
+        "f16 on the CPU": (["bench", "ffn", "--dtype", "f16"], "--device cuda"),
         "json directory": (
             ["explain", "--json", work / "no" / "where" / "x.json"], "x.json"),
         "json is a directory": (["explain", "--json", no_model], "directory"),
@@ -89,7 +95,8 @@ def failures(work):
 
 
 NAMES = [
-    "no such model", "no config", "nnz above H", "no such device", "json directory",
+    "no such model", "no config", "nnz above H", "no such device",
+    "no such GPU number", "f16 on the CPU", "json directory",
     "json is a directory", "no text", "two tokenizers", "empty text", "no utf-8",
     "synth into files", "synth with all firing", "convert nothing", "convert garbage",
     "demo without text", "demo into files",
@@ -104,6 +111,50 @@ def test_failures_are_one_line_and_leave_nothing(twell, work, name):
     assert done.code == 1
     assert needle in done.error_line()
     assert sorted(p.name for p in work.iterdir()) == before
+
+
+DEVICE_COMMANDS = {
+    "generate": ["--model", "none", "--prompt", "a"],
+    "stats": ["--model", "none", "--text", "none"],
+    "eval": ["--model", "none", "--task", "perplexity", "--data", "none"],
+    "train": ["--data", "none", "--out", "none"],
+    "bench ffn": [],
+    "bench model": ["--model", "none"],
+}
+
+
+def has_driver():
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(has_driver(), reason="a driver of NVIDIA is installed here")
+@pytest.mark.parametrize("command", DEVICE_COMMANDS)
+def test_without_a_gpu_one_line_says_so(twell, command):
+    done = twell(*command.split(), *DEVICE_COMMANDS[command], "--device", "cuda", ok=False)
+    assert done.code == 1
+    assert "device cuda: no NVIDIA GPU is visible; the driver" in done.error_line()
+    assert "--device cpu" in done.error_line()
+
+
+@pytest.mark.skipif(has_driver() or not shutil.which("cc"), reason="a driver is here, or no cc")
+def test_libraries_load_where_a_driver_sees_no_gpu(twell, program, tmp_path):
+    """A driver that knows nothing: everything behind it is loaded in earnest."""
+    (tmp_path / "empty.c").write_text("int cuInit(unsigned flags) { return 100 + flags; }\n")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "libcuda.so.1",
+                    tmp_path / "empty.c"], check=True)
+    done = twell("bench", "ffn", "--device", "cuda", ok=False,
+                 env={"LD_LIBRARY_PATH": str(tmp_path)})
+    assert done.code == 1
+    line = done.error_line()
+    built = (Path(program).resolve().parents[1] / "src/torch_ops/libtwell_lm_cuda.so").is_file()
+    if built:
+        assert "no NVIDIA GPU is visible; look at nvidia-smi and CUDA_VISIBLE_DEVICES" in line
+    else:
+        assert "CUDA" in line and "--device cpu" in line
 
 
 def test_forced_tier_that_is_unknown_is_an_error(twell):

@@ -1,6 +1,7 @@
 // Plans are pure: every GPU's are tested on any machine.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <set>
 
 #include "kernels/cuda/common/raster.h"
@@ -22,6 +23,13 @@ Device gpu(int major, int minor, int sms, std::size_t shared_kib) {
 const Device kA100 = gpu(8, 0, 108, 163);
 const Device kRtx3090 = gpu(8, 6, 82, 99);
 const Device kH100 = gpu(9, 0, 132, 227);
+
+Device with_clocks(Device device, int mhz, int memory_mhz, int bus_bits) {
+  device.clock_khz = mhz * 1000;
+  device.memory_clock_khz = memory_mhz * 1000;
+  device.memory_bus_bits = bus_bits;
+  return device;
+}
 
 Problem paper(std::int64_t tokens) { return {tokens, 2048, 5632, DType::bf16, true, true}; }
 
@@ -120,6 +128,63 @@ TEST(CudaSwizzle, NoBankConflicts) {
     EXPECT_EQ(by_row.size(), 8U);
     EXPECT_EQ(by_chunk.size(), 8U);
   }
+}
+
+// Data sheets: A100 312 TFLOP/s and 1,555 GB/s (40 GB), RTX 3090 71 and 936, H100 989 and 3,352.
+TEST(CudaCost, RatesAreThoseOfDataSheets) {
+  const auto check = [](const Device& device, double tflops, double gb) {
+    const DeviceRates rates = rates_of(device);
+    EXPECT_NEAR(rates.tensor_flops / 1e12, tflops, 0.02 * tflops);
+    EXPECT_NEAR(rates.memory_bytes / 1e9, gb, 0.01 * gb);
+    EXPECT_GT(rates.l2_bytes, 2 * rates.memory_bytes);
+  };
+  check(with_clocks(kA100, 1410, 1215, 5120), 312, 1555);
+  check(with_clocks(kRtx3090, 1695, 9751, 384), 71, 936);
+  check(with_clocks(kH100, 1830, 2619, 5120), 989, 3352);
+  const DeviceRates unknown = rates_of(kA100);  // clocks that the driver does not tell
+  EXPECT_GT(unknown.tensor_flops, 1e12);
+  EXPECT_GT(unknown.memory_bytes, 1e11);
+}
+
+TEST(CudaCost, SparseWinsWhereFewNeuronsFireAndLosesWhereMostDo) {
+  const Device devices[] = {with_clocks(kA100, 1410, 1215, 5120),
+                            with_clocks(kRtx3090, 1695, 9751, 384),
+                            with_clocks(kH100, 1830, 2619, 5120)};
+  for (const Device& device : devices) {
+    for (const bool gated : {true, false}) {
+      for (const std::int64_t tokens : {1, 8, 64, 512, 4096, 100000}) {
+        Problem problem = paper(tokens);
+        problem.gated = gated;
+        const auto ratio = [&](double density) {
+          const FfnCost cost = estimate_ffn(device, problem, density);
+          EXPECT_GT(cost.dense, 0);
+          EXPECT_GT(cost.sparse, 0);
+          return cost.sparse / cost.dense;
+        };
+        // The share the paper's models fire.
+        if (gated || tokens <= 64) {
+          EXPECT_LT(ratio(29.0 / 5632), 1.0) << tokens;
+        }
+        if (tokens >= 64) {
+          EXPECT_GT(ratio(1.0), 1.0) << tokens;
+        }
+        // Each further neuron costs something or nothing, so there is one crossover.
+        double before = ratio(0);
+        for (int percent = 1; percent <= 100; ++percent) {
+          const double now = ratio(percent / 100.0);
+          EXPECT_GE(now, before);
+          before = now;
+        }
+      }
+      // One token at full density reads the same weights on both paths.
+      Problem one = paper(1);
+      one.gated = gated;
+      const FfnCost cost = estimate_ffn(device, one, 1.0);
+      EXPECT_LT(cost.sparse, 1.2 * cost.dense);
+    }
+  }
+  EXPECT_THROW(estimate_ffn(kA100, paper(1), 1.5), Error);
+  EXPECT_THROW(estimate_ffn(kA100, paper(1), std::nan("")), Error);
 }
 
 }  // namespace

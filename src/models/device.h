@@ -1,0 +1,77 @@
+// CPU or GPU: opening one by name, and what models and the engine ask of it besides tensors.
+//
+// Nothing here is linked to CUDA. PyTorch's CUDA half and twell's own are loaded when a GPU is
+// asked for, so that programs without one neither need them nor wait for them.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+
+namespace twell::lm {
+
+// Work that is repeated with the same tensors: recorded once, started as a whole.
+class StepGraph {
+ public:
+  virtual ~StepGraph() = default;
+  // Records `step` without running it. It must have run before, so that nothing is made for the
+  // first time; its tensors must stay where they are. What it allocates belongs to the recording.
+  virtual void capture(const std::function<void()>& step) = 0;
+  virtual void replay() = 0;
+};
+
+// A point in the work enqueued so far.
+class Marker {
+ public:
+  virtual ~Marker() = default;
+  virtual void set() = 0;      // after all that was enqueued
+  virtual bool reached() = 0;  // does not wait; true where never set
+};
+
+// A feed-forward layer, as far as the choice between its paths depends on it.
+struct LayerShape {
+  std::int64_t depth = 0;   // D
+  std::int64_t hidden = 0;  // H
+  bool gated = true;
+  at::ScalarType dtype = at::kBFloat16;
+};
+
+class DeviceRuntime {
+ public:
+  virtual ~DeviceRuntime() = default;
+  virtual std::string describe() const = 0;
+  // Waits for all work of the current stream; a failure of it is reported here.
+  virtual void synchronize() = 0;
+  virtual std::unique_ptr<StepGraph> make_graph() = 0;
+  virtual std::unique_ptr<Marker> make_marker() = 0;
+  virtual bool capturing() const = 0;  // whether a StepGraph is recording
+  // Host memory that the device writes to without a wait.
+  virtual at::Tensor host_buffer(std::int64_t elements, at::ScalarType dtype) = 0;
+  // Bytes of the device in use at most since the last reset; 0 where that is not counted.
+  virtual std::int64_t peak_bytes() = 0;
+  virtual void reset_peak_bytes() = 0;
+  virtual std::string uuid() const = 0;  // as NVML has it, "GPU-…"; empty for the CPU
+  // The time that twell::ffn is expected to take for `rows` tokens at `density`, by that of dense
+  // GEMMs.
+  virtual double sparse_to_dense(const LayerShape& layer, std::int64_t rows,
+                                 double density) const = 0;
+  virtual std::string explain_ffn(const LayerShape& layer, std::int64_t rows) const = 0;
+};
+
+// "cpu", "cuda" or "cuda:N". Throws twell::Error on other names and, in one line with what to do,
+// where there is no such GPU or no library for it. Call it before any other work: PyTorch looks for
+// its CUDA half once.
+at::Device open_device(std::string_view name);
+
+// Of a device that was opened. One a device and process.
+DeviceRuntime& runtime_of(at::Device device);
+
+// How libtwell_lm_cuda.so hands out its runtime: the function of this name and type.
+inline constexpr const char* kCudaRuntimeSymbol = "twell_lm_cuda_runtime";
+using CudaRuntimeFactory = DeviceRuntime* (*)(int ordinal);
+
+}  // namespace twell::lm
