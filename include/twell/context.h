@@ -15,6 +15,9 @@ namespace twell {
 struct ContextOptions {
   int threads = 0;              // 0: as many as OpenMP would use
   std::optional<CpuTier> tier;  // unset: default_cpu_tier()
+  // For FfnPlan::hot_share: 0 multiplies every neuron that fires densely, 2 gathers all. Unset:
+  // what is expected to be fastest.
+  std::optional<double> hot_share = {};
 };
 
 class Context {
@@ -27,6 +30,7 @@ class Context {
 
   int threads() const { return threads_; }
   CpuTier tier() const { return tier_; }
+  std::optional<double> hot_share() const { return hot_share_; }
 
   // Scratch of at least `bytes`, 64-byte aligned, private to (thread, slot); contents undefined.
   // It stays allocated for the next call. Safe to call from the context's own parallel regions.
@@ -37,6 +41,7 @@ class Context {
   struct Arena;
   int threads_;
   CpuTier tier_;
+  std::optional<double> hot_share_;
   std::unique_ptr<Arena> arena_;
 };
 

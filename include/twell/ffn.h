@@ -70,8 +70,10 @@ struct FfnPlan {
   std::int64_t row_block = 0;  // rows per gate GEMM block
   TwellLayout layout;          // of the packed gate of one block
   int row_splits = 1;          // groups of rows per tile, where tiles are fewer than threads
-  // Neurons that at least this share of a block's rows fire are multiplied densely; above 1: none.
+  // Neurons that at least this share of a block's rows fire, and hot_rows more, are multiplied
+  // densely; above 1: none.
   double hot_share = 2.0;
+  int hot_rows = 0;
   std::string to_string() const;
 };
 FfnPlan plan_ffn(const Context& context, std::int64_t tokens, const FfnWeights& weights);

@@ -5,9 +5,6 @@
 namespace twell {
 namespace {
 
-// Packing a neuron's rows costs about as much as gathering them for this many tokens.
-constexpr double kPackingTokens = 6.0;
-
 template <class T>
 std::size_t bytes_of(std::int64_t count) {
   return static_cast<std::size_t>(count) * sizeof(T);
@@ -21,7 +18,8 @@ HotNeurons::HotNeurons(Context& context, const FfnPlan& plan, const FfnWeights& 
       weights_(weights),
       gemm_(gemm_kernel(plan.tier, weights.gate.dtype)),
       chosen_(chosen_rows_kernel(plan.tier, weights.gate.dtype)),
-      share_(plan.hot_share) {
+      share_(plan.hot_share),
+      hot_rows_(plan.hot_rows) {
   const std::int64_t hidden = weights.gate.rows;
   const std::int64_t width = weights.down.cols;
   counts_ =
@@ -66,7 +64,7 @@ void HotNeurons::count(const GateBlock& gate, FfnStats* stats, std::int64_t firs
       }
     }
     size_ = 0;
-    const double least = share_ * static_cast<double>(rows) + kPackingTokens;
+    const double least = share_ * static_cast<double>(rows) + hot_rows_;
     for (std::int64_t n = 0; n < weights_.gate.rows; ++n) {
       if (counts_[n] >= least) list_[size_++] = static_cast<std::int32_t>(n);
     }

@@ -52,6 +52,7 @@ class HotNeurons {
   const Gemm& gemm_;
   const ChosenRows& chosen_;
   double share_;
+  int hot_rows_;
   std::int64_t size_ = 0;
   std::int32_t* counts_ = nullptr;  // [H] rows of the block that fired it
   std::int32_t* list_ = nullptr;    // [H] hot neurons, ascending

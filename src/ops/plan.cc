@@ -6,7 +6,6 @@
 #include "twell/ffn.h"
 
 namespace twell {
-
 namespace {
 
 // A dense product with a neuron's rows costs this share of gathering them for one token: 19 of 170
@@ -25,6 +24,9 @@ double hot_share_of(CpuTier tier) {
   }
   return 2.0;
 }
+
+// Packing a neuron's rows costs about as much as gathering them for this many tokens.
+constexpr int kPackingTokens = 6;
 
 }  // namespace
 
@@ -46,7 +48,10 @@ FfnPlan plan_ffn(const Context& context, std::int64_t tokens, const FfnWeights& 
   plan.row_splits =
       static_cast<int>((plan.threads + plan.layout.tiles() - 1) / plan.layout.tiles());
   // Where a row is split among threads, gathering is all there is to do.
-  if (sparse_parts(plan.row_block, plan.threads) == 1) plan.hot_share = hot_share_of(plan.tier);
+  if (sparse_parts(plan.row_block, plan.threads) > 1) return plan;
+  plan.hot_share = context.hot_share().value_or(hot_share_of(plan.tier));
+  // What is forced is forced for few rows too.
+  plan.hot_rows = context.hot_share() ? 1 : kPackingTokens;
   return plan;
 }
 

@@ -3,7 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <optional>
 #include <string>
+#include <utility>
 
 #include "kernels/ref/ref.h"
 #include "tests/support/bounds.h"
@@ -62,6 +64,25 @@ class Layer {
   }
   std::vector<std::byte> packed_;
 };
+
+// A layer whose token r fires exactly the neurons with fires(r, n): its input is the unit vector r,
+// beside `extra` random inputs that the gate does not see and up does.
+template <class T, class Fires>
+Layer<T> layer_that_fires(std::int64_t tokens, std::int64_t hidden, bool gated, Fires fires,
+                          std::int64_t extra = 24) {
+  Layer<T> layer({tokens, tokens + extra, hidden, gated});
+  for (std::int64_t r = 0; r < tokens; ++r) {
+    for (std::int64_t k = 0; k < tokens; ++k) layer.x.set(r, k, r == k ? 1.0F : 0.0F);
+  }
+  for (std::int64_t n = 0; n < hidden; ++n) {
+    for (std::int64_t k = 0; k < tokens + extra; ++k) {
+      const float size = 0.5F + std::abs(layer.gate.value(n, k));
+      layer.gate.set(n, k, k >= tokens ? 0.0F : fires(k, n) ? size : -size);
+    }
+  }
+  layer.pack();
+  return layer;
+}
 
 inline bool same(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }
 
@@ -191,6 +212,24 @@ void check_layer(Context& context, Layer<T>& layer, std::int32_t tile = 256,
     ASSERT_EQ(std::memcmp(&fused.at(r, 0), &again.at(r, 0),
                           static_cast<std::size_t>(c.depth) * sizeof(T)),
               0);
+  }
+}
+
+// check_layer() on every tier of this machine, with every way to treat what fired; `nnz` of it.
+template <class T>
+void check_every_path(Layer<T>& layer, std::int64_t nnz) {
+  for (CpuTier tier : available_cpu_tiers()) {
+    for (const std::optional<double> hot_share :
+         {std::optional<double>(), std::optional(0.0), std::optional(2.0)}) {
+      SCOPED_TRACE("hot share " + (hot_share ? std::to_string(*hot_share) : "of the plan"));
+      Context context({.threads = 2, .tier = tier, .hot_share = hot_share});
+      check_layer(context, layer);
+      TestMatrix<T> y(layer.shape.tokens, layer.shape.depth);
+      FfnStats stats;
+      ffn(context, std::as_const(layer.x).view(), layer.weights(), layer.shape.activation, y.view(),
+          &stats);
+      EXPECT_EQ(stats.nnz, nnz);
+    }
   }
 }
 

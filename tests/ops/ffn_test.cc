@@ -121,6 +121,23 @@ TYPED_TEST(FfnTest, AdversarialPatterns) {
   });
 }
 
+// The same activity in the fused layer, with gathering and the dense product of what fired forced.
+TYPED_TEST(FfnTest, AdversarialPatternsOnEveryPath) {
+  for (Pattern pattern : kAllPatterns) {
+    for (const auto& [tokens, gated] : {std::pair{20, true}, {65, false}, {130, true}}) {
+      const auto wanted = activation_matrix<TypeParam>(pattern, tokens, 290, 4);
+      auto layer = layer_that_fires<TypeParam>(
+          tokens, 290, gated,
+          [&](std::int64_t r, std::int64_t n) { return wanted.value(r, n) != 0.0; });
+      std::int64_t nnz = 0;
+      for (std::int64_t r = 0; r < tokens; ++r) {
+        for (std::int64_t n = 0; n < 290; ++n) nnz += wanted.value(r, n) != 0.0;
+      }
+      check_every_path(layer, nnz);
+    }
+  }
+}
+
 // A third of the neurons fire for every row, some for half of them, the rest rarely: the fused
 // layer multiplies the first densely and gathers the last. Weights that are not finite reach
 // exactly the rows that fire their neuron.
