@@ -62,9 +62,10 @@ void run(CalibrateCommand& o) {
   progress.finish();
   // The dense path does the same work at every density.
   for (std::size_t t = 0; t < dense.size(); ++t) cost.dense[t] = median(dense[t]);
-  // More non-zeros are never less work: what noise says otherwise is levelled.
+  // More non-zeros are never less work, and noise only ever adds time: of two that say otherwise
+  // the lower one is right.
   for (auto& row : cost.sparse) {
-    for (std::size_t i = 1; i < row.size(); ++i) row[i] = std::max(row[i], row[i - 1]);
+    for (std::size_t i = row.size() - 1; i-- > 0;) row[i] = std::min(row[i], row[i + 1]);
   }
   lm::save_cost_model(cost);
 
