@@ -44,6 +44,7 @@ struct Isa {
   static V fma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
   static float sum(V v) { return _mm512_reduce_add_ps(v); }
   static void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+  static void prefetch_l2(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
   // 16 words of 16 rows, from word `at` on, turned around.
   static void transpose_words(const void* const* rows, std::int64_t at, std::uint32_t* out) {

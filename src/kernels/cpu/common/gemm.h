@@ -18,9 +18,12 @@ struct RegisterGemm {
   static constexpr std::int64_t kDepthBlock = 512 / sizeof(T);
 
   // c[Rows × Panels·16] (+)= x[Rows × depth] · panels, the accumulators in registers throughout.
+  // A panel's inputs of the same depth from `ahead` on (null: none) are brought to L2 meanwhile:
+  // with 64 rows, whose weights come from L3, that takes the GEMM from 0.8 to 1.0 of the rate at
+  // 512 rows.
   template <int Rows, int Panels>
   static void micro(const X* x, std::int64_t x_stride, const T* panel, std::int64_t panel_stride,
-                    std::int64_t depth, float* c, bool accumulate) {
+                    std::int64_t depth, float* c, bool accumulate, const T* ahead) {
     constexpr int kColumns = Panels * kVectors;
     V acc[Rows][kColumns];
 #pragma GCC unroll 16
@@ -31,6 +34,7 @@ struct RegisterGemm {
       }
     }
     for (std::int64_t k = 0; k < depth; k += kStep) {
+      if (ahead != nullptr) Isa::prefetch_l2(ahead + k * kPanel);
 #pragma GCC unroll 16
       for (int v = 0; v < kColumns; ++v) {
         const auto w = Isa::load_panel(panel + (v / kVectors) * panel_stride + k * kPanel +
@@ -54,7 +58,7 @@ struct RegisterGemm {
                          std::int64_t panel_stride, std::int64_t depth, float* c, bool accumulate) {
     if constexpr (Rows > 1) {
       if (rows == Rows - 1) {
-        micro<Rows - 1, Panels>(x, x_stride, panel, panel_stride, depth, c, accumulate);
+        micro<Rows - 1, Panels>(x, x_stride, panel, panel_stride, depth, c, accumulate, nullptr);
       } else {
         micro_tail<Rows - 1, Panels>(rows, x, x_stride, panel, panel_stride, depth, c, accumulate);
       }
@@ -64,18 +68,20 @@ struct RegisterGemm {
   template <int Panels>
   static void rows_by_panels(const X* x, std::int64_t x_stride, std::int64_t rows, const T* panel,
                              std::int64_t panel_stride, std::int64_t depth, float* c,
-                             bool accumulate) {
+                             bool accumulate, const T* next) {
     constexpr int kRows = Isa::kGemmRows;
     std::int64_t r = 0;
-    for (; r + kRows <= rows; r += kRows) {
+    for (int p = 0; r + kRows <= rows; r += kRows, ++p) {
+      const T* ahead = next != nullptr && p < Panels ? next + p * panel_stride : nullptr;
       micro<kRows, Panels>(x + r * x_stride, x_stride, panel, panel_stride, depth,
-                           c + r * kColumnBlock, accumulate);
+                           c + r * kColumnBlock, accumulate, ahead);
     }
     micro_tail<kRows, Panels>(rows - r, x + r * x_stride, x_stride, panel, panel_stride, depth,
                               c + r * kColumnBlock, accumulate);
   }
 
   static void run(const GemmArgs& args) {
+    constexpr std::int64_t kPanels = Isa::kGemmPanels;
     const std::int64_t depth = packed_depth(args.weight.dtype, args.weight.cols);
     const std::int64_t panel_stride = depth * kPanel;
     const T* weight = static_cast<const T*>(args.weight.data) + args.panel_begin * panel_stride;
@@ -86,14 +92,22 @@ struct RegisterGemm {
       const X* x = static_cast<const X*>(args.x) + k;
       const bool accumulate = args.accumulate || k > 0;
       std::int64_t p = 0;
-      for (; p + Isa::kGemmPanels <= args.panels; p += Isa::kGemmPanels) {
-        rows_by_panels<Isa::kGemmPanels>(x, args.x_stride, args.rows,
-                                         weight + p * panel_stride + k * kPanel, panel_stride, now,
-                                         args.c + p * kPanel, accumulate);
+      for (; p + kPanels <= args.panels; p += kPanels) {
+        // Panels that come next: beside these, at the next depth, or those of the next call.
+        const T* next = nullptr;
+        if (p + 2 * kPanels <= args.panels) {
+          next = weight + (p + kPanels) * panel_stride + k * kPanel;
+        } else if (k + 2 * block <= depth) {
+          next = weight + (k + block) * kPanel;
+        } else if (args.panel_begin + args.panels + kPanels <= packed_panels(args.weight.rows)) {
+          next = weight + args.panels * panel_stride;
+        }
+        rows_by_panels<kPanels>(x, args.x_stride, args.rows, weight + p * panel_stride + k * kPanel,
+                                panel_stride, now, args.c + p * kPanel, accumulate, next);
       }
       for (; p < args.panels; ++p) {
         rows_by_panels<1>(x, args.x_stride, args.rows, weight + p * panel_stride + k * kPanel,
-                          panel_stride, now, args.c + p * kPanel, accumulate);
+                          panel_stride, now, args.c + p * kPanel, accumulate, nullptr);
       }
     }
   }

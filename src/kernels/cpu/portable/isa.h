@@ -36,6 +36,7 @@ struct Isa {
   static V fma(V a, V b, V c) { return a * b + c; }
   static float sum(V v) { return (v[0] + v[1]) + (v[2] + v[3]); }
   static void prefetch(const void* p) { __builtin_prefetch(p); }
+  static void prefetch_l2(const void* p) { __builtin_prefetch(p, 0, 2); }
 
   // GEMM steps: kLanes neurons × step inputs of a packed panel, times the same inputs of one row.
   template <class T>
