@@ -10,7 +10,7 @@
 #include "cli/reference.h"
 #include "cli/views.h"
 #include "models/device.h"
-#include "models/operators.h"
+#include "models/sparse_operators.h"
 
 namespace twell::cli {
 
@@ -44,8 +44,7 @@ SparseLayer::SparseLayer(const SyntheticLayer& layer, at::Device device) : sourc
     for (at::Tensor* t : {&source.gate, &source.up, &source.down, &source.down_t}) {
       if (t->defined()) *t = t->to(device);
     }
-    static const auto pack = lm::find_operator<at::Tensor(const at::Tensor&)>("twell::pack_weight");
-    packed = pack.call(source.gate);
+    packed = lm::pack_by_operator(source.gate);
     return;
   }
   const ConstMatrixView gate = view(layer.gate);
@@ -59,30 +58,11 @@ SparseLayer::SparseLayer(const SyntheticLayer& layer, at::Device device) : sourc
 
 namespace {
 
-template <class Result>
-Result call_operator(const char* gated_name, const char* plain_name, const SparseLayer& layer,
-                     const ActivationSpec& activation, const at::Tensor& x) {
-  using Gated = Result(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                       c10::string_view, double);
-  using Plain =
-      Result(const at::Tensor&, const at::Tensor&, const at::Tensor&, c10::string_view, double);
-  static const auto gated = lm::find_operator<Gated>(gated_name);
-  static const auto plain = lm::find_operator<Plain>(plain_name);
-  const auto threshold = static_cast<double>(activation.threshold);
-  const SyntheticLayer& w = layer.source;
-  const char* name = twell::name_of(activation.kind);
-  return w.up.defined() ? gated.call(x, layer.packed, w.up, w.down_t, name, threshold)
-                        : plain.call(x, layer.packed, w.down_t, name, threshold);
-}
-
 at::Tensor run_operator(const SparseLayer& layer, const ActivationSpec& activation,
                         const at::Tensor& x, FfnStats* stats) {
-  if (stats == nullptr) {
-    return call_operator<at::Tensor>("twell::gated_ffn", "twell::ffn", layer, activation, x);
-  }
-  using Counted = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
-  const auto [y, row_nnz, neurons] =
-      call_operator<Counted>("twell::gated_ffn_stats", "twell::ffn_stats", layer, activation, x);
+  const lm::SparseOperands weights{layer.packed, layer.source.up, layer.source.down_t};
+  if (stats == nullptr) return lm::sparse_ffn(x, weights, activation);
+  const auto [y, row_nnz, neurons] = lm::sparse_ffn_counted(x, weights, activation);
   stats->nnz = row_nnz.sum().item<std::int64_t>();
   stats->max_row_nnz = row_nnz.numel() > 0 ? row_nnz.max().item<std::int64_t>() : 0;
   if (stats->neuron_counts != nullptr) {

@@ -90,9 +90,33 @@ nlohmann::json device_peaks_json(const BenchModelCommand& o, const Comparison& r
 }
 
 nlohmann::json energy_json(const Comparison& result) {
-  if (!result.decode.sparse_mj) return nullptr;
-  return {{"prefill", {{"dense", *result.prefill.dense_mj}, {"sparse", *result.prefill.sparse_mj}}},
-          {"decode", {{"dense", *result.decode.dense_mj}, {"sparse", *result.decode.sparse_mj}}}};
+  if (result.decode.energy_source == nullptr) return nullptr;
+  const auto pair = [](const SpeedPair& p) {
+    return nlohmann::json{{"dense", optional_json(p.dense_mj)},
+                          {"sparse", optional_json(p.sparse_mj)}};
+  };
+  return {{"prefill", pair(result.prefill)},
+          {"decode", pair(result.decode)},
+          {"source", result.decode.energy_source}};
+}
+
+// Energy and memory, where either is known.
+void print_costs(const BenchModelCommand& o, const Comparison& result) {
+  if (result.decode.energy_source == nullptr && o.device.is_cpu()) return;
+  Table table({"", "dense mJ/token", "sparse mJ/token", "dense GPU peak", "sparse GPU peak"});
+  const auto energy = [](const std::optional<double>& mj) {
+    return mj ? fmt::format("{:.1f}", *mj) : std::string("-");
+  };
+  const auto memory = [&o](std::int64_t bytes) {
+    return o.device.is_cpu() ? std::string("-") : format_bytes(static_cast<double>(bytes));
+  };
+  const auto row = [&](const char* name, const SpeedPair& pair) {
+    table.row({name, energy(pair.dense_mj), energy(pair.sparse_mj), memory(pair.peak.dense),
+               memory(pair.peak.sparse)});
+  };
+  row("prefill", result.prefill);
+  row("decode", result.decode);
+  o.say("{}\n", table.to_string());
 }
 
 void run(BenchModelCommand& o) {
@@ -142,6 +166,7 @@ void run(BenchModelCommand& o) {
   print_pair(table, "prefill", result.prefill);
   print_pair(table, "decode", result.decode);
   o.say("\n{}\n", table.to_string());
+  print_costs(o, result);
   print_pieces(o, result);
   o.say("Mean non-zeros {:.1f} of {}; logits differ by {:.1e} of the largest (bound {:.1e})\n", nnz,
         sparse->config().intermediate_size, errors.max_rel_err, bound);
@@ -159,8 +184,8 @@ void run(BenchModelCommand& o) {
            {"nnz_mean", nnz},
            {"max_rel_err", errors.max_rel_err},
            {"max_rel_err_bound", bound},
-           {"dense_max_rel_err_fp32", errors.dense ? nlohmann::json(*errors.dense) : nullptr},
-           {"sparse_max_rel_err_fp32", errors.sparse ? nlohmann::json(*errors.sparse) : nullptr},
+           {"dense_max_rel_err_fp32", optional_json(errors.dense)},
+           {"sparse_max_rel_err_fp32", optional_json(errors.sparse)},
            {"peak_bytes", peak_resident_bytes()},
            {"device", o.device_name},
            {"device_peak_bytes", device_peaks_json(o, result)},

@@ -61,6 +61,7 @@ std::vector<Timing> measure_in_turns(const std::vector<std::function<void(std::i
       // Odd rounds run backwards: nobody always follows the same neighbour.
       const std::size_t s = r % 2 == 0 ? i : sides.size() - 1 - i;
       check_interrupt();
+      if (options.before_run) options.before_run();
       const auto begin = Clock::now();
       std::int64_t calls = 0;
       double took = 0;
@@ -69,6 +70,7 @@ std::vector<Timing> measure_in_turns(const std::vector<std::function<void(std::i
         calls += batch[s];
         took = since(begin);
       }
+      if (options.after_run) options.after_run(s);
       timings[s].runs_us.push_back(took / static_cast<double>(calls));
       timings[s].calls += calls;
       if (tick) tick();

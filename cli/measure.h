@@ -2,6 +2,7 @@
 // all of them alike.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <vector>
@@ -13,6 +14,9 @@ struct MeasureOptions {
   double min_seconds = 0.2;  // of one run: as many calls as that takes
   // Waits for work that calls only enqueue; called before every look at the clock.
   std::function<void()> settle = {};
+  // Around every timed run of a side, outside of its time.
+  std::function<void()> before_run = {};
+  std::function<void(std::size_t side)> after_run = {};
 };
 
 struct Timing {

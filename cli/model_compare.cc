@@ -7,9 +7,10 @@
 #include <chrono>
 #include <cmath>
 
-#include "cli/energy.h"
 #include "cli/interrupt.h"
-#include "cli/nvml.h"
+#include "cli/json_out.h"
+#include "cli/model_runner.h"
+#include "cli/run_energy.h"
 #include "engine/sampler.h"
 #include "models/device.h"
 #include "twell/status.h"
@@ -19,84 +20,30 @@ namespace {
 
 using Side = std::function<void(std::int64_t)>;
 
-// A model with a cache of its own.
-struct Runner {
-  Runner(lm::Model& m, std::span<const std::int64_t> all, const CompareOptions& options)
-      : model(m),
-        tokens(all),
-        prompt(static_cast<std::size_t>(options.prompt_tokens)),
-        decode(static_cast<std::size_t>(options.decode_tokens)),
-        cache(m.make_cache(1, options.prompt_tokens + options.decode_tokens)) {}
+Side side_of(ModelRunner& runner, bool decoding) {
+  if (decoding) return [&runner](std::int64_t i) { runner.decode(i); };
+  return [&runner](std::int64_t) { runner.prefill(); };
+}
 
-  void step(std::size_t first, std::size_t count) {
-    const lm::Chunk chunk{0, tokens.subspan(first, count)};
-    const at::Tensor hidden = model.hidden_states(std::span(&chunk, 1), &cache);
-    logits = model.head(hidden.slice(0, hidden.size(0) - 1));
-  }
-  void run_prefill() {
-    cache.truncate(0);
-    step(0, prompt);
-  }
-  // The i-th call decodes token i of the continuation, over and over.
-  void run_decode(std::int64_t i) {
-    const std::size_t at = static_cast<std::size_t>(i) % decode;
-    if (cache.length(0) < static_cast<std::int64_t>(prompt)) run_prefill();
-    if (!model.device().is_cpu()) {
-      run_recorded(prompt + at);
-      return;
-    }
-    if (cache.length(0) != static_cast<std::int64_t>(prompt + at)) {
-      cache.truncate(0, static_cast<std::int64_t>(prompt));
-      for (std::size_t p = 0; p < at; ++p) step(prompt + p, 1);
-    }
-    step(prompt + at, 1);
-  }
-
-  // Token `at` at its position, by a step that is recorded once, as generation does it.
-  void run_recorded(std::size_t at) {
-    const auto run = [this] { decoded.copy_(model.head(model.step(token, position, cache))); };
-    if (!token.defined()) {
-      token = at::zeros({1}, at::TensorOptions(at::kLong).device(model.device()));
-      position = at::zeros_like(token);
-      decoded = at::empty_like(logits);
-    }
-    token.fill_(tokens[at]);
-    position.fill_(static_cast<std::int64_t>(at));
-    if (graph == nullptr) {
-      run();  // what is made for the first time is not to be recorded
-      graph = lm::runtime_of(model.device()).make_graph();
-      graph->capture(run);
-    }
-    graph->replay();
-  }
-
-  lm::Model& model;
-  std::span<const std::int64_t> tokens;
-  std::size_t prompt, decode;
-  lm::KvCache cache;
-  at::Tensor logits;  // of the last token
-  at::Tensor token, position, decoded;
-  std::unique_ptr<lm::StepGraph> graph;
-};
-
-// Half a second of calls with timers; `run` is one of run_prefill and run_decode.
-PieceShares profile(Runner& runner, const Side& run) {
+// Half a second of calls with timers.
+PieceShares profile(ModelRunner& runner, bool decoding) {
+  const Side run = side_of(runner, decoding);
   lm::Profile seconds;
   lm::Sampler sampler({.temperature = 0.8, .top_p = 0.95});
   run(0);
-  runner.model.set_profile(&seconds);
+  runner.model().set_profile(&seconds);
   const auto begin = std::chrono::steady_clock::now();
   double total = 0;
   for (std::int64_t i = 1; total < 0.5; ++i) {
     check_interrupt();
     run(i);
     lm::timed(&seconds, lm::Piece::sampling, [&] {
-      const at::Tensor row = runner.logits.to(at::kFloat).contiguous();
+      const at::Tensor row = runner.logits().to(at::kFloat).contiguous();
       return sampler.sample({row.const_data_ptr<float>(), static_cast<std::size_t>(row.numel())});
     });
     total = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   }
-  runner.model.set_profile(nullptr);
+  runner.model().set_profile(nullptr);
   PieceShares shares;
   shares.rest = 1;
   for (std::size_t p = 0; p < shares.share.size(); ++p) {
@@ -106,69 +53,65 @@ PieceShares profile(Runner& runner, const Side& run) {
   return shares;
 }
 
-// Millijoules a token over at least half a second of calls, of the GPU where one does the work.
-template <class Meter>
-std::optional<double> energy_of(Meter& meter, const Side& side, std::int64_t tokens,
-                                const MeasureOptions& measure) {
-  if (!meter.available()) return std::nullopt;
-  const auto begin = std::chrono::steady_clock::now();
-  std::int64_t calls = 0;
-  if (measure.settle) measure.settle();
-  meter.start();
-  while (std::chrono::steady_clock::now() - begin < std::chrono::milliseconds(500)) {
-    side(calls++);
-    // A queue of calls would go on after the half second.
-    if (calls % 8 == 0 && measure.settle) measure.settle();
-  }
-  if (measure.settle) measure.settle();
-  const auto joules = meter.joules();
-  if (!joules) return std::nullopt;
-  return *joules * 1e3 / static_cast<double>(calls * tokens);
+// The most memory of the device in one call, less what the other models and their caches take.
+std::int64_t peak_of(ModelRunner& runner, bool decoding, const std::vector<ModelRunner>& all) {
+  lm::DeviceRuntime& runtime = lm::runtime_of(runner.model().device());
+  // The memory of a recording is not counted in its replays, that of a step before one is.
+  runner.drop_recording();
+  runtime.synchronize();
+  runtime.reset_peak_bytes();
+  side_of(runner, decoding)(0);
+  runtime.synchronize();
+  std::int64_t bytes = runtime.peak_bytes() + runner.own_bytes();
+  for (const ModelRunner& other : all) bytes -= other.own_bytes();
+  return bytes;
 }
 
-std::optional<double> energy_per_token(at::Device device, const Side& side, std::int64_t tokens,
-                                       const MeasureOptions& measure) {
-  if (device.is_cpu()) {
-    EnergyMeter meter;
-    return energy_of(meter, side, tokens, measure);
+// Of all runners the last is the sparse one.
+SpeedPair compare(std::vector<ModelRunner>& runners, std::span<const DenseSide> names,
+                  bool decoding, std::int64_t tokens, MeasureOptions measure,
+                  const std::function<void()>& tick) {
+  const at::Device device = runners.back().model().device();
+  lm::DeviceRuntime& runtime = lm::runtime_of(device);
+  std::vector<Side> sides;
+  for (ModelRunner& runner : runners) sides.push_back(side_of(runner, decoding));
+  RunEnergy energy(runtime.uuid(), sides.size());
+  energy.watch(measure);
+  if (!device.is_cpu()) {
+    measure.settle = [&runtime] { runtime.synchronize(); };
+    // A GPU brings its figures up to date every 20 to 100 ms.
+    if (energy.source() != nullptr) {
+      measure.min_seconds = std::max(measure.min_seconds, kGpuEnergySeconds / measure.repeats);
+    }
   }
-  GpuEnergyMeter meter(lm::runtime_of(device).uuid());
-  return energy_of(meter, side, tokens, measure);
-}
-
-SpeedPair compare(at::Device device, const std::vector<Side>& dense,
-                  std::span<const DenseSide> names, const Side& sparse, std::int64_t tokens,
-                  const MeasureOptions& measure, const std::function<void()>& tick) {
-  std::vector<Side> sides = dense;
-  sides.push_back(sparse);
   std::vector<Timing> timings = measure_in_turns(sides, measure, tick);
   SpeedPair pair;
   pair.tokens = tokens;
   pair.sparse = timings.back();
-  timings.pop_back();
+  const std::size_t last = timings.size() - 1;
   const auto best =
-      std::min_element(timings.begin(), timings.end(),
+      std::min_element(timings.begin(), timings.end() - 1,
                        [](const Timing& a, const Timing& b) { return a.median_us < b.median_us; });
   const auto index = static_cast<std::size_t>(best - timings.begin());
   pair.dense = *best;
   pair.dense_impl = names[index].name;
   pair.speedup = pair.dense.median_us / pair.sparse.median_us;
-  pair.dense_mj = energy_per_token(device, dense[index], tokens, measure);
-  pair.sparse_mj = energy_per_token(device, sparse, tokens, measure);
-  lm::DeviceRuntime& runtime = lm::runtime_of(device);
-  const auto peak = [&](const Side& side) {
-    runtime.synchronize();
-    runtime.reset_peak_bytes();
-    side(0);
-    runtime.synchronize();
-    return runtime.peak_bytes();
+  const auto millijoules = [&](std::size_t side) -> std::optional<double> {
+    const auto joules = energy.joules(side);
+    if (!joules) return std::nullopt;
+    return *joules * 1e3 / static_cast<double>(timings[side].calls * tokens);
   };
-  pair.peak = {peak(dense[index]), peak(sparse)};
+  pair.dense_mj = millijoules(index);
+  pair.sparse_mj = millijoules(last);
+  pair.energy_source = energy.source();
+  if (device.is_cpu()) {
+    pair.dense_pieces = profile(runners[index], decoding);
+    pair.sparse_pieces = profile(runners.back(), decoding);
+  } else {
+    pair.peak = {peak_of(runners[index], decoding, runners),
+                 peak_of(runners.back(), decoding, runners)};
+  }
   return pair;
-}
-
-nlohmann::json optional_json(const std::optional<double>& value) {
-  return value ? nlohmann::json(*value) : nlohmann::json(nullptr);
 }
 
 }  // namespace
@@ -206,45 +149,17 @@ Comparison compare_speed(std::span<const DenseSide> dense, lm::Model& sparse,
                 fmt::format("ask for {} tokens, the text has {} and the model's context is {}",
                             needed, tokens.size(), context));
   }
-  std::vector<Runner> runners;
-  for (const DenseSide& side : dense) runners.emplace_back(*side.model, tokens, options);
-  Runner sparse_runner(sparse, tokens, options);
-
-  std::vector<Side> prefill, decode;
-  for (Runner& r : runners) {
-    prefill.emplace_back([&r](std::int64_t) { r.run_prefill(); });
-    decode.emplace_back([&r](std::int64_t i) { r.run_decode(i); });
-  }
-  const at::Device device = sparse.device();
-  CompareOptions settled = options;
-  if (!device.is_cpu()) settled.measure.settle = [&] { lm::runtime_of(device).synchronize(); };
+  std::vector<ModelRunner> runners;
+  const auto add = [&](lm::Model& model) {
+    runners.emplace_back(model, tokens, options.prompt_tokens, options.decode_tokens,
+                         !model.device().is_cpu());
+  };
+  for (const DenseSide& side : dense) add(*side.model);
+  add(sparse);
   Comparison comparison;
-  comparison.prefill = compare(
-      device, prefill, dense, [&](std::int64_t) { sparse_runner.run_prefill(); },
-      options.prompt_tokens, settled.measure, [&] { tick("prefill"); });
-  comparison.decode = compare(
-      device, decode, dense, [&](std::int64_t i) { sparse_runner.run_decode(i); }, 1,
-      settled.measure, [&] { tick("decode"); });
-  // All models are loaded at once: what a side used is less the weights of the others.
-  for (SpeedPair* pair : {&comparison.prefill, &comparison.decode}) {
-    std::int64_t all = sparse.weight_bytes();
-    for (const DenseSide& side : dense) all += side.model->weight_bytes();
-    for (const DenseSide& side : dense) {
-      if (side.name == pair->dense_impl) pair->peak.dense -= all - side.model->weight_bytes();
-    }
-    pair->peak.sparse -= all - sparse.weight_bytes();
-  }
-  if (!device.is_cpu()) return comparison;
-  for (const bool decoding : {false, true}) {
-    SpeedPair& pair = decoding ? comparison.decode : comparison.prefill;
-    const auto shares = [&](Runner& r) {
-      return profile(r, [&](std::int64_t i) { decoding ? r.run_decode(i) : r.run_prefill(); });
-    };
-    for (std::size_t side = 0; side < dense.size(); ++side) {
-      if (dense[side].name == pair.dense_impl) pair.dense_pieces = shares(runners[side]);
-    }
-    pair.sparse_pieces = shares(sparse_runner);
-  }
+  comparison.prefill = compare(runners, dense, false, options.prompt_tokens, options.measure,
+                               [&] { tick("prefill"); });
+  comparison.decode = compare(runners, dense, true, 1, options.measure, [&] { tick("decode"); });
   return comparison;
 }
 

@@ -22,14 +22,17 @@ struct DenseSide {
   lm::Model* model = nullptr;
 };
 
+// On a GPU whose energy can be read, all timed runs of a side together last this long at least.
+inline constexpr double kGpuEnergySeconds = 3.0;
+
 struct CompareOptions {
   std::int64_t prompt_tokens = 512;
   std::int64_t decode_tokens = 32;
   MeasureOptions measure;
 };
 
-// The most memory of a GPU while each side ran: its own weights, the cache and all else that is not
-// the other models' weights.
+// The most memory of a GPU while each side ran: its own weights, its cache and all else that is not
+// the other models' weights and caches.
 struct PeakBytes {
   std::int64_t dense = 0, sparse = 0;
 };
@@ -47,7 +50,8 @@ struct SpeedPair {
   Timing dense, sparse;
   std::string dense_impl;  // the faster of the dense sides
   double speedup = 0;
-  std::optional<double> dense_mj, sparse_mj;               // energy a token
+  std::optional<double> dense_mj, sparse_mj;               // energy a token, in the timed runs
+  const char* energy_source = nullptr;                     // as RunEnergy::source()
   std::optional<PieceShares> dense_pieces, sparse_pieces;  // none on a GPU, where calls overlap
   PeakBytes peak;
 
@@ -66,7 +70,8 @@ struct Comparison {
 // the models' context is shorter. Decoding feeds the text's own tokens, so that every side does the
 // same work, and the logits of every step are computed. All models have the same shape. Then each
 // side runs once more with timers, and with a token sampled (temperature 0.8, top_p 0.95) where the
-// times before are without.
+// times before are without. On a GPU a decoded token is also sampled and waited for, as generation
+// does it (ModelRunner::decode), and there are no timers.
 Comparison compare_speed(std::span<const DenseSide> dense, lm::Model& sparse,
                          std::span<const std::int64_t> tokens, const CompareOptions& options,
                          const std::function<void(const std::string&)>& tick);

@@ -24,6 +24,12 @@ if(TWELL_CUDA)
     set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
     set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
   endif()
+  # For the kernels what twell_flags has for C++: warnings of nvcc, of ptxas (spills, local memory) and of
+  # the host compiler.
+  set(TWELL_CUDA_WARNINGS -Xptxas=-warn-spills,-warn-lmem-usage -Xcompiler=-Wall,-Wextra)
+  if(TWELL_WERROR)
+    list(APPEND TWELL_CUDA_WARNINGS -Werror=all-warnings)
+  endif()
   find_package(CUDAToolkit REQUIRED)
   if(TWELL_CCACHE)
     set(CMAKE_CUDA_COMPILER_LAUNCHER ${CMAKE_CXX_COMPILER_LAUNCHER})

@@ -47,6 +47,12 @@ step() {
   return "$status"
 }
 
+# cmake_serves CMAKE: it is 3.25 or later (presets of version 6).
+cmake_serves() {
+  [[ -x $(command -v "$1") ]] &&
+    "$1" --version | awk '/version/ {split($3, v, "."); exit !(v[1] > 3 || v[1] == 3 && v[2] >= 25)}'
+}
+
 # Parallel compilations: one a core, and at most one per 1.5 GiB of free memory (a unit that uses
 # LibTorch takes up to 1.2 GiB).
 jobs_here() {

@@ -5,6 +5,8 @@ GPU_BUILD=$ROOT/build/gpu
 GPU_LM_BUILD=$ROOT/build/gpu-lm
 GPU_BUNDLE=$ROOT/build/gpu-bundle
 GPU_RESULTS=$ROOT/build/gpu-results
+# What the command line includes besides PyTorch.
+LM_HEADERS=(fmt/format.h nlohmann/json.hpp CLI/CLI.hpp pcre2.h)
 
 gpu_name() { nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1 || true; }
 
@@ -21,14 +23,15 @@ gpu_architecture() {
 
 limit_of() {
   case $1 in
-    build) echo 130 ;;
-    test) echo 60 ;;
+    build) echo 90 ;;
+    test) echo 50 ;;
     memcheck) echo 60 ;;
-    racecheck) echo 40 ;;
-    bench) echo 80 ;;
-    build-lm) echo 130 ;;
-    operators) echo 40 ;;
-    engine) echo 60 ;;
+    racecheck) echo 30 ;;
+    bench) echo 70 ;;
+    build-lm) echo 160 ;;
+    operators) echo 30 ;;
+    engine) echo 80 ;;
+    bench-ffn) echo 25 ;;
   esac
 }
 
@@ -41,7 +44,8 @@ describe() {
     bench) echo "twell_gpu_bench: one layer beside cuBLAS, every GEMM shape, every split" ;;
     build-lm) echo "the operators for CUDA tensors and the command line, into build/gpu-lm" ;;
     operators) echo "tests/cuda/test_torch_cuda.py: torch.ops.twell on CUDA tensors, in a graph, its errors" ;;
-    engine) echo "generate, stats and train on the GPU beside the CPU; bench model with energy; bench ffn" ;;
+    engine) echo "generate, stats and train on the GPU beside the CPU; bench model with energy" ;;
+    bench-ffn) echo "twell bench ffn: one layer through the operators, beside PyTorch's dense layer" ;;
   esac
 }
 
@@ -52,19 +56,39 @@ has_tools() {
   done
 }
 
+has_build_tools() {
+  has_tools nvcc cmake ninja || return 1
+  cmake_serves cmake || { echo "cmake is older than 3.25" && return 1; }
+}
+
+# Those that are neither installed nor in the bundle.
+missing_headers() {
+  local header prefix
+  for header in "${LM_HEADERS[@]}"; do
+    for prefix in /usr /usr/local "$GPU_BUNDLE"; do
+      [[ ! -f $prefix/include/$header ]] || continue 2
+    done
+    printf ' %s' "$header"
+  done
+}
+
 # lacks PART: why it cannot run here, or nothing.
 lacks() {
+  local headers
   [[ $(gpu_name) ]] || { echo "no NVIDIA GPU" && return 0; }
   case $1 in
     build)
-      has_tools nvcc cmake ninja || return 0
+      has_build_tools || return 0
       gtest_installed || [[ -f $GPU_BUNDLE/googletest/CMakeLists.txt ]] ||
         echo "no GoogleTest; run 'scripts/gpu_check bundle' where its sources are, and bring build/gpu-bundle"
       ;;
     memcheck | racecheck) has_tools compute-sanitizer || return 0 ;;
     build-lm)
-      has_tools nvcc cmake ninja || return 0
-      [[ $(gpu_python) ]] || echo "no Python with PyTorch; set TWELL_PYTHON"
+      has_build_tools || return 0
+      [[ $(gpu_python) ]] || { echo "no Python with PyTorch; set TWELL_PYTHON" && return 0; }
+      headers=$(missing_headers)
+      [[ -z $headers ]] ||
+        echo "no$headers; run 'scripts/gpu_check bundle' where they are installed, and bring build/gpu-bundle"
       ;;
     operators)
       [[ $(gpu_python) ]] || { echo "no Python with PyTorch; set TWELL_PYTHON" && return 0; }
@@ -83,7 +107,7 @@ not_built() {
       [[ -x $GPU_BUILD/tests/cuda/twell_gpu_bench ]] ||
         echo "twell_gpu_bench is not built; run the part build, which needs cuBLAS for it"
       ;;
-    operators | engine)
+    operators | engine | bench-ffn)
       [[ -x $GPU_LM_BUILD/cli/twell && -f $GPU_LM_BUILD/src/torch_ops/libtwell_lm_cuda.so ]] ||
         echo "the command line is not built; run the part build-lm"
       ;;
@@ -105,20 +129,33 @@ gtest_installed() {
     compgen -G '/usr/local/lib*/cmake/GTest/GTestConfig.cmake' >/dev/null
 }
 
+# PCRE2 is the one with a library: for processors of this machine's kind.
 bundle_sources() {
-  local from=/usr/src/googletest
+  local from=/usr/src/googletest header pcre2 name
   [[ -f $from/googletest/CMakeLists.txt ]] || die "no sources of GoogleTest in $from (package libgtest-dev)"
+  for header in "${LM_HEADERS[@]}"; do
+    [[ -f /usr/include/$header ]] ||
+      die "no /usr/include/$header (packages libfmt-dev nlohmann-json3-dev libcli11-dev libpcre2-dev)"
+  done
+  pcre2=$(compgen -G '/usr/lib/*/libpcre2-8.a') || die "no /usr/lib/*/libpcre2-8.a (package libpcre2-dev)"
   rm -rf "$GPU_BUNDLE"
-  mkdir -p "$GPU_BUNDLE"
+  mkdir -p "$GPU_BUNDLE"/{include,lib}
   cp -r "$from/googletest" "$GPU_BUNDLE/googletest"
   rm -rf "$GPU_BUNDLE/googletest/"{test,samples,docs}
+  for header in "${LM_HEADERS[@]}"; do cp -r "/usr/include/${header%%/*}" "$GPU_BUNDLE/include"; done
+  cp "${pcre2%%$'\n'*}" "$GPU_BUNDLE/lib"
+  for name in CLI11 fmt nlohmann_json; do
+    mkdir -p "$GPU_BUNDLE/lib/cmake/$name"
+    cp "$ROOT/cmake/GpuBundle.cmake" "$GPU_BUNDLE/lib/cmake/$name/${name}Config.cmake"
+  done
   say "build/gpu-bundle: $(du -sh "$GPU_BUNDLE" | cut -f 1)"
 }
 
+# Warnings are no errors in what is built here: these compilers have not met the sources before.
 run_build() {
   local gtest=()
   gtest_installed || gtest=(-DTWELL_GTEST_SOURCE="$GPU_BUNDLE/googletest")
-  cmake -S "$ROOT" -B "$GPU_BUILD" -G Ninja -DCMAKE_BUILD_TYPE=Release -DTWELL_LM=OFF -DTWELL_CUDA=ON \
+  cmake -S "$ROOT" -B "$GPU_BUILD" -G Ninja -DCMAKE_BUILD_TYPE=Release -DTWELL_WERROR=OFF -DTWELL_LM=OFF -DTWELL_CUDA=ON \
     -DTWELL_CUDA_ARCHITECTURES="$(gpu_architecture)" ${gtest[@]+"${gtest[@]}"} &&
     ninja -C "$GPU_BUILD" -j "$(jobs_here)" cuda_test &&
     # Without cuBLAS there is no benchmark, and that part says so.
@@ -126,8 +163,9 @@ run_build() {
 }
 
 run_build-lm() {
-  cmake -S "$ROOT" -B "$GPU_LM_BUILD" -G Ninja -DCMAKE_BUILD_TYPE=Release -DTWELL_CUDA=ON -DTWELL_TESTS=OFF \
-    -DTWELL_PYTHON="$(gpu_python)" -DTWELL_CUDA_ARCHITECTURES="$(gpu_architecture)" &&
+  cmake -S "$ROOT" -B "$GPU_LM_BUILD" -G Ninja -DCMAKE_BUILD_TYPE=Release -DTWELL_WERROR=OFF -DTWELL_CUDA=ON \
+    -DTWELL_TESTS=OFF -DCMAKE_PREFIX_PATH="$GPU_BUNDLE" -DTWELL_PYTHON="$(gpu_python)" \
+    -DTWELL_CUDA_ARCHITECTURES="$(gpu_architecture)" &&
     ninja -C "$GPU_LM_BUILD" -j "$(jobs_here)" twell_cli twell_torch_ops twell_torch_cuda_ops twell_lm_cuda
 }
 
@@ -141,6 +179,11 @@ run_engine() {
   python3 "$LIB/gpu_engine.py" "$GPU_LM_BUILD/cli/twell" "$GPU_RESULTS" "$ROOT/docs/development.md"
 }
 
+run_bench-ffn() {
+  "$GPU_LM_BUILD/cli/twell" bench ffn --device cuda --tokens 1,16,512 --nnz 29,563 --repeats 5 --seconds 0.05 \
+    --json "$GPU_RESULTS/bench-ffn.json"
+}
+
 cuda_test() {
   local name=$1
   shift
@@ -150,7 +193,10 @@ cuda_test() {
 
 run_test() { cuda_test test; }
 
-run_memcheck() { cuda_test memcheck compute-sanitizer --tool memcheck --leak-check full --error-exitcode 9; }
+# Failing API calls are no finding: one test asks for more memory than there is, and checks what is said then.
+run_memcheck() {
+  cuda_test memcheck compute-sanitizer --tool memcheck --leak-check full --report-api-errors no --error-exitcode 9
+}
 
 # Racecheck slows kernels by two orders of magnitude; these cases reach every barrier.
 run_racecheck() {

@@ -2,8 +2,8 @@
 
     gpu_report.py PARTS_DIR RESULTS_DIR GPU_NAME
 
-PARTS_DIR holds parts.tsv (part, outcome, seconds, reason), GoogleTest's JSON of the parts that run tests,
-bench.json and engine.json. Writes RESULTS_DIR/gpu-<model>.json and prints a summary.
+PARTS_DIR holds parts.tsv (part, outcome, seconds, reason) and PART.json: GoogleTest's of the parts that run tests,
+and what bench, engine and bench-ffn measured. Writes RESULTS_DIR/gpu-<model>.json and prints a summary.
 """
 
 import json
@@ -14,12 +14,18 @@ import subprocess
 import sys
 
 
-def tests_of(file: pathlib.Path) -> dict[str, object] | None:
-    """Counts of one run of GoogleTest, and the names of what failed or was skipped."""
-    if not file.is_file():
+def found_by(file: pathlib.Path) -> dict | None:
+    """A part that was ended by its limit may have left none, or half of it."""
+    try:
+        return json.loads(file.read_text())
+    except (OSError, ValueError):
         return None
+
+
+def tests_of(run: dict) -> dict[str, object]:
+    """Counts of one run of GoogleTest, and the names of what failed or was skipped."""
     passed, failed, skipped = 0, [], []
-    for suite in json.loads(file.read_text())["testsuites"]:
+    for suite in run["testsuites"]:
         for case in suite["testsuite"]:
             name = f"{suite['name']}.{case['name']}"
             if case.get("failures"):
@@ -39,23 +45,24 @@ def output_of(*command: str) -> str:
 
 
 def report(parts_dir: pathlib.Path, gpu: str) -> dict[str, object]:
-    parts = {}
+    parts, measured = {}, {}
     for line in (parts_dir / "parts.tsv").read_text().splitlines():
         name, outcome, seconds, reason = line.split("\t")
         parts[name] = {"outcome": outcome, "seconds": int(seconds)}
         if reason:
             parts[name]["reason"] = reason
-        if tests := tests_of(parts_dir / f"{name}.json"):
-            parts[name]["tests"] = tests
-    bench, engine = parts_dir / "bench.json", parts_dir / "engine.json"
+        found = found_by(parts_dir / f"{name}.json")
+        if found and "testsuites" in found:
+            parts[name]["tests"] = tests_of(found)
+        elif found:
+            measured[name] = found
     return {
         "gpu": gpu,
         "driver": output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").split("\n")[0],
         "nvcc": (re.findall(r"V([\d.]+)", output_of("nvcc", "--version")) or [""])[-1],
         "commit": output_of("git", "rev-parse", "--short", "HEAD"),
         "parts": parts,
-        "bench": json.loads(bench.read_text()) if bench.is_file() else None,
-        "engine": json.loads(engine.read_text()) if engine.is_file() else None,
+        **measured,
     }
 
 

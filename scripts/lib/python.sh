@@ -66,12 +66,7 @@ ensure_test_packages() {
   echo "$key" >"$VENV/.stamp-test"
 }
 
-# CMake of the distribution where it is new enough (3.25: presets of version 6), else from PyPI.
-cmake_serves() {
-  [[ -x $(command -v "$1") ]] &&
-    "$1" --version | awk '/version/ {split($3, v, "."); exit !(v[1] > 3 || v[1] == 3 && v[2] >= 25)}'
-}
-
+# CMake of the distribution where it is new enough, else from PyPI.
 ensure_cmake() {
   CMAKE=cmake
   cmake_serves cmake && return 0

@@ -14,20 +14,27 @@ run_ctest() {
       --output-on-failure --no-tests=error --output-junit "$RESULTS/$1.ctest.xml"
 }
 
-# libtwell alone: built without PyTorch, installed, found by find_package and used by a program.
+# with_cuda BUILD_DIRECTORY: ON or OFF, as it is configured.
+with_cuda() { sed -n 's/^TWELL_CUDA:BOOL=//p' "$1/CMakeCache.txt"; }
+
+# libtwell alone: built without PyTorch, installed, found by find_package and used by a program; with
+# libtwell_cuda where there is nvcc. Its users need no toolkit unless they ask for that.
 run_consumer() {
-  local dir=$ROOT/build/consumer
+  local dir=$ROOT/build/consumer cuda
   rm -rf "$dir" &&
     "$CMAKE" -S "$ROOT" -B "$dir/libtwell" -G Ninja -DTWELL_LM=OFF -DTWELL_TESTS=OFF \
       -DCMAKE_BUILD_TYPE=Release -DCMAKE_INSTALL_PREFIX="$dir/prefix" -DTWELL_CUDA_ARCHITECTURES=80 &&
+    cuda=$(with_cuda "$dir/libtwell") &&
     ninja -C "$dir/libtwell" -j "$(jobs_here)" twell &&
-    # Where nvcc is; without it there is no such target.
-    { ! ninja -C "$dir/libtwell" -t query twell_cuda >/dev/null 2>&1 || ninja -C "$dir/libtwell" twell_cuda; } &&
+    { [[ $cuda != ON ]] || ninja -C "$dir/libtwell" -j "$(jobs_here)" twell_cuda; } &&
     "$CMAKE" --install "$dir/libtwell" &&
-    "$CMAKE" -S "$ROOT/tests/consumer" -B "$dir/program" -G Ninja -DCMAKE_PREFIX_PATH="$dir/prefix" &&
+    "$CMAKE" -S "$ROOT/tests/consumer" -B "$dir/program" -G Ninja -DCMAKE_PREFIX_PATH="$dir/prefix" \
+      -DWITH_CUDA="$cuda" &&
     ninja -C "$dir/program" && "$dir/program/consumer" &&
-    { [[ ! -x $dir/program/consumer_cuda ]] || "$dir/program/consumer_cuda"; } &&
-    ! ldd "$dir/program/consumer" | grep -i torch
+    { [[ $cuda != ON ]] || "$dir/program/consumer_cuda"; } &&
+    ! ldd "$dir/program/consumer" | grep -i torch &&
+    "$CMAKE" -S "$ROOT/tests/consumer" -B "$dir/no-toolkit" -G Ninja -DCMAKE_PREFIX_PATH="$dir/prefix" \
+      -DCMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit=ON
 }
 
 # record NAME STATUS SECONDS [REASON]

@@ -15,21 +15,22 @@ at::Tensor scaled_dot_product(const at::Tensor& q, const at::Tensor& k, const at
                               std::int64_t start) {
   const std::int64_t batch = q.size(0);
   const std::int64_t count = q.size(2);
-  const std::int64_t groups = q.size(1) / k.size(1);
-  at::Tensor out;
-  if (count == 1) {
-    // One token sees every key: the query heads that share keys become rows of one query matrix,
-    // so that each key is read once.
-    out = at::scaled_dot_product_attention(q.reshape({batch, k.size(1), groups, q.size(3)}), k,
-                                           v);  // [B, Hkv, groups, d]
-    return out.reshape({batch, 1, -1});
+  if (count == 1) {  // one token sees every key
+    return grouped_attention(q, k, v, std::nullopt).reshape({batch, 1, -1});
   }
   std::optional<at::Tensor> mask;
   if (start > 0) {
     // The built-in causal mask counts from the first key; here earlier tokens are all visible.
     mask = at::ones({count, start + count}, k.options().dtype(at::kBool)).tril(start);
   }
-  out = at::scaled_dot_product_attention(q, k, v, mask, 0.0, !mask, std::nullopt, groups > 1);
+  at::Tensor out;
+  if (mask && !q.is_cpu()) {
+    // Of PyTorch's kernels for GPUs that take a mask, only the slow one shares keys among heads.
+    out = grouped_attention(q, k, v, mask);
+  } else {
+    out = at::scaled_dot_product_attention(q, k, v, mask, 0.0, !mask, std::nullopt,
+                                           q.size(1) > k.size(1));
+  }
   return out.transpose(1, 2).reshape({batch, count, -1});
 }
 
@@ -121,6 +122,15 @@ at::Tensor mix(const AttentionShape& shape, const at::Tensor& q, const at::Tenso
 }
 
 }  // namespace
+
+at::Tensor grouped_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                             const std::optional<at::Tensor>& mask) {
+  const std::int64_t groups = q.size(1) / k.size(1);
+  const at::Tensor rows = q.reshape({q.size(0), k.size(1), groups * q.size(2), q.size(3)});
+  std::optional<at::Tensor> mask_of_rows;
+  if (mask) mask_of_rows = mask->repeat({groups, 1});
+  return at::scaled_dot_product_attention(rows, k, v, mask_of_rows).reshape(q.sizes());
+}
 
 void PackedRows::add(std::int64_t slot, std::int64_t start, std::int64_t count) {
   runs.push_back({slot, start, count, static_cast<std::int64_t>(positions.size())});

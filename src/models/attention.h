@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "models/kv_cache.h"
@@ -53,6 +54,11 @@ struct StepRows {
   at::Tensor where;     // int64 [slots, kv_heads, 1, head_dim]: the position, where keys are stored
   at::Tensor mask;      // [slots, 1, 1, capacity] of the keys' type, added to scores
 };
+
+// q [B, heads, n, d], k and v [B, kv_heads, m, d], mask bool [n, m] -> [B, heads, n, d]. The query
+// heads that share keys become rows of one query matrix, so that each key is read once.
+at::Tensor grouped_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                             const std::optional<at::Tensor>& mask);
 
 // x [B, S, D] at positions 0 … S-1 -> [B, S, D]; differentiable.
 at::Tensor attend(const Attention& weights, const at::Tensor& x, const RopeTable& rope);

@@ -149,6 +149,9 @@ at::Device open_device(std::string_view name) {
   const std::lock_guard lock(opened_mutex());
   if (opened().count(ordinal) != 0) return device;
   const CudaRuntimeFactory factory = load_cuda(name);
+  if (!at::detail::getCUDAHooks().hasCUDART()) {  // a stub, which also counts no GPUs
+    fail(name, "PyTorch was used before its CUDA half was loaded; call open_device() first");
+  }
   const int count = at::detail::getCUDAHooks().getNumGPUs();
   if (count < 1) {
     fail(name,

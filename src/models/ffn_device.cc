@@ -4,57 +4,32 @@
 #include <torch/types.h>
 #include <torch/utils.h>
 
+#include <algorithm>
+#include <cmath>
 #include <tuple>
 #include <utility>
 
-#include "models/operators.h"
 #include "models/path_choice.h"
-#include "twell/ffn.h"
+#include "models/sparse_operators.h"
 #include "twell/status.h"
 
 namespace twell::lm {
 namespace {
 
-using Counted = std::tuple<at::Tensor, at::Tensor, at::Tensor>;  // y, row_nnz, neuron_counts
-template <class Result>
-using Gated = Result(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                     c10::string_view, double);
-template <class Result>
-using Plain = Result(const at::Tensor&, const at::Tensor&, const at::Tensor&, c10::string_view,
-                     double);
-
 // Counting adds an atomic addition for each non-zero: seldom enough not to be seen, often enough to
 // notice within a screenful of text that the density has changed.
 constexpr std::int64_t kSampledCalls = 16;
 
-Activation sparse_kind(io::HiddenAct kind) {
-  switch (kind) {
-    case io::HiddenAct::relu:
-      return Activation::relu;
-    case io::HiddenAct::relu_squared:
-      return Activation::relu_squared;
-    case io::HiddenAct::fat_relu:
-      return Activation::fat_relu;
-    default:
-      throw Error(ErrorKind::unsupported, "sparse FFN",
-                  fmt::format("activation '{}' yields no zeros to skip; use the dense path (--ffn "
-                              "dense), or a model trained with relu, relu2 or fat_relu",
-                              io::name_of(kind)));
-  }
-}
-
 class DeviceFeedForward final : public FeedForward {
  public:
-  DeviceFeedForward(const FfnParameters& p, const ActivationChoice& choice, FfnPath path)
+  DeviceFeedForward(const FfnParameters& p, const ActivationChoice& choice, FfnPath path,
+                    DeviceRuntime& runtime)
       : choice_(choice),
-        kind_(sparse_kind(choice.kind)),
+        activation_(sparse_activation(choice)),
         path_(path),
-        runtime_(runtime_of(p.up.device())),
-        probe_(runtime_) {
-    if (p.has_bias()) {
-      throw Error(ErrorKind::unsupported, "sparse FFN",
-                  "biases in the feed-forward layer (mlp_bias) are not supported; use --ffn dense");
-    }
+        runtime_(runtime),
+        probe_(runtime) {
+    check_sparse_layer(p);
     const at::ScalarType dtype = p.up.scalar_type();
     if (dtype != at::kHalf && dtype != at::kBFloat16) {
       throw Error(ErrorKind::unsupported, "sparse FFN",
@@ -63,37 +38,26 @@ class DeviceFeedForward final : public FeedForward {
                               c10::toString(dtype)));
     }
     const at::NoGradGuard no_grad;
-    static const auto pack = find_operator<at::Tensor(const at::Tensor&)>("twell::pack_weight");
     const at::Tensor first = (p.gated() ? p.gate : p.up).detach();  // [H, D]
     shape_ = {first.size(1), first.size(0), p.gated(), dtype};
-    packed_ = pack.call(first.contiguous());
-    down_ = p.down.detach().t().contiguous();
-    own_bytes_ = static_cast<std::int64_t>(packed_.nbytes());
-    if (down_.const_data_ptr() != p.down.const_data_ptr()) {
-      own_bytes_ += static_cast<std::int64_t>(down_.nbytes());
+    weights_.packed = pack_by_operator(first.contiguous());
+    weights_.down = p.down.detach().t().contiguous();
+    own_bytes_ = static_cast<std::int64_t>(weights_.packed.nbytes());
+    if (!weights_.down.is_alias_of(p.down)) {
+      own_bytes_ += static_cast<std::int64_t>(weights_.down.nbytes());
     }
-    if (p.gated()) up_ = p.up.detach().contiguous();
+    if (p.gated()) weights_.up = p.up.detach().contiguous();
     if (path == FfnPath::automatic) {
       paths_ = shared_choice(runtime_, shape_);
-      if (p.up.is_cuda() && !paths_->corrected()) calibrate();
+      if (p.up.is_cuda()) paths_->calibrate_once([this] { calibrate(); });
     }
   }
 
   at::Tensor forward(const at::Tensor& x, std::int64_t layer, FfnObserver* observer) override {
-    if (at::GradMode::is_enabled() && x.requires_grad()) {
-      throw Error(
-          ErrorKind::unsupported, "sparse FFN",
-          "this layer is for inference; load the model with trainable = true for gradients");
-    }
-    const bool hidden_wanted = observer != nullptr && observer->wants_hidden();
-    if (hidden_wanted && path_ == FfnPath::sparse) {
-      throw Error(ErrorKind::unsupported, "sparse FFN",
-                  "hidden activations are never in memory on this path; use the dense one (--ffn "
-                  "dense) to look at them");
-    }
-    const bool choosing = path_ == FfnPath::automatic;
-    const bool sampled = choosing && x.size(0) > 0 && takes_sample();
-    if (choosing && (hidden_wanted || x.size(0) == 0 || dense_is_faster(x.size(0)))) {
+    const bool hidden_wanted = check_sparse_call(x, path_, observer);
+    if (path_ != FfnPath::automatic) return sparse(x, layer, observer, false);
+    const bool sampled = x.size(0) > 0 && takes_sample(x);
+    if (hidden_wanted || x.size(0) == 0 || prefers_dense(x.size(0))) {
       return dense(x, layer, observer, sampled);
     }
     return sparse(x, layer, observer, sampled);
@@ -108,33 +72,60 @@ class DeviceFeedForward final : public FeedForward {
 
  private:
   // Every kSampledCalls-th call, and the first one after a recording, whose replays are not seen.
-  bool takes_sample() {
+  bool takes_sample(const at::Tensor& x) {
     if (runtime_.capturing()) {
       recorded_ = true;
+      return false;
+    }
+    if (!std::exchange(counted_, true)) {
+      // A whole prompt may depend on the first choice: its density is worth a product with the gate
+      // and the one wait for the device that a layer makes.
+      const at::Tensor fired = activate(at::linear(x, first()), choice_).ne(0);
+      probe_.record(fired.sum(), fired.numel());
+      runtime_.synchronize();
       return false;
     }
     return calls_++ % kSampledCalls == 0 || std::exchange(recorded_, false);
   }
 
-  bool dense_is_faster(std::int64_t rows) {
-    return paths_->dense_is_faster(rows, probe_.density());
+  bool prefers_dense(std::int64_t rows) {
+    if (const auto density = probe_.density()) {
+      dense_before_ = paths_->dense_is_faster(rows, *density, dense_before_);
+    }
+    return dense_before_;
   }
 
-  // Times both paths once for every shape of layer, as the first one is loaded: for one token, for
-  // some, for many. Inputs are random, so about half of the neurons fire; the estimate carries the
-  // ratio over to other densities.
+  // Times both paths once for every shape of layer, as the first one is loaded: for one token and
+  // for some, recorded as decoding has them, and for many as a prompt has them.
   void calibrate() {
     const c10::InferenceMode inference;
     for (const std::int64_t rows : {1, 32, 1024}) {
-      const at::Tensor x = at::randn({rows, shape_.depth}, packed_.options());
-      const auto counted = run<Counted>("twell::gated_ffn_stats", "twell::ffn_stats", x);
-      const double density =
-          std::get<1>(counted).sum().item<double>() / static_cast<double>(rows * shape_.hidden);
-      const double sparse_seconds =
-          seconds_of(runtime_, [&] { run<at::Tensor>("twell::gated_ffn", "twell::ffn", x); });
-      const double dense_seconds = seconds_of(runtime_, [&] { dense(x, 0, nullptr, false); });
-      paths_->correct(rows, density, sparse_seconds, dense_seconds);
+      const bool recorded = rows <= 32;
+      const at::Tensor x = at::randn({rows, shape_.depth}, weights_.packed.options());
+      const double dense_seconds =
+          seconds_of(runtime_, recorded, [&] { dense(x, 0, nullptr, false); });
+      const at::Tensor values = at::linear(x[0], first()).to(at::kFloat);  // [H]
+      for (const double density : {0.01, 0.1, 0.5}) {
+        // Above this value lie so many of the first row's, and about as many of the others'.
+        const auto rank = std::clamp<std::int64_t>(
+            std::llround((1 - density) * static_cast<double>(shape_.hidden)), 1, shape_.hidden);
+        const float level = std::get<0>(values.kthvalue(rank)).item<float>();
+        const ActivationSpec activation{Activation::fat_relu, std::max(0.0F, level)};
+        const at::Tensor nnz = sparse_ffn_counted(x, weights_, activation).row_nnz.sum();
+        const double sparse_seconds =
+            seconds_of(runtime_, recorded, [&] { sparse_ffn(x, weights_, activation); });
+        paths_->correct(rows, nnz.item<double>() / static_cast<double>(rows * shape_.hidden),
+                        sparse_seconds, dense_seconds);
+      }
     }
+  }
+
+  // The gate, or up in a model without one, where it lies packed: that pads rows and does not
+  // reorder them. [H, D]
+  at::Tensor first() const {
+    return weights_.packed.view({weights_.packed.size(0) * 16, -1})
+        .narrow(0, 0, shape_.hidden)
+        .narrow(1, 0, shape_.depth);
   }
 
   at::Tensor sparse(const at::Tensor& x, std::int64_t layer, FfnObserver* observer, bool sampled) {
@@ -146,37 +137,24 @@ class DeviceFeedForward final : public FeedForward {
     at::Tensor y;
     const bool observed = observer != nullptr && observer->wants_counts();
     if (observed || sampled) {
-      at::Tensor rows, neurons;
-      std::tie(y, rows, neurons) = run<Counted>("twell::gated_ffn_stats", "twell::ffn_stats", x);
-      if (sampled) probe_.record(rows.sum(), x.size(0) * shape_.hidden);
+      CountedOutput counted = sparse_ffn_counted(x, weights_, activation_);
+      y = std::move(counted.y);
+      if (sampled) probe_.record(counted.row_nnz.sum(), x.size(0) * shape_.hidden);
       if (observed) {
-        activity.row_nnz = rows.to(at::kLong);
-        activity.neuron_nnz = neurons;
+        activity.row_nnz = counted.row_nnz.to(at::kLong);
+        activity.neuron_nnz = std::move(counted.neuron_nnz);
       }
     } else {
-      y = run<at::Tensor>("twell::gated_ffn", "twell::ffn", x);
+      y = sparse_ffn(x, weights_, activation_);
     }
     if (observer != nullptr) observer->observe(activity);
     return y;
   }
 
-  template <class Result>
-  Result run(const char* gated_name, const char* plain_name, const at::Tensor& x) const {
-    static const auto gated = find_operator<Gated<Result>>(gated_name);
-    static const auto plain = find_operator<Plain<Result>>(plain_name);
-    const auto threshold = kind_ == Activation::fat_relu ? double{choice_.threshold} : 0.0;
-    const char* name = twell::name_of(kind_);
-    return up_.defined() ? gated.call(x, packed_, up_, down_, name, threshold)
-                         : plain.call(x, packed_, down_, name, threshold);
-  }
-
-  // PyTorch's GEMMs on the same memory: packing pads the gate's rows and does not reorder them.
+  // PyTorch's GEMMs on the same memory.
   at::Tensor dense(const at::Tensor& x, std::int64_t layer, FfnObserver* observer, bool sampled) {
-    const at::Tensor first = packed_.view({packed_.size(0) * 16, -1})
-                                 .narrow(0, 0, shape_.hidden)
-                                 .narrow(1, 0, shape_.depth);
-    const at::Tensor gate = activate(at::linear(x, first), choice_);
-    const at::Tensor hidden = up_.defined() ? gate * at::linear(x, up_) : gate;
+    const at::Tensor gate = activate(at::linear(x, first()), choice_);
+    const at::Tensor hidden = weights_.up.defined() ? gate * at::linear(x, weights_.up) : gate;
     const bool counted = observer != nullptr && observer->wants_counts();
     if (sampled || counted || observer != nullptr) {
       FfnActivity activity;
@@ -195,22 +173,22 @@ class DeviceFeedForward final : public FeedForward {
       }
       if (observer != nullptr) observer->observe(activity);
     }
-    return at::mm(hidden, down_);
+    return at::mm(hidden, weights_.down);
   }
 
   ActivationChoice choice_;
-  Activation kind_;
+  ActivationSpec activation_;
   FfnPath path_;
   DeviceRuntime& runtime_;
   DensityProbe probe_;
   std::shared_ptr<PathChoice> paths_;  // automatic only
   LayerShape shape_;
-  at::Tensor packed_;  // of the gate, or of up in a model without one
-  at::Tensor up_;      // [H, D], undefined without a gate
-  at::Tensor down_;    // [H, D]
+  SparseOperands weights_;
   std::int64_t own_bytes_ = 0;
+  bool counted_ = false;  // the first call
   std::int64_t calls_ = 0;
   bool recorded_ = false;
+  bool dense_before_ = true;  // what a layer that nothing is known of takes, too
 };
 
 }  // namespace
@@ -227,7 +205,7 @@ void DensityProbe::record(const at::Tensor& nnz, std::int64_t elements) {
   elements_ = elements;
 }
 
-double DensityProbe::density() {
+std::optional<double> DensityProbe::density() {
   // Asking an event is not allowed while a graph is recorded.
   if (elements_ != 0 && !runtime_.capturing() && marker_->reached()) {
     density_ =
@@ -239,8 +217,8 @@ double DensityProbe::density() {
 
 std::unique_ptr<FeedForward> make_device_feed_forward(const FfnParameters& parameters,
                                                       const ActivationChoice& activation,
-                                                      FfnPath path) {
-  return std::make_unique<DeviceFeedForward>(parameters, activation, path);
+                                                      FfnPath path, DeviceRuntime& runtime) {
+  return std::make_unique<DeviceFeedForward>(parameters, activation, path, runtime);
 }
 
 }  // namespace twell::lm

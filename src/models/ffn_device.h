@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "models/device.h"
 #include "models/feed_forward.h"
@@ -17,22 +18,23 @@ class DensityProbe {
   // `nnz`: an int64 on the device, the non-zeros of `elements` gate values. Skipped while the count
   // before it is still on its way, and while a graph is recorded.
   void record(const at::Tensor& nnz, std::int64_t elements);
-  // Of the last count that has arrived; 0 before the first.
-  double density();
+  // Of the last count that has arrived; none before the first.
+  std::optional<double> density();
 
  private:
   DeviceRuntime& runtime_;
   at::Tensor host_;  // int64 [1]
   std::unique_ptr<Marker> marker_;
   std::int64_t elements_ = 0;  // of the count on its way; 0: none
-  double density_ = 0.0;
+  std::optional<double> density_;
 };
 
 // As make_sparse_feed_forward(), on torch.ops.twell of the weights' device, bf16 or f16. Keeps one
 // copy of each weight: the packed gate has the same rows, so the dense path reads it as well.
-// automatic: sparse at first; every kSampledCalls-th call counts.
+// automatic: the first call waits for its own density; then every kSampledCalls-th counts, and
+// nothing is waited for. `runtime`: of that device; outlives the layer.
 std::unique_ptr<FeedForward> make_device_feed_forward(const FfnParameters& parameters,
                                                       const ActivationChoice& activation,
-                                                      FfnPath path);
+                                                      FfnPath path, DeviceRuntime& runtime);
 
 }  // namespace twell::lm

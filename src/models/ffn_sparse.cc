@@ -3,14 +3,13 @@
 #include <torch/types.h>
 
 #include <algorithm>
-#include <tuple>
 #include <utility>
 
 #include "models/cost_model.h"
 #include "models/feed_forward.h"
 #include "models/ffn_device.h"
 #include "models/linear.h"
-#include "models/operators.h"
+#include "models/sparse_operators.h"
 #include "models/weights.h"
 #include "twell/context.h"
 #include "twell/ffn.h"
@@ -18,16 +17,6 @@
 
 namespace twell::lm {
 namespace {
-
-using Layer = at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, c10::string_view,
-                         double);
-using Gated = at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                         c10::string_view, double);
-using Counted = std::tuple<at::Tensor, at::Tensor, at::Tensor>;  // y, row_nnz, neuron_counts
-using LayerCounted = Counted(const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                             c10::string_view, double);
-using GatedCounted = Counted(const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                             const at::Tensor&, c10::string_view, double);
 
 DType dtype_of_tensor(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kFloat ? DType::f32 : DType::bf16;
@@ -38,30 +27,11 @@ ConstMatrixView view(const at::Tensor& matrix) {
           matrix.stride(0)};
 }
 
-ActivationSpec sparse_activation(const ActivationChoice& choice) {
-  switch (choice.kind) {
-    case io::HiddenAct::relu:
-      return {Activation::relu, 0.0F};
-    case io::HiddenAct::relu_squared:
-      return {Activation::relu_squared, 0.0F};
-    case io::HiddenAct::fat_relu:
-      return {Activation::fat_relu, choice.threshold};
-    default:
-      throw Error(ErrorKind::unsupported, "sparse FFN",
-                  fmt::format("activation '{}' yields no zeros to skip; use the dense path (--ffn "
-                              "dense), or a model trained with relu, relu2 or fat_relu",
-                              io::name_of(choice.kind)));
-  }
-}
-
 class SparseFeedForward final : public FeedForward {
  public:
   SparseFeedForward(const FfnParameters& p, const ActivationChoice& choice, FfnPath path)
       : choice_(choice), activation_(sparse_activation(choice)), path_(path) {
-    if (p.has_bias()) {
-      throw Error(ErrorKind::unsupported, "sparse FFN",
-                  "biases in the feed-forward layer (mlp_bias) are not supported; use --ffn dense");
-    }
+    check_sparse_layer(p);
     const at::ScalarType dtype = p.up.scalar_type();
     if (dtype != at::kFloat && dtype != at::kBFloat16) {
       throw Error(ErrorKind::unsupported, "sparse FFN",
@@ -71,21 +41,22 @@ class SparseFeedForward final : public FeedForward {
     const at::Tensor first = (p.gated() ? p.gate : p.up).detach().contiguous();  // [H, D]
     const std::int64_t neurons = first.size(0);
     const std::int64_t width = first.size(1);
-    packed_ = packed_weight(first);
-    own_bytes_ = static_cast<std::int64_t>(packed_.nbytes());
+    operands_.packed = packed_weight(first);
+    own_bytes_ = static_cast<std::int64_t>(operands_.packed.nbytes());
 
     const at::Tensor down = p.down.detach().t();  // [H, D]
-    down_ = down.is_contiguous() ? down : transposed_copy(p.down.detach());
-    if (!down.is_contiguous()) own_bytes_ += static_cast<std::int64_t>(down_.nbytes());
+    operands_.down = down.is_contiguous() ? down : transposed_copy(p.down.detach());
+    if (!down.is_contiguous()) own_bytes_ += static_cast<std::int64_t>(operands_.down.nbytes());
 
-    weights_.gate = {packed_.const_data_ptr(), dtype_of_tensor(first), neurons, width};
-    weights_.down = view(down_);
+    weights_.gate = {operands_.packed.const_data_ptr(), dtype_of_tensor(first), neurons, width};
+    weights_.down = view(operands_.down);
     if (p.gated()) {
-      up_ = p.up.detach().contiguous();
-      if (!up_.is_same(p.up.detach()) && up_.const_data_ptr() != p.up.const_data_ptr()) {
-        own_bytes_ += static_cast<std::int64_t>(up_.nbytes());
+      operands_.up = p.up.detach().contiguous();
+      if (!operands_.up.is_same(p.up.detach()) &&
+          operands_.up.const_data_ptr() != p.up.const_data_ptr()) {
+        own_bytes_ += static_cast<std::int64_t>(operands_.up.nbytes());
       }
-      weights_.up = view(up_);
+      weights_.up = view(operands_.up);
     }
     if (path == FfnPath::automatic) {
       first_ = first;
@@ -94,17 +65,7 @@ class SparseFeedForward final : public FeedForward {
   }
 
   at::Tensor forward(const at::Tensor& x, std::int64_t layer, FfnObserver* observer) override {
-    if (at::GradMode::is_enabled() && x.requires_grad()) {
-      throw Error(
-          ErrorKind::unsupported, "sparse FFN",
-          "this layer is for inference; load the model with trainable = true for gradients");
-    }
-    const bool hidden_wanted = observer != nullptr && observer->wants_hidden();
-    if (hidden_wanted && path_ == FfnPath::sparse) {
-      throw Error(ErrorKind::unsupported, "sparse FFN",
-                  "hidden activations are never in memory on this path; use the dense one (--ffn "
-                  "dense) to look at them");
-    }
+    const bool hidden_wanted = check_sparse_call(x, path_, observer);
     if (path_ == FfnPath::automatic && (hidden_wanted || prefers_dense(x.size(0)))) {
       return dense(x, layer, observer);
     }
@@ -135,40 +96,28 @@ class SparseFeedForward final : public FeedForward {
     activity.path = FfnPath::sparse;
     at::Tensor y;
     if (observed || choosing) {
-      std::tie(y, activity.row_nnz, activity.neuron_nnz) = run_counted(x);
-      activity.row_nnz = activity.row_nnz.to(at::kLong);
+      CountedOutput counted = sparse_ffn_counted(x, operands_, activation_);
+      y = std::move(counted.y);
+      activity.row_nnz = counted.row_nnz.to(at::kLong);
+      activity.neuron_nnz = std::move(counted.neuron_nnz);
       if (x.size(0) > 0) update_density(activity.row_nnz.sum().item<double>(), x.size(0));
       if (!observed) activity.row_nnz = activity.neuron_nnz = at::Tensor();
     } else {
-      y = run(x);
+      y = sparse_ffn(x, operands_, activation_);
     }
     if (observer != nullptr) observer->observe(activity);
     return y;
   }
 
-  at::Tensor run(const at::Tensor& x) const {
-    static const auto layer = find_operator<Layer>("twell::ffn");
-    static const auto gated = find_operator<Gated>("twell::gated_ffn");
-    const auto threshold = static_cast<double>(activation_.threshold);
-    const char* name = name_of(activation_.kind);
-    return up_.defined() ? gated.call(x, packed_, up_, down_, name, threshold)
-                         : layer.call(x, packed_, down_, name, threshold);
-  }
-
-  Counted run_counted(const at::Tensor& x) const {
-    static const auto layer = find_operator<LayerCounted>("twell::ffn_stats");
-    static const auto gated = find_operator<GatedCounted>("twell::gated_ffn_stats");
-    const auto threshold = static_cast<double>(activation_.threshold);
-    const char* name = name_of(activation_.kind);
-    return up_.defined() ? gated.call(x, packed_, up_, down_, name, threshold)
-                         : layer.call(x, packed_, down_, name, threshold);
-  }
-
   // Needs no other weights than the sparse path has and the unpacked gate, whose mapped pages come
   // back from the file when it is used.
   at::Tensor dense(const at::Tensor& x, std::int64_t layer, FfnObserver* observer) {
-    const FfnParameters parameters{
-        up_.defined() ? first_ : at::Tensor(), up_.defined() ? up_ : first_, down_.t(), {}, {}, {}};
+    const FfnParameters parameters{operands_.up.defined() ? first_ : at::Tensor(),
+                                   operands_.up.defined() ? operands_.up : first_,
+                                   operands_.down.t(),
+                                   {},
+                                   {},
+                                   {}};
     struct Counter final : FfnObserver {
       bool wants_hidden() const override { return true; }
       bool wants_counts() const override { return outer != nullptr && outer->wants_counts(); }
@@ -203,7 +152,9 @@ class SparseFeedForward final : public FeedForward {
   bool prefers_dense(std::int64_t rows) const {
     return density_ >= 0 && cost_.dense_is_faster(rows, density_, size());
   }
-  LayerSize size() const { return {weights_.gate.rows * weights_.gate.cols, up_.defined()}; }
+  LayerSize size() const {
+    return {weights_.gate.rows * weights_.gate.cols, operands_.up.defined()};
+  }
 
   // A few tokens say little of a text: 64 of them count in full.
   void update_density(double nnz, std::int64_t rows) {
@@ -215,10 +166,8 @@ class SparseFeedForward final : public FeedForward {
   ActivationChoice choice_;
   ActivationSpec activation_;
   FfnPath path_;
-  at::Tensor packed_;  // of the gate, or of up in a model without one
-  at::Tensor up_;      // [H, D], undefined without a gate
-  at::Tensor down_;    // [H, D]
-  at::Tensor first_;   // [H, D] as `packed_`, automatic only
+  SparseOperands operands_;
+  at::Tensor first_;  // [H, D] as `operands_.packed`, automatic only
   FfnWeights weights_;
   std::int64_t own_bytes_ = 0;
   CostModel cost_;                      // automatic only
@@ -232,7 +181,10 @@ class SparseFeedForward final : public FeedForward {
 std::unique_ptr<FeedForward> make_sparse_feed_forward(const FfnParameters& parameters,
                                                       const ActivationChoice& activation,
                                                       FfnPath path) {
-  if (!parameters.up.is_cpu()) return make_device_feed_forward(parameters, activation, path);
+  if (!parameters.up.is_cpu()) {
+    return make_device_feed_forward(parameters, activation, path,
+                                    runtime_of(parameters.up.device()));
+  }
   return std::make_unique<SparseFeedForward>(parameters, activation, path);
 }
 

@@ -5,52 +5,73 @@
 #include <cmath>
 #include <iterator>
 #include <limits>
-#include <mutex>
 #include <tuple>
 
 namespace twell::lm {
+namespace {
+
+// The value at `at` of a map from places to what `value` makes numbers of.
+template <class Map, class Value>
+double interpolated(const Map& points, double at, const Value& value) {
+  const auto above = points.lower_bound(at);
+  if (above == points.end()) return value(points.rbegin()->second);
+  if (above == points.begin()) return value(above->second);
+  const auto below = std::prev(above);
+  const double share = (at - below->first) / (above->first - below->first);
+  return (1 - share) * value(below->second) + share * value(above->second);
+}
+
+}  // namespace
 
 double PathChoice::ratio(std::int64_t rows, double density) const {
   const double estimate = runtime_.sparse_to_dense(shape_, rows, density);
+  const std::lock_guard lock(mutex_);
   if (factors_.empty() || rows < 1) return estimate;
-  const double at = std::log2(static_cast<double>(rows));
-  const auto above = factors_.lower_bound(at);
-  double factor = 0.0;
-  if (above == factors_.end()) {
-    factor = factors_.rbegin()->second;
-  } else if (above == factors_.begin()) {
-    factor = above->second;
-  } else {
-    const auto below = std::prev(above);
-    const double share = (at - below->first) / (above->first - below->first);
-    factor = below->second + share * (above->second - below->second);
-  }
+  const double factor = interpolated(
+      factors_, std::log2(static_cast<double>(rows)), [density](const auto& of_density) {
+        return interpolated(of_density, density, [](double power) { return power; });
+      });
   return estimate * std::exp2(factor);
+}
+
+bool PathChoice::dense_is_faster(std::int64_t rows, double density, bool dense_before) const {
+  return ratio(rows, density) > (dense_before ? 1 / kMargin : kMargin);
 }
 
 void PathChoice::correct(std::int64_t rows, double density, double sparse_seconds,
                          double dense_seconds) {
   const double estimate = runtime_.sparse_to_dense(shape_, rows, density);
   if (rows < 1 || !(sparse_seconds > 0) || !(dense_seconds > 0) || !(estimate > 0)) return;
-  factors_[std::log2(static_cast<double>(rows))] =
+  const std::lock_guard lock(mutex_);
+  factors_[std::log2(static_cast<double>(rows))][density] =
       std::log2(sparse_seconds / dense_seconds / estimate);
 }
 
-double seconds_of(DeviceRuntime& runtime, const std::function<void()>& call) {
+double seconds_of(DeviceRuntime& runtime, bool recorded, const std::function<void()>& call) {
   using Clock = std::chrono::steady_clock;
-  const auto run = [&](int calls) {
+  constexpr int kRecordedCalls = 8;
+  // What is made for the first time is neither to be recorded nor timed.
+  call();
+  call();
+  std::unique_ptr<StepGraph> graph;
+  if (recorded) {
+    graph = runtime.make_graph();
+    graph->capture([&call] {
+      for (int i = 0; i < kRecordedCalls; ++i) call();
+    });
+  }
+  const auto run = [&](int times) {
     runtime.synchronize();
     const auto begin = Clock::now();
-    for (int i = 0; i < calls; ++i) call();
+    for (int i = 0; i < times; ++i) graph ? graph->replay() : call();
     runtime.synchronize();
-    return std::chrono::duration<double>(Clock::now() - begin).count() / calls;
+    return std::chrono::duration<double>(Clock::now() - begin).count() / times;
   };
-  (void)run(2);
-  const double once = std::max(run(1), 1e-7);
-  const int calls = static_cast<int>(std::clamp(2e-3 / once, 1.0, 200.0));
+  (void)run(1);
+  const int times = static_cast<int>(std::clamp(2e-3 / std::max(run(1), 1e-7), 1.0, 200.0));
   double best = std::numeric_limits<double>::infinity();
-  for (int i = 0; i < 3; ++i) best = std::min(best, run(calls));
-  return best;
+  for (int i = 0; i < 3; ++i) best = std::min(best, run(times));
+  return recorded ? best / kRecordedCalls : best;
 }
 
 std::shared_ptr<PathChoice> shared_choice(const DeviceRuntime& runtime, const LayerShape& shape) {

@@ -1,9 +1,10 @@
 // models/device.h on an NVIDIA GPU, by PyTorch's CUDA half.
+#include <ATen/Context.h>
+#include <ATen/core/CachingHostAllocator.h>
 #include <ATen/cuda/CUDAEvent.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
-#include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime.h>
@@ -11,6 +12,8 @@
 
 #include <array>
 #include <cstdio>
+#include <memory>
+#include <mutex>
 #include <optional>
 
 #include "models/device.h"
@@ -19,48 +22,65 @@
 namespace twell::lm {
 namespace {
 
-// PyTorch's graph: captured on a stream of its own, with a memory pool of its own, so that what the
-// step allocates keeps its addresses.
+// PyTorch's graph: captured on a stream and with a memory pool apart, so that what the step
+// allocates keeps its addresses.
 class CudaGraph final : public StepGraph {
  public:
-  // Libraries keep a workspace for each stream they meet, so that all recordings use one.
-  CudaGraph(at::Device device, const c10::cuda::CUDAStream& side) : device_(device), side_(side) {}
+  // All recordings share both: libraries keep a workspace for each stream they meet, and a pool
+  // keeps what its recordings took. Nothing that a step allocates outlives a replay, and replays
+  // follow one another on the device's one stream.
+  CudaGraph(at::Device device, const c10::cuda::CUDAStream& side, c10::MempoolId_t pool)
+      : device_(device), side_(side), pool_(pool) {}
 
   void capture(const std::function<void()>& step) override {
     const c10::cuda::CUDAStream before = c10::cuda::getCurrentCUDAStream(device_.index());
     before.synchronize();
     const c10::cuda::CUDAStreamGuard guard(side_);
-    graph_.capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
+    graph_.capture_begin(pool_, cudaStreamCaptureModeThreadLocal);
     try {
       step();
     } catch (...) {
-      // Ends the recording; what it has so far, and the error of its end, are of no use.
-      try {
-        graph_.capture_end();
-      } catch (const std::exception&) {
-        (void)cudaGetLastError();
-      }
+      // Ends the recording; what it has so far is of no use. The end of one that has become invalid
+      // does not reach the allocators, and the pool would be taken for one in use.
+      attempt([this] { graph_.capture_end(); });
+      attempt(
+          [this] { c10::cuda::CUDACachingAllocator::endAllocateToPool(device_.index(), pool_); });
+      attempt([this] { at::getHostAllocator(at::kCUDA)->end_allocate_to_pool(pool_); });
       throw;
     }
     graph_.capture_end();
   }
+  c10::MempoolId_t pool() { return graph_.pool(); }
   void replay() override {
     const c10::cuda::CUDAGuard guard(device_);
     graph_.replay();
   }
 
  private:
+  // For cleaning up after an error, whose own errors are of no use.
+  template <class Action>
+  static void attempt(const Action& action) {
+    try {
+      action();
+    } catch (const std::exception&) {
+      (void)cudaGetLastError();
+    }
+  }
+
   at::Device device_;
   c10::cuda::CUDAStream side_;
+  c10::MempoolId_t pool_;
   at::cuda::CUDAGraph graph_;
 };
 
 class CudaMarker final : public Marker {
  public:
-  void set() override { event_.record(); }
+  explicit CudaMarker(at::Device device) : device_(device) {}
+  void set() override { event_.record(c10::cuda::getCurrentCUDAStream(device_.index())); }
   bool reached() override { return event_.query(); }
 
  private:
+  at::Device device_;
   at::cuda::CUDAEvent event_;
 };
 
@@ -78,17 +98,27 @@ class CudaRuntime final : public DeviceRuntime {
                   b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12], b[13],
                   b[14], b[15]);
     uuid_ = text.data();
+    // cuDNN's attention compiles its kernels by NVRTC, which PyTorch need not be installed with.
+    at::globalContext().setSDPUseCuDNN(false);
   }
 
   std::string describe() const override { return figures_.name; }
   void synchronize() override { c10::cuda::getCurrentCUDAStream(device_.index()).synchronize(); }
   std::unique_ptr<StepGraph> make_graph() override {
-    if (!side_) side_ = c10::cuda::getStreamFromPool(false, device_.index());
-    return std::make_unique<CudaGraph>(device_, *side_);
+    std::call_once(anchored_, [this] {
+      side_ = c10::cuda::getStreamFromPool(false, device_.index());
+      anchor_value_ = at::zeros({1}, at::TensorOptions(device_));
+      anchor_ = std::make_unique<CudaGraph>(device_, *side_, c10::MempoolId_t{0, 0});
+      anchor_->capture([this] { anchor_value_.zero_(); });
+    });
+    return std::make_unique<CudaGraph>(device_, *side_, anchor_->pool());
   }
-  std::unique_ptr<Marker> make_marker() override { return std::make_unique<CudaMarker>(); }
+  std::unique_ptr<Marker> make_marker() override { return std::make_unique<CudaMarker>(device_); }
   bool capturing() const override {
-    return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    C10_CUDA_CHECK(
+        cudaStreamIsCapturing(c10::cuda::getCurrentCUDAStream(device_.index()), &status));
+    return status != cudaStreamCaptureStatusNone;
   }
   at::Tensor host_buffer(std::int64_t elements, at::ScalarType dtype) override {
     return at::zeros({elements}, at::TensorOptions(dtype).pinned_memory(true));
@@ -126,7 +156,12 @@ class CudaRuntime final : public DeviceRuntime {
   at::Device device_;
   cuda::Device figures_;
   std::string uuid_;
+  // What recordings share. The first one stays: PyTorch does not let a pool be used again once the
+  // last recording in it is gone.
+  std::once_flag anchored_;
   std::optional<c10::cuda::CUDAStream> side_;
+  at::Tensor anchor_value_;
+  std::unique_ptr<CudaGraph> anchor_;
 };
 
 }  // namespace

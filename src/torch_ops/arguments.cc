@@ -1,8 +1,11 @@
 #include "torch_ops/arguments.h"
 
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/ops.h>
 
 #include <cmath>
+#include <cstdio>
+#include <stdexcept>
 
 #include "twell/status.h"
 
@@ -52,6 +55,34 @@ std::int64_t common_row_stride(const Tensor& tensor) {
   }
   if (row_stride < 0) return sizes[last];
   return row_stride >= sizes[last] ? row_stride : -1;
+}
+
+using torch::headeronly::IntHeaderOnlyArrayRef;
+
+// In floating point, since shapes that nobody can allocate may exceed 2^63.
+std::string bytes_of(IntHeaderOnlyArrayRef shape, ScalarType type) {
+  auto bytes = static_cast<double>(aoti_torch_dtype_element_size(static_cast<std::int32_t>(type)));
+  for (const std::int64_t size : shape) bytes *= static_cast<double>(size);
+  char text[320];  // any double
+  (void)std::snprintf(text, sizeof text, "%.0f", bytes);
+  return text;
+}
+
+// make(), whose errors are the allocator's: shape and dtype have been checked. PyTorch's stable ABI
+// tells of an error only which C function met it, and writes its message to standard error.
+template <class F>
+Tensor allocated(const Output& output, IntHeaderOnlyArrayRef shape, ScalarType type,
+                 const F& make) {
+  try {
+    return make();
+  } catch (const std::runtime_error&) {
+    const Tensor& like = output.like;
+    throw Error(
+        ErrorKind::out_of_memory, std::string("twell::") + output.operation,
+        std::string(output.name) + ": no memory for " + bytes_of(shape, type) + " bytes on " +
+            (like.is_cuda() ? "cuda:" + std::to_string(like.get_device_index()) : "the CPU") +
+            "; free some, or take fewer rows at a time");
+  }
 }
 
 }  // namespace
@@ -125,7 +156,7 @@ Rows rows_of(const Argument& argument) {
   Tensor tensor = argument.tensor;
   std::int64_t row_stride = common_row_stride(tensor);
   if (row_stride < 0) {
-    tensor = torch::stable::contiguous(tensor);
+    tensor = contiguous_copy(argument);
     row_stride = tensor.size(tensor.dim() - 1);
   }
   const auto sizes = tensor.sizes();
@@ -192,12 +223,20 @@ ActivationSpec activation_of(const char* operation, const std::string& name, dou
   return spec;
 }
 
-Tensor new_empty(const Tensor& like, const std::vector<std::int64_t>& shape, ScalarType type) {
-  return torch::stable::new_empty(like, shape, type);
+Tensor new_empty(const Output& output, const std::vector<std::int64_t>& shape, ScalarType type) {
+  return allocated(output, shape, type,
+                   [&] { return torch::stable::new_empty(output.like, shape, type); });
 }
 
-Tensor new_zeros(const Tensor& like, const std::vector<std::int64_t>& shape, ScalarType type) {
-  return torch::stable::new_zeros(like, shape, type);
+Tensor new_zeros(const Output& output, const std::vector<std::int64_t>& shape, ScalarType type) {
+  return allocated(output, shape, type,
+                   [&] { return torch::stable::new_zeros(output.like, shape, type); });
+}
+
+Tensor contiguous_copy(const Argument& argument) {
+  const Tensor& tensor = argument.tensor;
+  return allocated({argument.operation, argument.name, tensor}, tensor.sizes(),
+                   tensor.scalar_type(), [&] { return torch::stable::contiguous(tensor); });
 }
 
 MatrixView mutable_matrix(const Tensor& tensor, DType dtype, std::int64_t rows, std::int64_t cols) {

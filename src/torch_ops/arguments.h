@@ -53,9 +53,17 @@ std::vector<std::int64_t> packed_shape(DType dtype, std::int64_t rows, std::int6
 // `threshold` must be finite and not negative, and 0 where the activation has none.
 ActivationSpec activation_of(const char* operation, const std::string& name, double threshold);
 
-// An uninitialised tensor on the device of `like`.
-Tensor new_empty(const Tensor& like, const std::vector<std::int64_t>& shape, ScalarType type);
-Tensor new_zeros(const Tensor& like, const std::vector<std::int64_t>& shape, ScalarType type);
+// A tensor that a call makes on the device of `like`, with the names that its errors carry.
+struct Output {
+  const char* operation;
+  const char* name;
+  const Tensor& like;
+};
+// Uninitialised, and of zeros. ErrorKind::out_of_memory where the allocator refuses.
+Tensor new_empty(const Output& output, const std::vector<std::int64_t>& shape, ScalarType type);
+Tensor new_zeros(const Output& output, const std::vector<std::int64_t>& shape, ScalarType type);
+// The argument's elements one after the other, in new memory where they are not so already.
+Tensor contiguous_copy(const Argument& argument);
 // A contiguous tensor of two dimensions, or of more taken as [product of the leading ones, last].
 MatrixView mutable_matrix(const Tensor& tensor, DType dtype, std::int64_t rows, std::int64_t cols);
 

@@ -28,24 +28,26 @@ FfnWeights plain_weights(const char* operation, const ConstMatrixView& x, const 
   return weights;
 }
 
-Tensor run(const Tensor& x, const Rows& rows, const FfnWeights& weights,
+Tensor run(const char* operation, const Tensor& x, const Rows& rows, const FfnWeights& weights,
            const ActivationSpec& activation, FfnStats* stats) {
   const auto sizes = x.sizes();
-  Tensor y = new_empty(x, {sizes.begin(), sizes.end()}, scalar_type_of(rows.view.dtype));
+  Tensor y =
+      new_empty({operation, "y", x}, {sizes.begin(), sizes.end()}, scalar_type_of(rows.view.dtype));
   twell::ffn(cpu_context(), rows.view, weights, activation,
              mutable_matrix(y, rows.view.dtype, rows.view.rows, rows.view.cols), stats);
   return y;
 }
 
-std::tuple<Tensor, Tensor, Tensor> run_with_stats(const Tensor& x, const Rows& rows,
-                                                  const FfnWeights& weights,
+std::tuple<Tensor, Tensor, Tensor> run_with_stats(const char* operation, const Tensor& x,
+                                                  const Rows& rows, const FfnWeights& weights,
                                                   const ActivationSpec& activation) {
-  Tensor row_nnz = new_zeros(x, leading_shape(x), ScalarType::Int);
-  Tensor neuron_counts = new_zeros(x, {weights.down.rows}, ScalarType::Long);
+  Tensor row_nnz = new_zeros({operation, "row_nnz", x}, leading_shape(x), ScalarType::Int);
+  Tensor neuron_counts =
+      new_zeros({operation, "neuron_counts", x}, {weights.down.rows}, ScalarType::Long);
   FfnStats stats;
   stats.row_nnz = static_cast<std::int32_t*>(row_nnz.mutable_data_ptr());
   stats.neuron_counts = static_cast<std::int64_t*>(neuron_counts.mutable_data_ptr());
-  Tensor y = run(x, rows, weights, activation, &stats);
+  Tensor y = run(operation, x, rows, weights, activation, &stats);
   return {y, row_nnz, neuron_counts};
 }
 
@@ -55,7 +57,7 @@ Tensor gated_ffn(const Tensor& x, const Tensor& gate_packed, const Tensor& up, c
                  const std::string& activation, double threshold) {
   constexpr const char* kOperation = "gated_ffn";
   const Rows rows = rows_of({kOperation, "x", x});
-  return run(x, rows, gated_weights(kOperation, rows.view, gate_packed, up, down),
+  return run(kOperation, x, rows, gated_weights(kOperation, rows.view, gate_packed, up, down),
              activation_of(kOperation, activation, threshold), nullptr);
 }
 
@@ -65,7 +67,8 @@ std::tuple<Tensor, Tensor, Tensor> gated_ffn_stats(const Tensor& x, const Tensor
                                                    double threshold) {
   constexpr const char* kOperation = "gated_ffn_stats";
   const Rows rows = rows_of({kOperation, "x", x});
-  return run_with_stats(x, rows, gated_weights(kOperation, rows.view, gate_packed, up, down),
+  return run_with_stats(kOperation, x, rows,
+                        gated_weights(kOperation, rows.view, gate_packed, up, down),
                         activation_of(kOperation, activation, threshold));
 }
 
@@ -73,7 +76,7 @@ Tensor ffn(const Tensor& x, const Tensor& up_packed, const Tensor& down,
            const std::string& activation, double threshold) {
   constexpr const char* kOperation = "ffn";
   const Rows rows = rows_of({kOperation, "x", x});
-  return run(x, rows, plain_weights(kOperation, rows.view, up_packed, down),
+  return run(kOperation, x, rows, plain_weights(kOperation, rows.view, up_packed, down),
              activation_of(kOperation, activation, threshold), nullptr);
 }
 
@@ -82,7 +85,7 @@ std::tuple<Tensor, Tensor, Tensor> ffn_stats(const Tensor& x, const Tensor& up_p
                                              double threshold) {
   constexpr const char* kOperation = "ffn_stats";
   const Rows rows = rows_of({kOperation, "x", x});
-  return run_with_stats(x, rows, plain_weights(kOperation, rows.view, up_packed, down),
+  return run_with_stats(kOperation, x, rows, plain_weights(kOperation, rows.view, up_packed, down),
                         activation_of(kOperation, activation, threshold));
 }
 

@@ -8,12 +8,12 @@
 namespace twell::torch_ops {
 namespace {
 
-// [..., rows] for x [..., D].
-Tensor new_rows(const Tensor& x, std::int64_t rows, DType dtype) {
+// y [..., rows] for x [..., D].
+Tensor new_rows(const char* operation, const Tensor& x, std::int64_t rows, DType dtype) {
   const auto sizes = x.sizes();
   std::vector<std::int64_t> shape(sizes.begin(), sizes.end());
   shape.back() = rows;
-  return new_empty(x, shape, scalar_type_of(dtype));
+  return new_empty({operation, "y", x}, shape, scalar_type_of(dtype));
 }
 
 }  // namespace
@@ -35,7 +35,7 @@ Tensor linear(const Tensor& x, const Tensor& weight_packed, std::int64_t rows,
                name_of(offset->view.dtype) + " " + shape_of(*bias));
     }
   }
-  Tensor y = new_rows(x, rows, dtype);
+  Tensor y = new_rows(kOperation, x, rows, dtype);
   twell::linear(cpu_context(), in.view, weight, offset ? offset->view.data : nullptr,
                 mutable_matrix(y, dtype, in.view.rows, rows));
   return y;
@@ -46,7 +46,7 @@ Tensor linear_as_stored(const Tensor& x, const Tensor& weight) {
   const Rows in = rows_of({kOperation, "x", x});
   const DType dtype = in.view.dtype;
   const ConstMatrixView w = matrix_of({kOperation, "weight", weight}, dtype, -1, in.view.cols);
-  Tensor y = new_rows(x, w.rows, dtype);
+  Tensor y = new_rows(kOperation, x, w.rows, dtype);
   twell::linear_as_stored(cpu_context(), in.view, w,
                           mutable_matrix(y, dtype, in.view.rows, w.rows));
   return y;

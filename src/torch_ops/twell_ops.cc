@@ -26,8 +26,8 @@ TwellLayout layout_of(const char* operation, std::int64_t rows, std::int64_t col
   return layout;
 }
 
-TwellTuple tuple_of(const TwellMatrix& matrix, const Tensor& like) {
-  TwellTensors tensors = to_tensors(matrix, like);
+TwellTuple tuple_of(const char* operation, const TwellMatrix& matrix, const Tensor& like) {
+  TwellTensors tensors = to_tensors(operation, matrix, like);
   return {tensors.counts, tensors.slots, tensors.overflow};
 }
 
@@ -36,8 +36,9 @@ TwellTuple tuple_of(const TwellMatrix& matrix, const Tensor& like) {
 TwellTuple dense_to_twell(const Tensor& dense, std::int64_t tile, std::int64_t capacity) {
   constexpr const char* kOperation = "dense_to_twell";
   const ConstMatrixView view = matrix_of({kOperation, "dense", dense});
-  return tuple_of(
-      pack(view, layout_of(kOperation, view.rows, view.cols, tile, capacity, view.dtype)), dense);
+  const TwellLayout layout =
+      layout_of(kOperation, view.rows, view.cols, tile, capacity, view.dtype);
+  return tuple_of(kOperation, pack(view, layout), dense);
 }
 
 Tensor twell_to_dense(const Tensor& counts, const Tensor& slots, const Tensor& overflow,
@@ -46,7 +47,7 @@ Tensor twell_to_dense(const Tensor& counts, const Tensor& slots, const Tensor& o
   const DType value = dtype_of(kOperation, "dtype", dtype);
   const TwellMatrix matrix = from_tensors(kOperation, {counts, slots, overflow}, cols, value);
   const std::int64_t rows = matrix.layout().rows;
-  Tensor dense = new_empty(counts, {rows, cols}, dtype);
+  Tensor dense = new_empty({kOperation, "dense", counts}, {rows, cols}, dtype);
   unpack(matrix, mutable_matrix(dense, value, rows, cols));
   return dense;
 }
@@ -62,7 +63,7 @@ TwellTuple gemm_relu_twell(const Tensor& x, const Tensor& weight_packed, std::in
   const ActivationSpec spec = activation_of(kOperation, activation, threshold);
   TwellMatrix out(layout_of(kOperation, view.rows, rows, tile, capacity, view.dtype));
   twell::gemm_relu_twell(cpu_context(), view, weight, spec, out);
-  return tuple_of(out, x);
+  return tuple_of(kOperation, out, x);
 }
 
 Tensor twell_gated_ffn(const Tensor& x, const Tensor& counts, const Tensor& slots,
@@ -78,7 +79,7 @@ Tensor twell_gated_ffn(const Tensor& x, const Tensor& counts, const Tensor& slot
     fail(kOperation, "counts",
          "expected the " + std::to_string(view.rows) + " rows of x, got shape " + shape_of(counts));
   }
-  Tensor y = new_empty(x, {view.rows, view.cols}, scalar_type_of(view.dtype));
+  Tensor y = new_empty({kOperation, "y", x}, {view.rows, view.cols}, scalar_type_of(view.dtype));
   twell::twell_gated_ffn(cpu_context(), view, gate, up_view, down_view,
                          mutable_matrix(y, view.dtype, view.rows, view.cols));
   return y;
@@ -91,7 +92,7 @@ Tensor twell_spmm(const Tensor& counts, const Tensor& slots, const Tensor& overf
   const TwellMatrix hidden =
       from_tensors(kOperation, {counts, slots, overflow}, view.rows, view.dtype);
   const std::int64_t rows = hidden.layout().rows;
-  Tensor y = new_empty(down, {rows, view.cols}, scalar_type_of(view.dtype));
+  Tensor y = new_empty({kOperation, "y", down}, {rows, view.cols}, scalar_type_of(view.dtype));
   twell::twell_spmm(cpu_context(), hidden, view, mutable_matrix(y, view.dtype, rows, view.cols));
   return y;
 }

@@ -80,14 +80,15 @@ TwellLayout layout_of(const char* operation, const TwellTensors& tensors, std::i
 
 }  // namespace
 
-TwellTensors to_tensors(const TwellMatrix& matrix, const Tensor& like) {
+TwellTensors to_tensors(const char* operation, const TwellMatrix& matrix, const Tensor& like) {
   const TwellLayout& layout = matrix.layout();
   const std::size_t bytes = slot_bytes(layout.dtype);
   const std::int64_t tiles = layout.tiles();
   const ScalarType type = slot_type(layout.dtype);
-  TwellTensors out{new_empty(like, {layout.rows, tiles}, ScalarType::Int),
-                   new_zeros(like, {layout.rows, tiles, layout.capacity}, type),
-                   new_zeros(like, {matrix.overflow_tiles(), layout.tile}, type)};
+  TwellTensors out{
+      new_empty({operation, "counts", like}, {layout.rows, tiles}, ScalarType::Int),
+      new_zeros({operation, "slots", like}, {layout.rows, tiles, layout.capacity}, type),
+      new_zeros({operation, "overflow", like}, {matrix.overflow_tiles(), layout.tile}, type)};
   auto* counts = static_cast<std::int32_t*>(out.counts.mutable_data_ptr());
   auto* slots = static_cast<std::byte*>(out.slots.mutable_data_ptr());
   auto* overflow = static_cast<std::byte*>(out.overflow.mutable_data_ptr());

@@ -24,7 +24,7 @@ struct TwellTensors {
 };
 
 // On the device of `like`.
-TwellTensors to_tensors(const TwellMatrix& matrix, const Tensor& like);
+TwellTensors to_tensors(const char* operation, const TwellMatrix& matrix, const Tensor& like);
 
 // Throws on tensors that no matrix of `cols` columns and values of `dtype` has.
 TwellMatrix from_tensors(const char* operation, const TwellTensors& tensors, std::int64_t cols,

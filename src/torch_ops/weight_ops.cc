@@ -5,9 +5,11 @@
 namespace twell::torch_ops {
 
 Tensor pack_weight(const Tensor& weight) {
-  const ConstMatrixView view = matrix_of({"pack_weight", "weight", weight});
+  constexpr const char* kOperation = "pack_weight";
+  const ConstMatrixView view = matrix_of({kOperation, "weight", weight});
   Tensor packed =
-      new_empty(weight, packed_shape(view.dtype, view.rows, view.cols), scalar_type_of(view.dtype));
+      new_empty({kOperation, "packed", weight}, packed_shape(view.dtype, view.rows, view.cols),
+                scalar_type_of(view.dtype));
   if (view.rows > 0 && view.cols > 0) twell::pack_weight(view, packed.mutable_data_ptr());
   return packed;
 }
@@ -18,7 +20,7 @@ Tensor unpack_weight(const Tensor& packed, std::int64_t rows, std::int64_t cols)
   if (cols < 0) fail(kOperation, "cols", "expected 0 or more, got " + std::to_string(cols));
   const DType dtype = dtype_of(kOperation, "packed", packed.scalar_type());
   const PackedView view = packed_of({kOperation, "packed", packed}, dtype, rows, cols);
-  Tensor weight = new_empty(packed, {rows, cols}, scalar_type_of(dtype));
+  Tensor weight = new_empty({kOperation, "weight", packed}, {rows, cols}, scalar_type_of(dtype));
   if (rows > 0 && cols > 0) twell::unpack_weight(view, mutable_matrix(weight, dtype, rows, cols));
   return weight;
 }

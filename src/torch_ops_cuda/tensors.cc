@@ -3,11 +3,8 @@
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/ops.h>
 
-#include <memory>
+#include <map>
 #include <mutex>
-#include <vector>
-
-#include "twell/status.h"
 
 namespace twell::torch_ops {
 namespace {
@@ -15,12 +12,12 @@ namespace {
 // Asked once a process: the driver takes up to a millisecond to tell.
 const cuda::Device& device_figures(int ordinal) {
   static std::mutex mutex;
-  static std::vector<std::unique_ptr<const cuda::Device>> known;
+  static std::map<int, const cuda::Device> known;
   const std::lock_guard lock(mutex);
-  const auto index = static_cast<std::size_t>(ordinal);
-  if (known.size() <= index) known.resize(index + 1);
-  if (!known[index]) known[index] = std::make_unique<const cuda::Device>(cuda::device(ordinal));
-  return *known[index];
+  auto found = known.find(ordinal);
+  // Throws where there is no such GPU.
+  if (found == known.end()) found = known.emplace(ordinal, cuda::device(ordinal)).first;
+  return found->second;
 }
 
 cuda::Stream current_stream(int ordinal) {
@@ -104,9 +101,8 @@ Rows cuda_rows_of(const Argument& argument) {
   if (argument.tensor.dim() < 1) {
     fail(argument.operation, argument.name, "expected shape [..., columns], got a scalar");
   }
-  const Tensor tensor = argument.tensor.is_contiguous()
-                            ? argument.tensor
-                            : torch::stable::contiguous(argument.tensor);
+  const Tensor tensor =
+      argument.tensor.is_contiguous() ? argument.tensor : contiguous_copy(argument);
   std::int64_t rows = 1;
   for (std::int64_t i = 0; i + 1 < tensor.dim(); ++i) rows *= tensor.size(i);
   const std::int64_t cols = tensor.size(tensor.dim() - 1);
@@ -134,8 +130,9 @@ CudaCall::CudaCall(const Tensor& like)
       device_(device_figures(like.get_device_index())),
       stream_(current_stream(like.get_device_index())) {}
 
-CudaWorkspace::CudaWorkspace(const Tensor& like, std::size_t bytes)
+CudaWorkspace::CudaWorkspace(const char* operation, const Tensor& like, std::size_t bytes)
     : bytes_(bytes),
-      tensor_(new_empty(like, {static_cast<std::int64_t>(bytes)}, ScalarType::Byte)) {}
+      tensor_(new_empty({operation, "workspace", like}, {static_cast<std::int64_t>(bytes)},
+                        ScalarType::Byte)) {}
 
 }  // namespace twell::torch_ops

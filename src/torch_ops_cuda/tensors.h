@@ -44,7 +44,7 @@ class CudaCall {
 // on the stream.
 class CudaWorkspace {
  public:
-  CudaWorkspace(const Tensor& like, std::size_t bytes);
+  CudaWorkspace(const char* operation, const Tensor& like, std::size_t bytes);
   cuda::Workspace get() const { return {tensor_.mutable_data_ptr(), bytes_}; }
 
  private:

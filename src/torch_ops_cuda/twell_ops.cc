@@ -21,10 +21,13 @@ std::int32_t in_range(const char* operation, const char* argument, std::int64_t 
 struct Packed {
   Packed(const char* operation, const Tensor& like, TwellLayout wanted)
       : layout(wanted),
-        counts(new_empty(like, {wanted.rows, wanted.tiles()}, ScalarType::Int)),
-        slots(new_zeros(like, {wanted.rows, wanted.tiles(), wanted.capacity}, ScalarType::Int)),
+        counts(
+            new_empty({operation, "counts", like}, {wanted.rows, wanted.tiles()}, ScalarType::Int)),
+        slots(new_zeros({operation, "slots", like}, {wanted.rows, wanted.tiles(), wanted.capacity},
+                        ScalarType::Int)),
         overflow(new_zeros(
-            like, {wanted.capacity == wanted.tile ? 0 : wanted.rows * wanted.tiles(), wanted.tile},
+            {operation, "overflow", like},
+            {wanted.capacity == wanted.tile ? 0 : wanted.rows * wanted.tiles(), wanted.tile},
             ScalarType::Int)) {
     if (wanted.capacity > wanted.tile) {
       fail(operation, "capacity",
@@ -147,11 +150,11 @@ Tensor twell_gated_ffn(const Tensor& x, const Tensor& counts, const Tensor& slot
   const cuda::DeviceTwellView gate =
       view_of(kOperation, counts, slots, overflow, x, in.rows, up_view.rows, in.dtype);
   const CudaCall call(x);
-  const Tensor y = new_empty(x, {in.rows, in.cols}, x.scalar_type());
+  const Tensor y = new_empty({kOperation, "y", x}, {in.rows, in.cols}, x.scalar_type());
   const MatrixView out(y.mutable_data_ptr(), in.dtype, in.rows, in.cols);
   const cuda::GatherPlan plan =
       cuda::plan_gather(call.device(), problem_of(gate, in, up_view, down_view, out));
-  const CudaWorkspace workspace(x, plan.workspace_bytes(in.rows, in.cols));
+  const CudaWorkspace workspace(kOperation, x, plan.workspace_bytes(in.rows, in.cols));
   cuda::twell_gated_ffn(plan, in, gate, up_view, down_view, out, workspace.get(), call.stream());
   return y;
 }
@@ -165,11 +168,11 @@ Tensor twell_spmm(const Tensor& counts, const Tensor& slots, const Tensor& overf
       view_of(kOperation, counts, slots, overflow, down, -1, weight.rows, weight.dtype);
   const std::int64_t rows = hidden.layout.rows;
   const CudaCall call(down);
-  const Tensor y = new_empty(down, {rows, weight.cols}, down.scalar_type());
+  const Tensor y = new_empty({kOperation, "y", down}, {rows, weight.cols}, down.scalar_type());
   const MatrixView out(y.mutable_data_ptr(), weight.dtype, rows, weight.cols);
   const cuda::GatherPlan plan =
       cuda::plan_gather(call.device(), problem_of(hidden, {}, {}, weight, out));
-  const CudaWorkspace workspace(down, plan.workspace_bytes(rows, weight.cols));
+  const CudaWorkspace workspace(kOperation, down, plan.workspace_bytes(rows, weight.cols));
   cuda::twell_spmm(plan, hidden, weight, out, workspace.get(), call.stream());
   return y;
 }
@@ -201,7 +204,7 @@ Tensor twell_to_dense(const Tensor& counts, const Tensor& slots, const Tensor& o
   const cuda::DeviceTwellView view =
       view_of(kOperation, counts, slots, overflow, counts, -1, cols, value);
   const CudaCall call(counts);
-  const Tensor dense = new_empty(counts, {view.layout.rows, cols}, dtype);
+  const Tensor dense = new_empty({kOperation, "dense", counts}, {view.layout.rows, cols}, dtype);
   cuda::twell_to_dense(view, {dense.mutable_data_ptr(), value, view.layout.rows, cols},
                        call.stream());
   return dense;

@@ -28,7 +28,8 @@ Tensor pack_weight(const Tensor& weight) {
   const ConstMatrixView view = cuda_matrix_of(argument, weight, -1, weight.size(1));
   const CudaCall call(weight);
   const Tensor packed =
-      new_zeros(weight, packed_shape(view.dtype, view.rows, view.cols), weight.scalar_type());
+      new_zeros({argument.operation, "packed", weight},
+                packed_shape(view.dtype, view.rows, view.cols), weight.scalar_type());
   copy({packed.mutable_data_ptr(), packed_depth(view.dtype, view.cols), view.data, view.row_stride,
         view.rows, view.cols},
        call.stream());
@@ -41,7 +42,8 @@ Tensor unpack_weight(const Tensor& packed, std::int64_t rows, std::int64_t cols)
   if (cols < 0) fail(argument.operation, "cols", "expected 0 or more, got " + std::to_string(cols));
   const ConstMatrixView view = cuda_packed_of(argument, packed, rows, cols);
   const CudaCall call(packed);
-  const Tensor weight = new_empty(packed, {rows, cols}, packed.scalar_type());
+  const Tensor weight =
+      new_empty({argument.operation, "weight", packed}, {rows, cols}, packed.scalar_type());
   copy({weight.mutable_data_ptr(), cols, view.data, view.row_stride, rows, cols}, call.stream());
   return weight;
 }

@@ -8,6 +8,8 @@
 #include <cstdlib>
 #include <thread>
 
+#include "cli/run_energy.h"
+
 namespace twell::cli {
 namespace {
 
@@ -80,6 +82,35 @@ TEST_F(GpuEnergy, TheLibraryIsShutDownAsOftenAsItIsStarted) {
   }
   EXPECT_EQ(inits(), 0);
   dlclose(library);
+}
+
+TEST_F(GpuEnergy, OfTheTimedRunsOfEverySide) {
+  mode("counter");
+  RunEnergy energy("GPU-fake", 2, FAKE_NVML_LIBRARY);
+  EXPECT_STREQ(energy.source(), "nvml counter");
+  MeasureOptions measure{.repeats = 3, .min_seconds = 1e-4};
+  energy.watch(measure);
+  const auto side = [](std::int64_t) { wait(1); };
+  (void)measure_in_turns({side, side}, measure);
+  // Two readings around each of three runs, and none besides.
+  EXPECT_DOUBLE_EQ(energy.joules(0).value(), 3 * 2.5);
+  EXPECT_DOUBLE_EQ(energy.joules(1).value(), 3 * 2.5);
+}
+
+TEST_F(GpuEnergy, OfRunsIsNoneWhereAReadingIsMissing) {
+  mode("lost");
+  RunEnergy energy("GPU-fake", 1, FAKE_NVML_LIBRARY);
+  EXPECT_STREQ(energy.source(), "nvml power samples");
+  MeasureOptions measure{.repeats = 2, .min_seconds = 0.06};
+  energy.watch(measure);
+  (void)measure_in_turns({[](std::int64_t) { wait(1); }}, measure);
+  EXPECT_FALSE(energy.joules(0).has_value());
+  MeasureOptions unwatched;
+  RunEnergy none("GPU-other", 1, FAKE_NVML_LIBRARY);
+  none.watch(unwatched);
+  EXPECT_FALSE(unwatched.before_run);
+  EXPECT_EQ(none.source(), nullptr);
+  EXPECT_FALSE(none.joules(0).has_value());
 }
 
 }  // namespace

@@ -16,7 +16,10 @@ float* shared_floats() { return reinterpret_cast<float*>(ptx::dynamic_shared());
 
 class EmulationTest : public testing::Test {
  protected:
-  ~EmulationTest() override { emulation::set_order(emulation::Order::ascending); }
+  ~EmulationTest() override {
+    emulation::set_order(emulation::Order::ascending);
+    emulation::set_device(0, 90);
+  }
 };
 
 // Each thread reads its neighbour's word; true if all of them read what was written.
@@ -127,6 +130,26 @@ TEST_F(EmulationTest, HalfRoundTripsAndRounds) {
   EXPECT_EQ(round_half(65519.0F), 0x7bff);
   EXPECT_EQ(round_half(65520.0F), 0x7c00);
   EXPECT_EQ(round_half(0x1.ffep-15F), 0x03ff + 1U);  // up to the smallest normal
+}
+
+// The gather starts before the GEMM has ended only where its code waits for it: code made from PTX
+// of compute_80 does not, whichever GPU runs it.
+TEST_F(EmulationTest, KernelsOverlapOnlyWhereTheyWait) {
+  const CudaLayer<bf16> layer({3, 16, 40});
+  for (const int ptx_version : {90, 80, 100}) {
+    emulation::set_device(ptx_version, ptx_version);  // a GPU of its own
+    const DeviceMatrixOf<bf16> x(layer.x), gate(layer.gate), up(layer.up), down(layer.down);
+    DeviceMatrixOf<bf16> y{TestMatrix<bf16>(3, 16)};
+    const cuda::FfnPlan plan = cuda::plan_ffn(cuda::current_device(), layer.problem());
+    ASSERT_TRUE(plan.gather.overlaps_gemm);
+    DeviceBuffer<std::byte> memory(plan.workspace_bytes);
+    const int before = emulation::overlapping_launches();
+    for (int call = 0; call < 2; ++call) {
+      cuda::ffn(plan, x.view(), {gate.view(), up.view(), down.view()}, {}, y.mutable_view(),
+                {memory.data(), memory.size()}, nullptr);
+    }
+    EXPECT_EQ(emulation::overlapping_launches() - before, ptx_version >= 90 ? 2 : 0) << ptx_version;
+  }
 }
 
 // Racing threads would give another result in another order.

@@ -127,3 +127,18 @@ def test_errors_name_the_argument() -> None:
         torch.ops.twell.gated_ffn(x, packed, up.half(), down)
     with pytest.raises(RuntimeError, match="pack_weight: weight: expected dtype bfloat16 or float16"):
         torch.ops.twell.pack_weight(gate.float())
+
+
+@needs_gpu
+def test_out_of_memory_names_the_output() -> None:
+    x, gate, up, down = layer(1 << 18, 64, 256, torch.bfloat16)
+    packed = torch.ops.twell.pack_weight(gate)
+    torch.cuda.empty_cache()
+    try:
+        # Less than there is in use already: whatever the allocator has no block for is refused.
+        torch.cuda.set_per_process_memory_fraction(1e-6)
+        with pytest.raises(RuntimeError, match=f"twell::gated_ffn: y: no memory for {x.nbytes} bytes on cuda:0"):
+            torch.ops.twell.gated_ffn(x, packed, up, down)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert torch.ops.twell.gated_ffn(x, packed, up, down).shape == x.shape

@@ -54,6 +54,14 @@ class TorchCudaArguments : public testing::Test {
                  "twell::gated_ffn: " + message);
   }
 
+  // Of both operators that also count.
+  void expect_stats_error(const Tensor& x, const Tensor& down, const std::string& message) {
+    expect_error("gated_ffn_stats", {x, gate_, up_, down, std::string("relu"), 0.0},
+                 "twell::gated_ffn_stats: " + message);
+    expect_error("ffn_stats", {x, gate_, down, std::string("relu"), 0.0},
+                 "twell::ffn_stats: " + message);
+  }
+
   const c10::InferenceMode inference_;
   std::vector<Tensor> memory_;
   // D = 32, H = 16: packed to [1, 16, 16, 2].
@@ -98,6 +106,15 @@ TEST_F(TorchCudaArguments, Misalignment) {
 TEST_F(TorchCudaArguments, Activation) {
   expect_ffn_error(x_, gate_, up_, down_, "activation: expected relu, relu_squared or fat_relu",
                    "silu");
+}
+
+TEST_F(TorchCudaArguments, WithStatistics) {
+  expect_stats_error(at::zeros({2, 32}, at::kBFloat16), down_, "x: expected a CUDA tensor");
+  expect_stats_error(gpu({}), down_, "x: expected shape [..., columns], got a scalar");
+  expect_stats_error(gpu({2, 32}, at::kFloat), down_, "x: expected dtype bfloat16 or float16");
+  expect_stats_error(x_, gpu({}), "down: expected shape [*, 32], got []");
+  expect_stats_error(x_, gpu({16, 32}, at::kBFloat16, 0, 1), "down: expected a tensor on cuda:0");
+  expect_stats_error(x_, gpu({15, 31}), "down: expected shape [*, 32], got [15, 31]");
 }
 
 TEST_F(TorchCudaArguments, PackedActivation) {

@@ -4,8 +4,11 @@
 #include <gtest/gtest.h>
 #include <torch/library.h>
 
+#include <chrono>
 #include <cmath>
 #include <map>
+#include <optional>
+#include <thread>
 
 #include "engine/device_sampler.h"
 #include "engine/generate.h"
@@ -107,7 +110,7 @@ TEST(StepDecoder, Errors) {
   EXPECT_THROW((void)broken.first(at::full({1, 211}, std::nan(""))), Error);
 }
 
-// The operation below that this PyTorch has no meta kernel for in C++, called by its attention.
+// Operations that this PyTorch has no meta kernels for in C++; `where` is called by its attention.
 at::Tensor& where_out(const at::Tensor&, const at::Tensor&, const at::Tensor&, at::Tensor& out) {
   return out;
 }
@@ -115,34 +118,96 @@ at::Tensor where(const at::Tensor& condition, const at::Tensor& a, const at::Ten
   return at::empty(at::infer_size(condition.sizes(), at::infer_size(a.sizes(), b.sizes())),
                    condition.options().dtype(at::result_type(a, b)));
 }
+at::Tensor relu(const at::Tensor& x) { return at::empty_like(x); }
 TORCH_LIBRARY_IMPL(aten, Meta, m) {
+  m.impl("relu", &relu);
   m.impl("where.self", &where);
   m.impl("where.self_out", &where_out);
 }
 
+// Shapes of torch.ops.twell, which C++ has kernels for where there is data.
+at::Tensor pack_weight(const at::Tensor& w) {
+  return at::empty({(w.size(0) + 15) / 16, (w.size(1) + 31) / 32 * 16, 16, 2}, w.options());
+}
+at::Tensor gated_ffn(const at::Tensor& x, const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                     c10::string_view, double) {
+  return at::empty_like(x);
+}
+TORCH_LIBRARY_IMPL(twell, Meta, m) {
+  m.impl("pack_weight", &pack_weight);
+  m.impl("gated_ffn", &gated_ffn);
+}
+
+// A device whose work is done when the test says so.
+class SlowRuntime final : public DeviceRuntime {
+ public:
+  struct Mark final : Marker {
+    explicit Mark(const bool& d) : done(d) {}
+    void set() override {}
+    bool reached() override { return done; }
+    const bool& done;
+  };
+  std::string describe() const override { return "slow"; }
+  void synchronize() override {
+    ++waits;
+    done = true;
+  }
+  std::unique_ptr<StepGraph> make_graph() override { return nullptr; }
+  std::unique_ptr<Marker> make_marker() override { return std::make_unique<Mark>(done); }
+  bool capturing() const override { return recording; }
+  at::Tensor host_buffer(std::int64_t n, at::ScalarType dtype) override {
+    return at::zeros({n}, at::TensorOptions(dtype));
+  }
+  std::int64_t peak_bytes() override { return 0; }
+  void reset_peak_bytes() override {}
+  std::string uuid() const override { return {}; }
+  double sparse_to_dense(const LayerShape&, std::int64_t, double density) const override {
+    return 4 * density;
+  }
+  std::string explain_ffn(const LayerShape&, std::int64_t) const override { return {}; }
+
+  bool done = false, recording = false;
+  int waits = 0;
+};
+
 // Tensors without data: whatever asks for a value, or touches memory from the host, fails.
+void expect_nothing_read_back(at::ScalarType dtype, std::optional<FfnPath> path) {
+  // Counts, which do go to the host, are not taken while recording.
+  static SlowRuntime runtime;
+  runtime.recording = true;
+  const auto model = make_model(tiny_config(), dtype, 1, at::kMeta);
+  const c10::InferenceMode inference;
+  for (std::int64_t layer = 0; path && layer < model->layers(); ++layer) {
+    model->set_feed_forward(layer, make_device_feed_forward(model->ffn_parameters(layer),
+                                                            model->activation(), *path, runtime));
+  }
+  KvCache cache = model->make_cache(3, 20);
+  EXPECT_TRUE(cache.fixed());
+  const auto ids = at::zeros({3}, at::TensorOptions(at::kLong).device(at::kMeta));
+  const at::Tensor hidden = model->step(ids, ids, cache);
+  EXPECT_EQ(hidden.sizes(), (at::IntArrayRef{3, 64}));
+  const at::Tensor logits = model->head(hidden).to(at::kFloat);
+  for (const SamplingOptions& options :
+       {SamplingOptions{}, SamplingOptions{.temperature = 1.0},
+        SamplingOptions{.temperature = 0.7, .top_k = 9, .top_p = 0.9}}) {
+    EXPECT_EQ(
+        sample_rows(logits, options, at::zeros({3}, ids.options().dtype(at::kDouble))).sizes(),
+        (at::IntArrayRef{3}));
+  }
+  // Prompts: their tokens come from the host, nothing goes back to it.
+  const std::vector<Chunk> chunks = {{0, kPrompts[0]}, {1, kPrompts[1]}, {2, kPrompts[2]}};
+  EXPECT_EQ(model->hidden_states(chunks, &cache).sizes(), (at::IntArrayRef{11, 64}));
+  EXPECT_EQ(model->hidden_states(chunks, &cache).sizes(), (at::IntArrayRef{11, 64}));
+  EXPECT_EQ(model->hidden_states(chunks).sizes(), (at::IntArrayRef{11, 64}));
+  EXPECT_EQ(runtime.waits, 0);
+}
 TEST(StepDecoder, NothingIsReadBackAndNoShapeDependsOnAValue) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
-    const auto model = make_model(tiny_config(), dtype, 1, at::kMeta);
-    const c10::InferenceMode inference;
-    KvCache cache = model->make_cache(3, 20);
-    EXPECT_TRUE(cache.fixed());
-    const auto ids = at::zeros({3}, at::TensorOptions(at::kLong).device(at::kMeta));
-    const at::Tensor hidden = model->step(ids, ids, cache);
-    EXPECT_EQ(hidden.sizes(), (at::IntArrayRef{3, 64}));
-    const at::Tensor logits = model->head(hidden).to(at::kFloat);
-    for (const SamplingOptions& options :
-         {SamplingOptions{}, SamplingOptions{.temperature = 1.0},
-          SamplingOptions{.temperature = 0.7, .top_k = 9, .top_p = 0.9}}) {
-      EXPECT_EQ(
-          sample_rows(logits, options, at::zeros({3}, ids.options().dtype(at::kDouble))).sizes(),
-          (at::IntArrayRef{3}));
-    }
-    // Prompts: their tokens come from the host, nothing goes back to it.
-    const std::vector<Chunk> chunks = {{0, kPrompts[0]}, {1, kPrompts[1]}, {2, kPrompts[2]}};
-    EXPECT_EQ(model->hidden_states(chunks, &cache).sizes(), (at::IntArrayRef{11, 64}));
-    EXPECT_EQ(model->hidden_states(chunks, &cache).sizes(), (at::IntArrayRef{11, 64}));
-    EXPECT_EQ(model->hidden_states(chunks).sizes(), (at::IntArrayRef{11, 64}));
+    expect_nothing_read_back(dtype, std::nullopt);
+  }
+  for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
+    expect_nothing_read_back(dtype, FfnPath::sparse);
+    expect_nothing_read_back(dtype, FfnPath::automatic);
   }
 }
 
@@ -185,61 +250,31 @@ TEST(SampleRows, ExtremesAndBrokenLogits) {
   }
 }
 
-// A device whose work is done when the test says so.
-class SlowRuntime final : public DeviceRuntime {
- public:
-  struct Mark final : Marker {
-    explicit Mark(const bool& d) : done(d) {}
-    void set() override {}
-    bool reached() override { return done; }
-    const bool& done;
-  };
-  std::string describe() const override { return "slow"; }
-  void synchronize() override { FAIL() << "waited"; }
-  std::unique_ptr<StepGraph> make_graph() override { return nullptr; }
-  std::unique_ptr<Marker> make_marker() override { return std::make_unique<Mark>(done); }
-  bool capturing() const override { return recording; }
-  at::Tensor host_buffer(std::int64_t n, at::ScalarType dtype) override {
-    return at::zeros({n}, at::TensorOptions(dtype));
-  }
-  std::int64_t peak_bytes() override { return 0; }
-  void reset_peak_bytes() override {}
-  std::string uuid() const override { return {}; }
-  double sparse_to_dense(const LayerShape&, std::int64_t, double density) const override {
-    return 4 * density;
-  }
-  std::string explain_ffn(const LayerShape&, std::int64_t) const override { return {}; }
-
-  bool done = false, recording = false;
-};
-
 TEST(DensityProbe, IsReadWhenItHasArrivedAndNeverWaitedFor) {
   SlowRuntime runtime;
   DensityProbe probe(runtime);
-  EXPECT_EQ(probe.density(), 0.0);
+  EXPECT_EQ(probe.density(), std::nullopt);
   probe.record(at::scalar_tensor(30, at::kLong), 100);
-  EXPECT_EQ(probe.density(), 0.0) << "not there yet";
+  EXPECT_EQ(probe.density(), std::nullopt) << "not there yet";
   probe.record(at::scalar_tensor(80, at::kLong), 100);  // passed over: one is on its way
   runtime.done = true;
   runtime.recording = true;
-  EXPECT_EQ(probe.density(), 0.0) << "events are not asked while recording";
+  EXPECT_EQ(probe.density(), std::nullopt) << "events are not asked while recording";
   runtime.recording = false;
   EXPECT_EQ(probe.density(), 0.3);
   runtime.recording = true;
   probe.record(at::scalar_tensor(90, at::kLong), 100);
   runtime.recording = false;
   EXPECT_EQ(probe.density(), 0.3) << "nothing is counted while recording";
+  EXPECT_EQ(runtime.waits, 0);
 }
 
 TEST(PathChoice, EstimatesAreCorrectedByMeasurements) {
   const SlowRuntime runtime;
   PathChoice choice(runtime, {});
-  EXPECT_FALSE(choice.corrected());
-  EXPECT_FALSE(choice.dense_is_faster(10, 0.24));
-  EXPECT_TRUE(choice.dense_is_faster(10, 0.26));
+  EXPECT_DOUBLE_EQ(choice.ratio(10, 0.5), 2.0);
   choice.correct(4, 0.5, 1.0, 1.0);    // estimated 2, measured 1
   choice.correct(64, 0.5, 16.0, 1.0);  // estimated 2, measured 16
-  EXPECT_TRUE(choice.corrected());
   EXPECT_DOUBLE_EQ(choice.ratio(4, 0.5), 1.0);
   EXPECT_DOUBLE_EQ(choice.ratio(1, 0.5), 1.0) << "below what was measured: the nearest";
   EXPECT_DOUBLE_EQ(choice.ratio(16, 0.5), 4.0) << "half way between: 2 · √(½ · 8)";
@@ -247,6 +282,43 @@ TEST(PathChoice, EstimatesAreCorrectedByMeasurements) {
   EXPECT_DOUBLE_EQ(choice.ratio(4096, 0.5), 16.0);
   choice.correct(64, 0.5, 0.0, 1.0);  // no time at all is no measurement
   EXPECT_DOUBLE_EQ(choice.ratio(64, 0.5), 16.0);
+  choice.correct(4, 0.1, 1.0, 1.0);  // estimated 0.4, measured 1
+  EXPECT_DOUBLE_EQ(choice.ratio(4, 0.1), 1.0);
+  EXPECT_DOUBLE_EQ(choice.ratio(4, 0.05), 0.5);
+  EXPECT_DOUBLE_EQ(choice.ratio(4, 0.5), 1.0) << "as before";
+  EXPECT_NEAR(choice.ratio(4, 0.3), 1.2 * std::sqrt(0.5 * 2.5), 1e-12) << "half way between";
+}
+
+TEST(PathChoice, ThePathOfTheCallBeforeStaysAtNearlyEqualTimes) {
+  const SlowRuntime runtime;
+  const PathChoice choice(runtime, {});  // 4 · density
+  EXPECT_FALSE(choice.dense_is_faster(10, 0.27, false));
+  EXPECT_TRUE(choice.dense_is_faster(10, 0.28, false));
+  EXPECT_TRUE(choice.dense_is_faster(10, 0.23, true));
+  EXPECT_FALSE(choice.dense_is_faster(10, 0.22, true));
+}
+
+TEST(PathChoice, IsCalibratedOnce) {
+  const SlowRuntime runtime;
+  PathChoice choice(runtime, {});
+  int times = 0;
+  for (int i = 0; i < 3; ++i) choice.calibrate_once([&times] { ++times; });
+  EXPECT_EQ(times, 1);
+}
+
+TEST(SecondsOf, IsTheTimeOfOneCallRecordedOrNot) {
+  for (const bool recorded : {false, true}) {
+    int calls = 0;
+    const double seconds = seconds_of(runtime_of(at::kCPU), recorded, [&calls] {
+      ++calls;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    });
+    EXPECT_GE(seconds, 1e-3);
+    EXPECT_LT(seconds, 8e-3) << "less than a recording of eight calls takes";
+    if (recorded) {
+      EXPECT_EQ((calls - 2) % 8, 0) << "two calls as they are, then recordings";
+    }
+  }
 }
 
 TEST(PathChoice, IsSharedByLayersOfOneShape) {
@@ -260,7 +332,9 @@ TEST(DeviceFeedForward, IsTheSparseLayer) {
   const auto model = tiny_model(tiny_config(), at::kBFloat16);
   const c10::InferenceMode inference;
   const FfnParameters parameters = model->ffn_parameters(0);
-  const auto device = make_device_feed_forward(parameters, model->activation(), FfnPath::sparse);
+  DeviceRuntime& runtime = runtime_of(at::kCPU);
+  const auto device =
+      make_device_feed_forward(parameters, model->activation(), FfnPath::sparse, runtime);
   const auto cpu = make_sparse_feed_forward(parameters, model->activation());
   const at::Tensor x = at::randn({5, 64}).to(at::kBFloat16);
   for (int call = 0; call < 3; ++call) {
@@ -268,8 +342,44 @@ TEST(DeviceFeedForward, IsTheSparseLayer) {
   }
   EXPECT_THROW(
       make_device_feed_forward({at::rand({8, 8}), at::rand({8, 8}), at::rand({8, 8}), {}, {}, {}},
-                               model->activation(), FfnPath::sparse),
+                               model->activation(), FfnPath::sparse, runtime),
       Error);
+}
+
+TEST(DeviceFeedForward, CountsBeforeItsFirstChoiceAndNeverWaitsAgain) {
+  static SlowRuntime runtime;  // the sparse path takes 4 · density of the dense one's time
+  struct Path final : FfnObserver {
+    void observe(const FfnActivity& activity) override { path = activity.path; }
+    FfnPath path = FfnPath::automatic;
+  } seen;
+  const auto model = tiny_model(tiny_config(), at::kBFloat16);
+  const c10::InferenceMode inference;
+  const auto make = [&] {
+    return make_device_feed_forward(model->ffn_parameters(0), model->activation(),
+                                    FfnPath::automatic, runtime);
+  };
+  const at::Tensor half = at::randn({5, 64}).to(at::kBFloat16);  // of the neurons fire
+  const at::Tensor none = at::zeros_like(half);
+  const auto path = [&](FeedForward& layer, const at::Tensor& x) {
+    (void)layer.forward(x, 0, &seen);
+    return seen.path;
+  };
+
+  const auto layer = make();
+  EXPECT_EQ(path(*layer, none), FfnPath::sparse);
+  EXPECT_EQ(runtime.waits, 1);
+  runtime.done = false;
+  EXPECT_EQ(path(*layer, half), FfnPath::sparse) << "its count is on its way";
+  EXPECT_EQ(path(*layer, half), FfnPath::sparse);
+  runtime.done = true;
+  EXPECT_EQ(path(*layer, half), FfnPath::dense);
+  runtime.recording = true;
+  EXPECT_EQ(path(*layer, half), FfnPath::dense);
+  EXPECT_EQ(path(*make(), none), FfnPath::dense) << "nothing is known, and nothing can be counted";
+  runtime.recording = false;
+  EXPECT_EQ(runtime.waits, 1);
+  EXPECT_EQ(path(*make(), half), FfnPath::dense);
+  EXPECT_EQ(runtime.waits, 2);
 }
 
 TEST(OpenDevice, NamesAreChecked) {

@@ -57,6 +57,21 @@ double excess(const at::Tensor& got, const Reference& expected) {
   return ((got.to(at::kDouble) - expected.out).abs() - expected.bound).max().item<double>();
 }
 
+TEST(GroupedAttention, QueryHeadsThatShareKeysAreRowsOfOneMatrix) {
+  constexpr std::int64_t kCount = 5, kStart = 7, kHeadDim = 16, kKvHeads = 2;
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    for (const std::int64_t groups : {1, 3}) {
+      const at::Tensor q = at::randn({kCount, groups * kKvHeads, kHeadDim}).to(dtype);
+      const at::Tensor k = at::randn({kKvHeads, kStart + kCount, kHeadDim}).to(dtype);
+      const at::Tensor v = at::randn_like(k);
+      const at::Tensor mask = at::ones({kCount, kStart + kCount}, at::kBool).tril(kStart);
+      const at::Tensor got =
+          grouped_attention(q.transpose(0, 1).unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0), mask);
+      EXPECT_LE(excess(got[0].transpose(0, 1), reference(q, k, v, kStart)), 0);
+    }
+  }
+}
+
 struct Shape {
   std::int64_t heads, kv_heads, n, start;
 };

@@ -8,12 +8,15 @@
 namespace {
 
 struct EmulatedDevice {
+  int ordinal = 0;
+  int ptx_version = 90;
   int major = 9;
   int minor = 0;
   int sm_count = 4;
   std::size_t shared_bytes = std::size_t{227} << 10;
 };
 EmulatedDevice device;
+int overlapping = 0;
 std::map<const std::byte*, std::size_t> allocations;
 std::map<const void*, std::size_t> shared_allowed;
 cudaError_t last_error = cudaSuccess;
@@ -34,9 +37,11 @@ const std::byte* allocation_of(const void* pointer) {
 }  // namespace
 
 namespace twell::emulation {
-void set_device(int major, int minor, int sm_count, std::size_t shared_bytes) {
-  device = {major, minor, sm_count, shared_bytes};
+void set_device(int ordinal, int ptx_version) {
+  device.ordinal = ordinal;
+  device.ptx_version = ptx_version;
 }
+int overlapping_launches() { return overlapping; }
 }  // namespace twell::emulation
 
 const char* cudaGetErrorName(cudaError_t error) {
@@ -62,15 +67,15 @@ cudaError_t cudaGetLastError() {
 }
 
 cudaError_t cudaGetDeviceCount(int* count) {
-  *count = 1;
+  *count = device.ordinal + 1;
   return cudaSuccess;
 }
 cudaError_t cudaGetDevice(int* ordinal) {
-  *ordinal = 0;
+  *ordinal = device.ordinal;
   return cudaSuccess;
 }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int ordinal) {
-  if (ordinal != 0) return fail(cudaErrorInvalidDevice);
+  if (ordinal != device.ordinal) return fail(cudaErrorInvalidDevice);
   std::memset(properties, 0, sizeof *properties);
   std::strcpy(properties->name, "emulated");
   properties->major = device.major;
@@ -85,7 +90,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int ordinal) {
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* pointer) {
   attributes->type =
       allocation_of(pointer) != nullptr ? cudaMemoryTypeDevice : cudaMemoryTypeUnregistered;
-  attributes->device = 0;
+  attributes->device = device.ordinal;
   return cudaSuccess;
 }
 
@@ -117,6 +122,10 @@ cudaError_t cudaMemsetAsync(void* pointer, int value, std::size_t bytes, cudaStr
   return cudaSuccess;
 }
 
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
+  attributes->ptxVersion = device.ptx_version;
+  return cudaSuccess;
+}
 cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute, int value) {
   if (static_cast<std::size_t>(value) > device.shared_bytes) return fail(cudaErrorInvalidValue);
   shared_allowed[function] = static_cast<std::size_t>(value);
@@ -133,7 +142,9 @@ cudaError_t check_launch(const cudaLaunchConfig_t& config, const void* function)
                     config.blockDim.x <= 1024U;
   // Kernels that overlap are one of sm_90's abilities.
   const bool allowed_attributes = config.numAttrs == 0 || device.major >= 9;
-  return fits && allowed_attributes && config.dynamicSmemBytes <= shared
-             ? cudaSuccess
-             : fail(cudaErrorInvalidValue);
+  if (!fits || !allowed_attributes || config.dynamicSmemBytes > shared) {
+    return fail(cudaErrorInvalidValue);
+  }
+  overlapping += config.numAttrs > 0 ? 1 : 0;
+  return cudaSuccess;
 }

@@ -2,6 +2,9 @@
 #pragma once
 
 #include <cstddef>
+#include <map>
+#include <mutex>
+#include <utility>
 
 #include "kernels/cuda/common/check.h"
 
@@ -16,6 +19,23 @@ struct LaunchShape {
   // (ptx/grid.cuh). On GPUs before sm_90 the attribute is not allowed.
   bool overlaps_previous = false;
 };
+
+// Whether the code that the current GPU runs of this kernel has that wait in it: a later GPU may
+// run code made from PTX of compute_80, which has none. Asked once for a kernel and GPU.
+inline bool waits_for_previous(const void* kernel) {
+  static std::mutex mutex;
+  static std::map<std::pair<const void*, int>, bool> known;
+  int device = 0;
+  TWELL_CUDA_CHECK(cudaGetDevice(&device));
+  const std::lock_guard lock(mutex);
+  auto found = known.find({kernel, device});
+  if (found == known.end()) {
+    cudaFuncAttributes attributes = {};
+    TWELL_CUDA_CHECK(cudaFuncGetAttributes(&attributes, kernel));
+    found = known.emplace(std::pair(kernel, device), attributes.ptxVersion >= 90).first;
+  }
+  return found->second;
+}
 
 template <class Args>
 void launch_kernel(void (*kernel)(Args), const LaunchShape& shape, const Args& args) {
@@ -35,7 +55,9 @@ void launch_kernel(void (*kernel)(Args), const LaunchShape& shape, const Args& a
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
   config.attrs = &attribute;
-  config.numAttrs = shape.overlaps_previous ? 1 : 0;
+  const bool overlaps =
+      shape.overlaps_previous && waits_for_previous(reinterpret_cast<const void*>(kernel));
+  config.numAttrs = overlaps ? 1 : 0;
   TWELL_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, args));
 }
 

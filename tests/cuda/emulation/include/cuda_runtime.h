@@ -42,7 +42,10 @@ const Place& place();  // of the running fiber
 // In which order a block's threads are resumed.
 enum class Order { ascending, descending, shuffled };
 void set_order(Order order, unsigned seed = 1);
-void set_device(int major, int minor, int sm_count, std::size_t shared_bytes);
+// The one GPU there is; its kernels' code was made from PTX of `ptx_version`.
+void set_device(int ordinal, int ptx_version);
+// Launches so far that were allowed to overlap the one before.
+int overlapping_launches();
 
 // Runs body() in every thread of the grid. Throws std::runtime_error where threads wait for others
 // that never come.
@@ -157,6 +160,10 @@ cudaError_t cudaDeviceSynchronize();
 cudaError_t cudaMemsetAsync(void* pointer, int value, std::size_t bytes, cudaStream_t stream);
 
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
+struct cudaFuncAttributes {
+  int ptxVersion;
+};
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* function);
 cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute attribute, int value);
 
 enum cudaLaunchAttributeID { cudaLaunchAttributeProgrammaticStreamSerialization = 6 };

@@ -1,0 +1,36 @@
+// What the sparse feed-forward layers of all devices (ffn_sparse.cc, ffn_device.cc) share: which
+// layers and calls they take, and their operators of torch.ops.twell.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "models/feed_forward.h"
+#include "twell/ffn.h"
+
+namespace twell::lm {
+
+// Throws twell::Error for an activation without zeros to skip.
+ActivationSpec sparse_activation(const ActivationChoice& choice);
+// Throws twell::Error where the layer has biases.
+void check_sparse_layer(const FfnParameters& parameters);
+// Whether the observer wants hidden activations. Throws twell::Error where gradients are wanted,
+// and where `path` is sparse and hidden activations are.
+bool check_sparse_call(const at::Tensor& x, FfnPath path, const FfnObserver* observer);
+
+// Weights as the operators take them.
+struct SparseOperands {
+  at::Tensor packed;  // of the gate, or of up in a model without one
+  at::Tensor up;      // [H, D], undefined without a gate
+  at::Tensor down;    // [H, D]
+};
+struct CountedOutput {
+  at::Tensor y, row_nnz, neuron_nnz;
+};
+
+at::Tensor pack_by_operator(const at::Tensor& weight);
+at::Tensor sparse_ffn(const at::Tensor& x, const SparseOperands& weights,
+                      const ActivationSpec& activation);
+CountedOutput sparse_ffn_counted(const at::Tensor& x, const SparseOperands& weights,
+                                 const ActivationSpec& activation);
+
+}  // namespace twell::lm
