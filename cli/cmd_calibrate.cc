@@ -23,10 +23,10 @@ struct CalibrateCommand : CommonOptions {
   int repeats = 5;
 };
 
-// Where sparse stops being the faster one: the density, or nothing where it never does.
+// The density from which on --ffn auto takes the dense path.
 std::string crossover(const lm::CostModel& cost, std::int64_t tokens, const lm::LayerSize& size) {
   for (double density = 0; density <= 1.0; density += 0.005) {
-    if (cost.dense_is_faster(tokens, density, size)) return fmt::format("{:.1f} %", 100 * density);
+    if (cost.prefers_dense(tokens, density, size)) return fmt::format("{:.1f} %", 100 * density);
   }
   return "never";
 }
@@ -71,7 +71,7 @@ void run(CalibrateCommand& o) {
 
   std::vector<std::string> headings = {"tokens", "dense"};
   for (const double d : cost.densities) headings.push_back(fmt::format("{:.1f} %", 100 * d));
-  headings.emplace_back("dense faster from");
+  headings.emplace_back("dense from");
   Table table(headings);
   for (std::size_t t = 0; t < cost.tokens.size(); ++t) {
     const std::int64_t m = cost.tokens[t];

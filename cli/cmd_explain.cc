@@ -77,7 +77,7 @@ void run(ExplainCommand& o) {
   nlohmann::json plans = nlohmann::json::array();
   for (const std::int64_t m : o.tokens) {
     const FfnPlan plan = plan_ffn(context, m, weights);
-    const bool dense = cost.dense_is_faster(m, density, size);
+    const bool dense = cost.prefers_dense(m, density, size);
     const double dense_us = cost.dense_us(m, size);
     const double sparse_us = cost.sparse_us(m, density, size);
     std::vector<std::string> cells = {fmt::format("{}", m), dense ? "dense" : "sparse",

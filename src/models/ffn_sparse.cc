@@ -150,7 +150,7 @@ class SparseFeedForward final : public FeedForward {
   // notice that the text has changed.
   bool wants_density() { return calls_++ % 8 == 0; }
   bool prefers_dense(std::int64_t rows) const {
-    return density_ >= 0 && cost_.dense_is_faster(rows, density_, size());
+    return density_ >= 0 && cost_.prefers_dense(rows, density_, size());
   }
   LayerSize size() const {
     return {weights_.gate.rows * weights_.gate.cols, operands_.up.defined()};

@@ -60,8 +60,9 @@ TEST(CostModel, InterpolatesBetweenWhatWasMeasured) {
   const LayerSize plain{1000, false};  // two GEMMs of three; the second is what sparsity saves
   EXPECT_DOUBLE_EQ(model.dense_us(16, plain), 4.0 * 2 / 3);
   EXPECT_DOUBLE_EQ(model.sparse_us(16, 1.0, plain), 8.5);
-  EXPECT_FALSE(model.dense_is_faster(16, 0.49, kThousand));
-  EXPECT_TRUE(model.dense_is_faster(16, 0.51, kThousand));
+  // Sparse takes (1 + 6 density) µs and has to take less than 4 / 1.1.
+  EXPECT_FALSE(model.prefers_dense(16, 0.43, kThousand));
+  EXPECT_TRUE(model.prefers_dense(16, 0.45, kThousand));
 }
 
 TEST(CostModel, BuiltInFiguresAreMonotoneAndComplete) {
@@ -75,11 +76,11 @@ TEST(CostModel, BuiltInFiguresAreMonotoneAndComplete) {
       for (double density = 0; density <= 1.0; density += 0.01) {
         const double now = model.sparse_us(rows, density, kThousand);
         EXPECT_GE(now, last) << name_of(tier) << " " << rows << " " << density;
-        EXPECT_GE(model.dense_is_faster(rows, density, kThousand), before);
-        before = model.dense_is_faster(rows, density, kThousand);
+        EXPECT_GE(model.prefers_dense(rows, density, kThousand), before);
+        before = model.prefers_dense(rows, density, kThousand);
         last = now;
       }
-      EXPECT_FALSE(model.dense_is_faster(rows, 0.005, kThousand));
+      EXPECT_FALSE(model.prefers_dense(rows, 0.005, kThousand));
       if (rows > 1) {  // everything fires
         EXPECT_TRUE(before) << name_of(tier) << " " << rows;
       }
