@@ -7,11 +7,11 @@
 #include <memory>
 #include <span>
 
-#include "cli/calibrate.h"
 #include "cli/command.h"
 #include "cli/model_files.h"
 #include "cli/progress.h"
 #include "cli/save_model.h"
+#include "cli/synth_sparsity.h"
 #include "cli/table.h"
 #include "engine/ffn_statistics.h"
 #include "train/bpe_trainer.h"

@@ -1,4 +1,4 @@
-#include "cli/calibrate.h"
+#include "cli/synth_sparsity.h"
 
 #include <torch/types.h>
 #include <torch/utils.h>
