@@ -162,6 +162,10 @@ SyntheticLayer synthetic_layer(const SyntheticShape& shape, std::uint64_t seed) 
   return layer;
 }
 
+std::int64_t input_batches(std::int64_t tokens) {
+  return std::clamp<std::int64_t>(512 / tokens, 2, 128);
+}
+
 at::Tensor synthetic_inputs(const SyntheticShape& shape, std::int64_t tokens, std::uint64_t seed) {
   const std::int64_t d = shape.input;
   at::Generator source = at::make_generator<at::CPUGeneratorImpl>(stream(seed, kInputs));

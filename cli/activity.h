@@ -54,5 +54,8 @@ struct SyntheticShape {
 SyntheticLayer synthetic_layer(const SyntheticShape& shape, std::uint64_t seed);
 // Inputs [tokens, D] that make any synthetic_layer() of this shape and seed fire as asked.
 at::Tensor synthetic_inputs(const SyntheticShape& shape, std::int64_t tokens, std::uint64_t seed);
+// Batches of `tokens` that a benchmark rotates over: the same few tokens again and again would find
+// their neurons in caches.
+std::int64_t input_batches(std::int64_t tokens);
 
 }  // namespace twell::cli

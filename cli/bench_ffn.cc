@@ -10,14 +10,12 @@
 #include "cli/reference.h"
 #include "cli/views.h"
 #include "models/device.h"
+#include "models/linear.h"
 #include "models/sparse_operators.h"
 
 namespace twell::cli {
 
-ActivationSpec BenchFfnOptions::spec() const {
-  if (activation == "fat_relu") return {Activation::fat_relu, threshold};
-  return {activation == "relu" ? Activation::relu : Activation::relu_squared, 0.0F};
-}
+ActivationSpec BenchFfnOptions::spec() const { return lm::sparse_activation(choice()); }
 
 lm::ActivationChoice BenchFfnOptions::choice() const {
   if (activation == "fat_relu") return {io::HiddenAct::fat_relu, threshold};
@@ -40,20 +38,15 @@ SyntheticShape BenchFfnOptions::shape(double nnz_mean) const {
 }
 
 SparseLayer::SparseLayer(const SyntheticLayer& layer, at::Device device) : source(layer) {
-  if (!device.is_cpu()) {
-    for (at::Tensor* t : {&source.gate, &source.up, &source.down, &source.down_t}) {
-      if (t->defined()) *t = t->to(device);
-    }
-    packed = lm::pack_by_operator(source.gate);
-    return;
+  for (at::Tensor* t : {&source.gate, &source.up, &source.down, &source.down_t}) {
+    if (t->defined()) *t = t->to(device);
   }
-  const ConstMatrixView gate = view(layer.gate);
-  packed = at::empty({static_cast<std::int64_t>(packed_bytes(gate.dtype, gate.rows, gate.cols))},
-                     at::kByte);
-  pack_weight(gate, packed.data_ptr());
+  packed = lm::packed_weight(source.gate);
+  if (!device.is_cpu()) return;
+  const ConstMatrixView gate = view(source.gate);
   weights.gate = {packed.data_ptr(), gate.dtype, gate.rows, gate.cols};
-  if (layer.up.defined()) weights.up = view(layer.up);
-  weights.down = view(layer.down_t);
+  if (source.up.defined()) weights.up = view(source.up);
+  weights.down = view(source.down_t);
 }
 
 namespace {

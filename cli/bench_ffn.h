@@ -46,7 +46,7 @@ struct BenchFfnOptions : CommonOptions {
 struct SparseLayer {
   explicit SparseLayer(const SyntheticLayer& layer, at::Device device = at::kCPU);
   SyntheticLayer source;
-  at::Tensor packed;   // 64-byte aligned by PyTorch
+  at::Tensor packed;
   FfnWeights weights;  // on the CPU
 };
 

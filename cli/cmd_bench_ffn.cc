@@ -21,12 +21,6 @@ namespace {
 
 constexpr std::int64_t kInput = 2048;
 
-// Small batches rotate over many tokens: one token again and again would keep its own few rows of
-// up and down in the caches.
-std::int64_t slices_of(std::int64_t tokens) {
-  return std::clamp<std::int64_t>(512 / tokens, 2, 128);
-}
-
 // Cases one after the other, and what is reported of all of them.
 struct Runs {
   Runs(const BenchFfnOptions& options, Context& c, const std::optional<Peaks>& p, std::size_t cases)
@@ -100,7 +94,8 @@ void run_trace(BenchFfnOptions& o, Context& context, const std::optional<Peaks>&
     replayed = static_cast<std::int64_t>(rows.rows());
     const double mean = static_cast<double>(rows.neurons.size()) / static_cast<double>(replayed);
     for (const std::int64_t m : o.tokens) {
-      const at::Tensor inputs = traced_inputs(o.shape(0), replayed, slices_of(m) * m).to(o.device);
+      const at::Tensor inputs =
+          traced_inputs(o.shape(0), replayed, input_batches(m) * m).to(o.device);
       runs.add(layer, inputs, m, mean, fmt::format("{} tokens, layer {}", m, l))["trace_layer"] = l;
     }
   }
@@ -184,7 +179,7 @@ void run(BenchFfnOptions& o) {
       layers.emplace_back(synthetic_layer(shape, o.seed), o.device);
     }
     for (const std::int64_t m : o.tokens) {
-      const at::Tensor inputs = synthetic_inputs(shape, slices_of(m) * m, o.seed).to(o.device);
+      const at::Tensor inputs = synthetic_inputs(shape, input_batches(m) * m, o.seed).to(o.device);
       runs.add(layers, inputs, m, nnz, fmt::format("{} tokens, {} non-zeros", m, nnz));
     }
   }

@@ -2,7 +2,6 @@
 #include <torch/types.h>
 
 #include <algorithm>
-#include <cmath>
 #include <memory>
 
 #include "cli/command.h"
@@ -36,7 +35,6 @@ void run(CalibrateCommand& o) {
   lm::CostModel cost;
   cost.measured_on = lm::machine_key(default_cpu_tier(), o.threads);
   cost.tokens = {1, 8, 64, 512};
-  cost.dense.assign(cost.tokens.size(), 0.0);
   cost.sparse.resize(cost.tokens.size());
   const lm::LayerSize size{o.hidden * o.input, true};
   const auto per_weight = [&](double us) { return us * 1e3 / static_cast<double>(size.weights); };
@@ -51,17 +49,17 @@ void run(CalibrateCommand& o) {
     shape.hidden = o.hidden;
     shape.activity.mean_nnz = density * static_cast<double>(o.hidden);
     LayerTimer timer(shape);
+    cost.densities.push_back(timer.density(cost.tokens.back()));
     for (std::size_t t = 0; t < cost.tokens.size(); ++t) {
       const LayerTimes times = timer.measure(cost.tokens[t], o.repeats, o.seconds);
       dense[t].push_back(per_weight(times.dense_us));
       cost.sparse[t].push_back(per_weight(times.sparse_us));
-      if (t + 1 == cost.tokens.size()) cost.densities.push_back(times.density);
       progress.update(++done, fmt::format("{} tokens, {:.1f} %", cost.tokens[t], 100 * density));
     }
   }
   progress.finish();
   // The dense path does the same work at every density.
-  for (std::size_t t = 0; t < dense.size(); ++t) cost.dense[t] = median(dense[t]);
+  for (const auto& of_tokens : dense) cost.dense.push_back(median(of_tokens));
   // More non-zeros are never less work, and noise only ever adds time: of two that say otherwise
   // the lower one is right.
   for (auto& row : cost.sparse) {

@@ -35,24 +35,32 @@ LayerTimer::LayerTimer(const SyntheticShape& shape, std::uint64_t seed)
   sparse_ = lm::make_sparse_feed_forward(parameters, relu);
 }
 
+at::Tensor LayerTimer::inputs(std::int64_t tokens) const {
+  const std::int64_t batches = input_batches(tokens);
+  return synthetic_inputs(shape_, batches * tokens, seed_).view({batches, tokens, shape_.input});
+}
+
 LayerTimes LayerTimer::measure(std::int64_t tokens, int repeats, double seconds) {
   const c10::InferenceMode no_grad;
-  // Few tokens rotate over many: the same ones again and again would find their neurons in caches.
-  const std::int64_t slices = std::clamp<std::int64_t>(512 / tokens, 2, 128);
-  const at::Tensor x =
-      synthetic_inputs(shape_, slices * tokens, seed_).view({slices, tokens, shape_.input});
+  const at::Tensor x = inputs(tokens);
   MeasureOptions options;
   options.repeats = repeats;
   options.min_seconds = seconds;
   const auto side = [&](lm::FeedForward& layer) {
-    return [&](std::int64_t i) { layer.forward(x[i % slices], 0, nullptr); };
+    return [&](std::int64_t i) { layer.forward(x[i % x.size(0)], 0, nullptr); };
   };
   const auto timings = measure_in_turns({side(*dense_), side(*sparse_)}, options);
+  return {timings[0].median_us, timings[1].median_us};
+}
+
+double LayerTimer::density(std::int64_t tokens) {
+  const c10::InferenceMode no_grad;
+  const at::Tensor x = inputs(tokens);
   Counter counter;
-  for (std::int64_t s = 0; s < std::min<std::int64_t>(slices, 8); ++s) {
-    sparse_->forward(x[s], 0, &counter);
+  for (std::int64_t b = 0; b < std::min<std::int64_t>(x.size(0), 8); ++b) {
+    sparse_->forward(x[b], 0, &counter);
   }
-  return {timings[0].median_us, timings[1].median_us, counter.nnz / counter.cells};
+  return counter.nnz / counter.cells;
 }
 
 }  // namespace twell::cli

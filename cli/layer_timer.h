@@ -12,7 +12,6 @@ namespace twell::cli {
 
 struct LayerTimes {
   double dense_us = 0, sparse_us = 0;  // medians of one call
-  double density = 0;                  // as measured, non-zeros / H
 };
 
 class LayerTimer {
@@ -21,8 +20,12 @@ class LayerTimer {
   explicit LayerTimer(const SyntheticShape& shape, std::uint64_t seed = 1);
   // Runs last `seconds` at least, and there are `repeats` of each side.
   LayerTimes measure(std::int64_t tokens, int repeats, double seconds);
+  // Non-zeros / H on batches of so many tokens.
+  double density(std::int64_t tokens);
 
  private:
+  at::Tensor inputs(std::int64_t tokens) const;  // [batches, tokens, D]
+
   SyntheticShape shape_;
   std::uint64_t seed_;
   std::unique_ptr<lm::FeedForward> dense_, sparse_;

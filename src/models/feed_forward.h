@@ -15,6 +15,8 @@
 
 namespace twell::lm {
 
+struct CostModel;
+
 struct ActivationChoice {
   io::HiddenAct kind = io::HiddenAct::silu;
   float threshold = 0.0F;  // fat_relu only: values <= threshold become zero
@@ -93,9 +95,10 @@ std::unique_ptr<FeedForward> make_fastest_dense_feed_forward(const FfnParameters
 // sparse or automatic; automatic also keeps `gate` and changes to dense GEMMs, on weights reordered
 // for oneDNN as they are first needed, while the cost model (cost_model.h) says that they are
 // faster at the density seen last. Throws twell::Error for an activation without zeros, biases, or
-// a dtype other than bf16 and fp32.
+// a dtype other than bf16 and fp32. `cost`: of automatic on the CPU, null to load it.
 std::unique_ptr<FeedForward> make_sparse_feed_forward(const FfnParameters& parameters,
                                                       const ActivationChoice& activation,
-                                                      FfnPath path = FfnPath::sparse);
+                                                      FfnPath path = FfnPath::sparse,
+                                                      const CostModel* cost = nullptr);
 
 }  // namespace twell::lm

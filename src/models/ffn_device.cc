@@ -9,6 +9,7 @@
 #include <tuple>
 #include <utility>
 
+#include "models/linear.h"
 #include "models/path_choice.h"
 #include "models/sparse_operators.h"
 #include "twell/status.h"
@@ -40,7 +41,7 @@ class DeviceFeedForward final : public FeedForward {
     const at::NoGradGuard no_grad;
     const at::Tensor first = (p.gated() ? p.gate : p.up).detach();  // [H, D]
     shape_ = {first.size(1), first.size(0), p.gated(), dtype};
-    weights_.packed = pack_by_operator(first.contiguous());
+    weights_.packed = packed_weight(first);
     weights_.down = p.down.detach().t().contiguous();
     own_bytes_ = static_cast<std::int64_t>(weights_.packed.nbytes());
     if (!weights_.down.is_alias_of(p.down)) {
@@ -156,22 +157,22 @@ class DeviceFeedForward final : public FeedForward {
     const at::Tensor gate = activate(at::linear(x, first()), choice_);
     const at::Tensor hidden = weights_.up.defined() ? gate * at::linear(x, weights_.up) : gate;
     const bool counted = observer != nullptr && observer->wants_counts();
-    if (sampled || counted || observer != nullptr) {
+    const at::Tensor fired = sampled || counted ? gate.ne(0) : at::Tensor();
+    if (sampled) probe_.record(fired.sum(), fired.numel());
+    if (observer != nullptr) {
       FfnActivity activity;
       activity.layer = layer;
       activity.rows = x.size(0);
       activity.hidden_units = shape_.hidden;
-      const at::Tensor fired = sampled || counted ? gate.ne(0) : at::Tensor();
-      if (sampled) probe_.record(fired.sum(), fired.numel());
       if (counted) {
         activity.row_nnz = fired.sum(1);
         activity.neuron_nnz = fired.sum(0);
       }
-      if (observer != nullptr && observer->wants_hidden()) {
+      if (observer->wants_hidden()) {
         activity.gate = gate;
         activity.hidden = hidden;
       }
-      if (observer != nullptr) observer->observe(activity);
+      observer->observe(activity);
     }
     return at::mm(hidden, weights_.down);
   }

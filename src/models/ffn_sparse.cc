@@ -29,7 +29,8 @@ ConstMatrixView view(const at::Tensor& matrix) {
 
 class SparseFeedForward final : public FeedForward {
  public:
-  SparseFeedForward(const FfnParameters& p, const ActivationChoice& choice, FfnPath path)
+  SparseFeedForward(const FfnParameters& p, const ActivationChoice& choice, FfnPath path,
+                    const CostModel* cost)
       : choice_(choice), activation_(sparse_activation(choice)), path_(path) {
     check_sparse_layer(p);
     const at::ScalarType dtype = p.up.scalar_type();
@@ -60,7 +61,7 @@ class SparseFeedForward final : public FeedForward {
     }
     if (path == FfnPath::automatic) {
       first_ = first;
-      cost_ = load_cost_model(default_cpu_tier(), at::get_num_threads());
+      cost_ = cost != nullptr ? *cost : load_cost_model(default_cpu_tier(), at::get_num_threads());
     }
   }
 
@@ -180,12 +181,12 @@ class SparseFeedForward final : public FeedForward {
 
 std::unique_ptr<FeedForward> make_sparse_feed_forward(const FfnParameters& parameters,
                                                       const ActivationChoice& activation,
-                                                      FfnPath path) {
+                                                      FfnPath path, const CostModel* cost) {
   if (!parameters.up.is_cpu()) {
     return make_device_feed_forward(parameters, activation, path,
                                     runtime_of(parameters.up.device()));
   }
-  return std::make_unique<SparseFeedForward>(parameters, activation, path);
+  return std::make_unique<SparseFeedForward>(parameters, activation, path, cost);
 }
 
 }  // namespace twell::lm

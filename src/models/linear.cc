@@ -12,6 +12,10 @@ namespace twell::lm {
 
 at::Tensor packed_weight(const at::Tensor& weight) {
   const at::Tensor source = weight.contiguous();
+  if (!source.is_cpu()) {
+    static const auto pack = find_operator<at::Tensor(const at::Tensor&)>("twell::pack_weight");
+    return pack.call(source);
+  }
   const bool wide = source.scalar_type() == at::kFloat;
   const DType dtype = wide ? DType::f32 : DType::bf16;
   const std::int64_t rows = source.size(0);

@@ -27,7 +27,8 @@ struct Linear {
 // memory, PyTorch's for more.
 at::Tensor linear_as_stored(const at::Tensor& x, const at::Tensor& weight);
 
-// A weight [rows, cols] in panels, in huge pages where the system gives them.
+// A weight [rows, cols] as torch.ops.twell.pack_weight of its device makes it; on the CPU in huge
+// pages where the system gives them.
 at::Tensor packed_weight(const at::Tensor& weight);
 
 }  // namespace twell::lm

@@ -69,11 +69,6 @@ bool check_sparse_call(const at::Tensor& x, FfnPath path, const FfnObserver* obs
   return hidden_wanted;
 }
 
-at::Tensor pack_by_operator(const at::Tensor& weight) {
-  static const auto pack = find_operator<at::Tensor(const at::Tensor&)>("twell::pack_weight");
-  return pack.call(weight);
-}
-
 at::Tensor sparse_ffn(const at::Tensor& x, const SparseOperands& weights,
                       const ActivationSpec& activation) {
   return call<at::Tensor>("twell::gated_ffn", "twell::ffn", x, weights, activation);

@@ -27,7 +27,6 @@ struct CountedOutput {
   at::Tensor y, row_nnz, neuron_nnz;
 };
 
-at::Tensor pack_by_operator(const at::Tensor& weight);
 at::Tensor sparse_ffn(const at::Tensor& x, const SparseOperands& weights,
                       const ActivationSpec& activation);
 CountedOutput sparse_ffn_counted(const at::Tensor& x, const SparseOperands& weights,
