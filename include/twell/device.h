@@ -12,7 +12,7 @@ namespace twell {
 enum class CpuTier : std::uint8_t {
   portable,  // any CPU: compiler vectors, no intrinsics
   avx2,      // AVX2 and FMA
-  avx512,    // AVX-512 F/BW/VL/DQ and BF16 (vdpbf16ps)
+  avx512,    // AVX-512 F/BW/VL/DQ, VNNI (vpdpbusd) and BF16 (vdpbf16ps)
   amx,       // AMX-TILE and AMX-BF16, with everything of avx512
 };
 

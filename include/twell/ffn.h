@@ -16,6 +16,7 @@
 #include "twell/context.h"
 #include "twell/format.h"
 #include "twell/packed.h"
+#include "twell/screen.h"
 #include "twell/tensor_view.h"
 
 namespace twell {
@@ -34,11 +35,17 @@ struct ActivationSpec {
 };
 
 struct FfnWeights {
-  PackedView gate;       // Wg, or Wu of a non-gated layer
+  // Wg, or Wu of a non-gated layer. Data null where there is a screen.
+  PackedView gate;
   ConstMatrixView up;    // Wu; data null for a non-gated layer
   ConstMatrixView down;  // Wd, neuron-major
+  // Instead of the packed gate: its screen, and its rows as stored, which are read where the screen
+  // does not rule a neuron out. Faster where that is few: below about a tenth of them.
+  ScreenView screen = {};
+  ConstMatrixView gate_rows = {};
 
   bool gated() const { return up.data != nullptr; }
+  bool screened() const { return screen.data != nullptr; }
 };
 
 // What one call saw. `neuron_counts`, if not null, has H entries, to which the number of tokens
@@ -47,6 +54,8 @@ struct FfnStats {
   std::int64_t rows = 0;
   std::int64_t nnz = 0;
   std::int64_t max_row_nnz = 0;
+  // With a screen: pre-activations that it did not rule out, of rows · H.
+  std::int64_t candidates = 0;
   std::int64_t* neuron_counts = nullptr;
   std::int32_t* row_nnz = nullptr;
 };

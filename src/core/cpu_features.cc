@@ -33,7 +33,7 @@ bool request_amx_permission() {
 bool has_avx512_bf16() {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-         (cpuid(7, 1).eax & (1U << 5)) != 0;
+         __builtin_cpu_supports("avx512vnni") && (cpuid(7, 1).eax & (1U << 5)) != 0;
 }
 
 bool has_amx_bf16() {

@@ -10,20 +10,25 @@
 #include "format/twell_view.h"
 #include "twell/device.h"
 #include "twell/ffn.h"
+#include "twell/screen.h"
 
 namespace twell {
 
+// Where a gate kernel appends what it keeps.
+struct GateOutput {
+  ActivationSpec activation;
+  TwellView out;
+  std::int64_t out_row = 0;  // row of `out` that x's first row is
+};
+
 // act(x Wᵀ) for rows [0, rows) and panels [panel_begin, panel_end), appended to out.
-struct GemmReluTwellArgs {
+struct GemmReluTwellArgs : GateOutput {
   const void* x = nullptr;  // [rows, depth] of the kernel's x_dtype, inputs past D zero
   std::int64_t x_stride = 0;
   std::int64_t rows = 0;
   PackedView weight;
   std::int64_t panel_begin = 0;
   std::int64_t panel_end = 0;
-  ActivationSpec activation;
-  TwellView out;
-  std::int64_t out_row = 0;       // row of `out` that x's first row is
   float* accumulators = nullptr;  // gemm_accumulators(rows) floats
 };
 
@@ -51,6 +56,50 @@ struct GemmArgs {
 struct Gemm {
   DType x_dtype;
   void (*run)(const GemmArgs&);
+};
+
+// c = ŵ·r̂ of each row in its unit, but for the neurons' scales (twell/screen.h).
+struct ScreenGemmArgs {
+  const std::uint8_t* x = nullptr;  // r̂: [rows, screen_depth(D)]
+  const float* scales = nullptr;    // [rows, screen_blocks(D)]
+  std::int64_t rows = 0;
+  ScreenView screen;
+  std::int64_t panel_begin = 0;
+  std::int64_t panels = 0;
+  float* c = nullptr;  // as GemmArgs
+};
+// What a bound needs of a token's x = s a + r. Its unit is the largest scale of r's blocks.
+struct ScreenedRow {
+  float along = 0;    // s
+  float norm = 0;     // at least ‖r‖
+  float error = 0;    // at least ‖r − r̂‖
+  float inverse = 0;  // of the unit
+};
+// As GemmReluTwellArgs, by way of the gate's screen.
+struct ScreenedGateArgs : GateOutput {
+  ConstMatrixView x;                     // [rows, D]
+  const std::uint8_t* x8 = nullptr;      // as ScreenGemmArgs::x
+  const float* x8_scales = nullptr;      // as ScreenGemmArgs::scales
+  const ScreenedRow* x8_rows = nullptr;  // [rows]
+  ConstMatrixView weight;                // [H, D], as stored
+  ScreenView screen;                     // its screen
+  std::int64_t panel_begin = 0;
+  std::int64_t panel_end = 0;
+  float* accumulators = nullptr;  // gemm_accumulators(rows) floats
+  void* scratch = nullptr;        // screened_gate_scratch(rows) bytes
+
+  std::int64_t rows() const { return x.rows; }
+};
+// Candidates of a column block, how many each row has, and masks of them.
+constexpr std::int64_t screened_gate_scratch(std::int64_t rows) {
+  return rows * (kColumnBlock * 4 + 4 + kColumnBlock / 8);
+}
+struct ScreenedGate {
+  // r̂, its scales and *row of one token's x.
+  void (*prepare)(const void* x, const ScreenView& screen, std::uint8_t* x8, float* scales,
+                  ScreenedRow* row);
+  // Returns the number of pre-activations that the screen did not rule out.
+  std::int64_t (*run)(const ScreenedGateArgs&);
 };
 
 // What multiplying chosen rows of a plain weight densely needs. All rows have the weight's dtype.
@@ -87,6 +136,7 @@ struct TwellSpmm {
 
 // The best implementation that `tier` may run. dtype: bf16 or f32.
 const GemmReluTwell& gemm_relu_twell_kernel(CpuTier tier, DType dtype);
+const ScreenedGate& screened_gate_kernel(CpuTier tier, DType dtype);
 const Gemm& gemm_kernel(CpuTier tier, DType dtype);
 const ChosenRows& chosen_rows_kernel(CpuTier tier, DType dtype);
 const TwellGatedFfn& twell_gated_ffn_kernel(CpuTier tier, DType dtype);

@@ -22,6 +22,13 @@ const Entry<GemmReluTwell> kGemmReluTwell[] = {
 #endif
     {CpuTier::portable, portable::gemm_relu_twell_bf16, portable::gemm_relu_twell_f32},
 };
+const Entry<ScreenedGate> kScreenedGate[] = {
+#if defined(TWELL_X86)
+    {CpuTier::avx512, avx512::screened_gate_bf16, avx512::screened_gate_f32},
+    {CpuTier::avx2, avx2::screened_gate_bf16, avx2::screened_gate_f32},
+#endif
+    {CpuTier::portable, portable::screened_gate_bf16, portable::screened_gate_f32},
+};
 const Entry<Gemm> kGemm[] = {
 #if defined(TWELL_X86)
     {CpuTier::amx, amx::gemm_bf16, avx512::gemm_f32},
@@ -65,6 +72,9 @@ const Kernel& choose(const Entry<Kernel> (&entries)[N], CpuTier tier, DType dtyp
 
 const GemmReluTwell& gemm_relu_twell_kernel(CpuTier tier, DType dtype) {
   return choose(kGemmReluTwell, tier, dtype);
+}
+const ScreenedGate& screened_gate_kernel(CpuTier tier, DType dtype) {
+  return choose(kScreenedGate, tier, dtype);
 }
 const Gemm& gemm_kernel(CpuTier tier, DType dtype) { return choose(kGemm, tier, dtype); }
 const ChosenRows& chosen_rows_kernel(CpuTier tier, DType dtype) {

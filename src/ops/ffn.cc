@@ -6,6 +6,7 @@
 
 #include "ops/gate.h"
 #include "ops/hot_neurons.h"
+#include "ops/screened.h"
 #include "ops/sparse_rows.h"
 #include "ops/validate.h"
 
@@ -16,7 +17,11 @@ constexpr const char* kOperation = "ffn";
 
 void check(ConstMatrixView x, const FfnWeights& weights, const ActivationSpec& activation,
            MatrixView y) {
-  require_packed(kOperation, "weights.gate", weights.gate);
+  if (weights.screened()) {
+    require_screened(kOperation, weights);
+  } else {
+    require_packed(kOperation, "weights.gate", weights.gate);
+  }
   const DType dtype = weights.gate.dtype;
   const std::int64_t hidden = weights.gate.rows;
   require_matrix(kOperation, "x", x, dtype, x.rows, weights.gate.cols);
@@ -24,14 +29,6 @@ void check(ConstMatrixView x, const FfnWeights& weights, const ActivationSpec& a
   require_matrix(kOperation, "weights.down", weights.down, dtype, hidden, weights.down.cols);
   require_matrix(kOperation, "y", y, dtype, x.rows, weights.down.cols);
   require_activation(kOperation, activation);
-}
-
-template <class View>
-View rows_of(View view, std::int64_t first, std::int64_t rows) {
-  using Byte = std::conditional_t<std::is_same_v<View, MatrixView>, std::byte, const std::byte>;
-  return View(static_cast<Byte*>(view.data) +
-                  static_cast<std::size_t>(first * view.row_stride) * size_of(view.dtype),
-              view.dtype, rows, view.cols, view.row_stride);
 }
 
 // The packed gate of one block, in scratch. A row's list starts 16 slots past a multiple of the
@@ -55,7 +52,8 @@ TwellView scratch_gate(Context& context, const TwellLayout& layout) {
 void ffn(Context& context, ConstMatrixView x, const FfnWeights& weights,
          const ActivationSpec& activation, MatrixView y, FfnStats* stats) {
   check(x, weights, activation, y);
-  if (stats != nullptr) stats->rows = x.rows, stats->nnz = 0, stats->max_row_nnz = 0;
+  if (stats != nullptr)
+    stats->rows = x.rows, stats->nnz = 0, stats->max_row_nnz = 0, stats->candidates = 0;
   if (x.rows == 0) return;
   const FfnPlan plan = plan_ffn(context, x.rows, weights);
   const GemmReluTwell& kernel = gemm_relu_twell_kernel(plan.tier, x.dtype);
@@ -72,6 +70,7 @@ void ffn(Context& context, ConstMatrixView x, const FfnWeights& weights,
   sparse.rows = plan.row_block;
 
   // Everything is allocated before the threads start: nothing in them may throw.
+  const ScreenedBlock screened(context, plan, weights, plan.row_block);
   HotNeurons hot(context, plan, weights, plan.row_block);
   void* prepared = context.scratch(0, kPreparedX, gate.input.prepared_bytes());
   const std::size_t list = active_bytes(tiles * packed.tile);
@@ -92,6 +91,7 @@ void ffn(Context& context, ConstMatrixView x, const FfnWeights& weights,
     sparse.rows = rows;
     sparse.parts = sparse_parts(rows, plan.threads);
     std::fill_n(packed.counts, rows * tiles, 0);
+    std::int64_t candidates = 0;
 #pragma omp parallel num_threads(plan.threads)
     {
       const int thread = omp_get_thread_num();
@@ -100,12 +100,21 @@ void ffn(Context& context, ConstMatrixView x, const FfnWeights& weights,
 #pragma omp for schedule(static)
         for (std::int64_t r = 0; r < rows; ++r) gate.input.prepare(r, r + 1, prepared);
       }
-#pragma omp for schedule(static, 1)
+      if (weights.screened()) {
+#pragma omp for schedule(static)
+        for (std::int64_t r = 0; r < rows; ++r) screened.prepare(gate, r);
+      }
+#pragma omp for schedule(static, 1) reduction(+ : candidates)
       for (std::int64_t unit = 0; unit < tiles * plan.row_splits; ++unit) {
         const std::int64_t tile = unit / plan.row_splits;
         const std::int64_t group = unit % plan.row_splits;
-        run_gate(gate, prepared, rows * group / plan.row_splits,
-                 rows * (group + 1) / plan.row_splits, tile, tile + 1, accumulators);
+        const std::int64_t begin = rows * group / plan.row_splits;
+        const std::int64_t end = rows * (group + 1) / plan.row_splits;
+        if (weights.screened()) {
+          candidates += screened.run(gate, begin, end, tile, thread);
+        } else {
+          run_gate(gate, prepared, begin, end, tile, tile + 1, accumulators);
+        }
       }
       if (stats != nullptr || plan.hot_share <= 1.0) hot.count(gate, stats, first);
       if (hot.size() > 0) {
@@ -117,6 +126,7 @@ void ffn(Context& context, ConstMatrixView x, const FfnWeights& weights,
       void* partial_y = context.scratch(sparse.parts > 1 ? 0 : thread, kPartialY, row_sum);
       run_sparse_rows(rest, context.scratch(thread, kActive, list), static_cast<float*>(partial_y));
     }
+    if (stats != nullptr) stats->candidates += candidates;
   }
 }
 

@@ -1,9 +1,20 @@
 // The gate GEMM of one block of rows, for the calling thread.
 #pragma once
 
+#include <type_traits>
+
 #include "ops/gemm_input.h"
 
 namespace twell {
+
+// Rows [first, first + rows) of a matrix.
+template <class View>
+View rows_of(View view, std::int64_t first, std::int64_t rows) {
+  using Byte = std::conditional_t<std::is_same_v<View, MatrixView>, std::byte, const std::byte>;
+  return View(static_cast<Byte*>(view.data) +
+                  static_cast<std::size_t>(first * view.row_stride) * size_of(view.dtype),
+              view.dtype, rows, view.cols, view.row_stride);
+}
 
 // Slots of Context::scratch that the operations use.
 enum ScratchSlot : int {
@@ -17,6 +28,8 @@ enum ScratchSlot : int {
   kHotHidden,
   kHotSums,
   kHotPanels,
+  kScreenedX,
+  kCandidates,
 };
 
 struct GateBlock {

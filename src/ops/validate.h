@@ -26,6 +26,16 @@ inline void require_packed(const char* operation, const char* argument, PackedVi
   require(weight.data != nullptr, operation, argument, "data is null");
 }
 
+inline void require_screened(const char* operation, const FfnWeights& weights) {
+  const PackedView& gate = weights.gate;
+  require(gate.dtype != DType::f16, operation, "weights.gate", "expected bf16 or f32, got f16");
+  require_matrix(operation, "weights.gate_rows", weights.gate_rows, gate.dtype, gate.rows,
+                 gate.cols);
+  require(weights.screen.rows == gate.rows && weights.screen.cols == gate.cols, operation,
+          "weights.screen", "expected [", gate.rows, ", ", gate.cols, "], got [",
+          weights.screen.rows, ", ", weights.screen.cols, "]");
+}
+
 inline void require_activation(const char* operation, const ActivationSpec& activation) {
   require(activation.kind != Activation::fat_relu || activation.threshold >= 0.0F, operation,
           "activation.threshold", "expected at least 0, got ", activation.threshold);

@@ -29,6 +29,24 @@ inline std::string describe(const Case& c) {
          name_of(c.activation.kind) + " shift " + std::to_string(c.shift);
 }
 
+// Memory of a screen.
+class Screen {
+ public:
+  Screen(ConstMatrixView w, const float* axis)
+      : rows_(w.rows), cols_(w.cols), bytes_(screen_bytes(w.rows, w.cols) + 64) {
+    make_screen(w, axis, aligned());
+  }
+  ScreenView view() const { return {const_cast<Screen*>(this)->aligned(), rows_, cols_}; }
+
+ private:
+  void* aligned() {
+    const auto address = reinterpret_cast<std::uintptr_t>(bytes_.data());
+    return bytes_.data() + (64 - address % 64) % 64;
+  }
+  std::int64_t rows_, cols_;
+  std::vector<std::byte> bytes_;
+};
+
 template <class T>
 class Layer {
  public:
@@ -50,6 +68,14 @@ class Layer {
   PackedView packed() { return {aligned(), dtype_of<T>::value, shape.hidden, shape.depth}; }
   FfnWeights weights() {
     return {packed(), shape.gated ? const_view(up) : ConstMatrixView{}, const_view(down)};
+  }
+  // The same by way of a screen.
+  FfnWeights screened(const Screen& screen) {
+    FfnWeights weights = this->weights();
+    weights.gate.data = nullptr;
+    weights.screen = screen.view();
+    weights.gate_rows = const_view(gate);
+    return weights;
   }
   static ConstMatrixView const_view(const TestMatrix<T>& m) { return m.view(); }
 
@@ -215,7 +241,8 @@ void check_layer(Context& context, Layer<T>& layer, std::int32_t tile = 256,
   }
 }
 
-// check_layer() on every tier of this machine, with every way to treat what fired; `nnz` of it.
+// check_layer() on every tier of this machine, with every way to treat what fired and the gate from
+// its screen too; `nnz` of it. The gate's values are exact, as those of layer_that_fires().
 template <class T>
 void check_every_path(Layer<T>& layer, std::int64_t nnz) {
   for (CpuTier tier : available_cpu_tiers()) {
@@ -229,6 +256,15 @@ void check_every_path(Layer<T>& layer, std::int64_t nnz) {
       ffn(context, std::as_const(layer.x).view(), layer.weights(), layer.shape.activation, y.view(),
           &stats);
       EXPECT_EQ(stats.nnz, nnz);
+      const Screen screen(std::as_const(layer.gate).view(), nullptr);
+      const Case& c = layer.shape;
+      TwellMatrix packed({c.tokens, c.hidden, 256, 32, dtype_of<T>::value});
+      gemm_relu_twell(context, std::as_const(layer.x).view(), layer.packed(), c.activation, packed);
+      ffn(context, std::as_const(layer.x).view(), layer.screened(screen), c.activation, y.view(),
+          &stats);
+      EXPECT_EQ(stats.nnz, nnz);
+      EXPECT_GE(stats.candidates, nnz);
+      expect_output(packed, layer, y, true);
     }
   }
 }

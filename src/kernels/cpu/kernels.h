@@ -15,6 +15,8 @@ namespace twell {
 #define TWELL_DECLARE_SPARSE_KERNELS               \
   extern const TwellGatedFfn twell_gated_ffn_bf16; \
   extern const TwellGatedFfn twell_gated_ffn_f32;  \
+  extern const ScreenedGate screened_gate_bf16;    \
+  extern const ScreenedGate screened_gate_f32;     \
   extern const TwellSpmm twell_spmm_bf16;          \
   extern const TwellSpmm twell_spmm_f32;
 

@@ -3,6 +3,9 @@
 
 #include <immintrin.h>
 
+#include <cstring>
+#include <type_traits>
+
 #include "twell/dtype.h"
 
 namespace twell::avx2 {
@@ -10,6 +13,7 @@ namespace {  // every tier's code stays inside its own objects
 
 struct Isa {
   using V = __m256;
+  using I = __m256i;
   static constexpr int kLanes = 8;
   // 4 rows × 2 vectors: 8 accumulators, 4 halves of the panel, the rest for broadcasts.
   static constexpr int kGemmRows = 4;
@@ -33,6 +37,7 @@ struct Isa {
     const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(bits, bits), 0xd8);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
   }
+  static V add(V a, V b) { return _mm256_add_ps(a, b); }
   static V mul(V a, V b) { return _mm256_mul_ps(a, b); }
   // v where g is not 0 (a NaN is not), else 0.
   static V where_nonzero(V g, V v) {
@@ -51,7 +56,7 @@ struct Isa {
 
   // x is widened to f32 once per block: a broadcast load then costs no arithmetic port.
   template <class T>
-  using X = float;
+  using X = std::conditional_t<sizeof(T) == 1, std::uint8_t, float>;
   struct Pair {
     V even, odd;
   };
@@ -65,6 +70,37 @@ struct Isa {
     return fma(w.odd, _mm256_broadcast_ss(x + 1), fma(w.even, _mm256_broadcast_ss(x), acc));
   }
   static V mac(V acc, V w, const float* x) { return fma(w, _mm256_broadcast_ss(x), acc); }
+
+  static __m256i load_panel(const std::int8_t* p) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  }
+  static I mac(I acc, __m256i w, const std::uint8_t* x) {
+    int four;
+    std::memcpy(&four, x, sizeof four);
+    const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi32(four), w);
+    const __m256i sums = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+    return _mm256_add_epi32(acc, sums);
+  }
+  // max(a, |v|); a where v is NaN.
+  static V larger(V a, V v) { return _mm256_max_ps(_mm256_andnot_ps(broadcast(-0.0F), v), a); }
+  // The low byte of each lane's bits, plus `zero`.
+  static void store_low_bytes(std::uint8_t* p, V v, std::int32_t zero) {
+    const __m256i words = _mm256_add_epi32(_mm256_castps_si256(v), _mm256_set1_epi32(zero));
+    const __m256i low = _mm256_and_si256(words, _mm256_set1_epi32(0xff));
+    const __m256i pairs = _mm256_packus_epi32(low, low);  // four words of each half, twice
+    const __m256i bytes = _mm256_packus_epi16(pairs, pairs);
+    const std::int32_t halves[] = {_mm256_extract_epi32(bytes, 0), _mm256_extract_epi32(bytes, 4)};
+    std::memcpy(p, halves, sizeof halves);
+  }
+  // What x = 0 is as an unsigned number: 7 bits, for vpmaddubsw adds two products in 16 bits.
+  static constexpr std::int32_t kScreenZero = 64;
+  // What sums of products with unsigned x start from, from −Σ w.
+  static I screen_begin(const std::int8_t* sums) { return _mm256_slli_epi32(load_panel(sums), 6); }
+  static V to_float(I integers) {
+    // g++ 12 would keep a sum of a loop twice, once for each of its two types of the same bits.
+    asm("" : "+x"(integers));
+    return _mm256_cvtepi32_ps(integers);
+  }
 
   template <class T>
   static constexpr int kDot = kLanes;

@@ -4,6 +4,7 @@
 #include <immintrin.h>
 
 #include <cstring>
+#include <type_traits>
 
 #include "twell/dtype.h"
 
@@ -12,6 +13,7 @@ namespace {  // every tier's code stays inside its own objects
 
 struct Isa {
   using V = __m512;
+  using I = __m512i;
   static constexpr int kLanes = 16;
   // 6 rows × 4 panels: 24 accumulators, 4 panel vectors, the rest for broadcasts.
   static constexpr int kGemmRows = 6;
@@ -34,6 +36,7 @@ struct Isa {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
                         _mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16)));
   }
+  static V add(V a, V b) { return _mm512_add_ps(a, b); }
   static V mul(V a, V b) { return _mm512_mul_ps(a, b); }
   // v where g is not 0 (a NaN is not), else 0.
   static V where_nonzero(V g, V v) {
@@ -74,8 +77,9 @@ struct Isa {
     }
   }
 
+  // vdpbf16ps takes x as it is; vpdpbusd takes one of its operands unsigned.
   template <class T>
-  using X = T;  // vdpbf16ps takes x as it is
+  using X = std::conditional_t<sizeof(T) == 1, std::uint8_t, T>;
   static __m512bh load_pairs(const bf16* p) {
     return std::bit_cast<__m512bh>(_mm512_loadu_si512(p));
   }
@@ -87,6 +91,30 @@ struct Isa {
     return _mm512_dpbf16_ps(acc, w, std::bit_cast<__m512bh>(_mm512_set1_epi32(pair)));
   }
   static V mac(V acc, V w, const float* x) { return fma(w, broadcast(*x), acc); }
+
+  static __m512i load_panel(const std::int8_t* p) { return _mm512_loadu_si512(p); }
+  static I mac(I acc, __m512i w, const std::uint8_t* x) {
+    int four;
+    std::memcpy(&four, x, sizeof four);
+    return _mm512_dpbusd_epi32(acc, _mm512_set1_epi32(four), w);
+  }
+  // max(a, |v|); a where v is NaN.
+  static V larger(V a, V v) { return _mm512_max_ps(_mm512_abs_ps(v), a); }
+  // The low byte of each lane's bits, plus `zero`.
+  static void store_low_bytes(std::uint8_t* p, V v, std::int32_t zero) {
+    const __m512i words = _mm512_add_epi32(_mm512_castps_si512(v), _mm512_set1_epi32(zero));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(words));
+  }
+  static constexpr std::int32_t kScreenZero = 128;  // what x = 0 is as an unsigned number
+  // What sums of products with unsigned x start from, from −Σ w.
+  static I screen_begin(const std::int8_t* sums) {
+    return _mm512_slli_epi32(_mm512_loadu_si512(sums), 7);
+  }
+  static V to_float(I integers) {
+    // g++ 12 would keep a sum of a loop twice, once for each of its two types of the same bits.
+    asm("" : "+v"(integers));
+    return _mm512_cvtepi32_ps(integers);
+  }
 
   template <class T>
   static constexpr int kDot = 64 / sizeof(T);

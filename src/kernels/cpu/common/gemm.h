@@ -12,33 +12,55 @@ template <class Isa, class T>
 struct RegisterGemm {
   using V = typename Isa::V;
   using X = typename Isa::template X<T>;
-  static constexpr std::int64_t kStep = sizeof(T) == 2 ? 2 : 1;  // inputs interleaved in a panel
+  static constexpr std::int64_t kStep = 4 / sizeof(T);  // inputs interleaved in a panel
   static constexpr int kVectors = kPanel / Isa::kLanes;
+  static constexpr bool kInt8 = sizeof(T) == 1;  // of a screen
   // Inputs per pass: 4 panels × 256 bf16 are 32 KiB, which stay in L1 while the rows go by.
-  static constexpr std::int64_t kDepthBlock = 512 / sizeof(T);
+  static constexpr std::int64_t kDepthBlock = kInt8 ? kScreenBlock : 512 / sizeof(T);
+  // A block of a screen's panel starts with what its integer sums start from.
+  static constexpr std::int64_t kHead = kInt8 ? kScreenHead : 0;
 
-  // c[Rows × Panels·16] (+)= x[Rows × depth] · panels, the accumulators in registers throughout.
-  // A panel's inputs of the same depth from `ahead` on (null: none) are brought to L2 meanwhile:
-  // with 64 rows, whose weights come from L3, that takes the GEMM from 0.8 to 1.0 of the rate at
-  // 512 rows.
+  // The scales of one block of x in 8 bits.
+  struct Scales {
+    const float* first = nullptr;
+    std::int64_t stride = 0;  // from row to row
+
+    Scales from_row(std::int64_t r) const { return {first + r * stride, stride}; }
+  };
+
+  static auto begin(const T* panel, const float* c, bool accumulate) {
+    if constexpr (kInt8) {
+      return Isa::screen_begin(panel);
+    } else {
+      return accumulate ? Isa::load(c) : Isa::zero();
+    }
+  }
+
+  // c[Rows × Panels·16] (+)= x[Rows × depth] · panels, the accumulators in registers throughout:
+  // floats, or integers that are scaled as they are stored. A panel's inputs of the same depth from
+  // `ahead` on (null: none) are brought to L2 meanwhile: with 64 rows, whose weights come from L3,
+  // that takes the GEMM from 0.8 to 1.0 of the rate at 512 rows.
   template <int Rows, int Panels>
   static void micro(const X* x, std::int64_t x_stride, const T* panel, std::int64_t panel_stride,
-                    std::int64_t depth, float* c, bool accumulate, const T* ahead) {
+                    std::int64_t depth, float* c, bool accumulate, const T* ahead,
+                    [[maybe_unused]] Scales scales) {
     constexpr int kColumns = Panels * kVectors;
-    V acc[Rows][kColumns];
+    const auto part = [=](int v) {
+      return panel + (v / kVectors) * panel_stride + (v % kVectors) * Isa::kLanes * kStep;
+    };
+    decltype(begin(panel, c, accumulate)) acc[Rows][kColumns];
 #pragma GCC unroll 16
     for (int r = 0; r < Rows; ++r) {
 #pragma GCC unroll 16
       for (int v = 0; v < kColumns; ++v) {
-        acc[r][v] = accumulate ? Isa::load(c + r * kColumnBlock + v * Isa::kLanes) : Isa::zero();
+        acc[r][v] = begin(part(v), c + r * kColumnBlock + v * Isa::kLanes, accumulate);
       }
     }
     for (std::int64_t k = 0; k < depth; k += kStep) {
       if (ahead != nullptr) Isa::prefetch_l2(ahead + k * kPanel);
 #pragma GCC unroll 16
       for (int v = 0; v < kColumns; ++v) {
-        const auto w = Isa::load_panel(panel + (v / kVectors) * panel_stride + k * kPanel +
-                                       (v % kVectors) * Isa::kLanes * kStep);
+        const auto w = Isa::load_panel(part(v) + (kHead + k) * kPanel);
 #pragma GCC unroll 16
         for (int r = 0; r < Rows; ++r) acc[r][v] = Isa::mac(acc[r][v], w, x + r * x_stride + k);
       }
@@ -47,7 +69,14 @@ struct RegisterGemm {
     for (int r = 0; r < Rows; ++r) {
 #pragma GCC unroll 16
       for (int v = 0; v < kColumns; ++v) {
-        Isa::store(c + r * kColumnBlock + v * Isa::kLanes, acc[r][v]);
+        float* to = c + r * kColumnBlock + v * Isa::kLanes;
+        if constexpr (kInt8) {
+          const V before = accumulate ? Isa::load(to) : Isa::zero();
+          const V scale = Isa::broadcast(scales.first[r * scales.stride]);
+          Isa::store(to, Isa::fma(Isa::to_float(acc[r][v]), scale, before));
+        } else {
+          Isa::store(to, acc[r][v]);
+        }
       }
     }
   }
@@ -55,12 +84,15 @@ struct RegisterGemm {
   // The remaining `rows` < Rows rows of a block.
   template <int Rows, int Panels>
   static void micro_tail(std::int64_t rows, const X* x, std::int64_t x_stride, const T* panel,
-                         std::int64_t panel_stride, std::int64_t depth, float* c, bool accumulate) {
+                         std::int64_t panel_stride, std::int64_t depth, float* c, bool accumulate,
+                         Scales scales) {
     if constexpr (Rows > 1) {
       if (rows == Rows - 1) {
-        micro<Rows - 1, Panels>(x, x_stride, panel, panel_stride, depth, c, accumulate, nullptr);
+        micro<Rows - 1, Panels>(x, x_stride, panel, panel_stride, depth, c, accumulate, nullptr,
+                                scales);
       } else {
-        micro_tail<Rows - 1, Panels>(rows, x, x_stride, panel, panel_stride, depth, c, accumulate);
+        micro_tail<Rows - 1, Panels>(rows, x, x_stride, panel, panel_stride, depth, c, accumulate,
+                                     scales);
       }
     }
   }
@@ -68,21 +100,21 @@ struct RegisterGemm {
   template <int Panels>
   static void rows_by_panels(const X* x, std::int64_t x_stride, std::int64_t rows, const T* panel,
                              std::int64_t panel_stride, std::int64_t depth, float* c,
-                             bool accumulate, const T* next) {
+                             bool accumulate, const T* next, Scales scales = {}) {
     constexpr int kRows = Isa::kGemmRows;
     std::int64_t r = 0;
     for (int p = 0; r + kRows <= rows; r += kRows, ++p) {
       const T* ahead = next != nullptr && p < Panels ? next + p * panel_stride : nullptr;
       micro<kRows, Panels>(x + r * x_stride, x_stride, panel, panel_stride, depth,
-                           c + r * kColumnBlock, accumulate, ahead);
+                           c + r * kColumnBlock, accumulate, ahead, scales.from_row(r));
     }
     micro_tail<kRows, Panels>(rows - r, x + r * x_stride, x_stride, panel, panel_stride, depth,
-                              c + r * kColumnBlock, accumulate);
+                              c + r * kColumnBlock, accumulate, scales.from_row(r));
   }
 
   static void run(const GemmArgs& args) {
     constexpr std::int64_t kPanels = Isa::kGemmPanels;
-    const std::int64_t depth = packed_depth(args.weight.dtype, args.weight.cols);
+    const std::int64_t depth = packed_depth(dtype_of<T>::value, args.weight.cols);
     const std::int64_t panel_stride = depth * kPanel;
     const T* weight = static_cast<const T*>(args.weight.data) + args.panel_begin * panel_stride;
     // A few rows only stream the weights once: one pass over the whole depth.
@@ -109,6 +141,38 @@ struct RegisterGemm {
         rows_by_panels<1>(x, args.x_stride, args.rows, weight + p * panel_stride + k * kPanel,
                           panel_stride, now, args.c + p * kPanel, accumulate, nullptr);
       }
+    }
+  }
+
+  // int8: one block of inputs after the other, each with its scales.
+  static void run_screen(const ScreenGemmArgs& args) {
+    constexpr std::int64_t kPanels = Isa::kGemmPanels;
+    constexpr std::int64_t kBlockBytes = kPanel * (kDepthBlock + kHead);
+    const std::int64_t stride = screen_panel_bytes(args.screen.cols);
+    const std::int64_t depth = screen_depth(args.screen.cols);
+    const std::int64_t blocks = screen_blocks(args.screen.cols);
+    const T* screen = args.screen.panel(args.panel_begin);
+    const auto step = [&]<int Panels>(std::int64_t p, std::int64_t b) {
+      const bool more = Panels == kPanels && p + 2 * kPanels <= args.panels;
+      const T* next = more ? screen + (p + kPanels) * stride + b * kBlockBytes : nullptr;
+      rows_by_panels<Panels>(args.x + b * kDepthBlock, depth, args.rows,
+                             screen + p * stride + b * kBlockBytes, stride,
+                             std::min(kDepthBlock, depth - b * kDepthBlock), args.c + p * kPanel,
+                             b > 0, next, {args.scales + b, blocks});
+    };
+    const std::int64_t fours = args.panels / kPanels * kPanels;
+    if (args.rows <= Isa::kGemmRows) {  // in the order in which the panels lie in memory
+      for (std::int64_t p = 0; p < fours; p += kPanels) {
+        for (std::int64_t b = 0; b < blocks; ++b) step.template operator()<kPanels>(p, b);
+      }
+      for (std::int64_t p = fours; p < args.panels; ++p) {
+        for (std::int64_t b = 0; b < blocks; ++b) step.template operator()<1>(p, b);
+      }
+      return;
+    }
+    for (std::int64_t b = 0; b < blocks; ++b) {
+      for (std::int64_t p = 0; p < fours; p += kPanels) step.template operator()<kPanels>(p, b);
+      for (std::int64_t p = fours; p < args.panels; ++p) step.template operator()<1>(p, b);
     }
   }
 };

@@ -18,7 +18,7 @@ T activate(float v, Activation kind) {
 // nothing, so the test of a whole group is the fast path.
 template <class Isa, class T>
 void pack_epilogue(const float* c, std::int64_t rows, std::int64_t first, std::int64_t width,
-                   const GemmReluTwellArgs& args) {
+                   const GateOutput& args) {
   using Slot = typename slot_of<T>::type;
   const std::int64_t tile = first / args.out.tile;
   const auto offset = static_cast<std::uint32_t>(first - tile * args.out.tile);
@@ -42,20 +42,30 @@ void pack_epilogue(const float* c, std::int64_t rows, std::int64_t first, std::i
   }
 }
 
-// Splits panels [panel_begin, panel_end) at column blocks and tile borders: gemm fills the
-// accumulators, then they are packed.
+// Splits panels [begin, end) at column blocks and at borders of `tile` columns: f(first panel,
+// panels, columns of H).
+template <class F>
+void for_each_column_block(std::int64_t begin, std::int64_t end, std::int64_t hidden,
+                           std::int64_t tile, F f) {
+  const std::int64_t tile_panels = tile / kPanel;
+  for (std::int64_t p = begin; p < end;) {
+    const std::int64_t tile_end = (p / tile_panels + 1) * tile_panels;
+    const std::int64_t next = std::min({end, tile_end, p + kColumnBlock / kPanel});
+    f(p, next - p, std::min(next * kPanel, hidden) - p * kPanel);
+    p = next;
+  }
+}
+
+// gemm fills the accumulators of a column block, then they are packed.
 template <class Isa, class T, class GemmFunction>
 void gemm_then_pack(const GemmReluTwellArgs& args, GemmFunction gemm) {
-  const std::int64_t tile_panels = args.out.tile / kPanel;
-  for (std::int64_t p = args.panel_begin; p < args.panel_end;) {
-    const std::int64_t tile_end = (p / tile_panels + 1) * tile_panels;
-    const std::int64_t end = std::min({args.panel_end, tile_end, p + kColumnBlock / kPanel});
-    gemm(GemmArgs{args.x, args.x_stride, args.rows, args.weight, p, end - p, args.accumulators,
-                  false});
-    const std::int64_t width = std::min(end * kPanel, args.weight.rows) - p * kPanel;
-    pack_epilogue<Isa, T>(args.accumulators, args.rows, p * kPanel, width, args);
-    p = end;
-  }
+  for_each_column_block(args.panel_begin, args.panel_end, args.weight.rows, args.out.tile,
+                        [&](std::int64_t panel, std::int64_t panels, std::int64_t width) {
+                          gemm(GemmArgs{args.x, args.x_stride, args.rows, args.weight, panel,
+                                        panels, args.accumulators, false});
+                          pack_epilogue<Isa, T>(args.accumulators, args.rows, panel * kPanel, width,
+                                                args);
+                        });
 }
 
 }  // namespace

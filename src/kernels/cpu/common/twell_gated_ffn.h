@@ -8,37 +8,67 @@
 namespace twell {
 namespace {
 
-// Four neurons at a time share the loads of x; meanwhile the next four rows of W are fetched, which
-// at 4 KB a row hides most of the latency of L3.
+// Rows of a weight that are multiplied with the same x at a time.
+constexpr std::int64_t kDotRows = 4;
+
+// out[n] = dot(x, w[n]) for N rows; meanwhile the rows `next` are fetched, which at 4 KB a row
+// hides most of the latency of L3. Two sums for each row: one would wait for itself.
+template <class Isa, class T, int N>
+void dot_rows(const T* x, const T* const (&w)[kDotRows], const T* const (&next)[kDotRows],
+              std::int64_t cols, float* out) {
+  constexpr std::int64_t kDot = Isa::template kDot<T>;
+  constexpr std::int64_t kLine = 64 / sizeof(T);
+  typename Isa::V sums[N][2];
+  for (int n = 0; n < N; ++n) sums[n][0] = sums[n][1] = Isa::zero();
+  std::int64_t k = 0;
+  for (; k + 2 * kDot <= cols; k += 2 * kDot) {
+    for (std::int64_t line = k; line < k + 2 * kDot; line += kDot) {
+      if (line % kLine != 0) continue;
+      for (const T* row : next) Isa::prefetch(row + line);
+    }
+    for (int n = 0; n < N; ++n) {
+      sums[n][0] = Isa::dot(sums[n][0], w[n] + k, x + k);
+      sums[n][1] = Isa::dot(sums[n][1], w[n] + k + kDot, x + k + kDot);
+    }
+  }
+  for (int n = 0; n < N; ++n) {
+    out[n] = Isa::sum(Isa::add(sums[n][0], sums[n][1]));
+    for (std::int64_t tail = k; tail < cols; ++tail) {
+      out[n] += static_cast<float>(w[n][tail]) * static_cast<float>(x[tail]);
+    }
+  }
+}
+
+template <class Isa, class T>
+void dot_rows(std::int64_t count, const T* x, const T* const (&w)[kDotRows],
+              const T* const (&next)[kDotRows], std::int64_t cols, float* out) {
+  switch (count) {
+    case 1:
+      return dot_rows<Isa, T, 1>(x, w, next, cols, out);
+    case 2:
+      return dot_rows<Isa, T, 2>(x, w, next, cols, out);
+    case 3:
+      return dot_rows<Isa, T, 3>(x, w, next, cols, out);
+    default:
+      return dot_rows<Isa, T, 4>(x, w, next, cols, out);
+  }
+}
+
 template <class Isa, class T>
 void twell_gated_ffn_row(const void* x_row, ConstMatrixView up, const ActiveNeurons& active) {
-  constexpr std::int64_t kDot = Isa::template kDot<T>;
-  constexpr std::int64_t kGroup = 4;
-  constexpr std::int64_t kLine = 64 / sizeof(T);
   const T* x = static_cast<const T*>(x_row);
   const std::int64_t last = active.count - 1;
-  for (std::int64_t i = 0; i < active.count; i += kGroup) {
-    const T* w[kGroup];
-    const T* next[kGroup];
-    for (std::int64_t n = 0; n < kGroup; ++n) {
+  for (std::int64_t i = 0; i < active.count; i += kDotRows) {
+    const T* w[kDotRows];
+    const T* next[kDotRows];
+    for (std::int64_t n = 0; n < kDotRows; ++n) {
       w[n] = up.row<T>(active.neurons[std::min(i + n, last)]);
-      next[n] = up.row<T>(active.neurons[std::min(i + kGroup + n, last)]);
+      next[n] = up.row<T>(active.neurons[std::min(i + kDotRows + n, last)]);
     }
-    typename Isa::V acc[kGroup] = {Isa::zero(), Isa::zero(), Isa::zero(), Isa::zero()};
-    std::int64_t k = 0;
-    for (; k + kDot <= up.cols; k += kDot) {
-      if (k % kLine == 0) {
-        for (const T* row : next) Isa::prefetch(row + k);
-      }
-      for (std::int64_t n = 0; n < kGroup; ++n) acc[n] = Isa::dot(acc[n], w[n] + k, x + k);
-    }
-    for (std::int64_t n = 0; n < std::min(kGroup, active.count - i); ++n) {
-      float u = Isa::sum(acc[n]);
-      for (std::int64_t tail = k; tail < up.cols; ++tail) {
-        u += static_cast<float>(w[n][tail]) * static_cast<float>(x[tail]);
-      }
-      active.values[i + n] *= u;
-    }
+    float u[kDotRows];
+    const std::int64_t count = std::min(kDotRows, active.count - i);
+    dot_rows<Isa, T>(count, x, w, next, up.cols, u);
+    for (std::int64_t n = 0; n < count; ++n) active.values[i + n] *= u[n];
   }
 }
 

@@ -1,7 +1,9 @@
 // Compiler vectors of four floats: any target, no intrinsics.
 #pragma once
 
+#include <cmath>
 #include <cstring>
+#include <type_traits>
 
 #include "twell/dtype.h"
 
@@ -10,6 +12,7 @@ namespace {  // every tier's code stays inside its own objects
 
 struct Isa {
   using V = float __attribute__((vector_size(16)));
+  using I = std::int32_t __attribute__((vector_size(16)));
   using U = std::uint32_t __attribute__((vector_size(16)));
   static constexpr int kLanes = 4;
   static constexpr int kGemmRows = 2;
@@ -25,6 +28,7 @@ struct Isa {
   static void store(bf16* p, V v) {
     for (int i = 0; i < kLanes; ++i) p[i] = bf16(v[i]);
   }
+  static V add(V a, V b) { return a + b; }
   static V mul(V a, V b) { return a * b; }
   // v where g is not 0 (a NaN is not), else 0.
   static V where_nonzero(V g, V v) {
@@ -40,7 +44,7 @@ struct Isa {
 
   // GEMM steps: kLanes neurons × step inputs of a packed panel, times the same inputs of one row.
   template <class T>
-  using X = float;
+  using X = std::conditional_t<sizeof(T) == 1, std::uint8_t, float>;
   struct Pair {
     V even, odd;
   };
@@ -54,6 +58,32 @@ struct Isa {
     return fma(w.odd, broadcast(x[1]), fma(w.even, broadcast(x[0]), acc));
   }
   static V mac(V acc, V w, const float* x) { return fma(w, broadcast(*x), acc); }
+
+  static const std::int8_t* load_panel(const std::int8_t* p) { return p; }
+  static I mac(I acc, const std::int8_t* w, const std::uint8_t* x) {
+    for (int i = 0; i < kLanes; ++i) {
+      for (int k = 0; k < 4; ++k) acc[i] += w[4 * i + k] * x[k];
+    }
+    return acc;
+  }
+  // max(a, |v|); a where v is NaN.
+  static V larger(V a, V v) {
+    for (int i = 0; i < kLanes; ++i) a[i] = std::abs(v[i]) > a[i] ? std::abs(v[i]) : a[i];
+    return a;
+  }
+  // The low byte of each lane's bits, plus `zero`.
+  static void store_low_bytes(std::uint8_t* p, V v, std::int32_t zero) {
+    const I words = std::bit_cast<I>(v) + zero;
+    for (int i = 0; i < kLanes; ++i) p[i] = static_cast<std::uint8_t>(words[i]);
+  }
+  static constexpr std::int32_t kScreenZero = 128;  // what x = 0 is as an unsigned number
+  // What sums of products with unsigned x start from, from −Σ w.
+  static I screen_begin(const std::int8_t* sums) {
+    I words;
+    std::memcpy(&words, sums, sizeof words);
+    return words * kScreenZero;
+  }
+  static V to_float(I integers) { return __builtin_convertvector(integers, V); }
 
   // Dot product steps over kDot<T> elements.
   template <class T>

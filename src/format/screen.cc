@@ -1,0 +1,177 @@
+#include "twell/screen.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "core/check.h"
+
+namespace twell {
+namespace {
+
+constexpr float kLevels = 127;
+constexpr float kLeastScale = 1e-30F;
+constexpr std::int64_t kLanes = 16;
+
+struct ScreenRow {
+  float scale = 0, norm = 0, error = 0, along = 0;
+};
+
+struct BlockSums {
+  double squares = 0, left_out = 0;
+};
+// Neuron i of one block. Written for the vectoriser: the inputs are a multiple of kLanes.
+BlockSums fill_block(const float* w, std::int64_t inputs, float scale, std::int64_t i,
+                     std::int8_t* block) {
+  const float inverse = 1 / scale;
+  float squares[kLanes] = {};
+  float left_out[kLanes] = {};
+  std::int32_t sums[kLanes] = {};
+  for (std::int64_t k = 0; k < inputs; k += kLanes) {
+    std::int8_t levels[kLanes];
+    for (std::int64_t l = 0; l < kLanes; ++l) {
+      // 1.5 · 2²³: a sum with it has the nearest integer in its low bits.
+      const float rounded = w[k + l] * inverse + 0x1.8p23F;
+      const float level = rounded - 0x1.8p23F;
+      const float rest = w[k + l] - scale * level;
+      squares[l] += level * level;
+      left_out[l] += rest * rest;
+      const auto whole = static_cast<std::int32_t>(level);
+      sums[l] += whole;
+      levels[l] = static_cast<std::int8_t>(whole);
+    }
+    for (std::int64_t four = 0; four < kLanes / 4; ++four) {
+      std::memcpy(block + (kScreenHead + k + 4 * four) * kPanel + 4 * i, levels + 4 * four, 4);
+    }
+  }
+  BlockSums total;
+  std::int32_t sum = 0;
+  for (std::int64_t l = 0; l < kLanes; ++l) {
+    total.squares += static_cast<double>(squares[l]);
+    total.left_out += static_cast<double>(left_out[l]);
+    sum += sums[l];
+  }
+  sum = -sum;
+  std::memcpy(block + 4 * i, &sum, sizeof sum);
+  return total;
+}
+
+// Neuron i of a panel, which is zero so far. `wide` is w in f32, zeros up to screen_depth(cols).
+ScreenRow screen_row(const float* wide, std::int64_t cols, const float* axis, std::int64_t i,
+                     std::int8_t* panel) {
+  const std::int64_t depth = screen_depth(cols);
+  double along[kLanes] = {};
+  float largest[kLanes] = {};
+  float zeros[kLanes] = {};
+  for (std::int64_t k = 0; k < depth; k += kLanes) {
+    for (std::int64_t l = 0; l < kLanes; ++l) {
+      along[l] += static_cast<double>(wide[k + l]) * static_cast<double>(axis[k + l]);
+      const float size = std::abs(wide[k + l]);
+      largest[l] = size > largest[l] ? size : largest[l];
+      zeros[l] += 0 * wide[k + l];  // NaN from the first input on that is not finite
+    }
+  }
+  float most = 0;
+  bool finite = true;
+  ScreenRow row;
+  double dot = 0;
+  for (std::int64_t l = 0; l < kLanes; ++l) {
+    most = std::max(most, largest[l]);
+    finite = finite && zeros[l] == 0;
+    dot += along[l];
+  }
+  row.scale = most / kLevels;
+  // Not finite, or smaller than what f32 scales hold well: never ruled out.
+  if (!finite || row.scale < kLeastScale) {
+    row.scale = 0;
+    if (!finite || most > 0) row.error = std::numeric_limits<float>::infinity();
+    return row;
+  }
+  row.along = static_cast<float>(dot);
+  BlockSums total;
+  for (std::int64_t first = 0; first < depth; first += kScreenBlock) {
+    std::int8_t* block = panel + first / kScreenBlock * kPanel * (kScreenBlock + kScreenHead);
+    const std::int64_t inputs = std::min(kScreenBlock, depth - first);
+    const BlockSums part = fill_block(wide + first, inputs, row.scale, i, block);
+    total.squares += part.squares;
+    total.left_out += part.left_out;
+  }
+  // Squares of 16 levels and their sums are exact; the rest is squared and added in f32, where it
+  // errs by less than a thousandth of it, but for what scale · level rounds away.
+  row.norm = row.scale * static_cast<float>(std::sqrt(total.squares)) * (1 + 0x1p-20F);
+  row.error = 1.001F * static_cast<float>(std::sqrt(total.left_out)) + 0x1p-20F * row.norm;
+  return row;
+}
+
+// To length 1; zeros where that has no meaning.
+void normalise(const float* axis, std::int64_t cols, float* out) {
+  std::fill_n(out, screen_depth(cols), 0.0F);
+  if (axis == nullptr) return;
+  double squares = 0;
+  for (std::int64_t k = 0; k < cols; ++k) {
+    squares += static_cast<double>(axis[k]) * static_cast<double>(axis[k]);
+  }
+  if (!std::isfinite(squares) || squares == 0) return;
+  for (std::int64_t k = 0; k < cols; ++k) {
+    out[k] = static_cast<float>(static_cast<double>(axis[k]) / std::sqrt(squares));
+  }
+}
+
+template <class T>
+void make_typed(ConstMatrixView w, const float* axis, void* screen) {
+  const ScreenView view = {screen, w.rows, w.cols};
+  normalise(axis, w.cols, const_cast<float*>(view.axis()));
+#pragma omp parallel
+  {
+    std::vector<float> wide(static_cast<std::size_t>(screen_depth(w.cols)));
+#pragma omp for schedule(static)
+    for (std::int64_t p = 0; p < packed_panels(w.rows); ++p) {
+      auto* panel = const_cast<std::int8_t*>(view.panel(p));
+      std::fill_n(panel, screen_panel_bytes(w.cols), std::int8_t{});
+      for (std::int64_t i = 0; i < kPanel; ++i) {
+        const std::int64_t n = p * kPanel + i;
+        ScreenRow row;
+        if (n < w.rows) {
+          const T* from = w.row<T>(n);
+          for (std::int64_t k = 0; k < w.cols; ++k)
+            wide[static_cast<std::size_t>(k)] = static_cast<float>(from[k]);
+          row = screen_row(wide.data(), w.cols, view.axis(), i, panel);
+        }
+        const_cast<float*>(view.scales())[n] = row.scale;
+        const_cast<float*>(view.norms())[n] = row.norm;
+        const_cast<float*>(view.errors())[n] = row.error;
+        const_cast<float*>(view.along())[n] = row.along;
+      }
+    }
+  }
+}
+
+}  // namespace
+
+double screen_limit(CpuTier tier) {
+  switch (tier) {
+    case CpuTier::avx512:
+      return 0.08;
+    case CpuTier::avx2:
+      return 0.25;
+    case CpuTier::portable:
+    case CpuTier::amx:
+      return 0;
+  }
+  return 0;
+}
+
+void make_screen(ConstMatrixView w, const float* axis, void* screen) {
+  require(w.dtype != DType::f16, "make_screen", "w", "expected bf16 or f32, got f16");
+  require(w.row_stride >= w.cols, "make_screen", "w", "row_stride ", w.row_stride,
+          " is smaller than its ", w.cols, " columns");
+  if (w.dtype == DType::bf16) {
+    make_typed<bf16>(w, axis, screen);
+  } else {
+    make_typed<float>(w, axis, screen);
+  }
+}
+
+}  // namespace twell

@@ -1,0 +1,206 @@
+// act(x Wᵀ) by way of the screen: the int8 GEMM of a column block, the neurons that its bounds do
+// not rule out, their pre-activations from the weight itself, then the packing epilogue.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "kernels/cpu/common/gemm.h"
+#include "kernels/cpu/common/twell_gated_ffn.h"
+
+namespace twell {
+namespace {
+
+template <class Isa, class T, auto Gemm8>
+struct ScreenedGateKernel {
+  using V = typename Isa::V;
+  static constexpr std::int64_t kGroups = kColumnBlock / kPanel;
+
+  // f(k, x from k on, inputs) in steps of vectors, the last one of fewer inputs.
+  template <class F>
+  static void for_each_vector(const T* x, std::int64_t cols, F f) {
+    std::int64_t k = 0;
+    for (; k + Isa::kLanes <= cols; k += Isa::kLanes) f(k, Isa::load(x + k));
+    if (k == cols) return;
+    T last[Isa::kLanes] = {};
+    std::copy_n(x + k, cols - k, last);
+    f(k, Isa::load(last));
+  }
+
+  // x = s a + r; r to bytes, block by block, and the norms of it and of what the bytes leave out.
+  static void prepare(const void* x_row, const ScreenView& screen, std::uint8_t* x8, float* scales,
+                      ScreenedRow* row) {
+    const T* x = static_cast<const T*>(x_row);
+    const float* axis = screen.axis();
+    V dot = Isa::zero();
+    for_each_vector(x, screen.cols,
+                    [&](std::int64_t k, V v) { dot = Isa::fma(v, Isa::load(axis + k), dot); });
+    const float s = Isa::sum(dot);
+    const V minus_s = Isa::broadcast(-s);
+    const auto rest = [&](std::int64_t k, V v) {
+      return Isa::fma(Isa::load(axis + k), minus_s, v);
+    };
+    const std::int64_t blocks = screen_blocks(screen.cols);
+    const auto inputs = [&](std::int64_t b) {
+      return std::min(kScreenBlock, screen.cols - b * kScreenBlock);
+    };
+    float unit = 0;
+    for (std::int64_t b = 0; b < blocks; ++b) {
+      V most = Isa::zero();
+      const std::int64_t first = b * kScreenBlock;
+      for_each_vector(x + first, inputs(b),
+                      [&](std::int64_t k, V v) { most = Isa::larger(most, rest(first + k, v)); });
+      float sizes[Isa::kLanes];
+      Isa::store(sizes, most);
+      scales[b] = *std::max_element(sizes, sizes + Isa::kLanes) / (Isa::kScreenZero - 1);
+      unit = std::max(unit, scales[b]);
+    }
+    // Not finite: the norms below become NaN, which rules nothing out. Any unit does for nothing.
+    row->inverse = unit == 0.0F ? 1.0F : 1 / unit;
+    float squares = 0, left_out = 0;
+    for (std::int64_t b = 0; b < blocks; ++b) {
+      const float inverse = scales[b] == 0.0F ? 0.0F : 1 / scales[b];
+      scales[b] *= row->inverse;
+      const Norms norms = to_bytes(x + b * kScreenBlock, inputs(b), b * kScreenBlock, rest, inverse,
+                                   x8 + b * kScreenBlock);
+      squares += norms.squares * scales[b] * scales[b];
+      left_out += norms.left_out * scales[b] * scales[b];
+    }
+    // 1 % is above the rounding of these sums; 2⁻¹⁵ of the whole above that of r, of t, of the
+    // scales and of the bound's own terms.
+    row->along = s * row->inverse;
+    row->norm = 1.01F * std::sqrt(squares);
+    row->error = 1.01F * std::sqrt(left_out) + 0x1p-15F * (row->norm + std::abs(row->along));
+  }
+
+  struct Norms {
+    float squares, left_out;
+  };
+  // One block of r, in its scale.
+  template <class Rest>
+  static Norms to_bytes(const T* x, std::int64_t inputs, std::int64_t first, Rest rest,
+                        float inverse, std::uint8_t* x8) {
+    // 1.5 · 2²³: a sum with it has the nearest integer in its low bits.
+    const V round = Isa::broadcast(0x1.8p23F);
+    const V one = Isa::broadcast(1), minus_one = Isa::broadcast(-1);
+    const V scale = Isa::broadcast(inverse);
+    V squares = Isa::zero(), left_out = Isa::zero();
+    for_each_vector(x, inputs, [&](std::int64_t k, V v) {
+      const V t = Isa::mul(rest(first + k, v), scale);
+      const V shifted = Isa::fma(t, one, round);
+      const V error = Isa::fma(Isa::fma(round, minus_one, shifted), minus_one, t);
+      squares = Isa::fma(t, t, squares);
+      left_out = Isa::fma(error, error, left_out);
+      Isa::store_low_bytes(x8 + k, shifted, Isa::kScreenZero);
+    });
+    const std::int64_t written = (inputs + Isa::kLanes - 1) / Isa::kLanes * Isa::kLanes;
+    std::fill(x8 + written, x8 + screen_depth(inputs), std::uint8_t{});
+    return {Isa::sum(squares), Isa::sum(left_out)};
+  }
+
+  // Bit i: neuron + i may fire.
+  static std::uint32_t candidates(const float* c, const ScreenView& screen, std::int64_t neuron,
+                                  const ScreenedRow& row, float threshold) {
+    float bounds[kPanel];
+    for (int v = 0; v < kPanel; v += Isa::kLanes) {
+      const std::int64_t n = neuron + v;
+      V bound = Isa::mul(Isa::load(c + v), Isa::load(screen.scales() + n));
+      bound = Isa::fma(Isa::load(screen.along() + n), Isa::broadcast(row.along), bound);
+      bound = Isa::fma(Isa::load(screen.errors() + n), Isa::broadcast(row.norm), bound);
+      bound = Isa::fma(Isa::load(screen.norms() + n), Isa::broadcast(row.error), bound);
+      Isa::store(bounds + v, bound);
+    }
+    return Isa::kept16(bounds, threshold * row.inverse);
+  }
+
+  struct Block {
+    const ScreenedGateArgs& args;
+    std::int64_t first;    // neuron of column 0
+    std::uint16_t* masks;  // [rows, kGroups]
+    std::int32_t* list;    // columns of the candidates, row by row
+    std::int32_t* counts;  // [rows]
+  };
+
+  // Masks of all rows. Columns become minus infinity, which no activation keeps.
+  static void find(const Block& b, std::int64_t width) {
+    const float threshold =
+        b.args.activation.kind == Activation::fat_relu ? b.args.activation.threshold : 0.0F;
+    const V never = Isa::broadcast(-std::numeric_limits<float>::infinity());
+    for (std::int64_t r = 0; r < b.args.rows(); ++r) {
+      float* row = b.args.accumulators + r * kColumnBlock;
+      for (std::int64_t j = 0; j < width; j += kPanel) {
+        std::uint32_t mask =
+            candidates(row + j, b.args.screen, b.first + j, b.args.x8_rows[r], threshold);
+        if (width - j < kPanel) mask &= (1U << (width - j)) - 1U;
+        b.masks[r * kGroups + j / kPanel] = static_cast<std::uint16_t>(mask);
+        for (int v = 0; v < kPanel; v += Isa::kLanes) Isa::store(row + j + v, never);
+      }
+    }
+  }
+
+  // Replaces the candidates' columns; returns their number. Rows are taken one after the other: the
+  // weights of a column block that they share, up to 1 MB at D = 2048, stay in L2.
+  static std::int64_t evaluate(const Block& b, std::int64_t width) {
+    std::int64_t total = 0;
+    for (std::int64_t r = 0; r < b.args.rows(); ++r) {
+      const std::int64_t before = total;
+      for (std::int64_t j = 0; j < width; j += kPanel) {
+        for (std::uint32_t mask = b.masks[r * kGroups + j / kPanel]; mask != 0; mask &= mask - 1) {
+          b.list[total++] = static_cast<std::int32_t>(j + __builtin_ctz(mask));
+        }
+      }
+      b.counts[r] = static_cast<std::int32_t>(total - before);
+    }
+    const auto weight = [&](std::int64_t i) {
+      return b.args.weight.template row<T>(b.first + b.list[std::min(i, total - 1)]);
+    };
+    std::int64_t i = 0;
+    for (std::int64_t r = 0; r < b.args.rows(); ++r) {
+      const T* x = b.args.x.template row<T>(r);
+      float* row = b.args.accumulators + r * kColumnBlock;
+      for (const std::int64_t end = i + b.counts[r]; i < end;) {
+        const std::int64_t count = std::min(kDotRows, end - i);
+        const T* w[kDotRows];
+        const T* next[kDotRows];
+        for (std::int64_t n = 0; n < kDotRows; ++n) {
+          w[n] = weight(i + n);
+          next[n] = weight(i + count + n);
+        }
+        float z[kDotRows];
+        dot_rows<Isa, T>(count, x, w, next, b.args.weight.cols, z);
+        for (std::int64_t n = 0; n < count; ++n) row[b.list[i + n]] = z[n];
+        i += count;
+      }
+    }
+    return total;
+  }
+
+  static std::int64_t run(const ScreenedGateArgs& args) {
+    const std::int64_t rows = args.rows();
+    auto* list = static_cast<std::int32_t*>(args.scratch);
+    auto* counts = list + rows * kColumnBlock;
+    auto* masks = reinterpret_cast<std::uint16_t*>(counts + rows);
+    std::int64_t found = 0;
+    for_each_column_block(args.panel_begin, args.panel_end, args.screen.rows, args.out.tile,
+                          [&](std::int64_t panel, std::int64_t panels, std::int64_t width) {
+                            Gemm8(ScreenGemmArgs{args.x8, args.x8_scales, rows, args.screen, panel,
+                                                 panels, args.accumulators});
+                            const Block block = {args, panel * kPanel, masks, list, counts};
+                            find(block, width);
+                            found += evaluate(block, width);
+                            pack_epilogue<Isa, T>(args.accumulators, rows, panel * kPanel, width,
+                                                  args);
+                          });
+    return found;
+  }
+};
+
+template <class Isa, class T, auto Gemm8>
+constexpr ScreenedGate screened_gate() {
+  return {ScreenedGateKernel<Isa, T, Gemm8>::prepare, ScreenedGateKernel<Isa, T, Gemm8>::run};
+}
+
+}  // namespace
+}  // namespace twell
