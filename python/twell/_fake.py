@@ -205,6 +205,41 @@ def _ffn_stats(x, up_packed, down, activation="relu", threshold=0.0):
     return _with_stats(x, _plain("ffn_stats", x, up_packed, down))
 
 
+def _screen_bytes(rows: Any, cols: Any) -> Any:
+    panels = (rows + _PANEL - 1) // _PANEL
+    depth = (cols + 63) // 64 * 64
+    panel = _PANEL * (depth + 4 * ((cols + 255) // 256))
+    return panels * panel + 4 * (4 * panels * _PANEL + depth)
+
+
+def _screen_weight(weight, axis=None):
+    rows, cols = _matrix("screen_weight", "weight", weight)
+    if axis is not None:
+        expected = f"expected f32 [{cols}], got {list(axis.shape)}"
+        _check(axis.dim() == 1, "screen_weight", "axis", expected)
+        _check(axis.shape[0] == cols, "screen_weight", "axis", expected)
+    return weight.new_empty((_screen_bytes(rows, cols),), dtype=torch.uint8)
+
+
+def _screened(operation: str, x: Tensor, gate: Tensor, up: Tensor | None, down: Tensor) -> Any:
+    _rows(operation, x)
+    neurons = _weight(operation, "gate", gate, x)
+    if up is not None:
+        _weight(operation, "up", up, x, neurons)
+    _weight(operation, "down", down, x, neurons)
+    return neurons
+
+
+def _screened_ffn(x, gate, screen, up, down, activation="relu", threshold=0.0):
+    _screened("screened_ffn", x, gate, up, down)
+    return x.new_empty(x.shape)
+
+
+def _screened_ffn_stats(x, gate, screen, up, down, activation="relu", threshold=0.0):
+    neurons = _screened("screened_ffn_stats", x, gate, up, down)
+    return (*_with_stats(x, neurons), x.new_empty((), dtype=torch.int64))
+
+
 def _gemm_relu_twell(
     x, weight_packed, rows, activation="relu", threshold=0.0, tile=256, capacity=32
 ):
@@ -246,6 +281,9 @@ def register() -> None:
         "gated_ffn_stats": _gated_ffn_stats,
         "ffn": _ffn,
         "ffn_stats": _ffn_stats,
+        "screen_weight": _screen_weight,
+        "screened_ffn": _screened_ffn,
+        "screened_ffn_stats": _screened_ffn_stats,
         "gemm_relu_twell": _gemm_relu_twell,
         "dense_to_twell": _dense_to_twell,
         "twell_to_dense": _twell_to_dense,

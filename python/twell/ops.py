@@ -95,6 +95,42 @@ def ffn_stats(
     return torch.ops.twell.ffn_stats(x, up_packed, down, activation, threshold)
 
 
+def screen_weight(weight: Tensor, axis: Tensor | None = None) -> Tensor:
+    """The int8 screen of a gate [H, D], uint8: it proves of most neurons that they do not fire, with
+    half the bytes of a bfloat16 weight and twice its rate. ``axis`` (float32 [D]), best the mean of
+    some inputs, lets it rule out more and changes no result. CPU only. Not differentiable."""
+    return torch.ops.twell.screen_weight(weight, axis)
+
+
+def screened_ffn(
+    x: Tensor,
+    gate: Tensor,
+    screen: Tensor,
+    up: Tensor | None,
+    down: Tensor,
+    activation: str = "relu",
+    threshold: float = 0.0,
+) -> Tensor:
+    """gated_ffn, or ffn where ``up`` is None, from the gate (or up) as stored and its screen_weight:
+    what the screen does not rule out is computed from ``gate`` itself. Faster where that is few
+    neurons, below about a tenth. CPU only. Not differentiable."""
+    return torch.ops.twell.screened_ffn(x, gate, screen, up, down, activation, threshold)
+
+
+def screened_ffn_stats(
+    x: Tensor,
+    gate: Tensor,
+    screen: Tensor,
+    up: Tensor | None,
+    down: Tensor,
+    activation: str = "relu",
+    threshold: float = 0.0,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """screened_ffn's y, the statistics of gated_ffn_stats, and the number of pre-activations that
+    the screen did not rule out (int64 [])."""
+    return torch.ops.twell.screened_ffn_stats(x, gate, screen, up, down, activation, threshold)
+
+
 def gemm_relu_twell(
     x: Tensor,
     weight_packed: Tensor,

@@ -172,6 +172,21 @@ std::vector<std::int64_t> packed_shape(DType dtype, std::int64_t rows, std::int6
   return {packed_panels(rows), packed_depth(dtype, cols) / 2, kPanel, 2};
 }
 
+namespace {
+
+const void* aligned_data(const Argument& argument, const char* maker) {
+  const void* data = argument.tensor.const_data_ptr();
+  if (!argument.tensor.is_contiguous() ||
+      reinterpret_cast<std::uintptr_t>(data) % kPackedAlignment != 0) {  // NOLINT
+    fail(argument.operation, argument.name,
+         std::string("expected contiguous memory aligned to 64 bytes, as ") + maker +
+             " returns; call .clone() once, outside");
+  }
+  return data;
+}
+
+}  // namespace
+
 PackedView packed_of(const Argument& argument, DType dtype, std::int64_t rows, std::int64_t cols) {
   const Tensor& tensor = argument.tensor;
   require_cpu(argument);
@@ -188,14 +203,19 @@ PackedView packed_of(const Argument& argument, DType dtype, std::int64_t rows, s
              ", as pack_weight makes of [" + std::to_string(rows) + ", " + std::to_string(cols) +
              "], got " + shape_of(tensor));
   }
-  const void* data = tensor.const_data_ptr();
-  if (!tensor.is_contiguous() ||
-      reinterpret_cast<std::uintptr_t>(data) % kPackedAlignment != 0) {  // NOLINT
+  return {aligned_data(argument, "pack_weight"), dtype, rows, cols};
+}
+
+ScreenView screen_of(const Argument& argument, std::int64_t rows, std::int64_t cols) {
+  const Tensor& tensor = argument.tensor;
+  require_cpu(argument);
+  const auto bytes = static_cast<std::int64_t>(screen_bytes(rows, cols));
+  if (tensor.scalar_type() != ScalarType::Byte || tensor.dim() != 1 || tensor.size(0) != bytes) {
     fail(argument.operation, argument.name,
-         "expected contiguous memory aligned to 64 bytes, as pack_weight returns; call .clone() "
-         "once, outside");
+         "expected uint8 [" + std::to_string(bytes) + "], as screen_weight makes of [" +
+             std::to_string(rows) + ", " + std::to_string(cols) + "], got " + shape_of(tensor));
   }
-  return {data, dtype, rows, cols};
+  return {aligned_data(argument, "screen_weight"), rows, cols};
 }
 
 ActivationSpec activation_of(const char* operation, const std::string& name, double threshold) {

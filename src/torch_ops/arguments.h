@@ -10,6 +10,7 @@
 
 #include "twell/ffn.h"
 #include "twell/packed.h"
+#include "twell/screen.h"
 #include "twell/tensor_view.h"
 
 namespace twell::torch_ops {
@@ -48,6 +49,8 @@ Rows rows_of(const Argument& argument);
 
 // A weight that pack_weight made of a [rows, cols] matrix.
 PackedView packed_of(const Argument& argument, DType dtype, std::int64_t rows, std::int64_t cols);
+// What screen_weight made of a [rows, cols] matrix.
+ScreenView screen_of(const Argument& argument, std::int64_t rows, std::int64_t cols);
 std::vector<std::int64_t> packed_shape(DType dtype, std::int64_t rows, std::int64_t cols);
 
 // `threshold` must be finite and not negative, and 0 where the activation has none.

@@ -6,6 +6,8 @@
 // that fired it (int64 [H]).
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <tuple>
 
@@ -26,5 +28,15 @@ Tensor ffn(const Tensor& x, const Tensor& up_packed, const Tensor& down,
 std::tuple<Tensor, Tensor, Tensor> ffn_stats(const Tensor& x, const Tensor& up_packed,
                                              const Tensor& down, const std::string& activation,
                                              double threshold);
+
+// Gated or not, with the gate's (or up's) rows as stored and what screen_weight makes of them. The
+// candidates (int64 []) are the pre-activations that the screen did not rule out.
+Tensor screened_ffn(const Tensor& x, const Tensor& gate, const Tensor& screen,
+                    const std::optional<Tensor>& up, const Tensor& down,
+                    const std::string& activation, double threshold);
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> screened_ffn_stats(
+    const Tensor& x, const Tensor& gate, const Tensor& screen, const std::optional<Tensor>& up,
+    const Tensor& down, const std::string& activation, double threshold);
 
 }  // namespace twell::torch_ops

@@ -25,6 +25,14 @@ STABLE_TORCH_LIBRARY(twell, m) {
   m.def(
       "ffn_stats(Tensor x, Tensor up_packed, Tensor down, str activation=\"relu\", "
       "float threshold=0.) -> (Tensor y, Tensor row_nnz, Tensor neuron_counts)");
+  m.def("screen_weight(Tensor weight, Tensor? axis=None) -> Tensor");
+  m.def(
+      "screened_ffn(Tensor x, Tensor gate, Tensor screen, Tensor? up, Tensor down, "
+      "str activation=\"relu\", float threshold=0.) -> Tensor");
+  m.def(
+      "screened_ffn_stats(Tensor x, Tensor gate, Tensor screen, Tensor? up, Tensor down, "
+      "str activation=\"relu\", float threshold=0.) -> (Tensor y, Tensor row_nnz, "
+      "Tensor neuron_counts, Tensor candidates)");
   m.def(
       "gemm_relu_twell(Tensor x, Tensor weight_packed, SymInt rows, str activation=\"relu\", "
       "float threshold=0., int tile=256, int capacity=32) -> (Tensor counts, Tensor slots, "
@@ -51,6 +59,9 @@ STABLE_TORCH_LIBRARY_IMPL(twell, CPU, m) {
   m.impl("gated_ffn_stats", TORCH_BOX(&ops::gated_ffn_stats));
   m.impl("ffn", TORCH_BOX(&ops::ffn));
   m.impl("ffn_stats", TORCH_BOX(&ops::ffn_stats));
+  m.impl("screen_weight", TORCH_BOX(&ops::screen_weight));
+  m.impl("screened_ffn", TORCH_BOX(&ops::screened_ffn));
+  m.impl("screened_ffn_stats", TORCH_BOX(&ops::screened_ffn_stats));
   m.impl("gemm_relu_twell", TORCH_BOX(&ops::gemm_relu_twell));
   m.impl("twell_gated_ffn", TORCH_BOX(&ops::twell_gated_ffn));
   m.impl("twell_spmm", TORCH_BOX(&ops::twell_spmm));

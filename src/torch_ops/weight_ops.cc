@@ -1,6 +1,7 @@
 #include "torch_ops/weight_ops.h"
 
 #include "twell/packed.h"
+#include "twell/screen.h"
 
 namespace twell::torch_ops {
 
@@ -23,6 +24,29 @@ Tensor unpack_weight(const Tensor& packed, std::int64_t rows, std::int64_t cols)
   Tensor weight = new_empty({kOperation, "weight", packed}, {rows, cols}, scalar_type_of(dtype));
   if (rows > 0 && cols > 0) twell::unpack_weight(view, mutable_matrix(weight, dtype, rows, cols));
   return weight;
+}
+
+Tensor screen_weight(const Tensor& weight, const std::optional<Tensor>& axis) {
+  constexpr const char* kOperation = "screen_weight";
+  const ConstMatrixView view = matrix_of({kOperation, "weight", weight});
+  if (view.rows < 1 || view.cols < 1) {
+    fail(kOperation, "weight", "expected at least one row and column, got " + shape_of(weight));
+  }
+  const float* direction = nullptr;
+  std::optional<Rows> rows;
+  if (axis.has_value()) {
+    rows = rows_of({kOperation, "axis", *axis});
+    if (axis->dim() != 1 || rows->view.cols != view.cols || rows->view.dtype != DType::f32) {
+      fail(kOperation, "axis",
+           "expected f32 [" + std::to_string(view.cols) + "], got " + name_of(rows->view.dtype) +
+               " " + shape_of(*axis));
+    }
+    direction = static_cast<const float*>(rows->view.data);
+  }
+  const auto bytes = static_cast<std::int64_t>(screen_bytes(view.rows, view.cols));
+  Tensor screen = new_empty({kOperation, "screen", weight}, {bytes}, ScalarType::Byte);
+  twell::make_screen(view, direction, screen.mutable_data_ptr());
+  return screen;
 }
 
 }  // namespace twell::torch_ops

@@ -1,7 +1,8 @@
-// pack_weight and unpack_weight on CPU tensors.
+// pack_weight, unpack_weight and screen_weight on CPU tensors.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "torch_ops/arguments.h"
 
@@ -12,5 +13,8 @@ Tensor pack_weight(const Tensor& weight);
 
 // The exact inverse: [rows, cols].
 Tensor unpack_weight(const Tensor& packed, std::int64_t rows, std::int64_t cols);
+
+// weight [H, D] → the screen of a gate, uint8; axis [D], f32: the direction of the screen's axis.
+Tensor screen_weight(const Tensor& weight, const std::optional<Tensor>& axis);
 
 }  // namespace twell::torch_ops

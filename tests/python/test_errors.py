@@ -108,6 +108,18 @@ def test_traced(case: str) -> None:
             "unpack_weight: rows: expected 0 or more",
         ),
         (lambda: twell.ops.ffn(X, PACKED, LAYER.down[:7]), "ffn: up_packed: expected shape"),
+        (lambda: twell.ops.screen_weight(LAYER.gate[:0]), "screen_weight: weight: expected at least"),
+        (lambda: twell.ops.screen_weight(LAYER.gate, X[0, :3]), "screen_weight: axis: expected f32"),
+        (
+            lambda: twell.ops.screened_ffn(X, LAYER.gate, PACKED, LAYER.up, LAYER.down),
+            "screened_ffn: screen: expected uint8",
+        ),
+        (
+            lambda: twell.ops.screened_ffn(
+                X, LAYER.gate, twell.ops.screen_weight(LAYER.gate), LAYER.up[:7], LAYER.down
+            ),
+            "screened_ffn: up: expected",
+        ),
         (lambda: twell.ops.gemm_relu_twell(X, PACKED, 0), "gemm_relu_twell: rows: expected 1"),
         (lambda: twell.ops.gemm_relu_twell(X, PACKED, 40, tile=0), "tile: expected 1 to 65536"),
         (lambda: twell.ops.gemm_relu_twell(X, PACKED, 40, tile=17), "tile"),

@@ -198,3 +198,35 @@ def test_pack_weight(shape: tuple[int, int], dtype: torch.dtype) -> None:
     else:
         want = panels.reshape(-1, 16, depth // 2, 2).transpose(1, 2)  # [panels, D/2, 16, 2]
     assert torch.equal(packed, want)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("with_axis", [False, True])
+def test_screened(width: int, with_axis: bool, dtype: torch.dtype, gated: bool) -> None:
+    layer = make_layer(width, 257, dtype, density=0.1)
+    axis = layer.inputs(40).float().mean(0) if with_axis else None
+    screen = twell.ops.screen_weight(layer.gate, axis)
+    for rows in ROWS:
+        x = layer.inputs(rows)
+        up = layer.up if gated else None
+        y = twell.ops.screened_ffn(x, layer.gate, screen, up, layer.down)
+        assert y.shape == x.shape and y.dtype == dtype
+        assert_within(y, expected(layer, x, gated))
+
+
+def test_screened_statistics(dtype: torch.dtype) -> None:
+    # Small integers, as above: the pattern is exact.
+    generator = torch.Generator().manual_seed(4)
+    x, gate = (
+        torch.randint(-3, 4, shape, generator=generator).to(dtype)
+        for shape in ((2, 30, 70), (300, 70))
+    )
+    layer = make_layer(70, 300, dtype)
+    fired = x.double() @ gate.double().t() > 0
+    y, row_nnz, counts, candidates = twell.ops.screened_ffn_stats(
+        x, gate, twell.ops.screen_weight(gate), layer.up, layer.down
+    )
+    assert torch.equal(y, twell.ops.gated_ffn(x, twell.ops.pack_weight(gate), layer.up, layer.down))
+    assert torch.equal(row_nnz.long(), fired.sum(-1))
+    assert torch.equal(counts, fired.flatten(0, 1).sum(0))
+    assert int(fired.sum()) <= int(candidates) < 0.6 * fired.numel()

@@ -24,6 +24,9 @@ OPERATORS = (
     "twell_to_dense",
     "linear",
     "linear_as_stored",
+    "screen_weight",
+    "screened_ffn",
+    "screened_ffn_stats",
 )
 
 
@@ -32,6 +35,7 @@ def samples(name: str, dtype: torch.dtype, gradients: bool) -> list[tuple[Any, .
     for width, neurons, rows in ((20, 33, 5), (32, 16, 1), (7, 40, 0)):
         layer = make_layer(width, neurons, dtype, density=0.5)
         x, packed = layer.inputs(rows), twell.ops.pack_weight(layer.gate)
+        screen = twell.ops.screen_weight(layer.gate)
         triple = twell.ops.gemm_relu_twell(x, packed, neurons, tile=16, capacity=4)
         gate, up, down = layer.gate, layer.up, layer.down
         if gradients:
@@ -49,6 +53,9 @@ def samples(name: str, dtype: torch.dtype, gradients: bool) -> list[tuple[Any, .
             "twell_gated_ffn": [(x, *triple, up, down)],
             "twell_spmm": [(*triple, down)],
             "dense_to_twell": [(gate,), (gate, 16, 3)],
+            "screen_weight": [(gate,), (gate, gate[0].float())],
+            "screened_ffn": [(x, gate, screen, up, down), (x[None], gate, screen, None, down)],
+            "screened_ffn_stats": [(x, gate, screen, up, down, "fat_relu", 0.1)],
             "twell_to_dense": [(*triple, neurons, dtype)],
         }[name]
     return found
