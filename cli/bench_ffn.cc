@@ -37,42 +37,55 @@ SyntheticShape BenchFfnOptions::shape(double nnz_mean) const {
   return shape;
 }
 
-SparseLayer::SparseLayer(const SyntheticLayer& layer, at::Device device) : source(layer) {
+SparseLayer::SparseLayer(const SyntheticLayer& made, const lm::ActivationChoice& choice,
+                         at::Device device)
+    : source(made) {
   for (at::Tensor* t : {&source.gate, &source.up, &source.down, &source.down_t}) {
     if (t->defined()) *t = t->to(device);
   }
-  packed = lm::packed_weight(source.gate);
-  if (!device.is_cpu()) return;
-  const ConstMatrixView gate = view(source.gate);
-  weights.gate = {packed.data_ptr(), gate.dtype, gate.rows, gate.cols};
-  if (source.up.defined()) weights.up = view(source.up);
-  weights.down = view(source.down_t);
+  if (device.is_cpu()) {
+    layer = lm::make_sparse_feed_forward(parameters_of(source), choice);
+  } else {
+    packed = lm::packed_weight(source.gate);
+  }
 }
 
 namespace {
 
+void add_counts(const at::Tensor& row_nnz, const at::Tensor& neurons, FfnStats& stats) {
+  stats.nnz = row_nnz.sum().item<std::int64_t>();
+  stats.max_row_nnz = row_nnz.numel() > 0 ? row_nnz.max().item<std::int64_t>() : 0;
+  if (stats.neuron_counts == nullptr) return;
+  const at::Tensor counts = neurons.cpu();
+  const auto* from = counts.const_data_ptr<std::int64_t>();
+  for (std::int64_t n = 0; n < counts.numel(); ++n) stats.neuron_counts[n] += from[n];
+}
+
 at::Tensor run_operator(const SparseLayer& layer, const ActivationSpec& activation,
                         const at::Tensor& x, FfnStats* stats) {
-  const lm::SparseOperands weights{layer.packed, layer.source.up, layer.source.down_t};
+  const lm::SparseOperands weights{layer.packed, layer.source.up, layer.source.down_t, {}, {}};
   if (stats == nullptr) return lm::sparse_ffn(x, weights, activation);
-  const auto [y, row_nnz, neurons] = lm::sparse_ffn_counted(x, weights, activation);
-  stats->nnz = row_nnz.sum().item<std::int64_t>();
-  stats->max_row_nnz = row_nnz.numel() > 0 ? row_nnz.max().item<std::int64_t>() : 0;
-  if (stats->neuron_counts != nullptr) {
-    const at::Tensor counts = neurons.cpu();
-    const auto* from = counts.const_data_ptr<std::int64_t>();
-    for (std::int64_t n = 0; n < counts.numel(); ++n) stats->neuron_counts[n] += from[n];
-  }
+  const auto [y, row_nnz, neurons, candidates] = lm::sparse_ffn_counted(x, weights, activation);
+  add_counts(row_nnz, neurons, *stats);
   return y;
 }
 
 }  // namespace
 
-at::Tensor run_sparse(Context& context, const SparseLayer& layer, const ActivationSpec& activation,
+at::Tensor run_sparse(const SparseLayer& layer, const ActivationSpec& activation,
                       const at::Tensor& x, FfnStats* stats) {
   if (!x.is_cpu()) return run_operator(layer, activation, x, stats);
-  at::Tensor y = at::empty_like(x);
-  ffn(context, view(x), layer.weights, activation, mutable_view(y), stats);
+  if (stats == nullptr) return layer.layer->forward(x, 0, nullptr);
+  struct Counts final : lm::FfnObserver {
+    bool wants_counts() const override { return true; }
+    void observe(const lm::FfnActivity& activity) override {
+      row_nnz = activity.row_nnz;
+      neuron_nnz = activity.neuron_nnz;
+    }
+    at::Tensor row_nnz, neuron_nnz;
+  } counts;
+  at::Tensor y = layer.layer->forward(x, 0, &counts);
+  add_counts(counts.row_nnz, counts.neuron_nnz, *stats);
   return y;
 }
 
@@ -85,7 +98,7 @@ std::function<void()> settle_of(at::Device device) {
 
 std::string plan_text(const FfnCase& c) {
   if (c.options.device.is_cpu()) {
-    return plan_ffn(c.context, c.tokens, c.layers.front().weights).to_string();
+    return c.layers.front().layer->describe(c.tokens);
   }
   return lm::runtime_of(c.options.device)
       .explain_ffn({c.options.input, c.options.hidden, c.options.gated, c.options.type()},
@@ -139,7 +152,7 @@ Activity measure_activity(const FfnCase& c) {
     FfnStats stats;
     stats.neuron_counts = fired.data();
     const auto& layer = c.layers[static_cast<std::size_t>(s) % c.layers.size()];
-    run_sparse(c.context, layer, c.options.spec(), c.inputs[s], &stats);
+    run_sparse(layer, c.options.spec(), c.inputs[s], &stats);
     activity.mean += static_cast<double>(stats.nnz);
     activity.max = std::max(activity.max, stats.max_row_nnz);
     activity.distinct += static_cast<double>(
@@ -160,7 +173,7 @@ nlohmann::json measure_errors(const FfnCase& c, const Baseline& baseline) {
     const auto pick = [step](const at::Tensor& t) { return t.slice(0, 0, kRows * step, step); };
     x.push_back(pick(slice));
     dense.push_back(pick(baseline.layers.front()(slice)));
-    sparse.push_back(pick(run_sparse(c.context, c.layers.front(), c.options.spec(), slice)));
+    sparse.push_back(pick(run_sparse(c.layers.front(), c.options.spec(), slice)));
   }
   const at::Tensor reference = reference_ffn(c.layers.front().source, c.options.spec(), at::cat(x));
   const at::Tensor dense_y = at::cat(dense), sparse_y = at::cat(sparse);
@@ -200,6 +213,9 @@ class AutomaticLayers {
 
 nlohmann::json run_ffn_case(const FfnCase& c, const std::optional<Peaks>& peaks,
                             const std::function<void()>& tick) {
+  // A prompt comes before all else, from which layers learn the direction that inputs share.
+  const at::Tensor prompt = c.inputs.view({-1, c.options.input}).slice(0, 0, 64);
+  for (const SparseLayer& layer : c.layers) run_sparse(layer, c.options.spec(), prompt);
   const Activity activity = measure_activity(c);
   const Baseline baseline = pick_baseline(c);
   tick();
@@ -209,10 +225,10 @@ nlohmann::json run_ffn_case(const FfnCase& c, const std::optional<Peaks>& peaks,
     baseline.layers[static_cast<std::size_t>(i) % baseline.layers.size()](input(i));
   };
   const auto sparse = [&](std::int64_t i) {
-    run_sparse(c.context, c.layers[static_cast<std::size_t>(i) % c.layers.size()], activation,
-               input(i));
+    run_sparse(c.layers[static_cast<std::size_t>(i) % c.layers.size()], activation, input(i));
   };
   const AutomaticLayers automatic(c);
+  for (std::int64_t l = 0; l < std::ssize(c.layers); ++l) automatic(l, prompt);
   const auto chosen = [&](std::int64_t i) { automatic(i, input(i)); };
   MeasureOptions measure;
   measure.repeats = c.options.repeats;

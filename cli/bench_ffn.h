@@ -42,21 +42,21 @@ struct BenchFfnOptions : CommonOptions {
   SyntheticShape shape(double nnz_mean) const;
 };
 
-// A layer for both sides on one device; the gate of the sparse one is packed once, as at load.
+// A layer for both sides on one device. On the CPU the sparse one is the engine's.
 struct SparseLayer {
-  explicit SparseLayer(const SyntheticLayer& layer, at::Device device = at::kCPU);
+  SparseLayer(const SyntheticLayer& made, const lm::ActivationChoice& choice,
+              at::Device device = at::kCPU);
   SyntheticLayer source;
-  at::Tensor packed;
-  FfnWeights weights;  // on the CPU
+  std::shared_ptr<lm::FeedForward> layer;  // on the CPU
+  at::Tensor packed;                       // elsewhere: for torch.ops.twell
 };
 
-// libtwell on the CPU, torch.ops.twell elsewhere.
-at::Tensor run_sparse(Context& context, const SparseLayer& layer, const ActivationSpec& activation,
+// `stats`: nnz, max_row_nnz and neuron_counts are filled.
+at::Tensor run_sparse(const SparseLayer& layer, const ActivationSpec& activation,
                       const at::Tensor& x, FfnStats* stats = nullptr);
 
 struct FfnCase {
   const BenchFfnOptions& options;
-  Context& context;
   const std::vector<SparseLayer>& layers;
   at::Tensor inputs;  // [slices, M, D]
   std::int64_t tokens;

@@ -23,16 +23,15 @@ constexpr std::int64_t kInput = 2048;
 
 // Cases one after the other, and what is reported of all of them.
 struct Runs {
-  Runs(const BenchFfnOptions& options, Context& c, const std::optional<Peaks>& p, std::size_t cases)
+  Runs(const BenchFfnOptions& options, const std::optional<Peaks>& p, std::size_t cases)
       : o(options),
-        context(c),
         peaks(p),
         progress("measuring", static_cast<std::int64_t>(cases) * (3 * options.repeats + 1)) {}
 
   // inputs [slices * m, D].
   nlohmann::json& add(const std::vector<SparseLayer>& layers, const at::Tensor& inputs,
                       std::int64_t m, double nnz, const std::string& note) {
-    const FfnCase c{o, context, layers, inputs.view({-1, m, o.input}), m, nnz};
+    const FfnCase c{o, layers, inputs.view({-1, m, o.input}), m, nnz};
     results.push_back(run_ffn_case(c, peaks, [&] { progress.update(++done, note); }));
     return results.back();
   }
@@ -51,7 +50,7 @@ struct Runs {
                           {"layers", o.layers},
                           {"device", o.device_name},
                           {"seed", o.seed},
-                          {"cpu_tier", name_of(context.tier())},
+                          {"cpu_tier", name_of(default_cpu_tier())},
                           {"results", results}};
     if (peaks) {
       out["peaks"] = {{"bytes_per_us", peaks->bytes_per_us}, {"flops_per_us", peaks->flops_per_us}};
@@ -65,7 +64,6 @@ struct Runs {
   }
 
   const BenchFfnOptions& o;
-  Context& context;
   const std::optional<Peaks>& peaks;
   Progress progress;
   std::int64_t done = 0;
@@ -73,7 +71,7 @@ struct Runs {
 };
 
 // The recorded patterns of one layer after the other.
-void run_trace(BenchFfnOptions& o, Context& context, const std::optional<Peaks>& peaks) {
+void run_trace(BenchFfnOptions& o, const std::optional<Peaks>& peaks) {
   const io::ActivityTrace trace(o.trace);
   const auto layers = static_cast<std::int64_t>(trace.header().layers);
   if (o.trace_layer >= layers) {
@@ -82,7 +80,7 @@ void run_trace(BenchFfnOptions& o, Context& context, const std::optional<Peaks>&
   }
   const std::int64_t first = std::max<std::int64_t>(o.trace_layer, 0);
   const std::int64_t last = o.trace_layer < 0 ? layers - 1 : o.trace_layer;
-  Runs runs(o, context, peaks, o.tokens.size() * static_cast<std::size_t>(last - first + 1));
+  Runs runs(o, peaks, o.tokens.size() * static_cast<std::size_t>(last - first + 1));
   std::int64_t replayed = 0;
   for (std::int64_t l = first; l <= last; ++l) {
     const io::ActivityRows rows =
@@ -90,7 +88,7 @@ void run_trace(BenchFfnOptions& o, Context& context, const std::optional<Peaks>&
     runs.progress.update(runs.done, "making weights");
     const std::vector<SparseLayer> layer(
         static_cast<std::size_t>(o.layers),
-        SparseLayer(traced_layer(o.shape(0), rows, o.seed), o.device));
+        SparseLayer(traced_layer(o.shape(0), rows, o.seed), o.choice(), o.device));
     replayed = static_cast<std::int64_t>(rows.rows());
     const double mean = static_cast<double>(rows.neurons.size()) / static_cast<double>(replayed);
     for (const std::int64_t m : o.tokens) {
@@ -152,11 +150,10 @@ void run(BenchFfnOptions& o) {
   }
   keep_freed_memory();
   const c10::InferenceMode no_grad;
-  Context context({.threads = o.threads, .tier = std::nullopt});
   o.say("One {}gated layer, D = {}, H = {}, {}, {}, {}\n", o.gated ? "" : "non-", o.input, o.hidden,
         o.dtype, o.activation,
         o.device.is_cpu()
-            ? fmt::format("{} threads, {} instructions", o.threads, name_of(context.tier()))
+            ? fmt::format("{} threads, {} instructions", o.threads, name_of(default_cpu_tier()))
             : lm::runtime_of(o.device).describe());
   std::optional<Peaks> peaks;
   if (o.peaks) {
@@ -166,17 +163,17 @@ void run(BenchFfnOptions& o) {
   }
 
   if (!o.trace.empty()) {
-    run_trace(o, context, peaks);
+    run_trace(o, peaks);
     return;
   }
-  Runs runs(o, context, peaks, o.tokens.size() * o.nnz.size());
+  Runs runs(o, peaks, o.tokens.size() * o.nnz.size());
   for (const double nnz : o.nnz) {
     const SyntheticShape shape = o.shape(nnz);
     std::vector<SparseLayer> layers;
     for (int l = 0; l < o.layers; ++l) {
       runs.progress.update(runs.done, "making weights");
       // The inputs fit the first layer's directions only, so every layer shares its gate.
-      layers.emplace_back(synthetic_layer(shape, o.seed), o.device);
+      layers.emplace_back(synthetic_layer(shape, o.seed), o.choice(), o.device);
     }
     for (const std::int64_t m : o.tokens) {
       const at::Tensor inputs = synthetic_inputs(shape, input_batches(m) * m, o.seed).to(o.device);

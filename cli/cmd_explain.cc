@@ -100,6 +100,10 @@ void run(ExplainCommand& o) {
     table.row(cells);
   }
   o.say("{}", table.to_string());
+  if (const double limit = screen_limit(context.tier()); limit > 0) {
+    o.say("Gate: screened in int8 while that leaves at most {:.0f} % of the neurons, else packed\n",
+          100 * limit);
+  }
   if (cost.measured_on.empty()) {
     o.say("Expected: built-in figures of another machine; twell calibrate measures this one\n");
   } else {
@@ -110,7 +114,7 @@ void run(ExplainCommand& o) {
   if (model) {
     o.say("\n");
     for (std::int64_t l = 0; l < model->layers(); ++l) {
-      const std::string line = model->feed_forward(l).describe();
+      const std::string line = model->feed_forward(l).describe(1);
       o.say("layer {:>3}: {}\n", l, line);
       layers.push_back(line);
     }

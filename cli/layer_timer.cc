@@ -33,6 +33,9 @@ LayerTimer::LayerTimer(const SyntheticShape& shape, std::uint64_t seed)
   const lm::ActivationChoice relu{io::HiddenAct::relu, 0.0F};
   dense_ = lm::make_fastest_dense_feed_forward(parameters, relu);
   sparse_ = lm::make_sparse_feed_forward(parameters, relu);
+  // A prompt, from which the layer learns the direction that inputs share.
+  const c10::InferenceMode no_grad;
+  sparse_->forward(inputs(64)[0], 0, nullptr);
 }
 
 at::Tensor LayerTimer::inputs(std::int64_t tokens) const {

@@ -62,7 +62,7 @@ class CalibratingFeedForward final : public lm::FeedForward {
     return dense_->forward(x, layer, observer);
   }
   lm::FfnPath path() const override { return lm::FfnPath::dense; }
-  std::string describe() const override { return "being calibrated"; }
+  std::string describe(std::int64_t /*tokens*/) const override { return "being calibrated"; }
   double measured() const { return measured_; }
 
  private:

@@ -99,7 +99,7 @@ class DenseFeedForward final : public FeedForward {
   }
   FfnPath path() const override { return FfnPath::dense; }
   std::int64_t own_bytes() const override { return static_cast<std::int64_t>(own_bytes_); }
-  std::string describe() const override {
+  std::string describe(std::int64_t /*tokens*/) const override {
     return fmt::format("dense: PyTorch {} GEMMs, {}, {}", gate_.defined() ? 3 : 2,
                        io::name_of(activation_.kind),
                        prepacked_ ? "weights reordered for oneDNN" : "weights as stored");

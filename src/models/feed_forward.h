@@ -75,8 +75,8 @@ class FeedForward {
   virtual FfnPath path() const = 0;
   // Bytes of weights this layer keeps besides what it was given (packed copies).
   virtual std::int64_t own_bytes() const { return 0; }
-  // One line for `twell explain`.
-  virtual std::string describe() const = 0;
+  // One line for `twell explain`: how a call of so many tokens runs.
+  virtual std::string describe(std::int64_t tokens) const = 0;
 };
 
 // PyTorch's GEMMs; differentiable. `prepack` reorders the weights for oneDNN once (inference only;

@@ -66,9 +66,9 @@ class DeviceFeedForward final : public FeedForward {
 
   FfnPath path() const override { return path_; }
   std::int64_t own_bytes() const override { return own_bytes_; }
-  std::string describe() const override {
+  std::string describe(std::int64_t tokens) const override {
     return fmt::format("{}: {}, {}", name_of(path_), io::name_of(choice_.kind),
-                       runtime_.explain_ffn(shape_, 1));
+                       runtime_.explain_ffn(shape_, tokens));
   }
 
  private:

@@ -3,12 +3,13 @@
 #include <torch/types.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "models/cost_model.h"
 #include "models/feed_forward.h"
 #include "models/ffn_device.h"
-#include "models/linear.h"
+#include "models/gate_form.h"
 #include "models/sparse_operators.h"
 #include "models/weights.h"
 #include "twell/context.h"
@@ -42,14 +43,12 @@ class SparseFeedForward final : public FeedForward {
     const at::Tensor first = (p.gated() ? p.gate : p.up).detach().contiguous();  // [H, D]
     const std::int64_t neurons = first.size(0);
     const std::int64_t width = first.size(1);
-    operands_.packed = packed_weight(first);
-    own_bytes_ = static_cast<std::int64_t>(operands_.packed.nbytes());
-
+    gate_.emplace(first, default_cpu_tier(), operands_);
     const at::Tensor down = p.down.detach().t();  // [H, D]
     operands_.down = down.is_contiguous() ? down : transposed_copy(p.down.detach());
     if (!down.is_contiguous()) own_bytes_ += static_cast<std::int64_t>(operands_.down.nbytes());
 
-    weights_.gate = {operands_.packed.const_data_ptr(), dtype_of_tensor(first), neurons, width};
+    weights_.gate = {nullptr, dtype_of_tensor(first), neurons, width};
     weights_.down = view(operands_.down);
     if (p.gated()) {
       operands_.up = p.up.detach().contiguous();
@@ -74,11 +73,12 @@ class SparseFeedForward final : public FeedForward {
   }
 
   FfnPath path() const override { return path_; }
-  std::int64_t own_bytes() const override { return own_bytes_; }
-  std::string describe() const override {
+  std::int64_t own_bytes() const override { return own_bytes_ + gate_->own_bytes(); }
+  std::string describe(std::int64_t tokens) const override {
     return fmt::format(
-        "{}: {}, {}{}", name_of(path_), io::name_of(choice_.kind),
-        plan_ffn(Context({.threads = at::get_num_threads(), .tier = {}}), 1, weights_).to_string(),
+        "{}: {}, {}{}{}", name_of(path_), io::name_of(choice_.kind), gate_text(),
+        plan_ffn(Context({.threads = at::get_num_threads(), .tier = {}}), tokens, weights_)
+            .to_string(),
         path_ == FfnPath::automatic
             ? fmt::format("; dense GEMMs where they are faster, {}",
                           density_ < 0 ? std::string("no density seen yet")
@@ -90,24 +90,34 @@ class SparseFeedForward final : public FeedForward {
   at::Tensor sparse(const at::Tensor& x, std::int64_t layer, FfnObserver* observer) {
     const bool observed = observer != nullptr && observer->wants_counts();
     const bool choosing = path_ == FfnPath::automatic && wants_density();
+    gate_->prepare(x, operands_);
+    const bool judging = gate_->wants_count();
     FfnActivity activity;
     activity.layer = layer;
     activity.rows = x.size(0);
     activity.hidden_units = weights_.gate.rows;
     activity.path = FfnPath::sparse;
     at::Tensor y;
-    if (observed || choosing) {
+    if (observed || choosing || judging) {
       CountedOutput counted = sparse_ffn_counted(x, operands_, activation_);
       y = std::move(counted.y);
       activity.row_nnz = counted.row_nnz.to(at::kLong);
       activity.neuron_nnz = std::move(counted.neuron_nnz);
       if (x.size(0) > 0) update_density(activity.row_nnz.sum().item<double>(), x.size(0));
+      gate_->update(counted.candidates, x.size(0), operands_);
       if (!observed) activity.row_nnz = activity.neuron_nnz = at::Tensor();
     } else {
       y = sparse_ffn(x, operands_, activation_);
     }
     if (observer != nullptr) observer->observe(activity);
     return y;
+  }
+
+  std::string gate_text() const {
+    if (!gate_->screens()) return "packed gate, ";
+    return gate_->share() < 0
+               ? "screened gate, "
+               : fmt::format("screened gate ({:.1f} % left), ", 100 * gate_->share());
   }
 
   // Needs no other weights than the sparse path has and the unpacked gate, whose mapped pages come
@@ -168,8 +178,9 @@ class SparseFeedForward final : public FeedForward {
   ActivationSpec activation_;
   FfnPath path_;
   SparseOperands operands_;
-  at::Tensor first_;  // [H, D] as `operands_.packed`, automatic only
-  FfnWeights weights_;
+  std::optional<GateForm> gate_;
+  at::Tensor first_;    // [H, D] as the gate, automatic only
+  FfnWeights weights_;  // for plans: without the gate's data
   std::int64_t own_bytes_ = 0;
   CostModel cost_;                      // automatic only
   std::unique_ptr<FeedForward> dense_;  // automatic only, once it was needed

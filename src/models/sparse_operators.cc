@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <torch/types.h>
 
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -30,6 +31,18 @@ Result call(const char* gated_name, const char* plain_name, const at::Tensor& x,
   const char* name = name_of(activation.kind);
   return w.up.defined() ? gated.call(x, w.packed, w.up, w.down, name, threshold)
                         : plain.call(x, w.packed, w.down, name, threshold);
+}
+
+template <class Result>
+Result call_screened(const char* name, const at::Tensor& x, const SparseOperands& w,
+                     const ActivationSpec& activation) {
+  using Signature =
+      Result(const at::Tensor&, const at::Tensor&, const at::Tensor&,
+             const std::optional<at::Tensor>&, const at::Tensor&, c10::string_view, double);
+  static const auto screened = find_operator<Signature>(name);
+  return screened.call(x, w.gate, w.screen,
+                       w.up.defined() ? std::optional<at::Tensor>(w.up) : std::nullopt, w.down,
+                       name_of(activation.kind), static_cast<double>(activation.threshold));
 }
 
 }  // namespace
@@ -71,15 +84,25 @@ bool check_sparse_call(const at::Tensor& x, FfnPath path, const FfnObserver* obs
 
 at::Tensor sparse_ffn(const at::Tensor& x, const SparseOperands& weights,
                       const ActivationSpec& activation) {
+  if (weights.screen.defined()) {
+    return call_screened<at::Tensor>("twell::screened_ffn", x, weights, activation);
+  }
   return call<at::Tensor>("twell::gated_ffn", "twell::ffn", x, weights, activation);
 }
 
 CountedOutput sparse_ffn_counted(const at::Tensor& x, const SparseOperands& weights,
                                  const ActivationSpec& activation) {
+  if (weights.screen.defined()) {
+    using Counted = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+    auto [y, row_nnz, neuron_nnz, candidates] =
+        call_screened<Counted>("twell::screened_ffn_stats", x, weights, activation);
+    return {std::move(y), std::move(row_nnz), std::move(neuron_nnz),
+            candidates.item<std::int64_t>()};
+  }
   using Counted = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
   auto [y, row_nnz, neuron_nnz] =
       call<Counted>("twell::gated_ffn_stats", "twell::ffn_stats", x, weights, activation);
-  return {std::move(y), std::move(row_nnz), std::move(neuron_nnz)};
+  return {std::move(y), std::move(row_nnz), std::move(neuron_nnz), 0};
 }
 
 }  // namespace twell::lm

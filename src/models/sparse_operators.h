@@ -19,12 +19,15 @@ bool check_sparse_call(const at::Tensor& x, FfnPath path, const FfnObserver* obs
 
 // Weights as the operators take them.
 struct SparseOperands {
-  at::Tensor packed;  // of the gate, or of up in a model without one
+  at::Tensor packed;  // of the gate, or of up in a model without one; undefined with a screen
   at::Tensor up;      // [H, D], undefined without a gate
   at::Tensor down;    // [H, D]
+  at::Tensor gate;    // [H, D] with a screen: what else would be packed
+  at::Tensor screen;  // as torch.ops.twell.screen_weight makes it
 };
 struct CountedOutput {
   at::Tensor y, row_nnz, neuron_nnz;
+  std::int64_t candidates = 0;  // with a screen: pre-activations that it did not rule out
 };
 
 at::Tensor sparse_ffn(const at::Tensor& x, const SparseOperands& weights,

@@ -154,7 +154,7 @@ class TrainingFeedForward : public FeedForward {
                                                                   : dense(x, layer);
   }
   FfnPath path() const override { return FfnPath::dense; }
-  std::string describe() const override {
+  std::string describe(std::int64_t /*tokens*/) const override {
     return std::string("training, ") + io::name_of(activation_.kind) +
            (sparse_ && training_->skip_inactive ? ", GEMMs of active neurons" : ", dense GEMMs");
   }

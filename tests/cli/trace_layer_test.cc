@@ -41,17 +41,16 @@ TEST(TracedLayer, FiresExactlyWhatWasRecorded) {
         o.dtype = dtype;
         o.activation = activation;
         const io::ActivityRows rows = random_rows(50, o.hidden);
-        const SparseLayer layer(traced_layer(o.shape(0), rows, 1));
+        const SparseLayer layer(traced_layer(o.shape(0), rows, 1), o.choice());
         // More tokens than were recorded: they come again.
         const at::Tensor x = traced_inputs(o.shape(0), 50, 120);
         ASSERT_EQ(x.sizes(), (at::IntArrayRef{120, 64}));
-        Context context({.threads = 2, .tier = std::nullopt});
         for (std::int64_t t = 0; t < 120; ++t) {
           std::vector<std::int64_t> counts(static_cast<std::size_t>(o.hidden), 0),
               expected = counts;
           FfnStats stats;
           stats.neuron_counts = counts.data();
-          run_sparse(context, layer, o.spec(), x.narrow(0, t, 1), &stats);
+          run_sparse(layer, o.spec(), x.narrow(0, t, 1), &stats);
           for (const std::uint32_t n : rows.row(static_cast<std::size_t>(t % 50))) expected[n] = 1;
           EXPECT_EQ(counts, expected) << "token " << t;
         }

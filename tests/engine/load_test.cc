@@ -119,7 +119,9 @@ void expect_lean_load(FfnPath path) {
   EXPECT_LE(resident, 1.15 * weights + 16e6);
   EXPECT_LE(used, 1.15 * weights + 16e6);
   EXPECT_LT(peak, 1.5 * weights);
-  EXPECT_EQ(model->weight_bytes() / 1000000, static_cast<std::int64_t>(weights) / 1000000);
+  // Screens, which layers make in their first call, are half a gate each: a sixth of an FFN.
+  EXPECT_GE(static_cast<double>(model->weight_bytes()), 0.99 * weights);
+  EXPECT_LE(static_cast<double>(model->weight_bytes()), 1.13 * weights);
 }
 
 TEST(Load, DensePathIsMapped) { expect_lean_load(FfnPath::dense); }

@@ -6,6 +6,7 @@
 #include <torch/types.h>
 #include <torch/utils.h>
 
+#include "twell/screen.h"
 #include "twell/status.h"
 
 namespace twell::lm {
@@ -112,7 +113,7 @@ TEST_P(Paths, AgreeWithTheDefinition) {
           if (rows == 0) continue;
           const at::Tensor excess = (y.to(at::kDouble) - expected.y).abs() - expected.bound;
           EXPECT_LE(excess.max().item<double>(), 0.0)
-              << path->describe() << ", " << rows << " rows";
+              << path->describe(rows) << ", " << rows << " rows";
         }
       }
     }
@@ -186,6 +187,26 @@ TEST(FeedForward, AutomaticFollowsTheDensity) {
   while (layer_path(*ffn, silent) == FfnPath::dense && calls < 20) ++calls;
   EXPECT_LE(calls, 8);  // density is sampled every eighth call
   EXPECT_EQ(layer_path(*ffn, silent), FfnPath::sparse);
+}
+
+TEST(FeedForward, GateIsScreenedWhileThatRulesMostOut) {
+  if (screen_limit(default_cpu_tier()) == 0) {
+    GTEST_SKIP() << name_of(default_cpu_tier()) << " screens no gate";
+  }
+  const at::NoGradGuard no_grad;
+  const Layer layer = make_layer({io::HiddenAct::relu, true, at::kBFloat16}, 64, 176);
+  const std::int64_t gate = layer.parameters.gate.nbytes();
+  const auto ffn = make_sparse_feed_forward(layer.parameters, layer.activation);
+  const std::int64_t others = ffn->own_bytes() - gate;
+  const at::Tensor silent = at::zeros({1, 64}, at::kBFloat16);
+  for (int token = 0; token < 100; ++token) ffn->forward(silent, 0, nullptr);
+  EXPECT_THAT(ffn->describe(1), testing::HasSubstr("screened gate (0.0 % left)"));
+  EXPECT_EQ(ffn->own_bytes() - others, gate + static_cast<std::int64_t>(screen_bytes(176, 64)));
+  // Half of the neurons fire, which is noticed in every eighth call.
+  const at::Tensor busy = at::randn({64, 64}).to(at::kBFloat16);
+  for (int call = 0; call < 9; ++call) ffn->forward(busy, 0, nullptr);
+  EXPECT_THAT(ffn->describe(1), testing::HasSubstr("packed gate"));
+  EXPECT_EQ(ffn->own_bytes() - others, gate);  // nothing is padded at 176 x 64
 }
 
 TEST(FeedForward, NanReachesTheOutputOnEveryPath) {

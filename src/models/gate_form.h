@@ -1,0 +1,47 @@
+// The gate of a sparse layer on the CPU: as stored, with its int8 screen (twell/screen.h), while
+// that rules most neurons out; packed for the GEMM where it does not, or where this processor
+// multiplies bf16 faster than it would screen.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+#include "models/sparse_operators.h"
+#include "twell/device.h"
+
+namespace twell::lm {
+
+class GateForm {
+ public:
+  // gate [H, D], contiguous. Packs it at once where the tier does not screen.
+  GateForm(at::Tensor gate, CpuTier tier, SparseOperands& operands);
+
+  // Before each call: makes the screen when the first inputs x [N, D] are here to choose its axis
+  // by, and once more if the first were few and these are not.
+  void prepare(const at::Tensor& x, SparseOperands& operands);
+  // What a counted call saw of `rows` tokens. Packs the gate, for good, once the screen has left
+  // more than it is worth.
+  void update(std::int64_t candidates, std::int64_t rows, SparseOperands& operands);
+
+  // Whether update() should be told of this call: of the first tokens and of every eighth call.
+  bool wants_count();
+  bool screens() const { return limit_ > 0; }
+  double share() const { return share_; }  // of neurons the screen left; below 0: none seen
+  // Of the gate in its form, with the screen once it is made.
+  std::int64_t own_bytes() const { return own_bytes_; }
+
+ private:
+  void pack(SparseOperands& operands);
+
+  at::Tensor gate_;  // undefined once packed
+  std::int64_t hidden_;
+  double limit_;
+  std::int64_t axis_rows_ = 0;  // tokens that chose the axis
+  std::int64_t seen_ = 0;       // tokens counted
+  std::int64_t calls_ = 0;
+  double share_ = -1.0;
+  std::int64_t own_bytes_ = 0;
+};
+
+}  // namespace twell::lm
