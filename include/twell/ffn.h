@@ -35,7 +35,7 @@ struct ActivationSpec {
 };
 
 struct FfnWeights {
-  // Wg, or Wu of a non-gated layer. Data null where there is a screen.
+  // Wg, or Wu of a non-gated layer. Where there is a screen, its dtype and shape alone.
   PackedView gate;
   ConstMatrixView up;    // Wu; data null for a non-gated layer
   ConstMatrixView down;  // Wd, neuron-major

@@ -10,7 +10,8 @@
 //   w·r ≤ ŵ·r̂ + ‖ŵ‖ ‖r − r̂‖ + ‖w − ŵ‖ ‖r‖.
 // Where the bound of w·x is at most the activation's threshold, so is w·x. Norms are rounded up by
 // more than their own rounding. A row or token that is not finite is never ruled out. The axis
-// decides how many neurons are ruled out, and changes no result.
+// decides how many neurons are ruled out, and changes no result. A screen belongs to the weight it
+// was made of: after a change to that one it is wrong, and nothing notices.
 #pragma once
 
 #include <cstddef>

@@ -216,14 +216,22 @@ def _screen_weight(weight, axis=None):
     rows, cols = _matrix("screen_weight", "weight", weight)
     if axis is not None:
         expected = f"expected f32 [{cols}], got {list(axis.shape)}"
+        _check(axis.dtype == torch.float32, "screen_weight", "axis", f"{expected} {axis.dtype}")
         _check(axis.dim() == 1, "screen_weight", "axis", expected)
         _check(axis.shape[0] == cols, "screen_weight", "axis", expected)
     return weight.new_empty((_screen_bytes(rows, cols),), dtype=torch.uint8)
 
 
-def _screened(operation: str, x: Tensor, gate: Tensor, up: Tensor | None, down: Tensor) -> Any:
+def _screened(
+    operation: str, x: Tensor, gate: Tensor, screen: Tensor, up: Tensor | None, down: Tensor
+) -> Any:
     _rows(operation, x)
     neurons = _weight(operation, "gate", gate, x)
+    size = _screen_bytes(neurons, x.shape[-1])
+    expected = f"expected uint8 [{size}], as screen_weight makes, got {list(screen.shape)}"
+    _check(screen.dtype == torch.uint8, operation, "screen", expected)
+    _check(screen.dim() == 1, operation, "screen", expected)
+    _check(screen.shape[0] == size, operation, "screen", expected)
     if up is not None:
         _weight(operation, "up", up, x, neurons)
     _weight(operation, "down", down, x, neurons)
@@ -231,12 +239,12 @@ def _screened(operation: str, x: Tensor, gate: Tensor, up: Tensor | None, down: 
 
 
 def _screened_ffn(x, gate, screen, up, down, activation="relu", threshold=0.0):
-    _screened("screened_ffn", x, gate, up, down)
+    _screened("screened_ffn", x, gate, screen, up, down)
     return x.new_empty(x.shape)
 
 
 def _screened_ffn_stats(x, gate, screen, up, down, activation="relu", threshold=0.0):
-    neurons = _screened("screened_ffn_stats", x, gate, up, down)
+    neurons = _screened("screened_ffn_stats", x, gate, screen, up, down)
     return (*_with_stats(x, neurons), x.new_empty((), dtype=torch.int64))
 
 

@@ -98,7 +98,8 @@ def ffn_stats(
 def screen_weight(weight: Tensor, axis: Tensor | None = None) -> Tensor:
     """The int8 screen of a gate [H, D], uint8: it proves of most neurons that they do not fire, with
     half the bytes of a bfloat16 weight and twice its rate. ``axis`` (float32 [D]), best the mean of
-    some inputs, lets it rule out more and changes no result. CPU only. Not differentiable."""
+    some inputs, lets it rule out more and changes no result. After a change to ``weight`` make it
+    again: an old screen rules out neurons that fire. CPU only. Not differentiable."""
     return torch.ops.twell.screen_weight(weight, axis)
 
 

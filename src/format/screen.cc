@@ -1,5 +1,7 @@
 #include "twell/screen.h"
 
+#include <omp.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -12,7 +14,9 @@ namespace twell {
 namespace {
 
 constexpr float kLevels = 127;
-constexpr float kLeastScale = 1e-30F;
+// Of rows whose bounds f32 holds: beyond, products with a token's 127 could overflow, or what is
+// left out vanish.
+constexpr float kLeastScale = 1e-30F, kLargestScale = 1e10F;
 constexpr std::int64_t kLanes = 16;
 
 struct ScreenRow {
@@ -33,9 +37,9 @@ BlockSums fill_block(const float* w, std::int64_t inputs, float scale, std::int6
     std::int8_t levels[kLanes];
     for (std::int64_t l = 0; l < kLanes; ++l) {
       // 1.5 · 2²³: a sum with it has the nearest integer in its low bits.
-      const float rounded = w[k + l] * inverse + 0x1.8p23F;
-      const float level = rounded - 0x1.8p23F;
-      const float rest = w[k + l] - scale * level;
+      const float t = w[k + l] * inverse;
+      const float level = (t + 0x1.8p23F) - 0x1.8p23F;
+      const float rest = t - level;
       squares[l] += level * level;
       left_out[l] += rest * rest;
       const auto whole = static_cast<std::int32_t>(level);
@@ -83,10 +87,10 @@ ScreenRow screen_row(const float* wide, std::int64_t cols, const float* axis, st
     dot += along[l];
   }
   row.scale = most / kLevels;
-  // Not finite, or smaller than what f32 scales hold well: never ruled out.
-  if (!finite || row.scale < kLeastScale) {
+  if (!finite || row.scale < kLeastScale || row.scale > kLargestScale) {
     row.scale = 0;
-    if (!finite || most > 0) row.error = std::numeric_limits<float>::infinity();
+    // A bound that is NaN rules nothing out.
+    if (!finite || most > 0) row.error = std::numeric_limits<float>::quiet_NaN();
     return row;
   }
   row.along = static_cast<float>(dot);
@@ -98,10 +102,11 @@ ScreenRow screen_row(const float* wide, std::int64_t cols, const float* axis, st
     total.squares += part.squares;
     total.left_out += part.left_out;
   }
-  // Squares of 16 levels and their sums are exact; the rest is squared and added in f32, where it
-  // errs by less than a thousandth of it, but for what scale · level rounds away.
+  // In levels, which neither vanish nor overflow when squared. Squares of 16 levels and their sums
+  // are exact; what is left out errs by less than a thousandth, but for what w / scale rounds away.
   row.norm = row.scale * static_cast<float>(std::sqrt(total.squares)) * (1 + 0x1p-20F);
-  row.error = 1.001F * static_cast<float>(std::sqrt(total.left_out)) + 0x1p-20F * row.norm;
+  row.error =
+      row.scale * 1.001F * static_cast<float>(std::sqrt(total.left_out)) + 0x1p-20F * row.norm;
   return row;
 }
 
@@ -123,9 +128,11 @@ template <class T>
 void make_typed(ConstMatrixView w, const float* axis, void* screen) {
   const ScreenView view = {screen, w.rows, w.cols};
   normalise(axis, w.cols, const_cast<float*>(view.axis()));
+  const std::int64_t depth = screen_depth(w.cols);
+  std::vector<float> wide_rows(static_cast<std::size_t>(depth * omp_get_max_threads()));
 #pragma omp parallel
   {
-    std::vector<float> wide(static_cast<std::size_t>(screen_depth(w.cols)));
+    float* wide = wide_rows.data() + depth * omp_get_thread_num();
 #pragma omp for schedule(static)
     for (std::int64_t p = 0; p < packed_panels(w.rows); ++p) {
       auto* panel = const_cast<std::int8_t*>(view.panel(p));
@@ -135,9 +142,8 @@ void make_typed(ConstMatrixView w, const float* axis, void* screen) {
         ScreenRow row;
         if (n < w.rows) {
           const T* from = w.row<T>(n);
-          for (std::int64_t k = 0; k < w.cols; ++k)
-            wide[static_cast<std::size_t>(k)] = static_cast<float>(from[k]);
-          row = screen_row(wide.data(), w.cols, view.axis(), i, panel);
+          for (std::int64_t k = 0; k < w.cols; ++k) wide[k] = static_cast<float>(from[k]);
+          row = screen_row(wide, w.cols, view.axis(), i, panel);
         }
         const_cast<float*>(view.scales())[n] = row.scale;
         const_cast<float*>(view.norms())[n] = row.norm;

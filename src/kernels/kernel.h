@@ -68,7 +68,8 @@ struct ScreenGemmArgs {
   std::int64_t panels = 0;
   float* c = nullptr;  // as GemmArgs
 };
-// What a bound needs of a token's x = s a + r. Its unit is the largest scale of r's blocks.
+// What a bound needs of a token's x = s a + r, in a unit of its own in which neither s nor an input
+// of r exceeds 127 (or 63).
 struct ScreenedRow {
   float along = 0;    // s
   float norm = 0;     // at least ‖r‖

@@ -9,6 +9,7 @@
 #include "io/atomic_file.h"
 #include "io/json_reader.h"
 #include "io/mapped_file.h"
+#include "twell/screen.h"
 #include "twell/status.h"
 
 namespace twell::lm {
@@ -137,19 +138,20 @@ CostModel built_in_cost_model(CpuTier tier) {
   model.tokens = {1, 8, 64, 512};
   model.densities = {0.0, 0.005, 0.02, 0.05, 0.1, 0.2, 0.4, 1.0};
   model.dense = {0.100, 0.150, 0.515, 3.55};
-  if (tier != CpuTier::amx) {
+  if (screen_limit(tier) > 0) {
     model.sparse = {{0.0060, 0.0080, 0.0112, 0.0222, 0.0300, 0.0414, 0.0689, 0.164},
                     {0.0150, 0.0250, 0.0490, 0.0850, 0.1295, 0.1600, 0.2430, 0.335},
                     {0.0840, 0.1500, 0.2480, 0.3000, 0.4474, 0.5610, 0.6338, 0.830},
                     {0.6500, 1.0300, 1.5300, 2.1000, 2.6000, 3.2500, 3.5000, 4.300}};
     return model;
   }
-  // Without the screen. AMX multiplies about four times as fast where tokens are many and reads
-  // memory no faster.
+  // Without the screen.
   model.sparse = {{0.0125, 0.0125, 0.0134, 0.0197, 0.0300, 0.0409, 0.0588, 0.119},
                   {0.0350, 0.0350, 0.0580, 0.0835, 0.1095, 0.1600, 0.2177, 0.308},
                   {0.1474, 0.1717, 0.2480, 0.2950, 0.4474, 0.5610, 0.6338, 0.830},
                   {1.2000, 1.4500, 1.8000, 2.1000, 2.6000, 3.2500, 3.5000, 4.300}};
+  if (tier != CpuTier::amx) return model;
+  // AMX multiplies about four times as fast where tokens are many and reads memory no faster.
   for (std::size_t t = 2; t < model.tokens.size(); ++t) {
     const double gemm = model.dense[t] * 3 / 4;
     model.dense[t] -= gemm;

@@ -61,8 +61,9 @@ void Decoder::use_sparse_ffn(FfnPath path, ParameterSource& source) {
     const bool keeps_down = ffn.down.t().is_contiguous();
     block.ffn = make_sparse_feed_forward(ffn, activation(), path, cost ? &*cost : nullptr);
     visit([&](const ParameterSpec& spec, at::Tensor& tensor) {
-      const bool packed = &tensor == (ffn.gated() ? &ffn.gate : &ffn.up);
-      if (packed || (&tensor == &ffn.down && !keeps_down)) source.release(spec);
+      // Packed, or, where it is screened, read again when its screen is made.
+      const bool gate = &tensor == (ffn.gated() ? &ffn.gate : &ffn.up);
+      if (gate || (&tensor == &ffn.down && !keeps_down)) source.release(spec);
     });
     (ffn.gated() ? ffn.gate : ffn.up) = at::Tensor();
     if (!keeps_down) ffn.down = at::Tensor();

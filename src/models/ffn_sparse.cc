@@ -19,10 +19,6 @@
 namespace twell::lm {
 namespace {
 
-DType dtype_of_tensor(const at::Tensor& tensor) {
-  return tensor.scalar_type() == at::kFloat ? DType::f32 : DType::bf16;
-}
-
 ConstMatrixView view(const at::Tensor& matrix) {
   return {matrix.const_data_ptr(), dtype_of_tensor(matrix), matrix.size(0), matrix.size(1),
           matrix.stride(0)};

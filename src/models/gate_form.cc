@@ -12,12 +12,8 @@
 namespace twell::lm {
 namespace {
 
-constexpr std::int64_t kFewRows = 32;     // choose an axis no better than one token does
+constexpr std::int64_t kAxisRows = 32;    // tokens that choose an axis well enough
 constexpr std::int64_t kEnoughRows = 64;  // say something of a text
-
-DType dtype_of_tensor(const at::Tensor& tensor) {
-  return tensor.scalar_type() == at::kFloat ? DType::f32 : DType::bf16;
-}
 
 }  // namespace
 
@@ -32,11 +28,18 @@ GateForm::GateForm(at::Tensor gate, CpuTier tier, SparseOperands& operands)
 }
 
 void GateForm::prepare(const at::Tensor& x, SparseOperands& operands) {
-  const std::int64_t rows = x.size(0);
-  if (!screens()) return;
-  if (operands.screen.defined() && axis_rows_ >= std::min(rows, kFewRows)) return;
-  axis_rows_ = rows;
-  const at::Tensor axis = x.to(at::kFloat).mean(0);  // of no rows NaN, which is none
+  if (!screens() || (operands.screen.defined() && settled())) return;
+  // What does not fit is the operator's to name.
+  if (x.dim() != 2 || x.size(1) != gate_.size(1)) return;
+  const at::Tensor sum = x.to(at::kFloat).sum(0);
+  const auto* more = sum.const_data_ptr<float>();
+  axis_.resize(static_cast<std::size_t>(gate_.size(1)));
+  for (std::size_t k = 0; k < axis_.size(); ++k) axis_[k] += more[k];
+  axis_rows_ += x.size(0);
+  if (!operands.screen.defined() || settled()) screen(operands);
+}
+
+void GateForm::screen(SparseOperands& operands) {
   const std::int64_t width = gate_.size(1);
   const auto bytes = static_cast<std::int64_t>(screen_bytes(hidden_, width));
   if (!operands.screen.defined()) {
@@ -44,27 +47,29 @@ void GateForm::prepare(const at::Tensor& x, SparseOperands& operands) {
     own_bytes_ += bytes;
   }
   make_screen({gate_.const_data_ptr(), dtype_of_tensor(gate_), hidden_, width, gate_.stride(0)},
-              axis.const_data_ptr<float>(), operands.screen.mutable_data_ptr());
+              axis_.data(), operands.screen.mutable_data_ptr());
 }
 
 void GateForm::update(std::int64_t candidates, std::int64_t rows, SparseOperands& operands) {
-  if (!screens() || rows == 0) return;
+  if (!screens() || !settled() || rows == 0) return;
   const double now =
       static_cast<double>(candidates) / (static_cast<double>(rows) * static_cast<double>(hidden_));
   const double weight = std::min(1.0, static_cast<double>(rows) / static_cast<double>(kEnoughRows));
   share_ = share_ < 0 ? now : share_ + weight * (now - share_);
   seen_ += rows;
-  if (seen_ >= kEnoughRows && share_ > limit_) {
-    limit_ = 0;
-    pack(operands);
-  }
+  if (seen_ >= kEnoughRows && share_ > limit_) pack(operands);
 }
 
-bool GateForm::wants_count() { return screens() && (calls_++ % 8 == 0 || seen_ < kEnoughRows); }
+bool GateForm::settled() const { return axis_rows_ >= kAxisRows; }
+
+bool GateForm::wants_count() {
+  return screens() && settled() && (calls_++ % 8 == 0 || seen_ < kEnoughRows);
+}
 
 void GateForm::pack(SparseOperands& operands) {
-  operands.gate = operands.screen = at::Tensor();
   operands.packed = packed_weight(gate_);
+  operands.gate = operands.screen = at::Tensor();
+  limit_ = 0;
   own_bytes_ = static_cast<std::int64_t>(operands.packed.nbytes());
   gate_ = at::Tensor();
 }

@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <vector>
 
 #include "models/sparse_operators.h"
 #include "twell/device.h"
@@ -17,8 +18,8 @@ class GateForm {
   // gate [H, D], contiguous. Packs it at once where the tier does not screen.
   GateForm(at::Tensor gate, CpuTier tier, SparseOperands& operands);
 
-  // Before each call: makes the screen when the first inputs x [N, D] are here to choose its axis
-  // by, and once more if the first were few and these are not.
+  // Before each call, with its x [N, D]: makes the screen when the first inputs are here, and once
+  // more where those were few, when there are enough to choose its axis by.
   void prepare(const at::Tensor& x, SparseOperands& operands);
   // What a counted call saw of `rows` tokens. Packs the gate, for good, once the screen has left
   // more than it is worth.
@@ -32,12 +33,15 @@ class GateForm {
   std::int64_t own_bytes() const { return own_bytes_; }
 
  private:
+  void screen(SparseOperands& operands);
   void pack(SparseOperands& operands);
+  bool settled() const;  // the axis
 
   at::Tensor gate_;  // undefined once packed
   std::int64_t hidden_;
   double limit_;
-  std::int64_t axis_rows_ = 0;  // tokens that chose the axis
+  std::vector<float> axis_;     // sum of the tokens that choose it
+  std::int64_t axis_rows_ = 0;  // their number
   std::int64_t seen_ = 0;       // tokens counted
   std::int64_t calls_ = 0;
   double share_ = -1.0;

@@ -63,6 +63,10 @@ ActivationSpec sparse_activation(const ActivationChoice& choice) {
   }
 }
 
+DType dtype_of_tensor(const at::Tensor& tensor) {
+  return tensor.scalar_type() == at::kFloat ? DType::f32 : DType::bf16;
+}
+
 void check_sparse_layer(const FfnParameters& parameters) {
   if (parameters.has_bias()) {
     fail("biases in the feed-forward layer (mlp_bias) are not supported; use --ffn dense");

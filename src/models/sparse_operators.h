@@ -17,6 +17,9 @@ void check_sparse_layer(const FfnParameters& parameters);
 // and where `path` is sparse and hidden activations are.
 bool check_sparse_call(const at::Tensor& x, FfnPath path, const FfnObserver* observer);
 
+// Of bf16 and fp32.
+DType dtype_of_tensor(const at::Tensor& tensor);
+
 // Weights as the operators take them.
 struct SparseOperands {
   at::Tensor packed;  // of the gate, or of up in a model without one; undefined with a screen

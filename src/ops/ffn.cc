@@ -70,7 +70,7 @@ void ffn(Context& context, ConstMatrixView x, const FfnWeights& weights,
   sparse.rows = plan.row_block;
 
   // Everything is allocated before the threads start: nothing in them may throw.
-  const ScreenedBlock screened(context, plan, weights, plan.row_block);
+  const ScreenedBlock screened(context, plan, weights);
   HotNeurons hot(context, plan, weights, plan.row_block);
   void* prepared = context.scratch(0, kPreparedX, gate.input.prepared_bytes());
   const std::size_t list = active_bytes(tiles * packed.tile);

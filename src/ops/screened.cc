@@ -4,14 +4,13 @@
 
 namespace twell {
 
-ScreenedBlock::ScreenedBlock(Context& context, const FfnPlan& plan, const FfnWeights& weights,
-                             std::int64_t rows)
+ScreenedBlock::ScreenedBlock(Context& context, const FfnPlan& plan, const FfnWeights& weights)
     : context_(context), weights_(weights) {
   if (!weights.screened()) return;
   kernel_ = &screened_gate_kernel(plan.tier, weights.gate.dtype);
   depth_ = screen_depth(weights.gate.cols);
   blocks_ = screen_blocks(weights.gate.cols);
-  const auto count = static_cast<std::size_t>(rows);
+  const auto count = static_cast<std::size_t>(plan.row_block);
   const std::size_t bytes = count * static_cast<std::size_t>(depth_);
   const std::size_t scales = count * static_cast<std::size_t>(blocks_) * sizeof(float);
   x8_ = static_cast<std::uint8_t*>(
@@ -19,7 +18,8 @@ ScreenedBlock::ScreenedBlock(Context& context, const FfnPlan& plan, const FfnWei
   scales_ = reinterpret_cast<float*>(x8_ + bytes);
   rows_ = reinterpret_cast<ScreenedRow*>(x8_ + bytes + scales);
   for (int t = 0; t < plan.threads; ++t) {
-    context.scratch(t, kCandidates, static_cast<std::size_t>(screened_gate_scratch(rows)));
+    context.scratch(t, kCandidates,
+                    static_cast<std::size_t>(screened_gate_scratch(plan.row_block)));
   }
 }
 

@@ -8,9 +8,8 @@ namespace twell {
 
 class ScreenedBlock {
  public:
-  // Takes its scratch; `rows` is the most of a block. Does nothing where `weights` has no screen.
-  ScreenedBlock(Context& context, const FfnPlan& plan, const FfnWeights& weights,
-                std::int64_t rows);
+  // Takes its scratch. Does nothing where `weights` has no screen.
+  ScreenedBlock(Context& context, const FfnPlan& plan, const FfnWeights& weights);
 
   // Brings a row of the block to 8 bits.
   void prepare(const GateBlock& block, std::int64_t row) const;

@@ -29,6 +29,8 @@ inline void require_packed(const char* operation, const char* argument, PackedVi
 inline void require_screened(const char* operation, const FfnWeights& weights) {
   const PackedView& gate = weights.gate;
   require(gate.dtype != DType::f16, operation, "weights.gate", "expected bf16 or f32, got f16");
+  require(gate.rows >= 1 && gate.cols >= 1, operation, "weights.gate",
+          "expected at least one row and column, got [", gate.rows, ", ", gate.cols, "]");
   require_matrix(operation, "weights.gate_rows", weights.gate_rows, gate.dtype, gate.rows,
                  gate.cols);
   require(weights.screen.rows == gate.rows && weights.screen.cols == gate.cols, operation,

@@ -34,6 +34,9 @@ FfnWeights screened_weights(const char* operation, const ConstMatrixView& x, con
   FfnWeights weights;
   weights.gate_rows = matrix_of({operation, "gate", gate}, x.dtype, -1, x.cols);
   const std::int64_t hidden = weights.gate_rows.rows;
+  if (hidden < 1 || x.cols < 1) {
+    fail(operation, "gate", "expected at least one row and column, got " + shape_of(gate));
+  }
   weights.gate = {nullptr, x.dtype, hidden, x.cols};
   if (up.has_value()) weights.up = matrix_of({operation, "up", *up}, x.dtype, hidden, x.cols);
   weights.down = matrix_of({operation, "down", down}, x.dtype, hidden, x.cols);

@@ -243,6 +243,45 @@ TYPED_TEST(ScreenTest, TokensAlongTheAxis) {
   }
 }
 
+template <class T>
+TestMatrix<T> matrix_of(std::initializer_list<std::initializer_list<float>> rows) {
+  TestMatrix<T> m(std::ssize(rows), std::ssize(*rows.begin()));
+  std::int64_t r = 0;
+  for (const auto& row : rows) set_row(m, r++, row);
+  return m;
+}
+
+// Where squares vanish, products overflow, and a threshold in a token's unit does: found in review.
+TYPED_TEST(ScreenTest, TheEndsOfTheRangeAreNeverRuledOut) {
+  const auto fires = [](const TestMatrix<TypeParam>& x, const TestMatrix<TypeParam>& gate,
+                        const ActivationSpec& spec, const std::vector<float>& axis) {
+    for (const CpuTier tier : available_cpu_tiers()) {
+      Context context({.threads = 1, .tier = tier});
+      const auto got = activation_of(context, x, gate, spec, axis.empty() ? nullptr : axis.data());
+      EXPECT_EQ(got.stats.candidates, x.rows() * gate.rows()) << name_of(tier);
+    }
+  };
+  for (const float f : {1.0F, 1e-10F, 1e-20F, 1e-24F, 1e-28F}) {
+    TestMatrix<TypeParam> x(1, 256), gate(1, 256);
+    x.fill([](std::int64_t, std::int64_t k) { return k == 0 ? -0.9F : 1.0F; });
+    gate.fill([&](std::int64_t, std::int64_t k) { return k == 0 ? 127 * f : 0.49F * f; });
+    fires(x, gate, {}, {});
+  }
+  const ActivationSpec above3 = {Activation::fat_relu, 3.0F};
+  fires(matrix_of<TypeParam>({{1.0F, 1e-36F}}), matrix_of<TypeParam>({{100.0F, 1.0F}}), above3,
+        {1, 0});
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  fires(matrix_of<TypeParam>({{1.0F, 1e-36F}}), matrix_of<TypeParam>({{nan, 1.0F}, {1.0F, nan}}),
+        above3, {1, 0});
+  const float large = 0x1p116F;
+  fires(matrix_of<TypeParam>({{1.0F, 0.01F}}), matrix_of<TypeParam>({{127 * large, -127 * large}}),
+        {}, {1, 0});
+  fires(matrix_of<TypeParam>({{0x1p-126F}}), matrix_of<TypeParam>({{1e30F}}), {}, {});
+  fires(matrix_of<TypeParam>({{1e-37F}}), matrix_of<TypeParam>({{1e9F}}), {}, {1});
+  fires(matrix_of<TypeParam>({{nan, 1.0F}, {1.0F, nan}}), matrix_of<TypeParam>({{-1.0F, -1.0F}}),
+        above3, {});
+}
+
 // An axis of any kind changes how much is ruled out, and nothing else.
 TYPED_TEST(ScreenTest, AnyAxisGivesTheSameBits) {
   const Layer<TypeParam> layer({33, 290, 130, false, {}, 1.5F});

@@ -111,6 +111,12 @@ def test_traced(case: str) -> None:
         (lambda: twell.ops.screen_weight(LAYER.gate[:0]), "screen_weight: weight: expected at least"),
         (lambda: twell.ops.screen_weight(LAYER.gate, X[0, :3]), "screen_weight: axis: expected f32"),
         (
+            lambda: twell.ops.screened_ffn(
+                X, LAYER.gate[:0], torch.empty(256, dtype=torch.uint8), None, LAYER.down[:0]
+            ),
+            "screened_ffn: gate: expected at least one",
+        ),
+        (
             lambda: twell.ops.screened_ffn(X, LAYER.gate, PACKED, LAYER.up, LAYER.down),
             "screened_ffn: screen: expected uint8",
         ),

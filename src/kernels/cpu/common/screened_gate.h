@@ -46,7 +46,7 @@ struct ScreenedGateKernel {
     const auto inputs = [&](std::int64_t b) {
       return std::min(kScreenBlock, screen.cols - b * kScreenBlock);
     };
-    float unit = 0;
+    float size = std::abs(s);
     for (std::int64_t b = 0; b < blocks; ++b) {
       V most = Isa::zero();
       const std::int64_t first = b * kScreenBlock;
@@ -54,11 +54,12 @@ struct ScreenedGateKernel {
                       [&](std::int64_t k, V v) { most = Isa::larger(most, rest(first + k, v)); });
       float sizes[Isa::kLanes];
       Isa::store(sizes, most);
-      scales[b] = *std::max_element(sizes, sizes + Isa::kLanes) / (Isa::kScreenZero - 1);
-      unit = std::max(unit, scales[b]);
+      const float largest = *std::max_element(sizes, sizes + Isa::kLanes);
+      scales[b] = largest / (Isa::kScreenZero - 1);
+      size = std::max(size, largest);
     }
-    // Not finite: the norms below become NaN, which rules nothing out. Any unit does for nothing.
-    row->inverse = unit == 0.0F ? 1.0F : 1 / unit;
+    const float unit = size / (Isa::kScreenZero - 1);
+    row->inverse = size == 0.0F ? 1.0F : 1 / unit;
     float squares = 0, left_out = 0;
     for (std::int64_t b = 0; b < blocks; ++b) {
       const float inverse = scales[b] == 0.0F ? 0.0F : 1 / scales[b];
@@ -68,11 +69,16 @@ struct ScreenedGateKernel {
       squares += norms.squares * scales[b] * scales[b];
       left_out += norms.left_out * scales[b] * scales[b];
     }
-    // 1 % is above the rounding of these sums; 2⁻¹⁵ of the whole above that of r, of t, of the
-    // scales and of the bound's own terms.
+    // 1 % is above the rounding of these sums; 2⁻¹⁵ of the whole, and more with more blocks, above
+    // that of r, of t, of the scales, of the GEMM and of the bound's own terms.
+    const float slack = 0x1p-15F + 0x1p-23F * static_cast<float>(blocks);
     row->along = s * row->inverse;
     row->norm = 1.01F * std::sqrt(squares);
-    row->error = 1.01F * std::sqrt(left_out) + 0x1p-15F * (row->norm + std::abs(row->along));
+    row->error = 1.01F * std::sqrt(left_out) + slack * (row->norm + std::abs(row->along));
+    // Not finite, or so small that a threshold in its unit could overflow: a bound that is NaN
+    // rules nothing out.
+    constexpr float kLeast = 1e-28F;
+    if (size != 0.0F && !(size >= kLeast)) row->error = std::numeric_limits<float>::quiet_NaN();
   }
 
   struct Norms {
