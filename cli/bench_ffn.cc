@@ -8,7 +8,6 @@
 #include "cli/layer_timer.h"
 #include "cli/measure.h"
 #include "cli/reference.h"
-#include "cli/views.h"
 #include "models/device.h"
 #include "models/linear.h"
 #include "models/sparse_operators.h"

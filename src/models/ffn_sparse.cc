@@ -85,16 +85,15 @@ class SparseFeedForward final : public FeedForward {
  private:
   at::Tensor sparse(const at::Tensor& x, std::int64_t layer, FfnObserver* observer) {
     const bool observed = observer != nullptr && observer->wants_counts();
-    const bool choosing = path_ == FfnPath::automatic && wants_density();
     gate_->prepare(x, operands_);
-    const bool judging = gate_->wants_count();
+    const bool choosing = (path_ == FfnPath::automatic || gate_->screens()) && wants_density();
     FfnActivity activity;
     activity.layer = layer;
     activity.rows = x.size(0);
     activity.hidden_units = weights_.gate.rows;
     activity.path = FfnPath::sparse;
     at::Tensor y;
-    if (observed || choosing || judging) {
+    if (observed || choosing || gate_->undecided()) {
       CountedOutput counted = sparse_ffn_counted(x, operands_, activation_);
       y = std::move(counted.y);
       activity.row_nnz = counted.row_nnz.to(at::kLong);

@@ -62,9 +62,7 @@ void GateForm::update(std::int64_t candidates, std::int64_t rows, SparseOperands
 
 bool GateForm::settled() const { return axis_rows_ >= kAxisRows; }
 
-bool GateForm::wants_count() {
-  return screens() && settled() && (calls_++ % 8 == 0 || seen_ < kEnoughRows);
-}
+bool GateForm::undecided() const { return screens() && settled() && seen_ < kEnoughRows; }
 
 void GateForm::pack(SparseOperands& operands) {
   operands.packed = packed_weight(gate_);

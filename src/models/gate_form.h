@@ -25,8 +25,8 @@ class GateForm {
   // more than it is worth.
   void update(std::int64_t candidates, std::int64_t rows, SparseOperands& operands);
 
-  // Whether update() should be told of this call: of the first tokens and of every eighth call.
-  bool wants_count();
+  // Whether update() has yet to see enough tokens: until then it should be told of every call.
+  bool undecided() const;
   bool screens() const { return limit_ > 0; }
   double share() const { return share_; }  // of neurons the screen left; below 0: none seen
   // Of the gate in its form, with the screen once it is made.
@@ -43,7 +43,6 @@ class GateForm {
   std::vector<float> axis_;     // sum of the tokens that choose it
   std::int64_t axis_rows_ = 0;  // their number
   std::int64_t seen_ = 0;       // tokens counted
-  std::int64_t calls_ = 0;
   double share_ = -1.0;
   std::int64_t own_bytes_ = 0;
 };

@@ -24,10 +24,8 @@ ScreenedBlock::ScreenedBlock(Context& context, const FfnPlan& plan, const FfnWei
 }
 
 void ScreenedBlock::prepare(const GateBlock& block, std::int64_t row) const {
-  const ConstMatrixView& x = block.input.x;
-  const auto* from = static_cast<const std::byte*>(x.data) +
-                     static_cast<std::size_t>(row * x.row_stride) * size_of(x.dtype);
-  kernel_->prepare(from, weights_.screen, x8_ + row * depth_, scales_ + row * blocks_, rows_ + row);
+  kernel_->prepare(rows_of(block.input.x, row, 1).data, weights_.screen, x8_ + row * depth_,
+                   scales_ + row * blocks_, rows_ + row);
 }
 
 std::int64_t ScreenedBlock::run(const GateBlock& block, std::int64_t row_begin,
