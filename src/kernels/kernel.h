@@ -91,9 +91,9 @@ struct ScreenedGateArgs : GateOutput {
 
   std::int64_t rows() const { return x.rows; }
 };
-// Candidates of a column block, how many each row has, and masks of them.
+// Candidates of a column block, and how many each row has.
 constexpr std::int64_t screened_gate_scratch(std::int64_t rows) {
-  return rows * (kColumnBlock * 4 + 4 + kColumnBlock / 8);
+  return rows * (kColumnBlock + 1) * 4;
 }
 struct ScreenedGate {
   // r̂, its scales and *row of one token's x.

@@ -13,32 +13,58 @@ T activate(float v, Activation kind) {
   return static_cast<T>(kind == Activation::relu_squared ? v * v : v);
 }
 
+// What a column block adds to rows of the output; its columns [first, ...) of H lie in one tile.
+template <class T>
+class BlockSlots {
+ public:
+  BlockSlots(const GateOutput& to, std::int64_t first)
+      : to_(to),
+        tile_(first / to.out.tile),
+        offset_(static_cast<std::uint32_t>(first - tile_ * to.out.tile)) {}
+
+  // Pre-activation z, which the activation keeps, at a column of the block.
+  void add(std::uint32_t column, float z) {
+    const T value = activate<T>(z, to_.activation.kind);
+    if (!is_zero(value)) slots_[count_++] = make_slot(offset_ + column, value);
+  }
+  void append_to(std::int64_t row) {
+    if (count_ > 0) to_.out.append(to_.out_row + row, tile_, slots_, count_);
+    count_ = 0;
+  }
+
+ private:
+  const GateOutput& to_;
+  std::int64_t tile_;
+  std::uint32_t offset_;
+  std::int32_t count_ = 0;
+  typename slot_of<T>::type slots_[kColumnBlock];
+};
+
+// An activation keeps what is not at most this, NaN too.
+inline float threshold_of(const ActivationSpec& activation) {
+  return activation.kind == Activation::fat_relu ? activation.threshold : 0.0F;
+}
+
 // Appends the non-zeros of act(c) for `rows` rows and columns [first, first + width) of H; width is
 // at most kColumnBlock and the columns lie in one tile. At 99 % zeros nine of ten groups of 16 hold
 // nothing, so the test of a whole group is the fast path.
 template <class Isa, class T>
 void pack_epilogue(const float* c, std::int64_t rows, std::int64_t first, std::int64_t width,
                    const GateOutput& args) {
-  using Slot = typename slot_of<T>::type;
-  const std::int64_t tile = first / args.out.tile;
-  const auto offset = static_cast<std::uint32_t>(first - tile * args.out.tile);
-  const float threshold =
-      args.activation.kind == Activation::fat_relu ? args.activation.threshold : 0.0F;
-  Slot slots[kColumnBlock];
+  const float threshold = threshold_of(args.activation);
+  BlockSlots<T> slots(args, first);
   for (std::int64_t r = 0; r < rows; ++r) {
     const float* row = c + r * kColumnBlock;
-    std::int32_t n = 0;
     for (std::int64_t j = 0; j < width; j += kPanel) {
       std::uint32_t mask = Isa::kept16(row + j, threshold);
       if (width - j < kPanel) mask &= (1U << (width - j)) - 1U;  // padding neurons may be NaN
       for (; mask != 0; mask &= mask - 1) {
         const auto i =
             static_cast<std::uint32_t>(j) + static_cast<std::uint32_t>(__builtin_ctz(mask));
-        const T value = activate<T>(row[i], args.activation.kind);
-        if (!is_zero(value)) slots[n++] = make_slot(offset + i, value);
+        slots.add(i, row[i]);
       }
     }
-    if (n > 0) args.out.append(args.out_row + r, tile, slots, n);
+    slots.append_to(r);
   }
 }
 

@@ -1,5 +1,5 @@
 // act(x Wᵀ) by way of the screen: the int8 GEMM of a column block, the neurons that its bounds do
-// not rule out, their pre-activations from the weight itself, then the packing epilogue.
+// not rule out, and their pre-activations from the weight itself.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,6 @@ namespace {
 template <class Isa, class T, auto Gemm8>
 struct ScreenedGateKernel {
   using V = typename Isa::V;
-  static constexpr std::int64_t kGroups = kColumnBlock / kPanel;
 
   // f(k, x from k on, inputs) in steps of vectors, the last one of fewer inputs.
   template <class F>
@@ -124,48 +123,48 @@ struct ScreenedGateKernel {
   struct Block {
     const ScreenedGateArgs& args;
     std::int64_t first;    // neuron of column 0
-    std::uint16_t* masks;  // [rows, kGroups]
     std::int32_t* list;    // columns of the candidates, row by row
     std::int32_t* counts;  // [rows]
   };
 
-  // Masks of all rows. Columns become minus infinity, which no activation keeps.
-  static void find(const Block& b, std::int64_t width) {
-    const float threshold =
-        b.args.activation.kind == Activation::fat_relu ? b.args.activation.threshold : 0.0F;
-    const V never = Isa::broadcast(-std::numeric_limits<float>::infinity());
-    for (std::int64_t r = 0; r < b.args.rows(); ++r) {
-      float* row = b.args.accumulators + r * kColumnBlock;
-      for (std::int64_t j = 0; j < width; j += kPanel) {
-        std::uint32_t mask =
-            candidates(row + j, b.args.screen, b.first + j, b.args.x8_rows[r], threshold);
-        if (width - j < kPanel) mask &= (1U << (width - j)) - 1U;
-        b.masks[r * kGroups + j / kPanel] = static_cast<std::uint16_t>(mask);
-        for (int v = 0; v < kPanel; v += Isa::kLanes) Isa::store(row + j + v, never);
-      }
-    }
-  }
-
-  // Replaces the candidates' columns; returns their number. Rows are taken one after the other: the
-  // weights of a column block that they share, up to 1 MB at D = 2048, stay in L2.
-  static std::int64_t evaluate(const Block& b, std::int64_t width) {
+  // Lists the candidates of all rows; returns their number. Four panels at a time: with 2 % left,
+  // the loop over the bits of one panel would end where no branch predictor expects it.
+  static std::int64_t find(const Block& b, std::int64_t width) {
+    constexpr std::int64_t kBits = 64;
+    const float threshold = threshold_of(b.args.activation);
     std::int64_t total = 0;
     for (std::int64_t r = 0; r < b.args.rows(); ++r) {
+      const float* row = b.args.accumulators + r * kColumnBlock;
       const std::int64_t before = total;
-      for (std::int64_t j = 0; j < width; j += kPanel) {
-        for (std::uint32_t mask = b.masks[r * kGroups + j / kPanel]; mask != 0; mask &= mask - 1) {
-          b.list[total++] = static_cast<std::int32_t>(j + __builtin_ctz(mask));
+      for (std::int64_t first = 0; first < width; first += kBits) {
+        const std::int64_t columns = std::min(kBits, width - first);
+        std::uint64_t mask = 0;
+        for (std::int64_t j = 0; j < columns; j += kPanel) {
+          mask |= std::uint64_t{candidates(row + first + j, b.args.screen, b.first + first + j,
+                                           b.args.x8_rows[r], threshold)}
+                  << j;
+        }
+        if (columns < kBits) mask &= (std::uint64_t{1} << columns) - 1;  // no padding neurons
+        for (; mask != 0; mask &= mask - 1) {
+          b.list[total++] = static_cast<std::int32_t>(first + __builtin_ctzll(mask));
         }
       }
       b.counts[r] = static_cast<std::int32_t>(total - before);
     }
+    return total;
+  }
+
+  // Appends those candidates that fire. Rows are taken one after the other: the weights of a column
+  // block that they share, up to 1 MB at D = 2048, stay in L2.
+  static void evaluate(const Block& b, std::int64_t total) {
+    const float threshold = threshold_of(b.args.activation);
     const auto weight = [&](std::int64_t i) {
       return b.args.weight.template row<T>(b.first + b.list[std::min(i, total - 1)]);
     };
+    BlockSlots<T> slots(b.args, b.first);
     std::int64_t i = 0;
     for (std::int64_t r = 0; r < b.args.rows(); ++r) {
       const T* x = b.args.x.template row<T>(r);
-      float* row = b.args.accumulators + r * kColumnBlock;
       for (const std::int64_t end = i + b.counts[r]; i < end;) {
         const std::int64_t count = std::min(kDotRows, end - i);
         const T* w[kDotRows];
@@ -176,29 +175,30 @@ struct ScreenedGateKernel {
         }
         float z[kDotRows];
         dot_rows<Isa, T>(count, x, w, next, b.args.weight.cols, z);
-        for (std::int64_t n = 0; n < count; ++n) row[b.list[i + n]] = z[n];
+        for (std::int64_t n = 0; n < count; ++n) {
+          if (z[n] <= threshold) continue;
+          slots.add(static_cast<std::uint32_t>(b.list[i + n]), z[n]);
+        }
         i += count;
       }
+      slots.append_to(r);
     }
-    return total;
   }
 
   static std::int64_t run(const ScreenedGateArgs& args) {
     const std::int64_t rows = args.rows();
     auto* list = static_cast<std::int32_t*>(args.scratch);
-    auto* counts = list + rows * kColumnBlock;
-    auto* masks = reinterpret_cast<std::uint16_t*>(counts + rows);
     std::int64_t found = 0;
-    for_each_column_block(args.panel_begin, args.panel_end, args.screen.rows, args.out.tile,
-                          [&](std::int64_t panel, std::int64_t panels, std::int64_t width) {
-                            Gemm8(ScreenGemmArgs{args.x8, args.x8_scales, rows, args.screen, panel,
-                                                 panels, args.accumulators});
-                            const Block block = {args, panel * kPanel, masks, list, counts};
-                            find(block, width);
-                            found += evaluate(block, width);
-                            pack_epilogue<Isa, T>(args.accumulators, rows, panel * kPanel, width,
-                                                  args);
-                          });
+    for_each_column_block(
+        args.panel_begin, args.panel_end, args.screen.rows, args.out.tile,
+        [&](std::int64_t panel, std::int64_t panels, std::int64_t width) {
+          Gemm8(ScreenGemmArgs{args.x8, args.x8_scales, rows, args.screen, panel, panels,
+                               args.accumulators});
+          const Block block = {args, panel * kPanel, list, list + rows * kColumnBlock};
+          const std::int64_t candidates = find(block, width);
+          evaluate(block, candidates);
+          found += candidates;
+        });
     return found;
   }
 };
