@@ -103,6 +103,12 @@ def screen_weight(weight: Tensor, axis: Tensor | None = None) -> Tensor:
     return torch.ops.twell.screen_weight(weight, axis)
 
 
+def screen_limit() -> float:
+    """The share of pre-activations up to which what a screen leaves is less work than the packed
+    gate, on the instruction tier in use; 0 where a screen never pays (amx, portable)."""
+    return torch.ops.twell.screen_limit()
+
+
 def screened_ffn(
     x: Tensor,
     gate: Tensor,
@@ -113,8 +119,8 @@ def screened_ffn(
     threshold: float = 0.0,
 ) -> Tensor:
     """gated_ffn, or ffn where ``up`` is None, from the gate (or up) as stored and its screen_weight:
-    what the screen does not rule out is computed from ``gate`` itself. Faster where that is few
-    neurons, below about a tenth. CPU only. Not differentiable."""
+    what the screen does not rule out is computed from ``gate`` itself. Faster where that is at most
+    screen_limit of them. CPU only. Not differentiable."""
     return torch.ops.twell.screened_ffn(x, gate, screen, up, down, activation, threshold)
 
 

@@ -26,6 +26,7 @@ STABLE_TORCH_LIBRARY(twell, m) {
       "ffn_stats(Tensor x, Tensor up_packed, Tensor down, str activation=\"relu\", "
       "float threshold=0.) -> (Tensor y, Tensor row_nnz, Tensor neuron_counts)");
   m.def("screen_weight(Tensor weight, Tensor? axis=None) -> Tensor");
+  m.def("screen_limit() -> float");
   m.def(
       "screened_ffn(Tensor x, Tensor gate, Tensor screen, Tensor? up, Tensor down, "
       "str activation=\"relu\", float threshold=0.) -> Tensor");
@@ -67,4 +68,9 @@ STABLE_TORCH_LIBRARY_IMPL(twell, CPU, m) {
   m.impl("twell_spmm", TORCH_BOX(&ops::twell_spmm));
   m.impl("dense_to_twell", TORCH_BOX(&ops::dense_to_twell));
   m.impl("twell_to_dense", TORCH_BOX(&ops::twell_to_dense));
+}
+
+// Of no tensor, so of no device.
+STABLE_TORCH_LIBRARY_IMPL(twell, CompositeExplicitAutograd, m) {
+  m.impl("screen_limit", TORCH_BOX(&twell::torch_ops::screen_limit));
 }

@@ -1,5 +1,6 @@
 #include "torch_ops/weight_ops.h"
 
+#include "torch_ops/cpu_context.h"
 #include "twell/packed.h"
 #include "twell/screen.h"
 
@@ -48,5 +49,7 @@ Tensor screen_weight(const Tensor& weight, const std::optional<Tensor>& axis) {
   twell::make_screen(view, direction, screen.mutable_data_ptr());
   return screen;
 }
+
+double screen_limit() { return twell::screen_limit(cpu_context().tier()); }
 
 }  // namespace twell::torch_ops

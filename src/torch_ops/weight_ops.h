@@ -1,4 +1,4 @@
-// pack_weight, unpack_weight and screen_weight on CPU tensors.
+// Packing, unpacking and screening of weights on CPU tensors.
 #pragma once
 
 #include <cstdint>
@@ -16,5 +16,8 @@ Tensor unpack_weight(const Tensor& packed, std::int64_t rows, std::int64_t cols)
 
 // weight [H, D] → the screen of a gate, uint8; axis [D], f32: the direction of the screen's axis.
 Tensor screen_weight(const Tensor& weight, const std::optional<Tensor>& axis);
+
+// twell::screen_limit of the tier in use.
+double screen_limit();
 
 }  // namespace twell::torch_ops

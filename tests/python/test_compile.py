@@ -100,18 +100,20 @@ def test_training_function(dynamic: bool) -> None:
             torch.testing.assert_close(a, b)
 
 
-@pytest.mark.parametrize("freeze", [False, True])
-def test_module(freeze: bool, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("freeze", ["no", "packed", "screened"])
+def test_module(freeze: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(twell.ops, "screen_limit", lambda: 1.0)
     layer = make_layer(40, 100, dtype)
     module = twell.GatedFfn.from_dense(layer.gate, layer.up, layer.down.t().contiguous())
-    if freeze:
-        module.freeze()
+    if freeze != "no":
+        module.freeze(layer.inputs(32) if freeze == "screened" else None)
+    assert module.screened == (freeze == "screened")
     fast = compiled(module, True)
     with torch.no_grad():
         for rows in (2, 5):
             x = layer.inputs(rows)
             got = fast(x)
-            if freeze:
+            if freeze != "no":
                 assert torch.equal(got, module(x))
             else:
                 dense = twell.dense.gated_ffn(x, layer.gate, layer.up, layer.down)[0]

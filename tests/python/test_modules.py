@@ -142,6 +142,77 @@ def test_conversions_of_a_frozen_module() -> None:
         module.half()
 
 
+# A screen of this layer leaves some 3 % of the neurons.
+def sparse_layer(dtype: torch.dtype = torch.float32) -> Layer:
+    return make_layer(300, 600, dtype, density=0.005)
+
+
+@pytest.fixture(params=[0.0, 0.25])
+def limit(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> float:
+    """What tiers say that never screen, and those that do."""
+    monkeypatch.setattr(twell.ops, "screen_limit", lambda: request.param)
+    return request.param
+
+
+def test_sample_lets_freeze_screen(limit: float, dtype: torch.dtype) -> None:
+    layer = sparse_layer(dtype)
+    module, packed = module_of(layer).freeze(layer.inputs(4, 16)), module_of(layer).freeze()
+    assert module.screened == (limit > 0) and not packed.screened
+    x = layer.inputs(7, seed=1)
+    assert_within(module(x), reference(x, layer.gate, layer.up, layer.down))
+    assert torch.equal(module.state_dict()["gate_proj.weight"], layer.gate)
+    # What conversions and checkpoints do to a packed layer, they do to this one.
+    other = next(d for d in (torch.float32, torch.bfloat16) if d != dtype)
+    twin = copy.deepcopy(module).to(other)
+    assert twin.screened == module.screened and twin(x.to(other)).dtype == other
+    fresh = make_layer(300, 600, dtype, density=0.005, seed=3)
+    module.load_state_dict(module_of(fresh).state_dict())
+    assert_within(module(x), reference(x, fresh.gate, fresh.up, fresh.down))
+    # Who holds the tensors of the checkpoint may do with them what they like.
+    held = layer.gate.clone()
+    module = module_of(Layer(held, layer.up, layer.down, layer.shift)).freeze(layer.inputs(64))
+    held.zero_()
+    assert_within(module(x), reference(x, layer.gate, layer.up, layer.down))
+    # Thawed it is as if it had never been frozen.
+    assert torch.equal(module.thaw().gate_proj.weight, layer.gate)
+    assert not module.freeze().screened
+
+
+def test_sample_of_dense_inputs_packs(limit: float) -> None:
+    layer = make_layer(300, 600, density=0.5)
+    assert not module_of(layer).freeze(layer.inputs(64)).screened
+
+
+def test_frozen_layer_chooses_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(twell.ops, "screen_limit", lambda: 0.25)
+    layer = sparse_layer()
+    module = module_of(layer).freeze()
+    assert module.freeze(layer.inputs(64)).screened and module.freeze().screened
+    assert not module.freeze(-layer.inputs(64)).screened  # where nearly all fire
+    assert module.frozen
+
+
+def test_gradient_of_the_input_of_a_screened_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(twell.ops, "screen_limit", lambda: 0.25)
+    layer = sparse_layer()
+    grads = []
+    for module in (module_of(layer), module_of(layer).freeze(layer.inputs(64))):
+        x = layer.inputs(40).requires_grad_()
+        module(x).square().sum().backward()
+        grads.append(x.grad)
+    torch.testing.assert_close(*grads)
+    assert grads[0].any()
+
+
+def test_wrong_samples_are_refused() -> None:
+    layer = make_layer(8, 20)
+    module = module_of(layer)
+    for sample in (layer.inputs(31), torch.zeros(32, 9), torch.zeros(0, 8), torch.zeros(())):
+        with pytest.raises(ValueError, match="sample: expected 32 or more inputs of size 8"):
+            module.freeze(sample)
+    assert not module.frozen
+
+
 def test_two_modules_do_not_meet() -> None:
     first, second = make_layer(32, 70, seed=1), make_layer(48, 500, torch.bfloat16, seed=2)
     modules = [module_of(first).freeze(), module_of(second).freeze()]
@@ -235,6 +306,34 @@ def test_sparsified_bf16_model() -> None:
         wide = copy.deepcopy(model).double()(tokens()).logits
         got = twell.sparsify(model)(tokens()).logits.float()
     assert (got - wide).norm() <= 1.05 * (want - wide).norm()
+
+
+@pytest.mark.parametrize("mapping", [False, True])
+def test_sparsify_with_a_sample(mapping: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(twell.ops, "screen_limit", lambda: 1.0)
+    model = tiny_model("llama", "relu")
+    twin, sample = copy.deepcopy(model), tokens().repeat(1, 2)
+    seen = []
+    for block in twin.model.layers:
+        block.mlp.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
+    with torch.no_grad():
+        twin(sample)
+        twell.sparsify(model, sample={"input_ids": sample} if mapping else sample)
+    # Each layer's screen is the one that its own inputs make.
+    for block, dense, x in zip(model.model.layers, twin.model.layers, seen):
+        assert torch.equal(block.mlp.screen, twell.from_mlp(dense.mlp).freeze(x).screen)
+    with torch.no_grad():
+        got, want = model(tokens()).logits, twell.sparsify(twin)(tokens()).logits
+    torch.testing.assert_close(got, want)
+
+
+def test_sparsify_refuses_a_useless_sample() -> None:
+    model = tiny_model("llama", "relu")
+    with pytest.raises(ValueError, match="sample: expected 32 or more inputs"):
+        twell.sparsify(model, sample=tokens()[:1])
+    with pytest.raises(ValueError, match="expected freeze=True"):
+        twell.sparsify(model, sample=tokens(), freeze=False)
+    assert not any(isinstance(m, twell.GatedFfn) for m in model.modules())
 
 
 def test_saved_model_is_an_ordinary_checkpoint(tmp_path: object) -> None:

@@ -25,6 +25,7 @@ OPERATORS = (
     "linear",
     "linear_as_stored",
     "screen_weight",
+    "screen_limit",
     "screened_ffn",
     "screened_ffn_stats",
 )
@@ -54,6 +55,7 @@ def samples(name: str, dtype: torch.dtype, gradients: bool) -> list[tuple[Any, .
             "twell_spmm": [(*triple, down)],
             "dense_to_twell": [(gate,), (gate, 16, 3)],
             "screen_weight": [(gate,), (gate, gate[0].float())],
+            "screen_limit": [()],
             "screened_ffn": [(x, gate, screen, up, down), (x[None], gate, screen, None, down)],
             "screened_ffn_stats": [(x, gate, screen, up, down, "fat_relu", 0.1)],
             "twell_to_dense": [(*triple, neurons, dtype)],
