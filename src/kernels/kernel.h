@@ -21,9 +21,18 @@ struct GateOutput {
   std::int64_t out_row = 0;  // row of `out` that x's first row is
 };
 
+// The x that a GEMM reads: of this dtype, as deep as the packed weight, inputs past D zero.
+struct XForm {
+  DType dtype;
+  // Rows an odd number of cache lines apart. At D = 2048 rows follow each other at 4 KiB, so the
+  // lines that a tile of 16 rows takes from them share one set of L1, and those of a block of rows
+  // a few sets of L2.
+  bool spread = false;
+};
+
 // act(x Wᵀ) for rows [0, rows) and panels [panel_begin, panel_end), appended to out.
 struct GemmReluTwellArgs : GateOutput {
-  const void* x = nullptr;  // [rows, depth] of the kernel's x_dtype, inputs past D zero
+  const void* x = nullptr;  // [rows, depth] of the kernel's XForm
   std::int64_t x_stride = 0;
   std::int64_t rows = 0;
   PackedView weight;
@@ -38,13 +47,13 @@ constexpr std::int64_t kColumnBlock = 256;
 constexpr std::int64_t gemm_accumulators(std::int64_t rows) { return (rows + 32) * kColumnBlock; }
 
 struct GemmReluTwell {
-  DType x_dtype;  // what x must be converted to
+  XForm x;
   void (*run)(const GemmReluTwellArgs&);
 };
 
 // The same GEMM without the epilogue: c (+)= x Wᵀ in f32, at most kColumnBlock columns.
 struct GemmArgs {
-  const void* x = nullptr;  // [rows, depth] of the kernel's x_dtype, inputs past D zero
+  const void* x = nullptr;  // [rows, depth] of the kernel's XForm
   std::int64_t x_stride = 0;
   std::int64_t rows = 0;
   PackedView weight;
@@ -54,7 +63,7 @@ struct GemmArgs {
   bool accumulate = false;
 };
 struct Gemm {
-  DType x_dtype;
+  XForm x;
   void (*run)(const GemmArgs&);
 };
 
@@ -111,7 +120,7 @@ struct ChosenRows {
   // is rows[i][first + j].
   void (*pack_as_inputs)(const void* const* rows, std::int64_t count, std::int64_t first,
                          std::int64_t columns, void* panels);
-  // h[i] = h[i] != 0 ? h[i] * u[i] : 0, h of the GEMM's x_dtype.
+  // h[i] = h[i] != 0 ? h[i] * u[i] : 0, h of the dtype of the GEMM's x.
   void (*gate)(const float* u, std::int64_t count, void* h);
   bool (*finite)(const void* row, std::int64_t cols);
 };

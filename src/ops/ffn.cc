@@ -61,7 +61,7 @@ void ffn(Context& context, ConstMatrixView x, const FfnWeights& weights,
   const std::int64_t tiles = packed.tiles;
 
   GateBlock gate = {
-      kernel, {rows_of(x, 0, plan.row_block), weights.gate, kernel.x_dtype}, activation, packed, 0};
+      kernel, {rows_of(x, 0, plan.row_block), weights.gate, kernel.x}, activation, packed, 0};
   SparseRows sparse;
   sparse.tier = plan.tier;
   sparse.packed = packed;

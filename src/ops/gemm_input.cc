@@ -7,13 +7,19 @@ namespace {
 
 template <class From, class To>
 void convert_rows(ConstMatrixView x, std::int64_t begin, std::int64_t end, std::int64_t depth,
-                  To* prepared) {
+                  std::int64_t stride, To* prepared) {
   for (std::int64_t r = begin; r < end; ++r) {
     const From* from = x.row<From>(r);
-    To* to = prepared + r * depth;
+    To* to = prepared + r * stride;
     for (std::int64_t k = 0; k < x.cols; ++k) to[k] = static_cast<To>(from[k]);
     std::fill(to + x.cols, to + depth, To{});
   }
+}
+
+constexpr std::size_t kLine = 64;
+
+bool odd_lines(std::int64_t stride, DType dtype) {
+  return static_cast<std::size_t>(stride) * size_of(dtype) % (2 * kLine) == kLine;
 }
 
 }  // namespace
@@ -29,28 +35,37 @@ std::int64_t row_block(std::int64_t rows) {
   return ((rows + blocks - 1) / blocks + kMultiple - 1) / kMultiple * kMultiple;
 }
 
+bool GemmInput::in_place() const {
+  if (x.dtype != form.dtype || depth() != x.cols) return false;
+  return !form.spread || odd_lines(x.row_stride, x.dtype);
+}
+
+// Whole lines: a packed depth of bf16 is a multiple of 32.
+std::int64_t GemmInput::stride() const {
+  if (!form.spread || odd_lines(depth(), form.dtype)) return depth();
+  return depth() + static_cast<std::int64_t>(kLine / size_of(form.dtype));
+}
+
 std::size_t GemmInput::prepared_bytes() const {
-  if (x.dtype == x_dtype && depth() == x.cols) return 0;
-  return static_cast<std::size_t>(x.rows * depth()) * size_of(x_dtype);
+  return in_place() ? 0 : static_cast<std::size_t>(x.rows * stride()) * size_of(form.dtype);
 }
 
 void GemmInput::prepare(std::int64_t begin, std::int64_t end, void* prepared) const {
-  if (prepared_bytes() == 0) return;
+  if (in_place()) return;
   if (x.dtype == DType::f32) {
-    convert_rows<float>(x, begin, end, depth(), static_cast<float*>(prepared));
-  } else if (x_dtype == DType::f32) {
-    convert_rows<bf16>(x, begin, end, depth(), static_cast<float*>(prepared));
+    convert_rows<float>(x, begin, end, depth(), stride(), static_cast<float*>(prepared));
+  } else if (form.dtype == DType::f32) {
+    convert_rows<bf16>(x, begin, end, depth(), stride(), static_cast<float*>(prepared));
   } else {
-    convert_rows<bf16>(x, begin, end, depth(), static_cast<bf16*>(prepared));
+    convert_rows<bf16>(x, begin, end, depth(), stride(), static_cast<bf16*>(prepared));
   }
 }
 
 GemmArgs GemmInput::args(const void* prepared, std::int64_t begin, std::int64_t end) const {
-  const bool in_place = prepared_bytes() == 0;
   GemmArgs args;
-  args.x_stride = in_place ? x.row_stride : depth();
-  args.x = static_cast<const std::byte*>(in_place ? x.data : prepared) +
-           static_cast<std::size_t>(begin * args.x_stride) * size_of(x_dtype);
+  args.x_stride = in_place() ? x.row_stride : stride();
+  args.x = static_cast<const std::byte*>(in_place() ? x.data : prepared) +
+           static_cast<std::size_t>(begin * args.x_stride) * size_of(form.dtype);
   args.rows = end - begin;
   args.weight = weight;
   return args;

@@ -1,4 +1,4 @@
-// x of a GEMM in the dtype and depth that its kernel reads.
+// x of a GEMM in the form that its kernel reads.
 #pragma once
 
 #include "kernels/kernel.h"
@@ -14,17 +14,19 @@ std::int64_t row_block(std::int64_t rows);
 struct GemmInput {
   ConstMatrixView x;  // [rows, D]
   PackedView weight;
-  DType x_dtype;  // the kernel's
+  XForm form;  // the kernel's
 
   // Bytes that prepare() fills, 0 where the kernel reads x in place.
   std::size_t prepared_bytes() const;
-  // Converts rows [begin, end) to the kernel's dtype and the packed depth.
+  // Brings rows [begin, end) into the kernel's form.
   void prepare(std::int64_t begin, std::int64_t end, void* prepared) const;
   // Rows [begin, end) against the weight, to be completed with panels and c.
   GemmArgs args(const void* prepared, std::int64_t begin, std::int64_t end) const;
 
  private:
+  bool in_place() const;
   std::int64_t depth() const { return packed_depth(weight.dtype, weight.cols); }
+  std::int64_t stride() const;  // from prepared row to row
 };
 
 }  // namespace twell

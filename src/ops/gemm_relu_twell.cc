@@ -33,7 +33,7 @@ void gemm_relu_twell(Context& context, ConstMatrixView x, PackedView weight,
   if (x.rows == 0) return;
 
   const GemmReluTwell& kernel = gemm_relu_twell_kernel(context.tier(), x.dtype);
-  const GateBlock block = {kernel, {x, weight, kernel.x_dtype}, activation, out.view(), 0};
+  const GateBlock block = {kernel, {x, weight, kernel.x}, activation, out.view(), 0};
   const std::int64_t rows = row_block(x.rows);
   const std::int64_t row_blocks = (x.rows + rows - 1) / rows;
   const std::int64_t tiles = layout.tiles();

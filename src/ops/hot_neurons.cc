@@ -29,7 +29,7 @@ HotNeurons::HotNeurons(Context& context, const FfnPlan& plan, const FfnWeights& 
   if (share_ > 1.0) return;
   hidden_ = static_cast<std::byte*>(context.scratch(
       0, kHotHidden,
-      static_cast<std::size_t>(rows * packed_depth(DType::bf16, hidden)) * size_of(gemm_.x_dtype)));
+      static_cast<std::size_t>(rows * packed_depth(DType::bf16, hidden)) * size_of(gemm_.x.dtype)));
   sums_ = static_cast<float*>(context.scratch(0, kHotSums, bytes_of<float>(rows * width)));
   const DType dtype = weights.gate.dtype;
   const std::size_t panels = std::max(packed_bytes(dtype, kUpNeurons, weights.gate.cols),
@@ -94,17 +94,17 @@ std::int64_t HotNeurons::hidden_stride() const { return packed_depth(DType::bf16
 
 std::byte* HotNeurons::hidden_at(std::int64_t row, std::int64_t neuron) const {
   return hidden_ +
-         static_cast<std::size_t>(row * hidden_stride() + neuron) * size_of(gemm_.x_dtype);
+         static_cast<std::size_t>(row * hidden_stride() + neuron) * size_of(gemm_.x.dtype);
 }
 
 void HotNeurons::take_row(const TwellView& packed, std::int64_t row) {
   std::byte* hidden = hidden_at(row, 0);
-  std::fill_n(hidden, static_cast<std::size_t>(hidden_stride()) * size_of(gemm_.x_dtype),
+  std::fill_n(hidden, static_cast<std::size_t>(hidden_stride()) * size_of(gemm_.x.dtype),
               std::byte{});
   const auto store = [&](std::int32_t neuron, float value) {
     const std::int32_t place = place_[neuron];
     if (place < 0) return false;
-    if (gemm_.x_dtype == DType::f32) {
+    if (gemm_.x.dtype == DType::f32) {
       reinterpret_cast<float*>(hidden)[place] = value;
     } else {
       reinterpret_cast<bf16*>(hidden)[place] = bf16(value);

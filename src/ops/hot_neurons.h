@@ -57,7 +57,7 @@ class HotNeurons {
   std::int32_t* counts_ = nullptr;  // [H] rows of the block that fired it
   std::int32_t* list_ = nullptr;    // [H] hot neurons, ascending
   std::int32_t* place_ = nullptr;   // [H] in list_, or -1
-  std::byte* hidden_ = nullptr;     // [rows, hidden_stride()] of the GEMM's x_dtype: g, then h
+  std::byte* hidden_ = nullptr;  // [rows, hidden_stride()] of the dtype of the GEMM's x: g, then h
   float* sums_ = nullptr;
 };
 

@@ -39,7 +39,7 @@ void linear(Context& context, ConstMatrixView x, PackedView weight, const void* 
 
   const Gemm& gemm = gemm_kernel(context.tier(), weight.dtype);
   const TwellSpmm& spmm = twell_spmm_kernel(context.tier(), weight.dtype);
-  const GemmInput input = {x, weight, gemm.x_dtype};
+  const GemmInput input = {x, weight, gemm.x};
   const std::int64_t block = row_block(x.rows);
   const std::int64_t row_blocks = (x.rows + block - 1) / block;
   // Four pieces per thread at least, of four panels at least: what a register kernel takes at once.

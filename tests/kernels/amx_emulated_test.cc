@@ -1,6 +1,7 @@
 // The AMX kernel's own source over emulated tiles: its blocking, tails and configuration are tested
 // on machines without AMX too (they need AVX-512 for the rest of the kernel).
 #include "kernels/cpu/kernels.h"
+#include "ops/gemm_input.h"
 #include "tests/ops/ffn_fixture.h"
 
 namespace twell {
@@ -8,17 +9,16 @@ namespace {
 
 void check(std::int64_t tokens, std::int64_t depth, std::int64_t hidden, std::int32_t tile) {
   test::Layer<bf16> layer({tokens, depth, hidden});
-  const std::int64_t padded = packed_depth(DType::bf16, depth);
-  std::vector<bf16> x(static_cast<std::size_t>(tokens * padded));
-  for (std::int64_t r = 0; r < tokens; ++r) {
-    for (std::int64_t k = 0; k < depth; ++k)
-      x[static_cast<std::size_t>(r * padded + k)] = layer.x.at(r, k);
-  }
+  const GemmInput input = {std::as_const(layer.x).view(), layer.packed(),
+                           amx::gemm_relu_twell_bf16.x};
+  std::vector<std::byte> prepared(input.prepared_bytes());
+  input.prepare(0, tokens, prepared.data());
+  const GemmArgs x = input.args(prepared.data(), 0, tokens);
   std::vector<float> accumulators(static_cast<std::size_t>(gemm_accumulators(tokens)));
   TwellMatrix out({tokens, hidden, tile, 8, DType::bf16});
   GemmReluTwellArgs args;
-  args.x = x.data();
-  args.x_stride = padded;
+  args.x = x.x;
+  args.x_stride = x.x_stride;
   args.rows = tokens;
   args.weight = layer.packed();
   args.panel_end = packed_panels(hidden);

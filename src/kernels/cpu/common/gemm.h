@@ -183,12 +183,12 @@ void gemm_and_pack(const GemmReluTwellArgs& args) {
 }
 template <class Isa, class T>
 constexpr GemmReluTwell gemm_relu_twell_registers() {
-  return {dtype_of<typename Isa::template X<T>>::value, gemm_and_pack<Isa, T>};
+  return {{dtype_of<typename Isa::template X<T>>::value}, gemm_and_pack<Isa, T>};
 }
 
 template <class Isa, class T>
 constexpr Gemm gemm_registers() {
-  return {dtype_of<typename Isa::template X<T>>::value, RegisterGemm<Isa, T>::run};
+  return {{dtype_of<typename Isa::template X<T>>::value}, RegisterGemm<Isa, T>::run};
 }
 
 }  // namespace
