@@ -114,6 +114,27 @@ def _plain_op_backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Any, ...]:
     return _shaped(dx, x), _packed_grad(dup), ddown, None, None
 
 
+def _keep_screened(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    x, gate, _, up, down, ctx.activation, ctx.threshold = inputs
+    ctx.save_for_backward(x, gate, up, down)
+
+
+def _screened_op_backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Any, ...]:
+    x, gate, up, down = ctx.saved_tensors
+    want_x, want_gate, _, want_up, want_down = ctx.needs_input_grad[:5]
+    rest = (ctx.activation, ctx.threshold)
+    if up is None:
+        dx, dgate, ddown = dense.ffn_backward(
+            _matrix(dy), _matrix(x), gate, down, *rest, (want_x, want_gate, want_down)
+        )
+        dup = None
+    else:
+        dx, dgate, dup, ddown = dense.gated_ffn_backward(
+            _matrix(dy), _matrix(x), gate, up, down, *rest, (want_x, want_gate, want_up, want_down)
+        )
+    return _shaped(dx, x), dgate, None, dup, ddown, None, None
+
+
 def _keep_shape(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     ctx.rows, ctx.cols = inputs[0].shape
 
@@ -140,6 +161,8 @@ def register() -> None:
         "gated_ffn_stats": (_gated_op_backward, _keep_gated),
         "ffn": (_plain_op_backward, _keep_plain),
         "ffn_stats": (_plain_op_backward, _keep_plain),
+        "screened_ffn": (_screened_op_backward, _keep_screened),
+        "screened_ffn_stats": (_screened_op_backward, _keep_screened),
         "pack_weight": (_pack_backward, _keep_shape),
         "unpack_weight": (_unpack_backward, None),
     }

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from twell import dense
-from twell.modules import GatedFfn
+from twell.modules import FEWEST_INPUTS, GatedFfn
 
 _NAMES = ("gate_proj", "up_proj", "down_proj")
 
@@ -93,29 +93,49 @@ def sparsify(
         raise ValueError(
             f"sparsify: {type(model).__name__} has no gated MLP ({', '.join(_NAMES)}, act_fn)"
         )
-    inputs = {} if sample is None else _inputs_of(layers, model, sample)
+    replaced = {name: model.get_submodule(name) for name in layers}
     for name, layer in layers.items():
-        model.set_submodule(name, layer.freeze(inputs.get(name)) if freeze else layer)
+        model.set_submodule(name, layer)
+    try:
+        inputs = {} if sample is None else _inputs_of(layers, model, sample)
+    except BaseException:
+        for name, module in replaced.items():
+            model.set_submodule(name, module)
+        raise
+    del replaced  # what freezing lets go should go
+    if freeze:
+        for name, layer in layers.items():
+            layer.freeze(inputs.pop(name, None))
     return model
 
 
 def _inputs_of(
-    names: Iterable[str], model: nn.Module, sample: Tensor | Mapping[str, Any]
+    layers: Mapping[str, GatedFfn], model: nn.Module, sample: Tensor | Mapping[str, Any]
 ) -> dict[str, Tensor]:
-    """What each named module is called with where the model is called with the sample."""
-    inputs: dict[str, Tensor] = {}
+    """What the layers of the model see of the sample, those that see enough to choose by."""
+    seen: dict[str, list[Tensor]] = {name: [] for name in layers}
 
-    def keep(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-        def hook(_: nn.Module, arguments: tuple[Any, ...]) -> None:
-            inputs[name] = arguments[0]
+    def keep(name: str) -> Callable[..., None]:
+        def hook(layer: GatedFfn, arguments: tuple[Any, ...], options: dict[str, Any], _: Any) -> None:
+            x = arguments[0] if arguments else options["x"]
+            seen[name].append(x.detach().reshape(-1, layer.hidden_size).clone())
+            layer._copy = None  # of one layer at a time
 
         return hook
 
-    hooks = [model.get_submodule(n).register_forward_pre_hook(keep(n)) for n in names]
+    hooks = [
+        layer.register_forward_hook(keep(name), with_kwargs=True) for name, layer in layers.items()
+    ]
     try:
         with torch.no_grad():
             model(**sample) if isinstance(sample, Mapping) else model(sample)
     finally:
         for hook in hooks:
             hook.remove()
-    return inputs
+    inputs = {name: torch.cat(rows) for name, rows in seen.items() if rows}
+    most = max((len(x) for x in inputs.values()), default=0)
+    if most < FEWEST_INPUTS:
+        raise ValueError(
+            f"sparsify: sample: expected {FEWEST_INPUTS} or more tokens, of which the MLPs saw {most}"
+        )
+    return {name: x for name, x in inputs.items() if len(x) >= FEWEST_INPUTS}

@@ -14,8 +14,8 @@ from twell.autograd import gated_ffn
 _NAMES = ("gate_proj", "up_proj", "down_proj")
 _OPERANDS = ("gate", "screen", "up", "down")
 Operands = tuple[Tensor, Tensor | None, Tensor, Tensor]
-# Inputs that show in which direction they point.
-_FEWEST = 32
+# A sample of fewer does not show in which direction inputs point.
+FEWEST_INPUTS = 32
 
 
 class GatedFfn(nn.Module):
@@ -117,21 +117,25 @@ class GatedFfn(nn.Module):
 
         ``sample`` [..., hidden_size] are inputs like those to come, 32 or more. On a CPU that they
         show to be faster so, the gate stays as it is stored, with an int8 screen
-        (:func:`twell.ops.screen_weight`): a tenth more memory, the same output up to rounding.
+        (:func:`twell.ops.screen_weight`): a sixth more memory in bfloat16, a tenth in float32, the
+        same output up to rounding. A frozen layer that gets a sample chooses anew; conversions and
+        load_state_dict keep the choice.
         """
         if sample is not None:
             axis = self._axis_of(sample)
-            self.thaw()._axis = axis
-        if self._frozen:
-            return self
+            return self.thaw()._freeze(axis)
+        return self if self._frozen else self._freeze(None)
+
+    def _freeze(self, axis: Tensor | None) -> GatedFfn:
         with torch.no_grad():
-            operands = self._operands(*(w.detach() for w in self._weights()), self._axis)
+            operands = self._operands(*(w.detach() for w in self._weights()), axis)
         for name in _NAMES:
             delattr(self, name)
         self._copy = None
         self.l1 = None
         for name, operand in zip(_OPERANDS, operands):
             self.register_buffer(name, operand, persistent=False)
+        self._axis = axis
         self._frozen = True
         return self
 
@@ -154,9 +158,7 @@ class GatedFfn(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x [..., hidden_size] to y of the same shape."""
         if self._frozen:
-            if self.screen is None or not (torch.is_grad_enabled() and x.requires_grad):
-                return self._sparse(x, self.gate, self.screen, self.up, self.down)
-            return gated_ffn(x, self.gate, self.up, self.down, self.activation, self.threshold)[0]
+            return self._sparse(x, self.gate, self.screen, self.up, self.down)
         gate, up, down = self._weights()
         if torch.is_grad_enabled() and any(t.requires_grad for t in (x, gate, up, down)):
             y, l1 = gated_ffn(x, gate, up, down.t(), self.activation, self.threshold)
@@ -199,9 +201,9 @@ class GatedFfn(nn.Module):
 
     def _axis_of(self, sample: Tensor) -> Tensor | None:
         """The axis of a screen for inputs like these; none where it would not pay."""
-        if sample.shape[-1:] != (self.hidden_size,) or sample.numel() < _FEWEST * self.hidden_size:
+        if sample.shape[-1:] != (self.hidden_size,) or sample.numel() < FEWEST_INPUTS * self.hidden_size:
             raise ValueError(
-                f"sample: expected {_FEWEST} or more inputs of size {self.hidden_size}, "
+                f"sample: expected {FEWEST_INPUTS} or more inputs of size {self.hidden_size}, "
                 f"got shape {list(sample.shape)}"
             )
         weights = self._unpack() if self._frozen else self._weights()
@@ -228,8 +230,7 @@ class GatedFfn(nn.Module):
             self.thaw()
         self._copy = None
         super()._apply(fn, recurse)
-        self._axis = axis
-        return self.freeze() if frozen else self
+        return self._freeze(axis) if frozen else self
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy of a copy of the weights is not worth its memory.
@@ -238,7 +239,9 @@ class GatedFfn(nn.Module):
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if self._frozen:
-            for name, weight in zip(_NAMES, self._unpack()):
+            gate, up, down = self._unpack()
+            # A copy of a screened gate, as in _operands.
+            for name, weight in zip(_NAMES, (gate.clone() if self.screened else gate, up, down)):
                 destination[f"{prefix}{name}.weight"] = weight
 
     def _load_from_state_dict(

@@ -120,7 +120,7 @@ def screened_ffn(
 ) -> Tensor:
     """gated_ffn, or ffn where ``up`` is None, from the gate (or up) as stored and its screen_weight:
     what the screen does not rule out is computed from ``gate`` itself. Faster where that is at most
-    screen_limit of them. CPU only. Not differentiable."""
+    screen_limit of them. CPU only. Differentiable, with a dense backward pass."""
     return torch.ops.twell.screened_ffn(x, gate, screen, up, down, activation, threshold)
 
 

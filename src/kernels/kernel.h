@@ -24,10 +24,24 @@ struct GateOutput {
 // The x that a GEMM reads: of this dtype, as deep as the packed weight, inputs past D zero.
 struct XForm {
   DType dtype;
-  // Rows an odd number of cache lines apart. At D = 2048 rows follow each other at 4 KiB, so the
-  // lines that a tile of 16 rows takes from them share one set of L1, and those of a block of rows
-  // a few sets of L2.
-  bool spread = false;
+  // From so many rows on, rows are to be an odd number of cache lines apart. At D = 2048 they
+  // follow each other at 4 KiB, so the lines that a tile of 16 rows takes from them share one set
+  // of L1, and those of a block of rows a few sets of L2. 0: never.
+  std::int64_t spread_from = 0;
+
+  // From row to row of x where it is copied for the kernel.
+  std::int64_t stride(std::int64_t depth, std::int64_t rows) const {
+    return spreads(rows) && !odd_lines(depth) ? depth + 64 / element() : depth;
+  }
+  // Whether rows so far apart need not be copied.
+  bool accepts(std::int64_t stride, std::int64_t rows) const {
+    return !spreads(rows) || odd_lines(stride);
+  }
+
+ private:
+  std::int64_t element() const { return static_cast<std::int64_t>(size_of(dtype)); }
+  bool spreads(std::int64_t rows) const { return spread_from > 0 && rows >= spread_from; }
+  bool odd_lines(std::int64_t stride) const { return stride * element() % 128 == 64; }
 };
 
 // act(x Wᵀ) for rows [0, rows) and panels [panel_begin, panel_end), appended to out.

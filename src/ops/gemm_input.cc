@@ -16,12 +16,6 @@ void convert_rows(ConstMatrixView x, std::int64_t begin, std::int64_t end, std::
   }
 }
 
-constexpr std::size_t kLine = 64;
-
-bool odd_lines(std::int64_t stride, DType dtype) {
-  return static_cast<std::size_t>(stride) * size_of(dtype) % (2 * kLine) == kLine;
-}
-
 }  // namespace
 
 std::int64_t row_block(std::int64_t rows) {
@@ -36,14 +30,7 @@ std::int64_t row_block(std::int64_t rows) {
 }
 
 bool GemmInput::in_place() const {
-  if (x.dtype != form.dtype || depth() != x.cols) return false;
-  return !form.spread || odd_lines(x.row_stride, x.dtype);
-}
-
-// Whole lines: a packed depth of bf16 is a multiple of 32.
-std::int64_t GemmInput::stride() const {
-  if (!form.spread || odd_lines(depth(), form.dtype)) return depth();
-  return depth() + static_cast<std::int64_t>(kLine / size_of(form.dtype));
+  return x.dtype == form.dtype && depth() == x.cols && form.accepts(x.row_stride, x.rows);
 }
 
 std::size_t GemmInput::prepared_bytes() const {

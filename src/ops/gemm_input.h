@@ -26,7 +26,7 @@ struct GemmInput {
  private:
   bool in_place() const;
   std::int64_t depth() const { return packed_depth(weight.dtype, weight.cols); }
-  std::int64_t stride() const;  // from prepared row to row
+  std::int64_t stride() const { return form.stride(depth(), x.rows); }  // of prepared rows
 };
 
 }  // namespace twell

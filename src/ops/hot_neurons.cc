@@ -19,7 +19,8 @@ HotNeurons::HotNeurons(Context& context, const FfnPlan& plan, const FfnWeights& 
       gemm_(gemm_kernel(plan.tier, weights.gate.dtype)),
       chosen_(chosen_rows_kernel(plan.tier, weights.gate.dtype)),
       share_(plan.hot_share),
-      hot_rows_(plan.hot_rows) {
+      hot_rows_(plan.hot_rows),
+      rows_(rows) {
   const std::int64_t hidden = weights.gate.rows;
   const std::int64_t width = weights.down.cols;
   counts_ =
@@ -29,7 +30,8 @@ HotNeurons::HotNeurons(Context& context, const FfnPlan& plan, const FfnWeights& 
   if (share_ > 1.0) return;
   hidden_ = static_cast<std::byte*>(context.scratch(
       0, kHotHidden,
-      static_cast<std::size_t>(rows * packed_depth(DType::bf16, hidden)) * size_of(gemm_.x.dtype)));
+      static_cast<std::size_t>(rows * gemm_.x.stride(packed_depth(DType::bf16, hidden), rows)) *
+          size_of(gemm_.x.dtype)));
   sums_ = static_cast<float*>(context.scratch(0, kHotSums, bytes_of<float>(rows * width)));
   const DType dtype = weights.gate.dtype;
   const std::size_t panels = std::max(packed_bytes(dtype, kUpNeurons, weights.gate.cols),
@@ -90,7 +92,9 @@ void HotNeurons::choose() {
   }
 }
 
-std::int64_t HotNeurons::hidden_stride() const { return packed_depth(DType::bf16, size_); }
+std::int64_t HotNeurons::hidden_stride() const {
+  return gemm_.x.stride(packed_depth(DType::bf16, size_), rows_);
+}
 
 std::byte* HotNeurons::hidden_at(std::int64_t row, std::int64_t neuron) const {
   return hidden_ +

@@ -53,6 +53,7 @@ class HotNeurons {
   const ChosenRows& chosen_;
   double share_;
   int hot_rows_;
+  std::int64_t rows_;  // of a block, at most
   std::int64_t size_ = 0;
   std::int32_t* counts_ = nullptr;  // [H] rows of the block that fired it
   std::int32_t* list_ = nullptr;    // [H] hot neurons, ascending

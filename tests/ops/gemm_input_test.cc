@@ -68,8 +68,13 @@ TEST(GemmInput, SpreadRowsLieAnOddNumberOfLinesApart) {
                         Case{70, 96, 96, false}, Case{33, 33, 96, false}}) {
     SCOPED_TRACE(c.depth);
     const auto x = rows_of(c.depth, c.stride);
-    expect_rows<bf16>(input_of(x, c.depth, c.stride, {DType::bf16, true}), c.expected, c.in_place);
+    for (std::int64_t from : {std::int64_t{1}, kRows}) {
+      expect_rows<bf16>(input_of(x, c.depth, c.stride, {DType::bf16, from}), c.expected,
+                        c.in_place);
+    }
   }
+  const auto x = rows_of(64, 64);
+  expect_rows<bf16>(input_of(x, 64, 64, {DType::bf16, kRows + 1}), 64, true);
 }
 
 }  // namespace

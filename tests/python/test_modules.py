@@ -160,11 +160,16 @@ def test_sample_lets_freeze_screen(limit: float, dtype: torch.dtype) -> None:
     assert module.screened == (limit > 0) and not packed.screened
     x = layer.inputs(7, seed=1)
     assert_within(module(x), reference(x, layer.gate, layer.up, layer.down))
-    assert torch.equal(module.state_dict()["gate_proj.weight"], layer.gate)
+    state = module.state_dict()
+    assert torch.equal(state["gate_proj.weight"], layer.gate)
+    state["gate_proj.weight"].neg_()  # the caller's own
+    assert_within(module(x), reference(x, layer.gate, layer.up, layer.down))
     # What conversions and checkpoints do to a packed layer, they do to this one.
     other = next(d for d in (torch.float32, torch.bfloat16) if d != dtype)
     twin = copy.deepcopy(module).to(other)
-    assert twin.screened == module.screened and twin(x.to(other)).dtype == other
+    assert twin.screened == module.screened
+    weights = (w.to(other) for w in (layer.gate, layer.up, layer.down))
+    assert_within(twin(x.to(other)), reference(x.to(other), *weights))
     fresh = make_layer(300, 600, dtype, density=0.005, seed=3)
     module.load_state_dict(module_of(fresh).state_dict())
     assert_within(module(x), reference(x, fresh.gate, fresh.up, fresh.down))
@@ -173,9 +178,12 @@ def test_sample_lets_freeze_screen(limit: float, dtype: torch.dtype) -> None:
     module = module_of(Layer(held, layer.up, layer.down, layer.shift)).freeze(layer.inputs(64))
     held.zero_()
     assert_within(module(x), reference(x, layer.gate, layer.up, layer.down))
-    # Thawed it is as if it had never been frozen.
+    # Thawed it is as if it had never been frozen; where a conversion fails, too.
     assert torch.equal(module.thaw().gate_proj.weight, layer.gate)
     assert not module.freeze().screened
+    with pytest.raises(RuntimeError, match="expected dtype bfloat16 or float32"):
+        module.freeze(layer.inputs(64)).half()
+    assert not module.to(dtype).freeze().screened
 
 
 def test_sample_of_dense_inputs_packs(limit: float) -> None:
@@ -192,8 +200,7 @@ def test_frozen_layer_chooses_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     assert module.frozen
 
 
-def test_gradient_of_the_input_of_a_screened_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(twell.ops, "screen_limit", lambda: 0.25)
+def test_gradient_of_the_input_of_a_frozen_layer(limit: float) -> None:
     layer = sparse_layer()
     grads = []
     for module in (module_of(layer), module_of(layer).freeze(layer.inputs(64))):
@@ -312,28 +319,65 @@ def test_sparsified_bf16_model() -> None:
 def test_sparsify_with_a_sample(mapping: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(twell.ops, "screen_limit", lambda: 1.0)
     model = tiny_model("llama", "relu")
-    twin, sample = copy.deepcopy(model), tokens().repeat(1, 2)
+    twin, sample = twell.sparsify(copy.deepcopy(model), freeze=False), tokens().repeat(1, 2)
     seen = []
     for block in twin.model.layers:
         block.mlp.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
     with torch.no_grad():
         twin(sample)
         twell.sparsify(model, sample={"input_ids": sample} if mapping else sample)
-    # Each layer's screen is the one that its own inputs make.
-    for block, dense, x in zip(model.model.layers, twin.model.layers, seen):
-        assert torch.equal(block.mlp.screen, twell.from_mlp(dense.mlp).freeze(x).screen)
-    with torch.no_grad():
-        got, want = model(tokens()).logits, twell.sparsify(twin)(tokens()).logits
+        got, want = model(tokens()).logits, twin(tokens()).logits
     torch.testing.assert_close(got, want)
+    # Each layer's screen is the one that its own inputs make.
+    for block, other, x in zip(model.model.layers, twin.model.layers, seen):
+        assert torch.equal(block.mlp.screen, other.mlp.freeze(x).screen)
 
 
 def test_sparsify_refuses_a_useless_sample() -> None:
     model = tiny_model("llama", "relu")
-    with pytest.raises(ValueError, match="sample: expected 32 or more inputs"):
+    modules = dict(model.named_modules())
+    with pytest.raises(ValueError, match="expected 32 or more tokens, of which the MLPs saw 17"):
         twell.sparsify(model, sample=tokens()[:1])
     with pytest.raises(ValueError, match="expected freeze=True"):
         twell.sparsify(model, sample=tokens(), freeze=False)
-    assert not any(isinstance(m, twell.GatedFfn) for m in model.modules())
+    with pytest.raises(ValueError, match="must specify exactly one"):
+        twell.sparsify(model, sample={"no_such_argument": tokens()})
+    with pytest.raises(IndexError):
+        twell.sparsify(model, sample=tokens() + 97)
+    assert dict(model.named_modules()) == modules
+    assert not any(m._forward_hooks for m in model.modules())
+
+
+def test_sample_meets_the_stated_activation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(twell.ops, "screen_limit", lambda: 1.0)
+    mislabelled, honest = tiny_model("llama", "silu"), tiny_model("llama", "relu")
+    sample = tokens().repeat(1, 2)
+    twell.sparsify(mislabelled, activation="relu", sample=sample)
+    twell.sparsify(honest, sample=sample)
+    for got, want in zip(mislabelled.model.layers, honest.model.layers):
+        assert torch.equal(got.mlp.screen, want.mlp.screen)
+
+
+class Experts(nn.Module):
+    """Two MLPs, one of which sees a single token, and by keyword."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        blocks = tiny_model("llama", "relu").model.layers
+        self.busy, self.idle = blocks[0].mlp, blocks[1].mlp
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.busy(x[:40]) + self.busy(x[1:]), self.idle(x=x[:1])])
+
+
+def test_a_layer_that_sees_little_of_the_sample_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(twell.ops, "screen_limit", lambda: 1.0)
+    x = torch.randn(41, 48, generator=torch.Generator().manual_seed(1))
+    model = twell.sparsify(Experts(), sample=x)
+    assert model.busy.screened and model.idle.frozen and not model.idle.screened
+    # Of both calls.
+    twin = twell.from_mlp(Experts().busy).freeze(torch.cat([x[:40], x[1:]]))
+    assert torch.equal(model.busy.screen, twin.screen)
 
 
 def test_saved_model_is_an_ordinary_checkpoint(tmp_path: object) -> None:

@@ -78,7 +78,7 @@ def test_opcheck(name: str, dtype: torch.dtype) -> None:
         opcheck(getattr(torch.ops.twell, name).default, arguments)
 
 
-@pytest.mark.parametrize("name", OPERATORS[:6])
+@pytest.mark.parametrize("name", (*OPERATORS[:6], "screened_ffn", "screened_ffn_stats"))
 def test_opcheck_with_gradients(name: str) -> None:
     for arguments in samples(name, torch.float32, gradients=True):
         opcheck(getattr(torch.ops.twell, name).default, arguments)

@@ -113,7 +113,8 @@ def tier_of(tier: str) -> subprocess.CompletedProcess[str]:
         "        x = layer.inputs(rows)\n"
         "        packed = twell.ops.pack_weight(layer.gate)\n"
         "        y = twell.ops.gated_ffn(x, packed, layer.up, layer.down)\n"
-        "        assert_within(y, reference(x, layer.gate, layer.up, layer.down))\n",
+        "        assert_within(y, reference(x, layer.gate, layer.up, layer.down))\n"
+        "print(twell.ops.screen_limit())\n",
         TWELL_CPU_TIER=tier,
     )
 
@@ -131,6 +132,8 @@ def test_forced_tier(tier: str) -> None:
     }[tier]
     if have:
         assert run.returncode == 0, run.stderr
+        limits = {"portable": 0.0, "avx2": 0.25, "avx512": 0.08, "amx": 0.0}
+        assert float(run.stdout) == limits[tier]
     else:
         assert run.returncode != 0 and f"'{tier}'" in run.stderr.splitlines()[-1], run.stderr
 

@@ -130,7 +130,7 @@ void gemm(const GemmArgs& args) {
   release();
 }
 
-constexpr XForm kX = {DType::bf16, true};
+constexpr XForm kX = {DType::bf16, kVectorRows + 1};
 
 void gemm_and_pack(const GemmReluTwellArgs& args) { gemm_then_pack<avx512::Isa, bf16>(args, gemm); }
 
