@@ -27,16 +27,8 @@ void store(float* c, std::int64_t rows, std::int64_t width, const void* bias, Ma
   }
 }
 
-}  // namespace
-
-void linear(Context& context, ConstMatrixView x, PackedView weight, const void* bias,
-            MatrixView y) {
-  constexpr const char* kOperation = "linear";
-  require_packed(kOperation, "weight", weight);
-  require_matrix(kOperation, "x", x, weight.dtype, x.rows, weight.cols);
-  require_matrix(kOperation, "y", y, weight.dtype, x.rows, weight.rows);
-  if (x.rows == 0) return;
-
+void multiply(Context& context, ConstMatrixView x, PackedView weight, const void* bias,
+              MatrixView y) {
   const Gemm& gemm = gemm_kernel(context.tier(), weight.dtype);
   const TwellSpmm& spmm = twell_spmm_kernel(context.tier(), weight.dtype);
   const GemmInput input = {x, weight, gemm.x};
@@ -71,6 +63,22 @@ void linear(Context& context, ConstMatrixView x, PackedView weight, const void* 
       store(c, args.rows, std::min(args.panels * kPanel, weight.rows - column), bias, y, row,
             column, spmm);
     }
+  }
+}
+
+}  // namespace
+
+void linear(Context& context, ConstMatrixView x, PackedView weight, const void* bias,
+            MatrixView y) {
+  constexpr const char* kOperation = "linear";
+  require_packed(kOperation, "weight", weight);
+  require_matrix(kOperation, "x", x, weight.dtype, x.rows, weight.cols);
+  require_matrix(kOperation, "y", y, weight.dtype, x.rows, weight.rows);
+  // A kernel may want a copy of x, in scratch that stays: 16 MiB of bf16 at D = 2048.
+  constexpr std::int64_t kMostRows = 4096;
+  for (std::int64_t row = 0; row < x.rows; row += kMostRows) {
+    const std::int64_t rows = std::min(kMostRows, x.rows - row);
+    multiply(context, rows_of(x, row, rows), weight, bias, rows_of(y, row, rows));
   }
 }
 

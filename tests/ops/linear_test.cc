@@ -61,6 +61,7 @@ TYPED_TEST(LinearTest, TailSizes) {
         for (std::int64_t outputs : {1, 15, 17, 255, 257, 600}) {
           check<TypeParam>(context, 9, 64, outputs, form);
         }
+        check<TypeParam>(context, 4102, 5, 18, form);  // more than are taken at a time
       }
     }
   }
