@@ -14,6 +14,7 @@ T activate(float v, Activation kind) {
 }
 
 // What a column block adds to rows of the output; its columns [first, ...) of H lie in one tile.
+// The count is the caller's, in a register.
 template <class T>
 class BlockSlots {
  public:
@@ -22,21 +23,21 @@ class BlockSlots {
         tile_(first / to.out.tile),
         offset_(static_cast<std::uint32_t>(first - tile_ * to.out.tile)) {}
 
-  // Pre-activation z, which the activation keeps, at a column of the block.
-  void add(std::uint32_t column, float z) {
+  // Pre-activation z, which the activation keeps, at a column of the block; returns the new count.
+  std::int32_t add(std::int32_t count, std::uint32_t column, float z) {
     const T value = activate<T>(z, to_.activation.kind);
-    if (!is_zero(value)) slots_[count_++] = make_slot(offset_ + column, value);
+    if (is_zero(value)) return count;
+    slots_[count] = make_slot(offset_ + column, value);
+    return count + 1;
   }
-  void append_to(std::int64_t row) {
-    if (count_ > 0) to_.out.append(to_.out_row + row, tile_, slots_, count_);
-    count_ = 0;
+  void append_to(std::int64_t row, std::int32_t count) const {
+    if (count > 0) to_.out.append(to_.out_row + row, tile_, slots_, count);
   }
 
  private:
   const GateOutput& to_;
   std::int64_t tile_;
   std::uint32_t offset_;
-  std::int32_t count_ = 0;
   typename slot_of<T>::type slots_[kColumnBlock];
 };
 
@@ -55,16 +56,17 @@ void pack_epilogue(const float* c, std::int64_t rows, std::int64_t first, std::i
   BlockSlots<T> slots(args, first);
   for (std::int64_t r = 0; r < rows; ++r) {
     const float* row = c + r * kColumnBlock;
+    std::int32_t count = 0;
     for (std::int64_t j = 0; j < width; j += kPanel) {
       std::uint32_t mask = Isa::kept16(row + j, threshold);
       if (width - j < kPanel) mask &= (1U << (width - j)) - 1U;  // padding neurons may be NaN
       for (; mask != 0; mask &= mask - 1) {
         const auto i =
             static_cast<std::uint32_t>(j) + static_cast<std::uint32_t>(__builtin_ctz(mask));
-        slots.add(i, row[i]);
+        count = slots.add(count, i, row[i]);
       }
     }
-    slots.append_to(r);
+    slots.append_to(r, count);
   }
 }
 

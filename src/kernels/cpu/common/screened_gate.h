@@ -165,6 +165,7 @@ struct ScreenedGateKernel {
     std::int64_t i = 0;
     for (std::int64_t r = 0; r < b.args.rows(); ++r) {
       const T* x = b.args.x.template row<T>(r);
+      std::int32_t kept = 0;
       for (const std::int64_t end = i + b.counts[r]; i < end;) {
         const std::int64_t count = std::min(kDotRows, end - i);
         const T* w[kDotRows];
@@ -177,11 +178,11 @@ struct ScreenedGateKernel {
         dot_rows<Isa, T>(count, x, w, next, b.args.weight.cols, z);
         for (std::int64_t n = 0; n < count; ++n) {
           if (z[n] <= threshold) continue;
-          slots.add(static_cast<std::uint32_t>(b.list[i + n]), z[n]);
+          kept = slots.add(kept, static_cast<std::uint32_t>(b.list[i + n]), z[n]);
         }
         i += count;
       }
-      slots.append_to(r);
+      slots.append_to(r, kept);
     }
   }
 
