@@ -6,6 +6,7 @@
 
 #include "models/cost_model.h"
 #include "models/registry.h"
+#include "models/resident_exp.h"
 #include "models/rms_norm.h"
 #include "twell/status.h"
 
@@ -118,6 +119,7 @@ at::Tensor Decoder::embed(const at::Tensor& tokens) {
     check_token(tokens.min().item<std::int64_t>(), config_.vocab_size);
     check_token(tokens.max().item<std::int64_t>(), config_.vocab_size);
   }
+  if (device().is_cpu()) keep_exp_resident();
   return at::embedding(weights_.embedding, tokens.to(device()));
 }
 
@@ -219,7 +221,11 @@ at::Tensor Decoder::hidden_states(std::span<const Chunk> chunks, KvCache* cache,
     if (cache != nullptr) cache->reserve(run.slot, run.count);
   }
   rope_.reserve(furthest);
-  if (!device().is_cpu()) rows.place(rope_, device());
+  if (device().is_cpu()) {
+    keep_exp_resident();
+  } else {
+    rows.place(rope_, device());
+  }
 
   at::Tensor tokens = at::empty({static_cast<std::int64_t>(rows.positions.size())}, at::kLong);
   auto* ids = tokens.mutable_data_ptr<std::int64_t>();
