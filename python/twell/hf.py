@@ -116,7 +116,9 @@ def _inputs_of(
     seen: dict[str, list[Tensor]] = {name: [] for name in layers}
 
     def keep(name: str) -> Callable[..., None]:
-        def hook(layer: GatedFfn, arguments: tuple[Any, ...], options: dict[str, Any], _: Any) -> None:
+        def hook(
+            layer: GatedFfn, arguments: tuple[Any, ...], options: dict[str, Any], _: Any
+        ) -> None:
             x = arguments[0] if arguments else options["x"]
             seen[name].append(x.detach().reshape(-1, layer.hidden_size).clone())
             layer._copy = None  # of one layer at a time

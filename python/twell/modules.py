@@ -122,13 +122,15 @@ class GatedFfn(nn.Module):
         load_state_dict keep the choice.
         """
         if sample is not None:
-            axis = self._axis_of(sample)
-            return self.thaw()._freeze(axis)
+            screened = self._screened_for(sample)
+            self.thaw()
+            return self._freeze(None) if screened is None else self._freeze(*screened)
         return self if self._frozen else self._freeze(None)
 
-    def _freeze(self, axis: Tensor | None) -> GatedFfn:
-        with torch.no_grad():
-            operands = self._operands(*(w.detach() for w in self._weights()), axis)
+    def _freeze(self, axis: Tensor | None, operands: Operands | None = None) -> GatedFfn:
+        if operands is None:
+            with torch.no_grad():
+                operands = self._operands(*(w.detach() for w in self._weights()), axis)
         for name in _NAMES:
             delattr(self, name)
         self._copy = None
@@ -199,9 +201,11 @@ class GatedFfn(nn.Module):
         # A copy: whoever holds the checkpoint's tensor may change it, which no screen notices.
         return gate.clone(), torch.ops.twell.screen_weight(gate, axis), up, down
 
-    def _axis_of(self, sample: Tensor) -> Tensor | None:
-        """The axis of a screen for inputs like these; none where it would not pay."""
-        if sample.shape[-1:] != (self.hidden_size,) or sample.numel() < FEWEST_INPUTS * self.hidden_size:
+    def _screened_for(self, sample: Tensor) -> tuple[Tensor, Operands] | None:
+        """The axis of a screen for inputs like these, and the operands with the screen; none where
+        it would not pay."""
+        fewest = FEWEST_INPUTS * self.hidden_size
+        if sample.shape[-1:] != (self.hidden_size,) or sample.numel() < fewest:
             raise ValueError(
                 f"sample: expected {FEWEST_INPUTS} or more inputs of size {self.hidden_size}, "
                 f"got shape {list(sample.shape)}"
@@ -215,7 +219,8 @@ class GatedFfn(nn.Module):
             axis = x.float().mean(0)
             operands = self._operands(*(w.detach() for w in weights), axis)
             candidates = ops.screened_ffn_stats(x, *operands, self.activation, self.threshold)[3]
-        return axis if int(candidates) <= limit * x.shape[0] * self.ffn_size else None
+        pays = int(candidates) <= limit * x.shape[0] * self.ffn_size
+        return (axis, operands) if pays else None
 
     def _unpack(self) -> tuple[Tensor, Tensor, Tensor]:
         gate = self.gate

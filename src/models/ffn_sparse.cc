@@ -19,11 +19,6 @@
 namespace twell::lm {
 namespace {
 
-ConstMatrixView view(const at::Tensor& matrix) {
-  return {matrix.const_data_ptr(), dtype_of_tensor(matrix), matrix.size(0), matrix.size(1),
-          matrix.stride(0)};
-}
-
 class SparseFeedForward final : public FeedForward {
  public:
   SparseFeedForward(const FfnParameters& p, const ActivationChoice& choice, FfnPath path,
@@ -44,15 +39,15 @@ class SparseFeedForward final : public FeedForward {
     operands_.down = down.is_contiguous() ? down : transposed_copy(p.down.detach());
     if (!down.is_contiguous()) own_bytes_ += static_cast<std::int64_t>(operands_.down.nbytes());
 
-    weights_.gate = {nullptr, dtype_of_tensor(first), neurons, width};
-    weights_.down = view(operands_.down);
+    weights_.down = matrix_view(operands_.down);
+    weights_.gate = {nullptr, weights_.down.dtype, neurons, width};
     if (p.gated()) {
       operands_.up = p.up.detach().contiguous();
       if (!operands_.up.is_same(p.up.detach()) &&
           operands_.up.const_data_ptr() != p.up.const_data_ptr()) {
         own_bytes_ += static_cast<std::int64_t>(operands_.up.nbytes());
       }
-      weights_.up = view(operands_.up);
+      weights_.up = matrix_view(operands_.up);
     }
     if (path == FfnPath::automatic) {
       first_ = first;
@@ -69,7 +64,13 @@ class SparseFeedForward final : public FeedForward {
   }
 
   FfnPath path() const override { return path_; }
-  std::int64_t own_bytes() const override { return own_bytes_ + gate_->own_bytes(); }
+  std::int64_t own_bytes() const override {
+    std::int64_t bytes = own_bytes_;
+    for (const at::Tensor* gate : {&operands_.packed, &operands_.gate, &operands_.screen}) {
+      if (gate->defined()) bytes += static_cast<std::int64_t>(gate->nbytes());
+    }
+    return bytes;
+  }
   std::string describe(std::int64_t tokens) const override {
     return fmt::format(
         "{}: {}, {}{}{}", name_of(path_), io::name_of(choice_.kind), gate_text(),

@@ -18,42 +18,36 @@ constexpr std::int64_t kEnoughRows = 64;  // say something of a text
 }  // namespace
 
 GateForm::GateForm(at::Tensor gate, CpuTier tier, SparseOperands& operands)
-    : gate_(std::move(gate)), hidden_(gate_.size(0)), limit_(screen_limit(tier)) {
-  if (screens()) {
-    operands.gate = gate_;
-    own_bytes_ = static_cast<std::int64_t>(gate_.nbytes());
-  } else {
-    pack(operands);
-  }
+    : limit_(screen_limit(tier)) {
+  operands.gate = std::move(gate);
+  if (!screens()) pack(operands);
 }
 
 void GateForm::prepare(const at::Tensor& x, SparseOperands& operands) {
   if (!screens() || (operands.screen.defined() && settled())) return;
   // What does not fit is the operator's to name.
-  if (x.dim() != 2 || x.size(1) != gate_.size(1)) return;
+  if (x.dim() != 2 || x.size(1) != operands.gate.size(1)) return;
   const at::Tensor sum = x.to(at::kFloat).sum(0);
   const auto* more = sum.const_data_ptr<float>();
-  axis_.resize(static_cast<std::size_t>(gate_.size(1)));
+  axis_.resize(static_cast<std::size_t>(x.size(1)));
   for (std::size_t k = 0; k < axis_.size(); ++k) axis_[k] += more[k];
   axis_rows_ += x.size(0);
   if (!operands.screen.defined() || settled()) screen(operands);
 }
 
-void GateForm::screen(SparseOperands& operands) {
-  const std::int64_t width = gate_.size(1);
-  const auto bytes = static_cast<std::int64_t>(screen_bytes(hidden_, width));
+void GateForm::screen(SparseOperands& operands) const {
+  const ConstMatrixView gate = matrix_view(operands.gate);
   if (!operands.screen.defined()) {
+    const auto bytes = static_cast<std::int64_t>(screen_bytes(gate.rows, gate.cols));
     operands.screen = allocate_weights(bytes / 64, 64, at::kByte).view({bytes});
-    own_bytes_ += bytes;
   }
-  make_screen({gate_.const_data_ptr(), dtype_of_tensor(gate_), hidden_, width, gate_.stride(0)},
-              axis_.data(), operands.screen.mutable_data_ptr());
+  make_screen(gate, axis_.data(), operands.screen.mutable_data_ptr());
 }
 
 void GateForm::update(std::int64_t candidates, std::int64_t rows, SparseOperands& operands) {
   if (!screens() || !settled() || rows == 0) return;
-  const double now =
-      static_cast<double>(candidates) / (static_cast<double>(rows) * static_cast<double>(hidden_));
+  const double now = static_cast<double>(candidates) /
+                     (static_cast<double>(rows) * static_cast<double>(operands.gate.size(0)));
   const double weight = std::min(1.0, static_cast<double>(rows) / static_cast<double>(kEnoughRows));
   share_ = share_ < 0 ? now : share_ + weight * (now - share_);
   seen_ += rows;
@@ -65,11 +59,9 @@ bool GateForm::settled() const { return axis_rows_ >= kAxisRows; }
 bool GateForm::undecided() const { return screens() && settled() && seen_ < kEnoughRows; }
 
 void GateForm::pack(SparseOperands& operands) {
-  operands.packed = packed_weight(gate_);
+  operands.packed = packed_weight(operands.gate);
   operands.gate = operands.screen = at::Tensor();
   limit_ = 0;
-  own_bytes_ = static_cast<std::int64_t>(operands.packed.nbytes());
-  gate_ = at::Tensor();
 }
 
 }  // namespace twell::lm

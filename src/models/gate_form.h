@@ -29,22 +29,17 @@ class GateForm {
   bool undecided() const;
   bool screens() const { return limit_ > 0; }
   double share() const { return share_; }  // of neurons the screen left; below 0: none seen
-  // Of the gate in its form, with the screen once it is made.
-  std::int64_t own_bytes() const { return own_bytes_; }
 
  private:
-  void screen(SparseOperands& operands);
+  void screen(SparseOperands& operands) const;
   void pack(SparseOperands& operands);
   bool settled() const;  // the axis
 
-  at::Tensor gate_;  // undefined once packed
-  std::int64_t hidden_;
-  double limit_;
+  double limit_;                // 0 once packed
   std::vector<float> axis_;     // sum of the tokens that choose it
   std::int64_t axis_rows_ = 0;  // their number
   std::int64_t seen_ = 0;       // tokens counted
   double share_ = -1.0;
-  std::int64_t own_bytes_ = 0;
 };
 
 }  // namespace twell::lm

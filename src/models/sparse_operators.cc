@@ -63,8 +63,9 @@ ActivationSpec sparse_activation(const ActivationChoice& choice) {
   }
 }
 
-DType dtype_of_tensor(const at::Tensor& tensor) {
-  return tensor.scalar_type() == at::kFloat ? DType::f32 : DType::bf16;
+ConstMatrixView matrix_view(const at::Tensor& matrix) {
+  return {matrix.const_data_ptr(), matrix.scalar_type() == at::kFloat ? DType::f32 : DType::bf16,
+          matrix.size(0), matrix.size(1), matrix.stride(0)};
 }
 
 void check_sparse_layer(const FfnParameters& parameters) {

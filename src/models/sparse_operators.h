@@ -17,8 +17,8 @@ void check_sparse_layer(const FfnParameters& parameters);
 // and where `path` is sparse and hidden activations are.
 bool check_sparse_call(const at::Tensor& x, FfnPath path, const FfnObserver* observer);
 
-// Of bf16 and fp32.
-DType dtype_of_tensor(const at::Tensor& tensor);
+// A matrix of bf16 or fp32 with contiguous rows, as libtwell sees it.
+ConstMatrixView matrix_view(const at::Tensor& matrix);
 
 // Weights as the operators take them.
 struct SparseOperands {
