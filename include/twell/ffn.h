@@ -1,4 +1,4 @@
-// Sparse feed-forward layers (paper section 3): the public operations of libtwell.
+// Sparse feed-forward layers (paper section 3): the operation that libtwell is for.
 //
 //   gated       g = act(x Wgᵀ), u = x Wuᵀ, h = g ⊙ u, y = h Wd
 //   non-gated   h = act(x Wuᵀ), y = h Wd
@@ -11,10 +11,12 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <variant>
+#include <vector>
 
 #include "twell/context.h"
-#include "twell/format.h"
 #include "twell/packed.h"
 #include "twell/screen.h"
 #include "twell/tensor_view.h"
@@ -34,61 +36,70 @@ struct ActivationSpec {
   float threshold = 0.0F;  // fat_relu only
 };
 
+// What plans and estimates know of a layer.
+struct FfnShape {
+  std::int64_t width = 0;   // D
+  std::int64_t hidden = 0;  // H
+  bool gated = true;
+  DType dtype = DType::bf16;
+  bool operator==(const FfnShape&) const = default;
+};
+
+// How the gate is multiplied: by the GEMM on its packed weight, or by way of its screen, which is
+// faster where that leaves few neurons (TierTuning::screen_limit).
+enum class GateForm : std::uint8_t { packed, screened };
+const char* name_of(GateForm form);
+
 struct FfnWeights {
-  // Wg, or Wu of a non-gated layer. Where there is a screen, its dtype and shape alone.
-  PackedView gate;
-  ConstMatrixView up;    // Wu; data null for a non-gated layer
-  ConstMatrixView down;  // Wd, neuron-major
-  // Instead of the packed gate: its screen, and its rows as stored, which are read where the screen
-  // does not rule a neuron out. Faster where that is few: below about a tenth of them.
-  ScreenView screen = {};
-  ConstMatrixView gate_rows = {};
+  std::variant<PackedWeight, ScreenedGate> gate;  // Wg; Wu of a layer without a gate
+  std::optional<ConstMatrixView> up;              // Wu; none in a layer without a gate
+  ConstMatrixView down;                           // Wd, neuron-major
 
-  bool gated() const { return up.data != nullptr; }
-  bool screened() const { return screen.data != nullptr; }
+  GateForm form() const { return gate.index() == 0 ? GateForm::packed : GateForm::screened; }
+  FfnShape shape() const;  // that of the gate
 };
 
-// What one call saw. `neuron_counts`, if not null, has H entries, to which the number of tokens
-// that fired each neuron is added; `row_nnz`, if not null, has M entries, which are set.
-struct FfnStats {
-  std::int64_t rows = 0;
-  std::int64_t nnz = 0;
-  std::int64_t max_row_nnz = 0;
-  // With a screen: pre-activations that it did not rule out, of rows · H.
+// What one call saw.
+struct FfnCounts {
+  std::vector<std::int32_t> row_nnz;     // [M] neurons that each token fired
+  std::vector<std::int64_t> neuron_nnz;  // [H] tokens that fired each neuron
+  // Pre-activations that a screen did not rule out, of M · H; 0 without one.
   std::int64_t candidates = 0;
-  std::int64_t* neuron_counts = nullptr;
-  std::int32_t* row_nnz = nullptr;
+  double l1 = 0.0;  // Σ |h|; filled by training alone
+
+  std::int64_t rows() const { return static_cast<std::int64_t>(row_nnz.size()); }
+  std::int64_t nnz() const;
+  std::int64_t max_row_nnz() const;     // 0 where there are no rows
+  std::int64_t active_neurons() const;  // that fired at all
 };
 
-// out = act(x Wᵀ), packed in the GEMM's epilogue; the dense activation is never stored. out's
-// layout chooses tile and capacity and must have rows M, cols H and x's dtype.
-void gemm_relu_twell(Context& context, ConstMatrixView x, PackedView weight,
-                     const ActivationSpec& activation, TwellMatrix& out);
-
-// y = (g ⊙ (x Wuᵀ)) Wd for the packed gate g, up evaluated only where g is non-zero.
-void twell_gated_ffn(Context& context, ConstMatrixView x, const TwellMatrix& gate,
-                     ConstMatrixView up, ConstMatrixView down, MatrixView y);
-
-// y = h Wd for the packed hidden state h.
-void twell_spmm(Context& context, const TwellMatrix& hidden, ConstMatrixView down, MatrixView y);
-
-// How one call of ffn() is carried out: a value to print, compare and test.
+// How one call of ffn() is carried out: everything that is decided, as a value to print and
+// compare.
 struct FfnPlan {
   CpuTier tier = CpuTier::portable;
   int threads = 1;
-  std::int64_t row_block = 0;  // rows per gate GEMM block
-  TwellLayout layout;          // of the packed gate of one block
-  int row_splits = 1;          // groups of rows per tile, where tiles are fewer than threads
+  GateForm gate = GateForm::packed;
+  // Rows that go through the layer together.
+  std::int64_t row_block = 0;
+  // Neurons whose survivors lie together in the packed gate: one unit of a thread's work on it.
+  std::int32_t tile = 0;
+  // Groups of rows of a tile that are units of their own, where tiles are fewer than threads.
+  int row_groups = 1;
+  // Parts of a row's active neurons that threads share out, where rows are few; else 1.
+  int row_parts = 1;
   // Neurons that at least this share of a block's rows fire, and hot_rows more, are multiplied
   // densely; above 1: none.
   double hot_share = 2.0;
   int hot_rows = 0;
+
+  bool operator==(const FfnPlan&) const = default;
   std::string to_string() const;
 };
-FfnPlan plan_ffn(const Context& context, std::int64_t tokens, const FfnWeights& weights);
+FfnPlan plan_ffn(const Context& context, std::int64_t tokens, const FfnShape& shape, GateForm gate);
 
 // The whole layer, gated or not; the packed gate lives in the context's scratch, block by block.
+// `counts`, if not null, is set.
 void ffn(Context& context, ConstMatrixView x, const FfnWeights& weights,
-         const ActivationSpec& activation, MatrixView y, FfnStats* stats = nullptr);
+         const ActivationSpec& activation, MatrixView y, FfnCounts* counts = nullptr);
 
 }  // namespace twell

@@ -9,7 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
+#include <vector>
 
 #include "twell/dtype.h"
 #include "twell/tensor_view.h"
@@ -43,29 +43,25 @@ struct TwellLayout {
   void validate() const;
 };
 
-struct TwellView;
-
-// An owning TwELL matrix. Different rows may be read and written from different threads.
+// An owning TwELL matrix. Any number of threads may read it, one may write.
 class TwellMatrix {
  public:
-  TwellMatrix();
+  TwellMatrix() = default;
   // All rows empty. Throws on an invalid layout.
   explicit TwellMatrix(const TwellLayout& layout);
-  ~TwellMatrix();
-  TwellMatrix(TwellMatrix&&) noexcept;
-  TwellMatrix& operator=(TwellMatrix&&) noexcept;
 
   const TwellLayout& layout() const { return layout_; }
 
   // True count of non-zeros of (row, tile), 0 … tile.
-  std::int32_t count(std::int64_t row, std::int64_t tile) const;
+  std::int32_t count(std::int64_t row, std::int64_t tile) const { return counts_[cell(row, tile)]; }
   // The count(row, tile) slots, inline or in their overflow record. Slot is TwellSlot16 or 32.
   template <class Slot>
   const Slot* slots(std::int64_t row, std::int64_t tile) const {
     return static_cast<const Slot*>(stored(row, tile));
   }
+  const void* stored(std::int64_t row, std::int64_t tile) const;
   // Appends `n` slots to (row, tile); the caller keeps columns ascending. `slots` holds TwellSlot16
-  // or 32.
+  // or 32. A tile that outgrows its inline room moves to an overflow record.
   void append(std::int64_t row, std::int64_t tile, const void* slots, std::int32_t n);
   // Empties every row; keeps the memory.
   void clear();
@@ -75,15 +71,18 @@ class TwellMatrix {
   // Tiles whose count exceeds the capacity.
   std::int64_t overflow_tiles() const;
 
-  // For kernels (src/format/twell_view.h).
-  const TwellView& view() const;
-
  private:
-  struct Storage;
-  const void* stored(std::int64_t row, std::int64_t tile) const;
+  std::size_t cell(std::int64_t row, std::int64_t tile) const {
+    return static_cast<std::size_t>(row * layout_.tiles() + tile);
+  }
+  std::size_t bytes(std::int32_t slots) const {
+    return static_cast<std::size_t>(slots) * slot_bytes(layout_.dtype);
+  }
 
   TwellLayout layout_;
-  std::unique_ptr<Storage> storage_;
+  std::vector<std::int32_t> counts_;              // [rows × tiles]
+  std::vector<std::byte> slots_;                  // [rows × tiles × capacity]
+  std::vector<std::vector<std::byte>> overflow_;  // records of `tile` slots
 };
 
 // Packs the non-zeros of `dense` (NaN and Inf are non-zeros, -0 is not). dtype and shape must match

@@ -9,7 +9,8 @@
 namespace twell {
 
 // On a packed weight: the gate's GEMM without the activation. bias [N] of the same dtype, or null.
-void linear(Context& context, ConstMatrixView x, PackedView weight, const void* bias, MatrixView y);
+void linear(Context& context, ConstMatrixView x, const PackedWeight& weight, const void* bias,
+            MatrixView y);
 
 // On a weight as it is stored, for a few rows: W streams by once, at the bandwidth of memory.
 // Correct for any M; above about eight rows a GEMM is faster. Made for logits, whose weight may be

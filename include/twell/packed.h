@@ -1,14 +1,15 @@
-// The gate weight as the GEMM kernels read it.
+// A weight as the GEMM kernels read it.
 //
-// W [H, D] (neurons × inputs, as in checkpoints) is cut into panels of 16 neurons. A bf16 panel
-// holds D/2 steps of 16 neurons × 2 consecutive inputs: what one AMX tile row, one vdpbf16ps
-// operand, or two shifted AVX2 loads want, so a single layout serves every tier and a GEMV streams
-// it in order. An f32 panel holds D steps of 16 neurons. D is padded with zeros to 32 (bf16) or 1
-// (f32) inputs, H to 16 neurons.
+// W [rows, cols] (neurons × inputs, as in checkpoints) is cut into panels of 16 neurons. A bf16
+// panel holds cols / 2 steps of 16 neurons × 2 consecutive inputs: what one AMX tile row, one
+// vdpbf16ps operand, or two shifted AVX2 loads want, so a single layout serves every tier and a
+// product with one token streams it in order. An f32 panel holds `cols` steps of 16 neurons. Inputs
+// are padded with zeros to a multiple of 32 (bf16) or not at all (f32), neurons to 16.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 #include "twell/dtype.h"
 #include "twell/tensor_view.h"
@@ -27,16 +28,52 @@ constexpr std::size_t packed_bytes(DType dtype, std::int64_t rows, std::int64_t 
          static_cast<std::size_t>(packed_depth(dtype, cols)) * size_of(dtype);
 }
 
-struct PackedView {
-  const void* data = nullptr;  // packed_bytes(dtype, rows, cols), 64-byte aligned
-  DType dtype = DType::f32;
-  std::int64_t rows = 0;  // H
-  std::int64_t cols = 0;  // D
+// Memory that a weight was prepared in, at a multiple of 64 bytes: kernels read whole cache lines.
+// Its own, which copies share and the last one frees, or the caller's.
+class PreparedMemory {
+ public:
+  static constexpr std::size_t kAlignment = 64;
+
+  PreparedMemory() = default;
+  // Uninitialised. Throws Error{out_of_memory}.
+  explicit PreparedMemory(std::size_t bytes);
+  // The caller's, which outlives this and its copies. Throws Error naming `operation` where it is
+  // null or not aligned.
+  static PreparedMemory borrow(const void* data, const char* operation);
+
+  const void* data() const { return data_; }
+  void* mutable_data() { return owned_.get(); }  // null where borrowed
+
+ private:
+  std::shared_ptr<void> owned_;
+  const void* data_ = nullptr;
 };
 
-// `packed` has packed_bytes(w.dtype, w.rows, w.cols) bytes. bf16 and f32.
+// `packed`: packed_bytes(w.dtype, w.rows, w.cols) bytes, aligned as PreparedMemory is. bf16 and
+// f32.
 void pack_weight(ConstMatrixView w, void* packed);
-// The inverse, exact. `w` has the packed weight's dtype and shape.
-void unpack_weight(PackedView packed, MatrixView w);
+
+// W packed: as PackedWeight(w) makes it, or as pack_weight() wrote it elsewhere. A value; copies
+// share the memory.
+class PackedWeight {
+ public:
+  // Packs w on all threads. w is bf16 or f32.
+  explicit PackedWeight(ConstMatrixView w);
+  static PackedWeight borrow(const void* packed, DType dtype, std::int64_t rows, std::int64_t cols);
+
+  DType dtype() const { return dtype_; }
+  std::int64_t rows() const { return rows_; }
+  std::int64_t cols() const { return cols_; }
+  const void* data() const { return memory_.data(); }
+  // The inverse, exact, into a matrix of this dtype and shape.
+  void unpack(MatrixView w) const;
+
+ private:
+  PackedWeight(PreparedMemory memory, DType dtype, std::int64_t rows, std::int64_t cols);
+
+  PreparedMemory memory_;
+  DType dtype_;
+  std::int64_t rows_, cols_;
+};
 
 }  // namespace twell

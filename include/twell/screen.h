@@ -10,14 +10,12 @@
 //   w·r ≤ ŵ·r̂ + ‖ŵ‖ ‖r − r̂‖ + ‖w − ŵ‖ ‖r‖.
 // Where the bound of w·x is at most the activation's threshold, so is w·x. Norms are rounded up by
 // more than their own rounding. A row or token that is not finite is never ruled out. The axis
-// decides how many neurons are ruled out, and changes no result. A screen belongs to the weight it
-// was made of: after a change to that one it is wrong, and nothing notices.
+// decides how many neurons are ruled out, and changes no result.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
-#include "twell/device.h"
 #include "twell/packed.h"
 #include "twell/tensor_view.h"
 
@@ -30,7 +28,6 @@ constexpr std::int64_t screen_blocks(std::int64_t cols) {
 }
 // Inputs after padding.
 constexpr std::int64_t screen_depth(std::int64_t cols) { return (cols + 63) / 64 * 64; }
-
 // A panel of 16 neurons is, block by block, −Σ q over the block of each neuron (16 int32), then
 // steps of 16 neurons × 4 inputs.
 constexpr std::int64_t kScreenHead = 4;  // inputs whose room the sums take
@@ -44,35 +41,34 @@ constexpr std::size_t screen_bytes(std::int64_t rows, std::int64_t cols) {
   return static_cast<std::size_t>(packed_panels(rows) * screen_panel_bytes(cols) + floats * 4);
 }
 
-struct ScreenView {
-  const void* data = nullptr;  // screen_bytes(rows, cols), 64-byte aligned
-  std::int64_t rows = 0;       // H
-  std::int64_t cols = 0;       // D
+// Makes the screen of w, bf16 or f32, in `screen`: screen_bytes(w.rows, w.cols) bytes, aligned as
+// PreparedMemory is. axis: w.cols numbers, the direction of a; null or zero: none.
+void make_screen(ConstMatrixView w, const float* axis, void* screen);
 
-  const std::int8_t* panel(std::int64_t p) const {
-    return static_cast<const std::int8_t*>(data) + p * screen_panel_bytes(cols);
-  }
-  const float* scales() const { return floats(0); }
-  const float* norms() const { return floats(1); }   // ‖ŵ‖
-  const float* errors() const { return floats(2); }  // ‖w − ŵ‖
-  const float* along() const { return floats(3); }   // w·a
-  const float* axis() const { return floats(4); }    // a
+// A screen of W [rows, cols]: as Screen(w, axis) makes it, or as make_screen() wrote it elsewhere.
+// A value; copies share the memory.
+class Screen {
+ public:
+  Screen(ConstMatrixView w, const float* axis);
+  static Screen borrow(const void* screen, std::int64_t rows, std::int64_t cols);
+
+  std::int64_t rows() const { return rows_; }
+  std::int64_t cols() const { return cols_; }
+  const void* data() const { return memory_.data(); }
 
  private:
-  const float* floats(std::int64_t array) const {
-    return reinterpret_cast<const float*>(panel(packed_panels(rows))) +
-           array * packed_panels(rows) * kPanel;
-  }
+  Screen(PreparedMemory memory, std::int64_t rows, std::int64_t cols);
+
+  PreparedMemory memory_;
+  std::int64_t rows_, cols_;
 };
 
-// Share of the pre-activations left up to which a screen is faster than the packed gate, measured
-// with D = 2048: 8 % with AVX-512, where vpdpbusd multiplies twice as many inputs as vdpbf16ps; 25
-// % with AVX2, which has no instruction for bf16. 0: never. Nothing was measured with AMX, whose
-// tiles multiply bf16 faster than vpdpbusd multiplies int8.
-double screen_limit(CpuTier tier);
-
-// `screen` has screen_bytes(w.rows, w.cols) bytes. w is bf16 or f32. axis: w.cols numbers, the
-// direction of a; null or zero: none.
-void make_screen(ConstMatrixView w, const float* axis, void* screen);
+// A gate by way of its screen: the screen rules neurons out, `rows` [H, D], as stored, has the
+// rest. A screen belongs to the weight it was made of: after a change to that it is wrong, and
+// nothing notices.
+struct ScreenedGate {
+  ConstMatrixView rows;
+  Screen screen;
+};
 
 }  // namespace twell

@@ -1,6 +1,7 @@
 // Non-owning row-major matrices. A view never allocates, copies or frees.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <type_traits>
 
@@ -34,6 +35,15 @@ struct BasicMatrixView {
   auto* row(std::int64_t r) const {
     using Element = std::conditional_t<std::is_const_v<Void>, const T, T>;
     return static_cast<Element*>(data) + r * row_stride;
+  }
+  // Where a row starts, whatever its elements are.
+  auto* row_bytes(std::int64_t r) const {
+    using Byte = std::conditional_t<std::is_const_v<Void>, const std::byte, std::byte>;
+    return static_cast<Byte*>(data) + r * row_stride * static_cast<std::int64_t>(size_of(dtype));
+  }
+  // Rows [first, first + count).
+  BasicMatrixView slice(std::int64_t first, std::int64_t count) const {
+    return {row_bytes(first), dtype, count, cols, row_stride};
   }
 };
 

@@ -16,12 +16,13 @@ std::string concat(const Parts&... parts) {
   return out.str();
 }
 
-// Throws Error{invalid_argument} "operation: argument: message" unless `ok`.
+// Throws Error{invalid_argument} "twell::operation: argument: message" unless `ok`.
 template <class... Parts>
 void require(bool ok, std::string_view operation, std::string_view argument,
              const Parts&... parts) {
   if (!ok) [[unlikely]] {
-    throw Error(ErrorKind::invalid_argument, operation, concat(argument, ": ", parts...));
+    throw Error(ErrorKind::invalid_argument, concat("twell::", operation),
+                concat(argument, ": ", parts...));
   }
 }
 

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "core/check.h"
-#include "format/twell_view.h"
+#include "format/slots.h"
 
 namespace twell {
 namespace {

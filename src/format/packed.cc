@@ -1,9 +1,10 @@
 #include "twell/packed.h"
 
 #include <algorithm>
-#include <cstring>
+#include <cstdlib>
+#include <utility>
 
-#include "core/check.h"
+#include "format/prepared.h"
 
 namespace twell {
 namespace {
@@ -57,10 +58,26 @@ void unpack_typed(const T* packed, MatrixView w) {
 
 }  // namespace
 
+PreparedMemory::PreparedMemory(std::size_t bytes) {
+  const std::size_t whole = std::max(bytes, std::size_t{1}) + kAlignment - 1;
+  owned_ = {std::aligned_alloc(kAlignment, whole / kAlignment * kAlignment), std::free};
+  data_ = owned_.get();
+  if (data_ == nullptr) {
+    throw Error(ErrorKind::out_of_memory, "twell::PreparedMemory",
+                concat("cannot allocate ", bytes, " bytes for a weight"));
+  }
+}
+
+PreparedMemory PreparedMemory::borrow(const void* data, const char* operation) {
+  require_prepared(data, operation);
+  PreparedMemory out;
+  out.data_ = data;
+  return out;
+}
+
 void pack_weight(ConstMatrixView w, void* packed) {
-  require(w.dtype != DType::f16, "pack_weight", "w", "expected bf16 or f32, got f16");
-  require(w.row_stride >= w.cols, "pack_weight", "w", "row_stride ", w.row_stride,
-          " is smaller than its ", w.cols, " columns");
+  require_weight(w, "pack_weight");
+  require_prepared(packed, "pack_weight");
   if (w.dtype == DType::bf16) {
     pack_typed<bf16, 2>(w, static_cast<bf16*>(packed));
   } else {
@@ -68,14 +85,29 @@ void pack_weight(ConstMatrixView w, void* packed) {
   }
 }
 
-void unpack_weight(PackedView packed, MatrixView w) {
-  require(packed.dtype == w.dtype && packed.rows == w.rows && packed.cols == w.cols,
-          "unpack_weight", "w", "expected ", name_of(packed.dtype), " [", packed.rows, ", ",
-          packed.cols, "], got ", name_of(w.dtype), " [", w.rows, ", ", w.cols, "]");
-  if (w.dtype == DType::bf16) {
-    unpack_typed<bf16, 2>(static_cast<const bf16*>(packed.data), w);
+PackedWeight::PackedWeight(ConstMatrixView w) : PackedWeight({}, w.dtype, w.rows, w.cols) {
+  require_weight(w, "PackedWeight");
+  memory_ = PreparedMemory(packed_bytes(w.dtype, w.rows, w.cols));
+  pack_weight(w, memory_.mutable_data());
+}
+
+PackedWeight::PackedWeight(PreparedMemory memory, DType dtype, std::int64_t rows, std::int64_t cols)
+    : memory_(std::move(memory)), dtype_(dtype), rows_(rows), cols_(cols) {}
+
+PackedWeight PackedWeight::borrow(const void* packed, DType dtype, std::int64_t rows,
+                                  std::int64_t cols) {
+  require(dtype != DType::f16, "PackedWeight", "dtype", "expected bf16 or f32, got f16");
+  return {PreparedMemory::borrow(packed, "PackedWeight"), dtype, rows, cols};
+}
+
+void PackedWeight::unpack(MatrixView w) const {
+  require(dtype_ == w.dtype && rows_ == w.rows && cols_ == w.cols, "PackedWeight::unpack", "w",
+          "expected ", name_of(dtype_), " [", rows_, ", ", cols_, "], got ", name_of(w.dtype), " [",
+          w.rows, ", ", w.cols, "]");
+  if (dtype_ == DType::bf16) {
+    unpack_typed<bf16, 2>(static_cast<const bf16*>(data()), w);
   } else {
-    unpack_typed<float, 1>(static_cast<const float*>(packed.data), w);
+    unpack_typed<float, 1>(static_cast<const float*>(data()), w);
   }
 }
 

@@ -1,14 +1,14 @@
-#include "twell/screen.h"
-
 #include <omp.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <utility>
 #include <vector>
 
-#include "core/check.h"
+#include "format/packed_view.h"
+#include "format/prepared.h"
 
 namespace twell {
 namespace {
@@ -156,28 +156,27 @@ void make_typed(ConstMatrixView w, const float* axis, void* screen) {
 
 }  // namespace
 
-double screen_limit(CpuTier tier) {
-  switch (tier) {
-    case CpuTier::avx512:
-      return 0.08;
-    case CpuTier::avx2:
-      return 0.25;
-    case CpuTier::portable:
-    case CpuTier::amx:
-      return 0;
-  }
-  return 0;
-}
-
 void make_screen(ConstMatrixView w, const float* axis, void* screen) {
-  require(w.dtype != DType::f16, "make_screen", "w", "expected bf16 or f32, got f16");
-  require(w.row_stride >= w.cols, "make_screen", "w", "row_stride ", w.row_stride,
-          " is smaller than its ", w.cols, " columns");
+  require_weight(w, "make_screen");
+  require_prepared(screen, "make_screen");
   if (w.dtype == DType::bf16) {
     make_typed<bf16>(w, axis, screen);
   } else {
     make_typed<float>(w, axis, screen);
   }
+}
+
+Screen::Screen(ConstMatrixView w, const float* axis) : Screen({}, w.rows, w.cols) {
+  require_weight(w, "Screen");
+  memory_ = PreparedMemory(screen_bytes(w.rows, w.cols));
+  make_screen(w, axis, memory_.mutable_data());
+}
+
+Screen::Screen(PreparedMemory memory, std::int64_t rows, std::int64_t cols)
+    : memory_(std::move(memory)), rows_(rows), cols_(cols) {}
+
+Screen Screen::borrow(const void* screen, std::int64_t rows, std::int64_t cols) {
+  return {PreparedMemory::borrow(screen, "Screen"), rows, cols};
 }
 
 }  // namespace twell

@@ -1,8 +1,9 @@
-#include <cstdlib>
+#include <algorithm>
+#include <cstring>
 #include <numeric>
 
 #include "core/check.h"
-#include "format/twell_view.h"
+#include "twell/format.h"
 
 namespace twell {
 
@@ -18,44 +19,18 @@ void TwellLayout::validate() const {
   check(dtype != DType::f16, "dtype", "bf16 or f32", name_of(dtype));
 }
 
-struct TwellMatrix::Storage {
-  explicit Storage(const TwellLayout& layout)
-      : overflow(static_cast<std::size_t>(layout.tile) * slot_bytes(layout.dtype)) {
-    const auto cells = static_cast<std::size_t>(layout.rows * layout.tiles());
-    counts = std::make_unique<std::int32_t[]>(cells);
-    slots = std::make_unique_for_overwrite<std::byte[]>(
-        cells * static_cast<std::size_t>(layout.capacity) * slot_bytes(layout.dtype));
-    view = {layout.tiles(), layout.tile, layout.capacity, slot_bytes(layout.dtype),
-            counts.get(),   slots.get(), &overflow};
-  }
-
-  std::unique_ptr<std::int32_t[]> counts;
-  std::unique_ptr<std::byte[]> slots;
-  OverflowPool overflow;
-  TwellView view;
-};
-
-TwellMatrix::TwellMatrix() = default;
-TwellMatrix::~TwellMatrix() = default;
-TwellMatrix::TwellMatrix(TwellMatrix&&) noexcept = default;
-TwellMatrix& TwellMatrix::operator=(TwellMatrix&&) noexcept = default;
-
 TwellMatrix::TwellMatrix(const TwellLayout& layout) : layout_(layout) {
   layout_.validate();
-  storage_ = std::make_unique<Storage>(layout_);
+  counts_.resize(static_cast<std::size_t>(layout.rows * layout.tiles()));
+  slots_.resize(counts_.size() * bytes(layout.capacity));
 }
 
-const TwellView& TwellMatrix::view() const {
-  require(storage_ != nullptr, "TwellMatrix", "view",
-          "the matrix is empty: give it a layout first");
-  return storage_->view;
-}
-
-std::int32_t TwellMatrix::count(std::int64_t row, std::int64_t tile) const {
-  return view().count(row, tile);
-}
 const void* TwellMatrix::stored(std::int64_t row, std::int64_t tile) const {
-  return view().stored(row, tile);
+  const std::byte* here = slots_.data() + cell(row, tile) * bytes(layout_.capacity);
+  if (count(row, tile) <= layout_.capacity) return here;
+  std::uint32_t record = 0;
+  std::memcpy(&record, here, sizeof record);
+  return overflow_[record].data();
 }
 
 void TwellMatrix::append(std::int64_t row, std::int64_t tile, const void* slots, std::int32_t n) {
@@ -63,31 +38,37 @@ void TwellMatrix::append(std::int64_t row, std::int64_t tile, const void* slots,
           layout_.rows - 1, ", got ", row);
   require(tile >= 0 && tile < layout_.tiles(), "TwellMatrix::append", "tile", "expected 0 to ",
           layout_.tiles() - 1, ", got ", tile);
-  require(n >= 0 && count(row, tile) + n <= layout_.tile, "TwellMatrix::append", "n", "a tile has ",
-          layout_.tile, " columns and already holds ", count(row, tile), ", got ", n);
-  view().append(row, tile, slots, n);
+  std::int32_t& have = counts_[cell(row, tile)];
+  require(n >= 0 && have + n <= layout_.tile, "TwellMatrix::append", "n", "a tile has ",
+          layout_.tile, " columns and already holds ", have, ", got ", n);
+  auto* target = static_cast<std::byte*>(const_cast<void*>(stored(row, tile)));
+  if (have <= layout_.capacity && have + n > layout_.capacity) {
+    const auto record = static_cast<std::uint32_t>(overflow_.size());
+    std::vector<std::byte>& room = overflow_.emplace_back(bytes(layout_.tile));
+    std::memcpy(room.data(), target, bytes(have));
+    std::memcpy(target, &record, sizeof record);
+    target = room.data();
+  }
+  std::memcpy(target + bytes(have), slots, bytes(n));
+  have += n;
 }
 
 void TwellMatrix::clear() {
-  if (storage_ == nullptr) return;
-  std::fill_n(storage_->counts.get(), layout_.rows * layout_.tiles(), 0);
-  storage_->overflow.clear();
+  std::fill(counts_.begin(), counts_.end(), 0);
+  overflow_.clear();
 }
 
 std::int64_t TwellMatrix::row_nnz(std::int64_t row) const {
-  const std::int32_t* counts = view().counts + row * layout_.tiles();
+  const std::int32_t* counts = counts_.data() + cell(row, 0);
   return std::accumulate(counts, counts + layout_.tiles(), std::int64_t{0});
 }
 
 std::int64_t TwellMatrix::nnz() const {
-  std::int64_t sum = 0;
-  for (std::int64_t row = 0; row < layout_.rows; ++row) sum += row_nnz(row);
-  return sum;
+  return std::accumulate(counts_.begin(), counts_.end(), std::int64_t{0});
 }
 
 std::int64_t TwellMatrix::overflow_tiles() const {
-  const std::int32_t* counts = view().counts;
-  return std::count_if(counts, counts + layout_.rows * layout_.tiles(),
+  return std::count_if(counts_.begin(), counts_.end(),
                        [&](std::int32_t count) { return count > layout_.capacity; });
 }
 

@@ -6,7 +6,7 @@
 
 #include "ops/gate.h"
 #include "ops/hot_neurons.h"
-#include "ops/screened.h"
+#include "ops/scratch.h"
 #include "ops/sparse_rows.h"
 #include "ops/validate.h"
 
@@ -17,116 +17,93 @@ constexpr const char* kOperation = "ffn";
 
 void check(ConstMatrixView x, const FfnWeights& weights, const ActivationSpec& activation,
            MatrixView y) {
-  if (weights.screened()) {
-    require_screened(kOperation, weights);
+  const FfnShape shape = weights.shape();
+  const auto weight = [&](const char* name, ConstMatrixView view) {
+    require_matrix(kOperation, name, view, shape.dtype, shape.hidden, shape.width);
+  };
+  if (const auto* packed = std::get_if<PackedWeight>(&weights.gate)) {
+    require_weight_shape(kOperation, "gate", packed->dtype(), packed->rows(), packed->cols());
   } else {
-    require_packed(kOperation, "weights.gate", weights.gate);
+    const auto& screened = std::get<ScreenedGate>(weights.gate);
+    require_weight_shape(kOperation, "gate", shape.dtype, shape.hidden, shape.width);
+    weight("gate", screened.rows);
+    require(screened.screen.rows() == shape.hidden && screened.screen.cols() == shape.width,
+            kOperation, "screen", "expected that of [", shape.hidden, ", ", shape.width,
+            "], got that of [", screened.screen.rows(), ", ", screened.screen.cols(), "]");
   }
-  const DType dtype = weights.gate.dtype;
-  const std::int64_t hidden = weights.gate.rows;
-  require_matrix(kOperation, "x", x, dtype, x.rows, weights.gate.cols);
-  if (weights.gated()) require_matrix(kOperation, "weights.up", weights.up, dtype, hidden, x.cols);
-  require_matrix(kOperation, "weights.down", weights.down, dtype, hidden, weights.down.cols);
-  require_matrix(kOperation, "y", y, dtype, x.rows, weights.down.cols);
+  require_matrix(kOperation, "x", x, shape.dtype, x.rows, shape.width);
+  if (weights.up) weight("up", *weights.up);
+  require_matrix(kOperation, "down", weights.down, shape.dtype, shape.hidden, weights.down.cols);
+  require_matrix(kOperation, "y", y, shape.dtype, x.rows, weights.down.cols);
   require_activation(kOperation, activation);
 }
 
-// The packed gate of one block, in scratch. A row's list starts 16 slots past a multiple of the
-// tile, so that the starts of all rows do not fall into the same cache sets.
-TwellView scratch_gate(Context& context, const TwellLayout& layout) {
-  TwellView view;
-  view.tiles = layout.tiles();
-  view.tile = layout.tile;
-  view.capacity = layout.capacity + 16;
-  view.slot_bytes = slot_bytes(layout.dtype);
-  const auto cells = static_cast<std::size_t>(layout.rows * view.tiles);
-  view.counts =
-      static_cast<std::int32_t*>(context.scratch(0, kCounts, cells * sizeof(std::int32_t)));
-  view.slots = static_cast<std::byte*>(context.scratch(
-      0, kSlots, cells * static_cast<std::size_t>(view.capacity) * view.slot_bytes));
-  return view;
+// Adds those of a block of rows from `first` on.
+void add_counts(const TwellView& packed, std::int64_t first, std::int64_t rows,
+                const std::int32_t* neuron_nnz, FfnCounts& counts) {
+  for (std::int64_t r = 0; r < rows; ++r) {
+    counts.row_nnz[static_cast<std::size_t>(first + r)] = packed.row_count(r);
+  }
+  for (std::int64_t& n : counts.neuron_nnz) n += *neuron_nnz++;
 }
 
 }  // namespace
 
-void ffn(Context& context, ConstMatrixView x, const FfnWeights& weights,
-         const ActivationSpec& activation, MatrixView y, FfnStats* stats) {
-  check(x, weights, activation, y);
-  if (stats != nullptr)
-    stats->rows = x.rows, stats->nnz = 0, stats->max_row_nnz = 0, stats->candidates = 0;
-  if (x.rows == 0) return;
-  const FfnPlan plan = plan_ffn(context, x.rows, weights);
-  const GemmReluTwell& kernel = gemm_relu_twell_kernel(plan.tier, x.dtype);
-  const TwellView packed = scratch_gate(context, plan.layout);
-  const std::int64_t tiles = packed.tiles;
+FfnShape FfnWeights::shape() const {
+  FfnShape shape;
+  shape.gated = up.has_value();
+  if (const auto* packed = std::get_if<PackedWeight>(&gate)) {
+    shape.width = packed->cols(), shape.hidden = packed->rows(), shape.dtype = packed->dtype();
+  } else {
+    const ConstMatrixView& rows = std::get<ScreenedGate>(gate).rows;
+    shape.width = rows.cols, shape.hidden = rows.rows, shape.dtype = rows.dtype;
+  }
+  return shape;
+}
 
-  GateBlock gate = {
-      kernel, {rows_of(x, 0, plan.row_block), weights.gate, kernel.x}, activation, packed, 0};
-  SparseRows sparse;
-  sparse.tier = plan.tier;
-  sparse.packed = packed;
-  sparse.up = weights.up;
-  sparse.down = weights.down;
-  sparse.rows = plan.row_block;
+void ffn(Context& context, ConstMatrixView x, const FfnWeights& weights,
+         const ActivationSpec& activation, MatrixView y, FfnCounts* counts) {
+  check(x, weights, activation, y);
+  const FfnShape shape = weights.shape();
+  if (counts != nullptr) {
+    *counts = {};
+    counts->row_nnz.resize(static_cast<std::size_t>(x.rows));
+    counts->neuron_nnz.resize(static_cast<std::size_t>(shape.hidden));
+  }
+  if (x.rows == 0) return;
+  const FfnPlan plan = plan_ffn(context, x.rows, shape, weights.form());
 
   // Everything is allocated before the threads start: nothing in them may throw.
-  const ScreenedBlock screened(context, plan, weights);
-  HotNeurons hot(context, plan, weights, plan.row_block);
-  void* prepared = context.scratch(0, kPreparedX, gate.input.prepared_bytes());
-  const std::size_t list = active_bytes(tiles * packed.tile);
-  // In parts, a block has at most four rows times parts per thread (sparse_parts).
-  const auto row_sum = static_cast<std::size_t>(weights.down.cols) * sizeof(float);
-  context.scratch(0, kPartialY, 4 * static_cast<std::size_t>(plan.threads) * row_sum);
-  const auto sums = static_cast<std::size_t>(gemm_accumulators(plan.row_block)) * sizeof(float);
-  for (int t = 0; t < plan.threads; ++t) {
-    context.scratch(t, kAccumulators, sums);
-    context.scratch(t, kActive, list);
-    context.scratch(t, kPartialY, row_sum);
-  }
+  const TwellView packed = scratch_activation(context, shape, plan.row_block, plan.tile);
+  Gate gate(context, plan, weights, activation, packed);
+  HotNeurons hot(context, plan, weights);
+  SparseRows sparse = {kernels_of(plan.tier, shape.dtype), packed, weights.up, weights.down,
+                       plan.row_parts};
+  take_scratch(context, sparse, plan.row_block, plan.threads);
+  const bool counting = counts != nullptr || plan.hot_share <= 1.0;
   for (std::int64_t first = 0; first < x.rows; first += plan.row_block) {
     const std::int64_t rows = std::min(plan.row_block, x.rows - first);
-    gate.input.x = rows_of(x, first, rows);
-    sparse.x = gate.input.x;
-    sparse.y = rows_of(y, first, rows);
-    sparse.rows = rows;
-    sparse.parts = sparse_parts(rows, plan.threads);
-    std::fill_n(packed.counts, rows * tiles, 0);
+    gate.begin(x.slice(first, rows));
+    sparse.x = x.slice(first, rows);
+    sparse.y = y.slice(first, rows);
     std::int64_t candidates = 0;
-#pragma omp parallel num_threads(plan.threads)
+#pragma omp parallel num_threads(plan.threads) reduction(+ : candidates)
     {
       const int thread = omp_get_thread_num();
-      auto* accumulators = static_cast<float*>(context.scratch(thread, kAccumulators, sums));
-      if (gate.input.prepared_bytes() > 0) {
-#pragma omp for schedule(static)
-        for (std::int64_t r = 0; r < rows; ++r) gate.input.prepare(r, r + 1, prepared);
+      candidates += gate.run(thread);
+      if (counting) hot.count(gate);
+      if (counts != nullptr) {
+#pragma omp single
+        add_counts(packed, first, rows, hot.neuron_nnz(), *counts);
       }
-      if (weights.screened()) {
-#pragma omp for schedule(static)
-        for (std::int64_t r = 0; r < rows; ++r) screened.prepare(gate, r);
-      }
-#pragma omp for schedule(static, 1) reduction(+ : candidates)
-      for (std::int64_t unit = 0; unit < tiles * plan.row_splits; ++unit) {
-        const std::int64_t tile = unit / plan.row_splits;
-        const std::int64_t group = unit % plan.row_splits;
-        const std::int64_t begin = rows * group / plan.row_splits;
-        const std::int64_t end = rows * (group + 1) / plan.row_splits;
-        if (weights.screened()) {
-          candidates += screened.run(gate, begin, end, tile, thread);
-        } else {
-          run_gate(gate, prepared, begin, end, tile, tile + 1, accumulators);
-        }
-      }
-      if (stats != nullptr || plan.hot_share <= 1.0) hot.count(gate, stats, first);
       if (hot.size() > 0) {
         hot.take(gate);
-        hot.multiply(gate, prepared, thread);
+        gate.prepare_x();
+        hot.multiply(gate, thread);
       }
-      SparseRows rest = sparse;
-      rest.sums = hot.sums();
-      void* partial_y = context.scratch(sparse.parts > 1 ? 0 : thread, kPartialY, row_sum);
-      run_sparse_rows(rest, context.scratch(thread, kActive, list), static_cast<float*>(partial_y));
+      run_sparse_rows(context, sparse, hot.sums(), thread);
     }
-    if (stats != nullptr) stats->candidates += candidates;
+    if (counts != nullptr) counts->candidates += candidates;
   }
 }
 

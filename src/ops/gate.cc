@@ -2,25 +2,150 @@
 
 #include <algorithm>
 
-namespace twell {
+#include "ops/scratch.h"
 
-void run_gate(const GateBlock& block, const void* prepared, std::int64_t row_begin,
-              std::int64_t row_end, std::int64_t tile_begin, std::int64_t tile_end,
-              float* accumulators) {
-  const GemmArgs x = block.input.args(prepared, row_begin, row_end);
-  const std::int64_t tile_panels = block.out.tile / kPanel;
-  GemmReluTwellArgs args;
-  args.x = x.x;
-  args.x_stride = x.x_stride;
-  args.rows = x.rows;
-  args.weight = x.weight;
-  args.panel_begin = tile_begin * tile_panels;
-  args.panel_end = std::min(tile_end * tile_panels, packed_panels(x.weight.rows));
-  args.activation = block.activation;
-  args.out = block.out;
-  args.out_row = block.out_row + row_begin;
-  args.accumulators = accumulators;
-  block.kernel.run(args);
+namespace twell {
+namespace {
+
+// Splits the neurons of a tile at column blocks: f(first panel, panels, first neuron, columns).
+template <class F>
+void for_each_column_block(std::int64_t hidden, std::int64_t tile, std::int64_t width, F f) {
+  const std::int64_t end = std::min((tile + 1) * width, hidden);
+  for (std::int64_t first = tile * width; first < end; first += kColumnBlock) {
+    const std::int64_t columns = std::min(kColumnBlock, end - first);
+    f(first / kPanel, packed_panels(columns), first, columns);
+  }
+}
+
+}  // namespace
+
+TwellView scratch_activation(Context& context, const FfnShape& shape, std::int64_t rows,
+                             std::int32_t tile) {
+  TwellView view;
+  view.tiles = (shape.hidden + tile - 1) / tile;
+  view.tile = tile;
+  // A row's list starts 16 slots past a multiple of the tile, so that the starts of all rows do not
+  // fall into the same cache sets.
+  view.stride = tile + 16;
+  view.slot_bytes = slot_bytes(shape.dtype);
+  const auto cells = static_cast<std::size_t>(rows * view.tiles);
+  view.counts =
+      static_cast<std::int32_t*>(context.scratch(0, kCounts, cells * sizeof(std::int32_t)));
+  view.slots = static_cast<std::byte*>(
+      context.scratch(0, kSlots, cells * static_cast<std::size_t>(view.stride) * view.slot_bytes));
+  return view;
+}
+
+Gate::Gate(Context& context, const FfnPlan& plan, const FfnWeights& weights,
+           const ActivationSpec& activation, const TwellView& out)
+    : context_(context),
+      plan_(plan),
+      kernels_(kernels_of(plan.tier, weights.shape().dtype)),
+      activation_(activation),
+      out_(out),
+      hidden_(weights.shape().hidden) {
+  const FfnShape shape = weights.shape();
+  // The largest block's x, without its data.
+  input_ = {{nullptr, shape.dtype, plan.row_block, shape.width}, kernels_.x};
+  prepared_ = context.scratch(0, kPreparedX, input_.prepared_bytes());
+  const auto sums = static_cast<std::size_t>(gemm_accumulators(plan.row_block)) * sizeof(float);
+  for (int t = 0; t < plan.threads; ++t) context.scratch(t, kAccumulators, sums);
+  if (const auto* packed = std::get_if<PackedWeight>(&weights.gate)) {
+    packed_ = PackedView(*packed);
+    return;
+  }
+  const auto& screened = std::get<ScreenedGate>(weights.gate);
+  screen_ = ScreenView(screened.screen);
+  weight_ = screened.rows;
+  const auto rows = static_cast<std::size_t>(plan.row_block);
+  const std::size_t bytes = rows * static_cast<std::size_t>(screen_depth(shape.width));
+  const std::size_t scales =
+      rows * static_cast<std::size_t>(screen_blocks(shape.width)) * sizeof(float);
+  x8_.x8 = static_cast<std::uint8_t*>(
+      context.scratch(0, kScreenedX, bytes + scales + rows * sizeof(ScreenedRow)));
+  x8_.scales = reinterpret_cast<float*>(x8_.x8 + bytes);
+  x8_.rows = reinterpret_cast<ScreenedRow*>(x8_.x8 + bytes + scales);
+  for (int t = 0; t < plan.threads; ++t) {
+    context.scratch(t, kCandidates, static_cast<std::size_t>(screen_pack_scratch(plan.row_block)));
+  }
+}
+
+void Gate::begin(ConstMatrixView x) {
+  input_.x = x;
+  std::fill_n(out_.counts, x.rows * out_.tiles, 0);
+}
+
+void Gate::prepare_x() {
+  if (input_.in_place()) return;
+#pragma omp for schedule(static)
+  for (std::int64_t r = 0; r < rows(); ++r) input_.prepare(r, r + 1, prepared_);
+}
+
+std::int64_t Gate::run(int thread) {
+  auto* c = static_cast<float*>(context_.scratch(thread, kAccumulators, 0));
+  const bool screened = plan_.gate == GateForm::screened;
+  if (screened) {
+#pragma omp for schedule(static)
+    for (std::int64_t r = 0; r < rows(); ++r) {
+      kernels_.screen_row(input_.x.row_bytes(r), screen_, x8_.from(r, weight_.cols));
+    }
+  } else {
+    prepare_x();
+  }
+  void* candidates = screened ? context_.scratch(thread, kCandidates, 0) : nullptr;
+  std::int64_t computed = 0;
+#pragma omp for schedule(static, 1)
+  for (std::int64_t unit = 0; unit < out_.tiles * plan_.row_groups; ++unit) {
+    const std::int64_t tile = unit / plan_.row_groups;
+    const std::int64_t group = unit % plan_.row_groups;
+    const std::int64_t begin = rows() * group / plan_.row_groups;
+    const std::int64_t end = rows() * (group + 1) / plan_.row_groups;
+    if (screened) {
+      computed += run_screened(begin, end, tile, c, candidates);
+    } else {
+      run_packed(begin, end, tile, c);
+    }
+  }
+  return computed;
+}
+
+GemmArgs Gate::gemm_args(const PackedView& weight) const {
+  GemmArgs args = input_.args(prepared_, 0, rows());
+  args.weight = weight;
+  return args;
+}
+
+void Gate::run_packed(std::int64_t begin, std::int64_t end, std::int64_t tile, float* c) const {
+  GemmArgs gemm = input_.args(prepared_, begin, end);
+  gemm.weight = packed_;
+  gemm.c = c;
+  for_each_column_block(
+      hidden_, tile, out_.tile,
+      [&](std::int64_t panel, std::int64_t panels, std::int64_t first, std::int64_t columns) {
+        gemm.panel_begin = panel;
+        gemm.panels = panels;
+        kernels_.gemm(gemm);
+        kernels_.pack({c, end - begin, first, columns, activation_, out_, begin});
+      });
+}
+
+std::int64_t Gate::run_screened(std::int64_t begin, std::int64_t end, std::int64_t tile, float* c,
+                                void* candidates) const {
+  const std::int64_t rows = end - begin;
+  const ScreenedRows x8 = x8_.from(begin, weight_.cols);
+  std::int64_t computed = 0;
+  for_each_column_block(
+      hidden_, tile, out_.tile,
+      [&](std::int64_t panel, std::int64_t panels, std::int64_t first, std::int64_t columns) {
+        kernels_.screen_gemm({x8, rows, screen_, panel, panels, c});
+        computed += kernels_.screen_pack({{c, rows, first, columns, activation_, out_, begin},
+                                          input_.x.slice(begin, rows),
+                                          x8,
+                                          weight_,
+                                          screen_,
+                                          candidates});
+      });
+  return computed;
 }
 
 }  // namespace twell

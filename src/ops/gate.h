@@ -1,50 +1,57 @@
-// The gate GEMM of one block of rows, for the calling thread.
+// act(x Wgᵀ) of a block of rows, packed into the context's scratch: by the GEMM on the packed
+// weight or by way of its screen.
 #pragma once
 
-#include <type_traits>
-
 #include "ops/gemm_input.h"
+#include "twell/context.h"
 
 namespace twell {
 
-// Rows [first, first + rows) of a matrix.
-template <class View>
-View rows_of(View view, std::int64_t first, std::int64_t rows) {
-  using Byte = std::conditional_t<std::is_same_v<View, MatrixView>, std::byte, const std::byte>;
-  return View(static_cast<Byte*>(view.data) +
-                  static_cast<std::size_t>(first * view.row_stride) * size_of(view.dtype),
-              view.dtype, rows, view.cols, view.row_stride);
-}
+// The packed activation of a block, in scratch: `rows` rows of tiles of `tile` columns, none of
+// which can overflow.
+TwellView scratch_activation(Context& context, const FfnShape& shape, std::int64_t rows,
+                             std::int32_t tile);
 
-// Slots of Context::scratch that the operations use.
-enum ScratchSlot : int {
-  kPreparedX,
-  kAccumulators,
-  kCounts,
-  kSlots,
-  kActive,
-  kPartialY,
-  kHotLists,
-  kHotHidden,
-  kHotSums,
-  kHotPanels,
-  kScreenedX,
-  kCandidates,
+class Gate {
+ public:
+  // Takes its scratch: no call below allocates. `out` has plan.row_block rows.
+  Gate(Context& context, const FfnPlan& plan, const FfnWeights& weights,
+       const ActivationSpec& activation, const TwellView& out);
+
+  // The rows x of a block come next; one thread calls this.
+  void begin(ConstMatrixView x);
+
+  // The following are called by every thread of a parallel region, in this order; each ends with a
+  // barrier.
+
+  // Packs the activation of the block; returns the pre-activations that this thread computed beside
+  // a screen.
+  std::int64_t run(int thread);
+  // x as the tier's GEMM reads it, for others: already there where the packed gate was multiplied.
+  void prepare_x();
+
+  std::int64_t rows() const { return input_.x.rows; }
+  const TwellView& out() const { return out_; }
+  // All rows of the block against a weight of the same inputs.
+  GemmArgs gemm_args(const PackedView& weight) const;
+
+ private:
+  void run_packed(std::int64_t begin, std::int64_t end, std::int64_t tile, float* c) const;
+  std::int64_t run_screened(std::int64_t begin, std::int64_t end, std::int64_t tile, float* c,
+                            void* candidates) const;
+
+  Context& context_;
+  const FfnPlan& plan_;
+  const Kernels& kernels_;
+  ActivationSpec activation_;
+  TwellView out_;
+  std::int64_t hidden_;
+  GemmInput input_;  // the block's rows
+  void* prepared_ = nullptr;
+  PackedView packed_;       // with a packed gate
+  ScreenView screen_;       // with a screen
+  ConstMatrixView weight_;  // with a screen: the rows as stored
+  ScreenedRows x8_;
 };
-
-struct GateBlock {
-  const GemmReluTwell& kernel;
-  GemmInput input;  // the block's rows
-  ActivationSpec activation;
-  TwellView out;
-  std::int64_t out_row = 0;
-
-  std::int64_t rows() const { return input.x.rows; }
-};
-
-// Rows [row_begin, row_end) × tiles [tile_begin, tile_end) of the packed gate.
-void run_gate(const GateBlock& block, const void* prepared, std::int64_t row_begin,
-              std::int64_t row_end, std::int64_t tile_begin, std::int64_t tile_end,
-              float* accumulators);
 
 }  // namespace twell

@@ -4,35 +4,31 @@
 
 #include <algorithm>
 
-#include "ops/gate.h"
+#include "ops/gemm_input.h"
+#include "ops/plan.h"
+#include "ops/scratch.h"
 #include "ops/validate.h"
 
 namespace twell {
 namespace {
 
-// Columns [column, column + width) of rows [row, row + rows) from the accumulators, which it
-// changes.
-void store(float* c, std::int64_t rows, std::int64_t width, const void* bias, MatrixView y,
-           std::int64_t row, std::int64_t column, const TwellSpmm& kernel) {
-  for (std::int64_t r = 0; r < rows; ++r, c += kColumnBlock) {
-    for (std::int64_t j = 0; bias != nullptr && j < width; ++j) {
-      c[j] += y.dtype == DType::f32
-                  ? static_cast<const float*>(bias)[column + j]
-                  : static_cast<float>(static_cast<const bf16*>(bias)[column + j]);
-    }
-    kernel.store(
-        c, width,
-        static_cast<std::byte*>(y.data) +
-            static_cast<std::size_t>((row + r) * y.row_stride + column) * size_of(y.dtype));
+// Adds the bias, if any, to columns [column, column + width) of a row of accumulators and rounds
+// them into y.
+void store_row(const Kernels& kernels, float* c, std::int64_t width, const void* bias, MatrixView y,
+               std::int64_t row, std::int64_t column) {
+  for (std::int64_t j = 0; bias != nullptr && j < width; ++j) {
+    c[j] += y.dtype == DType::f32 ? static_cast<const float*>(bias)[column + j]
+                                  : static_cast<float>(static_cast<const bf16*>(bias)[column + j]);
   }
+  kernels.round_row(c, width,
+                    y.row_bytes(row) + column * static_cast<std::int64_t>(size_of(y.dtype)));
 }
 
 void multiply(Context& context, ConstMatrixView x, PackedView weight, const void* bias,
               MatrixView y) {
-  const Gemm& gemm = gemm_kernel(context.tier(), weight.dtype);
-  const TwellSpmm& spmm = twell_spmm_kernel(context.tier(), weight.dtype);
-  const GemmInput input = {x, weight, gemm.x};
-  const std::int64_t block = row_block(x.rows);
+  const Kernels& kernels = kernels_of(context.tier(), weight.dtype);
+  const GemmInput input = {x, kernels.x};
+  const std::int64_t block = row_block(context.tier(), x.rows);
   const std::int64_t row_blocks = (x.rows + block - 1) / block;
   // Four pieces per thread at least, of four panels at least: what a register kernel takes at once.
   const std::int64_t panels = packed_panels(weight.rows);
@@ -40,45 +36,48 @@ void multiply(Context& context, ConstMatrixView x, PackedView weight, const void
       row_blocks * panels / (4L * context.threads()) / 4 * 4, 4, kColumnBlock / kPanel);
   const std::int64_t pieces = (panels + step - 1) / step;
 
-  void* prepared = context.scratch(0, kPreparedX, input.prepared_bytes());
+  void* prepared =
+      input.in_place() ? nullptr : context.scratch(0, kPreparedX, input.prepared_bytes());
   const auto bytes = static_cast<std::size_t>(gemm_accumulators(block)) * sizeof(float);
   for (int t = 0; t < context.threads(); ++t) context.scratch(t, kAccumulators, bytes);
 #pragma omp parallel num_threads(context.threads())
   {
     auto* c = static_cast<float*>(context.scratch(omp_get_thread_num(), kAccumulators, bytes));
-    if (input.prepared_bytes() > 0) {
+    if (prepared != nullptr) {
 #pragma omp for schedule(static)
       for (std::int64_t r = 0; r < x.rows; ++r) input.prepare(r, r + 1, prepared);
     }
 #pragma omp for schedule(dynamic, 1)
     for (std::int64_t unit = 0; unit < row_blocks * pieces; ++unit) {
       const std::int64_t row = unit / pieces * block;
-      const std::int64_t end = std::min(row + block, x.rows);
-      GemmArgs args = input.args(prepared, row, end);
+      GemmArgs args = input.args(prepared, row, std::min(row + block, x.rows));
+      args.weight = weight;
       args.panel_begin = unit % pieces * step;
       args.panels = std::min(step, panels - args.panel_begin);
       args.c = c;
-      gemm.run(args);
+      kernels.gemm(args);
       const std::int64_t column = args.panel_begin * kPanel;
-      store(c, args.rows, std::min(args.panels * kPanel, weight.rows - column), bias, y, row,
-            column, spmm);
+      const std::int64_t width = std::min(args.panels * kPanel, weight.rows - column);
+      for (std::int64_t r = 0; r < args.rows; ++r) {
+        store_row(kernels, c + r * kColumnBlock, width, bias, y, row + r, column);
+      }
     }
   }
 }
 
 }  // namespace
 
-void linear(Context& context, ConstMatrixView x, PackedView weight, const void* bias,
+void linear(Context& context, ConstMatrixView x, const PackedWeight& weight, const void* bias,
             MatrixView y) {
   constexpr const char* kOperation = "linear";
-  require_packed(kOperation, "weight", weight);
-  require_matrix(kOperation, "x", x, weight.dtype, x.rows, weight.cols);
-  require_matrix(kOperation, "y", y, weight.dtype, x.rows, weight.rows);
+  require_weight_shape(kOperation, "weight", weight.dtype(), weight.rows(), weight.cols());
+  require_matrix(kOperation, "x", x, weight.dtype(), x.rows, weight.cols());
+  require_matrix(kOperation, "y", y, weight.dtype(), x.rows, weight.rows());
   // A kernel may want a copy of x, in scratch that stays: 16 MiB of bf16 at D = 2048.
   constexpr std::int64_t kMostRows = 4096;
   for (std::int64_t row = 0; row < x.rows; row += kMostRows) {
     const std::int64_t rows = std::min(kMostRows, x.rows - row);
-    multiply(context, rows_of(x, row, rows), weight, bias, rows_of(y, row, rows));
+    multiply(context, x.slice(row, rows), PackedView(weight), bias, y.slice(row, rows));
   }
 }
 

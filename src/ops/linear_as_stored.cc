@@ -7,17 +7,17 @@
 
 namespace twell {
 
-// The dot products of twell_gated_ffn, for all neurons in order: values = 1 · dot(x, W[n]).
+// Sampled dot products, of all neurons in order: values = 1 · dot(x, W[n]).
 void linear_as_stored(Context& context, ConstMatrixView x, ConstMatrixView weight, MatrixView y) {
   constexpr const char* kOperation = "linear_as_stored";
   // 256 KB at D = 2048: from the second row of x on, a piece comes from L2.
   constexpr std::int64_t kPiece = 64;
+  require_weight_shape(kOperation, "weight", weight.dtype, weight.rows, weight.cols);
   require_matrix(kOperation, "weight", weight, weight.dtype, weight.rows, x.cols);
   require_matrix(kOperation, "x", x, weight.dtype, x.rows, x.cols);
   require_matrix(kOperation, "y", y, weight.dtype, x.rows, weight.rows);
 
-  const TwellGatedFfn& dots = twell_gated_ffn_kernel(context.tier(), weight.dtype);
-  const TwellSpmm& spmm = twell_spmm_kernel(context.tier(), weight.dtype);
+  const Kernels& kernels = kernels_of(context.tier(), weight.dtype);
   const auto element = static_cast<std::int64_t>(size_of(weight.dtype));
   const std::int64_t pieces = (weight.rows + kPiece - 1) / kPiece;
   // Each thread goes through a stretch of memory of its own.
@@ -30,10 +30,8 @@ void linear_as_stored(Context& context, ConstMatrixView x, ConstMatrixView weigh
     for (std::int64_t row = 0; row < x.rows; ++row) {
       float values[kPiece];
       std::fill_n(values, count, 1.0F);
-      dots.run(static_cast<const std::byte*>(x.data) + row * x.row_stride * element, weight,
-               {outputs, values, count});
-      spmm.store(values, count,
-                 static_cast<std::byte*>(y.data) + (row * y.row_stride + first) * element);
+      kernels.sampled_dots(x.row_bytes(row), weight, {outputs, values, count});
+      kernels.round_row(values, count, y.row_bytes(row) + first * element);
     }
   }
 }

@@ -1,65 +1,66 @@
+#include "ops/plan.h"
+
 #include <algorithm>
 
 #include "core/check.h"
-#include "ops/gemm_input.h"
+#include "kernels/kernel.h"
 #include "ops/sparse_rows.h"
-#include "twell/ffn.h"
+#include "twell/tuning.h"
 
 namespace twell {
-namespace {
 
-// A dense product with a neuron's rows costs this share of gathering them for one token: 19 of 170
-// ns with AVX-512, measured on a core of a Zen 5 at D = 2048; the others from the ratio of their
-// GEMM to it.
-double hot_share_of(CpuTier tier) {
-  switch (tier) {
-    case CpuTier::amx:
-      return 0.05;
-    case CpuTier::avx512:
-      return 0.11;
-    case CpuTier::avx2:
-      return 0.4;
-    case CpuTier::portable:
-      return 0.5;
-  }
-  return 2.0;
+std::int64_t row_block(CpuTier tier, std::int64_t rows) {
+  // 256 inputs of a row in bf16, and its part of a column block of accumulators: what stays in L2
+  // with the panels that stream through. Every weight is read, and every hot neuron packed, once a
+  // block: against 192 rows, 512 save 7 % of the time at M = 512.
+  constexpr std::int64_t kRowBytes = kColumnBlock * 4 + 512;
+  constexpr std::int64_t kMultiple = 32;  // of the AMX kernel's steps
+  const TierTuning& tuning = tuning_of(tier);
+  const auto room = static_cast<std::int64_t>(static_cast<double>(cpu_caches().l2) *
+                                              tuning.block_l2_share / kRowBytes);
+  const std::int64_t most =
+      std::clamp<std::int64_t>(room, 128, tuning.block_rows) / kMultiple * kMultiple;
+  if (rows <= most) return std::max<std::int64_t>(rows, 1);
+  const std::int64_t blocks = (rows + most - 1) / most;
+  return ((rows + blocks - 1) / blocks + kMultiple - 1) / kMultiple * kMultiple;
 }
 
-// Packing a neuron's rows costs about as much as gathering them for this many tokens.
-constexpr int kPackingTokens = 6;
-
-}  // namespace
-
-FfnPlan plan_ffn(const Context& context, std::int64_t tokens, const FfnWeights& weights) {
+FfnPlan plan_ffn(const Context& context, std::int64_t tokens, const FfnShape& shape,
+                 GateForm gate) {
   constexpr std::int64_t kWidestTile = 65536;  // 16-bit columns
   FfnPlan plan;
   plan.tier = context.tier();
   plan.threads = context.threads();
-  plan.row_block = row_block(tokens);
-  plan.layout.rows = plan.row_block;
-  plan.layout.cols = weights.gate.rows;
-  plan.layout.dtype = weights.gate.dtype;
+  plan.gate = gate;
+  plan.row_block = row_block(plan.tier, tokens);
   // As few tiles as there are threads: a row's list stays in one piece per thread. With more
   // threads than tiles of 256 columns, the threads share out the rows of a tile too.
-  const std::int64_t share = (weights.gate.rows + plan.threads - 1) / plan.threads;
+  const std::int64_t share = (shape.hidden + plan.threads - 1) / plan.threads;
   const std::int64_t tile = (share + kColumnBlock - 1) / kColumnBlock * kColumnBlock;
-  plan.layout.tile = static_cast<std::int32_t>(std::min(tile, kWidestTile));
-  plan.layout.capacity = plan.layout.tile;
-  plan.row_splits =
-      static_cast<int>((plan.threads + plan.layout.tiles() - 1) / plan.layout.tiles());
+  plan.tile = static_cast<std::int32_t>(std::min(tile, kWidestTile));
+  const std::int64_t tiles = (shape.hidden + plan.tile - 1) / plan.tile;
+  plan.row_groups = static_cast<int>((plan.threads + tiles - 1) / tiles);
+  plan.row_parts = sparse_parts(plan.row_block, plan.threads);
   // Where a row is split among threads, gathering is all there is to do.
-  if (sparse_parts(plan.row_block, plan.threads) > 1) return plan;
-  plan.hot_share = context.hot_share().value_or(hot_share_of(plan.tier));
+  if (plan.row_parts > 1) return plan;
+  plan.hot_share = context.hot_share().value_or(tuning_of(plan.tier).hot_share);
   // What is forced is forced for few rows too.
-  plan.hot_rows = context.hot_share() ? 1 : kPackingTokens;
+  plan.hot_rows = context.hot_share() ? 1 : kHotPackingRows;
   return plan;
 }
 
+const char* name_of(GateForm form) { return form == GateForm::packed ? "packed" : "screened"; }
+
 std::string FfnPlan::to_string() const {
-  return concat("row gather on ", name_of(tier), ", ", threads,
+  return concat(name_of(gate), " gate on ", name_of(tier), ", ", threads,
                 threads == 1 ? " thread" : " threads", ", blocks of ", row_block,
-                " rows, gate tiles of ", layout.tile, " columns",
-                row_splits > 1 ? concat(" x ", row_splits, " row groups") : "");
+                row_block == 1 ? " row" : " rows", ", tiles of ", tile, " neurons",
+                row_groups > 1 ? concat(" x ", row_groups, " groups of rows") : "",
+                row_parts > 1 ? concat(", each row gathered in ", row_parts, " parts")
+                : hot_share > 1.0
+                    ? std::string(", rows gathered")
+                    : concat(", neurons of ", 100 * hot_share, " % of the rows and ", hot_rows,
+                             " more multiplied densely, the rest gathered"));
 }
 
 }  // namespace twell

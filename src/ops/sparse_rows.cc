@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "ops/scratch.h"
+
 namespace twell {
 namespace {
 
@@ -13,7 +15,7 @@ std::int64_t gather(const TwellView& packed, std::int64_t row, std::int32_t* neu
   for (std::int64_t t = 0; t < packed.tiles; ++t) {
     const std::int32_t count = packed.count(row, t);
     if (count == 0) continue;
-    const auto* slots = reinterpret_cast<const Slot*>(packed.stored(row, t));
+    const auto* slots = reinterpret_cast<const Slot*>(packed.slots_of(row, t));
     const auto first = static_cast<std::int32_t>(t * packed.tile);
     for (std::int32_t i = 0; i < count; ++i, ++n) {
       neurons[n] = first + static_cast<std::int32_t>(slots[i].column);
@@ -23,9 +25,10 @@ std::int64_t gather(const TwellView& packed, std::int64_t row, std::int32_t* neu
   return n;
 }
 
-// The part's share of one row: y32 = Σ over its neurons.
-void run_part(const SparseRows& work, std::int64_t row, int part, void* scratch, float* y32) {
-  auto* neurons = static_cast<std::int32_t*>(scratch);
+// The part's share of one row: y32 (+)= Σ over its neurons.
+void run_part(const SparseRows& work, std::int64_t row, int part, void* list, bool add,
+              float* y32) {
+  auto* neurons = static_cast<std::int32_t*>(list);
   auto* values = reinterpret_cast<float*>(neurons + work.packed.tiles * work.packed.tile);
   const std::int64_t n = work.packed.slot_bytes == sizeof(TwellSlot16)
                              ? gather<TwellSlot16>(work.packed, row, neurons, values)
@@ -33,19 +36,13 @@ void run_part(const SparseRows& work, std::int64_t row, int part, void* scratch,
   const std::int64_t begin = n * part / work.parts;
   const ActiveNeurons active = {neurons + begin, values + begin,
                                 n * (part + 1) / work.parts - begin};
-  const DType dtype = work.down.dtype;
-  if (work.up.data != nullptr) {
-    const auto* x = static_cast<const std::byte*>(work.x.data) +
-                    static_cast<std::size_t>(row * work.x.row_stride) * size_of(dtype);
-    twell_gated_ffn_kernel(work.tier, dtype).run(x, work.up, active);
-  }
-  twell_spmm_kernel(work.tier, dtype).accumulate(work.down, active, work.sums != nullptr, y32);
+  if (work.up) work.kernels.sampled_dots(work.x.row_bytes(row), *work.up, active);
+  work.kernels.weighted_rows(work.down, active, add, y32);
 }
 
-void store(const SparseRows& work, std::int64_t row, const float* y32) {
-  auto* y = static_cast<std::byte*>(work.y.data) +
-            static_cast<std::size_t>(row * work.y.row_stride) * size_of(work.y.dtype);
-  twell_spmm_kernel(work.tier, work.down.dtype).store(y32, work.down.cols, y);
+std::size_t list_bytes(const SparseRows& work) {
+  return static_cast<std::size_t>(work.packed.tiles * work.packed.tile) *
+         (sizeof(std::int32_t) + sizeof(float));
 }
 
 }  // namespace
@@ -54,40 +51,43 @@ int sparse_parts(std::int64_t rows, int threads) {
   return static_cast<int>(std::clamp<std::int64_t>(4L * threads / rows, 1, threads));
 }
 
-std::size_t active_bytes(std::int64_t hidden) {
-  // Rounded up to whole tiles by the caller's layout: 65,536 columns at the most.
-  return static_cast<std::size_t>(hidden) * (sizeof(std::int32_t) + sizeof(float));
+void take_scratch(Context& context, const SparseRows& work, std::int64_t rows, int threads) {
+  const auto row = static_cast<std::size_t>(work.down.cols) * sizeof(float);
+  for (int t = 0; t < threads; ++t) {
+    context.scratch(t, kActive, list_bytes(work));
+    context.scratch(t, kPartialY, row);
+  }
+  // The threads' partial sums lie together, in the first one's.
+  if (work.parts > 1)
+    context.scratch(0, kPartialY, static_cast<std::size_t>(rows * work.parts) * row);
 }
 
-std::size_t partial_bytes(const SparseRows& work) {
-  const std::int64_t sums = work.parts > 1 ? work.rows * work.parts : 1;
-  return static_cast<std::size_t>(sums * work.down.cols) * sizeof(float);
-}
-
-void run_sparse_rows(const SparseRows& work, void* active, float* partial) {
+void run_sparse_rows(Context& context, const SparseRows& work, float* sums, int thread) {
   const std::int64_t cols = work.down.cols;
+  void* list = context.scratch(thread, kActive, 0);
+  auto* partial = static_cast<float*>(context.scratch(work.parts > 1 ? 0 : thread, kPartialY, 0));
   if (work.parts == 1) {
 #pragma omp for schedule(dynamic, 4)
-    for (std::int64_t row = 0; row < work.rows; ++row) {
-      float* sum = work.sums != nullptr ? work.sums + row * cols : partial;
-      run_part(work, row, 0, active, sum);
-      store(work, row, sum);
+    for (std::int64_t row = 0; row < work.rows(); ++row) {
+      float* sum = sums != nullptr ? sums + row * cols : partial;
+      run_part(work, row, 0, list, sums != nullptr, sum);
+      work.kernels.round_row(sum, cols, work.y.row_bytes(row));
     }
     return;
   }
 #pragma omp for schedule(static, 1)
-  for (std::int64_t unit = 0; unit < work.rows * work.parts; ++unit) {
-    run_part(work, unit / work.parts, static_cast<int>(unit % work.parts), active,
+  for (std::int64_t unit = 0; unit < work.rows() * work.parts; ++unit) {
+    run_part(work, unit / work.parts, static_cast<int>(unit % work.parts), list, false,
              partial + unit * cols);
   }
 #pragma omp for schedule(static)
-  for (std::int64_t row = 0; row < work.rows; ++row) {
+  for (std::int64_t row = 0; row < work.rows(); ++row) {
     float* sum = partial + row * work.parts * cols;
     for (int part = 1; part < work.parts; ++part) {
       const float* other = sum + part * cols;
       for (std::int64_t k = 0; k < cols; ++k) sum[k] += other[k];
     }
-    store(work, row, sum);
+    work.kernels.round_row(sum, cols, work.y.row_bytes(row));
   }
 }
 

@@ -19,25 +19,11 @@ inline void require_matrix(const char* operation, const char* argument, ConstMat
           "data is not aligned to its ", size_of(dtype), "-byte elements");
 }
 
-inline void require_weight_shape(const char* operation, const char* argument, PackedView weight) {
-  require(weight.dtype != DType::f16, operation, argument, "expected bf16 or f32, got f16");
-  require(weight.rows >= 1 && weight.cols >= 1, operation, argument,
-          "expected at least one row and column, got [", weight.rows, ", ", weight.cols, "]");
-}
-
-inline void require_packed(const char* operation, const char* argument, PackedView weight) {
-  require_weight_shape(operation, argument, weight);
-  require(weight.data != nullptr, operation, argument, "data is null");
-}
-
-inline void require_screened(const char* operation, const FfnWeights& weights) {
-  const PackedView& gate = weights.gate;
-  require_weight_shape(operation, "weights.gate", gate);
-  require_matrix(operation, "weights.gate_rows", weights.gate_rows, gate.dtype, gate.rows,
-                 gate.cols);
-  require(weights.screen.rows == gate.rows && weights.screen.cols == gate.cols, operation,
-          "weights.screen", "expected [", gate.rows, ", ", gate.cols, "], got [",
-          weights.screen.rows, ", ", weights.screen.cols, "]");
+inline void require_weight_shape(const char* operation, const char* argument, DType dtype,
+                                 std::int64_t rows, std::int64_t cols) {
+  require(dtype != DType::f16, operation, argument, "expected bf16 or f32, got f16");
+  require(rows >= 1 && cols >= 1, operation, argument,
+          "expected at least one row and column, got [", rows, ", ", cols, "]");
 }
 
 inline void require_activation(const char* operation, const ActivationSpec& activation) {

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <optional>
+
 #include "tests/support/matrix.h"
 #include "twell/status.h"
 
@@ -18,11 +20,9 @@ TYPED_TEST(PackedTest, RoundTripsAtTailSizesAndPadsWithZeros) {
   for (std::int64_t rows : {1, 15, 16, 17, 33}) {
     for (std::int64_t cols : {1, 2, 31, 32, 33, 65}) {
       const auto w = test::random_matrix<TypeParam>(rows, cols, 1, 1.0F, 3);
-      std::vector<TypeParam> packed(packed_bytes(kDType, rows, cols) / sizeof(TypeParam),
-                                    static_cast<TypeParam>(99.0F));
-      pack_weight(w.view(), packed.data());
+      const PackedWeight packed(w.view());
       test::TestMatrix<TypeParam> back(rows, cols, 1);
-      unpack_weight({packed.data(), kDType, rows, cols}, back.view());
+      packed.unpack(back.view());
       double sum = 0.0;
       for (std::int64_t r = 0; r < rows; ++r) {
         for (std::int64_t c = 0; c < cols; ++c) {
@@ -32,16 +32,51 @@ TYPED_TEST(PackedTest, RoundTripsAtTailSizesAndPadsWithZeros) {
         }
       }
       // Whatever is not a weight is zero.
-      for (TypeParam value : packed) sum -= std::abs(static_cast<float>(value));
-      EXPECT_NEAR(sum, 0.0, 1e-9 * static_cast<double>(packed.size()));
+      const auto size = packed_bytes(kDType, rows, cols) / sizeof(TypeParam);
+      const auto* values = static_cast<const TypeParam*>(packed.data());
+      for (std::size_t i = 0; i < size; ++i) sum -= std::abs(static_cast<float>(values[i]));
+      EXPECT_NEAR(sum, 0.0, 1e-9 * static_cast<double>(size));
     }
   }
 }
 
+TEST(PackedWeight, CopiesShareAndOutliveTheOriginal) {
+  const auto w = test::random_matrix<float>(20, 7, 1);
+  std::optional<PackedWeight> first(w.view());
+  const PackedWeight copy = *first;
+  EXPECT_EQ(copy.data(), first->data());
+  first.reset();
+  test::TestMatrix<float> back(20, 7);
+  copy.unpack(back.view());
+  EXPECT_EQ(back.value(19, 6), w.value(19, 6));
+}
+
 TEST(PackedErrors, NamesTheArgument) {
   test::TestMatrix<float> w(2, 2);
-  EXPECT_THROW(unpack_weight({nullptr, DType::f32, 2, 3}, w.view()), Error);
-  EXPECT_THROW(pack_weight({nullptr, DType::f16, 2, 3}, nullptr), Error);
+  w.fill([](std::int64_t, std::int64_t) { return 1.0F; });
+  EXPECT_THROW(PackedWeight(w.view()).unpack(test::TestMatrix<float>(2, 3).view()), Error);
+  EXPECT_THROW(PackedWeight({w.view().data, DType::f16, 2, 2}), Error);
+  EXPECT_THROW(PackedWeight({nullptr, DType::f32, -1, 2}), Error);
+  EXPECT_THROW(pack_weight(w.view(), nullptr), Error);
+}
+
+// A std::vector of bytes starts anywhere: kernels would read across cache lines, or fault.
+TEST(PackedErrors, MemoryHasToBeAligned) {
+  const auto w = test::random_matrix<float>(16, 4, 1);
+  std::vector<std::byte> memory(packed_bytes(DType::f32, 16, 4) + 128);
+  auto* aligned = memory.data();
+  while (reinterpret_cast<std::uintptr_t>(aligned) % 64 != 0) ++aligned;
+  pack_weight(w.view(), aligned);
+  EXPECT_EQ(PackedWeight::borrow(aligned, DType::f32, 16, 4).data(), aligned);
+  try {
+    pack_weight(w.view(), aligned + 16);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(),
+                 "twell::pack_weight: memory: is not aligned to 64 bytes, as PreparedMemory and "
+                 "aligned_alloc are");
+  }
+  EXPECT_THROW(PackedWeight::borrow(aligned + 8, DType::f32, 16, 4), Error);
 }
 
 }  // namespace

@@ -1,24 +1,37 @@
-// A forced tier must run its own kernels: each table entry is another function.
+// A forced tier must run its own kernels: each entry of its table is another function.
 #include <gtest/gtest.h>
 
 #include <set>
+#include <vector>
 
 #include "kernels/kernel.h"
 
 namespace twell {
 namespace {
 
+// All functions of a table, in its order.
+std::vector<void (*)()> functions_of(const Kernels& k) {
+  const auto any = [](auto* function) { return reinterpret_cast<void (*)()>(function); };
+  return {any(k.gemm),         any(k.pack),         any(k.screen_row),       any(k.screen_gemm),
+          any(k.screen_pack),  any(k.sampled_dots), any(k.weighted_rows),    any(k.round_row),
+          any(k.pack_neurons), any(k.pack_inputs),  any(k.multiply_nonzeros)};
+}
+
 TEST(Registry, EveryTierHasItsOwnKernels) {
 #if defined(__x86_64__)
   for (DType dtype : {DType::bf16, DType::f32}) {
-    std::set<void (*)(const GemmReluTwellArgs&)> gemm;
-    std::set<void (*)(const void*, ConstMatrixView, const ActiveNeurons&)> gated;
-    for (CpuTier tier : kAllCpuTiers) {
-      gemm.insert(gemm_relu_twell_kernel(tier, dtype).run);
-      gated.insert(twell_gated_ffn_kernel(tier, dtype).run);
+    const auto portable = functions_of(kernels_of(CpuTier::portable, dtype));
+    const auto avx2 = functions_of(kernels_of(CpuTier::avx2, dtype));
+    const auto avx512 = functions_of(kernels_of(CpuTier::avx512, dtype));
+    const auto amx = functions_of(kernels_of(CpuTier::amx, dtype));
+    for (std::size_t f = 0; f < portable.size(); ++f) {
+      SCOPED_TRACE(f);
+      const std::set<void (*)()> own = {portable[f], avx2[f], avx512[f]};
+      EXPECT_EQ(own.size(), 3U);
+      EXPECT_EQ(own.count(nullptr), 0U);
+      // AMX multiplies bf16; all else is AVX-512.
+      EXPECT_EQ(amx[f] == avx512[f], f > 0 || dtype == DType::f32);
     }
-    EXPECT_EQ(gemm.size(), dtype == DType::bf16 ? 4U : 3U);  // AMX multiplies bf16 only
-    EXPECT_EQ(gated.size(), 3U);                             // AMX gathers with AVX-512
   }
 #else
   GTEST_SKIP() << "only the portable tier on this architecture";

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <utility>
@@ -10,7 +11,7 @@
 #include "kernels/ref/ref.h"
 #include "tests/support/bounds.h"
 #include "tests/support/matrix.h"
-#include "twell/ffn.h"
+#include "twell/steps.h"
 
 namespace twell::test {
 
@@ -29,24 +30,6 @@ inline std::string describe(const Case& c) {
          name_of(c.activation.kind) + " shift " + std::to_string(c.shift);
 }
 
-// Memory of a screen.
-class Screen {
- public:
-  Screen(ConstMatrixView w, const float* axis)
-      : rows_(w.rows), cols_(w.cols), bytes_(screen_bytes(w.rows, w.cols) + 64) {
-    make_screen(w, axis, aligned());
-  }
-  ScreenView view() const { return {const_cast<Screen*>(this)->aligned(), rows_, cols_}; }
-
- private:
-  void* aligned() {
-    const auto address = reinterpret_cast<std::uintptr_t>(bytes_.data());
-    return bytes_.data() + (64 - address % 64) % 64;
-  }
-  std::int64_t rows_, cols_;
-  std::vector<std::byte> bytes_;
-};
-
 template <class T>
 class Layer {
  public:
@@ -55,40 +38,29 @@ class Layer {
         x(random_matrix<T>(c.tokens, c.depth, seed, 1.0F, 3)),
         gate(random_matrix<T>(c.hidden, c.depth, seed + 1, scale(c.depth))),
         up(random_matrix<T>(c.hidden, c.depth, seed + 2, scale(c.depth), 1)),
-        down(random_matrix<T>(c.hidden, c.depth, seed + 3, scale(c.hidden), 2)),
-        packed_(packed_bytes(dtype_of<T>::value, c.hidden, c.depth) + 64) {
+        down(random_matrix<T>(c.hidden, c.depth, seed + 3, scale(c.hidden), 2)) {
     // One input is the same for all tokens: its weight shifts the gate.
     for (std::int64_t r = 0; r < c.tokens; ++r) x.set(r, 0, 1.0F);
     for (std::int64_t n = 0; n < c.hidden; ++n) gate.set(n, 0, -c.shift);
-    pack();
   }
 
-  // After a change to `gate`.
-  void pack() { pack_weight(const_view(gate), aligned()); }
-  PackedView packed() { return {aligned(), dtype_of<T>::value, shape.hidden, shape.depth}; }
-  FfnWeights weights() {
-    return {packed(), shape.gated ? const_view(up) : ConstMatrixView{}, const_view(down)};
-  }
+  PackedWeight packed() const { return PackedWeight(gate.view()); }
+  FfnWeights weights() const { return with(packed()); }
   // The same by way of a screen.
-  FfnWeights screened(const Screen& screen) {
-    FfnWeights weights = this->weights();
-    weights.gate.data = nullptr;
-    weights.screen = screen.view();
-    weights.gate_rows = const_view(gate);
-    return weights;
+  FfnWeights screened(const float* axis = nullptr) const {
+    return with(ScreenedGate{gate.view(), Screen(gate.view(), axis)});
   }
-  static ConstMatrixView const_view(const TestMatrix<T>& m) { return m.view(); }
 
   Case shape;
   TestMatrix<T> x, gate, up, down;
 
  private:
   static float scale(std::int64_t n) { return 1.0F / std::sqrt(static_cast<float>(n)); }
-  void* aligned() {
-    const auto address = reinterpret_cast<std::uintptr_t>(packed_.data());
-    return packed_.data() + (64 - address % 64) % 64;
+  FfnWeights with(std::variant<PackedWeight, ScreenedGate> form) const {
+    FfnWeights weights = {std::move(form), {}, down.view()};
+    if (shape.gated) weights.up = up.view();
+    return weights;
   }
-  std::vector<std::byte> packed_;
 };
 
 // A layer whose token r fires exactly the neurons with fires(r, n): its input is the unit vector r,
@@ -106,7 +78,6 @@ Layer<T> layer_that_fires(std::int64_t tokens, std::int64_t hidden, bool gated, 
       layer.gate.set(n, k, k >= tokens ? 0.0F : fires(k, n) ? size : -size);
     }
   }
-  layer.pack();
   return layer;
 }
 
@@ -194,6 +165,31 @@ void expect_output(const TwellMatrix& packed, const Layer<T>& layer, const TestM
   }
 }
 
+// What a call counted against the activation itself.
+inline void expect_counts(const FfnCounts& counts, const TwellMatrix& packed) {
+  const TwellLayout& layout = packed.layout();
+  ASSERT_EQ(counts.rows(), layout.rows);
+  EXPECT_EQ(counts.nnz(), packed.nnz());
+  std::int64_t most = 0;
+  std::vector<std::int64_t> fired(static_cast<std::size_t>(layout.cols));
+  for (std::int64_t r = 0; r < layout.rows; ++r) {
+    EXPECT_EQ(counts.row_nnz[static_cast<std::size_t>(r)], packed.row_nnz(r));
+    most = std::max(most, packed.row_nnz(r));
+    for (std::int64_t t = 0; t < layout.tiles(); ++t) {
+      for (std::int32_t i = 0; i < packed.count(r, t); ++i) {
+        const std::uint32_t column = layout.dtype == DType::f32
+                                         ? packed.slots<TwellSlot32>(r, t)[i].column
+                                         : packed.slots<TwellSlot16>(r, t)[i].column;
+        ++fired[static_cast<std::size_t>(t * layout.tile) + column];
+      }
+    }
+  }
+  EXPECT_EQ(counts.max_row_nnz(), most);
+  EXPECT_EQ(counts.neuron_nnz, fired);
+  EXPECT_EQ(counts.active_neurons(),
+            std::count_if(fired.begin(), fired.end(), [](std::int64_t n) { return n > 0; }));
+}
+
 // gemm_relu_twell, then up and down from the packed gate, then the fused layer: each against the
 // definition.
 template <class T>
@@ -206,34 +202,25 @@ void check_layer(Context& context, Layer<T>& layer, std::int32_t tile = 256,
   TwellMatrix packed({c.tokens, c.hidden, tile, capacity, dtype_of<T>::value});
   TestMatrix<T> y(c.tokens, c.depth, 5);
   const TestMatrix<T>& x = layer.x;
+  const FfnWeights weights = layer.weights();
   gemm_relu_twell(context, x.view(), layer.packed(), c.activation, packed);
   expect_activation(packed, x, layer.gate, c.activation);
   if (c.gated) {
-    twell_gated_ffn(context, x.view(), packed, layer.weights().up, layer.weights().down, y.view());
+    twell_gated_ffn(context, x.view(), packed, weights.up.value(), weights.down, y.view());
   } else {
-    twell_spmm(context, packed, layer.weights().down, y.view());
+    twell_spmm(context, packed, weights.down, y.view());
   }
   expect_output(packed, layer, y);
 
   TestMatrix<T> fused(c.tokens, c.depth, 5);
-  FfnStats stats;
-  std::vector<std::int64_t> neurons(static_cast<std::size_t>(c.hidden));
-  std::vector<std::int32_t> rows(static_cast<std::size_t>(c.tokens), -1);
-  stats.neuron_counts = neurons.data();
-  stats.row_nnz = rows.data();
-  ffn(context, x.view(), layer.weights(), c.activation, fused.view(), &stats);
+  FfnCounts counts;
+  counts.candidates = counts.neuron_nnz.emplace_back(7);  // of another call
+  ffn(context, x.view(), weights, c.activation, fused.view(), &counts);
   expect_output(packed, layer, fused, true);
-  EXPECT_EQ(stats.rows, c.tokens);
-  EXPECT_EQ(stats.nnz, packed.nnz());
-  std::int64_t sum = 0;
-  for (std::int64_t n : neurons) sum += n;
-  EXPECT_EQ(sum, packed.nnz());
-  for (std::int64_t r = 0; r < c.tokens; ++r) {
-    EXPECT_EQ(rows[static_cast<std::size_t>(r)], packed.row_nnz(r));
-  }
+  expect_counts(counts, packed);
   // Same input, same plan: same bits.
   TestMatrix<T> again(c.tokens, c.depth, 5);
-  ffn(context, x.view(), layer.weights(), c.activation, again.view());
+  ffn(context, x.view(), weights, c.activation, again.view());
   for (std::int64_t r = 0; r < c.tokens; ++r) {
     ASSERT_EQ(std::memcmp(&fused.at(r, 0), &again.at(r, 0),
                           static_cast<std::size_t>(c.depth) * sizeof(T)),
@@ -252,18 +239,17 @@ void check_every_path(Layer<T>& layer, std::int64_t nnz) {
       Context context({.threads = 2, .tier = tier, .hot_share = hot_share});
       check_layer(context, layer);
       TestMatrix<T> y(layer.shape.tokens, layer.shape.depth);
-      FfnStats stats;
+      FfnCounts counts;
       ffn(context, std::as_const(layer.x).view(), layer.weights(), layer.shape.activation, y.view(),
-          &stats);
-      EXPECT_EQ(stats.nnz, nnz);
-      const Screen screen(std::as_const(layer.gate).view(), nullptr);
+          &counts);
+      EXPECT_EQ(counts.nnz(), nnz);
       const Case& c = layer.shape;
       TwellMatrix packed({c.tokens, c.hidden, 256, 32, dtype_of<T>::value});
       gemm_relu_twell(context, std::as_const(layer.x).view(), layer.packed(), c.activation, packed);
-      ffn(context, std::as_const(layer.x).view(), layer.screened(screen), c.activation, y.view(),
-          &stats);
-      EXPECT_EQ(stats.nnz, nnz);
-      EXPECT_GE(stats.candidates, nnz);
+      ffn(context, std::as_const(layer.x).view(), layer.screened(), c.activation, y.view(),
+          &counts);
+      EXPECT_EQ(counts.nnz(), nnz);
+      EXPECT_GE(counts.candidates, nnz);
       expect_output(packed, layer, y, true);
     }
   }

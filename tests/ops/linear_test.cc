@@ -75,7 +75,7 @@ TEST(Linear, ErrorsNameTheArgument) {
     linear(context, std::as_const(layer.x).view(), layer.packed(), nullptr, y.view());
     FAIL();
   } catch (const Error& error) {
-    EXPECT_STREQ(error.what(), "linear: y: expected bf16 [4, 64], got bf16 [4, 63]");
+    EXPECT_STREQ(error.what(), "twell::linear: y: expected bf16 [4, 64], got bf16 [4, 63]");
   }
 }
 

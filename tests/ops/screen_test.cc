@@ -19,22 +19,18 @@ TYPED_TEST_SUITE(ScreenTest, Types);
 template <class T>
 struct Fired {
   TestMatrix<T> h;
-  FfnStats stats;
+  FfnCounts counts;
 };
 template <class T>
 Fired<T> activation_of(Context& context, const TestMatrix<T>& x, const TestMatrix<T>& gate,
                        const ActivationSpec& spec, const float* axis) {
-  const Screen screen(gate.view(), axis);
   const std::int64_t hidden = gate.rows();
   TestMatrix<T> identity(hidden, hidden);
   identity.fill([](std::int64_t n, std::int64_t k) { return n == k ? 1.0F : 0.0F; });
-  FfnWeights weights;
-  weights.gate = {nullptr, dtype_of<T>::value, hidden, gate.cols()};
-  weights.down = std::as_const(identity).view();
-  weights.screen = screen.view();
-  weights.gate_rows = gate.view();
+  const FfnWeights weights = {
+      ScreenedGate{gate.view(), Screen(gate.view(), axis)}, {}, std::as_const(identity).view()};
   Fired<T> out{TestMatrix<T>(x.rows(), hidden), {}};
-  ffn(context, x.view(), weights, spec, out.h.view(), &out.stats);
+  ffn(context, x.view(), weights, spec, out.h.view(), &out.counts);
   return out;
 }
 
@@ -258,7 +254,7 @@ TYPED_TEST(ScreenTest, TheEndsOfTheRangeAreNeverRuledOut) {
     for (const CpuTier tier : available_cpu_tiers()) {
       Context context({.threads = 1, .tier = tier});
       const auto got = activation_of(context, x, gate, spec, axis.empty() ? nullptr : axis.data());
-      EXPECT_EQ(got.stats.candidates, x.rows() * gate.rows()) << name_of(tier);
+      EXPECT_EQ(got.counts.candidates, x.rows() * gate.rows()) << name_of(tier);
     }
   };
   for (const float f : {1.0F, 1e-10F, 1e-20F, 1e-24F, 1e-28F}) {
@@ -312,12 +308,11 @@ TYPED_TEST(ScreenTest, WholeLayers) {
         const auto fired = activation_of(context, x, layer.gate, {}, nullptr);
         const TwellMatrix packed =
             pack(fired.h.view(), {tokens, 272, 256, 32, dtype_of<TypeParam>::value});
-        const Screen screen(std::as_const(layer.gate).view(), nullptr);
         TestMatrix<TypeParam> y(tokens, 64, 5);
-        FfnStats stats;
-        ffn(context, x.view(), layer.screened(screen), {}, y.view(), &stats);
-        EXPECT_EQ(stats.nnz, packed.nnz());
-        EXPECT_EQ(stats.candidates, fired.stats.candidates);
+        FfnCounts counts;
+        ffn(context, x.view(), layer.screened(), {}, y.view(), &counts);
+        EXPECT_EQ(counts.nnz(), packed.nnz());
+        EXPECT_EQ(counts.candidates, fired.counts.candidates);
         expect_output(packed, layer, y, true);
       }
     }
@@ -336,32 +331,45 @@ TYPED_TEST(ScreenTest, RulesMostOut) {
     Context context({.threads = 2, .tier = tier});
     const auto got = activation_of(context, layer.x, layer.gate, {}, mean.data());
     const std::int64_t all = std::int64_t{64} * 512;
-    EXPECT_GE(got.stats.candidates, got.stats.nnz);
-    EXPECT_GT(got.stats.nnz, all / 200);
-    EXPECT_LT(got.stats.candidates, all / 10) << name_of(tier);
+    EXPECT_GE(got.counts.candidates, got.counts.nnz());
+    EXPECT_GT(got.counts.nnz(), all / 200);
+    EXPECT_LT(got.counts.candidates, all / 10) << name_of(tier);
   }
 }
 
 TEST(Screen, ArgumentsAreChecked) {
-  Layer<float> layer({2, 8, 32, false});
-  const Screen screen(layer.gate.view(), nullptr);
-  FfnWeights weights = layer.weights();
-  weights.screen = screen.view();
+  const Layer<float> layer({2, 8, 32, false});
+  const Layer<float> other({2, 8, 33, false});
   Context context;
   TestMatrix<float> y(2, 8);
-  const auto message = [&] {
+  const auto message = [&](const ScreenedGate& gate) {
     try {
-      ffn(context, std::as_const(layer.x).view(), weights, {}, y.view());
+      ffn(context, layer.x.view(), {gate, {}, layer.down.view()}, {}, y.view());
     } catch (const Error& error) {
       return std::string(error.what());
     }
     return std::string("no error");
   };
-  EXPECT_NE(message().find("weights.gate_rows"), std::string::npos) << message();
-  weights.gate_rows = std::as_const(layer.gate).view();
-  EXPECT_EQ(message(), "no error");
-  weights.screen.rows = 33;
-  EXPECT_NE(message().find("weights.screen"), std::string::npos) << message();
+  const Screen screen(layer.gate.view(), nullptr);
+  EXPECT_EQ(message({layer.gate.view(), screen}), "no error");
+  EXPECT_EQ(message({layer.gate.view(), Screen(other.gate.view(), nullptr)}),
+            "twell::ffn: screen: expected that of [32, 8], got that of [33, 8]");
+  ConstMatrixView without_data = layer.gate.view();
+  without_data.data = nullptr;
+  EXPECT_EQ(message({without_data, screen}), "twell::ffn: gate: data is null");
+}
+
+// Kernels read whole cache lines: memory that is not aligned is refused where it comes in.
+TEST(Screen, BorrowedMemoryIsAligned) {
+  const Layer<float> layer({1, 8, 16, false});
+  std::vector<std::byte> memory(screen_bytes(16, 8) + 128);
+  auto* aligned = memory.data();
+  while (reinterpret_cast<std::uintptr_t>(aligned) % 64 != 0) ++aligned;
+  make_screen(layer.gate.view(), nullptr, aligned);
+  EXPECT_EQ(Screen::borrow(aligned, 16, 8).data(), aligned);
+  EXPECT_THROW(make_screen(layer.gate.view(), nullptr, aligned + 4), Error);
+  EXPECT_THROW(Screen::borrow(aligned + 32, 16, 8), Error);
+  EXPECT_THROW(Screen::borrow(nullptr, 16, 8), Error);
 }
 
 }  // namespace

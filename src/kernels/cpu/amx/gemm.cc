@@ -17,8 +17,6 @@ namespace {
 constexpr std::int64_t kTileRows = 16;
 constexpr std::int64_t kTileDepth = 32;  // bf16 inputs of one tile multiplication
 constexpr std::int64_t kDepthBlock = 256;
-// Up to here a GEMV-like stream through vector registers is bound by memory either way.
-constexpr std::int64_t kVectorRows = 4;
 
 // Tiles 0-3 accumulate (row tile, panel), 4-5 hold x, 6-7 the panels.
 TileConfig config_for(std::int64_t first_rows, std::int64_t second_rows) {
@@ -109,6 +107,8 @@ void sweep(const GemmArgs& args, std::int64_t begin, std::int64_t end, std::int6
   }
 }
 
+}  // namespace
+
 void gemm(const GemmArgs& args) {
   if (args.rows <= kVectorRows) {
     RegisterGemm<avx512::Isa, bf16>::run(args);
@@ -129,14 +129,5 @@ void gemm(const GemmArgs& args) {
   }
   release();
 }
-
-constexpr XForm kX = {DType::bf16, kVectorRows + 1};
-
-void gemm_and_pack(const GemmReluTwellArgs& args) { gemm_then_pack<avx512::Isa, bf16>(args, gemm); }
-
-}  // namespace
-
-const Gemm gemm_bf16 = {kX, gemm};
-const GemmReluTwell gemm_relu_twell_bf16 = {kX, gemm_and_pack};
 
 }  // namespace twell::amx

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "kernels/cpu/common/pack_epilogue.h"
+#include "kernels/kernel.h"
 
 namespace twell {
 namespace {
@@ -155,10 +155,10 @@ struct RegisterGemm {
     const auto step = [&]<int Panels>(std::int64_t p, std::int64_t b) {
       const bool more = Panels == kPanels && p + 2 * kPanels <= args.panels;
       const T* next = more ? screen + (p + kPanels) * stride + b * kBlockBytes : nullptr;
-      rows_by_panels<Panels>(args.x + b * kDepthBlock, depth, args.rows,
+      rows_by_panels<Panels>(args.x.x8 + b * kDepthBlock, depth, args.rows,
                              screen + p * stride + b * kBlockBytes, stride,
                              std::min(kDepthBlock, depth - b * kDepthBlock), args.c + p * kPanel,
-                             b > 0, next, {args.scales + b, blocks});
+                             b > 0, next, {args.x.scales + b, blocks});
     };
     const std::int64_t fours = args.panels / kPanels * kPanels;
     if (args.rows <= Isa::kGemmRows) {  // in the order in which the panels lie in memory
@@ -176,20 +176,6 @@ struct RegisterGemm {
     }
   }
 };
-
-template <class Isa, class T>
-void gemm_and_pack(const GemmReluTwellArgs& args) {
-  gemm_then_pack<Isa, T>(args, RegisterGemm<Isa, T>::run);
-}
-template <class Isa, class T>
-constexpr GemmReluTwell gemm_relu_twell_registers() {
-  return {{dtype_of<typename Isa::template X<T>>::value}, gemm_and_pack<Isa, T>};
-}
-
-template <class Isa, class T>
-constexpr Gemm gemm_registers() {
-  return {{dtype_of<typename Isa::template X<T>>::value}, RegisterGemm<Isa, T>::run};
-}
 
 }  // namespace
 }  // namespace twell

@@ -1,4 +1,4 @@
-// Rows of a plain weight, wherever they lie, to packed panels; masks of the activation.
+// Rows of a plain weight, wherever they lie, to the panels of a GEMM, and what goes with it.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@ constexpr std::int64_t kWord = 4;  // bytes: two bf16 inputs or one f32
 
 // A panel holds 32-bit words, 16 neurons side by side: the transpose of the rows' words.
 template <class Isa, class T>
-void pack_as_neurons(const void* const* rows, std::int64_t cols, void* panel) {
+void pack_neurons(const void* const* rows, std::int64_t cols, void* panel) {
   constexpr auto kPerWord = static_cast<std::int64_t>(kWord / sizeof(T));
   auto* out = static_cast<std::uint32_t*>(panel);
   const std::int64_t words = cols / kPerWord;
@@ -53,8 +53,8 @@ inline void interleave(const float* a, const float*, float* out) {
 }
 
 template <class Isa, class T>
-void pack_as_inputs(const void* const* rows, std::int64_t count, std::int64_t first,
-                    std::int64_t columns, void* panels) {
+void pack_inputs(const void* const* rows, std::int64_t count, std::int64_t first,
+                 std::int64_t columns, void* panels) {
   constexpr auto kPerWord = static_cast<std::int64_t>(kWord / sizeof(T));
   constexpr std::int64_t kLine = 64 / sizeof(T);
   constexpr std::int64_t kAhead = 16;  // rows
@@ -89,7 +89,7 @@ void pack_as_inputs(const void* const* rows, std::int64_t count, std::int64_t fi
 }
 
 template <class Isa, class X>
-void gate_dense(const float* u, std::int64_t count, void* hidden) {
+void multiply_nonzeros(const float* u, std::int64_t count, void* hidden) {
   X* h = static_cast<X*>(hidden);
   std::int64_t i = 0;
   for (; i + Isa::kLanes <= count; i += Isa::kLanes) {
@@ -105,7 +105,7 @@ void gate_dense(const float* u, std::int64_t count, void* hidden) {
 
 // Infinities and NaNs have all exponent bits set. In integers, which the vectoriser takes.
 template <class T>
-bool finite_row(const void* row, std::int64_t cols) {
+bool all_finite(const void* row, std::int64_t cols) {
   using Bits = std::conditional_t<sizeof(T) == 2, std::uint16_t, std::uint32_t>;
   constexpr auto kExponent = static_cast<Bits>(sizeof(T) == 2 ? 0x7f80U : 0x7f800000U);
   const auto* w = static_cast<const Bits*>(row);
@@ -114,12 +114,6 @@ bool finite_row(const void* row, std::int64_t cols) {
     bad |= static_cast<Bits>((w[k] & kExponent) == kExponent);
   }
   return bad == 0;
-}
-
-template <class Isa, class T>
-constexpr ChosenRows chosen_rows() {
-  return {pack_as_neurons<Isa, T>, pack_as_inputs<Isa, T>,
-          gate_dense<Isa, typename Isa::template X<T>>, finite_row<T>};
 }
 
 }  // namespace

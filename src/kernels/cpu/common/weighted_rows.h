@@ -1,4 +1,4 @@
-// y = Σ h[i] · W[neuron i] for one token, in f32.
+// Σ h[i] · W[neuron i] for one token, in f32, and its rounding.
 #pragma once
 
 #include <algorithm>
@@ -32,10 +32,9 @@ void add_rows(const T* const (&w)[4], const T* const (&next)[4], const float (&h
 }
 
 template <class Isa, class T>
-void twell_spmm_accumulate(ConstMatrixView down, const ActiveNeurons& active, bool add,
-                           float* y32) {
+void weighted_rows(ConstMatrixView weight, const ActiveNeurons& active, bool add, float* y32) {
   if (active.count == 0) {
-    if (!add) std::fill_n(y32, down.cols, 0.0F);
+    if (!add) std::fill_n(y32, weight.cols, 0.0F);
     return;
   }
   const std::int64_t last = active.count - 1;
@@ -44,22 +43,22 @@ void twell_spmm_accumulate(ConstMatrixView down, const ActiveNeurons& active, bo
     const T* next[4];
     float h[4];
     for (std::int64_t n = 0; n < 4; ++n) {
-      w[n] = down.row<T>(active.neurons[std::min(i + n, last)]);
-      next[n] = down.row<T>(active.neurons[std::min(i + 4 + n, last)]);
+      w[n] = weight.row<T>(active.neurons[std::min(i + n, last)]);
+      next[n] = weight.row<T>(active.neurons[std::min(i + 4 + n, last)]);
       h[n] = active.values[std::min(i + n, last)];
     }
     if (i + 4 <= active.count) {
-      add_rows<Isa, T, 4>(w, next, h, down.cols, !add && i == 0, y32);
+      add_rows<Isa, T, 4>(w, next, h, weight.cols, !add && i == 0, y32);
       i += 4;
     } else {
-      add_rows<Isa, T, 1>(w, next, h, down.cols, !add && i == 0, y32);
+      add_rows<Isa, T, 1>(w, next, h, weight.cols, !add && i == 0, y32);
       i += 1;
     }
   }
 }
 
 template <class Isa, class T>
-void twell_spmm_store(const float* y32, std::int64_t cols, void* y_row) {
+void round_row(const float* y32, std::int64_t cols, void* y_row) {
   T* y = static_cast<T*>(y_row);
   std::int64_t k = 0;
   for (; k + Isa::kLanes <= cols; k += Isa::kLanes) Isa::store(y + k, Isa::load(y32 + k));

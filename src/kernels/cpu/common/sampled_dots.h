@@ -1,4 +1,4 @@
-// u and h = g ⊙ u at the active neurons of one token.
+// Dot products of one token with the rows of its active neurons.
 #pragma once
 
 #include <algorithm>
@@ -55,19 +55,19 @@ void dot_rows(std::int64_t count, const T* x, const T* const (&w)[kDotRows],
 }
 
 template <class Isa, class T>
-void twell_gated_ffn_row(const void* x_row, ConstMatrixView up, const ActiveNeurons& active) {
+void sampled_dots(const void* x_row, ConstMatrixView weight, const ActiveNeurons& active) {
   const T* x = static_cast<const T*>(x_row);
   const std::int64_t last = active.count - 1;
   for (std::int64_t i = 0; i < active.count; i += kDotRows) {
     const T* w[kDotRows];
     const T* next[kDotRows];
     for (std::int64_t n = 0; n < kDotRows; ++n) {
-      w[n] = up.row<T>(active.neurons[std::min(i + n, last)]);
-      next[n] = up.row<T>(active.neurons[std::min(i + kDotRows + n, last)]);
+      w[n] = weight.row<T>(active.neurons[std::min(i + n, last)]);
+      next[n] = weight.row<T>(active.neurons[std::min(i + kDotRows + n, last)]);
     }
     float u[kDotRows];
     const std::int64_t count = std::min(kDotRows, active.count - i);
-    dot_rows<Isa, T>(count, x, w, next, up.cols, u);
+    dot_rows<Isa, T>(count, x, w, next, weight.cols, u);
     for (std::int64_t n = 0; n < count; ++n) active.values[i + n] *= u[n];
   }
 }

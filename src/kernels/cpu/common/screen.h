@@ -1,4 +1,4 @@
-// act(x Wᵀ) by way of the screen: the int8 GEMM of a column block, the neurons that its bounds do
+// act(x Wᵀ) by way of the screen: tokens in 8 bits, the neurons that the bounds of the int8 GEMM do
 // not rule out, and their pre-activations from the weight itself.
 #pragma once
 
@@ -7,14 +7,14 @@
 #include <cstring>
 #include <limits>
 
-#include "kernels/cpu/common/gemm.h"
-#include "kernels/cpu/common/twell_gated_ffn.h"
+#include "kernels/cpu/common/pack.h"
+#include "kernels/cpu/common/sampled_dots.h"
 
 namespace twell {
 namespace {
 
-template <class Isa, class T, auto Gemm8>
-struct ScreenedGateKernel {
+template <class Isa, class T>
+struct ScreenKernels {
   using V = typename Isa::V;
 
   // f(k, x from k on, inputs) in steps of vectors, the last one of fewer inputs.
@@ -29,9 +29,9 @@ struct ScreenedGateKernel {
   }
 
   // x = s a + r; r to bytes, block by block, and the norms of it and of what the bytes leave out.
-  static void prepare(const void* x_row, const ScreenView& screen, std::uint8_t* x8, float* scales,
-                      ScreenedRow* row) {
+  static void screen_row(const void* x_row, const ScreenView& screen, const ScreenedRows& to) {
     const T* x = static_cast<const T*>(x_row);
+    const auto [x8, scales, row] = to;
     const float* axis = screen.axis();
     V dot = Isa::zero();
     for_each_vector(x, screen.cols,
@@ -120,53 +120,52 @@ struct ScreenedGateKernel {
     return Isa::kept16(bounds, threshold * row.inverse);
   }
 
-  struct Block {
-    const ScreenedGateArgs& args;
-    std::int64_t first;    // neuron of column 0
-    std::int32_t* list;    // columns of the candidates, row by row
+  // Columns of the candidates, row by row, and how many each row has.
+  struct Candidates {
+    std::int32_t* list;
     std::int32_t* counts;  // [rows]
   };
 
   // Lists the candidates of all rows; returns their number. Four panels at a time: with 2 % left,
   // the loop over the bits of one panel would end where no branch predictor expects it.
-  static std::int64_t find(const Block& b, std::int64_t width) {
+  static std::int64_t find(const ScreenPackArgs& args, const Candidates& found) {
     constexpr std::int64_t kBits = 64;
-    const float threshold = threshold_of(b.args.activation);
+    const float threshold = threshold_of(args.activation);
     std::int64_t total = 0;
-    for (std::int64_t r = 0; r < b.args.rows(); ++r) {
-      const float* row = b.args.accumulators + r * kColumnBlock;
+    for (std::int64_t r = 0; r < args.rows; ++r) {
+      const float* row = args.c + r * kColumnBlock;
       const std::int64_t before = total;
-      for (std::int64_t first = 0; first < width; first += kBits) {
-        const std::int64_t columns = std::min(kBits, width - first);
+      for (std::int64_t first = 0; first < args.width; first += kBits) {
+        const std::int64_t columns = std::min(kBits, args.width - first);
         std::uint64_t mask = 0;
         for (std::int64_t j = 0; j < columns; j += kPanel) {
-          mask |= std::uint64_t{candidates(row + first + j, b.args.screen, b.first + first + j,
-                                           b.args.x8_rows[r], threshold)}
+          mask |= std::uint64_t{candidates(row + first + j, args.screen, args.first + first + j,
+                                           args.x8.rows[r], threshold)}
                   << j;
         }
         if (columns < kBits) mask &= (std::uint64_t{1} << columns) - 1;  // no padding neurons
         for (; mask != 0; mask &= mask - 1) {
-          b.list[total++] = static_cast<std::int32_t>(first + __builtin_ctzll(mask));
+          found.list[total++] = static_cast<std::int32_t>(first + __builtin_ctzll(mask));
         }
       }
-      b.counts[r] = static_cast<std::int32_t>(total - before);
+      found.counts[r] = static_cast<std::int32_t>(total - before);
     }
     return total;
   }
 
   // Appends those candidates that fire. Rows are taken one after the other: the weights of a column
   // block that they share, up to 1 MB at D = 2048, stay in L2.
-  static void evaluate(const Block& b, std::int64_t total) {
-    const float threshold = threshold_of(b.args.activation);
+  static void evaluate(const ScreenPackArgs& args, const Candidates& found, std::int64_t total) {
+    const float threshold = threshold_of(args.activation);
     const auto weight = [&](std::int64_t i) {
-      return b.args.weight.template row<T>(b.first + b.list[std::min(i, total - 1)]);
+      return args.weight.template row<T>(args.first + found.list[std::min(i, total - 1)]);
     };
-    BlockSlots<T> slots(b.args, b.first);
+    BlockSlots<T> slots(args);
     std::int64_t i = 0;
-    for (std::int64_t r = 0; r < b.args.rows(); ++r) {
-      const T* x = b.args.x.template row<T>(r);
+    for (std::int64_t r = 0; r < args.rows; ++r) {
+      const T* x = args.x.template row<T>(r);
       std::int32_t kept = 0;
-      for (const std::int64_t end = i + b.counts[r]; i < end;) {
+      for (const std::int64_t end = i + found.counts[r]; i < end;) {
         const std::int64_t count = std::min(kDotRows, end - i);
         const T* w[kDotRows];
         const T* next[kDotRows];
@@ -175,10 +174,10 @@ struct ScreenedGateKernel {
           next[n] = weight(i + count + n);
         }
         float z[kDotRows];
-        dot_rows<Isa, T>(count, x, w, next, b.args.weight.cols, z);
+        dot_rows<Isa, T>(count, x, w, next, args.weight.cols, z);
         for (std::int64_t n = 0; n < count; ++n) {
           if (z[n] <= threshold) continue;
-          kept = slots.add(kept, static_cast<std::uint32_t>(b.list[i + n]), z[n]);
+          kept = slots.add(kept, static_cast<std::uint32_t>(found.list[i + n]), z[n]);
         }
         i += count;
       }
@@ -186,28 +185,14 @@ struct ScreenedGateKernel {
     }
   }
 
-  static std::int64_t run(const ScreenedGateArgs& args) {
-    const std::int64_t rows = args.rows();
+  static std::int64_t pack(const ScreenPackArgs& args) {
     auto* list = static_cast<std::int32_t*>(args.scratch);
-    std::int64_t found = 0;
-    for_each_column_block(
-        args.panel_begin, args.panel_end, args.screen.rows, args.out.tile,
-        [&](std::int64_t panel, std::int64_t panels, std::int64_t width) {
-          Gemm8(ScreenGemmArgs{args.x8, args.x8_scales, rows, args.screen, panel, panels,
-                               args.accumulators});
-          const Block block = {args, panel * kPanel, list, list + rows * kColumnBlock};
-          const std::int64_t candidates = find(block, width);
-          evaluate(block, candidates);
-          found += candidates;
-        });
-    return found;
+    const Candidates found = {list, list + args.rows * kColumnBlock};
+    const std::int64_t total = find(args, found);
+    evaluate(args, found, total);
+    return total;
   }
 };
-
-template <class Isa, class T, auto Gemm8>
-constexpr ScreenedGate screened_gate() {
-  return {ScreenedGateKernel<Isa, T, Gemm8>::prepare, ScreenedGateKernel<Isa, T, Gemm8>::run};
-}
 
 }  // namespace
 }  // namespace twell

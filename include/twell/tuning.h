@@ -1,0 +1,40 @@
+// What was measured and is decided by: one row for each instruction tier, nothing of the kind
+// stands elsewhere. docs/adding-a-kernel.md says how the figures are found.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "twell/device.h"
+
+namespace twell {
+
+// Nanoseconds of one call, for each of the H · D weights of a gate, of a gated bf16 layer: dense by
+// tokens, sparse by tokens and density (non-zeros / H).
+struct FfnCostTable {
+  static constexpr std::array<std::int64_t, 4> kTokens = {1, 8, 64, 512};
+  static constexpr std::array<double, 8> kDensities = {0, 0.005, 0.02, 0.05, 0.1, 0.2, 0.4, 1};
+  std::array<double, kTokens.size()> dense;
+  std::array<std::array<double, kDensities.size()>, kTokens.size()> sparse;
+};
+
+struct TierTuning {
+  CpuTier tier;
+  // A neuron that this share of a block's rows fires costs as much multiplied densely as gathered.
+  double hot_share;
+  // Share of the pre-activations up to which what a screen leaves is less work than the packed
+  // gate; 0: a screen never pays.
+  double screen_limit;
+  // A block of rows: so much of L2 for what it reads and writes again and again, and so many rows
+  // at most.
+  double block_l2_share;
+  std::int64_t block_rows;
+  FfnCostTable cost;
+};
+const TierTuning& tuning_of(CpuTier tier);
+
+// Packing a hot neuron's rows of up and down costs about as much as gathering them for so many
+// tokens, on every tier measured.
+inline constexpr int kHotPackingRows = 6;
+
+}  // namespace twell

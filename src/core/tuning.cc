@@ -1,0 +1,74 @@
+#include "twell/tuning.h"
+
+#include "core/check.h"
+
+namespace twell {
+namespace {
+
+// Two cores of a Zen 5 with AVX-512-BF16 and 1 MiB of L2 each, D = 2048, H = 5632 (bench/results).
+// dense: PyTorch's fastest form. hot_share: 19 of 170 ns for a neuron's rows. screen_limit: the
+// screen's GEMM multiplies twice as many inputs a second as vdpbf16ps.
+constexpr TierTuning kAvx512 = {
+    .tier = CpuTier::avx512,
+    .hot_share = 0.11,
+    .screen_limit = 0.08,
+    .block_l2_share = 0.75,
+    .block_rows = 1024,
+    .cost = {.dense = {0.100, 0.150, 0.515, 3.55},
+             .sparse = {{{0.0060, 0.0080, 0.0112, 0.0222, 0.0300, 0.0414, 0.0689, 0.164},
+                         {0.0150, 0.0250, 0.0490, 0.0850, 0.1295, 0.1600, 0.2430, 0.335},
+                         {0.0840, 0.1500, 0.2480, 0.3000, 0.4474, 0.5610, 0.6338, 0.830},
+                         {0.6500, 1.0300, 1.5300, 2.1000, 2.6000, 3.2500, 3.5000, 4.300}}}}};
+
+// The same machine held to AVX2: screen_limit measured, hot_share from the ratio of its GEMM to
+// that of AVX-512. The cost is that of AVX-512: without BF16 instructions PyTorch's dense layers
+// fall behind further than the sparse ones.
+constexpr TierTuning kAvx2 = {.tier = CpuTier::avx2,
+                              .hot_share = 0.4,
+                              .screen_limit = 0.25,
+                              .block_l2_share = 0.75,
+                              .block_rows = 1024,
+                              .cost = kAvx512.cost};
+
+// hot_share estimated. The cost is that of AVX-512 with its packed gate.
+constexpr TierTuning kPortable = {
+    .tier = CpuTier::portable,
+    .hot_share = 0.5,
+    .screen_limit = 0,
+    .block_l2_share = 0.75,
+    .block_rows = 1024,
+    .cost = {.dense = kAvx512.cost.dense,
+             .sparse = {{{0.0125, 0.0125, 0.0134, 0.0197, 0.0300, 0.0409, 0.0588, 0.119},
+                         {0.0350, 0.0350, 0.0580, 0.0835, 0.1095, 0.1600, 0.2177, 0.308},
+                         {0.1474, 0.1717, 0.2480, 0.2950, 0.4474, 0.5610, 0.6338, 0.830},
+                         {1.2000, 1.4500, 1.8000, 2.1000, 2.6000, 3.2500, 3.5000, 4.300}}}}};
+
+// Nothing was measured with AMX. Tiles multiply bf16 about four times as fast as vdpbf16ps where
+// tokens are many, faster than vpdpbusd multiplies int8, and read memory no faster: so no screen,
+// and from 64 tokens on three quarters of a GEMM's time less.
+constexpr FfnCostTable predicted_for_amx() {
+  FfnCostTable cost = kPortable.cost;
+  for (std::size_t t = 2; t < cost.dense.size(); ++t) {
+    const double saved = cost.dense[t] * 3 / 4;  // of three GEMMs
+    cost.dense[t] -= saved;
+    for (double& ns : cost.sparse[t]) ns -= saved / 3;
+  }
+  return cost;
+}
+constexpr TierTuning kAmx = {.tier = CpuTier::amx,
+                             .hot_share = 0.05,
+                             .screen_limit = 0,
+                             .block_l2_share = 0.75,
+                             .block_rows = 1024,
+                             .cost = predicted_for_amx()};
+
+}  // namespace
+
+const TierTuning& tuning_of(CpuTier tier) {
+  for (const TierTuning* tuning : {&kPortable, &kAvx2, &kAvx512, &kAmx}) {
+    if (tuning->tier == tier) return *tuning;
+  }
+  TWELL_INVARIANT(false);
+}
+
+}  // namespace twell

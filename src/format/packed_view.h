@@ -1,0 +1,48 @@
+// Prepared weights as kernels see them: plain pointers and sizes, checked by the operations.
+#pragma once
+
+#include "twell/packed.h"
+#include "twell/screen.h"
+
+namespace twell {
+
+struct PackedView {
+  const void* data = nullptr;
+  DType dtype = DType::f32;
+  std::int64_t rows = 0;
+  std::int64_t cols = 0;
+
+  PackedView() = default;
+  PackedView(const void* data_, DType dtype_, std::int64_t rows_, std::int64_t cols_)
+      : data(data_), dtype(dtype_), rows(rows_), cols(cols_) {}
+  explicit PackedView(const PackedWeight& w)
+      : PackedView(w.data(), w.dtype(), w.rows(), w.cols()) {}
+};
+
+struct ScreenView {
+  const void* data = nullptr;
+  std::int64_t rows = 0;
+  std::int64_t cols = 0;
+
+  ScreenView() = default;
+  ScreenView(const void* data_, std::int64_t rows_, std::int64_t cols_)
+      : data(data_), rows(rows_), cols(cols_) {}
+  explicit ScreenView(const Screen& s) : ScreenView(s.data(), s.rows(), s.cols()) {}
+
+  const std::int8_t* panel(std::int64_t p) const {
+    return static_cast<const std::int8_t*>(data) + p * screen_panel_bytes(cols);
+  }
+  const float* scales() const { return floats(0); }
+  const float* norms() const { return floats(1); }   // ‖ŵ‖
+  const float* errors() const { return floats(2); }  // ‖w − ŵ‖
+  const float* along() const { return floats(3); }   // w·a
+  const float* axis() const { return floats(4); }    // a
+
+ private:
+  const float* floats(std::int64_t array) const {
+    return reinterpret_cast<const float*>(panel(packed_panels(rows))) +
+           array * packed_panels(rows) * kPanel;
+  }
+};
+
+}  // namespace twell

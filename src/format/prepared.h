@@ -1,0 +1,24 @@
+// Checks that packing and screening of weights share.
+#pragma once
+
+#include "core/check.h"
+#include "twell/packed.h"
+
+namespace twell {
+
+inline void require_weight(ConstMatrixView w, const char* operation) {
+  require(w.dtype != DType::f16, operation, "w", "expected bf16 or f32, got f16");
+  require(w.rows >= 1 && w.cols >= 1, operation, "w", "expected at least one row and column, got [",
+          w.rows, ", ", w.cols, "]");
+  require(w.row_stride >= w.cols, operation, "w", "row_stride ", w.row_stride,
+          " is smaller than its ", w.cols, " columns");
+}
+
+inline void require_prepared(const void* memory, const char* operation) {
+  require(memory != nullptr, operation, "memory", "is null");
+  require(reinterpret_cast<std::uintptr_t>(memory) % PreparedMemory::kAlignment == 0, operation,
+          "memory", "is not aligned to ", PreparedMemory::kAlignment,
+          " bytes, as PreparedMemory and aligned_alloc are");
+}
+
+}  // namespace twell

@@ -1,0 +1,11 @@
+#include "kernels/cpu/kernels.h"
+
+#include "kernels/cpu/avx2/isa.h"
+#include "kernels/cpu/common/kernels.h"
+
+namespace twell::avx2 {
+
+constinit const Kernels kernels_bf16 = make_kernels<Isa, bf16>();
+constinit const Kernels kernels_f32 = make_kernels<Isa, float>();
+
+}  // namespace twell::avx2

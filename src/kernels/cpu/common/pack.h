@@ -1,0 +1,71 @@
+// f32 pre-activations of a column block, still in cache, to the slots of a packed activation.
+#pragma once
+
+#include "kernels/kernel.h"
+
+namespace twell {
+namespace {
+
+template <class T>
+T activate(float v, Activation kind) {
+  return static_cast<T>(kind == Activation::relu_squared ? v * v : v);
+}
+
+// What a column block adds to rows of the output. The count is the caller's, in a register.
+template <class T>
+class BlockSlots {
+ public:
+  explicit BlockSlots(const PackArgs& to)
+      : to_(to),
+        tile_(to.first / to.out.tile),
+        offset_(static_cast<std::uint32_t>(to.first - tile_ * to.out.tile)) {}
+
+  // Pre-activation z, which the activation keeps, at a column of the block; returns the new count.
+  std::int32_t add(std::int32_t count, std::uint32_t column, float z) {
+    const T value = activate<T>(z, to_.activation.kind);
+    if (is_zero(value)) return count;
+    slots_[count] = make_slot(offset_ + column, value);
+    return count + 1;
+  }
+  void append_to(std::int64_t row, std::int32_t count) const {
+    if (count > 0) to_.out.append(to_.out_row + row, tile_, slots_, count);
+  }
+
+ private:
+  const PackArgs& to_;
+  std::int64_t tile_;
+  std::uint32_t offset_;
+  typename slot_of<T>::type slots_[kColumnBlock];
+};
+
+// An activation keeps what is not at most this, NaN too.
+inline float threshold_of(const ActivationSpec& activation) {
+  return activation.kind == Activation::fat_relu ? activation.threshold : 0.0F;
+}
+
+// At 99 % zeros nine of ten groups of 16 hold nothing, so the test of a whole group is the fast
+// path.
+template <class Isa, class T>
+void pack(const PackArgs& args) {
+  const float threshold = threshold_of(args.activation);
+  BlockSlots<T> slots(args);
+  for (std::int64_t r = 0; r < args.rows; ++r) {
+    const float* row = args.c + r * kColumnBlock;
+    std::int32_t count = 0;
+    for (std::int64_t j = 0; j < args.width; j += kPanel) {
+      std::uint32_t mask = Isa::kept16(row + j, threshold);
+      if (args.width - j < kPanel) {
+        mask &= (1U << (args.width - j)) - 1U;  // padding neurons may be NaN
+      }
+      for (; mask != 0; mask &= mask - 1) {
+        const auto i =
+            static_cast<std::uint32_t>(j) + static_cast<std::uint32_t>(__builtin_ctz(mask));
+        count = slots.add(count, i, row[i]);
+      }
+    }
+    slots.append_to(r, count);
+  }
+}
+
+}  // namespace
+}  // namespace twell
