@@ -1,9 +1,10 @@
+#include "cli/bench_ffn_print.h"
+
 #include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "cli/bench_ffn.h"
 #include "cli/svg.h"
 #include "cli/table.h"
 

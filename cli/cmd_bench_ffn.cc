@@ -6,33 +6,55 @@
 #include <memory>
 #include <optional>
 
-#include "cli/bench_ffn.h"
+#include "cli/bench_ffn_print.h"
 #include "cli/json_out.h"
-#include "cli/measure.h"
 #include "cli/progress.h"
-#include "cli/trace_layer.h"
 #include "io/activity_trace.h"
 #include "io/atomic_file.h"
+#include "measure/ffn_bench.h"
+#include "measure/trace_layer.h"
 #include "models/device.h"
 #include "twell/status.h"
 
 namespace twell::cli {
+
+lm::ActivationChoice BenchFfnOptions::choice() const {
+  return {*io::hidden_act_of(activation), threshold};
+}
+
+at::ScalarType BenchFfnOptions::type() const {
+  return dtype == "bf16" ? at::kBFloat16 : dtype == "f16" ? at::kHalf : at::kFloat;
+}
+
+measure::SyntheticShape BenchFfnOptions::shape(double nnz_mean) const {
+  measure::SyntheticShape shape;
+  shape.input = input;
+  shape.hidden = hidden;
+  shape.gated = gated;
+  shape.dtype = type();
+  shape.activity.mean_nnz = nnz_mean;
+  shape.threshold = lm::sparse_activation(choice()).kept_above();
+  return shape;
+}
+
 namespace {
 
 constexpr std::int64_t kInput = 2048;
 
 // Cases one after the other, and what is reported of all of them.
 struct Runs {
-  Runs(const BenchFfnOptions& options, const std::optional<Peaks>& p, std::size_t cases)
+  Runs(const BenchFfnOptions& options, const std::optional<measure::Peaks>& p, std::size_t cases)
       : o(options),
         peaks(p),
         progress("measuring", static_cast<std::int64_t>(cases) * (3 * options.repeats + 1)) {}
 
   // inputs [slices * m, D].
-  nlohmann::json& add(const std::vector<SparseLayer>& layers, const at::Tensor& inputs,
+  nlohmann::json& add(const std::vector<measure::BenchLayer>& layers, const at::Tensor& inputs,
                       std::int64_t m, double nnz, const std::string& note) {
-    const FfnCase c{o, layers, inputs.view({-1, m, o.input}), m, nnz};
-    results.push_back(run_ffn_case(c, peaks, [&] { progress.update(++done, note); }));
+    measure::FfnCase c{o.shape(nnz), o.choice(), layers, inputs.view({-1, m, o.input}), nnz, {}};
+    c.measure.repeats = o.repeats;
+    c.measure.min_seconds = o.seconds;
+    results.push_back(measure::run_ffn_case(c, peaks, [&] { progress.update(++done, note); }));
     return results.back();
   }
 
@@ -64,14 +86,14 @@ struct Runs {
   }
 
   const BenchFfnOptions& o;
-  const std::optional<Peaks>& peaks;
+  const std::optional<measure::Peaks>& peaks;
   Progress progress;
   std::int64_t done = 0;
   nlohmann::json results = nlohmann::json::array();
 };
 
 // The recorded patterns of one layer after the other.
-void run_trace(BenchFfnOptions& o, const std::optional<Peaks>& peaks) {
+void run_trace(BenchFfnOptions& o, const std::optional<measure::Peaks>& peaks) {
   const io::ActivityTrace trace(o.trace);
   const auto layers = static_cast<std::int64_t>(trace.header().layers);
   if (o.trace_layer >= layers) {
@@ -86,14 +108,14 @@ void run_trace(BenchFfnOptions& o, const std::optional<Peaks>& peaks) {
     const io::ActivityRows rows =
         trace.read(static_cast<std::uint32_t>(l), static_cast<std::uint64_t>(o.input));
     runs.progress.update(runs.done, "making weights");
-    const std::vector<SparseLayer> layer(
+    const std::vector<measure::BenchLayer> layer(
         static_cast<std::size_t>(o.layers),
-        SparseLayer(traced_layer(o.shape(0), rows, o.seed), o.choice(), o.device));
+        measure::BenchLayer(measure::traced_layer(o.shape(0), rows, o.seed), o.choice(), o.device));
     replayed = static_cast<std::int64_t>(rows.rows());
     const double mean = static_cast<double>(rows.neurons.size()) / static_cast<double>(replayed);
     for (const std::int64_t m : o.tokens) {
       const at::Tensor inputs =
-          traced_inputs(o.shape(0), replayed, input_batches(m) * m).to(o.device);
+          measure::traced_inputs(o.shape(0), replayed, measure::input_batches(m) * m).to(o.device);
       runs.add(layer, inputs, m, mean, fmt::format("{} tokens, layer {}", m, l))["trace_layer"] = l;
     }
   }
@@ -148,16 +170,16 @@ void run(BenchFfnOptions& o) {
                   fmt::format("{} is not between 0 and --ffn {}", k, o.hidden));
     }
   }
-  keep_freed_memory();
+  measure::keep_freed_memory();
   const c10::InferenceMode no_grad;
   o.say("One {}gated layer, D = {}, H = {}, {}, {}, {}\n", o.gated ? "" : "non-", o.input, o.hidden,
         o.dtype, o.activation,
         o.device.is_cpu()
             ? fmt::format("{} threads, {} instructions", o.threads, name_of(default_cpu_tier()))
             : lm::runtime_of(o.device).describe());
-  std::optional<Peaks> peaks;
+  std::optional<measure::Peaks> peaks;
   if (o.peaks) {
-    peaks = measure_peaks(o.type());
+    peaks = measure::measure_peaks(o.type());
     o.say("Memory {:.1f} GB/s, GEMM {:.2f} TFLOP/s\n", peaks->bytes_per_us / 1e3,
           peaks->flops_per_us / 1e6);
   }
@@ -168,15 +190,16 @@ void run(BenchFfnOptions& o) {
   }
   Runs runs(o, peaks, o.tokens.size() * o.nnz.size());
   for (const double nnz : o.nnz) {
-    const SyntheticShape shape = o.shape(nnz);
-    std::vector<SparseLayer> layers;
+    const measure::SyntheticShape shape = o.shape(nnz);
+    std::vector<measure::BenchLayer> layers;
     for (int l = 0; l < o.layers; ++l) {
       runs.progress.update(runs.done, "making weights");
       // The inputs fit the first layer's directions only, so every layer shares its gate.
-      layers.emplace_back(synthetic_layer(shape, o.seed), o.choice(), o.device);
+      layers.emplace_back(measure::synthetic_layer(shape, o.seed), o.choice(), o.device);
     }
     for (const std::int64_t m : o.tokens) {
-      const at::Tensor inputs = synthetic_inputs(shape, input_batches(m) * m, o.seed).to(o.device);
+      const at::Tensor inputs =
+          measure::synthetic_inputs(shape, measure::input_batches(m) * m, o.seed).to(o.device);
       runs.add(layers, inputs, m, nnz, fmt::format("{} tokens, {} non-zeros", m, nnz));
     }
   }
@@ -240,8 +263,8 @@ void add_bench_ffn(CLI::App& bench) {
   c.add_option("--dtype", o->dtype, "bf16 or f32; on a GPU bf16 or f16")
       ->check(CLI::IsMember({"bf16", "f16", "f32"}))
       ->capture_default_str();
-  c.add_option("--activation", o->activation, "relu, relu_squared or fat_relu")
-      ->check(CLI::IsMember({"relu", "relu_squared", "fat_relu"}))
+  c.add_option("--activation", o->activation, "One that yields zeros")
+      ->check(CLI::IsMember(activation_names(true)))
       ->capture_default_str();
   c.add_option("--threshold", o->threshold, "Of fat_relu")
       ->check(CLI::NonNegativeNumber)

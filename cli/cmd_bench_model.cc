@@ -8,12 +8,13 @@
 
 #include "cli/command.h"
 #include "cli/json_out.h"
-#include "cli/model_compare.h"
 #include "cli/model_files.h"
 #include "cli/progress.h"
-#include "cli/reference.h"
 #include "cli/table.h"
 #include "engine/ffn_statistics.h"
+#include "measure/machine.h"
+#include "measure/model_compare.h"
+#include "measure/reference.h"
 #include "models/device.h"
 #include "twell/status.h"
 
@@ -22,7 +23,7 @@ namespace {
 
 struct BenchModelCommand : ModelOptions {
   std::string text;
-  CompareOptions compare;
+  measure::CompareOptions compare;
   bool reference = false;
 };
 
@@ -38,36 +39,36 @@ struct Errors {
 Errors measure_errors(const BenchModelCommand& o, lm::Model& dense, lm::Model& sparse,
                       std::span<const std::int64_t> tokens) {
   Errors errors;
-  const at::Tensor from_dense = sample_logits(dense, tokens);
-  const at::Tensor from_sparse = sample_logits(sparse, tokens);
-  errors.max_rel_err = max_rel_err(from_sparse, from_dense);
+  const at::Tensor from_dense = measure::sample_logits(dense, tokens);
+  const at::Tensor from_sparse = measure::sample_logits(sparse, tokens);
+  errors.max_rel_err = measure::max_rel_err(from_sparse, from_dense);
   if (!o.reference) return errors;
   ModelOptions wide = o;
   wide.dtype = "f32";
-  const at::Tensor exact = sample_logits(*wide.open(lm::FfnPath::dense), tokens);
-  errors.dense = max_rel_err(from_dense, exact);
-  errors.sparse = max_rel_err(from_sparse, exact);
+  const at::Tensor exact = measure::sample_logits(*wide.open(lm::FfnPath::dense), tokens);
+  errors.dense = measure::max_rel_err(from_dense, exact);
+  errors.sparse = measure::max_rel_err(from_sparse, exact);
   return errors;
 }
 
-void print_pair(Table& table, const char* name, const SpeedPair& pair) {
+void print_pair(Table& table, const char* name, const measure::SpeedPair& pair) {
   table.row({name, fmt::format("{:.1f}", pair.dense_tokens_per_s()),
              fmt::format("{:.1f}", pair.sparse_tokens_per_s()), format_ratio(pair.speedup),
              pair.dense_impl});
 }
 
-void print_pieces(const BenchModelCommand& o, const Comparison& result) {
+void print_pieces(const BenchModelCommand& o, const measure::Comparison& result) {
   if (!result.decode.sparse_pieces) return;
   Table table(
       {"share of time", "prefill dense", "prefill sparse", "decode dense", "decode sparse"});
-  const std::array<const PieceShares*, 4> columns = {
+  const std::array<const measure::PieceShares*, 4> columns = {
       &*result.prefill.dense_pieces, &*result.prefill.sparse_pieces, &*result.decode.dense_pieces,
       &*result.decode.sparse_pieces};
   for (std::size_t p = 0; p <= lm::kPieceNames.size(); ++p) {
     const bool rest = p == lm::kPieceNames.size();
     std::vector<std::string> row = {rest ? "rest" : lm::kPieceNames[p]};
     std::replace(row[0].begin(), row[0].end(), '_', ' ');
-    for (const PieceShares* column : columns) {
+    for (const measure::PieceShares* column : columns) {
       row.push_back(fmt::format("{:.1f} %", 100 * (rest ? column->rest : column->share[p])));
     }
     table.row(row);
@@ -75,25 +76,25 @@ void print_pieces(const BenchModelCommand& o, const Comparison& result) {
   o.say("{}\n", table.to_string());
 }
 
-nlohmann::json profile_json(const SpeedPair& pair) {
+nlohmann::json profile_json(const measure::SpeedPair& pair) {
   if (!pair.sparse_pieces) return nullptr;
   return {{"dense", pair.dense_pieces->to_json()}, {"sparse", pair.sparse_pieces->to_json()}};
 }
 
 // Of the GPU; null on the CPU.
-nlohmann::json device_peaks_json(const BenchModelCommand& o, const Comparison& result) {
+nlohmann::json device_peaks_json(const BenchModelCommand& o, const measure::Comparison& result) {
   if (o.device.is_cpu()) return nullptr;
-  const auto pair = [](const PeakBytes& peak) {
+  const auto pair = [](const measure::PeakBytes& peak) {
     return nlohmann::json{{"dense", peak.dense}, {"sparse", peak.sparse}};
   };
   return {{"prefill", pair(result.prefill.peak)}, {"decode", pair(result.decode.peak)}};
 }
 
-nlohmann::json energy_json(const Comparison& result) {
+nlohmann::json energy_json(const measure::Comparison& result) {
   if (result.decode.energy_source == nullptr) return nullptr;
-  const auto pair = [](const SpeedPair& p) {
-    return nlohmann::json{{"dense", optional_json(p.dense_mj)},
-                          {"sparse", optional_json(p.sparse_mj)}};
+  const auto pair = [](const measure::SpeedPair& p) {
+    return nlohmann::json{{"dense", measure::optional_json(p.dense_mj)},
+                          {"sparse", measure::optional_json(p.sparse_mj)}};
   };
   return {{"prefill", pair(result.prefill)},
           {"decode", pair(result.decode)},
@@ -101,7 +102,7 @@ nlohmann::json energy_json(const Comparison& result) {
 }
 
 // Energy and memory, where either is known.
-void print_costs(const BenchModelCommand& o, const Comparison& result) {
+void print_costs(const BenchModelCommand& o, const measure::Comparison& result) {
   if (result.decode.energy_source == nullptr && o.device.is_cpu()) return;
   Table table({"", "dense mJ/token", "sparse mJ/token", "dense GPU peak", "sparse GPU peak"});
   const auto energy = [](const std::optional<double>& mj) {
@@ -110,7 +111,7 @@ void print_costs(const BenchModelCommand& o, const Comparison& result) {
   const auto memory = [&o](std::int64_t bytes) {
     return o.device.is_cpu() ? std::string("-") : format_bytes(static_cast<double>(bytes));
   };
-  const auto row = [&](const char* name, const SpeedPair& pair) {
+  const auto row = [&](const char* name, const measure::SpeedPair& pair) {
     table.row({name, energy(pair.dense_mj), energy(pair.sparse_mj), memory(pair.peak.dense),
                memory(pair.peak.sparse)});
   };
@@ -124,18 +125,18 @@ void run(BenchModelCommand& o) {
   const std::int64_t needed = o.compare.prompt_tokens + o.compare.decode_tokens;
 
   Load load;
-  const double before = peak_resident_bytes();
+  const double before = measure::peak_resident_bytes();
   const auto begin = std::chrono::steady_clock::now();
   const auto sparse = o.open(lm::FfnPath::sparse);
   load.us =
       std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count();
-  load.peak_bytes = peak_resident_bytes() - before;
-  keep_freed_memory();
+  load.peak_bytes = measure::peak_resident_bytes() - before;
+  measure::keep_freed_memory();
 
   const auto tokens = o.text.empty() ? random_tokens(needed, sparse->config().vocab_size, 1)
                                      : read_tokens(o.text, o.tokenizer(), needed);
   const auto plain = o.open(lm::FfnPath::dense);
-  std::vector<DenseSide> dense = {{"plain weights", plain.get()}};
+  std::vector<measure::DenseSide> dense = {{"plain weights", plain.get()}};
   std::unique_ptr<lm::Model> prepacked;
   if (o.device.is_cpu()) {
     prepacked = o.open(lm::FfnPath::dense, true);
@@ -154,13 +155,13 @@ void run(BenchModelCommand& o) {
   Progress progress("measuring",
                     2 * static_cast<std::int64_t>(dense.size() + 1) * o.compare.measure.repeats);
   std::int64_t done = 0;
-  const Comparison result =
-      compare_speed(dense, *sparse, tokens, o.compare,
-                    [&](const std::string& what) { progress.update(++done, what); });
+  const measure::Comparison result =
+      measure::compare_speed(dense, *sparse, tokens, o.compare,
+                             [&](const std::string& what) { progress.update(++done, what); });
   progress.finish();
   const auto prompt = std::span(tokens).first(static_cast<std::size_t>(o.compare.prompt_tokens));
   const Errors errors = measure_errors(o, *plain, *sparse, prompt);
-  const double bound = logits_error_bound(sparse->layers(), sparse->dtype());
+  const double bound = measure::logits_error_bound(sparse->layers(), sparse->dtype());
 
   Table table({"", "dense tokens/s", "sparse tokens/s", "speedup", "dense form"});
   print_pair(table, "prefill", result.prefill);
@@ -184,9 +185,9 @@ void run(BenchModelCommand& o) {
            {"nnz_mean", nnz},
            {"max_rel_err", errors.max_rel_err},
            {"max_rel_err_bound", bound},
-           {"dense_max_rel_err_fp32", optional_json(errors.dense)},
-           {"sparse_max_rel_err_fp32", optional_json(errors.sparse)},
-           {"peak_bytes", peak_resident_bytes()},
+           {"dense_max_rel_err_fp32", measure::optional_json(errors.dense)},
+           {"sparse_max_rel_err_fp32", measure::optional_json(errors.sparse)},
+           {"peak_bytes", measure::peak_resident_bytes()},
            {"device", o.device_name},
            {"device_peak_bytes", device_peaks_json(o, result)},
            {"load_us", load.us},

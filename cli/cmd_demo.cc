@@ -8,18 +8,18 @@
 
 #include "cli/command.h"
 #include "cli/demo_files.h"
-#include "cli/interrupt.h"
 #include "cli/json_out.h"
-#include "cli/model_compare.h"
 #include "cli/model_files.h"
 #include "cli/progress.h"
-#include "cli/reference.h"
 #include "cli/report.h"
 #include "cli/table.h"
 #include "cli/train_options.h"
 #include "engine/ffn_statistics.h"
 #include "engine/generate.h"
 #include "io/atomic_file.h"
+#include "measure/interrupt.h"
+#include "measure/model_compare.h"
+#include "measure/reference.h"
 #include "train/corpus.h"
 #include "train/demo_recipe.h"
 #include "train/run_directory.h"
@@ -120,33 +120,34 @@ Models open_models(const std::string& directory, int threads) {
 void measure(const DemoCommand& o, const Models& models, std::span<const std::int64_t> tokens,
              DemoReport& report) {
   const std::int64_t context = models.sparse->config().max_position_embeddings;
-  CompareOptions options;
+  measure::CompareOptions options;
   options.decode_tokens = std::min<std::int64_t>(32, std::max<std::int64_t>(1, context / 4));
   options.prompt_tokens =
       std::min<std::int64_t>({512, context - options.decode_tokens,
                               static_cast<std::int64_t>(tokens.size()) - options.decode_tokens});
   options.measure.repeats = 7;
-  const std::vector<DenseSide> dense = {{"plain weights", models.plain.get()},
-                                        {"oneDNN prepacked", models.prepacked.get()}};
+  const std::vector<measure::DenseSide> dense = {{"plain weights", models.plain.get()},
+                                                 {"oneDNN prepacked", models.prepacked.get()}};
   Progress progress("comparing dense and sparse", 2 * 3 * options.measure.repeats);
   std::int64_t done = 0;
-  report.speed = compare_speed(dense, *models.sparse, tokens, options,
-                               [&](const std::string& what) { progress.update(++done, what); });
+  report.speed =
+      measure::compare_speed(dense, *models.sparse, tokens, options,
+                             [&](const std::string& what) { progress.update(++done, what); });
   report.nnz_mean = lm::measure_ffn(*models.sparse, tokens).nnz_mean();
   progress.finish();
 
   const auto prompt = tokens.first(static_cast<std::size_t>(options.prompt_tokens));
-  const at::Tensor from_dense = sample_logits(*models.plain, prompt);
-  const at::Tensor from_sparse = sample_logits(*models.sparse, prompt);
+  const at::Tensor from_dense = measure::sample_logits(*models.plain, prompt);
+  const at::Tensor from_sparse = measure::sample_logits(*models.sparse, prompt);
   ModelOptions wide;
   wide.model = report.model;
   wide.dtype = "f32";
   wide.threads = o.threads;
-  const at::Tensor exact = sample_logits(*wide.open(lm::FfnPath::dense), prompt);
-  report.max_rel_err = max_rel_err(from_sparse, from_dense);
-  report.dense_error = max_rel_err(from_dense, exact);
-  report.sparse_error = max_rel_err(from_sparse, exact);
-  report.bound = logits_error_bound(models.sparse->layers(), models.sparse->dtype());
+  const at::Tensor exact = measure::sample_logits(*wide.open(lm::FfnPath::dense), prompt);
+  report.max_rel_err = measure::max_rel_err(from_sparse, from_dense);
+  report.dense_error = measure::max_rel_err(from_dense, exact);
+  report.sparse_error = measure::max_rel_err(from_sparse, exact);
+  report.bound = measure::logits_error_bound(models.sparse->layers(), models.sparse->dtype());
 }
 
 void write_sample(const DemoCommand& o, lm::Model& model, const io::Tokenizer& tokenizer,
@@ -163,11 +164,11 @@ void write_sample(const DemoCommand& o, lm::Model& model, const io::Tokenizer& t
     const std::string piece = decoder.push(static_cast<std::int32_t>(token));
     report.sample += piece;
     o.say("{}", piece);
-    return !interrupted();
+    return !measure::interrupted();
   };
   const std::vector<std::vector<std::int64_t>> prompts = {{ids.begin(), ids.end()}};
   lm::generate(model, prompts, options);
-  check_interrupt();
+  measure::check_interrupt();
   const std::string rest = decoder.finish();
   report.sample += rest;
   o.say("{}\n\n", rest);
@@ -247,7 +248,7 @@ void run(DemoCommand& o) {
   const c10::InferenceMode no_grad;
   const Models models = open_models(report.model, o.threads);
   const io::Tokenizer tokenizer = io::Tokenizer::load(lm::resolve_model_directory(report.model));
-  keep_freed_memory();
+  measure::keep_freed_memory();
   report.config = models.sparse->config();
   report.dtype = models.sparse->dtype() == at::kFloat ? "fp32" : "bf16";
   report.tier = name_of(default_cpu_tier());

@@ -3,11 +3,11 @@
 
 #include "cli/command.h"
 #include "cli/json_out.h"
-#include "cli/layer_timer.h"
 #include "cli/model_files.h"
 #include "cli/table.h"
+#include "measure/layer_timer.h"
 #include "models/cost_model.h"
-#include "twell/ffn.h"
+#include "twell/tuning.h"
 
 namespace twell::cli {
 namespace {
@@ -49,22 +49,17 @@ void run(ExplainCommand& o) {
   const Context context({.threads = o.threads, .tier = std::nullopt});
   explain_machine(o, context);
 
-  // Plans look at shapes and types only.
-  FfnWeights weights;
-  weights.gate = {nullptr, dtype, o.hidden, o.input};
-  weights.down = {nullptr, dtype, o.hidden, o.input};
-  if (o.gated) weights.up = weights.down;
+  const FfnShape size = {o.input, o.hidden, o.gated, dtype};
   o.say("A {}gated layer, D = {}, H = {}, {}, {} non-zeros expected\n\n", o.gated ? "" : "non-",
         o.input, o.hidden, name_of(dtype), o.nnz);
   const lm::CostModel cost = lm::load_cost_model(context.tier(), context.threads());
-  const lm::LayerSize size{o.hidden * o.input, o.gated};
   const double density = o.nnz / static_cast<double>(o.hidden);
-  std::optional<LayerTimer> timer;
+  std::optional<measure::LayerTimer> timer;
   std::vector<std::string> headings = {"tokens", "--ffn auto takes", "dense expected",
                                        "sparse expected"};
   if (o.measure) {
     headings.insert(headings.end(), {"dense measured", "sparse measured"});
-    SyntheticShape shape;
+    measure::SyntheticShape shape;
     shape.input = o.input;
     shape.hidden = o.hidden;
     shape.gated = o.gated;
@@ -76,7 +71,9 @@ void run(ExplainCommand& o) {
   Table table(headings);
   nlohmann::json plans = nlohmann::json::array();
   for (const std::int64_t m : o.tokens) {
-    const FfnPlan plan = plan_ffn(context, m, weights);
+    const double limit = tuning_of(context.tier()).screen_limit;
+    const FfnPlan plan =
+        plan_ffn(context, m, size, density <= limit ? GateForm::screened : GateForm::packed);
     const bool dense = cost.prefers_dense(m, density, size);
     const double dense_us = cost.dense_us(m, size);
     const double sparse_us = cost.sparse_us(m, density, size);
@@ -88,10 +85,11 @@ void run(ExplainCommand& o) {
                      {"sparse_expected_us", sparse_us},
                      {"plan", plan.to_string()},
                      {"row_block", plan.row_block},
-                     {"tile", plan.layout.tile},
-                     {"capacity", plan.layout.capacity}});
+                     {"tile", plan.tile},
+                     {"gate", name_of(plan.gate)},
+                     {"hot_share", plan.hot_share}});
     if (timer) {
-      const LayerTimes times = timer->measure(m, 3, 0.05);
+      const measure::LayerTimes times = timer->measure(m, 3, 0.05);
       cells.insert(cells.end(), {format_us(times.dense_us), format_us(times.sparse_us)});
       plans.back()["dense_measured_us"] = times.dense_us;
       plans.back()["sparse_measured_us"] = times.sparse_us;
@@ -100,7 +98,7 @@ void run(ExplainCommand& o) {
     table.row(cells);
   }
   o.say("{}", table.to_string());
-  if (const double limit = screen_limit(context.tier()); limit > 0) {
+  if (const double limit = tuning_of(context.tier()).screen_limit; limit > 0) {
     o.say("Gate: screened in int8 while that leaves at most {:.0f} % of the neurons, else packed\n",
           100 * limit);
   }

@@ -3,9 +3,9 @@
 #include <memory>
 
 #include "cli/command.h"
-#include "cli/interrupt.h"
 #include "cli/model_files.h"
 #include "engine/generate.h"
+#include "measure/interrupt.h"
 #include "twell/status.h"
 
 namespace twell::cli {
@@ -62,7 +62,7 @@ void run(GenerateCommand& o) {
   io::StreamDecoder decoder(tokenizer, true);
   options.on_token = [&](std::int64_t, std::int64_t token) {
     if (stream) o.say("{}", decoder.push(static_cast<std::int32_t>(token)));
-    return !interrupted();
+    return !measure::interrupted();
   };
   if (stream) {
     const std::vector<std::int32_t> ids(prompts[0].begin(), prompts[0].end());
@@ -84,7 +84,7 @@ void run(GenerateCommand& o) {
                          {"token_ids", ids},
                          {"finish", lm::name_of(sequence.finish)}});
   }
-  check_interrupt();
+  measure::check_interrupt();
   const lm::GenerateTiming& t = result.timing;
   o.say("\n[{} prompt tokens at {:.1f} tokens/s, {} new tokens at {:.1f} tokens/s, {} layers]\n",
         t.prompt_tokens, t.prefill_tokens_per_s(), tokens, t.decode_tokens_per_s(),

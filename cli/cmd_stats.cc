@@ -28,7 +28,7 @@ struct PositionBand {
   std::int64_t first, last;
   double nnz_mean;
 };
-std::vector<PositionBand> position_bands(const std::vector<lm::LayerStatistics>& layers) {
+std::vector<PositionBand> position_bands(const std::vector<lm::FfnTotals>& layers) {
   std::vector<PositionBand> bands;
   std::size_t longest = 0;
   for (const auto& layer : layers) longest = std::max(longest, layer.position_rows.size());
@@ -76,7 +76,7 @@ void run(StatsCommand& o) {
   std::vector<double> means;
   nlohmann::json layers = nlohmann::json::array();
   for (std::size_t l = 0; l < statistics.layers().size(); ++l) {
-    const lm::LayerStatistics& layer = statistics.layers()[l];
+    const lm::FfnTotals& layer = statistics.layers()[l];
     means.push_back(layer.nnz_mean());
     table.row({fmt::format("{}", l), fmt::format("{:.1f}", layer.nnz_mean()),
                fmt::format("{:.2f} %", 100 * layer.nnz_mean() / hidden),

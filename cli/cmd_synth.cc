@@ -11,9 +11,9 @@
 #include "cli/model_files.h"
 #include "cli/progress.h"
 #include "cli/save_model.h"
-#include "cli/synth_sparsity.h"
 #include "cli/table.h"
 #include "engine/ffn_statistics.h"
+#include "measure/synth_sparsity.h"
 #include "train/bpe_trainer.h"
 #include "twell/status.h"
 
@@ -61,7 +61,7 @@ io::ModelConfig make_config(const SynthCommand& o) {
   config.rms_norm_eps = 1e-5;
   config.rope_theta = 100000;
   config.tie_word_embeddings = true;
-  config.hidden_act = o.activation == "relu" ? io::HiddenAct::relu : io::HiddenAct::relu_squared;
+  config.hidden_act = *io::hidden_act_of(o.activation);
   config.gated = o.gated;
   config.dtype = o.dtype == "bf16" ? "bfloat16" : "float32";
   if (!(o.nnz > 0 && o.nnz < static_cast<double>(config.intermediate_size))) {
@@ -126,15 +126,16 @@ void run(SynthCommand& o) {
   Progress progress("making the model", config.num_hidden_layers + 3);
   progress.update(0, "random weights");
   const auto model = lm::make_model(config, o.dtype == "bf16" ? at::kBFloat16 : at::kFloat, o.seed);
-  share_direction(*model, o.seed);
+  measure::share_direction(*model, o.seed);
   // Half of the sample calibrates, the other half measures.
   const at::Tensor ids = at::tensor(tokens, at::kLong).slice(0, 0, 2 * rows * length);
   const at::Tensor halves = ids.view({2, rows, length});
-  ActivityShape shape;
+  measure::ActivityShape shape;
   shape.mean_nnz = o.nnz;
-  calibrate_sparsity(*model, halves[0], shape, o.seed, [&](std::int64_t layer, double nnz) {
-    progress.update(layer + 1, fmt::format("layer {}: {:.1f} non-zeros", layer, nnz));
-  });
+  measure::calibrate_sparsity(
+      *model, halves[0], shape, o.seed, [&](std::int64_t layer, double nnz) {
+        progress.update(layer + 1, fmt::format("layer {}: {:.1f} non-zeros", layer, nnz));
+      });
   progress.update(config.num_hidden_layers + 1, "measuring");
   lm::FfnStatistics statistics;
   for (std::int64_t r = 0; r < rows; ++r) {
@@ -188,8 +189,8 @@ void add_synth(CLI::App& app) {
                "Tokens: half to calibrate on, half to measure with")
       ->check(CLI::Range(std::int64_t{2048}, std::int64_t{1} << 20))
       ->capture_default_str();
-  c.add_option("--activation", o->activation, "relu or relu_squared")
-      ->check(CLI::IsMember({"relu", "relu_squared"}))
+  c.add_option("--activation", o->activation, "One that yields zeros")
+      ->check(CLI::IsMember(activation_names()))
       ->capture_default_str();
   c.add_flag("--gated,!--no-gated", o->gated, "With a gate or without");
   c.add_option("--dtype", o->dtype, "bf16 or f32")

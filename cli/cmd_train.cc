@@ -4,9 +4,9 @@
 #include <optional>
 
 #include "cli/command.h"
-#include "cli/interrupt.h"
 #include "cli/progress.h"
 #include "cli/train_options.h"
+#include "measure/interrupt.h"
 #include "train/run.h"
 #include "twell/status.h"
 
@@ -20,12 +20,6 @@ struct TrainCommand : CommonOptions {
   std::int64_t extend_to = 0;
   bool warmup_given = false;
 };
-
-io::HiddenAct parse_activation(const std::string& name) {
-  if (name == "relu") return io::HiddenAct::relu;
-  if (name == "relu_squared") return io::HiddenAct::relu_squared;
-  return io::HiddenAct::silu;
-}
 
 nlohmann::json layers_json(const std::vector<lm::LayerActivity>& layers) {
   nlohmann::json out = nlohmann::json::array();
@@ -46,7 +40,7 @@ void run_command(TrainCommand& o) {
   run.recipe.compute = lm::parse_compute_type(o.compute);
   if (!o.model.empty()) run.model = o.model;
   if (!o.tokenizer.empty()) run.tokenizer = o.tokenizer;
-  if (!o.activation.empty()) run.activation = parse_activation(o.activation);
+  if (!o.activation.empty()) run.activation = io::hidden_act_of(o.activation);
   if (o.extend_to > 0) run.extend_to = o.extend_to;
   run.config.max_position_embeddings = run.recipe.context;
   // The paper's warm-up is for long runs.
@@ -72,16 +66,16 @@ void run_command(TrainCommand& o) {
       stage = "training";
     }
     // A run that is stopped keeps a checkpoint, so the interrupt must not unwind it.
-    if (interrupted()) return false;
+    if (measure::interrupted()) return false;
     progress->update(record.step, describe(record, run.config.intermediate_size));
     return true;
   };
   const lm::TrainResult result = lm::run_training(run);
   if (progress) progress->finish();
-  if (interrupted()) {
+  if (measure::interrupted()) {
     o.say("Stopped after step {}; {} holds it, --resume continues\n", result.steps,
           result.checkpoint.string());
-    check_interrupt();
+    measure::check_interrupt();
   }
 
   const double hidden = static_cast<double>(result.hidden_units);
@@ -131,9 +125,11 @@ void add_train(CLI::App& app) {
   c.add_option("--out", o->out, "Directory of log and checkpoints")->required()->type_name("DIR");
   c.add_option("--model", o->model, "Start from these weights instead of random ones")
       ->type_name("DIR");
+  std::vector<std::string> activations = activation_names();
+  activations.emplace_back("silu");
   c.add_option("--activation", o->activation,
-               "relu or relu_squared, also replaces that of --model; silu trains a dense one")
-      ->check(CLI::IsMember({"relu", "relu_squared", "silu"}))
+               "Also replaces that of --model; silu trains a dense one")
+      ->check(CLI::IsMember(activations))
       ->type_name("NAME");
   c.add_option("--tokenizer", o->tokenizer, "Tokenizer (default: that of --model, else learnt)")
       ->type_name("PATH");

@@ -3,7 +3,9 @@
 #include <ATen/Parallel.h>
 
 #include "cli/json_out.h"
+#include "measure/machine.h"
 #include "models/device.h"
+#include "twell/activation.h"
 #include "twell/status.h"
 
 namespace twell::cli {
@@ -19,7 +21,7 @@ void CommonOptions::write(const nlohmann::json& results) const {
   if (json.empty()) return;
   nlohmann::json out = results;
   out["twell"] = TWELL_VERSION;
-  out["machine"] = machine_json(threads);
+  out["machine"] = measure::machine_json(threads);
   if (!device.is_cpu()) out["machine"]["gpu"] = lm::runtime_of(device).describe();
   write_json(json, out);
   if (json != "-") say("Results as JSON: {}\n", json);
@@ -44,6 +46,14 @@ void add_device_option(CLI::App& command, CommonOptions& common) {
                   "cpu, cuda or cuda:N (an NVIDIA GPU of compute capability 8.0 or above)")
       ->type_name("NAME")
       ->capture_default_str();
+}
+
+std::vector<std::string> activation_names(bool thresholds) {
+  std::vector<std::string> names;
+  for (const Activation kind : kActivations) {
+    if (thresholds || !has_threshold(kind)) names.emplace_back(name_of(kind));
+  }
+  return names;
 }
 
 }  // namespace twell::cli

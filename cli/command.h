@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace twell::cli {
 
@@ -55,6 +56,9 @@ CLI::App& add_command(CLI::App& parent, const std::string& name, const std::stri
 }
 
 void add_device_option(CLI::App& command, CommonOptions& common);  // --device
+
+// Names of the activations that yield zeros, for --activation; of those with a threshold too.
+std::vector<std::string> activation_names(bool thresholds = false);
 
 // One per file cmd_*.cc.
 void add_demo(CLI::App& app);

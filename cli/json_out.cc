@@ -4,25 +4,11 @@
 #include <unistd.h>
 
 #include <filesystem>
-#include <fstream>
 
 #include "io/atomic_file.h"
-#include "twell/device.h"
 #include "twell/status.h"
 
 namespace twell::cli {
-namespace {
-
-// The value of "KEY:   1234 kB" in a file of /proc, in bytes.
-double kilobytes_of(const char* file, const std::string& key) {
-  std::ifstream in(file);
-  for (std::string line; std::getline(in, line);) {
-    if (line.rfind(key + ":", 0) == 0) return std::stod(line.substr(key.size() + 1)) * 1024;
-  }
-  return 0;
-}
-
-}  // namespace
 
 void check_output_file(const std::string& option, const std::string& path) {
   namespace fs = std::filesystem;
@@ -59,18 +45,5 @@ void write_json(const std::string& path, const nlohmann::json& value) {
     io::write_file_atomically(path, text);
   }
 }
-
-nlohmann::json machine_json(int threads) {
-  const CpuCaches caches = cpu_caches();
-  return {{"processor", processor_name()},
-          {"threads", threads},
-          {"cpu_tier", name_of(default_cpu_tier())},
-          {"l1_bytes", caches.l1},
-          {"l2_bytes", caches.l2},
-          {"l3_bytes", caches.l3}};
-}
-
-double peak_resident_bytes() { return kilobytes_of("/proc/self/status", "VmHWM"); }
-double available_bytes() { return kilobytes_of("/proc/meminfo", "MemAvailable"); }
 
 }  // namespace twell::cli

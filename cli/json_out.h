@@ -2,7 +2,6 @@
 #pragma once
 
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <string>
 
 namespace twell::cli {
@@ -16,17 +15,5 @@ void check_json_target(const std::string& path);
 // Indented, replaced atomically; "-" prints to standard output. Numbers that are no JSON (NaN,
 // infinities) become null.
 void write_json(const std::string& path, const nlohmann::json& value);
-
-// The number, or null.
-inline nlohmann::json optional_json(const std::optional<double>& value) {
-  return value ? nlohmann::json(*value) : nlohmann::json(nullptr);
-}
-
-// Name of the processor, threads, tier and memory: what a measurement needs to be understood.
-nlohmann::json machine_json(int threads);
-
-// Bytes; 0 where the system does not say.
-double peak_resident_bytes();  // of this process so far
-double available_bytes();      // what the system could still give
 
 }  // namespace twell::cli

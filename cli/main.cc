@@ -5,7 +5,7 @@
 #include <string>
 
 #include "cli/command.h"
-#include "cli/interrupt.h"
+#include "measure/interrupt.h"
 
 namespace {
 
@@ -73,7 +73,7 @@ int main(int argc, char** argv) {
   add_calibrate(app);
   add_explain(app);
 
-  install_interrupt_handler();
+  twell::measure::install_interrupt_handler();
   if (argc <= 1) {
     fmt::print("{}", app.help());
     return kWrongUse;
@@ -85,7 +85,7 @@ int main(int argc, char** argv) {
     return app.exit(e);
   } catch (const CLI::ParseError& e) {
     return fail(command_name(app), wrong_use(app, e), kWrongUse);
-  } catch (const Interrupted&) {
+  } catch (const twell::measure::Interrupted&) {
     return fail(command_name(app), "interrupted, nothing unfinished was kept", kInterrupted);
   } catch (const c10::Error& e) {
     return fail(command_name(app), e.what_without_backtrace(), kFailed);

@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "cli/interrupt.h"
+#include "measure/interrupt.h"
 
 namespace twell::cli {
 namespace {
@@ -52,7 +52,7 @@ double Progress::seconds() const {
 }
 
 void Progress::update(std::int64_t done, std::string_view note) {
-  check_interrupt();
+  measure::check_interrupt();
   const auto now = std::chrono::steady_clock::now();
   const double wait = terminal_ ? options_.bar_seconds : options_.line_seconds;
   if (seconds_between(last_, now) < wait) return;

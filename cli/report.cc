@@ -80,7 +80,7 @@ std::string sparsity_section(const DemoReport& r) {
 }
 
 std::string speed_section(const DemoReport& r) {
-  const auto bars = [](const SpeedPair& pair) {
+  const auto bars = [](const measure::SpeedPair& pair) {
     return bar_chart_svg({{"PyTorch, dense", pair.dense_tokens_per_s(),
                            fmt::format("{:.0f} tokens/s", pair.dense_tokens_per_s()), false},
                           {"sparse", pair.sparse_tokens_per_s(),

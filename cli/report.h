@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/model_compare.h"
+#include "measure/model_compare.h"
 #include "train/run.h"
 
 namespace twell::cli {
@@ -13,7 +13,7 @@ struct DemoReport {
   lm::TrainResult train;
   std::vector<lm::LogRecord> log;
   io::ModelConfig config;
-  Comparison speed;
+  measure::Comparison speed;
   std::string dtype, tier, processor;
   int threads = 1;
   double nnz_mean = 0;

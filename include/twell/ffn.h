@@ -16,25 +16,13 @@
 #include <variant>
 #include <vector>
 
+#include "twell/activation.h"
 #include "twell/context.h"
 #include "twell/packed.h"
 #include "twell/screen.h"
 #include "twell/tensor_view.h"
 
 namespace twell {
-
-enum class Activation : std::uint8_t {
-  relu,          // max(v, 0)
-  relu_squared,  // max(v, 0)²
-  fat_relu,      // v > threshold ? v : 0, threshold ≥ 0
-};
-const char* name_of(Activation activation);
-
-// NaN passes through every activation and is a non-zero; ±0 never is.
-struct ActivationSpec {
-  Activation kind = Activation::relu;
-  float threshold = 0.0F;  // fat_relu only
-};
 
 // What plans and estimates know of a layer.
 struct FfnShape {

@@ -27,7 +27,7 @@ class _Gated(torch.autograd.Function):
     def forward(
         x: Tensor, gate: Tensor, up: Tensor, down: Tensor, activation: str, threshold: float
     ) -> tuple[Tensor, Tensor]:
-        y, h = dense.gated_ffn(x, gate, up, down, activation, threshold)
+        y, h = dense.ffn(x, gate, up, down, activation, threshold)
         wide = torch.float64 if h.dtype == torch.float64 else torch.float32
         # The mean over no token is 0, not 0/0.
         l1 = h.abs().sum(dtype=wide) / max(h.shape[0], 1)
@@ -41,7 +41,7 @@ class _Gated(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor, dl1: Tensor) -> tuple[Any, ...]:
         x, gate, up, down = ctx.saved_tensors
-        grads = dense.gated_ffn_backward(
+        grads = dense.ffn_backward(
             dy,
             x,
             gate,
@@ -76,63 +76,30 @@ def gated_ffn(
     return y.reshape(x.shape), l1
 
 
-def _packed_grad(grad: Tensor | None) -> Tensor | None:
-    return None if grad is None else torch.ops.twell.pack_weight(grad)
-
-
-def _shaped(grad: Tensor | None, like: Tensor) -> Tensor | None:
-    return None if grad is None else grad.reshape(like.shape)
-
-
-def _keep_gated(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    x, gate_packed, up, down, ctx.activation, ctx.threshold = inputs
-    ctx.save_for_backward(x, gate_packed, up, down)
-
-
-def _gated_op_backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Any, ...]:
-    x, gate_packed, up, down = ctx.saved_tensors
-    gate = torch.ops.twell.unpack_weight(gate_packed, up.shape[0], up.shape[1])
-    wanted = ctx.needs_input_grad[:4]
-    dx, dgate, dup, ddown = dense.gated_ffn_backward(
-        _matrix(dy), _matrix(x), gate, up, down, ctx.activation, ctx.threshold, wanted
-    )
-    return _shaped(dx, x), _packed_grad(dgate), dup, ddown, None, None
-
-
-def _keep_plain(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    x, up_packed, down, ctx.activation, ctx.threshold = inputs
-    ctx.save_for_backward(x, up_packed, down)
-
-
-def _plain_op_backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Any, ...]:
-    x, up_packed, down = ctx.saved_tensors
-    up = torch.ops.twell.unpack_weight(up_packed, down.shape[0], down.shape[1])
-    wanted = ctx.needs_input_grad[:3]
-    dx, dup, ddown = dense.ffn_backward(
-        _matrix(dy), _matrix(x), up, down, ctx.activation, ctx.threshold, wanted
-    )
-    return _shaped(dx, x), _packed_grad(dup), ddown, None, None
-
-
-def _keep_screened(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    x, gate, _, up, down, ctx.activation, ctx.threshold = inputs
+def _keep_ffn(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    x, gate, up, down, screen, ctx.activation, ctx.threshold = inputs
+    ctx.packed = screen is None
     ctx.save_for_backward(x, gate, up, down)
 
 
-def _screened_op_backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Any, ...]:
+def _ffn_backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Any, ...]:
     x, gate, up, down = ctx.saved_tensors
-    want_x, want_gate, _, want_up, want_down = ctx.needs_input_grad[:5]
-    rest = (ctx.activation, ctx.threshold)
-    if up is None:
-        dx, dgate, ddown = dense.ffn_backward(
-            _matrix(dy), _matrix(x), gate, down, *rest, (want_x, want_gate, want_down)
-        )
-        dup = None
-    else:
-        dx, dgate, dup, ddown = dense.gated_ffn_backward(
-            _matrix(dy), _matrix(x), gate, up, down, *rest, (want_x, want_gate, want_up, want_down)
-        )
-    return _shaped(dx, x), dgate, None, dup, ddown, None, None
+    rows = torch.ops.twell.unpack_weight(gate, *down.shape) if ctx.packed else gate
+    dx, dgate, dup, ddown = dense.ffn_backward(
+        _matrix(dy),
+        _matrix(x),
+        rows,
+        up,
+        down,
+        ctx.activation,
+        ctx.threshold,
+        ctx.needs_input_grad[:4],
+    )
+    if dx is not None:
+        dx = dx.reshape(x.shape)
+    if dgate is not None and ctx.packed:
+        dgate = torch.ops.twell.pack_weight(dgate)
+    return dx, dgate, dup, ddown, None, None, None
 
 
 def _keep_shape(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -157,12 +124,8 @@ def register() -> None:
     triple are for inspection and have none.
     """
     rules: dict[str, tuple[Callable[..., Any], Callable[..., Any] | None]] = {
-        "gated_ffn": (_gated_op_backward, _keep_gated),
-        "gated_ffn_stats": (_gated_op_backward, _keep_gated),
-        "ffn": (_plain_op_backward, _keep_plain),
-        "ffn_stats": (_plain_op_backward, _keep_plain),
-        "screened_ffn": (_screened_op_backward, _keep_screened),
-        "screened_ffn_stats": (_screened_op_backward, _keep_screened),
+        "ffn": (_ffn_backward, _keep_ffn),
+        "ffn_stats": (_ffn_backward, _keep_ffn),
         "pack_weight": (_pack_backward, _keep_shape),
         "unpack_weight": (_unpack_backward, None),
     }

@@ -43,78 +43,56 @@ def activate_backward(dg: Tensor, v: Tensor, activation: str, threshold: float =
     return torch.where(v <= threshold, torch.zeros_like(dg), dg)
 
 
-def gated_ffn(
+def ffn(
     x: Tensor,
     gate: Tensor,
-    up: Tensor,
+    up: Tensor | None,
     down: Tensor,
     activation: str = "relu",
     threshold: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """(y, h) of x [..., D]: h = act(x gateᵀ) ⊙ (x upᵀ) [..., H], y = h down [..., D]."""
-    h = activate(x @ gate.t(), activation, threshold) * (x @ up.t())
+    """(y, h) of x [..., D]: h = act(x gateᵀ) ⊙ (x upᵀ) [..., H], y = h down [..., D]. A layer without
+    a gate has no up: h = act(x gateᵀ), with its up projection in the gate's place."""
+    h = activate(x @ gate.t(), activation, threshold)
+    if up is not None:
+        h = h * (x @ up.t())
     return h @ down, h
 
 
-def ffn(
-    x: Tensor, up: Tensor, down: Tensor, activation: str = "relu", threshold: float = 0.0
-) -> tuple[Tensor, Tensor]:
-    """(y, h) of the non-gated layer: h = act(x upᵀ), y = h down."""
-    h = activate(x @ up.t(), activation, threshold)
-    return h @ down, h
-
-
-def gated_ffn_backward(
+def ffn_backward(
     dy: Tensor,
     x: Tensor,
     gate: Tensor,
-    up: Tensor,
+    up: Tensor | None,
     down: Tensor,
     activation: str,
     threshold: float,
     wanted: Sequence[bool] = (True, True, True, True),
     dh_sign: Tensor | None = None,
 ) -> tuple[Tensor | None, ...]:
-    """(dx, dgate, dup, ddown) of the gated layer, for matrices x and dy [M, D]; None if not wanted.
+    """(dx, dgate, dup, ddown) of the layer, for matrices x and dy [M, D]; None if not wanted.
 
     v and u are computed again from x, so that only the inputs need be kept. `dh_sign`, a scalar,
     adds dh_sign · sign(h) to dh: the L1 term.
     """
     v = x @ gate.t()
     g = activate(v, activation, threshold)
-    u = x @ up.t()
-    h = g * u
+    u = None if up is None else x @ up.t()
+    h = g if u is None else g * u
     dh = dy @ down.t()
     if dh_sign is not None:
         dh = dh + dh_sign.to(dh.dtype) * torch.sign(h)
-    dv = activate_backward(dh * u, v, activation, threshold)
-    du = dh * g
+    dv = activate_backward(dh if u is None else dh * u, v, activation, threshold)
+    du = None if u is None else dh * g
     want_x, want_gate, want_up, want_down = wanted
+    dx = dv @ gate if want_x else None
+    if want_x and du is not None:
+        dx = dx + du @ up
     return (
-        dv @ gate + du @ up if want_x else None,
+        dx,
         dv.t() @ x if want_gate else None,
-        du.t() @ x if want_up else None,
+        du.t() @ x if want_up and du is not None else None,
         h.t() @ dy if want_down else None,
-    )
-
-
-def ffn_backward(
-    dy: Tensor,
-    x: Tensor,
-    up: Tensor,
-    down: Tensor,
-    activation: str,
-    threshold: float,
-    wanted: Sequence[bool] = (True, True, True),
-) -> tuple[Tensor | None, ...]:
-    """(dx, dup, ddown) of the non-gated layer, for matrices x and dy [M, D]; None if not wanted."""
-    v = x @ up.t()
-    dv = activate_backward(dy @ down.t(), v, activation, threshold)
-    want_x, want_up, want_down = wanted
-    return (
-        dv @ up if want_x else None,
-        dv.t() @ x if want_up else None,
-        activate(v, activation, threshold).t() @ dy if want_down else None,
     )
 
 

@@ -12,8 +12,8 @@ from twell import dense, ops
 from twell.autograd import gated_ffn
 
 _NAMES = ("gate_proj", "up_proj", "down_proj")
-_OPERANDS = ("gate", "screen", "up", "down")
-Operands = tuple[Tensor, Tensor | None, Tensor, Tensor]
+_OPERANDS = ("gate", "up", "down", "screen")
+Operands = tuple[Tensor, Tensor, Tensor, Tensor | None]
 # A sample of fewer does not show in which direction inputs point.
 FEWEST_INPUTS = 32
 
@@ -160,7 +160,7 @@ class GatedFfn(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x [..., hidden_size] to y of the same shape."""
         if self._frozen:
-            return self._sparse(x, self.gate, self.screen, self.up, self.down)
+            return self._sparse(x, self.gate, self.up, self.down, self.screen)
         gate, up, down = self._weights()
         if torch.is_grad_enabled() and any(t.requires_grad for t in (x, gate, up, down)):
             y, l1 = gated_ffn(x, gate, up, down.t(), self.activation, self.threshold)
@@ -168,7 +168,7 @@ class GatedFfn(nn.Module):
                 self.l1 = l1
             return y
         if torch.compiler.is_compiling():
-            return dense.gated_ffn(x, gate, up, down.t(), self.activation, self.threshold)[0]
+            return dense.ffn(x, gate, up, down.t(), self.activation, self.threshold)[0]
         key = tuple((w.data_ptr(), 0 if w.is_inference() else w._version) for w in (gate, up, down))
         if self._copy is None or self._copy[0] != key:
             self._copy = (key, self._operands(gate, up, down, None))
@@ -185,21 +185,17 @@ class GatedFfn(nn.Module):
         return self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight
 
     def _sparse(
-        self, x: Tensor, gate: Tensor, screen: Tensor | None, up: Tensor, down: Tensor
+        self, x: Tensor, gate: Tensor, up: Tensor, down: Tensor, screen: Tensor | None
     ) -> Tensor:
-        if screen is None:
-            return torch.ops.twell.gated_ffn(x, gate, up, down, self.activation, self.threshold)
-        return torch.ops.twell.screened_ffn(
-            x, gate, screen, up, down, self.activation, self.threshold
-        )
+        return torch.ops.twell.ffn(x, gate, up, down, screen, self.activation, self.threshold)
 
     @staticmethod
     def _operands(gate: Tensor, up: Tensor, down: Tensor, axis: Tensor | None) -> Operands:
         gate, up, down = gate.contiguous(), up.contiguous(), down.t().contiguous()
         if axis is None or gate.device.type != "cpu":
-            return torch.ops.twell.pack_weight(gate), None, up, down
+            return torch.ops.twell.pack_weight(gate), up, down, None
         # A copy: whoever holds the checkpoint's tensor may change it, which no screen notices.
-        return gate.clone(), torch.ops.twell.screen_weight(gate, axis), up, down
+        return gate.clone(), up, down, torch.ops.twell.screen_weight(gate, axis)
 
     def _screened_for(self, sample: Tensor) -> tuple[Tensor, Operands] | None:
         """The axis of a screen for inputs like these, and the operands with the screen; none where
@@ -218,7 +214,7 @@ class GatedFfn(nn.Module):
             x = sample.detach().reshape(-1, self.hidden_size).to(weights[0])
             axis = x.float().mean(0)
             operands = self._operands(*(w.detach() for w in weights), axis)
-            candidates = ops.screened_ffn_stats(x, *operands, self.activation, self.threshold)[3]
+            candidates = ops.ffn_stats(x, *operands, self.activation, self.threshold)[3]
         pays = int(candidates) <= limit * x.shape[0] * self.ffn_size
         return (axis, operands) if pays else None
 

@@ -1,8 +1,8 @@
 """The operators ``torch.ops.twell.*`` as typed Python functions.
 
 Common to all: tensors are on the CPU, of dtype bfloat16 or float32, or on one NVIDIA GPU, of dtype
-bfloat16 or float16; device and dtype are the same for all arguments of a call; weights are [H, D] with adjacent row elements, ``down`` neuron-major (the transpose of a
-checkpoint's down projection). Any number of rows, also none. Accumulation is in float32. The same
+bfloat16 or float16; device and dtype are the same for all arguments of a call; weights are [H, D]
+with adjacent row elements, ``down`` neuron-major (the transpose of a checkpoint's down projection). Any number of rows, also none. Accumulation is in float32. The same
 input gives the same bits from run to run, at the same number of threads. A wrong argument is a
 RuntimeError that names operation and argument, with what was expected and got.
 
@@ -54,45 +54,37 @@ def linear_as_stored(x: Tensor, weight: Tensor) -> Tensor:
     return torch.ops.twell.linear_as_stored(x, weight)
 
 
-def gated_ffn(
-    x: Tensor,
-    gate_packed: Tensor,
-    up: Tensor,
-    down: Tensor,
-    activation: str = "relu",
-    threshold: float = 0.0,
-) -> Tensor:
-    """y = (act(x Wgᵀ) ⊙ (x Wuᵀ)) Wd, x and y [..., D], up and down evaluated only where the gate is
-    not zero. ``activation``: relu, relu_squared, or fat_relu with its ``threshold``.
-    Differentiable, with a dense backward pass."""
-    return torch.ops.twell.gated_ffn(x, gate_packed, up, down, activation, threshold)
-
-
-def gated_ffn_stats(
-    x: Tensor,
-    gate_packed: Tensor,
-    up: Tensor,
-    down: Tensor,
-    activation: str = "relu",
-    threshold: float = 0.0,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """gated_ffn's y, the non-zeros of each row (int32, x's shape without its last dimension), and
-    the number of rows that fired each neuron (int64 [H])."""
-    return torch.ops.twell.gated_ffn_stats(x, gate_packed, up, down, activation, threshold)
-
-
 def ffn(
-    x: Tensor, up_packed: Tensor, down: Tensor, activation: str = "relu", threshold: float = 0.0
+    x: Tensor,
+    gate: Tensor,
+    up: Tensor | None,
+    down: Tensor,
+    screen: Tensor | None = None,
+    activation: str = "relu",
+    threshold: float = 0.0,
 ) -> Tensor:
-    """y = act(x Wuᵀ) Wd: the non-gated layer. Differentiable, with a dense backward pass."""
-    return torch.ops.twell.ffn(x, up_packed, down, activation, threshold)
+    """y = (act(x Wgᵀ) ⊙ (x Wuᵀ)) Wd, x [..., D], y [..., D], up and down evaluated only where the
+    gate is not zero. ``gate`` is pack_weight of Wg, or Wg itself with its ``screen`` (screen_weight),
+    which is faster where that leaves at most screen_limit of the pre-activations; CPU only. A layer
+    without a gate, y = act(x Wuᵀ) Wd, has Wu in its place and no ``up``.
+    ``activation``: relu, relu_squared, or fat_relu with its ``threshold``. Differentiable, with a
+    dense backward pass."""
+    return torch.ops.twell.ffn(x, gate, up, down, screen, activation, threshold)
 
 
 def ffn_stats(
-    x: Tensor, up_packed: Tensor, down: Tensor, activation: str = "relu", threshold: float = 0.0
-) -> tuple[Tensor, Tensor, Tensor]:
-    """ffn's y and the statistics of gated_ffn_stats."""
-    return torch.ops.twell.ffn_stats(x, up_packed, down, activation, threshold)
+    x: Tensor,
+    gate: Tensor,
+    up: Tensor | None,
+    down: Tensor,
+    screen: Tensor | None = None,
+    activation: str = "relu",
+    threshold: float = 0.0,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """ffn's y, the non-zeros of each row (int32, x's shape without its last dimension), the number
+    of rows that fired each neuron (int64 [H]), and the pre-activations that the screen did not rule
+    out (int64 []; 0 without one)."""
+    return torch.ops.twell.ffn_stats(x, gate, up, down, screen, activation, threshold)
 
 
 def screen_weight(weight: Tensor, axis: Tensor | None = None) -> Tensor:
@@ -109,33 +101,7 @@ def screen_limit() -> float:
     return torch.ops.twell.screen_limit()
 
 
-def screened_ffn(
-    x: Tensor,
-    gate: Tensor,
-    screen: Tensor,
-    up: Tensor | None,
-    down: Tensor,
-    activation: str = "relu",
-    threshold: float = 0.0,
-) -> Tensor:
-    """gated_ffn, or ffn where ``up`` is None, from the gate (or up) as stored and its screen_weight:
-    what the screen does not rule out is computed from ``gate`` itself. Faster where that is at most
-    screen_limit of them. CPU only. Differentiable, with a dense backward pass."""
-    return torch.ops.twell.screened_ffn(x, gate, screen, up, down, activation, threshold)
-
-
-def screened_ffn_stats(
-    x: Tensor,
-    gate: Tensor,
-    screen: Tensor,
-    up: Tensor | None,
-    down: Tensor,
-    activation: str = "relu",
-    threshold: float = 0.0,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """screened_ffn's y, the statistics of gated_ffn_stats, and the number of pre-activations that
-    the screen did not rule out (int64 [])."""
-    return torch.ops.twell.screened_ffn_stats(x, gate, screen, up, down, activation, threshold)
+# The steps of the layer one by one, for inspection and tests.
 
 
 def gemm_relu_twell(

@@ -104,7 +104,7 @@ not_built() {
       [[ -x $GPU_BUILD/tests/cuda/cuda_test ]] || echo "cuda_test is not built; run the part build"
       ;;
     bench)
-      [[ -x $GPU_BUILD/tests/cuda/twell_gpu_bench ]] ||
+      [[ -x $GPU_BUILD/bench/cuda/twell_gpu_bench ]] ||
         echo "twell_gpu_bench is not built; run the part build, which needs cuBLAS for it"
       ;;
     operators | engine | bench-ffn)
@@ -205,7 +205,7 @@ run_racecheck() {
 }
 
 run_bench() {
-  "$GPU_BUILD/tests/cuda/twell_gpu_bench" --sweep --json "$GPU_RESULTS/bench.json"
+  "$GPU_BUILD/bench/cuda/twell_gpu_bench" --sweep --json "$GPU_RESULTS/bench.json"
 }
 
 # note_part PART OUTCOME SECONDS [REASON]

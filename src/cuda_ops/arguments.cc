@@ -15,10 +15,7 @@ bool starts_at(const void* pointer, std::uintptr_t bytes) {
 
 void check_matrix(const Expected& expected, const char* argument, const ConstMatrixView& view,
                   std::int64_t rows, std::int64_t cols) {
-  require(view.dtype == expected.dtype, expected.operation, argument, "expected dtype ",
-          name_of(expected.dtype), " as the plan has it, got ", name_of(view.dtype));
-  require(view.rows == rows && view.cols == cols, expected.operation, argument, "expected shape [",
-          rows, ", ", cols, "], got [", view.rows, ", ", view.cols, "]");
+  check_shape(expected.operation, argument, view, expected.dtype, rows, cols);
   require(view.row_stride >= view.cols || view.rows <= 1, expected.operation, argument,
           "expected a row stride of at least ", view.cols, ", got ", view.row_stride);
   if (view.rows == 0) return;
@@ -31,6 +28,13 @@ void check_matrix(const Expected& expected, const char* argument, const ConstMat
 }
 
 }  // namespace
+
+void check_shape(const char* operation, const char* argument, const ConstMatrixView& view,
+                 DType dtype, std::int64_t rows, std::int64_t cols) {
+  require(view.dtype == dtype && view.rows == rows && view.cols == cols, operation, argument,
+          "expected ", name_of(dtype), " [", rows, ", ", cols, "], got ", name_of(view.dtype), " [",
+          view.rows, ", ", view.cols, "]");
+}
 
 bool is_aligned(const ConstMatrixView& view) {
   return view.cols % kVector == 0 && starts_at(view.data, kVectorBytes) &&

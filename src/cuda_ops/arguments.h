@@ -6,7 +6,10 @@
 
 namespace twell::cuda {
 
-// A matrix that must be [rows, cols] of `dtype` in device memory. -1: any size.
+void check_shape(const char* operation, const char* argument, const ConstMatrixView& view,
+                 DType dtype, std::int64_t rows, std::int64_t cols);
+
+// A matrix that must be [rows, cols] of `dtype` in device memory.
 struct Expected {
   const char* operation;
   DType dtype;

@@ -22,6 +22,13 @@ DeviceMatrix rows_from(const DeviceMatrix& matrix, std::int64_t first) {
 }  // namespace
 
 Problem problem_of(ConstMatrixView x, const DeviceFfnWeights& weights, ConstMatrixView y) {
+  const auto weight = [&](const char* name, const ConstMatrixView& view) {
+    check_shape(kOperation, name, view, x.dtype, weights.gate.rows, x.cols);
+  };
+  weight("gate", weights.gate);
+  if (weights.up.data != nullptr) weight("up", weights.up);
+  weight("down", weights.down);
+  check_shape(kOperation, "y", y, x.dtype, x.rows, x.cols);
   Problem problem;
   problem.tokens = x.rows;
   problem.depth = x.cols;

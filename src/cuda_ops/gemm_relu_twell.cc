@@ -7,13 +7,10 @@
 namespace twell::cuda {
 
 ActivationArgs activation_args(const char* operation, const ActivationSpec& activation) {
-  const bool thresholded = activation.kind == Activation::fat_relu;
-  if (thresholded) {
-    require(activation.threshold >= 0 && std::isfinite(activation.threshold), operation,
-            "activation", "expected a threshold of 0 or more, got ", activation.threshold);
-  }
-  return {thresholded ? activation.threshold : 0.0F,
-          activation.kind == Activation::relu_squared ? 1 : 0};
+  const float kept_above = activation.kept_above();
+  require(kept_above >= 0 && std::isfinite(kept_above), operation, "activation",
+          "expected a threshold of 0 or more, got ", kept_above);
+  return {kept_above, activation.kind};
 }
 
 void gemm_relu_twell(const GemmPlan& plan, ConstMatrixView x, ConstMatrixView weight,

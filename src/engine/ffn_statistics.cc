@@ -37,45 +37,15 @@ class Both final : public FfnObserver {
 
 }  // namespace
 
-double LayerStatistics::nnz_mean() const {
-  return rows == 0 ? 0.0 : static_cast<double>(nnz) / static_cast<double>(rows);
-}
-
-double LayerStatistics::dead_fraction() const {
-  if (neuron_nnz.empty()) return 0.0;
-  return static_cast<double>(std::count(neuron_nnz.begin(), neuron_nnz.end(), 0)) /
-         static_cast<double>(neuron_nnz.size());
-}
-
 void FfnStatistics::begin(std::span<const std::int64_t> positions) {
   positions_.assign(positions.begin(), positions.end());
 }
 
 void FfnStatistics::observe(const FfnActivity& activity) {
-  if (activity.rows == 0) return;
   const auto layer = static_cast<std::size_t>(activity.layer);
   if (layers_.size() <= layer) layers_.resize(layer + 1);
-  LayerStatistics& to = layers_[layer];
-  const at::Tensor rows = activity.row_nnz.contiguous().cpu();
-  const at::Tensor neurons = activity.neuron_nnz.contiguous().cpu();
-  const auto* row_nnz = rows.const_data_ptr<std::int64_t>();
-  const auto* neuron_nnz = neurons.const_data_ptr<std::int64_t>();
-  to.rows += activity.rows;
-  to.neuron_nnz.resize(static_cast<std::size_t>(activity.hidden_units), 0);
-  for (std::size_t n = 0; n < to.neuron_nnz.size(); ++n) to.neuron_nnz[n] += neuron_nnz[n];
-  const bool placed = static_cast<std::int64_t>(positions_.size()) == activity.rows;
-  for (std::int64_t i = 0; i < activity.rows; ++i) {
-    to.nnz += row_nnz[i];
-    to.nnz_max = std::max(to.nnz_max, row_nnz[i]);
-    if (!placed) continue;
-    const auto position = static_cast<std::size_t>(positions_[static_cast<std::size_t>(i)]);
-    if (to.position_rows.size() <= position) {
-      to.position_rows.resize(position + 1, 0);
-      to.position_nnz.resize(position + 1, 0);
-    }
-    ++to.position_rows[position];
-    to.position_nnz[position] += row_nnz[i];
-  }
+  const bool placed = std::ssize(positions_) == activity.rows;
+  layers_[layer].add(activity.counts, placed ? std::span(positions_) : std::span<std::int64_t>());
 }
 
 double FfnStatistics::nnz_mean() const {

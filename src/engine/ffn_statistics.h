@@ -6,21 +6,10 @@
 #include <vector>
 
 #include "engine/score.h"
+#include "models/ffn_totals.h"
 #include "models/model.h"
 
 namespace twell::lm {
-
-struct LayerStatistics {
-  std::int64_t rows = 0;  // tokens seen
-  std::int64_t nnz = 0;   // non-zeros of the activated gate, all tokens
-  std::int64_t nnz_max = 0;
-  std::vector<std::int64_t> neuron_nnz;     // [H] tokens that made the neuron fire
-  std::vector<std::int64_t> position_rows;  // by position in its sequence
-  std::vector<std::int64_t> position_nnz;
-
-  double nnz_mean() const;       // per token; 0 where none was seen
-  double dead_fraction() const;  // of neurons that never fired
-};
 
 // Accumulates over any number of forward passes. On the dense path the activation need not be a
 // sparse one: SiLU shows its (rare) exact zeros as they are.
@@ -30,12 +19,12 @@ class FfnStatistics final : public FfnObserver {
   void begin(std::span<const std::int64_t> positions) override;
   void observe(const FfnActivity& activity) override;
 
-  const std::vector<LayerStatistics>& layers() const { return layers_; }
+  const std::vector<FfnTotals>& layers() const { return layers_; }
   double nnz_mean() const;  // over tokens and layers
 
  private:
   std::vector<std::int64_t> positions_;
-  std::vector<LayerStatistics> layers_;
+  std::vector<FfnTotals> layers_;
 };
 
 // The model's context, at most 2048.

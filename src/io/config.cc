@@ -1,8 +1,11 @@
 #include "io/config.h"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <algorithm>
-#include <array>
 #include <cmath>
+#include <iterator>
 
 #include "io/atomic_file.h"
 #include "io/config_names.h"
@@ -18,19 +21,24 @@ constexpr std::int64_t kMaxToken = INT32_MAX;
 struct ActName {
   std::string_view name;
   HiddenAct act;
+  std::optional<Activation> sparse = std::nullopt;
 };
 // The first name of each is the one that is written.
-constexpr std::array<ActName, 9> kActs = {{
+constexpr ActName kActs[] = {
     {"silu", HiddenAct::silu},
     {"gelu", HiddenAct::gelu},
     {"gelu_pytorch_tanh", HiddenAct::gelu_tanh},
-    {"relu", HiddenAct::relu},
-    {"relu2", HiddenAct::relu_squared},
-    {"fat_relu", HiddenAct::fat_relu},
+    {"relu", HiddenAct::relu, Activation::relu},
+    {"relu2", HiddenAct::relu_squared, Activation::relu_squared},
+    {"fat_relu", HiddenAct::fat_relu, Activation::fat_relu},
     {"swish", HiddenAct::silu},
     {"relu_squared", HiddenAct::relu_squared},
     {"gelu_tanh", HiddenAct::gelu_tanh},
-}};
+};
+const ActName& entry_of(HiddenAct act) {
+  return *std::find_if(std::begin(kActs), std::end(kActs),
+                       [&](const ActName& entry) { return entry.act == act; });
+}
 
 struct ModelType {
   Architecture architecture;
@@ -61,13 +69,13 @@ ModelType read_model_type(const JsonObject& json) {
 
 HiddenAct read_act(const JsonObject& json) {
   const std::string name = json.string("hidden_act", "silu");
-  for (const auto& entry : kActs) {
-    if (name == entry.name) return entry.act;
+  if (const std::optional<HiddenAct> act = hidden_act_of(name)) return *act;
+  std::vector<std::string_view> written;
+  for (const ActName& entry : kActs) {
+    if (entry_of(entry.act).name == entry.name) written.push_back(entry.name);
   }
-  fail_unsupported(json.file(),
-                   "hidden_act {} is not supported (supported: silu, gelu, gelu_pytorch_tanh, "
-                   "relu, relu2, fat_relu)",
-                   in_quotes(name));
+  fail_unsupported(json.file(), "hidden_act {} is not supported (supported: {})", in_quotes(name),
+                   fmt::join(written, ", "));
 }
 
 // Older files: rope_theta beside rope_scaling (null or an object). Newer ones: rope_parameters
@@ -165,15 +173,16 @@ const char* name_of(Architecture architecture) {
   return architecture == Architecture::llama ? "llama" : "qwen2";
 }
 
-const char* name_of(HiddenAct act) {
-  const auto* found =
-      std::find_if(kActs.begin(), kActs.end(), [&](const auto& entry) { return entry.act == act; });
-  return found->name.data();
+const char* name_of(HiddenAct act) { return entry_of(act).name.data(); }
+
+std::optional<HiddenAct> hidden_act_of(std::string_view name) {
+  for (const ActName& entry : kActs) {
+    if (name == entry.name) return entry.act;
+  }
+  return std::nullopt;
 }
 
-bool yields_zeros(HiddenAct act) {
-  return act == HiddenAct::relu || act == HiddenAct::relu_squared || act == HiddenAct::fat_relu;
-}
+std::optional<Activation> sparse_kind(HiddenAct act) { return entry_of(act).sparse; }
 
 ModelConfig ModelConfig::from_json(std::string_view text, const std::string& file) {
   const Json document = parse_json(text, file);

@@ -8,6 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#include "twell/activation.h"
+
 namespace twell::io {
 
 enum class Architecture : std::uint8_t { llama, qwen2 };
@@ -18,8 +20,12 @@ enum class HiddenAct : std::uint8_t { silu, gelu, gelu_tanh, relu, relu_squared,
 
 const char* name_of(Architecture architecture);
 const char* name_of(HiddenAct act);
-// Whether exact zeros are the rule, so that the sparse path makes sense.
-bool yields_zeros(HiddenAct act);
+// None if the name is not known.
+std::optional<HiddenAct> hidden_act_of(std::string_view name);
+// The operators' name for it; none unless exact zeros are the rule, so that the sparse path makes
+// sense.
+std::optional<Activation> sparse_kind(HiddenAct act);
+inline bool yields_zeros(HiddenAct act) { return sparse_kind(act).has_value(); }
 
 struct RopeScaling {
   enum class Kind : std::uint8_t { none, linear, llama3 };

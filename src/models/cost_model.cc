@@ -9,8 +9,8 @@
 #include "io/atomic_file.h"
 #include "io/json_reader.h"
 #include "io/mapped_file.h"
-#include "twell/screen.h"
 #include "twell/status.h"
+#include "twell/tuning.h"
 
 namespace twell::lm {
 namespace {
@@ -52,8 +52,8 @@ double at_density(double density, const std::vector<double>& densities,
   return place.of(values[place.i], values[std::min(place.i + 1, values.size() - 1)]);
 }
 
-double us(double ns_per_weight, const LayerSize& layer) {
-  return ns_per_weight * static_cast<double>(layer.weights) * 1e-3;
+double us(double ns_per_weight, const FfnShape& shape) {
+  return ns_per_weight * static_cast<double>(shape.hidden * shape.width) * 1e-3;
 }
 
 constexpr double kLongest = 1e6;  // ns per weight: a second for a thousand
@@ -113,50 +113,32 @@ io::Json read(const fs::path& file) {
 
 }  // namespace
 
-double CostModel::dense_us(std::int64_t rows, const LayerSize& layer) const {
-  return us(at_rows(rows, tokens, dense) * (layer.gated ? 1.0 : 2.0 / 3.0), layer);
+double CostModel::dense_us(std::int64_t rows, const FfnShape& shape) const {
+  const double gemms = gated && !shape.gated ? 2.0 / 3.0 : 1.0;
+  return us(at_rows(rows, tokens, dense) * gemms, shape);
 }
 
-double CostModel::sparse_us(std::int64_t rows, double density, const LayerSize& layer) const {
+double CostModel::sparse_us(std::int64_t rows, double density, const FfnShape& shape) const {
   std::vector<double> at_tokens;
   for (const auto& row : sparse) {
-    // Without a gate, half of what comes after the first GEMM.
     const double all = at_density(density, densities, row);
-    at_tokens.push_back(layer.gated ? all : (all + row.front()) / 2);
+    // Without a gate, half of what comes after the first GEMM.
+    at_tokens.push_back(gated && !shape.gated ? (all + row.front()) / 2 : all);
   }
-  return us(at_rows(rows, tokens, at_tokens), layer);
+  return us(at_rows(rows, tokens, at_tokens), shape);
 }
 
 std::string machine_key(CpuTier tier, int threads) {
   return fmt::format("{}, {}, {} threads", processor_name(), name_of(tier), threads);
 }
 
-// Measured on two cores of a Zen 5 with AVX-512-BF16, D = 2048, H = 5632. Without BF16 instructions
-// PyTorch's dense layers fall behind further than the sparse ones.
 CostModel built_in_cost_model(CpuTier tier) {
+  const FfnCostTable& table = tuning_of(tier).cost;
   CostModel model;
-  model.tokens = {1, 8, 64, 512};
-  model.densities = {0.0, 0.005, 0.02, 0.05, 0.1, 0.2, 0.4, 1.0};
-  model.dense = {0.100, 0.150, 0.515, 3.55};
-  if (screen_limit(tier) > 0) {
-    model.sparse = {{0.0060, 0.0080, 0.0112, 0.0222, 0.0300, 0.0414, 0.0689, 0.164},
-                    {0.0150, 0.0250, 0.0490, 0.0850, 0.1295, 0.1600, 0.2430, 0.335},
-                    {0.0840, 0.1500, 0.2480, 0.3000, 0.4474, 0.5610, 0.6338, 0.830},
-                    {0.6500, 1.0300, 1.5300, 2.1000, 2.6000, 3.2500, 3.5000, 4.300}};
-    return model;
-  }
-  // Without the screen.
-  model.sparse = {{0.0125, 0.0125, 0.0134, 0.0197, 0.0300, 0.0409, 0.0588, 0.119},
-                  {0.0350, 0.0350, 0.0580, 0.0835, 0.1095, 0.1600, 0.2177, 0.308},
-                  {0.1474, 0.1717, 0.2480, 0.2950, 0.4474, 0.5610, 0.6338, 0.830},
-                  {1.2000, 1.4500, 1.8000, 2.1000, 2.6000, 3.2500, 3.5000, 4.300}};
-  if (tier != CpuTier::amx) return model;
-  // AMX multiplies about four times as fast where tokens are many and reads memory no faster.
-  for (std::size_t t = 2; t < model.tokens.size(); ++t) {
-    const double gemm = model.dense[t] * 3 / 4;
-    model.dense[t] -= gemm;
-    for (double& ns : model.sparse[t]) ns -= gemm / 3;
-  }
+  model.tokens.assign(table.kTokens.begin(), table.kTokens.end());
+  model.densities.assign(table.kDensities.begin(), table.kDensities.end());
+  model.dense.assign(table.dense.begin(), table.dense.end());
+  for (const auto& row : table.sparse) model.sparse.emplace_back(row.begin(), row.end());
   return model;
 }
 

@@ -7,41 +7,35 @@
 #include <string>
 #include <vector>
 
-#include "twell/device.h"
+#include "twell/ffn.h"
 
 namespace twell::lm {
 
-// A layer: `weights` is H · D, the size of its gate (or up).
-struct LayerSize {
-  std::int64_t weights = 0;
-  bool gated = true;
-};
-
 struct CostModel {
-  std::string measured_on;           // as machine_key(); empty: built in
+  std::string measured_on;           // as machine_key(), or a GPU's name; empty: not measured here
+  bool gated = true;                 // the layer that the figures are of
   std::vector<std::int64_t> tokens;  // ascending
   std::vector<double> densities;     // ascending from 0 to 1: non-zeros / H
-  // Nanoseconds per call and H · D of a gated bf16 layer; dense [tokens], sparse
-  // [tokens][densities].
+  // Nanoseconds per call and H · D; dense [tokens], sparse [tokens][densities].
   std::vector<double> dense;
   std::vector<std::vector<double>> sparse;
 
   // Microseconds of one call. Between measured tokens interpolated in their logarithm, beyond the
   // last proportional to them; linear in density.
-  double dense_us(std::int64_t rows, const LayerSize& layer) const;
-  double sparse_us(std::int64_t rows, double density, const LayerSize& layer) const;
+  double dense_us(std::int64_t rows, const FfnShape& shape) const;
+  double sparse_us(std::int64_t rows, double density, const FfnShape& shape) const;
   // The choice of FfnPath::automatic. Sparse has to be expected 10 % faster: unlike the dense time,
-  // its time depends on which neurons fire and on what is left of L3.
+  // its time depends on which neurons fire and on what is left of the last cache.
   static constexpr double kMargin = 1.1;
-  bool prefers_dense(std::int64_t rows, double density, const LayerSize& layer) const {
-    return dense_us(rows, layer) < kMargin * sparse_us(rows, density, layer);
+  bool prefers_dense(std::int64_t rows, double density, const FfnShape& shape) const {
+    return dense_us(rows, shape) < kMargin * sparse_us(rows, density, shape);
   }
 };
 
 // "AMD EPYC, avx512, 2 threads": what a measurement holds for.
 std::string machine_key(CpuTier tier, int threads);
 
-CostModel built_in_cost_model(CpuTier tier);
+CostModel built_in_cost_model(CpuTier tier);  // TierTuning::cost
 // This machine's, if its file has it, else the built-in one. Throws twell::Error (environment)
 // naming the file where it is damaged.
 CostModel load_cost_model(CpuTier tier, int threads);

@@ -4,7 +4,6 @@
 #include <torch/types.h>
 #include <torch/utils.h>
 
-#include "models/cost_model.h"
 #include "models/registry.h"
 #include "models/resident_exp.h"
 #include "models/rms_norm.h"
@@ -51,16 +50,11 @@ void Decoder::use_dense_ffn(bool prepack, ParameterSource& source) {
 
 void Decoder::use_sparse_ffn(FfnPath path, ParameterSource& source) {
   own_linears_ = true;
-  // Read once, not once a layer.
-  std::optional<CostModel> cost;
-  if (path == FfnPath::automatic && device().is_cpu()) {
-    cost = load_cost_model(default_cpu_tier(), at::get_num_threads());
-  }
   for (Block& block : weights_.blocks) {
     FfnParameters& ffn = block.ffn_parameters;
     // A gated layer goes on using `up` where it lies, and a neuron-major `down`.
     const bool keeps_down = ffn.down.t().is_contiguous();
-    block.ffn = make_sparse_feed_forward(ffn, activation(), path, cost ? &*cost : nullptr);
+    block.ffn = make_sparse_feed_forward(ffn, activation(), path);
     visit([&](const ParameterSpec& spec, at::Tensor& tensor) {
       // Packed, or, where it is screened, read again when its screen is made.
       const bool gate = &tensor == (ffn.gated() ? &ffn.gate : &ffn.up);

@@ -1,5 +1,6 @@
 #include "models/device.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <dlfcn.h>
 #include <fmt/format.h>
@@ -13,6 +14,7 @@
 #include <mutex>
 
 #include "twell/status.h"
+#include "twell/tuning.h"
 
 namespace twell::lm {
 namespace {
@@ -48,13 +50,14 @@ class CpuRuntime final : public DeviceRuntime {
   std::int64_t peak_bytes() override { return 0; }
   void reset_peak_bytes() override {}
   std::string uuid() const override { return {}; }
-  // Layers on the CPU have a choice of their own (ffn_sparse.cc).
-  double sparse_to_dense(const LayerShape& /*layer*/, std::int64_t /*rows*/,
-                         double /*density*/) const override {
-    return 0.0;
+  bool is_cpu() const override { return true; }
+  double screen_limit() const override { return tuning_of(default_cpu_tier()).screen_limit; }
+  CostModel estimated_cost(const FfnShape& /*shape*/) const override {
+    return built_in_cost_model(default_cpu_tier());
   }
-  std::string explain_ffn(const LayerShape& /*layer*/, std::int64_t /*rows*/) const override {
-    return {};
+  std::string explain_ffn(const FfnShape& shape, GateForm gate, std::int64_t rows) const override {
+    const Context context({.threads = at::get_num_threads(), .tier = {}});
+    return plan_ffn(context, rows, shape, gate).to_string();
   }
 };
 

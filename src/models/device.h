@@ -12,6 +12,8 @@
 #include <string>
 #include <string_view>
 
+#include "models/cost_model.h"
+
 namespace twell::lm {
 
 // Work that is repeated with the same tensors: recorded once, started as a whole.
@@ -32,14 +34,6 @@ class Marker {
   virtual bool reached() = 0;  // does not wait; true where never set
 };
 
-// A feed-forward layer, as far as the choice between its paths depends on it.
-struct LayerShape {
-  std::int64_t depth = 0;   // D
-  std::int64_t hidden = 0;  // H
-  bool gated = true;
-  at::ScalarType dtype = at::kBFloat16;
-};
-
 class DeviceRuntime {
  public:
   virtual ~DeviceRuntime() = default;
@@ -55,11 +49,15 @@ class DeviceRuntime {
   virtual std::int64_t peak_bytes() = 0;
   virtual void reset_peak_bytes() = 0;
   virtual std::string uuid() const = 0;  // as NVML has it, "GPU-…"; empty for the CPU
-  // The time that twell::ffn is expected to take for `rows` tokens at `density`, by that of dense
-  // GEMMs.
-  virtual double sparse_to_dense(const LayerShape& layer, std::int64_t rows,
-                                 double density) const = 0;
-  virtual std::string explain_ffn(const LayerShape& layer, std::int64_t rows) const = 0;
+
+  // --- sparse feed-forward layers ---
+  virtual bool is_cpu() const { return false; }
+  virtual double screen_limit() const { return 0.0; }  // TierTuning::screen_limit; 0: no screens
+  // Of both paths, from the figures of the device.
+  virtual CostModel estimated_cost(const FfnShape& shape) const = 0;
+  // The plan of a call, in words.
+  virtual std::string explain_ffn(const FfnShape& shape, GateForm gate,
+                                  std::int64_t rows) const = 0;
 };
 
 // "cpu", "cuda" or "cuda:N". Throws twell::Error on other names and, in one line with what to do,

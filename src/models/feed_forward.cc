@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <torch/types.h>
 
+#include "models/sparse_operators.h"
 #include "twell/status.h"
 
 namespace twell::lm {
@@ -22,8 +23,7 @@ void report(const at::Tensor& gate, const at::Tensor& hidden, std::int64_t layer
   }
   if (observer.wants_counts()) {
     const at::Tensor fired = gate.detach().ne(0);
-    activity.row_nnz = fired.sum(1);
-    activity.neuron_nnz = fired.sum(0);
+    activity.counts = counts_of(fired.sum(1), fired.sum(0));
   }
   observer.observe(activity);
 }
@@ -81,13 +81,7 @@ class DenseFeedForward final : public FeedForward {
   at::Tensor forward(const at::Tensor& x, std::int64_t layer, FfnObserver* observer) override {
     const bool grad = at::GradMode::is_enabled();
     at::Tensor gate = gate_.defined() ? gate_(x) : up_(x);  // [N, H]
-    if (!grad && activation_.kind == io::HiddenAct::relu) {
-      gate.relu_();
-    } else if (!grad && activation_.kind == io::HiddenAct::silu) {
-      at::silu_(gate);
-    } else {
-      gate = activate(gate, activation_);
-    }
+    gate = grad ? activate(gate, activation_) : activate_(gate, activation_);
     at::Tensor hidden = gate;
     if (gate_.defined()) {
       hidden = up_(x);
@@ -130,6 +124,24 @@ at::Tensor activate(const at::Tensor& x, const ActivationChoice& activation) {
       return at::threshold(x, activation.threshold, 0.0);
   }
   throw Error(ErrorKind::invalid_argument, "activate", "unknown activation");
+}
+
+at::Tensor& activate_(at::Tensor& x, const ActivationChoice& activation) {
+  switch (activation.kind) {
+    case io::HiddenAct::silu:
+      return at::silu_(x);
+    case io::HiddenAct::gelu:
+      return at::gelu_(x);
+    case io::HiddenAct::gelu_tanh:
+      return at::gelu_(x, "tanh");
+    case io::HiddenAct::relu:
+      return at::relu_(x);
+    case io::HiddenAct::relu_squared:
+      return at::relu_(x).mul_(x);
+    case io::HiddenAct::fat_relu:
+      return at::threshold_(x, activation.threshold, 0.0);
+  }
+  throw Error(ErrorKind::invalid_argument, "activate_", "unknown activation");
 }
 
 const char* name_of(FfnPath path) {

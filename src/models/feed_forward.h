@@ -12,10 +12,11 @@
 #include <string_view>
 
 #include "io/config.h"
+#include "twell/ffn.h"
 
 namespace twell::lm {
 
-struct CostModel;
+class DeviceRuntime;
 
 struct ActivationChoice {
   io::HiddenAct kind = io::HiddenAct::silu;
@@ -23,6 +24,8 @@ struct ActivationChoice {
 };
 // Differentiable; [..., H] -> [..., H] in the dtype of `x`. NaN passes through every activation.
 at::Tensor activate(const at::Tensor& x, const ActivationChoice& activation);
+// In place, where no gradient is wanted; the same bits.
+at::Tensor& activate_(at::Tensor& x, const ActivationChoice& activation);
 
 enum class FfnPath : std::uint8_t { dense, sparse, automatic };
 const char* name_of(FfnPath path);
@@ -37,11 +40,11 @@ struct FfnActivity {
   FfnPath path = FfnPath::dense;  // dense or sparse: the one that ran
   at::Tensor gate;                // [N, H] activated gate; dense path with wants_hidden()
   at::Tensor hidden;              // [N, H] input of down, differentiable; as `gate`
-  at::Tensor row_nnz;             // [N] int64, non-zeros of the activated gate; wants_counts()
-  at::Tensor neuron_nnz;          // [H] int64, tokens that made the neuron fire; wants_counts()
+  FfnCounts counts;               // of the activated gate; with wants_counts()
 };
 
-// Told about every FFN call, in layer order. Must outlive the forward call it is given to.
+// Told about every FFN call with rows, in layer order. Must outlive the forward call it is given
+// to.
 class FfnObserver {
  public:
   virtual ~FfnObserver() = default;
@@ -90,15 +93,18 @@ std::unique_ptr<FeedForward> make_dense_feed_forward(const FfnParameters& parame
 std::unique_ptr<FeedForward> make_fastest_dense_feed_forward(const FfnParameters& parameters,
                                                              const ActivationChoice& activation);
 
-// torch.ops.twell; inference only, exact, on as many threads as PyTorch uses. Packs the gate, uses
-// `up` in place and transposes `down` to neuron-major; keeps none of the other sources. `path` is
-// sparse or automatic; automatic also keeps `gate` and changes to dense GEMMs, on weights reordered
-// for oneDNN as they are first needed, while the cost model (cost_model.h) says that they are
-// faster at the density seen last. Throws twell::Error for an activation without zeros, biases, or
-// a dtype other than bf16 and fp32. `cost`: of automatic on the CPU, null to load it.
+// torch.ops.twell.ffn; inference only, exact, on as many threads as PyTorch uses, bf16 or f32 on
+// the CPU, bf16 or f16 on a GPU. Uses `up` in place, transposes `down` to neuron-major, and keeps
+// the gate in the form that its first call chooses (sparse_gate.h): 32 rows or more of inputs like
+// those to come, as load_model() gives them. `path` is sparse or automatic; automatic also keeps
+// the gate as stored, and changes to dense GEMMs where they are expected to be faster
+// (path_chooser.h). Throws twell::Error for an activation without zeros, biases, or another dtype.
 std::unique_ptr<FeedForward> make_sparse_feed_forward(const FfnParameters& parameters,
                                                       const ActivationChoice& activation,
-                                                      FfnPath path = FfnPath::sparse,
-                                                      const CostModel* cost = nullptr);
+                                                      FfnPath path = FfnPath::sparse);
+// The same on the device of `runtime`, which outlives the layer.
+std::unique_ptr<FeedForward> make_sparse_feed_forward(const FfnParameters& parameters,
+                                                      const ActivationChoice& activation,
+                                                      FfnPath path, DeviceRuntime& runtime);
 
 }  // namespace twell::lm

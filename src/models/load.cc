@@ -2,8 +2,12 @@
 #include <torch/types.h>
 #include <torch/utils.h>
 
+#include <algorithm>
+#include <cmath>
 #include <filesystem>
 
+#include "models/device.h"
+#include "models/random.h"
 #include "models/registry.h"
 #include "twell/status.h"
 
@@ -18,6 +22,23 @@ bool sparse_possible(const Decoder& model) {
 
 void require_grad(const Model& model) {
   for (const auto& [name, tensor] : model.parameters()) tensor.requires_grad_(true);
+}
+
+// Runs 64 tokens, so that each sparse layer chooses the form of its gate, and knows a density,
+// before its first call: what a model computes then does not depend on what it was asked first. Ids
+// are drawn by Zipf's law, by which vocabularies are ordered.
+void settle(Decoder& model) {
+  const c10::InferenceMode inference;
+  Random random(64);
+  const auto vocabulary = static_cast<double>(model.config().vocab_size);
+  std::vector<std::int64_t> tokens;
+  for (std::int64_t i = 0; i < std::min<std::int64_t>(64, model.config().max_position_embeddings);
+       ++i) {
+    tokens.push_back(static_cast<std::int64_t>(std::pow(vocabulary, random.uniform())) - 1);
+  }
+  const Chunk chunk{0, tokens};
+  model.hidden_states(std::span(&chunk, 1), nullptr, nullptr);
+  runtime_of(model.device()).synchronize();
 }
 
 }  // namespace
@@ -49,6 +70,7 @@ std::unique_ptr<Model> load_model(const std::string& directory, const LoadOption
   } else if (options.ffn == FfnPath::sparse ||
              (options.ffn == FfnPath::automatic && sparse_possible(*model))) {
     model->use_sparse_ffn(options.ffn, *source);
+    settle(*model);
   } else {
     model->use_dense_ffn(options.prepack_dense && on_cpu, *source);
   }

@@ -128,25 +128,30 @@ class CudaRuntime final : public DeviceRuntime {
     c10::cuda::CUDACachingAllocator::resetPeakStats(device_.index());
   }
   std::string uuid() const override { return uuid_; }
-  double sparse_to_dense(const LayerShape& layer, std::int64_t rows,
-                         double density) const override {
-    const cuda::FfnCost cost = cuda::estimate_ffn(figures_, problem(layer, rows), density);
-    return cost.sparse / cost.dense;
+  CostModel estimated_cost(const FfnShape& shape) const override {
+    CostModel cost;
+    cost.gated = shape.gated;
+    cost.tokens = {1, 8, 32, 128, 512, 2048};
+    cost.densities = {0, 0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1};
+    const double per_weight = 1e9 / static_cast<double>(shape.width * shape.hidden);
+    for (const std::int64_t rows : cost.tokens) {
+      auto& sparse = cost.sparse.emplace_back();
+      for (const double density : cost.densities) {
+        const cuda::FfnCost seconds = cuda::estimate_ffn(figures_, problem(shape, rows), density);
+        sparse.push_back(seconds.sparse * per_weight);
+        if (density == 0) cost.dense.push_back(seconds.dense * per_weight);
+      }
+    }
+    return cost;
   }
-  std::string explain_ffn(const LayerShape& layer, std::int64_t rows) const override {
-    return cuda::plan_ffn(figures_, problem(layer, rows)).to_string();
+  std::string explain_ffn(const FfnShape& shape, GateForm /*gate*/,
+                          std::int64_t rows) const override {
+    return cuda::plan_ffn(figures_, problem(shape, rows)).to_string();
   }
 
  private:
-  static cuda::Problem problem(const LayerShape& layer, std::int64_t rows) {
-    cuda::Problem out;
-    out.tokens = rows;
-    out.depth = layer.depth;
-    out.hidden = layer.hidden;
-    out.dtype = layer.dtype == at::kHalf ? DType::f16 : DType::bf16;
-    out.gated = layer.gated;
-    out.aligned = layer.depth % 8 == 0;
-    return out;
+  static cuda::Problem problem(const FfnShape& shape, std::int64_t rows) {
+    return {rows, shape.width, shape.hidden, shape.dtype, shape.gated, shape.width % 8 == 0};
   }
   c10::CachingAllocator::Stat stats() const {
     return c10::cuda::CUDACachingAllocator::getDeviceStats(device_.index())

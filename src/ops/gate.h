@@ -7,11 +7,6 @@
 
 namespace twell {
 
-// The packed activation of a block, in scratch: `rows` rows of tiles of `tile` columns, none of
-// which can overflow.
-TwellView scratch_activation(Context& context, const FfnShape& shape, std::int64_t rows,
-                             std::int32_t tile);
-
 class Gate {
  public:
   // Takes its scratch: no call below allocates. `out` has plan.row_block rows.

@@ -1,5 +1,9 @@
-// Slots of Context::scratch that the operations use.
+// What the operations keep in Context::scratch.
 #pragma once
+
+#include "format/twell_view.h"
+#include "twell/context.h"
+#include "twell/ffn.h"
 
 namespace twell {
 
@@ -17,5 +21,10 @@ enum ScratchSlot : int {
   kScreenedX,
   kCandidates,
 };
+
+// The packed activation of a block: `rows` rows of tiles of `tile` columns, none of which can
+// overflow.
+TwellView scratch_activation(Context& context, const FfnShape& shape, std::int64_t rows,
+                             std::int32_t tile);
 
 }  // namespace twell

@@ -6,6 +6,7 @@
 
 #include "ops/gate.h"
 #include "ops/plan.h"
+#include "ops/scratch.h"
 #include "ops/sparse_rows.h"
 #include "ops/validate.h"
 
@@ -41,18 +42,6 @@ void gather_blocks(Context& context, const TwellMatrix& packed, ConstMatrixView 
 }
 
 }  // namespace
-
-const char* name_of(Activation activation) {
-  switch (activation) {
-    case Activation::relu:
-      return "relu";
-    case Activation::relu_squared:
-      return "relu_squared";
-    case Activation::fat_relu:
-      return "fat_relu";
-  }
-  return "?";
-}
 
 void gemm_relu_twell(Context& context, ConstMatrixView x, const PackedWeight& weight,
                      const ActivationSpec& activation, TwellMatrix& out) {

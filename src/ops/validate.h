@@ -27,8 +27,8 @@ inline void require_weight_shape(const char* operation, const char* argument, DT
 }
 
 inline void require_activation(const char* operation, const ActivationSpec& activation) {
-  require(activation.kind != Activation::fat_relu || activation.threshold >= 0.0F, operation,
-          "activation.threshold", "expected at least 0, got ", activation.threshold);
+  require(activation.kept_above() >= 0.0F, operation, "activation.threshold",
+          "expected at least 0, got ", activation.threshold);
 }
 
 }  // namespace twell

@@ -3,6 +3,7 @@
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/ops.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <stdexcept>
@@ -12,9 +13,6 @@
 namespace twell::torch_ops {
 namespace {
 
-// PackedView's contract.
-constexpr std::uintptr_t kPackedAlignment = 64;
-
 std::string list_of(const std::int64_t* values, std::size_t count) {
   std::string out = "[";
   for (std::size_t i = 0; i < count; ++i) {
@@ -22,8 +20,6 @@ std::string list_of(const std::int64_t* values, std::size_t count) {
   }
   return out + "]";
 }
-
-std::string size_text(std::int64_t size) { return size < 0 ? "*" : std::to_string(size); }
 
 void require_cpu(const Argument& argument) {
   if (!argument.tensor.is_cpu()) {
@@ -131,22 +127,6 @@ ConstMatrixView matrix_of(const Argument& argument) {
   return {tensor.const_data_ptr(), dtype, rows, cols, row_stride};
 }
 
-ConstMatrixView matrix_of(const Argument& argument, DType dtype, std::int64_t rows,
-                          std::int64_t cols) {
-  const ConstMatrixView view = matrix_of(argument);
-  if (view.dtype != dtype) {
-    fail(argument.operation, argument.name,
-         std::string("expected the dtype of the other arguments, ") + name_of(dtype) + ", got " +
-             name_of(view.dtype));
-  }
-  if ((rows >= 0 && view.rows != rows) || (cols >= 0 && view.cols != cols)) {
-    fail(argument.operation, argument.name,
-         "expected shape [" + size_text(rows) + ", " + size_text(cols) + "], got " +
-             shape_of(argument.tensor));
-  }
-  return view;
-}
-
 Rows rows_of(const Argument& argument) {
   require_cpu(argument);
   const DType dtype = dtype_of_argument(argument);
@@ -177,7 +157,7 @@ namespace {
 const void* aligned_data(const Argument& argument, const char* maker) {
   const void* data = argument.tensor.const_data_ptr();
   if (!argument.tensor.is_contiguous() ||
-      reinterpret_cast<std::uintptr_t>(data) % kPackedAlignment != 0) {  // NOLINT
+      reinterpret_cast<std::uintptr_t>(data) % PreparedMemory::kAlignment != 0) {
     fail(argument.operation, argument.name,
          std::string("expected contiguous memory aligned to 64 bytes, as ") + maker +
              " returns; call .clone() once, outside");
@@ -187,26 +167,31 @@ const void* aligned_data(const Argument& argument, const char* maker) {
 
 }  // namespace
 
-PackedView packed_of(const Argument& argument, DType dtype, std::int64_t rows, std::int64_t cols) {
-  const Tensor& tensor = argument.tensor;
+PackedWeight packed_of(const Argument& argument, DType dtype, std::int64_t rows,
+                       std::int64_t cols) {
   require_cpu(argument);
-  if (dtype_of_argument(argument) != dtype) {
+  const DType have = dtype_of_argument(argument);
+  if (have != dtype) {
     fail(argument.operation, argument.name,
-         std::string("expected the dtype of the other arguments, ") + name_of(dtype) + ", got " +
-             name_of(dtype_of_argument(argument)));
+         std::string("expected ") + name_of(dtype) + ", as the other arguments are, got " +
+             name_of(have));
   }
-  const auto expected = packed_shape(dtype, rows, cols);
-  const auto sizes = tensor.sizes();
-  if (std::vector<std::int64_t>(sizes.begin(), sizes.end()) != expected) {
-    fail(argument.operation, argument.name,
-         "expected shape " + list_of(expected.data(), expected.size()) +
-             ", as pack_weight makes of [" + std::to_string(rows) + ", " + std::to_string(cols) +
-             "], got " + shape_of(tensor));
-  }
-  return {aligned_data(argument, "pack_weight"), dtype, rows, cols};
+  require_packed_shape(argument, dtype, rows, cols);
+  return PackedWeight::borrow(aligned_data(argument, "pack_weight"), dtype, rows, cols);
 }
 
-ScreenView screen_of(const Argument& argument, std::int64_t rows, std::int64_t cols) {
+void require_packed_shape(const Argument& argument, DType dtype, std::int64_t rows,
+                          std::int64_t cols) {
+  const auto expected = packed_shape(dtype, rows, cols);
+  const auto sizes = argument.tensor.sizes();
+  if (std::equal(sizes.begin(), sizes.end(), expected.begin(), expected.end())) return;
+  fail(argument.operation, argument.name,
+       "expected shape " + list_of(expected.data(), expected.size()) +
+           ", as pack_weight makes of [" + std::to_string(rows) + ", " + std::to_string(cols) +
+           "], got " + shape_of(argument.tensor));
+}
+
+Screen screen_of(const Argument& argument, std::int64_t rows, std::int64_t cols) {
   const Tensor& tensor = argument.tensor;
   require_cpu(argument);
   const auto bytes = static_cast<std::int64_t>(screen_bytes(rows, cols));
@@ -215,27 +200,25 @@ ScreenView screen_of(const Argument& argument, std::int64_t rows, std::int64_t c
          "expected uint8 [" + std::to_string(bytes) + "], as screen_weight makes of [" +
              std::to_string(rows) + ", " + std::to_string(cols) + "], got " + shape_of(tensor));
   }
-  return {aligned_data(argument, "screen_weight"), rows, cols};
+  return Screen::borrow(aligned_data(argument, "screen_weight"), rows, cols);
 }
 
 ActivationSpec activation_of(const char* operation, const std::string& name, double threshold) {
   ActivationSpec spec;
-  bool known = false;
-  for (const Activation kind : {Activation::relu, Activation::relu_squared, Activation::fat_relu}) {
-    if (name == name_of(kind)) {
-      spec.kind = kind;
-      known = true;
-    }
+  const auto* const found = std::find_if(std::begin(kActivations), std::end(kActivations),
+                                         [&](Activation a) { return name == name_of(a); });
+  if (found == std::end(kActivations)) {
+    std::string names;
+    for (const Activation a : kActivations)
+      names += (names.empty() ? "" : ", ") + std::string(name_of(a));
+    fail(operation, "activation",
+         "expected one of " + names + ", the ones that yield zeros, got \"" + name + "\"");
   }
-  if (!known) {
-    fail(
-        operation, "activation",
-        "expected relu, relu_squared or fat_relu, the ones that yield zeros, got \"" + name + "\"");
-  }
+  spec.kind = *found;
   if (!(threshold >= 0) || std::isinf(threshold)) {
     fail(operation, "threshold", "expected 0 or more, got " + std::to_string(threshold));
   }
-  if (spec.kind != Activation::fat_relu && threshold != 0) {
+  if (!has_threshold(spec.kind) && threshold != 0) {
     fail(operation, "threshold",
          "expected 0, since " + name + " has none, got " + std::to_string(threshold));
   }
@@ -251,6 +234,13 @@ Tensor new_empty(const Output& output, const std::vector<std::int64_t>& shape, S
 Tensor new_zeros(const Output& output, const std::vector<std::int64_t>& shape, ScalarType type) {
   return allocated(output, shape, type,
                    [&] { return torch::stable::new_zeros(output.like, shape, type); });
+}
+
+Tensor new_rows(const Argument& x, std::int64_t cols, DType dtype) {
+  const auto sizes = x.tensor.sizes();
+  std::vector<std::int64_t> shape(sizes.begin(), sizes.end());
+  shape.back() = cols;
+  return new_empty({x.operation, "y", x.tensor}, shape, scalar_type_of(dtype));
 }
 
 Tensor contiguous_copy(const Argument& argument) {

@@ -1,5 +1,7 @@
-// Tensors of a call as libtwell's views. Every check throws twell::Error naming the operation and
-// the argument, with what was expected and got; PyTorch turns it into a RuntimeError.
+// Tensors of a call as libtwell's views. What only a tensor has is checked here: device, dtype,
+// strides, and the shapes that stand for packed weights; libtwell checks that shapes and dtypes fit
+// together. Both throw twell::Error naming the operation and the argument, with what was expected
+// and got; PyTorch turns it into a RuntimeError.
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>
@@ -36,9 +38,6 @@ ScalarType scalar_type_of(DType dtype);
 // A weight [rows, cols]: 2-D, on the CPU, bf16 or f32, unit stride along its columns. Weights are
 // never copied here: the copy would be repeated by every call.
 ConstMatrixView matrix_of(const Argument& argument);
-// The same, of the given dtype and shape; -1 leaves a size open.
-ConstMatrixView matrix_of(const Argument& argument, DType dtype, std::int64_t rows,
-                          std::int64_t cols);
 
 // Activations [..., D] as rows [M, D]. Strides that no matrix view can express are copied away.
 struct Rows {
@@ -48,10 +47,13 @@ struct Rows {
 Rows rows_of(const Argument& argument);
 
 // A weight that pack_weight made of a [rows, cols] matrix.
-PackedView packed_of(const Argument& argument, DType dtype, std::int64_t rows, std::int64_t cols);
+PackedWeight packed_of(const Argument& argument, DType dtype, std::int64_t rows, std::int64_t cols);
 // What screen_weight made of a [rows, cols] matrix.
-ScreenView screen_of(const Argument& argument, std::int64_t rows, std::int64_t cols);
+Screen screen_of(const Argument& argument, std::int64_t rows, std::int64_t cols);
+// The shape of a packed weight on any device, and its check.
 std::vector<std::int64_t> packed_shape(DType dtype, std::int64_t rows, std::int64_t cols);
+void require_packed_shape(const Argument& argument, DType dtype, std::int64_t rows,
+                          std::int64_t cols);
 
 // `threshold` must be finite and not negative, and 0 where the activation has none.
 ActivationSpec activation_of(const char* operation, const std::string& name, double threshold);
@@ -65,6 +67,8 @@ struct Output {
 // Uninitialised, and of zeros. ErrorKind::out_of_memory where the allocator refuses.
 Tensor new_empty(const Output& output, const std::vector<std::int64_t>& shape, ScalarType type);
 Tensor new_zeros(const Output& output, const std::vector<std::int64_t>& shape, ScalarType type);
+// y [..., cols] for x [..., D].
+Tensor new_rows(const Argument& x, std::int64_t cols, DType dtype);
 // The argument's elements one after the other, in new memory where they are not so already.
 Tensor contiguous_copy(const Argument& argument);
 // A contiguous tensor of two dimensions, or of more taken as [product of the leading ones, last].

@@ -1,9 +1,8 @@
 // The whole feed-forward layer on CPU tensors, in one call.
 //
-// x is [..., D]; up and down are [H, D] (down neuron-major); the packed weight comes from
-// pack_weight of a [H, D] matrix. y has x's shape. The _stats variants also return the non-zeros of
-// each row (int32, x's shape without its last dimension) and, for each neuron, the number of rows
-// that fired it (int64 [H]).
+// x is [..., D], y [..., columns of down]. The gate (in a layer without one, up) is what
+// pack_weight makes of [H, D]; with a screen, that matrix as stored, and `screen` what
+// screen_weight makes of it. up and down are [H, D], down neuron-major.
 #pragma once
 
 #include <cstdint>
@@ -15,28 +14,15 @@
 
 namespace twell::torch_ops {
 
-Tensor gated_ffn(const Tensor& x, const Tensor& gate_packed, const Tensor& up, const Tensor& down,
-                 const std::string& activation, double threshold);
+Tensor ffn(const Tensor& x, const Tensor& gate, const std::optional<Tensor>& up, const Tensor& down,
+           const std::optional<Tensor>& screen, const std::string& activation, double threshold);
 
-std::tuple<Tensor, Tensor, Tensor> gated_ffn_stats(const Tensor& x, const Tensor& gate_packed,
-                                                   const Tensor& up, const Tensor& down,
-                                                   const std::string& activation, double threshold);
-
-Tensor ffn(const Tensor& x, const Tensor& up_packed, const Tensor& down,
-           const std::string& activation, double threshold);
-
-std::tuple<Tensor, Tensor, Tensor> ffn_stats(const Tensor& x, const Tensor& up_packed,
-                                             const Tensor& down, const std::string& activation,
-                                             double threshold);
-
-// Gated or not, with the gate's (or up's) rows as stored and what screen_weight makes of them. The
-// candidates (int64 []) are the pre-activations that the screen did not rule out.
-Tensor screened_ffn(const Tensor& x, const Tensor& gate, const Tensor& screen,
-                    const std::optional<Tensor>& up, const Tensor& down,
-                    const std::string& activation, double threshold);
-
-std::tuple<Tensor, Tensor, Tensor, Tensor> screened_ffn_stats(
-    const Tensor& x, const Tensor& gate, const Tensor& screen, const std::optional<Tensor>& up,
-    const Tensor& down, const std::string& activation, double threshold);
+// Also the non-zeros of each row (int32, x's shape without its last dimension), the number of rows
+// that fired each neuron (int64 [H]), and the pre-activations that the screen did not rule out
+// (int64 []; 0 without one).
+using FfnStats = std::tuple<Tensor, Tensor, Tensor, Tensor>;
+FfnStats ffn_stats(const Tensor& x, const Tensor& gate, const std::optional<Tensor>& up,
+                   const Tensor& down, const std::optional<Tensor>& screen,
+                   const std::string& activation, double threshold);
 
 }  // namespace twell::torch_ops

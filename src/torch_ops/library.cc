@@ -4,7 +4,7 @@
 
 #include "torch_ops/ffn_ops.h"
 #include "torch_ops/linear_ops.h"
-#include "torch_ops/twell_ops.h"
+#include "torch_ops/steps.h"
 #include "torch_ops/weight_ops.h"
 
 STABLE_TORCH_LIBRARY(twell, m) {
@@ -13,27 +13,15 @@ STABLE_TORCH_LIBRARY(twell, m) {
   m.def("linear(Tensor x, Tensor weight_packed, SymInt rows, Tensor? bias=None) -> Tensor");
   m.def("linear_as_stored(Tensor x, Tensor weight) -> Tensor");
   m.def(
-      "gated_ffn(Tensor x, Tensor gate_packed, Tensor up, Tensor down, str activation=\"relu\", "
-      "float threshold=0.) -> Tensor");
-  m.def(
-      "gated_ffn_stats(Tensor x, Tensor gate_packed, Tensor up, Tensor down, "
-      "str activation=\"relu\", float threshold=0.) -> (Tensor y, Tensor row_nnz, "
-      "Tensor neuron_counts)");
-  m.def(
-      "ffn(Tensor x, Tensor up_packed, Tensor down, str activation=\"relu\", float threshold=0.) "
-      "-> Tensor");
-  m.def(
-      "ffn_stats(Tensor x, Tensor up_packed, Tensor down, str activation=\"relu\", "
-      "float threshold=0.) -> (Tensor y, Tensor row_nnz, Tensor neuron_counts)");
-  m.def("screen_weight(Tensor weight, Tensor? axis=None) -> Tensor");
-  m.def("screen_limit() -> float");
-  m.def(
-      "screened_ffn(Tensor x, Tensor gate, Tensor screen, Tensor? up, Tensor down, "
+      "ffn(Tensor x, Tensor gate, Tensor? up, Tensor down, Tensor? screen=None, "
       "str activation=\"relu\", float threshold=0.) -> Tensor");
   m.def(
-      "screened_ffn_stats(Tensor x, Tensor gate, Tensor screen, Tensor? up, Tensor down, "
+      "ffn_stats(Tensor x, Tensor gate, Tensor? up, Tensor down, Tensor? screen=None, "
       "str activation=\"relu\", float threshold=0.) -> (Tensor y, Tensor row_nnz, "
-      "Tensor neuron_counts, Tensor candidates)");
+      "Tensor neuron_nnz, Tensor candidates)");
+  m.def("screen_weight(Tensor weight, Tensor? axis=None) -> Tensor");
+  m.def("screen_limit() -> float");
+  // The steps of the layer one by one, for inspection and tests.
   m.def(
       "gemm_relu_twell(Tensor x, Tensor weight_packed, SymInt rows, str activation=\"relu\", "
       "float threshold=0., int tile=256, int capacity=32) -> (Tensor counts, Tensor slots, "
@@ -56,13 +44,9 @@ STABLE_TORCH_LIBRARY_IMPL(twell, CPU, m) {
   m.impl("unpack_weight", TORCH_BOX(&ops::unpack_weight));
   m.impl("linear", TORCH_BOX(&ops::linear));
   m.impl("linear_as_stored", TORCH_BOX(&ops::linear_as_stored));
-  m.impl("gated_ffn", TORCH_BOX(&ops::gated_ffn));
-  m.impl("gated_ffn_stats", TORCH_BOX(&ops::gated_ffn_stats));
   m.impl("ffn", TORCH_BOX(&ops::ffn));
   m.impl("ffn_stats", TORCH_BOX(&ops::ffn_stats));
   m.impl("screen_weight", TORCH_BOX(&ops::screen_weight));
-  m.impl("screened_ffn", TORCH_BOX(&ops::screened_ffn));
-  m.impl("screened_ffn_stats", TORCH_BOX(&ops::screened_ffn_stats));
   m.impl("gemm_relu_twell", TORCH_BOX(&ops::gemm_relu_twell));
   m.impl("twell_gated_ffn", TORCH_BOX(&ops::twell_gated_ffn));
   m.impl("twell_spmm", TORCH_BOX(&ops::twell_spmm));

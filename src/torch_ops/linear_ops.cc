@@ -6,17 +6,6 @@
 #include "twell/linear.h"
 
 namespace twell::torch_ops {
-namespace {
-
-// y [..., rows] for x [..., D].
-Tensor new_rows(const char* operation, const Tensor& x, std::int64_t rows, DType dtype) {
-  const auto sizes = x.sizes();
-  std::vector<std::int64_t> shape(sizes.begin(), sizes.end());
-  shape.back() = rows;
-  return new_empty({operation, "y", x}, shape, scalar_type_of(dtype));
-}
-
-}  // namespace
 
 Tensor linear(const Tensor& x, const Tensor& weight_packed, std::int64_t rows,
               const std::optional<Tensor>& bias) {
@@ -24,7 +13,7 @@ Tensor linear(const Tensor& x, const Tensor& weight_packed, std::int64_t rows,
   if (rows < 1) fail(kOperation, "rows", "expected 1 or more, got " + std::to_string(rows));
   const Rows in = rows_of({kOperation, "x", x});
   const DType dtype = in.view.dtype;
-  const PackedView weight =
+  const PackedWeight weight =
       packed_of({kOperation, "weight_packed", weight_packed}, dtype, rows, in.view.cols);
   std::optional<Rows> offset;
   if (bias.has_value()) {
@@ -35,7 +24,7 @@ Tensor linear(const Tensor& x, const Tensor& weight_packed, std::int64_t rows,
                name_of(offset->view.dtype) + " " + shape_of(*bias));
     }
   }
-  Tensor y = new_rows(kOperation, x, rows, dtype);
+  Tensor y = new_rows({kOperation, "x", x}, rows, dtype);
   twell::linear(cpu_context(), in.view, weight, offset ? offset->view.data : nullptr,
                 mutable_matrix(y, dtype, in.view.rows, rows));
   return y;
@@ -45,8 +34,8 @@ Tensor linear_as_stored(const Tensor& x, const Tensor& weight) {
   constexpr const char* kOperation = "linear_as_stored";
   const Rows in = rows_of({kOperation, "x", x});
   const DType dtype = in.view.dtype;
-  const ConstMatrixView w = matrix_of({kOperation, "weight", weight}, dtype, -1, in.view.cols);
-  Tensor y = new_rows(kOperation, x, w.rows, dtype);
+  const ConstMatrixView w = matrix_of({kOperation, "weight", weight});
+  Tensor y = new_rows({kOperation, "x", x}, w.rows, dtype);
   twell::linear_as_stored(cpu_context(), in.view, w,
                           mutable_matrix(y, dtype, in.view.rows, w.rows));
   return y;

@@ -12,12 +12,6 @@ ScalarType slot_type(DType dtype) {
   return dtype == DType::f32 ? ScalarType::Long : ScalarType::Int;
 }
 
-const void* slots_of(const TwellMatrix& matrix, std::int64_t row, std::int64_t tile) {
-  return matrix.layout().dtype == DType::f32
-             ? static_cast<const void*>(matrix.slots<TwellSlot32>(row, tile))
-             : static_cast<const void*>(matrix.slots<TwellSlot16>(row, tile));
-}
-
 void require(const Argument& argument, ScalarType type, std::int64_t dims) {
   const Tensor& tensor = argument.tensor;
   if (!tensor.is_cpu() || tensor.scalar_type() != type || tensor.dim() != dims ||
@@ -100,10 +94,10 @@ TwellTensors to_tensors(const char* operation, const TwellMatrix& matrix, const 
       const auto used = static_cast<std::size_t>(count) * bytes;
       if (count > layout.capacity) {
         store_word(slots, bytes, records++);
-        std::memcpy(overflow, slots_of(matrix, row, tile), used);
+        std::memcpy(overflow, matrix.stored(row, tile), used);
         overflow += static_cast<std::size_t>(layout.tile) * bytes;
       } else if (count > 0) {
-        std::memcpy(slots, slots_of(matrix, row, tile), used);
+        std::memcpy(slots, matrix.stored(row, tile), used);
       }
       slots += static_cast<std::size_t>(layout.capacity) * bytes;
     }

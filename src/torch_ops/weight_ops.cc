@@ -1,8 +1,7 @@
 #include "torch_ops/weight_ops.h"
 
 #include "torch_ops/cpu_context.h"
-#include "twell/packed.h"
-#include "twell/screen.h"
+#include "twell/tuning.h"
 
 namespace twell::torch_ops {
 
@@ -21,18 +20,19 @@ Tensor unpack_weight(const Tensor& packed, std::int64_t rows, std::int64_t cols)
   if (rows < 0) fail(kOperation, "rows", "expected 0 or more, got " + std::to_string(rows));
   if (cols < 0) fail(kOperation, "cols", "expected 0 or more, got " + std::to_string(cols));
   const DType dtype = dtype_of(kOperation, "packed", packed.scalar_type());
-  const PackedView view = packed_of({kOperation, "packed", packed}, dtype, rows, cols);
   Tensor weight = new_empty({kOperation, "weight", packed}, {rows, cols}, scalar_type_of(dtype));
-  if (rows > 0 && cols > 0) twell::unpack_weight(view, mutable_matrix(weight, dtype, rows, cols));
+  if (rows > 0 && cols > 0) {
+    packed_of({kOperation, "packed", packed}, dtype, rows, cols)
+        .unpack(mutable_matrix(weight, dtype, rows, cols));
+  } else {
+    require_packed_shape({kOperation, "packed", packed}, dtype, rows, cols);
+  }
   return weight;
 }
 
 Tensor screen_weight(const Tensor& weight, const std::optional<Tensor>& axis) {
   constexpr const char* kOperation = "screen_weight";
   const ConstMatrixView view = matrix_of({kOperation, "weight", weight});
-  if (view.rows < 1 || view.cols < 1) {
-    fail(kOperation, "weight", "expected at least one row and column, got " + shape_of(weight));
-  }
   const float* direction = nullptr;
   std::optional<Rows> rows;
   if (axis.has_value()) {
@@ -50,6 +50,6 @@ Tensor screen_weight(const Tensor& weight, const std::optional<Tensor>& axis) {
   return screen;
 }
 
-double screen_limit() { return twell::screen_limit(cpu_context().tier()); }
+double screen_limit() { return tuning_of(cpu_context().tier()).screen_limit; }
 
 }  // namespace twell::torch_ops

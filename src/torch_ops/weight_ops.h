@@ -17,7 +17,7 @@ Tensor unpack_weight(const Tensor& packed, std::int64_t rows, std::int64_t cols)
 // weight [H, D] → the screen of a gate, uint8; axis [D], f32: the direction of the screen's axis.
 Tensor screen_weight(const Tensor& weight, const std::optional<Tensor>& axis);
 
-// twell::screen_limit of the tier in use.
+// TierTuning::screen_limit of the tier in use.
 double screen_limit();
 
 }  // namespace twell::torch_ops

@@ -49,22 +49,7 @@ const void* elements_of(const Argument& argument, const Tensor& tensor) {
   return data;
 }
 
-void require_dtype_of(const Argument& argument, const Tensor& like) {
-  if (argument.tensor.scalar_type() != like.scalar_type()) {
-    fail(argument.operation, argument.name,
-         std::string("expected the dtype of the other arguments, ") +
-             torch::headeronly::toString(like.scalar_type()) + ", got " +
-             torch::headeronly::toString(argument.tensor.scalar_type()));
-  }
-}
-
 }  // namespace
-
-void require_matrix(const Argument& argument) {
-  if (argument.tensor.dim() == 2) return;
-  fail(argument.operation, argument.name,
-       "expected a matrix [rows, columns], got shape " + shape_of(argument.tensor));
-}
 
 DType cuda_dtype_of(const Argument& argument) {
   const ScalarType type = argument.tensor.scalar_type();
@@ -75,24 +60,22 @@ DType cuda_dtype_of(const Argument& argument) {
            torch::headeronly::toString(type));
 }
 
-ConstMatrixView cuda_matrix_of(const Argument& argument, const Tensor& like, std::int64_t rows,
-                               std::int64_t cols) {
+ConstMatrixView cuda_matrix_of(const Argument& argument, const Tensor& like) {
   const Tensor& tensor = argument.tensor;
   require_cuda(argument, like);
-  require_dtype_of(argument, like);
   const DType dtype = cuda_dtype_of(argument);
-  if (tensor.dim() != 2 || (rows >= 0 && tensor.size(0) != rows) || tensor.size(1) != cols) {
+  if (tensor.dim() != 2) {
     fail(argument.operation, argument.name,
-         "expected shape [" + (rows < 0 ? std::string("*") : std::to_string(rows)) + ", " +
-             std::to_string(cols) + "], got " + shape_of(tensor));
+         "expected a matrix [rows, columns], got shape " + shape_of(tensor));
   }
-  const std::int64_t have = tensor.size(0);
-  const std::int64_t stride = have > 1 ? tensor.stride(0) : cols;
+  const std::int64_t rows = tensor.size(0);
+  const std::int64_t cols = tensor.size(1);
+  const std::int64_t stride = rows > 1 ? tensor.stride(0) : cols;
   if ((cols > 1 && tensor.stride(1) != 1) || stride < cols) {
     fail(argument.operation, argument.name,
          "expected rows of adjacent elements; call .contiguous() once, outside");
   }
-  return {elements_of(argument, tensor), dtype, have, cols, stride};
+  return {elements_of(argument, tensor), dtype, rows, cols, stride};
 }
 
 Rows cuda_rows_of(const Argument& argument) {
@@ -112,15 +95,10 @@ Rows cuda_rows_of(const Argument& argument) {
 ConstMatrixView cuda_packed_of(const Argument& argument, const Tensor& like, std::int64_t rows,
                                std::int64_t cols) {
   require_cuda(argument, like);
-  require_dtype_of(argument, like);
   const DType dtype = cuda_dtype_of(argument);
-  const auto expected = packed_shape(dtype, rows, cols);
-  const auto sizes = argument.tensor.sizes();
-  if (std::vector<std::int64_t>(sizes.begin(), sizes.end()) != expected ||
-      !argument.tensor.is_contiguous()) {
-    fail(argument.operation, argument.name,
-         "expected what pack_weight makes of [" + std::to_string(rows) + ", " +
-             std::to_string(cols) + "] on this GPU, got shape " + shape_of(argument.tensor));
+  require_packed_shape(argument, dtype, rows, cols);
+  if (!argument.tensor.is_contiguous()) {
+    fail(argument.operation, argument.name, "expected contiguous memory; call .clone() once");
   }
   return {elements_of(argument, argument.tensor), dtype, rows, cols, packed_depth(dtype, cols)};
 }

@@ -9,12 +9,8 @@
 
 namespace twell::torch_ops {
 
-void require_matrix(const Argument& argument);  // two dimensions
-
-// A weight [rows, cols]: 2-D, on the GPU of `like`, its dtype, unit stride along its columns.
-// rows -1: any number.
-ConstMatrixView cuda_matrix_of(const Argument& argument, const Tensor& like, std::int64_t rows,
-                               std::int64_t cols);
+// A weight [rows, cols]: 2-D, on the GPU of `like`, bf16 or f16, unit stride along its columns.
+ConstMatrixView cuda_matrix_of(const Argument& argument, const Tensor& like);
 // Activations [..., D] as rows [M, D], copied where strides do not allow that.
 Rows cuda_rows_of(const Argument& argument);
 

@@ -24,8 +24,7 @@ void copy(const Copy2d& c, cuda::Stream stream) {
 
 Tensor pack_weight(const Tensor& weight) {
   const Argument argument{"pack_weight", "weight", weight};
-  require_matrix(argument);
-  const ConstMatrixView view = cuda_matrix_of(argument, weight, -1, weight.size(1));
+  const ConstMatrixView view = cuda_matrix_of(argument, weight);
   const CudaCall call(weight);
   const Tensor packed =
       new_zeros({argument.operation, "packed", weight},

@@ -1,7 +1,7 @@
 #include "train/activity.h"
 
 #include <algorithm>
-#include <numeric>
+#include <iterator>
 
 namespace twell::lm {
 
@@ -10,38 +10,17 @@ ActivityRecorder::ActivityRecorder(std::int64_t layers, std::int64_t hidden_unit
     : hidden_units_(hidden_units),
       context_(context),
       layers_(static_cast<std::size_t>(layers)),
-      last_fired_(static_cast<std::size_t>(layers * hidden_units), -1) {
-  reset();
-}
+      last_fired_(static_cast<std::size_t>(layers * hidden_units), -1) {}
 
-void ActivityRecorder::reset() {
-  const auto positions = static_cast<std::size_t>(std::min(kFirstPositions, context_));
-  for (Sums& sums : layers_) {
-    sums = Sums{};
-    sums.first_nnz.assign(positions, 0);
-    sums.first_rows.assign(positions, 0);
+void ActivityRecorder::reset() { std::fill(layers_.begin(), layers_.end(), FfnTotals()); }
+
+void ActivityRecorder::record(std::int64_t layer, std::int64_t step, const FfnCounts& counts) {
+  positions_.resize(static_cast<std::size_t>(counts.rows()));
+  for (std::size_t r = 0; r < positions_.size(); ++r) {
+    positions_[r] = static_cast<std::int64_t>(r) % context_;
   }
-}
-
-void ActivityRecorder::record(std::int64_t layer, std::int64_t step, const FfnCallCounts& counts) {
-  Sums& sums = layers_[static_cast<std::size_t>(layer)];
-  ++sums.calls;
-  sums.rows += counts.rows;
-  sums.active += counts.active;
-  sums.l1 += counts.l1;
+  layers_[static_cast<std::size_t>(layer)].add(counts, positions_);
   l1_sum_ += counts.l1;
-  for (const std::int32_t nnz : counts.row_nnz) {
-    sums.nnz += nnz;
-    sums.nnz_max = std::max<std::int64_t>(sums.nnz_max, nnz);
-  }
-  for (std::int64_t begin = 0; begin < counts.rows; begin += context_) {
-    for (std::size_t p = 0; p < sums.first_nnz.size(); ++p) {
-      const std::int64_t row = begin + static_cast<std::int64_t>(p);
-      if (row >= counts.rows) break;
-      sums.first_nnz[p] += counts.row_nnz[static_cast<std::size_t>(row)];
-      ++sums.first_rows[p];
-    }
-  }
   std::int64_t* last = last_fired_.data() + layer * hidden_units_;
   for (std::size_t i = 0; i < counts.neuron_nnz.size(); ++i) {
     if (counts.neuron_nnz[i] > 0) last[i] = step;
@@ -63,21 +42,21 @@ std::vector<LayerActivity> ActivityRecorder::summary(std::int64_t step,
                                                      std::int64_t dead_window) const {
   std::vector<LayerActivity> out;
   for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
-    const Sums& sums = layers_[layer];
-    const auto rows = static_cast<double>(std::max<std::int64_t>(1, sums.rows));
-    const auto calls = static_cast<double>(std::max<std::int64_t>(1, sums.calls));
+    const FfnTotals& totals = layers_[layer];
+    const auto rows = static_cast<double>(std::max<std::int64_t>(1, totals.rows));
+    const auto calls = static_cast<double>(std::max<std::int64_t>(1, totals.calls));
     const auto units = static_cast<double>(hidden_units_);
     LayerActivity activity;
-    activity.nnz_mean = static_cast<double>(sums.nnz) / rows;
-    activity.nnz_max = sums.nnz_max;
-    activity.active_fraction = static_cast<double>(sums.active) / calls / units;
-    activity.l1 = sums.l1 / rows;
+    activity.nnz_mean = totals.nnz_mean();
+    activity.nnz_max = totals.nnz_max;
+    activity.active_fraction = static_cast<double>(totals.active) / calls / units;
+    activity.l1 = totals.l1 / rows;
     const auto dead_units = dead(static_cast<std::int64_t>(layer), step, dead_window).size();
     activity.dead_fraction = static_cast<double>(dead_units) / units;
-    for (std::size_t p = 0; p < sums.first_nnz.size(); ++p) {
-      activity.first_nnz.push_back(
-          static_cast<double>(sums.first_nnz[p]) /
-          static_cast<double>(std::max<std::int64_t>(1, sums.first_rows[p])));
+    const std::int64_t first = std::min(kFirstPositions, std::ssize(totals.position_rows));
+    for (std::size_t p = 0; p < static_cast<std::size_t>(first); ++p) {
+      activity.first_nnz.push_back(static_cast<double>(totals.position_nnz[p]) /
+                                   static_cast<double>(totals.position_rows[p]));
     }
     out.push_back(std::move(activity));
   }

@@ -5,16 +5,9 @@
 #include <utility>
 #include <vector>
 
-namespace twell::lm {
+#include "models/ffn_totals.h"
 
-// What one FFN call of a micro-batch saw. N rows (tokens), H hidden units.
-struct FfnCallCounts {
-  std::int64_t rows = 0;
-  std::vector<std::int32_t> row_nnz;     // [N]
-  std::vector<std::int32_t> neuron_nnz;  // [H]
-  std::int64_t active = 0;               // neurons with neuron_nnz > 0
-  double l1 = 0.0;                       // sum over rows and hidden units of |h|
-};
+namespace twell::lm {
 
 // One layer in a group of steps, as logged.
 struct LayerActivity {
@@ -34,7 +27,7 @@ class ActivityRecorder {
   // `context`: rows of one sequence in every recorded call.
   ActivityRecorder(std::int64_t layers, std::int64_t hidden_units, std::int64_t context);
 
-  void record(std::int64_t layer, std::int64_t step, const FfnCallCounts& counts);
+  void record(std::int64_t layer, std::int64_t step, const FfnCounts& counts);
   // Of everything recorded since the last reset. `step` is the last one recorded.
   std::vector<LayerActivity> summary(std::int64_t step, std::int64_t dead_window) const;
   void reset();  // not the times of last firing
@@ -49,14 +42,9 @@ class ActivityRecorder {
   const std::vector<std::int64_t>& last_fired() const { return last_fired_; }
 
  private:
-  struct Sums {
-    std::int64_t calls = 0, rows = 0, nnz = 0, nnz_max = 0, active = 0;
-    double l1 = 0.0;
-    std::vector<std::int64_t> first_nnz, first_rows;
-  };
-
   std::int64_t hidden_units_, context_;
-  std::vector<Sums> layers_;
+  std::vector<FfnTotals> layers_;
+  std::vector<std::int64_t> positions_;  // of the rows of a call
   std::vector<std::int64_t> last_fired_;
   double l1_sum_ = 0.0;
 };

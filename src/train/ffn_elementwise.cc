@@ -39,13 +39,12 @@ std::int32_t threshold_row(T* row, std::int64_t n, float threshold, std::int32_t
 }
 
 template <class T>
-double hidden_row(const T* r, const T* u, bool squared, std::int64_t n, T* h) {
+double hidden_row(const T* r, const T* u, Activation kind, std::int64_t n, T* h) {
   // Sixteen partial sums let the compiler use vectors although float addition does not commute.
   float partial[16] = {};
   std::int64_t i = 0;
   const auto one = [&](std::int64_t at) {
-    auto value = static_cast<float>(r[at]);
-    if (squared) value *= value;
+    float value = activated(kind, static_cast<float>(r[at]));
     if (u != nullptr) value *= static_cast<float>(u[at]);
     h[at] = T(value);
     return std::fabs(static_cast<float>(h[at]));
@@ -60,12 +59,12 @@ double hidden_row(const T* r, const T* u, bool squared, std::int64_t n, T* h) {
 }
 
 template <class T>
-void backward_row(T* dh, const T* r, const T* u, bool squared, float l1_grad, std::int64_t n,
+void backward_row(T* dh, const T* r, const T* u, Activation kind, float l1_grad, std::int64_t n,
                   T* du) {
   for (std::int64_t i = 0; i < n; ++i) {
     const auto root = static_cast<float>(r[i]);
-    const float gate = squared ? root * root : root;
-    const float slope = root == 0.0F ? 0.0F : squared ? 2.0F * root : 1.0F;
+    const float gate = activated(kind, root);
+    const float slope = root == 0.0F ? 0.0F : activated_slope(kind, root);
     const float up = u != nullptr ? static_cast<float>(u[i]) : 1.0F;
     const float h = gate * up;
     const float sign = h > 0.0F ? 1.0F : h < 0.0F ? -1.0F : 0.0F;
@@ -77,11 +76,9 @@ void backward_row(T* dh, const T* r, const T* u, bool squared, float l1_grad, st
 
 }  // namespace
 
-void threshold_and_count(at::Tensor& pre, const ActivationChoice& activation,
-                         FfnCallCounts& counts) {
+void threshold_and_count(at::Tensor& pre, const ActivationSpec& activation, FfnCounts& counts) {
   const std::int64_t rows = pre.size(0), cols = pre.size(1);
-  const float threshold = activation.kind == io::HiddenAct::fat_relu ? activation.threshold : 0.0F;
-  counts.rows = rows;
+  const float threshold = activation.kept_above();
   counts.row_nnz.assign(static_cast<std::size_t>(rows), 0);
   counts.neuron_nnz.assign(static_cast<std::size_t>(cols), 0);
   std::mutex mutex;
@@ -98,7 +95,6 @@ void threshold_and_count(at::Tensor& pre, const ActivationChoice& activation,
       for (std::size_t i = 0; i < fired.size(); ++i) counts.neuron_nnz[i] += fired[i];
     });
   });
-  counts.active = std::ranges::count_if(counts.neuron_nnz, [](std::int32_t n) { return n > 0; });
 }
 
 at::Tensor gather_columns(const at::Tensor& in, const std::vector<std::int64_t>& columns) {
@@ -120,7 +116,7 @@ at::Tensor gather_columns(const at::Tensor& in, const std::vector<std::int64_t>&
   return out;
 }
 
-at::Tensor hidden_state(const at::Tensor& r, const at::Tensor& u, bool squared, double* l1) {
+at::Tensor hidden_state(const at::Tensor& r, const at::Tensor& u, Activation kind, double* l1) {
   const std::int64_t rows = r.size(0), cols = r.size(1);
   at::Tensor h = at::empty_like(r);
   std::vector<double> sums(static_cast<std::size_t>(rows), 0.0);
@@ -133,7 +129,7 @@ at::Tensor hidden_state(const at::Tensor& r, const at::Tensor& u, bool squared, 
       for (std::int64_t row = begin; row < end; ++row) {
         const std::int64_t at = row * cols;
         sums[static_cast<std::size_t>(row)] =
-            hidden_row(gate + at, up != nullptr ? up + at : nullptr, squared, cols, out + at);
+            hidden_row(gate + at, up != nullptr ? up + at : nullptr, kind, cols, out + at);
       }
     });
   });
@@ -143,8 +139,8 @@ at::Tensor hidden_state(const at::Tensor& r, const at::Tensor& u, bool squared, 
   return h;
 }
 
-at::Tensor hidden_backward(at::Tensor& dh, const at::Tensor& r, const at::Tensor& u, bool squared,
-                           float l1_grad) {
+at::Tensor hidden_backward(at::Tensor& dh, const at::Tensor& r, const at::Tensor& u,
+                           Activation kind, float l1_grad) {
   const std::int64_t rows = r.size(0), cols = r.size(1);
   at::Tensor du = u.defined() ? at::empty_like(u) : at::Tensor();
   for_type(r, [&](auto type) {
@@ -155,7 +151,7 @@ at::Tensor hidden_backward(at::Tensor& dh, const at::Tensor& r, const at::Tensor
     T* out = u.defined() ? du.mutable_data_ptr<T>() : nullptr;
     at::parallel_for(0, rows, row_grain(cols), [&](std::int64_t begin, std::int64_t end) {
       const std::int64_t at = begin * cols;
-      backward_row(grad + at, gate + at, up != nullptr ? up + at : nullptr, squared, l1_grad,
+      backward_row(grad + at, gate + at, up != nullptr ? up + at : nullptr, kind, l1_grad,
                    (end - begin) * cols, out != nullptr ? out + at : nullptr);
     });
   });

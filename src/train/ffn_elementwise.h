@@ -12,22 +12,21 @@
 
 namespace twell::lm {
 
-// r = pre where pre > threshold (0 for relu and relu_squared) or NaN, else 0; in place. r is the
-// activated gate, except for relu_squared: there it is r². Fills row_nnz, neuron_nnz and active.
-void threshold_and_count(at::Tensor& pre, const ActivationChoice& activation,
-                         FfnCallCounts& counts);
+// r = pre where the activation keeps it, else 0; in place. The activated gate is activated(kind,
+// r). Fills row_nnz and neuron_nnz.
+void threshold_and_count(at::Tensor& pre, const ActivationSpec& activation, FfnCounts& counts);
 
 // out[n, k] = in[n, columns[k]].
 at::Tensor gather_columns(const at::Tensor& in, const std::vector<std::int64_t>& columns);
 
 // h = act(r) ⊙ u (u undefined: act(r)) as a new tensor, and the sum of |h| after rounding. The sum
 // is taken row by row, so it does not depend on the number of threads.
-at::Tensor hidden_state(const at::Tensor& r, const at::Tensor& u, bool squared, double* l1);
+at::Tensor hidden_state(const at::Tensor& r, const at::Tensor& u, Activation kind, double* l1);
 
 // With h = act(r) ⊙ u and dh the gradient of h without the L1 term:
 //   dh += l1_grad * sign(h);  du = dh ⊙ act(r);  dr = dh ⊙ u ⊙ act'(r), zero where r is zero.
 // dr replaces dh; returns du (undefined where u is).
-at::Tensor hidden_backward(at::Tensor& dh, const at::Tensor& r, const at::Tensor& u, bool squared,
-                           float l1_grad);
+at::Tensor hidden_backward(at::Tensor& dh, const at::Tensor& r, const at::Tensor& u,
+                           Activation kind, float l1_grad);
 
 }  // namespace twell::lm

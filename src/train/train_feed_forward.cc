@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "models/sparse_operators.h"
 #include "train/ffn_elementwise.h"
 #include "twell/status.h"
 
@@ -23,11 +24,9 @@ using torch::autograd::variable_list;
 constexpr double kCompactBelow = 0.85;
 
 struct Call {
-  ActivationChoice activation;
+  ActivationSpec activation;
   std::int64_t layer = 0;
   FfnTraining* training = nullptr;
-
-  bool squared() const { return activation.kind == io::HiddenAct::relu_squared; }
 };
 
 // The neurons of one pass, and their weights: all of them, or the active ones in ascending order.
@@ -47,12 +46,13 @@ struct ActiveSet {
 // The active neurons, and the first inactive ones up to a multiple of H / 32 (at least 16), which
 // contribute zeros: every number of neurons is a shape of its own for oneDNN, which keeps some 250
 // kB of generated code for each GEMM and shape.
-std::vector<std::int64_t> active_columns(const FfnCallCounts& counts) {
+std::vector<std::int64_t> active_columns(const FfnCounts& counts) {
   const auto full = static_cast<std::int64_t>(counts.neuron_nnz.size());
   const std::int64_t unit = std::max<std::int64_t>(16, (full + 31) / 32);
-  std::int64_t idle = std::min(full, (counts.active + unit - 1) / unit * unit) - counts.active;
+  const std::int64_t active = counts.active_neurons();
+  std::int64_t idle = std::min(full, (active + unit - 1) / unit * unit) - active;
   std::vector<std::int64_t> out;
-  out.reserve(static_cast<std::size_t>(counts.active + idle));
+  out.reserve(static_cast<std::size_t>(active + idle));
   for (std::int64_t i = 0; i < full; ++i) {
     if (counts.neuron_nnz[static_cast<std::size_t>(i)] > 0 || idle-- > 0) out.push_back(i);
   }
@@ -74,26 +74,26 @@ class SparseFfnFunction : public torch::autograd::Function<SparseFfnFunction> {
                             const std::optional<at::Tensor>& up, const at::Tensor& wd,
                             const Call& call) {
     const at::Tensor wu = up.value_or(at::Tensor());
-    FfnCallCounts counts;
+    FfnCounts counts;
     at::Tensor r = at::linear(x, wg);  // [N, H]
     threshold_and_count(r, call.activation, counts);
     const auto full = r.size(1);
     at::Tensor index;
     if (call.training->skip_inactive &&
-        static_cast<double>(counts.active) < kCompactBelow * static_cast<double>(full)) {
+        static_cast<double>(counts.active_neurons()) < kCompactBelow * static_cast<double>(full)) {
       const std::vector<std::int64_t> columns = active_columns(counts);
       index = at::tensor(columns, at::kLong);
       r = gather_columns(r, columns);  // [N, A]
     }
     const ActiveSet active(wg, wu, wd, index);
     const at::Tensor u = wu.defined() ? at::linear(x, active.up) : at::Tensor();  // [N, A]
-    const at::Tensor h = hidden_state(r, u, call.squared(), &counts.l1);          // [N, A]
+    const at::Tensor h = hidden_state(r, u, call.activation.kind, &counts.l1);    // [N, A]
     if (call.training->recorder != nullptr) {
       call.training->recorder->record(call.layer, call.training->step, counts);
     }
     context->save_for_backward({x, r, u, h, active.gate, active.up, active.down, index});
     context->saved_data["full"] = full;
-    context->saved_data["squared"] = call.squared();
+    context->saved_data["activation"] = static_cast<std::int64_t>(call.activation.kind);
     context->saved_data["l1_grad"] = call.training->l1_grad;
     return at::linear(h, active.down);  // [N, D]
   }
@@ -108,8 +108,8 @@ class SparseFfnFunction : public torch::autograd::Function<SparseFfnFunction> {
 
     const at::Tensor dwd = spread(dy.t().mm(h), index, 1, full);
     at::Tensor dr = dy.mm(wd);  // dh first
-    const at::Tensor du =
-        hidden_backward(dr, r, u, context->saved_data["squared"].toBool(), l1_grad);
+    const auto kind = static_cast<Activation>(context->saved_data["activation"].toInt());
+    const at::Tensor du = hidden_backward(dr, r, u, kind, l1_grad);
     at::Tensor dx = dr.mm(wg);
     const at::Tensor dwg = spread(dr.t().mm(x), index, 0, full);
     at::Tensor dwu;
@@ -161,7 +161,7 @@ class TrainingFeedForward : public FeedForward {
 
  private:
   at::Tensor sparse(const at::Tensor& x, std::int64_t layer) const {
-    const Call call{activation_, layer, training_.get()};
+    const Call call{sparse_activation(activation_), layer, training_.get()};
     const bool gated = parameters_.gated();
     return SparseFfnFunction::apply(x.contiguous(), gated ? parameters_.gate : parameters_.up,
                                     gated ? std::optional(parameters_.up) : std::nullopt,
@@ -181,17 +181,9 @@ class TrainingFeedForward : public FeedForward {
   void record_dense(const at::Tensor& gate, const at::Tensor& h, std::int64_t layer) const {
     if (training_->recorder == nullptr) return;
     const torch::NoGradGuard no_grad;
-    FfnCallCounts counts;
-    counts.rows = gate.size(0);
     const auto fired = gate.ne(0);
-    const auto rows = fired.sum(1, false, at::kInt).cpu();
-    const auto neurons = fired.sum(0, false, at::kInt).cpu();
-    counts.row_nnz.assign(rows.const_data_ptr<std::int32_t>(),
-                          rows.const_data_ptr<std::int32_t>() + rows.numel());
-    counts.neuron_nnz.assign(neurons.const_data_ptr<std::int32_t>(),
-                             neurons.const_data_ptr<std::int32_t>() + neurons.numel());
+    FfnCounts counts = counts_of(fired.sum(1), fired.sum(0));
     counts.l1 = at::linalg_vector_norm(h, 1, {}, false, at::kFloat).item<double>();
-    counts.active = neurons.count_nonzero().item<std::int64_t>();
     training_->recorder->record(layer, training_->step, counts);
   }
 

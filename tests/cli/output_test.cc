@@ -1,4 +1,4 @@
-// What commands print and write: tables, progress, JSON, charts, energy counters.
+// What commands print and write: tables, progress, JSON, charts.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -8,9 +8,7 @@
 #include <limits>
 #include <thread>
 
-#include "cli/energy.h"
 #include "cli/json_out.h"
-#include "cli/measure.h"
 #include "cli/progress.h"
 #include "cli/svg.h"
 #include "cli/table.h"
@@ -145,59 +143,6 @@ TEST(Svg, ChartsKeepTheirPointsInsideAndNamesSafe) {
   EXPECT_EQ(line_chart({{"empty", {}}}, {"x", "y", false}), "<p>(no data)</p>");
   const std::string flat = line_chart({{"flat", {{1, 2}, {2, 2}}}}, {"x", "y", false});
   EXPECT_EQ(flat.find("nan"), std::string::npos);
-}
-
-TEST_F(CliOutput, EnergyCountsPackagesAndTheirWrapAround) {
-  const auto write = [&](const char* name, double value) {
-    fs::create_directories((directory_ / name).parent_path());
-    std::ofstream(directory_ / name) << static_cast<std::int64_t>(value) << "\n";
-  };
-  write("intel-rapl:0/max_energy_range_uj", 10e6);
-  write("intel-rapl:0/energy_uj", 9e6);
-  write("intel-rapl:1/max_energy_range_uj", 10e6);
-  write("intel-rapl:1/energy_uj", 1e6);
-  write("intel-rapl:0:0/max_energy_range_uj", 10e6);  // a part of package 0
-  write("intel-rapl:0:0/energy_uj", 0);
-  EnergyMeter meter(directory_.string());
-  ASSERT_TRUE(meter.available());
-  meter.start();
-  write("intel-rapl:0/energy_uj", 2e6);  // wrapped: 3 J
-  write("intel-rapl:1/energy_uj", 1.5e6);
-  write("intel-rapl:0:0/energy_uj", 9e6);
-  EXPECT_DOUBLE_EQ(meter.joules().value(), 3.5);
-  EXPECT_FALSE(EnergyMeter((directory_ / "none").string()).available());
-}
-
-TEST(Measure, TakesTurnsAndReportsMediansPerCall) {
-  std::vector<int> order;
-  std::vector<std::int64_t> numbers;
-  const auto side = [&](int which) {
-    return [&, which](std::int64_t i) {
-      order.push_back(which);
-      if (which == 0) numbers.push_back(i);
-      std::this_thread::sleep_for(std::chrono::milliseconds(which == 0 ? 2 : 6));
-    };
-  };
-  const auto timings = measure_in_turns({side(0), side(1)}, {.repeats = 4, .min_seconds = 0.004});
-  ASSERT_EQ(timings.size(), 2U);
-  EXPECT_EQ(timings[0].runs_us.size(), 4U);
-  EXPECT_GE(timings[0].median_us, 2000);
-  EXPECT_GE(timings[1].median_us, 6000);
-  EXPECT_GT(timings[1].median_us, timings[0].median_us);
-  EXPECT_LE(timings[0].min_us, timings[0].median_us);
-  // Inputs rotate: every call has the next number.
-  for (std::size_t i = 0; i < numbers.size(); ++i) {
-    EXPECT_EQ(numbers[i], static_cast<std::int64_t>(i));
-  }
-  // Both sides alternate instead of one after the other.
-  const auto half = order.begin() + static_cast<std::ptrdiff_t>(order.size() / 2);
-  EXPECT_GT(std::count(half, order.end(), 0), 0);
-  EXPECT_GT(std::count(half, order.end(), 1), 0);
-}
-
-TEST(Measure, MedianOfEvenAndOdd) {
-  EXPECT_DOUBLE_EQ(median({3, 1, 2}), 2);
-  EXPECT_DOUBLE_EQ(median({4, 1, 2, 3}), 2.5);
 }
 
 }  // namespace

@@ -130,7 +130,7 @@ TEST(CudaErrors, NameOperationAndArgument) {
   has(run(other, on.weights(), y, workspace), "cuda::ffn: x: expected dtype bf16");
   other = x;
   other.rows = 3;
-  has(run(other, on.weights(), y, workspace), "x: expected shape [4, 16], got [3, 16]");
+  has(run(other, on.weights(), y, workspace), "x: expected bf16 [4, 16], got bf16 [3, 16]");
   other = x;
   other.row_stride = 8;
   has(run(other, on.weights(), y, workspace), "x: expected a row stride of at least 16");

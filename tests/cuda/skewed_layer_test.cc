@@ -1,5 +1,5 @@
 // The benchmark's layer is as sparse as it is asked to be, and skewed.
-#include "tests/cuda/bench/skewed_layer.h"
+#include "bench/cuda/skewed_layer.h"
 
 #include <gtest/gtest.h>
 

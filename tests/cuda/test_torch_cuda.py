@@ -10,8 +10,6 @@ import torch
 OPERATORS = (
     "pack_weight",
     "unpack_weight",
-    "gated_ffn",
-    "gated_ffn_stats",
     "ffn",
     "ffn_stats",
     "gemm_relu_twell",
@@ -64,11 +62,11 @@ def test_gated_layer(dtype: torch.dtype, bound: float, tokens: int, depth: int) 
     x, gate, up, down = layer(tokens, depth, 300, dtype)
     packed = torch.ops.twell.pack_weight(gate)
     assert torch.equal(torch.ops.twell.unpack_weight(packed, 300, depth), gate)
-    y, row_nnz, neurons = torch.ops.twell.gated_ffn_stats(x, packed, up, down)
+    y, row_nnz, neurons, _ = torch.ops.twell.ffn_stats(x, packed, up, down)
     exact = expected(x, gate, up, down)
     assert (y.double() - exact).norm() <= bound * exact.norm()
     assert row_nnz.sum() == neurons.sum()
-    assert torch.equal(y, torch.ops.twell.gated_ffn(x, packed, up, down))
+    assert torch.equal(y, torch.ops.twell.ffn(x, packed, up, down))
 
 
 @needs_gpu
@@ -85,7 +83,7 @@ def test_step_by_step(dtype: torch.dtype, tokens: int, capacity: int) -> None:
         assert torch.equal(made, again)
     # The same gate to the same gather: the layer and its steps agree within y's rounding.
     y = ops.twell_gated_ffn(x, *triple, up, down)
-    whole = ops.gated_ffn(x, packed, up, down)
+    whole = ops.ffn(x, packed, up, down)
     bound = 2**-7 if dtype == torch.bfloat16 else 2**-10
     assert (y.double() - whole.double()).norm() <= bound * whole.double().norm()
     h = ops.twell_spmm(*triple, down)
@@ -107,10 +105,10 @@ def test_triples_travel_between_devices() -> None:
 def test_runs_on_the_current_stream_and_in_a_graph() -> None:
     x, gate, up, down = layer(4, 64, 256, torch.bfloat16)
     packed = torch.ops.twell.pack_weight(gate)
-    direct = torch.ops.twell.gated_ffn(x, packed, up, down)
+    direct = torch.ops.twell.ffn(x, packed, up, down)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        captured = torch.ops.twell.gated_ffn(x, packed, up, down)
+        captured = torch.ops.twell.ffn(x, packed, up, down)
     captured.zero_()
     graph.replay()
     torch.cuda.synchronize()
@@ -121,10 +119,10 @@ def test_runs_on_the_current_stream_and_in_a_graph() -> None:
 def test_errors_name_the_argument() -> None:
     x, gate, up, down = layer(4, 64, 256, torch.bfloat16)
     packed = torch.ops.twell.pack_weight(gate)
-    with pytest.raises(RuntimeError, match="gated_ffn: down: expected a CUDA tensor"):
-        torch.ops.twell.gated_ffn(x, packed, up, down.cpu())
-    with pytest.raises(RuntimeError, match="gated_ffn: up: expected the dtype"):
-        torch.ops.twell.gated_ffn(x, packed, up.half(), down)
+    with pytest.raises(RuntimeError, match="ffn: down: expected a CUDA tensor"):
+        torch.ops.twell.ffn(x, packed, up, down.cpu())
+    with pytest.raises(RuntimeError, match=r"ffn: up: expected bf16 \[.*\], got f16"):
+        torch.ops.twell.ffn(x, packed, up.half(), down)
     with pytest.raises(RuntimeError, match="pack_weight: weight: expected dtype bfloat16 or float16"):
         torch.ops.twell.pack_weight(gate.float())
 
@@ -137,8 +135,8 @@ def test_out_of_memory_names_the_output() -> None:
     try:
         # Less than there is in use already: whatever the allocator has no block for is refused.
         torch.cuda.set_per_process_memory_fraction(1e-6)
-        with pytest.raises(RuntimeError, match=f"twell::gated_ffn: y: no memory for {x.nbytes} bytes on cuda:0"):
-            torch.ops.twell.gated_ffn(x, packed, up, down)
+        with pytest.raises(RuntimeError, match=f"twell::ffn: y: no memory for {x.nbytes} bytes on cuda:0"):
+            torch.ops.twell.ffn(x, packed, up, down)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
-    assert torch.ops.twell.gated_ffn(x, packed, up, down).shape == x.shape
+    assert torch.ops.twell.ffn(x, packed, up, down).shape == x.shape

@@ -50,16 +50,9 @@ class TorchCudaArguments : public testing::Test {
 
   void expect_ffn_error(const Tensor& x, const Tensor& gate, const Tensor& up, const Tensor& down,
                         const std::string& message, const char* activation = "relu") {
-    expect_error("gated_ffn", {x, gate, up, down, std::string(activation), 0.0},
-                 "twell::gated_ffn: " + message);
-  }
-
-  // Of both operators that also count.
-  void expect_stats_error(const Tensor& x, const Tensor& down, const std::string& message) {
-    expect_error("gated_ffn_stats", {x, gate_, up_, down, std::string("relu"), 0.0},
-                 "twell::gated_ffn_stats: " + message);
-    expect_error("ffn_stats", {x, gate_, down, std::string("relu"), 0.0},
-                 "twell::ffn_stats: " + message);
+    for (const char* name : {"ffn", "ffn_stats"}) {
+      expect_error(name, {x, gate, up, down, c10::IValue(), std::string(activation), 0.0}, message);
+    }
   }
 
   const c10::InferenceMode inference_;
@@ -72,7 +65,7 @@ TEST_F(TorchCudaArguments, Device) {
   expect_ffn_error(x_, gate_, up_, at::zeros({16, 32}, at::kBFloat16),
                    "down: expected a CUDA tensor, as the other arguments are");
   expect_ffn_error(x_, at::zeros({1, 16, 16, 2}, at::kBFloat16), up_, down_,
-                   "gate_packed: expected a CUDA tensor");
+                   "gate: expected a CUDA tensor");
   expect_ffn_error(x_, gate_, gpu({16, 32}, at::kBFloat16, 0, 1), down_,
                    "up: expected a tensor on cuda:0 as the first argument is, got cuda:1");
 }
@@ -81,16 +74,18 @@ TEST_F(TorchCudaArguments, DType) {
   expect_ffn_error(gpu({2, 32}, at::kFloat), gate_, up_, down_,
                    "x: expected dtype bfloat16 or float16 on a GPU, got Float");
   expect_ffn_error(x_, gate_, gpu({16, 32}, at::kHalf), down_,
-                   "up: expected the dtype of the other arguments, BFloat16, got Half");
+                   "up: expected bf16 [16, 32], got f16 [16, 32]");
   expect_ffn_error(x_, gpu({1, 16, 16, 2}, at::kHalf), up_, down_,
-                   "gate_packed: expected the dtype");
+                   "gate: expected bf16 [16, 32], got f16 [16, 32]");
 }
 
 TEST_F(TorchCudaArguments, ShapeAndStride) {
-  expect_ffn_error(x_, gate_, gpu({16, 31}), down_, "up: expected shape [16, 32], got [16, 31]");
+  expect_ffn_error(x_, gate_, gpu({16, 31}), down_,
+                   "up: expected bf16 [16, 32], got bf16 [16, 31]");
   expect_ffn_error(x_, gate_, up_, gpu({32, 16}).t(),
                    "down: expected rows of adjacent elements; call .contiguous() once");
-  expect_ffn_error(x_, up_, up_, down_, "gate_packed: expected what pack_weight makes of [16, 32]");
+  expect_ffn_error(x_, up_, up_, down_,
+                   "gate: expected shape [1, 16, 16, 2], as pack_weight makes of [16, 32]");
   expect_ffn_error(gpu({}), gate_, up_, down_, "x: expected shape [..., columns], got a scalar");
   expect_error("pack_weight", {gpu({32})},
                "twell::pack_weight: weight: expected a matrix [rows, columns], got shape [32]");
@@ -100,21 +95,19 @@ TEST_F(TorchCudaArguments, Misalignment) {
   expect_ffn_error(x_, gate_, up_, gpu({16, 32}, at::kBFloat16, 1),
                    "down: expected an address that is a multiple of 2 bytes");
   expect_ffn_error(gpu({2, 32}, at::kBFloat16, 3), gate_, up_, down_, "x: expected an address");
-  expect_ffn_error(x_, gpu({1, 16, 16, 2}, at::kBFloat16, 1), up_, down_, "gate_packed: expected");
+  expect_ffn_error(x_, gpu({1, 16, 16, 2}, at::kBFloat16, 1), up_, down_, "gate: expected");
 }
 
 TEST_F(TorchCudaArguments, Activation) {
-  expect_ffn_error(x_, gate_, up_, down_, "activation: expected relu, relu_squared or fat_relu",
+  expect_ffn_error(x_, gate_, up_, down_, "activation: expected one of relu, relu_squared, fat_relu",
                    "silu");
 }
 
-TEST_F(TorchCudaArguments, WithStatistics) {
-  expect_stats_error(at::zeros({2, 32}, at::kBFloat16), down_, "x: expected a CUDA tensor");
-  expect_stats_error(gpu({}), down_, "x: expected shape [..., columns], got a scalar");
-  expect_stats_error(gpu({2, 32}, at::kFloat), down_, "x: expected dtype bfloat16 or float16");
-  expect_stats_error(x_, gpu({}), "down: expected shape [*, 32], got []");
-  expect_stats_error(x_, gpu({16, 32}, at::kBFloat16, 0, 1), "down: expected a tensor on cuda:0");
-  expect_stats_error(x_, gpu({15, 31}), "down: expected shape [*, 32], got [15, 31]");
+TEST_F(TorchCudaArguments, OptionalOperands) {
+  const auto ffn = [&](const c10::IValue& up, const c10::IValue& screen, const char* message) {
+    expect_error("ffn", {x_, gate_, up, down_, screen, std::string("relu"), 0.0}, message);
+  };
+  ffn(up_, gpu({64}, at::kByte), "screen: expected none: a GPU multiplies the packed gate");
 }
 
 TEST_F(TorchCudaArguments, PackedActivation) {

@@ -202,7 +202,7 @@ TEST(FfnStatistics, CountsByLayerPositionAndNeuron) {
     const FfnStatistics statistics = measure_ffn(*model, stream, 20, options);
     ASSERT_EQ(statistics.layers().size(), 3U);
     double all = 0.0;
-    for (const LayerStatistics& layer : statistics.layers()) {
+    for (const FfnTotals& layer : statistics.layers()) {
       EXPECT_EQ(layer.rows, 50);
       EXPECT_EQ(std::accumulate(layer.neuron_nnz.begin(), layer.neuron_nnz.end(), 0L), layer.nnz);
       EXPECT_EQ(std::accumulate(layer.position_nnz.begin(), layer.position_nnz.end(), 0L),

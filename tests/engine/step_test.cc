@@ -13,8 +13,8 @@
 #include "engine/device_sampler.h"
 #include "engine/generate.h"
 #include "engine/step_decoder.h"
-#include "models/ffn_device.h"
-#include "models/path_choice.h"
+#include "models/measured_cost.h"
+#include "models/path_chooser.h"
 #include "tests/models/tiny_model.h"
 #include "twell/status.h"
 
@@ -129,13 +129,13 @@ TORCH_LIBRARY_IMPL(aten, Meta, m) {
 at::Tensor pack_weight(const at::Tensor& w) {
   return at::empty({(w.size(0) + 15) / 16, (w.size(1) + 31) / 32 * 16, 16, 2}, w.options());
 }
-at::Tensor gated_ffn(const at::Tensor& x, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                     c10::string_view, double) {
+at::Tensor ffn(const at::Tensor& x, const at::Tensor&, const std::optional<at::Tensor>&,
+               const at::Tensor&, const std::optional<at::Tensor>&, c10::string_view, double) {
   return at::empty_like(x);
 }
 TORCH_LIBRARY_IMPL(twell, Meta, m) {
   m.impl("pack_weight", &pack_weight);
-  m.impl("gated_ffn", &gated_ffn);
+  m.impl("ffn", &ffn);
 }
 
 // A device whose work is done when the test says so.
@@ -161,10 +161,11 @@ class SlowRuntime final : public DeviceRuntime {
   std::int64_t peak_bytes() override { return 0; }
   void reset_peak_bytes() override {}
   std::string uuid() const override { return {}; }
-  double sparse_to_dense(const LayerShape&, std::int64_t, double density) const override {
-    return 4 * density;
+  // The sparse path takes 4 · density of the dense one's time.
+  CostModel estimated_cost(const FfnShape&) const override {
+    return {{}, true, {1, 2}, {0.0, 1.0}, {1.0, 1.0}, {{1e-9, 4.0}, {1e-9, 4.0}}};
   }
-  std::string explain_ffn(const LayerShape&, std::int64_t) const override { return {}; }
+  std::string explain_ffn(const FfnShape&, GateForm, std::int64_t) const override { return {}; }
 
   bool done = false, recording = false;
   int waits = 0;
@@ -178,7 +179,7 @@ void expect_nothing_read_back(at::ScalarType dtype, std::optional<FfnPath> path)
   const auto model = make_model(tiny_config(), dtype, 1, at::kMeta);
   const c10::InferenceMode inference;
   for (std::int64_t layer = 0; path && layer < model->layers(); ++layer) {
-    model->set_feed_forward(layer, make_device_feed_forward(model->ffn_parameters(layer),
+    model->set_feed_forward(layer, make_sparse_feed_forward(model->ffn_parameters(layer),
                                                             model->activation(), *path, runtime));
   }
   KvCache cache = model->make_cache(3, 20);
@@ -250,60 +251,57 @@ TEST(SampleRows, ExtremesAndBrokenLogits) {
   }
 }
 
-TEST(DensityProbe, IsReadWhenItHasArrivedAndNeverWaitedFor) {
+TEST(PathChooser, CountsAreReadWhenTheyHaveArrivedAndNeverWaitedFor) {
   SlowRuntime runtime;
-  DensityProbe probe(runtime);
-  EXPECT_EQ(probe.density(), std::nullopt);
-  probe.record(at::scalar_tensor(30, at::kLong), 100);
-  EXPECT_EQ(probe.density(), std::nullopt) << "not there yet";
-  probe.record(at::scalar_tensor(80, at::kLong), 100);  // passed over: one is on its way
+  PathChooser chooser(runtime.estimated_cost({}), {1, 100}, runtime);
+  const auto saw = [&](std::int64_t nnz, std::int64_t rows) {
+    chooser.saw(at::scalar_tensor(nnz, at::kLong), rows);
+  };
+  EXPECT_FALSE(chooser.dense(1)) << "nothing is known";
+  saw(30 * 64, 64);
+  EXPECT_FALSE(chooser.dense(1));
+  EXPECT_EQ(chooser.density(), std::nullopt) << "not there yet";
+  saw(80 * 64, 64);  // passed over: one is on its way
   runtime.done = true;
   runtime.recording = true;
-  EXPECT_EQ(probe.density(), std::nullopt) << "events are not asked while recording";
+  EXPECT_FALSE(chooser.dense(1)) << "events are not asked while recording";
   runtime.recording = false;
-  EXPECT_EQ(probe.density(), 0.3);
+  EXPECT_TRUE(chooser.dense(1));
+  EXPECT_EQ(chooser.density(), 0.3);
   runtime.recording = true;
-  probe.record(at::scalar_tensor(90, at::kLong), 100);
+  saw(90 * 64, 64);
   runtime.recording = false;
-  EXPECT_EQ(probe.density(), 0.3) << "nothing is counted while recording";
+  EXPECT_TRUE(chooser.dense(1));
+  EXPECT_EQ(chooser.density(), 0.3) << "nothing is counted while recording";
   EXPECT_EQ(runtime.waits, 0);
 }
 
-TEST(PathChoice, EstimatesAreCorrectedByMeasurements) {
-  const SlowRuntime runtime;
-  PathChoice choice(runtime, {});
-  EXPECT_DOUBLE_EQ(choice.ratio(10, 0.5), 2.0);
-  choice.correct(4, 0.5, 1.0, 1.0);    // estimated 2, measured 1
-  choice.correct(64, 0.5, 16.0, 1.0);  // estimated 2, measured 16
-  EXPECT_DOUBLE_EQ(choice.ratio(4, 0.5), 1.0);
-  EXPECT_DOUBLE_EQ(choice.ratio(1, 0.5), 1.0) << "below what was measured: the nearest";
-  EXPECT_DOUBLE_EQ(choice.ratio(16, 0.5), 4.0) << "half way between: 2 · √(½ · 8)";
-  EXPECT_DOUBLE_EQ(choice.ratio(64, 0.25), 8.0) << "other densities by the estimate";
-  EXPECT_DOUBLE_EQ(choice.ratio(4096, 0.5), 16.0);
-  choice.correct(64, 0.5, 0.0, 1.0);  // no time at all is no measurement
-  EXPECT_DOUBLE_EQ(choice.ratio(64, 0.5), 16.0);
-  choice.correct(4, 0.1, 1.0, 1.0);  // estimated 0.4, measured 1
-  EXPECT_DOUBLE_EQ(choice.ratio(4, 0.1), 1.0);
-  EXPECT_DOUBLE_EQ(choice.ratio(4, 0.05), 0.5);
-  EXPECT_DOUBLE_EQ(choice.ratio(4, 0.5), 1.0) << "as before";
-  EXPECT_NEAR(choice.ratio(4, 0.3), 1.2 * std::sqrt(0.5 * 2.5), 1e-12) << "half way between";
+TEST(PathChooser, DensityIsAMovingAverage) {
+  SlowRuntime runtime;
+  runtime.done = true;
+  PathChooser chooser(runtime.estimated_cost({}), {1, 100}, runtime);
+  const auto saw = [&](std::int64_t nnz, std::int64_t rows) {
+    chooser.saw(at::scalar_tensor(nnz, at::kLong), rows);
+    return chooser.dense(1);
+  };
+  EXPECT_FALSE(saw(10, 1));  // the first one counts in full
+  EXPECT_EQ(chooser.density(), 0.1);
+  EXPECT_FALSE(saw(74, 1));  // one token of 64
+  EXPECT_DOUBLE_EQ(*chooser.density(), 0.1 + 0.64 / 64);
+  EXPECT_TRUE(saw(23 * 64, 64));
+  EXPECT_EQ(chooser.density(), 0.23) << "64 tokens or more count in full; from 1 / 4.4 on dense";
+  EXPECT_FALSE(saw(22 * 200, 200));
 }
 
-TEST(PathChoice, ThePathOfTheCallBeforeStaysAtNearlyEqualTimes) {
-  const SlowRuntime runtime;
-  const PathChoice choice(runtime, {});  // 4 · density
-  EXPECT_FALSE(choice.dense_is_faster(10, 0.27, false));
-  EXPECT_TRUE(choice.dense_is_faster(10, 0.28, false));
-  EXPECT_TRUE(choice.dense_is_faster(10, 0.23, true));
-  EXPECT_FALSE(choice.dense_is_faster(10, 0.22, true));
-}
-
-TEST(PathChoice, IsCalibratedOnce) {
-  const SlowRuntime runtime;
-  PathChoice choice(runtime, {});
-  int times = 0;
-  for (int i = 0; i < 3; ++i) choice.calibrate_once([&times] { ++times; });
-  EXPECT_EQ(times, 1);
+TEST(PathChooser, SamplesSomeCallsAndTheFirstAfterARecording) {
+  SlowRuntime runtime;
+  PathChooser chooser(runtime.estimated_cost({}), {1, 100}, runtime);
+  std::vector<int> sampled;
+  for (int call = 0; call < 40; ++call) {
+    runtime.recording = call == 20;
+    if (chooser.samples()) sampled.push_back(call);
+  }
+  EXPECT_EQ(sampled, (std::vector<int>{0, 1, 16, 21, 33}));
 }
 
 TEST(SecondsOf, IsTheTimeOfOneCallRecordedOrNot) {
@@ -321,65 +319,84 @@ TEST(SecondsOf, IsTheTimeOfOneCallRecordedOrNot) {
   }
 }
 
-TEST(PathChoice, IsSharedByLayersOfOneShape) {
+TEST(MeasuredCost, LayersOfOneShapeAreMeasuredOnce) {
   DeviceRuntime& cpu = runtime_of(at::kCPU);
-  EXPECT_EQ(shared_choice(cpu, {64, 176}), shared_choice(cpu, {64, 176}));
-  EXPECT_NE(shared_choice(cpu, {64, 176}), shared_choice(cpu, {64, 177}));
-  EXPECT_NE(shared_choice(cpu, {64, 176, true}), shared_choice(cpu, {64, 176, false}));
+  int calls = 0;
+  const TimedLayer layer{at::randn({48, 16}), [&](const at::Tensor&) { ++calls; },
+                         [&](const at::Tensor&, float) { ++calls; }};
+  const FfnShape shape{16, 48, true, DType::f32};
+  const CostModel cost = measured_cost(cpu, shape, layer);
+  ASSERT_EQ(cost.dense.size(), cost.tokens.size());
+  ASSERT_EQ(cost.sparse.size(), cost.tokens.size());
+  EXPECT_EQ(cost.sparse[0].size(), cost.densities.size());
+  const int once = calls;
+  EXPECT_GT(once, 0);
+  EXPECT_EQ(measured_cost(cpu, shape, layer).dense, cost.dense);
+  EXPECT_EQ(calls, once);
+  measured_cost(cpu, {16, 48, false, DType::f32}, layer);
+  EXPECT_GT(calls, once);
 }
 
-TEST(DeviceFeedForward, IsTheSparseLayer) {
+// What measured_cost() asks for is what fires.
+TEST(MeasuredCost, ThresholdsGiveTheDensities) {
+  const at::Tensor gate = at::randn({200, 16});
+  std::vector<double> fired;
+  const TimedLayer layer{gate, [](const at::Tensor&) {},
+                         [&](const at::Tensor& x, float threshold) {
+                           const at::Tensor g = at::linear(x, gate).gt(threshold);
+                           fired.push_back(g.to(at::kDouble).mean().item<double>());
+                         }};
+  const CostModel cost = measured_cost(runtime_of(at::kCPU), {16, 200, true, DType::f32}, layer);
+  for (const double share : fired) {
+    const bool asked = std::any_of(cost.densities.begin(), cost.densities.end(),
+                                   [&](double d) { return std::abs(share - d) <= 1.0 / 200; });
+    EXPECT_TRUE(asked) << share;
+  }
+}
+
+TEST(SparseFeedForward, IsTheSameLayerOnADevice) {
+  static SlowRuntime device;
   const auto model = tiny_model(tiny_config(), at::kBFloat16);
   const c10::InferenceMode inference;
   const FfnParameters parameters = model->ffn_parameters(0);
-  DeviceRuntime& runtime = runtime_of(at::kCPU);
-  const auto device =
-      make_device_feed_forward(parameters, model->activation(), FfnPath::sparse, runtime);
-  const auto cpu = make_sparse_feed_forward(parameters, model->activation());
-  const at::Tensor x = at::randn({5, 64}).to(at::kBFloat16);
+  const auto on_device =
+      make_sparse_feed_forward(parameters, model->activation(), FfnPath::sparse, device);
+  const auto on_cpu = make_sparse_feed_forward(parameters, model->activation());
+  const at::Tensor x = at::randn({5, 64}).to(at::kBFloat16);  // too few for a screen
   for (int call = 0; call < 3; ++call) {
-    EXPECT_TRUE(at::equal(device->forward(x, 0, nullptr), cpu->forward(x, 0, nullptr)));
+    EXPECT_TRUE(at::equal(on_device->forward(x, 0, nullptr), on_cpu->forward(x, 0, nullptr)));
   }
   EXPECT_THROW(
-      make_device_feed_forward({at::rand({8, 8}), at::rand({8, 8}), at::rand({8, 8}), {}, {}, {}},
-                               model->activation(), FfnPath::sparse, runtime),
+      make_sparse_feed_forward({at::rand({8, 8}), at::rand({8, 8}), at::rand({8, 8}), {}, {}, {}},
+                               model->activation(), FfnPath::sparse, device),
       Error);
 }
 
-TEST(DeviceFeedForward, CountsBeforeItsFirstChoiceAndNeverWaitsAgain) {
-  static SlowRuntime runtime;  // the sparse path takes 4 · density of the dense one's time
+TEST(SparseFeedForward, FollowsTheDensityWithoutEverWaiting) {
+  static SlowRuntime runtime;
   struct Path final : FfnObserver {
     void observe(const FfnActivity& activity) override { path = activity.path; }
     FfnPath path = FfnPath::automatic;
   } seen;
   const auto model = tiny_model(tiny_config(), at::kBFloat16);
   const c10::InferenceMode inference;
-  const auto make = [&] {
-    return make_device_feed_forward(model->ffn_parameters(0), model->activation(),
-                                    FfnPath::automatic, runtime);
-  };
-  const at::Tensor half = at::randn({5, 64}).to(at::kBFloat16);  // of the neurons fire
-  const at::Tensor none = at::zeros_like(half);
-  const auto path = [&](FeedForward& layer, const at::Tensor& x) {
-    (void)layer.forward(x, 0, &seen);
+  const auto layer = make_sparse_feed_forward(model->ffn_parameters(0), model->activation(),
+                                              FfnPath::automatic, runtime);
+  const at::Tensor half = at::randn({70, 64}).to(at::kBFloat16);  // of the neurons fire
+  const auto path = [&](const at::Tensor& x) {
+    (void)layer->forward(x, 0, &seen);
     return seen.path;
   };
-
-  const auto layer = make();
-  EXPECT_EQ(path(*layer, none), FfnPath::sparse);
-  EXPECT_EQ(runtime.waits, 1);
-  runtime.done = false;
-  EXPECT_EQ(path(*layer, half), FfnPath::sparse) << "its count is on its way";
-  EXPECT_EQ(path(*layer, half), FfnPath::sparse);
+  EXPECT_EQ(path(half), FfnPath::sparse) << "nothing is known";
+  EXPECT_EQ(path(half), FfnPath::sparse) << "its count is on its way";
   runtime.done = true;
-  EXPECT_EQ(path(*layer, half), FfnPath::dense);
+  EXPECT_EQ(path(half), FfnPath::dense);
   runtime.recording = true;
-  EXPECT_EQ(path(*layer, half), FfnPath::dense);
-  EXPECT_EQ(path(*make(), none), FfnPath::dense) << "nothing is known, and nothing can be counted";
+  EXPECT_EQ(path(half), FfnPath::dense);
   runtime.recording = false;
-  EXPECT_EQ(runtime.waits, 1);
-  EXPECT_EQ(path(*make(), half), FfnPath::dense);
-  EXPECT_EQ(runtime.waits, 2);
+  EXPECT_EQ(path(at::zeros_like(half)), FfnPath::dense) << "sampled, the first after a recording";
+  EXPECT_EQ(path(half), FfnPath::sparse);
+  EXPECT_EQ(runtime.waits, 0);
 }
 
 TEST(OpenDevice, NamesAreChecked) {

@@ -45,7 +45,7 @@ CostModel small() {
   return model;
 }
 
-constexpr LayerSize kThousand{1000, true};  // one nanosecond a weight is one microsecond
+constexpr FfnShape kThousand{10, 100};  // one nanosecond a weight is one microsecond
 
 TEST(CostModel, InterpolatesBetweenWhatWasMeasured) {
   const CostModel model = small();
@@ -57,9 +57,13 @@ TEST(CostModel, InterpolatesBetweenWhatWasMeasured) {
   EXPECT_DOUBLE_EQ(model.sparse_us(4, 0.5, kThousand), std::sqrt(0.5 * 4.0));
   EXPECT_DOUBLE_EQ(model.sparse_us(16, 2.0, kThousand), 16.0);  // no density beyond all
   EXPECT_DOUBLE_EQ(model.sparse_us(0, 0.0, kThousand), 0.25);
-  const LayerSize plain{1000, false};  // two GEMMs of three; the second is what sparsity saves
+  const FfnShape plain{10, 100, false};  // two GEMMs of three; the second is what sparsity saves
   EXPECT_DOUBLE_EQ(model.dense_us(16, plain), 4.0 * 2 / 3);
   EXPECT_DOUBLE_EQ(model.sparse_us(16, 1.0, plain), 8.5);
+  CostModel of_plain = small();  // measured without a gate: nothing to take off
+  of_plain.gated = false;
+  EXPECT_DOUBLE_EQ(of_plain.dense_us(16, plain), 4.0);
+  EXPECT_DOUBLE_EQ(of_plain.sparse_us(16, 1.0, plain), 16.0);
   // Sparse takes (1 + 6 density) µs and has to take less than 4 / 1.1.
   EXPECT_FALSE(model.prefers_dense(16, 0.43, kThousand));
   EXPECT_TRUE(model.prefers_dense(16, 0.45, kThousand));

@@ -78,9 +78,7 @@ def test_no_rows() -> None:
 def operator(tensors: list[Tensor], gated: bool, activation: str, threshold: float) -> Tensor:
     x, gate, up, down = tensors
     packed = twell.ops.pack_weight(gate)
-    if gated:
-        return twell.ops.gated_ffn(x, packed, up, down, activation, threshold)
-    return twell.ops.ffn(x, packed, down, activation, threshold)
+    return twell.ops.ffn(x, packed, up if gated else None, down, None, activation, threshold)
 
 
 @pytest.mark.parametrize(("activation", "threshold"), ACTIVATIONS)
@@ -144,7 +142,7 @@ def test_only_wanted_gradients(index: int, gated: bool) -> None:
 
 def test_statistics_have_no_gradient() -> None:
     x, gate, up, down = leaves(torch.float32)
-    y, row_nnz, counts = twell.ops.gated_ffn_stats(x, twell.ops.pack_weight(gate), up, down)
+    y, row_nnz, counts, _ = twell.ops.ffn_stats(x, twell.ops.pack_weight(gate), up, down)
     assert y.requires_grad and not row_nnz.requires_grad and not counts.requires_grad
     want = torch.autograd.grad(operator([x, gate, up, down], True, "relu", 0.0).sum(), gate)
     got = torch.autograd.grad(y.sum(), gate)

@@ -1,4 +1,4 @@
-"""A wrong argument is a RuntimeError that names operation and argument, eager or tracing."""
+"""A wrong argument is a RuntimeError that names operation and argument."""
 
 from __future__ import annotations
 
@@ -9,44 +9,69 @@ import pytest
 import torch
 import twell
 from conftest import make_layer
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 LAYER = make_layer(24, 40)
 PACKED = twell.ops.pack_weight(LAYER.gate)
 X = LAYER.inputs(5)
-OK: dict[str, Any] = {"x": X, "gate_packed": PACKED, "up": LAYER.up, "down": LAYER.down}
+SCREEN = twell.ops.screen_weight(LAYER.gate)
+OK: dict[str, Any] = {"x": X, "gate": PACKED, "up": LAYER.up, "down": LAYER.down}
 
-# What is wrong, and what the message must hold. Tracing knows neither strides' cost nor addresses
-# nor the activation's name: those are found when the call runs.
-SHAPE_ERRORS: dict[str, tuple[dict[str, Any], str]] = {
-    "x is a scalar": ({"x": torch.tensor(1.0)}, "gated_ffn: x: expected shape .*got a scalar"),
-    "x is double": ({"x": X.double()}, "gated_ffn: x: expected dtype bfloat16 or float32, got"),
-    "x is half": ({"x": X.half()}, "gated_ffn: x: expected dtype"),
+# What is wrong, and what the message must hold.
+ERRORS: dict[str, tuple[dict[str, Any], str]] = {
+    "x is a scalar": ({"x": torch.tensor(1.0)}, "ffn: x: expected shape .*got a scalar"),
+    "x is double": ({"x": X.double()}, "ffn: x: expected dtype bfloat16 or float32, got"),
+    "x is half": ({"x": X.half()}, "ffn: x: expected dtype"),
     "x is narrower": (
         {"x": X[:, :23]},
-        r"gated_ffn: up: expected shape \[\*, 23\], got \[40, 24\]",
+        r"ffn: gate: expected shape \[3, 23, 16\], as pack_weight makes of \[40, 23\]",
     ),
-    "up is bf16": ({"up": LAYER.up.bfloat16()}, "gated_ffn: up: expected the dtype of the other"),
-    "up is a vector": ({"up": LAYER.up[0]}, "gated_ffn: up: expected a matrix"),
+    "up is bf16": (
+        {"up": LAYER.up.bfloat16()},
+        r"ffn: up: expected f32 \[40, 24\], got bf16 \[40, 24\]",
+    ),
+    "up is a vector": ({"up": LAYER.up[0]}, "ffn: up: expected a matrix"),
+    "down has a neuron less": (
+        {"down": LAYER.down[1:]},
+        r"ffn: up: expected f32 \[39, 24\], got f32 \[40, 24\]",
+    ),
     "down is not neuron-major": (
         {"down": LAYER.down.t().contiguous()},
-        r"gated_ffn: down: expected shape \[40, 24\], got \[24, 40\]",
+        r"ffn: gate: expected shape \[2, 24, 16\], as pack_weight makes of \[24, 24\]",
     ),
-    "down has a neuron less": ({"down": LAYER.down[1:]}, "gated_ffn: down: expected shape"),
     "gate is not packed": (
-        {"gate_packed": LAYER.gate},
-        r"gated_ffn: gate_packed: expected shape \[3, 24, 16\], as pack_weight makes",
+        {"gate": LAYER.gate},
+        r"ffn: gate: expected shape \[3, 24, 16\], as pack_weight makes",
     ),
     "gate is bf16": (
-        {"gate_packed": twell.ops.pack_weight(LAYER.gate.bfloat16())},
-        "gated_ffn: gate_packed: expected the dtype",
+        {"gate": twell.ops.pack_weight(LAYER.gate.bfloat16())},
+        "ffn: gate: expected f32, as the other arguments are, got bf16",
     ),
     "gate of fewer neurons": (
-        {"gate_packed": twell.ops.pack_weight(LAYER.gate[:30])},
-        "gated_ffn: gate_packed: expected shape",
+        {"gate": twell.ops.pack_weight(LAYER.gate[:30])},
+        "ffn: gate: expected shape",
     ),
-}
-VALUE_ERRORS: dict[str, tuple[dict[str, Any], str]] = {
+    "screen of a packed gate": ({"screen": SCREEN}, "ffn: gate: expected a matrix"),
+    "screen is none": (
+        {"gate": LAYER.gate, "screen": X},
+        "ffn: screen: expected uint8",
+    ),
+    "screen of another gate": (
+        {"gate": LAYER.gate, "screen": twell.ops.screen_weight(LAYER.gate[:8])},
+        "ffn: screen: expected uint8",
+    ),
+    "up beside a screen": (
+        {"gate": LAYER.gate, "screen": SCREEN, "up": LAYER.up[:7]},
+        r"ffn: up: expected f32 \[40, 24\], got f32 \[7, 24\]",
+    ),
+    "no neurons": (
+        {
+            "gate": LAYER.gate[:0],
+            "screen": torch.empty(256, dtype=torch.uint8),
+            "up": None,
+            "down": LAYER.down[:0],
+        },
+        "ffn: gate: expected at least one",
+    ),
     "unknown activation": (
         {"activation": "silu"},
         "activation: expected relu, relu_squared or fat",
@@ -67,33 +92,31 @@ VALUE_ERRORS: dict[str, tuple[dict[str, Any], str]] = {
         "down: expected rows of adjacent",
     ),
     "gate is misaligned": (
-        {"gate_packed": torch.zeros(PACKED.numel() + 1)[1:].view(PACKED.shape)},
-        "gate_packed: expected contiguous memory aligned to 64 bytes.*clone",
+        {"gate": torch.zeros(PACKED.numel() + 1)[1:].view(PACKED.shape)},
+        "gate: expected contiguous memory aligned to 64 bytes.*clone",
     ),
     "gate is strided": (
-        {"gate_packed": torch.stack([PACKED, PACKED], -1)[..., 0]},
-        "gate_packed: expected contiguous",
+        {"gate": torch.stack([PACKED, PACKED], -1)[..., 0]},
+        "gate: expected contiguous",
     ),
 }
 
 
-@pytest.mark.parametrize("case", [*SHAPE_ERRORS, *VALUE_ERRORS])
-def test_eager(case: str) -> None:
-    changed, message = {**SHAPE_ERRORS, **VALUE_ERRORS}[case]
+@pytest.mark.parametrize("case", ERRORS)
+@pytest.mark.parametrize("name", ["ffn", "ffn_stats"])
+def test_ffn(name: str, case: str) -> None:
+    changed, message = ERRORS[case]
     with pytest.raises(RuntimeError, match=message):
-        torch.ops.twell.gated_ffn(**{**OK, **changed})
+        getattr(torch.ops.twell, name)(**{**OK, **changed})
 
 
-@pytest.mark.parametrize("case", SHAPE_ERRORS)
-def test_traced(case: str) -> None:
-    changed, message = SHAPE_ERRORS[case]
-    with FakeTensorMode() as mode:
-        arguments = {
-            name: mode.from_tensor(value) if isinstance(value, torch.Tensor) else value
-            for name, value in {**OK, **changed}.items()
-        }
-        with pytest.raises(RuntimeError, match=message):
-            torch.ops.twell.gated_ffn(**arguments)
+def test_a_mistake_in_a_traced_call_is_named_when_it_runs() -> None:
+    up = LAYER.up.bfloat16()
+    call = torch.compile(
+        lambda x: torch.ops.twell.ffn(x, PACKED, up, LAYER.down), backend="aot_eager"
+    )
+    with pytest.raises(RuntimeError, match="ffn: up: expected f32"):
+        call(X)
 
 
 @pytest.mark.parametrize(
@@ -107,25 +130,8 @@ def test_traced(case: str) -> None:
             lambda: twell.ops.unpack_weight(PACKED, -1, 24),
             "unpack_weight: rows: expected 0 or more",
         ),
-        (lambda: twell.ops.ffn(X, PACKED, LAYER.down[:7]), "ffn: up_packed: expected shape"),
-        (lambda: twell.ops.screen_weight(LAYER.gate[:0]), "screen_weight: weight: expected at least"),
+        (lambda: twell.ops.screen_weight(LAYER.gate[:0]), "make_screen: w: expected at least"),
         (lambda: twell.ops.screen_weight(LAYER.gate, X[0, :3]), "screen_weight: axis: expected f32"),
-        (
-            lambda: twell.ops.screened_ffn(
-                X, LAYER.gate[:0], torch.empty(256, dtype=torch.uint8), None, LAYER.down[:0]
-            ),
-            "screened_ffn: gate: expected at least one",
-        ),
-        (
-            lambda: twell.ops.screened_ffn(X, LAYER.gate, PACKED, LAYER.up, LAYER.down),
-            "screened_ffn: screen: expected uint8",
-        ),
-        (
-            lambda: twell.ops.screened_ffn(
-                X, LAYER.gate, twell.ops.screen_weight(LAYER.gate), LAYER.up[:7], LAYER.down
-            ),
-            "screened_ffn: up: expected",
-        ),
         (lambda: twell.ops.gemm_relu_twell(X, PACKED, 0), "gemm_relu_twell: rows: expected 1"),
         (lambda: twell.ops.gemm_relu_twell(X, PACKED, 40, tile=0), "tile: expected 1 to 65536"),
         (lambda: twell.ops.gemm_relu_twell(X, PACKED, 40, tile=17), "tile"),
@@ -146,7 +152,7 @@ def test_traced(case: str) -> None:
             lambda: twell.ops.twell_gated_ffn(
                 X[:3], *twell.ops.dense_to_twell(torch.ones(5, 40)), LAYER.up, LAYER.down
             ),
-            "twell_gated_ffn: counts: expected the 3 rows of x",
+            r"twell_gated_ffn: x: expected f32 \[5, 24\], got f32 \[3, 24\]",
         ),
     ],
 )
@@ -156,7 +162,7 @@ def test_other_operators(call: Callable[[], Any], message: str) -> None:
 
 
 def test_an_error_leaves_the_operator_usable() -> None:
-    before = torch.ops.twell.gated_ffn(**OK)
+    before = torch.ops.twell.ffn(**OK)
     with pytest.raises(RuntimeError):
-        torch.ops.twell.gated_ffn(**{**OK, "activation": "gelu"})
-    assert torch.equal(torch.ops.twell.gated_ffn(**OK), before)
+        torch.ops.twell.ffn(**{**OK, "activation": "gelu"})
+    assert torch.equal(torch.ops.twell.ffn(**OK), before)

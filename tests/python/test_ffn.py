@@ -20,9 +20,8 @@ def run(
     layer: Layer, x: Tensor, gated: bool, activation: str = "relu", threshold: float = 0.0
 ) -> Tensor:
     packed = twell.ops.pack_weight(layer.gate)
-    if gated:
-        return twell.ops.gated_ffn(x, packed, layer.up, layer.down, activation, threshold)
-    return twell.ops.ffn(x, packed, layer.down, activation, threshold)
+    up = layer.up if gated else None
+    return twell.ops.ffn(x, packed, up, layer.down, None, activation, threshold)
 
 
 def expected(
@@ -51,15 +50,16 @@ def test_density(activation: str, density: float, dtype: torch.dtype, gated: boo
         x = layer.shift.to(dtype).repeat(40, 1)
         layer.gate = (layer.shift * (1 if density else -1)).to(dtype).repeat(600, 1)
     threshold = 0.25 if activation == "fat_relu" else 0.0
-    y, row_nnz, counts = (
-        twell.ops.gated_ffn_stats(
-            x, twell.ops.pack_weight(layer.gate), layer.up, layer.down, activation, threshold
-        )
-        if gated
-        else twell.ops.ffn_stats(
-            x, twell.ops.pack_weight(layer.gate), layer.down, activation, threshold
-        )
+    y, row_nnz, counts, candidates = twell.ops.ffn_stats(
+        x,
+        twell.ops.pack_weight(layer.gate),
+        layer.up if gated else None,
+        layer.down,
+        None,
+        activation,
+        threshold,
     )
+    assert int(candidates) == 0
     assert_within(y, expected(layer, x, gated, activation, threshold))
     assert torch.equal(y, run(layer, x, gated, activation, threshold))
     assert row_nnz.shape == (40,) and counts.shape == (600,)
@@ -79,7 +79,7 @@ def test_statistics_count_the_gate(dtype: torch.dtype) -> None:
     )
     up, down = make_layer(24, 70, dtype).up, make_layer(24, 70, dtype).down
     fired = x.double() @ gate.double().t() > 0
-    _, row_nnz, counts = twell.ops.gated_ffn_stats(x, twell.ops.pack_weight(gate), up, down)
+    _, row_nnz, counts, _ = twell.ops.ffn_stats(x, twell.ops.pack_weight(gate), up, down)
     assert row_nnz.dtype == torch.int32 and torch.equal(row_nnz.long(), fired.sum(-1))
     assert counts.dtype == torch.int64 and torch.equal(counts, fired.flatten(0, 1).sum(0))
 
@@ -89,7 +89,7 @@ def test_error_is_at_most_that_of_dense_bf16() -> None:
     layer = make_layer(256, 1024, torch.bfloat16, density=0.05)
     x = layer.inputs(64)
     exact = expected(layer, x, True).y
-    dense = twell.dense.gated_ffn(x, layer.gate, layer.up, layer.down)[0]
+    dense = twell.dense.ffn(x, layer.gate, layer.up, layer.down)[0]
     sparse = run(layer, x, True)
 
     def relative(y: Tensor) -> float:
@@ -140,7 +140,7 @@ def test_strided_weights(dtype: torch.dtype) -> None:
     for gate, up, down in (
         [strided(w)[name] for w in (layer.gate, layer.up, layer.down)] for name in names
     ):
-        assert torch.equal(twell.ops.gated_ffn(x, twell.ops.pack_weight(gate), up, down), want)
+        assert torch.equal(twell.ops.ffn(x, twell.ops.pack_weight(gate), up, down), want)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -209,7 +209,7 @@ def test_screened(width: int, with_axis: bool, dtype: torch.dtype, gated: bool) 
     for rows in ROWS:
         x = layer.inputs(rows)
         up = layer.up if gated else None
-        y = twell.ops.screened_ffn(x, layer.gate, screen, up, layer.down)
+        y = twell.ops.ffn(x, layer.gate, up, layer.down, screen)
         assert y.shape == x.shape and y.dtype == dtype
         assert_within(y, expected(layer, x, gated))
 
@@ -223,10 +223,18 @@ def test_screened_statistics(dtype: torch.dtype) -> None:
     )
     layer = make_layer(70, 300, dtype)
     fired = x.double() @ gate.double().t() > 0
-    y, row_nnz, counts, candidates = twell.ops.screened_ffn_stats(
-        x, gate, twell.ops.screen_weight(gate), layer.up, layer.down
+    y, row_nnz, counts, candidates = twell.ops.ffn_stats(
+        x, gate, layer.up, layer.down, twell.ops.screen_weight(gate)
     )
-    assert torch.equal(y, twell.ops.gated_ffn(x, twell.ops.pack_weight(gate), layer.up, layer.down))
+    assert torch.equal(y, twell.ops.ffn(x, twell.ops.pack_weight(gate), layer.up, layer.down))
     assert torch.equal(row_nnz.long(), fired.sum(-1))
     assert torch.equal(counts, fired.flatten(0, 1).sum(0))
     assert int(fired.sum()) <= int(candidates) < 0.6 * fired.numel()
+
+
+def test_output_is_as_wide_as_down(dtype: torch.dtype) -> None:
+    layer = make_layer(40, 90, dtype)
+    x = layer.inputs(2, 5)
+    packed = twell.ops.pack_weight(layer.gate)
+    narrow = twell.ops.ffn(x, packed, layer.up, layer.down[:, :24].contiguous())
+    assert torch.equal(narrow, twell.ops.ffn(x, packed, layer.up, layer.down)[..., :24])

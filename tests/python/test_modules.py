@@ -28,7 +28,7 @@ def test_inference_is_sparse(freeze: bool, dtype: torch.dtype) -> None:
     with torch.inference_mode():
         assert torch.equal(module(x), y)
     packed = twell.ops.pack_weight(layer.gate)
-    assert torch.equal(y, twell.ops.gated_ffn(x, packed, layer.up, layer.down))
+    assert torch.equal(y, twell.ops.ffn(x, packed, layer.up, layer.down))
 
 
 def test_training_is_dense_autograd() -> None:

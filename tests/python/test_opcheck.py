@@ -13,8 +13,6 @@ from torch.library import opcheck
 OPERATORS = (
     "pack_weight",
     "unpack_weight",
-    "gated_ffn",
-    "gated_ffn_stats",
     "ffn",
     "ffn_stats",
     "gemm_relu_twell",
@@ -26,8 +24,6 @@ OPERATORS = (
     "linear_as_stored",
     "screen_weight",
     "screen_limit",
-    "screened_ffn",
-    "screened_ffn_stats",
 )
 
 
@@ -46,18 +42,21 @@ def samples(name: str, dtype: torch.dtype, gradients: bool) -> list[tuple[Any, .
             "unpack_weight": [(packed, neurons, width)],
             "linear": [(x, packed, neurons), (x[None], packed, neurons, gate[:, 0].contiguous())],
             "linear_as_stored": [(x, gate), (x[None], gate)],
-            "gated_ffn": [(x, packed, up, down), (x[None], packed, up, down, "relu_squared")],
-            "gated_ffn_stats": [(x, packed, up, down, "fat_relu", 0.1)],
-            "ffn": [(x, packed, down), (x[None], packed, down, "relu_squared")],
-            "ffn_stats": [(x, packed, down, "fat_relu", 0.1)],
+            "ffn": [
+                (x, packed, up, down),
+                (x[None], packed, None, down, None, "relu_squared"),
+                (x[None], gate, up, down, screen),
+            ],
+            "ffn_stats": [
+                (x, packed, up, down, None, "fat_relu", 0.1),
+                (x, gate, None, down, screen, "fat_relu", 0.1),
+            ],
             "gemm_relu_twell": [(x, packed, neurons), (x, packed, neurons, "relu", 0.0, 16, 2)],
             "twell_gated_ffn": [(x, *triple, up, down)],
             "twell_spmm": [(*triple, down)],
             "dense_to_twell": [(gate,), (gate, 16, 3)],
             "screen_weight": [(gate,), (gate, gate[0].float())],
             "screen_limit": [()],
-            "screened_ffn": [(x, gate, screen, up, down), (x[None], gate, screen, None, down)],
-            "screened_ffn_stats": [(x, gate, screen, up, down, "fat_relu", 0.1)],
             "twell_to_dense": [(*triple, neurons, dtype)],
         }[name]
     return found
@@ -78,7 +77,7 @@ def test_opcheck(name: str, dtype: torch.dtype) -> None:
         opcheck(getattr(torch.ops.twell, name).default, arguments)
 
 
-@pytest.mark.parametrize("name", (*OPERATORS[:6], "screened_ffn", "screened_ffn_stats"))
+@pytest.mark.parametrize("name", OPERATORS[:4])
 def test_opcheck_with_gradients(name: str) -> None:
     for arguments in samples(name, torch.float32, gradients=True):
         opcheck(getattr(torch.ops.twell, name).default, arguments)

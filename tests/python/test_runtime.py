@@ -50,7 +50,7 @@ def test_one_openmp_runtime() -> None:
         "import torch, twell\n"
         "x = torch.randn(8, 32)\n"
         "w = torch.randn(64, 32)\n"
-        "twell.ops.gated_ffn(x, twell.ops.pack_weight(w), w, w)\n"
+        "twell.ops.ffn(x, twell.ops.pack_weight(w), w, w)\n"
         "maps = {line.split()[-1] for line in open('/proc/self/maps') if '/' in line}\n"
         "print([m for m in maps if 'gomp' in m or 'iomp' in m or 'libomp' in m])\n"
     )
@@ -65,11 +65,11 @@ def test_threads_follow_torch() -> None:
         "x = torch.randn(64, 64); w = torch.randn(256, 64)\n"
         "p = twell.ops.pack_weight(w)\n"
         "before = len(os.listdir('/proc/self/task'))\n"
-        "twell.ops.gated_ffn(x, p, w, w)\n"
+        "twell.ops.ffn(x, p, w, w)\n"
         "one = len(os.listdir('/proc/self/task')) - before\n"
         "torch.set_num_threads(3)\n"
         "before = len(os.listdir('/proc/self/task'))\n"
-        "twell.ops.gated_ffn(x, p, w, w)\n"
+        "twell.ops.ffn(x, p, w, w)\n"
         "print(one, len(os.listdir('/proc/self/task')) - before)\n"
     )
     run = python(code)
@@ -84,14 +84,14 @@ def test_concurrent_calls(dtype: torch.dtype) -> None:
     xs = [layer.inputs(40) for layer in layers]
     threads = torch.get_num_threads()
     want = [
-        twell.ops.gated_ffn(x, p, layer.up, layer.down) for x, p, layer in zip(xs, packed, layers)
+        twell.ops.ffn(x, p, layer.up, layer.down) for x, p, layer in zip(xs, packed, layers)
     ]
     failures: list[str] = []
 
     def work(i: int) -> None:
         torch.set_num_threads(threads)  # a new thread starts with OpenMP's default
         for n in range(50):
-            y = twell.ops.gated_ffn(xs[i], packed[i], layers[i].up, layers[i].down)
+            y = twell.ops.ffn(xs[i], packed[i], layers[i].up, layers[i].down)
             if not torch.equal(y, want[i]):
                 failures.append(f"thread {i}, call {n}")
 
@@ -112,7 +112,7 @@ def tier_of(tier: str) -> subprocess.CompletedProcess[str]:
         "    for rows in (1, 37):\n"
         "        x = layer.inputs(rows)\n"
         "        packed = twell.ops.pack_weight(layer.gate)\n"
-        "        y = twell.ops.gated_ffn(x, packed, layer.up, layer.down)\n"
+        "        y = twell.ops.ffn(x, packed, layer.up, layer.down)\n"
         "        assert_within(y, reference(x, layer.gate, layer.up, layer.down))\n"
         "print(twell.ops.screen_limit())\n",
         TWELL_CPU_TIER=tier,
@@ -148,9 +148,9 @@ def test_tier_is_read_at_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
     packed, x = twell.ops.pack_weight(layer.gate), layer.inputs(2)
     monkeypatch.setenv("TWELL_CPU_TIER", "sse9")
     with pytest.raises(RuntimeError, match="sse9"):
-        twell.ops.gated_ffn(x, packed, layer.up, layer.down)
+        twell.ops.ffn(x, packed, layer.up, layer.down)
     monkeypatch.delenv("TWELL_CPU_TIER")
-    twell.ops.gated_ffn(x, packed, layer.up, layer.down)
+    twell.ops.ffn(x, packed, layer.up, layer.down)
 
 
 def test_library_named_by_the_variable() -> None:

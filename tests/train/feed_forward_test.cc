@@ -250,8 +250,7 @@ TEST_F(TrainFfn, RefusesToHandOutHiddenStates) {
 
 TEST(ActivityRecorderTest, NeuronsDieAfterTheWindow) {
   ActivityRecorder recorder(1, 3, 4);
-  FfnCallCounts counts;
-  counts.rows = 1;
+  FfnCounts counts;
   counts.row_nnz = {1};
   for (std::int64_t step = 0; step < 10; ++step) {
     counts.neuron_nnz = {1, step == 4 ? 1 : 0, 0};  // always, once, never

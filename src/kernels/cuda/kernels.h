@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/shapes.h"
+#include "twell/activation.h"
 #include "twell/cuda.h"
 
 namespace twell::cuda {
@@ -20,8 +21,8 @@ struct DeviceMatrix {
 };
 
 struct ActivationArgs {
-  float threshold = 0.0F;  // kept: everything that is not <= threshold, NaN included
-  int squared = 0;
+  float kept_above = 0.0F;  // kept: everything that is not at most this, NaN included
+  Activation kind = Activation::relu;
 };
 
 // TwELL as docs/format.md has it. The record of a (row, tile) that overflows is number

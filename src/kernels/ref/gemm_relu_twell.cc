@@ -18,9 +18,8 @@ Matrix widen(ConstMatrixView view) {
 }
 
 double activate(double v, const ActivationSpec& activation) {
-  const double threshold = activation.kind == Activation::fat_relu ? activation.threshold : 0.0;
-  if (v <= threshold) return 0.0;  // false for NaN, which is kept
-  return activation.kind == Activation::relu_squared ? v * v : v;
+  const bool kept = !(v <= static_cast<double>(activation.kept_above()));  // NaN is
+  return kept ? activated(activation.kind, v) : 0.0;
 }
 
 Result gemm_relu_twell(const Matrix& x, const Matrix& weight, const ActivationSpec& activation) {

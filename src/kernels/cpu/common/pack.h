@@ -6,11 +6,6 @@
 namespace twell {
 namespace {
 
-template <class T>
-T activate(float v, Activation kind) {
-  return static_cast<T>(kind == Activation::relu_squared ? v * v : v);
-}
-
 // What a column block adds to rows of the output. The count is the caller's, in a register.
 template <class T>
 class BlockSlots {
@@ -22,7 +17,7 @@ class BlockSlots {
 
   // Pre-activation z, which the activation keeps, at a column of the block; returns the new count.
   std::int32_t add(std::int32_t count, std::uint32_t column, float z) {
-    const T value = activate<T>(z, to_.activation.kind);
+    const T value = static_cast<T>(activated(to_.activation.kind, z));
     if (is_zero(value)) return count;
     slots_[count] = make_slot(offset_ + column, value);
     return count + 1;
@@ -38,16 +33,11 @@ class BlockSlots {
   typename slot_of<T>::type slots_[kColumnBlock];
 };
 
-// An activation keeps what is not at most this, NaN too.
-inline float threshold_of(const ActivationSpec& activation) {
-  return activation.kind == Activation::fat_relu ? activation.threshold : 0.0F;
-}
-
 // At 99 % zeros nine of ten groups of 16 hold nothing, so the test of a whole group is the fast
 // path.
 template <class Isa, class T>
 void pack(const PackArgs& args) {
-  const float threshold = threshold_of(args.activation);
+  const float threshold = args.activation.kept_above();
   BlockSlots<T> slots(args);
   for (std::int64_t r = 0; r < args.rows; ++r) {
     const float* row = args.c + r * kColumnBlock;

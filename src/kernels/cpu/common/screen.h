@@ -130,7 +130,7 @@ struct ScreenKernels {
   // the loop over the bits of one panel would end where no branch predictor expects it.
   static std::int64_t find(const ScreenPackArgs& args, const Candidates& found) {
     constexpr std::int64_t kBits = 64;
-    const float threshold = threshold_of(args.activation);
+    const float threshold = args.activation.kept_above();
     std::int64_t total = 0;
     for (std::int64_t r = 0; r < args.rows; ++r) {
       const float* row = args.c + r * kColumnBlock;
@@ -156,7 +156,7 @@ struct ScreenKernels {
   // Appends those candidates that fire. Rows are taken one after the other: the weights of a column
   // block that they share, up to 1 MB at D = 2048, stay in L2.
   static void evaluate(const ScreenPackArgs& args, const Candidates& found, std::int64_t total) {
-    const float threshold = threshold_of(args.activation);
+    const float threshold = args.activation.kept_above();
     const auto weight = [&](std::int64_t i) {
       return args.weight.template row<T>(args.first + found.list[std::min(i, total - 1)]);
     };

@@ -9,8 +9,8 @@ namespace twell::cuda {
 // act(v), before rounding. `exists` is false for the columns that pad the last tile: x may hold
 // infinities, whose product with the padding's zeros is NaN.
 __device__ __forceinline__ float activate(float v, bool exists, const ActivationArgs& activation) {
-  const bool kept = exists && !(v <= activation.threshold);
-  return kept ? (activation.squared != 0 ? v * v : v) : 0.0F;
+  const bool kept = exists && !(v <= activation.kept_above);
+  return kept ? activated(activation.kind, v) : 0.0F;
 }
 
 // Bit i: element i of the vector is no zero of either sign.

@@ -1,0 +1,19 @@
+// A layer whose activity looks like that of a trained one (measure/popularity.h), without PyTorch.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace twell::bench {
+
+struct SkewedLayer {
+  std::int64_t tokens = 0, depth = 0, hidden = 0;
+  // bf16 bits, row-major: x [tokens, depth]; gate, up, down [hidden, depth].
+  std::vector<std::uint16_t> x, gate, up, down;
+};
+
+// About `nnz` active neurons a token under relu. The same seed gives the same layer.
+SkewedLayer make_skewed_layer(std::int64_t tokens, std::int64_t depth, std::int64_t hidden,
+                              double nnz, unsigned seed);
+
+}  // namespace twell::bench

@@ -1,0 +1,44 @@
+// What `twell bench ffn` is asked, and its results for people.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "cli/command.h"
+#include "measure/synthetic.h"
+#include "models/feed_forward.h"
+
+namespace twell::cli {
+
+struct BenchFfnOptions : CommonOptions {
+  std::int64_t input = 2048;
+  std::int64_t hidden = 5632;
+  std::vector<std::int64_t> tokens = {1, 64, 2048};
+  std::vector<double> nnz = {29};
+  std::string grid, chart, trace;
+  std::int64_t trace_layer = -1;  // all
+  bool gated = true;
+  std::string dtype = "bf16";
+  std::string activation = "relu";
+  float threshold = 0.5F;
+  int layers = 1;
+  int repeats = 7;
+  double seconds = 0.2;
+  std::uint64_t seed = 1;
+  bool peaks = false;
+
+  lm::ActivationChoice choice() const;
+  at::ScalarType type() const;
+  measure::SyntheticShape shape(double nnz_mean) const;
+};
+
+// One line a case; the grid, non-zeros by tokens; which implementations ran.
+void print_ffn_results(const BenchFfnOptions& o, const nlohmann::json& results);
+void print_ffn_grid(const BenchFfnOptions& o, const nlohmann::json& results);
+void print_ffn_implementations(const BenchFfnOptions& o, const nlohmann::json& results);
+// Time against density, a chart for each number of tokens: a complete SVG file.
+std::string ffn_chart(const BenchFfnOptions& o, const nlohmann::json& results);
+
+}  // namespace twell::cli

@@ -1,0 +1,19 @@
+// What the two paths of a layer cost on this machine, by tokens and density.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "measure/timing.h"
+#include "models/cost_model.h"
+
+namespace twell::measure {
+
+// Measures a layer of this shape at the tokens and densities of FfnCostTable. `tick` is called
+// calibration_steps() times with what was measured.
+lm::CostModel calibrate(const FfnShape& shape, const MeasureOptions& options,
+                        const std::function<void(const std::string&)>& tick);
+std::int64_t calibration_steps();
+
+}  // namespace twell::measure

@@ -1,0 +1,42 @@
+// PyTorch's dense feed-forward layer in every form a user could run it, to take the fastest as the
+// baseline.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "measure/synthetic.h"
+#include "models/feed_forward.h"
+
+namespace twell::measure {
+
+enum class DenseForm : std::uint8_t {
+  linear,         // at::linear on plain weights
+  joined,         // gate and up as one GEMM
+  packed,         // oneDNN-ordered weights, activation fused: what torch.compile emits
+  packed_product  // the same, and the product with gate fused into up
+};
+const char* name_of(DenseForm form);
+
+class DenseFfn {
+ public:
+  // Weights are converted here, for batches of `tokens`. Throws where PyTorch does not offer the
+  // form for these types on this machine.
+  DenseFfn(DenseForm form, const SyntheticLayer& layer, const lm::ActivationChoice& activation,
+           std::int64_t tokens);
+  at::Tensor operator()(const at::Tensor& x) const;  // [M, D] -> [M, D]
+
+ private:
+  DenseForm form_;
+  lm::ActivationChoice activation_;
+  at::Tensor gate_, up_, down_;
+};
+
+// The forms that this machine runs for this layer.
+std::vector<DenseForm> available_forms(const SyntheticLayer& layer,
+                                       const lm::ActivationChoice& activation, std::int64_t tokens);
+
+}  // namespace twell::measure

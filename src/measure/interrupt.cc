@@ -1,0 +1,35 @@
+#include "measure/interrupt.h"
+
+#include <unistd.h>
+
+#include <csignal>
+
+namespace twell::measure {
+namespace {
+
+volatile std::sig_atomic_t g_signals = 0;  // a signal handler can reach nothing else
+
+extern "C" void on_signal(int) {
+  g_signals = g_signals + 1;
+  if (g_signals > 1) _exit(130);
+}
+
+}  // namespace
+
+void install_interrupt_handler() {
+  struct sigaction action = {};
+  action.sa_handler = on_signal;
+  sigemptyset(&action.sa_mask);
+  sigaction(SIGINT, &action, nullptr);
+  sigaction(SIGTERM, &action, nullptr);
+  // A reader that goes away (`twell generate | head`) shows up as a failed write.
+  std::signal(SIGPIPE, SIG_IGN);
+}
+
+bool interrupted() noexcept { return g_signals != 0; }
+
+void check_interrupt() {
+  if (interrupted()) throw Interrupted{};
+}
+
+}  // namespace twell::measure

@@ -1,0 +1,14 @@
+// Ctrl-C. The first one is noticed at the next step of the work, which unwinds and so removes its
+// temporary files; the second one ends the process at once.
+#pragma once
+
+namespace twell::measure {
+
+struct Interrupted {};
+
+void install_interrupt_handler();
+bool interrupted() noexcept;
+// Throws Interrupted after Ctrl-C or SIGTERM.
+void check_interrupt();
+
+}  // namespace twell::measure

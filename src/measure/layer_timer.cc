@@ -1,0 +1,69 @@
+#include "measure/layer_timer.h"
+
+#include <torch/types.h>
+
+#include <algorithm>
+
+#include "measure/timing.h"
+
+namespace twell::measure {
+namespace {
+
+// Counts what the sparse path saw.
+struct Counter final : lm::FfnObserver {
+  bool wants_counts() const override { return true; }
+  void observe(const lm::FfnActivity& activity) override {
+    nnz += static_cast<double>(activity.counts.nnz());
+    cells += static_cast<double>(activity.rows * activity.hidden_units);
+  }
+  double nnz = 0, cells = 0;
+};
+
+}  // namespace
+
+lm::FfnParameters parameters_of(const SyntheticLayer& layer) {
+  // down_t is neuron-major: its transposed view is what the sparse path takes without a copy.
+  if (!layer.up.defined()) return {{}, layer.gate, layer.down_t.t(), {}, {}, {}};
+  return {layer.gate, layer.up, layer.down_t.t(), {}, {}, {}};
+}
+
+LayerTimer::LayerTimer(const SyntheticShape& shape, std::uint64_t seed)
+    : shape_(shape), seed_(seed) {
+  const lm::FfnParameters parameters = parameters_of(synthetic_layer(shape, seed));
+  const lm::ActivationChoice relu{io::HiddenAct::relu, 0.0F};
+  dense_ = lm::make_fastest_dense_feed_forward(parameters, relu);
+  sparse_ = lm::make_sparse_feed_forward(parameters, relu);
+  // A prompt, from which the layer learns the direction that inputs share.
+  const c10::InferenceMode no_grad;
+  sparse_->forward(inputs(64)[0], 0, nullptr);
+}
+
+at::Tensor LayerTimer::inputs(std::int64_t tokens) const {
+  const std::int64_t batches = input_batches(tokens);
+  return synthetic_inputs(shape_, batches * tokens, seed_).view({batches, tokens, shape_.input});
+}
+
+LayerTimes LayerTimer::measure(std::int64_t tokens, int repeats, double seconds) {
+  const c10::InferenceMode no_grad;
+  const at::Tensor x = inputs(tokens);
+  MeasureOptions options;
+  options.repeats = repeats;
+  options.min_seconds = seconds;
+  const auto side = [&](lm::FeedForward& layer) {
+    return [&](std::int64_t i) { layer.forward(x[i % x.size(0)], 0, nullptr); };
+  };
+  const auto timings = measure_in_turns({side(*dense_), side(*sparse_)}, options);
+  return {timings[0].median_us, timings[1].median_us};
+}
+
+double LayerTimer::density(std::int64_t tokens) {
+  const c10::InferenceMode no_grad;
+  const at::Tensor x = inputs(tokens);
+  Counter counter;
+  for (std::int64_t b = 0; b < std::min<std::int64_t>(x.size(0), 8); ++b) {
+    sparse_->forward(x[b], 0, &counter);
+  }
+  return counter.nnz / counter.cells;
+}
+
+}  // namespace twell::measure

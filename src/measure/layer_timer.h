@@ -1,0 +1,37 @@
+// The two paths that --ffn auto chooses from, on one synthetic layer, in turns.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+
+#include "measure/synthetic.h"
+#include "models/feed_forward.h"
+
+namespace twell::measure {
+
+struct LayerTimes {
+  double dense_us = 0, sparse_us = 0;  // medians of one call
+};
+
+class LayerTimer {
+ public:
+  // With a relu.
+  explicit LayerTimer(const SyntheticShape& shape, std::uint64_t seed = 1);
+  // Runs last `seconds` at least, and there are `repeats` of each side.
+  LayerTimes measure(std::int64_t tokens, int repeats, double seconds);
+  // Non-zeros / H on batches of so many tokens.
+  double density(std::int64_t tokens);
+
+ private:
+  at::Tensor inputs(std::int64_t tokens) const;  // [batches, tokens, D]
+
+  SyntheticShape shape_;
+  std::uint64_t seed_;
+  std::unique_ptr<lm::FeedForward> dense_, sparse_;
+};
+
+// The layer's weights as the models' rooms take them.
+lm::FfnParameters parameters_of(const SyntheticLayer& layer);
+
+}  // namespace twell::measure

@@ -1,0 +1,43 @@
+#include "measure/reference.h"
+
+#include <torch/types.h>
+
+#include <cmath>
+#include <limits>
+
+namespace twell::measure {
+namespace {
+
+// Of every element, relative to the largest in its row; NaN throughout where NaNs differ.
+at::Tensor relative_errors(const at::Tensor& y, const at::Tensor& reference) {
+  const at::Tensor expected = reference.to(at::kDouble).reshape({-1, reference.size(-1)});
+  const at::Tensor got = y.to(at::kDouble).reshape({-1, reference.size(-1)});
+  if (!at::equal(got.isnan(), expected.isnan())) {
+    return at::full_like(expected, std::numeric_limits<double>::quiet_NaN());
+  }
+  const at::Tensor largest = std::get<0>(expected.abs().nan_to_num().max(-1, true));
+  const at::Tensor scale = at::where(largest > 0, largest, at::ones_like(largest));
+  return (got - expected).abs().nan_to_num().div(scale);
+}
+
+}  // namespace
+
+at::Tensor reference_ffn(const SyntheticLayer& layer, const lm::ActivationChoice& activation,
+                         const at::Tensor& x) {
+  const at::Tensor wide = x.to(at::kDouble);
+  at::Tensor h = lm::activate(wide.matmul(layer.gate.to(at::kDouble).t()), activation);
+  if (layer.up.defined()) h = h * wide.matmul(layer.up.to(at::kDouble).t());
+  return h.matmul(layer.down_t.to(at::kDouble));
+}
+
+double max_rel_err(const at::Tensor& y, const at::Tensor& reference) {
+  if (reference.numel() == 0) return 0;
+  return relative_errors(y, reference).max().item<double>();
+}
+
+double rms_rel_err(const at::Tensor& y, const at::Tensor& reference) {
+  if (reference.numel() == 0) return 0;
+  return relative_errors(y, reference).square().mean().sqrt().item<double>();
+}
+
+}  // namespace twell::measure

@@ -1,0 +1,128 @@
+#include "measure/synth_sparsity.h"
+
+#include <torch/types.h>
+#include <torch/utils.h>
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+namespace twell::measure {
+namespace {
+
+// A neuron that shall not fire lies this many standard deviations below zero.
+constexpr double kDead = 9.0;
+
+// Rewrites `rows` [H, D] for inputs x [N, D]; returns the mean non-zeros on x.
+double calibrate_rows(at::Tensor& rows, const at::Tensor& inputs, const ActivityShape& shape,
+                      std::uint64_t seed) {
+  const at::Tensor x = inputs.to(at::kFloat);
+  const at::Tensor mean = x.mean(0);
+  const at::Tensor direction = mean / mean.norm();            // [D]
+  const at::Tensor share = x.matmul(direction).clamp_min(1);  // [N], √D times a cosine
+  at::Tensor w = rows.to(at::kFloat);
+  w.addr_(w.matmul(direction), direction, 1, -1);
+  const at::Tensor noise = x.matmul(w.t());  // [N, H]: pre-activations but for the shift
+  const double deviation = noise.std().item<double>();
+
+  std::vector<double> quantiles = neuron_popularity(rows.size(0), shape, seed);
+  for (double& p : quantiles) p = std::clamp(normal_quantile(p), -kDead, kDead);
+  const at::Tensor shifts = at::tensor(quantiles, at::kDouble).to(at::kFloat).mul_(deviation);
+
+  // A neuron gets the shift (q + c) / mean share along the direction and fires where
+  // noise + share * (q + c) / mean share > 0, that is where -c lies below `level`.
+  const double mean_share = share.mean().item<double>();
+  const at::Tensor level = noise.mul(mean_share).div_(share.unsqueeze(1)).add_(shifts);
+  const double count = shape.mean_nnz * static_cast<double>(x.size(0));
+  double low = -2 * kDead * deviation, high = 2 * kDead * deviation;
+  for (int i = 0; i < 40; ++i) {
+    const double c = (low + high) / 2;
+    const auto fired = static_cast<double>((level > -c).sum().item<std::int64_t>());
+    (fired < count ? low : high) = c;
+  }
+  w.addr_((shifts + (low + high) / 2) / mean_share, direction);
+  rows.copy_(w);
+  const auto fired = (inputs.matmul(rows.t()) > 0).sum().item<std::int64_t>();
+  return static_cast<double>(fired) / static_cast<double>(x.size(0));
+}
+
+// Stands in for a layer: calibrates it on the first inputs it is given, then computes it.
+class CalibratingFeedForward final : public lm::FeedForward {
+ public:
+  CalibratingFeedForward(lm::FfnParameters parameters, const lm::ActivationChoice& activation,
+                         ActivityShape shape, std::uint64_t seed)
+      : parameters_(std::move(parameters)),
+        dense_(lm::make_dense_feed_forward(parameters_, activation)),
+        shape_(shape),
+        seed_(seed) {}
+
+  at::Tensor forward(const at::Tensor& x, std::int64_t layer, lm::FfnObserver* observer) override {
+    at::Tensor rows = parameters_.gated() ? parameters_.gate : parameters_.up;
+    measured_ = calibrate_rows(rows, x, shape_, seed_);
+    return dense_->forward(x, layer, observer);
+  }
+  lm::FfnPath path() const override { return lm::FfnPath::dense; }
+  std::string describe(std::int64_t /*tokens*/) const override { return "being calibrated"; }
+  double measured() const { return measured_; }
+
+ private:
+  lm::FfnParameters parameters_;
+  std::unique_ptr<lm::FeedForward> dense_;
+  ActivityShape shape_;
+  std::uint64_t seed_;
+  double measured_ = 0;
+};
+
+}  // namespace
+
+void share_direction(lm::Model& model, std::uint64_t seed) {
+  // The shared part is half as long as the rest: enough for a cosine of about 0.45. A token's own
+  // part varies by 6 %, which at thresholds of about three standard deviations spreads row counts
+  // by exp(±0.5).
+  constexpr double kShare = 0.5, kSpread = 0.06;
+  // What a layer adds to a token must not drown its embedding, or the first tokens, which attend to
+  // few others, fire fifty times as often as the rest. With weights of deviation s, attention adds
+  // s² D to elements of size s, 41 times as much at D = 2048; the FFN about as much as is there.
+  constexpr double kAdded = 0.1;
+  const at::NoGradGuard no_grad;
+  at::Tensor embedding;
+  for (const auto& [name, tensor] : model.parameters()) {
+    if (name == "model.embed_tokens.weight") embedding = tensor;
+  }
+  const double deviation = embedding.slice(0, 0, 64).to(at::kFloat).std().item<double>();
+  const auto width = static_cast<double>(embedding.size(1));
+  for (const auto& [name, tensor] : model.parameters()) {
+    if (name.ends_with("o_proj.weight")) tensor.mul_(kAdded / (deviation * width));
+    if (name.ends_with("down_proj.weight")) tensor.mul_(kAdded);
+  }
+  at::Generator source = at::make_generator<at::CPUGeneratorImpl>(seed);
+  at::Tensor direction = at::randn({embedding.size(1)}, source, at::kFloat);
+  const double length = embedding[0].to(at::kFloat).norm().item<double>();
+  direction.mul_(kShare * length / direction.norm().item<double>());
+  constexpr std::int64_t kRows = 4096;  // bounds the fp32 copies
+  for (std::int64_t first = 0; first < embedding.size(0); first += kRows) {
+    at::Tensor part = embedding.slice(0, first, first + kRows);
+    at::Tensor wide = part.to(at::kFloat);
+    wide.mul_(at::randn({wide.size(0), 1}, source, at::kFloat).mul_(kSpread).exp_());
+    part.copy_(wide.add_(direction));
+  }
+}
+
+void calibrate_sparsity(lm::Model& model, const at::Tensor& tokens, const ActivityShape& shape,
+                        std::uint64_t seed,
+                        const std::function<void(std::int64_t, double)>& on_layer) {
+  const at::NoGradGuard no_grad;
+  at::Tensor x = model.embed(tokens);
+  for (std::int64_t l = 0; l < model.layers(); ++l) {
+    const lm::FfnParameters parameters = model.ffn_parameters(l);
+    auto calibrating = std::make_unique<CalibratingFeedForward>(
+        parameters, model.activation(), shape, seed + static_cast<std::uint64_t>(l) + 1);
+    const CalibratingFeedForward& layer = *calibrating;
+    model.set_feed_forward(l, std::move(calibrating));
+    x = model.block(l, x);
+    on_layer(l, layer.measured());
+    model.set_feed_forward(l, lm::make_dense_feed_forward(parameters, model.activation()));
+  }
+}
+
+}  // namespace twell::measure

@@ -1,0 +1,40 @@
+// Timing of several ways to do the same work, in turns, so that what else the machine does meets
+// all of them alike.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+namespace twell::measure {
+
+struct MeasureOptions {
+  int repeats = 7;           // timed runs of each side; medians are reported
+  double min_seconds = 0.2;  // of one run: as many calls as that takes
+  // Waits for work that calls only enqueue; called before every look at the clock.
+  std::function<void()> settle = {};
+  // Around every timed run of a side, outside of its time.
+  std::function<void()> before_run = {};
+  std::function<void(std::size_t side)> after_run = {};
+};
+
+struct Timing {
+  double median_us = 0, min_us = 0, max_us = 0;  // of one call
+  std::vector<double> runs_us;                   // one per repeat, in order
+  std::int64_t calls = 0;                        // in all runs
+};
+
+// Each side is called with a running number, so that it can rotate its inputs; first once or more
+// unmeasured. `tick`, if given, is called after every run. Throws Interrupted after Ctrl-C.
+std::vector<Timing> measure_in_turns(const std::vector<std::function<void(std::int64_t)>>& sides,
+                                     const MeasureOptions& options,
+                                     const std::function<void()>& tick = {});
+
+double median(std::vector<double> values);
+
+// Keeps freed memory in the process: else the allocator of the C library gives every large output
+// back to the system and PyTorch pays for new pages in every call, which is not what is measured.
+void keep_freed_memory();
+
+}  // namespace twell::measure

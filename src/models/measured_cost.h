@@ -1,0 +1,26 @@
+// What the two paths of a layer cost on a device, timed.
+#pragma once
+
+#include <functional>
+
+#include "models/cost_model.h"
+#include "models/device.h"
+
+namespace twell::lm {
+
+// Seconds of a call on a device: the least of three runs of as many calls as take 2 ms. `recorded`:
+// as replays of a recording of several calls, which is how decoding runs a layer.
+double seconds_of(DeviceRuntime& runtime, bool recorded, const std::function<void()>& call);
+
+// A layer as measured_cost() runs it. x is [rows, D].
+struct TimedLayer {
+  at::Tensor gate;  // [H, D]
+  std::function<void(const at::Tensor& x)> dense;
+  // With pre-activations up to the threshold left out.
+  std::function<void(const at::Tensor& x, float threshold)> sparse;
+};
+// 1, 32, 256 and 1024 rows at densities of 0.5 to 50 %: a tenth of a second. Layers of one shape on
+// one device are measured once a process; others wait for it.
+CostModel measured_cost(DeviceRuntime& runtime, const FfnShape& shape, const TimedLayer& layer);
+
+}  // namespace twell::lm

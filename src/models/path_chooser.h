@@ -1,0 +1,45 @@
+// Sparse or dense, for the layers of FfnPath::automatic: what each is expected to cost at the
+// density that earlier calls had.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "models/cost_model.h"
+#include "models/device.h"
+
+namespace twell::lm {
+
+class PathChooser {
+ public:
+  // `runtime`: of the layer's device; outlives this.
+  PathChooser(CostModel cost, const FfnShape& shape, DeviceRuntime& runtime);
+
+  // Whether a call of so many rows is expected to be faster dense; false while nothing was seen.
+  bool dense(std::int64_t rows);
+  // Whether the next call is one to be counted. A count costs a few per cent of a small call: the
+  // first two, the first one after a recording, whose replays are not seen, and then one of 16.
+  bool samples();
+  // Non-zeros of the gate in a call of `rows` rows: int64 [] on the device. Nothing waits for it:
+  // it travels to the host behind the work, and is looked at once it has arrived. Passed over while
+  // another one is on its way, and while a graph is recorded.
+  void saw(const at::Tensor& nnz, std::int64_t rows);
+  // Moving average of what had arrived by the last of these calls; none before the first.
+  std::optional<double> density() const { return density_; }
+
+ private:
+  void look();
+
+  CostModel cost_;
+  FfnShape shape_;
+  DeviceRuntime& runtime_;
+  at::Tensor host_;  // int64 [1]
+  std::unique_ptr<Marker> marker_;
+  std::int64_t rows_ = 0;  // of the count on its way; 0: none
+  std::optional<double> density_;
+  std::int64_t calls_ = 0;
+  bool recorded_ = false;
+};
+
+}  // namespace twell::lm

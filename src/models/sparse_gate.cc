@@ -1,0 +1,58 @@
+#include "models/sparse_gate.h"
+
+#include <torch/types.h>
+
+#include <utility>
+
+#include "models/linear.h"
+#include "models/sparse_operators.h"
+#include "models/weights.h"
+
+namespace twell::lm {
+
+SparseGate::SparseGate(at::Tensor rows, double screen_limit, bool keep_rows)
+    : limit_(screen_limit), keep_rows_(keep_rows), rows_(std::move(rows)) {
+  if (limit_ == 0) pack();
+}
+
+void SparseGate::decide(const at::Tensor& x, const std::function<std::int64_t()>& candidates) {
+  constexpr std::int64_t kFewestRows = 32;  // that choose an axis well enough
+  if (form_ != Form::undecided) return;
+  if (x.size(0) < kFewestRows) {
+    pack();
+    return;
+  }
+  const ConstMatrixView gate = matrix_view(rows_);
+  const auto bytes = static_cast<std::int64_t>(screen_bytes(gate.rows, gate.cols));
+  screen_ = allocate_weights(bytes / 64, 64, at::kByte).view({bytes});
+  make_screen(gate, x.to(at::kFloat).sum(0).const_data_ptr<float>(), screen_.mutable_data_ptr());
+  form_ = Form::screened;
+  share_ = static_cast<double>(candidates()) /
+           (static_cast<double>(x.size(0)) * static_cast<double>(gate.rows));
+  if (share_ > limit_) pack();
+}
+
+void SparseGate::pack() {
+  packed_ = packed_weight(rows_);
+  screen_ = at::Tensor();
+  form_ = Form::packed;
+  if (!keep_rows_) {
+    rows_ = at::Tensor();
+  } else if (!rows_.is_cpu()) {
+    // Packing on a GPU pads rows and does not reorder them: one copy serves both paths.
+    rows_ = packed_.view({packed_.size(0) * kPanel, -1})
+                .narrow(0, 0, rows_.size(0))
+                .narrow(1, 0, rows_.size(1));
+  }
+}
+
+std::int64_t SparseGate::bytes() const {
+  std::int64_t sum = 0;
+  for (const at::Tensor* tensor : {&packed_, &screen_, &rows_}) {
+    const bool view = tensor == &rows_ && packed_.defined() && rows_.is_alias_of(packed_);
+    if (tensor->defined() && !view) sum += static_cast<std::int64_t>(tensor->nbytes());
+  }
+  return sum;
+}
+
+}  // namespace twell::lm

@@ -1,0 +1,48 @@
+// The gate of a sparse layer (up, in a layer without one), in the form that suits it: as stored
+// with its int8 screen (twell/screen.h) where that rules most neurons out; else packed for the
+// GEMM.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+
+#include "twell/ffn.h"
+
+namespace twell::lm {
+
+class SparseGate {
+ public:
+  // undecided: until decide(), where the tier has screens at all.
+  enum class Form : std::uint8_t { undecided, screened, packed };
+
+  // rows [H, D], contiguous, on any device. Screens need a share of pre-activations left of at most
+  // `screen_limit`; 0: packs at once. keep_rows: rows() stays there beside a packed copy.
+  SparseGate(at::Tensor rows, double screen_limit, bool keep_rows);
+
+  // Takes the form, for good, by inputs x [N, D] like those to come, 32 or more: with fewer it is
+  // packed. `candidates` runs them with the screen that is made then, and says how many
+  // pre-activations it left.
+  void decide(const at::Tensor& x, const std::function<std::int64_t()>& candidates);
+
+  Form form() const { return form_; }
+  // Operands of torch.ops.twell.ffn: the gate, and its screen, if any.
+  const at::Tensor& operand() const { return form_ == Form::packed ? packed_ : rows_; }
+  const at::Tensor& screen() const { return screen_; }
+  // [H, D], as the dense path takes it; undefined where it was given up.
+  const at::Tensor& rows() const { return rows_; }
+  std::int64_t bytes() const;              // of all that is kept
+  double share() const { return share_; }  // of pre-activations that the screen left, when decided
+
+ private:
+  void pack();
+
+  Form form_ = Form::undecided;
+  double limit_;
+  bool keep_rows_;
+  double share_ = 0;
+  at::Tensor rows_, packed_, screen_;
+};
+
+}  // namespace twell::lm

@@ -1,0 +1,73 @@
+// Every dense form computes the layer; the error measure measures.
+#include "measure/dense_ffn.h"
+
+#include <gtest/gtest.h>
+#include <torch/types.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "measure/reference.h"
+
+namespace twell::measure {
+namespace {
+
+TEST(DenseFfn, EveryFormMatchesTheReference) {
+  for (const bool gated : {true, false}) {
+    for (const at::ScalarType dtype : {at::kBFloat16, at::kFloat}) {
+      for (const auto& activation : {lm::ActivationChoice{io::HiddenAct::relu, 0},
+                                     lm::ActivationChoice{io::HiddenAct::relu_squared, 0},
+                                     lm::ActivationChoice{io::HiddenAct::fat_relu, 0.25F}}) {
+        SyntheticShape shape;
+        shape.input = 96;
+        shape.hidden = 320;
+        shape.gated = gated;
+        shape.dtype = dtype;
+        shape.activity.mean_nnz = 20;
+        const SyntheticLayer layer = synthetic_layer(shape, 3);
+        for (const std::int64_t tokens : {1, 17}) {
+          const at::Tensor x = synthetic_inputs(shape, tokens, 3);
+          const at::Tensor expected = reference_ffn(layer, activation, x);
+          const auto forms = available_forms(layer, activation, tokens);
+          EXPECT_EQ(forms.front(), DenseForm::linear);
+          EXPECT_GE(forms.size(), gated ? 2U : 1U);
+          for (const DenseForm form : forms) {
+            // Four roundings to the type (gate, up, product; output), fp32 sums of up to 320 terms:
+            // six units of the type stay on the safe side of both.
+            const double unit = std::ldexp(1.0, dtype == at::kFloat ? -22 : -8);
+            EXPECT_LT(max_rel_err(DenseFfn(form, layer, activation, tokens)(x), expected), 6 * unit)
+                << name_of(form) << " gated " << gated << " tokens " << tokens;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(DenseFfn, DoesNotTouchItsInputs) {
+  SyntheticShape shape;
+  shape.input = 32;
+  shape.hidden = 64;
+  shape.activity.mean_nnz = 8;
+  const SyntheticLayer layer = synthetic_layer(shape, 3);
+  const at::Tensor x = synthetic_inputs(shape, 4, 3);
+  const at::Tensor before = x.clone(), gate = layer.gate.clone();
+  const lm::ActivationChoice relu{io::HiddenAct::relu, 0};
+  for (const DenseForm form : available_forms(layer, relu, 4)) DenseFfn(form, layer, relu, 4)(x);
+  EXPECT_TRUE(at::equal(x, before));
+  EXPECT_TRUE(at::equal(layer.gate, gate));
+}
+
+TEST(MaxRelErr, IsRelativeToTheLargestOfTheRow) {
+  const at::Tensor expected = at::tensor({1.0, -10.0, 0.0, 0.0}, at::kDouble).view({2, 2});
+  const at::Tensor got = at::tensor({1.5, -10.0, 0.0, 0.25}, at::kDouble).view({2, 2});
+  // 0.5 of 10 in the first row; the second row is all zero, so its error counts as it is.
+  EXPECT_DOUBLE_EQ(max_rel_err(got, expected), 0.25);
+  EXPECT_DOUBLE_EQ(max_rel_err(expected, expected), 0.0);
+  const at::Tensor broken = at::full({2, 2}, std::numeric_limits<double>::quiet_NaN());
+  EXPECT_TRUE(std::isnan(max_rel_err(broken, expected)));
+}
+
+}  // namespace
+}  // namespace twell::measure
