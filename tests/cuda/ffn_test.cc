@@ -127,7 +127,7 @@ TEST(CudaErrors, NameOperationAndArgument) {
   };
   auto other = x;
   other.dtype = DType::f16;
-  has(run(other, on.weights(), y, workspace), "cuda::ffn: x: expected dtype bf16");
+  has(run(other, on.weights(), y, workspace), "cuda::ffn: x: expected bf16 [4, 16], got f16");
   other = x;
   other.rows = 3;
   has(run(other, on.weights(), y, workspace), "x: expected bf16 [4, 16], got bf16 [3, 16]");
