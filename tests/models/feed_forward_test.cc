@@ -6,6 +6,8 @@
 #include <torch/types.h>
 #include <torch/utils.h>
 
+#include "models/device.h"
+#include "models/ffn_device.h"
 #include "twell/screen.h"
 #include "twell/status.h"
 
@@ -101,6 +103,11 @@ TEST_P(Paths, AgreeWithTheDefinition) {
       FfnParameters neuron_major = layer.parameters;
       neuron_major.down = layer.parameters.down.t().contiguous().t();
       paths.push_back(make_sparse_feed_forward(neuron_major, layer.activation));
+      for (const FfnPath path : {FfnPath::sparse, FfnPath::automatic}) {  // as GPUs have them
+        if (c.dtype == at::kFloat) continue;
+        paths.push_back(make_device_feed_forward(layer.parameters, layer.activation, path,
+                                                 runtime_of(at::kCPU)));
+      }
     }
     for (const std::int64_t rows : {1, 2, 17, 70, 0}) {
       const at::Tensor x = at::randn({rows, width}).to(c.dtype);
