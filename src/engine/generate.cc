@@ -119,25 +119,27 @@ void decode_by_chunks(Model& model, KvCache& cache, at::Tensor logits,
   // What a sequence needs besides its result.
   struct Active {
     std::size_t index;
+    Random stream;
     std::int64_t token = 0;  // chosen, not yet run through the model
-    Sampler sampler;
   };
   std::vector<Active> active;
   for (std::size_t i = 0; i < result.sequences.size(); ++i) {
-    active.push_back({i, 0, Sampler(options.sampling, static_cast<std::int64_t>(i))});
+    active.push_back({i, sequence_stream(options.sampling.seed, static_cast<std::int64_t>(i))});
   }
-  const std::int64_t vocabulary = model.config().vocab_size;
   std::vector<Chunk> chunks;
   while (true) {
     // `logits` [active, V] belong to `active` in order; keep those that go on.
-    logits = logits.cpu();
-    const auto* row = logits.const_data_ptr<float>();
+    std::vector<double> uniforms;
+    for (Active& one : active) uniforms.push_back(one.stream.uniform());
+    const at::Tensor draws = at::tensor(uniforms, at::kDouble).to(logits.device());
+    const at::Tensor tokens = sample_rows(logits, options.sampling, draws).cpu();
+    const auto* token = tokens.const_data_ptr<std::int64_t>();
     std::vector<Active> going_on;
     for (Active& one : active) {
-      one.token = one.sampler.sample({row, static_cast<std::size_t>(vocabulary)});
-      row += vocabulary;
+      one.token = *token++;
+      if (one.token < 0) throw_broken_logits();
       if (ends.add(one.index, one.token, cache.length(static_cast<std::int64_t>(one.index)))) {
-        going_on.push_back(std::move(one));
+        going_on.push_back(one);
       }
     }
     active = std::move(going_on);
@@ -146,7 +148,7 @@ void decode_by_chunks(Model& model, KvCache& cache, at::Tensor logits,
     for (const Active& one : active) {
       chunks.push_back({static_cast<std::int64_t>(one.index), {&one.token, 1}});
     }
-    logits = model.head(model.hidden_states(chunks, &cache, options.observer)).to(at::kFloat);
+    logits = model.head(model.hidden_states(chunks, &cache, options.observer));
     result.timing.decode_tokens += static_cast<std::int64_t>(chunks.size());
   }
 }
@@ -221,7 +223,7 @@ GenerateResult generate(Model& model, std::span<const std::vector<std::int64_t>>
   KvCache cache = model.make_cache(static_cast<std::int64_t>(prompts.size()), capacity, steps);
 
   auto start = Clock::now();
-  const at::Tensor logits = model.head(prefill(model, prompts, cache, options)).to(at::kFloat);
+  const at::Tensor logits = model.head(prefill(model, prompts, cache, options));
   runtime_of(model.device()).synchronize();
   result.timing.prefill_seconds = seconds_since(start);
   if (options.max_tokens == 0) return result;

@@ -4,7 +4,6 @@
 #include <torch/types.h>
 #include <torch/utils.h>
 
-#include "engine/device_sampler.h"
 #include "twell/status.h"
 
 namespace twell::lm {
@@ -68,7 +67,7 @@ std::span<const std::int64_t> StepDecoder::fetch() {
 std::span<const std::int64_t> StepDecoder::first(const at::Tensor& logits) {
   const c10::InferenceMode inference;
   draw();
-  tokens_.copy_(sample_rows(logits.to(at::kFloat), sampling_, uniforms_));
+  tokens_.copy_(sample_rows(logits, sampling_, uniforms_));
   return fetch();
 }
 
@@ -76,7 +75,7 @@ std::span<const std::int64_t> StepDecoder::first(const at::Tensor& logits) {
 void StepDecoder::run() {
   // A slot that met broken logits holds -1; it is stopped or the caller has been told.
   const at::Tensor hidden = model_.step(tokens_.clamp_min(0), positions_, cache_);
-  tokens_.copy_(sample_rows(model_.head(hidden).to(at::kFloat), sampling_, uniforms_));
+  tokens_.copy_(sample_rows(model_.head(hidden), sampling_, uniforms_));
   positions_.add_(moves_);
 }
 

@@ -18,7 +18,7 @@ namespace twell::lm {
 class StepDecoder {
  public:
   // Decodes all slots of `cache`, which is fixed and holds their prompts. Model, cache and their
-  // device outlive this. Every slot draws from the stream that Sampler has for it.
+  // device outlive this. Slot i draws from sequence_stream(seed, i).
   StepDecoder(Model& model, KvCache& cache, const SamplingOptions& sampling);
 
   // Samples the first tokens from the logits [slots, V] of the prompts' last tokens.

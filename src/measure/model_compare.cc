@@ -29,7 +29,7 @@ Side side_of(ModelRunner& runner, bool decoding) {
 PieceShares profile(ModelRunner& runner, bool decoding) {
   const Side run = side_of(runner, decoding);
   lm::Profile seconds;
-  lm::Sampler sampler({.temperature = 0.8, .top_p = 0.95});
+  lm::Random random(0);
   run(0);
   runner.model().set_profile(&seconds);
   const auto begin = std::chrono::steady_clock::now();
@@ -38,8 +38,8 @@ PieceShares profile(ModelRunner& runner, bool decoding) {
     check_interrupt();
     run(i);
     lm::timed(&seconds, lm::Piece::sampling, [&] {
-      const at::Tensor row = runner.logits().to(at::kFloat).contiguous();
-      return sampler.sample({row.const_data_ptr<float>(), static_cast<std::size_t>(row.numel())});
+      return lm::sample_rows(runner.logits(), {.temperature = 0.8, .top_p = 0.95},
+                             at::full({1}, random.uniform(), at::kDouble));
     });
     total = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   }

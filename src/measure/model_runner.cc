@@ -2,7 +2,7 @@
 
 #include <torch/types.h>
 
-#include "engine/device_sampler.h"
+#include "engine/sampler.h"
 
 namespace twell::measure {
 
@@ -42,7 +42,7 @@ void ModelRunner::decode(std::int64_t i) {
 
 void ModelRunner::step() {
   const at::Tensor hidden = model_.step(text_.index_select(0, position_), position_, cache_);
-  sampled_.copy_(lm::sample_rows(model_.head(hidden).to(at::kFloat), {}, uniforms_));
+  sampled_.copy_(lm::sample_rows(model_.head(hidden), {}, uniforms_));
   position_.add_(1);
 }
 

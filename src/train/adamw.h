@@ -1,4 +1,4 @@
-// AdamW with fp32 master weights, one pass over memory per step.
+// PyTorch's fused AdamW over fp32 master weights, and the bf16 copies that the model computes with.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -34,8 +34,7 @@ class AdamW {
     at::Tensor compute;
     at::Tensor master;
   };
-  // tensor_operations: update by PyTorch's, as is done anyway where parameters are not on the CPU.
-  explicit AdamW(const std::vector<Entry>& entries, bool tensor_operations = false);
+  explicit AdamW(const std::vector<Entry>& entries);  // at least one
 
   // After each backward pass of a step with several micro-batches: moves gradients of a type
   // narrower than fp32 into their fp32 sum. (fp32 gradients add up in place.)
@@ -43,18 +42,16 @@ class AdamW {
   // L2 norm of the gradient of all parameters, in fp32 and fixed order.
   double grad_norm() const;
   // One update with the gradient times `grad_scale`; t = 1, 2, ... is the number of this update.
-  // PyTorch's formulation: p -= lr * wd * p; p -= lr / (1 - b1^t) * m / (sqrt(v / (1 - b2^t)) +
-  // eps). Then refreshes the compute parameters and clears all gradients.
+  // p -= lr * wd * p; p -= lr / (1 - b1^t) * m / (sqrt(v / (1 - b2^t)) + eps). Parameters without a
+  // gradient stay as they are. Then refreshes the compute parameters and clears all gradients.
   void update(const Recipe& recipe, double lr, double grad_scale, std::int64_t t);
   void clear_gradients();
 
   std::vector<OptimizedParameter>& parameters() { return parameters_; }
   const std::vector<OptimizedParameter>& parameters() const { return parameters_; }
-  OptimizedParameter& find(const std::string& name);  // throws Error where absent
 
  private:
   std::vector<OptimizedParameter> parameters_;
-  bool tensor_operations_;
 };
 
 }  // namespace twell::lm

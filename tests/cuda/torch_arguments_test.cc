@@ -99,8 +99,8 @@ TEST_F(TorchCudaArguments, Misalignment) {
 }
 
 TEST_F(TorchCudaArguments, Activation) {
-  expect_ffn_error(x_, gate_, up_, down_, "activation: expected one of relu, relu_squared, fat_relu",
-                   "silu");
+  expect_ffn_error(x_, gate_, up_, down_,
+                   "activation: expected one of relu, relu_squared, fat_relu", "silu");
 }
 
 TEST_F(TorchCudaArguments, OptionalOperands) {

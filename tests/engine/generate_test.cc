@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cmath>
 #include <fstream>
 #include <sstream>
 #include <thread>
@@ -276,6 +277,25 @@ std::string message_of(F f) {
     return error.what();
   }
   return "no error";
+}
+
+TEST(Generate, BrokenLogitsAreAnErrorByEitherDecoding) {
+  for (const bool steps : {false, true}) {
+    for (const SamplingOptions& sampling :
+         {SamplingOptions{}, SamplingOptions{.temperature = 1.0, .top_p = 0.9}}) {
+      const auto model = tiny_model(tiny_config());
+      const at::Tensor norm = model->parameters().back().second;
+      {
+        const at::NoGradGuard no_grad;
+        norm.fill_(std::nanf(""));
+      }
+      GenerateOptions options;
+      options.sampling = sampling;
+      options.static_steps = steps;
+      EXPECT_THAT(message_of([&] { generate(*model, prompts(), options); }),
+                  testing::HasSubstr("the model's logits are NaN or infinite"));
+    }
+  }
 }
 
 TEST(Generate, MistakesAreErrors) {

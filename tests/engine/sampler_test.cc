@@ -3,27 +3,40 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/types.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
-#include <map>
 #include <numeric>
+#include <vector>
 
 #include "twell/status.h"
 
 namespace twell::lm {
 namespace {
 
-constexpr int kDraws = 20000;
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr double kLargestUniform = 1.0 - 0x1.0p-53;
 
-std::vector<int> histogram(const SamplingOptions& options, const std::vector<float>& logits) {
-  Sampler sampler(options);
-  std::vector<int> counts(logits.size(), 0);
-  for (int i = 0; i < kDraws; ++i) ++counts[static_cast<std::size_t>(sampler.sample(logits))];
-  return counts;
+const std::vector<float> kLogits = {0.3F, -1.0F, 2.0F, 1.5F, -4.0F, 0.0F, 1.4F};
+
+at::Tensor row_of(const std::vector<float>& logits) { return at::tensor(logits).unsqueeze(0); }
+
+std::int64_t sample(const std::vector<float>& logits, const SamplingOptions& options,
+                    double uniform = 0.5) {
+  return sample_rows(row_of(logits), options, at::full({1}, uniform, at::kDouble))
+      .item<std::int64_t>();
 }
 
-std::vector<double> softmax(const std::vector<float>& logits, double temperature) {
+// What the draws 0.5 / n, 1.5 / n, … pick.
+at::Tensor sample_evenly(const std::vector<float>& logits, const SamplingOptions& options, int n) {
+  return sample_rows(row_of(logits).expand({n, -1}), options,
+                     (at::arange(n, at::kDouble) + 0.5) / n);
+}
+
+std::vector<double> softmax(const std::vector<float>& logits, double temperature = 1.0) {
   std::vector<double> p;
   for (const float x : logits) p.push_back(std::exp(x / temperature));
   const double sum = std::accumulate(p.begin(), p.end(), 0.0);
@@ -31,161 +44,239 @@ std::vector<double> softmax(const std::vector<float>& logits, double temperature
   return p;
 }
 
-// Five standard deviations of a binomial count: a false alarm once in two million.
-void expect_distribution(const std::vector<int>& counts, const std::vector<double>& p) {
+// Of even draws every token has its probability's share, give or take one at either end of its
+// interval; tokens without probability have none.
+void expect_shares(const SamplingOptions& options, const std::vector<double>& p) {
+  constexpr int kDraws = 2000;
+  const at::Tensor counts = at::bincount(sample_evenly(kLogits, options, kDraws), {},
+                                         static_cast<std::int64_t>(p.size()));
   for (std::size_t i = 0; i < p.size(); ++i) {
-    const double deviation = std::sqrt(kDraws * p[i] * (1 - p[i]));
-    EXPECT_NEAR(counts[i], kDraws * p[i], 5 * deviation) << "token " << i;
+    const auto count = counts[static_cast<std::int64_t>(i)].item<double>();
+    EXPECT_NEAR(count, kDraws * p[i], p[i] > 0 ? 1.0 : 0.0) << "token " << i;
   }
 }
-
-const std::vector<float> kLogits = {0.3F, -1.0F, 2.0F, 1.5F, -4.0F, 0.0F, 1.4F};
 
 TEST(Sampler, GreedyTakesTheLargestAndTheFirstOfEquals) {
-  Sampler sampler({});
-  EXPECT_EQ(sampler.sample(kLogits), 2);
-  EXPECT_EQ(sampler.sample(std::vector<float>{1.0F, 3.0F, 3.0F}), 1);
-  EXPECT_EQ(sampler.sample(std::vector<float>{-5.0F}), 0);
+  EXPECT_EQ(sample(kLogits, {}), 2);
+  EXPECT_EQ(sample({1.0F, 3.0F, 3.0F}, {}), 1);
+  EXPECT_EQ(sample({-5.0F}, {}), 0);
 }
 
-TEST(Sampler, TemperatureScalesTheLogits) {
+TEST(Sampler, EveryTokenHasItsShareOfTheDraws) {
   for (const double temperature : {0.5, 1.0, 2.0}) {
-    expect_distribution(histogram({.temperature = temperature, .seed = 3}, kLogits),
-                        softmax(kLogits, temperature));
+    expect_shares({.temperature = temperature}, softmax(kLogits, temperature));
+  }
+  const auto p = softmax(kLogits);  // 2: 0.42, 3: 0.25, 6: 0.23, 0: 0.08
+  const double three = p[2] + p[3] + p[6];
+  const std::vector<double> of_three = {0, 0, p[2] / three, p[3] / three, 0, 0, p[6] / three};
+  expect_shares({.temperature = 1.0, .top_k = 3}, of_three);
+  expect_shares({.temperature = 1.0, .top_k = 100}, p);
+  ASSERT_LT(p[2] + p[3], 0.7);
+  ASSERT_GT(three, 0.7);
+  expect_shares({.temperature = 1.0, .top_p = 0.7}, of_three);
+  // At least one, however small top_p is.
+  expect_shares({.temperature = 1.0, .top_p = 1e-9}, {0, 0, 1, 0, 0, 0, 0});
+  // Of the two likeliest the first alone has p2 / (p2 + p3) > 0.6 of what top_k leaves.
+  ASSERT_GT(p[2] / (p[2] + p[3]), 0.6);
+  expect_shares({.temperature = 1.0, .top_k = 2, .top_p = 0.6}, {0, 0, 1, 0, 0, 0, 0});
+}
+
+// Five standard deviations of a binomial count: a false alarm once in two million.
+TEST(Sampler, DrawsOfAStreamHaveTheDistribution) {
+  constexpr int kDraws = 20000;
+  Random stream = sequence_stream(3, 0);
+  std::vector<double> uniforms;
+  for (int i = 0; i < kDraws; ++i) uniforms.push_back(stream.uniform());
+  const at::Tensor counts =
+      at::bincount(sample_rows(row_of(kLogits).expand({kDraws, -1}), {.temperature = 1.0},
+                               at::tensor(uniforms, at::kDouble)),
+                   {}, static_cast<std::int64_t>(kLogits.size()));
+  const auto p = softmax(kLogits);
+  for (std::size_t i = 0; i < p.size(); ++i) {
+    EXPECT_NEAR(counts[static_cast<std::int64_t>(i)].item<double>(), kDraws * p[i],
+                5 * std::sqrt(kDraws * p[i] * (1 - p[i])));
   }
 }
 
-TEST(Sampler, TopKKeepsTheLikeliest) {
-  const auto p = softmax(kLogits, 1.0);
-  const double kept = p[2] + p[3] + p[6];
-  expect_distribution(histogram({.temperature = 1.0, .top_k = 3, .seed = 4}, kLogits),
-                      {0, 0, p[2] / kept, p[3] / kept, 0, 0, p[6] / kept});
-  expect_distribution(histogram({.temperature = 1.0, .top_k = 100, .seed = 4}, kLogits), p);
+// The definition, token by token.
+std::int64_t defined(const std::vector<float>& logits, const std::vector<std::int64_t>& order,
+                     const SamplingOptions& options, double uniform) {
+  const std::size_t all = order.size();
+  const bool cut =
+      (options.top_k > 0 && options.top_k < static_cast<std::int64_t>(all)) || options.top_p < 1.0;
+  std::vector<std::int64_t> kept = order;  // the likeliest first
+  if (!cut) std::iota(kept.begin(), kept.end(), 0);
+  if (options.top_k > 0 && options.top_k < static_cast<std::int64_t>(all)) {
+    kept.resize(static_cast<std::size_t>(options.top_k));
+  }
+  const double largest = logits[static_cast<std::size_t>(order[0])];
+  const auto weight = [&](std::int64_t token) {
+    return std::exp((logits[static_cast<std::size_t>(token)] - largest) / options.temperature);
+  };
+  double total = 0.0, sum = 0.0;
+  for (const std::int64_t token : kept) total += weight(token);
+  std::size_t count = 0;
+  if (options.top_p < 1.0) {
+    while (sum < options.top_p * total) sum += weight(kept[count++]);
+    kept.resize(count);
+    total = sum;
+  }
+  sum = 0.0;
+  for (const std::int64_t token : kept) {
+    sum += weight(token);
+    if (sum > uniform * total) return token;
+  }
+  return -2;
 }
 
-TEST(Sampler, TopPKeepsTheSmallestSetThatReachesIt) {
-  const auto p = softmax(kLogits, 1.0);  // 2: 0.42, 3: 0.25, 6: 0.23, 0: 0.08
-  ASSERT_LT(p[2] + p[3], 0.7);
-  ASSERT_GT(p[2] + p[3] + p[6], 0.7);
-  const double kept = p[2] + p[3] + p[6];
-  expect_distribution(histogram({.temperature = 1.0, .top_p = 0.7, .seed = 5}, kLogits),
-                      {0, 0, p[2] / kept, p[3] / kept, 0, 0, p[6] / kept});
-  // At least one, however small top_p is.
-  EXPECT_EQ(histogram({.temperature = 1.0, .top_p = 1e-9, .seed = 5}, kLogits)[2], kDraws);
-}
-
-// A vocabulary of thousands, from flat to steep, where the sum is reached within a crowd of nearly
-// equal tokens: exactly the smallest set is drawn, in its proportions.
-TEST(Sampler, TopPOfALargeVocabulary) {
-  for (const double spread : {0.0, 0.01, 1.0, 10.0}) {
-    for (const double top_p : {0.05, 0.5, 0.95}) {
-      Random random(11);
-      std::vector<float> logits(1000);
-      for (float& x : logits) x = static_cast<float>(spread * random.normal());
-      const auto p = softmax(logits, 0.7);
-      std::vector<std::size_t> order(p.size());
-      std::iota(order.begin(), order.end(), 0);
-      std::stable_sort(order.begin(), order.end(),
-                       [&](std::size_t a, std::size_t b) { return logits[a] > logits[b]; });
-      // The sums of the two sides may round differently in the last tokens' favour or not.
-      std::size_t count = 0;
-      double kept = 0.0;
-      while (kept < top_p) kept += p[order[count++]];
-      std::vector<double> rank(p.size());
-      for (std::size_t i = 0; i < order.size(); ++i) rank[order[i]] = static_cast<double>(i);
-
-      Sampler sampler({.temperature = 0.7, .top_p = top_p, .seed = 8});
-      constexpr int kBlocks = 4;  // of the kept tokens by rank: each has its share of the draws
-      std::vector<int> drawn(kBlocks, 0);
-      std::vector<double> share(kBlocks, 0.0);
-      const auto block = [&](double r) {
-        return static_cast<std::size_t>(r * kBlocks / static_cast<double>(count + 1));
-      };
-      for (std::size_t i = 0; i < count; ++i) {
-        share[block(static_cast<double>(i))] += p[order[i]] / kept;
+// Vocabularies around the number of candidates that are looked at first and around the size that is
+// sorted by radix; flat and steep, with few equals and, in bf16, with many.
+TEST(Sampler, IsWhatTheDefinitionSays) {
+  for (const std::int64_t size : {1, 2, 255, 256, 257, 1000, 40000}) {
+    for (const double spread : {0.0, 0.01, 1.0, 10.0}) {
+      for (const bool bf16 : {false, true}) {
+        Random random(11);
+        at::Tensor row = at::empty({1, size});
+        for (std::int64_t i = 0; i < size; ++i) {
+          row.mutable_data_ptr<float>()[i] = static_cast<float>(spread * random.normal());
+        }
+        if (bf16) row = row.to(at::kBFloat16).to(at::kFloat);
+        const std::vector<float> logits(row.const_data_ptr<float>(),
+                                        row.const_data_ptr<float>() + size);
+        std::vector<std::int64_t> order(logits.size());
+        std::iota(order.begin(), order.end(), 0);
+        std::stable_sort(order.begin(), order.end(), [&](std::int64_t a, std::int64_t b) {
+          return logits[static_cast<std::size_t>(a)] > logits[static_cast<std::size_t>(b)];
+        });
+        for (const std::int64_t top_k : {0, 1, 50, 128, 129, 900}) {
+          for (const double top_p : {1.0, 0.95, 0.5, 0.05}) {
+            const SamplingOptions options{.temperature = 0.7, .top_k = top_k, .top_p = top_p};
+            for (const double uniform : {0.0, random.uniform(), random.uniform()}) {
+              EXPECT_EQ(sample(logits, options, uniform), defined(logits, order, options, uniform))
+                  << size << " tokens, spread " << spread << (bf16 ? ", bf16" : "") << ", top_k "
+                  << top_k << ", top_p " << top_p << ", draw " << uniform;
+            }
+          }
+        }
       }
-      double furthest = 0.0;
-      for (int i = 0; i < kDraws; ++i) {
-        const double r = rank[static_cast<std::size_t>(sampler.sample(logits))];
-        furthest = std::max(furthest, r);
-        ASSERT_LE(r, static_cast<double>(count)) << "spread " << spread << ", top_p " << top_p;
-        ++drawn[block(r)];
-      }
-      for (std::size_t b = 0; b < kBlocks; ++b) {
-        const double deviation = std::sqrt(kDraws * share[b] * (1 - std::min(1.0, share[b])));
-        EXPECT_NEAR(drawn[b], kDraws * share[b], 5 * deviation + 1e-6 * kDraws)
-            << "spread " << spread << ", top_p " << top_p;
-      }
-      // All of the set can be drawn: its last eighth of probability is.
-      double tail = 0.0;
-      std::size_t reached = count;
-      while (reached > 1 && tail + p[order[reached - 1]] < kept / 8) tail += p[order[--reached]];
-      EXPECT_GE(furthest, static_cast<double>(reached) - 1);
     }
   }
+}
+
+// However the sums round, what is drawn is one of the kept tokens, and has a probability.
+TEST(Sampler, TheLastDrawIsOfATokenThatIsKept) {
+  std::vector<float> logits(300, 0.0F);
+  for (std::size_t i = 0; i < logits.size(); ++i) {
+    logits[i] = static_cast<float>(i < 200 ? 0.001 * static_cast<double>(i) : -2000.0);
+  }
+  const auto last = [&](const SamplingOptions& options) {
+    return sample(logits, options, kLargestUniform);
+  };
+  EXPECT_EQ(last({.temperature = 1.0}), 199);
+  EXPECT_EQ(last({.temperature = 1.0, .top_k = 50}), 150);
+  EXPECT_EQ(last({.temperature = 1.0, .top_k = 250}), 0);
+  EXPECT_EQ(last({.temperature = 1.0, .top_p = std::nextafter(1.0, 0.0)}), 0);
+  EXPECT_EQ(sample(logits, {.temperature = 1.0}, 0.0), 0);
 }
 
 TEST(Sampler, VerySmallTemperatureIsTheLargestLogit) {
-  for (const double temperature : {1e-3, 1e-300, 5e-324}) {
+  for (const double temperature : {1e-3, 1e-6, 1e-300, 5e-324}) {
     for (const double top_p : {1.0, 0.5}) {
-      Sampler sampler({.temperature = temperature, .top_p = top_p, .seed = 1});
-      for (int i = 0; i < 20; ++i) EXPECT_EQ(sampler.sample(kLogits), 2);
+      for (const double uniform : {0.0, 0.5, kLargestUniform}) {
+        EXPECT_EQ(sample(kLogits, {.temperature = temperature, .top_p = top_p}, uniform), 2);
+      }
     }
   }
 }
 
-TEST(Sampler, LargestIsFoundAnywhere) {
-  Sampler sampler({});
-  for (const std::size_t size : {1U, 15U, 16U, 17U, 33U, 100U}) {
-    for (std::size_t at = 0; at < size; ++at) {
-      std::vector<float> logits(size, -3.0F);
-      logits[at] = -2.0F;
-      EXPECT_EQ(sampler.sample(logits), static_cast<std::int64_t>(at));
-      logits[at] = std::numeric_limits<float>::quiet_NaN();
-      EXPECT_THROW(sampler.sample(logits), Error);
+TEST(Sampler, OfEqualsThoseOfSmallerIdAreKept) {
+  for (const std::size_t size : {4U, 300U, 600U}) {
+    std::vector<float> logits(size, -1.0F);
+    logits[1] = -0.0F;  // equals 0
+    logits[2] = 0.0F;
+    logits[3] = -0.0F;
+    for (const double uniform : {0.0, 0.4, 0.6, kLargestUniform}) {
+      EXPECT_EQ(sample(logits, {.temperature = 1.0, .top_k = 2}, uniform), uniform < 0.5 ? 1 : 2);
+      EXPECT_EQ(sample(logits, {.temperature = 0.01, .top_p = 0.5}, uniform),
+                uniform < 0.5 ? 1 : 2);
     }
   }
 }
 
-TEST(Sampler, TopPActsOnWhatTopKLeft) {
-  const auto p = softmax(kLogits, 1.0);
-  // Of the two likeliest the first alone has p2 / (p2 + p3) > 0.6 of what is left.
-  ASSERT_GT(p[2] / (p[2] + p[3]), 0.6);
-  EXPECT_EQ(histogram({.temperature = 1.0, .top_k = 2, .top_p = 0.6, .seed = 6}, kLogits)[2],
-            kDraws);
+TEST(Sampler, ARowsTokenDependsOnThatRowAlone) {
+  at::manual_seed(4);
+  const at::Tensor logits =
+      at::randn({5, 3000}) * at::tensor({0.1, 1.0, 3.0, 6.0, 12.0}).view({5, 1});
+  const at::Tensor uniforms = at::rand({5}, at::kDouble);
+  for (const SamplingOptions& options : {SamplingOptions{}, SamplingOptions{.temperature = 0.8},
+                                         SamplingOptions{.temperature = 0.8, .top_k = 40},
+                                         SamplingOptions{.temperature = 0.8, .top_p = 0.9}}) {
+    const at::Tensor together = sample_rows(logits, options, uniforms);
+    for (std::int64_t row = 0; row < 5; ++row) {
+      EXPECT_TRUE(
+          at::equal(together.narrow(0, row, 1),
+                    sample_rows(logits.narrow(0, row, 1), options, uniforms.narrow(0, row, 1))));
+    }
+  }
 }
 
-TEST(Sampler, SameSeedSameTokensAndSequencesDiffer) {
-  const auto draw = [](std::uint64_t seed, std::int64_t sequence) {
-    Sampler sampler({.temperature = 1.0, .seed = seed}, sequence);
-    std::vector<std::int64_t> out;
-    for (int i = 0; i < 64; ++i) out.push_back(sampler.sample(kLogits));
+TEST(Sampler, SameSeedSameDrawsAndSequencesDiffer) {
+  const auto draws = [](std::uint64_t seed, std::int64_t sequence) {
+    Random stream = sequence_stream(seed, sequence);
+    std::vector<double> out;
+    for (int i = 0; i < 64; ++i) out.push_back(stream.uniform());
     return out;
   };
-  EXPECT_EQ(draw(1, 0), draw(1, 0));
-  EXPECT_NE(draw(1, 0), draw(2, 0));
-  EXPECT_NE(draw(1, 0), draw(1, 1));
-  EXPECT_NE(draw(1, 1), draw(1, 2));
+  EXPECT_EQ(draws(1, 0), draws(1, 0));
+  EXPECT_NE(draws(1, 0), draws(2, 0));
+  EXPECT_NE(draws(1, 0), draws(1, 1));
+  EXPECT_NE(draws(1, 1), draws(1, 2));
 }
 
 // The same on every platform: draws of an equal distribution are thresholds of the generator alone.
 TEST(Sampler, KnownDraws) {
-  Sampler sampler({.temperature = 1.0, .seed = 1234567});
+  Random stream = sequence_stream(1234567, 0);
   const std::vector<float> equal(10, 0.0F);
   std::vector<std::int64_t> out;
-  for (int i = 0; i < 3; ++i) out.push_back(sampler.sample(equal));
+  for (int i = 0; i < 3; ++i) out.push_back(sample(equal, {.temperature = 1.0}, stream.uniform()));
   // The reference generator's first numbers over 2^64: 0.350, 0.174, 0.532.
   EXPECT_EQ(out, (std::vector<std::int64_t>{3, 1, 5}));
 }
 
+std::vector<SamplingOptions> all_ways() {
+  return {{},
+          {.temperature = 1.0},
+          {.temperature = 1.0, .top_k = 2},
+          {.temperature = 1.0, .top_p = 0.9},
+          {.temperature = 1.0, .top_k = 2, .top_p = 0.9}};
+}
+
 TEST(Sampler, ExtremeLogits) {
-  const float infinity = std::numeric_limits<float>::infinity();
-  Sampler sampler({.temperature = 1.0, .top_p = 0.9, .seed = 1});
-  for (int i = 0; i < 100; ++i) {
-    EXPECT_EQ(sampler.sample(std::vector<float>{-infinity, 1e30F, -1e30F, -infinity}), 1);
+  for (const SamplingOptions& options : all_ways()) {
+    for (const double uniform : {0.0, 0.5, kLargestUniform}) {
+      EXPECT_EQ(sample({-kInfinity, 1e30F, -1e30F, -kInfinity}, options, uniform), 1);
+    }
   }
-  Sampler cold({.temperature = 1e-6, .seed = 1});
-  EXPECT_EQ(cold.sample(kLogits), 2);
+}
+
+TEST(Sampler, BrokenLogitsAreFoundAnywhere) {
+  for (const SamplingOptions& options : all_ways()) {
+    for (const std::size_t size : {1U, 17U, 300U}) {
+      for (const std::size_t at : {std::size_t{0}, size / 2, size - 1}) {
+        for (const float broken : {kNan, kInfinity}) {
+          std::vector<float> logits(size, -3.0F);
+          logits[at] = broken;
+          EXPECT_EQ(sample(logits, options), -1);
+        }
+      }
+      EXPECT_EQ(sample(std::vector<float>(size, -kInfinity), options), -1);
+    }
+    // Beside a sound row.
+    const at::Tensor ids = sample_rows(at::tensor({kNan, 0.0F, -kInfinity, 5.0F}).view({2, 2}),
+                                       options, at::full({2}, 0.5, at::kDouble));
+    EXPECT_EQ(ids[0].item<std::int64_t>(), -1);
+    EXPECT_EQ(ids[1].item<std::int64_t>(), 1);
+  }
 }
 
 template <class F>
@@ -200,20 +291,15 @@ std::string message_of(F f) {
 
 TEST(Sampler, MistakesAreErrors) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
-  const auto make = [](SamplingOptions options) { Sampler sampler(options); };
-  EXPECT_THAT(message_of([&] { make({.temperature = -1.0}); }), testing::HasSubstr("temperature"));
-  EXPECT_THAT(message_of([&] { make({.temperature = nan}); }), testing::HasSubstr("temperature"));
-  EXPECT_THAT(message_of([&] { make({.top_k = -1}); }), testing::HasSubstr("top_k"));
-  EXPECT_THAT(message_of([&] { make({.top_p = 0.0}); }), testing::HasSubstr("top_p"));
-  EXPECT_THAT(message_of([&] { make({.top_p = 1.5}); }), testing::HasSubstr("top_p"));
-  for (const double temperature : {0.0, 1.0}) {
-    Sampler sampler({.temperature = temperature});
-    EXPECT_THAT(message_of([&] {
-                  sampler.sample(std::vector<float>{1.0F, static_cast<float>(nan), 0.0F});
-                }),
-                testing::HasSubstr("NaN"));
-    EXPECT_THAT(message_of([&] { sampler.sample({}); }), testing::HasSubstr("no logits"));
-  }
+  const auto check = [](const SamplingOptions& options) {
+    return message_of([&] { options.validate(); });
+  };
+  EXPECT_THAT(check({.temperature = -1.0}), testing::HasSubstr("temperature"));
+  EXPECT_THAT(check({.temperature = nan}), testing::HasSubstr("temperature"));
+  EXPECT_THAT(check({.top_k = -1}), testing::HasSubstr("top_k"));
+  EXPECT_THAT(check({.top_p = 0.0}), testing::HasSubstr("top_p"));
+  EXPECT_THAT(check({.top_p = 1.5}), testing::HasSubstr("top_p"));
+  EXPECT_THAT(message_of(throw_broken_logits), testing::HasSubstr("NaN"));
 }
 
 }  // namespace

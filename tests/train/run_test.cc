@@ -158,7 +158,7 @@ TEST(RunTraining, KeepsItsTimeBudget) {
   const TrainResult result = run_training(run);
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  EXPECT_GT(result.steps, 5);
+  EXPECT_GE(result.steps, 2);  // one before it is shortened, one after, however slow the machine
   EXPECT_LT(result.steps, 1000000);
   EXPECT_LT(seconds, 30.0);  // a loaded machine may take longer than it promised itself
   const auto log = log_of(run.out);

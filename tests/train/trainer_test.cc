@@ -200,16 +200,18 @@ TEST(TrainerTest, StopsAtANonFiniteLossAndKeepsTheWeights) {
   expect_same_bits(resumed->step(), healthy->step());
 }
 
+// Decay multiplies matrices by 1 - 0.1 · 1e3 = -99 a step: no fp32 holds them after 20 steps, so
+// the run cannot stay finite, whatever the machine.
 TEST(TrainerTest, AHugeLearningRateEndsInAnErrorNotInNaNWeights) {
   Recipe recipe = tiny_recipe();
   recipe.peak_lr = 1e3;
+  recipe.weight_decay = 0.1;
   recipe.clip = 0.0;
   recipe.steps = 200;
   const auto trainer = tiny_trainer(recipe);
   const std::string message = message_of([&] {
-    for (int i = 0; i < 200; ++i) trainer->step();
+    for (int i = 0; i < 30; ++i) trainer->step();
   });
-  if (message == "no error") GTEST_SKIP() << "this machine's arithmetic stayed finite";
   EXPECT_TRUE(contains(message, "learning rate")) << message;
   for (const auto& [name, tensor] : trainer->model().parameters()) {
     EXPECT_TRUE(tensor.isfinite().all().item<bool>()) << name;
