@@ -49,13 +49,6 @@ describe() {
   esac
 }
 
-has_tools() {
-  local tool
-  for tool in "$@"; do
-    command -v "$tool" >/dev/null || { echo "no $tool" && return 1; }
-  done
-}
-
 has_build_tools() {
   has_tools nvcc cmake ninja || return 1
   cmake_serves cmake || { echo "cmake is older than 3.25" && return 1; }
