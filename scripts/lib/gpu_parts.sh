@@ -165,7 +165,7 @@ run_build-lm() {
 run_operators() {
   TWELL_TORCH_LIBRARY=$GPU_LM_BUILD/src/torch_ops/libtwell_torch.so \
     TWELL_TORCH_CUDA_LIBRARY=$GPU_LM_BUILD/src/torch_ops/libtwell_torch_cuda.so \
-    "$(gpu_python)" -m pytest -q -rs -p no:cacheprovider "$ROOT/tests/cuda"
+    "$(gpu_python)" -m pytest "$ROOT/tests/cuda"
 }
 
 run_engine() {
