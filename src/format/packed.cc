@@ -58,9 +58,7 @@ void unpack_typed(const T* packed, MatrixView w) {
 }  // namespace
 
 void pack_weight(ConstMatrixView w, void* packed) {
-  require(w.dtype != DType::f16, "pack_weight", "w", "expected bf16 or f32, got f16");
-  require(w.row_stride >= w.cols, "pack_weight", "w", "row_stride ", w.row_stride,
-          " is smaller than its ", w.cols, " columns");
+  require_view("pack_weight", "w", w);
   if (w.dtype == DType::bf16) {
     pack_typed<bf16, 2>(w, static_cast<bf16*>(packed));
   } else {
@@ -72,6 +70,7 @@ void unpack_weight(PackedView packed, MatrixView w) {
   require(packed.dtype == w.dtype && packed.rows == w.rows && packed.cols == w.cols,
           "unpack_weight", "w", "expected ", name_of(packed.dtype), " [", packed.rows, ", ",
           packed.cols, "], got ", name_of(w.dtype), " [", w.rows, ", ", w.cols, "]");
+  require_view("unpack_weight", "w", w);
   if (w.dtype == DType::bf16) {
     unpack_typed<bf16, 2>(static_cast<const bf16*>(packed.data), w);
   } else {

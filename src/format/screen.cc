@@ -170,9 +170,7 @@ double screen_limit(CpuTier tier) {
 }
 
 void make_screen(ConstMatrixView w, const float* axis, void* screen) {
-  require(w.dtype != DType::f16, "make_screen", "w", "expected bf16 or f32, got f16");
-  require(w.row_stride >= w.cols, "make_screen", "w", "row_stride ", w.row_stride,
-          " is smaller than its ", w.cols, " columns");
+  require_view("make_screen", "w", w);
   if (w.dtype == DType::bf16) {
     make_typed<bf16>(w, axis, screen);
   } else {

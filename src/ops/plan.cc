@@ -1,9 +1,8 @@
 #include <algorithm>
 
-#include "core/check.h"
 #include "ops/gemm_input.h"
 #include "ops/sparse_rows.h"
-#include "twell/ffn.h"
+#include "ops/validate.h"
 
 namespace twell {
 namespace {
@@ -32,6 +31,7 @@ constexpr int kPackingTokens = 6;
 
 FfnPlan plan_ffn(const Context& context, std::int64_t tokens, const FfnWeights& weights) {
   constexpr std::int64_t kWidestTile = 65536;  // 16-bit columns
+  require_weight_shape("plan_ffn", "weights.gate", weights.gate);
   FfnPlan plan;
   plan.tier = context.tier();
   plan.threads = context.threads();

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include "tests/support/matrix.h"
+#include "twell/format.h"
+#include "twell/screen.h"
 #include "twell/status.h"
 
 namespace twell {
@@ -41,7 +43,24 @@ TYPED_TEST(PackedTest, RoundTripsAtTailSizesAndPadsWithZeros) {
 TEST(PackedErrors, NamesTheArgument) {
   test::TestMatrix<float> w(2, 2);
   EXPECT_THROW(unpack_weight({nullptr, DType::f32, 2, 3}, w.view()), Error);
-  EXPECT_THROW(pack_weight({nullptr, DType::f16, 2, 3}, nullptr), Error);
+}
+
+TEST(PackedErrors, RefusesF16) {
+  std::uint16_t bits[1024] = {};
+  const MatrixView w = {bits, DType::f16, 2, 3};
+  const auto expect_refused = [](const auto& call, const std::string& message) {
+    try {
+      call();
+      ADD_FAILURE() << "no error: " << message;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.what(), message);
+    }
+  };
+  const std::string why = "expected bf16 or f32, got f16";
+  expect_refused([&] { pack_weight(w, bits); }, "pack_weight: w: " + why);
+  expect_refused([&] { unpack_weight({bits, DType::f16, 2, 3}, w); }, "unpack_weight: w: " + why);
+  expect_refused([&] { make_screen(w, nullptr, bits); }, "make_screen: w: " + why);
+  expect_refused([&] { pack(w, {2, 3, 16, 1, DType::f16}); }, "TwellLayout: dtype: " + why);
 }
 
 }  // namespace

@@ -215,6 +215,11 @@ TEST(FfnErrors, NameOperationAndArgument) {
   weights.down.dtype = DType::f32;
   EXPECT_NE(run(x, weights, y.view()).find("weights.down"), std::string::npos);
   weights = layer.weights();
+  weights.gate.dtype = DType::f16;
+  EXPECT_EQ(run(x, weights, y.view()), "ffn: weights.gate: expected bf16 or f32, got f16");
+  EXPECT_EQ(message_of([&] { plan_ffn(context, 4, weights); }),
+            "plan_ffn: weights.gate: expected bf16 or f32, got f16");
+  weights = layer.weights();
   weights.gate.data = nullptr;
   EXPECT_EQ(run(x, weights, y.view()), "ffn: weights.gate: data is null");
   MatrixView short_y = y.view();
