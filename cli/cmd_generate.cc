@@ -21,14 +21,18 @@ struct GenerateCommand : ModelOptions {
   std::uint64_t seed = 1;
 };
 
-std::vector<std::vector<std::int64_t>> encode_prompts(const GenerateCommand& o,
-                                                      const io::Tokenizer& tokenizer,
-                                                      std::int64_t context) {
+std::vector<std::string> prompt_texts(const GenerateCommand& o) {
   std::vector<std::string> texts = o.prompts;
   if (!o.prompt_file.empty()) texts.push_back(read_text(o.prompt_file));
   if (texts.empty()) {
     throw Error(ErrorKind::invalid_argument, "--prompt", "missing; give a text to continue");
   }
+  return texts;
+}
+
+std::vector<std::vector<std::int64_t>> encode_prompts(const std::vector<std::string>& texts,
+                                                      const io::Tokenizer& tokenizer,
+                                                      std::int64_t context) {
   std::vector<std::vector<std::int64_t>> prompts;
   for (const std::string& text : texts) {
     if (text.empty()) {
@@ -51,9 +55,10 @@ std::vector<std::vector<std::int64_t>> encode_prompts(const GenerateCommand& o,
 }
 
 void run(GenerateCommand& o) {
+  const std::vector<std::string> texts = prompt_texts(o);
   const io::Tokenizer tokenizer = o.tokenizer();
   const auto model = o.open();
-  const auto prompts = encode_prompts(o, tokenizer, model->config().max_position_embeddings);
+  const auto prompts = encode_prompts(texts, tokenizer, model->config().max_position_embeddings);
   const bool stream = prompts.size() == 1;
 
   lm::GenerateOptions options;
@@ -77,7 +82,7 @@ void run(GenerateCommand& o) {
     const lm::GeneratedSequence& sequence = result.sequences[i];
     const std::vector<std::int32_t> ids(sequence.tokens.begin(), sequence.tokens.end());
     const std::string text = tokenizer.decode(ids, true);
-    if (!stream) o.say("--- {} ---\n{}{}\n", i + 1, o.prompts.empty() ? "" : o.prompts[i], text);
+    if (!stream) o.say("--- {} ---\n{}{}\n", i + 1, texts[i], text);
     tokens += static_cast<std::int64_t>(ids.size());
     sequences.push_back({{"text", text},
                          {"tokens", ids.size()},

@@ -1,5 +1,6 @@
-// Plain linear layers: y = x Wᵀ. x is [M, D], W [N, D], y [M, N], all of one dtype. f32
-// accumulation, y rounded once. Any M ≥ 0. Errors are twell::Error naming operation and argument.
+// Plain linear layers: y = x Wᵀ. x is [M, D], W [N, D], y [M, N], all of one dtype: bf16 or f32.
+// f32 accumulation, y rounded once. Any M ≥ 0. Errors are twell::Error naming operation and
+// argument.
 #pragma once
 
 #include "twell/context.h"

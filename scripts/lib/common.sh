@@ -47,6 +47,14 @@ step() {
   return "$status"
 }
 
+# has_tools COMMAND...: else prints which one is missing.
+has_tools() {
+  local tool
+  for tool in "$@"; do
+    command -v "$tool" >/dev/null || { echo "no $tool" && return 1; }
+  done
+}
+
 # cmake_serves CMAKE: it is 3.25 or later (presets of version 6).
 cmake_serves() {
   [[ -x $(command -v "$1") ]] &&

@@ -49,13 +49,6 @@ describe() {
   esac
 }
 
-has_tools() {
-  local tool
-  for tool in "$@"; do
-    command -v "$tool" >/dev/null || { echo "no $tool" && return 1; }
-  done
-}
-
 has_build_tools() {
   has_tools nvcc cmake ninja || return 1
   cmake_serves cmake || { echo "cmake is older than 3.25" && return 1; }
@@ -172,7 +165,7 @@ run_build-lm() {
 run_operators() {
   TWELL_TORCH_LIBRARY=$GPU_LM_BUILD/src/torch_ops/libtwell_torch.so \
     TWELL_TORCH_CUDA_LIBRARY=$GPU_LM_BUILD/src/torch_ops/libtwell_torch_cuda.so \
-    "$(gpu_python)" -m pytest -q -rs -p no:cacheprovider "$ROOT/tests/cuda"
+    "$(gpu_python)" -m pytest "$ROOT/tests/cuda"
 }
 
 run_engine() {

@@ -5,11 +5,12 @@ packages_of() {
   case $1 in
     build) echo "$(compiler_package) cmake ninja-build ccache python3 python3-venv ca-certificates" \
       "libfmt-dev nlohmann-json3-dev libcli11-dev libpcre2-dev" \
-      "libgtest-dev libgmock-dev librapidcheck-dev libbenchmark-dev" ;;
+      "libgtest-dev libgmock-dev" ;;
     # libomp: clang's own omp.h.
     test) echo git shellcheck clang-tidy-14 libomp-14-dev ;;
     fuzz) echo clang-14 libclang-rt-14-dev libomp-14-dev ;;
-    *) die "no package group '$1'; there are: build test fuzz" ;;
+    aarch64) echo g++-aarch64-linux-gnu qemu-user ;;
+    *) die "no package group '$1'; there are: build test fuzz aarch64" ;;
   esac
 }
 

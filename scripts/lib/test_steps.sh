@@ -14,6 +14,12 @@ run_ctest() {
       --output-on-failure --no-tests=error --output-junit "$RESULTS/$1.ctest.xml"
 }
 
+# lacks_aarch64: installs what tests of 64-bit Arm need; prints what is missing still, and fails where nothing is.
+lacks_aarch64() {
+  (ensure_packages aarch64) || true
+  ! has_tools aarch64-linux-gnu-g++ qemu-aarch64
+}
+
 # with_cuda BUILD_DIRECTORY: ON or OFF, as it is configured.
 with_cuda() { sed -n 's/^TWELL_CUDA:BOOL=//p' "$1/CMakeCache.txt"; }
 
@@ -68,4 +74,13 @@ build_check() {
     record "Build $1" failed $((SECONDS - start)) "$(log_of "Build $1")"
     return 1
   fi
+}
+
+# test_preset PRESET NAME: builds it and runs its tests; fails where it does not build.
+test_preset() {
+  if ! build_check "$1"; then
+    skip "$2" "the $1 build failed"
+    return 1
+  fi
+  check "$2" run_ctest "$1" || true
 }

@@ -1,5 +1,3 @@
-#include <cpuid.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -11,37 +9,6 @@
 
 namespace twell {
 namespace {
-
-struct CpuidResult {
-  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
-};
-
-CpuidResult cpuid(unsigned leaf, unsigned subleaf) {
-  CpuidResult r;
-  __get_cpuid_count(leaf, subleaf, &r.eax, &r.ebx, &r.ecx, &r.edx);
-  return r;
-}
-
-// Linux hands out the AMX tile registers on request only, once per process.
-bool request_amx_permission() {
-  constexpr long kArchReqXcompPerm = 0x1023;
-  constexpr long kXfeatureXtiledata = 18;
-  static const bool granted = syscall(SYS_arch_prctl, kArchReqXcompPerm, kXfeatureXtiledata) == 0;
-  return granted;
-}
-
-bool has_avx512_bf16() {
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-         __builtin_cpu_supports("avx512vnni") && (cpuid(7, 1).eax & (1U << 5)) != 0;
-}
-
-bool has_amx_bf16() {
-  constexpr unsigned kAmxBf16 = 1U << 22;
-  constexpr unsigned kAmxTile = 1U << 24;
-  const unsigned edx = cpuid(7, 0).edx;
-  return (edx & kAmxBf16) != 0 && (edx & kAmxTile) != 0 && request_amx_permission();
-}
 
 std::string list_tiers(const std::vector<CpuTier>& tiers) {
   std::string out;
@@ -71,20 +38,6 @@ CpuTier parse_cpu_tier(std::string_view name) {
   }
   throw Error(ErrorKind::invalid_argument, "cpu tier",
               concat("'", name, "' is not one of portable, avx2, avx512, amx"));
-}
-
-bool cpu_tier_available(CpuTier tier) {
-  switch (tier) {
-    case CpuTier::portable:
-      return true;
-    case CpuTier::avx2:
-      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    case CpuTier::avx512:
-      return has_avx512_bf16();
-    case CpuTier::amx:
-      return has_avx512_bf16() && has_amx_bf16();
-  }
-  return false;
 }
 
 std::vector<CpuTier> available_cpu_tiers() {

@@ -9,11 +9,11 @@
 namespace twell {
 namespace {
 
-void require_same_shape(const TwellLayout& layout, DType dtype, std::int64_t rows,
-                        std::int64_t cols, const char* operation) {
-  require(layout.rows == rows && layout.cols == cols && layout.dtype == dtype, operation, "dense",
-          "expected ", name_of(layout.dtype), " [", layout.rows, ", ", layout.cols, "], got ",
-          name_of(dtype), " [", rows, ", ", cols, "]");
+void check_dense(const TwellLayout& layout, ConstMatrixView dense, const char* operation) {
+  require(layout.rows == dense.rows && layout.cols == dense.cols && layout.dtype == dense.dtype,
+          operation, "dense", "expected ", name_of(layout.dtype), " [", layout.rows, ", ",
+          layout.cols, "], got ", name_of(dense.dtype), " [", dense.rows, ", ", dense.cols, "]");
+  require_view(operation, "dense", dense);
 }
 
 template <class T>
@@ -82,7 +82,7 @@ void validate_typed(const TwellMatrix& packed) {
 
 TwellMatrix pack(ConstMatrixView dense, const TwellLayout& layout) {
   TwellMatrix out(layout);
-  require_same_shape(layout, dense.dtype, dense.rows, dense.cols, "pack");
+  check_dense(layout, dense, "pack");
   if (layout.dtype == DType::bf16) {
     pack_typed<bf16>(dense, out);
   } else {
@@ -93,7 +93,7 @@ TwellMatrix pack(ConstMatrixView dense, const TwellLayout& layout) {
 
 void unpack(const TwellMatrix& packed, MatrixView dense) {
   const TwellLayout& layout = packed.layout();
-  require_same_shape(layout, dense.dtype, dense.rows, dense.cols, "unpack");
+  check_dense(layout, dense, "unpack");
   if (layout.dtype == DType::bf16) {
     unpack_typed<bf16>(packed, dense);
   } else {

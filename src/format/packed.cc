@@ -96,7 +96,7 @@ PackedWeight::PackedWeight(PreparedMemory memory, DType dtype, std::int64_t rows
 
 PackedWeight PackedWeight::borrow(const void* packed, DType dtype, std::int64_t rows,
                                   std::int64_t cols) {
-  require(dtype != DType::f16, "PackedWeight", "dtype", "expected bf16 or f32, got f16");
+  require_dtype("PackedWeight", "dtype", dtype);
   return {PreparedMemory::borrow(packed, "PackedWeight"), dtype, rows, cols};
 }
 
@@ -104,6 +104,7 @@ void PackedWeight::unpack(MatrixView w) const {
   require(dtype_ == w.dtype && rows_ == w.rows && cols_ == w.cols, "PackedWeight::unpack", "w",
           "expected ", name_of(dtype_), " [", rows_, ", ", cols_, "], got ", name_of(w.dtype), " [",
           w.rows, ", ", w.cols, "]");
+  require_view("PackedWeight::unpack", "w", w);
   if (dtype_ == DType::bf16) {
     unpack_typed<bf16, 2>(static_cast<const bf16*>(data()), w);
   } else {

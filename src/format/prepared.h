@@ -7,11 +7,9 @@
 namespace twell {
 
 inline void require_weight(ConstMatrixView w, const char* operation) {
-  require(w.dtype != DType::f16, operation, "w", "expected bf16 or f32, got f16");
   require(w.rows >= 1 && w.cols >= 1, operation, "w", "expected at least one row and column, got [",
           w.rows, ", ", w.cols, "]");
-  require(w.row_stride >= w.cols, operation, "w", "row_stride ", w.row_stride,
-          " is smaller than its ", w.cols, " columns");
+  require_view(operation, "w", w);
 }
 
 inline void require_prepared(const void* memory, const char* operation) {

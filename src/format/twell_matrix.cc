@@ -16,7 +16,7 @@ void TwellLayout::validate() const {
   check(tile >= 16 && tile <= 65536 && tile % 16 == 0, "tile", "a multiple of 16 up to 65536",
         tile);
   check(capacity >= 1 && capacity <= tile, "capacity", "1 to tile", capacity);
-  check(dtype != DType::f16, "dtype", "bf16 or f32", name_of(dtype));
+  require_dtype("TwellLayout", "dtype", dtype);
 }
 
 TwellMatrix::TwellMatrix(const TwellLayout& layout) : layout_(layout) {

@@ -5,6 +5,7 @@
 #include "core/check.h"
 #include "kernels/kernel.h"
 #include "ops/sparse_rows.h"
+#include "ops/validate.h"
 #include "twell/tuning.h"
 
 namespace twell {
@@ -28,6 +29,7 @@ std::int64_t row_block(CpuTier tier, std::int64_t rows) {
 FfnPlan plan_ffn(const Context& context, std::int64_t tokens, const FfnShape& shape,
                  GateForm gate) {
   constexpr std::int64_t kWidestTile = 65536;  // 16-bit columns
+  require_weight_shape("plan_ffn", "shape", shape.dtype, shape.hidden, shape.width);
   FfnPlan plan;
   plan.tier = context.tier();
   plan.threads = context.threads();

@@ -12,16 +12,12 @@ inline void require_matrix(const char* operation, const char* argument, ConstMat
   require(view.dtype == dtype && view.rows == rows && view.cols == cols, operation, argument,
           "expected ", name_of(dtype), " [", rows, ", ", cols, "], got ", name_of(view.dtype), " [",
           view.rows, ", ", view.cols, "]");
-  require(view.row_stride >= view.cols, operation, argument, "row stride ", view.row_stride,
-          " is smaller than its ", view.cols, " columns");
-  require(view.data != nullptr || rows * cols == 0, operation, argument, "data is null");
-  require(reinterpret_cast<std::uintptr_t>(view.data) % size_of(dtype) == 0, operation, argument,
-          "data is not aligned to its ", size_of(dtype), "-byte elements");
+  require_view(operation, argument, view);
 }
 
 inline void require_weight_shape(const char* operation, const char* argument, DType dtype,
                                  std::int64_t rows, std::int64_t cols) {
-  require(dtype != DType::f16, operation, argument, "expected bf16 or f32, got f16");
+  require_dtype(operation, argument, dtype);
   require(rows >= 1 && cols >= 1, operation, argument,
           "expected at least one row and column, got [", rows, ", ", cols, "]");
 }

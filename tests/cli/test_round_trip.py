@@ -71,6 +71,17 @@ def test_generate_takes_several_prompts(twell, trained):
     assert done.json["sequences"][1]["token_ids"] == alone.json["sequences"][0]["token_ids"]
 
 
+def test_generate_takes_a_prompt_and_a_file(twell, trained, work):
+    (work / "prompt.txt").write_text("A bird")
+    ask = ["generate", "--model", trained[0], "--prompt", "The cat", "--max-tokens", 4,
+           "--temperature", 0]
+    both = twell(*ask, "--prompt", "A bird", json_name="g7.json")
+    done = twell(*ask, "--prompt-file", work / "prompt.txt", json_name="g8.json")
+    assert done.json["sequences"] == both.json["sequences"]
+    for number, prompt in enumerate(["The cat", "A bird"], 1):
+        assert f"--- {number} ---\n{prompt}{done.json['sequences'][number - 1]['text']}\n" in done.out
+
+
 @pytest.mark.parametrize(
     ("prompt", "needle"), [("", "empty"), ("word " * 4000, "context")], ids=["empty", "too long"])
 def test_generate_refuses_bad_prompts(twell, trained, prompt, needle):

@@ -13,6 +13,7 @@
 #include "io/tokenizer.h"
 #include "models/convert.h"
 #include "tests/models/tiny_model.h"
+#include "tests/support/shared_data.h"
 #include "twell/status.h"
 
 namespace twell::lm {
@@ -23,11 +24,6 @@ using test::tiny_config;
 using test::tiny_model;
 using Tokens = std::vector<std::int64_t>;
 
-std::filesystem::path shared_data() {
-  const char* data = std::getenv("TWELL_DATA");
-  return data != nullptr ? data : "../shared/data";
-}
-
 std::string contents(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary);
   std::stringstream text;
@@ -37,11 +33,7 @@ std::string contents(const std::filesystem::path& path) {
 
 // The text of an independent implementation, see tests/models/llama2c_reference.py.
 TEST(Generate, GoldenStories) {
-  const auto source = shared_data() / "models/stories260K";
-  if (!std::filesystem::exists(source / "stories260K.bin")) {
-    GTEST_SKIP() << source / "stories260K.bin"
-                 << " is not here (TWELL_DATA)";
-  }
+  TWELL_DATA_OR_SKIP(source, "models/stories260K");
   ScratchDirectory directory;
   convert_llama2c(source / "stories260K.bin", source / "tok512.bin", directory.path());
   const auto model = load_model(directory.string());
@@ -166,16 +158,12 @@ TEST(Generate, TwoModelsInTwoThreads) {
 }
 
 TEST(Convert, ForeignTokenizerIsRefusedBeforeAnythingIsWritten) {
-  const auto data = shared_data();
-  if (!std::filesystem::exists(data / "models/stories260K/stories260K.bin")) {
-    GTEST_SKIP() << data / "models/stories260K"
-                 << " is not here (TWELL_DATA)";
-  }
+  TWELL_DATA_OR_SKIP(model, "models/stories260K/stories260K.bin");
+  TWELL_DATA_OR_SKIP(foreign, "tokenizers/smollm2/tokenizer.json");
   ScratchDirectory directory;
   const auto out = directory.path() / "out";
   try {
-    convert_llama2c(data / "models/stories260K/stories260K.bin",
-                    data / "tokenizers/smollm2/tokenizer.json", out);
+    convert_llama2c(model, foreign, out);
     ADD_FAILURE() << "no error";
   } catch (const Error& error) {
     EXPECT_THAT(error.what(),

@@ -5,6 +5,8 @@
 #include <optional>
 
 #include "tests/support/matrix.h"
+#include "twell/format.h"
+#include "twell/screen.h"
 #include "twell/status.h"
 
 namespace twell {
@@ -77,6 +79,26 @@ TEST(PackedErrors, MemoryHasToBeAligned) {
                  "aligned_alloc are");
   }
   EXPECT_THROW(PackedWeight::borrow(aligned + 8, DType::f32, 16, 4), Error);
+}
+
+TEST(PackedErrors, RefusesF16) {
+  std::uint16_t bits[1024] = {};
+  const MatrixView w = {bits, DType::f16, 2, 3};
+  const auto expect_refused = [](const auto& call, const std::string& message) {
+    try {
+      call();
+      ADD_FAILURE() << "no error: " << message;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.what(), message);
+    }
+  };
+  const std::string why = "expected bf16 or f32, got f16";
+  expect_refused([&] { pack_weight(w, bits); }, "twell::pack_weight: w: " + why);
+  expect_refused([&] { PackedWeight{w}; }, "twell::PackedWeight: w: " + why);
+  expect_refused([&] { PackedWeight::borrow(bits, DType::f16, 2, 3); },
+                 "twell::PackedWeight: dtype: " + why);
+  expect_refused([&] { make_screen(w, nullptr, bits); }, "twell::make_screen: w: " + why);
+  expect_refused([&] { pack(w, {2, 3, 16, 1, DType::f16}); }, "twell::TwellLayout: dtype: " + why);
 }
 
 }  // namespace

@@ -1,22 +1,10 @@
-"""What the comparisons with Python packages share: the driver program and the shared data."""
+"""What the comparisons with Python packages share: the driver program."""
 
 import os
-import pathlib
 import struct
 import subprocess
 
 import pytest
-
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-DATA = pathlib.Path(os.environ.get("TWELL_DATA", ROOT.parent / "shared" / "data"))
-
-
-def data_path(name):
-    """A file of the shared data; the test is skipped where it is absent."""
-    path = DATA / name
-    if not path.exists():
-        pytest.skip(f"{path} is not here")
-    return path
 
 
 class Driver:

@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from conftest import data_path
+from shared_data import data_path
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -8,7 +8,7 @@ import unicodedata
 
 import pytest
 
-from conftest import data_path
+from shared_data import data_path
 
 tokenizers = pytest.importorskip("tokenizers")
 from tokenizers import (  # noqa: E402

@@ -72,16 +72,4 @@ inline void expect_file_error(const std::function<void()>& action, const std::st
   expect_error(action, ErrorKind::environment, file, parts);
 }
 
-// The shared data, or an empty path.
-inline std::filesystem::path data_path(const std::string& name) {
-  const char* root = std::getenv("TWELL_DATA");
-  const std::filesystem::path path =
-      std::filesystem::path(root != nullptr ? root : "../shared/data") / name;
-  return std::filesystem::exists(path) ? path : std::filesystem::path();
-}
-
-#define TWELL_DATA_OR_SKIP(variable, name)                             \
-  const std::filesystem::path variable = ::twell::io::data_path(name); \
-  if ((variable).empty()) GTEST_SKIP() << "the shared data has no " << (name)
-
 }  // namespace twell::io

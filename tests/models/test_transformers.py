@@ -18,12 +18,13 @@ import sys
 
 import pytest
 
+from shared_data import data_path
+
 torch = pytest.importorskip("torch")
 np = pytest.importorskip("numpy")
 transformers = pytest.importorskip("transformers")
 
 HERE = pathlib.Path(__file__).resolve().parent
-DATA = pathlib.Path(os.environ.get("TWELL_DATA", HERE.parents[1].parent / "shared" / "data"))
 VOCABULARY, LENGTH = 211, 48
 LLAMA3 = {
     "rope_type": "llama3",
@@ -152,10 +153,7 @@ def test_sharded(driver, tmp_path):
 
 
 def stories(name):
-    path = DATA / "models/stories260K" / name
-    if not path.exists():
-        pytest.skip(f"{path} is not here")
-    return path
+    return data_path(f"models/stories260K/{name}")
 
 
 @pytest.mark.parametrize("golden, prompt", [("bos", ""), ("once", "Once upon a time")])

@@ -1,6 +1,4 @@
 // Every operation on every tier of this machine against the fp64 reference.
-#include <iostream>
-
 #include "tests/ops/ffn_fixture.h"
 #include "twell/status.h"
 
@@ -12,13 +10,6 @@ using namespace test;  // NOLINT(google-build-using-namespace): the fixture of t
 template <class T>
 class FfnTest : public testing::Test {
  protected:
-  static void SetUpTestSuite() {
-    for (CpuTier tier : kAllCpuTiers) {
-      if (!cpu_tier_available(tier)) {
-        std::cout << "[  SKIPPED ] tier " << name_of(tier) << ": not available on this machine\n";
-      }
-    }
-  }
   template <class F>
   static void on_every_tier(int threads, F f) {
     for (CpuTier tier : available_cpu_tiers()) {
@@ -29,6 +20,21 @@ class FfnTest : public testing::Test {
 };
 using Types = testing::Types<bf16, float>;
 TYPED_TEST_SUITE(FfnTest, Types);
+
+// The other tests loop over the tiers that the machine has: here one that it lacks counts as
+// skipped.
+class FfnTierTest : public testing::TestWithParam<CpuTier> {};
+INSTANTIATE_TEST_SUITE_P(Every, FfnTierTest, testing::ValuesIn(kAllCpuTiers),
+                         [](const auto& info) { return name_of(info.param); });
+
+TEST_P(FfnTierTest, RunsHere) {
+  if (!cpu_tier_available(GetParam())) {
+    GTEST_SKIP() << "tier " << name_of(GetParam()) << " is not available on this machine";
+  }
+  Context context({.threads = 2, .tier = GetParam()});
+  Layer<bf16> layer({17, 40, 70});
+  check_layer(context, layer);
+}
 
 TYPED_TEST(FfnTest, TailSizes) {
   this->on_every_tier(2, [](Context& context) {
@@ -236,6 +242,10 @@ TEST(FfnErrors, NameOperationAndArgument) {
   weights = layer.weights();
   weights.down.dtype = DType::f32;
   EXPECT_NE(run(x, weights, y.view()).find("twell::ffn: down"), std::string::npos);
+  FfnShape half = layer.weights().shape();
+  half.dtype = DType::f16;
+  EXPECT_EQ(message_of([&] { plan_ffn(context, 4, half, GateForm::packed); }),
+            "twell::plan_ffn: shape: expected bf16 or f32, got f16");
   MatrixView short_y = y.view();
   short_y.rows = 3;
   EXPECT_NE(run(x, layer.weights(), short_y).find("y: expected bf16 [4, 32]"), std::string::npos);

@@ -67,16 +67,39 @@ TYPED_TEST(LinearTest, TailSizes) {
   }
 }
 
+template <class F>
+std::string message_of(F f) {
+  try {
+    f();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
 TEST(Linear, ErrorsNameTheArgument) {
   Context context({.threads = 1, .tier = {}});
   test::Layer<bf16> layer({4, 32, 64});
   test::TestMatrix<bf16> y(4, 63);
-  try {
-    linear(context, std::as_const(layer.x).view(), layer.packed(), nullptr, y.view());
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_STREQ(error.what(), "twell::linear: y: expected bf16 [4, 64], got bf16 [4, 63]");
-  }
+  const ConstMatrixView x = std::as_const(layer.x).view();
+  EXPECT_EQ(message_of([&] { linear(context, x, layer.packed(), nullptr, y.view()); }),
+            "twell::linear: y: expected bf16 [4, 64], got bf16 [4, 63]");
+}
+
+TEST(Linear, RefusesF16) {
+  Context context({.threads = 1, .tier = {}});
+  test::Layer<bf16> layer({4, 32, 64});
+  test::TestMatrix<bf16> y(4, 64);
+  const auto f16 = [](auto view) {
+    view.dtype = DType::f16;
+    return view;
+  };
+  const ConstMatrixView x = std::as_const(layer.x).view();
+  const ConstMatrixView weight = std::as_const(layer.gate).view();
+  EXPECT_EQ(message_of([&] { linear(context, f16(x), layer.packed(), nullptr, f16(y.view())); }),
+            "twell::linear: x: expected bf16 [4, 32], got f16 [4, 32]");
+  EXPECT_EQ(message_of([&] { linear_as_stored(context, f16(x), f16(weight), f16(y.view())); }),
+            "twell::linear_as_stored: weight: expected bf16 or f32, got f16");
 }
 
 }  // namespace

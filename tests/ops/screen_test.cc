@@ -50,12 +50,14 @@ Exact exact_product(const TestMatrix<T>& x, std::int64_t r, const TestMatrix<T>&
 }
 
 // Against the definition: exact zeros where the pre-activation is below the threshold by more than
-// rounding, values within rounding elsewhere.
+// rounding, values within rounding elsewhere. A NaN hides the values of its row, and no neuron from
+// the counts.
 template <class T>
-void expect_definition(const TestMatrix<T>& h, const TestMatrix<T>& x, const TestMatrix<T>& gate,
+void expect_definition(const Fired<T>& fired, const TestMatrix<T>& x, const TestMatrix<T>& gate,
                        const ActivationSpec& spec) {
-  const double threshold =
-      spec.kind == Activation::fat_relu ? static_cast<double>(spec.threshold) : 0.0;
+  const TestMatrix<T>& h = fired.h;
+  std::vector<std::int64_t> least(fired.counts.neuron_nnz.size()), most(fired.tokens.size());
+  const auto threshold = static_cast<double>(spec.kept_above());
   for (std::int64_t r = 0; r < x.rows(); ++r) {
     std::vector<Exact> row;
     bool spread = false;  // times the zeros of the identity, one makes NaN of its whole row
@@ -64,16 +66,20 @@ void expect_definition(const TestMatrix<T>& h, const TestMatrix<T>& x, const Tes
       spread = spread || !(row.back().sum < 1e37);  // NaN, infinite, or so in f32
     }
     for (std::int64_t n = 0; n < gate.rows(); ++n) {
-      const auto [sum, magnitude] = row[static_cast<std::size_t>(n)];
+      const auto at = static_cast<std::size_t>(n);
+      const auto [sum, magnitude] = row[at];
+      const double delta =
+          std::isfinite(sum) ? accumulation_bound(static_cast<double>(x.cols()), magnitude) : 0.0;
+      const double low = ref::activate(sum - delta, spec);
+      const double high = ref::activate(sum + delta, spec);
+      least[at] += !(low < 0x1p-126);  // NaN fires; what is smaller may round to zero
+      most[at] += !(high <= 0.0);
       const double got = h.value(r, n);
       if (spread) {
         ASSERT_TRUE(!std::isfinite(got) || sum < 1e37)
             << r << "," << n << ": " << got << " of " << sum;
         continue;
       }
-      const double delta = accumulation_bound(static_cast<double>(x.cols()), magnitude);
-      const double low = ref::activate(sum - delta, spec);
-      const double high = ref::activate(sum + delta, spec);
       if (std::isinf(sum) || sum + delta <= threshold) {  // minus infinity
         ASSERT_EQ(got, 0.0) << r << "," << n << ": " << sum;
       } else {
@@ -82,6 +88,10 @@ void expect_definition(const TestMatrix<T>& h, const TestMatrix<T>& x, const Tes
             << r << "," << n;
       }
     }
+  }
+  for (std::size_t n = 0; n < least.size(); ++n) {
+    ASSERT_GE(fired.counts.neuron_nnz[n], least[n]) << "neuron " << n;
+    ASSERT_LE(fired.counts.neuron_nnz[n], most[n]) << "neuron " << n;
   }
 }
 
@@ -117,7 +127,7 @@ void check(const TestMatrix<T>& x, const TestMatrix<T>& gate, const ActivationSp
                                                  : axis == mean.data() ? ", mean"
                                                                        : ", token"));
       Context context({.threads = threads, .tier = tier});
-      expect_definition(activation_of(context, x, gate, spec, axis).h, x, gate, spec);
+      expect_definition(activation_of(context, x, gate, spec, axis), x, gate, spec);
     }
   }
 }

@@ -19,6 +19,7 @@
 
 #include "io/atomic_file.h"
 #include "io/tokenizer.h"
+#include "tests/support/shared_data.h"
 #include "tests/train/scratch.h"
 #include "tests/train/tiny_run.h"
 #include "train/run_directory.h"
@@ -263,10 +264,7 @@ TEST(RunTraining, AKilledProcessLeavesACheckpointThatContinuesTheSameRun) {
 }
 
 TEST(RunTraining, LearnsShakespeare) {
-  const char* data = std::getenv("TWELL_DATA");
-  const fs::path text =
-      fs::path(data != nullptr ? data : "../shared/data") / "corpora" / "tinyshakespeare.txt";
-  if (!fs::exists(text)) GTEST_SKIP() << text << " is not here";
+  TWELL_DATA_OR_SKIP(text, "corpora/tinyshakespeare.txt");
   const Scratch scratch;
   TrainRun run;
   run.out = scratch.path() / "run";

@@ -2,16 +2,14 @@
 
 import json
 import os
-import pathlib
 import random
 import subprocess
 
 import pytest
 
-tokenizers = pytest.importorskip("tokenizers")
+from shared_data import data_path
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-DATA = pathlib.Path(os.environ.get("TWELL_DATA", ROOT.parent / "shared" / "data"))
+tokenizers = pytest.importorskip("tokenizers")
 
 
 @pytest.fixture
@@ -83,8 +81,5 @@ def test_repeated_letters(learn):
 
 @pytest.mark.parametrize("vocab_size", [300, 4096])
 def test_real_text(learn, vocab_size):
-    path = DATA / "corpora" / "tinyshakespeare.txt"
-    if not path.exists():
-        pytest.skip(f"{path} is not here")
-    text = path.read_text()
+    text = data_path("corpora/tinyshakespeare.txt").read_text()
     compare(learn(text, vocab_size, 2), text, vocab_size, 2)
