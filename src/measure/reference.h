@@ -4,7 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "measure/synthetic.h"
-#include "twell/ffn.h"
+#include "models/feed_forward.h"
 
 namespace twell::measure {
 

@@ -1,0 +1,127 @@
+"""Code and commands of README.md and docs/: each stands in a compiled file, or is run here."""
+
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "bench/README.md"] + sorted(
+    (ROOT / "docs").glob("*.md")
+)
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(language):
+    """(file name, text) of every block of a language; "" has commands, pictures and layouts."""
+    for document in DOCUMENTS:
+        for kind, text in BLOCK.findall(document.read_text()):
+            if kind == language:
+                yield document.name, text
+
+
+def test_cpp_stands_in_a_compiled_file():
+    sources = [
+        path.read_text()
+        for folder in ("examples", "src", "include")
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in (".cc", ".h")
+    ]
+    found = list(blocks("cpp"))
+    assert len(found) >= 2
+    for name, text in found:
+        assert any(text in source for source in sources), f"{name}: in no source:\n{text}"
+
+
+def test_python_runs():
+    torch = pytest.importorskip("torch")
+    sys.path.insert(0, str(ROOT / "python"))
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        vocab_size=50,
+        hidden_act="relu",
+    )
+    given = {
+        "gate_weight": torch.randn(64, 32),
+        "up_weight": torch.randn(64, 32),
+        "down_weight": torch.randn(32, 64),
+        "x": torch.randn(5, 32),
+        "model": transformers.LlamaForCausalLM(config).eval(),
+        "token_ids": torch.randint(50, (1, 40)),
+    }
+    found = list(blocks("python"))
+    assert found
+    for name, text in found:
+        exec(compile(text, name, "exec"), dict(given))  # noqa: S102: our own documents
+
+
+# The same commands on layers and models of another size: a document shows what one would run, which
+# takes minutes.
+SMALL = {
+    "bench ffn": "--hidden 64 --ffn 256 --repeats 1 --seconds 0.001",
+    "bench model": "--prompt-tokens 8 --decode-tokens 4 --repeats 1 --seconds 0.001",
+    "calibrate": "--hidden 64 --ffn 256 --repeats 1 --seconds 0.001",
+    "generate": "--max-tokens 4",
+    "synth": "--layers 2 --hidden 64 --ffn 256 --heads 2 --vocab 300 --sample-tokens 2048",
+}
+
+
+def commands():
+    """Lines of blocks that call the command line, without their comments."""
+    for name, text in blocks(""):
+        if name != "README.md":
+            continue
+        for line in text.splitlines():
+            if line.startswith("scripts/twell "):
+                yield shlex.split(line, comments=True)[1:]
+
+
+def test_commands_run(tmp_path):
+    program = os.environ.get("TWELL_CLI") or pytest.skip("TWELL_CLI names no command line")
+    found = list(commands())
+    assert len(found) >= 5
+    for arguments in found:
+        for command, options in SMALL.items():
+            if arguments[: len(command.split())] == command.split():
+                arguments = arguments + options.split()
+        done = subprocess.run(
+            [program, *arguments],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            env={**os.environ, "TWELL_CALIBRATION": str(tmp_path / "calibration.json")},
+        )
+        assert done.returncode == 0, f"{arguments}\n{done.stdout}\n{done.stderr}"
+
+
+def test_scripts_exist_and_take_their_options():
+    """scripts/NAME in a block is there; steps and options are those of its help or source."""
+    for name, text in [*blocks(""), *blocks("sh")]:
+        for line in text.splitlines():
+            if line.startswith("scripts/"):
+                script, *arguments = shlex.split(line, comments=True)
+                source = (ROOT / script).read_text()
+                assert os.access(ROOT / script, os.X_OK), f"{name}: {line}"
+                if script == "scripts/test":
+                    source += (ROOT / "scripts/lib/test_steps.sh").read_text()
+                elif script != "scripts/gpu_check":
+                    continue
+                for argument in arguments:
+                    assert re.search(rf"(?<![\w-]){re.escape(argument)}\b", source), f"{name}: {line}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(document):
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", document.read_text()):
+        if "://" not in target:
+            assert (document.parent / target).exists(), target
