@@ -108,7 +108,7 @@ def test_scripts_exist_and_take_their_options():
     """scripts/NAME in a block is there; steps and options are those of its help or source."""
     for name, text in [*blocks(""), *blocks("sh")]:
         for line in text.splitlines():
-            if line.startswith("scripts/"):
+            if re.match(r"scripts/\w+(\s|$)", line):
                 script, *arguments = shlex.split(line, comments=True)
                 source = (ROOT / script).read_text()
                 assert os.access(ROOT / script, os.X_OK), f"{name}: {line}"
