@@ -2,6 +2,7 @@
 
 import ctypes
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -27,7 +28,15 @@ def test_main_help_lists_all_commands(twell):
     out = twell("--help").out
     for command in COMMANDS:
         assert f"\n  {command[0]} " in out
-    assert twell("--version").out.startswith("twell ")
+
+
+def test_version_is_that_of_the_python_package(twell):
+    """It stands there alone: CMake and the package's build read it."""
+    package = Path(__file__).resolve().parents[2] / "python"
+    source = (package / "twell" / "__init__.py").read_text()
+    (version,) = re.findall('^__version__ = "(.+)"$', source, re.M)
+    assert twell("--version").out == f"twell {version}\n"
+    assert 'dynamic = ["version"]' in (package / "pyproject.toml").read_text()
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
