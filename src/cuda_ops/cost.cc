@@ -2,7 +2,7 @@
 //
 // Both are bound by the largest of what they compute and what they read. The shares of a rate that
 // real kernels reach are estimates until they are measured; only the ratio of the two paths is
-// used, and callers correct that by measurements (models/path_choice.h).
+// used, and callers correct that by measurements (models/measured_cost.h).
 #include <algorithm>
 #include <cmath>
 
