@@ -14,6 +14,7 @@
 #include "measure/ffn_bench.h"
 #include "measure/trace_layer.h"
 #include "models/device.h"
+#include "models/sparse_operators.h"
 #include "twell/status.h"
 
 namespace twell::cli {

@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 
 TEST(EnergyMeter, CountsPackagesAndTheirWrapAround) {
   const fs::path directory =
-      fs::temp_directorypath() / ("twell_energy_" + std::to_string(::getpid()));
+      fs::temp_directory_path() / ("twell_energy_" + std::to_string(::getpid()));
   const auto write = [&](const char* name, double value) {
     fs::create_directories((directory / name).parent_path());
     std::ofstream(directory / name) << static_cast<std::int64_t>(value) << "\n";
