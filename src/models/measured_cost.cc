@@ -20,7 +20,7 @@ CostModel measure(DeviceRuntime& runtime, const FfnShape& shape, const TimedLaye
   cost.measured_on = runtime.describe();
   cost.gated = shape.gated;
   cost.tokens = {1, 32, 256, 1024};
-  cost.densities = {0.005, 0.02, 0.1, 0.5};
+  cost.densities = {0.005, 0.02, 0.1, 0.4};
   const auto per_weight = [&](double seconds) {
     return seconds * 1e9 / static_cast<double>(shape.width * shape.hidden);
   };

@@ -19,7 +19,7 @@ struct TimedLayer {
   // With pre-activations up to the threshold left out.
   std::function<void(const at::Tensor& x, float threshold)> sparse;
 };
-// 1, 32, 256 and 1024 rows at densities of 0.5 to 50 %: a tenth of a second. Layers of one shape on
+// 1, 32, 256 and 1024 rows at densities of 0.5 to 40 %: a tenth of a second. Layers of one shape on
 // one device are measured once a process; others wait for it.
 CostModel measured_cost(DeviceRuntime& runtime, const FfnShape& shape, const TimedLayer& layer);
 

@@ -49,8 +49,9 @@ void SparseGate::pack() {
 std::int64_t SparseGate::bytes() const {
   std::int64_t sum = 0;
   for (const at::Tensor* tensor : {&packed_, &screen_, &rows_}) {
+    if (!tensor->defined()) continue;
     const bool view = tensor == &rows_ && packed_.defined() && rows_.is_alias_of(packed_);
-    if (tensor->defined() && !view) sum += static_cast<std::int64_t>(tensor->nbytes());
+    if (!view) sum += static_cast<std::int64_t>(tensor->nbytes());
   }
   return sum;
 }

@@ -315,17 +315,17 @@ TEST(MeasuredCost, LayersOfOneShapeAreMeasuredOnce) {
 
 // What measured_cost() asks for is what fires.
 TEST(MeasuredCost, ThresholdsGiveTheDensities) {
-  const at::Tensor gate = at::randn({200, 16});
+  const at::Tensor gate = at::randn({4000, 16});
   std::vector<double> fired;
   const TimedLayer layer{gate, [](const at::Tensor&) {},
                          [&](const at::Tensor& x, float threshold) {
                            const at::Tensor g = at::linear(x, gate).gt(threshold);
                            fired.push_back(g.to(at::kDouble).mean().item<double>());
                          }};
-  const CostModel cost = measured_cost(runtime_of(at::kCPU), {16, 200, true, DType::f32}, layer);
+  const CostModel cost = measured_cost(runtime_of(at::kCPU), {16, 4000, true, DType::f32}, layer);
   for (const double share : fired) {
     const bool asked = std::any_of(cost.densities.begin(), cost.densities.end(),
-                                   [&](double d) { return std::abs(share - d) <= 1.0 / 200; });
+                                   [&](double d) { return std::abs(share - d) <= 1.0 / 4000; });
     EXPECT_TRUE(asked) << share;
   }
 }

@@ -18,50 +18,50 @@ OK: dict[str, Any] = {"x": X, "gate": PACKED, "up": LAYER.up, "down": LAYER.down
 
 # What is wrong, and what the message must hold.
 ERRORS: dict[str, tuple[dict[str, Any], str]] = {
-    "x is a scalar": ({"x": torch.tensor(1.0)}, "ffn: x: expected shape .*got a scalar"),
-    "x is double": ({"x": X.double()}, "ffn: x: expected dtype bfloat16 or float32, got"),
-    "x is half": ({"x": X.half()}, "ffn: x: expected dtype"),
+    "x is a scalar": ({"x": torch.tensor(1.0)}, "x: expected shape .*got a scalar"),
+    "x is double": ({"x": X.double()}, "x: expected dtype bfloat16 or float32, got"),
+    "x is half": ({"x": X.half()}, "x: expected dtype"),
     "x is narrower": (
         {"x": X[:, :23]},
-        r"ffn: gate: expected shape \[3, 23, 16\], as pack_weight makes of \[40, 23\]",
+        r"gate: expected shape \[3, 23, 16\], as pack_weight makes of \[40, 23\]",
     ),
     "up is bf16": (
         {"up": LAYER.up.bfloat16()},
-        r"ffn: up: expected f32 \[40, 24\], got bf16 \[40, 24\]",
+        r"up: expected f32 \[40, 24\], got bf16 \[40, 24\]",
     ),
-    "up is a vector": ({"up": LAYER.up[0]}, "ffn: up: expected a matrix"),
+    "up is a vector": ({"up": LAYER.up[0]}, "up: expected a matrix"),
     "down has a neuron less": (
         {"down": LAYER.down[1:]},
-        r"ffn: up: expected f32 \[39, 24\], got f32 \[40, 24\]",
+        r"up: expected f32 \[39, 24\], got f32 \[40, 24\]",
     ),
     "down is not neuron-major": (
         {"down": LAYER.down.t().contiguous()},
-        r"ffn: gate: expected shape \[2, 24, 16\], as pack_weight makes of \[24, 24\]",
+        r"gate: expected shape \[2, 24, 16\], as pack_weight makes of \[24, 24\]",
     ),
     "gate is not packed": (
         {"gate": LAYER.gate},
-        r"ffn: gate: expected shape \[3, 24, 16\], as pack_weight makes",
+        r"gate: expected shape \[3, 24, 16\], as pack_weight makes",
     ),
     "gate is bf16": (
         {"gate": twell.ops.pack_weight(LAYER.gate.bfloat16())},
-        "ffn: gate: expected f32, as the other arguments are, got bf16",
+        "gate: expected f32, as the other arguments are, got bf16",
     ),
     "gate of fewer neurons": (
         {"gate": twell.ops.pack_weight(LAYER.gate[:30])},
-        "ffn: gate: expected shape",
+        "gate: expected shape",
     ),
-    "screen of a packed gate": ({"screen": SCREEN}, "ffn: gate: expected a matrix"),
+    "screen of a packed gate": ({"screen": SCREEN}, "gate: expected a matrix"),
     "screen is none": (
         {"gate": LAYER.gate, "screen": X},
-        "ffn: screen: expected uint8",
+        "screen: expected uint8",
     ),
     "screen of another gate": (
         {"gate": LAYER.gate, "screen": twell.ops.screen_weight(LAYER.gate[:8])},
-        "ffn: screen: expected uint8",
+        "screen: expected uint8",
     ),
     "up beside a screen": (
         {"gate": LAYER.gate, "screen": SCREEN, "up": LAYER.up[:7]},
-        r"ffn: up: expected f32 \[40, 24\], got f32 \[7, 24\]",
+        r"up: expected f32 \[40, 24\], got f32 \[7, 24\]",
     ),
     "no neurons": (
         {
@@ -70,11 +70,11 @@ ERRORS: dict[str, tuple[dict[str, Any], str]] = {
             "up": None,
             "down": LAYER.down[:0],
         },
-        "ffn: gate: expected at least one",
+        "gate: expected at least one",
     ),
     "unknown activation": (
         {"activation": "silu"},
-        "activation: expected relu, relu_squared or fat",
+        "activation: expected one of relu, relu_squared, fat_relu",
     ),
     "negative threshold": (
         {"activation": "fat_relu", "threshold": -1.0},
@@ -106,7 +106,7 @@ ERRORS: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", ["ffn", "ffn_stats"])
 def test_ffn(name: str, case: str) -> None:
     changed, message = ERRORS[case]
-    with pytest.raises(RuntimeError, match=message):
+    with pytest.raises(RuntimeError, match=f"twell::{name}: {message}"):
         getattr(torch.ops.twell, name)(**{**OK, **changed})
 
 
