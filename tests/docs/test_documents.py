@@ -54,7 +54,7 @@ def test_python_runs():
         "gate_weight": torch.randn(64, 32),
         "up_weight": torch.randn(64, 32),
         "down_weight": torch.randn(32, 64),
-        "x": torch.randn(5, 32),
+        "x": torch.randn(40, 32),
         "model": transformers.LlamaForCausalLM(config).eval(),
         "token_ids": torch.randint(50, (1, 40)),
     }
