@@ -1,5 +1,6 @@
 #include "io/json_reader.h"
 
+#include <array>
 #include <cmath>
 #include <unordered_set>
 
@@ -12,14 +13,14 @@ constexpr int kMaxDepth = 64;
 
 }  // namespace
 
-Json parse_json(std::string_view text, const std::string& file) {
-  std::vector<std::unordered_set<std::string>> keys;  // of the objects that are open
-  const auto check = [&](int depth, Json::parse_event_t event, Json& value) {
+Json parse_json(std::string_view text, const std::string& file, JsonVisitor visit) {
+  std::array<std::unordered_set<std::string>, kMaxDepth + 1> keys;  // of the object at each depth
+  const auto check = [&](int depth, JsonEvent event, Json& value) {
     if (depth > kMaxDepth) fail_file(file, "is nested more than {} levels deep", kMaxDepth);
-    if (event == Json::parse_event_t::object_start) keys.emplace_back();
-    if (event == Json::parse_event_t::object_end) keys.pop_back();
-    if (event == Json::parse_event_t::key &&
-        !keys.back().insert(value.get_ref<const std::string&>()).second) {
+    if (visit && !visit(depth, event, value)) return false;
+    if (event == JsonEvent::object_start) keys.at(static_cast<std::size_t>(depth)) = {};
+    if (event == JsonEvent::key &&
+        !keys.at(static_cast<std::size_t>(depth - 1)).insert(value.get<std::string>()).second) {
       fail_file(file, "duplicate key {}", in_quotes(value.get_ref<const std::string&>()));
     }
     return true;
@@ -51,6 +52,8 @@ const char* kind_of(const Json& json) {
       return "a boolean";
     case Json::value_t::number_float:
       return "a fraction";
+    case Json::value_t::discarded:
+      return "an array or object";
     default:
       return "a number";
   }
