@@ -51,6 +51,8 @@ class JsonObject {
   std::string path_of(const char* key) const;  // "rope_scaling.factor"
 
  private:
+  const Json& expect(const char* key, bool (Json::*is)() const, const char* expected) const;
+
   const Json* json_;
   const std::string* file_;
   std::string path_;
