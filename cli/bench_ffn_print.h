@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,12 +14,12 @@
 namespace twell::cli {
 
 struct BenchFfnOptions : CommonOptions {
-  std::int64_t input = 2048;
+  std::int64_t input = 0;  // not given
   std::int64_t hidden = 5632;
   std::vector<std::int64_t> tokens = {1, 64, 2048};
   std::vector<double> nnz = {29};
   std::string grid, chart, trace;
-  std::int64_t trace_layer = -1;  // all
+  std::optional<std::int64_t> trace_layer;  // else all
   bool gated = true;
   std::string dtype = "bf16";
   std::string activation = "relu";

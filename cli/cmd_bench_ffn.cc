@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <memory>
 #include <optional>
 
 #include "cli/bench_ffn_print.h"
@@ -11,11 +10,11 @@
 #include "cli/progress.h"
 #include "io/activity_trace.h"
 #include "io/atomic_file.h"
+#include "io/file_error.h"
 #include "measure/ffn_bench.h"
 #include "measure/trace_layer.h"
 #include "models/device.h"
 #include "models/sparse_operators.h"
-#include "twell/status.h"
 
 namespace twell::cli {
 
@@ -97,12 +96,11 @@ struct Runs {
 void run_trace(BenchFfnOptions& o, const std::optional<measure::Peaks>& peaks) {
   const io::ActivityTrace trace(o.trace);
   const auto layers = static_cast<std::int64_t>(trace.header().layers);
-  if (o.trace_layer >= layers) {
-    throw Error(ErrorKind::invalid_argument, "--trace-layer",
-                fmt::format("{} has {} layers, asked for {}", o.trace, layers, o.trace_layer));
+  const std::int64_t first = o.trace_layer.value_or(0);
+  const std::int64_t last = o.trace_layer.value_or(layers - 1);
+  if (last >= layers) {
+    io::fail_argument("--trace-layer", "{} has {} layers, asked for {}", o.trace, layers, last);
   }
-  const std::int64_t first = std::max<std::int64_t>(o.trace_layer, 0);
-  const std::int64_t last = o.trace_layer < 0 ? layers - 1 : o.trace_layer;
   Runs runs(o, peaks, o.tokens.size() * static_cast<std::size_t>(last - first + 1));
   std::int64_t replayed = 0;
   for (std::int64_t l = first; l <= last; ++l) {
@@ -131,7 +129,7 @@ void expand(BenchFfnOptions& o) {
   if (!o.trace.empty()) {
     const io::ActivityTraceHeader header = io::ActivityTrace(o.trace).header();
     if (header.tokens == 0) {
-      throw Error(ErrorKind::environment, o.trace, "holds no tokens; record some text");
+      io::fail_file(o.trace, "holds no tokens; record some text");
     }
     o.hidden = header.hidden;
     o.gated = header.gated;
@@ -157,7 +155,7 @@ void check_device(const BenchFfnOptions& o) {
                        : "has no sparse path on a GPU; use bf16 or f16");
   }
   if (!on_cpu && o.peaks) {
-    throw Error(ErrorKind::unsupported, "--peaks", "measures the CPU; leave it out");
+    io::fail_unsupported("--peaks", "measures the CPU; leave it out");
   }
 }
 
@@ -167,8 +165,7 @@ void run(BenchFfnOptions& o) {
   expand(o);
   for (const double k : o.nnz) {
     if (!(k >= 0 && k <= static_cast<double>(o.hidden))) {
-      throw Error(ErrorKind::invalid_argument, "--nnz",
-                  fmt::format("{} is not between 0 and --ffn {}", k, o.hidden));
+      io::fail_argument("--nnz", "{} is not between 0 and --ffn {}", k, o.hidden);
     }
   }
   measure::keep_freed_memory();
@@ -216,27 +213,21 @@ void run(BenchFfnOptions& o) {
 }  // namespace
 
 void add_bench_ffn(CLI::App& bench) {
-  auto o = std::make_shared<BenchFfnOptions>();
-  CLI::App& c = add_command<BenchFfnOptions>(
+  auto [c, o] = add_command<BenchFfnOptions>(
       bench, "ffn",
       "One feed-forward layer: PyTorch dense (its fastest form) against sparse, in one process",
-      "twell bench ffn --hidden 2048 --ffn 5632 --tokens 1,64,2048 --nnz 29 --json out.json", o,
-      run);
-  const CLI::Range size(std::int64_t{1}, std::int64_t{1} << 20);
-  o->input = 0;
+      "twell bench ffn --hidden 2048 --ffn 5632 --tokens 1,64,2048 --nnz 29 --json out.json", run);
   c.add_option("--hidden", o->input,
                fmt::format("Width D of the model (default: {}, or that of the trace)", kInput))
-      ->check(size);
-  CLI::Option* ffn = c.add_option("--ffn", o->hidden, "Hidden units H of the layer")
-                         ->check(size)
-                         ->capture_default_str();
+      ->check(kCounts)
+      ->default_str("");
+  CLI::Option* ffn =
+      c.add_option("--ffn", o->hidden, "Hidden units H of the layer")->check(kCounts);
   CLI::Option* tokens = c.add_option("--tokens", o->tokens, "Tokens per call, a list")
                             ->delimiter(',')
-                            ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20))
-                            ->capture_default_str();
-  CLI::Option* nnz = c.add_option("--nnz", o->nnz, "Mean non-zeros of a token, a list")
-                         ->delimiter(',')
-                         ->capture_default_str();
+                            ->check(kCounts);
+  CLI::Option* nnz =
+      c.add_option("--nnz", o->nnz, "Mean non-zeros of a token, a list")->delimiter(',');
   CLI::Option* gated =
       c.add_flag("--gated,!--no-gated", o->gated, "With a gate (Llama, Qwen) or without");
   CLI::Option* grid = c.add_option("--grid", o->grid,
@@ -262,27 +253,19 @@ void add_bench_ffn(CLI::App& bench) {
   c.add_option("--chart", o->chart, "Also draw time against density, for each number of tokens")
       ->type_name("FILE.svg");
   c.add_option("--dtype", o->dtype, "bf16 or f32; on a GPU bf16 or f16")
-      ->check(CLI::IsMember({"bf16", "f16", "f32"}))
-      ->capture_default_str();
+      ->check(CLI::IsMember({"bf16", "f16", "f32"}));
   c.add_option("--activation", o->activation, "One that yields zeros")
-      ->check(CLI::IsMember(activation_names(true)))
-      ->capture_default_str();
-  c.add_option("--threshold", o->threshold, "Of fat_relu")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
+      ->check(CLI::IsMember(activation_names(true)));
+  c.add_option("--threshold", o->threshold, "Of fat_relu")->check(CLI::NonNegativeNumber);
   c.add_option(
        "--layers", o->layers,
        "Copies of the layer in memory, used in turns; enough of them and no weight is still "
        "in a cache when its layer comes again")
-      ->check(CLI::Range(1, 64))
-      ->capture_default_str();
-  c.add_option("--repeats", o->repeats, "Timed runs of each side")
-      ->check(CLI::Range(1, 1000))
-      ->capture_default_str();
+      ->check(CLI::Range(1, 64));
+  c.add_option("--repeats", o->repeats, "Timed runs of each side")->check(CLI::Range(1, 1000));
   c.add_option("--seconds", o->seconds, "Least length of a timed run")
-      ->check(CLI::Range(0.001, 60.0))
-      ->capture_default_str();
-  c.add_option("--seed", o->seed, "Of weights and inputs")->capture_default_str();
+      ->check(CLI::Range(0.001, 60.0));
+  c.add_option("--seed", o->seed, "Of weights and inputs");
   c.add_flag("--peaks", o->peaks, "Also measure the machine's peaks and print the floor");
   add_device_option(c, *o);
 }

@@ -14,9 +14,7 @@
 #include "engine/ffn_statistics.h"
 #include "measure/machine.h"
 #include "measure/model_compare.h"
-#include "measure/reference.h"
 #include "models/device.h"
-#include "twell/status.h"
 
 namespace twell::cli {
 namespace {
@@ -31,25 +29,6 @@ struct BenchModelCommand : ModelOptions {
 struct Load {
   double us = 0, peak_bytes = 0;
 };
-
-struct Errors {
-  double max_rel_err = 0;               // sparse against dense
-  std::optional<double> dense, sparse;  // against the same weights in fp32
-};
-Errors measure_errors(const BenchModelCommand& o, lm::Model& dense, lm::Model& sparse,
-                      std::span<const std::int64_t> tokens) {
-  Errors errors;
-  const at::Tensor from_dense = measure::sample_logits(dense, tokens);
-  const at::Tensor from_sparse = measure::sample_logits(sparse, tokens);
-  errors.max_rel_err = measure::max_rel_err(from_sparse, from_dense);
-  if (!o.reference) return errors;
-  ModelOptions wide = o;
-  wide.dtype = "f32";
-  const at::Tensor exact = measure::sample_logits(*wide.open(lm::FfnPath::dense), tokens);
-  errors.dense = measure::max_rel_err(from_dense, exact);
-  errors.sparse = measure::max_rel_err(from_sparse, exact);
-  return errors;
-}
 
 void print_pair(Table& table, const char* name, const measure::SpeedPair& pair) {
   table.row({name, fmt::format("{:.1f}", pair.dense_tokens_per_s()),
@@ -160,7 +139,7 @@ void run(BenchModelCommand& o) {
                              [&](const std::string& what) { progress.update(++done, what); });
   progress.finish();
   const auto prompt = std::span(tokens).first(static_cast<std::size_t>(o.compare.prompt_tokens));
-  const Errors errors = measure_errors(o, *plain, *sparse, prompt);
+  const LogitErrors errors = logit_errors(o, *plain, *sparse, prompt, o.reference);
   const double bound = measure::logits_error_bound(sparse->layers(), sparse->dtype());
 
   Table table({"", "dense tokens/s", "sparse tokens/s", "speedup", "dense form"});
@@ -200,28 +179,21 @@ void run(BenchModelCommand& o) {
 }  // namespace
 
 void add_bench_model(CLI::App& bench) {
-  auto o = std::make_shared<BenchModelCommand>();
-  CLI::App& c = add_command<BenchModelCommand>(
+  auto [c, o] = add_command<BenchModelCommand>(
       bench, "model",
       "A whole model: prefill and decode, PyTorch dense (its faster form) against sparse",
-      "twell bench model --model synth-0.5b --text book.txt --prompt-tokens 512", o, run);
+      "twell bench model --model synth-0.5b --text book.txt --prompt-tokens 512", run);
   add_model_option(c, *o);
   add_dtype_option(c, *o);
   add_device_option(c, *o);
   c.add_option("--text", o->text, "Real text to run (default: random tokens)")->type_name("FILE");
-  const CLI::Range count(std::int64_t{1}, std::int64_t{1} << 20);
-  c.add_option("--prompt-tokens", o->compare.prompt_tokens, "Tokens of a prefill")
-      ->check(count)
-      ->capture_default_str();
+  c.add_option("--prompt-tokens", o->compare.prompt_tokens, "Tokens of a prefill")->check(kCounts);
   c.add_option("--decode-tokens", o->compare.decode_tokens, "Tokens decoded after it")
-      ->check(count)
-      ->capture_default_str();
+      ->check(kCounts);
   c.add_option("--repeats", o->compare.measure.repeats, "Timed runs of each side")
-      ->check(CLI::Range(1, 1000))
-      ->capture_default_str();
+      ->check(CLI::Range(1, 1000));
   c.add_option("--seconds", o->compare.measure.min_seconds, "Least length of a timed run")
-      ->check(CLI::Range(0.001, 600.0))
-      ->capture_default_str();
+      ->check(CLI::Range(0.001, 600.0));
   c.add_flag("--reference", o->reference,
              "Also compare both sides with the same weights in fp32 (twice the memory)");
 }

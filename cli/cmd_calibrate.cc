@@ -1,5 +1,4 @@
 // twell calibrate: measures what --ffn auto chooses by, once per machine.
-#include <memory>
 
 #include "cli/command.h"
 #include "cli/progress.h"
@@ -64,23 +63,18 @@ void run(CalibrateCommand& o) {
 }  // namespace
 
 void add_calibrate(CLI::App& app) {
-  auto o = std::make_shared<CalibrateCommand>();
-  CLI::App& c = add_command<CalibrateCommand>(
+  auto [c, o] = add_command<CalibrateCommand>(
       app, "calibrate",
       "Measure once what --ffn auto chooses by on this machine, and keep it in the cache folder",
-      "twell calibrate", o, run);
+      "twell calibrate", run);
   c.add_option("--hidden", o->shape.width, "Width D of the layer measured")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
+      ->check(CLI::PositiveNumber);
   c.add_option("--ffn", o->shape.hidden, "Hidden units H of the layer measured")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
+      ->check(CLI::PositiveNumber);
   c.add_option("--repeats", o->measure.repeats, "Timed runs of each path and density")
-      ->check(CLI::Range(1, 1000))
-      ->capture_default_str();
+      ->check(CLI::Range(1, 1000));
   c.add_option("--seconds", o->measure.min_seconds, "Least length of a timed run")
-      ->check(CLI::Range(0.001, 60.0))
-      ->capture_default_str();
+      ->check(CLI::Range(0.001, 60.0));
 }
 
 }  // namespace twell::cli

@@ -2,16 +2,14 @@
 #include <torch/types.h>
 
 #include <filesystem>
-#include <memory>
 
 #include "cli/command.h"
 #include "cli/model_files.h"
 #include "cli/progress.h"
-#include "cli/save_model.h"
 #include "cli/table.h"
 #include "engine/neuron_order.h"
+#include "io/file_error.h"
 #include "models/convert.h"
-#include "twell/status.h"
 
 namespace twell::cli {
 namespace {
@@ -29,12 +27,6 @@ struct ConvertCommand : CommonOptions {
   std::string text;
   std::int64_t max_tokens = 8192;
 };
-
-std::string guess_layout(const ConvertCommand& o) {
-  if (!o.from.empty()) return o.from;
-  if (fs::is_directory(o.in)) return "hf";
-  return "llama2c";
-}
 
 // The released SparseLM layout, sharded files and other element types become the plain layout.
 nlohmann::json convert_directory(const ConvertCommand& o) {
@@ -77,17 +69,15 @@ nlohmann::json convert_directory(const ConvertCommand& o) {
 
 void run(ConvertCommand& o) {
   if (!fs::exists(o.in)) {
-    throw Error(ErrorKind::environment, "--in " + o.in, "does not exist");
+    io::fail_file("--in " + o.in, "does not exist");
   }
   if (fs::exists(fs::path(o.out) / "config.json")) {
-    throw Error(ErrorKind::environment, "--out " + o.out,
-                "holds a model already; choose another directory");
+    io::fail_file("--out " + o.out, "holds a model already; choose another directory");
   }
-  const std::string layout = guess_layout(o);
+  const std::string layout = !o.from.empty() ? o.from : fs::is_directory(o.in) ? "hf" : "llama2c";
   nlohmann::json reordering;
   if (o.reorder && layout == "llama2c") {
-    throw Error(ErrorKind::invalid_argument, "--reorder",
-                "needs a model directory; convert the llama2.c file first");
+    io::fail_argument("--reorder", "needs a model directory; convert the llama2.c file first");
   }
   if (layout == "llama2c") {
     lm::convert_llama2c(o.in, o.tokenizer, o.out);
@@ -109,12 +99,11 @@ void run(ConvertCommand& o) {
 }  // namespace
 
 void add_convert(CLI::App& app) {
-  auto o = std::make_shared<ConvertCommand>();
-  CLI::App& c = add_command<ConvertCommand>(
+  auto [c, o] = add_command<ConvertCommand>(
       app, "convert",
       "Turn another checkpoint layout into a Hugging Face directory, or put neurons in a better "
       "order",
-      "twell convert --in stories260K.bin --tokenizer tok512.bin --out stories260K", o, run);
+      "twell convert --in stories260K.bin --tokenizer tok512.bin --out stories260K", run);
   c.add_option("--in", o->in, "Checkpoint: a llama2.c file, or a model directory")
       ->required()
       ->type_name("PATH");
@@ -124,8 +113,7 @@ void add_convert(CLI::App& app) {
   c.add_option("--tokenizer", o->tokenizer, "Its tokenizer (of hf: that of the directory)")
       ->type_name("PATH");
   c.add_option("--dtype", o->dtype, "bf16, f32 or auto (as stored); of model directories")
-      ->check(CLI::IsMember({"bf16", "f32", "auto"}))
-      ->capture_default_str();
+      ->check(CLI::IsMember({"bf16", "f32", "auto"}));
   CLI::Option* text =
       c.add_option("--text", o->text, "Text to watch the neurons on")->type_name("FILE");
   CLI::Option* reorder = c.add_flag(
@@ -137,7 +125,6 @@ void add_convert(CLI::App& app) {
   c.add_flag("--keep-all", o->keep_all, "Leave out no neuron when reordering")->needs(reorder);
   c.add_option("--max-tokens", o->max_tokens, "Tokens of the text to use; 0: all")
       ->check(CLI::NonNegativeNumber)
-      ->capture_default_str()
       ->needs(reorder);
   c.add_option("--out", o->out, "Directory to make")->required()->type_name("DIR");
 }

@@ -17,14 +17,12 @@
 #include "engine/ffn_statistics.h"
 #include "engine/generate.h"
 #include "io/atomic_file.h"
+#include "io/file_error.h"
 #include "measure/interrupt.h"
 #include "measure/model_compare.h"
-#include "measure/reference.h"
 #include "train/corpus.h"
 #include "train/demo_recipe.h"
-#include "train/run_directory.h"
 #include "twell/device.h"
-#include "twell/status.h"
 
 namespace twell::cli {
 namespace {
@@ -35,12 +33,12 @@ struct DemoCommand : CommonOptions {
   std::vector<std::string> texts;
   std::string out = "twell-demo";
   double minutes = 7;
-  std::int64_t steps = 0;
+  std::optional<std::int64_t> steps;
   std::string prompt;
   std::int64_t max_tokens = 96;
   double temperature = 0.8;
   std::uint64_t seed = 1;
-  std::int64_t layers = 0, hidden = 0, ffn = 0, context = 0, batch = 0, bpe_vocab = 0;
+  std::optional<std::int64_t> layers, hidden, ffn, context, batch, bpe_vocab;
 };
 
 // The demo's recipe with what was asked for on the command line.
@@ -49,24 +47,24 @@ lm::TrainRun make_run(const DemoCommand& o) {
   run.data.assign(o.texts.begin(), o.texts.end());
   run.cache = fs::path(o.out) / "cache";
   run.recipe.seed = o.seed;
-  const auto set = [](std::int64_t& value, std::int64_t given) {
-    if (given > 0) value = given;
+  const auto set = [](std::int64_t& value, std::optional<std::int64_t> given) {
+    value = given.value_or(value);
   };
   set(run.config.num_hidden_layers, o.layers);
   set(run.config.hidden_size, o.hidden);
   set(run.config.intermediate_size, o.ffn);
-  if (o.hidden > 0) {
-    run.config.num_attention_heads = std::max<std::int64_t>(1, o.hidden / 64);
+  if (o.hidden) {
+    run.config.num_attention_heads = std::max<std::int64_t>(1, *o.hidden / 64);
     run.config.num_key_value_heads = run.config.head_dim = 0;
   }
   set(run.recipe.context, o.context);
   set(run.recipe.micro_batch, o.batch);
   set(run.bpe_vocab_size, o.bpe_vocab);
-  if (o.steps > 0) {
-    run.recipe.warmup_steps = std::min(run.recipe.warmup_steps, o.steps / 10);
-    run.recipe.l1_warmup = std::min(run.recipe.l1_warmup, o.steps / 4);
-    run.recipe.l1_start = std::min(run.recipe.l1_start, o.steps / 10);
-    run.recipe.steps = o.steps;
+  if (o.steps) {
+    run.recipe.warmup_steps = std::min(run.recipe.warmup_steps, *o.steps / 10);
+    run.recipe.l1_warmup = std::min(run.recipe.l1_warmup, *o.steps / 4);
+    run.recipe.l1_start = std::min(run.recipe.l1_start, *o.steps / 10);
+    run.recipe.steps = *o.steps;
     run.recipe.time_budget_s = 0;
   } else {
     // What comes before and after training takes about a minute on two cores.
@@ -78,26 +76,10 @@ lm::TrainRun make_run(const DemoCommand& o) {
 }
 
 lm::TrainResult train(const DemoCommand& o, lm::TrainRun& run, std::vector<lm::LogRecord>& log) {
-  std::optional<Progress> progress;
-  std::string stage;
-  const auto enter = [&](const std::string& next, std::int64_t total) {
-    if (next == stage) return;
-    if (progress) progress->finish();
-    progress.emplace(next, total);
-    stage = next;
-  };
-  run.preparing = [&](const std::string& what, double share) {
-    enter(what, 100);
-    progress->update(static_cast<std::int64_t>(share * 100));
-  };
-  run.progress = [&](const lm::LogRecord& record) {
-    enter("training", record.steps);
+  lm::TrainResult result = train_with_progress(run, [&log](const lm::LogRecord& record) {
     log.push_back(record);
-    progress->update(record.step, describe(record, run.config.intermediate_size));
     return true;
-  };
-  lm::TrainResult result = lm::run_training(run);
-  if (progress) progress->finish();
+  });
   o.say("  cross entropy {:.2f} -> {:.2f}, {:.1f} of {} hidden units fire per token ({:.1f} %)\n",
         result.loss_first, result.loss_last, result.nnz_mean, result.hidden_units,
         100 * result.nnz_mean / static_cast<double>(result.hidden_units));
@@ -108,16 +90,8 @@ struct Models {
   std::unique_ptr<lm::Model> plain, prepacked, sparse;
 };
 
-Models open_models(const std::string& directory, int threads) {
-  ModelOptions open;
-  open.model = directory;
-  open.threads = threads;
-  return {open.open(lm::FfnPath::dense), open.open(lm::FfnPath::dense, true),
-          open.open(lm::FfnPath::sparse)};
-}
-
 // Speed, non-zeros and errors of the trained model, into the report.
-void measure(const DemoCommand& o, const Models& models, std::span<const std::int64_t> tokens,
+void measure(const ModelOptions& open, const Models& models, std::span<const std::int64_t> tokens,
              DemoReport& report) {
   const std::int64_t context = models.sparse->config().max_position_embeddings;
   measure::CompareOptions options;
@@ -137,16 +111,10 @@ void measure(const DemoCommand& o, const Models& models, std::span<const std::in
   progress.finish();
 
   const auto prompt = tokens.first(static_cast<std::size_t>(options.prompt_tokens));
-  const at::Tensor from_dense = measure::sample_logits(*models.plain, prompt);
-  const at::Tensor from_sparse = measure::sample_logits(*models.sparse, prompt);
-  ModelOptions wide;
-  wide.model = report.model;
-  wide.dtype = "f32";
-  wide.threads = o.threads;
-  const at::Tensor exact = measure::sample_logits(*wide.open(lm::FfnPath::dense), prompt);
-  report.max_rel_err = measure::max_rel_err(from_sparse, from_dense);
-  report.dense_error = measure::max_rel_err(from_dense, exact);
-  report.sparse_error = measure::max_rel_err(from_sparse, exact);
+  const LogitErrors errors = logit_errors(open, *models.plain, *models.sparse, prompt, true);
+  report.max_rel_err = errors.max_rel_err;
+  report.dense_error = *errors.dense;
+  report.sparse_error = *errors.sparse;
   report.bound = measure::logits_error_bound(models.sparse->layers(), models.sparse->dtype());
 }
 
@@ -202,16 +170,7 @@ void summarise(const DemoCommand& o, const DemoReport& r) {
 }
 
 nlohmann::json results_json(const DemoReport& r, const std::string& out) {
-  return {{"train",
-           {{"steps", r.train.steps},
-            {"loss_first", r.train.loss_first},
-            {"loss_last", r.train.loss_last},
-            {"validation_loss", r.train.validation_loss ? nlohmann::json(*r.train.validation_loss)
-                                                        : nlohmann::json(nullptr)},
-            {"tokens", r.train.tokens},
-            {"tokens_per_s", r.train.tokens_per_s},
-            {"parameters", r.train.parameters},
-            {"total_us", r.train.seconds * 1e6}}},
+  return {{"train", to_json(r.train)},
           {"nnz_mean", r.nnz_mean},
           {"hidden_units", r.config.intermediate_size},
           {"speedup_prefill", r.speed.prefill.speedup},
@@ -238,7 +197,7 @@ void run(DemoCommand& o) {
   lm::TrainRun training = make_run(o);
   training.out = directory.training();
   const std::string length =
-      o.steps > 0 ? fmt::format("{} steps", o.steps) : fmt::format("{:g} minutes", o.minutes);
+      o.steps ? fmt::format("{} steps", *o.steps) : fmt::format("{:g} minutes", o.minutes);
   o.say("1/4  Training a small model with a ReLU gate and an L1 term on {} ({})\n",
         report.text_name, length);
   report.train = train(o, training, report.log);
@@ -246,15 +205,19 @@ void run(DemoCommand& o) {
 
   o.say("2/4  Running it: PyTorch's dense layers against twell's sparse ones\n");
   const c10::InferenceMode no_grad;
-  const Models models = open_models(report.model, o.threads);
-  const io::Tokenizer tokenizer = io::Tokenizer::load(lm::resolve_model_directory(report.model));
+  ModelOptions open;
+  open.model = report.model;
+  open.threads = o.threads;
+  const Models models = {open.open(lm::FfnPath::dense), open.open(lm::FfnPath::dense, true),
+                         open.open(lm::FfnPath::sparse)};
+  const io::Tokenizer tokenizer = open.tokenizer();
   measure::keep_freed_memory();
   report.config = models.sparse->config();
   report.dtype = models.sparse->dtype() == at::kFloat ? "fp32" : "bf16";
   report.tier = name_of(default_cpu_tier());
   report.processor = processor_name();
   report.threads = o.threads;
-  measure(o, models, read_tokens(files.front().string(), tokenizer, 2048), report);
+  measure(open, models, read_tokens(files.front().string(), tokenizer, 2048), report);
   o.say("  prefill {}, decode {}, outputs within {:.1e} of each other\n",
         format_ratio(report.speed.prefill.speedup), format_ratio(report.speed.decode.speedup),
         report.max_rel_err);
@@ -271,44 +234,35 @@ void run(DemoCommand& o) {
   o.write(results);
   // A NaN is no agreement either.
   if (!(report.max_rel_err <= report.bound)) {
-    throw Error(ErrorKind::environment, "comparison",
-                fmt::format("dense and sparse outputs differ by {:.2e}, more than the {:.2e} that "
-                            "rounding explains; please report this",
-                            report.max_rel_err, report.bound));
+    io::fail_file("comparison",
+                  "dense and sparse outputs differ by {:.2e}, more than the {:.2e} that "
+                  "rounding explains; please report this",
+                  report.max_rel_err, report.bound);
   }
 }
 
 }  // namespace
 
 void add_demo(CLI::App& app) {
-  auto o = std::make_shared<DemoCommand>();
-  CLI::App& c = add_command<DemoCommand>(
+  auto [c, o] = add_command<DemoCommand>(
       app, "demo",
       "Train a small sparse model on a text, compare dense and sparse, write text and a report",
-      "twell demo --text book.txt --minutes 7", o, run);
-  c.add_option("--text", o->texts, "Text files to learn from, or directories of them")
-      ->required()
-      ->type_name("PATH");
+      "twell demo --text book.txt --minutes 7", run);
+  add_paths_option(c, "--text", o->texts, "Text files to learn from, or directories of them");
   c.add_option("--out", o->out, "Directory to write into; an older demo there is replaced")
-      ->type_name("DIR")
-      ->capture_default_str();
-  c.add_option("--minutes", o->minutes, "How long it may take")
-      ->check(CLI::Range(0.2, 1440.0))
-      ->capture_default_str();
+      ->type_name("DIR");
+  c.add_option("--minutes", o->minutes, "How long it may take")->check(CLI::Range(0.2, 1440.0));
   c.add_option("--steps", o->steps, "Train this many steps instead")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 40));
   c.add_option("--prompt", o->prompt, "Text to continue (default: the beginning of the text)")
       ->type_name("TEXT");
-  c.add_option("--max-tokens", o->max_tokens, "Tokens to write")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
+  c.add_option("--max-tokens", o->max_tokens, "Tokens to write")->check(CLI::PositiveNumber);
   c.add_option("--temperature", o->temperature, "0 always takes the likeliest token")
-      ->check(CLI::Range(0.0, 100.0))
-      ->capture_default_str();
-  c.add_option("--seed", o->seed, "Of weights, order and text")->capture_default_str();
-  const auto shape = [&c](const char* name, std::int64_t& value, const char* text) {
+      ->check(CLI::Range(0.0, 100.0));
+  c.add_option("--seed", o->seed, "Of weights, order and text");
+  const auto shape = [&c](const char* name, std::optional<std::int64_t>& value, const char* text) {
     c.add_option(name, value, std::string(text) + " (default: of the demo)")
-        ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20))
+        ->check(kCounts)
         ->group("Shape");
   };
   shape("--layers", o->layers, "Layers");

@@ -1,13 +1,11 @@
 // twell eval: perplexity of a text, accuracy on multiple-choice tasks.
 #include <cmath>
-#include <memory>
 
 #include "cli/command.h"
 #include "cli/model_files.h"
 #include "cli/progress.h"
 #include "cli/tasks.h"
 #include "engine/score.h"
-#include "twell/status.h"
 
 namespace twell::cli {
 namespace {
@@ -18,12 +16,6 @@ struct EvalCommand : ModelOptions {
   std::int64_t limit = 0;
   std::int64_t window = 0;
 };
-
-std::vector<std::string> all_tasks() {
-  std::vector<std::string> names = task_names();
-  names.insert(names.begin(), "perplexity");
-  return names;
-}
 
 void run_perplexity(EvalCommand& o, lm::Model& model, const io::Tokenizer& tokenizer) {
   const auto tokens = read_tokens(o.data, tokenizer, o.limit);
@@ -119,26 +111,25 @@ void run(EvalCommand& o) {
 }  // namespace
 
 void add_eval(CLI::App& app) {
-  auto o = std::make_shared<EvalCommand>();
-  CLI::App& c = add_command<EvalCommand>(
+  auto [c, o] = add_command<EvalCommand>(
       app, "eval", "Perplexity of a text, or accuracy on a multiple-choice task",
-      "twell eval --model run --task arc --data arc_easy_test.jsonl", o, run);
+      "twell eval --model run --task arc --data arc_easy_test.jsonl", run);
+  std::vector<std::string> tasks = task_names();
+  tasks.insert(tasks.begin(), "perplexity");
   add_model_option(c, *o);
   c.add_option("--task", o->task,
                "perplexity, arc, hellaswag, openbookqa, piqa, winogrande, commonsenseqa or lambada")
       ->required()
-      ->check(CLI::IsMember(all_tasks()))
+      ->check(CLI::IsMember(tasks))
       ->type_name("NAME");
   c.add_option("--data", o->data, "Data file of the task, or a text")
       ->required()
       ->type_name("FILE");
   c.add_option("--limit", o->limit, "Items (of a text: tokens) to use; 0: all")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
+      ->check(CLI::NonNegativeNumber);
   c.add_option("--window", o->window,
                "Of perplexity: tokens of a sequence; 0: the model's context, at most 2048")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
+      ->check(CLI::NonNegativeNumber);
   add_ffn_option(c, *o);
   add_dtype_option(c, *o);
   add_device_option(c, *o);

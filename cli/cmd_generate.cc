@@ -1,12 +1,11 @@
 // twell generate: text from a model, as it comes.
 #include <algorithm>
-#include <memory>
 
 #include "cli/command.h"
 #include "cli/model_files.h"
 #include "engine/generate.h"
+#include "io/file_error.h"
 #include "measure/interrupt.h"
-#include "twell/status.h"
 
 namespace twell::cli {
 namespace {
@@ -25,7 +24,7 @@ std::vector<std::string> prompt_texts(const GenerateCommand& o) {
   std::vector<std::string> texts = o.prompts;
   if (!o.prompt_file.empty()) texts.push_back(read_text(o.prompt_file));
   if (texts.empty()) {
-    throw Error(ErrorKind::invalid_argument, "--prompt", "missing; give a text to continue");
+    io::fail_argument("--prompt", "missing; give a text to continue");
   }
   return texts;
 }
@@ -36,18 +35,15 @@ std::vector<std::vector<std::int64_t>> encode_prompts(const std::vector<std::str
   std::vector<std::vector<std::int64_t>> prompts;
   for (const std::string& text : texts) {
     if (text.empty()) {
-      throw Error(ErrorKind::invalid_argument, "--prompt",
-                  "is empty; give at least one character to continue");
+      io::fail_argument("--prompt", "is empty; give at least one character to continue");
     }
     const auto ids = tokenizer.encode(text);
     if (ids.empty()) {
-      throw Error(ErrorKind::invalid_argument, "--prompt",
-                  "gives no tokens: the tokenizer knows none of its characters");
+      io::fail_argument("--prompt", "gives no tokens: the tokenizer knows none of its characters");
     }
     if (static_cast<std::int64_t>(ids.size()) > context) {
-      throw Error(ErrorKind::invalid_argument, "--prompt",
-                  fmt::format("has {} tokens, the model's context is {}; shorten the prompt",
-                              ids.size(), context));
+      io::fail_argument("--prompt", "has {} tokens, the model's context is {}; shorten the prompt",
+                        ids.size(), context);
     }
     prompts.emplace_back(ids.begin(), ids.end());
   }
@@ -108,30 +104,25 @@ void run(GenerateCommand& o) {
 }  // namespace
 
 void add_generate(CLI::App& app) {
-  auto o = std::make_shared<GenerateCommand>();
-  CLI::App& c = add_command<GenerateCommand>(
+  auto [c, o] = add_command<GenerateCommand>(
       app, "generate", "Continue a text with a model",
-      "twell generate --model twell-demo/model --prompt \"Once upon a time\" --max-tokens 64", o,
-      run);
+      "twell generate --model twell-demo/model --prompt \"Once upon a time\" --max-tokens 64", run);
   add_model_option(c, *o);
   c.add_option("--prompt", o->prompts, "Text to continue; several make a batch")
       ->expected(1)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
-      ->type_name("TEXT");
+      ->type_name("TEXT")
+      ->default_str("");
   c.add_option("--prompt-file", o->prompt_file, "The same from a file")->type_name("FILE");
   c.add_option("--max-tokens", o->max_tokens, "Most new tokens of a text")
-      ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 30))
-      ->capture_default_str();
+      ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 30));
   c.add_option("--temperature", o->temperature, "0 always takes the likeliest token")
-      ->check(CLI::Range(0.0, 100.0))
-      ->capture_default_str();
+      ->check(CLI::Range(0.0, 100.0));
   c.add_option("--top-p", o->top_p, "Only the likeliest tokens that reach this probability")
-      ->check(CLI::Range(1e-6, 1.0))
-      ->capture_default_str();
+      ->check(CLI::Range(1e-6, 1.0));
   c.add_option("--top-k", o->top_k, "Only the k likeliest tokens; 0: all")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
-  c.add_option("--seed", o->seed, "Same seed, same text")->capture_default_str();
+      ->check(CLI::NonNegativeNumber);
+  c.add_option("--seed", o->seed, "Same seed, same text");
   add_ffn_option(c, *o);
   add_dtype_option(c, *o);
   add_device_option(c, *o);

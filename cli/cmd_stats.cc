@@ -1,5 +1,4 @@
 // twell stats: how sparse a model is on a text.
-#include <memory>
 #include <numeric>
 #include <optional>
 
@@ -10,7 +9,7 @@
 #include "cli/table.h"
 #include "engine/ffn_statistics.h"
 #include "engine/trace_recorder.h"
-#include "twell/status.h"
+#include "io/file_error.h"
 
 namespace twell::cli {
 namespace {
@@ -51,8 +50,8 @@ std::vector<PositionBand> position_bands(const std::vector<lm::FfnTotals>& layer
 
 void run(StatsCommand& o) {
   if (!o.trace.empty() && o.ffn == "sparse") {
-    throw Error(ErrorKind::invalid_argument, "--trace",
-                "needs the gate in memory, which --ffn sparse never has; leave --ffn out");
+    io::fail_argument("--trace",
+                      "needs the gate in memory, which --ffn sparse never has; leave --ffn out");
   }
   check_output_file("--trace", o.trace);
   const auto model = o.open();
@@ -112,18 +111,15 @@ void run(StatsCommand& o) {
 }  // namespace
 
 void add_stats(CLI::App& app) {
-  auto o = std::make_shared<StatsCommand>();
-  CLI::App& c = add_command<StatsCommand>(
+  auto [c, o] = add_command<StatsCommand>(
       app, "stats", "Non-zeros by layer and position, and dead neurons, of a model on a text",
-      "twell stats --model twell-demo/model --text README.md --chart", o, run);
+      "twell stats --model twell-demo/model --text README.md --chart", run);
   add_model_option(c, *o);
   c.add_option("--text", o->text, "Text file")->required()->type_name("FILE");
   c.add_option("--max-tokens", o->max_tokens, "Tokens of the text to use; 0: all")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
+      ->check(CLI::NonNegativeNumber);
   c.add_option("--window", o->window, "Tokens of a sequence; 0: the model's context, at most 2048")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
+      ->check(CLI::NonNegativeNumber);
   c.add_option("--trace", o->trace,
                "Also write which neurons fired for which token, for bench ffn --trace")
       ->type_name("FILE");

@@ -4,18 +4,18 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <memory>
+#include <map>
+#include <optional>
 #include <span>
 
 #include "cli/command.h"
 #include "cli/model_files.h"
 #include "cli/progress.h"
-#include "cli/save_model.h"
 #include "cli/table.h"
 #include "engine/ffn_statistics.h"
+#include "io/file_error.h"
 #include "measure/synth_sparsity.h"
 #include "train/bpe_trainer.h"
-#include "twell/status.h"
 
 namespace twell::cli {
 namespace {
@@ -33,31 +33,23 @@ struct SynthCommand : CommonOptions {
   bool gated = true;
   std::uint64_t seed = 1;
   std::int64_t sample_tokens = 4096;
-  // 0: of the preset
-  std::int64_t layers = 0, hidden = 0, ffn = 0, heads = 0, kv_heads = 0, vocab = 0, context = 0;
+  std::optional<std::int64_t> layers, hidden, ffn, heads, kv_heads, vocab, context;
 };
 
 // The paper's models differ in their number of layers only.
-std::int64_t layers_of(const std::string& preset) {
-  if (preset == "0.5b") return 8;
-  if (preset == "1b") return 18;
-  if (preset == "1.5b") return 28;
-  return 38;
-}
+const std::map<std::string, std::int64_t> kLayers = {
+    {"0.5b", 8}, {"1b", 18}, {"1.5b", 28}, {"2b", 38}};
 
 io::ModelConfig make_config(const SynthCommand& o) {
-  const auto choose = [](std::int64_t given, std::int64_t otherwise) {
-    return given > 0 ? given : otherwise;
-  };
   io::ModelConfig config;
-  config.num_hidden_layers = choose(o.layers, layers_of(o.preset));
-  config.hidden_size = choose(o.hidden, 2048);
-  config.intermediate_size = choose(o.ffn, 5632);
-  config.num_attention_heads = choose(o.heads, std::max<std::int64_t>(1, config.hidden_size / 64));
-  config.num_key_value_heads = choose(o.kv_heads, config.num_attention_heads);
+  config.num_hidden_layers = o.layers.value_or(kLayers.at(o.preset));
+  config.hidden_size = o.hidden.value_or(2048);
+  config.intermediate_size = o.ffn.value_or(5632);
+  config.num_attention_heads = o.heads.value_or(std::max<std::int64_t>(1, config.hidden_size / 64));
+  config.num_key_value_heads = o.kv_heads.value_or(config.num_attention_heads);
   config.head_dim = config.hidden_size / config.num_attention_heads;
-  config.vocab_size = choose(o.vocab, 49152);
-  config.max_position_embeddings = choose(o.context, 2048);
+  config.vocab_size = o.vocab.value_or(49152);
+  config.max_position_embeddings = o.context.value_or(2048);
   config.rms_norm_eps = 1e-5;
   config.rope_theta = 100000;
   config.tie_word_embeddings = true;
@@ -65,9 +57,8 @@ io::ModelConfig make_config(const SynthCommand& o) {
   config.gated = o.gated;
   config.dtype = o.dtype == "bf16" ? "bfloat16" : "float32";
   if (!(o.nnz > 0 && o.nnz < static_cast<double>(config.intermediate_size))) {
-    throw Error(ErrorKind::invalid_argument, "--nnz",
-                fmt::format("{} is not between 0 and the hidden units {}", o.nnz,
-                            config.intermediate_size));
+    io::fail_argument("--nnz", "{} is not between 0 and the hidden units {}", o.nnz,
+                      config.intermediate_size);
   }
   config.validate();
   return config;
@@ -77,10 +68,10 @@ io::ModelConfig make_config(const SynthCommand& o) {
 io::Tokenizer byte_tokenizer(std::int64_t vocab) {
   constexpr std::int64_t kBytes = 257;  // and <|endoftext|>
   if (vocab < kBytes) {
-    throw Error(ErrorKind::invalid_argument, "--vocab",
-                fmt::format("{} is too small for the byte tokenizer, which needs {}; give a larger "
-                            "one or --tokenizer",
-                            vocab, kBytes));
+    io::fail_argument("--vocab",
+                      "{} is too small for the byte tokenizer, which needs {}; give a larger "
+                      "one or --tokenizer",
+                      vocab, kBytes);
   }
   const std::string_view text = "ab";
   lm::BpeOptions options;
@@ -98,9 +89,8 @@ std::vector<std::int64_t> sample(const SynthCommand& o, const io::Tokenizer& tok
   if (o.text.empty()) return random_tokens(o.sample_tokens, vocab, o.seed);
   auto tokens = read_tokens(o.text, tokenizer, o.sample_tokens);
   if (static_cast<std::int64_t>(tokens.size()) < o.sample_tokens) {
-    throw Error(
-        ErrorKind::invalid_argument, "--text " + o.text,
-        fmt::format("has {} tokens, --sample-tokens asks for {}", tokens.size(), o.sample_tokens));
+    io::fail_argument("--text " + o.text, "has {} tokens, --sample-tokens asks for {}",
+                      tokens.size(), o.sample_tokens);
   }
   return tokens;
 }
@@ -108,15 +98,14 @@ std::vector<std::int64_t> sample(const SynthCommand& o, const io::Tokenizer& tok
 void run(SynthCommand& o) {
   const io::ModelConfig config = make_config(o);
   if (fs::exists(o.out) && !fs::is_empty(o.out)) {
-    throw Error(ErrorKind::environment, "--out " + o.out,
-                "is there already; choose another directory or remove it");
+    io::fail_file("--out " + o.out, "is there already; choose another directory or remove it");
   }
   const io::Tokenizer tokenizer =
       o.tokenizer.empty() ? byte_tokenizer(config.vocab_size) : io::Tokenizer::load(o.tokenizer);
   if (tokenizer.vocab_size() > config.vocab_size) {
-    throw Error(ErrorKind::invalid_argument, "--tokenizer " + o.tokenizer,
-                fmt::format("has {} tokens, more than the model's {}; give --vocab",
-                            tokenizer.vocab_size(), config.vocab_size));
+    io::fail_argument("--tokenizer " + o.tokenizer,
+                      "has {} tokens, more than the model's {}; give --vocab",
+                      tokenizer.vocab_size(), config.vocab_size);
   }
   const at::NoGradGuard no_grad;
   const auto tokens = sample(o, tokenizer, config.vocab_size);
@@ -172,14 +161,12 @@ void run(SynthCommand& o) {
 }  // namespace
 
 void add_synth(CLI::App& app) {
-  auto o = std::make_shared<SynthCommand>();
-  CLI::App& c = add_command<SynthCommand>(
+  auto [c, o] = add_command<SynthCommand>(
       app, "synth", "Make a random checkpoint of the paper's shapes with a chosen sparsity",
-      "twell synth --preset 0.5b --nnz 29 --out synth-0.5b", o, run);
+      "twell synth --preset 0.5b --nnz 29 --out synth-0.5b", run);
   c.add_option("--preset", o->preset, "0.5b, 1b, 1.5b or 2b: 8, 18, 28 or 38 layers")
-      ->check(CLI::IsMember({"0.5b", "1b", "1.5b", "2b"}))
-      ->capture_default_str();
-  c.add_option("--nnz", o->nnz, "Mean non-zeros of a token and layer")->capture_default_str();
+      ->check(CLI::IsMember({"0.5b", "1b", "1.5b", "2b"}));
+  c.add_option("--nnz", o->nnz, "Mean non-zeros of a token and layer");
   c.add_option("--out", o->out, "Directory to make")->required()->type_name("DIR");
   c.add_option("--tokenizer", o->tokenizer, "tokenizer.json to copy (default: bytes as tokens)")
       ->type_name("PATH");
@@ -187,19 +174,15 @@ void add_synth(CLI::App& app) {
       ->type_name("FILE");
   c.add_option("--sample-tokens", o->sample_tokens,
                "Tokens: half to calibrate on, half to measure with")
-      ->check(CLI::Range(std::int64_t{2048}, std::int64_t{1} << 20))
-      ->capture_default_str();
+      ->check(CLI::Range(std::int64_t{2048}, std::int64_t{1} << 20));
   c.add_option("--activation", o->activation, "One that yields zeros")
-      ->check(CLI::IsMember(activation_names()))
-      ->capture_default_str();
+      ->check(CLI::IsMember(activation_names()));
   c.add_flag("--gated,!--no-gated", o->gated, "With a gate or without");
-  c.add_option("--dtype", o->dtype, "bf16 or f32")
-      ->check(CLI::IsMember({"bf16", "f32"}))
-      ->capture_default_str();
-  c.add_option("--seed", o->seed, "Of the weights")->capture_default_str();
-  const auto shape = [&c](const char* name, std::int64_t& value, const char* text) {
+  c.add_option("--dtype", o->dtype, "bf16 or f32")->check(CLI::IsMember({"bf16", "f32"}));
+  c.add_option("--seed", o->seed, "Of the weights");
+  const auto shape = [&c](const char* name, std::optional<std::int64_t>& value, const char* text) {
     c.add_option(name, value, std::string(text) + " (default: of the preset)")
-        ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20))
+        ->check(kCounts)
         ->group("Shape");
   };
   shape("--layers", o->layers, "Layers");

@@ -1,16 +1,14 @@
 // twell tokenize: texts to a token shard.
 #include <filesystem>
-#include <memory>
+#include <optional>
 
 #include "cli/command.h"
-#include "cli/model_files.h"
 #include "cli/progress.h"
 #include "cli/table.h"
 #include "io/atomic_file.h"
-#include "io/token_shard.h"
+#include "io/file_error.h"
 #include "train/bpe_trainer.h"
 #include "train/corpus.h"
-#include "twell/status.h"
 
 namespace twell::cli {
 namespace {
@@ -20,7 +18,7 @@ namespace fs = std::filesystem;
 struct TokenizeCommand : CommonOptions {
   std::vector<std::string> texts;
   std::string tokenizer;
-  std::int64_t learn = 0;
+  std::optional<std::int64_t> learn;
   std::string out;
 };
 
@@ -29,12 +27,11 @@ io::Tokenizer learn_tokenizer(const TokenizeCommand& o, const std::vector<fs::pa
   constexpr std::uint64_t kEnoughBytes = 32 << 20;
   const fs::path target = fs::absolute(o.out).parent_path() / "tokenizer.json";
   if (fs::exists(target)) {
-    throw Error(ErrorKind::environment, target.string(),
-                "is there already; move it away, or use it with --tokenizer");
+    io::fail_file(target.string(), "is there already; move it away, or use it with --tokenizer");
   }
   const std::vector<std::string> texts = lm::sample_texts(files, kEnoughBytes);
   lm::BpeOptions options;
-  options.vocab_size = o.learn;
+  options.vocab_size = *o.learn;
   const std::string json =
       lm::train_bpe(std::vector<std::string_view>(texts.begin(), texts.end()), options);
   io::write_file_atomically(target, json);
@@ -43,30 +40,20 @@ io::Tokenizer learn_tokenizer(const TokenizeCommand& o, const std::vector<fs::pa
 }
 
 void run(TokenizeCommand& o) {
-  if ((o.learn > 0) == !o.tokenizer.empty()) {
-    throw Error(ErrorKind::invalid_argument, "--tokenizer",
-                "give either --tokenizer PATH or --learn SIZE");
+  if (o.learn.has_value() == !o.tokenizer.empty()) {
+    io::fail_argument("--tokenizer", "give either --tokenizer PATH or --learn SIZE");
   }
   const std::vector<fs::path> files =
       lm::find_texts(std::vector<fs::path>(o.texts.begin(), o.texts.end()));
   const io::Tokenizer tokenizer =
-      o.learn > 0 ? learn_tokenizer(o, files) : io::Tokenizer::load(o.tokenizer);
+      o.learn ? learn_tokenizer(o, files) : io::Tokenizer::load(o.tokenizer);
 
-  io::TokenShardWriter shard(o.out, static_cast<std::uint32_t>(tokenizer.vocab_size()),
-                             tokenizer.hash());
-  Progress progress("tokenizing", static_cast<std::int64_t>(files.size()));
+  Progress progress("tokenizing", 100);
   std::uint64_t bytes = 0;
-  for (std::size_t i = 0; i < files.size(); ++i) {
-    progress.update(static_cast<std::int64_t>(i), files[i].filename().string());
-    const std::string text = read_text(files[i].string());
-    bytes += text.size();
-    std::vector<std::int32_t> ids = tokenizer.encode(text, false);
-    // Texts are documents; an end-of-text token keeps them apart.
-    if (const auto end = tokenizer.eos_id()) ids.push_back(*end);
-    shard.append(ids);
-  }
-  const std::uint64_t tokens = shard.size();
-  shard.commit();
+  const std::uint64_t tokens = lm::write_shard(o.out, files, tokenizer, [&](auto done, auto total) {
+    bytes = total;
+    progress.update(static_cast<std::int64_t>(100 * done / total));
+  });
   progress.finish();
   const double ratio =
       static_cast<double>(bytes) / static_cast<double>(std::max<std::uint64_t>(1, tokens));
@@ -83,13 +70,10 @@ void run(TokenizeCommand& o) {
 }  // namespace
 
 void add_tokenize(CLI::App& app) {
-  auto o = std::make_shared<TokenizeCommand>();
-  CLI::App& c = add_command<TokenizeCommand>(
+  auto [c, o] = add_command<TokenizeCommand>(
       app, "tokenize", "Turn texts into a token shard for training",
-      "twell tokenize --text books/ --tokenizer smollm2/tokenizer.json --out books.tokens", o, run);
-  c.add_option("--text", o->texts, "Text files, or directories of them")
-      ->required()
-      ->type_name("PATH");
+      "twell tokenize --text books/ --tokenizer smollm2/tokenizer.json --out books.tokens", run);
+  add_paths_option(c, "--text", o->texts, "Text files, or directories of them");
   c.add_option("--tokenizer", o->tokenizer, "tokenizer.json or a model directory")
       ->type_name("PATH");
   c.add_option("--learn", o->learn, "Learn a byte-level BPE of this size from the texts instead")

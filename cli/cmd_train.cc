@@ -1,14 +1,10 @@
 // twell train: a sparse language model from text, or a model made sparse.
 #include <filesystem>
-#include <memory>
-#include <optional>
 
 #include "cli/command.h"
-#include "cli/progress.h"
 #include "cli/train_options.h"
 #include "measure/interrupt.h"
 #include "train/run.h"
-#include "twell/status.h"
 
 namespace twell::cli {
 namespace {
@@ -17,7 +13,6 @@ struct TrainCommand : CommonOptions {
   lm::TrainRun run;
   std::vector<std::string> data;
   std::string out, model, tokenizer, cache, activation, compute = "auto";
-  std::int64_t extend_to = 0;
   bool warmup_given = false;
 };
 
@@ -41,7 +36,6 @@ void run_command(TrainCommand& o) {
   if (!o.model.empty()) run.model = o.model;
   if (!o.tokenizer.empty()) run.tokenizer = o.tokenizer;
   if (!o.activation.empty()) run.activation = io::hidden_act_of(o.activation);
-  if (o.extend_to > 0) run.extend_to = o.extend_to;
   run.config.max_position_embeddings = run.recipe.context;
   // The paper's warm-up is for long runs.
   if (!o.warmup_given) {
@@ -49,29 +43,9 @@ void run_command(TrainCommand& o) {
   }
   run.config.hidden_act = run.activation.value_or(io::HiddenAct::relu);
 
-  std::optional<Progress> progress;
-  std::string stage;
-  run.preparing = [&](const std::string& what, double share) {
-    if (what != stage) {
-      if (progress) progress->finish();
-      progress.emplace(what, 100);
-      stage = what;
-    }
-    progress->update(static_cast<std::int64_t>(share * 100));
-  };
-  run.progress = [&](const lm::LogRecord& record) {
-    if (stage != "training") {
-      if (progress) progress->finish();
-      progress.emplace("training", record.steps);
-      stage = "training";
-    }
-    // A run that is stopped keeps a checkpoint, so the interrupt must not unwind it.
-    if (measure::interrupted()) return false;
-    progress->update(record.step, describe(record, run.config.intermediate_size));
-    return true;
-  };
-  const lm::TrainResult result = lm::run_training(run);
-  if (progress) progress->finish();
+  // A run that is stopped keeps a checkpoint, so the interrupt must not unwind it.
+  const lm::TrainResult result =
+      train_with_progress(run, [](const lm::LogRecord&) { return !measure::interrupted(); });
   if (measure::interrupted()) {
     o.say("Stopped after step {}; {} holds it, --resume continues\n", result.steps,
           result.checkpoint.string());
@@ -86,25 +60,22 @@ void run_command(TrainCommand& o) {
   o.say("\nNon-zeros per token: {:.1f} of {} ({:.2f} %)\nModel: {}\nLog: {}\n", result.nnz_mean,
         result.hidden_units, 100 * result.nnz_mean / hidden, result.checkpoint.string(),
         (run.out / "log.jsonl").string());
-  o.write({{"steps", result.steps},
-           {"loss_first", result.loss_first},
-           {"loss_last", result.loss_last},
-           {"validation_loss", result.validation_loss ? nlohmann::json(*result.validation_loss)
-                                                      : nlohmann::json(nullptr)},
-           {"nnz_mean", result.nnz_mean},
-           {"hidden_units", result.hidden_units},
-           {"layers", layers_json(result.layers)},
-           {"parameters", result.parameters},
-           {"tokens", result.tokens},
-           {"tokens_per_s", result.tokens_per_s},
-           {"total_us", result.seconds * 1e6},
-           {"checkpoint", result.checkpoint.string()}});
+  nlohmann::json out = to_json(result);
+  out.update({{"nnz_mean", result.nnz_mean},
+              {"hidden_units", result.hidden_units},
+              {"layers", layers_json(result.layers)},
+              {"checkpoint", result.checkpoint.string()}});
+  o.write(out);
 }
 
 }  // namespace
 
 void add_train(CLI::App& app) {
-  auto o = std::make_shared<TrainCommand>();
+  auto [c, o] = add_command<TrainCommand>(
+      app, "train", "Train a sparse model from text, or continue from a checkpoint",
+      "twell train --data books/ --out run --layers 8 --hidden 512 --ffn 1408 --steps 2000 "
+      "--context 512",
+      run_command);
   io::ModelConfig& config = o->run.config;
   config.num_hidden_layers = 8;
   config.hidden_size = 512;
@@ -113,15 +84,8 @@ void add_train(CLI::App& app) {
   config.rms_norm_eps = 1e-5;
   config.rope_theta = 100000;
   config.tie_word_embeddings = true;
-  CLI::App& c = add_command<TrainCommand>(
-      app, "train", "Train a sparse model from text, or continue from a checkpoint",
-      "twell train --data books/ --out run --layers 8 --hidden 512 --ffn 1408 --steps 2000 "
-      "--context 512",
-      o, run_command);
   add_device_option(c, *o);
-  c.add_option("--data", o->data, "Text files, token shards, or directories of them")
-      ->required()
-      ->type_name("PATH");
+  add_paths_option(c, "--data", o->data, "Text files, token shards, or directories of them");
   c.add_option("--out", o->out, "Directory of log and checkpoints")->required()->type_name("DIR");
   c.add_option("--model", o->model, "Start from these weights instead of random ones")
       ->type_name("DIR");
@@ -134,15 +98,13 @@ void add_train(CLI::App& app) {
   c.add_option("--tokenizer", o->tokenizer, "Tokenizer (default: that of --model, else learnt)")
       ->type_name("PATH");
   c.add_option("--bpe-vocab", o->run.bpe_vocab_size, "Entries of a learnt tokenizer")
-      ->check(CLI::Range(std::int64_t{257}, std::int64_t{1} << 20))
-      ->capture_default_str();
+      ->check(CLI::Range(std::int64_t{257}, std::int64_t{1} << 20));
   c.add_option("--validation", o->run.validation_fraction, "Share of the text held out")
-      ->check(CLI::Range(0.0, 0.5))
-      ->capture_default_str();
+      ->check(CLI::Range(0.0, 0.5));
   c.add_option("--cache", o->cache, "Directory of token ids (default: OUT/cache)")
       ->type_name("DIR");
   c.add_flag("--resume", o->run.resume, "Continue from the latest checkpoint in OUT");
-  c.add_option("--extend-to", o->extend_to, "With --resume: the new number of steps")
+  c.add_option("--extend-to", o->run.extend_to, "With --resume: the new number of steps")
       ->check(CLI::PositiveNumber);
   add_shape_options(c, config);
   add_recipe_options(c, o->run.recipe, o->compute);

@@ -6,7 +6,6 @@
 #include "measure/machine.h"
 #include "models/device.h"
 #include "twell/activation.h"
-#include "twell/status.h"
 
 namespace twell::cli {
 
@@ -37,6 +36,7 @@ CLI::App& declare_command(CLI::App& parent, const std::string& name, const std::
   command.add_option("--threads", common.threads, "Threads (default: one per core)")
       ->check(CLI::Range(1, 1024))
       ->type_name("N");
+  command.option_defaults()->always_capture_default();  // --help shows them
   return command;
 }
 
@@ -44,8 +44,12 @@ void add_device_option(CLI::App& command, CommonOptions& common) {
   command
       .add_option("--device", common.device_name,
                   "cpu, cuda or cuda:N (an NVIDIA GPU of compute capability 8.0 or above)")
-      ->type_name("NAME")
-      ->capture_default_str();
+      ->type_name("NAME");
+}
+
+void add_paths_option(CLI::App& command, const std::string& name, std::vector<std::string>& paths,
+                      const std::string& description) {
+  command.add_option(name, paths, description)->required()->type_name("PATH")->default_str("");
 }
 
 std::vector<std::string> activation_names(bool thresholds) {

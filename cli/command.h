@@ -44,18 +44,28 @@ CLI::App& declare_command(CLI::App& parent, const std::string& name, const std::
                           const std::string& example, CommonOptions& common);
 
 template <class Options>
-CLI::App& add_command(CLI::App& parent, const std::string& name, const std::string& description,
-                      const std::string& example, std::shared_ptr<Options> options,
-                      CommandBody<Options> run) {
+std::pair<CLI::App&, std::shared_ptr<Options>> add_command(CLI::App& parent,
+                                                           const std::string& name,
+                                                           const std::string& description,
+                                                           const std::string& example,
+                                                           CommandBody<Options> run) {
+  const auto options = std::make_shared<Options>();
   CLI::App& command = declare_command(parent, name, description, example, *options);
   command.callback([options, run] {
     options->begin();
     run(*options);
   });
-  return command;
+  return {command, options};
 }
 
 void add_device_option(CLI::App& command, CommonOptions& common);  // --device
+
+// A list of files or directories that has to be given.
+void add_paths_option(CLI::App& command, const std::string& name, std::vector<std::string>& paths,
+                      const std::string& description);
+
+// Of a number of tokens or units.
+inline const CLI::Range kCounts(std::int64_t{1}, std::int64_t{1} << 20);
 
 // Names of the activations that yield zeros, for --activation; of those with a threshold too.
 std::vector<std::string> activation_names(bool thresholds = false);
@@ -64,7 +74,6 @@ std::vector<std::string> activation_names(bool thresholds = false);
 void add_demo(CLI::App& app);
 void add_train(CLI::App& app);
 void add_generate(CLI::App& app);
-void add_bench(CLI::App& app);  // with bench ffn and bench model below it
 void add_bench_ffn(CLI::App& bench);
 void add_bench_model(CLI::App& bench);
 void add_stats(CLI::App& app);

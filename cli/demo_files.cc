@@ -3,7 +3,7 @@
 #include <sstream>
 
 #include "cli/model_files.h"
-#include "twell/status.h"
+#include "io/file_error.h"
 
 namespace twell::cli {
 namespace fs = std::filesystem;
@@ -13,15 +13,14 @@ DemoDirectory::DemoDirectory(const fs::path& path)
   std::error_code error;
   made_ = fs::create_directories(path_, error);
   if (error) {
-    throw Error(ErrorKind::environment, "--out " + path.string(),
-                "cannot be made: " + error.message());
+    io::fail_file("--out " + path.string(), "cannot be made: {}", error.message());
   }
   for (const auto& entry : fs::directory_iterator(path_)) {
     const std::string name = entry.path().filename().string();
     if (name != "model" && name != "cache" && name != "report.html" && name != "results.json" &&
         name.find(".twell-tmp") == std::string::npos) {
-      throw Error(ErrorKind::environment, "--out " + path.string(),
-                  "holds \"" + name + "\", which is not of a demo; choose another directory");
+      io::fail_file("--out " + path.string(),
+                    "holds \"{}\", which is not of a demo; choose another directory", name);
     }
   }
   // Of a demo that was killed.

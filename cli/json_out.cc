@@ -6,7 +6,7 @@
 #include <filesystem>
 
 #include "io/atomic_file.h"
-#include "twell/status.h"
+#include "io/file_error.h"
 
 namespace twell::cli {
 
@@ -15,17 +15,15 @@ void check_output_file(const std::string& option, const std::string& path) {
   if (path.empty()) return;
   std::error_code ignored;
   if (fs::is_directory(path, ignored)) {
-    throw Error(ErrorKind::environment, option + " " + path,
-                "is a directory, expected a file name");
+    io::fail_file(option + " " + path, "is a directory, expected a file name");
   }
   const fs::path parent = fs::absolute(path).parent_path();
   if (!fs::is_directory(parent, ignored)) {
-    throw Error(ErrorKind::environment, option + " " + path,
-                "the directory " + parent.string() + " does not exist; make it first");
+    io::fail_file(option + " " + path, "the directory {} does not exist; make it first",
+                  parent.string());
   }
   if (access(parent.c_str(), W_OK) != 0) {
-    throw Error(ErrorKind::environment, option + " " + path,
-                "no permission to write into " + parent.string());
+    io::fail_file(option + " " + path, "no permission to write into {}", parent.string());
   }
 }
 

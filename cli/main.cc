@@ -64,7 +64,11 @@ int main(int argc, char** argv) {
   add_demo(app);
   add_train(app);
   add_generate(app);
-  add_bench(app);
+  CLI::App& bench = *app.add_subcommand("bench", "Measure dense against sparse");
+  bench.require_subcommand(1);
+  bench.footer("twell bench ffn --help and twell bench model --help tell more.");
+  add_bench_ffn(bench);
+  add_bench_model(bench);
   add_stats(app);
   add_eval(app);
   add_synth(app);

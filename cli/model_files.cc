@@ -1,27 +1,33 @@
 #include "cli/model_files.h"
 
+#include <torch/types.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <random>
 
 #include "io/atomic_file.h"
+#include "io/checkpoint.h"
+#include "io/file_error.h"
+#include "measure/model_compare.h"
+#include "measure/reference.h"
 #include "train/run_directory.h"
-#include "twell/status.h"
 
 namespace twell::cli {
 namespace fs = std::filesystem;
 
 std::string ModelOptions::directory() const {
   if (!fs::exists(model)) {
-    throw Error(ErrorKind::environment, "--model " + model,
-                "does not exist; expected a directory with config.json and model.safetensors");
+    io::fail_file("--model " + model,
+                  "does not exist; expected a directory with config.json and model.safetensors");
   }
   const fs::path found = lm::resolve_model_directory(model);
   if (!fs::exists(found / "config.json")) {
-    throw Error(ErrorKind::environment, "--model " + model,
-                "has no config.json; expected a Hugging Face model directory (twell convert makes "
-                "one of other layouts)");
+    io::fail_file(
+        "--model " + model,
+        "has no config.json; expected a Hugging Face model directory (twell convert makes "
+        "one of other layouts)");
   }
   return found.string();
 }
@@ -39,7 +45,7 @@ const char* dtype_name(at::ScalarType dtype) {
 
 std::unique_ptr<lm::Model> ModelOptions::open(lm::FfnPath path, bool prepack) const {
   if (dtype == "f16" && device.is_cpu()) {
-    throw Error(ErrorKind::unsupported, "--dtype f16", "is for --device cuda; use bf16 or f32");
+    io::fail_unsupported("--dtype f16", "is for --device cuda; use bf16 or f32");
   }
   lm::LoadOptions load;
   load.ffn = path;
@@ -51,6 +57,19 @@ std::unique_ptr<lm::Model> ModelOptions::open(lm::FfnPath path, bool prepack) co
 
 io::Tokenizer ModelOptions::tokenizer() const { return io::Tokenizer::load(directory()); }
 
+LogitErrors logit_errors(ModelOptions options, lm::Model& dense, lm::Model& sparse,
+                         std::span<const std::int64_t> tokens, bool reference) {
+  const at::Tensor from_dense = measure::sample_logits(dense, tokens);
+  const at::Tensor from_sparse = measure::sample_logits(sparse, tokens);
+  LogitErrors out{measure::max_rel_err(from_sparse, from_dense), {}, {}};
+  if (!reference) return out;
+  options.dtype = "f32";
+  const at::Tensor exact = measure::sample_logits(*options.open(lm::FfnPath::dense), tokens);
+  out.dense = measure::max_rel_err(from_dense, exact);
+  out.sparse = measure::max_rel_err(from_sparse, exact);
+  return out;
+}
+
 void add_model_option(CLI::App& command, ModelOptions& options) {
   command.add_option("--model", options.model, "Model directory (Hugging Face layout)")
       ->required()
@@ -61,31 +80,29 @@ void add_ffn_option(CLI::App& command, ModelOptions& options) {
   command
       .add_option("--ffn", options.ffn, "Path of the feed-forward layers: dense, sparse or auto")
       ->check(CLI::IsMember({"dense", "sparse", "auto"}))
-      ->type_name("PATH")
-      ->capture_default_str();
+      ->type_name("PATH");
 }
 
 void add_dtype_option(CLI::App& command, ModelOptions& options) {
   command.add_option("--dtype", options.dtype, "bf16, f32, auto (as stored), or f16 on a GPU")
       ->check(CLI::IsMember({"bf16", "f16", "f32", "auto"}))
-      ->type_name("TYPE")
-      ->capture_default_str();
+      ->type_name("TYPE");
 }
 
 std::string read_text(const std::string& path, std::uint64_t max_bytes) {
   std::error_code error;
   if (!fs::is_regular_file(path, error)) {
-    throw Error(ErrorKind::environment, path, "does not exist or is no file; expected a text file");
+    io::fail_file(path, "does not exist or is no file; expected a text file");
   }
   if (fs::file_size(path, error) <= max_bytes) {
     std::string text = io::read_file(path, max_bytes);
-    if (text.empty()) throw Error(ErrorKind::environment, path, "is empty; expected text");
+    if (text.empty()) io::fail_file(path, "is empty; expected text");
     return text;
   }
   std::ifstream in(path, std::ios::binary);
   std::string text(max_bytes, '\0');
   in.read(text.data(), static_cast<std::streamsize>(max_bytes));
-  if (!in) throw Error(ErrorKind::environment, path, "cannot be read");
+  if (!in) io::fail_file(path, "cannot be read");
   const auto line = text.rfind('\n');
   if (line != std::string::npos && line > 0) {
     text.resize(line + 1);
@@ -104,7 +121,7 @@ std::vector<std::int64_t> read_tokens(const std::string& path, const io::Tokeniz
   if (max_tokens > 0 && static_cast<std::int64_t>(ids.size()) > max_tokens) {
     ids.resize(static_cast<std::size_t>(max_tokens));
   }
-  if (ids.empty()) throw Error(ErrorKind::environment, path, "gives no tokens; expected text");
+  if (ids.empty()) io::fail_file(path, "gives no tokens; expected text");
   return {ids.begin(), ids.end()};
 }
 
@@ -116,6 +133,34 @@ std::vector<std::int64_t> random_tokens(std::int64_t count, std::int64_t vocab,
     t = static_cast<std::int64_t>(source() % static_cast<std::uint64_t>(vocab));
   }
   return tokens;
+}
+
+void save_model(const std::string& directory, const lm::Model& model,
+                const io::Tokenizer& tokenizer,
+                const std::function<at::Tensor(const at::Tensor&)>& changed,
+                std::int64_t hidden_units) {
+  std::error_code ignored;
+  if (fs::is_empty(directory, ignored)) fs::remove(directory, ignored);
+  lm::AtomicDirectory target{directory};
+  const bool narrow = model.dtype() == at::kBFloat16;
+  std::vector<io::TensorData> tensors;
+  std::vector<at::Tensor> kept;  // contiguous copies of what was strided
+  for (const auto& [name, parameter] : model.parameters()) {
+    kept.push_back((changed ? changed(parameter) : parameter).detach().contiguous());
+    io::TensorData tensor;
+    tensor.name = name;
+    tensor.dtype = narrow ? io::SafeDType::BF16 : io::SafeDType::F32;
+    tensor.shape.assign(kept.back().sizes().begin(), kept.back().sizes().end());
+    tensor.data = kept.back().const_data_ptr();
+    tensors.push_back(std::move(tensor));
+  }
+  io::ModelConfig config = model.config();
+  if (hidden_units > 0) config.intermediate_size = hidden_units;
+  config.dtype = narrow ? "bfloat16" : "float32";
+  io::save_checkpoint(target.temporary(), tensors);
+  tokenizer.save(target.temporary());
+  io::save_config(target.temporary(), config);
+  target.commit();
 }
 
 }  // namespace twell::cli

@@ -1,8 +1,11 @@
-// Opening what commands read: models, tokenizers, texts.
+// Opening what commands read: models, tokenizers, texts; and saving a model.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -23,6 +26,15 @@ struct ModelOptions : CommonOptions {
   std::unique_ptr<lm::Model> open() const { return open(lm::parse_ffn_path(ffn)); }
   io::Tokenizer tokenizer() const;
 };
+
+// Largest differences of logits, of the largest logit.
+struct LogitErrors {
+  double max_rel_err = 0;               // sparse against dense
+  std::optional<double> dense, sparse;  // against the same weights in fp32, where `reference`
+};
+LogitErrors logit_errors(ModelOptions options, lm::Model& dense, lm::Model& sparse,
+                         std::span<const std::int64_t> tokens, bool reference);
+
 void add_model_option(CLI::App& command, ModelOptions& options);
 void add_ffn_option(CLI::App& command, ModelOptions& options);  // --ffn
 void add_dtype_option(CLI::App& command, ModelOptions& options);
@@ -39,5 +51,14 @@ std::string read_text(const std::string& path, std::uint64_t max_bytes = 1ULL <<
 std::vector<std::int64_t> read_tokens(const std::string& path, const io::Tokenizer& tokenizer,
                                       std::int64_t max_tokens);
 std::vector<std::int64_t> random_tokens(std::int64_t count, std::int64_t vocab, std::uint64_t seed);
+
+// Writes config.json, model.safetensors and the tokenizer's files. The model must hold all of its
+// parameters (trainable, or made by make_model). The directory appears whole or not at all.
+// `changed`, if given, makes of each parameter what is written instead of it; `hidden_units`, if
+// not 0, is the size of the feed-forward layers that this results in.
+void save_model(const std::string& directory, const lm::Model& model,
+                const io::Tokenizer& tokenizer,
+                const std::function<at::Tensor(const at::Tensor&)>& changed = {},
+                std::int64_t hidden_units = 0);
 
 }  // namespace twell::cli

@@ -11,9 +11,8 @@
 namespace twell::cli {
 namespace {
 
-double seconds_between(std::chrono::steady_clock::time_point a,
-                       std::chrono::steady_clock::time_point b) {
-  return std::chrono::duration<double>(b - a).count();
+double since(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
 int columns_of(std::FILE* out) {
@@ -47,16 +46,12 @@ Progress::Progress(std::string label, std::int64_t total)
 
 Progress::~Progress() { clear(); }
 
-double Progress::seconds() const {
-  return seconds_between(begin_, std::chrono::steady_clock::now());
-}
+double Progress::seconds() const { return since(begin_); }
 
 void Progress::update(std::int64_t done, std::string_view note) {
   measure::check_interrupt();
-  const auto now = std::chrono::steady_clock::now();
-  const double wait = terminal_ ? options_.bar_seconds : options_.line_seconds;
-  if (seconds_between(last_, now) < wait) return;
-  last_ = now;
+  if (since(last_) < (terminal_ ? options_.bar_seconds : options_.line_seconds)) return;
+  last_ = std::chrono::steady_clock::now();
   if (terminal_) {
     draw_bar(done, note);
   } else {

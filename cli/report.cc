@@ -28,24 +28,14 @@ std::string fact(const std::string& value, const std::string& text) {
   return fmt::format("<div><b>{}</b><span>{}</span></div>\n", value, text);
 }
 
-Series series_of(const std::vector<lm::LogRecord>& log, const std::string& name,
-                 double (*value)(const lm::LogRecord&)) {
-  Series series{name, {}};
-  for (const lm::LogRecord& r : log) {
-    series.points.emplace_back(static_cast<double>(r.step), value(r));
-  }
-  return series;
-}
-
 std::string loss_section(const DemoReport& r) {
-  std::vector<Series> lines = {
-      series_of(r.log, "training", [](const lm::LogRecord& l) { return l.ce; })};
-  Series held_out{"held-out text", {}};
+  Series training{"training", {}}, held_out{"held-out text", {}};
   for (const lm::LogRecord& l : r.log) {
-    if (l.validation_loss) {
-      held_out.points.emplace_back(static_cast<double>(l.step), *l.validation_loss);
-    }
+    const auto step = static_cast<double>(l.step);
+    training.points.emplace_back(step, l.ce);
+    if (l.validation_loss) held_out.points.emplace_back(step, *l.validation_loss);
   }
+  std::vector<Series> lines = {training};
   if (held_out.points.size() > 1) lines.push_back(held_out);
   return "<h2>Learning</h2>\n<p>Cross entropy, in nats a token: how surprised the model is by the "
          "next token.</p>\n" +
@@ -54,21 +44,18 @@ std::string loss_section(const DemoReport& r) {
 
 std::string sparsity_section(const DemoReport& r) {
   std::vector<Series> lines;
-  for (std::size_t l = 0; l < r.train.layers.size(); ++l) {
-    Series line{fmt::format("layer {}", l), {}};
-    for (const lm::LogRecord& record : r.log) {
-      if (l < record.layers.size()) {
-        line.points.emplace_back(static_cast<double>(record.step), record.layers[l].nnz_mean);
-      }
-    }
-    lines.push_back(std::move(line));
-  }
   std::vector<Bar> bars;
   for (std::size_t l = 0; l < r.train.layers.size(); ++l) {
-    const double nnz = r.train.layers[l].nnz_mean;
-    bars.push_back(
-        {fmt::format("layer {}", l), nnz,
-         fmt::format("{:.1f}, {:.0f} % dead", nnz, 100 * r.train.layers[l].dead_fraction), true});
+    const std::string name = fmt::format("layer {}", l);
+    lines.push_back({name, {}});
+    for (const lm::LogRecord& record : r.log) {
+      if (l >= record.layers.size()) continue;
+      lines.back().points.emplace_back(static_cast<double>(record.step), record.layers[l].nnz_mean);
+    }
+    const lm::LayerActivity& last = r.train.layers[l];
+    bars.push_back({name, last.nnz_mean,
+                    fmt::format("{:.1f}, {:.0f} % dead", last.nnz_mean, 100 * last.dead_fraction),
+                    true});
   }
   return fmt::format(
              "<h2>Becoming sparse</h2>\n<p>Of the {} hidden units of a layer, so many fire for a "

@@ -30,23 +30,16 @@ struct Axis {
     if (log) {
       for (double decade = std::pow(10, std::floor(std::log10(low))); decade <= high;
            decade *= 10) {
-        for (const double step : {1.0, 2.0, 5.0}) {
-          if (decade * step >= low * 0.999 && decade * step <= high * 1.001) {
-            out.push_back(decade * step);
-          }
+        for (const double tick : {decade, 2 * decade, 5 * decade}) {
+          if (tick >= low * 0.999 && tick <= high * 1.001) out.push_back(tick);
         }
       }
       return out;
     }
     const double rough = (high - low) / 5;
     const double decade = std::pow(10, std::floor(std::log10(rough)));
-    double step = decade * 10;
-    for (const double s : {1.0, 2.0, 5.0}) {
-      if (decade * s >= rough) {
-        step = decade * s;
-        break;
-      }
-    }
+    const double part = rough / decade;  // 1 up to 10
+    const double step = decade * (part <= 1 ? 1 : part <= 2 ? 2 : part <= 5 ? 5 : 10);
     for (double v = std::ceil(low / step) * step; v <= high * (1 + 1e-9); v += step) {
       out.push_back(std::abs(v) < step * 1e-6 ? 0 : v);
     }
@@ -73,22 +66,11 @@ Axis make_axis(double low, double high, double from, double to, bool log) {
 std::string escape_html(const std::string& text) {
   std::string out;
   for (const char c : text) {
-    switch (c) {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '"':
-        out += "&quot;";
-        break;
-      default:
-        out += c;
-    }
+    out += c == '&'   ? "&amp;"
+           : c == '<' ? "&lt;"
+           : c == '>' ? "&gt;"
+           : c == '"' ? "&quot;"
+                      : std::string(1, c);
   }
   return out;
 }

@@ -17,10 +17,7 @@ std::size_t width_of(const std::string& text) {
 }
 
 bool is_number(const std::string& cell) {
-  if (cell.empty() || cell == "-") return true;
-  const char first = cell.front();
-  return (first >= '0' && first <= '9') || first == '-' || first == '+' || cell == "nan" ||
-         cell == "inf";
+  return cell.empty() || cell.find_first_of("0123456789+-") == 0 || cell == "nan" || cell == "inf";
 }
 
 }  // namespace

@@ -7,7 +7,7 @@
 #include <sstream>
 
 #include "cli/model_files.h"
-#include "twell/status.h"
+#include "io/file_error.h"
 
 namespace twell::cli {
 namespace {
@@ -78,8 +78,7 @@ std::vector<TaskItem> read_hellaswag(const std::string& file, std::istream& in) 
   for (std::string context; std::getline(in, context);) {
     const std::size_t first = ++number;
     std::string gold, ending;
-    if (!std::getline(in, gold) || gold.empty() ||
-        gold.find_first_not_of("0123456789") != std::string::npos || gold.size() > 1) {
+    if (!std::getline(in, gold) || gold.size() != 1 || gold[0] < '0' || gold[0] > '9') {
       fail_line(file, number + 1, "expected the index of the right ending");
     }
     ++number;
@@ -122,7 +121,7 @@ std::vector<TaskItem> read_task(const std::string& task, const std::string& file
       check_item(items.back(), file, number);
     }
   }
-  if (items.empty()) throw Error(ErrorKind::environment, file, "holds no items");
+  if (items.empty()) io::fail_file(file, "holds no items");
   return items;
 }
 

@@ -1,5 +1,11 @@
 #include "cli/train_options.h"
 
+#include <algorithm>
+#include <optional>
+
+#include "cli/progress.h"
+#include "measure/machine.h"
+
 namespace twell::cli {
 
 void add_recipe_options(CLI::App& command, lm::Recipe& r, std::string& compute) {
@@ -7,14 +13,11 @@ void add_recipe_options(CLI::App& command, lm::Recipe& r, std::string& compute) 
   const CLI::Range zero_or_more(std::int64_t{0}, std::int64_t{1} << 40);
   const auto integer = [&command](const char* name, std::int64_t& value, const char* text,
                                   const char* group, const CLI::Range& range) {
-    command.add_option(name, value, text)->check(range)->group(group)->capture_default_str();
+    command.add_option(name, value, text)->check(range)->group(group);
   };
   const auto number = [&command](const char* name, double& value, const char* text,
                                  const char* group) {
-    command.add_option(name, value, text)
-        ->check(CLI::NonNegativeNumber)
-        ->group(group)
-        ->capture_default_str();
+    command.add_option(name, value, text)->check(CLI::NonNegativeNumber)->group(group);
   };
   const char* length = "Length and batch";
   integer("--steps", r.steps, "Optimizer steps", length, count);
@@ -47,13 +50,10 @@ void add_recipe_options(CLI::App& command, lm::Recipe& r, std::string& compute) 
   const char* execution = "Execution";
   command.add_option("--compute", compute, "bf16 (with fp32 master weights), fp32 or auto")
       ->check(CLI::IsMember({"bf16", "fp32", "auto"}))
-      ->group(execution)
-      ->capture_default_str();
+      ->group(execution);
   command.add_flag("--recompute", r.recompute, "Keep less memory, compute blocks twice")
       ->group(execution);
-  command.add_option("--seed", r.seed, "Of weights and order")
-      ->group(execution)
-      ->capture_default_str();
+  command.add_option("--seed", r.seed, "Of weights and order")->group(execution);
   number("--time-budget", r.time_budget_s, "Shorten the run to this many seconds; 0: no limit",
          execution);
 
@@ -71,8 +71,7 @@ void add_shape_options(CLI::App& command, io::ModelConfig& config) {
   const auto shape = [&command](const char* name, std::int64_t& value, const char* text) {
     command.add_option(name, value, text)
         ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 20))
-        ->group("Shape of a new model")
-        ->capture_default_str();
+        ->group("Shape of a new model");
   };
   shape("--layers", config.num_hidden_layers, "Layers");
   shape("--hidden", config.hidden_size, "Width D");
@@ -84,11 +83,40 @@ void add_shape_options(CLI::App& command, io::ModelConfig& config) {
       ->group("Shape of a new model");
 }
 
-std::string describe(const lm::LogRecord& record, std::int64_t hidden_units) {
-  const double share =
-      hidden_units > 0 ? 100 * record.nnz_mean / static_cast<double>(hidden_units) : 0.0;
-  return fmt::format("loss {:.3f}, non-zeros {:.1f} ({:.1f} %), {:.0f} tokens/s", record.ce,
-                     record.nnz_mean, share, record.tokens_per_s);
+lm::TrainResult train_with_progress(lm::TrainRun& run,
+                                    const std::function<bool(const lm::LogRecord&)>& keep_on) {
+  std::optional<Progress> progress;
+  std::string stage;
+  const auto enter = [&](const std::string& next, std::int64_t total) {
+    if (next == stage) return;
+    if (progress) progress->finish();
+    progress.emplace(next, total);
+    stage = next;
+  };
+  run.preparing = [&](const std::string& what, double share) {
+    enter(what, 100);
+    progress->update(static_cast<std::int64_t>(share * 100));
+  };
+  run.progress = [&](const lm::LogRecord& r) {
+    enter("training", r.steps);
+    if (!keep_on(r)) return false;
+    const auto units = static_cast<double>(std::max<std::int64_t>(1, run.config.intermediate_size));
+    progress->update(r.step,
+                     fmt::format("loss {:.3f}, non-zeros {:.1f} ({:.1f} %), {:.0f} tokens/s", r.ce,
+                                 r.nnz_mean, 100 * r.nnz_mean / units, r.tokens_per_s));
+    return true;
+  };
+  lm::TrainResult result = lm::run_training(run);
+  if (progress) progress->finish();
+  return result;
+}
+
+nlohmann::json to_json(const lm::TrainResult& r) {
+  return {
+      {"steps", r.steps},           {"loss_first", r.loss_first},
+      {"loss_last", r.loss_last},   {"validation_loss", measure::optional_json(r.validation_loss)},
+      {"tokens", r.tokens},         {"tokens_per_s", r.tokens_per_s},
+      {"parameters", r.parameters}, {"total_us", r.seconds * 1e6}};
 }
 
 }  // namespace twell::cli

@@ -1,6 +1,7 @@
 // The flags of a training run, shared by twell train and twell demo.
 #pragma once
 
+#include <functional>
 #include <string>
 
 #include "cli/command.h"
@@ -14,7 +15,9 @@ void add_recipe_options(CLI::App& command, lm::Recipe& recipe, std::string& comp
 // Shape of a model made from nothing.
 void add_shape_options(CLI::App& command, io::ModelConfig& config);
 
-// One line of progress: "loss 4.313, non-zeros 61.2 (3.0 %), 5100 tokens/s".
-std::string describe(const lm::LogRecord& record, std::int64_t hidden_units);
+// Trains, with a bar for each stage. `keep_on` sees every record; false: stop, with a checkpoint.
+lm::TrainResult train_with_progress(lm::TrainRun& run,
+                                    const std::function<bool(const lm::LogRecord&)>& keep_on);
+nlohmann::json to_json(const lm::TrainResult& result);  // what every training reports
 
 }  // namespace twell::cli

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <set>
 
 #include "io/file_error.h"
 #include "io/json_reader.h"
@@ -87,10 +88,8 @@ Checkpoint::Checkpoint(const fs::path& path) : path_(path) {
   } else if (fs::exists(path / kIndex, ignored)) {
     const std::string index_file = (path / kIndex).string();
     const auto map = read_index(path / kIndex);
-    std::vector<std::string> files;
-    for (const auto& [name, file] : map) files.push_back(file);
-    std::sort(files.begin(), files.end());
-    files.erase(std::unique(files.begin(), files.end()), files.end());
+    std::set<std::string> files;
+    for (const auto& [name, file] : map) files.insert(file);
     for (const auto& file : files) add_file(path / file);
     for (const auto& [name, file] : map) {
       const auto found = index_.find(name);

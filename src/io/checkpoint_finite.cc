@@ -36,23 +36,12 @@ std::optional<std::uint64_t> first_not_finite(const CheckpointTensor& tensor, Wo
 }  // namespace
 
 void expect_finite(const CheckpointTensor& tensor) {
+  const SafeDType dtype = tensor.info->dtype;
   std::optional<std::uint64_t> found;
-  switch (tensor.info->dtype) {
-    case SafeDType::F64:
-      found = first_not_finite<std::uint64_t>(tensor, 0x7FF0000000000000ULL);
-      break;
-    case SafeDType::F32:
-      found = first_not_finite<std::uint32_t>(tensor, 0x7F800000U);
-      break;
-    case SafeDType::F16:
-      found = first_not_finite<std::uint16_t>(tensor, 0x7C00U);
-      break;
-    case SafeDType::BF16:
-      found = first_not_finite<std::uint16_t>(tensor, 0x7F80U);
-      break;
-    default:
-      break;
-  }
+  if (dtype == SafeDType::F64) found = first_not_finite(tensor, 0x7FF0000000000000ULL);
+  if (dtype == SafeDType::F32) found = first_not_finite(tensor, 0x7F800000U);
+  if (dtype == SafeDType::F16) found = first_not_finite(tensor, std::uint16_t{0x7C00});
+  if (dtype == SafeDType::BF16) found = first_not_finite(tensor, std::uint16_t{0x7F80});
   if (found) {
     fail_file(tensor.file->path().string(), "tensor {} holds NaN or infinity (element {})",
               in_quotes(tensor.info->name), *found);

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "io/config_names.h"
@@ -28,13 +27,10 @@ OrderedJson rope_json(const RopeScaling& scaling) {
   return nullptr;
 }
 
-std::string out_of_range(const char* key, std::int64_t value, std::int64_t low, std::int64_t high) {
+// A NaN is out of every range.
+template <class T>
+std::string out_of_range(const char* key, T value, T low, T high) {
   if (value >= low && value <= high) return "";
-  return fmt::format("{} is {}, expected {} to {}", key, value, low, high);
-}
-
-std::string out_of_range(const char* key, double value, double low, double high) {
-  if (std::isfinite(value) && value >= low && value <= high) return "";
   return fmt::format("{} is {}, expected {} to {}", key, value, low, high);
 }
 
@@ -69,8 +65,8 @@ std::string problem_of_rope(const RopeScaling& s) {
         "rope low_freq_factor is {} and high_freq_factor {}, expected 0 < low < high",
         s.low_freq_factor, s.high_freq_factor);
   }
-  return out_of_range("rope original_max_position_embeddings", s.original_max_position_embeddings,
-                      1, kMaxPositions);
+  return out_of_range<std::int64_t>("rope original_max_position_embeddings",
+                                    s.original_max_position_embeddings, 1, kMaxPositions);
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include "io/json_reader.h"
 
+#include <array>
 #include <cmath>
 #include <unordered_set>
 
@@ -12,14 +13,14 @@ constexpr int kMaxDepth = 64;
 
 }  // namespace
 
-Json parse_json(std::string_view text, const std::string& file) {
-  std::vector<std::unordered_set<std::string>> keys;  // of the objects that are open
-  const auto check = [&](int depth, Json::parse_event_t event, Json& value) {
+Json parse_json(std::string_view text, const std::string& file, JsonVisitor visit) {
+  std::array<std::unordered_set<std::string>, kMaxDepth + 1> keys;  // of the object at each depth
+  const auto check = [&](int depth, JsonEvent event, Json& value) {
     if (depth > kMaxDepth) fail_file(file, "is nested more than {} levels deep", kMaxDepth);
-    if (event == Json::parse_event_t::object_start) keys.emplace_back();
-    if (event == Json::parse_event_t::object_end) keys.pop_back();
-    if (event == Json::parse_event_t::key &&
-        !keys.back().insert(value.get_ref<const std::string&>()).second) {
+    if (visit && !visit(depth, event, value)) return false;
+    if (event == JsonEvent::object_start) keys.at(static_cast<std::size_t>(depth)) = {};
+    if (event == JsonEvent::key &&
+        !keys.at(static_cast<std::size_t>(depth - 1)).insert(value.get<std::string>()).second) {
       fail_file(file, "duplicate key {}", in_quotes(value.get_ref<const std::string&>()));
     }
     return true;
@@ -38,22 +39,12 @@ Json parse_json(std::string_view text, const std::string& file) {
 }
 
 const char* kind_of(const Json& json) {
-  switch (json.type()) {
-    case Json::value_t::null:
-      return "null";
-    case Json::value_t::object:
-      return "an object";
-    case Json::value_t::array:
-      return "an array";
-    case Json::value_t::string:
-      return "a string";
-    case Json::value_t::boolean:
-      return "a boolean";
-    case Json::value_t::number_float:
-      return "a fraction";
-    default:
-      return "a number";
-  }
+  constexpr std::array kKinds = {// in the order of Json::value_t
+                                 "null",      "an object",         "an array", "a string",
+                                 "a boolean", "a number",          "a number", "a fraction",
+                                 "binary",    "an array or object"};
+  static_assert(kKinds.size() == static_cast<std::size_t>(Json::value_t::discarded) + 1);
+  return kKinds.at(static_cast<std::size_t>(json.type()));
 }
 
 JsonObject::JsonObject(const Json& json, const std::string& file, std::string path)
@@ -78,13 +69,17 @@ const Json& JsonObject::value(const char* key) const {
   return *json_->find(key);
 }
 
+const Json& JsonObject::expect(const char* key, bool (Json::*is)() const,
+                               const char* expected) const {
+  const Json& json = value(key);
+  if ((json.*is)()) return json;
+  fail_file(*file_, "{} is {}, expected {}", path_of(key), kind_of(json), expected);
+}
+
 std::int64_t JsonObject::integer(const char* key, std::int64_t low, std::int64_t high,
                                  std::optional<std::int64_t> fallback) const {
   if (fallback && !has(key)) return *fallback;
-  const Json& json = value(key);
-  if (!json.is_number_integer()) {
-    fail_file(*file_, "{} is {}, expected a whole number", path_of(key), kind_of(json));
-  }
+  const Json& json = expect(key, &Json::is_number_integer, "a whole number");
   const bool too_large = json.is_number_unsigned() &&
                          json.get<std::uint64_t>() > static_cast<std::uint64_t>(INT64_MAX);
   if (too_large || json.get<std::int64_t>() < low || json.get<std::int64_t>() > high) {
@@ -96,10 +91,7 @@ std::int64_t JsonObject::integer(const char* key, std::int64_t low, std::int64_t
 double JsonObject::number(const char* key, double low, double high,
                           std::optional<double> fallback) const {
   if (fallback && !has(key)) return *fallback;
-  const Json& json = value(key);
-  if (!json.is_number()) {
-    fail_file(*file_, "{} is {}, expected a number", path_of(key), kind_of(json));
-  }
+  const Json& json = expect(key, &Json::is_number, "a number");
   const auto out = json.get<double>();
   if (!std::isfinite(out) || out < low || out > high) {
     fail_file(*file_, "{} is {}, expected {} to {}", path_of(key), out, low, high);
@@ -109,30 +101,18 @@ double JsonObject::number(const char* key, double low, double high,
 
 bool JsonObject::boolean(const char* key, std::optional<bool> fallback) const {
   if (fallback && !has(key)) return *fallback;
-  const Json& json = value(key);
-  if (!json.is_boolean()) {
-    fail_file(*file_, "{} is {}, expected true or false", path_of(key), kind_of(json));
-  }
-  return json.get<bool>();
+  return expect(key, &Json::is_boolean, "true or false").get<bool>();
 }
 
 std::string JsonObject::string(const char* key, std::optional<std::string> fallback) const {
   if (fallback && !has(key)) return *fallback;
-  const Json& json = value(key);
-  if (!json.is_string()) {
-    fail_file(*file_, "{} is {}, expected a string", path_of(key), kind_of(json));
-  }
-  return json.get<std::string>();
+  return expect(key, &Json::is_string, "a string").get<std::string>();
 }
 
 JsonObject JsonObject::object(const char* key) const { return {value(key), *file_, path_of(key)}; }
 
 const Json::array_t& JsonObject::array(const char* key) const {
-  const Json& json = value(key);
-  if (!json.is_array()) {
-    fail_file(*file_, "{} is {}, expected an array", path_of(key), kind_of(json));
-  }
-  return json.get_ref<const Json::array_t&>();
+  return expect(key, &Json::is_array, "an array").get_ref<const Json::array_t&>();
 }
 
 std::vector<JsonObject> JsonObject::objects(const char* key) const {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -13,9 +14,16 @@
 namespace twell::io {
 
 using Json = nlohmann::json;
+using JsonEvent = Json::parse_event_t;
 
-// Throws Error (environment) on a syntax error, a duplicate key, or nesting beyond 64 levels.
-Json parse_json(std::string_view text, const std::string& file);
+// Sees a document in pieces as it is parsed, and returns whether it keeps the piece: a key (with
+// its value), a scalar, the start of an object or array (a `discarded` value), its end (all of it).
+// `depth` counts the objects and arrays around it.
+using JsonVisitor = std::function<bool(int depth, JsonEvent event, const Json& value)>;
+
+// Throws Error (environment) on a syntax error, a duplicate key that is kept, or nesting beyond 64
+// levels.
+Json parse_json(std::string_view text, const std::string& file, JsonVisitor visit = {});
 
 // One object of a document. Holds references: neither it nor its parts may outlive document and
 // file name. Every getter throws Error (environment) naming file and key where the value has
@@ -43,6 +51,8 @@ class JsonObject {
   std::string path_of(const char* key) const;  // "rope_scaling.factor"
 
  private:
+  const Json& expect(const char* key, bool (Json::*is)() const, const char* expected) const;
+
   const Json* json_;
   const std::string* file_;
   std::string path_;

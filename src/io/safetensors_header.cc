@@ -1,20 +1,18 @@
-// The header, read without building a document: a hostile one of 100 MB costs no more memory than
-// its own size.
+// The header, read tensor by tensor and without building the whole document, so that a hostile one
+// of 100 MB costs little more memory than what it names.
 #include <algorithm>
 #include <array>
 #include <cstring>
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <optional>
-#include <unordered_set>
+#include <set>
 
 #include "io/file_error.h"
+#include "io/json_reader.h"
 #include "io/safetensors.h"
 
 namespace twell::io {
 namespace {
-
-using Json = nlohmann::json;
 
 // The cap of the `safetensors` package.
 constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;
@@ -51,233 +49,112 @@ std::optional<SafeDType> find_dtype(std::string_view name) {
   return std::nullopt;
 }
 
-// Follows the only structure that a header may have:
+std::vector<std::uint64_t> whole_numbers(const JsonObject& tensor, const char* key) {
+  std::vector<std::uint64_t> out;
+  for (const Json& value : tensor.array(key)) {
+    if (!value.is_number_unsigned()) {
+      fail_file(tensor.file(), "{} holds {}, expected whole numbers", tensor.path_of(key),
+                value.is_number_integer() ? "a negative number" : kind_of(value));
+    }
+    out.push_back(value.get<std::uint64_t>());
+  }
+  return out;
+}
+
+TensorInfo read_tensor(const std::string& name, const Json& json, const std::string& file) {
+  const std::string tensor = "tensor " + in_quotes(name);
+  const JsonObject fields(json, file, tensor);
+  const std::string dtype = fields.string("dtype");
+  const auto known = find_dtype(dtype);
+  if (!known) fail_file(file, "{}: unknown dtype {}", tensor, in_quotes(dtype));
+  TensorInfo out{name, *known, {}};
+  for (const std::uint64_t dimension : whole_numbers(fields, "shape")) {
+    if (dimension > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())) {
+      fail_file(file, "{}: dimension {} is too large", tensor, dimension);
+    }
+    out.shape.push_back(static_cast<std::int64_t>(dimension));
+  }
+  const auto offsets = whole_numbers(fields, "data_offsets");
+  if (offsets.size() != 2) {
+    fail_file(file, "{}: data_offsets must be two numbers, got {}", tensor, offsets.size());
+  }
+  out.begin = offsets[0];
+  out.end = offsets[1];
+  return out;
+}
+
+// Takes the entries of a header out of the document as they come:
 //   {"__metadata__": {key: string, ...}, name: {"dtype": .., "shape": [..], "data_offsets": [..]}}
-// Unknown keys inside a tensor are skipped, as the package does.
-class HeaderHandler : public nlohmann::json_sax<Json> {
+// What else a tensor holds never enters it.
+class HeaderVisitor {
  public:
-  HeaderHandler(SafetensorsHeader& out, const std::string& file) : out_(out), file_(file) {}
+  HeaderVisitor(SafetensorsHeader& out, const std::string& file) : out_(out), file_(file) {}
 
-  bool null() override {
-    // "__metadata__": null means none.
-    if (state_ == State::metadata_value) {
-      state_ = State::top;
-      return true;
-    }
-    return scalar("null");
-  }
-  bool boolean(bool) override { return scalar("a boolean"); }
-  bool number_float(double, const std::string&) override { return scalar("a fraction"); }
-  bool binary(Json::binary_t&) override { return scalar("binary"); }
-  bool number_integer(std::int64_t value) override {
-    if (state_ == State::shape || state_ == State::offsets) {
-      fail_file(file_, "tensor {}: negative number {} in {}", tensor(), value, field());
-    }
-    return scalar("a number");
-  }
-  bool number_unsigned(std::uint64_t value) override {
-    if (state_ == State::shape) {
-      if (value > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())) {
-        fail_file(file_, "tensor {}: dimension {} is too large", tensor(), value);
-      }
-      current_.shape.push_back(static_cast<std::int64_t>(value));
-      return true;
-    }
-    if (state_ == State::offsets) {
-      if (offsets_ >= 2) fail_file(file_, "tensor {}: more than two data_offsets", tensor());
-      (offsets_++ == 0 ? current_.begin : current_.end) = value;
-      return true;
-    }
-    return scalar("a number");
-  }
-  bool string(std::string& value) override {
-    if (state_ == State::metadata) {
-      if (!out_.metadata.emplace(key_, value).second) duplicate(key_, "__metadata__");
-      return true;
-    }
-    if (state_ == State::dtype_value) {
-      const auto dtype = find_dtype(value);
-      if (!dtype) fail_file(file_, "tensor {}: unknown dtype {}", tensor(), in_quotes(value));
-      current_.dtype = *dtype;
-      state_ = State::tensor;
-      return true;
-    }
-    return scalar("a string");
-  }
-
-  bool start_object(std::size_t) override {
-    switch (state_) {
-      case State::begin:
-        state_ = State::top;
-        return true;
-      case State::metadata_value:
-        state_ = State::metadata;
-        return true;
-      case State::tensor_value:
-        state_ = State::tensor;
-        return true;
-      default:
-        return open("an object");
-    }
-  }
-  bool end_object() override {
-    switch (state_) {
-      case State::top:
-        state_ = State::end;
-        return true;
-      case State::metadata:
-        state_ = State::top;
-        return true;
-      case State::tensor:
-        finish_tensor();
-        state_ = State::top;
-        return true;
-      default:
-        return close();
-    }
-  }
-  bool start_array(std::size_t) override {
-    if (state_ == State::shape_value) {
-      state_ = State::shape;
-      return true;
-    }
-    if (state_ == State::offsets_value) {
-      state_ = State::offsets;
-      return true;
-    }
-    return open("an array");
-  }
-  bool end_array() override {
-    if (state_ == State::shape || state_ == State::offsets) {
-      state_ = State::tensor;
-      return true;
-    }
-    return close();
-  }
-
-  bool key(std::string& name) override {
-    switch (state_) {
-      case State::top:
-        if (!names_.insert(name).second) duplicate(name, "header");
-        key_ = name;
-        if (name == kMetadataKey) {
-          state_ = State::metadata_value;
-        } else {
-          current_ = TensorInfo{};
-          current_.name = name;
-          seen_dtype_ = seen_shape_ = seen_offsets_ = false;
-          offsets_ = 0;
-          state_ = State::tensor_value;
-        }
-        return true;
-      case State::metadata:
-        key_ = name;
-        return true;
-      case State::tensor:
-        if (name == "dtype") return field_key(seen_dtype_, name, State::dtype_value);
-        if (name == "shape") return field_key(seen_shape_, name, State::shape_value);
-        if (name == "data_offsets") return field_key(seen_offsets_, name, State::offsets_value);
-        state_ = State::skip;
-        skip_depth_ = 0;
-        return true;
-      default:
-        return true;  // inside a skipped value
-    }
-  }
-  bool parse_error(std::size_t position, const std::string&, const Json::exception&) override {
-    fail_file(file_, "the header is not valid JSON at its byte {}", position);
+  bool operator()(int depth, JsonEvent event, const Json& value) {
+    if (depth == 0) return true;
+    if (depth == 1) return entry(event, value);
+    return name_ == kMetadataKey ? metadata(event, value) : field(depth, event, value);
   }
 
  private:
-  enum class State {
-    begin,
-    top,
-    metadata_value,
-    metadata,
-    tensor_value,
-    tensor,
-    dtype_value,
-    shape_value,
-    shape,
-    offsets_value,
-    offsets,
-    skip,
-    end,
-  };
-
-  std::string tensor() const { return in_quotes(current_.name); }
-  const char* field() const {
-    switch (state_) {
-      case State::dtype_value:
-        return "dtype";
-      case State::shape_value:
-      case State::shape:
-        return "shape";
-      case State::offsets_value:
-      case State::offsets:
-        return "data_offsets";
+  bool entry(JsonEvent event, const Json& value) {
+    const bool metadata = name_ == kMetadataKey;
+    switch (event) {
+      case JsonEvent::key:
+        name_ = value;
+        fields_.clear();
+        values_ = 0;
+        return true;
+      case JsonEvent::object_start:
+        return true;
+      case JsonEvent::object_end:
+        if (!metadata) out_.tensors.push_back(read_tensor(name_, value, file_));
+        return false;
       default:
-        return "";
+        if (metadata && value.is_null()) return true;
+        fail_file(file_, "{} {} is {}, expected an object", metadata ? "key" : "tensor",
+                  in_quotes(name_), kind_of(value));
     }
   }
 
-  bool field_key(bool& seen, const std::string& name, State next) {
-    if (seen) duplicate(name, "tensor " + tensor());
-    seen = true;
-    state_ = next;
+  bool metadata(JsonEvent event, const Json& value) {
+    if (event == JsonEvent::key) {
+      key_ = value;
+      return false;
+    }
+    if (!value.is_string()) {
+      fail_file(file_, "{} must map names to strings, got {}", kMetadataKey, kind_of(value));
+    }
+    if (!out_.metadata.emplace(key_, value).second) duplicate(kMetadataKey);
     return true;
   }
 
-  // A value where none of its kind belongs.
-  [[noreturn]] void unexpected(const char* what) {
-    if (state_ == State::begin) fail_file(file_, "the header is {}, expected an object", what);
-    if (state_ == State::metadata_value || state_ == State::metadata) {
-      fail_file(file_, "__metadata__ must map names to strings, got {}", what);
+  bool field(int depth, JsonEvent event, const Json& value) {
+    if (event == JsonEvent::key) {
+      if (depth > 2) return false;
+      key_ = value;
+      kept_ = key_ == "dtype" || key_ == "shape" || key_ == "data_offsets";
+      if (kept_ && !fields_.insert(key_).second) duplicate("tensor " + in_quotes(name_));
+      return kept_;
     }
-    if (state_ == State::tensor_value) {
-      fail_file(file_, "tensor {} is {}, expected an object", tensor(), what);
+    if (kept_ && ++values_ > kMostValues) {
+      fail_file(file_, "tensor {}: more than {} values", in_quotes(name_), kMostValues);
     }
-    fail_file(file_, "tensor {}: unexpected {} in {}", tensor(), what, field());
-  }
-  [[noreturn]] void duplicate(const std::string& name, const std::string& where) {
-    fail_file(file_, "duplicate key {} in {}", in_quotes(name), where);
-  }
-
-  bool scalar(const char* what) {
-    if (state_ != State::skip) unexpected(what);
-    if (skip_depth_ == 0) state_ = State::tensor;
-    return true;
-  }
-  bool open(const char* what) {
-    if (state_ != State::skip) unexpected(what);
-    ++skip_depth_;
-    return true;
-  }
-  bool close() {
-    if (--skip_depth_ == 0) state_ = State::tensor;
     return true;
   }
 
-  void finish_tensor() {
-    if (!seen_dtype_) fail_file(file_, "tensor {}: no dtype", tensor());
-    if (!seen_shape_) fail_file(file_, "tensor {}: no shape", tensor());
-    if (!seen_offsets_ || offsets_ != 2) {
-      fail_file(file_, "tensor {}: data_offsets must be two numbers", tensor());
-    }
-    out_.tensors.push_back(std::move(current_));
+  [[noreturn]] void duplicate(std::string_view where) {
+    fail_file(file_, "duplicate key {} in {}", in_quotes(key_), where);
   }
+
+  static constexpr int kMostValues = 100;  // of a tensor; it has few dimensions
 
   SafetensorsHeader& out_;
   const std::string& file_;
-  State state_ = State::begin;
-  std::string key_;
-  TensorInfo current_;
-  int offsets_ = 0;
-  bool seen_dtype_ = false;
-  bool seen_shape_ = false;
-  bool seen_offsets_ = false;
-  std::uint64_t skip_depth_ = 0;
-  std::unordered_set<std::string> names_;
+  std::string name_, key_;        // of the entry, and in it
+  std::set<std::string> fields_;  // of the tensor
+  bool kept_ = false;             // the field
+  int values_ = 0;                // in the tensor's fields
 };
 
 // Every byte behind the header belongs to exactly one tensor, which has exactly the length that
@@ -348,12 +225,9 @@ SafetensorsHeader parse_safetensors(std::span<const std::byte> file, const std::
   const std::string_view json(reinterpret_cast<const char*>(file.data()) + kLengthBytes,
                               header_bytes);
   if (!json.starts_with('{')) fail_file(name, "the header does not begin with '{{'");
-  // The JSON library takes a zero byte for the end of its input.
-  if (json.find('\0') != json.npos) fail_file(name, "the header holds a zero byte");
   SafetensorsHeader out;
   out.data_begin = kLengthBytes + header_bytes;
-  HeaderHandler handler(out, name);
-  Json::sax_parse(json.begin(), json.end(), &handler);
+  parse_json(json, name + ": header", HeaderVisitor(out, name));
   check_layout(out.tensors, file.size() - out.data_begin, name);
   for (auto& tensor : out.tensors) {
     tensor.begin += out.data_begin;

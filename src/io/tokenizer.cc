@@ -4,7 +4,6 @@
 #include "io/file_error.h"
 #include "io/json_reader.h"
 #include "io/tokenizer_impl.h"
-#include "io/tokenizer_kinds.h"
 #include "io/unicode.h"
 
 namespace twell::io {
@@ -55,6 +54,8 @@ std::shared_ptr<Tokenizer::Impl> read_file_of(const fs::path& path) {
 
 }  // namespace
 
+Tokenizer::Tokenizer(const std::shared_ptr<Impl>& impl) : impl_(impl) { impl->finish(); }
+
 Tokenizer Tokenizer::load(const fs::path& path) {
   std::error_code ignored;
   fs::path file = path;
@@ -67,28 +68,15 @@ Tokenizer Tokenizer::load(const fs::path& path) {
       fail_file(path.string(), "has neither tokenizer.json nor vocab.json nor tokenizer.bin");
     }
   }
-  auto impl = read_file_of(file);
-  impl->finish();
-  return Tokenizer(std::move(impl));
+  return Tokenizer(read_file_of(file));
 }
 
 Tokenizer Tokenizer::from_json(std::string_view json, const std::string& file) {
-  auto impl = read_tokenizer_json(json, file);
-  impl->finish();
-  return Tokenizer(std::move(impl));
-}
-
-Tokenizer Tokenizer::from_gpt2(std::string_view vocab_json, std::string_view merges,
-                               const std::string& file) {
-  auto impl = read_gpt2_tokenizer(vocab_json, merges, file);
-  impl->finish();
-  return Tokenizer(std::move(impl));
+  return Tokenizer(read_tokenizer_json(json, file));
 }
 
 Tokenizer Tokenizer::from_llama2c(std::string_view bytes, const std::string& file) {
-  auto impl = read_llama2c_tokenizer(bytes, file);
-  impl->finish();
-  return Tokenizer(std::move(impl));
+  return Tokenizer(read_llama2c_tokenizer(bytes, file));
 }
 
 std::vector<std::int32_t> Tokenizer::encode(std::string_view text, bool add_special_tokens) const {

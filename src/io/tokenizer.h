@@ -26,8 +26,6 @@ class Tokenizer {
   // ending in .bin is taken for llama2.c's format).
   static Tokenizer load(const std::filesystem::path& path);
   static Tokenizer from_json(std::string_view json, const std::string& file);
-  static Tokenizer from_gpt2(std::string_view vocab_json, std::string_view merges,
-                             const std::string& file);
   static Tokenizer from_llama2c(std::string_view bytes, const std::string& file);
 
   // `add_special_tokens`: what the post-processor puts around a text (begin of text); for
@@ -61,7 +59,7 @@ class Tokenizer {
 
  private:
   friend class StreamDecoder;
-  explicit Tokenizer(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
+  explicit Tokenizer(const std::shared_ptr<Impl>& impl);
   std::shared_ptr<const Impl> impl_;
 };
 

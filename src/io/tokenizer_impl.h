@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -45,5 +46,14 @@ class Tokenizer::Impl {
   // Name within a model directory and contents of every file it was read from.
   std::vector<std::pair<std::string, std::string>> files;
 };
+
+// The makers of each kind; Tokenizer's static functions hand on to these.
+std::shared_ptr<Tokenizer::Impl> read_tokenizer_json(std::string_view json,
+                                                     const std::string& file);
+std::shared_ptr<Tokenizer::Impl> read_gpt2_tokenizer(std::string_view vocab_json,
+                                                     std::string_view merges,
+                                                     const std::string& file);
+std::shared_ptr<Tokenizer::Impl> read_llama2c_tokenizer(std::string_view bytes,
+                                                        const std::string& file);
 
 }  // namespace twell::io

@@ -4,7 +4,6 @@
 #include "io/byte_level_tokenizer.h"
 #include "io/file_error.h"
 #include "io/json_reader.h"
-#include "io/tokenizer_kinds.h"
 #include "io/unicode.h"
 
 namespace twell::io {

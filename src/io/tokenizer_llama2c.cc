@@ -8,7 +8,7 @@
 
 #include "io/bpe.h"
 #include "io/file_error.h"
-#include "io/tokenizer_kinds.h"
+#include "io/tokenizer_impl.h"
 #include "io/unicode.h"
 
 namespace twell::io {

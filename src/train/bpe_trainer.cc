@@ -1,19 +1,18 @@
 #include "train/bpe_trainer.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <queue>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
 #include "io/byte_level.h"
+#include "io/file_error.h"
 #include "io/pre_tokenizer.h"
 #include "io/unicode.h"
-#include "twell/status.h"
 
 namespace twell::lm {
 namespace {
@@ -42,6 +41,8 @@ struct Candidate {
   }
 };
 
+using Where = std::unordered_map<Pair, std::vector<std::uint32_t>, PairHash>;  // words of pairs
+
 class BpeTraining {
  public:
   BpeTraining(const std::unordered_map<std::string, std::int64_t>& counts,
@@ -50,7 +51,7 @@ class BpeTraining {
     for (const std::string& special : options.special_tokens) add_token(special);
     const auto& symbols = io::byte_symbols();
     std::array<unsigned, 256> order{};
-    for (unsigned byte = 0; byte < 256; ++byte) order[byte] = byte;
+    std::iota(order.begin(), order.end(), 0U);
     // By code point, which is the order of UTF-8.
     std::ranges::sort(order, {}, [&](unsigned byte) { return std::string_view(symbols[byte]); });
     std::array<Id, 256> id_of_byte{};
@@ -99,7 +100,7 @@ class BpeTraining {
   }
 
   void count_all_pairs() {
-    std::unordered_map<Pair, std::vector<std::uint32_t>, PairHash> where;
+    Where where;
     for (std::uint32_t w = 0; w < words_.size(); ++w) {
       const std::vector<Id>& symbols = words_[w].symbols;
       for (std::size_t i = 0; i + 1 < symbols.size(); ++i) {
@@ -109,14 +110,13 @@ class BpeTraining {
     enqueue(std::move(where));
   }
 
-  void note(std::unordered_map<Pair, std::vector<std::uint32_t>, PairHash>& where, const Pair& pair,
-            std::int64_t count, std::uint32_t word) {
+  void note(Where& where, const Pair& pair, std::int64_t count, std::uint32_t word) {
     pair_counts_[pair] += count;
     auto& list = where[pair];
     if (list.empty() || list.back() != word) list.push_back(word);
   }
 
-  void enqueue(std::unordered_map<Pair, std::vector<std::uint32_t>, PairHash>&& where) {
+  void enqueue(Where&& where) {
     for (auto& [pair, words] : where) {
       const std::int64_t count = pair_counts_[pair];
       if (count > 0) queue_.push({pair, count, std::move(words)});
@@ -127,7 +127,7 @@ class BpeTraining {
     const auto [a, b] = top.pair;
     const Id merged = add_token(tokens_[a] + tokens_[b]);
     merges_.push_back(top.pair);
-    std::unordered_map<Pair, std::vector<std::uint32_t>, PairHash> where;
+    Where where;
     for (const std::uint32_t w : top.words) {
       std::vector<Id>& symbols = words_[w].symbols;
       const std::int64_t count = words_[w].count;
@@ -205,22 +205,22 @@ std::string tokenizer_json(const BpeTraining& bpe, const BpeOptions& options) {
 std::string train_bpe(std::span<const std::string_view> texts, const BpeOptions& options) {
   const auto least = static_cast<std::int64_t>(256 + options.special_tokens.size());
   if (options.vocab_size < least) {
-    throw Error(ErrorKind::invalid_argument, "train_bpe",
-                fmt::format("vocab_size: expected at least {} (256 bytes and {} special tokens), "
-                            "got {}",
-                            least, options.special_tokens.size(), options.vocab_size));
+    io::fail_argument("train_bpe",
+                      "vocab_size: expected at least {} (256 bytes and {} special tokens), "
+                      "got {}",
+                      least, options.special_tokens.size(), options.vocab_size);
   }
   std::unordered_map<std::string, std::int64_t> counts;
   const auto splitter = io::gpt2_pre_tokenizer();
   for (const std::string_view text : texts) {
     if (const auto bad = io::find_invalid_utf8(text); bad != std::string_view::npos) {
-      throw Error(ErrorKind::invalid_argument, "train_bpe",
-                  fmt::format("byte {} of the text is no UTF-8: convert the text first", bad));
+      io::fail_argument("train_bpe", "byte {} of the text is no UTF-8: convert the text first",
+                        bad);
     }
     if (text.empty()) continue;
     splitter->split(text, [&counts](std::string_view word) { ++counts[std::string(word)]; });
   }
-  if (counts.empty()) throw Error(ErrorKind::invalid_argument, "train_bpe", "the text is empty");
+  if (counts.empty()) io::fail_argument("train_bpe", "the text is empty");
   BpeTraining bpe(counts, options);
   bpe.run();
   return tokenizer_json(bpe, options);

@@ -25,11 +25,8 @@ std::string_view text_of(const io::MappedFile& file) {
 }
 
 bool is_text_name(const fs::path& path) {
-  const std::string extension = path.extension().string();
-  for (const char* known : {".txt", ".md", ".rst", ".py", ".tokens"}) {
-    if (extension == known) return true;
-  }
-  return false;
+  constexpr const char* kKnown[] = {".txt", ".md", ".rst", ".py", ".tokens"};
+  return std::ranges::find(kKnown, path.extension()) != std::end(kKnown);
 }
 
 std::vector<io::MappedFile> map_all(const std::vector<fs::path>& files) {
@@ -40,27 +37,6 @@ std::vector<io::MappedFile> map_all(const std::vector<fs::path>& files) {
       io::fail_file(file.string(), "is empty: there is nothing to train on");
   }
   return out;
-}
-
-void write_shard(const fs::path& path, const std::vector<const io::MappedFile*>& texts,
-                 const io::Tokenizer& tokenizer, const CorpusProgress& progress) {
-  std::uint64_t done = 0, total = 0;
-  for (const auto* text : texts) total += text->size();
-  io::TokenShardWriter writer(path, static_cast<std::uint32_t>(tokenizer.vocab_size()),
-                              tokenizer.hash());
-  for (const auto* text : texts) {
-    try {
-      std::vector<std::int32_t> ids = tokenizer.encode(text_of(*text), false);
-      if (const auto eos = tokenizer.eos_id()) ids.push_back(*eos);
-      writer.append(ids);
-    } catch (const Error& error) {
-      if (error.kind() == ErrorKind::environment) throw;
-      throw Error(error.kind(), text->path().string(), error.what());
-    }
-    done += text->size();
-    if (progress) progress(done, total);
-  }
-  writer.commit();
 }
 
 // The cached shard if it is whole and of this tokenizer, else none.
@@ -123,11 +99,35 @@ std::vector<fs::path> find_texts(const std::vector<fs::path>& paths) {
   return out;
 }
 
+std::uint64_t write_shard(const fs::path& path, const std::vector<fs::path>& files,
+                          const io::Tokenizer& tokenizer, const CorpusProgress& progress) {
+  const std::vector<io::MappedFile> texts = map_all(files);
+  std::uint64_t done = 0, total = 0;
+  for (const io::MappedFile& text : texts) total += text.size();
+  io::TokenShardWriter writer(path, static_cast<std::uint32_t>(tokenizer.vocab_size()),
+                              tokenizer.hash());
+  for (const io::MappedFile& text : texts) {
+    try {
+      std::vector<std::int32_t> ids = tokenizer.encode(text_of(text), false);
+      if (const auto eos = tokenizer.eos_id()) ids.push_back(*eos);
+      writer.append(ids);
+    } catch (const Error& error) {
+      if (error.kind() == ErrorKind::environment) throw;
+      throw Error(error.kind(), text.path().string(), error.what());
+    }
+    done += text.size();
+    if (progress) progress(done, total);
+  }
+  const std::uint64_t tokens = writer.size();
+  writer.commit();
+  return tokens;
+}
+
 Corpus load_corpus(const std::vector<fs::path>& files, const io::Tokenizer& tokenizer,
                    const fs::path& cache, const CorpusProgress& progress) {
   const std::vector<io::MappedFile> mapped = map_all(files);
   std::vector<io::TokenShard> shards;
-  std::vector<const io::MappedFile*> texts;
+  std::vector<fs::path> texts;
   std::uint64_t hash = tokenizer.hash(), text_hash = hash;
   for (const io::MappedFile& file : mapped) {
     hash = hash_bytes(text_of(file), hash);
@@ -136,7 +136,7 @@ Corpus load_corpus(const std::vector<fs::path>& files, const io::Tokenizer& toke
       shards.back().expect_tokenizer(tokenizer.hash());
     } else {
       text_hash = hash_bytes(text_of(file), text_hash);
-      texts.push_back(&file);
+      texts.push_back(file.path());
     }
   }
   if (!texts.empty()) {

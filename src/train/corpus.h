@@ -25,11 +25,17 @@ using CorpusProgress = std::function<void(std::uint64_t, std::uint64_t)>;
 // nothing is found.
 std::vector<std::filesystem::path> find_texts(const std::vector<std::filesystem::path>& paths);
 
-// Each file is UTF-8 text or a token shard (told by its first bytes) of the same tokenizer. Texts
-// are documents: an end-of-text token follows each where the tokenizer has one. Their ids are
-// written atomically to `cache`/HASH.tokens, and read from there the next time; HASH covers
-// contents and tokenizer. Throws Error naming the file: empty, no UTF-8, unreadable, a shard of
-// another tokenizer.
+// Tokenizes UTF-8 texts into one token shard at `path`, atomically; returns its number of ids.
+// Texts are documents: an end-of-text token follows each where the tokenizer has one. Throws Error
+// naming the file: empty, no UTF-8, unreadable.
+std::uint64_t write_shard(const std::filesystem::path& path,
+                          const std::vector<std::filesystem::path>& files,
+                          const io::Tokenizer& tokenizer, const CorpusProgress& progress = {});
+
+// Each file is UTF-8 text or a token shard (told by its first bytes) of the same tokenizer. The
+// texts' ids are written by write_shard() to `cache`/HASH.tokens, and read from there the next
+// time; HASH covers contents and tokenizer. Throws Error naming the file: as write_shard(), or a
+// shard of another tokenizer.
 Corpus load_corpus(const std::vector<std::filesystem::path>& files, const io::Tokenizer& tokenizer,
                    const std::filesystem::path& cache, const CorpusProgress& progress = {});
 

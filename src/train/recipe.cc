@@ -1,13 +1,11 @@
 #include "train/recipe.h"
 
-#include <fmt/format.h>
-
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "io/file_error.h"
 #include "twell/device.h"
-#include "twell/status.h"
 
 namespace twell::lm {
 namespace {
@@ -46,30 +44,17 @@ void visit_numbers(Self& r, Visitor&& visit) {
   visit("keep_checkpoints", r.keep_checkpoints, 1, kMaxCount);
 }
 
-[[noreturn]] void fail(const std::string& file, const std::string& what) {
-  throw Error(ErrorKind::environment, file, what);
-}
-
 }  // namespace
 
 const char* name_of(ComputeType type) {
-  switch (type) {
-    case ComputeType::automatic:
-      return "auto";
-    case ComputeType::bf16:
-      return "bf16";
-    case ComputeType::fp32:
-      return "fp32";
-  }
-  return "?";
+  return type == ComputeType::automatic ? "auto" : type == ComputeType::bf16 ? "bf16" : "fp32";
 }
 
 ComputeType parse_compute_type(std::string_view text) {
   for (const auto type : {ComputeType::automatic, ComputeType::bf16, ComputeType::fp32}) {
     if (text == name_of(type)) return type;
   }
-  throw Error(ErrorKind::invalid_argument, "compute",
-              fmt::format("expected auto, bf16 or fp32, got \"{}\"", text));
+  io::fail_argument("compute", "expected auto, bf16 or fp32, got \"{}\"", text);
 }
 
 ComputeType resolve(ComputeType type) {
@@ -82,13 +67,11 @@ void Recipe::validate() const {
     using Value = decltype(value);
     // Written so that NaN fails too.
     if (value >= static_cast<Value>(lowest) && value <= static_cast<Value>(highest)) return;
-    throw Error(ErrorKind::invalid_argument, "recipe",
-                fmt::format("{}: expected {} to {}, got {}", name, lowest, highest, value));
+    io::fail_argument("recipe", "{}: expected {} to {}, got {}", name, lowest, highest, value);
   });
   if (warmup_steps >= steps && warmup_steps > 0) {
-    throw Error(ErrorKind::invalid_argument, "recipe",
-                fmt::format("warmup_steps: expected fewer than the {} steps of the run, got {}",
-                            steps, warmup_steps));
+    io::fail_argument("recipe", "warmup_steps: expected fewer than the {} steps of the run, got {}",
+                      steps, warmup_steps);
   }
 }
 
@@ -104,16 +87,16 @@ std::string Recipe::to_json() const {
 
 Recipe Recipe::from_json(std::string_view text, const std::string& file) {
   const json in = json::parse(text, nullptr, false);
-  if (!in.is_object()) fail(file, "recipe: expected a JSON object");
+  if (!in.is_object()) io::fail_file(file, "recipe: expected a JSON object");
   Recipe out;
   json known = json::parse(out.to_json());
   for (const auto& [name, value] : in.items()) {
-    if (!known.contains(name)) fail(file, fmt::format("recipe: unknown key \"{}\"", name));
+    if (!known.contains(name)) io::fail_file(file, "recipe: unknown key \"{}\"", name);
     const json& example = known[name];
     const bool fits = example.is_number_integer() ? value.is_number_integer()
                       : example.is_number()       ? value.is_number()
                                                   : value.type() == example.type();
-    if (!fits) fail(file, fmt::format("recipe: {}: expected {}", name, example.type_name()));
+    if (!fits) io::fail_file(file, "recipe: {}: expected {}", name, example.type_name());
   }
   visit_numbers(out, [&in](const char* name, auto& field, auto, auto) {
     if (in.contains(name)) field = in[name].get<std::decay_t<decltype(field)>>();

@@ -1,7 +1,5 @@
 #include "train/run.h"
 
-#include <fmt/format.h>
-
 #include <chrono>
 #include <cmath>
 #include <memory>
@@ -25,10 +23,6 @@ double since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-[[noreturn]] void fail(const std::string& what) {
-  throw Error(ErrorKind::invalid_argument, "train", what);
-}
-
 class Run {
  public:
   explicit Run(const TrainRun& run) : run_(run), directory_(run.out) { result_ = {}; }
@@ -36,11 +30,12 @@ class Run {
   TrainResult execute() {
     const auto latest = directory_.latest();
     if (run_.resume && !latest) {
-      fail(fmt::format("resume: {} holds no checkpoint", run_.out.string()));
+      io::fail_argument("train", "resume: {} holds no checkpoint", run_.out.string());
     }
     if (!run_.resume && latest) {
-      fail(fmt::format("{} holds a checkpoint: resume the run, or choose another directory",
-                       run_.out.string()));
+      io::fail_argument("train",
+                        "{} holds a checkpoint: resume the run, or choose another directory",
+                        run_.out.string());
     }
     tell("reading the text", 0.0);
     const auto files = find_texts(run_.data);
@@ -102,10 +97,10 @@ class Run {
     config.validate();
     const std::int64_t vocab = tokenizer_->vocab_size();
     if (config.vocab_size < vocab) {
-      fail(
-          fmt::format("the tokenizer has {} entries, the model only {}: they do not belong "
-                      "together",
-                      vocab, config.vocab_size));
+      io::fail_argument("train",
+                        "the tokenizer has {} entries, the model only {}: they do not belong "
+                        "together",
+                        vocab, config.vocab_size);
     }
     auto model = make_model(config, at::kFloat, seed, run_.device);
     // A resumed run gets its weights from Trainer::load.
@@ -132,7 +127,8 @@ class Run {
     const auto source = load_model(from.string(), options);
     const NamedTensors weights = source->parameters();
     NamedTensors targets = to.parameters();
-    if (weights.size() != targets.size()) fail(from.string() + ": cannot be trained");
+    if (weights.size() != targets.size())
+      io::fail_argument("train", "{}: cannot be trained", from.string());
     for (std::size_t i = 0; i < weights.size(); ++i) {
       targets[i].second.detach().copy_(weights[i].second.detach());
     }

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "twell/status.h"
+#include "io/file_error.h"
 
 namespace twell::lm {
 
@@ -18,9 +18,8 @@ TokenStream::TokenStream(std::vector<io::TokenShard> shards)
 
 void TokenStream::read(std::int64_t first, std::span<std::int64_t> out) const {
   if (first < 0 || static_cast<std::int64_t>(out.size()) > size_ - first) {
-    throw Error(ErrorKind::invalid_argument, "TokenStream::read",
-                "ids " + std::to_string(first) + " and " + std::to_string(out.size()) +
-                    " more: the stream has " + std::to_string(size_));
+    io::fail_argument("TokenStream::read", "ids {} and {} more: the stream has {}", first,
+                      out.size(), size_);
   }
   if (ids_) {
     std::copy_n(ids_->begin() + first, out.size(), out.begin());

@@ -1,14 +1,12 @@
 #include "train/windows.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 #include <numeric>
 #include <utility>
 
+#include "io/file_error.h"
 #include "models/random.h"
-#include "twell/status.h"
 
 namespace twell::lm {
 namespace {
@@ -24,14 +22,13 @@ std::uint64_t below(Random& random, std::uint64_t bound) {
 WindowSplit::WindowSplit(std::int64_t tokens, std::int64_t context, double validation_fraction)
     : context_(context), windows_(tokens > 0 ? (tokens - 1) / context : 0) {
   if (windows_ < 1) {
-    throw Error(ErrorKind::invalid_argument, "training text",
-                fmt::format("has {} tokens, one window of context {} needs {}: give more text or a "
-                            "shorter context",
-                            tokens, context, context + 1));
+    io::fail_argument("training text",
+                      "has {} tokens, one window of context {} needs {}: give more text or a "
+                      "shorter context",
+                      tokens, context, context + 1);
   }
   if (!(validation_fraction >= 0.0 && validation_fraction <= 0.5)) {
-    throw Error(ErrorKind::invalid_argument, "validation fraction",
-                fmt::format("expected 0 to 0.5, got {}", validation_fraction));
+    io::fail_argument("validation fraction", "expected 0 to 0.5, got {}", validation_fraction);
   }
   if (validation_fraction > 0.0 && windows_ > 1) {
     // At least one window is held out, however short the text.

@@ -55,7 +55,7 @@ TEST(Safetensors, RefusesBrokenContainers) {
   expect_refused(with_header("\xEF\xBB\xBF{}"), {"does not begin with '{'"});
   expect_refused(with_header("[]"), {"does not begin with '{'"});
   expect_refused(with_header(std::string("{}\0", 3)), {"zero byte"});
-  expect_refused(with_header("{\"a\""), {"not valid JSON at its byte"});
+  expect_refused(with_header("{\"a\""), {"not valid JSON at byte"});
   expect_refused(with_header("{}{}"), {"not valid JSON"});
   expect_refused(with_header("{\"\xff\":1}"), {"not valid JSON"});
   expect_refused(with_header("{}", "x"), {"1 bytes of data", "cover 0", "trailing"});
@@ -75,8 +75,8 @@ TEST(Safetensors, RefusesWrongTensors) {
   const auto one = [](const std::string& fields, const std::string& data = std::string(8, 'x')) {
     return with_header(R"({"t":{)" + fields + "}}", data);
   };
-  expect_refused(one(R"("shape":[2],"data_offsets":[0,8])"), {"\"t\"", "no dtype"});
-  expect_refused(one(R"("dtype":"F32","data_offsets":[0,8])"), {"\"t\"", "no shape"});
+  expect_refused(one(R"("shape":[2],"data_offsets":[0,8])"), {"\"t\"", "dtype is missing"});
+  expect_refused(one(R"("dtype":"F32","data_offsets":[0,8])"), {"\"t\"", "shape is missing"});
   expect_refused(one(R"("dtype":"F32","shape":[2])"), {"\"t\"", "data_offsets"});
   expect_refused(one(R"("dtype":"F31","shape":[2],"data_offsets":[0,8])"),
                  {"\"t\"", "unknown dtype \"F31\""});
@@ -92,7 +92,8 @@ TEST(Safetensors, RefusesWrongTensors) {
                  {"overflows"});
   expect_refused(one(R"("dtype":"F32","shape":[3],"data_offsets":[0,8])"),
                  {"need 12 bytes", "give 8"});
-  expect_refused(one(R"("dtype":"F32","shape":[2],"data_offsets":[0,8,8])"), {"more than two"});
+  expect_refused(one(R"("dtype":"F32","shape":[2],"data_offsets":[0,8,8])"),
+                 {"two numbers, got 3"});
   expect_refused(one(R"("dtype":"F32","shape":[2],"data_offsets":[0])"), {"two numbers"});
   expect_refused(one(R"("dtype":"F32","shape":[2],"data_offsets":[-8,0])"), {"negative"});
   expect_refused(one(R"("dtype":"F32","shape":[2],"data_offsets":[8,0])"), {"leave"});
