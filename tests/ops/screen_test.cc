@@ -56,7 +56,8 @@ template <class T>
 void expect_definition(const Fired<T>& fired, const TestMatrix<T>& x, const TestMatrix<T>& gate,
                        const ActivationSpec& spec) {
   const TestMatrix<T>& h = fired.h;
-  std::vector<std::int64_t> least(fired.counts.neuron_nnz.size()), most(fired.counts.neuron_nnz.size());
+  std::vector<std::int64_t> least(fired.counts.neuron_nnz.size()),
+      most(fired.counts.neuron_nnz.size());
   const auto threshold = static_cast<double>(spec.kept_above());
   for (std::int64_t r = 0; r < x.rows(); ++r) {
     std::vector<Exact> row;
