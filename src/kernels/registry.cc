@@ -21,7 +21,7 @@ const Kernels& amx_bf16() {
 
 }  // namespace
 
-const Kernels& kernels_of(CpuTier tier, DType dtype) {
+const Kernels& kernels_of([[maybe_unused]] CpuTier tier, DType dtype) {
   TWELL_INVARIANT(dtype != DType::f16);
   const bool narrow = dtype == DType::bf16;
 #if defined(TWELL_X86)
