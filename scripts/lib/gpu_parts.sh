@@ -6,7 +6,7 @@ GPU_LM_BUILD=$ROOT/build/gpu-lm
 GPU_BUNDLE=$ROOT/build/gpu-bundle
 GPU_RESULTS=$ROOT/build/gpu-results
 # What the command line includes besides PyTorch.
-LM_HEADERS=(fmt/format.h nlohmann/json.hpp CLI/CLI.hpp pcre2.h)
+LM_HEADERS=(fmt/format.h nlohmann/json.hpp CLI/CLI.hpp pcre2.h utf8proc.h)
 
 gpu_name() { nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1 || true; }
 
@@ -122,21 +122,23 @@ gtest_installed() {
     compgen -G '/usr/local/lib*/cmake/GTest/GTestConfig.cmake' >/dev/null
 }
 
-# PCRE2 is the one with a library: for processors of this machine's kind.
+# PCRE2 and utf8proc have libraries: for processors of this machine's kind.
 bundle_sources() {
-  local from=/usr/src/googletest header pcre2 name
+  local from=/usr/src/googletest header library name
   [[ -f $from/googletest/CMakeLists.txt ]] || die "no sources of GoogleTest in $from (package libgtest-dev)"
   for header in "${LM_HEADERS[@]}"; do
     [[ -f /usr/include/$header ]] ||
-      die "no /usr/include/$header (packages libfmt-dev nlohmann-json3-dev libcli11-dev libpcre2-dev)"
+      die "no /usr/include/$header (packages libfmt-dev nlohmann-json3-dev libcli11-dev libpcre2-dev libutf8proc-dev)"
   done
-  pcre2=$(compgen -G '/usr/lib/*/libpcre2-8.a') || die "no /usr/lib/*/libpcre2-8.a (package libpcre2-dev)"
   rm -rf "$GPU_BUNDLE"
   mkdir -p "$GPU_BUNDLE"/{include,lib}
   cp -r "$from/googletest" "$GPU_BUNDLE/googletest"
   rm -rf "$GPU_BUNDLE/googletest/"{test,samples,docs}
   for header in "${LM_HEADERS[@]}"; do cp -r "/usr/include/${header%%/*}" "$GPU_BUNDLE/include"; done
-  cp "${pcre2%%$'\n'*}" "$GPU_BUNDLE/lib"
+  for name in pcre2-8 utf8proc; do
+    library=$(compgen -G "/usr/lib/*/lib$name.a") || die "no /usr/lib/*/lib$name.a (package lib${name%-8}-dev)"
+    cp "${library%%$'\n'*}" "$GPU_BUNDLE/lib"
+  done
   for name in CLI11 fmt nlohmann_json; do
     mkdir -p "$GPU_BUNDLE/lib/cmake/$name"
     cp "$ROOT/cmake/GpuBundle.cmake" "$GPU_BUNDLE/lib/cmake/$name/${name}Config.cmake"

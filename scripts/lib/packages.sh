@@ -4,7 +4,7 @@
 packages_of() {
   case $1 in
     build) echo "$(compiler_package) cmake ninja-build ccache python3 python3-venv ca-certificates" \
-      "libfmt-dev nlohmann-json3-dev libcli11-dev libpcre2-dev" \
+      "libfmt-dev nlohmann-json3-dev libcli11-dev libpcre2-dev libutf8proc-dev" \
       "libgtest-dev libgmock-dev" ;;
     # libomp: clang's own omp.h.
     test) echo git shellcheck clang-tidy-14 libomp-14-dev ;;

@@ -9,8 +9,7 @@ namespace {
 
 std::size_t begin_of_space_before(std::string_view text, std::size_t at) {
   while (at > 0) {
-    const char32_t code = previous_code(text, at);
-    if (!is_space(code)) break;
+    if (code_class(previous_code(text, at)) != CodeClass::space) break;
     do {
       --at;
     } while ((static_cast<unsigned char>(text[at]) & 0xC0U) == 0x80U);
@@ -21,7 +20,7 @@ std::size_t begin_of_space_before(std::string_view text, std::size_t at) {
 std::size_t end_of_space_behind(std::string_view text, std::size_t at) {
   while (at < text.size()) {
     std::size_t next = at;
-    if (!is_space(next_code(text, next))) break;
+    if (code_class(next_code(text, next)) != CodeClass::space) break;
     at = next;
   }
   return at;

@@ -5,7 +5,7 @@
 
 #include "io/byte_level.h"
 #include "io/file_error.h"
-#include "io/nfc.h"
+#include "io/unicode.h"
 
 namespace twell::io {
 

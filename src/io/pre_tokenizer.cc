@@ -72,7 +72,7 @@ class Digits : public PreTokenizer {
     bool numeric = false;  // of the piece that begins at `begin`
     for (std::size_t at = 0; at < text.size();) {
       const std::size_t here = at;
-      const bool now = is_numeric(next_code(text, at));
+      const bool now = code_class(next_code(text, at)) == CodeClass::number;
       if (here > begin && (now != numeric || (now && individual_))) {
         sink(text.substr(begin, here - begin));
         begin = here;

@@ -16,9 +16,10 @@ struct Span {
 
 class Regex {
  public:
-  // Character classes that PCRE2 knows differently or in another Unicode version (\s, \p{L}, \p{N})
-  // are replaced by explicit ranges. Throws Error: environment on a syntax error, unsupported on
-  // what the two engines understand differently (\w, \b, \h, nested classes, flags other than i).
+  // What the two engines write or understand differently is translated (\s, \v, \u, long names of
+  // properties) or refused (\w, \b, \h, nested classes, flags other than i). Properties (\p{L}) are
+  // those of PCRE2's Unicode version. Throws Error: environment on a syntax error, unsupported on
+  // what is refused.
   Regex(const std::string& pattern, const std::string& file);
 
   // All matches from left to right, none overlapping; `text` is valid UTF-8. Throws Error
@@ -29,8 +30,5 @@ class Regex {
   std::string file_;
   std::shared_ptr<void> code_;
 };
-
-// Exposed for tests.
-std::string to_pcre2(const std::string& pattern, const std::string& file);
 
 }  // namespace twell::io

@@ -1,6 +1,7 @@
 // Text to token ids and back. Three sources, one class:
 //  * tokenizer.json (byte-level BPE: GPT-2, SmolLM2, Llama 3, Qwen2), identical to the package
-//    `tokenizers`;
+//    `tokenizers` for characters that both know: its Unicode version is 16 (9 for NFC), ours that
+//    of utf8proc, and of PCRE2 for patterns;
 //  * GPT-2's vocab.json and merges.txt;
 //  * llama2.c's tokenizer.bin (scores, byte fallback), identical to llama2.c.
 #pragma once

@@ -1,6 +1,11 @@
 #include "io/unicode.h"
 
-#include <algorithm>
+#include <utf8proc.h>
+
+#include <array>
+#include <cstdlib>
+
+#include "io/file_error.h"
 
 namespace twell::io {
 namespace {
@@ -41,39 +46,67 @@ Sequence sequence_at(std::string_view text, std::size_t at) {
   return {length, true, false};
 }
 
+// Composed already, and only the first of what it composes with: stays unless others follow. The
+// first combining mark is U+0300, and the first composite, U+00C0, is one character in form C.
+// U+11A7 belongs to no composition, but utf8proc before 2.11 takes it for a Hangul trailing
+// consonant.
+bool is_plain(char32_t code) { return code < 0x300 || code == 0x11A7; }
+
+void append_composed(std::string& out, std::string_view text) {
+  utf8proc_uint8_t* composed = nullptr;
+  const auto size =
+      utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()),
+                   static_cast<utf8proc_ssize_t>(text.size()), &composed,
+                   static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
+  if (size < 0) fail_argument("to_nfc", "{}", utf8proc_errmsg(size));
+  out.append(composed, composed + size);
+  std::free(composed);
+}
+
 }  // namespace
-
-bool contains(std::span<const CodeRange> ranges, char32_t code) {
-  const auto after =
-      std::upper_bound(ranges.begin(), ranges.end(), code,
-                       [](char32_t value, const CodeRange& range) { return value < range.first; });
-  return after != ranges.begin() && code <= std::prev(after)->last;
-}
-
-bool is_space(char32_t code) {
-  return (code >= 0x9 && code <= 0xD) || code == 0x20 || code == 0x85 || code == 0xA0 ||
-         code == 0x1680 || (code >= 0x2000 && code <= 0x200A) || code == 0x2028 || code == 0x2029 ||
-         code == 0x202F || code == 0x205F || code == 0x3000;
-}
 
 CodeClass code_class(char32_t code) {
   if (code < 0x80) {
     if ((code | 0x20) >= 'a' && (code | 0x20) <= 'z') return CodeClass::letter;
     if (code >= '0' && code <= '9') return CodeClass::number;
-    return is_space(code) ? CodeClass::space : CodeClass::other;
+    return code == ' ' || (code >= '\t' && code <= '\r') ? CodeClass::space : CodeClass::other;
   }
-  if (contains(kLetterRanges, code)) return CodeClass::letter;
-  if (contains(kNumberRanges, code)) return CodeClass::number;
-  return is_space(code) ? CodeClass::space : CodeClass::other;
+  switch (utf8proc_category(static_cast<utf8proc_int32_t>(code))) {
+    case UTF8PROC_CATEGORY_LU:
+    case UTF8PROC_CATEGORY_LL:
+    case UTF8PROC_CATEGORY_LT:
+    case UTF8PROC_CATEGORY_LM:
+    case UTF8PROC_CATEGORY_LO:
+      return CodeClass::letter;
+    case UTF8PROC_CATEGORY_ND:
+    case UTF8PROC_CATEGORY_NL:
+    case UTF8PROC_CATEGORY_NO:
+      return CodeClass::number;
+    case UTF8PROC_CATEGORY_ZS:
+    case UTF8PROC_CATEGORY_ZL:
+    case UTF8PROC_CATEGORY_ZP:
+      return CodeClass::space;
+    default:
+      return code == 0x85 ? CodeClass::space : CodeClass::other;
+  }
 }
 
-bool is_numeric(char32_t code) {
-  if (code < 0x80) return code >= '0' && code <= '9';
-  return contains(kNumberRanges, code) || contains(kNewNumberRanges, code);
-}
-
+// Alphabetic, marks, decimal digits, connectors and joiners, as in \w of annex 18.
 bool is_word(char32_t code) {
-  return contains(kLetterRanges, code) || contains(kOtherWordRanges, code);
+  switch (utf8proc_category(static_cast<utf8proc_int32_t>(code))) {
+    case UTF8PROC_CATEGORY_MN:
+    case UTF8PROC_CATEGORY_MC:
+    case UTF8PROC_CATEGORY_ME:
+    case UTF8PROC_CATEGORY_ND:
+    case UTF8PROC_CATEGORY_NL:
+    case UTF8PROC_CATEGORY_PC:
+      return true;
+    case UTF8PROC_CATEGORY_SO:  // of these, letters in circles and squares
+      return (code >= 0x24B6 && code <= 0x24E9) || (code >= 0x1F130 && code <= 0x1F149) ||
+             (code >= 0x1F150 && code <= 0x1F169) || (code >= 0x1F170 && code <= 0x1F189);
+    default:
+      return code == 0x200C || code == 0x200D || code_class(code) == CodeClass::letter;
+  }
 }
 
 char32_t next_code(std::string_view text, std::size_t& at) {
@@ -94,22 +127,9 @@ char32_t previous_code(std::string_view text, std::size_t at) {
 }
 
 void append_utf8(std::string& out, char32_t code) {
-  const auto tail = [&](int shift) { out += static_cast<char>(0x80U | ((code >> shift) & 0x3FU)); };
-  if (code < 0x80) {
-    out += static_cast<char>(code);
-  } else if (code < 0x800) {
-    out += static_cast<char>(0xC0U | (code >> 6));
-    tail(0);
-  } else if (code < 0x10000) {
-    out += static_cast<char>(0xE0U | (code >> 12));
-    tail(6);
-    tail(0);
-  } else {
-    out += static_cast<char>(0xF0U | (code >> 18));
-    tail(12);
-    tail(6);
-    tail(0);
-  }
+  std::array<utf8proc_uint8_t, 4> bytes{};
+  const auto length = utf8proc_encode_char(static_cast<utf8proc_int32_t>(code), bytes.data());
+  out.append(bytes.begin(), bytes.begin() + length);
 }
 
 std::size_t find_invalid_utf8(std::string_view text) {
@@ -135,6 +155,30 @@ void take_utf8(std::string& bytes, std::string& out, bool last) {
     at += sequence.length;
   }
   bytes.erase(0, at);
+}
+
+std::string to_nfc(std::string_view text) {
+  std::string out;
+  out.reserve(text.size());
+  std::size_t done = 0;   // what lies before it is in `out`
+  std::size_t plain = 0;  // the last plain character
+  for (std::size_t at = 0; at < text.size();) {
+    std::size_t end = at;
+    if (is_plain(next_code(text, end))) {
+      plain = at;
+      at = end;
+      continue;
+    }
+    while (end < text.size()) {
+      std::size_t next = end;
+      if (is_plain(next_code(text, next))) break;
+      end = next;
+    }
+    out.append(text, done, plain - done);
+    append_composed(out, text.substr(plain, end - plain));
+    done = plain = at = end;
+  }
+  return out.append(text, done);
 }
 
 }  // namespace twell::io

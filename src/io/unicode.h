@@ -1,33 +1,18 @@
-// UTF-8 and classes of code points.
+// UTF-8, classes of code points and normalization. What is known of a character is of utf8proc's
+// Unicode version; one assigned later is `other` and no mark.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <span>
 #include <string>
 #include <string_view>
 
 namespace twell::io {
 
-struct CodeRange {
-  char32_t first;
-  char32_t last;
-};
-
-// Ascending; see unicode_tables.cc for their versions.
-extern const std::span<const CodeRange> kLetterRanges;
-extern const std::span<const CodeRange> kNumberRanges;
-extern const std::span<const CodeRange> kNewNumberRanges;
-extern const std::span<const CodeRange> kOtherWordRanges;
-
-bool contains(std::span<const CodeRange> ranges, char32_t code);
-
-// What the byte-level pre-tokenizer tells apart.
+// What the byte-level pre-tokenizer tells apart: the general categories L and N, and White_Space.
 enum class CodeClass : std::uint8_t { other, letter, number, space };
 CodeClass code_class(char32_t code);
-bool is_space(char32_t code);    // the property White_Space; not U+180E
-bool is_numeric(char32_t code);  // for the pre-tokenizer Digits
-bool is_word(char32_t code);     // for added tokens that stand alone
+bool is_word(char32_t code);  // for added tokens that stand alone
 
 // The code point that begins at `at`, which advances behind it. `text` is valid UTF-8.
 char32_t next_code(std::string_view text, std::size_t& at);
@@ -42,5 +27,8 @@ std::size_t find_invalid_utf8(std::string_view text);
 // into U+FFFD, one for each maximal part of a sequence, as the Unicode standard recommends.
 // An incomplete sequence at the end stays unless `last`.
 void take_utf8(std::string& bytes, std::string& out, bool last);
+
+// Normalization form C, which the tokenizers of Qwen ask for. `text` is valid UTF-8.
+std::string to_nfc(std::string_view text);
 
 }  // namespace twell::io

@@ -2,6 +2,8 @@
 // they must agree with. Each mode reads length-prefixed records (u32, bytes) from standard input
 // and answers each with one on standard output; a failure ends it with the message on standard
 // error and status 1.
+#include <utf8proc.h>
+
 #include <cstdint>
 #include <cstdio>
 #include <exception>
@@ -14,9 +16,10 @@
 #include "io/checkpoint.h"
 #include "io/config.h"
 #include "io/llama2c.h"
-#include "io/nfc.h"
+#include "io/regex.h"
 #include "io/safetensors.h"
 #include "io/tokenizer.h"
+#include "io/unicode.h"
 
 namespace {
 
@@ -110,6 +113,20 @@ int run(const std::vector<std::string>& arguments) {
     });
   } else if (mode == "nfc") {
     answer([](const std::string& text) { return to_nfc(text); });
+  } else if (mode == "assigned") {
+    // Of a text, the characters that are assigned in the Unicode versions of both PCRE2 and
+    // utf8proc.
+    const Regex assigned(R"(\P{Cn})", "");
+    answer([&](const std::string& text) {
+      std::string out;
+      for (const Span& span : assigned.find_all(text)) {
+        std::size_t at = span.begin;
+        const auto code = static_cast<utf8proc_int32_t>(next_code(text, at));
+        if (utf8proc_category(code) != UTF8PROC_CATEGORY_CN)
+          out.append(text, span.begin, at - span.begin);
+      }
+      return out;
+    });
   } else if (mode == "safetensors") {
     answer([](const std::string& path) { return describe(SafetensorsFile(path)); });
   } else if (mode == "safetensors-verdict") {

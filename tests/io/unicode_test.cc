@@ -1,7 +1,6 @@
 #include "io/unicode.h"
 
 #include "io/byte_level.h"
-#include "io/nfc.h"
 #include "tests/io/test_util.h"
 
 namespace twell::io {
@@ -96,6 +95,8 @@ TEST(Nfc, Composes) {
   EXPECT_EQ(to_nfc("\u1100\u1161\u11A8"), "\uAC01");
   EXPECT_EQ(to_nfc("q\u0307\u0323"), "q\u0323\u0307");
   EXPECT_EQ(to_nfc("\u0301"), "\u0301");
+  EXPECT_EQ(to_nfc("\uAC00\u11A7"), "\uAC00\u11A7");
+  EXPECT_EQ(to_nfc(std::string("e\0\u0301e\u0301", 7)), std::string("e\0\u0301\u00E9", 6));
 }
 
 }  // namespace
