@@ -7,7 +7,6 @@
 #include <torch/types.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <new>
@@ -33,39 +32,6 @@ at::ScalarType scalar_type(const io::TensorInfo& info, const std::string& file) 
   }
 }
 
-// Largest magnitude as an integer: of the patterns of one width, NaN and infinity are the largest.
-template <class Signed>
-Signed max_magnitude(const std::byte* data, std::int64_t begin, std::int64_t end) {
-  // Copied block by block, as tensors in a file may lie at odd addresses.
-  constexpr std::int64_t kBlock = 1024;
-  constexpr Signed kMask = std::numeric_limits<Signed>::max();
-  Signed block[kBlock];
-  Signed worst = 0;
-  for (std::int64_t at = begin; at < end; at += kBlock) {
-    const std::int64_t n = std::min(kBlock, end - at);
-    std::memcpy(block, data + at * static_cast<std::int64_t>(sizeof(Signed)),
-                static_cast<std::size_t>(n) * sizeof(Signed));
-    for (std::int64_t i = 0; i < n; ++i) {
-      worst = std::max(worst, static_cast<Signed>(block[i] & kMask));
-    }
-  }
-  return worst;
-}
-
-template <class Signed>
-bool all_finite(const std::byte* data, std::int64_t count, Signed infinity) {
-  std::atomic<bool> finite = true;
-  at::parallel_for(0, count, 1 << 18, [&](std::int64_t begin, std::int64_t end) {
-    if (max_magnitude<Signed>(data, begin, end) >= infinity) finite = false;
-  });
-  return finite;
-}
-
-bool all_finite(const std::byte* data, std::int64_t count, at::ScalarType dtype) {
-  if (dtype == at::kFloat) return all_finite<std::int32_t>(data, count, 0x7f800000);
-  return all_finite<std::int16_t>(data, count, dtype == at::kBFloat16 ? 0x7f80 : 0x7c00);
-}
-
 class CheckpointSource final : public ParameterSource {
  public:
   CheckpointSource(std::shared_ptr<io::Checkpoint> checkpoint,
@@ -78,11 +44,10 @@ class CheckpointSource final : public ParameterSource {
     const std::string file = found.file->path().string();
     const bool transposed = is_transposed(spec, info, file);
     const at::ScalarType stored = scalar_type(info, file);
-    if (options_.check_finite && !all_finite(found.data, info.elements(), stored)) {
-      throw Error(ErrorKind::environment, file,
-                  fmt::format("tensor '{}' contains NaN or infinity; the file is damaged or the "
-                              "training that wrote it diverged",
-                              info.name));
+    if (options_.check_finite) {
+      at::parallel_for(0, info.elements(), 1 << 18, [&](std::int64_t begin, std::int64_t end) {
+        io::expect_finite(found, begin, end);
+      });
     }
     if (!options_.dtype) {
       options_.dtype = stored == at::kHalf && !options_.keep_f16 ? at::kFloat : stored;
