@@ -38,56 +38,53 @@ class CheckpointSource final : public ParameterSource {
                    const CheckpointSourceOptions& options)
       : checkpoint_(std::move(checkpoint)), options_(options) {}
 
-  at::Tensor take(const ParameterSpec& spec) override {
-    const io::CheckpointTensor found = find(spec);
-    const io::TensorInfo& info = *found.info;
+  at::Tensor take(const Parameter& parameter) override {
+    const io::CheckpointTensor found = find(parameter);
     const std::string file = found.file->path().string();
-    const bool transposed = is_transposed(spec, info, file);
-    const at::ScalarType stored = scalar_type(info, file);
+    const bool transposed = is_transposed(parameter, *found.info, file);
+    const at::ScalarType stored = scalar_type(*found.info, file);
     if (options_.check_finite) {
-      at::parallel_for(0, info.elements(), 1 << 18, [&](std::int64_t begin, std::int64_t end) {
-        io::expect_finite(found, begin, end);
-      });
+      at::parallel_for(
+          0, found.info->elements(), 1 << 18,
+          [&](std::int64_t begin, std::int64_t end) { io::expect_finite(found, begin, end); });
     }
     if (!options_.dtype) {
       options_.dtype = stored == at::kHalf && !options_.keep_f16 ? at::kFloat : stored;
     }
-    at::Tensor tensor = mapped_or_copied(found, stored);
+    const at::Tensor tensor = mapped_or_copied(found, stored);
     return transposed ? tensor.t() : tensor;
   }
 
-  void release(const ParameterSpec& spec) override { find(spec).drop_pages(); }
+  void drop_pages(const Parameter& parameter) override { find(parameter).drop_pages(); }
 
  private:
-  io::CheckpointTensor find(const ParameterSpec& spec) const {
-    if (!checkpoint_->contains(spec.name)) {
-      for (const std::string& other : spec.other_names) {
+  io::CheckpointTensor find(const Parameter& parameter) const {
+    if (!checkpoint_->contains(parameter.name)) {
+      for (const std::string& other : parameter.other_names) {
         if (checkpoint_->contains(other)) return checkpoint_->at(other);
       }
     }
-    return checkpoint_->at(spec.name);
+    return checkpoint_->at(parameter.name);
   }
 
-  static bool is_transposed(const ParameterSpec& spec, const io::TensorInfo& info,
+  static bool is_transposed(const Parameter& parameter, const io::TensorInfo& info,
                             const std::string& file) {
-    if (!spec.maybe_transposed) {
-      if (info.shape == spec.shape) return false;
-    } else if (spec.shape[0] == spec.shape[1] && info.shape == spec.shape) {
+    const auto& shape = parameter.shape;
+    const bool as_listed = info.shape == shape;
+    if (as_listed && parameter.maybe_transposed && shape[0] == shape[1]) {
       throw Error(ErrorKind::unsupported, file,
                   fmt::format("tensor '{}' is square [{}], so whether it is stored transposed "
                               "cannot be told; write the checkpoint in the plain layout (model_type"
                               " llama or qwen2, [out, in] weights)",
                               info.name, fmt::join(info.shape, ", ")));
-    } else if (info.shape == spec.shape) {
-      return false;
-    } else if (info.shape == std::vector{spec.shape[1], spec.shape[0]}) {
-      return true;
     }
+    if (as_listed) return false;
+    if (parameter.maybe_transposed && info.shape == std::vector{shape[1], shape[0]}) return true;
     throw Error(
         ErrorKind::environment, file,
         fmt::format("tensor '{}' has shape [{}], expected [{}] from config.json; the two files "
                     "belong to different models",
-                    info.name, fmt::join(info.shape, ", "), fmt::join(spec.shape, ", ")));
+                    info.name, fmt::join(info.shape, ", "), fmt::join(shape, ", ")));
   }
 
   at::Tensor mapped_or_copied(const io::CheckpointTensor& found, at::ScalarType stored) const {
@@ -121,13 +118,14 @@ class RandomSource final : public ParameterSource {
   RandomSource(at::ScalarType dtype, std::uint64_t seed, std::int64_t layers, double std)
       : dtype_(dtype), random_(seed), layers_(layers), std_(std) {}
 
-  at::Tensor take(const ParameterSpec& spec) override {
-    if (spec.kind == ParameterKind::norm) return at::ones(spec.shape, at::TensorOptions(dtype_));
-    if (spec.kind == ParameterKind::bias) return at::zeros(spec.shape, at::TensorOptions(dtype_));
-    const double std = spec.kind == ParameterKind::residual_matrix
+  at::Tensor take(const Parameter& parameter) override {
+    const at::TensorOptions options(dtype_);
+    if (parameter.kind == ParameterKind::norm) return at::ones(parameter.shape, options);
+    if (parameter.kind == ParameterKind::bias) return at::zeros(parameter.shape, options);
+    const double std = parameter.kind == ParameterKind::residual_matrix
                            ? std_ / std::sqrt(2.0 * static_cast<double>(layers_))
                            : std_;
-    at::Tensor out = at::empty(spec.shape, at::TensorOptions(at::kFloat));
+    at::Tensor out = at::empty(parameter.shape, at::TensorOptions(at::kFloat));
     auto* data = out.mutable_data_ptr<float>();
     // A generator per block, so that the numbers do not depend on the number of threads.
     constexpr std::int64_t kBlock = 1 << 16;
@@ -144,29 +142,12 @@ class RandomSource final : public ParameterSource {
     });
     return out.to(dtype_);
   }
-  void release(const ParameterSpec& /*spec*/) override {}
 
  private:
   at::ScalarType dtype_;
   Random random_;
   std::int64_t layers_;
   double std_;
-};
-
-class DeviceSource final : public ParameterSource {
- public:
-  DeviceSource(ParameterSource& from, at::Device device) : from_(from), device_(device) {}
-
-  at::Tensor take(const ParameterSpec& spec) override {
-    at::Tensor out = from_.take(spec).to(device_);
-    from_.release(spec);
-    return out;
-  }
-  void release(const ParameterSpec& /*spec*/) override {}
-
- private:
-  ParameterSource& from_;
-  at::Device device_;
 };
 
 template <class Word>
@@ -193,10 +174,6 @@ void transpose_into(const Word* in, std::int64_t rows, std::int64_t cols, Word* 
 std::unique_ptr<ParameterSource> make_checkpoint_source(std::shared_ptr<io::Checkpoint> checkpoint,
                                                         const CheckpointSourceOptions& options) {
   return std::make_unique<CheckpointSource>(std::move(checkpoint), options);
-}
-
-std::unique_ptr<ParameterSource> make_device_source(ParameterSource& from, at::Device device) {
-  return std::make_unique<DeviceSource>(from, device);
 }
 
 std::unique_ptr<ParameterSource> make_random_source(at::ScalarType dtype, std::uint64_t seed,

@@ -21,21 +21,29 @@ enum class ParameterKind : std::uint8_t {
   bias,
 };
 
-struct ParameterSpec {
-  std::string name;  // as in Hugging Face checkpoints
-  std::vector<std::int64_t> shape;
+// A tensor of a model, and what checkpoints call it.
+struct Parameter {
+  std::string name = {};  // as in Hugging Face checkpoints; empty: the model has no such tensor
+  std::vector<std::int64_t> shape = {};
   ParameterKind kind = ParameterKind::matrix;
   std::vector<std::string> other_names = {};  // of the same tensor in other layouts, tried in order
   bool maybe_transposed = false;              // may be stored as [in, out]: told by its shape
+  at::Tensor tensor = {};  // undefined before it is loaded and once a converted copy replaces it
 };
 
 class ParameterSource {
  public:
   virtual ~ParameterSource() = default;
-  // A tensor of the spec's shape, perhaps a transposed view. Throws twell::Error naming the file.
-  virtual at::Tensor take(const ParameterSpec& spec) = 0;
-  // Says that the tensor has been converted: its file pages may leave memory.
-  virtual void release(const ParameterSpec& spec) = 0;
+  // A tensor of the parameter's shape, perhaps a transposed view. Throws twell::Error naming the
+  // file.
+  virtual at::Tensor take(const Parameter& parameter) = 0;
+  // The tensor has been converted: its file pages may leave memory.
+  virtual void drop_pages(const Parameter& /*parameter*/) {}
+  // As drop_pages(), and the model gives the tensor up, if it has it.
+  void release(Parameter& parameter) {
+    if (parameter.tensor.defined()) drop_pages(parameter);
+    parameter.tensor = at::Tensor();
+  }
 };
 
 struct CheckpointSourceOptions {
@@ -49,9 +57,6 @@ struct CheckpointSourceOptions {
 // the checkpoint is kept open as long as one of them lives); others are copied.
 std::unique_ptr<ParameterSource> make_checkpoint_source(std::shared_ptr<io::Checkpoint> checkpoint,
                                                         const CheckpointSourceOptions& options);
-
-// The tensors of `from`, which must outlive this, on another device.
-std::unique_ptr<ParameterSource> make_device_source(ParameterSource& from, at::Device device);
 
 // normal(0, std) matrices and embeddings, residual ones divided by √(2 layers); norms 1, biases 0.
 std::unique_ptr<ParameterSource> make_random_source(at::ScalarType dtype, std::uint64_t seed,
