@@ -181,6 +181,17 @@ std::unique_ptr<ParameterSource> make_random_source(at::ScalarType dtype, std::u
   return std::make_unique<RandomSource>(dtype, seed, layers, std);
 }
 
+io::TensorData tensor_data(const std::string& name, const at::Tensor& tensor) {
+  io::TensorData out;
+  out.name = name;
+  out.dtype = tensor.scalar_type() == at::kFloat      ? io::SafeDType::F32
+              : tensor.scalar_type() == at::kBFloat16 ? io::SafeDType::BF16
+                                                      : io::SafeDType::F16;
+  out.shape = tensor.sizes().vec();
+  out.data = tensor.const_data_ptr();
+  return out;
+}
+
 at::Tensor allocate_weights(std::int64_t rows, std::int64_t cols, at::ScalarType dtype) {
   const auto options = at::TensorOptions(dtype);
   const std::size_t bytes =
