@@ -37,7 +37,7 @@ nlohmann::json convert_directory(const ConvertCommand& o) {
   const fs::path words = o.tokenizer.empty() ? fs::path(o.in) : fs::path(o.tokenizer);
   const io::Tokenizer tokenizer = io::Tokenizer::load(words);
   if (!o.reorder) {
-    save_model(o.out, *model, tokenizer);
+    save_model(o.out, model->config(), model->parameters(), tokenizer);
     return nullptr;
   }
   const auto tokens = read_tokens(o.text, tokenizer, o.max_tokens);
@@ -46,10 +46,9 @@ nlohmann::json convert_directory(const ConvertCommand& o) {
   watch.on_progress = [&](std::int64_t done, std::int64_t) { progress.update(done); };
   const auto orders = lm::order_neurons(*model, tokens, !o.keep_all, watch);
   progress.finish();
-  const auto left = static_cast<std::int64_t>(orders.front().neurons.size());
-  save_model(
-      o.out, *model, tokenizer,
-      [&](const at::Tensor& tensor) { return lm::reordered(*model, orders, tensor); }, left);
+  io::ModelConfig config = model->config();
+  config.intermediate_size = static_cast<std::int64_t>(orders.front().neurons.size());
+  save_model(o.out, config, lm::reordered(*model, orders), tokenizer);
 
   Table table({"layer", "removed", "silent", "blocks of 16 a token", "before"});
   nlohmann::json layers = nlohmann::json::array();

@@ -134,7 +134,7 @@ void run(SynthCommand& o) {
     model->hidden_states(std::span(&chunk, 1), nullptr, &statistics);
   }
   progress.update(config.num_hidden_layers + 2, "saving");
-  save_model(o.out, *model, tokenizer);
+  save_model(o.out, config, model->parameters(), tokenizer);
   progress.finish();
 
   nlohmann::json layers = nlohmann::json::array();

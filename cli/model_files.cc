@@ -12,6 +12,7 @@
 #include "io/file_error.h"
 #include "measure/model_compare.h"
 #include "measure/reference.h"
+#include "models/weights.h"
 #include "train/run_directory.h"
 
 namespace twell::cli {
@@ -135,29 +136,19 @@ std::vector<std::int64_t> random_tokens(std::int64_t count, std::int64_t vocab,
   return tokens;
 }
 
-void save_model(const std::string& directory, const lm::Model& model,
-                const io::Tokenizer& tokenizer,
-                const std::function<at::Tensor(const at::Tensor&)>& changed,
-                std::int64_t hidden_units) {
+void save_model(const std::string& directory, io::ModelConfig config,
+                const lm::NamedTensors& tensors, const io::Tokenizer& tokenizer) {
   std::error_code ignored;
   if (fs::is_empty(directory, ignored)) fs::remove(directory, ignored);
   lm::AtomicDirectory target{directory};
-  const bool narrow = model.dtype() == at::kBFloat16;
-  std::vector<io::TensorData> tensors;
-  std::vector<at::Tensor> kept;  // contiguous copies of what was strided
-  for (const auto& [name, parameter] : model.parameters()) {
-    kept.push_back((changed ? changed(parameter) : parameter).detach().contiguous());
-    io::TensorData tensor;
-    tensor.name = name;
-    tensor.dtype = narrow ? io::SafeDType::BF16 : io::SafeDType::F32;
-    tensor.shape.assign(kept.back().sizes().begin(), kept.back().sizes().end());
-    tensor.data = kept.back().const_data_ptr();
-    tensors.push_back(std::move(tensor));
+  std::vector<io::TensorData> data;
+  std::vector<at::Tensor> kept;  // contiguous copies of what is strided
+  for (const auto& [name, tensor] : tensors) {
+    kept.push_back(tensor.detach().contiguous());
+    data.push_back(lm::tensor_data(name, kept.back()));
   }
-  io::ModelConfig config = model.config();
-  if (hidden_units > 0) config.intermediate_size = hidden_units;
-  config.dtype = narrow ? "bfloat16" : "float32";
-  io::save_checkpoint(target.temporary(), tensors);
+  config.dtype = data.front().dtype == io::SafeDType::BF16 ? "bfloat16" : "float32";
+  io::save_checkpoint(target.temporary(), data);
   tokenizer.save(target.temporary());
   io::save_config(target.temporary(), config);
   target.commit();

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -52,13 +51,10 @@ std::vector<std::int64_t> read_tokens(const std::string& path, const io::Tokeniz
                                       std::int64_t max_tokens);
 std::vector<std::int64_t> random_tokens(std::int64_t count, std::int64_t vocab, std::uint64_t seed);
 
-// Writes config.json, model.safetensors and the tokenizer's files. The model must hold all of its
-// parameters (trainable, or made by make_model). The directory appears whole or not at all.
-// `changed`, if given, makes of each parameter what is written instead of it; `hidden_units`, if
-// not 0, is the size of the feed-forward layers that this results in.
-void save_model(const std::string& directory, const lm::Model& model,
-                const io::Tokenizer& tokenizer,
-                const std::function<at::Tensor(const at::Tensor&)>& changed = {},
-                std::int64_t hidden_units = 0);
+// Writes config.json, model.safetensors and the tokenizer's files. `tensors`: all parameters of the
+// model that `config` describes, as a trainable one or one of make_model has them; config.json gets
+// their dtype. The directory appears whole or not at all.
+void save_model(const std::string& directory, io::ModelConfig config,
+                const lm::NamedTensors& tensors, const io::Tokenizer& tokenizer);
 
 }  // namespace twell::cli

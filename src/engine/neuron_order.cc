@@ -184,19 +184,19 @@ std::vector<LayerOrder> order_neurons(Model& model, std::span<const std::int64_t
   return out;
 }
 
-at::Tensor reordered(const Model& model, std::span<const LayerOrder> orders,
-                     const at::Tensor& tensor) {
+NamedTensors reordered(const Model& model, std::span<const LayerOrder> orders) {
+  const at::NoGradGuard no_grad;
+  NamedTensors out = model.parameters();
   for (std::size_t l = 0; l < orders.size(); ++l) {
-    const FfnParameters p = model.ffn_parameters(static_cast<std::int64_t>(l));
-    const auto is = [&](const at::Tensor& other) {
-      return other.defined() && tensor.is_same(other);
-    };
-    const bool rows = is(p.gate) || is(p.up) || is(p.gate_bias) || is(p.up_bias);
-    if (!rows && !is(p.down)) continue;
-    const at::NoGradGuard no_grad;
-    return tensor.detach().index_select(rows ? 0 : 1, at::tensor(orders[l].neurons));
+    const FfnNames names = model.ffn_names(static_cast<std::int64_t>(l));
+    const at::Tensor order = at::tensor(orders[l].neurons);
+    for (auto& [name, tensor] : out) {
+      const bool rows = name == names.gate || name == names.up || name == names.gate_bias ||
+                        name == names.up_bias;
+      if (rows || name == names.down) tensor = tensor.index_select(rows ? 0 : 1, order);
+    }
   }
-  return tensor;
+  return out;
 }
 
 }  // namespace twell::lm

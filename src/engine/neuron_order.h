@@ -32,9 +32,8 @@ std::vector<std::int64_t> neurons_without_effect(const FfnParameters& parameters
 std::vector<LayerOrder> order_neurons(Model& model, std::span<const std::int64_t> stream,
                                       bool remove, const ScoreOptions& options = {});
 
-// A parameter of the model as it stands in the reordered checkpoint: `tensor` itself where it is no
-// feed-forward weight.
-at::Tensor reordered(const Model& model, std::span<const LayerOrder> orders,
-                     const at::Tensor& tensor);
+// The model's parameters as they stand in the reordered checkpoint: copies of the feed-forward
+// ones.
+NamedTensors reordered(const Model& model, std::span<const LayerOrder> orders);
 
 }  // namespace twell::lm

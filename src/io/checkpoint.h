@@ -52,9 +52,9 @@ class Checkpoint {
   std::vector<std::string> names_;
 };
 
-// Throws Error (environment) naming file, tensor and position where a value is NaN or infinite.
-// Reads the whole tensor: 10 GB/s or so. Integer tensors pass.
-void expect_finite(const CheckpointTensor& tensor);
+// Throws Error (environment) naming file, tensor and position where an element of [begin, end) is
+// NaN or infinite. Reads all of them: 10 GB/s or so a thread. Integer tensors pass.
+void expect_finite(const CheckpointTensor& tensor, std::int64_t begin, std::int64_t end);
 
 inline constexpr std::uint64_t kDefaultShardBytes = 5ULL << 30;
 

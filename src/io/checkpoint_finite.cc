@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <cstring>
-#include <optional>
 
 #include "io/checkpoint.h"
 #include "io/file_error.h"
@@ -8,43 +7,45 @@
 namespace twell::io {
 namespace {
 
-// Position of the first element whose exponent bits are all ones: NaN or infinite.
+// The first element of [begin, end) whose exponent bits are all ones: NaN or infinity. Or `end`.
 template <class Word>
-std::optional<std::uint64_t> first_not_finite(const CheckpointTensor& tensor, Word exponent) {
-  const std::uint64_t count = tensor.info->bytes() / sizeof(Word);
-  // Whole blocks without a branch inside, so that the compiler uses vector instructions.
-  constexpr std::uint64_t kBlock = 4096;
-  const auto load = [&](std::uint64_t i) {
-    Word word;
-    std::memcpy(&word, tensor.data + i * sizeof(Word), sizeof word);
-    return word;
+std::int64_t first_not_finite(const std::byte* data, std::int64_t begin, std::int64_t end,
+                              Word exponent) {
+  const auto broken = [&](std::int64_t i) {
+    Word word;  // tensors in a file may lie at odd addresses
+    std::memcpy(&word, data + i * static_cast<std::int64_t>(sizeof word), sizeof word);
+    return (word & exponent) == exponent;
   };
-  for (std::uint64_t begin = 0; begin < count; begin += kBlock) {
-    const std::uint64_t end = std::min(begin + kBlock, count);
-    Word bad = 0;
-    for (std::uint64_t i = begin; i < end; ++i) {
-      bad = static_cast<Word>(bad | static_cast<Word>((load(i) & exponent) == exponent));
-    }
-    if (bad == 0) continue;
-    for (std::uint64_t i = begin; i < end; ++i) {
-      if ((load(i) & exponent) == exponent) return i;
+  // Whole blocks without a branch inside, so that the compiler uses vector instructions.
+  constexpr std::int64_t kBlock = 4096;
+  for (; begin < end; begin += kBlock) {
+    const std::int64_t last = std::min(begin + kBlock, end);
+    Word any = 0;
+    for (std::int64_t i = begin; i < last; ++i) any = static_cast<Word>(any | Word{broken(i)});
+    for (std::int64_t i = begin; any != 0 && i < last; ++i) {
+      if (broken(i)) return i;
     }
   }
-  return std::nullopt;
+  return end;
 }
 
 }  // namespace
 
-void expect_finite(const CheckpointTensor& tensor) {
+void expect_finite(const CheckpointTensor& tensor, std::int64_t begin, std::int64_t end) {
+  const auto first = [&](auto exponent) {
+    return first_not_finite(tensor.data, begin, end, exponent);
+  };
   const SafeDType dtype = tensor.info->dtype;
-  std::optional<std::uint64_t> found;
-  if (dtype == SafeDType::F64) found = first_not_finite(tensor, 0x7FF0000000000000ULL);
-  if (dtype == SafeDType::F32) found = first_not_finite(tensor, 0x7F800000U);
-  if (dtype == SafeDType::F16) found = first_not_finite(tensor, std::uint16_t{0x7C00});
-  if (dtype == SafeDType::BF16) found = first_not_finite(tensor, std::uint16_t{0x7F80});
-  if (found) {
-    fail_file(tensor.file->path().string(), "tensor {} holds NaN or infinity (element {})",
-              in_quotes(tensor.info->name), *found);
+  std::int64_t found = end;
+  if (dtype == SafeDType::F64) found = first(std::uint64_t{0x7FF0000000000000});
+  if (dtype == SafeDType::F32) found = first(std::uint32_t{0x7F800000});
+  if (dtype == SafeDType::F16) found = first(std::uint16_t{0x7C00});
+  if (dtype == SafeDType::BF16) found = first(std::uint16_t{0x7F80});
+  if (found < end) {
+    fail_file(tensor.file->path().string(),
+              "tensor {} holds NaN or infinity (element {}); the file is damaged or the training "
+              "that wrote it diverged",
+              in_quotes(tensor.info->name), found);
   }
 }
 

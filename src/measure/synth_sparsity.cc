@@ -14,7 +14,7 @@ namespace {
 constexpr double kDead = 9.0;
 
 // Rewrites `rows` [H, D] for inputs x [N, D]; returns the mean non-zeros on x.
-double calibrate_rows(at::Tensor& rows, const at::Tensor& inputs, const ActivityShape& shape,
+double calibrate_rows(const at::Tensor& rows, const at::Tensor& inputs, const ActivityShape& shape,
                       std::uint64_t seed) {
   const at::Tensor x = inputs.to(at::kFloat);
   const at::Tensor mean = x.mean(0);
@@ -46,31 +46,23 @@ double calibrate_rows(at::Tensor& rows, const at::Tensor& inputs, const Activity
   return static_cast<double>(fired) / static_cast<double>(x.size(0));
 }
 
-// Stands in for a layer: calibrates it on the first inputs it is given, then computes it.
-class CalibratingFeedForward final : public lm::FeedForward {
+// A layer that shows its inputs before it computes.
+class WatchedFeedForward final : public lm::FeedForward {
  public:
-  CalibratingFeedForward(lm::FfnParameters parameters, const lm::ActivationChoice& activation,
-                         ActivityShape shape, std::uint64_t seed)
-      : parameters_(std::move(parameters)),
-        dense_(lm::make_dense_feed_forward(parameters_, activation)),
-        shape_(shape),
-        seed_(seed) {}
+  WatchedFeedForward(std::unique_ptr<lm::FeedForward> layer,
+                     std::function<void(const at::Tensor&)> on_input)
+      : layer_(std::move(layer)), on_input_(std::move(on_input)) {}
 
   at::Tensor forward(const at::Tensor& x, std::int64_t layer, lm::FfnObserver* observer) override {
-    at::Tensor rows = parameters_.gated() ? parameters_.gate : parameters_.up;
-    measured_ = calibrate_rows(rows, x, shape_, seed_);
-    return dense_->forward(x, layer, observer);
+    on_input_(x);
+    return layer_->forward(x, layer, observer);
   }
-  lm::FfnPath path() const override { return lm::FfnPath::dense; }
-  std::string describe(std::int64_t /*tokens*/) const override { return "being calibrated"; }
-  double measured() const { return measured_; }
+  lm::FfnPath path() const override { return layer_->path(); }
+  std::string describe(std::int64_t tokens) const override { return layer_->describe(tokens); }
 
  private:
-  lm::FfnParameters parameters_;
-  std::unique_ptr<lm::FeedForward> dense_;
-  ActivityShape shape_;
-  std::uint64_t seed_;
-  double measured_ = 0;
+  std::unique_ptr<lm::FeedForward> layer_;
+  std::function<void(const at::Tensor&)> on_input_;
 };
 
 }  // namespace
@@ -115,13 +107,16 @@ void calibrate_sparsity(lm::Model& model, const at::Tensor& tokens, const Activi
   at::Tensor x = model.embed(tokens);
   for (std::int64_t l = 0; l < model.layers(); ++l) {
     const lm::FfnParameters parameters = model.ffn_parameters(l);
-    auto calibrating = std::make_unique<CalibratingFeedForward>(
-        parameters, model.activation(), shape, seed + static_cast<std::uint64_t>(l) + 1);
-    const CalibratingFeedForward& layer = *calibrating;
-    model.set_feed_forward(l, std::move(calibrating));
+    const auto dense = [&] { return lm::make_dense_feed_forward(parameters, model.activation()); };
+    double measured = 0;
+    model.set_feed_forward(
+        l, std::make_unique<WatchedFeedForward>(dense(), [&](const at::Tensor& inputs) {
+          measured = calibrate_rows(parameters.gated() ? parameters.gate : parameters.up, inputs,
+                                    shape, seed + static_cast<std::uint64_t>(l) + 1);
+        }));
     x = model.block(l, x);
-    on_layer(l, layer.measured());
-    model.set_feed_forward(l, lm::make_dense_feed_forward(parameters, model.activation()));
+    on_layer(l, measured);
+    model.set_feed_forward(l, dense());
   }
 }
 

@@ -3,7 +3,10 @@
 #include <ATen/Parallel.h>
 #include <torch/types.h>
 
+#include <algorithm>
 #include <cstring>
+#include <iterator>
+#include <span>
 
 #include "models/matmul_attention.h"
 
@@ -35,10 +38,10 @@ at::Tensor scaled_dot_product(const at::Tensor& q, const at::Tensor& k, const at
 }
 
 // Rows of x [N, heads * d] to buffer[slot, head, position, :].
-void store(const at::Tensor& x, const PackedRows& rows, const at::Tensor& buffer) {
+void store(const at::Tensor& x, std::span<const PackedRows::Run> runs, const at::Tensor& buffer) {
   const std::int64_t heads = buffer.size(1);
   if (!buffer.is_cpu()) {
-    for (const auto& run : rows.runs) {
+    for (const auto& run : runs) {
       buffer[run.slot]
           .narrow(1, run.start, run.count)
           .copy_(x.narrow(0, run.row, run.count)
@@ -50,7 +53,7 @@ void store(const at::Tensor& x, const PackedRows& rows, const at::Tensor& buffer
   const auto bytes = static_cast<std::int64_t>(buffer.size(3) * buffer.element_size());
   const auto* from = static_cast<const std::byte*>(x.const_data_ptr());
   auto* to = static_cast<std::byte*>(buffer.mutable_data_ptr());
-  for (const auto& run : rows.runs) {
+  for (const auto& run : runs) {
     at::parallel_for(0, run.count, 256, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t head = 0; head < heads; ++head) {
         std::byte* line = to + ((run.slot * heads + head) * buffer.size(2) + run.start) * bytes;
@@ -61,64 +64,6 @@ void store(const at::Tensor& x, const PackedRows& rows, const at::Tensor& buffer
       }
     });
   }
-}
-
-// Keys or values of `runs` consecutive slots: from the cache, or the rows of this very call.
-// [runs, kv_heads, at least start + count, d]; of the cache with the room behind them.
-at::Tensor source(const at::Tensor& fresh, const at::Tensor& cached, const PackedRows::Run& run,
-                  std::int64_t runs, const AttentionShape& shape) {
-  if (cached.defined()) return cached.narrow(0, run.slot, runs);
-  return fresh.narrow(0, run.row, runs * run.count)
-      .view({runs, run.count, shape.kv_heads, shape.head_dim})
-      .transpose(1, 2);
-}
-
-// x [N, heads · head_dim] -> [N, heads, head_dim], rotated.
-at::Tensor rotate_heads(const at::Tensor& x, const AttentionShape& shape, const at::Tensor& cos,
-                        const at::Tensor& sin) {
-  return rotate(x.view({x.size(0), -1, shape.head_dim}), cos, sin);
-}
-
-// Writes keys and values to the cache, and mixes the values for every query. [N, heads * head_dim]
-at::Tensor mix(const AttentionShape& shape, const at::Tensor& q, const at::Tensor& k,
-               const at::Tensor& v, const PackedRows& rows, const KvCache* cache,
-               std::int64_t layer) {
-  at::Tensor keys, values;
-  if (cache != nullptr) {
-    keys = cache->keys(layer);
-    values = cache->values(layer);
-    store(k, rows, keys);
-    store(v, rows, values);
-  }
-  at::Tensor out = at::empty(q.sizes(), q.options());
-  std::vector<AttentionTask> tasks;
-  const auto own_rows = [&](const at::Tensor& all, const PackedRows::Run& run) {
-    return all.narrow(0, run.row, run.count).view({run.count, shape.heads, shape.head_dim});
-  };
-  const auto fused = [&](const PackedRows::Run& run, std::int64_t runs) {
-    const std::int64_t end = run.start + run.count;
-    const at::Tensor queries = q.narrow(0, run.row, runs * run.count)
-                                   .view({runs, run.count, shape.heads, shape.head_dim})
-                                   .transpose(1, 2);
-    out.narrow(0, run.row, runs * run.count)
-        .copy_(scaled_dot_product(queries, source(k, keys, run, runs, shape).narrow(2, 0, end),
-                                  source(v, values, run, runs, shape).narrow(2, 0, end), run.start)
-                   .view({runs * run.count, shape.heads * shape.head_dim}));
-  };
-  const bool uniform = rows.uniform();
-  for (const auto& run : rows.runs) {
-    if (q.is_cpu() && matmul_attention_is_faster(q.scalar_type(), run.count)) {
-      tasks.push_back({own_rows(q, run), source(k, keys, run, 1, shape)[0],
-                       source(v, values, run, 1, shape)[0], own_rows(out, run), run.start});
-    } else if (uniform) {
-      fused(run, static_cast<std::int64_t>(rows.runs.size()));
-      break;
-    } else {
-      fused(run, 1);
-    }
-  }
-  if (!tasks.empty()) matmul_attention(tasks);
-  return out;
 }
 
 }  // namespace
@@ -132,70 +77,104 @@ at::Tensor grouped_attention(const at::Tensor& q, const at::Tensor& k, const at:
   return at::scaled_dot_product_attention(rows, k, v, mask_of_rows).reshape(q.sizes());
 }
 
-void PackedRows::add(std::int64_t slot, std::int64_t start, std::int64_t count) {
-  runs.push_back({slot, start, count, static_cast<std::int64_t>(positions.size())});
-  for (std::int64_t i = 0; i < count; ++i) positions.push_back(start + i);
+PackedRows::PackedRows(std::vector<Run> runs, RopeTable& rope, const KvCache* cache)
+    : runs_(std::move(runs)), cache_(cache) {
+  std::int64_t end = 0;
+  for (Run& run : runs_) {
+    run.row = std::ssize(positions_);
+    end = std::max(end, run.start + run.count);
+    for (std::int64_t i = 0; i < run.count; ++i) positions_.push_back(run.start + i);
+  }
+  rotation = rope.rotation(at::tensor(positions_, at::kLong), end);
 }
 
 bool PackedRows::uniform() const {
-  for (std::size_t i = 1; i < runs.size(); ++i) {
-    if (runs[i].slot != runs[i - 1].slot + 1 || runs[i].start != runs[0].start ||
-        runs[i].count != runs[0].count) {
+  for (std::size_t i = 1; i < runs_.size(); ++i) {
+    if (runs_[i].slot != runs_[i - 1].slot + 1 || runs_[i].start != runs_[0].start ||
+        runs_[i].count != runs_[0].count) {
       return false;
     }
   }
   return true;
 }
 
-void PackedRows::place(const RopeTable& rope, at::Device device) {
-  const at::Tensor where = at::tensor(positions, at::kLong).to(device);
-  cos = at::index(rope.cos(), {where}).unsqueeze(1);
-  sin = at::index(rope.sin(), {where}).unsqueeze(1);
+at::Tensor PackedRows::mix(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                           std::int64_t layer) const {
+  const std::int64_t head_dim = 2 * rotation.cos.size(2);
+  at::Tensor keys, values;
+  if (cache_ != nullptr) {
+    keys = cache_->keys(layer);
+    values = cache_->values(layer);
+    store(k, runs_, keys);
+    store(v, runs_, values);
+  }
+  // Rows of `some` consecutive runs of one length: [some, count, heads, head_dim].
+  const auto own = [&](const at::Tensor& rows, const Run& run, std::int64_t some) {
+    return rows.narrow(0, run.row, some * run.count).view({some, run.count, -1, head_dim});
+  };
+  // Their keys or values, from the cache with the room behind them, or the rows of this very call:
+  // [some, kv_heads, at least start + count, head_dim].
+  const auto seen = [&](const at::Tensor& fresh, const at::Tensor& cached, const Run& run,
+                        std::int64_t some) {
+    return cached.defined() ? cached.narrow(0, run.slot, some)
+                            : own(fresh, run, some).transpose(1, 2);
+  };
+  const auto fused = [&](const Run& run, std::int64_t some) {
+    const std::int64_t end = run.start + run.count;
+    return scaled_dot_product(own(q, run, some).transpose(1, 2),
+                              seen(k, keys, run, some).narrow(2, 0, end),
+                              seen(v, values, run, some).narrow(2, 0, end), run.start);
+  };
+  const auto by_products = [&](const Run& run) {
+    return q.is_cpu() && !at::GradMode::is_enabled() &&
+           matmul_attention_is_faster(q.scalar_type(), run.count);
+  };
+  if (uniform() && !by_products(runs_[0])) {
+    return fused(runs_[0], static_cast<std::int64_t>(runs_.size())).view(q.sizes());
+  }
+  at::Tensor out = at::empty(q.sizes(), q.options());
+  std::vector<AttentionTask> tasks;
+  for (const Run& run : runs_) {
+    if (by_products(run)) {
+      tasks.push_back({own(q, run, 1)[0], seen(k, keys, run, 1)[0], seen(v, values, run, 1)[0],
+                       own(out, run, 1)[0], run.start});
+    } else {
+      out.narrow(0, run.row, run.count).copy_(fused(run, 1)[0]);
+    }
+  }
+  matmul_attention(tasks);
+  return out;
 }
 
-StepRows::StepRows(const at::Tensor& positions, const RopeTable& rope, const KvCache& cache)
-    : cos(at::index(rope.cos(), {positions}).unsqueeze(1)),
-      sin(at::index(rope.sin(), {positions}).unsqueeze(1)) {
+StepRows::StepRows(const at::Tensor& positions, RopeTable& rope, const KvCache& cache)
+    : cache_(cache) {
+  rotation = rope.rotation(positions, cache.capacity());
   const at::Tensor keys = cache.keys(0);
-  where = positions.view({-1, 1, 1, 1}).expand({-1, keys.size(1), 1, keys.size(3)});
+  where_ = positions.view({-1, 1, 1, 1}).expand({-1, keys.size(1), 1, keys.size(3)});
   // The least number of the type, added to a score, leaves a weight of zero.
   const double least = keys.scalar_type() == at::kHalf ? -65504.0 : -0x1.fep127;
-  mask = (at::arange(keys.size(2), positions.options()) > positions.unsqueeze(1))
-             .to(keys.scalar_type())
-             .mul_(least)
-             .view({-1, 1, 1, keys.size(2)});
+  mask_ = (at::arange(keys.size(2), positions.options()) > positions.unsqueeze(1))
+              .to(keys.scalar_type())
+              .mul_(least)
+              .view({-1, 1, 1, keys.size(2)});
 }
 
-at::Tensor attend(const Attention& weights, const at::Tensor& x, const StepRows& rows,
-                  const KvCache& cache, std::int64_t layer) {
-  const auto& [heads, kv_heads, head_dim] = weights.shape;
-  const std::int64_t slots = x.size(0);
-  const at::Tensor keys = cache.keys(layer);
-  const at::Tensor values = cache.values(layer);
-  const at::Tensor q = rotate_heads(weights.q(x), weights.shape, rows.cos, rows.sin);
-  const at::Tensor k = rotate_heads(weights.k(x), weights.shape, rows.cos, rows.sin);
+at::Tensor StepRows::mix(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                         std::int64_t layer) const {
+  const at::Tensor keys = cache_.keys(layer);
+  const at::Tensor values = cache_.values(layer);
+  const auto heads = [&](const at::Tensor& x) {  // [slots, kv_heads, rows, head_dim]
+    return x.view({keys.size(0), keys.size(1), -1, keys.size(3)});
+  };
   // Not a view of `keys` at a position, which would need it on the host.
-  keys.scatter_(2, rows.where, k.unsqueeze(2));
-  values.scatter_(2, rows.where, weights.v(x).view({slots, kv_heads, 1, head_dim}));
+  keys.scatter_(2, where_, heads(k));
+  values.scatter_(2, where_, heads(v));
   // The query heads that share keys are rows of one query matrix.
-  const at::Tensor mixed = at::scaled_dot_product_attention(
-      q.view({slots, kv_heads, heads / kv_heads, head_dim}), keys, values, rows.mask);
-  return weights.o(mixed.reshape({slots, heads * head_dim}));
+  return at::scaled_dot_product_attention(heads(q), keys, values, mask_).reshape(q.sizes());
 }
 
-at::Tensor attend(const Attention& weights, const at::Tensor& x, const RopeTable& rope) {
-  const auto& [heads, kv_heads, head_dim] = weights.shape;
-  const std::int64_t batch = x.size(0);
-  const std::int64_t length = x.size(1);
-  const at::Tensor q = rotate(weights.q(x).view({batch, length, heads, head_dim}), rope);
-  const at::Tensor k = rotate(weights.k(x).view({batch, length, kv_heads, head_dim}), rope);
-  const at::Tensor v = weights.v(x).view({batch, length, kv_heads, head_dim});
-  return weights.o(scaled_dot_product(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), 0));
-}
-
-at::Tensor attend(const Attention& weights, const at::Tensor& x, const RopeTable& rope,
-                  const PackedRows& rows, const KvCache* cache, std::int64_t layer,
-                  Profile* profile) {
+at::Tensor attend(const Attention& weights, const at::Tensor& x, const Rows& rows,
+                  std::int64_t layer, Profile* profile) {
   at::Tensor q, k, v;
   {
     const PieceTimer timer(profile, Piece::other_linear);
@@ -205,16 +184,11 @@ at::Tensor attend(const Attention& weights, const at::Tensor& x, const RopeTable
   }
   {
     const PieceTimer timer(profile, Piece::norm_and_rope);
-    if (rows.cos.defined()) {
-      q = rotate_heads(q, weights.shape, rows.cos, rows.sin).flatten(1);
-      k = rotate_heads(k, weights.shape, rows.cos, rows.sin).flatten(1);
-    } else {
-      rotate_rows(q, rows.positions, rope);
-      rotate_rows(k, rows.positions, rope);
-    }
+    q = rotate(q, rows.rotation);
+    k = rotate(k, rows.rotation);
   }
-  const at::Tensor mixed = timed(profile, Piece::attention,
-                                 [&] { return mix(weights.shape, q, k, v, rows, cache, layer); });
+  const at::Tensor mixed =
+      timed(profile, Piece::attention, [&] { return rows.mix(q, k, v, layer); });
   return timed(profile, Piece::other_linear, [&] { return weights.o(mixed); });
 }
 

@@ -4,6 +4,8 @@
 #include <torch/types.h>
 #include <torch/utils.h>
 
+#include <iterator>
+
 #include "models/registry.h"
 #include "models/resident_exp.h"
 #include "models/rms_norm.h"
@@ -23,81 +25,90 @@ void check_token(std::int64_t token, std::int64_t vocabulary) {
   }
 }
 
-}  // namespace
-
-Decoder::Decoder(const Architecture& architecture, const io::ModelConfig& config,
-                 ParameterSource& source)
-    : architecture_(architecture), config_(config), rope_(config) {
-  visit([&](const ParameterSpec& spec, at::Tensor& tensor) { tensor = source.take(spec); });
-  rope_ = RopeTable(config, device());
+// Calls f with every parameter that the model has, in checkpoint order. Weights: const or not.
+template <class Weights, class F>
+void for_each_parameter(Weights& weights, const F& f) {
+  const auto visit = [&f](auto&... parameters) {
+    ((parameters.name.empty() ? void() : f(parameters)), ...);
+  };
+  const auto visit_linears = [&](auto&... linears) { (visit(linears.weight, linears.bias), ...); };
+  visit(weights.embedding);
+  for (auto& block : weights.blocks) {
+    auto& attention = block.attention;
+    visit(block.attention_norm);
+    visit_linears(attention.q, attention.k, attention.v, attention.o);
+    visit(block.ffn_norm);
+    visit_linears(block.gate, block.up, block.down);
+  }
+  visit(weights.final_norm, weights.head);
 }
 
-void Decoder::visit(const ParameterVisitor& visitor) const {
-  architecture_.visit(config_, weights_, visitor);
+FfnParameters ffn_of(const Block& block) {
+  return {block.gate.weight.tensor, block.up.weight.tensor, block.down.weight.tensor,
+          block.gate.bias.tensor,   block.up.bias.tensor,   block.down.bias.tensor};
+}
+
+}  // namespace
+
+Decoder::Decoder(const io::ModelConfig& config, ParameterSource& source, at::Device device)
+    : config_(config), weights_(weights_of(config)), rope_(config, device) {
+  for_each_parameter(weights_, [&](Parameter& parameter) {
+    parameter.tensor = source.take(parameter).to(device);
+    if (!device.is_cpu()) source.drop_pages(parameter);
+  });
 }
 
 void Decoder::use_dense_ffn(bool prepack, ParameterSource& source) {
   for (Block& block : weights_.blocks) {
-    block.ffn = make_dense_feed_forward(block.ffn_parameters, activation(), prepack);
+    block.ffn = make_dense_feed_forward(ffn_of(block), activation(), prepack);
     if (!prepack) continue;
-    FfnParameters& ffn = block.ffn_parameters;
-    visit([&](const ParameterSpec& spec, at::Tensor& tensor) {
-      if (&tensor == &ffn.gate || &tensor == &ffn.up || &tensor == &ffn.down) source.release(spec);
-    });
-    ffn.gate = ffn.up = ffn.down = at::Tensor();
+    for (Linear* linear : {&block.gate, &block.up, &block.down}) source.release(linear->weight);
   }
 }
 
 void Decoder::use_sparse_ffn(FfnPath path, ParameterSource& source) {
   own_linears_ = true;
   for (Block& block : weights_.blocks) {
-    FfnParameters& ffn = block.ffn_parameters;
     // A gated layer goes on using `up` where it lies, and a neuron-major `down`.
-    const bool keeps_down = ffn.down.t().is_contiguous();
-    block.ffn = make_sparse_feed_forward(ffn, activation(), path);
-    visit([&](const ParameterSpec& spec, at::Tensor& tensor) {
-      // Packed, or, where it is screened, read again when its screen is made.
-      const bool gate = &tensor == (ffn.gated() ? &ffn.gate : &ffn.up);
-      if (gate || (&tensor == &ffn.down && !keeps_down)) source.release(spec);
-    });
-    (ffn.gated() ? ffn.gate : ffn.up) = at::Tensor();
-    if (!keeps_down) ffn.down = at::Tensor();
+    const bool keeps_down = block.down.weight.tensor.t().is_contiguous();
+    block.ffn = make_sparse_feed_forward(ffn_of(block), activation(), path);
+    // Packed, or, where it is screened, read again when its screen is made.
+    source.release(config_.gated ? block.gate.weight : block.up.weight);
+    if (!keeps_down) source.release(block.down.weight);
     Attention& attention = block.attention;
     for (Linear* linear : {&attention.q, &attention.k, &attention.v, &attention.o}) {
-      pack(*linear, source);
+      linear->pack(source);
     }
   }
 }
 
-void Decoder::pack(Linear& linear, ParameterSource& source) {
-  if (linear.weight.scalar_type() != at::kBFloat16 || !linear.weight.is_cpu()) return;
-  linear.pack();
-  visit([&](const ParameterSpec& spec, at::Tensor& tensor) {
-    if (&tensor == &linear.weight) source.release(spec);
-  });
-}
-
 NamedTensors Decoder::parameters() const {
   NamedTensors out;
-  visit([&](const ParameterSpec& spec, at::Tensor& tensor) {
-    if (tensor.defined()) out.emplace_back(spec.name, tensor);
+  for_each_parameter(weights_, [&](const Parameter& parameter) {
+    if (parameter.tensor.defined()) out.emplace_back(parameter.name, parameter.tensor);
   });
   return out;
 }
 
 std::int64_t Decoder::weight_bytes() const {
   std::int64_t total = 0;
-  visit([&](const ParameterSpec&, at::Tensor& tensor) {
+  const auto add = [&total](const at::Tensor& tensor) {
     if (tensor.defined()) total += static_cast<std::int64_t>(tensor.nbytes());
-  });
+  };
+  for_each_parameter(weights_, [&](const Parameter& parameter) { add(parameter.tensor); });
   for (const Block& block : weights_.blocks) {
     total += block.ffn->own_bytes();
-    for (const Linear* linear :
-         {&block.attention.q, &block.attention.k, &block.attention.v, &block.attention.o}) {
-      if (linear->packed.defined()) total += static_cast<std::int64_t>(linear->packed.nbytes());
+    const Attention& attention = block.attention;
+    for (const Linear* linear : {&attention.q, &attention.k, &attention.v, &attention.o}) {
+      add(linear->packed);
     }
   }
   return total;
+}
+
+at::Tensor Decoder::look_up(const at::Tensor& ids) {
+  if (device().is_cpu()) keep_exp_resident();
+  return at::embedding(weights_.embedding.tensor, ids.to(device()));
 }
 
 at::Tensor Decoder::embed(const at::Tensor& tokens) {
@@ -113,129 +124,105 @@ at::Tensor Decoder::embed(const at::Tensor& tokens) {
     check_token(tokens.min().item<std::int64_t>(), config_.vocab_size);
     check_token(tokens.max().item<std::int64_t>(), config_.vocab_size);
   }
-  if (device().is_cpu()) keep_exp_resident();
-  return at::embedding(weights_.embedding, tokens.to(device()));
+  return look_up(tokens);
+}
+
+at::Tensor Decoder::norm(const at::Tensor& x, const Parameter& weight) const {
+  const PieceTimer timer(profile_, Piece::norm_and_rope);
+  return rms_norm(x, weight.tensor, config_.rms_norm_eps);
+}
+
+at::Tensor Decoder::run_block(std::int64_t layer, const at::Tensor& x, const Rows& rows,
+                              FfnObserver* observer) {
+  if (x.numel() == 0) return x;
+  const Block& block = weights_.blocks[index(layer)];
+  // What a layer returns is its own: without gradients the sum may take its place.
+  const auto plus = [](const at::Tensor& residual, at::Tensor y) {
+    return at::GradMode::is_enabled() ? residual + y : y.add_(residual);
+  };
+  const at::Tensor attended =
+      plus(x, attend(block.attention, norm(x, block.attention_norm), rows, layer, profile_));
+  const at::Tensor ffn_in = norm(attended, block.ffn_norm);
+  return plus(attended, timed(profile_, Piece::ffn,
+                              [&] { return block.ffn->forward(ffn_in, layer, observer); }));
+}
+
+at::Tensor Decoder::run(at::Tensor x, const Rows& rows, FfnObserver* observer) {
+  for (std::int64_t layer = 0; layer < layers(); ++layer) x = run_block(layer, x, rows, observer);
+  return final_norm(x);
+}
+
+PackedRows Decoder::whole(std::int64_t batch, std::int64_t length) {
+  std::vector<PackedRows::Run> runs;
+  for (std::int64_t b = 0; b < batch; ++b) runs.push_back({b, 0, length});
+  return {std::move(runs), rope_};
 }
 
 at::Tensor Decoder::block(std::int64_t layer, const at::Tensor& x, FfnObserver* observer) {
-  Block& block = at(layer);
-  const std::int64_t batch = x.size(0);
-  const std::int64_t length = x.size(1);
-  const std::int64_t width = x.size(2);
-  rope_.reserve(length);
-  if (!at::GradMode::is_enabled()) {
-    if (x.numel() == 0) return x;
-    PackedRows rows;
-    for (std::int64_t b = 0; b < batch; ++b) rows.add(b, 0, length);
-    if (!device().is_cpu()) rows.place(rope_, device());
-    at::Tensor packed = x.reshape({batch * length, width}).clone();
-    return run_packed(block, layer, packed, rows, nullptr, observer).view({batch, length, width});
-  }
-  const at::Tensor normed = rms_norm(x, block.attention_norm, config_.rms_norm_eps);
-  const at::Tensor attended = x + attend(block.attention, normed, rope_);
-  const at::Tensor ffn_in = rms_norm(attended, block.ffn_norm, config_.rms_norm_eps);
-  const at::Tensor out = block.ffn->forward(ffn_in.reshape({-1, width}), layer, observer);
-  return attended + out.view({batch, length, width});
+  const PackedRows rows = whole(x.size(0), x.size(1));
+  return run_block(layer, x.reshape({-1, config_.hidden_size}), rows, observer).view(x.sizes());
 }
 
-at::Tensor Decoder::run_packed(Block& block, std::int64_t layer, at::Tensor x,
-                               const PackedRows& rows, const KvCache* cache,
-                               FfnObserver* observer) {
-  const at::Tensor normed = timed(profile_, Piece::norm_and_rope, [&] {
-    return rms_norm(x, block.attention_norm, config_.rms_norm_eps);
-  });
-  x.add_(attend(block.attention, normed, rope_, rows, cache, layer, profile_));
-  const at::Tensor ffn_in = timed(profile_, Piece::norm_and_rope, [&] {
-    return rms_norm(x, block.ffn_norm, config_.rms_norm_eps);
-  });
-  x.add_(timed(profile_, Piece::ffn, [&] { return block.ffn->forward(ffn_in, layer, observer); }));
-  return x;
-}
-
-at::Tensor Decoder::final_norm(const at::Tensor& x) {
-  const PieceTimer timer(profile_, Piece::norm_and_rope);
-  return rms_norm(x, weights_.final_norm, config_.rms_norm_eps);
+at::Tensor Decoder::forward(const at::Tensor& tokens, FfnObserver* observer) {
+  const at::Tensor x = embed(tokens);  // [B, S, D]
+  const PackedRows rows = whole(x.size(0), x.size(1));
+  if (observer != nullptr) observer->begin(rows.positions());
+  return head(run(x.flatten(0, 1), rows, observer).view(x.sizes()));
 }
 
 at::Tensor Decoder::head(const at::Tensor& normalised) {
   const PieceTimer timer(profile_, Piece::logits);
-  const at::Tensor& weight = weights_.head.defined() ? weights_.head : weights_.embedding;
+  const at::Tensor& weight =
+      (config_.tie_word_embeddings ? weights_.embedding : weights_.head).tensor;
   return own_linears_ ? linear_as_stored(normalised, weight) : at::linear(normalised, weight);
 }
 
-at::Tensor Decoder::forward(const at::Tensor& tokens, FfnObserver* observer) {
-  at::Tensor x = embed(tokens);
-  if (observer != nullptr) {
-    PackedRows rows;
-    for (std::int64_t b = 0; b < tokens.size(0); ++b) rows.add(b, 0, tokens.size(1));
-    observer->begin(rows.positions);
-  }
-  for (std::int64_t layer = 0; layer < layers(); ++layer) x = block(layer, x, observer);
-  return head(final_norm(x));
-}
-
-PackedRows Decoder::plan(std::span<const Chunk> chunks, const KvCache* cache) const {
+PackedRows Decoder::plan(std::span<const Chunk> chunks, const KvCache* cache) {
   if (chunks.empty()) fail("no tokens to run");
-  PackedRows rows;
+  std::vector<PackedRows::Run> runs;
   std::vector<bool> seen(cache == nullptr ? 0 : static_cast<std::size_t>(cache->slots()), false);
-  for (std::size_t i = 0; i < chunks.size(); ++i) {
-    const Chunk& chunk = chunks[i];
-    const auto count = static_cast<std::int64_t>(chunk.tokens.size());
-    if (count == 0) fail(fmt::format("sequence {} of the batch is empty", i));
+  for (std::int64_t i = 0; const Chunk& chunk : chunks) {
+    PackedRows::Run run{i, 0, std::ssize(chunk.tokens)};
+    if (run.count == 0) fail(fmt::format("sequence {} of the batch is empty", i));
     for (const std::int64_t token : chunk.tokens) check_token(token, config_.vocab_size);
-    std::int64_t start = 0;
     std::int64_t limit = config_.max_position_embeddings;
     if (cache != nullptr) {
-      if (chunk.slot < 0 || chunk.slot >= cache->slots() ||
-          seen[static_cast<std::size_t>(chunk.slot)]) {
-        fail(fmt::format("sequence {}: cache slot {} is used twice or outside 0..{}", i, chunk.slot,
+      run.slot = chunk.slot;
+      const auto slot = static_cast<std::size_t>(run.slot);
+      if (slot >= seen.size() || seen[slot]) {
+        fail(fmt::format("sequence {}: cache slot {} is used twice or outside 0..{}", i, run.slot,
                          cache->slots() - 1));
       }
-      seen[static_cast<std::size_t>(chunk.slot)] = true;
-      start = cache->length(chunk.slot);
+      seen[slot] = true;
+      run.start = cache->length(run.slot);
       limit = std::min(limit, cache->capacity());
     }
-    if (start + count > limit) {
-      fail(fmt::format("sequence {} has {} tokens, the {} holds {}", i, start + count,
+    if (run.start + run.count > limit) {
+      fail(fmt::format("sequence {} has {} tokens, the {} holds {}", i, run.start + run.count,
                        limit == config_.max_position_embeddings ? "model's context" : "cache",
                        limit));
     }
-    rows.add(cache == nullptr ? static_cast<std::int64_t>(i) : chunk.slot, start, count);
+    runs.push_back(run);
+    ++i;
   }
-  return rows;
+  return {std::move(runs), rope_, cache};
 }
 
 at::Tensor Decoder::hidden_states(std::span<const Chunk> chunks, KvCache* cache,
                                   FfnObserver* observer) {
   const at::NoGradGuard no_grad;
-  PackedRows rows = plan(chunks, cache);
-  std::int64_t furthest = 0;
-  for (const auto& run : rows.runs) {
-    furthest = std::max(furthest, run.start + run.count);
-    if (cache != nullptr) cache->reserve(run.slot, run.count);
+  const PackedRows rows = plan(chunks, cache);
+  std::vector<std::int64_t> ids;
+  for (const Chunk& chunk : chunks) {
+    ids.insert(ids.end(), chunk.tokens.begin(), chunk.tokens.end());
+    if (cache != nullptr) cache->reserve(chunk.slot, std::ssize(chunk.tokens));
   }
-  rope_.reserve(furthest);
-  if (device().is_cpu()) {
-    keep_exp_resident();
-  } else {
-    rows.place(rope_, device());
+  if (observer != nullptr) observer->begin(rows.positions());
+  const at::Tensor out = run(look_up(at::tensor(ids)), rows, observer);
+  for (const Chunk& chunk : chunks) {
+    if (cache != nullptr) cache->advance(chunk.slot, std::ssize(chunk.tokens));
   }
-
-  at::Tensor tokens = at::empty({static_cast<std::int64_t>(rows.positions.size())}, at::kLong);
-  auto* ids = tokens.mutable_data_ptr<std::int64_t>();
-  for (const Chunk& chunk : chunks) ids = std::copy(chunk.tokens.begin(), chunk.tokens.end(), ids);
-
-  at::Tensor x = device().is_cpu()
-                     ? at::embedding(weights_.embedding, tokens)
-                     : at::index(weights_.embedding, {tokens.to(device())});  // [N, D]
-  if (observer != nullptr) observer->begin(rows.positions);
-  for (std::int64_t layer = 0; layer < layers(); ++layer) {
-    x = run_packed(at(layer), layer, x, rows, cache, observer);
-  }
-  if (cache != nullptr) {
-    for (const auto& run : rows.runs) cache->advance(run.slot, run.count);
-  }
-  return final_norm(x);
+  return out;
 }
 
 KvCache Decoder::make_cache(std::int64_t slots, std::int64_t capacity, bool fixed) const {
@@ -244,7 +231,7 @@ KvCache Decoder::make_cache(std::int64_t slots, std::int64_t capacity, bool fixe
           config_.num_key_value_heads,
           capacity,
           config_.head_dim,
-          weights_.embedding.options(),
+          weights_.embedding.tensor.options(),
           fixed || !device().is_cpu()};
 }
 
@@ -252,34 +239,18 @@ at::Tensor Decoder::step(const at::Tensor& tokens, const at::Tensor& positions,
                          const KvCache& cache) {
   if (!cache.fixed()) fail("a step needs a fixed cache");
   const at::NoGradGuard no_grad;
-  rope_.reserve(cache.capacity());
-  const StepRows rows(positions, rope_, cache);
-  at::Tensor x = at::index(weights_.embedding, {tokens});  // [slots, D]
-  for (std::int64_t layer = 0; layer < layers(); ++layer) {
-    Block& block = at(layer);
-    x.add_(attend(block.attention, rms_norm(x, block.attention_norm, config_.rms_norm_eps), rows,
-                  cache, layer));
-    x.add_(block.ffn->forward(rms_norm(x, block.ffn_norm, config_.rms_norm_eps), layer, nullptr));
-  }
-  return final_norm(x);
+  return run(look_up(tokens), StepRows(positions, rope_, cache), nullptr);
 }
 
-Block& Decoder::at(std::int64_t layer) {
+std::size_t Decoder::index(std::int64_t layer) const {
   if (layer < 0 || layer >= layers()) {
     fail(fmt::format("no layer {}; the model has {}", layer, layers()));
   }
-  return weights_.blocks[static_cast<std::size_t>(layer)];
-}
-const Block& Decoder::at(std::int64_t layer) const { return const_cast<Decoder*>(this)->at(layer); }
-
-FeedForward& Decoder::feed_forward(std::int64_t layer) { return *at(layer).ffn; }
-
-void Decoder::set_feed_forward(std::int64_t layer, std::unique_ptr<FeedForward> ffn) {
-  at(layer).ffn = std::move(ffn);
+  return static_cast<std::size_t>(layer);
 }
 
 FfnParameters Decoder::ffn_parameters(std::int64_t layer) const {
-  const FfnParameters& ffn = at(layer).ffn_parameters;
+  const FfnParameters ffn = ffn_of(weights_.blocks[index(layer)]);
   if (!ffn.up.defined() || !ffn.down.defined() || ffn.gated() != config_.gated) {
     fail(
         fmt::format("layer {} has given up its checkpoint weights for converted ones; load the "
@@ -287,6 +258,12 @@ FfnParameters Decoder::ffn_parameters(std::int64_t layer) const {
                     layer));
   }
   return ffn;
+}
+
+FfnNames Decoder::ffn_names(std::int64_t layer) const {
+  const Block& block = weights_.blocks[index(layer)];
+  return {block.gate.weight.name, block.up.weight.name, block.down.weight.name,
+          block.gate.bias.name,   block.up.bias.name,   block.down.bias.name};
 }
 
 ActivationChoice Decoder::activation() const {

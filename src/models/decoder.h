@@ -2,9 +2,7 @@
 // blocks. An architecture says which parameters it has and under which names, see registry.h.
 #pragma once
 
-#include <functional>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "models/attention.h"
@@ -14,45 +12,25 @@
 namespace twell::lm {
 
 struct Block {
-  at::Tensor attention_norm;  // [D]
+  Parameter attention_norm;  // [D]
   Attention attention;
-  at::Tensor ffn_norm;  // [D]
-  FfnParameters ffn_parameters;
+  Parameter ffn_norm;     // [D]
+  Linear gate, up, down;  // what `ffn` is made of, as far as it goes on using them
   std::unique_ptr<FeedForward> ffn;
 };
 
 struct DecoderWeights {
-  at::Tensor embedding;  // [V, D]
+  Parameter embedding;  // [V, D]
   std::vector<Block> blocks;
-  at::Tensor final_norm;  // [D]
-  at::Tensor head;        // [V, D]; undefined where tied to the embedding
+  Parameter final_norm;  // [D]
+  Parameter head;        // [V, D]; no name where tied to the embedding
 };
-
-// Called for every parameter of a model: to fill it, list it, or convert it.
-using ParameterVisitor = std::function<void(const ParameterSpec&, at::Tensor&)>;
-
-// Pieces of an architecture's list of parameters; in parameters.cc. `prefix` ends in a dot.
-void visit_linear(const std::string& prefix, std::int64_t out, std::int64_t in, bool bias,
-                  ParameterKind kind, Linear& linear, const ParameterVisitor& visit);
-// Queries, keys, values and output, with the biases that the configuration says.
-void visit_attention(const std::string& prefix, const io::ModelConfig& config, Attention& attention,
-                     const ParameterVisitor& visit);
-// Gate, up and down, also under the names and in the orientations of the released SparseLM models.
-void visit_ffn(const std::string& prefix, const io::ModelConfig& config, FfnParameters& ffn,
-               const ParameterVisitor& visit);
-// The embedding, `visit_block` for every block, the final norm, and the head where it is not tied.
-// Makes the blocks where there are none yet.
-void visit_decoder(const io::ModelConfig& config, DecoderWeights& weights,
-                   const ParameterVisitor& visit,
-                   const std::function<void(const std::string& prefix, Block&)>& visit_block);
-
-struct Architecture;
 
 class Decoder final : public Model {
  public:
-  // Takes all parameters from `source`, and is where they are. The feed-forward layers are made
-  // afterwards, by use_dense_ffn() or use_sparse_ffn().
-  Decoder(const Architecture& architecture, const io::ModelConfig& config, ParameterSource& source);
+  // Takes all parameters from `source` to `device`. The feed-forward layers are made afterwards, by
+  // use_dense_ffn() or use_sparse_ffn().
+  Decoder(const io::ModelConfig& config, ParameterSource& source, at::Device device);
 
   void use_dense_ffn(bool prepack, ParameterSource& source);
   // Also packs the other linear layers of the blocks. Converts layer by layer and releases each
@@ -60,40 +38,46 @@ class Decoder final : public Model {
   void use_sparse_ffn(FfnPath path, ParameterSource& source);
 
   const io::ModelConfig& config() const override { return config_; }
-  at::ScalarType dtype() const override { return weights_.embedding.scalar_type(); }
-  at::Device device() const override { return weights_.embedding.device(); }
+  at::ScalarType dtype() const override { return weights_.embedding.tensor.scalar_type(); }
+  at::Device device() const override { return weights_.embedding.tensor.device(); }
   std::int64_t layers() const override { return config_.num_hidden_layers; }
   NamedTensors parameters() const override;
   std::int64_t weight_bytes() const override;
   at::Tensor forward(const at::Tensor& tokens, FfnObserver* observer) override;
   at::Tensor embed(const at::Tensor& tokens) override;
   at::Tensor block(std::int64_t layer, const at::Tensor& x, FfnObserver* observer) override;
-  at::Tensor final_norm(const at::Tensor& x) override;
+  at::Tensor final_norm(const at::Tensor& x) override { return norm(x, weights_.final_norm); }
   at::Tensor head(const at::Tensor& normalised) override;
   at::Tensor hidden_states(std::span<const Chunk> chunks, KvCache* cache,
                            FfnObserver* observer) override;
   KvCache make_cache(std::int64_t slots, std::int64_t capacity, bool fixed) const override;
   at::Tensor step(const at::Tensor& tokens, const at::Tensor& positions,
                   const KvCache& cache) override;
-  FeedForward& feed_forward(std::int64_t layer) override;
-  void set_feed_forward(std::int64_t layer, std::unique_ptr<FeedForward> ffn) override;
+  FeedForward& feed_forward(std::int64_t layer) override {
+    return *weights_.blocks[index(layer)].ffn;
+  }
+  void set_feed_forward(std::int64_t layer, std::unique_ptr<FeedForward> ffn) override {
+    weights_.blocks[index(layer)].ffn = std::move(ffn);
+  }
   FfnParameters ffn_parameters(std::int64_t layer) const override;
+  FfnNames ffn_names(std::int64_t layer) const override;
   ActivationChoice activation() const override;
   void set_profile(Profile* profile) override { profile_ = profile; }
 
  private:
-  Block& at(std::int64_t layer);
-  const Block& at(std::int64_t layer) const;
-  at::Tensor run_packed(Block& block, std::int64_t layer, at::Tensor x, const PackedRows& rows,
-                        const KvCache* cache, FfnObserver* observer);
-  PackedRows plan(std::span<const Chunk> chunks, const KvCache* cache) const;
-  void pack(Linear& linear, ParameterSource& source);
-  // Every parameter under its name, in checkpoint order.
-  void visit(const ParameterVisitor& visitor) const;
+  std::size_t index(std::int64_t layer) const;  // throws where there is no such layer
+  PackedRows whole(std::int64_t batch, std::int64_t length);
+  PackedRows plan(std::span<const Chunk> chunks, const KvCache* cache);
+  at::Tensor look_up(const at::Tensor& ids);  // [...] -> [..., D]
+  at::Tensor norm(const at::Tensor& x, const Parameter& weight) const;
+  // x + attention(norm(x)), and the same of the feed-forward layer. [N, D] -> [N, D]
+  at::Tensor run_block(std::int64_t layer, const at::Tensor& x, const Rows& rows,
+                       FfnObserver* observer);
+  // All blocks and the final norm.
+  at::Tensor run(at::Tensor x, const Rows& rows, FfnObserver* observer);
 
-  const Architecture& architecture_;
   io::ModelConfig config_;
-  mutable DecoderWeights weights_;  // a visitor may fill it or only look
+  DecoderWeights weights_;
   RopeTable rope_;
   bool own_linears_ = false;  // twell's linear layers, with the sparse paths
   Profile* profile_ = nullptr;

@@ -73,7 +73,8 @@ struct FfnParameters {
 class FeedForward {
  public:
   virtual ~FeedForward() = default;
-  // x [N, D] -> y [N, D], contiguous, any N >= 0. Differentiable where the implementation says so.
+  // x [N, D] -> y [N, D], new and contiguous, any N >= 0. Differentiable where the implementation
+  // says so.
   virtual at::Tensor forward(const at::Tensor& x, std::int64_t layer, FfnObserver* observer) = 0;
   virtual FfnPath path() const = 0;
   // Bytes of weights this layer keeps besides what it was given (packed copies).

@@ -5,7 +5,6 @@
 #include <optional>
 
 #include "models/operators.h"
-#include "models/weights.h"
 #include "twell/packed.h"
 
 namespace twell::lm {
@@ -29,13 +28,12 @@ at::Tensor packed_weight(const at::Tensor& weight) {
 }
 
 at::Tensor Linear::operator()(const at::Tensor& x) const {
-  if (!packed.defined())
-    return bias.defined() ? at::linear(x, weight, bias) : at::linear(x, weight);
+  if (!packed.defined()) return at::linear(x, weight.tensor, bias.tensor);
   using Signature = at::Tensor(const at::Tensor&, const at::Tensor&, c10::SymInt,
                                const std::optional<at::Tensor>&);
   static const auto linear = find_operator<Signature>("twell::linear");
-  return linear.call(x, packed, outputs,
-                     bias.defined() ? std::optional<at::Tensor>(bias) : std::nullopt);
+  return linear.call(x, packed, weight.shape[0],
+                     bias.tensor.defined() ? std::optional(bias.tensor) : std::nullopt);
 }
 
 at::Tensor linear_as_stored(const at::Tensor& x, const at::Tensor& weight) {
@@ -50,12 +48,11 @@ at::Tensor linear_as_stored(const at::Tensor& x, const at::Tensor& weight) {
   return few.call(x, weight);
 }
 
-void Linear::pack() {
-  if (weight.scalar_type() != at::kBFloat16 || !weight.is_cpu()) return;
+void Linear::pack(ParameterSource& source) {
+  if (weight.tensor.scalar_type() != at::kBFloat16 || !weight.tensor.is_cpu()) return;
   const at::NoGradGuard no_grad;
-  outputs = weight.size(0);
-  packed = packed_weight(weight.detach());
-  weight = at::Tensor();
+  packed = packed_weight(weight.tensor.detach());
+  source.release(weight);
 }
 
 }  // namespace twell::lm

@@ -4,15 +4,14 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <cstdint>
+#include "models/weights.h"
 
 namespace twell::lm {
 
 struct Linear {
-  at::Tensor weight;       // [out, in]; undefined once packed
-  at::Tensor bias;         // [out] or undefined
+  Parameter weight;        // [out, in]; given up once packed
+  Parameter bias;          // [out]
   at::Tensor packed = {};  // as torch.ops.twell.pack_weight makes it
-  std::int64_t outputs = 0;
 
   // Differentiable unless packed.
   at::Tensor operator()(const at::Tensor& x) const;
@@ -20,7 +19,7 @@ struct Linear {
   // memory where tokens are few (1.6 times PyTorch's speed at one token on two cores of a Zen 5)
   // and is as fast where they are many. bf16 on the CPU only; others stay as they are. Inference
   // only.
-  void pack();
+  void pack(ParameterSource& source);
 };
 
 // x Wᵀ for a weight that stays as it is stored: twell's for up to eight rows, at the bandwidth of

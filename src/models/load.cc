@@ -6,9 +6,9 @@
 #include <cmath>
 #include <filesystem>
 
+#include "models/decoder.h"
 #include "models/device.h"
 #include "models/random.h"
-#include "models/registry.h"
 #include "twell/status.h"
 
 namespace twell::lm {
@@ -46,7 +46,6 @@ void settle(Decoder& model) {
 std::unique_ptr<Model> load_model(const std::string& directory, const LoadOptions& options) {
   const std::filesystem::path path(directory);
   const io::ModelConfig config = io::load_config(path);
-  const Architecture& architecture = find_architecture(config.architecture);
   if (options.ffn == FfnPath::sparse && !options.trainable &&
       !io::yields_zeros(config.hidden_act)) {
     // Before gigabytes are mapped and converted.
@@ -56,14 +55,12 @@ std::unique_ptr<Model> load_model(const std::string& directory, const LoadOption
                             io::name_of(config.hidden_act)));
   }
   const bool on_cpu = options.device.is_cpu();
-  const auto stored = make_checkpoint_source(std::make_shared<io::Checkpoint>(path),
+  const auto source = make_checkpoint_source(std::make_shared<io::Checkpoint>(path),
                                              {.dtype = options.dtype,
                                               .own_copies = options.trainable && on_cpu,
                                               .check_finite = options.check_finite,
                                               .keep_f16 = !on_cpu});
-  const auto moved = make_device_source(*stored, options.device);
-  ParameterSource* source = on_cpu ? stored.get() : moved.get();
-  auto model = std::make_unique<Decoder>(architecture, config, *source);
+  auto model = std::make_unique<Decoder>(config, *source, options.device);
   if (options.trainable) {
     model->use_dense_ffn(false, *source);
     require_grad(*model);
@@ -81,9 +78,8 @@ std::unique_ptr<Model> make_model(const io::ModelConfig& config, at::ScalarType 
                                   std::uint64_t seed, at::Device device) {
   config.validate();
   // 0.02: the initializer_range of Llama and Qwen2.
-  const auto random = make_random_source(dtype, seed, config.num_hidden_layers, 0.02);
-  const auto source = make_device_source(*random, device);
-  auto model = std::make_unique<Decoder>(find_architecture(config.architecture), config, *source);
+  const auto source = make_random_source(dtype, seed, config.num_hidden_layers, 0.02);
+  auto model = std::make_unique<Decoder>(config, *source, device);
   model->use_dense_ffn(false, *source);
   require_grad(*model);
   return model;

@@ -31,6 +31,12 @@ struct Chunk {
 // "model.embed_tokens.weight".
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
+// The names of the tensors of FfnParameters; empty where the model has none.
+struct FfnNames {
+  std::string gate, up, down;
+  std::string gate_bias, up_bias, down_bias;
+};
+
 // One call at a time; two threads use two models.
 class Model {
  public:
@@ -82,6 +88,7 @@ class Model {
   virtual void set_feed_forward(std::int64_t layer, std::unique_ptr<FeedForward> ffn) = 0;
   // Weights as in the checkpoint; throws twell::Error where a sparse layer has given them up.
   virtual FfnParameters ffn_parameters(std::int64_t layer) const = 0;
+  virtual FfnNames ffn_names(std::int64_t layer) const = 0;
   virtual ActivationChoice activation() const = 0;
 
   // Times the pieces of inference from now on (null: no more). The profile outlives its use.

@@ -3,13 +3,12 @@
 
 namespace twell::lm {
 
-void visit_qwen2(const io::ModelConfig& config, DecoderWeights& weights,
-                 const ParameterVisitor& visit) {
+DecoderWeights qwen2_weights(const io::ModelConfig& config) {
   io::ModelConfig qwen2 = config;
   qwen2.qkv_bias = true;
   qwen2.o_bias = false;
   qwen2.mlp_bias = false;
-  visit_llama(qwen2, weights, visit);
+  return llama_weights(qwen2);
 }
 
 }  // namespace twell::lm

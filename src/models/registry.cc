@@ -1,25 +1,17 @@
 #include "models/registry.h"
 
-#include <array>
-
 #include "twell/status.h"
 
 namespace twell::lm {
 
-const Architecture& find_architecture(io::Architecture architecture) {
-  struct Entry {
-    io::Architecture id;
-    Architecture architecture;
-  };
-  static constexpr std::array kTable{
-      Entry{io::Architecture::llama, {"llama", &visit_llama}},
-      Entry{io::Architecture::qwen2, {"qwen2", &visit_qwen2}},
-  };
-  for (const Entry& entry : kTable) {
-    if (entry.id == architecture) return entry.architecture;
+DecoderWeights weights_of(const io::ModelConfig& config) {
+  switch (config.architecture) {
+    case io::Architecture::llama:
+      return llama_weights(config);
+    case io::Architecture::qwen2:
+      return qwen2_weights(config);
   }
-  throw Error(ErrorKind::unsupported, "load_model",
-              std::string("no model for architecture '") + io::name_of(architecture) + "'");
+  throw Error(ErrorKind::unsupported, "load_model", "unknown architecture");
 }
 
 }  // namespace twell::lm

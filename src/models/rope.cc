@@ -20,30 +20,26 @@ double llama3_frequency(double frequency, const io::RopeScaling& scaling) {
 }
 
 template <class T>
-void rotate_heads(T* row, std::int64_t heads, std::int64_t half, const float* cos,
-                  const float* sin) {
-  for (std::int64_t h = 0; h < heads; ++h, row += 2 * half) {
-    for (std::int64_t i = 0; i < half; ++i) {
-      const auto a = static_cast<float>(row[i]);
-      const auto b = static_cast<float>(row[half + i]);
-      row[i] = static_cast<T>(a * cos[i] - b * sin[i]);
-      row[half + i] = static_cast<T>(b * cos[i] + a * sin[i]);
-    }
-  }
-}
-
-template <class T>
-void rotate_typed(at::Tensor& x, std::span<const std::int64_t> positions, const RopeTable& table) {
+void rotate_rows(const at::Tensor& x, const Rotation& rotation) {
   const std::int64_t width = x.size(1);
-  const std::int64_t half = table.half();
+  const std::int64_t half = rotation.cos.size(2);
   T* data = x.mutable_data_ptr<T>();
-  const auto* cos = table.cos().const_data_ptr<float>();
-  const auto* sin = table.sin().const_data_ptr<float>();
+  const auto* all_cos = rotation.cos.const_data_ptr<float>();
+  const auto* all_sin = rotation.sin.const_data_ptr<float>();
   at::parallel_for(0, x.size(0), std::max<std::int64_t>(1, 16384 / width),
                    [&](std::int64_t begin, std::int64_t end) {
                      for (std::int64_t n = begin; n < end; ++n) {
-                       const std::int64_t at = positions[static_cast<std::size_t>(n)] * half;
-                       rotate_heads(data + n * width, width / (2 * half), half, cos + at, sin + at);
+                       const float* cos = all_cos + n * half;
+                       const float* sin = all_sin + n * half;
+                       for (T* head = data + n * width; head < data + (n + 1) * width;
+                            head += 2 * half) {
+                         for (std::int64_t i = 0; i < half; ++i) {
+                           const auto a = static_cast<float>(head[i]);
+                           const auto b = static_cast<float>(head[half + i]);
+                           head[i] = static_cast<T>(a * cos[i] - b * sin[i]);
+                           head[half + i] = static_cast<T>(b * cos[i] + a * sin[i]);
+                         }
+                       }
                      }
                    });
 }
@@ -70,14 +66,12 @@ std::vector<float> rope_frequencies(const io::ModelConfig& config) {
   return out;
 }
 
-void RopeTable::reserve(std::int64_t positions) {
-  const std::int64_t have = cos_.defined() ? cos_.size(0) : 0;
-  if (positions <= have) return;
-  const std::int64_t rows = std::max<std::int64_t>({positions, 2 * have, 256});
+void RopeTable::grow(std::int64_t rows) {
+  const auto half = static_cast<std::int64_t>(frequencies_.size());
   // Whoever is in grad mode must be able to save these for backward.
   c10::InferenceMode normal_tensors(false);
-  at::Tensor cos = at::empty({rows, half()}, at::kFloat);
-  at::Tensor sin = at::empty({rows, half()}, at::kFloat);
+  at::Tensor cos = at::empty({rows, half}, at::kFloat);
+  at::Tensor sin = at::empty({rows, half}, at::kFloat);
   auto* c = cos.mutable_data_ptr<float>();
   auto* s = sin.mutable_data_ptr<float>();
   for (std::int64_t p = 0; p < rows; ++p) {
@@ -91,25 +85,30 @@ void RopeTable::reserve(std::int64_t positions) {
   sin_ = sin.to(device_);
 }
 
-at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
-  const std::int64_t half = cos.size(-1);
-  const at::Tensor a = x.narrow(-1, 0, half).to(at::kFloat);
-  const at::Tensor b = x.narrow(-1, half, half).to(at::kFloat);
-  return at::cat({a * cos - b * sin, b * cos + a * sin}, -1).to(x.scalar_type());
+Rotation RopeTable::rotation(const at::Tensor& positions, std::int64_t end) {
+  if (!cos_.defined()) grow(std::max<std::int64_t>(end, 256));
+  if (end > cos_.size(0)) grow(std::max(end, 2 * cos_.size(0)));
+  // Without a wait: what lies in pageable memory has been read when the call returns.
+  const at::Tensor rows = positions.to(at::TensorOptions(device_), /*non_blocking=*/true);
+  return {at::index_select(cos_, 0, rows).unsqueeze(1),
+          at::index_select(sin_, 0, rows).unsqueeze(1)};
 }
 
-at::Tensor rotate(const at::Tensor& x, const RopeTable& table) {
-  // [S, 1, half]
-  return rotate(x, table.cos().narrow(0, 0, x.size(1)).unsqueeze(1),
-                table.sin().narrow(0, 0, x.size(1)).unsqueeze(1));
-}
-
-void rotate_rows(at::Tensor& x, std::span<const std::int64_t> positions, const RopeTable& table) {
-  if (x.scalar_type() == at::kFloat) {
-    rotate_typed<float>(x, positions, table);
-  } else {
-    rotate_typed<at::BFloat16>(x, positions, table);
+at::Tensor rotate(const at::Tensor& x, const Rotation& rotation) {
+  const auto& [cos, sin] = rotation;
+  if (x.is_cpu() && !at::GradMode::is_enabled()) {
+    if (x.scalar_type() == at::kFloat) {
+      rotate_rows<float>(x, rotation);
+    } else {
+      rotate_rows<at::BFloat16>(x, rotation);
+    }
+    return x;
   }
+  const std::int64_t half = cos.size(2);
+  const at::Tensor heads = x.view({x.size(0), -1, 2 * half});
+  const at::Tensor a = heads.narrow(-1, 0, half).to(at::kFloat);
+  const at::Tensor b = heads.narrow(-1, half, half).to(at::kFloat);
+  return at::cat({a * cos - b * sin, b * cos + a * sin}, -1).to(x.scalar_type()).flatten(1);
 }
 
 }  // namespace twell::lm

@@ -7,7 +7,6 @@
 #include <torch/types.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <new>
@@ -33,96 +32,59 @@ at::ScalarType scalar_type(const io::TensorInfo& info, const std::string& file) 
   }
 }
 
-// Largest magnitude as an integer: of the patterns of one width, NaN and infinity are the largest.
-template <class Signed>
-Signed max_magnitude(const std::byte* data, std::int64_t begin, std::int64_t end) {
-  // Copied block by block, as tensors in a file may lie at odd addresses.
-  constexpr std::int64_t kBlock = 1024;
-  constexpr Signed kMask = std::numeric_limits<Signed>::max();
-  Signed block[kBlock];
-  Signed worst = 0;
-  for (std::int64_t at = begin; at < end; at += kBlock) {
-    const std::int64_t n = std::min(kBlock, end - at);
-    std::memcpy(block, data + at * static_cast<std::int64_t>(sizeof(Signed)),
-                static_cast<std::size_t>(n) * sizeof(Signed));
-    for (std::int64_t i = 0; i < n; ++i) {
-      worst = std::max(worst, static_cast<Signed>(block[i] & kMask));
-    }
-  }
-  return worst;
-}
-
-template <class Signed>
-bool all_finite(const std::byte* data, std::int64_t count, Signed infinity) {
-  std::atomic<bool> finite = true;
-  at::parallel_for(0, count, 1 << 18, [&](std::int64_t begin, std::int64_t end) {
-    if (max_magnitude<Signed>(data, begin, end) >= infinity) finite = false;
-  });
-  return finite;
-}
-
-bool all_finite(const std::byte* data, std::int64_t count, at::ScalarType dtype) {
-  if (dtype == at::kFloat) return all_finite<std::int32_t>(data, count, 0x7f800000);
-  return all_finite<std::int16_t>(data, count, dtype == at::kBFloat16 ? 0x7f80 : 0x7c00);
-}
-
 class CheckpointSource final : public ParameterSource {
  public:
   CheckpointSource(std::shared_ptr<io::Checkpoint> checkpoint,
                    const CheckpointSourceOptions& options)
       : checkpoint_(std::move(checkpoint)), options_(options) {}
 
-  at::Tensor take(const ParameterSpec& spec) override {
-    const io::CheckpointTensor found = find(spec);
-    const io::TensorInfo& info = *found.info;
+  at::Tensor take(const Parameter& parameter) override {
+    const io::CheckpointTensor found = find(parameter);
     const std::string file = found.file->path().string();
-    const bool transposed = is_transposed(spec, info, file);
-    const at::ScalarType stored = scalar_type(info, file);
-    if (options_.check_finite && !all_finite(found.data, info.elements(), stored)) {
-      throw Error(ErrorKind::environment, file,
-                  fmt::format("tensor '{}' contains NaN or infinity; the file is damaged or the "
-                              "training that wrote it diverged",
-                              info.name));
+    const bool transposed = is_transposed(parameter, *found.info, file);
+    const at::ScalarType stored = scalar_type(*found.info, file);
+    if (options_.check_finite) {
+      at::parallel_for(
+          0, found.info->elements(), 1 << 18,
+          [&](std::int64_t begin, std::int64_t end) { io::expect_finite(found, begin, end); });
     }
     if (!options_.dtype) {
       options_.dtype = stored == at::kHalf && !options_.keep_f16 ? at::kFloat : stored;
     }
-    at::Tensor tensor = mapped_or_copied(found, stored);
+    const at::Tensor tensor = mapped_or_copied(found, stored);
     return transposed ? tensor.t() : tensor;
   }
 
-  void release(const ParameterSpec& spec) override { find(spec).drop_pages(); }
+  void drop_pages(const Parameter& parameter) override { find(parameter).drop_pages(); }
 
  private:
-  io::CheckpointTensor find(const ParameterSpec& spec) const {
-    if (!checkpoint_->contains(spec.name)) {
-      for (const std::string& other : spec.other_names) {
+  io::CheckpointTensor find(const Parameter& parameter) const {
+    if (!checkpoint_->contains(parameter.name)) {
+      for (const std::string& other : parameter.other_names) {
         if (checkpoint_->contains(other)) return checkpoint_->at(other);
       }
     }
-    return checkpoint_->at(spec.name);
+    return checkpoint_->at(parameter.name);
   }
 
-  static bool is_transposed(const ParameterSpec& spec, const io::TensorInfo& info,
+  static bool is_transposed(const Parameter& parameter, const io::TensorInfo& info,
                             const std::string& file) {
-    if (!spec.maybe_transposed) {
-      if (info.shape == spec.shape) return false;
-    } else if (spec.shape[0] == spec.shape[1] && info.shape == spec.shape) {
+    const auto& shape = parameter.shape;
+    const bool as_listed = info.shape == shape;
+    if (as_listed && parameter.maybe_transposed && shape[0] == shape[1]) {
       throw Error(ErrorKind::unsupported, file,
                   fmt::format("tensor '{}' is square [{}], so whether it is stored transposed "
                               "cannot be told; write the checkpoint in the plain layout (model_type"
                               " llama or qwen2, [out, in] weights)",
                               info.name, fmt::join(info.shape, ", ")));
-    } else if (info.shape == spec.shape) {
-      return false;
-    } else if (info.shape == std::vector{spec.shape[1], spec.shape[0]}) {
-      return true;
     }
+    if (as_listed) return false;
+    if (parameter.maybe_transposed && info.shape == std::vector{shape[1], shape[0]}) return true;
     throw Error(
         ErrorKind::environment, file,
         fmt::format("tensor '{}' has shape [{}], expected [{}] from config.json; the two files "
                     "belong to different models",
-                    info.name, fmt::join(info.shape, ", "), fmt::join(spec.shape, ", ")));
+                    info.name, fmt::join(info.shape, ", "), fmt::join(shape, ", ")));
   }
 
   at::Tensor mapped_or_copied(const io::CheckpointTensor& found, at::ScalarType stored) const {
@@ -156,13 +118,14 @@ class RandomSource final : public ParameterSource {
   RandomSource(at::ScalarType dtype, std::uint64_t seed, std::int64_t layers, double std)
       : dtype_(dtype), random_(seed), layers_(layers), std_(std) {}
 
-  at::Tensor take(const ParameterSpec& spec) override {
-    if (spec.kind == ParameterKind::norm) return at::ones(spec.shape, at::TensorOptions(dtype_));
-    if (spec.kind == ParameterKind::bias) return at::zeros(spec.shape, at::TensorOptions(dtype_));
-    const double std = spec.kind == ParameterKind::residual_matrix
+  at::Tensor take(const Parameter& parameter) override {
+    const at::TensorOptions options(dtype_);
+    if (parameter.kind == ParameterKind::norm) return at::ones(parameter.shape, options);
+    if (parameter.kind == ParameterKind::bias) return at::zeros(parameter.shape, options);
+    const double std = parameter.kind == ParameterKind::residual_matrix
                            ? std_ / std::sqrt(2.0 * static_cast<double>(layers_))
                            : std_;
-    at::Tensor out = at::empty(spec.shape, at::TensorOptions(at::kFloat));
+    at::Tensor out = at::empty(parameter.shape, at::TensorOptions(at::kFloat));
     auto* data = out.mutable_data_ptr<float>();
     // A generator per block, so that the numbers do not depend on the number of threads.
     constexpr std::int64_t kBlock = 1 << 16;
@@ -179,29 +142,12 @@ class RandomSource final : public ParameterSource {
     });
     return out.to(dtype_);
   }
-  void release(const ParameterSpec& /*spec*/) override {}
 
  private:
   at::ScalarType dtype_;
   Random random_;
   std::int64_t layers_;
   double std_;
-};
-
-class DeviceSource final : public ParameterSource {
- public:
-  DeviceSource(ParameterSource& from, at::Device device) : from_(from), device_(device) {}
-
-  at::Tensor take(const ParameterSpec& spec) override {
-    at::Tensor out = from_.take(spec).to(device_);
-    from_.release(spec);
-    return out;
-  }
-  void release(const ParameterSpec& /*spec*/) override {}
-
- private:
-  ParameterSource& from_;
-  at::Device device_;
 };
 
 template <class Word>
@@ -230,13 +176,20 @@ std::unique_ptr<ParameterSource> make_checkpoint_source(std::shared_ptr<io::Chec
   return std::make_unique<CheckpointSource>(std::move(checkpoint), options);
 }
 
-std::unique_ptr<ParameterSource> make_device_source(ParameterSource& from, at::Device device) {
-  return std::make_unique<DeviceSource>(from, device);
-}
-
 std::unique_ptr<ParameterSource> make_random_source(at::ScalarType dtype, std::uint64_t seed,
                                                     std::int64_t layers, double std) {
   return std::make_unique<RandomSource>(dtype, seed, layers, std);
+}
+
+io::TensorData tensor_data(const std::string& name, const at::Tensor& tensor) {
+  io::TensorData out;
+  out.name = name;
+  out.dtype = tensor.scalar_type() == at::kFloat      ? io::SafeDType::F32
+              : tensor.scalar_type() == at::kBFloat16 ? io::SafeDType::BF16
+                                                      : io::SafeDType::F16;
+  out.shape = tensor.sizes().vec();
+  out.data = tensor.const_data_ptr();
+  return out;
 }
 
 at::Tensor allocate_weights(std::int64_t rows, std::int64_t cols, at::ScalarType dtype) {

@@ -21,21 +21,29 @@ enum class ParameterKind : std::uint8_t {
   bias,
 };
 
-struct ParameterSpec {
-  std::string name;  // as in Hugging Face checkpoints
-  std::vector<std::int64_t> shape;
+// A tensor of a model, and what checkpoints call it.
+struct Parameter {
+  std::string name = {};  // as in Hugging Face checkpoints; empty: the model has no such tensor
+  std::vector<std::int64_t> shape = {};
   ParameterKind kind = ParameterKind::matrix;
   std::vector<std::string> other_names = {};  // of the same tensor in other layouts, tried in order
   bool maybe_transposed = false;              // may be stored as [in, out]: told by its shape
+  at::Tensor tensor = {};  // undefined before it is loaded and once a converted copy replaces it
 };
 
 class ParameterSource {
  public:
   virtual ~ParameterSource() = default;
-  // A tensor of the spec's shape, perhaps a transposed view. Throws twell::Error naming the file.
-  virtual at::Tensor take(const ParameterSpec& spec) = 0;
-  // Says that the tensor has been converted: its file pages may leave memory.
-  virtual void release(const ParameterSpec& spec) = 0;
+  // A tensor of the parameter's shape, perhaps a transposed view. Throws twell::Error naming the
+  // file.
+  virtual at::Tensor take(const Parameter& parameter) = 0;
+  // The tensor has been converted: its file pages may leave memory.
+  virtual void drop_pages(const Parameter& /*parameter*/) {}
+  // As drop_pages(), and the model gives the tensor up, if it has it.
+  void release(Parameter& parameter) {
+    if (parameter.tensor.defined()) drop_pages(parameter);
+    parameter.tensor = at::Tensor();
+  }
 };
 
 struct CheckpointSourceOptions {
@@ -50,12 +58,12 @@ struct CheckpointSourceOptions {
 std::unique_ptr<ParameterSource> make_checkpoint_source(std::shared_ptr<io::Checkpoint> checkpoint,
                                                         const CheckpointSourceOptions& options);
 
-// The tensors of `from`, which must outlive this, on another device.
-std::unique_ptr<ParameterSource> make_device_source(ParameterSource& from, at::Device device);
-
 // normal(0, std) matrices and embeddings, residual ones divided by √(2 layers); norms 1, biases 0.
 std::unique_ptr<ParameterSource> make_random_source(at::ScalarType dtype, std::uint64_t seed,
                                                     std::int64_t layers, double std);
+
+// As io::save_checkpoint takes it. The tensor, contiguous bf16, f16 or f32 on the CPU, outlives it.
+io::TensorData tensor_data(const std::string& name, const at::Tensor& tensor);
 
 // Uninitialised [rows, cols] in huge pages where the system gives them: weights are gathered row by
 // row, and a 4 kB row of a 2048-wide bf16 layer would otherwise cost a TLB entry of its own.

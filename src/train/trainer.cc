@@ -247,12 +247,10 @@ std::int64_t Trainer::revive() {
   for (std::int64_t layer = 0; layer < model_->layers(); ++layer) {
     const auto dead = recorder_.dead(layer, steps_done_, recipe_.dead_window);
     if (dead.empty() || steps_done_ + 1 < recipe_.dead_window) continue;
-    const FfnParameters ffn = model_->ffn_parameters(layer);
-    const at::Tensor& weight = ffn.gate.defined() ? ffn.gate : ffn.up;
-    const auto found = std::ranges::find_if(optimizer_->parameters(), [&](const auto& p) {
-      return p.compute.const_data_ptr() == weight.const_data_ptr();
-    });
-    OptimizedParameter& p = *found;
+    const FfnNames names = model_->ffn_names(layer);
+    OptimizedParameter& p = *std::ranges::find(optimizer_->parameters(),
+                                               names.gate.empty() ? names.up : names.gate,
+                                               &OptimizedParameter::name);
     Random random(recipe_.seed ^ (static_cast<std::uint64_t>(steps_done_ + 1) << 20U) ^
                   static_cast<std::uint64_t>(layer));
     const at::Tensor fresh = at::empty({static_cast<std::int64_t>(dead.size()), p.master.size(1)},

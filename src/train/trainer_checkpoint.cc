@@ -18,6 +18,7 @@
 #include "io/atomic_file.h"
 #include "io/checkpoint.h"
 #include "io/file_error.h"
+#include "models/weights.h"
 #include "train/run_directory.h"
 #include "train/trainer.h"
 
@@ -33,15 +34,6 @@ constexpr std::uint64_t kMaxStateBytes = 1 << 20;
 fs::path state_file(const fs::path& directory) { return directory / "trainer" / "state.json"; }
 fs::path optimizer_file(const fs::path& directory) {
   return directory / "trainer" / "optimizer.safetensors";
-}
-
-io::TensorData tensor_data(const std::string& name, const at::Tensor& tensor) {
-  io::TensorData out;
-  out.name = name;
-  out.dtype = tensor.scalar_type() == at::kBFloat16 ? io::SafeDType::BF16 : io::SafeDType::F32;
-  out.shape = tensor.sizes().vec();
-  out.data = tensor.const_data_ptr();
-  return out;
 }
 
 // A checked tensor of a checkpoint, not copied yet.

@@ -89,12 +89,10 @@ TEST(NeuronOrder, TheReorderedModelComputesTheSame) {
         EXPECT_LT(sorted.back(), 176);
         EXPECT_NE(order.neurons, sorted);
       }
-      NamedTensors tensors;
-      for (const auto& [name, tensor] : model->parameters()) {
-        tensors.emplace_back(name, reordered(*model, orders, tensor).detach().contiguous());
-      }
       const ScratchDirectory directory;
       config.intermediate_size = 176 - removed;
+      NamedTensors tensors = reordered(*model, orders);
+      for (auto& [name, tensor] : tensors) tensor = tensor.detach().contiguous();
       test::save_model(directory.path(), config, tensors);
       for (const FfnPath path : {FfnPath::dense, FfnPath::sparse}) {
         const auto loaded = load_model(directory.string(), {.ffn = path});

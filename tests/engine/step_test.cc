@@ -126,9 +126,13 @@ at::Tensor searchsorted(const at::Tensor&, const at::Tensor& values, bool, bool,
                         std::optional<c10::string_view>, const std::optional<at::Tensor>&) {
   return at::empty_like(values, at::kLong);
 }
+at::Tensor index_select(const at::Tensor& x, std::int64_t, const at::Tensor& rows) {
+  return at::empty({rows.size(0), x.size(1)}, x.options());
+}
 TORCH_LIBRARY_IMPL(aten, Meta, m) {
   m.impl("relu", &relu);
   m.impl("searchsorted.Tensor", &searchsorted);
+  m.impl("index_select", &index_select);
   m.impl("where.self", &where);
   m.impl("where.self_out", &where_out);
 }

@@ -193,12 +193,17 @@ TEST(Checkpoint, RefusesValuesThatAreNoNumbers) {
                                {{"i16", SafeDType::I16, {100}}, bad.data()},
                                {{"f64", SafeDType::F64, {2}}, wide.data()}});
   const Checkpoint checkpoint(dir.path());
-  expect_finite(checkpoint.at("good"));
-  expect_finite(checkpoint.at("i16"));
+  const auto check = [&](const std::string& name) {
+    const CheckpointTensor tensor = checkpoint.at(name);
+    expect_finite(tensor, 0, tensor.info->elements());
+  };
+  check("good");
+  check("i16");
+  expect_finite(checkpoint.at("f32"), 0, 7'777);
+  expect_finite(checkpoint.at("f32"), 7'778, 10'000);
   const std::string where = (dir / "model.safetensors").string();
   const auto refused = [&](const std::string& name, const std::string& element) {
-    expect_file_error([&] { expect_finite(checkpoint.at(name)); }, where,
-                      {name, "NaN or infinity", "element " + element});
+    expect_file_error([&] { check(name); }, where, {name, "NaN or infinity", "element " + element});
   };
   refused("f32", "7777");
   refused("bf16", "99");

@@ -131,19 +131,22 @@ TEST(MatmulAttention, ManySequencesAreEachAlone) {
   }
 }
 
+struct Heads {
+  std::int64_t heads, kv_heads, head_dim;
+};
+
 // Projections that pass their input through, so that the queries, keys and values are known.
-Attention pass_through(const AttentionShape& shape, at::ScalarType dtype) {
+Attention pass_through(const Heads& shape, at::ScalarType dtype) {
   const std::int64_t width = shape.heads * shape.head_dim;
   const at::Tensor eye = at::eye(width, at::TensorOptions(dtype));
   const at::Tensor some = eye.narrow(0, 0, shape.kv_heads * shape.head_dim);
   Attention weights;
-  weights.q.weight = weights.o.weight = eye;
-  weights.k.weight = weights.v.weight = some;
-  weights.shape = shape;
+  weights.q.weight.tensor = weights.o.weight.tensor = eye;
+  weights.k.weight.tensor = weights.v.weight.tensor = some;
   return weights;
 }
 
-io::ModelConfig config_of(const AttentionShape& shape) {
+io::ModelConfig config_of(const Heads& shape) {
   io::ModelConfig config;
   config.head_dim = shape.head_dim;
   return config;
@@ -151,12 +154,11 @@ io::ModelConfig config_of(const AttentionShape& shape) {
 
 // Every slot's sequence, computed in pieces through a cache, against the definition on the whole.
 TEST(Attend, PiecesOfRaggedSequencesThroughACache) {
-  const AttentionShape shape{4, 2, 16};
+  const Heads shape{4, 2, 16};
   for (const at::ScalarType dtype : {at::kBFloat16, at::kFloat}) {
     const Attention weights = pass_through(shape, dtype);
     const at::NoGradGuard no_grad;
     RopeTable rope(config_of(shape));
-    rope.reserve(512);
     KvCache cache(1, 4, shape.kv_heads, 400, shape.head_dim, dtype);
     at::manual_seed(5);
     std::vector<at::Tensor> seen(4);  // [tokens, D] of each slot
@@ -168,25 +170,25 @@ TEST(Attend, PiecesOfRaggedSequencesThroughACache) {
                                                     {140, 5, 0, 1},
                                                     {0, 1, 0, 90},
                                                     {1, 1, 1, 1}}) {
-      PackedRows rows;
+      std::vector<PackedRows::Run> runs;
       std::vector<at::Tensor> fresh;
+      std::int64_t row = 0;
       for (std::int64_t slot = 0; slot < 4; ++slot) {
         const std::int64_t count = counts[static_cast<std::size_t>(slot)];
         if (count == 0) continue;
         cache.reserve(slot, count);
-        rows.add(slot, cache.length(slot), count);
+        runs.push_back({slot, cache.length(slot), count, row});
+        row += count;
         fresh.push_back(at::randn({count, shape.heads * shape.head_dim}).to(dtype));
         at::Tensor& all = seen[static_cast<std::size_t>(slot)];
         all = all.defined() ? at::cat({all, fresh.back()}) : fresh.back();
       }
-      const at::Tensor y = attend(weights, at::cat(fresh), rope, rows, &cache, 0);
-      for (const auto& run : rows.runs) {
+      const at::Tensor y = attend(weights, at::cat(fresh), PackedRows(runs, rope, &cache), 0);
+      for (const auto& run : runs) {
         cache.advance(run.slot, run.count);
         const at::Tensor& all = seen[static_cast<std::size_t>(run.slot)];
-        at::Tensor turned = all.clone();
-        std::vector<std::int64_t> positions;
-        for (std::int64_t i = 0; i < all.size(0); ++i) positions.push_back(i);
-        rotate_rows(turned, positions, rope);
+        const at::Tensor turned =
+            rotate(all.clone(), rope.rotation(at::arange(all.size(0)), all.size(0)));
         const auto heads = [&](const at::Tensor& x, std::int64_t count) {
           return x.view({x.size(0), shape.heads, shape.head_dim}).narrow(1, 0, count);
         };

@@ -87,6 +87,62 @@ TEST(Model, CachedPiecesEqualTheWholeSequence) {
   }
 }
 
+TEST(Model, ABlockLeavesItsInputAsItIs) {
+  const auto model = tiny_model(tiny_config());
+  const at::NoGradGuard no_grad;
+  const at::Tensor x = at::randn({2, 5, 64});
+  const at::Tensor before = x.clone();
+  EXPECT_FALSE(at::equal(model->block(1, x), before));
+  EXPECT_TRUE(at::equal(x, before));
+}
+
+TEST(Model, NoTokensAreNoRows) {
+  const auto model = tiny_model(tiny_config());
+  for (const bool grad : {true, false}) {
+    const at::AutoGradMode mode(grad);
+    EXPECT_EQ(model->forward(at::zeros({0, 5}, at::kLong)).sizes(), (at::IntArrayRef{0, 5, 211}));
+    EXPECT_EQ(model->forward(at::zeros({2, 0}, at::kLong)).sizes(), (at::IntArrayRef{2, 0, 211}));
+  }
+}
+
+// Names and tensors of the same list; a name outlives the tensor that a sparse layer gives up.
+TEST(Model, FeedForwardNamesAreThoseOfTheirTensors) {
+  for (const bool gated : {true, false}) {
+    auto config = tiny_config();
+    config.gated = gated;
+    config.qkv_bias = config.o_bias = config.mlp_bias = true;
+    const auto model = tiny_model(config);
+    const NamedTensors all = model->parameters();
+    std::size_t found = 0;
+    const auto expect_named = [&](const std::string& name, const at::Tensor& tensor) {
+      EXPECT_EQ(name.empty(), !tensor.defined());
+      for (const auto& [other, listed] : all) {
+        if (other != name) continue;
+        EXPECT_TRUE(listed.is_same(tensor)) << name;
+        ++found;
+      }
+    };
+    for (std::int64_t l = 0; l < model->layers(); ++l) {
+      const FfnNames names = model->ffn_names(l);
+      const FfnParameters p = model->ffn_parameters(l);
+      EXPECT_EQ(names.down, "model.layers." + std::to_string(l) + ".mlp.down_proj.weight");
+      expect_named(names.gate, p.gate);
+      expect_named(names.up, p.up);
+      expect_named(names.down, p.down);
+      expect_named(names.gate_bias, p.gate_bias);
+      expect_named(names.up_bias, p.up_bias);
+      expect_named(names.down_bias, p.down_bias);
+    }
+    EXPECT_EQ(found, gated ? 18U : 12U);
+  }
+  ScratchDirectory directory;
+  const auto config = tiny_config();
+  test::save_model(directory.path(), config, tiny_model(config)->parameters());
+  const auto sparse = load_model(directory.string(), {.ffn = FfnPath::sparse});
+  EXPECT_EQ(sparse->ffn_names(2).gate, "model.layers.2.mlp.gate_proj.weight");
+  EXPECT_THAT(message_of([&] { (void)sparse->ffn_names(3); }), testing::HasSubstr("no layer 3"));
+}
+
 TEST(Model, GradModeComputesTheSame) {
   const auto config = tiny_config();
   const auto model = tiny_model(config);

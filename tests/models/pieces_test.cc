@@ -47,29 +47,28 @@ io::ModelConfig rope_config() {
   return config;
 }
 
-TEST(Rope, RowsAndSequencesTurnAlike) {
+TEST(Rope, BothFormsTurnAlike) {
   RopeTable table(rope_config());
-  table.reserve(12);
+  const Rotation rotation = table.rotation(at::arange(24) % 12, 12);
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
-    const at::Tensor x = at::randn({2, 12, 3, 16}).to(dtype);
-    const at::Tensor turned = rotate(x, table);
-    at::Tensor rows = x.reshape({24, 48}).clone();
-    std::vector<std::int64_t> positions;
-    for (int i = 0; i < 24; ++i) positions.push_back(i % 12);
-    rotate_rows(rows, positions, table);
+    const at::Tensor x = at::randn({24, 48}).to(dtype);
+    const at::Tensor with_grad = rotate(x, rotation);
+    const at::NoGradGuard no_grad;
+    at::Tensor in_place = x.clone();
+    EXPECT_TRUE(rotate(in_place, rotation).is_same(in_place));
+    EXPECT_FALSE(at::equal(in_place, x));
     // One form may fuse a multiplication with an addition where the other rounds twice.
     const double u = dtype == at::kFloat ? 0x1.0p-23 : 0x1.0p-7;
-    EXPECT_LE((turned.reshape({24, 48}) - rows).abs().max().item<double>(),
+    EXPECT_LE((with_grad - in_place).abs().max().item<double>(),
               u * x.abs().max().item<double>() * 2);
   }
 }
 
 TEST(Rope, TurnsByPositionTimesFrequency) {
   RopeTable table(rope_config());
-  table.reserve(300);
   at::Tensor x = at::zeros({1, 16});
   x[0][2] = 1.0;  // the first of pair 2, whose partner is 10
-  rotate_rows(x, std::vector<std::int64_t>{259}, table);
+  x = rotate(x, table.rotation(at::tensor({259}), 300));
   const double angle = 259.0 * std::pow(10000.0, -4.0 / 16.0);
   // The angle is an fp32 product of an fp32 frequency: 2^-23 of it.
   EXPECT_NEAR(x[0][2].item<double>(), std::cos(angle), angle * 0x1.0p-23 + 1e-7);
@@ -116,8 +115,8 @@ TEST(Weights, TransposedCopy) {
 }
 
 TEST(Weights, RandomOnesDoNotDependOnThreads) {
-  const ParameterSpec matrix{"w", {300, 500}};
-  const ParameterSpec residual{"o", {300, 500}, ParameterKind::residual_matrix};
+  const Parameter matrix{"w", {300, 500}};
+  const Parameter residual{"o", {300, 500}, ParameterKind::residual_matrix};
   std::vector<at::Tensor> first;
   for (const int threads : {1, 2}) {
     at::set_num_threads(threads);

@@ -14,6 +14,7 @@
 
 #include "io/checkpoint.h"
 #include "models/model.h"
+#include "models/weights.h"
 
 namespace twell::test {
 
@@ -68,21 +69,10 @@ inline std::unique_ptr<lm::Model> tiny_model(const io::ModelConfig& config,
   return model;
 }
 
-inline io::TensorData tensor_data(const std::string& name, const at::Tensor& tensor) {
-  io::TensorData out;
-  out.name = name;
-  out.dtype = tensor.scalar_type() == at::kFloat      ? io::SafeDType::F32
-              : tensor.scalar_type() == at::kBFloat16 ? io::SafeDType::BF16
-                                                      : io::SafeDType::F16;
-  out.shape = tensor.sizes().vec();
-  out.data = tensor.const_data_ptr();
-  return out;
-}
-
 inline void save_model(const std::filesystem::path& directory, const io::ModelConfig& config,
                        const lm::NamedTensors& tensors) {
   std::vector<io::TensorData> data;
-  for (const auto& [name, tensor] : tensors) data.push_back(tensor_data(name, tensor));
+  for (const auto& [name, tensor] : tensors) data.push_back(lm::tensor_data(name, tensor));
   io::save_checkpoint(directory, data);
   io::save_config(directory, config);
 }
