@@ -245,47 +245,20 @@ class GatedFfn(nn.Module):
             for name, weight in zip(_NAMES, (gate.clone() if self.screened else gate, up, down)):
                 destination[f"{prefix}{name}.weight"] = weight
 
-    def _load_from_state_dict(
-        self,
-        state_dict: Any,
-        prefix: str,
-        local_metadata: Any,
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
-        if not self._frozen:
-            super()._load_from_state_dict(
-                state_dict,
-                prefix,
-                local_metadata,
-                strict,
-                missing_keys,
-                unexpected_keys,
-                error_msgs,
-            )
-            return
-        own = self._unpack()
-        keys = [f"{prefix}{name}.weight" for name in _NAMES]
-        fresh = []
-        for key, weight in zip(keys, own):
-            if key not in state_dict:
-                missing_keys.append(key)
-            elif state_dict[key].shape != weight.shape:
-                error_msgs.append(
-                    f"{key}: expected shape {list(weight.shape)}, got {list(state_dict[key].shape)}"
-                )
-            fresh.append(state_dict.get(key, weight).to(weight))
-        if strict:
-            unexpected_keys += [k for k in state_dict if k.startswith(prefix) and k not in keys]
-        if error_msgs:
-            return
-        with torch.no_grad():
-            axis = None if self.screen is None else self._axis
-            for name, value in zip(_OPERANDS, self._operands(*fresh, axis)):
-                if value is not None:
-                    getattr(self, name).copy_(value)
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        frozen, axis = self._frozen, self._axis
+        kept = {name: getattr(self, name) for name in _OPERANDS} if frozen else {}
+        if frozen:
+            self.thaw()
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+        if frozen:  # the children are there for this call alone: PyTorch will not see them
+            for name in _NAMES:
+                getattr(self, name)._load_from_state_dict(state_dict, f"{prefix}{name}.", *rest)
+            self._freeze(axis)
+        with torch.no_grad():  # into the same memory, which a recorded graph reads
+            for name, old in kept.items():
+                if old is not None:
+                    self.register_buffer(name, old.copy_(getattr(self, name)), persistent=False)
 
 
 def l1_term(model: nn.Module) -> Tensor:

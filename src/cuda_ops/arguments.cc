@@ -73,10 +73,7 @@ std::uint16_t* output_of(const Expected& expected, const MatrixView& view, std::
 DeviceTwell twell_of(const char* operation, const char* argument, const DeviceTwellView& view,
                      std::int64_t rows, std::int64_t cols, DType dtype) {
   const TwellLayout& layout = view.layout;
-  // libtwell knows no f16 yet; its slots are those of bf16.
-  TwellLayout checked = layout;
-  if (checked.dtype == DType::f16) checked.dtype = DType::bf16;
-  checked.validate();
+  layout.validate();
   require(layout.rows == rows && layout.cols == cols, operation, argument, "expected a layout of [",
           rows, ", ", cols, "], got [", layout.rows, ", ", layout.cols, "]");
   require(layout.dtype == dtype, operation, argument, "expected a layout of ", name_of(dtype),

@@ -16,11 +16,11 @@ void TwellLayout::validate() const {
   check(tile >= 16 && tile <= 65536 && tile % 16 == 0, "tile", "a multiple of 16 up to 65536",
         tile);
   check(capacity >= 1 && capacity <= tile, "capacity", "1 to tile", capacity);
-  require_dtype("TwellLayout", "dtype", dtype);
 }
 
 TwellMatrix::TwellMatrix(const TwellLayout& layout) : layout_(layout) {
   layout_.validate();
+  require_dtype("TwellMatrix", "dtype", layout.dtype);
   counts_.resize(static_cast<std::size_t>(layout.rows * layout.tiles()));
   slots_.resize(counts_.size() * bytes(layout.capacity));
 }

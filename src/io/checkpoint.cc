@@ -143,10 +143,4 @@ CheckpointTensor Checkpoint::expect(const std::string& name,
   return tensor;
 }
 
-std::uint64_t Checkpoint::total_bytes() const {
-  std::uint64_t out = 0;
-  for (const auto& [name, tensor] : index_) out += tensor.info->bytes();
-  return out;
-}
-
 }  // namespace twell::io

@@ -39,7 +39,6 @@ class Checkpoint {
   // As at(), and throws where the shape differs.
   CheckpointTensor expect(const std::string& name, const std::vector<std::int64_t>& shape) const;
 
-  std::uint64_t total_bytes() const;  // of all tensors
   const SafetensorsMetadata& metadata() const { return files_.front()->metadata(); }
   const std::filesystem::path& path() const { return path_; }
 

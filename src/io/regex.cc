@@ -11,9 +11,10 @@
 namespace twell::io {
 namespace {
 
-// The inside of a character class: White_Space, and all else. PCRE2's \s also has U+180E.
+// The inside of a character class: White_Space, and all else. PCRE2's \s also has U+180E. Both end
+// in a range, so that a hyphen behind them begins none.
 constexpr std::string_view kSpace =
-    R"(\t-\r\x20\x85\xA0\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000})";
+    R"(\x20\x85\xA0\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000}\t-\r)";
 constexpr std::string_view kNotSpace =
     R"(\x00-\x08\x0E-\x1F\x21-\x84\x86-\x9F\xA1-\x{167F}\x{1681}-\x{1FFF}\x{200B}-\x{2027})"
     R"(\x{202A}-\x{202E}\x{2030}-\x{205E}\x{2060}-\x{2FFF}\x{3001}-\x{10FFFF})";

@@ -114,9 +114,14 @@ void calibrate_sparsity(lm::Model& model, const at::Tensor& tokens, const Activi
           measured = calibrate_rows(parameters.gated() ? parameters.gate : parameters.up, inputs,
                                     shape, seed + static_cast<std::uint64_t>(l) + 1);
         }));
-    x = model.block(l, x);
-    on_layer(l, measured);
+    try {
+      x = model.block(l, x);
+    } catch (...) {
+      model.set_feed_forward(l, dense());
+      throw;
+    }
     model.set_feed_forward(l, dense());
+    on_layer(l, measured);
   }
 }
 

@@ -134,8 +134,8 @@ at::Tensor Decoder::norm(const at::Tensor& x, const Parameter& weight) const {
 
 at::Tensor Decoder::run_block(std::int64_t layer, const at::Tensor& x, const Rows& rows,
                               FfnObserver* observer) {
-  if (x.numel() == 0) return x;
   const Block& block = weights_.blocks[index(layer)];
+  if (x.numel() == 0) return x;
   // What a layer returns is its own: without gradients the sum may take its place.
   const auto plus = [](const at::Tensor& residual, at::Tensor y) {
     return at::GradMode::is_enabled() ? residual + y : y.add_(residual);
@@ -160,7 +160,7 @@ PackedRows Decoder::whole(std::int64_t batch, std::int64_t length) {
 
 at::Tensor Decoder::block(std::int64_t layer, const at::Tensor& x, FfnObserver* observer) {
   const PackedRows rows = whole(x.size(0), x.size(1));
-  return run_block(layer, x.reshape({-1, config_.hidden_size}), rows, observer).view(x.sizes());
+  return run_block(layer, x.flatten(0, 1), rows, observer).view(x.sizes());
 }
 
 at::Tensor Decoder::forward(const at::Tensor& tokens, FfnObserver* observer) {

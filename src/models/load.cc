@@ -25,8 +25,8 @@ void require_grad(const Model& model) {
 }
 
 // Runs 64 tokens, so that each sparse layer chooses the form of its gate, and knows a density,
-// before its first call: what a model computes then does not depend on what it was asked first. Ids
-// are drawn by Zipf's law, by which vocabularies are ordered.
+// before its first call: what a model computes on a fixed path does not depend on what it was asked
+// first. Ids are drawn by Zipf's law, by which vocabularies are ordered.
 void settle(Decoder& model) {
   const c10::InferenceMode inference;
   Random random(64);

@@ -7,9 +7,8 @@ namespace twell::lm {
 DecoderWeights weights_of(const io::ModelConfig& config) {
   switch (config.architecture) {
     case io::Architecture::llama:
+    case io::Architecture::qwen2:  // Llama's blocks with qkv_bias, which io/config.cc sets
       return llama_weights(config);
-    case io::Architecture::qwen2:
-      return qwen2_weights(config);
   }
   throw Error(ErrorKind::unsupported, "load_model", "unknown architecture");
 }

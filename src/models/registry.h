@@ -10,7 +10,6 @@ namespace twell::lm {
 
 // Without tensors, of the model that config.json describes.
 DecoderWeights llama_weights(const io::ModelConfig& config);  // llama.cc
-DecoderWeights qwen2_weights(const io::ModelConfig& config);  // qwen2.cc
 
 // Of the architecture that the configuration names; the one place that knows them all.
 DecoderWeights weights_of(const io::ModelConfig& config);

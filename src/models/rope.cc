@@ -88,7 +88,7 @@ void RopeTable::grow(std::int64_t rows) {
 Rotation RopeTable::rotation(const at::Tensor& positions, std::int64_t end) {
   if (!cos_.defined()) grow(std::max<std::int64_t>(end, 256));
   if (end > cos_.size(0)) grow(std::max(end, 2 * cos_.size(0)));
-  // Without a wait: what lies in pageable memory has been read when the call returns.
+  // A few thousand positions are staged before the call returns: no wait for the device.
   const at::Tensor rows = positions.to(at::TensorOptions(device_), /*non_blocking=*/true);
   return {at::index_select(cos_, 0, rows).unsqueeze(1),
           at::index_select(sin_, 0, rows).unsqueeze(1)};

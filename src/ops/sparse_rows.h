@@ -25,7 +25,7 @@ struct SparseRows {
   std::int64_t rows() const { return y.rows; }
 };
 
-// Parts of a row: 1 from four rows per thread on. rows >= 1.
+// Parts of a row: 1 from three rows per thread on. rows >= 1.
 int sparse_parts(std::int64_t rows, int threads);
 // For blocks of up to `rows` rows.
 void take_scratch(Context& context, const SparseRows& work, std::int64_t rows, int threads);

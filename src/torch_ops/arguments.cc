@@ -21,17 +21,6 @@ std::string list_of(const std::int64_t* values, std::size_t count) {
   return out + "]";
 }
 
-void require_cpu(const Argument& argument) {
-  if (!argument.tensor.is_cpu()) {
-    fail(argument.operation, argument.name,
-         "expected a CPU tensor, as the other arguments are; move it with .cpu()");
-  }
-}
-
-DType dtype_of_argument(const Argument& argument) {
-  return dtype_of(argument.operation, argument.name, argument.tensor.scalar_type());
-}
-
 // The one distance between consecutive rows of the leading dimensions, or -1 if there is none.
 std::int64_t common_row_stride(const Tensor& tensor) {
   const auto sizes = tensor.sizes();
@@ -93,11 +82,35 @@ std::string shape_of(const Tensor& tensor) {
   return list_of(sizes.data(), sizes.size());
 }
 
-DType dtype_of(const char* operation, const char* argument, ScalarType type) {
+void require_device(const Argument& argument) {
+  const Tensor& tensor = argument.tensor;
+  if (argument.gpu == nullptr ? !tensor.is_cpu() : !tensor.is_cuda()) {
+    fail(argument.operation, argument.name,
+         argument.gpu == nullptr
+             ? "expected a CPU tensor, as the other arguments are; move it with .cpu()"
+             : "expected a CUDA tensor, as the other arguments are; move it with .cuda()");
+  }
+  if (argument.gpu != nullptr && tensor.get_device_index() != argument.gpu->get_device_index()) {
+    fail(argument.operation, argument.name,
+         "expected a tensor on cuda:" + std::to_string(argument.gpu->get_device_index()) +
+             " as the other arguments are, got cuda:" + std::to_string(tensor.get_device_index()));
+  }
+}
+
+DType dtype_of(const Argument& argument) {
+  require_device(argument);
+  return dtype_of(argument.operation, argument.name, argument.tensor.scalar_type(),
+                  argument.gpu != nullptr);
+}
+
+DType dtype_of(const char* operation, const char* argument, ScalarType type, bool on_gpu) {
   if (type == ScalarType::BFloat16) return DType::bf16;
-  if (type == ScalarType::Float) return DType::f32;
+  if (type == (on_gpu ? ScalarType::Half : ScalarType::Float)) {
+    return on_gpu ? DType::f16 : DType::f32;
+  }
   fail(operation, argument,
-       std::string("expected dtype bfloat16 or float32, got ") + torch::headeronly::toString(type));
+       std::string("expected dtype bfloat16 or ") + (on_gpu ? "float16 on a GPU" : "float32") +
+           ", got " + torch::headeronly::toString(type));
 }
 
 ScalarType scalar_type_of(DType dtype) {
@@ -106,10 +119,19 @@ ScalarType scalar_type_of(DType dtype) {
                                 : ScalarType::Half;
 }
 
+const void* elements_of(const Argument& argument, const Tensor& tensor, DType dtype) {
+  const void* data = tensor.const_data_ptr();
+  if (reinterpret_cast<std::uintptr_t>(data) % size_of(dtype) != 0) {
+    fail(argument.operation, argument.name,
+         "expected an address that is a multiple of " + std::to_string(size_of(dtype)) +
+             " bytes, its element's size");
+  }
+  return data;
+}
+
 ConstMatrixView matrix_of(const Argument& argument) {
   const Tensor& tensor = argument.tensor;
-  require_cpu(argument);
-  const DType dtype = dtype_of_argument(argument);
+  const DType dtype = dtype_of(argument);
   if (tensor.dim() != 2) {
     fail(argument.operation, argument.name,
          "expected a matrix [rows, columns], got shape " + shape_of(tensor));
@@ -124,27 +146,26 @@ ConstMatrixView matrix_of(const Argument& argument) {
          "expected rows of adjacent elements, got shape " + shape_of(tensor) + " with strides " +
              list_of(strides.data(), strides.size()) + "; call .contiguous() once, outside");
   }
-  return {tensor.const_data_ptr(), dtype, rows, cols, row_stride};
+  return {elements_of(argument, tensor, dtype), dtype, rows, cols, row_stride};
 }
 
 Rows rows_of(const Argument& argument) {
-  require_cpu(argument);
-  const DType dtype = dtype_of_argument(argument);
+  const DType dtype = dtype_of(argument);
   if (argument.tensor.dim() < 1) {
     fail(argument.operation, argument.name, "expected shape [..., columns], got a scalar");
   }
   Tensor tensor = argument.tensor;
   std::int64_t row_stride = common_row_stride(tensor);
-  if (row_stride < 0) {
+  // On a GPU a copy is cheap, and rows at odd places would choose slower kernels.
+  if (row_stride < 0 || (argument.gpu != nullptr && !tensor.is_contiguous())) {
     tensor = contiguous_copy(argument);
     row_stride = tensor.size(tensor.dim() - 1);
   }
   const auto sizes = tensor.sizes();
   std::int64_t rows = 1;
   for (std::size_t i = 0; i + 1 < sizes.size(); ++i) rows *= sizes[i];
-  const ConstMatrixView view(tensor.const_data_ptr(), dtype, rows, sizes[sizes.size() - 1],
-                             row_stride);
-  return {tensor, view};
+  return {tensor,
+          {elements_of(argument, tensor, dtype), dtype, rows, sizes[sizes.size() - 1], row_stride}};
 }
 
 std::vector<std::int64_t> packed_shape(DType dtype, std::int64_t rows, std::int64_t cols) {
@@ -169,8 +190,7 @@ const void* aligned_data(const Argument& argument, const char* maker) {
 
 PackedWeight packed_of(const Argument& argument, DType dtype, std::int64_t rows,
                        std::int64_t cols) {
-  require_cpu(argument);
-  const DType have = dtype_of_argument(argument);
+  const DType have = dtype_of(argument);
   if (have != dtype) {
     fail(argument.operation, argument.name,
          std::string("expected ") + name_of(dtype) + ", as the other arguments are, got " +
@@ -193,7 +213,7 @@ void require_packed_shape(const Argument& argument, DType dtype, std::int64_t ro
 
 Screen screen_of(const Argument& argument, std::int64_t rows, std::int64_t cols) {
   const Tensor& tensor = argument.tensor;
-  require_cpu(argument);
+  require_device(argument);
   const auto bytes = static_cast<std::int64_t>(screen_bytes(rows, cols));
   if (tensor.scalar_type() != ScalarType::Byte || tensor.dim() != 1 || tensor.size(0) != bytes) {
     fail(argument.operation, argument.name,

@@ -25,6 +25,7 @@ struct Argument {
   const char* operation;
   const char* name;
   const Tensor& tensor;
+  const Tensor* gpu = nullptr;  // of a call on a GPU: a tensor that lies there
 };
 
 [[noreturn]] void fail(const char* operation, const char* argument, const std::string& message);
@@ -32,11 +33,19 @@ struct Argument {
 // "[3, 4]"
 std::string shape_of(const Tensor& tensor);
 
-DType dtype_of(const char* operation, const char* argument, ScalarType type);
+// On the CPU, or on the call's GPU.
+void require_device(const Argument& argument);
+// bf16, and f32 on the CPU, f16 on a GPU. The argument's device is checked first.
+DType dtype_of(const Argument& argument);
+DType dtype_of(const char* operation, const char* argument, ScalarType type, bool on_gpu);
 ScalarType scalar_type_of(DType dtype);
 
-// A weight [rows, cols]: 2-D, on the CPU, bf16 or f32, unit stride along its columns. Weights are
-// never copied here: the copy would be repeated by every call.
+// The address of `tensor`, which is the argument's or a copy of it: a multiple of an element's
+// size.
+const void* elements_of(const Argument& argument, const Tensor& tensor, DType dtype);
+
+// A weight [rows, cols]: 2-D, unit stride along its columns. Weights are never copied here: the
+// copy would be repeated by every call.
 ConstMatrixView matrix_of(const Argument& argument);
 
 // Activations [..., D] as rows [M, D]. Strides that no matrix view can express are copied away.

@@ -1,51 +1,21 @@
 #include "torch_ops/steps.h"
 
 #include "torch_ops/cpu_context.h"
-#include "torch_ops/twell_tensors.h"
 #include "twell/steps.h"
 
 namespace twell::torch_ops {
-namespace {
 
-std::int32_t narrow(const char* operation, const char* argument, std::int64_t value) {
-  // TwellLayout::validate has the exact range; this keeps the conversion defined.
-  if (value < 1 || value > 65536) {
-    fail(operation, argument, "expected 1 to 65536, got " + std::to_string(value));
-  }
-  return static_cast<std::int32_t>(value);
-}
-
-TwellLayout layout_of(const char* operation, std::int64_t rows, std::int64_t cols,
-                      std::int64_t tile, std::int64_t capacity, DType dtype) {
-  TwellLayout layout;
-  layout.rows = rows;
-  layout.cols = cols;
-  layout.tile = narrow(operation, "tile", tile);
-  layout.capacity = narrow(operation, "capacity", capacity);
-  layout.dtype = dtype;
-  layout.validate();
-  return layout;
-}
-
-TwellTuple tuple_of(const char* operation, const TwellMatrix& matrix, const Tensor& like) {
-  TwellTensors tensors = to_tensors(operation, matrix, like);
-  return {tensors.counts, tensors.slots, tensors.overflow};
-}
-
-}  // namespace
-
-TwellTuple dense_to_twell(const Tensor& dense, std::int64_t tile, std::int64_t capacity) {
+TwellTensors dense_to_twell(const Tensor& dense, std::int64_t tile, std::int64_t capacity) {
   constexpr const char* kOperation = "dense_to_twell";
   const ConstMatrixView view = matrix_of({kOperation, "dense", dense});
-  const TwellLayout layout =
-      layout_of(kOperation, view.rows, view.cols, tile, capacity, view.dtype);
-  return tuple_of(kOperation, pack(view, layout), dense);
+  return to_tensors(kOperation, pack(view, layout_of(kOperation, view, view.cols, tile, capacity)),
+                    dense);
 }
 
 Tensor twell_to_dense(const Tensor& counts, const Tensor& slots, const Tensor& overflow,
                       std::int64_t cols, ScalarType dtype) {
   constexpr const char* kOperation = "twell_to_dense";
-  const DType value = dtype_of(kOperation, "dtype", dtype);
+  const DType value = dtype_of(kOperation, "dtype", dtype, false);
   const TwellMatrix matrix = from_tensors(kOperation, {counts, slots, overflow}, cols, value);
   const std::int64_t rows = matrix.layout().rows;
   Tensor dense = new_empty({kOperation, "dense", counts}, {rows, cols}, dtype);
@@ -53,18 +23,18 @@ Tensor twell_to_dense(const Tensor& counts, const Tensor& slots, const Tensor& o
   return dense;
 }
 
-TwellTuple gemm_relu_twell(const Tensor& x, const Tensor& weight_packed, std::int64_t rows,
-                           const std::string& activation, double threshold, std::int64_t tile,
-                           std::int64_t capacity) {
+TwellTensors gemm_relu_twell(const Tensor& x, const Tensor& weight_packed, std::int64_t rows,
+                             const std::string& activation, double threshold, std::int64_t tile,
+                             std::int64_t capacity) {
   constexpr const char* kOperation = "gemm_relu_twell";
   if (rows < 1) fail(kOperation, "rows", "expected 1 or more, got " + std::to_string(rows));
   const ConstMatrixView view = matrix_of({kOperation, "x", x});
   const PackedWeight weight =
       packed_of({kOperation, "weight_packed", weight_packed}, view.dtype, rows, view.cols);
   const ActivationSpec spec = activation_of(kOperation, activation, threshold);
-  TwellMatrix out(layout_of(kOperation, view.rows, rows, tile, capacity, view.dtype));
+  TwellMatrix out(layout_of(kOperation, view, rows, tile, capacity));
   twell::gemm_relu_twell(cpu_context(), view, weight, spec, out);
-  return tuple_of(kOperation, out, x);
+  return to_tensors(kOperation, out, x);
 }
 
 Tensor twell_gated_ffn(const Tensor& x, const Tensor& counts, const Tensor& slots,

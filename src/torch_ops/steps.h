@@ -1,27 +1,24 @@
-// The steps of the layer one by one on CPU tensors, for inspection and tests; twell_tensors.h says
-// what the triple holds.
+// The steps of the layer one by one, for inspection and tests; twell_tensors.h says what the triple
+// holds. Implemented here for CPU tensors and in torch_ops_cuda/ for a GPU's.
 #pragma once
 
 #include <cstdint>
 #include <string>
-#include <tuple>
 
-#include "torch_ops/arguments.h"
+#include "torch_ops/twell_tensors.h"
 
 namespace twell::torch_ops {
 
-using TwellTuple = std::tuple<Tensor, Tensor, Tensor>;  // counts, slots, overflow
-
-TwellTuple dense_to_twell(const Tensor& dense, std::int64_t tile, std::int64_t capacity);
+TwellTensors dense_to_twell(const Tensor& dense, std::int64_t tile, std::int64_t capacity);
 
 // [M, cols] of `dtype`.
 Tensor twell_to_dense(const Tensor& counts, const Tensor& slots, const Tensor& overflow,
                       std::int64_t cols, ScalarType dtype);
 
 // act(x Wᵀ) of x [M, D] and a packed W [rows, D].
-TwellTuple gemm_relu_twell(const Tensor& x, const Tensor& weight_packed, std::int64_t rows,
-                           const std::string& activation, double threshold, std::int64_t tile,
-                           std::int64_t capacity);
+TwellTensors gemm_relu_twell(const Tensor& x, const Tensor& weight_packed, std::int64_t rows,
+                             const std::string& activation, double threshold, std::int64_t tile,
+                             std::int64_t capacity);
 
 // y [M, D] of x [M, D], the packed gate [M, H], up and down [H, D].
 Tensor twell_gated_ffn(const Tensor& x, const Tensor& counts, const Tensor& slots,

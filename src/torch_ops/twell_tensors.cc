@@ -1,7 +1,6 @@
 #include "torch_ops/twell_tensors.h"
 
 #include <cstring>
-#include <limits>
 
 #include "twell/status.h"
 
@@ -14,13 +13,21 @@ ScalarType slot_type(DType dtype) {
 
 void require(const Argument& argument, ScalarType type, std::int64_t dims) {
   const Tensor& tensor = argument.tensor;
-  if (!tensor.is_cpu() || tensor.scalar_type() != type || tensor.dim() != dims ||
-      !tensor.is_contiguous()) {
+  require_device(argument);
+  if (tensor.scalar_type() != type || tensor.dim() != dims || !tensor.is_contiguous()) {
     fail(argument.operation, argument.name,
-         "expected a contiguous CPU tensor of " + std::to_string(dims) + " dimensions and dtype " +
+         "expected a contiguous tensor of " + std::to_string(dims) + " dimensions and dtype " +
              torch::headeronly::toString(type) + ", got shape " + shape_of(tensor) + " of " +
              torch::headeronly::toString(tensor.scalar_type()));
   }
+}
+
+// TwellLayout::validate has the exact range; this keeps the conversion defined.
+std::int32_t narrow(const char* operation, const char* argument, std::int64_t value) {
+  if (value < 1 || value > 65536) {
+    fail(operation, argument, "expected 1 to 65536, got " + std::to_string(value));
+  }
+  return static_cast<std::int32_t>(value);
 }
 
 std::int64_t load_word(const std::byte* word, std::size_t bytes) {
@@ -39,40 +46,38 @@ void store_word(std::byte* word, std::size_t bytes, std::int64_t value) {
   std::memcpy(word, bytes == sizeof(narrow) ? static_cast<const void*>(&narrow) : &value, bytes);
 }
 
-TwellLayout layout_of(const char* operation, const TwellTensors& tensors, std::int64_t cols,
-                      DType dtype) {
-  require({operation, "counts", tensors.counts}, ScalarType::Int, 2);
-  require({operation, "slots", tensors.slots}, slot_type(dtype), 3);
-  require({operation, "overflow", tensors.overflow}, slot_type(dtype), 2);
-  const std::int64_t capacity = tensors.slots.size(2);
-  const std::int64_t tile = tensors.overflow.size(1);
-  constexpr std::int64_t kMax = std::numeric_limits<std::int32_t>::max();
-  if (capacity > kMax || tile > kMax) {
-    fail(operation, "overflow",
-         "expected tiles of at most 65536 columns, got " + std::to_string(tile));
-  }
-  TwellLayout layout;
-  layout.rows = tensors.counts.size(0);
-  layout.cols = cols;
-  layout.tile = static_cast<std::int32_t>(tile);
-  layout.capacity = static_cast<std::int32_t>(capacity);
-  layout.dtype = dtype;
+}  // namespace
+
+TwellLayout layout_of(const char* operation, const ConstMatrixView& like, std::int64_t cols,
+                      std::int64_t tile, std::int64_t capacity) {
+  const TwellLayout layout = {like.rows, cols, narrow(operation, "tile", tile),
+                              narrow(operation, "capacity", capacity), like.dtype};
   layout.validate();
-  if (tensors.counts.size(1) != layout.tiles()) {
-    fail(operation, "counts",
-         "expected " + std::to_string(layout.tiles()) + " tiles for " + std::to_string(cols) +
-             " columns in tiles of " + std::to_string(tile) + ", got shape " +
-             shape_of(tensors.counts));
-  }
-  if (tensors.slots.size(0) != layout.rows || tensors.slots.size(1) != layout.tiles()) {
-    fail(operation, "slots",
-         "expected the rows and tiles of counts, " + shape_of(tensors.counts) + ", got shape " +
-             shape_of(tensors.slots));
-  }
   return layout;
 }
 
-}  // namespace
+TwellLayout layout_of(const char* operation, const TwellTensors& tensors, std::int64_t cols,
+                      DType dtype, const Tensor* gpu) {
+  const auto& [counts, slots, overflow] = tensors;
+  require({operation, "counts", counts, gpu}, ScalarType::Int, 2);
+  require({operation, "slots", slots, gpu}, slot_type(dtype), 3);
+  require({operation, "overflow", overflow, gpu}, slot_type(dtype), 2);
+  const TwellLayout layout = {counts.size(0), cols, narrow(operation, "overflow", overflow.size(1)),
+                              narrow(operation, "slots", slots.size(2)), dtype};
+  layout.validate();
+  if (counts.size(1) != layout.tiles()) {
+    fail(operation, "counts",
+         "expected " + std::to_string(layout.tiles()) + " tiles for " + std::to_string(cols) +
+             " columns in tiles of " + std::to_string(layout.tile) + ", got shape " +
+             shape_of(counts));
+  }
+  if (slots.size(0) != layout.rows || slots.size(1) != layout.tiles()) {
+    fail(operation, "slots",
+         "expected the rows and tiles of counts, " + shape_of(counts) + ", got shape " +
+             shape_of(slots));
+  }
+  return layout;
+}
 
 TwellTensors to_tensors(const char* operation, const TwellMatrix& matrix, const Tensor& like) {
   const TwellLayout& layout = matrix.layout();
@@ -83,9 +88,9 @@ TwellTensors to_tensors(const char* operation, const TwellMatrix& matrix, const 
       new_empty({operation, "counts", like}, {layout.rows, tiles}, ScalarType::Int),
       new_zeros({operation, "slots", like}, {layout.rows, tiles, layout.capacity}, type),
       new_zeros({operation, "overflow", like}, {matrix.overflow_tiles(), layout.tile}, type)};
-  auto* counts = static_cast<std::int32_t*>(out.counts.mutable_data_ptr());
-  auto* slots = static_cast<std::byte*>(out.slots.mutable_data_ptr());
-  auto* overflow = static_cast<std::byte*>(out.overflow.mutable_data_ptr());
+  auto* counts = static_cast<std::int32_t*>(std::get<0>(out).mutable_data_ptr());
+  auto* slots = static_cast<std::byte*>(std::get<1>(out).mutable_data_ptr());
+  auto* overflow = static_cast<std::byte*>(std::get<2>(out).mutable_data_ptr());
   std::int64_t records = 0;
   for (std::int64_t row = 0; row < layout.rows; ++row) {
     for (std::int64_t tile = 0; tile < tiles; ++tile) {
@@ -109,10 +114,10 @@ TwellMatrix from_tensors(const char* operation, const TwellTensors& tensors, std
                          DType dtype) {
   const TwellLayout layout = layout_of(operation, tensors, cols, dtype);
   const std::size_t bytes = slot_bytes(dtype);
-  const auto* counts = static_cast<const std::int32_t*>(tensors.counts.const_data_ptr());
-  const auto* slots = static_cast<const std::byte*>(tensors.slots.const_data_ptr());
-  const auto* overflow = static_cast<const std::byte*>(tensors.overflow.const_data_ptr());
-  const std::int64_t records = tensors.overflow.size(0);
+  const auto* counts = static_cast<const std::int32_t*>(std::get<0>(tensors).const_data_ptr());
+  const auto* slots = static_cast<const std::byte*>(std::get<1>(tensors).const_data_ptr());
+  const auto* overflow = static_cast<const std::byte*>(std::get<2>(tensors).const_data_ptr());
+  const std::int64_t records = std::get<2>(tensors).size(0);
   TwellMatrix matrix(layout);
   for (std::int64_t row = 0; row < layout.rows; ++row) {
     for (std::int64_t tile = 0; tile < layout.tiles(); ++tile) {

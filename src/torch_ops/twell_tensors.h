@@ -11,17 +11,21 @@
 #pragma once
 
 #include <cstdint>
+#include <tuple>
 
 #include "torch_ops/arguments.h"
 #include "twell/format.h"
 
 namespace twell::torch_ops {
 
-struct TwellTensors {
-  Tensor counts;
-  Tensor slots;
-  Tensor overflow;
-};
+using TwellTensors = std::tuple<Tensor, Tensor, Tensor>;  // counts, slots, overflow
+
+// As asked for, checked.
+TwellLayout layout_of(const char* operation, const ConstMatrixView& like, std::int64_t cols,
+                      std::int64_t tile, std::int64_t capacity);
+// Of a triple with `cols` columns; `gpu` as in Argument. Nothing in the tensors is read.
+TwellLayout layout_of(const char* operation, const TwellTensors& tensors, std::int64_t cols,
+                      DType dtype, const Tensor* gpu = nullptr);
 
 // On the device of `like`.
 TwellTensors to_tensors(const char* operation, const TwellMatrix& matrix, const Tensor& like);

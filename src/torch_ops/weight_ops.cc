@@ -19,7 +19,7 @@ Tensor unpack_weight(const Tensor& packed, std::int64_t rows, std::int64_t cols)
   constexpr const char* kOperation = "unpack_weight";
   if (rows < 0) fail(kOperation, "rows", "expected 0 or more, got " + std::to_string(rows));
   if (cols < 0) fail(kOperation, "cols", "expected 0 or more, got " + std::to_string(cols));
-  const DType dtype = dtype_of(kOperation, "packed", packed.scalar_type());
+  const DType dtype = dtype_of({kOperation, "packed", packed});
   Tensor weight = new_empty({kOperation, "weight", packed}, {rows, cols}, scalar_type_of(dtype));
   if (rows > 0 && cols > 0) {
     packed_of({kOperation, "packed", packed}, dtype, rows, cols)

@@ -1,4 +1,4 @@
-// Packing, unpacking and screening of weights on CPU tensors.
+// Packing, unpacking and screening of weights; the first two also in torch_ops_cuda/.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,8 @@
-#include "torch_ops_cuda/ops.h"
+#include "torch_ops/ffn_ops.h"
 
-namespace twell::torch_ops::on_cuda {
+#include "torch_ops_cuda/cuda_call.h"
+
+namespace twell::torch_ops {
 namespace {
 
 // One call, its arguments checked before the GPU's figures and stream are asked for.
@@ -8,12 +10,12 @@ struct Call {
   Call(const char* name, const Tensor& x_tensor, const Tensor& gate,
        const std::optional<Tensor>& up, const Tensor& down, const std::optional<Tensor>& screen,
        const std::string& activation_name, double threshold)
-      : operation(name), x(x_tensor), rows(cuda_rows_of({name, "x", x_tensor})) {
+      : operation(name), x(x_tensor), rows(rows_of({name, "x", x_tensor, &x_tensor})) {
     if (screen.has_value()) fail(name, "screen", "expected none: a GPU multiplies the packed gate");
     activation = activation_of(name, activation_name, threshold);
-    weights.down = cuda_matrix_of({name, "down", down}, x);
-    if (up.has_value()) weights.up = cuda_matrix_of({name, "up", *up}, x);
-    weights.gate = cuda_packed_of({name, "gate", gate}, x, weights.down.rows, rows.view.cols);
+    weights.down = matrix_of({name, "down", down, &x});
+    if (up.has_value()) weights.up = matrix_of({name, "up", *up, &x});
+    weights.gate = padded_of({name, "gate", gate, &x}, weights.down.rows, rows.view.cols);
     const ConstMatrixView& in = rows.view;
     // Fresh memory of PyTorch's allocator is aligned.
     problem = cuda::problem_of(in, weights, ConstMatrixView(nullptr, in.dtype, in.rows, in.cols));
@@ -44,9 +46,9 @@ Tensor ffn(const Tensor& x, const Tensor& gate, const std::optional<Tensor>& up,
   return call.run(CudaCall(x), {});
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> ffn_stats(
-    const Tensor& x, const Tensor& gate, const std::optional<Tensor>& up, const Tensor& down,
-    const std::optional<Tensor>& screen, const std::string& activation, double threshold) {
+FfnStats ffn_stats(const Tensor& x, const Tensor& gate, const std::optional<Tensor>& up,
+                   const Tensor& down, const std::optional<Tensor>& screen,
+                   const std::string& activation, double threshold) {
   const Call call("ffn_stats", x, gate, up, down, screen, activation, threshold);
   const CudaCall gpu(x);
   const auto sizes = x.sizes();
@@ -61,4 +63,4 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> ffn_stats(
   return {y, row_nnz, neuron_nnz, zeros("candidates", {}, ScalarType::Long)};
 }
 
-}  // namespace twell::torch_ops::on_cuda
+}  // namespace twell::torch_ops

@@ -1,10 +1,13 @@
-// Registers the CUDA implementations; libtwell_torch.so, loaded before, has the schemas.
+// Registers the CUDA implementations of what the headers of torch_ops/ declare; libtwell_torch.so,
+// loaded before, has the schemas.
 #include <torch/csrc/stable/library.h>
 
-#include "torch_ops_cuda/ops.h"
+#include "torch_ops/ffn_ops.h"
+#include "torch_ops/steps.h"
+#include "torch_ops/weight_ops.h"
 
 STABLE_TORCH_LIBRARY_IMPL(twell, CUDA, m) {
-  namespace ops = twell::torch_ops::on_cuda;
+  namespace ops = twell::torch_ops;
   m.impl("pack_weight", TORCH_BOX(&ops::pack_weight));
   m.impl("unpack_weight", TORCH_BOX(&ops::unpack_weight));
   m.impl("ffn", TORCH_BOX(&ops::ffn));

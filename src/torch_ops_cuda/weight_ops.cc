@@ -1,7 +1,9 @@
-#include "kernels/cuda/common/check.h"
-#include "torch_ops_cuda/ops.h"
+#include "torch_ops/weight_ops.h"
 
-namespace twell::torch_ops::on_cuda {
+#include "kernels/cuda/common/check.h"
+#include "torch_ops_cuda/cuda_call.h"
+
+namespace twell::torch_ops {
 namespace {
 
 struct Copy2d {
@@ -23,8 +25,8 @@ void copy(const Copy2d& c, cuda::Stream stream) {
 }  // namespace
 
 Tensor pack_weight(const Tensor& weight) {
-  const Argument argument{"pack_weight", "weight", weight};
-  const ConstMatrixView view = cuda_matrix_of(argument, weight);
+  const Argument argument{"pack_weight", "weight", weight, &weight};
+  const ConstMatrixView view = matrix_of(argument);
   const CudaCall call(weight);
   const Tensor packed =
       new_zeros({argument.operation, "packed", weight},
@@ -36,10 +38,10 @@ Tensor pack_weight(const Tensor& weight) {
 }
 
 Tensor unpack_weight(const Tensor& packed, std::int64_t rows, std::int64_t cols) {
-  const Argument argument{"unpack_weight", "packed", packed};
+  const Argument argument{"unpack_weight", "packed", packed, &packed};
   if (rows < 0) fail(argument.operation, "rows", "expected 0 or more, got " + std::to_string(rows));
   if (cols < 0) fail(argument.operation, "cols", "expected 0 or more, got " + std::to_string(cols));
-  const ConstMatrixView view = cuda_packed_of(argument, packed, rows, cols);
+  const ConstMatrixView view = padded_of(argument, rows, cols);
   const CudaCall call(packed);
   const Tensor weight =
       new_empty({argument.operation, "weight", packed}, {rows, cols}, packed.scalar_type());
@@ -47,4 +49,4 @@ Tensor unpack_weight(const Tensor& packed, std::int64_t rows, std::int64_t cols)
   return weight;
 }
 
-}  // namespace twell::torch_ops::on_cuda
+}  // namespace twell::torch_ops

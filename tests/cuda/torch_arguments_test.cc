@@ -67,7 +67,7 @@ TEST_F(TorchCudaArguments, Device) {
   expect_ffn_error(x_, at::zeros({1, 16, 16, 2}, at::kBFloat16), up_, down_,
                    "gate: expected a CUDA tensor");
   expect_ffn_error(x_, gate_, gpu({16, 32}, at::kBFloat16, 0, 1), down_,
-                   "up: expected a tensor on cuda:0 as the first argument is, got cuda:1");
+                   "up: expected a tensor on cuda:0 as the other arguments are, got cuda:1");
 }
 
 TEST_F(TorchCudaArguments, DType) {
@@ -83,7 +83,7 @@ TEST_F(TorchCudaArguments, ShapeAndStride) {
   expect_ffn_error(x_, gate_, gpu({16, 31}), down_,
                    "up: expected bf16 [16, 32], got bf16 [16, 31]");
   expect_ffn_error(x_, gate_, up_, gpu({32, 16}).t(),
-                   "down: expected rows of adjacent elements; call .contiguous() once");
+                   "down: expected rows of adjacent elements, got shape [16, 32]");
   expect_ffn_error(x_, up_, up_, down_,
                    "gate: expected shape [1, 16, 16, 2], as pack_weight makes of [16, 32]");
   expect_ffn_error(gpu({}), gate_, up_, down_, "x: expected shape [..., columns], got a scalar");
@@ -117,15 +117,17 @@ TEST_F(TorchCudaArguments, PackedActivation) {
     expect_error("twell_spmm", {c, s, o, down_}, std::string("twell::twell_spmm: ") + message);
   };
   spmm(at::zeros({2, 1}, at::kInt), slots, overflow,
-       "counts: expected a contiguous CUDA tensor of 2 dimensions");
-  spmm(gpu({2, 1}, at::kLong), slots, overflow, "counts: expected a contiguous CUDA tensor");
-  spmm(gpu({2, 2}, at::kInt), slots, overflow, "counts: expected any rows of 1 tiles");
-  spmm(counts, gpu({2, 4}, at::kInt), overflow, "slots: expected a contiguous CUDA tensor of 3");
+       "counts: expected a CUDA tensor, as the other arguments are");
+  spmm(gpu({2, 1}, at::kLong), slots, overflow, "counts: expected a contiguous tensor of 2 dim");
+  spmm(gpu({2, 2}, at::kInt), slots, overflow, "counts: expected 1 tiles for 16 columns");
+  spmm(counts, gpu({2, 4}, at::kInt), overflow, "slots: expected a contiguous tensor of 3");
   spmm(counts, gpu({3, 1, 4}, at::kInt), overflow, "slots: expected the rows and tiles of counts");
-  spmm(counts, gpu({2, 1, 17}, at::kInt), overflow, "slots: expected the rows and tiles of counts");
-  spmm(counts, slots, gpu({2, 16}, at::kBFloat16), "overflow: expected a contiguous CUDA tensor");
+  expect_error("twell_spmm", {counts, gpu({2, 1, 17}, at::kInt), overflow, down_},
+               "twell::TwellLayout: capacity: expected 1 to tile, got 17");
+  spmm(counts, slots, gpu({2, 16}, at::kBFloat16),
+       "overflow: expected a contiguous tensor of 2 dim");
   expect_error("twell_gated_ffn", {gpu({3, 32}), counts, slots, overflow, up_, down_},
-               "twell::twell_gated_ffn: counts: expected 3 rows of 1 tiles");
+               "twell::twell_gated_ffn: counts: expected 3 rows, as x has");
   expect_error(
       "gemm_relu_twell",
       {x_, gate_, std::int64_t{16}, std::string("relu"), 0.0, std::int64_t{0}, std::int64_t{4}},

@@ -98,7 +98,7 @@ TEST(PackedErrors, RefusesF16) {
   expect_refused([&] { PackedWeight::borrow(bits, DType::f16, 2, 3); },
                  "twell::PackedWeight: dtype: " + why);
   expect_refused([&] { make_screen(w, nullptr, bits); }, "twell::make_screen: w: " + why);
-  expect_refused([&] { pack(w, {2, 3, 16, 1, DType::f16}); }, "twell::TwellLayout: dtype: " + why);
+  expect_refused([&] { pack(w, {2, 3, 16, 1, DType::f16}); }, "twell::TwellMatrix: dtype: " + why);
 }
 
 }  // namespace

@@ -106,7 +106,7 @@ def random_texts(count, seed):
 def code_point_texts():
     """Each code point among letters, digits, spaces and its own kind."""
     for i in range(0, len(CODE_POINTS), 64):
-        yield "\n".join(f"a{c}1{c}{c}  {c}" for c in CODE_POINTS[i : i + 64])
+        yield "\n".join(f"{c}a{c}b{c}1{c}2{c}{c} {c}  {c}" for c in CODE_POINTS[i : i + 64])
 
 
 def same(driver, path, oracle, texts, special=False):
@@ -272,6 +272,7 @@ def composites():
     yield from (a + b for a in marks for b in marks[::11])
     for c in wholes:
         yield from (c, unicodedata.normalize("NFD", c), c + rng.choice(marks), c + rng.choice(others))
+    yield "a" + "\u0301\u0323\u0327" * 5000 + "e" + "\u0323\u0301" * 700  # long runs of marks
     for _ in range(100_000):
         pools = rng.choices([wholes, firsts, others, marks], k=rng.randrange(8))
         yield "".join(rng.choice(pool) for pool in pools)

@@ -1,5 +1,5 @@
-// CUDA tensors of a call as libtwell_cuda's views, and what a call takes from PyTorch: the current
-// stream, and workspace from its allocator.
+// What a call on a GPU takes from PyTorch: the current stream, and workspace from its allocator.
+// And what pack_weight makes there.
 #pragma once
 
 #include <torch/csrc/stable/accelerator.h>
@@ -9,19 +9,10 @@
 
 namespace twell::torch_ops {
 
-// A weight [rows, cols]: 2-D, on the GPU of `like`, bf16 or f16, unit stride along its columns.
-ConstMatrixView cuda_matrix_of(const Argument& argument, const Tensor& like);
-// Activations [..., D] as rows [M, D], copied where strides do not allow that.
-Rows cuda_rows_of(const Argument& argument);
-
 // pack_weight on a GPU pads and does not reorder: the kernels read [H, D] as it is. The tensor has
 // the shape that it has on the CPU, so that the operators' shapes do not depend on the device; its
 // memory is [H rounded up to 16, D rounded up to 32], row-major, zeros where padded.
-ConstMatrixView cuda_packed_of(const Argument& argument, const Tensor& like, std::int64_t rows,
-                               std::int64_t cols);
-
-// bf16 and f16.
-DType cuda_dtype_of(const Argument& argument);
+ConstMatrixView padded_of(const Argument& argument, std::int64_t rows, std::int64_t cols);
 
 // The GPU of a tensor as the current one, its figures, and PyTorch's current stream on it.
 class CudaCall {

@@ -1,0 +1,50 @@
+#include "torch_ops_cuda/cuda_call.h"
+
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+
+#include <map>
+#include <mutex>
+
+namespace twell::torch_ops {
+namespace {
+
+// Asked once a process: the driver takes up to a millisecond to tell.
+const cuda::Device& device_figures(int ordinal) {
+  static std::mutex mutex;
+  static std::map<int, const cuda::Device> known;
+  const std::lock_guard lock(mutex);
+  auto found = known.find(ordinal);
+  // Throws where there is no such GPU.
+  if (found == known.end()) found = known.emplace(ordinal, cuda::device(ordinal)).first;
+  return found->second;
+}
+
+cuda::Stream current_stream(int ordinal) {
+  void* stream = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(ordinal, &stream));
+  return stream;
+}
+
+}  // namespace
+
+ConstMatrixView padded_of(const Argument& argument, std::int64_t rows, std::int64_t cols) {
+  const DType dtype = dtype_of(argument);
+  require_packed_shape(argument, dtype, rows, cols);
+  if (!argument.tensor.is_contiguous()) {
+    fail(argument.operation, argument.name, "expected contiguous memory; call .clone() once");
+  }
+  const std::int64_t stride = packed_depth(dtype, cols);
+  return {elements_of(argument, argument.tensor, dtype), dtype, rows, cols, stride};
+}
+
+CudaCall::CudaCall(const Tensor& like)
+    : guard_(like.get_device_index()),
+      device_(device_figures(like.get_device_index())),
+      stream_(current_stream(like.get_device_index())) {}
+
+CudaWorkspace::CudaWorkspace(const char* operation, const Tensor& like, std::size_t bytes)
+    : bytes_(bytes),
+      tensor_(new_empty({operation, "workspace", like}, {static_cast<std::int64_t>(bytes)},
+                        ScalarType::Byte)) {}
+
+}  // namespace twell::torch_ops
