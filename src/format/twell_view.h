@@ -28,17 +28,13 @@ struct TwellView {
     return sum;
   }
 
-  // f(neuron) for the slots of (row, t), ascending.
+  // f(neuron, value) for the slots of (row, t), ascending.
   template <class F>
   void for_each_slot(std::int64_t row, std::int64_t t, F f) const {
-    const auto first = static_cast<std::int32_t>(t * tile);
-    const std::int32_t n = count(row, t);
     if (slot_bytes == sizeof(TwellSlot16)) {
-      const auto* slots16 = reinterpret_cast<const TwellSlot16*>(slots_of(row, t));
-      for (std::int32_t i = 0; i < n; ++i) f(first + slots16[i].column);
+      for_each_typed<TwellSlot16>(row, t, f);
     } else {
-      const auto* slots32 = reinterpret_cast<const TwellSlot32*>(slots_of(row, t));
-      for (std::int32_t i = 0; i < n; ++i) f(first + static_cast<std::int32_t>(slots32[i].column));
+      for_each_typed<TwellSlot32>(row, t, f);
     }
   }
 
@@ -61,6 +57,15 @@ struct TwellView {
   }
 
  private:
+  template <class Slot, class F>
+  void for_each_typed(std::int64_t row, std::int64_t t, F f) const {
+    const auto* here = reinterpret_cast<const Slot*>(slots_of(row, t));
+    const auto first = static_cast<std::int32_t>(t * tile);
+    const std::int32_t n = count(row, t);
+    for (std::int32_t i = 0; i < n; ++i) {
+      f(first + static_cast<std::int32_t>(here[i].column), value_of(here[i]));
+    }
+  }
   template <class Slot, class F>
   void remove_if_typed(std::int64_t row, std::int64_t t, F f) const {
     auto* here = reinterpret_cast<Slot*>(slots_of(row, t));

@@ -13,31 +13,6 @@
 namespace twell {
 namespace {
 
-constexpr const char* kOperation = "ffn";
-
-void check(ConstMatrixView x, const FfnWeights& weights, const ActivationSpec& activation,
-           MatrixView y) {
-  const FfnShape shape = weights.shape();
-  const auto weight = [&](const char* name, ConstMatrixView view) {
-    require_matrix(kOperation, name, view, shape.dtype, shape.hidden, shape.width);
-  };
-  if (const auto* packed = std::get_if<PackedWeight>(&weights.gate)) {
-    require_weight_shape(kOperation, "gate", packed->dtype(), packed->rows(), packed->cols());
-  } else {
-    const auto& screened = std::get<ScreenedGate>(weights.gate);
-    require_weight_shape(kOperation, "gate", shape.dtype, shape.hidden, shape.width);
-    weight("gate", screened.rows);
-    require(screened.screen.rows() == shape.hidden && screened.screen.cols() == shape.width,
-            kOperation, "screen", "expected that of [", shape.hidden, ", ", shape.width,
-            "], got that of [", screened.screen.rows(), ", ", screened.screen.cols(), "]");
-  }
-  require_matrix(kOperation, "x", x, shape.dtype, x.rows, shape.width);
-  if (weights.up) weight("up", *weights.up);
-  require_matrix(kOperation, "down", weights.down, shape.dtype, shape.hidden, weights.down.cols);
-  require_matrix(kOperation, "y", y, shape.dtype, x.rows, weights.down.cols);
-  require_activation(kOperation, activation);
-}
-
 // Adds those of a block of rows from `first` on.
 void add_counts(const TwellView& packed, std::int64_t first, std::int64_t rows,
                 const std::int32_t* neuron_nnz, FfnCounts& counts) {
@@ -48,6 +23,29 @@ void add_counts(const TwellView& packed, std::int64_t first, std::int64_t rows,
 }
 
 }  // namespace
+
+void require_ffn(const char* operation, ConstMatrixView x, const FfnWeights& weights,
+                 const ActivationSpec& activation, MatrixView y) {
+  const FfnShape shape = weights.shape();
+  const auto weight = [&](const char* name, ConstMatrixView view) {
+    require_matrix(operation, name, view, shape.dtype, shape.hidden, shape.width);
+  };
+  if (const auto* packed = std::get_if<PackedWeight>(&weights.gate)) {
+    require_weight_shape(operation, "gate", packed->dtype(), packed->rows(), packed->cols());
+  } else {
+    const auto& screened = std::get<ScreenedGate>(weights.gate);
+    require_weight_shape(operation, "gate", shape.dtype, shape.hidden, shape.width);
+    weight("gate", screened.rows);
+    require(screened.screen.rows() == shape.hidden && screened.screen.cols() == shape.width,
+            operation, "screen", "expected that of [", shape.hidden, ", ", shape.width,
+            "], got that of [", screened.screen.rows(), ", ", screened.screen.cols(), "]");
+  }
+  require_matrix(operation, "x", x, shape.dtype, x.rows, shape.width);
+  if (weights.up) weight("up", *weights.up);
+  require_matrix(operation, "down", weights.down, shape.dtype, shape.hidden, weights.down.cols);
+  require_matrix(operation, "y", y, shape.dtype, x.rows, weights.down.cols);
+  require_activation(operation, activation);
+}
 
 FfnShape FfnWeights::shape() const {
   FfnShape shape;
@@ -63,7 +61,7 @@ FfnShape FfnWeights::shape() const {
 
 void ffn(Context& context, ConstMatrixView x, const FfnWeights& weights,
          const ActivationSpec& activation, MatrixView y, FfnCounts* counts) {
-  check(x, weights, activation, y);
+  require_ffn("ffn", x, weights, activation, y);
   const FfnShape shape = weights.shape();
   if (counts != nullptr) {
     *counts = {};

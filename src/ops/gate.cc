@@ -92,12 +92,6 @@ std::int64_t Gate::run(int thread) {
   return computed;
 }
 
-GemmArgs Gate::gemm_args(const PackedView& weight) const {
-  GemmArgs args = input_.args(prepared_, 0, rows());
-  args.weight = weight;
-  return args;
-}
-
 void Gate::run_packed(std::int64_t begin, std::int64_t end, std::int64_t tile, float* c) const {
   GemmArgs gemm = input_.args(prepared_, begin, end);
   gemm.weight = packed_;

@@ -27,8 +27,8 @@ class Gate {
 
   std::int64_t rows() const { return input_.x.rows; }
   const TwellView& out() const { return out_; }
-  // All rows of the block against a weight of the same inputs.
-  GemmArgs gemm_args(const PackedView& weight) const;
+  // All rows of the block, for a weight of the same inputs.
+  GemmArgs gemm_args() const { return input_.args(prepared_, 0, rows()); }
 
  private:
   void run_packed(std::int64_t begin, std::int64_t end, std::int64_t tile, float* c) const;

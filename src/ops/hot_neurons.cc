@@ -5,107 +5,88 @@
 #include "ops/scratch.h"
 
 namespace twell {
-namespace {
-
-template <class T>
-std::size_t bytes_of(std::int64_t count) {
-  return static_cast<std::size_t>(count) * sizeof(T);
-}
-
-}  // namespace
 
 HotNeurons::HotNeurons(Context& context, const FfnPlan& plan, const FfnWeights& weights)
     : context_(context),
       plan_(plan),
       up_(weights.up),
       down_(weights.down),
-      kernels_(kernels_of(plan.tier, weights.down.dtype)) {
-  const std::int64_t hidden = down_.rows;
-  counts_ =
-      static_cast<std::int32_t*>(context.scratch(0, kHotLists, 3 * bytes_of<std::int32_t>(hidden)));
-  list_ = counts_ + hidden;
-  place_ = list_ + hidden;
+      kernels_(kernels_of(plan.tier, weights.down.dtype)),
+      set_(context, weights.down.rows) {
   if (plan.hot_share > 1.0) return;
-  const std::int64_t stride = kernels_.x.stride(packed_depth(DType::bf16, hidden), plan.row_block);
+  const std::int64_t stride = SparseX::stride_of(kernels_.x, plan.row_block, down_.rows);
   hidden_ = static_cast<std::byte*>(context.scratch(
       0, kHotHidden,
       static_cast<std::size_t>(plan.row_block * stride) * size_of(kernels_.x.dtype)));
-  sums_ = static_cast<float*>(
-      context.scratch(0, kHotSums, bytes_of<float>(plan.row_block * down_.cols)));
-  const std::size_t panels = std::max(packed_bytes(down_.dtype, kUpNeurons, weights.shape().width),
-                                      packed_bytes(down_.dtype, kColumnBlock, kDownDepth));
+  sums_ = static_cast<float*>(context.scratch(
+      0, kHotSums, static_cast<std::size_t>(plan.row_block * down_.cols) * sizeof(float)));
+  const std::size_t panels = chosen_panel_bytes(down_.dtype, weights.shape().width);
   for (int t = 0; t < plan.threads; ++t) context.scratch(t, kHotPanels, panels);
 }
 
-void HotNeurons::count(const Gate& gate) {
-  const TwellView& packed = gate.out();
-  const std::int64_t rows = gate.rows();
+void count_neurons(const TwellView& packed, std::int64_t rows, std::int64_t hidden,
+                   std::int32_t* counts) {
 #pragma omp for schedule(static, 1)
   for (std::int64_t t = 0; t < packed.tiles; ++t) {
     const std::int64_t first = t * packed.tile;
-    std::fill(counts_ + first, counts_ + std::min(first + packed.tile, down_.rows), 0);
+    std::fill(counts + first, counts + std::min(first + packed.tile, hidden), 0);
     for (std::int64_t row = 0; row < rows; ++row) {
-      packed.for_each_slot(row, t, [&](std::int32_t neuron) { ++counts_[neuron]; });
+      packed.for_each_slot(row, t, [&](std::int32_t neuron, float) { ++counts[neuron]; });
     }
   }
-#pragma omp single
-  {
-    size_ = 0;
-    const double least = plan_.hot_share * static_cast<double>(rows) + plan_.hot_rows;
-    for (std::int64_t n = 0; n < down_.rows; ++n) {
-      if (counts_[n] >= least) list_[size_++] = static_cast<std::int32_t>(n);
-    }
-  }
-  choose();
 }
 
-// From the candidates in list_.
-void HotNeurons::choose() {
-  constexpr std::int32_t kOut = -1;
-  // A row of down that is not finite would make NaN of zeros of the dense product.
-#pragma omp for schedule(static)
-  for (std::int64_t i = 0; i < size_; ++i) {
-    if (!kernels_.all_finite(down_.row_bytes(list_[i]), down_.cols)) list_[i] = kOut;
-  }
-#pragma omp single
-  {
-    const auto* end = std::remove(list_, list_ + size_, kOut);
-    size_ = end - list_;
-    if (size_ < kPanel) size_ = 0;
-    if (size_ > 0) std::fill_n(place_, down_.rows, kOut);
-    for (std::int64_t i = 0; i < size_; ++i) place_[list_[i]] = static_cast<std::int32_t>(i);
-  }
+void HotNeurons::count(const Gate& gate) {
+  count_neurons(gate.out(), gate.rows(), down_.rows, set_.counts());
+  set_.choose(plan_.hot_share * static_cast<double>(gate.rows()) + plan_.hot_rows, {down_},
+              kernels_);
 }
 
-std::int64_t HotNeurons::hidden_stride() const {
-  return kernels_.x.stride(packed_depth(DType::bf16, size_), plan_.row_block);
-}
-
-std::byte* HotNeurons::hidden_at(std::int64_t row, std::int64_t neuron) const {
-  return hidden_ +
-         static_cast<std::size_t>(row * hidden_stride() + neuron) * size_of(kernels_.x.dtype);
-}
-
-void HotNeurons::take_row(const TwellView& packed, std::int64_t row) {
-  std::byte* hidden = hidden_at(row, 0);
-  std::fill_n(hidden, static_cast<std::size_t>(hidden_stride()) * size_of(kernels_.x.dtype),
-              std::byte{});
-  const auto store = [&](std::int32_t neuron, float value) {
-    const std::int32_t place = place_[neuron];
-    if (place < 0) return false;
-    if (kernels_.x.dtype == DType::f32) {
-      reinterpret_cast<float*>(hidden)[place] = value;
-    } else {
-      reinterpret_cast<bf16*>(hidden)[place] = bf16(value);
-    }
-    return true;
-  };
-  for (std::int64_t t = 0; t < packed.tiles; ++t) packed.remove_slots_if(row, t, store);
+SparseX HotNeurons::hidden() const {
+  return {hidden_, SparseX::stride_of(kernels_.x, plan_.row_block, size()), kernels_.x.dtype};
 }
 
 void HotNeurons::take(const Gate& gate) {
+  const SparseX hidden = this->hidden();
+  const TwellView& packed = gate.out();
 #pragma omp for schedule(static)
-  for (std::int64_t row = 0; row < gate.rows(); ++row) take_row(gate.out(), row);
+  for (std::int64_t row = 0; row < gate.rows(); ++row) {
+    hidden.clear_row(row);
+    const auto store = [&](std::int32_t neuron, float value) {
+      const std::int32_t place = set_.place(neuron);
+      if (place < 0) return false;
+      hidden.set(row, place, value);
+      return true;
+    };
+    for (std::int64_t t = 0; t < packed.tiles; ++t) packed.remove_slots_if(row, t, store);
+  }
+}
+
+void HotNeurons::multiply(const Gate& gate, int thread) {
+  auto* accumulators = static_cast<float*>(context_.scratch(thread, kAccumulators, 0));
+  void* panels = context_.scratch(thread, kHotPanels, 0);
+  const SparseX hidden = this->hidden();
+  if (up_) {
+#pragma omp for schedule(dynamic, 1)
+    for (std::int64_t first = 0; first < size(); first += kChosenNeurons) {
+      const std::int64_t count = std::min(kChosenNeurons, size() - first);
+      GemmArgs x = gate.gemm_args();
+      x.c = accumulators;
+      dot_chosen(kernels_, x, {*up_, set_.list(), size()}, first, count, panels);
+      for (std::int64_t row = 0; row < gate.rows(); ++row) {
+        kernels_.multiply_nonzeros(accumulators + row * kColumnBlock, count, hidden.at(row, first));
+      }
+    }
+  }
+#pragma omp for schedule(dynamic, 1)
+  for (std::int64_t column = 0; column < down_.cols; column += kColumnBlock) {
+    const std::int64_t width = std::min(kColumnBlock, down_.cols - column);
+    combine_chosen(kernels_, hidden, gate.rows(), {down_, set_.list(), size()}, column, width,
+                   false, panels, accumulators);
+    for (std::int64_t row = 0; row < gate.rows(); ++row) {
+      std::copy_n(accumulators + row * kColumnBlock, width, sums_ + row * down_.cols + column);
+    }
+  }
 }
 
 }  // namespace twell

@@ -3,18 +3,14 @@
 // stays in the packed gate is left to the row gather.
 #pragma once
 
+#include "ops/chosen_products.h"
 #include "ops/gate.h"
+#include "ops/hot_set.h"
 
 namespace twell {
 
 class HotNeurons {
  public:
-  // Neurons of a unit of work on up: 512 KB of panels at D = 2048.
-  static constexpr std::int64_t kUpNeurons = 128;
-  // Neurons of one pass over the columns of a unit of down. Not 512: the panels would lie 16 KB
-  // apart, all in the same sets of L1.
-  static constexpr std::int64_t kDownDepth = 480;
-
   // Takes its scratch.
   HotNeurons(Context& context, const FfnPlan& plan, const FfnWeights& weights);
 
@@ -28,30 +24,27 @@ class HotNeurons {
   // sums() = their part of up and down. Needs gate.prepare_x().
   void multiply(const Gate& gate, int thread);
 
-  const std::int32_t* neuron_nnz() const { return counts_; }  // [H], of the block
-  std::int64_t size() const { return size_; }
+  const std::int32_t* neuron_nnz() const { return set_.counts(); }  // [H], of the block
+  std::int64_t size() const { return set_.size(); }
   // f32 [rows, D] of the block; null where it has no hot neurons.
-  float* sums() const { return size_ > 0 ? sums_ : nullptr; }
+  float* sums() const { return size() > 0 ? sums_ : nullptr; }
 
  private:
-  void choose();
-  std::int64_t hidden_stride() const;
-  std::byte* hidden_at(std::int64_t row, std::int64_t neuron) const;
-  void take_row(const TwellView& packed, std::int64_t row);
-  void up(const Gate& gate, std::int64_t first, float* accumulators, std::byte* panels) const;
-  void down(std::int64_t rows, std::int64_t column, float* accumulators, std::byte* panels) const;
+  SparseX hidden() const;  // [rows, size()]: g, then h
 
   Context& context_;
   const FfnPlan& plan_;
   const std::optional<ConstMatrixView>& up_;
   ConstMatrixView down_;
   const Kernels& kernels_;
-  std::int64_t size_ = 0;
-  std::int32_t* counts_ = nullptr;  // [H] rows of the block that fired it
-  std::int32_t* list_ = nullptr;    // [H] hot neurons, ascending
-  std::int32_t* place_ = nullptr;   // [H] in list_, or -1
-  std::byte* hidden_ = nullptr;  // [rows, hidden_stride()] of the dtype of the GEMM's x: g, then h
+  HotSet set_;
+  std::byte* hidden_ = nullptr;
   float* sums_ = nullptr;
 };
+
+// Rows of the block that fired each neuron, to `counts` [H]; called by every thread of a parallel
+// region, ends with a barrier.
+void count_neurons(const TwellView& packed, std::int64_t rows, std::int64_t hidden,
+                   std::int32_t* counts);
 
 }  // namespace twell

@@ -20,6 +20,10 @@ enum ScratchSlot : int {
   kHotPanels,
   kScreenedX,
   kCandidates,
+  kTransposed,
+  kCoefficients,
+  kBlockPlaces,
+  kPieces,
 };
 
 // The packed activation of a block: `rows` rows of tiles of `tile` columns, none of which can

@@ -7,32 +7,18 @@
 namespace twell {
 namespace {
 
-// The active neurons of a row in ascending order, numbered over all tiles.
-template <class Slot>
-std::int64_t gather(const TwellView& packed, std::int64_t row, std::int32_t* neurons,
-                    float* values) {
-  std::int64_t n = 0;
-  for (std::int64_t t = 0; t < packed.tiles; ++t) {
-    const std::int32_t count = packed.count(row, t);
-    if (count == 0) continue;
-    const auto* slots = reinterpret_cast<const Slot*>(packed.slots_of(row, t));
-    const auto first = static_cast<std::int32_t>(t * packed.tile);
-    for (std::int32_t i = 0; i < count; ++i, ++n) {
-      neurons[n] = first + static_cast<std::int32_t>(slots[i].column);
-      values[n] = value_of(slots[i]);
-    }
-  }
-  return n;
-}
-
 // The part's share of one row: y32 (+)= Σ over its neurons.
 void run_part(const SparseRows& work, std::int64_t row, int part, void* list, bool add,
               float* y32) {
   auto* neurons = static_cast<std::int32_t*>(list);
   auto* values = reinterpret_cast<float*>(neurons + work.packed.tiles * work.packed.tile);
-  const std::int64_t n = work.packed.slot_bytes == sizeof(TwellSlot16)
-                             ? gather<TwellSlot16>(work.packed, row, neurons, values)
-                             : gather<TwellSlot32>(work.packed, row, neurons, values);
+  std::int64_t n = 0;
+  for (std::int64_t t = 0; t < work.packed.tiles; ++t) {
+    work.packed.for_each_slot(row, t, [&](std::int32_t neuron, float value) {
+      neurons[n] = neuron;
+      values[n++] = value;
+    });
+  }
   const std::int64_t begin = n * part / work.parts;
   const ActiveNeurons active = {neurons + begin, values + begin,
                                 n * (part + 1) / work.parts - begin};

@@ -22,6 +22,10 @@ inline void require_weight_shape(const char* operation, const char* argument, DT
           "expected at least one row and column, got [", rows, ", ", cols, "]");
 }
 
+// Everything of a call of ffn(); in ffn.cc.
+void require_ffn(const char* operation, ConstMatrixView x, const FfnWeights& weights,
+                 const ActivationSpec& activation, MatrixView y);
+
 inline void require_activation(const char* operation, const ActivationSpec& activation) {
   require(activation.kept_above() >= 0.0F, operation, "activation.threshold",
           "expected at least 0, got ", activation.threshold);

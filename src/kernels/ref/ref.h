@@ -46,4 +46,17 @@ Result twell_gated_ffn(const Matrix& x, const Matrix& gate, const Matrix& up, co
 // h Wd; magnitude Σ |h||Wd|.
 Result twell_spmm(const Matrix& hidden, const Matrix& down);
 
+// The backward pass of a layer at the places that fired, from what forward kept of them.
+struct BackwardInput {
+  Matrix dy, x, gate, up, down;  // without a gate: Wu in its place
+  Matrix fired, v, u;            // [M, H]; fired: not 0
+  bool gated = true;
+  Activation kind = Activation::relu;
+  double l1 = 0.0;
+};
+struct Gradients {
+  Result dx, gate, up, down;
+};
+Gradients ffn_backward(const BackwardInput& in);
+
 }  // namespace twell::ref

@@ -1,0 +1,85 @@
+// Training of sparse feed-forward layers (paper section 3.3): a forward pass that keeps where the
+// gate fired, and a backward pass that walks it. Nothing is dropped at any density.
+//
+//   forward    v = x Wgᵀ, g = act(v), u = x Wuᵀ, h = g ⊙ u, y = h Wd
+//   backward   dh = dy Wdᵀ + λ sign(h), du = dh ⊙ g, dv = dh ⊙ u ⊙ act'(v), where the gate fired,
+//              dx = dv Wg + du Wu, dWg = dvᵀ x, dWu = duᵀ x, dWd = hᵀ dy
+//
+// A layer without a gate has Wu in the gate's place and no u. Shapes and dtypes as in twell/ffn.h;
+// Wd is neuron-major, and so is its gradient. Sums are f32. v and u are rounded to the dtype as
+// they are kept; dv, du and h where a neuron is multiplied densely (FfnPlan::hot_share).
+//
+// What did not fire contributes nothing: 0 · ∞ does not occur, where a dense layer makes NaN of an
+// infinite dy or x at a place that is zero. Infinities and NaN at places that fired propagate.
+#pragma once
+
+#include "twell/ffn.h"
+
+namespace twell {
+
+// Where the gate fired in M rows, in compressed sparse rows: all that backward needs beside x.
+struct FfnPatternView {
+  std::int64_t rows = 0;                  // M
+  std::int64_t hidden = 0;                // H
+  DType dtype = DType::bf16;              // of v and u
+  const std::int64_t* offsets = nullptr;  // [M + 1]: row r has the places from offsets[r] on
+  const std::int32_t* neurons = nullptr;  // [nnz], ascending within a row
+  const void* v = nullptr;                // [nnz] pre-activations
+  const void* u = nullptr;                // [nnz]; null in a layer without a gate
+
+  std::int64_t nnz() const { return offsets == nullptr ? 0 : offsets[rows]; }
+};
+
+// One that owns its lists, which grow with what fires.
+class FfnPattern {
+ public:
+  FfnPatternView view() const;
+  std::size_t bytes() const;  // of the lists: 4 + 2 or 4 + 4 bytes of dtype bf16 a place
+
+  // Empties it for `rows` rows of a layer.
+  void reset(std::int64_t rows, const FfnShape& shape);
+  // Makes room for the places of the next rows, counts[r] of row r. Returns the first of them.
+  std::int64_t append(const std::int32_t* counts, std::int64_t rows);
+  std::int32_t* neurons() { return neurons_.data(); }
+  void* v() { return v_.data(); }
+  void* u() { return shape_.gated ? u_.data() : nullptr; }
+  const std::int64_t* offsets() const { return offsets_.data(); }
+
+ private:
+  FfnShape shape_;
+  std::int64_t rows_ = 0;
+  std::vector<std::int64_t> offsets_;  // of the rows so far
+  std::vector<std::int32_t> neurons_;
+  std::vector<std::byte> v_, u_;
+};
+
+// As ffn(); also sets `pattern`, and counts.l1 = Σ |h|.
+void ffn_forward(Context& context, ConstMatrixView x, const FfnWeights& weights,
+                 const ActivationSpec& activation, MatrixView y, FfnPattern& pattern,
+                 FfnCounts* counts = nullptr);
+
+// What backward reads: x and the weights that forward had, all as stored.
+struct FfnBackward {
+  ConstMatrixView dy, x;              // [M, D]
+  ConstMatrixView gate;               // [H, D]; Wu in a layer without a gate
+  std::optional<ConstMatrixView> up;  // [H, D]; none in a layer without a gate
+  ConstMatrixView down;               // [H, D]
+  FfnPatternView pattern;
+  ActivationSpec activation;
+  float l1 = 0.0F;  // λ: the gradient of |h| at a place; finite, at least 0
+};
+
+// Where backward writes. Weight gradients are of the layer's dtype or f32.
+struct FfnGradients {
+  MatrixView dx;                 // [M, D] of the layer's dtype
+  MatrixView gate;               // [H, D]; of Wu in a layer without a gate
+  std::optional<MatrixView> up;  // [H, D]
+  MatrixView down;               // [H, D]
+  // Adds to the weight gradients, which are f32 then, and leaves rows of neurons that did not fire
+  // alone. Else all is overwritten.
+  bool accumulate = false;
+};
+
+void ffn_backward(Context& context, const FfnBackward& in, const FfnGradients& out);
+
+}  // namespace twell

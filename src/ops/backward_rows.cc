@@ -1,0 +1,208 @@
+// dh where the gate fired, what follows from it, and dx: no [M, H] is ever made.
+#include <omp.h>
+
+#include <algorithm>
+
+#include "ops/backward.h"
+#include "ops/gemm_input.h"
+#include "ops/scratch.h"
+
+namespace twell {
+namespace {
+
+// NaN of NaN, as in the dense definition.
+float sign_of(float value) { return value > 0.0F ? 1.0F : value < 0.0F ? -1.0F : value; }
+
+// One block of rows. T: the layer's dtype.
+template <class T>
+struct BackwardBlock {
+  const BackwardCall& call;
+  const T *v, *u;               // of all places
+  const std::int64_t* offsets;  // of the block's rows
+  SparseX dv_hot, du_hot;       // [rows, hot neurons]
+  float *dh, *dv, *du;          // of the block's places
+
+  std::int64_t first() const { return offsets[0]; }
+  bool is_cold(std::int64_t i) const {
+    return call.hot.size() == 0 || call.hot.place(call.in.pattern.neurons[i]) < 0;
+  }
+
+  // dh of the row's hot places, of the hot neurons from `begin` on.
+  void take_hot(std::int64_t row, std::int64_t begin, std::int64_t count, const float* c) const {
+    const std::int32_t* const neurons = call.in.pattern.neurons;
+    const std::int32_t* const end = neurons + offsets[row + 1];
+    const std::int32_t last = call.hot.list()[begin + count - 1];
+    const std::int32_t* at = std::lower_bound(neurons + offsets[row], end, call.hot.list()[begin]);
+    for (; at != end && *at <= last; ++at) {
+      const std::int32_t place = call.hot.place(*at);
+      if (place >= 0) dh[at - neurons - first()] = c[place - begin];
+    }
+  }
+
+  // dh of the others, and dv, du and h of all. `list` has room for H neurons and their values.
+  void differentiate(std::int64_t row, std::int32_t* list, float* values) const {
+    const FfnBackward& in = call.in;
+    ActiveNeurons active = {list, values, 0};
+    for (std::int64_t i = offsets[row]; i < offsets[row + 1]; ++i) {
+      if (!is_cold(i)) continue;
+      list[active.count] = in.pattern.neurons[i];
+      values[active.count++] = 1.0F;
+    }
+    call.kernels.sampled_dots(in.dy.row_bytes(row_of_call(row)), in.down, active);
+    if (call.hot.size() > 0) {
+      dv_hot.clear_row(row);
+      if (u != nullptr) du_hot.clear_row(row);
+    }
+    for (std::int64_t i = offsets[row], n = 0; i < offsets[row + 1]; ++i) {
+      const bool cold = is_cold(i);
+      const std::int64_t j = i - first();
+      const auto pre = static_cast<float>(v[i]);
+      const float g = activated(in.activation.kind, pre);
+      const float up = u != nullptr ? static_cast<float>(u[i]) : 1.0F;
+      const float h = g * up;
+      float grad = cold ? values[n++] : dh[j];
+      if (in.l1 != 0.0F) grad += in.l1 * sign_of(h);
+      const std::int64_t entry = call.by_neuron.entry_of[i];
+      dv[j] = call.dv[entry] = grad * up * activated_slope(in.activation.kind, pre);
+      call.h[entry] = h;
+      if (u != nullptr) du[j] = call.du[entry] = grad * g;
+      if (cold) continue;
+      const std::int32_t place = call.hot.place(in.pattern.neurons[i]);
+      dv_hot.set(row, place, dv[j]);
+      if (u != nullptr) du_hot.set(row, place, du[j]);
+    }
+  }
+
+  // sum [D] (+)= the cold places' part of dx.
+  void gather(std::int64_t row, std::int32_t* list, float* values, bool add, float* sum) const {
+    const FfnBackward& in = call.in;
+    const auto part = [&](const float* coefficients, ConstMatrixView w, bool onto) {
+      ActiveNeurons active = {list, values, 0};
+      for (std::int64_t i = offsets[row]; i < offsets[row + 1]; ++i) {
+        if (!is_cold(i)) continue;
+        list[active.count] = in.pattern.neurons[i];
+        values[active.count++] = coefficients[i - first()];
+      }
+      call.kernels.weighted_rows(w, active, onto, sum);
+    };
+    part(dv, in.gate, add);
+    if (u != nullptr) part(du, *in.up, true);
+  }
+
+  std::int64_t first_row = 0;  // of the block in the call
+  std::int64_t row_of_call(std::int64_t row) const { return first_row + row; }
+};
+
+template <class T>
+void run(Context& context, const BackwardCall& call) {
+  const FfnBackward& in = call.in;
+  const FfnPlan& plan = call.plan;
+  const Kernels& kernels = call.kernels;
+  const std::int64_t width = in.gate.cols;
+  const std::int64_t rows_most = plan.row_block;
+  const HotSet& hot = call.hot;
+  std::int64_t places = 0;  // of a block, at most
+  for (std::int64_t first = 0; first < in.dy.rows; first += rows_most) {
+    const std::int64_t end = std::min(first + rows_most, in.dy.rows);
+    places = std::max(places, in.pattern.offsets[end] - in.pattern.offsets[first]);
+  }
+  auto* block_places = static_cast<float*>(
+      context.scratch(0, kBlockPlaces, static_cast<std::size_t>(3 * places) * sizeof(float)));
+  for (int t = 0; t < plan.threads; ++t) {
+    context.scratch(t, kActive, static_cast<std::size_t>(in.pattern.hidden) * 8);
+    context.scratch(t, kPartialY, static_cast<std::size_t>(width) * sizeof(float));
+    if (hot.size() == 0) continue;
+    context.scratch(t, kAccumulators,
+                    static_cast<std::size_t>(gemm_accumulators(rows_most)) * sizeof(float));
+    context.scratch(t, kHotPanels, chosen_panel_bytes(in.gate.dtype, std::max(width, in.dy.cols)));
+  }
+  BackwardBlock<T> block{call,
+                         static_cast<const T*>(in.pattern.v),
+                         static_cast<const T*>(in.pattern.u),
+                         nullptr,
+                         {},
+                         {},
+                         block_places,
+                         block_places + places,
+                         block_places + 2 * places};
+  GemmInput dy = {{nullptr, in.dy.dtype, rows_most, in.dy.cols}, kernels.x};
+  void* prepared = nullptr;
+  float* sums = nullptr;
+  if (hot.size() > 0) {
+    prepared = context.scratch(0, kPreparedX, dy.prepared_bytes());
+    sums = static_cast<float*>(
+        context.scratch(0, kHotSums, static_cast<std::size_t>(rows_most * width) * sizeof(float)));
+    block.dv_hot = {nullptr, SparseX::stride_of(kernels.x, rows_most, hot.size()), kernels.x.dtype};
+    const auto bytes =
+        static_cast<std::size_t>(rows_most * block.dv_hot.stride) * size_of(kernels.x.dtype);
+    block.dv_hot.data = static_cast<std::byte*>(context.scratch(0, kHotHidden, 2 * bytes));
+    block.du_hot = block.dv_hot;
+    block.du_hot.data += bytes;
+  }
+  for (std::int64_t first = 0; first < in.dy.rows; first += rows_most) {
+    const std::int64_t rows = std::min(rows_most, in.dy.rows - first);
+    block.first_row = first;
+    block.offsets = in.pattern.offsets + first;
+    dy.x = in.dy.slice(first, rows);
+    const MatrixView dx = call.out.dx.slice(first, rows);
+#pragma omp parallel num_threads(plan.threads)
+    {
+      const int thread = omp_get_thread_num();
+      auto* list = static_cast<std::int32_t*>(context.scratch(thread, kActive, 0));
+      auto* values = reinterpret_cast<float*>(list + in.pattern.hidden);
+      auto* own = static_cast<float*>(context.scratch(thread, kPartialY, 0));
+      if (hot.size() > 0) {
+        auto* c = static_cast<float*>(context.scratch(thread, kAccumulators, 0));
+        void* panels = context.scratch(thread, kHotPanels, 0);
+        if (!dy.in_place()) {
+#pragma omp for schedule(static)
+          for (std::int64_t r = 0; r < rows; ++r) dy.prepare(r, r + 1, prepared);
+        }
+#pragma omp for schedule(dynamic, 1)
+        for (std::int64_t n = 0; n < hot.size(); n += kChosenNeurons) {
+          const std::int64_t count = std::min(kChosenNeurons, hot.size() - n);
+          GemmArgs args = dy.args(prepared, 0, rows);
+          args.c = c;
+          dot_chosen(kernels, args, {in.down, hot.list(), hot.size()}, n, count, panels);
+          for (std::int64_t row = 0; row < rows; ++row) {
+            block.take_hot(row, n, count, c + row * kColumnBlock);
+          }
+        }
+#pragma omp for schedule(dynamic, 4)
+        for (std::int64_t row = 0; row < rows; ++row) block.differentiate(row, list, values);
+#pragma omp for schedule(dynamic, 1)
+        for (std::int64_t column = 0; column < width; column += kColumnBlock) {
+          const std::int64_t columns = std::min(kColumnBlock, width - column);
+          combine_chosen(kernels, block.dv_hot, rows, {in.gate, hot.list(), hot.size()}, column,
+                         columns, false, panels, c);
+          if (in.up) {
+            combine_chosen(kernels, block.du_hot, rows, {*in.up, hot.list(), hot.size()}, column,
+                           columns, true, panels, c);
+          }
+          for (std::int64_t row = 0; row < rows; ++row) {
+            std::copy_n(c + row * kColumnBlock, columns, sums + row * width + column);
+          }
+        }
+      }
+#pragma omp for schedule(dynamic, 4)
+      for (std::int64_t row = 0; row < rows; ++row) {
+        if (hot.size() == 0) block.differentiate(row, list, values);
+        float* sum = hot.size() > 0 ? sums + row * width : own;
+        block.gather(row, list, values, hot.size() > 0, sum);
+        kernels.round_row(sum, width, dx.row_bytes(row));
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void backward_rows(Context& context, const BackwardCall& call) {
+  if (call.in.gate.dtype == DType::bf16) {
+    run<bf16>(context, call);
+  } else {
+    run<float>(context, call);
+  }
+}
+
+}  // namespace twell

@@ -1,0 +1,61 @@
+// Dense products with chosen rows of a matrix, which are packed on the fly for the tier's GEMM.
+#pragma once
+
+#include "kernels/kernel.h"
+
+namespace twell {
+
+// Neurons of one dot_chosen(): 512 KB of panels at D = 2048.
+constexpr std::int64_t kChosenNeurons = 128;
+// Inputs that combine_chosen() packs at a time. Not 512: the panels would lie 16 KB apart, all in
+// the same sets of L1.
+constexpr std::int64_t kChosenDepth = 480;
+
+// Bytes of `panels` below, for rows of `width` elements.
+constexpr std::size_t chosen_panel_bytes(DType dtype, std::int64_t width) {
+  const std::size_t neurons = packed_bytes(dtype, kChosenNeurons, width);
+  const std::size_t inputs = packed_bytes(dtype, kColumnBlock, kChosenDepth);
+  return neurons > inputs ? neurons : inputs;
+}
+
+// Rows of a matrix, in the order of a list; without one, all of them.
+struct ChosenRows {
+  ConstMatrixView matrix;
+  const std::int32_t* list = nullptr;
+  std::int64_t count = 0;
+
+  const void* row(std::int64_t i) const { return matrix.row_bytes(list != nullptr ? list[i] : i); }
+};
+
+// Where an x for the GEMM is made element by element: zeros but for what is set.
+struct SparseX {
+  std::byte* data = nullptr;  // [rows, stride], of the tier's XForm
+  std::int64_t stride = 0;
+  DType dtype = DType::bf16;
+
+  // From row to row, of at most `rows` rows and `cols` columns.
+  static std::int64_t stride_of(const XForm& form, std::int64_t rows, std::int64_t cols) {
+    return form.stride(packed_depth(DType::bf16, cols), rows);
+  }
+  std::byte* at(std::int64_t row, std::int64_t col) const {
+    return data + static_cast<std::size_t>(row * stride + col) * size_of(dtype);
+  }
+  void clear_row(std::int64_t row) const;
+  void set(std::int64_t row, std::int64_t col, float value) const {
+    if (dtype == DType::f32) {
+      reinterpret_cast<float*>(data)[row * stride + col] = value;
+    } else {
+      reinterpret_cast<bf16*>(data)[row * stride + col] = bf16(value);
+    }
+  }
+};
+
+// x.c[row][j] = dot(x row, w row first + j), j < count <= kChosenNeurons. Sets the weight of `x`.
+void dot_chosen(const Kernels& kernels, GemmArgs x, const ChosenRows& w, std::int64_t first,
+                std::int64_t count, void* panels);
+// c[row][j] (+)= Σ_i x[row][i] · (w row i)[column + j], j < width <= kColumnBlock.
+void combine_chosen(const Kernels& kernels, const SparseX& x, std::int64_t rows,
+                    const ChosenRows& w, std::int64_t column, std::int64_t width, bool accumulate,
+                    void* panels, float* c);
+
+}  // namespace twell

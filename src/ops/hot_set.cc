@@ -1,0 +1,43 @@
+#include "ops/hot_set.h"
+
+#include <algorithm>
+
+#include "ops/scratch.h"
+
+namespace twell {
+
+HotSet::HotSet(Context& context, std::int64_t hidden)
+    : hidden_(hidden),
+      counts_(static_cast<std::int32_t*>(context.scratch(
+          0, kHotLists, static_cast<std::size_t>(3 * hidden) * sizeof(std::int32_t)))),
+      list_(counts_ + hidden),
+      place_(list_ + hidden) {}
+
+void HotSet::choose(double least, std::initializer_list<ConstMatrixView> finite,
+                    const Kernels& kernels) {
+  constexpr std::int32_t kOut = -1;
+#pragma omp single
+  {
+    size_ = 0;
+    for (std::int64_t n = 0; n < hidden_; ++n) {
+      if (counts_[n] >= least) list_[size_++] = static_cast<std::int32_t>(n);
+    }
+  }
+#pragma omp for schedule(static)
+  for (std::int64_t i = 0; i < size_; ++i) {
+    const std::int32_t neuron = list_[i];
+    for (const ConstMatrixView& w : finite) {
+      if (!kernels.all_finite(w.row_bytes(neuron), w.cols)) list_[i] = kOut;
+    }
+  }
+#pragma omp single
+  {
+    const auto* end = std::remove(list_, list_ + size_, kOut);
+    size_ = end - list_;
+    if (size_ < kPanel) size_ = 0;
+    if (size_ > 0) std::fill_n(place_, hidden_, kOut);
+    for (std::int64_t i = 0; i < size_; ++i) place_[list_[i]] = static_cast<std::int32_t>(i);
+  }
+}
+
+}  // namespace twell

@@ -1,0 +1,34 @@
+// Neurons that are multiplied densely because many rows fire them.
+#pragma once
+
+#include <initializer_list>
+
+#include "kernels/kernel.h"
+#include "twell/context.h"
+
+namespace twell {
+
+class HotSet {
+ public:
+  // Takes its scratch, for `hidden` neurons.
+  HotSet(Context& context, std::int64_t hidden);
+
+  // [H] rows that fired each neuron: written by the caller before choose().
+  std::int32_t* counts() const { return counts_; }
+  // Called by every thread of a parallel region; ends with a barrier. Takes the neurons that
+  // `least` rows or more fired, except those with a row in `finite` that is not: it would make NaN
+  // of the zeros of a dense product. Fewer than a panel of them are none.
+  void choose(double least, std::initializer_list<ConstMatrixView> finite, const Kernels& kernels);
+
+  std::int64_t size() const { return size_; }
+  const std::int32_t* list() const { return list_; }  // ascending
+  // Where in list(), or -1. Only where there are any.
+  std::int32_t place(std::int32_t neuron) const { return place_[neuron]; }
+
+ private:
+  std::int64_t hidden_;
+  std::int64_t size_ = 0;
+  std::int32_t *counts_, *list_, *place_;  // [H] each
+};
+
+}  // namespace twell

@@ -1,0 +1,61 @@
+#include "ops/transposed_pattern.h"
+
+#include <omp.h>
+
+#include <algorithm>
+
+#include "ops/scratch.h"
+
+namespace twell {
+
+TransposedPattern transpose(Context& context, const FfnPatternView& pattern) {
+  const std::int64_t hidden = pattern.hidden;
+  const std::int64_t nnz = pattern.nnz();
+  const int threads = context.threads();
+  const auto words = static_cast<std::size_t>(hidden + 1 + nnz + threads * hidden);
+  auto* memory = static_cast<std::int64_t*>(context.scratch(
+      0, kTransposed,
+      words * sizeof(std::int64_t) + static_cast<std::size_t>(nnz) * sizeof(std::int32_t)));
+  TransposedPattern out;
+  out.offsets = memory;
+  out.entry_of = out.offsets + hidden + 1;
+  std::int64_t* const next = out.entry_of + nnz;  // [threads, H]
+  out.rows = reinterpret_cast<std::int32_t*>(next + threads * hidden);
+#pragma omp parallel num_threads(threads)
+  {
+    // Each thread has rows of its own, and for each neuron the entries behind those of the threads
+    // before it.
+    const int thread = omp_get_thread_num();
+    const std::int64_t begin = pattern.rows * thread / threads;
+    const std::int64_t end = pattern.rows * (thread + 1) / threads;
+    std::int64_t* const mine = next + thread * hidden;
+    std::fill_n(mine, hidden, 0);
+    for (std::int64_t i = pattern.offsets[begin]; i < pattern.offsets[end]; ++i) {
+      ++mine[pattern.neurons[i]];
+    }
+#pragma omp barrier
+#pragma omp single
+    {
+      std::int64_t sum = 0;
+      for (std::int64_t n = 0; n < hidden; ++n) {
+        out.offsets[n] = sum;
+        for (int t = 0; t < threads; ++t) {
+          const std::int64_t count = next[t * hidden + n];
+          next[t * hidden + n] = sum;
+          sum += count;
+        }
+      }
+      out.offsets[hidden] = sum;
+    }
+    for (std::int64_t row = begin; row < end; ++row) {
+      for (std::int64_t i = pattern.offsets[row]; i < pattern.offsets[row + 1]; ++i) {
+        const std::int64_t entry = mine[pattern.neurons[i]]++;
+        out.entry_of[i] = entry;
+        out.rows[entry] = static_cast<std::int32_t>(row);
+      }
+    }
+  }
+  return out;
+}
+
+}  // namespace twell

@@ -1,0 +1,349 @@
+// Forward and backward passes of training against the fp64 definition, on every tier.
+#include "twell/train.h"
+
+#include "tests/ops/ffn_fixture.h"
+#include "twell/status.h"
+
+namespace twell {
+namespace {
+
+using namespace test;  // NOLINT(google-build-using-namespace): the fixture of this file
+
+// Everything of a forward and a backward pass, of weight gradients in G.
+template <class T, class G = float>
+struct Pass {
+  explicit Pass(const Layer<T>& layer)
+      : y(layer.shape.tokens, layer.shape.depth, 1),
+        dy(random_matrix<T>(layer.shape.tokens, layer.shape.depth, 9, 1.0F, 2)),
+        dx(layer.shape.tokens, layer.shape.depth, 3),
+        gate(layer.shape.hidden, layer.shape.depth, 1),
+        up(layer.shape.hidden, layer.shape.depth, 2),
+        down(layer.shape.hidden, layer.shape.depth) {}
+
+  FfnGradients gradients(bool gated, bool accumulate = false) {
+    FfnGradients out = {dx.view(), gate.view(), {}, down.view(), accumulate};
+    if (gated) out.up = up.view();
+    return out;
+  }
+  FfnBackward input(const Layer<T>& layer, float l1) const {
+    FfnBackward in = {dy.view(),         layer.x.view(), layer.gate.view(),      {},
+                      layer.down.view(), pattern.view(), layer.shape.activation, l1};
+    if (layer.shape.gated) in.up = layer.up.view();
+    return in;
+  }
+
+  TestMatrix<T> y, dy, dx;
+  TestMatrix<G> gate, up, down;
+  FfnPattern pattern;
+  FfnCounts counts;
+};
+
+// The pattern as matrices, checked: ascending neurons, v where x Wgᵀ is above the threshold.
+template <class T>
+ref::BackwardInput widened(const Layer<T>& layer, const FfnPatternView& pattern) {
+  const Case& c = layer.shape;
+  ref::BackwardInput in;
+  in.x = ref::widen(layer.x.view());
+  in.gate = ref::widen(layer.gate.view());
+  in.up = ref::widen(layer.up.view());
+  in.down = ref::widen(layer.down.view());
+  in.fired = in.v = in.u = ref::Matrix(c.tokens, c.hidden);
+  in.gated = c.gated;
+  in.kind = c.activation.kind;
+  for (std::int64_t r = 0; r < pattern.rows; ++r) {
+    std::int64_t before = -1;
+    for (std::int64_t i = pattern.offsets[r]; i < pattern.offsets[r + 1]; ++i) {
+      const std::int64_t n = pattern.neurons[i];
+      EXPECT_GT(n, before);
+      EXPECT_LT(n, c.hidden);
+      before = n;
+      in.fired.at(r, n) = 1.0;
+      in.v.at(r, n) = static_cast<float>(static_cast<const T*>(pattern.v)[i]);
+      if (c.gated) in.u.at(r, n) = static_cast<float>(static_cast<const T*>(pattern.u)[i]);
+    }
+  }
+  return in;
+}
+
+template <class T>
+void expect_pattern(const Layer<T>& layer, const ref::BackwardInput& in) {
+  const float above = layer.shape.activation.kept_above();
+  const ActivationSpec none = {Activation::relu, 0.0F};
+  const ref::Result v = ref::gemm_relu_twell(in.x, in.gate, none);
+  for (std::int64_t r = 0; r < in.x.rows; ++r) {
+    for (std::int64_t n = 0; n < in.gate.rows; ++n) {
+      double exact = 0.0, u = 0.0, magnitude = 0.0;
+      for (std::int64_t k = 0; k < in.x.cols; ++k) {
+        exact += in.x.at(r, k) * in.gate.at(n, k);
+        u += in.x.at(r, k) * in.up.at(n, k);
+        magnitude += std::abs(in.x.at(r, k) * in.up.at(n, k));
+      }
+      const auto terms = static_cast<double>(in.x.cols);
+      const double bound = accumulation_bound(terms, v.magnitude.at(r, n));
+      if (!std::isfinite(exact)) {
+        ASSERT_EQ(in.fired.at(r, n) != 0.0, !(exact <= above)) << r << "," << n;
+        continue;
+      }
+      if (in.fired.at(r, n) == 0.0) {
+        ASSERT_LE(exact, above + bound) << r << "," << n;
+        continue;
+      }
+      ASSERT_GT(exact, above - bound) << r << "," << n;
+      ASSERT_NEAR(in.v.at(r, n), exact, bound + 1.01 * rounding_bound<T>(exact) + bound / 100);
+      if (!layer.shape.gated || !std::isfinite(u)) continue;
+      const double u_bound = accumulation_bound(terms, magnitude);
+      ASSERT_NEAR(in.u.at(r, n), u, u_bound + 1.01 * rounding_bound<T>(std::abs(u) + u_bound));
+    }
+  }
+}
+
+// `terms` of the longest sum; where h, dv and du may be rounded to T they err by half a unit each.
+template <class T, class G>
+void expect_gradient(const char* name, const TestMatrix<G>& got, const ref::Result& exact,
+                     double terms, bool rounded) {
+  SCOPED_TRACE(name);
+  const double coarse =
+      rounded && dtype_of<T>::value == DType::bf16 ? 1.01 * std::ldexp(1.0, -8) : 0.0;
+  for (std::int64_t r = 0; r < got.rows(); ++r) {
+    for (std::int64_t c = 0; c < got.cols(); ++c) {
+      const double expected = exact.value.at(r, c);
+      const double value = got.value(r, c);
+      if (!std::isfinite(expected)) {
+        ASSERT_FALSE(std::isfinite(value)) << r << "," << c << ": " << value << " for " << expected;
+        ASSERT_TRUE(std::isnan(expected) || same(value, expected) || std::isnan(value));
+        continue;
+      }
+      const double magnitude = exact.magnitude.at(r, c);
+      const double bound = accumulation_bound(terms, magnitude) + coarse * magnitude;
+      ASSERT_NEAR(value, expected, bound + 1.01 * rounding_bound<G>(std::abs(expected) + bound))
+          << r << "," << c;
+    }
+  }
+}
+
+template <class T, class G = float>
+void check_training(Context& context, const Layer<T>& layer, float l1 = 0.0F) {
+  const Case& c = layer.shape;
+  SCOPED_TRACE(describe(c) + " on " + name_of(context.tier()) + ", threads " +
+               std::to_string(context.threads()) + ", hot share " +
+               std::to_string(context.hot_share().value_or(-1)) + ", l1 " + std::to_string(l1));
+  Pass<T, G> pass(layer);
+  const FfnWeights weights = layer.weights();
+  ffn_forward(context, layer.x.view(), weights, c.activation, pass.y.view(), pass.pattern,
+              &pass.counts);
+  ref::BackwardInput in = widened(layer, pass.pattern.view());
+  expect_pattern(layer, in);
+  // y is that of ffn(), except that g of relu_squared is not rounded before it is multiplied, and
+  // that few rows are not split among threads.
+  const bool same_sums =
+      c.activation.kind != Activation::relu_squared &&
+      plan_ffn(context, c.tokens, weights.shape(), weights.form()).row_parts == 1;
+  TestMatrix<T> y(c.tokens, c.depth);
+  FfnCounts counts;
+  ffn(context, layer.x.view(), weights, c.activation, y.view(), &counts);
+  EXPECT_EQ(counts.row_nnz, pass.counts.row_nnz);
+  EXPECT_EQ(counts.neuron_nnz, pass.counts.neuron_nnz);
+  double l1_sum = 0.0;
+  for (std::int64_t r = 0; r < c.tokens; ++r) {
+    for (std::int64_t k = 0; same_sums && k < c.depth; ++k) {
+      ASSERT_TRUE(same(y.value(r, k), pass.y.value(r, k))) << r << "," << k;
+    }
+    for (std::int64_t n = 0; n < c.hidden; ++n) {
+      if (in.fired.at(r, n) == 0.0) continue;
+      l1_sum += std::abs(activated(in.kind, in.v.at(r, n)) * (c.gated ? in.u.at(r, n) : 1.0));
+    }
+  }
+  if (std::isfinite(l1_sum)) {
+    EXPECT_NEAR(pass.counts.l1, l1_sum, 1e-6 * l1_sum);
+  }
+
+  ffn_backward(context, pass.input(layer, l1), pass.gradients(c.gated));
+  in.dy = ref::widen(std::as_const(pass.dy).view());
+  in.l1 = l1;
+  const ref::Gradients exact = ref::ffn_backward(in);
+  const auto depth = static_cast<double>(c.depth);
+  const auto tokens = static_cast<double>(c.tokens);
+  const auto hidden = static_cast<double>(c.hidden);
+  // Each coefficient is a product of four factors, and the sum over dy is of D + 1 terms.
+  expect_gradient<T>("dx", pass.dx, exact.dx, depth + 2 * hidden + 6, true);
+  expect_gradient<T>("gate", pass.gate, exact.gate, depth + tokens + 6, true);
+  if (c.gated) expect_gradient<T>("up", pass.up, exact.up, depth + tokens + 6, true);
+  expect_gradient<T>("down", pass.down, exact.down, tokens + 6, true);
+
+  // The same bits again; and twice as much where it adds.
+  Pass<T, G> again(layer);
+  ffn_backward(context, pass.input(layer, l1), again.gradients(c.gated));
+  for (std::int64_t r = 0; r < c.tokens; ++r) {
+    ASSERT_EQ(std::memcmp(&again.dx.at(r, 0), &pass.dx.at(r, 0),
+                          static_cast<std::size_t>(c.depth) * sizeof(T)),
+              0);
+  }
+  if constexpr (dtype_of<G>::value == DType::f32) {
+    ffn_backward(context, pass.input(layer, l1), again.gradients(c.gated, true));
+  }
+  const float times = dtype_of<G>::value == DType::f32 ? 2.0F : 1.0F;
+  for (std::int64_t n = 0; n < c.hidden; ++n) {
+    for (std::int64_t k = 0; k < c.depth; ++k) {
+      if (!std::isfinite(pass.gate.value(n, k)) || !std::isfinite(pass.down.value(n, k))) continue;
+      ASSERT_EQ(again.gate.value(n, k), times * pass.gate.value(n, k)) << n << "," << k;
+      ASSERT_EQ(again.down.value(n, k), times * pass.down.value(n, k)) << n << "," << k;
+      if (c.gated && std::isfinite(pass.up.value(n, k))) {
+        ASSERT_EQ(again.up.value(n, k), times * pass.up.value(n, k)) << n << "," << k;
+      }
+    }
+  }
+}
+
+template <class T>
+class TrainTest : public testing::Test {
+ protected:
+  // Every tier, gathering and dense products forced and as planned.
+  template <class F>
+  static void on_every_path(int threads, F f) {
+    for (CpuTier tier : available_cpu_tiers()) {
+      for (const std::optional<double> share :
+           {std::optional<double>(), std::optional(0.0), std::optional(1.0), std::optional(2.0)}) {
+        Context context({.threads = threads, .tier = tier, .hot_share = share});
+        f(context);
+      }
+    }
+  }
+};
+using Types = testing::Types<bf16, float>;
+TYPED_TEST_SUITE(TrainTest, Types);
+
+TYPED_TEST(TrainTest, EveryDensityGatedAndNot) {
+  this->on_every_path(2, [](Context& context) {
+    for (const float shift : {20.0F, 2.5F, 1.5F, 0.0F, -8.0F}) {
+      for (const bool gated : {true, false}) {
+        check_training(context, Layer<TypeParam>({37, 48, 130, gated, {}, shift}));
+      }
+    }
+  });
+}
+
+TYPED_TEST(TrainTest, EveryActivationAndL1) {
+  this->on_every_path(2, [](Context& context) {
+    for (const Activation kind : kActivations) {
+      for (const bool gated : {true, false}) {
+        check_training(context, Layer<TypeParam>({65, 40, 70, gated, {kind, 0.25F}, 1.0F}), 0.5F);
+      }
+    }
+  });
+}
+
+TYPED_TEST(TrainTest, TailSizes) {
+  this->on_every_path(3, [](Context& context) {
+    for (const std::int64_t tokens : {0, 1, 2, 7, 16, 63}) {
+      check_training(context, Layer<TypeParam>({tokens, 33, 50}));
+    }
+    for (const std::int64_t depth : {1, 17, 257}) {
+      check_training(context, Layer<TypeParam>({19, depth, 33, true, {}, 0.0F}), 0.01F);
+    }
+    for (const std::int64_t hidden : {1, 17, 257}) {
+      check_training(context, Layer<TypeParam>({19, 20, hidden, true, {}, -1.0F}));
+    }
+  });
+}
+
+TYPED_TEST(TrainTest, MoreRowsThanABlock) {
+  for (const int threads : {1, 2, 3, 7}) {
+    Context context({.threads = threads, .tier = {}});
+    for (const float shift : {2.0F, -1.0F}) {
+      check_training(context, Layer<TypeParam>({1025, 24, 40, true, {}, shift}));
+    }
+  }
+}
+
+TYPED_TEST(TrainTest, GradientsInTheLayersDtype) {
+  this->on_every_path(2, [](Context& context) {
+    check_training<TypeParam, TypeParam>(context, Layer<TypeParam>({70, 40, 60}), 0.1F);
+  });
+}
+
+// A place that did not fire contributes nothing, whatever it meets; one that did propagates.
+TYPED_TEST(TrainTest, NanAndInfinityWhereTheGateFired) {
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  this->on_every_path(2, [](Context& context) {
+    for (const bool gated : {true, false}) {
+      Layer<TypeParam> layer({40, 45, 83, gated, {}, 0.0F});
+      layer.up.set(3, 2, kInf);
+      layer.gate.set(4, 3, std::numeric_limits<float>::quiet_NaN());
+      layer.down.set(5, 6, kInf);
+      layer.x.set(7, 8, kInf);
+      layer.x.set(9, 1, std::numeric_limits<float>::quiet_NaN());
+      check_training(context, layer);
+    }
+  });
+}
+
+// As many neurons as fire in a trained model: few, and some far more often than others.
+TYPED_TEST(TrainTest, HotNeuronsAmongColdOnes) {
+  this->on_every_path(2, [](Context& context) {
+    for (const bool gated : {true, false}) {
+      Layer<TypeParam> layer({300, 70, 290, gated, {}, 2.5F});
+      for (std::int64_t n = 0; n < 290; n += 3) layer.gate.set(n, 0, n % 2 == 0 ? 8.0F : 0.0F);
+      check_training(context, layer, 0.25F);
+    }
+  });
+}
+
+TYPED_TEST(TrainTest, ScreenedForward) {
+  for (CpuTier tier : available_cpu_tiers()) {
+    Context context({.threads = 2, .tier = tier});
+    const Layer<TypeParam> layer({90, 64, 200, true, {}, 2.0F});
+    Pass<TypeParam> packed(layer), screened(layer);
+    ffn_forward(context, layer.x.view(), layer.screened(), {}, screened.y.view(), screened.pattern,
+                &screened.counts);
+    expect_pattern(layer, widened(layer, screened.pattern.view()));
+    EXPECT_GE(screened.counts.candidates, screened.counts.nnz());
+  }
+}
+
+template <class F>
+std::string message_of(F f) {
+  try {
+    f();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(TrainErrors, NameOperationAndArgument) {
+  Context context({.threads = 1, .tier = {}});
+  const Layer<bf16> layer({4, 32, 64});
+  Pass<bf16> pass(layer);
+  ffn_forward(context, layer.x.view(), layer.weights(), {}, pass.y.view(), pass.pattern);
+  const auto run = [&](const FfnBackward& in, const FfnGradients& out) {
+    return message_of([&] { ffn_backward(context, in, out); });
+  };
+  FfnBackward in = pass.input(layer, 0.0F);
+  FfnGradients out = pass.gradients(true);
+  EXPECT_EQ(run(in, out), "");
+  in.l1 = -1.0F;
+  EXPECT_EQ(run(in, out),
+            "twell::ffn_backward: l1: expected a finite coefficient of at least 0, got -1");
+  in.l1 = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_NE(run(in, out).find("l1: expected a finite coefficient"), std::string::npos);
+  in = pass.input(layer, 0.0F);
+  in.dy.cols = 31;
+  EXPECT_EQ(run(in, out), "twell::ffn_backward: dy: expected bf16 [4, 32], got bf16 [4, 31]");
+  in = pass.input(layer, 0.0F);
+  in.pattern.hidden = 63;
+  EXPECT_EQ(run(in, out),
+            "twell::ffn_backward: pattern: expected one of bf16 [4, 64], got bf16 [4, 63]");
+  in = pass.input(layer, 0.0F);
+  in.up.reset();
+  EXPECT_NE(run(in, out).find("pattern: u is there"), std::string::npos);
+  in = pass.input(layer, 0.0F);
+  out.up.reset();
+  EXPECT_NE(run(in, out).find("gradient of up: expected one"), std::string::npos);
+  Pass<bf16, bf16> narrow(layer);
+  out = narrow.gradients(true, true);
+  EXPECT_NE(run(in, out).find("gradient of gate: expected f32, to add to, got bf16"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace twell
