@@ -62,6 +62,24 @@ void print_ffn_results(const BenchFfnOptions& o, const nlohmann::json& results) 
   o.say("\n{}", table.to_string());
 }
 
+void print_train_results(const BenchFfnOptions& o, const nlohmann::json& results) {
+  Table table({"tokens", "nnz", "dense", "sparse", "its forward", "speedup", "(range)", "kept",
+               "err dense", "err sparse"});
+  for (const auto& r : results) {
+    table.row({fmt::format("{}", r["tokens"].get<std::int64_t>()),
+               fmt::format("{:.1f}", r["nnz_mean"].get<double>()), format_us(r["dense_us"]),
+               format_us(r["sparse_us"]), format_us(r["sparse_forward_us"]),
+               format_ratio(r["speedup"]),
+               fmt::format("{:.2f}-{:.2f}", r["speedup_min"].get<double>(),
+                           r["speedup_max"].get<double>()),
+               fmt::format("{:.1f} %", 100 * r["saved_bytes"].get<double>() /
+                                           r["dense_saved_bytes"].get<double>()),
+               fmt::format("{:.1e}", r["dense_rms_rel_err"].get<double>()),
+               fmt::format("{:.1e}", r["rms_rel_err"].get<double>())});
+  }
+  o.say("\n{}", table.to_string());
+}
+
 void print_ffn_grid(const BenchFfnOptions& o, const nlohmann::json& results) {
   const auto tokens = values_of<std::int64_t>(results, "tokens");
   std::vector<std::string> headings = {"non-zeros", "density"};

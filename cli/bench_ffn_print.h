@@ -29,6 +29,7 @@ struct BenchFfnOptions : CommonOptions {
   double seconds = 0.2;
   std::uint64_t seed = 1;
   bool peaks = false;
+  bool train = false;
 
   lm::ActivationChoice choice() const;
   at::ScalarType type() const;
@@ -37,6 +38,7 @@ struct BenchFfnOptions : CommonOptions {
 
 // One line a case; the grid, non-zeros by tokens; which implementations ran.
 void print_ffn_results(const BenchFfnOptions& o, const nlohmann::json& results);
+void print_train_results(const BenchFfnOptions& o, const nlohmann::json& results);
 void print_ffn_grid(const BenchFfnOptions& o, const nlohmann::json& results);
 void print_ffn_implementations(const BenchFfnOptions& o, const nlohmann::json& results);
 // Time against density, a chart for each number of tokens: a complete SVG file.

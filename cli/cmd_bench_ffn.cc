@@ -13,6 +13,7 @@
 #include "io/file_error.h"
 #include "measure/ffn_bench.h"
 #include "measure/trace_layer.h"
+#include "measure/train_bench.h"
 #include "models/device.h"
 #include "models/sparse_operators.h"
 
@@ -51,10 +52,19 @@ struct Runs {
   // inputs [slices * m, D].
   nlohmann::json& add(const std::vector<measure::BenchLayer>& layers, const at::Tensor& inputs,
                       std::int64_t m, double nnz, const std::string& note) {
-    measure::FfnCase c{o.shape(nnz), o.choice(), layers, inputs.view({-1, m, o.input}), nnz, {}};
-    c.measure.repeats = o.repeats;
-    c.measure.min_seconds = o.seconds;
-    results.push_back(measure::run_ffn_case(c, peaks, [&] { progress.update(++done, note); }));
+    measure::MeasureOptions measure;
+    measure.repeats = o.repeats;
+    measure.min_seconds = o.seconds;
+    const auto tick = [&] { progress.update(++done, note); };
+    if (o.train) {
+      results.push_back(measure::run_train_case(
+          {o.shape(nnz), o.choice(), layers.front().source, inputs.narrow(0, 0, m), nnz, measure},
+          tick));
+    } else {
+      const measure::FfnCase c{o.shape(nnz), o.choice(), layers, inputs.view({-1, m, o.input}),
+                               nnz,          measure};
+      results.push_back(measure::run_ffn_case(c, peaks, tick));
+    }
     return results.back();
   }
 
@@ -92,6 +102,14 @@ struct Runs {
   nlohmann::json results = nlohmann::json::array();
 };
 
+void print_results(const BenchFfnOptions& o, const nlohmann::json& results) {
+  if (o.train) {
+    print_train_results(o, results);
+  } else {
+    print_ffn_results(o, results);
+  }
+}
+
 // The recorded patterns of one layer after the other.
 void run_trace(BenchFfnOptions& o, const std::optional<measure::Peaks>& peaks) {
   const io::ActivityTrace trace(o.trace);
@@ -119,7 +137,7 @@ void run_trace(BenchFfnOptions& o, const std::optional<measure::Peaks>& peaks) {
     }
   }
   runs.progress.finish();
-  print_ffn_results(o, runs.results);
+  print_results(o, runs.results);
   o.say("{} tokens of each layer of {} were replayed\n", replayed, o.trace);
   runs.finish({{"trace", o.trace}, {"trace_tokens", replayed}});
 }
@@ -203,7 +221,7 @@ void run(BenchFfnOptions& o) {
   }
   runs.progress.finish();
   if (o.grid.empty()) {
-    print_ffn_results(o, runs.results);
+    print_results(o, runs.results);
   } else {
     print_ffn_grid(o, runs.results);
   }
@@ -266,6 +284,7 @@ void add_bench_ffn(CLI::App& bench) {
   c.add_option("--seconds", o->seconds, "Least length of a timed run")
       ->check(CLI::Range(0.001, 60.0));
   c.add_option("--seed", o->seed, "Of weights and inputs");
+  c.add_flag("--train", o->train, "Forward and backward, against PyTorch's autograd");
   c.add_flag("--peaks", o->peaks, "Also measure the machine's peaks and print the floor");
   add_device_option(c, *o);
 }
