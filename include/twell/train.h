@@ -30,25 +30,36 @@ struct FfnPatternView {
   std::int64_t nnz() const { return offsets == nullptr ? 0 : offsets[rows]; }
 };
 
-// One that owns its lists, which grow with what fires.
+// One that owns its lists, which grow with what fires; or one in memory of somebody else.
 class FfnPattern {
  public:
-  FfnPatternView view() const;
-  std::size_t bytes() const;  // of the lists: 4 + 2 or 4 + 4 bytes of dtype bf16 a place
+  FfnPattern() = default;
+  // In `lists`, which have room for rows + 1 offsets and rows · hidden places: what does not fire
+  // is never touched. The pointers are written through; they outlive this.
+  explicit FfnPattern(const FfnPatternView& lists);
+  FfnPattern(FfnPattern&&) = default;
+  FfnPattern& operator=(FfnPattern&&) = default;
+
+  FfnPatternView view() const { return view_; }
+  // Of the lists: 4 bytes a place and two values, and 8 bytes a row.
+  std::size_t bytes() const;
 
   // Empties it for `rows` rows of a layer.
   void reset(std::int64_t rows, const FfnShape& shape);
-  // Makes room for the places of the next rows, counts[r] of row r. Returns the first of them.
-  std::int64_t append(const std::int32_t* counts, std::int64_t rows);
-  std::int32_t* neurons() { return neurons_.data(); }
-  void* v() { return v_.data(); }
-  void* u() { return shape_.gated ? u_.data() : nullptr; }
-  const std::int64_t* offsets() const { return offsets_.data(); }
+  // Makes room for the places of the next rows, counts[r] of row r.
+  void append(const std::int32_t* counts, std::int64_t rows);
+  std::int32_t* neurons() { return const_cast<std::int32_t*>(view_.neurons); }
+  void* v() { return const_cast<void*>(view_.v); }
+  void* u() { return const_cast<void*>(view_.u); }
 
  private:
-  FfnShape shape_;
-  std::int64_t rows_ = 0;
-  std::vector<std::int64_t> offsets_;  // of the rows so far
+  void reserve(std::int64_t places);
+
+  FfnPatternView view_;
+  bool borrowed_ = false;
+  bool gated_ = true;
+  std::int64_t done_ = 0;  // rows
+  std::vector<std::int64_t> offsets_;
   std::vector<std::int32_t> neurons_;
   std::vector<std::byte> v_, u_;
 };
@@ -66,7 +77,7 @@ struct FfnBackward {
   ConstMatrixView down;               // [H, D]
   FfnPatternView pattern;
   ActivationSpec activation;
-  float l1 = 0.0F;  // λ: the gradient of |h| at a place; finite, at least 0
+  float l1 = 0.0F;  // λ, the gradient of |h| at a place: finite
 };
 
 // Where backward writes. Weight gradients are of the layer's dtype or f32.

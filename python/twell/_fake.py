@@ -58,6 +58,35 @@ def _ffn_stats(x, gate, up, down, screen=None, activation="relu", threshold=0.0)
     )
 
 
+def _ffn_train(x, gate, up, down, screen=None, activation="relu", threshold=0.0):
+    rows, neurons = x.shape[:-1].numel(), gate.shape[0]
+    return (
+        _rows(x, down.shape[1]),
+        x.new_empty((), dtype=torch.float32),
+        x.new_empty(x.shape[:-1], dtype=torch.int32),
+        x.new_empty((neurons,), dtype=torch.int64),
+        x.new_empty((rows + 1,), dtype=torch.int64),
+        x.new_empty((rows * neurons,), dtype=torch.int32),
+        x.new_empty((1 if up is None else 2, rows * neurons)),
+    )
+
+
+def _ffn_train_backward(
+    dy, x, gate, up, down, offsets, neurons, values, l1_grad, activation="relu", threshold=0.0
+):
+    def like(weight):
+        return weight.new_empty(weight.shape)
+
+    return _rows(x, gate.shape[1]), like(gate), x.new_empty(0) if up is None else like(up), like(down)
+
+
+def _ffn_train_backward_add(
+    dy, x, gate, up, down, offsets, neurons, values, l1_grad, dgate, dup, ddown,
+    activation="relu", threshold=0.0,
+):  # fmt: skip
+    return _rows(x, gate.shape[1])
+
+
 def _pack_weight(weight):
     return weight.new_empty(_packed_shape(weight.dtype, *weight.shape))
 
@@ -105,6 +134,9 @@ def register() -> None:
     for function in (
         _ffn,
         _ffn_stats,
+        _ffn_train,
+        _ffn_train_backward,
+        _ffn_train_backward_add,
         _pack_weight,
         _unpack_weight,
         _screen_weight,

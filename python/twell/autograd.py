@@ -102,6 +102,19 @@ def _ffn_backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Any, ...]:
     return dx, dgate, dup, ddown, None, None, None
 
 
+def _keep_pattern(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x, gate, up, down, _, ctx.activation, ctx.threshold = inputs
+    ctx.save_for_backward(x, gate, up, down, *output[4:])
+    ctx.mark_non_differentiable(*output[2:])
+
+
+def _train_backward(ctx: Any, dy: Tensor, dl1: Tensor, *_: Any) -> tuple[Any, ...]:
+    dx, dgate, dup, ddown = torch.ops.twell.ffn_train_backward(
+        dy, *ctx.saved_tensors, dl1, ctx.activation, ctx.threshold
+    )
+    return dx, dgate, None if ctx.saved_tensors[2] is None else dup, ddown, None, None, None
+
+
 def _keep_shape(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     ctx.rows, ctx.cols = inputs[0].shape
 
@@ -126,6 +139,7 @@ def register() -> None:
     rules: dict[str, tuple[Callable[..., Any], Callable[..., Any] | None]] = {
         "ffn": (_ffn_backward, _keep_ffn),
         "ffn_stats": (_ffn_backward, _keep_ffn),
+        "ffn_train": (_train_backward, _keep_pattern),
         "pack_weight": (_pack_backward, _keep_shape),
         "unpack_weight": (_unpack_backward, None),
     }

@@ -8,15 +8,23 @@
 
 namespace twell {
 
-// What both halves know. Coefficients are by entry of the transposed pattern.
+// dv, du and h of the places that fired: what each weight gradient multiplies x, x and dy with.
+enum Coefficient : int { kDv, kDu, kH, kCoefficientKinds };
+
+// What both halves know.
 struct BackwardCall {
   const FfnBackward& in;
   const FfnGradients& out;
   const Kernels& kernels;
   FfnPlan plan;
-  TransposedPattern by_neuron;
-  HotSet hot;                                        // chosen by the counts of all rows
-  float *dv = nullptr, *du = nullptr, *h = nullptr;  // [nnz]; du null in a layer without a gate
+  HotSet hot;                   // chosen by the counts of all rows
+  TransposedPattern by_neuron;  // of the others
+  // Of the others, by entry of by_neuron.
+  float* entries[kCoefficientKinds] = {};
+  // Of hot neurons, [size of hot, M]: the x of a GEMM over all rows.
+  SparseX columns[kCoefficientKinds] = {};
+
+  bool has(int kind) const { return kind != kDu || in.up.has_value(); }
 };
 
 // dx, and the coefficients.

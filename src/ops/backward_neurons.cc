@@ -15,23 +15,23 @@
 namespace twell {
 namespace {
 
-// One weight gradient: dW row n = Σ over entries of n of coefficient · (input row).
+// One weight gradient: dW row n = Σ over the rows that fired n of coefficient · (input row).
 struct WeightGradient {
+  int kind;
   ConstMatrixView input;  // x or dy, [M, cols]
-  const float* coefficients;
-  MatrixView out;  // [H, cols]
+  MatrixView out;         // [H, cols]
 };
 
 struct Gradients {
-  WeightGradient all[3];
+  WeightGradient all[kCoefficientKinds];
   int count = 0;
 };
 
 Gradients gradients_of(const BackwardCall& call) {
   Gradients out;
-  out.all[out.count++] = {call.in.x, call.dv, call.out.gate};
-  if (call.out.up) out.all[out.count++] = {call.in.x, call.du, *call.out.up};
-  out.all[out.count++] = {call.in.dy, call.h, call.out.down};
+  out.all[out.count++] = {kDv, call.in.x, call.out.gate};
+  if (call.out.up) out.all[out.count++] = {kDu, call.in.x, *call.out.up};
+  out.all[out.count++] = {kH, call.in.dy, call.out.down};
   return out;
 }
 
@@ -90,8 +90,8 @@ std::int64_t piece_width(std::int64_t rows, DType dtype) {
   return width;
 }
 
-// Neurons that are not in `hot`, by gathering.
-void gather(Context& context, const BackwardCall& call, const HotSet* hot) {
+// Neurons that are not hot, by gathering.
+void gather(Context& context, const BackwardCall& call) {
   constexpr std::int64_t kNeurons = 64;  // of a unit of work
   const Gradients gradients = gradients_of(call);
   const FfnBackward& in = call.in;
@@ -125,16 +125,12 @@ void gather(Context& context, const BackwardCall& call, const HotSet* hot) {
         for (std::int64_t n = begin; n < std::min(begin + kNeurons, hidden); ++n) {
           const std::int64_t entry = call.by_neuron.offsets[n];
           const std::int64_t count = call.by_neuron.count(n);
-          if (count == 0 || (hot != nullptr && hot->place(static_cast<std::int32_t>(n)) >= 0)) {
-            continue;
-          }
+          if (count == 0) continue;
           for (int g = first; g < last; ++g) {
             const WeightGradient& gradient = gradients.all[g];
-            // The list is read: kernels write to values where they multiply alone.
-            call.kernels.weighted_rows(from,
-                                       {call.by_neuron.rows + entry,
-                                        const_cast<float*>(gradient.coefficients) + entry, count},
-                                       false, sum);
+            call.kernels.weighted_rows(
+                from, {call.by_neuron.rows + entry, call.entries[gradient.kind] + entry, count},
+                false, sum);
             store(call.kernels, gradient.out, n, piece * width, from.cols, sum,
                   call.out.accumulate);
           }
@@ -146,86 +142,57 @@ void gather(Context& context, const BackwardCall& call, const HotSet* hot) {
     if (!call.out.accumulate) {
 #pragma omp for schedule(static)
       for (std::int64_t n = 0; n < hidden; ++n) {
-        if (call.by_neuron.count(n) > 0) continue;
+        if (call.by_neuron.count(n) > 0 || call.hot.contains(static_cast<std::int32_t>(n)))
+          continue;
         for (int g = 0; g < gradients.count; ++g) clear(gradients.all[g].out, n);
       }
     }
   }
 }
 
-// Neurons of `hot`, by GEMMs over all rows.
-void multiply(Context& context, const BackwardCall& call, const HotSet& hot) {
+// Hot neurons, by GEMMs over all rows.
+void multiply(Context& context, const BackwardCall& call) {
   const Gradients gradients = gradients_of(call);
-  const Kernels& kernels = call.kernels;
-  const std::int64_t m = call.in.x.rows;
+  const HotSet& hot = call.hot;
   const std::int64_t most = row_block(call.plan.tier, hot.size());
-  const std::int64_t stride = SparseX::stride_of(kernels.x, most, m);
-  const auto bytes = static_cast<std::size_t>(most * stride) * size_of(kernels.x.dtype);
-  auto* data = static_cast<std::byte*>(
-      context.scratch(0, kHotHidden, static_cast<std::size_t>(gradients.count) * bytes));
   for (int t = 0; t < call.plan.threads; ++t) {
     context.scratch(t, kAccumulators,
                     static_cast<std::size_t>(gemm_accumulators(most)) * sizeof(float));
     context.scratch(t, kHotPanels, chosen_panel_bytes(call.in.x.dtype, kColumnBlock));
   }
-  const auto coefficients_of = [&](int g) {
-    return SparseX{data + static_cast<std::size_t>(g) * bytes, stride, kernels.x.dtype};
-  };
   const std::int64_t widest = std::max(call.in.x.cols, call.in.dy.cols);
   const std::int64_t columns = (widest + kColumnBlock - 1) / kColumnBlock;
-  for (std::int64_t first = 0; first < hot.size(); first += most) {
-    const std::int64_t neurons = std::min(most, hot.size() - first);
+  const std::int64_t blocks = (hot.size() + most - 1) / most;
 #pragma omp parallel num_threads(call.plan.threads)
-    {
-      const int thread = omp_get_thread_num();
-      auto* c = static_cast<float*>(context.scratch(thread, kAccumulators, 0));
-      void* panels = context.scratch(thread, kHotPanels, 0);
-#pragma omp for schedule(static)
-      for (std::int64_t i = 0; i < neurons; ++i) {
-        const std::int32_t n = hot.list()[first + i];
-        for (int g = 0; g < gradients.count; ++g) {
-          const SparseX x = coefficients_of(g);
-          x.clear_row(i);
-          for (std::int64_t e = call.by_neuron.offsets[n]; e < call.by_neuron.offsets[n + 1]; ++e) {
-            x.set(i, call.by_neuron.rows[e], gradients.all[g].coefficients[e]);
-          }
-        }
-      }
+  {
+    const int thread = omp_get_thread_num();
+    auto* c = static_cast<float*>(context.scratch(thread, kAccumulators, 0));
+    void* panels = context.scratch(thread, kHotPanels, 0);
 #pragma omp for schedule(dynamic, 1)
-      for (std::int64_t unit = 0; unit < columns * gradients.count; ++unit) {
-        const int g = static_cast<int>(unit % gradients.count);
-        const WeightGradient& gradient = gradients.all[g];
-        const std::int64_t column = unit / gradients.count * kColumnBlock;
-        const std::int64_t width = std::min(kColumnBlock, gradient.input.cols - column);
-        if (width <= 0) continue;
-        combine_chosen(kernels, coefficients_of(g), neurons, {gradient.input, nullptr, m}, column,
-                       width, false, panels, c);
-        for (std::int64_t i = 0; i < neurons; ++i) {
-          store(kernels, gradient.out, hot.list()[first + i], column, width, c + i * kColumnBlock,
-                call.out.accumulate);
-        }
+    for (std::int64_t unit = 0; unit < blocks * columns * gradients.count; ++unit) {
+      const WeightGradient& gradient = gradients.all[unit % gradients.count];
+      const std::int64_t column = unit / gradients.count % columns * kColumnBlock;
+      const std::int64_t first = unit / gradients.count / columns * most;
+      const std::int64_t neurons = std::min(most, hot.size() - first);
+      const std::int64_t width = std::min(kColumnBlock, gradient.input.cols - column);
+      if (width <= 0) continue;
+      SparseX x = call.columns[gradient.kind];
+      x.data = x.at(first, 0);
+      combine_chosen(call.kernels, x, neurons, {gradient.input, nullptr, call.in.x.rows}, column,
+                     width, false, panels, c);
+      for (std::int64_t i = 0; i < neurons; ++i) {
+        store(call.kernels, gradient.out, hot.list()[first + i], column, width,
+              c + i * kColumnBlock, call.out.accumulate);
       }
     }
   }
 }
 
-// A row that is not finite would make NaN of zeros of a dense product.
-bool all_rows_finite(const BackwardCall& call) {
-  int bad = 0;
-#pragma omp parallel for num_threads(call.plan.threads) schedule(static) reduction(+ : bad)
-  for (std::int64_t row = 0; row < call.in.x.rows; ++row) {
-    bad += !call.kernels.all_finite(call.in.x.row_bytes(row), call.in.x.cols) ||
-           !call.kernels.all_finite(call.in.dy.row_bytes(row), call.in.dy.cols);
-  }
-  return bad == 0;
-}
-
 }  // namespace
 
 void backward_neurons(Context& context, const BackwardCall& call) {
-  const bool dense = call.hot.size() > 0 && all_rows_finite(call);
-  gather(context, call, dense ? &call.hot : nullptr);
-  if (dense) multiply(context, call, call.hot);
+  gather(context, call);
+  if (call.hot.size() > 0) multiply(context, call);
 }
 
 }  // namespace twell

@@ -17,15 +17,14 @@ float sign_of(float value) { return value > 0.0F ? 1.0F : value < 0.0F ? -1.0F :
 template <class T>
 struct BackwardBlock {
   const BackwardCall& call;
-  const T *v, *u;               // of all places
-  const std::int64_t* offsets;  // of the block's rows
-  SparseX dv_hot, du_hot;       // [rows, hot neurons]
-  float *dh, *dv, *du;          // of the block's places
+  const T *v, *u;                  // of all places
+  const std::int64_t* offsets;     // of the block's rows
+  SparseX hot[kCoefficientKinds];  // [rows, hot neurons]
+  float *dh, *dv, *du;             // of the block's places
+  std::int32_t* cold_count;        // places of each row that are not hot
 
   std::int64_t first() const { return offsets[0]; }
-  bool is_cold(std::int64_t i) const {
-    return call.hot.size() == 0 || call.hot.place(call.in.pattern.neurons[i]) < 0;
-  }
+  bool is_cold(std::int64_t i) const { return !call.hot.contains(call.in.pattern.neurons[i]); }
 
   // dh of the row's hot places, of the hot neurons from `begin` on.
   void take_hot(std::int64_t row, std::int64_t begin, std::int64_t count, const float* c) const {
@@ -48,34 +47,41 @@ struct BackwardBlock {
       list[active.count] = in.pattern.neurons[i];
       values[active.count++] = 1.0F;
     }
-    call.kernels.sampled_dots(in.dy.row_bytes(row_of_call(row)), in.down, active);
+    cold_count[row] = static_cast<std::int32_t>(active.count);
+    call.kernels.sampled_dots(in.dy.row_bytes(first_row + row), in.down, active);
     if (call.hot.size() > 0) {
-      dv_hot.clear_row(row);
-      if (u != nullptr) du_hot.clear_row(row);
+      for (const SparseX& x : hot) {
+        if (x.data != nullptr) x.clear_row(row);
+      }
     }
     for (std::int64_t i = offsets[row], n = 0; i < offsets[row + 1]; ++i) {
-      const bool cold = is_cold(i);
       const std::int64_t j = i - first();
+      const std::int32_t place = call.hot.size() > 0 ? call.hot.place(in.pattern.neurons[i]) : -1;
       const auto pre = static_cast<float>(v[i]);
       const float g = activated(in.activation.kind, pre);
       const float up = u != nullptr ? static_cast<float>(u[i]) : 1.0F;
       const float h = g * up;
-      float grad = cold ? values[n++] : dh[j];
+      float grad = place < 0 ? values[n++] : dh[j];
       if (in.l1 != 0.0F) grad += in.l1 * sign_of(h);
+      const float to_v = grad * up * activated_slope(in.activation.kind, pre);
+      const float to_u = grad * g;
+      if (place >= 0) {
+        hot[kDv].set(row, place, to_v);
+        if (u != nullptr) hot[kDu].set(row, place, to_u);
+        hot[kH].set(row, place, h);
+        continue;
+      }
       const std::int64_t entry = call.by_neuron.entry_of[i];
-      dv[j] = call.dv[entry] = grad * up * activated_slope(in.activation.kind, pre);
-      call.h[entry] = h;
-      if (u != nullptr) du[j] = call.du[entry] = grad * g;
-      if (cold) continue;
-      const std::int32_t place = call.hot.place(in.pattern.neurons[i]);
-      dv_hot.set(row, place, dv[j]);
-      if (u != nullptr) du_hot.set(row, place, du[j]);
+      dv[j] = call.entries[kDv][entry] = to_v;
+      if (u != nullptr) du[j] = call.entries[kDu][entry] = to_u;
+      call.entries[kH][entry] = h;
     }
   }
 
   // sum [D] (+)= the cold places' part of dx.
   void gather(std::int64_t row, std::int32_t* list, float* values, bool add, float* sum) const {
     const FfnBackward& in = call.in;
+    if (cold_count[row] == 0 && add) return;
     const auto part = [&](const float* coefficients, ConstMatrixView w, bool onto) {
       ActiveNeurons active = {list, values, 0};
       for (std::int64_t i = offsets[row]; i < offsets[row + 1]; ++i) {
@@ -89,8 +95,34 @@ struct BackwardBlock {
     if (u != nullptr) part(du, *in.up, true);
   }
 
+  // Hot neurons [begin, end) of the block to their rows of call.columns.
+  void transpose_hot(std::int64_t begin, std::int64_t end, std::int64_t rows) const {
+    for (int kind = 0; kind < kCoefficientKinds; ++kind) {
+      if (!call.has(kind)) continue;
+      if (hot[kind].dtype == DType::f32) {
+        transpose_words<float>(hot[kind], call.columns[kind], begin, end, rows);
+      } else {
+        transpose_words<bf16>(hot[kind], call.columns[kind], begin, end, rows);
+      }
+    }
+  }
+
   std::int64_t first_row = 0;  // of the block in the call
-  std::int64_t row_of_call(std::int64_t row) const { return first_row + row; }
+
+ private:
+  template <class X>
+  void transpose_words(const SparseX& from, const SparseX& to, std::int64_t begin, std::int64_t end,
+                       std::int64_t rows) const {
+    constexpr std::int64_t kTile = 32;  // rows: a cache line or two of each neuron
+    for (std::int64_t r = 0; r < rows; r += kTile) {
+      const std::int64_t count = std::min(kTile, rows - r);
+      for (std::int64_t n = begin; n < end; ++n) {
+        auto* out = reinterpret_cast<X*>(to.at(n, first_row + r));
+        const auto* in = reinterpret_cast<const X*>(from.at(r, n));
+        for (std::int64_t k = 0; k < count; ++k) out[k] = in[k * from.stride];
+      }
+    }
+  }
 };
 
 template <class T>
@@ -106,8 +138,8 @@ void run(Context& context, const BackwardCall& call) {
     const std::int64_t end = std::min(first + rows_most, in.dy.rows);
     places = std::max(places, in.pattern.offsets[end] - in.pattern.offsets[first]);
   }
-  auto* block_places = static_cast<float*>(
-      context.scratch(0, kBlockPlaces, static_cast<std::size_t>(3 * places) * sizeof(float)));
+  auto* block_places = static_cast<float*>(context.scratch(
+      0, kBlockPlaces, static_cast<std::size_t>(3 * places + rows_most) * sizeof(float)));
   for (int t = 0; t < plan.threads; ++t) {
     context.scratch(t, kActive, static_cast<std::size_t>(in.pattern.hidden) * 8);
     context.scratch(t, kPartialY, static_cast<std::size_t>(width) * sizeof(float));
@@ -121,10 +153,10 @@ void run(Context& context, const BackwardCall& call) {
                          static_cast<const T*>(in.pattern.u),
                          nullptr,
                          {},
-                         {},
                          block_places,
                          block_places + places,
-                         block_places + 2 * places};
+                         block_places + 2 * places,
+                         reinterpret_cast<std::int32_t*>(block_places + 3 * places)};
   GemmInput dy = {{nullptr, in.dy.dtype, rows_most, in.dy.cols}, kernels.x};
   void* prepared = nullptr;
   float* sums = nullptr;
@@ -132,12 +164,14 @@ void run(Context& context, const BackwardCall& call) {
     prepared = context.scratch(0, kPreparedX, dy.prepared_bytes());
     sums = static_cast<float*>(
         context.scratch(0, kHotSums, static_cast<std::size_t>(rows_most * width) * sizeof(float)));
-    block.dv_hot = {nullptr, SparseX::stride_of(kernels.x, rows_most, hot.size()), kernels.x.dtype};
-    const auto bytes =
-        static_cast<std::size_t>(rows_most * block.dv_hot.stride) * size_of(kernels.x.dtype);
-    block.dv_hot.data = static_cast<std::byte*>(context.scratch(0, kHotHidden, 2 * bytes));
-    block.du_hot = block.dv_hot;
-    block.du_hot.data += bytes;
+    const std::int64_t stride = SparseX::stride_of(kernels.x, rows_most, hot.size());
+    const auto bytes = static_cast<std::size_t>(rows_most * stride) * size_of(kernels.x.dtype);
+    auto* data = static_cast<std::byte*>(context.scratch(0, kHotHidden, kCoefficientKinds * bytes));
+    for (int kind = 0; kind < kCoefficientKinds; ++kind) {
+      if (call.has(kind)) {
+        block.hot[kind] = {data + static_cast<std::size_t>(kind) * bytes, stride, kernels.x.dtype};
+      }
+    }
   }
   for (std::int64_t first = 0; first < in.dy.rows; first += rows_most) {
     const std::int64_t rows = std::min(rows_most, in.dy.rows - first);
@@ -170,13 +204,17 @@ void run(Context& context, const BackwardCall& call) {
         }
 #pragma omp for schedule(dynamic, 4)
         for (std::int64_t row = 0; row < rows; ++row) block.differentiate(row, list, values);
+#pragma omp for schedule(static) nowait
+        for (std::int64_t n = 0; n < hot.size(); n += kPanel) {
+          block.transpose_hot(n, std::min(n + kPanel, hot.size()), rows);
+        }
 #pragma omp for schedule(dynamic, 1)
         for (std::int64_t column = 0; column < width; column += kColumnBlock) {
           const std::int64_t columns = std::min(kColumnBlock, width - column);
-          combine_chosen(kernels, block.dv_hot, rows, {in.gate, hot.list(), hot.size()}, column,
+          combine_chosen(kernels, block.hot[kDv], rows, {in.gate, hot.list(), hot.size()}, column,
                          columns, false, panels, c);
           if (in.up) {
-            combine_chosen(kernels, block.du_hot, rows, {*in.up, hot.list(), hot.size()}, column,
+            combine_chosen(kernels, block.hot[kDu], rows, {*in.up, hot.list(), hot.size()}, column,
                            columns, true, panels, c);
           }
           for (std::int64_t row = 0; row < rows; ++row) {

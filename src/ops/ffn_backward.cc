@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "ops/backward.h"
+#include "ops/plan.h"
 #include "ops/scratch.h"
 #include "ops/validate.h"
 #include "twell/tuning.h"
@@ -41,8 +42,7 @@ void check(const FfnBackward& in, const FfnGradients& out) {
           "expected at most 2^31 - 1 rows, got ", in.x.rows);
   check_pattern(in, dtype);
   require_activation(kOperation, in.activation);
-  require(in.l1 >= 0.0F && std::isfinite(in.l1), kOperation, "l1",
-          "expected a finite coefficient of at least 0, got ", in.l1);
+  require(std::isfinite(in.l1), kOperation, "l1", "expected a finite gradient, got ", in.l1);
   require_matrix(kOperation, "dx", out.dx, dtype, in.x.rows, in.gate.cols);
   require(in.up.has_value() == out.up.has_value(), kOperation, "gradient of up",
           in.up ? "expected one, in a gated layer" : "expected none, in a layer without a gate");
@@ -57,6 +57,41 @@ void check(const FfnBackward& in, const FfnGradients& out) {
   gradient("gradient of down", out.down, in.down.cols);
 }
 
+// A row that is not finite would make NaN of zeros of a product over all rows.
+bool all_rows_finite(const FfnBackward& in, const FfnPlan& plan, const Kernels& kernels) {
+  int bad = 0;
+#pragma omp parallel for num_threads(plan.threads) schedule(static) reduction(+ : bad)
+  for (std::int64_t row = 0; row < in.x.rows; ++row) {
+    bad += !kernels.all_finite(in.x.row_bytes(row), in.x.cols) ||
+           !kernels.all_finite(in.dy.row_bytes(row), in.dy.cols);
+  }
+  return bad == 0;
+}
+
+// Where the coefficients go. Of hot neurons: rows as long as M, zeros past them.
+void take_scratch(Context& context, BackwardCall& call) {
+  const std::int64_t rows = call.in.x.rows;
+  const std::int64_t cold = call.by_neuron.offsets[call.in.pattern.hidden];
+  auto* entries = static_cast<float*>(context.scratch(
+      0, kCoefficients, static_cast<std::size_t>(kCoefficientKinds * cold) * sizeof(float)));
+  const std::int64_t stride =
+      SparseX::stride_of(call.kernels.x, row_block(call.plan.tier, call.hot.size()), rows);
+  const auto bytes =
+      static_cast<std::size_t>(call.hot.size() * stride) * size_of(call.kernels.x.dtype);
+  auto* columns =
+      static_cast<std::byte*>(context.scratch(0, kHotColumns, kCoefficientKinds * bytes));
+  for (int kind = 0; kind < kCoefficientKinds; ++kind) {
+    if (!call.has(kind)) continue;
+    call.entries[kind] = entries + kind * cold;
+    SparseX& x = call.columns[kind];
+    x = {columns + static_cast<std::size_t>(kind) * bytes, stride, call.kernels.x.dtype};
+    const std::size_t rest = static_cast<std::size_t>(stride - rows) * size_of(x.dtype);
+    for (std::int64_t n = 0; n < call.hot.size(); ++n) {
+      std::fill_n(x.at(n, rows), rest, std::byte{});
+    }
+  }
+}
+
 }  // namespace
 
 void ffn_backward(Context& context, const FfnBackward& in, const FfnGradients& out) {
@@ -66,29 +101,16 @@ void ffn_backward(Context& context, const FfnBackward& in, const FfnGradients& o
   FfnBackward call_in = in;
   if (in.x.rows == 0) call_in.pattern.offsets = kNoRows;
   const FfnPlan plan = plan_ffn(context, in.x.rows, shape, GateForm::packed);
-  const std::int64_t nnz = call_in.pattern.nnz();
-  auto* coefficients = static_cast<float*>(
-      context.scratch(0, kCoefficients, static_cast<std::size_t>(3 * nnz) * sizeof(float)));
-  BackwardCall call{call_in,
-                    out,
-                    kernels_of(plan.tier, shape.dtype),
-                    plan,
-                    transpose(context, call_in.pattern),
-                    HotSet(context, shape.hidden),
-                    coefficients,
-                    in.up ? coefficients + nnz : nullptr,
-                    coefficients + 2 * nnz};
-  for (std::int64_t n = 0; n < shape.hidden; ++n) {
-    call.hot.counts()[n] = static_cast<std::int32_t>(call.by_neuron.count(n));
-  }
+  const Kernels& kernels = kernels_of(plan.tier, shape.dtype);
+  const double none = std::numeric_limits<double>::infinity();
   const double least =
-      std::max(1.0, plan.hot_share * static_cast<double>(in.x.rows) + plan.hot_rows);
-#pragma omp parallel num_threads(plan.threads)
-  if (in.up) {
-    call.hot.choose(least, {in.gate, *in.up}, call.kernels);
-  } else {
-    call.hot.choose(least, {in.gate}, call.kernels);
-  }
+      all_rows_finite(in, plan, kernels)
+          ? std::max(1.0, plan.hot_share * static_cast<double>(in.x.rows) + plan.hot_rows)
+          : none;
+  BackwardCall call{call_in, out, kernels, plan, HotSet(context, shape.hidden), {}};
+  call.by_neuron = transpose(context, call_in.pattern, call.hot, least,
+                             {in.gate, in.up.value_or(in.gate)}, kernels);
+  take_scratch(context, call);
   backward_rows(context, call);
   backward_neurons(context, call);
 }

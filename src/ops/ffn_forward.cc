@@ -161,7 +161,7 @@ void run(Context& context, ConstMatrixView x, const FfnWeights& weights,
                                    packed,
                                    hot,
                                    scratch.hidden,
-                                   pattern.offsets() + first,
+                                   pattern.view().offsets + first,
                                    pattern.neurons(),
                                    static_cast<T*>(pattern.v()),
                                    static_cast<T*>(pattern.u())};

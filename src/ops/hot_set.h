@@ -24,6 +24,7 @@ class HotSet {
   const std::int32_t* list() const { return list_; }  // ascending
   // Where in list(), or -1. Only where there are any.
   std::int32_t place(std::int32_t neuron) const { return place_[neuron]; }
+  bool contains(std::int32_t neuron) const { return size_ > 0 && place_[neuron] >= 0; }
 
  private:
   std::int64_t hidden_;

@@ -1,53 +1,57 @@
 #include <algorithm>
 
+#include "core/check.h"
 #include "twell/train.h"
 
 namespace twell {
 
-FfnPatternView FfnPattern::view() const {
-  FfnPatternView out;
-  out.rows = rows_;
-  out.hidden = shape_.hidden;
-  out.dtype = shape_.dtype;
-  out.offsets = offsets_.data();
-  out.neurons = neurons_.data();
-  out.v = v_.data();
-  out.u = shape_.gated ? u_.data() : nullptr;
-  return out;
-}
+FfnPattern::FfnPattern(const FfnPatternView& lists) : view_(lists), borrowed_(true) {}
 
 std::size_t FfnPattern::bytes() const {
-  return offsets_.size() * sizeof(std::int64_t) + neurons_.size() * sizeof(std::int32_t) +
-         v_.size() + u_.size();
+  const std::size_t place = sizeof(std::int32_t) + (gated_ ? 2 : 1) * size_of(view_.dtype);
+  return static_cast<std::size_t>(view_.rows + 1) * sizeof(std::int64_t) +
+         static_cast<std::size_t>(view_.nnz()) * place;
 }
 
 void FfnPattern::reset(std::int64_t rows, const FfnShape& shape) {
-  shape_ = shape;
-  rows_ = rows;
-  offsets_.assign(1, 0);
-  offsets_.reserve(static_cast<std::size_t>(rows) + 1);
-  neurons_.clear();
-  v_.clear();
-  u_.clear();
+  if (borrowed_) {
+    require(view_.rows == rows && view_.hidden == shape.hidden && view_.dtype == shape.dtype &&
+                (view_.u != nullptr || !shape.gated || rows * shape.hidden == 0),
+            "ffn_forward", "pattern", "expected room for ", name_of(shape.dtype), " [", rows, ", ",
+            shape.hidden, "], got it for ", name_of(view_.dtype), " [", view_.rows, ", ",
+            view_.hidden, "]");
+  } else {
+    view_.rows = rows;
+    view_.hidden = shape.hidden;
+    view_.dtype = shape.dtype;
+    offsets_.resize(static_cast<std::size_t>(rows) + 1);
+    view_.offsets = offsets_.data();
+  }
+  gated_ = shape.gated;
+  done_ = 0;
+  const_cast<std::int64_t*>(view_.offsets)[0] = 0;
 }
 
-std::int64_t FfnPattern::append(const std::int32_t* counts, std::int64_t rows) {
-  const std::int64_t first = offsets_.back();
-  for (std::int64_t r = 0; r < rows; ++r) offsets_.push_back(offsets_.back() + counts[r]);
-  const auto places = static_cast<std::size_t>(offsets_.back());
-  const auto done = static_cast<std::size_t>(offsets_.size() - 1);
-  if (places > neurons_.capacity()) {
+void FfnPattern::append(const std::int32_t* counts, std::int64_t rows) {
+  auto* offsets = const_cast<std::int64_t*>(view_.offsets) + done_;
+  for (std::int64_t r = 0; r < rows; ++r) offsets[r + 1] = offsets[r] + counts[r];
+  done_ += rows;
+  if (!borrowed_) reserve(offsets[rows]);
+}
+
+void FfnPattern::reserve(std::int64_t places) {
+  const auto wanted = static_cast<std::size_t>(places);
+  if (wanted > neurons_.size()) {
     // As many a row as so far, and a tenth more: grown once or twice in a call.
-    const std::size_t all = places / done * static_cast<std::size_t>(rows_);
-    const std::size_t room = std::max(places, all + all / 10);
-    neurons_.reserve(room);
-    v_.reserve(room * size_of(shape_.dtype));
-    if (shape_.gated) u_.reserve(room * size_of(shape_.dtype));
+    const auto all = static_cast<std::size_t>(places / done_ * view_.rows);
+    const std::size_t room = std::max(wanted, all + all / 10);
+    neurons_.resize(room);
+    v_.resize(room * size_of(view_.dtype));
+    if (gated_) u_.resize(room * size_of(view_.dtype));
   }
-  neurons_.resize(places);
-  v_.resize(places * size_of(shape_.dtype));
-  if (shape_.gated) u_.resize(places * size_of(shape_.dtype));
-  return first;
+  view_.neurons = neurons_.data();
+  view_.v = v_.data();
+  view_.u = gated_ ? u_.data() : nullptr;
 }
 
 }  // namespace twell

@@ -24,6 +24,7 @@ enum ScratchSlot : int {
   kCoefficients,
   kBlockPlaces,
   kPieces,
+  kHotColumns,
 };
 
 // The packed activation of a block: `rows` rows of tiles of `tile` columns, none of which can

@@ -8,7 +8,9 @@
 
 namespace twell {
 
-TransposedPattern transpose(Context& context, const FfnPatternView& pattern) {
+TransposedPattern transpose(Context& context, const FfnPatternView& pattern, HotSet& hot,
+                            double least, std::initializer_list<ConstMatrixView> finite,
+                            const Kernels& kernels) {
   const std::int64_t hidden = pattern.hidden;
   const std::int64_t nnz = pattern.nnz();
   const int threads = context.threads();
@@ -34,11 +36,19 @@ TransposedPattern transpose(Context& context, const FfnPatternView& pattern) {
       ++mine[pattern.neurons[i]];
     }
 #pragma omp barrier
+#pragma omp for schedule(static)
+    for (std::int64_t n = 0; n < hidden; ++n) {
+      std::int64_t all = 0;
+      for (int t = 0; t < threads; ++t) all += next[t * hidden + n];
+      hot.counts()[n] = static_cast<std::int32_t>(all);
+    }
+    hot.choose(least, finite, kernels);
 #pragma omp single
     {
       std::int64_t sum = 0;
       for (std::int64_t n = 0; n < hidden; ++n) {
         out.offsets[n] = sum;
+        if (hot.contains(static_cast<std::int32_t>(n))) continue;
         for (int t = 0; t < threads; ++t) {
           const std::int64_t count = next[t * hidden + n];
           next[t * hidden + n] = sum;
@@ -49,6 +59,7 @@ TransposedPattern transpose(Context& context, const FfnPatternView& pattern) {
     }
     for (std::int64_t row = begin; row < end; ++row) {
       for (std::int64_t i = pattern.offsets[row]; i < pattern.offsets[row + 1]; ++i) {
+        if (hot.contains(pattern.neurons[i])) continue;
         const std::int64_t entry = mine[pattern.neurons[i]]++;
         out.entry_of[i] = entry;
         out.rows[entry] = static_cast<std::int32_t>(row);

@@ -5,6 +5,7 @@
 #include "torch_ops/ffn_ops.h"
 #include "torch_ops/linear_ops.h"
 #include "torch_ops/steps.h"
+#include "torch_ops/train_ops.h"
 #include "torch_ops/weight_ops.h"
 
 STABLE_TORCH_LIBRARY(twell, m) {
@@ -21,6 +22,19 @@ STABLE_TORCH_LIBRARY(twell, m) {
       "Tensor neuron_nnz, Tensor candidates)");
   m.def("screen_weight(Tensor weight, Tensor? axis=None) -> Tensor");
   m.def("screen_limit() -> float");
+  m.def(
+      "ffn_train(Tensor x, Tensor gate, Tensor? up, Tensor down, Tensor? screen=None, "
+      "str activation=\"relu\", float threshold=0.) -> (Tensor y, Tensor l1, Tensor row_nnz, Tensor neuron_nnz, "
+      "Tensor offsets, Tensor neurons, Tensor values)");
+  m.def(
+      "ffn_train_backward(Tensor dy, Tensor x, Tensor gate, Tensor? up, Tensor down, "
+      "Tensor offsets, Tensor neurons, Tensor values, Tensor? l1_grad, "
+      "str activation=\"relu\", float threshold=0.) -> (Tensor dx, Tensor dgate, Tensor dup, "
+      "Tensor ddown)");
+  m.def(
+      "ffn_train_backward_add(Tensor dy, Tensor x, Tensor gate, Tensor? up, Tensor down, "
+      "Tensor offsets, Tensor neurons, Tensor values, Tensor? l1_grad, Tensor(a!) dgate, "
+      "Tensor(b!)? dup, Tensor(c!) ddown, str activation=\"relu\", float threshold=0.) -> Tensor");
   // The steps of the layer one by one, for inspection and tests.
   m.def(
       "gemm_relu_twell(Tensor x, Tensor weight_packed, SymInt rows, str activation=\"relu\", "
@@ -47,6 +61,9 @@ STABLE_TORCH_LIBRARY_IMPL(twell, CPU, m) {
   m.impl("ffn", TORCH_BOX(&ops::ffn));
   m.impl("ffn_stats", TORCH_BOX(&ops::ffn_stats));
   m.impl("screen_weight", TORCH_BOX(&ops::screen_weight));
+  m.impl("ffn_train", TORCH_BOX(&ops::ffn_train));
+  m.impl("ffn_train_backward", TORCH_BOX(&ops::ffn_train_backward));
+  m.impl("ffn_train_backward_add", TORCH_BOX(&ops::ffn_train_backward_add));
   m.impl("gemm_relu_twell", TORCH_BOX(&ops::gemm_relu_twell));
   m.impl("twell_gated_ffn", TORCH_BOX(&ops::twell_gated_ffn));
   m.impl("twell_spmm", TORCH_BOX(&ops::twell_spmm));
