@@ -1,4 +1,5 @@
-// The two halves of ffn_backward(): by rows, and by neurons.
+// What the halves of ffn_backward() share: dx by rows, the weight gradients by neurons
+// (weight_gradients.h).
 #pragma once
 
 #include "ops/chosen_products.h"
@@ -29,7 +30,5 @@ struct BackwardCall {
 
 // dx, and the coefficients.
 void backward_rows(Context& context, const BackwardCall& call);
-// The weight gradients.
-void backward_neurons(Context& context, const BackwardCall& call);
 
 }  // namespace twell

@@ -3,10 +3,10 @@
 #include <cmath>
 #include <limits>
 
-#include "ops/backward.h"
 #include "ops/plan.h"
 #include "ops/scratch.h"
 #include "ops/validate.h"
+#include "ops/weight_gradients.h"
 #include "twell/tuning.h"
 
 namespace twell {
@@ -112,7 +112,8 @@ void ffn_backward(Context& context, const FfnBackward& in, const FfnGradients& o
                              {in.gate, in.up.value_or(in.gate)}, kernels);
   take_scratch(context, call);
   backward_rows(context, call);
-  backward_neurons(context, call);
+  gather_weight_gradients(context, call);
+  if (call.hot.size() > 0) multiply_weight_gradients(context, call);
 }
 
 }  // namespace twell

@@ -6,23 +6,32 @@
 
 namespace twell {
 
+HotScratch take_hot_scratch(Context& context, const FfnPlan& plan, const FfnWeights& weights) {
+  HotScratch out;
+  if (plan.hot_share > 1.0) return out;
+  const FfnShape shape = weights.shape();
+  const XForm& form = kernels_of(plan.tier, shape.dtype).x;
+  const auto rows = static_cast<std::size_t>(plan.row_block);
+  const auto stride =
+      static_cast<std::size_t>(SparseX::stride_of(form, plan.row_block, shape.hidden));
+  out.hidden.dtype = form.dtype;
+  out.hidden.data =
+      static_cast<std::byte*>(context.scratch(0, kHotHidden, rows * stride * size_of(form.dtype)));
+  out.sums = static_cast<float*>(context.scratch(
+      0, kHotSums, rows * static_cast<std::size_t>(weights.down.cols) * sizeof(float)));
+  const std::size_t panels = chosen_panel_bytes(shape.dtype, shape.width);
+  for (int t = 0; t < plan.threads; ++t) context.scratch(t, kHotPanels, panels);
+  return out;
+}
+
 HotNeurons::HotNeurons(Context& context, const FfnPlan& plan, const FfnWeights& weights)
     : context_(context),
       plan_(plan),
       up_(weights.up),
       down_(weights.down),
       kernels_(kernels_of(plan.tier, weights.down.dtype)),
-      set_(context, weights.down.rows) {
-  if (plan.hot_share > 1.0) return;
-  const std::int64_t stride = SparseX::stride_of(kernels_.x, plan.row_block, down_.rows);
-  hidden_ = static_cast<std::byte*>(context.scratch(
-      0, kHotHidden,
-      static_cast<std::size_t>(plan.row_block * stride) * size_of(kernels_.x.dtype)));
-  sums_ = static_cast<float*>(context.scratch(
-      0, kHotSums, static_cast<std::size_t>(plan.row_block * down_.cols) * sizeof(float)));
-  const std::size_t panels = chosen_panel_bytes(down_.dtype, weights.shape().width);
-  for (int t = 0; t < plan.threads; ++t) context.scratch(t, kHotPanels, panels);
-}
+      set_(context, weights.down.rows),
+      scratch_(take_hot_scratch(context, plan, weights)) {}
 
 void count_neurons(const TwellView& packed, std::int64_t rows, std::int64_t hidden,
                    std::int32_t* counts) {
@@ -40,10 +49,6 @@ void HotNeurons::count(const Gate& gate) {
   count_neurons(gate.out(), gate.rows(), down_.rows, set_.counts());
   set_.choose(plan_.hot_share * static_cast<double>(gate.rows()) + plan_.hot_rows, {down_},
               kernels_);
-}
-
-SparseX HotNeurons::hidden() const {
-  return {hidden_, SparseX::stride_of(kernels_.x, plan_.row_block, size()), kernels_.x.dtype};
 }
 
 void HotNeurons::take(const Gate& gate) {
@@ -84,7 +89,8 @@ void HotNeurons::multiply(const Gate& gate, int thread) {
     combine_chosen(kernels_, hidden, gate.rows(), {down_, set_.list(), size()}, column, width,
                    false, panels, accumulators);
     for (std::int64_t row = 0; row < gate.rows(); ++row) {
-      std::copy_n(accumulators + row * kColumnBlock, width, sums_ + row * down_.cols + column);
+      std::copy_n(accumulators + row * kColumnBlock, width,
+                  scratch_.sums + row * down_.cols + column);
     }
   }
 }

@@ -9,6 +9,19 @@
 
 namespace twell {
 
+// The hot neurons' part of a block of rows: g or h [rows, hot neurons], and sums f32 [rows, D].
+struct HotScratch {
+  SparseX hidden;
+  float* sums = nullptr;
+
+  // `hidden` for so many neurons.
+  SparseX hidden_of(const XForm& form, const FfnPlan& plan, std::int64_t neurons) const {
+    return {hidden.data, SparseX::stride_of(form, plan.row_block, neurons), hidden.dtype};
+  }
+};
+// Empty where the plan has no hot neurons.
+HotScratch take_hot_scratch(Context& context, const FfnPlan& plan, const FfnWeights& weights);
+
 class HotNeurons {
  public:
   // Takes its scratch.
@@ -27,10 +40,10 @@ class HotNeurons {
   const std::int32_t* neuron_nnz() const { return set_.counts(); }  // [H], of the block
   std::int64_t size() const { return set_.size(); }
   // f32 [rows, D] of the block; null where it has no hot neurons.
-  float* sums() const { return size() > 0 ? sums_ : nullptr; }
+  float* sums() const { return size() > 0 ? scratch_.sums : nullptr; }
 
  private:
-  SparseX hidden() const;  // [rows, size()]: g, then h
+  SparseX hidden() const { return scratch_.hidden_of(kernels_.x, plan_, size()); }
 
   Context& context_;
   const FfnPlan& plan_;
@@ -38,8 +51,7 @@ class HotNeurons {
   ConstMatrixView down_;
   const Kernels& kernels_;
   HotSet set_;
-  std::byte* hidden_ = nullptr;
-  float* sums_ = nullptr;
+  HotScratch scratch_;
 };
 
 // Rows of the block that fired each neuron, to `counts` [H]; called by every thread of a parallel
