@@ -51,6 +51,12 @@ void add_recipe_options(CLI::App& command, lm::Recipe& r, std::string& compute) 
   command.add_option("--compute", compute, "bf16 (with fp32 master weights), fp32 or auto")
       ->check(CLI::IsMember({"bf16", "fp32", "auto"}))
       ->group(execution);
+  command
+      .add_option_function<std::string>(
+          "--path", [&r](const std::string& path) { r.sparse = path == "sparse"; },
+          "Feed-forward layers by what fires, or by PyTorch's dense operations")
+      ->check(CLI::IsMember({"sparse", "dense"}))
+      ->default_str("sparse");
   command.add_flag("--recompute", r.recompute, "Keep less memory, compute blocks twice")
       ->group(execution);
   command.add_option("--seed", r.seed, "Of weights and order")->group(execution);

@@ -35,7 +35,7 @@ class Context {
   // Scratch of at least `bytes`, 64-byte aligned, private to (thread, slot); contents undefined.
   // It stays allocated for the next call. Safe to call from the context's own parallel regions.
   void* scratch(int thread, int slot, std::size_t bytes);
-  static constexpr int kScratchSlots = 24;
+  static constexpr int kScratchSlots = 12;
 
  private:
   struct Arena;

@@ -1,9 +1,4 @@
-"""Gradients: of the operators, and of the layer as training calls it.
-
-The backward pass is dense today. `_Gated` is the boundary at which sparse training kernels will
-enter: its forward may keep a pattern instead of its inputs, its backward may walk that pattern, and
-no caller changes.
-"""
+"""Gradients: of the operators, and of the layer as training calls it."""
 
 from __future__ import annotations
 
@@ -21,7 +16,8 @@ def _matrix(x: Tensor) -> Tensor:
 
 
 class _Gated(torch.autograd.Function):
-    """(y, l1) of gate, up and down [H, D]; keeps its inputs alone and computes g and u again."""
+    """(y, l1) of gate, up and down [H, D], densely: where the sparse operators have no kernels. Keeps
+    its inputs alone and computes g and u again."""
 
     @staticmethod
     def forward(
@@ -70,8 +66,16 @@ def gated_ffn(
     inputs): the sum over hidden units of |h|, averaged over the tokens. Adding λ · l1 to a loss
     adds λ · sign(h) / M to the gradient of h. Raises ValueError for an activation that yields no
     zeros.
+
+    On a CPU, in bfloat16 and float32, forward keeps where the gate fired (torch.ops.twell.ffn_train)
+    and backward multiplies nothing else; elsewhere both are dense.
     """
     dense.check_activation(activation, threshold)
+    if x.device.type == "cpu" and x.dtype in (torch.bfloat16, torch.float32):
+        y, l1, *_ = torch.ops.twell.ffn_train(
+            x, gate, up, down.contiguous(), None, activation, threshold
+        )
+        return y, l1 / max(x.shape[:-1].numel(), 1)
     y, l1 = _Gated.apply(_matrix(x), gate, up, down, activation, threshold)
     return y.reshape(x.shape), l1
 

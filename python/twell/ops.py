@@ -87,6 +87,45 @@ def ffn_stats(
     return torch.ops.twell.ffn_stats(x, gate, up, down, screen, activation, threshold)
 
 
+def ffn_train(
+    x: Tensor,
+    gate: Tensor,
+    up: Tensor | None,
+    down: Tensor,
+    screen: Tensor | None = None,
+    activation: str = "relu",
+    threshold: float = 0.0,
+) -> tuple[Tensor, ...]:
+    """ffn for training: y, l1 (float32, the sum of |h|), the non-zeros of each row, the rows that
+    fired each neuron, and where the gate fired, which is all that backward keeps beside the inputs:
+    ``offsets`` (int64 [M + 1]), ``neurons`` (int32 [M·H]) and ``values`` ([2, M·H], v and u). The
+    last two have room for all neurons; memory beyond what fires is reserved and never touched.
+    ``gate`` is Wg as stored. y and l1 are differentiable in x and the weights, by
+    ffn_train_backward: what did not fire contributes nothing. CPU only."""
+    return torch.ops.twell.ffn_train(x, gate, up, down, screen, activation, threshold)
+
+
+def ffn_train_backward(
+    dy: Tensor,
+    x: Tensor,
+    gate: Tensor,
+    up: Tensor | None,
+    down: Tensor,
+    offsets: Tensor,
+    neurons: Tensor,
+    values: Tensor,
+    l1_grad: Tensor | None,
+    activation: str = "relu",
+    threshold: float = 0.0,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """dx, dgate, dup (empty without a gate) and ddown, of the dtype, from what ffn_train kept.
+    ``l1_grad`` (float32 []) is the gradient of its l1. ``torch.ops.twell.ffn_train_backward_add``
+    adds the weight gradients to float32 tensors instead and returns dx. CPU only."""
+    return torch.ops.twell.ffn_train_backward(
+        dy, x, gate, up, down, offsets, neurons, values, l1_grad, activation, threshold
+    )
+
+
 def screen_weight(weight: Tensor, axis: Tensor | None = None) -> Tensor:
     """The int8 screen of a gate [H, D], uint8: it proves of most neurons that they do not fire, with
     half the bytes of a bfloat16 weight and twice its rate. ``axis`` (float32 [D]), best the mean of

@@ -72,14 +72,15 @@ bool all_rows_finite(const FfnBackward& in, const FfnPlan& plan, const Kernels& 
 void take_scratch(Context& context, BackwardCall& call) {
   const std::int64_t rows = call.in.x.rows;
   const std::int64_t cold = call.by_neuron.offsets[call.in.pattern.hidden];
-  auto* entries = static_cast<float*>(context.scratch(
-      0, kCoefficients, static_cast<std::size_t>(kCoefficientKinds * cold) * sizeof(float)));
   const std::int64_t stride =
       SparseX::stride_of(call.kernels.x, row_block(call.plan.tier, call.hot.size()), rows);
   const auto bytes =
       static_cast<std::size_t>(call.hot.size() * stride) * size_of(call.kernels.x.dtype);
-  auto* columns =
-      static_cast<std::byte*>(context.scratch(0, kHotColumns, kCoefficientKinds * bytes));
+  // Hot ones first: rows of a GEMM are best at whole cache lines.
+  auto* columns = static_cast<std::byte*>(context.scratch(
+      0, kCoefficients,
+      kCoefficientKinds * (bytes + static_cast<std::size_t>(cold) * sizeof(float))));
+  auto* entries = reinterpret_cast<float*>(columns + kCoefficientKinds * bytes);
   for (int kind = 0; kind < kCoefficientKinds; ++kind) {
     if (!call.has(kind)) continue;
     call.entries[kind] = entries + kind * cold;

@@ -20,11 +20,11 @@ enum ScratchSlot : int {
   kHotPanels,
   kScreenedX,
   kCandidates,
-  kTransposed,
-  kCoefficients,
-  kBlockPlaces,
-  kPieces,
-  kHotColumns,
+  // ffn_backward() packs no gate: its lists lie where those of a forward pass do.
+  kCoefficients = kCounts,
+  kTransposed = kSlots,
+  kBlockPlaces = kScreenedX,
+  kPieces = kCandidates,
 };
 
 // The packed activation of a block: `rows` rows of tiles of `tile` columns, none of which can

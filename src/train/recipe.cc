@@ -80,7 +80,7 @@ std::string Recipe::to_json() const {
   visit_numbers(*this, [&out](const char* name, auto value, auto, auto) { out[name] = value; });
   out["compute"] = name_of(compute);
   out["recompute"] = recompute;
-  out["skip_inactive"] = skip_inactive;
+  out["sparse"] = sparse;
   out["seed"] = seed;
   return out.dump(2);
 }
@@ -103,7 +103,7 @@ Recipe Recipe::from_json(std::string_view text, const std::string& file) {
   });
   if (in.contains("compute")) out.compute = parse_compute_type(in["compute"].get<std::string>());
   if (in.contains("recompute")) out.recompute = in["recompute"].get<bool>();
-  if (in.contains("skip_inactive")) out.skip_inactive = in["skip_inactive"].get<bool>();
+  if (in.contains("sparse")) out.sparse = in["sparse"].get<bool>();
   if (in.contains("seed")) out.seed = in["seed"].get<std::uint64_t>();
   out.validate();
   return out;

@@ -52,9 +52,9 @@ struct Recipe {
 
   // --- execution ---
   ComputeType compute = ComputeType::automatic;
-  bool recompute = false;     // keep block inputs only; blocks run twice
-  bool skip_inactive = true;  // leave out neurons that no token of the micro-batch fired; exact
-  std::uint64_t seed = 1;     // of initialisation, order of windows and re-initialisation
+  bool recompute = false;  // keep block inputs only; blocks run twice
+  bool sparse = true;      // feed-forward layers by what fires (CPU); else PyTorch's dense ones
+  std::uint64_t seed = 1;  // of initialisation, order of windows and re-initialisation
   // Upper bound of the run in seconds, 0: none. After a fifth of it, and with every log line from
   // then on, `steps` is lowered to what fits, so that the schedules still come to their end.
   double time_budget_s = 0.0;

@@ -4,13 +4,14 @@
 #include <torch/types.h>
 #include <torch/utils.h>
 
-#include <algorithm>
 #include <optional>
+#include <string>
+#include <tuple>
 #include <utility>
-#include <vector>
 
+#include "models/operators.h"
 #include "models/sparse_operators.h"
-#include "train/ffn_elementwise.h"
+#include "models/weights.h"
 #include "twell/status.h"
 
 namespace twell::lm {
@@ -19,105 +20,58 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Below this share of active neurons their weights are copied together: the copies cost one pass
-// over [H, D] and [N, active], the GEMMs saved eight passes' worth of arithmetic.
-constexpr double kCompactBelow = 0.85;
-
 struct Call {
   ActivationSpec activation;
   std::int64_t layer = 0;
   FfnTraining* training = nullptr;
 };
 
-// The neurons of one pass, and their weights: all of them, or the active ones in ascending order.
-struct ActiveSet {
-  at::Tensor index;  // int64 [A]; undefined: all
-  at::Tensor gate, up, down;
+using Forward =
+    std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>(
+        const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, const at::Tensor&,
+        const std::optional<at::Tensor>&, c10::string_view, double);
+using Backward = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>(
+    const at::Tensor&, const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
+    const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
+    const std::optional<at::Tensor>&, c10::string_view, double);
 
-  ActiveSet(const at::Tensor& wg, const at::Tensor& wu, const at::Tensor& wd, at::Tensor columns)
-      : index(std::move(columns)), gate(wg), up(wu), down(wd) {
-    if (!index.defined()) return;
-    gate = wg.index_select(0, index);
-    if (wu.defined()) up = wu.index_select(0, index);
-    down = wd.index_select(1, index);
-  }
-};
-
-// The active neurons, and the first inactive ones up to a multiple of H / 32 (at least 16), which
-// contribute zeros: every number of neurons is a shape of its own for oneDNN, which keeps some 250
-// kB of generated code for each GEMM and shape.
-std::vector<std::int64_t> active_columns(const FfnCounts& counts) {
-  const auto full = static_cast<std::int64_t>(counts.neuron_nnz.size());
-  const std::int64_t unit = std::max<std::int64_t>(16, (full + 31) / 32);
-  const std::int64_t active = counts.active_neurons();
-  std::int64_t idle = std::min(full, (active + unit - 1) / unit * unit) - active;
-  std::vector<std::int64_t> out;
-  out.reserve(static_cast<std::size_t>(active + idle));
-  for (std::int64_t i = 0; i < full; ++i) {
-    if (counts.neuron_nnz[static_cast<std::size_t>(i)] > 0 || idle-- > 0) out.push_back(i);
-  }
-  return out;
-}
-
-// A gradient of the active neurons among zeros: `full` elements in dimension `dim`.
-at::Tensor spread(at::Tensor grad, const at::Tensor& index, std::int64_t dim, std::int64_t full) {
-  if (!index.defined()) return grad;
-  std::vector<std::int64_t> shape = grad.sizes().vec();
-  shape[static_cast<std::size_t>(dim)] = full;
-  return at::zeros(shape, grad.options()).index_copy_(dim, index, grad);
-}
-
-// First projection is the gate, or up in a layer without gate; `up` is absent then.
+// torch.ops.twell.ffn_train. The first projection is the gate, or up in a layer without a gate;
+// `up` is absent then. wd [D, H] is the parameter, `down` its neuron-major copy.
 class SparseFfnFunction : public torch::autograd::Function<SparseFfnFunction> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& wg,
                             const std::optional<at::Tensor>& up, const at::Tensor& wd,
-                            const Call& call) {
-    const at::Tensor wu = up.value_or(at::Tensor());
-    FfnCounts counts;
-    at::Tensor r = at::linear(x, wg);  // [N, H]
-    threshold_and_count(r, call.activation, counts);
-    const auto full = r.size(1);
-    at::Tensor index;
-    if (call.training->skip_inactive &&
-        static_cast<double>(counts.active_neurons()) < kCompactBelow * static_cast<double>(full)) {
-      const std::vector<std::int64_t> columns = active_columns(counts);
-      index = at::tensor(columns, at::kLong);
-      r = gather_columns(r, columns);  // [N, A]
-    }
-    const ActiveSet active(wg, wu, wd, index);
-    const at::Tensor u = wu.defined() ? at::linear(x, active.up) : at::Tensor();  // [N, A]
-    const at::Tensor h = hidden_state(r, u, call.activation.kind, &counts.l1);    // [N, A]
+                            const at::Tensor& down, const Call& call) {
+    static const auto op = find_operator<Forward>("twell::ffn_train");
+    const auto threshold = static_cast<double>(call.activation.threshold);
+    const auto [y, l1, row_nnz, neuron_nnz, offsets, neurons, values] =
+        op.call(x, wg, up, down, std::nullopt, name_of(call.activation.kind), threshold);
     if (call.training->recorder != nullptr) {
+      FfnCounts counts = counts_of(row_nnz, neuron_nnz);
+      counts.l1 = l1.item<double>();
       call.training->recorder->record(call.layer, call.training->step, counts);
     }
-    context->save_for_backward({x, r, u, h, active.gate, active.up, active.down, index});
-    context->saved_data["full"] = full;
-    context->saved_data["activation"] = static_cast<std::int64_t>(call.activation.kind);
+    // wd: so that a change before backward is an error, as that of the others is.
+    context->save_for_backward(
+        {x, wg, up.value_or(at::Tensor()), down, offsets, neurons, values, wd});
+    context->saved_data["activation"] = std::string(name_of(call.activation.kind));
+    context->saved_data["threshold"] = threshold;
     context->saved_data["l1_grad"] = call.training->l1_grad;
-    return at::linear(h, active.down);  // [N, D]
+    return y;
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    static const auto op = find_operator<Backward>("twell::ffn_train_backward");
     const variable_list saved = context->get_saved_variables();
-    const at::Tensor &x = saved[0], &r = saved[1], &u = saved[2], &h = saved[3];
-    const at::Tensor &wg = saved[4], &wu = saved[5], &wd = saved[6], &index = saved[7];
-    const auto full = context->saved_data["full"].toInt();
-    const auto l1_grad = static_cast<float>(context->saved_data["l1_grad"].toDouble());
-    const at::Tensor dy = grads[0].contiguous();
-
-    const at::Tensor dwd = spread(dy.t().mm(h), index, 1, full);
-    at::Tensor dr = dy.mm(wd);  // dh first
-    const auto kind = static_cast<Activation>(context->saved_data["activation"].toInt());
-    const at::Tensor du = hidden_backward(dr, r, u, kind, l1_grad);
-    at::Tensor dx = dr.mm(wg);
-    const at::Tensor dwg = spread(dr.t().mm(x), index, 0, full);
-    at::Tensor dwu;
-    if (u.defined()) {
-      dx.addmm_(du, wu);
-      dwu = spread(du.t().mm(x), index, 0, full);
-    }
-    return {dx, dwg, dwu, dwd, at::Tensor()};
+    const std::optional<at::Tensor> up =
+        saved[2].defined() ? std::optional(saved[2]) : std::nullopt;
+    const at::Tensor l1_grad =
+        at::scalar_tensor(context->saved_data["l1_grad"].toDouble(), at::TensorOptions(at::kFloat));
+    const std::string activation = context->saved_data["activation"].toStringRef();
+    const auto [dx, dgate, dup, ddown] =
+        op.call(grads[0], saved[0], saved[1], up, saved[3], saved[4], saved[5], saved[6], l1_grad,
+                activation, context->saved_data["threshold"].toDouble());
+    return {dx, dgate, up ? dup : at::Tensor(), transposed_copy(ddown), at::Tensor(), at::Tensor()};
   }
 };
 
@@ -150,22 +104,34 @@ class TrainingFeedForward : public FeedForward {
       throw Error(ErrorKind::unsupported, "training feed-forward layer",
                   "does not hand out hidden states; observe the model before training begins");
     }
-    return sparse_ && x.is_cpu() && !training_->tensor_operations ? sparse(x, layer)
-                                                                  : dense(x, layer);
+    return sparse_ && x.is_cpu() && training_->sparse ? sparse(x, layer) : dense(x, layer);
   }
-  FfnPath path() const override { return FfnPath::dense; }
+  FfnPath path() const override {
+    return sparse_ && training_->sparse ? FfnPath::sparse : FfnPath::dense;
+  }
   std::string describe(std::int64_t /*tokens*/) const override {
     return std::string("training, ") + io::name_of(activation_.kind) +
-           (sparse_ && training_->skip_inactive ? ", GEMMs of active neurons" : ", dense GEMMs");
+           (path() == FfnPath::sparse ? ", what fires" : ", dense GEMMs");
   }
 
  private:
-  at::Tensor sparse(const at::Tensor& x, std::int64_t layer) const {
+  at::Tensor sparse(const at::Tensor& x, std::int64_t layer) {
     const Call call{sparse_activation(activation_), layer, training_.get()};
     const bool gated = parameters_.gated();
     return SparseFfnFunction::apply(x.contiguous(), gated ? parameters_.gate : parameters_.up,
                                     gated ? std::optional(parameters_.up) : std::nullopt,
-                                    parameters_.down, call);
+                                    parameters_.down, neuron_major_down(), call);
+  }
+
+  // Copied once for each update of the parameters. Their version counters do not tell: PyTorch's
+  // fused optimizers leave them as they are.
+  const at::Tensor& neuron_major_down() {
+    if (!down_.defined() || down_updates_ != training_->updates) {
+      const torch::NoGradGuard no_grad;
+      down_ = transposed_copy(parameters_.down.detach());
+      down_updates_ = training_->updates;
+    }
+    return down_;
   }
 
   at::Tensor dense(const at::Tensor& x, std::int64_t layer) const {
@@ -190,7 +156,9 @@ class TrainingFeedForward : public FeedForward {
   FfnParameters parameters_;
   ActivationChoice activation_;
   std::shared_ptr<FfnTraining> training_;
-  bool sparse_;
+  bool sparse_;  // whether the layer has a sparse path
+  at::Tensor down_;
+  std::int64_t down_updates_ = 0;  // that down_ is of
 };
 
 }  // namespace

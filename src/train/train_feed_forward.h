@@ -1,6 +1,5 @@
-// The feed-forward layer as training sees it: the one place that sparse training kernels have to
-// replace. Forward counts non-zeros and adds up the L1 term; backward adds the term's gradient
-// λ·sign(h) where dh is rewritten anyway, so the term costs no pass over memory of its own.
+// The feed-forward layer as training sees it. Forward counts what fires and adds up the L1 term;
+// backward adds the term's gradient λ·sign(h) where dh is made anyway.
 #pragma once
 
 #include <cstdint>
@@ -19,17 +18,16 @@ struct FfnTraining {
   double l1_grad = 0.0;
   std::int64_t step = 0;  // for the recorder
   ActivityRecorder* recorder =
-      nullptr;                // null: nothing is recorded (forward half of recomputation)
-  bool skip_inactive = true;  // see Recipe
-  // PyTorch's dense operations for every activation, as where parameters are not on the CPU.
-  bool tensor_operations = false;
+      nullptr;               // null: nothing is recorded (forward half of recomputation)
+  bool sparse = true;        // see Recipe
+  std::int64_t updates = 0;  // of the parameters so far: what was made of them before is old
 };
 
 // y = (act(x Wg) ⊙ (x Wu)) Wd or act(x Wu) Wd on `parameters` (shared with the model), x [N, D],
-// differentiable in x and weights. relu, relu_squared and fat_relu: the forward pass looks which
-// neurons fire at all; up and down, and all six GEMMs of the backward pass, are done for those
-// only, which changes no value. Other activations: PyTorch's dense operations. forward() ignores
-// its observer except for wants_hidden(), which it refuses with an Error.
+// differentiable in x and weights. relu, relu_squared and fat_relu on a CPU: torch.ops.twell's
+// ffn_train, which keeps where the gate fired and multiplies nothing else. Other activations,
+// biases and GPUs: PyTorch's dense operations. forward() ignores its observer except for
+// wants_hidden(), which it refuses with an Error.
 std::unique_ptr<FeedForward> make_training_feed_forward(const FfnParameters& parameters,
                                                         const ActivationChoice& activation,
                                                         std::shared_ptr<FfnTraining> training);

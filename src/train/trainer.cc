@@ -77,7 +77,7 @@ Trainer::Trainer(std::unique_ptr<Model> model, const Recipe& recipe, TrainingDat
   }
   optimizer_ = std::make_unique<AdamW>(entries);
   copy_masters();
-  ffn_->skip_inactive = recipe_.skip_inactive;
+  ffn_->sparse = recipe_.sparse;
   for (std::int64_t layer = 0; layer < model_->layers(); ++layer) {
     model_->set_feed_forward(layer, make_training_feed_forward(model_->ffn_parameters(layer),
                                                                model_->activation(), ffn_));
@@ -86,6 +86,7 @@ Trainer::Trainer(std::unique_ptr<Model> model, const Recipe& recipe, TrainingDat
 
 void Trainer::copy_masters() {
   const torch::NoGradGuard no_grad;
+  ++ffn_->updates;
   for (OptimizedParameter& p : optimizer_->parameters()) {
     if (p.compute.scalar_type() != at::kFloat) p.compute.copy_(p.master);
   }
@@ -126,6 +127,7 @@ StepResult Trainer::step() {
   const double scale =
       recipe_.clip > 0.0 ? std::min(1.0, recipe_.clip / (result.grad_norm + 1e-6)) : 1.0;
   optimizer_->update(recipe_, result.lr, scale, steps_done_ + 1);
+  ++ffn_->updates;
   if (recipe_.reinit_every > 0 && (steps_done_ + 1) % recipe_.reinit_every == 0) {
     result.revived = revive();
   }

@@ -68,7 +68,10 @@ def test_all_are_listed() -> None:
         for name in torch._C._dispatch_get_all_op_names()
         if name.startswith("twell::")
     }
-    assert registered == set(OPERATORS)
+    # Those of training are in test_train.py: they return lists with room that nothing is written to,
+    # which opcheck would compare.
+    training = {"ffn_train", "ffn_train_backward", "ffn_train_backward_add"}
+    assert registered == set(OPERATORS) | training
 
 
 @pytest.mark.parametrize("name", OPERATORS)

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "models/random.h"
-#include "train/ffn_elementwise.h"
 #include "train/train_feed_forward.h"
 #include "twell/status.h"
 
@@ -19,13 +18,13 @@ namespace {
 struct Case {
   io::HiddenAct act = io::HiddenAct::relu;
   bool gated = true;
-  bool skip = true;
+  bool sparse = true;
   at::ScalarType dtype = at::kFloat;
   std::int64_t rows = 5, width = 4, hidden = 40;
 };
 
 std::string name_of(const Case& c) {
-  return std::string(io::name_of(c.act)) + (c.gated ? " gated" : "") + (c.skip ? " skip" : "") +
+  return std::string(io::name_of(c.act)) + (c.gated ? " gated" : "") + (c.sparse ? " sparse" : "") +
          (c.dtype == at::kFloat ? " fp32" : " bf16") + " rows " + std::to_string(c.rows) +
          " hidden " + std::to_string(c.hidden);
 }
@@ -84,7 +83,7 @@ class TrainFfn : public ::testing::Test {
     recorder_ = std::make_unique<ActivityRecorder>(1, c.hidden, c.rows);
     training_->recorder = recorder_.get();
     training_->l1_grad = l1;
-    training_->skip_inactive = c.skip;
+    training_->sparse = c.sparse;
     const auto layer = make_training_feed_forward(p, choice, training_);
     const at::Tensor y = layer->forward(x, 0, nullptr);
     y.backward(in.dy.to(c.dtype));
@@ -108,12 +107,10 @@ TEST_F(TrainFfn, EqualsItsDefinition) {
   for (const auto act :
        {io::HiddenAct::relu, io::HiddenAct::relu_squared, io::HiddenAct::fat_relu}) {
     for (const bool gated : {true, false}) {
-      for (const bool skip : {true, false}) {
+      for (const bool sparse : {true, false}) {
         for (const auto dtype : {at::kFloat, at::kBFloat16}) {
           for (const std::int64_t rows : {1, 2, 37}) {
-            const Case c{act, gated, skip, dtype, rows};
-            // Where nothing is skipped, by PyTorch's operations, as on a GPU.
-            training_->tensor_operations = !skip && rows != 2;
+            const Case c{act, gated, sparse, dtype, rows};
             SCOPED_TRACE(name_of(c));
             const Inputs in(c);
             const Results exact = definition(c, in, choice_of(c), 1.0);
@@ -157,8 +154,8 @@ TEST_F(TrainFfn, L1TermChangesTheGradientByItsDefinitionAlone) {
 }
 
 TEST_F(TrainFfn, CountsWhatFires) {
-  for (const bool skip : {true, false}) {
-    const Case c{.skip = skip, .rows = 6};
+  for (const bool sparse : {true, false}) {
+    const Case c{.sparse = sparse, .rows = 6};
     const Inputs in(c);
     run(c, in, choice_of(c), 0.0);
     const at::Tensor fired = at::linear(in.x, in.gate).gt(0);
@@ -260,12 +257,6 @@ TEST(ActivityRecorderTest, NeuronsDieAfterTheWindow) {
   EXPECT_EQ(recorder.dead(0, 9, 6), (Neurons{2}));  // steps 4 to 9
   EXPECT_EQ(recorder.dead(0, 9, 5), (Neurons{1, 2}));
   EXPECT_EQ(recorder.dead(0, 9, 100), (Neurons{2}));
-}
-
-TEST(FfnElementwise, GathersColumns) {
-  const at::Tensor in = at::arange(0, 12, at::kFloat).reshape({3, 4});
-  EXPECT_TRUE(at::equal(gather_columns(in, {1, 3}), in.index_select(1, at::tensor({1, 3}))));
-  EXPECT_EQ(gather_columns(in, {}).numel(), 0);
 }
 
 }  // namespace

@@ -64,7 +64,7 @@ TEST(RecipeTest, ComesBackFromItsJson) {
   r.seed = std::numeric_limits<std::uint64_t>::max();
   r.compute = ComputeType::bf16;
   r.recompute = true;
-  r.skip_inactive = false;
+  r.sparse = false;
   r.time_budget_s = 12.5;
   EXPECT_EQ(Recipe::from_json(r.to_json(), "file"), r);
 }
