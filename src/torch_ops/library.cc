@@ -24,7 +24,8 @@ STABLE_TORCH_LIBRARY(twell, m) {
   m.def("screen_limit() -> float");
   m.def(
       "ffn_train(Tensor x, Tensor gate, Tensor? up, Tensor down, Tensor? screen=None, "
-      "str activation=\"relu\", float threshold=0.) -> (Tensor y, Tensor l1, Tensor row_nnz, Tensor neuron_nnz, "
+      "str activation=\"relu\", float threshold=0.) -> (Tensor y, Tensor l1, Tensor row_nnz, "
+      "Tensor neuron_nnz, "
       "Tensor offsets, Tensor neurons, Tensor values)");
   m.def(
       "ffn_train_backward(Tensor dy, Tensor x, Tensor gate, Tensor? up, Tensor down, "
