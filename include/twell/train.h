@@ -1,5 +1,6 @@
-// Training of sparse feed-forward layers (paper section 3.3): a forward pass that keeps where the
-// gate fired, and a backward pass that walks it. Nothing is dropped at any density.
+// Training of sparse feed-forward layers: a forward pass that keeps where the gate fired, and a
+// backward pass that walks it. It does what the paper's hybrid ELL and dense format is for, without
+// that format's cap: nothing is dropped at any density.
 //
 //   forward    v = x Wgᵀ, g = act(v), u = x Wuᵀ, h = g ⊙ u, y = h Wd
 //   backward   dh = dy Wdᵀ + λ sign(h), du = dh ⊙ g, dv = dh ⊙ u ⊙ act'(v), where the gate fired,

@@ -49,6 +49,27 @@ FfnPatternView lists_of(const char* operation, const FfnShape& shape, std::int64
   return out;
 }
 
+// Lists that ffn_train did not make would be read out of bounds.
+void require_pattern(const char* operation, const FfnPatternView& pattern) {
+  const auto refuse = [operation](const char* list, std::int64_t row) {
+    fail(operation, list,
+         "expected what ffn_train returned; row " + std::to_string(row) +
+             " has no ascending neurons of the layer");
+  };
+  if (pattern.offsets[0] != 0) refuse("offsets", 0);
+  for (std::int64_t r = 0; r < pattern.rows; ++r) {
+    const std::int64_t begin = pattern.offsets[r];
+    const std::int64_t count = pattern.offsets[r + 1] - begin;
+    if (count < 0 || count > pattern.hidden) refuse("offsets", r);
+    std::int32_t before = -1;
+    for (std::int64_t i = begin; i < begin + count; ++i) {
+      if (pattern.neurons[i] <= before || pattern.neurons[i] >= pattern.hidden)
+        refuse("neurons", r);
+      before = pattern.neurons[i];
+    }
+  }
+}
+
 std::vector<std::int64_t> leading_of(const Tensor& x) {
   const auto sizes = x.sizes();
   return {sizes.begin(), sizes.end() - 1};
@@ -76,6 +97,7 @@ struct Backward {
     in.down = matrix_of({operation, "down", down});
     const FfnShape shape = {in.gate.cols, in.gate.rows, up.has_value(), in.gate.dtype};
     in.pattern = lists_of(operation, shape, in.x.rows, offsets, neurons, values);
+    require_pattern(operation, in.pattern);
     in.activation = activation_of(operation, activation, threshold);
     if (l1_grad.has_value()) {
       require_list({operation, "l1_grad", *l1_grad}, ScalarType::Float, {});

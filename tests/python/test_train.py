@@ -47,7 +47,7 @@ def test_gradients(dtype: torch.dtype, density: float, gated: bool) -> None:
     # Each gradient is a sum of products of rounded factors (g, u, dh, h and dy, and here and there
     # a place whose pre-activation is within rounding of 0): 40 roundings of its norm are ample.
     for name, got, want in zip("y l1 dx dgate dup ddown".split(), (y, l1, *grads), (y64, l1_64, *grads64)):
-        error = (got.double() - want).norm()
+        error = (got.detach().double() - want).norm()
         assert float(error) <= 40 * UNIT[dtype] * float(want.norm()) + 1e-6, name
 
 
@@ -116,6 +116,12 @@ def test_errors_name_operation_and_argument() -> None:
         OPS.ffn_train_backward(y, x, gate, up, down, offsets[1:], neurons, values, None)
     with pytest.raises(RuntimeError, match=r"ffn_backward: dy: expected f32 \[7, 40\]"):
         OPS.ffn_train_backward(y[1:], x, gate, up, down, offsets, neurons, values, None)
+    wrong = neurons.clone()
+    wrong[0] = 70
+    with pytest.raises(RuntimeError, match="neurons: expected what ffn_train returned; row 0"):
+        OPS.ffn_train_backward(y, x, gate, up, down, offsets, wrong, values, None)
+    with pytest.raises(RuntimeError, match="offsets: expected what ffn_train returned; row 0"):
+        OPS.ffn_train_backward(y, x, gate, up, down, offsets + 1, neurons, values, None)
     with pytest.raises(RuntimeError, match="l1: expected a finite gradient, got nan"):
         OPS.ffn_train_backward(
             y, x, gate, up, down, offsets, neurons, values, torch.tensor(float("nan"))
