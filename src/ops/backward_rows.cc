@@ -77,35 +77,22 @@ void run(Context& context, const BackwardCall& call) {
 #pragma omp for schedule(static)
           for (std::int64_t r = 0; r < rows; ++r) dy.prepare(r, r + 1, prepared);
         }
-#pragma omp for schedule(dynamic, 1)
-        for (std::int64_t n = 0; n < hot.size(); n += kChosenNeurons) {
-          const std::int64_t count = std::min(kChosenNeurons, hot.size() - n);
-          GemmArgs args = dy.args(prepared, 0, rows);
-          args.c = c;
-          dot_chosen(kernels, args, {in.down, hot.list(), hot.size()}, n, count, panels);
-          for (std::int64_t row = 0; row < rows; ++row) {
-            block.take_hot(row, n, count, c + row * kColumnBlock);
-          }
-        }
+        GemmArgs args = dy.args(prepared, 0, rows);
+        args.c = c;
+        dot_all_chosen(kernels, args, {in.down, hot.list(), hot.size()}, panels,
+                       [&](std::int64_t row, std::int64_t n, std::int64_t count, const float* dh) {
+                         block.take_hot(row, n, count, dh);
+                       });
 #pragma omp for schedule(dynamic, 4)
         for (std::int64_t row = 0; row < rows; ++row) block.differentiate(row, list, values);
 #pragma omp for schedule(static) nowait
         for (std::int64_t n = 0; n < hot.size(); n += kPanel) {
           block.transpose_hot(n, std::min(n + kPanel, hot.size()), rows);
         }
-#pragma omp for schedule(dynamic, 1)
-        for (std::int64_t column = 0; column < width; column += kColumnBlock) {
-          const std::int64_t columns = std::min(kColumnBlock, width - column);
-          combine_chosen(kernels, block.hot[kDv], rows, {in.gate, hot.list(), hot.size()}, column,
-                         columns, false, panels, c);
-          if (in.up) {
-            combine_chosen(kernels, block.hot[kDu], rows, {*in.up, hot.list(), hot.size()}, column,
-                           columns, true, panels, c);
-          }
-          for (std::int64_t row = 0; row < rows; ++row) {
-            std::copy_n(c + row * kColumnBlock, columns, sums + row * width + column);
-          }
-        }
+        const ChosenTerm terms[] = {
+            {block.hot[kDv], {in.gate, hot.list(), hot.size()}},
+            {block.hot[kDu], {in.up.value_or(in.gate), hot.list(), hot.size()}}};
+        combine_all_chosen(kernels, {terms, in.up ? 2U : 1U}, rows, panels, c, sums);
       }
 #pragma omp for schedule(dynamic, 4)
       for (std::int64_t row = 0; row < rows; ++row) {

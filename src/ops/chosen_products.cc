@@ -45,4 +45,20 @@ void combine_chosen(const Kernels& kernels, const SparseX& x, std::int64_t rows,
   }
 }
 
+void combine_all_chosen(const Kernels& kernels, std::span<const ChosenTerm> terms,
+                        std::int64_t rows, void* panels, float* c, float* sums) {
+  const std::int64_t all = terms[0].w.matrix.cols;
+#pragma omp for schedule(dynamic, 1)
+  for (std::int64_t column = 0; column < all; column += kColumnBlock) {
+    const std::int64_t width = std::min(kColumnBlock, all - column);
+    for (const ChosenTerm& term : terms) {
+      combine_chosen(kernels, term.x, rows, term.w, column, width, &term != terms.data(), panels,
+                     c);
+    }
+    for (std::int64_t row = 0; row < rows; ++row) {
+      std::copy_n(c + row * kColumnBlock, width, sums + row * all + column);
+    }
+  }
+}
+
 }  // namespace twell

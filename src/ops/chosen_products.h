@@ -1,6 +1,9 @@
 // Dense products with chosen rows of a matrix, which are packed on the fly for the tier's GEMM.
 #pragma once
 
+#include <algorithm>
+#include <span>
+
 #include "kernels/kernel.h"
 
 namespace twell {
@@ -57,5 +60,31 @@ void dot_chosen(const Kernels& kernels, GemmArgs x, const ChosenRows& w, std::in
 void combine_chosen(const Kernels& kernels, const SparseX& x, std::int64_t rows,
                     const ChosenRows& w, std::int64_t column, std::int64_t width, bool accumulate,
                     void* panels, float* c);
+
+// The two over all chosen rows and all columns. Called by every thread of a parallel region, with
+// panels and accumulators c of its own; each ends with a barrier.
+
+// take(row, first, count, sums) for each row of x and some chosen rows at a time: sums[j] is its
+// dot product with w row first + j. x.c are the accumulators.
+template <class Take>
+void dot_all_chosen(const Kernels& kernels, const GemmArgs& x, const ChosenRows& w, void* panels,
+                    Take take) {
+#pragma omp for schedule(dynamic, 1)
+  for (std::int64_t first = 0; first < w.count; first += kChosenNeurons) {
+    const std::int64_t count = std::min(kChosenNeurons, w.count - first);
+    dot_chosen(kernels, x, w, first, count, panels);
+    for (std::int64_t row = 0; row < x.rows; ++row) {
+      take(row, first, count, x.c + row * kColumnBlock);
+    }
+  }
+}
+
+// sums [rows, D] = Σ over `terms` of x · w.
+struct ChosenTerm {
+  SparseX x;
+  ChosenRows w;
+};
+void combine_all_chosen(const Kernels& kernels, std::span<const ChosenTerm> terms,
+                        std::int64_t rows, void* panels, float* c, float* sums);
 
 }  // namespace twell

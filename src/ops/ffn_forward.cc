@@ -20,7 +20,7 @@ template <class T>
 void run(Context& context, ConstMatrixView x, const FfnWeights& weights,
          const ActivationSpec& activation, MatrixView y, FfnPattern& pattern, FfnCounts& counts) {
   const FfnShape shape = weights.shape();
-  FfnPlan plan = plan_ffn(context, x.rows, shape, weights.form());
+  const FfnPlan plan = plan_ffn(context, x.rows, shape, weights.form());
   const Kernels& kernels = kernels_of(plan.tier, shape.dtype);
   const TwellView packed = scratch_activation(context, shape, plan.row_block, plan.tile);
   // Pre-activations, since backward needs the slope there.
@@ -75,26 +75,15 @@ void run(Context& context, ConstMatrixView x, const FfnWeights& weights,
         void* panels = context.scratch(thread, kHotPanels, 0);
         if (weights.up) {
           gate.prepare_x();
-#pragma omp for schedule(dynamic, 1)
-          for (std::int64_t n = 0; n < hot.size(); n += kChosenNeurons) {
-            const std::int64_t count = std::min(kChosenNeurons, hot.size() - n);
-            GemmArgs args = gate.gemm_args();
-            args.c = c;
-            dot_chosen(kernels, args, {*weights.up, hot.list(), hot.size()}, n, count, panels);
-            for (std::int64_t row = 0; row < rows; ++row) {
-              block.take_up(row, n, count, c + row * kColumnBlock);
-            }
-          }
+          GemmArgs args = gate.gemm_args();
+          args.c = c;
+          dot_all_chosen(kernels, args, {*weights.up, hot.list(), hot.size()}, panels,
+                         [&](std::int64_t row, std::int64_t n, std::int64_t count, const float* u) {
+                           block.take_up(row, n, count, u);
+                         });
         }
-#pragma omp for schedule(dynamic, 1)
-        for (std::int64_t column = 0; column < width; column += kColumnBlock) {
-          const std::int64_t columns = std::min(kColumnBlock, width - column);
-          combine_chosen(kernels, block.hidden, rows, {weights.down, hot.list(), hot.size()},
-                         column, columns, false, panels, c);
-          for (std::int64_t row = 0; row < rows; ++row) {
-            std::copy_n(c + row * kColumnBlock, columns, scratch.sums + row * width + column);
-          }
-        }
+        const ChosenTerm terms[] = {{block.hidden, {weights.down, hot.list(), hot.size()}}};
+        combine_all_chosen(kernels, terms, rows, panels, c, scratch.sums);
       }
       auto* list = static_cast<std::int32_t*>(context.scratch(thread, kActive, 0));
       auto* values = reinterpret_cast<float*>(list + shape.hidden);

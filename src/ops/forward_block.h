@@ -21,7 +21,6 @@ struct ForwardBlock {
   const std::int64_t* offsets;  // of the block's rows
   std::int32_t* neurons;
   T *v, *u;
-
   std::int32_t* cold_count;  // [rows] places that are not hot
 
   // The row's places, from the packed gate.
@@ -59,8 +58,8 @@ struct ForwardBlock {
     }
   }
 
-  // The other places: u, h, and their part of sum [D]. `active` has room for the row. Returns Σ |h|
-  // of all places.
+  // The other places: u, h, and their part of sum [D]. `list` and `values` have room for H. Returns
+  // Σ |h| of all places.
   double finish(std::int64_t row, const void* x, std::int32_t* list, float* values, bool add,
                 float* sum) const {
     ActiveNeurons active = {list, values, 0};

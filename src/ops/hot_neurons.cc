@@ -72,27 +72,15 @@ void HotNeurons::multiply(const Gate& gate, int thread) {
   void* panels = context_.scratch(thread, kHotPanels, 0);
   const SparseX hidden = this->hidden();
   if (up_) {
-#pragma omp for schedule(dynamic, 1)
-    for (std::int64_t first = 0; first < size(); first += kChosenNeurons) {
-      const std::int64_t count = std::min(kChosenNeurons, size() - first);
-      GemmArgs x = gate.gemm_args();
-      x.c = accumulators;
-      dot_chosen(kernels_, x, {*up_, set_.list(), size()}, first, count, panels);
-      for (std::int64_t row = 0; row < gate.rows(); ++row) {
-        kernels_.multiply_nonzeros(accumulators + row * kColumnBlock, count, hidden.at(row, first));
-      }
-    }
+    GemmArgs x = gate.gemm_args();
+    x.c = accumulators;
+    dot_all_chosen(kernels_, x, {*up_, set_.list(), size()}, panels,
+                   [&](std::int64_t row, std::int64_t first, std::int64_t count, const float* u) {
+                     kernels_.multiply_nonzeros(u, count, hidden.at(row, first));
+                   });
   }
-#pragma omp for schedule(dynamic, 1)
-  for (std::int64_t column = 0; column < down_.cols; column += kColumnBlock) {
-    const std::int64_t width = std::min(kColumnBlock, down_.cols - column);
-    combine_chosen(kernels_, hidden, gate.rows(), {down_, set_.list(), size()}, column, width,
-                   false, panels, accumulators);
-    for (std::int64_t row = 0; row < gate.rows(); ++row) {
-      std::copy_n(accumulators + row * kColumnBlock, width,
-                  scratch_.sums + row * down_.cols + column);
-    }
-  }
+  const ChosenTerm terms[] = {{hidden, {down_, set_.list(), size()}}};
+  combine_all_chosen(kernels_, terms, gate.rows(), panels, accumulators, scratch_.sums);
 }
 
 }  // namespace twell

@@ -13,14 +13,6 @@
 namespace twell::torch_ops {
 namespace {
 
-std::string list_of(const std::int64_t* values, std::size_t count) {
-  std::string out = "[";
-  for (std::size_t i = 0; i < count; ++i) {
-    out += (i == 0 ? "" : ", ") + std::to_string(values[i]);
-  }
-  return out + "]";
-}
-
 // The one distance between consecutive rows of the leading dimensions, or -1 if there is none.
 std::int64_t common_row_stride(const Tensor& tensor) {
   const auto sizes = tensor.sizes();
@@ -75,6 +67,19 @@ Tensor allocated(const Output& output, IntHeaderOnlyArrayRef shape, ScalarType t
 void fail(const char* operation, const char* argument, const std::string& message) {
   throw Error(ErrorKind::invalid_argument, std::string("twell::") + operation,
               std::string(argument) + ": " + message);
+}
+
+std::string list_of(const std::int64_t* values, std::size_t count) {
+  std::string out = "[";
+  for (std::size_t i = 0; i < count; ++i) {
+    out += (i == 0 ? "" : ", ") + std::to_string(values[i]);
+  }
+  return out + "]";
+}
+
+std::vector<std::int64_t> leading_of(const Tensor& tensor) {
+  const auto sizes = tensor.sizes();
+  return {sizes.begin(), sizes.end() - 1};
 }
 
 std::string shape_of(const Tensor& tensor) {

@@ -31,7 +31,10 @@ struct Argument {
 [[noreturn]] void fail(const char* operation, const char* argument, const std::string& message);
 
 // "[3, 4]"
+std::string list_of(const std::int64_t* values, std::size_t count);
 std::string shape_of(const Tensor& tensor);
+// Sizes but for the last.
+std::vector<std::int64_t> leading_of(const Tensor& tensor);
 
 // On the CPU, or on the call's GPU.
 void require_device(const Argument& argument);

@@ -59,9 +59,7 @@ FfnStats ffn_stats(const Tensor& x, const Tensor& gate, const std::optional<Tens
   const Call call{"ffn_stats", x, gate, up, down, screen, activation, threshold};
   FfnCounts counts;
   Tensor y = call.run(&counts);
-  const auto sizes = x.sizes();
-  Tensor row_nnz =
-      new_empty({call.operation, "row_nnz", x}, {sizes.begin(), sizes.end() - 1}, ScalarType::Int);
+  Tensor row_nnz = new_empty({call.operation, "row_nnz", x}, leading_of(x), ScalarType::Int);
   Tensor neuron_nnz = new_empty({call.operation, "neuron_nnz", x}, {std::ssize(counts.neuron_nnz)},
                                 ScalarType::Long);
   Tensor candidates = new_empty({call.operation, "candidates", x}, {}, ScalarType::Long);

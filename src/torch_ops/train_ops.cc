@@ -17,14 +17,10 @@ void require_list(const Argument& argument, ScalarType type,
       std::equal(sizes.begin(), sizes.end(), shape.begin(), shape.end())) {
     return;
   }
-  std::string wanted;
-  for (const std::int64_t size : shape) {
-    wanted += (wanted.empty() ? "" : ", ") + std::to_string(size);
-  }
   fail(argument.operation, argument.name,
-       std::string("expected ") + torch::headeronly::toString(type) + " [" + wanted +
-           "], as ffn_train makes it, got " + torch::headeronly::toString(tensor.scalar_type()) +
-           " " + shape_of(tensor));
+       std::string("expected ") + torch::headeronly::toString(type) + " " +
+           list_of(shape.data(), shape.size()) + ", as ffn_train makes it, got " +
+           torch::headeronly::toString(tensor.scalar_type()) + " " + shape_of(tensor));
 }
 
 // The pattern's tensors as libtwell's lists. They are written through by ffn_train alone.
@@ -70,11 +66,6 @@ void require_pattern(const char* operation, const FfnPatternView& pattern) {
   }
 }
 
-std::vector<std::int64_t> leading_of(const Tensor& x) {
-  const auto sizes = x.sizes();
-  return {sizes.begin(), sizes.end() - 1};
-}
-
 struct Backward {
   const char* operation;
   const Tensor &dy, &x, &gate;
@@ -84,7 +75,7 @@ struct Backward {
   const std::string& activation;
   double threshold;
 
-  // dx; the weight gradients go to `to`.
+  // Returns dx; writes or adds the weight gradients.
   Tensor run(const Tensor& dgate, const std::optional<Tensor>& dup, const Tensor& ddown,
              bool add) const {
     const Rows rows = rows_of({operation, "x", x});

@@ -51,12 +51,11 @@ FfnStats ffn_stats(const Tensor& x, const Tensor& gate, const std::optional<Tens
                    const std::string& activation, double threshold) {
   const Call call("ffn_stats", x, gate, up, down, screen, activation, threshold);
   const CudaCall gpu(x);
-  const auto sizes = x.sizes();
   const auto zeros = [&](const char* name, const std::vector<std::int64_t>& shape,
                          ScalarType type) {
     return new_zeros({call.operation, name, x}, shape, type);
   };
-  const Tensor row_nnz = zeros("row_nnz", {sizes.begin(), sizes.end() - 1}, ScalarType::Int);
+  const Tensor row_nnz = zeros("row_nnz", leading_of(x), ScalarType::Int);
   const Tensor neuron_nnz = zeros("neuron_nnz", {call.weights.down.rows}, ScalarType::Long);
   const Tensor y = call.run(gpu, {static_cast<std::int32_t*>(row_nnz.mutable_data_ptr()),
                                   static_cast<std::int64_t*>(neuron_nnz.mutable_data_ptr())});
