@@ -16,7 +16,9 @@ struct slot_of<float> {
   using type = TwellSlot32;
 };
 
-inline float value_of(TwellSlot16 slot) { return static_cast<float>(bf16::from_bits(slot.bits)); }
+inline bf16 stored_value(TwellSlot16 slot) { return bf16::from_bits(slot.bits); }
+inline float stored_value(TwellSlot32 slot) { return slot.value; }
+inline float value_of(TwellSlot16 slot) { return static_cast<float>(stored_value(slot)); }
 inline float value_of(TwellSlot32 slot) { return slot.value; }
 inline TwellSlot16 make_slot(std::uint32_t column, bf16 value) {
   return {static_cast<std::uint16_t>(column), value.bits};

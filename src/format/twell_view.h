@@ -48,6 +48,19 @@ struct TwellView {
     }
   }
 
+  // The slots of (row, t) as two lists, for T of the slots. Returns how many there are.
+  template <class T>
+  std::int32_t unpack(std::int64_t row, std::int64_t t, std::int32_t* neurons, T* values) const {
+    const auto* here = reinterpret_cast<const typename slot_of<T>::type*>(slots_of(row, t));
+    const auto first = static_cast<std::int32_t>(t * tile);
+    const std::int32_t n = count(row, t);
+    for (std::int32_t i = 0; i < n; ++i) {
+      neurons[i] = first + static_cast<std::int32_t>(here[i].column);
+      values[i] = stored_value(here[i]);
+    }
+    return n;
+  }
+
   // Appends `n` slots to (row, t), which has room for them.
   void append(std::int64_t row, std::int64_t t, const void* source, std::int32_t n) const {
     std::int32_t& have = count(row, t);

@@ -5,10 +5,18 @@
 
 #include "ops/backward_block.h"
 #include "ops/gemm_input.h"
+#include "ops/packed_chosen.h"
 #include "ops/scratch.h"
 
 namespace twell {
 namespace {
+
+// Sums to rows of `width`.
+auto copy_to(float* sums, std::int64_t width) {
+  return [=](std::int64_t row, std::int64_t column, std::int64_t count, const float* from) {
+    std::copy_n(from, count, sums + row * width + column);
+  };
+}
 
 template <class T>
 void run(Context& context, const BackwardCall& call) {
@@ -24,32 +32,43 @@ void run(Context& context, const BackwardCall& call) {
     places = std::max(places, in.pattern.offsets[end] - in.pattern.offsets[first]);
   }
   auto* block_places = static_cast<float*>(context.scratch(
-      0, kBlockPlaces, static_cast<std::size_t>(3 * places + rows_most) * sizeof(float)));
+      0, kActive, static_cast<std::size_t>(3 * places + rows_most) * sizeof(float)));
+  const auto row_bytes = static_cast<std::size_t>(width) * sizeof(float);
   for (int t = 0; t < plan.threads; ++t) {
-    context.scratch(t, kActive, static_cast<std::size_t>(in.pattern.hidden) * 8);
-    context.scratch(t, kPartialY, static_cast<std::size_t>(width) * sizeof(float));
-    if (hot.size() == 0) continue;
-    context.scratch(t, kAccumulators,
-                    static_cast<std::size_t>(gemm_accumulators(rows_most)) * sizeof(float));
-    context.scratch(t, kHotPanels, chosen_panel_bytes(in.gate.dtype, std::max(width, in.dy.cols)));
+    context.scratch(t, kPartialY, row_bytes + RowPlaces::bytes(in.pattern.hidden));
+    if (hot.size() > 0) context.scratch(t, kAccumulators, packed_accumulator_bytes());
   }
   BackwardBlock<T> block{call,
                          static_cast<const T*>(in.pattern.v),
                          static_cast<const T*>(in.pattern.u),
                          nullptr,
                          {},
-                         block_places,
+                         nullptr,
+                         reinterpret_cast<std::int32_t*>(block_places),
                          block_places + places,
                          block_places + 2 * places,
                          reinterpret_cast<std::int32_t*>(block_places + 3 * places)};
+  const auto chosen = [&](PackedChosen::As as, const ConstMatrixView& w) {
+    return PackedChosen(as, {w, hot.list(), hot.size()});
+  };
+  PackedChosen all_packed[] = {chosen(PackedChosen::As::neurons, in.down),
+                               chosen(PackedChosen::As::inputs, in.gate),
+                               chosen(PackedChosen::As::inputs, in.up.value_or(in.gate))};
+  const std::span<PackedChosen> packed(all_packed, in.up ? 3U : 2U);
   GemmInput dy = {{nullptr, in.dy.dtype, rows_most, in.dy.cols}, kernels.x};
   void* prepared = nullptr;
   float* sums = nullptr;
   if (hot.size() > 0) {
+    place_all(context, packed);
+#pragma omp parallel num_threads(plan.threads)
+    pack_all(kernels, packed);
     prepared = context.scratch(0, kPreparedX, dy.prepared_bytes());
+    // dh of hot neurons, then sums.
+    const auto widest = static_cast<std::size_t>(std::max(width, hot.size()));
     sums = static_cast<float*>(
-        context.scratch(0, kHotSums, static_cast<std::size_t>(rows_most * width) * sizeof(float)));
-    const std::int64_t stride = SparseX::stride_of(kernels.x, rows_most, hot.size());
+        context.scratch(0, kHotSums, static_cast<std::size_t>(rows_most) * widest * sizeof(float)));
+    block.dots = sums;
+    const std::int64_t stride = SparseX::stride_of(kernels.x, hot.size());
     const auto bytes = static_cast<std::size_t>(rows_most * stride) * size_of(kernels.x.dtype);
     auto* data = static_cast<std::byte*>(context.scratch(0, kHotHidden, kCoefficientKinds * bytes));
     for (int kind = 0; kind < kCoefficientKinds; ++kind) {
@@ -67,38 +86,31 @@ void run(Context& context, const BackwardCall& call) {
 #pragma omp parallel num_threads(plan.threads)
     {
       const int thread = omp_get_thread_num();
-      auto* list = static_cast<std::int32_t*>(context.scratch(thread, kActive, 0));
-      auto* values = reinterpret_cast<float*>(list + in.pattern.hidden);
       auto* own = static_cast<float*>(context.scratch(thread, kPartialY, 0));
+      RowPlaces row_places(hot, in.pattern.hidden, own + width);
       if (hot.size() > 0) {
         auto* c = static_cast<float*>(context.scratch(thread, kAccumulators, 0));
-        void* panels = context.scratch(thread, kHotPanels, 0);
         if (!dy.in_place()) {
 #pragma omp for schedule(static)
           for (std::int64_t r = 0; r < rows; ++r) dy.prepare(r, r + 1, prepared);
         }
-        GemmArgs args = dy.args(prepared, 0, rows);
-        args.c = c;
-        dot_all_chosen(kernels, args, {in.down, hot.list(), hot.size()}, panels,
-                       [&](std::int64_t row, std::int64_t n, std::int64_t count, const float* dh) {
-                         block.take_hot(row, n, count, dh);
-                       });
+        const PackedTerm to_h = {dy.args(prepared, 0, rows), all_packed[0].view()};
+        multiply_all(kernels, {&to_h, 1}, c, copy_to(sums, hot.size()));
 #pragma omp for schedule(dynamic, 4)
-        for (std::int64_t row = 0; row < rows; ++row) block.differentiate(row, list, values);
+        for (std::int64_t row = 0; row < rows; ++row) block.differentiate(row, row_places);
 #pragma omp for schedule(static) nowait
-        for (std::int64_t n = 0; n < hot.size(); n += kPanel) {
-          block.transpose_hot(n, std::min(n + kPanel, hot.size()), rows);
+        for (std::int64_t n = 0; n < hot.size(); n += block.kHotUnit) {
+          block.transpose_hot(n, std::min(n + block.kHotUnit, hot.size()), rows);
         }
-        const ChosenTerm terms[] = {
-            {block.hot[kDv], {in.gate, hot.list(), hot.size()}},
-            {block.hot[kDu], {in.up.value_or(in.gate), hot.list(), hot.size()}}};
-        combine_all_chosen(kernels, {terms, in.up ? 2U : 1U}, rows, panels, c, sums);
+        const PackedTerm terms[] = {{block.hot[kDv].args(rows), all_packed[1].view()},
+                                    {block.hot[kDu].args(rows), all_packed[2].view()}};
+        multiply_all(kernels, {terms, in.up ? 2U : 1U}, c, copy_to(sums, width));
       }
 #pragma omp for schedule(dynamic, 4)
       for (std::int64_t row = 0; row < rows; ++row) {
-        if (hot.size() == 0) block.differentiate(row, list, values);
+        if (hot.size() == 0) block.differentiate(row, row_places);
         float* sum = hot.size() > 0 ? sums + row * width : own;
-        block.gather(row, list, values, hot.size() > 0, sum);
+        block.gather(row, hot.size() > 0, sum);
         kernels.round_row(sum, width, dx.row_bytes(row));
       }
     }

@@ -4,8 +4,28 @@
 
 namespace twell {
 
+GemmArgs SparseX::args(std::int64_t rows) const {
+  GemmArgs args;
+  args.x = data;
+  args.x_stride = stride;
+  args.rows = rows;
+  return args;
+}
+
 void SparseX::clear_row(std::int64_t row) const {
   std::fill_n(at(row, 0), static_cast<std::size_t>(stride) * size_of(dtype), std::byte{});
+}
+
+void SparseX::set_row(std::int64_t row, const float* values, std::int64_t count,
+                      const Kernels& kernels) const {
+  std::byte* const to = at(row, 0);
+  if (dtype == DType::f32) {
+    std::copy_n(values, count, reinterpret_cast<float*>(to));
+  } else {
+    kernels.round_row(values, count, to);
+  }
+  std::fill_n(at(row, count), static_cast<std::size_t>(stride - count) * size_of(dtype),
+              std::byte{});
 }
 
 void dot_chosen(const Kernels& kernels, GemmArgs x, const ChosenRows& w, std::int64_t first,

@@ -36,14 +36,22 @@ struct SparseX {
   std::int64_t stride = 0;
   DType dtype = DType::bf16;
 
-  // From row to row, of at most `rows` rows and `cols` columns.
-  static std::int64_t stride_of(const XForm& form, std::int64_t rows, std::int64_t cols) {
-    return form.stride(packed_depth(DType::bf16, cols), rows);
+  // From row to row, of `cols` columns: an odd number of cache lines, so that the same columns of
+  // many rows do not share a few sets of a cache.
+  static std::int64_t stride_of(const XForm& form, std::int64_t cols) {
+    const auto line = static_cast<std::int64_t>(64 / size_of(form.dtype));
+    const std::int64_t lines = (packed_depth(DType::bf16, cols) + line - 1) / line;
+    return (lines | 1) * line;
   }
   std::byte* at(std::int64_t row, std::int64_t col) const {
     return data + static_cast<std::size_t>(row * stride + col) * size_of(dtype);
   }
+  // As the x of a GEMM: its first `rows` rows.
+  GemmArgs args(std::int64_t rows) const;
   void clear_row(std::int64_t row) const;
+  // `count` values, rounded where x is bf16, and zeros behind them.
+  void set_row(std::int64_t row, const float* values, std::int64_t count,
+               const Kernels& kernels) const;
   void set(std::int64_t row, std::int64_t col, float value) const {
     if (dtype == DType::f32) {
       reinterpret_cast<float*>(data)[row * stride + col] = value;

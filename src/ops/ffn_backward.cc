@@ -72,8 +72,7 @@ bool all_rows_finite(const FfnBackward& in, const FfnPlan& plan, const Kernels& 
 void take_scratch(Context& context, BackwardCall& call) {
   const std::int64_t rows = call.in.x.rows;
   const std::int64_t cold = call.by_neuron.offsets[call.in.pattern.hidden];
-  const std::int64_t stride =
-      SparseX::stride_of(call.kernels.x, row_block(call.plan.tier, call.hot.size()), rows);
+  const std::int64_t stride = SparseX::stride_of(call.kernels.x, rows);
   const auto bytes =
       static_cast<std::size_t>(call.hot.size() * stride) * size_of(call.kernels.x.dtype);
   // Hot ones first: rows of a GEMM are best at whole cache lines.

@@ -28,9 +28,9 @@ void run(Context& context, ConstMatrixView x, const FfnWeights& weights,
   HotSet hot(context, shape.hidden);
   const HotScratch scratch = take_hot_scratch(context, plan, weights);
   const std::int64_t width = weights.down.cols;
+  const auto row_bytes = static_cast<std::size_t>(width) * sizeof(float);
   for (int t = 0; t < plan.threads; ++t) {
-    context.scratch(t, kActive, static_cast<std::size_t>(shape.hidden) * 8);
-    context.scratch(t, kPartialY, static_cast<std::size_t>(width) * sizeof(float));
+    context.scratch(t, kPartialY, row_bytes + RowPlaces::bytes(shape.hidden));
   }
   std::vector<double> l1(static_cast<std::size_t>(plan.row_block));
   std::vector<std::int32_t> cold_count(l1.size());
@@ -53,46 +53,63 @@ void run(Context& context, ConstMatrixView x, const FfnWeights& weights,
     for (std::int64_t n = 0; n < shape.hidden; ++n) {
       counts.neuron_nnz[static_cast<std::size_t>(n)] += hot.counts()[n];
     }
-    pattern.append(row_nnz, rows);  // may allocate: no thread is running
+    // What follows may allocate: no thread is running.
+    pattern.append(row_nnz, rows);
+    const std::int64_t* const offsets = pattern.view().offsets + first;
+    const auto places = static_cast<std::size_t>(offsets[rows] - offsets[0]);
+    auto* values = static_cast<float*>(
+        context.scratch(0, kActive, places * (sizeof(float) + sizeof(std::int32_t))));
+    // u of hot neurons, then sums.
+    auto* sums = static_cast<float*>(context.scratch(
+        0, kHotSums,
+        hot.size() > 0
+            ? static_cast<std::size_t>(rows * std::max(width, hot.size())) * sizeof(float)
+            : 0));
     const ForwardBlock<T> block = {kernels,
                                    weights,
                                    activation.kind,
                                    packed,
                                    hot,
-                                   scratch.hidden_of(kernels.x, plan, hot.size()),
-                                   pattern.view().offsets + first,
+                                   scratch.hidden_of(kernels.x, hot.size()),
+                                   sums,
+                                   offsets,
                                    pattern.neurons(),
                                    static_cast<T*>(pattern.v()),
                                    static_cast<T*>(pattern.u()),
+                                   reinterpret_cast<std::int32_t*>(values + places),
+                                   values,
                                    cold_count.data()};
 #pragma omp parallel num_threads(plan.threads)
     {
       const int thread = omp_get_thread_num();
-      auto* c = static_cast<float*>(context.scratch(thread, kAccumulators, 0));
-#pragma omp for schedule(static)
-      for (std::int64_t row = 0; row < rows; ++row) block.take(row);
+      auto* own = static_cast<float*>(context.scratch(thread, kPartialY, 0));
+      RowPlaces row_places(hot, shape.hidden, own + width);
+      const auto fire = [&](std::int64_t row) {
+        l1[static_cast<std::size_t>(row)] = block.fire(row, block_x.row_bytes(row), row_places);
+      };
       if (hot.size() > 0) {
+        auto* c = static_cast<float*>(context.scratch(thread, kAccumulators, 0));
         void* panels = context.scratch(thread, kHotPanels, 0);
         if (weights.up) {
           gate.prepare_x();
           GemmArgs args = gate.gemm_args();
           args.c = c;
-          dot_all_chosen(kernels, args, {*weights.up, hot.list(), hot.size()}, panels,
-                         [&](std::int64_t row, std::int64_t n, std::int64_t count, const float* u) {
-                           block.take_up(row, n, count, u);
-                         });
+          dot_all_chosen(
+              kernels, args, {*weights.up, hot.list(), hot.size()}, panels,
+              [&](std::int64_t row, std::int64_t n, std::int64_t count, const float* up) {
+                std::copy_n(up, count, sums + row * hot.size() + n);
+              });
         }
+#pragma omp for schedule(dynamic, 4)
+        for (std::int64_t row = 0; row < rows; ++row) fire(row);
         const ChosenTerm terms[] = {{block.hidden, {weights.down, hot.list(), hot.size()}}};
-        combine_all_chosen(kernels, terms, rows, panels, c, scratch.sums);
+        combine_all_chosen(kernels, terms, rows, panels, c, sums);
       }
-      auto* list = static_cast<std::int32_t*>(context.scratch(thread, kActive, 0));
-      auto* values = reinterpret_cast<float*>(list + shape.hidden);
-      auto* own = static_cast<float*>(context.scratch(thread, kPartialY, 0));
 #pragma omp for schedule(dynamic, 4)
       for (std::int64_t row = 0; row < rows; ++row) {
-        float* sum = hot.size() > 0 ? scratch.sums + row * width : own;
-        l1[static_cast<std::size_t>(row)] =
-            block.finish(row, block_x.row_bytes(row), list, values, hot.size() > 0, sum);
+        if (hot.size() == 0) fire(row);
+        float* sum = hot.size() > 0 ? sums + row * width : own;
+        block.gather(row, hot.size() > 0, sum);
         kernels.round_row(sum, width, block_y.row_bytes(row));
       }
     }

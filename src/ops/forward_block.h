@@ -1,11 +1,9 @@
 // What ffn_forward() does with a block of rows, row by row, once the gate is packed.
 #pragma once
 
-#include <algorithm>
-#include <cmath>
-
+#include "format/twell_view.h"
 #include "ops/chosen_products.h"
-#include "ops/hot_set.h"
+#include "ops/row_places.h"
 
 namespace twell {
 
@@ -17,72 +15,76 @@ struct ForwardBlock {
   Activation kind;
   const TwellView& packed;
   const HotSet& hot;
-  SparseX hidden;               // [rows, hot neurons]
+  SparseX hidden;               // [rows, hot neurons]: h
+  float* dots;                  // [rows, hot neurons]: u
   const std::int64_t* offsets;  // of the block's rows
-  std::int32_t* neurons;
+  std::int32_t* neurons;        // of all places, as v and u
   T *v, *u;
-  std::int32_t* cold_count;  // [rows] places that are not hot
+  // Places that are not hot, and their h; those of a row from where its places start in the block.
+  std::int32_t* cold;
+  float* values;
+  std::int32_t* cold_count;  // [rows]
 
-  // The row's places, from the packed gate.
-  void take(std::int64_t row) const {
-    std::int64_t i = offsets[row];
+  // The row's places, their u and h. Returns Σ |h|.
+  double fire(std::int64_t row, const void* x, RowPlaces& places) const {
+    std::int64_t end = offsets[row];
     for (std::int64_t t = 0; t < packed.tiles; ++t) {
-      packed.for_each_slot(row, t, [&](std::int32_t neuron, float value) {
-        neurons[i] = neuron;
-        v[i++] = static_cast<T>(value);
-      });
+      end += packed.unpack(row, t, neurons + end, v + end);
     }
-    cold_count[row] = static_cast<std::int32_t>(i - offsets[row]);
-    if (hot.size() == 0) return;
-    hidden.clear_row(row);
-    for (i = offsets[row]; i < offsets[row + 1]; ++i) {
-      const std::int32_t place = hot.place(neurons[i]);
-      cold_count[row] -= place >= 0;
-      if (place < 0 || weights.up) continue;  // h comes with u
-      hidden.set(row, place, activated(kind, static_cast<float>(v[i])));
-    }
+    places.split(neurons + offsets[row], end - offsets[row], cold_of(row));
+    cold_count[row] = static_cast<std::int32_t>(places.cold_count());
+    return (hot.size() > 0 ? fire_hot(row, places) : 0.0) + fire_cold(row, x, places);
   }
 
-  // u and h of the row's hot places, of the hot neurons from `first` on.
-  void take_up(std::int64_t row, std::int64_t first, std::int64_t count, const float* c) const {
-    const std::int32_t last = hot.list()[first + count - 1];
-    const std::int32_t* const begin = neurons + offsets[row];
-    const std::int32_t* const end = neurons + offsets[row + 1];
-    std::int64_t i = std::lower_bound(begin, end, hot.list()[first]) - neurons;
-    for (; i < offsets[row + 1] && neurons[i] <= last; ++i) {
-      const std::int32_t place = hot.place(neurons[i]);
-      if (place < 0) continue;
-      const float value = c[place - first];
-      u[i] = static_cast<T>(value);
-      hidden.set(row, place, activated(kind, static_cast<float>(v[i])) * value);
-    }
+  // sum [D] (+)= h · down of the places that are not hot.
+  void gather(std::int64_t row, bool add, float* sum) const {
+    if (cold_count[row] == 0 && add) return;
+    kernels.weighted_rows(weights.down, {cold_of(row), values_of(row), cold_count[row]}, add, sum);
   }
 
-  // The other places: u, h, and their part of sum [D]. `list` and `values` have room for H. Returns
-  // Σ |h| of all places.
-  double finish(std::int64_t row, const void* x, std::int32_t* list, float* values, bool add,
-                float* sum) const {
-    ActiveNeurons active = {list, values, 0};
-    if (cold_count[row] > 0) {
-      for (std::int64_t i = offsets[row]; i < offsets[row + 1]; ++i) {
-        if (hot.contains(neurons[i])) continue;
-        list[active.count] = neurons[i];
-        values[active.count++] = 1.0F;
+ private:
+  std::int32_t* cold_of(std::int64_t row) const { return cold + (offsets[row] - offsets[0]); }
+  float* values_of(std::int64_t row) const { return values + (offsets[row] - offsets[0]); }
+
+  double fire_hot(std::int64_t row, const RowPlaces& places) const {
+    const std::int64_t count = hot.size();
+    const std::int64_t first = offsets[row];
+    float* const pre = places.dense(0);
+    float* const h = places.dense(1);
+    places.spread(v + first, pre);
+    const float* const up = weights.up ? dots + row * count : nullptr;
+    with_kind(kind, [=](auto kind) {
+      if (up == nullptr) {
+        for (std::int64_t k = 0; k < count; ++k) h[k] = activated(kind(), pre[k]);
+      } else {  // what did not fire stays 0 where u is infinite
+        for (std::int64_t k = 0; k < count; ++k) {
+          h[k] = where_nonzero(pre[k], activated(kind(), pre[k]) * up[k]);
+        }
       }
-      if (weights.up) kernels.sampled_dots(x, *weights.up, active);
-      for (std::int64_t i = offsets[row], n = 0; i < offsets[row + 1]; ++i) {
-        if (hot.contains(neurons[i])) continue;
-        if (weights.up) u[i] = static_cast<T>(values[n]);
-        values[n++] *= activated(kind, static_cast<float>(v[i]));
-      }
+    });
+    hidden.set_row(row, h, count, kernels);
+    if (up != nullptr) {
+      T* const rounded = reinterpret_cast<T*>(pre);
+      kernels.round_row(up, count, rounded);
+      places.collect(rounded, u + first);
     }
-    kernels.weighted_rows(weights.down, active, add, sum);
-    double l1 = 0.0;
-    for (std::int64_t i = offsets[row]; i < offsets[row + 1]; ++i) {
-      const float g = activated(kind, static_cast<float>(v[i]));
-      l1 += std::fabs(weights.up ? g * static_cast<float>(u[i]) : g);
+    return absolute_sum(h, count);
+  }
+
+  double fire_cold(std::int64_t row, const void* x, const RowPlaces& places) const {
+    const std::int64_t count = places.cold_count();
+    float* const h = values_of(row);
+    if (weights.up) {
+      std::fill_n(h, count, 1.0F);
+      kernels.sampled_dots(x, *weights.up, {cold_of(row), h, count});
+      for (std::int64_t k = 0; k < count; ++k) u[offsets[row] + places.cold_at(k)] = T(h[k]);
+    } else {
+      std::fill_n(h, count, 1.0F);
     }
-    return l1;
+    for (std::int64_t k = 0; k < count; ++k) {
+      h[k] *= activated(kind, static_cast<float>(v[offsets[row] + places.cold_at(k)]));
+    }
+    return absolute_sum(h, count);
   }
 };
 

@@ -12,8 +12,7 @@ HotScratch take_hot_scratch(Context& context, const FfnPlan& plan, const FfnWeig
   const FfnShape shape = weights.shape();
   const XForm& form = kernels_of(plan.tier, shape.dtype).x;
   const auto rows = static_cast<std::size_t>(plan.row_block);
-  const auto stride =
-      static_cast<std::size_t>(SparseX::stride_of(form, plan.row_block, shape.hidden));
+  const auto stride = static_cast<std::size_t>(SparseX::stride_of(form, shape.hidden));
   out.hidden.dtype = form.dtype;
   out.hidden.data =
       static_cast<std::byte*>(context.scratch(0, kHotHidden, rows * stride * size_of(form.dtype)));

@@ -15,8 +15,8 @@ struct HotScratch {
   float* sums = nullptr;
 
   // `hidden` for so many neurons.
-  SparseX hidden_of(const XForm& form, const FfnPlan& plan, std::int64_t neurons) const {
-    return {hidden.data, SparseX::stride_of(form, plan.row_block, neurons), hidden.dtype};
+  SparseX hidden_of(const XForm& form, std::int64_t neurons) const {
+    return {hidden.data, SparseX::stride_of(form, neurons), hidden.dtype};
   }
 };
 // Empty where the plan has no hot neurons.
@@ -43,7 +43,7 @@ class HotNeurons {
   float* sums() const { return size() > 0 ? scratch_.sums : nullptr; }
 
  private:
-  SparseX hidden() const { return scratch_.hidden_of(kernels_.x, plan_, size()); }
+  SparseX hidden() const { return scratch_.hidden_of(kernels_.x, size()); }
 
   Context& context_;
   const FfnPlan& plan_;

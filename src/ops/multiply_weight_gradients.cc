@@ -1,7 +1,7 @@
 // Weight gradients of hot neurons: GEMMs of their coefficients with all rows of x and dy.
 #include <omp.h>
 
-#include "ops/plan.h"
+#include "ops/packed_chosen.h"
 #include "ops/scratch.h"
 #include "ops/weight_gradients.h"
 
@@ -10,36 +10,27 @@ namespace twell {
 void multiply_weight_gradients(Context& context, const BackwardCall& call) {
   const WeightGradients gradients = gradients_of(call);
   const HotSet& hot = call.hot;
-  const std::int64_t most = row_block(call.plan.tier, hot.size());
+  const auto all = [](const ConstMatrixView& m) {
+    return PackedChosen(PackedChosen::As::inputs, {m, nullptr, m.rows});
+  };
+  PackedChosen inputs[] = {all(call.in.x), all(call.in.dy)};
+  place_all(context, inputs);
   for (int t = 0; t < call.plan.threads; ++t) {
-    context.scratch(t, kAccumulators,
-                    static_cast<std::size_t>(gemm_accumulators(most)) * sizeof(float));
-    context.scratch(t, kHotPanels, chosen_panel_bytes(call.in.x.dtype, kColumnBlock));
+    context.scratch(t, kAccumulators, packed_accumulator_bytes());
   }
-  const std::int64_t widest = std::max(call.in.x.cols, call.in.dy.cols);
-  const std::int64_t columns = (widest + kColumnBlock - 1) / kColumnBlock;
-  const std::int64_t blocks = (hot.size() + most - 1) / most;
 #pragma omp parallel num_threads(call.plan.threads)
   {
-    const int thread = omp_get_thread_num();
-    auto* c = static_cast<float*>(context.scratch(thread, kAccumulators, 0));
-    void* panels = context.scratch(thread, kHotPanels, 0);
-#pragma omp for schedule(dynamic, 1)
-    for (std::int64_t unit = 0; unit < blocks * columns * gradients.count; ++unit) {
-      const WeightGradient& gradient = gradients.all[unit % gradients.count];
-      const std::int64_t column = unit / gradients.count % columns * kColumnBlock;
-      const std::int64_t first = unit / gradients.count / columns * most;
-      const std::int64_t neurons = std::min(most, hot.size() - first);
-      const std::int64_t width = std::min(kColumnBlock, gradient.input.cols - column);
-      if (width <= 0) continue;
-      SparseX x = call.columns[gradient.kind];
-      x.data = x.at(first, 0);
-      combine_chosen(call.kernels, x, neurons, {gradient.input, nullptr, call.in.x.rows}, column,
-                     width, false, panels, c);
-      for (std::int64_t i = 0; i < neurons; ++i) {
-        store(call.kernels, gradient.out, hot.list()[first + i], column, width,
-              c + i * kColumnBlock, call.out.accumulate);
-      }
+    auto* c = static_cast<float*>(context.scratch(omp_get_thread_num(), kAccumulators, 0));
+    pack_all(call.kernels, inputs);
+    for (int g = 0; g < gradients.count; ++g) {
+      const WeightGradient& gradient = gradients.all[g];
+      const PackedTerm term = {call.columns[gradient.kind].args(hot.size()),
+                               inputs[gradient.kind == kH ? 1 : 0].view()};
+      multiply_all(call.kernels, {&term, 1}, c,
+                   [&](std::int64_t i, std::int64_t column, std::int64_t width, const float* sums) {
+                     store(call.kernels, gradient.out, hot.list()[i], column, width, sums,
+                           call.out.accumulate);
+                   });
     }
   }
 }

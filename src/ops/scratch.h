@@ -23,7 +23,6 @@ enum ScratchSlot : int {
   // ffn_backward() packs no gate: its lists lie where those of a forward pass do.
   kCoefficients = kCounts,
   kTransposed = kSlots,
-  kBlockPlaces = kScreenedX,
   kPieces = kCandidates,
 };
 
