@@ -94,15 +94,17 @@ void print_ffn_grid(const BenchFfnOptions& o, const nlohmann::json& results) {
     for (const std::int64_t m : tokens) {
       const auto& r = result_of(results, m, nnz);
       ratio.push_back(format_ratio(r["speedup"]));
-      automatic.push_back(automatic_ratio(r));
+      if (!o.train) automatic.push_back(automatic_ratio(r));
       time.push_back(format_us(r["dense_us"]) + " / " + format_us(r["sparse_us"]));
     }
     ratios.row(ratio);
-    chosen.row(automatic);
+    if (!o.train) chosen.row(automatic);
     times.row(time);
   }
   o.say("\nSpeed against the fastest dense form\n{}", ratios.to_string());
-  o.say("\nSpeed of --ffn auto (d: it takes the dense path)\n{}", chosen.to_string());
+  if (!o.train) {
+    o.say("\nSpeed of --ffn auto (d: it takes the dense path)\n{}", chosen.to_string());
+  }
   o.say("\nTime of one call, dense / sparse\n{}", times.to_string());
 }
 

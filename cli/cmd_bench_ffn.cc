@@ -155,7 +155,9 @@ void expand(BenchFfnOptions& o) {
   }
   if (o.input == 0) o.input = kInput;
   if (!o.grid.empty()) {
-    o.tokens = {1, 8, 64, 512, 2048};
+    o.train = o.train || o.grid == "train";
+    o.tokens = o.train ? std::vector<std::int64_t>{512, 2048, 8192}
+                       : std::vector<std::int64_t>{1, 8, 64, 512, 2048};
     o.nnz.clear();
     // 0, 29, 113, 282, 563 of 5632, and on to all of them.
     for (const double density :
@@ -250,8 +252,9 @@ void add_bench_ffn(CLI::App& bench) {
       c.add_flag("--gated,!--no-gated", o->gated, "With a gate (Llama, Qwen) or without");
   CLI::Option* grid = c.add_option("--grid", o->grid,
                                    "cpu: 1 to 2048 tokens at densities from none to all neurons, "
-                                   "as a table of non-zeros by tokens")
-                          ->check(CLI::IsMember({"cpu"}))
+                                   "as a table of non-zeros by tokens; train: forward and "
+                                   "backward of 512 to 8192 tokens")
+                          ->check(CLI::IsMember({"cpu", "train"}))
                           ->excludes(tokens)
                           ->excludes(nnz);
   CLI::Option* trace =

@@ -66,9 +66,10 @@ int main(int argc, char** argv) {
   add_generate(app);
   CLI::App& bench = *app.add_subcommand("bench", "Measure dense against sparse");
   bench.require_subcommand(1);
-  bench.footer("twell bench ffn --help and twell bench model --help tell more.");
+  bench.footer("twell bench ffn --help, and so on, tells more.");
   add_bench_ffn(bench);
   add_bench_model(bench);
+  add_bench_train(bench);
   add_stats(app);
   add_eval(app);
   add_synth(app);

@@ -31,4 +31,6 @@ nlohmann::json machine_json(int threads) {
 
 double peak_resident_bytes() { return kilobytes_of("/proc/self/status", "VmHWM"); }
 
+void reset_peak_resident_bytes() { std::ofstream("/proc/self/clear_refs") << '5'; }
+
 }  // namespace twell::measure

@@ -11,6 +11,8 @@ nlohmann::json machine_json(int threads);
 
 // Memory of this process at its most, in bytes; 0 where the system does not say.
 double peak_resident_bytes();
+// Starts its measurement again, from what is in use now.
+void reset_peak_resident_bytes();
 
 // The number, or null.
 inline nlohmann::json optional_json(const std::optional<double>& value) {

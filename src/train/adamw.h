@@ -27,8 +27,8 @@ bool is_decayed(const std::string& name, const at::Tensor& parameter);
 
 class AdamW {
  public:
-  // (name, compute parameter, fp32 master); all contiguous on one device, shapes equal. Where the
-  // compute parameter is fp32 it must be the master itself.
+  // (name, compute parameter, fp32 master), on one device, shapes and strides equal: contiguous, or
+  // the transpose of what is. Where the compute parameter is fp32 it must be the master itself.
   struct Entry {
     std::string name;
     at::Tensor compute;

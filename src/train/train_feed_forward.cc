@@ -4,6 +4,7 @@
 #include <torch/types.h>
 #include <torch/utils.h>
 
+#include <chrono>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -11,7 +12,7 @@
 
 #include "models/operators.h"
 #include "models/sparse_operators.h"
-#include "models/weights.h"
+#include "train/training_gate.h"
 #include "twell/status.h"
 
 namespace twell::lm {
@@ -24,6 +25,7 @@ struct Call {
   ActivationSpec activation;
   std::int64_t layer = 0;
   FfnTraining* training = nullptr;
+  std::optional<at::Tensor> screen;
 };
 
 using Forward =
@@ -36,7 +38,7 @@ using Backward = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>(
     const std::optional<at::Tensor>&, c10::string_view, double);
 
 // torch.ops.twell.ffn_train. The first projection is the gate, or up in a layer without a gate;
-// `up` is absent then. wd [D, H] is the parameter, `down` its neuron-major copy.
+// `up` is absent then. wd [D, H] is the parameter, `down` [H, D] the same weights neuron-major.
 class SparseFfnFunction : public torch::autograd::Function<SparseFfnFunction> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& wg,
@@ -45,7 +47,7 @@ class SparseFfnFunction : public torch::autograd::Function<SparseFfnFunction> {
     static const auto op = find_operator<Forward>("twell::ffn_train");
     const auto threshold = static_cast<double>(call.activation.threshold);
     const auto [y, l1, row_nnz, neuron_nnz, offsets, neurons, values] =
-        op.call(x, wg, up, down, std::nullopt, name_of(call.activation.kind), threshold);
+        op.call(x, wg, up, down, call.screen, name_of(call.activation.kind), threshold);
     if (call.training->recorder != nullptr) {
       FfnCounts counts = counts_of(row_nnz, neuron_nnz);
       counts.l1 = l1.item<double>();
@@ -71,7 +73,7 @@ class SparseFfnFunction : public torch::autograd::Function<SparseFfnFunction> {
     const auto [dx, dgate, dup, ddown] =
         op.call(grads[0], saved[0], saved[1], up, saved[3], saved[4], saved[5], saved[6], l1_grad,
                 activation, context->saved_data["threshold"].toDouble());
-    return {dx, dgate, up ? dup : at::Tensor(), transposed_copy(ddown), at::Tensor(), at::Tensor()};
+    return {dx, dgate, up ? dup : at::Tensor(), ddown.t(), at::Tensor(), at::Tensor()};
   }
 };
 
@@ -90,6 +92,31 @@ class AddL1Gradient : public torch::autograd::Function<AddL1Gradient> {
   }
 };
 
+// Identity that starts or ends the time of a layer, in forward where it stands and in backward
+// where its gradient passes. On a CPU, where one thread runs the nodes of a graph one after the
+// other.
+class TimeMark : public torch::autograd::Function<TimeMark> {
+ public:
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, double* seconds,
+                            bool begins) {
+    context->saved_data["seconds"] = reinterpret_cast<std::int64_t>(seconds);
+    context->saved_data["begins"] = begins;
+    mark(seconds, begins);
+    return x.view_as(x);
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    auto* seconds = reinterpret_cast<double*>(context->saved_data["seconds"].toInt());
+    mark(seconds, !context->saved_data["begins"].toBool());
+    return {grads[0], at::Tensor(), at::Tensor()};
+  }
+
+ private:
+  static void mark(double* seconds, bool begins) {
+    const auto now = std::chrono::steady_clock::now().time_since_epoch();
+    *seconds += (begins ? -1 : 1) * std::chrono::duration<double>(now).count();
+  }
+};
+
 class TrainingFeedForward : public FeedForward {
  public:
   TrainingFeedForward(FfnParameters parameters, ActivationChoice activation,
@@ -104,7 +131,9 @@ class TrainingFeedForward : public FeedForward {
       throw Error(ErrorKind::unsupported, "training feed-forward layer",
                   "does not hand out hidden states; observe the model before training begins");
     }
-    return sparse_ && x.is_cpu() && training_->sparse ? sparse(x, layer) : dense(x, layer);
+    double* const seconds = training_->seconds;
+    if (seconds == nullptr) return compute(x, layer);
+    return TimeMark::apply(compute(TimeMark::apply(x, seconds, true), layer), seconds, false);
   }
   FfnPath path() const override {
     return sparse_ && training_->sparse ? FfnPath::sparse : FfnPath::dense;
@@ -115,23 +144,27 @@ class TrainingFeedForward : public FeedForward {
   }
 
  private:
-  at::Tensor sparse(const at::Tensor& x, std::int64_t layer) {
-    const Call call{sparse_activation(activation_), layer, training_.get()};
-    const bool gated = parameters_.gated();
-    return SparseFfnFunction::apply(x.contiguous(), gated ? parameters_.gate : parameters_.up,
-                                    gated ? std::optional(parameters_.up) : std::nullopt,
-                                    parameters_.down, neuron_major_down(), call);
+  at::Tensor compute(const at::Tensor& x, std::int64_t layer) {
+    return sparse_ && x.is_cpu() && training_->sparse ? sparse(x, layer) : dense(x, layer);
   }
 
-  // Copied once for each update of the parameters. Their version counters do not tell: PyTorch's
-  // fused optimizers leave them as they are.
-  const at::Tensor& neuron_major_down() {
-    if (!down_.defined() || down_updates_ != training_->updates) {
-      const torch::NoGradGuard no_grad;
-      down_ = transposed_copy(parameters_.down.detach());
-      down_updates_ = training_->updates;
+  at::Tensor sparse(const at::Tensor& x, std::int64_t layer) {
+    const bool gated = parameters_.gated();
+    const at::Tensor& first = gated ? parameters_.gate : parameters_.up;
+    const at::Tensor rows = x.contiguous();
+    const at::Tensor down = parameters_.down.detach().t().contiguous();
+    Call call{sparse_activation(activation_), layer, training_.get(), {}};
+    bool& screened = training_->screened(layer);
+    if (training_->decides && decided_ != training_->step) {
+      decided_ = training_->step;
+      screened =
+          gate_.decide(rows.detach(), first.detach(),
+                       gated ? parameters_.up.detach() : at::Tensor(), down, call.activation);
     }
-    return down_;
+    if (screened) call.screen = gate_.screen(rows.detach(), first.detach());
+    return SparseFfnFunction::apply(rows, first,
+                                    gated ? std::optional(parameters_.up) : std::nullopt,
+                                    parameters_.down, down, call);
   }
 
   at::Tensor dense(const at::Tensor& x, std::int64_t layer) const {
@@ -157,11 +190,17 @@ class TrainingFeedForward : public FeedForward {
   ActivationChoice activation_;
   std::shared_ptr<FfnTraining> training_;
   bool sparse_;  // whether the layer has a sparse path
-  at::Tensor down_;
-  std::int64_t down_updates_ = 0;  // that down_ is of
+  TrainingGate gate_;
+  std::int64_t decided_ = -1;  // the step in which its form was decided
 };
 
 }  // namespace
+
+void lay_out_neuron_major(const at::Tensor& down) {
+  const torch::NoGradGuard no_grad;
+  at::Tensor parameter = down;
+  parameter.set_data(parameter.detach().t().contiguous().t());
+}
 
 std::unique_ptr<FeedForward> make_training_feed_forward(const FfnParameters& parameters,
                                                         const ActivationChoice& activation,

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 
 #include "models/feed_forward.h"
@@ -18,10 +19,18 @@ struct FfnTraining {
   double l1_grad = 0.0;
   std::int64_t step = 0;  // for the recorder
   ActivityRecorder* recorder =
-      nullptr;               // null: nothing is recorded (forward half of recomputation)
-  bool sparse = true;        // see Recipe
-  std::int64_t updates = 0;  // of the parameters so far: what was made of them before is old
+      nullptr;           // null: nothing is recorded (forward half of recomputation)
+  bool decides = false;  // whether layers look if a screen pays, once in this step
+  // Which layers' gates go through a screen; the state of train/training_gate.h.
+  std::map<std::int64_t, bool> forms;
+  bool& screened(std::int64_t layer) { return forms[layer]; }
+  bool sparse = true;         // see Recipe
+  double* seconds = nullptr;  // wall time of the layers, both ways, is added; null: not taken
 };
+
+// Gives a parameter Wd [D, H] the memory of an [H, D]: the sparse path then takes it, and its
+// gradient, as they lie, where it transposes both in every pass otherwise.
+void lay_out_neuron_major(const at::Tensor& down);
 
 // y = (act(x Wg) ⊙ (x Wu)) Wd or act(x Wu) Wd on `parameters` (shared with the model), x [N, D],
 // differentiable in x and weights. relu, relu_squared and fat_relu on a CPU: torch.ops.twell's

@@ -5,11 +5,13 @@
 #include <torch/utils.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <utility>
 
 #include "models/random.h"
 #include "train/schedule.h"
+#include "train/training_gate.h"
 #include "twell/status.h"
 
 namespace twell::lm {
@@ -17,7 +19,7 @@ namespace {
 
 // Logits of one piece of the loss: 4 M values, 16 MB in fp32, are near enough to a processor's
 // caches; 64 M on a GPU, where a piece has to be worth starting its kernels.
-constexpr std::int64_t kLogitsPerChunk = std::int64_t{1} << 22;
+constexpr std::int64_t kLogitsPerChunk = std::int64_t{1} << 24;
 constexpr std::int64_t kDeviceLogitsPerChunk = std::int64_t{1} << 26;
 
 [[noreturn]] void fail(const char* what, const std::string& message) {
@@ -31,6 +33,30 @@ Recipe checked(const Recipe& recipe, const io::ModelConfig& config) {
                                config.max_position_embeddings, recipe.context));
   }
   return recipe;
+}
+
+// Adds its lifetime to *seconds, unless that is null.
+class Stopwatch {
+ public:
+  explicit Stopwatch(double* seconds) : seconds_(seconds) {}
+  ~Stopwatch() {
+    if (seconds_ == nullptr) return;
+    *seconds_ += std::chrono::duration<double>(Clock::now() - begin_).count();
+  }
+  Stopwatch(const Stopwatch&) = delete;
+  Stopwatch& operator=(const Stopwatch&) = delete;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  double* seconds_;
+  Clock::time_point begin_ = Clock::now();
+};
+
+void lay_out(const Model& model) {
+  if (!model.device().is_cpu()) return;
+  for (std::int64_t layer = 0; layer < model.layers(); ++layer) {
+    lay_out_neuron_major(model.ffn_parameters(layer).down);
+  }
 }
 
 // windows begin at `begins`: [B, S] inputs and [B * S] targets, the ids one further on.
@@ -61,8 +87,10 @@ Trainer::Trainer(std::unique_ptr<Model> model, const Recipe& recipe, TrainingDat
       ffn_(std::make_shared<FfnTraining>()),
       recorder_(model->layers(), model->config().intermediate_size, recipe.context) {
   const NamedTensors masters = model->parameters();
+  lay_out(*model);
   if (compute_ == ComputeType::bf16) {
     model_ = make_model(model->config(), at::kBFloat16, recipe.seed, model->device());
+    lay_out(*model_);
   } else {
     model_ = std::move(model);
   }
@@ -86,10 +114,14 @@ Trainer::Trainer(std::unique_ptr<Model> model, const Recipe& recipe, TrainingDat
 
 void Trainer::copy_masters() {
   const torch::NoGradGuard no_grad;
-  ++ffn_->updates;
   for (OptimizedParameter& p : optimizer_->parameters()) {
     if (p.compute.scalar_type() != at::kFloat) p.compute.copy_(p.master);
   }
+}
+
+void Trainer::time_steps(StepTimes* times) {
+  times_ = times;
+  ffn_->seconds = times != nullptr ? &times->feed_forward : nullptr;
 }
 
 StepResult Trainer::step() {
@@ -101,14 +133,17 @@ StepResult Trainer::step() {
   ffn_->l1_grad = result.l1_coefficient / static_cast<double>(model_->layers()) /
                   static_cast<double>(recipe_.tokens_per_step());
   ffn_->step = steps_done_;
+  ffn_->decides = steps_done_ % TrainingGate::kDecideEvery == 0;
   recorder_.take_l1();
   try {
     for (std::int64_t i = 0; i < recipe_.accumulation; ++i) {
       result.ce += micro_batch();
+      const Stopwatch watch(times_ != nullptr ? &times_->optimizer : nullptr);
       if (recipe_.accumulation > 1) optimizer_->accumulate();
     }
     result.l1 = recorder_.take_l1() * ffn_->l1_grad;
     result.loss = result.ce + result.l1;
+    const Stopwatch watch(times_ != nullptr ? &times_->optimizer : nullptr);
     result.grad_norm = optimizer_->grad_norm();
     if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm)) {
       throw Error(
@@ -120,14 +155,18 @@ StepResult Trainer::step() {
                       result.l1, result.grad_norm, steps_done_, result.lr));
     }
   } catch (...) {
+    ffn_->decides = false;
     optimizer_->clear_gradients();
     windows_.seek(position);
     throw;
   }
+  ffn_->decides = false;
   const double scale =
       recipe_.clip > 0.0 ? std::min(1.0, recipe_.clip / (result.grad_norm + 1e-6)) : 1.0;
-  optimizer_->update(recipe_, result.lr, scale, steps_done_ + 1);
-  ++ffn_->updates;
+  {
+    const Stopwatch watch(times_ != nullptr ? &times_->optimizer : nullptr);
+    optimizer_->update(recipe_, result.lr, scale, steps_done_ + 1);
+  }
   if (recipe_.reinit_every > 0 && (steps_done_ + 1) % recipe_.reinit_every == 0) {
     result.revived = revive();
   }
@@ -185,6 +224,7 @@ void Trainer::backward_blocks(const at::Tensor& tokens, std::vector<at::Tensor>&
 // the sum of the tokens' losses times `grad_scale`; *grad, if wanted, is the gradient of `hidden`.
 double Trainer::loss_in_chunks(const at::Tensor& hidden, const at::Tensor& targets,
                                double grad_scale, at::Tensor* grad) {
+  const Stopwatch watch(times_ != nullptr ? &times_->head_and_loss : nullptr);
   const std::int64_t rows = hidden.size(0);
   const std::int64_t logits_per_chunk = hidden.is_cpu() ? kLogitsPerChunk : kDeviceLogitsPerChunk;
   const std::int64_t chunk =

@@ -37,6 +37,11 @@ struct StepResult {
   std::int64_t revived = 0;  // dead neurons whose gate rows were drawn anew after the step
 };
 
+// Wall time of steps by what they did, in seconds; the rest is attention, norms and embedding.
+struct StepTimes {
+  double feed_forward = 0, head_and_loss = 0, optimizer = 0;
+};
+
 class Trainer {
  public:
   // `model` is fp32 and trainable (make_model, or load_model with trainable and dtype fp32). Throws
@@ -48,6 +53,10 @@ class Trainer {
   StepResult step();
   // Steps done so far, in this process and before.
   std::int64_t steps_done() const { return steps_done_; }
+  // Which path the feed-forward layers take from now on, whatever the recipe says.
+  void use_path(bool sparse) { ffn_->sparse = sparse; }
+  // The times of the following steps are added to `times`; null: not taken. On a CPU.
+  void time_steps(StepTimes* times);
   std::int64_t tokens_seen() const { return steps_done_ * recipe_.tokens_per_step(); }
 
   // Mean cross entropy of up to eval_windows held-out windows, evenly spread; none: no windows are
@@ -92,6 +101,7 @@ class Trainer {
   std::shared_ptr<FfnTraining> ffn_;
   ActivityRecorder recorder_;
   std::unique_ptr<AdamW> optimizer_;
+  StepTimes* times_ = nullptr;
   std::int64_t steps_done_ = 0;
 };
 

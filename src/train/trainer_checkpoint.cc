@@ -1,7 +1,8 @@
 // Trainer::save and Trainer::load.
 //
 //   config.json, model.safetensors, tokenizer.json   as everywhere
-//   trainer/state.json          step, position in the data, recipe, what identifies the run
+//   trainer/state.json          step, position in the data, recipe, what identifies the run, and
+//                               which layers' gates go through a screen
 //   trainer/optimizer.safetensors
 //       m.NAME, v.NAME          fp32 moments
 //       master.NAME             fp32 weights, where the model's are bf16
@@ -62,6 +63,7 @@ struct State {
   std::uint64_t data_hash = 0;
   std::string compute;
   Recipe recipe;
+  std::vector<std::int64_t> screened;
 };
 
 State parse_state(const fs::path& path) {
@@ -77,6 +79,8 @@ State parse_state(const fs::path& path) {
     out.data_hash = in.at("data_hash").get<std::uint64_t>();
     out.compute = in.at("compute").get<std::string>();
     out.recipe = Recipe::from_json(in.at("recipe").dump(), name);
+    // Checkpoints of before version 0.3 have none.
+    out.screened = in.value("screened_layers", std::vector<std::int64_t>());
   } catch (const json::exception& error) {
     io::fail_file(name, "is not the state of a trainer: {}", error.what());
   }
@@ -100,7 +104,7 @@ void Trainer::save(const fs::path& directory, const io::Tokenizer* tokenizer) co
   std::vector<io::TensorData> weights, moments;
   std::vector<at::Tensor> kept;  // copies, where tensors are not on the CPU
   const auto data = [&kept](const std::string& name, const at::Tensor& tensor) {
-    kept.push_back(tensor.detach().cpu());
+    kept.push_back(tensor.detach().cpu().contiguous());
     return tensor_data(name, kept.back());
   };
   for (const OptimizedParameter& p : optimizer_->parameters()) {
@@ -125,6 +129,10 @@ void Trainer::save(const fs::path& directory, const io::Tokenizer* tokenizer) co
   state["position"] = windows_.position();
   state["data_hash"] = data_.hash;
   state["compute"] = name_of(compute_);
+  state["screened_layers"] = json::array();
+  for (const auto& [layer, screened] : ffn_->forms) {
+    if (screened) state["screened_layers"].push_back(layer);
+  }
   state["recipe"] = json::parse(recipe_.to_json());
   io::write_file_atomically(state_file(out), state.dump(2) + "\n");
   target.commit();
@@ -176,6 +184,8 @@ void Trainer::load(const fs::path& directory) {
   optimizer_->clear_gradients();
   windows_.seek(state.position);
   steps_done_ = state.step;
+  ffn_->forms.clear();
+  for (const std::int64_t layer : state.screened) ffn_->forms[layer] = true;
 }
 
 Recipe saved_recipe(const fs::path& directory) { return parse_state(state_file(directory)).recipe; }

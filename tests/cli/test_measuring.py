@@ -155,3 +155,34 @@ def test_synth_with_seed_is_reproducible(twell, work):
         twell(*TINY, "--seed", seed, "--out", work / name)
     a, b, c = ((work / n / "model.safetensors").read_bytes() for n in ("sa", "sb", "sc"))
     assert a == b and a != c
+
+
+def test_bench_ffn_train_grid(twell, work):
+    chart = work / "train.svg"
+    done = twell("bench", "ffn", "--grid", "train", "--hidden", 32, "--ffn", 64, "--repeats", 1,
+                 "--seconds", 0.001, "--chart", chart, json_name="train-grid.json")
+    results = done.json["results"]
+    assert {r["tokens"] for r in results} == {512, 2048, 8192}
+    assert results[0]["nnz_mean"] == 0 and results[-1]["nnz_mean"] == 64
+    assert all(r["sparse_forward_us"] > 0 and r["rms_rel_err"] < 0.02 for r in results)
+    pages = ElementTree.parse(chart).getroot().findall("{http://www.w3.org/2000/svg}svg")
+    assert len(pages) == 3
+
+
+def test_bench_train(twell, work):
+    model = work / "bench-train"
+    twell("synth", "--layers", 2, "--hidden", 64, "--ffn", 256, "--heads", 2, "--vocab", 300,
+          "--nnz", 8, "--out", model)
+    done = twell("bench", "train", "--model", model, "--context", 64, "--accumulation", 2,
+                 "--repeats", 1, json_name="bench-train.json")
+    result = done.json
+    assert result["tokens"] == 128
+    assert 4 < result["nnz_mean"] < 16
+    for side in ("dense", "sparse"):
+        assert sum(result[side]["share"].values()) == pytest.approx(1)
+        assert all(share > 0 for share in result[side]["share"].values())
+        assert result[side]["tokens_per_s"] == pytest.approx(128e6 / result[side]["step_us"])
+        assert result[side]["peak_bytes"] >= result["base_bytes"] > 0
+    assert result["speedup"] == pytest.approx(
+        result["dense"]["step_us"] / result["sparse"]["step_us"])
+    assert "feed-forward layers" in done.out

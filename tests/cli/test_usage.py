@@ -73,6 +73,7 @@ FAILURES = {
     "nnz above H": ("bench ffn --ffn 64 --nnz 65", "--nnz"),
     "no such device": ("bench ffn --device tpu", "tpu"),
     "no such GPU number": ("generate --model WORK/no-model --prompt a --device cuda:x", "cuda:N"),
+    "no model to train": ("bench train --model WORK/no-model", "config.json"),
     "f16 on the CPU": ("bench ffn --dtype f16", "--device cuda"),
     "json directory": ("explain --json WORK/no/where/x.json", "x.json"),
     "json is a directory": ("explain --json WORK/no-model", "directory"),

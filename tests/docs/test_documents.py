@@ -69,6 +69,7 @@ def test_python_runs():
 SMALL = {
     "bench ffn": "--hidden 64 --ffn 256 --repeats 1 --seconds 0.001",
     "bench model": "--prompt-tokens 8 --decode-tokens 4 --repeats 1 --seconds 0.001",
+    "bench train": "--context 32 --accumulation 1 --repeats 1",
     "calibrate": "--hidden 64 --ffn 256 --repeats 1 --seconds 0.001",
     "generate": "--max-tokens 4",
     "synth": "--layers 2 --hidden 64 --ffn 256 --heads 2 --vocab 300 --sample-tokens 2048",

@@ -10,7 +10,9 @@
 
 #include "models/random.h"
 #include "train/train_feed_forward.h"
+#include "train/training_gate.h"
 #include "twell/status.h"
+#include "twell/tuning.h"
 
 namespace twell::lm {
 namespace {
@@ -101,6 +103,41 @@ ActivationChoice choice_of(const Case& c) {
 
 bool same(const at::Tensor& got, const at::Tensor& exact) {
   return got.scalar_type() != at::kDouble && at::equal(got, exact.to(got.scalar_type()));
+}
+
+// Where little fires, the gate goes through a screen; nothing that can be seen changes.
+TEST_F(TrainFfn, ScreenedGateEqualsItsDefinition) {
+  if (tuning_of(default_cpu_tier()).screen_limit == 0.0) {
+    GTEST_SKIP() << name_of(default_cpu_tier()) << " has no screens";
+  }
+  for (const bool gated : {true, false}) {
+    const Case c{io::HiddenAct::relu, gated, true, at::kFloat, 64, 32, 96};
+    Inputs in(c);
+    in.x.select(1, 0).fill_(1.0);
+    at::Tensor& first = gated ? in.gate : in.up;
+    first.select(1, 0).fill_(-9.0);  // the rest is a sum of 31 products: a deviation of 3.7
+    training_->forms.clear();
+    training_->decides = false;
+    const Results packed = run(c, in, choice_of(c), 1.0);
+    EXPECT_FALSE(training_->screened(0));
+    training_->decides = true;
+    const Results screened = run(c, in, choice_of(c), 1.0);
+    EXPECT_TRUE(training_->screened(0));
+    const Results exact = definition(c, in, choice_of(c), 1.0);
+    EXPECT_GT(exact.l1, 0.0);
+    for (const Results* got : {&packed, &screened}) {
+      EXPECT_TRUE(same(got->y, exact.y));
+      EXPECT_TRUE(same(got->dx, exact.dx));
+      EXPECT_TRUE(same(got->dup, exact.dup));
+      EXPECT_TRUE(same(got->ddown, exact.ddown));
+      EXPECT_EQ(got->l1, exact.l1);
+    }
+    // Where much fires, it is not.
+    training_->step += TrainingGate::kDecideEvery;
+    first.select(1, 0).fill_(9.0);
+    run(c, in, choice_of(c), 1.0);
+    EXPECT_FALSE(training_->screened(0));
+  }
 }
 
 TEST_F(TrainFfn, EqualsItsDefinition) {
