@@ -56,7 +56,8 @@ void add_recipe_options(CLI::App& command, lm::Recipe& r, std::string& compute) 
           "--path", [&r](const std::string& path) { r.sparse = path == "sparse"; },
           "Feed-forward layers by what fires, or by PyTorch's dense operations")
       ->check(CLI::IsMember({"sparse", "dense"}))
-      ->default_str("sparse");
+      ->default_str("sparse")
+      ->group(execution);
   command.add_flag("--recompute", r.recompute, "Keep less memory, compute blocks twice")
       ->group(execution);
   command.add_option("--seed", r.seed, "Of weights and order")->group(execution);

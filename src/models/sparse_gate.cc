@@ -16,7 +16,6 @@ SparseGate::SparseGate(at::Tensor rows, double screen_limit, bool keep_rows)
 }
 
 void SparseGate::decide(const at::Tensor& x, const std::function<std::int64_t()>& candidates) {
-  constexpr std::int64_t kFewestRows = 32;  // that choose an axis well enough
   if (form_ != Form::undecided) return;
   if (x.size(0) < kFewestRows) {
     pack();

@@ -17,12 +17,15 @@ class SparseGate {
   // undecided: until decide(), where the tier has screens at all.
   enum class Form : std::uint8_t { undecided, screened, packed };
 
+  // With fewer inputs the axis of a screen (twell/screen.h) is not chosen well enough.
+  static constexpr std::int64_t kFewestRows = 32;
+
   // rows [H, D], contiguous, on any device. Screens need a share of pre-activations left of at most
   // `screen_limit`; 0: packs at once. keep_rows: rows() stays there beside a packed copy.
   SparseGate(at::Tensor rows, double screen_limit, bool keep_rows);
 
-  // Takes the form, for good, by inputs x [N, D] like those to come, 32 or more: with fewer it is
-  // packed. `candidates` runs them with the screen that is made then, and says how many
+  // Takes the form, for good, by inputs x [N, D] like those to come, kFewestRows or more: with
+  // fewer it is packed. `candidates` runs them with the screen that is made then, and says how many
   // pre-activations it left.
   void decide(const at::Tensor& x, const std::function<std::int64_t()>& candidates);
 

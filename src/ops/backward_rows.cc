@@ -11,13 +11,6 @@
 namespace twell {
 namespace {
 
-// Sums to rows of `width`.
-auto copy_to(float* sums, std::int64_t width) {
-  return [=](std::int64_t row, std::int64_t column, std::int64_t count, const float* from) {
-    std::copy_n(from, count, sums + row * width + column);
-  };
-}
-
 template <class T>
 void run(Context& context, const BackwardCall& call) {
   const FfnBackward& in = call.in;

@@ -3,6 +3,30 @@
 #include <algorithm>
 
 namespace twell {
+namespace {
+
+// c[row][j] (+)= Σ_i x[row][i] · (w row i)[column + j], j < width <= kColumnBlock.
+void combine_chosen(const Kernels& kernels, const SparseX& x, std::int64_t rows,
+                    const ChosenRows& w, std::int64_t column, std::int64_t width, bool accumulate,
+                    void* panels, float* c) {
+  const void* inputs[kChosenDepth];
+  for (std::int64_t first = 0; first < w.count; first += kChosenDepth) {
+    const std::int64_t count = std::min(kChosenDepth, w.count - first);
+    for (std::int64_t i = 0; i < count; ++i) inputs[i] = w.row(first + i);
+    kernels.pack_inputs(inputs, count, column, width, panels);
+    GemmArgs args;
+    args.x = x.at(0, first);
+    args.x_stride = x.stride;
+    args.rows = rows;
+    args.weight = {panels, w.matrix.dtype, width, count};
+    args.panels = packed_panels(width);
+    args.c = c;
+    args.accumulate = accumulate || first > 0;
+    kernels.gemm(args);
+  }
+}
+
+}  // namespace
 
 GemmArgs SparseX::args(std::int64_t rows) const {
   GemmArgs args;
@@ -28,41 +52,25 @@ void SparseX::set_row(std::int64_t row, const float* values, std::int64_t count,
               std::byte{});
 }
 
-void dot_chosen(const Kernels& kernels, GemmArgs x, const ChosenRows& w, std::int64_t first,
-                std::int64_t count, void* panels) {
-  const std::int64_t width = w.matrix.cols;
-  const std::size_t panel_bytes = packed_bytes(w.matrix.dtype, kPanel, width);
-  for (std::int64_t p = 0; p < packed_panels(count); ++p) {
+void pack_as_neurons(const Kernels& kernels, const ChosenRows& w, std::int64_t first,
+                     std::int64_t count, void* panels) {
+  auto* to = static_cast<std::byte*>(panels);
+  for (std::int64_t n = 0; n < count; n += kPanel) {
     const void* rows[kPanel];
     for (std::int64_t j = 0; j < kPanel; ++j) {  // the last one again, where there is no other
-      rows[j] = w.row(first + std::min(p * kPanel + j, count - 1));
+      rows[j] = w.row(first + std::min(n + j, count - 1));
     }
-    kernels.pack_neurons(
-        rows, width, static_cast<std::byte*>(panels) + static_cast<std::size_t>(p) * panel_bytes);
+    kernels.pack_neurons(rows, w.matrix.cols, to);
+    to += packed_bytes(w.matrix.dtype, kPanel, w.matrix.cols);
   }
-  x.weight = {panels, w.matrix.dtype, count, width};
-  x.panels = packed_panels(count);
-  kernels.gemm(x);
 }
 
-void combine_chosen(const Kernels& kernels, const SparseX& x, std::int64_t rows,
-                    const ChosenRows& w, std::int64_t column, std::int64_t width, bool accumulate,
-                    void* panels, float* c) {
-  const void* inputs[kChosenDepth];
-  for (std::int64_t first = 0; first < w.count; first += kChosenDepth) {
-    const std::int64_t count = std::min(kChosenDepth, w.count - first);
-    for (std::int64_t i = 0; i < count; ++i) inputs[i] = w.row(first + i);
-    kernels.pack_inputs(inputs, count, column, width, panels);
-    GemmArgs args;
-    args.x = x.at(0, first);
-    args.x_stride = x.stride;
-    args.rows = rows;
-    args.weight = {panels, w.matrix.dtype, width, count};
-    args.panels = packed_panels(width);
-    args.c = c;
-    args.accumulate = accumulate || first > 0;
-    kernels.gemm(args);
-  }
+void dot_chosen(const Kernels& kernels, GemmArgs x, const ChosenRows& w, std::int64_t first,
+                std::int64_t count, void* panels) {
+  pack_as_neurons(kernels, w, first, count, panels);
+  x.weight = {panels, w.matrix.dtype, count, w.matrix.cols};
+  x.panels = packed_panels(count);
+  kernels.gemm(x);
 }
 
 void combine_all_chosen(const Kernels& kernels, std::span<const ChosenTerm> terms,

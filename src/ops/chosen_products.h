@@ -10,8 +10,8 @@ namespace twell {
 
 // Neurons of one dot_chosen(): 512 KB of panels at D = 2048.
 constexpr std::int64_t kChosenNeurons = 128;
-// Inputs that combine_chosen() packs at a time. Not 512: the panels would lie 16 KB apart, all in
-// the same sets of L1.
+// Inputs that combine_all_chosen() packs at a time. Not 512: the panels would lie 16 KB apart, all
+// in the same sets of L1.
 constexpr std::int64_t kChosenDepth = 480;
 
 // Bytes of `panels` below, for rows of `width` elements.
@@ -61,15 +61,20 @@ struct SparseX {
   }
 };
 
+// Rows [first, first + count) as panels of neurons.
+void pack_as_neurons(const Kernels& kernels, const ChosenRows& w, std::int64_t first,
+                     std::int64_t count, void* panels);
 // x.c[row][j] = dot(x row, w row first + j), j < count <= kChosenNeurons. Sets the weight of `x`.
 void dot_chosen(const Kernels& kernels, GemmArgs x, const ChosenRows& w, std::int64_t first,
                 std::int64_t count, void* panels);
-// c[row][j] (+)= Σ_i x[row][i] · (w row i)[column + j], j < width <= kColumnBlock.
-void combine_chosen(const Kernels& kernels, const SparseX& x, std::int64_t rows,
-                    const ChosenRows& w, std::int64_t column, std::int64_t width, bool accumulate,
-                    void* panels, float* c);
+// Sums to rows of `width`: what the products below may hand them to.
+inline auto copy_to(float* sums, std::int64_t width) {
+  return [=](std::int64_t row, std::int64_t column, std::int64_t count, const float* from) {
+    std::copy_n(from, count, sums + row * width + column);
+  };
+}
 
-// The two over all chosen rows and all columns. Called by every thread of a parallel region, with
+// Products with all chosen rows and all columns. Called by every thread of a parallel region, with
 // panels and accumulators c of its own; each ends with a barrier.
 
 // take(row, first, count, sums) for each row of x and some chosen rows at a time: sums[j] is its

@@ -94,11 +94,8 @@ void run(Context& context, ConstMatrixView x, const FfnWeights& weights,
           gate.prepare_x();
           GemmArgs args = gate.gemm_args();
           args.c = c;
-          dot_all_chosen(
-              kernels, args, {*weights.up, hot.list(), hot.size()}, panels,
-              [&](std::int64_t row, std::int64_t n, std::int64_t count, const float* up) {
-                std::copy_n(up, count, sums + row * hot.size() + n);
-              });
+          dot_all_chosen(kernels, args, {*weights.up, hot.list(), hot.size()}, panels,
+                         copy_to(sums, hot.size()));
         }
 #pragma omp for schedule(dynamic, 4)
         for (std::int64_t row = 0; row < rows; ++row) fire(row);

@@ -74,12 +74,10 @@ struct ForwardBlock {
   double fire_cold(std::int64_t row, const void* x, const RowPlaces& places) const {
     const std::int64_t count = places.cold_count();
     float* const h = values_of(row);
+    std::fill_n(h, count, 1.0F);
     if (weights.up) {
-      std::fill_n(h, count, 1.0F);
       kernels.sampled_dots(x, *weights.up, {cold_of(row), h, count});
       for (std::int64_t k = 0; k < count; ++k) u[offsets[row] + places.cold_at(k)] = T(h[k]);
-    } else {
-      std::fill_n(h, count, 1.0F);
     }
     for (std::int64_t k = 0; k < count; ++k) {
       h[k] *= activated(kind, static_cast<float>(v[offsets[row] + places.cold_at(k)]));

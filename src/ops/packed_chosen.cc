@@ -18,12 +18,13 @@ PackedView PackedChosen::view() const {
 }
 
 std::size_t PackedChosen::bytes() const {
-  const std::size_t pointers = static_cast<std::size_t>(rows_.count) * sizeof(void*);
-  return panel_bytes(view()) + (pointers + 63) / 64 * 64;
+  const std::int64_t pointers = as_ == As::inputs ? rows_.count : 0;
+  return panel_bytes(view()) + (static_cast<std::size_t>(pointers) * sizeof(void*) + 63) / 64 * 64;
 }
 
 void PackedChosen::place(std::byte* memory) {
   panels_ = memory;
+  if (as_ == As::neurons) return;
   pointers_ = reinterpret_cast<const void**>(memory + panel_bytes(view()));
   for (std::int64_t i = 0; i < rows_.count; ++i) pointers_[i] = rows_.row(i);
 }
@@ -32,20 +33,13 @@ std::int64_t PackedChosen::units() const { return (view().rows + kColumnBlock - 
 
 void PackedChosen::pack(std::int64_t unit, const Kernels& kernels) const {
   const PackedView all = view();
-  const std::size_t bytes = packed_bytes(all.dtype, kPanel, all.cols);
   const std::int64_t first = unit * kColumnBlock;
   const std::int64_t count = std::min(kColumnBlock, all.rows - first);
-  std::byte* to = panels_ + static_cast<std::size_t>(first / kPanel) * bytes;
-  if (as_ == As::inputs) {
+  std::byte* to = panels_ + packed_bytes(all.dtype, first, all.cols);
+  if (as_ == As::neurons) {
+    pack_as_neurons(kernels, rows_, first, count, to);
+  } else {
     kernels.pack_inputs(pointers_, rows_.count, first, count, to);
-    return;
-  }
-  for (std::int64_t n = first; n < first + count; n += kPanel, to += bytes) {
-    const void* panel[kPanel];
-    for (std::int64_t j = 0; j < kPanel; ++j) {  // the last one again, where there is no other
-      panel[j] = pointers_[std::min(n + j, rows_.count - 1)];
-    }
-    kernels.pack_neurons(panel, all.cols, to);
   }
 }
 

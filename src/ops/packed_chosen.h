@@ -30,7 +30,7 @@ class PackedChosen {
  private:
   As as_;
   ChosenRows rows_;
-  const void** pointers_ = nullptr;  // of the rows
+  const void** pointers_ = nullptr;  // to the rows, where they are inputs
   std::byte* panels_ = nullptr;
 };
 

@@ -15,9 +15,6 @@ const at::Tensor& gradient_of(const OptimizedParameter& p) {
   return p.sum.defined() ? p.sum : p.compute.grad();
 }
 
-// Its elements in the order in which memory has them. A transposed matrix is a matrix to AdamW.
-at::Tensor in_memory_order(const at::Tensor& t) { return t.is_contiguous() ? t : t.t(); }
-
 }  // namespace
 
 bool is_decayed(const std::string& name, const at::Tensor& parameter) {
@@ -34,7 +31,8 @@ AdamW::AdamW(const std::vector<Entry>& entries) {
     const bool shares = p.compute.const_data_ptr() == p.master.const_data_ptr();
     if (p.master.scalar_type() != at::kFloat || (type != at::kFloat && type != at::kBFloat16) ||
         shares != (type == at::kFloat) || p.compute.sizes() != p.master.sizes() ||
-        p.compute.strides() != p.master.strides() || !in_memory_order(p.master).is_contiguous()) {
+        p.compute.strides() != p.master.strides() ||
+        !(p.master.is_contiguous() || p.master.t().is_contiguous())) {
       throw Error(ErrorKind::invalid_argument, "AdamW",
                   p.name +
                       ": expected a contiguous or transposed fp32 master and a bf16 copy with its "
@@ -81,12 +79,13 @@ void AdamW::update(const Recipe& recipe, double lr, double grad_scale, std::int6
   // for 0.1B parameters, this 127 ms: a tensor's widening, update and copy meet in the cache.
   for (OptimizedParameter& p : parameters_) {
     if (!gradient_of(p).defined()) continue;  // took no part in this step
-    // The CPU's kernel reads memory in order, whatever the strides.
-    const at::Tensor master = in_memory_order(p.master);
-    const bool turned = !p.master.is_contiguous();
-    const at::Tensor wide = gradient_of(p).to(at::kFloat);
-    const at::Tensor grad = (turned ? wide.t() : wide).contiguous();
-    at::_fused_adamw_(master, grad, turned ? p.m.t() : p.m, turned ? p.v.t() : p.v, {}, step, lr,
+    // The CPU's kernel reads memory in order, whatever the strides: of a transposed parameter, all
+    // is turned.
+    const auto in_order = [turned = !p.master.is_contiguous()](const at::Tensor& t) {
+      return turned ? t.t() : t;
+    };
+    const at::Tensor grad = in_order(gradient_of(p).to(at::kFloat)).contiguous();
+    at::_fused_adamw_(in_order(p.master), grad, in_order(p.m), in_order(p.v), {}, step, lr,
                       recipe.beta1, recipe.beta2, p.decayed ? recipe.weight_decay : 0.0, recipe.eps,
                       /*amsgrad=*/false,
                       /*maximize=*/false, divisor);

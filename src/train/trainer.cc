@@ -17,8 +17,10 @@
 namespace twell::lm {
 namespace {
 
-// Logits of one piece of the loss: 4 M values, 16 MB in fp32, are near enough to a processor's
-// caches; 64 M on a GPU, where a piece has to be worth starting its kernels.
+// Logits of one piece of the loss: 16 M values, 64 MB in fp32. Each piece adds to the whole
+// gradient of the head; against pieces of 4 M, head and loss take 3.7 s instead of 4.7 s at 2048
+// tokens and 49,152 entries of 2048. 64 M on a GPU, where a piece has to be worth starting its
+// kernels.
 constexpr std::int64_t kLogitsPerChunk = std::int64_t{1} << 24;
 constexpr std::int64_t kDeviceLogitsPerChunk = std::int64_t{1} << 26;
 
@@ -155,12 +157,10 @@ StepResult Trainer::step() {
                       result.l1, result.grad_norm, steps_done_, result.lr));
     }
   } catch (...) {
-    ffn_->decides = false;
     optimizer_->clear_gradients();
     windows_.seek(position);
     throw;
   }
-  ffn_->decides = false;
   const double scale =
       recipe_.clip > 0.0 ? std::min(1.0, recipe_.clip / (result.grad_norm + 1e-6)) : 1.0;
   {

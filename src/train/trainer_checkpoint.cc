@@ -79,7 +79,7 @@ State parse_state(const fs::path& path) {
     out.data_hash = in.at("data_hash").get<std::uint64_t>();
     out.compute = in.at("compute").get<std::string>();
     out.recipe = Recipe::from_json(in.at("recipe").dump(), name);
-    // Checkpoints of before version 0.3 have none.
+    // Absent where a checkpoint is older than screens in training.
     out.screened = in.value("screened_layers", std::vector<std::int64_t>());
   } catch (const json::exception& error) {
     io::fail_file(name, "is not the state of a trainer: {}", error.what());

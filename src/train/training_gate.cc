@@ -3,16 +3,18 @@
 #include <torch/types.h>
 
 #include <algorithm>
+#include <optional>
 
+#include "models/operators.h"
+#include "models/sparse_gate.h"
 #include "models/sparse_operators.h"
-#include "twell/screen.h"
 #include "twell/tuning.h"
 
 namespace twell::lm {
 namespace {
 
 // Rows that the decision looks at, spread over the call.
-constexpr std::int64_t kSample = 256, kFewest = 32;
+constexpr std::int64_t kSample = 256;
 
 at::Tensor sample_of(const at::Tensor& x) {
   return x.slice(0, 0, x.size(0), std::max<std::int64_t>(1, x.size(0) / kSample)).contiguous();
@@ -23,7 +25,7 @@ at::Tensor sample_of(const at::Tensor& x) {
 bool TrainingGate::decide(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& up,
                           const at::Tensor& down, const ActivationSpec& activation) {
   const double limit = tuning_of(default_cpu_tier()).screen_limit;
-  if (limit == 0.0 || x.size(0) < kFewest) return false;
+  if (limit == 0.0 || x.size(0) < SparseGate::kFewestRows) return false;
   const at::NoGradGuard no_grad;
   const at::Tensor sample = sample_of(x);
   axis_ = sample.to(at::kFloat).mean(0);
@@ -36,11 +38,10 @@ bool TrainingGate::decide(const at::Tensor& x, const at::Tensor& gate, const at:
 at::Tensor TrainingGate::screen(const at::Tensor& x, const at::Tensor& gate) {
   const at::NoGradGuard no_grad;
   if (!axis_.defined()) axis_ = sample_of(x).to(at::kFloat).mean(0);
-  const ConstMatrixView rows = matrix_view(gate);
-  at::Tensor out = at::empty({static_cast<std::int64_t>(screen_bytes(rows.rows, rows.cols))},
-                             at::TensorOptions(at::kByte));
-  make_screen(rows, axis_.const_data_ptr<float>(), out.mutable_data_ptr());
-  return out;
+  static const auto op =
+      find_operator<at::Tensor(const at::Tensor&, const std::optional<at::Tensor>&)>(
+          "twell::screen_weight");
+  return op.call(gate, axis_);
 }
 
 }  // namespace twell::lm
