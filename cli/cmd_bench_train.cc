@@ -5,6 +5,7 @@
 #include "cli/model_files.h"
 #include "cli/progress.h"
 #include "cli/table.h"
+#include "cli/train_options.h"
 #include "measure/step_bench.h"
 #include "models/registry.h"
 
@@ -104,12 +105,7 @@ void add_bench_train(CLI::App& bench) {
       ->required()
       ->type_name("DIR");
   c.add_option("--text", o->text, "Text to train on (default: random tokens)")->type_name("FILE");
-  c.add_option("--context", r.context, "Tokens of a training window")->check(kCounts);
-  c.add_option("--batch", r.micro_batch, "Windows of one pass")->check(kCounts);
-  c.add_option("--accumulation", r.accumulation, "Passes of one step")->check(kCounts);
-  c.add_flag("--recompute", r.recompute, "Keep less memory, compute blocks twice");
-  c.add_option("--compute", o->compute, "bf16 (with fp32 master weights), fp32 or auto")
-      ->check(CLI::IsMember({"bf16", "fp32", "auto"}));
+  add_step_options(c, r, o->compute);
   c.add_option("--repeats", o->repeats, "Timed steps of each side")->check(CLI::Range(1, 1000));
 }
 

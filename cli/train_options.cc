@@ -8,6 +8,29 @@
 
 namespace twell::cli {
 
+namespace {
+
+constexpr const char* kLength = "Length and batch";
+constexpr const char* kExecution = "Execution";
+
+}  // namespace
+
+void add_step_options(CLI::App& command, lm::Recipe& r, std::string& compute) {
+  const auto integer = [&command](const char* name, std::int64_t& value, const char* text) {
+    command.add_option(name, value, text)
+        ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 40))
+        ->group(kLength);
+  };
+  integer("--context", r.context, "Tokens of a training window");
+  integer("--batch", r.micro_batch, "Windows of one pass");
+  integer("--accumulation", r.accumulation, "Passes of one step");
+  command.add_option("--compute", compute, "bf16 (with fp32 master weights), fp32 or auto")
+      ->check(CLI::IsMember({"bf16", "fp32", "auto"}))
+      ->group(kExecution);
+  command.add_flag("--recompute", r.recompute, "Keep less memory, compute blocks twice")
+      ->group(kExecution);
+}
+
 void add_recipe_options(CLI::App& command, lm::Recipe& r, std::string& compute) {
   const CLI::Range count(std::int64_t{1}, std::int64_t{1} << 40);
   const CLI::Range zero_or_more(std::int64_t{0}, std::int64_t{1} << 40);
@@ -19,11 +42,8 @@ void add_recipe_options(CLI::App& command, lm::Recipe& r, std::string& compute) 
                                  const char* group) {
     command.add_option(name, value, text)->check(CLI::NonNegativeNumber)->group(group);
   };
-  const char* length = "Length and batch";
-  integer("--steps", r.steps, "Optimizer steps", length, count);
-  integer("--context", r.context, "Tokens of a training window", length, count);
-  integer("--batch", r.micro_batch, "Windows of one pass", length, count);
-  integer("--accumulation", r.accumulation, "Passes of one step", length, count);
+  integer("--steps", r.steps, "Optimizer steps", kLength, count);
+  add_step_options(command, r, compute);
 
   const char* optimizer = "Optimizer";
   number("--lr", r.peak_lr, "Peak learning rate", optimizer);
@@ -47,22 +67,16 @@ void add_recipe_options(CLI::App& command, lm::Recipe& r, std::string& compute) 
   integer("--dead-window", r.dead_window, "Steps without firing that make a neuron dead", sparsity,
           count);
 
-  const char* execution = "Execution";
-  command.add_option("--compute", compute, "bf16 (with fp32 master weights), fp32 or auto")
-      ->check(CLI::IsMember({"bf16", "fp32", "auto"}))
-      ->group(execution);
   command
       .add_option_function<std::string>(
           "--path", [&r](const std::string& path) { r.sparse = path == "sparse"; },
           "Feed-forward layers by what fires, or by PyTorch's dense operations")
       ->check(CLI::IsMember({"sparse", "dense"}))
       ->default_str("sparse")
-      ->group(execution);
-  command.add_flag("--recompute", r.recompute, "Keep less memory, compute blocks twice")
-      ->group(execution);
-  command.add_option("--seed", r.seed, "Of weights and order")->group(execution);
+      ->group(kExecution);
+  command.add_option("--seed", r.seed, "Of weights and order")->group(kExecution);
   number("--time-budget", r.time_budget_s, "Shorten the run to this many seconds; 0: no limit",
-         execution);
+         kExecution);
 
   const char* looks = "Log and checkpoints";
   integer("--log-every", r.log_every, "Steps of a log line", looks, count);

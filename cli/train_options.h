@@ -9,6 +9,8 @@
 
 namespace twell::cli {
 
+// What one step does, as below.
+void add_step_options(CLI::App& command, lm::Recipe& recipe, std::string& compute);
 // Length, batch, optimizer, sparsity, execution and logging flags onto `recipe`, whose values are
 // the defaults shown.
 void add_recipe_options(CLI::App& command, lm::Recipe& recipe, std::string& compute);

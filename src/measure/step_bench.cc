@@ -1,19 +1,22 @@
 #include "measure/step_bench.h"
 
-#include <chrono>
 #include <numeric>
 
 #include "measure/interrupt.h"
 #include "measure/machine.h"
 #include "measure/timing.h"
+#include "models/profile.h"
 
 namespace twell::measure {
 namespace {
 
 double seconds_of_step(lm::Trainer& trainer) {
-  const auto begin = std::chrono::steady_clock::now();
-  trainer.step();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  double seconds = 0;
+  {
+    const lm::Stopwatch watch(&seconds);
+    trainer.step();
+  }
+  return seconds;
 }
 
 nlohmann::json side_json(const StepSide& side, double tokens) {

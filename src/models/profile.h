@@ -20,25 +20,31 @@ struct Profile {
   void clear() { seconds.fill(0.0); }
 };
 
-// Times its own lifetime.
-class PieceTimer {
+// Adds its own lifetime to *seconds, unless that is null.
+class Stopwatch {
  public:
-  PieceTimer(Profile* profile, Piece piece) : profile_(profile), piece_(piece) {
-    if (profile_ != nullptr) begin_ = Clock::now();
+  explicit Stopwatch(double* seconds) : seconds_(seconds) {
+    if (seconds_ != nullptr) begin_ = Clock::now();
   }
-  ~PieceTimer() {
-    if (profile_ != nullptr) {
-      (*profile_)[piece_] += std::chrono::duration<double>(Clock::now() - begin_).count();
+  ~Stopwatch() {
+    if (seconds_ != nullptr) {
+      *seconds_ += std::chrono::duration<double>(Clock::now() - begin_).count();
     }
   }
-  PieceTimer(const PieceTimer&) = delete;
-  PieceTimer& operator=(const PieceTimer&) = delete;
+  Stopwatch(const Stopwatch&) = delete;
+  Stopwatch& operator=(const Stopwatch&) = delete;
 
  private:
   using Clock = std::chrono::steady_clock;
-  Profile* profile_;
-  Piece piece_;
+  double* seconds_;
   Clock::time_point begin_;
+};
+
+// The same for a piece.
+class PieceTimer : Stopwatch {
+ public:
+  PieceTimer(Profile* profile, Piece piece)
+      : Stopwatch(profile != nullptr ? &(*profile)[piece] : nullptr) {}
 };
 
 // f() as a piece.

@@ -5,10 +5,10 @@
 #include <torch/utils.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <utility>
 
+#include "models/profile.h"
 #include "models/random.h"
 #include "train/schedule.h"
 #include "train/training_gate.h"
@@ -36,23 +36,6 @@ Recipe checked(const Recipe& recipe, const io::ModelConfig& config) {
   }
   return recipe;
 }
-
-// Adds its lifetime to *seconds, unless that is null.
-class Stopwatch {
- public:
-  explicit Stopwatch(double* seconds) : seconds_(seconds) {}
-  ~Stopwatch() {
-    if (seconds_ == nullptr) return;
-    *seconds_ += std::chrono::duration<double>(Clock::now() - begin_).count();
-  }
-  Stopwatch(const Stopwatch&) = delete;
-  Stopwatch& operator=(const Stopwatch&) = delete;
-
- private:
-  using Clock = std::chrono::steady_clock;
-  double* seconds_;
-  Clock::time_point begin_ = Clock::now();
-};
 
 void lay_out(const Model& model) {
   if (!model.device().is_cpu()) return;
