@@ -5,6 +5,7 @@
 #include "cli/train_options.h"
 #include "measure/interrupt.h"
 #include "train/run.h"
+#include "train/run_directory.h"
 
 namespace twell::cli {
 namespace {
@@ -33,8 +34,8 @@ void run_command(TrainCommand& o) {
   run.cache = o.cache;
   run.device = o.device;
   run.recipe.compute = lm::parse_compute_type(o.compute);
-  if (!o.model.empty()) run.model = o.model;
-  if (!o.tokenizer.empty()) run.tokenizer = o.tokenizer;
+  if (!o.model.empty()) run.model = lm::resolve_model_directory(o.model);
+  if (!o.tokenizer.empty()) run.tokenizer = lm::resolve_model_directory(o.tokenizer);
   if (!o.activation.empty()) run.activation = io::hidden_act_of(o.activation);
   run.config.max_position_embeddings = run.recipe.context;
   // The paper's warm-up is for long runs.
@@ -43,9 +44,11 @@ void run_command(TrainCommand& o) {
   }
   run.config.hidden_act = run.activation.value_or(io::HiddenAct::relu);
 
+  run.processes = lm::Processes::started();
   // A run that is stopped keeps a checkpoint, so the interrupt must not unwind it.
   const lm::TrainResult result =
       train_with_progress(run, [](const lm::LogRecord&) { return !measure::interrupted(); });
+  if (!run.processes.first()) return;  // the first one tells
   if (measure::interrupted()) {
     o.say("Stopped after step {}; {} holds it, --resume continues\n", result.steps,
           result.checkpoint.string());

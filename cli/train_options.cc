@@ -106,6 +106,7 @@ void add_shape_options(CLI::App& command, io::ModelConfig& config) {
 
 lm::TrainResult train_with_progress(lm::TrainRun& run,
                                     const std::function<bool(const lm::LogRecord&)>& keep_on) {
+  if (!run.processes.first()) return lm::run_training(run);
   std::optional<Progress> progress;
   std::string stage;
   const auto enter = [&](const std::string& next, std::int64_t total) {

@@ -4,6 +4,25 @@
 #include <iterator>
 
 namespace twell::lm {
+namespace {
+
+// What a summary reads of it.
+FfnTotals sum_of_all(const FfnTotals& own, const Processes& processes) {
+  FfnTotals out = own;
+  std::int64_t counts[] = {own.calls, own.rows, own.nnz, own.active};
+  processes.sum(counts);
+  out.calls = counts[0];
+  out.rows = counts[1];
+  out.nnz = counts[2];
+  out.active = counts[3];
+  processes.maximum({&out.nnz_max, 1});
+  processes.sum({&out.l1, 1});
+  processes.sum(out.position_rows);
+  processes.sum(out.position_nnz);
+  return out;
+}
+
+}  // namespace
 
 ActivityRecorder::ActivityRecorder(std::int64_t layers, std::int64_t hidden_units,
                                    std::int64_t context)
@@ -38,11 +57,11 @@ std::vector<std::int64_t> ActivityRecorder::dead(std::int64_t layer, std::int64_
   return out;
 }
 
-std::vector<LayerActivity> ActivityRecorder::summary(std::int64_t step,
-                                                     std::int64_t dead_window) const {
+std::vector<LayerActivity> ActivityRecorder::summary(std::int64_t step, std::int64_t dead_window,
+                                                     const Processes& processes) const {
   std::vector<LayerActivity> out;
   for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
-    const FfnTotals& totals = layers_[layer];
+    const FfnTotals totals = sum_of_all(layers_[layer], processes);
     const auto rows = static_cast<double>(std::max<std::int64_t>(1, totals.rows));
     const auto calls = static_cast<double>(std::max<std::int64_t>(1, totals.calls));
     const auto units = static_cast<double>(hidden_units_);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "models/ffn_totals.h"
+#include "train/processes.h"
 
 namespace twell::lm {
 
@@ -28,8 +29,10 @@ class ActivityRecorder {
   ActivityRecorder(std::int64_t layers, std::int64_t hidden_units, std::int64_t context);
 
   void record(std::int64_t layer, std::int64_t step, const FfnCounts& counts);
-  // Of everything recorded since the last reset. `step` is the last one recorded.
-  std::vector<LayerActivity> summary(std::int64_t step, std::int64_t dead_window) const;
+  // Of everything that all processes recorded since the last reset. `step` is the last one
+  // recorded.
+  std::vector<LayerActivity> summary(std::int64_t step, std::int64_t dead_window,
+                                     const Processes& processes = {}) const;
   void reset();  // not the times of last firing
   // Sum of |h| over everything recorded since the last call.
   double take_l1() { return std::exchange(l1_sum_, 0.0); }
@@ -39,6 +42,8 @@ class ActivityRecorder {
   std::vector<std::int64_t> dead(std::int64_t layer, std::int64_t step, std::int64_t window) const;
   // [layers * hidden_units] step of the last activation, -1: never. Part of a checkpoint.
   std::vector<std::int64_t>& last_fired() { return last_fired_; }
+  // On any of the processes.
+  void share_last_fired(const Processes& processes) { processes.maximum(last_fired_); }
   const std::vector<std::int64_t>& last_fired() const { return last_fired_; }
 
  private:

@@ -58,6 +58,24 @@ void AdamW::accumulate() {
   }
 }
 
+void AdamW::sum_gradients(const Processes& processes) {
+  if (processes.alone()) return;
+  const torch::NoGradGuard no_grad;
+  accumulate();
+  std::vector<std::int64_t> present;
+  for (const OptimizedParameter& p : parameters_) present.push_back(gradient_of(p).defined());
+  processes.maximum(present);
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (present[i] == 0) continue;
+    OptimizedParameter& p = parameters_[i];
+    at::Tensor& sum = p.compute.scalar_type() == at::kFloat ? p.compute.mutable_grad() : p.sum;
+    // Every process sends its elements in the master's order.
+    if (!sum.defined()) sum = at::zeros_like(p.master);
+    if (sum.strides() != p.master.strides()) sum = at::empty_like(p.master).copy_(sum);
+    processes.sum({sum.mutable_data_ptr<float>(), static_cast<std::size_t>(sum.numel())});
+  }
+}
+
 double AdamW::grad_norm() const {
   std::vector<at::Tensor> gradients;
   for (const OptimizedParameter& p : parameters_) {

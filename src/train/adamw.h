@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "train/processes.h"
 #include "train/recipe.h"
 
 namespace twell::lm {
@@ -39,6 +40,9 @@ class AdamW {
   // After each backward pass of a step with several micro-batches: moves gradients of a type
   // narrower than fp32 into their fp32 sum. (fp32 gradients add up in place.)
   void accumulate();
+  // Adds up the gradients of all processes, in fp32. Where a parameter has one on any of them, it
+  // has one on all afterwards.
+  void sum_gradients(const Processes& processes);
   // L2 norm of the gradient of all parameters, in fp32 and fixed order.
   double grad_norm() const;
   // One update with the gradient times `grad_scale`; t = 1, 2, ... is the number of this update.

@@ -25,10 +25,15 @@ double since(Clock::time_point begin) {
 
 class Run {
  public:
-  explicit Run(const TrainRun& run) : run_(run), directory_(run.out) { result_ = {}; }
+  // The first process is the only one that writes: it makes what the others then find.
+  explicit Run(const TrainRun& run) : run_(run), processes_(run.processes) {
+    if (processes_.first()) directory_.emplace(run.out);
+    processes_.wait_for_all();
+    if (!directory_) directory_.emplace(run.out);
+  }
 
   TrainResult execute() {
-    const auto latest = directory_.latest();
+    const auto latest = directory_->latest();
     if (run_.resume && !latest) {
       io::fail_argument("train", "resume: {} holds no checkpoint", run_.out.string());
     }
@@ -40,14 +45,16 @@ class Run {
     tell("reading the text", 0.0);
     const auto files = find_texts(run_.data);
     load_tokenizer(files, latest);
+    if (!processes_.first()) processes_.wait_for_all();
     const Corpus corpus = load_corpus(files, *tokenizer_, cache(), [this](auto done, auto total) {
       tell("tokenizing", static_cast<double>(done) / static_cast<double>(total));
     });
+    if (processes_.first()) processes_.wait_for_all();
     tell("preparing the model", 0.0);
     const Recipe recipe = run_.resume ? resumed_recipe(*latest) : run_.recipe;
     trainer_ = std::make_unique<Trainer>(
         start_model(latest, recipe.seed), recipe,
-        TrainingData{corpus.tokens, run_.validation_fraction, corpus.hash});
+        TrainingData{corpus.tokens, run_.validation_fraction, corpus.hash}, processes_);
     if (run_.resume) trainer_->load(*latest);
     train();
     return finish();
@@ -136,7 +143,8 @@ class Run {
 
   void train() {
     const Recipe& recipe = trainer_->recipe();
-    TrainLog log(directory_.log(), trainer_->steps_done());
+    std::optional<TrainLog> log;
+    if (processes_.first()) log.emplace(directory_->log(), trainer_->steps_done());
     first_step_ = trainer_->steps_done();
     bool running = trainer_->steps_done() < recipe.steps;
     while (running) {
@@ -145,12 +153,12 @@ class Run {
       const bool last = record.step == recipe.steps;
       if (last || due(recipe.eval_every)) record.validation_loss = trainer_->validation_loss();
       record.seconds = since(begin_);
-      log.write(record);
+      if (log) log->write(record);
       result_.loss_last = record.ce;
       result_.nnz_mean = record.nnz_mean;
       result_.layers = record.layers;
       result_.validation_loss = record.validation_loss;
-      running = (!run_.progress || run_.progress(record)) && !last;
+      running = processes_.of_first(!run_.progress || run_.progress(record)) && !last;
       if (!running || due(recipe.save_every)) save();
       trainer_->reset_activity();
     }
@@ -186,7 +194,7 @@ class Run {
     record.step = trainer_->steps_done();
     record.tokens = trainer_->tokens_seen();
     record.tokens_per_s = static_cast<double>(count * recipe.tokens_per_step()) / seconds;
-    keep_budget(record.tokens_per_s);
+    trainer_->shorten(processes_.of_first(steps_within_budget(record.tokens_per_s)));
     record.layers = trainer_->activity();
     for (const LayerActivity& layer : record.layers) record.nnz_mean += layer.nnz_mean;
     record.nnz_mean /= static_cast<double>(std::max<std::size_t>(1, record.layers.size()));
@@ -198,19 +206,21 @@ class Run {
   // Fewer steps where those that are planned do not fit into the budget at the present speed. Not
   // in the first fifth of the time, when many neurons are active still and steps are slower than
   // later.
-  void keep_budget(double tokens_per_s) {
+  std::int64_t steps_within_budget(double tokens_per_s) const {
     const Recipe& recipe = trainer_->recipe();
     const double left = recipe.time_budget_s - since(begin_);
-    if (recipe.time_budget_s <= 0.0 || left > 0.8 * recipe.time_budget_s) return;
+    if (recipe.time_budget_s <= 0.0 || left > 0.8 * recipe.time_budget_s) return recipe.steps;
     const double per_step = static_cast<double>(recipe.tokens_per_step()) / tokens_per_s;
-    trainer_->shorten(trainer_->steps_done() +
-                      static_cast<std::int64_t>(std::max(1.0, std::floor(left / per_step))));
+    return trainer_->steps_done() +
+           static_cast<std::int64_t>(std::max(1.0, std::floor(left / per_step)));
   }
 
   void save() {
+    trainer_->check_processes();
+    if (!processes_.first()) return;
     result_.checkpoint =
-        directory_.add(trainer_->steps_done(), trainer_->recipe().keep_checkpoints,
-                       [this](const fs::path& path) { trainer_->save(path, &*tokenizer_); });
+        directory_->add(trainer_->steps_done(), trainer_->recipe().keep_checkpoints,
+                        [this](const fs::path& path) { trainer_->save(path, &*tokenizer_); });
   }
 
   TrainResult finish() {
@@ -220,12 +230,13 @@ class Run {
     result_.seconds = since(begin_);
     const auto tokens = static_cast<double>(steps_here() * trainer_->recipe().tokens_per_step());
     if (step_seconds_ > 0.0) result_.tokens_per_s = tokens / step_seconds_;
-    if (result_.checkpoint.empty()) result_.checkpoint = directory_.latest().value_or(run_.out);
+    if (result_.checkpoint.empty()) result_.checkpoint = directory_->latest().value_or(run_.out);
     return result_;
   }
 
   const TrainRun& run_;
-  RunDirectory directory_;
+  Processes processes_;
+  std::optional<RunDirectory> directory_;
   std::optional<io::Tokenizer> tokenizer_;
   std::unique_ptr<Trainer> trainer_;
   TrainResult result_;
@@ -244,6 +255,7 @@ TrainResult run_training(const TrainRun& run) {
   } catch (...) {
     // Where nothing came of it; a directory with anything in it stays.
     if (!existed) fs::remove(run.out, ignored);
+    run.processes.failed();
     throw;
   }
 }

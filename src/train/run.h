@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "io/config.h"
+#include "train/processes.h"
 #include "train/recipe.h"
 #include "train/train_log.h"
 
@@ -35,6 +36,8 @@ struct TrainRun {
   std::uint64_t bpe_max_bytes = 32 << 20;  // of text it is learnt from
 
   at::Device device = at::kCPU;  // as open_device() gave it
+  // That train together; each calls run_training() with the same. They share all directories.
+  Processes processes;
 
   // With `resume` the recipe is that of the checkpoint, except what is looked at (log_every to
   // keep_checkpoints) and, where extend_to is given, the number of steps.
@@ -43,7 +46,7 @@ struct TrainRun {
   bool resume = false;
   std::optional<std::int64_t> extend_to;
 
-  // After every group of steps. false: stop here, with a checkpoint.
+  // After every group of steps. false: stop here, with a checkpoint. The first process decides.
   std::function<bool(const LogRecord&)> progress;
   // Before the first step and where something takes long: "tokenizing", share done 0..1.
   std::function<void(const std::string&, double)> preparing;

@@ -28,8 +28,18 @@ constexpr std::int64_t kDeviceLogitsPerChunk = std::int64_t{1} << 26;
   throw Error(ErrorKind::invalid_argument, what, message);
 }
 
-Recipe checked(const Recipe& recipe, const io::ModelConfig& config) {
+Recipe checked(const Recipe& recipe, const Model& model, const Processes& processes) {
   recipe.validate();
+  if (recipe.accumulation % processes.count() != 0) {
+    fail("recipe",
+         fmt::format("accumulation: every process takes its share of the passes of a step, so {} "
+                     "processes need a multiple of {}, got {}",
+                     processes.count(), processes.count(), recipe.accumulation));
+  }
+  if (!processes.alone() && !model.device().is_cpu()) {
+    fail("recipe", "several processes train on CPUs only");
+  }
+  const io::ModelConfig& config = model.config();
   if (recipe.context > config.max_position_embeddings) {
     fail("recipe", fmt::format("context: the model has {} positions, got {}",
                                config.max_position_embeddings, recipe.context));
@@ -60,13 +70,15 @@ std::pair<at::Tensor, at::Tensor> read_windows(const TokenStream& tokens,
 
 }  // namespace
 
-Trainer::Trainer(std::unique_ptr<Model> model, const Recipe& recipe, TrainingData data)
-    : recipe_(checked(recipe, model->config())),
+Trainer::Trainer(std::unique_ptr<Model> model, const Recipe& recipe, TrainingData data,
+                 const Processes& processes)
+    : recipe_(checked(recipe, *model, processes)),
       // Tensor cores multiply bf16 everywhere.
       compute_(recipe.compute == ComputeType::automatic && !model->device().is_cpu()
                    ? ComputeType::bf16
                    : resolve(recipe.compute)),
       data_(std::move(data)),
+      processes_(processes),
       split_(data_.tokens.size(), recipe.context, data_.validation_fraction),
       windows_(split_.train_windows(), recipe.seed),
       ffn_(std::make_shared<FfnTraining>()),
@@ -121,15 +133,14 @@ StepResult Trainer::step() {
   ffn_->decides = steps_done_ % TrainingGate::kDecideEvery == 0;
   recorder_.take_l1();
   try {
-    for (std::int64_t i = 0; i < recipe_.accumulation; ++i) {
-      result.ce += micro_batch();
-      const Stopwatch watch(times_ != nullptr ? &times_->optimizer : nullptr);
-      if (recipe_.accumulation > 1) optimizer_->accumulate();
-    }
-    result.l1 = recorder_.take_l1() * ffn_->l1_grad;
+    double sums[] = {passes(), recorder_.take_l1()};
+    processes_.sum(sums);
+    result.ce = sums[0];
+    result.l1 = sums[1] * ffn_->l1_grad;
     result.loss = result.ce + result.l1;
     const Stopwatch watch(times_ != nullptr ? &times_->optimizer : nullptr);
-    result.grad_norm = optimizer_->grad_norm();
+    optimizer_->sum_gradients(processes_);
+    result.grad_norm = processes_.of_first(optimizer_->grad_norm());
     if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm)) {
       throw Error(
           ErrorKind::environment, "training",
@@ -150,11 +161,32 @@ StepResult Trainer::step() {
     const Stopwatch watch(times_ != nullptr ? &times_->optimizer : nullptr);
     optimizer_->update(recipe_, result.lr, scale, steps_done_ + 1);
   }
+  recorder_.share_last_fired(processes_);
+  if (ffn_->decides) {
+    for (std::int64_t layer = 0; layer < model_->layers(); ++layer) {
+      ffn_->screened(layer) = processes_.of_first(ffn_->screened(layer));
+    }
+  }
   if (recipe_.reinit_every > 0 && (steps_done_ + 1) % recipe_.reinit_every == 0) {
     result.revived = revive();
   }
   ++steps_done_;
   return result;
+}
+
+// This process' share of a step; returns its part of the cross entropy.
+double Trainer::passes() {
+  const std::int64_t begin = windows_.position();
+  const std::int64_t share = recipe_.accumulation / processes_.count();
+  windows_.seek(begin + processes_.rank() * share * recipe_.micro_batch);
+  double ce = 0.0;
+  for (std::int64_t i = 0; i < share; ++i) {
+    ce += micro_batch();
+    const Stopwatch watch(times_ != nullptr ? &times_->optimizer : nullptr);
+    if (recipe_.accumulation > 1) optimizer_->accumulate();
+  }
+  windows_.seek(begin + recipe_.accumulation * recipe_.micro_batch);
+  return ce;
 }
 
 double Trainer::micro_batch() {
@@ -239,7 +271,8 @@ std::optional<double> Trainer::validation_loss() {
   const torch::NoGradGuard no_grad;
   const double scale = 1.0 / static_cast<double>(windows * recipe_.context);
   double sum = 0.0;
-  for (std::int64_t begin = 0; begin < windows; begin += recipe_.micro_batch) {
+  for (std::int64_t begin = processes_.rank() * recipe_.micro_batch; begin < windows;
+       begin += processes_.count() * recipe_.micro_batch) {
     std::vector<std::int64_t> begins;
     for (std::int64_t i = begin; i < std::min(windows, begin + recipe_.micro_batch); ++i) {
       begins.push_back(split_.validation_begin(i * split_.validation_windows() / windows));
@@ -248,11 +281,27 @@ std::optional<double> Trainer::validation_loss() {
     const at::Tensor hidden = model_->final_norm(forward_blocks(tokens, nullptr)).flatten(0, 1);
     sum += loss_in_chunks(hidden, targets, scale, nullptr);
   }
+  processes_.sum({&sum, 1});
   return sum;
 }
 
 std::vector<LayerActivity> Trainer::activity() const {
-  return recorder_.summary(steps_done_ - 1, recipe_.dead_window);
+  return recorder_.summary(steps_done_ - 1, recipe_.dead_window, processes_);
+}
+
+void Trainer::check_processes() const {
+  for (const OptimizedParameter& p : optimizer_->parameters()) {
+    if (processes_.alone()) return;
+    // Of the values' bits: it does not depend on the order.
+    const auto own = p.master.view(at::kInt).sum().item<std::int64_t>();
+    std::int64_t differs = own != processes_.of_first(own) ? processes_.rank() : 0;
+    processes_.maximum({&differs, 1});
+    if (differs == 0) continue;
+    throw Error(ErrorKind::environment, "training",
+                fmt::format("step {}: {} is not the same on processes 0 and {}; they must run on "
+                            "processors of one kind, and the same build",
+                            steps_done_, p.name, differs));
+  }
 }
 
 void Trainer::shorten(std::int64_t steps) {

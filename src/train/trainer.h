@@ -12,6 +12,7 @@
 #include "models/model.h"
 #include "train/activity.h"
 #include "train/adamw.h"
+#include "train/processes.h"
 #include "train/recipe.h"
 #include "train/token_stream.h"
 #include "train/train_feed_forward.h"
@@ -45,8 +46,12 @@ struct StepTimes {
 class Trainer {
  public:
   // `model` is fp32 and trainable (make_model, or load_model with trainable and dtype fp32). Throws
-  // Error (invalid_argument) where recipe, model and data do not fit together.
-  Trainer(std::unique_ptr<Model> model, const Recipe& recipe, TrainingData data);
+  // Error (invalid_argument) where recipe, model and data do not fit together. Each of several
+  // `processes`, which must be given the same, does its share of the passes of a step: their number
+  // divides recipe.accumulation. All that is public they call together, but save(): a step is the
+  // same, up to the order of its sums, on any number of them, and so is what is saved.
+  Trainer(std::unique_ptr<Model> model, const Recipe& recipe, TrainingData data,
+          const Processes& processes = {});
 
   // One optimizer step. Throws Error and changes neither weights nor moments where loss or gradient
   // is not finite.
@@ -74,6 +79,8 @@ class Trainer {
   // In the compute type, and with the training feed-forward layers.
   Model& model() { return *model_; }
 
+  // Throws Error where the weights of a process are not the bits of the first one's.
+  void check_processes() const;
   // Writes a Hugging Face directory with the weights in the compute type (the files of `tokenizer`
   // beside them) and, in the folder trainer/, all that step() depends on. `directory` must not
   // exist; it appears whole or not at all.
@@ -84,6 +91,7 @@ class Trainer {
   void load(const std::filesystem::path& directory);
 
  private:
+  double passes();
   double micro_batch();
   at::Tensor forward_blocks(const at::Tensor& tokens, std::vector<at::Tensor>* inputs);
   void backward_blocks(const at::Tensor& tokens, std::vector<at::Tensor>& inputs, at::Tensor grad);
@@ -95,6 +103,7 @@ class Trainer {
   Recipe recipe_;
   ComputeType compute_;
   TrainingData data_;
+  Processes processes_;
   WindowSplit split_;
   ShuffledWindows windows_;
   std::unique_ptr<Model> model_;

@@ -31,7 +31,7 @@ def test_the_plan_takes_three_hours_at_most(tmp_path):
 def test_mistakes_are_one_line(tmp_path, program):
     done = reproduce("--text", tmp_path, "--out", tmp_path / "out", "--twell", program)
     assert done.returncode == 1
-    assert done.stderr == f"reproduce: error: no .txt files in {tmp_path}\n"
+    assert done.stderr == f"reproduce: error: no .txt or .md files in {tmp_path}\n"
 
 
 def test_a_run_and_the_same_again(tmp_path, program):

@@ -30,23 +30,12 @@ namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
+using test::contains;
+using test::message_of;
 using test::Scratch;
 using test::tiny_run;
 
 constexpr const char* kChildVariable = "TWELL_TRAIN_TEST_DIRECTORY";
-
-std::string message_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 // The log without what depends on the clock.
 std::vector<json> log_of(const fs::path& run) {

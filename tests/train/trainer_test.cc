@@ -1,17 +1,21 @@
 #include "train/trainer.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <torch/types.h>
 #include <torch/utils.h>
 
+#include <algorithm>
 #include <cmath>
 #include <csignal>
+#include <cstring>
 #include <functional>
 #include <limits>
 #include <string>
 
 #include "io/atomic_file.h"
+#include "io/checkpoint.h"
 #include "tests/train/scratch.h"
 #include "tests/train/tiny_run.h"
 #include "train/schedule.h"
@@ -120,6 +124,58 @@ TEST(TrainerTest, LossFallsAndFiringBecomesRare) {
   EXPECT_GT(last, 1.2);
   EXPECT_LT(trainer->activity().front().nnz_mean, 0.3 * nnz_first);
   EXPECT_LT(*trainer->validation_loss(), 2.4);
+}
+
+// What a checkpoint says of a tensor [2 layers, H, ...] in trainer/optimizer.safetensors.
+template <class T>
+std::vector<T> saved_values(const std::filesystem::path& saved, const std::string& name,
+                            const std::vector<std::int64_t>& shape) {
+  const io::Checkpoint file(saved / "trainer" / "optimizer.safetensors");
+  const auto tensor = file.expect(name, shape);
+  std::vector<T> out(tensor.info->bytes() / sizeof(T));
+  std::memcpy(out.data(), tensor.data, tensor.info->bytes());
+  return out;
+}
+
+// A strong penalty silences neurons. Their rows are drawn anew, without a past in the optimizer,
+// and most of them fire in the next step.
+TEST(TrainerTest, RevivedNeuronsFireAgain) {
+  constexpr std::int64_t kWidth = 32, kUnits = 96;
+  const Scratch scratch;
+  Recipe recipe = tiny_recipe();
+  recipe.peak_lr = 2e-2;
+  recipe.l1 = 10.0;
+  recipe.l1_warmup = 0;
+  recipe.dead_window = 2;
+  recipe.reinit_every = 10;
+  const auto trainer = tiny_trainer(recipe);
+  for (int i = 0; i < 9; ++i) EXPECT_EQ(trainer->step().revived, 0);
+  const std::int64_t revived = trainer->step().revived;
+  EXPECT_GE(revived, 10);
+  trainer->save(scratch.path() / "revived", nullptr);
+  trainer->step();
+  trainer->save(scratch.path() / "next", nullptr);
+  const auto fired = saved_values<std::int64_t>(scratch.path() / "next", "last_fired", {2, kUnits});
+  std::int64_t empty = 0, alive = 0;
+  for (std::int64_t layer = 0; layer < 2; ++layer) {
+    const std::string gate = fmt::format("model.layers.{}.mlp.gate_proj.weight", layer);
+    const auto m = saved_values<float>(scratch.path() / "revived", "m." + gate, {kUnits, kWidth});
+    const auto v = saved_values<float>(scratch.path() / "revived", "v." + gate, {kUnits, kWidth});
+    const auto is_empty = [](const std::vector<float>& values, std::int64_t row) {
+      const auto begin = values.begin() + row * kWidth;
+      return std::all_of(begin, begin + kWidth, [](float value) { return value == 0.0F; });
+    };
+    for (std::int64_t row = 0; row < kUnits; ++row) {
+      EXPECT_EQ(is_empty(m, row), is_empty(v, row));
+      if (!is_empty(m, row)) continue;
+      ++empty;
+      alive += fired[static_cast<std::size_t>(layer * kUnits + row)] == 10;
+    }
+  }
+  EXPECT_EQ(empty, revived);
+  // A new row's product with an input is positive as often as not. At worst the inputs are all
+  // alike, and half of the rows are positive for none of them; here, fewer.
+  EXPECT_GE(alive, revived / 2);
 }
 
 TEST(TrainerTest, AccumulationIsOneLargerBatch) {
