@@ -5,8 +5,8 @@
 
 namespace twell::lm {
 
-// x [..., D], weight [D], both bf16 or fp32 -> [..., D] of x's dtype. Differentiable where grad
-// mode is on; one pass over each row where it is off (PyTorch's where x is not on the CPU).
+// x [..., D], weight [D], both bf16 or fp32 -> [..., D] of x's dtype. Differentiable once. One pass
+// over each row on a CPU, PyTorch's operation elsewhere.
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 
 }  // namespace twell::lm

@@ -1,6 +1,7 @@
 #include "models/rope.h"
 
 #include <ATen/Parallel.h>
+#include <torch/csrc/autograd/custom_function.h>
 #include <torch/types.h>
 
 #include <cmath>
@@ -19,8 +20,13 @@ double llama3_frequency(double frequency, const io::RopeScaling& scaling) {
   return (1.0 - blend) * frequency / scaling.factor + blend * frequency;
 }
 
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// In place, on a CPU; by the negative angles if `back`.
 template <class T>
-void rotate_rows(const at::Tensor& x, const Rotation& rotation) {
+void rotate_rows(const at::Tensor& x, const Rotation& rotation, bool back) {
+  const float sign = back ? -1.0F : 1.0F;
   const std::int64_t width = x.size(1);
   const std::int64_t half = rotation.cos.size(2);
   T* data = x.mutable_data_ptr<T>();
@@ -36,13 +42,38 @@ void rotate_rows(const at::Tensor& x, const Rotation& rotation) {
                          for (std::int64_t i = 0; i < half; ++i) {
                            const auto a = static_cast<float>(head[i]);
                            const auto b = static_cast<float>(head[half + i]);
-                           head[i] = static_cast<T>(a * cos[i] - b * sin[i]);
-                           head[half + i] = static_cast<T>(b * cos[i] + a * sin[i]);
+                           const float s = sign * sin[i];
+                           head[i] = static_cast<T>(a * cos[i] - b * s);
+                           head[half + i] = static_cast<T>(b * cos[i] + a * s);
                          }
                        }
                      }
                    });
 }
+
+at::Tensor rotate_in_place(const at::Tensor& x, const Rotation& rotation, bool back) {
+  if (x.scalar_type() == at::kFloat) {
+    rotate_rows<float>(x, rotation, back);
+  } else {
+    rotate_rows<at::BFloat16>(x, rotation, back);
+  }
+  return x;
+}
+
+// The transpose of a rotation is the rotation back.
+class RotateFunction : public torch::autograd::Function<RotateFunction> {
+ public:
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& cos,
+                            const at::Tensor& sin) {
+    context->save_for_backward({cos, sin});
+    return rotate_in_place(x.clone(at::MemoryFormat::Contiguous), {cos, sin}, false);
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    const variable_list saved = context->get_saved_variables();
+    const at::Tensor dx = grads[0].clone(at::MemoryFormat::Contiguous);
+    return {rotate_in_place(dx, {saved[0], saved[1]}, true), at::Tensor(), at::Tensor()};
+  }
+};
 
 }  // namespace
 
@@ -96,13 +127,9 @@ Rotation RopeTable::rotation(const at::Tensor& positions, std::int64_t end) {
 
 at::Tensor rotate(const at::Tensor& x, const Rotation& rotation) {
   const auto& [cos, sin] = rotation;
-  if (x.is_cpu() && !at::GradMode::is_enabled()) {
-    if (x.scalar_type() == at::kFloat) {
-      rotate_rows<float>(x, rotation);
-    } else {
-      rotate_rows<at::BFloat16>(x, rotation);
-    }
-    return x;
+  if (x.is_cpu()) {
+    return at::GradMode::is_enabled() ? RotateFunction::apply(x, cos, sin)
+                                      : rotate_in_place(x, rotation, false);
   }
   const std::int64_t half = cos.size(2);
   const at::Tensor heads = x.view({x.size(0), -1, 2 * half});

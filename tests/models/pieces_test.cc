@@ -40,6 +40,45 @@ TEST(RmsNorm, BothFormsAreTheDefinition) {
   }
 }
 
+TEST(RmsNorm, GradientsAreThoseOfTheDefinition) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    for (const std::int64_t rows : {1, 63, 64, 65, 200}) {
+      for (const std::int64_t width : {1, 17, 256}) {
+        at::manual_seed(rows + width);
+        const auto input = [&](at::IntArrayRef shape, double scale) {
+          return (at::randn(shape) * scale).to(dtype).requires_grad_(true);
+        };
+        const at::Tensor x = input({rows, width}, 3), weight = input({width}, 1);
+        const at::Tensor dy = at::randn({rows, width}).to(dtype);
+        rms_norm(x, weight, 1e-5).backward(dy);
+
+        const auto wide = [](const at::Tensor& t) { return t.detach().to(at::kDouble); };
+        const at::Tensor s = (wide(x).square().mean(-1, true) + 1e-5).rsqrt();
+        const at::Tensor p = wide(dy) * wide(weight), along = wide(x) * s.pow(3);
+        const at::Tensor dx = p * s - along * (p * wide(x)).mean(-1, true);
+        const at::Tensor terms = wide(x) * s * wide(dy);
+        // As above for s; a sum of products errs by (n / 16 + 20) u of its terms.
+        const double u = 0x1.0p-24, last = dtype == at::kFloat ? u : 0x1.0p-8;
+        const double sum = (static_cast<double>(width) / 16 + 20) * u, root = sum / 2 + 2 * u;
+        const at::Tensor dx_bound =
+            (p * s).abs() * (root + 3 * u) +
+            along.abs() * (p * wide(x)).abs().mean(-1, true) * (sum + 3 * root + 5 * u) +
+            dx.abs() * last;
+        const at::Tensor dw_bound =
+            terms.abs().sum(0) * (static_cast<double>(rows) * u + root + 3 * u) +
+            terms.sum(0).abs() * last;
+        const auto excess = [&](const at::Tensor& got, const at::Tensor& exact,
+                                const at::Tensor& bound) {
+          EXPECT_EQ(got.scalar_type(), dtype);
+          return ((wide(got) - exact).abs() - bound).max().item<double>();
+        };
+        EXPECT_LE(excess(x.grad(), dx, dx_bound), 0.0) << rows << " x " << width;
+        EXPECT_LE(excess(weight.grad(), terms.sum(0), dw_bound), 0.0) << rows << " x " << width;
+      }
+    }
+  }
+}
+
 io::ModelConfig rope_config() {
   io::ModelConfig config;
   config.head_dim = 16;
@@ -62,6 +101,17 @@ TEST(Rope, BothFormsTurnAlike) {
     EXPECT_LE((with_grad - in_place).abs().max().item<double>(),
               u * x.abs().max().item<double>() * 2);
   }
+}
+
+TEST(Rope, GradientsTurnBack) {
+  RopeTable table(rope_config());
+  const Rotation rotation = table.rotation(at::arange(24) % 12, 12);
+  const at::Tensor x = at::randn({24, 48}).requires_grad_(true);
+  rotate(x, rotation).backward(x.detach());
+  const at::NoGradGuard no_grad;
+  // Turned by its angle, the gradient is x again; each turn rounds three times, at a size of √2 x.
+  EXPECT_LE((rotate(x.grad().clone(), rotation) - x).abs().max().item<double>(),
+            6 * 0x1.0p-24 * std::numbers::sqrt2 * x.abs().max().item<double>());
 }
 
 TEST(Rope, TurnsByPositionTimesFrequency) {
