@@ -3,6 +3,7 @@
 #include <torch/types.h>
 #include <torch/utils.h>
 
+#include <algorithm>
 #include <optional>
 
 #include "twell/status.h"
@@ -56,6 +57,15 @@ void AdamW::accumulate() {
     }
     grad.reset();
   }
+}
+
+at::Tensor AdamW::sum_of(const std::string& name) {
+  const auto p = std::ranges::find(parameters_, name, &OptimizedParameter::name);
+  if (p == parameters_.end()) {
+    throw Error(ErrorKind::invalid_argument, "AdamW", "there is no parameter " + name);
+  }
+  if (!p->sum.defined()) p->sum = at::zeros_like(p->master);
+  return p->sum;
 }
 
 void AdamW::sum_gradients(const Processes& processes) {

@@ -40,6 +40,9 @@ class AdamW {
   // After each backward pass of a step with several micro-batches: moves gradients of a type
   // narrower than fp32 into their fp32 sum. (fp32 gradients add up in place.)
   void accumulate();
+  // The fp32 sum of a parameter, zero at first, for whoever adds to it without a gradient. Throws
+  // Error (invalid_argument) where there is no such parameter.
+  at::Tensor sum_of(const std::string& name);
   // Adds up the gradients of all processes, in fp32. Where a parameter has one on any of them, it
   // has one on all afterwards.
   void sum_gradients(const Processes& processes);

@@ -32,6 +32,11 @@ using Forward =
     std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>(
         const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, const at::Tensor&,
         const std::optional<at::Tensor>&, c10::string_view, double);
+using Added = at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                         const std::optional<at::Tensor>&, const at::Tensor&, const at::Tensor&,
+                         const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
+                         const at::Tensor&, const std::optional<at::Tensor>&, const at::Tensor&,
+                         c10::string_view, double);
 using Backward = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>(
     const at::Tensor&, const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
     const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
@@ -59,21 +64,36 @@ class SparseFfnFunction : public torch::autograd::Function<SparseFfnFunction> {
     context->saved_data["activation"] = std::string(name_of(call.activation.kind));
     context->saved_data["threshold"] = threshold;
     context->saved_data["l1_grad"] = call.training->l1_grad;
+    context->saved_data["training"] = reinterpret_cast<std::int64_t>(call.training);
+    context->saved_data["layer"] = call.layer;
     return y;
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
-    static const auto op = find_operator<Backward>("twell::ffn_train_backward");
     const variable_list saved = context->get_saved_variables();
     const std::optional<at::Tensor> up =
         saved[2].defined() ? std::optional(saved[2]) : std::nullopt;
     const at::Tensor l1_grad =
         at::scalar_tensor(context->saved_data["l1_grad"].toDouble(), at::TensorOptions(at::kFloat));
     const std::string activation = context->saved_data["activation"].toStringRef();
+    const double threshold = context->saved_data["threshold"].toDouble();
+    const auto* training =
+        reinterpret_cast<const FfnTraining*>(context->saved_data["training"].toInt());
+    const at::Tensor none;
+    if (training->sums) {
+      static const auto add = find_operator<Added>("twell::ffn_train_backward_add");
+      const FfnGradientSums sums = training->sums(context->saved_data["layer"].toInt());
+      const at::Tensor dx =
+          add.call(grads[0], saved[0], saved[1], up, saved[3], saved[4], saved[5], saved[6],
+                   l1_grad, sums.first, up ? std::optional(sums.up) : std::nullopt, sums.down.t(),
+                   activation, threshold);
+      return {dx, none, none, none, none, none};
+    }
+    static const auto op = find_operator<Backward>("twell::ffn_train_backward");
     const auto [dx, dgate, dup, ddown] =
         op.call(grads[0], saved[0], saved[1], up, saved[3], saved[4], saved[5], saved[6], l1_grad,
-                activation, context->saved_data["threshold"].toDouble());
-    return {dx, dgate, up ? dup : at::Tensor(), ddown.t(), at::Tensor(), at::Tensor()};
+                activation, threshold);
+    return {dx, dgate, up ? dup : none, ddown.t(), none, none};
   }
 };
 

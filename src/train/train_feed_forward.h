@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 
@@ -10,6 +11,12 @@
 #include "train/activity.h"
 
 namespace twell::lm {
+
+// f32 sums of a layer's gradients, shaped as its parameters. `first` is the gate's, or that of up
+// in a layer without a gate, which has no third. `down` is laid out neuron-major, as below.
+struct FfnGradientSums {
+  at::Tensor first, up, down;
+};
 
 // What the trainer tells the layers before a pass. Shared by all layers of a model; not for passes
 // on several threads at once.
@@ -24,7 +31,9 @@ struct FfnTraining {
   // Which layers' gates go through a screen; the state of train/training_gate.h.
   std::map<std::int64_t, bool> forms;
   bool& screened(std::int64_t layer) { return forms[layer]; }
-  bool sparse = true;         // see Recipe
+  bool sparse = true;  // see Recipe
+  // If set: backward of the sparse path adds weight gradients to these, and autograd sees none.
+  std::function<FfnGradientSums(std::int64_t layer)> sums;
   double* seconds = nullptr;  // wall time of the layers, both ways, is added; null: not taken
 };
 

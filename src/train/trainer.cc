@@ -103,6 +103,15 @@ Trainer::Trainer(std::unique_ptr<Model> model, const Recipe& recipe, TrainingDat
   optimizer_ = std::make_unique<AdamW>(entries);
   copy_masters();
   ffn_->sparse = recipe_.sparse;
+  if (recipe_.accumulation > 1 && compute_ == ComputeType::bf16) {
+    ffn_->sums = [this](std::int64_t layer) {
+      const FfnNames names = model_->ffn_names(layer);
+      const bool gated = !names.gate.empty();
+      return FfnGradientSums{optimizer_->sum_of(gated ? names.gate : names.up),
+                             gated ? optimizer_->sum_of(names.up) : at::Tensor(),
+                             optimizer_->sum_of(names.down)};
+    };
+  }
   for (std::int64_t layer = 0; layer < model_->layers(); ++layer) {
     model_->set_feed_forward(layer, make_training_feed_forward(model_->ffn_parameters(layer),
                                                                model_->activation(), ffn_));

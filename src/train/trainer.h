@@ -52,6 +52,8 @@ class Trainer {
   // same, up to the order of its sums, on any number of them, and so is what is saved.
   Trainer(std::unique_ptr<Model> model, const Recipe& recipe, TrainingData data,
           const Processes& processes = {});
+  Trainer(const Trainer&) = delete;
+  Trainer& operator=(const Trainer&) = delete;
 
   // One optimizer step. Throws Error and changes neither weights nor moments where loss or gradient
   // is not finite.

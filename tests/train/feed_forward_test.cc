@@ -176,6 +176,32 @@ TEST_F(TrainFfn, EqualsItsDefinition) {
   }
 }
 
+TEST_F(TrainFfn, AddsToSumsWhatElseWouldBeGradients) {
+  for (const bool gated : {true, false}) {
+    for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+      const Case c{.gated = gated, .dtype = dtype, .rows = 37};
+      SCOPED_TRACE(name_of(c));
+      const Inputs in(c);
+      const Results exact = definition(c, in, choice_of(c), 1.0);
+      const auto begun = [](const at::Tensor& like) { return at::full(like.sizes(), 2.0); };
+      const FfnGradientSums sums{begun(in.up), gated ? begun(in.up) : at::Tensor(),
+                                 begun(in.down.t()).t()};
+      training_->sums = [&](std::int64_t layer) {
+        EXPECT_EQ(layer, 0);
+        return sums;
+      };
+      const Results got = run(c, in, choice_of(c), 1.0);
+      EXPECT_TRUE(same(got.y, exact.y));
+      EXPECT_FALSE(got.dgate.defined() || got.dup.defined() || got.ddown.defined());
+      EXPECT_TRUE(same(sums.first - 2.0, gated ? exact.dgate : exact.dup));
+      if (gated) {
+        EXPECT_TRUE(same(sums.up - 2.0, exact.dup));
+      }
+      EXPECT_TRUE(same(sums.down - 2.0, exact.ddown));
+    }
+  }
+}
+
 TEST_F(TrainFfn, L1TermChangesTheGradientByItsDefinitionAlone) {
   const Case c{.rows = 9};
   const Inputs in(c);
