@@ -2,8 +2,9 @@
 
 ``import twell`` loads the operators ``torch.ops.twell.*`` (``twell.ops`` documents them) and gives
 
-* :class:`GatedFfn`, a gated feed-forward layer: sparse in inference, dense autograd in training;
+* :class:`GatedFfn`, a gated feed-forward layer, sparse in inference and training;
 * :func:`sparsify`, which puts it in place of the MLPs of a Llama or Qwen2 model;
+* :func:`set_l1`, which trains a model to fire less;
 * :func:`gated_ffn`, the differentiable function beneath, with the L1 term of the activations.
 
 The operators' library is found by one rule: the file that ``TWELL_TORCH_LIBRARY`` names, if that
@@ -20,7 +21,7 @@ from twell import _fake, autograd, dense, ops  # noqa: E402  (after the library)
 from twell.autograd import gated_ffn  # noqa: E402
 from twell.dense import ACTIVATIONS, FatRelu  # noqa: E402
 from twell.hf import from_mlp, sparsify  # noqa: E402
-from twell.modules import GatedFfn, l1_term  # noqa: E402
+from twell.modules import GatedFfn, l1_term, set_l1  # noqa: E402
 
 _fake.register()
 autograd.register()
@@ -36,5 +37,6 @@ __all__ = [
     "gated_ffn",
     "l1_term",
     "ops",
+    "set_l1",
     "sparsify",
 ]

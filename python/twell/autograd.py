@@ -51,6 +51,29 @@ class _Gated(torch.autograd.Function):
         return *grads, None, None
 
 
+class _WithL1(torch.autograd.Function):
+    """Identity on y, whose backward hands ``weight`` to l1 as the gradient of a loss would."""
+
+    @staticmethod
+    def forward(y: Tensor, l1: Tensor, weight: Tensor) -> Tensor:
+        return y.view_as(y)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[2])
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None]:
+        return dy, ctx.saved_tensors[0], None
+
+
+def with_l1(y: Tensor, l1: Tensor, weight: float | Tensor) -> Tensor:
+    """y, such that backward through it adds ``weight`` times l1 to the loss. It takes no other path
+    than y's, so that activation checkpointing of either kind keeps it. ``weight`` is a number, or a
+    tensor of one, whose changes need no new trace."""
+    return _WithL1.apply(y, l1, torch.as_tensor(weight, dtype=l1.dtype, device=l1.device))
+
+
 def gated_ffn(
     x: Tensor,
     gate: Tensor,
@@ -113,10 +136,11 @@ def _keep_pattern(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...])
 
 
 def _train_backward(ctx: Any, dy: Tensor, dl1: Tensor, *_: Any) -> tuple[Any, ...]:
+    saved = ctx.saved_tensors  # read once: activation checkpointing computes them at that moment
     dx, dgate, dup, ddown = torch.ops.twell.ffn_train_backward(
-        dy, *ctx.saved_tensors, dl1, ctx.activation, ctx.threshold
+        dy, *saved, dl1, ctx.activation, ctx.threshold
     )
-    return dx, dgate, None if ctx.saved_tensors[2] is None else dup, ddown, None, None, None
+    return dx, dgate, None if saved[2] is None else dup, ddown, None, None, None
 
 
 def _keep_shape(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

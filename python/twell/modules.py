@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from twell import dense, ops
-from twell.autograd import gated_ffn
+from twell.autograd import gated_ffn, with_l1
 
 _NAMES = ("gate_proj", "up_proj", "down_proj")
 _OPERANDS = ("gate", "up", "down", "screen")
@@ -22,12 +22,12 @@ class GatedFfn(nn.Module):
     """y = (act(x Wgᵀ) ⊙ (x Wuᵀ)) Wdᵀ with the weights of a checkpoint: gate_proj and up_proj
     [ffn_size, hidden_size], down_proj [hidden_size, ffn_size], no biases; bfloat16 or float32.
 
-    Where a gradient is wanted, forward is the dense autograd function. Elsewhere it is the sparse
-    operator on a packed copy of the weights, remade when a weight changes. :meth:`freeze` keeps
-    that copy alone, which saves memory, and may make it faster; a frozen layer is for inference,
-    and its state_dict still reads and writes the checkpoint's layout. torch.compile uses the sparse
-    operator for frozen layers and the dense definition for others, since a trace cannot watch the
-    weights.
+    Where a gradient is wanted, forward keeps what fires and backward multiplies nothing else
+    (:func:`gated_ffn`). Elsewhere it is the sparse operator on a packed copy of the weights, remade
+    when a weight changes. :meth:`freeze` keeps that copy alone, which saves memory, and may make it
+    faster; a frozen layer is for inference, and its state_dict still reads and writes the
+    checkpoint's layout. Without gradients torch.compile uses the sparse operator for frozen layers
+    and the dense definition for others, since a trace cannot watch the weights.
     """
 
     # Of a frozen layer: gate packed, or as stored where there is a screen.
@@ -54,6 +54,10 @@ class GatedFfn(nn.Module):
         self.threshold = threshold
         self.collect_l1 = False
         """If set, a forward pass with gradients leaves its L1 term in ``l1``."""
+        self.l1_weight: float | Tensor = 0.0
+        """Where not 0, backward adds this times the L1 term to the loss, which need not hold it;
+        ``l1`` is then for logging, without a gradient. A tensor may change without a new trace of
+        torch.compile. See :func:`set_l1`."""
         self.l1: Tensor | None = None
         self._frozen = False
         self._axis: Tensor | None = None
@@ -164,6 +168,9 @@ class GatedFfn(nn.Module):
         gate, up, down = self._weights()
         if torch.is_grad_enabled() and any(t.requires_grad for t in (x, gate, up, down)):
             y, l1 = gated_ffn(x, gate, up, down.t(), self.activation, self.threshold)
+            if isinstance(self.l1_weight, Tensor) or self.l1_weight != 0.0:
+                y = with_l1(y, l1, self.l1_weight)
+                l1 = l1.detach()
             if self.collect_l1:
                 self.l1 = l1
             return y
@@ -259,6 +266,21 @@ class GatedFfn(nn.Module):
             for name, old in kept.items():
                 if old is not None:
                     self.register_buffer(name, old.copy_(getattr(self, name)), persistent=False)
+
+
+def set_l1(model: nn.Module, coefficient: float | Tensor) -> None:
+    """Backward of the model adds ``coefficient`` times the mean of its GatedFfn layers' L1 terms, as
+    if the loss held :func:`l1_term`; unlike that, also under activation checkpointing of either
+    kind. The term does not pass through the loss, so what scales a loss (gradient accumulation, a
+    gradient scaler) has to scale the coefficient too. 0 ends it.
+
+    Raises ValueError where the model has no such layer.
+    """
+    layers = [m for m in model.modules() if isinstance(m, GatedFfn)]
+    if not layers:
+        raise ValueError("set_l1: the model has no GatedFfn layer; sparsify() puts them in")
+    for layer in layers:
+        layer.l1_weight = coefficient / len(layers)
 
 
 def l1_term(model: nn.Module) -> Tensor:

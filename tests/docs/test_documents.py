@@ -53,18 +53,21 @@ def test_python_runs():
         vocab_size=50,
         hidden_act="relu",
     )
-    given = {
-        "gate_weight": torch.randn(64, 32),
-        "up_weight": torch.randn(64, 32),
-        "down_weight": torch.randn(32, 64),
-        "x": torch.randn(40, 32),
-        "model": transformers.LlamaForCausalLM(config).eval(),
-        "token_ids": torch.randint(50, (1, 40)),
-    }
+
+    def given():
+        return {
+            "gate_weight": torch.randn(64, 32),
+            "up_weight": torch.randn(64, 32),
+            "down_weight": torch.randn(32, 64),
+            "x": torch.randn(40, 32),
+            "model": transformers.LlamaForCausalLM(config).eval(),
+            "token_ids": torch.randint(50, (1, 40)),
+        }
+
     found = list(blocks("python"))
     assert found
     for name, text in found:
-        exec(compile(text, name, "exec"), dict(given))  # noqa: S102: our own documents
+        exec(compile(text, name, "exec"), given())  # noqa: S102: our own documents
 
 
 # The same commands on layers and models of another size: a document shows what one would run, which

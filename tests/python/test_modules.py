@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import io
+from collections.abc import Callable
 
 import pytest
 import torch
 import twell
 from conftest import Layer, assert_within, make_layer, reference
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 
 def module_of(layer: Layer, **options: object) -> twell.GatedFfn:
@@ -31,7 +33,7 @@ def test_inference_is_sparse(freeze: bool, dtype: torch.dtype) -> None:
     assert torch.equal(y, twell.ops.ffn(x, packed, layer.up, layer.down))
 
 
-def test_training_is_dense_autograd() -> None:
+def test_training_leaves_the_l1_term() -> None:
     layer = make_layer(40, 100)
     module = module_of(layer).requires_grad_()
     x = layer.inputs(5)
@@ -43,6 +45,44 @@ def test_training_is_dense_autograd() -> None:
     torch.testing.assert_close(module.l1.detach(), h.abs().sum() / 5)
     (y.square().mean() + 1e-2 * twell.l1_term(module)).backward()
     assert all(p.grad is not None and p.grad.any() for p in module.parameters())
+
+
+def gradients_of(module: nn.Module, run: Callable[[], Tensor]) -> list[Tensor]:
+    module.zero_grad()
+    run().backward()
+    return [p.grad.clone() for p in module.parameters()]
+
+
+@pytest.mark.parametrize("weight", [0.25, torch.tensor(0.25)])
+def test_l1_weight_is_the_term_in_the_loss(weight: float | Tensor) -> None:
+    layer = make_layer(40, 100)
+    module = module_of(layer).requires_grad_()
+    x = layer.inputs(5)
+
+    def plain() -> Tensor:
+        return module(x).square().mean()
+
+    none = gradients_of(module, plain)
+    module.collect_l1 = True
+    term = gradients_of(module, lambda: plain() + 0.25 * twell.l1_term(module))
+    twell.set_l1(module, weight)
+    assert all(map(torch.equal, gradients_of(module, plain), term))
+    assert not module.l1.requires_grad and module.l1 > 0
+    x.requires_grad_()  # the reentrant kind wants an input with a gradient
+    for reentrant in (False, True):
+        again = gradients_of(
+            module,
+            lambda: checkpoint(module, x, use_reentrant=reentrant).square().mean(),
+        )
+        assert all(map(torch.equal, again, term))
+    compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
+    for got, want in zip(gradients_of(module, lambda: compiled(x).square().mean()), term):
+        torch.testing.assert_close(got, want)
+    twell.set_l1(module, 0.0)
+    assert all(map(torch.equal, gradients_of(module, plain), none))
+    assert not torch.equal(none[0], term[0])
+    with pytest.raises(ValueError, match="has no GatedFfn layer"):
+        twell.set_l1(nn.Linear(2, 2), 1.0)
 
 
 def test_changed_weights_are_seen() -> None:
