@@ -54,16 +54,25 @@ void require_pattern(const char* operation, const FfnPatternView& pattern) {
   };
   if (pattern.offsets[0] != 0) refuse("offsets", 0);
   for (std::int64_t r = 0; r < pattern.rows; ++r) {
-    const std::int64_t begin = pattern.offsets[r];
-    const std::int64_t count = pattern.offsets[r + 1] - begin;
+    const std::int64_t count = pattern.offsets[r + 1] - pattern.offsets[r];
     if (count < 0 || count > pattern.hidden) refuse("offsets", r);
-    std::int32_t before = -1;
-    for (std::int64_t i = begin; i < begin + count; ++i) {
-      if (pattern.neurons[i] <= before || pattern.neurons[i] >= pattern.hidden)
-        refuse("neurons", r);
-      before = pattern.neurons[i];
-    }
   }
+  // Without an early exit, so that the comparisons are vectors.
+  const auto ascends = [&pattern](std::int64_t r) {
+    const std::int32_t* neurons = pattern.neurons + pattern.offsets[r];
+    const std::int64_t count = pattern.offsets[r + 1] - pattern.offsets[r];
+    if (count == 0) return true;
+    int wrong = 0;
+    for (std::int64_t i = 1; i < count; ++i) wrong |= neurons[i] <= neurons[i - 1];
+    return wrong == 0 && neurons[0] >= 0 && neurons[count - 1] < pattern.hidden;
+  };
+  std::int64_t first = pattern.rows;
+  const int threads = cpu_context().threads();
+#pragma omp parallel for num_threads(threads) schedule(static) reduction(min : first)
+  for (std::int64_t r = 0; r < pattern.rows; ++r) {
+    if (!ascends(r)) first = std::min(first, r);
+  }
+  if (first < pattern.rows) refuse("neurons", first);
 }
 
 struct Backward {
