@@ -56,7 +56,7 @@ class _WithL1(torch.autograd.Function):
 
     @staticmethod
     def forward(y: Tensor, l1: Tensor, weight: Tensor) -> Tensor:
-        return y.view_as(y)
+        return y.detach()  # not a view, which could not be changed in place
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -56,8 +56,7 @@ class GatedFfn(nn.Module):
         """If set, a forward pass with gradients leaves its L1 term in ``l1``."""
         self.l1_weight: float | Tensor = 0.0
         """Where not 0, backward adds this times the L1 term to the loss, which need not hold it;
-        ``l1`` is then for logging, without a gradient. A tensor may change without a new trace of
-        torch.compile. See :func:`set_l1`."""
+        ``l1`` is then for logging, without a gradient. See :func:`set_l1`."""
         self.l1: Tensor | None = None
         self._frozen = False
         self._axis: Tensor | None = None
@@ -272,13 +271,17 @@ def set_l1(model: nn.Module, coefficient: float | Tensor) -> None:
     """Backward of the model adds ``coefficient`` times the mean of its GatedFfn layers' L1 terms, as
     if the loss held :func:`l1_term`; unlike that, also under activation checkpointing of either
     kind. The term does not pass through the loss, so what scales a loss (gradient accumulation, a
-    gradient scaler) has to scale the coefficient too. 0 ends it.
+    gradient scaler) has to scale the coefficient too. 0 ends it. Call it again to change it: where
+    the coefficient is a tensor, torch.compile then needs no new trace.
 
-    Raises ValueError where the model has no such layer.
+    Raises ValueError where the model has no such layer that is trained.
     """
-    layers = [m for m in model.modules() if isinstance(m, GatedFfn)]
+    layers = [m for m in model.modules() if isinstance(m, GatedFfn) and not m.frozen]
     if not layers:
-        raise ValueError("set_l1: the model has no GatedFfn layer; sparsify() puts them in")
+        raise ValueError(
+            "set_l1: the model has no GatedFfn layer that is not frozen; "
+            "sparsify(model, freeze=False) makes them, thaw() frees a frozen one"
+        )
     for layer in layers:
         layer.l1_weight = coefficient / len(layers)
 

@@ -19,8 +19,10 @@ run_cmake() { "$CMAKE" --fresh --preset "$1" -S "$ROOT"; }
 # Configures only when what it depends on changed; ninja itself follows the CMakeLists.
 configure() {
   local preset=$1 dir=$ROOT/build/$1 key
-  [[ $preset == fuzz ]] || pick_compiler
+  [[ $preset == fuzz || $preset == tsan ]] || pick_compiler
+  # mpicxx: what CMake did not find when it was first asked it does not look for again.
   key="$(hash_of "$ROOT/CMakePresets.json") ${CXX:-} $CMAKE $(readlink -f "$VENV")"
+  key+=" $(command -v mpicxx || true)"
   [[ -f $dir/build.ninja && $(cat "$dir/.configured" 2>/dev/null) == "$key" ]] && return 0
   step "Configure $preset" run_cmake "$preset"
   echo "$key" >"$dir/.configured"

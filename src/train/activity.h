@@ -42,7 +42,7 @@ class ActivityRecorder {
   std::vector<std::int64_t> dead(std::int64_t layer, std::int64_t step, std::int64_t window) const;
   // [layers * hidden_units] step of the last activation, -1: never. Part of a checkpoint.
   std::vector<std::int64_t>& last_fired() { return last_fired_; }
-  // On any of the processes.
+  // The last step in which a neuron fired on any of the processes becomes that of all.
   void share_last_fired(const Processes& processes) { processes.maximum(last_fired_); }
   const std::vector<std::int64_t>& last_fired() const { return last_fired_; }
 

@@ -21,9 +21,10 @@ std::int64_t count_in(const char* variable) {
   return value == nullptr ? 1 : std::max(1L, std::strtol(value, nullptr, 10));
 }
 
-// Open MPI's, and the one that MPICH, Intel's MPI and Slurm set.
+// Of Open MPI, of MPICH and Intel's MPI, and of Slurm's srun, which starts programs of any MPI.
 std::int64_t started_by_mpi() {
-  return std::max(count_in("OMPI_COMM_WORLD_SIZE"), count_in("PMI_SIZE"));
+  return std::max(
+      {count_in("OMPI_COMM_WORLD_SIZE"), count_in("PMI_SIZE"), count_in("SLURM_STEP_NUM_TASKS")});
 }
 
 #ifdef TWELL_MPI
@@ -65,14 +66,15 @@ Processes Processes::started() {
     MPI_Comm_size(MPI_COMM_WORLD, &count);
     // One each: of another MPI than the one that was linked.
     if (count > 1) return {rank, count};
-    throw Error(ErrorKind::unsupported, "mpirun",
-                "is of another MPI than this program: use the mpirun of the one it was built with");
+    throw Error(ErrorKind::unsupported, "mpirun or srun",
+                "started several processes that do not find each other: it is of another MPI than "
+                "the one this program was built with (srun: see --mpi)");
   }
   if (count_in("WORLD_SIZE") > 1) {
     throw Error(ErrorKind::unsupported, "WORLD_SIZE",
                 "is set, as by torchrun, but processes find each other by MPI here: start them "
                 "with mpirun -n " +
-                    std::to_string(count_in("WORLD_SIZE")));
+                    std::to_string(count_in("WORLD_SIZE")) + ", or unset it");
   }
   return {};
 }
@@ -111,9 +113,9 @@ Processes Processes::started() {
   const std::int64_t count = std::max(started_by_mpi(), count_in("WORLD_SIZE"));
   if (count == 1) return {};
   throw Error(ErrorKind::unsupported, "training",
-              std::to_string(count) +
-                  " processes were started, but this build has no MPI: install libopenmpi-dev and "
-                  "openmpi-bin, and build again");
+              "the environment asks for " + std::to_string(count) +
+                  " processes, but this build has no MPI: install libopenmpi-dev and openmpi-bin, "
+                  "and build again");
 }
 
 // Alone always.

@@ -40,9 +40,9 @@ class Processes {
   }
   void wait_for_all() const;
 
-  // To be called where an error ends this process. An error that all processes meet is told by the
-  // first: the others return two seconds later, which they do not live to see, since the exit of
-  // the first ends them; as the exit of any of them ends the rest.
+  // To be called where an error ends this process: its exit then ends the others. The first returns
+  // at once. The others wait for two seconds, so that an error which all meet is told once, by the
+  // first, whose exit ends them.
   void failed() const;
 
  private:

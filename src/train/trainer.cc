@@ -37,7 +37,7 @@ Recipe checked(const Recipe& recipe, const Model& model, const Processes& proces
                      processes.count(), processes.count(), recipe.accumulation));
   }
   if (!processes.alone() && !model.device().is_cpu()) {
-    fail("recipe", "several processes train on CPUs only");
+    fail("recipe", "several processes train on CPUs only: use --device cpu, or one process");
   }
   const io::ModelConfig& config = model.config();
   if (recipe.context > config.max_position_embeddings) {
@@ -299,8 +299,8 @@ std::vector<LayerActivity> Trainer::activity() const {
 }
 
 void Trainer::check_processes() const {
+  if (processes_.alone()) return;
   for (const OptimizedParameter& p : optimizer_->parameters()) {
-    if (processes_.alone()) return;
     // Of the values' bits: it does not depend on the order.
     const auto own = p.master.view(at::kInt).sum().item<std::int64_t>();
     std::int64_t differs = own != processes_.of_first(own) ? processes_.rank() : 0;

@@ -54,7 +54,7 @@ def test_a_run_and_the_same_again(tmp_path, program):
         ElementTree.parse(out / f"{chart}.svg")
     # No text is both trained on and measured with.
     joined = (out / "train.txt").read_text() + (out / "held-out.txt").read_text()
-    assert joined == text.read_text()
+    assert joined == text.read_text() + "\n"
     before = {p: p.stat().st_mtime_ns for p in out.glob("*.*.json")}
     assert reproduce(*command).returncode == 0
     assert before == {p: p.stat().st_mtime_ns for p in out.glob("*.*.json")}

@@ -66,6 +66,7 @@ def test_l1_weight_is_the_term_in_the_loss(weight: float | Tensor) -> None:
     module.collect_l1 = True
     term = gradients_of(module, lambda: plain() + 0.25 * twell.l1_term(module))
     twell.set_l1(module, weight)
+    module(x).add_(1.0)  # as a residual may be
     assert all(map(torch.equal, gradients_of(module, plain), term))
     assert not module.l1.requires_grad and module.l1 > 0
     x.requires_grad_()  # the reentrant kind wants an input with a gradient
@@ -81,8 +82,9 @@ def test_l1_weight_is_the_term_in_the_loss(weight: float | Tensor) -> None:
     twell.set_l1(module, 0.0)
     assert all(map(torch.equal, gradients_of(module, plain), none))
     assert not torch.equal(none[0], term[0])
-    with pytest.raises(ValueError, match="has no GatedFfn layer"):
-        twell.set_l1(nn.Linear(2, 2), 1.0)
+    for model in (nn.Linear(2, 2), module_of(layer).freeze()):
+        with pytest.raises(ValueError, match="has no GatedFfn layer that is not frozen"):
+            twell.set_l1(model, 1.0)
 
 
 def test_changed_weights_are_seen() -> None:
