@@ -29,11 +29,10 @@ class Run {
   explicit Run(const TrainRun& run) : run_(run), processes_(run.processes) {
     if (processes_.first()) directory_.emplace(run.out);
     processes_.wait_for_all();
-    if (!directory_) directory_.emplace(run.out);
   }
 
   TrainResult execute() {
-    const auto latest = directory_->latest();
+    const auto latest = latest_checkpoint(run_.out);
     if (run_.resume && !latest) {
       io::fail_argument("train", "resume: {} holds no checkpoint", run_.out.string());
     }
@@ -230,7 +229,8 @@ class Run {
     result_.seconds = since(begin_);
     const auto tokens = static_cast<double>(steps_here() * trainer_->recipe().tokens_per_step());
     if (step_seconds_ > 0.0) result_.tokens_per_s = tokens / step_seconds_;
-    if (result_.checkpoint.empty()) result_.checkpoint = directory_->latest().value_or(run_.out);
+    if (result_.checkpoint.empty())
+      result_.checkpoint = latest_checkpoint(run_.out).value_or(run_.out);
     return result_;
   }
 

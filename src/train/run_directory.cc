@@ -2,10 +2,12 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -21,6 +23,7 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kTemporary = ".twell-tmp";
 constexpr std::string_view kLatest = "latest";
+constexpr std::string_view kLock = ".lock";
 
 void sync_directory(const fs::path& path) {
   const int descriptor = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -83,17 +86,64 @@ RunDirectory::RunDirectory(fs::path path) : path_(std::move(path)) {
   std::error_code error;
   fs::create_directories(path_, error);
   check(error, path_, "cannot make the directory");
+  const auto link = fs::symlink_status(path_ / kLatest, error);
+  if (fs::exists(link) && !fs::is_symlink(link)) {
+    io::fail_file((path_ / kLatest).string(),
+                  "is no link to a checkpoint, as if copied; the checkpoints are beside it, in "
+                  "step-*: remove it");
+  }
+  lock();
   for (const auto& entry : fs::directory_iterator(path_)) {
     const std::string name = entry.path().filename().string();
     if (name.starts_with(".step-") && name.ends_with(kTemporary)) fs::remove_all(entry.path());
   }
 }
 
-std::optional<fs::path> RunDirectory::latest() const {
+RunDirectory::~RunDirectory() {
+  if (lock_ >= 0) ::close(lock_);
+}
+
+// The kernel drops the lock when the process ends, however it does.
+void RunDirectory::lock() {
+  const std::string file = (path_ / kLock).string();
+  lock_ = ::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  if (lock_ < 0) io::fail_file(file, "cannot be opened: {}", io::system_reason(errno));
+  char name[256] = {};
+  if (::flock(lock_, LOCK_EX | LOCK_NB) != 0) {
+    const int reason = errno;
+    const auto length = ::read(lock_, name, sizeof(name) - 1);
+    ::close(lock_);
+    if (reason != EWOULDBLOCK) {
+      io::fail_file(file, "cannot be locked: {}", io::system_reason(reason));
+    }
+    io::fail_file(path_.string(), "{} trains here: wait for its end, or choose another directory",
+                  length > 0 ? name : "another process");
+  }
+  char host[128] = {};
+  ::gethostname(host, sizeof(host) - 1);
+  const std::string own = fmt::format("process {} on {}", ::getpid(), host);
+  if (::ftruncate(lock_, 0) != 0 ||
+      ::pwrite(lock_, own.data(), own.size(), 0) != static_cast<::ssize_t>(own.size())) {
+    const int reason = errno;
+    ::close(lock_);
+    io::fail_file(file, "cannot be written: {}", io::system_reason(reason));
+  }
+}
+
+std::optional<fs::path> latest_checkpoint(const fs::path& run) {
   std::error_code error;
-  const fs::path target = fs::read_symlink(path_ / kLatest, error);
-  if (error || !fs::is_directory(path_ / target)) return std::nullopt;
-  return path_ / target;
+  std::int64_t most = -1;
+  std::optional<fs::path> out;
+  for (const auto& entry : fs::directory_iterator(run, error)) {
+    const std::string name = entry.path().filename().string();
+    if (!is_step_name(name) || !fs::exists(entry.path() / "config.json", error)) continue;
+    const std::int64_t step = std::strtoll(name.c_str() + 5, nullptr, 10);
+    if (step > most) {
+      most = step;
+      out = entry.path();
+    }
+  }
+  return out;
 }
 
 fs::path RunDirectory::add(std::int64_t step, std::int64_t keep,
@@ -112,6 +162,7 @@ fs::path RunDirectory::add(std::int64_t step, std::int64_t keep,
   check(error, path_ / kLatest, "cannot replace the symbolic link");
   sync_directory(path_);
 
+  // A run begins in a directory without checkpoints: all that are here are its own.
   std::vector<std::string> others;
   for (const auto& entry : fs::directory_iterator(path_)) {
     const std::string other = entry.path().filename().string();
@@ -129,7 +180,7 @@ fs::path RunDirectory::add(std::int64_t step, std::int64_t keep,
 fs::path resolve_model_directory(const fs::path& path) {
   std::error_code error;
   if (fs::exists(path / "config.json", error)) return path;
-  return fs::is_directory(path / kLatest, error) ? path / kLatest : path;
+  return latest_checkpoint(path).value_or(path);
 }
 
 }  // namespace twell::lm

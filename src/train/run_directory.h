@@ -2,7 +2,10 @@
 //
 //   log.jsonl                  one line per group of steps
 //   step-00000200/             a Hugging Face directory; trainer/ inside it: what resuming needs
-//   latest -> step-00000200    always a whole checkpoint, whenever the process was killed
+//   latest -> step-00000200    the newest, for people; nothing here reads it
+//   .lock                      locked by the process that trains here
+//
+// A checkpoint is there whole or not at all, whenever the process was killed.
 #pragma once
 
 #include <cstdint>
@@ -31,25 +34,35 @@ class AtomicDirectory {
   bool committed_ = false;
 };
 
+// Of the one process that trains in it.
 class RunDirectory {
  public:
-  // Made if absent; what a killed process left half-written is removed.
+  // Made if absent, and locked until this object or its process ends; then what a killed process
+  // left half-written is removed. Throws Error (environment) where another process has the lock,
+  // naming it, and where `latest` is no link, as a copy that follows links makes it.
   explicit RunDirectory(std::filesystem::path path);
+  ~RunDirectory();
+  RunDirectory(const RunDirectory&) = delete;
+  RunDirectory& operator=(const RunDirectory&) = delete;
 
   const std::filesystem::path& path() const { return path_; }
   std::filesystem::path log() const { return path_ / "log.jsonl"; }
-  // What `latest` points to; none before the first checkpoint.
-  std::optional<std::filesystem::path> latest() const;
   // Lets `save` write the checkpoint of this step, points `latest` to it and only then removes all
   // but the newest `keep` checkpoints. A step that is already there is kept as it is.
   std::filesystem::path add(std::int64_t step, std::int64_t keep,
                             const std::function<void(const std::filesystem::path&)>& save);
 
  private:
+  void lock();
+
   std::filesystem::path path_;
+  int lock_ = -1;
 };
 
-// For commands that read models: the latest checkpoint of a run directory, anything else unchanged.
+// The checkpoint of the most steps in a run directory, whoever trains there; none if there is none.
+std::optional<std::filesystem::path> latest_checkpoint(const std::filesystem::path& run);
+
+// For commands that read models: latest_checkpoint() of a run directory, anything else unchanged.
 std::filesystem::path resolve_model_directory(const std::filesystem::path& path);
 
 }  // namespace twell::lm

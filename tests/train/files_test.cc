@@ -1,5 +1,6 @@
 // What training keeps on disk, apart from the trainer's state: token cache, log, run directory,
 // learnt tokenizer.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -226,14 +227,14 @@ TEST(TrainLogTest, DropsWhatAResumedRunWritesAgain) {
 TEST(RunDirectoryTest, LatestPointsToAWholeCheckpoint) {
   const Scratch scratch;
   RunDirectory run(scratch.path() / "run");
-  EXPECT_FALSE(run.latest());
+  EXPECT_FALSE(latest_checkpoint(run.path()));
   const auto save = [](const fs::path& path) {
     AtomicDirectory directory(path);
     io::write_file_atomically(directory.temporary() / "config.json", "{}");
     directory.commit();
   };
   run.add(5, 1, save);
-  EXPECT_EQ(run.latest()->filename(), "step-00000005");
+  EXPECT_EQ(latest_checkpoint(run.path())->filename(), "step-00000005");
   EXPECT_THROW(run.add(10, 1,
                        [](const fs::path& path) {
                          AtomicDirectory directory(path);
@@ -241,15 +242,16 @@ TEST(RunDirectoryTest, LatestPointsToAWholeCheckpoint) {
                          throw Error(ErrorKind::environment, "disk", "full");
                        }),
                Error);
-  EXPECT_EQ(run.latest()->filename(), "step-00000005");
-  EXPECT_TRUE(fs::exists(*run.latest() / "config.json"));
+  EXPECT_EQ(latest_checkpoint(run.path())->filename(), "step-00000005");
+  EXPECT_TRUE(fs::exists(*latest_checkpoint(run.path()) / "config.json"));
   run.add(10, 2, save);
-  EXPECT_EQ(run.latest()->filename(), "step-00000010");
+  EXPECT_EQ(latest_checkpoint(run.path())->filename(), "step-00000010");
   EXPECT_TRUE(fs::exists(run.path() / "step-00000005"));
   run.add(15, 1, save);
   EXPECT_FALSE(fs::exists(run.path() / "step-00000005"));
   EXPECT_FALSE(fs::exists(run.path() / "step-00000010"));
-  EXPECT_EQ(resolve_model_directory(run.path()), run.path() / "latest");
+  EXPECT_EQ(fs::read_symlink(run.path() / "latest"), "step-00000015");
+  EXPECT_EQ(resolve_model_directory(run.path()), run.path() / "step-00000015");
   EXPECT_EQ(resolve_model_directory(run.path() / "latest"), run.path() / "latest");
 }
 
@@ -258,7 +260,35 @@ TEST(RunDirectoryTest, RemovesWhatAKilledProcessLeft) {
   fs::create_directories(scratch.path() / ".step-00000007.twell-tmp" / "trainer");
   const RunDirectory run(scratch.path());
   EXPECT_FALSE(fs::exists(scratch.path() / ".step-00000007.twell-tmp"));
-  EXPECT_FALSE(run.latest());
+  EXPECT_FALSE(latest_checkpoint(run.path()));
+}
+
+// Tools that copy drop links, or follow them.
+TEST(RunDirectoryTest, FindsCheckpointsWithoutTheirLink) {
+  const Scratch scratch;
+  for (const char* name :
+       {"step-00000002", "step-00000010", "step-100000000", "latest", "step-9x"}) {
+    fs::create_directories(scratch.path() / name);
+    if (name != std::string("step-100000000")) {
+      io::write_file_atomically(scratch.path() / name / "config.json", "{}");
+    }
+  }
+  EXPECT_EQ(resolve_model_directory(scratch.path()), scratch.path() / "step-00000010");
+  EXPECT_TRUE(contains(message_of([&] { RunDirectory run(scratch.path()); }), "is no link"));
+  fs::remove_all(scratch.path() / "latest");
+  const RunDirectory run(scratch.path());
+  EXPECT_EQ(latest_checkpoint(run.path()), scratch.path() / "step-00000010");
+}
+
+TEST(RunDirectoryTest, HasOneOwner) {
+  const Scratch scratch;
+  {
+    const RunDirectory run(scratch.path());
+    const std::string message = message_of([&] { RunDirectory other(scratch.path()); });
+    EXPECT_TRUE(contains(message, fmt::format("process {} on ", getpid()))) << message;
+    EXPECT_TRUE(contains(message, "trains here")) << message;
+  }
+  const RunDirectory again(scratch.path());
 }
 
 TEST(RunDirectoryTest, DoesNotOverwriteADirectory) {
