@@ -17,12 +17,13 @@
 namespace twell::lm {
 namespace {
 
-// Logits of one piece of the loss: 16 M values, 64 MB in fp32. Each piece adds to the whole
-// gradient of the head; against pieces of 4 M, head and loss take 3.7 s instead of 4.7 s at 2048
-// tokens and 49,152 entries of 2048. 64 M on a GPU, where a piece has to be worth starting its
-// kernels.
-constexpr std::int64_t kLogitsPerChunk = std::int64_t{1} << 24;
-constexpr std::int64_t kDeviceLogitsPerChunk = std::int64_t{1} << 26;
+// Logits of one piece of the loss: 128 M values, 256 MB in bf16. Each piece adds to the whole
+// gradient of the head, 200 MB for 49,152 entries of 2048: 2048 tokens are one piece there.
+constexpr std::int64_t kLogitsPerPiece = std::int64_t{1} << 27;
+// Of these, what becomes probabilities at a time: 16 MB in fp32 stay in a cache. 64 M on a GPU,
+// where it has to be worth starting kernels.
+constexpr std::int64_t kProbabilities = std::int64_t{1} << 22;
+constexpr std::int64_t kDeviceProbabilities = std::int64_t{1} << 26;
 
 [[noreturn]] void fail(const char* what, const std::string& message) {
   throw Error(ErrorKind::invalid_argument, what, message);
@@ -66,6 +67,25 @@ std::pair<at::Tensor, at::Tensor> read_windows(const TokenStream& tokens,
                 {data + i * (context + 1), static_cast<std::size_t>(context + 1)});
   }
   return {ids.narrow(1, 0, context).contiguous(), ids.narrow(1, 1, context).reshape({-1})};
+}
+
+// Adds the cross entropy of `logits` [N, V] to `sum` (fp64, []), in fp32 over some rows at a time.
+// If `gradient_scale` is not 0, puts its gradient times that in their place.
+void cross_entropy(const at::Tensor& logits, const at::Tensor& targets, double gradient_scale,
+                   const at::Tensor& sum) {
+  const at::NoGradGuard no_grad;
+  const std::int64_t some = std::max<std::int64_t>(
+      1, (logits.is_cpu() ? kProbabilities : kDeviceProbabilities) / logits.size(1));
+  for (std::int64_t begin = 0; begin < logits.size(0); begin += some) {
+    const std::int64_t count = std::min(some, logits.size(0) - begin);
+    const at::Tensor rows = logits.narrow(0, begin, count);
+    const at::Tensor wanted = targets.narrow(0, begin, count).unsqueeze(1);
+    const at::Tensor p = at::log_softmax(rows.to(at::kFloat), 1);
+    sum.sub_(p.gather(1, wanted).sum(at::kDouble));
+    if (gradient_scale == 0.0) continue;
+    p.exp_().scatter_add_(1, wanted, at::full({count, 1}, -1.0, p.options()));
+    rows.copy_(p.mul_(gradient_scale));
+  }
 }
 
 }  // namespace
@@ -211,7 +231,7 @@ double Trainer::micro_batch() {
   const at::Tensor hidden = model_->final_norm(last).flatten(0, 1);  // [B * S, D]
   at::Tensor grad;
   const double ce =
-      loss_in_chunks(hidden, targets, 1.0 / static_cast<double>(recipe_.tokens_per_step()), &grad);
+      loss_in_pieces(hidden, targets, 1.0 / static_cast<double>(recipe_.tokens_per_step()), &grad);
   // Nothing is gained from the gradient of a broken loss; step() reports it.
   if (!std::isfinite(ce)) return ce;
   hidden.backward(grad);
@@ -244,30 +264,28 @@ void Trainer::backward_blocks(const at::Tensor& tokens, std::vector<at::Tensor>&
   model_->embed(tokens).backward(grad);
 }
 
-// Logits, loss and the head's gradient piece by piece, so that [B * S, V] is never held. Returns
-// the sum of the tokens' losses times `grad_scale`; *grad, if wanted, is the gradient of `hidden`.
-double Trainer::loss_in_chunks(const at::Tensor& hidden, const at::Tensor& targets,
+// Logits, loss and the head's gradient piece by piece, so that [B * S, V] is held once at most, in
+// the compute type. Returns the sum of the tokens' losses times `grad_scale`; *grad, if wanted, is
+// the gradient of `hidden`.
+double Trainer::loss_in_pieces(const at::Tensor& hidden, const at::Tensor& targets,
                                double grad_scale, at::Tensor* grad) {
   const Stopwatch watch(times_ != nullptr ? &times_->head_and_loss : nullptr);
   const std::int64_t rows = hidden.size(0);
-  const std::int64_t logits_per_chunk = hidden.is_cpu() ? kLogitsPerChunk : kDeviceLogitsPerChunk;
-  const std::int64_t chunk =
-      std::max<std::int64_t>(64, logits_per_chunk / std::max<std::int64_t>(1, config().vocab_size));
+  const std::int64_t piece =
+      std::max<std::int64_t>(64, kLogitsPerPiece / std::max<std::int64_t>(1, config().vocab_size));
   if (grad != nullptr) *grad = at::empty_like(hidden, at::MemoryFormat::Contiguous).detach();
-  const at::Tensor scale =
-      at::scalar_tensor(grad_scale, at::TensorOptions(at::kFloat).device(hidden.device()));
   const at::Tensor wanted = targets.to(hidden.device());
   // On the device, and read once: every reading would wait for it.
-  const at::Tensor sum = at::zeros({}, scale.options().dtype(at::kDouble));
-  for (std::int64_t begin = 0; begin < rows; begin += chunk) {
-    const std::int64_t count = std::min(chunk, rows - begin);
+  const at::Tensor sum = at::zeros({}, hidden.options().dtype(at::kDouble).requires_grad(false));
+  for (std::int64_t begin = 0; begin < rows; begin += piece) {
+    const std::int64_t count = std::min(piece, rows - begin);
     const at::Tensor part = hidden.detach().narrow(0, begin, count).requires_grad_(grad != nullptr);
-    const at::Tensor logits = model_->head(part).to(at::kFloat);
-    const at::Tensor loss =
-        at::cross_entropy_loss(logits, wanted.narrow(0, begin, count), {}, at::Reduction::Sum);
-    sum.add_(loss.detach());
+    const at::Tensor logits = model_->head(part);
+    // In place: backward of a linear layer does not read what it returned.
+    const at::Tensor values = logits.detach();
+    cross_entropy(values, wanted.narrow(0, begin, count), grad != nullptr ? grad_scale : 0.0, sum);
     if (grad == nullptr) continue;
-    loss.backward(scale);
+    logits.backward(values);
     const torch::NoGradGuard no_grad;
     grad->narrow(0, begin, count).copy_(part.grad());
   }
@@ -288,7 +306,7 @@ std::optional<double> Trainer::validation_loss() {
     }
     const auto [tokens, targets] = read_windows(data_.tokens, begins, recipe_.context);
     const at::Tensor hidden = model_->final_norm(forward_blocks(tokens, nullptr)).flatten(0, 1);
-    sum += loss_in_chunks(hidden, targets, scale, nullptr);
+    sum += loss_in_pieces(hidden, targets, scale, nullptr);
   }
   processes_.sum({&sum, 1});
   return sum;

@@ -97,7 +97,7 @@ class Trainer {
   double micro_batch();
   at::Tensor forward_blocks(const at::Tensor& tokens, std::vector<at::Tensor>* inputs);
   void backward_blocks(const at::Tensor& tokens, std::vector<at::Tensor>& inputs, at::Tensor grad);
-  double loss_in_chunks(const at::Tensor& hidden, const at::Tensor& targets, double grad_scale,
+  double loss_in_pieces(const at::Tensor& hidden, const at::Tensor& targets, double grad_scale,
                         at::Tensor* grad);
   std::int64_t revive();
   void copy_masters();

@@ -178,6 +178,35 @@ TEST(TrainerTest, RevivedNeuronsFireAgain) {
   EXPECT_GE(alive, revived / 2);
 }
 
+// Against autograd through all logits at once: a text of four windows is the batch, in any order.
+TEST(TrainerTest, LossAndGradientAreThoseOfTheMeanCrossEntropy) {
+  Recipe recipe = tiny_recipe();
+  recipe.l1 = 0.0;
+  TrainingData data = test::tiny_data();
+  std::vector<std::int64_t> ids(4 * 16 + 1);
+  data.tokens.read(0, ids);
+  data.tokens = TokenStream(std::vector<std::int32_t>(ids.begin(), ids.end()));
+  data.validation_fraction = 0.0;
+  const auto model = make_model(tiny_config(), at::kFloat, recipe.seed);
+  const at::Tensor stream = at::tensor(ids, at::kLong);
+  const at::Tensor tokens = stream.narrow(0, 0, 64).view({4, 16});
+  at::Tensor x = model->embed(tokens);
+  for (std::int64_t layer = 0; layer < model->layers(); ++layer) x = model->block(layer, x);
+  const at::Tensor logits = model->head(model->final_norm(x).flatten(0, 1));
+  const at::Tensor loss = at::cross_entropy_loss(logits, stream.narrow(0, 1, 64));
+  loss.backward();
+  double squares = 0.0;
+  for (const auto& [name, parameter] : model->parameters()) {
+    squares += parameter.grad().square().sum(at::kDouble).item<double>();
+  }
+  Trainer trainer(make_model(tiny_config(), at::kFloat, recipe.seed), recipe, data);
+  const StepResult result = trainer.step();
+  // The same sums in another order, of 96 neurons, 64 entries, 64 tokens.
+  const double relative = std::ldexp(96.0, -24);
+  EXPECT_NEAR(result.ce, loss.item<double>(), result.ce * relative);
+  EXPECT_NEAR(result.grad_norm, std::sqrt(squares), result.grad_norm * 4 * relative);
+}
+
 TEST(TrainerTest, AccumulationIsOneLargerBatch) {
   Recipe large = tiny_recipe(), small = tiny_recipe();
   large.micro_batch = 8;
