@@ -248,13 +248,9 @@ class Run {
 }  // namespace
 
 TrainResult run_training(const TrainRun& run) {
-  std::error_code ignored;
-  const bool existed = fs::exists(run.out, ignored);
   try {
     return Run(run).execute();
   } catch (...) {
-    // Where nothing came of it; a directory with anything in it stays.
-    if (!existed) fs::remove(run.out, ignored);
     run.processes.failed();
     throw;
   }

@@ -3,11 +3,13 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
+#include <iterator>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -84,7 +86,7 @@ void AtomicDirectory::commit() {
 
 RunDirectory::RunDirectory(fs::path path) : path_(std::move(path)) {
   std::error_code error;
-  fs::create_directories(path_, error);
+  made_ = fs::create_directories(path_, error);
   check(error, path_, "cannot make the directory");
   const auto link = fs::symlink_status(path_ / kLatest, error);
   if (fs::exists(link) && !fs::is_symlink(link)) {
@@ -100,24 +102,37 @@ RunDirectory::RunDirectory(fs::path path) : path_(std::move(path)) {
 }
 
 RunDirectory::~RunDirectory() {
-  if (lock_ >= 0) ::close(lock_);
+  std::error_code ignored;
+  const auto entries = fs::directory_iterator(path_, ignored);
+  if (made_ && std::distance(begin(entries), end(entries)) == 1) {
+    fs::remove(path_ / kLock, ignored);
+    fs::remove(path_, ignored);
+  }
+  ::close(lock_);
 }
 
 // The kernel drops the lock when the process ends, however it does.
 void RunDirectory::lock() {
   const std::string file = (path_ / kLock).string();
-  lock_ = ::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-  if (lock_ < 0) io::fail_file(file, "cannot be opened: {}", io::system_reason(errno));
-  char name[256] = {};
-  if (::flock(lock_, LOCK_EX | LOCK_NB) != 0) {
-    const int reason = errno;
-    const auto length = ::read(lock_, name, sizeof(name) - 1);
-    ::close(lock_);
-    if (reason != EWOULDBLOCK) {
-      io::fail_file(file, "cannot be locked: {}", io::system_reason(reason));
+  for (bool current = false; !current;) {
+    lock_ = ::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+    if (lock_ < 0) io::fail_file(file, "cannot be opened: {}", io::system_reason(errno));
+    if (::flock(lock_, LOCK_EX | LOCK_NB) != 0) {
+      const int reason = errno;
+      char name[256] = {};
+      const auto length = ::read(lock_, name, sizeof(name) - 1);
+      ::close(lock_);
+      if (reason != EWOULDBLOCK) {
+        io::fail_file(file, "cannot be locked: {}", io::system_reason(reason));
+      }
+      io::fail_file(path_.string(), "{} trains here: wait for its end, or choose another directory",
+                    length > 0 ? name : "another process");
     }
-    io::fail_file(path_.string(), "{} trains here: wait for its end, or choose another directory",
-                  length > 0 ? name : "another process");
+    // Not a file that its last owner removed after it was opened here.
+    struct stat opened = {}, named = {};
+    current = ::fstat(lock_, &opened) == 0 && ::stat(file.c_str(), &named) == 0 &&
+              opened.st_ino == named.st_ino && opened.st_dev == named.st_dev;
+    if (!current) ::close(lock_);
   }
   char host[128] = {};
   ::gethostname(host, sizeof(host) - 1);

@@ -39,7 +39,8 @@ class RunDirectory {
  public:
   // Made if absent, and locked until this object or its process ends; then what a killed process
   // left half-written is removed. Throws Error (environment) where another process has the lock,
-  // naming it, and where `latest` is no link, as a copy that follows links makes it.
+  // naming it, and where `latest` is no link, as a copy that follows links makes it. A directory
+  // that was made here and in which nothing came to be goes with this object.
   explicit RunDirectory(std::filesystem::path path);
   ~RunDirectory();
   RunDirectory(const RunDirectory&) = delete;
@@ -56,6 +57,7 @@ class RunDirectory {
   void lock();
 
   std::filesystem::path path_;
+  bool made_ = false;
   int lock_ = -1;
 };
 

@@ -289,6 +289,10 @@ TEST(RunDirectoryTest, HasOneOwner) {
     EXPECT_TRUE(contains(message, "trains here")) << message;
   }
   const RunDirectory again(scratch.path());
+  // Of a run that failed at once nothing stays; of others, what was there.
+  { const RunDirectory failed(scratch.path() / "new"); }
+  EXPECT_FALSE(fs::exists(scratch.path() / "new"));
+  EXPECT_TRUE(fs::exists(scratch.path()));
 }
 
 TEST(RunDirectoryTest, DoesNotOverwriteADirectory) {
