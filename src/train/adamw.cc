@@ -59,13 +59,18 @@ void AdamW::accumulate() {
   }
 }
 
-at::Tensor AdamW::sum_of(const std::string& name) {
+OptimizedParameter& AdamW::parameter(const std::string& name) {
   const auto p = std::ranges::find(parameters_, name, &OptimizedParameter::name);
   if (p == parameters_.end()) {
     throw Error(ErrorKind::invalid_argument, "AdamW", "there is no parameter " + name);
   }
-  if (!p->sum.defined()) p->sum = at::zeros_like(p->master);
-  return p->sum;
+  return *p;
+}
+
+at::Tensor AdamW::sum_of(const std::string& name) {
+  at::Tensor& sum = parameter(name).sum;
+  if (!sum.defined()) sum = at::zeros_like(parameter(name).master);
+  return sum;
 }
 
 void AdamW::sum_gradients(const Processes& processes) {

@@ -40,8 +40,7 @@ class AdamW {
   // After each backward pass of a step with several micro-batches: moves gradients of a type
   // narrower than fp32 into their fp32 sum. (fp32 gradients add up in place.)
   void accumulate();
-  // The fp32 sum of a parameter, zero at first, for whoever adds to it without a gradient. Throws
-  // Error (invalid_argument) where there is no such parameter.
+  // The fp32 sum of a parameter, zero at first, for whoever adds to it without a gradient.
   at::Tensor sum_of(const std::string& name);
   // Adds up the gradients of all processes, in fp32. Where a parameter has one on any of them, it
   // has one on all afterwards.
@@ -54,6 +53,8 @@ class AdamW {
   void update(const Recipe& recipe, double lr, double grad_scale, std::int64_t t);
   void clear_gradients();
 
+  // Throws Error (invalid_argument) where there is no such parameter.
+  OptimizedParameter& parameter(const std::string& name);
   std::vector<OptimizedParameter>& parameters() { return parameters_; }
   const std::vector<OptimizedParameter>& parameters() const { return parameters_; }
 

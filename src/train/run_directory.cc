@@ -86,7 +86,8 @@ void AtomicDirectory::commit() {
 
 RunDirectory::RunDirectory(fs::path path) : path_(std::move(path)) {
   std::error_code error;
-  made_ = fs::create_directories(path_, error);
+  made_ = !fs::exists(path_, error);  // create_directories() does not say so of "run/"
+  fs::create_directories(path_, error);
   check(error, path_, "cannot make the directory");
   const auto link = fs::symlink_status(path_ / kLatest, error);
   if (fs::exists(link) && !fs::is_symlink(link)) {

@@ -349,9 +349,7 @@ std::int64_t Trainer::revive() {
     const auto dead = recorder_.dead(layer, steps_done_, recipe_.dead_window);
     if (dead.empty() || steps_done_ + 1 < recipe_.dead_window) continue;
     const FfnNames names = model_->ffn_names(layer);
-    OptimizedParameter& p =
-        *std::ranges::find(optimizer_->parameters(), names.gate.empty() ? names.up : names.gate,
-                           &OptimizedParameter::name);
+    OptimizedParameter& p = optimizer_->parameter(names.gate.empty() ? names.up : names.gate);
     Random random(recipe_.seed ^ (static_cast<std::uint64_t>(steps_done_ + 1) << 20U) ^
                   static_cast<std::uint64_t>(layer));
     const at::Tensor fresh = at::empty({static_cast<std::int64_t>(dead.size()), p.master.size(1)},

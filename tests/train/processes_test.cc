@@ -17,18 +17,13 @@ namespace {
 using test::contains;
 using test::message_of;
 using test::Scratch;
-using test::tiny_config;
-using test::tiny_data;
 using test::tiny_recipe;
+using test::tiny_trainer;
+using test::with_revivals;
 
 const Processes& both() {
   static const Processes processes = Processes::started();
   return processes;
-}
-
-std::unique_ptr<Trainer> trainer_on(const Processes& processes, const Recipe& recipe) {
-  return std::make_unique<Trainer>(make_model(tiny_config(), at::kFloat, recipe.seed), recipe,
-                                   tiny_data(), processes);
 }
 
 Recipe two_passes() {
@@ -36,17 +31,6 @@ Recipe two_passes() {
   recipe.accumulation = 2;
   // AdamW divides a gradient by its size: where that is a rounding, the step is anything up to lr.
   recipe.eps = 1e-3;
-  return recipe;
-}
-
-Recipe with_revivals() {
-  Recipe recipe = two_passes();
-  // Enough to kill neurons, which are then revived.
-  recipe.peak_lr = 2e-2;
-  recipe.l1 = 10.0;
-  recipe.l1_warmup = 2;
-  recipe.dead_window = 2;
-  recipe.reinit_every = 3;
   return recipe;
 }
 
@@ -83,9 +67,9 @@ TEST(ProcessesTest, SumsAndMaximaReachBoth) {
 TEST(ProcessesTest, TrainWhatOneProcessTrains) {
   Recipe half = two_passes();
   half.compute = ComputeType::bf16;
-  for (const Recipe& recipe : {two_passes(), with_revivals(), half}) {
+  for (const Recipe& recipe : {two_passes(), with_revivals(two_passes()), half}) {
     const double tolerance = recipe.compute == ComputeType::fp32 ? 1e-5 : 2e-3;
-    const auto alone = trainer_on({}, recipe), together = trainer_on(both(), recipe);
+    const auto alone = tiny_trainer(recipe), together = tiny_trainer(recipe, both());
     std::int64_t revived = 0;
     for (int i = 0; i < 12; ++i) {
       const StepResult a = alone->step(), b = together->step();
@@ -113,12 +97,12 @@ TEST(ProcessesTest, TrainWhatOneProcessTrains) {
 
 TEST(ProcessesTest, ACheckpointContinuesOnAnyNumberOfThem) {
   const Scratch own;
-  const Recipe recipe = with_revivals();
-  const auto first = trainer_on(both(), recipe);
+  const Recipe recipe = with_revivals(two_passes());
+  const auto first = tiny_trainer(recipe, both());
   for (int i = 0; i < 4; ++i) first->step();
   // Each its own copy of what only the first would write.
   first->save(own.path() / "step", nullptr);
-  const auto same = trainer_on(both(), recipe), alone = trainer_on({}, recipe);
+  const auto same = tiny_trainer(recipe, both()), alone = tiny_trainer(recipe);
   same->load(own.path() / "step");
   alone->load(own.path() / "step");
   for (int i = 0; i < 3; ++i) {
@@ -134,7 +118,7 @@ TEST(ProcessesTest, ACheckpointContinuesOnAnyNumberOfThem) {
 }
 
 TEST(ProcessesTest, WeightsThatDriftedApartAreAnError) {
-  const auto trainer = trainer_on(both(), two_passes());
+  const auto trainer = tiny_trainer(two_passes(), both());
   trainer->step();
   EXPECT_EQ(message_of([&] { trainer->check_processes(); }), "no error");
   if (!both().first()) {
@@ -150,13 +134,13 @@ TEST(ProcessesTest, WeightsThatDriftedApartAreAnError) {
 TEST(ProcessesTest, EveryOneNeedsAPass) {
   Recipe recipe = two_passes();
   recipe.accumulation = 3;
-  EXPECT_TRUE(contains(message_of([&] { trainer_on(both(), recipe); }),
+  EXPECT_TRUE(contains(message_of([&] { tiny_trainer(recipe, both()); }),
                        "2 processes need a multiple of 2, got 3"));
 }
 
 // What is not finite on one process ends the step on all.
 TEST(ProcessesTest, ABrokenLossIsBrokenForBoth) {
-  const auto trainer = trainer_on(both(), two_passes());
+  const auto trainer = tiny_trainer(two_passes(), both());
   if (!both().first()) {
     const at::NoGradGuard no_grad;
     trainer->model().ffn_parameters(0).down.fill_(std::numeric_limits<float>::infinity());

@@ -56,10 +56,20 @@ inline lm::TrainingData tiny_data(std::uint64_t seed = 5) {
   return {lm::TokenStream(std::move(ids)), 0.1, seed};
 }
 
+// The same with a penalty that kills neurons, which are then revived.
+inline lm::Recipe with_revivals(lm::Recipe recipe) {
+  recipe.peak_lr = 2e-2;
+  recipe.l1 = 10.0;
+  recipe.l1_warmup = 2;
+  recipe.dead_window = 2;
+  recipe.reinit_every = 3;
+  return recipe;
+}
+
 inline std::unique_ptr<lm::Trainer> tiny_trainer(const lm::Recipe& recipe = tiny_recipe(),
-                                                 const io::ModelConfig& config = tiny_config()) {
-  return std::make_unique<lm::Trainer>(lm::make_model(config, at::kFloat, recipe.seed), recipe,
-                                       tiny_data());
+                                                 const lm::Processes& processes = {}) {
+  return std::make_unique<lm::Trainer>(lm::make_model(tiny_config(), at::kFloat, recipe.seed),
+                                       recipe, tiny_data(), processes);
 }
 
 // A run in `directory` on a small text of its own, saving after every step.

@@ -30,6 +30,7 @@ using test::Scratch;
 using test::tiny_config;
 using test::tiny_recipe;
 using test::tiny_trainer;
+using test::with_revivals;
 
 void expect_same_bits(const StepResult& a, const StepResult& b) {
   EXPECT_EQ(a.step, b.step);
@@ -53,15 +54,10 @@ TEST(TrainerTest, TwentyStepsAreTenAndTenResumed) {
   for (const auto compute : {ComputeType::fp32, ComputeType::bf16}) {
     for (const bool recompute : {false, true}) {
       const Scratch scratch;
-      Recipe recipe = tiny_recipe();
+      Recipe recipe = with_revivals(tiny_recipe());  // on both sides of the stop
       recipe.compute = compute;
       recipe.recompute = recompute;
       recipe.accumulation = 2;
-      recipe.peak_lr = 2e-2;
-      recipe.l1 = 10.0;  // enough to kill neurons, which are then revived on both sides of the stop
-      recipe.l1_warmup = 2;
-      recipe.dead_window = 2;
-      recipe.reinit_every = 3;
       const auto whole = tiny_trainer(recipe), first = tiny_trainer(recipe);
       std::vector<StepResult> expected;
       std::int64_t revived[2] = {};
@@ -142,11 +138,8 @@ std::vector<T> saved_values(const std::filesystem::path& saved, const std::strin
 TEST(TrainerTest, RevivedNeuronsFireAgain) {
   constexpr std::int64_t kWidth = 32, kUnits = 96;
   const Scratch scratch;
-  Recipe recipe = tiny_recipe();
-  recipe.peak_lr = 2e-2;
-  recipe.l1 = 10.0;
+  Recipe recipe = with_revivals(tiny_recipe());
   recipe.l1_warmup = 0;
-  recipe.dead_window = 2;
   recipe.reinit_every = 10;
   const auto trainer = tiny_trainer(recipe);
   for (int i = 0; i < 9; ++i) EXPECT_EQ(trainer->step().revived, 0);
