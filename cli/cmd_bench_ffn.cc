@@ -181,7 +181,6 @@ void check_device(const BenchFfnOptions& o) {
 
 void run(BenchFfnOptions& o) {
   check_device(o);
-  check_output_file("--chart", o.chart);
   expand(o);
   for (const double k : o.nnz) {
     if (!(k >= 0 && k <= static_cast<double>(o.hidden))) {
@@ -269,24 +268,26 @@ void add_bench_ffn(CLI::App& bench) {
           ->excludes(gated)
           ->excludes(grid);
   c.add_option("--trace-layer", o->trace_layer, "Only this layer of the trace")
-      ->check(CLI::NonNegativeNumber)
+      ->check(kZeroOrMore)
       ->needs(trace);
-  c.add_option("--chart", o->chart, "Also draw time against density, for each number of tokens")
-      ->type_name("FILE.svg");
+  o->writes(
+      c.add_option("--chart", o->chart, "Also draw time against density, for each number of tokens")
+          ->type_name("FILE.svg"),
+      kChartMark);
   c.add_option("--dtype", o->dtype, "bf16 or f32; on a GPU bf16 or f16")
       ->check(CLI::IsMember({"bf16", "f16", "f32"}));
   c.add_option("--activation", o->activation, "One that yields zeros")
       ->check(CLI::IsMember(activation_names(true)));
-  c.add_option("--threshold", o->threshold, "Of fat_relu")->check(CLI::NonNegativeNumber);
+  c.add_option("--threshold", o->threshold, "Of fat_relu")->check(kZeroOrMore);
   c.add_option(
        "--layers", o->layers,
        "Copies of the layer in memory, used in turns; enough of them and no weight is still "
        "in a cache when its layer comes again")
-      ->check(CLI::Range(1, 64));
-  c.add_option("--repeats", o->repeats, "Timed runs of each side")->check(CLI::Range(1, 1000));
+      ->check(in_range(1, 64));
+  c.add_option("--repeats", o->repeats, "Timed runs of each side")->check(in_range(1, 1000));
   c.add_option("--seconds", o->seconds, "Least length of a timed run")
-      ->check(CLI::Range(0.001, 60.0));
-  c.add_option("--seed", o->seed, "Of weights and inputs");
+      ->check(in_range(0.001, 60.0));
+  add_seed_option(c, o->seed, "Of weights and inputs");
   c.add_flag("--train", o->train, "Forward and backward, against PyTorch's autograd");
   c.add_flag("--peaks", o->peaks, "Also measure the machine's peaks and print the floor");
   add_device_option(c, *o);

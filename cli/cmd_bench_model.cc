@@ -191,9 +191,9 @@ void add_bench_model(CLI::App& bench) {
   c.add_option("--decode-tokens", o->compare.decode_tokens, "Tokens decoded after it")
       ->check(kCounts);
   c.add_option("--repeats", o->compare.measure.repeats, "Timed runs of each side")
-      ->check(CLI::Range(1, 1000));
+      ->check(in_range(1, 1000));
   c.add_option("--seconds", o->compare.measure.min_seconds, "Least length of a timed run")
-      ->check(CLI::Range(0.001, 600.0));
+      ->check(in_range(0.001, 600.0));
   c.add_flag("--reference", o->reference,
              "Also compare both sides with the same weights in fp32 (twice the memory)");
 }

@@ -13,7 +13,7 @@ namespace twell::cli {
 namespace {
 
 struct BenchTrainCommand : CommonOptions {
-  std::string model, text, compute = "auto";
+  std::string model, text;
   lm::Recipe recipe;
   int repeats = 3;
 };
@@ -63,13 +63,13 @@ void print(const BenchTrainCommand& o, const nlohmann::json& json) {
 
 void run(BenchTrainCommand& o) {
   lm::Recipe& recipe = o.recipe;
-  recipe.compute = lm::parse_compute_type(o.compute);
   // Nothing moves, so that the activity stays what it is; the work is that of any other step.
   recipe.peak_lr = recipe.min_lr_ratio = recipe.l1 = 0.0;
   recipe.warmup_steps = 0;
+  recipe.validation_fraction = 0.0;
   std::unique_ptr<lm::Model> model = master_model(o.model);
   const io::ModelConfig config = model->config();
-  lm::TrainingData data{lm::TokenStream(stream(o, config.vocab_size)), 0.0, 0};
+  lm::TrainingData data{lm::TokenStream(stream(o, config.vocab_size)), 0};
   lm::Trainer trainer(std::move(model), recipe, std::move(data));
   o.say("{}: {} layers, D = {}, H = {}, {}, {} threads, {} x {} x {} tokens a step\n", o.model,
         config.num_hidden_layers, config.hidden_size, config.intermediate_size,
@@ -105,8 +105,8 @@ void add_bench_train(CLI::App& bench) {
       ->required()
       ->type_name("DIR");
   c.add_option("--text", o->text, "Text to train on (default: random tokens)")->type_name("FILE");
-  add_step_options(c, r, o->compute);
-  c.add_option("--repeats", o->repeats, "Timed steps of each side")->check(CLI::Range(1, 1000));
+  add_step_options(c, r);
+  c.add_option("--repeats", o->repeats, "Timed steps of each side")->check(in_range(1, 1000));
 }
 
 }  // namespace twell::cli

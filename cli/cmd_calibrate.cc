@@ -25,6 +25,7 @@ std::string crossover(const lm::CostModel& cost, std::int64_t tokens, const FfnS
 }
 
 void run(CalibrateCommand& o) {
+  lm::check_calibration_file();
   measure::keep_freed_memory();
   const FfnShape& size = o.shape;
   const std::string key = lm::machine_key(default_cpu_tier(), o.threads);
@@ -67,14 +68,12 @@ void add_calibrate(CLI::App& app) {
       app, "calibrate",
       "Measure once what --ffn auto chooses by on this machine, and keep it in the cache folder",
       "twell calibrate", run);
-  c.add_option("--hidden", o->shape.width, "Width D of the layer measured")
-      ->check(CLI::PositiveNumber);
-  c.add_option("--ffn", o->shape.hidden, "Hidden units H of the layer measured")
-      ->check(CLI::PositiveNumber);
+  c.add_option("--hidden", o->shape.width, "Width D of the layer measured")->check(kPositive);
+  c.add_option("--ffn", o->shape.hidden, "Hidden units H of the layer measured")->check(kPositive);
   c.add_option("--repeats", o->measure.repeats, "Timed runs of each path and density")
-      ->check(CLI::Range(1, 1000));
+      ->check(in_range(1, 1000));
   c.add_option("--seconds", o->measure.min_seconds, "Least length of a timed run")
-      ->check(CLI::Range(0.001, 60.0));
+      ->check(in_range(0.001, 60.0));
 }
 
 }  // namespace twell::cli

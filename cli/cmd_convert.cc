@@ -4,12 +4,14 @@
 #include <filesystem>
 
 #include "cli/command.h"
+#include "cli/json_out.h"
 #include "cli/model_files.h"
 #include "cli/progress.h"
 #include "cli/table.h"
 #include "engine/neuron_order.h"
 #include "io/file_error.h"
 #include "models/convert.h"
+#include "train/run_directory.h"
 
 namespace twell::cli {
 namespace {
@@ -23,6 +25,7 @@ struct ConvertCommand : CommonOptions {
   std::string out;
   std::string dtype = "auto";
   bool reorder = false;
+  bool allow_unused = false;
   bool keep_all = false;
   std::string text;
   std::int64_t max_tokens = 8192;
@@ -33,8 +36,10 @@ nlohmann::json convert_directory(const ConvertCommand& o) {
   lm::LoadOptions load;
   load.trainable = true;  // keeps every weight as it was stored
   load.dtype = parse_dtype(o.dtype);
+  load.allow_unused = o.allow_unused;
   const auto model = lm::load_model(o.in, load);
-  const fs::path words = o.tokenizer.empty() ? fs::path(o.in) : fs::path(o.tokenizer);
+  const fs::path words =
+      o.tokenizer.empty() ? fs::path(o.in) : lm::resolve_model_directory(o.tokenizer);
   const io::Tokenizer tokenizer = io::Tokenizer::load(words);
   if (!o.reorder) {
     save_model(o.out, model->config(), model->parameters(), tokenizer);
@@ -70,9 +75,8 @@ void run(ConvertCommand& o) {
   if (!fs::exists(o.in)) {
     io::fail_file("--in " + o.in, "does not exist");
   }
-  if (fs::exists(fs::path(o.out) / "config.json")) {
-    io::fail_file("--out " + o.out, "holds a model already; choose another directory");
-  }
+  check_output_directory("--out", o.out);
+  o.in = lm::resolve_model_directory(o.in).string();
   const std::string layout = !o.from.empty() ? o.from : fs::is_directory(o.in) ? "hf" : "llama2c";
   nlohmann::json reordering;
   if (o.reorder && layout == "llama2c") {
@@ -113,6 +117,7 @@ void add_convert(CLI::App& app) {
       ->type_name("PATH");
   c.add_option("--dtype", o->dtype, "bf16, f32 or auto (as stored); of model directories")
       ->check(CLI::IsMember({"bf16", "f32", "auto"}));
+  add_unused_option(c, o->allow_unused);
   CLI::Option* text =
       c.add_option("--text", o->text, "Text to watch the neurons on")->type_name("FILE");
   CLI::Option* reorder = c.add_flag(
@@ -123,7 +128,7 @@ void add_convert(CLI::App& app) {
   text->needs(reorder);
   c.add_flag("--keep-all", o->keep_all, "Leave out no neuron when reordering")->needs(reorder);
   c.add_option("--max-tokens", o->max_tokens, "Tokens of the text to use; 0: all")
-      ->check(CLI::NonNegativeNumber)
+      ->check(kZeroOrMore)
       ->needs(reorder);
   c.add_option("--out", o->out, "Directory to make")->required()->type_name("DIR");
 }

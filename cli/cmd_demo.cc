@@ -59,7 +59,7 @@ lm::TrainRun make_run(const DemoCommand& o) {
   }
   set(run.recipe.context, o.context);
   set(run.recipe.micro_batch, o.batch);
-  set(run.bpe_vocab_size, o.bpe_vocab);
+  set(run.recipe.bpe_vocab, o.bpe_vocab);
   if (o.steps) {
     run.recipe.warmup_steps = std::min(run.recipe.warmup_steps, *o.steps / 10);
     run.recipe.l1_warmup = std::min(run.recipe.l1_warmup, *o.steps / 4);
@@ -81,7 +81,7 @@ lm::TrainResult train(const DemoCommand& o, lm::TrainRun& run, std::vector<lm::L
     return true;
   });
   o.say("  cross entropy {:.2f} -> {:.2f}, {:.1f} of {} hidden units fire per token ({:.1f} %)\n",
-        result.loss_first, result.loss_last, result.nnz_mean, result.hidden_units,
+        *result.loss_first, *result.loss_last, result.nnz_mean, result.hidden_units,
         100 * result.nnz_mean / static_cast<double>(result.hidden_units));
   return result;
 }
@@ -148,8 +148,8 @@ void summarise(const DemoCommand& o, const DemoReport& r) {
   o.say(
       "  A language model of {:.1f} million parameters read {} tokens; its surprise at the next\n"
       "  token (cross entropy) fell from {:.2f} to {:.2f}.\n",
-      static_cast<double>(r.train.parameters) / 1e6, r.train.tokens, r.train.loss_first,
-      r.train.loss_last);
+      static_cast<double>(r.train.parameters) / 1e6, r.train.tokens, *r.train.loss_first,
+      *r.train.loss_last);
   o.say(
       "  It learnt to use {:.1f} of {} hidden units per token and layer: {:.1f} % are exactly "
       "zero.\n",
@@ -251,15 +251,14 @@ void add_demo(CLI::App& app) {
   add_paths_option(c, "--text", o->texts, "Text files to learn from, or directories of them");
   c.add_option("--out", o->out, "Directory to write into; an older demo there is replaced")
       ->type_name("DIR");
-  c.add_option("--minutes", o->minutes, "How long it may take")->check(CLI::Range(0.2, 1440.0));
-  c.add_option("--steps", o->steps, "Train this many steps instead")
-      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 40));
+  c.add_option("--minutes", o->minutes, "How long it may take")->check(in_range(0.2, 1440.0));
+  c.add_option("--steps", o->steps, "Train this many steps instead")->check(kPositive);
   c.add_option("--prompt", o->prompt, "Text to continue (default: the beginning of the text)")
       ->type_name("TEXT");
-  c.add_option("--max-tokens", o->max_tokens, "Tokens to write")->check(CLI::PositiveNumber);
+  c.add_option("--max-tokens", o->max_tokens, "Tokens to write")->check(kPositive);
   c.add_option("--temperature", o->temperature, "0 always takes the likeliest token")
-      ->check(CLI::Range(0.0, 100.0));
-  c.add_option("--seed", o->seed, "Of weights, order and text");
+      ->check(in_range(0.0, 100.0));
+  add_seed_option(c, o->seed, "Of weights, order and text");
   const auto shape = [&c](const char* name, std::optional<std::int64_t>& value, const char* text) {
     c.add_option(name, value, std::string(text) + " (default: of the demo)")
         ->check(kCounts)

@@ -23,7 +23,8 @@ void run_perplexity(EvalCommand& o, lm::Model& model, const io::Tokenizer& token
   lm::PerplexityOptions options;
   options.window = o.window;
   options.on_progress = [&](std::int64_t done, std::int64_t) { progress.update(done); };
-  const lm::Perplexity result = lm::perplexity(model, tokens, options);
+  const lm::Perplexity result =
+      named(o.model, [&] { return lm::perplexity(model, tokens, options); });
   progress.finish();
   const double mean = result.negative_log_likelihood / static_cast<double>(result.tokens);
   o.say("{}: perplexity {:.3f} ({:.4f} nats a token, {} tokens)\n", o.data, result.perplexity(),
@@ -66,7 +67,8 @@ void run_choices(EvalCommand& o, lm::Model& model, const io::Tokenizer& tokenize
   Progress progress("scoring", static_cast<std::int64_t>(requests.size()));
   lm::ScoreOptions options;
   options.on_progress = [&](std::int64_t done, std::int64_t) { progress.update(done); };
-  const auto scores = lm::score_continuations(model, requests, options);
+  const auto scores =
+      named(o.model, [&] { return lm::score_continuations(model, requests, options); });
   progress.finish();
 
   std::size_t at = 0, right = 0, right_by_length = 0;
@@ -125,11 +127,10 @@ void add_eval(CLI::App& app) {
   c.add_option("--data", o->data, "Data file of the task, or a text")
       ->required()
       ->type_name("FILE");
-  c.add_option("--limit", o->limit, "Items (of a text: tokens) to use; 0: all")
-      ->check(CLI::NonNegativeNumber);
+  c.add_option("--limit", o->limit, "Items (of a text: tokens) to use; 0: all")->check(kZeroOrMore);
   c.add_option("--window", o->window,
                "Of perplexity: tokens of a sequence; 0: the model's context, at most 2048")
-      ->check(CLI::NonNegativeNumber);
+      ->check(kZeroOrMore);
   add_ffn_option(c, *o);
   add_dtype_option(c, *o);
   add_device_option(c, *o);

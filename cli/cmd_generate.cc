@@ -20,29 +20,36 @@ struct GenerateCommand : ModelOptions {
   std::uint64_t seed = 1;
 };
 
-std::vector<std::string> prompt_texts(const GenerateCommand& o) {
-  std::vector<std::string> texts = o.prompts;
-  if (!o.prompt_file.empty()) texts.push_back(read_text(o.prompt_file));
-  if (texts.empty()) {
+struct Prompt {
+  std::string source, text;  // source: what messages call it
+};
+
+std::vector<Prompt> prompt_texts(const GenerateCommand& o) {
+  std::vector<Prompt> prompts;
+  for (const std::string& text : o.prompts) prompts.push_back({"--prompt", text});
+  if (!o.prompt_file.empty()) {
+    prompts.push_back({"--prompt-file " + o.prompt_file, read_text(o.prompt_file)});
+  }
+  if (prompts.empty()) {
     io::fail_argument("--prompt", "missing; give a text to continue");
   }
-  return texts;
+  return prompts;
 }
 
-std::vector<std::vector<std::int64_t>> encode_prompts(const std::vector<std::string>& texts,
+std::vector<std::vector<std::int64_t>> encode_prompts(const std::vector<Prompt>& texts,
                                                       const io::Tokenizer& tokenizer,
                                                       std::int64_t context) {
   std::vector<std::vector<std::int64_t>> prompts;
-  for (const std::string& text : texts) {
+  for (const auto& [source, text] : texts) {
     if (text.empty()) {
-      io::fail_argument("--prompt", "is empty; give at least one character to continue");
+      io::fail_argument(source, "is empty; give at least one character to continue");
     }
-    const auto ids = tokenizer.encode(text);
+    const auto ids = encode_file(source, text, tokenizer);
     if (ids.empty()) {
-      io::fail_argument("--prompt", "gives no tokens: the tokenizer knows none of its characters");
+      io::fail_argument(source, "gives no tokens: the tokenizer knows none of its characters");
     }
     if (static_cast<std::int64_t>(ids.size()) > context) {
-      io::fail_argument("--prompt", "has {} tokens, the model's context is {}; shorten the prompt",
+      io::fail_argument(source, "has {} tokens, the model's context is {}; shorten the prompt",
                         ids.size(), context);
     }
     prompts.emplace_back(ids.begin(), ids.end());
@@ -51,7 +58,7 @@ std::vector<std::vector<std::int64_t>> encode_prompts(const std::vector<std::str
 }
 
 void run(GenerateCommand& o) {
-  const std::vector<std::string> texts = prompt_texts(o);
+  const std::vector<Prompt> texts = prompt_texts(o);
   const io::Tokenizer tokenizer = o.tokenizer();
   const auto model = o.open();
   const auto prompts = encode_prompts(texts, tokenizer, model->config().max_position_embeddings);
@@ -63,13 +70,15 @@ void run(GenerateCommand& o) {
   io::StreamDecoder decoder(tokenizer, true);
   options.on_token = [&](std::int64_t, std::int64_t token) {
     if (stream) o.say("{}", decoder.push(static_cast<std::int32_t>(token)));
-    return !measure::interrupted();
+    const bool unread = output_error() != 0 && (o.json.empty() || o.json == "-");
+    return !measure::interrupted() && !unread;
   };
   if (stream) {
     const std::vector<std::int32_t> ids(prompts[0].begin(), prompts[0].end());
     o.say("{}", tokenizer.decode(ids, true));
   }
-  const lm::GenerateResult result = lm::generate(*model, prompts, options);
+  const lm::GenerateResult result =
+      named(o.model, [&] { return lm::generate(*model, prompts, options); });
   if (stream) o.say("{}\n", decoder.finish());
 
   nlohmann::json sequences = nlohmann::json::array();
@@ -78,7 +87,7 @@ void run(GenerateCommand& o) {
     const lm::GeneratedSequence& sequence = result.sequences[i];
     const std::vector<std::int32_t> ids(sequence.tokens.begin(), sequence.tokens.end());
     const std::string text = tokenizer.decode(ids, true);
-    if (!stream) o.say("--- {} ---\n{}{}\n", i + 1, texts[i], text);
+    if (!stream) o.say("--- {} ---\n{}{}\n", i + 1, texts[i].text, text);
     tokens += static_cast<std::int64_t>(ids.size());
     sequences.push_back({{"text", text},
                          {"tokens", ids.size()},
@@ -109,20 +118,18 @@ void add_generate(CLI::App& app) {
       "twell generate --model twell-demo/model --prompt \"Once upon a time\" --max-tokens 64", run);
   add_model_option(c, *o);
   c.add_option("--prompt", o->prompts, "Text to continue; several make a batch")
-      ->expected(1)
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+      ->allow_extra_args(false)
       ->type_name("TEXT")
       ->default_str("");
   c.add_option("--prompt-file", o->prompt_file, "The same from a file")->type_name("FILE");
   c.add_option("--max-tokens", o->max_tokens, "Most new tokens of a text")
-      ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 30));
+      ->check(in_range(0, 1 << 30));
   c.add_option("--temperature", o->temperature, "0 always takes the likeliest token")
-      ->check(CLI::Range(0.0, 100.0));
+      ->check(in_range(0.0, 100.0));
   c.add_option("--top-p", o->top_p, "Only the likeliest tokens that reach this probability")
-      ->check(CLI::Range(1e-6, 1.0));
-  c.add_option("--top-k", o->top_k, "Only the k likeliest tokens; 0: all")
-      ->check(CLI::NonNegativeNumber);
-  c.add_option("--seed", o->seed, "Same seed, same text");
+      ->check(in_range(1e-6, 1.0));
+  c.add_option("--top-k", o->top_k, "Only the k likeliest tokens; 0: all")->check(kZeroOrMore);
+  add_seed_option(c, o->seed, "Same seed, same text");
   add_ffn_option(c, *o);
   add_dtype_option(c, *o);
   add_device_option(c, *o);

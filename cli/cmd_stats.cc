@@ -53,7 +53,6 @@ void run(StatsCommand& o) {
     io::fail_argument("--trace",
                       "needs the gate in memory, which --ffn sparse never has; leave --ffn out");
   }
-  check_output_file("--trace", o.trace);
   const auto model = o.open();
   const auto tokens = read_tokens(o.text, o.tokenizer(), o.max_tokens);
   const double hidden = static_cast<double>(model->config().intermediate_size);
@@ -117,12 +116,13 @@ void add_stats(CLI::App& app) {
   add_model_option(c, *o);
   c.add_option("--text", o->text, "Text file")->required()->type_name("FILE");
   c.add_option("--max-tokens", o->max_tokens, "Tokens of the text to use; 0: all")
-      ->check(CLI::NonNegativeNumber);
+      ->check(kZeroOrMore);
   c.add_option("--window", o->window, "Tokens of a sequence; 0: the model's context, at most 2048")
-      ->check(CLI::NonNegativeNumber);
-  c.add_option("--trace", o->trace,
-               "Also write which neurons fired for which token, for bench ffn --trace")
-      ->type_name("FILE");
+      ->check(kZeroOrMore);
+  o->writes(c.add_option("--trace", o->trace,
+                         "Also write which neurons fired for which token, for bench ffn --trace")
+                ->type_name("FILE"),
+            kTraceMark);
   c.add_flag("--chart", o->chart, "Also draw a bar per layer");
   add_ffn_option(c, *o);
   add_dtype_option(c, *o);

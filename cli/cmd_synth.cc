@@ -9,6 +9,7 @@
 #include <span>
 
 #include "cli/command.h"
+#include "cli/json_out.h"
 #include "cli/model_files.h"
 #include "cli/progress.h"
 #include "cli/table.h"
@@ -96,6 +97,7 @@ std::vector<std::int64_t> sample(const SynthCommand& o, const io::Tokenizer& tok
 }
 
 void run(SynthCommand& o) {
+  check_output_directory("--out", o.out);
   const io::ModelConfig config = make_config(o);
   if (fs::exists(o.out) && !fs::is_empty(o.out)) {
     io::fail_file("--out " + o.out, "is there already; choose another directory or remove it");
@@ -174,12 +176,12 @@ void add_synth(CLI::App& app) {
       ->type_name("FILE");
   c.add_option("--sample-tokens", o->sample_tokens,
                "Tokens: half to calibrate on, half to measure with")
-      ->check(CLI::Range(std::int64_t{2048}, std::int64_t{1} << 20));
+      ->check(in_range(2048, 1 << 20));
   c.add_option("--activation", o->activation, "One that yields zeros")
       ->check(CLI::IsMember(activation_names()));
   c.add_flag("--gated,!--no-gated", o->gated, "With a gate or without");
   c.add_option("--dtype", o->dtype, "bf16 or f32")->check(CLI::IsMember({"bf16", "f32"}));
-  c.add_option("--seed", o->seed, "Of the weights");
+  add_seed_option(c, o->seed, "Of the weights");
   const auto shape = [&c](const char* name, std::optional<std::int64_t>& value, const char* text) {
     c.add_option(name, value, std::string(text) + " (default: of the preset)")
         ->check(kCounts)

@@ -3,12 +3,14 @@
 #include <optional>
 
 #include "cli/command.h"
+#include "cli/json_out.h"
 #include "cli/progress.h"
 #include "cli/table.h"
 #include "io/atomic_file.h"
 #include "io/file_error.h"
 #include "train/bpe_trainer.h"
 #include "train/corpus.h"
+#include "train/run_directory.h"
 
 namespace twell::cli {
 namespace {
@@ -45,8 +47,14 @@ void run(TokenizeCommand& o) {
   }
   const std::vector<fs::path> files =
       lm::find_texts(std::vector<fs::path>(o.texts.begin(), o.texts.end()));
+  for (const fs::path& file : files) {
+    std::error_code ignored;
+    if (!fs::equivalent(file, o.out, ignored)) continue;
+    io::fail_argument("--out", "is one of the texts of --text: {}", file.string());
+  }
   const io::Tokenizer tokenizer =
-      o.learn ? learn_tokenizer(o, files) : io::Tokenizer::load(o.tokenizer);
+      o.learn ? learn_tokenizer(o, files)
+              : io::Tokenizer::load(lm::resolve_model_directory(o.tokenizer));
 
   Progress progress("tokenizing", 100);
   std::uint64_t bytes = 0;
@@ -77,9 +85,10 @@ void add_tokenize(CLI::App& app) {
   c.add_option("--tokenizer", o->tokenizer, "tokenizer.json or a model directory")
       ->type_name("PATH");
   c.add_option("--learn", o->learn, "Learn a byte-level BPE of this size from the texts instead")
-      ->check(CLI::Range(std::int64_t{257}, std::int64_t{1} << 20))
+      ->check(in_range(257, 1 << 20))
       ->type_name("SIZE");
-  c.add_option("--out", o->out, "Token shard to write")->required()->type_name("FILE");
+  o->writes(c.add_option("--out", o->out, "Token shard to write")->required()->type_name("FILE"),
+            kShardMark);
 }
 
 }  // namespace twell::cli

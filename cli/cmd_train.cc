@@ -1,11 +1,13 @@
 // twell train: a sparse language model from text, or a model made sparse.
 #include <filesystem>
+#include <optional>
 
 #include "cli/command.h"
 #include "cli/train_options.h"
 #include "measure/interrupt.h"
 #include "train/run.h"
 #include "train/run_directory.h"
+#include "train/trainer.h"
 
 namespace twell::cli {
 namespace {
@@ -13,7 +15,9 @@ namespace {
 struct TrainCommand : CommonOptions {
   lm::TrainRun run;
   std::vector<std::string> data;
-  std::string out, model, tokenizer, cache, activation, compute = "auto";
+  std::string out, tokenizer, cache, activation;
+  FieldOptions recipe_options, shape_options;
+  std::optional<std::int64_t> extend_to;
   bool warmup_given = false;
 };
 
@@ -27,24 +31,43 @@ nlohmann::json layers_json(const std::vector<lm::LayerActivity>& layers) {
   return out;
 }
 
+// The recipe of the run in --out, with what was given and may change.
+void take_up(TrainCommand& o) {
+  const auto latest = lm::latest_checkpoint(o.out);
+  if (!latest) return;  // run_training() says so
+  lm::TrainRun& run = o.run;
+  run.recipe = resumed_recipe(o.recipe_options, run.recipe, lm::saved_recipe(*latest),
+                              [&](const std::string& change) {
+                                if (run.processes.first()) o.say("Resuming with {}\n", change);
+                              });
+  if (o.extend_to) run.recipe.steps = *o.extend_to;
+  check_shape(o.shape_options, run.config, latest->string());
+}
+
 void run_command(TrainCommand& o) {
   lm::TrainRun& run = o.run;
+  run.processes = lm::Processes::started();
   run.out = o.out;
   run.data.assign(o.data.begin(), o.data.end());
   run.cache = o.cache;
   run.device = o.device;
-  run.recipe.compute = lm::parse_compute_type(o.compute);
-  if (!o.model.empty()) run.model = lm::resolve_model_directory(o.model);
+  if (!run.recipe.model.empty()) {
+    run.recipe.model = std::filesystem::weakly_canonical(run.recipe.model).string();
+  }
   if (!o.tokenizer.empty()) run.tokenizer = lm::resolve_model_directory(o.tokenizer);
   if (!o.activation.empty()) run.activation = io::hidden_act_of(o.activation);
+  if (run.resume) {
+    take_up(o);
+  } else if (!run.recipe.model.empty()) {
+    check_shape(o.shape_options, run.config, lm::resolve_model_directory(run.recipe.model));
+  }
   run.config.max_position_embeddings = run.recipe.context;
   // The paper's warm-up is for long runs.
-  if (!o.warmup_given) {
+  if (!o.warmup_given && !run.resume) {
     run.recipe.warmup_steps = std::min(run.recipe.warmup_steps, run.recipe.steps / 10);
   }
   run.config.hidden_act = run.activation.value_or(io::HiddenAct::relu);
 
-  run.processes = lm::Processes::started();
   // A run that is stopped keeps a checkpoint, so the interrupt must not unwind it.
   const lm::TrainResult result =
       train_with_progress(run, [](const lm::LogRecord&) { return !measure::interrupted(); });
@@ -55,14 +78,18 @@ void run_command(TrainCommand& o) {
     measure::check_interrupt();
   }
 
-  const double hidden = static_cast<double>(result.hidden_units);
-  o.say("{} steps, {} tokens, {:.0f} tokens/s, {:.2f} million parameters\n", result.steps,
-        result.tokens, result.tokens_per_s, static_cast<double>(result.parameters) / 1e6);
-  o.say("Cross entropy {:.3f} at first, {:.3f} at last", result.loss_first, result.loss_last);
-  if (result.validation_loss) o.say(", {:.3f} on held-out text", *result.validation_loss);
-  o.say("\nNon-zeros per token: {:.1f} of {} ({:.2f} %)\nModel: {}\nLog: {}\n", result.nnz_mean,
-        result.hidden_units, 100 * result.nnz_mean / hidden, result.checkpoint.string(),
-        (run.out / "log.jsonl").string());
+  if (result.loss_last) {
+    const double hidden = static_cast<double>(result.hidden_units);
+    o.say("{} steps, {} tokens, {:.0f} tokens/s, {:.2f} million parameters\n", result.steps,
+          result.tokens, result.tokens_per_s, static_cast<double>(result.parameters) / 1e6);
+    o.say("Cross entropy {:.3f} at first, {:.3f} at last", *result.loss_first, *result.loss_last);
+    if (result.validation_loss) o.say(", {:.3f} on held-out text", *result.validation_loss);
+    o.say("\nNon-zeros per token: {:.1f} of {} ({:.2f} %)\n", result.nnz_mean, result.hidden_units,
+          100 * result.nnz_mean / hidden);
+  } else {
+    o.say("The run has done its {} steps; --extend-to N goes on\n", result.steps);
+  }
+  o.say("Model: {}\nLog: {}\n", result.checkpoint.string(), (run.out / "log.jsonl").string());
   nlohmann::json out = to_json(result);
   out.update({{"nnz_mean", result.nnz_mean},
               {"hidden_units", result.hidden_units},
@@ -90,27 +117,38 @@ void add_train(CLI::App& app) {
   add_device_option(c, *o);
   add_paths_option(c, "--data", o->data, "Text files, token shards, or directories of them");
   c.add_option("--out", o->out, "Directory of log and checkpoints")->required()->type_name("DIR");
-  c.add_option("--model", o->model, "Start from these weights instead of random ones")
-      ->type_name("DIR");
+  CLI::Option* model =
+      c.add_option("--model", o->run.recipe.model, "Start from these weights, not random ones")
+          ->type_name("DIR");
   std::vector<std::string> activations = activation_names();
   activations.emplace_back("silu");
   c.add_option("--activation", o->activation,
                "Also replaces that of --model; silu trains a dense one")
       ->check(CLI::IsMember(activations))
       ->type_name("NAME");
-  c.add_option("--tokenizer", o->tokenizer, "Tokenizer (default: that of --model, else learnt)")
-      ->type_name("PATH");
-  c.add_option("--bpe-vocab", o->run.bpe_vocab_size, "Entries of a learnt tokenizer")
-      ->check(CLI::Range(std::int64_t{257}, std::int64_t{1} << 20));
-  c.add_option("--validation", o->run.validation_fraction, "Share of the text held out")
-      ->check(CLI::Range(0.0, 0.5));
+  CLI::Option* tokenizer =
+      c.add_option("--tokenizer", o->tokenizer, "Tokenizer (default: that of --model, else learnt)")
+          ->type_name("PATH");
+  CLI::Option* learnt =
+      c.add_option("--bpe-vocab", o->run.recipe.bpe_vocab, "Entries of a learnt tokenizer")
+          ->check(in_range(257, 1 << 20))
+          ->excludes(tokenizer)
+          ->excludes(model);
+  CLI::Option* validation =
+      c.add_option("--validation", o->run.recipe.validation_fraction, "Share of the text held out")
+          ->check(in_range(0.0, 0.5));
   c.add_option("--cache", o->cache, "Directory of token ids (default: OUT/cache)")
       ->type_name("DIR");
-  c.add_flag("--resume", o->run.resume, "Continue from the latest checkpoint in OUT");
-  c.add_option("--extend-to", o->run.extend_to, "With --resume: the new number of steps")
-      ->check(CLI::PositiveNumber);
-  add_shape_options(c, config);
-  add_recipe_options(c, o->run.recipe, o->compute);
+  CLI::Option* resume =
+      c.add_flag("--resume", o->run.resume, "Continue from the latest checkpoint in OUT");
+  c.add_option("--extend-to", o->extend_to, "With --resume: the new number of steps")
+      ->check(kPositive)
+      ->needs(resume);
+  o->shape_options = add_shape_options(c, config);
+  o->recipe_options = add_recipe_options(c, o->run.recipe);
+  o->recipe_options.insert(
+      o->recipe_options.end(),
+      {{model, "model"}, {learnt, "bpe_vocab"}, {validation, "validation_fraction"}});
   c.parse_complete_callback([o, &c] { o->warmup_given = c.count("--warmup") > 0; });
 }
 

@@ -2,15 +2,59 @@
 
 #include <ATen/Parallel.h>
 
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <filesystem>
+#include <system_error>
+
 #include "cli/json_out.h"
+#include "io/file_error.h"
 #include "measure/machine.h"
 #include "models/device.h"
 #include "twell/activation.h"
 
 namespace twell::cli {
 
+void CommonOptions::check_paths() const {
+  namespace fs = std::filesystem;
+  std::vector<std::pair<std::string, std::string>> read;  // option, path
+  for (const CLI::Option* option : command_->get_options()) {
+    const std::string type = option->get_type_name();
+    const auto output =
+        std::ranges::find(outputs_, option, &std::pair<CLI::Option*, std::string>::first);
+    if (!type.starts_with("FILE") && type != "DIR" && type != "PATH") continue;
+    for (const std::string& path : option->results()) {
+      if (path.empty()) io::fail_argument(option->get_name(), "is empty: give a path");
+      if (output == outputs_.end()) {
+        read.emplace_back(option->get_name(), path);
+      } else if (path != "-") {
+        check_output_file(option->get_name(), path, output->second);
+      }
+    }
+  }
+  for (auto it = outputs_.begin(); it != outputs_.end(); ++it) {
+    for (const std::string& path : it->first->results()) {
+      std::error_code ignored;
+      for (const auto& [name, other] : read) {
+        if (fs::equivalent(path, other, ignored)) {
+          io::fail_argument(it->first->get_name(), "is the file that {} reads: {}", name, path);
+        }
+      }
+      for (auto next = it + 1; next != outputs_.end(); ++next) {
+        if (next->first->count() == 0 || path == "-") continue;
+        const std::string also = next->first->results().front();
+        if (fs::absolute(path).lexically_normal() == fs::absolute(also).lexically_normal()) {
+          io::fail_argument(it->first->get_name(), "is the file that {} writes: {}",
+                            next->first->get_name(), path);
+        }
+      }
+    }
+  }
+}
+
 void CommonOptions::begin() {
-  check_json_target(json);
+  check_paths();
   if (threads > 0) at::set_num_threads(threads);
   threads = at::get_num_threads();
   device = lm::open_device(device_name);
@@ -29,12 +73,14 @@ void CommonOptions::write(const nlohmann::json& results) const {
 CLI::App& declare_command(CLI::App& parent, const std::string& name, const std::string& description,
                           const std::string& example, CommonOptions& common) {
   CLI::App& command = *parent.add_subcommand(name, description);
+  common.command_ = &command;
   command.footer("Example:\n  " + example);
-  command
-      .add_option("--json", common.json, "Write the results as JSON to FILE (- for the terminal)")
-      ->type_name("FILE");
+  CLI::Option* json = command.add_option("--json", common.json,
+                                         "Write the results as JSON to FILE (- for the terminal)");
+  json->type_name("FILE");
+  common.writes(json, kResultsMark);
   command.add_option("--threads", common.threads, "Threads (default: one per core)")
-      ->check(CLI::Range(1, 1024))
+      ->check(in_range(1, 1024))
       ->type_name("N");
   command.option_defaults()->always_capture_default();  // --help shows them
   return command;
@@ -50,6 +96,34 @@ void add_device_option(CLI::App& command, CommonOptions& common) {
 void add_paths_option(CLI::App& command, const std::string& name, std::vector<std::string>& paths,
                       const std::string& description) {
   command.add_option(name, paths, description)->required()->type_name("PATH")->default_str("");
+}
+
+CLI::Option* add_seed_option(CLI::App& command, std::uint64_t& seed,
+                             const std::string& description) {
+  const auto check = [](const std::string& text) -> std::string {
+    std::uint64_t value = 0;
+    const char* end = text.data() + text.size();
+    const auto [at, error] = std::from_chars(text.data(), end, value);
+    if (error == std::errc() && at == end && !text.empty()) return {};
+    return "expected 0 to 18446744073709551615, got " + text;
+  };
+  return command.add_option("--seed", seed, description)->check(CLI::Validator(check, ""));
+}
+
+CLI::Validator in_range(double least, double most) {
+  const auto written = [](double x) {
+    return x == std::floor(x) && std::abs(x) < 0x1p53 ? fmt::format("{:.0f}", x)
+                                                      : fmt::format("{}", x);
+  };
+  const std::string range = fmt::format("{} to {}", written(least), written(most));
+  const auto check = [=](const std::string& text) -> std::string {
+    double value = 0;
+    const char* end = text.data() + text.size();
+    const auto [at, error] = std::from_chars(text.data(), end, value);
+    if (error == std::errc() && at == end && value >= least && value <= most) return {};
+    return fmt::format("expected {}, got {}", range, text);
+  };
+  return CLI::Validator(check, most < 0x1p40 ? range : written(least) + " or more");
 }
 
 std::vector<std::string> activation_names(bool thresholds) {

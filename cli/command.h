@@ -2,7 +2,7 @@
 #pragma once
 
 #include <c10/core/Device.h>
-#include <fmt/core.h>
+#include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
@@ -11,6 +11,8 @@
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "cli/terminal.h"
 
 namespace twell::cli {
 
@@ -24,15 +26,26 @@ struct CommonOptions {
   // Words for people. They go to standard error where the results go to standard output.
   template <class... Args>
   void say(fmt::format_string<Args...> format, Args&&... args) const {
-    std::FILE* out = json == "-" ? stderr : stdout;
-    fmt::print(out, format, std::forward<Args>(args)...);
-    std::fflush(out);
+    put(json == "-" ? stderr : stdout, fmt::format(format, std::forward<Args>(args)...));
   }
-  // Throws where results could not be written later, so that no long work is lost. Sets PyTorch's
-  // thread count and opens the device. Call it first.
+  // Throws where a path is empty or an output could not be written later, would replace what is no
+  // earlier output, or is a file that is read as well: before long work, not after it. Sets
+  // PyTorch's thread count and opens the device. Called first.
   void begin();
   // Writes the results, if asked for, with the keys every command adds ("twell", "machine").
   void write(const nlohmann::json& results) const;
+
+  // Declares that an option names a file to write, which may replace one with this mark.
+  void writes(CLI::Option* option, std::string mark) { outputs_.emplace_back(option, mark); }
+
+ private:
+  friend CLI::App& declare_command(CLI::App& parent, const std::string& name,
+                                   const std::string& description, const std::string& example,
+                                   CommonOptions& common);
+  void check_paths() const;
+
+  const CLI::App* command_ = nullptr;
+  std::vector<std::pair<CLI::Option*, std::string>> outputs_;
 };
 
 // Adds a command with --json and --threads, a description and an example under its help. `run` is
@@ -64,8 +77,15 @@ void add_device_option(CLI::App& command, CommonOptions& common);  // --device
 void add_paths_option(CLI::App& command, const std::string& name, std::vector<std::string>& paths,
                       const std::string& description);
 
-// Of a number of tokens or units.
-inline const CLI::Range kCounts(std::int64_t{1}, std::int64_t{1} << 20);
+// --seed: 64 bits without a sign.
+CLI::Option* add_seed_option(CLI::App& command, std::uint64_t& seed,
+                             const std::string& description);
+
+// Numbers from `least` to `most`, written as people write them. No NaN.
+CLI::Validator in_range(double least, double most);
+inline const CLI::Validator kPositive = in_range(1, 0x1p40);
+inline const CLI::Validator kCounts = in_range(1, 1 << 20);  // of tokens or units
+inline const CLI::Validator kZeroOrMore = in_range(0, 0x1p40);
 
 // Names of the activations that yield zeros, for --activation; of those with a threshold too.
 std::vector<std::string> activation_names(bool thresholds = false);

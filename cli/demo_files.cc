@@ -3,6 +3,7 @@
 #include <sstream>
 
 #include "cli/model_files.h"
+#include "io/atomic_file.h"
 #include "io/file_error.h"
 
 namespace twell::cli {
@@ -23,8 +24,22 @@ DemoDirectory::DemoDirectory(const fs::path& path)
                     "holds \"{}\", which is not of a demo; choose another directory", name);
     }
   }
+  expect_own("model", "model/log.jsonl", "\"l1_coef\"");
+  expect_own("report.html", "report.html", "<title>twell demo</title>");
+  expect_own("results.json", "results.json", "\"speedup_prefill\"");
   // Of a demo that was killed.
   fs::remove_all(temporary_);
+}
+
+void DemoDirectory::expect_own(const char* name, const char* file, std::string_view mark) const {
+  std::error_code error;
+  const fs::path found = path_ / file;
+  if (!fs::exists(fs::symlink_status(path_ / name, error))) return;
+  if (fs::is_regular_file(found, error) && io::read_file(found).find(mark) != std::string::npos) {
+    return;
+  }
+  io::fail_file("--out " + path_.string(),
+                "holds \"{}\", which no demo made; choose another directory", name);
 }
 
 DemoDirectory::~DemoDirectory() {

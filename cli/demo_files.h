@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <string>
+#include <string_view>
 
 namespace twell::cli {
 
@@ -10,7 +11,7 @@ namespace twell::cli {
 class DemoDirectory {
  public:
   // Made if absent. Throws Error (environment) where that fails, or where `path` holds files that
-  // are no demo.
+  // are no demo's.
   explicit DemoDirectory(const std::filesystem::path& path);
   ~DemoDirectory();  // without keep(): removes what was trained
   DemoDirectory(const DemoDirectory&) = delete;
@@ -21,6 +22,10 @@ class DemoDirectory {
   std::string keep();
 
  private:
+  // What is replaced must bear a demo's mark: where `name` is there, `file` in it holds these
+  // bytes.
+  void expect_own(const char* name, const char* file, std::string_view mark) const;
+
   std::filesystem::path path_, temporary_;
   bool made_ = false;
 };

@@ -1,34 +1,52 @@
 #include "cli/json_out.h"
 
-#include <fmt/core.h>
 #include <unistd.h>
 
 #include <filesystem>
 
+#include "cli/terminal.h"
 #include "io/atomic_file.h"
 #include "io/file_error.h"
+#include "io/mapped_file.h"
 
 namespace twell::cli {
+namespace fs = std::filesystem;
 
-void check_output_file(const std::string& option, const std::string& path) {
-  namespace fs = std::filesystem;
-  if (path.empty()) return;
+void check_output_file(const std::string& option, const std::string& path, std::string_view mark) {
+  const std::string what = option + " " + path;
   std::error_code ignored;
-  if (fs::is_directory(path, ignored)) {
-    io::fail_file(option + " " + path, "is a directory, expected a file name");
-  }
+  if (fs::is_directory(path, ignored)) io::fail_file(what, "is a directory, expected a file name");
   const fs::path parent = fs::absolute(path).parent_path();
   if (!fs::is_directory(parent, ignored)) {
-    io::fail_file(option + " " + path, "the directory {} does not exist; make it first",
-                  parent.string());
+    io::fail_file(what, "the directory {} does not exist; make it first", parent.string());
   }
-  if (access(parent.c_str(), W_OK) != 0) {
-    io::fail_file(option + " " + path, "no permission to write into {}", parent.string());
+  if (fs::is_regular_file(path, ignored) && fs::file_size(path, ignored) > 0) {
+    const io::MappedFile file{fs::path(path)};
+    const std::string_view text(reinterpret_cast<const char*>(file.data()), file.size());
+    if (text.find(mark) == std::string_view::npos) {
+      io::fail_file(what, "is there already and is no earlier output: give another name");
+    }
   }
+  const io::AtomicFile probe{fs::path(path)};
 }
 
-void check_json_target(const std::string& path) {
-  if (path != "-") check_output_file("--json", path);
+void check_output_directory(const std::string& option, const std::string& path) {
+  const std::string what = option + " " + path;
+  std::error_code error;
+  if (fs::exists(fs::symlink_status(path, error)) && !fs::is_empty(path, error)) {
+    io::fail_file(what, "is there already and is not empty: choose another directory");
+  }
+  fs::path parent = fs::absolute(path).lexically_normal();
+  if (!parent.has_filename()) parent = parent.parent_path();  // "dir/"
+  while (!fs::exists(parent, error) && parent != parent.parent_path()) {
+    parent = parent.parent_path();
+  }
+  if (!fs::is_directory(parent, error)) {
+    io::fail_file(what, "{} is no directory", parent.string());
+  }
+  if (::access(parent.c_str(), W_OK) != 0) {
+    io::fail_file(what, "no permission to write into {}", parent.string());
+  }
 }
 
 void write_json(const std::string& path, const nlohmann::json& value) {
@@ -37,8 +55,7 @@ void write_json(const std::string& path, const nlohmann::json& value) {
   const std::string text =
       value.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
   if (path == "-") {
-    fmt::print("{}", text);
-    std::fflush(stdout);
+    put(stdout, text);
   } else {
     io::write_file_atomically(path, text);
   }

@@ -1,15 +1,25 @@
 // twell: trains, measures, inspects and runs sparse language models.
 #include <c10/util/Exception.h>
 
+#include <cerrno>
+#include <csignal>
+#include <filesystem>
 #include <new>
+#include <sstream>
 #include <string>
 
 #include "cli/command.h"
+#include "cli/terminal.h"
+#include "io/file_error.h"
 #include "measure/interrupt.h"
 
 namespace {
 
-constexpr int kFailed = 1, kWrongUse = 2, kInterrupted = 130;
+using twell::cli::put;
+
+// Of programs that a signal ends: 128 and its number.
+constexpr int kFailed = 1, kWrongUse = 2, kInterrupted = 128 + SIGINT, kReaderGone = 128 + SIGPIPE;
+constexpr const char* kOutOfMemory = "out of memory; use a smaller model, batch or shape";
 
 // One line, whatever the message was.
 int fail(const std::string& command, std::string message, int code) {
@@ -17,8 +27,24 @@ int fail(const std::string& command, std::string message, int code) {
   for (std::size_t at; (at = message.find('\n')) != std::string::npos;) {
     message.replace(at, 1, "; ");
   }
-  fmt::print(stderr, "{}: error: {}\n", command, message);
+  constexpr std::size_t kLongest = 1000;
+  if (message.size() > kLongest) message = message.substr(0, kLongest) + " ...";
+  put(stderr, command + ": error: " + message + "\n");
   return code;
+}
+
+// What libraries throw, in our words.
+std::string reason(const c10::Error& e) {
+  const std::string text = e.what_without_backtrace();
+  for (const char* sign : {"can't allocate memory", "Storage size calculation overflowed",
+                           "invalid storage size", "out of memory"}) {
+    if (text.find(sign) != std::string::npos) return kOutOfMemory;
+  }
+  return text;
+}
+
+std::string reason(const std::filesystem::filesystem_error& e) {
+  return e.path1().string() + ": " + twell::io::system_reason(e.code().value());
 }
 
 // "twell bench ffn", as far as the arguments were understood.
@@ -50,10 +76,39 @@ std::string wrong_use(const CLI::App& app, const CLI::ParseError& e) {
   return e.what() + see;
 }
 
+int run(CLI::App& app, int argc, char** argv) {
+  if (argc <= 1) {
+    put(stdout, app.help());
+    return kWrongUse;
+  }
+  try {
+    app.parse(argc, argv);
+    return 0;
+  } catch (const CLI::Success& e) {  // --help, --version
+    std::ostringstream out;
+    app.exit(e, out, out);
+    put(stdout, out.str());
+    return 0;
+  } catch (const CLI::ParseError& e) {
+    return fail(command_name(app), wrong_use(app, e), kWrongUse);
+  } catch (const twell::measure::Interrupted&) {
+    return fail(command_name(app), "interrupted, nothing unfinished was kept", kInterrupted);
+  } catch (const c10::Error& e) {
+    return fail(command_name(app), reason(e), kFailed);
+  } catch (const std::bad_alloc&) {
+    return fail(command_name(app), kOutOfMemory, kFailed);
+  } catch (const std::filesystem::filesystem_error& e) {
+    return fail(command_name(app), reason(e), kFailed);
+  } catch (const std::exception& e) {
+    return fail(command_name(app), e.what(), kFailed);
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   using namespace twell::cli;  // NOLINT(google-build-using-namespace)
+  hold_standard_streams();
   CLI::App app(
       "Exact sparse feed-forward layers: train, measure, inspect and run sparse language "
       "models.",
@@ -79,24 +134,10 @@ int main(int argc, char** argv) {
   add_explain(app);
 
   twell::measure::install_interrupt_handler();
-  if (argc <= 1) {
-    fmt::print("{}", app.help());
-    return kWrongUse;
-  }
-  try {
-    app.parse(argc, argv);
-    return 0;
-  } catch (const CLI::Success& e) {  // --help, --version
-    return app.exit(e);
-  } catch (const CLI::ParseError& e) {
-    return fail(command_name(app), wrong_use(app, e), kWrongUse);
-  } catch (const twell::measure::Interrupted&) {
-    return fail(command_name(app), "interrupted, nothing unfinished was kept", kInterrupted);
-  } catch (const c10::Error& e) {
-    return fail(command_name(app), e.what_without_backtrace(), kFailed);
-  } catch (const std::bad_alloc&) {
-    return fail(command_name(app), "out of memory; use a smaller model, batch or shape", kFailed);
-  } catch (const std::exception& e) {
-    return fail(command_name(app), e.what(), kFailed);
-  }
+  const int code = run(app, argc, argv);
+  const int lost = output_error();
+  if (code != 0 || lost == 0) return code;
+  if (lost == EPIPE) return kReaderGone;  // `twell generate | head`: nobody asks for words
+  return fail(command_name(app),
+              "standard output cannot be written: " + twell::io::system_reason(lost), kFailed);
 }

@@ -10,6 +10,7 @@
 #include "io/atomic_file.h"
 #include "io/checkpoint.h"
 #include "io/file_error.h"
+#include "io/unicode.h"
 #include "measure/model_compare.h"
 #include "measure/reference.h"
 #include "models/weights.h"
@@ -53,6 +54,7 @@ std::unique_ptr<lm::Model> ModelOptions::open(lm::FfnPath path, bool prepack) co
   load.dtype = parse_dtype(dtype);
   load.prepack_dense = prepack;
   load.device = device;
+  load.allow_unused = allow_unused;
   return lm::load_model(directory(), load);
 }
 
@@ -75,6 +77,12 @@ void add_model_option(CLI::App& command, ModelOptions& options) {
   command.add_option("--model", options.model, "Model directory (Hugging Face layout)")
       ->required()
       ->type_name("DIR");
+  add_unused_option(command, options.allow_unused);
+}
+
+void add_unused_option(CLI::App& command, bool& allow) {
+  command.add_flag("--allow-unused", allow,
+                   "Leave out tensors that config.json has no use for, instead of refusing");
 }
 
 void add_ffn_option(CLI::App& command, ModelOptions& options) {
@@ -113,12 +121,20 @@ std::string read_text(const std::string& path, std::uint64_t max_bytes) {
   return text;
 }
 
+std::vector<std::int32_t> encode_file(const std::string& path, const std::string& text,
+                                      const io::Tokenizer& tokenizer) {
+  if (const auto bad = io::find_invalid_utf8(text); bad != std::string_view::npos) {
+    io::fail_file(path, "byte {} is no UTF-8: convert the text first", bad);
+  }
+  return tokenizer.encode(text);
+}
+
 std::vector<std::int64_t> read_tokens(const std::string& path, const io::Tokenizer& tokenizer,
                                       std::int64_t max_tokens) {
   // A token is seldom longer than 16 bytes of text.
   const auto wanted = static_cast<std::uint64_t>(max_tokens) * 16 + 65536;
   std::vector<std::int32_t> ids =
-      tokenizer.encode(read_text(path, max_tokens > 0 ? wanted : 1ULL << 32));
+      encode_file(path, read_text(path, max_tokens > 0 ? wanted : 1ULL << 32), tokenizer);
   if (max_tokens > 0 && static_cast<std::int64_t>(ids.size()) > max_tokens) {
     ids.resize(static_cast<std::size_t>(max_tokens));
   }

@@ -11,14 +11,27 @@
 #include "cli/command.h"
 #include "io/tokenizer.h"
 #include "models/model.h"
+#include "twell/status.h"
 
 namespace twell::cli {
+
+// What `use` of a model gives; an error that does not say of which model it speaks is given its
+// name.
+template <class Use>
+auto named(const std::string& model, Use use) {
+  try {
+    return use();
+  } catch (const Error& error) {
+    throw Error(error.kind(), "--model " + model, error.what());
+  }
+}
 
 // --model, --ffn and --dtype, for commands that run a model.
 struct ModelOptions : CommonOptions {
   std::string model;         // a model directory, or a run directory of `twell train`
   std::string ffn = "auto";  // dense, sparse or auto
   std::string dtype = "auto";
+  bool allow_unused = false;
 
   std::string directory() const;  // of the model itself; throws where there is none
   std::unique_ptr<lm::Model> open(lm::FfnPath path, bool prepack = false) const;
@@ -35,6 +48,7 @@ LogitErrors logit_errors(ModelOptions options, lm::Model& dense, lm::Model& spar
                          std::span<const std::int64_t> tokens, bool reference);
 
 void add_model_option(CLI::App& command, ModelOptions& options);
+void add_unused_option(CLI::App& command, bool& allow);         // --allow-unused
 void add_ffn_option(CLI::App& command, ModelOptions& options);  // --ffn
 void add_dtype_option(CLI::App& command, ModelOptions& options);
 
@@ -43,9 +57,12 @@ const char* dtype_name(at::ScalarType dtype);
 std::optional<at::ScalarType> parse_dtype(const std::string& name);
 
 // At most the first `max_bytes` of a text file, cut at a line and never within a character. Throws
-// where it is empty, unreadable or no UTF-8 text.
+// where it is empty or unreadable.
 std::string read_text(const std::string& path, std::uint64_t max_bytes = 1ULL << 32);
 
+// Token ids of the text that was read from `path`, which the message names where it is no UTF-8.
+std::vector<std::int32_t> encode_file(const std::string& path, const std::string& text,
+                                      const io::Tokenizer& tokenizer);
 // The first `max_tokens` token ids of a text file (0: all).
 std::vector<std::int64_t> read_tokens(const std::string& path, const io::Tokenizer& tokenizer,
                                       std::int64_t max_tokens);

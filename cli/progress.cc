@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "cli/terminal.h"
 #include "measure/interrupt.h"
 
 namespace twell::cli {
@@ -74,8 +75,7 @@ void Progress::draw_bar(std::int64_t done, std::string_view note) {
   if (!note.empty()) line += fmt::format("  {}", note);
   // A wrapped line could not be redrawn.
   line.resize(std::min(line.size(), static_cast<std::size_t>(options_.width - 1)));
-  fmt::print(options_.out, "\r\x1b[K{}", line);
-  std::fflush(options_.out);
+  put(options_.out, "\r\x1b[K" + line);
   bar_shown_ = true;
 }
 
@@ -84,15 +84,13 @@ void Progress::print_line(std::int64_t done, std::string_view note) {
       total_ > 0 ? fmt::format("{}/{} ({:.0f}%)", done, total_,
                                100.0 * static_cast<double>(done) / static_cast<double>(total_))
                  : std::string("working");
-  fmt::print(options_.out, "{}: {}, {}{}{}\n", label_, part, format_duration(seconds()),
-             note.empty() ? "" : ", ", note);
-  std::fflush(options_.out);
+  put(options_.out, fmt::format("{}: {}, {}{}{}\n", label_, part, format_duration(seconds()),
+                                note.empty() ? "" : ", ", note));
 }
 
 void Progress::clear() {
   if (!bar_shown_) return;
-  fmt::print(options_.out, "\r\x1b[K");
-  std::fflush(options_.out);
+  put(options_.out, "\r\x1b[K");
   bar_shown_ = false;
 }
 
@@ -101,9 +99,8 @@ void Progress::finish(std::string_view note) {
   finished_ = true;
   clear();
   if (!terminal_ && seconds() < 1.0) return;
-  fmt::print(options_.out, "{}: done in {}{}{}\n", label_, format_duration(seconds()),
-             note.empty() ? "" : ", ", note);
-  std::fflush(options_.out);
+  put(options_.out, fmt::format("{}: done in {}{}{}\n", label_, format_duration(seconds()),
+                                note.empty() ? "" : ", ", note));
 }
 
 }  // namespace twell::cli

@@ -95,7 +95,7 @@ std::string report_html(const DemoReport& r) {
   out += kStyle;
   out += "</style></head><body>\n<h1>A small sparse language model, from text to speed</h1>\n";
   out += "<div class=\"facts\">\n";
-  out += fact(fmt::format("{:.2f} → {:.2f}", r.train.loss_first, r.train.loss_last),
+  out += fact(fmt::format("{:.2f} → {:.2f}", *r.train.loss_first, *r.train.loss_last),
               "cross entropy, first and last");
   out += fact(
       fmt::format("{:.1f} %", 100 * r.nnz_mean / hidden),

@@ -116,7 +116,8 @@ std::vector<TaskItem> read_task(const std::string& task, const std::string& file
       try {
         items.push_back(parse_item(task, json::parse(line)));
       } catch (const json::exception& e) {
-        fail_line(file, number, std::string("is no item of ") + task + ": " + e.what());
+        fail_line(file, number,
+                  fmt::format("is no item of {}: {}", task, io::library_reason(e.what())));
       }
       check_item(items.back(), file, number);
     }

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "cli/progress.h"
+#include "io/file_error.h"
 #include "measure/machine.h"
 
 namespace twell::cli {
@@ -12,96 +13,151 @@ namespace {
 
 constexpr const char* kLength = "Length and batch";
 constexpr const char* kExecution = "Execution";
+constexpr double kMost = 0x1p40;
 
 }  // namespace
 
-void add_step_options(CLI::App& command, lm::Recipe& r, std::string& compute) {
-  const auto integer = [&command](const char* name, std::int64_t& value, const char* text) {
-    command.add_option(name, value, text)
-        ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 40))
-        ->group(kLength);
+FieldOptions add_step_options(CLI::App& command, lm::Recipe& r) {
+  FieldOptions out;
+  const auto integer = [&](const char* name, const char* field, std::int64_t& value,
+                           const char* text) {
+    out.emplace_back(
+        command.add_option(name, value, text)->check(in_range(1, kMost))->group(kLength), field);
   };
-  integer("--context", r.context, "Tokens of a training window");
-  integer("--batch", r.micro_batch, "Windows of one pass");
-  integer("--accumulation", r.accumulation, "Passes of one step");
-  command.add_option("--compute", compute, "bf16 (with fp32 master weights), fp32 or auto")
-      ->check(CLI::IsMember({"bf16", "fp32", "auto"}))
-      ->group(kExecution);
-  command.add_flag("--recompute", r.recompute, "Keep less memory, compute blocks twice")
-      ->group(kExecution);
+  integer("--context", "context", r.context, "Tokens of a training window");
+  integer("--batch", "micro_batch", r.micro_batch, "Windows of one pass");
+  integer("--accumulation", "accumulation", r.accumulation, "Passes of one step");
+  const auto compute = [&r](const std::string& type) { r.compute = lm::parse_compute_type(type); };
+  out.emplace_back(command
+                       .add_option_function<std::string>(
+                           "--compute", compute, "bf16 (with fp32 master weights), fp32 or auto")
+                       ->check(CLI::IsMember({"bf16", "fp32", "auto"}))
+                       ->default_str("auto")
+                       ->group(kExecution),
+                   "compute");
+  out.emplace_back(
+      command.add_flag("--recompute", r.recompute, "Keep less memory, compute blocks twice")
+          ->group(kExecution),
+      "recompute");
+  return out;
 }
 
-void add_recipe_options(CLI::App& command, lm::Recipe& r, std::string& compute) {
-  const CLI::Range count(std::int64_t{1}, std::int64_t{1} << 40);
-  const CLI::Range zero_or_more(std::int64_t{0}, std::int64_t{1} << 40);
-  const auto integer = [&command](const char* name, std::int64_t& value, const char* text,
-                                  const char* group, const CLI::Range& range) {
-    command.add_option(name, value, text)->check(range)->group(group);
+FieldOptions add_recipe_options(CLI::App& command, lm::Recipe& r) {
+  FieldOptions out = add_step_options(command, r);
+  const auto add = [&](const char* name, const char* field, auto& value, const char* text,
+                       const char* group, double least, double most) {
+    out.emplace_back(
+        command.add_option(name, value, text)->check(in_range(least, most))->group(group), field);
   };
-  const auto number = [&command](const char* name, double& value, const char* text,
-                                 const char* group) {
-    command.add_option(name, value, text)->check(CLI::NonNegativeNumber)->group(group);
-  };
-  integer("--steps", r.steps, "Optimizer steps", kLength, count);
-  add_step_options(command, r, compute);
+  add("--steps", "steps", r.steps, "Optimizer steps", kLength, 1, kMost);
 
   const char* optimizer = "Optimizer";
-  number("--lr", r.peak_lr, "Peak learning rate", optimizer);
-  number("--min-lr-ratio", r.min_lr_ratio, "Last learning rate, of the peak", optimizer);
-  integer("--warmup", r.warmup_steps,
-          "Steps of linear warm-up (at most a tenth of the run, unless given)", optimizer,
-          zero_or_more);
-  number("--beta1", r.beta1, "AdamW", optimizer);
-  number("--beta2", r.beta2, "AdamW", optimizer);
-  number("--eps", r.eps, "AdamW", optimizer);
-  number("--weight-decay", r.weight_decay, "AdamW, on matrices", optimizer);
-  number("--clip", r.clip, "Gradient norm; 0: none", optimizer);
+  add("--lr", "peak_lr", r.peak_lr, "Peak learning rate", optimizer, 0, 1e3);
+  add("--min-lr-ratio", "min_lr_ratio", r.min_lr_ratio, "Last learning rate, of the peak",
+      optimizer, 0, 1);
+  add("--warmup", "warmup_steps", r.warmup_steps,
+      "Steps of linear warm-up (at most a tenth of the run, unless given)", optimizer, 0, kMost);
+  add("--beta1", "beta1", r.beta1, "AdamW", optimizer, 0, 1);
+  add("--beta2", "beta2", r.beta2, "AdamW", optimizer, 0, 1);
+  add("--eps", "eps", r.eps, "AdamW", optimizer, 0, 1);
+  add("--weight-decay", "weight_decay", r.weight_decay, "AdamW, on matrices", optimizer, 0, 1e3);
+  add("--clip", "clip", r.clip, "Gradient norm; 0: none", optimizer, 0, 1e9);
 
   const char* sparsity = "Sparsity";
-  number("--l1", r.l1, "Coefficient of the L1 term", sparsity);
-  integer("--l1-start", r.l1_start, "Steps before the term sets in", sparsity, zero_or_more);
-  integer("--l1-warmup", r.l1_warmup, "Steps over which it grows", sparsity, zero_or_more);
-  integer("--reinit-every", r.reinit_every, "Steps between revivals of dead neurons; 0: never",
-          sparsity, zero_or_more);
-  number("--reinit-std", r.reinit_std, "Deviation of revived gate rows", sparsity);
-  integer("--dead-window", r.dead_window, "Steps without firing that make a neuron dead", sparsity,
-          count);
+  add("--l1", "l1", r.l1, "Coefficient of the L1 term", sparsity, 0, 1e6);
+  add("--l1-start", "l1_start", r.l1_start, "Steps before the term sets in", sparsity, 0, kMost);
+  add("--l1-warmup", "l1_warmup", r.l1_warmup, "Steps over which it grows", sparsity, 0, kMost);
+  add("--reinit-every", "reinit_every", r.reinit_every,
+      "Steps between revivals of dead neurons; 0: never", sparsity, 0, kMost);
+  add("--reinit-std", "reinit_std", r.reinit_std, "Deviation of revived gate rows", sparsity, 0,
+      1e3);
+  add("--dead-window", "dead_window", r.dead_window, "Steps without firing that make a neuron dead",
+      sparsity, 1, kMost);
 
-  command
-      .add_option_function<std::string>(
-          "--path", [&r](const std::string& path) { r.sparse = path == "sparse"; },
-          "Feed-forward layers by what fires, or by PyTorch's dense operations")
-      ->check(CLI::IsMember({"sparse", "dense"}))
-      ->default_str("sparse")
-      ->group(kExecution);
-  command.add_option("--seed", r.seed, "Of weights and order")->group(kExecution);
-  number("--time-budget", r.time_budget_s, "Shorten the run to this many seconds; 0: no limit",
-         kExecution);
+  const auto path = [&r](const std::string& name) { r.sparse = name == "sparse"; };
+  out.emplace_back(
+      command
+          .add_option_function<std::string>(
+              "--path", path, "Feed-forward layers by what fires, or by PyTorch's dense operations")
+          ->check(CLI::IsMember({"sparse", "dense"}))
+          ->default_str("sparse")
+          ->group(kExecution),
+      "sparse");
+  out.emplace_back(add_seed_option(command, r.seed, "Of weights and order")->group(kExecution),
+                   "seed");
+  add("--time-budget", "time_budget_s", r.time_budget_s,
+      "Shorten the run to this many seconds; 0: no limit", kExecution, 0, 1e9);
 
   const char* looks = "Log and checkpoints";
-  integer("--log-every", r.log_every, "Steps of a log line", looks, count);
-  integer("--eval-every", r.eval_every, "Steps between validations; 0: at the end", looks,
-          zero_or_more);
-  integer("--eval-windows", r.eval_windows, "Windows of a validation", looks, count);
-  integer("--save-every", r.save_every, "Steps between checkpoints; 0: at the end", looks,
-          zero_or_more);
-  integer("--keep", r.keep_checkpoints, "Checkpoints to keep", looks, count);
+  add("--log-every", "log_every", r.log_every, "Steps of a log line", looks, 1, kMost);
+  add("--eval-every", "eval_every", r.eval_every, "Steps between validations; 0: at the end", looks,
+      0, kMost);
+  add("--eval-windows", "eval_windows", r.eval_windows, "Windows of a validation", looks, 1, kMost);
+  add("--save-every", "save_every", r.save_every, "Steps between checkpoints; 0: at the end", looks,
+      0, kMost);
+  add("--keep", "keep_checkpoints", r.keep_checkpoints, "Checkpoints to keep", looks, 1, kMost);
+  return out;
 }
 
-void add_shape_options(CLI::App& command, io::ModelConfig& config) {
-  const auto shape = [&command](const char* name, std::int64_t& value, const char* text) {
-    command.add_option(name, value, text)
-        ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 20))
-        ->group("Shape of a new model");
+FieldOptions add_shape_options(CLI::App& command, io::ModelConfig& config) {
+  const char* group = "Shape of a new model";
+  FieldOptions out;
+  const auto shape = [&](const char* name, const char* field, std::int64_t& value,
+                         const char* text) {
+    out.emplace_back(
+        command.add_option(name, value, text)->check(in_range(0, 1 << 20))->group(group), field);
   };
-  shape("--layers", config.num_hidden_layers, "Layers");
-  shape("--hidden", config.hidden_size, "Width D");
-  shape("--ffn", config.intermediate_size, "Hidden units H");
-  shape("--heads", config.num_attention_heads, "Attention heads");
-  shape("--kv-heads", config.num_key_value_heads, "Key and value heads; 0: as many");
-  shape("--vocab", config.vocab_size, "Vocabulary; 0: of the tokenizer");
-  command.add_flag("--gated,!--no-gated", config.gated, "With a gate or without")
-      ->group("Shape of a new model");
+  shape("--layers", "num_hidden_layers", config.num_hidden_layers, "Layers");
+  shape("--hidden", "hidden_size", config.hidden_size, "Width D");
+  shape("--ffn", "intermediate_size", config.intermediate_size, "Hidden units H");
+  shape("--heads", "num_attention_heads", config.num_attention_heads, "Attention heads");
+  shape("--kv-heads", "num_key_value_heads", config.num_key_value_heads,
+        "Key and value heads; 0: as many");
+  shape("--vocab", "vocab_size", config.vocab_size, "Vocabulary; 0: of the tokenizer");
+  out.emplace_back(
+      command.add_flag("--gated,!--no-gated", config.gated, "With a gate or without")->group(group),
+      "twell_gated");
+  return out;
+}
+
+lm::Recipe resumed_recipe(const FieldOptions& options, const lm::Recipe& given,
+                          const lm::Recipe& saved,
+                          const std::function<void(const std::string&)>& tell) {
+  const auto now = nlohmann::json::parse(given.to_json());
+  auto out = nlohmann::json::parse(saved.to_json());
+  for (const auto& [option, field] : options) {
+    if (option->count() == 0 || now[field] == out[field]) continue;
+    const std::string name = option->get_name();
+    if (field == "compute" && given.compute == lm::ComputeType::automatic) continue;
+    if (field == "steps") {
+      // A time budget has lowered the number that the same command gives again.
+      if (saved.time_budget_s > 0 && given.steps > saved.steps) continue;
+      io::fail_argument(name, "the run has {}, {} is asked for: --extend-to changes it",
+                        saved.steps, given.steps);
+    }
+    if (!lm::Recipe::may_change(field)) {
+      io::fail_argument(name, "the run has {}, {} is asked for: a resumed run cannot change it",
+                        out[field].dump(), now[field].dump());
+    }
+    tell(fmt::format("{} {} (before: {})", name, now[field].dump(), out[field].dump()));
+    out[field] = now[field];
+  }
+  return lm::Recipe::from_json(out.dump(), "recipe");
+}
+
+void check_shape(const FieldOptions& options, const io::ModelConfig& given,
+                 const std::string& directory) {
+  const auto now = nlohmann::json::parse(given.to_json());
+  const auto model = nlohmann::json::parse(io::load_config(directory).to_json());
+  const auto value = [](const nlohmann::json& config, const std::string& field) {
+    return config.value(field, nlohmann::json(true));  // twell_gated stands there where it is false
+  };
+  for (const auto& [option, field] : options) {
+    const auto mine = value(now, field), theirs = value(model, field);
+    if (option->count() == 0 || mine == theirs || mine == 0) continue;  // 0: as it follows
+    io::fail_argument(option->get_name(), "the model in {} has {}, {} is asked for: leave it out",
+                      directory, theirs.dump(), mine.dump());
+  }
 }
 
 lm::TrainResult train_with_progress(lm::TrainRun& run,
@@ -134,11 +190,14 @@ lm::TrainResult train_with_progress(lm::TrainRun& run,
 }
 
 nlohmann::json to_json(const lm::TrainResult& r) {
-  return {
-      {"steps", r.steps},           {"loss_first", r.loss_first},
-      {"loss_last", r.loss_last},   {"validation_loss", measure::optional_json(r.validation_loss)},
-      {"tokens", r.tokens},         {"tokens_per_s", r.tokens_per_s},
-      {"parameters", r.parameters}, {"total_us", r.seconds * 1e6}};
+  return {{"steps", r.steps},
+          {"loss_first", measure::optional_json(r.loss_first)},
+          {"loss_last", measure::optional_json(r.loss_last)},
+          {"validation_loss", measure::optional_json(r.validation_loss)},
+          {"tokens", r.tokens},
+          {"tokens_per_s", r.tokens_per_s},
+          {"parameters", r.parameters},
+          {"total_us", r.seconds * 1e6}};
 }
 
 }  // namespace twell::cli

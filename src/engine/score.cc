@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "engine/sampler.h"
 #include "twell/status.h"
 
 namespace twell::lm {
@@ -35,7 +36,9 @@ void score_rows(Model& model, const at::Tensor& hidden, std::span<const std::int
         at::log_softmax(logits, -1).gather(1, target.unsqueeze(1)).squeeze(1).contiguous().cpu();
     const at::Tensor best = logits.argmax(-1).contiguous().cpu();
     for (std::size_t i = 0; i < n; ++i) {
-      log_likelihood.push_back(chosen.const_data_ptr<float>()[i]);
+      const float value = chosen.const_data_ptr<float>()[i];
+      if (!std::isfinite(value)) throw_broken_logits();
+      log_likelihood.push_back(value);
       greedy.push_back(best.const_data_ptr<std::int64_t>()[i] == targets[begin + i]);
     }
   }

@@ -137,8 +137,8 @@ CheckpointTensor Checkpoint::expect(const std::string& name,
                                     const std::vector<std::int64_t>& shape) const {
   const CheckpointTensor tensor = at(name);
   if (tensor.info->shape != shape) {
-    fail_file(tensor.file->path().string(), "tensor {} has the shape [{}], expected [{}]",
-              in_quotes(name), fmt::join(tensor.info->shape, ", "), fmt::join(shape, ", "));
+    fail_file(tensor.file->path().string(), "tensor {} has the shape {}, expected {}",
+              in_quotes(name), in_brackets(tensor.info->shape), in_brackets(shape));
   }
   return tensor;
 }

@@ -1,5 +1,8 @@
 #include "io/file_error.h"
 
+#include <fmt/ranges.h>
+
+#include <algorithm>
 #include <cerrno>
 #include <system_error>
 
@@ -23,6 +26,21 @@ std::string in_quotes(std::string_view text) {
     out += "...";
   }
   return out + "\"";
+}
+
+std::string in_brackets(const std::vector<std::int64_t>& shape) {
+  constexpr std::size_t kMost = 8;
+  const auto shown = shape.begin() + static_cast<std::ptrdiff_t>(std::min(kMost, shape.size()));
+  const std::string out = fmt::format("[{}", fmt::join(shape.begin(), shown, ", "));
+  if (shape.size() <= kMost) return out + "]";
+  return out + fmt::format(", ... {} dimensions]", shape.size());
+}
+
+std::string library_reason(std::string_view what) {
+  if (const auto end = what.find("] "); what.starts_with("[json.exception.") && end != what.npos) {
+    what.remove_prefix(end + 2);
+  }
+  return std::string(what.substr(0, what.find('\n')));
 }
 
 std::string system_reason(int error_number) {

@@ -3,10 +3,12 @@
 
 #include <fmt/format.h>
 
+#include <cstdint>
 #include <filesystem>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "twell/status.h"
 
@@ -15,6 +17,14 @@ namespace twell::io {
 // `text` in quotes with control characters escaped and at most 80 bytes of it, so that a name read
 // from a file can neither break the line nor flood it.
 std::string in_quotes(std::string_view text);
+
+// "[2, 3]" of a shape, which a hostile file may give 200,000 dimensions: of more than eight, the
+// first eight and their number.
+std::string in_brackets(const std::vector<std::int64_t>& shape);
+
+// What a library's exception says, on one line and without its own codes: nlohmann's begin with
+// "[json.exception.type_error.302] ".
+std::string library_reason(std::string_view what);
 
 // "No space left on device" and the like; for the common ones also what to do.
 std::string system_reason(int error_number);

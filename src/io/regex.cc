@@ -1,7 +1,9 @@
 #include "io/regex.h"
 
+#include <algorithm>
 #include <array>
 #include <cctype>
+#include <optional>
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
@@ -37,23 +39,111 @@ class Translator {
   void step() {
     const char c = in_[at_];
     if (c == '\\') {
+      if (!in_class_) atom_ = out_.size();
       escape();
     } else if (in_class_) {
       if (c == '[') refuse("a class within a class");
       if (follows("&&")) refuse("an intersection of classes");
       if (c == ']') in_class_ = false;
       copy(1);
+    } else if (c == '*' || c == '+' || c == '?' || c == '{') {
+      repeat();
     } else if (c == '[') {
+      atom_ = out_.size();
       in_class_ = true;
       copy(1);
       if (follows("^")) copy(1);
       if (follows("]")) refuse("']' at the begin of a class");
-    } else if (follows("(?") && !follows("(?:") && !follows("(?=") && !follows("(?!") &&
-               !follows("(?>") && !follows("(?<=") && !follows("(?<!") && !follows("(?i:") &&
-               !follows("(?i)")) {
-      refuse("a special group");
-    } else {
+    } else if (c == '(') {
+      open_group();
+    } else if (c == ')') {
+      atom_.reset();
+      if (!groups_.empty()) {  // else PCRE2 says so
+        atom_ = groups_.back();
+        groups_.pop_back();
+      }
       copy(1);
+    } else {
+      const bool within = (static_cast<unsigned char>(c) & 0xC0U) == 0x80U;  // a character
+      if (c == '|' || c == '^' || c == '$') {
+        atom_.reset();
+      } else if (!within) {
+        atom_ = out_.size();
+      }
+      copy(1);
+    }
+  }
+
+  void open_group() {
+    constexpr std::array<std::string_view, 8> kSpecial = {"(?:",  "(?=",  "(?!",  "(?>",
+                                                          "(?<=", "(?<!", "(?i:", "(?i)"};
+    const auto special = std::ranges::find_if(kSpecial, [&](auto text) { return follows(text); });
+    if (special == kSpecial.end() && follows("(?")) refuse("a special group");
+    atom_.reset();
+    if (special == kSpecial.end() || !special->ends_with(')')) groups_.push_back(out_.size());
+    copy(special == kSpecial.end() ? 1 : special->size());
+  }
+
+  struct Interval {
+    std::string least, most;
+    bool fixed = false;      // {n}
+    std::size_t length = 0;  // 0: a brace that begins none
+  };
+
+  Interval interval() const {
+    Interval out;
+    std::size_t i = at_ + 1;
+    const auto digits = [&](std::string& to) {
+      while (i < in_.size() && std::isdigit(static_cast<unsigned char>(in_[i])) != 0)
+        to += in_[i++];
+    };
+    digits(out.least);
+    out.fixed = i < in_.size() && in_[i] != ',';
+    if (!out.fixed && i < in_.size()) {
+      ++i;
+      digits(out.most);
+    }
+    if (i < in_.size() && in_[i] == '}' && !(out.least.empty() && out.most.empty())) {
+      out.length = i + 1 - at_;
+      if (out.least.size() > 5 || out.most.size() > 5) refuse("an interval of that length");
+    }
+    return out;
+  }
+
+  // X{n,m}+ repeats X{n,m}, X{n}? is one or none of it, X{,m} is X{0,m}: none of them in PCRE2.
+  void repeat() {
+    std::string operation(1, in_[at_]);
+    std::size_t length = 1;
+    if (in_[at_] == '{') {
+      const Interval range = interval();
+      if (range.length == 0) {
+        atom_ = out_.size();
+        out_ += "\\{";
+        ++at_;
+        return;
+      }
+      const std::string least = range.least.empty() ? "0" : range.least;
+      if (!range.most.empty() && std::stoi(range.most) < std::stoi(least)) {
+        refuse("an interval that ends before it begins");
+      }
+      operation = range.fixed ? "{" + least + "}" : "{" + least + "," + range.most + "}";
+      length = range.length;
+      if (in_.compare(at_ + length, 1, "?") == 0 && !range.fixed) {
+        operation += '?';
+        ++length;
+      }
+    } else if (const char next = at_ + 1 < in_.size() ? in_[at_ + 1] : '\0';
+               next == '?' || next == '+') {
+      operation += next;
+      ++length;
+    }
+    if (!atom_) refuse("a repetition of nothing");
+    at_ += length;
+    out_ += operation;
+    constexpr std::string_view kRepetitions = "*+?{";
+    if (at_ < in_.size() && kRepetitions.find(in_[at_]) != std::string_view::npos) {
+      out_.insert(*atom_, "(?:");  // a repetition of the repetition
+      out_ += ')';
     }
   }
 
@@ -130,6 +220,8 @@ class Translator {
   const std::string& file_;
   std::string out_;
   std::size_t at_ = 0;
+  std::optional<std::size_t> atom_;
+  std::vector<std::size_t> groups_;
   bool in_class_ = false;
 };
 

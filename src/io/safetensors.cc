@@ -31,8 +31,8 @@ std::uint64_t TensorSpec::bytes() const {
   for (const std::int64_t dimension : shape) {
     if (dimension < 0 || __builtin_mul_overflow(out, static_cast<std::uint64_t>(dimension), &out) ||
         out > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())) {
-      fail_argument("TensorSpec", "tensor {}: impossible shape [{}]", in_quotes(name),
-                    fmt::join(shape, ", "));
+      fail_argument("TensorSpec", "tensor {}: impossible shape {}", in_quotes(name),
+                    in_brackets(shape));
     }
   }
   return out;

@@ -182,9 +182,8 @@ void check_layout(std::vector<TensorInfo>& tensors, std::uint64_t data_bytes,
       }
     }
     if (bytes != tensor.end - tensor.begin) {
-      fail_file(file, "tensor {}: dtype {} and shape [{}] need {} bytes, data_offsets give {}",
-                name, name_of(tensor.dtype), fmt::join(tensor.shape, ", "), bytes,
-                tensor.end - tensor.begin);
+      fail_file(file, "tensor {}: dtype {} and shape {} need {} bytes, data_offsets give {}", name,
+                name_of(tensor.dtype), in_brackets(tensor.shape), bytes, tensor.end - tensor.begin);
     }
     expected = tensor.end;
   }

@@ -24,6 +24,8 @@ void install_interrupt_handler() {
   sigaction(SIGTERM, &action, nullptr);
   // A reader that goes away (`twell generate | head`) shows up as a failed write.
   std::signal(SIGPIPE, SIG_IGN);
+  // So does a limit of file sizes (ulimit -f).
+  std::signal(SIGXFSZ, SIG_IGN);
 }
 
 bool interrupted() noexcept { return g_signals != 0; }

@@ -7,6 +7,7 @@
 #include <cstdlib>
 
 #include "io/atomic_file.h"
+#include "io/file_error.h"
 #include "io/json_reader.h"
 #include "io/mapped_file.h"
 #include "twell/status.h"
@@ -158,25 +159,35 @@ CostModel load_cost_model(CpuTier tier, int threads) {
       what.erase(0, name.size());
     }
     throw Error(ErrorKind::environment, file.string(),
-                what + "; run twell calibrate again, or delete the file");
+                what + "; delete the file, and run twell calibrate again");
   }
 }
 
-void save_cost_model(const CostModel& model) {
+void check_calibration_file() {
   const fs::path file = calibration_file();
   if (file.empty()) {
     throw Error(ErrorKind::environment, "calibration",
                 "no cache folder: neither HOME nor XDG_CACHE_HOME is set; name a file in "
                 "TWELL_CALIBRATION");
   }
-  io::Json document;
-  try {
-    document = read(file);
-  } catch (const Error&) {  // damaged: of no use to anybody
+  std::error_code error;
+  if (file.has_parent_path()) fs::create_directories(file.parent_path(), error);
+  if (error) {
+    throw Error(ErrorKind::environment, file.parent_path().string(),
+                "cannot be made, for the calibration: " + io::system_reason(error.value()));
   }
-  if (!document.is_object()) document = io::Json::object();
+  if (!read(file).is_object()) {
+    throw Error(ErrorKind::environment, file.string(),
+                "is no calibration and is not replaced; name another file in TWELL_CALIBRATION");
+  }
+  const io::AtomicFile probe(file);
+}
+
+void save_cost_model(const CostModel& model) {
+  check_calibration_file();
+  const fs::path file = calibration_file();
+  io::Json document = read(file);
   document[model.measured_on] = to_json(model);
-  if (file.has_parent_path()) fs::create_directories(file.parent_path());
   io::write_file_atomically(file, document.dump(1) + "\n");
 }
 

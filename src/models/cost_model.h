@@ -39,6 +39,8 @@ CostModel built_in_cost_model(CpuTier tier);  // TierTuning::cost
 // This machine's, if its file has it, else the built-in one. Throws twell::Error (environment)
 // naming the file where it is damaged.
 CostModel load_cost_model(CpuTier tier, int threads);
+// Throws where save_cost_model() would: the file cannot be written, or holds something else.
+void check_calibration_file();
 // Adds to the file, or replaces, the figures of `model.measured_on`; written atomically.
 void save_cost_model(const CostModel& model);
 

@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 
+#include "io/file_error.h"
 #include "models/decoder.h"
 #include "models/device.h"
 #include "models/random.h"
@@ -41,6 +43,37 @@ void settle(Decoder& model) {
   runtime_of(model.device()).synchronize();
 }
 
+bool same_bytes(const io::CheckpointTensor& a, const io::CheckpointTensor& b) {
+  return a.info->dtype == b.info->dtype && a.info->shape == b.info->shape &&
+         std::memcmp(a.data, b.data, a.info->bytes()) == 0;
+}
+
+// A tensor that nothing took means that config.json describes another model than the weights. Two
+// are harmless: tables that older versions of `transformers` stored, and an output matrix that is
+// tied to the embedding and equal to it.
+void check_all_used(const ParameterSource& source, const io::Checkpoint& checkpoint,
+                    const io::ModelConfig& config) {
+  for (const std::string& name : source.unused()) {
+    if (name.ends_with("rotary_emb.inv_freq")) continue;
+    const std::string file = checkpoint.at(name).file->path().string();
+    if (config.tie_word_embeddings && name == "lm_head.weight") {
+      const std::string embedding = "model.embed_tokens.weight";
+      if (checkpoint.contains(embedding) &&
+          same_bytes(checkpoint.at(name), checkpoint.at(embedding))) {
+        continue;
+      }
+      io::fail_file(file,
+                    "lm_head.weight is not the embedding, though config.json ties them "
+                    "(tie_word_embeddings): one of the files belongs to another model; "
+                    "--allow-unused drops it");
+    }
+    io::fail_file(file,
+                  "config.json has no use for tensor {}: one of the files belongs to another "
+                  "model; --allow-unused drops what is not used",
+                  io::in_quotes(name));
+  }
+}
+
 }  // namespace
 
 std::unique_ptr<Model> load_model(const std::string& directory, const LoadOptions& options) {
@@ -55,21 +88,27 @@ std::unique_ptr<Model> load_model(const std::string& directory, const LoadOption
                             io::name_of(config.hidden_act)));
   }
   const bool on_cpu = options.device.is_cpu();
-  const auto source = make_checkpoint_source(std::make_shared<io::Checkpoint>(path),
-                                             {.dtype = options.dtype,
-                                              .own_copies = options.trainable && on_cpu,
-                                              .check_finite = options.check_finite,
-                                              .keep_f16 = !on_cpu});
+  const auto checkpoint = std::make_shared<io::Checkpoint>(path);
+  const auto source = make_checkpoint_source(checkpoint, {.dtype = options.dtype,
+                                                          .own_copies = options.trainable && on_cpu,
+                                                          .check_finite = options.check_finite,
+                                                          .keep_f16 = !on_cpu});
   auto model = std::make_unique<Decoder>(config, *source, options.device);
+  const auto check_used = [&] {
+    if (!options.allow_unused) check_all_used(*source, *checkpoint, config);
+  };
   if (options.trainable) {
     model->use_dense_ffn(false, *source);
+    check_used();
     require_grad(*model);
   } else if (options.ffn == FfnPath::sparse ||
              (options.ffn == FfnPath::automatic && sparse_possible(*model))) {
     model->use_sparse_ffn(options.ffn, *source);
+    check_used();
     settle(*model);
   } else {
     model->use_dense_ffn(options.prepack_dense && on_cpu, *source);
+    check_used();
   }
   return model;
 }

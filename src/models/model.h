@@ -103,11 +103,13 @@ struct LoadOptions {
   bool trainable = false;      // own writable copies with requires_grad, dense FFN, `ffn` ignored
   bool prepack_dense = false;  // dense path: oneDNN-ordered FFN weights
   bool check_finite = true;    // refuse NaN and infinite weights: reads every byte once
+  bool allow_unused = false;   // leave out tensors that config.json has no use for
 };
 
 // Loads a Hugging Face directory (config.json, model.safetensors or its shards): memory-mapped, FFN
-// weights converted once. Throws twell::Error naming the file for missing tensors, wrong shapes, an
-// unknown architecture, NaN or infinite weights, or a sparse path that cannot be.
+// weights converted once. Throws twell::Error naming the file for missing tensors, tensors that the
+// config has no use for, wrong shapes, an unknown architecture, NaN or infinite weights, or a
+// sparse path that cannot be.
 std::unique_ptr<Model> load_model(const std::string& directory, const LoadOptions& options = {});
 
 // A model with fresh parameters of `dtype` for training: normal(0, initializer_range) matrices from

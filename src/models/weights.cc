@@ -2,15 +2,17 @@
 
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <sys/mman.h>
 #include <torch/types.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 #include <new>
+#include <unordered_set>
 
+#include "io/file_error.h"
 #include "models/random.h"
 #include "twell/status.h"
 
@@ -40,6 +42,7 @@ class CheckpointSource final : public ParameterSource {
 
   at::Tensor take(const Parameter& parameter) override {
     const io::CheckpointTensor found = find(parameter);
+    taken_.insert(found.info->name);
     const std::string file = found.file->path().string();
     const bool transposed = is_transposed(parameter, *found.info, file);
     const at::ScalarType stored = scalar_type(*found.info, file);
@@ -57,6 +60,13 @@ class CheckpointSource final : public ParameterSource {
 
   void drop_pages(const Parameter& parameter) override { find(parameter).drop_pages(); }
 
+  std::vector<std::string> unused() const override {
+    std::vector<std::string> out;
+    std::ranges::copy_if(checkpoint_->names(), std::back_inserter(out),
+                         [this](const std::string& name) { return !taken_.contains(name); });
+    return out;
+  }
+
  private:
   io::CheckpointTensor find(const Parameter& parameter) const {
     if (!checkpoint_->contains(parameter.name)) {
@@ -73,18 +83,17 @@ class CheckpointSource final : public ParameterSource {
     const bool as_listed = info.shape == shape;
     if (as_listed && parameter.maybe_transposed && shape[0] == shape[1]) {
       throw Error(ErrorKind::unsupported, file,
-                  fmt::format("tensor '{}' is square [{}], so whether it is stored transposed "
+                  fmt::format("tensor '{}' is square {}, so whether it is stored transposed "
                               "cannot be told; write the checkpoint in the plain layout (model_type"
                               " llama or qwen2, [out, in] weights)",
-                              info.name, fmt::join(info.shape, ", ")));
+                              info.name, io::in_brackets(info.shape)));
     }
     if (as_listed) return false;
     if (parameter.maybe_transposed && info.shape == std::vector{shape[1], shape[0]}) return true;
-    throw Error(
-        ErrorKind::environment, file,
-        fmt::format("tensor '{}' has shape [{}], expected [{}] from config.json; the two files "
-                    "belong to different models",
-                    info.name, fmt::join(info.shape, ", "), fmt::join(shape, ", ")));
+    throw Error(ErrorKind::environment, file,
+                fmt::format("tensor '{}' has shape {}, expected {} from config.json; the two files "
+                            "belong to different models",
+                            info.name, io::in_brackets(info.shape), io::in_brackets(shape)));
   }
 
   at::Tensor mapped_or_copied(const io::CheckpointTensor& found, at::ScalarType stored) const {
@@ -111,6 +120,7 @@ class CheckpointSource final : public ParameterSource {
 
   std::shared_ptr<io::Checkpoint> checkpoint_;
   CheckpointSourceOptions options_;
+  std::unordered_set<std::string> taken_;
 };
 
 class RandomSource final : public ParameterSource {

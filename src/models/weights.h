@@ -37,6 +37,8 @@ class ParameterSource {
   // A tensor of the parameter's shape, perhaps a transposed view. Throws twell::Error naming the
   // file.
   virtual at::Tensor take(const Parameter& parameter) = 0;
+  // The names of stored tensors that nothing took, ascending.
+  virtual std::vector<std::string> unused() const { return {}; }
   // The tensor has been converted: its file pages may leave memory.
   virtual void drop_pages(const Parameter& /*parameter*/) {}
   // As drop_pages(), and the model gives the tensor up, if it has it.

@@ -14,7 +14,6 @@ inline TrainRun demo_run() {
   run.config.num_attention_heads = 4;
   run.config.tie_word_embeddings = true;
   run.config.hidden_act = io::HiddenAct::relu;
-  run.bpe_vocab_size = 4096;
 
   Recipe& r = run.recipe;
   r.steps = 700;  // of 4096 tokens; the time budget lowers it on slow machines

@@ -1,7 +1,8 @@
 #include "train/recipe.h"
 
+#include <algorithm>
+#include <array>
 #include <cmath>
-#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "io/file_error.h"
@@ -12,12 +13,13 @@ namespace {
 
 using nlohmann::json;
 
-constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr std::int64_t kMaxCount = std::int64_t{1} << 40;
 
 // One place that knows all fields: Visitor(name, field, lowest, highest).
 template <class Self, class Visitor>
 void visit_numbers(Self& r, Visitor&& visit) {
+  visit("bpe_vocab", r.bpe_vocab, 257, std::int64_t{1} << 20);
+  visit("validation_fraction", r.validation_fraction, 0.0, 0.5);
   visit("steps", r.steps, 1, kMaxCount);
   visit("context", r.context, 1, std::int64_t{1} << 24);
   visit("micro_batch", r.micro_batch, 1, std::int64_t{1} << 24);
@@ -29,7 +31,7 @@ void visit_numbers(Self& r, Visitor&& visit) {
   visit("beta2", r.beta2, 0.0, std::nextafter(1.0, 0.0));
   visit("eps", r.eps, 0.0, 1.0);
   visit("weight_decay", r.weight_decay, 0.0, 1e3);
-  visit("clip", r.clip, 0.0, kInf);
+  visit("clip", r.clip, 0.0, 1e9);
   visit("l1", r.l1, 0.0, 1e6);
   visit("l1_start", r.l1_start, 0, kMaxCount);
   visit("l1_warmup", r.l1_warmup, 0, kMaxCount);
@@ -78,11 +80,28 @@ void Recipe::validate() const {
 std::string Recipe::to_json() const {
   json out = json::object();
   visit_numbers(*this, [&out](const char* name, auto value, auto, auto) { out[name] = value; });
+  out["model"] = model;
   out["compute"] = name_of(compute);
   out["recompute"] = recompute;
   out["sparse"] = sparse;
   out["seed"] = seed;
   return out.dump(2);
+}
+
+bool Recipe::may_change(std::string_view field) {
+  constexpr std::array<std::string_view, 9> kFree = {
+      "steps",      "time_budget_s", "recompute",  "sparse",          "log_every",
+      "eval_every", "eval_windows",  "save_every", "keep_checkpoints"};
+  return std::ranges::find(kFree, field) != kFree.end();
+}
+
+void Recipe::check_resumed(const Recipe& saved, const std::string& file) const {
+  const json before = json::parse(saved.to_json()), now = json::parse(to_json());
+  for (const auto& [field, value] : before.items()) {
+    if (may_change(field) || now[field] == value) continue;
+    io::fail_file(file, "{}: the run has {}, {} is asked for; a resumed run cannot change it",
+                  field, value.dump(), now[field].dump());
+  }
 }
 
 Recipe Recipe::from_json(std::string_view text, const std::string& file) {
@@ -101,6 +120,7 @@ Recipe Recipe::from_json(std::string_view text, const std::string& file) {
   visit_numbers(out, [&in](const char* name, auto& field, auto, auto) {
     if (in.contains(name)) field = in[name].get<std::decay_t<decltype(field)>>();
   });
+  if (in.contains("model")) out.model = in["model"].get<std::string>();
   if (in.contains("compute")) out.compute = parse_compute_type(in["compute"].get<std::string>());
   if (in.contains("recompute")) out.recompute = in["recompute"].get<bool>();
   if (in.contains("sparse")) out.sparse = in["sparse"].get<bool>();

@@ -1,5 +1,5 @@
-// What a training run does, apart from model and data. The defaults are those of the paper
-// (arXiv 2603.23198, recipe section); its batch of 1 M tokens is micro_batch * accumulation *
+// What a training run is told, apart from the shape of its model. The defaults are those of the
+// paper (arXiv 2603.23198, recipe section); its batch of 1 M tokens is micro_batch * accumulation *
 // context.
 #pragma once
 
@@ -21,6 +21,11 @@ ComputeType parse_compute_type(std::string_view text);  // throws Error naming t
 ComputeType resolve(ComputeType type);                  // never automatic
 
 struct Recipe {
+  // --- start. A resumed run has weights and tokenizer in its checkpoint ---
+  std::string model;                  // directory of the first weights; empty: random ones
+  std::int64_t bpe_vocab = 4096;      // entries of a tokenizer that is learnt
+  double validation_fraction = 0.01;  // of the windows: held out
+
   // --- length and batch ---
   std::int64_t steps = 10000;     // optimizer steps
   std::int64_t context = 2048;    // tokens of a window
@@ -67,6 +72,13 @@ struct Recipe {
   std::int64_t keep_checkpoints = 1;
 
   bool operator==(const Recipe&) const = default;
+
+  // Whether a resumed run may change the field of this name: `steps` and the time budget, how a
+  // step is executed (the last bits may then be others), and all that is looked at.
+  static bool may_change(std::string_view field);
+  // Throws Error, naming `file`, the field and both values, where one that may not change is not
+  // that of `saved`.
+  void check_resumed(const Recipe& saved, const std::string& file) const;
 
   std::int64_t tokens_per_step() const { return micro_batch * accumulation * context; }
   // Throws Error (invalid_argument) naming the field, its range and its value.

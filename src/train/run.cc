@@ -32,6 +32,7 @@ class Run {
   }
 
   TrainResult execute() {
+    run_.recipe.validate();
     const auto latest = latest_checkpoint(run_.out);
     if (run_.resume && !latest) {
       io::fail_argument("train", "resume: {} holds no checkpoint", run_.out.string());
@@ -50,10 +51,8 @@ class Run {
     });
     if (processes_.first()) processes_.wait_for_all();
     tell("preparing the model", 0.0);
-    const Recipe recipe = run_.resume ? resumed_recipe(*latest) : run_.recipe;
-    trainer_ = std::make_unique<Trainer>(
-        start_model(latest, recipe.seed), recipe,
-        TrainingData{corpus.tokens, run_.validation_fraction, corpus.hash}, processes_);
+    trainer_ = std::make_unique<Trainer>(start_model(latest), run_.recipe,
+                                         TrainingData{corpus.tokens, corpus.hash}, processes_);
     if (run_.resume) trainer_->load(*latest);
     train();
     return finish();
@@ -63,43 +62,44 @@ class Run {
   void tell(const std::string& what, double share) const {
     if (run_.preparing) run_.preparing(what, share);
   }
+  fs::path start() const { return resolve_model_directory(run_.recipe.model); }
   fs::path cache() const { return run_.cache.empty() ? run_.out / "cache" : run_.cache; }
-
-  Recipe resumed_recipe(const fs::path& latest) const {
-    Recipe recipe = saved_recipe(latest);
-    const Recipe& now = run_.recipe;
-    recipe.log_every = now.log_every;
-    recipe.eval_every = now.eval_every;
-    recipe.eval_windows = now.eval_windows;
-    recipe.save_every = now.save_every;
-    recipe.keep_checkpoints = now.keep_checkpoints;
-    if (run_.extend_to) recipe.steps = *run_.extend_to;
-    return recipe;
-  }
 
   void load_tokenizer(const std::vector<fs::path>& files, const std::optional<fs::path>& latest) {
     if (latest) {
       tokenizer_ = io::Tokenizer::load(*latest);
+      if (run_.tokenizer && io::Tokenizer::load(*run_.tokenizer).hash() != tokenizer_->hash()) {
+        io::fail_argument("train",
+                          "{} is not the tokenizer of the run in {}, which cannot change it",
+                          run_.tokenizer->string(), run_.out.string());
+      }
     } else if (run_.tokenizer) {
       tokenizer_ = io::Tokenizer::load(*run_.tokenizer);
-    } else if (run_.model) {
-      tokenizer_ = io::Tokenizer::load(*run_.model);
+    } else if (!run_.recipe.model.empty()) {
+      tokenizer_ = io::Tokenizer::load(start());
     } else {
       tell("learning a tokenizer", 0.0);
       const auto texts = sample_texts(files, run_.bpe_max_bytes);
       BpeOptions options;
-      options.vocab_size = run_.bpe_vocab_size;
+      options.vocab_size = run_.recipe.bpe_vocab;
       const std::vector<std::string_view> views(texts.begin(), texts.end());
       tokenizer_ = io::Tokenizer::from_json(train_bpe(views, options), "learnt tokenizer");
     }
   }
 
-  std::unique_ptr<Model> start_model(const std::optional<fs::path>& latest, std::uint64_t seed) {
-    const bool fresh = !latest && !run_.model;
+  std::unique_ptr<Model> start_model(const std::optional<fs::path>& latest) {
+    const bool fresh = !latest && run_.recipe.model.empty();
     io::ModelConfig config = run_.config;
-    if (!fresh) config = io::load_config(latest ? *latest : *run_.model);
+    if (!fresh) config = io::load_config(latest ? *latest : start());
     if (fresh) complete(config);
-    if (run_.activation && !latest) config.hidden_act = *run_.activation;
+    if (run_.activation && latest && config.hidden_act != *run_.activation) {
+      io::fail_argument("train",
+                        "activation: the run in {} has {}, {} is asked for; a resumed run cannot "
+                        "change it",
+                        run_.out.string(), io::name_of(config.hidden_act),
+                        io::name_of(*run_.activation));
+    }
+    if (run_.activation) config.hidden_act = *run_.activation;
     config.validate();
     const std::int64_t vocab = tokenizer_->vocab_size();
     if (config.vocab_size < vocab) {
@@ -108,9 +108,9 @@ class Run {
                         "together",
                         vocab, config.vocab_size);
     }
-    auto model = make_model(config, at::kFloat, seed, run_.device);
+    auto model = make_model(config, at::kFloat, run_.recipe.seed, run_.device);
     // A resumed run gets its weights from Trainer::load.
-    if (!fresh && !latest) copy_weights(*run_.model, *model);
+    if (!fresh && !latest) copy_weights(start(), *model);
     for (const auto& [name, tensor] : model->parameters()) result_.parameters += tensor.numel();
     return model;
   }

@@ -19,32 +19,27 @@ namespace twell::lm {
 struct TrainRun {
   std::filesystem::path out;                // see run_directory.h
   std::vector<std::filesystem::path> data;  // text files, token shards, directories of them
-  double validation_fraction = 0.01;
-  std::filesystem::path cache;  // of token ids; empty: `out`/cache
+  std::filesystem::path cache;              // of token ids; empty: `out`/cache
 
-  // Either a Hugging Face directory whose weights are the start ...
-  std::optional<std::filesystem::path> model;
-  // ... or a shape for fresh weights. vocab_size 0: of the tokenizer; head_dim and the number of
-  // key-value heads 0: derived as from a config.json without them.
+  // Shape, where recipe.model gives no weights to start from. vocab_size 0: of the tokenizer;
+  // head_dim and the number of key-value heads 0: derived as from a config.json without them.
   io::ModelConfig config;
-  // Replaces the activation of `model` or `config`; the paper's way to sparsify a SiLU model.
+  // Replaces the activation of recipe.model or `config`; the paper's way to sparsify a SiLU model.
   std::optional<io::HiddenAct> activation;
 
-  // Directory or file; absent: of `model`, or else a byte-level BPE is learnt from the data.
+  // Directory or file; absent: of recipe.model, or else a byte-level BPE is learnt from the data.
   std::optional<std::filesystem::path> tokenizer;
-  std::int64_t bpe_vocab_size = 4096;
   std::uint64_t bpe_max_bytes = 32 << 20;  // of text it is learnt from
 
   at::Device device = at::kCPU;  // as open_device() gave it
   // That train together; each calls run_training() with the same. They share all directories.
   Processes processes;
 
-  // With `resume` the recipe is that of the checkpoint, except what is looked at (log_every to
-  // keep_checkpoints) and, where extend_to is given, the number of steps.
-  Recipe recipe;
-  // Continue from the latest checkpoint in `out`. Without it, `out` must hold no checkpoint.
+  Recipe recipe;  // recipe.model: a Hugging Face directory, or that of a run
+  // Continue from the latest checkpoint in `out`; the recipe is then that of the checkpoint
+  // (saved_recipe) but for what may change (Recipe::may_change), the tokenizer and the activation
+  // are the checkpoint's or not given. Without it, `out` must hold no checkpoint.
   bool resume = false;
-  std::optional<std::int64_t> extend_to;
 
   // After every group of steps. false: stop here, with a checkpoint. The first process decides.
   std::function<bool(const LogRecord&)> progress;
@@ -53,9 +48,10 @@ struct TrainRun {
 };
 
 struct TrainResult {
-  std::int64_t steps = 0;                 // done, those before a resumption included
-  double loss_first = 0.0;                // cross entropy of this process' first step, nats a token
-  double loss_last = 0.0;                 // mean cross entropy of the last group of steps
+  std::int64_t steps = 0;  // done, those before a resumption included
+  // None of these where nothing was left to do.
+  std::optional<double> loss_first;       // cross entropy of this process' first step, nats a token
+  std::optional<double> loss_last;        // mean cross entropy of the last group of steps
   std::optional<double> validation_loss;  // after the last step
   double nnz_mean = 0.0;                  // of the last group: per token, mean over layers
   std::vector<LayerActivity> layers;      // of the last group

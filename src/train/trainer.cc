@@ -99,7 +99,7 @@ Trainer::Trainer(std::unique_ptr<Model> model, const Recipe& recipe, TrainingDat
                    : resolve(recipe.compute)),
       data_(std::move(data)),
       processes_(processes),
-      split_(data_.tokens.size(), recipe.context, data_.validation_fraction),
+      split_(data_.tokens.size(), recipe.context, recipe.validation_fraction),
       windows_(split_.train_windows(), recipe.seed),
       ffn_(std::make_shared<FfnTraining>()),
       recorder_(model->layers(), model->config().intermediate_size, recipe.context) {

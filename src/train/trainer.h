@@ -22,7 +22,6 @@ namespace twell::lm {
 
 struct TrainingData {
   TokenStream tokens;
-  double validation_fraction = 0.01;
   // Ties a checkpoint to its data: a run is only resumed on the same stream.
   std::uint64_t hash = 0;
 };
@@ -89,7 +88,8 @@ class Trainer {
   void save(const std::filesystem::path& directory, const io::Tokenizer* tokenizer) const;
   // Continues from what save() wrote: every further step computes the same bits as if the run had
   // never stopped (same machine and number of threads). Throws Error, and leaves the trainer as it
-  // was made, where the checkpoint is of another model, data, seed or batch.
+  // was made, where the checkpoint is of another model or data, where the recipe differs in what
+  // may not change (Recipe::may_change), and where it has fewer steps than are done.
   void load(const std::filesystem::path& directory);
 
  private:
@@ -116,7 +116,8 @@ class Trainer {
   std::int64_t steps_done_ = 0;
 };
 
-// The recipe, as shortened, of the run that wrote a checkpoint. Throws Error where there is none.
+// The recipe of the run that wrote a checkpoint, as shortened, `compute` resolved. Throws Error
+// where there is none.
 Recipe saved_recipe(const std::filesystem::path& directory);
 
 }  // namespace twell::lm

@@ -29,7 +29,7 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-constexpr int kVersion = 1;
+constexpr int kVersion = 2;  // 2: the recipe has validation_fraction, model and bpe_vocab
 constexpr std::uint64_t kMaxStateBytes = 1 << 20;
 
 fs::path state_file(const fs::path& directory) { return directory / "trainer" / "state.json"; }
@@ -52,16 +52,9 @@ Source find_fp32(const io::Checkpoint& file, const std::string& name, const at::
   return {from, to};
 }
 
-template <class T>
-void expect_same(const std::string& file, const char* what, const T& expected, const T& got) {
-  if (expected == got) return;
-  io::fail_file(file, "was written by another run: {} is {} there, {} here", what, got, expected);
-}
-
 struct State {
   std::int64_t step = 0, position = 0;
   std::uint64_t data_hash = 0;
-  std::string compute;
   Recipe recipe;
   std::vector<std::int64_t> screened;
 };
@@ -77,12 +70,11 @@ State parse_state(const fs::path& path) {
     out.step = in.at("step").get<std::int64_t>();
     out.position = in.at("position").get<std::int64_t>();
     out.data_hash = in.at("data_hash").get<std::uint64_t>();
-    out.compute = in.at("compute").get<std::string>();
     out.recipe = Recipe::from_json(in.at("recipe").dump(), name);
     // Absent where a checkpoint is older than screens in training.
     out.screened = in.value("screened_layers", std::vector<std::int64_t>());
   } catch (const json::exception& error) {
-    io::fail_file(name, "is not the state of a trainer: {}", error.what());
+    io::fail_file(name, "is not the state of a trainer: {}", io::library_reason(error.what()));
   }
   if (out.step < 1 || out.position < 1) {
     io::fail_file(name, "step and position: expected positive numbers");
@@ -128,12 +120,13 @@ void Trainer::save(const fs::path& directory, const io::Tokenizer* tokenizer) co
   state["step"] = steps_done_;
   state["position"] = windows_.position();
   state["data_hash"] = data_.hash;
-  state["compute"] = name_of(compute_);
   state["screened_layers"] = json::array();
   for (const auto& [layer, screened] : ffn_->forms) {
     if (screened) state["screened_layers"].push_back(layer);
   }
-  state["recipe"] = json::parse(recipe_.to_json());
+  Recipe recipe = recipe_;
+  recipe.compute = compute_;
+  state["recipe"] = json::parse(recipe.to_json());
   io::write_file_atomically(state_file(out), state.dump(2) + "\n");
   target.commit();
 }
@@ -142,12 +135,17 @@ void Trainer::load(const fs::path& directory) {
   // Everything is checked before anything is changed.
   const State state = parse_state(state_file(directory));
   const std::string name = state_file(directory).string();
-  expect_same(name, "data hash", data_.hash, state.data_hash);
-  expect_same<std::string>(name, "compute type", name_of(compute_), state.compute);
-  expect_same(name, "seed", recipe_.seed, state.recipe.seed);
-  expect_same(name, "context", recipe_.context, state.recipe.context);
-  expect_same(name, "micro_batch", recipe_.micro_batch, state.recipe.micro_batch);
-  expect_same(name, "accumulation", recipe_.accumulation, state.recipe.accumulation);
+  Recipe recipe = recipe_;
+  recipe.compute = compute_;
+  recipe.check_resumed(state.recipe, name);
+  if (recipe.steps < state.step) {
+    io::fail_file(name, "steps: the run has done {}, {} are asked for", state.step, recipe.steps);
+  }
+  if (data_.hash != state.data_hash) {
+    io::fail_file(name,
+                  "the text is not the one that this run was trained on: resume with the same "
+                  "files, in the same order");
+  }
   io::ModelConfig config = io::load_config(directory);
   config.dtype = model_->config().dtype;
   if (!(config == model_->config())) {

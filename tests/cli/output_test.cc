@@ -127,10 +127,17 @@ TEST_F(CliOutput, JsonReplacesAtomicallyAndSurvivesNaN) {
 }
 
 TEST_F(CliOutput, JsonTargetIsCheckedBeforeTheWork) {
-  EXPECT_THROW(check_json_target((directory_ / "no/such/out.json").string()), Error);
-  EXPECT_THROW(check_json_target(directory_.string()), Error);
-  EXPECT_NO_THROW(check_json_target((directory_ / "out.json").string()));
-  EXPECT_NO_THROW(check_json_target("-"));
+  const auto check = [](const fs::path& path) {
+    check_output_file("--json", path.string(), kResultsMark);
+  };
+  EXPECT_THROW(check(directory_ / "no/such/out.json"), Error);
+  EXPECT_THROW(check(directory_), Error);
+  EXPECT_NO_THROW(check(directory_ / "out.json"));
+  EXPECT_TRUE(fs::is_empty(directory_));
+  std::ofstream(directory_ / "mine.json") << "{\"text\": \"of somebody\"}";
+  EXPECT_THROW(check(directory_ / "mine.json"), Error);
+  std::ofstream(directory_ / "ours.json") << "{\"twell\": \"0.1.0\"}";
+  EXPECT_NO_THROW(check(directory_ / "ours.json"));
 }
 
 TEST(Svg, ChartsKeepTheirPointsInsideAndNamesSafe) {

@@ -1,5 +1,6 @@
 """Token ids and decoded text against the package `tokenizers`, id for id."""
 
+import functools
 import json
 import random
 import tarfile
@@ -238,6 +239,38 @@ def test_published_patterns(check, pattern):
 )
 def test_split(check, pattern, behavior, invert):
     check(train(split(pattern, behavior, invert)), random_texts(500, seed=5))
+
+
+@functools.cache
+def learnt_across_boundaries():
+    return train(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)).to_str()
+
+
+def cut_by(pattern):
+    """With a vocabulary in which each boundary that the pattern makes, or does not make, shows."""
+    tokenizer = Tokenizer.from_str(learnt_across_boundaries())
+    tokenizer.pre_tokenizer = split(Regex(pattern))
+    return tokenizer
+
+
+@pytest.mark.parametrize("pattern", [
+    r"\p{N}{1,3}+", "a{,2}", r"\p{N}{2}?", "(?:a|e){1,2}+", "a{,}", "a{", "t{2}{2}", "中{2}?", "a+*",
+    r"\p{L}{1,2}*", "[ae]{2}+", r"\s{,2}?", "a++", "e?+", "a{1,2}?", r"\p{N}{1,3}+(?=e)", "(?i:The){2}?",
+])  # fmt: skip
+def test_repetitions(check, pattern):
+    check(cut_by(pattern), random_texts(800, seed=6))
+
+
+def test_random_repetitions(check):
+    rng = random.Random(8)
+    atoms = ["a", "[ab1]", r"\p{N}", r"\p{L}", "(?:th|t)", "中", r"\s", "(?>a|ab)", "é", r"\."]
+    marks = ["", "", "*", "+", "?", "{2}", "{,2}", "{1,}", "{1,3}"]
+    ends = ["", "", "?", "+", "*", "{2}"]
+    pick = lambda: rng.choice(atoms) + rng.choice(marks) + rng.choice(ends)  # noqa: E731
+    texts = random_texts(60, seed=7)
+    for _ in range(120):
+        pattern = rng.choice(["", "|"]).join(pick() for _ in range(rng.choice([1, 2, 3])))
+        check(cut_by(pattern), texts)
 
 
 @pytest.mark.parametrize("individual", [False, True])

@@ -369,6 +369,50 @@ TEST(Model, DamagedCheckpointsAreNamed) {
   }
 }
 
+// Of each kind: layers beyond the config's, a gate that it denies, biases that it denies, a tied
+// output matrix that is another one.
+TEST(Model, TensorsWithoutUseAreRefused) {
+  const ScratchDirectory directory;
+  const auto expect_refused = [&](const io::ModelConfig& config, const io::ModelConfig& written,
+                                  const NamedTensors& tensors, const std::string& name) {
+    test::save_model(directory.path(), written, tensors);
+    for (const FfnPath path : {FfnPath::dense, FfnPath::sparse}) {
+      LoadOptions options;
+      options.ffn = path;
+      EXPECT_THAT(message_of([&] { load_model(directory.string(), options); }),
+                  testing::AllOf(testing::HasSubstr(name), testing::HasSubstr("safetensors")));
+      options.allow_unused = true;
+      EXPECT_NO_THROW(load_model(directory.string(), options));
+    }
+    test::save_model(directory.path(), config, tensors);
+  };
+  io::ModelConfig config = tiny_config();
+  NamedTensors tensors = tiny_model(config)->parameters();
+  io::ModelConfig fewer = config;
+  fewer.num_hidden_layers = 1;
+  expect_refused(config, fewer, tensors, "model.layers.1.input_layernorm.weight");
+  io::ModelConfig plain = config;
+  plain.gated = false;
+  expect_refused(config, plain, tensors, "model.layers.0.mlp.gate_proj.weight");
+
+  io::ModelConfig biased = config;
+  biased.qkv_bias = biased.o_bias = true;
+  expect_refused(biased, config, tiny_model(biased)->parameters(),
+                 "model.layers.0.self_attn.k_proj.bias");
+
+  io::ModelConfig tied = config;
+  tied.tie_word_embeddings = true;
+  tensors = tiny_model(tied)->parameters();
+  at::Tensor head = tensors.front().second.detach().clone();
+  ASSERT_EQ(tensors.front().first, "model.embed_tokens.weight");
+  tensors.emplace_back("model.layers.0.self_attn.rotary_emb.inv_freq", at::ones({8}));
+  tensors.emplace_back("lm_head.weight", head);
+  test::save_model(directory.path(), tied, tensors);  // equal: as `transformers` may store it
+  EXPECT_NO_THROW(load_model(directory.string()));
+  head[0][0] += 1;
+  expect_refused(tied, tied, tensors, "lm_head.weight");
+}
+
 TEST(Model, CallersMistakesAreErrors) {
   const auto model = tiny_model(tiny_config());
   const at::NoGradGuard no_grad;

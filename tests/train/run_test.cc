@@ -106,7 +106,6 @@ TEST(RunTraining, StopsWhenAskedAndResumesToTheSameLog) {
   fs::remove(run.out / "latest");  // as tools do that drop links
   EXPECT_TRUE(contains(message_of([&] { run_training(run); }), "holds a checkpoint"));
   run.resume = true;
-  run.recipe.peak_lr = 1.0;  // the checkpoint's recipe counts
   const TrainResult result = run_training(run);
   EXPECT_EQ(result.steps, 20);
   EXPECT_EQ(result.loss_last, expected.loss_last);
@@ -116,7 +115,7 @@ TEST(RunTraining, StopsWhenAskedAndResumesToTheSameLog) {
   // Nothing left to do: the result names the checkpoint that is there.
   EXPECT_EQ(run_training(run).steps, 20);
   EXPECT_EQ(log_of(run.out), log_of(whole.out));
-  run.extend_to = 22;
+  run.recipe.steps = 22;
   EXPECT_EQ(run_training(run).steps, 22);
 }
 
@@ -130,7 +129,7 @@ TEST(RunTraining, ContinuesFromAModelWithAnotherActivation) {
 
   TrainRun second = first;
   second.out = scratch.path() / "sparse";
-  second.model = dense.checkpoint;
+  second.recipe.model = dense.checkpoint;
   second.config = {};
   second.activation = io::HiddenAct::relu;
   const TrainResult sparse = run_training(second);
@@ -180,7 +179,8 @@ TEST(RunTraining, SaysWhatIsWrongWithItsInput) {
   EXPECT_TRUE(contains(message([&](TrainRun& r) { r.recipe.steps = 0; }), "steps"));
   EXPECT_TRUE(contains(message([&](TrainRun& r) { r.config.vocab_size = 100; }), "tokenizer"));
   EXPECT_TRUE(contains(message([&](TrainRun& r) { r.config.hidden_size = 0; }), "hidden_size"));
-  EXPECT_TRUE(contains(message([&](TrainRun& r) { r.model = scratch.path(); }), "tokenizer"));
+  EXPECT_TRUE(
+      contains(message([&](TrainRun& r) { r.recipe.model = scratch.path(); }), "tokenizer"));
   EXPECT_TRUE(contains(message([&](TrainRun& r) { r.out = empty / "run"; }), "empty.txt"));
 }
 
@@ -194,7 +194,7 @@ TEST(RunTraining, RefusesAModelWithAnUnknownActivation) {
   json config = json::parse(io::read_file(result.checkpoint / "config.json"));
   config["hidden_act"] = "swish_of_doom";
   io::write_file_atomically(result.checkpoint / "config.json", config.dump());
-  run.model = result.checkpoint;
+  run.recipe.model = result.checkpoint;
   run.out = scratch.path() / "next";
   EXPECT_TRUE(contains(message_of([&] { run_training(run); }), "swish_of_doom"));
 }
@@ -260,7 +260,6 @@ TEST(RunTraining, LearnsShakespeare) {
   TrainRun run;
   run.out = scratch.path() / "run";
   run.data = {text};
-  run.bpe_vocab_size = 512;
   run.config = test::tiny_config();
   run.config.hidden_size = 64;
   run.config.intermediate_size = 256;
@@ -268,6 +267,7 @@ TEST(RunTraining, LearnsShakespeare) {
   run.config.vocab_size = 0;
   run.config.max_position_embeddings = 64;
   run.recipe = test::tiny_recipe();
+  run.recipe.bpe_vocab = 512;
   run.recipe.context = 64;
   run.recipe.micro_batch = 16;
   run.recipe.steps = 80;

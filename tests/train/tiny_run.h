@@ -30,6 +30,7 @@ inline io::ModelConfig tiny_config() {
 
 inline lm::Recipe tiny_recipe() {
   lm::Recipe r;
+  r.validation_fraction = 0.1;
   r.steps = 20;
   r.context = 16;
   r.micro_batch = 4;
@@ -53,7 +54,7 @@ inline lm::TrainingData tiny_data(std::uint64_t seed = 5) {
     ids.push_back(static_cast<std::int32_t>(
         chance ? random.next() % 64 : (static_cast<std::uint64_t>(ids.back()) * 5 + 3) % 64));
   }
-  return {lm::TokenStream(std::move(ids)), 0.1, seed};
+  return {lm::TokenStream(std::move(ids)), seed};
 }
 
 // The same with a penalty that kills neurons, which are then revived.
@@ -77,11 +78,10 @@ inline lm::TrainRun tiny_run(const std::filesystem::path& directory) {
   lm::TrainRun run;
   run.out = directory / "run";
   run.data = {directory / "text.txt"};
-  run.validation_fraction = 0.1;
   run.config = tiny_config();
   run.config.vocab_size = 0;
-  run.bpe_vocab_size = 280;
   run.recipe = tiny_recipe();
+  run.recipe.bpe_vocab = 280;
   run.recipe.save_every = 1;
   run.recipe.log_every = 1;
   std::string text;

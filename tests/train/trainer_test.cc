@@ -179,7 +179,7 @@ TEST(TrainerTest, LossAndGradientAreThoseOfTheMeanCrossEntropy) {
   std::vector<std::int64_t> ids(4 * 16 + 1);
   data.tokens.read(0, ids);
   data.tokens = TokenStream(std::vector<std::int32_t>(ids.begin(), ids.end()));
-  data.validation_fraction = 0.0;
+  recipe.validation_fraction = 0.0;
   const auto model = make_model(tiny_config(), at::kFloat, recipe.seed);
   const at::Tensor stream = at::tensor(ids, at::kLong);
   const at::Tensor tokens = stream.narrow(0, 0, 64).view({4, 16});
@@ -335,7 +335,7 @@ TEST(TrainerTest, RefusesAnotherRunsCheckpoint) {
   io::ModelConfig config = tiny_config();
   config.intermediate_size = 100;
   EXPECT_TRUE(contains(message(tiny_recipe(), config, test::tiny_data()), "config.json"));
-  EXPECT_TRUE(contains(message(tiny_recipe(), tiny_config(), test::tiny_data(6)), "data hash"));
+  EXPECT_TRUE(contains(message(tiny_recipe(), tiny_config(), test::tiny_data(6)), "text"));
   EXPECT_EQ(message(tiny_recipe(), tiny_config(), test::tiny_data()), "no error");
 }
 
