@@ -1,0 +1,105 @@
+"""Random tokenizers on random texts, id for id against the package `tokenizers`."""
+
+import json
+import struct
+import subprocess
+
+from tools import Broken
+
+LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+          r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+# Characters of every kind that all versions of Unicode agree upon.
+PIECES = ["a", "b", "e", "th", "the ", " quick", "T", "É", "é", "ß", "中", "文", "かな", "1", "23", "2024",
+          " ", "  ", "\n", "\r\n", "\t", "\u00a0", "\u3000", "'s", "'LL", "!", "...", "-", "_", "(", "\\",
+          "e\u0301", "\u0301", "\U0001f600", "<s>", "</s>", "<|end|>", "<|end", "²", "Ⅳ", "\u200b"]  # fmt: skip
+
+
+def text_of(rng, longest=60):
+    return "".join(rng.choice(PIECES) * rng.choice([1, 1, 1, 2, 4]) for _ in range(rng.randrange(longest)))
+
+
+def pattern_of(rng):
+    if rng.random() < 0.2:
+        return LLAMA3
+    atoms = ["a", "e", "[ab1]", r"\p{N}", r"\p{L}", r"\p{Lu}", "(?:th|t)", "中", r"\s", r"\S", "(?>a|ab)",
+             "é", r"\.", r"[^\s\p{L}]", r"[\r\n]", r"\d", "(?i:the)", r"\p{P}", "'"]  # fmt: skip
+    marks = ["", "", "", "*", "+", "?", "{2}", "{,2}", "{1,}", "{1,3}"]
+    ends = ["", "", "", "?", "+", "*", "{2}"]
+    looks = ["", "", "", r"(?=\s)", r"(?!\S)", "(?<=a)", "(?<!a)"]
+    one = lambda: rng.choice(atoms) + rng.choice(marks) + rng.choice(ends)  # noqa: E731
+    return "".join(one() + rng.choice(looks) + rng.choice(["", "|"]) for _ in range(rng.randrange(4))) + one()
+
+
+class Vocabularies:
+    name = "tokenizers"
+    promise = "Token ids and decoded text are those of the package `tokenizers`, or the file is refused"
+
+    def __init__(self, tools, scratch, rng):
+        self.tools = tools
+
+    def tokenizer(self, rng):
+        from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+        from tokenizers import trainers
+
+        learn = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=rng.random() < 0.4)
+        out = Tokenizer(models.BPE())
+        out.pre_tokenizer = learn
+        sample = [text_of(rng, 400) for _ in range(30)]
+        out.train_from_iterator(sample, trainers.BpeTrainer(
+            vocab_size=rng.choice([300, 500, 900]), show_progress=False,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+        steps = []
+        for _ in range(rng.choice([0, 1, 1, 2])):
+            behavior = rng.choice(["removed", "isolated", "merged_with_previous", "merged_with_next",
+                                   "contiguous"])
+            steps.append(pre_tokenizers.Split(Regex(pattern_of(rng)), behavior, rng.random() < 0.3))
+        if rng.random() < 0.2:
+            steps.append(pre_tokenizers.Digits(rng.random() < 0.5))
+        steps.append(pre_tokenizers.ByteLevel(add_prefix_space=rng.random() < 0.3,
+                                              use_regex=rng.random() < 0.3))
+        out.pre_tokenizer = pre_tokenizers.Sequence(steps)
+        out.decoder = decoders.ByteLevel()
+        if rng.random() < 0.3:
+            out.normalizer = normalizers.NFC()
+        flag = lambda: rng.random() < 0.3  # noqa: E731
+        out.add_tokens([
+            AddedToken(word, special=flag(), lstrip=flag(), rstrip=flag(), single_word=flag(),
+                       normalized=flag())
+            for word in ["<s>", "</s>", "<|end|>"] if flag()])
+        return out
+
+    def ask(self, mode, path, records):
+        stdin = b"".join(struct.pack("<I", len(r)) + r for r in records)
+        done = subprocess.run([self.tools.io_driver, mode, path], input=stdin, capture_output=True,
+                              timeout=120)
+        if done.returncode < 0:
+            raise Broken(f"{mode} {path}: signal {-done.returncode}")
+        if done.returncode != 0:
+            return None
+        answers, at = [], 0
+        while at < len(done.stdout):
+            (length,) = struct.unpack_from("<I", done.stdout, at)
+            answers.append(done.stdout[at + 4 : at + 4 + length])
+            at += 4 + length
+        return answers
+
+    def round(self, rng, scratch):
+        oracle = self.tokenizer(rng)
+        path = scratch / "tokenizer.json"
+        oracle.save(str(path))
+        texts = [text_of(rng) for _ in range(150)]
+        answers = self.ask("encode", path, [t.encode() for t in texts])
+        if answers is None:
+            return 1  # refused in a line
+        want = [e.ids for e in oracle.encode_batch(texts, add_special_tokens=False)]
+        for text, got, ids in zip(texts, answers, want):
+            if list(struct.unpack(f"<{len(got) // 4}i", got)) != ids:
+                steps = json.loads(path.read_text())["pre_tokenizer"]
+                raise Broken(f"other ids for {text!r} with {steps}")
+        decoded = self.ask("decode", path, [struct.pack(f"<{len(i)}i", *i) for i in want])
+        for ids, got in zip(want, decoded):
+            if got.decode() != oracle.decode(ids, skip_special_tokens=False):
+                raise Broken(f"other text for {ids}")
+        return 2 * len(texts)
+
+
