@@ -273,7 +273,7 @@ void add_bench_ffn(CLI::App& bench) {
   o->writes(
       c.add_option("--chart", o->chart, "Also draw time against density, for each number of tokens")
           ->type_name("FILE.svg"),
-      kChartMark);
+      OutputKind::chart);
   c.add_option("--dtype", o->dtype, "bf16 or f32; on a GPU bf16 or f16")
       ->check(CLI::IsMember({"bf16", "f16", "f32"}));
   c.add_option("--activation", o->activation, "One that yields zeros")

@@ -8,6 +8,7 @@
 #include "cli/train_options.h"
 #include "measure/step_bench.h"
 #include "models/registry.h"
+#include "train/run_directory.h"
 
 namespace twell::cli {
 namespace {
@@ -62,6 +63,7 @@ void print(const BenchTrainCommand& o, const nlohmann::json& json) {
 }
 
 void run(BenchTrainCommand& o) {
+  o.model = lm::resolve_model_directory(o.model).string();
   lm::Recipe& recipe = o.recipe;
   // Nothing moves, so that the activity stays what it is; the work is that of any other step.
   recipe.peak_lr = recipe.min_lr_ratio = recipe.l1 = 0.0;

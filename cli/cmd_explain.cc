@@ -132,6 +132,7 @@ void add_explain(CLI::App& app) {
       app, "explain", "This machine, and the plan a layer or a model runs with",
       "twell explain --hidden 2048 --ffn 5632 --tokens 1,64,2048 --nnz 29", run);
   c.add_option("--model", o->model, "Explain the layers of this model")->type_name("DIR");
+  add_unused_option(c, o->allow_unused);
   c.add_option("--hidden", o->input, "Width D of the model")->check(kPositive);
   c.add_option("--ffn", o->hidden, "Hidden units H of the layer")->check(kPositive);
   c.add_option("--tokens", o->tokens, "Tokens per call, a list")->delimiter(',')->check(kPositive);

@@ -70,7 +70,7 @@ void run(GenerateCommand& o) {
   io::StreamDecoder decoder(tokenizer, true);
   options.on_token = [&](std::int64_t, std::int64_t token) {
     if (stream) o.say("{}", decoder.push(static_cast<std::int32_t>(token)));
-    const bool unread = output_error() != 0 && (o.json.empty() || o.json == "-");
+    const bool unread = output_error() != 0 && o.json.empty();
     return !measure::interrupted() && !unread;
   };
   if (stream) {

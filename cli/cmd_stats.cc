@@ -122,7 +122,7 @@ void add_stats(CLI::App& app) {
   o->writes(c.add_option("--trace", o->trace,
                          "Also write which neurons fired for which token, for bench ffn --trace")
                 ->type_name("FILE"),
-            kTraceMark);
+            OutputKind::trace);
   c.add_flag("--chart", o->chart, "Also draw a bar per layer");
   add_ffn_option(c, *o);
   add_dtype_option(c, *o);

@@ -17,11 +17,10 @@
 #include "io/file_error.h"
 #include "measure/synth_sparsity.h"
 #include "train/bpe_trainer.h"
+#include "train/run_directory.h"
 
 namespace twell::cli {
 namespace {
-
-namespace fs = std::filesystem;
 
 struct SynthCommand : CommonOptions {
   std::string preset = "0.5b";
@@ -99,11 +98,9 @@ std::vector<std::int64_t> sample(const SynthCommand& o, const io::Tokenizer& tok
 void run(SynthCommand& o) {
   check_output_directory("--out", o.out);
   const io::ModelConfig config = make_config(o);
-  if (fs::exists(o.out) && !fs::is_empty(o.out)) {
-    io::fail_file("--out " + o.out, "is there already; choose another directory or remove it");
-  }
   const io::Tokenizer tokenizer =
-      o.tokenizer.empty() ? byte_tokenizer(config.vocab_size) : io::Tokenizer::load(o.tokenizer);
+      o.tokenizer.empty() ? byte_tokenizer(config.vocab_size)
+                          : io::Tokenizer::load(lm::resolve_model_directory(o.tokenizer));
   if (tokenizer.vocab_size() > config.vocab_size) {
     io::fail_argument("--tokenizer " + o.tokenizer,
                       "has {} tokens, more than the model's {}; give --vocab",

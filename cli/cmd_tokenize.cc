@@ -88,7 +88,7 @@ void add_tokenize(CLI::App& app) {
       ->check(in_range(257, 1 << 20))
       ->type_name("SIZE");
   o->writes(c.add_option("--out", o->out, "Token shard to write")->required()->type_name("FILE"),
-            kShardMark);
+            OutputKind::token_shard);
 }
 
 }  // namespace twell::cli

@@ -7,7 +7,6 @@
 #include "measure/interrupt.h"
 #include "train/run.h"
 #include "train/run_directory.h"
-#include "train/trainer.h"
 
 namespace twell::cli {
 namespace {
@@ -18,6 +17,7 @@ struct TrainCommand : CommonOptions {
   std::string out, tokenizer, cache, activation;
   FieldOptions recipe_options, shape_options;
   std::optional<std::int64_t> extend_to;
+  bool resume = false;
   bool warmup_given = false;
 };
 
@@ -31,17 +31,19 @@ nlohmann::json layers_json(const std::vector<lm::LayerActivity>& layers) {
   return out;
 }
 
-// The recipe of the run in --out, with what was given and may change.
-void take_up(TrainCommand& o) {
-  const auto latest = lm::latest_checkpoint(o.out);
-  if (!latest) return;  // run_training() says so
-  lm::TrainRun& run = o.run;
-  run.recipe = resumed_recipe(o.recipe_options, run.recipe, lm::saved_recipe(*latest),
-                              [&](const std::string& change) {
-                                if (run.processes.first()) o.say("Resuming with {}\n", change);
-                              });
-  if (o.extend_to) run.recipe.steps = *o.extend_to;
-  check_shape(o.shape_options, run.config, latest->string());
+// The recipe to go on with, in place of `saved`.
+lm::Recipe take_up(const TrainCommand& o, const std::filesystem::path& checkpoint,
+                   const lm::Recipe& saved) {
+  std::vector<std::string> changes;
+  lm::Recipe recipe = resumed_recipe(o.recipe_options, o.run.recipe, saved, changes);
+  check_shape(o.shape_options, o.run.config, checkpoint.string());
+  if (o.extend_to && *o.extend_to != saved.length()) {
+    changes.push_back(fmt::format("--extend-to {} (before: {})", *o.extend_to, saved.length()));
+    recipe.extend(*o.extend_to);
+  }
+  if (!o.run.processes.first()) return recipe;
+  for (const std::string& change : changes) o.say("Resuming with {}\n", change);
+  return recipe;
 }
 
 void run_command(TrainCommand& o) {
@@ -56,14 +58,16 @@ void run_command(TrainCommand& o) {
   }
   if (!o.tokenizer.empty()) run.tokenizer = lm::resolve_model_directory(o.tokenizer);
   if (!o.activation.empty()) run.activation = io::hidden_act_of(o.activation);
-  if (run.resume) {
-    take_up(o);
+  if (o.resume) {
+    run.resume = [&o](const auto& checkpoint, const lm::Recipe& saved) {
+      return take_up(o, checkpoint, saved);
+    };
   } else if (!run.recipe.model.empty()) {
     check_shape(o.shape_options, run.config, lm::resolve_model_directory(run.recipe.model));
   }
   run.config.max_position_embeddings = run.recipe.context;
   // The paper's warm-up is for long runs.
-  if (!o.warmup_given && !run.resume) {
+  if (!o.warmup_given && !o.resume) {
     run.recipe.warmup_steps = std::min(run.recipe.warmup_steps, run.recipe.steps / 10);
   }
   run.config.hidden_act = run.activation.value_or(io::HiddenAct::relu);
@@ -91,7 +95,7 @@ void run_command(TrainCommand& o) {
   }
   o.say("Model: {}\nLog: {}\n", result.checkpoint.string(), (run.out / "log.jsonl").string());
   nlohmann::json out = to_json(result);
-  out.update({{"nnz_mean", result.nnz_mean},
+  out.update({{"nnz_mean", result.loss_last ? nlohmann::json(result.nnz_mean) : nullptr},
               {"hidden_units", result.hidden_units},
               {"layers", layers_json(result.layers)},
               {"checkpoint", result.checkpoint.string()}});
@@ -140,7 +144,7 @@ void add_train(CLI::App& app) {
   c.add_option("--cache", o->cache, "Directory of token ids (default: OUT/cache)")
       ->type_name("DIR");
   CLI::Option* resume =
-      c.add_flag("--resume", o->run.resume, "Continue from the latest checkpoint in OUT");
+      c.add_flag("--resume", o->resume, "Continue from the latest checkpoint in OUT");
   c.add_option("--extend-to", o->extend_to, "With --resume: the new number of steps")
       ->check(kPositive)
       ->needs(resume);

@@ -18,37 +18,33 @@ namespace twell::cli {
 
 void CommonOptions::check_paths() const {
   namespace fs = std::filesystem;
-  std::vector<std::pair<std::string, std::string>> read;  // option, path
+  struct Path {
+    std::string option, given;
+    fs::path file;  // with links followed, as far as it is there
+  };
+  std::vector<Path> read, written;
   for (const CLI::Option* option : command_->get_options()) {
-    const std::string type = option->get_type_name();
-    const auto output =
-        std::ranges::find(outputs_, option, &std::pair<CLI::Option*, std::string>::first);
+    const std::string type = option->get_type_name(), name = option->get_name();
     if (!type.starts_with("FILE") && type != "DIR" && type != "PATH") continue;
+    const auto output = std::ranges::find(outputs_, option, [](const auto& o) { return o.first; });
     for (const std::string& path : option->results()) {
-      if (path.empty()) io::fail_argument(option->get_name(), "is empty: give a path");
-      if (output == outputs_.end()) {
-        read.emplace_back(option->get_name(), path);
-      } else if (path != "-") {
-        check_output_file(option->get_name(), path, output->second);
-      }
+      if (path.empty()) io::fail_argument(name, "is empty: give a path");
+      if (path == "-" && name == "--json") continue;  // standard output
+      std::error_code ignored;
+      const Path one = {name, path, fs::weakly_canonical(path, ignored)};
+      (output == outputs_.end() ? read : written).push_back(one);
+      if (output != outputs_.end()) check_output_file(name, path, output->second);
     }
   }
-  for (auto it = outputs_.begin(); it != outputs_.end(); ++it) {
-    for (const std::string& path : it->first->results()) {
-      std::error_code ignored;
-      for (const auto& [name, other] : read) {
-        if (fs::equivalent(path, other, ignored)) {
-          io::fail_argument(it->first->get_name(), "is the file that {} reads: {}", name, path);
-        }
-      }
-      for (auto next = it + 1; next != outputs_.end(); ++next) {
-        if (next->first->count() == 0 || path == "-") continue;
-        const std::string also = next->first->results().front();
-        if (fs::absolute(path).lexically_normal() == fs::absolute(also).lexically_normal()) {
-          io::fail_argument(it->first->get_name(), "is the file that {} writes: {}",
-                            next->first->get_name(), path);
-        }
-      }
+  for (std::size_t i = 0; i < written.size(); ++i) {
+    const Path& one = written[i];
+    for (const Path& other : read) {
+      if (one.file != other.file) continue;
+      io::fail_argument(one.option, "is the file that {} reads: {}", other.option, one.given);
+    }
+    for (std::size_t j = 0; j < i; ++j) {
+      if (one.file != written[j].file) continue;
+      io::fail_argument(one.option, "is the file that {} writes: {}", written[j].option, one.given);
     }
   }
 }
@@ -62,6 +58,7 @@ void CommonOptions::begin() {
 
 void CommonOptions::write(const nlohmann::json& results) const {
   if (json.empty()) return;
+  if (json != "-") check_output_file("--json", json, OutputKind::results);  // it is now, too
   nlohmann::json out = results;
   out["twell"] = TWELL_VERSION;
   out["machine"] = measure::machine_json(threads);
@@ -78,7 +75,7 @@ CLI::App& declare_command(CLI::App& parent, const std::string& name, const std::
   CLI::Option* json = command.add_option("--json", common.json,
                                          "Write the results as JSON to FILE (- for the terminal)");
   json->type_name("FILE");
-  common.writes(json, kResultsMark);
+  common.writes(json, OutputKind::results);
   command.add_option("--threads", common.threads, "Threads (default: one per core)")
       ->check(in_range(1, 1024))
       ->type_name("N");

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "cli/json_out.h"
 #include "cli/terminal.h"
 
 namespace twell::cli {
@@ -35,8 +36,8 @@ struct CommonOptions {
   // Writes the results, if asked for, with the keys every command adds ("twell", "machine").
   void write(const nlohmann::json& results) const;
 
-  // Declares that an option names a file to write, which may replace one with this mark.
-  void writes(CLI::Option* option, std::string mark) { outputs_.emplace_back(option, mark); }
+  // Declares that an option names a file to write, which may replace an older one of its kind.
+  void writes(CLI::Option* option, OutputKind kind) { outputs_.emplace_back(option, kind); }
 
  private:
   friend CLI::App& declare_command(CLI::App& parent, const std::string& name,
@@ -45,7 +46,7 @@ struct CommonOptions {
   void check_paths() const;
 
   const CLI::App* command_ = nullptr;
-  std::vector<std::pair<CLI::Option*, std::string>> outputs_;
+  std::vector<std::pair<CLI::Option*, OutputKind>> outputs_;
 };
 
 // Adds a command with --json and --threads, a description and an example under its help. `run` is

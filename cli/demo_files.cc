@@ -5,9 +5,17 @@
 #include "cli/model_files.h"
 #include "io/atomic_file.h"
 #include "io/file_error.h"
+#include "train/run_directory.h"
 
 namespace twell::cli {
 namespace fs = std::filesystem;
+namespace {
+
+// In model/: the name of the checkpoint that the demo ended with. A run that went on from there is
+// somebody's.
+constexpr const char* kMarker = ".demo";
+
+}  // namespace
 
 DemoDirectory::DemoDirectory(const fs::path& path)
     : path_(path), temporary_(path / ".model.twell-tmp") {
@@ -24,14 +32,16 @@ DemoDirectory::DemoDirectory(const fs::path& path)
                     "holds \"{}\", which is not of a demo; choose another directory", name);
     }
   }
-  expect_own("model", "model/log.jsonl", "\"l1_coef\"");
+  expect_own("model", fs::path("model") / kMarker,
+             lm::latest_checkpoint(path_ / "model").value_or(fs::path()).filename().string());
   expect_own("report.html", "report.html", "<title>twell demo</title>");
   expect_own("results.json", "results.json", "\"speedup_prefill\"");
   // Of a demo that was killed.
   fs::remove_all(temporary_);
 }
 
-void DemoDirectory::expect_own(const char* name, const char* file, std::string_view mark) const {
+void DemoDirectory::expect_own(const char* name, const fs::path& file,
+                               std::string_view mark) const {
   std::error_code error;
   const fs::path found = path_ / file;
   if (!fs::exists(fs::symlink_status(path_ / name, error))) return;
@@ -51,6 +61,8 @@ DemoDirectory::~DemoDirectory() {
 }
 
 std::string DemoDirectory::keep() {
+  const fs::path newest = lm::latest_checkpoint(temporary_).value_or(fs::path());
+  io::write_file_atomically(temporary_ / kMarker, newest.filename().string());
   const fs::path model = path_ / "model";
   const fs::path older = path_ / ".older-model.twell-tmp";
   fs::remove_all(older);

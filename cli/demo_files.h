@@ -24,7 +24,7 @@ class DemoDirectory {
  private:
   // What is replaced must bear a demo's mark: where `name` is there, `file` in it holds these
   // bytes.
-  void expect_own(const char* name, const char* file, std::string_view mark) const;
+  void expect_own(const char* name, const std::filesystem::path& file, std::string_view mark) const;
 
   std::filesystem::path path_, temporary_;
   bool made_ = false;

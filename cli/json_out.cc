@@ -4,15 +4,41 @@
 
 #include <filesystem>
 
+#include "cli/svg.h"
 #include "cli/terminal.h"
+#include "io/activity_trace.h"
 #include "io/atomic_file.h"
 #include "io/file_error.h"
 #include "io/mapped_file.h"
+#include "io/token_shard.h"
 
 namespace twell::cli {
 namespace fs = std::filesystem;
 
-void check_output_file(const std::string& option, const std::string& path, std::string_view mark) {
+namespace {
+
+bool is_earlier_output(const std::string& path, OutputKind kind) {
+  const io::MappedFile file{fs::path(path)};
+  const std::string_view text(reinterpret_cast<const char*>(file.data()), file.size());
+  switch (kind) {
+    case OutputKind::token_shard:
+      return text.starts_with(io::kTokenShardMagic);
+    case OutputKind::trace:
+      return text.starts_with(io::kActivityTraceMagic);
+    case OutputKind::chart:
+      return text.starts_with("<svg ") && text.substr(0, 4096).find(kChartMark) != text.npos;
+    case OutputKind::results:
+      constexpr std::size_t kLargest = 256 << 20;
+      if (text.size() > kLargest) return false;
+      const auto json = nlohmann::json::parse(text, nullptr, false);
+      return json.is_object() && json.contains("twell") && json["twell"].is_string();
+  }
+  return false;
+}
+
+}  // namespace
+
+void check_output_file(const std::string& option, const std::string& path, OutputKind kind) {
   const std::string what = option + " " + path;
   std::error_code ignored;
   if (fs::is_directory(path, ignored)) io::fail_file(what, "is a directory, expected a file name");
@@ -20,12 +46,9 @@ void check_output_file(const std::string& option, const std::string& path, std::
   if (!fs::is_directory(parent, ignored)) {
     io::fail_file(what, "the directory {} does not exist; make it first", parent.string());
   }
-  if (fs::is_regular_file(path, ignored) && fs::file_size(path, ignored) > 0) {
-    const io::MappedFile file{fs::path(path)};
-    const std::string_view text(reinterpret_cast<const char*>(file.data()), file.size());
-    if (text.find(mark) == std::string_view::npos) {
-      io::fail_file(what, "is there already and is no earlier output: give another name");
-    }
+  if (fs::is_regular_file(path, ignored) && fs::file_size(path, ignored) > 0 &&
+      !is_earlier_output(path, kind)) {
+    io::fail_file(what, "is there already and is no earlier output: give another name");
   }
   const io::AtomicFile probe{fs::path(path)};
 }

@@ -7,15 +7,12 @@
 
 namespace twell::cli {
 
-// What tells that a file is an earlier output, so that it may be replaced: it holds these bytes.
-inline constexpr const char* kResultsMark = "\"twell\": \"";
-inline constexpr const char* kShardMark = "TWELLTOK";
-inline constexpr const char* kTraceMark = "TWELLTRC";
-inline constexpr const char* kChartMark = ".grid { stroke: #e2e8f0; }";
+// The kinds of files that commands write, each with a mark of its own.
+enum class OutputKind { results, token_shard, trace, chart };
 
 // Throws twell::Error, naming `option`, where the file `path` could not be written or holds
-// anything but an earlier output with this mark. Leaves nothing behind.
-void check_output_file(const std::string& option, const std::string& path, std::string_view mark);
+// anything but an earlier output of this kind. Leaves nothing behind.
+void check_output_file(const std::string& option, const std::string& path, OutputKind kind);
 // The same for a directory that will be made: it must not be there, or be empty.
 void check_output_directory(const std::string& option, const std::string& path);
 

@@ -100,7 +100,7 @@ int run(CLI::App& app, int argc, char** argv) {
   } catch (const std::filesystem::filesystem_error& e) {
     return fail(command_name(app), reason(e), kFailed);
   } catch (const std::exception& e) {
-    return fail(command_name(app), e.what(), kFailed);
+    return fail(command_name(app), twell::io::library_reason(e.what()), kFailed);
   }
 }
 

@@ -132,11 +132,11 @@ std::string svg_page(const std::vector<std::pair<std::string, std::string>>& cha
   constexpr double kTitle = 28;
   const double height = (kHeight + kTitle) * static_cast<double>(charts.size());
   std::string out = fmt::format(
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {} {}\" width=\"{}\">\n"
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {} {}\" width=\"{}\">\n{}\n"
       "<style>text {{ font: 12px sans-serif; fill: #475569; }} .title {{ font-weight: bold; }} "
       ".grid {{ stroke: #e2e8f0; }}</style>\n<rect width=\"100%\" height=\"100%\" "
       "fill=\"#fff\"/>\n",
-      kWidth, height, kWidth);
+      kWidth, height, kWidth, kChartMark);
   double top = 0;
   for (const auto& [title, chart] : charts) {
     out += fmt::format("<text class=\"title\" x=\"{}\" y=\"{}\">{}</text>\n", kLeft, top + 20,

@@ -19,6 +19,9 @@ struct ChartText {
 // Lines over a common x axis; with more than one series, a legend.
 std::string line_chart(const std::vector<Series>& series, const ChartText& text);
 
+// Stands near the begin of every svg_page(): by it an earlier one is told from other files.
+inline constexpr const char* kChartMark = "<!-- a chart of twell -->";
+
 // Charts with a title each, one above the other: a complete file, with its style.
 std::string svg_page(const std::vector<std::pair<std::string, std::string>>& charts);
 

@@ -13,7 +13,18 @@ namespace {
 
 constexpr const char* kLength = "Length and batch";
 constexpr const char* kExecution = "Execution";
-constexpr double kMost = 0x1p40;
+
+// A value of a recipe as its option has it.
+std::string shown(const std::string& field, const nlohmann::json& value) {
+  if (field == "sparse") return value.get<bool>() ? "sparse" : "dense";
+  if (value.is_string() && value.get<std::string>().empty()) return "random weights";
+  return value.is_string() ? value.get<std::string>() : value.dump();
+}
+
+CLI::Validator range_of(const char* field) {
+  const auto [least, most] = lm::Recipe::range_of(field);
+  return in_range(least, most);
+}
 
 }  // namespace
 
@@ -21,8 +32,8 @@ FieldOptions add_step_options(CLI::App& command, lm::Recipe& r) {
   FieldOptions out;
   const auto integer = [&](const char* name, const char* field, std::int64_t& value,
                            const char* text) {
-    out.emplace_back(
-        command.add_option(name, value, text)->check(in_range(1, kMost))->group(kLength), field);
+    out.emplace_back(command.add_option(name, value, text)->check(range_of(field))->group(kLength),
+                     field);
   };
   integer("--context", "context", r.context, "Tokens of a training window");
   integer("--batch", "micro_batch", r.micro_batch, "Windows of one pass");
@@ -45,34 +56,33 @@ FieldOptions add_step_options(CLI::App& command, lm::Recipe& r) {
 FieldOptions add_recipe_options(CLI::App& command, lm::Recipe& r) {
   FieldOptions out = add_step_options(command, r);
   const auto add = [&](const char* name, const char* field, auto& value, const char* text,
-                       const char* group, double least, double most) {
-    out.emplace_back(
-        command.add_option(name, value, text)->check(in_range(least, most))->group(group), field);
+                       const char* group) {
+    out.emplace_back(command.add_option(name, value, text)->check(range_of(field))->group(group),
+                     field);
   };
-  add("--steps", "steps", r.steps, "Optimizer steps", kLength, 1, kMost);
+  add("--steps", "steps", r.steps, "Optimizer steps", kLength);
 
   const char* optimizer = "Optimizer";
-  add("--lr", "peak_lr", r.peak_lr, "Peak learning rate", optimizer, 0, 1e3);
+  add("--lr", "peak_lr", r.peak_lr, "Peak learning rate", optimizer);
   add("--min-lr-ratio", "min_lr_ratio", r.min_lr_ratio, "Last learning rate, of the peak",
-      optimizer, 0, 1);
+      optimizer);
   add("--warmup", "warmup_steps", r.warmup_steps,
-      "Steps of linear warm-up (at most a tenth of the run, unless given)", optimizer, 0, kMost);
-  add("--beta1", "beta1", r.beta1, "AdamW", optimizer, 0, 1);
-  add("--beta2", "beta2", r.beta2, "AdamW", optimizer, 0, 1);
-  add("--eps", "eps", r.eps, "AdamW", optimizer, 0, 1);
-  add("--weight-decay", "weight_decay", r.weight_decay, "AdamW, on matrices", optimizer, 0, 1e3);
-  add("--clip", "clip", r.clip, "Gradient norm; 0: none", optimizer, 0, 1e9);
+      "Steps of linear warm-up (at most a tenth of the run, unless given)", optimizer);
+  add("--beta1", "beta1", r.beta1, "AdamW", optimizer);
+  add("--beta2", "beta2", r.beta2, "AdamW", optimizer);
+  add("--eps", "eps", r.eps, "AdamW", optimizer);
+  add("--weight-decay", "weight_decay", r.weight_decay, "AdamW, on matrices", optimizer);
+  add("--clip", "clip", r.clip, "Gradient norm; 0: none", optimizer);
 
   const char* sparsity = "Sparsity";
-  add("--l1", "l1", r.l1, "Coefficient of the L1 term", sparsity, 0, 1e6);
-  add("--l1-start", "l1_start", r.l1_start, "Steps before the term sets in", sparsity, 0, kMost);
-  add("--l1-warmup", "l1_warmup", r.l1_warmup, "Steps over which it grows", sparsity, 0, kMost);
+  add("--l1", "l1", r.l1, "Coefficient of the L1 term", sparsity);
+  add("--l1-start", "l1_start", r.l1_start, "Steps before the term sets in", sparsity);
+  add("--l1-warmup", "l1_warmup", r.l1_warmup, "Steps over which it grows", sparsity);
   add("--reinit-every", "reinit_every", r.reinit_every,
-      "Steps between revivals of dead neurons; 0: never", sparsity, 0, kMost);
-  add("--reinit-std", "reinit_std", r.reinit_std, "Deviation of revived gate rows", sparsity, 0,
-      1e3);
+      "Steps between revivals of dead neurons; 0: never", sparsity);
+  add("--reinit-std", "reinit_std", r.reinit_std, "Deviation of revived gate rows", sparsity);
   add("--dead-window", "dead_window", r.dead_window, "Steps without firing that make a neuron dead",
-      sparsity, 1, kMost);
+      sparsity);
 
   const auto path = [&r](const std::string& name) { r.sparse = name == "sparse"; };
   out.emplace_back(
@@ -86,34 +96,35 @@ FieldOptions add_recipe_options(CLI::App& command, lm::Recipe& r) {
   out.emplace_back(add_seed_option(command, r.seed, "Of weights and order")->group(kExecution),
                    "seed");
   add("--time-budget", "time_budget_s", r.time_budget_s,
-      "Shorten the run to this many seconds; 0: no limit", kExecution, 0, 1e9);
+      "Shorten the run to this many seconds; 0: no limit", kExecution);
 
   const char* looks = "Log and checkpoints";
-  add("--log-every", "log_every", r.log_every, "Steps of a log line", looks, 1, kMost);
-  add("--eval-every", "eval_every", r.eval_every, "Steps between validations; 0: at the end", looks,
-      0, kMost);
-  add("--eval-windows", "eval_windows", r.eval_windows, "Windows of a validation", looks, 1, kMost);
-  add("--save-every", "save_every", r.save_every, "Steps between checkpoints; 0: at the end", looks,
-      0, kMost);
-  add("--keep", "keep_checkpoints", r.keep_checkpoints, "Checkpoints to keep", looks, 1, kMost);
+  add("--log-every", "log_every", r.log_every, "Steps of a log line", looks);
+  add("--eval-every", "eval_every", r.eval_every, "Steps between validations; 0: at the end",
+      looks);
+  add("--eval-windows", "eval_windows", r.eval_windows, "Windows of a validation", looks);
+  add("--save-every", "save_every", r.save_every, "Steps between checkpoints; 0: at the end",
+      looks);
+  add("--keep", "keep_checkpoints", r.keep_checkpoints, "Checkpoints to keep", looks);
   return out;
 }
 
 FieldOptions add_shape_options(CLI::App& command, io::ModelConfig& config) {
   const char* group = "Shape of a new model";
   FieldOptions out;
-  const auto shape = [&](const char* name, const char* field, std::int64_t& value,
-                         const char* text) {
+  const auto shape = [&](const char* name, const char* field, std::int64_t& value, const char* text,
+                         int least) {
     out.emplace_back(
-        command.add_option(name, value, text)->check(in_range(0, 1 << 20))->group(group), field);
+        command.add_option(name, value, text)->check(in_range(least, 1 << 20))->group(group),
+        field);
   };
-  shape("--layers", "num_hidden_layers", config.num_hidden_layers, "Layers");
-  shape("--hidden", "hidden_size", config.hidden_size, "Width D");
-  shape("--ffn", "intermediate_size", config.intermediate_size, "Hidden units H");
-  shape("--heads", "num_attention_heads", config.num_attention_heads, "Attention heads");
+  shape("--layers", "num_hidden_layers", config.num_hidden_layers, "Layers", 1);
+  shape("--hidden", "hidden_size", config.hidden_size, "Width D", 1);
+  shape("--ffn", "intermediate_size", config.intermediate_size, "Hidden units H", 1);
+  shape("--heads", "num_attention_heads", config.num_attention_heads, "Attention heads", 1);
   shape("--kv-heads", "num_key_value_heads", config.num_key_value_heads,
-        "Key and value heads; 0: as many");
-  shape("--vocab", "vocab_size", config.vocab_size, "Vocabulary; 0: of the tokenizer");
+        "Key and value heads; 0: as many", 0);
+  shape("--vocab", "vocab_size", config.vocab_size, "Vocabulary; 0: of the tokenizer", 0);
   out.emplace_back(
       command.add_flag("--gated,!--no-gated", config.gated, "With a gate or without")->group(group),
       "twell_gated");
@@ -121,25 +132,22 @@ FieldOptions add_shape_options(CLI::App& command, io::ModelConfig& config) {
 }
 
 lm::Recipe resumed_recipe(const FieldOptions& options, const lm::Recipe& given,
-                          const lm::Recipe& saved,
-                          const std::function<void(const std::string&)>& tell) {
+                          const lm::Recipe& saved, std::vector<std::string>& changes) {
   const auto now = nlohmann::json::parse(given.to_json());
   auto out = nlohmann::json::parse(saved.to_json());
   for (const auto& [option, field] : options) {
     if (option->count() == 0 || now[field] == out[field]) continue;
-    const std::string name = option->get_name();
     if (field == "compute" && given.compute == lm::ComputeType::automatic) continue;
+    const std::string name = option->get_name(), before = shown(field, out[field]);
     if (field == "steps") {
-      // A time budget has lowered the number that the same command gives again.
-      if (saved.time_budget_s > 0 && given.steps > saved.steps) continue;
-      io::fail_argument(name, "the run has {}, {} is asked for: --extend-to changes it",
-                        saved.steps, given.steps);
+      io::fail_argument(name, "the run has {}, {} is asked for: --extend-to changes it", before,
+                        given.steps);
     }
     if (!lm::Recipe::may_change(field)) {
       io::fail_argument(name, "the run has {}, {} is asked for: a resumed run cannot change it",
-                        out[field].dump(), now[field].dump());
+                        before, shown(field, now[field]));
     }
-    tell(fmt::format("{} {} (before: {})", name, now[field].dump(), out[field].dump()));
+    changes.push_back(fmt::format("{} {} (before: {})", name, shown(field, now[field]), before));
     out[field] = now[field];
   }
   return lm::Recipe::from_json(out.dump(), "recipe");
@@ -153,8 +161,10 @@ void check_shape(const FieldOptions& options, const io::ModelConfig& given,
     return config.value(field, nlohmann::json(true));  // twell_gated stands there where it is false
   };
   for (const auto& [option, field] : options) {
-    const auto mine = value(now, field), theirs = value(model, field);
-    if (option->count() == 0 || mine == theirs || mine == 0) continue;  // 0: as it follows
+    auto mine = value(now, field);
+    const auto theirs = value(model, field);
+    if (mine == 0 && field == "num_key_value_heads") mine = model["num_attention_heads"];
+    if (option->count() == 0 || mine == theirs || mine == 0) continue;  // 0: of the tokenizer
     io::fail_argument(option->get_name(), "the model in {} has {}, {} is asked for: leave it out",
                       directory, theirs.dump(), mine.dump());
   }
@@ -195,7 +205,7 @@ nlohmann::json to_json(const lm::TrainResult& r) {
           {"loss_last", measure::optional_json(r.loss_last)},
           {"validation_loss", measure::optional_json(r.validation_loss)},
           {"tokens", r.tokens},
-          {"tokens_per_s", r.tokens_per_s},
+          {"tokens_per_s", r.loss_last ? nlohmann::json(r.tokens_per_s) : nullptr},
           {"parameters", r.parameters},
           {"total_us", r.seconds * 1e6}};
 }

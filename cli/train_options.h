@@ -22,11 +22,10 @@ FieldOptions add_recipe_options(CLI::App& command, lm::Recipe& recipe);
 // Shape of a model made from nothing.
 FieldOptions add_shape_options(CLI::App& command, io::ModelConfig& config);
 
-// The recipe of a resumed run: `saved`, with what was given and may change, which is told by
-// `tell`, option by option. Throws Error naming the option and both values where one may not.
+// The recipe of a resumed run: `saved`, with what was given and may change; a line about each
+// change goes to `changes`. Throws Error naming the option and both values where one may not.
 lm::Recipe resumed_recipe(const FieldOptions& options, const lm::Recipe& given,
-                          const lm::Recipe& saved,
-                          const std::function<void(const std::string&)>& tell);
+                          const lm::Recipe& saved, std::vector<std::string>& changes);
 // Throws Error naming the option and both values where one that was given is not what the model in
 // `directory` has.
 void check_shape(const FieldOptions& options, const io::ModelConfig& given,

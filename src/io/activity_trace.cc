@@ -13,7 +13,6 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "numbers are copied as they are");
 
-constexpr char kMagic[] = "TWELLTRC";
 constexpr std::uint32_t kVersion = 1;
 constexpr std::uint32_t kMaxLayers = 1 << 16, kMaxUnits = 1 << 24;
 
@@ -68,7 +67,7 @@ void ActivityTrace::parse() {
     fail_file(name_, "has {} bytes, too few for an activity trace: truncated?", bytes_.size());
   }
   std::memcpy(&raw, bytes_.data(), sizeof raw);
-  if (std::memcmp(raw.magic, kMagic, sizeof raw.magic) != 0) {
+  if (std::memcmp(raw.magic, kActivityTraceMagic.data(), sizeof raw.magic) != 0) {
     fail_file(name_, "is not an activity trace (make one with `twell stats --trace`)");
   }
   if (raw.version != kVersion) {
@@ -181,7 +180,7 @@ void ActivityTraceWriter::save(const std::filesystem::path& path) {
     }
   }
   RawHeader raw{};
-  std::memcpy(raw.magic, kMagic, sizeof raw.magic);
+  std::memcpy(raw.magic, kActivityTraceMagic.data(), sizeof raw.magic);
   raw.version = kVersion;
   raw.layers = header_.layers;
   raw.width = header_.width;

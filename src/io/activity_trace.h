@@ -22,11 +22,14 @@
 #include <filesystem>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "io/mapped_file.h"
 
 namespace twell::io {
+
+inline constexpr std::string_view kActivityTraceMagic = "TWELLTRC";
 
 struct ActivityTraceHeader {
   std::uint32_t layers = 0;  // 1 … 65,536

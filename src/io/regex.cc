@@ -4,6 +4,7 @@
 #include <array>
 #include <cctype>
 #include <optional>
+#include <utility>
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
@@ -27,6 +28,7 @@ class Translator {
 
   std::string run() {
     while (at_ < in_.size()) step();
+    out_.append(left_open_, ')');
     return std::move(out_);
   }
 
@@ -59,7 +61,9 @@ class Translator {
     } else if (c == ')') {
       atom_.reset();
       if (!groups_.empty()) {  // else PCRE2 says so
-        atom_ = groups_.back();
+        atom_ = groups_.back().begin;
+        out_.append(left_open_, ')');
+        left_open_ = groups_.back().left_open;
         groups_.pop_back();
       }
       copy(1);
@@ -75,12 +79,19 @@ class Translator {
   }
 
   void open_group() {
-    constexpr std::array<std::string_view, 8> kSpecial = {"(?:",  "(?=",  "(?!",  "(?>",
-                                                          "(?<=", "(?<!", "(?i:", "(?i)"};
+    atom_.reset();
+    // All that follows in the group, alternatives too: x(?i)a|b is x(?i:a|b).
+    if (follows("(?i)")) {
+      at_ += 4;
+      out_ += "(?i:";
+      ++left_open_;
+      return;
+    }
+    constexpr std::array<std::string_view, 7> kSpecial = {"(?:",  "(?=",  "(?!", "(?>",
+                                                          "(?<=", "(?<!", "(?i:"};
     const auto special = std::ranges::find_if(kSpecial, [&](auto text) { return follows(text); });
     if (special == kSpecial.end() && follows("(?")) refuse("a special group");
-    atom_.reset();
-    if (special == kSpecial.end() || !special->ends_with(')')) groups_.push_back(out_.size());
+    groups_.push_back({out_.size(), std::exchange(left_open_, 0)});
     copy(special == kSpecial.end() ? 1 : special->size());
   }
 
@@ -173,13 +184,14 @@ class Translator {
         return;
       case 'u':
         return code_point();
+      case 'x':
+        return hexadecimal();
       case 'r':
       case 'n':
       case 't':
       case 'f':
       case 'd':
       case 'D':
-      case 'x':
       case 'A':
       case 'z':
         return copy(2);
@@ -216,12 +228,34 @@ class Translator {
     out_ += "\\x{" + digits + "}";
   }
 
+  // \xH, \xHH, \x{H...}: whole, since what follows may repeat it.
+  void hexadecimal() {
+    constexpr std::string_view kDigits = "0123456789abcdefABCDEF";
+    const bool braces = in_.compare(at_ + 2, 1, "{") == 0;
+    const std::size_t begin = at_ + (braces ? 3 : 2);
+    std::size_t end = std::min(in_.find_first_not_of(kDigits, begin), in_.size());
+    if (!braces) end = std::min(end, begin + 2);
+    const std::string digits = in_.substr(begin, end - begin);
+    if (digits.empty() || digits.size() > 8 || (braces && in_.compare(end, 1, "}") != 0)) {
+      refuse("an incomplete \\x");
+    }
+    if (!braces && std::stoul(digits, nullptr, 16) >= 0x80) refuse("a byte of UTF-8");
+    out_ += "\\x{" + digits + "}";
+    at_ = end + (braces ? 1 : 0);
+  }
+
+  struct Group {
+    std::size_t begin;      // in out_
+    std::size_t left_open;  // of the group around it
+  };
+
   const std::string& in_;
   const std::string& file_;
   std::string out_;
   std::size_t at_ = 0;
   std::optional<std::size_t> atom_;
-  std::vector<std::size_t> groups_;
+  std::vector<Group> groups_;
+  std::size_t left_open_ = 0;  // groups that (?i) began in the present one
   bool in_class_ = false;
 };
 

@@ -16,10 +16,10 @@ struct Span {
 
 class Regex {
  public:
-  // What the two engines write or understand differently is translated (\s, \v, \u, long names of
-  // properties) or refused (\w, \b, \h, nested classes, flags other than i). Properties (\p{L}) are
-  // those of PCRE2's Unicode version. Throws Error: environment on a syntax error, unsupported on
-  // what is refused.
+  // What the two engines write or understand differently is translated (\s, \v, \u, \x, long names
+  // of properties, repeated intervals, the reach of (?i)) or refused (\w, \b, \h, nested classes,
+  // flags other than i). Properties (\p{L}) are those of PCRE2's Unicode version. Throws Error:
+  // environment on a syntax error, unsupported on what is refused.
   Regex(const std::string& pattern, const std::string& file);
 
   // All matches from left to right, none overlapping; `text` is valid UTF-8. Throws Error

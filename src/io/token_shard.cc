@@ -15,7 +15,6 @@ constexpr std::size_t kHeaderBytes = 64;
 constexpr std::uint32_t kVersion = 1;
 constexpr std::uint32_t kMaxNarrowVocabulary = 1 << 16;
 constexpr std::size_t kBufferBytes = 1 << 20;
-constexpr char kMagic[] = "TWELLTOK";
 
 // The layout of the file, see the header.
 struct RawHeader {
@@ -37,7 +36,7 @@ TokenShardHeader parse_token_shard(std::span<const std::byte> file, const std::s
   }
   RawHeader raw;
   std::memcpy(&raw, file.data(), sizeof raw);
-  if (std::memcmp(raw.magic, kMagic, sizeof raw.magic) != 0) {
+  if (std::memcmp(raw.magic, kTokenShardMagic.data(), sizeof raw.magic) != 0) {
     fail_file(name, "is not a token shard (make one with `twell tokenize`)");
   }
   if (raw.version != kVersion) {
@@ -133,7 +132,7 @@ void TokenShardWriter::flush() {
 void TokenShardWriter::commit() {
   flush();
   RawHeader raw{};
-  std::memcpy(raw.magic, kMagic, sizeof raw.magic);
+  std::memcpy(raw.magic, kTokenShardMagic.data(), sizeof raw.magic);
   raw.version = kVersion;
   raw.bytes_per_id = header_.bytes_per_id;
   raw.count = header_.count;

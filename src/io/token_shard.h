@@ -15,12 +15,15 @@
 #include <filesystem>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "io/atomic_file.h"
 #include "io/mapped_file.h"
 
 namespace twell::io {
+
+inline constexpr std::string_view kTokenShardMagic = "TWELLTOK";
 
 struct TokenShardHeader {
   std::uint32_t bytes_per_id = 2;

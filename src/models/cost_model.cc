@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <map>
+#include <string>
 
 #include "io/atomic_file.h"
 #include "io/file_error.h"
@@ -106,7 +108,7 @@ io::Json to_json(const CostModel& model) {
 }
 
 io::Json read(const fs::path& file) {
-  if (file.empty() || !fs::exists(file)) return io::Json::object();
+  if (file.empty() || !fs::exists(file) || fs::is_empty(file)) return io::Json::object();
   const io::MappedFile mapped(file);
   return io::parse_json(
       {reinterpret_cast<const char*>(mapped.bytes().data()), mapped.bytes().size()}, file.string());
@@ -143,24 +145,35 @@ CostModel built_in_cost_model(CpuTier tier) {
   return model;
 }
 
-CostModel load_cost_model(CpuTier tier, int threads) {
-  const fs::path file = calibration_file();
-  const std::string key = machine_key(tier, threads);
+namespace {
+
+// The figures by machine. Throws Error where the file is no calibration, or damaged.
+std::map<std::string, CostModel> read_all(const fs::path& file) {
   try {
     const io::Json document = read(file);
     if (!document.is_object()) throw Error(ErrorKind::environment, "calibration", "no object");
-    if (!document.contains(key)) return built_in_cost_model(tier);
-    CostModel model = parse(io::JsonObject(document.at(key), file.string(), key));
-    model.measured_on = key;
-    return model;
+    std::map<std::string, CostModel> out;
+    for (const auto& [key, value] : document.items()) {
+      out[key] = parse(io::JsonObject(value, file.string(), key));
+      out[key].measured_on = key;
+    }
+    return out;
   } catch (const Error& error) {
     std::string what = error.what();
     if (const std::string name = file.string() + ": "; what.rfind(name, 0) == 0) {
       what.erase(0, name.size());
     }
     throw Error(ErrorKind::environment, file.string(),
-                what + "; delete the file, and run twell calibrate again");
+                what + "; if it is a calibration, delete it and run twell calibrate again");
   }
+}
+
+}  // namespace
+
+CostModel load_cost_model(CpuTier tier, int threads) {
+  const auto all = read_all(calibration_file());
+  const auto found = all.find(machine_key(tier, threads));
+  return found == all.end() ? built_in_cost_model(tier) : found->second;
 }
 
 void check_calibration_file() {
@@ -176,10 +189,7 @@ void check_calibration_file() {
     throw Error(ErrorKind::environment, file.parent_path().string(),
                 "cannot be made, for the calibration: " + io::system_reason(error.value()));
   }
-  if (!read(file).is_object()) {
-    throw Error(ErrorKind::environment, file.string(),
-                "is no calibration and is not replaced; name another file in TWELL_CALIBRATION");
-  }
+  read_all(file);
   const io::AtomicFile probe(file);
 }
 

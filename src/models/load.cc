@@ -65,11 +65,11 @@ void check_all_used(const ParameterSource& source, const io::Checkpoint& checkpo
       io::fail_file(file,
                     "lm_head.weight is not the embedding, though config.json ties them "
                     "(tie_word_embeddings): one of the files belongs to another model; "
-                    "--allow-unused drops it");
+                    "twell convert --allow-unused writes one without it");
     }
     io::fail_file(file,
                   "config.json has no use for tensor {}: one of the files belongs to another "
-                  "model; --allow-unused drops what is not used",
+                  "model; twell convert --allow-unused writes one without such tensors",
                   io::in_quotes(name));
   }
 }

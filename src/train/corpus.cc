@@ -18,8 +18,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kShardMagic = "TWELLTOK";
-
 std::string_view text_of(const io::MappedFile& file) {
   return {reinterpret_cast<const char*>(file.data()), file.size()};
 }
@@ -131,7 +129,7 @@ Corpus load_corpus(const std::vector<fs::path>& files, const io::Tokenizer& toke
   std::uint64_t hash = tokenizer.hash(), text_hash = hash;
   for (const io::MappedFile& file : mapped) {
     hash = hash_bytes(text_of(file), hash);
-    if (text_of(file).starts_with(kShardMagic)) {
+    if (text_of(file).starts_with(io::kTokenShardMagic)) {
       shards.emplace_back(file.path());
       shards.back().expect_tokenizer(tokenizer.hash());
     } else {
@@ -158,7 +156,7 @@ std::vector<std::string> sample_texts(const std::vector<fs::path>& files, std::u
   const std::vector<io::MappedFile> mapped = map_all(files);
   std::uint64_t total = 0;
   for (const io::MappedFile& file : mapped) {
-    if (text_of(file).starts_with(kShardMagic)) {
+    if (text_of(file).starts_with(io::kTokenShardMagic)) {
       io::fail_file(file.path().string(),
                     "holds token ids: give the tokenizer that made them, one cannot be learnt");
     }

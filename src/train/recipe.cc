@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "io/file_error.h"
+#include "io/unicode.h"
 #include "twell/device.h"
 
 namespace twell::lm {
@@ -39,9 +40,10 @@ void visit_numbers(Self& r, Visitor&& visit) {
   visit("reinit_std", r.reinit_std, 0.0, 1e3);
   visit("dead_window", r.dead_window, 1, kMaxCount);
   visit("time_budget_s", r.time_budget_s, 0.0, 1e9);
+  visit("shortened_to", r.shortened_to, 0, kMaxCount);
   visit("log_every", r.log_every, 1, kMaxCount);
   visit("eval_every", r.eval_every, 0, kMaxCount);
-  visit("eval_windows", r.eval_windows, 0, kMaxCount);
+  visit("eval_windows", r.eval_windows, 1, kMaxCount);
   visit("save_every", r.save_every, 0, kMaxCount);
   visit("keep_checkpoints", r.keep_checkpoints, 1, kMaxCount);
 }
@@ -64,13 +66,45 @@ ComputeType resolve(ComputeType type) {
   return cpu_tier_available(CpuTier::avx512) ? ComputeType::bf16 : ComputeType::fp32;
 }
 
+std::int64_t Recipe::scaled(std::int64_t part) const {
+  if (length() == steps) return part;
+  __extension__ using Wide = __int128;
+  return static_cast<std::int64_t>(static_cast<Wide>(part) * length() / steps);
+}
+
+void Recipe::extend(std::int64_t total) {
+  if (shortened_to > 0 && total < steps) {
+    shortened_to = total;
+  } else {
+    steps = total;
+    shortened_to = 0;
+  }
+}
+
+std::pair<double, double> Recipe::range_of(std::string_view field) {
+  std::pair<double, double> out;
+  Recipe any;
+  visit_numbers(any, [&](std::string_view name, auto, auto lowest, auto highest) {
+    if (name == field) out = {static_cast<double>(lowest), static_cast<double>(highest)};
+  });
+  return out;
+}
+
 void Recipe::validate() const {
+  if (io::find_invalid_utf8(model) != std::string_view::npos) {
+    io::fail_argument("recipe", "model: the path {} is no UTF-8, which checkpoints hold it in",
+                      io::in_quotes(model));
+  }
   visit_numbers(*this, [](const char* name, auto value, auto lowest, auto highest) {
     using Value = decltype(value);
     // Written so that NaN fails too.
     if (value >= static_cast<Value>(lowest) && value <= static_cast<Value>(highest)) return;
     io::fail_argument("recipe", "{}: expected {} to {}, got {}", name, lowest, highest, value);
   });
+  if (shortened_to > steps) {
+    io::fail_argument("recipe", "shortened_to: expected at most the {} steps, got {}", steps,
+                      shortened_to);
+  }
   if (warmup_steps >= steps && warmup_steps > 0) {
     io::fail_argument("recipe", "warmup_steps: expected fewer than the {} steps of the run, got {}",
                       steps, warmup_steps);
@@ -89,9 +123,9 @@ std::string Recipe::to_json() const {
 }
 
 bool Recipe::may_change(std::string_view field) {
-  constexpr std::array<std::string_view, 9> kFree = {
-      "steps",      "time_budget_s", "recompute",  "sparse",          "log_every",
-      "eval_every", "eval_windows",  "save_every", "keep_checkpoints"};
+  constexpr std::array<std::string_view, 10> kFree = {
+      "steps",     "time_budget_s", "shortened_to", "recompute",  "sparse",
+      "log_every", "eval_every",    "eval_windows", "save_every", "keep_checkpoints"};
   return std::ranges::find(kFree, field) != kFree.end();
 }
 
@@ -117,14 +151,17 @@ Recipe Recipe::from_json(std::string_view text, const std::string& file) {
                                                   : value.type() == example.type();
     if (!fits) io::fail_file(file, "recipe: {}: expected {}", name, example.type_name());
   }
+  for (const auto& [name, value] : known.items()) {
+    if (!in.contains(name)) io::fail_file(file, "recipe: {} is missing", name);
+  }
   visit_numbers(out, [&in](const char* name, auto& field, auto, auto) {
-    if (in.contains(name)) field = in[name].get<std::decay_t<decltype(field)>>();
+    field = in[name].get<std::decay_t<decltype(field)>>();
   });
-  if (in.contains("model")) out.model = in["model"].get<std::string>();
-  if (in.contains("compute")) out.compute = parse_compute_type(in["compute"].get<std::string>());
-  if (in.contains("recompute")) out.recompute = in["recompute"].get<bool>();
-  if (in.contains("sparse")) out.sparse = in["sparse"].get<bool>();
-  if (in.contains("seed")) out.seed = in["seed"].get<std::uint64_t>();
+  out.model = in["model"].get<std::string>();
+  out.compute = parse_compute_type(in["compute"].get<std::string>());
+  out.recompute = in["recompute"].get<bool>();
+  out.sparse = in["sparse"].get<bool>();
+  out.seed = in["seed"].get<std::uint64_t>();
   out.validate();
   return out;
 }

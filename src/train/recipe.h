@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace twell::lm {
 
@@ -63,6 +64,7 @@ struct Recipe {
   // Upper bound of the run in seconds, 0: none. After a fifth of it, and with every log line from
   // then on, `steps` is lowered to what fits, so that the schedules still come to their end.
   double time_budget_s = 0.0;
+  std::int64_t shortened_to = 0;  // steps that fit into the budget; 0: all. Not set by hand
 
   // --- what is looked at ---
   std::int64_t log_every = 10;     // steps of one log line
@@ -73,6 +75,8 @@ struct Recipe {
 
   bool operator==(const Recipe&) const = default;
 
+  // The least and the largest value of a field that is a number.
+  static std::pair<double, double> range_of(std::string_view field);
   // Whether a resumed run may change the field of this name: `steps` and the time budget, how a
   // step is executed (the last bits may then be others), and all that is looked at.
   static bool may_change(std::string_view field);
@@ -80,11 +84,16 @@ struct Recipe {
   // that of `saved`.
   void check_resumed(const Recipe& saved, const std::string& file) const;
 
+  std::int64_t length() const { return shortened_to > 0 ? shortened_to : steps; }
+  // A part of the schedules, in proportion to what is left of them.
+  std::int64_t scaled(std::int64_t part) const;
+  // To `total` steps: those of a shortened run keep their schedules' proportions.
+  void extend(std::int64_t total);
   std::int64_t tokens_per_step() const { return micro_batch * accumulation * context; }
   // Throws Error (invalid_argument) naming the field, its range and its value.
   void validate() const;
   std::string to_json() const;
-  // Absent keys keep their default; unknown ones, wrong types and ranges throw Error naming `file`.
+  // Unknown or missing keys, wrong types and ranges throw Error naming `file`.
   static Recipe from_json(std::string_view text, const std::string& file);
 };
 

@@ -32,7 +32,7 @@ class Run {
   }
 
   TrainResult execute() {
-    run_.recipe.validate();
+    if (!run_.resume) recipe_.validate();
     const auto latest = latest_checkpoint(run_.out);
     if (run_.resume && !latest) {
       io::fail_argument("train", "resume: {} holds no checkpoint", run_.out.string());
@@ -42,16 +42,18 @@ class Run {
                         "{} holds a checkpoint: resume the run, or choose another directory",
                         run_.out.string());
     }
+    if (processes_.first()) check_log(directory_->log());
+    if (latest) take_up(*latest);
     tell("reading the text", 0.0);
     const auto files = find_texts(run_.data);
-    load_tokenizer(files, latest);
+    if (!tokenizer_) load_tokenizer(files);
     if (!processes_.first()) processes_.wait_for_all();
     const Corpus corpus = load_corpus(files, *tokenizer_, cache(), [this](auto done, auto total) {
       tell("tokenizing", static_cast<double>(done) / static_cast<double>(total));
     });
     if (processes_.first()) processes_.wait_for_all();
     tell("preparing the model", 0.0);
-    trainer_ = std::make_unique<Trainer>(start_model(latest), run_.recipe,
+    trainer_ = std::make_unique<Trainer>(start_model(latest), recipe_,
                                          TrainingData{corpus.tokens, corpus.hash}, processes_);
     if (run_.resume) trainer_->load(*latest);
     train();
@@ -62,43 +64,45 @@ class Run {
   void tell(const std::string& what, double share) const {
     if (run_.preparing) run_.preparing(what, share);
   }
-  fs::path start() const { return resolve_model_directory(run_.recipe.model); }
+  fs::path start() const { return resolve_model_directory(recipe_.model); }
   fs::path cache() const { return run_.cache.empty() ? run_.out / "cache" : run_.cache; }
 
-  void load_tokenizer(const std::vector<fs::path>& files, const std::optional<fs::path>& latest) {
-    if (latest) {
-      tokenizer_ = io::Tokenizer::load(*latest);
-      if (run_.tokenizer && io::Tokenizer::load(*run_.tokenizer).hash() != tokenizer_->hash()) {
-        io::fail_argument("train",
-                          "{} is not the tokenizer of the run in {}, which cannot change it",
-                          run_.tokenizer->string(), run_.out.string());
-      }
-    } else if (run_.tokenizer) {
+  void take_up(const fs::path& latest) {
+    recipe_ = run_.resume(latest, saved_recipe(latest));
+    recipe_.validate();
+    tokenizer_ = io::Tokenizer::load(latest);
+    if (run_.tokenizer && io::Tokenizer::load(*run_.tokenizer).hash() != tokenizer_->hash()) {
+      io::fail_argument("tokenizer", "{} is not that of the run: a resumed run cannot change it",
+                        run_.tokenizer->string());
+    }
+    const io::HiddenAct act = io::load_config(latest).hidden_act;
+    if (run_.activation && act != *run_.activation) {
+      io::fail_argument("activation",
+                        "the run has {}, {} is asked for: a resumed run cannot change it",
+                        io::name_of(act), io::name_of(*run_.activation));
+    }
+  }
+
+  void load_tokenizer(const std::vector<fs::path>& files) {
+    if (run_.tokenizer) {
       tokenizer_ = io::Tokenizer::load(*run_.tokenizer);
-    } else if (!run_.recipe.model.empty()) {
+    } else if (!recipe_.model.empty()) {
       tokenizer_ = io::Tokenizer::load(start());
     } else {
       tell("learning a tokenizer", 0.0);
       const auto texts = sample_texts(files, run_.bpe_max_bytes);
       BpeOptions options;
-      options.vocab_size = run_.recipe.bpe_vocab;
+      options.vocab_size = recipe_.bpe_vocab;
       const std::vector<std::string_view> views(texts.begin(), texts.end());
       tokenizer_ = io::Tokenizer::from_json(train_bpe(views, options), "learnt tokenizer");
     }
   }
 
   std::unique_ptr<Model> start_model(const std::optional<fs::path>& latest) {
-    const bool fresh = !latest && run_.recipe.model.empty();
+    const bool fresh = !latest && recipe_.model.empty();
     io::ModelConfig config = run_.config;
     if (!fresh) config = io::load_config(latest ? *latest : start());
     if (fresh) complete(config);
-    if (run_.activation && latest && config.hidden_act != *run_.activation) {
-      io::fail_argument("train",
-                        "activation: the run in {} has {}, {} is asked for; a resumed run cannot "
-                        "change it",
-                        run_.out.string(), io::name_of(config.hidden_act),
-                        io::name_of(*run_.activation));
-    }
     if (run_.activation) config.hidden_act = *run_.activation;
     config.validate();
     const std::int64_t vocab = tokenizer_->vocab_size();
@@ -108,7 +112,7 @@ class Run {
                         "together",
                         vocab, config.vocab_size);
     }
-    auto model = make_model(config, at::kFloat, run_.recipe.seed, run_.device);
+    auto model = make_model(config, at::kFloat, recipe_.seed, run_.device);
     // A resumed run gets its weights from Trainer::load.
     if (!fresh && !latest) copy_weights(start(), *model);
     for (const auto& [name, tensor] : model->parameters()) result_.parameters += tensor.numel();
@@ -121,7 +125,7 @@ class Run {
     if (config.head_dim == 0 && config.num_attention_heads > 0) {
       config.head_dim = config.hidden_size / config.num_attention_heads;
     }
-    config.max_position_embeddings = std::max(config.max_position_embeddings, run_.recipe.context);
+    config.max_position_embeddings = std::max(config.max_position_embeddings, recipe_.context);
     if (!config.eos_token_ids.empty()) return;
     if (const auto eos = tokenizer_->eos_id()) config.eos_token_ids = {*eos};
   }
@@ -145,11 +149,11 @@ class Run {
     std::optional<TrainLog> log;
     if (processes_.first()) log.emplace(directory_->log(), trainer_->steps_done());
     first_step_ = trainer_->steps_done();
-    bool running = trainer_->steps_done() < recipe.steps;
+    bool running = trainer_->steps_done() < recipe.length();
     while (running) {
       LogRecord record = group();
-      record.steps = recipe.steps;
-      const bool last = record.step == recipe.steps;
+      record.steps = recipe.length();
+      const bool last = record.step == recipe.length();
       if (last || due(recipe.eval_every)) record.validation_loss = trainer_->validation_loss();
       record.seconds = since(begin_);
       if (log) log->write(record);
@@ -168,7 +172,7 @@ class Run {
   // Steps up to the next log line, validation or checkpoint, so that a run that was stopped at a
   // checkpoint logs the same groups as one that was not.
   LogRecord group() {
-    const Recipe& recipe = trainer_->recipe();  // its `steps` may shrink
+    const Recipe& recipe = trainer_->recipe();  // its length() may shrink
     LogRecord record;
     std::int64_t count = 0;
     const auto begin = Clock::now();
@@ -183,7 +187,7 @@ class Run {
       record.revived += step.revived;
       record.lr = step.lr;
       record.l1_coefficient = step.l1_coefficient;
-    } while (trainer_->steps_done() < recipe.steps && !due(recipe.log_every) &&
+    } while (trainer_->steps_done() < recipe.length() && !due(recipe.log_every) &&
              !due(recipe.eval_every) && !due(recipe.save_every));
     const double seconds = since(begin);
     step_seconds_ += seconds;
@@ -208,7 +212,7 @@ class Run {
   std::int64_t steps_within_budget(double tokens_per_s) const {
     const Recipe& recipe = trainer_->recipe();
     const double left = recipe.time_budget_s - since(begin_);
-    if (recipe.time_budget_s <= 0.0 || left > 0.8 * recipe.time_budget_s) return recipe.steps;
+    if (recipe.time_budget_s <= 0.0 || left > 0.8 * recipe.time_budget_s) return recipe.length();
     const double per_step = static_cast<double>(recipe.tokens_per_step()) / tokens_per_s;
     return trainer_->steps_done() +
            static_cast<std::int64_t>(std::max(1.0, std::floor(left / per_step)));
@@ -235,6 +239,7 @@ class Run {
   }
 
   const TrainRun& run_;
+  Recipe recipe_ = run_.recipe;
   Processes processes_;
   std::optional<RunDirectory> directory_;
   std::optional<io::Tokenizer> tokenizer_;

@@ -36,10 +36,11 @@ struct TrainRun {
   Processes processes;
 
   Recipe recipe;  // recipe.model: a Hugging Face directory, or that of a run
-  // Continue from the latest checkpoint in `out`; the recipe is then that of the checkpoint
-  // (saved_recipe) but for what may change (Recipe::may_change), the tokenizer and the activation
-  // are the checkpoint's or not given. Without it, `out` must hold no checkpoint.
-  bool resume = false;
+  // Null: a new run; `out` must hold no checkpoint. Else: continue from the latest one in `out`,
+  // with the recipe that this makes of the saved one; it may change what Recipe::may_change()
+  // names. `config` and `recipe` are not looked at then; tokenizer and activation must be the
+  // checkpoint's where they are given.
+  std::function<Recipe(const std::filesystem::path& checkpoint, const Recipe& saved)> resume;
 
   // After every group of steps. false: stop here, with a checkpoint. The first process decides.
   std::function<bool(const LogRecord&)> progress;

@@ -99,6 +99,10 @@ RunDirectory::RunDirectory(fs::path path) : path_(std::move(path)) {
   for (const auto& entry : fs::directory_iterator(path_)) {
     const std::string name = entry.path().filename().string();
     if (name.starts_with(".step-") && name.ends_with(kTemporary)) fs::remove_all(entry.path());
+    if (is_step_name(name) && !fs::exists(entry.path() / "config.json", error)) {
+      ::close(lock_);
+      io::fail_file(entry.path().string(), "is no checkpoint, which its name says: move it away");
+    }
   }
 }
 
@@ -187,7 +191,10 @@ fs::path RunDirectory::add(std::int64_t step, std::int64_t keep,
   std::ranges::sort(others, std::greater<>());
   for (auto i = static_cast<std::size_t>(std::max<std::int64_t>(0, keep - 1)); i < others.size();
        ++i) {
-    fs::remove_all(path_ / others[i], error);
+    // Under its name it is whole or gone, wherever this stops.
+    const fs::path going = path_ / fmt::format(".{}{}", others[i], kTemporary);
+    fs::rename(path_ / others[i], going, error);
+    if (!error) fs::remove_all(going, error);
     check(error, path_ / others[i], "cannot remove the older checkpoint");
   }
   return directory;

@@ -39,7 +39,8 @@ class RunDirectory {
  public:
   // Made if absent, and locked until this object or its process ends; then what a killed process
   // left half-written is removed. Throws Error (environment) where another process has the lock,
-  // naming it, and where `latest` is no link, as a copy that follows links makes it. A directory
+  // naming it, where `latest` is no link, as a copy that follows links makes it, and where what has
+  // the name of a checkpoint is none. A directory
   // that was made here and in which nothing came to be goes with this object.
   explicit RunDirectory(std::filesystem::path path);
   ~RunDirectory();

@@ -7,6 +7,8 @@
 
 namespace twell::lm {
 
+// In a shortened run all lengths below are Recipe::scaled().
+//
 // Of 0-based `step` out of `recipe.steps`: peak * (step + 1) / warmup while step < warmup, then a
 // cosine from the peak (at step = warmup) down to peak * min_lr_ratio (at the last step).
 double learning_rate(const Recipe& recipe, std::int64_t step);

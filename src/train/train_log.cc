@@ -54,6 +54,15 @@ std::string LogRecord::to_json() const {
   return out.dump();
 }
 
+void check_log(const std::filesystem::path& path) {
+  std::ifstream in(path);
+  std::string line;
+  if (!std::getline(in, line)) return;
+  const json record = json::parse(line, nullptr, false);
+  if (record.is_object() && record.contains("l1_coef")) return;
+  io::fail_file(path.string(), "is there already and is no log of a run: move it away");
+}
+
 TrainLog::TrainLog(std::filesystem::path path, std::int64_t keep_until) : path_(std::move(path)) {
   io::write_file_atomically(path_, keep_until > 0 ? kept_lines(path_, keep_until) : std::string());
   file_.open(path_, std::ios::app);

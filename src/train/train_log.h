@@ -36,6 +36,9 @@ struct LogRecord {
   std::string to_json() const;
 };
 
+// Throws Error where the file holds anything but an earlier log.
+void check_log(const std::filesystem::path& path);
+
 class TrainLog {
  public:
   // Appends to `path` behind the lines of steps up to `keep_until`; later ones, which a resumed run

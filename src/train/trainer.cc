@@ -332,12 +332,7 @@ void Trainer::check_processes() const {
 }
 
 void Trainer::shorten(std::int64_t steps) {
-  if (steps >= recipe_.steps) return;
-  const auto scaled = [&](std::int64_t length) { return length * steps / recipe_.steps; };
-  recipe_.warmup_steps = scaled(recipe_.warmup_steps);
-  recipe_.l1_start = scaled(recipe_.l1_start);
-  recipe_.l1_warmup = scaled(recipe_.l1_warmup);
-  recipe_.steps = std::max(steps, steps_done_ + 1);
+  if (steps < recipe_.length()) recipe_.shortened_to = std::max(steps, steps_done_ + 1);
 }
 
 // A neuron without activations has no gradient and would stay dead: fresh gate rows (those of up

@@ -116,7 +116,7 @@ class Trainer {
   std::int64_t steps_done_ = 0;
 };
 
-// The recipe of the run that wrote a checkpoint, as shortened, `compute` resolved. Throws Error
+// The recipe of the run that wrote a checkpoint, `compute` resolved. Throws Error
 // where there is none.
 Recipe saved_recipe(const std::filesystem::path& directory);
 

@@ -65,14 +65,16 @@ State parse_state(const fs::path& path) {
   State out;
   try {
     if (in.at("version").get<int>() != kVersion) {
-      io::fail_file(name, "version: expected {}, got {}", kVersion, in.at("version").dump());
+      io::fail_file(name,
+                    "is of version {}, expected {}: it cannot be resumed; --model starts a new run "
+                    "from its weights",
+                    in.at("version").dump(), kVersion);
     }
     out.step = in.at("step").get<std::int64_t>();
     out.position = in.at("position").get<std::int64_t>();
     out.data_hash = in.at("data_hash").get<std::uint64_t>();
     out.recipe = Recipe::from_json(in.at("recipe").dump(), name);
-    // Absent where a checkpoint is older than screens in training.
-    out.screened = in.value("screened_layers", std::vector<std::int64_t>());
+    out.screened = in.at("screened_layers").get<std::vector<std::int64_t>>();
   } catch (const json::exception& error) {
     io::fail_file(name, "is not the state of a trainer: {}", io::library_reason(error.what()));
   }
@@ -138,8 +140,9 @@ void Trainer::load(const fs::path& directory) {
   Recipe recipe = recipe_;
   recipe.compute = compute_;
   recipe.check_resumed(state.recipe, name);
-  if (recipe.steps < state.step) {
-    io::fail_file(name, "steps: the run has done {}, {} are asked for", state.step, recipe.steps);
+  if (recipe.length() < state.step) {
+    io::fail_file(name, "steps: the run has done {}, {} are asked for", state.step,
+                  recipe.length());
   }
   if (data_.hash != state.data_hash) {
     io::fail_file(name,

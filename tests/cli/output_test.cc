@@ -128,7 +128,7 @@ TEST_F(CliOutput, JsonReplacesAtomicallyAndSurvivesNaN) {
 
 TEST_F(CliOutput, JsonTargetIsCheckedBeforeTheWork) {
   const auto check = [](const fs::path& path) {
-    check_output_file("--json", path.string(), kResultsMark);
+    check_output_file("--json", path.string(), OutputKind::results);
   };
   EXPECT_THROW(check(directory_ / "no/such/out.json"), Error);
   EXPECT_THROW(check(directory_), Error);

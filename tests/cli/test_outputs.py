@@ -5,7 +5,6 @@ import resource
 import shutil
 import signal
 import subprocess
-import time
 
 import pytest
 
@@ -50,6 +49,10 @@ def test_an_earlier_output_is_replaced(twell, trained, text, tmp_path):
     for _ in range(2):
         twell("tokenize", "--text", text, "--tokenizer", trained[0], "--out", "t.tokens", "--json",
               "t.json", cwd=tmp_path)
+        twell("stats", "--model", trained[0], "--text", text, "--max-tokens", 32, "--trace", "t.trc",
+              cwd=tmp_path)
+        twell("bench", "ffn", "--hidden", 32, "--ffn", 64, "--nnz", 4, "--tokens", 1, "--repeats", 1,
+              "--seconds", 0.001, "--chart", "t.svg", cwd=tmp_path)
     (tmp_path / "empty.json").touch()
     twell("explain", "--no-measure", "--json", "empty.json", cwd=tmp_path)
 
@@ -102,11 +105,10 @@ LATE = {
 @pytest.mark.parametrize("command", LATE.values(), ids=LATE)
 def test_fails_before_any_work(twell, trained, text, tmp_path, command):
     names = {"MODEL": trained[0], "TEXT": text, "''": ""}
-    begin = time.monotonic()
     done = twell(*(names.get(a, a) for a in command.split()), ok=False, cwd=tmp_path)
     assert done.code in (1, 2)
     assert done.err.count("\n") == 1 and len(done.error_line()) < 300
-    assert time.monotonic() - begin < 20
+    assert done.out == ""  # words come with the work
     assert not list(tmp_path.iterdir())
 
 
@@ -170,15 +172,17 @@ def test_a_limit_of_file_sizes_is_told(shell, text, tmp_path):
     assert "ulimit -f" in done.stderr.decode().splitlines()[-1]
 
 
-def test_a_reader_that_goes_away_ends_generate(program, trained):
-    """Two thousand tokens would take many times as long as three."""
-    command = [program, "generate", "--model", trained[0], "--prompt", "The", "--max-tokens"]
-    whole = subprocess.run([*command, "60"], capture_output=True, check=True)
-    process = subprocess.Popen([*command, "1000000"], stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE)
-    assert process.stdout.read(3) == whole.stdout[:3]
+def test_a_reader_that_goes_away_ends_generate(twell, program, tmp_path):
+    """All these tokens would take minutes."""
+    context = 150_000
+    twell("synth", "--layers", 1, "--hidden", 16, "--ffn", 64, "--heads", 1, "--vocab", 300,
+          "--context", context, "--nnz", 8, "--out", tmp_path / "model")
+    process = subprocess.Popen(
+        [program, "generate", "--model", tmp_path / "model", "--prompt", "The", "--max-tokens",
+         str(context - 100)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout.read(3) == b"The"
     process.stdout.close()
-    assert process.wait(60) == 128 + signal.SIGPIPE
+    assert process.wait(30) == 128 + signal.SIGPIPE
     assert process.stderr.read().decode().count("error") == 0
 
 

@@ -256,6 +256,8 @@ def cut_by(pattern):
 @pytest.mark.parametrize("pattern", [
     r"\p{N}{1,3}+", "a{,2}", r"\p{N}{2}?", "(?:a|e){1,2}+", "a{,}", "a{", "t{2}{2}", "中{2}?", "a+*",
     r"\p{L}{1,2}*", "[ae]{2}+", r"\s{,2}?", "a++", "e?+", "a{1,2}?", r"\p{N}{1,3}+(?=e)", "(?i:The){2}?",
+    r"\x41", r"\x61{1,2}+", r"\x{4e00}|\x{4e2d}", r"[\x30-\x39\x{4e00}-\x{9fff}]{2}?", r"\x6",
+    "x(?i)A|b", "(?:th(?i)E|q)u?", "((?i)a|T)+", "(?i)THE",
 ])  # fmt: skip
 def test_repetitions(check, pattern):
     check(cut_by(pattern), random_texts(800, seed=6))
@@ -263,7 +265,8 @@ def test_repetitions(check, pattern):
 
 def test_random_repetitions(check):
     rng = random.Random(8)
-    atoms = ["a", "[ab1]", r"\p{N}", r"\p{L}", "(?:th|t)", "中", r"\s", "(?>a|ab)", "é", r"\."]
+    atoms = ["a", "[ab1]", r"\p{N}", r"\p{L}", "(?:th|t)", "中", r"\s", "(?>a|ab)", "é", r"\.",
+             r"\x61", r"\x{4e2d}", "(?:(?i)T|a)"]
     marks = ["", "", "*", "+", "?", "{2}", "{,2}", "{1,}", "{1,3}"]
     ends = ["", "", "?", "+", "*", "{2}"]
     pick = lambda: rng.choice(atoms) + rng.choice(marks) + rng.choice(ends)  # noqa: E731

@@ -3,7 +3,7 @@
     scripts/soak [MINUTES] [--out DIR] [--seed N] [--only NAME] [--replay NAME:ROUND]
 
 Every round draws from a generator of its own, seeded by seed, attack and round: --replay repeats
-one. What was done is not done again: the same command goes on where DIR/summary.json ends.
+one, but for the moment at which training is killed, which the clock decides. What was done is not done again: the same command goes on where DIR/summary.json ends.
 """
 
 import argparse
@@ -45,9 +45,12 @@ class Soak:
         if not self.chosen:
             sys.exit(f"soak: error: no attack {arguments.only!r}; there are: "
                      + ", ".join(a.name for a in ATTACKS))
-        self.summary = {"seed": arguments.seed, "processor": processor(), "seconds": 0.0, "attacks": {}}
+        self.summary = {"seed": arguments.seed or 1, "processor": processor(), "seconds": 0.0, "attacks": {}}
         if self.file.exists():
             self.summary = json.loads(self.file.read_text())
+            if arguments.seed not in (None, self.summary["seed"]):
+                sys.exit(f"soak: error: {self.file} has the seed {self.summary['seed']}, {arguments.seed} is "
+                         "asked for: choose another --out")
         self.made = {}
         self.scratch = pathlib.Path(tempfile.mkdtemp(prefix="twell-soak-"))
 
@@ -125,7 +128,7 @@ def main():
     parser.add_argument("minutes", nargs="?", type=float, default=10)
     parser.add_argument("--build", required=True, help=argparse.SUPPRESS)
     parser.add_argument("--out", default="build/soak")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seed", type=int, help="of all random cases (default: 1)")
     parser.add_argument("--only", help="one attack: " + ", ".join(a.name for a in ATTACKS))
     parser.add_argument("--replay", help="a round that failed, as NAME:ROUND")
     arguments = parser.parse_args()

@@ -276,6 +276,8 @@ TEST(RunDirectoryTest, FindsCheckpointsWithoutTheirLink) {
   EXPECT_EQ(resolve_model_directory(scratch.path()), scratch.path() / "step-00000010");
   EXPECT_TRUE(contains(message_of([&] { RunDirectory run(scratch.path()); }), "is no link"));
   fs::remove_all(scratch.path() / "latest");
+  EXPECT_TRUE(contains(message_of([&] { RunDirectory run(scratch.path()); }), "is no checkpoint"));
+  fs::remove_all(scratch.path() / "step-100000000");
   const RunDirectory run(scratch.path());
   EXPECT_EQ(latest_checkpoint(run.path()), scratch.path() / "step-00000010");
 }

@@ -51,6 +51,8 @@ std::vector<json> log_of(const fs::path& run) {
   return out;
 }
 
+Recipe as_saved(const fs::path&, const Recipe& saved) { return saved; }
+
 TEST(RunTraining, WritesModelTokenizerAndLog) {
   const Scratch scratch;
   TrainRun run = tiny_run(scratch.path());
@@ -63,7 +65,7 @@ TEST(RunTraining, WritesModelTokenizerAndLog) {
   EXPECT_EQ(calls, 4);
   EXPECT_EQ(result.steps, 20);
   EXPECT_EQ(result.hidden_units, 96);
-  EXPECT_LT(result.loss_last, result.loss_first);
+  EXPECT_LT(result.loss_last.value(), result.loss_first.value());
   ASSERT_TRUE(result.validation_loss);
   EXPECT_GT(result.tokens_per_s, 0.0);
   EXPECT_EQ(result.tokens, 20 * 4 * 16);
@@ -71,7 +73,7 @@ TEST(RunTraining, WritesModelTokenizerAndLog) {
   const auto log = log_of(run.out);
   ASSERT_EQ(log.size(), 4U);
   EXPECT_EQ(log[3]["step"], 20);
-  EXPECT_EQ(log[3]["ce"], result.loss_last);
+  EXPECT_EQ(log[3]["ce"], result.loss_last.value());
   EXPECT_EQ(log[3]["layers"].size(), 2U);
   EXPECT_EQ(log[3]["layers"][0]["first_nnz"].size(), 8U);
   for (const std::size_t i : {0, 2}) EXPECT_FALSE(log[i].contains("val_loss"));
@@ -105,7 +107,7 @@ TEST(RunTraining, StopsWhenAskedAndResumesToTheSameLog) {
   EXPECT_TRUE(contains(message_of([&] { run_training(run); }), "holds a checkpoint"));
   fs::remove(run.out / "latest");  // as tools do that drop links
   EXPECT_TRUE(contains(message_of([&] { run_training(run); }), "holds a checkpoint"));
-  run.resume = true;
+  run.resume = as_saved;
   const TrainResult result = run_training(run);
   EXPECT_EQ(result.steps, 20);
   EXPECT_EQ(result.loss_last, expected.loss_last);
@@ -113,9 +115,24 @@ TEST(RunTraining, StopsWhenAskedAndResumesToTheSameLog) {
   EXPECT_EQ(log_of(run.out), log_of(whole.out));
 
   // Nothing left to do: the result names the checkpoint that is there.
-  EXPECT_EQ(run_training(run).steps, 20);
+  const TrainResult done = run_training(run);
+  EXPECT_EQ(done.steps, 20);
+  EXPECT_FALSE(done.loss_first || done.loss_last);
   EXPECT_EQ(log_of(run.out), log_of(whole.out));
-  run.recipe.steps = 22;
+  run.resume = [](const fs::path&, Recipe recipe) {
+    recipe.peak_lr = 1.0;
+    return recipe;
+  };
+  EXPECT_TRUE(contains(message_of([&] { run_training(run); }), "peak_lr"));
+  run.resume = [](const fs::path&, Recipe recipe) {
+    recipe.extend(19);
+    return recipe;
+  };
+  EXPECT_TRUE(contains(message_of([&] { run_training(run); }), "has done 20"));
+  run.resume = [](const fs::path&, Recipe recipe) {
+    recipe.extend(22);
+    return recipe;
+  };
   EXPECT_EQ(run_training(run).steps, 22);
 }
 
@@ -134,7 +151,8 @@ TEST(RunTraining, ContinuesFromAModelWithAnotherActivation) {
   second.activation = io::HiddenAct::relu;
   const TrainResult sparse = run_training(second);
   EXPECT_LT(sparse.nnz_mean, 90.0);
-  EXPECT_LT(sparse.loss_first, dense.loss_first) << "the weights were not taken over";
+  EXPECT_LT(sparse.loss_first.value(), dense.loss_first.value())
+      << "the weights were not taken over";
   EXPECT_EQ(io::load_config(sparse.checkpoint).hidden_act, io::HiddenAct::relu);
 }
 
@@ -154,6 +172,8 @@ TEST(RunTraining, KeepsItsTimeBudget) {
   EXPECT_LT(seconds, 30.0);  // a loaded machine may take longer than it promised itself
   const auto log = log_of(run.out);
   EXPECT_EQ(log.back()["step"], log.back()["steps"]);
+  run.resume = as_saved;  // at its end, though short of the steps that were asked for
+  EXPECT_EQ(run_training(run).steps, result.steps);
   // The cosine came to its end.
   EXPECT_NEAR(log.back()["lr"].get<double>(), 0.1 * run.recipe.peak_lr, 1e-6);
 }
@@ -175,13 +195,28 @@ TEST(RunTraining, SaysWhatIsWrongWithItsInput) {
   EXPECT_TRUE(contains(message([&](TrainRun& r) { r.data = {tiny}; }), "tokens"));
   EXPECT_TRUE(
       contains(message([&](TrainRun& r) { r.data = {"/nonexistent/x"}; }), "/nonexistent/x"));
-  EXPECT_TRUE(contains(message([&](TrainRun& r) { r.resume = true; }), "no checkpoint"));
+  EXPECT_TRUE(contains(message([&](TrainRun& r) { r.resume = as_saved; }), "no checkpoint"));
   EXPECT_TRUE(contains(message([&](TrainRun& r) { r.recipe.steps = 0; }), "steps"));
   EXPECT_TRUE(contains(message([&](TrainRun& r) { r.config.vocab_size = 100; }), "tokenizer"));
   EXPECT_TRUE(contains(message([&](TrainRun& r) { r.config.hidden_size = 0; }), "hidden_size"));
   EXPECT_TRUE(
       contains(message([&](TrainRun& r) { r.recipe.model = scratch.path(); }), "tokenizer"));
   EXPECT_TRUE(contains(message([&](TrainRun& r) { r.out = empty / "run"; }), "empty.txt"));
+}
+
+TEST(RunTraining, LeavesAloneWhatIsNotItsOwn) {
+  const Scratch scratch;
+  const TrainRun run = tiny_run(scratch.path());
+  fs::create_directories(run.out);
+  std::ofstream(run.out / "log.jsonl") << "the only copy";
+  EXPECT_TRUE(contains(message_of([&] { run_training(run); }), "log.jsonl"));
+  EXPECT_EQ(io::read_file(run.out / "log.jsonl"), "the only copy");
+  fs::remove(run.out / "log.jsonl");
+  fs::create_directories(run.out / "step-1");
+  EXPECT_TRUE(contains(message_of([&] { run_training(run); }), "step-1"));
+  EXPECT_TRUE(fs::exists(run.out / "step-1"));
+  fs::remove(run.out / "step-1");
+  EXPECT_EQ(run_training(run).steps, 20);
 }
 
 TEST(RunTraining, RefusesAModelWithAnUnknownActivation) {
@@ -205,7 +240,7 @@ TEST(TrainingChild, DISABLED_RunsUntilKilled) {
   ASSERT_NE(directory, nullptr);
   TrainRun run = tiny_run(directory);
   run.recipe.steps = 100000;
-  run.resume = latest_checkpoint(run.out).has_value();
+  if (latest_checkpoint(run.out)) run.resume = as_saved;
   run_training(run);
 }
 
@@ -245,7 +280,7 @@ TEST(RunTraining, AKilledProcessLeavesACheckpointThatContinuesTheSameRun) {
   const auto finish = [&](const fs::path& directory, bool resume) {
     TrainRun run = tiny_run(directory);
     run.recipe.steps = 100000;
-    run.resume = resume;
+    if (resume) run.resume = as_saved;
     run.progress = [&](const LogRecord& record) { return record.step < reached + 3; };
     run_training(run);
     return log_of(run.out);
@@ -276,8 +311,8 @@ TEST(RunTraining, LearnsShakespeare) {
   run.recipe.l1 = 3e-2;
   run.recipe.l1_warmup = 20;
   const TrainResult result = run_training(run);
-  EXPECT_NEAR(result.loss_first, std::log(512.0), 0.2);
-  EXPECT_LT(result.loss_last, 5.0);
+  EXPECT_NEAR(result.loss_first.value(), std::log(512.0), 0.2);
+  EXPECT_LT(result.loss_last.value(), 5.0);
   EXPECT_LT(*result.validation_loss, 5.2);
   EXPECT_LT(result.nnz_mean, 0.2 * 256);
 }

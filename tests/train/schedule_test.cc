@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <string>
 
 #include "twell/status.h"
@@ -96,14 +97,55 @@ TEST(RecipeTest, RefusesWhatIsOutOfRange) {
 }
 
 TEST(RecipeTest, RefusesJsonOfAnotherKind) {
-  const auto message = [](const char* text) {
+  const auto message = [](const std::string& text) {
     return message_of([&] { Recipe::from_json(text, "state.json"); });
   };
   EXPECT_NE(message("[]").find("state.json"), std::string::npos);
-  EXPECT_NE(message("{\"steps\": 1.5}").find("steps"), std::string::npos);
-  EXPECT_NE(message("{\"steps\": \"5\"}").find("steps"), std::string::npos);
-  EXPECT_NE(message("{\"stepz\": 5}").find("stepz"), std::string::npos);
-  EXPECT_NE(message("{\"compute\": \"fp8\"}").find("fp8"), std::string::npos);
+  const auto changed = [&](const char* key, const nlohmann::json& value) {
+    auto json = nlohmann::json::parse(recipe().to_json());
+    json[key] = value;
+    if (value.is_null()) json.erase(key);
+    return message(json.dump());
+  };
+  EXPECT_EQ(changed("steps", 500), "no error");
+  EXPECT_NE(changed("steps", 1.5).find("steps"), std::string::npos);
+  EXPECT_NE(changed("steps", "5").find("steps"), std::string::npos);
+  EXPECT_NE(changed("stepz", 5).find("stepz"), std::string::npos);
+  EXPECT_NE(changed("compute", "fp8").find("fp8"), std::string::npos);
+  // A share that was held out and is not said to be would be trained on.
+  EXPECT_NE(changed("validation_fraction", nullptr).find("validation_fraction is missing"),
+            std::string::npos);
+}
+
+TEST(RecipeTest, AShortenedRunKeepsItsProportions) {
+  Recipe r = recipe();
+  r.steps = 1000;
+  r.warmup_steps = 100;
+  EXPECT_EQ(r.scaled(r.warmup_steps), 100);
+  r.shortened_to = 250;
+  EXPECT_EQ(r.length(), 250);
+  EXPECT_EQ(r.scaled(r.warmup_steps), 25);
+  EXPECT_DOUBLE_EQ(learning_rate(r, 24), r.peak_lr);
+  r.extend(300);
+  EXPECT_EQ(r.length(), 300);
+  EXPECT_EQ(r.scaled(r.warmup_steps), 30);
+  r.extend(2000);
+  EXPECT_EQ(r.length(), 2000);
+  EXPECT_EQ(r.scaled(r.warmup_steps), 100);
+}
+
+TEST(RecipeTest, OfWhatIsResumedLittleMayChange) {
+  const Recipe saved = recipe();
+  Recipe now = saved;
+  now.steps += 10;
+  now.sparse = !now.sparse;
+  now.save_every = 3;
+  EXPECT_NO_THROW(now.check_resumed(saved, "state.json"));
+  now.validation_fraction = 0.25;
+  const std::string message = message_of([&] { now.check_resumed(saved, "state.json"); });
+  for (const char* part : {"state.json", "validation_fraction", "0.01", "0.25"}) {
+    EXPECT_NE(message.find(part), std::string::npos) << message;
+  }
 }
 
 }  // namespace

@@ -303,11 +303,11 @@ TEST(TrainerTest, ShortensItsSchedulesInProportion) {
   recipe.l1_warmup = 400;
   const auto trainer = tiny_trainer(recipe);
   trainer->shorten(250);
-  EXPECT_EQ(trainer->recipe().steps, 250);
-  EXPECT_EQ(trainer->recipe().warmup_steps, 25);
-  EXPECT_EQ(trainer->recipe().l1_warmup, 100);
+  EXPECT_EQ(trainer->recipe().length(), 250);
+  EXPECT_EQ(trainer->recipe().scaled(recipe.warmup_steps), 25);
+  EXPECT_EQ(trainer->recipe().scaled(recipe.l1_warmup), 100);
   trainer->shorten(500);
-  EXPECT_EQ(trainer->recipe().steps, 250);
+  EXPECT_EQ(trainer->recipe().length(), 250);
 }
 
 TEST(TrainerTest, RefusesAnotherRunsCheckpoint) {
