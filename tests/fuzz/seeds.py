@@ -82,8 +82,36 @@ def llama2c():
     yield b"\1" + struct.pack("<i", 8) + body
 
 
+def regex():
+    text = "The 12 quick\n  é 中文x 2024's".encode()
+    for pattern in (r"(?i:'s|'t)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}]+|\s+(?!\S)|\s+",
+                    r"\p{N}{1,3}+|a{,2}", r"(?:ab|c){2}?x*+", r"(?>a|\x{4e2d})|[\x30-\x39\u00e9]+",
+                    r"x(?i)a|b(?<=q)", r"\S+?$|^\P{Letter}{2,}"):  # fmt: skip
+        yield pattern.encode() + b"\0" + text
+
+
+def recipe():
+    yield json.dumps(dict(
+        bpe_vocab=4096, validation_fraction=0.01, steps=100, context=64, micro_batch=8, accumulation=1,
+        peak_lr=1e-3, min_lr_ratio=0.1, warmup_steps=5, beta1=0.9, beta2=0.95, eps=1e-8,
+        weight_decay=0.1, clip=1.0, l1=2e-5, l1_start=0, l1_warmup=0, reinit_every=0, reinit_std=0.02,
+        dead_window=50, time_budget_s=0.0, shortened_to=0, log_every=10, eval_every=0, eval_windows=32,
+        save_every=0, keep_checkpoints=1, model="", compute="auto", recompute=False, sparse=True,
+        seed=1)).encode()  # fmt: skip
+
+
+def json_file():
+    yield b"\1" + json.dumps({"metadata": {"total_size": 1}, "weight_map": {"a": "a.safetensors"}}).encode()
+    costs = dict(tokens=[1, 64], densities=[0, 0.5, 1], dense_ns_per_weight=[0.1, 1.5],
+                 sparse=[{"ns_per_weight": [0.1, 0.2, 0.3]}, {"ns_per_weight": [0.5, 1, 2]}])  # fmt: skip
+    vocab = {"a": 0, "b": 1, "Ġ": 2, "ab": 3, "<|endoftext|>": 4}
+    yield b"\2" + json.dumps(vocab).encode() + b"\0#version: 0.2\na b\n"
+    yield b"\0" + json.dumps({"any machine, portable, 1 threads": costs}).encode()
+
+
 if __name__ == "__main__":
-    for make in (safetensors, config, tokenizer, token_shard, activity_trace, llama2c):
+    for make in (safetensors, config, tokenizer, regex, token_shard, activity_trace, llama2c, recipe,
+                 json_file):
         folder = pathlib.Path(sys.argv[1]) / make.__name__
         folder.mkdir(parents=True, exist_ok=True)
         for number, data in enumerate(make()):
