@@ -58,8 +58,9 @@ void print(const BenchTrainCommand& o, const nlohmann::json& json) {
       return fmt::format("{:.1f} %", 100 * side["share"][key].get<double>());
     });
   }
-  o.say("\n{}\nSpeedup {:.2f}x, mean non-zeros {:.1f}\n", table.to_string(),
-        json["speedup"].get<double>(), json["nnz_mean"].get<double>());
+  o.say("\n{}\nSpeedup {:.2f}x (of single steps {:.2f} to {:.2f}), mean non-zeros {:.1f}\n",
+        table.to_string(), json["speedup"].get<double>(), json["speedup_min"].get<double>(),
+        json["speedup_max"].get<double>(), json["nnz_mean"].get<double>());
 }
 
 void run(BenchTrainCommand& o) {

@@ -1,5 +1,6 @@
 #include "measure/step_bench.h"
 
+#include <algorithm>
 #include <numeric>
 
 #include "measure/interrupt.h"
@@ -38,12 +39,18 @@ nlohmann::json side_json(const StepSide& side, double tokens) {
 double StepComparison::speedup() const { return median(dense.seconds) / median(sparse.seconds); }
 
 nlohmann::json StepComparison::to_json() const {
+  std::vector<double> ratios;  // of neighbours
+  for (std::size_t i = 0; i < dense.seconds.size(); ++i) {
+    ratios.push_back(dense.seconds[i] / sparse.seconds[i]);
+  }
   return {{"tokens", tokens},
           {"nnz_mean", nnz_mean},
           {"dense", side_json(dense, tokens)},
           {"sparse", side_json(sparse, tokens)},
           {"base_bytes", base_bytes},
-          {"speedup", speedup()}};
+          {"speedup", speedup()},
+          {"speedup_min", *std::ranges::min_element(ratios)},
+          {"speedup_max", *std::ranges::max_element(ratios)}};
 }
 
 StepComparison compare_steps(lm::Trainer& trainer, int repeats,

@@ -185,4 +185,5 @@ def test_bench_train(twell, work):
         assert result[side]["peak_bytes"] >= result["base_bytes"] > 0
     assert result["speedup"] == pytest.approx(
         result["dense"]["step_us"] / result["sparse"]["step_us"])
+    assert result["speedup_min"] <= result["speedup"] <= result["speedup_max"]
     assert "feed-forward layers" in done.out

@@ -385,7 +385,9 @@ TEST(Model, TensorsWithoutUseAreRefused) {
       EXPECT_NO_THROW(load_model(directory.string(), options));
     }
     test::save_model(directory.path(), config, tensors);
-    if (&config != &written) EXPECT_NO_THROW(load_model(directory.string()));
+    if (&config != &written) {
+      EXPECT_NO_THROW(load_model(directory.string()));
+    }
   };
   io::ModelConfig config = tiny_config();
   NamedTensors tensors = tiny_model(config)->parameters();
