@@ -29,7 +29,8 @@ constexpr std::int64_t kDeviceProbabilities = std::int64_t{1} << 26;
   throw Error(ErrorKind::invalid_argument, what, message);
 }
 
-Recipe checked(const Recipe& recipe, const Model& model, const Processes& processes) {
+// With its compute type resolved.
+Recipe checked(Recipe recipe, const Model& model, const Processes& processes) {
   recipe.validate();
   if (recipe.accumulation % processes.count() != 0) {
     fail("recipe",
@@ -45,6 +46,10 @@ Recipe checked(const Recipe& recipe, const Model& model, const Processes& proces
     fail("recipe", fmt::format("context: the model has {} positions, got {}",
                                config.max_position_embeddings, recipe.context));
   }
+  // Tensor cores multiply bf16 everywhere.
+  const bool on_gpu = !model.device().is_cpu();
+  recipe.compute = recipe.compute == ComputeType::automatic && on_gpu ? ComputeType::bf16
+                                                                      : resolve(recipe.compute);
   return recipe;
 }
 
@@ -93,10 +98,6 @@ void cross_entropy(const at::Tensor& logits, const at::Tensor& targets, double g
 Trainer::Trainer(std::unique_ptr<Model> model, const Recipe& recipe, TrainingData data,
                  const Processes& processes)
     : recipe_(checked(recipe, *model, processes)),
-      // Tensor cores multiply bf16 everywhere.
-      compute_(recipe.compute == ComputeType::automatic && !model->device().is_cpu()
-                   ? ComputeType::bf16
-                   : resolve(recipe.compute)),
       data_(std::move(data)),
       processes_(processes),
       split_(data_.tokens.size(), recipe.context, recipe.validation_fraction),
@@ -105,7 +106,7 @@ Trainer::Trainer(std::unique_ptr<Model> model, const Recipe& recipe, TrainingDat
       recorder_(model->layers(), model->config().intermediate_size, recipe.context) {
   const NamedTensors masters = model->parameters();
   lay_out(*model);
-  if (compute_ == ComputeType::bf16) {
+  if (recipe_.compute == ComputeType::bf16) {
     model_ = make_model(model->config(), at::kBFloat16, recipe.seed, model->device());
     lay_out(*model_);
   } else {
@@ -123,7 +124,7 @@ Trainer::Trainer(std::unique_ptr<Model> model, const Recipe& recipe, TrainingDat
   optimizer_ = std::make_unique<AdamW>(entries);
   copy_masters();
   ffn_->sparse = recipe_.sparse;
-  if (recipe_.accumulation > 1 && compute_ == ComputeType::bf16) {
+  if (recipe_.accumulation > 1 && recipe_.compute == ComputeType::bf16) {
     ffn_->sums = [this](std::int64_t layer) {
       const FfnNames names = model_->ffn_names(layer);
       const bool gated = !names.gate.empty();

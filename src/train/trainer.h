@@ -75,7 +75,7 @@ class Trainer {
   // Lowers the length of the run and shrinks the schedules in proportion. Part of a checkpoint.
   void shorten(std::int64_t steps);
   const Recipe& recipe() const { return recipe_; }
-  ComputeType compute() const { return compute_; }
+  ComputeType compute() const { return recipe_.compute; }
   const io::ModelConfig& config() const { return model_->config(); }
   // In the compute type, and with the training feed-forward layers.
   Model& model() { return *model_; }
@@ -103,7 +103,6 @@ class Trainer {
   void copy_masters();
 
   Recipe recipe_;
-  ComputeType compute_;
   TrainingData data_;
   Processes processes_;
   WindowSplit split_;
@@ -116,8 +115,8 @@ class Trainer {
   std::int64_t steps_done_ = 0;
 };
 
-// The recipe of the run that wrote a checkpoint, `compute` resolved. Throws Error
-// where there is none.
+// The recipe of the run that wrote a checkpoint, `compute` resolved. Throws Error where there is
+// none.
 Recipe saved_recipe(const std::filesystem::path& directory);
 
 }  // namespace twell::lm

@@ -91,7 +91,7 @@ void Trainer::save(const fs::path& directory, const io::Tokenizer* tokenizer) co
   const fs::path& out = target.temporary();
 
   io::ModelConfig config = model_->config();
-  config.dtype = compute_ == ComputeType::bf16 ? "bfloat16" : "float32";
+  config.dtype = recipe_.compute == ComputeType::bf16 ? "bfloat16" : "float32";
   io::save_config(out, config);
   if (tokenizer != nullptr) tokenizer->save(out);
 
@@ -105,7 +105,7 @@ void Trainer::save(const fs::path& directory, const io::Tokenizer* tokenizer) co
     weights.push_back(data(p.name, p.compute));
     moments.push_back(data("m." + p.name, p.m));
     moments.push_back(data("v." + p.name, p.v));
-    if (compute_ == ComputeType::bf16) moments.push_back(data("master." + p.name, p.master));
+    if (recipe_.compute == ComputeType::bf16) moments.push_back(data("master." + p.name, p.master));
   }
   io::TensorData fired;
   fired.name = "last_fired";
@@ -126,9 +126,7 @@ void Trainer::save(const fs::path& directory, const io::Tokenizer* tokenizer) co
   for (const auto& [layer, screened] : ffn_->forms) {
     if (screened) state["screened_layers"].push_back(layer);
   }
-  Recipe recipe = recipe_;
-  recipe.compute = compute_;
-  state["recipe"] = json::parse(recipe.to_json());
+  state["recipe"] = json::parse(recipe_.to_json());
   io::write_file_atomically(state_file(out), state.dump(2) + "\n");
   target.commit();
 }
@@ -137,12 +135,10 @@ void Trainer::load(const fs::path& directory) {
   // Everything is checked before anything is changed.
   const State state = parse_state(state_file(directory));
   const std::string name = state_file(directory).string();
-  Recipe recipe = recipe_;
-  recipe.compute = compute_;
-  recipe.check_resumed(state.recipe, name);
-  if (recipe.length() < state.step) {
+  recipe_.check_resumed(state.recipe, name);
+  if (recipe_.length() < state.step) {
     io::fail_file(name, "steps: the run has done {}, {} are asked for", state.step,
-                  recipe.length());
+                  recipe_.length());
   }
   if (data_.hash != state.data_hash) {
     io::fail_file(name,
@@ -161,7 +157,7 @@ void Trainer::load(const fs::path& directory) {
   const io::Checkpoint moments(optimizer_file(directory));
   std::vector<Source> sources;
   for (OptimizedParameter& p : optimizer_->parameters()) {
-    sources.push_back(compute_ == ComputeType::bf16
+    sources.push_back(recipe_.compute == ComputeType::bf16
                           ? find_fp32(moments, "master." + p.name, p.master)
                           : find_fp32(weights, p.name, p.master));
     sources.push_back(find_fp32(moments, "m." + p.name, p.m));

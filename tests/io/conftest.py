@@ -6,6 +6,8 @@ import subprocess
 
 import pytest
 
+from driver_records import from_records, to_records
+
 
 class Driver:
     def __init__(self, program):
@@ -18,15 +20,9 @@ class Driver:
 
     def __call__(self, *arguments, records=()):
         """Runs one mode; the answers to the records."""
-        stdin = b"".join(struct.pack("<I", len(r)) + r for r in records)
-        done = self.run(*arguments, input_bytes=stdin)
+        done = self.run(*arguments, input_bytes=to_records(records))
         assert done.returncode == 0, done.stderr.decode()
-        answers, at = [], 0
-        while at < len(done.stdout):
-            (length,) = struct.unpack_from("<I", done.stdout, at)
-            answers.append(done.stdout[at + 4 : at + 4 + length])
-            at += 4 + length
-        return answers
+        return from_records(done.stdout)
 
     def encode(self, tokenizer, texts, special=False):
         mode = "encode-special" if special else "encode"

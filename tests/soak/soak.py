@@ -18,6 +18,8 @@ import tempfile
 import time
 import traceback
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+
 from commands import Commands
 from files import Files
 from operators import Operators

@@ -4,6 +4,7 @@ import json
 import struct
 import subprocess
 
+from driver_records import from_records, to_records
 from tools import Broken
 
 LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -70,9 +71,8 @@ class Vocabularies:
         return out
 
     def ask(self, mode, path, records):
-        stdin = b"".join(struct.pack("<I", len(r)) + r for r in records)
-        done = subprocess.run([self.tools.io_driver, mode, path], input=stdin, capture_output=True,
-                              timeout=120)
+        done = subprocess.run([self.tools.io_driver, mode, path], input=to_records(records),
+                              capture_output=True, timeout=120)
         if done.returncode < 0:
             raise Broken(f"{mode} {path}: signal {-done.returncode}")
         if done.returncode != 0:
@@ -80,12 +80,7 @@ class Vocabularies:
             if "\n" in said or "not supported" not in said:
                 raise Broken(f"{mode} {path}: refused without a reason of ours: {said[-500:]!r}")
             return None
-        answers, at = [], 0
-        while at < len(done.stdout):
-            (length,) = struct.unpack_from("<I", done.stdout, at)
-            answers.append(done.stdout[at + 4 : at + 4 + length])
-            at += 4 + length
-        return answers
+        return from_records(done.stdout)
 
     def round(self, rng, scratch):
         oracle = self.tokenizer(rng)
