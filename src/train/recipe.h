@@ -62,7 +62,8 @@ struct Recipe {
   bool sparse = true;      // feed-forward layers by what fires (CPU); else PyTorch's dense ones
   std::uint64_t seed = 1;  // of initialisation, order of windows and re-initialisation
   // Upper bound of the run in seconds, 0: none. After a fifth of it, and with every log line from
-  // then on, `steps` is lowered to what fits, so that the schedules still come to their end.
+  // then on, the run's length is set to what fits, at most `steps`, so that the schedules still
+  // come to their end.
   double time_budget_s = 0.0;
   std::int64_t shortened_to = 0;  // steps that fit into the budget; 0: all. Not set by hand
 

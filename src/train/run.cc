@@ -172,7 +172,7 @@ class Run {
   // Steps up to the next log line, validation or checkpoint, so that a run that was stopped at a
   // checkpoint logs the same groups as one that was not.
   LogRecord group() {
-    const Recipe& recipe = trainer_->recipe();  // its length() may shrink
+    const Recipe& recipe = trainer_->recipe();  // its length() may change
     LogRecord record;
     std::int64_t count = 0;
     const auto begin = Clock::now();
@@ -197,7 +197,10 @@ class Run {
     record.step = trainer_->steps_done();
     record.tokens = trainer_->tokens_seen();
     record.tokens_per_s = static_cast<double>(count * recipe.tokens_per_step()) / seconds;
-    trainer_->shorten(processes_.of_first(steps_within_budget(record.tokens_per_s)));
+    const double per_step = seconds / static_cast<double>(count);
+    seconds_per_step_ = seconds_per_step_ > 0.0 ? 0.5 * (seconds_per_step_ + per_step) : per_step;
+    const auto fits = processes_.of_first(steps_within_budget());
+    if (record.step < recipe.length()) trainer_->set_length(fits);
     record.layers = trainer_->activity();
     for (const LayerActivity& layer : record.layers) record.nnz_mean += layer.nnz_mean;
     record.nnz_mean /= static_cast<double>(std::max<std::size_t>(1, record.layers.size()));
@@ -206,16 +209,16 @@ class Run {
 
   std::int64_t steps_here() const { return trainer_->steps_done() - first_step_; }
 
-  // Fewer steps where those that are planned do not fit into the budget at the present speed. Not
-  // in the first fifth of the time, when many neurons are active still and steps are slower than
+  // Those that fit into the budget at the present speed: an average, whose weights halve with every
+  // group, so that a passing load on the machine shortens a run for a few groups only. The plan in
+  // the first fifth of the time, when many neurons are active still and steps are slower than
   // later.
-  std::int64_t steps_within_budget(double tokens_per_s) const {
+  std::int64_t steps_within_budget() const {
     const Recipe& recipe = trainer_->recipe();
     const double left = recipe.time_budget_s - since(begin_);
     if (recipe.time_budget_s <= 0.0 || left > 0.8 * recipe.time_budget_s) return recipe.length();
-    const double per_step = static_cast<double>(recipe.tokens_per_step()) / tokens_per_s;
     return trainer_->steps_done() +
-           static_cast<std::int64_t>(std::max(1.0, std::floor(left / per_step)));
+           static_cast<std::int64_t>(std::max(1.0, std::floor(left / seconds_per_step_)));
   }
 
   void save() {
@@ -247,7 +250,8 @@ class Run {
   TrainResult result_;
   Clock::time_point begin_ = Clock::now();
   std::int64_t first_step_ = 0;
-  double step_seconds_ = 0.0;
+  double step_seconds_ = 0.0;      // of all steps here
+  double seconds_per_step_ = 0.0;  // average of the latest groups
 };
 
 }  // namespace

@@ -332,8 +332,8 @@ void Trainer::check_processes() const {
   }
 }
 
-void Trainer::shorten(std::int64_t steps) {
-  if (steps < recipe_.length()) recipe_.shortened_to = std::max(steps, steps_done_ + 1);
+void Trainer::set_length(std::int64_t steps) {
+  recipe_.shortened_to = steps < recipe_.steps ? std::max(steps, steps_done_ + 1) : 0;
 }
 
 // A neuron without activations has no gradient and would stay dead: fresh gate rows (those of up

@@ -72,8 +72,9 @@ class Trainer {
   std::vector<LayerActivity> activity() const;
   void reset_activity() { recorder_.reset(); }
 
-  // Lowers the length of the run and shrinks the schedules in proportion. Part of a checkpoint.
-  void shorten(std::int64_t steps);
+  // Of the whole run: at least one more step, at most those of the recipe. The schedules shrink in
+  // proportion. Part of a checkpoint.
+  void set_length(std::int64_t steps);
   const Recipe& recipe() const { return recipe_; }
   ComputeType compute() const { return recipe_.compute; }
   const io::ModelConfig& config() const { return model_->config(); }

@@ -302,12 +302,17 @@ TEST(TrainerTest, ShortensItsSchedulesInProportion) {
   recipe.warmup_steps = 100;
   recipe.l1_warmup = 400;
   const auto trainer = tiny_trainer(recipe);
-  trainer->shorten(250);
+  trainer->set_length(250);
   EXPECT_EQ(trainer->recipe().length(), 250);
   EXPECT_EQ(trainer->recipe().scaled(recipe.warmup_steps), 25);
   EXPECT_EQ(trainer->recipe().scaled(recipe.l1_warmup), 100);
-  trainer->shorten(500);
-  EXPECT_EQ(trainer->recipe().length(), 250);
+  trainer->set_length(500);  // more time than it seemed
+  EXPECT_EQ(trainer->recipe().length(), 500);
+  EXPECT_EQ(trainer->recipe().scaled(recipe.warmup_steps), 50);
+  trainer->set_length(0);
+  EXPECT_EQ(trainer->recipe().length(), 1);
+  trainer->set_length(2000);
+  EXPECT_EQ(trainer->recipe().length(), 1000);
 }
 
 TEST(TrainerTest, RefusesAnotherRunsCheckpoint) {
