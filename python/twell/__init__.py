@@ -17,26 +17,38 @@ from twell import _library
 
 _library.load()
 
-from twell import _fake, autograd, dense, ops  # noqa: E402  (after the library)
+from twell import _autocast, _fake, autograd, dense, ops  # noqa: E402  (after the library)
 from twell.autograd import gated_ffn  # noqa: E402
 from twell.dense import ACTIVATIONS, FatRelu  # noqa: E402
 from twell.hf import from_mlp, sparsify  # noqa: E402
-from twell.modules import GatedFfn, l1_term, set_l1  # noqa: E402
+from twell.modules import Ffn, GatedFfn  # noqa: E402
+from twell.sparsity import (  # noqa: E402
+    collect_metrics,
+    l1_term,
+    metrics,
+    set_l1,
+    sparse_layers,
+)  # noqa: E402
 
 _fake.register()
 autograd.register()
+_autocast.register()
 
 __version__ = "0.1.0"
 __all__ = [
     "ACTIVATIONS",
     "FatRelu",
+    "Ffn",
     "GatedFfn",
     "autograd",
+    "collect_metrics",
     "dense",
     "from_mlp",
     "gated_ffn",
     "l1_term",
+    "metrics",
     "ops",
     "set_l1",
+    "sparse_layers",
     "sparsify",
 ]

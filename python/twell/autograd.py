@@ -3,39 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from twell import dense
+from twell._autocast import cast_operands
 
 
 def _matrix(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1]) if x.dim() != 2 else x
 
 
-class _Gated(torch.autograd.Function):
-    """(y, l1) of gate, up and down [H, D], densely: where the sparse operators have no kernels. Keeps
-    its inputs alone and computes g and u again."""
+class _Dense(torch.autograd.Function):
+    """What Trained holds, of gate, up and down [H, D], densely: where the sparse operators have no
+    kernels. Keeps its inputs alone and computes g and u again."""
 
     @staticmethod
     def forward(
-        x: Tensor, gate: Tensor, up: Tensor, down: Tensor, activation: str, threshold: float
-    ) -> tuple[Tensor, Tensor]:
-        y, h = dense.ffn(x, gate, up, down, activation, threshold)
-        wide = torch.float64 if h.dtype == torch.float64 else torch.float32
-        # The mean over no token is 0, not 0/0.
-        l1 = h.abs().sum(dtype=wide) / max(h.shape[0], 1)
-        return y, l1
+        x: Tensor, gate: Tensor, up: Tensor | None, down: Tensor, activation: str, threshold: float
+    ) -> tuple[Tensor, ...]:
+        y, h, g = dense.ffn(x, gate, up, down, activation, threshold)
+        return y, dense.l1(h), *dense.counts(g)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         x, gate, up, down, ctx.activation, ctx.threshold = inputs
         ctx.save_for_backward(x, gate, up, down)
+        ctx.mark_non_differentiable(*output[2:])
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor, dl1: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, dy: Tensor, dl1: Tensor, *_: Any) -> tuple[Any, ...]:
         x, gate, up, down = ctx.saved_tensors
         grads = dense.ffn_backward(
             dy,
@@ -74,6 +74,48 @@ def with_l1(y: Tensor, l1: Tensor, weight: float | Tensor) -> Tensor:
     return _WithL1.apply(y, l1, torch.as_tensor(weight, dtype=l1.dtype, device=l1.device))
 
 
+class Trained(NamedTuple):
+    """One pass of a layer in training."""
+
+    y: Tensor
+    l1: Tensor
+    """Sum over hidden units of |h|, averaged over the tokens; float32, float64 for float64."""
+    row_nnz: Tensor
+    """Neurons that each token fired: int32, x's shape without its last dimension."""
+    neuron_nnz: Tensor
+    """Tokens that fired each neuron: int64 [H]."""
+
+
+def has_tangent(*tensors: Tensor | None) -> bool:
+    """Whether forward-mode differentiation goes through one of them."""
+    if forward_ad._current_level < 0:
+        return False
+    return any(t is not None and forward_ad.unpack_dual(t).tangent is not None for t in tensors)
+
+
+def trained_ffn(
+    x: Tensor,
+    gate: Tensor,
+    up: Tensor | None,
+    down: Tensor,
+    activation: str = "relu",
+    threshold: float = 0.0,
+) -> Trained:
+    """:func:`gated_ffn`, with counts; without an ``up`` the layer has no gate (dense.ffn)."""
+    dense.check_activation(activation, threshold)
+    if has_tangent(x, gate, up, down):
+        y, h, g = dense.ffn(x, gate, up, down, activation, threshold)
+        return Trained(y, dense.l1(h), *dense.counts(g))
+    x, gate, up, down = cast_operands(x, gate, up, down)
+    if x.device.type == "cpu" and x.dtype in (torch.bfloat16, torch.float32):
+        y, l1, row_nnz, neuron_nnz, *_ = torch.ops.twell.ffn_train(
+            x, gate, up, down.contiguous(), None, activation, threshold
+        )
+        return Trained(y, l1 / max(x.shape[:-1].numel(), 1), row_nnz, neuron_nnz)
+    y, l1, row_nnz, neuron_nnz = _Dense.apply(_matrix(x), gate, up, down, activation, threshold)
+    return Trained(y.reshape(x.shape), l1, row_nnz.reshape(x.shape[:-1]), neuron_nnz)
+
+
 def gated_ffn(
     x: Tensor,
     gate: Tensor,
@@ -85,22 +127,16 @@ def gated_ffn(
     """The gated layer for training: (y, l1), differentiable once in x and the three weights.
 
     x is [..., D]; gate, up and down are [H, D], down neuron-major (``down_proj.weight.t()`` of a
-    checkpoint); any one floating dtype. y is [..., D]. l1 is a float32 scalar (float64 for float64
-    inputs): the sum over hidden units of |h|, averaged over the tokens. Adding λ · l1 to a loss
-    adds λ · sign(h) / M to the gradient of h. Raises ValueError for an activation that yields no
-    zeros.
+    checkpoint); any one floating dtype, or what torch.autocast makes one, with gradients in each
+    operand's own. y is [..., D]. l1 is a float32 scalar (float64 for float64 inputs): the sum over
+    hidden units of |h|, averaged over the tokens. Adding λ · l1 to a loss adds λ · sign(h) / M to the
+    gradient of h. Raises ValueError for an activation that yields no zeros.
 
     On a CPU, in bfloat16 and float32, forward keeps where the gate fired (torch.ops.twell.ffn_train)
-    and backward multiplies nothing else; elsewhere both are dense.
+    and backward multiplies nothing else; elsewhere, and in forward-mode differentiation, both are
+    dense.
     """
-    dense.check_activation(activation, threshold)
-    if x.device.type == "cpu" and x.dtype in (torch.bfloat16, torch.float32):
-        y, l1, *_ = torch.ops.twell.ffn_train(
-            x, gate, up, down.contiguous(), None, activation, threshold
-        )
-        return y, l1 / max(x.shape[:-1].numel(), 1)
-    y, l1 = _Gated.apply(_matrix(x), gate, up, down, activation, threshold)
-    return y.reshape(x.shape), l1
+    return trained_ffn(x, gate, up, down, activation, threshold)[:2]
 
 
 def _keep_ffn(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

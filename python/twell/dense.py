@@ -50,13 +50,25 @@ def ffn(
     down: Tensor,
     activation: str = "relu",
     threshold: float = 0.0,
-) -> tuple[Tensor, Tensor]:
-    """(y, h) of x [..., D]: h = act(x gateᵀ) ⊙ (x upᵀ) [..., H], y = h down [..., D]. A layer without
-    a gate has no up: h = act(x gateᵀ), with its up projection in the gate's place."""
-    h = activate(x @ gate.t(), activation, threshold)
-    if up is not None:
-        h = h * (x @ up.t())
-    return h @ down, h
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(y, h, g) of x [..., D]: g = act(x gateᵀ), h = g ⊙ (x upᵀ) [..., H], y = h down [..., D]. A layer
+    without a gate has no up: h = g, with its up projection in the gate's place."""
+    g = activate(x @ gate.t(), activation, threshold)
+    h = g if up is None else g * (x @ up.t())
+    return h @ down, h, g
+
+
+def l1(h: Tensor) -> Tensor:
+    """Sum over hidden units of |h|, averaged over the tokens; in float32, or h's float64. The mean over
+    no token is 0, not 0/0."""
+    wide = torch.float64 if h.dtype == torch.float64 else torch.float32
+    return h.abs().sum(dtype=wide) / max(h.shape[:-1].numel(), 1)
+
+
+def counts(g: Tensor) -> tuple[Tensor, Tensor]:
+    """Neurons that fire in each row (int32), and rows that fire each neuron (int64 [H])."""
+    fired = g.detach() != 0
+    return fired.sum(-1, dtype=torch.int32), fired.reshape(-1, g.shape[-1]).sum(0)
 
 
 def ffn_backward(

@@ -121,7 +121,6 @@ def _inputs_of(
         ) -> None:
             x = arguments[0] if arguments else options["x"]
             seen[name].append(x.detach().reshape(-1, layer.hidden_size).clone())
-            layer._copy = None  # of one layer at a time
 
         return hook
 

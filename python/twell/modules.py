@@ -1,40 +1,52 @@
-"""GatedFfn: the layer as a module whose checkpoint keeps the Hugging Face layout."""
+"""GatedFfn and Ffn: the layers as modules whose checkpoints keep the Hugging Face layout."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from twell import dense, ops
-from twell.autograd import gated_ffn, with_l1
+from twell.activity import Activity
+from twell.autograd import Trained, has_tangent, trained_ffn, with_l1
 
-_NAMES = ("gate_proj", "up_proj", "down_proj")
 _OPERANDS = ("gate", "up", "down", "screen")
-Operands = tuple[Tensor, Tensor, Tensor, Tensor | None]
+Operands = tuple[Tensor, Tensor | None, Tensor, Tensor | None]
 # A sample of fewer does not show in which direction inputs point.
 FEWEST_INPUTS = 32
+# Without gradients, from this many inputs on the sparse operator is faster than three dense products
+# although it packs the gate and transposes the down projection in every call.
+_INPUTS_THAT_PAY = 256
+
+Layer = TypeVar("Layer", bound="SparseFfn")
 
 
-class GatedFfn(nn.Module):
-    """y = (act(x Wgᵀ) ⊙ (x Wuᵀ)) Wdᵀ with the weights of a checkpoint: gate_proj and up_proj
-    [ffn_size, hidden_size], down_proj [hidden_size, ffn_size], no biases; bfloat16 or float32.
+class SparseFfn(nn.Module):
+    """What :class:`GatedFfn` and :class:`Ffn` share. Their linear layers are children, under the
+    names that the checkpoint has for them.
 
-    Where a gradient is wanted, forward keeps what fires and backward multiplies nothing else
-    (:func:`gated_ffn`). Elsewhere it is the sparse operator on a packed copy of the weights, remade
-    when a weight changes. :meth:`freeze` keeps that copy alone, which saves memory, and may make it
-    faster; a frozen layer is for inference, and its state_dict still reads and writes the
-    checkpoint's layout. Without gradients torch.compile uses the sparse operator for frozen layers
-    and the dense definition for others, since a trace cannot watch the weights.
+    Unfrozen, where a gradient is wanted, forward keeps what fires and backward multiplies nothing
+    else (:func:`twell.gated_ffn`); nothing is kept between calls, so any change to the weights is
+    seen. Without gradients the layer computes sparsely from 256 inputs on, and densely below.
+    :meth:`freeze` keeps a packed copy of the weights alone, which saves memory and is fast for any
+    number of inputs; a frozen layer is for inference, and its state_dict still reads and writes the
+    checkpoint's layout.
+
+    A child that is not an ordinary nn.Linear any more (an adapter or a parametrization in its place,
+    a hook on it, a weight in shards) does its own work: the layer is then dense, calls its children,
+    and cannot be frozen.
     """
 
-    # Of a frozen layer: gate packed, or as stored where there is a screen.
+    # Of a frozen layer: gate packed, or as stored where there is a screen. Without a gate the up
+    # projection is in its place, and there is no up.
     gate: Tensor
     screen: Tensor | None
-    up: Tensor
+    up: Tensor | None
     down: Tensor
+
+    NAMES: ClassVar[tuple[str, ...]]
 
     def __init__(
         self,
@@ -45,9 +57,16 @@ class GatedFfn(nn.Module):
         threshold: float = 0.0,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
+        names: Sequence[str] | None = None,
     ) -> None:
         super().__init__()
         dense.check_activation(activation, threshold)
+        self.names = tuple(names or self.NAMES)
+        if len(self.names) != len(self.NAMES) or len(set(self.names)) != len(self.NAMES):
+            raise ValueError(
+                f"names: expected {len(self.NAMES)} different ones, for {', '.join(self.NAMES)}, "
+                f"got {', '.join(self.names)}"
+            )
         self.hidden_size = hidden_size
         self.ffn_size = ffn_size
         self.activation = activation
@@ -56,50 +75,39 @@ class GatedFfn(nn.Module):
         """If set, a forward pass with gradients leaves its L1 term in ``l1``."""
         self.l1_weight: float | Tensor = 0.0
         """Where not 0, backward adds this times the L1 term to the loss, which need not hold it;
-        ``l1`` is then for logging, without a gradient. See :func:`set_l1`."""
+        ``l1`` is then for logging, without a gradient. See :func:`twell.set_l1`."""
         self.l1: Tensor | None = None
+        self.collect_activity = False
+        """If set, forward passes with gradients add to ``activity``. See :func:`twell.metrics`."""
+        self.activity: Activity | None = None
         self._frozen = False
         self._axis: Tensor | None = None
-        self._copy: tuple[Any, Operands] | None = None
         options: dict[str, Any] = {"bias": False, "dtype": dtype, "device": device}
-        self.gate_proj = nn.Linear(hidden_size, ffn_size, **options)
-        self.up_proj = nn.Linear(hidden_size, ffn_size, **options)
-        self.down_proj = nn.Linear(ffn_size, hidden_size, **options)
+        for name in self.names[:-1]:
+            setattr(self, name, nn.Linear(hidden_size, ffn_size, **options))
+        setattr(self, self.names[-1], nn.Linear(ffn_size, hidden_size, **options))
 
     @classmethod
-    def from_dense(
-        cls,
-        gate: Tensor,
-        up: Tensor,
-        down: Tensor,
-        *,
-        activation: str = "relu",
-        threshold: float = 0.0,
-    ) -> GatedFfn:
-        """A layer that holds the given weights themselves: gate and up [H, D], down [D, H].
-
-        A plain tensor becomes a parameter that wants a gradient where the tensor does. Raises
-        ValueError where the shapes or dtypes do not fit together.
-        """
-        if gate.dim() != 2 or up.shape != gate.shape or down.shape != gate.shape[::-1]:
+    def _of_weights(cls: type[Layer], weights: Sequence[Tensor], **options: Any) -> Layer:
+        """A layer that holds the weights themselves."""
+        first, dtype = weights[0], weights[0].dtype
+        kinds = ("gate", "up", "down")[3 - len(weights) :]
+        shapes = [*["[H, D]"] * (len(weights) - 1), "[D, H]"]
+        if (
+            first.dim() != 2
+            or any(w.shape != first.shape for w in weights[1:-1])
+            or weights[-1].shape != first.shape[::-1]
+        ):
+            got = ", ".join(str(list(w.shape)) for w in weights)
             raise ValueError(
-                "gate, up, down: expected shapes [H, D], [H, D], [D, H], got "
-                f"{list(gate.shape)}, {list(up.shape)}, {list(down.shape)}"
+                f"{', '.join(kinds)}: expected shapes {', '.join(shapes)}, got {got}"
             )
-        if up.dtype != gate.dtype or down.dtype != gate.dtype:
-            raise ValueError(
-                f"gate, up, down: expected one dtype, got {gate.dtype}, {up.dtype}, {down.dtype}"
-            )
-        ffn_size, hidden_size = gate.shape
-        layer = cls(
-            hidden_size,
-            ffn_size,
-            activation=activation,
-            threshold=threshold,
-            dtype=gate.dtype,
-            device="meta",
-        )
-        for name, weight in zip(_NAMES, (gate, up, down)):
+        if any(w.dtype != dtype for w in weights):
+            got = ", ".join(str(w.dtype) for w in weights)
+            raise ValueError(f"{', '.join(kinds)}: expected one dtype, got {got}")
+        ffn_size, hidden_size = first.shape
+        layer = cls(hidden_size, ffn_size, dtype=dtype, device="meta", **options)
+        for name, weight in zip(layer.names, weights):
             if not isinstance(weight, nn.Parameter):
                 weight = nn.Parameter(weight.detach(), requires_grad=weight.requires_grad)
             getattr(layer, name).weight = weight
@@ -115,28 +123,33 @@ class GatedFfn(nn.Module):
         """Whether an int8 screen rules neurons out, in a frozen layer."""
         return self._frozen and self.screen is not None
 
-    def freeze(self, sample: Tensor | None = None) -> GatedFfn:
+    def freeze(self: Layer, sample: Tensor | None = None) -> Layer:
         """Keeps the packed weights alone. Inference only from here on; returns self.
 
         ``sample`` [..., hidden_size] are inputs like those to come, 32 or more. On a CPU that they
         show to be faster so, the gate stays as it is stored, with an int8 screen
         (:func:`twell.ops.screen_weight`): a sixth more memory in bfloat16, a tenth in float32, the
         same output up to rounding. A frozen layer that gets a sample chooses anew; conversions and
-        load_state_dict keep the choice.
+        load_state_dict keep the choice. Raises ValueError where a child is no ordinary nn.Linear.
         """
+        if not self._frozen and (special := self._special_child()) is not None:
+            raise ValueError(
+                f"freeze: {special} is {type(getattr(self, special)).__name__} or has hooks, and does "
+                "more than multiply by its weight; merge it first (merge_and_unload() of peft, "
+                "remove_parametrizations() of PyTorch)"
+            )
         if sample is not None:
             screened = self._screened_for(sample)
             self.thaw()
             return self._freeze(None) if screened is None else self._freeze(*screened)
         return self if self._frozen else self._freeze(None)
 
-    def _freeze(self, axis: Tensor | None, operands: Operands | None = None) -> GatedFfn:
+    def _freeze(self: Layer, axis: Tensor | None, operands: Operands | None = None) -> Layer:
         if operands is None:
             with torch.no_grad():
-                operands = self._operands(*(w.detach() for w in self._weights()), axis)
-        for name in _NAMES:
+                operands = self._operands(*(_detached(w) for w in self._weights()), axis)
+        for name in self.names:
             delattr(self, name)
-        self._copy = None
         self.l1 = None
         for name, operand in zip(_OPERANDS, operands):
             self.register_buffer(name, operand, persistent=False)
@@ -144,14 +157,14 @@ class GatedFfn(nn.Module):
         self._frozen = True
         return self
 
-    def thaw(self) -> GatedFfn:
+    def thaw(self: Layer) -> Layer:
         """The inverse of freeze: trainable weights in the checkpoint's layout; returns self."""
         if not self._frozen:
             return self
-        weights = self._unpack()
+        weights = self._stored()
         for name in _OPERANDS:
             delattr(self, name)
-        for name, weight in zip(_NAMES, weights):
+        for name, weight in zip(self.names, weights):
             rows, cols = weight.shape
             linear = nn.Linear(cols, rows, bias=False, device="meta", dtype=weight.dtype)
             linear.weight = nn.Parameter(weight)
@@ -163,22 +176,75 @@ class GatedFfn(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x [..., hidden_size] to y of the same shape."""
         if self._frozen:
-            return self._sparse(x, self.gate, self.up, self.down, self.screen)
+            return self._forward_frozen(x)
+        if self.collect_l1:
+            self.l1 = None
+        if self._special_child() is not None:
+            return self._counted(self._through_children(x))
         gate, up, down = self._weights()
-        if torch.is_grad_enabled() and any(t.requires_grad for t in (x, gate, up, down)):
-            y, l1 = gated_ffn(x, gate, up, down.t(), self.activation, self.threshold)
-            if isinstance(self.l1_weight, Tensor) or self.l1_weight != 0.0:
-                y = with_l1(y, l1, self.l1_weight)
-                l1 = l1.detach()
-            if self.collect_l1:
-                self.l1 = l1
+        wanted = any(t is not None and t.requires_grad for t in (x, gate, up, down))
+        # In training also without: reentrant activation checkpointing runs it again with gradients,
+        # and wants the same bits.
+        if wanted and (torch.is_grad_enabled() or self.training):
+            return self._counted(self._train(x, gate, up, down))
+        inputs = x.shape[:-1].numel()
+        if torch.compiler.is_compiling() or inputs < _INPUTS_THAT_PAY or x.device.type != "cpu":
+            return self._linear_by_linear(x)[0]
+        return self._train(x, gate, up, down).y
+
+    def _train(self, x: Tensor, gate: Tensor, up: Tensor | None, down: Tensor) -> Trained:
+        return trained_ffn(x, gate, up, down.t(), self.activation, self.threshold)
+
+    def _counted(self, out: Trained) -> Tensor:
+        """y, with what training wants to know of the pass."""
+        y, l1 = out.y, out.l1
+        if not y.requires_grad:
             return y
-        if torch.compiler.is_compiling():
+        if isinstance(self.l1_weight, Tensor) or self.l1_weight != 0.0:
+            y = with_l1(y, l1, self.l1_weight)
+            l1 = l1.detach()
+        if self.collect_l1:
+            self.l1 = l1
+        if self.collect_activity:
+            now = Activity.of(out)
+            self.activity = now if self.activity is None else self.activity.plus(now)
+        return y
+
+    def _linear_by_linear(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """y, h and g by the children themselves."""
+        *into, down = (getattr(self, name) for name in self.names)
+        g = dense.activate(into[0](x), self.activation, self.threshold)
+        h = g if len(into) == 1 else g * into[1](x)
+        return down(h), h, g
+
+    def _through_children(self, x: Tensor) -> Trained:
+        y, h, g = self._linear_by_linear(x)
+        return Trained(y, dense.l1(h), *dense.counts(g))
+
+    def _special_child(self) -> str | None:
+        """The first child that does more, or other, than multiply by its weight."""
+        for name in self.names:
+            child = getattr(self, name)
+            if (
+                type(child) is not nn.Linear
+                or child.bias is not None
+                or child._forward_pre_hooks
+                or child._forward_hooks
+                or child._backward_pre_hooks
+                or child._backward_hooks
+                or "forward" in child.__dict__  # accelerate's hooks
+                or hasattr(type(child.weight), "__tensor_flatten__")  # DTensor, torchao
+            ):
+                return name
+        return None
+
+    def _forward_frozen(self, x: Tensor) -> Tensor:
+        if has_tangent(x):
+            gate, up, down = self._unpack()
             return dense.ffn(x, gate, up, down.t(), self.activation, self.threshold)[0]
-        key = tuple((w.data_ptr(), 0 if w.is_inference() else w._version) for w in (gate, up, down))
-        if self._copy is None or self._copy[0] != key:
-            self._copy = (key, self._operands(gate, up, down, None))
-        return self._sparse(x, *self._copy[1])
+        return torch.ops.twell.ffn(
+            x, self.gate, self.up, self.down, self.screen, self.activation, self.threshold
+        )
 
     def extra_repr(self) -> str:
         threshold = f", threshold={self.threshold}" if self.activation == "fat_relu" else ""
@@ -187,17 +253,30 @@ class GatedFfn(nn.Module):
             f"frozen={self._frozen}{', screened=True' if self.screened else ''}"
         )
 
-    def _weights(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight
+    def _weights(self) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Of the unfrozen layer: gate, up and down as the checkpoint has them; without a gate, up in
+        the gate's place and no up."""
+        gate, *up, down = (getattr(self, name).weight for name in self.names)
+        return gate, (up[0] if up else None), down
 
-    def _sparse(
-        self, x: Tensor, gate: Tensor, up: Tensor, down: Tensor, screen: Tensor | None
-    ) -> Tensor:
-        return torch.ops.twell.ffn(x, gate, up, down, screen, self.activation, self.threshold)
+    def _unpack(self) -> tuple[Tensor, Tensor | None, Tensor]:
+        """The same of the frozen layer."""
+        gate = self.gate
+        if self.screen is None:
+            gate = torch.ops.twell.unpack_weight(gate, self.ffn_size, self.hidden_size)
+        return gate, self.up, self.down.t().contiguous()
+
+    def _stored(self) -> list[Tensor]:
+        """One for each name."""
+        weights = self._unpack() if self._frozen else self._weights()
+        return [w for w in weights if w is not None]
 
     @staticmethod
-    def _operands(gate: Tensor, up: Tensor, down: Tensor, axis: Tensor | None) -> Operands:
-        gate, up, down = gate.contiguous(), up.contiguous(), down.t().contiguous()
+    def _operands(
+        gate: Tensor, up: Tensor | None, down: Tensor, axis: Tensor | None
+    ) -> Operands:
+        gate, down = gate.contiguous(), down.t().contiguous()
+        up = None if up is None else up.contiguous()
         if axis is None or gate.device.type != "cpu":
             return torch.ops.twell.pack_weight(gate), up, down, None
         # A copy: whoever holds the checkpoint's tensor may change it, which no screen notices.
@@ -219,37 +298,31 @@ class GatedFfn(nn.Module):
         with torch.no_grad():
             x = sample.detach().reshape(-1, self.hidden_size).to(weights[0])
             axis = x.float().mean(0)
-            operands = self._operands(*(w.detach() for w in weights), axis)
+            operands = self._operands(*(_detached(w) for w in weights), axis)
             candidates = ops.ffn_stats(x, *operands, self.activation, self.threshold)[3]
         pays = int(candidates) <= limit * x.shape[0] * self.ffn_size
         return (axis, operands) if pays else None
 
-    def _unpack(self) -> tuple[Tensor, Tensor, Tensor]:
-        gate = self.gate
-        if self.screen is None:
-            gate = torch.ops.twell.unpack_weight(gate, self.ffn_size, self.hidden_size)
-        return gate, self.up, self.down.t().contiguous()
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> GatedFfn:
+    def _apply(self: Layer, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Layer:
         # The layout depends on dtype and device: convert the checkpoint's layout and freeze again.
         frozen, axis = self._frozen, self._axis
         if frozen:
+            # Tried on one element, which raises where the operators lack the dtype: the layer stays.
+            torch.ops.twell.pack_weight(fn(self.down.new_zeros(1, 1)))
             self.thaw()
-        self._copy = None
         super()._apply(fn, recurse)
         return self._freeze(axis) if frozen else self
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy of a copy of the weights is not worth its memory.
-        return {**self.__dict__, "_copy": None, "l1": None}
+        return {**self.__dict__, "l1": None}
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if self._frozen:
-            gate, up, down = self._unpack()
-            # A copy of a screened gate, as in _operands.
-            for name, weight in zip(_NAMES, (gate.clone() if self.screened else gate, up, down)):
-                destination[f"{prefix}{name}.weight"] = weight
+            for name, weight in zip(self.names, self._stored()):
+                # A copy of a screened gate, as in _operands.
+                copied = weight.clone() if self.screened and weight is self.gate else weight
+                destination[f"{prefix}{name}.weight"] = copied
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
         frozen, axis = self._frozen, self._axis
@@ -258,7 +331,7 @@ class GatedFfn(nn.Module):
             self.thaw()
         super()._load_from_state_dict(state_dict, prefix, *rest)
         if frozen:  # the children are there for this call alone: PyTorch will not see them
-            for name in _NAMES:
+            for name in self.names:
                 getattr(self, name)._load_from_state_dict(state_dict, f"{prefix}{name}.", *rest)
             self._freeze(axis)
         with torch.no_grad():  # into the same memory, which a recorded graph reads
@@ -267,35 +340,38 @@ class GatedFfn(nn.Module):
                     self.register_buffer(name, old.copy_(getattr(self, name)), persistent=False)
 
 
-def set_l1(model: nn.Module, coefficient: float | Tensor) -> None:
-    """Backward of the model adds ``coefficient`` times the mean of its GatedFfn layers' L1 terms, as
-    if the loss held :func:`l1_term`; unlike that, also under activation checkpointing of either
-    kind. The term does not pass through the loss, so what scales a loss (gradient accumulation, a
-    gradient scaler) has to scale the coefficient too. 0 ends it. Call it again to change it: where
-    the coefficient is a tensor, torch.compile then needs no new trace.
-
-    Raises ValueError where the model has no such layer that is trained.
-    """
-    layers = [m for m in model.modules() if isinstance(m, GatedFfn) and not m.frozen]
-    if not layers:
-        raise ValueError(
-            "set_l1: the model has no GatedFfn layer that is not frozen; "
-            "sparsify(model, freeze=False) makes them, thaw() frees a frozen one"
-        )
-    for layer in layers:
-        layer.l1_weight = coefficient / len(layers)
+def _detached(weight: Tensor | None) -> Tensor | None:
+    return None if weight is None else weight.detach()
 
 
-def l1_term(model: nn.Module) -> Tensor:
-    """The mean over the model's GatedFfn layers of the L1 terms that their last forward passes left
-    (``collect_l1``): times a coefficient, what training adds to its loss.
+class GatedFfn(SparseFfn):
+    """y = (act(x Wgᵀ) ⊙ (x Wuᵀ)) Wdᵀ with the weights of a checkpoint: gate_proj and up_proj
+    [ffn_size, hidden_size], down_proj [hidden_size, ffn_size], no biases; bfloat16 or float32.
+    ``names`` are those of the three children, where they are others. See :class:`SparseFfn`."""
 
-    Raises RuntimeError where no layer has one.
-    """
-    terms = [m.l1 for m in model.modules() if isinstance(m, GatedFfn) and m.l1 is not None]
-    if not terms:
-        raise RuntimeError(
-            "l1_term: no layer holds an L1 term; set collect_l1 on the GatedFfn layers and run a "
-            "forward pass with gradients"
-        )
-    return torch.stack(terms).mean()
+    NAMES = ("gate_proj", "up_proj", "down_proj")
+
+    @classmethod
+    def from_dense(
+        cls, gate: Tensor, up: Tensor, down: Tensor, **options: Any
+    ) -> GatedFfn:
+        """A layer that holds the given weights themselves: gate and up [H, D], down [D, H].
+
+        A plain tensor becomes a parameter that wants a gradient where the tensor does. ``options``
+        (activation, threshold, names) are the constructor's. Raises ValueError where the shapes or
+        dtypes do not fit together.
+        """
+        return cls._of_weights((gate, up, down), **options)
+
+
+class Ffn(SparseFfn):
+    """y = act(x Wuᵀ) Wdᵀ, without a gate: up_proj [ffn_size, hidden_size] and down_proj
+    [hidden_size, ffn_size], no biases; bfloat16 or float32. ``names`` are those of the two children,
+    where they are others. See :class:`SparseFfn`."""
+
+    NAMES = ("up_proj", "down_proj")
+
+    @classmethod
+    def from_dense(cls, up: Tensor, down: Tensor, **options: Any) -> Ffn:
+        """As :meth:`GatedFfn.from_dense`: up [H, D], down [D, H]."""
+        return cls._of_weights((up, down), **options)

@@ -19,18 +19,29 @@ def module_of(layer: Layer, **options: object) -> twell.GatedFfn:
     return twell.GatedFfn.from_dense(layer.gate, layer.up, down, **options)
 
 
-@pytest.mark.parametrize("freeze", [False, True])
-def test_inference_is_sparse(freeze: bool, dtype: torch.dtype) -> None:
+def test_frozen_inference_is_the_operator(dtype: torch.dtype) -> None:
     layer = make_layer(40, 100, dtype)
-    module = module_of(layer)
-    if freeze:
-        module.freeze()
+    module = module_of(layer).freeze()
     x = layer.inputs(2, 5)
     y = module(x)
     with torch.inference_mode():
         assert torch.equal(module(x), y)
     packed = twell.ops.pack_weight(layer.gate)
     assert torch.equal(y, twell.ops.ffn(x, packed, layer.up, layer.down))
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 255, 256, 300])
+def test_unfrozen_inference(tokens: int, dtype: torch.dtype, gated: bool) -> None:
+    layer = make_layer(40, 100, dtype)
+    up, down = (layer.up if gated else None), layer.down.t().contiguous()
+    weights = [w for w in (layer.gate, up, down) if w is not None]
+    module = (twell.GatedFfn if gated else twell.Ffn).from_dense(*weights)
+    x = layer.inputs(tokens)
+    want = reference(x, layer.gate, up, layer.down)
+    with torch.inference_mode():
+        # Below 256 inputs PyTorch's dense products round each result, u among them, once more.
+        assert_within(module(x), want, 1.0 if tokens >= 256 or dtype == torch.float32 else 2.0)
+        assert_within(module.freeze()(x), want)
 
 
 def test_training_leaves_the_l1_term() -> None:
@@ -83,32 +94,11 @@ def test_l1_weight_is_the_term_in_the_loss(weight: float | Tensor) -> None:
     assert all(map(torch.equal, gradients_of(module, plain), none))
     assert not torch.equal(none[0], term[0])
     for model in (nn.Linear(2, 2), module_of(layer).freeze()):
-        with pytest.raises(ValueError, match="has no GatedFfn layer that is not frozen"):
+        with pytest.raises(ValueError, match="has no GatedFfn or Ffn layer that is not frozen"):
             twell.set_l1(model, 1.0)
-
-
-def test_changed_weights_are_seen() -> None:
-    layer = make_layer(24, 60)
-    module = module_of(layer).requires_grad_()
-    x = layer.inputs(7)
-    with torch.no_grad():
-        module(x)
-        optimizer = torch.optim.SGD(module.parameters(), lr=0.5)
-    module(x).sum().backward()
-    optimizer.step()
-    with torch.no_grad():
-        y = module(x)
-        fresh = module_of(
-            Layer(
-                module.gate_proj.weight,
-                module.up_proj.weight,
-                module.down_proj.weight.t(),
-                layer.shift,
-            )
-        )
-        assert torch.equal(y, fresh(x))
-        module.gate_proj.weight.data = torch.zeros_like(module.gate_proj.weight)
-        assert not module(x).any()
+    for wrong in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="set_l1: coefficient: expected 0 or more, got"):
+            twell.set_l1(module, wrong)
 
 
 def test_state_dict_keeps_the_checkpoint_layout(dtype: torch.dtype) -> None:
@@ -129,15 +119,17 @@ def test_state_dict_keeps_the_checkpoint_layout(dtype: torch.dtype) -> None:
 def test_load_state_dict(freeze: bool, dtype: torch.dtype) -> None:
     source, target = make_layer(40, 100, dtype, seed=1), make_layer(40, 100, dtype, seed=2)
     module = module_of(target)
+    fresh = module_of(source)
     if freeze:
         module.freeze()
+        fresh.freeze()
     outer = nn.ModuleDict({"mlp": module})
     state = nn.ModuleDict({"mlp": module_of(source)}).state_dict()
     x = source.inputs(4)
     with torch.no_grad():
         module(x)
         outer.load_state_dict(state)
-        assert torch.equal(module(x), module_of(source)(x))
+        assert torch.equal(module(x), fresh(x))
     with pytest.raises(RuntimeError, match="Missing key.*mlp.up_proj.weight"):
         outer.load_state_dict({k: v for k, v in state.items() if "up" not in k})
     with pytest.raises(RuntimeError, match="Unexpected key.*mlp.bias_proj.weight"):
@@ -145,7 +137,7 @@ def test_load_state_dict(freeze: bool, dtype: torch.dtype) -> None:
     with pytest.raises(RuntimeError, match="size mismatch|expected shape"):
         outer.load_state_dict({**state, "mlp.up_proj.weight": torch.zeros(3, 4)})
     with torch.no_grad():
-        assert torch.equal(module(x), module_of(source)(x))
+        assert torch.equal(module(x), fresh(x))
 
 
 def test_who_wants_gradients() -> None:
@@ -173,15 +165,18 @@ def test_conversions_of_a_frozen_module() -> None:
     rounded = Layer(*(w.bfloat16() for w in (layer.gate, layer.up, layer.down)), layer.shift)
     x = rounded.inputs(6)
     with torch.no_grad():
-        assert module.frozen and torch.equal(module(x), module_of(rounded)(x))
+        assert module.frozen and torch.equal(module(x), module_of(rounded).freeze()(x))
         twin = copy.deepcopy(module)
         assert torch.equal(twin(x), module(x))
         buffer = io.BytesIO()
         torch.save(module, buffer)
         buffer.seek(0)
         assert torch.equal(torch.load(buffer, weights_only=False)(x), module(x))
+    # What cannot be converted stays as it was.
     with pytest.raises(RuntimeError, match="expected dtype bfloat16 or float32"):
         module.half()
+    assert module.frozen and module.down.dtype == torch.bfloat16
+    assert torch.equal(module(x), twin(x))
 
 
 # A screen of this layer leaves some 3 % of the neurons.
@@ -220,12 +215,9 @@ def test_sample_lets_freeze_screen(limit: float, dtype: torch.dtype) -> None:
     module = module_of(Layer(held, layer.up, layer.down, layer.shift)).freeze(layer.inputs(64))
     held.zero_()
     assert_within(module(x), reference(x, layer.gate, layer.up, layer.down))
-    # Thawed it is as if it had never been frozen; where a conversion fails, too.
+    # Thawed it is as if it had never been frozen.
     assert torch.equal(module.thaw().gate_proj.weight, layer.gate)
     assert not module.freeze().screened
-    with pytest.raises(RuntimeError, match="expected dtype bfloat16 or float32"):
-        module.freeze(layer.inputs(64)).half()
-    assert not module.to(dtype).freeze().screened
 
 
 def test_sample_of_dense_inputs_packs(limit: float) -> None:

@@ -1,0 +1,62 @@
+"""Mixed precision: the operators under torch.autocast, as it has nn.Linear."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_library: torch.library.Library | None = None  # what it registers lives as long as it does
+
+
+def _dtype(x: Tensor) -> torch.dtype:
+    return torch.get_autocast_dtype(x.device.type)
+
+
+def cast_operands(*operands: Tensor | None) -> tuple[Tensor | None, ...]:
+    """In autocast's dtype where it is on for the first operand's device; float64 stays as it is."""
+    x = operands[0]
+    if not torch.is_autocast_enabled(x.device.type):
+        return operands
+    to = _dtype(x)
+    return tuple(t if t is None or t.dtype == torch.float64 else t.to(to) for t in operands)
+
+
+# The kernels: each casts, and calls the operator again below autocast. Weights as stored are cast.
+# One that was prepared for a dtype (packed, or with its screen) is not: x takes its dtype, and y is
+# what a linear layer would return.
+def _of_stored(operation: Callable[..., Any]) -> Callable[..., Any]:
+    def kernel(x: Tensor, gate: Tensor, up: Tensor | None, down: Tensor, *rest: Any) -> Any:
+        operands = cast_operands(x, gate, up, down)
+        with torch.autocast(x.device.type, enabled=False):
+            return operation(*operands, *rest)
+
+    return kernel
+
+
+def _of_prepared(operation: Callable[..., Any]) -> Callable[..., Any]:
+    def kernel(x: Tensor, weight: Tensor, *rest: Any) -> Any:
+        to = _dtype(x)
+        with torch.autocast(x.device.type, enabled=False):
+            out = operation(x.to(weight.dtype), weight, *rest)
+        return out.to(to) if isinstance(out, Tensor) else (out[0].to(to), *out[1:])
+
+    return kernel
+
+
+def register() -> None:
+    """Once, after the library is loaded."""
+    global _library
+    _library = torch.library.Library("twell", "FRAGMENT")
+    rules = {
+        "ffn": _of_prepared,
+        "ffn_stats": _of_prepared,
+        "linear": _of_prepared,
+        "linear_as_stored": _of_prepared,
+        "ffn_train": _of_stored,
+    }
+    for name, rule in rules.items():
+        for key in ("AutocastCPU", "AutocastCUDA"):
+            _library.impl(name, rule(getattr(torch.ops.twell, name)), key)
