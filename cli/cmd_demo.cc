@@ -76,10 +76,9 @@ lm::TrainRun make_run(const DemoCommand& o) {
 }
 
 lm::TrainResult train(const DemoCommand& o, lm::TrainRun& run, std::vector<lm::LogRecord>& log) {
-  lm::TrainResult result = train_with_progress(run, [&log](const lm::LogRecord& record) {
-    log.push_back(record);
-    return true;
-  });
+  lm::TrainResult result =
+      train_with_progress(run, [&log](const lm::LogRecord& record) { log.push_back(record); });
+  measure::check_interrupt();
   o.say("  cross entropy {:.2f} -> {:.2f}, {:.1f} of {} hidden units fire per token ({:.1f} %)\n",
         *result.loss_first, *result.loss_last, result.nnz_mean, result.hidden_units,
         100 * result.nnz_mean / static_cast<double>(result.hidden_units));

@@ -72,9 +72,7 @@ void run_command(TrainCommand& o) {
   }
   run.config.hidden_act = run.activation.value_or(io::HiddenAct::relu);
 
-  // A run that is stopped keeps a checkpoint, so the interrupt must not unwind it.
-  const lm::TrainResult result =
-      train_with_progress(run, [](const lm::LogRecord&) { return !measure::interrupted(); });
+  const lm::TrainResult result = train_with_progress(run);
   if (!run.processes.first()) return;  // the first one tells
   if (measure::interrupted()) {
     o.say("Stopped after step {}; {} holds it, --resume continues\n", result.steps,

@@ -5,6 +5,7 @@
 
 #include "cli/progress.h"
 #include "io/file_error.h"
+#include "measure/interrupt.h"
 #include "measure/machine.h"
 
 namespace twell::cli {
@@ -171,7 +172,8 @@ void check_shape(const FieldOptions& options, const io::ModelConfig& given,
 }
 
 lm::TrainResult train_with_progress(lm::TrainRun& run,
-                                    const std::function<bool(const lm::LogRecord&)>& keep_on) {
+                                    const std::function<void(const lm::LogRecord&)>& record) {
+  run.stop = measure::interrupted;
   if (!run.processes.first()) return lm::run_training(run);
   std::optional<Progress> progress;
   std::string stage;
@@ -187,12 +189,12 @@ lm::TrainResult train_with_progress(lm::TrainRun& run,
   };
   run.progress = [&](const lm::LogRecord& r) {
     enter("training", r.steps);
-    if (!keep_on(r)) return false;
+    if (record) record(r);
+    if (measure::interrupted()) return;  // update() would unwind the run before its checkpoint
     const auto units = static_cast<double>(std::max<std::int64_t>(1, run.config.intermediate_size));
     progress->update(r.step,
                      fmt::format("loss {:.3f}, non-zeros {:.1f} ({:.1f} %), {:.0f} tokens/s", r.ce,
                                  r.nnz_mean, 100 * r.nnz_mean / units, r.tokens_per_s));
-    return true;
   };
   lm::TrainResult result = lm::run_training(run);
   if (progress) progress->finish();

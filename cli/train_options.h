@@ -31,9 +31,10 @@ lm::Recipe resumed_recipe(const FieldOptions& options, const lm::Recipe& given,
 void check_shape(const FieldOptions& options, const io::ModelConfig& given,
                  const std::string& directory);
 
-// Trains, with a bar for each stage. `keep_on` sees every record; false: stop, with a checkpoint.
+// Trains, with a bar for each stage. `record` sees every line of the log. An interrupt ends it
+// after the present step, with a checkpoint.
 lm::TrainResult train_with_progress(lm::TrainRun& run,
-                                    const std::function<bool(const lm::LogRecord&)>& keep_on);
+                                    const std::function<void(const lm::LogRecord&)>& record = {});
 nlohmann::json to_json(const lm::TrainResult& result);  // what every training reports
 
 }  // namespace twell::cli

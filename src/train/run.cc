@@ -161,16 +161,19 @@ class Run {
       result_.nnz_mean = record.nnz_mean;
       result_.layers = record.layers;
       result_.validation_loss = record.validation_loss;
-      running = processes_.of_first(!run_.progress || run_.progress(record)) && !last;
+      if (run_.progress) run_.progress(record);
+      running = !last && !stopped_;
       if (!running || due(recipe.save_every)) save();
       trainer_->reset_activity();
     }
   }
 
+  bool stopped() { return stopped_ = processes_.of_first(run_.stop && run_.stop()); }
+
   bool due(std::int64_t every) const { return every > 0 && trainer_->steps_done() % every == 0; }
 
-  // Steps up to the next log line, validation or checkpoint, so that a run that was stopped at a
-  // checkpoint logs the same groups as one that was not.
+  // Steps up to the next log line, validation or checkpoint, so that a run that was killed after a
+  // checkpoint logs the same groups as one that was not. Where it is asked to stop, up to there.
   LogRecord group() {
     const Recipe& recipe = trainer_->recipe();  // its length() may change
     LogRecord record;
@@ -187,7 +190,7 @@ class Run {
       record.revived += step.revived;
       record.lr = step.lr;
       record.l1_coefficient = step.l1_coefficient;
-    } while (trainer_->steps_done() < recipe.length() && !due(recipe.log_every) &&
+    } while (!stopped() && trainer_->steps_done() < recipe.length() && !due(recipe.log_every) &&
              !due(recipe.eval_every) && !due(recipe.save_every));
     const double seconds = since(begin);
     step_seconds_ += seconds;
@@ -250,6 +253,7 @@ class Run {
   TrainResult result_;
   Clock::time_point begin_ = Clock::now();
   std::int64_t first_step_ = 0;
+  bool stopped_ = false;
   double step_seconds_ = 0.0;      // of all steps here
   double seconds_per_step_ = 0.0;  // average of the latest groups
 };

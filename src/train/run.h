@@ -42,8 +42,10 @@ struct TrainRun {
   // checkpoint's where they are given.
   std::function<Recipe(const std::filesystem::path& checkpoint, const Recipe& saved)> resume;
 
-  // After every group of steps. false: stop here, with a checkpoint. The first process decides.
-  std::function<bool(const LogRecord&)> progress;
+  // After every step: whether to stop here, with a checkpoint. The first process decides.
+  std::function<bool()> stop;
+  // After every group of steps.
+  std::function<void(const LogRecord&)> progress;
   // Before the first step and where something takes long: "tokenizing", share done 0..1.
   std::function<void(const std::string&, double)> preparing;
 };

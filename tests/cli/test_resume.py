@@ -2,6 +2,9 @@
 
 import json
 import shutil
+import signal
+import subprocess
+import time
 
 import pytest
 
@@ -147,3 +150,24 @@ def test_no_number_is_refused_before_any_work(twell, text, tmp_path, option):
     done = twell("train", "--data", text, "--out", tmp_path / "run", option, "nan", ok=False)
     assert done.code == 2 and option in done.error_line() and len(done.error_line()) < 200
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_training_after_the_present_step(program, twell, text, tmp_path, number):
+    out = tmp_path / "run"
+    command = [program, "train", "--data", text, "--out", out, *SHAPE, *STEPS[2:], "--log-every", "100000",
+               "--steps", "100000", "--warmup", "1"]
+    process = subprocess.Popen([*map(str, command)], stderr=subprocess.PIPE, stdout=subprocess.PIPE)
+    time.sleep(6)  # well into the first group of steps
+    process.send_signal(number)
+    try:
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130 and b"interrupted" in err.splitlines()[-1], err
+    (line,) = (out / "log.jsonl").read_text().splitlines()
+    step = json.loads(line)["step"]
+    assert 0 < step < 100000 and (out / f"step-{step:08}").is_dir()
+    resumed = twell("train", "--data", text, "--out", out, "--resume", "--extend-to", step + 2,
+                    json_name="resumed.json")
+    assert resumed.json["steps"] == step + 2

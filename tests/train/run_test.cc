@@ -60,7 +60,7 @@ TEST(RunTraining, WritesModelTokenizerAndLog) {
   run.recipe.log_every = 5;
   run.recipe.eval_every = 10;
   int calls = 0;
-  run.progress = [&](const LogRecord&) { return ++calls > 0; };
+  run.progress = [&](const LogRecord&) { ++calls; };
   const TrainResult result = run_training(run);
   EXPECT_EQ(calls, 4);
   EXPECT_EQ(result.steps, 20);
@@ -101,9 +101,10 @@ TEST(RunTraining, StopsWhenAskedAndResumesToTheSameLog) {
   const TrainResult expected = run_training(whole);
 
   TrainRun run = tiny_run(scratch.path());
-  run.progress = [](const LogRecord& record) { return record.step < 7; };
+  int steps = 0;
+  run.stop = [&] { return ++steps == 7; };
   EXPECT_EQ(run_training(run).steps, 7);
-  run.progress = {};
+  run.stop = {};
   EXPECT_TRUE(contains(message_of([&] { run_training(run); }), "holds a checkpoint"));
   fs::remove(run.out / "latest");  // as tools do that drop links
   EXPECT_TRUE(contains(message_of([&] { run_training(run); }), "holds a checkpoint"));
@@ -154,6 +155,28 @@ TEST(RunTraining, ContinuesFromAModelWithAnotherActivation) {
   EXPECT_LT(sparse.loss_first.value(), dense.loss_first.value())
       << "the weights were not taken over";
   EXPECT_EQ(io::load_config(sparse.checkpoint).hidden_act, io::HiddenAct::relu);
+}
+
+// Within a group of steps, which is then two lines of the log.
+TEST(RunTraining, StopsAfterAnyStepAndResumesToTheSameBits) {
+  const Scratch whole_scratch, scratch;
+  TrainRun whole = tiny_run(whole_scratch.path());
+  whole.recipe.log_every = 10;
+  whole.recipe.save_every = 0;
+  const TrainResult expected = run_training(whole);
+  TrainRun run = tiny_run(scratch.path());
+  run.recipe.log_every = 10;
+  run.recipe.save_every = 0;
+  int steps = 0;
+  run.stop = [&] { return ++steps == 13; };
+  EXPECT_EQ(run_training(run).steps, 13);
+  run.stop = {};
+  run.resume = as_saved;
+  EXPECT_EQ(run_training(run).validation_loss, expected.validation_loss);
+  std::vector<std::int64_t> lines;
+  for (const auto& line : log_of(run.out)) lines.push_back(line["step"]);
+  EXPECT_EQ(lines, (std::vector<std::int64_t>{10, 13, 20}));
+  EXPECT_EQ(log_of(run.out)[0], log_of(whole.out)[0]);
 }
 
 TEST(RunTraining, KeepsItsTimeBudget) {
@@ -281,7 +304,8 @@ TEST(RunTraining, AKilledProcessLeavesACheckpointThatContinuesTheSameRun) {
     TrainRun run = tiny_run(directory);
     run.recipe.steps = 100000;
     if (resume) run.resume = as_saved;
-    run.progress = [&](const LogRecord& record) { return record.step < reached + 3; };
+    std::int64_t step = resume ? reached : 0;
+    run.stop = [&] { return ++step == reached + 3; };
     run_training(run);
     return log_of(run.out);
   };
