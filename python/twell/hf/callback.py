@@ -1,0 +1,245 @@
+"""SparsityCallback: L1, live metrics and re-initialisation in transformers' Trainer."""
+
+from __future__ import annotations
+
+import base64
+import math
+import sys
+import zlib
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from twell.activity import Activity
+from twell.hf.models import require
+from twell.modules import SparseFfn
+from twell.sparsity import collect_metrics, set_l1, sparse_layers
+
+require("transformers", "twell.hf.SparsityCallback", "hf")
+from transformers import TrainerCallback  # noqa: E402
+from transformers.trainer_callback import ExportableState  # noqa: E402
+
+
+class SparsityCallback(TrainerCallback, ExportableState):
+    """Trains a model to fire less, inside ``transformers.Trainer``, and reports how it does.
+
+    ``l1`` is the coefficient of the L1 term (:func:`twell.set_l1`), which enters backward by itself:
+    the Trainer's loss stays the cross entropy. It grows from 0 over the first ``warmup`` optimizer
+    steps. Every ``reinit_every`` steps (0: never) neurons that no token fired for ``dead_window``
+    steps or more get fresh rows of the gate (of up, where there is no gate), drawn from N(0,
+    ``reinit_std``²), and zero moments there: a neuron that never fires has no gradient and would stay
+    dead (paper, section 4).
+
+    With every log of the Trainer go, over the layers and the steps since the log before:
+    ``sparsity/nnz`` (neurons that fire, per token), ``sparsity/nnz_max`` (of one token),
+    ``sparsity/share`` (nnz by neurons), ``sparsity/dead`` (the share that did not fire for
+    ``dead_window`` steps), ``sparsity/l1`` (the term), ``sparsity/l1_coefficient``,
+    ``sparsity/revived``, and ``sparsity/nnz/LAYER`` of each. So whatever ``report_to`` names shows
+    them. Counts are summed over processes. What it knows of neurons is saved with the Trainer's
+    state, so that a resumed run goes on as if it had not stopped.
+
+    Raises ValueError for numbers out of range, when training begins with a model that has no sparse
+    layer that is not frozen, under fp16 (a gradient scaler would not scale the term), and for
+    ``reinit_every`` where weights are in shards.
+    """
+
+    def __init__(
+        self,
+        l1: float = 0.0,
+        warmup: int = 0,
+        reinit_every: int = 0,
+        dead_window: int = 50,
+        reinit_std: float = 0.02,
+        seed: int = 0,
+    ) -> None:
+        for name, value, least in (
+            ("l1", l1, 0),
+            ("warmup", warmup, 0),
+            ("reinit_every", reinit_every, 0),
+            ("dead_window", dead_window, 1),
+            ("reinit_std", reinit_std, 0),
+        ):
+            if not least <= value < math.inf:
+                raise ValueError(
+                    f"SparsityCallback: {name}: expected {least} or more, got {value}"
+                )
+        self.l1 = l1
+        self.warmup = warmup
+        self.reinit_every = reinit_every
+        self.dead_window = dead_window
+        self.reinit_std = reinit_std
+        self.seed = seed
+        self._coefficient = torch.zeros(())
+        self._idle: dict[str, Tensor] = {}  # steps since each neuron fired last
+        self._since_log: dict[str, Activity] = {}
+        self._dead = 0.0
+        self._revived = 0
+
+    # --- Trainer's events ---------------------------------------------------------------------
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        layers = self._layers(given["model"])
+        if args.fp16:
+            raise ValueError(
+                "SparsityCallback: fp16 scales the loss, and not the L1 term; use bf16=True"
+            )
+        if self.reinit_every and any(_in_shards(layer) for layer in layers.values()):
+            raise ValueError(
+                "SparsityCallback: reinit_every: expected 0 where weights are in shards (FSDP, ZeRO-3)"
+            )
+        _before_reporters(self)
+        collect_metrics(given["model"])
+        saved = (state.stateful_callbacks or {}).get(type(self).__name__)
+        if state.global_step > 0 and isinstance(saved, dict):  # resumed
+            self.idle_text = saved["attributes"]["idle_text"]
+        for name, layer in layers.items():
+            idle = self._idle.get(name)
+            if idle is None or idle.numel() != layer.ffn_size:
+                self._idle[name] = torch.zeros(layer.ffn_size, dtype=torch.int64)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        # A tensor, changed in place: compiled models read it without a new trace.
+        share = 1.0 if self.warmup == 0 else min(1.0, (state.global_step + 1) / self.warmup)
+        self._coefficient.fill_(self.l1 * share)
+        set_l1(given["model"], self._coefficient, accumulation=args.gradient_accumulation_steps)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        layers = self._layers(given["model"])
+        for name, layer in layers.items():
+            if layer.activity is None:
+                continue
+            now, layer.activity = _over_processes(layer.activity), None
+            before = self._since_log.get(name)
+            self._since_log[name] = now if before is None else before.plus(now)
+            idle = self._idle[name]
+            self._idle[name] = torch.where(now.neurons.cpu() > 0, torch.zeros_like(idle), idle + 1)
+        dead = [float((i >= self.dead_window).double().mean()) for i in self._idle.values()]
+        self._dead = sum(dead) / len(dead)
+        if self.reinit_every and state.global_step % self.reinit_every == 0:
+            self._revive(layers, given.get("optimizer"), state.global_step)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **given: Any) -> None:
+        if logs is None or "loss" not in logs or not self._since_log:
+            return  # of an evaluation, or of the end of training
+        found = self._values()
+        logs.update(found)
+        if state.log_history:
+            state.log_history[-1].update(found)
+        self._since_log.clear()
+        self._revived = 0
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        for layer in self._layers(given["model"]).values():
+            layer.l1_weight = 0.0
+            layer.collect_activity, layer.activity = False, None
+
+    # --- Its parts ----------------------------------------------------------------------------
+
+    @staticmethod
+    def _layers(model: nn.Module) -> dict[str, SparseFfn]:
+        layers = {n: m for n, m in sparse_layers(model).items() if not m.frozen}
+        if not layers:
+            raise ValueError(
+                "SparsityCallback: the model has no GatedFfn or Ffn layer that is not frozen; "
+                "twell.sparsify(model, freeze=False) makes them"
+            )
+        return layers
+
+    def _values(self) -> dict[str, float]:
+        out: dict[str, float] = {}
+        means, shares, l1 = [], [], []
+        for name, seen in self._since_log.items():
+            tokens = max(int(seen.tokens), 1)
+            means.append(int(seen.nnz) / tokens)
+            shares.append(means[-1] / seen.neurons.numel())
+            l1.append(float(seen.l1) / tokens)
+            out[f"sparsity/nnz/{name}"] = means[-1]
+        count = len(means)
+        return {
+            "sparsity/nnz": sum(means) / count,
+            "sparsity/nnz_max": max(int(seen.nnz_max) for seen in self._since_log.values()),
+            "sparsity/share": sum(shares) / count,
+            "sparsity/dead": self._dead,
+            "sparsity/l1": sum(l1) / count,
+            "sparsity/l1_coefficient": float(self._coefficient),
+            "sparsity/revived": self._revived,
+            **out,
+        }
+
+    @torch.no_grad()
+    def _revive(self, layers: dict[str, SparseFfn], optimizer: Any, step: int) -> None:
+        generator = torch.Generator().manual_seed((self.seed << 32) + step)
+        for name, layer in layers.items():
+            dead = torch.nonzero(self._idle[name] >= self.dead_window).flatten()
+            if dead.numel() == 0:
+                continue
+            weight = getattr(layer, layer.names[0]).weight
+            fresh = self.reinit_std * torch.randn(
+                dead.numel(), layer.hidden_size, generator=generator
+            )
+            rows = dead.to(weight.device)
+            weight[rows] = fresh.to(weight)
+            for moment in _moments(optimizer, weight):
+                moment[rows] = 0
+            self._idle[name][dead] = 0
+            self._revived += dead.numel()
+
+    # --- Saved with the Trainer's state ---------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        names = ("l1", "warmup", "reinit_every", "dead_window", "reinit_std", "seed")
+        arguments = {name: getattr(self, name) for name in names}
+        return {"args": arguments, "attributes": {"idle_text": self.idle_text}}
+
+    @property
+    def idle_text(self) -> dict[str, str]:
+        """Steps since each neuron fired last, as the Trainer's state has them."""
+        return {name: _to_text(steps) for name, steps in self._idle.items()}
+
+    @idle_text.setter
+    def idle_text(self, texts: dict[str, str]) -> None:
+        self._idle = {name: _of_text(text) for name, text in texts.items()}
+
+
+def _before_reporters(callback: SparsityCallback) -> None:
+    """Moves it to the front of the Trainer's callbacks. Those of report_to stand before what the user
+    adds, and would see a log before this one has written into it; nothing but the caller knows the
+    list."""
+    handler = sys._getframe(2).f_locals.get("self")
+    callbacks = getattr(handler, "callbacks", None)
+    if isinstance(callbacks, list) and callback in callbacks:
+        callbacks.remove(callback)
+        callbacks.insert(0, callback)
+
+
+def _in_shards(layer: SparseFfn) -> bool:
+    weight = getattr(layer, layer.names[0]).weight
+    return hasattr(type(weight), "__tensor_flatten__") or weight.numel() == 0
+
+
+def _over_processes(activity: Activity) -> Activity:
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return activity
+    out = []
+    for name, value in zip(Activity._fields, activity):
+        value = value.clone()
+        maximum = torch.distributed.ReduceOp.MAX
+        total = torch.distributed.ReduceOp.SUM
+        torch.distributed.all_reduce(value, maximum if name == "nnz_max" else total)
+        out.append(value)
+    return Activity(*out)
+
+
+def _moments(optimizer: Any, weight: Tensor) -> list[Tensor]:
+    """What an optimizer keeps for each element of the weight."""
+    kept = {} if optimizer is None else optimizer.state.get(weight, {})
+    return [v for v in kept.values() if isinstance(v, Tensor) and v.shape == weight.shape]
+
+
+def _to_text(steps: Tensor) -> str:
+    return base64.b64encode(zlib.compress(steps.numpy().tobytes())).decode()
+
+
+def _of_text(text: str) -> Tensor:
+    return torch.frombuffer(bytearray(zlib.decompress(base64.b64decode(text))), dtype=torch.int64)

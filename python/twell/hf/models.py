@@ -1,0 +1,152 @@
+"""Loads a checkpoint of transformers, or one in the layout of the paper's SparseLM, sparsely."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from twell.hf.mlps import sparsify
+from twell.modules import Ffn
+
+# SparseLM (REFERENCE: the code released with the paper): model_type llama_sparse_relu; its code
+# applies ReLU where the configuration still says silu; weights are called mlp.GATE, UP and DOWN, with
+# or without ".weight", as rows of neurons or of inputs.
+_SUFFIX = "_sparse_relu"
+_TENSOR = re.compile(r"(.*\.mlp\.)(GATE|UP|DOWN)(\.weight)?$")
+_PLAIN = {"GATE": "gate_proj.weight", "UP": "up_proj.weight", "DOWN": "down_proj.weight"}
+
+
+def require(package: str, what: str, extra: str) -> Any:
+    """The package, or an ImportError that says what to install."""
+    import importlib
+
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise ImportError(
+            f"{what} needs the package {package}: pip install 'twell[{extra}]' ({error})"
+        ) from error
+
+
+def from_pretrained(
+    path: str | os.PathLike[str],
+    *,
+    freeze: bool = True,
+    sample: Tensor | Mapping[str, Any] | None = None,
+    activation: str | None = None,
+    threshold: float = 0.0,
+    mlp: Mapping[str, str] | None = None,
+    **options: Any,
+) -> nn.Module:
+    """``transformers.AutoModelForCausalLM.from_pretrained(path, **options)``, then
+    :func:`sparsify` with the other arguments.
+
+    A directory in the layout of SparseLM (``model_type`` ends in ``_sparse_relu``) is read too, and
+    the model's ``save_pretrained`` writes it so again; its activation is ReLU, whatever
+    ``hidden_act`` says. Raises what the two raise, and ImportError without transformers.
+    """
+    transformers = require("transformers", "twell.hf.from_pretrained", "hf")
+    file = Path(path) / "config.json"
+    config = json.loads(file.read_text()) if file.is_file() else {}
+    if not str(config.get("model_type", "")).endswith(_SUFFIX):
+        model = transformers.AutoModelForCausalLM.from_pretrained(path, **options)
+    else:
+        model = _read_sparse_lm(transformers, Path(path), config, options)
+        activation = activation or "relu"
+    return sparsify(
+        model, activation=activation, threshold=threshold, freeze=freeze, sample=sample, mlp=mlp
+    )
+
+
+def _read_sparse_lm(
+    transformers: Any, path: Path, config: dict[str, Any], options: dict[str, Any]
+) -> nn.Module:
+    files = sorted(path.glob("*.safetensors"))
+    if not files:
+        raise FileNotFoundError(f"{path}: has no *.safetensors")
+    safetensors = require("safetensors.torch", "twell.hf.from_pretrained", "hf")
+    gated = config.get("sparsity_gated_mlp", True)
+    neurons = config.get("sparsity_new_intermediate_size", config["intermediate_size"])
+    base = config["model_type"].removesuffix(_SUFFIX)
+    own = {
+        key: value
+        for key, value in config.items()
+        if not key.startswith("sparsity_") and key not in ("architectures", "auto_map")
+    }
+    own.update(model_type=base, hidden_act="relu", intermediate_size=neurons)
+    shape = (neurons, config["hidden_size"])
+    state: dict[str, Tensor] = {}
+    layout: dict[str, tuple[str, bool]] = {}  # name in the model -> name in the files, transposed
+    for file in files:
+        for name, tensor in safetensors.load_file(file).items():
+            if (match := _TENSOR.match(name)) is not None:
+                plain = match[1] + _PLAIN[match[2]]
+                want = shape[::-1] if match[2] == "DOWN" else shape
+                turned = _is_turned(f"{file}: {name}", tensor, want)
+                layout[plain] = (name, turned)
+                name, tensor = plain, tensor.t().contiguous() if turned else tensor
+            state[name] = tensor
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        None,
+        config=transformers.AutoConfig.for_model(**own),
+        state_dict=state if gated else _with_gates(state),
+        **{"dtype": next(iter(state.values())).dtype, **options},
+    )
+    if not gated:
+        for name, module in list(model.named_modules()):
+            if name.endswith(".mlp"):
+                weights = module.up_proj.weight, module.down_proj.weight
+                model.set_submodule(name, Ffn.from_dense(*weights).train(module.training))
+                # As sparsify() wants to find it.
+                model.get_submodule(name).act_fn = nn.ReLU()
+    _save_as(model, config, layout)
+    return model
+
+
+def _is_turned(what: str, tensor: Tensor, shape: tuple[int, int]) -> bool:
+    if tuple(tensor.shape) not in (shape, shape[::-1]):
+        raise ValueError(
+            f"{what}: expected shape {list(shape)} or its transpose, got {list(tensor.shape)}"
+        )
+    if shape[0] == shape[1]:
+        raise ValueError(
+            f"{what}: {list(shape)} does not tell rows of neurons from rows of inputs; write the "
+            "checkpoint in the plain layout (model_type without _sparse_relu)"
+        )
+    return tuple(tensor.shape) != shape
+
+
+def _with_gates(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Gates of zeros, which the model is built with and then loses."""
+    gates = {
+        name.replace("up_proj", "gate_proj"): torch.zeros_like(tensor)
+        for name, tensor in state.items()
+        if name.endswith(".mlp.up_proj.weight")
+    }
+    return {**state, **gates}
+
+
+def _save_as(model: nn.Module, config: dict[str, Any], layout: dict[str, tuple[str, bool]]) -> None:
+    """Has save_pretrained write the names, layouts and configuration that were read."""
+
+    def save_pretrained(self: nn.Module, save_directory: Any, **options: Any) -> Any:
+        state = {}
+        for name, tensor in (options.pop("state_dict", None) or self.state_dict()).items():
+            saved, turned = layout.get(name, (name, False))
+            state[saved] = tensor.t().contiguous() if turned else tensor
+        out = type(self).save_pretrained(self, save_directory, state_dict=state, **options)
+        file = Path(save_directory) / "config.json"
+        part = file.with_suffix(".part")
+        part.write_text(json.dumps(config, indent=2) + "\n")
+        part.replace(file)
+        return out
+
+    model.save_pretrained = types.MethodType(save_pretrained, model)
