@@ -150,6 +150,7 @@ class Run {
     if (processes_.first()) log.emplace(directory_->log(), trainer_->steps_done());
     first_step_ = trainer_->steps_done();
     bool running = trainer_->steps_done() < recipe.length();
+    if (running) tell("the first steps", 0.0);
     while (running) {
       LogRecord record = group();
       record.steps = recipe.length();

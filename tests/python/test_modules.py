@@ -465,7 +465,7 @@ def test_biases_are_refused() -> None:
 
 
 def test_a_model_without_gated_mlps_is_refused() -> None:
-    with pytest.raises(ValueError, match="Sequential has no gated MLP"):
+    with pytest.raises(ValueError, match="Sequential has no MLP with gate_proj"):
         twell.sparsify(nn.Sequential(nn.Linear(3, 3), nn.ReLU()))
     with pytest.raises(ValueError, match="ffn: expected linear layers gate_proj.*got Linear"):
         twell.from_mlp(nn.Linear(3, 3), name="ffn")

@@ -96,7 +96,12 @@ class Vocabularies:
             if self.refused > 5 + self.rounds / 10:
                 raise Broken(f"refused {self.refused} of {self.rounds} tokenizers")
             return 1
-        want = [e.ids for e in oracle.encode_batch(texts, add_special_tokens=False)]
+        try:
+            want = [e.ids for e in oracle.encode_batch(texts, add_special_tokens=False)]
+        except BaseException as error:  # as PyO3 hands on a panic, which is no Exception
+            if type(error).__name__ != "PanicException":
+                raise
+            return 1  # the package gives up on this pattern: nothing to compare with
         for text, got, ids in zip(texts, answers, want):
             if list(struct.unpack(f"<{len(got) // 4}i", got)) != ids:
                 steps = json.loads(path.read_text())["pre_tokenizer"]

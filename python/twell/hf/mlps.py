@@ -99,7 +99,7 @@ def from_mlp(
     kind = next((k for k in kinds if k.fits(mlp)), None)
     if kind is None:
         raise ValueError(
-            f"{name}: expected linear layers {' or '.join(map(str, kinds))}, got {type(mlp).__name__}"
+            f"{name}: expected linear layers {', or '.join(map(str, kinds))}, got {type(mlp).__name__}"
         )
     if others := kind.others(mlp):
         raise ValueError(
@@ -153,7 +153,7 @@ def sparsify(
     }
     if not layers:
         raise ValueError(
-            f"sparsify: {type(model).__name__} has no MLP with {' or '.join(map(str, kinds))}; mlp= "
+            f"sparsify: {type(model).__name__} has no MLP with {', or '.join(map(str, kinds))}; mlp= "
             "says what its layers are called"
         )
     replaced = {name: model.get_submodule(name) for name in layers}

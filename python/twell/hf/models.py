@@ -23,6 +23,8 @@ _SUFFIX = "_sparse_relu"
 _TENSOR = re.compile(r"(.*\.mlp\.)(GATE|UP|DOWN)(\.weight)?$")
 _PLAIN = {"GATE": "gate_proj.weight", "UP": "up_proj.weight", "DOWN": "down_proj.weight"}
 
+_CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}
+
 
 def require(package: str, what: str, extra: str) -> Any:
     """The package, or an ImportError that says what to install."""
@@ -76,6 +78,11 @@ def _read_sparse_lm(
     gated = config.get("sparsity_gated_mlp", True)
     neurons = config.get("sparsity_new_intermediate_size", config["intermediate_size"])
     base = config["model_type"].removesuffix(_SUFFIX)
+    if base not in _CLASSES:
+        raise ValueError(
+            f"{path}: model_type {config['model_type']}: expected one of "
+            + ", ".join(name + _SUFFIX for name in _CLASSES)
+        )
     own = {
         key: value
         for key, value in config.items()
@@ -94,7 +101,7 @@ def _read_sparse_lm(
                 layout[plain] = (name, turned)
                 name, tensor = plain, tensor.t().contiguous() if turned else tensor
             state[name] = tensor
-    model = transformers.AutoModelForCausalLM.from_pretrained(
+    model = getattr(transformers, _CLASSES[base]).from_pretrained(
         None,
         config=transformers.AutoConfig.for_model(**own),
         state_dict=state if gated else _with_gates(state),

@@ -1,0 +1,159 @@
+"""Two processes give the gradients of one: DDP, FSDP2 and accelerate, by Gloo."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import twell
+from conftest import make_layer
+from torch import Tensor, nn
+
+KINDS = {"gated": twell.GatedFfn, "plain": twell.Ffn}
+
+
+class Block(nn.Module):
+    """What stands around a layer in a model."""
+
+    def __init__(self, kind: type[nn.Module], seed: int) -> None:
+        super().__init__()
+        layer = make_layer(40, 100, density=0.2, seed=seed)
+        weights = [layer.gate, layer.up, layer.down.t().contiguous()]
+        self.proj = nn.Linear(40, 40, bias=False)
+        with torch.no_grad():
+            self.proj.weight.copy_(torch.eye(40) + 0.01 * layer.gate[:40])
+        self.mlp = kind.from_dense(*weights[3 - len(kind.NAMES) :]).requires_grad_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.mlp(self.proj(x))
+
+
+def model(kind: type[nn.Module]) -> nn.Module:
+    out = nn.Sequential(Block(kind, 1), Block(kind, 2))
+    twell.set_l1(out, 0.3)
+    return out
+
+
+def loss_of(module: nn.Module, x: Tensor) -> Tensor:
+    return module(x).square().mean()
+
+
+def inputs() -> Tensor:
+    return make_layer(40, 100, density=0.2, seed=1).inputs(600)
+
+
+def share() -> Tensor:
+    return inputs().chunk(dist.get_world_size())[dist.get_rank()]
+
+
+def gradients(module: nn.Module) -> dict[str, Tensor]:
+    def whole(t: Tensor) -> Tensor:
+        return t.full_tensor() if hasattr(t, "full_tensor") else t
+
+    # "module." is DDP's.
+    return {n.removeprefix("module."): whole(p.grad) for n, p in module.named_parameters()}
+
+
+def ddp(kind: type[nn.Module]) -> dict[str, Tensor]:
+    wrapped = nn.parallel.DistributedDataParallel(model(kind))
+    loss_of(wrapped, share()).backward()
+    return gradients(wrapped)
+
+
+def ddp_accumulated(kind: type[nn.Module]) -> dict[str, Tensor]:
+    wrapped = nn.parallel.DistributedDataParallel(model(kind))
+    twell.set_l1(wrapped, 0.3, accumulation=4)
+    parts = share().chunk(4)
+    for part in parts[:-1]:
+        with wrapped.no_sync():
+            (loss_of(wrapped, part) / 4).backward()
+    (loss_of(wrapped, parts[-1]) / 4).backward()
+    return gradients(wrapped)
+
+
+def fsdp(units: Callable[[nn.Module], list[nn.Module]]) -> Callable[..., dict[str, Tensor]]:
+    def run(kind: type[nn.Module]) -> dict[str, Tensor]:
+        from torch.distributed.fsdp import fully_shard
+
+        module = model(kind)
+        for unit in [u for block in module for u in units(block)]:
+            fully_shard(unit)
+        fully_shard(module)
+        loss_of(module, share()).backward()
+        return gradients(module)
+
+    return run
+
+
+def accelerated(kind: type[nn.Module]) -> dict[str, Tensor]:
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    wrapped = accelerator.prepare(model(kind))
+    twell.set_l1(wrapped, 0.3, accumulation=2)
+    for part in share().chunk(2):
+        with accelerator.accumulate(wrapped):
+            accelerator.backward(loss_of(wrapped, part))
+    return gradients(wrapped)
+
+
+CASES = {
+    "DDP": ddp,
+    "DDP, four passes": ddp_accumulated,
+    "FSDP2, the model": fsdp(lambda block: []),
+    "FSDP2, blocks": fsdp(lambda block: [block]),
+    "FSDP2, layers": fsdp(lambda block: [block.mlp]),
+    # Their own hooks gather them, so that they are called, and the layer is dense.
+    "FSDP2, linear layers": fsdp(lambda block: list(block.mlp.children())),
+    "accelerate": accelerated,
+}
+
+
+def worker(name: str, gated: str, store: str) -> None:
+    rank = int(os.environ["RANK"])
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    got = CASES[name](KINDS[gated])
+    alone = model(KINDS[gated])
+    loss_of(alone, inputs()).backward()
+    want = gradients(alone)
+    assert list(got) == list(want)
+    for key, value in want.items():
+        torch.testing.assert_close(got[key], value, rtol=1e-4, atol=1e-6)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("gated", KINDS)
+@pytest.mark.parametrize("name", CASES)
+def test_two_processes(name: str, gated: str, tmp_path: Path) -> None:
+    if not dist.is_gloo_available():
+        pytest.skip("PyTorch has no Gloo here")
+    if name == "accelerate":
+        pytest.importorskip("accelerate")
+    processes = [
+        subprocess.Popen(
+            [sys.executable, __file__, name, gated, str(tmp_path / "store")],
+            env={**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2",
+                 "MASTER_ADDR": "localhost", "MASTER_PORT": "0", "OMP_NUM_THREADS": "1",
+                 "PYTHONPATH": os.pathsep.join(sys.path)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]  # fmt: skip
+    try:
+        errors = [p.communicate(timeout=240)[1] for p in processes]
+    finally:
+        for p in processes:
+            p.kill()
+    assert [p.returncode for p in processes] == [0, 0], errors[0][-2000:] + errors[1][-2000:]
+
+
+if __name__ == "__main__":
+    worker(*sys.argv[1:])

@@ -1,0 +1,203 @@
+"""Loading: transformers' checkpoints, SparseLM's layout, MLPs of other names and without a gate."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import twell
+from torch import Tensor, nn
+
+transformers = pytest.importorskip("transformers")
+safetensors = pytest.importorskip("safetensors.torch")
+
+SIZES = {
+    "vocab_size": 97, "hidden_size": 48, "intermediate_size": 130, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+def llama(**options: object) -> nn.Module:
+    torch.manual_seed(7)
+    config = transformers.LlamaConfig(**{**SIZES, "hidden_act": "relu", **options})
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+def ids() -> Tensor:
+    return torch.randint(0, 97, (2, 40), generator=torch.Generator().manual_seed(1))
+
+
+def logits(model: nn.Module) -> Tensor:
+    with torch.no_grad():
+        return model(ids()).logits
+
+
+def test_from_pretrained(tmp_path: Path) -> None:
+    want = llama()
+    want.save_pretrained(tmp_path)
+    model = twell.hf.from_pretrained(tmp_path)
+    assert all(layer.frozen for layer in twell.sparse_layers(model).values())
+    torch.testing.assert_close(logits(model), logits(want), rtol=1e-5, atol=1e-6)
+    model = twell.hf.from_pretrained(tmp_path, freeze=False, dtype=torch.bfloat16)
+    assert len(twell.sparse_layers(model)) == 2 and model.dtype == torch.bfloat16
+    model = twell.hf.from_pretrained(tmp_path, sample=ids())
+    torch.testing.assert_close(logits(model), logits(want), rtol=1e-5, atol=1e-6)
+    model.save_pretrained(tmp_path / "again")
+    again = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "again").eval()
+    assert torch.equal(logits(again), logits(want))
+
+
+# --- SparseLM -------------------------------------------------------------------------------------
+
+
+def write_sparse_lm(path: Path, model: nn.Module, gated: bool, turned: bool, suffix: str) -> dict:
+    names = {"gate_proj.weight": "GATE", "up_proj.weight": "UP", "down_proj.weight": "DOWN"}
+    state = {}
+    for name, tensor in model.state_dict().items():
+        last = ".".join(name.split(".")[-2:])
+        if ".mlp." in name and not gated and last.startswith("gate"):
+            continue
+        if last in names:
+            name = name.removesuffix(last) + names[last] + suffix
+            tensor = tensor.t() if turned else tensor
+        state[name] = tensor.contiguous()
+    path.mkdir()
+    safetensors.save_file(state, path / "model.safetensors", {"format": "pt"})
+    config = {
+        **model.config.to_dict(), "model_type": "llama_sparse_relu", "hidden_act": "silu",
+        "architectures": ["SparseLlamaForCausalLM"], "sparsity_gated_mlp": gated,
+        "sparsity_new_intermediate_size": 130, "intermediate_size": 64,
+    }  # fmt: skip
+    (path / "config.json").write_text(json.dumps(config))
+    return json.loads(json.dumps(config))  # keys are texts there
+
+
+@pytest.mark.parametrize("suffix", ["", ".weight"])
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("gated", [False, True])
+def test_sparse_lm(gated: bool, turned: bool, suffix: str, tmp_path: Path) -> None:
+    dense = llama()
+    config = write_sparse_lm(tmp_path / "in", dense, gated, turned, suffix)
+    for block in dense.model.layers:
+        if not gated:
+            weights = block.mlp.up_proj.weight, block.mlp.down_proj.weight
+            block.mlp = nn.Sequential(nn.Linear(48, 130, bias=False), nn.ReLU(),
+                                      nn.Linear(130, 48, bias=False))  # fmt: skip
+            block.mlp[0].weight, block.mlp[2].weight = weights
+    for freeze in (True, False):
+        model = twell.hf.from_pretrained(tmp_path / "in", freeze=freeze)
+        kinds = {type(layer) for layer in twell.sparse_layers(model).values()}
+        assert kinds == {twell.GatedFfn if gated else twell.Ffn}
+        assert len(twell.sparse_layers(model)) == 2
+        torch.testing.assert_close(logits(model), logits(dense), rtol=1e-5, atol=1e-6)
+    # Saved as it was read.
+    model.save_pretrained(tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "config.json").read_text()) == config
+    got, want = (safetensors.load_file(tmp_path / d / "model.safetensors") for d in ("out", "in"))
+    assert set(got) == set(want)
+    assert all(torch.equal(got[name], want[name]) for name in want)
+
+
+def test_sparse_lm_that_cannot_be_told(tmp_path: Path) -> None:
+    write_sparse_lm(tmp_path / "square", llama(intermediate_size=48), True, False, "")
+    config = json.loads((tmp_path / "square" / "config.json").read_text())
+    config["sparsity_new_intermediate_size"] = 48
+    (tmp_path / "square" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="does not tell rows of neurons.*plain layout"):
+        twell.hf.from_pretrained(tmp_path / "square")
+    write_sparse_lm(tmp_path / "wrong", llama(intermediate_size=99), True, False, "")
+    with pytest.raises(ValueError, match=r"DOWN: expected shape \[48, 130\] or its transpose"):
+        twell.hf.from_pretrained(tmp_path / "wrong")
+    (tmp_path / "wrong" / "model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match="has no .*safetensors"):
+        twell.hf.from_pretrained(tmp_path / "wrong")
+
+
+# --- Other MLPs -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("freeze", [False, True])
+def test_arcee_has_no_gate(freeze: bool, tmp_path: Path) -> None:
+    torch.manual_seed(7)
+    config = transformers.ArceeConfig(**SIZES, hidden_act="relu2")
+    model = transformers.ArceeForCausalLM(config).eval()
+    want = logits(model)
+    twell.sparsify(model, freeze=freeze)
+    layers = twell.sparse_layers(model).values()
+    assert [type(layer) for layer in layers] == [twell.Ffn] * 2
+    assert {layer.activation for layer in layers} == {"relu_squared"}
+    torch.testing.assert_close(logits(model), want, rtol=1e-5, atol=1e-6)
+    model.save_pretrained(tmp_path)
+    again = transformers.ArceeForCausalLM.from_pretrained(tmp_path).eval()
+    assert torch.equal(logits(again), want)
+
+
+def test_opt_is_refused() -> None:
+    config = transformers.OPTConfig(
+        vocab_size=97, hidden_size=48, ffn_dim=130, num_hidden_layers=2, num_attention_heads=4,
+        max_position_embeddings=64, word_embed_proj_dim=48,
+    )  # fmt: skip
+    model = transformers.OPTForCausalLM(config)
+    with pytest.raises(ValueError, match="OPTForCausalLM has no MLP with gate_proj, up_proj"):
+        twell.sparsify(model)
+    # Its layers stand among those of attention, and have biases.
+    names = {"up": "fc1", "down": "fc2", "act": "activation_fn"}
+    with pytest.raises(ValueError, match="OPTForCausalLM has no MLP with fc1, fc2 and activation_fn"):
+        twell.sparsify(model, mlp=names)
+
+
+class OtherNames(nn.Module):
+    def __init__(self, *children: str, bias: bool = False) -> None:
+        super().__init__()
+        for name in children[:-1]:
+            setattr(self, name, nn.Linear(48, 130, bias=bias))
+        setattr(self, children[-1], nn.Linear(130, 48, bias=bias))
+        self.order = children
+        self.act = nn.ReLU()
+        self.drop = nn.Dropout(0.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        *into, down = (getattr(self, name) for name in self.order)
+        h = self.act(into[0](x))
+        return getattr(self, self.order[-1])(h if len(into) == 1 else h * into[1](x))
+
+
+@pytest.mark.parametrize("children", [("w1", "w3", "w2"), ("gate", "up", "down"), ("fc1", "fc2")])
+def test_other_names(children: tuple[str, ...]) -> None:
+    keys = ("gate", "up", "down")[3 - len(children) :]
+    names = {**dict(zip(keys, children)), "act": "act"}
+    model = nn.Sequential(OtherNames(*children), OtherNames(*children))
+    x = torch.randn(300, 48, generator=torch.Generator().manual_seed(1))
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    with torch.no_grad():
+        want = model(x)
+        for freeze in (False, True):
+            twin = nn.Sequential(OtherNames(*children), OtherNames(*children))
+            twin.load_state_dict(state)
+            twell.sparsify(twin, mlp=names, freeze=freeze)
+            torch.testing.assert_close(twin(x), want, rtol=1e-4, atol=1e-5)
+            assert list(twin.state_dict()) == list(state)
+            assert all(torch.equal(v, state[k]) for k, v in twin.state_dict().items())
+            twin.load_state_dict({k: -v for k, v in state.items()})
+            assert not torch.allclose(twin(x), want)
+
+
+def test_what_an_mlp_may_not_have() -> None:
+    names = {"gate": "w1", "up": "w3", "down": "w2", "act": "act"}
+    module = OtherNames("w1", "w3", "w2")
+    module.drop.p = 0.1
+    with pytest.raises(ValueError, match="mlp: expected w1, w3, w2 and act alone, got drop too"):
+        twell.from_mlp(module, names=names)
+    with pytest.raises(ValueError, match="0.w1: expected no bias"):
+        twell.sparsify(nn.Sequential(OtherNames("w1", "w3", "w2", bias=True)), mlp=names)
+    with pytest.raises(ValueError, match="mlp: expected names for gate, up, down, act, or for these"):
+        twell.sparsify(nn.Sequential(module), mlp={"gate": "w1"})
+    with pytest.raises(ValueError, match="names: expected 3 different ones"):
+        twell.GatedFfn(8, 20, names=("a", "a", "b"))
+    # A gate by another name is none that may be left out.
+    module = OtherNames("my_gate", "up_proj", "down_proj")
+    module.act_fn = module.act
+    with pytest.raises(ValueError, match="Sequential has no MLP with"):
+        twell.sparsify(nn.Sequential(module))
