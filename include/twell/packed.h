@@ -28,17 +28,19 @@ constexpr std::size_t packed_bytes(DType dtype, std::int64_t rows, std::int64_t 
          static_cast<std::size_t>(packed_depth(dtype, cols)) * size_of(dtype);
 }
 
-// Memory that a weight was prepared in, at a multiple of 64 bytes: kernels read whole cache lines.
-// Its own, which copies share and the last one frees, or the caller's.
+// Memory that a weight was prepared in: its own, which copies share and the last one frees, or the
+// caller's. Its own is at a multiple of 64 bytes, since kernels read whole cache lines; the caller's
+// may be at any multiple of 4, with the same result, but then every load crosses two lines.
 class PreparedMemory {
  public:
   static constexpr std::size_t kAlignment = 64;
+  static constexpr std::size_t kElement = 4;
 
   PreparedMemory() = default;
   // Uninitialised. Throws Error{out_of_memory}.
   explicit PreparedMemory(std::size_t bytes);
   // The caller's, which outlives this and its copies. Throws Error naming `operation` where it is
-  // null or not aligned.
+  // null or no multiple of 4.
   static PreparedMemory borrow(const void* data, const char* operation);
 
   const void* data() const { return data_; }
@@ -49,8 +51,8 @@ class PreparedMemory {
   const void* data_ = nullptr;
 };
 
-// `packed`: packed_bytes(w.dtype, w.rows, w.cols) bytes, aligned as PreparedMemory is. bf16 and
-// f32.
+// `packed`: packed_bytes(w.dtype, w.rows, w.cols) bytes at a multiple of 4, best of 64. bf16
+// and f32.
 void pack_weight(ConstMatrixView w, void* packed);
 
 // W packed: as PackedWeight(w) makes it, or as pack_weight() wrote it elsewhere. A value; copies

@@ -41,8 +41,8 @@ constexpr std::size_t screen_bytes(std::int64_t rows, std::int64_t cols) {
   return static_cast<std::size_t>(packed_panels(rows) * screen_panel_bytes(cols) + floats * 4);
 }
 
-// Makes the screen of w, bf16 or f32, in `screen`: screen_bytes(w.rows, w.cols) bytes, aligned as
-// PreparedMemory is. axis: w.cols numbers, the direction of a; null or zero: none.
+// Makes the screen of w, bf16 or f32, in `screen`: screen_bytes(w.rows, w.cols) bytes at a
+// multiple of 4, best of 64. axis: w.cols numbers, the direction of a; null or zero: none.
 void make_screen(ConstMatrixView w, const float* axis, void* screen);
 
 // A screen of W [rows, cols]: as Screen(w, axis) makes it, or as make_screen() wrote it elsewhere.

@@ -184,7 +184,7 @@ def _keep_shape(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 # Packing is a permutation with padding: its gradient is the inverse permutation. A gradient may
-# arrive expanded or at any offset, where the packed layout wants 64-byte aligned memory: clone.
+# arrive expanded, where the packed layout wants contiguous memory: clone.
 def _pack_backward(ctx: Any, dpacked: Tensor) -> Tensor:
     packed = dpacked.clone(memory_format=torch.contiguous_format)
     return torch.ops.twell.unpack_weight(packed, ctx.rows, ctx.cols)

@@ -187,8 +187,9 @@ class SparseFfn(nn.Module):
         # and wants the same bits.
         if wanted and (torch.is_grad_enabled() or self.training):
             return self._counted(self._train(x, gate, up, down))
-        inputs = x.shape[:-1].numel()
-        if torch.compiler.is_compiling() or inputs < _INPUTS_THAT_PAY or x.device.type != "cpu":
+        # A trace is made for any number of inputs.
+        few = torch.compiler.is_compiling() or x.shape[:-1].numel() < _INPUTS_THAT_PAY
+        if few or x.device.type != "cpu":
             return self._linear_by_linear(x)[0]
         return self._train(x, gate, up, down).y
 

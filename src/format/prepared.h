@@ -14,9 +14,8 @@ inline void require_weight(ConstMatrixView w, const char* operation) {
 
 inline void require_prepared(const void* memory, const char* operation) {
   require(memory != nullptr, operation, "memory", "is null");
-  require(reinterpret_cast<std::uintptr_t>(memory) % PreparedMemory::kAlignment == 0, operation,
-          "memory", "is not aligned to ", PreparedMemory::kAlignment,
-          " bytes, as PreparedMemory and aligned_alloc are");
+  require(reinterpret_cast<std::uintptr_t>(memory) % PreparedMemory::kElement == 0, operation,
+          "memory", "is not aligned to ", PreparedMemory::kElement, " bytes");
 }
 
 }  // namespace twell

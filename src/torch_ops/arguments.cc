@@ -180,12 +180,12 @@ std::vector<std::int64_t> packed_shape(DType dtype, std::int64_t rows, std::int6
 
 namespace {
 
-const void* aligned_data(const Argument& argument, const char* maker) {
+const void* prepared_data(const Argument& argument, const char* maker) {
   const void* data = argument.tensor.const_data_ptr();
   if (!argument.tensor.is_contiguous() ||
-      reinterpret_cast<std::uintptr_t>(data) % PreparedMemory::kAlignment != 0) {
+      reinterpret_cast<std::uintptr_t>(data) % PreparedMemory::kElement != 0) {
     fail(argument.operation, argument.name,
-         std::string("expected contiguous memory aligned to 64 bytes, as ") + maker +
+         std::string("expected contiguous memory, as ") + maker +
              " returns; call .clone() once, outside");
   }
   return data;
@@ -202,7 +202,7 @@ PackedWeight packed_of(const Argument& argument, DType dtype, std::int64_t rows,
              name_of(have));
   }
   require_packed_shape(argument, dtype, rows, cols);
-  return PackedWeight::borrow(aligned_data(argument, "pack_weight"), dtype, rows, cols);
+  return PackedWeight::borrow(prepared_data(argument, "pack_weight"), dtype, rows, cols);
 }
 
 void require_packed_shape(const Argument& argument, DType dtype, std::int64_t rows,
@@ -225,7 +225,7 @@ Screen screen_of(const Argument& argument, std::int64_t rows, std::int64_t cols)
          "expected uint8 [" + std::to_string(bytes) + "], as screen_weight makes of [" +
              std::to_string(rows) + ", " + std::to_string(cols) + "], got " + shape_of(tensor));
   }
-  return Screen::borrow(aligned_data(argument, "screen_weight"), rows, cols);
+  return Screen::borrow(prepared_data(argument, "screen_weight"), rows, cols);
 }
 
 ActivationSpec activation_of(const char* operation, const std::string& name, double threshold) {

@@ -37,7 +37,7 @@ def test_cpp_stands_in_a_compiled_file():
         assert any(text in source for source in sources), f"{name}: in no source:\n{text}"
 
 
-def test_python_runs():
+def test_python_runs(tmp_path):
     torch = pytest.importorskip("torch")
     sys.path.insert(0, str(ROOT / "python"))
     transformers = pytest.importorskip("transformers")
@@ -51,14 +51,22 @@ def test_python_runs():
         hidden_act="relu",
     )
 
+    ids = torch.randint(50, (1, 40))
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
+
     def given():
         return {
+            "path": tmp_path / "model",
+            "dataset": [{"input_ids": ids[0], "labels": ids[0]}],
+            "arguments": transformers.TrainingArguments(
+                str(tmp_path / "run"), max_steps=1, report_to="none", use_cpu=True
+            ),
             "gate_weight": torch.randn(64, 32),
             "up_weight": torch.randn(64, 32),
             "down_weight": torch.randn(32, 64),
             "x": torch.randn(40, 32),
             "model": transformers.LlamaForCausalLM(config).eval(),
-            "token_ids": torch.randint(50, (1, 40)),
+            "token_ids": ids,
         }
 
     found = list(blocks("python"))

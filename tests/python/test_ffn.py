@@ -240,3 +240,35 @@ def test_output_is_as_wide_as_down(dtype: torch.dtype) -> None:
     narrow = twell.ops.ffn(x, packed, layer.up, down)
     assert narrow.shape == (2, 5, 24)
     assert_within(narrow, reference(x, layer.gate, layer.up, down))
+
+
+def at_offset(t: Tensor, elements: int) -> Tensor:
+    """The same values at an address that begins no cache line, as torch.export.load() has them."""
+    memory = torch.empty(t.numel() + 64, dtype=t.dtype)
+    begin = -memory.data_ptr() % 64 // t.element_size() + elements
+    out = memory[begin : begin + t.numel()].view(t.shape)
+    assert out.data_ptr() % 64 == elements * t.element_size()
+    return out.copy_(t)
+
+
+@pytest.mark.parametrize("tier", ["portable", "avx2", "avx512", "amx"])
+@pytest.mark.parametrize("rows", [1, 5, 70])
+def test_addresses_change_no_bit(
+    tier: str, rows: int, dtype: torch.dtype, gated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TWELL_CPU_TIER", tier)
+    layer = make_layer(70, 300, dtype, 0.05)
+    x = layer.inputs(rows)
+    packed, screen = twell.ops.pack_weight(layer.gate), None
+    try:
+        twell.ops.ffn(x, packed, layer.up, layer.down)
+    except RuntimeError as error:
+        pytest.skip(str(error).splitlines()[0])
+    screen = twell.ops.screen_weight(layer.gate)
+    rest = (layer.up if gated else None, layer.down)
+    moved = [at_offset(w, 2 if dtype == torch.bfloat16 else 1) for w in (x, packed, layer.gate)]
+    odd = [None if w is None else at_offset(w, 1) for w in rest]
+    for gate, other, guard in ((packed, moved[1], None), (layer.gate, moved[2], screen)):
+        want = twell.ops.ffn(x, gate, *rest, guard)
+        guard = None if guard is None else at_offset(guard, 4)
+        assert torch.equal(twell.ops.ffn(moved[0], other, *odd, guard), want)
