@@ -29,8 +29,9 @@ constexpr std::size_t packed_bytes(DType dtype, std::int64_t rows, std::int64_t 
 }
 
 // Memory that a weight was prepared in: its own, which copies share and the last one frees, or the
-// caller's. Its own is at a multiple of 64 bytes, since kernels read whole cache lines; the caller's
-// may be at any multiple of 4, with the same result, but then every load crosses two lines.
+// caller's. Its own is at a multiple of 64 bytes, since kernels read whole cache lines; the
+// caller's may be at any multiple of 4, with the same result, but then every load crosses two
+// lines.
 class PreparedMemory {
  public:
   static constexpr std::size_t kAlignment = 64;

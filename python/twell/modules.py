@@ -180,7 +180,8 @@ class SparseFfn(nn.Module):
         if self.collect_l1:
             self.l1 = None
         if self._special_child() is not None:
-            return self._counted(self._through_children(x))
+            y, h, g = self._linear_by_linear(x)
+            return self._counted(Trained(y, dense.l1(h), *dense.counts(g))) if y.requires_grad else y
         gate, up, down = self._weights()
         wanted = any(t is not None and t.requires_grad for t in (x, gate, up, down))
         # In training also without: reentrant activation checkpointing runs it again with gradients,
@@ -217,10 +218,6 @@ class SparseFfn(nn.Module):
         g = dense.activate(into[0](x), self.activation, self.threshold)
         h = g if len(into) == 1 else g * into[1](x)
         return down(h), h, g
-
-    def _through_children(self, x: Tensor) -> Trained:
-        y, h, g = self._linear_by_linear(x)
-        return Trained(y, dense.l1(h), *dense.counts(g))
 
     def _special_child(self) -> str | None:
         """The first child that does more, or other, than multiply by its weight."""
