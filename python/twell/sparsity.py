@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from twell.activity import Activity
 from twell.modules import SparseFfn
 
 
@@ -16,7 +17,7 @@ def sparse_layers(model: nn.Module) -> dict[str, SparseFfn]:
     return {name: m for name, m in model.named_modules() if isinstance(m, SparseFfn)}
 
 
-def _trained_layers(operation: str, model: nn.Module) -> dict[str, SparseFfn]:
+def trained_layers(operation: str, model: nn.Module) -> dict[str, SparseFfn]:
     layers = {name: m for name, m in sparse_layers(model).items() if not m.frozen}
     if not layers:
         raise ValueError(
@@ -40,7 +41,7 @@ def set_l1(model: nn.Module, coefficient: float | Tensor, *, accumulation: int =
     Raises ValueError where the model has no such layer that is trained, and where a number is
     negative or not finite.
     """
-    layers = _trained_layers("set_l1", model)
+    layers = trained_layers("set_l1", model)
     if accumulation < 1:
         raise ValueError(f"set_l1: accumulation: expected 1 or more, got {accumulation}")
     if not isinstance(coefficient, Tensor) and not 0 <= coefficient < math.inf:
@@ -83,12 +84,20 @@ class LayerMetrics:
     l1: float
     """Sum over hidden units of |h|, averaged over the tokens."""
 
+    @staticmethod
+    def of(name: str, seen: Activity) -> LayerMetrics:
+        tokens, count = int(seen.tokens), max(int(seen.tokens), 1)
+        dead = float((seen.neurons == 0).double().mean())
+        return LayerMetrics(
+            name, tokens, int(seen.nnz) / count, int(seen.nnz_max), dead, float(seen.l1) / count
+        )
+
 
 def collect_metrics(model: nn.Module) -> None:
     """From here on, forward passes with gradients are counted, from nothing. Recomputation under
     activation checkpointing counts them twice, which changes no mean. Raises ValueError where the
     model has no layer that is trained."""
-    for layer in _trained_layers("collect_metrics", model).values():
+    for layer in trained_layers("collect_metrics", model).values():
         layer.collect_activity = True
         layer.activity = None
 
@@ -96,14 +105,8 @@ def collect_metrics(model: nn.Module) -> None:
 def metrics(model: nn.Module) -> list[LayerMetrics]:
     """Of the forward passes since :func:`collect_metrics`, layer by layer; of this process. Raises
     RuntimeError where nothing was counted."""
-    out = []
-    for name, layer in sparse_layers(model).items():
-        if layer.activity is None:
-            continue
-        neurons, tokens, nnz, most, l1 = layer.activity
-        count = max(int(tokens), 1)
-        dead = float((neurons == 0).double().mean())
-        out.append(LayerMetrics(name, int(tokens), int(nnz) / count, int(most), dead, float(l1) / count))
+    layers = sparse_layers(model).items()
+    out = [LayerMetrics.of(name, m.activity) for name, m in layers if m.activity is not None]
     if not out:
         raise RuntimeError(
             "metrics: nothing was counted; call twell.collect_metrics(model), then train"

@@ -185,7 +185,7 @@ const void* prepared_data(const Argument& argument, const char* maker) {
   if (!argument.tensor.is_contiguous() ||
       reinterpret_cast<std::uintptr_t>(data) % PreparedMemory::kElement != 0) {
     fail(argument.operation, argument.name,
-         std::string("expected contiguous memory, as ") + maker +
+         std::string("expected contiguous memory at a multiple of 4 bytes, as ") + maker +
              " returns; call .clone() once, outside");
   }
   return data;

@@ -130,6 +130,20 @@ def assert_within(got: Tensor, want: Reference, slack: float = 1.0) -> None:
     assert bool((error <= want.bound * slack).all()), f"error is {float(worst):.3g} × the bound"
 
 
+TINY_SIZES = {
+    "vocab_size": 97, "hidden_size": 48, "intermediate_size": 130, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+def tiny_llama(**options: object) -> torch.nn.Module:
+    """A Llama of transformers with ReLU, always the same."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(7)
+    config = transformers.LlamaConfig(**{**TINY_SIZES, "hidden_act": "relu", **options})
+    return transformers.LlamaForCausalLM(config).eval()
+
+
 @pytest.fixture(params=DTYPES, ids=["bf16", "f32"])
 def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     return request.param

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import twell
-from conftest import make_layer
+from conftest import make_layer, tiny_llama
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 from torch.utils.checkpoint import checkpoint
@@ -180,16 +180,6 @@ def test_counts_and_l1_through_children() -> None:
 # --- Adapters (peft) ------------------------------------------------------------------------------
 
 
-def tiny_model() -> nn.Module:
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(7)
-    config = transformers.LlamaConfig(
-        vocab_size=97, hidden_size=48, intermediate_size=130, num_hidden_layers=2,
-        num_attention_heads=4, hidden_act="relu",
-    )  # fmt: skip
-    return transformers.LlamaForCausalLM(config).eval()
-
-
 def ids(seed: int = 1) -> Tensor:
     return torch.randint(0, 97, (2, 33), generator=torch.Generator().manual_seed(seed))
 
@@ -203,8 +193,8 @@ def adapted(model: nn.Module, targets: list[str]) -> nn.Module:
 
 def test_lora_on_the_layers_own_projections() -> None:
     targets = ["gate_proj", "up_proj", "down_proj"]
-    models = [adapted(copy.deepcopy(tiny_model()), targets)]
-    models.append(adapted(twell.sparsify(tiny_model(), freeze=False), targets))
+    models = [adapted(copy.deepcopy(tiny_llama()), targets)]
+    models.append(adapted(twell.sparsify(tiny_llama(), freeze=False), targets))
     outs = []
     for model in models:
         out = model(ids(), labels=ids())
@@ -227,8 +217,8 @@ def test_lora_on_the_layers_own_projections() -> None:
 
 
 def test_lora_beside_frozen_layers() -> None:
-    want = adapted(tiny_model(), ["q_proj", "v_proj"])
-    model = adapted(twell.sparsify(tiny_model()), ["q_proj", "v_proj"])
+    want = adapted(tiny_llama(), ["q_proj", "v_proj"])
+    model = adapted(twell.sparsify(tiny_llama()), ["q_proj", "v_proj"])
     losses = []
     for each in (want, model):
         optimizer = torch.optim.AdamW((p for p in each.parameters() if p.requires_grad), lr=1e-2)

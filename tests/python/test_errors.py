@@ -91,6 +91,14 @@ ERRORS: dict[str, tuple[dict[str, Any], str]] = {
         {"down": LAYER.down[:1].expand(40, 24)},
         "down: expected rows of adjacent",
     ),
+    "gate is misaligned": (
+        {
+            "gate": torch.frombuffer(
+                bytearray(4 * PACKED.numel() + 2), dtype=torch.float32, offset=2
+            ).view(PACKED.shape)
+        },
+        "gate: expected contiguous memory at a multiple of 4 bytes.*clone",
+    ),
     "gate is strided": (
         {"gate": torch.stack([PACKED, PACKED], -1)[..., 0]},
         "gate: expected contiguous",

@@ -8,22 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 import twell
+from conftest import TINY_SIZES, tiny_llama
 from torch import Tensor, nn
 
 transformers = pytest.importorskip("transformers")
 safetensors = pytest.importorskip("safetensors.torch")
-
-SIZES = {
-    "vocab_size": 97, "hidden_size": 48, "intermediate_size": 130, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "max_position_embeddings": 64,
-}  # fmt: skip
-
-
-def llama(**options: object) -> nn.Module:
-    torch.manual_seed(7)
-    config = transformers.LlamaConfig(**{**SIZES, "hidden_act": "relu", **options})
-    return transformers.LlamaForCausalLM(config).eval()
-
 
 def ids() -> Tensor:
     return torch.randint(0, 97, (2, 40), generator=torch.Generator().manual_seed(1))
@@ -35,7 +24,7 @@ def logits(model: nn.Module) -> Tensor:
 
 
 def test_from_pretrained(tmp_path: Path) -> None:
-    want = llama()
+    want = tiny_llama()
     want.save_pretrained(tmp_path)
     model = twell.hf.from_pretrained(tmp_path)
     assert all(layer.frozen for layer in twell.sparse_layers(model).values())
@@ -78,7 +67,7 @@ def write_sparse_lm(path: Path, model: nn.Module, gated: bool, turned: bool, suf
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("gated", [False, True])
 def test_sparse_lm(gated: bool, turned: bool, suffix: str, tmp_path: Path) -> None:
-    dense = llama()
+    dense = tiny_llama()
     config = write_sparse_lm(tmp_path / "in", dense, gated, turned, suffix)
     for block in dense.model.layers:
         if not gated:
@@ -101,13 +90,13 @@ def test_sparse_lm(gated: bool, turned: bool, suffix: str, tmp_path: Path) -> No
 
 
 def test_sparse_lm_that_cannot_be_told(tmp_path: Path) -> None:
-    write_sparse_lm(tmp_path / "square", llama(intermediate_size=48), True, False, "")
+    write_sparse_lm(tmp_path / "square", tiny_llama(intermediate_size=48), True, False, "")
     config = json.loads((tmp_path / "square" / "config.json").read_text())
     config["sparsity_new_intermediate_size"] = 48
     (tmp_path / "square" / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match="does not tell rows of neurons.*plain layout"):
         twell.hf.from_pretrained(tmp_path / "square")
-    write_sparse_lm(tmp_path / "wrong", llama(intermediate_size=99), True, False, "")
+    write_sparse_lm(tmp_path / "wrong", tiny_llama(intermediate_size=99), True, False, "")
     with pytest.raises(ValueError, match=r"DOWN: expected shape \[48, 130\] or its transpose"):
         twell.hf.from_pretrained(tmp_path / "wrong")
     (tmp_path / "wrong" / "model.safetensors").unlink()
@@ -121,7 +110,7 @@ def test_sparse_lm_that_cannot_be_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize("freeze", [False, True])
 def test_arcee_has_no_gate(freeze: bool, tmp_path: Path) -> None:
     torch.manual_seed(7)
-    config = transformers.ArceeConfig(**SIZES, hidden_act="relu2")
+    config = transformers.ArceeConfig(**TINY_SIZES, hidden_act="relu2")
     model = transformers.ArceeForCausalLM(config).eval()
     want = logits(model)
     twell.sparsify(model, freeze=freeze)

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from twell.activity import Activity
 from twell.hf.models import require
 from twell.modules import SparseFfn
-from twell.sparsity import collect_metrics, set_l1, sparse_layers
+from twell.sparsity import LayerMetrics, collect_metrics, set_l1, trained_layers
 
-require("transformers", "twell.hf.SparsityCallback", "hf")
+require("transformers", "twell.hf.SparsityCallback")
 from transformers import TrainerCallback  # noqa: E402
 from transformers.trainer_callback import ExportableState  # noqa: E402
 
@@ -138,33 +138,20 @@ class SparsityCallback(TrainerCallback, ExportableState):
 
     @staticmethod
     def _layers(model: nn.Module) -> dict[str, SparseFfn]:
-        layers = {n: m for n, m in sparse_layers(model).items() if not m.frozen}
-        if not layers:
-            raise ValueError(
-                "SparsityCallback: the model has no GatedFfn or Ffn layer that is not frozen; "
-                "twell.sparsify(model, freeze=False) makes them"
-            )
-        return layers
+        return trained_layers("SparsityCallback", model)
 
     def _values(self) -> dict[str, float]:
-        out: dict[str, float] = {}
-        means, shares, l1 = [], [], []
-        for name, seen in self._since_log.items():
-            tokens = max(int(seen.tokens), 1)
-            means.append(int(seen.nnz) / tokens)
-            shares.append(means[-1] / seen.neurons.numel())
-            l1.append(float(seen.l1) / tokens)
-            out[f"sparsity/nnz/{name}"] = means[-1]
-        count = len(means)
+        seen = [LayerMetrics.of(name, activity) for name, activity in self._since_log.items()]
+        shares = [m.nnz_mean / self._idle[m.name].numel() for m in seen]
         return {
-            "sparsity/nnz": sum(means) / count,
-            "sparsity/nnz_max": max(int(seen.nnz_max) for seen in self._since_log.values()),
-            "sparsity/share": sum(shares) / count,
+            "sparsity/nnz": sum(m.nnz_mean for m in seen) / len(seen),
+            "sparsity/nnz_max": max(m.nnz_max for m in seen),
+            "sparsity/share": sum(shares) / len(seen),
             "sparsity/dead": self._dead,
-            "sparsity/l1": sum(l1) / count,
+            "sparsity/l1": sum(m.l1 for m in seen) / len(seen),
             "sparsity/l1_coefficient": float(self._coefficient),
             "sparsity/revived": self._revived,
-            **out,
+            **{f"sparsity/nnz/{m.name}": m.nnz_mean for m in seen},
         }
 
     @torch.no_grad()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -14,10 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from twell.hf.mlps import sparsify
-from twell.modules import Ffn
 
-# SparseLM (REFERENCE: the code released with the paper): model_type llama_sparse_relu; its code
-# applies ReLU where the configuration still says silu; weights are called mlp.GATE, UP and DOWN, with
+# SparseLM, the code released with the paper: model_type llama_sparse_relu; its code applies ReLU where the configuration still says silu; weights are called mlp.GATE, UP and DOWN, with
 # or without ".weight", as rows of neurons or of inputs.
 _SUFFIX = "_sparse_relu"
 _TENSOR = re.compile(r"(.*\.mlp\.)(GATE|UP|DOWN)(\.weight)?$")
@@ -26,16 +25,13 @@ _PLAIN = {"GATE": "gate_proj.weight", "UP": "up_proj.weight", "DOWN": "down_proj
 _CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}
 
 
-def require(package: str, what: str, extra: str) -> Any:
-    """The package, or an ImportError that says what to install."""
-    import importlib
-
+def require(module: str, what: str) -> Any:
+    """The module, or an ImportError that says what to install."""
     try:
-        return importlib.import_module(package)
+        return importlib.import_module(module)
     except ImportError as error:
-        raise ImportError(
-            f"{what} needs the package {package}: pip install 'twell[{extra}]' ({error})"
-        ) from error
+        package = module.partition(".")[0]
+        raise ImportError(f"{what} needs {package}: pip install {package} ({error})") from error
 
 
 def from_pretrained(
@@ -55,7 +51,7 @@ def from_pretrained(
     the model's ``save_pretrained`` writes it so again; its activation is ReLU, whatever
     ``hidden_act`` says. Raises what the two raise, and ImportError without transformers.
     """
-    transformers = require("transformers", "twell.hf.from_pretrained", "hf")
+    transformers = require("transformers", "twell.hf.from_pretrained")
     file = Path(path) / "config.json"
     config = json.loads(file.read_text()) if file.is_file() else {}
     if not str(config.get("model_type", "")).endswith(_SUFFIX):
@@ -74,7 +70,7 @@ def _read_sparse_lm(
     files = sorted(path.glob("*.safetensors"))
     if not files:
         raise FileNotFoundError(f"{path}: has no *.safetensors")
-    safetensors = require("safetensors.torch", "twell.hf.from_pretrained", "hf")
+    safetensors = require("safetensors.torch", "twell.hf.from_pretrained")
     gated = config.get("sparsity_gated_mlp", True)
     neurons = config.get("sparsity_new_intermediate_size", config["intermediate_size"])
     base = config["model_type"].removesuffix(_SUFFIX)
@@ -108,12 +104,9 @@ def _read_sparse_lm(
         **{"dtype": next(iter(state.values())).dtype, **options},
     )
     if not gated:
-        for name, module in list(model.named_modules()):
+        for name, module in model.named_modules():
             if name.endswith(".mlp"):
-                weights = module.up_proj.weight, module.down_proj.weight
-                model.set_submodule(name, Ffn.from_dense(*weights).train(module.training))
-                # As sparsify() wants to find it.
-                model.get_submodule(name).act_fn = nn.ReLU()
+                del module.gate_proj  # up_proj, down_proj and act_fn are left, for sparsify()
     _save_as(model, config, layout)
     return model
 
