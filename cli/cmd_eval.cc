@@ -1,5 +1,7 @@
 // twell eval: perplexity of a text, accuracy on multiple-choice tasks.
+#include <algorithm>
 #include <cmath>
+#include <string_view>
 
 #include "cli/command.h"
 #include "cli/model_files.h"
@@ -35,18 +37,32 @@ void run_perplexity(EvalCommand& o, lm::Model& model, const io::Tokenizer& token
            {"nats_per_token", mean}});
 }
 
-// Context and continuation are tokenized together, as one text: a continuation alone could begin
-// with another token.
+// As lm-eval has it. Context and continuation are tokenized together, as one text: a continuation
+// alone could begin with another token. Spaces at the end of the context belong to the
+// continuation, as tokens begin with spaces and do not end with them.
 lm::ScoreRequest make_request(const TaskChoice& choice, const io::Tokenizer& tokenizer) {
-  const auto context = tokenizer.encode(choice.context);
+  const std::size_t last = choice.context.find_last_not_of(" \t\n\r\f\v");
+  const std::size_t length = last == std::string::npos ? 0 : last + 1;
+  const auto context = tokenizer.encode(std::string_view(choice.context).substr(0, length));
   const auto whole = tokenizer.encode(choice.context + choice.continuation);
   lm::ScoreRequest request;
   auto split = static_cast<std::ptrdiff_t>(std::min(context.size(), whole.size()));
   if (split == static_cast<std::ptrdiff_t>(whole.size()) && split > 0) --split;
   request.context.assign(whole.begin(), whole.begin() + split);
   request.continuation.assign(whole.begin() + split, whole.end());
-  if (request.context.empty()) request.context.push_back(tokenizer.eos_id().value_or(0));
+  if (request.context.empty()) {
+    const auto bos = tokenizer.bos_id();
+    request.context.push_back((bos ? bos : tokenizer.eos_id()).value_or(0));
+  }
   return request;
+}
+
+// Of a continuation without the space before it: lm-eval's acc_norm divides by it.
+double characters(const std::string& continuation) {
+  const auto count = std::count_if(continuation.begin(), continuation.end(), [](char c) {
+    return (static_cast<unsigned char>(c) & 0xC0U) != 0x80U;  // no further byte of a character
+  });
+  return static_cast<double>(std::max<std::ptrdiff_t>(1, count - 1));
 }
 
 std::size_t best_of(const std::vector<double>& scores) {
@@ -76,8 +92,7 @@ void run_choices(EvalCommand& o, lm::Model& model, const io::Tokenizer& tokenize
     std::vector<double> plain, by_length;
     for (const TaskChoice& choice : item.choices) {
       plain.push_back(scores[at].log_likelihood);
-      by_length.push_back(scores[at].log_likelihood / static_cast<double>(std::max<std::size_t>(
-                                                          1, choice.continuation.size())));
+      by_length.push_back(scores[at].log_likelihood / characters(choice.continuation));
       ++at;
     }
     if (item.choices.size() == 1) {  // the model's own word?

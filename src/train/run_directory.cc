@@ -8,11 +8,13 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdlib>
 #include <iterator>
 #include <string>
 #include <string_view>
 #include <system_error>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -50,6 +52,17 @@ std::string name_of_step(std::int64_t step) { return fmt::format("step-{:08}", s
 bool is_step_name(const std::string& name) {
   return name.size() > 5 && name.starts_with("step-") &&
          std::all_of(name.begin() + 5, name.end(), [](char c) { return c >= '0' && c <= '9'; });
+}
+
+// Who holds the lock. The owner writes its name right after locking: what is read at once can be
+// empty, or the name of the owner before.
+std::string name_of_owner(int lock) {
+  char name[256] = {};
+  for (int attempt = 0; attempt < 20 && name[0] == '\0'; ++attempt) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    if (::pread(lock, name, sizeof(name) - 1, 0) < 0) break;
+  }
+  return name[0] != '\0' ? name : "another process";
 }
 
 }  // namespace
@@ -124,14 +137,13 @@ void RunDirectory::lock() {
     if (lock_ < 0) io::fail_file(file, "cannot be opened: {}", io::system_reason(errno));
     if (::flock(lock_, LOCK_EX | LOCK_NB) != 0) {
       const int reason = errno;
-      char name[256] = {};
-      const auto length = ::read(lock_, name, sizeof(name) - 1);
+      const std::string name = reason == EWOULDBLOCK ? name_of_owner(lock_) : "";
       ::close(lock_);
       if (reason != EWOULDBLOCK) {
         io::fail_file(file, "cannot be locked: {}", io::system_reason(reason));
       }
       io::fail_file(path_.string(), "{} trains here: wait for its end, or choose another directory",
-                    length > 0 ? name : "another process");
+                    name);
     }
     // Not a file that its last owner removed after it was opened here.
     struct stat opened = {}, named = {};

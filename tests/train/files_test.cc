@@ -1,16 +1,21 @@
 // What training keeps on disk, apart from the trainer's state: token cache, log, run directory,
 // learnt tokenizer.
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
+#include <thread>
 #include <vector>
 
 #include "io/atomic_file.h"
@@ -295,6 +300,23 @@ TEST(RunDirectoryTest, HasOneOwner) {
   { const RunDirectory failed(scratch.path() / "new"); }
   EXPECT_FALSE(fs::exists(scratch.path() / "new"));
   EXPECT_TRUE(fs::exists(scratch.path()));
+}
+
+// Between locking and writing the name, the file is empty.
+TEST(RunDirectoryTest, WaitsForTheNameOfItsOwner) {
+  const Scratch scratch;
+  const std::string file = (scratch.path() / ".lock").string();
+  const int lock = ::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  ASSERT_EQ(::flock(lock, LOCK_EX), 0);
+  std::thread owner([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(120));
+    constexpr std::string_view kName = "process 1 on host";
+    EXPECT_EQ(::write(lock, kName.data(), kName.size()), 17);
+  });
+  const std::string message = message_of([&] { RunDirectory other(scratch.path()); });
+  owner.join();
+  ::close(lock);
+  EXPECT_TRUE(contains(message, "process 1 on host trains here")) << message;
 }
 
 TEST(RunDirectoryTest, DoesNotOverwriteADirectory) {
