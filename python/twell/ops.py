@@ -2,9 +2,10 @@
 
 Common to all: tensors are on the CPU, of dtype bfloat16 or float32, or on one NVIDIA GPU, of dtype
 bfloat16 or float16; device and dtype are the same for all arguments of a call; weights are [H, D]
-with adjacent row elements, ``down`` neuron-major (the transpose of a checkpoint's down projection). Any number of rows, also none. Accumulation is in float32. The same
-input gives the same bits from run to run, at the same number of threads. A wrong argument is a
-RuntimeError that names operation and argument, with what was expected and got.
+with adjacent row elements, ``down`` neuron-major (the transpose of a checkpoint's down projection).
+Any number of rows, also none. Accumulation is in float32. The same input gives the same bits from
+run to run, at the same number of threads. A wrong argument is a RuntimeError that names operation
+and argument, with what was expected and got.
 
 On a GPU all work is enqueued on PyTorch's current stream and nothing waits for it, so calls can be
 captured in a CUDA graph. What the tensors of a packed activation hold is therefore not checked
@@ -138,6 +139,17 @@ def screen_limit() -> float:
     """The share of pre-activations up to which what a screen leaves is less work than the packed
     gate, on the instruction tier in use; 0 where a screen never pays (amx, portable)."""
     return torch.ops.twell.screen_limit()
+
+
+def cpu_tier() -> str:
+    """The instruction tier in use: portable, avx2, avx512 or amx."""
+    return torch.ops.twell.cpu_tier()
+
+
+def cpu_tier_available(tier: str) -> bool:
+    """Whether the processor and the operating system have a tier's instructions. Raises RuntimeError
+    for another name."""
+    return torch.ops.twell.cpu_tier_available(tier)
 
 
 # The steps of the layer one by one, for inspection and tests.

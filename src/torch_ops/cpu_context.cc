@@ -6,6 +6,8 @@
 #include <optional>
 #include <string>
 
+#include "twell/device.h"
+
 namespace twell::torch_ops {
 
 Context& cpu_context() {
@@ -23,6 +25,12 @@ Context& cpu_context() {
     slot.tier = tier;
   }
   return *slot.context;
+}
+
+std::string cpu_tier() { return name_of(cpu_context().tier()); }
+
+bool cpu_tier_available(std::string name) {  // by value, as the stable ABI hands it over
+  return twell::cpu_tier_available(parse_cpu_tier(name));
 }
 
 }  // namespace twell::torch_ops

@@ -1,6 +1,8 @@
 // The context of a CPU operator call.
 #pragma once
 
+#include <string>
+
 #include "twell/context.h"
 
 namespace twell::torch_ops {
@@ -9,5 +11,9 @@ namespace twell::torch_ops {
 // TWELL_CPU_TIER asks for now; remade when either changes. It holds scratch memory alone, nothing
 // of any model, and goes with the thread.
 Context& cpu_context();
+
+// Operators: the name of that tier, and whether the machine has the tier of a name.
+std::string cpu_tier();
+bool cpu_tier_available(std::string name);
 
 }  // namespace twell::torch_ops

@@ -2,6 +2,7 @@
 // later brings its own library with another STABLE_TORCH_LIBRARY_IMPL block for the same names.
 #include <torch/csrc/stable/library.h>
 
+#include "torch_ops/cpu_context.h"
 #include "torch_ops/ffn_ops.h"
 #include "torch_ops/linear_ops.h"
 #include "torch_ops/steps.h"
@@ -22,6 +23,8 @@ STABLE_TORCH_LIBRARY(twell, m) {
       "Tensor neuron_nnz, Tensor candidates)");
   m.def("screen_weight(Tensor weight, Tensor? axis=None) -> Tensor");
   m.def("screen_limit() -> float");
+  m.def("cpu_tier() -> str");
+  m.def("cpu_tier_available(str tier) -> bool");
   m.def(
       "ffn_train(Tensor x, Tensor gate, Tensor? up, Tensor down, Tensor? screen=None, "
       "str activation=\"relu\", float threshold=0.) -> (Tensor y, Tensor l1, Tensor row_nnz, "
@@ -75,4 +78,6 @@ STABLE_TORCH_LIBRARY_IMPL(twell, CPU, m) {
 // Of no tensor, so of no device.
 STABLE_TORCH_LIBRARY_IMPL(twell, CompositeExplicitAutograd, m) {
   m.impl("screen_limit", TORCH_BOX(&twell::torch_ops::screen_limit));
+  m.impl("cpu_tier", TORCH_BOX(&twell::torch_ops::cpu_tier));
+  m.impl("cpu_tier_available", TORCH_BOX(&twell::torch_ops::cpu_tier_available));
 }

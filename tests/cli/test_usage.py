@@ -32,11 +32,11 @@ def test_main_help_lists_all_commands(twell):
 
 def test_version_is_that_of_the_python_package(twell):
     """It stands there alone: CMake and the package's build read it."""
-    package = Path(__file__).resolve().parents[2] / "python"
-    source = (package / "twell" / "__init__.py").read_text()
+    root = Path(__file__).resolve().parents[2]
+    source = (root / "python" / "twell" / "__init__.py").read_text()
     (version,) = re.findall('^__version__ = "(.+)"$', source, re.M)
     assert twell("--version").out == f"twell {version}\n"
-    assert 'dynamic = ["version"]' in (package / "pyproject.toml").read_text()
+    assert 'dynamic = ["version"]' in (root / "pyproject.toml").read_text()
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
+if os.environ.get("TWELL_TORCH_LIBRARY"):  # a build's; without, the installed package is tested
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
 
 # Unit roundoff, 2^-p with p bits of precision.
 UNIT = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8}
@@ -142,6 +145,21 @@ def tiny_llama(**options: object) -> torch.nn.Module:
     torch.manual_seed(7)
     config = transformers.LlamaConfig(**{**TINY_SIZES, "hidden_act": "relu", **options})
     return transformers.LlamaForCausalLM(config).eval()
+
+
+def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A program of its own, with the package and this directory to import from."""
+    import twell
+
+    places = [Path(twell.__file__).resolve().parents[1], Path(__file__).resolve().parent]
+    path = os.pathsep.join(map(str, places))
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": path, **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
 
 
 @pytest.fixture(params=DTYPES, ids=["bf16", "f32"])

@@ -5,29 +5,17 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
 import torch
 import twell
-from conftest import make_layer
+from conftest import make_layer, python
 from twell import _library
 
 LIBRARY = _library.path()
 PACKAGE = Path(twell.__file__).resolve().parent
-
-
-def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join([str(PACKAGE.parent), str(Path(__file__).resolve().parent)])
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": path, **environment},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
 
 
 def test_only_the_stable_abi_is_imported() -> None:
@@ -106,7 +94,7 @@ def test_concurrent_calls(dtype: torch.dtype) -> None:
 def tier_of(tier: str) -> subprocess.CompletedProcess[str]:
     return python(
         "import torch, twell\n"
-        "from conftest import make_layer, reference, assert_within\n"
+        "from conftest import make_layer, python, reference, assert_within\n"
         "for dtype in (torch.float32, torch.bfloat16):\n"
         "    layer = make_layer(70, 300, dtype)\n"
         "    for rows in (1, 37):\n"

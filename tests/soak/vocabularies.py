@@ -1,6 +1,8 @@
 """Random tokenizers on random texts, id for id against the package `tokenizers`."""
 
+import concurrent.futures
 import json
+import multiprocessing
 import struct
 import subprocess
 
@@ -40,76 +42,90 @@ class Vocabularies:
     def __init__(self, tools, scratch, rng):
         self.tools = tools
         self.rounds = self.refused = 0
-
-    def tokenizer(self, rng):
-        from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
-        from tokenizers import trainers
-
-        learn = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=rng.random() < 0.4)
-        out = Tokenizer(models.BPE())
-        out.pre_tokenizer = learn
-        sample = [text_of(rng, 400) for _ in range(30)]
-        out.train_from_iterator(sample, trainers.BpeTrainer(
-            vocab_size=rng.choice([300, 500, 900]), show_progress=False,
-            initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
-        steps = []
-        for _ in range(rng.choice([0, 1, 1, 2])):
-            behavior = rng.choice(["removed", "isolated", "merged_with_previous", "merged_with_next",
-                                   "contiguous"])
-            steps.append(pre_tokenizers.Split(Regex(pattern_of(rng)), behavior, rng.random() < 0.3))
-        if rng.random() < 0.2:
-            steps.append(pre_tokenizers.Digits(rng.random() < 0.5))
-        steps.append(pre_tokenizers.ByteLevel(add_prefix_space=rng.random() < 0.3,
-                                              use_regex=rng.random() < 0.3))
-        out.pre_tokenizer = pre_tokenizers.Sequence(steps)
-        out.decoder = decoders.ByteLevel()
-        if rng.random() < 0.3:
-            out.normalizer = normalizers.NFC()
-        flag = lambda: rng.random() < 0.3  # noqa: E731
-        out.add_tokens([
-            AddedToken(word, special=flag(), lstrip=flag(), rstrip=flag(), single_word=flag(),
-                       normalized=flag())
-            for word in ["<s>", "</s>", "<|end|>"] if flag()])
-        return out
-
-    def ask(self, mode, path, records):
-        done = subprocess.run([self.tools.io_driver, mode, path], input=to_records(records),
-                              capture_output=True, timeout=120)
-        if done.returncode < 0:
-            raise Broken(f"{mode} {path}: signal {-done.returncode}")
-        if done.returncode != 0:
-            said = done.stderr.decode(errors="replace").strip()
-            if "\n" in said or not any(reason in said for reason in REASONS):
-                raise Broken(f"{mode} {path}: refused without a reason of ours: {said[-500:]!r}")
-            return None
-        return from_records(done.stdout)
+        # A process of its own, now and then a fresh one: the package keeps 7 MB a round, and the peak
+        # memory of a command, which other attacks look at, is at least that of the process it is
+        # started from.
+        self.pool = concurrent.futures.ProcessPoolExecutor(
+            1, mp_context=multiprocessing.get_context("spawn"), max_tasks_per_child=40)
 
     def round(self, rng, scratch):
-        oracle = self.tokenizer(rng)
-        path = scratch / "tokenizer.json"
-        oracle.save(str(path))
-        texts = [text_of(rng) for _ in range(150)]
-        answers = self.ask("encode", path, [t.encode() for t in texts])
+        tries = self.pool.submit(compare, self.tools, rng, scratch).result()
         self.rounds += 1
-        if answers is None:
+        if tries is None:
             self.refused += 1
             if self.refused > 5 + self.rounds / 10:
                 raise Broken(f"refused {self.refused} of {self.rounds} tokenizers")
-            return 1
-        try:
-            want = [e.ids for e in oracle.encode_batch(texts, add_special_tokens=False)]
-        except BaseException as error:  # as PyO3 hands on a panic, which is no Exception
-            if type(error).__name__ != "PanicException":
-                raise
-            return 1  # the package gives up on this pattern: nothing to compare with
-        for text, got, ids in zip(texts, answers, want):
-            if list(struct.unpack(f"<{len(got) // 4}i", got)) != ids:
-                steps = json.loads(path.read_text())["pre_tokenizer"]
-                raise Broken(f"other ids for {text!r} with {steps}")
-        decoded = self.ask("decode", path, [struct.pack(f"<{len(i)}i", *i) for i in want])
-        for ids, got in zip(want, decoded):
-            if got.decode() != oracle.decode(ids, skip_special_tokens=False):
-                raise Broken(f"other text for {ids}")
-        return 2 * len(texts)
+        return tries or 1
+
+
+def tokenizer_of(rng):
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+    from tokenizers import trainers
+
+    learn = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=rng.random() < 0.4)
+    out = Tokenizer(models.BPE())
+    out.pre_tokenizer = learn
+    sample = [text_of(rng, 400) for _ in range(30)]
+    out.train_from_iterator(sample, trainers.BpeTrainer(
+        vocab_size=rng.choice([300, 500, 900]), show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    steps = []
+    for _ in range(rng.choice([0, 1, 1, 2])):
+        behavior = rng.choice(["removed", "isolated", "merged_with_previous", "merged_with_next",
+                               "contiguous"])
+        steps.append(pre_tokenizers.Split(Regex(pattern_of(rng)), behavior, rng.random() < 0.3))
+    if rng.random() < 0.2:
+        steps.append(pre_tokenizers.Digits(rng.random() < 0.5))
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=rng.random() < 0.3,
+                                          use_regex=rng.random() < 0.3))
+    out.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    out.decoder = decoders.ByteLevel()
+    if rng.random() < 0.3:
+        out.normalizer = normalizers.NFC()
+    flag = lambda: rng.random() < 0.3  # noqa: E731
+    out.add_tokens([
+        AddedToken(word, special=flag(), lstrip=flag(), rstrip=flag(), single_word=flag(),
+                   normalized=flag())
+        for word in ["<s>", "</s>", "<|end|>"] if flag()])
+    return out
+
+
+def ask(tools, mode, path, records):
+    done = subprocess.run([tools.io_driver, mode, path], input=to_records(records),
+                          capture_output=True, timeout=120)
+    if done.returncode < 0:
+        raise Broken(f"{mode} {path}: signal {-done.returncode}")
+    if done.returncode != 0:
+        said = done.stderr.decode(errors="replace").strip()
+        if "\n" in said or not any(reason in said for reason in REASONS):
+            raise Broken(f"{mode} {path}: refused without a reason of ours: {said[-500:]!r}")
+        return None
+    return from_records(done.stdout)
+
+
+def compare(tools, rng, scratch):
+    """The number of texts compared, or nothing where the tokenizer was refused."""
+    oracle = tokenizer_of(rng)
+    path = scratch / "tokenizer.json"
+    oracle.save(str(path))
+    texts = [text_of(rng) for _ in range(150)]
+    answers = ask(tools, "encode", path, [t.encode() for t in texts])
+    if answers is None:
+        return None
+    try:
+        want = [e.ids for e in oracle.encode_batch(texts, add_special_tokens=False)]
+    except BaseException as error:  # as PyO3 hands on a panic, which is no Exception
+        if type(error).__name__ != "PanicException":
+            raise
+        return 1  # the package gives up on this pattern: nothing to compare with
+    for text, got, ids in zip(texts, answers, want):
+        if list(struct.unpack(f"<{len(got) // 4}i", got)) != ids:
+            steps = json.loads(path.read_text())["pre_tokenizer"]
+            raise Broken(f"other ids for {text!r} with {steps}")
+    decoded = ask(tools, "decode", path, [struct.pack(f"<{len(i)}i", *i) for i in want])
+    for ids, got in zip(want, decoded):
+        if got.decode() != oracle.decode(ids, skip_special_tokens=False):
+            raise Broken(f"other text for {ids}")
+    return 2 * len(texts)
 
 

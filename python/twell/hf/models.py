@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from twell.hf.mlps import sparsify
 
-# SparseLM, the code released with the paper: model_type llama_sparse_relu; its code applies ReLU where the configuration still says silu; weights are called mlp.GATE, UP and DOWN, with
-# or without ".weight", as rows of neurons or of inputs.
+# SparseLM, the code released with the paper: model_type llama_sparse_relu; its code applies ReLU
+# where the configuration still says silu; weights are called mlp.GATE, UP and DOWN, with or without
+# ".weight", as rows of neurons or of inputs.
 _SUFFIX = "_sparse_relu"
 _TENSOR = re.compile(r"(.*\.mlp\.)(GATE|UP|DOWN)(\.weight)?$")
 _PLAIN = {"GATE": "gate_proj.weight", "UP": "up_proj.weight", "DOWN": "down_proj.weight"}
@@ -52,9 +53,7 @@ def from_pretrained(
     ``hidden_act`` says. Raises what the two raise, and ImportError without transformers.
     """
     transformers = require("transformers", "twell.hf.from_pretrained")
-    file = Path(path) / "config.json"
-    config = json.loads(file.read_text()) if file.is_file() else {}
-    if not str(config.get("model_type", "")).endswith(_SUFFIX):
+    if (config := _read_config(path)) is None:
         model = transformers.AutoModelForCausalLM.from_pretrained(path, **options)
     else:
         model = _read_sparse_lm(transformers, Path(path), config, options)
@@ -64,15 +63,12 @@ def from_pretrained(
     )
 
 
-def _read_sparse_lm(
-    transformers: Any, path: Path, config: dict[str, Any], options: dict[str, Any]
-) -> nn.Module:
-    files = sorted(path.glob("*.safetensors"))
-    if not files:
-        raise FileNotFoundError(f"{path}: has no *.safetensors")
-    safetensors = require("safetensors.torch", "twell.hf.from_pretrained")
-    gated = config.get("sparsity_gated_mlp", True)
-    neurons = config.get("sparsity_new_intermediate_size", config["intermediate_size"])
+def sparse_lm_config(path: str | os.PathLike[str]) -> Any:
+    """transformers' configuration of the plain model that a directory in the layout of SparseLM
+    holds; None for any other. Raises ValueError for a model that is neither Llama nor Qwen2.
+    """
+    if (config := _read_config(path)) is None:
+        return None
     base = config["model_type"].removesuffix(_SUFFIX)
     if base not in _CLASSES:
         raise ValueError(
@@ -84,8 +80,29 @@ def _read_sparse_lm(
         for key, value in config.items()
         if not key.startswith("sparsity_") and key not in ("architectures", "auto_map")
     }
+    neurons = config.get("sparsity_new_intermediate_size", config["intermediate_size"])
     own.update(model_type=base, hidden_act="relu", intermediate_size=neurons)
-    shape = (neurons, config["hidden_size"])
+    transformers = require("transformers", "twell.hf.from_pretrained")
+    return transformers.AutoConfig.for_model(**own)
+
+
+def _read_config(path: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """What config.json says, of a directory in the layout of SparseLM."""
+    file = Path(path) / "config.json"
+    config = json.loads(file.read_text()) if file.is_file() else {}
+    return config if str(config.get("model_type", "")).endswith(_SUFFIX) else None
+
+
+def _read_sparse_lm(
+    transformers: Any, path: Path, config: dict[str, Any], options: dict[str, Any]
+) -> nn.Module:
+    files = sorted(path.glob("*.safetensors"))
+    if not files:
+        raise FileNotFoundError(f"{path}: has no *.safetensors")
+    safetensors = require("safetensors.torch", "twell.hf.from_pretrained")
+    plain_config = sparse_lm_config(path)
+    gated = config.get("sparsity_gated_mlp", True)
+    shape = (plain_config.intermediate_size, plain_config.hidden_size)
     state: dict[str, Tensor] = {}
     layout: dict[str, tuple[str, bool]] = {}  # name in the model -> name in the files, transposed
     for file in files:
@@ -97,9 +114,9 @@ def _read_sparse_lm(
                 layout[plain] = (name, turned)
                 name, tensor = plain, tensor.t().contiguous() if turned else tensor
             state[name] = tensor
-    model = getattr(transformers, _CLASSES[base]).from_pretrained(
+    model = getattr(transformers, _CLASSES[plain_config.model_type]).from_pretrained(
         None,
-        config=transformers.AutoConfig.for_model(**own),
+        config=plain_config,
         state_dict=state if gated else _with_gates(state),
         **{"dtype": next(iter(state.values())).dtype, **options},
     )

@@ -1,0 +1,128 @@
+"""What this installation is, what it runs on, and whether it computes rightly here."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from twell import _library, dense, ops
+from twell.autograd import gated_ffn
+
+TIERS = ("portable", "avx2", "avx512", "amx")
+_PACKAGES = ("transformers", "accelerate", "peft", "lm_eval", "vllm")
+_VARIABLES = ("TWELL_CPU_TIER", "TWELL_TORCH_LIBRARY", "TWELL_TORCH_CUDA_LIBRARY")
+
+
+def collect() -> dict[str, Any]:
+    """What ``python -m twell info`` shows, but for the self-check: JSON's types alone."""
+    from twell import __version__
+
+    library = _library.path()
+    gpu_library = _library.cuda_path(library)
+    return {
+        "twell": __version__,
+        "library": str(library),
+        "gpu_library": None if gpu_library is None else str(gpu_library),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "packages": dict(_versions()),
+        "processor": _processor(),
+        "tiers": [tier for tier in TIERS if ops.cpu_tier_available(tier)],
+        "tier": ops.cpu_tier(),
+        "threads": torch.get_num_threads(),
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "environment": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
+    }
+
+
+def _versions() -> Iterator[tuple[str, str]]:
+    for package in _PACKAGES:
+        for name in (package, f"{package}-cpu"):
+            try:
+                yield package, importlib.metadata.version(name)
+                break
+            except importlib.metadata.PackageNotFoundError:
+                continue
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or "unknown"
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "unknown")
+
+
+def self_check() -> list[str]:
+    """Runs small layers of every kind on every tier and device; returns what went wrong, a line each.
+
+    All inputs are small integers, so every sum is exact and every result has to be equal to the
+    dense definition's, bit for bit.
+    """
+    wrong = []
+    for tier in TIERS:
+        if ops.cpu_tier_available(tier):
+            with _forced(tier):
+                for dtype in (torch.float32, torch.bfloat16):
+                    wrong += _check_layers(f"{tier}, {dtype}", dtype, torch.device("cpu"))
+    if _library.cuda_path(_library.path()) is not None:
+        for index in range(torch.cuda.device_count()):
+            device = torch.device("cuda", index)
+            wrong += _check_layers(str(device), torch.bfloat16, device)
+    return wrong
+
+
+@contextmanager
+def _forced(tier: str) -> Iterator[None]:
+    before = os.environ.get("TWELL_CPU_TIER")
+    os.environ["TWELL_CPU_TIER"] = tier
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["TWELL_CPU_TIER"]
+        else:
+            os.environ["TWELL_CPU_TIER"] = before
+
+
+def _integers(rows: int, cols: int, seed: int) -> Tensor:
+    """Eight entries of every row are 1 or -1: products of two rows are at most 8."""
+    generator = torch.Generator().manual_seed(seed)
+    where = torch.rand(rows, cols, generator=generator).argsort(1)[:, :8]
+    signs = torch.randint(0, 2, (rows, 8), generator=generator).mul(2).sub(1).float()
+    return torch.zeros(rows, cols).scatter_(1, where, signs)
+
+
+def _check_layers(what: str, dtype: torch.dtype, device: torch.device) -> list[str]:
+    tokens, width, neurons = 37, 48, 250  # no multiple of any tile
+    x, dy = (_integers(tokens, width, seed).to(device, dtype) for seed in (0, 1))
+    gate, up, down = (_integers(neurons, width, seed).to(device, dtype) for seed in (2, 3, 4))
+    screen = ops.screen_weight(gate) if device.type == "cpu" else None
+    wrong = []
+    for second in (up, None):
+        for activation, threshold in (("relu", 0.0), ("fat_relu", 2.0)):
+            layer = (activation, threshold)
+            want = dense.ffn(*(t if t is None else t.double() for t in (x, gate, second, down)), *layer)
+            packed = ops.pack_weight(gate)
+            got = {"packed": ops.ffn(x, packed, second, down, None, *layer)}
+            if screen is not None:
+                got["screened"] = ops.ffn(x, gate, second, down, screen, *layer)
+            got["dense"] = want[0].to(dtype)
+            name = f"{what}, {activation}, {'with' if second is not None else 'without'} a gate"
+            wrong += [f"{name}, {k}" for k, y in got.items() if not torch.equal(y, got["dense"])]
+    leaves = [t.clone().requires_grad_() for t in (x, gate, up, down)]
+    gated_ffn(*leaves)[0].backward(dy)
+    doubles = [t.double() for t in (dy, x, gate, up, down)]
+    for leaf, grad in zip(leaves, dense.ffn_backward(*doubles, "relu", 0.0)):
+        if not torch.equal(leaf.grad, grad.to(dtype)):
+            wrong.append(f"{what}, gradient {list(leaf.shape)}")
+    return wrong

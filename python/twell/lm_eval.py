@@ -1,0 +1,66 @@
+"""lm-eval, the evaluation harness of EleutherAI, on sparse models.
+
+``python -m twell.lm_eval`` is ``lm-eval`` with one more model:
+
+    python -m twell.lm_eval run --model twell --model_args pretrained=DIR --tasks arc_easy
+
+From Python, ``import twell.lm_eval`` registers it for ``lm_eval.simple_evaluate(model="twell")``.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from twell.hf.models import from_pretrained, require, sparse_lm_config
+
+try:
+    _registry = require("lm_eval.api.registry", "twell.lm_eval")
+    _HFLM = require("lm_eval.models.huggingface", "twell.lm_eval").HFLM
+except ImportError as error:
+    if __name__ == "__main__":
+        sys.exit(str(error))
+    raise
+
+
+class _SparseModels:
+    """What lm-eval loads models with, in place of AutoModelForCausalLM."""
+
+    from_pretrained = staticmethod(from_pretrained)
+
+
+# They load models in ways of their own, which would stay dense, or change weights afterwards, which
+# frozen layers would not see.
+_REFUSED = ("delta", "autogptq", "gptqmodel", "gguf_file", "tp_plan")
+
+
+@_registry.register_model("twell")
+class TwellLM(_HFLM):
+    """lm-eval's ``hf`` with frozen sparse feed-forward layers, in lm-eval's words its subclass.
+
+    Takes what ``hf`` takes, and of :func:`twell.hf.from_pretrained` ``activation`` and
+    ``threshold``; reads the layout of SparseLM too. Raises what :func:`twell.hf.from_pretrained`
+    raises, and ValueError for options that would go around it.
+    """
+
+    AUTO_MODEL_CLASS = _SparseModels
+
+    def __init__(self, pretrained: Any, **options: Any) -> None:
+        for name in _REFUSED:
+            if options.get(name):
+                raise ValueError(
+                    f"TwellLM: {name}: expected none: write the model into a directory of its own "
+                    "first, or use lm-eval's hf"
+                )
+        super().__init__(pretrained, **options)
+
+    def _get_config(self, pretrained: str, **options: Any) -> None:
+        self._config = sparse_lm_config(pretrained)
+        if self._config is None:
+            super()._get_config(pretrained, **options)
+
+
+if __name__ == "__main__":
+    from lm_eval.__main__ import cli_evaluate
+
+    cli_evaluate()
