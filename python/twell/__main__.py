@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+from twell import info
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m twell")
@@ -17,11 +19,9 @@ def main() -> int:
     options = parser.parse_args()
 
     try:
-        from twell import info
-
         known = info.collect()
-    except (ImportError, RuntimeError) as error:  # no library; a tier that the machine lacks
-        return _fail(str(error).removeprefix("twell: "))
+    except RuntimeError as error:  # TWELL_CPU_TIER names a tier that the machine lacks
+        return _fail(str(error))
     packages = [f"{name} {version}" for name, version in known["packages"].items()]
     started = time.perf_counter()
     wrong = info.self_check()
