@@ -1,165 +1,18 @@
-"""Inputs and the reference that every test shares."""
+"""Where the tests find the package, and their fixtures."""
 
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 if os.environ.get("TWELL_TORCH_LIBRARY"):  # a build's; without, the installed package is tested
     sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
 
-# Unit roundoff, 2^-p with p bits of precision.
-UNIT = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8}
-DTYPES = (torch.bfloat16, torch.float32)
-
-
-@dataclass
-class Layer:
-    """Random weights of one layer; biased down so that about `density` of the gate is non-zero."""
-
-    gate: Tensor  # [H, D]
-    up: Tensor  # [H, D]
-    down: Tensor  # [H, D], neuron-major
-    shift: Tensor  # [D]: every input contains it, every gate row opposes it
-
-    @property
-    def neurons(self) -> int:
-        return self.gate.shape[0]
-
-    @property
-    def width(self) -> int:
-        return self.gate.shape[1]
-
-    def inputs(self, *rows: int, seed: int = 0) -> Tensor:
-        generator = torch.Generator().manual_seed(1000 + seed)
-        x = torch.randn(*rows, self.width, generator=generator)
-        return (x + self.shift.float()).to(self.gate.dtype)
-
-
-def make_layer(
-    width: int,
-    neurons: int,
-    dtype: torch.dtype = torch.float32,
-    density: float = 0.1,
-    seed: int = 0,
-) -> Layer:
-    generator = torch.Generator().manual_seed(seed)
-
-    def weight() -> Tensor:
-        return torch.randn(neurons, width, generator=generator) / width**0.5
-
-    # x·w has about unit variance; along the unit direction e every input has the component 2 and
-    # every gate row -quantile/2, which moves the mean to the normal distribution's quantile.
-    direction = torch.full((width,), width**-0.5)
-    quantile = float(torch.erfinv(torch.tensor(1 - 2 * density)) * 2**0.5)
-    gate = weight() - quantile / 2 * direction
-    return Layer(gate.to(dtype), weight().to(dtype), weight().to(dtype), 2 * direction)
-
-
-def activate(v: Tensor, activation: str, threshold: float) -> Tensor:
-    if activation == "fat_relu":
-        return torch.where(v <= threshold, torch.zeros_like(v), v)
-    g = torch.where(v <= 0, torch.zeros_like(v), v)
-    return g * g if activation == "relu_squared" else g
-
-
-@dataclass
-class Reference:
-    """The layer in float64, with a bound on the operator's error derived from magnitudes."""
-
-    y: Tensor
-    bound: Tensor
-
-
-def reference(
-    x: Tensor,
-    gate: Tensor,
-    up: Tensor | None,
-    down: Tensor,
-    activation: str = "relu",
-    threshold: float = 0.0,
-) -> Reference:
-    """Float64 result and an elementwise bound: for any summation order, float32 accumulation
-    (roundoff e), the activation and h (where many rows fire its neuron) rounded once to the dtype
-    (roundoff r), u not, y once.
-
-    A sum of n products has an error of at most 1.01·(n + 2)·e·Σ|a·b|, the 2 for instructions that
-    round a pair of products once more. The relu's error is at most its argument's, squared relu's
-    (2v + δv)·δv, and fat relu's jumps by the threshold where the argument is within its error of
-    it. Non-gated: u = 1 without error.
-    """
-    e, r = UNIT[torch.float32], UNIT[x.dtype]
-    tiny = 2.0**-120  # float32 results below the normal range
-    x, gate, down = x.double(), gate.double(), down.double()
-    width, neurons = gate.shape[1], gate.shape[0]
-
-    def sum_error(n: int, magnitude: Tensor) -> Tensor:
-        return 1.01 * (n + 2) * e * magnitude + tiny
-
-    v = x @ gate.t()
-    dv = sum_error(width, x.abs() @ gate.abs().t())
-    g = activate(v, activation, threshold)
-    if activation == "relu_squared":
-        dg = (2 * v.clamp(min=0) + dv) * dv + 2 * e * (g + tiny)
-    else:
-        dg = dv
-    if activation == "fat_relu":
-        dg = dg + torch.where((v - threshold).abs() <= dv + e * threshold, threshold, 0.0)
-    # A gate of 0 within an error of 0 is 0 on both sides or at most dg on one.
-    dg = torch.where((v < threshold - dv - e * threshold), torch.zeros_like(dg), dg + r * (g + dg))
-    if up is None:
-        u, du = torch.ones_like(v), torch.zeros_like(v)
-    else:
-        u = x @ up.double().t()
-        du = sum_error(width, x.abs() @ up.double().abs().t())
-    h = g * u
-    dh = g.abs() * du + u.abs() * dg + dg * du
-    dh = dh + (e if up is None else r) * (h.abs() + dh)
-    y = h @ down
-    dy = dh @ down.abs() + sum_error(neurons, (h.abs() + dh) @ down.abs())
-    return Reference(y, dy + r * (y.abs() + dy))
-
-
-def assert_within(got: Tensor, want: Reference, slack: float = 1.0) -> None:
-    error = (got.double() - want.y).abs()
-    worst = (error / (want.bound * slack)).max() if error.numel() else torch.tensor(0.0)
-    assert bool((error <= want.bound * slack).all()), f"error is {float(worst):.3g} × the bound"
-
-
-TINY_SIZES = {
-    "vocab_size": 97, "hidden_size": 48, "intermediate_size": 130, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "max_position_embeddings": 64,
-}  # fmt: skip
-
-
-def tiny_llama(**options: object) -> torch.nn.Module:
-    """A Llama of transformers with ReLU, always the same."""
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(7)
-    config = transformers.LlamaConfig(**{**TINY_SIZES, "hidden_act": "relu", **options})
-    return transformers.LlamaForCausalLM(config).eval()
-
-
-def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A program of its own, with the package and this directory to import from."""
-    import twell
-
-    places = [Path(twell.__file__).resolve().parents[1], Path(__file__).resolve().parent]
-    path = os.pathsep.join(map(str, places))
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": path, **environment},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+from layers import DTYPES  # noqa: E402  (after the path)
 
 
 @pytest.fixture(params=DTYPES, ids=["bf16", "f32"])

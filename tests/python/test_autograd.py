@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import twell
-from conftest import UNIT, activate, make_layer
+from layers import UNIT, activate, make_layer
 from torch import Tensor
 
 # (activation, threshold)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import twell
-from conftest import make_layer, tiny_llama
+from layers import make_layer, tiny_llama
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 from torch.utils.checkpoint import checkpoint

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import twell
-from conftest import make_layer
+from layers import make_layer
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import twell
-from conftest import make_layer
+from layers import make_layer
 from torch import Tensor, nn
 
 KINDS = {"gated": twell.GatedFfn, "plain": twell.Ffn}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import twell
-from conftest import make_layer
+from layers import make_layer
 
 LAYER = make_layer(24, 40)
 PACKED = twell.ops.pack_weight(LAYER.gate)

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 import twell
-from conftest import Layer, Reference, activate, assert_within, make_layer, reference
+from layers import Layer, Reference, activate, assert_within, make_layer, reference
 from torch import Tensor
 
 # Below, at and above the panel (16), the bf16 depth step (32) and the default tile (256).

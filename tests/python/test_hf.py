@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import twell
-from conftest import TINY_SIZES, tiny_llama
+from layers import TINY_SIZES, tiny_llama
 from torch import Tensor, nn
 
 transformers = pytest.importorskip("transformers")

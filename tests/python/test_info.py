@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import twell
-from conftest import python
+from layers import python
 from twell import info
 
 

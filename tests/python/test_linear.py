@@ -3,7 +3,7 @@
 import pytest
 import torch
 import twell
-from conftest import UNIT, make_layer
+from layers import UNIT, make_layer
 
 
 @pytest.mark.parametrize("rows", [(0,), (1,), (17,), (3, 5)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import twell
-from conftest import make_layer
+from layers import make_layer
 from torch import Tensor, nn
 
 

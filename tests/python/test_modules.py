@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import twell
-from conftest import Layer, assert_within, make_layer, reference
+from layers import Layer, assert_within, make_layer, reference
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 

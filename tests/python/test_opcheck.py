@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import twell
-from conftest import make_layer
+from layers import make_layer
 from torch.library import opcheck
 
 OPERATORS = (

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import twell
-from conftest import make_layer, python
+from layers import make_layer, python
 from twell import _library
 
 LIBRARY = _library.path()
@@ -94,7 +94,7 @@ def test_concurrent_calls(dtype: torch.dtype) -> None:
 def tier_of(tier: str) -> subprocess.CompletedProcess[str]:
     return python(
         "import torch, twell\n"
-        "from conftest import make_layer, python, reference, assert_within\n"
+        "from layers import make_layer, python, reference, assert_within\n"
         "for dtype in (torch.float32, torch.bfloat16):\n"
         "    layer = make_layer(70, 300, dtype)\n"
         "    for rows in (1, 37):\n"

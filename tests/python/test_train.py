@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import twell  # noqa: F401  (registers the operators)
-from conftest import DTYPES, UNIT, activate, make_layer
+from layers import DTYPES, UNIT, activate, make_layer
 from torch import Tensor
 
 OPS = torch.ops.twell

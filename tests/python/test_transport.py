@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import twell
-from conftest import make_layer
+from layers import make_layer
 from torch import Tensor, nn
 
 KINDS = [twell.GatedFfn, twell.Ffn]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import twell
-from conftest import assert_within, make_layer, reference
+from layers import assert_within, make_layer, reference
 from torch import Tensor
 
 ops = twell.ops

@@ -42,7 +42,7 @@ def one(rng):
     """A random call; returns a description, for a failure."""
     import torch
     import twell
-    from conftest import UNIT, activate, make_layer, reference
+    from layers import UNIT, activate, make_layer, reference
 
     dtype = rng.choice([torch.bfloat16, torch.float32])
     width = rng.choice([1, 2, 3, 16, 31, 33, 64, 100, 255, 256, 257, rng.randrange(1, 400)])
@@ -109,7 +109,7 @@ def one(rng):
 
 def train(rng, expect, given, plain, activation, threshold):
     import torch
-    from conftest import UNIT, activate
+    from layers import UNIT, activate
 
     wide = [None if t is None else t.double().requires_grad_() for t in plain]
     x, gate, up, down = wide
