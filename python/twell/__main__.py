@@ -14,7 +14,9 @@ from twell import info
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m twell")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    command = commands.add_parser("info", help="what is installed, what it runs on, and a self-check")
+    command = commands.add_parser(
+        "info", help="what is installed, what it runs on, and a self-check"
+    )
     command.add_argument("--json", type=Path, metavar="FILE", help="also write it as JSON")
     options = parser.parse_args()
 

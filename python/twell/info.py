@@ -63,7 +63,7 @@ def _processor() -> str:
 
 
 def self_check() -> list[str]:
-    """Runs small layers of every kind on every tier and device; returns what went wrong, a line each.
+    """Runs small layers of every kind on every tier and device; what went wrong, a line each.
 
     All inputs are small integers, so every sum is exact and every result has to be equal to the
     dense definition's, bit for bit.
@@ -111,7 +111,8 @@ def _check_layers(what: str, dtype: torch.dtype, device: torch.device) -> list[s
     for second in (up, None):
         for activation, threshold in (("relu", 0.0), ("fat_relu", 2.0)):
             layer = (activation, threshold)
-            want = dense.ffn(*(t if t is None else t.double() for t in (x, gate, second, down)), *layer)
+            wide = (None if t is None else t.double() for t in (x, gate, second, down))
+            want = dense.ffn(*wide, *layer)
             packed = ops.pack_weight(gate)
             got = {"packed": ops.ffn(x, packed, second, down, None, *layer)}
             if screen is not None:

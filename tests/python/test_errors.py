@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import twell
-from layers import make_layer
+from layers import make_layer, python
 
 LAYER = make_layer(24, 40)
 PACKED = twell.ops.pack_weight(LAYER.gate)
@@ -171,3 +172,23 @@ def test_an_error_leaves_the_operator_usable() -> None:
     with pytest.raises(RuntimeError):
         torch.ops.twell.ffn(**{**OK, "activation": "gelu"})
     assert torch.equal(torch.ops.twell.ffn(**OK), before)
+
+
+@pytest.mark.parametrize("package", ["transformers", "safetensors", "lm_eval"])
+def test_a_missing_package_is_named(package: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama_sparse_relu"}')
+    (tmp_path / "model.safetensors").touch()
+    use = {"lm_eval": "import twell.lm_eval"}.get(package, "twell.hf.from_pretrained(sys.argv[1])")
+    run = python(
+        "import sys, runpy, twell\n"
+        f"sys.modules['{package}'] = None\n"
+        f"sys.argv.append({str(tmp_path)!r})\n{use}"
+    )
+    last = run.stderr.strip().splitlines()[-1]
+    assert run.returncode != 0 and f"needs {package}: pip install {package} (" in last, run.stderr
+    if package == "lm_eval":
+        run = python(
+            "import sys, runpy, twell\nsys.modules['lm_eval'] = None\n"
+            "runpy.run_module('twell.lm_eval', run_name='__main__')"
+        )
+        assert run.returncode == 1 and run.stderr.count("\n") == 1, run.stderr

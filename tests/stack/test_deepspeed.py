@@ -70,7 +70,8 @@ def compare(stage: int, leaves: bool, expect_sparse: bool) -> None:
     want = step_of_one()
     assert list(got) == list(want)
     for name, value in want.items():
-        torch.testing.assert_close(got[name], value, rtol=1e-4, atol=1e-6, msg=lambda text: f"{name}: {text}")
+        # As test_distributed's: sums of 600 tokens in another order.
+        torch.testing.assert_close(got[name], value, rtol=1e-4, atol=1e-6)
 
 
 def worker(folder: str) -> None:

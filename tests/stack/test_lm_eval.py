@@ -174,3 +174,42 @@ def test_options_that_would_go_around_it(model_directory: Path) -> None:
         TwellLM(str(model_directory), delta=str(model_directory), device="cpu")
     model = TwellLM(str(model_directory), device="cpu", dtype="float32")
     assert all(layer.frozen for layer in twell.sparse_layers(model.model).values())
+
+
+def test_a_model_of_the_trainer_is_evaluated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """200 steps in transformers' Trainer; then frozen, it knows what comes next."""
+    import tokenizers
+    import transformers
+    import twell.lm_eval  # noqa: F401
+    from test_trainer import Text, trainer
+
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    run = trainer(
+        tmp_path / "run", 200, [twell.hf.SparsityCallback(l1=0.1, warmup=20)], bf16=True,
+        gradient_accumulation_steps=2, gradient_checkpointing=True, save_strategy="steps",
+        save_steps=200,
+    )  # fmt: skip
+    run.train()
+    directory = tmp_path / "run" / "checkpoint-200"
+    words = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({f"w{i}": i for i in range(61)}, unk_token="w0")
+    )
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=words, eos_token="w0", pad_token="w0"
+    ).save_pretrained(directory)
+
+    items = tmp_path / "items.jsonl"
+    with items.open("w") as file:
+        for row in Text().ids[:ITEMS].tolist():
+            right, wrong = f"w{row[8]}", f"w{(row[8] + 1) % 61}"
+            question = " ".join(f"w{i}" for i in row[:8])
+            file.write(json.dumps({"query": question, "choices": [wrong, right], "gold": 1}) + "\n")
+    sparse = evaluate("twell", directory, "openbookqa", items, tmp_path)
+    dense = evaluate("hf", directory, "openbookqa", items, tmp_path)
+    for g, w in zip(likelihoods(sparse), likelihoods(dense)):
+        assert g == pytest.approx(w, rel=1e-5, abs=1e-5)
+    (result,) = sparse["results"].values()
+    assert result["acc,none"] > 0.9
