@@ -86,7 +86,9 @@ class Training:
                 process.signal(signal.SIGKILL if how == "kill" else signal.SIGTERM)
             done = self.tools.finish(process)
             tries += 1
-            if done.code != -signal.SIGKILL:
+            # On a busy machine SIGTERM may come before main(), while libraries are loaded.
+            early = done.code == -signal.SIGTERM and how == "term" and not (done.out or done.err)
+            if done.code != -signal.SIGKILL and not early:
                 judge(done)
             reached = newest(out)
             step = int(reached.name[5:]) if reached else 0
