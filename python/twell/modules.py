@@ -124,7 +124,8 @@ class SparseFfn(nn.Module):
     def freeze(self: Layer, sample: Tensor | None = None) -> Layer:
         """Keeps the packed weights alone. Inference only from here on; returns self.
 
-        ``sample`` [..., hidden_size] are inputs like those to come, 32 or more. On a CPU that they
+        ``sample`` [..., hidden_size] are inputs like those to come, 32 or more, on the weights' device.
+        On a CPU that they
         show to be faster so, the gate stays as it is stored, with an int8 screen
         (:func:`twell.ops.screen_weight`): a sixth more memory in bfloat16, a tenth in float32, the
         same output up to rounding. A frozen layer that gets a sample chooses anew; conversions and
@@ -284,7 +285,13 @@ class SparseFfn(nn.Module):
                 f"got shape {list(sample.shape)}"
             )
         weights = self._unpack() if self._frozen else self._weights()
-        limit = ops.screen_limit() if weights[0].device.type == "cpu" else 0.0
+        device = weights[0].device
+        if sample.device != device or not sample.is_floating_point():
+            raise ValueError(
+                f"sample: expected floating-point numbers on {device}, as the weights, got "
+                f"{sample.dtype} on {sample.device}"
+            )
+        limit = ops.screen_limit() if device.type == "cpu" else 0.0
         if limit == 0.0:
             return None
         with torch.no_grad():

@@ -251,6 +251,9 @@ def test_wrong_samples_are_refused() -> None:
     for sample in (layer.inputs(31), torch.zeros(32, 9), torch.zeros(0, 8), torch.zeros(())):
         with pytest.raises(ValueError, match="sample: expected 32 or more inputs of size 8"):
             module.freeze(sample)
+    for sample in (torch.zeros(40, 8, device="meta"), torch.zeros(40, 8, dtype=torch.long)):
+        with pytest.raises(ValueError, match="sample: expected floating-point numbers on cpu, as the"):
+            module.freeze(sample)
     assert not module.frozen
 
 
@@ -374,6 +377,8 @@ def test_sparsify_refuses_a_useless_sample() -> None:
         twell.sparsify(model, sample=tokens()[:1])
     with pytest.raises(ValueError, match="expected freeze=True"):
         twell.sparsify(model, sample=tokens(), freeze=False)
+    with pytest.raises(ValueError, match="sample: expected it on cpu, as the model, got meta"):
+        twell.sparsify(model, sample=tokens().to("meta"))
     with pytest.raises(ValueError, match="must specify exactly one"):
         twell.sparsify(model, sample={"no_such_argument": tokens()})
     with pytest.raises(IndexError):

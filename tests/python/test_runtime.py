@@ -149,6 +149,12 @@ def test_library_named_by_the_variable() -> None:
     assert run.returncode != 0 and "ImportError: twell: cannot load" in run.stderr
 
 
+def test_a_pytorch_that_is_too_old() -> None:
+    run = python("import torch\ntorch.__version__ = '2.10.1+cpu'\nimport twell")
+    last = run.stderr.strip().splitlines()[-1]
+    assert last == "ImportError: twell: expected PyTorch 2.11 or later, got 2.10.1+cpu"
+
+
 def test_library_beside_the_package(tmp_path: Path) -> None:
     target = tmp_path / "twell"
     shutil.copytree(PACKAGE, target, ignore=shutil.ignore_patterns("__pycache__", "*.so"))

@@ -22,7 +22,7 @@ def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("model")
     torch.manual_seed(5)
     config = transformers.LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=64, intermediate_size=176, num_hidden_layers=2,
+        vocab_size=VOCABULARY, hidden_size=128, intermediate_size=352, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=1024,
         hidden_act="relu", bos_token_id=0, eos_token_id=0, initializer_range=0.2,
     )  # fmt: skip

@@ -176,6 +176,13 @@ def _inputs_of(
     layers: Mapping[str, SparseFfn], model: nn.Module, sample: Tensor | Mapping[str, Any]
 ) -> dict[str, Tensor]:
     """What the layers of the model see of the sample, those that see enough to choose by."""
+    device = next(model.parameters()).device
+    for tensor in sample.values() if isinstance(sample, Mapping) else (sample,):
+        spread = hasattr(model, "hf_device_map")  # over several devices; it moves its inputs itself
+        if isinstance(tensor, Tensor) and tensor.device != device and not spread:
+            raise ValueError(
+                f"sparsify: sample: expected it on {device}, as the model, got {tensor.device}"
+            )
     seen: dict[str, list[Tensor]] = {name: [] for name in layers}
 
     def keep(name: str) -> Callable[..., None]:
