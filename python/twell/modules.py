@@ -124,12 +124,11 @@ class SparseFfn(nn.Module):
     def freeze(self: Layer, sample: Tensor | None = None) -> Layer:
         """Keeps the packed weights alone. Inference only from here on; returns self.
 
-        ``sample`` [..., hidden_size] are inputs like those to come, 32 or more, on the weights' device.
-        On a CPU that they
-        show to be faster so, the gate stays as it is stored, with an int8 screen
-        (:func:`twell.ops.screen_weight`): a sixth more memory in bfloat16, a tenth in float32, the
-        same output up to rounding. A frozen layer that gets a sample chooses anew; conversions and
-        load_state_dict keep the choice. Raises ValueError where a child is no ordinary nn.Linear.
+        ``sample`` [..., hidden_size] are inputs like those to come, 32 or more, on the weights'
+        device. On a CPU that they show to be faster so, the gate stays as it is stored, with an int8
+        screen (:func:`twell.ops.screen_weight`): a sixth more memory in bfloat16, a tenth in float32,
+        the same output up to rounding. A frozen layer that gets a sample chooses anew; conversions
+        and load_state_dict keep the choice. Raises ValueError where a child is no ordinary nn.Linear.
         """
         if not self._frozen and (special := self._special_child()) is not None:
             raise ValueError(
