@@ -1,0 +1,65 @@
+"""Runs a model in vLLM, for test_vllm.py; its functions are called in vLLM's own processes too.
+
+python vllm_probe.py MODEL RANKS eager|compiled OUT writes the texts and what the MLPs are, as JSON:
+vLLM's processes write lines of their own to the standard output.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from torch import nn
+
+NEW_TOKENS = 24
+PROMPTS = [[(7 * i + j * j * (i + 3)) % 299 + 1 for j in range(n)] for i, n in enumerate((5, 11, 64))]
+
+
+def _sparse_layers(model: nn.Module) -> list[nn.Module]:
+    return [module for module in model.modules() if type(module).__name__ == "GatedFfn"]
+
+
+def watch(model: nn.Module) -> None:
+    """Counts the calls of sparse layers; compiled code does not call them."""
+    for layer in _sparse_layers(model):
+        layer.calls = 0
+
+        def count(layer: nn.Module, *_) -> None:
+            layer.calls += 1
+
+        layer.register_forward_hook(count)
+
+
+def describe(model: nn.Module) -> dict:
+    layers = _sparse_layers(model)
+    mlps = [block.mlp for block in model.model.layers]
+    return {
+        "mlps": [type(mlp).__name__ for mlp in mlps],
+        "children": sorted({name for mlp in mlps for name, _ in mlp.named_children()}),
+        "frozen": [layer.frozen for layer in layers],
+        "neurons": [layer.ffn_size for layer in layers],
+        "calls": [layer.calls for layer in layers],
+    }
+
+
+def main(model: str, ranks: str, mode: str, out: str) -> None:
+    import vllm
+    import vllm_probe  # functions of __main__ have another name in other processes
+
+    llm = vllm.LLM(
+        model, dtype="float32", tensor_parallel_size=int(ranks), enforce_eager=mode == "eager",
+        max_model_len=128, max_num_seqs=8, kv_cache_memory_bytes=1 << 27, disable_log_stats=True,
+    )  # fmt: skip
+    llm.apply_model(vllm_probe.watch)
+    results = llm.generate(
+        [{"prompt_token_ids": prompt} for prompt in PROMPTS],
+        vllm.SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True),
+        use_tqdm=False,
+    )
+    texts = [list(result.outputs[0].token_ids) for result in results]
+    Path(out).write_text(json.dumps({"texts": texts, "ranks": llm.apply_model(vllm_probe.describe)}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
