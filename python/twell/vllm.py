@@ -1,7 +1,7 @@
 """vLLM's plug-in: the MLPs of Llama and Qwen2 with ReLU, which vLLM refuses, run sparsely in it.
 
-An installed twell is found by vLLM, in each of its processes, by the entry point ``twell`` of the
-group ``vllm.general_plugins``; nothing need be called. ``VLLM_PLUGINS`` names those that it may take.
+vLLM finds an installed twell, in each of its processes, by the entry point ``twell`` of the group
+``vllm.general_plugins``; nothing need be called. ``VLLM_PLUGINS`` names the plug-ins it may take.
 ``TWELL_VLLM=dense`` has the same models run on vLLM's own layers, to compare.
 """
 
@@ -28,8 +28,8 @@ _qwen2: Any = require("vllm.model_executor.models.qwen2", "twell.vllm")
 
 
 class _Packing(_quantization.QuantizeMethodBase):
-    """Not a quantization: a module's ``quant_method`` is what vLLM calls once its weights are there,
-    before the linear layers within the module get theirs into a layout of their own."""
+    """Not a quantization: vLLM calls a module's ``quant_method`` once its weights are there, before
+    the linear layers within the module get theirs into a layout of their own."""
 
     def create_weights(self, layer: nn.Module, *_: Any, **__: Any) -> None:
         pass
