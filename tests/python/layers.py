@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -142,6 +143,30 @@ def tiny_llama(**options: object) -> torch.nn.Module:
     torch.manual_seed(7)
     config = transformers.LlamaConfig(**{**TINY_SIZES, "hidden_act": "relu", **options})
     return transformers.LlamaForCausalLM(config).eval()
+
+
+def in_two_processes(file: str, folder: Path, **environment: str) -> list[dict[str, str]]:
+    """Runs a test's file as a program with `folder`, as rank 0 and 1; what each wrote there into
+    RANK.json."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, file, str(folder)],
+            env={**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2",
+                 "MASTER_ADDR": "localhost", "MASTER_PORT": "0", "OMP_NUM_THREADS": "1",
+                 "PYTHONPATH": os.pathsep.join(sys.path), **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]  # fmt: skip
+    try:
+        said = [p.communicate(timeout=300)[0] for p in processes]
+    finally:
+        for p in processes:
+            p.kill()
+    assert [p.returncode for p in processes] == [0, 0], said[0][-3000:] + said[1][-3000:]
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
 
 
 def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import traceback
 from collections.abc import Callable
@@ -14,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import twell
-from layers import make_layer
+from layers import in_two_processes, make_layer
 from torch import Tensor, nn
 
 KINDS = {"gated": twell.GatedFfn, "plain": twell.Ffn}
@@ -148,24 +147,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
     if not dist.is_gloo_available():
         pytest.skip("PyTorch has no Gloo here")
     folder = tmp_path_factory.mktemp("distributed")
-    processes = [
-        subprocess.Popen(
-            [sys.executable, __file__, str(folder)],
-            env={**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2",
-                 "MASTER_ADDR": "localhost", "MASTER_PORT": "0", "OMP_NUM_THREADS": "1",
-                 "PYTHONPATH": os.pathsep.join(sys.path)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in (0, 1)
-    ]  # fmt: skip
-    try:
-        errors = [p.communicate(timeout=300)[1] for p in processes]
-    finally:
-        for p in processes:
-            p.kill()
-    assert [p.returncode for p in processes] == [0, 0], errors[0][-2000:] + errors[1][-2000:]
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
+    return in_two_processes(__file__, folder)
 
 
 @pytest.mark.parametrize("gated", KINDS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import traceback
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import twell
+from layers import in_two_processes
 from test_distributed import inputs, loss_of, model, share
 from torch import Tensor, nn
 
@@ -96,25 +96,7 @@ def worker(folder: str) -> None:
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
     pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
     folder = tmp_path_factory.mktemp("deepspeed")
-    processes = [
-        subprocess.Popen(
-            [sys.executable, __file__, str(folder)],
-            env={**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2",
-                 "MASTER_ADDR": "localhost", "MASTER_PORT": "0", "OMP_NUM_THREADS": "1",
-                 "DS_ACCELERATOR": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in (0, 1)
-    ]  # fmt: skip
-    try:
-        said = [p.communicate(timeout=400)[0] for p in processes]
-    finally:
-        for p in processes:
-            p.kill()
-    assert [p.returncode for p in processes] == [0, 0], said[0][-3000:] + said[1][-3000:]
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
+    return in_two_processes(__file__, folder, DS_ACCELERATOR="cpu")
 
 
 @pytest.mark.parametrize("case", CASES)

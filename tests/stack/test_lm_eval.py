@@ -114,7 +114,7 @@ def test_twell_hf_and_twell_eval_agree(
     assert len(got) == len(want) == ITEMS
     bound = {}
     for item, (g, w) in enumerate(zip(got, want)):
-        # Of the logits' order of magnitude, 100 tokens or fewer: 2^-24 of each sum of 176 products.
+        # Of the logits' order of magnitude, 100 tokens or fewer: 2^-24 of each sum of 352 products.
         bound[item] = 2e-5 * max(1.0, *map(abs, w))
         assert g == pytest.approx(w, abs=bound[item])
     (result,) = sparse["results"].values()
