@@ -7,7 +7,6 @@ import os
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,7 +33,7 @@ def collect() -> dict[str, Any]:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "packages": dict(_versions()),
-        "processor": _processor(),
+        "processor": ops.processor_name(),
         "tiers": [tier for tier in TIERS if ops.cpu_tier_available(tier)],
         "tier": ops.cpu_tier(),
         "threads": torch.get_num_threads(),
@@ -51,15 +50,6 @@ def _versions() -> Iterator[tuple[str, str]]:
                 break
             except importlib.metadata.PackageNotFoundError:
                 continue
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or "unknown"
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, "unknown")
 
 
 def self_check() -> list[str]:

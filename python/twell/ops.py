@@ -141,6 +141,11 @@ def screen_limit() -> float:
     return torch.ops.twell.screen_limit()
 
 
+def processor_name() -> str:
+    """As the system calls it; "unknown" where it does not say."""
+    return torch.ops.twell.processor_name()
+
+
 def cpu_tier() -> str:
     """The instruction tier in use: portable, avx2, avx512 or amx."""
     return torch.ops.twell.cpu_tier()

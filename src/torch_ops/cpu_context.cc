@@ -27,6 +27,8 @@ Context& cpu_context() {
   return *slot.context;
 }
 
+std::string processor_name() { return twell::processor_name(); }
+
 std::string cpu_tier() { return name_of(cpu_context().tier()); }
 
 bool cpu_tier_available(std::string name) {  // by value, as the stable ABI hands it over

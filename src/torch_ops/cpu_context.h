@@ -12,7 +12,9 @@ namespace twell::torch_ops {
 // of any model, and goes with the thread.
 Context& cpu_context();
 
-// Operators: the name of that tier, and whether the machine has the tier of a name.
+// Operators: the processor's name, that of the tier in use, and whether the machine has the tier of
+// a name.
+std::string processor_name();
 std::string cpu_tier();
 bool cpu_tier_available(std::string name);
 

@@ -23,6 +23,7 @@ STABLE_TORCH_LIBRARY(twell, m) {
       "Tensor neuron_nnz, Tensor candidates)");
   m.def("screen_weight(Tensor weight, Tensor? axis=None) -> Tensor");
   m.def("screen_limit() -> float");
+  m.def("processor_name() -> str");
   m.def("cpu_tier() -> str");
   m.def("cpu_tier_available(str tier) -> bool");
   m.def(
@@ -78,6 +79,7 @@ STABLE_TORCH_LIBRARY_IMPL(twell, CPU, m) {
 // Of no tensor, so of no device.
 STABLE_TORCH_LIBRARY_IMPL(twell, CompositeExplicitAutograd, m) {
   m.impl("screen_limit", TORCH_BOX(&twell::torch_ops::screen_limit));
+  m.impl("processor_name", TORCH_BOX(&twell::torch_ops::processor_name));
   m.impl("cpu_tier", TORCH_BOX(&twell::torch_ops::cpu_tier));
   m.impl("cpu_tier_available", TORCH_BOX(&twell::torch_ops::cpu_tier_available));
 }

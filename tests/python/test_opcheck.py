@@ -74,7 +74,7 @@ def test_all_are_listed() -> None:
     # which opcheck would compare.
     training = {"ffn_train", "ffn_train_backward", "ffn_train_backward_add"}
     # opcheck cannot compare texts.
-    assert registered == set(OPERATORS) | training | {"cpu_tier"}
+    assert registered == set(OPERATORS) | training | {"cpu_tier", "processor_name"}
 
 
 @pytest.mark.parametrize("name", OPERATORS)
