@@ -2,8 +2,8 @@
 //
 // The operations are those of twell/ffn.h on device memory: bf16 and f16, any M ≥ 0, D ≥ 1, H ≥ 1.
 // Weights are as in checkpoints, gate and up [H, D], down neuron-major [H, D]; nothing is packed.
-// Products are summed in f32; the activation is rounded once to the dtype as it is packed, u and h
-// never, y once. Same input, same plan, same GPU model: same bits.
+// Products are summed in f32; the activation is rounded once to the dtype as it is packed, y once,
+// u and h for hot neurons alone. Same input, same plan, same GPU model: same bits.
 //
 // Every call enqueues work on the given stream of the current device and returns; none allocates or
 // synchronises, so all can be captured in a CUDA graph. Workspace is the caller's, its size is part
@@ -13,7 +13,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "twell/ffn.h"
 #include "twell/format.h"
@@ -65,44 +67,59 @@ inline std::size_t overflow_words(const TwellLayout& layout) {
 }
 
 // How the gate GEMM is cut: rows × columns of the output that one block computes. The stream shapes
-// read W once, in order, for up to 8, 16 or 32 rows; the others are tiled in shared memory.
+// read W once, in order, for up to 8, 16 or 32 rows; the tile shapes go through shared memory; both
+// pack in their epilogue. `library` is cuBLASLt, whose dense blocks of rows are packed while they
+// are in L2.
 enum class GemmShape : std::uint8_t {
   stream8x32,
   stream16x32,
   stream32x32,
   tile64x64,
   tile128x128,
-  tile128x256,
+  library,
 };
 const char* name_of(GemmShape shape);
+
+// Whether cuBLASLt could be loaded. Without it, the tile shapes serve for any number of rows.
+bool library_present();
 
 struct GemmPlan {
   GemmShape shape = GemmShape::tile64x64;
   DType dtype = DType::bf16;
   bool aligned = true;  // rows start and end at 16 bytes: vector loads
-  int block_rows = 64;
+  bool wide = false;    // library: its output is f32
+  int block_rows = 64;  // library: rows whose dense gate exists at a time
   int block_cols = 64;
   int threads = 128;
   int stages = 0;                // of the shared-memory pipeline
   std::size_t shared_bytes = 0;  // of one block
   int raster_group = 1;
+  double rate = 0;         // of what mma.sync can reach, for estimates
   std::int32_t tile = 64;  // of the packed activation
+  std::size_t workspace_bytes = 0;
   std::string to_string() const;
 };
 
 struct GatherPlan {
+  int device = 0;
   DType dtype = DType::bf16;
   bool gated = true;
   bool aligned = true;
-  int threads = 128;  // of one block, which works on one row
-  int splits = 1;     // blocks that share one row's neurons
+  int threads = 128;  // of one block
   int passes = 1;     // groups of columns, each with blocks of its own
+  // Each row has blocks of its own, which share its neurons ...
+  int splits = 1;
+  // ... or, after a library's GEMM, where this is not 0, so many blocks take rows off a queue: long
+  // rows in chunks, whose sums have room for `partials` of them.
+  int blocks = 0;
+  int chunk = 0;
+  int partials = 0;
   // The kernel may start while the one before it on the stream ends (compute capability 9.0 and
   // up).
   bool overlaps_gemm = false;
   std::size_t shared_bytes = 0;  // of one block
   // Of a call with `rows` rows; 0 where a row has one block.
-  std::size_t workspace_bytes(std::int64_t rows, std::int64_t depth) const;
+  std::size_t workspace_bytes(std::int64_t rows) const;
   std::string to_string() const;
 };
 
@@ -115,27 +132,41 @@ struct Problem {
   DType dtype = DType::bf16;
   bool gated = true;
   bool aligned = true;
+  // The gate's rounded values serve relu; others need them in f32 from a library's GEMM.
+  Activation activation = Activation::relu;
+  // Neurons, the first ones, that so many tokens fire that GEMMs multiply them densely (hot_rate).
+  // Their rows of down must be finite: 0 · ∞ would reach tokens that did not fire them. Needs
+  // cuBLASLt; a plan may pass it over, where rows are few.
+  std::int64_t hot = 0;
+  // The caller knows that all memory is of the current device. Else each argument is looked up,
+  // which takes the driver about 0.3 µs.
+  bool trusted = false;
 };
 
 struct FfnPlan {
   Problem problem;
   GemmPlan gemm;
   GatherPlan gather;
+  std::int64_t hot = 0;        // neurons multiplied densely: a multiple of 8, or all
   std::int64_t row_block = 0;  // rows whose packed activation the workspace holds
   std::size_t workspace_bytes = 0;
   std::string to_string() const;
 };
 
-// Pure functions: no GPU is asked. `tile` 0 lets the plan choose the tile of the packed activation;
-// else it is 16, 32, 64, 128 or 256 and limits the shapes to those whose width is a multiple.
+// Pure functions but for library_present(): no GPU is asked. `tile` 0 lets the plan choose the tile
+// of the packed activation; else the tile shapes serve 16, 32, 64 and 128, the library all that
+// docs/format.md allows.
 GemmPlan plan_gemm_relu_twell(const Device& device, const Problem& problem, std::int32_t tile = 0);
 // The same with a shape forced. Throws where it is not built for the problem.
-GemmPlan plan_gemm_relu_twell(GemmShape shape, const Problem& problem, std::int32_t tile = 0);
+GemmPlan plan_gemm_relu_twell(GemmShape shape, const Device& device, const Problem& problem,
+                              std::int32_t tile = 0);
 GatherPlan plan_gather(const Device& device, const Problem& problem);
-// Rows are processed in blocks, so that the packed activation at full density (4 bytes an element:
-// twice what a dense layer stores of it) stays below `workspace_limit`, at least one block of rows.
+// Rows are processed in blocks, so that all of the workspace stays below `workspace_limit`, at
+// least one block of 128 rows. A row's packed activation takes 4 bytes a neuron whatever the
+// density: twice what a dense layer stores of it. `shape` forces that of the gate GEMM.
 FfnPlan plan_ffn(const Device& device, const Problem& problem,
-                 std::size_t workspace_limit = std::size_t{256} << 20);
+                 std::size_t workspace_limit = std::size_t{256} << 20,
+                 std::optional<GemmShape> shape = {});
 
 // Peak rates by the figures of the device, a second; Σ over SMs.
 struct DeviceRates {
@@ -146,25 +177,40 @@ struct DeviceRates {
 };
 DeviceRates rates_of(const Device& device);
 
-// Seconds that a layer is expected to take with PyTorch's dense GEMMs and with ffn(), at a share of
-// non-zeros of 0 … 1. Pure. Estimates of neither are worth much by themselves; their ratio decides
-// which path is taken.
+// Seconds that a layer is expected to take with PyTorch's dense GEMMs and with ffn(), where tokens
+// fire `density` of the neurons, and those past the first problem.hot `cold_density` of all. Pure;
+// docs/gpu-model.md has the formula. Estimates of neither are worth much by themselves; their ratio
+// decides which path is taken.
 struct FfnCost {
   double dense = 0;
-  double sparse = 0;
+  double gate = 0;  // of the sparse path: GEMM and packing
+  double hot = 0;
+  double gather = 0;
+  double sparse() const { return gate + hot + gather; }
 };
+FfnCost estimate_ffn(const Device& device, const Problem& problem, double density,
+                     double cold_density);
+// The least of estimate_ffn() with no hot neurons and with all of them.
 FfnCost estimate_ffn(const Device& device, const Problem& problem, double density);
 
-// out = act(x Wᵀ), packed in the GEMM's epilogue. out.layout has rows M, cols H and x's dtype and
-// the plan's tile.
-void gemm_relu_twell(const GemmPlan& plan, ConstMatrixView x, ConstMatrixView weight,
-                     const ActivationSpec& activation, const DeviceTwellView& out, Stream stream);
+// Share of tokens from which on a neuron is multiplied densely sooner than gathered.
+double hot_rate(const Device& device, const Problem& problem);
+// How many neurons to make hot, with rates[n] the share of tokens that fire neuron n, the highest
+// first: none, those above hot_rate, or all, whichever is expected to be fastest.
+std::int64_t choose_hot(const Device& device, const Problem& problem,
+                        const std::vector<double>& rates);
 
 // Any memory of the device, aligned to 256 bytes.
 struct Workspace {
   void* data = nullptr;
   std::size_t bytes = 0;
 };
+
+// out = act(x Wᵀ). out.layout has rows M, cols H and x's dtype and the plan's tile; `workspace` has
+// plan.workspace_bytes.
+void gemm_relu_twell(const GemmPlan& plan, ConstMatrixView x, ConstMatrixView weight,
+                     const ActivationSpec& activation, const DeviceTwellView& out,
+                     const Workspace& workspace, Stream stream);
 
 // What a call saw, in device memory; null where not wanted.
 struct DeviceStats {
@@ -182,8 +228,7 @@ void twell_spmm(const GatherPlan& plan, const DeviceTwellView& hidden, ConstMatr
                 MatrixView y, const Workspace& workspace, Stream stream,
                 const DeviceStats& stats = {});
 
-// Between packed and dense [rows, cols], exact, for inspection: a thread takes a whole tile. What
-// of `out` holds no non-zero stays as it was.
+// Between packed and dense [rows, cols], exact. What of `out` holds no non-zero stays as it was.
 void dense_to_twell(ConstMatrixView dense, const DeviceTwellView& out, Stream stream);
 void twell_to_dense(const DeviceTwellView& twell, MatrixView dense, Stream stream);
 
@@ -195,9 +240,10 @@ struct DeviceFfnWeights {
 
 // The problem of a call: what its plan is made from. Throws on shapes, dtypes or strides that no
 // call accepts.
-Problem problem_of(ConstMatrixView x, const DeviceFfnWeights& weights, ConstMatrixView y);
+Problem problem_of(ConstMatrixView x, const DeviceFfnWeights& weights, ConstMatrixView y,
+                   const ActivationSpec& activation = {});
 
-// The whole layer. `workspace` has plan.workspace_bytes.
+// The whole layer. `workspace` has plan.workspace_bytes; x and y must not overlap.
 void ffn(const FfnPlan& plan, ConstMatrixView x, const DeviceFfnWeights& weights,
          const ActivationSpec& activation, MatrixView y, const Workspace& workspace, Stream stream,
          const DeviceStats& stats = {});

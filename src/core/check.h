@@ -43,6 +43,30 @@ inline void require_view(std::string_view operation, std::string_view argument,
           argument, "data is not aligned to its ", size_of(view.dtype), "-byte elements");
 }
 
+// No element of `y` may be one of `x`: rows of the one are written while others of the other are
+// still read. Slices of columns of one matrix are apart, although their memory interleaves.
+inline void require_apart(std::string_view operation, std::string_view y_name, ConstMatrixView y,
+                          std::string_view x_name, ConstMatrixView x) {
+  if (x.rows * x.cols == 0 || y.rows * y.cols == 0) return;
+  const auto first = [](ConstMatrixView m) { return reinterpret_cast<std::uintptr_t>(m.data); };
+  const auto bytes = [](ConstMatrixView m, std::int64_t elements) {
+    return static_cast<std::uintptr_t>(elements) * size_of(m.dtype);
+  };
+  const auto end = [&](ConstMatrixView m) {
+    return first(m) + bytes(m, (m.rows - 1) * m.row_stride + m.cols);
+  };
+  bool apart = end(x) <= first(y) || end(y) <= first(x);
+  const std::uintptr_t stride = bytes(x, x.row_stride);
+  if (!apart && stride == bytes(y, y.row_stride)) {
+    // The later one starts so far into a row of the other.
+    const bool x_first = first(x) <= first(y);
+    const std::uintptr_t into = (x_first ? first(y) - first(x) : first(x) - first(y)) % stride;
+    apart = into >= bytes(x_first ? x : y, (x_first ? x : y).cols) &&
+            into + bytes(x_first ? y : x, (x_first ? y : x).cols) <= stride;
+  }
+  require(apart, operation, y_name, "overlaps ", x_name, " in memory; give it memory of its own");
+}
+
 // A broken invariant of this library: nothing a caller could handle.
 #define TWELL_INVARIANT(condition)                                                                \
   do {                                                                                            \

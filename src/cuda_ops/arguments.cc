@@ -7,7 +7,6 @@ namespace twell::cuda {
 namespace {
 
 constexpr std::uintptr_t kVectorBytes = 16;
-constexpr std::size_t kWorkspaceAlignment = 256;
 
 bool starts_at(const void* pointer, std::uintptr_t bytes) {
   return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0;  // NOLINT
@@ -19,7 +18,8 @@ void check_matrix(const Expected& expected, const char* argument, const ConstMat
   require(view.row_stride >= view.cols || view.rows <= 1, expected.operation, argument,
           "expected a row stride of at least ", view.cols, ", got ", view.row_stride);
   if (view.rows == 0) return;
-  check_device_pointer(expected.operation, argument, view.data);
+  if (!expected.trusted) check_device_pointer(expected.operation, argument, view.data);
+  require(view.data != nullptr, expected.operation, argument, "data is null");
   require(starts_at(view.data, 2), expected.operation, argument,
           "expected an address that is a multiple of 2 bytes");
   require(!expected.aligned || is_aligned(view), expected.operation, argument,
@@ -96,20 +96,11 @@ DeviceTwell twell_of(const char* operation, const char* argument, const DeviceTw
   return out;
 }
 
-Carver::Carver(const char* operation, const Workspace& workspace, std::size_t needed)
-    : next_(static_cast<std::byte*>(workspace.data)) {
-  require(workspace.bytes >= needed, operation, "workspace", "expected ", needed,
-          " bytes as the plan says, got ", workspace.bytes);
-  if (needed == 0) return;
-  check_device_pointer(operation, "workspace", workspace.data);
-  require(starts_at(workspace.data, kWorkspaceAlignment), operation, "workspace",
-          "expected an address that is a multiple of ", kWorkspaceAlignment, " bytes");
-}
-
-void* Carver::take_bytes(std::size_t bytes) {
-  std::byte* here = next_;
-  next_ += (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
-  return here;
+void check_plan_device(const char* operation, int device) {
+  int current = 0;
+  TWELL_CUDA_CHECK(cudaGetDevice(&current));
+  require(device == current, operation, "plan", "expected one for the current GPU ", current,
+          ", got one for GPU ", device, "; plan for each GPU");
 }
 
 }  // namespace twell::cuda

@@ -14,6 +14,7 @@ struct Expected {
   const char* operation;
   DType dtype;
   bool aligned;
+  bool trusted = false;  // its pointers are not looked up
 };
 DeviceMatrix matrix_of(const Expected& expected, const char* argument, const ConstMatrixView& view,
                        std::int64_t rows, std::int64_t cols);
@@ -23,21 +24,9 @@ std::uint16_t* output_of(const Expected& expected, const MatrixView& view, std::
 DeviceTwell twell_of(const char* operation, const char* argument, const DeviceTwellView& view,
                      std::int64_t rows, std::int64_t cols, DType dtype);
 void check_device_pointer(const char* operation, const char* argument, const void* pointer);
+// Throws unless the plan was made for the current device.
+void check_plan_device(const char* operation, int device);
 // Rows that start and end at 16 bytes.
 bool is_aligned(const ConstMatrixView& view);
-
-// Parts of a workspace, one after the other.
-class Carver {
- public:
-  Carver(const char* operation, const Workspace& workspace, std::size_t needed);
-  template <class T>
-  T* take(std::int64_t count) {
-    return static_cast<T*>(take_bytes(static_cast<std::size_t>(count) * sizeof(T)));
-  }
-
- private:
-  void* take_bytes(std::size_t bytes);
-  std::byte* next_;
-};
 
 }  // namespace twell::cuda

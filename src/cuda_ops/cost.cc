@@ -1,7 +1,8 @@
-// What the two paths of a layer are expected to take, from the rates of the GPU's data sheet.
+// What the two paths of a layer are expected to take, from the rates of the GPU's data sheet; the
+// formula is explained in docs/gpu-model.md.
 //
-// Both are bound by the largest of what they compute and what they read. The shares of a rate that
-// real kernels reach are estimates until they are measured; only the ratio of the two paths is
+// Every kernel is bound by the largest of what it computes and what it reads. The shares of a rate
+// that real kernels reach are estimates until they are measured; only the ratio of the two paths is
 // used, and callers correct that by measurements (models/measured_cost.h).
 #include <algorithm>
 #include <cmath>
@@ -12,68 +13,113 @@
 namespace twell::cuda {
 namespace {
 
-// Multiply-adds of 16-bit floats with f32 sums that one SM's tensor cores do in a clock.
-double tensor_fma(const Device& device) {
-  if (device.major >= 12) return 256;
-  if (device.major >= 10) return 4096;
-  if (device.major == 9) return 2048;
-  return device.minor == 0 ? 1024 : 256;
-}
-
-// Of a rate: large library GEMMs; mma.sync beside what wgmma reaches on Hopper and later; memory.
-constexpr double kLibraryShare = 0.75;
+// Of a rate: large library GEMMs; mma.sync beside what wgmma reaches on Hopper and later; memory;
+// L2, read in rows of 4 KB or in order.
+constexpr double kLibraryShare = 0.7;
 constexpr double kMmaShare = 0.6;
-constexpr double kMmaShareFromHopper = 0.35;
+constexpr double kMmaShareFromHopper = 0.42;
 constexpr double kMemoryShare = 0.85;
-constexpr double kLaunch = 3e-6;  // seconds between kernels on a stream, at most
-// CUDA cores: 128 FMA a clock and SM, of which a gather's unpacking of 16-bit values leaves a
-// third.
-constexpr double kGatherFma = 128.0 / 3;
-constexpr double kL2Bytes = 32;  // a clock and SM, half of what an SM's port can take
+constexpr double kL2Share = 0.75;
+constexpr double kLaunch = 1.2e-6;  // seconds between kernels on a stream
+
+struct Figures {
+  Figures(const Device& device, const Problem& problem)
+      : rates(rates_of(device)),
+        memory(kMemoryShare * rates.memory_bytes),
+        l2(kL2Share * rates.l2_bytes),
+        library(kLibraryShare * rates.tensor_flops),
+        tokens(static_cast<double>(problem.tokens)),
+        depth(static_cast<double>(problem.depth)),
+        hidden(static_cast<double>(problem.hidden)),
+        projections(problem.gated ? 2 : 1) {}
+
+  // A GEMM of `cols` outputs at so many operations a second.
+  double gemm(double flops, double cols, double bytes) const {
+    return std::max(2 * tokens * depth * cols / flops, (2 * depth * cols + bytes) / memory) +
+           kLaunch;
+  }
+  // Up and down of so many neurons as GEMMs, with the product between them.
+  double products(double cols, double sum_bytes) const {
+    return projections * gemm(library, cols, 2 * tokens * (depth + cols)) +
+           (projections - 1) * (6 * tokens * cols / memory + kLaunch) + sum_bytes / memory;
+  }
+
+  DeviceRates rates;
+  double memory, l2, library, tokens, depth, hidden, projections;
+};
 
 }  // namespace
 
-DeviceRates rates_of(const Device& device) {
-  // A data sheet of 2020's smallest, where the driver does not tell.
-  const double clock = device.clock_khz > 0 ? device.clock_khz * 1e3 : 1.4e9;
-  DeviceRates rates;
-  rates.tensor_flops = 2 * tensor_fma(device) * clock * device.sm_count;
-  rates.gather_flops = 2 * kGatherFma * clock * device.sm_count;
-  rates.l2_bytes = kL2Bytes * clock * device.sm_count;
-  // Two transfers a clock.
-  rates.memory_bytes = device.memory_clock_khz > 0
-                           ? 2e3 * device.memory_clock_khz * device.memory_bus_bits / 8
-                           : 0.75e12;
-  return rates;
+double tile_gate_seconds(const Device& device, const Problem& problem, const TileShape& shape) {
+  const Figures f(device, problem);
+  const double own = device.major >= 9 ? kMmaShareFromHopper : kMmaShare;
+  const auto blocks = static_cast<double>(ceil_div(problem.tokens, shape.rows) *
+                                          ceil_div(problem.hidden, shape.cols));
+  // The SM with the most blocks.
+  const double each = 2.0 * shape.rows * shape.cols * f.depth * device.sm_count /
+                      (own * shape.rate * f.rates.tensor_flops);
+  return std::max(std::ceil(blocks / device.sm_count) * each,
+                  2 * f.depth * (f.hidden + f.tokens) / f.memory) +
+         kLaunch;
+}
+
+double library_gate_seconds(const Device& device, const Problem& problem) {
+  const Figures f(device, problem);
+  const GemmPlan plan = plan_library_gemm(device, problem, 16);  // whatever it packs
+  const auto blocks = static_cast<double>(ceil_div(problem.tokens, plan.block_rows));
+  const double value_bytes = plan.wide ? 4 : 2;
+  return f.gemm(f.library, f.hidden, 2 * f.tokens * f.depth) - kLaunch + 2 * blocks * kLaunch +
+         f.tokens * f.hidden * value_bytes / f.l2;
+}
+
+FfnCost estimate_ffn(const Device& device, const Problem& problem, double density,
+                     double cold_density) {
+  constexpr const char* kOperation = "cuda::estimate_ffn";
+  check_problem(kOperation, problem);
+  require(density >= 0 && density <= 1, kOperation, "density", "expected 0 to 1, got ", density);
+  require(cold_density >= 0 && cold_density <= density, kOperation, "cold_density",
+          "expected 0 to ", density, ", got ", cold_density);
+  const Figures f(device, problem);
+  FfnCost cost;
+  // Gate, up and down, and the product of the activations, read and written once each.
+  const double gate_gemm = f.gemm(f.library, f.hidden, 2 * f.tokens * (f.depth + f.hidden));
+  const double activation = problem.gated ? 0 : 4 * f.tokens * f.hidden / f.memory + kLaunch;
+  cost.dense = gate_gemm + activation + f.products(f.hidden, 0);
+  const std::int64_t hot = hot_of(problem);
+  if (hot == problem.hidden) {
+    cost.gate = gate_gemm;
+    cost.hot = cost.dense - gate_gemm;
+    return cost;
+  }
+  const GemmPlan gate = plan_gate(device, problem, hot);
+  const bool streams = gate.stages == 0 && gate.shape != GemmShape::library;
+  cost.gate =
+      streams ? f.gemm(f.library, f.hidden, 2 * f.tokens * f.depth)
+      : gate.shape == GemmShape::library
+          ? library_gate_seconds(device, problem)
+          : tile_gate_seconds(device, problem, {gate.block_rows, gate.block_cols, gate.rate});
+  if (hot > 0) {
+    // Sums in f32, written and read.
+    cost.hot = f.products(static_cast<double>(hot), 8 * f.tokens * f.depth);
+  }
+  const double gathered = f.tokens * cold_density * f.hidden;  // rows of weights, of one matrix
+  // Tokens fire neurons of their own: the most rows that can be distinct.
+  const double distinct = f.hidden * (1 - std::pow(1 - cold_density, f.tokens));
+  const double row = 2 * f.projections * f.depth;  // bytes, and operations
+  cost.gather = std::max({gathered * row / f.rates.gather_flops, gathered * row / f.l2,
+                          distinct * row / f.memory}) +
+                kLaunch;
+  return cost;
 }
 
 FfnCost estimate_ffn(const Device& device, const Problem& problem, double density) {
-  check_problem("cuda::estimate_ffn", problem);
-  require(density >= 0 && density <= 1, "cuda::estimate_ffn", "density", "expected 0 to 1, got ",
-          density);
-  const DeviceRates rates = rates_of(device);
-  const auto tokens = static_cast<double>(problem.tokens);
-  const auto depth = static_cast<double>(problem.depth);
-  const auto hidden = static_cast<double>(problem.hidden);
-  const double projections = problem.gated ? 2 : 1;  // but for the gate, or up where there is none
-  const double memory = kMemoryShare * rates.memory_bytes;
-  const auto gemm = [&](double share, double bytes_of_activation) {
-    return std::max(2 * tokens * depth * hidden / (share * rates.tensor_flops),
-                    (2 * depth * hidden + bytes_of_activation) / memory);
-  };
-  FfnCost cost;
-  // Gate, up and down, and the product of the activations, read and written once each.
-  cost.dense = (projections + 1) * (gemm(kLibraryShare, 2 * tokens * (depth + hidden)) + kLaunch) +
-               (2 + 2 * projections) * tokens * hidden / memory + projections * kLaunch;
-  const double own = device.major >= 9 ? kMmaShareFromHopper : kMmaShare;
-  const double gathered = tokens * density * hidden;  // rows of weights, of one matrix
-  // Tokens fire neurons of their own: the most rows that can be distinct.
-  const double distinct = hidden * (1 - std::pow(1 - density, tokens));
-  const double gather = std::max({2 * projections * gathered * depth / rates.gather_flops,
-                                  2 * projections * gathered * depth / rates.l2_bytes,
-                                  2 * projections * distinct * depth / memory});
-  cost.sparse = gemm(own, 2 * tokens * depth + 8 * gathered) + gather + 2 * kLaunch;
-  return cost;
+  Problem none = problem;
+  none.hot = 0;
+  Problem all = problem;
+  all.hot = library_present() ? problem.hidden : 0;
+  const FfnCost gathered = estimate_ffn(device, none, density, density);
+  const FfnCost multiplied = estimate_ffn(device, all, density, density);
+  return gathered.sparse() <= multiplied.sparse() ? gathered : multiplied;
 }
 
 }  // namespace twell::cuda

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/check.h"
+#include "cuda_ops/buffers.h"
 #include "cuda_ops/planning.h"
 #include "kernels/cuda/shapes.h"
 
@@ -21,6 +22,8 @@ void check_problem(const char* operation, const Problem& problem) {
           "expected bf16 or f16, which the tensor cores multiply exactly, got f32");
   require(!problem.aligned || problem.depth % kVector == 0, operation, "aligned",
           "expected false, since depth ", problem.depth, " is no multiple of ", kVector);
+  require(problem.hot >= 0 && problem.hot <= problem.hidden, operation, "hot", "expected 0 to ",
+          problem.hidden, ", got ", problem.hot);
 }
 
 GatherPlan plan_gather(const Device& device, const Problem& problem) {
@@ -35,64 +38,90 @@ GatherPlan plan_gather(const Device& device, const Problem& problem) {
   constexpr std::int64_t kNeuronsPerSplit = 512;
   constexpr std::int64_t kMaxSplits = 16;
   GatherPlan plan;
+  plan.device = device.ordinal;
   plan.dtype = problem.dtype;
   plan.gated = problem.gated;
   plan.aligned = problem.aligned;
   const std::int64_t columns = std::min<std::int64_t>(problem.depth, kGatherColumns);
-  plan.threads = static_cast<int>(std::clamp(
-      round_up(ceil_div(columns, kVector * kThreadVectors), 32), kMinThreads, kMaxThreads));
+  plan.threads = static_cast<int>(
+      std::clamp(round_up(ceil_div(columns, kThreadFloats), 32), kMinThreads, kMaxThreads));
   plan.passes = static_cast<int>(ceil_div(problem.depth, kGatherColumns));
   const std::int64_t wanted = ceil_div(kBlocksPerSm * device.sm_count,
                                        std::max<std::int64_t>(problem.tokens * plan.passes, 1));
   const std::int64_t useful = ceil_div(problem.hidden, kNeuronsPerSplit);
   plan.splits = static_cast<int>(std::clamp<std::int64_t>(std::min(wanted, useful), 1, kMaxSplits));
   plan.overlaps_gemm = device.major >= 9;
-  plan.shared_bytes = sizeof(ActiveList);
+  plan.shared_bytes =
+      sizeof(ActiveList) + static_cast<std::size_t>(plan.threads) * kThreadFloats * sizeof(float);
   return plan;
 }
 
-std::size_t GatherPlan::workspace_bytes(std::int64_t rows, std::int64_t depth) const {
+std::size_t GatherPlan::workspace_bytes(std::int64_t rows) const {
   if (splits == 1) return 0;
-  return static_cast<std::size_t>(round_up(rows * passes * 4, kWorkspaceAlignment) +
-                                  round_up(rows * splits * depth * 4, kWorkspaceAlignment));
+  Carver measured;
+  carve_splits(measured, *this, rows);
+  return measured.used();
 }
 
-FfnPlan plan_ffn(const Device& device, const Problem& problem, std::size_t workspace_limit) {
+GemmPlan plan_gate(const Device& device, const Problem& problem, std::int64_t hot,
+                   std::optional<GemmShape> shape) {
+  if (hot == 0) {
+    return shape ? plan_gemm_relu_twell(*shape, device, problem)
+                 : plan_gemm_relu_twell(device, problem);
+  }
+  // A row's list has the others.
+  const auto tile = static_cast<std::int32_t>(round_up(problem.hidden - hot, 16));
+  return plan_library_gemm(device, problem, std::max(tile, 16));
+}
+
+FfnPlan plan_ffn(const Device& device, const Problem& problem, std::size_t workspace_limit,
+                 std::optional<GemmShape> shape) {
+  constexpr const char* kOperation = "cuda::plan_ffn";
+  check_problem(kOperation, problem);
   FfnPlan plan;
   plan.problem = problem;
-  // The tile's width decides what a row takes, the block of rows decides the tile: the widest of
-  // all bounds both.
-  const std::int64_t row_bytes = round_up(problem.hidden, 256) * 4;
-  const std::int64_t fitting = static_cast<std::int64_t>(workspace_limit) / row_bytes;
+  plan.hot = hot_of(problem);
+  if (shape && shape != GemmShape::library) plan.hot = 0;
+  const bool all_hot = plan.hot == problem.hidden;
+  const auto shaped = [&](std::int64_t rows) {
+    plan.row_block = rows;
+    Problem block = problem;
+    block.tokens = rows;
+    plan.gemm = plan_gate(device, block, plan.hot, shape);
+    if (plan.gemm.shape == GemmShape::library) {
+      if (all_hot) plan.gemm.block_rows = static_cast<int>(std::max<std::int64_t>(rows, 1));
+      plan.gather = plan_gather_rows(device, block);
+    } else {
+      plan.gather = plan_gather(device, block);
+    }
+    Carver measured;
+    carve_ffn(measured, plan);
+    plan.workspace_bytes = measured.used();
+    return plan.workspace_bytes <= workspace_limit;
+  };
+  // Equal blocks of rows, each a multiple of what a GEMM's block takes.
   constexpr std::int64_t kRowTile = 128;
-  const std::int64_t most = std::max(fitting / kRowTile * kRowTile, kRowTile);
-  const std::int64_t blocks = std::max<std::int64_t>(ceil_div(problem.tokens, most), 1);
-  plan.row_block =
-      blocks == 1 ? problem.tokens : round_up(ceil_div(problem.tokens, blocks), kRowTile);
-  Problem block = problem;
-  block.tokens = plan.row_block;
-  plan.gemm = plan_gemm_relu_twell(device, block);
-  plan.gather = plan_gather(device, block);
-  const std::int64_t tiles = ceil_div(problem.hidden, plan.gemm.tile);
-  plan.workspace_bytes =
-      static_cast<std::size_t>(
-          round_up(plan.row_block * tiles * 4, kWorkspaceAlignment) +
-          round_up(plan.row_block * tiles * plan.gemm.tile * 4, kWorkspaceAlignment)) +
-      plan.gather.workspace_bytes(plan.row_block, problem.depth);
+  for (std::int64_t blocks = 1;
+       !shaped(blocks == 1 ? problem.tokens : round_up(ceil_div(problem.tokens, blocks), kRowTile));
+       blocks *= 2) {
+    if (plan.row_block <= kRowTile) break;
+  }
   return plan;
 }
 
 std::string GatherPlan::to_string() const {
+  const std::string shares =
+      blocks > 0 ? concat(blocks, " blocks, chunks of ", chunk, ", ", partials, " partial sums")
+                 : concat(splits, " blocks a row");
   return concat(gated ? "up and down: " : "down: ", name_of(dtype), aligned ? "" : " unaligned",
-                ", ", threads, " threads a row, ", splits, " blocks a row, ", passes,
-                " column passes, ", overlaps_gemm ? "overlaps the gate GEMM, " : "", shared_bytes,
-                " B shared");
+                ", ", threads, " threads a block, ", shares, ", ", passes, " column passes, ",
+                overlaps_gemm ? "overlaps the gate GEMM, " : "", shared_bytes, " B shared");
 }
 
 std::string FfnPlan::to_string() const {
   return concat("M=", problem.tokens, " D=", problem.depth, " H=", problem.hidden,
-                ", rows in blocks of ", row_block, ", workspace ", workspace_bytes, " B; ",
-                gemm.to_string(), "; ", gather.to_string());
+                ", rows in blocks of ", row_block, ", workspace ", workspace_bytes, " B, ", hot,
+                " hot neurons; ", gemm.to_string(), "; ", gather.to_string());
 }
 
 }  // namespace twell::cuda

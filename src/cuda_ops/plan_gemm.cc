@@ -9,8 +9,8 @@
 namespace twell::cuda {
 namespace {
 
-// What a plan knows of a shape. `rate` is the share of the widest shape's rate that its tensor
-// cores reach while its operands stream in: an estimate from bytes moved per product, to be
+// What a plan knows of a shape. `rate` is the share of what mma.sync can reach that its tensor
+// cores do while their operands stream in: an estimate from bytes moved per product, to be
 // measured.
 struct ShapeInfo {
   GemmShape shape;
@@ -37,17 +37,8 @@ constexpr ShapeInfo stream_info(GemmShape shape) {
 constexpr std::array kStreamShapes = {stream_info<Stream8x32>(GemmShape::stream8x32),
                                       stream_info<Stream16x32>(GemmShape::stream16x32),
                                       stream_info<Stream32x32>(GemmShape::stream32x32)};
-constexpr std::array kTileShapes = {tiles_info<Tile128x256>(GemmShape::tile128x256, 1.0),
-                                    tiles_info<Tile128x128>(GemmShape::tile128x128, 0.85),
+constexpr std::array kTileShapes = {tiles_info<Tile128x128>(GemmShape::tile128x128, 0.85),
                                     tiles_info<Tile64x64>(GemmShape::tile64x64, 0.5)};
-
-// The longest time an SM is busy, in units of the widest shape's products.
-double busy_time(const ShapeInfo& info, const Device& device, const Problem& problem) {
-  const std::int64_t blocks =
-      ceil_div(problem.tokens, info.rows) * ceil_div(problem.hidden, info.cols);
-  const auto waves = static_cast<double>(ceil_div(blocks, device.sm_count));
-  return waves * info.rows * info.cols / info.rate;
-}
 
 GemmPlan plan_of(const ShapeInfo& info, const Problem& problem, std::int32_t tile) {
   GemmPlan plan;
@@ -62,6 +53,7 @@ GemmPlan plan_of(const ShapeInfo& info, const Problem& problem, std::int32_t til
   // 8 row tiles of 128 rows of x are 4 MB at 2,048 inputs: with as many columns of W they stay in
   // L2.
   plan.raster_group = 1024 / std::max(info.rows, 64);
+  plan.rate = info.rate;
   plan.tile = tile == 0 ? info.cols : tile;
   return plan;
 }
@@ -72,15 +64,20 @@ constexpr bool built_unaligned(GemmShape shape) {
 }
 
 void check_tile(const char* operation, std::int32_t tile) {
-  require(tile == 0 || (tile >= 16 && tile <= 256 && (tile & (tile - 1)) == 0), operation, "tile",
-          "expected 16, 32, 64, 128, 256, or 0 for the plan's choice, got ", tile);
+  require(tile == 0 || (tile >= 16 && tile <= kMostListed && tile % 16 == 0), operation, "tile",
+          "expected a multiple of 16 up to 65536, or 0 for the plan's choice, got ", tile);
+}
+
+// The packing epilogue gives a tile 2, 4, 8 or 16 lanes.
+bool packs(const ShapeInfo& info, std::int32_t tile) {
+  return tile == 0 || ((tile & (tile - 1)) == 0 && info.cols % tile == 0);
 }
 
 }  // namespace
 
 const char* name_of(GemmShape shape) {
   constexpr std::array kNames = {"stream 8x32", "stream 16x32", "stream 32x32",
-                                 "tile 64x64",  "tile 128x128", "tile 128x256"};
+                                 "tile 64x64",  "tile 128x128", "library"};
   return kNames.at(static_cast<std::size_t>(shape));
 }
 
@@ -89,34 +86,42 @@ GemmPlan plan_gemm_relu_twell(const Device& device, const Problem& problem, std:
   check_problem(kOperation, problem);
   check_tile(kOperation, tile);
   const auto serves = [&](const ShapeInfo& info) {
-    return (tile == 0 || info.cols % tile == 0) && info.shared <= device.shared_bytes;
+    return packs(info, tile) && info.shared <= device.shared_bytes &&
+           (problem.aligned || built_unaligned(info.shape));
   };
   for (const ShapeInfo& info : kStreamShapes) {
-    const bool built = problem.aligned || built_unaligned(info.shape);
-    if (problem.tokens <= info.rows && built && serves(info)) return plan_of(info, problem, tile);
+    if (problem.tokens <= info.rows && serves(info)) return plan_of(info, problem, tile);
   }
   const ShapeInfo* best = nullptr;
+  double seconds = 0;
   for (const ShapeInfo& info : kTileShapes) {
-    const bool built = problem.aligned || built_unaligned(info.shape);
-    if (!built || !serves(info)) continue;
-    if (best == nullptr || busy_time(info, device, problem) < busy_time(*best, device, problem)) {
+    if (!serves(info)) continue;
+    const double own = tile_gate_seconds(device, problem, {info.rows, info.cols, info.rate});
+    if (best == nullptr || own < seconds) {
       best = &info;
+      seconds = own;
     }
+  }
+  const bool listed = tile != 0 || problem.hidden <= kMostListed;
+  if (library_present() && listed &&
+      (best == nullptr || library_gate_seconds(device, problem) < seconds)) {
+    return plan_library_gemm(device, problem, tile);
   }
   if (best == nullptr) {
     throw Error(ErrorKind::unsupported, kOperation,
-                concat("tile: ", tile, " needs a block of as many columns: ",
-                       problem.aligned ? "144 KiB of shared memory for 256, this GPU has " +
-                                             std::to_string(device.shared_bytes >> 10) + " KiB"
-                                       : "rows aligned to 16 bytes",
-                       "; choose a tile of 64 or less"));
+                concat("tile: ", tile,
+                       " needs cuBLASLt, and libcublasLt.so is not to be found; "
+                       "install it, or choose a tile of 16, 32 or 64"));
   }
   return plan_of(*best, problem, tile);
 }
 
-GemmPlan plan_gemm_relu_twell(GemmShape shape, const Problem& problem, std::int32_t tile) {
+GemmPlan plan_gemm_relu_twell(GemmShape shape, const Device& device, const Problem& problem,
+                              std::int32_t tile) {
   constexpr const char* kOperation = "cuda::plan_gemm_relu_twell";
   check_problem(kOperation, problem);
+  check_tile(kOperation, tile);
+  if (shape == GemmShape::library) return plan_library_gemm(device, problem, tile);
   const auto of_shape = [&](const ShapeInfo& info) { return info.shape == shape; };
   const auto* stream = std::find_if(kStreamShapes.begin(), kStreamShapes.end(), of_shape);
   const bool streams = stream != kStreamShapes.end();
@@ -125,15 +130,18 @@ GemmPlan plan_gemm_relu_twell(GemmShape shape, const Problem& problem, std::int3
   require(!streams || problem.tokens <= info.rows, kOperation, "shape", "expected at most ",
           info.rows, " rows for ", name_of(shape), ", got ", problem.tokens);
   require(problem.aligned || built_unaligned(shape), kOperation, "shape",
-          "expected stream 32x32 or ", "tile 64x64, which read unaligned rows, got ",
+          "expected stream 32x32, tile 64x64 or library, which read unaligned rows, got ",
           name_of(shape));
-  check_tile(kOperation, tile);
-  require(tile == 0 || info.cols % tile == 0, kOperation, "tile", "expected a divisor of ",
-          info.cols, ", got ", tile);
+  require(packs(info, tile), kOperation, "tile", "expected 16 to ", info.cols,
+          ", a power of two, got ", tile);
   return plan_of(info, problem, tile);
 }
 
 std::string GemmPlan::to_string() const {
+  if (shape == GemmShape::library) {
+    return concat("gate GEMM: cuBLASLt ", name_of(dtype), ", blocks of ", block_rows, " rows in ",
+                  wide ? "f32" : name_of(dtype), ", packed from L2, TwELL tile ", tile);
+  }
   return concat("gate GEMM: ", name_of(shape), " ", name_of(dtype), aligned ? "" : " unaligned",
                 ", ", threads, " threads, ", stages, " stages, ", shared_bytes,
                 " B shared, raster of ", raster_group, ", TwELL tile ", tile);

@@ -5,29 +5,36 @@
 namespace twell::cuda {
 namespace {
 
-TwellDenseArgs arguments(const char* operation, const DeviceTwellView& twell,
-                         const ConstMatrixView& dense) {
-  const Expected expected{operation, dense.dtype, false};
-  TwellDenseArgs args;
+DeviceMatrix checked(const char* operation, const ConstMatrixView& dense) {
   require(dense.dtype != DType::f32, operation, "dense", "expected bf16 or f16, got f32");
-  const DeviceMatrix matrix = matrix_of(expected, "dense", dense, dense.rows, dense.cols);
-  args.dense = const_cast<std::uint16_t*>(matrix.data);  // NOLINT: dense_to_twell only reads
-  args.stride = matrix.stride;
-  args.rows = static_cast<int>(dense.rows);
-  args.cols = static_cast<int>(dense.cols);
-  args.twell = twell_of(operation, "twell", twell, dense.rows, dense.cols, dense.dtype);
-  return args;
+  return matrix_of({operation, dense.dtype, false}, "dense", dense, dense.rows, dense.cols);
 }
 
 }  // namespace
 
 void dense_to_twell(ConstMatrixView dense, const DeviceTwellView& out, Stream stream) {
-  const TwellDenseArgs args = arguments("cuda::dense_to_twell", out, dense);
-  if (dense.rows > 0) launch_dense_to_twell(args, static_cast<cudaStream_t>(stream));
+  constexpr const char* kOperation = "cuda::dense_to_twell";
+  const DeviceMatrix matrix = checked(kOperation, dense);
+  PackGateArgs args;
+  args.gate.data = matrix.data;
+  args.gate.stride = matrix.stride;
+  args.gate.aligned = is_aligned(dense);
+  args.gate.activates = false;
+  args.rows = static_cast<int>(dense.rows);
+  args.cols = static_cast<int>(dense.cols);
+  args.out = twell_of(kOperation, "twell", out, dense.rows, dense.cols, dense.dtype);
+  if (dense.rows > 0) launch_pack_gate(dense.dtype, args, static_cast<cudaStream_t>(stream));
 }
 
 void twell_to_dense(const DeviceTwellView& twell, MatrixView dense, Stream stream) {
-  const TwellDenseArgs args = arguments("cuda::twell_to_dense", twell, dense);
+  constexpr const char* kOperation = "cuda::twell_to_dense";
+  const DeviceMatrix matrix = checked(kOperation, dense);
+  TwellToDenseArgs args;
+  args.dense = const_cast<std::uint16_t*>(matrix.data);  // NOLINT: of a view that is not const
+  args.stride = matrix.stride;
+  args.rows = static_cast<int>(dense.rows);
+  args.cols = static_cast<int>(dense.cols);
+  args.twell = twell_of(kOperation, "twell", twell, dense.rows, dense.cols, dense.dtype);
   if (dense.rows > 0) launch_twell_to_dense(args, static_cast<cudaStream_t>(stream));
 }
 

@@ -1,6 +1,6 @@
 // twell_gated_ffn and twell_spmm: one kernel, with and without the up half.
 #include "core/check.h"
-#include "cuda_ops/arguments.h"
+#include "cuda_ops/buffers.h"
 #include "kernels/cuda/common/check.h"
 
 namespace twell::cuda {
@@ -29,20 +29,31 @@ void run(const Call& call, TwellGatherArgs args) {
                        call.down.rows, plan.dtype);
   require(depth <= std::int64_t{plan.passes} * kGatherColumns, call.operation, "plan",
           "expected a plan for ", depth, " columns, got one for fewer");
+  require(plan.blocks == 0, call.operation, "plan",
+          "expected one of plan_gather(), got one for a library's GEMM");
+  // A grid has fewer than 2³¹ blocks in this direction; a plan may be used for more rows than it
+  // was made for.
+  require(rows * plan.splits < (std::int64_t{1} << 31), call.operation, "plan", "expected below ",
+          (std::int64_t{1} << 31) / plan.splits, " rows for ", plan.splits, " blocks a row, got ",
+          rows, "; plan for as many");
+  check_plan_device(call.operation, plan.device);
   args.rows = static_cast<int>(rows);
   args.depth = static_cast<int>(depth);
   args.splits = plan.splits;
   args.row_nnz = call.stats.row_nnz;
   args.neuron_counts = reinterpret_cast<unsigned long long*>(call.stats.neuron_counts);
-  Carver carver(call.operation, call.workspace, plan.workspace_bytes(rows, depth));
+  Carver carver(call.operation, call.workspace, plan.workspace_bytes(rows), false);
   if (rows == 0) return;
   if (plan.splits > 1) {
-    args.tickets = carver.take<std::uint32_t>(rows * plan.passes);
-    args.partial = carver.take<float>(rows * plan.splits * depth);
+    const SplitBuffers buffers = carve_splits(carver, plan, rows);
+    args.tickets = buffers.tickets;
+    args.partial = buffers.partial;
     TWELL_CUDA_CHECK(cudaMemsetAsync(
-        args.tickets, 0, static_cast<std::size_t>(rows * plan.passes) * 4, call.stream));
+        args.tickets, 0, static_cast<std::size_t>(buffers.ticket_count) * 4, call.stream));
   }
-  launch_twell_gather(plan, args, call.stream);
+  GatherPlan alone = plan;  // what it follows here is the caller's, or a memset
+  alone.overlaps_gemm = false;
+  launch_twell_gather(alone, args, call.stream);
 }
 
 }  // namespace
@@ -56,6 +67,7 @@ void twell_gated_ffn(const GatherPlan& plan, ConstMatrixView x, const DeviceTwel
   TwellGatherArgs args;
   args.x = matrix_of(expected, "x", x, gate.layout.rows, down.cols);
   args.up = matrix_of(expected, "up", up, gate.layout.cols, down.cols);
+  require_apart(kOperation, "y", y, "x", x);
   run({kOperation, plan, gate, down, y, workspace, static_cast<cudaStream_t>(stream), stats}, args);
 }
 

@@ -138,7 +138,7 @@ class CudaRuntime final : public DeviceRuntime {
       auto& sparse = cost.sparse.emplace_back();
       for (const double density : cost.densities) {
         const cuda::FfnCost seconds = cuda::estimate_ffn(figures_, problem(shape, rows), density);
-        sparse.push_back(seconds.sparse * per_weight);
+        sparse.push_back(seconds.sparse() * per_weight);
         if (density == 0) cost.dense.push_back(seconds.dense * per_weight);
       }
     }

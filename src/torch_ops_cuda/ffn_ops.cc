@@ -18,7 +18,9 @@ struct Call {
     weights.gate = padded_of({name, "gate", gate, &x}, weights.down.rows, rows.view.cols);
     const ConstMatrixView& in = rows.view;
     // Fresh memory of PyTorch's allocator is aligned.
-    problem = cuda::problem_of(in, weights, ConstMatrixView(nullptr, in.dtype, in.rows, in.cols));
+    problem = cuda::problem_of(in, weights, ConstMatrixView(nullptr, in.dtype, in.rows, in.cols),
+                               activation);
+    problem.trusted = true;  // PyTorch knows where its tensors are
   }
 
   Tensor run(const CudaCall& gpu, const cuda::DeviceStats& stats) const {

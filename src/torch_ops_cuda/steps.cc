@@ -59,9 +59,11 @@ TwellTensors gemm_relu_twell(const Tensor& x, const Tensor& weight_packed, std::
   const TwellTensors out = new_tensors(kOperation, x, layout);
   cuda::DeviceFfnWeights weights;
   weights.gate = weights.down = weight;
-  const cuda::GemmPlan plan =
-      cuda::plan_gemm_relu_twell(call.device(), cuda::problem_of(view, weights, view), layout.tile);
-  cuda::gemm_relu_twell(plan, view, weight, spec, view_of(layout, out), call.stream());
+  const cuda::GemmPlan plan = cuda::plan_gemm_relu_twell(
+      call.device(), cuda::problem_of(view, weights, view, spec), layout.tile);
+  const CudaWorkspace workspace(kOperation, x, plan.workspace_bytes);
+  cuda::gemm_relu_twell(plan, view, weight, spec, view_of(layout, out), workspace.get(),
+                        call.stream());
   return out;
 }
 
@@ -83,7 +85,7 @@ Tensor twell_gated_ffn(const Tensor& x, const Tensor& counts, const Tensor& slot
   const MatrixView out(y.mutable_data_ptr(), in.dtype, in.rows, in.cols);
   const cuda::GatherPlan plan =
       cuda::plan_gather(call.device(), problem_of(gate, in, up_view, down_view, out));
-  const CudaWorkspace workspace(kOperation, x, plan.workspace_bytes(in.rows, in.cols));
+  const CudaWorkspace workspace(kOperation, x, plan.workspace_bytes(in.rows));
   cuda::twell_gated_ffn(plan, in, gate, up_view, down_view, out, workspace.get(), call.stream());
   return y;
 }
@@ -101,7 +103,7 @@ Tensor twell_spmm(const Tensor& counts, const Tensor& slots, const Tensor& overf
   const MatrixView out(y.mutable_data_ptr(), weight.dtype, rows, weight.cols);
   const cuda::GatherPlan plan =
       cuda::plan_gather(call.device(), problem_of(hidden, {}, {}, weight, out));
-  const CudaWorkspace workspace(kOperation, down, plan.workspace_bytes(rows, weight.cols));
+  const CudaWorkspace workspace(kOperation, down, plan.workspace_bytes(rows));
   cuda::twell_spmm(plan, hidden, weight, out, workspace.get(), call.stream());
   return y;
 }

@@ -160,8 +160,9 @@ TEST_F(EmulationTest, KernelsGiveTheSameBitsInAnyOrderOfThreads) {
   const cuda::Device device = cuda::current_device();
   const DeviceMatrixOf<bf16> x(layer.x), gate(layer.gate), up(layer.up), down(layer.down);
   for (cuda::GemmShape shape : {cuda::GemmShape::stream32x32, cuda::GemmShape::tile64x64,
-                                cuda::GemmShape::tile128x128, cuda::GemmShape::tile128x256}) {
-    const cuda::GemmPlan plan = cuda::plan_gemm_relu_twell(shape, layer.problem());
+                                cuda::GemmShape::tile128x128, cuda::GemmShape::library}) {
+    const cuda::GemmPlan plan = cuda::plan_gemm_relu_twell(shape, device, layer.problem());
+    DeviceBuffer<std::byte> gemm_memory(plan.workspace_bytes);
     cuda::GatherPlan gather = cuda::plan_gather(device, layer.problem());
     gather.splits = 3;
     std::vector<std::uint32_t> slots;
@@ -172,9 +173,10 @@ TEST_F(EmulationTest, KernelsGiveTheSameBitsInAnyOrderOfThreads) {
                                         : emulation::Order::shuffled,
                            static_cast<unsigned>(order));
       DevicePacked packed({20, 300, plan.tile, 9, DType::bf16});
-      cuda::gemm_relu_twell(plan, x.view(), gate.view(), {}, packed.view, nullptr);
+      cuda::gemm_relu_twell(plan, x.view(), gate.view(), {}, packed.view,
+                            {gemm_memory.data(), gemm_memory.size()}, nullptr);
       DeviceMatrixOf<bf16> y{TestMatrix<bf16>(20, kDepth)};
-      DeviceBuffer<std::byte> memory(gather.workspace_bytes(20, kDepth));
+      DeviceBuffer<std::byte> memory(gather.workspace_bytes(20));
       cuda::twell_gated_ffn(gather, x.view(), packed.view, up.view(), down.view(), y.mutable_view(),
                             {memory.data(), memory.size()}, nullptr);
       auto words = packed.slots.read();

@@ -1,60 +1,13 @@
 // The whole layer, the errors, and two plans side by side.
+#include "tests/cuda/support/ffn.h"
+
 #include "tests/cuda/support/gpu.h"
-#include "tests/cuda/support/layer.h"
 #include "twell/status.h"
 
 namespace twell {
 namespace {
 
 using namespace test;  // NOLINT(google-build-using-namespace): the fixtures of this file
-
-// A layer's weights, input and output on the device.
-template <class T>
-struct OnDevice {
-  explicit OnDevice(const CudaLayer<T>& layer)
-      : gated(layer.shape.gated),
-        x(layer.x),
-        gate(layer.gate),
-        up(layer.up),
-        down(layer.down),
-        y(TestMatrix<T>(layer.shape.tokens, layer.shape.depth, layer.shape.padding)) {}
-  cuda::DeviceFfnWeights weights() const {
-    return {gate.view(), gated ? up.view() : ConstMatrixView{}, down.view()};
-  }
-  bool gated;
-  DeviceMatrixOf<T> x, gate, up, down, y;
-};
-
-// The plan's own gemm gives the activation; y is checked against it.
-template <class T>
-void check_ffn(const CudaLayer<T>& layer, std::size_t workspace_limit) {
-  OnDevice<T> on(layer);
-  const cuda::Device device = cuda::current_device();
-  const cuda::Problem problem = cuda::problem_of(on.x.view(), on.weights(), on.y.view());
-  EXPECT_EQ(problem.aligned, layer.problem().aligned);
-  const cuda::FfnPlan plan = cuda::plan_ffn(device, problem, workspace_limit);
-  SCOPED_TRACE(describe(layer.shape) + "; " + plan.to_string());
-  DeviceBuffer<std::byte> memory(plan.workspace_bytes);
-  DeviceBuffer<std::int32_t> row_nnz(static_cast<std::size_t>(layer.shape.tokens));
-  const ref::Matrix gate =
-      check_gemm(cuda::plan_gemm_relu_twell(plan.gemm.shape, problem, plan.gemm.tile), layer, 16);
-  // The second call finds in the workspace what the first left there.
-  for (int call = 0; call < 2; ++call) {
-    on.y.poison();
-    cuda::ffn(plan, on.x.view(), on.weights(), layer.shape.activation, on.y.mutable_view(),
-              {memory.data(), memory.size()}, nullptr, {row_nnz.data(), nullptr});
-    TWELL_CUDA_CHECK(cudaDeviceSynchronize());
-    expect_output(on.y, gate, layer);
-  }
-  const auto rows = row_nnz.read();
-  for (std::int64_t r = 0; r < gate.rows; ++r) {
-    std::int32_t expected = 0;
-    for (std::int64_t n = 0; n < gate.cols; ++n) expected += gate.at(r, n) != 0.0 ? 1 : 0;
-    ASSERT_EQ(rows[static_cast<std::size_t>(r)], expected) << r;
-  }
-}
-
-constexpr std::size_t kPlenty = std::size_t{1} << 30;
 
 template <class T>
 class CudaFfnTest : public testing::Test {};
@@ -72,13 +25,15 @@ TYPED_TEST(CudaFfnTest, SizesAndActivations) {
       {3, 13, 29, true, {}, 0.0F, 1},
       {35, 21, 66, false, {}, 0.0F, 2},
   };
-  for (const CudaCase& c : cases) check_ffn(CudaLayer<TypeParam>(c), kPlenty);
+  for (const CudaCase& c : cases) check_ffn(CudaLayer<TypeParam>(c));
 }
 
 // A workspace for 128 rows at most: the call takes several blocks of rows, the last a short one.
 TYPED_TEST(CudaFfnTest, BlocksOfRows) {
   TWELL_NEEDS_GPU();
-  check_ffn(CudaLayer<TypeParam>({140, 16, 40}), 1);
+  FfnOptions options;
+  options.workspace_limit = 1;
+  check_ffn(CudaLayer<TypeParam>({140, 16, 40}), options);
 }
 
 // Enough neurons that blocks share a row; the GEMM clears the counters they meet at. The second
@@ -88,13 +43,13 @@ TYPED_TEST(CudaFfnTest, BlocksThatShareARow) {
   for (std::int64_t tokens : {1, 2}) {
     const CudaLayer<TypeParam> layer({tokens, 16, 1100, true, {}, 0.5F});
     ASSERT_GT(cuda::plan_ffn(cuda::current_device(), layer.problem()).gather.splits, 1);
-    check_ffn(layer, kPlenty);
+    check_ffn(layer);
   }
 }
 
 TYPED_TEST(CudaFfnTest, NoRows) {
   TWELL_NEEDS_GPU();
-  check_ffn(CudaLayer<TypeParam>({0, 16, 40}), kPlenty);
+  check_ffn(CudaLayer<TypeParam>({0, 16, 40}));
 }
 
 template <class F>

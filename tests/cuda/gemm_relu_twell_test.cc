@@ -9,7 +9,7 @@ using namespace test;  // NOLINT(google-build-using-namespace): the fixtures of 
 
 constexpr cuda::GemmShape kShapes[] = {cuda::GemmShape::stream8x32,  cuda::GemmShape::stream16x32,
                                        cuda::GemmShape::stream32x32, cuda::GemmShape::tile64x64,
-                                       cuda::GemmShape::tile128x128, cuda::GemmShape::tile128x256};
+                                       cuda::GemmShape::tile128x128, cuda::GemmShape::library};
 
 template <class T>
 class CudaGemmTest : public testing::Test {
@@ -21,7 +21,7 @@ class CudaGemmTest : public testing::Test {
     for (cuda::GemmShape shape : kShapes) {
       cuda::GemmPlan plan;
       try {
-        plan = cuda::plan_gemm_relu_twell(shape, layer.problem(), tile);
+        plan = cuda::plan_gemm_relu_twell(shape, device, layer.problem(), tile);
       } catch (const Error&) {
         continue;  // more rows, another alignment or a wider tile than the shape has
       }
@@ -76,7 +76,7 @@ TYPED_TEST(CudaGemmTest, EveryDensityAndCapacity) {
 TYPED_TEST(CudaGemmTest, EveryTileWidth) {
   TWELL_NEEDS_GPU();
   const CudaLayer<TypeParam> layer({11, 24, 500, true, {}, 0.5F});
-  for (std::int32_t tile : {16, 32, 64, 128, 256}) this->check(layer, tile, 12);
+  for (std::int32_t tile : {16, 32, 48, 64, 128, 256, 512}) this->check(layer, tile, 12);
 }
 
 // Exactly capacity - 1, capacity and capacity + 1 non-zeros, and one past the inline room.

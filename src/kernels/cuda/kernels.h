@@ -61,13 +61,76 @@ struct TwellGatherArgs {
   DeviceTwell gate;
   // Blocks that share a row's neurons; more than one needs the two below.
   int splits = 1;
-  float* partial = nullptr;                     // [rows × splits × depth]
+  float* partial = nullptr;  // [rows × column passes × splits × threads × kThreadFloats]
   std::uint32_t* tickets = nullptr;             // [rows × column passes], zero before
   std::int32_t* row_nnz = nullptr;              // [rows], set; may be null
   unsigned long long* neuron_counts = nullptr;  // [cols], added to; may be null
 };
 
-struct TwellDenseArgs {
+// What gather_rows has to do, made by pack_gate: chunks of long rows first, so that none of them is
+// left for the end. Their order in it is left to timing, which no result depends on.
+struct RowQueue {
+  RowItem* items = nullptr;  // [capacity]: long rows from the front on, others from the back
+  std::uint32_t* counters = nullptr;      // QueueCounter and one a column pass, zero before
+  std::int32_t* first_partial = nullptr;  // [rows], set: of a row that blocks share, or −1
+  std::uint32_t* finished = nullptr;      // [rows × column passes], zero before
+  int capacity = 0;                       // rows + partials
+  int partials = 0;                       // that there is room for
+  int chunk = kWindow;                    // non-zeros
+};
+// Items from the front, from the back, partial sums handed out; then items taken of each pass.
+enum QueueCounter : std::uint8_t { kFrontItems, kBackItems, kPartialsUsed, kItemsTaken };
+
+// A dense activation as a library's GEMM left it.
+struct GateSource {
+  const void* data = nullptr;  // [rows, cols] before the activation: 16-bit, or f32 where `wide`
+  std::int64_t stride = 0;     // elements
+  bool wide = false;
+  bool aligned = true;    // rows start at 16 bytes and are padded to whole vectors
+  bool activates = true;  // else values are taken as they are
+  ActivationArgs activation;
+};
+
+struct PackGateArgs {
+  GateSource gate;
+  int rows = 0;  // of the gate; all else has them from first_row on
+  int first_row = 0;
+  int cols = 0;
+  // The first columns as a dense matrix, if it is not null; the others are packed.
+  std::uint16_t* hot = nullptr;  // [rows, hot_cols]
+  std::int64_t hot_stride = 0;
+  int hot_cols = 0;  // a multiple of kVector, or all
+  DeviceTwell out;
+  RowQueue queue;                               // items null where not wanted
+  std::int32_t* row_nnz = nullptr;              // [rows], set; may be null
+  unsigned long long* neuron_counts = nullptr;  // [cols], added to; may be null
+};
+
+struct HotProductArgs {
+  GateSource gate;                    // [rows, cols]; 16-bit with its rows aligned where not wide
+  const std::uint16_t* up = nullptr;  // [rows, cols]; null in a layer without a gate
+  std::int64_t up_stride = 0;
+  std::uint16_t* out = nullptr;  // [rows, cols]; may be where up is
+  std::int64_t out_stride = 0;
+  int rows = 0;
+  int cols = 0;
+};
+
+struct GatherRowsArgs {
+  DeviceMatrix x;     // [rows, depth]; unused where not gated
+  DeviceMatrix up;    // [cols, depth] from the first packed neuron on; unused where not gated
+  DeviceMatrix down;  // [cols, depth], likewise
+  std::uint16_t* y = nullptr;
+  std::int64_t y_stride = 0;
+  int depth = 0;
+  DeviceTwell gate;  // of one tile
+  RowQueue queue;
+  float* partial = nullptr;     // [partials × column passes × threads × kThreadFloats]
+  const float* sums = nullptr;  // [rows, depth] that are added to; may be null
+  std::int64_t sums_stride = 0;
+};
+
+struct TwellToDenseArgs {
   std::uint16_t* dense = nullptr;  // [rows, cols]
   std::int64_t stride = 0;
   int rows = 0;
@@ -80,7 +143,12 @@ void launch_gemm_relu_twell(const GemmPlan& plan, const GemmReluTwellArgs& args,
                             cudaStream_t stream);
 // y = (g ⊙ (x Wuᵀ)) Wd, or y = h Wd where not gated.
 void launch_twell_gather(const GatherPlan& plan, const TwellGatherArgs& args, cudaStream_t stream);
-void launch_dense_to_twell(const TwellDenseArgs& args, cudaStream_t stream);
-void launch_twell_to_dense(const TwellDenseArgs& args, cudaStream_t stream);
+// out = act(gate), of which the first columns stay dense.
+void launch_pack_gate(DType dtype, const PackGateArgs& args, cudaStream_t stream);
+// out = act(gate) ⊙ up, 0 wherever act(gate) is; or act(gate).
+void launch_hot_product(DType dtype, const HotProductArgs& args, cudaStream_t stream);
+// y = sums + (g ⊙ (x Wuᵀ)) Wd, or sums + h Wd, over the queue's rows.
+void launch_gather_rows(const GatherPlan& plan, const GatherRowsArgs& args, cudaStream_t stream);
+void launch_twell_to_dense(const TwellToDenseArgs& args, cudaStream_t stream);
 
 }  // namespace twell::cuda

@@ -31,7 +31,6 @@ struct GemmTiles {
 //                           block      warp     stages
 using Tile64x64 = GemmTiles<64, 64, 32, 32, 4>;      // 64 KiB: three blocks an SM
 using Tile128x128 = GemmTiles<128, 128, 64, 64, 3>;  // 96 KiB: fits every GPU from sm_80 on
-using Tile128x256 = GemmTiles<128, 256, 64, 64, 3>;  // 144 KiB: not sm_86, sm_89, sm_120
 
 // gemm_relu_twell that streams W, for up to kTokens rows, a multiple of 8.
 template <int kTokens_>
@@ -55,7 +54,16 @@ using Stream32x32 = StreamTiles<32>;
 // registers; wider outputs take several blocks.
 constexpr int kGatherThreads = 512;  // at most: 128 registers each
 constexpr int kThreadVectors = 2;    // of eight columns that a thread accumulates
-constexpr int kGatherColumns = kGatherThreads * kThreadVectors * kVector;
+constexpr int kThreadFloats = kThreadVectors * kVector;
+constexpr int kGatherColumns = kGatherThreads * kThreadFloats;
+
+// A block of pack_gate has a warp for each of its rows.
+constexpr int kPackThreads = 128;
+constexpr int kProductThreads = 256;  // of hot_product
+
+// gather_rows cuts a row's list into chunks, each the work of a block: of as many non-zeros as the
+// plan says, more where that would be more than kMostChunks of them, one window at most.
+constexpr int kMostChunks = 32;
 
 // Tiles whose offsets a block holds at a time, and neurons of one window of its list. 1,024 tiles
 // of 32 are 32,768 neurons, so that a decoding layer has one group; a window of 256 is nine times
@@ -63,13 +71,20 @@ constexpr int kGatherColumns = kGatherThreads * kThreadVectors * kVector;
 constexpr int kGroupTiles = 1024;
 constexpr int kWindow = 256;
 
-struct ActiveList {
+// The chunk of a row's list that a block works on; −1: the whole row.
+struct RowItem {
+  int row;
+  int chunk;
+};
+
+struct alignas(16) ActiveList {
   int offsets[kGroupTiles + 1];  // of the group's tiles in its list of non-zeros
   int warp_sums[32];
   int neurons[kWindow];
   float values[kWindow];  // g, then h
   float dots[kWindow];    // u
   std::uint32_t ticket;
+  RowItem items[2];
 };
 
 }  // namespace twell::cuda

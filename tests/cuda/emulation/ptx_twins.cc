@@ -128,9 +128,19 @@ void cp_async_wait_pending(int pending) {
 uint4 load_shared_row(const void* from) { return load_16(from); }
 uint4 load_stream(const void* from) { return load_16(from); }
 
-float load_other_block(const float* from) {
-  require(aligned(from, 4), "misaligned load");
-  return *from;
+float4 load_other_block_f4(const float* from) {
+  require(aligned(from, 16), "misaligned 16-byte load");
+  float4 v;
+  std::memcpy(&v, from, sizeof v);
+  return v;
+}
+void store_f4(float* to, float4 v) {
+  require(aligned(to, 16), "misaligned 16-byte store");
+  std::memcpy(to, &v, sizeof v);
+}
+void store_16(void* to, uint4 v) {
+  require(aligned(to, 16), "misaligned 16-byte store");
+  std::memcpy(to, &v, sizeof v);
 }
 
 // Reads, so that AddressSanitizer sees an address out of bounds.

@@ -17,6 +17,7 @@ struct EmulatedDevice {
 };
 EmulatedDevice device;
 int overlapping = 0;
+bool library = true;
 std::map<const std::byte*, std::size_t> allocations;
 std::map<const void*, std::size_t> shared_allowed;
 cudaError_t last_error = cudaSuccess;
@@ -41,6 +42,8 @@ void set_device(int ordinal, int ptx_version) {
   device.ordinal = ordinal;
   device.ptx_version = ptx_version;
 }
+void set_library(bool present) { library = present; }
+bool has_library() { return library; }
 int overlapping_launches() { return overlapping; }
 }  // namespace twell::emulation
 

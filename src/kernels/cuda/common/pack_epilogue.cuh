@@ -26,6 +26,32 @@ __device__ __forceinline__ std::uint32_t nonzero_mask(const uint4& v) {
   return mask;
 }
 
+// Sum of `own` over the lanes of a group of `lanes` before this one, and over all of the group.
+struct LanePrefix {
+  int before, total;
+};
+__device__ __forceinline__ LanePrefix lane_prefix(int own, int lane_in_group, int lanes) {
+  int sum = own;
+  for (int distance = 1; distance < lanes; distance *= 2) {
+    const int other = __shfl_up_sync(0xffffffffU, sum, distance, lanes);
+    if (lane_in_group >= distance) sum += other;
+  }
+  return {sum - own, __shfl_sync(0xffffffffU, sum, lanes - 1, lanes)};
+}
+
+// The vector's non-zeros as slots; its first element is `column` of the tile.
+__device__ __forceinline__ void store_slots(std::uint32_t* slots, const uint4& v,
+                                            std::uint32_t mask, std::uint32_t column) {
+  const std::uint32_t words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+  for (int i = 0; i < kVector; ++i) {
+    if ((mask >> i & 1U) != 0) {
+      const std::uint32_t bits = i % 2 == 0 ? words[i / 2] << 16 : words[i / 2] & 0xffff0000U;
+      *slots++ = bits | (column + static_cast<std::uint32_t>(i));
+    }
+  }
+}
+
 // Rows [0, rows) of a staged block of `kCols` columns, `kStride` elements apart, whose first
 // element is (first_row, first_col) of the activation; elements past the matrix's columns are zero.
 //
@@ -51,19 +77,13 @@ __device__ __forceinline__ void pack_rows(const std::uint16_t* staged, int rows,
     const bool exists = row < rows && tile < out.tiles;
     uint4 v = make_uint4(0, 0, 0, 0);
     if (exists) v = *reinterpret_cast<const uint4*>(staged + row * kStride + col);
-    std::uint32_t mask = nonzero_mask(v);
-    int before = __popc(mask);
-    int count = 0;
+    const std::uint32_t mask = nonzero_mask(v);
+    LanePrefix place_in_tile = {0, 0};
     // At 99 % zeros a quarter of the tiles of 256 hold nothing.
     if (__any_sync(0xffffffffU, mask != 0)) {
-      const int own = before;
-      for (int distance = 1; distance < lanes; distance *= 2) {
-        const int other = __shfl_up_sync(0xffffffffU, before, distance, lanes);
-        if (lane_in_tile >= distance) before += other;
-      }
-      count = __shfl_sync(0xffffffffU, before, lanes - 1, lanes);
-      before -= own;
+      place_in_tile = lane_prefix(__popc(mask), lane_in_tile, lanes);
     }
+    const int count = place_in_tile.total;
     if (!exists) continue;
     const std::int64_t place = static_cast<std::int64_t>(first_row + row) * out.tiles + tile;
     if (lane_in_tile == 0) out.counts[place] = count;
@@ -73,14 +93,7 @@ __device__ __forceinline__ void pack_rows(const std::uint16_t* staged, int rows,
       if (lane_in_tile == 0) slots[0] = static_cast<std::uint32_t>(place);
       slots = out.overflow + place * out.tile;
     }
-    const std::uint32_t words[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      if ((mask >> i & 1U) != 0) {
-        const std::uint32_t bits = i % 2 == 0 ? words[i / 2] << 16 : words[i / 2] & 0xffff0000U;
-        slots[before++] = bits | (column + static_cast<std::uint32_t>(i));
-      }
-    }
+    store_slots(slots + place_in_tile.before, v, mask, column);
   }
 }
 

@@ -63,11 +63,25 @@ __device__ __forceinline__ uint4 load_stream(const void* from) {
   return v;
 }
 
-// A word that another block of the same kernel may have written: past L1.
-__device__ __forceinline__ float load_other_block(const float* from) {
-  float v;
-  asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(v) : "l"(from) : "memory");
+// 16 bytes that another block of the same kernel may have written: past L1.
+__device__ __forceinline__ float4 load_other_block_f4(const float* from) {
+  float4 v;
+  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "l"(from)
+               : "memory");
   return v;
+}
+
+__device__ __forceinline__ void store_f4(float* to, float4 v) {
+  asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(v.x), "f"(v.y), "f"(v.z),
+               "f"(v.w)
+               : "memory");
+}
+__device__ __forceinline__ void store_16(void* to, uint4 v) {
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z),
+               "r"(v.w)
+               : "memory");
 }
 
 // Starts bringing the line that holds an address into L2.

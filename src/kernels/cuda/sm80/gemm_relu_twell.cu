@@ -40,8 +40,8 @@ void launch_for(const GemmPlan& plan, const GemmReluTwellArgs& args, cudaStream_
                           : launch_tiles<T, Tile64x64, false>(args, stream);
     case GemmShape::tile128x128:
       return launch_tiles<T, Tile128x128, true>(args, stream);
-    case GemmShape::tile128x256:
-      return launch_tiles<T, Tile128x256, true>(args, stream);
+    case GemmShape::library:
+      return;  // the operation's, not a kernel's
   }
 }
 

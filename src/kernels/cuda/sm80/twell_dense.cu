@@ -2,9 +2,8 @@
 #include "kernels/cuda/common/twell_dense.cuh"
 
 namespace twell::cuda {
-namespace {
 
-void launch(void (*kernel)(TwellDenseArgs), const TwellDenseArgs& args, cudaStream_t stream) {
+void launch_twell_to_dense(const TwellToDenseArgs& args, cudaStream_t stream) {
   constexpr std::int64_t kThreads = 128;
   const std::int64_t blocks =
       (static_cast<std::int64_t>(args.rows) * args.twell.tiles + kThreads - 1) / kThreads;
@@ -12,17 +11,7 @@ void launch(void (*kernel)(TwellDenseArgs), const TwellDenseArgs& args, cudaStre
   shape.grid = dim3(static_cast<unsigned>(blocks));
   shape.threads = static_cast<int>(kThreads);
   shape.stream = stream;
-  launch_kernel(kernel, shape, args);
-}
-
-}  // namespace
-
-void launch_dense_to_twell(const TwellDenseArgs& args, cudaStream_t stream) {
-  launch(dense_to_twell_kernel, args, stream);
-}
-
-void launch_twell_to_dense(const TwellDenseArgs& args, cudaStream_t stream) {
-  launch(twell_to_dense_kernel, args, stream);
+  launch_kernel(twell_to_dense_kernel, shape, args);
 }
 
 }  // namespace twell::cuda

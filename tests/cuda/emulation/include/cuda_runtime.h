@@ -30,6 +30,10 @@ struct dim3 {
 struct uint4 {
   unsigned x, y, z, w;
 };
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
 namespace twell::emulation {
@@ -44,6 +48,9 @@ enum class Order { ascending, descending, shuffled };
 void set_order(Order order, unsigned seed = 1);
 // The one GPU there is; its kernels' code was made from PTX of `ptx_version`.
 void set_device(int ordinal, int ptx_version);
+// Whether cuBLASLt can be loaded; it can unless told otherwise.
+void set_library(bool present);
+bool has_library();
 // Launches so far that were allowed to overlap the one before.
 int overlapping_launches();
 
@@ -90,6 +97,7 @@ inline float __uint_as_float(unsigned bits) {
 }
 inline int __popc(unsigned v) { return __builtin_popcount(v); }
 inline int min(int a, int b) { return a < b ? a : b; }
+inline int max(int a, int b) { return a > b ? a : b; }
 inline float fmaf(float a, float b, float c) { return std::fma(a, b, c); }
 
 int __any_sync(unsigned mask, int predicate);

@@ -21,7 +21,9 @@ void cp_async_wait() {
 // These fail on addresses that the GPU would refuse.
 uint4 load_shared_row(const void* from);
 uint4 load_stream(const void* from);
-float load_other_block(const float* from);
+float4 load_other_block_f4(const float* from);
+void store_f4(float* to, float4 v);
+void store_16(void* to, uint4 v);
 void prefetch_l2(const void* from);
 void store_shared_16(std::uint32_t to, uint4 v);
 

@@ -1,0 +1,57 @@
+// One product as cuBLASLt has it described.
+#pragma once
+
+#include "core/check.h"
+#include "cuda_ops/cublas_lt.h"
+#include "cuda_ops/library_gemm.h"
+
+namespace twell::cuda {
+
+inline void check_cublas(cublasStatus_t status, const char* operation, const char* call) {
+  if (status == CUBLAS_STATUS_SUCCESS) return;
+  throw Error(
+      status == CUBLAS_STATUS_ALLOC_FAILED ? ErrorKind::out_of_memory : ErrorKind::environment,
+      concat("twell::", operation), concat(call, " failed with status ", static_cast<int>(status)));
+}
+
+// What the library copies in a call.
+class CublasProduct {
+ public:
+  CublasProduct(const char* operation, DType dtype, const LibraryGemm& gemm) : lib_(cublas_lt()) {
+    const cudaDataType_t in = dtype == DType::bf16 ? CUDA_R_16BF : CUDA_R_16F;
+    const cudaDataType_t out = gemm.wide ? CUDA_R_32F : in;
+    check_cublas(lib_.desc_create(&product, CUBLAS_COMPUTE_32F, CUDA_R_32F), operation,
+                 "cublasLtMatmulDescCreate");
+    // The library counts by columns: cᵀ = b aᵀ, whose operands lie as they are here.
+    const cublasOperation_t transposed = gemm.b_by_depth ? CUBLAS_OP_N : CUBLAS_OP_T;
+    check_cublas(
+        lib_.desc_set(product, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed),
+        operation, "cublasLtMatmulDescSetAttribute");
+    const auto layout = [&](cublasLtMatrixLayout_t& to, cudaDataType_t type, std::int64_t rows,
+                            std::int64_t cols, std::int64_t stride) {
+      check_cublas(lib_.layout_create(&to, type, static_cast<std::uint64_t>(rows),
+                                      static_cast<std::uint64_t>(cols), stride),
+                   operation, "cublasLtMatrixLayoutCreate");
+    };
+    layout(first, in, gemm.b_by_depth ? gemm.cols : gemm.depth,
+           gemm.b_by_depth ? gemm.depth : gemm.cols, gemm.b.stride);
+    layout(second, in, gemm.depth, gemm.rows, gemm.a.stride);
+    layout(result, out, gemm.cols, gemm.rows, gemm.c_stride);
+  }
+  ~CublasProduct() {
+    if (product != nullptr) lib_.desc_destroy(product);
+    for (auto* layout : {first, second, result}) {
+      if (layout != nullptr) lib_.layout_destroy(layout);
+    }
+  }
+  CublasProduct(const CublasProduct&) = delete;
+  CublasProduct& operator=(const CublasProduct&) = delete;
+
+  cublasLtMatmulDesc_t product = nullptr;
+  cublasLtMatrixLayout_t first = nullptr, second = nullptr, result = nullptr;
+
+ private:
+  const CublasLt& lib_;
+};
+
+}  // namespace twell::cuda

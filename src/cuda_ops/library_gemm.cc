@@ -1,0 +1,117 @@
+#include "cuda_ops/library_gemm.h"
+
+#include <array>
+#include <map>
+#include <mutex>
+
+#include "core/check.h"
+#include "cuda_ops/cublas_product.h"
+#include "kernels/cuda/common/check.h"
+#include "twell/cuda.h"
+
+namespace twell::cuda {
+namespace {
+
+// Of an address, at most what the library's kernels ask for.
+std::uint32_t alignment_of(const void* pointer) {
+  const auto address = reinterpret_cast<std::uintptr_t>(pointer);
+  const std::uintptr_t lowest = address & (~address + 1);
+  return static_cast<std::uint32_t>(lowest == 0 || lowest > 256 ? 256 : lowest);
+}
+
+cublasLtMatmulAlgo_t ask_for_algorithm(const char* operation, cublasLtHandle_t handle,
+                                       const LibraryGemm& gemm, const CublasProduct& described) {
+  const CublasLt& lib = cublas_lt();
+  cublasLtMatmulPreference_t preference = nullptr;
+  check_cublas(lib.preference_create(&preference), operation, "cublasLtMatmulPreferenceCreate");
+  const auto set = [&](cublasLtMatmulPreferenceAttributes_t name, auto value) {
+    check_cublas(lib.preference_set(preference, name, &value, sizeof value), operation,
+                 "cublasLtMatmulPreferenceSetAttribute");
+  };
+  set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<std::uint64_t>(kLibraryWorkspace));
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment_of(gemm.b.data));
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment_of(gemm.a.data));
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment_of(gemm.c));
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment_of(gemm.c));
+  cublasLtMatmulHeuristicResult_t found = {};
+  int count = 0;
+  const cublasStatus_t status =
+      lib.heuristic(handle, described.product, described.first, described.second, described.result,
+                    described.result, preference, 1, &found, &count);
+  lib.preference_destroy(preference);
+  check_cublas(status, operation, "cublasLtMatmulAlgoGetHeuristic");
+  if (count == 0) {
+    throw Error(ErrorKind::environment, concat("twell::", operation),
+                concat("cuBLASLt knows no way to multiply [", gemm.rows, ", ", gemm.depth, "] by [",
+                       gemm.depth, ", ", gemm.cols, "]"));
+  }
+  return found.algo;
+}
+
+// One for each device; made outside of what a stream captures.
+cublasLtHandle_t handle_of(const char* operation, int device) {
+  static std::mutex mutex;
+  static std::map<int, cublasLtHandle_t> handles;
+  const std::lock_guard lock(mutex);
+  cublasLtHandle_t& handle = handles[device];
+  if (handle == nullptr) {
+    auto mode = cudaStreamCaptureModeRelaxed;
+    TWELL_CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&mode));
+    const cublasStatus_t status = cublas_lt().create(&handle);
+    TWELL_CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&mode));
+    check_cublas(status, operation, "cublasLtCreate");
+  }
+  return handle;
+}
+
+}  // namespace
+
+bool library_present() { return cublas_lt().complete; }
+
+void library_gemm(const char* operation, DType dtype, const LibraryGemm& gemm, void* workspace,
+                  cudaStream_t stream) {
+  require(library_present(), operation, "plan",
+          "libcublasLt.so is not to be found; install it, or plan without it");
+  int device = 0;
+  TWELL_CUDA_CHECK(cudaGetDevice(&device));
+  cublasLtHandle_t handle = handle_of(operation, device);
+  const CublasProduct described(operation, dtype, gemm);
+
+  // Asking takes the library some 30 µs: once for each product that differs in what the answer
+  // depends on. A server's prompts have many lengths: old answers go when there are too many.
+  using Key = std::array<std::int64_t, 12>;
+  static std::mutex mutex;
+  static std::map<Key, cublasLtMatmulAlgo_t> known;
+  constexpr std::size_t kMostKnown = 4096;
+  const Key key = {device,
+                   static_cast<std::int64_t>(dtype),
+                   gemm.wide,
+                   gemm.b_by_depth,
+                   gemm.rows,
+                   gemm.cols,
+                   gemm.depth,
+                   gemm.a.stride,
+                   gemm.b.stride,
+                   gemm.c_stride,
+                   alignment_of(gemm.a.data) * 512 + alignment_of(gemm.b.data),
+                   alignment_of(gemm.c)};
+  cublasLtMatmulAlgo_t algorithm;
+  {
+    const std::lock_guard lock(mutex);
+    if (known.size() >= kMostKnown) known.clear();
+    auto found = known.find(key);
+    if (found == known.end()) {
+      found = known.emplace(key, ask_for_algorithm(operation, handle, gemm, described)).first;
+    }
+    algorithm = found->second;
+  }
+  const float one = 1.0F;
+  const float zero = 0.0F;
+  check_cublas(cublas_lt().matmul(handle, described.product, &one, gemm.b.data, described.first,
+                                  gemm.a.data, described.second, &zero, gemm.c, described.result,
+                                  gemm.c, described.result, &algorithm, workspace,
+                                  static_cast<std::size_t>(kLibraryWorkspace), stream),
+               operation, "cublasLtMatmul");
+}
+
+}  // namespace twell::cuda
