@@ -93,8 +93,8 @@ class Miss:
 LOADS_SUNK = "the compiler moves each load down to its use, so that the registers stay few"
 ONE_OF_512 = "512 threads of more than 64 registers fill an SM's registers"
 MISSES = (
-    Miss(("8.0",), "*GemmTiles<64, 64, *, true>", "2 blocks *", "164 KiB of shared memory hold two"),
-    Miss(("8.6", "8.9", "12.0"), "*GemmTiles<64, 64, *, true>", "1 blocks *", "100 KiB hold one"),
+    Miss(("8.0",), "*GemmTiles<64, 64, *, true>", "2 blocks *", "164 KiB of shared memory hold 2"),
+    Miss(("8.6", "8.9", "12.0"), "*GemmTiles<64, 64, *, true>", "1 blocks *", "100 KiB hold 1"),
     Miss(("sm_80", "sm_90"), "*stream*<8>, true>", "5 loads *", LOADS_SUNK),
     Miss(("sm_100", "sm_120"), "*stream*<8>, true>", "10 loads *", LOADS_SUNK),
     Miss(("sm_80", "sm_90", "sm_120"), "*stream*<16>, true>", "4 loads *", LOADS_SUNK),
@@ -103,7 +103,7 @@ MISSES = (
     Miss(("sm_80",), "*gather*true, true>", "2 loads *", LOADS_SUNK),
     Miss(("sm_90",), "*gather*true, true>", "4 loads *", LOADS_SUNK),
     Miss(("sm_100", "sm_120"), "*gather*true, true>", "7 loads *", LOADS_SUNK),
-    Miss(("8.0", "8.6", "8.9", "9.0", "12.0"), "*gather*, true>", "1 blocks of 512*", ONE_OF_512),
+    Miss(("8.0", "8.6", "8.9", "9.0", "12.0"), "*gather*true>", "1 blocks of 512 *", ONE_OF_512),
     Miss(("10.0",), "*gather*true, true>", "1 blocks of 512 *", ONE_OF_512),
 )
 
