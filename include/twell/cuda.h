@@ -105,8 +105,9 @@ struct GatherPlan {
   DType dtype = DType::bf16;
   bool gated = true;
   bool aligned = true;
-  int threads = 128;  // of one block
-  int passes = 1;     // groups of columns, each with blocks of its own
+  int threads = 128;     // of one block
+  int passes = 1;        // groups of columns, each with blocks of its own
+  int block_floats = 0;  // sums that a block keeps in shared memory
   // Each row has blocks of its own, which share its neurons ...
   int splits = 1;
   // ... or, after a library's GEMM, where this is not 0, so many blocks take rows off a queue: long

@@ -32,8 +32,7 @@ SplitBuffers carve_splits(Carver& carver, const GatherPlan& plan, std::int64_t r
   SplitBuffers buffers;
   buffers.ticket_count = rows * plan.passes;
   buffers.tickets = carver.take<std::uint32_t>(buffers.ticket_count);
-  buffers.partial = carver.take<float>(buffers.ticket_count * plan.splits * plan.threads *
-                                       std::int64_t{kThreadFloats});
+  buffers.partial = carver.take<float>(buffers.ticket_count * plan.splits * plan.block_floats);
   return buffers;
 }
 
@@ -71,8 +70,9 @@ FfnBuffers carve_ffn(Carver& carver, const FfnPlan& plan) {
   b.zeroed = carver.take<std::uint32_t>(b.zeroed_count);
   b.queue.counters = b.zeroed;
   b.queue.finished = b.zeroed + kItemsTaken + gather.passes;
-  b.partial = carver.take<float>(std::int64_t{gather.partials} * gather.passes * gather.threads *
-                                 kThreadFloats);
+  // One of its own for each block besides.
+  b.partial = carver.take<float>((std::int64_t{gather.partials} + gather.blocks) * gather.passes *
+                                 gather.block_floats);
   return b;
 }
 

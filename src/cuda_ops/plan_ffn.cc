@@ -45,6 +45,8 @@ GatherPlan plan_gather(const Device& device, const Problem& problem) {
   const std::int64_t columns = std::min<std::int64_t>(problem.depth, kGatherColumns);
   plan.threads = static_cast<int>(
       std::clamp(round_up(ceil_div(columns, kThreadFloats), 32), kMinThreads, kMaxThreads));
+  plan.block_floats =
+      static_cast<int>(round_up(columns, std::int64_t{plan.threads} * kThreadFloats));
   plan.passes = static_cast<int>(ceil_div(problem.depth, kGatherColumns));
   const std::int64_t wanted = ceil_div(kBlocksPerSm * device.sm_count,
                                        std::max<std::int64_t>(problem.tokens * plan.passes, 1));
@@ -52,7 +54,7 @@ GatherPlan plan_gather(const Device& device, const Problem& problem) {
   plan.splits = static_cast<int>(std::clamp<std::int64_t>(std::min(wanted, useful), 1, kMaxSplits));
   plan.overlaps_gemm = device.major >= 9;
   plan.shared_bytes =
-      sizeof(ActiveList) + static_cast<std::size_t>(plan.threads) * kThreadFloats * sizeof(float);
+      sizeof(ActiveList) + static_cast<std::size_t>(plan.block_floats) * sizeof(float);
   return plan;
 }
 

@@ -66,7 +66,7 @@ GemmPlan plan_library_gemm(const Device& device, const Problem& problem, std::in
 GatherPlan plan_gather_rows(const Device& device, const Problem& problem) {
   GatherPlan plan = plan_gather(device, problem);
   // What 128 registers a thread allow to be on an SM at a time.
-  const int blocks_per_sm = kGatherThreads / plan.threads;
+  const int blocks_per_sm = kGatherBlocks * kGatherThreads / plan.threads;
   plan.splits = 1;
   plan.overlaps_gemm = false;
   plan.blocks = device.sm_count * blocks_per_sm;

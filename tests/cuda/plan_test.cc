@@ -89,7 +89,7 @@ TEST(CudaPlan, FewRowsShareBlocks) {
   Problem wide = paper(7);
   wide.depth = 20000;
   EXPECT_EQ(plan_gather(kH100, wide).passes, 3);
-  EXPECT_EQ(plan_gather(kH100, wide).threads, 512);
+  EXPECT_EQ(plan_gather(kH100, wide).threads, 256);
 }
 
 TEST(CudaPlan, WorkspaceIsBounded) {

@@ -61,9 +61,9 @@ struct TwellGatherArgs {
   DeviceTwell gate;
   // Blocks that share a row's neurons; more than one needs the two below.
   int splits = 1;
-  float* partial = nullptr;  // [rows × column passes × splits × threads × kThreadFloats]
-  std::uint32_t* tickets = nullptr;             // [rows × column passes], zero before
-  std::int32_t* row_nnz = nullptr;              // [rows], set; may be null
+  float* partial = nullptr;          // [rows × column groups × splits × sums of a block]
+  std::uint32_t* tickets = nullptr;  // [rows × column groups], zero before
+  std::int32_t* row_nnz = nullptr;   // [rows], set; may be null
   unsigned long long* neuron_counts = nullptr;  // [cols], added to; may be null
 };
 
@@ -71,9 +71,9 @@ struct TwellGatherArgs {
 // left for the end. Their order in it is left to timing, which no result depends on.
 struct RowQueue {
   RowItem* items = nullptr;  // [capacity]: long rows from the front on, others from the back
-  std::uint32_t* counters = nullptr;      // QueueCounter and one a column pass, zero before
+  std::uint32_t* counters = nullptr;      // QueueCounter and one a column group, zero before
   std::int32_t* first_partial = nullptr;  // [rows], set: of a row that blocks share, or −1
-  std::uint32_t* finished = nullptr;      // [rows × column passes], zero before
+  std::uint32_t* finished = nullptr;      // [rows × column groups], zero before
   int capacity = 0;                       // rows + partials
   int partials = 0;                       // that there is room for
   int chunk = kWindow;                    // non-zeros
@@ -125,7 +125,7 @@ struct GatherRowsArgs {
   int depth = 0;
   DeviceTwell gate;  // of one tile
   RowQueue queue;
-  float* partial = nullptr;     // [partials × column passes × threads × kThreadFloats]
+  float* partial = nullptr;     // [(partials + blocks) × column groups × sums of a block]
   const float* sums = nullptr;  // [rows, depth] that are added to; may be null
   std::int64_t sums_stride = 0;
 };

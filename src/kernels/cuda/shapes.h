@@ -2,6 +2,8 @@
 // compiled for.
 #pragma once
 
+#include <cuda_runtime.h>
+
 #include <cstddef>
 #include <cstdint>
 
@@ -50,12 +52,14 @@ using Stream8x32 = StreamTiles<8>;
 using Stream16x32 = StreamTiles<16>;
 using Stream32x32 = StreamTiles<32>;
 
-// twell_gated_ffn and twell_spmm. A block accumulates up to kGatherColumns columns of a row in
-// registers; wider outputs take several blocks.
-constexpr int kGatherThreads = 512;  // at most: 128 registers each
-constexpr int kThreadVectors = 2;    // of eight columns that a thread accumulates
+// The gathers. A thread accumulates 16 columns in registers at a time; a block takes a group of
+// columns in as many parts as that needs, and wider outputs take several groups, each with blocks
+// of its own. Two blocks of 256 threads an SM leave 128 registers for each.
+constexpr int kGatherThreads = 256;  // at most
+constexpr int kGatherBlocks = 2;     // of so many, on an SM
+constexpr int kThreadVectors = 2;    // of eight columns
 constexpr int kThreadFloats = kThreadVectors * kVector;
-constexpr int kGatherColumns = kGatherThreads * kThreadFloats;
+constexpr int kGatherColumns = 8192;  // of a group
 
 // A block of pack_gate has a warp for each of its rows.
 constexpr int kPackThreads = 128;
@@ -77,12 +81,18 @@ struct RowItem {
   int chunk;
 };
 
+// Inputs that dot products have in shared memory at a time: eight vectors of a lane.
+constexpr int kDotInputs = 2048;
+constexpr int kDotVectors = kDotInputs / kVector;
+
 struct alignas(16) ActiveList {
+  float4 inputs[2 * kDotVectors];
   int offsets[kGroupTiles + 1];  // of the group's tiles in its list of non-zeros
   int warp_sums[32];
   int neurons[kWindow];
   float values[kWindow];  // g, then h
   float dots[kWindow];    // u
+  int row_nnz;
   std::uint32_t ticket;
   RowItem items[2];
 };

@@ -1,10 +1,9 @@
 // What the gathers share: dot products with chosen rows of Wu, sums of chosen rows of Wd.
 //
-// A block works on one row of x. Its warps share the neurons of the dot products, each with x in
-// registers and two rows of Wu in flight (8 KB at 2,048 inputs); then its threads share the columns
-// of the sum, each with four rows of Wd in flight. So neither half needs a reduction between warps,
-// and y stays in registers however many neurons a row has. Several blocks run on each SM, so that
-// one loads while another waits.
+// A block works on one row of x. Its warps share the neurons of the dot products, each with two
+// rows of Wu in flight (8 KB at 2,048 inputs); then its threads share the columns of the sum, each
+// with four rows of Wd in flight. So neither half needs a reduction between warps. Several blocks
+// run on each SM, so that one loads while another waits.
 #pragma once
 
 #include "kernels/cuda/common/element.cuh"
@@ -22,15 +21,17 @@ __device__ __forceinline__ uint4 load_row_vector(const std::uint16_t* row, int c
   }
 }
 
+// The products of eight neighbouring inputs, added in order.
 template <class T>
-__device__ __forceinline__ void add_products(float& sum, const uint4& a, const uint4& b) {
-  const std::uint32_t x[4] = {a.x, a.y, a.z, a.w};
-  const std::uint32_t y[4] = {b.x, b.y, b.z, b.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    sum = fmaf(T::low(x[i]), T::low(y[i]), sum);
-    sum = fmaf(T::high(x[i]), T::high(y[i]), sum);
-  }
+__device__ __forceinline__ void add_products(float& sum, const float4 (&x)[2], const uint4& w) {
+  sum = fmaf(x[0].x, T::low(w.x), sum);
+  sum = fmaf(x[0].y, T::high(w.x), sum);
+  sum = fmaf(x[0].z, T::low(w.y), sum);
+  sum = fmaf(x[0].w, T::high(w.y), sum);
+  sum = fmaf(x[1].x, T::low(w.z), sum);
+  sum = fmaf(x[1].y, T::high(w.z), sum);
+  sum = fmaf(x[1].z, T::low(w.w), sum);
+  sum = fmaf(x[1].w, T::high(w.w), sum);
 }
 
 __device__ __forceinline__ float sum_of_warp(float value) {
@@ -41,25 +42,36 @@ __device__ __forceinline__ float sum_of_warp(float value) {
   return value;
 }
 
-// values[i] *= x · W[neurons[i]] for the window's `count` neurons.
+// A run of x, widened: the first four values of every vector of eight, then the last four, so that
+// a warp's loads are 512 contiguous bytes.
+template <class T, bool kAligned>
+__device__ __forceinline__ void stage_inputs(float4* to, const std::uint16_t* x, int first,
+                                             int depth) {
+  for (int i = static_cast<int>(threadIdx.x); i < kDotVectors; i += static_cast<int>(blockDim.x)) {
+    const uint4 v = load_row_vector<kAligned>(x, first + i * kVector, depth);
+    to[i] = make_float4(T::low(v.x), T::high(v.x), T::low(v.y), T::high(v.y));
+    to[kDotVectors + i] = make_float4(T::low(v.z), T::high(v.z), T::low(v.w), T::high(v.w));
+  }
+}
+
+// values[i] *= x · W[neurons[i]] for the window's `count` neurons. Begins with a barrier for the
+// window too; its results want one after it.
+//
+// x is read from shared memory, since in registers it would leave no room for the 16 loads of 16
+// bytes of W that a thread has in flight.
 template <class T, bool kAligned>
 __device__ __forceinline__ void dot_products(ActiveList& list, int count, const std::uint16_t* x,
                                              const DeviceMatrix& up, int depth) {
-  constexpr int kVectors = 8;
-  constexpr int kInputs = kVectors * 32 * kVector;  // 2,048 at a time
   // Of weights at a time; assembling vectors from elements takes registers.
   constexpr int kRows = kAligned ? 2 : 1;
-  constexpr int kAtOnce = kAligned ? 4 : 2;
+  constexpr int kAtOnce = kAligned ? kDotVectors / 32 : 2;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int warps = static_cast<int>(blockDim.x) / 32;
-#pragma unroll 1
-  for (int first = 0; first < depth; first += kInputs) {
-    uint4 inputs[kVectors];
-#pragma unroll
-    for (int v = 0; v < kVectors; ++v) {
-      inputs[v] = load_row_vector<kAligned>(x, first + (v * 32 + lane) * kVector, depth);
-    }
+  for (int first = 0; first < depth; first += kDotInputs) {
+    if (first > 0) __syncthreads();  // until all are done with the run before
+    stage_inputs<T, kAligned>(list.inputs, x, first, depth);
+    __syncthreads();
     // What is in flight is said here; the compiler would unroll further, into registers it lacks.
 #pragma unroll 1
     for (int i = warp * kRows; i < count; i += warps * kRows) {
@@ -70,22 +82,27 @@ __device__ __forceinline__ void dot_products(ActiveList& list, int count, const 
         rows[r] = up.data + list.neurons[min(i + r, count - 1)] * up.stride;
       }
 #pragma unroll
-      for (int begin = 0; begin < kVectors; begin += kAtOnce) {
+      for (int begin = 0; begin < kDotVectors / 32; begin += kAtOnce) {
         uint4 weights[kRows][kAtOnce];
 #pragma unroll
-        for (int r = 0; r < kRows; ++r) {
+        for (int v = 0; v < kAtOnce; ++v) {
 #pragma unroll
-          for (int v = 0; v < kAtOnce; ++v) {
+          for (int r = 0; r < kRows; ++r) {
             const int input = first + ((begin + v) * 32 + lane) * kVector;
             weights[r][v] = load_row_vector<kAligned>(rows[r], input, depth);
           }
         }
+        // Never true. ptxas has as few as two of the loads wait for their products before it issues
+        // the next ones, but it moves none below a branch.
+        if constexpr (kAligned) {
+          if (__any_sync(0xffffffffU, list.neurons[0] < 0)) return;
+        }
 #pragma unroll
-        for (int r = 0; r < kRows; ++r) {
+        for (int v = 0; v < kAtOnce; ++v) {
+          const int at = (begin + v) * 32 + lane;
+          const float4 inputs[2] = {list.inputs[at], list.inputs[kDotVectors + at]};
 #pragma unroll
-          for (int v = 0; v < kAtOnce; ++v) {
-            add_products<T>(sums[r], inputs[begin + v], weights[r][v]);
-          }
+          for (int r = 0; r < kRows; ++r) add_products<T>(sums[r], inputs, weights[r][v]);
         }
       }
 #pragma unroll
@@ -94,27 +111,129 @@ __device__ __forceinline__ void dot_products(ActiveList& list, int count, const 
         if (lane == 0 && i + r < count) {
           const float dot = first == 0 ? sum : list.dots[i + r] + sum;
           list.dots[i + r] = dot;
-          if (first + kInputs >= depth) list.values[i + r] *= dot;
+          if (first + kDotInputs >= depth) list.values[i + r] *= dot;
         }
       }
     }
   }
 }
 
-// A thread's columns: kThreadVectors runs of eight, a block's width apart.
-struct RowSum {
-  float y[kThreadVectors][kVector] = {};
+// The sums of a group of columns of one row, f32, in shared memory behind the list: they wait there
+// while dot products need the registers, and a block takes more columns than its registers hold.
+// A thread's sums are its own: nothing here needs a barrier.
+class BlockSums {
+ public:
+  __device__ __forceinline__ BlockSums(int first_column, int depth)
+      : sums_(reinterpret_cast<float*>(ptx::dynamic_shared() + sizeof(ActiveList))),
+        first_column_(first_column),
+        depth_(depth) {}
 
-  static __device__ __forceinline__ int column(int first_column, int v) {
-    return first_column +
-           (v * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)) * kVector;
+  // Of all the parts of a group: 16 floats of each thread for as many columns.
+  static __device__ __forceinline__ int floats(int depth) {
+    const int width = part_columns();
+    return (min(depth, kGatherColumns) + width - 1) / width * width;
   }
 
-  // y += Σ values[i] W[neurons[i]] over the window.
+  __device__ __forceinline__ void clear() {
+    for (int i = 0; i < floats(depth_); i += stride()) *own(i) = make_float4(0, 0, 0, 0);
+  }
+  // A row of sums in f32, padded to whole vectors.
+  __device__ __forceinline__ void add_row(const float* row) {
+    for (int part = 0; part < parts(); ++part) {
+#pragma unroll
+      for (int i = 0; i < kThreadFloats; i += 4) {
+        const int at = column(part, i / kVector) + i % kVector;
+        if (at < depth_) add(*own(part, i), *reinterpret_cast<const float4*>(row + at));
+      }
+    }
+  }
+
+  // sums += Σ values[i] W[neurons[i]] over the window.
   template <class T, bool kAligned>
-  __device__ __forceinline__ void add(const ActiveList& list, int count, const DeviceMatrix& down,
-                                      int first_column, int depth) {
-    constexpr int kRows = 4;
+  __device__ __forceinline__ void add(const ActiveList& list, int count, const DeviceMatrix& down) {
+#pragma unroll 1
+    for (int part = 0; part < parts(); ++part) {
+      float y[kThreadVectors][kVector];
+      load(part, y);
+      add_rows<T, kAligned>(y, list, count, down, part);
+#pragma unroll
+      for (int i = 0; i < kThreadFloats; i += 4) {
+        const float* from = y[i / kVector] + i % kVector;
+        *own(part, i) = make_float4(from[0], from[1], from[2], from[3]);
+      }
+    }
+  }
+
+  // Rounded into a row of the output.
+  template <class T, bool kAligned>
+  __device__ __forceinline__ void store(std::uint16_t* row) const {
+    for (int part = 0; part < parts(); ++part) {
+      float y[kThreadVectors][kVector];
+      load(part, y);
+#pragma unroll
+      for (int v = 0; v < kThreadVectors; ++v)
+        store_vector<T, kAligned>(row, column(part, v), y[v]);
+    }
+  }
+
+  // Partial sums of a block lie as its threads hold them, 16 bytes of each thread in turn: every
+  // access of a warp is 512 contiguous bytes.
+  __device__ __forceinline__ void store_partial(float* to) const {
+    for (int i = 0; i < floats(depth_); i += stride()) ptx::store_f4(to + place(i), *own(i));
+  }
+  __device__ __forceinline__ void add_partial(const float* from) {
+    for (int i = 0; i < floats(depth_); i += stride()) {
+      add(*own(i), ptx::load_other_block_f4(from + place(i)));
+    }
+  }
+
+ private:
+  static __device__ __forceinline__ void add(float4& sum, const float4& v) {
+    sum.x += v.x;
+    sum.y += v.y;
+    sum.z += v.z;
+    sum.w += v.w;
+  }
+  static __device__ __forceinline__ int threads() { return static_cast<int>(blockDim.x); }
+  static __device__ __forceinline__ int stride() { return threads() * 4; }
+  static __device__ __forceinline__ int part_columns() { return threads() * kThreadFloats; }
+  static __device__ __forceinline__ int place(int i) {
+    return i + static_cast<int>(threadIdx.x) * 4;
+  }
+  __device__ __forceinline__ int parts() const {
+    const int columns = min(depth_ - first_column_, kGatherColumns);
+    return (columns + part_columns() - 1) / part_columns();
+  }
+  // The column of a thread's vector of eight: its vectors of a part are a block's width apart.
+  __device__ __forceinline__ int column(int part, int vector) const {
+    return first_column_ + part * part_columns() +
+           (vector * threads() + static_cast<int>(threadIdx.x)) * kVector;
+  }
+  __device__ __forceinline__ float4* own(int i) const {
+    return reinterpret_cast<float4*>(sums_ + place(i));
+  }
+  // Floats i … i + 3 of the thread's 16 of a part.
+  __device__ __forceinline__ float4* own(int part, int i) const {
+    return own(part * part_columns() + i / 4 * stride());
+  }
+
+  __device__ __forceinline__ void load(int part, float (&y)[kThreadVectors][kVector]) const {
+#pragma unroll
+    for (int i = 0; i < kThreadFloats; i += 4) {
+      const float4 v = *own(part, i);
+      float* to = y[i / kVector] + i % kVector;
+      to[0] = v.x;
+      to[1] = v.y;
+      to[2] = v.z;
+      to[3] = v.w;
+    }
+  }
+
+  template <class T, bool kAligned>
+  __device__ __forceinline__ void add_rows(float (&y)[kThreadVectors][kVector],
+                                           const ActiveList& list, int count,
+                                           const DeviceMatrix& down, int part) const {
+    constexpr int kRows = 4;  // in flight
 #pragma unroll 1
     for (int i = 0; i < count; i += kRows) {
       uint4 weights[kRows][kThreadVectors];
@@ -123,7 +242,7 @@ struct RowSum {
         const std::uint16_t* row = down.data + list.neurons[min(i + r, count - 1)] * down.stride;
 #pragma unroll
         for (int v = 0; v < kThreadVectors; ++v) {
-          weights[r][v] = load_row_vector<kAligned>(row, column(first_column, v), depth);
+          weights[r][v] = load_row_vector<kAligned>(row, column(part, v), depth_);
         }
       }
 #pragma unroll
@@ -131,13 +250,13 @@ struct RowSum {
         if (i + r >= count) break;
         const float h = list.values[i + r];
 #pragma unroll
-        for (int v = 0; v < kThreadVectors; ++v) add_row<T>(y[v], h, weights[r][v]);
+        for (int v = 0; v < kThreadVectors; ++v) add_product<T>(y[v], h, weights[r][v]);
       }
     }
   }
 
   template <class T>
-  static __device__ __forceinline__ void add_row(float (&y)[kVector], float h, const uint4& w) {
+  static __device__ __forceinline__ void add_product(float (&y)[kVector], float h, const uint4& w) {
     const std::uint32_t words[4] = {w.x, w.y, w.z, w.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -146,101 +265,26 @@ struct RowSum {
     }
   }
 
-  // Rounded into a row of the output.
   template <class T, bool kAligned>
-  __device__ __forceinline__ void store(std::uint16_t* row, int first_column, int depth) const {
+  __device__ __forceinline__ void store_vector(std::uint16_t* row, int at,
+                                               const float (&y)[kVector]) const {
+    std::uint32_t words[4];
 #pragma unroll
-    for (int v = 0; v < kThreadVectors; ++v) {
-      const int at = column(first_column, v);
-      std::uint32_t words[4];
+    for (int i = 0; i < 4; ++i) words[i] = T::round2(y[2 * i], y[2 * i + 1]);
+    if constexpr (kAligned) {
+      if (at < depth_) ptx::store_16(row + at, make_uint4(words[0], words[1], words[2], words[3]));
+    } else {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) words[i] = T::round2(y[v][2 * i], y[v][2 * i + 1]);
-      if constexpr (kAligned) {
-        if (at < depth) ptx::store_16(row + at, make_uint4(words[0], words[1], words[2], words[3]));
-      } else {
-#pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          if (at + i < depth) row[at + i] = static_cast<std::uint16_t>(words[i / 2] >> i % 2 * 16);
-        }
+      for (int i = 0; i < kVector; ++i) {
+        if (at + i < depth_) row[at + i] = static_cast<std::uint16_t>(words[i / 2] >> i % 2 * 16);
       }
     }
   }
 
-  // Row `row` of sums in f32; rows are padded to whole vectors.
-  __device__ __forceinline__ void load(const float* row, int first_column, int depth) {
-#pragma unroll
-    for (int i = 0; i < kThreadFloats; i += 4) {
-      const int at = column(first_column, i / kVector);
-      if (at >= depth) break;
-      const float4 part = *reinterpret_cast<const float4*>(row + at + i % kVector);
-      float* sum = y[i / kVector] + i % kVector;
-      sum[0] = part.x;
-      sum[1] = part.y;
-      sum[2] = part.z;
-      sum[3] = part.w;
-    }
-  }
-
-  __device__ __forceinline__ void add(const RowSum& other) {
-#pragma unroll
-    for (int v = 0; v < kThreadVectors; ++v) {
-#pragma unroll
-      for (int i = 0; i < kVector; ++i) y[v][i] += other.y[v][i];
-    }
-  }
-
-  // A thread's own sums in shared memory: blockDim.x · kThreadFloats floats, laid out as below.
-  __device__ __forceinline__ void store_own(float* to) const {
-#pragma unroll
-    for (int i = 0; i < kThreadFloats; i += 4) {
-      const float* part = y[i / kVector] + i % kVector;
-      *reinterpret_cast<float4*>(to + partial_at(i)) =
-          make_float4(part[0], part[1], part[2], part[3]);
-    }
-  }
-  __device__ __forceinline__ void load_own(const float* from) {
-#pragma unroll
-    for (int i = 0; i < kThreadFloats; i += 4) {
-      const float4 part = *reinterpret_cast<const float4*>(from + partial_at(i));
-      float* sum = y[i / kVector] + i % kVector;
-      sum[0] = part.x;
-      sum[1] = part.y;
-      sum[2] = part.z;
-      sum[3] = part.w;
-    }
-  }
-
-  // Partial sums of a block lie as its threads hold them, 16 bytes of each thread in turn: every
-  // access of a warp is 512 contiguous bytes. `from` has blockDim.x · kThreadFloats floats.
-  __device__ __forceinline__ void store_partial(float* to) const {
-#pragma unroll
-    for (int i = 0; i < kThreadFloats; i += 4) {
-      const float* part = y[i / kVector] + i % kVector;
-      ptx::store_f4(to + partial_at(i), make_float4(part[0], part[1], part[2], part[3]));
-    }
-  }
-  __device__ __forceinline__ void add_partial(const float* from) {
-#pragma unroll
-    for (int i = 0; i < kThreadFloats; i += 4) {
-      const float4 part = ptx::load_other_block_f4(from + partial_at(i));
-      float* sum = y[i / kVector] + i % kVector;
-      sum[0] += part.x;
-      sum[1] += part.y;
-      sum[2] += part.z;
-      sum[3] += part.w;
-    }
-  }
-
- private:
-  static __device__ __forceinline__ int partial_at(int i) {
-    return i * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x) * 4;
-  }
+  float* sums_;
+  int first_column_;
+  int depth_;
 };
-
-// Where sums wait while the next dot products need the registers: behind the list.
-__device__ __forceinline__ float* own_sums() {
-  return reinterpret_cast<float*>(ptx::dynamic_shared() + sizeof(ActiveList));
-}
 
 // True in the block that finishes a row's column pass last, once every block's partial sum can be
 // read.

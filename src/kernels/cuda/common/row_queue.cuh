@@ -33,11 +33,11 @@ __device__ __forceinline__ void enqueue_row(const RowQueue& queue, int row, int 
   for (int c = 0; c < chunks; ++c) queue.items[at + c] = {row, c};
 }
 
-// The next item of a column pass; row −1 after the last.
-__device__ __forceinline__ RowItem take_item(const RowQueue& queue, int pass) {
+// The next item of a column group; row −1 after the last.
+__device__ __forceinline__ RowItem take_item(const RowQueue& queue, int group) {
   std::uint32_t* counters = queue.counters;
   const std::uint32_t front = counters[kFrontItems];
-  const std::uint32_t at = atomicAdd(counters + kItemsTaken + pass, 1U);
+  const std::uint32_t at = atomicAdd(counters + kItemsTaken + group, 1U);
   if (at < front) return queue.items[at];
   if (at >= front + counters[kBackItems]) return {-1, -1};
   return queue.items[queue.capacity - 1 - static_cast<int>(at - front)];

@@ -86,7 +86,9 @@ inline constexpr twell::emulation::Figures<&twell::emulation::Place::block> bloc
 inline constexpr twell::emulation::Figures<&twell::emulation::Place::block_size> blockDim;
 inline constexpr twell::emulation::Figures<&twell::emulation::Place::grid> gridDim;
 
+int __any_sync(unsigned mask, int predicate);
 inline void __syncthreads() { twell::emulation::block_barrier(); }
+inline void __syncwarp() { (void)__any_sync(0xffffffffU, 0); }
 inline void __threadfence() {}
 
 inline float __uint_as_float(unsigned bits) {
