@@ -1,0 +1,27 @@
+// Grids of the benchmark's own kernels: pure, so that the limits of a grid are tested without a
+// GPU.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+namespace twell::bench {
+
+struct Grid {
+  unsigned x = 1;
+  unsigned y = 1;
+};
+
+// A grid's y ends at 65,535, its x at 2³¹ − 1.
+inline constexpr std::int64_t kMostBlocksY = 65535;
+
+// The dense layer's elementwise kernel: threads of a block share a row's vectors of eight, blocks
+// along y the rows, each taking every gridDim.y-th.
+inline constexpr int kElementThreads = 256;
+constexpr Grid relu_times_grid(std::int64_t rows, std::int64_t hidden) {
+  const std::int64_t vectors = hidden / 8;
+  return {static_cast<unsigned>((vectors + kElementThreads - 1) / kElementThreads),
+          static_cast<unsigned>(std::min(rows, kMostBlocksY))};
+}
+
+}  // namespace twell::bench
