@@ -40,12 +40,12 @@ struct ReadRowsArgs {
 };
 void launch_read_rows(const ReadRowsArgs& args, int blocks, cudaStream_t stream);
 
-// The i-th row that a warp reads: the high half of a mixed counter, scaled.
+// The i-th row that a warp reads: a counter, mixed as splitmix64 does, scaled by its high half.
 constexpr TWELL_HOST_DEVICE std::uint32_t random_row(std::uint32_t warp, std::uint32_t i,
                                                      std::uint32_t rows) {
   std::uint64_t state = (static_cast<std::uint64_t>(warp) << 32 | i) * 0x9e3779b97f4a7c15ULL;
-  state = (state ^ state >> 31) * 0xbf58476d1ce4e5b9ULL;
-  state ^= state >> 29;
+  state = (state ^ state >> 30) * 0xbf58476d1ce4e5b9ULL;
+  state = (state ^ state >> 27) * 0x94d049bb133111ebULL;
   return static_cast<std::uint32_t>((state >> 32) * rows >> 32);
 }
 

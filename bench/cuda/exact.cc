@@ -12,27 +12,9 @@
 namespace twell::bench {
 namespace {
 
-std::int64_t in_whole_lines(std::int64_t bytes) { return (bytes + 255) / 256 * 256; }
-
-// With what a forced shape or number of splits needs.
-cuda::FfnPlan plan_of(const Bench& bench, const cuda::Problem& problem, const ExactCase& one) {
-  cuda::FfnPlan plan = one.small_blocks ? cuda::plan_ffn(bench.device, problem, 1)
-                                        : cuda::plan_ffn(bench.device, problem);
-  cuda::Problem block = problem;
-  block.tokens = plan.row_block;
-  if (one.shape) plan.gemm = cuda::plan_gemm_relu_twell(*one.shape, block);
-  if (one.splits) plan.gather.splits = *one.splits;
-  const std::int64_t tiles = (problem.hidden + plan.gemm.tile - 1) / plan.gemm.tile;
-  plan.workspace_bytes =
-      static_cast<std::size_t>(in_whole_lines(plan.row_block * tiles * 4) +
-                               in_whole_lines(plan.row_block * tiles * plan.gemm.tile * 4)) +
-      plan.gather.workspace_bytes(plan.row_block, problem.depth);
-  return plan;
-}
-
 void check_one(Bench& bench, const ExactCase& one, const ExactLayer& exact,
                const DeviceLayer& layer) {
-  const cuda::FfnPlan plan = plan_of(bench, layer.problem(one.tokens), one);
+  const cuda::FfnPlan plan = plan_of(bench.device, layer.problem(one.tokens), one);
   if (plan.gemm.shared_bytes > bench.device.shared_bytes) {
     bench.report.add(Line("exact", one.name).add("skipped", "more shared memory than there is"));
     return;

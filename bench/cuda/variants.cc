@@ -49,6 +49,8 @@ std::vector<GemmShape> shapes_for(std::int64_t tokens, const Options& options) {
   return out;
 }
 
+std::int64_t in_whole_lines(std::int64_t bytes) { return (bytes + 255) / 256 * 256; }
+
 }  // namespace
 
 std::vector<CeilingCase> ceiling_cases(const Options& options) {
@@ -106,6 +108,22 @@ std::vector<ExactCase> exact_cases(const Options& options) {
     }
   }
   return out;
+}
+
+cuda::FfnPlan plan_of(const cuda::Device& device, const cuda::Problem& problem,
+                      const ExactCase& one) {
+  cuda::FfnPlan plan =
+      one.small_blocks ? cuda::plan_ffn(device, problem, 1) : cuda::plan_ffn(device, problem);
+  cuda::Problem block = problem;
+  block.tokens = plan.row_block;
+  if (one.shape) plan.gemm = cuda::plan_gemm_relu_twell(*one.shape, block);
+  if (one.splits) plan.gather.splits = *one.splits;
+  const std::int64_t tiles = (problem.hidden + plan.gemm.tile - 1) / plan.gemm.tile;
+  plan.workspace_bytes =
+      static_cast<std::size_t>(in_whole_lines(plan.row_block * tiles * 4) +
+                               in_whole_lines(plan.row_block * tiles * plan.gemm.tile * 4)) +
+      plan.gather.workspace_bytes(plan.row_block, problem.depth);
+  return plan;
 }
 
 std::string LayerCase::name(const char* what) const {

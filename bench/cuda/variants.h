@@ -34,6 +34,9 @@ struct ExactCase {
   bool small_blocks = false;             // the smallest blocks of rows there are
 };
 std::vector<ExactCase> exact_cases(const Options& options);
+// Of one of them, with the workspace that a forced shape or number of splits needs.
+cuda::FfnPlan plan_of(const cuda::Device& device, const cuda::Problem& problem,
+                      const ExactCase& one);
 
 // One layer beside the dense one, and its two kernels apart: a line for each of the four.
 struct LayerCase {
