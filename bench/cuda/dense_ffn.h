@@ -1,41 +1,44 @@
-// The dense layer as a library computes it: the baseline.
+// The dense layer as a library computes it, at its best settings: the baseline.
 #pragma once
 
-#include <cublas_v2.h>
-#include <cuda_runtime.h>
-
 #include <cstdint>
+#include <optional>
+#include <string>
+
+#include "bench/cuda/blas_gemm.h"
 
 namespace twell::bench {
 
-struct DenseWeights {
-  const std::uint16_t* gate_up;  // [2H, D]: gate over up, joined into one GEMM
-  const std::uint16_t* down;     // [H, D]
+struct DenseLayer {
+  const std::uint16_t* x = nullptr;            // [M, D]
+  const std::uint16_t* gate_up = nullptr;      // [2H, D]: gate over up, joined into one GEMM
+  const std::uint16_t* down = nullptr;         // [H, D]
+  const std::uint16_t* down_by_row = nullptr;  // [D, H], as checkpoints have it
+  std::uint16_t* gate_up_out = nullptr;        // [M, 2H]
+  std::uint16_t* hidden_state = nullptr;       // [M, H]
+  std::uint16_t* y = nullptr;                  // [M, D]
 };
 
-struct DenseBuffers {
-  std::uint16_t* gate_up;  // [M, 2H]
-  std::uint16_t* hidden;   // [M, H]
-};
-
+// y = (relu(x Wgᵀ) ⊙ (x Wuᵀ)) Wd in bf16 with f32 sums: a GEMM, an elementwise kernel, a GEMM.
 class DenseFfn {
  public:
-  explicit DenseFfn(cudaStream_t stream);
-  ~DenseFfn();
-  DenseFfn(const DenseFfn&) = delete;
-  DenseFfn& operator=(const DenseFfn&) = delete;
-
-  // y [M, D] = (relu(x Wgᵀ) ⊙ (x Wuᵀ)) Wd in bf16, f32 sums: cuBLAS, an elementwise kernel, cuBLAS.
-  void run(const std::uint16_t* x, const DenseWeights& weights, const DenseBuffers& buffers,
-           std::uint16_t* y, int tokens, int depth, int hidden) const;
-  // c [m, n] = a [m, k] b [n, k]ᵀ.
-  void gemm(const std::uint16_t* a, const std::uint16_t* b, std::uint16_t* c, int m, int n,
-            int k) const;
+  // Chooses the GEMMs, and of the two forms of down the one that is faster. Overwrites what the
+  // layer writes.
+  DenseFfn(const Blas& blas, Timer& timer, const DenseLayer& layer, std::int64_t tokens,
+           std::int64_t depth, std::int64_t hidden);
+  void run() const;
+  std::string to_string() const;
 
  private:
-  cublasHandle_t handle_ = nullptr;
-  void* workspace_ = nullptr;
+  void activate() const;
+  bool uses_down_by_row() const { return down_by_row_->best_us() < down_->best_us(); }
+
+  DenseLayer layer_;
+  std::int64_t tokens_;
+  int hidden_;
   cudaStream_t stream_;
+  BlasGemm gate_up_;
+  std::optional<BlasGemm> down_, down_by_row_;
 };
 
 }  // namespace twell::bench

@@ -21,32 +21,71 @@ gpu_architecture() {
   esac
 }
 
+# Two calls, each within ten minutes: what needs the GPU alone first, what needs PyTorch or takes its time second.
+FIRST_PARTS=(build ceilings test bench)
+SECOND_PARTS=(memcheck racecheck build-lm operators engine bench-ffn)
+ALL_PARTS=("${FIRST_PARTS[@]}" "${SECOND_PARTS[@]}")
+
+# Seconds; those of a call add up to at most CALL_LIMIT, which leaves the rest of 600 to what stands between.
+CALL_LIMIT=560
 limit_of() {
   case $1 in
-    build) echo 90 ;;
-    test) echo 50 ;;
-    memcheck) echo 60 ;;
-    racecheck) echo 30 ;;
-    bench) echo 70 ;;
-    build-lm) echo 160 ;;
-    operators) echo 30 ;;
-    engine) echo 80 ;;
-    bench-ffn) echo 25 ;;
+    build) echo 210 ;;
+    ceilings) echo 70 ;;
+    test) echo 90 ;;
+    bench) echo 190 ;;
+    memcheck) echo 110 ;;
+    racecheck) echo 50 ;;
+    build-lm) echo 200 ;;
+    operators) echo 50 ;;
+    engine) echo 110 ;;
+    bench-ffn) echo 40 ;;
   esac
 }
 
 describe() {
   case $1 in
     build) echo "libtwell_cuda, its tests and the benchmark, for this GPU's architecture, into build/gpu" ;;
+    ceilings) echo "twell_gpu_bench: what the GPU does at best, and the layer on integers, bit by bit" ;;
     test) echo "cuda_test: every kernel shape against the fp64 definition" ;;
+    bench) echo "twell_gpu_bench: layers beside the dense one, row by row; every GEMM shape, every split" ;;
     memcheck) echo "cuda_test under compute-sanitizer memcheck" ;;
     racecheck) echo "the tests of tails and overflow under compute-sanitizer racecheck" ;;
-    bench) echo "twell_gpu_bench: one layer beside cuBLAS, every GEMM shape, every split" ;;
     build-lm) echo "the operators for CUDA tensors and the command line, into build/gpu-lm" ;;
     operators) echo "tests/cuda/test_torch_cuda.py: torch.ops.twell on CUDA tensors, in a graph, its errors" ;;
     engine) echo "generate, stats and train on the GPU beside the CPU; bench model with energy" ;;
     bench-ffn) echo "twell bench ffn: one layer through the operators, beside PyTorch's dense layer" ;;
   esac
+}
+
+# What twell_gpu_bench measures in a part; none in the others.
+bench_selection() {
+  case $1 in
+    ceilings) echo exact ;;
+    bench) echo layers,sweeps ;;
+  esac
+}
+
+# The benchmark, if any build has it: its list of variants needs no GPU.
+built_bench() {
+  local build
+  for build in "$GPU_BUILD" "$ROOT"/build/{release,core}; do
+    [[ ! -x $build/bench/cuda/twell_gpu_bench ]] || { echo "$build/bench/cuda/twell_gpu_bench" && return; }
+  done
+}
+
+# list_variants PART: those it measures, one a line.
+list_variants() {
+  local selection bench
+  selection=$(bench_selection "$1")
+  [[ $selection ]] || return 0
+  bench=$(built_bench)
+  if [[ $bench ]]; then
+    "$bench" --list --only "$selection" | sed 's/^/    /'
+  else
+    echo "    its variants are listed once twell_gpu_bench is built: cmake --preset core -DTWELL_CUDA=ON &&" \
+      "ninja -C build/core twell_gpu_bench"
+  fi
 }
 
 has_build_tools() {
@@ -96,7 +135,7 @@ not_built() {
     test | memcheck | racecheck)
       [[ -x $GPU_BUILD/tests/cuda/cuda_test ]] || echo "cuda_test is not built; run the part build"
       ;;
-    bench)
+    ceilings | bench)
       [[ -x $GPU_BUILD/bench/cuda/twell_gpu_bench ]] ||
         echo "twell_gpu_bench is not built; run the part build, which needs cuBLAS for it"
       ;;
@@ -199,9 +238,12 @@ run_racecheck() {
     cuda_test racecheck compute-sanitizer --tool racecheck --error-exitcode 9
 }
 
-run_bench() {
-  "$GPU_BUILD/bench/cuda/twell_gpu_bench" --sweep --json "$GPU_RESULTS/bench.json"
+measure() {
+  "$GPU_BUILD/bench/cuda/twell_gpu_bench" --only "$(bench_selection "$1")" --json "$GPU_RESULTS/$1.jsonl"
 }
+
+run_ceilings() { measure ceilings; }
+run_bench() { measure bench; }
 
 # note_part PART OUTCOME SECONDS [REASON]
 note_part() {

@@ -1,9 +1,10 @@
 """Joins what the parts of scripts/gpu_check found into one file for the GPU's model.
 
-    gpu_report.py PARTS_DIR RESULTS_DIR GPU_NAME
+    gpu_report.py PARTS_DIR RESULTS_DIR GPU_NAME [TABLE.md]
 
-PARTS_DIR holds parts.tsv (part, outcome, seconds, reason) and PART.json: GoogleTest's of the parts that run tests,
-and what bench, engine and bench-ffn measured. Writes RESULTS_DIR/gpu-<model>.json and prints a summary.
+PARTS_DIR holds parts.tsv (part, outcome, seconds, reason); PART.json: GoogleTest's of the parts that run tests, and
+what engine and bench-ffn measured; PART.jsonl: what twell_gpu_bench measured, a line each, which may end anywhere.
+Writes RESULTS_DIR/gpu-<model>.json, fills the table in TABLE.md (gpu_model_table.py) and prints a summary.
 """
 
 import json
@@ -13,6 +14,8 @@ import re
 import subprocess
 import sys
 
+import gpu_model_table
+
 
 def found_by(file: pathlib.Path) -> dict | None:
     """A part that was ended by its limit may have left none, or half of it."""
@@ -20,6 +23,30 @@ def found_by(file: pathlib.Path) -> dict | None:
         return json.loads(file.read_text())
     except (OSError, ValueError):
         return None
+
+
+def lines_of(file: pathlib.Path) -> dict | None:
+    """What twell_gpu_bench wrote until it ended or was ended: a line that was cut off is left out."""
+    try:
+        text = file.read_text(errors="replace")
+    except OSError:
+        return None
+    found: dict = {"complete": False, "header": {}, "results": []}
+    for line in text.splitlines():
+        try:
+            one = json.loads(line)
+        except ValueError:
+            continue
+        if not isinstance(one, dict):
+            continue
+        kind = one.get("kind")
+        if kind == "header":
+            found["header"] = one
+        elif kind == "end":
+            found["complete"] = True
+        else:
+            found["results"].append(one)
+    return found
 
 
 def tests_of(run: dict) -> dict[str, object]:
@@ -52,10 +79,13 @@ def report(parts_dir: pathlib.Path, gpu: str) -> dict[str, object]:
         if reason:
             parts[name]["reason"] = reason
         found = found_by(parts_dir / f"{name}.json")
+        lines = lines_of(parts_dir / f"{name}.jsonl")
         if found and "testsuites" in found:
             parts[name]["tests"] = tests_of(found)
         elif found:
             measured[name] = found
+        elif lines:
+            measured[name] = lines
     return {
         "gpu": gpu,
         "driver": output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").split("\n")[0],
@@ -66,20 +96,65 @@ def report(parts_dir: pathlib.Path, gpu: str) -> dict[str, object]:
     }
 
 
+def by_variant(found: dict) -> dict[str, dict]:
+    """Every line with a name; both parts of the benchmark begin with the ceilings, and the later one is taken."""
+    return {
+        line["variant"]: line
+        for part in ("ceilings", "bench")
+        for line in found.get(part, {}).get("results", [])
+        if "variant" in line
+    }
+
+
+def summary_of(lines: dict[str, dict]) -> list[str]:
+    out = []
+    exact = [line for line in lines.values() if line["kind"] == "exact" and "equal" in line]
+    if exact:
+        out.append(f"exact: {sum(line['equal'] for line in exact)} of {len(exact)} cases equal to the bit")
+    layers = [line for line in lines.values() if line["kind"] == "ffn"]
+    if layers:
+        # Infinite errors are null.
+        worst = max(layers, key=lambda line: float("inf") if (e := line["worst_row_error"]) is None else e)
+        out.append(
+            f"layers: {sum(line['right'] for line in layers)} of {len(layers)} right; the worst row is "
+            f"{worst['worst_row']} of {worst['variant']}, off by {worst['worst_row_error']} (bound {worst['bound']})"
+        )
+    for line in lines.values():
+        if line.get("equal") is False or line.get("right") is False:
+            out.append(f"WRONG: {line['variant']}")
+        elif line["kind"] == "error":
+            out.append(f"FAILED: {line['variant']}: {line['message']}")
+    return out
+
+
+def write(target: pathlib.Path, text: str) -> None:
+    new = target.with_suffix(".new")
+    new.write_text(text)
+    os.replace(new, target)
+
+
 def main() -> int:
     parts_dir, results_dir, gpu = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), sys.argv[3]
     found = report(parts_dir, gpu)
     model = re.sub(r"[^a-z0-9]+", "-", gpu.lower().replace("nvidia", "")).strip("-")
     target = results_dir / f"gpu-{model}.json"
     results_dir.mkdir(parents=True, exist_ok=True)
-    new = target.with_suffix(".new")
-    new.write_text(json.dumps(found, indent=1) + "\n")
-    os.replace(new, target)
+    write(target, json.dumps(found, indent=1) + "\n")
     for name, part in found["parts"].items():
         tests = part.get("tests")
         counts = f", {tests['passed']} passed, {len(tests['failed'])} failed, {len(tests['skipped'])} skipped" if tests else ""
-        print(f"{name}: {part['outcome']} in {part['seconds']} s{counts}{': ' + part['reason'] if 'reason' in part else ''}")
+        cut = "" if found.get(name, {}).get("complete", True) else ", cut short"
+        print(f"{name}: {part['outcome']} in {part['seconds']} s{counts}{cut}{': ' + part['reason'] if 'reason' in part else ''}")
+    lines = by_variant(found)
+    for message in summary_of(lines):
+        print(message)
     print(f"gpu_check: wrote {target.name}")
+    if len(sys.argv) > 4:
+        table = pathlib.Path(sys.argv[4])
+        text, messages = gpu_model_table.fill(table.read_text(), lines)
+        write(table, text)
+        for message in messages:
+            print(message)
     return 0
 
 

@@ -1,0 +1,169 @@
+#include "bench/cuda/blas_gemm.h"
+
+#include "kernels/cuda/common/check.h"
+
+namespace twell::bench {
+namespace {
+
+// What cuBLAS's documentation recommends for Hopper, under cublasSetWorkspace; it recommends less
+// or the same for others. Given by the caller, since cuBLAS's own cannot be captured.
+constexpr std::size_t kWorkspaceBytes = std::size_t{32} << 20;
+constexpr int kProposals = 8;
+constexpr int kTuningRuns = 5;
+
+void check(cublasStatus_t status, const char* call) {
+  if (status != CUBLAS_STATUS_SUCCESS) {
+    throw Error(ErrorKind::environment, call, cublasGetStatusString(status));
+  }
+}
+#define TWELL_BLAS_CHECK(call) check(call, #call)
+
+constexpr float kOne = 1.0F;
+constexpr float kZero = 0.0F;
+
+template <class T>
+std::uint32_t config_of(const cublasLtMatmulAlgo_t& algorithm,
+                        cublasLtMatmulAlgoConfigAttributes_t attribute) {
+  T value{};
+  std::size_t written = 0;
+  (void)cublasLtMatmulAlgoConfigGetAttribute(&algorithm, attribute, &value, sizeof value, &written);
+  return static_cast<std::uint32_t>(value);
+}
+
+}  // namespace
+
+Blas::Blas(cudaStream_t stream) : stream_(stream), workspace_(kWorkspaceBytes) {
+  TWELL_BLAS_CHECK(cublasCreate(&handle_));
+  TWELL_BLAS_CHECK(cublasLtCreate(&lt_));
+  TWELL_BLAS_CHECK(cublasSetStream(handle_, stream_));
+  TWELL_BLAS_CHECK(cublasSetWorkspace(handle_, workspace(), workspace_bytes()));
+  // Sums are f32, those of parts of k included: what the layer itself does.
+  TWELL_BLAS_CHECK(cublasSetMathMode(
+      handle_, static_cast<cublasMath_t>(CUBLAS_DEFAULT_MATH |
+                                         CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION)));
+}
+
+Blas::~Blas() {
+  (void)cublasDestroy(handle_);
+  (void)cublasLtDestroy(lt_);
+}
+
+// cuBLAS is column-major: cᵀ [n, m] = bᵀ aᵀ.
+struct BlasGemm::Descriptors {
+  explicit Descriptors(const GemmProblem& p) {
+    const cublasOperation_t op_b = p.rows_are_inputs ? CUBLAS_OP_N : CUBLAS_OP_T;
+    const cublasOperation_t op_a = CUBLAS_OP_N;
+    TWELL_BLAS_CHECK(cublasLtMatmulDescCreate(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    TWELL_BLAS_CHECK(
+        cublasLtMatmulDescSetAttribute(operation, CUBLASLT_MATMUL_DESC_TRANSA, &op_b, sizeof op_b));
+    TWELL_BLAS_CHECK(
+        cublasLtMatmulDescSetAttribute(operation, CUBLASLT_MATMUL_DESC_TRANSB, &op_a, sizeof op_a));
+    const auto layout = [](cublasLtMatrixLayout_t* to, int rows, int cols) {
+      TWELL_BLAS_CHECK(cublasLtMatrixLayoutCreate(to, CUDA_R_16BF, static_cast<std::uint64_t>(rows),
+                                                  static_cast<std::uint64_t>(cols), rows));
+    };
+    layout(&b, p.rows_are_inputs ? p.n : p.k, p.rows_are_inputs ? p.k : p.n);
+    layout(&a, p.k, p.m);
+    layout(&c, p.n, p.m);
+  }
+  ~Descriptors() {
+    (void)cublasLtMatrixLayoutDestroy(a);
+    (void)cublasLtMatrixLayoutDestroy(b);
+    (void)cublasLtMatrixLayoutDestroy(c);
+    (void)cublasLtMatmulDescDestroy(operation);
+  }
+  Descriptors(const Descriptors&) = delete;
+  Descriptors& operator=(const Descriptors&) = delete;
+
+  std::vector<cublasLtMatmulHeuristicResult_t> proposals(const Blas& blas) const {
+    cublasLtMatmulPreference_t preference = nullptr;
+    TWELL_BLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference));
+    const std::uint64_t bytes = blas.workspace_bytes();
+    // Parts of k may be added, but not after they were rounded to bf16.
+    const std::uint32_t schemes =
+        CUBLASLT_REDUCTION_SCHEME_MASK & ~std::uint32_t{CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE};
+    std::vector<cublasLtMatmulHeuristicResult_t> found(kProposals);
+    int count = 0;
+    cublasStatus_t status = cublasLtMatmulPreferenceSetAttribute(
+        preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes, sizeof bytes);
+    if (status == CUBLAS_STATUS_SUCCESS) {
+      status = cublasLtMatmulPreferenceSetAttribute(
+          preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes, sizeof schemes);
+    }
+    if (status == CUBLAS_STATUS_SUCCESS) {
+      status = cublasLtMatmulAlgoGetHeuristic(blas.lt(), operation, b, a, c, c, preference,
+                                              kProposals, found.data(), &count);
+    }
+    (void)cublasLtMatmulPreferenceDestroy(preference);
+    // None for a problem is no failure: cublasGemmEx is there as well.
+    if (status != CUBLAS_STATUS_SUCCESS) count = 0;
+    found.resize(static_cast<std::size_t>(count));
+    return found;
+  }
+
+  cublasLtMatmulDesc_t operation = nullptr;
+  cublasLtMatrixLayout_t a = nullptr, b = nullptr, c = nullptr;
+};
+
+BlasGemm::BlasGemm(const Blas& blas, Timer& timer, const GemmProblem& problem,
+                   const GemmOperands& operands)
+    : blas_(blas),
+      problem_(problem),
+      descriptors_(std::make_shared<Descriptors>(problem)),
+      proposed_(descriptors_->proposals(blas)) {
+  best_us_ = timer.measure(kTuningRuns, [&] { run(kOwnChoice, operands); }).median_us;
+  for (int i = 0; i < static_cast<int>(proposed_.size()); ++i) {
+    const auto& proposal = proposed_[static_cast<std::size_t>(i)];
+    if (proposal.state != CUBLAS_STATUS_SUCCESS ||
+        proposal.workspaceSize > blas.workspace_bytes()) {
+      continue;
+    }
+    double us = 0.0;
+    try {
+      us = timer.measure(kTuningRuns, [&] { run(i, operands); }).median_us;
+    } catch (const Error&) {
+      continue;  // proposed, and then not supported
+    }
+    if (us < best_us_) {
+      best_us_ = us;
+      best_ = i;
+    }
+  }
+}
+
+void BlasGemm::run(int candidate, const GemmOperands& operands) const {
+  if (candidate == kOwnChoice) {
+    run_own_choice(operands);
+    return;
+  }
+  const auto& proposal = proposed_[static_cast<std::size_t>(candidate)];
+  TWELL_BLAS_CHECK(cublasLtMatmul(blas_.lt(), descriptors_->operation, &kOne, operands.b,
+                                  descriptors_->b, operands.a, descriptors_->a, &kZero, operands.c,
+                                  descriptors_->c, operands.c, descriptors_->c, &proposal.algo,
+                                  blas_.workspace(), blas_.workspace_bytes(), blas_.stream()));
+}
+
+void BlasGemm::run_own_choice(const GemmOperands& operands) const {
+  const GemmProblem& p = problem_;
+  TWELL_BLAS_CHECK(cublasGemmEx(
+      blas_.handle(), p.rows_are_inputs ? CUBLAS_OP_N : CUBLAS_OP_T, CUBLAS_OP_N, p.n, p.m, p.k,
+      &kOne, operands.b, CUDA_R_16BF, p.rows_are_inputs ? p.n : p.k, operands.a, CUDA_R_16BF, p.k,
+      &kZero, operands.c, CUDA_R_16BF, p.n, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
+}
+
+std::string BlasGemm::to_string() const {
+  const std::string of = " of " + std::to_string(proposed_.size()) + " proposals";
+  if (best_ == kOwnChoice) return "cublasGemmEx, faster than any" + of;
+  const cublasLtMatmulAlgo_t& algorithm = proposed_[static_cast<std::size_t>(best_)].algo;
+  const auto number = [](std::uint32_t value) { return std::to_string(value); };
+  return "cublasLt " + std::to_string(best_ + 1) + of + " (algorithm " +
+         number(config_of<std::int32_t>(algorithm, CUBLASLT_ALGO_CONFIG_ID)) + ", tile " +
+         number(config_of<std::uint32_t>(algorithm, CUBLASLT_ALGO_CONFIG_TILE_ID)) + ", stages " +
+         number(config_of<std::uint32_t>(algorithm, CUBLASLT_ALGO_CONFIG_STAGES_ID)) +
+         ", cluster " +
+         number(config_of<std::uint16_t>(algorithm, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID)) +
+         ", parts of k " +
+         number(config_of<std::int32_t>(algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM)) + ")";
+}
+
+}  // namespace twell::bench

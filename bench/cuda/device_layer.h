@@ -1,0 +1,49 @@
+// A layer in device memory, and what its operations write.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "bench/cuda/device_memory.h"
+#include "bench/cuda/skewed_layer.h"
+#include "twell/cuda.h"
+
+namespace twell::bench {
+
+struct DeviceLayer {
+  explicit DeviceLayer(const SkewedLayer& layer)
+      : depth(layer.depth),
+        hidden(layer.hidden),
+        x(layer.x),
+        gate_up(joined(layer)),
+        down(layer.down),
+        y(layer.x.size()) {}
+
+  ConstMatrixView inputs(std::int64_t first, std::int64_t tokens) const {
+    return {x.get() + first * depth, DType::bf16, tokens, depth};
+  }
+  MatrixView outputs(std::int64_t tokens) const { return {y.get(), DType::bf16, tokens, depth}; }
+  std::vector<std::uint16_t> read_outputs(std::int64_t tokens) const {
+    return y.read(static_cast<std::size_t>(tokens * depth));
+  }
+  cuda::DeviceFfnWeights weights() const {
+    return {{gate_up.get(), DType::bf16, hidden, depth},
+            {gate_up.get() + hidden * depth, DType::bf16, hidden, depth},
+            {down.get(), DType::bf16, hidden, depth}};
+  }
+  cuda::Problem problem(std::int64_t tokens) const {
+    return {tokens, depth, hidden, DType::bf16, true, true};
+  }
+
+  std::int64_t depth, hidden;
+  DeviceMemory<std::uint16_t> x, gate_up, down, y;
+
+ private:
+  static std::vector<std::uint16_t> joined(const SkewedLayer& layer) {
+    std::vector<std::uint16_t> out = layer.gate;
+    out.insert(out.end(), layer.up.begin(), layer.up.end());
+    return out;
+  }
+};
+
+}  // namespace twell::bench

@@ -1,0 +1,31 @@
+// What the benchmark is asked for.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace twell::bench {
+
+struct Options {
+  std::string json;
+  std::vector<std::int64_t> tokens = {1, 4, 16, 64, 256, 1024, 4096, 16384};
+  std::vector<double> nnz = {29, 113, 563};
+  std::int64_t depth = 2048;
+  std::int64_t hidden = 5632;
+  int runs = 15;
+  bool list = false;  // names the variants and measures nothing
+  // What follows the ceilings, which are always measured; all unless named.
+  bool exact = true;
+  bool layers = true;
+  bool sweeps = true;
+};
+
+inline constexpr const char* kUsage =
+    "twell_gpu_bench [--list] [--json FILE] [--only exact,layers,sweeps] [--tokens 1,16,...]\n"
+    "                [--nnz 29,...] [--runs N] [--hidden D] [--ffn H]\n";
+
+// Throws Error{invalid_argument}. `arguments` are those after the program's name.
+Options parse(const std::vector<std::string>& arguments);
+
+}  // namespace twell::bench

@@ -1,0 +1,63 @@
+// Every shape of the gate GEMM and every number of splits of the gather: what the plans' estimates
+// are to be corrected by.
+#include <algorithm>
+#include <cstdio>
+
+#include "bench/cuda/bench.h"
+#include "bench/cuda/device_layer.h"
+
+namespace twell::bench {
+namespace {
+
+void measure_shape(Bench& bench, const ShapeCase& one, const DeviceLayer& layer) {
+  const cuda::Problem problem = layer.problem(one.tokens);
+  const cuda::GemmPlan gemm = cuda::plan_gemm_relu_twell(one.shape, problem);
+  if (gemm.shared_bytes > bench.device.shared_bytes) {
+    bench.report.add(
+        Line("gate_shape", one.name).add("skipped", "more shared memory than there is"));
+    return;
+  }
+  const cuda::GatherPlan gather = cuda::plan_gather(bench.device, problem);
+  const double us = measure_parts(bench, layer, one.tokens, gemm, gather).gate.median_us;
+  const double rate =
+      2.0 * static_cast<double>(one.tokens * layer.depth * layer.hidden) / (us * 1e-6);
+  std::printf("%-34s %10.1f us %8.0f TFLOP/s\n", one.name.c_str(), us, rate * 1e-12);
+  bench.report.add(Line("gate_shape", one.name)
+                       .add("tokens", one.tokens)
+                       .add("shape", cuda::name_of(one.shape))
+                       .add("us", us)
+                       .add("flops_per_s", rate));
+}
+
+void measure_splits(Bench& bench, const SplitsCase& one, const DeviceLayer& layer) {
+  const cuda::Problem problem = layer.problem(one.tokens);
+  const cuda::GemmPlan gemm = cuda::plan_gemm_relu_twell(bench.device, problem);
+  cuda::GatherPlan gather = cuda::plan_gather(bench.device, problem);
+  gather.splits = one.splits;
+  const double us = measure_parts(bench, layer, one.tokens, gemm, gather).gather.median_us;
+  std::printf("%-34s %10.1f us\n", one.name.c_str(), us);
+  bench.report.add(Line("gather_splits", one.name)
+                       .add("tokens", one.tokens)
+                       .add("splits", one.splits)
+                       .add("us", us));
+}
+
+}  // namespace
+
+void sweep(Bench& bench) {
+  const Options& options = bench.options;
+  const std::int64_t most = *std::max_element(options.tokens.begin(), options.tokens.end());
+  guarded(bench, "sweeps", [&] {
+    const DeviceLayer layer(
+        make_skewed_layer(most, options.depth, options.hidden, options.nnz.front(), 1));
+    for (const ShapeCase& one : shape_cases(options)) {
+      guarded(bench, one.name, [&] { measure_shape(bench, one, layer); });
+    }
+    for (const SplitsCase& one : splits_cases(options)) {
+      guarded(bench, one.name, [&] { measure_splits(bench, one, layer); });
+    }
+  });
+  std::fflush(stdout);
+}
+
+}  // namespace twell::bench

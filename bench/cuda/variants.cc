@@ -1,0 +1,182 @@
+#include "bench/cuda/variants.h"
+
+#include <algorithm>
+#include <cstdio>
+
+#include "bench/cuda/exact_layer.h"
+#include "twell/status.h"
+
+namespace twell::bench {
+namespace {
+
+using cuda::GemmShape;
+
+constexpr int kSplits[] = {1, 2, 4, 8, 16, 32};
+
+std::string text_of(double value) {
+  char digits[32];
+  std::snprintf(digits, sizeof digits, "%g", value);
+  return digits;
+}
+
+template <class... Parts>
+std::string path_of(const std::string& first, const Parts&... parts) {
+  std::string out = first;
+  ((out += '/', out += parts), ...);
+  return out;
+}
+
+// "tile 128x256" without its blank.
+std::string name_of_shape(GemmShape shape) {
+  std::string name = cuda::name_of(shape);
+  name.erase(std::remove(name.begin(), name.end(), ' '), name.end());
+  return name;
+}
+
+// The shapes that take so many rows.
+std::vector<GemmShape> shapes_for(std::int64_t tokens, const Options& options) {
+  std::vector<GemmShape> out;
+  for (int s = 0; s <= static_cast<int>(GemmShape::tile128x256); ++s) {
+    try {
+      (void)cuda::plan_gemm_relu_twell(
+          static_cast<GemmShape>(s),
+          {tokens, options.depth, options.hidden, DType::bf16, true, true});
+      out.push_back(static_cast<GemmShape>(s));
+    } catch (const Error&) {
+      continue;
+    }
+  }
+  return out;
+}
+
+std::int64_t in_whole_lines(std::int64_t bytes) { return (bytes + 255) / 256 * 256; }
+
+}  // namespace
+
+std::vector<CeilingCase> ceiling_cases(const Options& options) {
+  using What = CeilingCase::What;
+  std::vector<CeilingCase> out;
+  out.push_back({"ceiling/copy", What::copy, 0, 0, 0, std::size_t{1} << 30});
+  out.push_back({"ceiling/gemm_8192", What::gemm, 8192, 8192, 8192, 0});
+  for (const int m : {16384, 1536, 2048}) {
+    const int n = static_cast<int>(options.hidden);
+    const int k = static_cast<int>(options.depth);
+    out.push_back(
+        {"ceiling/gemm_" + std::to_string(m) + "x" + std::to_string(n) + "x" + std::to_string(k),
+         What::gemm, m, n, k, 0});
+  }
+  // All rows of Wu and Wd of a layer of 2048 × 5632 are 46 MB; 28 and 12 MB fit one of the two
+  // halves of a large L2, and any L2 that a layer is worth running on.
+  for (const int megabytes : {46, 28, 12}) {
+    out.push_back({"ceiling/l2_rows_" + std::to_string(megabytes) + "mb", What::l2_rows, 0, 0, 0,
+                   static_cast<std::size_t>(megabytes) * 1'000'000});
+  }
+  out.push_back({"ceiling/launch_gap", What::launch_gap, 0, 0, 0, 0});
+  return out;
+}
+
+std::vector<ExactCase> exact_cases(const Options& options) {
+  std::vector<ExactCase> out;
+  for (const double nnz : options.nnz) {
+    const auto add = [&](const std::string& suffix, std::int64_t first, std::int64_t tokens) {
+      ExactCase one;
+      one.name = path_of("exact", text_of(nnz), suffix);
+      one.nnz = nnz;
+      one.first = first;
+      one.tokens = tokens;
+      out.push_back(one);
+      return &out.back();
+    };
+    // Below, at and above the rows of every shape of the GEMM.
+    for (const std::int64_t tokens :
+         {1, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 300}) {
+      add(std::to_string(tokens), 0, tokens);
+    }
+    add("full_row", kFullRow, 1);
+    add("empty_row", kEmptyRow, 1);
+    add("300/small_blocks", 0, kExactTokens)->small_blocks = true;
+    for (const std::int64_t tokens : {7, 15, 31, 63, 129, 300}) {
+      for (const GemmShape shape : shapes_for(tokens, options)) {
+        add(path_of(std::to_string(tokens), name_of_shape(shape)), 0, tokens)->shape = shape;
+      }
+    }
+    for (const int splits : kSplits) {
+      const std::string suffix = "splits_" + std::to_string(splits);
+      add(path_of("1", suffix), 0, 1)->splits = splits;
+      add(path_of("full_row", suffix), kFullRow, 1)->splits = splits;
+      add(path_of("17", suffix), 0, 17)->splits = splits;
+    }
+  }
+  return out;
+}
+
+cuda::FfnPlan plan_of(const cuda::Device& device, const cuda::Problem& problem,
+                      const ExactCase& one) {
+  cuda::FfnPlan plan =
+      one.small_blocks ? cuda::plan_ffn(device, problem, 1) : cuda::plan_ffn(device, problem);
+  cuda::Problem block = problem;
+  block.tokens = plan.row_block;
+  if (one.shape) plan.gemm = cuda::plan_gemm_relu_twell(*one.shape, block);
+  if (one.splits) plan.gather.splits = *one.splits;
+  const std::int64_t tiles = (problem.hidden + plan.gemm.tile - 1) / plan.gemm.tile;
+  plan.workspace_bytes =
+      static_cast<std::size_t>(in_whole_lines(plan.row_block * tiles * 4) +
+                               in_whole_lines(plan.row_block * tiles * plan.gemm.tile * 4)) +
+      plan.gather.workspace_bytes(plan.row_block, problem.depth);
+  return plan;
+}
+
+std::string LayerCase::name(const char* what) const {
+  return path_of(what, std::to_string(tokens), text_of(nnz));
+}
+
+std::vector<LayerCase> layer_cases(const Options& options) {
+  std::vector<LayerCase> out;
+  for (const double nnz : options.nnz) {
+    for (const std::int64_t tokens : options.tokens) out.push_back({tokens, nnz});
+  }
+  return out;
+}
+
+std::vector<ShapeCase> shape_cases(const Options& options) {
+  std::vector<ShapeCase> out;
+  for (const std::int64_t tokens : options.tokens) {
+    for (const GemmShape shape : shapes_for(tokens, options)) {
+      out.push_back(
+          {path_of("gate_shape", std::to_string(tokens), name_of_shape(shape)), tokens, shape});
+    }
+  }
+  return out;
+}
+
+std::vector<SplitsCase> splits_cases(const Options& options) {
+  std::vector<SplitsCase> out;
+  for (const std::int64_t tokens : options.tokens) {
+    if (tokens > 64) continue;
+    for (const int splits : kSplits) {
+      out.push_back({path_of("gather_splits", std::to_string(tokens), std::to_string(splits)),
+                     tokens, splits});
+    }
+  }
+  return out;
+}
+
+std::vector<std::string> variant_names(const Options& options) {
+  std::vector<std::string> out;
+  for (const CeilingCase& one : ceiling_cases(options)) out.push_back(one.name);
+  if (options.exact) {
+    for (const ExactCase& one : exact_cases(options)) out.push_back(one.name);
+  }
+  if (options.layers) {
+    for (const LayerCase& one : layer_cases(options)) {
+      for (const char* what : {"ffn", "dense", "gate", "gather"}) out.push_back(one.name(what));
+    }
+  }
+  if (options.sweeps) {
+    for (const ShapeCase& one : shape_cases(options)) out.push_back(one.name);
+    for (const SplitsCase& one : splits_cases(options)) out.push_back(one.name);
+  }
+  return out;
+}
+
+}  // namespace twell::bench

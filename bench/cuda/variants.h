@@ -1,0 +1,67 @@
+// Every case that the benchmark runs, in order, each with the stable name of its line in the
+// report. Pure: no GPU is asked, so that a dry run can name them all.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "bench/cuda/options.h"
+#include "twell/cuda.h"
+
+namespace twell::bench {
+
+// What this GPU does at best.
+struct CeilingCase {
+  enum class What { copy, gemm, l2_rows, launch_gap };
+  std::string name;
+  What what;
+  int m = 0, n = 0, k = 0;  // of a GEMM
+  std::size_t bytes = 0;    // of a copy, or that rows are read from
+};
+std::vector<CeilingCase> ceiling_cases(const Options& options);
+
+// A layer whose result is known to the bit (exact_layer.h).
+struct ExactCase {
+  std::string name;
+  double nnz = 0;
+  std::int64_t first = 0;  // row
+  std::int64_t tokens = 0;
+  std::optional<cuda::GemmShape> shape;  // the plan's where it has none
+  std::optional<int> splits;             // likewise
+  bool small_blocks = false;             // the smallest blocks of rows there are
+};
+std::vector<ExactCase> exact_cases(const Options& options);
+// Of one of them, with the workspace that a forced shape or number of splits needs.
+cuda::FfnPlan plan_of(const cuda::Device& device, const cuda::Problem& problem,
+                      const ExactCase& one);
+
+// One layer beside the dense one, and its two kernels apart: a line for each of the four.
+struct LayerCase {
+  std::int64_t tokens = 0;
+  double nnz = 0;
+  // "ffn", "dense", "gate" or "gather".
+  std::string name(const char* what) const;
+};
+std::vector<LayerCase> layer_cases(const Options& options);
+
+struct ShapeCase {
+  std::string name;
+  std::int64_t tokens = 0;
+  cuda::GemmShape shape;
+};
+std::vector<ShapeCase> shape_cases(const Options& options);
+
+struct SplitsCase {
+  std::string name;
+  std::int64_t tokens = 0;
+  int splits = 1;
+};
+std::vector<SplitsCase> splits_cases(const Options& options);
+
+// All of them, as --list prints them.
+std::vector<std::string> variant_names(const Options& options);
+
+}  // namespace twell::bench

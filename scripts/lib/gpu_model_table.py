@@ -1,0 +1,121 @@
+"""Predictions beside what was measured: the table of docs/gpu-model.md.
+
+Between two markers stands a table in markdown with the columns variant, predicted and measured, in any order and with
+others beside them. A variant is the stable name of a line that twell_gpu_bench reports; a prediction is a number or a
+range with its unit ("2.1 ms", "3.0–3.4 TB/s", "1.3 ×"), and the measurement is written in that unit.
+"""
+
+import dataclasses
+import re
+
+BEGIN, END = "<!-- gpu-model:begin -->", "<!-- gpu-model:end -->"
+# A prediction that is further off is an assumption that does not hold.
+FACTOR = 1.3
+# Unit: the field of a reported line, and how much of the field's unit it is.
+UNITS = {
+    "ns": ("us", 1e-3),
+    "µs": ("us", 1.0),
+    "us": ("us", 1.0),
+    "ms": ("us", 1e3),
+    "s": ("us", 1e6),
+    "GB/s": ("bytes_per_s", 1e9),
+    "TB/s": ("bytes_per_s", 1e12),
+    "GFLOP/s": ("flops_per_s", 1e9),
+    "TFLOP/s": ("flops_per_s", 1e12),
+    "PFLOP/s": ("flops_per_s", 1e15),
+    "×": ("speedup", 1.0),
+    "x": ("speedup", 1.0),
+}
+NUMBER = r"\d[\d,]*(?:\.\d+)?"
+PREDICTION = re.compile(
+    rf"({NUMBER})(?:\s*(?:–|-|to)\s*({NUMBER}))?\s*({'|'.join(map(re.escape, sorted(UNITS, key=len, reverse=True)))})(?![\w/])"
+)
+
+
+@dataclasses.dataclass
+class Prediction:
+    low: float
+    high: float
+    unit: str
+
+    def measured(self, line: dict) -> float | None:
+        """What the line has of this, in the prediction's unit."""
+        field, scale = UNITS[self.unit]
+        value = line.get(field)
+        return None if value is None else value / scale
+
+    def off_by(self, measured: float) -> float:
+        """1 within the range, else how many times as large or small."""
+        if measured <= 0:
+            return float("inf")
+        return max(measured / self.high, self.low / measured, 1.0)
+
+
+def prediction_of(cell: str) -> Prediction | None:
+    # GPU documents have both code points of µ.
+    found = PREDICTION.search(cell.replace("\u03bc", "µ"))
+    if not found:
+        return None
+    low = float(found[1].replace(",", ""))
+    high = float((found[2] or found[1]).replace(",", ""))
+    if low <= 0 or high < low:
+        return None
+    return Prediction(low, high, found[3])
+
+
+def number(value: float) -> str:
+    """Three digits, without an exponent."""
+    if value >= 100:
+        return f"{value:.0f}"
+    return f"{value:.3g}" if value >= 1e-3 else f"{value:.2g}"
+
+
+def cells_of(row: str) -> list[str]:
+    return [cell.strip() for cell in row.strip().strip("|").split("|")]
+
+
+def fill(text: str, lines: dict[str, dict]) -> tuple[str, list[str]]:
+    """The text with what was measured, and a message for each prediction that does not hold.
+
+    `lines` has the reported lines by variant. Text without markers stays as it is; so do rows whose variant was not
+    measured, or not in the dimension that was predicted. Raises ValueError where the table is not one.
+    """
+    if BEGIN not in text or END not in text:
+        return text, []
+    before, rest = text.split(BEGIN, 1)
+    table, after = rest.split(END, 1)
+    rows = table.splitlines(keepends=True)
+    columns: dict[str, int] = {}
+    messages = []
+    for i, row in enumerate(rows):
+        if not row.lstrip().startswith("|"):
+            continue
+        cells = cells_of(row)
+        if not columns:
+            columns = {name.lower(): place for place, name in enumerate(cells)}
+            missing = {"variant", "predicted", "measured"} - columns.keys()
+            if missing:
+                raise ValueError(f"the table between {BEGIN} and {END} has no column {', '.join(sorted(missing))}")
+            continue
+        if all(re.fullmatch(r":?-+:?", cell) for cell in cells):
+            continue
+        if len(cells) != len(columns):
+            raise ValueError(f"expected {len(columns)} cells: {row.strip()}")
+        variant = cells[columns["variant"]].strip("`")
+        prediction = prediction_of(cells[columns["predicted"]])
+        measured = prediction.measured(lines.get(variant, {})) if prediction else None
+        if prediction is None or measured is None:
+            continue
+        cells[columns["measured"]] = f"{number(measured)} {prediction.unit}"
+        pieces = row.split("|")  # the first is what stands before the table's edge
+        pieces[1 + columns["measured"]] = f" {cells[columns['measured']]} "
+        rows[i] = "|".join(pieces)
+        off = prediction.off_by(measured)
+        if off > FACTOR:
+            messages.append(
+                f"assumption failed: {variant}: predicted {cells[columns['predicted']]}, "
+                f"measured {cells[columns['measured']]} ({off:.2f} times off)"
+            )
+    if not columns:
+        raise ValueError(f"there is no table between {BEGIN} and {END}")
+    return before + BEGIN + "".join(rows) + END + after, messages

@@ -1,0 +1,232 @@
+"""scripts/gpu_check and its report, where no GPU is: with programs that play one."""
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+REPORT = ROOT / "scripts/lib/gpu_report.py"
+
+TABLE = """# Model
+
+text | with bars
+
+<!-- gpu-model:begin -->
+| variant | why | predicted | measured |
+| --- | --- | --- | ---: |
+| `ceiling/copy` | data sheet | 2.8–3.1 TB/s | |
+| ffn/16384/29 | GEMM | 2.1 ms | old |
+| dense/16384/29 | three GEMMs | 1,500 us | |
+| gate/16384/29 | | 500 TFLOP/s | |
+| ceiling/launch_gap | | 1500 ns | |
+| gather/16384/29 | not measured | 1 ms | |
+| gate_shape/1/tile64x64 | | no idea | ? |
+<!-- gpu-model:end -->
+after
+"""
+LINES = [
+    {"kind": "header", "gpu": "NVIDIA T", "sms": 132},
+    {"kind": "ceiling", "variant": "ceiling/copy", "us": 700.0, "bytes_per_s": 3.2e12},
+    {"kind": "ceiling", "variant": "ceiling/launch_gap", "us": 1.1},
+    {"kind": "exact", "variant": "exact/29/1", "equal": True},
+    {"kind": "exact", "variant": "exact/29/7", "equal": False, "row": 3},
+    {"kind": "exact", "variant": "exact/29/15/tile128x256", "skipped": "more shared memory than there is"},
+    {"kind": "ffn", "variant": "ffn/16384/29", "us": 3400.0, "speedup": 1.2, "worst_row_error": 0.004,
+     "worst_row": 17, "bound": 0.03125, "right": True},
+    {"kind": "ffn", "variant": "ffn/1/29", "us": 34.0, "speedup": 2.0, "worst_row_error": None,
+     "worst_row": 0, "bound": 0.03125, "right": False},
+    {"kind": "dense", "variant": "dense/16384/29", "us": 1600.0},
+    {"kind": "gate", "variant": "gate/16384/29", "us": 900.0, "flops_per_s": 4.2e14},
+    {"kind": "error", "variant": "gate_shape/1/tile64x64", "message": "out of memory"},
+]  # fmt: skip
+
+
+def text_of(lines):
+    return "".join(json.dumps(line) + "\n" for line in lines)
+
+
+def run_report(directory, lines_text, table=None):
+    (directory / "parts").mkdir()
+    (directory / "parts/parts.tsv").write_text("test\tpassed\t3\t\nbench\tfailed\t190\tended\n")
+    (directory / "parts/bench.jsonl").write_text(lines_text)
+    command = [sys.executable, REPORT, directory / "parts", directory / "results", "NVIDIA T 100"]
+    if table is not None:
+        (directory / "model.md").write_text(table)
+        command.append(directory / "model.md")
+    done = subprocess.run(command, capture_output=True, text=True)
+    return done, directory / "results/gpu-t-100.json"
+
+
+def test_report_fills_the_table_and_names_what_does_not_hold(tmp_path):
+    done, file = run_report(tmp_path, text_of([*LINES, {"kind": "end", "failed": 3}]), TABLE)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "model.md").read_text() == TABLE.replace(
+        "| `ceiling/copy` | data sheet | 2.8–3.1 TB/s | |", "| `ceiling/copy` | data sheet | 2.8–3.1 TB/s | 3.2 TB/s |"
+    ).replace("| 2.1 ms | old |", "| 2.1 ms | 3.4 ms |").replace(
+        "| 1,500 us | |", "| 1,500 us | 1600 us |"
+    ).replace("| 500 TFLOP/s | |", "| 500 TFLOP/s | 420 TFLOP/s |").replace("| 1500 ns | |", "| 1500 ns | 1100 ns |")
+    out = done.stdout.splitlines()
+    failed = [line for line in out if line.startswith("assumption failed")]
+    assert failed == [
+        "assumption failed: ffn/16384/29: predicted 2.1 ms, measured 3.4 ms (1.62 times off)",
+        "assumption failed: ceiling/launch_gap: predicted 1500 ns, measured 1100 ns (1.36 times off)",
+    ]
+    assert "exact: 1 of 2 cases equal to the bit" in out
+    assert "WRONG: exact/29/7" in out and "WRONG: ffn/1/29" in out
+    assert "FAILED: gate_shape/1/tile64x64: out of memory" in out
+    assert any("1 of 2 right" in line and "ffn/1/29" in line for line in out)
+    found = json.loads(file.read_text())
+    assert found["bench"]["complete"] is True
+    assert found["bench"]["header"]["sms"] == 132
+    assert found["bench"]["results"] == LINES[1:]
+    # Again: nothing is left to fill.
+    filled = (tmp_path / "model.md").read_text()
+    again = [sys.executable, REPORT, tmp_path / "parts", tmp_path / "results", "T", tmp_path / "model.md"]
+    subprocess.run(again, check=True, capture_output=True)
+    assert (tmp_path / "model.md").read_text() == filled
+
+
+def test_report_reads_what_a_limit_left(tmp_path):
+    whole = text_of(LINES)
+    # Wherever the file ends: all lines before are there, and none that is not whole.
+    sys.path.insert(0, str(REPORT.parent))
+    from gpu_report import lines_of
+
+    file = tmp_path / "cut.jsonl"
+    for length in range(0, len(whole), 7):
+        file.write_text(whole[:length])
+        found = lines_of(file)
+        expected = [json.loads(line) for line in whole[:length].splitlines(keepends=True) if line.endswith("}\n")]
+        whole_lines = ([found["header"]] if found["header"] else []) + found["results"]
+        assert whole_lines[: len(expected)] == expected and len(whole_lines) <= len(expected) + 1
+        assert found["complete"] is False
+    assert lines_of(tmp_path / "none.jsonl") is None
+    done, _ = run_report(tmp_path, whole[:-20])
+    assert done.returncode == 0, done.stderr
+    assert "bench: failed in 190 s, cut short: ended" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ("<!-- gpu-model:begin -->\n| variant | predicted |\n<!-- gpu-model:end -->\n", "no column measured"),
+        ("<!-- gpu-model:begin -->\nnothing\n<!-- gpu-model:end -->\n", "there is no table"),
+        (TABLE.replace("| 2.1 ms | old |", "| 2.1 ms |"), "expected 4 cells"),
+    ],
+)
+def test_a_broken_table_is_an_error_after_the_results_are_written(tmp_path, table, message):
+    done, file = run_report(tmp_path, text_of(LINES), table)
+    assert done.returncode != 0 and message in done.stderr
+    assert json.loads(file.read_text())["bench"]["results"]
+
+
+def test_text_without_markers_stays(tmp_path):
+    done, _ = run_report(tmp_path, text_of(LINES), "no table\n")
+    assert done.returncode == 0 and (tmp_path / "model.md").read_text() == "no table\n"
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """A copy of the scripts, with nothing built."""
+    shutil.copytree(ROOT / "scripts", tmp_path / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "bin").mkdir()
+    return tmp_path
+
+
+def put(file, text):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("#!/usr/bin/env bash\n" + text)
+    file.chmod(0o755)
+
+
+def gpu_check(tree, *arguments):
+    return subprocess.run(
+        [tree / "scripts/gpu_check", *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PATH": f"{tree / 'bin'}:{os.environ['PATH']}"},
+        timeout=120,
+    )
+
+
+def shell(tree, command):
+    source = f"source '{tree}/scripts/lib/common.sh'; source '{tree}/scripts/lib/gpu_parts.sh'; {command}"
+    return subprocess.run(["bash", "-c", source], check=True, capture_output=True, text=True).stdout
+
+
+def test_each_call_ends_within_ten_minutes(tree):
+    parts = {call: shell(tree, f'echo "${{{call}_PARTS[@]}}"').split() for call in ("FIRST", "SECOND", "ALL")}
+    assert parts["FIRST"] + parts["SECOND"] == parts["ALL"] and len(set(parts["ALL"])) == len(parts["ALL"])
+    most = int(shell(tree, "echo $CALL_LIMIT"))
+    assert most <= 600 - 40  # for what stands between the parts: PyTorch is imported, reports are written
+    for call in ("FIRST", "SECOND"):
+        limits = {part: int(shell(tree, f"limit_of {part}")) for part in parts[call]}
+        assert all(limit >= 30 for limit in limits.values())
+        assert sum(limits.values()) <= most, limits
+    for part in parts["ALL"]:
+        assert shell(tree, f"describe {part}").strip()
+        assert shell(tree, f"declare -F run_{part}")
+
+
+def test_dry_run_names_every_variant(tree):
+    done = gpu_check(tree, "--dry-run", "first")
+    assert done.returncode == 0, done.stderr
+    assert "ninja -C build/core twell_gpu_bench" in done.stdout
+    put(tree / "build/core/bench/cuda/twell_gpu_bench", 'for a in "$@"; do echo "variant/$a"; done\n')
+    done = gpu_check(tree, "--dry-run", "first")
+    listed = [line.strip() for line in done.stdout.splitlines()]
+    assert listed.count("variant/--list") == 2
+    assert "variant/exact" in listed and "variant/layers,sweeps" in listed
+    assert [part for part in ("build", "ceilings", "test", "bench") if f"{part}: at most" in done.stderr] == [
+        "build",
+        "ceilings",
+        "test",
+        "bench",
+    ]
+    assert "memcheck" in gpu_check(tree, "--dry-run", "second").stderr
+
+
+def test_unknown_parts_are_refused(tree):
+    done = gpu_check(tree, "--dry-run", "third")
+    assert done.returncode != 0 and "no part 'third'" in done.stderr
+    if not shutil.which("nvidia-smi"):
+        assert "no NVIDIA GPU here" in gpu_check(tree, "ceilings").stderr
+
+
+def test_what_a_killed_part_measured_is_in_the_results(tree):
+    put(
+        tree / "bin/nvidia-smi",
+        'case "$*" in *name*) echo "NVIDIA T 100" ;; *compute_cap*) echo 9.0 ;; *) echo 580.1 ;; esac\n',
+    )
+    (tree / "lines").write_text(text_of(LINES)[:-5])
+    put(
+        tree / "build/gpu/bench/cuda/twell_gpu_bench",
+        f'[[ $1 == --only && $2 == exact && $3 == --json ]] || exit 3\ncp "{tree}/lines" "$4"\necho measured\nkill -KILL $$\n',
+    )
+    (tree / "docs").mkdir()
+    (tree / "docs/gpu-model.md").write_text(TABLE)
+    done = gpu_check(tree, "ceilings", "bench")
+    assert done.returncode == 1
+    assert "measured" in done.stderr and "assumption failed: ffn/16384/29" in done.stdout
+    assert "3.4 ms" in (tree / "docs/gpu-model.md").read_text()
+    found = json.loads((tree / "bench/results/gpu-t-100.json").read_text())
+    assert found["driver"] == "580.1"
+    assert found["parts"]["ceilings"]["outcome"] == "failed" and found["parts"]["bench"]["outcome"] == "failed"
+    assert found["ceilings"]["complete"] is False and found["ceilings"]["results"] == LINES[1:-1]
+    assert "bench" not in found
+    # Another part, later: what was found stays.
+    done = gpu_check(tree, "memcheck")
+    found = json.loads((tree / "bench/results/gpu-t-100.json").read_text())
+    assert found["parts"]["memcheck"]["outcome"] == "skipped" and found["ceilings"]["results"]
+
+
+def test_the_benchmark_lists_without_a_gpu():
+    program = os.environ.get("TWELL_GPU_BENCH") or pytest.skip("TWELL_GPU_BENCH names no benchmark")
+    done = subprocess.run([program, "--list"], check=True, capture_output=True, text=True)
+    names = done.stdout.split()
+    assert names[0] == "ceiling/copy" and "ffn/16384/29" in names and len(set(names)) == len(names)
