@@ -21,8 +21,12 @@ void cp_async_wait() {
 // These fail on addresses that the GPU would refuse.
 uint4 load_shared_row(const void* from);
 uint4 load_stream(const void* from);
+// Of memory that other blocks write: what they made known, and what this block stored.
 float load_other_block(const float* from);
+float4 load_other_block_f4(const float* from);
 void prefetch_l2(const void* from);
+void store_16(void* to, uint4 v);
+void store_f4(float* to, float4 v);
 void store_shared_16(std::uint32_t to, uint4 v);
 
 // Kernels run one after the other here.
@@ -30,8 +34,10 @@ inline void launch_dependents() {}
 inline void wait_for_previous() {}
 
 void ldmatrix_x4(std::uint32_t (&to)[4], std::uint32_t address);
+void ldmatrix_x4_trans(std::uint32_t (&to)[4], std::uint32_t address);
 void mma_bf16(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1);
 void mma_f16(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1);
+void mma_s8(int (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1);
 
 std::uint32_t round_bf16x2(float low, float high);
 std::uint32_t round_f16x2(float low, float high);
