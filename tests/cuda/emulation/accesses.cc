@@ -19,19 +19,18 @@ std::int64_t distinct(std::vector<std::uintptr_t>& values) {
 
 }  // namespace
 
-void WarpAccesses::add(int lane, const char* name, const void* site, const void* at,
-                       std::size_t bytes) {
-  Call& call = calls_[{name, site}];
-  const auto trip = static_cast<std::size_t>(call.trips[static_cast<std::size_t>(lane)]++);
-  if (call.accesses.size() <= trip) call.accesses.resize(trip + 1);
+void WarpAccesses::add(int lane, const Call& call, const void* at, std::size_t bytes) {
+  Trips& trips = calls_[call];
+  const std::size_t trip = trips.done.at(static_cast<std::size_t>(lane))++;
+  if (trips.all.size() <= trip) trips.all.resize(trip + 1);
   if (at == nullptr) return;
-  call.accesses[trip].addresses.push_back(reinterpret_cast<std::uintptr_t>(at));
-  call.accesses[trip].bytes = bytes;
+  trips.all[trip].addresses.push_back(reinterpret_cast<std::uintptr_t>(at));
+  trips.all[trip].bytes = bytes;
 }
 
 void WarpAccesses::close() {
-  for (auto& [key, call] : calls_) {
-    for (auto& [addresses, bytes] : call.accesses) {
+  for (auto& [call, trips] : calls_) {
+    for (auto& [addresses, bytes] : trips.all) {
       if (addresses.empty()) continue;
       // Addresses are multiples of the size, at most 16: no two overlap in part, none takes two
       // sectors.
@@ -40,12 +39,11 @@ void WarpAccesses::close() {
       for (std::uintptr_t& address : addresses) address /= kSector;
       const std::int64_t sectors = distinct(addresses);
       const std::int64_t needed = (read + sector_bytes - 1) / sector_bytes;
-      Accesses& sum = counted[key.first];
+      Accesses& sum = counted[call.name];
       sum.warps += 1;
       sum.sectors += sectors;
       sum.needed += needed;
-      sum.worst =
-          std::max(sum.worst, static_cast<double>(sectors) / static_cast<double>(needed));
+      sum.worst = std::max(sum.worst, static_cast<double>(sectors) / static_cast<double>(needed));
     }
   }
   calls_.clear();

@@ -5,8 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <tuple>
 #include <vector>
+
+#include "tests/cuda/emulation/fibers.h"
 
 namespace twell::emulation {
 
@@ -14,22 +15,21 @@ namespace twell::emulation {
 // accesses complete.
 class WarpAccesses {
  public:
-  void add(int lane, const char* name, const void* site, const void* at, std::size_t bytes);
+  void add(int lane, const Call& call, const void* at, std::size_t bytes);
   // At a collective and at the end: adds what there is to accesses().
   void close();
 
  private:
-  struct Call {
-    std::array<int, 32> trips = {};  // of each lane
-    struct Trip {
-      std::vector<std::uintptr_t> addresses;
-      std::size_t bytes = 0;  // of one
-    };
-    std::vector<Trip> accesses;
+  struct Trip {
+    std::vector<std::uintptr_t> addresses;
+    std::size_t bytes = 0;  // from each
   };
-  std::map<std::pair<const char*, const void*>, Call> calls_;
+  struct Trips {
+    std::array<std::size_t, 32> done = {};  // of each lane
+    std::vector<Trip> all;
+  };
+  std::map<Call, Trips> calls_;
 };
-
 void clear_accesses();
 
 }  // namespace twell::emulation

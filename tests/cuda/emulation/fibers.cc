@@ -104,8 +104,7 @@ void yield() {
 #endif
   swapcontext(&self->context, &scheduler.context);
 #ifdef TWELL_ASAN_FIBERS
-  __sanitizer_finish_switch_fiber(self->fake_stack, &scheduler.stack,
-                                  &scheduler.stack_bytes);
+  __sanitizer_finish_switch_fiber(self->fake_stack, &scheduler.stack, &scheduler.stack_bytes);
 #endif
 }
 
@@ -187,8 +186,8 @@ void enter() {
 }
 
 // The thread that runs next, up to its next collective; null if all wait. Shuffled: every thread in
-// turn. Else a warp runs as far as it can before the next one starts: the largest lead that barriers
-// allow.
+// turn. Else a warp runs as far as it can before the next one starts: the largest lead that
+// barriers allow.
 Fiber* next_fiber() {
   const std::size_t size = block->turn.size();
   const std::size_t group = order == Order::shuffled ? size : 32;
@@ -275,36 +274,46 @@ void run_one_by_one(dim3 grid, dim3 size, std::size_t shared_bytes,
   }
 }
 
-// Some at a time.
+// Some at a time. The last of `running` runs for 1, 2, 4 ... 1024 steps, then takes any place; one
+// that gives way takes the first, so that it may lie still while all others run to their ends.
 void run_together(dim3 grid, dim3 size, std::size_t shared_bytes, std::vector<dim3> indices) {
-  std::shuffle(indices.begin(), indices.end(), random_blocks);
-  std::vector<Block*> free;
+  // Blocks that share something are often neighbours: then they run at the same time.
+  if (random_blocks() % 2 == 0) {
+    std::reverse(indices.begin(), indices.end());  // the last starts first
+  } else {
+    std::shuffle(indices.begin(), indices.end(), random_blocks);
+  }
   while (blocks.size() < resident) blocks.push_back(std::make_unique<Block>());
+  std::vector<Block*> free, running;
   for (std::size_t i = 0; i < resident; ++i) free.push_back(blocks[i].get());
-  std::vector<Block*> running;
+  const auto any_place = [&] {
+    return running.begin() + static_cast<std::ptrdiff_t>(random_blocks() % (running.size() + 1));
+  };
   while (!indices.empty() || !running.empty()) {
     for (; !indices.empty() && !free.empty(); indices.pop_back(), free.pop_back()) {
-      block = running.emplace_back(free.back());
+      block = free.back();
+      running.insert(any_place(), block);
       start_block(grid, indices.back(), size, shared_bytes);
     }
-    const std::size_t chosen = random_blocks() % running.size();
-    block = running[chosen];
+    block = running.back();
+    running.pop_back();
     if (memory) memory->install(block->view);
-    // 1, 2, 4 ... 1024 steps: fine turns, and leads of one block over all others.
     gives_way = false;
     for (int left = 1 << random_blocks() % 11; left > 0 && block->live > 0 && !gives_way; --left) {
       step();
     }
-    if (block->live > 0) continue;
-    end_block();
-    free.push_back(block);
-    running.erase(running.begin() + static_cast<std::ptrdiff_t>(chosen));
+    if (block->live > 0) {
+      running.insert(gives_way ? running.begin() : any_place(), block);
+    } else {
+      end_block();
+      free.push_back(block);
+    }
   }
 }
 
-// The running thread looked at a place that another may change, and found `value`. Others have their
-// turn if it was the same as before: it may wait for them.
-void poll(const void* at, const void* value, std::size_t bytes, bool always) {
+// The running thread looked at a place that another may change, and found `value`. Others have
+// their turn if it was the same as before: it may wait for them.
+void poll(const void* at, const void* value, std::size_t bytes, bool atomic) {
   Fiber& self = *block->running;
   if (++self.polls > kPolls) {
     throw std::runtime_error("thread " + std::to_string(self.place.thread.x) + " of block " +
@@ -315,8 +324,10 @@ void poll(const void* at, const void* value, std::size_t bytes, bool always) {
   self.polled = at;
   std::memcpy(self.found.data(), value, bytes);
   // A thread that waits for several places finds none the same as the one before.
-  gives_way |= same || self.polls % 64 == 0;
-  if (same || always || self.polls % 64 == 0) yield();
+  const bool may_wait = same || self.polls % 64 == 0;
+  // Where blocks meet is where it matters which one goes on.
+  gives_way |= may_wait || (atomic && random_blocks() % 2 == 0);
+  if (may_wait || (atomic && together != Blocks::one_by_one)) yield();
 }
 
 }  // namespace
@@ -364,11 +375,11 @@ void count_accesses(bool on) {
   if (on) clear_accesses();
 }
 
-void count_access(const char* name, const void* site, const void* at, std::size_t bytes) {
+void count_access(const Call& call, const void* at, std::size_t bytes) {
   if (!counts) return;
   const Fiber& self = *block->running;
-  block->warps[warp_of(self)].accesses.add(static_cast<int>(self.place.thread.x % 32), name, site,
-                                           at, bytes);
+  block->warps[warp_of(self)].accesses.add(static_cast<int>(self.place.thread.x % 32), call, at,
+                                           bytes);
 }
 
 void fence() {
@@ -394,11 +405,10 @@ void* begin_atomic(void* at, std::size_t bytes) {
 
 void end_atomic(void* at, const void* truth, std::size_t bytes) {
   if (truth != at) memory->changed(block->view, at, bytes);
-  poll(at, truth, bytes, together != Blocks::one_by_one);
+  poll(at, truth, bytes, true);
 }
 
 void read_other_block(void* to, const void* from, std::size_t bytes) {
-  if (memory) collect();
   if (!memory || !memory->read(block->view, to, from, bytes)) std::memcpy(to, from, bytes);
   poll(from, to, bytes, false);
 }

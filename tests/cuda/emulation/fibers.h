@@ -6,6 +6,7 @@
 #include <map>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <vector>
 
 namespace twell::emulation {
@@ -38,8 +39,17 @@ std::byte* shared_at(std::uint32_t address, std::uint32_t bytes);
 // Copies what other blocks made known of `bytes` of device memory, and what this block stored.
 void read_other_block(void* to, const void* from, std::size_t bytes);
 
-// The running thread's part of an access by its warp (accesses.h): `bytes` from `at`, null for none
-// of them, by the wrapper `name`, called from `site`.
-void count_access(const char* name, const void* site, const void* at, std::size_t bytes);
+// A call of the wrapper `name`.
+struct Call {
+  const char* name;
+  const char* file;
+  int line;
+  bool operator<(const Call& other) const {
+    return std::tie(line, name, file) < std::tie(other.line, other.name, other.file);
+  }
+};
+// The running thread's part of an access by its warp (accesses.h): `bytes` from `at`, null for
+// none.
+void count_access(const Call& call, const void* at, std::size_t bytes);
 
 }  // namespace twell::emulation

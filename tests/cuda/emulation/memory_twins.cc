@@ -5,9 +5,7 @@
 
 #include "tests/cuda/emulation/fibers.h"
 
-// Inlined copies of a wrapper's caller are places of their own.
-#define TWELL_COUNT(at, bytes) \
-  emulation::count_access(__func__, __builtin_return_address(0), at, bytes)
+#define TWELL_COUNT(at, bytes) emulation::count_access({__func__, file, line}, at, bytes)
 
 namespace twell::emulation {
 
@@ -61,7 +59,8 @@ std::uint32_t shared_address(const void* pointer) {
   return static_cast<std::uint32_t>(offset);
 }
 
-void cp_async_16(std::uint32_t to, const void* from, std::uint32_t bytes) {
+void cp_async_16(std::uint32_t to, const void* from, std::uint32_t bytes, const char* file,
+                 int line) {
   require(bytes == 0 || bytes == 16, "cp.async of other than 0 or 16 bytes");
   require(aligned(from, 16), "misaligned cp.async");
   shared_at(to, 16);
@@ -84,20 +83,20 @@ void cp_async_wait_pending(int pending) {
   }
 }
 
-uint4 load_shared_row(const void* from) {
+uint4 load_shared_row(const void* from, const char* file, int line) {
   TWELL_COUNT(from, 16);
   return load_16(from);
 }
-uint4 load_stream(const void* from) {
+uint4 load_stream(const void* from, const char* file, int line) {
   TWELL_COUNT(from, 16);
   return load_16(from);
 }
 
-float load_other_block(const float* from) {
+float load_other_block(const float* from, const char* file, int line) {
   TWELL_COUNT(from, 4);
   return load_from_other_block<float>(from);
 }
-float4 load_other_block_f4(const float* from) {
+float4 load_other_block_f4(const float* from, const char* file, int line) {
   TWELL_COUNT(from, 16);
   return load_from_other_block<float4>(from);
 }
@@ -105,11 +104,11 @@ float4 load_other_block_f4(const float* from) {
 // Reads, so that AddressSanitizer sees an address out of bounds.
 void prefetch_l2(const void* from) { (void)*static_cast<const volatile char*>(from); }
 
-void store_16(void* to, uint4 v) {
+void store_16(void* to, uint4 v, const char* file, int line) {
   TWELL_COUNT(to, 16);
   store(to, v);
 }
-void store_f4(float* to, float4 v) {
+void store_f4(float* to, float4 v, const char* file, int line) {
   TWELL_COUNT(to, 16);
   store(to, v);
 }

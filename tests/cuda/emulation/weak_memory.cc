@@ -44,6 +44,7 @@ WeakMemory::WeakMemory(const DeviceMemory& memory) {
     }
   }
   truth_ = std::make_unique_for_overwrite<std::byte[]>(bytes_);
+  initial_ = std::make_unique_for_overwrite<std::byte[]>(bytes_);
   open_.reserve(chunks_.size());  // the handler must not allocate
   for (Chunk& chunk : chunks_) {
     std::memcpy(&truth_[chunk.place], chunk.at, chunk.bytes);
@@ -100,6 +101,7 @@ void WeakMemory::touch(Chunk& chunk) {
   if (chunk.touched) return;
   chunk.touched = true;
   touched_.push_back(&chunk);
+  std::memcpy(&initial_[chunk.place], &truth_[chunk.place], chunk.bytes);
   for (View* view : views_) {
     std::memcpy(&view->bytes[chunk.place], &truth_[chunk.place], chunk.bytes);
     std::memset(&view->own[chunk.place], 0, chunk.bytes);
@@ -109,8 +111,9 @@ void WeakMemory::touch(Chunk& chunk) {
 void WeakMemory::start(View& view) {
   view.bytes = std::make_unique_for_overwrite<std::byte[]>(bytes_);
   view.own = std::make_unique_for_overwrite<bool[]>(bytes_);
+  view.observed = false;
   for (const Chunk* chunk : touched_) {
-    std::memcpy(&view.bytes[chunk->place], &truth_[chunk->place], chunk->bytes);
+    std::memcpy(&view.bytes[chunk->place], &initial_[chunk->place], chunk->bytes);
     std::memset(&view.own[chunk->place], 0, chunk->bytes);
   }
   views_.push_back(&view);
@@ -168,6 +171,8 @@ void WeakMemory::publish(View& view, Stores& stores) {
 }
 
 void WeakMemory::refresh(View& view) {
+  if (!view.observed) return;
+  view.observed = false;
   for (const Chunk* chunk : touched_) {
     std::byte* bytes = &view.bytes[chunk->place];
     const std::byte* truth = &truth_[chunk->place];
@@ -181,6 +186,7 @@ void WeakMemory::refresh(View& view) {
 void* WeakMemory::truth_of(View& view, const void* at, std::size_t bytes) {
   Chunk* chunk = find(at);
   if (chunk == nullptr) return nullptr;
+  view.observed = true;
   touch(*chunk);
   const std::size_t place =
       chunk->place + static_cast<std::size_t>(static_cast<const std::byte*>(at) - chunk->at);
@@ -200,14 +206,16 @@ void WeakMemory::changed(View& view, void* at, std::size_t bytes) {
   std::memcpy(at, &truth_[place], bytes);
 }
 
-bool WeakMemory::read(const View& view, void* to, const void* from, std::size_t bytes) {
+bool WeakMemory::read(View& view, void* to, const void* from, std::size_t bytes) {
   const Chunk* chunk = find(from);
   if (chunk == nullptr) return false;
-  const std::size_t place =
-      chunk->place + static_cast<std::size_t>(static_cast<const std::byte*>(from) - chunk->at);
-  for (std::size_t i = 0; i < bytes; ++i) {
-    const bool own = chunk->touched && view.own[place + i];
-    static_cast<std::byte*>(to)[i] = own ? view.bytes[place + i] : truth_[place + i];
+  view.observed = true;
+  const auto first = static_cast<std::size_t>(static_cast<const std::byte*>(from) - chunk->at);
+  for (std::size_t i = first; i < first + bytes; ++i) {
+    const std::size_t place = chunk->place + i;
+    const std::byte before = chunk->touched ? view.bytes[place] : truth_[place];
+    const bool own = chunk->at[i] != before || (chunk->touched && view.own[place]);
+    static_cast<std::byte*>(to)[i - first] = own ? chunk->at[i] : truth_[place];
   }
   return true;
 }

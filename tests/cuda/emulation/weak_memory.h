@@ -1,15 +1,17 @@
 // What blocks that run at the same time see of each other's stores.
 //
-// The truth is what all blocks agree on: atomics act on it. A block's plain loads read its view: the
-// truth as it was when the block started or last had a fence, and the block's own stores. A store
-// joins the truth by a fence of a thread that knows of it, else when the kernel ends. So both are as
-// late as CUDA allows, with two exceptions: a fence makes the view new for its whole block, and a
-// block's threads see each other's stores before a barrier too.
+// The truth is what all blocks agree on: atomics act on it, and load_other_block reads it. A
+// block's plain loads read its view: the truth as it was when the kernel started, or at the block's
+// last fence that followed an atomic or load_other_block; and the block's own stores. (A fence that
+// comes before the atomic that finds a flag set promises nothing.) A store joins the truth by a
+// fence of its thread, or of one that knows of it by a barrier, else when the kernel ends. So both
+// are as late as CUDA allows, with two exceptions: a fence makes the view new for its whole block,
+// and a block's threads see each other's stores before a barrier too.
 //
 // Kernels load and store as plain C++. While a block runs, its view lies in device memory itself;
-// what differs from the view after a thread's turn, that thread stored. A store of the value that is
-// there already is therefore not seen. So that only memory that was written need be compared, whole
-// pages are protected, and the first store to one is caught as a signal.
+// what differs from the view after a thread's turn, that thread stored. A store of the value that
+// is there already is therefore not seen. So that only memory that was written need be compared,
+// whole pages are protected, and the first store to one is caught as a signal.
 #pragma once
 
 #include <cstddef>
@@ -27,6 +29,7 @@ using Stores = std::vector<std::size_t>;
 struct View {
   std::unique_ptr<std::byte[]> bytes;  // set in the chunks that were touched
   std::unique_ptr<bool[]> own;         // stored by the block, not yet in the truth
+  bool observed = false;               // something of other blocks, since the last refresh()
 };
 
 class WeakMemory {
@@ -44,10 +47,12 @@ class WeakMemory {
   void publish(View& view, Stores& stores);
   void refresh(View& view);
 
-  // For the running block, collected; null or false where this is not device memory.
+  // An atomic of the running block, whose stores are collected: where the truth is, null where this
+  // is not device memory; and after it was changed.
   void* truth_of(View& view, const void* at, std::size_t bytes);
-  void changed(View& view, void* at, std::size_t bytes);  // the truth, by an atomic
-  bool read(const View& view, void* to, const void* from, std::size_t bytes);
+  void changed(View& view, void* at, std::size_t bytes);
+  // The truth and the running block's own stores; false where this is not device memory.
+  bool read(View& view, void* to, const void* from, std::size_t bytes);
 
  private:
   // A page, or a part of one at an allocation's start or end.
@@ -69,7 +74,8 @@ class WeakMemory {
   std::vector<Chunk*> loose_, open_, touched_;
   std::size_t bytes_ = 0;
   std::unique_ptr<std::byte[]> truth_;
-  std::vector<View*> views_;                                   // of the blocks that run
+  std::unique_ptr<std::byte[]> initial_;  // of the chunks that were touched, before
+  std::vector<View*> views_;              // of the blocks that run
   std::vector<std::pair<std::size_t, std::byte>> unpublished_;  // of those that ended
 };
 

@@ -64,7 +64,8 @@ void set_order(Order order, unsigned seed = 1);
 //   concurrent   the same, and a store reaches other blocks as late, a load is as old, as fences
 //                allow.
 // Blocks give way at collectives, fences, atomics and reads of other blocks' memory. `seed` chooses
-// the order in which they start, and their turns; a block starts when one of the `resident` ends.
+// their turns, and whether they start in order or in any; a block starts when one of the `resident`
+// ends.
 enum class Blocks { one_by_one, interleaved, concurrent };
 void set_blocks(Blocks blocks, unsigned seed = 1, int resident = 8);
 
@@ -79,7 +80,7 @@ int overlapping_launches();
 
 // Accesses of device memory by whole warps, since count_accesses(true). What the lanes of a warp
 // access by one call in one trip through it counts as one: the same wrapper, called from the same
-// place, for as many times since the warp's last collective. A lane that leaves out a trip which
+// line, for as many times since the warp's last collective. A lane that leaves out a trip which
 // others take is matched with their next one. Only the wrappers of ptx_twins.h are seen, no plain
 // C++ accesses.
 struct Accesses {
