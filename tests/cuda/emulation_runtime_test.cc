@@ -110,6 +110,7 @@ TEST_F(EmulationRuntimeTest, WhatWaitsOrAllocatesIsRefusedWhileAStreamRecords) {
   }
   EXPECT_EQ(cudaGetLastError(), cudaErrorStreamCaptureUnsupported);
   EXPECT_EQ(cudaMemsetAsync(memory.data(), 0, 4, nullptr), cudaSuccess);
+  emulation::set_capturing(false);  // the memory is freed
 }
 
 // A call may be recorded: it neither waits nor allocates.
