@@ -52,6 +52,6 @@ struct PartTimes {
   Times gate, gather;
 };
 PartTimes measure_parts(Bench& bench, const DeviceLayer& layer, std::int64_t tokens,
-                        const cuda::GemmPlan& gemm, const cuda::GatherPlan& gather);
+                        const cuda::FfnPlan& plan, const Times& whole);
 
 }  // namespace twell::bench

@@ -17,7 +17,8 @@ struct DeviceLayer {
         x(layer.x),
         gate_up(joined(layer)),
         down(layer.down),
-        y(layer.x.size()) {}
+        y(layer.x.size()),
+        rates(layer.rates) {}
 
   ConstMatrixView inputs(std::int64_t first, std::int64_t tokens) const {
     return {x.get() + first * depth, DType::bf16, tokens, depth};
@@ -37,6 +38,7 @@ struct DeviceLayer {
 
   std::int64_t depth, hidden;
   DeviceMemory<std::uint16_t> x, gate_up, down, y;
+  std::vector<double> rates;
 
  private:
   static std::vector<std::uint16_t> joined(const SkewedLayer& layer) {

@@ -136,7 +136,7 @@ ExactLayer make_exact_layer(std::int64_t tokens, std::int64_t depth, std::int64_
   }
   ExactLayer exact;
   SkewedLayer& layer = exact.layer;
-  layer = {tokens, depth, hidden, {}, {}, {}, {}};
+  layer = {tokens, depth, hidden, {}, {}, {}, {}, {}};
   fill_inputs(layer, seed);
   layer.gate = random_integers(hidden * depth, 1, seed + 1);
   layer.up = random_integers(hidden * depth, 1, seed + 2);

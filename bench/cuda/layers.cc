@@ -48,7 +48,9 @@ void measure_one(Bench& bench, const LayerCase& one, const DeviceLayer& layer,
   const std::int64_t tokens = one.tokens;
   cudaStream_t stream = bench.timer.stream();
   const int runs = bench.options.runs;
-  const cuda::FfnPlan plan = cuda::plan_ffn(bench.device, layer.problem(tokens));
+  cuda::Problem problem = layer.problem(tokens);
+  problem.hot = cuda::choose_hot(bench.device, problem, layer.rates);
+  const cuda::FfnPlan plan = cuda::plan_ffn(bench.device, problem);
   const DeviceMemory<std::byte> memory(plan.workspace_bytes);
   const DeviceMemory<std::int32_t> row_nnz(static_cast<std::size_t>(tokens));
   const auto sparse = [&](const cuda::DeviceStats& stats) {
@@ -72,7 +74,7 @@ void measure_one(Bench& bench, const LayerCase& one, const DeviceLayer& layer,
   const Times sparse_time = bench.timer.measure(runs, [&] { sparse({}); });
   const bool same_bits = layer.read_outputs(tokens) == y;
   const Times dense_time = bench.timer.measure(runs, [&] { dense.run(); });
-  const PartTimes parts = measure_parts(bench, layer, tokens, plan.gemm, plan.gather);
+  const PartTimes parts = measure_parts(bench, layer, tokens, plan, sparse_time);
   const bool right = error.within() && same_bits;
   if (!right) bench.failed += 1;
 
@@ -127,21 +129,33 @@ void measure_one(Bench& bench, const LayerCase& one, const DeviceLayer& layer,
 }  // namespace
 
 PartTimes measure_parts(Bench& bench, const DeviceLayer& layer, std::int64_t tokens,
-                        const cuda::GemmPlan& gemm, const cuda::GatherPlan& gather) {
+                        const cuda::FfnPlan& plan, const Times& whole) {
+  cuda::GemmPlan gemm = plan.gemm;
+  const bool fused = gemm.shape != cuda::GemmShape::library;
+  if (!fused) {
+    gemm = cuda::plan_gemm_relu_twell(gemm.shape, bench.device, layer.problem(tokens));
+  }
   const TwellLayout layout{tokens, layer.hidden, gemm.tile, gemm.tile, DType::bf16};
   const DeviceMemory<std::int32_t> counts(cuda::count_words(layout));
   const DeviceMemory<std::uint32_t> slots(cuda::slot_words(layout));
   const cuda::DeviceTwellView packed{layout, counts.get(), slots.get(), nullptr};
-  const DeviceMemory<std::byte> memory(gather.workspace_bytes(tokens, layer.depth));
+  const DeviceMemory<std::byte> memory(
+      std::max(gemm.workspace_bytes, plan.gather.workspace_bytes(tokens)));
+  const cuda::Workspace workspace{memory.get(), memory.size()};
   cudaStream_t stream = bench.timer.stream();
   PartTimes out;
   out.gate = bench.timer.measure(bench.options.runs, [&] {
-    cuda::gemm_relu_twell(gemm, layer.inputs(0, tokens), layer.weights().gate, {}, packed, stream);
+    cuda::gemm_relu_twell(gemm, layer.inputs(0, tokens), layer.weights().gate, {}, packed,
+                          workspace, stream);
   });
+  if (!fused) {
+    // Hot neurons and the queue's gather are no operations of their own.
+    out.gather.median_us = whole.median_us - out.gate.median_us;
+    return out;
+  }
   out.gather = bench.timer.measure(bench.options.runs, [&] {
-    cuda::twell_gated_ffn(gather, layer.inputs(0, tokens), packed, layer.weights().up,
-                          layer.weights().down, layer.outputs(tokens),
-                          {memory.get(), memory.size()}, stream);
+    cuda::twell_gated_ffn(plan.gather, layer.inputs(0, tokens), packed, layer.weights().up,
+                          layer.weights().down, layer.outputs(tokens), workspace, stream);
   });
   return out;
 }

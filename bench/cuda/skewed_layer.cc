@@ -1,5 +1,6 @@
 #include "bench/cuda/skewed_layer.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "measure/popularity.h"
@@ -44,7 +45,7 @@ std::vector<std::uint16_t> random_bits(std::int64_t rows, std::int64_t cols, flo
 
 SkewedLayer make_skewed_layer(std::int64_t tokens, std::int64_t depth, std::int64_t hidden,
                               double nnz, unsigned seed) {
-  SkewedLayer layer{tokens, depth, hidden, {}, {}, {}, {}};
+  SkewedLayer layer{tokens, depth, hidden, {}, {}, {}, {}, {}};
   const float scale = 1.0F / std::sqrt(static_cast<float>(depth));
   layer.x = random_bits(tokens, depth, 1.0F, seed);
   layer.gate = random_bits(hidden, depth, scale, seed + 1);
@@ -60,7 +61,10 @@ SkewedLayer make_skewed_layer(std::int64_t tokens, std::int64_t depth, std::int6
   }
   measure::ActivityShape shape;
   shape.mean_nnz = nnz;
-  const std::vector<double> rate = measure::neuron_popularity(hidden, shape, seed + 5);
+  layer.rates = measure::neuron_popularity(hidden, shape, seed + 5);
+  std::vector<double>& rate = layer.rates;
+  for (double& one : rate) one = std::min(one, 1.0);
+  std::sort(rate.rbegin(), rate.rend());
   const double spread = std::sqrt(1.0 + kTokenSpread * kTokenSpread);
   for (std::int64_t n = 0; n < hidden; ++n) {
     const double shift = measure::normal_quantile(rate[static_cast<std::size_t>(n)]) * spread;

@@ -10,6 +10,9 @@ struct SkewedLayer {
   std::int64_t tokens = 0, depth = 0, hidden = 0;
   // bf16 bits, row-major: x [tokens, depth]; gate, up, down [hidden, depth].
   std::vector<std::uint16_t> x, gate, up, down;
+  // Share of tokens that fires each neuron, about; the highest first, as neurons are ordered when a
+  // model is loaded.
+  std::vector<double> rates;
 };
 
 // About `nnz` active neurons a token under relu. The same seed gives the same layer.

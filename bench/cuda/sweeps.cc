@@ -11,14 +11,14 @@ namespace {
 
 void measure_shape(Bench& bench, const ShapeCase& one, const DeviceLayer& layer) {
   const cuda::Problem problem = layer.problem(one.tokens);
-  const cuda::GemmPlan gemm = cuda::plan_gemm_relu_twell(one.shape, problem);
+  const cuda::FfnPlan plan = cuda::plan_ffn(bench.device, problem, std::size_t{1} << 30, one.shape);
+  const cuda::GemmPlan& gemm = plan.gemm;
   if (gemm.shared_bytes > bench.device.shared_bytes) {
     bench.report.add(
         Line("gate_shape", one.name).add("skipped", "more shared memory than there is"));
     return;
   }
-  const cuda::GatherPlan gather = cuda::plan_gather(bench.device, problem);
-  const double us = measure_parts(bench, layer, one.tokens, gemm, gather).gate.median_us;
+  const double us = measure_parts(bench, layer, one.tokens, plan, {}).gate.median_us;
   const double rate =
       2.0 * static_cast<double>(one.tokens * layer.depth * layer.hidden) / (us * 1e-6);
   std::printf("%-34s %10.1f us %8.0f TFLOP/s\n", one.name.c_str(), us, rate * 1e-12);
@@ -31,10 +31,12 @@ void measure_shape(Bench& bench, const ShapeCase& one, const DeviceLayer& layer)
 
 void measure_splits(Bench& bench, const SplitsCase& one, const DeviceLayer& layer) {
   const cuda::Problem problem = layer.problem(one.tokens);
-  const cuda::GemmPlan gemm = cuda::plan_gemm_relu_twell(bench.device, problem);
-  cuda::GatherPlan gather = cuda::plan_gather(bench.device, problem);
-  gather.splits = one.splits;
-  const double us = measure_parts(bench, layer, one.tokens, gemm, gather).gather.median_us;
+  // The shape that serves so many rows and packs in its epilogue.
+  cuda::FfnPlan plan =
+      cuda::plan_ffn(bench.device, problem, std::size_t{1} << 30,
+                     one.tokens > 32 ? std::optional(cuda::GemmShape::tile64x64) : std::nullopt);
+  plan.gather.splits = one.splits;
+  const double us = measure_parts(bench, layer, one.tokens, plan, {}).gather.median_us;
   std::printf("%-34s %10.1f us\n", one.name.c_str(), us);
   bench.report.add(Line("gather_splits", one.name)
                        .add("tokens", one.tokens)

@@ -26,20 +26,22 @@ std::string path_of(const std::string& first, const Parts&... parts) {
   return out;
 }
 
-// "tile 128x256" without its blank.
+// "tile 128x128" without its blank.
 std::string name_of_shape(GemmShape shape) {
   std::string name = cuda::name_of(shape);
   name.erase(std::remove(name.begin(), name.end(), ' '), name.end());
   return name;
 }
 
-// The shapes that take so many rows.
+// The shapes that take so many rows, on any GPU.
 std::vector<GemmShape> shapes_for(std::int64_t tokens, const Options& options) {
+  cuda::Device any;
+  any.sm_count = 1;
   std::vector<GemmShape> out;
-  for (int s = 0; s <= static_cast<int>(GemmShape::tile128x256); ++s) {
+  for (int s = 0; s <= static_cast<int>(GemmShape::library); ++s) {
     try {
       (void)cuda::plan_gemm_relu_twell(
-          static_cast<GemmShape>(s),
+          static_cast<GemmShape>(s), any,
           {tokens, options.depth, options.hidden, DType::bf16, true, true});
       out.push_back(static_cast<GemmShape>(s));
     } catch (const Error&) {
@@ -48,8 +50,6 @@ std::vector<GemmShape> shapes_for(std::int64_t tokens, const Options& options) {
   }
   return out;
 }
-
-std::int64_t in_whole_lines(std::int64_t bytes) { return (bytes + 255) / 256 * 256; }
 
 }  // namespace
 
@@ -100,6 +100,11 @@ std::vector<ExactCase> exact_cases(const Options& options) {
         add(path_of(std::to_string(tokens), name_of_shape(shape)), 0, tokens)->shape = shape;
       }
     }
+    for (const int tenths : {1, 5, 10}) {
+      ExactCase* one = add("300/hot_" + std::to_string(tenths) + "0_percent", 0, kExactTokens);
+      one->hot_tenths = tenths;
+      one->shape = GemmShape::library;
+    }
     for (const int splits : kSplits) {
       const std::string suffix = "splits_" + std::to_string(splits);
       add(path_of("1", suffix), 0, 1)->splits = splits;
@@ -112,17 +117,12 @@ std::vector<ExactCase> exact_cases(const Options& options) {
 
 cuda::FfnPlan plan_of(const cuda::Device& device, const cuda::Problem& problem,
                       const ExactCase& one) {
-  cuda::FfnPlan plan =
-      one.small_blocks ? cuda::plan_ffn(device, problem, 1) : cuda::plan_ffn(device, problem);
-  cuda::Problem block = problem;
-  block.tokens = plan.row_block;
-  if (one.shape) plan.gemm = cuda::plan_gemm_relu_twell(*one.shape, block);
+  constexpr std::size_t kPlenty = std::size_t{1} << 30;
+  cuda::Problem with_hot = problem;
+  with_hot.hot = one.hot_tenths * problem.hidden / 10;
+  cuda::FfnPlan plan = cuda::plan_ffn(device, with_hot, one.small_blocks ? 1 : kPlenty, one.shape);
   if (one.splits) plan.gather.splits = *one.splits;
-  const std::int64_t tiles = (problem.hidden + plan.gemm.tile - 1) / plan.gemm.tile;
-  plan.workspace_bytes =
-      static_cast<std::size_t>(in_whole_lines(plan.row_block * tiles * 4) +
-                               in_whole_lines(plan.row_block * tiles * plan.gemm.tile * 4)) +
-      plan.gather.workspace_bytes(plan.row_block, problem.depth);
+  plan.workspace_bytes = cuda::workspace_bytes(plan);
   return plan;
 }
 

@@ -31,6 +31,7 @@ struct ExactCase {
   std::int64_t tokens = 0;
   std::optional<cuda::GemmShape> shape;  // the plan's where it has none
   std::optional<int> splits;             // likewise
+  int hot_tenths = 0;                    // of the neurons
   bool small_blocks = false;             // the smallest blocks of rows there are
 };
 std::vector<ExactCase> exact_cases(const Options& options);

@@ -169,6 +169,9 @@ FfnPlan plan_ffn(const Device& device, const Problem& problem,
                  std::size_t workspace_limit = std::size_t{256} << 20,
                  std::optional<GemmShape> shape = {});
 
+// What a plan needs whose parts were changed since plan_ffn() made it.
+std::size_t workspace_bytes(const FfnPlan& plan);
+
 // Peak rates by the figures of the device, a second; Σ over SMs.
 struct DeviceRates {
   double tensor_flops = 0;  // 16-bit products, f32 sums

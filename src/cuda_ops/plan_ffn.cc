@@ -76,6 +76,12 @@ GemmPlan plan_gate(const Device& device, const Problem& problem, std::int64_t ho
   return plan_library_gemm(device, problem, std::max(tile, 16));
 }
 
+std::size_t workspace_bytes(const FfnPlan& plan) {
+  Carver measured;
+  carve_ffn(measured, plan);
+  return measured.used();
+}
+
 FfnPlan plan_ffn(const Device& device, const Problem& problem, std::size_t workspace_limit,
                  std::optional<GemmShape> shape) {
   constexpr const char* kOperation = "cuda::plan_ffn";
@@ -96,9 +102,7 @@ FfnPlan plan_ffn(const Device& device, const Problem& problem, std::size_t works
     } else {
       plan.gather = plan_gather(device, block);
     }
-    Carver measured;
-    carve_ffn(measured, plan);
-    plan.workspace_bytes = measured.used();
+    plan.workspace_bytes = workspace_bytes(plan);
     return plan.workspace_bytes <= workspace_limit;
   };
   // Equal blocks of rows, each a multiple of what a GEMM's block takes.

@@ -23,7 +23,7 @@ class Design:
 
     kernel: str  # pattern of names
     blocks: dict[int, int]  # threads of a block → blocks that an SM must hold at least
-    shared: int = 0  # bytes of dynamic shared memory
+    shared: int | dict[int, int] = 0  # bytes of dynamic shared memory; threads → bytes
     gpus: Sequence[int] = tuple(cubin.GPUS)
     # Where rows are aligned, loops read them by 128 bits and those that multiply read nothing else.
     loads: int = 0  # such loads in the text of all loops, at least
@@ -47,25 +47,29 @@ def stream(name: str, blocks: dict[int, int], tokens: int, **more) -> Design:
 # One row for every kernel, and a kernel for every row. Where a source says what it counts on, the
 # figure is that one: src/kernels/cuda/shapes.h, the heads of the kernels, src/cuda_ops/plan_*.cc.
 # What is "correct, not fast" (rows that are not aligned) must run, and no more.
-SHARED_144_KIB = (80, 90, 100)  # GPUs that have it
-ACTIVE_LIST = 4 * (1025 + 32 + 3 * 256 + 1)  # bytes
-GATHERS = {128: 4, 256: 2, 512: 2}
+INPUTS = 2 * 256 * 16  # bytes of x that dot products read
+ACTIVE_LIST = INPUTS + 4 * (1025 + 32 + 3 * 256 + 2 + 4) + 4  # a multiple of 16
+# And sums of up to 2,048 and 8,192 columns.
+GATHER_SHARED = {128: ACTIVE_LIST + 4 * 2048, 256: ACTIVE_LIST + 4 * 8192}
+GATHERS = {128: 4, 256: 2}
 DESIGNS = (
-    tiles("64, 64, 32, 32, 4>, true>", {128: 3}, 64 << 10, copies=8),
+    tiles("64, 64, 32, 32, 4>, true>", {128: 1}, 64 << 10, copies=8),
     tiles("64, 64, 32, 32, 4>, false>", {128: 1}, 64 << 10),
     tiles("128, 128, 64, 64, 3>, true>", {128: 1}, 96 << 10, copies=16),
-    tiles("128, 256, 64, 64, 3>, true>", {256: 1}, 144 << 10, copies=12, gpus=SHARED_144_KIB),
     # Loads of a pass: of W 16 (8 tokens) or 8, of x a vector for each 8 tokens and 32 inputs.
-    stream("8>, true>", {256: 2}, 8, loads=20, in_flight=16),
-    stream("16>, true>", {256: 2}, 16, loads=12, in_flight=8),
-    stream("32>, true>", {256: 2}, 32, loads=16, in_flight=8),
+    stream("8>, true>", {256: 2}, 8, loads=20, in_flight=20),
+    stream("16>, true>", {256: 2}, 16, loads=12, in_flight=12),
+    stream("32>, true>", {256: 2}, 32, loads=16, in_flight=15),
     stream("32>, false>", {256: 1}, 32),
-    # Of x 8, of Wu 2 rows of 8, of Wd 4 rows of 2; of a row of Wu one half after the other. A plan
-    # takes as many blocks as two on each SM, of up to 512 threads.
-    Design("twell_gather_sm80<*, true, true>", GATHERS, ACTIVE_LIST, loads=32, in_flight=8),
-    Design("twell_gather_sm80<*, false, true>", GATHERS, ACTIVE_LIST, loads=8, in_flight=8),
-    Design("twell_gather_sm80<*, false>", {512: 1}, ACTIVE_LIST),
-    Design("dense_to_twell_kernel", {128: 1}),
+    # Of Wu 2 rows of 8, of Wd 4 rows of 2; of x 1.
+    Design("twell_gather_sm80<*, true, true>", GATHERS, GATHER_SHARED, loads=25, in_flight=8),
+    Design("twell_gather_sm80<*, false, true>", GATHERS, GATHER_SHARED, loads=8, in_flight=8),
+    Design("twell_gather_sm80<*, false>", GATHERS, GATHER_SHARED),
+    Design("gather_rows_sm80<*, true, true>", GATHERS, GATHER_SHARED, loads=49, in_flight=8),
+    Design("gather_rows_sm80<*, false, true>", GATHERS, GATHER_SHARED, loads=16, in_flight=8),
+    Design("gather_rows_sm80<*, false>", GATHERS, GATHER_SHARED),
+    Design("pack_gate_sm80<*>", {128: 8}),
+    Design("hot_product_sm80<*>", {256: 6}),
     Design("twell_to_dense_kernel", {128: 1}),
 )
 
@@ -90,22 +94,7 @@ class Miss:
     why: str
 
 
-LOADS_SUNK = "the compiler moves each load down to its use, so that the registers stay few"
-ONE_OF_512 = "512 threads of more than 64 registers fill an SM's registers"
-MISSES = (
-    Miss(("8.0",), "*GemmTiles<64, 64, *, true>", "2 blocks *", "164 KiB of shared memory hold 2"),
-    Miss(("8.6", "8.9", "12.0"), "*GemmTiles<64, 64, *, true>", "1 blocks *", "100 KiB hold 1"),
-    Miss(("sm_80", "sm_90"), "*stream*<8>, true>", "5 loads *", LOADS_SUNK),
-    Miss(("sm_100", "sm_120"), "*stream*<8>, true>", "10 loads *", LOADS_SUNK),
-    Miss(("sm_80", "sm_90", "sm_120"), "*stream*<16>, true>", "4 loads *", LOADS_SUNK),
-    Miss(("sm_100",), "*stream*<16>, true>", "6 loads *", LOADS_SUNK),
-    Miss(("sm_80", "sm_90"), "*stream*<32>, true>", "5 loads *", LOADS_SUNK),
-    Miss(("sm_80",), "*gather*true, true>", "2 loads *", LOADS_SUNK),
-    Miss(("sm_90",), "*gather*true, true>", "4 loads *", LOADS_SUNK),
-    Miss(("sm_100", "sm_120"), "*gather*true, true>", "7 loads *", LOADS_SUNK),
-    Miss(("8.0", "8.6", "8.9", "9.0", "12.0"), "*gather*true>", "1 blocks of 512 *", ONE_OF_512),
-    Miss(("10.0",), "*gather*true, true>", "1 blocks of 512 *", ONE_OF_512),
-)
+MISSES: tuple[Miss, ...] = ()
 
 
 def gpu_name(gpu: int) -> str:
@@ -138,7 +127,8 @@ def code_offences(kernel: Kernel, design: Design) -> Iterator[str]:
 
 def occupancy_offences(kernel: Kernel, design: Design, gpu: int) -> Iterator[str]:
     for threads, least in design.blocks.items():
-        shared = kernel.static_shared + design.shared
+        dynamic = design.shared if isinstance(design.shared, int) else design.shared[threads]
+        shared = kernel.static_shared + dynamic
         blocks = cubin.blocks_per_sm(gpu, threads, kernel.registers, shared)
         if blocks < least:
             yield (

@@ -336,9 +336,9 @@ TEST(Variants, AreNamedOnceAndInOrder) {
   EXPECT_EQ(names.front(), "ceiling/copy");
   for (const char* name :
        {"ceiling/gemm_16384x5632x2048", "ceiling/l2_rows_46mb", "ceiling/launch_gap",
-        "exact/29/300/small_blocks", "exact/563/full_row/splits_32", "exact/113/300/tile128x256",
-        "ffn/16384/29", "dense/1/563", "gate/256/113", "gather/64/29", "gate_shape/4/stream8x32",
-        "gather_splits/16/8"}) {
+        "exact/29/300/small_blocks", "exact/563/full_row/splits_32", "exact/113/300/library",
+        "exact/29/300/hot_50_percent", "ffn/16384/29", "dense/1/563", "gate/256/113",
+        "gather/64/29", "gate_shape/4/stream8x32", "gather_splits/16/8"}) {
     EXPECT_NE(std::find(names.begin(), names.end(), name), names.end()) << name;
   }
   const std::vector<std::string> exact = variant_names(parse({"--only", "exact", "--nnz", "29"}));

@@ -31,7 +31,7 @@ struct GemmTiles {
   static_assert(kWarpRows % 16 == 0 && kWarpCols % 16 == 0);
 };
 //                           block      warp     stages
-using Tile64x64 = GemmTiles<64, 64, 32, 32, 4>;      // 64 KiB: three blocks an SM
+using Tile64x64 = GemmTiles<64, 64, 32, 32, 4>;  // 64 KiB: three blocks an SM of Hopper, one of Ada
 using Tile128x128 = GemmTiles<128, 128, 64, 64, 3>;  // 96 KiB: fits every GPU from sm_80 on
 
 // gemm_relu_twell that streams W, for up to kTokens rows, a multiple of 8.
@@ -41,7 +41,8 @@ struct StreamTiles {
   static constexpr int kNeurons = 32;
   static constexpr int kWarps = 8;
   static constexpr int kThreads = kWarps * 32;
-  // Of one warp at a time: 16 loads of W in flight per lane; 8 where x takes the registers.
+  // Of one warp at a time: 16 loads of W in flight per lane, 8 where x takes the registers, and
+  // those of x.
   static constexpr int kRunInputs = kTokens == 8 ? 128 : 64;
   static constexpr int kSumStride = kNeurons + 1;  // spreads a token's neurons over banks
   static constexpr int kStagedStride = kNeurons + kVector;

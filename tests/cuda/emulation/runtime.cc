@@ -5,10 +5,13 @@
 #include <cstring>
 #include <map>
 
+#include "tests/cuda/emulation/fibers.h"
+
 namespace {
 
 struct EmulatedDevice {
-  int ordinal = 0;
+  int count = 1;
+  int current = 0;
   int ptx_version = 90;
   int major = 9;
   int minor = 0;
@@ -18,7 +21,8 @@ struct EmulatedDevice {
 EmulatedDevice device;
 int overlapping = 0;
 bool library = true;
-std::map<const std::byte*, std::size_t> allocations;
+bool capturing = false;
+twell::emulation::DeviceMemory allocations;
 std::map<const void*, std::size_t> shared_allowed;
 cudaError_t last_error = cudaSuccess;
 
@@ -27,24 +31,28 @@ constexpr std::size_t kAlignment = 256;
 
 cudaError_t fail(cudaError_t error) { return last_error = error; }
 
-const std::byte* allocation_of(const void* pointer) {
+const twell::emulation::Allocation* allocation_of(const void* pointer) {
   const auto* at = static_cast<const std::byte*>(pointer);
-  auto next = allocations.upper_bound(at);
+  const auto next = allocations.upper_bound(const_cast<std::byte*>(at));
   if (next == allocations.begin()) return nullptr;
-  --next;
-  return at < next->first + next->second ? next->first : nullptr;
+  const auto& [first, allocation] = *std::prev(next);
+  return at < first + allocation.bytes ? &allocation : nullptr;
 }
 
 }  // namespace
 
 namespace twell::emulation {
 void set_device(int ordinal, int ptx_version) {
-  device.ordinal = ordinal;
+  device.count = ordinal + 1;
+  device.current = ordinal;
   device.ptx_version = ptx_version;
 }
+void set_device_count(int count) { device.count = count; }
+void set_capturing(bool on) { capturing = on; }
 void set_library(bool present) { library = present; }
 bool has_library() { return library; }
 int overlapping_launches() { return overlapping; }
+const DeviceMemory& device_memory() { return allocations; }
 }  // namespace twell::emulation
 
 const char* cudaGetErrorName(cudaError_t error) {
@@ -59,6 +67,8 @@ const char* cudaGetErrorName(cudaError_t error) {
       return "cudaErrorNoDevice";
     case cudaErrorInvalidDevice:
       return "cudaErrorInvalidDevice";
+    case cudaErrorStreamCaptureUnsupported:
+      return "cudaErrorStreamCaptureUnsupported";
   }
   return "unknown";
 }
@@ -70,15 +80,20 @@ cudaError_t cudaGetLastError() {
 }
 
 cudaError_t cudaGetDeviceCount(int* count) {
-  *count = device.ordinal + 1;
+  *count = device.count;
   return cudaSuccess;
 }
 cudaError_t cudaGetDevice(int* ordinal) {
-  *ordinal = device.ordinal;
+  *ordinal = device.current;
+  return cudaSuccess;
+}
+cudaError_t cudaSetDevice(int ordinal) {
+  if (ordinal < 0 || ordinal >= device.count) return fail(cudaErrorInvalidDevice);
+  device.current = ordinal;
   return cudaSuccess;
 }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int ordinal) {
-  if (ordinal != device.ordinal) return fail(cudaErrorInvalidDevice);
+  if (ordinal < 0 || ordinal >= device.count) return fail(cudaErrorInvalidDevice);
   std::memset(properties, 0, sizeof *properties);
   std::strcpy(properties->name, "emulated");
   properties->major = device.major;
@@ -91,35 +106,46 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int ordinal) {
 }
 
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* pointer) {
-  attributes->type =
-      allocation_of(pointer) != nullptr ? cudaMemoryTypeDevice : cudaMemoryTypeUnregistered;
-  attributes->device = device.ordinal;
+  const twell::emulation::Allocation* allocation = allocation_of(pointer);
+  attributes->type = allocation != nullptr ? cudaMemoryTypeDevice : cudaMemoryTypeUnregistered;
+  attributes->device = allocation != nullptr ? allocation->device : -2;  // as the runtime has it
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
+  *status = capturing ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
   return cudaSuccess;
 }
 
 cudaError_t cudaMalloc(void** pointer, std::size_t bytes) {
+  if (capturing) return fail(cudaErrorStreamCaptureUnsupported);
   if (bytes > kMemory) return fail(cudaErrorMemoryAllocation);
   *pointer = nullptr;
   if (bytes == 0) return cudaSuccess;
   // The exact size: AddressSanitizer watches the first byte past it.
   if (posix_memalign(pointer, kAlignment, bytes) != 0) return fail(cudaErrorMemoryAllocation);
   std::memset(*pointer, 0xff, bytes);
-  allocations[static_cast<const std::byte*>(*pointer)] = bytes;
+  allocations[static_cast<std::byte*>(*pointer)] = {bytes, device.current};
   return cudaSuccess;
 }
 cudaError_t cudaFree(void* pointer) {
   if (pointer == nullptr) return cudaSuccess;
-  if (allocations.erase(static_cast<const std::byte*>(pointer)) == 0) {
+  if (capturing) return fail(cudaErrorStreamCaptureUnsupported);
+  if (allocations.erase(static_cast<std::byte*>(pointer)) == 0) {
     return fail(cudaErrorInvalidValue);
   }
   std::free(pointer);
   return cudaSuccess;
 }
 cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind) {
+  if (capturing) return fail(cudaErrorStreamCaptureUnsupported);
   std::memcpy(to, from, bytes);
   return cudaSuccess;
 }
-cudaError_t cudaDeviceSynchronize() { return cudaGetLastError(); }
+cudaError_t cudaDeviceSynchronize() {
+  if (capturing) return fail(cudaErrorStreamCaptureUnsupported);
+  return cudaGetLastError();
+}
 cudaError_t cudaMemsetAsync(void* pointer, int value, std::size_t bytes, cudaStream_t) {
   std::memset(pointer, value, bytes);
   return cudaSuccess;
@@ -141,7 +167,8 @@ cudaError_t check_launch(const cudaLaunchConfig_t& config, const void* function)
   const std::size_t shared =
       allowed == shared_allowed.end() ? kDefaultShared : std::max(kDefaultShared, allowed->second);
   const bool fits = config.gridDim.x > 0 && config.gridDim.x <= 0x7fffffffU &&
-                    config.gridDim.y > 0 && config.gridDim.y <= 65535U && config.blockDim.x > 0 &&
+                    config.gridDim.y > 0 && config.gridDim.y <= 65535U && config.gridDim.z > 0 &&
+                    config.gridDim.z <= 65535U && config.blockDim.x > 0 &&
                     config.blockDim.x <= 1024U;
   // Kernels that overlap are one of sm_90's abilities.
   const bool allowed_attributes = config.numAttrs == 0 || device.major >= 9;

@@ -42,6 +42,13 @@ __device__ __forceinline__ float sum_of_warp(float value) {
   return value;
 }
 
+// False, since no neuron has a number below 0, but ptxas does not know. It has as few as two of a
+// thread's loads wait for their products before it issues the next ones, and moves none below a
+// branch: one between loads and products keeps all of them in flight.
+__device__ __forceinline__ bool never(const ActiveList& list) {
+  return __any_sync(0xffffffffU, list.neurons[0] < 0);
+}
+
 // A run of x, widened: the first four values of every vector of eight, then the last four, so that
 // a warp's loads are 512 contiguous bytes.
 template <class T, bool kAligned>
@@ -92,10 +99,8 @@ __device__ __forceinline__ void dot_products(ActiveList& list, int count, const 
             weights[r][v] = load_row_vector<kAligned>(rows[r], input, depth);
           }
         }
-        // Never true. ptxas has as few as two of the loads wait for their products before it issues
-        // the next ones, but it moves none below a branch.
         if constexpr (kAligned) {
-          if (__any_sync(0xffffffffU, list.neurons[0] < 0)) return;
+          if (never(list)) return;
         }
 #pragma unroll
         for (int v = 0; v < kAtOnce; ++v) {
@@ -244,6 +249,9 @@ class BlockSums {
         for (int v = 0; v < kThreadVectors; ++v) {
           weights[r][v] = load_row_vector<kAligned>(row, column(part, v), depth_);
         }
+      }
+      if constexpr (kAligned) {
+        if (never(list)) return;
       }
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {

@@ -63,7 +63,13 @@ __device__ __forceinline__ uint4 load_stream(const void* from) {
   return v;
 }
 
-// 16 bytes that another block of the same kernel may have written: past L1.
+// A word that another block of the same kernel may have written: past L1.
+__device__ __forceinline__ float load_other_block(const float* from) {
+  float v;
+  asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(v) : "l"(from) : "memory");
+  return v;
+}
+
 __device__ __forceinline__ float4 load_other_block_f4(const float* from) {
   float4 v;
   asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
@@ -73,20 +79,22 @@ __device__ __forceinline__ float4 load_other_block_f4(const float* from) {
   return v;
 }
 
-__device__ __forceinline__ void store_f4(float* to, float4 v) {
-  asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(v.x), "f"(v.y), "f"(v.z),
-               "f"(v.w)
-               : "memory");
+// Starts bringing the line that holds an address into L2.
+__device__ __forceinline__ void prefetch_l2(const void* from) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
 }
+
+// 16 bytes to global memory, aligned to as many.
 __device__ __forceinline__ void store_16(void* to, uint4 v) {
   asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z),
                "r"(v.w)
                : "memory");
 }
 
-// Starts bringing the line that holds an address into L2.
-__device__ __forceinline__ void prefetch_l2(const void* from) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+__device__ __forceinline__ void store_f4(float* to, float4 v) {
+  asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(v.x), "f"(v.y), "f"(v.z),
+               "f"(v.w)
+               : "memory");
 }
 
 __device__ __forceinline__ void store_shared_16(std::uint32_t to, uint4 v) {

@@ -57,6 +57,10 @@ __global__ void __launch_bounds__(Tiles::kThreads)
                                            lane / 4 + i * 8 < args.rows);
       }
     }
+    // Never true, which keeps the loads together: never() in common/gather.cuh.
+    if constexpr (kAligned) {
+      if (__any_sync(0xffffffffU, args.rows < 0)) return;
+    }
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
 #pragma unroll
