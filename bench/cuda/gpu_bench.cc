@@ -1,10 +1,12 @@
 // twell_gpu_bench: the CUDA operations beside cuBLAS on one layer, with output compared.
 //
-//   twell_gpu_bench [--list] [--json FILE] [--only exact,layers,sweeps] [--tokens 1,16,...]
+//   twell_gpu_bench [--list | --predict] [--json FILE] [--only exact,layers,sweeps] [--tokens
+//   1,16,...]
 //                   [--nnz 29,...] [--runs N] [--hidden D] [--ffn H]
 //
 // First what the GPU does at best, then exact results, layers, sweeps. Prints tables and writes
-// JSON lines as it measures. --list names every variant and needs no GPU. Nothing but the CUDA
+// JSON lines as it measures. --list names every variant and --predict says what is expected on an
+// H100, both without a GPU. Nothing but the CUDA
 // runtime and cuBLAS is needed.
 #include <cuda_runtime.h>
 
@@ -13,6 +15,7 @@
 #include <vector>
 
 #include "bench/cuda/bench.h"
+#include "bench/cuda/predictions.h"
 #include "kernels/cuda/common/check.h"
 
 namespace twell::bench {
@@ -70,6 +73,10 @@ int main(int argc, char** argv) {
       for (const std::string& name : twell::bench::variant_names(options)) {
         std::printf("%s\n", name.c_str());
       }
+      return 0;
+    }
+    if (options.predict) {
+      std::printf("%s", twell::bench::table_of(twell::bench::predictions(options)).c_str());
       return 0;
     }
     if (twell::cuda::device_count() == 0) {

@@ -62,8 +62,8 @@ Options parse(const std::vector<std::string>& arguments) {
   Options options;
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const std::string& name = arguments[i];
-    if (name == "--list") {
-      options.list = true;
+    if (name == "--list" || name == "--predict") {
+      (name == "--list" ? options.list : options.predict) = true;
       continue;
     }
     if (i + 1 == arguments.size()) refuse(name, std::string("expected a value\n") + kUsage);

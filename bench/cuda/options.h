@@ -14,7 +14,8 @@ struct Options {
   std::int64_t depth = 2048;
   std::int64_t hidden = 5632;
   int runs = 15;
-  bool list = false;  // names the variants and measures nothing
+  bool list = false;     // names the variants and measures nothing
+  bool predict = false;  // says what is expected on an H100 and measures nothing
   // What follows the ceilings, which are always measured; all unless named.
   bool exact = true;
   bool layers = true;
@@ -22,7 +23,8 @@ struct Options {
 };
 
 inline constexpr const char* kUsage =
-    "twell_gpu_bench [--list] [--json FILE] [--only exact,layers,sweeps] [--tokens 1,16,...]\n"
+    "twell_gpu_bench [--list | --predict] [--json FILE] [--only exact,layers,sweeps] [--tokens "
+    "1,16,...]\n"
     "                [--nnz 29,...] [--runs N] [--hidden D] [--ffn H]\n";
 
 // Throws Error{invalid_argument}. `arguments` are those after the program's name.

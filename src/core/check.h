@@ -57,7 +57,7 @@ inline void require_apart(std::string_view operation, std::string_view y_name, C
   };
   bool apart = end(x) <= first(y) || end(y) <= first(x);
   const std::uintptr_t stride = bytes(x, x.row_stride);
-  if (!apart && stride == bytes(y, y.row_stride)) {
+  if (!apart && stride > 0 && stride == bytes(y, y.row_stride)) {
     // The later one starts so far into a row of the other.
     const bool x_first = first(x) <= first(y);
     const std::uintptr_t into = (x_first ? first(y) - first(x) : first(x) - first(y)) % stride;

@@ -21,6 +21,9 @@ constexpr double kMmaShareFromHopper = 0.42;
 constexpr double kMemoryShare = 0.85;
 constexpr double kL2Share = 0.75;
 constexpr double kLaunch = 1.2e-6;  // seconds between kernels on a stream
+// A gather's reads that wait for one another: counts, slots, Wu, Wd, partial sums, each some 0.6
+// µs.
+constexpr double kGatherLatency = 4e-6;
 
 struct Figures {
   Figures(const Device& device, const Problem& problem)
@@ -108,7 +111,7 @@ FfnCost estimate_ffn(const Device& device, const Problem& problem, double densit
   const double row = 2 * f.projections * f.depth;  // bytes, and operations
   cost.gather = std::max({gathered * row / f.rates.gather_flops, gathered * row / f.l2,
                           distinct * row / f.memory}) +
-                kLaunch;
+                kGatherLatency;
   return cost;
 }
 

@@ -44,6 +44,7 @@ void require_ffn(const char* operation, ConstMatrixView x, const FfnWeights& wei
   if (weights.up) weight("up", *weights.up);
   require_matrix(operation, "down", weights.down, shape.dtype, shape.hidden, weights.down.cols);
   require_matrix(operation, "y", y, shape.dtype, x.rows, weights.down.cols);
+  require_apart(operation, "y", y, "x", x);
   require_activation(operation, activation);
 }
 

@@ -73,6 +73,7 @@ void linear(Context& context, ConstMatrixView x, const PackedWeight& weight, con
   require_weight_shape(kOperation, "weight", weight.dtype(), weight.rows(), weight.cols());
   require_matrix(kOperation, "x", x, weight.dtype(), x.rows, weight.cols());
   require_matrix(kOperation, "y", y, weight.dtype(), x.rows, weight.rows());
+  require_apart(kOperation, "y", y, "x", x);
   // A kernel may want a copy of x, in scratch that stays: 16 MiB of bf16 at D = 2048.
   constexpr std::int64_t kMostRows = 4096;
   for (std::int64_t row = 0; row < x.rows; row += kMostRows) {

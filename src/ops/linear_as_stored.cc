@@ -16,6 +16,7 @@ void linear_as_stored(Context& context, ConstMatrixView x, ConstMatrixView weigh
   require_matrix(kOperation, "weight", weight, weight.dtype, weight.rows, x.cols);
   require_matrix(kOperation, "x", x, weight.dtype, x.rows, x.cols);
   require_matrix(kOperation, "y", y, weight.dtype, x.rows, weight.rows);
+  require_apart(kOperation, "y", y, "x", x);
 
   const Kernels& kernels = kernels_of(context.tier(), weight.dtype);
   const auto element = static_cast<std::int64_t>(size_of(weight.dtype));

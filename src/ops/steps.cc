@@ -84,6 +84,7 @@ void twell_gated_ffn(Context& context, ConstMatrixView x, const TwellMatrix& gat
   require_matrix(kOperation, "up", up, layout.dtype, layout.cols, x.cols);
   require_matrix(kOperation, "down", down, layout.dtype, layout.cols, down.cols);
   require_matrix(kOperation, "y", y, layout.dtype, layout.rows, down.cols);
+  require_apart(kOperation, "y", y, "x", x);
   gather_blocks(context, gate, x, up, down, y);
 }
 

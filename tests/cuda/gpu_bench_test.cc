@@ -11,6 +11,7 @@
 #include "bench/cuda/bench_kernels.h"
 #include "bench/cuda/exact_layer.h"
 #include "bench/cuda/launch_shapes.h"
+#include "bench/cuda/predictions.h"
 #include "bench/cuda/report.h"
 #include "bench/cuda/row_error.h"
 #include "bench/cuda/variants.h"
@@ -328,6 +329,18 @@ TEST(BenchKernels, RandomRowsAreSpread) {
   EXPECT_LT(*std::max_element(reads.begin(), reads.end()), 48 + 7 * 7);
   // 11230 (1 - e^(-4224 / 11230)) = 3521 different ones.
   EXPECT_NEAR(static_cast<double>(at_once.size()), 3521, 150);
+}
+
+// The document has what the estimates say today, whatever was measured since.
+TEST(Predictions, AreThoseOfTheDocument) {
+  std::ifstream file(TWELL_SOURCE_DIR "/docs/gpu-model.md");
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  const std::vector<std::string> names = variant_names({});
+  for (const Prediction& one : predictions({})) {
+    EXPECT_NE(text.find("| " + one.variant + " | " + one.text + " |"), std::string::npos)
+        << one.variant << ": " << one.text << "; write twell_gpu_bench --predict into it";
+    EXPECT_NE(std::find(names.begin(), names.end(), one.variant), names.end()) << one.variant;
+  }
 }
 
 TEST(Variants, AreNamedOnceAndInOrder) {

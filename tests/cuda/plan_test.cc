@@ -1,4 +1,5 @@
 // Plans are pure: every GPU's are tested on any machine.
+#include <dlfcn.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -182,6 +183,17 @@ TEST(CudaCost, HotNeuronsPay) {
   EXPECT_LT(estimate_ffn(h100, problem, 29.0 / 5632, 12.0 / 5632).sparse(), 0.95 * before);
   EXPECT_THROW(estimate_ffn(h100, problem, 0.1, 0.2), Error);
 }
+
+#ifndef TWELL_CUDA_EMULATED
+// No GPU is needed to find the library's functions.
+TEST(CudaLibrary, IsLoadedWhereItIsInstalled) {
+  bool installed = false;
+  for (const char* name : {"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so.11"}) {
+    installed = installed || dlopen(name, RTLD_LAZY) != nullptr;
+  }
+  EXPECT_EQ(library_present(), installed);
+}
+#endif
 
 TEST(CudaRaster, VisitsEveryTileOnce) {
   for (int rows : {1, 5, 16, 17}) {

@@ -1,0 +1,88 @@
+#include "bench/cuda/predictions.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <numeric>
+
+#include "bench/cuda/variants.h"
+#include "measure/popularity.h"
+
+namespace twell::bench {
+namespace {
+
+std::string text_of(const char* format, double value) {
+  char out[64];
+  std::snprintf(out, sizeof out, format, value);
+  return out;
+}
+
+// The shares of the peak rates that the estimates count on (src/cuda_ops/cost.cc).
+std::string ceiling(const CeilingCase& one, const cuda::DeviceRates& rates) {
+  switch (one.what) {
+    case CeilingCase::What::copy:
+      return text_of("%.2f TB/s", 0.85 * rates.memory_bytes * 1e-12);
+    case CeilingCase::What::gemm:
+      return text_of("%.0f TFLOP/s", 0.7 * rates.tensor_flops * 1e-12);
+    case CeilingCase::What::l2_rows:
+      return text_of("%.2f TB/s", 0.75 * rates.l2_bytes * 1e-12);
+    case CeilingCase::What::launch_gap:
+      return "1.2 µs";
+  }
+  return "";
+}
+
+}  // namespace
+
+cuda::Device h100() {
+  cuda::Device device;
+  device.name = "H100";
+  device.major = 9;
+  device.sm_count = 132;
+  device.shared_bytes = std::size_t{227} << 10;
+  device.l2_bytes = std::size_t{50} << 20;
+  device.clock_khz = 1755000;
+  device.memory_clock_khz = 2619000;
+  device.memory_bus_bits = 5120;
+  return device;
+}
+
+std::vector<Prediction> predictions(const Options& options) {
+  const cuda::Device device = h100();
+  std::vector<Prediction> out;
+  for (const CeilingCase& one : ceiling_cases(options)) {
+    out.push_back({one.name, ceiling(one, cuda::rates_of(device))});
+  }
+  for (const LayerCase& one : layer_cases(options)) {
+    measure::ActivityShape shape;
+    shape.mean_nnz = one.nnz;
+    std::vector<double> rates = measure::neuron_popularity(options.hidden, shape, 1);
+    for (double& rate : rates) rate = std::min(rate, 1.0);
+    std::sort(rates.rbegin(), rates.rend());
+    cuda::Problem problem{one.tokens, options.depth, options.hidden, DType::bf16, true, true};
+    problem.hot = cuda::choose_hot(device, problem, rates);
+    const auto density = [&](std::int64_t first) {
+      return std::accumulate(rates.begin() + first, rates.end(), 0.0) /
+             static_cast<double>(options.hidden);
+    };
+    const std::int64_t hot = cuda::plan_ffn(device, problem).hot;
+    const cuda::FfnCost cost =
+        cuda::estimate_ffn(device, problem, density(0), std::min(density(0), density(hot)));
+    out.push_back({one.name("ffn"), text_of("%.1f µs", 1e6 * cost.sparse()) +
+                                        text_of(" (%.2f ×)", cost.dense / cost.sparse()) +
+                                        text_of(", %.0f hot", static_cast<double>(hot))});
+    out.push_back({one.name("dense"), text_of("%.1f µs", 1e6 * cost.dense)});
+    out.push_back({one.name("gate"), text_of("%.1f µs", 1e6 * cost.gate)});
+    out.push_back({one.name("gather"), text_of("%.1f µs", 1e6 * (cost.hot + cost.gather))});
+  }
+  return out;
+}
+
+std::string table_of(const std::vector<Prediction>& predictions) {
+  std::string out = "| variant | predicted | measured |\n| --- | --- | --- |\n";
+  for (const Prediction& one : predictions) {
+    out += "| " + one.variant + " | " + one.text + " | |\n";
+  }
+  return out;
+}
+
+}  // namespace twell::bench
