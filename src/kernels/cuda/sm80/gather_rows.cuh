@@ -21,11 +21,8 @@ __device__ __forceinline__ void gather_window(ActiveList& list, BlockSums& sums,
     list.neurons[i] = static_cast<int>(slot & 0xffffU);
     list.values[i] = T::high(slot);
   }
+  if constexpr (kGated) dot_products<T, kAligned>(list, count, x, args.up, args.depth);
   __syncthreads();
-  if constexpr (kGated) {
-    dot_products<T, kAligned>(list, count, x, args.up, args.depth);
-    __syncthreads();
-  }
   sums.template add<T, kAligned>(list, count, args.down);
   __syncthreads();
 }
