@@ -45,11 +45,11 @@ def _rows(x: Tensor, cols: Any) -> Tensor:
     return x.new_empty((*x.shape[:-1], cols))
 
 
-def _ffn(x, gate, up, down, screen=None, activation="relu", threshold=0.0):
+def _ffn(x, gate, up, down, screen=None, activation="relu", threshold=0.0, hot=0):
     return _rows(x, down.shape[1])
 
 
-def _ffn_stats(x, gate, up, down, screen=None, activation="relu", threshold=0.0):
+def _ffn_stats(x, gate, up, down, screen=None, activation="relu", threshold=0.0, hot=0):
     return (
         _rows(x, down.shape[1]),
         x.new_empty(x.shape[:-1], dtype=torch.int32),

@@ -140,7 +140,7 @@ def gated_ffn(
 
 
 def _keep_ffn(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    x, gate, up, down, screen, ctx.activation, ctx.threshold = inputs
+    x, gate, up, down, screen, ctx.activation, ctx.threshold, _ = inputs
     ctx.packed = screen is None
     ctx.save_for_backward(x, gate, up, down)
 
@@ -162,7 +162,7 @@ def _ffn_backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Any, ...]:
         dx = dx.reshape(x.shape)
     if dgate is not None and ctx.packed:
         dgate = torch.ops.twell.pack_weight(dgate)
-    return dx, dgate, dup, ddown, None, None, None
+    return dx, dgate, dup, ddown, None, None, None, None
 
 
 def _keep_pattern(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

@@ -63,14 +63,16 @@ def ffn(
     screen: Tensor | None = None,
     activation: str = "relu",
     threshold: float = 0.0,
+    hot: int = 0,
 ) -> Tensor:
     """y = (act(x Wgᵀ) ⊙ (x Wuᵀ)) Wd, x [..., D], y [..., D], up and down evaluated only where the
     gate is not zero. ``gate`` is pack_weight of Wg, or Wg itself with its ``screen`` (screen_weight),
     which is faster where that leaves at most screen_limit of the pre-activations; CPU only. A layer
     without a gate, y = act(x Wuᵀ) Wd, has Wu in its place and no ``up``.
-    ``activation``: relu, relu_squared, or fat_relu with its ``threshold``. Differentiable, with a
-    dense backward pass."""
-    return torch.ops.twell.ffn(x, gate, up, down, screen, activation, threshold)
+    ``activation``: relu, relu_squared, or fat_relu with its ``threshold``. ``hot``, for a GPU: so
+    many tokens fire the first ``hot`` neurons that GEMMs multiply them densely; their rows of
+    ``down`` must be finite. A CPU counts for itself. Differentiable, with a dense backward pass."""
+    return torch.ops.twell.ffn(x, gate, up, down, screen, activation, threshold, hot)
 
 
 def ffn_stats(
@@ -81,11 +83,14 @@ def ffn_stats(
     screen: Tensor | None = None,
     activation: str = "relu",
     threshold: float = 0.0,
+    hot: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """ffn's y, the non-zeros of each row (int32, x's shape without its last dimension), the number
     of rows that fired each neuron (int64 [H]), and the pre-activations that the screen did not rule
     out (int64 []; 0 without one)."""
-    return torch.ops.twell.ffn_stats(x, gate, up, down, screen, activation, threshold)
+    return torch.ops.twell.ffn_stats(
+        x, gate, up, down, screen, activation, threshold, hot
+    )
 
 
 def ffn_train(

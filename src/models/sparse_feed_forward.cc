@@ -110,7 +110,7 @@ class SparseFeedForward final : public FeedForward {
   }
 
  private:
-  SparseOperands operands() const { return {gate_.operand(), up_, down_, gate_.screen()}; }
+  SparseOperands operands() const { return {gate_.operand(), up_, down_, gate_.screen(), 0}; }
 
   CostModel cost() {
     if (runtime_.is_cpu()) return load_cost_model(default_cpu_tier(), at::get_num_threads());

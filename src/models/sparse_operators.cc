@@ -14,7 +14,8 @@ namespace {
 using Tensors = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 template <class Result>
 using Ffn = Result(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
-                   const at::Tensor&, const std::optional<at::Tensor>&, c10::string_view, double);
+                   const at::Tensor&, const std::optional<at::Tensor>&, c10::string_view, double,
+                   std::int64_t);
 
 std::optional<at::Tensor> optional(const at::Tensor& tensor) {
   return tensor.defined() ? std::optional(tensor) : std::nullopt;
@@ -24,7 +25,7 @@ template <class Result>
 Result call(const c10::TypedOperatorHandle<Ffn<Result>>& op, const at::Tensor& x,
             const SparseOperands& w, const ActivationSpec& activation) {
   return op.call(x, w.gate, optional(w.up), w.down, optional(w.screen), name_of(activation.kind),
-                 static_cast<double>(activation.threshold));
+                 static_cast<double>(activation.threshold), w.hot);
 }
 
 template <class T>

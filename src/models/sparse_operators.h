@@ -19,6 +19,7 @@ ConstMatrixView matrix_view(const at::Tensor& matrix);
 // Weights as the operators take them. up and screen may be undefined.
 struct SparseOperands {
   at::Tensor gate, up, down, screen;
+  std::int64_t hot = 0;  // of the first neurons, on a GPU
 };
 at::Tensor sparse_ffn(const at::Tensor& x, const SparseOperands& weights,
                       const ActivationSpec& activation);

@@ -228,6 +228,13 @@ Screen screen_of(const Argument& argument, std::int64_t rows, std::int64_t cols)
   return Screen::borrow(prepared_data(argument, "screen_weight"), rows, cols);
 }
 
+void require_hot(const char* operation, std::int64_t hot, std::int64_t hidden) {
+  if (hot < 0 || hot > hidden) {
+    fail(operation, "hot",
+         "expected 0 to " + std::to_string(hidden) + ", got " + std::to_string(hot));
+  }
+}
+
 ActivationSpec activation_of(const char* operation, const std::string& name, double threshold) {
   ActivationSpec spec;
   const auto* const found = std::find_if(std::begin(kActivations), std::end(kActivations),

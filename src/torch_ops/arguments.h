@@ -69,6 +69,8 @@ void require_packed_shape(const Argument& argument, DType dtype, std::int64_t ro
 
 // `threshold` must be finite and not negative, and 0 where the activation has none.
 ActivationSpec activation_of(const char* operation, const std::string& name, double threshold);
+// So many of the first of `hidden` neurons.
+void require_hot(const char* operation, std::int64_t hot, std::int64_t hidden);
 
 // A tensor that a call makes on the device of `like`, with the names that its errors carry.
 struct Output {

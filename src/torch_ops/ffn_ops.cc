@@ -16,6 +16,7 @@ struct Call {
   const std::optional<Tensor>& screen;
   const std::string& activation;
   double threshold;
+  std::int64_t hot;
 
   Argument argument(const char* name, const Tensor& tensor) const {
     return {operation, name, tensor};
@@ -30,6 +31,7 @@ struct Call {
   Tensor run(FfnCounts* counts) const {
     const Rows rows = rows_of(argument("x", x));
     const FfnWeights all = weights(rows.view);
+    require_hot(operation, hot, all.down.rows);
     Tensor y = new_rows(argument("x", x), all.down.cols, rows.view.dtype);
     twell::ffn(cpu_context(), rows.view, all, activation_of(operation, activation, threshold),
                mutable_matrix(y, rows.view.dtype, rows.view.rows, all.down.cols), counts);
@@ -49,14 +51,15 @@ struct Call {
 }  // namespace
 
 Tensor ffn(const Tensor& x, const Tensor& gate, const std::optional<Tensor>& up, const Tensor& down,
-           const std::optional<Tensor>& screen, const std::string& activation, double threshold) {
-  return Call{"ffn", x, gate, up, down, screen, activation, threshold}.run(nullptr);
+           const std::optional<Tensor>& screen, const std::string& activation, double threshold,
+           std::int64_t hot) {
+  return Call{"ffn", x, gate, up, down, screen, activation, threshold, hot}.run(nullptr);
 }
 
 FfnStats ffn_stats(const Tensor& x, const Tensor& gate, const std::optional<Tensor>& up,
                    const Tensor& down, const std::optional<Tensor>& screen,
-                   const std::string& activation, double threshold) {
-  const Call call{"ffn_stats", x, gate, up, down, screen, activation, threshold};
+                   const std::string& activation, double threshold, std::int64_t hot) {
+  const Call call{"ffn_stats", x, gate, up, down, screen, activation, threshold, hot};
   FfnCounts counts;
   Tensor y = call.run(&counts);
   Tensor row_nnz = new_empty({call.operation, "row_nnz", x}, leading_of(x), ScalarType::Int);

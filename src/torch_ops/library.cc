@@ -16,10 +16,10 @@ STABLE_TORCH_LIBRARY(twell, m) {
   m.def("linear_as_stored(Tensor x, Tensor weight) -> Tensor");
   m.def(
       "ffn(Tensor x, Tensor gate, Tensor? up, Tensor down, Tensor? screen=None, "
-      "str activation=\"relu\", float threshold=0.) -> Tensor");
+      "str activation=\"relu\", float threshold=0., int hot=0) -> Tensor");
   m.def(
       "ffn_stats(Tensor x, Tensor gate, Tensor? up, Tensor down, Tensor? screen=None, "
-      "str activation=\"relu\", float threshold=0.) -> (Tensor y, Tensor row_nnz, "
+      "str activation=\"relu\", float threshold=0., int hot=0) -> (Tensor y, Tensor row_nnz, "
       "Tensor neuron_nnz, Tensor candidates)");
   m.def("screen_weight(Tensor weight, Tensor? axis=None) -> Tensor");
   m.def("screen_limit() -> float");

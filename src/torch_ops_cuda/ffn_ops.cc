@@ -9,7 +9,7 @@ namespace {
 struct Call {
   Call(const char* name, const Tensor& x_tensor, const Tensor& gate,
        const std::optional<Tensor>& up, const Tensor& down, const std::optional<Tensor>& screen,
-       const std::string& activation_name, double threshold)
+       const std::string& activation_name, double threshold, std::int64_t hot)
       : operation(name), x(x_tensor), rows(rows_of({name, "x", x_tensor, &x_tensor})) {
     if (screen.has_value()) fail(name, "screen", "expected none: a GPU multiplies the packed gate");
     activation = activation_of(name, activation_name, threshold);
@@ -20,6 +20,8 @@ struct Call {
     // Fresh memory of PyTorch's allocator is aligned.
     problem = cuda::problem_of(in, weights, ConstMatrixView(nullptr, in.dtype, in.rows, in.cols),
                                activation);
+    require_hot(name, hot, weights.down.rows);
+    problem.hot = hot;
     problem.trusted = true;  // PyTorch knows where its tensors are
   }
 
@@ -43,15 +45,16 @@ struct Call {
 }  // namespace
 
 Tensor ffn(const Tensor& x, const Tensor& gate, const std::optional<Tensor>& up, const Tensor& down,
-           const std::optional<Tensor>& screen, const std::string& activation, double threshold) {
-  const Call call("ffn", x, gate, up, down, screen, activation, threshold);
+           const std::optional<Tensor>& screen, const std::string& activation, double threshold,
+           std::int64_t hot) {
+  const Call call("ffn", x, gate, up, down, screen, activation, threshold, hot);
   return call.run(CudaCall(x), {});
 }
 
 FfnStats ffn_stats(const Tensor& x, const Tensor& gate, const std::optional<Tensor>& up,
                    const Tensor& down, const std::optional<Tensor>& screen,
-                   const std::string& activation, double threshold) {
-  const Call call("ffn_stats", x, gate, up, down, screen, activation, threshold);
+                   const std::string& activation, double threshold, std::int64_t hot) {
+  const Call call("ffn_stats", x, gate, up, down, screen, activation, threshold, hot);
   const CudaCall gpu(x);
   const auto zeros = [&](const char* name, const std::vector<std::int64_t>& shape,
                          ScalarType type) {

@@ -69,6 +69,21 @@ def test_gated_layer(dtype: torch.dtype, bound: float, tokens: int, depth: int) 
     assert torch.equal(y, torch.ops.twell.ffn(x, packed, up, down))
 
 
+# u and h are rounded too where neurons are hot.
+@needs_gpu
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.bfloat16, 2**-6), (torch.float16, 2**-9)])
+@pytest.mark.parametrize("tokens", [1, 64, 300])
+@pytest.mark.parametrize("hot", [16, 300])
+def test_hot_neurons(dtype: torch.dtype, bound: float, tokens: int, hot: int) -> None:
+    x, gate, up, down = layer(tokens, 72, 300, dtype)
+    packed = torch.ops.twell.pack_weight(gate)
+    y, row_nnz, neurons, _ = torch.ops.twell.ffn_stats(x, packed, up, down, hot=hot)
+    exact = expected(x, gate, up, down)
+    assert (y.double() - exact).norm() <= bound * exact.norm()
+    assert row_nnz.sum() == neurons.sum()
+    assert torch.equal(y, torch.ops.twell.ffn(x, packed, up, down, hot=hot))
+
+
 @needs_gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("tokens", "capacity"), [(1, 4), (5, 1), (40, 64), (200, 8)])

@@ -83,6 +83,8 @@ ERRORS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "NaN threshold": ({"activation": "fat_relu", "threshold": float("nan")}, "threshold"),
     "infinite threshold": ({"activation": "fat_relu", "threshold": float("inf")}, "threshold"),
+    "hot below none": ({"hot": -1}, "hot: expected 0 to 40, got -1"),
+    "hot above all": ({"hot": 41}, "hot: expected 0 to 40, got 41"),
     "threshold without use": ({"threshold": 0.5}, "threshold: expected 0, since relu has none"),
     "up is transposed": (
         {"up": LAYER.up.t().contiguous().t()},
