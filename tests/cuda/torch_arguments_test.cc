@@ -51,7 +51,9 @@ class TorchCudaArguments : public testing::Test {
   void expect_ffn_error(const Tensor& x, const Tensor& gate, const Tensor& up, const Tensor& down,
                         const std::string& message, const char* activation = "relu") {
     for (const char* name : {"ffn", "ffn_stats"}) {
-      expect_error(name, {x, gate, up, down, c10::IValue(), std::string(activation), 0.0}, message);
+      expect_error(
+          name, {x, gate, up, down, c10::IValue(), std::string(activation), 0.0, std::int64_t{0}},
+          message);
     }
   }
 
@@ -105,7 +107,8 @@ TEST_F(TorchCudaArguments, Activation) {
 
 TEST_F(TorchCudaArguments, OptionalOperands) {
   const auto ffn = [&](const c10::IValue& up, const c10::IValue& screen, const char* message) {
-    expect_error("ffn", {x_, gate_, up, down_, screen, std::string("relu"), 0.0}, message);
+    expect_error("ffn", {x_, gate_, up, down_, screen, std::string("relu"), 0.0, std::int64_t{0}},
+                 message);
   };
   ffn(up_, gpu({64}, at::kByte), "screen: expected none: a GPU multiplies the packed gate");
 }

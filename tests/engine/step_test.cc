@@ -142,7 +142,8 @@ at::Tensor pack_weight(const at::Tensor& w) {
   return at::empty({(w.size(0) + 15) / 16, (w.size(1) + 31) / 32 * 16, 16, 2}, w.options());
 }
 at::Tensor ffn(const at::Tensor& x, const at::Tensor&, const std::optional<at::Tensor>&,
-               const at::Tensor&, const std::optional<at::Tensor>&, c10::string_view, double) {
+               const at::Tensor&, const std::optional<at::Tensor>&, c10::string_view, double,
+               std::int64_t) {
   return at::empty_like(x);
 }
 TORCH_LIBRARY_IMPL(twell, Meta, m) {
