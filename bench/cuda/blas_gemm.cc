@@ -5,9 +5,7 @@
 namespace twell::bench {
 namespace {
 
-// What cuBLAS's documentation recommends for Hopper, under cublasSetWorkspace; it recommends less
-// or the same for others. Given by the caller, since cuBLAS's own cannot be captured.
-constexpr std::size_t kWorkspaceBytes = std::size_t{32} << 20;
+constexpr const char* kOperation = "twell_gpu_bench";
 constexpr int kProposals = 8;
 constexpr int kTuningRuns = 5;
 
@@ -30,9 +28,21 @@ std::uint32_t config_of(const cublasLtMatmulAlgo_t& algorithm,
   return static_cast<std::uint32_t>(value);
 }
 
+cuda::LibraryGemm library_gemm_of(const GemmProblem& p, const GemmOperands& operands) {
+  return {{operands.a, p.k},
+          {operands.b, p.rows_are_inputs ? p.n : p.k},
+          p.rows_are_inputs,
+          operands.c,
+          p.n,
+          false,
+          p.m,
+          p.n,
+          p.k};
+}
+
 }  // namespace
 
-Blas::Blas(cudaStream_t stream) : stream_(stream), workspace_(kWorkspaceBytes) {
+Blas::Blas(cudaStream_t stream) : stream_(stream), workspace_(cuda::kLibraryWorkspace) {
   TWELL_BLAS_CHECK(cublasCreate(&handle_));
   TWELL_BLAS_CHECK(cublasLtCreate(&lt_));
   TWELL_BLAS_CHECK(cublasSetStream(handle_, stream_));
@@ -48,69 +58,15 @@ Blas::~Blas() {
   (void)cublasLtDestroy(lt_);
 }
 
-// cuBLAS is column-major: cᵀ [n, m] = bᵀ aᵀ.
-struct BlasGemm::Descriptors {
-  explicit Descriptors(const GemmProblem& p) {
-    const cublasOperation_t op_b = p.rows_are_inputs ? CUBLAS_OP_N : CUBLAS_OP_T;
-    const cublasOperation_t op_a = CUBLAS_OP_N;
-    TWELL_BLAS_CHECK(cublasLtMatmulDescCreate(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
-    TWELL_BLAS_CHECK(
-        cublasLtMatmulDescSetAttribute(operation, CUBLASLT_MATMUL_DESC_TRANSA, &op_b, sizeof op_b));
-    TWELL_BLAS_CHECK(
-        cublasLtMatmulDescSetAttribute(operation, CUBLASLT_MATMUL_DESC_TRANSB, &op_a, sizeof op_a));
-    const auto layout = [](cublasLtMatrixLayout_t* to, int rows, int cols) {
-      TWELL_BLAS_CHECK(cublasLtMatrixLayoutCreate(to, CUDA_R_16BF, static_cast<std::uint64_t>(rows),
-                                                  static_cast<std::uint64_t>(cols), rows));
-    };
-    layout(&b, p.rows_are_inputs ? p.n : p.k, p.rows_are_inputs ? p.k : p.n);
-    layout(&a, p.k, p.m);
-    layout(&c, p.n, p.m);
-  }
-  ~Descriptors() {
-    (void)cublasLtMatrixLayoutDestroy(a);
-    (void)cublasLtMatrixLayoutDestroy(b);
-    (void)cublasLtMatrixLayoutDestroy(c);
-    (void)cublasLtMatmulDescDestroy(operation);
-  }
-  Descriptors(const Descriptors&) = delete;
-  Descriptors& operator=(const Descriptors&) = delete;
-
-  std::vector<cublasLtMatmulHeuristicResult_t> proposals(const Blas& blas) const {
-    cublasLtMatmulPreference_t preference = nullptr;
-    TWELL_BLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference));
-    const std::uint64_t bytes = blas.workspace_bytes();
-    // Parts of k may be added, but not after they were rounded to bf16.
-    const std::uint32_t schemes =
-        CUBLASLT_REDUCTION_SCHEME_MASK & ~std::uint32_t{CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE};
-    std::vector<cublasLtMatmulHeuristicResult_t> found(kProposals);
-    int count = 0;
-    cublasStatus_t status = cublasLtMatmulPreferenceSetAttribute(
-        preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes, sizeof bytes);
-    if (status == CUBLAS_STATUS_SUCCESS) {
-      status = cublasLtMatmulPreferenceSetAttribute(
-          preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes, sizeof schemes);
-    }
-    if (status == CUBLAS_STATUS_SUCCESS) {
-      status = cublasLtMatmulAlgoGetHeuristic(blas.lt(), operation, b, a, c, c, preference,
-                                              kProposals, found.data(), &count);
-    }
-    (void)cublasLtMatmulPreferenceDestroy(preference);
-    // None for a problem is no failure: cublasGemmEx is there as well.
-    if (status != CUBLAS_STATUS_SUCCESS) count = 0;
-    found.resize(static_cast<std::size_t>(count));
-    return found;
-  }
-
-  cublasLtMatmulDesc_t operation = nullptr;
-  cublasLtMatrixLayout_t a = nullptr, b = nullptr, c = nullptr;
-};
-
 BlasGemm::BlasGemm(const Blas& blas, Timer& timer, const GemmProblem& problem,
                    const GemmOperands& operands)
     : blas_(blas),
       problem_(problem),
-      descriptors_(std::make_shared<Descriptors>(problem)),
-      proposed_(descriptors_->proposals(blas)) {
+      product_(std::make_shared<cuda::CublasProduct>(kOperation, DType::bf16,
+                                                     library_gemm_of(problem, operands))),
+      // None for a problem is no failure: cublasGemmEx is there as well.
+      proposed_(product_->proposals(kOperation, blas.lt(), library_gemm_of(problem, operands),
+                                    kProposals)) {
   best_us_ = timer.measure(kTuningRuns, [&] { run(kOwnChoice, operands); }).median_us;
   for (int i = 0; i < static_cast<int>(proposed_.size()); ++i) {
     const auto& proposal = proposed_[static_cast<std::size_t>(i)];
@@ -137,9 +93,9 @@ void BlasGemm::run(int candidate, const GemmOperands& operands) const {
     return;
   }
   const auto& proposal = proposed_[static_cast<std::size_t>(candidate)];
-  TWELL_BLAS_CHECK(cublasLtMatmul(blas_.lt(), descriptors_->operation, &kOne, operands.b,
-                                  descriptors_->b, operands.a, descriptors_->a, &kZero, operands.c,
-                                  descriptors_->c, operands.c, descriptors_->c, &proposal.algo,
+  TWELL_BLAS_CHECK(cublasLtMatmul(blas_.lt(), product_->product, &kOne, operands.b, product_->first,
+                                  operands.a, product_->second, &kZero, operands.c,
+                                  product_->result, operands.c, product_->result, &proposal.algo,
                                   blas_.workspace(), blas_.workspace_bytes(), blas_.stream()));
 }
 

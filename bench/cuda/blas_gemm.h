@@ -12,6 +12,7 @@
 
 #include "bench/cuda/device_memory.h"
 #include "bench/cuda/timer.h"
+#include "cuda_ops/cublas_product.h"
 
 namespace twell::bench {
 
@@ -58,14 +59,13 @@ class BlasGemm {
   std::string to_string() const;
 
  private:
-  struct Descriptors;
   static constexpr int kOwnChoice = -1;  // cublasGemmEx
   void run(int candidate, const GemmOperands& operands) const;
   void run_own_choice(const GemmOperands& operands) const;
 
   const Blas& blas_;
   GemmProblem problem_;
-  std::shared_ptr<const Descriptors> descriptors_;
+  std::shared_ptr<const cuda::CublasProduct> product_;
   std::vector<cublasLtMatmulHeuristicResult_t> proposed_;
   int best_ = kOwnChoice;
   double best_us_ = 0.0;

@@ -95,9 +95,8 @@ FfnCost estimate_ffn(const Device& device, const Problem& problem, double densit
     return cost;
   }
   const GemmPlan gate = plan_gate(device, problem, hot);
-  const bool streams = gate.stages == 0 && gate.shape != GemmShape::library;
   cost.gate =
-      streams ? f.gemm(f.library, f.hidden, 2 * f.tokens * f.depth)
+      streams(gate) ? f.gemm(f.library, f.hidden, 2 * f.tokens * f.depth)
       : gate.shape == GemmShape::library
           ? library_gate_seconds(device, problem)
           : tile_gate_seconds(device, problem, {gate.block_rows, gate.block_cols, gate.rate});

@@ -1,6 +1,8 @@
 // One product as cuBLASLt has it described.
 #pragma once
 
+#include <vector>
+
 #include "core/check.h"
 #include "cuda_ops/cublas_lt.h"
 #include "cuda_ops/library_gemm.h"
@@ -12,6 +14,13 @@ inline void check_cublas(cublasStatus_t status, const char* operation, const cha
   throw Error(
       status == CUBLAS_STATUS_ALLOC_FAILED ? ErrorKind::out_of_memory : ErrorKind::environment,
       concat("twell::", operation), concat(call, " failed with status ", static_cast<int>(status)));
+}
+
+// Of an address, at most what the library's kernels ask for.
+inline std::uint32_t cublas_alignment_of(const void* pointer) {
+  const auto address = reinterpret_cast<std::uintptr_t>(pointer);
+  const std::uintptr_t lowest = address & (~address + 1);
+  return static_cast<std::uint32_t>(lowest == 0 || lowest > 256 ? 256 : lowest);
 }
 
 // What the library copies in a call.
@@ -46,6 +55,34 @@ class CublasProduct {
   }
   CublasProduct(const CublasProduct&) = delete;
   CublasProduct& operator=(const CublasProduct&) = delete;
+
+  // Ways to multiply the operands of `gemm`, the best ones by the library's guess first; none where
+  // it knows none.
+  std::vector<cublasLtMatmulHeuristicResult_t> proposals(const char* operation,
+                                                         cublasLtHandle_t handle,
+                                                         const LibraryGemm& gemm, int most) const {
+    cublasLtMatmulPreference_t preference = nullptr;
+    check_cublas(lib_.preference_create(&preference), operation, "cublasLtMatmulPreferenceCreate");
+    const auto set = [&](cublasLtMatmulPreferenceAttributes_t name, auto value) {
+      check_cublas(lib_.preference_set(preference, name, &value, sizeof value), operation,
+                   "cublasLtMatmulPreferenceSetAttribute");
+    };
+    set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<std::uint64_t>(kLibraryWorkspace));
+    // Parts of the depth may be added, but not after they were rounded to 16 bits: sums are f32.
+    set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+        CUBLASLT_REDUCTION_SCHEME_MASK & ~std::uint32_t{CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE});
+    set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, cublas_alignment_of(gemm.b.data));
+    set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, cublas_alignment_of(gemm.a.data));
+    set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, cublas_alignment_of(gemm.c));
+    set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, cublas_alignment_of(gemm.c));
+    std::vector<cublasLtMatmulHeuristicResult_t> found(static_cast<std::size_t>(most));
+    int count = 0;
+    const cublasStatus_t status = lib_.heuristic(handle, product, first, second, result, result,
+                                                 preference, most, found.data(), &count);
+    lib_.preference_destroy(preference);
+    found.resize(status == CUBLAS_STATUS_SUCCESS ? static_cast<std::size_t>(count) : 0);
+    return found;
+  }
 
   cublasLtMatmulDesc_t product = nullptr;
   cublasLtMatrixLayout_t first = nullptr, second = nullptr, result = nullptr;

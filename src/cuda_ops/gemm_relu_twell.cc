@@ -68,9 +68,8 @@ void gemm_relu_twell(const GemmPlan& plan, ConstMatrixView x, ConstMatrixView we
   args.raster_group = plan.raster_group;
   require(out.layout.tile == plan.tile, kOperation, "out", "expected the plan's tile ", plan.tile,
           ", got ", out.layout.tile);
-  const bool streams = plan.stages == 0 && plan.shape != GemmShape::library;
-  require(!streams || x.rows <= plan.block_rows, kOperation, "plan", "expected a plan for ", x.rows,
-          " rows, got one for at most ", plan.block_rows);
+  require(!streams(plan) || x.rows <= plan.block_rows, kOperation, "plan", "expected a plan for ",
+          x.rows, " rows, got one for at most ", plan.block_rows);
   require(plan.shape != GemmShape::library || weight.rows <= plan.block_cols, kOperation, "plan",
           "expected a plan for ", weight.rows, " neurons, got one for ", plan.block_cols);
   Carver carver(kOperation, workspace, plan.workspace_bytes, false);

@@ -12,40 +12,15 @@
 namespace twell::cuda {
 namespace {
 
-// Of an address, at most what the library's kernels ask for.
-std::uint32_t alignment_of(const void* pointer) {
-  const auto address = reinterpret_cast<std::uintptr_t>(pointer);
-  const std::uintptr_t lowest = address & (~address + 1);
-  return static_cast<std::uint32_t>(lowest == 0 || lowest > 256 ? 256 : lowest);
-}
-
 cublasLtMatmulAlgo_t ask_for_algorithm(const char* operation, cublasLtHandle_t handle,
                                        const LibraryGemm& gemm, const CublasProduct& described) {
-  const CublasLt& lib = cublas_lt();
-  cublasLtMatmulPreference_t preference = nullptr;
-  check_cublas(lib.preference_create(&preference), operation, "cublasLtMatmulPreferenceCreate");
-  const auto set = [&](cublasLtMatmulPreferenceAttributes_t name, auto value) {
-    check_cublas(lib.preference_set(preference, name, &value, sizeof value), operation,
-                 "cublasLtMatmulPreferenceSetAttribute");
-  };
-  set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<std::uint64_t>(kLibraryWorkspace));
-  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment_of(gemm.b.data));
-  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment_of(gemm.a.data));
-  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment_of(gemm.c));
-  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment_of(gemm.c));
-  cublasLtMatmulHeuristicResult_t found = {};
-  int count = 0;
-  const cublasStatus_t status =
-      lib.heuristic(handle, described.product, described.first, described.second, described.result,
-                    described.result, preference, 1, &found, &count);
-  lib.preference_destroy(preference);
-  check_cublas(status, operation, "cublasLtMatmulAlgoGetHeuristic");
-  if (count == 0) {
+  const auto found = described.proposals(operation, handle, gemm, 1);
+  if (found.empty()) {
     throw Error(ErrorKind::environment, concat("twell::", operation),
                 concat("cuBLASLt knows no way to multiply [", gemm.rows, ", ", gemm.depth, "] by [",
                        gemm.depth, ", ", gemm.cols, "]"));
   }
-  return found.algo;
+  return found.front().algo;
 }
 
 // One for each device; made outside of what a stream captures.
@@ -93,8 +68,8 @@ void library_gemm(const char* operation, DType dtype, const LibraryGemm& gemm, v
                    gemm.a.stride,
                    gemm.b.stride,
                    gemm.c_stride,
-                   alignment_of(gemm.a.data) * 512 + alignment_of(gemm.b.data),
-                   alignment_of(gemm.c)};
+                   cublas_alignment_of(gemm.a.data) * 512 + cublas_alignment_of(gemm.b.data),
+                   cublas_alignment_of(gemm.c)};
   cublasLtMatmulAlgo_t algorithm;
   {
     const std::lock_guard lock(mutex);

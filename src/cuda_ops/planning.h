@@ -14,6 +14,10 @@ constexpr std::int64_t kMostListed = 65536;
 // Throws on sizes and dtypes that no kernel takes.
 void check_problem(const char* operation, const Problem& problem);
 
+// Whether W is streamed for up to plan.block_rows rows.
+inline bool streams(const GemmPlan& plan) {
+  return plan.stages == 0 && plan.shape != GemmShape::library;
+}
 // The hot neurons that a plan makes of those of its problem.
 std::int64_t hot_of(const Problem& problem);
 // The gate of a layer with so many hot neurons; in `shape`, if there is one.
