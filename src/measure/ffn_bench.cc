@@ -8,6 +8,7 @@
 #include "measure/layer_timer.h"
 #include "measure/reference.h"
 #include "models/device.h"
+#include "models/neuron_popularity.h"
 #include "models/sparse_operators.h"
 
 namespace twell::measure {
@@ -135,8 +136,10 @@ class AutomaticLayers {
 
 nlohmann::json run_ffn_case(const FfnCase& c, const std::optional<Peaks>& peaks,
                             const std::function<void()>& tick) {
-  // A prompt comes before all else: by it layers choose the form of their gate.
-  const at::Tensor prompt = c.inputs.view({-1, c.shape.input}).slice(0, 0, 64);
+  // A prompt comes before all else: by it layers choose the form of their gate, or order their
+  // neurons.
+  const std::int64_t rows = c.inputs.is_cpu() ? 64 : lm::NeuronPopularity::kTokens;
+  const at::Tensor prompt = c.inputs.view({-1, c.shape.input}).slice(0, 0, rows);
   for (const BenchLayer& layer : c.layers) layer.sparse->forward(prompt, 0, nullptr);
   const Activity activity = measure_activity(c);
   const Baseline baseline = pick_baseline(c);

@@ -27,8 +27,10 @@ struct CostModel {
   // The choice of FfnPath::automatic. Sparse has to be expected 10 % faster: unlike the dense time,
   // its time depends on which neurons fire and on what is left of the last cache.
   static constexpr double kMargin = 1.1;
-  bool prefers_dense(std::int64_t rows, double density, const FfnShape& shape) const {
-    return dense_us(rows, shape) < kMargin * sparse_us(rows, density, shape);
+  // `hot`: what hot neurons leave of the sparse time (HotNeurons::time).
+  bool prefers_dense(std::int64_t rows, double density, const FfnShape& shape,
+                     double hot = 1.0) const {
+    return dense_us(rows, shape) < kMargin * hot * sparse_us(rows, density, shape);
   }
 };
 

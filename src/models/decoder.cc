@@ -69,11 +69,13 @@ void Decoder::use_dense_ffn(bool prepack, ParameterSource& source) {
 void Decoder::use_sparse_ffn(FfnPath path, ParameterSource& source) {
   own_linears_ = true;
   for (Block& block : weights_.blocks) {
-    // A gated layer goes on using `up` where it lies, and a neuron-major `down`.
-    const bool keeps_down = block.down.weight.tensor.t().is_contiguous();
+    // On a CPU a gated layer goes on using `up` where it lies, and a neuron-major `down`.
+    const bool keeps_up = device().is_cpu() && config_.gated;
+    const bool keeps_down = device().is_cpu() && block.down.weight.tensor.t().is_contiguous();
     block.ffn = make_sparse_feed_forward(ffn_of(block), activation(), path);
     // Packed, or, where it is screened, read again when its screen is made.
-    source.release(config_.gated ? block.gate.weight : block.up.weight);
+    if (config_.gated) source.release(block.gate.weight);
+    if (!keeps_up) source.release(block.up.weight);
     if (!keeps_down) source.release(block.down.weight);
     Attention& attention = block.attention;
     for (Linear* linear : {&attention.q, &attention.k, &attention.v, &attention.o}) {

@@ -55,7 +55,8 @@ class CpuRuntime final : public DeviceRuntime {
   CostModel estimated_cost(const FfnShape& /*shape*/) const override {
     return built_in_cost_model(default_cpu_tier());
   }
-  std::string explain_ffn(const FfnShape& shape, GateForm gate, std::int64_t rows) const override {
+  std::string explain_ffn(const FfnShape& shape, GateForm gate, std::int64_t rows,
+                          std::int64_t /*hot*/) const override {
     const Context context({.threads = at::get_num_threads(), .tier = {}});
     return plan_ffn(context, rows, shape, gate).to_string();
   }

@@ -11,6 +11,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "models/cost_model.h"
 
@@ -34,6 +35,15 @@ class Marker {
   virtual bool reached() = 0;  // does not wait; true where never set
 };
 
+// Neurons of a sparse layer that GEMMs had better multiply densely: the first ones, where neurons
+// are ordered by how many tokens fire them.
+struct HotNeurons {
+  std::int64_t count = 0;
+  // What the layer is expected to take with them, as a share of its time if all neurons fired
+  // equally often. At most 1.
+  double time = 1.0;
+};
+
 class DeviceRuntime {
  public:
   virtual ~DeviceRuntime() = default;
@@ -55,9 +65,14 @@ class DeviceRuntime {
   virtual double screen_limit() const { return 0.0; }  // TierTuning::screen_limit; 0: no screens
   // Of both paths, from the figures of the device.
   virtual CostModel estimated_cost(const FfnShape& shape) const = 0;
-  // The plan of a call, in words.
-  virtual std::string explain_ffn(const FfnShape& shape, GateForm gate,
-                                  std::int64_t rows) const = 0;
+  // rates[n]: the share of tokens that fire neuron n, the highest first.
+  virtual HotNeurons choose_hot(const FfnShape& /*shape*/, std::int64_t /*rows*/,
+                                const std::vector<double>& /*rates*/) const {
+    return {};
+  }
+  // The plan of a call, in words. `hot`: its hot neurons, on a GPU.
+  virtual std::string explain_ffn(const FfnShape& shape, GateForm gate, std::int64_t rows,
+                                  std::int64_t hot) const = 0;
 };
 
 // "cpu", "cuda" or "cuda:N". Throws twell::Error on other names and, in one line with what to do,

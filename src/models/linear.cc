@@ -27,6 +27,16 @@ at::Tensor packed_weight(const at::Tensor& weight) {
   return wide ? packed.view({panels, -1, kPanel}) : packed.view({panels, -1, kPanel, 2});
 }
 
+at::Tensor unpacked_weight(const at::Tensor& packed, std::int64_t rows, std::int64_t cols) {
+  using Signature = at::Tensor(const at::Tensor&, c10::SymInt, c10::SymInt);
+  static const auto unpack = find_operator<Signature>("twell::unpack_weight");
+  return unpack.call(packed, rows, cols);
+}
+
+bool packs_without_padding(std::int64_t rows, std::int64_t cols) {
+  return rows % kPanel == 0 && packed_depth(DType::bf16, cols) == cols;
+}
+
 at::Tensor Linear::operator()(const at::Tensor& x) const {
   if (!packed.defined()) return at::linear(x, weight.tensor, bias.tensor);
   using Signature = at::Tensor(const at::Tensor&, const at::Tensor&, c10::SymInt,

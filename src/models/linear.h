@@ -29,5 +29,9 @@ at::Tensor linear_as_stored(const at::Tensor& x, const at::Tensor& weight);
 // A weight [rows, cols] as torch.ops.twell.pack_weight of its device makes it; on the CPU in huge
 // pages where the system gives them.
 at::Tensor packed_weight(const at::Tensor& weight);
+// Back again, new and contiguous.
+at::Tensor unpacked_weight(const at::Tensor& packed, std::int64_t rows, std::int64_t cols);
+// Whether packing [rows, cols] of 16 bits adds nothing: rows of panels of 16, columns of 32.
+bool packs_without_padding(std::int64_t rows, std::int64_t cols);
 
 }  // namespace twell::lm

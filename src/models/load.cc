@@ -10,6 +10,7 @@
 #include "io/file_error.h"
 #include "models/decoder.h"
 #include "models/device.h"
+#include "models/neuron_popularity.h"
 #include "models/random.h"
 #include "twell/status.h"
 
@@ -26,21 +27,31 @@ void require_grad(const Model& model) {
   for (const auto& [name, tensor] : model.parameters()) tensor.requires_grad_(true);
 }
 
-// Runs 64 tokens, so that each sparse layer chooses the form of its gate, and knows a density,
-// before its first call: what a model computes on a fixed path does not depend on what it was asked
-// first. Ids are drawn by Zipf's law, by which vocabularies are ordered.
+// Runs seeded tokens, so that each sparse layer chooses the form of its gate, knows a density, and,
+// on a GPU, has its neurons ordered, before its first call: what a model computes on a fixed path
+// does not depend on what it was asked first. Ids are drawn by Zipf's law, by which vocabularies
+// are ordered. A CPU's layers need 64 tokens; a GPU's want to tell neurons that 1 % of the tokens
+// fire from others, and look at counts in the call after the one that was counted.
 void settle(Decoder& model) {
   const c10::InferenceMode inference;
   Random random(64);
   const auto vocabulary = static_cast<double>(model.config().vocab_size);
-  std::vector<std::int64_t> tokens;
-  for (std::int64_t i = 0; i < std::min<std::int64_t>(64, model.config().max_position_embeddings);
-       ++i) {
-    tokens.push_back(static_cast<std::int64_t>(std::pow(vocabulary, random.uniform())) - 1);
-  }
-  const Chunk chunk{0, tokens};
-  model.hidden_states(std::span(&chunk, 1), nullptr, nullptr);
-  runtime_of(model.device()).synchronize();
+  const std::int64_t length = std::min<std::int64_t>(64, model.config().max_position_embeddings);
+  const auto run = [&](std::int64_t wanted) {
+    std::vector<std::vector<std::int64_t>> sequences;
+    std::vector<Chunk> chunks;
+    for (std::int64_t begin = 0; begin < wanted; begin += length) {
+      auto& tokens = sequences.emplace_back();
+      for (std::int64_t i = 0; i < length; ++i) {
+        tokens.push_back(static_cast<std::int64_t>(std::pow(vocabulary, random.uniform())) - 1);
+      }
+    }
+    for (const auto& tokens : sequences) chunks.push_back({0, tokens});
+    model.hidden_states(chunks, nullptr, nullptr);
+    runtime_of(model.device()).synchronize();
+  };
+  if (!model.device().is_cpu()) run(NeuronPopularity::kTokens);
+  run(length);
 }
 
 bool same_bytes(const io::CheckpointTensor& a, const io::CheckpointTensor& b) {

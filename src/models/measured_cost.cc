@@ -10,6 +10,9 @@
 #include <map>
 #include <mutex>
 #include <tuple>
+#include <vector>
+
+#include "twell/status.h"
 
 namespace twell::lm {
 namespace {
@@ -34,8 +37,10 @@ CostModel measure(DeviceRuntime& runtime, const FfnShape& shape, const TimedLaye
       const auto rank = std::clamp<std::int64_t>(
           std::llround((1 - density) * static_cast<double>(values.numel())), 1, values.numel());
       const float threshold = std::max(0.0F, std::get<0>(values.kthvalue(rank)).item<float>());
+      const std::vector<double> rates(static_cast<std::size_t>(shape.hidden), density);
+      const std::int64_t hot = runtime.choose_hot(shape, rows, rates).count;
       sparse.push_back(
-          per_weight(seconds_of(runtime, recorded, [&] { layer.sparse(x, threshold); })));
+          per_weight(seconds_of(runtime, recorded, [&] { layer.sparse(x, threshold, hot); })));
     }
   }
   return cost;
@@ -46,6 +51,11 @@ CostModel measure(DeviceRuntime& runtime, const FfnShape& shape, const TimedLaye
 double seconds_of(DeviceRuntime& runtime, bool recorded, const std::function<void()>& call) {
   using Clock = std::chrono::steady_clock;
   constexpr int kRecordedCalls = 8;
+  if (runtime.capturing()) {
+    throw Error(ErrorKind::invalid_argument, "timing a layer",
+                "a graph is being recorded, and timing waits for the device; load the model, or "
+                "make the layer, before recording");
+  }
   // What is made for the first time is neither to be recorded nor timed.
   call();
   call();

@@ -47,8 +47,8 @@ class Model {
   virtual std::int64_t layers() const = 0;
 
   // What the model still holds under checkpoint names. A sparse FFN keeps converted copies in place
-  // of gate and down, which are then absent; a model loaded with trainable = true or made by
-  // make_model has all.
+  // of gate and down, on a GPU also of up, which are then absent; a model loaded with trainable =
+  // true or made by make_model has all.
   virtual NamedTensors parameters() const = 0;
   // Weights in memory or mapped, converted copies included.
   virtual std::int64_t weight_bytes() const = 0;

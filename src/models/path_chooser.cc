@@ -14,9 +14,9 @@ PathChooser::PathChooser(CostModel cost, const FfnShape& shape, DeviceRuntime& r
       host_(runtime.host_buffer(1, at::kLong)),
       marker_(runtime.make_marker()) {}
 
-bool PathChooser::dense(std::int64_t rows) {
+bool PathChooser::dense(std::int64_t rows, double hot) {
   look();
-  return density_ && cost_.prefers_dense(rows, *density_, shape_);
+  return density_ && cost_.prefers_dense(rows, *density_, shape_, hot);
 }
 
 bool PathChooser::samples() {

@@ -17,7 +17,8 @@ class PathChooser {
   PathChooser(CostModel cost, const FfnShape& shape, DeviceRuntime& runtime);
 
   // Whether a call of so many rows is expected to be faster dense; false while nothing was seen.
-  bool dense(std::int64_t rows);
+  // `hot`: HotNeurons::time of the call.
+  bool dense(std::int64_t rows, double hot = 1.0);
   // Whether the next call is one to be counted. A count costs a few per cent of a small call: the
   // first two, the first one after a recording, whose replays are not seen, and then one of 16.
   bool samples();

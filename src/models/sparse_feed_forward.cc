@@ -4,10 +4,13 @@
 #include <torch/utils.h>
 
 #include <optional>
+#include <utility>
 
 #include "models/device.h"
 #include "models/feed_forward.h"
+#include "models/linear.h"
 #include "models/measured_cost.h"
+#include "models/neuron_popularity.h"
 #include "models/path_chooser.h"
 #include "models/sparse_gate.h"
 #include "models/sparse_operators.h"
@@ -39,29 +42,50 @@ at::Tensor first_projection(const FfnParameters& p, bool on_cpu) {
   return (p.gated() ? p.gate : p.up).detach().contiguous();
 }
 
+struct Projections {
+  at::Tensor first, up;  // the gate, or up in a layer without one; and up beside a gate
+};
+
+// On a GPU the layer changes the order of its neurons, so that all weights are its own there. Gate
+// and up lie as one matrix [2H, D] where the gate's packed form is its rows: one GEMM may then
+// multiply both.
+Projections projections_of(const FfnParameters& p, const DeviceRuntime& runtime) {
+  const at::Tensor first = first_projection(p, runtime.is_cpu());
+  const at::Tensor up = p.gated() ? p.up.detach().contiguous() : at::Tensor();
+  if (runtime.is_cpu()) return {first, up};
+  if (!p.gated()) return {first.clone(), up};
+  const std::int64_t hidden = first.size(0);
+  if (!packs_without_padding(hidden, first.size(1))) return {first.clone(), up.clone()};
+  const at::Tensor both = at::cat({first, up});
+  return {both.narrow(0, 0, hidden), both.narrow(0, hidden, hidden)};
+}
+
+// Neuron-major.
+at::Tensor down_of(const FfnParameters& p, const DeviceRuntime& runtime) {
+  const at::Tensor neuron_major = p.down.detach().t();
+  if (neuron_major.is_contiguous()) return runtime.is_cpu() ? neuron_major : neuron_major.clone();
+  return p.down.is_cpu() ? transposed_copy(p.down.detach()) : neuron_major.contiguous();
+}
+
 class SparseFeedForward final : public FeedForward {
  public:
-  SparseFeedForward(const FfnParameters& p, const ActivationChoice& choice, FfnPath path,
-                    DeviceRuntime& runtime)
+  SparseFeedForward(const FfnParameters& p, const Projections& own, const ActivationChoice& choice,
+                    FfnPath path, DeviceRuntime& runtime)
       : choice_(choice),
         activation_(sparse_activation(choice)),
         path_(path),
         runtime_(runtime),
-        gate_(first_projection(p, runtime.is_cpu()), runtime.screen_limit(),
-              path == FfnPath::automatic) {
-    const at::NoGradGuard no_grad;
-    const at::Tensor& first = p.gated() ? p.gate : p.up;
-    shape_ = {first.size(1), first.size(0), p.gated(), dtype_of(first.scalar_type())};
-    const at::Tensor neuron_major = p.down.detach().t();
-    down_ = neuron_major.is_contiguous() ? neuron_major
-            : p.down.is_cpu()            ? transposed_copy(p.down.detach())
-                                         : neuron_major.contiguous();
+        shape_{own.first.size(1), own.first.size(0), p.gated(), dtype_of(own.first.scalar_type())},
+        gate_(own.first, runtime.screen_limit(), path == FfnPath::automatic),
+        up_(own.up),
+        down_(down_of(p, runtime)) {
     if (!down_.is_alias_of(p.down)) own_bytes_ += static_cast<std::int64_t>(down_.nbytes());
-    if (p.gated()) {
-      up_ = p.up.detach().contiguous();
-      if (!up_.is_alias_of(p.up)) own_bytes_ += static_cast<std::int64_t>(up_.nbytes());
+    if (p.gated() && !up_.is_alias_of(p.up)) {
+      own_bytes_ += static_cast<std::int64_t>(up_.nbytes());
     }
     if (path == FfnPath::automatic) chooser_.emplace(cost(), shape_, runtime_);
+    // After the layer was timed: the inputs of that are not counted.
+    if (!runtime.is_cpu()) popularity_.emplace(shape_, runtime_);
   }
 
   at::Tensor forward(const at::Tensor& x, std::int64_t layer, FfnObserver* observer) override {
@@ -78,14 +102,16 @@ class SparseFeedForward final : public FeedForward {
     // What does not fit is the operator's to name.
     if (x.dim() == 2 && x.size(1) == shape_.width) {
       gate_.decide(x, [&] {
-        return std::get<3>(sparse_ffn_stats(x, operands(), activation_)).item<std::int64_t>();
+        return std::get<3>(sparse_ffn_stats(x, operands(0), activation_)).item<std::int64_t>();
       });
     }
+    if (popularity_) popularity_->order_when_arrived([&](const at::Tensor& o) { reorder(o); });
     const bool sampled = chooser_ && chooser_->samples();
-    if (hidden_wanted || (chooser_ && chooser_->dense(x.size(0)))) {
+    const HotNeurons hot = hot_of(x.size(0));
+    if (hidden_wanted || (chooser_ && chooser_->dense(x.size(0), hot.time))) {
       return dense(x, layer, observer, sampled);
     }
-    return sparse(x, layer, observer, sampled);
+    return sparse(x, layer, observer, sampled, hot.count);
   }
 
   FfnPath path() const override { return path_; }
@@ -94,12 +120,19 @@ class SparseFeedForward final : public FeedForward {
   }
   std::string describe(std::int64_t tokens) const override {
     const bool screened = gate_.form() == SparseGate::Form::screened;
-    std::string out = fmt::format(
-        "{}: {}, {}", name_of(path_), io::name_of(choice_.kind),
-        runtime_.explain_ffn(shape_, screened ? GateForm::screened : GateForm::packed, tokens));
+    std::string out =
+        fmt::format("{}: {}, {}", name_of(path_), io::name_of(choice_.kind),
+                    runtime_.explain_ffn(shape_, screened ? GateForm::screened : GateForm::packed,
+                                         tokens, hot_of(tokens).count));
     if (screened) out += fmt::format("; the screen left {:.1f} %", 100 * gate_.share());
     if (gate_.form() == SparseGate::Form::undecided)
       out += "; its first inputs choose the gate's form";
+    if (popularity_) {
+      out += popularity_->ordered()
+                 ? fmt::format("; neurons ordered by {} tokens", popularity_->tokens())
+                 : fmt::format("; neurons not ordered, none hot: {} of {} tokens seen",
+                               popularity_->tokens(), NeuronPopularity::kTokens);
+    }
     if (chooser_) {
       const auto density = chooser_->density();
       out += "; dense GEMMs where they are faster, ";
@@ -110,7 +143,25 @@ class SparseFeedForward final : public FeedForward {
   }
 
  private:
-  SparseOperands operands() const { return {gate_.operand(), up_, down_, gate_.screen(), 0}; }
+  SparseOperands operands(std::int64_t hot) const {
+    return {gate_.operand(), up_, down_, gate_.screen(), hot};
+  }
+  HotNeurons hot_of(std::int64_t rows) const {
+    return popularity_ ? popularity_->hot(rows) : HotNeurons{};
+  }
+
+  // All or nothing: what can fail comes before the first change. In place, so that recordings of
+  // steps stay true: they multiply no hot neurons, and go on reading the same memory, all of it in
+  // one order at any point of the stream.
+  void reorder(const at::Tensor& order) {
+    const c10::InferenceMode ordinary(false);
+    const at::NoGradGuard no_grad;
+    auto changes = gate_.reordered(order);
+    if (shape_.gated) changes.emplace_back(up_, up_.index_select(0, order));
+    changes.emplace_back(down_, down_.index_select(0, order));
+    for (const auto& [weight, reordered] : changes) weight.copy_(reordered);
+    dense_.reset();  // may hold copies
+  }
 
   CostModel cost() {
     if (runtime_.is_cpu()) return load_cost_model(default_cpu_tier(), at::get_num_threads());
@@ -118,54 +169,81 @@ class SparseFeedForward final : public FeedForward {
     return measured_cost(
         runtime_, shape_,
         {gate_.rows(), [this](const at::Tensor& x) { dense(x, 0, nullptr, false); },
-         [this](const at::Tensor& x, float threshold) {
-           sparse_ffn(x, operands(), {Activation::fat_relu, threshold});
+         [this](const at::Tensor& x, float threshold, std::int64_t hot) {
+           sparse_ffn(x, operands(hot), {Activation::fat_relu, threshold});
          }});
   }
 
-  at::Tensor sparse(const at::Tensor& x, std::int64_t layer, FfnObserver* observer, bool sampled) {
+  at::Tensor sparse(const at::Tensor& x, std::int64_t layer, FfnObserver* observer, bool sampled,
+                    std::int64_t hot) {
     FfnActivity activity{layer, x.size(0), shape_.hidden, FfnPath::sparse, {}, {}, {}};
     const bool observed = observer != nullptr && observer->wants_counts();
+    const bool counted = popularity_ && popularity_->wants(x.size(0));
     at::Tensor y;
-    if (observed || sampled) {
-      auto [out, row_nnz, neuron_nnz, candidates] = sparse_ffn_stats(x, operands(), activation_);
+    if (observed || sampled || counted) {
+      auto [out, row_nnz, neuron_nnz, candidates] = sparse_ffn_stats(x, operands(hot), activation_);
       y = std::move(out);
       if (sampled) chooser_->saw(row_nnz.sum(), x.size(0));
-      if (observed) activity.counts = counts_of(row_nnz, neuron_nnz);
+      if (popularity_) popularity_->saw(neuron_nnz, x.size(0), down_);
+      if (observed) activity.counts = by_model(counts_of(row_nnz, neuron_nnz));
     } else {
-      y = sparse_ffn(x, operands(), activation_);
+      y = sparse_ffn(x, operands(hot), activation_);
     }
     if (observer != nullptr) observer->observe(activity);
     return y;
   }
 
+  // What an observer is shown has the model's own order of neurons.
+  FfnCounts by_model(FfnCounts counts) const {
+    if (popularity_) counts.neuron_nnz = popularity_->by_model(counts.neuron_nnz);
+    return counts;
+  }
+  at::Tensor by_model(const at::Tensor& activation) const {
+    return popularity_ && popularity_->ordered() && activation.defined()
+               ? activation.index_select(1, popularity_->places())
+               : activation;
+  }
+
+  // Looks at the gate of a dense call, and shows an observer what it wants to see.
+  class Sampler final : public FfnObserver {
+   public:
+    Sampler(const SparseFeedForward& layer, FfnObserver* outer, bool sampled, bool counted)
+        : layer_(layer), outer_(outer), sampled_(sampled), counted_(counted) {}
+    bool wants_hidden() const override {
+      return sampled_ || counted_ || (outer_ != nullptr && outer_->wants_hidden());
+    }
+    bool wants_counts() const override { return outer_ != nullptr && outer_->wants_counts(); }
+    void observe(const FfnActivity& activity) override {
+      if (counted_) neuron_nnz = activity.gate.ne(0).sum(0);
+      if (sampled_) nnz = counted_ ? neuron_nnz.sum() : at::count_nonzero(activity.gate);
+      if (outer_ == nullptr) return;
+      FfnActivity shown = activity;
+      const bool hidden = outer_->wants_hidden();
+      shown.gate = hidden ? layer_.by_model(activity.gate) : at::Tensor();
+      shown.hidden = hidden ? layer_.by_model(activity.hidden) : at::Tensor();
+      if (outer_->wants_counts()) shown.counts = layer_.by_model(activity.counts);
+      outer_->observe(shown);
+    }
+    at::Tensor nnz, neuron_nnz;  // int64 [] and [H], where sampled and counted
+
+   private:
+    const SparseFeedForward& layer_;
+    FfnObserver* outer_;
+    bool sampled_, counted_;
+  };
+
   // On the gate as stored (on a GPU where it lies packed), and on weights reordered for oneDNN from
   // the first time on that this path is taken for its speed.
   at::Tensor dense(const at::Tensor& x, std::int64_t layer, FfnObserver* observer, bool sampled) {
-    struct Sampler final : FfnObserver {
-      bool wants_hidden() const override {
-        return nnz != nullptr || (outer != nullptr && outer->wants_hidden());
-      }
-      bool wants_counts() const override { return outer != nullptr && outer->wants_counts(); }
-      void observe(const FfnActivity& activity) override {
-        if (nnz != nullptr) *nnz = at::count_nonzero(activity.gate);
-        if (outer == nullptr) return;
-        FfnActivity shown = activity;
-        if (!outer->wants_hidden()) shown.gate = shown.hidden = at::Tensor();
-        outer->observe(shown);
-      }
-      FfnObserver* outer = nullptr;
-      at::Tensor* nnz = nullptr;
-    } sampler;
-    at::Tensor nnz;
-    sampler.outer = observer;
-    if (sampled) sampler.nnz = &nnz;
+    const bool counted = popularity_ && popularity_->wants(x.size(0));
+    Sampler sampler(*this, observer, sampled, counted);
     const bool for_speed = observer == nullptr || !observer->wants_hidden();
     if (!dense_ && for_speed) dense_ = make_fastest_dense_feed_forward(parameters(), choice_);
     at::Tensor y =
         dense_ ? dense_->forward(x, layer, &sampler)
                : make_dense_feed_forward(parameters(), choice_)->forward(x, layer, &sampler);
-    if (sampled) chooser_->saw(nnz, x.size(0));
+    if (sampled) chooser_->saw(sampler.nnz, x.size(0));
+    if (counted) popularity_->saw(sampler.neuron_nnz, x.size(0), down_);
     return y;
   }
 
@@ -182,8 +260,9 @@ class SparseFeedForward final : public FeedForward {
   SparseGate gate_;
   at::Tensor up_, down_;  // [H, D]; up undefined without a gate
   std::int64_t own_bytes_ = 0;
-  std::optional<PathChooser> chooser_;  // automatic only
-  std::unique_ptr<FeedForward> dense_;  // automatic only, once it was needed
+  std::optional<NeuronPopularity> popularity_;  // on a GPU
+  std::optional<PathChooser> chooser_;          // automatic only
+  std::unique_ptr<FeedForward> dense_;          // automatic only, once it was needed
 };
 
 }  // namespace
@@ -197,7 +276,11 @@ std::unique_ptr<FeedForward> make_sparse_feed_forward(const FfnParameters& param
 std::unique_ptr<FeedForward> make_sparse_feed_forward(const FfnParameters& parameters,
                                                       const ActivationChoice& activation,
                                                       FfnPath path, DeviceRuntime& runtime) {
-  return std::make_unique<SparseFeedForward>(parameters, activation, path, runtime);
+  // Weights that may be changed in any mode.
+  const c10::InferenceMode ordinary(false);
+  const at::NoGradGuard no_grad;
+  return std::make_unique<SparseFeedForward>(parameters, projections_of(parameters, runtime),
+                                             activation, path, runtime);
 }
 
 }  // namespace twell::lm

@@ -11,7 +11,11 @@
 namespace twell::lm {
 
 SparseGate::SparseGate(at::Tensor rows, double screen_limit, bool keep_rows)
-    : limit_(screen_limit), keep_rows_(keep_rows), rows_(std::move(rows)) {
+    : limit_(screen_limit),
+      keep_rows_(keep_rows),
+      neurons_(rows.size(0)),
+      width_(rows.size(1)),
+      rows_(std::move(rows)) {
   if (limit_ == 0) pack();
 }
 
@@ -32,17 +36,27 @@ void SparseGate::decide(const at::Tensor& x, const std::function<std::int64_t()>
 }
 
 void SparseGate::pack() {
-  packed_ = packed_weight(rows_);
+  packed_ = !rows_.is_cpu() && packs_without_padding(neurons_, width_)
+                ? rows_.view({neurons_ / kPanel, width_ / 2, kPanel, 2})
+                : packed_weight(rows_);
   screen_ = at::Tensor();
   form_ = Form::packed;
   if (!keep_rows_) {
     rows_ = at::Tensor();
   } else if (!rows_.is_cpu()) {
     // Packing on a GPU pads rows and does not reorder them: one copy serves both paths.
-    rows_ = packed_.view({packed_.size(0) * kPanel, -1})
-                .narrow(0, 0, rows_.size(0))
-                .narrow(1, 0, rows_.size(1));
+    rows_ =
+        packed_.view({packed_.size(0) * kPanel, -1}).narrow(0, 0, neurons_).narrow(1, 0, width_);
   }
+}
+
+std::vector<std::pair<at::Tensor, at::Tensor>> SparseGate::reordered(
+    const at::Tensor& order) const {
+  const at::Tensor rows = rows_.defined() ? rows_ : unpacked_weight(packed_, neurons_, width_);
+  const at::Tensor sorted = rows.index_select(0, order);
+  std::vector<std::pair<at::Tensor, at::Tensor>> out{{packed_, packed_weight(sorted)}};
+  if (rows_.defined() && !rows_.is_alias_of(packed_)) out.emplace_back(rows_, sorted);
+  return out;
 }
 
 std::int64_t SparseGate::bytes() const {

@@ -10,10 +10,12 @@
 #include <cuda_runtime.h>
 #include <torch/types.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <optional>
 
 #include "models/device.h"
@@ -144,9 +146,26 @@ class CudaRuntime final : public DeviceRuntime {
     }
     return cost;
   }
-  std::string explain_ffn(const FfnShape& shape, GateForm /*gate*/,
-                          std::int64_t rows) const override {
-    return cuda::plan_ffn(figures_, problem(shape, rows)).to_string();
+  HotNeurons choose_hot(const FfnShape& shape, std::int64_t rows,
+                        const std::vector<double>& rates) const override {
+    cuda::Problem call = problem(shape, rows);
+    call.hot = cuda::choose_hot(figures_, call, rates);
+    if (call.hot == 0) return {};
+    const auto share = [&](std::int64_t from) {
+      return std::accumulate(rates.begin() + from, rates.end(), 0.0) /
+             static_cast<double>(shape.hidden);
+    };
+    const double density = std::min(share(0), 1.0);
+    const double cold = std::min(share(call.hot), density);
+    const double seconds = cuda::estimate_ffn(figures_, call, density, cold).sparse();
+    const double even = cuda::estimate_ffn(figures_, call, density).sparse();
+    return {call.hot, std::min(seconds / even, 1.0)};
+  }
+  std::string explain_ffn(const FfnShape& shape, GateForm /*gate*/, std::int64_t rows,
+                          std::int64_t hot) const override {
+    cuda::Problem call = problem(shape, rows);
+    call.hot = hot;
+    return cuda::plan_ffn(figures_, call).to_string();
   }
 
  private:

@@ -14,12 +14,16 @@
 #include "engine/step_decoder.h"
 #include "models/measured_cost.h"
 #include "models/path_chooser.h"
+#include "tests/models/operator_calls.h"
+#include "tests/models/slow_runtime.h"
 #include "tests/models/tiny_model.h"
 #include "twell/status.h"
 
 namespace twell::lm {
 namespace {
 
+using test::FfnCalls;
+using test::SlowRuntime;
 using test::tiny_config;
 using test::tiny_model;
 using Tokens = std::vector<std::int64_t>;
@@ -151,39 +155,6 @@ TORCH_LIBRARY_IMPL(twell, Meta, m) {
   m.impl("ffn", &ffn);
 }
 
-// A device whose work is done when the test says so.
-class SlowRuntime final : public DeviceRuntime {
- public:
-  struct Mark final : Marker {
-    explicit Mark(const bool& d) : done(d) {}
-    void set() override {}
-    bool reached() override { return done; }
-    const bool& done;
-  };
-  std::string describe() const override { return "slow"; }
-  void synchronize() override {
-    ++waits;
-    done = true;
-  }
-  std::unique_ptr<StepGraph> make_graph() override { return nullptr; }
-  std::unique_ptr<Marker> make_marker() override { return std::make_unique<Mark>(done); }
-  bool capturing() const override { return recording; }
-  at::Tensor host_buffer(std::int64_t n, at::ScalarType dtype) override {
-    return at::zeros({n}, at::TensorOptions(dtype));
-  }
-  std::int64_t peak_bytes() override { return 0; }
-  void reset_peak_bytes() override {}
-  std::string uuid() const override { return {}; }
-  // The sparse path takes 4 · density of the dense one's time.
-  CostModel estimated_cost(const FfnShape&) const override {
-    return {{}, true, {1, 2}, {0.0, 1.0}, {1.0, 1.0}, {{1e-9, 4.0}, {1e-9, 4.0}}};
-  }
-  std::string explain_ffn(const FfnShape&, GateForm, std::int64_t) const override { return {}; }
-
-  bool done = false, recording = false;
-  int waits = 0;
-};
-
 // Tensors without data: whatever asks for a value, or touches memory from the host, fails.
 void expect_nothing_read_back(at::ScalarType dtype, std::optional<FfnPath> path) {
   // Counts, which do go to the host, are not taken while recording.
@@ -268,6 +239,16 @@ TEST(PathChooser, DensityIsAMovingAverage) {
   EXPECT_FALSE(saw(22 * 200, 200));
 }
 
+TEST(PathChooser, HotNeuronsShortenTheSparsePath) {
+  SlowRuntime runtime;
+  runtime.done = true;
+  PathChooser chooser(runtime.estimated_cost({}), {1, 100}, runtime);
+  chooser.saw(at::scalar_tensor(30 * 64, at::kLong), 64);
+  EXPECT_TRUE(chooser.dense(1)) << "1.2 times the dense one";
+  EXPECT_FALSE(chooser.dense(1, 0.75)) << "0.9 times, and the margin";
+  EXPECT_TRUE(chooser.dense(1, 0.76));
+}
+
 TEST(PathChooser, SamplesSomeCallsAndTheFirstAfterARecording) {
   SlowRuntime runtime;
   PathChooser chooser(runtime.estimated_cost({}), {1, 100}, runtime);
@@ -304,7 +285,7 @@ TEST(MeasuredCost, LayersOfOneShapeAreMeasuredOnce) {
   DeviceRuntime& cpu = runtime_of(at::kCPU);
   int calls = 0;
   const TimedLayer layer{at::randn({48, 16}), [&](const at::Tensor&) { ++calls; },
-                         [&](const at::Tensor&, float) { ++calls; }};
+                         [&](const at::Tensor&, float, std::int64_t) { ++calls; }};
   const FfnShape shape{16, 48, true, DType::f32};
   const CostModel cost = measured_cost(cpu, shape, layer);
   ASSERT_EQ(cost.dense.size(), cost.tokens.size());
@@ -323,7 +304,7 @@ TEST(MeasuredCost, ThresholdsGiveTheDensities) {
   const at::Tensor gate = at::randn({4000, 16});
   std::vector<double> fired;
   const TimedLayer layer{gate, [](const at::Tensor&) {},
-                         [&](const at::Tensor& x, float threshold) {
+                         [&](const at::Tensor& x, float threshold, std::int64_t) {
                            const at::Tensor g = at::linear(x, gate).gt(threshold);
                            fired.push_back(g.to(at::kDouble).mean().item<double>());
                          }};
@@ -332,6 +313,69 @@ TEST(MeasuredCost, ThresholdsGiveTheDensities) {
     const bool asked = std::any_of(cost.densities.begin(), cost.densities.end(),
                                    [&](double d) { return std::abs(share - d) <= 1.0 / 4000; });
     EXPECT_TRUE(asked) << share;
+  }
+}
+
+// Where all neurons fire equally often a GPU multiplies none of them densely, or all.
+TEST(MeasuredCost, TimesWhatTheDeviceWouldDo) {
+  static SlowRuntime runtime;
+  runtime.hot = [](const FfnShape& shape, std::int64_t, const std::vector<double>& rates) {
+    EXPECT_EQ(rates, std::vector<double>(48, rates.front()));
+    return HotNeurons{rates.front() >= 0.1 ? shape.hidden : 0, 1.0};
+  };
+  std::map<std::int64_t, int> calls;
+  const TimedLayer layer{at::randn({48, 16}), [](const at::Tensor&) {},
+                         [&](const at::Tensor&, float, std::int64_t hot) { ++calls[hot]; }};
+  measured_cost(runtime, {16, 48, true, DType::bf16}, layer);
+  EXPECT_EQ(calls.size(), 2U);
+  EXPECT_GT(calls[0], 0);
+  EXPECT_GT(calls[48], 0);
+}
+
+TEST(SecondsOf, TimesNothingWhileAGraphIsRecorded) {
+  SlowRuntime runtime;
+  runtime.recording = true;
+  try {
+    seconds_of(runtime, false, [] { FAIL() << "called"; });
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), testing::HasSubstr("a graph is being recorded"));
+  }
+  EXPECT_EQ(runtime.waits, 0);
+}
+
+// On tensors of no device that has data, the way of weights to a GPU.
+TEST(SparseFeedForward, GateAndUpOfADeviceLieInOneMatrix) {
+  static SlowRuntime runtime;
+  runtime.recording = true;  // nothing is counted
+  const auto matrix = [](std::int64_t rows, std::int64_t cols) {
+    return at::empty({rows, cols}, at::TensorOptions(at::kBFloat16).device(at::kMeta));
+  };
+  const c10::InferenceMode inference;
+  // Where packing pads nothing; else each lies alone.
+  for (const auto& [width, neurons, joined] :
+       {std::tuple{64, 176, true}, std::tuple{64, 170, false}, std::tuple{40, 176, false}}) {
+    for (const FfnPath path : {FfnPath::sparse, FfnPath::automatic}) {
+      const FfnParameters p{
+          matrix(neurons, width), matrix(neurons, width), matrix(width, neurons), {}, {}, {}};
+      const auto layer = make_sparse_feed_forward(p, {io::HiddenAct::relu, 0.0F}, path, runtime);
+      const FfnCalls calls;
+      layer->forward(matrix(3, width), 0, nullptr);
+      ASSERT_EQ(calls.size(), 1U);
+      const at::Tensor& gate = calls.last().gate;
+      const at::Tensor& up = calls.last().up;
+      EXPECT_EQ(up.is_alias_of(gate), joined);
+      EXPECT_FALSE(up.is_alias_of(p.up));
+      if (joined) {
+        EXPECT_EQ(gate.storage_offset(), 0);
+        EXPECT_EQ(up.storage_offset(), neurons * width);
+        EXPECT_EQ(up.storage().nbytes(), 2U * 2U * neurons * width);
+        EXPECT_EQ(up.stride(0), width);
+      }
+      // No more than the three matrices, padded.
+      const std::int64_t padded = (neurons + 15) / 16 * 16 * ((width + 31) / 32 * 32);
+      EXPECT_EQ(layer->own_bytes(), 2 * (padded + 2 * neurons * width));
+    }
   }
 }
 

@@ -8,7 +8,10 @@
 
 #include <tuple>
 
+#include "models/neuron_popularity.h"
 #include "models/sparse_operators.h"
+#include "tests/models/operator_calls.h"
+#include "tests/models/slow_runtime.h"
 #include "twell/status.h"
 #include "twell/tuning.h"
 
@@ -277,6 +280,165 @@ TEST(FeedForward, MistakesAreErrors) {
   for (const FfnPath path : {FfnPath::dense, FfnPath::sparse, FfnPath::automatic}) {
     EXPECT_EQ(parse_ffn_path(name_of(path)), path);
   }
+}
+
+// --- neurons in the order of their popularity, on a device that plays a GPU ---
+
+using test::FfnCalls;
+using test::SlowRuntime;
+
+constexpr std::int64_t kPrompt = NeuronPopularity::kTokens;
+constexpr std::int64_t kHot = 24;
+
+// Its counts arrive at once; kHot neurons are hot from 64 rows on, once they are ordered.
+void play_gpu(SlowRuntime& runtime) {
+  runtime.done = true;
+  runtime.hot = [](const FfnShape&, std::int64_t rows, const std::vector<double>&) {
+    return HotNeurons{rows >= 64 ? kHot : 0, 1.0};
+  };
+}
+
+std::vector<at::Tensor> copies_of(const FfnParameters& p) {
+  std::vector<at::Tensor> out;
+  for (const at::Tensor* t : {&p.gate, &p.up, &p.down}) {
+    if (t->defined()) out.push_back(t->clone());
+  }
+  return out;
+}
+
+TEST(PopularNeurons, OrderingChangesTheOrderOfSumsAlone) {
+  for (const FfnPath path : {FfnPath::sparse, FfnPath::automatic}) {
+    for (const bool gated : {true, false}) {
+      // Packed rows with and without padding; gate and up then lie in one matrix.
+      for (const auto& [width, neurons] : {std::pair{64, 176}, std::pair{40, 93}}) {
+        SCOPED_TRACE(testing::Message() << name_of(path) << " " << gated << " " << neurons);
+        SlowRuntime runtime;
+        play_gpu(runtime);
+        const Layer layer = make_layer({io::HiddenAct::relu, gated, at::kBFloat16}, width, neurons);
+        const auto weights = copies_of(layer.parameters);
+        std::unique_ptr<FeedForward> ffn;
+        {
+          const c10::InferenceMode inference;  // made in one mode, reordered in another
+          ffn = make_sparse_feed_forward(layer.parameters, layer.activation, path, runtime);
+        }
+        const at::NoGradGuard no_grad;
+        const at::Tensor x = at::randn({kPrompt, width}).to(at::kBFloat16);
+        const Exact expected = exact(layer, x);
+        const FfnCalls calls;
+        for (int call = 0; call < 4; ++call) {
+          EXPECT_EQ(ffn->describe(kPrompt).find("ordered by") != std::string::npos, call > 1);
+          const at::Tensor y = ffn->forward(x, 0, nullptr);
+          EXPECT_LE(((y.to(at::kDouble) - expected.y).abs() - expected.bound).max().item<double>(),
+                    0.0);
+          if (path == FfnPath::sparse) {
+            EXPECT_EQ(calls.last().stats, call == 0) << "counted once, for kTokens tokens";
+            EXPECT_EQ(calls.last().hot, call == 0 ? 0 : kHot);
+          }
+        }
+        ffn->forward(x.narrow(0, 0, 5), 0, nullptr);
+        if (path == FfnPath::sparse) {
+          EXPECT_EQ(calls.last().hot, 0) << "few rows";
+        }
+        EXPECT_THAT(ffn->describe(kPrompt), testing::HasSubstr("24 hot neurons"));
+        EXPECT_EQ(runtime.waits, 0);
+        std::size_t i = 0;
+        for (const at::Tensor& now : copies_of(layer.parameters)) {
+          EXPECT_TRUE(at::equal(now, weights[i++])) << "the caller's weights are his";
+        }
+      }
+    }
+  }
+}
+
+TEST(PopularNeurons, TheWeightsAreInTheOrderThatWasCounted) {
+  SlowRuntime runtime;
+  play_gpu(runtime);
+  Layer layer = make_layer({io::HiddenAct::relu, true, at::kBFloat16}, 64, 176);
+  // Neuron n fires for about n of 176 tokens; an infinite row of down comes last all the same.
+  const at::NoGradGuard no_grad;
+  layer.parameters.down.select(1, 175).fill_(std::numeric_limits<float>::infinity());
+  at::Tensor x = at::zeros({kPrompt, 64});
+  x.select(1, 0).copy_(at::linspace(0, 1, kPrompt).mul(176).floor());
+  x.select(1, 1).fill_(1);
+  layer.parameters.gate.zero_();
+  layer.parameters.gate.select(1, 0).fill_(1);
+  layer.parameters.gate.select(1, 1).copy_(at::arange(176) - 176);
+  const auto ffn =
+      make_sparse_feed_forward(layer.parameters, layer.activation, FfnPath::sparse, runtime);
+  const FfnCalls calls;
+  for (int call = 0; call < 2; ++call) ffn->forward(x.to(at::kBFloat16), 0, nullptr);
+  at::Tensor order = at::arange(175, -1, -1);
+  order = at::cat({order.narrow(0, 1, 175), order.narrow(0, 0, 1)});
+  EXPECT_TRUE(at::equal(calls.last().up, layer.parameters.up.index_select(0, order)));
+  EXPECT_TRUE(at::equal(calls.last().down, layer.parameters.down.t().index_select(0, order)));
+}
+
+TEST(PopularNeurons, ObserversSeeTheNumbersOfTheModel) {
+  struct Everything final : FfnObserver {
+    bool wants_counts() const override { return true; }
+    bool wants_hidden() const override { return hidden; }
+    void observe(const FfnActivity& activity) override { last = activity; }
+    bool hidden = false;
+    FfnActivity last;
+  } seen;
+  for (const FfnPath path : {FfnPath::sparse, FfnPath::automatic}) {
+    SlowRuntime runtime;
+    play_gpu(runtime);
+    const Layer layer = make_layer({io::HiddenAct::relu, true, at::kBFloat16}, 64, 176);
+    const FfnParameters& p = layer.parameters;
+    const at::NoGradGuard no_grad;
+    // Small integers: every sum is exact, and so is what fires, in any order.
+    for (const at::Tensor& w : {p.gate, p.up}) w.copy_(at::randint(-1, 2, w.sizes()));
+    const at::Tensor x = at::randint(-1, 2, {kPrompt / 2, 64}).to(at::kBFloat16);
+    const at::Tensor gate = at::relu(at::linear(x, p.gate));
+    const at::Tensor hidden = gate * at::linear(x, p.up);
+    const FfnCounts expected = counts_of(gate.ne(0).sum(1), gate.ne(0).sum(0));
+    const auto ffn = make_sparse_feed_forward(p, layer.activation, path, runtime);
+    for (int call = 0; call < 4; ++call) {
+      // Half of the neurons fire: automatic is dense from its second call on, the last one that is
+      // counted, and may have reordered weights for oneDNN then.
+      EXPECT_EQ(ffn->describe(1).find("ordered by") != std::string::npos, call > 2);
+      seen.hidden = path == FfnPath::automatic && call >= 2;
+      ffn->forward(x, 0, &seen);
+      EXPECT_EQ(seen.last.path,
+                path == FfnPath::automatic && call > 0 ? FfnPath::dense : FfnPath::sparse);
+      EXPECT_EQ(seen.last.counts.row_nnz, expected.row_nnz);
+      EXPECT_EQ(seen.last.counts.neuron_nnz, expected.neuron_nnz);
+      EXPECT_EQ(seen.last.gate.defined(), seen.hidden);
+      if (seen.hidden) {
+        EXPECT_TRUE(at::equal(seen.last.gate, gate));
+        EXPECT_TRUE(at::equal(seen.last.hidden, hidden));
+      }
+    }
+  }
+}
+
+// A graph goes on reading the memory that it was recorded with, without hot neurons.
+TEST(PopularNeurons, RecordingsStayTrue) {
+  SlowRuntime runtime;
+  play_gpu(runtime);
+  const Layer layer = make_layer({io::HiddenAct::relu, true, at::kBFloat16}, 64, 176);
+  const at::NoGradGuard no_grad;
+  const auto ffn =
+      make_sparse_feed_forward(layer.parameters, layer.activation, FfnPath::sparse, runtime);
+  const at::Tensor x = at::randn({kPrompt, 64}).to(at::kBFloat16);
+  const Exact expected = exact(layer, x);
+  const FfnCalls calls;
+  ffn->forward(x, 0, nullptr);
+  runtime.recording = true;
+  ffn->forward(x, 0, nullptr);
+  runtime.recording = false;
+  const FfnCalls::Call recorded = calls.last();
+  EXPECT_FALSE(recorded.stats);
+  EXPECT_EQ(recorded.hot, 0) << "no weight moves while a graph is recorded";
+  ffn->forward(x, 0, nullptr);
+  EXPECT_EQ(calls.last().hot, kHot);
+  EXPECT_EQ(calls.last().gate.const_data_ptr(), recorded.gate.const_data_ptr());
+  EXPECT_EQ(calls.last().up.const_data_ptr(), recorded.up.const_data_ptr());
+  EXPECT_EQ(calls.last().down.const_data_ptr(), recorded.down.const_data_ptr());
+  const at::Tensor y = sparse_ffn(x, {recorded.gate, recorded.up, recorded.down, {}, recorded.hot},
+                                  {Activation::relu, 0});
+  EXPECT_LE(((y.to(at::kDouble) - expected.y).abs() - expected.bound).max().item<double>(), 0.0);
 }
 
 }  // namespace

@@ -1,0 +1,53 @@
+// What the operators of torch.ops.twell are called with on this thread.
+#pragma once
+
+#include <ATen/record_function.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace twell::test {
+
+// Of torch.ops.twell.ffn and ffn_stats, while it lives; one at a time.
+class FfnCalls {
+ public:
+  struct Call {
+    bool stats = false;
+    at::Tensor gate, up, down;
+    std::int64_t hot = 0;
+  };
+
+  FfnCalls() {
+    calls().clear();
+    handle_ = at::addThreadLocalCallback(
+        at::RecordFunctionCallback(
+            [](const at::RecordFunction& function) -> std::unique_ptr<at::ObserverContext> {
+              const std::string name = function.name();
+              if (name == "twell::ffn" || name == "twell::ffn_stats") {
+                const auto in = function.inputs();
+                calls().push_back({name == "twell::ffn_stats", in[1].toTensor(),
+                                   in[2].isTensor() ? in[2].toTensor() : at::Tensor(),
+                                   in[3].toTensor(), in[7].toInt()});
+              }
+              return nullptr;
+            })
+            .needsInputs(true)
+            .scopes({at::RecordScope::FUNCTION}));
+  }
+  ~FfnCalls() { at::removeCallback(handle_); }
+  FfnCalls(const FfnCalls&) = delete;
+  FfnCalls& operator=(const FfnCalls&) = delete;
+
+  std::size_t size() const { return calls().size(); }
+  const Call& last() const { return calls().back(); }
+
+ private:
+  static std::vector<Call>& calls() {
+    static std::vector<Call> made;
+    return made;
+  }
+  at::CallbackHandle handle_;
+};
+
+}  // namespace twell::test
