@@ -194,6 +194,10 @@ struct FfnCost {
 };
 FfnCost estimate_ffn(const Device& device, const Problem& problem, double density,
                      double cold_density);
+// With rates[n] the share of tokens that fire neuron n, the highest first, for all H neurons; the
+// first problem.hot are hot.
+FfnCost estimate_ffn(const Device& device, const Problem& problem,
+                     const std::vector<double>& rates);
 // The least of estimate_ffn() with no hot neurons and with all of them.
 FfnCost estimate_ffn(const Device& device, const Problem& problem, double density);
 

@@ -33,16 +33,37 @@ double hot_rate(const Device& device, const Problem& problem) {
   return std::min(1.0, dense / gathered);
 }
 
+namespace {
+
+void check_rates(const char* operation, const Problem& problem, const std::vector<double>& rates) {
+  check_problem(operation, problem);
+  require(static_cast<std::int64_t>(rates.size()) == problem.hidden, operation, "rates",
+          "expected one for each of ", problem.hidden, " neurons, got ", rates.size());
+  require(std::is_sorted(rates.rbegin(), rates.rend()), operation, "rates",
+          "expected the highest first");
+  require(rates.empty() || (rates.front() <= 1 && rates.back() >= 0), operation, "rates",
+          "expected shares of 0 to 1");
+}
+
+// Share of all neurons that tokens fire among those from `first` on.
+double density_from(const std::vector<double>& rates, std::int64_t first) {
+  return std::accumulate(rates.begin() + first, rates.end(), 0.0) /
+         static_cast<double>(rates.size());
+}
+
+}  // namespace
+
+FfnCost estimate_ffn(const Device& device, const Problem& problem,
+                     const std::vector<double>& rates) {
+  check_rates("cuda::estimate_ffn", problem, rates);
+  const double density = std::min(density_from(rates, 0), 1.0);
+  return estimate_ffn(device, problem, density,
+                      std::min(density_from(rates, hot_of(problem)), density));
+}
+
 std::int64_t choose_hot(const Device& device, const Problem& problem,
                         const std::vector<double>& rates) {
-  constexpr const char* kOperation = "cuda::choose_hot";
-  check_problem(kOperation, problem);
-  require(static_cast<std::int64_t>(rates.size()) == problem.hidden, kOperation, "rates",
-          "expected one for each of ", problem.hidden, " neurons, got ", rates.size());
-  require(std::is_sorted(rates.rbegin(), rates.rend()), kOperation, "rates",
-          "expected the highest first");
-  require(rates.empty() || (rates.front() <= 1 && rates.back() >= 0), kOperation, "rates",
-          "expected shares of 0 to 1");
+  check_rates("cuda::choose_hot", problem, rates);
   if (problem.tokens == 0) return 0;
   const double limit = hot_rate(device, problem);
   const auto above =
@@ -50,18 +71,12 @@ std::int64_t choose_hot(const Device& device, const Problem& problem,
   // Columns of a GEMM come in blocks of 64.
   constexpr std::int64_t kColumns = 64;
   const std::int64_t some = std::min(round_up(above - rates.begin(), kColumns), problem.hidden);
-  const double hidden = static_cast<double>(problem.hidden);
-  const double density = std::accumulate(rates.begin(), rates.end(), 0.0) / hidden;
   std::int64_t best = 0;
   double least = 0;
   for (const std::int64_t hot : {std::int64_t{0}, some, problem.hidden}) {
     Problem tried = problem;
     tried.hot = hot;
-    const double cold =
-        hot_of(tried) == 0
-            ? density
-            : std::min(density, std::accumulate(rates.begin() + hot, rates.end(), 0.0) / hidden);
-    const double seconds = estimate_ffn(device, tried, density, cold).sparse();
+    const double seconds = estimate_ffn(device, tried, rates).sparse();
     if (hot == 0 || seconds < least) {
       best = hot;
       least = seconds;

@@ -151,14 +151,10 @@ class CudaRuntime final : public DeviceRuntime {
     cuda::Problem call = problem(shape, rows);
     call.hot = cuda::choose_hot(figures_, call, rates);
     if (call.hot == 0) return {};
-    const auto share = [&](std::int64_t from) {
-      return std::accumulate(rates.begin() + from, rates.end(), 0.0) /
-             static_cast<double>(shape.hidden);
-    };
-    const double density = std::min(share(0), 1.0);
-    const double cold = std::min(share(call.hot), density);
-    const double seconds = cuda::estimate_ffn(figures_, call, density, cold).sparse();
-    const double even = cuda::estimate_ffn(figures_, call, density).sparse();
+    const double density =
+        std::accumulate(rates.begin(), rates.end(), 0.0) / static_cast<double>(rates.size());
+    const double seconds = cuda::estimate_ffn(figures_, call, rates).sparse();
+    const double even = cuda::estimate_ffn(figures_, call, std::min(density, 1.0)).sparse();
     return {call.hot, std::min(seconds / even, 1.0)};
   }
   std::string explain_ffn(const FfnShape& shape, GateForm /*gate*/, std::int64_t rows,

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <set>
 #include <vector>
 
@@ -171,6 +172,34 @@ TEST(CudaHot, AsManyAsPay) {
                             return rates;
                           }()),
                Error);
+}
+
+// The engine's view: what is gained over neurons that all fire equally often.
+TEST(CudaCost, RatesOfNeuronsGiveTheTimeOfTheirMixture) {
+  Device h100 = with_clocks(kH100, 1755, 2619, 5120);
+  h100.l2_bytes = std::size_t{50} << 20;
+  Problem prompt = paper(16384);
+  for (const double nnz : {29.0, 113.0}) {
+    const auto rates = zipf(5632, nnz);
+    const auto share_from = [&](std::int64_t first) {
+      return std::accumulate(rates.begin() + first, rates.end(), 0.0) / 5632;
+    };
+    const double density = share_from(0);
+    for (const std::int64_t hot : {0, 512}) {
+      prompt.hot = hot;
+      EXPECT_DOUBLE_EQ(estimate_ffn(h100, prompt, rates).sparse(),
+                       estimate_ffn(h100, prompt, density, share_from(hot)).sparse());
+    }
+    prompt.hot = choose_hot(h100, prompt, rates);
+    EXPECT_LT(estimate_ffn(h100, prompt, rates).sparse(),
+              0.95 * estimate_ffn(h100, prompt, density).sparse());
+  }
+  const std::vector<double> even(5632, 0.25);
+  prompt.hot = choose_hot(h100, prompt, even);
+  EXPECT_EQ(prompt.hot, 5632);
+  EXPECT_DOUBLE_EQ(estimate_ffn(h100, prompt, even).sparse(),
+                   estimate_ffn(h100, prompt, 0.25).sparse());
+  EXPECT_THROW(estimate_ffn(h100, prompt, std::vector<double>{0.5, 0.1}), Error);
 }
 
 // What hot neurons take off the gather is more than they cost.
