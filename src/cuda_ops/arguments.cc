@@ -20,8 +20,9 @@ void check_matrix(const Expected& expected, const char* argument, const ConstMat
   if (view.rows == 0) return;
   if (!expected.trusted) check_device_pointer(expected.operation, argument, view.data);
   require(view.data != nullptr, expected.operation, argument, "data is null");
-  require(starts_at(view.data, 2), expected.operation, argument,
-          "expected an address that is a multiple of 2 bytes");
+  const std::size_t bytes = size_of(expected.dtype);
+  require(starts_at(view.data, bytes), expected.operation, argument,
+          "expected an address that is a multiple of ", bytes, " bytes");
   require(!expected.aligned || is_aligned(view), expected.operation, argument,
           "expected address and row stride to be multiples of 16 bytes, since the plan is for "
           "aligned rows; plan with aligned = false");
@@ -64,10 +65,22 @@ DeviceMatrix matrix_of(const Expected& expected, const char* argument, const Con
   return {static_cast<const std::uint16_t*>(view.data), view.row_stride};
 }
 
+void* memory_of(const Expected& expected, const char* argument, const MatrixView& view,
+                std::int64_t rows, std::int64_t cols) {
+  check_matrix(expected, argument, view, rows, cols);
+  return view.data;
+}
+
 std::uint16_t* output_of(const Expected& expected, const MatrixView& view, std::int64_t rows,
                          std::int64_t cols) {
-  check_matrix(expected, "y", view, rows, cols);
-  return static_cast<std::uint16_t*>(view.data);
+  return static_cast<std::uint16_t*>(memory_of(expected, "y", view, rows, cols));
+}
+
+void require_gated(const char* operation, const char* argument, const ConstMatrixView& up,
+                   const Problem& problem) {
+  require((up.data != nullptr) == problem.gated, operation, argument,
+          problem.gated ? "expected it, since the plan is for a gated layer"
+                        : "expected none, since the plan is for a layer without gate");
 }
 
 DeviceTwell twell_of(const char* operation, const char* argument, const DeviceTwellView& view,

@@ -18,9 +18,14 @@ struct Expected {
 };
 DeviceMatrix matrix_of(const Expected& expected, const char* argument, const ConstMatrixView& view,
                        std::int64_t rows, std::int64_t cols);
-// Also throws where the view is const in truth: y.
+// One that is written.
+void* memory_of(const Expected& expected, const char* argument, const MatrixView& view,
+                std::int64_t rows, std::int64_t cols);
 std::uint16_t* output_of(const Expected& expected, const MatrixView& view, std::int64_t rows,
                          std::int64_t cols);
+// Throws unless up, or its gradient, is there in a gated layer alone.
+void require_gated(const char* operation, const char* argument, const ConstMatrixView& up,
+                   const Problem& problem);
 DeviceTwell twell_of(const char* operation, const char* argument, const DeviceTwellView& view,
                      std::int64_t rows, std::int64_t cols, DType dtype);
 void check_device_pointer(const char* operation, const char* argument, const void* pointer);

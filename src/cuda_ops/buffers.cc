@@ -12,14 +12,15 @@ constexpr std::size_t kAlignment = 256;
 
 }  // namespace
 
-Carver::Carver(const char* operation, const Workspace& workspace, std::size_t needed, bool trusted)
-    : data_(static_cast<std::byte*>(workspace.data)) {
-  require(workspace.bytes >= needed, operation, "workspace", "expected ", needed,
-          " bytes as the plan says, got ", workspace.bytes);
+Carver::Carver(const char* operation, const char* argument, const Workspace& memory,
+               std::size_t needed, bool trusted)
+    : data_(static_cast<std::byte*>(memory.data)) {
+  require(memory.bytes >= needed, operation, argument, "expected ", needed,
+          " bytes as the plan says, got ", memory.bytes);
   if (needed == 0) return;
-  if (!trusted) check_device_pointer(operation, "workspace", workspace.data);
-  require(reinterpret_cast<std::uintptr_t>(workspace.data) % kAlignment == 0, operation,
-          "workspace", "expected an address that is a multiple of ", kAlignment, " bytes");
+  if (!trusted) check_device_pointer(operation, argument, memory.data);
+  require(reinterpret_cast<std::uintptr_t>(memory.data) % kAlignment == 0, operation, argument,
+          "expected an address that is a multiple of ", kAlignment, " bytes");
 }
 
 void* Carver::take_bytes(std::size_t bytes) {

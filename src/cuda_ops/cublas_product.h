@@ -32,10 +32,13 @@ class CublasProduct {
     check_cublas(lib_.desc_create(&product, CUBLAS_COMPUTE_32F, CUDA_R_32F), operation,
                  "cublasLtMatmulDescCreate");
     // The library counts by columns: cᵀ = b aᵀ, whose operands lie as they are here.
-    const cublasOperation_t transposed = gemm.b_by_depth ? CUBLAS_OP_N : CUBLAS_OP_T;
-    check_cublas(
-        lib_.desc_set(product, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed),
-        operation, "cublasLtMatmulDescSetAttribute");
+    const auto transpose = [&](cublasLtMatmulDescAttributes_t which, bool transposed) {
+      const cublasOperation_t value = transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
+      check_cublas(lib_.desc_set(product, which, &value, sizeof value), operation,
+                   "cublasLtMatmulDescSetAttribute");
+    };
+    transpose(CUBLASLT_MATMUL_DESC_TRANSA, !gemm.b_by_depth);
+    transpose(CUBLASLT_MATMUL_DESC_TRANSB, gemm.a_by_depth);
     const auto layout = [&](cublasLtMatrixLayout_t& to, cudaDataType_t type, std::int64_t rows,
                             std::int64_t cols, std::int64_t stride) {
       check_cublas(lib_.layout_create(&to, type, static_cast<std::uint64_t>(rows),
@@ -44,7 +47,8 @@ class CublasProduct {
     };
     layout(first, in, gemm.b_by_depth ? gemm.cols : gemm.depth,
            gemm.b_by_depth ? gemm.depth : gemm.cols, gemm.b.stride);
-    layout(second, in, gemm.depth, gemm.rows, gemm.a.stride);
+    layout(second, in, gemm.a_by_depth ? gemm.rows : gemm.depth,
+           gemm.a_by_depth ? gemm.depth : gemm.rows, gemm.a.stride);
     layout(result, out, gemm.cols, gemm.rows, gemm.c_stride);
   }
   ~CublasProduct() {

@@ -35,37 +35,42 @@ Problem problem_of(ConstMatrixView x, const DeviceFfnWeights& weights, ConstMatr
   return problem;
 }
 
-void ffn(const FfnPlan& plan, ConstMatrixView x, const DeviceFfnWeights& weights,
-         const ActivationSpec& activation, MatrixView y, const Workspace& workspace, Stream stream,
-         const DeviceStats& stats) {
+FfnCall call_of(const char* operation, const FfnPlan& plan, const ConstMatrixView& x,
+                const DeviceFfnWeights& weights, const ActivationSpec& activation,
+                const MatrixView& y, Stream stream, const DeviceStats& stats) {
   const Problem& problem = plan.problem;
-  const Expected expected{kOperation, problem.dtype, problem.aligned, problem.trusted};
+  const Expected expected{operation, problem.dtype, problem.aligned, problem.trusted};
   FfnCall call{plan};
   call.x = matrix_of(expected, "x", x, problem.tokens, problem.depth);
   call.gate = matrix_of(expected, "gate", weights.gate, problem.hidden, problem.depth);
-  require((weights.up.data != nullptr) == problem.gated, kOperation, "up",
-          problem.gated ? "expected it, since the plan is for a gated layer"
-                        : "expected none, since the plan is for a layer without gate");
+  require_gated(operation, "up", weights.up, problem);
   if (problem.gated) {
     call.up = matrix_of(expected, "up", weights.up, problem.hidden, problem.depth);
   }
   call.down = matrix_of(expected, "down", weights.down, problem.hidden, problem.depth);
   call.y = output_of(expected, y, problem.tokens, problem.depth);
   call.y_stride = y.row_stride;
-  require_apart(kOperation, "y", y, "x", x);
-  call.activation = activation_args(kOperation, activation);
-  check_activation(kOperation, plan.gemm, activation);
+  require_apart(operation, "y", y, "x", x);
+  call.activation = activation_args(operation, activation);
+  check_activation(operation, plan.gemm, activation);
   call.stats = stats;
   call.stream = static_cast<cudaStream_t>(stream);
-  check_plan_device(kOperation, plan.gather.device);
+  check_plan_device(operation, plan.gather.device);
   if (!problem.trusted) {
-    if (stats.row_nnz != nullptr) check_device_pointer(kOperation, "row_nnz", stats.row_nnz);
+    if (stats.row_nnz != nullptr) check_device_pointer(operation, "row_nnz", stats.row_nnz);
     if (stats.neuron_counts != nullptr) {
-      check_device_pointer(kOperation, "neuron_counts", stats.neuron_counts);
+      check_device_pointer(operation, "neuron_counts", stats.neuron_counts);
     }
   }
-  Carver carver(kOperation, workspace, plan.workspace_bytes, problem.trusted);
-  if (problem.tokens == 0) return;
+  return call;
+}
+
+void ffn(const FfnPlan& plan, ConstMatrixView x, const DeviceFfnWeights& weights,
+         const ActivationSpec& activation, MatrixView y, const Workspace& workspace, Stream stream,
+         const DeviceStats& stats) {
+  const FfnCall call = call_of(kOperation, plan, x, weights, activation, y, stream, stats);
+  Carver carver(kOperation, "workspace", workspace, plan.workspace_bytes, plan.problem.trusted);
+  if (plan.problem.tokens == 0) return;
   const FfnBuffers buffers = carve_ffn(carver, plan);
   if (plan.gemm.shape == GemmShape::library) {
     run_library(call, buffers);

@@ -23,8 +23,13 @@ void run_library(const GemmPlan& plan, const GemmReluTwellArgs& args, Carver& ca
   pack.gate.data = gate;
   pack.cols = args.cols;
   pack.out = args.out;
-  LibraryGemm gemm{args.x,    args.weight, false,     gate,      pack.gate.stride,
-                   plan.wide, 0,           args.cols, args.depth};
+  LibraryGemm gemm = {.a = args.x,
+                      .b = args.weight,
+                      .c = gate,
+                      .c_stride = pack.gate.stride,
+                      .wide = plan.wide,
+                      .cols = args.cols,
+                      .depth = args.depth};
   for (int first = 0; first < args.rows; first += plan.block_rows) {
     pack.first_row = first;
     pack.rows = std::min(plan.block_rows, args.rows - first);
@@ -72,7 +77,7 @@ void gemm_relu_twell(const GemmPlan& plan, ConstMatrixView x, ConstMatrixView we
           x.rows, " rows, got one for at most ", plan.block_rows);
   require(plan.shape != GemmShape::library || weight.rows <= plan.block_cols, kOperation, "plan",
           "expected a plan for ", weight.rows, " neurons, got one for ", plan.block_cols);
-  Carver carver(kOperation, workspace, plan.workspace_bytes, false);
+  Carver carver(kOperation, "workspace", workspace, plan.workspace_bytes, false);
   if (x.rows == 0) return;
   if (plan.shape == GemmShape::library) {
     run_library(plan, args, carver, stream);

@@ -54,13 +54,14 @@ void library_gemm(const char* operation, DType dtype, const LibraryGemm& gemm, v
 
   // Asking takes the library some 30 µs: once for each product that differs in what the answer
   // depends on. A server's prompts have many lengths: old answers go when there are too many.
-  using Key = std::array<std::int64_t, 12>;
+  using Key = std::array<std::int64_t, 13>;
   static std::mutex mutex;
   static std::map<Key, cublasLtMatmulAlgo_t> known;
   constexpr std::size_t kMostKnown = 4096;
   const Key key = {device,
                    static_cast<std::int64_t>(dtype),
                    gemm.wide,
+                   gemm.a_by_depth,
                    gemm.b_by_depth,
                    gemm.rows,
                    gemm.cols,
@@ -81,9 +82,9 @@ void library_gemm(const char* operation, DType dtype, const LibraryGemm& gemm, v
     algorithm = found->second;
   }
   const float one = 1.0F;
-  const float zero = 0.0F;
+  const float before = gemm.adds ? 1.0F : 0.0F;
   check_cublas(cublas_lt().matmul(handle, described.product, &one, gemm.b.data, described.first,
-                                  gemm.a.data, described.second, &zero, gemm.c, described.result,
+                                  gemm.a.data, described.second, &before, gemm.c, described.result,
                                   gemm.c, described.result, &algorithm, workspace,
                                   static_cast<std::size_t>(kLibraryWorkspace), stream),
                operation, "cublasLtMatmul");

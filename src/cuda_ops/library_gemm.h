@@ -6,13 +6,15 @@
 
 namespace twell::cuda {
 
-// c [rows, cols] = a bᵀ with a [rows, depth] and b [cols, depth]; or a b with b [depth, cols].
+// c [rows, cols] = a bᵀ with a [rows, depth] and b [cols, depth]; either may lie the other way round.
 struct LibraryGemm {
   DeviceMatrix a, b;
+  bool a_by_depth = false;  // a is [depth, rows]
   bool b_by_depth = false;  // b is [depth, cols]
   void* c = nullptr;
   std::int64_t c_stride = 0;  // elements
   bool wide = false;          // c is f32; else of the operands' dtype
+  bool adds = false;          // to c
   std::int64_t rows = 0, cols = 0, depth = 0;
 };
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda_ops/buffers.h"
+#include "cuda_ops/train_buffers.h"
 #include "kernels/cuda/kernels.h"
 #include "twell/cuda.h"
 
@@ -21,6 +22,7 @@ struct FfnCall {
   ActivationArgs activation = {};
   DeviceStats stats = {};
   cudaStream_t stream = nullptr;
+  const Keeping* keeping = nullptr;  // for training
 
   std::int32_t* row_nnz(std::int64_t first) const {
     return stats.row_nnz == nullptr ? nullptr : stats.row_nnz + first;
@@ -29,6 +31,9 @@ struct FfnCall {
     return reinterpret_cast<unsigned long long*>(stats.neuron_counts);
   }
 };
+FfnCall call_of(const char* operation, const FfnPlan& plan, const ConstMatrixView& x,
+                const DeviceFfnWeights& weights, const ActivationSpec& activation,
+                const MatrixView& y, Stream stream, const DeviceStats& stats);
 // The gate packed in its GEMM's epilogue; by a library's GEMM.
 void run_fused(const FfnCall& call, const FfnBuffers& buffers);
 void run_library(const FfnCall& call, const FfnBuffers& buffers);

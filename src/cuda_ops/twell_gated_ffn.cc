@@ -42,7 +42,7 @@ void run(const Call& call, TwellGatherArgs args) {
   args.splits = plan.splits;
   args.row_nnz = call.stats.row_nnz;
   args.neuron_counts = reinterpret_cast<unsigned long long*>(call.stats.neuron_counts);
-  Carver carver(call.operation, call.workspace, plan.workspace_bytes(rows), false);
+  Carver carver(call.operation, "workspace", call.workspace, plan.workspace_bytes(rows), false);
   if (rows == 0) return;
   if (plan.splits > 1) {
     const SplitBuffers buffers = carve_splits(carver, plan, rows);

@@ -81,6 +81,12 @@ struct RowQueue {
 // Items from the front, from the back, partial sums handed out; then items taken of each pass.
 enum QueueCounter : std::uint8_t { kFrontItems, kBackItems, kPartialsUsed, kItemsTaken };
 
+// Which neurons fired, [rows, cols] bits: neuron n of a row is bit n % 32 of its word n / 32.
+struct FiredBits {
+  std::uint32_t* words = nullptr;
+  int stride = 0;  // words of a row, a multiple of kFiredWords; those past the last neuron are 0
+};
+
 // A dense activation as a library's GEMM left it.
 struct GateSource {
   const void* data = nullptr;  // [rows, cols] before the activation: 16-bit, or f32 where `wide`
@@ -101,6 +107,7 @@ struct PackGateArgs {
   std::int64_t hot_stride = 0;
   int hot_cols = 0;  // a multiple of kVector, or all
   DeviceTwell out;
+  FiredBits fired;                              // of what is packed, in one tile; may be null
   RowQueue queue;                               // items null where not wanted
   std::int32_t* row_nnz = nullptr;              // [rows], set; may be null
   unsigned long long* neuron_counts = nullptr;  // [cols], added to; may be null
@@ -116,6 +123,15 @@ struct HotProductArgs {
   int cols = 0;
 };
 
+// What gather_rows keeps of places for training; offsets null: nothing.
+struct KeptPlaces {
+  const std::int64_t* offsets = nullptr;  // [rows + 1], of the first place of each row
+  std::uint32_t* values = nullptr;        // [places]: g in the low half, u in the high one
+  std::int64_t places = 0;                // that there is room for; later ones are not kept
+  float* l1 = nullptr;                    // [rows], Σ |h| is added; may be null
+  float* chunk_l1 = nullptr;              // [queue.partials]
+};
+
 struct GatherRowsArgs {
   DeviceMatrix x;     // [rows, depth]; unused where not gated
   DeviceMatrix up;    // [cols, depth] from the first packed neuron on; unused where not gated
@@ -128,6 +144,7 @@ struct GatherRowsArgs {
   float* partial = nullptr;     // [(partials + blocks) × column groups × sums of a block]
   const float* sums = nullptr;  // [rows, depth] that are added to; may be null
   std::int64_t sums_stride = 0;
+  KeptPlaces kept;
 };
 
 struct TwellToDenseArgs {

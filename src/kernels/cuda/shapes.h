@@ -76,6 +76,18 @@ constexpr int kMostChunks = 32;
 constexpr int kGroupTiles = 1024;
 constexpr int kWindow = 256;
 
+// transpose_fired: rows and words of bits (1,024 neurons) of a block, a thread for each row.
+constexpr int kTransposeRows = 256;
+constexpr int kTransposeWords = 32;
+constexpr int kTransposeNeurons = 32 * kTransposeWords;
+
+// backward_neurons: a warp sums rows of so many columns, two vectors of each lane, into three
+// gradients: 48 sums and 64 registers of loads in flight, so that an SM holds twelve warps.
+constexpr int kGradientThreads = 128;
+constexpr int kGradientBlocks = 3;
+constexpr int kGradientColumns = 2 * 32 * kVector;
+constexpr int kGradientFloats = 3 * kGradientColumns;
+
 // The chunk of a row's list that a block works on; −1: the whole row.
 struct RowItem {
   int row;
@@ -86,13 +98,22 @@ struct RowItem {
 constexpr int kDotInputs = 2048;
 constexpr int kDotVectors = kDotInputs / kVector;
 
+// Words of a row of FiredBits come in vectors of 16 bytes.
+constexpr int kFiredWords = 4;
+
 struct alignas(16) ActiveList {
   float4 inputs[2 * kDotVectors];
-  int offsets[kGroupTiles + 1];  // of the group's tiles in its list of non-zeros
+  union {
+    int offsets[kGroupTiles + 1];  // of the group's tiles in its list of non-zeros
+    struct {
+      float g[kWindow];
+      float u[kWindow];
+    } kept;  // by the forward pass
+  };
   int warp_sums[32];
   int neurons[kWindow];
   float values[kWindow];  // g, then h
-  float dots[kWindow];    // u
+  float dots[kWindow];    // u; du
   int row_nnz;
   std::uint32_t ticket;
   RowItem items[2];

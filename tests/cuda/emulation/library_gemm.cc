@@ -16,11 +16,12 @@ void multiply(const LibraryGemm& gemm) {
   };
   for (std::int64_t r = 0; r < gemm.rows; ++r) {
     for (std::int64_t c = 0; c < gemm.cols; ++c) {
-      float sum = 0;
-      for (std::int64_t k = 0; k < gemm.depth; ++k) {
-        sum += value(gemm.a, r, k) * (gemm.b_by_depth ? value(gemm.b, k, c) : value(gemm.b, c, k));
-      }
       const std::int64_t at = r * gemm.c_stride + c;
+      float sum = gemm.wide && gemm.adds ? static_cast<float*>(gemm.c)[at] : 0.0F;
+      for (std::int64_t k = 0; k < gemm.depth; ++k) {
+        sum += (gemm.a_by_depth ? value(gemm.a, k, r) : value(gemm.a, r, k)) *
+               (gemm.b_by_depth ? value(gemm.b, k, c) : value(gemm.b, c, k));
+      }
       if (gemm.wide) {
         static_cast<float*>(gemm.c)[at] = sum;
       } else {

@@ -40,6 +40,10 @@ T shuffle_xor(unsigned mask, T value, int lanes) {
   return shuffle(mask, value, lane_of_thread() ^ lanes);
 }
 template <class T>
+T shuffle_from(unsigned mask, T value, int source, int width) {
+  return shuffle(mask, value, lane_of_thread() / width * width + source % width);
+}
+template <class T>
 T shuffle_down(unsigned mask, T value, int distance, int width) {
   const int lane = lane_of_thread();
   return shuffle(mask, value, lane % width + distance < width ? lane + distance : lane);
@@ -106,6 +110,12 @@ int __shfl_up_sync(unsigned mask, int value, int distance, int width) {
   const int lane = lane_of_thread();
   return shuffle(mask, value, lane % width >= distance ? lane - distance : lane);
 }
+float __shfl_sync(unsigned mask, float value, int source, int width) {
+  return shuffle_from(mask, value, source, width);
+}
 int __shfl_sync(unsigned mask, int value, int source, int width) {
-  return shuffle(mask, value, lane_of_thread() / width * width + source % width);
+  return shuffle_from(mask, value, source, width);
+}
+unsigned __shfl_sync(unsigned mask, unsigned value, int source, int width) {
+  return shuffle_from(mask, value, source, width);
 }

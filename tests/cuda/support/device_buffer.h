@@ -66,6 +66,11 @@ class DeviceMatrixOf {
   }
   MatrixView mutable_view() { return {buffer_.data(), dtype_of<T>::value, rows_, cols_, stride_}; }
   void poison() { buffer_.poison(); }
+  void write(const TestMatrix<T>& host) {
+    const std::vector<T> values = flat(host);
+    TWELL_CUDA_CHECK(cudaMemcpy(buffer_.data(), values.data(), values.size() * sizeof(T),
+                                cudaMemcpyHostToDevice));
+  }
   double value(const std::vector<T>& values, std::int64_t r, std::int64_t c) const {
     return static_cast<double>(
         static_cast<float>(values[static_cast<std::size_t>(r * stride_ + c)]));

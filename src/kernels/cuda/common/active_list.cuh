@@ -6,33 +6,41 @@
 
 namespace twell::cuda {
 
+// Sum of `own` over the threads of the block before this one, and over all. All threads, whose
+// number is a multiple of 32; has a barrier, and wants one before it is called again.
+struct BlockPrefix {
+  int before, total;
+};
+__device__ __forceinline__ BlockPrefix block_prefix(int (&warp_sums)[32], int own) {
+  const int thread = static_cast<int>(threadIdx.x);
+  int sum = own;
+#pragma unroll
+  for (int distance = 1; distance < 32; distance *= 2) {
+    const int other = __shfl_up_sync(0xffffffffU, sum, distance);
+    if (thread % 32 >= distance) sum += other;
+  }
+  if (thread % 32 == 31) warp_sums[thread / 32] = sum;
+  __syncthreads();
+  BlockPrefix prefix = {sum - own, 0};
+  for (int w = 0; w < static_cast<int>(blockDim.x) / 32; ++w) {
+    if (w < thread / 32) prefix.before += warp_sums[w];
+    prefix.total += warp_sums[w];
+  }
+  return prefix;
+}
+
 // Exclusive prefix sums of the counts of tiles [first, first + tiles) of a row; returns their
 // total. All threads of the block, whose number is a multiple of 32.
 __device__ __forceinline__ int scan_counts(ActiveList& list, const std::int32_t* counts,
                                            int tiles) {
   const int thread = static_cast<int>(threadIdx.x);
   const int threads = static_cast<int>(blockDim.x);
-  const int lane = thread % 32;
   const int each = (tiles + threads - 1) / threads;
   const int begin = min(thread * each, tiles);
   const int end = min(begin + each, tiles);
   int own = 0;
   for (int t = begin; t < end; ++t) own += counts[t];
-  int sum = own;
-#pragma unroll
-  for (int distance = 1; distance < 32; distance *= 2) {
-    const int other = __shfl_up_sync(0xffffffffU, sum, distance);
-    if (lane >= distance) sum += other;
-  }
-  if (lane == 31) list.warp_sums[thread / 32] = sum;
-  __syncthreads();
-  int before = sum - own;
-  int total = 0;
-  for (int w = 0; w < threads / 32; ++w) {
-    const int warp_sum = list.warp_sums[w];
-    if (w < thread / 32) before += warp_sum;
-    total += warp_sum;
-  }
+  auto [before, total] = block_prefix(list.warp_sums, own);
   for (int t = begin; t < end; ++t) {
     list.offsets[t] = before;
     before += counts[t];
@@ -40,6 +48,26 @@ __device__ __forceinline__ int scan_counts(ActiveList& list, const std::int32_t*
   if (thread == 0) list.offsets[tiles] = total;
   __syncthreads();
   return total;
+}
+
+// The neurons of places [begin, begin + count) of a row of `words` words of bits, to the window. All
+// threads; its results want a barrier after it.
+__device__ __forceinline__ void list_fired(ActiveList& list, const std::uint32_t* row, int words,
+                                           int begin, int count) {
+  const int threads = static_cast<int>(blockDim.x);
+  const int each = (words + threads - 1) / threads;
+  const int first = min(static_cast<int>(threadIdx.x) * each, words);
+  const int end = min(first + each, words);
+  int own = 0;
+  for (int w = first; w < end; ++w) own += __popc(row[w]);
+  int place = block_prefix(list.warp_sums, own).before - begin;
+  for (int w = first; w < end && place < count; ++w) {
+    for (std::uint32_t bits = row[w]; bits != 0; bits &= bits - 1, ++place) {
+      if (place >= 0 && place < count) {
+        list.neurons[place] = w * 32 + __ffs(static_cast<int>(bits)) - 1;
+      }
+    }
+  }
 }
 
 // The tile that holds non-zero `index`: the last whose offset is not above it. Empty tiles have the

@@ -38,6 +38,14 @@ __device__ __forceinline__ void count_neurons(const PackGateArgs& args, std::uin
   }
 }
 
+// Eight bits from `column` on, a multiple of 8.
+__device__ __forceinline__ void store_fired(const FiredBits& fired, std::int64_t row, int column,
+                                            std::uint32_t mask) {
+  if (fired.words == nullptr || column >= fired.stride * 32) return;
+  auto* bytes = reinterpret_cast<std::uint8_t*>(fired.words + row * fired.stride);
+  bytes[column / 8] = static_cast<std::uint8_t>(mask);
+}
+
 template <class T, bool kWide, bool kAligned>
 __global__ void __launch_bounds__(kPackThreads)
     pack_gate_sm80(const __grid_constant__ PackGateArgs args) {
@@ -75,6 +83,7 @@ __global__ void __launch_bounds__(kPackThreads)
     int count = 0;
     walk_gate<T, kWide, kAligned>(args, from, first, end, [&](int column, const uint4& v) {
       const std::uint32_t mask = nonzero_mask(v);
+      store_fired(args.fired, row, column - first, mask);
       if (!__any_sync(0xffffffffU, mask != 0)) return;
       const LanePrefix prefix = lane_prefix(__popc(mask), lane, 32);
       store_slots(slots + count + prefix.before, v, mask,

@@ -179,7 +179,9 @@ int __shfl_up_sync(unsigned mask, int value, int distance, int width = 32);
 float __shfl_down_sync(unsigned mask, float value, int distance, int width = 32);
 int __shfl_down_sync(unsigned mask, int value, int distance, int width = 32);
 unsigned __shfl_down_sync(unsigned mask, unsigned value, int distance, int width = 32);
+float __shfl_sync(unsigned mask, float value, int source, int width = 32);
 int __shfl_sync(unsigned mask, int value, int source, int width = 32);
+unsigned __shfl_sync(unsigned mask, unsigned value, int source, int width = 32);
 
 inline unsigned atomicAdd(unsigned* at, unsigned value) {
   return twell::emulation::atomic(at, [=](unsigned old) { return old + value; });
@@ -251,10 +253,18 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
 
 cudaError_t cudaMalloc(void** pointer, std::size_t bytes);
 cudaError_t cudaFree(void* pointer);
-enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2 };
+enum cudaMemcpyKind {
+  cudaMemcpyHostToDevice = 1,
+  cudaMemcpyDeviceToHost = 2,
+  cudaMemcpyDeviceToDevice = 3,
+};
 cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind);
 cudaError_t cudaDeviceSynchronize();
 cudaError_t cudaMemsetAsync(void* pointer, int value, std::size_t bytes, cudaStream_t stream);
+// Pitches and width in bytes.
+cudaError_t cudaMemcpy2DAsync(void* to, std::size_t to_pitch, const void* from,
+                              std::size_t from_pitch, std::size_t width, std::size_t height,
+                              cudaMemcpyKind kind, cudaStream_t stream);
 
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
 struct cudaFuncAttributes {

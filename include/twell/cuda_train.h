@@ -1,0 +1,89 @@
+// Training of sparse feed-forward layers on NVIDIA GPUs: the operations of twell/train.h on device
+// memory, under the terms of twell/cuda.h. bf16 and f16; they want cuBLASLt, and at most 65,536
+// neurons that are not hot.
+//
+// The forward pass keeps a bit for each neuron, whether it fired, and g and u of those that did, as
+// far as there is room (`kept_density`): beyond it they are computed again, so that nothing is lost
+// at any density and no size depends on data. Hot neurons are kept as dense matrices, and their
+// products are GEMMs, before which dh, du, dv and h are rounded to the dtype.
+//
+// act'(v) is taken from the rounded g: 2 √g for relu_squared. Where g overflowed to infinity, so
+// does dv.
+#pragma once
+
+#include "twell/cuda.h"
+
+namespace twell::cuda {
+
+struct TrainOptions {
+  // Of the places [M, H] that are not hot, the share whose g and u are kept: 4 bytes each.
+  double kept_density = 1.0 / 32;
+  // Gradients of places, 20 bytes each, wait in the workspace of the backward pass. If not all
+  // places have room, rows take turns: a pass costs some 15 µs even where it finds none.
+  double turn_density = 1.0 / 4;
+  std::size_t workspace_limit = std::size_t{256} << 20;  // of the forward pass: plan_ffn()
+};
+
+struct TrainPlan {
+  FfnPlan forward;
+  GatherPlan rows;                // of the backward pass
+  int neuron_blocks = 0;          // that take neurons off a queue, for each group of columns
+  std::int64_t kept_places = 0;   // whose g and u are kept
+  std::int64_t turn_places = 0;   // whose gradients the workspace holds
+  int turns = 1;
+  std::size_t kept_bytes = 0;     // between the passes
+  std::size_t workspace_bytes = 0;  // of either pass
+  std::string to_string() const;
+};
+
+// problem.hot: neurons, the first ones, that many tokens fire. In rows where x or dy is not finite
+// their gradients become NaN, as in a dense layer; others do only where they fired.
+TrainPlan plan_train(const Device& device, const Problem& problem,
+                     const TrainOptions& options = {});
+
+// How many neurons to make hot in training: as choose_hot() for inference.
+std::int64_t choose_hot_in_training(const Device& device, const Problem& problem,
+                                    const std::vector<double>& rates);
+
+// Seconds that forward and backward are expected to take, as FfnCost: `dense` is PyTorch's eager
+// layer with its element-wise operations. Pure; docs/gpu-model.md has the formula.
+struct TrainCost {
+  double dense = 0;
+  double forward = 0;
+  double transpose = 0;
+  double hot = 0;      // backward
+  double rows = 0;     // backward_rows
+  double neurons = 0;  // backward_neurons
+  double sparse() const { return forward + transpose + hot + rows + neurons; }
+};
+TrainCost estimate_train(const Device& device, const Problem& problem, double density,
+                         double cold_density);
+
+// As ffn(), and fills `kept`, of plan.kept_bytes, for one ffn_backward(). `l1`: [M], set to Σ |h|
+// of each row; may be null.
+void ffn_forward(const TrainPlan& plan, ConstMatrixView x, const DeviceFfnWeights& weights,
+                 const ActivationSpec& activation, MatrixView y, const Workspace& kept,
+                 const Workspace& workspace, Stream stream, const DeviceStats& stats = {},
+                 float* l1 = nullptr);
+
+// What the backward pass reads beside `kept`: x and the weights that forward had.
+struct DeviceFfnBackward {
+  ConstMatrixView dy, x;
+  DeviceFfnWeights weights;
+  ActivationSpec activation;
+  const float* l1 = nullptr;  // λ, the gradient of |h| at a place, in device memory; null for 0
+};
+
+// Where it writes. Weight gradients are all of the layer's dtype or all f32. Those of the dtype are
+// rounded once a turn.
+struct DeviceFfnGradients {
+  MatrixView dx;    // [M, D] of the layer's dtype
+  MatrixView gate;  // [H, D]; of Wu in a layer without a gate
+  MatrixView up;    // [H, D]; data null in a layer without a gate
+  MatrixView down;  // [H, D]
+  bool accumulate = false;  // adds to weight gradients, which are f32 then
+};
+void ffn_backward(const TrainPlan& plan, const DeviceFfnBackward& in, const DeviceFfnGradients& out,
+                  const Workspace& kept, const Workspace& workspace, Stream stream);
+
+}  // namespace twell::cuda
