@@ -26,12 +26,12 @@ struct TrainOptions {
 
 struct TrainPlan {
   FfnPlan forward;
-  GatherPlan rows;                // of the backward pass
-  int neuron_blocks = 0;          // that take neurons off a queue, for each group of columns
-  std::int64_t kept_places = 0;   // whose g and u are kept
-  std::int64_t turn_places = 0;   // whose gradients the workspace holds
+  GatherPlan rows;               // of the backward pass
+  int neuron_blocks = 0;         // that take neurons off a queue, for each group of columns
+  std::int64_t kept_places = 0;  // whose g and u are kept
+  std::int64_t turn_places = 0;  // whose gradients the workspace holds
   int turns = 1;
-  std::size_t kept_bytes = 0;     // between the passes
+  std::size_t kept_bytes = 0;       // between the passes
   std::size_t workspace_bytes = 0;  // of either pass
   std::string to_string() const;
 };
@@ -77,10 +77,10 @@ struct DeviceFfnBackward {
 // Where it writes. Weight gradients are all of the layer's dtype or all f32. Those of the dtype are
 // rounded once a turn.
 struct DeviceFfnGradients {
-  MatrixView dx;    // [M, D] of the layer's dtype
-  MatrixView gate;  // [H, D]; of Wu in a layer without a gate
-  MatrixView up;    // [H, D]; data null in a layer without a gate
-  MatrixView down;  // [H, D]
+  MatrixView dx;            // [M, D] of the layer's dtype
+  MatrixView gate;          // [H, D]; of Wu in a layer without a gate
+  MatrixView up;            // [H, D]; data null in a layer without a gate
+  MatrixView down;          // [H, D]
   bool accumulate = false;  // adds to weight gradients, which are f32 then
 };
 void ffn_backward(const TrainPlan& plan, const DeviceFfnBackward& in, const DeviceFfnGradients& out,

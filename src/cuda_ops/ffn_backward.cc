@@ -39,9 +39,9 @@ void ffn_backward(const TrainPlan& plan, const DeviceFfnBackward& in, const Devi
           "expected f32, to add to, got ", name_of(out.gate.dtype));
   const Expected written{kOperation, call.wide ? DType::f32 : problem.dtype, false,
                          problem.trusted};
-  call.dx = static_cast<std::uint16_t*>(
-      memory_of({kOperation, problem.dtype, false, problem.trusted}, "dx", out.dx, problem.tokens,
-                problem.depth));
+  call.dx =
+      static_cast<std::uint16_t*>(memory_of({kOperation, problem.dtype, false, problem.trusted},
+                                            "dx", out.dx, problem.tokens, problem.depth));
   call.dx_stride = out.dx.row_stride;
   call.dgate = gradient_of(written, "gradient of gate", out.gate, problem);
   if (problem.gated) call.dup = gradient_of(written, "gradient of up", out.up, problem);

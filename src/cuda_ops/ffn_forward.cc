@@ -23,7 +23,8 @@ void ffn_forward(const TrainPlan& plan, ConstMatrixView x, const DeviceFfnWeight
   if (problem.tokens > 0) {
     run_library(call, buffers);
   } else if (keeping.buffers.offsets != nullptr) {
-    TWELL_CUDA_CHECK(cudaMemsetAsync(keeping.buffers.offsets, 0, sizeof(std::int64_t), call.stream));
+    TWELL_CUDA_CHECK(
+        cudaMemsetAsync(keeping.buffers.offsets, 0, sizeof(std::int64_t), call.stream));
   }
 }
 

@@ -1,5 +1,5 @@
-// Neurons that are not hot in the backward pass: by rows for dx, by neurons for the gradients of the
-// weights.
+// Neurons that are not hot in the backward pass: by rows for dx, by neurons for the gradients of
+// the weights.
 #include "cuda_ops/backward_call.h"
 #include "kernels/cuda/common/check.h"
 
@@ -16,8 +16,8 @@ WeightGradient cold_rows(const BackwardCall& call, const WeightGradient& gradien
 void run_turn(const BackwardCall& call, int turn) {
   const Problem& problem = call.problem();
   const BackwardBuffers& b = call.b;
-  TWELL_CUDA_CHECK(cudaMemsetAsync(b.zeroed, 0, static_cast<std::size_t>(b.zeroed_count) * 4,
-                                   call.stream));
+  TWELL_CUDA_CHECK(
+      cudaMemsetAsync(b.zeroed, 0, static_cast<std::size_t>(b.zeroed_count) * 4, call.stream));
   TransposeArgs transpose = b.transpose;
   transpose.fired = call.kept.fired;
   transpose.offsets = call.kept.offsets;

@@ -6,7 +6,8 @@
 
 namespace twell::cuda {
 
-// c [rows, cols] = a bᵀ with a [rows, depth] and b [cols, depth]; either may lie the other way round.
+// c [rows, cols] = a bᵀ with a [rows, depth] and b [cols, depth]; either may lie the other way
+// round.
 struct LibraryGemm {
   DeviceMatrix a, b;
   bool a_by_depth = false;  // a is [depth, rows]

@@ -30,8 +30,8 @@ class LibraryRun {
       gate(first, block, std::min<std::int64_t>(plan_.gemm.block_rows, rows - block));
     }
     if (trains() && !all_hot()) {
-      launch_scan_rows(
-          {b_.packed.counts, keep_.buffers.offsets, static_cast<int>(rows), first}, call_.stream);
+      launch_scan_rows({b_.packed.counts, keep_.buffers.offsets, static_cast<int>(rows), first},
+                       call_.stream);
     }
     if (plan_.hot > 0) multiply_hot(first, rows);
     if (keep_.l1 != nullptr) start_l1(first, rows);
@@ -48,9 +48,7 @@ class LibraryRun {
   std::uint16_t* hot_u(std::int64_t first) const {
     return trains() ? keep_.buffers.hot_u + first * b_.hot_stride : b_.up;
   }
-  std::uint16_t* hot_h(std::int64_t first) const {
-    return problem_.gated ? b_.up : hot_g(first);
-  }
+  std::uint16_t* hot_h(std::int64_t first) const { return problem_.gated ? b_.up : hot_g(first); }
 
   GateSource dense_gate() const {
     GateSource gate;

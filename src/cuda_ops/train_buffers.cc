@@ -11,7 +11,9 @@ namespace {
 // Chunks of neurons that teams share have room for so many sums: 12 MB for each 512 columns.
 constexpr int kNeuronPartials = 2048;
 
-std::int64_t cold_of(const TrainPlan& plan) { return plan.forward.problem.hidden - plan.forward.hot; }
+std::int64_t cold_of(const TrainPlan& plan) {
+  return plan.forward.problem.hidden - plan.forward.hot;
+}
 
 // A queue of `rows` rows; its counters are of `zeroed`, from there on.
 RowQueue carve_queue(Carver& carver, std::int64_t rows, int partials, int chunk,
@@ -84,12 +86,11 @@ BackwardBuffers carve_backward(Carver& carver, const TrainPlan& plan) {
   t.blocks = static_cast<int>(std::max<std::int64_t>(ceil_div(rows, kTransposeRows), 1));
   t.row_queue =
       carve_queue(carver, rows, plan.rows.partials, plan.rows.chunk, b.zeroed, row_groups);
-  const auto neuron_partials = static_cast<int>(
-      std::min<std::int64_t>(cold * ceil_div(std::max<std::int64_t>(rows, 1), kWindow),
-                             kNeuronPartials));
+  const auto neuron_partials = static_cast<int>(std::min<std::int64_t>(
+      cold * ceil_div(std::max<std::int64_t>(rows, 1), kWindow), kNeuronPartials));
   t.neuron_queue = carve_queue(carver, cold, neuron_partials, kWindow, of_neurons, neuron_groups);
-  t.counts = carver.take<std::int32_t>(
-      std::int64_t{t.blocks + 1} * 32 * round_up(ceil_div(cold, 32), kFiredWords));
+  t.counts = carver.take<std::int32_t>(std::int64_t{t.blocks + 1} * 32 *
+                                       round_up(ceil_div(cold, 32), kFiredWords));
   t.starts = carver.take<std::int32_t>(cold + 1);
   // A row that begins in a turn ends in it.
   const std::int64_t places = plan.turn_places + cold;

@@ -79,7 +79,7 @@ struct BackwardNeuronsArgs {
   const std::int32_t* starts = nullptr;
   const std::uint32_t* places = nullptr;
   RowQueue queue;
-  float* partial = nullptr;  // [(partials + warps) × column groups × kGradientFloats]
+  float* partial = nullptr;       // [(partials + warps) × column groups × kGradientFloats]
   WeightGradient gate, up, down;  // [cols, depth]
   bool wide = false;
   bool adds = false;  // to what is there; neurons without a place are left alone

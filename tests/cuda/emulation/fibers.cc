@@ -42,8 +42,8 @@ struct Context {
   bool started = false;
 };
 
-// Goes on at `to` until another comes back to `from`. swapcontext() sets the signal mask, two system
-// calls each time: three times as long as all else that the emulation does.
+// Goes on at `to` until another comes back to `from`. swapcontext() sets the signal mask, two
+// system calls each time: three times as long as all else that the emulation does.
 void switch_context(Context& from, Context& to) {
 #ifdef TWELL_ASAN_FIBERS
   swapcontext(&from.start, &to.start);  // the sanitizer does not know of jumps between stacks

@@ -28,12 +28,12 @@ class TrainingStep {
       : layer_(layer),
         options_(options),
         on_(layer),
-        host_dy_(random_matrix<T>(layer.shape.tokens, layer.shape.depth, 9, 1.0F,
-                                  layer.shape.padding)),
+        host_dy_(
+            random_matrix<T>(layer.shape.tokens, layer.shape.depth, 9, 1.0F, layer.shape.padding)),
         dy_(host_dy_),
         dx_(TestMatrix<T>(layer.shape.tokens, layer.shape.depth, layer.shape.padding)),
-        before_(random_matrix<G>(layer.shape.hidden, layer.shape.depth, 10, 1.0F,
-                                 layer.shape.padding)),
+        before_(
+            random_matrix<G>(layer.shape.hidden, layer.shape.depth, 10, 1.0F, layer.shape.padding)),
         gate_(before_),
         up_(before_),
         down_(before_),
@@ -99,9 +99,17 @@ class TrainingStep {
     expect_output(on_.y, gate, layer_, [&](std::int64_t row, std::int64_t col) {
       return hot_bound(layer_, gate, plan_.forward.hot, row, col);
     });
-    ref::BackwardInput in = {widened(host_dy_), widened(layer_.x), widened(layer_.gate),
-                             widened(layer_.up), widened(layer_.down), {}, {}, {}, c.gated,
-                             c.activation.kind, options_.l1};
+    ref::BackwardInput in = {widened(host_dy_),
+                             widened(layer_.x),
+                             widened(layer_.gate),
+                             widened(layer_.up),
+                             widened(layer_.down),
+                             {},
+                             {},
+                             {},
+                             c.gated,
+                             c.activation.kind,
+                             options_.l1};
     in.fired = in.v = in.u = ref::Matrix(c.tokens, c.hidden);
     ref::BackwardInput errors = in;
     // An error of u reaches dx by Wg alone.
@@ -180,8 +188,8 @@ class TrainingStep {
         const double expected = exact.value.at(r, k) + before;
         const double value = got.value(values, r, k);
         const double magnitude = exact.magnitude.at(r, k) + std::abs(before);
-        double bound = tensor_core_bound(terms, magnitude) + coarse * magnitude + least +
-                       more.at(r, k);
+        double bound =
+            tensor_core_bound(terms, magnitude) + coarse * magnitude + least + more.at(r, k);
         if (!std::isfinite(expected) || !std::isfinite(bound)) {
           ASSERT_FALSE(std::isfinite(value)) << name << At{r, k} << value << " for " << expected;
           continue;

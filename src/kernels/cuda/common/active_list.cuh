@@ -50,8 +50,8 @@ __device__ __forceinline__ int scan_counts(ActiveList& list, const std::int32_t*
   return total;
 }
 
-// The neurons of places [begin, begin + count) of a row of `words` words of bits, to the window. All
-// threads; its results want a barrier after it.
+// The neurons of places [begin, begin + count) of a row of `words` words of bits, to the window.
+// All threads; its results want a barrier after it.
 __device__ __forceinline__ void list_fired(ActiveList& list, const std::uint32_t* row, int words,
                                            int begin, int count) {
   const int threads = static_cast<int>(blockDim.x);

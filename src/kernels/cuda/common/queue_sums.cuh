@@ -111,9 +111,9 @@ __device__ __forceinline__ void sum_rows(Team& team, Sums& sums, const RowQueue&
       chunks = (nnz + chunk - 1) / chunk;
       sums.clear();
       window(Chunk{item.row, begin, min(chunk, nnz - begin), first + item.chunk});
-      float* parts = partial.data + (std::int64_t{first} * partial.groups +
-                                     std::int64_t{partial.group} * chunks) *
-                                        partial.floats;
+      float* parts = partial.data +
+                     (std::int64_t{first} * partial.groups + std::int64_t{partial.group} * chunks) *
+                         partial.floats;
       sums.store_partial(parts + item.chunk * partial.floats);
       if (!team.last(queue.finished + row * partial.groups + partial.group, chunks)) continue;
       sums.clear();

@@ -1,5 +1,5 @@
-// backward_neurons: dWg[n] = Σ dv x, dWu[n] = Σ du x, dWd[n] = Σ h dy over the rows that fired neuron
-// n.
+// backward_neurons: dWg[n] = Σ dv x, dWu[n] = Σ du x, dWd[n] = Σ h dy over the rows that fired
+// neuron n.
 //
 // A warp takes a neuron, or a chunk of its rows, and 512 columns, with four rows of x and dy in
 // flight: 16 loads of 16 bytes. All neurons of one group of columns come before those of the next,
@@ -35,7 +35,9 @@ class WarpSums {
     add(from + 2 * kGradientColumns, down);
   }
   // Of a lane's vector.
-  __device__ __forceinline__ int column(int vector) const { return column_ + vector * 32 * kVector; }
+  __device__ __forceinline__ int column(int vector) const {
+    return column_ + vector * 32 * kVector;
+  }
 
   static constexpr int kFloats = kVectors * kVector;  // of a lane
   float gate[kFloats], up[kFloats], down[kFloats];
@@ -134,8 +136,9 @@ __device__ __forceinline__ void add_places(WarpSums& sums, const std::uint32_t* 
 
 // Eight neighbouring sums into a row of a gradient.
 template <class T, bool kWide, bool kAligned>
-__device__ __forceinline__ void store_gradient(const WeightGradient& to, std::int64_t row, int column,
-                                               int depth, bool adds, const float* sums) {
+__device__ __forceinline__ void store_gradient(const WeightGradient& to, std::int64_t row,
+                                               int column, int depth, bool adds,
+                                               const float* sums) {
   const std::int64_t at = row * to.stride + column;
   if constexpr (kWide) {
     float* out = static_cast<float*>(to.data) + at;

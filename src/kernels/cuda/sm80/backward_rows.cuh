@@ -1,5 +1,5 @@
-// backward_rows: where the gate fired, dh = dy · Wd[n] + λ sign(h), du = dh g, dv = dh u act'(v), and
-// dx = sums + Σ dv Wg[n] + du Wu[n]. h, dv and du go to backward_neurons.
+// backward_rows: where the gate fired, dh = dy · Wd[n] + λ sign(h), du = dh g, dv = dh u act'(v),
+// and dx = sums + Σ dv Wg[n] + du Wu[n]. h, dv and du go to backward_neurons.
 //
 // As gather_rows: rows in chunks off a queue. Where the forward pass had no room to keep g and u
 // they are computed again, by dot products at the places that fired.
@@ -123,9 +123,7 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks)
       [&](int row) {
         if (args.sums != nullptr) sums.add_row(args.sums + row * args.sums_stride);
       },
-      [&](int row, int, int) {
-        sums.template store<T, kAligned>(args.dx + row * args.dx_stride);
-      });
+      [&](int row, int, int) { sums.template store<T, kAligned>(args.dx + row * args.dx_stride); });
 }
 
 }  // namespace twell::cuda

@@ -10,10 +10,12 @@ namespace twell::cuda {
 __device__ __forceinline__ float sum_of_block(ActiveList& list, float own) {
   const float sum = sum_of_warp(own);
   __syncthreads();
-  if (threadIdx.x % 32 == 0) list.warp_sums[threadIdx.x / 32] = static_cast<int>(__float_as_uint(sum));
+  if (threadIdx.x % 32 == 0)
+    list.warp_sums[threadIdx.x / 32] = static_cast<int>(__float_as_uint(sum));
   __syncthreads();
   float total = 0;
-  for (unsigned w = 0; w < blockDim.x / 32; ++w) total += __uint_as_float(static_cast<unsigned>(list.warp_sums[w]));
+  for (unsigned w = 0; w < blockDim.x / 32; ++w)
+    total += __uint_as_float(static_cast<unsigned>(list.warp_sums[w]));
   return total;
 }
 
@@ -25,8 +27,7 @@ __device__ __forceinline__ void keep_window(ActiveList& list, const Chunk& chunk
                                             float& total) {
   const std::int64_t first = kept.offsets[chunk.row] + chunk.begin;
   float own = 0;
-  for (int i = static_cast<int>(threadIdx.x); i < chunk.count;
-       i += static_cast<int>(blockDim.x)) {
+  for (int i = static_cast<int>(threadIdx.x); i < chunk.count; i += static_cast<int>(blockDim.x)) {
     own += fabsf(list.values[i]);
     if (first + i >= kept.places) continue;
     const std::uint32_t u = kGated ? T::round2(0.0F, list.dots[i]) : 0U;

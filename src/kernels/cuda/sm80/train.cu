@@ -63,10 +63,9 @@ void launch_hot(const HotBackwardArgs& args, cudaStream_t stream) {
   // More than the largest GPUs hold at a time, so that their threads take several vectors each.
   constexpr std::int64_t kMostBlocks = 4096;
   const std::int64_t vectors = static_cast<std::int64_t>(args.rows) * blocks_of(args.cols, kVector);
-  const LaunchShape shape = {
-      dim3(static_cast<unsigned>(
-          std::min<std::int64_t>(blocks_of(vectors, kProductThreads), kMostBlocks))),
-      kProductThreads, 0, stream};
+  const LaunchShape shape = {dim3(static_cast<unsigned>(std::min<std::int64_t>(
+                                 blocks_of(vectors, kProductThreads), kMostBlocks))),
+                             kProductThreads, 0, stream};
   if (args.u != nullptr) {
     launch_kernel(hot_backward_sm80<T, true>, shape, args);
   } else {
@@ -81,15 +80,14 @@ void launch_scan_rows(const ScanRowsArgs& args, cudaStream_t stream) {
 }
 
 void launch_transpose(const TransposeArgs& args, cudaStream_t stream) {
-  const LaunchShape by_rows = {dim3(static_cast<unsigned>(args.blocks),
-                                    blocks_of(args.fired.stride, kTransposeWords)),
-                               kTransposeRows, sizeof(TransposeShared), stream};
+  const LaunchShape by_rows = {
+      dim3(static_cast<unsigned>(args.blocks), blocks_of(args.fired.stride, kTransposeWords)),
+      kTransposeRows, sizeof(TransposeShared), stream};
   launch_kernel(count_fired_sm80, by_rows, args);
-  launch_kernel(
-      order_neurons_sm80,
-      {dim3(blocks_of(std::int64_t{args.fired.stride} * 32, kOrderThreads)), kOrderThreads, 0,
-       stream},
-      args);
+  launch_kernel(order_neurons_sm80,
+                {dim3(blocks_of(std::int64_t{args.fired.stride} * 32, kOrderThreads)),
+                 kOrderThreads, 0, stream},
+                args);
   launch_kernel(place_fired_sm80, by_rows, args);
 }
 

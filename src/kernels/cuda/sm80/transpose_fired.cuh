@@ -82,7 +82,8 @@ struct FiredRow {
       for (int i = 0; i < kFiredWords; ++i) {
         for (std::uint32_t any = any_of_warp(bits[i]); any != 0; any &= any - 1) {
           const int bit = __ffs(static_cast<int>(any)) - 1;
-          const std::uint32_t rows = __ballot_sync(0xffffffffU, static_cast<int>(bits[i] >> bit & 1U));
+          const std::uint32_t rows =
+              __ballot_sync(0xffffffffU, static_cast<int>(bits[i] >> bit & 1U));
           take((w - first_word + i) * 32 + bit, rows);
         }
       }
