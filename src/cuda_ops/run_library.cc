@@ -1,8 +1,10 @@
 // The layer around a library's GEMMs. The gate is multiplied in blocks of rows whose dense output
-// stays in L2, where it is packed. Then, over all rows at once, since their outputs are small: the
-// hot neurons' up and down as GEMMs, and the gather of the others, which adds to their sums.
+// stays in L2, where it is packed. Where the hot neurons' rows of up follow those of the gate, one
+// GEMM gives their u as well, and packing makes h; else up and the product come after it. Then down
+// of the hot neurons as a GEMM, over so many rows that its f32 sums stay in L2, and the gather of
+// the other neurons, which adds to them.
 //
-// Where all neurons are hot this is the dense layer: three GEMMs and a product.
+// Where all neurons are hot this is the dense layer: the same GEMMs and a product.
 #include <algorithm>
 
 #include "cuda_ops/library_gemm.h"
@@ -19,19 +21,26 @@ class LibraryRun {
 
   // Rows [first, first + rows) of the call.
   void run(std::int64_t first, std::int64_t rows) const {
-    if (b_.zeroed_count > 0) {
-      TWELL_CUDA_CHECK(cudaMemsetAsync(b_.zeroed, 0, static_cast<std::size_t>(b_.zeroed_count) * 4,
-                                       call_.stream));
-    }
     for (std::int64_t block = 0; block < rows; block += plan_.gemm.block_rows) {
       gate(first, block, std::min<std::int64_t>(plan_.gemm.block_rows, rows - block));
     }
     if (plan_.hot > 0) multiply_hot(first, rows);
-    if (!all_hot()) gather(first);
+    if (plan_.hot < problem_.hidden) gather(first);
   }
 
  private:
   bool all_hot() const { return plan_.hot == problem_.hidden; }
+  // Whether the product activates the dense gate where it stands.
+  bool unpacked() const { return b_.hot == nullptr; }
+
+  // Each part of the rows has counters of its own.
+  RowQueue queue_of(std::int64_t first) const {
+    RowQueue queue = b_.queue;
+    const std::int64_t part = first / plan_.row_block * b_.part_counters;
+    queue.counters += part;
+    queue.finished += part;
+    return queue;
+  }
 
   GateSource dense_gate() const {
     GateSource gate;
@@ -49,46 +58,43 @@ class LibraryRun {
   // Rows [block, block + rows) of those from `first` on.
   void gate(std::int64_t first, std::int64_t block, std::int64_t rows) const {
     multiply({rows_from(call_.x, first + block), call_.gate, false, b_.gate, b_.gate_stride,
-              plan_.gemm.wide, rows, problem_.hidden, problem_.depth});
+              plan_.gemm.wide, rows, plan_.gemm.block_cols, problem_.depth});
     const bool counted = call_.stats.row_nnz != nullptr || call_.stats.neuron_counts != nullptr;
-    if (all_hot() && !counted) return;  // the product activates what it reads
+    if (unpacked() && !counted) return;
     PackGateArgs pack;
     pack.gate = dense_gate();
     pack.rows = static_cast<int>(rows);
     pack.first_row = static_cast<int>(block);
     pack.cols = static_cast<int>(problem_.hidden);
-    pack.hot = all_hot() ? nullptr : b_.hot;
+    pack.hot = b_.hot;
     pack.hot_stride = b_.hot_stride;
     pack.hot_cols = static_cast<int>(plan_.hot);
+    pack.up_col = plan_.joined ? pack.cols : 0;
     pack.out = b_.packed;
-    pack.queue = b_.queue;
+    pack.queue = queue_of(first);
     pack.row_nnz = call_.row_nnz(first);
     pack.neuron_counts = call_.neuron_counts();
     launch_pack_gate(problem_.dtype, pack, call_.stream);
   }
 
   void multiply_hot(std::int64_t first, std::int64_t rows) const {
-    HotProductArgs product;
-    if (all_hot()) {
-      product.gate = dense_gate();
-    } else {
-      product.gate.data = b_.hot;
-      product.gate.stride = b_.hot_stride;
-      product.gate.activates = false;
-    }
-    product.rows = static_cast<int>(rows);
-    product.cols = static_cast<int>(plan_.hot);
-    product.up = b_.up;
-    product.out = problem_.gated ? b_.up : b_.hot;
-    product.up_stride = product.out_stride = b_.hot_stride;
-    if (problem_.gated) {
+    if (b_.up != nullptr) {
       multiply({rows_from(call_.x, first), call_.up, false, b_.up, b_.hot_stride, false, rows,
                 plan_.hot, problem_.depth});
-    }
-    if (problem_.gated || all_hot()) {
+      HotProductArgs product;
+      product.gate = dense_gate();
+      if (!unpacked()) {
+        product.gate.data = b_.hot;
+        product.gate.stride = b_.hot_stride;
+        product.gate.wide = product.gate.activates = false;
+      }
+      product.up_out = b_.up;
+      product.stride = b_.hot_stride;
+      product.rows = static_cast<int>(rows);
+      product.cols = static_cast<int>(plan_.hot);
       launch_hot_product(problem_.dtype, product, call_.stream);
     }
-    LibraryGemm down{{product.out, b_.hot_stride},
+    LibraryGemm down{{b_.up != nullptr ? b_.up : b_.hot, b_.hot_stride},
                      call_.down,
                      true,
                      b_.sums,
@@ -114,7 +120,7 @@ class LibraryRun {
     args.y_stride = call_.y_stride;
     args.depth = static_cast<int>(problem_.depth);
     args.gate = b_.packed;
-    args.queue = b_.queue;
+    args.queue = queue_of(first);
     args.partial = b_.partial;
     args.sums = b_.sums;
     args.sums_stride = b_.sums_stride;
@@ -132,6 +138,10 @@ class LibraryRun {
 void run_library(const FfnCall& call, const FfnBuffers& buffers) {
   const FfnPlan& plan = call.plan;
   const LibraryRun run(call, buffers);
+  if (buffers.zeroed_count > 0) {
+    TWELL_CUDA_CHECK(cudaMemsetAsync(
+        buffers.zeroed, 0, static_cast<std::size_t>(buffers.zeroed_count) * 4, call.stream));
+  }
   for (std::int64_t first = 0; first < plan.problem.tokens; first += plan.row_block) {
     run.run(first, std::min(plan.row_block, plan.problem.tokens - first));
   }
