@@ -33,7 +33,9 @@ struct DeviceLayer {
             {down.get(), DType::bf16, hidden, depth}};
   }
   cuda::Problem problem(std::int64_t tokens) const {
-    return {tokens, depth, hidden, DType::bf16, true, true};
+    cuda::Problem problem{tokens, depth, hidden, DType::bf16, true, true};
+    problem.joined = true;
+    return problem;
   }
 
   std::int64_t depth, hidden;

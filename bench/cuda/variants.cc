@@ -105,6 +105,10 @@ std::vector<ExactCase> exact_cases(const Options& options) {
       one->hot_tenths = tenths;
       one->shape = GemmShape::library;
     }
+    ExactCase* apart = add("300/hot_50_percent/separate_up", 0, kExactTokens);
+    apart->hot_tenths = 5;
+    apart->separate_up = true;
+    apart->shape = GemmShape::library;
     for (const int splits : kSplits) {
       const std::string suffix = "splits_" + std::to_string(splits);
       add(path_of("1", suffix), 0, 1)->splits = splits;
@@ -120,6 +124,7 @@ cuda::FfnPlan plan_of(const cuda::Device& device, const cuda::Problem& problem,
   constexpr std::size_t kPlenty = std::size_t{1} << 30;
   cuda::Problem with_hot = problem;
   with_hot.hot = one.hot_tenths * problem.hidden / 10;
+  if (one.separate_up) with_hot.joined = false;
   cuda::FfnPlan plan = cuda::plan_ffn(device, with_hot, one.small_blocks ? 1 : kPlenty, one.shape);
   if (one.splits) plan.gather.splits = *one.splits;
   plan.workspace_bytes = cuda::workspace_bytes(plan);

@@ -32,6 +32,7 @@ struct ExactCase {
   std::optional<cuda::GemmShape> shape;  // the plan's where it has none
   std::optional<int> splits;             // likewise
   int hot_tenths = 0;                    // of the neurons
+  bool separate_up = false;              // not in one GEMM with the gate
   bool small_blocks = false;             // the smallest blocks of rows there are
 };
 std::vector<ExactCase> exact_cases(const Options& options);

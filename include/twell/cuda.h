@@ -89,7 +89,7 @@ struct GemmPlan {
   bool aligned = true;  // rows start and end at 16 bytes: vector loads
   bool wide = false;    // library: its output is f32
   int block_rows = 64;  // library: rows whose dense gate exists at a time
-  int block_cols = 64;
+  int block_cols = 64;  // library: of the dense gate, and of what is joined to it
   int threads = 128;
   int stages = 0;                // of the shared-memory pipeline
   std::size_t shared_bytes = 0;  // of one block
@@ -135,10 +135,13 @@ struct Problem {
   bool aligned = true;
   // The gate's rounded values serve relu; others need them in f32 from a library's GEMM.
   Activation activation = Activation::relu;
-  // Neurons, the first ones, that so many tokens fire that GEMMs multiply them densely (hot_rate).
-  // Their rows of down must be finite: 0 · ∞ would reach tokens that did not fire them. Needs
-  // cuBLASLt; a plan may pass it over, where rows are few.
+  // Neurons, the first ones, that so many tokens fire that GEMMs multiply them densely
+  // (choose_hot). Their rows of down must be finite: 0 · ∞ would reach tokens that did not fire
+  // them. Needs cuBLASLt; a plan may pass it over, where rows are few.
   std::int64_t hot = 0;
+  // Up follows gate in memory, as row H of one matrix [2H, D] with one stride. Then one GEMM
+  // multiplies with the gate and the hot neurons' rows of up, where H is a multiple of 8.
+  bool joined = false;
   // The caller knows that all memory is of the current device. Else each argument is looked up,
   // which takes the driver about 0.3 µs.
   bool trusted = false;
@@ -149,6 +152,7 @@ struct FfnPlan {
   GemmPlan gemm;
   GatherPlan gather;
   std::int64_t hot = 0;        // neurons multiplied densely: a multiple of 8, or all
+  bool joined = false;         // their u comes from the gate's GEMM
   std::int64_t row_block = 0;  // rows whose packed activation the workspace holds
   std::size_t workspace_bytes = 0;
   std::string to_string() const;
@@ -201,10 +205,8 @@ FfnCost estimate_ffn(const Device& device, const Problem& problem,
 // The least of estimate_ffn() with no hot neurons and with all of them.
 FfnCost estimate_ffn(const Device& device, const Problem& problem, double density);
 
-// Share of tokens from which on a neuron is multiplied densely sooner than gathered.
-double hot_rate(const Device& device, const Problem& problem);
 // How many neurons to make hot, with rates[n] the share of tokens that fire neuron n, the highest
-// first: none, those above hot_rate, or all, whichever is expected to be fastest.
+// first: none, a multiple of 64, or all, whichever is expected to be fastest.
 std::int64_t choose_hot(const Device& device, const Problem& problem,
                         const std::vector<double>& rates);
 
@@ -246,8 +248,8 @@ struct DeviceFfnWeights {
   ConstMatrixView down;  // Wd, neuron-major
 };
 
-// The problem of a call: what its plan is made from. Throws on shapes, dtypes or strides that no
-// call accepts.
+// The problem of a call: what its plan is made from, with no neurons hot. Throws on shapes, dtypes
+// or strides that no call accepts.
 Problem problem_of(ConstMatrixView x, const DeviceFfnWeights& weights, ConstMatrixView y,
                    const ActivationSpec& activation = {});
 

@@ -1,5 +1,7 @@
 #include "cuda_ops/buffers.h"
 
+#include <algorithm>
+
 #include "core/check.h"
 #include "cuda_ops/library_gemm.h"
 #include "cuda_ops/planning.h"
@@ -50,11 +52,13 @@ FfnBuffers carve_ffn(Carver& carver, const FfnPlan& plan) {
   if (plan.gemm.shape != GemmShape::library) return b;
 
   b.library = carver.take<std::byte>(kLibraryWorkspace);
-  b.gate_stride = round_up(problem.hidden, kVector);
+  b.gate_stride = round_up(plan.gemm.block_cols, kVector);
   b.gate = carver.take<std::byte>(plan.gemm.block_rows * b.gate_stride * (plan.gemm.wide ? 4 : 2));
   b.hot_stride = round_up(plan.hot, kVector);
-  b.hot = carver.take<std::uint16_t>(rows * b.hot_stride);
-  if (problem.gated) b.up = carver.take<std::uint16_t>(rows * b.hot_stride);
+  if (!waits_for_up(problem, plan.hot)) b.hot = carver.take<std::uint16_t>(rows * b.hot_stride);
+  if (plan.hot > 0 && problem.gated && !plan.joined) {
+    b.up = carver.take<std::uint16_t>(rows * b.hot_stride);
+  }
   if (packed_cols == 0) return b;
 
   if (plan.hot > 0) {
@@ -67,7 +71,8 @@ FfnBuffers carve_ffn(Carver& carver, const FfnPlan& plan) {
   b.queue.chunk = gather.chunk;
   b.queue.items = carver.take<RowItem>(b.queue.capacity);
   b.queue.first_partial = carver.take<std::int32_t>(rows);
-  b.zeroed_count = kItemsTaken + gather.passes + rows * gather.passes;
+  b.part_counters = kItemsTaken + gather.passes + rows * gather.passes;
+  b.zeroed_count = ceil_div(problem.tokens, std::max<std::int64_t>(rows, 1)) * b.part_counters;
   b.zeroed = carver.take<std::uint32_t>(b.zeroed_count);
   b.queue.counters = b.zeroed;
   b.queue.finished = b.zeroed + kItemsTaken + gather.passes;

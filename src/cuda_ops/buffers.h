@@ -38,12 +38,12 @@ struct FfnBuffers {
   // With a library's GEMM.
   void* library = nullptr;       // kLibraryWorkspace bytes
   void* gate = nullptr;          // dense, of a block of rows
-  std::uint16_t* hot = nullptr;  // g of the hot neurons, then h where there is no up
-  std::uint16_t* up = nullptr;   // u of the hot neurons, then h
+  std::uint16_t* hot = nullptr;  // g of the hot neurons; h where there is no `up`
+  std::uint16_t* up = nullptr;   // u of the hot neurons, then h, if up has a GEMM of its own
   float* sums = nullptr;         // y of the hot neurons
   RowQueue queue;
-  std::uint32_t* zeroed = nullptr;  // counters, to be zero before a block of rows
-  std::int64_t zeroed_count = 0;
+  std::uint32_t* zeroed = nullptr;  // counters of all parts of the rows, to be zero before
+  std::int64_t zeroed_count = 0, part_counters = 0;
   float* partial = nullptr;
   std::int64_t gate_stride = 0, hot_stride = 0, sums_stride = 0;  // elements
 };

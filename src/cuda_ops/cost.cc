@@ -8,48 +8,43 @@
 #include <cmath>
 
 #include "core/check.h"
+#include "cuda_ops/figures.h"
 #include "cuda_ops/planning.h"
 
 namespace twell::cuda {
 namespace {
 
-// Of a rate: large library GEMMs; mma.sync beside what wgmma reaches on Hopper and later; memory;
-// L2, read in rows of 4 KB or in order.
-constexpr double kLibraryShare = 0.7;
-constexpr double kMmaShare = 0.6;
-constexpr double kMmaShareFromHopper = 0.42;
-constexpr double kMemoryShare = 0.85;
-constexpr double kL2Share = 0.75;
-constexpr double kLaunch = 1.2e-6;  // seconds between kernels on a stream
-// A gather's reads that wait for one another: counts, slots, Wu, Wd, partial sums, each some 0.6
-// µs.
-constexpr double kGatherLatency = 4e-6;
-
-struct Figures {
-  Figures(const Device& device, const Problem& problem)
-      : rates(rates_of(device)),
-        memory(kMemoryShare * rates.memory_bytes),
-        l2(kL2Share * rates.l2_bytes),
-        library(kLibraryShare * rates.tensor_flops),
-        tokens(static_cast<double>(problem.tokens)),
-        depth(static_cast<double>(problem.depth)),
-        hidden(static_cast<double>(problem.hidden)),
-        projections(problem.gated ? 2 : 1) {}
-
-  // A GEMM of `cols` outputs at so many operations a second.
-  double gemm(double flops, double cols, double bytes) const {
-    return std::max(2 * tokens * depth * cols / flops, (2 * depth * cols + bytes) / memory) +
-           kLaunch;
+// Adds what the rows of `problem` take, with so many neurons hot: all rows of a call, or a part.
+void add_rows(FfnCost& cost, const Device& device, const Problem& problem, std::int64_t hot,
+              double cold_density, bool part) {
+  const Figures f(device, problem);
+  const GemmPlan gate = plan_gate(device, problem, hot);
+  cost.gate +=
+      streams(gate) ? f.gemm(f.library, f.hidden, 2 * f.tokens * f.depth)
+      : gate.shape == GemmShape::library
+          ? library_gate_seconds(device, problem, gate, part)
+          : tile_gate_seconds(device, problem, {gate.block_rows, gate.block_cols, gate.rate});
+  if (hot > 0) {
+    const auto cols = static_cast<double>(hot);
+    const double loss =
+        part ? loss_of_blocks(device, problem.tokens, problem.tokens, problem.depth) : 1;
+    cost.hot += f.down(cols, 1 / loss) + (joins(problem, hot) ? 0 : f.up(cols));
   }
-  // Up and down of so many neurons as GEMMs, with the product between them.
-  double products(double cols, double sum_bytes) const {
-    return projections * gemm(library, cols, 2 * tokens * (depth + cols)) +
-           (projections - 1) * (6 * tokens * cols / memory + kLaunch) + sum_bytes / memory;
+  if (hot == problem.hidden) return;
+  if (hot > 0) {
+    // Sums in f32, written by the GEMM and read by the gather.
+    const double bytes = 4 * f.tokens * f.depth;
+    cost.hot +=
+        stays_in_l2(device, problem.tokens, problem.depth, 4) ? bytes / f.l2 : 2 * bytes / f.memory;
   }
-
-  DeviceRates rates;
-  double memory, l2, library, tokens, depth, hidden, projections;
-};
+  const double gathered = f.tokens * cold_density * f.hidden;  // rows of weights, of one matrix
+  // Tokens fire neurons of their own: the most rows that can be distinct.
+  const double distinct = f.hidden * (1 - std::pow(1 - cold_density, f.tokens));
+  const double row = 2 * f.projections * f.depth;  // bytes, and operations
+  cost.gather += std::max({gathered * row / f.rates.gather_flops, gathered * row / f.l2,
+                           distinct * row / f.memory}) +
+                 kGatherLatency;
+}
 
 }  // namespace
 
@@ -66,13 +61,17 @@ double tile_gate_seconds(const Device& device, const Problem& problem, const Til
          kLaunch;
 }
 
-double library_gate_seconds(const Device& device, const Problem& problem) {
+double library_gate_seconds(const Device& device, const Problem& problem, const GemmPlan& plan,
+                            bool part) {
   const Figures f(device, problem);
-  const GemmPlan plan = plan_library_gemm(device, problem, 16);  // whatever it packs
-  const auto blocks = static_cast<double>(ceil_div(problem.tokens, plan.block_rows));
+  const std::int64_t blocks = ceil_div(problem.tokens, plan.block_rows);
+  const double loss = part || blocks > 1
+                          ? loss_of_blocks(device, problem.tokens, plan.block_rows, plan.block_cols)
+                          : 1;
+  const double cols = plan.block_cols;
   const double value_bytes = plan.wide ? 4 : 2;
-  return f.gemm(f.library, f.hidden, 2 * f.tokens * f.depth) - kLaunch + 2 * blocks * kLaunch +
-         f.tokens * f.hidden * value_bytes / f.l2;
+  return f.gemm(f.library / loss, cols, 2 * f.tokens * f.depth) - kLaunch +
+         2 * static_cast<double>(blocks) * kLaunch + f.tokens * cols * value_bytes / f.l2;
 }
 
 FfnCost estimate_ffn(const Device& device, const Problem& problem, double density,
@@ -87,30 +86,19 @@ FfnCost estimate_ffn(const Device& device, const Problem& problem, double densit
   // Gate, up and down, and the product of the activations, read and written once each.
   const double gate_gemm = f.gemm(f.library, f.hidden, 2 * f.tokens * (f.depth + f.hidden));
   const double activation = problem.gated ? 0 : 4 * f.tokens * f.hidden / f.memory + kLaunch;
-  cost.dense = gate_gemm + activation + f.products(f.hidden, 0);
+  cost.dense = gate_gemm + activation + f.up(f.hidden) + f.down(f.hidden);
   const std::int64_t hot = hot_of(problem);
-  if (hot == problem.hidden) {
+  if (waits_for_up(problem, hot)) {
     cost.gate = gate_gemm;
     cost.hot = cost.dense - gate_gemm;
     return cost;
   }
-  const GemmPlan gate = plan_gate(device, problem, hot);
-  cost.gate =
-      streams(gate) ? f.gemm(f.library, f.hidden, 2 * f.tokens * f.depth)
-      : gate.shape == GemmShape::library
-          ? library_gate_seconds(device, problem)
-          : tile_gate_seconds(device, problem, {gate.block_rows, gate.block_cols, gate.rate});
-  if (hot > 0) {
-    // Sums in f32, written and read.
-    cost.hot = f.products(static_cast<double>(hot), 8 * f.tokens * f.depth);
+  const std::int64_t rows = std::max<std::int64_t>(rows_at_a_time(device, problem, hot), 1);
+  for (std::int64_t first = 0; first == 0 || first < problem.tokens; first += rows) {
+    Problem part = problem;
+    part.tokens = std::min(rows, problem.tokens - first);
+    add_rows(cost, device, part, hot, cold_density, rows < problem.tokens);
   }
-  const double gathered = f.tokens * cold_density * f.hidden;  // rows of weights, of one matrix
-  // Tokens fire neurons of their own: the most rows that can be distinct.
-  const double distinct = f.hidden * (1 - std::pow(1 - cold_density, f.tokens));
-  const double row = 2 * f.projections * f.depth;  // bytes, and operations
-  cost.gather = std::max({gathered * row / f.rates.gather_flops, gathered * row / f.l2,
-                          distinct * row / f.memory}) +
-                kGatherLatency;
   return cost;
 }
 

@@ -12,6 +12,12 @@ namespace {
 
 constexpr const char* kOperation = "cuda::ffn";
 
+// Whether `b` is where the rows of `a` go on.
+bool follows(const ConstMatrixView& b, const ConstMatrixView& a) {
+  const auto* end = static_cast<const std::uint16_t*>(a.data) + a.rows * a.row_stride;
+  return b.data == end && b.row_stride == a.row_stride;
+}
+
 }  // namespace
 
 Problem problem_of(ConstMatrixView x, const DeviceFfnWeights& weights, ConstMatrixView y,
@@ -29,6 +35,7 @@ Problem problem_of(ConstMatrixView x, const DeviceFfnWeights& weights, ConstMatr
   problem.hidden = weights.gate.rows;
   problem.dtype = x.dtype;
   problem.gated = weights.up.data != nullptr;
+  problem.joined = problem.gated && follows(weights.up, weights.gate);
   problem.activation = activation.kind;
   problem.aligned = is_aligned(x) && is_aligned(weights.gate) && is_aligned(weights.down) &&
                     is_aligned(y) && (!problem.gated || is_aligned(weights.up));
@@ -47,6 +54,8 @@ FfnCall call_of(const char* operation, const FfnPlan& plan, const ConstMatrixVie
   if (problem.gated) {
     call.up = matrix_of(expected, "up", weights.up, problem.hidden, problem.depth);
   }
+  require(!problem.joined || follows(weights.up, weights.gate), kOperation, "up",
+          "expected right behind gate in memory, as the plan has it; plan with joined = false");
   call.down = matrix_of(expected, "down", weights.down, problem.hidden, problem.depth);
   call.y = output_of(expected, y, problem.tokens, problem.depth);
   call.y_stride = y.row_stride;

@@ -18,19 +18,8 @@ std::int64_t hot_of(const Problem& problem) {
   return problem.tokens >= kHotRows && listed ? hot : 0;
 }
 
-double hot_rate(const Device& device, const Problem& problem) {
-  check_problem("cuda::hot_rate", problem);
-  require(problem.tokens > 0, "cuda::hot_rate", "tokens", "expected 1 or more, got 0");
-  if (!library_present()) return 1;
-  // What one neuron more costs on either side, at sizes where nothing is rounded up.
-  Problem all = problem;
-  all.hot = problem.hidden;
-  Problem none = problem;
-  none.hot = 0;
-  const double hidden = static_cast<double>(problem.hidden);
-  const double dense = estimate_ffn(device, all, 1, 1).hot / hidden;
-  const double gathered = estimate_ffn(device, none, 1, 1).gather / hidden;
-  return std::min(1.0, dense / gathered);
+bool joins(const Problem& problem, std::int64_t hot) {
+  return problem.joined && hot > 0 && problem.hidden % kVector == 0;
 }
 
 namespace {
@@ -65,22 +54,25 @@ std::int64_t choose_hot(const Device& device, const Problem& problem,
                         const std::vector<double>& rates) {
   check_rates("cuda::choose_hot", problem, rates);
   if (problem.tokens == 0) return 0;
-  const double limit = hot_rate(device, problem);
-  const auto above =
-      std::partition_point(rates.begin(), rates.end(), [&](double rate) { return rate > limit; });
-  // Columns of a GEMM come in blocks of 64.
+  // Columns of a GEMM come in blocks of 64. Sums of the rates from each neuron on: all are tried.
   constexpr std::int64_t kColumns = 64;
-  const std::int64_t some = std::min(round_up(above - rates.begin(), kColumns), problem.hidden);
+  std::vector<double> from(rates.size() + 1);
+  std::partial_sum(rates.rbegin(), rates.rend(), from.rbegin() + 1);
+  const double hidden = static_cast<double>(problem.hidden);
+  const auto density = [&](std::int64_t first) {
+    return from[static_cast<std::size_t>(first)] / hidden;
+  };
   std::int64_t best = 0;
   double least = 0;
-  for (const std::int64_t hot : {std::int64_t{0}, some, problem.hidden}) {
+  for (std::int64_t hot = 0;; hot = std::min(hot + kColumns, problem.hidden)) {
     Problem tried = problem;
     tried.hot = hot;
-    const double seconds = estimate_ffn(device, tried, rates).sparse();
+    const double seconds = estimate_ffn(device, tried, density(0), density(hot_of(tried))).sparse();
     if (hot == 0 || seconds < least) {
       best = hot;
       least = seconds;
     }
+    if (hot == problem.hidden) break;
   }
   return best;
 }

@@ -24,6 +24,8 @@ void check_problem(const char* operation, const Problem& problem) {
           "expected false, since depth ", problem.depth, " is no multiple of ", kVector);
   require(problem.hot >= 0 && problem.hot <= problem.hidden, operation, "hot", "expected 0 to ",
           problem.hidden, ", got ", problem.hot);
+  require(!problem.joined || problem.gated, operation, "joined",
+          "expected false, since a layer without gate has no up to join");
 }
 
 GatherPlan plan_gather(const Device& device, const Problem& problem) {
@@ -73,7 +75,12 @@ GemmPlan plan_gate(const Device& device, const Problem& problem, std::int64_t ho
   }
   // A row's list has the others.
   const auto tile = static_cast<std::int32_t>(round_up(problem.hidden - hot, 16));
-  return plan_library_gemm(device, problem, std::max(tile, 16));
+  GemmPlan plan =
+      plan_library_gemm(device, problem, std::max(tile, 16), joins(problem, hot) ? hot : 0);
+  if (waits_for_up(problem, hot)) {
+    plan.block_rows = static_cast<int>(std::max<std::int64_t>(problem.tokens, 1));
+  }
+  return plan;
 }
 
 std::size_t workspace_bytes(const FfnPlan& plan) {
@@ -90,28 +97,21 @@ FfnPlan plan_ffn(const Device& device, const Problem& problem, std::size_t works
   plan.problem = problem;
   plan.hot = hot_of(problem);
   if (shape && shape != GemmShape::library) plan.hot = 0;
-  const bool all_hot = plan.hot == problem.hidden;
+  plan.joined = joins(problem, plan.hot);
   const auto shaped = [&](std::int64_t rows) {
     plan.row_block = rows;
     Problem block = problem;
     block.tokens = rows;
     plan.gemm = plan_gate(device, block, plan.hot, shape);
-    if (plan.gemm.shape == GemmShape::library) {
-      if (all_hot) plan.gemm.block_rows = static_cast<int>(std::max<std::int64_t>(rows, 1));
-      plan.gather = plan_gather_rows(device, block);
-    } else {
-      plan.gather = plan_gather(device, block);
-    }
+    plan.gather = plan.gemm.shape == GemmShape::library ? plan_gather_rows(device, block)
+                                                        : plan_gather(device, block);
     plan.workspace_bytes = workspace_bytes(plan);
     return plan.workspace_bytes <= workspace_limit;
   };
-  // Equal blocks of rows, each a multiple of what a GEMM's block takes.
+  // Halved until it fits, each a multiple of what a GEMM's block takes.
   constexpr std::int64_t kRowTile = 128;
-  for (std::int64_t blocks = 1;
-       !shaped(blocks == 1 ? problem.tokens : round_up(ceil_div(problem.tokens, blocks), kRowTile));
-       blocks *= 2) {
-    if (plan.row_block <= kRowTile) break;
-  }
+  std::int64_t rows = rows_at_a_time(device, problem, plan.hot);
+  while (!shaped(rows) && rows > kRowTile) rows = round_up(ceil_div(rows, 2), kRowTile);
   return plan;
 }
 
@@ -127,7 +127,8 @@ std::string GatherPlan::to_string() const {
 std::string FfnPlan::to_string() const {
   return concat("M=", problem.tokens, " D=", problem.depth, " H=", problem.hidden,
                 ", rows in blocks of ", row_block, ", workspace ", workspace_bytes, " B, ", hot,
-                " hot neurons; ", gemm.to_string(), "; ", gather.to_string());
+                " hot neurons", joined ? ", joined" : "", "; ", gemm.to_string(), "; ",
+                gather.to_string());
 }
 
 }  // namespace twell::cuda

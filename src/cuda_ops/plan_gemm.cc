@@ -102,10 +102,9 @@ GemmPlan plan_gemm_relu_twell(const Device& device, const Problem& problem, std:
       seconds = own;
     }
   }
-  const bool listed = tile != 0 || problem.hidden <= kMostListed;
-  if (library_present() && listed &&
-      (best == nullptr || library_gate_seconds(device, problem) < seconds)) {
-    return plan_library_gemm(device, problem, tile);
+  if (library_present() && (tile != 0 || problem.hidden <= kMostListed)) {
+    const GemmPlan plan = plan_library_gemm(device, problem, tile);
+    if (best == nullptr || library_gate_seconds(device, problem, plan) < seconds) return plan;
   }
   if (best == nullptr) {
     throw Error(ErrorKind::unsupported, kOperation,

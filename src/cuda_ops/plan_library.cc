@@ -9,36 +9,69 @@
 namespace twell::cuda {
 namespace {
 
-// Rows whose dense gate takes at most two fifths of L2, which the operands need too, in as many
-// blocks of 128 × 256 outputs as fill all SMs equally: on an H100 with 5,632 neurons 1,536 rows are
-// two full waves, and 17 MB in bf16.
-std::int64_t block_rows(const Device& device, std::int64_t hidden, std::int64_t value_bytes) {
-  constexpr std::int64_t kTileRows = 128;
-  constexpr std::int64_t kTileCols = 256;
-  constexpr double kShareOfL2 = 0.4;
-  constexpr double kAsGood = 0.005;
-  constexpr std::size_t kSmallL2 = std::size_t{32} << 20;  // where the driver does not tell
-  const double room =
-      kShareOfL2 * static_cast<double>(device.l2_bytes > 0 ? device.l2_bytes : kSmallL2);
-  std::int64_t best = 1;
-  double best_use = 0;
-  for (std::int64_t tiles = 1;
-       tiles == 1 || static_cast<double>(tiles * kTileRows * hidden * value_bytes) <= room;
-       ++tiles) {
-    const std::int64_t blocks = tiles * ceil_div(hidden, kTileCols);
-    const auto places = static_cast<double>(ceil_div(blocks, device.sm_count) * device.sm_count);
-    const double use = static_cast<double>(blocks) / places;
-    if (use > best_use - kAsGood) {
-      best = tiles;
-      best_use = std::max(best_use, use);
+// Outputs that a block of a large GEMM computes.
+constexpr std::int64_t kTileRows = 128;
+constexpr std::int64_t kTileCols = 256;
+
+std::int64_t tiles_of(std::int64_t rows, std::int64_t cols) {
+  return ceil_div(rows, kTileRows) * ceil_div(cols, kTileCols);
+}
+
+// Tiles that an SM computes one after another.
+std::int64_t waves(const Device& device, std::int64_t tokens, std::int64_t rows,
+                   std::int64_t cols) {
+  return tokens / rows * ceil_div(tiles_of(rows, cols), device.sm_count) +
+         ceil_div(tiles_of(tokens % rows, cols), device.sm_count);
+}
+
+// Rows of a block whose output stays in L2: fewest waves in all, then fewest blocks. On an H100
+// with 5,632 neurons 1,536 rows are two full waves, and 17 MB in bf16. Where L2 has no room for the
+// tiles of one wave, memory has.
+std::int64_t block_rows(const Device& device, std::int64_t tokens, std::int64_t cols,
+                        std::int64_t value_bytes) {
+  std::int64_t best = 0;
+  std::int64_t fewest = 0;
+  for (std::int64_t rows = kTileRows;; rows += kTileRows) {
+    if (best != 0 && !stays_in_l2(device, rows, cols, value_bytes) &&
+        tiles_of(rows, cols) > device.sm_count) {
+      return best;
     }
+    if (rows >= tokens) rows = std::max<std::int64_t>(tokens, 1);
+    const std::int64_t now = waves(device, tokens, rows, cols);
+    if (best == 0 || now < fewest ||
+        (now == fewest && ceil_div(tokens, rows) < ceil_div(tokens, best))) {
+      best = rows;
+      fewest = now;
+    }
+    if (rows >= tokens) return best;
   }
-  return best * kTileRows;
 }
 
 }  // namespace
 
-GemmPlan plan_library_gemm(const Device& device, const Problem& problem, std::int32_t tile) {
+bool stays_in_l2(const Device& device, std::int64_t rows, std::int64_t cols,
+                 std::int64_t value_bytes) {
+  constexpr double kShare = 0.4;
+  constexpr std::size_t kSmallL2 = std::size_t{32} << 20;  // where the driver does not tell
+  return static_cast<double>(rows * cols * value_bytes) <=
+         kShare * static_cast<double>(device.l2_bytes > 0 ? device.l2_bytes : kSmallL2);
+}
+
+double loss_of_blocks(const Device& device, std::int64_t tokens, std::int64_t rows,
+                      std::int64_t cols) {
+  return static_cast<double>(waves(device, tokens, rows, cols) * device.sm_count * kTileRows *
+                             kTileCols) /
+         static_cast<double>(tokens * cols);
+}
+
+std::int64_t rows_at_a_time(const Device& device, const Problem& problem, std::int64_t hot) {
+  return hot == 0 || hot == problem.hidden
+             ? problem.tokens
+             : block_rows(device, problem.tokens, problem.depth, sizeof(float));
+}
+
+GemmPlan plan_library_gemm(const Device& device, const Problem& problem, std::int32_t tile,
+                           std::int64_t joined) {
   constexpr const char* kOperation = "cuda::plan_gemm_relu_twell";
   require(library_present(), kOperation, "shape",
           "library: libcublasLt.so is not to be found; install it, or take another shape");
@@ -52,14 +85,13 @@ GemmPlan plan_library_gemm(const Device& device, const Problem& problem, std::in
   // Rounding comes before these activations, not after: relu alone commutes with it.
   plan.wide = problem.activation != Activation::relu;
   const std::int64_t value_bytes = plan.wide ? 4 : 2;
-  plan.block_rows =
-      static_cast<int>(std::clamp<std::int64_t>(block_rows(device, problem.hidden, value_bytes), 1,
-                                                std::max<std::int64_t>(problem.tokens, 1)));
-  plan.block_cols = static_cast<int>(problem.hidden);
+  const std::int64_t cols = problem.hidden + joined;
+  plan.block_rows = static_cast<int>(block_rows(device, problem.tokens, cols, value_bytes));
+  plan.block_cols = static_cast<int>(cols);
   plan.threads = kPackThreads;
   plan.tile = tile == 0 ? static_cast<std::int32_t>(round_up(problem.hidden, 16)) : tile;
   plan.workspace_bytes = static_cast<std::size_t>(
-      kLibraryWorkspace + plan.block_rows * round_up(problem.hidden, kVector) * value_bytes);
+      kLibraryWorkspace + plan.block_rows * round_up(cols, kVector) * value_bytes);
   return plan;
 }
 

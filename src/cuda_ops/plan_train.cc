@@ -20,6 +20,7 @@ TrainPlan plan_train(const Device& device, const Problem& problem, const TrainOp
   TrainPlan plan;
   Problem planned = problem;
   if (problem.tokens == 0) planned.hot = 0;
+  planned.joined = false;  // g and u are kept, not h
   plan.forward = plan_ffn(device, planned, options.workspace_limit, GemmShape::library);
   const std::int64_t cold = problem.hidden - plan.forward.hot;
   const std::int64_t all = problem.tokens * cold;

@@ -23,18 +23,37 @@ std::int64_t hot_of(const Problem& problem);
 // The gate of a layer with so many hot neurons; in `shape`, if there is one.
 GemmPlan plan_gate(const Device& device, const Problem& problem, std::int64_t hot,
                    std::optional<GemmShape> shape = {});
-// The gate by a library's GEMM: rows of a block and what the dense block takes.
-GemmPlan plan_library_gemm(const Device& device, const Problem& problem, std::int32_t tile);
+// Whether their u comes from the gate's GEMM, with vectors of 16 bytes in its output.
+bool joins(const Problem& problem, std::int64_t hot);
+// Whether the dense gate of all rows waits for up, instead of being packed while it is in L2.
+inline bool waits_for_up(const Problem& problem, std::int64_t hot) {
+  return hot == problem.hidden && problem.gated && !joins(problem, hot);
+}
+// The gate by a library's GEMM, with the rows of up of so many neurons joined to it: rows of a
+// block and what the dense block takes.
+GemmPlan plan_library_gemm(const Device& device, const Problem& problem, std::int32_t tile,
+                           std::int64_t joined = 0);
+// Rows of the whole layer that are finished before the next are begun, if the workspace has room:
+// with hot neurons, so many that their sums stay in L2.
+std::int64_t rows_at_a_time(const Device& device, const Problem& problem, std::int64_t hot);
+// Whether a GEMM's output [rows, cols] stays in L2, which its operands need too.
+bool stays_in_l2(const Device& device, std::int64_t rows, std::int64_t cols,
+                 std::int64_t value_bytes);
+// What a GEMM of `tokens` rows takes in blocks of `rows`, whose last tiles leave SMs idle: 1 where
+// they leave none.
+double loss_of_blocks(const Device& device, std::int64_t tokens, std::int64_t rows,
+                      std::int64_t cols);
 // For rows of lists that pack_gate made.
 GatherPlan plan_gather_rows(const Device& device, const Problem& problem);
 
 // Expected seconds of the gate, packed: by a tile shape whose tensor cores reach `rate` of what
-// mma.sync can; by the library.
+// mma.sync can; by the library, whose rows may be a part of the call's.
 struct TileShape {
   int rows, cols;
   double rate;
 };
 double tile_gate_seconds(const Device& device, const Problem& problem, const TileShape& shape);
-double library_gate_seconds(const Device& device, const Problem& problem);
+double library_gate_seconds(const Device& device, const Problem& problem, const GemmPlan& plan,
+                            bool part = false);
 
 }  // namespace twell::cuda

@@ -173,19 +173,23 @@ TEST_F(EmulationAccessTest, TheGatherReadsWholeSectors) {
 
 TEST_F(EmulationAccessTest, TheLayerAroundALibrarysGemmReadsWholeSectors) {
   const CudaLayer<bf16> layer({66, 2048, 128, true, {}, 1.0F});
-  OnDevice<bf16> on(layer);
   FfnOptions options;
   options.shape = cuda::GemmShape::library;
   options.chunk = 8;
   options.hot = 32;
-  const cuda::FfnPlan plan = plan_of(on, layer, options);
-  DeviceBuffer<std::byte> memory(plan.workspace_bytes);
-  emulation::count_accesses(true);
-  cuda::ffn(plan, on.x.view(), on.weights(), {}, on.y.mutable_view(),
-            {memory.data(), memory.size()}, nullptr);
-  for (const auto& [name, got] : emulation::accesses()) EXPECT_EQ(got.worst, 1.0) << name;
-  // The dense gate once by pack_gate, g of the hot neurons once by hot_product.
-  EXPECT_EQ(emulation::accesses().at("load_stream").sectors * 32, 66 * (128 + 32) * 2);
+  for (const bool joined : {false, true}) {
+    OnDevice<bf16> on(layer, joined);
+    const cuda::FfnPlan plan = plan_of(on, layer, options);
+    DeviceBuffer<std::byte> memory(plan.workspace_bytes);
+    emulation::count_accesses(true);
+    cuda::ffn(plan, on.x.view(), on.weights(), {}, on.y.mutable_view(),
+              {memory.data(), memory.size()}, nullptr);
+    for (const auto& [name, got] : emulation::accesses()) EXPECT_EQ(got.worst, 1.0) << name;
+    // The dense gate once by pack_gate; of the hot neurons once u with it, or g by hot_product.
+    EXPECT_EQ(emulation::accesses().at("load_stream").sectors * 32, 66 * (128 + 32) * 2);
+    // g of the hot neurons and h, or h at once.
+    EXPECT_GE(emulation::accesses().at("store_16").sectors * 32, 66 * 32 * 2 * (joined ? 1 : 2));
+  }
 }
 
 }  // namespace

@@ -201,17 +201,23 @@ TEST(ExactLayer, KernelsGiveItsBitsInEveryCase) {
   const ExactLayer exact = make_exact_layer(kExactTokens, options.depth, options.hidden, 20, 3);
   const SkewedLayer& host = exact.layer;
   const DeviceBuffer<std::uint16_t> x(host.x);
-  const DeviceBuffer<std::uint16_t> gate(host.gate);
-  const DeviceBuffer<std::uint16_t> up(host.up);
+  std::vector<std::uint16_t> joined = host.gate;
+  joined.insert(joined.end(), host.up.begin(), host.up.end());
+  const DeviceBuffer<std::uint16_t> gate_up(joined);
   const DeviceBuffer<std::uint16_t> down(host.down);
-  const auto weight = [&](const DeviceBuffer<std::uint16_t>& data) {
-    return ConstMatrixView{data.data(), DType::bf16, host.hidden, host.depth};
+  const auto weight = [&](const std::uint16_t* data) {
+    return ConstMatrixView{data, DType::bf16, host.hidden, host.depth};
   };
+  const cuda::DeviceFfnWeights weights = {
+      weight(gate_up.data()), weight(gate_up.data() + host.gate.size()), weight(down.data())};
+  bool seen_joined = false;
   std::set<std::int64_t> row_blocks;
   for (const ExactCase& one : exact_cases(options)) {
     if (one.tokens > 33 && one.tokens < kExactTokens) continue;  // seconds each
-    const cuda::Problem problem{one.tokens, host.depth, host.hidden, DType::bf16, true, true};
+    cuda::Problem problem{one.tokens, host.depth, host.hidden, DType::bf16, true, true};
+    problem.joined = true;
     const cuda::FfnPlan plan = plan_of(cuda::current_device(), problem, one);
+    seen_joined = seen_joined || plan.joined;
     if (one.tokens == kExactTokens) row_blocks.insert(plan.row_block);
     const AlignedMemory memory(plan.workspace_bytes);
     const DeviceBuffer<std::uint16_t> y(static_cast<std::size_t>(one.tokens * host.depth));
@@ -219,9 +225,8 @@ TEST(ExactLayer, KernelsGiveItsBitsInEveryCase) {
     const DeviceBuffer<std::int64_t> neurons(
         std::vector<std::int64_t>(static_cast<std::size_t>(host.hidden)));
     cuda::ffn(plan, {x.data() + one.first * host.depth, DType::bf16, one.tokens, host.depth},
-              {weight(gate), weight(up), weight(down)}, {},
-              {y.data(), DType::bf16, one.tokens, host.depth}, memory.workspace(), nullptr,
-              {row_nnz.data(), neurons.data()});
+              weights, {}, {y.data(), DType::bf16, one.tokens, host.depth}, memory.workspace(),
+              nullptr, {row_nnz.data(), neurons.data()});
     const std::vector<std::uint16_t> got = y.read();
     EXPECT_EQ(differing_bits(exact, got, one.first, one.tokens).count, 0) << one.name;
     const ExactCounts counts = exact_counts(exact, one.first, one.tokens);
@@ -229,6 +234,7 @@ TEST(ExactLayer, KernelsGiveItsBitsInEveryCase) {
     EXPECT_EQ(neurons.read(), counts.neurons) << one.name;
   }
   EXPECT_EQ(row_blocks, (std::set<std::int64_t>{128, 300}));
+  EXPECT_TRUE(seen_joined);
 
   std::vector<std::uint16_t> wrong = exact.y;
   wrong[static_cast<std::size_t>(3 * host.depth + 9)] ^= 1U;
@@ -350,8 +356,9 @@ TEST(Variants, AreNamedOnceAndInOrder) {
   for (const char* name :
        {"ceiling/gemm_16384x5632x2048", "ceiling/l2_rows_46mb", "ceiling/launch_gap",
         "exact/29/300/small_blocks", "exact/563/full_row/splits_32", "exact/113/300/library",
-        "exact/29/300/hot_50_percent", "ffn/16384/29", "dense/1/563", "gate/256/113",
-        "gather/64/29", "gate_shape/4/stream8x32", "gather_splits/16/8"}) {
+        "exact/29/300/hot_50_percent", "exact/29/300/hot_50_percent/separate_up", "ffn/16384/29",
+        "dense/1/563", "gate/256/113", "gather/64/29", "gate_shape/4/stream8x32",
+        "gather_splits/16/8"}) {
     EXPECT_NE(std::find(names.begin(), names.end(), name), names.end()) << name;
   }
   const std::vector<std::string> exact = variant_names(parse({"--only", "exact", "--nnz", "29"}));

@@ -1,4 +1,6 @@
 // The layer around a library's GEMMs: packing from a dense gate, hot neurons, rows in chunks.
+#include <algorithm>
+
 #include "tests/cuda/support/ffn.h"
 #include "tests/cuda/support/gpu.h"
 
@@ -131,7 +133,82 @@ TYPED_TEST(CudaLibraryTest, HotNeuronsAreMaskedExactly) {
   }
   // Neurons that no token fires.
   for (const std::int64_t n : {3, 40}) layer.gate.set(n, 0, -100.0F);
-  for (const std::int64_t hot : {0, 16, 48}) this->check(layer, hot);
+  FfnOptions options;
+  for (const bool joined : {false, true}) {
+    options.joined = joined;
+    for (const std::int64_t hot : {0, 16, 48}) this->check(layer, hot, options);
+  }
+}
+
+// Gate and up one matrix: their GEMM is one as well, where H is a multiple of 8.
+TYPED_TEST(CudaLibraryTest, JoinedUp) {
+  TWELL_NEEDS_LIBRARY();
+  FfnOptions options;
+  options.joined = true;
+  const CudaLayer<TypeParam> some({66, 24, 104, true, {}, 0.5F});
+  for (const std::int64_t hot : {0, 8, 30, 104}) this->check(some, hot, options);
+  this->check(CudaLayer<TypeParam>({64, 8, 24, true, {}, -20.0F}), 16, options);
+  // Any other H; rows of D that no vector divides, one after the other and padded.
+  for (const std::int64_t hot : {16, 53}) {
+    this->check(CudaLayer<TypeParam>({66, 8, 53, true, {}, 0.5F}), hot, options);
+  }
+  for (const std::int64_t padding : {0, 3}) {
+    const CudaLayer<TypeParam> layer({65, 13, 40, true, {}, 0.5F, padding});
+    for (const std::int64_t hot : {16, 40}) this->check(layer, hot, options);
+  }
+  this->check(CudaLayer<TypeParam>({1, 40, 32}), 32, options);
+  // The dense block is f32, and u is never rounded.
+  for (const ActivationSpec& activation : {ActivationSpec{Activation::relu_squared, 0.0F},
+                                           ActivationSpec{Activation::fat_relu, 0.5F}}) {
+    const CudaLayer<TypeParam> layer({64, 16, 64, true, activation, 0.0F});
+    for (const std::int64_t hot : {16, 64}) this->check(layer, hot, options);
+  }
+  // More columns than a warp loads ahead.
+  this->check(CudaLayer<TypeParam>({64, 8, 600, true, {}, 1.5F}), 568, options);
+  // Several parts of the rows, several blocks in each.
+  options.workspace_limit = 1;
+  const CudaLayer<TypeParam> layer({200, 8, 40, true, {}, 0.5F});
+  for (const std::int64_t hot : {24, 40}) this->check(layer, hot, options);
+}
+
+// Small integers, which every way of summing gives exactly: y of joined weights has the bits of
+// separate ones.
+TYPED_TEST(CudaLibraryTest, JoinedAndSeparateUpHaveTheSameBits) {
+  TWELL_NEEDS_LIBRARY();
+  for (const ActivationSpec& activation :
+       {ActivationSpec{}, ActivationSpec{Activation::fat_relu, 1.0F}}) {
+    CudaLayer<TypeParam> layer({130, 24, 64, true, activation});
+    const auto small = [](int most) {
+      return [most](std::int64_t r, std::int64_t c) {
+        return static_cast<float>((r * 7 + c * 5 + r * c) % (2 * most + 1) - most);
+      };
+    };
+    layer.x.fill(small(1));
+    for (TestMatrix<TypeParam>* weight : {&layer.gate, &layer.up, &layer.down}) {
+      weight->fill(small(1));
+    }
+    for (const std::int64_t hot : {24, 64}) {
+      std::vector<TypeParam> separate;
+      for (const bool joined : {false, true}) {
+        OnDevice<TypeParam> on(layer, joined);
+        FfnOptions options;
+        options.shape = cuda::GemmShape::library;
+        options.hot = hot;
+        const cuda::FfnPlan plan = plan_of(on, layer, options);
+        EXPECT_EQ(plan.joined, joined);
+        EXPECT_EQ(plan.gemm.block_cols, joined ? 64 + hot : 64);
+        DeviceBuffer<std::byte> memory(plan.workspace_bytes);
+        cuda::ffn(plan, on.x.view(), on.weights(), activation, on.y.mutable_view(),
+                  {memory.data(), memory.size()}, nullptr);
+        TWELL_CUDA_CHECK(cudaDeviceSynchronize());
+        const std::vector<TypeParam> y = on.y.read();
+        if (!joined) separate = y;
+        ASSERT_EQ(std::memcmp(separate.data(), y.data(), y.size() * sizeof(TypeParam)), 0) << hot;
+      }
+      EXPECT_TRUE(std::any_of(separate.begin(), separate.end(),
+                              [](TypeParam v) { return static_cast<float>(v) != 0.0F; }));
+    }
+  }
 }
 
 TEST(CudaLibrary, ErrorsNameWhatIsWrong) {
@@ -172,7 +249,18 @@ TEST(CudaLibrary, ErrorsNameWhatIsWrong) {
                   nullptr);
       }),
       "plan: expected one for the current GPU");
+  cuda::FfnPlan adjacent = plan;
+  adjacent.problem.joined = true;
+  has(message_of([&] {
+        cuda::ffn(adjacent, on.x.view(), on.weights(), {}, on.y.mutable_view(), workspace, nullptr);
+      }),
+      "up: expected right behind gate in memory");
   cuda::Problem problem = layer.problem();
+  problem.joined = true;
+  problem.gated = false;
+  has(message_of([&] { cuda::plan_ffn(cuda::current_device(), problem); }),
+      "joined: expected false, since a layer without gate has no up to join");
+  problem = layer.problem();
   problem.hot = 49;
   has(message_of([&] { cuda::plan_ffn(cuda::current_device(), problem); }),
       "hot: expected 0 to 48, got 49");

@@ -106,6 +106,9 @@ struct PackGateArgs {
   std::uint16_t* hot = nullptr;  // [rows, hot_cols]
   std::int64_t hot_stride = 0;
   int hot_cols = 0;  // a multiple of kVector, or all
+  // If not 0, u of the hot neurons stands in `gate` from this column on, a multiple of kVector, and
+  // `hot` is g ⊙ u, 0 wherever g is.
+  int up_col = 0;
   DeviceTwell out;
   FiredBits fired;                              // of what is packed, in one tile; may be null
   RowQueue queue;                               // items null where not wanted
@@ -115,10 +118,9 @@ struct PackGateArgs {
 
 struct HotProductArgs {
   GateSource gate;                    // [rows, cols]; 16-bit with its rows aligned where not wide
-  const std::uint16_t* up = nullptr;  // [rows, cols]; null in a layer without a gate
-  std::int64_t up_stride = 0;
-  std::uint16_t* out = nullptr;  // [rows, cols]; may be where up is
-  std::int64_t out_stride = 0;
+  const std::uint16_t* up = nullptr;  // [rows, cols]
+  std::uint16_t* out = nullptr;       // [rows, cols]; may be where up is
+  std::int64_t stride = 0;            // of both
   int rows = 0;
   int cols = 0;
 };
@@ -160,9 +162,9 @@ void launch_gemm_relu_twell(const GemmPlan& plan, const GemmReluTwellArgs& args,
                             cudaStream_t stream);
 // y = (g ⊙ (x Wuᵀ)) Wd, or y = h Wd where not gated.
 void launch_twell_gather(const GatherPlan& plan, const TwellGatherArgs& args, cudaStream_t stream);
-// out = act(gate), of which the first columns stay dense.
+// out = act(gate), of which the first columns stay dense, multiplied by their u if that is there.
 void launch_pack_gate(DType dtype, const PackGateArgs& args, cudaStream_t stream);
-// out = act(gate) ⊙ up, 0 wherever act(gate) is; or act(gate).
+// up_out = act(gate) ⊙ up_out, 0 wherever act(gate) is.
 void launch_hot_product(DType dtype, const HotProductArgs& args, cudaStream_t stream);
 // y = sums + (g ⊙ (x Wuᵀ)) Wd, or sums + h Wd, over the queue's rows.
 void launch_gather_rows(const GatherPlan& plan, const GatherRowsArgs& args, cudaStream_t stream);

@@ -7,20 +7,37 @@
 
 namespace twell::test {
 
-// A layer's weights, input and output on the device.
+// The rows of gate, then those of up.
+template <class T>
+TestMatrix<T> gate_and_up(const CudaLayer<T>& layer) {
+  const std::int64_t hidden = layer.shape.hidden;
+  TestMatrix<T> both(2 * hidden, layer.shape.depth, layer.shape.padding);
+  both.fill([&](std::int64_t r, std::int64_t c) {
+    return r < hidden ? layer.gate.value(r, c) : layer.up.value(r - hidden, c);
+  });
+  return both;
+}
+
+// A layer's weights, input and output on the device. `joined`: gate and up are one matrix.
 template <class T>
 struct OnDevice {
-  explicit OnDevice(const CudaLayer<T>& layer)
+  explicit OnDevice(const CudaLayer<T>& layer, bool joined_weights = false)
       : gated(layer.shape.gated),
+        joined(joined_weights),
         x(layer.x),
-        gate(layer.gate),
+        gate(joined ? gate_and_up(layer) : layer.gate),
         up(layer.up),
         down(layer.down),
         y(TestMatrix<T>(layer.shape.tokens, layer.shape.depth, layer.shape.padding)) {}
   cuda::DeviceFfnWeights weights() const {
-    return {gate.view(), gated ? up.view() : ConstMatrixView{}, down.view()};
+    if (!joined) return {gate.view(), gated ? up.view() : ConstMatrixView{}, down.view()};
+    ConstMatrixView first = gate.view();
+    first.rows /= 2;
+    ConstMatrixView second = first;
+    second.data = static_cast<const T*>(first.data) + first.rows * first.row_stride;
+    return {first, second, down.view()};
   }
-  bool gated;
+  bool gated, joined;
   DeviceMatrixOf<T> x, gate, up, down, y;
 };
 
@@ -28,8 +45,9 @@ struct FfnOptions {
   std::size_t workspace_limit = std::size_t{1} << 30;
   std::optional<cuda::GemmShape> shape = {};  // forced
   std::int64_t hot = 0;
-  int chunk = 0;      // forced where not 0
-  int partials = -1;  // at most as many as planned; forced where not negative
+  bool joined = false;  // gate and up are one matrix
+  int chunk = 0;        // forced where not 0
+  int partials = -1;    // at most as many as planned; forced where not negative
 };
 
 template <class T>
@@ -37,6 +55,9 @@ cuda::FfnPlan plan_of(const OnDevice<T>& on, const CudaLayer<T>& layer, const Ff
   cuda::Problem problem =
       cuda::problem_of(on.x.view(), on.weights(), on.y.view(), layer.shape.activation);
   EXPECT_EQ(problem.aligned, layer.problem().aligned);
+  // Allocations of their own may lie side by side by chance.
+  EXPECT_TRUE(problem.joined || !on.joined);
+  problem.joined = on.joined;
   problem.hot = options.hot;
   cuda::FfnPlan plan =
       cuda::plan_ffn(cuda::current_device(), problem, options.workspace_limit, options.shape);
@@ -92,7 +113,7 @@ double hot_bound(const CudaLayer<T>& layer, const ref::Matrix& gate, std::int64_
 // The plan's own gemm gives the activation; y is checked against it.
 template <class T>
 void check_ffn(const CudaLayer<T>& layer, const FfnOptions& options = {}) {
-  OnDevice<T> on(layer);
+  OnDevice<T> on(layer, options.joined);
   const cuda::FfnPlan plan = plan_of(on, layer, options);
   SCOPED_TRACE(describe(layer.shape) + "; " + plan.to_string());
   DeviceBuffer<std::byte> memory(plan.workspace_bytes);

@@ -40,6 +40,17 @@ struct F16 {
   }
 };
 
+// Eight values side by side.
+template <class T>
+__device__ __forceinline__ void widen(const uint4& words, float (&v)[kVector]) {
+  const std::uint32_t pairs[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+  for (int i = 0; i < kVector; i += 2) {
+    v[i] = T::low(pairs[i / 2]);
+    v[i + 1] = T::high(pairs[i / 2]);
+  }
+}
+
 // Eight elements from `from`, of which the first `valid` exist and the others are zero: for rows
 // that are not aligned to 16 bytes or end within a vector.
 __device__ __forceinline__ uint4 load_elements(const std::uint16_t* from, int valid) {

@@ -65,16 +65,6 @@ class WarpSums {
   int column_;
 };
 
-template <class T>
-__device__ __forceinline__ void widen(const uint4& v, float (&to)[kVector]) {
-  const std::uint32_t words[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    to[2 * i] = T::low(words[i]);
-    to[2 * i + 1] = T::high(words[i]);
-  }
-}
-
 // A chunk of a neuron's places. A lane fetches the gradients of every 32nd and passes them round.
 template <class T, bool kGated, bool kAligned>
 __device__ __forceinline__ void add_places(WarpSums& sums, const std::uint32_t* places, int count,

@@ -16,18 +16,15 @@ __global__ void __launch_bounds__(kProductThreads)
        i += step) {
     const std::int64_t row = i / vectors;
     const int column = static_cast<int>(i % vectors) * kVector;
-    uint4 h = load_gate<T, kWide, true>(args.gate, row, column, args.cols);
-    if (args.up != nullptr) {
-      // Not a read-only load: `out` may be the same memory.
-      const uint4 u = *reinterpret_cast<const uint4*>(args.up + row * args.up_stride + column);
-      const auto product = [](std::uint32_t g, std::uint32_t u2) {
-        const float low = (g & 0x7fffU) != 0 ? T::low(g) * T::low(u2) : 0.0F;
-        const float high = (g & 0x7fff0000U) != 0 ? T::high(g) * T::high(u2) : 0.0F;
-        return T::round2(low, high);
-      };
-      h = make_uint4(product(h.x, u.x), product(h.y, u.y), product(h.z, u.z), product(h.w, u.w));
-    }
-    ptx::store_16(args.out + row * args.out_stride + column, h);
+    const RawVector<kWide> raw = load_raw<kWide, true>(args.gate, row, column, args.cols);
+    const uint4 g = args.gate.activates
+                        ? activated_vector<T, kWide>(args.gate, raw, column, args.cols)
+                        : raw.words[0];  // whole vectors of 16-bit values
+    const std::int64_t place = row * args.stride + column;
+    float u[kVector];
+    // Not a read-only load: `out` may be the same memory.
+    widen<T>(*reinterpret_cast<const uint4*>(args.up + place), u);
+    ptx::store_16(args.out + place, masked_product<T>(g, u));
   }
 }
 

@@ -2,7 +2,8 @@
 // takes a row, 256 columns at a time.
 //
 // The matrix is read from L2, where a block of rows stays, and never again: 11 KB a row at 5,632
-// neurons. Four loads of 16 bytes are in flight per lane.
+// neurons. Four loads of 16 bytes are in flight per lane. Where the same GEMM gave u of the hot
+// neurons, their h is made here, and no u is ever in memory.
 #pragma once
 
 #include "kernels/cuda/common/gate_source.cuh"
@@ -10,23 +11,52 @@
 
 namespace twell::cuda {
 
-// take(column, vector) for the columns [first, end) of a row: all lanes together, 256 columns at a
-// time, vectors past the end being zero.
+// take(column, vector) for the columns [first, end) of a row, g being rounded: all lanes together,
+// 256 columns at a time, vectors past the end being zero.
 template <class T, bool kWide, bool kAligned, class Take>
 __device__ __forceinline__ void walk_gate(const PackGateArgs& args, std::int64_t row, int first,
                                           int end, Take take) {
-  constexpr int kAhead = kWide ? 2 : 4;
+  constexpr int kAhead = kWide || !kAligned ? 2 : 4;
   constexpr int kColumns = 32 * kVector;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  for (int column = first; column < end; column += kAhead * kColumns) {
-    uint4 v[kAhead];
+  for (int column = first + lane * kVector; column - lane * kVector < end;
+       column += kAhead * kColumns) {
+    RawVector<kWide> raw[kAhead];
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
-      v[i] = load_gate<T, kWide, kAligned>(args.gate, row, column + i * kColumns + lane * kVector,
-                                           end);
+      raw[i] = load_raw<kWide, kAligned>(args.gate, row, column + i * kColumns, end);
     }
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) take(column + i * kColumns + lane * kVector, v[i]);
+    for (int i = 0; i < kAhead; ++i) {
+      const int at = column + i * kColumns;
+      take(at, activated_vector<T, kWide>(args.gate, raw[i], at, end));
+    }
+  }
+}
+
+// take(column, g, h) for the hot neurons, whose u the row has as well.
+template <class T, bool kWide, class Take>
+__device__ __forceinline__ void walk_joined(const PackGateArgs& args, std::int64_t row, Take take) {
+  constexpr int kAhead = kWide ? 1 : 2;
+  constexpr int kColumns = 32 * kVector;
+  const int end = args.hot_cols;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  for (int column = lane * kVector; column < end; column += kAhead * kColumns) {
+    RawVector<kWide> raw[kAhead], raw_up[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const int at = column + i * kColumns;
+      raw[i] = load_raw<kWide, true>(args.gate, row, at, end);
+      raw_up[i] = load_raw<kWide, true>(args.gate, row, args.up_col + at, args.up_col + end);
+    }
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const int at = column + i * kColumns;
+      float u[kVector];
+      widen<T, kWide>(raw_up[i], u);
+      const uint4 g = activated_vector<T, kWide>(args.gate, raw[i], at, end);
+      take(at, g, masked_product<T>(g, u));
+    }
   }
 }
 
@@ -56,13 +86,20 @@ __global__ void __launch_bounds__(kPackThreads)
   const std::int64_t row = args.first_row + from;
 
   int hot_nnz = 0;  // of this lane
-  walk_gate<T, kWide, kAligned>(args, from, 0, args.hot_cols, [&](int column, const uint4& v) {
+  const auto take_hot = [&](int column, const uint4& g, const uint4& h) {
     if (column >= args.hot_cols) return;
-    if (args.hot != nullptr) ptx::store_16(args.hot + row * args.hot_stride + column, v);
-    const std::uint32_t mask = nonzero_mask(v);
+    if (args.hot != nullptr) ptx::store_16(args.hot + row * args.hot_stride + column, h);
+    const std::uint32_t mask = nonzero_mask(g);
     hot_nnz += __popc(mask);
     count_neurons(args, mask, column);
-  });
+  };
+  const auto take_gate = [&](int column, const uint4& g) { take_hot(column, g, g); };
+  bool joined = false;
+  if constexpr (kAligned) {  // as every library's GEMM leaves it
+    joined = args.up_col != 0;
+    if (joined) walk_joined<T, kWide>(args, from, take_hot);
+  }
+  if (!joined) walk_gate<T, kWide, kAligned>(args, from, 0, args.hot_cols, take_gate);
 
   int nnz = 0;  // packed
   const DeviceTwell& out = args.out;

@@ -1,0 +1,51 @@
+// What kernels and library GEMMs are expected to reach, for estimates (cost.cc).
+#pragma once
+
+#include <algorithm>
+
+#include "twell/cuda.h"
+
+namespace twell::cuda {
+
+// Of a rate: large library GEMMs; mma.sync beside what wgmma reaches on Hopper and later; memory;
+// L2, read in rows of 4 KB or in order.
+inline constexpr double kLibraryShare = 0.7;
+inline constexpr double kMmaShare = 0.6;
+inline constexpr double kMmaShareFromHopper = 0.42;
+inline constexpr double kMemoryShare = 0.85;
+inline constexpr double kL2Share = 0.75;
+inline constexpr double kLaunch = 1.2e-6;  // seconds between kernels on a stream
+// A gather's reads that wait for one another: counts, slots, Wu, Wd, partial sums, each some 0.6
+// µs.
+inline constexpr double kGatherLatency = 4e-6;
+
+// Rates of a GPU, and the sizes of a problem as numbers.
+struct Figures {
+  Figures(const Device& device, const Problem& problem)
+      : rates(rates_of(device)),
+        memory(kMemoryShare * rates.memory_bytes),
+        l2(kL2Share * rates.l2_bytes),
+        library(kLibraryShare * rates.tensor_flops),
+        tokens(static_cast<double>(problem.tokens)),
+        depth(static_cast<double>(problem.depth)),
+        hidden(static_cast<double>(problem.hidden)),
+        projections(problem.gated ? 2 : 1) {}
+
+  // A GEMM of `cols` outputs at so many operations a second.
+  double gemm(double flops, double cols, double bytes) const {
+    return std::max(2 * tokens * depth * cols / flops, (2 * depth * cols + bytes) / memory) +
+           kLaunch;
+  }
+  // Down of so many neurons, at a share of the library's rate; up, and the product with the gate.
+  double down(double cols, double share = 1) const {
+    return gemm(share * library, cols, 2 * tokens * (depth + cols));
+  }
+  double up(double cols) const {
+    return projections == 1 ? 0 : down(cols) + 6 * tokens * cols / memory + kLaunch;
+  }
+
+  DeviceRates rates;
+  double memory, l2, library, tokens, depth, hidden, projections;
+};
+
+}  // namespace twell::cuda
