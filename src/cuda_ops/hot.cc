@@ -50,24 +50,25 @@ FfnCost estimate_ffn(const Device& device, const Problem& problem,
                       std::min(density_from(rates, hot_of(problem)), density));
 }
 
-std::int64_t choose_hot(const Device& device, const Problem& problem,
-                        const std::vector<double>& rates) {
-  check_rates("cuda::choose_hot", problem, rates);
+std::int64_t cheapest_hot(
+    const char* operation, const Problem& problem, const std::vector<double>& rates,
+    const std::function<double(const Problem&, double density, double cold)>& seconds_of) {
+  check_rates(operation, problem, rates);
   if (problem.tokens == 0) return 0;
   // Columns of a GEMM come in blocks of 64. Sums of the rates from each neuron on: all are tried.
   constexpr std::int64_t kColumns = 64;
   std::vector<double> from(rates.size() + 1);
   std::partial_sum(rates.rbegin(), rates.rend(), from.rbegin() + 1);
-  const double hidden = static_cast<double>(problem.hidden);
   const auto density = [&](std::int64_t first) {
-    return from[static_cast<std::size_t>(first)] / hidden;
+    return std::min(1.0,
+                    from[static_cast<std::size_t>(first)] / static_cast<double>(problem.hidden));
   };
   std::int64_t best = 0;
   double least = 0;
   for (std::int64_t hot = 0;; hot = std::min(hot + kColumns, problem.hidden)) {
     Problem tried = problem;
     tried.hot = hot;
-    const double seconds = estimate_ffn(device, tried, density(0), density(hot_of(tried))).sparse();
+    const double seconds = seconds_of(tried, density(0), density(hot_of(tried)));
     if (hot == 0 || seconds < least) {
       best = hot;
       least = seconds;
@@ -75,6 +76,14 @@ std::int64_t choose_hot(const Device& device, const Problem& problem,
     if (hot == problem.hidden) break;
   }
   return best;
+}
+
+std::int64_t choose_hot(const Device& device, const Problem& problem,
+                        const std::vector<double>& rates) {
+  return cheapest_hot("cuda::choose_hot", problem, rates,
+                      [&](const Problem& tried, double density, double cold) {
+                        return estimate_ffn(device, tried, density, cold).sparse();
+                      });
 }
 
 }  // namespace twell::cuda

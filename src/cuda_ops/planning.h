@@ -1,6 +1,8 @@
 // What the plans share.
 #pragma once
 
+#include <functional>
+
 #include "twell/cuda.h"
 
 namespace twell::cuda {
@@ -20,6 +22,10 @@ inline bool streams(const GemmPlan& plan) {
 }
 // The hot neurons that a plan makes of those of its problem.
 std::int64_t hot_of(const Problem& problem);
+// The number of hot neurons, a multiple of 64 or all, of which a call takes the fewest seconds.
+std::int64_t cheapest_hot(
+    const char* operation, const Problem& problem, const std::vector<double>& rates,
+    const std::function<double(const Problem&, double density, double cold)>& seconds_of);
 // The gate of a layer with so many hot neurons; in `shape`, if there is one.
 GemmPlan plan_gate(const Device& device, const Problem& problem, std::int64_t hot,
                    std::optional<GemmShape> shape = {});
