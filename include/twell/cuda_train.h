@@ -41,6 +41,16 @@ struct TrainPlan {
 TrainPlan plan_train(const Device& device, const Problem& problem,
                      const TrainOptions& options = {});
 
+// No less than plan.kept_bytes of a plan with default options, whatever it makes of `hot`: for
+// callers that reserve memory before they plan.
+constexpr std::int64_t most_kept_bytes(std::int64_t rows, std::int64_t hidden, std::int64_t hot) {
+  // g and u of hot neurons, bits in vectors of 16 bytes, an offset, g and u of every 32nd place.
+  const std::int64_t of_row =
+      4 * ((hot + 7) / 8 * 8) + 16 * ((hidden + 127) / 128) + 8 + 4 * ((hidden + 31) / 32);
+  constexpr std::int64_t kPadding = 2048;  // of five parts to whole 256 bytes, and the last offset
+  return rows * of_row + kPadding;
+}
+
 // How many neurons to make hot in training: as choose_hot() for inference.
 std::int64_t choose_hot_in_training(const Device& device, const Problem& problem,
                                     const std::vector<double>& rates);

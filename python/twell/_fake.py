@@ -58,22 +58,35 @@ def _ffn_stats(x, gate, up, down, screen=None, activation="relu", threshold=0.0,
     )
 
 
-def _ffn_train(x, gate, up, down, screen=None, activation="relu", threshold=0.0):
+# Elements of 2 bytes that ffn_train keeps on a GPU: most_kept_bytes() in twell/cuda_train.h.
+def _kept_elements(rows, hidden, hot):
+    row_bytes = (
+        4 * ((hot + 7) // 8 * 8) + 16 * ((hidden + 127) // 128) + 8 + 4 * ((hidden + 31) // 32)
+    )
+    return (rows * row_bytes + 2048) // 2
+
+
+def _ffn_train(x, gate, up, down, screen=None, activation="relu", threshold=0.0, hot=0):
     rows, neurons = x.shape[:-1].numel(), gate.shape[0]
+    if x.device.type == "cpu":
+        sizes = (rows + 1,), (rows * neurons,), (1 if up is None else 2, rows * neurons)
+    else:
+        sizes = (0,), (0,), (_kept_elements(rows, neurons, hot),)
     return (
         _rows(x, down.shape[1]),
         x.new_empty((), dtype=torch.float32),
         x.new_empty(x.shape[:-1], dtype=torch.int32),
         x.new_empty((neurons,), dtype=torch.int64),
-        x.new_empty((rows + 1,), dtype=torch.int64),
-        x.new_empty((rows * neurons,), dtype=torch.int32),
-        x.new_empty((1 if up is None else 2, rows * neurons)),
+        x.new_empty(sizes[0], dtype=torch.int64),
+        x.new_empty(sizes[1], dtype=torch.int32),
+        x.new_empty(sizes[2]),
     )
 
 
 def _ffn_train_backward(
-    dy, x, gate, up, down, offsets, neurons, values, l1_grad, activation="relu", threshold=0.0
-):
+    dy, x, gate, up, down, offsets, neurons, values, l1_grad, activation="relu", threshold=0.0,
+    hot=0,
+):  # fmt: skip
     def like(weight):
         return weight.new_empty(weight.shape)
 
@@ -82,7 +95,7 @@ def _ffn_train_backward(
 
 def _ffn_train_backward_add(
     dy, x, gate, up, down, offsets, neurons, values, l1_grad, dgate, dup, ddown,
-    activation="relu", threshold=0.0,
+    activation="relu", threshold=0.0, hot=0,
 ):  # fmt: skip
     return _rows(x, gate.shape[1])
 

@@ -166,7 +166,7 @@ def _ffn_backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Any, ...]:
 
 
 def _keep_pattern(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, gate, up, down, _, ctx.activation, ctx.threshold = inputs
+    x, gate, up, down, _, ctx.activation, ctx.threshold, ctx.hot = inputs
     ctx.save_for_backward(x, gate, up, down, *output[4:])
     ctx.mark_non_differentiable(*output[2:])
 
@@ -174,9 +174,9 @@ def _keep_pattern(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...])
 def _train_backward(ctx: Any, dy: Tensor, dl1: Tensor, *_: Any) -> tuple[Any, ...]:
     saved = ctx.saved_tensors  # read once: activation checkpointing computes them at that moment
     dx, dgate, dup, ddown = torch.ops.twell.ffn_train_backward(
-        dy, *saved, dl1, ctx.activation, ctx.threshold
+        dy, *saved, dl1, ctx.activation, ctx.threshold, ctx.hot
     )
-    return dx, dgate, None if saved[2] is None else dup, ddown, None, None, None
+    return dx, dgate, None if saved[2] is None else dup, ddown, None, None, None, None
 
 
 def _keep_shape(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

@@ -101,14 +101,19 @@ def ffn_train(
     screen: Tensor | None = None,
     activation: str = "relu",
     threshold: float = 0.0,
+    hot: int = 0,
 ) -> tuple[Tensor, ...]:
     """ffn for training: y, l1 (float32, the sum of |h|), the non-zeros of each row, the rows that
     fired each neuron, and where the gate fired, which is all that backward keeps beside the inputs:
     ``offsets`` (int64 [M + 1]), ``neurons`` (int32 [M·H]) and ``values`` ([2, M·H], v and u). The
     last two have room for all neurons; memory beyond what fires is reserved and never touched.
     ``gate`` is Wg as stored. y and l1 are differentiable in x and the weights, by
-    ffn_train_backward: what did not fire contributes nothing. CPU only."""
-    return torch.ops.twell.ffn_train(x, gate, up, down, screen, activation, threshold)
+    ffn_train_backward: what did not fire contributes nothing.
+
+    On a GPU (bfloat16 and float16; never run on one yet) ``values`` has all that is kept, in a form
+    of its own, and the other two are empty. ``hot`` of the first neurons are multiplied by GEMMs
+    there: those that more than about 1 % of the tokens fire, so order neurons by popularity."""
+    return torch.ops.twell.ffn_train(x, gate, up, down, screen, activation, threshold, hot)
 
 
 def ffn_train_backward(
@@ -123,12 +128,14 @@ def ffn_train_backward(
     l1_grad: Tensor | None,
     activation: str = "relu",
     threshold: float = 0.0,
+    hot: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """dx, dgate, dup (empty without a gate) and ddown, of the dtype, from what ffn_train kept.
     ``l1_grad`` (float32 []) is the gradient of its l1. ``torch.ops.twell.ffn_train_backward_add``
-    adds the weight gradients to float32 tensors instead and returns dx. CPU only."""
+    adds the weight gradients to float32 tensors instead and returns dx. ``hot`` is that of
+    ffn_train."""
     return torch.ops.twell.ffn_train_backward(
-        dy, x, gate, up, down, offsets, neurons, values, l1_grad, activation, threshold
+        dy, x, gate, up, down, offsets, neurons, values, l1_grad, activation, threshold, hot
     )
 
 

@@ -28,18 +28,20 @@ STABLE_TORCH_LIBRARY(twell, m) {
   m.def("cpu_tier_available(str tier) -> bool");
   m.def(
       "ffn_train(Tensor x, Tensor gate, Tensor? up, Tensor down, Tensor? screen=None, "
-      "str activation=\"relu\", float threshold=0.) -> (Tensor y, Tensor l1, Tensor row_nnz, "
-      "Tensor neuron_nnz, "
+      "str activation=\"relu\", float threshold=0., int hot=0) -> (Tensor y, Tensor l1, "
+      "Tensor row_nnz, Tensor neuron_nnz, "
       "Tensor offsets, Tensor neurons, Tensor values)");
   m.def(
       "ffn_train_backward(Tensor dy, Tensor x, Tensor gate, Tensor? up, Tensor down, "
       "Tensor offsets, Tensor neurons, Tensor values, Tensor? l1_grad, "
-      "str activation=\"relu\", float threshold=0.) -> (Tensor dx, Tensor dgate, Tensor dup, "
+      "str activation=\"relu\", float threshold=0., int hot=0) -> (Tensor dx, Tensor dgate, Tensor "
+      "dup, "
       "Tensor ddown)");
   m.def(
       "ffn_train_backward_add(Tensor dy, Tensor x, Tensor gate, Tensor? up, Tensor down, "
       "Tensor offsets, Tensor neurons, Tensor values, Tensor? l1_grad, Tensor(a!) dgate, "
-      "Tensor(b!)? dup, Tensor(c!) ddown, str activation=\"relu\", float threshold=0.) -> Tensor");
+      "Tensor(b!)? dup, Tensor(c!) ddown, str activation=\"relu\", float threshold=0., int hot=0) "
+      "-> Tensor");
   // The steps of the layer one by one, for inspection and tests.
   m.def(
       "gemm_relu_twell(Tensor x, Tensor weight_packed, SymInt rows, str activation=\"relu\", "

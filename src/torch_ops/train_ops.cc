@@ -124,12 +124,13 @@ struct Backward {
 
 TrainedFfn ffn_train(const Tensor& x, const Tensor& gate, const std::optional<Tensor>& up,
                      const Tensor& down, const std::optional<Tensor>& screen,
-                     const std::string& activation, double threshold) {
+                     const std::string& activation, double threshold, std::int64_t hot) {
   constexpr const char* kOperation = "ffn_train";
   const Rows rows = rows_of({kOperation, "x", x});
   const ConstMatrixView gate_rows = matrix_of({kOperation, "gate", gate});
   const ConstMatrixView down_rows = matrix_of({kOperation, "down", down});
   const ActivationSpec spec = activation_of(kOperation, activation, threshold);
+  require_hot(kOperation, hot, down_rows.rows);
   const auto gate_of = [&]() -> std::variant<PackedWeight, ScreenedGate> {
     if (!screen.has_value()) return PackedWeight(gate_rows);
     const Argument argument{kOperation, "screen", *screen};
@@ -163,7 +164,9 @@ TrainedFfn ffn_train(const Tensor& x, const Tensor& gate, const std::optional<Te
 std::tuple<Tensor, Tensor, Tensor, Tensor> ffn_train_backward(
     const Tensor& dy, const Tensor& x, const Tensor& gate, const std::optional<Tensor>& up,
     const Tensor& down, const Tensor& offsets, const Tensor& neurons, const Tensor& values,
-    const std::optional<Tensor>& l1_grad, const std::string& activation, double threshold) {
+    const std::optional<Tensor>& l1_grad, const std::string& activation, double threshold,
+    std::int64_t hot) {
+  require_hot("ffn_train_backward", hot, down.size(0));
   const Backward call{
       "ffn_train_backward", dy,       x, gate, up, down, offsets, neurons, values, l1_grad,
       activation,           threshold};
@@ -186,7 +189,8 @@ Tensor ffn_train_backward_add(const Tensor& dy, const Tensor& x, const Tensor& g
                               const Tensor& offsets, const Tensor& neurons, const Tensor& values,
                               const std::optional<Tensor>& l1_grad, const Tensor& dgate,
                               const std::optional<Tensor>& dup, const Tensor& ddown,
-                              const std::string& activation, double threshold) {
+                              const std::string& activation, double threshold, std::int64_t hot) {
+  require_hot("ffn_train_backward_add", hot, down.size(0));
   return Backward{"ffn_train_backward_add",
                   dy,
                   x,

@@ -1,8 +1,9 @@
-// Forward and backward passes of training (twell/train.h) on CPU tensors.
+// Forward and backward passes of training (twell/train.h).
 //
 // x is [..., D], M rows; gate, up and down are [H, D] as stored, down neuron-major. A layer without
 // a gate has Wu in its place and no up. The gate goes through `screen`, what screen_weight makes of
-// it, or is packed in the call: weights are new in every step.
+// it, or is packed in the call: weights are new in every step. `hot`: of the first neurons, on a
+// GPU, where GEMMs multiply them (twell/cuda_train.h); both passes take the same. A CPU counts.
 #pragma once
 
 #include <cstdint>
@@ -18,18 +19,19 @@ namespace twell::torch_ops {
 // (int64 [H]), and the pattern: offsets int64 [M + 1], neurons int32 [M · H], values [2, M · H] of
 // the dtype, v and u ([1, M · H] without a gate). The pattern's sizes are those of a layer where
 // all neurons fire, so that they depend on no value; memory beyond what fires is reserved and never
-// touched.
+// touched. On a GPU `values` has all in a form of its own, and offsets and neurons are empty.
 using TrainedFfn = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 TrainedFfn ffn_train(const Tensor& x, const Tensor& gate, const std::optional<Tensor>& up,
                      const Tensor& down, const std::optional<Tensor>& screen,
-                     const std::string& activation, double threshold);
+                     const std::string& activation, double threshold, std::int64_t hot);
 
 // dx, dgate, dup (empty without a gate) and ddown, of the dtype. l1_grad: f32 [], the gradient of
 // l1; none is 0.
 std::tuple<Tensor, Tensor, Tensor, Tensor> ffn_train_backward(
     const Tensor& dy, const Tensor& x, const Tensor& gate, const std::optional<Tensor>& up,
     const Tensor& down, const Tensor& offsets, const Tensor& neurons, const Tensor& values,
-    const std::optional<Tensor>& l1_grad, const std::string& activation, double threshold);
+    const std::optional<Tensor>& l1_grad, const std::string& activation, double threshold,
+    std::int64_t hot);
 
 // The same, with the weight gradients added to f32 [H, D]. Returns dx.
 Tensor ffn_train_backward_add(const Tensor& dy, const Tensor& x, const Tensor& gate,
@@ -37,6 +39,6 @@ Tensor ffn_train_backward_add(const Tensor& dy, const Tensor& x, const Tensor& g
                               const Tensor& offsets, const Tensor& neurons, const Tensor& values,
                               const std::optional<Tensor>& l1_grad, const Tensor& dgate,
                               const std::optional<Tensor>& dup, const Tensor& ddown,
-                              const std::string& activation, double threshold);
+                              const std::string& activation, double threshold, std::int64_t hot);
 
 }  // namespace twell::torch_ops

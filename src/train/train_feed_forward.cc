@@ -31,16 +31,16 @@ struct Call {
 using Forward =
     std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>(
         const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, const at::Tensor&,
-        const std::optional<at::Tensor>&, c10::string_view, double);
+        const std::optional<at::Tensor>&, c10::string_view, double, std::int64_t);
 using Added = at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&,
                          const std::optional<at::Tensor>&, const at::Tensor&, const at::Tensor&,
                          const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
                          const at::Tensor&, const std::optional<at::Tensor>&, const at::Tensor&,
-                         c10::string_view, double);
+                         c10::string_view, double, std::int64_t);
 using Backward = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>(
     const at::Tensor&, const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
     const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-    const std::optional<at::Tensor>&, c10::string_view, double);
+    const std::optional<at::Tensor>&, c10::string_view, double, std::int64_t);
 
 // torch.ops.twell.ffn_train. The first projection is the gate, or up in a layer without a gate;
 // `up` is absent then. wd [D, H] is the parameter, `down` [H, D] the same weights neuron-major.
@@ -52,7 +52,7 @@ class SparseFfnFunction : public torch::autograd::Function<SparseFfnFunction> {
     static const auto op = find_operator<Forward>("twell::ffn_train");
     const auto threshold = static_cast<double>(call.activation.threshold);
     const auto [y, l1, row_nnz, neuron_nnz, offsets, neurons, values] =
-        op.call(x, wg, up, down, call.screen, name_of(call.activation.kind), threshold);
+        op.call(x, wg, up, down, call.screen, name_of(call.activation.kind), threshold, 0);
     if (call.training->recorder != nullptr) {
       FfnCounts counts = counts_of(row_nnz, neuron_nnz);
       counts.l1 = l1.item<double>();
@@ -86,13 +86,13 @@ class SparseFfnFunction : public torch::autograd::Function<SparseFfnFunction> {
       const at::Tensor dx =
           add.call(grads[0], saved[0], saved[1], up, saved[3], saved[4], saved[5], saved[6],
                    l1_grad, sums.first, up ? std::optional(sums.up) : std::nullopt, sums.down.t(),
-                   activation, threshold);
+                   activation, threshold, 0);
       return {dx, none, none, none, none, none};
     }
     static const auto op = find_operator<Backward>("twell::ffn_train_backward");
     const auto [dx, dgate, dup, ddown] =
         op.call(grads[0], saved[0], saved[1], up, saved[3], saved[4], saved[5], saved[6], l1_grad,
-                activation, threshold);
+                activation, threshold, 0);
     return {dx, dgate, up ? dup : none, ddown.t(), none, none};
   }
 };

@@ -140,4 +140,36 @@ TEST_F(TorchCudaArguments, PackedActivation) {
                "twell::twell_to_dense: dtype: expected dtype bfloat16 or float16 on a GPU");
 }
 
+TEST_F(TorchCudaArguments, Training) {
+  const Tensor gate = gpu({16, 32});
+  const c10::IValue none;
+  const auto forward = [&](const Tensor& x, const Tensor& g, const c10::IValue& screen,
+                           std::int64_t hot, const char* message) {
+    expect_error("ffn_train", {x, g, up_, down_, screen, std::string("relu"), 0.0, hot},
+                 std::string("twell::ffn_train: ") + message);
+  };
+  forward(gpu({2, 32}, at::kFloat), gate, none, 0, "x: expected dtype bfloat16 or float16");
+  forward(x_, at::zeros({16, 32}, at::kBFloat16), none, 0, "gate: expected a CUDA tensor");
+  forward(x_, gate, gpu({64}, at::kByte), 0, "screen: expected none");
+  forward(x_, gate, none, 17, "hot: expected 0 to 16, got 17");
+
+  const Tensor offsets = gpu({0}, at::kLong), neurons = gpu({0}, at::kInt);
+  const auto backward = [&](const Tensor& dy, const Tensor& kept, const c10::IValue& l1,
+                            const char* message) {
+    expect_error("ffn_train_backward",
+                 {dy, x_, gate, up_, down_, offsets, neurons, kept, l1, std::string("relu"), 0.0,
+                  std::int64_t{0}},
+                 std::string("twell::ffn_train_backward: ") + message);
+  };
+  backward(x_, gpu({7}), none, "values: expected [1052] as ffn_train makes it, got [7]");
+  backward(at::zeros({2, 32}, at::kBFloat16), gpu({1052}), none, "dy: expected a CUDA tensor");
+  backward(x_, gpu({1052}), at::zeros({}, at::kFloat), "l1_grad: expected a CUDA tensor");
+  backward(x_, gpu({1052}), gpu({2}, at::kFloat), "l1_grad: expected Float [], got [2]");
+  const auto sums = gpu({16, 32}, at::kFloat);
+  expect_error("ffn_train_backward_add",
+               {x_, x_, gate, up_, down_, offsets, neurons, gpu({1052}), none, sums, gate, sums,
+                std::string("relu"), 0.0, std::int64_t{0}},
+               "dup: expected f32 [H, D] with contiguous rows, got [16, 32]");
+}
+
 }  // namespace

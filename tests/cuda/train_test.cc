@@ -184,6 +184,25 @@ TEST_F(CudaTrainOrder, ChangesNoBit) {
   }
 }
 
+// python/twell/_fake.py has the same figures: tests/python/test_compile.py.
+TEST(CudaTrainPlan, KeepsNoMoreThanCallersReserve) {
+  EXPECT_EQ(cuda::most_kept_bytes(15, 100, 0), 2648);
+  EXPECT_EQ(cuda::most_kept_bytes(1000, 5632, 500), 3'434'048);
+  if (!cuda::library_present()) GTEST_SKIP() << "no libcublasLt.so";
+  const cuda::Device device = {0, 9, 0, 132, std::size_t{227} << 10, std::size_t{50} << 20};
+  for (const std::int64_t rows : {0, 1, 3, 63, 64, 1000, 20000}) {
+    for (const std::int64_t hidden : {1, 8, 127, 128, 129, 5632}) {
+      for (const std::int64_t hot : {std::int64_t{0}, hidden / 3, hidden}) {
+        cuda::Problem problem{rows, 24, hidden};
+        problem.hot = hot;
+        const auto kept = cuda::plan_train(device, problem).kept_bytes;
+        EXPECT_LE(static_cast<std::int64_t>(kept), cuda::most_kept_bytes(rows, hidden, hot))
+            << rows << " " << hidden << " " << hot;
+      }
+    }
+  }
+}
+
 class CudaTrainArguments : public testing::Test {
  protected:
   static std::string refusal(const CudaLayer<bf16>& layer, const TrainCase& options,

@@ -131,6 +131,15 @@ def test_shapes_on_a_gpu_without_one(half: torch.dtype) -> None:
         x, weight = fake_cuda(3, 5, 40, dtype=half), fake_cuda(100, 40, dtype=half)
         packed = twell.ops.pack_weight(weight)
         assert packed.device.type == "cuda" and packed.shape == (7, 32, 16, 2)
+        # As tests/cuda/train_test.cc has it, in elements of 2 bytes.
+        y, l1, *_, offsets, neurons, values = OPS.ffn_train(x, weight, weight, weight)
+        assert y.shape == x.shape and l1.shape == () and l1.dtype == torch.float32
+        assert (offsets.shape, neurons.shape, values.shape) == ((0,), (0,), (2648 // 2,))
+        assert values.dtype == half
+        dx, dgate, dup, ddown = OPS.ffn_train_backward(
+            y, x, weight, weight, weight, offsets, neurons, values, l1
+        )
+        assert dx.shape == x.shape and dgate.shape == dup.shape == ddown.shape == weight.shape
         assert twell.ops.unpack_weight(packed, 100, 40).shape == (100, 40)
         y, row_nnz, neurons, _ = twell.ops.ffn_stats(x, packed, weight, weight)
         assert (y.shape, y.dtype, y.device) == (x.shape, half, x.device)
