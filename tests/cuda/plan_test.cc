@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <set>
 #include <vector>
 
@@ -132,7 +133,7 @@ TEST(CudaPlan, BlocksOfALibrarysGemmFillTheGpuAndStayInL2) {
 // sums of 2,048 rows are 17 MB, and one wave but for four SMs.
 TEST(CudaPlan, JoinedUp) {
   TWELL_NEEDS_LIBRARY();
-  Device h100 = kH100;
+  Device h100 = with_clocks(kH100, 1755, 2619, 5120);
   h100.l2_bytes = std::size_t{50} << 20;
   Problem problem = paper(16384);
   problem.hot = 2816;
@@ -152,6 +153,10 @@ TEST(CudaPlan, JoinedUp) {
   EXPECT_TRUE(all.joined);
   EXPECT_EQ(all.row_block, 16384);
   EXPECT_EQ(all.gemm.block_rows, 768);
+  // Blocks of so few rows fill the GPU worse than a GEMM of all of them.
+  problem.tokens = 1188;
+  EXPECT_FALSE(plan_ffn(h100, problem).joined);
+  problem.tokens = 16384;
   problem.hot = 0;
   EXPECT_FALSE(plan_ffn(h100, problem).joined);
   // u would not start at 16 bytes.
@@ -236,6 +241,30 @@ TEST(CudaCost, HotNeuronsPay) {
   const FfnCost all = estimate_ffn(h100, problem, 1, 1);
   EXPECT_LT(all.sparse(), all.dense);
   EXPECT_THROW(estimate_ffn(h100, problem, 0.1, 0.2), Error);
+}
+
+// Whatever fires and however its rows end in blocks: at worst the layer is the dense one.
+TEST(CudaCost, HotNeuronsAreNeverSlowerThanDense) {
+  TWELL_NEEDS_LIBRARY();
+  Device h100 = with_clocks(kH100, 1755, 2619, 5120);
+  h100.l2_bytes = std::size_t{50} << 20;
+  for (const double nnz : {29.0, 113.0, 563.0, 4000.0, 5632.0}) {
+    const std::vector<double> rates = nnz < 5632 ? zipf(5632, nnz) : std::vector<double>(5632, 1.0);
+    const auto density = [&](std::int64_t first) {
+      return std::accumulate(rates.begin() + first, rates.end(), 0.0) / 5632;
+    };
+    for (const bool joined : {false, true}) {
+      for (std::int64_t tokens = 1; tokens < 20000; tokens += 1 + tokens / 7) {
+        Problem problem = paper(tokens);
+        problem.joined = joined;
+        problem.hot = choose_hot(h100, problem, rates);
+        const std::int64_t hot = plan_ffn(h100, problem).hot;
+        const FfnCost cost =
+            estimate_ffn(h100, problem, density(0), std::min(density(0), density(hot)));
+        ASSERT_LT(cost.sparse(), 1.001 * cost.dense) << nnz << " of " << tokens << " tokens";
+      }
+    }
+  }
 }
 
 #ifndef TWELL_CUDA_EMULATED
