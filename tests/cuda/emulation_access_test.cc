@@ -51,10 +51,10 @@ TEST_F(EmulationAccessTest, SectorsAreCounted) {
   EXPECT_ACCESSES(
       count("load_shared_row", [](uint4* m, unsigned i) { ptx::load_shared_row(m + i + 1); }), 2,
       34, 32);
-  // All lanes of a warp the same vector.
-  EXPECT_ACCESSES(count("load_other_block_f4",
+  // All lanes of a warp the same word.
+  EXPECT_ACCESSES(count("load_other_block",
                         [](uint4* m, unsigned i) {
-                          ptx::load_other_block_f4(reinterpret_cast<float*>(m + i / 32));
+                          ptx::load_other_block(reinterpret_cast<float*>(m) + i / 32);
                         }),
                   2, 2, 2);
   EXPECT_ACCESSES(count("load_other_block_f4",

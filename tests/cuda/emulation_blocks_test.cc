@@ -33,16 +33,9 @@ struct LastBlock {
   bool barrier = true;       // before the ticket
   bool one_fence = false;    // of the thread that takes the ticket, after the barrier
   bool reader_fence = true;  // of all threads, after the ticket
-  bool other_block = false;  // reads by load_other_block_f4
+  bool other_block = false;  // reads by load_other_block
   unsigned grid = 5;
 };
-
-// One of the four floats that are read together.
-float load_other_block(const float* first, std::size_t i) {
-  const float4 v = ptx::load_other_block_f4(first + i / 4 * 4);
-  const float four[] = {v.x, v.y, v.z, v.w};
-  return four[i % 4];
-}
 
 // Whether the last block found what all blocks stored.
 bool adds_up(const LastBlock& kernel) {
@@ -64,8 +57,8 @@ bool adds_up(const LastBlock& kernel) {
     if (kernel.reader_fence) __threadfence();
     float total = 0;
     for (unsigned b = 0; b < kernel.grid; ++b) {
-      const std::size_t from = b * kThreads + i;
-      total += kernel.other_block ? load_other_block(partial.data(), from) : partial.data()[from];
+      const float* from = partial.data() + b * kThreads + i;
+      total += kernel.other_block ? ptx::load_other_block(from) : *from;
     }
     sum.data()[i] = total;
   });
@@ -211,14 +204,14 @@ bool chain_adds_up(unsigned seed, bool fences, bool by_load) {
   constexpr unsigned kGrid = 6;
   emulation::set_blocks(Blocks::concurrent, seed, kGrid);
   DeviceBuffer<unsigned> sums(kGrid);
-  DeviceBuffer<float> ready(std::vector<float>(8, 0.0F));  // read by four
+  DeviceBuffer<float> ready(std::vector<float>(kGrid, 0.0F));
   DeviceBuffer<unsigned> flags(std::vector<unsigned>(kGrid, 0));
   emulation::launch(dim3(kGrid), dim3(32), 0, [&] {
     if (threadIdx.x != 0) return;
     const unsigned b = blockIdx.x;
     if (b > 0) {
       const auto waits = [&] {
-        return by_load ? load_other_block(ready.data(), b - 1) == 0.0F
+        return by_load ? ptx::load_other_block(ready.data() + b - 1) == 0.0F
                        : atomicAdd(flags.data() + b - 1, 0U) == 0;
       };
       while (waits()) {

@@ -89,7 +89,7 @@ TEST(EmulationLanguage, Vectors) {
     ptx::store_f4(floats, f);
     ptx::store_16(floats + 4, make_uint4(5, 6, 7, 8));
     EXPECT_EQ(ptx::load_other_block_f4(floats).z, 3.0F);
-    EXPECT_EQ(__float_as_uint(ptx::load_other_block_f4(floats + 4).y), 6U);
+    EXPECT_EQ(__float_as_uint(ptx::load_other_block(floats + 5)), 6U);
     EXPECT_THROW(ptx::store_f4(floats + 1, f), std::runtime_error);
     EXPECT_THROW(ptx::store_16(floats + 2, {}), std::runtime_error);
     EXPECT_THROW(ptx::load_other_block_f4(floats + 3), std::runtime_error);

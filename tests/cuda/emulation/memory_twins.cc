@@ -92,6 +92,10 @@ uint4 load_stream(const void* from, const char* file, int line) {
   return load_16(from);
 }
 
+float load_other_block(const float* from, const char* file, int line) {
+  TWELL_COUNT(from, 4);
+  return load_from_other_block<float>(from);
+}
 float4 load_other_block_f4(const float* from, const char* file, int line) {
   TWELL_COUNT(from, 16);
   return load_from_other_block<float4>(from);

@@ -1,12 +1,12 @@
 // What blocks that run at the same time see of each other's stores.
 //
-// The truth is what all blocks agree on: atomics act on it, and load_other_block_f4 reads it. A
+// The truth is what all blocks agree on: atomics act on it, and load_other_block reads it. A
 // block's plain loads read its view: the truth as it was when the kernel started, or at the block's
-// last fence that followed an atomic or load_other_block_f4; and the block's own stores. (A fence
-// that comes before the atomic that finds a flag set promises nothing.) A store joins the truth by
-// a fence of its thread, or of one that knows of it by a barrier, else when the kernel ends. So
-// both are as late as CUDA allows, with two exceptions: a fence makes the view new for its whole
-// block, and a block's threads see each other's stores before a barrier too.
+// last fence that followed an atomic or load_other_block; and the block's own stores. (A fence that
+// comes before the atomic that finds a flag set promises nothing.) A store joins the truth by a
+// fence of its thread, or of one that knows of it by a barrier, else when the kernel ends. So both
+// are as late as CUDA allows, with two exceptions: a fence makes the view new for its whole block,
+// and a block's threads see each other's stores before a barrier too.
 //
 // Kernels load and store as plain C++. While a block runs, its view lies in device memory itself;
 // what differs from the view after a thread's turn, that thread stored. A store of the value that

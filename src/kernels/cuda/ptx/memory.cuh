@@ -63,7 +63,13 @@ __device__ __forceinline__ uint4 load_stream(const void* from) {
   return v;
 }
 
-// What another block of the same kernel may have written: past L1.
+// A word that another block of the same kernel may have written: past L1.
+__device__ __forceinline__ float load_other_block(const float* from) {
+  float v;
+  asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(v) : "l"(from) : "memory");
+  return v;
+}
+
 __device__ __forceinline__ float4 load_other_block_f4(const float* from) {
   float4 v;
   asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"

@@ -26,6 +26,7 @@ void cp_async_wait() {
 uint4 load_shared_row(const void* from, TWELL_CALLED_FROM);
 uint4 load_stream(const void* from, TWELL_CALLED_FROM);
 // Of memory that other blocks write: what they made known, and what this block stored.
+float load_other_block(const float* from, TWELL_CALLED_FROM);
 float4 load_other_block_f4(const float* from, TWELL_CALLED_FROM);
 void prefetch_l2(const void* from);
 void store_16(void* to, uint4 v, TWELL_CALLED_FROM);
