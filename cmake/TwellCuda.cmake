@@ -1,6 +1,8 @@
 # The CUDA language, if there is a compiler for it, and the architectures to build for.
 #
 # TWELL_CUDA: build libtwell_cuda. Its default is whether nvcc is found; asked for without nvcc, it fails.
+# TWELL_CUBLASLT: use cuBLASLt, which is loaded when the program runs. Its default is whether the toolkit has
+# cublasLt.h, a package of its own in some distributions.
 # TWELL_CUDA_ARCHITECTURES: machine code for sm_80 runs on 8.x, sm_100 on 10.x, sm_120 on 12.x; sm_90a on
 # 9.0 alone. PTX of compute_80 comes along for GPUs that none of these serves.
 include(CheckLanguage)
@@ -31,6 +33,14 @@ if(TWELL_CUDA)
     list(APPEND TWELL_CUDA_WARNINGS -Werror=all-warnings)
   endif()
   find_package(CUDAToolkit REQUIRED)
+  find_path(TWELL_CUBLASLT_INCLUDE cublasLt.h HINTS ${CUDAToolkit_INCLUDE_DIRS} NO_DEFAULT_PATH)
+  mark_as_advanced(TWELL_CUBLASLT_INCLUDE)
+  if(TWELL_CUBLASLT_INCLUDE)
+    set(_found ON)
+  else()
+    set(_found OFF)
+  endif()
+  option(TWELL_CUBLASLT "Multiply by cuBLASLt where it is installed (needs its header)" ${_found})
   if(TWELL_CCACHE)
     set(CMAKE_CUDA_COMPILER_LAUNCHER ${CMAKE_CXX_COMPILER_LAUNCHER})
   endif()

@@ -55,7 +55,8 @@ FfnBuffers carve_ffn(Carver& carver, const FfnPlan& plan) {
   b.gate_stride = round_up(plan.gemm.block_cols, kVector);
   b.gate = carver.take<std::byte>(plan.gemm.block_rows * b.gate_stride * (plan.gemm.wide ? 4 : 2));
   b.hot_stride = round_up(plan.hot, kVector);
-  if (!waits_for_up(problem, plan.hot)) b.hot = carver.take<std::uint16_t>(rows * b.hot_stride);
+  if (!waits_for_up(problem, plan.hot, plan.joined))
+    b.hot = carver.take<std::uint16_t>(rows * b.hot_stride);
   if (plan.hot > 0 && problem.gated && !plan.joined) {
     b.up = carver.take<std::uint16_t>(rows * b.hot_stride);
   }

@@ -10,15 +10,16 @@
 #include "core/check.h"
 #include "cuda_ops/figures.h"
 #include "cuda_ops/planning.h"
+#include "kernels/cuda/shapes.h"
 
 namespace twell::cuda {
 namespace {
 
 // Adds what the rows of `problem` take, with so many neurons hot: all rows of a call, or a part.
 void add_rows(FfnCost& cost, const Device& device, const Problem& problem, std::int64_t hot,
-              double cold_density, bool part) {
+              bool joined, double cold_density, bool part) {
   const Figures f(device, problem);
-  const GemmPlan gate = plan_gate(device, problem, hot);
+  const GemmPlan gate = plan_gate(device, problem, hot, joined);
   cost.gate +=
       streams(gate) ? f.gemm(f.library, f.hidden, 2 * f.tokens * f.depth)
       : gate.shape == GemmShape::library
@@ -28,7 +29,7 @@ void add_rows(FfnCost& cost, const Device& device, const Problem& problem, std::
     const auto cols = static_cast<double>(hot);
     const double loss =
         part ? loss_of_blocks(device, problem.tokens, problem.tokens, problem.depth) : 1;
-    cost.hot += f.down(cols, 1 / loss) + (joins(problem, hot) ? 0 : f.up(cols));
+    cost.hot += f.down(cols, 1 / loss) + (joined ? 0 : f.up(cols));
   }
   if (hot == problem.hidden) return;
   if (hot > 0) {
@@ -46,7 +47,32 @@ void add_rows(FfnCost& cost, const Device& device, const Problem& problem, std::
                  kGatherLatency;
 }
 
+void add_sparse(FfnCost& cost, const Device& device, const Problem& problem, std::int64_t hot,
+                bool joined, double cold_density) {
+  if (waits_for_up(problem, hot, joined)) {
+    const Figures f(device, problem);
+    cost.gate += f.gate();
+    cost.hot += f.up(f.hidden) + f.down(f.hidden);
+    return;
+  }
+  const std::int64_t rows = std::max<std::int64_t>(rows_at_a_time(device, problem, hot), 1);
+  for (std::int64_t first = 0; first == 0 || first < problem.tokens; first += rows) {
+    Problem part = problem;
+    part.tokens = std::min(rows, problem.tokens - first);
+    add_rows(cost, device, part, hot, joined, cold_density, rows < problem.tokens);
+  }
+}
+
 }  // namespace
+
+bool joins(const Device& device, const Problem& problem, std::int64_t hot) {
+  // u has to start at 16 bytes.
+  if (!problem.joined || hot == 0 || problem.hidden % kVector != 0) return false;
+  FfnCost joined, separate;  // what is gathered does not depend on it
+  add_sparse(joined, device, problem, hot, true, 0);
+  add_sparse(separate, device, problem, hot, false, 0);
+  return joined.sparse() < separate.sparse();
+}
 
 double tile_gate_seconds(const Device& device, const Problem& problem, const TileShape& shape) {
   const Figures f(device, problem);
@@ -84,21 +110,10 @@ FfnCost estimate_ffn(const Device& device, const Problem& problem, double densit
   const Figures f(device, problem);
   FfnCost cost;
   // Gate, up and down, and the product of the activations, read and written once each.
-  const double gate_gemm = f.gemm(f.library, f.hidden, 2 * f.tokens * (f.depth + f.hidden));
   const double activation = problem.gated ? 0 : 4 * f.tokens * f.hidden / f.memory + kLaunch;
-  cost.dense = gate_gemm + activation + f.up(f.hidden) + f.down(f.hidden);
+  cost.dense = f.gate() + activation + f.up(f.hidden) + f.down(f.hidden);
   const std::int64_t hot = hot_of(problem);
-  if (waits_for_up(problem, hot)) {
-    cost.gate = gate_gemm;
-    cost.hot = cost.dense - gate_gemm;
-    return cost;
-  }
-  const std::int64_t rows = std::max<std::int64_t>(rows_at_a_time(device, problem, hot), 1);
-  for (std::int64_t first = 0; first == 0 || first < problem.tokens; first += rows) {
-    Problem part = problem;
-    part.tokens = std::min(rows, problem.tokens - first);
-    add_rows(cost, device, part, hot, cold_density, rows < problem.tokens);
-  }
+  add_sparse(cost, device, problem, hot, joins(device, problem, hot), cold_density);
   return cost;
 }
 

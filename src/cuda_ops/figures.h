@@ -36,6 +36,7 @@ struct Figures {
     return std::max(2 * tokens * depth * cols / flops, (2 * depth * cols + bytes) / memory) +
            kLaunch;
   }
+  double gate() const { return gemm(library, hidden, 2 * tokens * (depth + hidden)); }
   // Down of so many neurons, at a share of the library's rate; up, and the product with the gate.
   double down(double cols, double share = 1) const {
     return gemm(share * library, cols, 2 * tokens * (depth + cols));

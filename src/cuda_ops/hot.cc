@@ -18,10 +18,6 @@ std::int64_t hot_of(const Problem& problem) {
   return problem.tokens >= kHotRows && listed ? hot : 0;
 }
 
-bool joins(const Problem& problem, std::int64_t hot) {
-  return problem.joined && hot > 0 && problem.hidden % kVector == 0;
-}
-
 namespace {
 
 void check_rates(const char* operation, const Problem& problem, const std::vector<double>& rates) {

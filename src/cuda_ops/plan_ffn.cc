@@ -67,7 +67,7 @@ std::size_t GatherPlan::workspace_bytes(std::int64_t rows) const {
   return measured.used();
 }
 
-GemmPlan plan_gate(const Device& device, const Problem& problem, std::int64_t hot,
+GemmPlan plan_gate(const Device& device, const Problem& problem, std::int64_t hot, bool joined,
                    std::optional<GemmShape> shape) {
   if (hot == 0) {
     return shape ? plan_gemm_relu_twell(*shape, device, problem)
@@ -75,9 +75,8 @@ GemmPlan plan_gate(const Device& device, const Problem& problem, std::int64_t ho
   }
   // A row's list has the others.
   const auto tile = static_cast<std::int32_t>(round_up(problem.hidden - hot, 16));
-  GemmPlan plan =
-      plan_library_gemm(device, problem, std::max(tile, 16), joins(problem, hot) ? hot : 0);
-  if (waits_for_up(problem, hot)) {
+  GemmPlan plan = plan_library_gemm(device, problem, std::max(tile, 16), joined ? hot : 0);
+  if (waits_for_up(problem, hot, joined)) {
     plan.block_rows = static_cast<int>(std::max<std::int64_t>(problem.tokens, 1));
   }
   return plan;
@@ -97,12 +96,12 @@ FfnPlan plan_ffn(const Device& device, const Problem& problem, std::size_t works
   plan.problem = problem;
   plan.hot = hot_of(problem);
   if (shape && shape != GemmShape::library) plan.hot = 0;
-  plan.joined = joins(problem, plan.hot);
+  plan.joined = joins(device, problem, plan.hot);
   const auto shaped = [&](std::int64_t rows) {
     plan.row_block = rows;
     Problem block = problem;
     block.tokens = rows;
-    plan.gemm = plan_gate(device, block, plan.hot, shape);
+    plan.gemm = plan_gate(device, block, plan.hot, plan.joined, shape);
     plan.gather = plan.gemm.shape == GemmShape::library ? plan_gather_rows(device, block)
                                                         : plan_gather(device, block);
     plan.workspace_bytes = workspace_bytes(plan);

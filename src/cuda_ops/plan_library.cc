@@ -74,7 +74,8 @@ GemmPlan plan_library_gemm(const Device& device, const Problem& problem, std::in
                            std::int64_t joined) {
   constexpr const char* kOperation = "cuda::plan_gemm_relu_twell";
   require(library_present(), kOperation, "shape",
-          "library: libcublasLt.so is not to be found; install it, or take another shape");
+          "library: libcublasLt.so is not to be found, or this build lacks its header; install "
+          "them, or take another shape");
   require(tile != 0 || problem.hidden <= kMostListed, kOperation, "tile",
           "expected one, since a row's list has room for 65536 neurons, got 0 for ",
           problem.hidden);

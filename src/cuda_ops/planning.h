@@ -26,15 +26,16 @@ std::int64_t hot_of(const Problem& problem);
 std::int64_t cheapest_hot(
     const char* operation, const Problem& problem, const std::vector<double>& rates,
     const std::function<double(const Problem&, double density, double cold)>& seconds_of);
-// The gate of a layer with so many hot neurons; in `shape`, if there is one.
-GemmPlan plan_gate(const Device& device, const Problem& problem, std::int64_t hot,
-                   std::optional<GemmShape> shape = {});
-// Whether their u comes from the gate's GEMM, with vectors of 16 bytes in its output.
-bool joins(const Problem& problem, std::int64_t hot);
+// Whether their u comes from the gate's GEMM: where that is possible, and expected to be faster.
+bool joins(const Device& device, const Problem& problem, std::int64_t hot);
 // Whether the dense gate of all rows waits for up, instead of being packed while it is in L2.
-inline bool waits_for_up(const Problem& problem, std::int64_t hot) {
-  return hot == problem.hidden && problem.gated && !joins(problem, hot);
+inline bool waits_for_up(const Problem& problem, std::int64_t hot, bool joined) {
+  return hot == problem.hidden && problem.gated && !joined;
 }
+// The gate of a layer with so many hot neurons, whose u is joined to it or not; in `shape`, if
+// there is one.
+GemmPlan plan_gate(const Device& device, const Problem& problem, std::int64_t hot, bool joined,
+                   std::optional<GemmShape> shape = {});
 // The gate by a library's GEMM, with the rows of up of so many neurons joined to it: rows of a
 // block and what the dense block takes.
 GemmPlan plan_library_gemm(const Device& device, const Problem& problem, std::int32_t tile,

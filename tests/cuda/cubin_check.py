@@ -29,6 +29,7 @@ class Design:
     loads: int = 0  # such loads in the text of all loops, at least
     copies: int = 0  # such copies from global to shared memory (LDGSTS)
     in_flight: int = 0  # such loads that a thread has under way, in each loop that multiplies
+    ahead: int = 0  # likewise, in the best of all loops: of kernels that read and multiply little
 
     @property
     def aligned(self) -> bool:
@@ -68,7 +69,8 @@ DESIGNS = (
     Design("gather_rows_sm80<*, true, true>", GATHERS, GATHER_SHARED, loads=49, in_flight=8),
     Design("gather_rows_sm80<*, false, true>", GATHERS, GATHER_SHARED, loads=16, in_flight=8),
     Design("gather_rows_sm80<*, false>", GATHERS, GATHER_SHARED),
-    Design("pack_gate_sm80<*>", {128: 8}),
+    Design("pack_gate_sm80<*, true>", {128: 8}, ahead=4),
+    Design("pack_gate_sm80<*, false>", {128: 8}),
     Design("hot_product_sm80<*>", {256: 6}),
     Design("twell_to_dense_kernel", {128: 1}),
 )
@@ -107,6 +109,9 @@ def code_offences(kernel: Kernel, design: Design) -> Iterator[str]:
     for threads in design.blocks:
         if kernel.max_threads and threads > kernel.max_threads:
             yield f"blocks of {threads} threads, compiled for {kernel.max_threads}"
+    most = max((kernel.vectors_in_flight(sorted(loop)) for loop in kernel.loops), default=0)
+    if most < design.ahead:
+        yield f"{most} loads of {VECTOR} bits in flight in its best loop, expected {design.ahead}"
     if not design.aligned:
         return
     loads = kernel.count(LOADS, VECTOR, kernel.in_loops)

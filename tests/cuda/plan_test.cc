@@ -16,6 +16,10 @@
 namespace twell::cuda {
 namespace {
 
+// Of plans that take cuBLASLt; no GPU is asked.
+#define TWELL_NEEDS_LIBRARY() \
+  if (!library_present()) GTEST_SKIP() << "no libcublasLt.so"
+
 Device gpu(int major, int minor, int sms, std::size_t shared_kib) {
   Device device;
   device.major = major;
@@ -38,6 +42,7 @@ Device with_clocks(Device device, int mhz, int memory_mhz, int bus_bits) {
 Problem paper(std::int64_t tokens) { return {tokens, 2048, 5632, DType::bf16, true, true}; }
 
 TEST(CudaPlan, ShapeFollowsTheNumberOfRows) {
+  TWELL_NEEDS_LIBRARY();
   EXPECT_EQ(plan_gemm_relu_twell(kH100, paper(1)).shape, GemmShape::stream8x32);
   EXPECT_EQ(plan_gemm_relu_twell(kH100, paper(8)).shape, GemmShape::stream8x32);
   EXPECT_EQ(plan_gemm_relu_twell(kH100, paper(9)).shape, GemmShape::stream16x32);
@@ -56,6 +61,7 @@ TEST(CudaPlan, SharedMemoryFits) {
 }
 
 TEST(CudaPlan, TileOfTheCaller) {
+  TWELL_NEEDS_LIBRARY();
   EXPECT_EQ(plan_gemm_relu_twell(kH100, paper(1), 16).tile, 16);
   for (const std::int32_t tile : {48, 256, 5632}) {
     const GemmPlan plan = plan_gemm_relu_twell(kH100, paper(1), tile);
@@ -68,6 +74,7 @@ TEST(CudaPlan, TileOfTheCaller) {
 }
 
 TEST(CudaPlan, UnalignedRows) {
+  TWELL_NEEDS_LIBRARY();
   Problem problem = paper(1);
   problem.aligned = false;
   EXPECT_EQ(plan_gemm_relu_twell(kH100, problem).shape, GemmShape::stream32x32);
@@ -108,6 +115,7 @@ TEST(CudaPlan, WorkspaceIsBounded) {
 
 // Two full waves of 128 × 256 outputs on 132 SMs, 17 MB of L2's 50.
 TEST(CudaPlan, BlocksOfALibrarysGemmFillTheGpuAndStayInL2) {
+  TWELL_NEEDS_LIBRARY();
   Device h100 = kH100;
   h100.l2_bytes = std::size_t{50} << 20;
   EXPECT_EQ(plan_gemm_relu_twell(h100, paper(16384)).block_rows, 1536);
@@ -124,7 +132,8 @@ TEST(CudaPlan, BlocksOfALibrarysGemmFillTheGpuAndStayInL2) {
 // The gate and u of 2,816 hot neurons: 33 columns of tiles by 8 rows are two full waves. The f32
 // sums of 2,048 rows are 17 MB, and one wave but for four SMs.
 TEST(CudaPlan, JoinedUp) {
-  Device h100 = kH100;
+  TWELL_NEEDS_LIBRARY();
+  Device h100 = with_clocks(kH100, 1755, 2619, 5120);
   h100.l2_bytes = std::size_t{50} << 20;
   Problem problem = paper(16384);
   problem.hot = 2816;
@@ -144,6 +153,10 @@ TEST(CudaPlan, JoinedUp) {
   EXPECT_TRUE(all.joined);
   EXPECT_EQ(all.row_block, 16384);
   EXPECT_EQ(all.gemm.block_rows, 768);
+  // Blocks of so few rows fill the GPU worse than a GEMM of all of them.
+  problem.tokens = 1188;
+  EXPECT_FALSE(plan_ffn(h100, problem).joined);
+  problem.tokens = 16384;
   problem.hot = 0;
   EXPECT_FALSE(plan_ffn(h100, problem).joined);
   // u would not start at 16 bytes.
@@ -153,6 +166,7 @@ TEST(CudaPlan, JoinedUp) {
 }
 
 TEST(CudaPlan, QueueOfTheGather) {
+  TWELL_NEEDS_LIBRARY();
   constexpr std::size_t kPlenty = std::size_t{4} << 30;
   const FfnPlan few = plan_ffn(kH100, paper(64), kPlenty, GemmShape::library);
   EXPECT_EQ(few.gather.chunk, 8);
@@ -161,6 +175,7 @@ TEST(CudaPlan, QueueOfTheGather) {
 }
 
 TEST(CudaPlan, ListsNameSoManyNeurons) {
+  TWELL_NEEDS_LIBRARY();
   Problem problem = paper(1000);
   problem.hidden = 70000;
   EXPECT_NE(plan_ffn(kH100, problem).gemm.shape, GemmShape::library);
@@ -183,6 +198,7 @@ std::vector<double> zipf(std::int64_t hidden, double nnz) {
 }
 
 TEST(CudaHot, AsManyAsPay) {
+  TWELL_NEEDS_LIBRARY();
   Device h100 = with_clocks(kH100, 1755, 2619, 5120);
   h100.l2_bytes = std::size_t{50} << 20;
   const Problem prompt = paper(16384);
@@ -238,6 +254,7 @@ TEST(CudaCost, RatesOfNeuronsGiveTheTimeOfTheirMixture) {
 
 // What hot neurons take off the gather is more than they cost.
 TEST(CudaCost, HotNeuronsPay) {
+  TWELL_NEEDS_LIBRARY();
   Device h100 = with_clocks(kH100, 1755, 2619, 5120);
   h100.l2_bytes = std::size_t{50} << 20;
   Problem problem = paper(16384);
@@ -254,6 +271,30 @@ TEST(CudaCost, HotNeuronsPay) {
   EXPECT_THROW(estimate_ffn(h100, problem, 0.1, 0.2), Error);
 }
 
+// Whatever fires and however its rows end in blocks: at worst the layer is the dense one.
+TEST(CudaCost, HotNeuronsAreNeverSlowerThanDense) {
+  TWELL_NEEDS_LIBRARY();
+  Device h100 = with_clocks(kH100, 1755, 2619, 5120);
+  h100.l2_bytes = std::size_t{50} << 20;
+  for (const double nnz : {29.0, 113.0, 563.0, 4000.0, 5632.0}) {
+    const std::vector<double> rates = nnz < 5632 ? zipf(5632, nnz) : std::vector<double>(5632, 1.0);
+    const auto density = [&](std::int64_t first) {
+      return std::accumulate(rates.begin() + first, rates.end(), 0.0) / 5632;
+    };
+    for (const bool joined : {false, true}) {
+      for (std::int64_t tokens = 1; tokens < 20000; tokens += 1 + tokens / 7) {
+        Problem problem = paper(tokens);
+        problem.joined = joined;
+        problem.hot = choose_hot(h100, problem, rates);
+        const std::int64_t hot = plan_ffn(h100, problem).hot;
+        const FfnCost cost =
+            estimate_ffn(h100, problem, density(0), std::min(density(0), density(hot)));
+        ASSERT_LT(cost.sparse(), 1.001 * cost.dense) << nnz << " of " << tokens << " tokens";
+      }
+    }
+  }
+}
+
 #ifndef TWELL_CUDA_EMULATED
 // No GPU is needed to find the library's functions.
 TEST(CudaLibrary, IsLoadedWhereItIsInstalled) {
@@ -261,7 +302,7 @@ TEST(CudaLibrary, IsLoadedWhereItIsInstalled) {
   for (const char* name : {"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so.11"}) {
     installed = installed || dlopen(name, RTLD_LAZY) != nullptr;
   }
-  EXPECT_EQ(library_present(), installed);
+  EXPECT_EQ(library_present(), installed && TWELL_CUBLASLT != 0);
 }
 #endif
 
@@ -313,6 +354,7 @@ TEST(CudaCost, RatesAreThoseOfDataSheets) {
 }
 
 TEST(CudaCost, SparseWinsWhereFewNeuronsFireAndIsDenseWhereMostDo) {
+  TWELL_NEEDS_LIBRARY();
   const Device devices[] = {with_clocks(kA100, 1410, 1215, 5120),
                             with_clocks(kRtx3090, 1695, 9751, 384),
                             with_clocks(kH100, 1830, 2619, 5120)};

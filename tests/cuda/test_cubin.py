@@ -123,6 +123,8 @@ FLAGGED = [
     (dataclasses.replace(WIDE, blocks={512: 1}), "512 threads, compiled for 256"),
     (dataclasses.replace(WIDE, shared=60 << 10, blocks={256: 4}), "blocks of 256 threads an SM"),
     (Design("one_in_flight", {256: 1}, loads=4, in_flight=4), "1 loads of 128 bits in flight"),
+    (dataclasses.replace(WIDE, ahead=4), ""),
+    (Design("one_in_flight", {256: 1}, ahead=2), "1 loads of 128 bits in flight in its best loop"),
     (Design("narrow", {256: 1}, loads=1), "1 reads of less than 128 bits in a loop that mult"),
     (Design("narrow", {256: 1}), ""),
     (Design("widths", {256: 1}, loads=1), "no loop multiplies"),

@@ -189,7 +189,10 @@ TEST(CudaTrainPlan, KeepsNoMoreThanCallersReserve) {
   EXPECT_EQ(cuda::most_kept_bytes(15, 100, 0), 2648);
   EXPECT_EQ(cuda::most_kept_bytes(1000, 5632, 500), 3'434'048);
   if (!cuda::library_present()) GTEST_SKIP() << "no libcublasLt.so";
-  const cuda::Device device = {0, 9, 0, 132, std::size_t{227} << 10, std::size_t{50} << 20};
+  cuda::Device device;
+  device.major = 9;
+  device.sm_count = 132;
+  device.shared_bytes = std::size_t{227} << 10;
   for (const std::int64_t rows : {0, 1, 3, 63, 64, 1000, 20000}) {
     for (const std::int64_t hidden : {1, 8, 127, 128, 129, 5632}) {
       for (const std::int64_t hot : {std::int64_t{0}, hidden / 3, hidden}) {

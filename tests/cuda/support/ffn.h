@@ -61,6 +61,7 @@ cuda::FfnPlan plan_of(const OnDevice<T>& on, const CudaLayer<T>& layer, const Ff
   problem.hot = options.hot;
   cuda::FfnPlan plan =
       cuda::plan_ffn(cuda::current_device(), problem, options.workspace_limit, options.shape);
+  EXPECT_EQ(plan.joined, on.joined && plan.hot > 0 && layer.shape.hidden % 8 == 0);
   if (options.chunk != 0) plan.gather.chunk = options.chunk;
   if (options.partials >= 0) plan.gather.partials = options.partials;
   return plan;
