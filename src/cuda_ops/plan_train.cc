@@ -30,8 +30,8 @@ TrainPlan plan_train(const Device& device, const Problem& problem, const TrainOp
     return static_cast<std::int64_t>(static_cast<double>(all) * density);
   };
   plan.kept_places = places(options.kept_density);
-  // Places of a turn are numbered in 31 bits; so are a turn's rows, one at least.
-  constexpr std::int64_t kMostPlaces = std::int64_t{1} << 30;
+  // 670 MB of gradients; a turn has a row at least.
+  constexpr std::int64_t kMostPlaces = std::int64_t{1} << 25;
   plan.turn_places = std::clamp<std::int64_t>(places(options.turn_density), 1, kMostPlaces);
   plan.turns = static_cast<int>(std::max<std::int64_t>(ceil_div(all, plan.turn_places), 1));
   Carver kept;

@@ -166,7 +166,10 @@ class CudaRuntime final : public DeviceRuntime {
 
  private:
   static cuda::Problem problem(const FfnShape& shape, std::int64_t rows) {
-    return {rows, shape.width, shape.hidden, shape.dtype, shape.gated, shape.width % 8 == 0};
+    cuda::Problem call{rows,        shape.width, shape.hidden,
+                       shape.dtype, shape.gated, shape.width % 8 == 0};
+    call.joined = shape.gated;  // gate and up lie in one matrix
+    return call;
   }
   c10::CachingAllocator::Stat stats() const {
     return c10::cuda::CUDACachingAllocator::getDeviceStats(device_.index())
