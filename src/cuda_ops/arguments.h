@@ -23,6 +23,9 @@ std::uint16_t* output_of(const Expected& expected, const MatrixView& view, std::
                          std::int64_t cols);
 DeviceTwell twell_of(const char* operation, const char* argument, const DeviceTwellView& view,
                      std::int64_t rows, std::int64_t cols, DType dtype);
+// A screen of a weight [rows, cols].
+DeviceScreen screen_of(const Expected& expected, const DeviceScreenView& view, std::int64_t rows,
+                       std::int64_t cols);
 void check_device_pointer(const char* operation, const char* argument, const void* pointer);
 // Throws unless the plan was made for the current device.
 void check_plan_device(const char* operation, int device);

@@ -12,14 +12,15 @@ constexpr std::size_t kAlignment = 256;
 
 }  // namespace
 
-Carver::Carver(const char* operation, const Workspace& workspace, std::size_t needed, bool trusted)
+Carver::Carver(const char* operation, const Workspace& workspace, std::size_t needed, bool trusted,
+               const char* argument)
     : data_(static_cast<std::byte*>(workspace.data)) {
-  require(workspace.bytes >= needed, operation, "workspace", "expected ", needed,
+  require(workspace.bytes >= needed, operation, argument, "expected ", needed,
           " bytes as the plan says, got ", workspace.bytes);
   if (needed == 0) return;
-  if (!trusted) check_device_pointer(operation, "workspace", workspace.data);
-  require(reinterpret_cast<std::uintptr_t>(workspace.data) % kAlignment == 0, operation,
-          "workspace", "expected an address that is a multiple of ", kAlignment, " bytes");
+  if (!trusted) check_device_pointer(operation, argument, workspace.data);
+  require(reinterpret_cast<std::uintptr_t>(workspace.data) % kAlignment == 0, operation, argument,
+          "expected an address that is a multiple of ", kAlignment, " bytes");
 }
 
 void* Carver::take_bytes(std::size_t bytes) {

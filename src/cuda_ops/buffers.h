@@ -10,7 +10,8 @@ namespace twell::cuda {
 class Carver {
  public:
   Carver() = default;  // measures
-  Carver(const char* operation, const Workspace& workspace, std::size_t needed, bool trusted);
+  Carver(const char* operation, const Workspace& workspace, std::size_t needed, bool trusted,
+         const char* argument = "workspace");
   template <class T>
   T* take(std::int64_t count) {
     return static_cast<T*>(take_bytes(static_cast<std::size_t>(count) * sizeof(T)));

@@ -9,6 +9,7 @@
 
 #include "core/check.h"
 #include "cuda_ops/planning.h"
+#include "kernels/cuda/shapes.h"
 
 namespace twell::cuda {
 namespace {
@@ -21,8 +22,11 @@ constexpr double kMmaShareFromHopper = 0.42;
 constexpr double kMemoryShare = 0.85;
 constexpr double kL2Share = 0.75;
 constexpr double kLaunch = 1.2e-6;  // seconds between kernels on a stream
-// A gather's reads that wait for one another: counts, slots, Wu, Wd, partial sums, each some 0.6
-// µs.
+// When a screen has been read: sums of warps, bounds, rows of W that wait for them.
+constexpr double kScreenLatency = 1.5e-6;
+// Of a thread to round one input of a token, and to multiply it: read from the machine code.
+constexpr double kRoundInstructions = 24;
+// A gather's reads that wait for one another, some 0.6 µs each: counts, slots, Wu, Wd, sums.
 constexpr double kGatherLatency = 4e-6;
 
 struct Figures {
@@ -40,6 +44,14 @@ struct Figures {
   double gemm(double flops, double cols, double bytes) const {
     return std::max(2 * tokens * depth * cols / flops, (2 * depth * cols + bytes) / memory) +
            kLaunch;
+  }
+  // Rows of `weights` matrices, as many as can be distinct, from L2 and once from memory.
+  double rows(double share, double weights) const {
+    const double gathered = tokens * share * hidden;
+    const double distinct = hidden * (1 - std::pow(1 - share, tokens));
+    const double row = 2 * weights * depth;  // bytes, and operations
+    return std::max(
+        {gathered * row / rates.gather_flops, gathered * row / l2, distinct * row / memory});
   }
   // Up and down of so many neurons as GEMMs, with the product between them.
   double products(double cols, double sum_bytes) const {
@@ -75,6 +87,22 @@ double library_gate_seconds(const Device& device, const Problem& problem) {
          f.tokens * f.hidden * value_bytes / f.l2;
 }
 
+double stream_gate_seconds(const Device& device, const Problem& problem) {
+  const Figures f(device, problem);
+  return f.gemm(f.library, f.hidden, 2 * f.tokens * f.depth);
+}
+
+double screen_gate_seconds(const Device& device, const Problem& problem) {
+  const Figures f(device, problem);
+  const auto bytes = static_cast<double>(screen_bytes(problem.hidden, problem.depth));
+  // Every block of neurons rounds x, in groups of eight tokens; the SM with the most blocks.
+  const auto blocks = round_up(ceil_div(problem.hidden, ScreenTiles::kNeurons), device.sm_count);
+  const auto rounded = static_cast<double>(round_up(problem.tokens, 8) * problem.depth * blocks);
+  const double rounding = kRoundInstructions * rounded / f.rates.instructions;
+  return std::max(bytes / f.memory, rounding) + f.rows(problem.candidates, 1) + kScreenLatency +
+         kLaunch;
+}
+
 FfnCost estimate_ffn(const Device& device, const Problem& problem, double density,
                      double cold_density) {
   constexpr const char* kOperation = "cuda::estimate_ffn";
@@ -96,7 +124,8 @@ FfnCost estimate_ffn(const Device& device, const Problem& problem, double densit
   }
   const GemmPlan gate = plan_gate(device, problem, hot);
   cost.gate =
-      streams(gate) ? f.gemm(f.library, f.hidden, 2 * f.tokens * f.depth)
+      gate.shape == GemmShape::screen32x32 ? screen_gate_seconds(device, problem)
+      : streams(gate)                      ? stream_gate_seconds(device, problem)
       : gate.shape == GemmShape::library
           ? library_gate_seconds(device, problem)
           : tile_gate_seconds(device, problem, {gate.block_rows, gate.block_cols, gate.rate});
@@ -104,13 +133,7 @@ FfnCost estimate_ffn(const Device& device, const Problem& problem, double densit
     // Sums in f32, written and read.
     cost.hot = f.products(static_cast<double>(hot), 8 * f.tokens * f.depth);
   }
-  const double gathered = f.tokens * cold_density * f.hidden;  // rows of weights, of one matrix
-  // Tokens fire neurons of their own: the most rows that can be distinct.
-  const double distinct = f.hidden * (1 - std::pow(1 - cold_density, f.tokens));
-  const double row = 2 * f.projections * f.depth;  // bytes, and operations
-  cost.gather = std::max({gathered * row / f.rates.gather_flops, gathered * row / f.l2,
-                          distinct * row / f.memory}) +
-                kGatherLatency;
+  cost.gather = f.rows(cold_density, f.projections) + kGatherLatency;
   return cost;
 }
 

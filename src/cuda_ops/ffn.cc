@@ -30,6 +30,7 @@ Problem problem_of(ConstMatrixView x, const DeviceFfnWeights& weights, ConstMatr
   problem.dtype = x.dtype;
   problem.gated = weights.up.data != nullptr;
   problem.activation = activation.kind;
+  problem.screened = weights.screen.data != nullptr;
   problem.aligned = is_aligned(x) && is_aligned(weights.gate) && is_aligned(weights.down) &&
                     is_aligned(y) && (!problem.gated || is_aligned(weights.up));
   return problem;
@@ -50,6 +51,9 @@ void ffn(const FfnPlan& plan, ConstMatrixView x, const DeviceFfnWeights& weights
     call.up = matrix_of(expected, "up", weights.up, problem.hidden, problem.depth);
   }
   call.down = matrix_of(expected, "down", weights.down, problem.hidden, problem.depth);
+  if (plan.gemm.shape == GemmShape::screen32x32) {
+    call.screen = screen_of(expected, weights.screen, problem.hidden, problem.depth);
+  }
   call.y = output_of(expected, y, problem.tokens, problem.depth);
   call.y_stride = y.row_stride;
   require_apart(kOperation, "y", y, "x", x);
@@ -62,6 +66,9 @@ void ffn(const FfnPlan& plan, ConstMatrixView x, const DeviceFfnWeights& weights
     if (stats.row_nnz != nullptr) check_device_pointer(kOperation, "row_nnz", stats.row_nnz);
     if (stats.neuron_counts != nullptr) {
       check_device_pointer(kOperation, "neuron_counts", stats.neuron_counts);
+    }
+    if (stats.candidates != nullptr) {
+      check_device_pointer(kOperation, "candidates", stats.candidates);
     }
   }
   Carver carver(kOperation, workspace, plan.workspace_bytes, problem.trusted);

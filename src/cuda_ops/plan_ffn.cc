@@ -24,6 +24,8 @@ void check_problem(const char* operation, const Problem& problem) {
           "expected false, since depth ", problem.depth, " is no multiple of ", kVector);
   require(problem.hot >= 0 && problem.hot <= problem.hidden, operation, "hot", "expected 0 to ",
           problem.hidden, ", got ", problem.hot);
+  require(problem.candidates >= 0 && problem.candidates <= 1, operation, "candidates",
+          "expected a share of 0 to 1, got ", problem.candidates);
 }
 
 GatherPlan plan_gather(const Device& device, const Problem& problem) {

@@ -21,6 +21,7 @@ struct FfnCall {
   ActivationArgs activation = {};
   DeviceStats stats = {};
   cudaStream_t stream = nullptr;
+  DeviceScreen screen = {};
 
   std::int32_t* row_nnz(std::int64_t first) const {
     return stats.row_nnz == nullptr ? nullptr : stats.row_nnz + first;
@@ -29,6 +30,8 @@ struct FfnCall {
     return reinterpret_cast<unsigned long long*>(stats.neuron_counts);
   }
 };
+// The gate's kernel that packs by itself: of W or of its screen.
+void launch_gate(const GemmPlan& plan, const GemmReluTwellArgs& args, cudaStream_t stream);
 // The gate packed in its GEMM's epilogue; by a library's GEMM.
 void run_fused(const FfnCall& call, const FfnBuffers& buffers);
 void run_library(const FfnCall& call, const FfnBuffers& buffers);

@@ -89,6 +89,11 @@ int __reduce_add_sync(unsigned mask, int value) {
 float __shfl_xor_sync(unsigned mask, float value, int lanes) {
   return shuffle_xor(mask, value, lanes);
 }
+double __shfl_xor_sync(unsigned mask, double value, int lanes) {
+  const auto halves = bits_of<uint2>(value);
+  const unsigned low = shuffle_xor(mask, halves.x, lanes);
+  return bits_of<double>(make_uint2(low, shuffle_xor(mask, halves.y, lanes)));
+}
 int __shfl_xor_sync(unsigned mask, int value, int lanes) { return shuffle_xor(mask, value, lanes); }
 unsigned __shfl_xor_sync(unsigned mask, unsigned value, int lanes) {
   return shuffle_xor(mask, value, lanes);
@@ -107,5 +112,8 @@ int __shfl_up_sync(unsigned mask, int value, int distance, int width) {
   return shuffle(mask, value, lane % width >= distance ? lane - distance : lane);
 }
 int __shfl_sync(unsigned mask, int value, int source, int width) {
+  return shuffle(mask, value, lane_of_thread() / width * width + source % width);
+}
+float __shfl_sync(unsigned mask, float value, int source, int width) {
   return shuffle(mask, value, lane_of_thread() / width * width + source % width);
 }

@@ -18,9 +18,10 @@ struct OnDevice {
         down(layer.down),
         y(TestMatrix<T>(layer.shape.tokens, layer.shape.depth, layer.shape.padding)) {}
   cuda::DeviceFfnWeights weights() const {
-    return {gate.view(), gated ? up.view() : ConstMatrixView{}, down.view()};
+    return {gate.view(), gated ? up.view() : ConstMatrixView{}, down.view(), screen};
   }
   bool gated;
+  cuda::DeviceScreenView screen;  // none
   DeviceMatrixOf<T> x, gate, up, down, y;
 };
 
@@ -28,7 +29,8 @@ struct FfnOptions {
   std::size_t workspace_limit = std::size_t{1} << 30;
   std::optional<cuda::GemmShape> shape = {};  // forced
   std::int64_t hot = 0;
-  int chunk = 0;      // forced where not 0
+  int chunk = 0;  // forced where not 0
+  cuda::DeviceScreenView screen = {};
   int partials = -1;  // at most as many as planned; forced where not negative
 };
 
@@ -93,13 +95,14 @@ double hot_bound(const CudaLayer<T>& layer, const ref::Matrix& gate, std::int64_
 template <class T>
 void check_ffn(const CudaLayer<T>& layer, const FfnOptions& options = {}) {
   OnDevice<T> on(layer);
+  on.screen = options.screen;
   const cuda::FfnPlan plan = plan_of(on, layer, options);
   SCOPED_TRACE(describe(layer.shape) + "; " + plan.to_string());
   DeviceBuffer<std::byte> memory(plan.workspace_bytes);
   DeviceBuffer<std::int32_t> row_nnz(static_cast<std::size_t>(layer.shape.tokens));
   DeviceBuffer<std::int64_t> neuron_counts(
       std::vector<std::int64_t>(static_cast<std::size_t>(layer.shape.hidden), 7));
-  const ref::Matrix gate = check_gemm(gate_alone(plan), layer, 16);
+  const ref::Matrix gate = check_gemm(gate_alone(plan), layer, 16, on.screen);
   const auto error = [&](std::int64_t r, std::int64_t c) {
     return hot_bound(layer, gate, plan.hot, r, c);
   };
