@@ -69,7 +69,7 @@ inline std::size_t overflow_words(const TwellLayout& layout) {
 // How the gate GEMM is cut: rows × columns of the output that one block computes. The stream shapes
 // read W once, in order, for up to 8, 16 or 32 rows; the tile shapes go through shared memory; both
 // pack in their epilogue. `library` is cuBLASLt, whose dense blocks of rows are packed while they
-// are in L2.
+// are in L2. The screen shape streams a screen instead of W, for up to 32 rows.
 enum class GemmShape : std::uint8_t {
   stream8x32,
   stream16x32,
@@ -77,6 +77,7 @@ enum class GemmShape : std::uint8_t {
   tile64x64,
   tile128x128,
   library,
+  screen32x32,
 };
 const char* name_of(GemmShape shape);
 
@@ -146,6 +147,13 @@ struct Problem {
   // The caller knows that all memory is of the current device. Else each argument is looked up,
   // which takes the driver about 0.3 µs.
   bool trusted = false;
+  // The weights have a screen. A plan takes it where that is expected to be faster: with few
+  // tokens, since each has candidates of its own, whose rows of the gate are read besides.
+  bool screened = false;
+  // Share of a token's neurons that the screen is expected to leave: 2.4 for each that fires, as
+  // measured on a CPU (twell/screen.h) in a trained model of 0.5 %. ffn() counts them
+  // (DeviceStats).
+  double candidates = 0.012;
 };
 
 struct FfnPlan {
@@ -181,6 +189,7 @@ std::size_t workspace_bytes(const FfnPlan& plan);
 struct DeviceRates {
   double tensor_flops = 0;  // 16-bit products, f32 sums
   double gather_flops = 0;  // f32, of values that are unpacked from 16 bits
+  double instructions = 0;  // of a thread, by the CUDA cores
   double l2_bytes = 0;
   double memory_bytes = 0;
 };
@@ -217,16 +226,36 @@ struct Workspace {
   std::size_t bytes = 0;
 };
 
+// A screen of a weight [rows, cols] in device memory, as make_screen() wrote it: for the bound see
+// twell/screen.h, for the layout DeviceScreen in kernels/cuda/kernels.h. It belongs to the weight
+// it was made of: after a change to that it is wrong, and nothing notices.
+struct DeviceScreenView {
+  const void* data = nullptr;
+  std::int64_t rows = 0;
+  std::int64_t cols = 0;
+};
+// About rows · cols · 65/64. At most 2²⁰ inputs have a screen.
+std::size_t screen_bytes(std::int64_t rows, std::int64_t cols);
+// Makes the screen of `weight`, bf16 or f16, in `memory`, screen_bytes(). axis: weight.cols numbers
+// in device memory, the direction that tokens share, best the mean of typical inputs; null: none.
+// It decides how many neurons are ruled out, and changes no result.
+DeviceScreenView make_screen(ConstMatrixView weight, const float* axis, const Workspace& memory,
+                             Stream stream);
+
 // out = act(x Wᵀ). out.layout has rows M, cols H and x's dtype and the plan's tile; `workspace` has
-// plan.workspace_bytes.
+// plan.workspace_bytes; `screen`, of `weight`, is for plans of the screen shape alone.
 void gemm_relu_twell(const GemmPlan& plan, ConstMatrixView x, ConstMatrixView weight,
                      const ActivationSpec& activation, const DeviceTwellView& out,
-                     const Workspace& workspace, Stream stream);
+                     const Workspace& workspace, Stream stream,
+                     const DeviceScreenView& screen = {});
 
 // What a call saw, in device memory; null where not wanted.
 struct DeviceStats {
   std::int32_t* row_nnz = nullptr;        // [M], set
   std::int64_t* neuron_counts = nullptr;  // [H], added to
+  // [1], added to by ffn(): neurons of tokens that the screen did not rule out, of M · H; nothing
+  // where the plan does without one.
+  std::int64_t* candidates = nullptr;
 };
 
 // y = (g ⊙ (x Wuᵀ)) Wd for the packed gate g.
@@ -244,9 +273,10 @@ void dense_to_twell(ConstMatrixView dense, const DeviceTwellView& out, Stream st
 void twell_to_dense(const DeviceTwellView& twell, MatrixView dense, Stream stream);
 
 struct DeviceFfnWeights {
-  ConstMatrixView gate;  // Wg, or Wu of a non-gated layer
-  ConstMatrixView up;    // Wu; data null for a non-gated layer
-  ConstMatrixView down;  // Wd, neuron-major
+  ConstMatrixView gate;          // Wg, or Wu of a non-gated layer
+  ConstMatrixView up;            // Wu; data null for a non-gated layer
+  ConstMatrixView down;          // Wd, neuron-major
+  DeviceScreenView screen = {};  // of `gate`; data null where there is none
 };
 
 // The problem of a call: what its plan is made from, with no neurons hot. Throws on shapes, dtypes

@@ -28,6 +28,9 @@ void require_gated(const char* operation, const char* argument, const ConstMatri
                    const Problem& problem);
 DeviceTwell twell_of(const char* operation, const char* argument, const DeviceTwellView& view,
                      std::int64_t rows, std::int64_t cols, DType dtype);
+// A screen of a weight [rows, cols].
+DeviceScreen screen_of(const Expected& expected, const DeviceScreenView& view, std::int64_t rows,
+                       std::int64_t cols);
 void check_device_pointer(const char* operation, const char* argument, const void* pointer);
 // Throws unless the plan was made for the current device.
 void check_plan_device(const char* operation, int device);

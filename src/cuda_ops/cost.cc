@@ -15,13 +15,19 @@
 namespace twell::cuda {
 namespace {
 
+// When a screen has been read: sums of warps, bounds, rows of W that wait for them.
+constexpr double kScreenLatency = 1.5e-6;
+// Of a thread to round one input of a token, and to multiply it: read from the machine code.
+constexpr double kRoundInstructions = 24;
+
 // Adds what the rows of `problem` take, with so many neurons hot: all rows of a call, or a part.
 void add_rows(FfnCost& cost, const Device& device, const Problem& problem, std::int64_t hot,
               bool joined, double cold_density, bool part) {
   const Figures f(device, problem);
   const GemmPlan gate = plan_gate(device, problem, hot, joined);
   cost.gate +=
-      streams(gate) ? f.gemm(f.library, f.hidden, 2 * f.tokens * f.depth)
+      gate.shape == GemmShape::screen32x32 ? screen_gate_seconds(device, problem)
+      : streams(gate)                      ? stream_gate_seconds(device, problem)
       : gate.shape == GemmShape::library
           ? library_gate_seconds(device, problem, gate, part)
           : tile_gate_seconds(device, problem, {gate.block_rows, gate.block_cols, gate.rate});
@@ -38,13 +44,7 @@ void add_rows(FfnCost& cost, const Device& device, const Problem& problem, std::
     cost.hot +=
         stays_in_l2(device, problem.tokens, problem.depth, 4) ? bytes / f.l2 : 2 * bytes / f.memory;
   }
-  const double gathered = f.tokens * cold_density * f.hidden;  // rows of weights, of one matrix
-  // Tokens fire neurons of their own: the most rows that can be distinct.
-  const double distinct = f.hidden * (1 - std::pow(1 - cold_density, f.tokens));
-  const double row = 2 * f.projections * f.depth;  // bytes, and operations
-  cost.gather += std::max({gathered * row / f.rates.gather_flops, gathered * row / f.l2,
-                           distinct * row / f.memory}) +
-                 kGatherLatency;
+  cost.gather += f.rows(cold_density, f.projections) + kGatherLatency;
 }
 
 void add_sparse(FfnCost& cost, const Device& device, const Problem& problem, std::int64_t hot,
@@ -98,6 +98,22 @@ double library_gate_seconds(const Device& device, const Problem& problem, const 
   const double value_bytes = plan.wide ? 4 : 2;
   return f.gemm(f.library / loss, cols, 2 * f.tokens * f.depth) - kLaunch +
          2 * static_cast<double>(blocks) * kLaunch + f.tokens * cols * value_bytes / f.l2;
+}
+
+double stream_gate_seconds(const Device& device, const Problem& problem) {
+  const Figures f(device, problem);
+  return f.gemm(f.library, f.hidden, 2 * f.tokens * f.depth);
+}
+
+double screen_gate_seconds(const Device& device, const Problem& problem) {
+  const Figures f(device, problem);
+  const auto bytes = static_cast<double>(screen_bytes(problem.hidden, problem.depth));
+  // Every block of neurons rounds x, in groups of eight tokens; the SM with the most blocks.
+  const auto blocks = round_up(ceil_div(problem.hidden, ScreenTiles::kNeurons), device.sm_count);
+  const auto rounded = static_cast<double>(round_up(problem.tokens, 8) * problem.depth * blocks);
+  const double rounding = kRoundInstructions * rounded / f.rates.instructions;
+  return std::max(bytes / f.memory, rounding) + f.rows(problem.candidates, 1) + kScreenLatency +
+         kLaunch;
 }
 
 FfnCost estimate_ffn(const Device& device, const Problem& problem, double density,

@@ -37,6 +37,7 @@ Problem problem_of(ConstMatrixView x, const DeviceFfnWeights& weights, ConstMatr
   problem.gated = weights.up.data != nullptr;
   problem.joined = problem.gated && follows(weights.up, weights.gate);
   problem.activation = activation.kind;
+  problem.screened = weights.screen.data != nullptr;
   problem.aligned = is_aligned(x) && is_aligned(weights.gate) && is_aligned(weights.down) &&
                     is_aligned(y) && (!problem.gated || is_aligned(weights.up));
   return problem;
@@ -54,9 +55,12 @@ FfnCall call_of(const char* operation, const FfnPlan& plan, const ConstMatrixVie
   if (problem.gated) {
     call.up = matrix_of(expected, "up", weights.up, problem.hidden, problem.depth);
   }
-  require(!problem.joined || follows(weights.up, weights.gate), kOperation, "up",
+  require(!problem.joined || follows(weights.up, weights.gate), operation, "up",
           "expected right behind gate in memory, as the plan has it; plan with joined = false");
   call.down = matrix_of(expected, "down", weights.down, problem.hidden, problem.depth);
+  if (plan.gemm.shape == GemmShape::screen32x32) {
+    call.screen = screen_of(expected, weights.screen, problem.hidden, problem.depth);
+  }
   call.y = output_of(expected, y, problem.tokens, problem.depth);
   call.y_stride = y.row_stride;
   require_apart(operation, "y", y, "x", x);
@@ -69,6 +73,9 @@ FfnCall call_of(const char* operation, const FfnPlan& plan, const ConstMatrixVie
     if (stats.row_nnz != nullptr) check_device_pointer(operation, "row_nnz", stats.row_nnz);
     if (stats.neuron_counts != nullptr) {
       check_device_pointer(operation, "neuron_counts", stats.neuron_counts);
+    }
+    if (stats.candidates != nullptr) {
+      check_device_pointer(operation, "candidates", stats.candidates);
     }
   }
   return call;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 
 #include "twell/cuda.h"
 
@@ -37,6 +38,14 @@ struct Figures {
            kLaunch;
   }
   double gate() const { return gemm(library, hidden, 2 * tokens * (depth + hidden)); }
+  // Rows of `weights` matrices, as many as can be distinct, from L2 and once from memory.
+  double rows(double share, double weights) const {
+    const double gathered = tokens * share * hidden;
+    const double distinct = hidden * (1 - std::pow(1 - share, tokens));
+    const double row = 2 * weights * depth;  // bytes, and operations
+    return std::max(
+        {gathered * row / rates.gather_flops, gathered * row / l2, distinct * row / memory});
+  }
   // Down of so many neurons, at a share of the library's rate; up, and the product with the gate.
   double down(double cols, double share = 1) const {
     return gemm(share * library, cols, 2 * tokens * (depth + cols));

@@ -56,9 +56,15 @@ void check_activation(const char* operation, const GemmPlan& plan,
           name_of(activation.kind), "; plan with it");
 }
 
+void launch_gate(const GemmPlan& plan, const GemmReluTwellArgs& args, cudaStream_t stream) {
+  const bool screened = plan.shape == GemmShape::screen32x32;
+  (screened ? launch_screen_relu_twell : launch_gemm_relu_twell)(plan, args, stream);
+}
+
 void gemm_relu_twell(const GemmPlan& plan, ConstMatrixView x, ConstMatrixView weight,
                      const ActivationSpec& activation, const DeviceTwellView& out,
-                     const Workspace& workspace, Stream stream_handle) {
+                     const Workspace& workspace, Stream stream_handle,
+                     const DeviceScreenView& screen) {
   const Expected expected{kOperation, plan.dtype, plan.aligned};
   auto* stream = static_cast<cudaStream_t>(stream_handle);
   GemmReluTwellArgs args;
@@ -77,12 +83,15 @@ void gemm_relu_twell(const GemmPlan& plan, ConstMatrixView x, ConstMatrixView we
           x.rows, " rows, got one for at most ", plan.block_rows);
   require(plan.shape != GemmShape::library || weight.rows <= plan.block_cols, kOperation, "plan",
           "expected a plan for ", weight.rows, " neurons, got one for ", plan.block_cols);
+  if (plan.shape == GemmShape::screen32x32) {
+    args.screen = screen_of(expected, screen, weight.rows, weight.cols);
+  }
   Carver carver(kOperation, "workspace", workspace, plan.workspace_bytes, false);
   if (x.rows == 0) return;
   if (plan.shape == GemmShape::library) {
     run_library(plan, args, carver, stream);
   } else {
-    launch_gemm_relu_twell(plan, args, stream);
+    launch_gate(plan, args, stream);
   }
 }
 

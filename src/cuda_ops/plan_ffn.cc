@@ -26,6 +26,8 @@ void check_problem(const char* operation, const Problem& problem) {
           problem.hidden, ", got ", problem.hot);
   require(!problem.joined || problem.gated, operation, "joined",
           "expected false, since a layer without gate has no up to join");
+  require(problem.candidates >= 0 && problem.candidates <= 1, operation, "candidates",
+          "expected a share of 0 to 1, got ", problem.candidates);
 }
 
 GatherPlan plan_gather(const Device& device, const Problem& problem) {

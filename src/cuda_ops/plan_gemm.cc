@@ -75,12 +75,6 @@ bool packs(const ShapeInfo& info, std::int32_t tile) {
 
 }  // namespace
 
-const char* name_of(GemmShape shape) {
-  constexpr std::array kNames = {"stream 8x32", "stream 16x32", "stream 32x32",
-                                 "tile 64x64",  "tile 128x128", "library"};
-  return kNames.at(static_cast<std::size_t>(shape));
-}
-
 GemmPlan plan_gemm_relu_twell(const Device& device, const Problem& problem, std::int32_t tile) {
   constexpr const char* kOperation = "cuda::plan_gemm_relu_twell";
   check_problem(kOperation, problem);
@@ -90,7 +84,9 @@ GemmPlan plan_gemm_relu_twell(const Device& device, const Problem& problem, std:
            (problem.aligned || built_unaligned(info.shape));
   };
   for (const ShapeInfo& info : kStreamShapes) {
-    if (problem.tokens <= info.rows && serves(info)) return plan_of(info, problem, tile);
+    if (problem.tokens > info.rows || !serves(info)) continue;
+    if (screen_pays(device, problem, tile)) return plan_screen_gemm(problem, tile);
+    return plan_of(info, problem, tile);
   }
   const ShapeInfo* best = nullptr;
   double seconds = 0;
@@ -121,6 +117,7 @@ GemmPlan plan_gemm_relu_twell(GemmShape shape, const Device& device, const Probl
   check_problem(kOperation, problem);
   check_tile(kOperation, tile);
   if (shape == GemmShape::library) return plan_library_gemm(device, problem, tile);
+  if (shape == GemmShape::screen32x32) return plan_screen_gemm(problem, tile);
   const auto of_shape = [&](const ShapeInfo& info) { return info.shape == shape; };
   const auto* stream = std::find_if(kStreamShapes.begin(), kStreamShapes.end(), of_shape);
   const bool streams = stream != kStreamShapes.end();
@@ -134,16 +131,6 @@ GemmPlan plan_gemm_relu_twell(GemmShape shape, const Device& device, const Probl
   require(packs(info, tile), kOperation, "tile", "expected 16 to ", info.cols,
           ", a power of two, got ", tile);
   return plan_of(info, problem, tile);
-}
-
-std::string GemmPlan::to_string() const {
-  if (shape == GemmShape::library) {
-    return concat("gate GEMM: cuBLASLt ", name_of(dtype), ", blocks of ", block_rows, " rows in ",
-                  wide ? "f32" : name_of(dtype), ", packed from L2, TwELL tile ", tile);
-  }
-  return concat("gate GEMM: ", name_of(shape), " ", name_of(dtype), aligned ? "" : " unaligned",
-                ", ", threads, " threads, ", stages, " stages, ", shared_bytes,
-                " B shared, raster of ", raster_group, ", TwELL tile ", tile);
 }
 
 }  // namespace twell::cuda

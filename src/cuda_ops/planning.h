@@ -36,6 +36,11 @@ inline bool waits_for_up(const Problem& problem, std::int64_t hot, bool joined) 
 // there is one.
 GemmPlan plan_gate(const Device& device, const Problem& problem, std::int64_t hot, bool joined,
                    std::optional<GemmShape> shape = {});
+// The gate by way of its screen, for at most ScreenTiles::kTokens rows. Throws where it is not
+// built for the problem, or the problem has none.
+GemmPlan plan_screen_gemm(const Problem& problem, std::int32_t tile);
+// Whether it can be, and is expected to be faster than a streamed W.
+bool screen_pays(const Device& device, const Problem& problem, std::int32_t tile);
 // The gate by a library's GEMM, with the rows of up of so many neurons joined to it: rows of a
 // block and what the dense block takes.
 GemmPlan plan_library_gemm(const Device& device, const Problem& problem, std::int32_t tile,
@@ -62,5 +67,8 @@ struct TileShape {
 double tile_gate_seconds(const Device& device, const Problem& problem, const TileShape& shape);
 double library_gate_seconds(const Device& device, const Problem& problem, const GemmPlan& plan,
                             bool part = false);
+// With W, or its screen, streamed for few rows.
+double stream_gate_seconds(const Device& device, const Problem& problem);
+double screen_gate_seconds(const Device& device, const Problem& problem);
 
 }  // namespace twell::cuda

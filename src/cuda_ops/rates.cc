@@ -14,7 +14,8 @@ double tensor_fma(const Device& device) {
 
 // CUDA cores: 128 FMA a clock and SM, of which a gather's unpacking of 16-bit values leaves two
 // fifths: five instructions for the two products of a column and neuron.
-constexpr double kGatherFma = 128.0 * 2 / 5;
+constexpr double kCores = 128;  // instructions of a thread a clock and SM
+constexpr double kGatherFma = kCores * 2 / 5;
 constexpr double kL2Bytes = 32;  // a clock and SM, half of what an SM's port can take
 
 }  // namespace
@@ -25,6 +26,7 @@ DeviceRates rates_of(const Device& device) {
   DeviceRates rates;
   rates.tensor_flops = 2 * tensor_fma(device) * clock * device.sm_count;
   rates.gather_flops = 2 * kGatherFma * clock * device.sm_count;
+  rates.instructions = kCores * clock * device.sm_count;
   rates.l2_bytes = kL2Bytes * clock * device.sm_count;
   // Two transfers a clock.
   rates.memory_bytes = device.memory_clock_khz > 0

@@ -23,6 +23,7 @@ struct FfnCall {
   DeviceStats stats = {};
   cudaStream_t stream = nullptr;
   const Keeping* keeping = nullptr;  // for training
+  DeviceScreen screen = {};
 
   std::int32_t* row_nnz(std::int64_t first) const {
     return stats.row_nnz == nullptr ? nullptr : stats.row_nnz + first;
@@ -34,6 +35,8 @@ struct FfnCall {
 FfnCall call_of(const char* operation, const FfnPlan& plan, const ConstMatrixView& x,
                 const DeviceFfnWeights& weights, const ActivationSpec& activation,
                 const MatrixView& y, Stream stream, const DeviceStats& stats);
+// The gate's kernel that packs by itself: of W or of its screen.
+void launch_gate(const GemmPlan& plan, const GemmReluTwellArgs& args, cudaStream_t stream);
 // The gate packed in its GEMM's epilogue; by a library's GEMM.
 void run_fused(const FfnCall& call, const FfnBuffers& buffers);
 void run_library(const FfnCall& call, const FfnBuffers& buffers);

@@ -20,6 +20,9 @@ void run_fused(const FfnCall& call, const FfnBuffers& buffers) {
   gemm.cleared = buffers.splits.tickets;
   gemm.cleared_words = static_cast<int>(buffers.splits.ticket_count);
 
+  gemm.screen = call.screen;
+  gemm.candidates = reinterpret_cast<unsigned long long*>(call.stats.candidates);
+
   TwellGatherArgs gather;
   gather.up = call.up;
   gather.down = call.down;
@@ -36,7 +39,7 @@ void run_fused(const FfnCall& call, const FfnBuffers& buffers) {
     gemm.rows = gather.rows = static_cast<int>(std::min(plan.row_block, problem.tokens - first));
     gather.y = call.y + first * call.y_stride;
     gather.row_nnz = call.row_nnz(first);
-    launch_gemm_relu_twell(plan.gemm, gemm, call.stream);
+    launch_gate(plan.gemm, gemm, call.stream);
     launch_twell_gather(plan.gather, gather, call.stream);
   }
 }

@@ -147,6 +147,35 @@ TEST_F(EmulationAccessTest, TheStreamedGemmReadsWholeSectors) {
   }
 }
 
+// A screen's levels once; x and the axis by every block, in each of three passes.
+TEST_F(EmulationAccessTest, TheScreenIsReadOnceInWholeSectors) {
+  for (const std::int64_t tokens : {8, 16}) {
+    CudaLayer<bf16> layer({tokens, 1024, 64});
+    for (std::int64_t k = 0; k < 1024; ++k) {  // far below zero: the screen makes sure of all
+      for (std::int64_t r = 0; r < tokens; ++r) layer.x.set(r, k, std::abs(layer.x.value(r, k)));
+      for (std::int64_t n = 0; n < 64; ++n) {
+        layer.gate.set(n, k, -std::abs(layer.gate.value(n, k)));
+      }
+    }
+    const DeviceMatrixOf<bf16> x(layer.x), gate(layer.gate);
+    const DeviceScreenOf<bf16> screen(layer, mean_of(layer.x));
+    cuda::Problem problem = layer.problem();
+    problem.screened = true;
+    const cuda::GemmPlan plan =
+        cuda::plan_gemm_relu_twell(cuda::GemmShape::screen32x32, cuda::current_device(), problem);
+    DevicePacked packed({tokens, 64, 32, 32, DType::bf16});
+    emulation::count_accesses(true);
+    cuda::gemm_relu_twell(plan, x.view(), gate.view(), {}, packed.view, {}, nullptr, screen.view);
+    for (const auto& [name, got] : emulation::accesses()) {
+      EXPECT_EQ(got.worst, 1.0) << name << ", " << tokens;
+    }
+    EXPECT_EQ(emulation::accesses().at("load_stream").sectors * 32, 64 * 1024);
+    // Nothing of W.
+    EXPECT_EQ(emulation::accesses().at("load_shared_row").sectors * 32,
+              2 * 3 * (tokens + tokens / 8) * 1024 * 2);
+  }
+}
+
 TEST_F(EmulationAccessTest, TheGatherReadsWholeSectors) {
   constexpr std::int64_t kHidden = 100;
   const CudaLayer<bf16> layer({2, 2048, kHidden});

@@ -304,13 +304,18 @@ TEST_F(EmulationBlocksTest, TheGatherAddsUpInAnyOrderOfBlocks) {
 
 // The whole layer: what one kernel stores the next one reads, and blocks share pages.
 TEST_F(EmulationBlocksTest, TheLayerGivesTheSameBitsInAnyOrderOfBlocks) {
-  for (const std::int64_t tokens : {3, 70}) {  // streamed and two blocks a row, tiled
+  using Shape = cuda::GemmShape;
+  // Streamed and two blocks a row, tiled; by a screen.
+  for (const auto& [tokens, shape] :
+       {std::pair{3, Shape::stream8x32}, {70, Shape::tile64x64}, {3, Shape::screen32x32}}) {
     const std::int64_t hidden = tokens == 3 ? 600 : 300;
     const CudaLayer<bf16> layer({tokens, 72, hidden});
     const DeviceMatrixOf<bf16> x(layer.x), gate(layer.gate), up(layer.up), down(layer.down);
+    const DeviceScreenOf<bf16> screen(layer);
+    cuda::Problem problem = layer.problem();
+    problem.screened = true;
     const cuda::FfnPlan plan =
-        cuda::plan_ffn(cuda::current_device(), layer.problem(), std::size_t{1} << 30,
-                       tokens == 3 ? cuda::GemmShape::stream8x32 : cuda::GemmShape::tile64x64);
+        cuda::plan_ffn(cuda::current_device(), problem, std::size_t{1} << 30, shape);
     ASSERT_EQ(plan.gather.splits > 1, tokens == 3);
     std::vector<bf16> expected;
     for (unsigned seed = 0; seed <= 2; ++seed) {
@@ -319,10 +324,11 @@ TEST_F(EmulationBlocksTest, TheLayerGivesTheSameBitsInAnyOrderOfBlocks) {
       DeviceBuffer<std::byte> memory(plan.workspace_bytes);
       DeviceBuffer<std::int64_t> neurons(
           std::vector<std::int64_t>(static_cast<std::size_t>(hidden), 0));
-      cuda::ffn(plan, x.view(), {gate.view(), up.view(), down.view()}, {}, y.mutable_view(),
-                {memory.data(), memory.size()}, nullptr, {nullptr, neurons.data()});
+      cuda::ffn(plan, x.view(), {gate.view(), up.view(), down.view(), screen.view}, {},
+                y.mutable_view(), {memory.data(), memory.size()}, nullptr,
+                {nullptr, neurons.data()});
       if (seed == 0) expected = y.read();
-      ASSERT_TRUE(same_bits(y.read(), expected)) << tokens << " tokens, seed " << seed;
+      ASSERT_TRUE(same_bits(y.read(), expected)) << plan.to_string() << ", seed " << seed;
     }
   }
 }

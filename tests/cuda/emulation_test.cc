@@ -159,9 +159,12 @@ TEST_F(EmulationTest, KernelsGiveTheSameBitsInAnyOrderOfThreads) {
   const CudaLayer<bf16> layer({20, kDepth, 300, true, {}, 0.5F});
   const cuda::Device device = cuda::current_device();
   const DeviceMatrixOf<bf16> x(layer.x), gate(layer.gate), up(layer.up), down(layer.down);
-  for (cuda::GemmShape shape : {cuda::GemmShape::stream32x32, cuda::GemmShape::tile64x64,
-                                cuda::GemmShape::tile128x128, cuda::GemmShape::library}) {
-    const cuda::GemmPlan plan = cuda::plan_gemm_relu_twell(shape, device, layer.problem());
+  for (cuda::GemmShape shape :
+       {cuda::GemmShape::stream32x32, cuda::GemmShape::tile64x64, cuda::GemmShape::tile128x128,
+        cuda::GemmShape::library, cuda::GemmShape::screen32x32}) {
+    cuda::Problem problem = layer.problem();
+    problem.screened = true;
+    const cuda::GemmPlan plan = cuda::plan_gemm_relu_twell(shape, device, problem);
     DeviceBuffer<std::byte> gemm_memory(plan.workspace_bytes);
     cuda::GatherPlan gather = cuda::plan_gather(device, layer.problem());
     gather.splits = 3;
@@ -172,9 +175,10 @@ TEST_F(EmulationTest, KernelsGiveTheSameBitsInAnyOrderOfThreads) {
                            : order == 1 ? emulation::Order::descending
                                         : emulation::Order::shuffled,
                            static_cast<unsigned>(order));
+      const DeviceScreenOf<bf16> screen(layer, mean_of(layer.x));
       DevicePacked packed({20, 300, plan.tile, 9, DType::bf16});
       cuda::gemm_relu_twell(plan, x.view(), gate.view(), {}, packed.view,
-                            {gemm_memory.data(), gemm_memory.size()}, nullptr);
+                            {gemm_memory.data(), gemm_memory.size()}, nullptr, screen.view);
       DeviceMatrixOf<bf16> y{TestMatrix<bf16>(20, kDepth)};
       DeviceBuffer<std::byte> memory(gather.workspace_bytes(20));
       cuda::twell_gated_ffn(gather, x.view(), packed.view, up.view(), down.view(), y.mutable_view(),

@@ -52,6 +52,36 @@ TEST(CudaPlan, ShapeFollowsTheNumberOfRows) {
   }
 }
 
+// With a screen, where tokens are few and their candidates too.
+TEST(CudaPlan, AScreenWhereItIsExpectedToBeFaster) {
+  const Device h100 = with_clocks(kH100, 1755, 2619, 5120);
+  const auto shape = [&](std::int64_t tokens, double candidates) {
+    Problem problem = paper(tokens);
+    problem.screened = true;
+    problem.candidates = candidates;
+    return plan_ffn(h100, problem).gemm.shape;
+  };
+  for (const std::int64_t tokens : {1, 4, 8}) {
+    EXPECT_EQ(shape(tokens, 0.012), GemmShape::screen32x32) << tokens;
+  }
+  EXPECT_EQ(shape(16, 0.012), GemmShape::stream16x32);  // to round x takes longer than to read W
+  EXPECT_EQ(shape(32, 0.012), GemmShape::stream32x32);
+  EXPECT_EQ(shape(33, 0.012), plan_ffn(h100, paper(33)).gemm.shape);
+  EXPECT_EQ(shape(1, 0.9), GemmShape::stream8x32);
+  EXPECT_EQ(shape(8, 0.2), GemmShape::stream8x32);
+  EXPECT_EQ(plan_ffn(h100, paper(1)).gemm.shape, GemmShape::stream8x32);  // has none
+  // Never slower by the estimate.
+  for (const std::int64_t tokens : {1, 2, 8, 24, 32, 64}) {
+    for (const double candidates : {0.0, 0.01, 0.1, 0.5, 1.0}) {
+      Problem problem = paper(tokens);
+      const double without = estimate_ffn(h100, problem, 0.005, 0.005).gate;
+      problem.screened = true;
+      problem.candidates = candidates;
+      EXPECT_LE(estimate_ffn(h100, problem, 0.005, 0.005).gate, without) << tokens;
+    }
+  }
+}
+
 TEST(CudaPlan, SharedMemoryFits) {
   for (const Device& device : {kA100, kRtx3090, kH100}) {
     for (std::int64_t tokens : {1, 40, 500, 4096, 1000000}) {

@@ -37,6 +37,26 @@ struct DeviceTwell {
   int capacity = 0;
 };
 
+// A screen of W [cols, depth] as screen_relu_twell reads it. Neurons come in groups of 32, inputs
+// in steps of 64, four of which are a run; what pads them is zero. Lane (g, t) of a warp has
+// neurons 8i + g of a group, i < 4, and of a step inputs 8t … 8t + 7 and 32 + 8t … 32 + 8t + 7.
+struct DeviceScreen {
+  std::int8_t* levels = nullptr;  // [groups][steps][i][lane][16]
+  float* along = nullptr;         // [groups][runs][g][i]: w·a / scale
+  float* figures = nullptr;       // [groups][3][32]: scale, ‖ŵ‖, ‖w − ŵ‖
+  std::uint16_t* axis = nullptr;  // [runs][256]: a, bf16, in each run of length 1 but for rounding
+  int steps = 0;
+  int runs = 0;
+};
+
+struct MakeScreenArgs {
+  DeviceMatrix weight;          // [cols, depth]
+  const float* axis = nullptr;  // [depth], of any length; may be null
+  int depth = 0;
+  int cols = 0;
+  DeviceScreen screen;
+};
+
 struct GemmReluTwellArgs {
   DeviceMatrix x;       // [rows, depth]
   DeviceMatrix weight;  // [cols, depth]
@@ -48,6 +68,9 @@ struct GemmReluTwellArgs {
   int raster_group = 1;              // row tiles that are walked together (common/raster.h)
   std::uint32_t* cleared = nullptr;  // set to zero: counters of the kernel after this one
   int cleared_words = 0;
+  // screen_relu_twell alone.
+  DeviceScreen screen;
+  unsigned long long* candidates = nullptr;  // [1], added to; may be null
 };
 
 struct TwellGatherArgs {
@@ -160,6 +183,9 @@ struct TwellToDenseArgs {
 // out = act(x Wᵀ) in tiles of `plan`'s shape, or streamed for few rows.
 void launch_gemm_relu_twell(const GemmPlan& plan, const GemmReluTwellArgs& args,
                             cudaStream_t stream);
+void launch_screen_relu_twell(const GemmPlan& plan, const GemmReluTwellArgs& args,
+                              cudaStream_t stream);
+void launch_make_screen(DType dtype, bool aligned, const MakeScreenArgs& args, cudaStream_t stream);
 // y = (g ⊙ (x Wuᵀ)) Wd, or y = h Wd where not gated.
 void launch_twell_gather(const GatherPlan& plan, const TwellGatherArgs& args, cudaStream_t stream);
 // out = act(gate), of which the first columns stay dense, multiplied by their u if that is there.

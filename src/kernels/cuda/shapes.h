@@ -53,6 +53,28 @@ using Stream8x32 = StreamTiles<8>;
 using Stream16x32 = StreamTiles<16>;
 using Stream32x32 = StreamTiles<32>;
 
+// screen_relu_twell, for up to kTokens rows, in groups of eight. A warp takes runs of inputs that
+// share a scale of x, each in steps of two products.
+struct ScreenTiles {
+  static constexpr int kTokens = 32;
+  static constexpr int kNeurons = 32;
+  static constexpr int kWarps = 8;
+  static constexpr int kThreads = kWarps * 32;
+  static constexpr int kStepInputs = 64;
+  static constexpr int kRunInputs = 256;
+  static constexpr int kRunSteps = kRunInputs / kStepInputs;
+  static constexpr int kStepBytes = kNeurons * kStepInputs;
+  static constexpr int kFigures = 3;               // of a neuron: scale, norm, error
+  static constexpr int kSumStride = kNeurons + 4;  // no two lanes' sums in a bank
+  static constexpr int kStagedStride = kNeurons + kVector;
+  // Of shared memory: for each token its sums, what the warps know of it, its candidates and its
+  // activation; for each neuron its figures; the number of candidates.
+  static constexpr int shared_bytes(int tokens) {
+    return tokens * (kWarps * (kSumStride * 4 + 16) + kNeurons * 2 + kStagedStride * 2) +
+           kFigures * kNeurons * 4 + 16;
+  }
+};
+
 // The gathers. A thread accumulates 16 columns in registers at a time; a block takes a group of
 // columns in as many parts as that needs, and wider outputs take several groups, each with blocks
 // of its own. Two blocks of 256 threads an SM leave 128 registers for each.

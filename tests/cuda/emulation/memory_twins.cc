@@ -87,6 +87,12 @@ uint4 load_shared_row(const void* from, const char* file, int line) {
   TWELL_COUNT(from, 16);
   return load_16(from);
 }
+float4 load_shared_row_f4(const float* from, const char* file, int line) {
+  TWELL_COUNT(from, 16);
+  const uint4 v = load_16(from);
+  return make_float4(__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z),
+                     __uint_as_float(v.w));
+}
 uint4 load_stream(const void* from, const char* file, int line) {
   TWELL_COUNT(from, 16);
   return load_16(from);

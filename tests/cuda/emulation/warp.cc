@@ -93,6 +93,11 @@ int __reduce_add_sync(unsigned mask, int value) {
 float __shfl_xor_sync(unsigned mask, float value, int lanes) {
   return shuffle_xor(mask, value, lanes);
 }
+double __shfl_xor_sync(unsigned mask, double value, int lanes) {
+  const auto halves = bits_of<uint2>(value);
+  const unsigned low = shuffle_xor(mask, halves.x, lanes);
+  return bits_of<double>(make_uint2(low, shuffle_xor(mask, halves.y, lanes)));
+}
 int __shfl_xor_sync(unsigned mask, int value, int lanes) { return shuffle_xor(mask, value, lanes); }
 unsigned __shfl_xor_sync(unsigned mask, unsigned value, int lanes) {
   return shuffle_xor(mask, value, lanes);

@@ -30,14 +30,15 @@ struct OnDevice {
         down(layer.down),
         y(TestMatrix<T>(layer.shape.tokens, layer.shape.depth, layer.shape.padding)) {}
   cuda::DeviceFfnWeights weights() const {
-    if (!joined) return {gate.view(), gated ? up.view() : ConstMatrixView{}, down.view()};
+    if (!joined) return {gate.view(), gated ? up.view() : ConstMatrixView{}, down.view(), screen};
     ConstMatrixView first = gate.view();
     first.rows /= 2;
     ConstMatrixView second = first;
     second.data = static_cast<const T*>(first.data) + first.rows * first.row_stride;
-    return {first, second, down.view()};
+    return {first, second, down.view(), screen};
   }
   bool gated, joined;
+  cuda::DeviceScreenView screen;  // none
   DeviceMatrixOf<T> x, gate, up, down, y;
 };
 
@@ -48,6 +49,7 @@ struct FfnOptions {
   bool joined = false;  // gate and up are one matrix
   int chunk = 0;        // forced where not 0
   int partials = -1;    // at most as many as planned; forced where not negative
+  cuda::DeviceScreenView screen = {};
 };
 
 template <class T>
@@ -115,13 +117,14 @@ double hot_bound(const CudaLayer<T>& layer, const ref::Matrix& gate, std::int64_
 template <class T>
 void check_ffn(const CudaLayer<T>& layer, const FfnOptions& options = {}) {
   OnDevice<T> on(layer, options.joined);
+  on.screen = options.screen;
   const cuda::FfnPlan plan = plan_of(on, layer, options);
   SCOPED_TRACE(describe(layer.shape) + "; " + plan.to_string());
   DeviceBuffer<std::byte> memory(plan.workspace_bytes);
   DeviceBuffer<std::int32_t> row_nnz(static_cast<std::size_t>(layer.shape.tokens));
   DeviceBuffer<std::int64_t> neuron_counts(
       std::vector<std::int64_t>(static_cast<std::size_t>(layer.shape.hidden), 7));
-  const ref::Matrix gate = check_gemm(gate_alone(plan), layer, 16);
+  const ref::Matrix gate = check_gemm(gate_alone(plan), layer, 16, on.screen);
   const auto error = [&](std::int64_t r, std::int64_t c) {
     return hot_bound(layer, gate, plan.hot, r, c);
   };

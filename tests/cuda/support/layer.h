@@ -176,8 +176,10 @@ void expect_rounded(double got, double low, double high, double error, At where)
 
 inline bool same_special(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }
 
+// `bound`: of an error of a sum of so many terms.
 template <class T>
-void expect_activation(const ref::Matrix& got, const CudaLayer<T>& layer) {
+void expect_activation(const ref::Matrix& got, const CudaLayer<T>& layer,
+                       double (*bound)(double, double) = tensor_core_bound) {
   const ref::Matrix x = widened(layer.x);
   const ref::Matrix w = widened(layer.gate);
   for (std::int64_t r = 0; r < got.rows; ++r) {
@@ -193,7 +195,7 @@ void expect_activation(const ref::Matrix& got, const CudaLayer<T>& layer) {
         ASSERT_TRUE(same_special(got.at(r, c), ref::activate(sum, activation))) << At{r, c};
         continue;
       }
-      const double delta = tensor_core_bound(static_cast<double>(x.cols), magnitude);
+      const double delta = bound(static_cast<double>(x.cols), magnitude);
       const double low = ref::activate(sum - delta, activation);
       const double high = ref::activate(sum + delta, activation);
       // Squaring in f32 rounds once more.
@@ -231,11 +233,39 @@ void expect_output(const DeviceMatrixOf<T>& y, const ref::Matrix& gate, const Cu
   }
 }
 
+// The screen of a layer's gate, made on the device. axis: as many numbers as inputs, or none.
+template <class T>
+class DeviceScreenOf {
+ public:
+  explicit DeviceScreenOf(const CudaLayer<T>& layer, const std::vector<float>& axis = {})
+      : memory_(cuda::screen_bytes(layer.shape.hidden, layer.shape.depth)) {
+    const DeviceMatrixOf<T> gate(layer.gate);
+    const DeviceBuffer<float> on_device(axis);
+    view =
+        cuda::make_screen(gate.view(), on_device.data(), {memory_.data(), memory_.size()}, nullptr);
+    TWELL_CUDA_CHECK(cudaDeviceSynchronize());
+  }
+  std::vector<std::byte> read() const { return memory_.read(); }
+
+  cuda::DeviceScreenView view;
+
+ private:
+  DeviceBuffer<std::byte> memory_;
+};
+template <class T>
+std::vector<float> mean_of(const TestMatrix<T>& x) {
+  std::vector<float> mean(static_cast<std::size_t>(x.cols()));
+  for (std::int64_t r = 0; r < x.rows(); ++r) {
+    for (std::int64_t k = 0; k < x.cols(); ++k) mean[static_cast<std::size_t>(k)] += x.value(r, k);
+  }
+  return mean;
+}
+
 // Runs gemm_relu_twell twice; checks the first against the definition and the second to be the same
 // bits. Returns the dense activation.
 template <class T>
-ref::Matrix check_gemm(const cuda::GemmPlan& plan, const CudaLayer<T>& layer,
-                       std::int32_t capacity) {
+ref::Matrix check_gemm(const cuda::GemmPlan& plan, const CudaLayer<T>& layer, std::int32_t capacity,
+                       const cuda::DeviceScreenView& screen = {}) {
   SCOPED_TRACE(describe(layer.shape) + ", capacity " + std::to_string(capacity) + "; " +
                plan.to_string());
   const DeviceMatrixOf<T> x(layer.x);
@@ -247,11 +277,13 @@ ref::Matrix check_gemm(const cuda::GemmPlan& plan, const CudaLayer<T>& layer,
   for (const DevicePacked* out : {&packed, &again}) {
     DeviceBuffer<std::byte> memory(plan.workspace_bytes);
     cuda::gemm_relu_twell(plan, x.view(), gate.view(), layer.shape.activation, out->view,
-                          {memory.data(), memory.size()}, nullptr);
+                          {memory.data(), memory.size()}, nullptr, screen);
   }
   TWELL_CUDA_CHECK(cudaDeviceSynchronize());
   ref::Matrix dense = unpacked<T>(packed);
-  expect_activation(dense, layer);
+  // What a screen leaves is multiplied in f32.
+  const bool screened = plan.shape == cuda::GemmShape::screen32x32;
+  expect_activation(dense, layer, screened ? accumulation_bound : tensor_core_bound);
   EXPECT_EQ(packed.counts.read(), again.counts.read());
   // Words without a slot stay as they were, all bits set, in both.
   EXPECT_EQ(packed.slots.read(), again.slots.read());

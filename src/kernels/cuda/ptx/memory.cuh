@@ -54,6 +54,14 @@ __device__ __forceinline__ uint4 load_shared_row(const void* from) {
   return v;
 }
 
+__device__ __forceinline__ float4 load_shared_row_f4(const float* from) {
+  float4 v;
+  asm("ld.global.nc.L1::evict_last.v4.f32 {%0, %1, %2, %3}, [%4];"
+      : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+      : "l"(from));
+  return v;
+}
+
 // 16 bytes that are read once: a stream.
 __device__ __forceinline__ uint4 load_stream(const void* from) {
   uint4 v;

@@ -41,7 +41,8 @@ void launch_for(const GemmPlan& plan, const GemmReluTwellArgs& args, cudaStream_
     case GemmShape::tile128x128:
       return launch_tiles<T, Tile128x128, true>(args, stream);
     case GemmShape::library:
-      return;  // the operation's, not a kernel's
+    case GemmShape::screen32x32:
+      return;  // the operation's, not these kernels'
   }
 }
 

@@ -163,6 +163,15 @@ inline unsigned __float_as_uint(float value) { return twell::emulation::bits_of<
 inline int __popc(unsigned v) { return __builtin_popcount(v); }
 inline int __popcll(unsigned long long v) { return __builtin_popcountll(v); }
 inline int __ffs(int v) { return __builtin_ffs(v); }
+// Byte i of the result is byte (selector >> 4i) % 8 of b:a.
+inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
+  const std::uint64_t bytes = std::uint64_t{b} << 32 | a;
+  unsigned out = 0;
+  for (unsigned i = 0; i < 4; ++i) {
+    out |= static_cast<unsigned>(bytes >> (selector >> 4 * i & 7U) * 8 & 0xffU) << 8 * i;
+  }
+  return out;
+}
 inline int __clz(int v) { return v == 0 ? 32 : __builtin_clz(static_cast<unsigned>(v)); }
 inline int min(int a, int b) { return a < b ? a : b; }
 inline int max(int a, int b) { return a > b ? a : b; }
@@ -173,6 +182,7 @@ unsigned __ballot_sync(unsigned mask, int predicate);
 unsigned __reduce_add_sync(unsigned mask, unsigned value);
 int __reduce_add_sync(unsigned mask, int value);
 float __shfl_xor_sync(unsigned mask, float value, int lanes);
+double __shfl_xor_sync(unsigned mask, double value, int lanes);
 int __shfl_xor_sync(unsigned mask, int value, int lanes);
 unsigned __shfl_xor_sync(unsigned mask, unsigned value, int lanes);
 int __shfl_up_sync(unsigned mask, int value, int distance, int width = 32);

@@ -24,6 +24,7 @@ void cp_async_wait() {
 
 // These fail on addresses that the GPU would refuse.
 uint4 load_shared_row(const void* from, TWELL_CALLED_FROM);
+float4 load_shared_row_f4(const float* from, TWELL_CALLED_FROM);
 uint4 load_stream(const void* from, TWELL_CALLED_FROM);
 // Of memory that other blocks write: what they made known, and what this block stored.
 float load_other_block(const float* from, TWELL_CALLED_FROM);
