@@ -12,6 +12,9 @@ OPERATORS = (
     "unpack_weight",
     "ffn",
     "ffn_stats",
+    "ffn_train",
+    "ffn_train_backward",
+    "ffn_train_backward_add",
     "gemm_relu_twell",
     "twell_gated_ffn",
     "twell_spmm",
@@ -82,6 +85,33 @@ def test_hot_neurons(dtype: torch.dtype, bound: float, tokens: int, hot: int) ->
     assert (y.double() - exact).norm() <= bound * exact.norm()
     assert row_nnz.sum() == neurons.sum()
     assert torch.equal(y, torch.ops.twell.ffn(x, packed, up, down, hot=hot))
+
+
+# Gradients of the exact layer at the same inputs; g, u, dh, du, dv, h and y may be rounded.
+@needs_gpu
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.bfloat16, 2**-5), (torch.float16, 2**-8)])
+@pytest.mark.parametrize("tokens", [3, 300])
+@pytest.mark.parametrize("hot", [0, 64, 300])
+def test_training(dtype: torch.dtype, bound: float, tokens: int, hot: int) -> None:
+    operands = layer(tokens, 72, 300, dtype)
+    dy = torch.randn(tokens, 72, device="cuda").to(dtype)
+    l1_grad = torch.tensor(0.25, device="cuda")
+    y, l1, row_nnz, neurons, *kept = torch.ops.twell.ffn_train(*operands, hot=hot)
+    gradients = torch.ops.twell.ffn_train_backward(dy, *operands, *kept, l1_grad, hot=hot)
+    exact = [t.double().requires_grad_() for t in operands]
+    x, gate, up, down = exact
+    h = torch.relu(x @ gate.T) * (x @ up.T)
+    ((h @ down) * dy.double()).sum().add(0.25 * h.abs().sum()).backward()
+    for got, leaf in zip(gradients, exact):
+        assert (got.double() - leaf.grad).norm() <= bound * leaf.grad.norm()
+    assert (y.double() - h.detach() @ down.detach()).norm() <= bound * y.double().norm()
+    assert abs(l1.item() - h.abs().sum().item()) <= bound * l1.item()
+    assert row_nnz.sum() == neurons.sum()
+    sums = [torch.ones(300, 72, device="cuda") for _ in range(3)]
+    dx = torch.ops.twell.ffn_train_backward_add(dy, *operands, *kept, l1_grad, *sums, hot=hot)
+    assert torch.equal(dx, gradients[0])
+    for got, sum_ in zip(gradients[1:], sums):
+        assert ((sum_ - 1).double() - got.double()).norm() <= bound * got.double().norm()
 
 
 @needs_gpu
