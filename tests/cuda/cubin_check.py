@@ -29,6 +29,9 @@ class Design:
     loads: int = 0  # such loads in the text of all loops, at least
     copies: int = 0  # such copies from global to shared memory (LDGSTS)
     in_flight: int = 0  # such loads that a thread has under way, in each loop that multiplies
+    # The same, in the loop of all that has the most; what it loads may be multiplied in loops that
+    # read nothing.
+    streams: int = 0
 
     @property
     def aligned(self) -> bool:
@@ -64,7 +67,7 @@ DESIGNS = (
     stream("32>, false>", {256: 1}, 32),
     # Of the screen 16 and w·a; of x and the axis 3 passes; of candidates 8, and of x as many.
     Design(
-        "screen_relu_twell_sm80<*, true>", {256: 2}, SCREEN_SHARED, loads=65, in_flight=4
+        "screen_relu_twell_sm80<*, true>", {256: 2}, SCREEN_SHARED, loads=65, in_flight=4, streams=17
     ),
     Design("screen_relu_twell_sm80<*, false>", {256: 2}, SCREEN_SHARED),
     Design("make_screen_sm80<*>", {256: 1}),
@@ -122,10 +125,15 @@ def code_offences(kernel: Kernel, design: Design) -> Iterator[str]:
     copies = kernel.count({LDGSTS}, VECTOR, kernel.in_loops)
     if copies < design.copies:
         yield f"{copies} copies of {VECTOR} bits in its loops, expected {design.copies}"
+    most = max(map(kernel.vectors_in_flight, kernel.own_loops), default=0)
+    if most < design.streams:
+        yield f"{most} loads of {VECTOR} bits in flight at most, expected {design.streams}"
     if not kernel.multiplying_loops:
         yield "no loop multiplies, as far as cubin.py knows instructions"
     for loop in kernel.multiplying_loops:
         reads = LOADS | {LDGSTS}
+        if design.streams and not kernel.count(reads, 0, loop):
+            continue  # what it multiplies was loaded around it
         if narrow := sum(kernel.count(reads, width, loop) for width in NARROW):
             yield f"{narrow} reads of less than {VECTOR} bits in a loop that multiplies"
         if (flying := kernel.vectors_in_flight(loop)) < design.in_flight:

@@ -207,6 +207,9 @@ TEST(ExactLayer, KernelsGiveItsBitsInEveryCase) {
   const auto weight = [&](const DeviceBuffer<std::uint16_t>& data) {
     return ConstMatrixView{data.data(), DType::bf16, host.hidden, host.depth};
   };
+  const DeviceBuffer<std::byte> screen_memory(cuda::screen_bytes(host.hidden, host.depth));
+  const cuda::DeviceScreenView screen = cuda::make_screen(
+      weight(gate), nullptr, {screen_memory.data(), screen_memory.size()}, nullptr);
   std::set<std::int64_t> row_blocks;
   for (const ExactCase& one : exact_cases(options)) {
     if (one.tokens > 33 && one.tokens < kExactTokens) continue;  // seconds each
@@ -219,7 +222,7 @@ TEST(ExactLayer, KernelsGiveItsBitsInEveryCase) {
     const DeviceBuffer<std::int64_t> neurons(
         std::vector<std::int64_t>(static_cast<std::size_t>(host.hidden)));
     cuda::ffn(plan, {x.data() + one.first * host.depth, DType::bf16, one.tokens, host.depth},
-              {weight(gate), weight(up), weight(down)}, {},
+              {weight(gate), weight(up), weight(down), screen}, {},
               {y.data(), DType::bf16, one.tokens, host.depth}, memory.workspace(), nullptr,
               {row_nnz.data(), neurons.data()});
     const std::vector<std::uint16_t> got = y.read();
@@ -351,7 +354,8 @@ TEST(Variants, AreNamedOnceAndInOrder) {
        {"ceiling/gemm_16384x5632x2048", "ceiling/l2_rows_46mb", "ceiling/launch_gap",
         "exact/29/300/small_blocks", "exact/563/full_row/splits_32", "exact/113/300/library",
         "exact/29/300/hot_50_percent", "ffn/16384/29", "dense/1/563", "gate/256/113",
-        "gather/64/29", "gate_shape/4/stream8x32", "gather_splits/16/8"}) {
+        "gather/64/29", "ffn/1/29/screened", "gate_shape/4/screen32x32", "gate_shape/4/stream8x32",
+        "gather_splits/16/8"}) {
     EXPECT_NE(std::find(names.begin(), names.end(), name), names.end()) << name;
   }
   const std::vector<std::string> exact = variant_names(parse({"--only", "exact", "--nnz", "29"}));
