@@ -29,15 +29,14 @@ std::uint32_t config_of(const cublasLtMatmulAlgo_t& algorithm,
 }
 
 cuda::LibraryGemm library_gemm_of(const GemmProblem& p, const GemmOperands& operands) {
-  return {{operands.a, p.k},
-          {operands.b, p.rows_are_inputs ? p.n : p.k},
-          p.rows_are_inputs,
-          operands.c,
-          p.n,
-          false,
-          p.m,
-          p.n,
-          p.k};
+  return {.a = {operands.a, p.k},
+          .b = {operands.b, p.rows_are_inputs ? p.n : p.k},
+          .b_by_depth = p.rows_are_inputs,
+          .c = operands.c,
+          .c_stride = p.n,
+          .rows = p.m,
+          .cols = p.n,
+          .depth = p.k};
 }
 
 }  // namespace

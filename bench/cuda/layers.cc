@@ -50,6 +50,9 @@ void measure_one(Bench& bench, const LayerCase& one, const DeviceLayer& layer,
   const int runs = bench.options.runs;
   cuda::Problem problem = layer.problem(tokens);
   problem.hot = cuda::choose_hot(bench.device, problem, layer.rates);
+  problem.screened = one.screened;
+  problem.candidates =
+      std::min(1.0, kCandidatesPerFiring * one.nnz / static_cast<double>(layer.hidden));
   const cuda::FfnPlan plan = cuda::plan_ffn(bench.device, problem);
   const DeviceMemory<std::byte> memory(plan.workspace_bytes);
   const DeviceMemory<std::int32_t> row_nnz(static_cast<std::size_t>(tokens));
@@ -63,7 +66,9 @@ void measure_one(Bench& bench, const LayerCase& one, const DeviceLayer& layer,
   // Not what the case before left: its rows are these.
   layer.y.poison();
   dense_memory.y.poison();
-  sparse({row_nnz.get(), nullptr});
+  const DeviceMemory<std::int64_t> candidates(1);
+  candidates.fill(0);
+  sparse({row_nnz.get(), nullptr, candidates.get()});
   dense.run();
   TWELL_CUDA_CHECK(cudaStreamSynchronize(stream));
   const std::vector<std::uint16_t> y = layer.read_outputs(tokens);
@@ -111,16 +116,18 @@ void measure_one(Bench& bench, const LayerCase& one, const DeviceLayer& layer,
                        .add("wrong_rows", error.wrong)
                        .add("bound", kRowBound)
                        .add("same_bits", same_bits)
+                       .add("candidates", candidates.read().front())
                        .add("right", right)
                        .add("impl", plan.to_string()));
+  bench.report.add(
+      Line("gate", one.name("gate")).add("us", parts.gate.median_us).add("flops_per_s", gate_rate));
+  if (one.screened) return;
   bench.report.add(Line("dense", one.name("dense"))
                        .add("us", dense_time.median_us)
                        .add("min_us", dense_time.min_us)
                        .add("max_us", dense_time.max_us)
                        .add("flops_per_s", dense_rate)
                        .add("impl", dense.to_string()));
-  bench.report.add(
-      Line("gate", one.name("gate")).add("us", parts.gate.median_us).add("flops_per_s", gate_rate));
   bench.report.add(Line("gather", one.name("gather"))
                        .add("us", parts.gather.median_us)
                        .add("bytes_per_s", gather_rate));
@@ -146,7 +153,7 @@ PartTimes measure_parts(Bench& bench, const DeviceLayer& layer, std::int64_t tok
   PartTimes out;
   out.gate = bench.timer.measure(bench.options.runs, [&] {
     cuda::gemm_relu_twell(gemm, layer.inputs(0, tokens), layer.weights().gate, {}, packed,
-                          workspace, stream);
+                          workspace, stream, layer.screen);
   });
   if (!fused) {
     // Hot neurons and the queue's gather are no operations of their own.

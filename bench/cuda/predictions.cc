@@ -61,16 +61,25 @@ std::vector<Prediction> predictions(const Options& options) {
     cuda::Problem problem{one.tokens, options.depth, options.hidden, DType::bf16, true, true};
     problem.joined = true;  // as DeviceLayer has them
     problem.hot = cuda::choose_hot(device, problem, rates);
+    problem.screened = one.screened;
     const auto density = [&](std::int64_t first) {
       return std::accumulate(rates.begin() + first, rates.end(), 0.0) /
              static_cast<double>(options.hidden);
     };
-    const std::int64_t hot = cuda::plan_ffn(device, problem).hot;
+    problem.candidates = std::min(1.0, kCandidatesPerFiring * density(0));
+    const cuda::FfnPlan plan = cuda::plan_ffn(device, problem);
+    const std::int64_t hot = plan.hot;
     const cuda::FfnCost cost =
         cuda::estimate_ffn(device, problem, density(0), std::min(density(0), density(hot)));
-    out.push_back({one.name("ffn"), text_of("%.1f µs", 1e6 * cost.sparse()) +
-                                        text_of(" (%.2f ×)", cost.dense / cost.sparse()) +
-                                        text_of(", %.0f hot", static_cast<double>(hot))});
+    out.push_back(
+        {one.name("ffn"), text_of("%.1f µs", 1e6 * cost.sparse()) +
+                              text_of(" (%.2f ×)", cost.dense / cost.sparse()) +
+                              (one.screened ? std::string(", ") + cuda::name_of(plan.gemm.shape)
+                                            : text_of(", %.0f hot", static_cast<double>(hot)))});
+    if (one.screened) {
+      out.push_back({one.name("gate"), text_of("%.1f µs", 1e6 * cost.gate)});
+      continue;
+    }
     out.push_back({one.name("dense"), text_of("%.1f µs", 1e6 * cost.dense)});
     // As measure_parts() has them: the gate as an operation of its own, and the rest.
     problem.hot = 0;

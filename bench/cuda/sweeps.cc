@@ -10,7 +10,8 @@ namespace twell::bench {
 namespace {
 
 void measure_shape(Bench& bench, const ShapeCase& one, const DeviceLayer& layer) {
-  const cuda::Problem problem = layer.problem(one.tokens);
+  cuda::Problem problem = layer.problem(one.tokens);
+  problem.screened = one.shape == cuda::GemmShape::screen32x32;
   const cuda::FfnPlan plan = cuda::plan_ffn(bench.device, problem, std::size_t{1} << 30, one.shape);
   const cuda::GemmPlan& gemm = plan.gemm;
   if (gemm.shared_bytes > bench.device.shared_bytes) {

@@ -38,11 +38,11 @@ std::vector<GemmShape> shapes_for(std::int64_t tokens, const Options& options) {
   cuda::Device any;
   any.sm_count = 1;
   std::vector<GemmShape> out;
-  for (int s = 0; s <= static_cast<int>(GemmShape::library); ++s) {
+  cuda::Problem problem{tokens, options.depth, options.hidden, DType::bf16, true, true};
+  problem.screened = true;
+  for (int s = 0; s <= static_cast<int>(GemmShape::screen32x32); ++s) {
     try {
-      (void)cuda::plan_gemm_relu_twell(
-          static_cast<GemmShape>(s), any,
-          {tokens, options.depth, options.hidden, DType::bf16, true, true});
+      (void)cuda::plan_gemm_relu_twell(static_cast<GemmShape>(s), any, problem);
       out.push_back(static_cast<GemmShape>(s));
     } catch (const Error&) {
       continue;
@@ -125,6 +125,7 @@ cuda::FfnPlan plan_of(const cuda::Device& device, const cuda::Problem& problem,
   cuda::Problem with_hot = problem;
   with_hot.hot = one.hot_tenths * problem.hidden / 10;
   if (one.separate_up) with_hot.joined = false;
+  with_hot.screened = one.shape == GemmShape::screen32x32;
   cuda::FfnPlan plan = cuda::plan_ffn(device, with_hot, one.small_blocks ? 1 : kPlenty, one.shape);
   if (one.splits) plan.gather.splits = *one.splits;
   plan.workspace_bytes = cuda::workspace_bytes(plan);
@@ -132,13 +133,23 @@ cuda::FfnPlan plan_of(const cuda::Device& device, const cuda::Problem& problem,
 }
 
 std::string LayerCase::name(const char* what) const {
-  return path_of(what, std::to_string(tokens), text_of(nnz));
+  const std::string name = path_of(what, std::to_string(tokens), text_of(nnz));
+  return screened ? path_of(name, "screened") : name;
+}
+
+std::vector<const char*> LayerCase::lines() const {
+  if (screened) return {"ffn", "gate"};
+  return {"ffn", "dense", "gate", "gather"};
 }
 
 std::vector<LayerCase> layer_cases(const Options& options) {
   std::vector<LayerCase> out;
   for (const double nnz : options.nnz) {
-    for (const std::int64_t tokens : options.tokens) out.push_back({tokens, nnz});
+    for (const std::int64_t tokens : options.tokens) {
+      out.push_back({tokens, nnz});
+      constexpr std::int64_t kScreenedTokens = 16;  // from which on none is expected to pay
+      if (tokens < kScreenedTokens) out.push_back({tokens, nnz, true});
+    }
   }
   return out;
 }
@@ -174,7 +185,7 @@ std::vector<std::string> variant_names(const Options& options) {
   }
   if (options.layers) {
     for (const LayerCase& one : layer_cases(options)) {
-      for (const char* what : {"ffn", "dense", "gate", "gather"}) out.push_back(one.name(what));
+      for (const char* what : one.lines()) out.push_back(one.name(what));
     }
   }
   if (options.sweeps) {

@@ -44,9 +44,14 @@ cuda::FfnPlan plan_of(const cuda::Device& device, const cuda::Problem& problem,
 struct LayerCase {
   std::int64_t tokens = 0;
   double nnz = 0;
+  bool screened = false;  // the plan may take a screen; only "ffn" and "gate" have lines then
   // "ffn", "dense", "gate" or "gather".
   std::string name(const char* what) const;
+  std::vector<const char*> lines() const;
 };
+// Candidates that a screen leaves for each neuron that fires, as plans are told: measured on a CPU,
+// in a trained model of 0.5 % (docs/architecture.md). Random weights leave more.
+inline constexpr double kCandidatesPerFiring = 2.4;
 std::vector<LayerCase> layer_cases(const Options& options);
 
 struct ShapeCase {

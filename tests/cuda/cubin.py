@@ -117,11 +117,15 @@ class Kernel:
         return set().union(*self.loops)
 
     @functools.cached_property
-    def multiplying_loops(self) -> list[list[int]]:
-        """Loops that multiply outside of the loops inside them, which are left out."""
+    def own_loops(self) -> list[list[int]]:
+        """Loops without the loops inside them."""
         inner = {place: number for number, loop in enumerate(self.loops) for place in loop}
-        found = {number for place, number in inner.items() if self.code[place].op in MULTIPLY}
-        return [sorted(p for p in self.loops[n] if inner[p] == n) for n in sorted(found)]
+        return [sorted(p for p in loop if inner[p] == n) for n, loop in enumerate(self.loops)]
+
+    @functools.cached_property
+    def multiplying_loops(self) -> list[list[int]]:
+        """Those that multiply."""
+        return [own for own in self.own_loops if any(self.code[p].op in MULTIPLY for p in own)]
 
     def vectors_in_flight(self, loop: list[int]) -> int:
         """The most 128-bit loads that a thread has under way at a time.

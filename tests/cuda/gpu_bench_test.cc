@@ -208,8 +208,12 @@ TEST(ExactLayer, KernelsGiveItsBitsInEveryCase) {
   const auto weight = [&](const std::uint16_t* data) {
     return ConstMatrixView{data, DType::bf16, host.hidden, host.depth};
   };
-  const cuda::DeviceFfnWeights weights = {
-      weight(gate_up.data()), weight(gate_up.data() + host.gate.size()), weight(down.data())};
+  const DeviceBuffer<std::byte> screen_memory(cuda::screen_bytes(host.hidden, host.depth));
+  const cuda::DeviceScreenView screen = cuda::make_screen(
+      weight(gate_up.data()), nullptr, {screen_memory.data(), screen_memory.size()}, nullptr);
+  const cuda::DeviceFfnWeights weights = {weight(gate_up.data()),
+                                          weight(gate_up.data() + host.gate.size()),
+                                          weight(down.data()), screen};
   bool seen_joined = false;
   std::set<std::int64_t> row_blocks;
   for (const ExactCase& one : exact_cases(options)) {
@@ -357,8 +361,8 @@ TEST(Variants, AreNamedOnceAndInOrder) {
        {"ceiling/gemm_16384x5632x2048", "ceiling/l2_rows_46mb", "ceiling/launch_gap",
         "exact/29/300/small_blocks", "exact/563/full_row/splits_32", "exact/113/300/library",
         "exact/29/300/hot_50_percent", "exact/29/300/hot_50_percent/separate_up", "ffn/16384/29",
-        "dense/1/563", "gate/256/113", "gather/64/29", "gate_shape/4/stream8x32",
-        "gather_splits/16/8"}) {
+        "dense/1/563", "gate/256/113", "gather/64/29", "ffn/1/29/screened",
+        "gate_shape/4/screen32x32", "gate_shape/4/stream8x32", "gather_splits/16/8"}) {
     EXPECT_NE(std::find(names.begin(), names.end(), name), names.end()) << name;
   }
   const std::vector<std::string> exact = variant_names(parse({"--only", "exact", "--nnz", "29"}));

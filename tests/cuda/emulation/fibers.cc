@@ -48,8 +48,8 @@ struct Context {
   std::abort();
 }
 
-// Goes on at `to` until another comes back to `from`. swapcontext() sets the signal mask, two system
-// calls each time: three times as long as all else that the emulation does. longjmp() is
+// Goes on at `to` until another comes back to `from`. swapcontext() sets the signal mask, two
+// system calls each time: three times as long as all else that the emulation does. longjmp() is
 // AddressSanitizer's, which knows of one stack alone.
 [[gnu::noinline, gnu::no_sanitize("address")]] void switch_context(Context& from, Context& to) {
   if (__builtin_setjmp(from.here) == 0) go_on(to);
