@@ -54,6 +54,7 @@ ACTIVE_LIST = INPUTS + 4 * (1025 + 32 + 3 * 256 + 2 + 4) + 4  # a multiple of 16
 # And sums of up to 2,048 and 8,192 columns.
 GATHER_SHARED = {128: ACTIVE_LIST + 4 * 2048, 256: ACTIVE_LIST + 4 * 8192}
 GATHERS = {128: 4, 256: 2}
+TRANSPOSE_SHARED = 1024 * 8 + 4 * 1024 + 2 * 4 * 32  # counts, starts, sums of warps
 SCREEN_SHARED = 32 * (8 * (36 * 4 + 16) + 32 * 2 + 40 * 2) + 3 * 32 * 4 + 16  # for 32 tokens
 DESIGNS = (
     tiles("64, 64, 32, 32, 4>, true>", {128: 1}, 64 << 10, copies=8),
@@ -74,13 +75,31 @@ DESIGNS = (
     Design("twell_gather_sm80<*, true, true>", GATHERS, GATHER_SHARED, loads=25, in_flight=8),
     Design("twell_gather_sm80<*, false, true>", GATHERS, GATHER_SHARED, loads=8, in_flight=8),
     Design("twell_gather_sm80<*, false>", GATHERS, GATHER_SHARED),
-    Design("gather_rows_sm80<*, true, true>", GATHERS, GATHER_SHARED, loads=49, in_flight=8),
-    Design("gather_rows_sm80<*, false, true>", GATHERS, GATHER_SHARED, loads=16, in_flight=8),
+    Design("gather_rows_sm80<*, true, true>", GATHERS, GATHER_SHARED, loads=25, in_flight=8),
+    Design("gather_rows_sm80<*, false, true>", GATHERS, GATHER_SHARED, loads=8, in_flight=8),
     Design("gather_rows_sm80<*, false>", GATHERS, GATHER_SHARED),
     Design("pack_gate_sm80<*, true>", {128: 8}, ahead=4),
     Design("pack_gate_sm80<*, false>", {128: 8}),
     Design("hot_product_sm80<*>", {256: 6}),
     Design("twell_to_dense_kernel", {128: 1}),
+    # Training. Of Wd, and where nothing was kept of Wg and Wu, 2 rows of 8; of Wg and of Wu 4 rows
+    # of 2. Loops that read nothing compute gradients of places.
+    Design(
+        "backward_rows_sm80<*, true, true>", GATHERS, GATHER_SHARED, loads=49, in_flight=8, ahead=16
+    ),
+    Design(
+        "backward_rows_sm80<*, false, true>", GATHERS, GATHER_SHARED, loads=41, in_flight=8, ahead=16
+    ),
+    Design("backward_rows_sm80<*, false>", GATHERS, GATHER_SHARED),
+    # Of x and dy 4 rows of 2 each.
+    Design("backward_neurons_sm80<*, true>", {128: 3}, loads=16, in_flight=16),
+    Design("backward_neurons_sm80<*, false>", {128: 2}),
+    Design("count_fired_sm80", {256: 4}, TRANSPOSE_SHARED),
+    Design("place_fired_sm80", {256: 4}, TRANSPOSE_SHARED),
+    Design("order_neurons_sm80", {128: 8}),
+    Design("scan_rows_sm80", {1024: 1}, 4 * 32),
+    Design("hot_backward_sm80<*>", {256: 4}),
+    Design("absolute_sums_sm80<*>", {256: 6}),
 )
 
 

@@ -96,40 +96,43 @@ template <class Team, class Sums, class Count, class Window, class Before, class
 __device__ __forceinline__ void sum_rows(Team& team, Sums& sums, const RowQueue& queue,
                                          const PartialSums& partial, Count count_of, Window window,
                                          Before before, Finish finish) {
-  // Of a row whose chunks this team takes in turn.
-  const std::int64_t own = std::int64_t{queue.partials} + team.index();
-  float* total = partial.data + (own * partial.groups + partial.group) * partial.floats;
+  // What follows a chunk's loops is computed after them: they need the registers.
+  const auto place_of = [&](std::int64_t number) {
+    return partial.data + (number * partial.groups + partial.group) * partial.floats;
+  };
   for (RowItem item = team.next(); item.row >= 0; item = team.next()) {
-    const std::int64_t row = item.row;
     const int nnz = count_of(item.row);
     const int chunk = chunk_of(queue, nnz);
-    int first = -1;
-    int chunks = 1;
-    if (item.chunk >= 0) {
-      const int begin = item.chunk * chunk;
-      first = queue.first_partial[row];
-      chunks = (nnz + chunk - 1) / chunk;
+    const bool shared = item.chunk >= 0;
+    int begin = shared ? item.chunk * chunk : 0;
+    const int end = shared ? min(begin + chunk, nnz) : nnz;
+    do {
       sums.clear();
-      window(Chunk{item.row, begin, min(chunk, nnz - begin), first + item.chunk});
-      float* parts = partial.data +
-                     (std::int64_t{first} * partial.groups + std::int64_t{partial.group} * chunks) *
-                         partial.floats;
-      sums.store_partial(parts + item.chunk * partial.floats);
-      if (!team.last(queue.finished + row * partial.groups + partial.group, chunks)) continue;
+      window(Chunk{item.row, begin, min(chunk, end - begin),
+                   shared ? queue.first_partial[item.row] + item.chunk : -1});
+      // Of a row whose chunks this team takes in turn.
+      const std::int64_t own = std::int64_t{queue.partials} + team.index();
+      if (shared) {
+        sums.store_partial(place_of(queue.first_partial[item.row] + item.chunk));
+      } else {
+        if (begin == 0) {
+          before(item.row);
+        } else {
+          sums.add_partial(place_of(own));
+        }
+        if (begin + chunk < end) sums.store_partial(place_of(own));
+      }
+      begin += chunk;
+    } while (begin < end);
+    const int chunks = shared ? (nnz + chunk - 1) / chunk : 1;
+    const int first = shared ? queue.first_partial[item.row] : -1;
+    if (shared) {
+      std::uint32_t* finished =
+          queue.finished + std::int64_t{item.row} * partial.groups + partial.group;
+      if (!team.last(finished, chunks)) continue;
       sums.clear();
       before(item.row);
-      for (int c = 0; c < chunks; ++c) sums.add_partial(parts + c * partial.floats);
-    } else {
-      for (int begin = 0; begin == 0 || begin < nnz; begin += chunk) {
-        sums.clear();
-        window(Chunk{item.row, begin, min(chunk, nnz - begin), -1});
-        if (begin > 0) {
-          sums.add_partial(total);
-        } else {
-          before(item.row);
-        }
-        if (begin + chunk < nnz) sums.store_partial(total);
-      }
+      for (int c = 0; c < chunks; ++c) sums.add_partial(place_of(first + c));
     }
     finish(item.row, first, chunks);
   }

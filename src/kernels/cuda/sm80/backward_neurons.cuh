@@ -173,7 +173,7 @@ __device__ __forceinline__ void store_gradient(const WeightGradient& to, std::in
 
 // Grid: blocks × groups of columns (y).
 template <class T, bool kGated, bool kWide, bool kAligned>
-__global__ void __launch_bounds__(kGradientThreads, kGradientBlocks)
+__global__ void __launch_bounds__(kGradientThreads, kAligned ? kGradientBlocks : 2)
     backward_neurons_sm80(const __grid_constant__ BackwardNeuronsArgs args) {
   const int group = static_cast<int>(blockIdx.y);
   WarpSums sums(group * kGradientColumns);
