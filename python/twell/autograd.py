@@ -100,6 +100,7 @@ def trained_ffn(
     down: Tensor,
     activation: str = "relu",
     threshold: float = 0.0,
+    hot: int | None = None,
 ) -> Trained:
     """:func:`gated_ffn`, with counts; without an ``up`` the layer has no gate (dense.ffn)."""
     dense.check_activation(activation, threshold)
@@ -107,9 +108,11 @@ def trained_ffn(
         y, h, g = dense.ffn(x, gate, up, down, activation, threshold)
         return Trained(y, dense.l1(h), *dense.counts(g))
     x, gate, up, down = cast_operands(x, gate, up, down)
-    if x.device.type == "cpu" and x.dtype in (torch.bfloat16, torch.float32):
+    on_cpu = x.device.type == "cpu"
+    dtypes = (torch.bfloat16, torch.float32 if on_cpu else torch.float16)
+    if x.dtype in dtypes and (on_cpu or (x.is_cuda and hot is not None)):
         y, l1, row_nnz, neuron_nnz, *_ = torch.ops.twell.ffn_train(
-            x, gate, up, down.contiguous(), None, activation, threshold
+            x, gate, up, down.contiguous(), None, activation, threshold, hot or 0
         )
         return Trained(y, l1 / max(x.shape[:-1].numel(), 1), row_nnz, neuron_nnz)
     y, l1, row_nnz, neuron_nnz = _Dense.apply(_matrix(x), gate, up, down, activation, threshold)
@@ -123,6 +126,7 @@ def gated_ffn(
     down: Tensor,
     activation: str = "relu",
     threshold: float = 0.0,
+    hot: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The gated layer for training: (y, l1), differentiable once in x and the three weights.
 
@@ -134,9 +138,11 @@ def gated_ffn(
 
     On a CPU, in bfloat16 and float32, forward keeps where the gate fired (torch.ops.twell.ffn_train)
     and backward multiplies nothing else; elsewhere, and in forward-mode differentiation, both are
-    dense.
+    dense. On a GPU, in bfloat16 and float16, they do the same where ``hot`` is given: so many of the
+    first neurons are multiplied densely, those that more than about 1 % of the tokens fire. It pays
+    up to some per cent of density, if neurons are ordered by popularity; no GPU has run it yet.
     """
-    return trained_ffn(x, gate, up, down, activation, threshold)[:2]
+    return trained_ffn(x, gate, up, down, activation, threshold, hot)[:2]
 
 
 def _keep_ffn(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

@@ -140,6 +140,12 @@ def test_shapes_on_a_gpu_without_one(half: torch.dtype) -> None:
             y, x, weight, weight, weight, offsets, neurons, values, l1
         )
         assert dx.shape == x.shape and dgate.shape == dup.shape == ddown.shape == weight.shape
+        leaf = weight.clone().requires_grad_()
+        for hot in (None, 0, 16):
+            y, l1 = twell.gated_ffn(x, leaf, weight, weight, hot=hot)
+            assert y.shape == x.shape and l1.dtype == torch.float32
+            # Dense unless a number of hot neurons is given.
+            assert ("ffn_train" in y.grad_fn.name()) == (hot is not None)
         assert twell.ops.unpack_weight(packed, 100, 40).shape == (100, 40)
         y, row_nnz, neurons, _ = twell.ops.ffn_stats(x, packed, weight, weight)
         assert (y.shape, y.dtype, y.device) == (x.shape, half, x.device)
