@@ -45,6 +45,7 @@ void guarded(Bench& bench, const std::string& variant, const std::function<void(
 void measure_ceilings(Bench& bench);
 void check_exact(Bench& bench);
 void measure_layers(Bench& bench);
+void measure_training(Bench& bench);
 void sweep(Bench& bench);
 
 // The two kernels of a layer apart, on all its rows at once.

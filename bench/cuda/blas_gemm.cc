@@ -29,8 +29,9 @@ std::uint32_t config_of(const cublasLtMatmulAlgo_t& algorithm,
 }
 
 cuda::LibraryGemm library_gemm_of(const GemmProblem& p, const GemmOperands& operands) {
-  return {.a = {operands.a, p.k},
+  return {.a = {operands.a, p.a_by_depth ? p.m : p.k},
           .b = {operands.b, p.rows_are_inputs ? p.n : p.k},
+          .a_by_depth = p.a_by_depth,
           .b_by_depth = p.rows_are_inputs,
           .c = operands.c,
           .c_stride = p.n,
@@ -100,10 +101,11 @@ void BlasGemm::run(int candidate, const GemmOperands& operands) const {
 
 void BlasGemm::run_own_choice(const GemmOperands& operands) const {
   const GemmProblem& p = problem_;
-  TWELL_BLAS_CHECK(cublasGemmEx(
-      blas_.handle(), p.rows_are_inputs ? CUBLAS_OP_N : CUBLAS_OP_T, CUBLAS_OP_N, p.n, p.m, p.k,
-      &kOne, operands.b, CUDA_R_16BF, p.rows_are_inputs ? p.n : p.k, operands.a, CUDA_R_16BF, p.k,
-      &kZero, operands.c, CUDA_R_16BF, p.n, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
+  TWELL_BLAS_CHECK(cublasGemmEx(blas_.handle(), p.rows_are_inputs ? CUBLAS_OP_N : CUBLAS_OP_T,
+                                p.a_by_depth ? CUBLAS_OP_T : CUBLAS_OP_N, p.n, p.m, p.k, &kOne,
+                                operands.b, CUDA_R_16BF, p.rows_are_inputs ? p.n : p.k, operands.a,
+                                CUDA_R_16BF, p.a_by_depth ? p.m : p.k, &kZero, operands.c,
+                                CUDA_R_16BF, p.n, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
 }
 
 std::string BlasGemm::to_string() const {

@@ -37,10 +37,12 @@ class Blas {
   DeviceMemory<std::byte> workspace_;
 };
 
-// c [m, n] = a [m, k] b in bf16 with f32 sums; b is [n, k], or [k, n] where `rows_are_inputs`.
+// c [m, n] = a [m, k] b in bf16 with f32 sums; b is [n, k], or [k, n] where `rows_are_inputs`. a is
+// [k, m] where `a_by_depth`.
 struct GemmProblem {
   int m = 0, n = 0, k = 0;
   bool rows_are_inputs = false;
+  bool a_by_depth = false;
 };
 struct GemmOperands {
   const std::uint16_t* a = nullptr;

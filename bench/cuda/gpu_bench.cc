@@ -1,13 +1,12 @@
 // twell_gpu_bench: the CUDA operations beside cuBLAS on one layer, with output compared.
 //
-//   twell_gpu_bench [--list | --predict] [--json FILE] [--only exact,layers,sweeps] [--tokens
-//   1,16,...]
-//                   [--nnz 29,...] [--runs N] [--hidden D] [--ffn H]
+//   twell_gpu_bench [--list | --predict] [--json FILE] [--only exact,layers,train,sweeps]
+//                   [--tokens 1,16,...] [--nnz 29,...] [--train-tokens 2048,...]
+//                   [--train-nnz 28,...] [--runs N] [--hidden D] [--ffn H]
 //
-// First what the GPU does at best, then exact results, layers, sweeps. Prints tables and writes
-// JSON lines as it measures. --list names every variant and --predict says what is expected on an
-// H100, both without a GPU. Nothing but the CUDA
-// runtime and cuBLAS is needed.
+// First what the GPU does at best, then exact results, layers, training, sweeps. Prints tables and
+// writes JSON lines as it measures. --list names every variant and --predict says what is expected
+// on an H100, both without a GPU. Nothing but the CUDA runtime and cuBLAS is needed.
 #include <cuda_runtime.h>
 
 #include <cstdio>
@@ -56,6 +55,7 @@ int run(const Options& options) {
   measure_ceilings(bench);
   if (options.exact) check_exact(bench);
   if (options.layers) measure_layers(bench);
+  if (options.train) measure_training(bench);
   if (options.sweeps) sweep(bench);
   // Without this line the run was cut short.
   bench.report.add(Line("end").add("failed", bench.failed));

@@ -42,16 +42,18 @@ T number_of(const std::string& name, const std::string& text) {
 }
 
 void choose(Options& options, const std::string& text) {
-  options.exact = options.layers = options.sweeps = false;
+  options.exact = options.layers = options.train = options.sweeps = false;
   for (const std::string& item : items_of("--only", text)) {
     if (item == "exact") {
       options.exact = true;
     } else if (item == "layers") {
       options.layers = true;
+    } else if (item == "train") {
+      options.train = true;
     } else if (item == "sweeps") {
       options.sweeps = true;
     } else {
-      refuse("--only", "expected exact, layers or sweeps, got '" + item + "'");
+      refuse("--only", "expected exact, layers, train or sweeps, got '" + item + "'");
     }
   }
 }
@@ -76,6 +78,10 @@ Options parse(const std::vector<std::string>& arguments) {
       options.tokens = numbers_of<std::int64_t>(name, value);
     } else if (name == "--nnz") {
       options.nnz = numbers_of<double>(name, value);
+    } else if (name == "--train-tokens") {
+      options.train_tokens = numbers_of<std::int64_t>(name, value);
+    } else if (name == "--train-nnz") {
+      options.train_nnz = numbers_of<double>(name, value);
     } else if (name == "--runs") {
       options.runs = number_of<int>(name, value);
     } else if (name == "--hidden") {

@@ -6,6 +6,7 @@
 
 #include "bench/cuda/variants.h"
 #include "measure/popularity.h"
+#include "twell/cuda_train.h"
 
 namespace twell::bench {
 namespace {
@@ -31,6 +32,42 @@ std::string ceiling(const CeilingCase& one, const cuda::DeviceRates& rates) {
   return "";
 }
 
+// Shares of tokens that fire each neuron of a layer, the highest first.
+std::vector<double> rates_of_neurons(const Options& options, double nnz) {
+  measure::ActivityShape shape;
+  shape.mean_nnz = nnz;
+  std::vector<double> rates = measure::neuron_popularity(options.hidden, shape, 1);
+  for (double& rate : rates) rate = std::min(rate, 1.0);
+  std::sort(rates.rbegin(), rates.rend());
+  return rates;
+}
+
+// Of all neurons, where those from `first` on fire.
+double density_of(const std::vector<double>& rates, std::int64_t first) {
+  return std::accumulate(rates.begin() + first, rates.end(), 0.0) /
+         static_cast<double>(rates.size());
+}
+
+void add_training(std::vector<Prediction>& out, const Options& options,
+                  const cuda::Device& device) {
+  for (const std::int64_t tokens : options.train_tokens) {
+    const double flops = 18.0 * static_cast<double>(tokens * options.depth * options.hidden);
+    out.push_back({train_dense_name(tokens),
+                   text_of("%.1f µs", 1e6 * flops / (0.7 * cuda::rates_of(device).tensor_flops))});
+  }
+  for (const TrainCase& one : train_cases(options)) {
+    const std::vector<double> rates = rates_of_neurons(options, one.nnz);
+    cuda::Problem problem{one.tokens, options.depth, options.hidden, DType::bf16, true, true};
+    problem.hot = cuda::choose_hot_in_training(device, problem, rates);
+    const double all = density_of(rates, 0);
+    const cuda::TrainCost cost =
+        cuda::estimate_train(device, problem, all, std::min(all, density_of(rates, problem.hot)));
+    out.push_back({one.name(), text_of("%.1f µs", 1e6 * cost.sparse()) +
+                                   text_of(" (%.2f × eager)", cost.dense / cost.sparse()) +
+                                   text_of(", %.0f hot", static_cast<double>(problem.hot))});
+  }
+}
+
 }  // namespace
 
 cuda::Device h100() {
@@ -53,19 +90,12 @@ std::vector<Prediction> predictions(const Options& options) {
     out.push_back({one.name, ceiling(one, cuda::rates_of(device))});
   }
   for (const LayerCase& one : layer_cases(options)) {
-    measure::ActivityShape shape;
-    shape.mean_nnz = one.nnz;
-    std::vector<double> rates = measure::neuron_popularity(options.hidden, shape, 1);
-    for (double& rate : rates) rate = std::min(rate, 1.0);
-    std::sort(rates.rbegin(), rates.rend());
+    const std::vector<double> rates = rates_of_neurons(options, one.nnz);
     cuda::Problem problem{one.tokens, options.depth, options.hidden, DType::bf16, true, true};
     problem.joined = true;  // as DeviceLayer has them
     problem.hot = cuda::choose_hot(device, problem, rates);
     problem.screened = one.screened;
-    const auto density = [&](std::int64_t first) {
-      return std::accumulate(rates.begin() + first, rates.end(), 0.0) /
-             static_cast<double>(options.hidden);
-    };
+    const auto density = [&](std::int64_t first) { return density_of(rates, first); };
     problem.candidates = std::min(1.0, kCandidatesPerFiring * density(0));
     const cuda::FfnPlan plan = cuda::plan_ffn(device, problem);
     const std::int64_t hot = plan.hot;
@@ -87,6 +117,7 @@ std::vector<Prediction> predictions(const Options& options) {
     out.push_back({one.name("gate"), text_of("%.1f µs", 1e6 * gate)});
     out.push_back({one.name("gather"), text_of("%.1f µs", 1e6 * (cost.sparse() - gate))});
   }
+  add_training(out, options, device);
   return out;
 }
 

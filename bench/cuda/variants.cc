@@ -154,6 +154,22 @@ std::vector<LayerCase> layer_cases(const Options& options) {
   return out;
 }
 
+std::string TrainCase::name() const {
+  return path_of("train", std::to_string(tokens), text_of(nnz));
+}
+
+std::vector<TrainCase> train_cases(const Options& options) {
+  std::vector<TrainCase> out;
+  for (const double nnz : options.train_nnz) {
+    for (const std::int64_t tokens : options.train_tokens) out.push_back({tokens, nnz});
+  }
+  return out;
+}
+
+std::string train_dense_name(std::int64_t tokens) {
+  return path_of("train_dense", std::to_string(tokens));
+}
+
 std::vector<ShapeCase> shape_cases(const Options& options) {
   std::vector<ShapeCase> out;
   for (const std::int64_t tokens : options.tokens) {
@@ -187,6 +203,10 @@ std::vector<std::string> variant_names(const Options& options) {
     for (const LayerCase& one : layer_cases(options)) {
       for (const char* what : one.lines()) out.push_back(one.name(what));
     }
+  }
+  if (options.train) {
+    for (const std::int64_t tokens : options.train_tokens) out.push_back(train_dense_name(tokens));
+    for (const TrainCase& one : train_cases(options)) out.push_back(one.name());
   }
   if (options.sweeps) {
     for (const ShapeCase& one : shape_cases(options)) out.push_back(one.name);

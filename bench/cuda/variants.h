@@ -54,6 +54,15 @@ struct LayerCase {
 inline constexpr double kCandidatesPerFiring = 2.4;
 std::vector<LayerCase> layer_cases(const Options& options);
 
+// Forward and backward of one layer; its dense GEMMs have one line for each number of tokens.
+struct TrainCase {
+  std::int64_t tokens = 0;
+  double nnz = 0;
+  std::string name() const;
+};
+std::vector<TrainCase> train_cases(const Options& options);
+std::string train_dense_name(std::int64_t tokens);
+
 struct ShapeCase {
   std::string name;
   std::int64_t tokens = 0;

@@ -22,7 +22,7 @@ gpu_architecture() {
 }
 
 # Two calls, each within ten minutes: what needs the GPU alone first, what needs PyTorch or takes its time second.
-FIRST_PARTS=(build ceilings test bench)
+FIRST_PARTS=(build ceilings test bench train)
 SECOND_PARTS=(memcheck racecheck build-lm operators engine bench-ffn)
 ALL_PARTS=("${FIRST_PARTS[@]}" "${SECOND_PARTS[@]}")
 
@@ -33,7 +33,8 @@ limit_of() {
     build) echo 210 ;;
     ceilings) echo 70 ;;
     test) echo 90 ;;
-    bench) echo 190 ;;
+    bench) echo 140 ;;
+    train) echo 50 ;;
     memcheck) echo 110 ;;
     racecheck) echo 50 ;;
     build-lm) echo 200 ;;
@@ -49,6 +50,7 @@ describe() {
     ceilings) echo "twell_gpu_bench: what the GPU does at best, and the layer on integers, bit by bit" ;;
     test) echo "cuda_test: every kernel shape against the fp64 definition" ;;
     bench) echo "twell_gpu_bench: layers beside the dense one, row by row; every GEMM shape, every split" ;;
+    train) echo "twell_gpu_bench: forward and backward of a layer beside the GEMMs of dense training" ;;
     memcheck) echo "cuda_test under compute-sanitizer memcheck" ;;
     racecheck) echo "the tests of tails and overflow under compute-sanitizer racecheck" ;;
     build-lm) echo "the operators for CUDA tensors and the command line, into build/gpu-lm" ;;
@@ -63,6 +65,7 @@ bench_selection() {
   case $1 in
     ceilings) echo exact ;;
     bench) echo layers,sweeps ;;
+    train) echo train ;;
   esac
 }
 
@@ -135,7 +138,7 @@ not_built() {
     test | memcheck | racecheck)
       [[ -x $GPU_BUILD/tests/cuda/cuda_test ]] || echo "cuda_test is not built; run the part build"
       ;;
-    ceilings | bench)
+    ceilings | bench | train)
       [[ -x $GPU_BUILD/bench/cuda/twell_gpu_bench ]] ||
         echo "twell_gpu_bench is not built; run the part build, which needs cuBLAS for it"
       ;;
@@ -244,6 +247,7 @@ measure() {
 
 run_ceilings() { measure ceilings; }
 run_bench() { measure bench; }
+run_train() { measure train; }
 
 # note_part PART OUTCOME SECONDS [REASON]
 note_part() {

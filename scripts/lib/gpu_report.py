@@ -97,10 +97,10 @@ def report(parts_dir: pathlib.Path, gpu: str) -> dict[str, object]:
 
 
 def by_variant(found: dict) -> dict[str, dict]:
-    """Every line with a name; both parts of the benchmark begin with the ceilings, and the later one is taken."""
+    """Every line with a name; every part of the benchmark begins with the ceilings, and the last one is taken."""
     return {
         line["variant"]: line
-        for part in ("ceilings", "bench")
+        for part in ("ceilings", "bench", "train")
         for line in found.get(part, {}).get("results", [])
         if "variant" in line
     }

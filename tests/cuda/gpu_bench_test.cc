@@ -353,6 +353,26 @@ TEST(Predictions, AreThoseOfTheDocument) {
   }
 }
 
+TEST(Predictions, CoverTraining) {
+  Options options;
+  options.tokens = {1};
+  const std::vector<Prediction> all = predictions(options);
+  const auto text_of = [&](const std::string& name) {
+    const auto found = std::find_if(all.begin(), all.end(),
+                                    [&](const Prediction& one) { return one.variant == name; });
+    return found == all.end() ? "none" : found->text;
+  };
+  for (const TrainCase& one : train_cases(options)) {
+    const std::string text = text_of(one.name());
+    const std::size_t ratio = text.find('(');
+    ASSERT_NE(ratio, std::string::npos) << one.name() << ": " << text;
+    EXPECT_GT(std::stod(text.substr(ratio + 1)), 1.1) << one.name();
+    // Eager training adds a fifth to its GEMMs.
+    const double dense = std::stod(text) * std::stod(text.substr(ratio + 1));
+    EXPECT_NEAR(dense / std::stod(text_of(train_dense_name(one.tokens))), 1.2, 0.05) << one.name();
+  }
+}
+
 TEST(Variants, AreNamedOnceAndInOrder) {
   const std::vector<std::string> names = variant_names({});
   EXPECT_EQ(std::set<std::string>(names.begin(), names.end()).size(), names.size());
@@ -361,12 +381,16 @@ TEST(Variants, AreNamedOnceAndInOrder) {
        {"ceiling/gemm_16384x5632x2048", "ceiling/l2_rows_46mb", "ceiling/launch_gap",
         "exact/29/300/small_blocks", "exact/563/full_row/splits_32", "exact/113/300/library",
         "exact/29/300/hot_50_percent", "exact/29/300/hot_50_percent/separate_up", "ffn/16384/29",
-        "dense/1/563", "gate/256/113", "gather/64/29", "ffn/1/29/screened",
-        "gate_shape/4/screen32x32", "gate_shape/4/stream8x32", "gather_splits/16/8"}) {
+        "dense/1/563", "gate/256/113", "gather/64/29", "ffn/1/29/screened", "train/2048/56",
+        "train/16384/282", "train_dense/16384", "gate_shape/4/screen32x32",
+        "gate_shape/4/stream8x32", "gather_splits/16/8"}) {
     EXPECT_NE(std::find(names.begin(), names.end(), name), names.end()) << name;
   }
   const std::vector<std::string> exact = variant_names(parse({"--only", "exact", "--nnz", "29"}));
   EXPECT_EQ(exact.back().rfind("exact/29/", 0), 0U);
+  EXPECT_EQ(
+      variant_names(parse({"--only", "train", "--train-tokens", "64", "--train-nnz", "3"})).back(),
+      "train/64/3");
   for (const ExactCase& one : exact_cases({})) {
     EXPECT_LE(one.first + one.tokens, kExactTokens) << one.name;
   }
@@ -381,6 +405,7 @@ TEST(Options, RefusesWhatItDoesNotKnow) {
                                              {"--nnz", ""},
                                              {"--runs", "1,2"},
                                              {"--only", "all"},
+                                             {"--train-nnz", "-1"},
                                              {"--hidden", "12"},
                                              {"--what", "1"}}) {
     EXPECT_THROW(parse(arguments), Error) << arguments.front();

@@ -51,8 +51,10 @@ def text_of(lines):
 
 
 def run_report(directory, lines_text, table=None):
-    (directory / "parts").mkdir()
-    (directory / "parts/parts.tsv").write_text("test\tpassed\t3\t\nbench\tfailed\t190\tended\n")
+    (directory / "parts").mkdir(exist_ok=True)
+    (directory / "parts/parts.tsv").write_text(
+        "test\tpassed\t3\t\nbench\tfailed\t190\tended\ntrain\tpassed\t20\t\n"
+    )
     (directory / "parts/bench.jsonl").write_text(lines_text)
     command = [sys.executable, REPORT, directory / "parts", directory / "results", "NVIDIA T 100"]
     if table is not None:
@@ -89,6 +91,22 @@ def test_report_fills_the_table_and_names_what_does_not_hold(tmp_path):
     again = [sys.executable, REPORT, tmp_path / "parts", tmp_path / "results", "T", tmp_path / "model.md"]
     subprocess.run(again, check=True, capture_output=True)
     assert (tmp_path / "model.md").read_text() == filled
+
+
+def test_training_has_a_part_of_its_own(tmp_path):
+    table = TABLE.replace("| gate/16384/29 |", "| train/2048/28 |").replace("500 TFLOP/s", "345.9 µs (2.26 × eager)")
+    lines = [
+        {"kind": "train", "variant": "train/2048/28", "us": 500.0, "speedup": 1.3, "right": True},
+        {"kind": "train", "variant": "train/2048/56", "us": 600.0, "speedup": 1.1, "right": False},
+        {"kind": "end", "failed": 1},
+    ]
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts/train.jsonl").write_text(text_of(lines))
+    done, file = run_report(tmp_path, text_of(LINES), table)
+    assert done.returncode == 0, done.stderr
+    assert "assumption failed: train/2048/28: predicted 345.9 µs (2.26 × eager), measured 500 µs" in done.stdout
+    assert "WRONG: train/2048/56" in done.stdout
+    assert json.loads(file.read_text())["train"]["complete"] is True
 
 
 def test_report_reads_what_a_limit_left(tmp_path):
@@ -180,13 +198,14 @@ def test_dry_run_names_every_variant(tree):
     put(tree / "build/core/bench/cuda/twell_gpu_bench", 'for a in "$@"; do echo "variant/$a"; done\n')
     done = gpu_check(tree, "--dry-run", "first")
     listed = [line.strip() for line in done.stdout.splitlines()]
-    assert listed.count("variant/--list") == 2
-    assert "variant/exact" in listed and "variant/layers,sweeps" in listed
-    assert [part for part in ("build", "ceilings", "test", "bench") if f"{part}: at most" in done.stderr] == [
+    assert listed.count("variant/--list") == 3
+    assert "variant/exact" in listed and "variant/layers,sweeps" in listed and "variant/train" in listed
+    assert [part for part in ("build", "ceilings", "test", "bench", "train") if f"{part}: at most" in done.stderr] == [
         "build",
         "ceilings",
         "test",
         "bench",
+        "train",
     ]
     assert "memcheck" in gpu_check(tree, "--dry-run", "second").stderr
 
@@ -218,7 +237,7 @@ def test_what_a_killed_part_measured_is_in_the_results(tree):
     assert found["driver"] == "580.1"
     assert found["parts"]["ceilings"]["outcome"] == "failed" and found["parts"]["bench"]["outcome"] == "failed"
     assert found["ceilings"]["complete"] is False and found["ceilings"]["results"] == LINES[1:-1]
-    assert "bench" not in found
+    assert "bench" not in found and "train" not in found
     # Another part, later: what was found stays.
     done = gpu_check(tree, "memcheck")
     found = json.loads((tree / "bench/results/gpu-t-100.json").read_text())
@@ -229,4 +248,4 @@ def test_the_benchmark_lists_without_a_gpu():
     program = os.environ.get("TWELL_GPU_BENCH") or pytest.skip("TWELL_GPU_BENCH names no benchmark")
     done = subprocess.run([program, "--list"], check=True, capture_output=True, text=True)
     names = done.stdout.split()
-    assert names[0] == "ceiling/copy" and "ffn/16384/29" in names and len(set(names)) == len(names)
+    assert names[0] == "ceiling/copy" and {"ffn/16384/29", "train/16384/28", "train_dense/2048"} <= {*names} and len(set(names)) == len(names)
