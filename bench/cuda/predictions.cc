@@ -77,6 +77,7 @@ cuda::Device h100() {
   device.sm_count = 132;
   device.shared_bytes = std::size_t{227} << 10;
   device.l2_bytes = std::size_t{50} << 20;
+  device.memory_bytes = std::size_t{80} << 30;
   device.clock_khz = 1755000;
   device.memory_clock_khz = 2619000;
   device.memory_bus_bits = 5120;

@@ -18,9 +18,10 @@ namespace twell::cuda {
 struct TrainOptions {
   // Of the places [M, H] that are not hot, the share whose g and u are kept: 4 bytes each.
   double kept_density = 1.0 / 32;
-  // Gradients of places, 20 bytes each, wait in the workspace of the backward pass: of 2^25 at
-  // most. If not all places have room, rows take turns; one costs some 15 µs even if it finds none.
-  double turn_density = 1.0 / 4;
+  // Gradients of places, 20 bytes each, wait in the workspace of the backward pass: of so many; 0:
+  // of a 64th of the GPU's memory. If not all places have room, rows take turns; one costs some 15
+  // µs even if it finds none.
+  std::int64_t turn_places = 0;
   std::size_t workspace_limit = std::size_t{256} << 20;  // of the forward pass: plan_ffn()
 };
 

@@ -1,6 +1,7 @@
 // What training is expected to take, forward and backward: the formula of cost.cc with the kernels
 // of the backward pass (docs/gpu-model.md).
 #include <algorithm>
+#include <cmath>
 
 #include "core/check.h"
 #include "cuda_ops/figures.h"
@@ -12,6 +13,8 @@ namespace {
 
 // Reads of bits, counts and starts that wait for one another in the three kernels.
 constexpr double kTransposeLatency = 15e-6;
+// Of a turn: a memset and six kernels, most of which find nothing after the first.
+constexpr double kTurn = 15e-6;
 
 // Nine GEMMs, or six; relu, the products and their gradients each read and write [M, H] in memory.
 double eager_seconds(const Figures& f, bool gated) {
@@ -46,7 +49,10 @@ TrainCost estimate_train(const Device& device, const Problem& problem, double de
   const auto hot = static_cast<double>(hot_of(planned));
   cost.hot = hot_seconds(f, hot);
   if (hot == f.hidden) return cost;
-  cost.transpose = kTransposeLatency + f.tokens * (f.hidden - hot) / (4 * f.memory);
+  const double turns =
+      std::ceil(f.tokens * (f.hidden - hot) / static_cast<double>(turn_places(device)));
+  cost.transpose = kTransposeLatency + f.tokens * (f.hidden - hot) / (4 * f.memory) +
+                   std::max(turns - 1, 0.0) * kTurn;
   const double places = f.tokens * cold_density * f.hidden;
   // By rows: dot products with Wd, sums of Wg and Wu.
   const double by_row = 2 * f.depth * (1 + f.projections);

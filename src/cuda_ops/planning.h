@@ -55,6 +55,8 @@ bool stays_in_l2(const Device& device, std::int64_t rows, std::int64_t cols,
 // they leave none.
 double loss_of_blocks(const Device& device, std::int64_t tokens, std::int64_t rows,
                       std::int64_t cols);
+// Places whose gradients the backward pass holds at a time, unless it is told.
+std::int64_t turn_places(const Device& device);
 // For rows of lists that pack_gate made.
 GatherPlan plan_gather_rows(const Device& device, const Problem& problem);
 

@@ -16,7 +16,8 @@ namespace twell::lm {
 class NeuronPopularity {
  public:
   // Tokens after which the order is made. A neuron is worth multiplying from about 1 % of the
-  // tokens on (cuda::choose_hot): ten firings of these. A wrong order costs time, never correctness.
+  // tokens on (cuda::choose_hot): ten firings of these. A wrong order costs time, never
+  // correctness.
   static constexpr std::int64_t kTokens = 1024;
   // Calls with fewer are not counted for their own sake.
   static constexpr std::int64_t kFewestRows = 32;

@@ -47,7 +47,8 @@ TYPED_TEST(CudaTrainTest, BudgetsTooSmall) {
   for (const bool gated : {true, false}) {
     const CudaLayer<TypeParam> layer({43, 24, 90, gated, {}, 0.0F});
     // Turns of a row or two, of some rows, and one of all.
-    const std::pair<double, double> budgets[] = {{0.0, 0.02}, {0.1, 0.1}, {0.3, 1.0}, {1.0, 0.25}};
+    const std::pair<double, std::int64_t> budgets[] = {
+        {0.0, 77}, {0.1, 387}, {0.3, 0}, {1.0, 1000}};
     for (const auto& [kept, turn] : budgets) {
       TrainCase options;
       options.options = {kept, turn};
@@ -86,7 +87,7 @@ TYPED_TEST(CudaTrainTest, AddsToGradients) {
     TrainCase options;
     options.hot = hot;
     options.accumulate = true;
-    options.options.turn_density = 0.1;
+    options.options.turn_places = 600;
     check_training(layer, options);
   }
 }
@@ -168,7 +169,7 @@ TEST_F(CudaTrainOrder, ChangesNoBit) {
   TrainCase options;
   options.hot = 16;
   options.chunk = 8;
-  options.options = {0.02, 0.3};
+  options.options = {0.02, 4860};
   TrainingStep<bf16, bf16> first(layer, options);
   first.run();
   first.check();
@@ -234,8 +235,8 @@ TEST_F(CudaTrainArguments, AreNamed) {
   EXPECT_NE(refusal(layer, {}, 1).find("twell::cuda::ffn_forward: kept: expected"),
             std::string::npos);
   TrainCase options;
-  options.options.turn_density = 1.5;
-  EXPECT_NE(refusal(layer, options, 0).find("turn_density: expected 0 to 1, got 1.5"),
+  options.options.turn_places = -1;
+  EXPECT_NE(refusal(layer, options, 0).find("turn_places: expected 0 or more, got -1"),
             std::string::npos);
 }
 

@@ -16,7 +16,7 @@ struct TrainCase {
 
 inline std::string describe(const TrainCase& c) {
   return "hot " + std::to_string(c.hot) + ", kept " + std::to_string(c.options.kept_density) +
-         ", turns of " + std::to_string(c.options.turn_density) + ", l1 " + std::to_string(c.l1) +
+         ", turns of " + std::to_string(c.options.turn_places) + ", l1 " + std::to_string(c.l1) +
          (c.accumulate ? ", accumulates" : "");
 }
 
