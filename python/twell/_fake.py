@@ -34,7 +34,11 @@ def _triple(like: Tensor, rows: Any, cols: Any, tile: int, capacity: int) -> tup
     )
 
 
-def _screen_bytes(rows: Any, cols: Any) -> Any:
+def _screen_bytes(rows: Any, cols: Any, device: str) -> Any:
+    if device != "cpu":  # src/cuda_ops/screen.cc
+        groups, steps, runs = (rows + 31) // 32, (cols + 63) // 64, (cols + 255) // 256
+        parts = (groups * steps * 2048, groups * runs * 128, groups * 384, runs * 512)
+        return sum((part + 255) // 256 * 256 for part in parts)
     panels = (rows + _PANEL - 1) // _PANEL
     depth = (cols + 63) // 64 * 64
     panel = _PANEL * (depth + 4 * ((cols + 255) // 256))
@@ -109,7 +113,8 @@ def _unpack_weight(packed, rows, cols):
 
 
 def _screen_weight(weight, axis=None):
-    return weight.new_empty((_screen_bytes(*weight.shape),), dtype=torch.uint8)
+    size = _screen_bytes(*weight.shape, weight.device.type)
+    return weight.new_empty((size,), dtype=torch.uint8)
 
 
 def _linear(x, weight_packed, rows, bias=None):

@@ -67,7 +67,8 @@ def ffn(
 ) -> Tensor:
     """y = (act(x Wgᵀ) ⊙ (x Wuᵀ)) Wd, x [..., D], y [..., D], up and down evaluated only where the
     gate is not zero. ``gate`` is pack_weight of Wg, or Wg itself with its ``screen`` (screen_weight),
-    which is faster where that leaves at most screen_limit of the pre-activations; CPU only. A layer
+    which is faster where that leaves at most screen_limit of the pre-activations; on a GPU, where
+    the plan takes it for some tokens and reads the gate for more. A layer
     without a gate, y = act(x Wuᵀ) Wd, has Wu in its place and no ``up``.
     ``activation``: relu, relu_squared, or fat_relu with its ``threshold``. ``hot``, for a GPU: so
     many tokens fire the first ``hot`` neurons that GEMMs multiply them densely; their rows of
@@ -143,7 +144,8 @@ def screen_weight(weight: Tensor, axis: Tensor | None = None) -> Tensor:
     """The int8 screen of a gate [H, D], uint8: it proves of most neurons that they do not fire, with
     half the bytes of a bfloat16 weight and twice its rate. ``axis`` (float32 [D]), best the mean of
     some inputs, lets it rule out more and changes no result. After a change to ``weight`` make it
-    again: an old screen rules out neurons that fire. CPU only. Not differentiable."""
+    again: an old screen rules out neurons that fire. It is of its device: make it where the weight
+    is used. Not differentiable."""
     return torch.ops.twell.screen_weight(weight, axis)
 
 

@@ -1,4 +1,4 @@
-// Packing, unpacking and screening of weights; the first two also in torch_ops_cuda/.
+// Packing, unpacking and screening of weights; also in torch_ops_cuda/.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,8 @@ Tensor pack_weight(const Tensor& weight);
 // The exact inverse: [rows, cols].
 Tensor unpack_weight(const Tensor& packed, std::int64_t rows, std::int64_t cols);
 
-// weight [H, D] → the screen of a gate, uint8; axis [D], f32: the direction of the screen's axis.
+// weight [H, D] → the screen of a gate, uint8, for the device where it is; axis [D], f32: the
+// direction of the screen's axis.
 Tensor screen_weight(const Tensor& weight, const std::optional<Tensor>& axis);
 
 // TierTuning::screen_limit of the tier in use.

@@ -11,6 +11,7 @@ STABLE_TORCH_LIBRARY_IMPL(twell, CUDA, m) {
   namespace ops = twell::torch_ops;
   m.impl("pack_weight", TORCH_BOX(&ops::pack_weight));
   m.impl("unpack_weight", TORCH_BOX(&ops::unpack_weight));
+  m.impl("screen_weight", TORCH_BOX(&ops::screen_weight));
   m.impl("ffn", TORCH_BOX(&ops::ffn));
   m.impl("ffn_stats", TORCH_BOX(&ops::ffn_stats));
   m.impl("ffn_train", TORCH_BOX(&ops::ffn_train));

@@ -22,6 +22,18 @@ void copy(const Copy2d& c, cuda::Stream stream) {
                                      cudaMemcpyDeviceToDevice, static_cast<cudaStream_t>(stream)));
 }
 
+// The direction of a screen's axis: f32 [cols] on the weight's GPU.
+const float* axis_of(const Argument& axis, std::int64_t cols) {
+  require_device(axis);
+  const Tensor& tensor = axis.tensor;
+  if (tensor.scalar_type() != ScalarType::Float || tensor.dim() != 1 || tensor.size(0) != cols ||
+      !tensor.is_contiguous()) {
+    fail(axis.operation, axis.name,
+         "expected contiguous f32 [" + std::to_string(cols) + "], got " + shape_of(tensor));
+  }
+  return static_cast<const float*>(tensor.const_data_ptr());
+}
+
 }  // namespace
 
 Tensor pack_weight(const Tensor& weight) {
@@ -47,6 +59,19 @@ Tensor unpack_weight(const Tensor& packed, std::int64_t rows, std::int64_t cols)
       new_empty({argument.operation, "weight", packed}, {rows, cols}, packed.scalar_type());
   copy({weight.mutable_data_ptr(), cols, view.data, view.row_stride, rows, cols}, call.stream());
   return weight;
+}
+
+Tensor screen_weight(const Tensor& weight, const std::optional<Tensor>& axis) {
+  constexpr const char* kOperation = "screen_weight";
+  const ConstMatrixView view = matrix_of({kOperation, "weight", weight, &weight});
+  const float* direction = nullptr;
+  if (axis.has_value()) direction = axis_of({kOperation, "axis", *axis, &weight}, view.cols);
+  const std::size_t bytes = cuda::screen_bytes(view.rows, view.cols);
+  const CudaCall call(weight);
+  const Tensor screen = new_empty({kOperation, "screen", weight},
+                                  {static_cast<std::int64_t>(bytes)}, ScalarType::Byte);
+  cuda::make_screen(view, direction, {screen.mutable_data_ptr(), bytes}, call.stream());
+  return screen;
 }
 
 }  // namespace twell::torch_ops

@@ -343,6 +343,8 @@ TEST(CudaScreen, ArgumentsAreChecked) {
   EXPECT_EQ(
       run(other),
       "twell::cuda::gemm_relu_twell: screen: expected that of [40, 64], got that of [41, 64]");
+  // python/twell/_fake.py has the same size: tests/python/test_compile.py.
+  EXPECT_EQ(cuda::screen_bytes(100, 40), 10752U);
   const std::vector<std::byte> on_host(cuda::screen_bytes(40, 64));
   EXPECT_NE(run({on_host.data(), 40, 64}).find("screen: expected memory of the GPU"),
             std::string::npos);

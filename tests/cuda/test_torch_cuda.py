@@ -10,6 +10,7 @@ import torch
 OPERATORS = (
     "pack_weight",
     "unpack_weight",
+    "screen_weight",
     "ffn",
     "ffn_stats",
     "ffn_train",
@@ -70,6 +71,20 @@ def test_gated_layer(dtype: torch.dtype, bound: float, tokens: int, depth: int) 
     assert (y.double() - exact).norm() <= bound * exact.norm()
     assert row_nnz.sum() == neurons.sum()
     assert torch.equal(y, torch.ops.twell.ffn(x, packed, up, down))
+
+
+# A plan takes the screen for few tokens; the layer is the same.
+@needs_gpu
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.bfloat16, 2**-7), (torch.float16, 2**-10)])
+@pytest.mark.parametrize("tokens", [1, 8, 40])
+@pytest.mark.parametrize("depth", [13, 1024])
+def test_screened_gate(dtype: torch.dtype, bound: float, tokens: int, depth: int) -> None:
+    x, gate, up, down = layer(tokens, depth, 300, dtype)
+    screen = torch.ops.twell.screen_weight(gate, x.float().mean(0))
+    y, row_nnz, neurons, candidates = torch.ops.twell.ffn_stats(x, gate, up, down, screen)
+    exact = expected(x, gate, up, down)
+    assert (y.double() - exact).norm() <= bound * exact.norm()
+    assert row_nnz.sum() == neurons.sum() and candidates <= tokens * 300
 
 
 # u and h are rounded too where neurons are hot.

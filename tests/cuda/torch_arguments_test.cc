@@ -110,7 +110,17 @@ TEST_F(TorchCudaArguments, OptionalOperands) {
     expect_error("ffn", {x_, gate_, up, down_, screen, std::string("relu"), 0.0, std::int64_t{0}},
                  message);
   };
-  ffn(up_, gpu({64}, at::kByte), "screen: expected none: a GPU multiplies the packed gate");
+  // With a screen the gate is Wg itself.
+  ffn(up_, gpu({64}, at::kByte), "gate: expected");
+  for (const Tensor& screen : {gpu({64}, at::kByte), gpu({3328})}) {
+    expect_error("ffn",
+                 {x_, gpu({16, 32}), up_, down_, screen, std::string("relu"), 0.0, std::int64_t{0}},
+                 "screen: expected uint8 [3328], as screen_weight makes of [16, 32] on a GPU");
+  }
+  expect_error("screen_weight", {up_, gpu({31}, at::kFloat)},
+               "axis: expected contiguous f32 [32], got [31]");
+  expect_error("screen_weight", {gpu({16, 32}, at::kFloat), c10::IValue()},
+               "weight: expected dtype bfloat16 or float16 on a GPU");
 }
 
 TEST_F(TorchCudaArguments, PackedActivation) {

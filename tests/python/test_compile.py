@@ -140,6 +140,8 @@ def test_shapes_on_a_gpu_without_one(half: torch.dtype) -> None:
             y, x, weight, weight, weight, offsets, neurons, values, l1
         )
         assert dx.shape == x.shape and dgate.shape == dup.shape == ddown.shape == weight.shape
+        # As tests/cuda/screen_test.cc has it.
+        assert twell.ops.screen_weight(weight).shape == (10752,)
         leaf = weight.clone().requires_grad_()
         for hot in (None, 0, 16):
             y, l1 = twell.gated_ffn(x, leaf, weight, weight, hot=hot)
