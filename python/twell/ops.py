@@ -67,9 +67,9 @@ def ffn(
 ) -> Tensor:
     """y = (act(x Wgᵀ) ⊙ (x Wuᵀ)) Wd, x [..., D], y [..., D], up and down evaluated only where the
     gate is not zero. ``gate`` is pack_weight of Wg, or Wg itself with its ``screen`` (screen_weight),
-    which is faster where that leaves at most screen_limit of the pre-activations; on a GPU, where
-    the plan takes it for some tokens and reads the gate for more. A layer
-    without a gate, y = act(x Wuᵀ) Wd, has Wu in its place and no ``up``.
+    which is faster where that leaves at most screen_limit of the pre-activations; on a GPU the plan
+    takes it for some tokens and the gate for more. A layer without a gate, y = act(x Wuᵀ) Wd, has
+    Wu in its place and no ``up``.
     ``activation``: relu, relu_squared, or fat_relu with its ``threshold``. ``hot``, for a GPU: so
     many tokens fire the first ``hot`` neurons that GEMMs multiply them densely; their rows of
     ``down`` must be finite. A CPU counts for itself. Differentiable, with a dense backward pass."""
