@@ -56,7 +56,7 @@ __device__ __forceinline__ std::uint32_t any_of_warp(std::uint32_t bits) {
 
 // The bits of a thread's row in this block's words: none of rows beyond the range.
 struct FiredRow {
-  __device__ __forceinline__ FiredRow(const TransposeArgs& args)
+  __device__ __forceinline__ explicit FiredRow(const TransposeArgs& args)
       : row(static_cast<int>(blockIdx.x) * kTransposeRows + static_cast<int>(threadIdx.x)),
         first_word(static_cast<int>(blockIdx.y) * kTransposeWords),
         end_word(min(first_word + kTransposeWords, args.fired.stride)) {
