@@ -14,8 +14,10 @@ void multiply(const BackwardCall& call, LibraryGemm gemm) {
 void stack_weights(const BackwardCall& call) {
   const BackwardBuffers& b = call.b;
   const std::int64_t half = b.dv_stride / 2;
-  TWELL_CUDA_CHECK(cudaMemsetAsync(
-      b.weights, 0, static_cast<std::size_t>(b.dv_stride * b.weights_stride) * 2, call.stream));
+  if (half > call.hot()) {  // rows that pad either part
+    TWELL_CUDA_CHECK(cudaMemsetAsync(
+        b.weights, 0, static_cast<std::size_t>(b.dv_stride * b.weights_stride) * 2, call.stream));
+  }
   const DeviceMatrix* weight = &call.gate;
   for (const std::int64_t first : {std::int64_t{0}, half}) {
     TWELL_CUDA_CHECK(cudaMemcpy2DAsync(

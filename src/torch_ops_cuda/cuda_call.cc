@@ -37,6 +37,15 @@ ConstMatrixView padded_of(const Argument& argument, std::int64_t rows, std::int6
   return {elements_of(argument, argument.tensor, dtype), dtype, rows, cols, stride};
 }
 
+cuda::Problem problem_of(const ConstMatrixView& x, const cuda::DeviceFfnWeights& weights,
+                         const ActivationSpec& activation, std::int64_t hot) {
+  const ConstMatrixView y(nullptr, x.dtype, x.rows, x.cols);  // aligned
+  cuda::Problem problem = cuda::problem_of(x, weights, y, activation);
+  problem.hot = hot;
+  problem.trusted = true;  // PyTorch knows where its tensors are
+  return problem;
+}
+
 CudaCall::CudaCall(const Tensor& like)
     : guard_(like.get_device_index()),
       device_(device_figures(like.get_device_index())),

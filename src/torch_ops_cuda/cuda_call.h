@@ -14,6 +14,11 @@ namespace twell::torch_ops {
 // memory is [H rounded up to 16, D rounded up to 32], row-major, zeros where padded.
 ConstMatrixView padded_of(const Argument& argument, std::int64_t rows, std::int64_t cols);
 
+// The problem of a layer of `weights`, of which the first `hot` neurons are multiplied densely; y
+// is fresh memory of PyTorch's allocator.
+cuda::Problem problem_of(const ConstMatrixView& x, const cuda::DeviceFfnWeights& weights,
+                         const ActivationSpec& activation, std::int64_t hot);
+
 // The GPU of a tensor as the current one, its figures, and PyTorch's current stream on it.
 class CudaCall {
  public:

@@ -37,13 +37,8 @@ struct Call {
     } else {
       weights.gate = padded_of(gate_argument, weights.down.rows, rows.view.cols);
     }
-    const ConstMatrixView& in = rows.view;
-    // Fresh memory of PyTorch's allocator is aligned.
-    problem = cuda::problem_of(in, weights, ConstMatrixView(nullptr, in.dtype, in.rows, in.cols),
-                               activation);
+    problem = problem_of(rows.view, weights, activation, hot);
     require_hot(name, hot, weights.down.rows);
-    problem.hot = hot;
-    problem.trusted = true;  // PyTorch knows where its tensors are
   }
 
   Tensor run(const CudaCall& gpu, const cuda::DeviceStats& stats) const {

@@ -34,13 +34,7 @@ struct Call {
     return out;
   }
   cuda::TrainPlan plan(const CudaCall& gpu) const {
-    const ConstMatrixView& in = rows.view;
-    // Fresh memory of PyTorch's allocator is aligned.
-    cuda::Problem problem = cuda::problem_of(
-        in, weights, ConstMatrixView(nullptr, in.dtype, in.rows, in.cols), activation);
-    problem.hot = hot;
-    problem.trusted = true;  // PyTorch knows where its tensors are
-    return cuda::plan_train(gpu.device(), problem);
+    return cuda::plan_train(gpu.device(), problem_of(rows.view, weights, activation, hot));
   }
   std::vector<std::int64_t> kept_shape() const {
     return {cuda::most_kept_bytes(rows.view.rows, weights.gate.rows, hot) / 2};

@@ -9,11 +9,6 @@ namespace {
 
 using namespace test;  // NOLINT(google-build-using-namespace): the fixtures of this file
 
-// cuBLASLt is there, on a GPU or played by the emulation.
-#define TWELL_NEEDS_LIBRARY() \
-  TWELL_NEEDS_GPU();          \
-  if (!cuda::library_present()) GTEST_SKIP() << "no libcublasLt.so"
-
 template <class T>
 class CudaLibraryTest : public testing::Test {
  protected:

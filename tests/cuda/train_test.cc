@@ -9,10 +9,6 @@ namespace {
 
 using namespace test;  // NOLINT(google-build-using-namespace): the fixtures of this file
 
-#define TWELL_NEEDS_LIBRARY() \
-  TWELL_NEEDS_GPU();          \
-  if (!cuda::library_present()) GTEST_SKIP() << "no libcublasLt.so"
-
 template <class T>
 class CudaTrainTest : public testing::Test {};
 using Types = testing::Types<bf16, Half>;

@@ -1,12 +1,15 @@
 // Starting a kernel.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <mutex>
 #include <utility>
 
 #include "kernels/cuda/common/check.h"
+#include "kernels/cuda/shapes.h"
 
 namespace twell::cuda {
 
@@ -19,6 +22,16 @@ struct LaunchShape {
   // (ptx/grid.cuh). On GPUs before sm_90 the attribute is not allowed.
   bool overlaps_previous = false;
 };
+
+// For threads that each take eight neighbouring elements of [rows, cols] at a time.
+inline LaunchShape product_shape(std::int64_t rows, std::int64_t cols, cudaStream_t stream) {
+  // More than the largest GPUs hold at a time, so that their threads take several vectors each.
+  constexpr std::int64_t kMostBlocks = 4096;
+  const std::int64_t vectors = rows * ((cols + kVector - 1) / kVector);
+  const std::int64_t blocks =
+      std::min((vectors + kProductThreads - 1) / kProductThreads, kMostBlocks);
+  return {dim3(static_cast<unsigned>(blocks)), kProductThreads, 0, stream};
+}
 
 // Whether the code that the current GPU runs of this kernel has that wait in it: a later GPU may
 // run code made from PTX of compute_80, which has none. Asked once for a kernel and GPU.

@@ -1,5 +1,3 @@
-#include <algorithm>
-
 #include "kernels/cuda/common/launch.cuh"
 #include "kernels/cuda/sm80/hot_product.cuh"
 #include "kernels/cuda/sm80/pack_gate.cuh"
@@ -23,13 +21,7 @@ void launch_pack(const PackGateArgs& args, cudaStream_t stream) {
 
 template <class T>
 void launch_product(const HotProductArgs& args, cudaStream_t stream) {
-  // More than the largest GPUs hold at a time, so that their threads take several vectors each.
-  constexpr std::int64_t kMostBlocks = 4096;
-  const std::int64_t vectors =
-      static_cast<std::int64_t>(args.rows) * ((args.cols + kVector - 1) / kVector);
-  const std::int64_t blocks =
-      std::min((vectors + kProductThreads - 1) / kProductThreads, kMostBlocks);
-  const LaunchShape shape = {dim3(static_cast<unsigned>(blocks)), kProductThreads, 0, stream};
+  const LaunchShape shape = product_shape(args.rows, args.cols, stream);
   if (args.gate.wide) {
     launch_kernel(hot_product_sm80<T, true>, shape, args);
   } else {

@@ -1,5 +1,3 @@
-#include <algorithm>
-
 #include "kernels/cuda/common/launch.cuh"
 #include "kernels/cuda/sm80/backward_neurons.cuh"
 #include "kernels/cuda/sm80/backward_rows.cuh"
@@ -60,12 +58,7 @@ void launch_backward(const GatherPlan& plan, const Args& args, cudaStream_t stre
 
 template <class T>
 void launch_hot(const HotBackwardArgs& args, cudaStream_t stream) {
-  // More than the largest GPUs hold at a time, so that their threads take several vectors each.
-  constexpr std::int64_t kMostBlocks = 4096;
-  const std::int64_t vectors = static_cast<std::int64_t>(args.rows) * blocks_of(args.cols, kVector);
-  const LaunchShape shape = {dim3(static_cast<unsigned>(std::min<std::int64_t>(
-                                 blocks_of(vectors, kProductThreads), kMostBlocks))),
-                             kProductThreads, 0, stream};
+  const LaunchShape shape = product_shape(args.rows, args.cols, stream);
   if (args.u != nullptr) {
     launch_kernel(hot_backward_sm80<T, true>, shape, args);
   } else {
