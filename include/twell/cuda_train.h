@@ -1,6 +1,6 @@
 // Training of sparse feed-forward layers on NVIDIA GPUs: the operations of twell/train.h on device
-// memory, under the terms of twell/cuda.h. bf16 and f16; they want cuBLASLt, and at most 65,536
-// neurons that are not hot.
+// memory, under the terms of twell/cuda.h. bf16 and f16; they want cuBLASLt, and at most
+// kMostColdNeurons that are not hot.
 //
 // The forward pass keeps a bit for each neuron, whether it fired, and g and u of those that did, as
 // far as there is room (`kept_density`): beyond it they are computed again, so that nothing is lost
@@ -14,6 +14,8 @@
 #include "twell/cuda.h"
 
 namespace twell::cuda {
+
+inline constexpr std::int64_t kMostColdNeurons = 65536;
 
 struct TrainOptions {
   // Of the places [M, H] that are not hot, the share whose g and u are kept: 4 bytes each.

@@ -44,6 +44,12 @@ struct HotNeurons {
   double time = 1.0;
 };
 
+// How a layer is trained on a GPU.
+struct TrainingForm {
+  bool sparse = false;   // torch.ops.twell.ffn_train; else PyTorch's dense operations
+  std::int64_t hot = 0;  // of ffn_train
+};
+
 class DeviceRuntime {
  public:
   virtual ~DeviceRuntime() = default;
@@ -68,6 +74,11 @@ class DeviceRuntime {
   // rates[n]: the share of tokens that fire neuron n, the highest first.
   virtual HotNeurons choose_hot(const FfnShape& /*shape*/, std::int64_t /*rows*/,
                                 const std::vector<double>& /*rates*/) const {
+    return {};
+  }
+  // Of forward and backward of a layer with such rates. Not asked on a CPU.
+  virtual TrainingForm choose_training(const FfnShape& /*shape*/, std::int64_t /*rows*/,
+                                       const std::vector<double>& /*rates*/) const {
     return {};
   }
   // The plan of a call, in words. `hot`: its hot neurons, on a GPU.

@@ -19,7 +19,7 @@
 #include <optional>
 
 #include "models/device.h"
-#include "twell/cuda.h"
+#include "twell/cuda_train.h"
 
 namespace twell::lm {
 namespace {
@@ -156,6 +156,22 @@ class CudaRuntime final : public DeviceRuntime {
     const double seconds = cuda::estimate_ffn(figures_, call, rates).sparse();
     const double even = cuda::estimate_ffn(figures_, call, std::min(density, 1.0)).sparse();
     return {call.hot, std::min(seconds / even, 1.0)};
+  }
+  TrainingForm choose_training(const FfnShape& shape, std::int64_t rows,
+                               const std::vector<double>& rates) const override {
+    if (shape.dtype == DType::f32 || !cuda::library_present()) return {};
+    cuda::Problem call = problem(shape, rows);
+    call.hot = cuda::choose_hot_in_training(figures_, call, rates);
+    if (shape.hidden - call.hot > cuda::kMostColdNeurons) return {};
+    const auto mean_from = [&](std::int64_t first) {
+      return std::accumulate(rates.begin() + first, rates.end(), 0.0) /
+             static_cast<double>(rates.size());
+    };
+    const cuda::TrainCost seconds =
+        cuda::estimate_train(figures_, call, mean_from(0), mean_from(call.hot));
+    // As in inference: what is only estimated has to be worth it.
+    constexpr double kWorth = 0.9;
+    return {seconds.sparse() < kWorth * seconds.dense, call.hot};
   }
   std::string explain_ffn(const FfnShape& shape, GateForm /*gate*/, std::int64_t rows,
                           std::int64_t hot) const override {

@@ -22,6 +22,15 @@ bool is_decayed(const std::string& name, const at::Tensor& parameter) {
   return parameter.dim() >= 2 && name != "model.embed_tokens.weight";
 }
 
+void OptimizedParameter::reorder(std::int64_t dimension, const at::Tensor& order) {
+  const torch::NoGradGuard no_grad;
+  const at::Tensor there = order.to(master.device());
+  for (const at::Tensor& tensor : {master, m, v}) {
+    tensor.copy_(tensor.index_select(dimension, there));
+  }
+  if (compute.scalar_type() != at::kFloat) compute.copy_(master);
+}
+
 AdamW::AdamW(const std::vector<Entry>& entries) {
   for (const Entry& entry : entries) {
     OptimizedParameter p;

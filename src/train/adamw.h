@@ -21,6 +21,10 @@ struct OptimizedParameter {
   at::Tensor m, v;     // fp32 moments
   at::Tensor sum;      // fp32 gradient sum over micro-batches; undefined while the gradient is fp32
   bool decayed = false;
+
+  // Index i of `dimension` becomes the index order[i] that was (int64, on any device), in all of
+  // them but gradients.
+  void reorder(std::int64_t dimension, const at::Tensor& order);
 };
 
 // Whether weight decay applies: matrices other than "model.embed_tokens.weight".

@@ -59,7 +59,7 @@ struct Recipe {
   // --- execution ---
   ComputeType compute = ComputeType::automatic;
   bool recompute = false;  // keep block inputs only; blocks run twice
-  bool sparse = true;      // feed-forward layers by what fires (CPU); else PyTorch's dense ones
+  bool sparse = true;      // feed-forward layers by what fires; else PyTorch's dense ones
   std::uint64_t seed = 1;  // of initialisation, order of windows and re-initialisation
   // Upper bound of the run in seconds, 0: none. After a fifth of it, and with every log line from
   // then on, the run's length is set to what fits, at most `steps`, so that the schedules still

@@ -205,6 +205,7 @@ class Run {
     seconds_per_step_ = seconds_per_step_ > 0.0 ? 0.5 * (seconds_per_step_ + per_step) : per_step;
     const auto fits = processes_.of_first(steps_within_budget());
     if (record.step < recipe.length()) trainer_->set_length(fits);
+    record.sparse_layers = trainer_->sparse_layers();
     record.layers = trainer_->activity();
     for (const LayerActivity& layer : record.layers) record.nnz_mean += layer.nnz_mean;
     record.nnz_mean /= static_cast<double>(std::max<std::size_t>(1, record.layers.size()));

@@ -26,6 +26,7 @@ struct Call {
   std::int64_t layer = 0;
   FfnTraining* training = nullptr;
   std::optional<at::Tensor> screen;
+  std::int64_t hot = 0;
 };
 
 using Forward =
@@ -52,11 +53,9 @@ class SparseFfnFunction : public torch::autograd::Function<SparseFfnFunction> {
     static const auto op = find_operator<Forward>("twell::ffn_train");
     const auto threshold = static_cast<double>(call.activation.threshold);
     const auto [y, l1, row_nnz, neuron_nnz, offsets, neurons, values] =
-        op.call(x, wg, up, down, call.screen, name_of(call.activation.kind), threshold, 0);
+        op.call(x, wg, up, down, call.screen, name_of(call.activation.kind), threshold, call.hot);
     if (call.training->recorder != nullptr) {
-      FfnCounts counts = counts_of(row_nnz, neuron_nnz);
-      counts.l1 = l1.item<double>();
-      call.training->recorder->record(call.layer, call.training->step, counts);
+      call.training->pending.push_back({call.layer, row_nnz, neuron_nnz, l1});
     }
     // wd: so that a change before backward is an error, as that of the others is.
     context->save_for_backward(
@@ -66,6 +65,7 @@ class SparseFfnFunction : public torch::autograd::Function<SparseFfnFunction> {
     context->saved_data["l1_grad"] = call.training->l1_grad;
     context->saved_data["training"] = reinterpret_cast<std::int64_t>(call.training);
     context->saved_data["layer"] = call.layer;
+    context->saved_data["hot"] = call.hot;
     return y;
   }
 
@@ -74,7 +74,9 @@ class SparseFfnFunction : public torch::autograd::Function<SparseFfnFunction> {
     const std::optional<at::Tensor> up =
         saved[2].defined() ? std::optional(saved[2]) : std::nullopt;
     const at::Tensor l1_grad =
-        at::scalar_tensor(context->saved_data["l1_grad"].toDouble(), at::TensorOptions(at::kFloat));
+        at::scalar_tensor(context->saved_data["l1_grad"].toDouble(),
+                          at::TensorOptions(at::kFloat).device(saved[0].device()));
+    const std::int64_t hot = context->saved_data["hot"].toInt();
     const std::string activation = context->saved_data["activation"].toStringRef();
     const double threshold = context->saved_data["threshold"].toDouble();
     const auto* training =
@@ -86,13 +88,13 @@ class SparseFfnFunction : public torch::autograd::Function<SparseFfnFunction> {
       const at::Tensor dx =
           add.call(grads[0], saved[0], saved[1], up, saved[3], saved[4], saved[5], saved[6],
                    l1_grad, sums.first, up ? std::optional(sums.up) : std::nullopt, sums.down.t(),
-                   activation, threshold, 0);
+                   activation, threshold, hot);
       return {dx, none, none, none, none, none};
     }
     static const auto op = find_operator<Backward>("twell::ffn_train_backward");
     const auto [dx, dgate, dup, ddown] =
         op.call(grads[0], saved[0], saved[1], up, saved[3], saved[4], saved[5], saved[6], l1_grad,
-                activation, threshold, 0);
+                activation, threshold, hot);
     return {dx, dgate, up ? dup : none, ddown.t(), none, none};
   }
 };
@@ -144,7 +146,7 @@ class TrainingFeedForward : public FeedForward {
       : parameters_(std::move(parameters)),
         activation_(activation),
         training_(std::move(training)),
-        sparse_(io::yields_zeros(activation.kind) && !parameters_.has_bias()) {}
+        sparse_(has_sparse_path(parameters_, activation)) {}
 
   at::Tensor forward(const at::Tensor& x, std::int64_t layer, FfnObserver* observer) override {
     if (observer != nullptr && observer->wants_hidden()) {
@@ -165,7 +167,7 @@ class TrainingFeedForward : public FeedForward {
 
  private:
   at::Tensor compute(const at::Tensor& x, std::int64_t layer) {
-    return sparse_ && x.is_cpu() && training_->sparse ? sparse(x, layer) : dense(x, layer);
+    return sparse_ && training_->takes_sparse(layer) ? sparse(x, layer) : dense(x, layer);
   }
 
   at::Tensor sparse(const at::Tensor& x, std::int64_t layer) {
@@ -174,17 +176,27 @@ class TrainingFeedForward : public FeedForward {
     const at::Tensor rows = x.contiguous();
     const at::Tensor down = parameters_.down.detach().t().contiguous();
     Call call{sparse_activation(activation_), layer, training_.get(), {}};
-    bool& screened = training_->screened(layer);
-    if (training_->decides && decided_ != training_->step) {
-      decided_ = training_->step;
-      screened =
-          gate_.decide(rows.detach(), first.detach(),
-                       gated ? parameters_.up.detach() : at::Tensor(), down, call.activation);
+    if (training_->order != nullptr) {
+      call.hot = training_->order->form(layer).hot;
+    } else if (screened(rows.detach(), down, layer, call.activation)) {
+      call.screen = gate_.screen(rows.detach(), first.detach());
     }
-    if (screened) call.screen = gate_.screen(rows.detach(), first.detach());
     return SparseFfnFunction::apply(rows, first,
                                     gated ? std::optional(parameters_.up) : std::nullopt,
                                     parameters_.down, down, call);
+  }
+
+  // Whether the gate goes through a screen, which is decided now and then.
+  bool screened(const at::Tensor& x, const at::Tensor& down, std::int64_t layer,
+                const ActivationSpec& activation) {
+    bool& form = training_->screened(layer);
+    if (training_->decides && decided_ != training_->step) {
+      decided_ = training_->step;
+      const FfnParameters& p = parameters_;
+      form = gate_.decide(x, (p.gated() ? p.gate : p.up).detach(),
+                          p.gated() ? p.up.detach() : at::Tensor(), down, activation);
+    }
+    return form;
   }
 
   at::Tensor dense(const at::Tensor& x, std::int64_t layer) const {
@@ -201,9 +213,8 @@ class TrainingFeedForward : public FeedForward {
     if (training_->recorder == nullptr) return;
     const torch::NoGradGuard no_grad;
     const auto fired = gate.ne(0);
-    FfnCounts counts = counts_of(fired.sum(1), fired.sum(0));
-    counts.l1 = at::linalg_vector_norm(h, 1, {}, false, at::kFloat).item<double>();
-    training_->recorder->record(layer, training_->step, counts);
+    training_->pending.push_back(
+        {layer, fired.sum(1), fired.sum(0), at::linalg_vector_norm(h, 1, {}, false, at::kFloat)});
   }
 
   FfnParameters parameters_;
@@ -215,6 +226,22 @@ class TrainingFeedForward : public FeedForward {
 };
 
 }  // namespace
+
+void FfnTraining::record_pending() {
+  for (const Fired& call : std::exchange(pending, {})) {
+    FfnCounts counts = counts_of(call.row_nnz, call.neuron_nnz);
+    counts.l1 = call.l1.item<double>();
+    if (order != nullptr) {
+      counts.neuron_nnz = order->by_model(call.layer, counts.neuron_nnz);
+      if (decides) order->saw(call.layer, counts.rows(), counts.neuron_nnz);
+    }
+    recorder->record(call.layer, step, counts);
+  }
+}
+
+bool has_sparse_path(const FfnParameters& parameters, const ActivationChoice& activation) {
+  return io::yields_zeros(activation.kind) && !parameters.has_bias();
+}
 
 void lay_out_neuron_major(const at::Tensor& down) {
   const torch::NoGradGuard no_grad;

@@ -6,9 +6,11 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <vector>
 
 #include "models/feed_forward.h"
 #include "train/activity.h"
+#include "train/neuron_order.h"
 
 namespace twell::lm {
 
@@ -27,25 +29,43 @@ struct FfnTraining {
   std::int64_t step = 0;  // for the recorder
   ActivityRecorder* recorder =
       nullptr;           // null: nothing is recorded (forward half of recomputation)
-  bool decides = false;  // whether layers look if a screen pays, once in this step
+  bool decides = false;  // whether layers look if a screen pays, or the order is made, after it
   // Which layers' gates go through a screen; the state of train/training_gate.h.
   std::map<std::int64_t, bool> forms;
   bool& screened(std::int64_t layer) { return forms[layer]; }
   bool sparse = true;  // see Recipe
   // If set: backward of the sparse path adds weight gradients to these, and autograd sees none.
   std::function<FfnGradientSums(std::int64_t layer)> sums;
+  // On a GPU: which layers take the sparse path, and the order of their neurons. Null on a CPU,
+  // where all take it.
+  NeuronOrder* order = nullptr;
+  // Of layers that have a sparse path.
+  bool takes_sparse(std::int64_t layer) const {
+    return sparse && (order == nullptr || order->form(layer).sparse);
+  }
+  // What calls fired, on their device: nothing waits for it in between.
+  struct Fired {
+    std::int64_t layer;
+    at::Tensor row_nnz, neuron_nnz, l1;
+  };
+  std::vector<Fired> pending;
+  // Hands it to the recorder and the order, by the model's numbers of neurons.
+  void record_pending();
   double* seconds = nullptr;  // wall time of the layers, both ways, is added; null: not taken
 };
+
+// relu, relu_squared and fat_relu without biases.
+bool has_sparse_path(const FfnParameters& parameters, const ActivationChoice& activation);
 
 // Gives a parameter Wd [D, H] the memory of an [H, D]: the sparse path then takes it, and its
 // gradient, as they lie, where it transposes both in every pass otherwise.
 void lay_out_neuron_major(const at::Tensor& down);
 
 // y = (act(x Wg) ⊙ (x Wu)) Wd or act(x Wu) Wd on `parameters` (shared with the model), x [N, D],
-// differentiable in x and weights. relu, relu_squared and fat_relu on a CPU: torch.ops.twell's
-// ffn_train, which keeps where the gate fired and multiplies nothing else. Other activations,
-// biases and GPUs: PyTorch's dense operations. forward() ignores its observer except for
-// wants_hidden(), which it refuses with an Error.
+// differentiable in x and weights. relu, relu_squared and fat_relu: torch.ops.twell's ffn_train,
+// which keeps where the gate fired and multiplies nothing else, on a GPU where FfnTraining::order
+// says so. Other activations, biases and layers: PyTorch's dense operations. forward() ignores its
+// observer except for wants_hidden(), which it refuses with an Error.
 std::unique_ptr<FeedForward> make_training_feed_forward(const FfnParameters& parameters,
                                                         const ActivationChoice& activation,
                                                         std::shared_ptr<FfnTraining> training);

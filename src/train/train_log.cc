@@ -40,6 +40,7 @@ std::string LogRecord::to_json() const {
               {"tokens_per_s", tokens_per_s},
               {"seconds", seconds},
               {"revived", revived},
+              {"sparse_layers", sparse_layers},
               {"nnz_mean", nnz_mean}};
   json& list = out["layers"] = json::array();
   for (const LayerActivity& layer : layers) {

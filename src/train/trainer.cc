@@ -8,6 +8,7 @@
 #include <cmath>
 #include <utility>
 
+#include "models/device.h"
 #include "models/profile.h"
 #include "models/random.h"
 #include "train/schedule.h"
@@ -54,10 +55,15 @@ Recipe checked(Recipe recipe, const Model& model, const Processes& processes) {
 }
 
 void lay_out(const Model& model) {
-  if (!model.device().is_cpu()) return;
   for (std::int64_t layer = 0; layer < model.layers(); ++layer) {
     lay_out_neuron_major(model.ffn_parameters(layer).down);
   }
+}
+
+FfnShape shape_of(const Model& model, const Recipe& recipe) {
+  const FfnParameters p = model.ffn_parameters(0);
+  return {p.up.size(1), p.up.size(0), p.gated(),
+          recipe.compute == ComputeType::bf16 ? DType::bf16 : DType::f32};
 }
 
 // windows begin at `begins`: [B, S] inputs and [B * S] targets, the ids one further on.
@@ -96,7 +102,7 @@ void cross_entropy(const at::Tensor& logits, const at::Tensor& targets, double g
 }  // namespace
 
 Trainer::Trainer(std::unique_ptr<Model> model, const Recipe& recipe, TrainingData data,
-                 const Processes& processes)
+                 const Processes& processes, DeviceRuntime* runtime)
     : recipe_(checked(recipe, *model, processes)),
       data_(std::move(data)),
       processes_(processes),
@@ -124,6 +130,11 @@ Trainer::Trainer(std::unique_ptr<Model> model, const Recipe& recipe, TrainingDat
   optimizer_ = std::make_unique<AdamW>(entries);
   copy_masters();
   ffn_->sparse = recipe_.sparse;
+  DeviceRuntime& device = runtime != nullptr ? *runtime : runtime_of(model_->device());
+  if (!device.is_cpu() && has_sparse_path(model_->ffn_parameters(0), model_->activation())) {
+    order_ = std::make_unique<NeuronOrder>(shape_of(*model_, recipe_), model_->layers(), device);
+    ffn_->order = order_.get();
+  }
   if (recipe_.accumulation > 1 && recipe_.compute == ComputeType::bf16) {
     ffn_->sums = [this](std::int64_t layer) {
       const FfnNames names = model_->ffn_names(layer);
@@ -181,6 +192,7 @@ StepResult Trainer::step() {
                       result.l1, result.grad_norm, steps_done_, result.lr));
     }
   } catch (...) {
+    ffn_->pending.clear();
     optimizer_->clear_gradients();
     windows_.seek(position);
     throw;
@@ -195,6 +207,15 @@ StepResult Trainer::step() {
   if (ffn_->decides) {
     for (std::int64_t layer = 0; layer < model_->layers(); ++layer) {
       ffn_->screened(layer) = processes_.of_first(ffn_->screened(layer));
+    }
+    if (order_) {
+      order_->decide(recipe_.micro_batch * recipe_.context,
+                     [this](std::int64_t layer, const at::Tensor& permutation) {
+                       for (const auto& [name, weight] : neuron_weights()) {
+                         if (weight.layer != layer) continue;
+                         optimizer_->parameter(name).reorder(weight.dimension, permutation);
+                       }
+                     });
     }
   }
   if (recipe_.reinit_every > 0 && (steps_done_ + 1) % recipe_.reinit_every == 0) {
@@ -234,9 +255,11 @@ double Trainer::micro_batch() {
   const double ce =
       loss_in_pieces(hidden, targets, 1.0 / static_cast<double>(recipe_.tokens_per_step()), &grad);
   // Nothing is gained from the gradient of a broken loss; step() reports it.
-  if (!std::isfinite(ce)) return ce;
-  hidden.backward(grad);
-  if (recipe_.recompute) backward_blocks(tokens, inputs, last.grad());
+  if (std::isfinite(ce)) {
+    hidden.backward(grad);
+    if (recipe_.recompute) backward_blocks(tokens, inputs, last.grad());
+  }
+  ffn_->record_pending();
   return ce;
 }
 
@@ -336,13 +359,35 @@ void Trainer::set_length(std::int64_t steps) {
   recipe_.shortened_to = steps < recipe_.steps ? std::max(steps, steps_done_ + 1) : 0;
 }
 
+std::map<std::string, Trainer::NeuronWeight> Trainer::neuron_weights() const {
+  std::map<std::string, NeuronWeight> out;
+  if (!order_) return out;
+  for (std::int64_t layer = 0; layer < model_->layers(); ++layer) {
+    const FfnNames names = model_->ffn_names(layer);
+    if (!names.gate.empty()) out[names.gate] = {layer, 0};
+    out[names.up] = {layer, 0};
+    out[names.down] = {layer, 1};
+  }
+  return out;
+}
+
+std::int64_t Trainer::sparse_layers() const {
+  std::int64_t sparse = 0;
+  for (std::int64_t layer = 0; layer < model_->layers(); ++layer) {
+    const bool possible = has_sparse_path(model_->ffn_parameters(layer), model_->activation());
+    sparse += static_cast<std::int64_t>(possible && ffn_->takes_sparse(layer));
+  }
+  return sparse;
+}
+
 // A neuron without activations has no gradient and would stay dead: fresh gate rows (those of up
 // where there is no gate), moments zero.
 std::int64_t Trainer::revive() {
   const torch::NoGradGuard no_grad;
   std::int64_t revived = 0;
   for (std::int64_t layer = 0; layer < model_->layers(); ++layer) {
-    const auto dead = recorder_.dead(layer, steps_done_, recipe_.dead_window);
+    auto dead = recorder_.dead(layer, steps_done_, recipe_.dead_window);
+    if (order_) dead = order_->places(layer, dead);
     if (dead.empty() || steps_done_ + 1 < recipe_.dead_window) continue;
     const FfnNames names = model_->ffn_names(layer);
     OptimizedParameter& p = optimizer_->parameter(names.gate.empty() ? names.up : names.gate);

@@ -3,8 +3,10 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "io/config.h"
@@ -12,6 +14,7 @@
 #include "models/model.h"
 #include "train/activity.h"
 #include "train/adamw.h"
+#include "train/neuron_order.h"
 #include "train/processes.h"
 #include "train/recipe.h"
 #include "train/token_stream.h"
@@ -48,9 +51,10 @@ class Trainer {
   // Error (invalid_argument) where recipe, model and data do not fit together. Each of several
   // `processes`, which must be given the same, does its share of the passes of a step: their number
   // divides recipe.accumulation. All that is public they call together, but save(): a step is the
-  // same, up to the order of its sums, on any number of them, and so is what is saved.
+  // same, up to the order of its sums, on any number of them, and so is what is saved. `runtime`:
+  // of the model's device, if not the one that was opened; outlives the trainer.
   Trainer(std::unique_ptr<Model> model, const Recipe& recipe, TrainingData data,
-          const Processes& processes = {});
+          const Processes& processes = {}, DeviceRuntime* runtime = nullptr);
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
 
@@ -63,6 +67,8 @@ class Trainer {
   void use_path(bool sparse) { ffn_->sparse = sparse; }
   // The times of the following steps are added to `times`; null: not taken. On a CPU.
   void time_steps(StepTimes* times);
+  // Layers that multiply only what fires, in the coming step.
+  std::int64_t sparse_layers() const;
   std::int64_t tokens_seen() const { return steps_done_ * recipe_.tokens_per_step(); }
 
   // Mean cross entropy of up to eval_windows held-out windows, evenly spread; none: no windows are
@@ -102,6 +108,11 @@ class Trainer {
                         at::Tensor* grad);
   std::int64_t revive();
   void copy_masters();
+  // Weights with a row or a column for each neuron, which order_ places; none on a CPU.
+  struct NeuronWeight {
+    std::int64_t layer, dimension;
+  };
+  std::map<std::string, NeuronWeight> neuron_weights() const;
 
   Recipe recipe_;
   TrainingData data_;
@@ -110,6 +121,7 @@ class Trainer {
   ShuffledWindows windows_;
   std::unique_ptr<Model> model_;
   std::shared_ptr<FfnTraining> ffn_;
+  std::unique_ptr<NeuronOrder> order_;  // on a GPU
   ActivityRecorder recorder_;
   std::unique_ptr<AdamW> optimizer_;
   StepTimes* times_ = nullptr;

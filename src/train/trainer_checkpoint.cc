@@ -1,12 +1,15 @@
 // Trainer::save and Trainer::load.
 //
 //   config.json, model.safetensors, tokenizer.json   as everywhere
-//   trainer/state.json          step, position in the data, recipe, what identifies the run, and
-//                               which layers' gates go through a screen
+//   trainer/state.json          step, position in the data, recipe, what identifies the run, which
+//                               layers' gates go through a screen, and on a GPU the layers' forms
 //   trainer/optimizer.safetensors
 //       m.NAME, v.NAME          fp32 moments
 //       master.NAME             fp32 weights, where the model's are bf16
 //       last_fired              i64 [layers, hidden units], step of each neuron's last activation
+//       neuron_order            i64 [layers, hidden units], on a GPU: the neuron at each place
+//
+// All but neuron_order has the model's own order of neurons.
 #include <fmt/format.h>
 #include <torch/types.h>
 #include <torch/utils.h>
@@ -31,6 +34,7 @@ using nlohmann::json;
 
 constexpr int kVersion = 2;  // 2: the recipe has validation_fraction, model and bpe_vocab
 constexpr std::uint64_t kMaxStateBytes = 1 << 20;
+constexpr const char* kNeuronOrder = "neuron_order";
 
 fs::path state_file(const fs::path& directory) { return directory / "trainer" / "state.json"; }
 fs::path optimizer_file(const fs::path& directory) {
@@ -57,7 +61,17 @@ struct State {
   std::uint64_t data_hash = 0;
   Recipe recipe;
   std::vector<std::int64_t> screened;
+  std::vector<TrainingForm> forms;  // of a run on a GPU
 };
+
+io::CheckpointTensor find_i64(const io::Checkpoint& file, const std::string& name,
+                              const std::vector<std::int64_t>& shape) {
+  const io::CheckpointTensor found = file.expect(name, shape);
+  if (found.info->dtype != io::SafeDType::I64) {
+    io::fail_file(file.path().string(), "{}: expected I64", name);
+  }
+  return found;
+}
 
 State parse_state(const fs::path& path) {
   const std::string name = path.string();
@@ -75,6 +89,9 @@ State parse_state(const fs::path& path) {
     out.data_hash = in.at("data_hash").get<std::uint64_t>();
     out.recipe = Recipe::from_json(in.at("recipe").dump(), name);
     out.screened = in.at("screened_layers").get<std::vector<std::int64_t>>();
+    for (const json& form : in.value("forms", json::array())) {
+      out.forms.push_back({form.at("sparse").get<bool>(), form.at("hot").get<std::int64_t>()});
+    }
   } catch (const json::exception& error) {
     io::fail_file(name, "is not the state of a trainer: {}", io::library_reason(error.what()));
   }
@@ -97,22 +114,35 @@ void Trainer::save(const fs::path& directory, const io::Tokenizer* tokenizer) co
 
   std::vector<io::TensorData> weights, moments;
   std::vector<at::Tensor> kept;  // copies, where tensors are not on the CPU
-  const auto data = [&kept](const std::string& name, const at::Tensor& tensor) {
-    kept.push_back(tensor.detach().cpu().contiguous());
-    return tensor_data(name, kept.back());
-  };
+  const auto placed = neuron_weights();
   for (const OptimizedParameter& p : optimizer_->parameters()) {
+    const auto data = [&](const std::string& name, const at::Tensor& tensor) {
+      const auto found = placed.find(p.name);
+      const at::Tensor host = tensor.detach().cpu();
+      kept.push_back(
+          found == placed.end()
+              ? host.contiguous()
+              : host.index_select(found->second.dimension, order_->to_model(found->second.layer)));
+      return tensor_data(name, kept.back());
+    };
     weights.push_back(data(p.name, p.compute));
     moments.push_back(data("m." + p.name, p.m));
     moments.push_back(data("v." + p.name, p.v));
     if (recipe_.compute == ComputeType::bf16) moments.push_back(data("master." + p.name, p.master));
   }
-  io::TensorData fired;
-  fired.name = "last_fired";
-  fired.dtype = io::SafeDType::I64;
-  fired.shape = {model_->layers(), config.intermediate_size};
-  fired.data = recorder_.last_fired().data();
-  moments.push_back(fired);
+  const auto by_neuron = [&](const char* name, const std::int64_t* values) {
+    io::TensorData out_tensor;
+    out_tensor.name = name;
+    out_tensor.dtype = io::SafeDType::I64;
+    out_tensor.shape = {model_->layers(), config.intermediate_size};
+    out_tensor.data = values;
+    moments.push_back(out_tensor);
+  };
+  by_neuron("last_fired", recorder_.last_fired().data());
+  if (order_) {
+    kept.push_back(order_->orders());
+    by_neuron(kNeuronOrder, kept.back().const_data_ptr<std::int64_t>());
+  }
 
   io::save_checkpoint(out, weights);
   fs::create_directory(out / "trainer");
@@ -125,6 +155,12 @@ void Trainer::save(const fs::path& directory, const io::Tokenizer* tokenizer) co
   state["screened_layers"] = json::array();
   for (const auto& [layer, screened] : ffn_->forms) {
     if (screened) state["screened_layers"].push_back(layer);
+  }
+  if (order_) {
+    state["forms"] = json::array();
+    for (const TrainingForm& form : order_->forms()) {
+      state["forms"].push_back({{"sparse", form.sparse}, {"hot", form.hot}});
+    }
   }
   state["recipe"] = json::parse(recipe_.to_json());
   io::write_file_atomically(state_file(out), state.dump(2) + "\n");
@@ -163,10 +199,23 @@ void Trainer::load(const fs::path& directory) {
     sources.push_back(find_fp32(moments, "m." + p.name, p.m));
     sources.push_back(find_fp32(moments, "v." + p.name, p.v));
   }
-  const auto fired =
-      moments.expect("last_fired", {model_->layers(), model_->config().intermediate_size});
-  if (fired.info->dtype != io::SafeDType::I64) {
-    io::fail_file(moments.path().string(), "last_fired: expected I64");
+  const std::vector<std::int64_t> neurons = {model_->layers(), model_->config().intermediate_size};
+  const auto fired = find_i64(moments, "last_fired", neurons);
+  // A run on a CPU has neither, and a CPU passes both over.
+  std::optional<NeuronOrder> order;
+  if (order_) {
+    std::vector<std::int64_t> orders;
+    if (!state.forms.empty()) {
+      const auto found = find_i64(moments, kNeuronOrder, neurons);
+      orders.resize(static_cast<std::size_t>(neurons[0] * neurons[1]));
+      std::memcpy(orders.data(), found.data, found.info->bytes());
+    }
+    order = order_->restored(orders, state.forms);
+    if (!order) {
+      io::fail_file(moments.path().string(),
+                    "{}: expected every neuron of a layer once, and forms of {} layers",
+                    kNeuronOrder, neurons[0]);
+    }
   }
 
   for (const Source& source : sources) {
@@ -176,6 +225,10 @@ void Trainer::load(const fs::path& directory) {
     source.to.detach().copy_(staged);
   }
   std::memcpy(recorder_.last_fired().data(), fired.data, fired.info->bytes());
+  if (order) *order_ = std::move(*order);
+  for (const auto& [name, weight] : neuron_weights()) {
+    optimizer_->parameter(name).reorder(weight.dimension, order_->from_model(weight.layer));
+  }
   copy_masters();
   recorder_.reset();
   optimizer_->clear_gradients();

@@ -48,6 +48,10 @@ class SlowRuntime final : public lm::DeviceRuntime {
     asked.push_back({rows, rates});
     return hot(shape, rows, rates);
   }
+  lm::TrainingForm choose_training(const FfnShape& shape, std::int64_t rows,
+                                   const std::vector<double>& rates) const override {
+    return training ? training(shape, rows, rates) : lm::TrainingForm{};
+  }
   std::string explain_ffn(const FfnShape&, GateForm, std::int64_t rows,
                           std::int64_t count) const override {
     return "M=" + std::to_string(rows) + ", " + std::to_string(count) + " hot neurons";
@@ -57,6 +61,8 @@ class SlowRuntime final : public lm::DeviceRuntime {
   int waits = 0;
   // What choose_hot() answers; none: no hot neurons. And what it was asked.
   std::function<lm::HotNeurons(const FfnShape&, std::int64_t, const std::vector<double>&)> hot;
+  std::function<lm::TrainingForm(const FfnShape&, std::int64_t, const std::vector<double>&)>
+      training;
   struct Question {
     std::int64_t rows;
     std::vector<double> rates;

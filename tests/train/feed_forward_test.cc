@@ -89,6 +89,7 @@ class TrainFfn : public ::testing::Test {
     const auto layer = make_training_feed_forward(p, choice, training_);
     const at::Tensor y = layer->forward(x, 0, nullptr);
     y.backward(in.dy.to(c.dtype));
+    training_->record_pending();
     return {y.detach(),  x.grad(),      c.gated ? p.gate.grad() : at::Tensor(),
             p.up.grad(), p.down.grad(), recorder_->take_l1()};
   }

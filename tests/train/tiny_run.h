@@ -68,9 +68,10 @@ inline lm::Recipe with_revivals(lm::Recipe recipe) {
 }
 
 inline std::unique_ptr<lm::Trainer> tiny_trainer(const lm::Recipe& recipe = tiny_recipe(),
-                                                 const lm::Processes& processes = {}) {
+                                                 const lm::Processes& processes = {},
+                                                 lm::DeviceRuntime* runtime = nullptr) {
   return std::make_unique<lm::Trainer>(lm::make_model(tiny_config(), at::kFloat, recipe.seed),
-                                       recipe, tiny_data(), processes);
+                                       recipe, tiny_data(), processes, runtime);
 }
 
 // A run in `directory` on a small text of its own, saving after every step.

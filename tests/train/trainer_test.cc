@@ -10,12 +10,15 @@
 #include <cmath>
 #include <csignal>
 #include <cstring>
+#include <fstream>
 #include <functional>
+#include <iterator>
 #include <limits>
 #include <string>
 
 #include "io/atomic_file.h"
 #include "io/checkpoint.h"
+#include "tests/models/slow_runtime.h"
 #include "tests/train/scratch.h"
 #include "tests/train/tiny_run.h"
 #include "train/schedule.h"
@@ -50,6 +53,32 @@ void expect_same_weights(Trainer& a, Trainer& b) {
   }
 }
 
+// What a checkpoint says of a tensor [2 layers, H, ...] in trainer/optimizer.safetensors.
+template <class T>
+std::vector<T> saved_values(const std::filesystem::path& saved, const std::string& name,
+                            const std::vector<std::int64_t>& shape) {
+  const io::Checkpoint file(saved / "trainer" / "optimizer.safetensors");
+  const auto tensor = file.expect(name, shape);
+  std::vector<T> out(tensor.info->bytes() / sizeof(T));
+  std::memcpy(out.data(), tensor.data, tensor.info->bytes());
+  return out;
+}
+
+// A GPU that finds every layer worth training sparsely; on CPU tensors, whose operators ignore hot
+// neurons.
+std::unique_ptr<test::SlowRuntime> played_gpu() {
+  auto gpu = std::make_unique<test::SlowRuntime>();
+  gpu->training = [](const FfnShape&, std::int64_t rows, const std::vector<double>& rates) {
+    EXPECT_EQ(rows, 4 * 16);
+    EXPECT_TRUE(std::is_sorted(rates.rbegin(), rates.rend()));
+    return TrainingForm{true, 32};
+  };
+  return gpu;
+}
+std::unique_ptr<Trainer> gpu_trainer(const Recipe& recipe, DeviceRuntime& gpu) {
+  return tiny_trainer(recipe, {}, &gpu);
+}
+
 TEST(TrainerTest, TwentyStepsAreTenAndTenResumed) {
   for (const auto compute : {ComputeType::fp32, ComputeType::bf16}) {
     for (const bool recompute : {false, true}) {
@@ -80,6 +109,90 @@ TEST(TrainerTest, TwentyStepsAreTenAndTenResumed) {
       EXPECT_EQ(whole->validation_loss(), second->validation_loss());
     }
   }
+}
+
+// The order is made after steps 1 and 33: a stop before and behind the second.
+TEST(TrainerTest, OnAGpuTheOrderOfNeuronsIsResumed) {
+  const auto gpu = played_gpu();
+  for (const auto compute : {ComputeType::fp32, ComputeType::bf16}) {
+    Recipe recipe = with_revivals(tiny_recipe());
+    recipe.compute = compute;
+    recipe.accumulation = 2;
+    recipe.steps = 40;
+    const auto whole = gpu_trainer(recipe, *gpu);
+    EXPECT_EQ(whole->sparse_layers(), 0);
+    std::vector<StepResult> expected;
+    for (int i = 0; i < 40; ++i) expected.push_back(whole->step());
+    EXPECT_EQ(whole->sparse_layers(), 2);
+    for (const std::size_t stop : {20, 35}) {
+      const Scratch scratch;
+      const auto first = gpu_trainer(recipe, *gpu);
+      for (std::size_t i = 0; i < stop; ++i) expect_same_bits(first->step(), expected[i]);
+      first->save(scratch.path() / "saved", nullptr);
+      const auto second = gpu_trainer(recipe, *gpu);
+      second->load(scratch.path() / "saved");
+      EXPECT_EQ(second->sparse_layers(), 2);
+      for (std::size_t i = stop; i < 40; ++i) expect_same_bits(second->step(), expected[i]);
+      expect_same_weights(*whole, *second);
+    }
+  }
+}
+
+// Files have the model's own order, so that a CPU, or another library, goes on from them.
+TEST(TrainerTest, WhatAGpuSavedIsTheModelsOrder) {
+  const auto gpu = played_gpu();
+  for (const auto compute : {ComputeType::bf16, ComputeType::fp32}) {
+    const Scratch scratch;
+    const auto saved = scratch.path() / "saved";
+    Recipe recipe = tiny_recipe();
+    recipe.compute = compute;
+    const auto trainer = gpu_trainer(recipe, *gpu), on_cpu = tiny_trainer(recipe);
+    trainer->step();
+    trainer->save(saved, nullptr);
+    const auto orders = saved_values<std::int64_t>(saved, "neuron_order", {2, 96});
+    on_cpu->load(saved);
+    const NamedTensors placed = trainer->model().parameters(),
+                       models = on_cpu->model().parameters();
+    int moved = 0;
+    for (std::size_t i = 0; i < placed.size(); ++i) {
+      const auto& [name, tensor] = placed[i];
+      at::Tensor expected = models[i].second;
+      if (contains(name, ".mlp.")) {
+        const std::int64_t layer = contains(name, "layers.1.") ? 1 : 0;
+        const at::Tensor order = at::tensor(orders, at::kLong).view({2, 96})[layer];
+        expected = expected.index_select(contains(name, "down_proj") ? 1 : 0, order);
+        moved += static_cast<int>(!at::equal(expected, models[i].second));
+      }
+      EXPECT_TRUE(at::equal(tensor, expected)) << name;
+    }
+    EXPECT_EQ(moved, 6) << "three weights of two layers";
+    if (compute == ComputeType::bf16) continue;
+    // The same sums in another order, of at most 96 terms in a layer.
+    const double loss = *on_cpu->validation_loss();
+    EXPECT_NEAR(*trainer->validation_loss(), loss, loss * std::ldexp(96.0, -24));
+  }
+}
+
+TEST(TrainerTest, RefusesADamagedOrderOfNeurons) {
+  const auto gpu = played_gpu();
+  const Scratch scratch;
+  const auto saved = scratch.path() / "saved";
+  const auto trainer = gpu_trainer(tiny_recipe(), *gpu);
+  trainer->step();
+  trainer->save(saved, nullptr);
+  const auto orders = saved_values<std::int64_t>(saved, "neuron_order", {2, 96});
+  std::fstream file(saved / "trainer" / "optimizer.safetensors",
+                    std::ios::in | std::ios::out | std::ios::binary);
+  std::string bytes((std::istreambuf_iterator<char>(file)), {});
+  const std::string_view order(reinterpret_cast<const char*>(orders.data()), 2 * 96 * 8);
+  const std::size_t at = bytes.find(order);
+  ASSERT_NE(at, std::string::npos);
+  file.seekp(static_cast<std::streamoff>(at));
+  file.write("\x60", 1);  // 96, of 0 to 95
+  file.close();
+  const auto next = gpu_trainer(tiny_recipe(), *gpu);
+  EXPECT_TRUE(contains(message_of([&] { next->load(saved); }),
+                       "neuron_order: expected every neuron of a layer once"));
 }
 
 TEST(TrainerTest, SavedModelComputesWhatTheTrainerDoes) {
@@ -122,26 +235,15 @@ TEST(TrainerTest, LossFallsAndFiringBecomesRare) {
   EXPECT_LT(*trainer->validation_loss(), 2.4);
 }
 
-// What a checkpoint says of a tensor [2 layers, H, ...] in trainer/optimizer.safetensors.
-template <class T>
-std::vector<T> saved_values(const std::filesystem::path& saved, const std::string& name,
-                            const std::vector<std::int64_t>& shape) {
-  const io::Checkpoint file(saved / "trainer" / "optimizer.safetensors");
-  const auto tensor = file.expect(name, shape);
-  std::vector<T> out(tensor.info->bytes() / sizeof(T));
-  std::memcpy(out.data(), tensor.data, tensor.info->bytes());
-  return out;
-}
-
 // A strong penalty silences neurons. Their rows are drawn anew, without a past in the optimizer,
 // and most of them fire in the next step.
-TEST(TrainerTest, RevivedNeuronsFireAgain) {
+void expect_revived_neurons_fire(DeviceRuntime* runtime) {
   constexpr std::int64_t kWidth = 32, kUnits = 96;
   const Scratch scratch;
   Recipe recipe = with_revivals(tiny_recipe());
   recipe.l1_warmup = 0;
   recipe.reinit_every = 10;
-  const auto trainer = tiny_trainer(recipe);
+  const auto trainer = tiny_trainer(recipe, {}, runtime);
   for (int i = 0; i < 9; ++i) EXPECT_EQ(trainer->step().revived, 0);
   const std::int64_t revived = trainer->step().revived;
   EXPECT_GE(revived, 10);
@@ -149,6 +251,8 @@ TEST(TrainerTest, RevivedNeuronsFireAgain) {
   trainer->step();
   trainer->save(scratch.path() / "next", nullptr);
   const auto fired = saved_values<std::int64_t>(scratch.path() / "next", "last_fired", {2, kUnits});
+  const auto before =
+      saved_values<std::int64_t>(scratch.path() / "revived", "last_fired", {2, kUnits});
   std::int64_t empty = 0, alive = 0;
   for (std::int64_t layer = 0; layer < 2; ++layer) {
     const std::string gate = fmt::format("model.layers.{}.mlp.gate_proj.weight", layer);
@@ -162,13 +266,20 @@ TEST(TrainerTest, RevivedNeuronsFireAgain) {
       EXPECT_EQ(is_empty(m, row), is_empty(v, row));
       if (!is_empty(m, row)) continue;
       ++empty;
-      alive += fired[static_cast<std::size_t>(layer * kUnits + row)] == 10;
+      const auto neuron = static_cast<std::size_t>(layer * kUnits + row);
+      EXPECT_LT(before[neuron], 10 - recipe.dead_window) << "was dead";
+      alive += fired[neuron] == 10;
     }
   }
   EXPECT_EQ(empty, revived);
   // A new row's product with an input is positive as often as not. At worst the inputs are all
   // alike, and half of the rows are positive for none of them; here, fewer.
   EXPECT_GE(alive, revived / 2);
+}
+
+TEST(TrainerTest, RevivedNeuronsFireAgain) { expect_revived_neurons_fire(nullptr); }
+TEST(TrainerTest, OnAGpuRevivedNeuronsFireAgain) {
+  expect_revived_neurons_fire(played_gpu().get());
 }
 
 // Against autograd through all logits at once: a text of four windows is the batch, in any order.
