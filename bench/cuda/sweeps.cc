@@ -5,6 +5,7 @@
 
 #include "bench/cuda/bench.h"
 #include "bench/cuda/device_layer.h"
+#include "bench/cuda/gate_rate.h"
 
 namespace twell::bench {
 namespace {
@@ -20,14 +21,17 @@ void measure_shape(Bench& bench, const ShapeCase& one, const DeviceLayer& layer)
     return;
   }
   const double us = measure_parts(bench, layer, one.tokens, plan, {}).gate.median_us;
-  const double rate =
+  const double flops_per_s =
       2.0 * static_cast<double>(one.tokens * layer.depth * layer.hidden) / (us * 1e-6);
-  std::printf("%-34s %10.1f us %8.0f TFLOP/s\n", one.name.c_str(), us, rate * 1e-12);
-  bench.report.add(Line("gate_shape", one.name)
-                       .add("tokens", one.tokens)
-                       .add("shape", cuda::name_of(one.shape))
-                       .add("us", us)
-                       .add("flops_per_s", rate));
+  std::printf("%-34s %10.1f us %8.0f TFLOP/s\n", one.name.c_str(), us, flops_per_s * 1e-12);
+  Line line("gate_shape", one.name);
+  line.add("tokens", one.tokens).add("shape", cuda::name_of(one.shape)).add("us", us);
+  line.add("flops_per_s", flops_per_s);
+  line.add("assumed_us", 1e6 * assumed_seconds(bench.device, problem, gemm));
+  line.add("planned", takes(bench.device, problem, one.shape));
+  const auto reached = rate_reached(bench.device, problem, gemm, us * 1e-6);
+  if (reached) line.add("rate", gemm.rate).add("rate_reached", *reached);
+  bench.report.add(line);
 }
 
 void measure_splits(Bench& bench, const SplitsCase& one, const DeviceLayer& layer) {

@@ -107,6 +107,8 @@ def _check_layers(what: str, dtype: torch.dtype, device: torch.device) -> list[s
             got = {"packed": ops.ffn(x, packed, second, down, None, *layer)}
             if screen is not None:
                 got["screened"] = ops.ffn(x, gate, second, down, screen, *layer)
+            else:  # a CPU counts for itself
+                got["hot"] = ops.ffn(x, packed, second, down, None, *layer, neurons)
             got["dense"] = want[0].to(dtype)
             name = f"{what}, {activation}, {'with' if second is not None else 'without'} a gate"
             wrong += [f"{name}, {k}" for k, y in got.items() if not torch.equal(y, got["dense"])]

@@ -8,14 +8,14 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
-from twell import dense, ops
+from twell import _frozen, dense
+from twell._frozen import Choice, Operands
 from twell.activity import Activity
 from twell.autograd import Trained, has_tangent, trained_ffn, with_l1
 
-_OPERANDS = ("gate", "up", "down", "screen")
-Operands = tuple[Tensor, Tensor | None, Tensor, Tensor | None]
-# A sample of fewer does not show in which direction inputs point.
-FEWEST_INPUTS = 32
+_OPERANDS = ("gate", "up", "down", "screen", "order")  # buffers of a frozen layer
+# A trace of a call holds for any number of inputs, so it has one number of hot neurons.
+_TRACED_INPUTS = 1024
 
 Layer = TypeVar("Layer", bound="SparseFfn")
 
@@ -37,12 +37,12 @@ class SparseFfn(nn.Module):
     and cannot be frozen.
     """
 
-    # Of a frozen layer: gate packed, or as stored where there is a screen. Without a gate the up
-    # projection is in its place, and there is no up.
+    # Of a frozen layer, as _frozen.Operands has them.
     gate: Tensor
-    screen: Tensor | None
     up: Tensor | None
     down: Tensor
+    screen: Tensor | None
+    order: Tensor | None
 
     NAMES: ClassVar[tuple[str, ...]]
 
@@ -79,7 +79,8 @@ class SparseFfn(nn.Module):
         """If set, forward passes with gradients add to ``activity``. See :func:`twell.metrics`."""
         self.activity: Activity | None = None
         self._frozen = False
-        self._axis: Tensor | None = None
+        self._choice: Choice | None = None  # of a frozen layer, by a sample
+        self._hot: tuple[int, ...] = ()  # Operands.hot
         options: dict[str, Any] = {"bias": False, "dtype": dtype, "device": device}
         for name in self.names[:-1]:
             setattr(self, name, nn.Linear(hidden_size, ffn_size, **options))
@@ -121,14 +122,28 @@ class SparseFfn(nn.Module):
         """Whether an int8 screen rules neurons out, in a frozen layer."""
         return self._frozen and self.screen is not None
 
+    @property
+    def ordered(self) -> bool:
+        """Whether the neurons of a frozen layer lie in the order of how many inputs fire them."""
+        return self._frozen and self.order is not None
+
     def freeze(self: Layer, sample: Tensor | None = None) -> Layer:
         """Keeps the packed weights alone. Inference only from here on; returns self.
 
         ``sample`` [..., hidden_size] are inputs like those to come, 32 or more, on the weights'
         device. On a CPU that they show to be faster so, the gate stays as it is stored, with an int8
         screen (:func:`twell.ops.screen_weight`): a sixth more memory in bfloat16, a tenth in float32,
-        the same output up to rounding. A frozen layer that gets a sample chooses anew; conversions
-        and load_state_dict keep the choice. Raises ValueError where a child is no ordinary nn.Linear.
+        the same output up to rounding. On a GPU the same is done where a call of one input is
+        expected to be faster, and neurons are put in the order of how many inputs of the sample fire
+        them, so that calls of many inputs multiply the first ones densely: as many as
+        :func:`twell.ops.choose_hot` says for the number of inputs, rounded to a power of two. 1,024
+        inputs or more order them well; state_dict has the checkpoint's order. A trace
+        (torch.compile, torch.export) has one number of hot neurons, that for 1,024 inputs, which a
+        GPU passes over below 64. No GPU has run this yet.
+
+        A frozen layer that gets a sample chooses anew; conversions and load_state_dict keep the
+        choice, for the type of device that it was made on: on another the layer is packed. Raises
+        ValueError where a child is no ordinary nn.Linear.
         """
         if not self._frozen and (special := self._special_child()) is not None:
             raise ValueError(
@@ -137,21 +152,22 @@ class SparseFfn(nn.Module):
                 "remove_parametrizations() of PyTorch)"
             )
         if sample is not None:
-            screened = self._screened_for(sample)
+            chosen = _frozen.choose(self._described(), sample)
             self.thaw()
-            return self._freeze(None) if screened is None else self._freeze(*screened)
+            return self._freeze(*chosen)
         return self if self._frozen else self._freeze(None)
 
-    def _freeze(self: Layer, axis: Tensor | None, operands: Operands | None = None) -> Layer:
+    def _freeze(self: Layer, choice: Choice | None, operands: Operands | None = None) -> Layer:
         if operands is None:
             with torch.no_grad():
-                operands = self._operands(*(_detached(w) for w in self._weights()), axis)
+                operands = _frozen.operands_of(self._described(), choice)
         for name in self.names:
             delattr(self, name)
         self.l1 = None
-        for name, operand in zip(_OPERANDS, operands):
-            self.register_buffer(name, operand, persistent=False)
-        self._axis = axis
+        for name in _OPERANDS:
+            self.register_buffer(name, getattr(operands, name), persistent=False)
+        self._hot = operands.hot
+        self._choice = choice
         self._frozen = True
         return self
 
@@ -167,7 +183,8 @@ class SparseFfn(nn.Module):
             linear = nn.Linear(cols, rows, bias=False, device="meta", dtype=weight.dtype)
             linear.weight = nn.Parameter(weight)
             setattr(self, name, linear)
-        self._axis = None
+        self._choice = None
+        self._hot = ()
         self._frozen = False
         return self
 
@@ -235,14 +252,32 @@ class SparseFfn(nn.Module):
             gate, up, down = self._unpack()
             return dense.ffn(x, gate, up, down.t(), self.activation, self.threshold)[0]
         return torch.ops.twell.ffn(
-            x, self.gate, self.up, self.down, self.screen, self.activation, self.threshold
+            x,
+            self.gate,
+            self.up,
+            self.down,
+            self.screen,
+            self.activation,
+            self.threshold,
+            self._hot_in(x),
         )
+
+    def _hot_in(self, x: Tensor) -> int:
+        if not self._hot:
+            return 0
+        if not torch.compiler.is_compiling():
+            rows = x.shape[:-1].numel()
+            if isinstance(rows, int):  # else it is of a trace too
+                return self._hot[_frozen.nearest_power(rows)]
+        # Not all: a call of a few inputs would not pass those over.
+        return min(self._hot[_frozen.nearest_power(_TRACED_INPUTS)], self.ffn_size - 1)
 
     def extra_repr(self) -> str:
         threshold = f", threshold={self.threshold}" if self.activation == "fat_relu" else ""
         return (
             f"{self.hidden_size}, {self.ffn_size}, activation={self.activation}{threshold}, "
             f"frozen={self._frozen}{', screened=True' if self.screened else ''}"
+            f"{', ordered=True' if self.ordered else ''}"
         )
 
     def _weights(self) -> tuple[Tensor, Tensor | None, Tensor]:
@@ -253,63 +288,33 @@ class SparseFfn(nn.Module):
 
     def _unpack(self) -> tuple[Tensor, Tensor | None, Tensor]:
         """The same of the frozen layer."""
-        gate = self.gate
+        gate, up = self.gate, self.up
         if self.screen is None:
             gate = torch.ops.twell.unpack_weight(gate, self.ffn_size, self.hidden_size)
-        return gate, self.up, self.down.t().contiguous()
+        gate = _frozen.in_checkpoint_order(gate, self.order)
+        up = None if up is None else _frozen.in_checkpoint_order(up, self.order)
+        down = _frozen.in_checkpoint_order(self.down, self.order)
+        return gate, up, down.t().contiguous()
+
+    def _described(self) -> _frozen.Layer:
+        weights = self._unpack() if self._frozen else self._weights()
+        gate, up, down = (None if w is None else w.detach() for w in weights)
+        return _frozen.Layer(gate, up, down, self.activation, self.threshold)
 
     def _stored(self) -> list[Tensor]:
         """One for each name."""
         weights = self._unpack() if self._frozen else self._weights()
         return [w for w in weights if w is not None]
 
-    @staticmethod
-    def _operands(
-        gate: Tensor, up: Tensor | None, down: Tensor, axis: Tensor | None
-    ) -> Operands:
-        gate, down = gate.contiguous(), down.t().contiguous()
-        up = None if up is None else up.contiguous()
-        if axis is None or gate.device.type != "cpu":
-            return torch.ops.twell.pack_weight(gate), up, down, None
-        # A copy: whoever holds the checkpoint's tensor may change it, which no screen notices.
-        return gate.clone(), up, down, torch.ops.twell.screen_weight(gate, axis)
-
-    def _screened_for(self, sample: Tensor) -> tuple[Tensor, Operands] | None:
-        """The axis of a screen for inputs like these, and the operands with the screen; none where
-        it would not pay."""
-        fewest = FEWEST_INPUTS * self.hidden_size
-        if sample.shape[-1:] != (self.hidden_size,) or sample.numel() < fewest:
-            raise ValueError(
-                f"sample: expected {FEWEST_INPUTS} or more inputs of size {self.hidden_size}, "
-                f"got shape {list(sample.shape)}"
-            )
-        weights = self._unpack() if self._frozen else self._weights()
-        device = weights[0].device
-        if sample.device != device or not sample.is_floating_point():
-            raise ValueError(
-                f"sample: expected floating-point numbers on {device}, as the weights, got "
-                f"{sample.dtype} on {sample.device}"
-            )
-        limit = ops.screen_limit() if device.type == "cpu" else 0.0
-        if limit == 0.0:
-            return None
-        with torch.no_grad():
-            x = sample.detach().reshape(-1, self.hidden_size).to(weights[0])
-            axis = x.float().mean(0)
-            operands = self._operands(*(_detached(w) for w in weights), axis)
-            candidates = ops.ffn_stats(x, *operands, self.activation, self.threshold)[3]
-        pays = int(candidates) <= limit * x.shape[0] * self.ffn_size
-        return (axis, operands) if pays else None
-
     def _apply(self: Layer, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Layer:
         # The layout depends on dtype and device: convert the checkpoint's layout and freeze again.
-        frozen, axis = self._frozen, self._axis
+        frozen, choice = self._frozen, self._choice
         if frozen:
             # Tried on one element, which raises where the operators lack the dtype: the layer stays.
             torch.ops.twell.pack_weight(fn(self.down.new_zeros(1, 1)))
             self.thaw()
         super()._apply(fn, recurse)
-        return self._freeze(axis) if frozen else self
+        return self._freeze(choice) if frozen else self
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "l1": None}
@@ -318,12 +323,12 @@ class SparseFfn(nn.Module):
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if self._frozen:
             for name, weight in zip(self.names, self._stored()):
-                # A copy of a screened gate, as in _operands.
+                # A copy of a screened gate, as in _frozen.operands_of.
                 copied = weight.clone() if self.screened and weight is self.gate else weight
                 destination[f"{prefix}{name}.weight"] = copied
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
-        frozen, axis = self._frozen, self._axis
+        frozen, choice = self._frozen, self._choice
         kept = {name: getattr(self, name) for name in _OPERANDS} if frozen else {}
         if frozen:
             self.thaw()
@@ -331,15 +336,11 @@ class SparseFfn(nn.Module):
         if frozen:  # the children are there for this call alone: PyTorch will not see them
             for name in self.names:
                 getattr(self, name)._load_from_state_dict(state_dict, f"{prefix}{name}.", *rest)
-            self._freeze(axis)
+            self._freeze(choice)
         with torch.no_grad():  # into the same memory, which a recorded graph reads
             for name, old in kept.items():
                 if old is not None:
                     self.register_buffer(name, old.copy_(getattr(self, name)), persistent=False)
-
-
-def _detached(weight: Tensor | None) -> Tensor | None:
-    return None if weight is None else weight.detach()
 
 
 class GatedFfn(SparseFfn):

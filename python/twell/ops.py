@@ -155,6 +155,64 @@ def screen_limit() -> float:
     return torch.ops.twell.screen_limit()
 
 
+def choose_hot(
+    rates: Tensor,
+    tokens: int,
+    width: int,
+    *,
+    device: torch.device | str = "cuda",
+    activation: str = "relu",
+    gated: bool = True,
+    joined: bool = False,
+    training: bool = False,
+) -> int:
+    """How many of the first neurons to make hot (``hot`` of ffn) on a GPU, in calls of ``tokens``
+    inputs of size ``width``: none, a multiple of 64, or all, whichever is expected to be fastest.
+
+    ``rates`` (float64 or float32 [H], on the CPU) is the share of tokens that fire each neuron, the
+    highest first: ffn_stats counts them. Neurons whose row of ``down`` is not finite come last, and
+    no more than the others may be hot. ``activation`` and ``gated`` are the layer's; ``joined``: up
+    lies right behind gate in memory, which ffn finds by the addresses; ``training``: for ffn_train
+    and its backward pass. Host work of a millisecond, which waits for no GPU; keep the answer.
+    RuntimeError where there is no such GPU."""
+    ordinal = _gpu("choose_hot", device)
+    return torch.ops.twell.choose_hot(
+        rates, tokens, width, ordinal, activation, gated, joined, training
+    )
+
+
+def screen_pays(
+    tokens: int,
+    width: int,
+    neurons: int,
+    candidates: float,
+    *,
+    device: torch.device | str = "cuda",
+) -> bool:
+    """Whether a gate [neurons, width] is expected to be faster with its screen (screen_weight) than
+    without on a GPU, in calls of ``tokens`` inputs of which the screen leaves the share
+    ``candidates`` of the pre-activations; ffn_stats counts them. ffn itself decides as if that were
+    0.012. On a CPU see screen_limit. RuntimeError where there is no such GPU."""
+    ordinal = _gpu("screen_pays", device)
+    return torch.ops.twell.screen_pays(tokens, width, neurons, candidates, ordinal)
+
+
+def _gpu(operation: str, device: torch.device | str) -> int:
+    """The number of the GPU, for operators that only the library for GPUs has."""
+    device = torch.device(device)
+    if device.type != "cuda":
+        raise RuntimeError(f"twell::{operation}: device: expected an NVIDIA GPU, got {device}")
+    key = "CompositeExplicitAutograd"
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(f"twell::{operation}", key):
+        raise RuntimeError(
+            f"twell::{operation}: device: libtwell_torch_cuda.so is not loaded: PyTorch sees no "
+            "NVIDIA GPU, or twell was built without CUDA"
+        )
+    if device.index is not None:
+        return device.index
+    return torch.cuda.current_device() if torch.cuda.is_available() else 0
+
+
 def processor_name() -> str:
     """As the system calls it; "unknown" where it does not say."""
     return torch.ops.twell.processor_name()

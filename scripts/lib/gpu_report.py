@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 
+import gpu_gate_shapes
 import gpu_model_table
 
 
@@ -146,7 +147,7 @@ def main() -> int:
         cut = "" if found.get(name, {}).get("complete", True) else ", cut short"
         print(f"{name}: {part['outcome']} in {part['seconds']} s{counts}{cut}{': ' + part['reason'] if 'reason' in part else ''}")
     lines = by_variant(found)
-    for message in summary_of(lines):
+    for message in summary_of(lines) + gpu_gate_shapes.table_of(list(lines.values())):
         print(message)
     print(f"gpu_check: wrote {target.name}")
     if len(sys.argv) > 4:

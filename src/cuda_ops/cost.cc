@@ -24,13 +24,7 @@ constexpr double kRoundInstructions = 24;
 void add_rows(FfnCost& cost, const Device& device, const Problem& problem, std::int64_t hot,
               bool joined, double cold_density, bool part) {
   const Figures f(device, problem);
-  const GemmPlan gate = plan_gate(device, problem, hot, joined);
-  cost.gate +=
-      gate.shape == GemmShape::screen32x32 ? screen_gate_seconds(device, problem)
-      : streams(gate)                      ? stream_gate_seconds(device, problem)
-      : gate.shape == GemmShape::library
-          ? library_gate_seconds(device, problem, gate, part)
-          : tile_gate_seconds(device, problem, {gate.block_rows, gate.block_cols, gate.rate});
+  cost.gate += gate_seconds(device, problem, plan_gate(device, problem, hot, joined), part);
   if (hot > 0) {
     const auto cols = static_cast<double>(hot);
     const double loss =
@@ -72,6 +66,14 @@ bool joins(const Device& device, const Problem& problem, std::int64_t hot) {
   add_sparse(joined, device, problem, hot, true, 0);
   add_sparse(separate, device, problem, hot, false, 0);
   return joined.sparse() < separate.sparse();
+}
+
+double gate_seconds(const Device& device, const Problem& problem, const GemmPlan& plan, bool part) {
+  if (plan.shape == GemmShape::screen32x32) return screen_gate_seconds(device, problem);
+  if (streams(plan)) return stream_gate_seconds(device, problem);
+  return plan.shape == GemmShape::library
+             ? library_gate_seconds(device, problem, plan, part)
+             : tile_gate_seconds(device, problem, {plan.block_rows, plan.block_cols, plan.rate});
 }
 
 double tile_gate_seconds(const Device& device, const Problem& problem, const TileShape& shape) {

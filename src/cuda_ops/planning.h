@@ -72,5 +72,8 @@ double library_gate_seconds(const Device& device, const Problem& problem, const 
 // With W, or its screen, streamed for few rows.
 double stream_gate_seconds(const Device& device, const Problem& problem);
 double screen_gate_seconds(const Device& device, const Problem& problem);
+// As planned.
+double gate_seconds(const Device& device, const Problem& problem, const GemmPlan& plan,
+                    bool part = false);
 
 }  // namespace twell::cuda

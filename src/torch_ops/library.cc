@@ -23,6 +23,11 @@ STABLE_TORCH_LIBRARY(twell, m) {
       "Tensor neuron_nnz, Tensor candidates)");
   m.def("screen_weight(Tensor weight, Tensor? axis=None) -> Tensor");
   m.def("screen_limit() -> float");
+  // Asked of a GPU alone: implemented in torch_ops_cuda/.
+  m.def(
+      "choose_hot(Tensor rates, int tokens, int width, int device, str activation=\"relu\", "
+      "bool gated=True, bool joined=False, bool training=False) -> int");
+  m.def("screen_pays(int tokens, int width, int neurons, float candidates, int device) -> bool");
   m.def("processor_name() -> str");
   m.def("cpu_tier() -> str");
   m.def("cpu_tier_available(str tier) -> bool");

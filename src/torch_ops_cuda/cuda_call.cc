@@ -8,17 +8,6 @@
 namespace twell::torch_ops {
 namespace {
 
-// Asked once a process: the driver takes up to a millisecond to tell.
-const cuda::Device& device_figures(int ordinal) {
-  static std::mutex mutex;
-  static std::map<int, const cuda::Device> known;
-  const std::lock_guard lock(mutex);
-  auto found = known.find(ordinal);
-  // Throws where there is no such GPU.
-  if (found == known.end()) found = known.emplace(ordinal, cuda::device(ordinal)).first;
-  return found->second;
-}
-
 cuda::Stream current_stream(int ordinal) {
   void* stream = nullptr;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(ordinal, &stream));
@@ -26,6 +15,15 @@ cuda::Stream current_stream(int ordinal) {
 }
 
 }  // namespace
+
+const cuda::Device& device_figures(int ordinal) {
+  static std::mutex mutex;
+  static std::map<int, const cuda::Device> known;
+  const std::lock_guard lock(mutex);
+  auto found = known.find(ordinal);
+  if (found == known.end()) found = known.emplace(ordinal, cuda::device(ordinal)).first;
+  return found->second;
+}
 
 ConstMatrixView padded_of(const Argument& argument, std::int64_t rows, std::int64_t cols) {
   const DType dtype = dtype_of(argument);

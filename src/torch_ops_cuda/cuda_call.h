@@ -9,6 +9,10 @@
 
 namespace twell::torch_ops {
 
+// Asked once a process: the driver takes up to a millisecond to tell. Throws where there is no such
+// GPU.
+const cuda::Device& device_figures(int ordinal);
+
 // pack_weight on a GPU pads and does not reorder: the kernels read [H, D] as it is. The tensor has
 // the shape that it has on the CPU, so that the operators' shapes do not depend on the device; its
 // memory is [H rounded up to 16, D rounded up to 32], row-major, zeros where padded.

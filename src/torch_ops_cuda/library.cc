@@ -1,11 +1,12 @@
-// Registers the CUDA implementations of what the headers of torch_ops/ declare; libtwell_torch.so,
-// loaded before, has the schemas.
+// Registers the CUDA implementations of what the headers of torch_ops/ declare, and what is asked
+// of a GPU alone; libtwell_torch.so, loaded before, has the schemas.
 #include <torch/csrc/stable/library.h>
 
 #include "torch_ops/ffn_ops.h"
 #include "torch_ops/steps.h"
 #include "torch_ops/train_ops.h"
 #include "torch_ops/weight_ops.h"
+#include "torch_ops_cuda/plan_ops.h"
 
 STABLE_TORCH_LIBRARY_IMPL(twell, CUDA, m) {
   namespace ops = twell::torch_ops;
@@ -22,4 +23,10 @@ STABLE_TORCH_LIBRARY_IMPL(twell, CUDA, m) {
   m.impl("twell_spmm", TORCH_BOX(&ops::twell_spmm));
   m.impl("dense_to_twell", TORCH_BOX(&ops::dense_to_twell));
   m.impl("twell_to_dense", TORCH_BOX(&ops::twell_to_dense));
+}
+
+// Of no tensor on a GPU: their argument `device` names it.
+STABLE_TORCH_LIBRARY_IMPL(twell, CompositeExplicitAutograd, m) {
+  m.impl("choose_hot", TORCH_BOX(&twell::torch_ops::choose_hot));
+  m.impl("screen_pays", TORCH_BOX(&twell::torch_ops::screen_pays));
 }

@@ -10,6 +10,7 @@
 
 #include "bench/cuda/bench_kernels.h"
 #include "bench/cuda/exact_layer.h"
+#include "bench/cuda/gate_rate.h"
 #include "bench/cuda/launch_shapes.h"
 #include "bench/cuda/predictions.h"
 #include "bench/cuda/report.h"
@@ -371,6 +372,51 @@ TEST(Predictions, CoverTraining) {
     const double dense = std::stod(text) * std::stod(text.substr(ratio + 1));
     EXPECT_NEAR(dense / std::stod(text_of(train_dense_name(one.tokens))), 1.2, 0.05) << one.name();
   }
+}
+
+// A shape that takes what its plan expects has the rate that the plan assumes, and one that takes
+// twice as long behind the launch half of it.
+TEST(GateRate, IsTheOneThatExplainsTheTime) {
+  const cuda::Device device = h100();
+  for (const std::int64_t tokens : {1000, 16384}) {
+    const cuda::Problem problem{tokens, 2048, 5632, DType::bf16, true, true};
+    for (const cuda::GemmShape shape : {cuda::GemmShape::tile64x64, cuda::GemmShape::tile128x128}) {
+      const cuda::GemmPlan plan = cuda::plan_gemm_relu_twell(shape, device, problem);
+      const double seconds = assumed_seconds(device, problem, plan);
+      EXPECT_NEAR(rate_reached(device, problem, plan, seconds).value(), plan.rate, 1e-6);
+      constexpr double kLaunch = 1.2e-6;
+      const double slower = 2 * (seconds - kLaunch) + kLaunch;
+      EXPECT_NEAR(rate_reached(device, problem, plan, slower).value(), plan.rate / 2, 1e-6);
+      EXPECT_FALSE(rate_reached(device, problem, plan, kLaunch).has_value());
+    }
+  }
+}
+
+TEST(GateRate, IsNoneWhereItDecidesNothing) {
+  const cuda::Device device = h100();
+  cuda::Problem problem{33, 2048, 8448, DType::bf16, true, true};
+  const auto reached = [&](cuda::GemmShape shape) {
+    const cuda::GemmPlan plan = cuda::plan_gemm_relu_twell(shape, device, problem);
+    return rate_reached(device, problem, plan, 50e-6);
+  };
+  // 33 tokens read 35 MB, 12 µs; their products are one wave of 11 µs.
+  EXPECT_FALSE(reached(cuda::GemmShape::tile64x64).has_value());
+  EXPECT_FALSE(reached(cuda::GemmShape::library).has_value());
+  problem.tokens = 4;
+  problem.screened = true;
+  EXPECT_FALSE(reached(cuda::GemmShape::stream8x32).has_value());
+  EXPECT_FALSE(reached(cuda::GemmShape::screen32x32).has_value());
+}
+
+TEST(GateRate, NamesThePlansOwnShape) {
+  const cuda::Device device = h100();
+  cuda::Problem problem{4, 2048, 5632, DType::bf16, true, true};
+  EXPECT_TRUE(takes(device, problem, cuda::GemmShape::stream8x32));
+  EXPECT_FALSE(takes(device, problem, cuda::GemmShape::stream16x32));
+  problem.screened = true;
+  EXPECT_TRUE(takes(device, problem, cuda::GemmShape::screen32x32));
+  problem = {16384, 2048, 5632, DType::bf16, true, true};
+  EXPECT_TRUE(takes(device, problem, cuda::GemmShape::library));
 }
 
 TEST(Variants, AreNamedOnceAndInOrder) {

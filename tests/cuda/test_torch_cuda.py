@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -30,6 +33,15 @@ def libraries() -> None:
     torch.ops.load_library(os.environ["TWELL_TORCH_CUDA_LIBRARY"])
 
 
+@pytest.fixture(scope="module")
+def twell(libraries: None) -> ModuleType:
+    """The package on top of the same libraries."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
+    import twell
+
+    return twell
+
+
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU on this machine")
 
 
@@ -37,6 +49,22 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA 
 def test_is_registered_for_cuda_and_leaves_the_cpu_alone(name: str) -> None:
     for key in ("CUDA", "CPU"):
         assert torch._C._dispatch_has_kernel_for_dispatch_key(f"twell::{name}", key)
+
+
+@pytest.mark.parametrize("name", ["choose_hot", "screen_pays"])
+def test_plans_are_of_no_tensor(name: str) -> None:
+    key = "CompositeExplicitAutograd"
+    assert torch._C._dispatch_has_kernel_for_dispatch_key(f"twell::{name}", key)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_no_such_gpu_is_one_line(twell: ModuleType, dtype: torch.dtype) -> None:
+    none = "ordinal: expected 0 to" if torch.cuda.is_available() else "no NVIDIA GPU or driver"
+    for device in ("cuda:99", *(() if torch.cuda.is_available() else ("cuda",))):
+        with pytest.raises(RuntimeError, match=f"^cuda::device: .*{none}"):
+            twell.ops.choose_hot(torch.ones(8, dtype=dtype), 64, 32, device=device)
+        with pytest.raises(RuntimeError, match=f"^cuda::device: .*{none}"):
+            twell.ops.screen_pays(1, 64, 32, 0.01, device=device)
 
 
 def layer(tokens: int, depth: int, hidden: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
@@ -100,6 +128,60 @@ def test_hot_neurons(dtype: torch.dtype, bound: float, tokens: int, hot: int) ->
     assert (y.double() - exact).norm() <= bound * exact.norm()
     assert row_nnz.sum() == neurons.sum()
     assert torch.equal(y, torch.ops.twell.ffn(x, packed, up, down, hot=hot))
+
+
+@needs_gpu
+@pytest.mark.parametrize("training", [False, True])
+def test_choice_of_hot_neurons(twell: ModuleType, training: bool) -> None:
+    popular = torch.arange(1, 5633).double().reciprocal()
+    hot = twell.ops.choose_hot(popular, 16384, 2048, joined=not training, training=training)
+    assert 0 < hot < 5632 and hot % 64 == 0
+    assert twell.ops.choose_hot(popular, 1, 2048) == 0
+    assert twell.ops.choose_hot(torch.zeros(5632), 16384, 2048, training=training) == 0
+    assert twell.ops.choose_hot(torch.ones(5632), 16384, 2048, training=training) == 5632
+    with pytest.raises(RuntimeError, match="rates: expected the highest first"):
+        twell.ops.choose_hot(popular.flip(0), 64, 2048)
+
+
+@needs_gpu
+def test_where_a_screen_pays(twell: ModuleType) -> None:
+    assert twell.ops.screen_pays(1, 2048, 5632, 0.01)
+    assert not twell.ops.screen_pays(1, 2048, 5632, 1.0)
+    assert not twell.ops.screen_pays(33, 2048, 5632, 0.01)
+
+
+# Layers of Python that are frozen with a sample: ordered, hot for many inputs, screened for few.
+@needs_gpu
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.bfloat16, 2**-6), (torch.float16, 2**-9)])
+@pytest.mark.parametrize(("depth", "hidden"), [(2048, 5632), (72, 300)])
+def test_frozen_layer(
+    twell: ModuleType, gated: bool, dtype: torch.dtype, bound: float, depth: int, hidden: int
+) -> None:
+    x, gate, up, down = layer(1024, depth, hidden, dtype)
+    x[:, 1] = 2.0
+    gate[: hidden // 8, 1] = 1.0  # an eighth fires often
+    gate[hidden // 8 :, 1] = -1.0
+    weights = [gate, up, down.t().contiguous()] if gated else [gate, down.t().contiguous()]
+    module = (twell.GatedFfn if gated else twell.Ffn).from_dense(*weights)
+    module.freeze(x)
+    assert module.ordered and (module.order[: hidden // 16] < hidden // 8).all()
+    assert all(map(torch.equal, module.state_dict().values(), weights))
+    wide = [t.double() for t in (x, gate, up, down)]
+    exact = torch.relu(wide[0] @ wide[1].T) * (wide[0] @ wide[2].T if gated else 1) @ wide[3]
+    with torch.inference_mode():
+        for rows in (1, 8, 64, 1024):
+            y = module(x[:rows]).double()
+            assert (y - exact[:rows]).norm() <= bound * exact[:rows].norm()
+        compiled = torch.compile(module, backend="aot_eager", fullgraph=True, dynamic=True)
+        for rows in (2, 100):
+            y = compiled(x[:rows]).double()
+            assert (y - exact[:rows]).norm() <= bound * exact[:rows].norm()
+    if depth == 2048:
+        assert module._hot[10] > 0
+    there_and_back = module.cpu() if dtype == torch.bfloat16 else module
+    assert there_and_back.ordered == (dtype == torch.float16)
+    assert module.cuda().ordered
 
 
 # Gradients of the exact layer at the same inputs; g, u, dh, du, dv, h and y may be rounded.

@@ -182,4 +182,26 @@ TEST_F(TorchCudaArguments, Training) {
                "dup: expected f32 [H, D] with contiguous rows, got [16, 32]");
 }
 
+// The GPU is asked last, and there may be none.
+TEST_F(TorchCudaArguments, Plans) {
+  const auto choose = [&](const Tensor& rates, const char* activation, const char* message) {
+    expect_error("choose_hot",
+                 {rates, std::int64_t{64}, std::int64_t{32}, std::int64_t{1000},
+                  std::string(activation), true, false, false},
+                 message);
+  };
+  const Tensor rates = at::ones({16}, at::kDouble);
+  for (const Tensor& wrong : {gpu({16}, at::kDouble), rates.to(at::kBFloat16),
+                              at::ones({4, 4}, at::kDouble), at::ones({0}, at::kDouble)}) {
+    choose(wrong, "relu", "twell::choose_hot: rates: expected f64 or f32 [H] on the CPU");
+  }
+  choose(rates, "silu", "twell::choose_hot: activation: expected one of relu");
+  // "ordinal: expected 0 to …" where there are GPUs.
+  const char* none = at::hasCUDA() ? "ordinal: expected 0 to" : "no NVIDIA GPU or driver";
+  choose(rates, "fat_relu", none);
+  expect_error("screen_pays",
+               {std::int64_t{1}, std::int64_t{32}, std::int64_t{16}, 0.01, std::int64_t{1000}},
+               none);
+}
+
 }  // namespace

@@ -11,6 +11,7 @@ import twell
 from layers import make_layer
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from twell import _frozen
 
 
 @pytest.fixture(autouse=True)
@@ -160,3 +161,20 @@ def test_shapes_on_a_gpu_without_one(half: torch.dtype) -> None:
         assert twell.ops.twell_gated_ffn(x[0], *triple, weight, weight).shape == (5, 40)
         assert twell.ops.twell_spmm(*triple, weight).dtype == half
         assert twell.ops.twell_to_dense(*triple, 100, half).shape == (5, 100)
+
+
+@pytest.mark.parametrize("screened", [False, True])
+def test_ordered_layer_on_a_gpu_without_one(screened: bool) -> None:
+    with FakeTensorMode():
+        module = twell.GatedFfn(40, 100, dtype=torch.float16, device="cuda")
+        gate, up, down = (fake_cuda(100, 40) for _ in range(3))
+        screen = twell.ops.screen_weight(gate) if screened else None
+        gate = gate if screened else twell.ops.pack_weight(gate)
+        order = fake_cuda(100, dtype=torch.int64)
+        module._freeze(None, _frozen.Operands(gate, up, down, screen, order, (0,) * 6 + (64,) * 11))
+        x = fake_cuda(3, 40, 40)
+        y = module(x)
+        assert (y.shape, y.dtype, y.device) == (x.shape, x.dtype, x.device)
+        shapes = [(100, 40), (100, 40), (40, 100)]
+        assert [tuple(w.shape) for w in module.state_dict().values()] == shapes
+        assert [tuple(p.shape) for p in module.thaw().parameters()] == shapes

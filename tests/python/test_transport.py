@@ -13,9 +13,15 @@ import torch
 import twell
 from layers import make_layer
 from torch import Tensor, nn
+from twell import _frozen
 
 KINDS = [twell.GatedFfn, twell.Ffn]
-FORMS = ["trained", "frozen", "screened"]
+FORMS = ["trained", "frozen", "screened", "ordered"]
+
+
+@pytest.fixture(autouse=True)
+def no_gpu_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(twell.ops, "choose_hot", lambda *_, **__: 16)
 
 
 def layer_of(kind: type[nn.Module], form: str) -> nn.Module:
@@ -23,10 +29,11 @@ def layer_of(kind: type[nn.Module], form: str) -> nn.Module:
     weights = [layer.gate, layer.up, layer.down.t().contiguous()]
     module = kind.from_dense(*weights[3 - len(kind.NAMES) :]).requires_grad_()
     if form == "screened":
-        axis = inputs(64).mean(0)
-        operands = module._operands(*(w if w is None else w.detach() for w in module._weights()), axis)
-        module._freeze(axis, operands)
+        module._freeze(_frozen.Choice("cpu", inputs(64).mean(0)))
         assert module.screened
+    if form == "ordered":  # as on a GPU
+        module._freeze(_frozen.Choice("cpu", inputs(64).mean(0), torch.arange(100) % 7, 64))
+        assert module.ordered and module._hot_in(inputs(1)) == 16
     return module.freeze() if form == "frozen" else module
 
 

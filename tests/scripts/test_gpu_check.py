@@ -109,6 +109,49 @@ def test_training_has_a_part_of_its_own(tmp_path):
     assert json.loads(file.read_text())["train"]["complete"] is True
 
 
+def shape(tokens, name, us, planned=False, **more):
+    variant = f"gate_shape/{tokens}/{name.replace(' ', '')}"
+    return {"kind": "gate_shape", "variant": variant, "tokens": tokens, "shape": name, "us": us, "assumed_us": 10.0,
+            "planned": planned, **more}  # fmt: skip
+
+
+def test_report_says_which_plans_to_correct(tmp_path):
+    lines = [
+        # The stream is faster than the screen that a plan takes.
+        shape(4, "stream 8x32", 9.0, planned=True),
+        shape(4, "stream 32x32", 9.2),
+        shape(4, "screen 32x32", 12.0, planned=True),
+        # As fast but for noise; the plan of a gate with a screen takes none.
+        shape(16, "stream 16x32", 10.0, planned=True),
+        shape(16, "stream 32x32", 9.6),
+        shape(16, "screen 32x32", 20.0),
+        shape(64, "tile 64x64", 13.0, planned=True, rate=0.5, rate_reached=0.384),
+        shape(64, "library", 10.0),
+        shape(1024, "tile 128x128", 60.0, rate=0.85, rate_reached=0.91),
+        shape(1024, "library", 40.0, planned=True),
+        # A screen that would be faster than what the plan takes.
+        shape(32, "stream 32x32", 10.0, planned=True),
+        shape(32, "screen 32x32", 8.0),
+        {"kind": "gate_shape", "variant": "gate_shape/1/tile64x64", "skipped": "more shared memory than there is"},
+    ]
+    done, _ = run_report(tmp_path, text_of([*lines, {"kind": "end"}]))
+    assert done.returncode == 0, done.stderr
+    out = done.stdout.splitlines()
+    assert [line for line in out if line.startswith("plan to correct")] == [
+        "plan to correct: 4 tokens with a screen: takes screen 32x32 (12.0 µs), stream 8x32 is 1.33 times as fast (9.0 µs)",
+        "plan to correct: 64 tokens: takes tile 64x64 (13.0 µs), library is 1.30 times as fast (10.0 µs)",
+        "plan to correct: 32 tokens with a screen: takes stream 32x32 (10.0 µs), screen 32x32 is 1.25 times as fast (8.0 µs)",
+    ]
+    rows = [line.split() for line in out if "µs" in line and not line.startswith("plan")]
+    assert len(rows) == 12
+    assert "64 tile 64x64 10.0 µs 13.0 µs 0.50 0.38 *".split() in rows
+    assert "1024 tile 128x128 10.0 µs 60.0 µs 0.85 0.91".split() in rows
+    assert "1024 library 10.0 µs 40.0 µs *".split() in rows
+    # Nothing to say of a run that had no such lines.
+    done, _ = run_report(tmp_path, text_of(LINES))
+    assert "gate shapes" not in done.stdout
+
+
 def test_report_reads_what_a_limit_left(tmp_path):
     whole = text_of(LINES)
     # Wherever the file ends: all lines before are there, and none that is not whole.

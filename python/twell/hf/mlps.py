@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from twell import dense
-from twell.modules import FEWEST_INPUTS, Ffn, GatedFfn, SparseFfn
+from twell._frozen import FEWEST_INPUTS
+from twell.modules import Ffn, GatedFfn, SparseFfn
 
 # Children of an MLP: of Llama, Qwen2 and many others; and of Arcee and Nemotron, without a gate.
 _GATED = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj", "act": "act_fn"}
@@ -134,8 +135,8 @@ def sparsify(
 
     With ``freeze`` the layers keep packed weights alone (inference); without, they stay trainable.
     ``sample`` is what the model is called with once, ids [batch, tokens] or a tokenizer's result,
-    32 tokens or more of text like that to come: on a CPU it lets :meth:`GatedFfn.freeze` take the
-    faster form of each layer.
+    32 tokens or more of text like that to come: it lets :meth:`GatedFfn.freeze` take the faster form
+    of each layer (on a GPU, 1,024 or more).
     ``activation`` (relu, relu_squared, fat_relu with ``threshold``) is for models whose
     configuration does not say what they were trained with; ``mlp`` for those that have other names,
     as in ``{"gate": "w1", "up": "w3", "down": "w2", "act": "act_fn"}``. Raises ValueError, with the

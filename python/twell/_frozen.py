@@ -1,0 +1,188 @@
+"""What a frozen layer holds, and what a sample of its inputs decides of it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from twell import ops
+
+# A sample of fewer does not show in which direction inputs point.
+FEWEST_INPUTS = 32
+# Hot neurons are chosen for calls of so many inputs at most; a plan takes more in blocks of fewer.
+_MOST_INPUTS_LOG2 = 16
+# The share of neurons that the operators' plans assume a screen leaves: Problem::candidates of
+# twell/cuda.h.
+_PLANNED_CANDIDATES = 0.012
+
+
+class Layer(NamedTuple):
+    """Weights as a checkpoint has them, without a gate up in its place, and the activation."""
+
+    gate: Tensor  # [H, D]
+    up: Tensor | None
+    down: Tensor  # [D, H]
+    activation: str
+    threshold: float
+
+
+class Operands(NamedTuple):
+    """Of torch.ops.twell.ffn, and what they are to the checkpoint's weights."""
+
+    gate: Tensor  # packed, or as stored where there is a screen
+    up: Tensor | None
+    down: Tensor  # [H, D]
+    screen: Tensor | None
+    order: Tensor | None
+    """int64 [H]: the checkpoint's numbers of the neurons; none where they lie as there."""
+    hot: tuple[int, ...]
+    """How many of the first neurons are hot in a call of 1, 2, 4, … inputs; empty where neurons lie
+    as in the checkpoint."""
+
+
+class Choice(NamedTuple):
+    """What a sample decided, for devices of one type; on others the layer is packed."""
+
+    device: str
+    axis: Tensor | None
+    """Of the gate's screen; none: no screen."""
+    fired: Tensor | None = None
+    """On a GPU: inputs that fired each neuron, by the checkpoint's numbers; int64 [H] on the CPU."""
+    inputs: int = 0
+    """That the sample had."""
+
+
+class Popularity(NamedTuple):
+    """Neurons in the order of how many inputs fire them, those that most do first; last are those
+    whose row of down is not finite, which must not be hot: 0 · ∞ would reach inputs that did not
+    fire them."""
+
+    order: Tensor  # int64 [H], on the CPU
+    rates: Tensor  # float64 [H], in that order
+    finite: int
+
+    @staticmethod
+    def of(fired: Tensor, inputs: int, finite: Tensor) -> Popularity:
+        counts = torch.where(finite, fired, -1)
+        counts, order = counts.sort(descending=True, stable=True)
+        return Popularity(order, counts.clamp(min=0).double() / inputs, int(finite.sum()))
+
+
+def on_gpu(device: torch.device) -> bool:
+    """Where neurons are ordered. Tests say yes of the CPU: its operators take the same operands."""
+    return device.type == "cuda"
+
+
+def choose(layer: Layer, sample: Tensor) -> tuple[Choice | None, Operands | None]:
+    """For inputs like these; with the operands where they are there already."""
+    width, device = layer.gate.shape[1], layer.gate.device
+    if sample.shape[-1:] != (width,) or sample.numel() < FEWEST_INPUTS * width:
+        raise ValueError(
+            f"sample: expected {FEWEST_INPUTS} or more inputs of size {width}, "
+            f"got shape {list(sample.shape)}"
+        )
+    if sample.device != device or not sample.is_floating_point():
+        raise ValueError(
+            f"sample: expected floating-point numbers on {device}, as the weights, got "
+            f"{sample.dtype} on {sample.device}"
+        )
+    with torch.no_grad():
+        x = sample.detach().reshape(-1, width).to(layer.gate)
+        if on_gpu(device):
+            return _choose_for_gpu(layer, x), None
+        limit = ops.screen_limit() if device.type == "cpu" else 0.0
+        if limit == 0.0:
+            return None, None
+        choice = Choice(device.type, x.float().mean(0))
+        operands = operands_of(layer, choice)
+        candidates = _stats(layer, x, operands)[3]
+        pays = int(candidates) <= limit * x.shape[0] * layer.gate.shape[0]
+        return (choice, operands) if pays else (None, None)
+
+
+def _choose_for_gpu(layer: Layer, x: Tensor) -> Choice:
+    neurons, width = layer.gate.shape
+    kind, axis = x.device.type, x.float().mean(0)
+    fired = _stats(layer, x, operands_of(layer, None))[2].cpu()
+
+    def pays(candidates: float) -> bool:
+        return ops.screen_pays(1, width, neurons, candidates, device=x.device)
+
+    if pays(_PLANNED_CANDIDATES):
+        # One by one: plans take a screen for some inputs alone, and others leave nothing to count.
+        rows = x[:: x.shape[0] // FEWEST_INPUTS][:FEWEST_INPUTS].split(1)
+        screened = operands_of(layer, Choice(kind, axis))
+        candidates = sum(int(_stats(layer, row, screened)[3]) for row in rows)
+        if pays(candidates / (FEWEST_INPUTS * neurons)):
+            return Choice(kind, axis, fired, x.shape[0])
+    return Choice(kind, None, fired, x.shape[0])
+
+
+def _stats(layer: Layer, x: Tensor, operands: Operands) -> tuple[Tensor, ...]:
+    return ops.ffn_stats(x, *operands[:4], layer.activation, layer.threshold)
+
+
+def operands_of(layer: Layer, choice: Choice | None) -> Operands:
+    """The operands, in a form that was chosen for the weights' type of device, else packed."""
+    gate, up, down = layer.gate, layer.up, layer.down.t()
+    if choice is not None and choice.device != gate.device.type:
+        choice = None
+    order, hot = None, ()
+    if choice is not None and choice.fired is not None:
+        popularity = Popularity.of(choice.fired, choice.inputs, down.isfinite().all(1).cpu())
+        hot = _hot(layer, popularity)
+        order = popularity.order.to(gate.device)
+        gate, down = gate[order], down[order]
+        up = None if up is None else up[order]
+    gate, down = gate.contiguous(), down.contiguous()
+    up = None if up is None else up.contiguous()
+    if choice is None or choice.axis is None:
+        screen, gate = None, torch.ops.twell.pack_weight(gate)
+    else:
+        screen = torch.ops.twell.screen_weight(gate, choice.axis.to(gate.device))
+        if order is None:
+            # A copy: who holds the checkpoint's tensor may change it, which no screen notices.
+            gate = gate.clone()
+    if order is not None and _joins(layer):
+        both = torch.cat([gate.view(up.shape), up])
+        gate, up = both[: up.shape[0]].view(gate.shape), both[up.shape[0] :]
+    return Operands(gate, up, down, screen, order, hot)
+
+
+def _joins(layer: Layer) -> bool:
+    """Whether up is to lie right behind gate in memory: one GEMM then multiplies with the gate and
+    with hot neurons' rows of up (docs/gpu-model.md). On a GPU a packed gate of these sizes is not
+    padded."""
+    neurons, width = layer.gate.shape
+    return layer.up is not None and neurons % 16 == 0 and width % 32 == 0
+
+
+def _hot(layer: Layer, popularity: Popularity) -> tuple[int, ...]:
+    return tuple(
+        min(
+            popularity.finite,
+            ops.choose_hot(
+                popularity.rates,
+                1 << power,
+                layer.gate.shape[1],
+                device=layer.gate.device,
+                activation=layer.activation,
+                gated=layer.up is not None,
+                joined=_joins(layer),
+            ),
+        )
+        for power in range(_MOST_INPUTS_LOG2 + 1)
+    )
+
+
+def nearest_power(rows: int) -> int:
+    """Where Operands.hot has a call of so many inputs, rounded to a power of two as in the engine."""
+    rows = max(rows, 1)
+    return min((rows + rows // 2).bit_length() - 1, _MOST_INPUTS_LOG2)
+
+
+def in_checkpoint_order(weight: Tensor, order: Tensor | None) -> Tensor:
+    """Rows of neurons as the checkpoint numbers them."""
+    return weight if order is None else torch.empty_like(weight).index_copy_(0, order, weight)

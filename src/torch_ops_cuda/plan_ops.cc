@@ -1,0 +1,60 @@
+#include "torch_ops_cuda/plan_ops.h"
+
+#include "torch_ops_cuda/cuda_call.h"
+#include "twell/cuda_train.h"
+
+namespace twell::torch_ops {
+namespace {
+
+std::vector<double> rates_of(const Argument& argument) {
+  const Tensor& rates = argument.tensor;
+  const ScalarType type = rates.scalar_type();
+  if (!rates.is_cpu() || rates.dim() != 1 || rates.size(0) == 0 ||
+      (type != ScalarType::Double && type != ScalarType::Float)) {
+    fail(argument.operation, argument.name,
+         "expected f64 or f32 [H] on the CPU, H of 1 or more, got shape " + shape_of(rates));
+  }
+  const Tensor copy = contiguous_copy(argument);
+  const auto values = [&](const auto* first) {
+    return std::vector<double>(first, first + copy.size(0));
+  };
+  return type == ScalarType::Double ? values(static_cast<const double*>(copy.const_data_ptr()))
+                                    : values(static_cast<const float*>(copy.const_data_ptr()));
+}
+
+cuda::Problem problem_of(std::int64_t tokens, std::int64_t width, std::int64_t neurons) {
+  cuda::Problem problem;
+  problem.tokens = tokens;
+  problem.depth = width;
+  problem.hidden = neurons;
+  problem.aligned = width % 8 == 0;  // as the operators' tensors are
+  return problem;
+}
+
+}  // namespace
+
+std::int64_t choose_hot(const Tensor& rates, std::int64_t tokens, std::int64_t width,
+                        std::int64_t device, const std::string& activation, bool gated, bool joined,
+                        bool training) {
+  constexpr const char* kOperation = "choose_hot";
+  const std::vector<double> shares = rates_of({kOperation, "rates", rates});
+  cuda::Problem problem = problem_of(tokens, width, rates.size(0));
+  // A threshold changes no plan; fat_relu may have that of relu.
+  problem.activation = activation_of(kOperation, activation, 0).kind;
+  problem.gated = gated;
+  problem.joined = joined;
+  const cuda::Device& figures = device_figures(static_cast<int>(device));
+  return training ? cuda::choose_hot_in_training(figures, problem, shares)
+                  : cuda::choose_hot(figures, problem, shares);
+}
+
+bool screen_pays(std::int64_t tokens, std::int64_t width, std::int64_t neurons, double candidates,
+                 std::int64_t device) {
+  cuda::Problem problem = problem_of(tokens, width, neurons);
+  problem.screened = true;
+  problem.candidates = candidates;
+  const cuda::Device& figures = device_figures(static_cast<int>(device));
+  return cuda::plan_gemm_relu_twell(figures, problem).shape == cuda::GemmShape::screen32x32;
+}
+
+}  // namespace twell::torch_ops
