@@ -72,6 +72,12 @@ struct TrainCost {
 TrainCost estimate_train(const Device& device, const Problem& problem, double density,
                          double cold_density);
 
+// How many neurons to make hot where training is expected to be at least a tenth faster than
+// PyTorch's eager layer, `besides` seconds of the caller's included; none where it is not, or
+// cannot be had.
+std::optional<std::int64_t> choose_training(const Device& device, const Problem& problem,
+                                            const std::vector<double>& rates, double besides = 0);
+
 // As ffn(), and fills `kept`, of plan.kept_bytes, for one ffn_backward(). `l1`: [M], set to Σ |h|
 // of each row; may be null.
 void ffn_forward(const TrainPlan& plan, ConstMatrixView x, const DeviceFfnWeights& weights,

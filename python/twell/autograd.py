@@ -11,6 +11,7 @@ from torch.autograd import forward_ad
 
 from twell import dense
 from twell._autocast import cast_operands
+from twell._training import Form
 
 
 def _matrix(x: Tensor) -> Tensor:
@@ -100,9 +101,10 @@ def trained_ffn(
     down: Tensor,
     activation: str = "relu",
     threshold: float = 0.0,
-    hot: int | None = None,
+    form: Form | None = None,
 ) -> Trained:
-    """:func:`gated_ffn`, with counts; without an ``up`` the layer has no gate (dense.ffn)."""
+    """:func:`gated_ffn`, with counts; without an ``up`` the layer has no gate (dense.ffn). ``form``
+    is for GPUs: without one they are dense."""
     dense.check_activation(activation, threshold)
     if has_tangent(x, gate, up, down):
         y, h, g = dense.ffn(x, gate, up, down, activation, threshold)
@@ -110,10 +112,14 @@ def trained_ffn(
     x, gate, up, down = cast_operands(x, gate, up, down)
     on_cpu = x.device.type == "cpu"
     dtypes = (torch.bfloat16, torch.float32 if on_cpu else torch.float16)
-    if x.dtype in dtypes and (on_cpu or (x.is_cuda and hot is not None)):
+    if x.dtype in dtypes and (on_cpu or (x.is_cuda and form is not None)):
+        form = form or Form()
+        gate, down = form.sorted(gate), form.sorted(down.contiguous())
+        up = None if up is None else form.sorted(up)
         y, l1, row_nnz, neuron_nnz, *_ = torch.ops.twell.ffn_train(
-            x, gate, up, down.contiguous(), None, activation, threshold, hot or 0
+            x, gate, up, down, None, activation, threshold, form.hot
         )
+        neuron_nnz = form.by_checkpoint(neuron_nnz)
         return Trained(y, l1 / max(x.shape[:-1].numel(), 1), row_nnz, neuron_nnz)
     y, l1, row_nnz, neuron_nnz = _Dense.apply(_matrix(x), gate, up, down, activation, threshold)
     return Trained(y.reshape(x.shape), l1, row_nnz.reshape(x.shape[:-1]), neuron_nnz)
@@ -142,7 +148,8 @@ def gated_ffn(
     first neurons are multiplied densely, those that more than about 1 % of the tokens fire. It pays
     up to some per cent of density, if neurons are ordered by popularity; no GPU has run it yet.
     """
-    return trained_ffn(x, gate, up, down, activation, threshold, hot)[:2]
+    form = None if hot is None else Form(hot)
+    return trained_ffn(x, gate, up, down, activation, threshold, form)[:2]
 
 
 def _keep_ffn(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

@@ -181,6 +181,24 @@ def choose_hot(
     )
 
 
+def choose_training(
+    rates: Tensor,
+    tokens: int,
+    width: int,
+    *,
+    device: torch.device | str = "cuda",
+    activation: str = "relu",
+    gated: bool = True,
+) -> int | None:
+    """``hot`` of ffn_train for a layer that is trained on a GPU, in calls of ``tokens`` inputs of size
+    ``width``; None where PyTorch's dense operations are not expected to be slower by a tenth.
+    Copies of all weights in the order of ``rates``, and of their gradients in the other, are counted
+    in: twell's layers make them. Arguments, cost and errors are choose_hot's."""
+    ordinal = _gpu("choose_training", device)
+    hot = torch.ops.twell.choose_training(rates, tokens, width, ordinal, activation, gated)
+    return hot if hot >= 0 else None
+
+
 def screen_pays(
     tokens: int,
     width: int,

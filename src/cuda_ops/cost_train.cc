@@ -77,4 +77,18 @@ std::int64_t choose_hot_in_training(const Device& device, const Problem& problem
                       });
 }
 
+std::optional<std::int64_t> choose_training(const Device& device, const Problem& problem,
+                                            const std::vector<double>& rates, double besides) {
+  if (!library_present()) return {};
+  Problem chosen = problem;
+  chosen.hot = choose_hot_in_training(device, problem, rates);
+  if (problem.hidden - chosen.hot > kMostColdNeurons) return {};
+  const TrainCost seconds =
+      estimate_train(device, chosen, density_from(rates, 0), density_from(rates, chosen.hot));
+  // What is only estimated has to be worth it, as in inference.
+  constexpr double kWorth = 0.9;
+  if (seconds.sparse() + besides >= kWorth * seconds.dense) return {};
+  return chosen.hot;
+}
+
 }  // namespace twell::cuda

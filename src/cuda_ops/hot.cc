@@ -18,6 +18,11 @@ std::int64_t hot_of(const Problem& problem) {
   return problem.tokens >= kHotRows && listed ? hot : 0;
 }
 
+double density_from(const std::vector<double>& rates, std::int64_t first) {
+  return std::accumulate(rates.begin() + first, rates.end(), 0.0) /
+         static_cast<double>(rates.size());
+}
+
 namespace {
 
 void check_rates(const char* operation, const Problem& problem, const std::vector<double>& rates) {
@@ -28,12 +33,6 @@ void check_rates(const char* operation, const Problem& problem, const std::vecto
           "expected the highest first");
   require(rates.empty() || (rates.front() <= 1 && rates.back() >= 0), operation, "rates",
           "expected shares of 0 to 1");
-}
-
-// Share of all neurons that tokens fire among those from `first` on.
-double density_from(const std::vector<double>& rates, std::int64_t first) {
-  return std::accumulate(rates.begin() + first, rates.end(), 0.0) /
-         static_cast<double>(rates.size());
 }
 
 }  // namespace

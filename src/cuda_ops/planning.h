@@ -16,6 +16,8 @@ constexpr std::int64_t kMostListed = 65536;
 // Throws on sizes and dtypes that no kernel takes.
 void check_problem(const char* operation, const Problem& problem);
 
+// Share of all neurons that tokens fire among those from `first` on; rates as in choose_hot().
+double density_from(const std::vector<double>& rates, std::int64_t first);
 // Whether W is streamed for up to plan.block_rows rows.
 inline bool streams(const GemmPlan& plan) {
   return plan.stages == 0 && plan.shape != GemmShape::library;

@@ -159,19 +159,9 @@ class CudaRuntime final : public DeviceRuntime {
   }
   TrainingForm choose_training(const FfnShape& shape, std::int64_t rows,
                                const std::vector<double>& rates) const override {
-    if (shape.dtype == DType::f32 || !cuda::library_present()) return {};
-    cuda::Problem call = problem(shape, rows);
-    call.hot = cuda::choose_hot_in_training(figures_, call, rates);
-    if (shape.hidden - call.hot > cuda::kMostColdNeurons) return {};
-    const auto mean_from = [&](std::int64_t first) {
-      return std::accumulate(rates.begin() + first, rates.end(), 0.0) /
-             static_cast<double>(rates.size());
-    };
-    const cuda::TrainCost seconds =
-        cuda::estimate_train(figures_, call, mean_from(0), mean_from(call.hot));
-    // As in inference: what is only estimated has to be worth it.
-    constexpr double kWorth = 0.9;
-    return {seconds.sparse() < kWorth * seconds.dense, call.hot};
+    if (shape.dtype == DType::f32) return {};
+    const auto hot = cuda::choose_training(figures_, problem(shape, rows), rates);
+    return hot ? TrainingForm{true, *hot} : TrainingForm{};
   }
   std::string explain_ffn(const FfnShape& shape, GateForm /*gate*/, std::int64_t rows,
                           std::int64_t hot) const override {

@@ -27,6 +27,9 @@ STABLE_TORCH_LIBRARY(twell, m) {
   m.def(
       "choose_hot(Tensor rates, int tokens, int width, int device, str activation=\"relu\", "
       "bool gated=True, bool joined=False, bool training=False) -> int");
+  m.def(
+      "choose_training(Tensor rates, int tokens, int width, int device, str activation=\"relu\", "
+      "bool gated=True) -> int");
   m.def("screen_pays(int tokens, int width, int neurons, float candidates, int device) -> bool");
   m.def("processor_name() -> str");
   m.def("cpu_tier() -> str");

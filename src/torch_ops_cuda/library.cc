@@ -28,5 +28,6 @@ STABLE_TORCH_LIBRARY_IMPL(twell, CUDA, m) {
 // Of no tensor on a GPU: their argument `device` names it.
 STABLE_TORCH_LIBRARY_IMPL(twell, CompositeExplicitAutograd, m) {
   m.impl("choose_hot", TORCH_BOX(&twell::torch_ops::choose_hot));
+  m.impl("choose_training", TORCH_BOX(&twell::torch_ops::choose_training));
   m.impl("screen_pays", TORCH_BOX(&twell::torch_ops::screen_pays));
 }

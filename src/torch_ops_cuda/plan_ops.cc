@@ -31,6 +31,15 @@ cuda::Problem problem_of(std::int64_t tokens, std::int64_t width, std::int64_t n
   return problem;
 }
 
+cuda::Problem problem_of(const char* operation, std::int64_t tokens, std::int64_t width,
+                         std::size_t neurons, const std::string& activation, bool gated) {
+  cuda::Problem problem = problem_of(tokens, width, static_cast<std::int64_t>(neurons));
+  // A threshold changes no plan; fat_relu may have that of relu.
+  problem.activation = activation_of(operation, activation, 0).kind;
+  problem.gated = gated;
+  return problem;
+}
+
 }  // namespace
 
 std::int64_t choose_hot(const Tensor& rates, std::int64_t tokens, std::int64_t width,
@@ -38,14 +47,25 @@ std::int64_t choose_hot(const Tensor& rates, std::int64_t tokens, std::int64_t w
                         bool training) {
   constexpr const char* kOperation = "choose_hot";
   const std::vector<double> shares = rates_of({kOperation, "rates", rates});
-  cuda::Problem problem = problem_of(tokens, width, rates.size(0));
-  // A threshold changes no plan; fat_relu may have that of relu.
-  problem.activation = activation_of(kOperation, activation, 0).kind;
-  problem.gated = gated;
+  cuda::Problem problem = problem_of(kOperation, tokens, width, shares.size(), activation, gated);
   problem.joined = joined;
   const cuda::Device& figures = device_figures(static_cast<int>(device));
   return training ? cuda::choose_hot_in_training(figures, problem, shares)
                   : cuda::choose_hot(figures, problem, shares);
+}
+
+std::int64_t choose_training(const Tensor& rates, std::int64_t tokens, std::int64_t width,
+                             std::int64_t device, const std::string& activation, bool gated) {
+  constexpr const char* kOperation = "choose_training";
+  const std::vector<double> shares = rates_of({kOperation, "rates", rates});
+  const cuda::Problem problem =
+      problem_of(kOperation, tokens, width, shares.size(), activation, gated);
+  const cuda::Device& figures = device_figures(static_cast<int>(device));
+  // Of each weight and each gradient: read and written.
+  const double elements = static_cast<double>(width) * static_cast<double>(shares.size());
+  const double bytes = (gated ? 3 : 2) * 2 * 2 * 2 * elements;
+  const double besides = bytes / cuda::rates_of(figures).memory_bytes;
+  return cuda::choose_training(figures, problem, shares, besides).value_or(-1);
 }
 
 bool screen_pays(std::int64_t tokens, std::int64_t width, std::int64_t neurons, double candidates,

@@ -10,7 +10,7 @@
 
 #include "kernels/cuda/common/raster.h"
 #include "kernels/cuda/common/swizzle.cuh"
-#include "twell/cuda.h"
+#include "twell/cuda_train.h"
 #include "twell/status.h"
 
 namespace twell::cuda {
@@ -252,6 +252,42 @@ TEST(CudaHot, AsManyAsPay) {
                             return rates;
                           }()),
                Error);
+}
+
+Problem with_hot(Problem problem, std::int64_t hot) {
+  problem.hot = hot;
+  return problem;
+}
+
+TEST(CudaHot, TrainingIsSparseWhereThatPays) {
+  Device h100 = with_clocks(kH100, 1755, 2619, 5120);
+  h100.l2_bytes = std::size_t{50} << 20;
+  const Problem pass = paper(16384);
+  const auto rates = zipf(5632, 29);
+  const auto hot = choose_training(h100, pass, rates);
+  ASSERT_TRUE(hot.has_value());
+  EXPECT_EQ(*hot, choose_hot_in_training(h100, pass, rates));
+  // As early in training.
+  EXPECT_FALSE(choose_training(h100, pass, std::vector<double>(5632, 0.5)).has_value());
+  // What the caller spends besides counts, on both sides of the tenth that has to be saved.
+  const Problem chosen = with_hot(pass, *hot);
+  const auto share = [&](std::int64_t first) {
+    return std::accumulate(rates.begin() + first, rates.end(), 0.0) / 5632;
+  };
+  const TrainCost cost = estimate_train(h100, chosen, share(0), share(*hot));
+  const double room = 0.9 * cost.dense - cost.sparse();
+  EXPECT_GT(room, 0);
+  EXPECT_TRUE(choose_training(h100, pass, rates, 0.99 * room).has_value());
+  EXPECT_FALSE(choose_training(h100, pass, rates, 1.01 * room).has_value());
+  // More neurons than a row's list can name: some have to be hot, which few rows do not allow.
+  Problem wide = pass;
+  wide.hidden = kMostColdNeurons + 64;
+  const std::vector<double> rare(static_cast<std::size_t>(wide.hidden), 1e-5);
+  EXPECT_EQ(choose_training(h100, wide, rare), 64);
+  EXPECT_EQ(plan_train(h100, with_hot(wide, 64)).forward.hot, 64);
+  wide.tokens = 32;
+  EXPECT_FALSE(choose_training(h100, wide, rare).has_value());
+  EXPECT_THROW(plan_train(h100, with_hot(wide, 0)), Error);
 }
 
 // The engine's view: what is gained over neurons that all fire equally often.

@@ -51,7 +51,7 @@ def test_is_registered_for_cuda_and_leaves_the_cpu_alone(name: str) -> None:
         assert torch._C._dispatch_has_kernel_for_dispatch_key(f"twell::{name}", key)
 
 
-@pytest.mark.parametrize("name", ["choose_hot", "screen_pays"])
+@pytest.mark.parametrize("name", ["choose_hot", "choose_training", "screen_pays"])
 def test_plans_are_of_no_tensor(name: str) -> None:
     key = "CompositeExplicitAutograd"
     assert torch._C._dispatch_has_kernel_for_dispatch_key(f"twell::{name}", key)
@@ -65,6 +65,8 @@ def test_no_such_gpu_is_one_line(twell: ModuleType, dtype: torch.dtype) -> None:
             twell.ops.choose_hot(torch.ones(8, dtype=dtype), 64, 32, device=device)
         with pytest.raises(RuntimeError, match=f"^cuda::device: .*{none}"):
             twell.ops.screen_pays(1, 64, 32, 0.01, device=device)
+        with pytest.raises(RuntimeError, match=f"^cuda::device: .*{none}"):
+            twell.ops.choose_training(torch.ones(8, dtype=dtype), 64, 32, device=device)
 
 
 def layer(tokens: int, depth: int, hidden: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
@@ -141,6 +143,46 @@ def test_choice_of_hot_neurons(twell: ModuleType, training: bool) -> None:
     assert twell.ops.choose_hot(torch.ones(5632), 16384, 2048, training=training) == 5632
     with pytest.raises(RuntimeError, match="rates: expected the highest first"):
         twell.ops.choose_hot(popular.flip(0), 64, 2048)
+
+
+@needs_gpu
+def test_where_training_is_sparse(twell: ModuleType) -> None:
+    popular = (torch.arange(10, 5642).double().reciprocal() * 4).clamp(max=1)  # 26 a token
+    hot = twell.ops.choose_training(popular, 16384, 2048)
+    assert hot is not None and hot == twell.ops.choose_hot(popular, 16384, 2048, training=True)
+    assert twell.ops.choose_training(torch.full((5632,), 0.5), 16384, 2048) is None
+    with pytest.raises(RuntimeError, match="rates: expected the highest first"):
+        twell.ops.choose_training(popular.flip(0), 64, 2048)
+
+
+# A layer that is trained takes the sparse form after its first step.
+@needs_gpu
+@pytest.mark.parametrize("gated", [False, True])
+def test_trained_layer(twell: ModuleType, gated: bool) -> None:
+    rows, depth, hidden = 8192, 2048, 5632
+    x, gate, up, down = layer(rows, depth, hidden, torch.bfloat16)
+    bias = torch.linspace(1.0, 7.0, hidden, device=x.device)[torch.randperm(hidden)]
+    x[:, 0] = 1.0
+    gate[:, 0] = -bias.to(gate)  # of different rates; 1.4 % of all fire
+    weights = [gate, up, down.t().contiguous()] if gated else [gate, down.t().contiguous()]
+    module = (twell.GatedFfn if gated else twell.Ffn).from_dense(
+        *(torch.nn.Parameter(w) for w in weights)
+    )
+    dy = torch.randn_like(x)
+    results = []
+    for _ in range(2):
+        inputs = x.clone().requires_grad_()
+        y = module(inputs)
+        module.zero_grad()
+        y.backward(dy)
+        results.append([y.detach(), inputs.grad, *(w.grad for w in module.parameters())])
+        with torch.no_grad():
+            for weight in module.parameters():
+                weight.add_(0.0)
+    form = module._train_form.form
+    assert form is not None and 0 < form.hot < hidden and form.order is not None
+    for dense, sparse in zip(*results):  # both round to bfloat16 in other places
+        assert (dense.double() - sparse.double()).norm() <= 2**-6 * dense.double().norm()
 
 
 @needs_gpu

@@ -199,6 +199,15 @@ TEST_F(TorchCudaArguments, Plans) {
   // "ordinal: expected 0 to …" where there are GPUs.
   const char* none = at::hasCUDA() ? "ordinal: expected 0 to" : "no NVIDIA GPU or driver";
   choose(rates, "fat_relu", none);
+  const auto train = [&](const Tensor& of, const char* activation, const char* message) {
+    expect_error(
+        "choose_training",
+        {of, std::int64_t{64}, std::int64_t{32}, std::int64_t{1000}, std::string(activation), true},
+        message);
+  };
+  train(at::ones({4, 4}), "relu", "twell::choose_training: rates: expected f64 or f32 [H]");
+  train(rates, "silu", "twell::choose_training: activation: expected one of relu");
+  train(rates, "fat_relu", none);
   expect_error("screen_pays",
                {std::int64_t{1}, std::int64_t{32}, std::int64_t{16}, 0.01, std::int64_t{1000}},
                none);

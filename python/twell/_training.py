@@ -1,0 +1,107 @@
+"""How a layer is trained on a GPU: densely, or by what fires, with hot neurons."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from twell import ops
+from twell._frozen import on_gpu
+
+# Steps between decisions. Each waits for the GPU once.
+_EVERY = 32
+
+
+class Form(NamedTuple):
+    """Of the sparse passes."""
+
+    hot: int = 0
+    """Neurons, the first ones, that are multiplied densely (ops.ffn_train)."""
+    order: Tensor | None = None
+    """int64 [H] on the device: the checkpoint's numbers of the neurons, those that fire most first;
+    none where it does not matter."""
+    places: Tensor | None = None
+    """The inverse."""
+
+    def sorted(self, weight: Tensor) -> Tensor:
+        """Rows [H, D] in the order; gradients come back in the checkpoint's."""
+        return weight if self.order is None else _Rows.apply(weight, self.order, self.places)
+
+    def by_checkpoint(self, counts: Tensor) -> Tensor:
+        return counts if self.places is None else counts[self.places]
+
+
+class _Rows(torch.autograd.Function):
+    """weight[order]. PyTorch's own gradient of that adds rows to zeros."""
+
+    @staticmethod
+    def forward(weight: Tensor, order: Tensor, places: Tensor) -> Tensor:
+        return weight.index_select(0, order)
+
+    @staticmethod
+    def setup_context(ctx: object, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[2])  # type: ignore[attr-defined]
+
+    @staticmethod
+    def backward(ctx: object, grad: Tensor) -> tuple[Tensor, None, None]:
+        (places,) = ctx.saved_tensors  # type: ignore[attr-defined]
+        return grad.index_select(0, places), None, None
+
+
+class TrainingForm:
+    """Decides after the first step, and after every 32nd from there, by what the newest pass fired:
+    early in training half of all neurons fire, and dense operations are faster. Between two steps
+    alone, which changes of a weight tell, since activation checkpointing runs passes again and wants
+    the same bits; not while a graph is captured or a trace made, which take what holds then."""
+
+    def __init__(self) -> None:
+        self.form: Form | None = None  # none: dense
+        self._fired: Tensor | None = None
+        self._tokens = 0
+        self._version = -1
+        self._steps = 0
+
+    def of_pass(self, x: Tensor, weight: Tensor, activation: str, gated: bool) -> Form | None:
+        """For a pass of x [..., D] through a layer with this first weight [H, D]."""
+        if not on_gpu(x.device) or _recorded(x) or weight.is_inference():
+            return self.form if on_gpu(x.device) else None
+        if weight._version != self._version:
+            self._version = weight._version
+            if self._fired is not None:
+                if self._steps % _EVERY == 0:
+                    self._decide(x, activation, gated)
+                self._steps += 1
+        return self.form
+
+    def saw(self, x: Tensor, neuron_nnz: Tensor) -> None:
+        """Tokens of x that fired each neuron, by the checkpoint's numbers."""
+        if on_gpu(x.device) and not _recorded(x) and x.numel() > 0:
+            self._fired, self._tokens = neuron_nnz, x.shape[:-1].numel()
+
+    def _decide(self, x: Tensor, activation: str, gated: bool) -> None:
+        fired = self._fired
+        assert fired is not None
+        counts, order = fired.cpu().sort(descending=True, stable=True)
+        hot = ops.choose_training(
+            counts.double() / self._tokens,
+            self._tokens,
+            x.shape[-1],
+            device=x.device,
+            activation=activation,
+            gated=gated,
+        )
+        if hot is None:
+            self.form = None
+        elif hot in (0, len(order)):
+            self.form = Form(hot)
+        else:
+            places = torch.empty_like(order).index_copy_(0, order, torch.arange(len(order)))
+            self.form = Form(hot, order.to(fired.device), places.to(fired.device))
+
+
+def _recorded(x: Tensor) -> bool:
+    if torch.compiler.is_compiling():
+        return True
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
