@@ -100,6 +100,27 @@ def main() -> int:
         expect("training", trained["loss_last"] < trained["loss_first"],
                first=trained["loss_first"], last=trained["loss_last"])
 
+        # A model that fires little: after the first step its layers multiply what fires alone. The
+        # learning rate is next to nothing, so that losses tell the passes apart and nothing else.
+        windows = directory / "windows.txt"  # 8 of them at least, from a short text
+        windows.write_text(pathlib.Path(text).read_text() * 16)
+        run = ["--model", model, "--data", windows, "--device", gpu, "--steps", 3, "--context", 1024, "--batch", 8,
+               "--lr", 1e-6, "--log-every", 1]
+        logs = {}
+        for name, path in (("sparse", "sparse"), ("again", "sparse"), ("dense", "dense")):
+            twell("train", *run, "--path", path, "--out", directory / name)
+            logs[name] = [json.loads(line) for line in (directory / name / "log.jsonl").read_text().splitlines()]
+        losses = {name: [line["ce"] for line in log] for name, log in logs.items()}
+        norms = {name: [line["grad_norm"] for line in log] for name, log in logs.items()}
+        expect("sparse training", [log[-1]["sparse_layers"] for log in logs.values()] == [4, 4, 0],
+               layers=[log[-1]["sparse_layers"] for log in logs.values()])
+        expect("sparse training has the same bits twice", [losses["sparse"], norms["sparse"]]
+               == [losses["again"], norms["again"]])
+        # Both round to bf16, in other places: a part in 2^8 of a sum, less in means over 8,192 tokens.
+        for what, of in (("losses", losses), ("gradient norms", norms)):
+            expect(f"{what} of sparse training",
+                   all(abs(a / b - 1) < 2**-8 for a, b in zip(of["sparse"], of["dense"])), **of)
+
         whole = twell("bench", "model", "--model", model, "--text", text, "--prompt-tokens", 256, "--decode-tokens", 32,
                       "--repeats", 3, "--seconds", 0.05, "--device", gpu)
         expect("logits of both paths", whole["max_rel_err"] <= whole["max_rel_err_bound"],
