@@ -215,6 +215,10 @@ FfnCost estimate_ffn(const Device& device, const Problem& problem,
 // The least of estimate_ffn() with no hot neurons and with all of them.
 FfnCost estimate_ffn(const Device& device, const Problem& problem, double density);
 
+// The share of a token's neurons up to which a plan of this problem, given a screen, takes it
+// (Problem::candidates); 0 where it never does.
+double candidates_limit(const Device& device, const Problem& problem);
+
 // How many neurons to make hot, with rates[n] the share of tokens that fire neuron n, the highest
 // first: none, a multiple of 64, or all, whichever is expected to be fastest.
 std::int64_t choose_hot(const Device& device, const Problem& problem,

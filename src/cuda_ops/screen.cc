@@ -83,6 +83,24 @@ bool screen_pays(const Device& device, const Problem& problem, std::int32_t tile
          screen_gate_seconds(device, problem) < stream_gate_seconds(device, problem);
 }
 
+double candidates_limit(const Device& device, const Problem& problem) {
+  Problem call = problem;
+  call.screened = true;
+  const auto taken = [&](double share) {
+    call.candidates = share;
+    return plan_ffn(device, call).gemm.shape == GemmShape::screen32x32;
+  };
+  double taken_at = 0;
+  double refused_at = 1;
+  if (!taken(taken_at)) return 0;
+  if (taken(refused_at)) return 1;
+  while (refused_at - taken_at > 1e-6) {
+    const double share = (taken_at + refused_at) / 2;
+    (taken(share) ? taken_at : refused_at) = share;
+  }
+  return taken_at;
+}
+
 GemmPlan plan_screen_gemm(const Problem& problem, std::int32_t tile) {
   constexpr const char* kOperation = "cuda::plan_gemm_relu_twell";
   require(built(problem, tile), kOperation, "shape",

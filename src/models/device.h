@@ -68,7 +68,8 @@ class DeviceRuntime {
 
   // --- sparse feed-forward layers ---
   virtual bool is_cpu() const { return false; }
-  virtual double screen_limit() const { return 0.0; }  // TierTuning::screen_limit; 0: no screens
+  // TierTuning::screen_limit of a CPU; 0: its gates have no screens.
+  virtual double screen_limit() const { return 0.0; }
   // Of both paths, from the figures of the device.
   virtual CostModel estimated_cost(const FfnShape& shape) const = 0;
   // rates[n]: the share of tokens that fire neuron n, the highest first.
@@ -80,6 +81,11 @@ class DeviceRuntime {
   virtual TrainingForm choose_training(const FfnShape& /*shape*/, std::int64_t /*rows*/,
                                        const std::vector<double>& /*rates*/) const {
     return {};
+  }
+  // On a GPU: the share of a call's neurons up to which its plan gains by a screen of the gate that
+  // leaves them; 0 where the plan takes none.
+  virtual double candidates_limit(const FfnShape& /*shape*/, std::int64_t /*rows*/) const {
+    return 0.0;
   }
   // The plan of a call, in words. `hot`: its hot neurons, on a GPU.
   virtual std::string explain_ffn(const FfnShape& shape, GateForm gate, std::int64_t rows,

@@ -28,10 +28,11 @@ void require_grad(const Model& model) {
 }
 
 // Runs seeded tokens, so that each sparse layer chooses the form of its gate, knows a density, and,
-// on a GPU, has its neurons ordered, before its first call: what a model computes on a fixed path
-// does not depend on what it was asked first. Ids are drawn by Zipf's law, by which vocabularies
-// are ordered. A CPU's layers need 64 tokens; a GPU's want to tell neurons that 1 % of the tokens
-// fire from others, and look at counts in the call after the one that was counted.
+// on a GPU, has its neurons ordered and its screen made, before its first call: what a model
+// computes on a fixed path does not depend on what it was asked first. Ids are drawn by Zipf's law,
+// by which vocabularies are ordered. A CPU's layers need 64 tokens; a GPU's want to tell neurons
+// that 1 % of the tokens fire from others, and look at counts in the call after the one that was
+// counted: those of neurons, and then those of a screen's candidates.
 void settle(Decoder& model) {
   const c10::InferenceMode inference;
   Random random(64);
@@ -50,7 +51,10 @@ void settle(Decoder& model) {
     model.hidden_states(chunks, nullptr, nullptr);
     runtime_of(model.device()).synchronize();
   };
-  if (!model.device().is_cpu()) run(NeuronPopularity::kTokens);
+  if (!model.device().is_cpu()) {
+    run(NeuronPopularity::kTokens);
+    run(length);
+  }
   run(length);
 }
 

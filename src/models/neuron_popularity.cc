@@ -8,6 +8,8 @@
 #include <span>
 #include <utility>
 
+#include "models/found_memory.h"
+
 namespace twell::lm {
 
 NeuronPopularity::NeuronPopularity(const FfnShape& shape, DeviceRuntime& runtime)
@@ -20,23 +22,26 @@ bool NeuronPopularity::wants(std::int64_t rows) const {
   return tokens_ < kTokens && rows >= kFewestRows && !runtime_.capturing();
 }
 
-void NeuronPopularity::saw(const at::Tensor& neuron_nnz, std::int64_t rows,
+bool NeuronPopularity::saw(const at::Tensor& neuron_nnz, std::int64_t rows,
                            const at::Tensor& down) {
-  if (rows == 0 || tokens_ >= kTokens || runtime_.capturing()) return;
+  if (rows == 0 || tokens_ >= kTokens || runtime_.capturing()) return false;
   // A new tensor: one of inference mode must not be changed outside of it.
   sums_ = sums_.defined() ? sums_ + neuron_nnz : neuron_nnz;
   tokens_ += rows;
-  if (tokens_ < kTokens) return;
+  if (tokens_ < kTokens) return true;
   // -1 marks what must not be hot.
   host_[0].copy_(at::where(at::isfinite(down).all(1), sums_, -1), /*non_blocking=*/true);
   marker_->set();
   device_ = std::exchange(sums_, {}).device();
+  return true;
 }
 
-void NeuronPopularity::order_when_arrived(
+bool NeuronPopularity::order_when_arrived(
     const std::function<void(const at::Tensor& order)>& reorder) {
   // Asking an event is not allowed while a graph is recorded.
-  if (!host_.defined() || tokens_ < kTokens || runtime_.capturing() || !marker_->reached()) return;
+  if (!host_.defined() || tokens_ < kTokens || runtime_.capturing() || !marker_->reached()) {
+    return false;
+  }
   const at::Tensor host = std::exchange(host_, {});
   const auto hidden = static_cast<std::size_t>(shape_.hidden);
   auto* const all = host.mutable_data_ptr<std::int64_t>();
@@ -49,19 +54,19 @@ void NeuronPopularity::order_when_arrived(
   for (std::size_t i = 0; i < hidden; ++i) {
     places[static_cast<std::size_t>(order[i])] = static_cast<std::int64_t>(i);
   }
-  try {
+  const bool done = found_memory([&] {
     const at::Tensor on_device = host.to(device_, /*non_blocking=*/true);
     reorder(on_device[1]);
     places_ = on_device[2];
-  } catch (const c10::OutOfMemoryError&) {
-    return;
-  }
+  });
+  if (!done) return true;
   for (const std::int64_t neuron : order) {
     finite_ += static_cast<std::int64_t>(count(neuron) >= 0);
     rates_.push_back(static_cast<double>(std::max<std::int64_t>(count(neuron), 0)) /
                      static_cast<double>(tokens_));
   }
   order_.assign(order.begin(), order.end());
+  return true;
 }
 
 std::vector<std::int64_t> NeuronPopularity::by_model(

@@ -29,14 +29,15 @@ class NeuronPopularity {
   bool wants(std::int64_t rows) const;
   // How many of `rows` rows fired each neuron, int64 [H] on the layer's device, and its down
   // [H, D]. Added up there. After kTokens rows the sums travel to the host behind the work, and
-  // nothing waits for them. While a graph is recorded, and after those rows, passed over.
-  void saw(const at::Tensor& neuron_nnz, std::int64_t rows, const at::Tensor& down);
+  // nothing waits for them. While a graph is recorded, and after those rows, passed over: false.
+  bool saw(const at::Tensor& neuron_nnz, std::int64_t rows, const at::Tensor& down);
 
   // Once the sums have arrived, and no graph is being recorded: calls `reorder`, once, to bring the
   // rows of the weights into this order: int64 [H] on the device, the model's numbers of the
   // neurons, those that fire most first, those whose row of down is not finite last. Where
-  // `reorder` finds no memory for that, the neurons stay as they are for good.
-  void order_when_arrived(const std::function<void(const at::Tensor& order)>& reorder);
+  // `reorder` finds no memory for that, the neurons stay as they are for good. True once: from then
+  // on no row moves any more.
+  bool order_when_arrived(const std::function<void(const at::Tensor& order)>& reorder);
   bool ordered() const { return !order_.empty(); }
   std::int64_t tokens() const { return tokens_; }  // that were counted
 

@@ -3,11 +3,11 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <optional>
 
 #include "models/cost_model.h"
 #include "models/device.h"
+#include "models/moving_share.h"
 
 namespace twell::lm {
 
@@ -22,23 +22,16 @@ class PathChooser {
   // Whether the next call is one to be counted. A count costs a few per cent of a small call: the
   // first two, the first one after a recording, whose replays are not seen, and then one of 16.
   bool samples();
-  // Non-zeros of the gate in a call of `rows` rows: int64 [] on the device. Nothing waits for it:
-  // it travels to the host behind the work, and is looked at once it has arrived. Passed over while
-  // another one is on its way, and while a graph is recorded.
-  void saw(const at::Tensor& nnz, std::int64_t rows);
+  // Non-zeros of the gate in a call of `rows` rows: int64 [] on the device (MovingShare::saw).
+  void saw(const at::Tensor& nnz, std::int64_t rows) { density_.saw(nnz, rows); }
   // Moving average of what had arrived by the last of these calls; none before the first.
-  std::optional<double> density() const { return density_; }
+  std::optional<double> density() const { return density_.value(); }
 
  private:
-  void look();
-
   CostModel cost_;
   FfnShape shape_;
   DeviceRuntime& runtime_;
-  at::Tensor host_;  // int64 [1]
-  std::unique_ptr<Marker> marker_;
-  std::int64_t rows_ = 0;  // of the count on its way; 0: none
-  std::optional<double> density_;
+  MovingShare density_;
   std::int64_t calls_ = 0;
   bool recorded_ = false;
 };

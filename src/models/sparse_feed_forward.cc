@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "models/device.h"
+#include "models/device_screen.h"
 #include "models/feed_forward.h"
 #include "models/linear.h"
 #include "models/measured_cost.h"
@@ -76,7 +77,7 @@ class SparseFeedForward final : public FeedForward {
         path_(path),
         runtime_(runtime),
         shape_{own.first.size(1), own.first.size(0), p.gated(), dtype_of(own.first.scalar_type())},
-        gate_(own.first, runtime.screen_limit(), path == FfnPath::automatic),
+        gate_(own.first, runtime.screen_limit(), path == FfnPath::automatic || !runtime.is_cpu()),
         up_(own.up),
         down_(down_of(p, runtime)) {
     if (!down_.is_alias_of(p.down)) own_bytes_ += static_cast<std::int64_t>(down_.nbytes());
@@ -85,7 +86,10 @@ class SparseFeedForward final : public FeedForward {
     }
     if (path == FfnPath::automatic) chooser_.emplace(cost(), shape_, runtime_);
     // After the layer was timed: the inputs of that are not counted.
-    if (!runtime.is_cpu()) popularity_.emplace(shape_, runtime_);
+    if (!runtime.is_cpu()) {
+      popularity_.emplace(shape_, runtime_);
+      screen_.emplace(shape_, runtime_);
+    }
   }
 
   at::Tensor forward(const at::Tensor& x, std::int64_t layer, FfnObserver* observer) override {
@@ -105,7 +109,10 @@ class SparseFeedForward final : public FeedForward {
         return std::get<3>(sparse_ffn_stats(x, operands(0), activation_)).item<std::int64_t>();
       });
     }
-    if (popularity_) popularity_->order_when_arrived([&](const at::Tensor& o) { reorder(o); });
+    if (popularity_) {
+      if (popularity_->order_when_arrived([&](const at::Tensor& o) { reorder(o); })) make_screen();
+      screen_->look();
+    }
     const bool sampled = chooser_ && chooser_->samples();
     const HotNeurons hot = hot_of(x.size(0));
     if (hidden_wanted || (chooser_ && chooser_->dense(x.size(0), hot.time))) {
@@ -116,14 +123,17 @@ class SparseFeedForward final : public FeedForward {
 
   FfnPath path() const override { return path_; }
   std::int64_t own_bytes() const override {
-    return own_bytes_ + gate_.bytes() + (dense_ ? dense_->own_bytes() : 0);
+    return own_bytes_ + gate_.bytes() + (screen_ ? screen_->bytes() : 0) +
+           (dense_ ? dense_->own_bytes() : 0);
   }
   std::string describe(std::int64_t tokens) const override {
     const bool screened = gate_.form() == SparseGate::Form::screened;
-    std::string out =
-        fmt::format("{}: {}, {}", name_of(path_), io::name_of(choice_.kind),
-                    runtime_.explain_ffn(shape_, screened ? GateForm::screened : GateForm::packed,
-                                         tokens, hot_of(tokens).count));
+    const std::int64_t hot = hot_of(tokens).count;
+    const GateForm form = screened || (screen_ && hot == 0 && screen_->serves(tokens))
+                              ? GateForm::screened
+                              : GateForm::packed;
+    std::string out = fmt::format("{}: {}, {}", name_of(path_), io::name_of(choice_.kind),
+                                  runtime_.explain_ffn(shape_, form, tokens, hot));
     if (screened) out += fmt::format("; the screen left {:.1f} %", 100 * gate_.share());
     if (gate_.form() == SparseGate::Form::undecided)
       out += "; its first inputs choose the gate's form";
@@ -133,6 +143,7 @@ class SparseFeedForward final : public FeedForward {
                  : fmt::format("; neurons not ordered, none hot: {} of {} tokens seen",
                                popularity_->tokens(), NeuronPopularity::kTokens);
     }
+    if (screen_ && !screen_->describe().empty()) out += "; " + screen_->describe();
     if (chooser_) {
       const auto density = chooser_->density();
       out += "; dense GEMMs where they are faster, ";
@@ -145,6 +156,10 @@ class SparseFeedForward final : public FeedForward {
  private:
   SparseOperands operands(std::int64_t hot) const {
     return {gate_.operand(), up_, down_, gate_.screen(), hot};
+  }
+  // On a GPU, where packing reorders nothing: the gate lies as stored in either form.
+  SparseOperands screened_operands(const at::Tensor& screen) const {
+    return {gate_.rows(), up_, down_, screen, 0};
   }
   HotNeurons hot_of(std::int64_t rows) const {
     return popularity_ ? popularity_->hot(rows) : HotNeurons{};
@@ -163,6 +178,21 @@ class SparseFeedForward final : public FeedForward {
     dense_.reset();  // may hold copies
   }
 
+  // Of the rows where they are to stay. Recordings made before go on without it.
+  void make_screen() {
+    const c10::InferenceMode ordinary(false);
+    const at::NoGradGuard no_grad;
+    screen_->make([&](const at::Tensor& axis) { return screen_weight(gate_.rows(), axis); },
+                  [&](const at::Tensor& screen, const at::Tensor& x) {
+                    return std::get<3>(sparse_ffn_stats(x, screened_operands(screen), activation_));
+                  });
+  }
+
+  // Of a call whose activity was counted.
+  void count(const at::Tensor& neuron_nnz, const at::Tensor& x) {
+    if (popularity_ && popularity_->saw(neuron_nnz, x.size(0), down_)) screen_->saw(x);
+  }
+
   CostModel cost() {
     if (runtime_.is_cpu()) return load_cost_model(default_cpu_tier(), at::get_num_threads());
     if (!down_.is_cuda()) return runtime_.estimated_cost(shape_);
@@ -179,15 +209,18 @@ class SparseFeedForward final : public FeedForward {
     FfnActivity activity{layer, x.size(0), shape_.hidden, FfnPath::sparse, {}, {}, {}};
     const bool observed = observer != nullptr && observer->wants_counts();
     const bool counted = popularity_ && popularity_->wants(x.size(0));
+    const at::Tensor screen = screen_ && hot == 0 ? screen_->take(x.size(0)) : at::Tensor();
+    const SparseOperands weights = screen.defined() ? screened_operands(screen) : operands(hot);
     at::Tensor y;
     if (observed || sampled || counted) {
-      auto [out, row_nnz, neuron_nnz, candidates] = sparse_ffn_stats(x, operands(hot), activation_);
+      auto [out, row_nnz, neuron_nnz, candidates] = sparse_ffn_stats(x, weights, activation_);
       y = std::move(out);
       if (sampled) chooser_->saw(row_nnz.sum(), x.size(0));
-      if (popularity_) popularity_->saw(neuron_nnz, x.size(0), down_);
+      if (sampled && screen.defined()) screen_->saw_candidates(candidates, x.size(0));
+      count(neuron_nnz, x);
       if (observed) activity.counts = by_model(counts_of(row_nnz, neuron_nnz));
     } else {
-      y = sparse_ffn(x, operands(hot), activation_);
+      y = sparse_ffn(x, weights, activation_);
     }
     if (observer != nullptr) observer->observe(activity);
     return y;
@@ -243,7 +276,7 @@ class SparseFeedForward final : public FeedForward {
         dense_ ? dense_->forward(x, layer, &sampler)
                : make_dense_feed_forward(parameters(), choice_)->forward(x, layer, &sampler);
     if (sampled) chooser_->saw(sampler.nnz, x.size(0));
-    if (counted) popularity_->saw(sampler.neuron_nnz, x.size(0), down_);
+    if (counted) count(sampler.neuron_nnz, x);
     return y;
   }
 
@@ -260,9 +293,10 @@ class SparseFeedForward final : public FeedForward {
   SparseGate gate_;
   at::Tensor up_, down_;  // [H, D]; up undefined without a gate
   std::int64_t own_bytes_ = 0;
-  std::optional<NeuronPopularity> popularity_;  // on a GPU
-  std::optional<PathChooser> chooser_;          // automatic only
-  std::unique_ptr<FeedForward> dense_;          // automatic only, once it was needed
+  std::optional<NeuronPopularity> popularity_;  // on a GPU, as is the next
+  std::optional<DeviceScreen> screen_;
+  std::optional<PathChooser> chooser_;  // automatic only
+  std::unique_ptr<FeedForward> dense_;  // automatic only, once it was needed
 };
 
 }  // namespace

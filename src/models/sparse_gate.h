@@ -25,7 +25,7 @@ class SparseGate {
   // rows [H, D], contiguous, on any device. On a GPU they are the packed form as they are, where
   // packing would pad nothing; it never reorders there. Screens need a share of pre-activations
   // left of at most `screen_limit`; 0: packs at once. keep_rows: rows() stays there beside a packed
-  // copy.
+  // copy; on a GPU both are one memory.
   SparseGate(at::Tensor rows, double screen_limit, bool keep_rows);
 
   // Takes the form, for good, by inputs x [N, D] like those to come, kFewestRows or more: with

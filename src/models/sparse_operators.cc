@@ -64,6 +64,12 @@ Tensors sparse_ffn_stats(const at::Tensor& x, const SparseOperands& weights,
   return call<Tensors>(op, x, weights, activation);
 }
 
+at::Tensor screen_weight(const at::Tensor& gate, const at::Tensor& axis) {
+  using Signature = at::Tensor(const at::Tensor&, const std::optional<at::Tensor>&);
+  static const auto op = find_operator<Signature>("twell::screen_weight");
+  return op.call(gate, axis);
+}
+
 FfnCounts counts_of(const at::Tensor& row_nnz, const at::Tensor& neuron_nnz) {
   return {to_vector<std::int32_t>(row_nnz), to_vector<std::int64_t>(neuron_nnz)};
 }

@@ -26,6 +26,8 @@ at::Tensor sparse_ffn(const at::Tensor& x, const SparseOperands& weights,
 // y, row_nnz, neuron_nnz, candidates.
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> sparse_ffn_stats(
     const at::Tensor& x, const SparseOperands& weights, const ActivationSpec& activation);
+// The screen of a gate [H, D], on its device; axis: f32 [D].
+at::Tensor screen_weight(const at::Tensor& gate, const at::Tensor& axis);
 
 // Integer tensors [M] and [H] on any device, whose work it waits for.
 FfnCounts counts_of(const at::Tensor& row_nnz, const at::Tensor& neuron_nnz);

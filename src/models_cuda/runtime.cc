@@ -163,10 +163,17 @@ class CudaRuntime final : public DeviceRuntime {
     const auto hot = cuda::choose_training(figures_, problem(shape, rows), rates);
     return hot ? TrainingForm{true, *hot} : TrainingForm{};
   }
-  std::string explain_ffn(const FfnShape& shape, GateForm /*gate*/, std::int64_t rows,
+  double candidates_limit(const FfnShape& shape, std::int64_t rows) const override {
+    const cuda::Problem call = problem(shape, rows);
+    const double limit = cuda::candidates_limit(figures_, call);
+    // The operators' plans expect the share that a problem has unless told.
+    return limit < call.candidates ? 0.0 : limit;
+  }
+  std::string explain_ffn(const FfnShape& shape, GateForm gate, std::int64_t rows,
                           std::int64_t hot) const override {
     cuda::Problem call = problem(shape, rows);
     call.hot = hot;
+    call.screened = gate == GateForm::screened;
     return cuda::plan_ffn(figures_, call).to_string();
   }
 

@@ -82,6 +82,25 @@ TEST(CudaPlan, AScreenWhereItIsExpectedToBeFaster) {
   }
 }
 
+TEST(CudaPlan, CandidatesAreWorthAScreenUpToALimit) {
+  const Device h100 = with_clocks(kH100, 1755, 2619, 5120);
+  double of_fewer = 1;
+  for (const std::int64_t tokens : {1, 2, 4, 8}) {
+    Problem problem = paper(tokens);
+    const double limit = candidates_limit(h100, problem);
+    EXPECT_GT(limit, problem.candidates) << "a plan takes it unless told otherwise";
+    EXPECT_LT(limit, of_fewer) << "tokens read rows of the gate that others do not";
+    of_fewer = limit;
+    problem.screened = true;
+    problem.candidates = limit;
+    EXPECT_EQ(plan_ffn(h100, problem).gemm.shape, GemmShape::screen32x32) << tokens;
+    problem.candidates = limit + 1e-5;
+    EXPECT_EQ(plan_ffn(h100, problem).gemm.shape, GemmShape::stream8x32) << tokens;
+  }
+  EXPECT_EQ(candidates_limit(h100, paper(16)), 0) << "rounding x takes too long";
+  EXPECT_EQ(candidates_limit(h100, paper(33)), 0) << "not built";
+}
+
 TEST(CudaPlan, SharedMemoryFits) {
   for (const Device& device : {kA100, kRtx3090, kH100}) {
     for (std::int64_t tokens : {1, 40, 500, 4096, 1000000}) {

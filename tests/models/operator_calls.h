@@ -14,7 +14,7 @@ class FfnCalls {
  public:
   struct Call {
     bool stats = false;
-    at::Tensor gate, up, down;
+    at::Tensor x, gate, up, down, screen;
     std::int64_t hot = 0;
   };
 
@@ -26,9 +26,11 @@ class FfnCalls {
               const std::string name = function.name();
               if (name == "twell::ffn" || name == "twell::ffn_stats") {
                 const auto in = function.inputs();
-                calls().push_back({name == "twell::ffn_stats", in[1].toTensor(),
-                                   in[2].isTensor() ? in[2].toTensor() : at::Tensor(),
-                                   in[3].toTensor(), in[7].toInt()});
+                const auto tensor = [&](std::size_t i) {
+                  return in[i].isTensor() ? in[i].toTensor() : at::Tensor();
+                };
+                calls().push_back({name == "twell::ffn_stats", tensor(0), tensor(1), tensor(2),
+                                   tensor(3), tensor(4), in[7].toInt()});
               }
               return nullptr;
             })

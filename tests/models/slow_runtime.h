@@ -52,13 +52,18 @@ class SlowRuntime final : public lm::DeviceRuntime {
                                    const std::vector<double>& rates) const override {
     return training ? training(shape, rows, rates) : lm::TrainingForm{};
   }
-  std::string explain_ffn(const FfnShape&, GateForm, std::int64_t rows,
+  double candidates_limit(const FfnShape&, std::int64_t rows) const override {
+    return rows <= std::ssize(screens) ? screens[static_cast<std::size_t>(rows - 1)] : 0.0;
+  }
+  std::string explain_ffn(const FfnShape&, GateForm gate, std::int64_t rows,
                           std::int64_t count) const override {
-    return "M=" + std::to_string(rows) + ", " + std::to_string(count) + " hot neurons";
+    return "M=" + std::to_string(rows) + ", " + std::to_string(count) + " hot neurons" +
+           (gate == GateForm::screened ? ", screened" : "");
   }
 
   bool done = false, recording = false;
   int waits = 0;
+  std::vector<double> screens;  // what candidates_limit() answers, from one row on; 0 beyond
   // What choose_hot() answers; none: no hot neurons. And what it was asked.
   std::function<lm::HotNeurons(const FfnShape&, std::int64_t, const std::vector<double>&)> hot;
   std::function<lm::TrainingForm(const FfnShape&, std::int64_t, const std::vector<double>&)>
