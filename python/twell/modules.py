@@ -29,8 +29,10 @@ class SparseFfn(nn.Module):
     else (:func:`twell.gated_ffn`); no weight is kept between calls, so any change to them is seen.
     On a GPU, in bfloat16 and float16, it does where that is expected to be faster: the layer looks
     after its first step of training, and after every 32nd from there, at how many tokens fired each
-    neuron, and waits for the GPU then. No GPU has run this yet. Without gradients the layer is dense: packing the gate and transposing the down projection
-    in every call cost 14 ms where 64 inputs take 14 densely (D = 2048, H = 5632, two cores).
+    neuron, and waits for the GPU then. No GPU has run this yet.
+
+    Without gradients the layer is dense: packing the gate and transposing the down projection in
+    every call cost 14 ms where 64 inputs take 14 densely (D = 2048, H = 5632, two cores).
     :meth:`freeze` keeps a packed copy of the weights alone, which saves memory and is fast for any
     number of inputs; a frozen layer is for inference, and its state_dict still reads and writes the
     checkpoint's layout.

@@ -100,9 +100,9 @@ std::unique_ptr<FeedForward> make_fastest_dense_feed_forward(const FfnParameters
 // those to come, as load_model() gives them. On a GPU all weights are copied, and the copies' rows
 // ordered once by how many tokens fire them, so that GEMMs take the first ones
 // (neuron_popularity.h), and then a screen is made for calls of few rows (device_screen.h);
-// observers see the model's order. `path` is sparse or automatic; automatic
-// also keeps the gate as stored, and changes to dense GEMMs where they are expected to be faster
-// (path_chooser.h). Throws twell::Error for an activation without zeros, biases, or another dtype.
+// observers see the model's order. `path` is sparse or automatic; automatic also keeps the gate as
+// stored, and changes to dense GEMMs where they are expected to be faster (path_chooser.h). Throws
+// twell::Error for an activation without zeros, biases, or another dtype.
 std::unique_ptr<FeedForward> make_sparse_feed_forward(const FfnParameters& parameters,
                                                       const ActivationChoice& activation,
                                                       FfnPath path = FfnPath::sparse);
