@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,12 +41,12 @@ class _Rows(torch.autograd.Function):
         return weight.index_select(0, order)
 
     @staticmethod
-    def setup_context(ctx: object, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[2])  # type: ignore[attr-defined]
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[2])
 
     @staticmethod
-    def backward(ctx: object, grad: Tensor) -> tuple[Tensor, None, None]:
-        (places,) = ctx.saved_tensors  # type: ignore[attr-defined]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (places,) = ctx.saved_tensors
         return grad.index_select(0, places), None, None
 
 
