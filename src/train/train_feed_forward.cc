@@ -176,8 +176,8 @@ class TrainingFeedForward : public FeedForward {
     const at::Tensor rows = x.contiguous();
     const at::Tensor down = parameters_.down.detach().t().contiguous();
     Call call{sparse_activation(activation_), layer, training_.get(), {}};
-    if (training_->order != nullptr) {
-      call.hot = training_->order->form(layer).hot;
+    if (training_->places != nullptr) {
+      call.hot = training_->places->form(layer).hot;
     } else if (screened(rows.detach(), down, layer, call.activation)) {
       call.screen = gate_.screen(rows.detach(), first.detach());
     }
@@ -231,9 +231,9 @@ void FfnTraining::record_pending() {
   for (const Fired& call : std::exchange(pending, {})) {
     FfnCounts counts = counts_of(call.row_nnz, call.neuron_nnz);
     counts.l1 = call.l1.item<double>();
-    if (order != nullptr) {
-      counts.neuron_nnz = order->by_model(call.layer, counts.neuron_nnz);
-      if (decides) order->saw(call.layer, counts.rows(), counts.neuron_nnz);
+    if (places != nullptr) {
+      counts.neuron_nnz = places->by_model(call.layer, counts.neuron_nnz);
+      if (decides) places->saw(call.layer, counts.rows(), counts.neuron_nnz);
     }
     recorder->record(call.layer, step, counts);
   }

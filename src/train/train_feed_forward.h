@@ -10,7 +10,7 @@
 
 #include "models/feed_forward.h"
 #include "train/activity.h"
-#include "train/neuron_order.h"
+#include "train/neuron_places.h"
 
 namespace twell::lm {
 
@@ -38,10 +38,10 @@ struct FfnTraining {
   std::function<FfnGradientSums(std::int64_t layer)> sums;
   // On a GPU: which layers take the sparse path, and the order of their neurons. Null on a CPU,
   // where all take it.
-  NeuronOrder* order = nullptr;
+  NeuronPlaces* places = nullptr;
   // Of layers that have a sparse path.
   bool takes_sparse(std::int64_t layer) const {
-    return sparse && (order == nullptr || order->form(layer).sparse);
+    return sparse && (places == nullptr || places->form(layer).sparse);
   }
   // What calls fired, on their device: nothing waits for it in between.
   struct Fired {

@@ -132,8 +132,8 @@ Trainer::Trainer(std::unique_ptr<Model> model, const Recipe& recipe, TrainingDat
   ffn_->sparse = recipe_.sparse;
   DeviceRuntime& device = runtime != nullptr ? *runtime : runtime_of(model_->device());
   if (!device.is_cpu() && has_sparse_path(model_->ffn_parameters(0), model_->activation())) {
-    order_ = std::make_unique<NeuronOrder>(shape_of(*model_, recipe_), model_->layers(), device);
-    ffn_->order = order_.get();
+    places_ = std::make_unique<NeuronPlaces>(shape_of(*model_, recipe_), model_->layers(), device);
+    ffn_->places = places_.get();
   }
   if (recipe_.accumulation > 1 && recipe_.compute == ComputeType::bf16) {
     ffn_->sums = [this](std::int64_t layer) {
@@ -208,14 +208,14 @@ StepResult Trainer::step() {
     for (std::int64_t layer = 0; layer < model_->layers(); ++layer) {
       ffn_->screened(layer) = processes_.of_first(ffn_->screened(layer));
     }
-    if (order_) {
-      order_->decide(recipe_.micro_batch * recipe_.context,
-                     [this](std::int64_t layer, const at::Tensor& permutation) {
-                       for (const auto& [name, weight] : neuron_weights()) {
-                         if (weight.layer != layer) continue;
-                         optimizer_->parameter(name).reorder(weight.dimension, permutation);
-                       }
-                     });
+    if (places_) {
+      places_->decide(recipe_.micro_batch * recipe_.context,
+                      [this](std::int64_t layer, const at::Tensor& permutation) {
+                        for (const auto& [name, weight] : neuron_weights()) {
+                          if (weight.layer != layer) continue;
+                          optimizer_->parameter(name).reorder(weight.dimension, permutation);
+                        }
+                      });
     }
   }
   if (recipe_.reinit_every > 0 && (steps_done_ + 1) % recipe_.reinit_every == 0) {
@@ -361,7 +361,7 @@ void Trainer::set_length(std::int64_t steps) {
 
 std::map<std::string, Trainer::NeuronWeight> Trainer::neuron_weights() const {
   std::map<std::string, NeuronWeight> out;
-  if (!order_) return out;
+  if (!places_) return out;
   for (std::int64_t layer = 0; layer < model_->layers(); ++layer) {
     const FfnNames names = model_->ffn_names(layer);
     if (!names.gate.empty()) out[names.gate] = {layer, 0};
@@ -387,7 +387,7 @@ std::int64_t Trainer::revive() {
   std::int64_t revived = 0;
   for (std::int64_t layer = 0; layer < model_->layers(); ++layer) {
     auto dead = recorder_.dead(layer, steps_done_, recipe_.dead_window);
-    if (order_) dead = order_->places(layer, dead);
+    if (places_) dead = places_->of(layer, dead);
     if (dead.empty() || steps_done_ + 1 < recipe_.dead_window) continue;
     const FfnNames names = model_->ffn_names(layer);
     OptimizedParameter& p = optimizer_->parameter(names.gate.empty() ? names.up : names.gate);

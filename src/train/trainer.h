@@ -14,7 +14,7 @@
 #include "models/model.h"
 #include "train/activity.h"
 #include "train/adamw.h"
-#include "train/neuron_order.h"
+#include "train/neuron_places.h"
 #include "train/processes.h"
 #include "train/recipe.h"
 #include "train/token_stream.h"
@@ -108,7 +108,7 @@ class Trainer {
                         at::Tensor* grad);
   std::int64_t revive();
   void copy_masters();
-  // Weights with a row or a column for each neuron, which order_ places; none on a CPU.
+  // Weights with a row or a column for each neuron, which places_ places; none on a CPU.
   struct NeuronWeight {
     std::int64_t layer, dimension;
   };
@@ -121,7 +121,7 @@ class Trainer {
   ShuffledWindows windows_;
   std::unique_ptr<Model> model_;
   std::shared_ptr<FfnTraining> ffn_;
-  std::unique_ptr<NeuronOrder> order_;  // on a GPU
+  std::unique_ptr<NeuronPlaces> places_;  // on a GPU
   ActivityRecorder recorder_;
   std::unique_ptr<AdamW> optimizer_;
   StepTimes* times_ = nullptr;

@@ -122,7 +122,7 @@ void Trainer::save(const fs::path& directory, const io::Tokenizer* tokenizer) co
       kept.push_back(
           found == placed.end()
               ? host.contiguous()
-              : host.index_select(found->second.dimension, order_->to_model(found->second.layer)));
+              : host.index_select(found->second.dimension, places_->to_model(found->second.layer)));
       return tensor_data(name, kept.back());
     };
     weights.push_back(data(p.name, p.compute));
@@ -139,8 +139,8 @@ void Trainer::save(const fs::path& directory, const io::Tokenizer* tokenizer) co
     moments.push_back(out_tensor);
   };
   by_neuron("last_fired", recorder_.last_fired().data());
-  if (order_) {
-    kept.push_back(order_->orders());
+  if (places_) {
+    kept.push_back(places_->orders());
     by_neuron(kNeuronOrder, kept.back().const_data_ptr<std::int64_t>());
   }
 
@@ -156,9 +156,9 @@ void Trainer::save(const fs::path& directory, const io::Tokenizer* tokenizer) co
   for (const auto& [layer, screened] : ffn_->forms) {
     if (screened) state["screened_layers"].push_back(layer);
   }
-  if (order_) {
+  if (places_) {
     state["forms"] = json::array();
-    for (const TrainingForm& form : order_->forms()) {
+    for (const TrainingForm& form : places_->forms()) {
       state["forms"].push_back({{"sparse", form.sparse}, {"hot", form.hot}});
     }
   }
@@ -202,16 +202,16 @@ void Trainer::load(const fs::path& directory) {
   const std::vector<std::int64_t> neurons = {model_->layers(), model_->config().intermediate_size};
   const auto fired = find_i64(moments, "last_fired", neurons);
   // A run on a CPU has neither, and a CPU passes both over.
-  std::optional<NeuronOrder> order;
-  if (order_) {
+  std::optional<NeuronPlaces> restored;
+  if (places_) {
     std::vector<std::int64_t> orders;
     if (!state.forms.empty()) {
       const auto found = find_i64(moments, kNeuronOrder, neurons);
       orders.resize(static_cast<std::size_t>(neurons[0] * neurons[1]));
       std::memcpy(orders.data(), found.data, found.info->bytes());
     }
-    order = order_->restored(orders, state.forms);
-    if (!order) {
+    restored = places_->restored(orders, state.forms);
+    if (!restored) {
       io::fail_file(moments.path().string(),
                     "{}: expected every neuron of a layer once, and forms of {} layers",
                     kNeuronOrder, neurons[0]);
@@ -225,9 +225,9 @@ void Trainer::load(const fs::path& directory) {
     source.to.detach().copy_(staged);
   }
   std::memcpy(recorder_.last_fired().data(), fired.data, fired.info->bytes());
-  if (order) *order_ = std::move(*order);
+  if (restored) *places_ = std::move(*restored);
   for (const auto& [name, weight] : neuron_weights()) {
-    optimizer_->parameter(name).reorder(weight.dimension, order_->from_model(weight.layer));
+    optimizer_->parameter(name).reorder(weight.dimension, places_->from_model(weight.layer));
   }
   copy_masters();
   recorder_.reset();

@@ -1,4 +1,4 @@
-#include "train/neuron_order.h"
+#include "train/neuron_places.h"
 
 #include <torch/types.h>
 
@@ -20,7 +20,7 @@ std::vector<std::int64_t> inverse_of(const std::vector<std::int64_t>& order) {
 
 }  // namespace
 
-NeuronOrder::NeuronOrder(const FfnShape& shape, std::int64_t layers, DeviceRuntime& runtime)
+NeuronPlaces::NeuronPlaces(const FfnShape& shape, std::int64_t layers, DeviceRuntime& runtime)
     : shape_(shape), runtime_(&runtime), layers_(index(layers)) {
   for (Layer& layer : layers_) {
     layer.order.resize(index(shape.hidden));
@@ -28,38 +28,38 @@ NeuronOrder::NeuronOrder(const FfnShape& shape, std::int64_t layers, DeviceRunti
   }
 }
 
-std::vector<std::int64_t> NeuronOrder::by_model(std::int64_t layer,
-                                                const std::vector<std::int64_t>& counts) const {
+std::vector<std::int64_t> NeuronPlaces::by_model(std::int64_t layer,
+                                                 const std::vector<std::int64_t>& counts) const {
   std::vector<std::int64_t> out(counts.size());
   for (std::size_t i = 0; i < counts.size(); ++i) out[index(at(layer).order[i])] = counts[i];
   return out;
 }
 
-std::vector<std::int64_t> NeuronOrder::places(std::int64_t layer,
-                                              const std::vector<std::int64_t>& neurons) const {
+std::vector<std::int64_t> NeuronPlaces::of(std::int64_t layer,
+                                           const std::vector<std::int64_t>& neurons) const {
   const std::vector<std::int64_t> all = inverse_of(at(layer).order);
   std::vector<std::int64_t> out;
   for (const std::int64_t neuron : neurons) out.push_back(all[index(neuron)]);
   return out;
 }
 
-at::Tensor NeuronOrder::to_model(std::int64_t layer) const {
+at::Tensor NeuronPlaces::to_model(std::int64_t layer) const {
   return at::tensor(inverse_of(at(layer).order), at::kLong);
 }
 
-at::Tensor NeuronOrder::from_model(std::int64_t layer) const {
+at::Tensor NeuronPlaces::from_model(std::int64_t layer) const {
   return at::tensor(at(layer).order, at::kLong);
 }
 
-void NeuronOrder::saw(std::int64_t layer, std::int64_t rows,
-                      std::span<const std::int64_t> neuron_nnz) {
+void NeuronPlaces::saw(std::int64_t layer, std::int64_t rows,
+                       std::span<const std::int64_t> neuron_nnz) {
   Layer& seen = layers_[index(layer)];
   seen.counts.resize(neuron_nnz.size());
   for (std::size_t i = 0; i < neuron_nnz.size(); ++i) seen.counts[i] += neuron_nnz[i];
   seen.rows += rows;
 }
 
-void NeuronOrder::decide(
+void NeuronPlaces::decide(
     std::int64_t rows,
     const std::function<void(std::int64_t layer, const at::Tensor& permutation)>& reorder) {
   for (std::int64_t number = 0; number < std::ssize(layers_); ++number) {
@@ -85,7 +85,7 @@ void NeuronOrder::decide(
   }
 }
 
-at::Tensor NeuronOrder::orders() const {
+at::Tensor NeuronPlaces::orders() const {
   std::vector<at::Tensor> all;
   for (std::int64_t layer = 0; layer < std::ssize(layers_); ++layer) {
     all.push_back(from_model(layer));
@@ -93,15 +93,15 @@ at::Tensor NeuronOrder::orders() const {
   return at::stack(all);
 }
 
-std::vector<TrainingForm> NeuronOrder::forms() const {
+std::vector<TrainingForm> NeuronPlaces::forms() const {
   std::vector<TrainingForm> out;
   for (const Layer& layer : layers_) out.push_back(layer.form);
   return out;
 }
 
-std::optional<NeuronOrder> NeuronOrder::restored(std::span<const std::int64_t> orders,
-                                                 const std::vector<TrainingForm>& forms) const {
-  NeuronOrder out(shape_, std::ssize(layers_), *runtime_);
+std::optional<NeuronPlaces> NeuronPlaces::restored(std::span<const std::int64_t> orders,
+                                                   const std::vector<TrainingForm>& forms) const {
+  NeuronPlaces out(shape_, std::ssize(layers_), *runtime_);
   if (orders.empty() && forms.empty()) return out;
   const std::size_t hidden = index(shape_.hidden);
   if (orders.size() != layers_.size() * hidden || forms.size() != layers_.size()) return {};

@@ -17,18 +17,17 @@
 
 namespace twell::lm {
 
-class NeuronOrder {
+class NeuronPlaces {
  public:
   // `runtime`: of the model's device; outlives this. In the model's order, all layers dense.
-  NeuronOrder(const FfnShape& shape, std::int64_t layers, DeviceRuntime& runtime);
+  NeuronPlaces(const FfnShape& shape, std::int64_t layers, DeviceRuntime& runtime);
 
   const TrainingForm& form(std::int64_t layer) const { return at(layer).form; }
   // Counts by place -> by the model's numbers.
   std::vector<std::int64_t> by_model(std::int64_t layer,
                                      const std::vector<std::int64_t>& counts) const;
   // Model's numbers of neurons -> their places.
-  std::vector<std::int64_t> places(std::int64_t layer,
-                                   const std::vector<std::int64_t>& neurons) const;
+  std::vector<std::int64_t> of(std::int64_t layer, const std::vector<std::int64_t>& neurons) const;
   // For rows of weights, int64 [H] on the CPU: row i of the model's order is row to_model()[i] of
   // those that train, and row i of these is row from_model()[i] of the model's.
   at::Tensor to_model(std::int64_t layer) const;
@@ -50,8 +49,8 @@ class NeuronOrder {
   std::vector<TrainingForm> forms() const;
   // The one that had these, of the same model; both empty: as it is made. None where a layer's
   // order does not have every neuron once, or a form is not of such a layer.
-  std::optional<NeuronOrder> restored(std::span<const std::int64_t> orders,
-                                      const std::vector<TrainingForm>& forms) const;
+  std::optional<NeuronPlaces> restored(std::span<const std::int64_t> orders,
+                                       const std::vector<TrainingForm>& forms) const;
 
  private:
   struct Layer {
