@@ -132,15 +132,26 @@ class AutomaticLayers {
   std::vector<std::unique_ptr<lm::FeedForward>> layers_;
 };
 
+// A prompt comes before all else: by it layers choose the form of their gate. On a GPU they order
+// their neurons by its counts, and judge their screens, in the calls after those that counted.
+void settle_layer(const at::Tensor& prompt, const std::function<void(const at::Tensor&)>& layer) {
+  layer(prompt);
+  if (prompt.is_cpu()) return;
+  for (int call = 0; call < 2; ++call) {
+    lm::runtime_of(prompt.device()).synchronize();
+    layer(prompt.narrow(0, 0, 1));
+  }
+}
+
 }  // namespace
 
 nlohmann::json run_ffn_case(const FfnCase& c, const std::optional<Peaks>& peaks,
                             const std::function<void()>& tick) {
-  // A prompt comes before all else: by it layers choose the form of their gate, or order their
-  // neurons.
   const std::int64_t rows = c.inputs.is_cpu() ? 64 : lm::NeuronPopularity::kTokens;
   const at::Tensor prompt = c.inputs.view({-1, c.shape.input}).slice(0, 0, rows);
-  for (const BenchLayer& layer : c.layers) layer.sparse->forward(prompt, 0, nullptr);
+  for (const BenchLayer& layer : c.layers) {
+    settle_layer(prompt, [&](const at::Tensor& x) { layer.sparse->forward(x, 0, nullptr); });
+  }
   const Activity activity = measure_activity(c);
   const Baseline baseline = pick_baseline(c);
   tick();
@@ -152,7 +163,9 @@ nlohmann::json run_ffn_case(const FfnCase& c, const std::optional<Peaks>& peaks,
     c.layers[static_cast<std::size_t>(i) % c.layers.size()].sparse->forward(input(i), 0, nullptr);
   };
   const AutomaticLayers automatic(c);
-  for (std::int64_t l = 0; l < std::ssize(c.layers); ++l) automatic(l, prompt);
+  for (std::int64_t l = 0; l < std::ssize(c.layers); ++l) {
+    settle_layer(prompt, [&](const at::Tensor& x) { automatic(l, x); });
+  }
   const auto chosen = [&](std::int64_t i) { automatic(i, input(i)); };
   MeasureOptions measure = c.measure;
   measure.settle = settle_of(c.inputs.device());
