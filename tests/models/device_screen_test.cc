@@ -134,13 +134,13 @@ TEST(DeviceScreen, IsGivenUpWhereItLeavesTooMany) {
 TEST(DeviceScreen, FollowsTheCandidatesOfCalls) {
   for (const bool recorded : {false, true}) {
     SlowRuntime runtime;
-    runtime.done = true;
     runtime.screens = {0.3, 0.2};
     DeviceScreen screen(kShape, runtime);
     screen.saw_candidates(count_of(100), 1);  // before there is one
     screen.saw(inputs(kRows));
     Maker maker(10);
     maker(screen);
+    runtime.done = true;
     screen.look();
     EXPECT_TRUE(screen.serves(2));
     at::Tensor weak;

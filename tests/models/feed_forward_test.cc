@@ -10,6 +10,7 @@
 
 #include "models/neuron_popularity.h"
 #include "models/sparse_operators.h"
+#include "tests/models/exact_layer.h"
 #include "tests/models/operator_calls.h"
 #include "tests/models/slow_runtime.h"
 #include "twell/status.h"
@@ -18,77 +19,13 @@
 namespace twell::lm {
 namespace {
 
-struct Case {
-  io::HiddenAct act;
-  bool gated;
-  at::ScalarType dtype;
-};
-
-constexpr float kThreshold = 0.05F;
-
-struct Layer {
-  FfnParameters parameters;
-  ActivationChoice activation;
-};
-
-Layer make_layer(const Case& c, std::int64_t width, std::int64_t neurons) {
-  at::manual_seed(3);
-  const auto matrix = [&](std::int64_t rows, std::int64_t cols) {
-    return (at::randn({rows, cols}) / std::sqrt(static_cast<double>(cols))).to(c.dtype);
-  };
-  Layer layer;
-  layer.activation = {c.act, c.act == io::HiddenAct::fat_relu ? kThreshold : 0.0F};
-  if (c.gated) layer.parameters.gate = matrix(neurons, width);
-  layer.parameters.up = matrix(neurons, width);
-  layer.parameters.down = matrix(width, neurons);
-  return layer;
-}
-
-// y in fp64 and how far a path with fp32 accumulation may be from it: (n + 2) u per sum of n terms
-// with u = 2^-24, and where values are rounded to bf16, 2^-8 for g (twice where squared), u, h, y.
-// A gate near zero may fall on the other side; the activations are Lipschitz there, so the same
-// bound holds - but for fat_relu, whose step of size `threshold` is allowed for where g is near it.
-struct Exact {
-  at::Tensor y, bound;
-};
-Exact exact(const Layer& layer, const at::Tensor& x_in) {
-  const FfnParameters& p = layer.parameters;
-  const bool bf16 = x_in.scalar_type() == at::kBFloat16;
-  const double u32 = 0x1.0p-24;
-  const double u16 = bf16 ? 0x1.0p-8 : u32;
-  const auto wide = [](const at::Tensor& t) { return t.to(at::kDouble); };
-  const at::Tensor x = wide(x_in);
-  const at::Tensor first = wide(p.gated() ? p.gate : p.up);
-  const auto width = static_cast<double>(x.size(1));
-  const at::Tensor raw = at::linear(x, first);
-  const at::Tensor raw_error =
-      at::linear(x.abs(), first.abs()) * ((width + 2) * u32) + raw.abs() * u16;
-  const at::Tensor g = activate(raw, layer.activation);
-  at::Tensor g_error = raw_error + g.abs() * u16;
-  if (layer.activation.kind == io::HiddenAct::relu_squared) {
-    g_error = (2 * raw.abs() + raw_error) * raw_error + g.abs() * u16;
-  }
-  if (layer.activation.kind == io::HiddenAct::fat_relu) {
-    g_error = g_error + at::where((raw - kThreshold).abs() <= raw_error, raw.abs(), 0.0);
-  }
-  at::Tensor h = g;
-  at::Tensor h_error = g_error;
-  if (p.gated()) {
-    const at::Tensor up = at::linear(x, wide(p.up));
-    const at::Tensor up_error =
-        at::linear(x.abs(), wide(p.up).abs()) * ((width + 2) * u32) + up.abs() * u16;
-    h = g * up;
-    h_error = g_error * (up.abs() + up_error) + g.abs() * up_error + h.abs() * u16;
-  }
-  const at::Tensor down = wide(p.down);
-  Exact out;
-  out.y = at::linear(h, down);
-  out.bound =
-      at::linear(h_error, down.abs()) +
-      at::linear(h.abs() + h_error, down.abs()) * ((static_cast<double>(h.size(1)) + 2) * u32) +
-      out.y.abs() * u16 + 1e-30;
-  return out;
-}
+using test::Exact;
+using test::exact;
+using test::FfnCalls;
+using test::Layer;
+using test::make_layer;
+using test::SlowRuntime;
+using Case = test::LayerCase;
 
 class Paths : public testing::TestWithParam<Case> {};
 
@@ -284,9 +221,6 @@ TEST(FeedForward, MistakesAreErrors) {
 
 // --- neurons in the order of their popularity, on a device that plays a GPU ---
 
-using test::FfnCalls;
-using test::SlowRuntime;
-
 constexpr std::int64_t kPrompt = NeuronPopularity::kTokens;
 constexpr std::int64_t kHot = 24;
 
@@ -442,103 +376,6 @@ TEST(PopularNeurons, RecordingsStayTrue) {
   const at::Tensor y = sparse_ffn(x, {recorded.gate, recorded.up, recorded.down, {}, recorded.hot},
                                   {Activation::relu, 0});
   EXPECT_LE(((y.to(at::kDouble) - expected.y).abs() - expected.bound).max().item<double>(), 0.0);
-}
-
-// --- a screen for few rows, on a device that plays a GPU ---
-
-// Input 0 is 1, and rules out all but every 16th neuron by its weight.
-void let_few_fire(const Layer& layer) {
-  const at::Tensor bias = at::full({layer.parameters.up.size(0)}, -8.0, at::kBFloat16);
-  bias.slice(0, 0, bias.size(0), 16).zero_();
-  (layer.parameters.gated() ? layer.parameters.gate : layer.parameters.up).select(1, 0).copy_(bias);
-}
-at::Tensor inputs_for(std::int64_t rows, std::int64_t width) {
-  const at::Tensor x = at::randn({rows, width});
-  x.select(1, 0).fill_(1);
-  return x.to(at::kBFloat16);
-}
-
-TEST(ScreenOnAGpu, IsForCallsOfFewRowsOnceNeuronsAreOrdered) {
-  for (const bool gated : {true, false}) {
-    // Gate and up in one matrix, and each alone, where packing pads.
-    for (const auto& [width, neurons] : {std::pair{64, 176}, std::pair{40, 93}}) {
-      SCOPED_TRACE(testing::Message() << gated << " " << neurons);
-      SlowRuntime runtime;
-      play_gpu(runtime);
-      runtime.screens = {0.9, 0.9, 0.9, 0.9, 0.9};
-      Layer layer = make_layer({io::HiddenAct::relu, gated, at::kBFloat16}, width, neurons);
-      let_few_fire(layer);
-      const at::NoGradGuard no_grad;
-      const auto ffn =
-          make_sparse_feed_forward(layer.parameters, layer.activation, FfnPath::sparse, runtime);
-      const at::Tensor prompt = inputs_for(kPrompt, width);
-      const FfnCalls calls;
-      ffn->forward(prompt.narrow(0, 0, 5), 0, nullptr);
-      const FfnCalls::Call before = calls.last();
-      EXPECT_FALSE(before.screen.defined()) << "neurons are not ordered yet";
-      ffn->forward(prompt, 0, nullptr);
-      const std::int64_t without = ffn->own_bytes();
-      ffn->forward(prompt, 0, nullptr);
-      EXPECT_FALSE(calls.last().screen.defined()) << "many rows, hot neurons";
-      EXPECT_EQ(calls.last().hot, kHot);
-      for (const std::int64_t rows : {1, 5, 6}) {
-        const at::Tensor x = inputs_for(rows, width);
-        const Exact expected = exact(layer, x);
-        const at::Tensor y = ffn->forward(x, 0, nullptr);
-        EXPECT_LE(((y.to(at::kDouble) - expected.y).abs() - expected.bound).max().item<double>(),
-                  0.0);
-        EXPECT_EQ(calls.last().screen.defined(), rows <= 5);
-        EXPECT_FALSE(calls.last().stats);
-        if (rows > 5) continue;
-        // The gate as stored, where the recordings' packed one lies.
-        EXPECT_EQ(calls.last().gate.sizes(), (at::IntArrayRef{neurons, width}));
-        EXPECT_EQ(ffn->own_bytes() - without,
-                  static_cast<std::int64_t>(calls.last().screen.nbytes()));
-      }
-      EXPECT_THAT(ffn->describe(5), testing::HasSubstr("screened; neurons ordered"));
-      EXPECT_THAT(ffn->describe(5), testing::HasSubstr("a screen for up to 5 tokens left"));
-      EXPECT_THAT(ffn->describe(6), testing::Not(testing::HasSubstr("screened;")));
-      EXPECT_EQ(runtime.waits, 0);
-      // What was recorded before reads the same memory and has the same result.
-      const at::Tensor x = inputs_for(5, width);
-      const Exact expected = exact(layer, x);
-      const at::Tensor y =
-          sparse_ffn(x, {before.gate, before.up, before.down, {}, 0}, {Activation::relu, 0});
-      EXPECT_LE(((y.to(at::kDouble) - expected.y).abs() - expected.bound).max().item<double>(),
-                0.0);
-    }
-  }
-}
-
-TEST(ScreenOnAGpu, IsGivenUpByWhatCallsLeave) {
-  SlowRuntime runtime;
-  play_gpu(runtime);
-  runtime.screens = {0.1, 0.1};
-  const Layer layer = make_layer({io::HiddenAct::relu, true, at::kBFloat16}, 64, 176);
-  let_few_fire(layer);
-  const at::NoGradGuard no_grad;
-  const auto ffn =
-      make_sparse_feed_forward(layer.parameters, layer.activation, FfnPath::automatic, runtime);
-  const FfnCalls calls;
-  for (int call = 0; call < 3; ++call) ffn->forward(inputs_for(kPrompt, 64), 0, nullptr);
-  ffn->forward(inputs_for(1, 64), 0, nullptr);
-  EXPECT_TRUE(calls.last().screen.defined());
-  const std::int64_t with = ffn->own_bytes();
-  // Other inputs, of which the weight rules out fewer neurons; the sparse path is the faster one
-  // still, which up to a quarter may fire. One call in 16 is counted.
-  int served = 0;
-  for (int call = 0; call < 1000; ++call) {
-    const at::Tensor x = inputs_for(1, 64);
-    x.select(1, 0).fill_(0.15);
-    const std::size_t before = calls.size();
-    ffn->forward(x, 0, nullptr);
-    served += static_cast<int>(calls.size() > before && calls.last().screen.defined());
-  }
-  EXPECT_GT(served, 0);
-  EXPECT_LT(served, 900);
-  EXPECT_THAT(ffn->describe(1), testing::HasSubstr("no screen, it left"));
-  EXPECT_LT(ffn->own_bytes(), with);
-  EXPECT_EQ(runtime.waits, 0);
 }
 
 }  // namespace

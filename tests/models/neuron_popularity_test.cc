@@ -97,20 +97,25 @@ TEST(NeuronPopularity, WantsPromptsUntilItHasEnough) {
 }
 
 TEST(NeuronPopularity, WithoutMemoryTheNeuronsStayAsTheyAre) {
-  SlowRuntime runtime;
-  runtime.done = true;
-  NeuronPopularity popularity(kShape, runtime);
-  popularity.saw(at::tensor({1, 2, 3, 4, 5, 6}, at::kLong), kTokens, finite_down());
-  int tries = 0;
-  for (int call = 0; call < 2; ++call) {
-    popularity.order_when_arrived([&](const at::Tensor&) {
-      ++tries;
-      TORCH_CHECK_WITH(OutOfMemoryError, false, "no memory");
-    });
+  for (const bool of_an_operator : {false, true}) {
+    SlowRuntime runtime;
+    runtime.done = true;
+    NeuronPopularity popularity(kShape, runtime);
+    EXPECT_TRUE(popularity.saw(at::tensor({1, 2, 3, 4, 5, 6}, at::kLong), kTokens, finite_down()));
+    EXPECT_FALSE(popularity.saw(at::tensor({1, 2, 3, 4, 5, 6}, at::kLong), 1, finite_down()));
+    int tries = 0;
+    for (int call = 0; call < 2; ++call) {
+      const bool decided = popularity.order_when_arrived([&](const at::Tensor&) {
+        ++tries;
+        if (of_an_operator) throw Error(ErrorKind::out_of_memory, "pack_weight", "no memory");
+        TORCH_CHECK_WITH(OutOfMemoryError, false, "no memory");
+      });
+      EXPECT_EQ(decided, call == 0) << "the rows stay where they are from then on";
+    }
+    EXPECT_EQ(tries, 1);
+    EXPECT_FALSE(popularity.ordered());
+    EXPECT_EQ(popularity.hot(kTokens).count, 0);
   }
-  EXPECT_EQ(tries, 1);
-  EXPECT_FALSE(popularity.ordered());
-  EXPECT_EQ(popularity.hot(kTokens).count, 0);
 }
 
 TEST(NeuronPopularity, AsksOnceForEachPowerOfTwo) {
