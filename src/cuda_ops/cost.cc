@@ -17,8 +17,8 @@ namespace {
 
 // When a screen has been read: sums of warps, bounds, rows of W that wait for them.
 constexpr double kScreenLatency = 1.5e-6;
-// Of a thread to round one input of a token, and to multiply it: read from the machine code.
-constexpr double kRoundInstructions = 24;
+// Of a thread to round one input of a token, and to multiply it: read from the machine code, 13.6.
+constexpr double kRoundInstructions = 14;
 
 // Adds what the rows of `problem` take, with so many neurons hot: all rows of a call, or a part.
 void add_rows(FfnCost& cost, const Device& device, const Problem& problem, std::int64_t hot,
