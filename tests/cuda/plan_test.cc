@@ -8,6 +8,7 @@
 #include <set>
 #include <vector>
 
+#include "cuda_ops/buffers.h"
 #include "kernels/cuda/common/raster.h"
 #include "kernels/cuda/common/swizzle.cuh"
 #include "twell/cuda_train.h"
@@ -179,6 +180,21 @@ TEST(CudaPlan, WorkspaceIsBounded) {
 }
 
 // Two full waves of 128 × 256 outputs on 132 SMs, 17 MB of L2's 50.
+// g of hot neurons, which is kept instead, and nothing else.
+TEST(CudaPlan, TrainingsForwardPassReservesNoSecondG) {
+  TWELL_NEEDS_LIBRARY();
+  for (const bool gated : {true, false}) {
+    Problem problem = paper(4096);
+    problem.gated = gated;
+    problem.hot = 512;
+    const FfnPlan plan = plan_train(kH100, problem).forward;
+    Carver with, without;
+    EXPECT_EQ(carve_ffn(with, plan).hot_stride, 512);
+    EXPECT_EQ(carve_ffn(without, plan, true).hot_stride, 512);
+    EXPECT_EQ(with.used() - without.used(), static_cast<std::size_t>(plan.row_block) * 512 * 2);
+  }
+}
+
 TEST(CudaPlan, BlocksOfALibrarysGemmFillTheGpuAndStayInL2) {
   TWELL_NEEDS_LIBRARY();
   Device h100 = kH100;
