@@ -72,7 +72,9 @@ __device__ __forceinline__ float leave_axis(LaneRun& rest, float (&of_tokens)[2]
     T::mma(sums[1], second, x[i].z, x[i].w);
   }
 #pragma unroll
-  for (int e = 0; e < 2; ++e) of_tokens[e] = sums[0][e] + sums[1][e];
+  for (int e = 0; e < 2; ++e) {  // of one row, so that all lanes have the same bits
+    of_tokens[e] = __shfl_sync(0xffffffffU, sums[0][e] + sums[1][e], lane % 4);
+  }
   const float even = __shfl_sync(0xffffffffU, of_tokens[0], lane / 8);
   const float odd = __shfl_sync(0xffffffffU, of_tokens[1], lane / 8);
   const float s = lane / 4 % 2 == 0 ? even : odd;
