@@ -37,6 +37,7 @@ std::string name_of_shape(GemmShape shape) {
 std::vector<GemmShape> shapes_for(std::int64_t tokens, const Options& options) {
   cuda::Device any;
   any.sm_count = 1;
+  any.shared_bytes = std::size_t{99} << 10;  // the least of all
   std::vector<GemmShape> out;
   cuda::Problem problem{tokens, options.depth, options.hidden, DType::bf16, true, true};
   problem.screened = true;
@@ -95,7 +96,7 @@ std::vector<ExactCase> exact_cases(const Options& options) {
     add("full_row", kFullRow, 1);
     add("empty_row", kEmptyRow, 1);
     add("300/small_blocks", 0, kExactTokens)->small_blocks = true;
-    for (const std::int64_t tokens : {7, 15, 31, 63, 129, 300}) {
+    for (const std::int64_t tokens : {7, 15, 23, 31, 63, 129, 300}) {
       for (const GemmShape shape : shapes_for(tokens, options)) {
         add(path_of(std::to_string(tokens), name_of_shape(shape)), 0, tokens)->shape = shape;
       }
@@ -147,8 +148,8 @@ std::vector<LayerCase> layer_cases(const Options& options) {
   for (const double nnz : options.nnz) {
     for (const std::int64_t tokens : options.tokens) {
       out.push_back({tokens, nnz});
-      constexpr std::int64_t kScreenedTokens = 16;  // from which on none is expected to pay
-      if (tokens < kScreenedTokens) out.push_back({tokens, nnz, true});
+      constexpr std::int64_t kScreenedTokens = 16;  // beyond, none is expected to pay
+      if (tokens <= kScreenedTokens) out.push_back({tokens, nnz, true});
     }
   }
   return out;

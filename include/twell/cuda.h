@@ -69,7 +69,8 @@ inline std::size_t overflow_words(const TwellLayout& layout) {
 // How the gate GEMM is cut: rows × columns of the output that one block computes. The stream shapes
 // read W once, in order, for up to 8, 16 or 32 rows; the tile shapes go through shared memory; both
 // pack in their epilogue. `library` is cuBLASLt, whose dense blocks of rows are packed while they
-// are in L2. The screen shape streams a screen instead of W, for up to 32 rows.
+// are in L2. The screen shape streams a screen instead of W, for up to 32 rows, 24 where a
+// block has no more than 99 KB of shared memory.
 enum class GemmShape : std::uint8_t {
   stream8x32,
   stream16x32,

@@ -39,7 +39,7 @@ SplitBuffers carve_splits(Carver& carver, const GatherPlan& plan, std::int64_t r
   return buffers;
 }
 
-FfnBuffers carve_ffn(Carver& carver, const FfnPlan& plan) {
+FfnBuffers carve_ffn(Carver& carver, const FfnPlan& plan, bool trains) {
   const Problem& problem = plan.problem;
   const std::int64_t rows = plan.row_block;
   const std::int64_t packed_cols = problem.hidden - plan.hot;
@@ -55,7 +55,7 @@ FfnBuffers carve_ffn(Carver& carver, const FfnPlan& plan) {
   b.gate_stride = round_up(plan.gemm.block_cols, kVector);
   b.gate = carver.take<std::byte>(plan.gemm.block_rows * b.gate_stride * (plan.gemm.wide ? 4 : 2));
   b.hot_stride = round_up(plan.hot, kVector);
-  if (!waits_for_up(problem, plan.hot, plan.joined))
+  if (!trains && !waits_for_up(problem, plan.hot, plan.joined))
     b.hot = carver.take<std::uint16_t>(rows * b.hot_stride);
   if (plan.hot > 0 && problem.gated && !plan.joined) {
     b.up = carver.take<std::uint16_t>(rows * b.hot_stride);

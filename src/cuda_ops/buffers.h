@@ -47,6 +47,7 @@ struct FfnBuffers {
   float* partial = nullptr;
   std::int64_t gate_stride = 0, hot_stride = 0, sums_stride = 0;  // elements
 };
-FfnBuffers carve_ffn(Carver& carver, const FfnPlan& plan);
+// In training g of the hot neurons lies in what is kept.
+FfnBuffers carve_ffn(Carver& carver, const FfnPlan& plan, bool trains = false);
 
 }  // namespace twell::cuda

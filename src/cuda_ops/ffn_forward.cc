@@ -17,7 +17,7 @@ void ffn_forward(const TrainPlan& plan, ConstMatrixView x, const DeviceFfnWeight
   keeping.buffers = carve_kept(keeper, plan);
   keeping.places = plan.kept_places;
   keeping.l1 = l1;
-  const FfnBuffers buffers = carve_ffn(carver, plan.forward);
+  const FfnBuffers buffers = carve_ffn(carver, plan.forward, true);
   keeping.chunk_l1 = carver.take<float>(plan.forward.gather.partials);
   call.keeping = &keeping;
   if (problem.tokens > 0) {

@@ -85,7 +85,7 @@ GemmPlan plan_gemm_relu_twell(const Device& device, const Problem& problem, std:
   };
   for (const ShapeInfo& info : kStreamShapes) {
     if (problem.tokens > info.rows || !serves(info)) continue;
-    if (screen_pays(device, problem, tile)) return plan_screen_gemm(problem, tile);
+    if (screen_pays(device, problem, tile)) return plan_screen_gemm(device, problem, tile);
     return plan_of(info, problem, tile);
   }
   const ShapeInfo* best = nullptr;
@@ -117,7 +117,7 @@ GemmPlan plan_gemm_relu_twell(GemmShape shape, const Device& device, const Probl
   check_problem(kOperation, problem);
   check_tile(kOperation, tile);
   if (shape == GemmShape::library) return plan_library_gemm(device, problem, tile);
-  if (shape == GemmShape::screen32x32) return plan_screen_gemm(problem, tile);
+  if (shape == GemmShape::screen32x32) return plan_screen_gemm(device, problem, tile);
   const auto of_shape = [&](const ShapeInfo& info) { return info.shape == shape; };
   const auto* stream = std::find_if(kStreamShapes.begin(), kStreamShapes.end(), of_shape);
   const bool streams = stream != kStreamShapes.end();

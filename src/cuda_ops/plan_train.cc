@@ -48,7 +48,7 @@ TrainPlan plan_train(const Device& device, const Problem& problem, const TrainOp
   Carver backward;
   carve_backward(backward, plan);
   Carver forward;
-  carve_ffn(forward, plan.forward);
+  carve_ffn(forward, plan.forward, true);
   forward.take<float>(plan.forward.gather.partials);
   plan.workspace_bytes = std::max(backward.used(), forward.used());
   return plan;

@@ -39,8 +39,8 @@ inline bool waits_for_up(const Problem& problem, std::int64_t hot, bool joined) 
 GemmPlan plan_gate(const Device& device, const Problem& problem, std::int64_t hot, bool joined,
                    std::optional<GemmShape> shape = {});
 // The gate by way of its screen, for at most ScreenTiles::kTokens rows. Throws where it is not
-// built for the problem, or the problem has none.
-GemmPlan plan_screen_gemm(const Problem& problem, std::int32_t tile);
+// built for the problem, the device has no room for it, or the problem has none.
+GemmPlan plan_screen_gemm(const Device& device, const Problem& problem, std::int32_t tile);
 // Whether it can be, and is expected to be faster than a streamed W.
 bool screen_pays(const Device& device, const Problem& problem, std::int32_t tile);
 // The gate by a library's GEMM, with the rows of up of so many neurons joined to it: rows of a

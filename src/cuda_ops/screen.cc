@@ -32,6 +32,16 @@ DeviceScreen carve_screen(Carver& carver, std::int64_t rows, std::int64_t cols) 
   return screen;
 }
 
+int block_rows(const Problem& problem) {
+  return static_cast<int>(round_up(std::max<std::int64_t>(problem.tokens, 1), kVector));
+}
+
+// In one block's shared memory.
+bool fits(const Device& device, const Problem& problem) {
+  const auto bytes = static_cast<std::size_t>(Tiles::shared_bytes(block_rows(problem)));
+  return bytes <= device.shared_bytes;
+}
+
 bool built(const Problem& problem, std::int32_t tile) {
   const bool packs = tile == 0 || tile == Tiles::kNeurons || tile == Tiles::kNeurons / 2;
   return problem.screened && problem.tokens <= Tiles::kTokens && problem.depth <= kMostInputs &&
@@ -79,7 +89,7 @@ DeviceScreenView make_screen(ConstMatrixView weight, const float* axis, const Wo
 }
 
 bool screen_pays(const Device& device, const Problem& problem, std::int32_t tile) {
-  return built(problem, tile) && Tiles::shared_bytes(Tiles::kTokens) <= device.shared_bytes &&
+  return built(problem, tile) && fits(device, problem) &&
          screen_gate_seconds(device, problem) < stream_gate_seconds(device, problem);
 }
 
@@ -101,18 +111,21 @@ double candidates_limit(const Device& device, const Problem& problem) {
   return taken_at;
 }
 
-GemmPlan plan_screen_gemm(const Problem& problem, std::int32_t tile) {
+GemmPlan plan_screen_gemm(const Device& device, const Problem& problem, std::int32_t tile) {
   constexpr const char* kOperation = "cuda::plan_gemm_relu_twell";
   require(built(problem, tile), kOperation, "shape",
           "screen 32x32: expected a screened gate, at most ", Tiles::kTokens, " rows, ",
           kMostInputs, " inputs and a tile of 16 or 32, got ",
           problem.screened ? "a screened" : "an unscreened", " gate, ", problem.tokens, " rows, ",
           problem.depth, " inputs and ", tile);
+  require(fits(device, problem), kOperation, "shape", "screen 32x32: expected ",
+          Tiles::shared_bytes(block_rows(problem)), " bytes of shared memory for a block of ",
+          block_rows(problem), " rows, the GPU has ", device.shared_bytes);
   GemmPlan plan;
   plan.shape = GemmShape::screen32x32;
   plan.dtype = problem.dtype;
   plan.aligned = problem.aligned;
-  plan.block_rows = static_cast<int>(round_up(std::max<std::int64_t>(problem.tokens, 1), kVector));
+  plan.block_rows = block_rows(problem);
   plan.block_cols = Tiles::kNeurons;
   plan.threads = Tiles::kThreads;
   plan.shared_bytes = static_cast<std::size_t>(Tiles::shared_bytes(plan.block_rows));

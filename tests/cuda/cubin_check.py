@@ -55,7 +55,8 @@ ACTIVE_LIST = INPUTS + 4 * (1025 + 32 + 3 * 256 + 2 + 4) + 4  # a multiple of 16
 GATHER_SHARED = {128: ACTIVE_LIST + 4 * 2048, 256: ACTIVE_LIST + 4 * 8192}
 GATHERS = {128: 4, 256: 2}
 TRANSPOSE_SHARED = 1024 * 8 + 4 * 1024 + 2 * 4 * 32  # counts, starts, sums of warps
-SCREEN_SHARED = 32 * (8 * (36 * 4 + 16) + 32 * 2 + 40 * 2) + 3 * 32 * 4 + 16  # for 32 tokens
+# A run of every warp; for 24 tokens, which every GPU has room for.
+SCREEN_SHARED = 8 * 8192 + 24 * (8 * (36 * 4 + 16) + 32 * 2 + 40 * 2) + 3 * 32 * 4 + 16
 DESIGNS = (
     tiles("64, 64, 32, 32, 4>, true>", {128: 1}, 64 << 10, copies=8),
     tiles("64, 64, 32, 32, 4>, false>", {128: 1}, 64 << 10),
@@ -65,11 +66,18 @@ DESIGNS = (
     stream("16>, true>", {256: 2}, 16, loads=12, in_flight=12),
     stream("32>, true>", {256: 2}, 32, loads=16, in_flight=15),
     stream("32>, false>", {256: 1}, 32),
-    # Of the screen 16 and w·a; of x and the axis 3 passes; of candidates 8, and of x as many.
+    # Of a run 16 copies; of x and the axis 8 each (that of the axis may come before the loop over
+    # tokens); of candidates 8, and of x as many.
     Design(
-        "screen_relu_twell_sm80<*, true>", {256: 2}, SCREEN_SHARED, loads=65, in_flight=4, ahead=17
+        "screen_relu_twell_sm80<*, true>",
+        {256: 1},
+        SCREEN_SHARED,
+        loads=32,
+        copies=16,
+        in_flight=8,
+        ahead=16,
     ),
-    Design("screen_relu_twell_sm80<*, false>", {256: 2}, SCREEN_SHARED),
+    Design("screen_relu_twell_sm80<*, false>", {256: 1}, SCREEN_SHARED),
     Design("make_screen_sm80<*>", {256: 1}),
     # Of Wu 2 rows of 8, of Wd 4 rows of 2; of x 1.
     Design("twell_gather_sm80<*, true, true>", GATHERS, GATHER_SHARED, loads=25, in_flight=8),

@@ -8,6 +8,7 @@
 #include <set>
 #include <vector>
 
+#include "cuda_ops/buffers.h"
 #include "kernels/cuda/common/raster.h"
 #include "kernels/cuda/common/swizzle.cuh"
 #include "twell/cuda_train.h"
@@ -61,14 +62,14 @@ TEST(CudaPlan, AScreenWhereItIsExpectedToBeFaster) {
     problem.candidates = candidates;
     return plan_ffn(h100, problem).gemm.shape;
   };
-  for (const std::int64_t tokens : {1, 4, 8}) {
+  for (const std::int64_t tokens : {1, 4, 8, 16}) {
     EXPECT_EQ(shape(tokens, 0.012), GemmShape::screen32x32) << tokens;
   }
-  EXPECT_EQ(shape(16, 0.012), GemmShape::stream16x32);  // to round x takes longer than to read W
-  EXPECT_EQ(shape(32, 0.012), GemmShape::stream32x32);
+  EXPECT_EQ(shape(32, 0.012), GemmShape::stream32x32);  // to round x takes longer than to read W
   EXPECT_EQ(shape(33, 0.012), plan_ffn(h100, paper(33)).gemm.shape);
   EXPECT_EQ(shape(1, 0.9), GemmShape::stream8x32);
   EXPECT_EQ(shape(8, 0.2), GemmShape::stream8x32);
+  EXPECT_EQ(shape(16, 0.05), GemmShape::stream16x32);
   EXPECT_EQ(plan_ffn(h100, paper(1)).gemm.shape, GemmShape::stream8x32);  // has none
   // Never slower by the estimate.
   for (const std::int64_t tokens : {1, 2, 8, 24, 32, 64}) {
@@ -85,8 +86,9 @@ TEST(CudaPlan, AScreenWhereItIsExpectedToBeFaster) {
 TEST(CudaPlan, CandidatesAreWorthAScreenUpToALimit) {
   const Device h100 = with_clocks(kH100, 1755, 2619, 5120);
   double of_fewer = 1;
-  for (const std::int64_t tokens : {1, 2, 4, 8}) {
+  for (const std::int64_t tokens : {1, 2, 4, 8, 16}) {
     Problem problem = paper(tokens);
+    const GemmShape without = plan_ffn(h100, problem).gemm.shape;
     const double limit = candidates_limit(h100, problem);
     EXPECT_GT(limit, problem.candidates) << "a plan takes it unless told otherwise";
     EXPECT_LT(limit, of_fewer) << "tokens read rows of the gate that others do not";
@@ -95,9 +97,9 @@ TEST(CudaPlan, CandidatesAreWorthAScreenUpToALimit) {
     problem.candidates = limit;
     EXPECT_EQ(plan_ffn(h100, problem).gemm.shape, GemmShape::screen32x32) << tokens;
     problem.candidates = limit + 1e-5;
-    EXPECT_EQ(plan_ffn(h100, problem).gemm.shape, GemmShape::stream8x32) << tokens;
+    EXPECT_EQ(plan_ffn(h100, problem).gemm.shape, without) << tokens;
   }
-  EXPECT_EQ(candidates_limit(h100, paper(16)), 0) << "rounding x takes too long";
+  EXPECT_EQ(candidates_limit(h100, paper(32)), 0) << "rounding x takes too long";
   EXPECT_EQ(candidates_limit(h100, paper(33)), 0) << "not built";
 }
 
@@ -105,6 +107,21 @@ TEST(CudaPlan, SharedMemoryFits) {
   for (const Device& device : {kA100, kRtx3090, kH100}) {
     for (std::int64_t tokens : {1, 40, 500, 4096, 1000000}) {
       EXPECT_LE(plan_gemm_relu_twell(device, paper(tokens)).shared_bytes, device.shared_bytes);
+    }
+    // A screen for so many rows as have room; a plan that is told to takes no more.
+    for (const std::int64_t tokens : {1, 8, 16, 24, 32}) {
+      Problem problem = paper(tokens);
+      problem.screened = true;
+      problem.candidates = 0;
+      EXPECT_LE(plan_ffn(device, problem).gemm.shared_bytes, device.shared_bytes);
+      const auto forced = [&] {
+        return plan_gemm_relu_twell(GemmShape::screen32x32, device, problem).shared_bytes;
+      };
+      if (tokens == 32 && device.shared_bytes == kRtx3090.shared_bytes) {
+        EXPECT_THROW(forced(), Error);
+      } else {
+        EXPECT_LE(forced(), device.shared_bytes) << tokens;
+      }
     }
   }
 }
@@ -163,6 +180,21 @@ TEST(CudaPlan, WorkspaceIsBounded) {
 }
 
 // Two full waves of 128 × 256 outputs on 132 SMs, 17 MB of L2's 50.
+// g of hot neurons, which is kept instead, and nothing else.
+TEST(CudaPlan, TrainingsForwardPassReservesNoSecondG) {
+  TWELL_NEEDS_LIBRARY();
+  for (const bool gated : {true, false}) {
+    Problem problem = paper(4096);
+    problem.gated = gated;
+    problem.hot = 512;
+    const FfnPlan plan = plan_train(kH100, problem).forward;
+    Carver with, without;
+    EXPECT_EQ(carve_ffn(with, plan).hot_stride, 512);
+    EXPECT_EQ(carve_ffn(without, plan, true).hot_stride, 512);
+    EXPECT_EQ(with.used() - without.used(), static_cast<std::size_t>(plan.row_block) * 512 * 2);
+  }
+}
+
 TEST(CudaPlan, BlocksOfALibrarysGemmFillTheGpuAndStayInL2) {
   TWELL_NEEDS_LIBRARY();
   Device h100 = kH100;

@@ -107,26 +107,37 @@ TYPED_TEST(CudaScreenTest, EveryActivationDensityTileAndCapacity) {
   }
 }
 
-// Neurons that fire by a hundredth of what 8 bits may leave out, of the token and of the weight.
+// Neurons that fire by a hundredth of what 8 bits may leave out, of the token and of the weight: in
+// a warp's only run, in the first of two and in the second.
 TYPED_TEST(CudaScreenTest, KeepsWhatBarelyFires) {
   TWELL_NEEDS_GPU();
   constexpr std::int64_t kPairs = 16;
-  constexpr std::int64_t kDepth = 248;  // one run, and its scale
-  CudaLayer<TypeParam> layer({2 * kPairs, kDepth, 2 * kPairs});
-  layer.x = random_matrix<TypeParam>(2 * kPairs, kDepth, 11);
-  layer.gate = random_matrix<TypeParam>(2 * kPairs, kDepth, 12);
-  for (std::int64_t p = 0; p < kPairs; ++p) {
-    set_row(layer.gate, p, worst_case(row_of(layer.x, p), 127.0F));
-    set_row(layer.x, kPairs + p, worst_case(row_of(layer.gate, kPairs + p), 127.0F));
-  }
-  check(layer);
-  // What lies in the middle of two levels and is not ruled out must fire in earnest: these pairs
-  // do, by more than f32 may err.
-  const DeviceScreenOf<TypeParam> screen(layer);
-  const ref::Matrix g = check_gemm(screen_plan(layer), layer, 16, screen.view);
-  for (std::int64_t p = 0; p < kPairs; ++p) {
-    EXPECT_GT(g.at(p, p), 0.25);
-    EXPECT_GT(g.at(kPairs + p, kPairs + p), 0.25);
+  constexpr std::int64_t kInputs = 248;  // in one run, and its scale
+  struct Case {
+    std::int64_t depth, first;
+  };
+  for (const Case c : {Case{kInputs, 0}, {2304, 0}, {2304, 2048}}) {
+    SCOPED_TRACE(c.first);
+    CudaLayer<TypeParam> layer({2 * kPairs, c.depth, 2 * kPairs});
+    const auto widened = [&](const std::vector<float>& values) {
+      std::vector<float> row(static_cast<std::size_t>(c.depth));
+      std::copy(values.begin(), values.end(), row.begin() + c.first);
+      return row;
+    };
+    const auto x = random_matrix<TypeParam>(2 * kPairs, kInputs, 11);
+    const auto gate = random_matrix<TypeParam>(2 * kPairs, kInputs, 12);
+    for (std::int64_t p = 0; p < 2 * kPairs; ++p) {
+      const bool of_x = p < kPairs;
+      const std::vector<float> own = row_of(of_x ? x : gate, p);
+      set_row(of_x ? layer.x : layer.gate, p, widened(own));
+      set_row(of_x ? layer.gate : layer.x, p, widened(worst_case(own, 127.0F)));
+    }
+    check(layer);
+    // What lies in the middle of two levels and is not ruled out must fire in earnest: these pairs
+    // do, by more than f32 may err.
+    const DeviceScreenOf<TypeParam> screen(layer);
+    const ref::Matrix g = check_gemm(screen_plan(layer), layer, 16, screen.view);
+    for (std::int64_t p = 0; p < 2 * kPairs; ++p) EXPECT_GT(g.at(p, p), 0.25);
   }
 }
 

@@ -39,12 +39,14 @@ struct DeviceTwell {
 
 // A screen of W [cols, depth] as screen_relu_twell reads it. Neurons come in groups of 32, inputs
 // in steps of 64, four of which are a run; what pads them is zero. Lane (g, t) of a warp has
-// neurons 8i + g of a group, i < 4, and of a step inputs 8t … 8t + 7 and 32 + 8t … 32 + 8t + 7.
+// neurons 8i + g of a group, i < 4, and of each half of a step inputs 8t … 8t + 7: 16 bytes of two
+// neurons, the first four inputs of both, then the last four, which is mma's A operand.
 struct DeviceScreen {
-  std::int8_t* levels = nullptr;  // [groups][steps][i][lane][16]
+  std::int8_t* levels = nullptr;  // [groups][steps][i / 2][half][lane][inputs / 4][i % 2][4]
   float* along = nullptr;         // [groups][runs][g][i]: w·a / scale
   float* figures = nullptr;       // [groups][3][32]: scale, ‖ŵ‖, ‖w − ŵ‖
-  std::uint16_t* axis = nullptr;  // [runs][256]: a, bf16, in each run of length 1 but for rounding
+  std::uint16_t* axis =
+      nullptr;  // [runs][256]: a, W's dtype, in each run of length 1 but for rounding
   int steps = 0;
   int runs = 0;
 };

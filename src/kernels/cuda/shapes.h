@@ -64,13 +64,15 @@ struct ScreenTiles {
   static constexpr int kRunInputs = 256;
   static constexpr int kRunSteps = kRunInputs / kStepInputs;
   static constexpr int kStepBytes = kNeurons * kStepInputs;
+  static constexpr int kRunBytes = kRunSteps * kStepBytes;
   static constexpr int kFigures = 3;               // of a neuron: scale, norm, error
   static constexpr int kSumStride = kNeurons + 4;  // no two lanes' sums in a bank
   static constexpr int kStagedStride = kNeurons + kVector;
-  // Of shared memory: for each token its sums, what the warps know of it, its candidates and its
-  // activation; for each neuron its figures; the number of candidates.
+  // Of shared memory: for each warp its run; for each token its sums, what the warps know of it,
+  // its candidates and its activation; for each neuron its figures; the number of candidates.
   static constexpr int shared_bytes(int tokens) {
-    return tokens * (kWarps * (kSumStride * 4 + 16) + kNeurons * 2 + kStagedStride * 2) +
+    return kWarps * kRunBytes +
+           tokens * (kWarps * (kSumStride * 4 + 16) + kNeurons * 2 + kStagedStride * 2) +
            kFigures * kNeurons * 4 + 16;
   }
 };

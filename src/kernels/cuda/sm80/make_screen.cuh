@@ -23,6 +23,7 @@ __device__ __forceinline__ double sum_of_warp(double value) {
 
 // The lane's eight inputs of the axis, to length 1 over the run and rounded; zeros where that has
 // no meaning.
+template <class T>
 __device__ __forceinline__ uint4 axis_of_run(const float* axis, int input, int depth) {
   float to[kVector];
   double squares = 0;
@@ -41,7 +42,7 @@ __device__ __forceinline__ uint4 axis_of_run(const float* axis, int input, int d
     const auto value = [&](int of) {
       return defined ? static_cast<float>(static_cast<double>(to[of]) * inverse) : 0.0F;
     };
-    words[i] = Bf16::round2(value(2 * i), value(2 * i + 1));
+    words[i] = T::round2(value(2 * i), value(2 * i + 1));
   }
   return make_uint4(words[0], words[1], words[2], words[3]);
 }
@@ -98,8 +99,8 @@ __global__ void __launch_bounds__(kMakeScreenNeurons * 32)
     float w[kVector];
     float axis[kVector];
     load(input, w);
-    const uint4 rounded_axis = axis_of_run(args.axis, input, args.depth);
-    widen<Bf16>(rounded_axis, axis);
+    const uint4 rounded_axis = axis_of_run<T>(args.axis, input, args.depth);
+    widen<T>(rounded_axis, axis);
     double along = 0;
     std::uint32_t bytes[2] = {};
 #pragma unroll
@@ -117,8 +118,9 @@ __global__ void __launch_bounds__(kMakeScreenNeurons * 32)
       std::int8_t* to =
           args.screen.levels +
           (static_cast<std::int64_t>(group) * args.screen.steps + step) * Tiles::kStepBytes +
-          i_of_group * 512 + (g * 4 + t) * 16 + half * 8;
-      *reinterpret_cast<uint2*>(to) = make_uint2(bytes[0], bytes[1]);
+          (i_of_group / 2 * 2 + half) * 512 + (g * 4 + t) * 16 + i_of_group % 2 * 4;
+      *reinterpret_cast<std::uint32_t*>(to) = bytes[0];
+      *reinterpret_cast<std::uint32_t*>(to + 8) = bytes[1];
     }
     if (lane == 0) {
       args.screen

@@ -8,21 +8,25 @@
 // by the Cauchy-Schwarz inequality. (twell/screen.h takes one s for all inputs. One for each run
 // needs no other warp, leaves less of x, and costs 1/64 of the screen's bytes for w·a_b.)
 //
-// A block takes 32 neurons, its eight warps every eighth run each: at 2,048 inputs one. A warp has
-// the 16 loads of 16 bytes of its run under way in every lane, the whole screen is under way on the
-// GPU, before it looks at x. So rounding x, 1,500 instructions of a warp for eight tokens and a
-// run, hides behind memory up to eight tokens, and is done by every block for itself: a kernel that
-// did it once would take 1.2 µs to start and 2 µs for its own reads that wait for one another.
-// Levels lie in memory as mma's A operand wants them, so that a load is 512 bytes on end; x becomes
-// a B operand in the lane that rounds it.
+// A block takes 32 neurons, its eight warps every eighth run each: at 2,048 inputs one. A lane has
+// 16 copies of 16 bytes of its run under way to shared memory, the whole screen is under way on the
+// GPU, before it looks at x. So rounding x, 870 instructions of a warp for eight tokens and a run,
+// hides behind memory up to 16 tokens, and is done by every block for itself: a kernel that did it
+// once would take 1.2 µs to start and 2 µs for its own reads that wait for one another. Copies
+// leave the registers to what a lane has of x: 64 values, which it reads and widens once. Levels
+// lie in memory as mma's A operand wants them, so that a copy is 512 bytes on end; x becomes a B
+// operand in the lane that rounds it.
 //
 // What rounding in f32 adds to the bound is σ (‖ŵ‖ + ‖w − ŵ‖) (‖r‖ + S), S² = Σ s_b². Integer sums
-// are below 2²³, so exact in f32. r is rounded once, by 2⁻²⁴ of it, and so is r̂ beside the levels
-// times the scale, by less than 2⁻²². Sums over runs round three times a run and 20 times more, by
-// 2⁻²⁴ each of ‖ŵ‖ ‖r̂‖ + S ‖w‖ at most. σ = 2⁻¹⁵ + 2⁻²² runs is more than all of it. Norms of x are
-// 1 % too large, more than their sums' rounding; those of W are rounded up where they are made.
-// Squares of runs that are too small for f32 are below σ of the whole while a token's largest value
-// is 2⁻²⁰ at least; other tokens, except zeros, are ruled out nowhere.
+// are below 2²³, so exact in f32, and those of ‖r̂‖² are too; ‖r‖ is taken as ‖r̂‖ + ‖r − r̂‖, which
+// it cannot exceed. r is rounded once, by 2⁻²⁴ of it; r − r̂ in units of the scale is an FMA of r
+// and the scale's inverse, each rounded by 2⁻²⁴, so r̂ is beside the levels times the scale by less
+// than 2⁻²² of r. Any s serves, since it is rounded no more once r is made with it. Sums over runs
+// round three times a run and 20 times more, by 2⁻²⁴ each of ‖ŵ‖ ‖r̂‖ + S ‖w‖ at most. σ = 2⁻¹⁵ +
+// 2⁻²² runs is more than all of it. Norms of x are 1 % too large, more than their sums' rounding;
+// those of W are rounded up where they are made. Squares of runs that are too small for f32 are
+// below σ of the whole while a token's largest value is 2⁻²⁰ at least; other tokens, except zeros,
+// are ruled out nowhere.
 #pragma once
 
 #include "kernels/cuda/common/gather.cuh"
@@ -31,7 +35,8 @@
 
 namespace twell::cuda {
 
-__device__ __forceinline__ float sum_of_four(float v) {
+template <class V>
+__device__ __forceinline__ V sum_of_four(V v) {
   v += __shfl_xor_sync(0xffffffffU, v, 1);
   return v + __shfl_xor_sync(0xffffffffU, v, 2);
 }
@@ -40,74 +45,72 @@ __device__ __forceinline__ float largest_of_four(float v) {
   return fmaxf(v, __shfl_xor_sync(0xffffffffU, v, 2));
 }
 
-// A token's run, as the lane that has every fourth of its vectors of eight sees it.
+// What a lane has of a token's run: of every 32 inputs a vector of eight.
+using LaneRun = float[ScreenTiles::kRunInputs / 4];
+
+// rest = x − s a; returns s, x·a over the run by the tensor cores, with the axis in every row of A.
+// `of_tokens` gets that of the tokens whose sums the lane has.
 template <class T, bool kAligned>
-struct TokenRun {
-  using Tiles = ScreenTiles;
-  static constexpr int kHalves = 2 * Tiles::kRunSteps;
-  static constexpr int kAtOnce = kAligned ? 4 : 1;  // loads of x, and of the axis
-  const std::uint16_t* row;
-  const std::uint16_t* axis;  // from the lane's first input on
-  int input;                  // the lane's first
-  int depth;
-
-  // f(x, a, their number) over the lane's eight inputs of half a step. x comes from L1 in each of
-  // three passes, since W takes the registers.
-  template <class F>
-  __device__ __forceinline__ void for_each(int half, F f) const {
-    constexpr int kHalf = Tiles::kStepInputs / 2;
-    const uint4 x = load_row_vector<kAligned>(row, input + half * kHalf, depth);
-    const uint4 a = ptx::load_shared_row(axis + half * kHalf);
-    f(T::low(x.x), Bf16::low(a.x), 0);
-    f(T::high(x.x), Bf16::high(a.x), 1);
-    f(T::low(x.y), Bf16::low(a.y), 2);
-    f(T::high(x.y), Bf16::high(a.y), 3);
-    f(T::low(x.z), Bf16::low(a.z), 4);
-    f(T::high(x.z), Bf16::high(a.z), 5);
-    f(T::low(x.w), Bf16::low(a.w), 6);
-    f(T::high(x.w), Bf16::high(a.w), 7);
+__device__ __forceinline__ float leave_axis(LaneRun& rest, float (&of_tokens)[2],
+                                            const std::uint16_t* row, const std::uint16_t* axis,
+                                            int input, int depth) {
+  constexpr int kVectors = ScreenTiles::kRunInputs / 4 / kVector;
+  constexpr int kApart = 4 * kVector;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  uint4 x[kVectors], a[kVectors];
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    x[i] = load_row_vector<kAligned>(row, input + i * kApart, depth);
+    a[i] = ptx::load_shared_row(axis + input + i * kApart);
   }
-
-  __device__ __forceinline__ float along() const {
-    float sum = 0;
-#pragma unroll kAtOnce
-    for (int h = 0; h < kHalves; ++h) {
-      for_each(h, [&](float v, float a, int) { sum = fmaf(v, a, sum); });
-    }
-    return sum_of_four(sum);
+  float sums[2][4] = {};  // two, since a product waits for the one before
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    const std::uint32_t first[4] = {a[i].x, a[i].x, a[i].y, a[i].y};
+    const std::uint32_t second[4] = {a[i].z, a[i].z, a[i].w, a[i].w};
+    T::mma(sums[0], first, x[i].x, x[i].y);
+    T::mma(sums[1], second, x[i].z, x[i].w);
   }
-  __device__ __forceinline__ float largest_rest(float s) const {
-    float most = 0;
-#pragma unroll kAtOnce
-    for (int h = 0; h < kHalves; ++h) {
-      for_each(h, [&](float v, float a, int) { most = fmaxf(most, fabsf(fmaf(-s, a, v))); });
-    }
-    return largest_of_four(most);
+#pragma unroll
+  for (int e = 0; e < 2; ++e) {  // of one row, so that all lanes have the same bits
+    of_tokens[e] = __shfl_sync(0xffffffffU, sums[0][e] + sums[1][e], lane % 4);
   }
-};
+  const float even = __shfl_sync(0xffffffffU, of_tokens[0], lane / 8);
+  const float odd = __shfl_sync(0xffffffffU, of_tokens[1], lane / 8);
+  const float s = lane / 4 % 2 == 0 ? even : odd;
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    float values[kVector], along[kVector];
+    widen<T>(x[i], values);
+    widen<T>(a[i], along);
+#pragma unroll
+    for (int e = 0; e < kVector; ++e) rest[i * kVector + e] = fmaf(-s, along[e], values[e]);
+  }
+  return s;
+}
 
 // Sums over what a lane rounds, in units of the scale.
 struct Rounded {
-  float squares = 0, left_out = 0;
+  int squares = 0;  // of levels
+  float left_out = 0;
 };
 
-// Half a step in levels: the lane's B operand of a product.
-template <class T, bool kAligned>
-__device__ __forceinline__ uint2 round_half_step(const TokenRun<T, kAligned>& x, int half, float s,
-                                                 float inverse, Rounded& sums) {
+// Eight values in levels: the lane's B operand of a product.
+__device__ __forceinline__ uint2 round_vector(const float* rest, float inverse, Rounded& sums) {
   std::uint32_t bits[kVector];
-  x.for_each(half, [&](float v, float a, int i) {
+#pragma unroll
+  for (int i = 0; i < kVector; ++i) {
     constexpr float kRound = 0x1.8p23F;  // a sum with it has the nearest integer in its low bits
-    const float t = fmaf(-s, a, v) * inverse;
-    const float shifted = t + kRound;
-    const float rest = t - (shifted - kRound);
-    sums.squares = fmaf(t, t, sums.squares);
-    sums.left_out = fmaf(rest, rest, sums.left_out);
+    const float shifted = fmaf(rest[i], inverse, kRound);
+    const float left = fmaf(rest[i], inverse, kRound - shifted);
+    sums.left_out = fmaf(left, left, sums.left_out);
     bits[i] = __float_as_uint(shifted);
-  });
-  const auto word = [](const std::uint32_t* four) {
-    return __byte_perm(__byte_perm(four[0], four[1], 0x0040), __byte_perm(four[2], four[3], 0x0040),
-                       0x5410);
+  }
+  const auto word = [&](const std::uint32_t* four) {
+    const std::uint32_t levels = __byte_perm(__byte_perm(four[0], four[1], 0x0040),
+                                             __byte_perm(four[2], four[3], 0x0040), 0x5410);
+    sums.squares = __dp4a(static_cast<int>(levels), static_cast<int>(levels), sums.squares);
+    return levels;
   };
   return make_uint2(word(bits), word(bits + 4));
 }
@@ -153,13 +156,18 @@ class ScreenShared {
  public:
   using Tiles = ScreenTiles;
   explicit __device__ __forceinline__ ScreenShared(int tokens)
-      : tokens_(tokens), sums_(reinterpret_cast<float*>(ptx::dynamic_shared())) {}
+      : tokens_(tokens),
+        sums_(reinterpret_cast<float*>(ptx::dynamic_shared() + Tiles::kWarps * Tiles::kRunBytes)) {}
 
-  // A warp's part of w·x in the neuron's scale.
+  // The levels of a warp's run, of which a lane copies and reads its own.
+  static __device__ __forceinline__ uint4* levels(int warp, int lane) {
+    return reinterpret_cast<uint4*>(ptx::dynamic_shared() + warp * Tiles::kRunBytes) + lane;
+  }
+  // A warp's part of w·x in the neuron's scale: of neuron 8i + g at 4g + i.
   __device__ __forceinline__ float* sum(int warp, int token) const {
     return sums_ + (warp * tokens_ + token) * Tiles::kSumStride;
   }
-  // A warp's part of S², ‖r‖², ‖r − r̂‖², and the largest size.
+  // A warp's part of S², ‖r̂‖², ‖r − r̂‖², and the largest size.
   __device__ __forceinline__ float4* figures(int warp, int token) const {
     return reinterpret_cast<float4*>(sums_ + Tiles::kWarps * tokens_ * Tiles::kSumStride) +
            warp * tokens_ + token;
@@ -197,7 +205,7 @@ __device__ __forceinline__ void list_candidates(const ScreenShared& shared, int 
   float largest = 0;
 #pragma unroll 1
   for (int w = 0; w < warps; ++w) {
-    product += shared.sum(w, token)[lane];
+    product += shared.sum(w, token)[lane % 8 * 4 + lane / 8];
     const float4 part = *shared.figures(w, token);
     along2 += part.x;
     squares += part.y;
@@ -206,10 +214,11 @@ __device__ __forceinline__ void list_candidates(const ScreenShared& shared, int 
   }
   constexpr float kLeast = 0x1p-20F;
   constexpr float kMost = 0x1p40F;
-  const float norm = 1.01F * sqrtf(squares);
+  const float left = 1.01F * sqrtf(left_out);
+  const float norm = fmaf(1.01F, sqrtf(squares), left);
   const float slack =
       (0x1p-15F + 0x1p-22F * static_cast<float>(args.screen.runs)) * (norm + sqrtf(along2));
-  float error = 1.01F * sqrtf(left_out) + slack;
+  float error = left + slack;
   // A bound that is NaN rules nothing out.
   if (largest != 0 && !(largest >= kLeast && largest <= kMost))
     error = __uint_as_float(0x7fc00000U);
@@ -259,78 +268,78 @@ __global__ void __launch_bounds__(ScreenTiles::kThreads, 2)
   const float* along = args.screen.along +
                        static_cast<std::int64_t>(block) * args.screen.runs * Tiles::kNeurons +
                        lane / 4 * kRows;
+  uint4* const own = ScreenShared::levels(warp, lane);
   for (int run = warp; run < args.screen.runs; run += Tiles::kWarps) {
-    uint4 w[Tiles::kRunSteps][kRows];
 #pragma unroll
-    for (int s = 0; s < Tiles::kRunSteps; ++s) {
-      const int step = run * Tiles::kRunSteps + s;
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) {
-        w[s][i] = step < args.screen.steps
-                      ? ptx::load_stream(
-                            levels + static_cast<std::int64_t>(step) * Tiles::kStepBytes + i * 512)
-                      : make_uint4(0, 0, 0, 0);
-      }
+    for (int i = 0; i < Tiles::kRunSteps * kRows; ++i) {
+      const int step = run * Tiles::kRunSteps + i / kRows;
+      const bool exists = step < args.screen.steps;
+      const std::int64_t at = std::int64_t{exists ? step : 0} * Tiles::kStepBytes + i % kRows * 512;
+      ptx::cp_async_16(ptx::shared_address(own + i * 32), levels + at, exists ? 16U : 0U);
     }
+    ptx::cp_async_commit();
     const float4 run_along = ptx::load_shared_row_f4(along + run * Tiles::kNeurons);
-    // Never true, which keeps the loads together: never() in common/gather.cuh.
-    if (__any_sync(0xffffffffU, args.rows < 0)) return;
+    const float neuron_along[kRows] = {run_along.x, run_along.y, run_along.z, run_along.w};
 #pragma unroll 1
     for (int j = 0; j < groups; ++j) {
       const int token = j * 8 + lane / 4;
       const int input = run * Tiles::kRunInputs + lane % 4 * kVector;
       const std::uint16_t* row = args.x.data + min(token, args.rows - 1) * args.x.stride;
-      const TokenRun<T, kAligned> x{row, args.screen.axis + input, input, args.depth};
-      const float s_along = x.along();
-      const float largest = x.largest_rest(s_along);
+      LaneRun rest;
+      float token_along[2];  // of the tokens whose sums the lane has
+      const float s_along =
+          leave_axis<T, kAligned>(rest, token_along, row, args.screen.axis, input, args.depth);
+      float largest = 0;
+#pragma unroll
+      for (const float r : rest) largest = fmaxf(largest, fabsf(r));
+      largest = largest_of_four(largest);
       const float scale = largest * (1.0F / 127);
       constexpr float kLeastScale = 0x1p-100F;  // whose inverse is finite
       const float inverse = scale < kLeastScale ? 0.0F : 1 / scale;
       Rounded rounded;
       int c[kRows / 2][4] = {};
+      ptx::cp_async_wait<0>();
 #pragma unroll
-      for (int h = 0; h < 2 * Tiles::kRunSteps; ++h) {
-        const uint2 b = round_half_step(x, h, s_along, inverse, rounded);
+      for (int step = 0; step < Tiles::kRunSteps; ++step) {
+        uint4 w[kRows];
+#pragma unroll
+        for (int i = 0; i < kRows; ++i) w[i] = own[(step * kRows + i) * 32];
+        const float* values = rest + step * 2 * kVector;
+        const uint2 first = round_vector(values, inverse, rounded);
+        const uint2 second = round_vector(values + kVector, inverse, rounded);
 #pragma unroll
         for (int i = 0; i < kRows / 2; ++i) {
-          const uint4& upper = w[h / 2][2 * i];
-          const uint4& lower = w[h / 2][2 * i + 1];
-          const std::uint32_t first[4] = {upper.x, lower.x, upper.y, lower.y};
-          const std::uint32_t second[4] = {upper.z, lower.z, upper.w, lower.w};
-          ptx::mma_s8(c[i], h % 2 == 0 ? first : second, b.x, b.y);
+          const uint4 &a = w[2 * i], &b = w[2 * i + 1];
+          ptx::mma_s8(c[i], {a.x, a.y, a.z, a.w}, first.x, first.y);
+          ptx::mma_s8(c[i], {b.x, b.y, b.z, b.w}, second.x, second.y);
         }
       }
-      rounded.squares = sum_of_four(rounded.squares);
-      rounded.left_out = sum_of_four(rounded.left_out);
+      const float squares = static_cast<float>(sum_of_four(rounded.squares));
+      const float left_out = sum_of_four(rounded.left_out);
       if (lane % 4 == 0) {
-        float4& sum = *shared.figures(warp, token);
-        const float4 before = run == warp ? make_float4(0, 0, 0, 0) : sum;
         const float unit = scale * scale;
-        sum = make_float4(fmaf(s_along, s_along, before.x), fmaf(unit, rounded.squares, before.y),
-                          fmaf(unit, rounded.left_out, before.z),
-                          fmaxf(before.w, fmaxf(largest, fabsf(s_along))));
+        float4 sum = make_float4(s_along * s_along, unit * squares, unit * left_out,
+                                 fmaxf(largest, fabsf(s_along)));
+        float4& all = *shared.figures(warp, token);
+        if (run != warp) {
+          sum = make_float4(all.x + sum.x, all.y + sum.y, all.z + sum.z, fmaxf(all.w, sum.w));
+        }
+        all = sum;
       }
-      // Of the tokens whose sums the lane has.
-      float token_along[2];
-      float token_scale[2];
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        const int source = (lane % 4 * 2 + e) * 4;
-        token_along[e] = __shfl_sync(0xffffffffU, s_along, source);
-        token_scale[e] = __shfl_sync(0xffffffffU, scale, source);
-      }
-#pragma unroll
-      for (int i = 0; i < kRows / 2; ++i) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const float neuron_along =
-              i == 0 ? (e < 2 ? run_along.x : run_along.y) : (e < 2 ? run_along.z : run_along.w);
-          float* sum =
-              shared.sum(warp, j * 8 + lane % 4 * 2 + e % 2) + i * 16 + lane / 4 + e / 2 * 8;
-          const float before = run == warp ? 0.0F : *sum;
-          *sum = before + fmaf(token_along[e % 2], neuron_along,
-                               token_scale[e % 2] * static_cast<float>(c[i][e]));
+        const float token_scale = __shfl_sync(0xffffffffU, scale, (lane % 4 * 2 + e) * 4);
+        const auto part = [&](int i) {
+          return fmaf(token_along[e], neuron_along[i],
+                      token_scale * static_cast<float>(c[i / 2][i % 2 * 2 + e]));
+        };
+        float4 sum = make_float4(part(0), part(1), part(2), part(3));
+        float4& all =
+            reinterpret_cast<float4*>(shared.sum(warp, j * 8 + lane % 4 * 2 + e))[lane / 4];
+        if (run != warp) {
+          sum = make_float4(all.x + sum.x, all.y + sum.y, all.z + sum.z, all.w + sum.w);
         }
+        all = sum;
       }
     }
   }

@@ -172,6 +172,13 @@ inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
   }
   return out;
 }
+// Products of signed bytes, added to c.
+inline int __dp4a(int a, int b, int c) {
+  for (int i = 0; i < 32; i += 8) {
+    c += static_cast<std::int8_t>(a >> i) * static_cast<std::int8_t>(b >> i);
+  }
+  return c;
+}
 inline int __clz(int v) { return v == 0 ? 32 : __builtin_clz(static_cast<unsigned>(v)); }
 inline int min(int a, int b) { return a < b ? a : b; }
 inline int max(int a, int b) { return a > b ? a : b; }
