@@ -330,8 +330,8 @@ __global__ void __launch_bounds__(ScreenTiles::kThreads, 2)
       for (int e = 0; e < 2; ++e) {
         const float token_scale = __shfl_sync(0xffffffffU, scale, (lane % 4 * 2 + e) * 4);
         const auto part = [&](int i) {
-          return fmaf(token_along[e], neuron_along[i],
-                      token_scale * static_cast<float>(c[i / 2][i % 2 * 2 + e]));
+          const int product = c[i / 2][i % 2 * 2 + e];
+          return fmaf(token_along[e], neuron_along[i], token_scale * static_cast<float>(product));
         };
         float4 sum = make_float4(part(0), part(1), part(2), part(3));
         float4& all =
