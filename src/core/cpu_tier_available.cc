@@ -33,11 +33,10 @@ bool has_avx512_bf16() {
          __builtin_cpu_supports("avx512vnni") && (cpuid(7, 1).eax & (1U << 5)) != 0;
 }
 
-bool has_amx_bf16() {
-  constexpr unsigned kAmxBf16 = 1U << 22;
-  constexpr unsigned kAmxTile = 1U << 24;
-  const unsigned edx = cpuid(7, 0).edx;
-  return (edx & kAmxBf16) != 0 && (edx & kAmxTile) != 0 && request_amx_permission();
+bool has_amx() {
+  constexpr unsigned kBf16 = 1U << 22, kTile = 1U << 24, kInt8 = 1U << 25;
+  constexpr unsigned kAll = kBf16 | kTile | kInt8;
+  return (cpuid(7, 0).edx & kAll) == kAll && request_amx_permission();
 }
 
 }  // namespace
@@ -51,7 +50,7 @@ bool cpu_tier_available(CpuTier tier) {
     case CpuTier::avx512:
       return has_avx512_bf16();
     case CpuTier::amx:
-      return has_avx512_bf16() && has_amx_bf16();
+      return has_avx512_bf16() && has_amx();
   }
   return false;
 }

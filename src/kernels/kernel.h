@@ -6,10 +6,12 @@
 // vectors (cpu/*/kernels.cc), and may bring functions of its own instead (cpu/amx).
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "format/packed_view.h"
 #include "format/twell_view.h"
+#include "kernels/tile_order.h"
 #include "twell/device.h"
 #include "twell/ffn.h"
 
@@ -23,36 +25,29 @@ constexpr std::int64_t gemm_accumulators(std::int64_t rows) { return (rows + 32)
 // The x that a GEMM reads: of this dtype, as deep as the packed weight, inputs past D zero.
 struct XForm {
   DType dtype;
-  // From so many rows on, rows are to be an odd number of cache lines apart. At D = 2048 they
-  // follow each other at 4 KiB, so the lines that a tile of 16 rows takes from them share one set
-  // of L1, and those of a block of rows a few sets of L2. 0: never.
-  std::int64_t spread_from = 0;
+  std::int64_t tiles_from = 0;  // from so many rows on it is best in TileOrder; 0: never
 
-  // From row to row of x where it is copied for the kernel.
-  std::int64_t stride(std::int64_t depth, std::int64_t rows) const {
-    return spreads(rows) && !odd_lines(depth) ? depth + 64 / element() : depth;
-  }
-  // Whether rows so far apart need not be copied.
-  bool accepts(std::int64_t stride, std::int64_t rows) const {
-    return !spreads(rows) || odd_lines(stride);
-  }
-
- private:
-  std::int64_t element() const { return static_cast<std::int64_t>(size_of(dtype)); }
-  bool spreads(std::int64_t rows) const { return spread_from > 0 && rows >= spread_from; }
-  bool odd_lines(std::int64_t stride) const { return stride * element() % 128 == 64; }
+  bool in_tiles(std::int64_t rows) const { return tiles_from > 0 && rows >= tiles_from; }
 };
 
 // c (+)= x Wᵀ in f32, at most kColumnBlock columns.
 struct GemmArgs {
-  const void* x = nullptr;  // [rows, depth] of the tier's XForm
-  std::int64_t x_stride = 0;
+  const void* x = nullptr;    // [rows, depth] of the tier's XForm
+  std::int64_t x_stride = 0;  // elements from row to row; unused in TileOrder
+  std::int64_t x_block = 0;   // TileOrder: bytes from block to block; 0: rows as they come
   std::int64_t rows = 0;
   PackedView weight;
   std::int64_t panel_begin = 0;
   std::int64_t panels = 0;
   float* c = nullptr;  // gemm_accumulators(rows) floats; rows kColumnBlock apart
   bool accumulate = false;
+
+  // Where row `row` of x begins, a multiple of 16 in TileOrder.
+  const void* x_at(std::int64_t row, std::size_t element) const {
+    const auto size = static_cast<std::int64_t>(element);
+    return static_cast<const std::byte*>(x) +
+           (x_block > 0 ? TileOrder::row(row, size) : row * x_stride * size);
+  }
 };
 
 // What a token's bound needs of x = s a + r (twell/screen.h), in a unit of its own in which neither
@@ -65,12 +60,14 @@ struct ScreenedRow {
 };
 // Rows of x in 8 bits.
 struct ScreenedRows {
-  std::uint8_t* x8 = nullptr;   // r̂: [rows, screen_depth(D)]
+  std::uint8_t* x8 = nullptr;   // r̂: [rows, screen_depth(D)], or in TileOrder
   float* scales = nullptr;      // [rows, screen_blocks(D)]
   ScreenedRow* rows = nullptr;  // [rows]
+  std::int64_t x_block = 0;     // as in GemmArgs
 
   ScreenedRows from(std::int64_t row, std::int64_t cols) const {
-    return {x8 + row * screen_depth(cols), scales + row * screen_blocks(cols), rows + row};
+    const std::int64_t bytes = x_block > 0 ? TileOrder::row(row, 1) : row * screen_depth(cols);
+    return {x8 + bytes, scales + row * screen_blocks(cols), rows + row, x_block};
   }
 };
 // c = ŵ·r̂ of each row in its unit, but for the neurons' scales.
@@ -115,7 +112,8 @@ struct ActiveNeurons {
 
 // What a tier has for one dtype: bf16 or f32. Matrices, x and y are of that dtype.
 struct Kernels {
-  XForm x;  // that gemm reads
+  XForm x;                         // that gemm reads
+  std::int64_t x8_tiles_from = 0;  // as XForm::tiles_from, of the x8 that screen_gemm reads
   void (*gemm)(const GemmArgs&);
   // Appends the non-zeros of act(c).
   void (*pack)(const PackArgs&);

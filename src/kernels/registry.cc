@@ -7,12 +7,14 @@ namespace twell {
 namespace {
 
 #if defined(TWELL_X86)
-// Tiles multiply bf16; all else is AVX-512.
+// Tiles multiply bf16 and int8; all else is AVX-512.
 const Kernels& amx_bf16() {
   static const Kernels kernels = [] {
     Kernels out = avx512::kernels_bf16;
     out.x = amx::kGemmX;
     out.gemm = amx::gemm;
+    out.x8_tiles_from = amx::kScreenTilesFrom;
+    out.screen_gemm = amx::screen_gemm;
     return out;
   }();
   return kernels;

@@ -41,7 +41,9 @@ Gate::Gate(Context& context, const FfnPlan& plan, const FfnWeights& weights,
   screen_ = ScreenView(screened.screen);
   weight_ = screened.rows;
   const auto rows = static_cast<std::size_t>(plan.row_block);
-  const std::size_t bytes = rows * static_cast<std::size_t>(screen_depth(shape.width));
+  // In TileOrder, if rows are then more: whole blocks of inputs, and of 16 rows.
+  const std::size_t bytes = static_cast<std::size_t>(TileOrder::blocks(shape.width) *
+                                                     TileOrder::block(plan.row_block, 1));
   const std::size_t scales =
       rows * static_cast<std::size_t>(screen_blocks(shape.width)) * sizeof(float);
   x8_.x8 = static_cast<std::uint8_t*>(
@@ -55,6 +57,8 @@ Gate::Gate(Context& context, const FfnPlan& plan, const FfnWeights& weights,
 
 void Gate::begin(ConstMatrixView x) {
   input_.x = x;
+  const std::int64_t tiles_from = kernels_.x8_tiles_from;
+  x8_.x_block = tiles_from > 0 && x.rows >= tiles_from ? TileOrder::block(x.rows, 1) : 0;
   std::fill_n(out_.counts, x.rows * out_.tiles, 0);
 }
 
@@ -62,6 +66,13 @@ void Gate::prepare_x() {
   if (input_.in_place()) return;
 #pragma omp for schedule(static)
   for (std::int64_t r = 0; r < rows(); ++r) input_.prepare(r, r + 1, prepared_);
+}
+
+std::int64_t Gate::group_begin(std::int64_t group) const {
+  const bool tiles = screen_.data != nullptr ? x8_.x_block > 0 : kernels_.x.in_tiles(rows());
+  const std::int64_t step = tiles ? TileOrder::kRows : 1;
+  const std::int64_t begin = rows() * group / plan_.row_groups;
+  return std::min((begin + step - 1) / step * step, rows());
 }
 
 std::int64_t Gate::run(int thread) {
@@ -81,8 +92,8 @@ std::int64_t Gate::run(int thread) {
   for (std::int64_t unit = 0; unit < out_.tiles * plan_.row_groups; ++unit) {
     const std::int64_t tile = unit / plan_.row_groups;
     const std::int64_t group = unit % plan_.row_groups;
-    const std::int64_t begin = rows() * group / plan_.row_groups;
-    const std::int64_t end = rows() * (group + 1) / plan_.row_groups;
+    const std::int64_t begin = group_begin(group);
+    const std::int64_t end = group_begin(group + 1);
     if (screened) {
       computed += run_screened(begin, end, tile, c, candidates);
     } else {

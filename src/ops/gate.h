@@ -31,6 +31,8 @@ class Gate {
   GemmArgs gemm_args() const { return input_.args(prepared_, 0, rows()); }
 
  private:
+  // First row of a group: where a tile of x begins, if x is in tiles.
+  std::int64_t group_begin(std::int64_t group) const;
   void run_packed(std::int64_t begin, std::int64_t end, std::int64_t tile, float* c) const;
   std::int64_t run_screened(std::int64_t begin, std::int64_t end, std::int64_t tile, float* c,
                             void* candidates) const;

@@ -15,12 +15,14 @@ struct GemmInput {
   std::size_t prepared_bytes() const;
   // Brings rows [begin, end) into the kernel's form.
   void prepare(std::int64_t begin, std::int64_t end, void* prepared) const;
-  // Rows [begin, end), to be completed with weight, panels and c.
+  // Rows [begin, end), to be completed with weight, panels and c. In TileOrder `begin` is a
+  // multiple of 16.
   GemmArgs args(const void* prepared, std::int64_t begin, std::int64_t end) const;
 
  private:
+  bool in_tiles() const { return form.in_tiles(x.rows); }
+  std::int64_t element() const { return static_cast<std::int64_t>(size_of(form.dtype)); }
   std::int64_t depth() const { return packed_depth(x.dtype, x.cols); }  // of the packed weight
-  std::int64_t stride() const { return form.stride(depth(), x.rows); }  // of prepared rows
 };
 
 }  // namespace twell

@@ -67,8 +67,7 @@ void multiply_all(const Kernels& kernels, std::span<const PackedTerm> terms, flo
     const std::int64_t now = std::min(kColumnBlock, width - column);
     for (const PackedTerm& term : terms) {
       GemmArgs args = term.x;
-      args.x = static_cast<const std::byte*>(args.x) +
-               static_cast<std::size_t>(first * args.x_stride) * element;
+      args.x = args.x_at(first, element);
       args.rows = count;
       args.weight = term.w;
       args.panel_begin = column / kPanel;

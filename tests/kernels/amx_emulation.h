@@ -90,6 +90,26 @@ void tile_dpbf16() {
     std::memcpy(tiles.data[C][r], c, 64);
   }
 }
+template <int C, int A, int B>
+void tile_dpbusd() {
+  fault_unless(rows_of<C>() == rows_of<A>() && rows_of<B>() == 16, "shapes do not match");
+  for (int r = 0; r < rows_of<C>(); ++r) {
+    std::uint32_t c[16];  // wraps around, as the processor's do
+    std::uint8_t a[64];
+    std::memcpy(c, tiles.data[C][r], 64);
+    std::memcpy(a, tiles.data[A][r], 64);
+    for (int k = 0; k < 16; ++k) {
+      std::int8_t b[64];
+      std::memcpy(b, tiles.data[B][k], 64);
+      for (int n = 0; n < 16; ++n) {
+        for (int i = 0; i < 4; ++i) c[n] += static_cast<std::uint32_t>(a[4 * k + i] * b[4 * n + i]);
+      }
+    }
+    std::memcpy(tiles.data[C][r], c, 64);
+  }
+}
+
+inline void prefetch_l2(const void*) {}
 
 }  // namespace
 }  // namespace twell::amx

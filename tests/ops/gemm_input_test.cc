@@ -1,4 +1,4 @@
-// x as kernels read it: dtype, depth, and rows that are spread over the cache sets.
+// x as kernels read it: dtype, depth, and the order of its elements.
 #include "ops/gemm_input.h"
 
 #include <gtest/gtest.h>
@@ -58,23 +58,38 @@ TEST(GemmInput, ConvertsAndPads) {
   expect_rows<float>(input_of(x, 33, 40, {DType::f32}), 64, false);
 }
 
-TEST(GemmInput, SpreadRowsLieAnOddNumberOfLinesApart) {
-  struct Case {
-    std::int64_t depth, stride, expected;
-    bool in_place;
-  };
-  for (const Case& c : {Case{2048, 2048, 2080, false}, Case{64, 64, 96, false},
-                        Case{96, 96, 96, true}, Case{64, 96, 96, true}, Case{96, 128, 96, false},
-                        Case{70, 96, 96, false}, Case{33, 33, 96, false}}) {
-    SCOPED_TRACE(c.depth);
-    const auto x = rows_of(c.depth, c.stride);
-    for (std::int64_t from : {std::int64_t{1}, kRows}) {
-      expect_rows<bf16>(input_of(x, c.depth, c.stride, {DType::bf16, from}), c.expected,
-                        c.in_place);
+// Sixteen rows' pieces of 64 bytes together, 256 inputs after 256.
+TEST(GemmInput, TilesHoldSixteenRows) {
+  constexpr std::int64_t kMany = 37;
+  for (const std::int64_t depth : {1, 31, 32, 33, 256, 257, 600}) {
+    SCOPED_TRACE(depth);
+    std::vector<bf16> x(static_cast<std::size_t>(kMany * depth));
+    for (std::int64_t r = 0; r < kMany; ++r) {
+      for (std::int64_t k = 0; k < depth; ++k) {
+        x[static_cast<std::size_t>(r * depth + k)] = bf16(value(r % 5, k));
+      }
+    }
+    const GemmInput input = {{x.data(), DType::bf16, kMany, depth}, {DType::bf16, kMany}};
+    EXPECT_FALSE(input.in_place());
+    std::vector<bf16> prepared(input.prepared_bytes() / sizeof(bf16), bf16(-2.0F));
+    input.prepare(0, kMany, prepared.data());
+    for (const std::int64_t begin : {0, 16, 32}) {
+      const GemmArgs args = input.args(prepared.data(), begin, kMany);
+      EXPECT_EQ(args.x_block, 48 * 256 * 2);
+      EXPECT_EQ(args.x, prepared.data() + begin * 256);
+    }
+    for (std::int64_t r = 0; r < kMany; ++r) {
+      for (std::int64_t k = 0; k < packed_depth(DType::bf16, depth); ++k) {
+        const std::int64_t at = k / 256 * (48 * 256) + r / 16 * (16 * 256) +
+                                k % 256 / 32 * (16 * 32) + r % 16 * 32 + k % 32;
+        const float expected = k < depth ? value(r % 5, k) : 0.0F;
+        ASSERT_EQ(static_cast<float>(prepared[static_cast<std::size_t>(at)]), expected)
+            << "row " << r << " input " << k;
+      }
     }
   }
-  const auto x = rows_of(64, 64);
-  expect_rows<bf16>(input_of(x, 64, 64, {DType::bf16, kRows + 1}), 64, true);
+  const auto few = rows_of(64, 64);
+  expect_rows<bf16>(input_of(few, 64, 64, {DType::bf16, kRows + 1}), 64, true);
 }
 
 }  // namespace

@@ -118,6 +118,14 @@ std::vector<float> row_of(const TestMatrix<T>& m, std::int64_t row) {
   return out;
 }
 
+// The tokens again and again, until they are more than AMX leaves to vector registers.
+template <class T>
+TestMatrix<T> repeated(const TestMatrix<T>& x) {
+  TestMatrix<T> out(std::max<std::int64_t>(x.rows(), 21), x.cols());
+  out.fill([&](std::int64_t r, std::int64_t k) { return x.value(r % x.rows(), k); });
+  return out;
+}
+
 // On every tier; with the mean as axis, with a token, and with none.
 template <class T>
 void check(const TestMatrix<T>& x, const TestMatrix<T>& gate, const ActivationSpec& spec = {},
@@ -130,6 +138,9 @@ void check(const TestMatrix<T>& x, const TestMatrix<T>& gate, const ActivationSp
                                                                        : ", token"));
       Context context({.threads = threads, .tier = tier});
       expect_definition(activation_of(context, x, gate, spec, axis), x, gate, spec);
+      if (tier != CpuTier::amx) continue;
+      const TestMatrix<T> many = repeated(x);
+      expect_definition(activation_of(context, many, gate, spec, axis), many, gate, spec);
     }
   }
 }
@@ -236,8 +247,11 @@ TYPED_TEST(ScreenTest, TheEndsOfTheRangeAreNeverRuledOut) {
                         const ActivationSpec& spec, const std::vector<float>& axis) {
     for (const CpuTier tier : available_cpu_tiers()) {
       Context context({.threads = 1, .tier = tier});
-      const auto got = activation_of(context, x, gate, spec, axis.empty() ? nullptr : axis.data());
-      EXPECT_EQ(got.counts.candidates, x.rows() * gate.rows()) << name_of(tier);
+      for (const auto& tokens : {x, repeated(x)}) {
+        const auto got =
+            activation_of(context, tokens, gate, spec, axis.empty() ? nullptr : axis.data());
+        EXPECT_EQ(got.counts.candidates, tokens.rows() * gate.rows()) << name_of(tier);
+      }
     }
   };
   for (const float f : {1.0F, 1e-10F, 1e-20F, 1e-24F, 1e-28F}) {

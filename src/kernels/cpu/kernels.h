@@ -19,6 +19,9 @@ namespace amx {
 constexpr std::int64_t kVectorRows = 4;
 constexpr XForm kGemmX = {DType::bf16, kVectorRows + 1};
 void gemm(const GemmArgs& args);
+// Up to 16 rows vector registers are as fast: 5.5 times a dense layer at one, 3.6 at eight.
+constexpr std::int64_t kScreenTilesFrom = 17;
+void screen_gemm(const ScreenGemmArgs& args);
 }  // namespace amx
 
 }  // namespace twell

@@ -45,6 +45,14 @@ void tile_dpbf16() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
 }
 
+// C += A · B over 64 inputs: A rows × 64 bytes without sign, B 16 fours × 16 columns × 4 with.
+template <int C, int A, int B>
+void tile_dpbusd() {
+  asm volatile("tdpbusd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
+}
+
+inline void prefetch_l2(const void* at) { __builtin_prefetch(at, 0, 2); }
+
 }  // namespace
 }  // namespace twell::amx
 #endif

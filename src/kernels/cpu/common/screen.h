@@ -31,7 +31,9 @@ struct ScreenKernels {
   // x = s a + r; r to bytes, block by block, and the norms of it and of what the bytes leave out.
   static void screen_row(const void* x_row, const ScreenView& screen, const ScreenedRows& to) {
     const T* x = static_cast<const T*>(x_row);
-    const auto [x8, scales, row] = to;
+    const auto [x8, scales, row, x_block] = to;
+    const std::int64_t block_bytes = x_block > 0 ? x_block : kScreenBlock;
+    const std::int64_t piece_bytes = x_block > 0 ? TileOrder::kTile : TileOrder::kPiece;
     const float* axis = screen.axis();
     V dot = Isa::zero();
     for_each_vector(x, screen.cols,
@@ -64,7 +66,7 @@ struct ScreenKernels {
       const float inverse = scales[b] == 0.0F ? 0.0F : 1 / scales[b];
       scales[b] *= row->inverse;
       const Norms norms = to_bytes(x + b * kScreenBlock, inputs(b), b * kScreenBlock, rest, inverse,
-                                   x8 + b * kScreenBlock);
+                                   x8 + b * block_bytes, piece_bytes);
       squares += norms.squares * scales[b] * scales[b];
       left_out += norms.left_out * scales[b] * scales[b];
     }
@@ -83,10 +85,13 @@ struct ScreenKernels {
   struct Norms {
     float squares, left_out;
   };
-  // One block of r, in its scale.
+  // One block of r, in its scale; pieces of 64 bytes go to places `piece_bytes` apart.
   template <class Rest>
   static Norms to_bytes(const T* x, std::int64_t inputs, std::int64_t first, Rest rest,
-                        float inverse, std::uint8_t* x8) {
+                        float inverse, std::uint8_t* x8, std::int64_t piece_bytes) {
+    const auto at = [=](std::int64_t k) {
+      return x8 + k / TileOrder::kPiece * piece_bytes + k % TileOrder::kPiece;
+    };
     // 1.5 · 2²³: a sum with it has the nearest integer in its low bits.
     const V round = Isa::broadcast(0x1.8p23F);
     const V one = Isa::broadcast(1), minus_one = Isa::broadcast(-1);
@@ -98,10 +103,10 @@ struct ScreenKernels {
       const V error = Isa::fma(Isa::fma(round, minus_one, shifted), minus_one, t);
       squares = Isa::fma(t, t, squares);
       left_out = Isa::fma(error, error, left_out);
-      Isa::store_low_bytes(x8 + k, shifted, Isa::kScreenZero);
+      Isa::store_low_bytes(at(k), shifted, Isa::kScreenZero);
     });
     const std::int64_t written = (inputs + Isa::kLanes - 1) / Isa::kLanes * Isa::kLanes;
-    std::fill(x8 + written, x8 + screen_depth(inputs), std::uint8_t{});
+    std::fill_n(at(written), screen_depth(inputs) - written, std::uint8_t{});
     return {Isa::sum(squares), Isa::sum(left_out)};
   }
 
