@@ -71,10 +71,13 @@ struct FfnPlan {
   std::int64_t row_block = 0;
   // Neurons whose survivors lie together in the packed gate: one unit of a thread's work on it.
   std::int32_t tile = 0;
-  // Groups of rows of a tile that are units of their own, where tiles are fewer than threads.
+  // Groups of rows of a tile that are units of their own: where tiles are fewer than threads, and
+  // where x of a whole block would not stay in L2.
   int row_groups = 1;
   // Parts of a row's active neurons that threads share out, where rows are few; else 1.
   int row_parts = 1;
+  // Columns of up and down that many rows gather at a time; 0: all of them, row by row.
+  std::int64_t gather_columns = 0;
   // Neurons that at least this share of a block's rows fire, and hot_rows more, are multiplied
   // densely; above 1: none.
   double hot_share = 2.0;

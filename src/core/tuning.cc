@@ -14,6 +14,8 @@ constexpr TierTuning kAvx512 = {
     .screen_limit = 0.08,
     .block_l2_share = 0.75,
     .block_rows = 1024,
+    .gate_l2_share = 0,
+    .gather_columns = 0,
     .cost = {.dense = {0.100, 0.150, 0.515, 3.55},
              .sparse = {{{0.0060, 0.0080, 0.0112, 0.0222, 0.0300, 0.0414, 0.0689, 0.164},
                          {0.0150, 0.0250, 0.0490, 0.0850, 0.1295, 0.1600, 0.2430, 0.335},
@@ -28,6 +30,8 @@ constexpr TierTuning kAvx2 = {.tier = CpuTier::avx2,
                               .screen_limit = 0.25,
                               .block_l2_share = 0.75,
                               .block_rows = 1024,
+                              .gate_l2_share = 0,
+                              .gather_columns = 0,
                               .cost = kAvx512.cost};
 
 // hot_share estimated. The cost is that of AVX-512 with its packed gate.
@@ -37,30 +41,31 @@ constexpr TierTuning kPortable = {
     .screen_limit = 0,
     .block_l2_share = 0.75,
     .block_rows = 1024,
+    .gate_l2_share = 0,
+    .gather_columns = 0,
     .cost = {.dense = kAvx512.cost.dense,
              .sparse = {{{0.0125, 0.0125, 0.0134, 0.0197, 0.0300, 0.0409, 0.0588, 0.119},
                          {0.0350, 0.0350, 0.0580, 0.0835, 0.1095, 0.1600, 0.2177, 0.308},
                          {0.1474, 0.1717, 0.2480, 0.2950, 0.4474, 0.5610, 0.6338, 0.830},
                          {1.2000, 1.4500, 1.8000, 2.1000, 2.6000, 3.2500, 3.5000, 4.300}}}}};
 
-// Nothing was measured with AMX. Tiles multiply bf16 about four times as fast as vdpbf16ps where
-// tokens are many, faster than vpdpbusd multiplies int8, and read memory no faster: so no screen,
-// and from 64 tokens on three quarters of a GEMM's time less.
-constexpr FfnCostTable predicted_for_amx() {
-  FfnCostTable cost = kPortable.cost;
-  for (std::size_t t = 2; t < cost.dense.size(); ++t) {
-    const double saved = cost.dense[t] * 3 / 4;  // of three GEMMs
-    cost.dense[t] -= saved;
-    for (double& ns : cost.sparse[t]) ns -= saved / 3;
-  }
-  return cost;
-}
-constexpr TierTuning kAmx = {.tier = CpuTier::amx,
-                             .hot_share = 0.05,
-                             .screen_limit = 0,
-                             .block_l2_share = 0.75,
-                             .block_rows = 1024,
-                             .cost = predicted_for_amx()};
+// Two cores of a Sapphire Rapids, 2 MiB of L2 each, the same layer: dense, and 1 and 8 tokens up to
+// a density of 0.02, were measured there; all else follows from rates that were
+// (docs/amx-model.md). screen_limit: with many tokens a screen is less work up to 4 %, with one up
+// to 20 %. hot_share: 10 of 170 ns.
+constexpr TierTuning kAmx = {
+    .tier = CpuTier::amx,
+    .hot_share = 0.06,
+    .screen_limit = 0.06,
+    .block_l2_share = 0.75,
+    .block_rows = 1024,
+    .gate_l2_share = 1,
+    .gather_columns = 256,
+    .cost = {.dense = {0.127, 0.129, 0.232, 1.22},
+             .sparse = {{{0.0215, 0.0230, 0.0258, 0.0422, 0.0480, 0.0560, 0.0730, 0.124},
+                         {0.0330, 0.0359, 0.0538, 0.0700, 0.0900, 0.1120, 0.1240, 0.128},
+                         {0.0260, 0.0460, 0.0890, 0.1290, 0.1540, 0.1800, 0.2100, 0.240},
+                         {0.1700, 0.2800, 0.5400, 0.6600, 0.7700, 0.9500, 1.1000, 1.200}}}}};
 
 }  // namespace
 

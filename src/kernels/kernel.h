@@ -19,8 +19,11 @@ namespace twell {
 
 // Columns that one call of a GEMM fills before the next step takes them up.
 constexpr std::int64_t kColumnBlock = 256;
+// From row to row of a column block's sums: an odd number of cache lines, so that the rows that a
+// tile of sums takes from L1 do not share a few of its sets.
+constexpr std::int64_t kSumStride = kColumnBlock + 16;
 // Kernels may write whole register tiles: room for 32 rows beyond the last.
-constexpr std::int64_t gemm_accumulators(std::int64_t rows) { return (rows + 32) * kColumnBlock; }
+constexpr std::int64_t gemm_accumulators(std::int64_t rows) { return (rows + 32) * kSumStride; }
 
 // The x that a GEMM reads: of this dtype, as deep as the packed weight, inputs past D zero.
 struct XForm {
@@ -39,7 +42,7 @@ struct GemmArgs {
   PackedView weight;
   std::int64_t panel_begin = 0;
   std::int64_t panels = 0;
-  float* c = nullptr;  // gemm_accumulators(rows) floats; rows kColumnBlock apart
+  float* c = nullptr;  // gemm_accumulators(rows) floats; rows kSumStride apart
   bool accumulate = false;
 
   // Where row `row` of x begins, a multiple of 16 in TileOrder.
@@ -82,7 +85,7 @@ struct ScreenGemmArgs {
 
 // A column block of pre-activations, or of the screen's part of them, to be packed.
 struct PackArgs {
-  const float* c = nullptr;  // [rows, kColumnBlock]
+  const float* c = nullptr;  // [rows, kColumnBlock], rows kSumStride apart
   std::int64_t rows = 0;
   std::int64_t first = 0;  // neuron of column 0
   std::int64_t width = 0;  // columns, at most kColumnBlock; they lie in one tile of `out`

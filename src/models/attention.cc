@@ -125,17 +125,15 @@ at::Tensor PackedRows::mix(const at::Tensor& q, const at::Tensor& k, const at::T
                               seen(k, keys, run, some).narrow(2, 0, end),
                               seen(v, values, run, some).narrow(2, 0, end), run.start);
   };
-  const auto by_products = [&](const Run& run) {
-    return q.is_cpu() && !at::GradMode::is_enabled() &&
-           matmul_attention_is_faster(q.scalar_type(), run.count);
-  };
-  if (uniform() && !by_products(runs_[0])) {
+  const bool by_products =
+      q.is_cpu() && !at::GradMode::is_enabled() && matmul_attention_is_faster(q.scalar_type());
+  if (uniform() && !by_products) {
     return fused(runs_[0], static_cast<std::int64_t>(runs_.size())).view(q.sizes());
   }
   at::Tensor out = at::empty(q.sizes(), q.options());
   std::vector<AttentionTask> tasks;
   for (const Run& run : runs_) {
-    if (by_products(run)) {
+    if (by_products) {
       tasks.push_back({own(q, run, 1)[0], seen(k, keys, run, 1)[0], seen(v, values, run, 1)[0],
                        own(out, run, 1)[0], run.start});
     } else {

@@ -6,6 +6,7 @@
 
 #include <iterator>
 
+#include "models/device.h"
 #include "models/registry.h"
 #include "models/resident_exp.h"
 #include "models/rms_norm.h"
@@ -69,9 +70,11 @@ void Decoder::use_dense_ffn(bool prepack, ParameterSource& source) {
 void Decoder::use_sparse_ffn(FfnPath path, ParameterSource& source) {
   own_linears_ = true;
   for (Block& block : weights_.blocks) {
-    // On a CPU a gated layer goes on using `up` where it lies, and a neuron-major `down`.
-    const bool keeps_up = device().is_cpu() && config_.gated;
-    const bool keeps_down = device().is_cpu() && block.down.weight.tensor.t().is_contiguous();
+    // On a CPU a gated layer goes on using `up` where it lies, and a neuron-major `down`, unless
+    // their rows have to be spread.
+    const bool in_place = device().is_cpu() && !runtime_of(device()).spreads_rows();
+    const bool keeps_up = in_place && config_.gated;
+    const bool keeps_down = in_place && block.down.weight.tensor.t().is_contiguous();
     block.ffn = make_sparse_feed_forward(ffn_of(block), activation(), path);
     // Packed, or, where it is screened, read again when its screen is made.
     if (config_.gated) source.release(block.gate.weight);

@@ -52,6 +52,7 @@ class CpuRuntime final : public DeviceRuntime {
   std::string uuid() const override { return {}; }
   bool is_cpu() const override { return true; }
   double screen_limit() const override { return tuning_of(default_cpu_tier()).screen_limit; }
+  bool spreads_rows() const override { return tuning_of(default_cpu_tier()).gather_columns > 0; }
   CostModel estimated_cost(const FfnShape& /*shape*/) const override {
     return built_in_cost_model(default_cpu_tier());
   }

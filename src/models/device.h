@@ -70,6 +70,9 @@ class DeviceRuntime {
   virtual bool is_cpu() const { return false; }
   // TierTuning::screen_limit of a CPU; 0: its gates have no screens.
   virtual double screen_limit() const { return 0.0; }
+  // Whether up and down are gathered in pieces (TierTuning::gather_columns): layers then keep both
+  // in memory of their own, rows an odd number of cache lines apart.
+  virtual bool spreads_rows() const { return false; }
   // Of both paths, from the figures of the device.
   virtual CostModel estimated_cost(const FfnShape& shape) const = 0;
   // rates[n]: the share of tokens that fire neuron n, the highest first.

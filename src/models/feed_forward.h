@@ -95,7 +95,8 @@ std::unique_ptr<FeedForward> make_fastest_dense_feed_forward(const FfnParameters
                                                              const ActivationChoice& activation);
 
 // torch.ops.twell.ffn; inference only, exact, on as many threads as PyTorch uses, bf16 or f32 on
-// the CPU, bf16 or f16 on a GPU. Uses `up` in place, transposes `down` to neuron-major, and keeps
+// the CPU, bf16 or f16 on a GPU. Uses `up` in place (with AMX a copy whose rows are spread,
+// TierTuning::gather_columns), transposes `down` to neuron-major, and keeps
 // the gate in the form that its first call chooses (sparse_gate.h): 32 rows or more of inputs like
 // those to come, as load_model() gives them. On a GPU all weights are copied, and the copies' rows
 // ordered once by how many tokens fire them, so that GEMMs take the first ones

@@ -120,15 +120,14 @@ void matmul_attention(std::span<const AttentionTask> tasks) {
                    });
 }
 
-bool matmul_attention_is_faster(at::ScalarType dtype, std::int64_t queries) {
+bool matmul_attention_is_faster(at::ScalarType dtype) {
   // f32: both call MKL, and the fused operator never has the scores in memory.
   // bf16: the fused operator calls MKL's GEMM, which on AMD processors is a generic one: 28 ms on
   // one core for 512 tokens of 32 heads of 64, against 9 ms with oneDNN's, which at::bmm calls
-  // where there are bf16 instructions. With AMX the fused operator packs keys and calls oneDNN
-  // itself, but not for a single query, where it does one head's product after the other.
+  // where there are bf16 instructions. With AMX it reached 0.2 TFLOP/s on two cores whose tiles
+  // multiply 6.5, at 512 tokens; batched products have not been timed there.
   static const bool fast_products = has("avx512_bf16");
-  static const bool fused_packs = has("amx_bf16");
-  return dtype == at::kBFloat16 && fast_products && (queries == 1 || !fused_packs);
+  return dtype == at::kBFloat16 && fast_products;
 }
 
 }  // namespace twell::lm

@@ -24,8 +24,8 @@ struct AttentionTask {
 // between, as eager attention of `transformers` does. No gradients.
 void matmul_attention(std::span<const AttentionTask> tasks);
 
-// Whether matmul_attention() is expected to be faster than at::scaled_dot_product_attention for
-// this many queries a sequence. The processor's features are read once.
-bool matmul_attention_is_faster(at::ScalarType dtype, std::int64_t queries);
+// Whether matmul_attention() is expected to be faster than at::scaled_dot_product_attention. The
+// processor's features are read once.
+bool matmul_attention_is_faster(at::ScalarType dtype);
 
 }  // namespace twell::lm

@@ -43,6 +43,11 @@ at::Tensor first_projection(const FfnParameters& p, bool on_cpu) {
   return (p.gated() ? p.gate : p.up).detach().contiguous();
 }
 
+at::Tensor spread_copy(const at::Tensor& matrix) {
+  at::Tensor out = allocate_spread_weights(matrix.size(0), matrix.size(1), matrix.scalar_type());
+  return out.copy_(matrix);
+}
+
 struct Projections {
   at::Tensor first, up;  // the gate, or up in a layer without one; and up beside a gate
 };
@@ -53,7 +58,9 @@ struct Projections {
 Projections projections_of(const FfnParameters& p, const DeviceRuntime& runtime) {
   const at::Tensor first = first_projection(p, runtime.is_cpu());
   const at::Tensor up = p.gated() ? p.up.detach().contiguous() : at::Tensor();
-  if (runtime.is_cpu()) return {first, up};
+  if (runtime.is_cpu()) {
+    return {first, up.defined() && runtime.spreads_rows() ? spread_copy(up) : up};
+  }
   if (!p.gated()) return {first.clone(), up};
   const std::int64_t hidden = first.size(0);
   if (!packs_without_padding(hidden, first.size(1))) return {first.clone(), up.clone()};
@@ -64,6 +71,10 @@ Projections projections_of(const FfnParameters& p, const DeviceRuntime& runtime)
 // Neuron-major.
 at::Tensor down_of(const FfnParameters& p, const DeviceRuntime& runtime) {
   const at::Tensor neuron_major = p.down.detach().t();
+  if (runtime.spreads_rows()) {
+    return neuron_major.is_contiguous() ? spread_copy(neuron_major)
+                                        : transposed_copy(p.down.detach(), true);
+  }
   if (neuron_major.is_contiguous()) return runtime.is_cpu() ? neuron_major : neuron_major.clone();
   return p.down.is_cpu() ? transposed_copy(p.down.detach()) : neuron_major.contiguous();
 }

@@ -161,7 +161,8 @@ class RandomSource final : public ParameterSource {
 };
 
 template <class Word>
-void transpose_into(const Word* in, std::int64_t rows, std::int64_t cols, Word* out) {
+void transpose_into(const Word* in, std::int64_t rows, std::int64_t cols, Word* out,
+                    std::int64_t stride) {
   // 32 × 32 words: 32 cache lines of input and of output, half of a first-level cache at most.
   constexpr std::int64_t kBlock = 32;
   const std::int64_t strips = (cols + kBlock - 1) / kBlock;
@@ -172,7 +173,7 @@ void transpose_into(const Word* in, std::int64_t rows, std::int64_t cols, Word* 
       for (std::int64_t r0 = 0; r0 < rows; r0 += kBlock) {
         const std::int64_t r1 = std::min(r0 + kBlock, rows);
         for (std::int64_t c = c0; c < c1; ++c) {
-          for (std::int64_t r = r0; r < r1; ++r) out[c * rows + r] = in[r * cols + c];
+          for (std::int64_t r = r0; r < r1; ++r) out[c * stride + r] = in[r * cols + c];
         }
       }
     }
@@ -218,15 +219,22 @@ at::Tensor allocate_weights(std::int64_t rows, std::int64_t cols, at::ScalarType
       memory, {rows, cols}, [bytes](void* p) { munmap(p, bytes); }, options);
 }
 
-at::Tensor transposed_copy(const at::Tensor& matrix) {
+at::Tensor allocate_spread_weights(std::int64_t rows, std::int64_t cols, at::ScalarType dtype) {
+  const auto line = static_cast<std::int64_t>(64 / c10::elementSize(dtype));
+  const std::int64_t lines = (cols + line - 1) / line;
+  return allocate_weights(rows, (lines | 1) * line, dtype).narrow(1, 0, cols);
+}
+
+at::Tensor transposed_copy(const at::Tensor& matrix, bool spread) {
   const at::Tensor in = matrix.contiguous();
-  at::Tensor out = allocate_weights(in.size(1), in.size(0), in.scalar_type());
+  at::Tensor out = (spread ? allocate_spread_weights : allocate_weights)(in.size(1), in.size(0),
+                                                                         in.scalar_type());
   if (in.element_size() == 2) {
     transpose_into(static_cast<const std::uint16_t*>(in.const_data_ptr()), in.size(0), in.size(1),
-                   static_cast<std::uint16_t*>(out.mutable_data_ptr()));
+                   static_cast<std::uint16_t*>(out.mutable_data_ptr()), out.stride(0));
   } else {
     transpose_into(static_cast<const std::uint32_t*>(in.const_data_ptr()), in.size(0), in.size(1),
-                   static_cast<std::uint32_t*>(out.mutable_data_ptr()));
+                   static_cast<std::uint32_t*>(out.mutable_data_ptr()), out.stride(0));
   }
   return out;
 }

@@ -70,7 +70,10 @@ io::TensorData tensor_data(const std::string& name, const at::Tensor& tensor);
 // Uninitialised [rows, cols] in huge pages where the system gives them: weights are gathered row by
 // row, and a 4 kB row of a 2048-wide bf16 layer would otherwise cost a TLB entry of its own.
 at::Tensor allocate_weights(std::int64_t rows, std::int64_t cols, at::ScalarType dtype);
-// [rows, cols] of any 2- or 4-byte type -> contiguous [cols, rows], on all threads.
-at::Tensor transposed_copy(const at::Tensor& matrix);
+// The same with rows an odd number of cache lines apart: how a tier wants weights that it gathers
+// in pieces of columns (TierTuning::gather_columns).
+at::Tensor allocate_spread_weights(std::int64_t rows, std::int64_t cols, at::ScalarType dtype);
+// [rows, cols] of any 2- or 4-byte type -> [cols, rows], on all threads; contiguous, or spread.
+at::Tensor transposed_copy(const at::Tensor& matrix, bool spread = false);
 
 }  // namespace twell::lm

@@ -84,7 +84,7 @@ void combine_all_chosen(const Kernels& kernels, std::span<const ChosenTerm> term
                      c);
     }
     for (std::int64_t row = 0; row < rows; ++row) {
-      std::copy_n(c + row * kColumnBlock, width, sums + row * all + column);
+      std::copy_n(c + row * kSumStride, width, sums + row * all + column);
     }
   }
 }

@@ -87,7 +87,7 @@ void dot_all_chosen(const Kernels& kernels, const GemmArgs& x, const ChosenRows&
     const std::int64_t count = std::min(kChosenNeurons, w.count - first);
     dot_chosen(kernels, x, w, first, count, panels);
     for (std::int64_t row = 0; row < x.rows; ++row) {
-      take(row, first, count, x.c + row * kColumnBlock);
+      take(row, first, count, x.c + row * kSumStride);
     }
   }
 }

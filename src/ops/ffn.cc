@@ -76,8 +76,12 @@ void ffn(Context& context, ConstMatrixView x, const FfnWeights& weights,
   const TwellView packed = scratch_activation(context, shape, plan.row_block, plan.tile);
   Gate gate(context, plan, weights, activation, packed);
   HotNeurons hot(context, plan, weights);
-  SparseRows sparse = {kernels_of(plan.tier, shape.dtype), packed, weights.up, weights.down,
-                       plan.row_parts};
+  SparseRows sparse = {kernels_of(plan.tier, shape.dtype),
+                       packed,
+                       weights.up,
+                       weights.down,
+                       plan.row_parts,
+                       plan.gather_columns};
   take_scratch(context, sparse, plan.row_block, plan.threads);
   const bool counting = counts != nullptr || plan.hot_share <= 1.0;
   for (std::int64_t first = 0; first < x.rows; first += plan.row_block) {

@@ -90,8 +90,9 @@ std::int64_t Gate::run(int thread) {
   std::int64_t computed = 0;
 #pragma omp for schedule(static, 1)
   for (std::int64_t unit = 0; unit < out_.tiles * plan_.row_groups; ++unit) {
-    const std::int64_t tile = unit / plan_.row_groups;
-    const std::int64_t group = unit % plan_.row_groups;
+    // A thread that has a tile of its own keeps to it.
+    const std::int64_t tile = unit % out_.tiles;
+    const std::int64_t group = unit / out_.tiles;
     const std::int64_t begin = group_begin(group);
     const std::int64_t end = group_begin(group + 1);
     if (screened) {

@@ -59,7 +59,7 @@ void multiply(Context& context, ConstMatrixView x, PackedView weight, const void
       const std::int64_t column = args.panel_begin * kPanel;
       const std::int64_t width = std::min(args.panels * kPanel, weight.rows - column);
       for (std::int64_t r = 0; r < args.rows; ++r) {
-        store_row(kernels, c + r * kColumnBlock, width, bias, y, row + r, column);
+        store_row(kernels, c + r * kSumStride, width, bias, y, row + r, column);
       }
     }
   }

@@ -76,7 +76,7 @@ void multiply_all(const Kernels& kernels, std::span<const PackedTerm> terms, flo
       args.accumulate = &term != terms.data();
       kernels.gemm(args);
     }
-    for (std::int64_t r = 0; r < count; ++r) take(first + r, column, now, c + r * kColumnBlock);
+    for (std::int64_t r = 0; r < count; ++r) take(first + r, column, now, c + r * kSumStride);
   }
 }
 

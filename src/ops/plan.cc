@@ -26,6 +26,23 @@ std::int64_t row_block(CpuTier tier, std::int64_t rows) {
   return ((rows + blocks - 1) / blocks + kMultiple - 1) / kMultiple * kMultiple;
 }
 
+namespace {
+
+// Groups of so many rows whose x and sums stay in L2 while the gate's panels stream through.
+std::int64_t groups_in_l2(const FfnPlan& plan, const FfnShape& shape, std::int64_t rows) {
+  const double share = tuning_of(plan.tier).gate_l2_share;
+  if (share == 0) return 1;
+  constexpr std::int64_t kLeast = 128, kMultiple = 32;
+  const std::int64_t row = 2 * shape.width;  // bytes, in bf16
+  const auto room = static_cast<std::int64_t>(share * static_cast<double>(cpu_caches().l2));
+  const std::int64_t fitting =
+      (room - kColumnBlock * row) / (row + kSumStride * 4) / kMultiple * kMultiple;
+  const std::int64_t most = std::max(fitting, kLeast);
+  return (rows + most - 1) / most;
+}
+
+}  // namespace
+
 FfnPlan plan_ffn(const Context& context, std::int64_t tokens, const FfnShape& shape,
                  GateForm gate) {
   constexpr std::int64_t kWidestTile = 65536;  // 16-bit columns
@@ -41,10 +58,15 @@ FfnPlan plan_ffn(const Context& context, std::int64_t tokens, const FfnShape& sh
   const std::int64_t tile = (share + kColumnBlock - 1) / kColumnBlock * kColumnBlock;
   plan.tile = static_cast<std::int32_t>(std::min(tile, kWidestTile));
   const std::int64_t tiles = (shape.hidden + plan.tile - 1) / plan.tile;
-  plan.row_groups = static_cast<int>((plan.threads + tiles - 1) / tiles);
+  const std::int64_t of_tile = (plan.threads + tiles - 1) / tiles;
+  plan.row_groups = static_cast<int>(
+      of_tile * groups_in_l2(plan, shape, (plan.row_block + of_tile - 1) / of_tile));
   plan.row_parts = sparse_parts(plan.row_block, plan.threads);
   // Where a row is split among threads, gathering is all there is to do.
   if (plan.row_parts > 1) return plan;
+  // Measured with AMX: fewer rows do not use a piece often enough.
+  constexpr std::int64_t kPiecesFrom = 256;
+  if (plan.row_block >= kPiecesFrom) plan.gather_columns = tuning_of(plan.tier).gather_columns;
   plan.hot_share = context.hot_share().value_or(tuning_of(plan.tier).hot_share);
   // What is forced is forced for few rows too.
   plan.hot_rows = context.hot_share() ? 1 : kHotPackingRows;
@@ -58,11 +80,11 @@ std::string FfnPlan::to_string() const {
                 threads == 1 ? " thread" : " threads", ", blocks of ", row_block,
                 row_block == 1 ? " row" : " rows", ", tiles of ", tile, " neurons",
                 row_groups > 1 ? concat(" x ", row_groups, " groups of rows") : "",
-                row_parts > 1 ? concat(", each row gathered in ", row_parts, " parts")
-                : hot_share > 1.0
-                    ? std::string(", rows gathered")
-                    : concat(", neurons of ", 100 * hot_share, " % of the rows and ", hot_rows,
-                             " more multiplied densely, the rest gathered"));
+                row_parts > 1     ? concat(", each row gathered in ", row_parts, " parts")
+                : hot_share > 1.0 ? std::string(", rows gathered")
+                                  : concat(", neurons of ", 100 * hot_share, " % of the rows and ",
+                                           hot_rows, " more multiplied densely, the rest gathered"),
+                gather_columns > 0 ? concat(" in pieces of ", gather_columns, " columns") : "");
 }
 
 }  // namespace twell

@@ -1,9 +1,10 @@
 // Up and down of a block of rows from its packed gate (or hidden state), by gathering: each row
 // walks its own active neurons.
 //
-// Rows are shared out among the threads. Where they are few, each row's active neurons are split
-// into `parts` instead, whose partial sums are added in a fixed order, so that the result depends
-// on the plan alone.
+// Rows are shared out among the threads; where they are many, a tier may take the columns of some
+// of them piece by piece (TierTuning::gather_columns). Where they are few, each row's active
+// neurons are split into `parts` instead, whose partial sums are added in a fixed order, so that
+// the result depends on the plan alone.
 #pragma once
 
 #include <optional>
@@ -19,8 +20,9 @@ struct SparseRows {
   std::optional<ConstMatrixView> up;  // none: packed holds the hidden state itself
   ConstMatrixView down;
   int parts = 1;
-  ConstMatrixView x = {};  // [rows, D]; read if up is there
-  MatrixView y = {};       // [rows, D]
+  std::int64_t columns = 0;  // of a piece; 0: whole rows
+  ConstMatrixView x = {};    // [rows, D]; read if up is there
+  MatrixView y = {};         // [rows, D]
 
   std::int64_t rows() const { return y.rows; }
 };

@@ -37,7 +37,7 @@ void check(std::int64_t tokens, std::int64_t depth, std::int64_t hidden, std::in
           sum += term;
           magnitude += std::abs(term);
         }
-        ASSERT_NEAR(c[static_cast<std::size_t>(r * kColumnBlock + n)], sum,
+        ASSERT_NEAR(c[static_cast<std::size_t>(r * kSumStride + n)], sum,
                     test::accumulation_bound(static_cast<double>(depth), magnitude))
             << r << "," << first + n;
       }
@@ -91,7 +91,7 @@ TEST(AmxEmulated, AccumulatesLikeThePortableKernel) {
     portable::kernels_bf16.gemm(args);
     for (std::int64_t r = 0; r < rows; ++r) {
       for (std::int64_t c = 0; c < 84; ++c) {
-        const auto at = static_cast<std::size_t>(r * kColumnBlock + c);
+        const auto at = static_cast<std::size_t>(r * kSumStride + c);
         double magnitude = 1.0;
         for (std::int64_t k = 0; k < 288; ++k) {
           magnitude +=
@@ -130,7 +130,7 @@ void check_screen(std::int64_t tokens, std::int64_t depth, std::int64_t hidden,
       gemm({x.from(begin, depth), tokens - begin, view, first / kPanel, packed_panels(width),
             c.data()});
       for (std::int64_t r = 0; r < tokens - begin; ++r) {
-        const float* row = c.data() + r * kColumnBlock;
+        const float* row = c.data() + r * kSumStride;
         all.insert(all.end(), row, row + width);
       }
     }

@@ -10,6 +10,7 @@
 
 #include "models/neuron_popularity.h"
 #include "models/sparse_operators.h"
+#include "models/weights.h"
 #include "tests/models/exact_layer.h"
 #include "tests/models/operator_calls.h"
 #include "tests/models/slow_runtime.h"
@@ -72,6 +73,45 @@ INSTANTIATE_TEST_SUITE_P(All, Paths,
                                          Case{io::HiddenAct::relu_squared, true, at::kBFloat16},
                                          Case{io::HiddenAct::fat_relu, true, at::kFloat},
                                          Case{io::HiddenAct::fat_relu, false, at::kBFloat16}));
+
+// Where rows of up and down lie changes no bit.
+TEST(FeedForward, SpreadRowsGiveTheSameBits) {
+  const at::NoGradGuard no_grad;
+  SlowRuntime runtime;
+  runtime.cpu = runtime.spreads = true;
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    for (const bool gated : {true, false}) {
+      for (const std::int64_t width : {1, 40, 64, 96, 128}) {
+        const Layer layer = make_layer({io::HiddenAct::relu, gated, dtype}, width, 93);
+        FfnParameters neuron_major = layer.parameters;
+        neuron_major.down = layer.parameters.down.t().contiguous().t();
+        const auto in_place = make_sparse_feed_forward(layer.parameters, layer.activation);
+        for (const FfnParameters& parameters : {layer.parameters, neuron_major}) {
+          const auto spread =
+              make_sparse_feed_forward(parameters, layer.activation, FfnPath::sparse, runtime);
+          for (const std::int64_t rows : {1, 70}) {
+            const at::Tensor x = at::randn({rows, width}).to(dtype);
+            EXPECT_TRUE(
+                at::equal(spread->forward(x, 0, nullptr), in_place->forward(x, 0, nullptr)));
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Weights, SpreadRowsLieAnOddNumberOfLinesApart) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    for (const std::int64_t cols : {1, 31, 32, 33, 64, 2048, 2080}) {
+      const at::Tensor spread = allocate_spread_weights(3, cols, dtype);
+      EXPECT_EQ(spread.size(1), cols);
+      EXPECT_GE(spread.stride(0), cols);
+      const auto bytes = spread.stride(0) * static_cast<std::int64_t>(spread.element_size());
+      EXPECT_EQ(bytes % 128, 64) << cols;
+      EXPECT_LE(bytes, cols * static_cast<std::int64_t>(spread.element_size()) + 127);
+    }
+  }
+}
 
 TEST(FeedForward, PrepackedWeightsGiveTheDenseResult) {
   const at::NoGradGuard no_grad;

@@ -161,6 +161,22 @@ TYPED_TEST(FfnTest, HotNeuronsAmongColdOnes) {
   });
 }
 
+// As many rows as a tier may gather in pieces of columns, the last one narrower; from none that
+// fires to more neurons of a row than there is room for those of others.
+TYPED_TEST(FfnTest, ManyRowsAreGathered) {
+  for (const CpuTier tier : available_cpu_tiers()) {
+    for (const std::optional<double> hot_share : {std::optional<double>(), std::optional(2.0)}) {
+      Context context({.threads = 2, .tier = tier, .hot_share = hot_share});
+      for (const float shift : {30.0F, 1.5F, -30.0F}) {
+        for (const bool gated : {true, false}) {
+          Layer<TypeParam> layer({300, 290, 400, gated, {}, shift});
+          check_layer(context, layer);
+        }
+      }
+    }
+  }
+}
+
 // Everything fires, and a block of few rows comes behind full ones: what threads share out is the
 // plan's to say, not the block's. (Each block for itself once gave wrong sums from three threads
 // on.)
@@ -170,6 +186,23 @@ TEST(FfnPlan, TheLastBlockMayBeSmall) {
   for (const std::int64_t rest : {1, 7, 8}) {
     Layer<bf16> layer({16 * block + rest, 8, 64, true, {}, -8.0F});
     check_layer(context, layer);
+  }
+}
+
+// With AMX a block's gate goes through L2 in parts, and its rows gather pieces of columns.
+TEST(FfnPlan, TilesTakeWhatL2Holds) {
+  if (!cpu_tier_available(CpuTier::amx)) GTEST_SKIP() << "no AMX";
+  Context context({.threads = 2, .tier = CpuTier::amx});
+  for (const std::int64_t width : {64, 576, 2048, 8192}) {
+    const FfnShape shape = {width, 5632};
+    const FfnPlan few = plan_ffn(context, 100, shape, GateForm::packed);
+    EXPECT_EQ(few.row_groups, 1);
+    EXPECT_EQ(few.gather_columns, 0);
+    const FfnPlan many = plan_ffn(context, 4096, shape, GateForm::packed);
+    EXPECT_EQ(many.gather_columns, 256);
+    EXPECT_NE(many.to_string().find(" in pieces of 256 columns"), std::string::npos);
+    const std::int64_t rows = (many.row_block + many.row_groups - 1) / many.row_groups;
+    EXPECT_LE(rows, std::max<std::int64_t>(128, cpu_caches().l2 / (2 * width + 1088)));
   }
 }
 
@@ -197,6 +230,7 @@ TEST(FfnPlan, SaysEverything) {
   Context gathering({.threads = 2, .tier = CpuTier::portable, .hot_share = 2.0});
   EXPECT_NE(plan_ffn(gathering, 64, shape, GateForm::packed).to_string().find(", rows gathered"),
             std::string::npos);
+  EXPECT_EQ(plan_ffn(gathering, 1024, shape, GateForm::packed).gather_columns, 0);
 }
 
 TEST(FfnState, TwoModelsAndTwoContextsInterleave) {

@@ -2,7 +2,7 @@
 //
 // A step of 32 rows × 2 panels × 256 inputs is 512 cycles of tile multiplication. It moves 16 KB of
 // x and 8 KB of accumulators from and to L2, 48 bytes a cycle, which is what L2 gives: so blocks of
-// rows stay in L2 (plan_ffn() makes groups of 256), and the tiles run at 60 to 65 % of their peak.
+// rows stay in L2 (for_row_groups()), and tiles run at half of their peak.
 #include "kernels/cpu/common/gemm.h"
 
 #include "kernels/cpu/amx/sweep.h"
@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::int64_t kDepthTile = 32;  // inputs
 constexpr std::int64_t kDepth = TileOrder::kInputs;
-constexpr std::int64_t kAccumulatorRow = kColumnBlock * static_cast<std::int64_t>(sizeof(float));
+constexpr std::int64_t kAccumulatorRow = kSumStride * static_cast<std::int64_t>(sizeof(float));
 
 struct MultiplyBf16 {
   template <int C, int A, int B>
@@ -27,7 +27,7 @@ template <int RowTiles, int Panels>
 void step(const StepRows& x, const std::byte* panel, std::int64_t panel_stride,
           std::int64_t depth_tiles, float* c, bool accumulate, Ahead& ahead) {
   const auto at = [=](int row_tile, int p) {
-    return c + row_tile * kTileRows * kColumnBlock + p * kPanel;
+    return c + row_tile * kTileRows * kSumStride + p * kPanel;
   };
   for_accumulators<RowTiles, Panels>([&]<int Tile, int RowTile, int Panel>() {
     if (accumulate) {
@@ -67,7 +67,7 @@ void sweep(const GemmArgs& args, std::int64_t begin, std::int64_t end, std::int6
                      for (std::int64_t r = begin; r < end; r += group) {
                        const auto run = [&]<int Panels>() {
                          step<RowTiles, Panels>(rows.at(r, b), panel_at(p, b), stride, tiles_of(b),
-                                                args.c + r * kColumnBlock + p * kPanel,
+                                                args.c + r * kSumStride + p * kPanel,
                                                 args.accumulate || b > 0, ahead);
                        };
                        if (p + 1 < args.panels) {

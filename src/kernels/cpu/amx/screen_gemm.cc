@@ -50,7 +50,7 @@ struct Pending {
         begin[h] = avx512::Isa::screen_begin(reinterpret_cast<const std::int8_t*>(head));
       }
       for (std::int64_t r = 0; r < rows; ++r) {
-        float* to = c + r * kColumnBlock + p * kPanel;
+        float* to = c + r * kSumStride + p * kPanel;
         __m512 sum = accumulate ? _mm512_loadu_ps(to) : _mm512_setzero_ps();
         for (std::int64_t h = 0; h < halves; ++h) {
           const __m512i part = _mm512_load_si512(sums->of[h][p * kGroupRows + r]);
@@ -114,7 +114,7 @@ void sweep(const ScreenGemmArgs& args, std::int64_t begin, std::int64_t end, std
                     stride,
                     args.x.scales + r * blocks + b,
                     blocks,
-                    args.c + r * kColumnBlock + p * kPanel,
+                    args.c + r * kSumStride + p * kPanel,
                     b > 0};
         };
         for (std::int64_t r = begin; r < end; r += group) {

@@ -36,7 +36,7 @@ inline TileConfig config_for(std::int64_t first_rows, std::int64_t second_rows) 
 // rows with all panels, so that what is read and written of them stays in L2, then others.
 template <class Sweep>
 void for_row_groups(std::int64_t rows, Sweep sweep) {
-  constexpr std::int64_t kMostRows = 256;
+  constexpr std::int64_t kMostRows = 192;
   const std::int64_t full = rows / kGroupRows * kGroupRows;
   const std::int64_t rest = rows - full;
   if (full > 0) {

@@ -53,7 +53,7 @@ struct RegisterGemm {
     for (int r = 0; r < Rows; ++r) {
 #pragma GCC unroll 16
       for (int v = 0; v < kColumns; ++v) {
-        acc[r][v] = begin(part(v), c + r * kColumnBlock + v * Isa::kLanes, accumulate);
+        acc[r][v] = begin(part(v), c + r * kSumStride + v * Isa::kLanes, accumulate);
       }
     }
     for (std::int64_t k = 0; k < depth; k += kStep) {
@@ -69,7 +69,7 @@ struct RegisterGemm {
     for (int r = 0; r < Rows; ++r) {
 #pragma GCC unroll 16
       for (int v = 0; v < kColumns; ++v) {
-        float* to = c + r * kColumnBlock + v * Isa::kLanes;
+        float* to = c + r * kSumStride + v * Isa::kLanes;
         if constexpr (kInt8) {
           const V before = accumulate ? Isa::load(to) : Isa::zero();
           const V scale = Isa::broadcast(scales.first[r * scales.stride]);
@@ -106,10 +106,10 @@ struct RegisterGemm {
     for (int p = 0; r + kRows <= rows; r += kRows, ++p) {
       const T* ahead = next != nullptr && p < Panels ? next + p * panel_stride : nullptr;
       micro<kRows, Panels>(x + r * x_stride, x_stride, panel, panel_stride, depth,
-                           c + r * kColumnBlock, accumulate, ahead, scales.from_row(r));
+                           c + r * kSumStride, accumulate, ahead, scales.from_row(r));
     }
     micro_tail<kRows, Panels>(rows - r, x + r * x_stride, x_stride, panel, panel_stride, depth,
-                              c + r * kColumnBlock, accumulate, scales.from_row(r));
+                              c + r * kSumStride, accumulate, scales.from_row(r));
   }
 
   static void run(const GemmArgs& args) {

@@ -40,7 +40,7 @@ void pack(const PackArgs& args) {
   const float threshold = args.activation.kept_above();
   BlockSlots<T> slots(args);
   for (std::int64_t r = 0; r < args.rows; ++r) {
-    const float* row = args.c + r * kColumnBlock;
+    const float* row = args.c + r * kSumStride;
     std::int32_t count = 0;
     for (std::int64_t j = 0; j < args.width; j += kPanel) {
       std::uint32_t mask = Isa::kept16(row + j, threshold);

@@ -138,7 +138,7 @@ struct ScreenKernels {
     const float threshold = args.activation.kept_above();
     std::int64_t total = 0;
     for (std::int64_t r = 0; r < args.rows; ++r) {
-      const float* row = args.c + r * kColumnBlock;
+      const float* row = args.c + r * kSumStride;
       const std::int64_t before = total;
       for (std::int64_t first = 0; first < args.width; first += kBits) {
         const std::int64_t columns = std::min(kBits, args.width - first);

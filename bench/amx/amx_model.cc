@@ -1,0 +1,170 @@
+// twell_amx_model: what the AMX kernels should take on a Sapphire Rapids, as tables in markdown.
+//
+// The kernels' own sources run over a model of the caches (caches.h), which counts what they move.
+// Times follow from rates that small programs measured on two cores of such a processor (virtual
+// machine, 2 MB of L2 a core): docs/amx-model.md has the rates, the formula and how far it was
+// right about kernels that did run there.
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <initializer_list>
+#include <memory>
+
+#include "bench/amx/caches.h"
+#include "kernels/cpu/kernels.h"
+#include "measure/popularity.h"
+
+namespace twell::amx_model {
+namespace {
+
+// Of one core, a cycle: tiles of 16 × 16 sums over 64 bytes, and bytes.
+constexpr double kMultiplication = 16;  // cycles
+constexpr double kL2 = 52, kL3 = 9.1;   // 166 and 29 GB/s at 3.17 GHz
+constexpr double kHertz = 3.17e9;
+constexpr int kCores = 2;
+
+// The layer that everything was measured with, and its dense form there, in ms.
+constexpr std::int64_t kWidth = 2048, kHidden = 5632;
+constexpr std::int64_t kGroupRows = 192;  // of the gate's GEMM: plan_ffn(), 2 MB of L2
+constexpr double kScreenLimit = 0.06;     // tuning.cc
+struct Dense {
+  std::int64_t tokens;
+  double ms;
+};
+constexpr Dense kDense[] = {{64, 2.67}, {512, 14.1}, {2048, 60.2}};
+
+struct Memory {
+  explicit Memory(std::int64_t bytes)
+      : data(std::aligned_alloc(kPage, static_cast<std::size_t>((bytes + kPage) / kPage * kPage)),
+             &std::free) {}
+  static constexpr std::int64_t kPage = 2 << 20;  // so that a set is the same in every run
+  std::unique_ptr<void, void (*)(void*)> data;
+};
+
+enum class Form { packed, screened };
+
+// A gate's GEMM over all its neurons, when the one before has left the caches as they are.
+Counts count_gate(Form form, std::int64_t rows) {
+  const Memory x(TileOrder::blocks(kWidth) * TileOrder::block(rows, 2));
+  const Memory weight(2 * kHidden * kWidth);
+  const Memory sums(gemm_accumulators(rows) * 4);
+  const Memory scales(rows * screen_blocks(kWidth) * 4);
+  auto* const c = static_cast<float*>(sums.data.get());
+  for (int pass = 0; pass < 2; ++pass) {
+    core.counts = {};
+    for (std::int64_t first = 0; first < kHidden; first += kColumnBlock) {
+      if (form == Form::packed) {
+        GemmArgs args;
+        args.x = x.data.get();
+        args.x_block = TileOrder::block(rows, 2);
+        args.rows = rows;
+        args.weight = {weight.data.get(), DType::bf16, kHidden, kWidth};
+        args.panel_begin = first / kPanel;
+        args.panels = kColumnBlock / kPanel;
+        args.c = c;
+        amx::gemm(args);
+      } else {
+        const ScreenedRows x8 = {static_cast<std::uint8_t*>(x.data.get()),
+                                 static_cast<float*>(scales.data.get()), nullptr,
+                                 TileOrder::block(rows, 1)};
+        amx::screen_gemm({x8,
+                          rows,
+                          {weight.data.get(), kHidden, kWidth},
+                          first / kPanel,
+                          kColumnBlock / kPanel,
+                          c});
+      }
+    }
+  }
+  if (form == Form::screened) {  // sums are added to c by vectors, which nothing counts: in and out
+    const std::int64_t times = (screen_blocks(kWidth) + 1) / 2;
+    core.counts.l2 += 2 * times * rows * kHidden * 4 / 64;
+  }
+  return core.counts;
+}
+
+// Cycles of one core. Nothing overlaps but what is fetched ahead: with that the model is right
+// about the kernel that ran (docs/amx-model.md); tiles wait for L2, and L2 for L3.
+double cycles(const Counts& counts) {
+  const double waits = kMultiplication * static_cast<double>(counts.multiplications) +
+                       64 * static_cast<double>(counts.l2) / kL2 +
+                       64 * static_cast<double>(counts.l3) / kL3;
+  return std::max(waits, 64 * static_cast<double>(counts.l3 + counts.fetched) / kL3);
+}
+
+void print_gemms() {
+  std::puts("| rows | form | L2, bytes a cycle | L3, waited for | fetched ahead | T/s a core |");
+  std::puts("| --- | --- | --- | --- | --- | --- |");
+  for (const Form form : {Form::packed, Form::screened}) {
+    for (const std::int64_t rows : {32, 64, 128, 192, 256}) {
+      const Counts counts = count_gate(form, rows);
+      const double tiles = kMultiplication * static_cast<double>(counts.multiplications);
+      const auto rate = [&](std::int64_t lines) { return 64 * static_cast<double>(lines) / tiles; };
+      const double operations = 2.0 * static_cast<double>(rows * kHidden * kWidth);
+      std::printf("| %d | %s | %.0f | %.1f | %.1f | %.1f |\n", static_cast<int>(rows),
+                  form == Form::packed ? "bf16" : "int8", rate(counts.l2), rate(counts.l3),
+                  rate(counts.fetched), operations / cycles(counts) * kHertz * 1e-12);
+    }
+  }
+}
+
+// Of the layer, in ms on two cores.
+struct Layer {
+  double packed, screened, gather;
+};
+Layer predict(std::int64_t tokens, double nnz) {
+  // A neuron's rows of up and down: row by row, or in pieces of columns, of neurons that many or
+  // fewer rows share; and multiplied densely with one row, at 1.6 TFLOP/s.
+  constexpr double kPair = 125 + 145, kPieces = 2 * 95, kSharedPieces = 2 * 78, kHotRow = 10;  // ns
+  constexpr std::int64_t kPiecesFrom = 256;
+  constexpr double kHotShare = 0.06;
+  // Beside a screen: bounds of a token's neuron, and the dot product of a candidate, of which a
+  // screen leaves 2.4 for each neuron that fires.
+  constexpr double kBound = 0.2, kCandidate = 25;  // ns
+  constexpr double kCandidates = 2.4;
+  const double pair = tokens < kPiecesFrom ? kPair : nnz < 100 ? kPieces : kSharedPieces;
+  measure::ActivityShape shape;
+  shape.mean_nnz = nnz;
+  double pairs = 0, hot = 0;
+  for (const double share : measure::neuron_popularity(kHidden, shape, 1)) {
+    (share > kHotShare ? hot : pairs) += share > kHotShare ? 1 : share;
+  }
+  const auto rows = static_cast<double>(tokens);
+  const std::int64_t group = std::min(tokens, kGroupRows);
+  const auto gate = [&](Form form) {
+    return cycles(count_gate(form, group)) / kHertz * 1e3 * rows / static_cast<double>(group);
+  };
+  const double bounds = static_cast<double>(kHidden) * kBound + nnz * kCandidates * kCandidate;
+  return {gate(Form::packed) / kCores, (gate(Form::screened) + rows * bounds * 1e-6) / kCores,
+          rows * (pairs * pair + hot * kHotRow) * 1e-6 / kCores};
+}
+
+void print_layers() {
+  std::puts(
+      "| non-zeros | tokens | dense, ms | gate bf16 | gate by screen | up, down | expected |");
+  std::puts("| --- | --- | --- | --- | --- | --- | --- |");
+  for (const double nnz : {29.0, 113.0, 282.0, 563.0}) {
+    for (const auto& [tokens, dense] : kDense) {
+      const Layer layer = predict(tokens, nnz);
+      // A layer has a screen for calls of any size, or none.
+      const double gate = nnz * 2.4 > kScreenLimit * kHidden ? layer.packed : layer.screened;
+      std::printf("| %.0f | %d | %.1f | %.1f | %.1f | %.1f | %.1f × |\n", nnz,
+                  static_cast<int>(tokens), dense, layer.packed, layer.screened, layer.gather,
+                  dense / (gate + layer.gather));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace twell::amx_model
+
+int main() {
+  if (!twell::cpu_tier_available(twell::CpuTier::avx512)) {
+    std::puts("twell_amx_model: needs AVX-512, which the screen's kernel uses beside tiles");
+    return 0;
+  }
+  twell::amx_model::print_gemms();
+  std::puts("");
+  twell::amx_model::print_layers();
+}
