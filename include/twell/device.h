@@ -13,7 +13,7 @@ enum class CpuTier : std::uint8_t {
   portable,  // any CPU: compiler vectors, no intrinsics
   avx2,      // AVX2 and FMA
   avx512,    // AVX-512 F/BW/VL/DQ, VNNI (vpdpbusd) and BF16 (vdpbf16ps)
-  amx,       // AMX-TILE and AMX-BF16, with everything of avx512
+  amx,       // AMX-TILE, AMX-BF16 and AMX-INT8, with everything of avx512
 };
 
 constexpr CpuTier kAllCpuTiers[] = {CpuTier::portable, CpuTier::avx2, CpuTier::avx512,

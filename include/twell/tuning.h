@@ -29,9 +29,9 @@ struct TierTuning {
   // at most.
   double block_l2_share;
   std::int64_t block_rows;
-  // The gate's GEMM takes so many of a block's rows at a time as leave their x and sums in this
-  // share of L2, beside the panels of a column block. 0: all of them.
-  double gate_l2_share;
+  // GEMMs of whole weights take so many of a block's rows at a time as leave their x and sums in
+  // this share of L2, beside the panels of a column block. 0: all of them.
+  double gemm_l2_share;
   // Where rows are many, up and down are gathered in pieces of so many columns, so that those of
   // all active neurons stay in L2 while the rows go by. 0: a row's neurons from end to end. Pieces
   // want weights whose rows lie an odd number of cache lines apart (spread_stride): 4 KB apart, the

@@ -151,7 +151,7 @@ def screen_weight(weight: Tensor, axis: Tensor | None = None) -> Tensor:
 
 def screen_limit() -> float:
     """The share of pre-activations up to which what a screen leaves is less work than the packed
-    gate, on the instruction tier in use; 0 where a screen never pays (amx, portable)."""
+    gate, on the instruction tier in use; 0 where a screen never pays (portable)."""
     return torch.ops.twell.screen_limit()
 
 

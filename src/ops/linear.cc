@@ -28,7 +28,8 @@ void multiply(Context& context, ConstMatrixView x, PackedView weight, const void
               MatrixView y) {
   const Kernels& kernels = kernels_of(context.tier(), weight.dtype);
   const GemmInput input = {x, kernels.x};
-  const std::int64_t block = row_block(context.tier(), x.rows);
+  const std::int64_t block =
+      gemm_rows(context.tier(), row_block(context.tier(), x.rows), weight.cols);
   const std::int64_t row_blocks = (x.rows + block - 1) / block;
   // Four pieces per thread at least, of four panels at least: what a register kernel takes at once.
   const std::int64_t panels = packed_panels(weight.rows);

@@ -26,22 +26,15 @@ std::int64_t row_block(CpuTier tier, std::int64_t rows) {
   return ((rows + blocks - 1) / blocks + kMultiple - 1) / kMultiple * kMultiple;
 }
 
-namespace {
-
-// Groups of so many rows whose x and sums stay in L2 while the gate's panels stream through.
-std::int64_t groups_in_l2(const FfnPlan& plan, const FfnShape& shape, std::int64_t rows) {
-  const double share = tuning_of(plan.tier).gate_l2_share;
-  if (share == 0) return 1;
+std::int64_t gemm_rows(CpuTier tier, std::int64_t rows, std::int64_t width) {
+  const double share = tuning_of(tier).gemm_l2_share;
+  if (share == 0) return rows;
   constexpr std::int64_t kLeast = 128, kMultiple = 32;
-  const std::int64_t row = 2 * shape.width;  // bytes, in bf16
+  const std::int64_t row = 2 * width;  // bytes, in bf16
   const auto room = static_cast<std::int64_t>(share * static_cast<double>(cpu_caches().l2));
-  const std::int64_t fitting =
-      (room - kColumnBlock * row) / (row + kSumStride * 4) / kMultiple * kMultiple;
-  const std::int64_t most = std::max(fitting, kLeast);
-  return (rows + most - 1) / most;
+  const std::int64_t fitting = (room - kColumnBlock * row) / (row + kSumStride * 4);
+  return std::min(rows, std::max(fitting / kMultiple * kMultiple, kLeast));
 }
-
-}  // namespace
 
 FfnPlan plan_ffn(const Context& context, std::int64_t tokens, const FfnShape& shape,
                  GateForm gate) {
@@ -59,8 +52,9 @@ FfnPlan plan_ffn(const Context& context, std::int64_t tokens, const FfnShape& sh
   plan.tile = static_cast<std::int32_t>(std::min(tile, kWidestTile));
   const std::int64_t tiles = (shape.hidden + plan.tile - 1) / plan.tile;
   const std::int64_t of_tile = (plan.threads + tiles - 1) / tiles;
-  plan.row_groups = static_cast<int>(
-      of_tile * groups_in_l2(plan, shape, (plan.row_block + of_tile - 1) / of_tile));
+  const std::int64_t rows = (plan.row_block + of_tile - 1) / of_tile;
+  const std::int64_t most = gemm_rows(plan.tier, rows, shape.width);
+  plan.row_groups = static_cast<int>(of_tile * ((rows + most - 1) / most));
   plan.row_parts = sparse_parts(plan.row_block, plan.threads);
   // Where a row is split among threads, gathering is all there is to do.
   if (plan.row_parts > 1) return plan;

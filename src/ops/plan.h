@@ -5,7 +5,10 @@
 
 namespace twell {
 
-// Rows of one pass of the GEMM over `rows`.
+// Rows of one pass over `rows`.
 std::int64_t row_block(CpuTier tier, std::int64_t rows);
+// Those of `rows` >= 1 that a GEMM takes at a time, with `width` inputs
+// (TierTuning::gemm_l2_share).
+std::int64_t gemm_rows(CpuTier tier, std::int64_t rows, std::int64_t width);
 
 }  // namespace twell

@@ -1,0 +1,95 @@
+#include "ops/gather_pieces.h"
+
+#include <algorithm>
+
+namespace twell {
+namespace {
+
+// All neurons of one row fit; of several rows, what is little enough to be read again from L2 for
+// each piece: 256 KB of neurons and dot products.
+std::int64_t room_of(const SparseRows& work) {
+  return std::max<std::int64_t>(work.packed.tiles * work.packed.tile, 32768);
+}
+
+ConstMatrixView columns_of(const ConstMatrixView& w, std::int64_t first, std::int64_t count) {
+  const auto* data = static_cast<const std::byte*>(w.data);
+  return {data + static_cast<std::size_t>(first) * size_of(w.dtype), w.dtype, w.rows, count,
+          w.row_stride};
+}
+
+// f(first column, columns) for each piece.
+template <class F>
+void for_each_piece(std::int64_t cols, std::int64_t width, F f) {
+  for (std::int64_t first = 0; first < cols; first += width) {
+    f(first, std::min(width, cols - first));
+  }
+}
+
+}  // namespace
+
+std::size_t GatherPieces::bytes(const SparseRows& work) {
+  return static_cast<std::size_t>(room_of(work)) * (sizeof(std::int32_t) + 3 * sizeof(float));
+}
+
+GatherPieces::GatherPieces(const SparseRows& work, void* memory, float* own)
+    : work_(work),
+      room_(room_of(work)),
+      neurons_(static_cast<std::int32_t*>(memory)),
+      values_(reinterpret_cast<float*>(neurons_ + room_)),
+      dots_(values_ + room_),
+      partial_(dots_ + room_),
+      own_(own) {}
+
+void GatherPieces::run(std::int64_t begin, std::int64_t end, float* sums) {
+  while (begin < end) {
+    const std::int64_t count = fill(begin, std::min(end, begin + kRows));
+    if (work_.up) multiply_by_up(begin, count);
+    add_down(begin, count, sums);
+    begin += count;
+  }
+}
+
+// Lists rows from `begin` on while there is room; returns their number.
+std::int64_t GatherPieces::fill(std::int64_t begin, std::int64_t end) {
+  std::int64_t n = 0, row = begin;
+  for (; row < end && n + work_.packed.row_count(row) <= room_; ++row) {
+    for (std::int64_t t = 0; t < work_.packed.tiles; ++t) {
+      work_.packed.for_each_slot(row, t, [&](std::int32_t neuron, float value) {
+        neurons_[n] = neuron;
+        values_[n++] = value;
+      });
+    }
+    offsets_[row - begin + 1] = n;
+  }
+  return row - begin;
+}
+
+void GatherPieces::multiply_by_up(std::int64_t first, std::int64_t count) {
+  const std::int64_t all = offsets_[count];
+  std::fill_n(dots_, all, 0.0F);
+  for_each_piece(work_.up->cols, work_.columns, [&](std::int64_t column, std::int64_t width) {
+    const ConstMatrixView piece = columns_of(*work_.up, column, width);
+    const ConstMatrixView x = columns_of(work_.x, column, width);
+    std::fill_n(partial_, all, 1.0F);
+    for (std::int64_t r = 0; r < count; ++r) {
+      work_.kernels.sampled_dots(x.row_bytes(first + r), piece, active(r, partial_));
+    }
+    for (std::int64_t i = 0; i < all; ++i) dots_[i] += partial_[i];
+  });
+  for (std::int64_t i = 0; i < all; ++i) values_[i] *= dots_[i];
+}
+
+void GatherPieces::add_down(std::int64_t first, std::int64_t count, float* sums) {
+  const std::int64_t cols = work_.down.cols;
+  const auto element = static_cast<std::int64_t>(size_of(work_.down.dtype));
+  for_each_piece(cols, work_.columns, [&](std::int64_t column, std::int64_t width) {
+    const ConstMatrixView piece = columns_of(work_.down, column, width);
+    for (std::int64_t r = first; r < first + count; ++r) {
+      float* sum = sums != nullptr ? sums + r * cols + column : own_;
+      work_.kernels.weighted_rows(piece, active(r - first, values_), sums != nullptr, sum);
+      work_.kernels.round_row(sum, width, work_.y.row_bytes(r) + column * element);
+    }
+  });
+}
+
+}  // namespace twell
