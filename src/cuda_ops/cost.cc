@@ -50,13 +50,12 @@ void add_sparse(FfnCost& cost, const Device& device, const Problem& problem, std
     return;
   }
   const std::int64_t rows = std::max<std::int64_t>(rows_at_a_time(device, problem, hot), 1);
-  const auto add = [&](std::int64_t tokens, std::int64_t parts) {
+  const auto add = [&](std::int64_t tokens, double parts) {
     Problem part = problem;
     part.tokens = tokens;
-    add_rows(cost, static_cast<double>(parts), device, part, hot, joined, cold_density,
-             rows < problem.tokens);
+    add_rows(cost, parts, device, part, hot, joined, cold_density, rows < problem.tokens);
   };
-  if (problem.tokens >= rows) add(rows, problem.tokens / rows);
+  if (const std::int64_t n = problem.tokens / rows; n > 0) add(rows, static_cast<double>(n));
   if (problem.tokens % rows > 0 || problem.tokens == 0) add(problem.tokens % rows, 1);
 }
 
