@@ -5,8 +5,8 @@
 namespace twell {
 namespace {
 
-// c[row][j] (+)= Σ_i x[row][i] · (w row i)[column + j], j < width <= kColumnBlock.
-void combine_chosen(const Kernels& kernels, const SparseX& x, std::int64_t rows,
+// c[row][j] (+)= Σ_i x[begin + row][i] · (w row i)[column + j], j < width <= kColumnBlock.
+void combine_chosen(const Kernels& kernels, const SparseX& x, std::int64_t begin, std::int64_t rows,
                     const ChosenRows& w, std::int64_t column, std::int64_t width, bool accumulate,
                     void* panels, float* c) {
   const void* inputs[kChosenDepth];
@@ -15,7 +15,7 @@ void combine_chosen(const Kernels& kernels, const SparseX& x, std::int64_t rows,
     for (std::int64_t i = 0; i < count; ++i) inputs[i] = w.row(first + i);
     kernels.pack_inputs(inputs, count, column, width, panels);
     GemmArgs args;
-    args.x = x.at(0, first);
+    args.x = x.at(begin, first);
     args.x_stride = x.stride;
     args.rows = rows;
     args.weight = {panels, w.matrix.dtype, width, count};
@@ -75,16 +75,23 @@ void dot_chosen(const Kernels& kernels, GemmArgs x, const ChosenRows& w, std::in
 
 void combine_all_chosen(const Kernels& kernels, std::span<const ChosenTerm> terms,
                         std::int64_t rows, void* panels, float* c, float* sums) {
+  constexpr std::int64_t kLeastRows = 128;  // panels are packed again for each group of rows
   const std::int64_t all = terms[0].w.matrix.cols;
+  const std::int64_t pieces = (all + kColumnBlock - 1) / kColumnBlock;
+  const std::int64_t wanted = (omp_get_num_threads() + pieces - 1) / pieces;
+  const std::int64_t groups = std::clamp<std::int64_t>(rows / kLeastRows, 1, wanted);
 #pragma omp for schedule(dynamic, 1)
-  for (std::int64_t column = 0; column < all; column += kColumnBlock) {
+  for (std::int64_t unit = 0; unit < pieces * groups; ++unit) {
+    const std::int64_t column = unit % pieces * kColumnBlock;
     const std::int64_t width = std::min(kColumnBlock, all - column);
+    const std::int64_t begin = rows * (unit / pieces) / groups;
+    const std::int64_t count = rows * (unit / pieces + 1) / groups - begin;
     for (const ChosenTerm& term : terms) {
-      combine_chosen(kernels, term.x, rows, term.w, column, width, &term != terms.data(), panels,
-                     c);
+      combine_chosen(kernels, term.x, begin, count, term.w, column, width, &term != terms.data(),
+                     panels, c);
     }
-    for (std::int64_t row = 0; row < rows; ++row) {
-      std::copy_n(c + row * kSumStride, width, sums + row * all + column);
+    for (std::int64_t row = 0; row < count; ++row) {
+      std::copy_n(c + row * kSumStride, width, sums + (begin + row) * all + column);
     }
   }
 }

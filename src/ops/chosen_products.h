@@ -1,6 +1,8 @@
 // Dense products with chosen rows of a matrix, which are packed on the fly for the tier's GEMM.
 #pragma once
 
+#include <omp.h>
+
 #include <algorithm>
 #include <span>
 
@@ -67,6 +69,12 @@ void pack_as_neurons(const Kernels& kernels, const ChosenRows& w, std::int64_t f
 // x.c[row][j] = dot(x row, w row first + j), j < count <= kChosenNeurons. Sets the weight of `x`.
 void dot_chosen(const Kernels& kernels, GemmArgs x, const ChosenRows& w, std::int64_t first,
                 std::int64_t count, void* panels);
+// How many of `count` a thread takes at a time, so that few of them are work for all.
+inline std::int64_t chosen_of_unit(std::int64_t count) {
+  constexpr std::int64_t kPanels = 4 * kPanel;  // what kernels take at a time
+  const std::int64_t share = (count + omp_get_num_threads() - 1) / omp_get_num_threads();
+  return std::clamp((share + kPanels - 1) / kPanels * kPanels, kPanels, kChosenNeurons);
+}
 // Sums to rows of `width`: what the products below may hand them to.
 inline auto copy_to(float* sums, std::int64_t width) {
   return [=](std::int64_t row, std::int64_t column, std::int64_t count, const float* from) {
@@ -82,9 +90,10 @@ inline auto copy_to(float* sums, std::int64_t width) {
 template <class Take>
 void dot_all_chosen(const Kernels& kernels, const GemmArgs& x, const ChosenRows& w, void* panels,
                     Take take) {
+  const std::int64_t width = chosen_of_unit(w.count);
 #pragma omp for schedule(dynamic, 1)
-  for (std::int64_t first = 0; first < w.count; first += kChosenNeurons) {
-    const std::int64_t count = std::min(kChosenNeurons, w.count - first);
+  for (std::int64_t first = 0; first < w.count; first += width) {
+    const std::int64_t count = std::min(width, w.count - first);
     dot_chosen(kernels, x, w, first, count, panels);
     for (std::int64_t row = 0; row < x.rows; ++row) {
       take(row, first, count, x.c + row * kSumStride);

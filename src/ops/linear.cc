@@ -28,11 +28,16 @@ void multiply(Context& context, ConstMatrixView x, PackedView weight, const void
               MatrixView y) {
   const Kernels& kernels = kernels_of(context.tier(), weight.dtype);
   const GemmInput input = {x, kernels.x};
-  const std::int64_t block =
-      gemm_rows(context.tier(), row_block(context.tier(), x.rows), weight.cols);
-  const std::int64_t row_blocks = (x.rows + block - 1) / block;
-  // Four pieces per thread at least, of four panels at least: what a register kernel takes at once.
   const std::int64_t panels = packed_panels(weight.rows);
+  std::int64_t block = gemm_rows(context.tier(), row_block(context.tier(), x.rows), weight.cols);
+  // Four panels at least, what a register kernel takes at once; where those are too few for the
+  // threads, fewer rows, which read the weight more often.
+  constexpr std::int64_t kLeastRows = 64;
+  while (block >= 2 * kLeastRows && (x.rows + block - 1) / block * panels / 4 < context.threads()) {
+    block = (block / 2 + 31) / 32 * 32;
+  }
+  const std::int64_t row_blocks = (x.rows + block - 1) / block;
+  // Four pieces per thread at least.
   const std::int64_t step = std::clamp<std::int64_t>(
       row_blocks * panels / (4L * context.threads()) / 4 * 4, 4, kColumnBlock / kPanel);
   const std::int64_t pieces = (panels + step - 1) / step;

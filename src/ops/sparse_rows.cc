@@ -1,5 +1,7 @@
 #include "ops/sparse_rows.h"
 
+#include <omp.h>
+
 #include <algorithm>
 
 #include "ops/gather_pieces.h"
@@ -56,7 +58,9 @@ void run_sparse_rows(Context& context, const SparseRows& work, float* sums, int 
   auto* partial = static_cast<float*>(context.scratch(work.parts > 1 ? 0 : thread, kPartialY, 0));
   if (work.columns > 0) {
     GatherPieces pieces(work, list, partial);
-    const std::int64_t units = (work.rows() + GatherPieces::kRows - 1) / GatherPieces::kRows;
+    const std::int64_t share = work.rows() / omp_get_num_threads();
+    const std::int64_t unit_rows = std::clamp<std::int64_t>(share, 32, GatherPieces::kRows);
+    const std::int64_t units = (work.rows() + unit_rows - 1) / unit_rows;
 #pragma omp for schedule(dynamic, 1)
     for (std::int64_t unit = 0; unit < units; ++unit) {
       pieces.run(work.rows() * unit / units, work.rows() * (unit + 1) / units, sums);

@@ -1,4 +1,6 @@
 // Every operation on every tier of this machine against the fp64 reference.
+#include <numeric>
+
 #include "tests/ops/ffn_fixture.h"
 #include "twell/status.h"
 
@@ -76,13 +78,15 @@ TYPED_TEST(FfnTest, EveryDensityFromEmptyToFull) {
 }
 
 TYPED_TEST(FfnTest, MoreRowsThanABlockAndMoreThreadsThanTiles) {
-  this->on_every_tier(5, [](Context& context) {
-    // 1100: more than one block of rows on every machine.
-    for (std::int64_t tokens : {1, 4, 193, 1100}) {
-      Layer<TypeParam> layer({tokens, 64, 272});
-      check_layer(context, layer);
-    }
-  });
+  for (const int threads : {5, 8, 16}) {
+    this->on_every_tier(threads, [](Context& context) {
+      // 1100: more than one block of rows on every machine.
+      for (std::int64_t tokens : {1, 4, 193, 1100}) {
+        Layer<TypeParam> layer({tokens, 64, 272});
+        check_layer(context, layer);
+      }
+    });
+  }
 }
 
 TYPED_TEST(FfnTest, NanAndInfinityPassThrough) {
@@ -206,6 +210,43 @@ TEST(FfnPlan, TilesTakeWhatL2Holds) {
   }
 }
 
+// The thread with most units has little more to do than its share, up to 64 threads: what a plan
+// says of tiles and groups, in the order in which the gate takes them.
+TEST(FfnPlan, ThreadsShareTheGateEvenly) {
+  struct Shape {
+    std::int64_t width, hidden;
+  };
+  for (const Shape& shape :
+       {Shape{2048, 5632}, {576, 1536}, {896, 4864}, {2560, 6912}, {4096, 11008}}) {
+    for (const int threads : {1, 2, 3, 4, 8, 12, 16, 24, 32, 48, 64}) {
+      Context context({.threads = threads, .tier = CpuTier::portable});
+      for (const std::int64_t tokens : {1, 8, 64, 512, 2048}) {
+        const FfnPlan plan =
+            plan_ffn(context, tokens, {shape.width, shape.hidden}, GateForm::packed);
+        SCOPED_TRACE(plan.to_string());
+        const std::int64_t tiles = (shape.hidden + plan.tile - 1) / plan.tile;
+        const std::int64_t rows = std::min(plan.row_block, tokens);
+        std::vector<std::int64_t> work(static_cast<std::size_t>(threads));
+        for (std::int64_t unit = 0; unit < tiles * plan.row_groups; ++unit) {
+          const std::int64_t group = unit / tiles;
+          const std::int64_t columns =
+              std::min<std::int64_t>(plan.tile, shape.hidden - unit % tiles * plan.tile);
+          work[static_cast<std::size_t>(unit % threads)] +=
+              columns * (rows * (group + 1) / plan.row_groups - rows * group / plan.row_groups);
+        }
+        const std::int64_t all = std::accumulate(work.begin(), work.end(), std::int64_t{0});
+        EXPECT_EQ(all, shape.hidden * rows);
+        const double share = static_cast<double>(all) / threads;
+        const auto most = static_cast<double>(*std::max_element(work.begin(), work.end()));
+        // A tile of 64 columns, or 16 where rows are few, is as far as neurons are divided.
+        const double step = tokens < 32 ? 16.0 : 64.0;
+        const double of_step = step / (static_cast<double>(shape.hidden) / threads);
+        EXPECT_LE(most / share, tokens < 512 ? std::max(1 / 0.9, 1 + of_step) : 1.12);
+      }
+    }
+  }
+}
+
 TEST(FfnPlan, SaysEverything) {
   Context context({.threads = 2, .tier = CpuTier::portable});
   const FfnShape shape = {64, 1024};
@@ -226,7 +267,9 @@ TEST(FfnPlan, SaysEverything) {
   EXPECT_EQ(many, plan_ffn(context, 64, shape, GateForm::packed));
   EXPECT_NE(many, plan_ffn(context, 65, shape, GateForm::packed));
   Context five({.threads = 5, .tier = CpuTier::portable});
-  EXPECT_EQ(plan_ffn(five, 64, {64, 300}, GateForm::packed).row_groups, 3);
+  const FfnPlan shared = plan_ffn(five, 128, {64, 30}, GateForm::packed);
+  EXPECT_EQ(shared.row_groups, 4);
+  EXPECT_NE(shared.to_string().find("tiles of 64 neurons x 4 groups of rows"), std::string::npos);
   Context gathering({.threads = 2, .tier = CpuTier::portable, .hot_share = 2.0});
   EXPECT_NE(plan_ffn(gathering, 64, shape, GateForm::packed).to_string().find(", rows gathered"),
             std::string::npos);

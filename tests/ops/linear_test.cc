@@ -49,7 +49,7 @@ TYPED_TEST_SUITE(LinearTest, Types);
 
 TYPED_TEST(LinearTest, TailSizes) {
   for (CpuTier tier : available_cpu_tiers()) {
-    for (int threads : {1, 3}) {
+    for (int threads : {1, 3, 16}) {
       Context context({.threads = threads, .tier = tier});
       for (Form form : {Form::packed, Form::packed_with_bias, Form::as_stored}) {
         for (std::int64_t rows : {0, 1, 2, 5, 16, 17, 1100}) {

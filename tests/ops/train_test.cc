@@ -250,7 +250,7 @@ TYPED_TEST(TrainTest, TailSizes) {
 }
 
 TYPED_TEST(TrainTest, MoreRowsThanABlock) {
-  for (const int threads : {1, 2, 3, 7}) {
+  for (const int threads : {1, 2, 3, 7, 16}) {
     Context context({.threads = threads, .tier = {}});
     for (const float shift : {2.0F, -1.0F}) {
       check_training(context, Layer<TypeParam>({1025, 24, 40, true, {}, shift}));
