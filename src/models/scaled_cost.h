@@ -14,9 +14,10 @@ struct LayerTiming {
   double dense_us = 0, sparse_us = 0;
 };
 
-// Microseconds of one call of each side, the least of up to four runs of a millisecond or more, in
+// Microseconds of one call of each side, the least of up to five runs of a millisecond or more, in
 // turns: what else the machine does meets both alike and only ever adds time. Calls have running
-// numbers, so that inputs can rotate. Two runs at least, the third and fourth within 40 ms in all.
+// numbers, so that inputs can rotate. Two runs at least, the others within 50 ms in all. Runs that
+// lose a core to another process do not count; infinity where none is left, as on a busy machine.
 LayerTiming time_in_turns(std::int64_t tokens, const std::function<void(std::int64_t)>& dense,
                           const std::function<void(std::int64_t)>& sparse);
 

@@ -158,7 +158,7 @@ class SparseFeedForward final : public FeedForward {
       out += "; dense GEMMs where they are faster, ";
       out += density ? fmt::format("last density {:.2f} %", *density * 100)
                      : std::string("no density seen yet");
-      out += "; expected from " + chooser_->cost().source();
+      out += "; cost: " + chooser_->cost().source();
     }
     return out;
   }
