@@ -46,6 +46,8 @@ CostModel measure(CpuTier tier, const FfnShape& shape, double density,
         if (!(kFewestRuns * more * (last.dense_us + last.sparse_us) < kLongest)) break;
       }
       timings.push_back(time(tokens));
+      // The machine is busy, and calls take long.
+      if (!std::isfinite(timings.back().dense_us + timings.back().sparse_us)) return built_in;
     }
   } catch (const std::exception&) {
     return built_in;  // no memory for the dense layer, most likely

@@ -31,7 +31,7 @@ CostModel scaled(const CostModel& built_in, const FfnShape& shape, double densit
 // scaled() of the tier's built-in figures, where `time` times calls of so many tokens: of 1, 8 and
 // 64, and of 512 where that takes less than about 50 ms. Timed once a process for layers of one
 // shape, dtype and number of threads whose densities are within a factor of four; others wait for
-// it. Unchanged figures, and no second try, where `time` throws.
+// it. Unchanged figures, and no second try, where `time` throws or gives no finite number.
 CostModel scaled_cost(CpuTier tier, int threads, const FfnShape& shape, double density,
                       const std::function<LayerTiming(std::int64_t tokens)>& time);
 

@@ -131,6 +131,13 @@ TEST(ScaledCost, ManyTokensAreTimedWhereTheyTakeLittleTime) {
   EXPECT_EQ(slow.asked, (std::vector<std::int64_t>{1, 8, 64}));
 }
 
+TEST(ScaledCost, ABusyMachineIsNotAskedAgain) {
+  Machine busy{kInfinity};
+  EXPECT_TRUE(busy.cost({2048, 4997}).scales.empty());
+  EXPECT_TRUE(busy.cost({2048, 4997}).scales.empty());
+  EXPECT_EQ(busy.asked, (std::vector<std::int64_t>{1}));
+}
+
 TEST(ScaledCost, AFailureLeavesTheBuiltInFigures) {
   int calls = 0;
   for (int layer = 0; layer < 2; ++layer) {
