@@ -20,11 +20,19 @@ double us_since(Clock::time_point begin) {
   return std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
 }
 
-// How often a thread of this process lost its core to another process.
-long preemptions() {
-  rusage usage{};
-  getrusage(RUSAGE_SELF, &usage);
-  return usage.ru_nivcsw;
+// Whether threads of this process lost their cores to others since `before`: some 200 times a
+// second of a thread where every core is shared. A few are the system's own, which many threads
+// meet in every call.
+bool lost_cores(const rusage& before) {
+  constexpr double kOwn = 30;  // a second of a thread
+  rusage now{};
+  getrusage(RUSAGE_SELF, &now);
+  const auto seconds = [](const timeval& t) {
+    return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec);
+  };
+  const double ran = seconds(now.ru_utime) + seconds(now.ru_stime) - seconds(before.ru_utime) -
+                     seconds(before.ru_stime);
+  return static_cast<double>(now.ru_nivcsw - before.ru_nivcsw) > kOwn * ran;
 }
 
 constexpr int kFewestRuns = 2;  // the first one also touches pages and builds oneDNN's primitives
@@ -70,7 +78,8 @@ LayerTiming time_in_turns(std::int64_t tokens, const std::function<void(std::int
     for (Side& side : sides) {
       // Threads wait for one another several times a call: a call of 1 ms that loses a core takes
       // 20, on one path more often than on the other.
-      const long preempted = preemptions();
+      rusage usage{};
+      getrusage(RUSAGE_SELF, &usage);
       const auto begin = Clock::now();
       const std::int64_t before = side.calls;
       double took = 0;
@@ -78,7 +87,7 @@ LayerTiming time_in_turns(std::int64_t tokens, const std::function<void(std::int
         side.call(side.calls++);
         took = us_since(begin);
       }
-      if (preemptions() != preempted) continue;
+      if (lost_cores(usage)) continue;
       side.best_us = std::min(side.best_us, took / static_cast<double>(side.calls - before));
     }
   }

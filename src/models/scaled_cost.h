@@ -17,7 +17,7 @@ struct LayerTiming {
 // Microseconds of one call of each side, the least of up to five runs of a millisecond or more, in
 // turns: what else the machine does meets both alike and only ever adds time. Calls have running
 // numbers, so that inputs can rotate. Two runs at least, the others within 50 ms in all. Runs that
-// lose a core to another process do not count; infinity where none is left, as on a busy machine.
+// lose cores to other processes do not count; infinity where none is left, as on a busy machine.
 LayerTiming time_in_turns(std::int64_t tokens, const std::function<void(std::int64_t)>& dense,
                           const std::function<void(std::int64_t)>& sparse);
 
