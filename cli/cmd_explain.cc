@@ -36,6 +36,16 @@ void explain_machine(const ExplainCommand& o, const Context& context) {
         format_bytes(static_cast<double>(caches.l2)), format_bytes(static_cast<double>(caches.l3)));
 }
 
+// What --ffn auto goes by: in the model's first layer, in a layer like those that are timed, or
+// before any layer was there.
+lm::CostModel expected_cost(const Context& context, lm::Model* model,
+                            const std::optional<measure::LayerTimer>& timer) {
+  const lm::CostModel* of_model = model != nullptr ? model->feed_forward(0).cost() : nullptr;
+  if (of_model != nullptr) return *of_model;
+  if (timer) return timer->automatic_cost();
+  return lm::load_cost_model(context.tier(), context.threads());
+}
+
 void run(ExplainCommand& o) {
   std::unique_ptr<lm::Model> model;
   DType dtype = o.dtype == "f32" ? DType::f32 : DType::bf16;
@@ -52,7 +62,6 @@ void run(ExplainCommand& o) {
   const FfnShape size = {o.input, o.hidden, o.gated, dtype};
   o.say("A {}gated layer, D = {}, H = {}, {}, {} non-zeros expected\n\n", o.gated ? "" : "non-",
         o.input, o.hidden, name_of(dtype), o.nnz);
-  const lm::CostModel cost = lm::load_cost_model(context.tier(), context.threads());
   const double density = o.nnz / static_cast<double>(o.hidden);
   std::optional<measure::LayerTimer> timer;
   std::vector<std::string> headings = {"tokens", "--ffn auto takes", "dense expected",
@@ -67,6 +76,7 @@ void run(ExplainCommand& o) {
     shape.activity.mean_nnz = o.nnz;
     timer.emplace(shape);
   }
+  const lm::CostModel cost = expected_cost(context, model.get(), timer);
   headings.emplace_back("sparse plan");
   Table table(headings);
   nlohmann::json plans = nlohmann::json::array();
@@ -103,11 +113,15 @@ void run(ExplainCommand& o) {
           100 * limit);
   }
   if (cost.measured_on.empty()) {
-    o.say("Expected: built-in figures of another machine; twell calibrate measures this one\n");
+    o.say("Expected: {}\ntwell calibrate measures this machine\n", cost.source());
   } else {
     o.say("Expected: from {}\n", lm::calibration_file().string());
   }
 
+  nlohmann::json scales = nlohmann::json::array();
+  for (const lm::CostScale& scale : cost.scales) {
+    scales.push_back({{"tokens", scale.tokens}, {"dense", scale.dense}, {"sparse", scale.sparse}});
+  }
   nlohmann::json layers = nlohmann::json::array();
   if (model) {
     o.say("\n");
@@ -121,6 +135,7 @@ void run(ExplainCommand& o) {
   for (const CpuTier tier : available_cpu_tiers()) tiers.push_back(name_of(tier));
   o.write({{"tiers", tiers},
            {"calibrated", !cost.measured_on.empty()},
+           {"scales", scales},
            {"plans", plans},
            {"layers", layers}});
 }

@@ -7,6 +7,7 @@
 #include "measure/dense_ffn.h"
 #include "measure/layer_timer.h"
 #include "measure/reference.h"
+#include "models/cost_model.h"
 #include "models/device.h"
 #include "models/neuron_popularity.h"
 #include "models/sparse_operators.h"
@@ -118,6 +119,8 @@ class AutomaticLayers {
   void operator()(std::int64_t i, const at::Tensor& x) const {
     layers_[static_cast<std::size_t>(i) % layers_.size()]->forward(x, 0, nullptr);
   }
+  // What the choice goes by.
+  std::string cost() const { return layers_.front()->cost()->source(); }
   // The path that a call takes now.
   const char* path(const at::Tensor& x) const {
     struct Path final : lm::FfnObserver {
@@ -192,6 +195,7 @@ nlohmann::json run_ffn_case(const FfnCase& c, const std::optional<Peaks>& peaks,
                            {"sparse_impl", c.layers.front().sparse->describe(c.tokens())},
                            {"auto_us", timings[2].median_us},
                            {"auto_path", automatic.path(input(0))},
+                           {"auto_cost", automatic.cost()},
                            {"auto_speedup", timings[0].median_us / timings[2].median_us},
                            {"speedup", timings[0].median_us / timings[1].median_us},
                            {"speedup_min", *std::min_element(ratios.begin(), ratios.end())},

@@ -9,6 +9,8 @@
 namespace twell::measure {
 namespace {
 
+constexpr lm::ActivationChoice kRelu{io::HiddenAct::relu, 0.0F};
+
 // Counts what the sparse path saw.
 struct Counter final : lm::FfnObserver {
   bool wants_counts() const override { return true; }
@@ -28,11 +30,9 @@ lm::FfnParameters parameters_of(const SyntheticLayer& layer) {
 }
 
 LayerTimer::LayerTimer(const SyntheticShape& shape, std::uint64_t seed)
-    : shape_(shape), seed_(seed) {
-  const lm::FfnParameters parameters = parameters_of(synthetic_layer(shape, seed));
-  const lm::ActivationChoice relu{io::HiddenAct::relu, 0.0F};
-  dense_ = lm::make_fastest_dense_feed_forward(parameters, relu);
-  sparse_ = lm::make_sparse_feed_forward(parameters, relu);
+    : shape_(shape), seed_(seed), parameters_(parameters_of(synthetic_layer(shape, seed))) {
+  dense_ = lm::make_fastest_dense_feed_forward(parameters_, kRelu);
+  sparse_ = lm::make_sparse_feed_forward(parameters_, kRelu);
   // A prompt, from which the layer learns the direction that inputs share.
   const c10::InferenceMode no_grad;
   sparse_->forward(inputs(64)[0], 0, nullptr);
@@ -64,6 +64,13 @@ double LayerTimer::density(std::int64_t tokens) {
     sparse_->forward(x[b], 0, &counter);
   }
   return counter.nnz / counter.cells;
+}
+
+lm::CostModel LayerTimer::automatic_cost() const {
+  const c10::InferenceMode no_grad;
+  const auto layer = lm::make_sparse_feed_forward(parameters_, kRelu, lm::FfnPath::automatic);
+  layer->forward(inputs(64)[0], 0, nullptr);
+  return *layer->cost();
 }
 
 }  // namespace twell::measure

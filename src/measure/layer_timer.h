@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "measure/synthetic.h"
+#include "models/cost_model.h"
 #include "models/feed_forward.h"
 
 namespace twell::measure {
@@ -22,12 +23,15 @@ class LayerTimer {
   LayerTimes measure(std::int64_t tokens, int repeats, double seconds);
   // Non-zeros / H on batches of so many tokens.
   double density(std::int64_t tokens);
+  // What --ffn auto goes by in such a layer.
+  lm::CostModel automatic_cost() const;
 
  private:
   at::Tensor inputs(std::int64_t tokens) const;  // [batches, tokens, D]
 
   SyntheticShape shape_;
   std::uint64_t seed_;
+  lm::FfnParameters parameters_;
   std::unique_ptr<lm::FeedForward> dense_, sparse_;
 };
 

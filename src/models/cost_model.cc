@@ -131,6 +131,21 @@ double CostModel::sparse_us(std::int64_t rows, double density, const FfnShape& s
   return us(at_rows(rows, tokens, at_tokens), shape);
 }
 
+std::string CostModel::source() const {
+  if (!measured_on.empty()) return "measured on " + measured_on;
+  std::string out = "built-in figures of another machine";
+  if (scales.empty()) return out;
+  std::string at, dense_by, sparse_by;
+  for (const CostScale& scale : scales) {
+    const char* comma = at.empty() ? "" : ", ";
+    at += fmt::format("{}{}", comma, scale.tokens);
+    dense_by += fmt::format("{}{:.2f}", comma, scale.dense);
+    sparse_by += fmt::format("{}{:.2f}", comma, scale.sparse);
+  }
+  return fmt::format("{}, scaled by timing a layer: dense by {}, sparse by {} at {} tokens", out,
+                     dense_by, sparse_by, at);
+}
+
 std::string machine_key(CpuTier tier, int threads) {
   return fmt::format("{}, {}, {} threads", processor_name(), name_of(tier), threads);
 }
@@ -199,6 +214,11 @@ void save_cost_model(const CostModel& model) {
   io::Json document = read(file);
   document[model.measured_on] = to_json(model);
   io::write_file_atomically(file, document.dump(1) + "\n");
+}
+
+bool built_in_figures_are_scaled() {
+  const char* value = std::getenv("TWELL_CALIBRATION");
+  return value == nullptr || *value != '\0';
 }
 
 fs::path calibration_file() {

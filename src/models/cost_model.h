@@ -1,5 +1,5 @@
 // What a feed-forward layer costs, dense and sparse, by tokens and density: measured on this
-// machine by `twell calibrate`, or the built-in figures of another.
+// machine by `twell calibrate`, or the built-in figures of another, scaled (scaled_cost.h) or not.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +11,12 @@
 
 namespace twell::lm {
 
+// What built-in figures of a number of tokens were multiplied by: above 1 is slower than built in.
+struct CostScale {
+  std::int64_t tokens = 0;
+  double dense = 1.0, sparse = 1.0;
+};
+
 struct CostModel {
   std::string measured_on;           // as machine_key(), or a GPU's name; empty: not measured here
   bool gated = true;                 // the layer that the figures are of
@@ -19,6 +25,8 @@ struct CostModel {
   // Nanoseconds per call and H · D; dense [tokens], sparse [tokens][densities].
   std::vector<double> dense;
   std::vector<std::vector<double>> sparse;
+  // Of the timed tokens, ascending; the last one's also scales what lies beyond. Empty: not scaled.
+  std::vector<CostScale> scales = {};
 
   // Microseconds of one call. Between measured tokens interpolated in their logarithm, beyond the
   // last proportional to them; linear in density.
@@ -32,6 +40,8 @@ struct CostModel {
                      double hot = 1.0) const {
     return dense_us(rows, shape) < kMargin * hot * sparse_us(rows, density, shape);
   }
+  // Where the figures are from, and what they were multiplied by, in words.
+  std::string source() const;
 };
 
 // "AMD EPYC, avx512, 2 threads": what a measurement holds for.
@@ -49,5 +59,7 @@ void save_cost_model(const CostModel& model);
 // $TWELL_CALIBRATION, else twell/calibration.json in the user's cache folder ($XDG_CACHE_HOME or
 // ~/.cache). Empty where there is none, or the variable is empty: nothing is loaded.
 std::filesystem::path calibration_file();
+// False where TWELL_CALIBRATION is set to nothing: built-in figures are then taken as they are.
+bool built_in_figures_are_scaled();
 
 }  // namespace twell::lm

@@ -48,6 +48,7 @@ class DenseMatrix {
     static const auto kOp = c10::Dispatcher::singleton()
                                 .findSchemaOrThrow("mkldnn::_linear_pointwise", "")
                                 .typed<Signature>();
+    // "none": the relu that oneDNN fuses makes NaN zero, and fusing saves less than 1 %.
     return kOp.call(x, weight_, bias_.defined() ? std::optional(bias_) : std::nullopt, "none",
                     c10::List<std::optional<at::Scalar>>(), "");
   }

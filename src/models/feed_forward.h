@@ -17,6 +17,7 @@
 namespace twell::lm {
 
 class DeviceRuntime;
+struct CostModel;
 
 struct ActivationChoice {
   io::HiddenAct kind = io::HiddenAct::silu;
@@ -79,6 +80,8 @@ class FeedForward {
   virtual FfnPath path() const = 0;
   // Bytes of weights this layer keeps besides what it was given (packed copies).
   virtual std::int64_t own_bytes() const { return 0; }
+  // What FfnPath::automatic goes by; null on a fixed path.
+  virtual const CostModel* cost() const { return nullptr; }
   // One line for `twell explain`: how a call of so many tokens runs.
   virtual std::string describe(std::int64_t tokens) const = 0;
 };
@@ -98,8 +101,9 @@ std::unique_ptr<FeedForward> make_fastest_dense_feed_forward(const FfnParameters
 // the CPU, bf16 or f16 on a GPU. Uses `up` in place (with AMX a copy whose rows are spread,
 // TierTuning::gather_columns), transposes `down` to neuron-major, and keeps
 // the gate in the form that its first call chooses (sparse_gate.h): 32 rows or more of inputs like
-// those to come, as load_model() gives them. On a GPU all weights are copied, and the copies' rows
-// ordered once by how many tokens fire them, so that GEMMs take the first ones
+// those to come, as load_model() gives them. With path automatic on a CPU that is not calibrated,
+// such a first call also times the layer (scaled_cost.h). On a GPU all weights are copied, and the
+// copies' rows ordered once by how many tokens fire them, so that GEMMs take the first ones
 // (neuron_popularity.h), and then a screen is made for calls of few rows (device_screen.h);
 // observers see the model's order. `path` is sparse or automatic; automatic also keeps the gate as
 // stored, and changes to dense GEMMs where they are expected to be faster (path_chooser.h). Throws

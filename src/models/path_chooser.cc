@@ -12,6 +12,11 @@ bool PathChooser::dense(std::int64_t rows, double hot) {
   return density() && cost_.prefers_dense(rows, *density(), shape_, hot);
 }
 
+void PathChooser::replace_cost(const std::function<CostModel(double density)>& replacement) {
+  density_.look();
+  if (density()) cost_ = replacement(*density());
+}
+
 bool PathChooser::samples() {
   constexpr std::int64_t kEvery = 16;
   if (runtime_.capturing()) {

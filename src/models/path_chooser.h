@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 
 #include "models/cost_model.h"
@@ -24,6 +25,10 @@ class PathChooser {
   bool samples();
   // Non-zeros of the gate in a call of `rows` rows: int64 [] on the device (MovingShare::saw).
   void saw(const at::Tensor& nnz, std::int64_t rows) { density_.saw(nnz, rows); }
+  // From now on goes by what `replacement` makes of the density so far; unchanged where none is
+  // known.
+  void replace_cost(const std::function<CostModel(double density)>& replacement);
+  const CostModel& cost() const { return cost_; }
   // Moving average of what had arrived by the last of these calls; none before the first.
   std::optional<double> density() const { return density_.value(); }
 

@@ -13,6 +13,7 @@
 #include "models/measured_cost.h"
 #include "models/neuron_popularity.h"
 #include "models/path_chooser.h"
+#include "models/scaled_cost.h"
 #include "models/sparse_gate.h"
 #include "models/sparse_operators.h"
 #include "models/weights.h"
@@ -95,7 +96,11 @@ class SparseFeedForward final : public FeedForward {
     if (p.gated() && !up_.is_alias_of(p.up)) {
       own_bytes_ += static_cast<std::int64_t>(up_.nbytes());
     }
-    if (path == FfnPath::automatic) chooser_.emplace(cost(), shape_, runtime_);
+    if (path == FfnPath::automatic) {
+      chooser_.emplace(first_cost(), shape_, runtime_);
+      to_be_scaled_ =
+          runtime.is_cpu() && chooser_->cost().measured_on.empty() && built_in_figures_are_scaled();
+    }
     // After the layer was timed: the inputs of that are not counted.
     if (!runtime.is_cpu()) {
       popularity_.emplace(shape_, runtime_);
@@ -126,10 +131,13 @@ class SparseFeedForward final : public FeedForward {
     }
     const bool sampled = chooser_ && chooser_->samples();
     const HotNeurons hot = hot_of(x.size(0));
-    if (hidden_wanted || (chooser_ && chooser_->dense(x.size(0), hot.time))) {
-      return dense(x, layer, observer, sampled);
+    at::Tensor y = hidden_wanted || (chooser_ && chooser_->dense(x.size(0), hot.time))
+                       ? dense(x, layer, observer, sampled)
+                       : sparse(x, layer, observer, sampled, hot.count);
+    if (std::exchange(to_be_scaled_, false) && x.size(0) >= SparseGate::kFewestRows) {
+      scale_cost(x);
     }
-    return sparse(x, layer, observer, sampled, hot.count);
+    return y;
   }
 
   FfnPath path() const override { return path_; }
@@ -137,6 +145,7 @@ class SparseFeedForward final : public FeedForward {
     return own_bytes_ + gate_.bytes() + (screen_ ? screen_->bytes() : 0) +
            (dense_ ? dense_->own_bytes() : 0);
   }
+  const CostModel* cost() const override { return chooser_ ? &chooser_->cost() : nullptr; }
   std::string describe(std::int64_t tokens) const override {
     const bool screened = gate_.form() == SparseGate::Form::screened;
     const std::int64_t hot = hot_of(tokens).count;
@@ -160,6 +169,7 @@ class SparseFeedForward final : public FeedForward {
       out += "; dense GEMMs where they are faster, ";
       out += density ? fmt::format("last density {:.2f} %", *density * 100)
                      : std::string("no density seen yet");
+      out += "; cost: " + chooser_->cost().source();
     }
     return out;
   }
@@ -204,7 +214,7 @@ class SparseFeedForward final : public FeedForward {
     if (popularity_ && popularity_->saw(neuron_nnz, x.size(0), down_)) screen_->saw(x);
   }
 
-  CostModel cost() {
+  CostModel first_cost() {
     if (runtime_.is_cpu()) return load_cost_model(default_cpu_tier(), at::get_num_threads());
     if (!down_.is_cuda()) return runtime_.estimated_cost(shape_);
     return measured_cost(
@@ -213,6 +223,26 @@ class SparseFeedForward final : public FeedForward {
          [this](const at::Tensor& x, float threshold, std::int64_t hot) {
            sparse_ffn(x, operands(hot), {Activation::fat_relu, threshold});
          }});
+  }
+
+  // By calls on rows of x, inputs like those to come. The dense layer is not kept: it would double
+  // the weights of a layer that may never take that path.
+  void scale_cost(const at::Tensor& x) {
+    const at::NoGradGuard no_grad;
+    std::unique_ptr<FeedForward> dense;
+    const auto time = [&](std::int64_t tokens) {
+      if (!dense) dense = make_fastest_dense_feed_forward(parameters(), choice_);
+      const at::Tensor rows = x.repeat({(tokens + x.size(0) - 1) / x.size(0), 1});
+      const auto batch = [&](std::int64_t i) {
+        return rows.narrow(0, i % (rows.size(0) / tokens) * tokens, tokens);
+      };
+      return time_in_turns(
+          tokens, [&](std::int64_t i) { dense->forward(batch(i), 0, nullptr); },
+          [&](std::int64_t i) { sparse_ffn(batch(i), operands(0), activation_); });
+    };
+    chooser_->replace_cost([&](double density) {
+      return scaled_cost(default_cpu_tier(), at::get_num_threads(), shape_, density, time);
+    });
   }
 
   at::Tensor sparse(const at::Tensor& x, std::int64_t layer, FfnObserver* observer, bool sampled,
@@ -307,6 +337,7 @@ class SparseFeedForward final : public FeedForward {
   std::optional<NeuronPopularity> popularity_;  // on a GPU, as is the next
   std::optional<DeviceScreen> screen_;
   std::optional<PathChooser> chooser_;  // automatic only
+  bool to_be_scaled_ = false;           // its cost, by the first call
   std::unique_ptr<FeedForward> dense_;  // automatic only, once it was needed
 };
 

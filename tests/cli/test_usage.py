@@ -160,7 +160,7 @@ def test_forced_tier_that_is_unknown_is_an_error(twell):
 
 def test_results_on_standard_output_are_json_alone(program):
     done = subprocess.run([program, "explain", "--json", "-"], capture_output=True, check=True)
-    assert "plans" in json.loads(done.stdout)
+    assert "plans" in json.loads(done.out)
     assert b"Processor" in done.stderr
 
 
@@ -180,6 +180,28 @@ def test_explain_names_plans(twell):
     assert not done.json["calibrated"]
     quick = twell("explain", "--no-measure", json_name="e2.json")
     assert "dense_measured_us" not in quick.json["plans"][0]
+
+
+def test_explain_says_how_built_in_costs_were_scaled(twell, work):
+    """Of a machine without a calibration: not where the variable is set to nothing."""
+    shape = ["--hidden", 256, "--ffn", 1024, "--tokens", "1,64"]
+    plain = twell("explain", *shape, json_name="e4.json")
+    assert plain.json["scales"] == []
+    assert "another machine\n" in plain.out
+    none = {"TWELL_CALIBRATION": str(work / "none" / "calibration.json")}
+    done = twell("explain", *shape, json_name="e5.json", env=none)
+    assert not done.json["calibrated"]
+    if done.json["scales"]:  # absurd timings change nothing
+        assert [s["tokens"] for s in done.json["scales"]][:3] == [1, 8, 64]
+        assert "scaled by timing a layer" in done.out
+        for path in "dense", "sparse":
+            for plan, scale in (0, 0), (1, 2):
+                key = f"{path}_expected_us"
+                assert done.json["plans"][plan][key] == pytest.approx(
+                    plain.json["plans"][plan][key] * done.json["scales"][scale][path])
+    # Nothing is timed where nothing is measured.
+    quick = twell("explain", *shape, "--no-measure", json_name="e6.json", env=none)
+    assert quick.json["scales"] == []
 
 
 def test_calibrate_is_what_explain_goes_by(twell, work):
