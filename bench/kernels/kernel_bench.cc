@@ -5,6 +5,7 @@
 #include <initializer_list>
 #include <memory>
 #include <random>
+#include <string_view>
 #include <vector>
 
 #include "bench/kernels/peak.h"
@@ -173,6 +174,7 @@ void print_gathers(const Kernels& kernels) {
   std::puts("| non-zeros | rows of weights | taken | up, ns | down, ns |");
   std::puts("| --- | --- | --- | --- | --- |");
   for (const double nnz : {29.0, 113.0, 282.0}) {
+    if (runs == 1 && nnz > 29) break;
     Activation activation(nnz);
     for (const std::int64_t stride : {kWidth, kWidth + 32}) {
       for (const std::int64_t columns : {0, 256}) {
@@ -188,8 +190,14 @@ void print_gathers(const Kernels& kernels) {
 }  // namespace
 }  // namespace twell::bench
 
-int main() {
+int main(int argc, char** argv) {
   using namespace twell;  // NOLINT(google-build-using-namespace): a program
+  if (argc == 2 && std::string_view(argv[1]) == "--quick") {
+    bench::runs = 1;  // whether it runs, no figures
+  } else if (argc > 1) {
+    std::fprintf(stderr, "twell_kernel_bench: unknown option %s; it has --quick alone\n", argv[1]);
+    return 1;
+  }
   const CpuTier tier = Context({.threads = 1, .tier = {}}).tier();
   const Kernels& kernels = kernels_of(tier, DType::bf16);
   std::printf("%s, %s, one core; D = 2048, H = 5632, bf16\n\n", processor_name().c_str(),
