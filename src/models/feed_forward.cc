@@ -49,8 +49,17 @@ class DenseMatrix {
                                 .findSchemaOrThrow("mkldnn::_linear_pointwise", "")
                                 .typed<Signature>();
     // "none": the relu that oneDNN fuses makes NaN zero, and fusing saves less than 1 %.
-    return kOp.call(x, weight_, bias_.defined() ? std::optional(bias_) : std::nullopt, "none",
-                    c10::List<std::optional<at::Scalar>>(), "");
+    return kOp.call(x, weight_, bias(), "none", c10::List<std::optional<at::Scalar>>(), "");
+  }
+  // Times `factor`. Where weights are reordered, oneDNN multiplies as it stores, rounding once.
+  at::Tensor times(const at::Tensor& x, const at::Tensor& factor) const {
+    if (!prepacked_) return (*this)(x).mul_(factor);
+    using Signature = at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                                 const std::optional<at::Tensor>&, std::string_view);
+    static const auto kOp = c10::Dispatcher::singleton()
+                                .findSchemaOrThrow("mkldnn::_linear_pointwise", "binary")
+                                .typed<Signature>();
+    return kOp.call(x, factor, weight_, bias(), "mul");
   }
 
  private:
@@ -60,6 +69,10 @@ class DenseMatrix {
                                 .findSchemaOrThrow("mkldnn::_reorder_linear_weight", "")
                                 .typed<Signature>();
     return kOp.call(weight.contiguous(), std::nullopt);
+  }
+
+  std::optional<at::Tensor> bias() const {
+    return bias_.defined() ? std::optional(bias_) : std::nullopt;
   }
 
   at::Tensor weight_, bias_;
@@ -84,11 +97,8 @@ class DenseFeedForward final : public FeedForward {
     at::Tensor gate = gate_.defined() ? gate_(x) : up_(x);  // [N, H]
     gate = grad ? activate(gate, activation_) : activate_(gate, activation_);
     at::Tensor hidden = gate;
-    if (gate_.defined()) {
-      hidden = up_(x);
-      // The gate must outlive the product where it is to be shown.
-      hidden = grad ? gate * hidden : hidden.mul_(gate);
-    }
+    // The gate outlives the product, to be shown.
+    if (gate_.defined()) hidden = grad ? gate * up_(x) : up_.times(x, gate);
     if (observer != nullptr) report(gate, hidden, layer, *observer);
     return down_(hidden);
   }

@@ -128,6 +128,23 @@ TEST(FeedForward, PrepackedWeightsGiveTheDenseResult) {
   }
 }
 
+// Fused into a GEMM or not: a token that is not a number stays one, and spoils no other.
+TEST(FeedForward, PrepackedWeightsKeepNan) {
+  const at::NoGradGuard no_grad;
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  for (const bool in_gate : {false, true}) {
+    const Layer layer = make_layer({io::HiddenAct::relu, true, at::kBFloat16}, 64, 176);
+    const at::Tensor x = at::randn({20, 64}).to(at::kBFloat16);
+    (in_gate ? layer.parameters.gate : x)[3][5] = nan;
+    for (const bool prepack : {false, true}) {
+      const auto dense = make_dense_feed_forward(layer.parameters, layer.activation, prepack);
+      const at::Tensor bad = dense->forward(x, 0, nullptr).isnan().sum(1);
+      EXPECT_TRUE(at::equal(bad, at::full({20}, in_gate ? 64 : 0, at::kLong)
+                                     .index_fill(0, at::tensor({3}, at::kLong), 64)));
+    }
+  }
+}
+
 struct Recorder final : FfnObserver {
   bool wants_counts() const override { return true; }
   void observe(const FfnActivity& activity) override { last = activity; }
