@@ -160,7 +160,7 @@ def test_forced_tier_that_is_unknown_is_an_error(twell):
 
 def test_results_on_standard_output_are_json_alone(program):
     done = subprocess.run([program, "explain", "--json", "-"], capture_output=True, check=True)
-    assert "plans" in json.loads(done.out)
+    assert "plans" in json.loads(done.stdout)
     assert b"Processor" in done.stderr
 
 
