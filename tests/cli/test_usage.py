@@ -220,7 +220,7 @@ def test_calibrate_is_what_explain_goes_by(twell, work):
     weights = 64 * 256
     assert seen["plans"][0]["sparse_expected_us"] == pytest.approx(measured[1][-1] * weights / 1e3)
     assert seen["plans"][0]["auto"] == (
-        "dense" if done.json["dense_ns_per_weight"][1] < measured[1][-1] else "sparse")
+        "dense" if done.json["dense_ns_per_weight"][1] < 1.1 * measured[1][-1] else "sparse")
 
 
 def test_a_damaged_calibration_says_what_to_do(twell, work):
