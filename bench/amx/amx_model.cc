@@ -9,11 +9,14 @@
 #include <cstdio>
 #include <cstdlib>
 #include <initializer_list>
+#include <map>
 #include <memory>
+#include <utility>
 
 #include "bench/amx/caches.h"
 #include "kernels/cpu/kernels.h"
 #include "measure/popularity.h"
+#include "twell/tuning.h"
 
 namespace twell::amx_model {
 namespace {
@@ -27,7 +30,7 @@ constexpr int kCores = 2;
 // The layer that everything was measured with, and its dense form there, in ms.
 constexpr std::int64_t kWidth = 2048, kHidden = 5632;
 constexpr std::int64_t kGroupRows = 192;  // of the gate's GEMM: plan_ffn(), 2 MB of L2
-constexpr double kScreenLimit = 0.06;     // tuning.cc
+constexpr double kCandidates = 2.4;       // a screen leaves, for each neuron that fires
 struct Dense {
   std::int64_t tokens;
   double ms;
@@ -109,6 +112,14 @@ void print_gemms() {
   }
 }
 
+// Counted once for each form and group of rows.
+double gate_cycles(Form form, std::int64_t rows) {
+  static std::map<std::pair<Form, std::int64_t>, double> known;
+  const auto [found, added] = known.try_emplace({form, rows}, 0);
+  if (added) found->second = cycles(count_gate(form, rows));
+  return found->second;
+}
+
 // Of the layer, in ms on two cores.
 struct Layer {
   double packed, screened, gather;
@@ -118,22 +129,20 @@ Layer predict(std::int64_t tokens, double nnz) {
   // fewer rows share; and multiplied densely with one row, at 1.6 TFLOP/s.
   constexpr double kPair = 125 + 145, kPieces = 2 * 95, kSharedPieces = 2 * 78, kHotRow = 10;  // ns
   constexpr std::int64_t kPiecesFrom = 256;
-  constexpr double kHotShare = 0.06;
-  // Beside a screen: bounds of a token's neuron, and the dot product of a candidate, of which a
-  // screen leaves 2.4 for each neuron that fires.
+  // Beside a screen: bounds of a token's neuron, and the dot product of a candidate.
   constexpr double kBound = 0.2, kCandidate = 25;  // ns
-  constexpr double kCandidates = 2.4;
   const double pair = tokens < kPiecesFrom ? kPair : nnz < 100 ? kPieces : kSharedPieces;
   measure::ActivityShape shape;
   shape.mean_nnz = nnz;
+  const double hot_share = tuning_of(CpuTier::amx).hot_share;
   double pairs = 0, hot = 0;
   for (const double share : measure::neuron_popularity(kHidden, shape, 1)) {
-    (share > kHotShare ? hot : pairs) += share > kHotShare ? 1 : share;
+    (share > hot_share ? hot : pairs) += share > hot_share ? 1 : share;
   }
   const auto rows = static_cast<double>(tokens);
   const std::int64_t group = std::min(tokens, kGroupRows);
   const auto gate = [&](Form form) {
-    return cycles(count_gate(form, group)) / kHertz * 1e3 * rows / static_cast<double>(group);
+    return gate_cycles(form, group) / kHertz * 1e3 * rows / static_cast<double>(group);
   };
   const double bounds = static_cast<double>(kHidden) * kBound + nnz * kCandidates * kCandidate;
   return {gate(Form::packed) / kCores, (gate(Form::screened) + rows * bounds * 1e-6) / kCores,
@@ -148,7 +157,8 @@ void print_layers() {
     for (const auto& [tokens, dense] : kDense) {
       const Layer layer = predict(tokens, nnz);
       // A layer has a screen for calls of any size, or none.
-      const double gate = nnz * 2.4 > kScreenLimit * kHidden ? layer.packed : layer.screened;
+      const bool screened = nnz * kCandidates <= tuning_of(CpuTier::amx).screen_limit * kHidden;
+      const double gate = screened ? layer.screened : layer.packed;
       std::printf("| %.0f | %d | %.1f | %.1f | %.1f | %.1f | %.1f × |\n", nnz,
                   static_cast<int>(tokens), dense, layer.packed, layer.screened, layer.gather,
                   dense / (gate + layer.gather));

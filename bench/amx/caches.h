@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels/cpu/amx/tile_config.h"
+
 namespace twell::amx_model {
 
 // Least recently used lines go.
@@ -45,7 +47,7 @@ class Cache {
   std::vector<Line> lines_;
 };
 
-// What went by, since the start or clear().
+// What went by.
 struct Counts {
   std::int64_t multiplications = 0;  // of tiles
   std::int64_t l2 = 0;               // lines between L1 and L2, either way
@@ -79,10 +81,6 @@ inline Core core;
 namespace twell::amx {
 namespace {
 
-struct TileConfig {
-  std::uint8_t row_bytes[16] = {};
-  std::uint8_t rows[16] = {};
-};
 inline TileConfig tiles;
 
 inline void load_config(const TileConfig& config) { tiles = config; }

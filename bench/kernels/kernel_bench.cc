@@ -14,6 +14,7 @@
 #include "measure/popularity.h"
 #include "ops/gather_pieces.h"
 #include "ops/gemm_input.h"
+#include "twell/tuning.h"
 
 namespace twell::bench {
 namespace {
@@ -75,13 +76,11 @@ double packed_seconds(const Kernels& kernels, const Matrix& x, const PackedWeigh
 double screen_seconds(const Kernels& kernels, const Matrix& x, const Screen& screen,
                       std::int64_t rows) {
   const ScreenView view(screen);
-  const bool tiles = kernels.x8_tiles_from > 0 && rows >= kernels.x8_tiles_from;
   std::vector<std::uint8_t> x8(
       static_cast<std::size_t>(TileOrder::blocks(kWidth) * TileOrder::block(rows, 1)));
   std::vector<float> scales(static_cast<std::size_t>(rows * screen_blocks(kWidth)));
   std::vector<ScreenedRow> figures(static_cast<std::size_t>(rows));
-  const ScreenedRows to = {x8.data(), scales.data(), figures.data(),
-                           tiles ? TileOrder::block(rows, 1) : 0};
+  const ScreenedRows to = {x8.data(), scales.data(), figures.data(), kernels.x8_block(rows)};
   for (std::int64_t r = 0; r < rows; ++r) {
     kernels.screen_row(x.view().row_bytes(r), view, to.from(r, kWidth));
   }
@@ -176,7 +175,7 @@ void print_gathers(const Kernels& kernels) {
   for (const double nnz : {29.0, 113.0, 282.0}) {
     if (runs == 1 && nnz > 29) break;
     Activation activation(nnz);
-    for (const std::int64_t stride : {kWidth, kWidth + 32}) {
+    for (const std::int64_t stride : {kWidth, spread_stride(kWidth, sizeof(bf16))}) {
       for (const std::int64_t columns : {0, 256}) {
         const auto [up, down] = pair_times(kernels, activation, stride, columns);
         std::printf("| %.0f | %d bytes apart | %s | %.0f | %.0f |\n", nnz,

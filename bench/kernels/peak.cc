@@ -44,10 +44,15 @@ double tile_rate(Multiply multiply, double operations) {
   }
   amx::load_config(config);
   const double seconds = least_seconds([&] {
-    for (std::int64_t i = 0; i < kRounds / 16; ++i) multiply();
+    for (std::int64_t i = 0; i < kRounds / 4; ++i) {
+      multiply.template operator()<0, 4, 6>();
+      multiply.template operator()<1, 4, 7>();
+      multiply.template operator()<2, 5, 6>();
+      multiply.template operator()<3, 5, 7>();
+    }
   });
   amx::release();
-  return 4 * operations * (kRounds / 16) / seconds;
+  return operations * kRounds / seconds;
 }
 
 #endif
@@ -58,14 +63,7 @@ double tile_rate(Multiply multiply, double operations) {
 
 double peak_bf16(CpuTier tier) {
   if (tier == CpuTier::amx) {
-    return tile_rate(
-        [] {
-          amx::tile_dpbf16<0, 4, 6>();
-          amx::tile_dpbf16<1, 4, 7>();
-          amx::tile_dpbf16<2, 5, 6>();
-          amx::tile_dpbf16<3, 5, 7>();
-        },
-        2 * 16 * 16 * 32);
+    return tile_rate([]<int C, int A, int B>() { amx::tile_dpbf16<C, A, B>(); }, 2 * 16 * 16 * 32);
   }
   if (tier != CpuTier::avx512) return 0;
   return vector_rate([] { TWELL_SIXTEEN("vdpbf16ps"); }, 2 * 32);
@@ -73,14 +71,7 @@ double peak_bf16(CpuTier tier) {
 
 double peak_int8(CpuTier tier) {
   if (tier == CpuTier::amx) {
-    return tile_rate(
-        [] {
-          amx::tile_dpbusd<0, 4, 6>();
-          amx::tile_dpbusd<1, 4, 7>();
-          amx::tile_dpbusd<2, 5, 6>();
-          amx::tile_dpbusd<3, 5, 7>();
-        },
-        2 * 16 * 16 * 64);
+    return tile_rate([]<int C, int A, int B>() { amx::tile_dpbusd<C, A, B>(); }, 2 * 16 * 16 * 64);
   }
   if (tier != CpuTier::avx512) return 0;
   return vector_rate([] { TWELL_SIXTEEN("vpdpbusd"); }, 2 * 64);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 
 #include "twell/device.h"
@@ -40,6 +41,14 @@ struct TierTuning {
   FfnCostTable cost;
 };
 const TierTuning& tuning_of(CpuTier tier);
+
+// Elements, of so many bytes, from row to row of a matrix of `cols` columns whose rows lie an odd
+// number of cache lines apart, so that the same columns of many rows do not share a few sets of a
+// cache.
+constexpr std::int64_t spread_stride(std::int64_t cols, std::size_t bytes) {
+  const auto line = static_cast<std::int64_t>(64 / bytes);
+  return ((cols + line - 1) / line | 1) * line;
+}
 
 // Packing a hot neuron's rows of up and down costs about as much as gathering them for so many
 // tokens, on every tier measured.

@@ -38,6 +38,18 @@ struct TwellView {
     }
   }
 
+  // The slots of a row as two lists; returns how many there are.
+  std::int64_t list_row(std::int64_t row, std::int32_t* neurons, float* values) const {
+    std::int64_t n = 0;
+    for (std::int64_t t = 0; t < tiles; ++t) {
+      for_each_slot(row, t, [&](std::int32_t neuron, float value) {
+        neurons[n] = neuron;
+        values[n++] = value;
+      });
+    }
+    return n;
+  }
+
   // Removes the slots of (row, t) for which f(neuron, value) is true; the others keep their order.
   template <class F>
   void remove_slots_if(std::int64_t row, std::int64_t t, F f) const {

@@ -121,6 +121,11 @@ struct Kernels {
   // Appends the non-zeros of act(c).
   void (*pack)(const PackArgs&);
 
+  // ScreenedRows::x_block of so many rows.
+  std::int64_t x8_block(std::int64_t count) const {
+    return x8_tiles_from > 0 && count >= x8_tiles_from ? TileOrder::block(count, 1) : 0;
+  }
+
   // r̂, its scales and the norms of one token's x; `to` is that row's.
   void (*screen_row)(const void* x, const ScreenView& screen, const ScreenedRows& to);
   void (*screen_gemm)(const ScreenGemmArgs&);

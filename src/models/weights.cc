@@ -15,6 +15,7 @@
 #include "io/file_error.h"
 #include "models/random.h"
 #include "twell/status.h"
+#include "twell/tuning.h"
 
 namespace twell::lm {
 namespace {
@@ -220,9 +221,8 @@ at::Tensor allocate_weights(std::int64_t rows, std::int64_t cols, at::ScalarType
 }
 
 at::Tensor allocate_spread_weights(std::int64_t rows, std::int64_t cols, at::ScalarType dtype) {
-  const auto line = static_cast<std::int64_t>(64 / c10::elementSize(dtype));
-  const std::int64_t lines = (cols + line - 1) / line;
-  return allocate_weights(rows, (lines | 1) * line, dtype).narrow(1, 0, cols);
+  const std::int64_t stride = spread_stride(cols, c10::elementSize(dtype));
+  return allocate_weights(rows, stride, dtype).narrow(1, 0, cols);
 }
 
 at::Tensor transposed_copy(const at::Tensor& matrix, bool spread) {

@@ -7,6 +7,7 @@
 #include <span>
 
 #include "kernels/kernel.h"
+#include "twell/tuning.h"
 
 namespace twell {
 
@@ -38,12 +39,9 @@ struct SparseX {
   std::int64_t stride = 0;
   DType dtype = DType::bf16;
 
-  // From row to row, of `cols` columns: an odd number of cache lines, so that the same columns of
-  // many rows do not share a few sets of a cache.
+  // From row to row, of `cols` columns.
   static std::int64_t stride_of(const XForm& form, std::int64_t cols) {
-    const auto line = static_cast<std::int64_t>(64 / size_of(form.dtype));
-    const std::int64_t lines = (packed_depth(DType::bf16, cols) + line - 1) / line;
-    return (lines | 1) * line;
+    return spread_stride(packed_depth(DType::bf16, cols), size_of(form.dtype));
   }
   std::byte* at(std::int64_t row, std::int64_t col) const {
     return data + static_cast<std::size_t>(row * stride + col) * size_of(dtype);

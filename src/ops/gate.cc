@@ -57,8 +57,7 @@ Gate::Gate(Context& context, const FfnPlan& plan, const FfnWeights& weights,
 
 void Gate::begin(ConstMatrixView x) {
   input_.x = x;
-  const std::int64_t tiles_from = kernels_.x8_tiles_from;
-  x8_.x_block = tiles_from > 0 && x.rows >= tiles_from ? TileOrder::block(x.rows, 1) : 0;
+  x8_.x_block = kernels_.x8_block(x.rows);
   std::fill_n(out_.counts, x.rows * out_.tiles, 0);
 }
 

@@ -53,12 +53,7 @@ void GatherPieces::run(std::int64_t begin, std::int64_t end, float* sums) {
 std::int64_t GatherPieces::fill(std::int64_t begin, std::int64_t end) {
   std::int64_t n = 0, row = begin;
   for (; row < end && n + work_.packed.row_count(row) <= room_; ++row) {
-    for (std::int64_t t = 0; t < work_.packed.tiles; ++t) {
-      work_.packed.for_each_slot(row, t, [&](std::int32_t neuron, float value) {
-        neurons_[n] = neuron;
-        values_[n++] = value;
-      });
-    }
+    n += work_.packed.list_row(row, neurons_ + n, values_ + n);
     offsets_[row - begin + 1] = n;
   }
   return row - begin;

@@ -15,13 +15,7 @@ void run_part(const SparseRows& work, std::int64_t row, int part, void* list, bo
               float* y32) {
   auto* neurons = static_cast<std::int32_t*>(list);
   auto* values = reinterpret_cast<float*>(neurons + work.packed.tiles * work.packed.tile);
-  std::int64_t n = 0;
-  for (std::int64_t t = 0; t < work.packed.tiles; ++t) {
-    work.packed.for_each_slot(row, t, [&](std::int32_t neuron, float value) {
-      neurons[n] = neuron;
-      values[n++] = value;
-    });
-  }
+  const std::int64_t n = work.packed.list_row(row, neurons, values);
   const std::int64_t begin = n * part / work.parts;
   const ActiveNeurons active = {neurons + begin, values + begin,
                                 n * (part + 1) / work.parts - begin};

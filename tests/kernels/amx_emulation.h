@@ -6,18 +6,11 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "kernels/cpu/amx/tile_config.h"
 #include "twell/dtype.h"
 
 namespace twell::amx {
 namespace {
-
-struct alignas(64) TileConfig {
-  std::uint8_t palette = 1;
-  std::uint8_t start_row = 0;
-  std::uint8_t reserved[14] = {};
-  std::uint16_t row_bytes[16] = {};
-  std::uint8_t rows[16] = {};
-};
 
 struct EmulatedTiles {
   TileConfig config;

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <torch/types.h>
 
+#include <memory>
 #include <utility>
 
 #include "models/feed_forward.h"
@@ -38,15 +39,18 @@ Layer silent_layer(bool gated, std::int64_t width, std::int64_t neurons) {
   return layer;
 }
 
-// Its counts arrive at once, kHot neurons are hot from 64 rows on, its plans take a screen for up
-// to four rows.
-void play_screening_gpu(SlowRuntime& runtime) {
+// A layer on a device whose counts arrive at once, where kHot neurons are hot from 64 rows on and
+// plans take a screen for up to four rows.
+std::unique_ptr<FeedForward> screened_layer(const Layer& layer, SlowRuntime& runtime,
+                                            FfnPath path = FfnPath::sparse) {
   runtime.done = true;
   runtime.hot = [](const FfnShape&, std::int64_t rows, const std::vector<double>&) {
     return HotNeurons{rows >= 64 ? kHot : 0, 1.0};
   };
   runtime.screens = {0.3, 0.3, 0.3, 0.3};
+  return make_sparse_feed_forward(layer.parameters, layer.activation, path, runtime);
 }
+void run_prompt(FeedForward& ffn) { ffn.forward(skewed_inputs(kPrompt, 64), 0, nullptr); }
 
 TEST(ScreenedLayers, FewRowsGoThroughAScreenOnceNeuronsAreOrdered) {
   const at::NoGradGuard no_grad;
@@ -55,11 +59,9 @@ TEST(ScreenedLayers, FewRowsGoThroughAScreenOnceNeuronsAreOrdered) {
       for (const auto& [width, neurons] : {std::pair{64, 176}, std::pair{40, 93}}) {
         SCOPED_TRACE(testing::Message() << name_of(path) << " " << gated << " " << neurons);
         SlowRuntime runtime;
-        play_screening_gpu(runtime);
-        runtime.done = false;
         const Layer layer = silent_layer(gated, width, neurons);
-        const auto ffn =
-            make_sparse_feed_forward(layer.parameters, layer.activation, path, runtime);
+        const auto ffn = screened_layer(layer, runtime, path);
+        runtime.done = false;
         const std::int64_t bytes = ffn->own_bytes();
         const at::Tensor prompt = skewed_inputs(kPrompt, width);
         const at::Tensor few = skewed_inputs(4, width);
@@ -99,15 +101,13 @@ TEST(ScreenedLayers, FewRowsGoThroughAScreenOnceNeuronsAreOrdered) {
 TEST(ScreenedLayers, NoCallHasHotNeuronsAndAScreen) {
   const at::NoGradGuard no_grad;
   SlowRuntime runtime;
-  play_screening_gpu(runtime);
+  const Layer layer = silent_layer(true, 64, 176);
+  const auto ffn = screened_layer(layer, runtime);
   runtime.hot = [](const FfnShape&, std::int64_t rows, const std::vector<double>&) {
     return HotNeurons{rows >= 4 ? kHot : 0, 1.0};
   };
-  const Layer layer = silent_layer(true, 64, 176);
-  const auto ffn =
-      make_sparse_feed_forward(layer.parameters, layer.activation, FfnPath::sparse, runtime);
   const FfnCalls calls;
-  ffn->forward(skewed_inputs(kPrompt, 64), 0, nullptr);
+  run_prompt(*ffn);
   for (const std::int64_t rows : {1, 4, 1}) {
     ffn->forward(skewed_inputs(rows, 64), 0, nullptr);
     EXPECT_EQ(calls.last().screen.defined(), rows == 1);
@@ -119,10 +119,8 @@ TEST(ScreenedLayers, NoCallHasHotNeuronsAndAScreen) {
 TEST(ScreenedLayers, AScreenThatLeavesTooManyIsGivenUp) {
   const at::NoGradGuard no_grad;
   SlowRuntime runtime;
-  play_screening_gpu(runtime);
   const Layer layer = make_layer({io::HiddenAct::relu, true, at::kBFloat16}, 64, 176);
-  const auto ffn =
-      make_sparse_feed_forward(layer.parameters, layer.activation, FfnPath::sparse, runtime);
+  const auto ffn = screened_layer(layer, runtime);
   const std::int64_t bytes = ffn->own_bytes();
   const FfnCalls calls;
   ffn->forward(at::randn({kPrompt, 64}).to(at::kBFloat16), 0, nullptr);  // half of them fire
@@ -140,11 +138,10 @@ TEST(ScreenedLayers, OnlyAutomaticFollowsTheCandidatesOfItsCalls) {
   const at::NoGradGuard no_grad;
   for (const FfnPath path : {FfnPath::sparse, FfnPath::automatic}) {
     SlowRuntime runtime;
-    play_screening_gpu(runtime);
     const Layer layer = silent_layer(true, 64, 176);
     layer.parameters.gate.select(1, 1).fill_(0);
-    const auto ffn = make_sparse_feed_forward(layer.parameters, layer.activation, path, runtime);
-    ffn->forward(skewed_inputs(kPrompt, 64), 0, nullptr);
+    const auto ffn = screened_layer(layer, runtime, path);
+    run_prompt(*ffn);
     ffn->forward(skewed_inputs(1, 64), 0, nullptr);
     const std::int64_t bytes = ffn->own_bytes();
     // No more fire, but rounding a channel that no neuron reads leaves nearly all of them.
@@ -174,10 +171,8 @@ TEST(ScreenedLayers, OnlyAutomaticFollowsTheCandidatesOfItsCalls) {
 TEST(ScreenedLayers, RecordingsGoOnWithWhatTheyWereMadeWith) {
   const at::NoGradGuard no_grad;
   SlowRuntime runtime;
-  play_screening_gpu(runtime);
   const Layer layer = silent_layer(true, 64, 176);
-  const auto ffn =
-      make_sparse_feed_forward(layer.parameters, layer.activation, FfnPath::sparse, runtime);
+  const auto ffn = screened_layer(layer, runtime);
   const at::Tensor x = skewed_inputs(3, 64);
   const FfnCalls calls;
   const auto record = [&] {
@@ -191,7 +186,7 @@ TEST(ScreenedLayers, RecordingsGoOnWithWhatTheyWereMadeWith) {
                                    {Activation::relu, 0}),
                         layer, x);
   };
-  ffn->forward(skewed_inputs(kPrompt, 64), 0, nullptr);
+  run_prompt(*ffn);
   const FfnCalls::Call before = record();
   EXPECT_FALSE(before.screen.defined()) << "nothing is made while a graph is recorded";
   ffn->forward(x, 0, nullptr);
@@ -226,11 +221,9 @@ struct Scarce final : c10::Allocator {
 TEST(ScreenedLayers, WithoutMemoryTheLayerGoesOnWithout) {
   const at::NoGradGuard no_grad;
   SlowRuntime runtime;
-  play_screening_gpu(runtime);
   const Layer layer = silent_layer(true, 64, 176);
-  const auto ffn =
-      make_sparse_feed_forward(layer.parameters, layer.activation, FfnPath::sparse, runtime);
-  ffn->forward(skewed_inputs(kPrompt, 64), 0, nullptr);
+  const auto ffn = screened_layer(layer, runtime);
+  run_prompt(*ffn);
   const at::Tensor x = skewed_inputs(3, 64);
   const FfnCalls calls;
   const Scarce scarce(screen_bytes(176, 64));

@@ -16,13 +16,6 @@ constexpr std::int64_t kDepthTile = 32;  // inputs
 constexpr std::int64_t kDepth = TileOrder::kInputs;
 constexpr std::int64_t kAccumulatorRow = kSumStride * static_cast<std::int64_t>(sizeof(float));
 
-struct MultiplyBf16 {
-  template <int C, int A, int B>
-  void operator()() const {
-    tile_dpbf16<C, A, B>();
-  }
-};
-
 template <int RowTiles, int Panels>
 void step(const StepRows& x, const std::byte* panel, std::int64_t panel_stride,
           std::int64_t depth_tiles, float* c, bool accumulate, Ahead& ahead) {
@@ -36,7 +29,8 @@ void step(const StepRows& x, const std::byte* panel, std::int64_t panel_stride,
       tile_zero<Tile>();
     }
   });
-  multiply_tiles<RowTiles, Panels>(x, panel, panel_stride, depth_tiles, MultiplyBf16{}, ahead);
+  const auto multiply = []<int C, int A, int B>() { tile_dpbf16<C, A, B>(); };
+  multiply_tiles<RowTiles, Panels>(x, panel, panel_stride, depth_tiles, multiply, ahead);
   for_accumulators<RowTiles, Panels>([&]<int Tile, int RowTile, int Panel>() {
     tile_store<Tile>(at(RowTile, Panel), kAccumulatorRow);
   });
@@ -55,28 +49,21 @@ void sweep(const GemmArgs& args, std::int64_t begin, std::int64_t end, std::int6
   const auto tiles_of = [&](std::int64_t block) {
     return (std::min((block + 1) * kDepth, depth) - block * kDepth) / kDepthTile;
   };
-  for_panel_blocks(args.panels, TileOrder::blocks(depth), groups == 1,
-                   [&](std::int64_t p, std::int64_t b, std::int64_t next_p, std::int64_t next_b) {
-                     const auto panel_at = [&](std::int64_t panel, std::int64_t block) {
-                       return weight + panel * stride + block * kDepth * kPanel * kElement;
-                     };
-                     const std::int64_t next_panels =
-                         std::min<std::int64_t>(2, panels_there - next_p);
-                     Ahead ahead(next_panels > 0 ? panel_at(next_p, next_b) : nullptr, stride,
-                                 next_panels, tiles_of(next_b) * kTileBytes, groups * tiles_of(b));
-                     for (std::int64_t r = begin; r < end; r += group) {
-                       const auto run = [&]<int Panels>() {
-                         step<RowTiles, Panels>(rows.at(r, b), panel_at(p, b), stride, tiles_of(b),
-                                                args.c + r * kSumStride + p * kPanel,
-                                                args.accumulate || b > 0, ahead);
-                       };
-                       if (p + 1 < args.panels) {
-                         run.template operator()<2>();
-                       } else {
-                         run.template operator()<1>();
-                       }
-                     }
-                   });
+  const auto panel_at = [&](PanelBlock at) {
+    return weight + at.panel * stride + at.block * kDepth * kPanel * kElement;
+  };
+  for_panel_blocks(
+      args.panels, TileOrder::blocks(depth), groups == 1,
+      [&]<int Panels>(PanelBlock at, PanelBlock next) {
+        const std::int64_t next_panels = std::min<std::int64_t>(2, panels_there - next.panel);
+        Ahead ahead(next_panels > 0 ? panel_at(next) : nullptr, stride, next_panels,
+                    tiles_of(next.block) * kTileBytes, groups * tiles_of(at.block));
+        for (std::int64_t r = begin; r < end; r += group) {
+          step<RowTiles, Panels>(rows.at(r, at.block), panel_at(at), stride, tiles_of(at.block),
+                                 args.c + r * kSumStride + at.panel * kPanel,
+                                 args.accumulate || at.block > 0, ahead);
+        }
+      });
 }
 
 }  // namespace

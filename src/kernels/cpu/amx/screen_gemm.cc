@@ -20,13 +20,6 @@ static_assert(kScreenBlock == TileOrder::kInputs);
 constexpr std::int64_t kBlockBytes = kPanel * (kScreenBlock + kScreenHead);
 constexpr std::int64_t kHeadBytes = kPanel * kScreenHead;
 
-struct MultiplyInt8 {
-  template <int C, int A, int B>
-  void operator()() const {
-    tile_dpbusd<C, A, B>();
-  }
-};
-
 // What a step leaves for vectors to do.
 struct Sums {
   alignas(64) std::int32_t of[kHalves][2 * kGroupRows][kPanel];  // [half][panel, row]
@@ -83,24 +76,27 @@ void sweep(const ScreenGemmArgs& args, std::int64_t begin, std::int64_t end, std
   };
   Sums sums;  // of `before`, until its sums are used
   Pending before;
+  const auto panel_at = [&](PanelBlock at) {
+    return screen + at.panel * stride + at.block * kBlockBytes;
+  };
+  const auto multiply = []<int C, int A, int B>() { tile_dpbusd<C, A, B>(); };
   for_panel_blocks(
       args.panels, (blocks + kHalves - 1) / kHalves, groups == 1,
-      [&](std::int64_t p, std::int64_t pair, std::int64_t next_p, std::int64_t next_pair) {
-        const std::int64_t b = pair * kHalves;
-        const std::int64_t halves = std::min(kHalves, blocks - b);
-        const auto panel_at = [&](std::int64_t panel, std::int64_t block) {
-          return screen + panel * stride + block * kBlockBytes;
-        };
+      [&]<int Panels>(PanelBlock at, PanelBlock next) {
+        at.block *= kHalves;
+        next.block *= kHalves;
+        const std::int64_t halves = std::min(kHalves, blocks - at.block);
         std::int64_t depth_tiles = 0;
-        for (std::int64_t h = 0; h < halves; ++h) depth_tiles += tiles_of(b + h);
-        const std::int64_t next_panels = std::min<std::int64_t>(2, panels_there - next_p);
-        Ahead ahead(next_panels > 0 ? panel_at(next_p, next_pair * kHalves) : nullptr, stride,
-                    next_panels, bytes_of(next_pair * kHalves), groups * depth_tiles);
-        const auto run = [&]<int Panels>(std::int64_t r) {
+        for (std::int64_t h = 0; h < halves; ++h) depth_tiles += tiles_of(at.block + h);
+        const std::int64_t next_panels = std::min<std::int64_t>(2, panels_there - next.panel);
+        Ahead ahead(next_panels > 0 ? panel_at(next) : nullptr, stride, next_panels,
+                    bytes_of(next.block), groups * depth_tiles);
+        for (std::int64_t r = begin; r < end; r += group) {
           for (std::int64_t h = 0; h < halves; ++h) {
+            const std::int64_t b = at.block + h;
             for_accumulators<RowTiles, Panels>([]<int Tile, int, int>() { tile_zero<Tile>(); });
-            multiply_tiles<RowTiles, Panels>(rows.at(r, b + h), panel_at(p, b + h) + kHeadBytes,
-                                             stride, tiles_of(b + h), MultiplyInt8{}, ahead);
+            multiply_tiles<RowTiles, Panels>(rows.at(r, b), panel_at({at.panel, b}) + kHeadBytes,
+                                             stride, tiles_of(b), multiply, ahead);
             if (h == 0) before.finish();
             for_accumulators<RowTiles, Panels>([&]<int Tile, int RowTile, int Panel>() {
               tile_store<Tile>(sums.of[h][Panel * kGroupRows + RowTile * kTileRows], kLine);
@@ -110,19 +106,12 @@ void sweep(const ScreenGemmArgs& args, std::int64_t begin, std::int64_t end, std
                     std::min(group, end - r),
                     Panels,
                     halves,
-                    panel_at(p, b),
+                    panel_at(at),
                     stride,
-                    args.x.scales + r * blocks + b,
+                    args.x.scales + r * blocks + at.block,
                     blocks,
-                    args.c + r * kSumStride + p * kPanel,
-                    b > 0};
-        };
-        for (std::int64_t r = begin; r < end; r += group) {
-          if (p + 1 < args.panels) {
-            run.template operator()<2>(r);
-          } else {
-            run.template operator()<1>(r);
-          }
+                    args.c + r * kSumStride + at.panel * kPanel,
+                    at.block > 0};
         }
       });
   before.finish();

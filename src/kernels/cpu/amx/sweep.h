@@ -9,6 +9,7 @@
 #include <cstddef>
 
 #include "kernels/cpu/amx/tile.h"
+#include "kernels/cpu/amx/tile_config.h"
 #include "kernels/kernel.h"
 
 namespace twell::amx {
@@ -133,22 +134,29 @@ void for_accumulators(F f) {
   if constexpr (RowTiles == 2 && Panels == 2) f.template operator()<3, 1, 1>();
 }
 
-// A column block's panels in pairs, cut into blocks of depth: f(pair's first panel, block, and
-// those of what comes next, or -1 where nothing does). One group of rows goes through a panel from
-// end to end, since it reads it once; more share a block of depth of all panels, so that their
-// accumulators and x stay in L2.
+// A pair's first panel, and a block of depth.
+struct PanelBlock {
+  std::int64_t panel, block;
+};
+
+// A column block's panels in pairs, cut into blocks of depth: f<panels of the pair>(this, next),
+// where the last one's next is the panel after the column block. One group of rows goes through a
+// panel from end to end, since it reads it once; more share a block of depth of all panels, so that
+// their accumulators and x stay in L2.
 template <class F>
 void for_panel_blocks(std::int64_t panels, std::int64_t blocks, bool one_group, F f) {
   const std::int64_t pairs = (panels + 1) / 2;
-  const auto place = [&](std::int64_t i, std::int64_t& panel, std::int64_t& block) {
-    panel = 2 * (one_group ? i / blocks : i % pairs);
-    block = one_group ? i % blocks : i / pairs;
+  const auto place = [=](std::int64_t i) -> PanelBlock {
+    if (i == pairs * blocks) return {panels, 0};
+    return {2 * (one_group ? i / blocks : i % pairs), one_group ? i % blocks : i / pairs};
   };
   for (std::int64_t i = 0; i < pairs * blocks; ++i) {
-    std::int64_t panel, block, next_panel = panels, next_block = 0;
-    place(i, panel, block);
-    if (i + 1 < pairs * blocks) place(i + 1, next_panel, next_block);
-    f(panel, block, next_panel, next_block);
+    const PanelBlock at = place(i);
+    if (at.panel + 1 < panels) {
+      f.template operator()<2>(at, place(i + 1));
+    } else {
+      f.template operator()<1>(at, place(i + 1));
+    }
   }
 }
 

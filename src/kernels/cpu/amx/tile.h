@@ -4,18 +4,11 @@
 
 #include <cstdint>
 
+#include "kernels/cpu/amx/tile_config.h"
+
 #if !defined(TWELL_AMX_EMULATED)
 namespace twell::amx {
 namespace {
-
-// Palette 1: eight tiles of up to 16 rows of 64 bytes.
-struct alignas(64) TileConfig {
-  std::uint8_t palette = 1;
-  std::uint8_t start_row = 0;
-  std::uint8_t reserved[14] = {};
-  std::uint16_t row_bytes[16] = {};
-  std::uint8_t rows[16] = {};
-};
 
 // g++ 12's own intrinsics paste the tile's number as text, so they take no template parameter, and
 // may drop the stores that fill a configuration: hence assembly, with memory clobbers.
