@@ -113,6 +113,11 @@ struct ActiveNeurons {
   std::int64_t count = 0;
 };
 
+// Of the values that exponentials() was given: the largest, and what it wrote in their places.
+struct ExponentialSum {
+  float largest = 0, sum = 0;
+};
+
 // What a tier has for one dtype: bf16 or f32. Matrices, x and y are of that dtype.
 struct Kernels {
   XForm x;                         // that gemm reads
@@ -150,6 +155,14 @@ struct Kernels {
   // h[i] = h[i] != 0 ? h[i] * u[i] : 0, h of the dtype of the GEMM's x.
   void (*multiply_nonzeros)(const float* u, std::int64_t count, void* h);
   bool (*all_finite)(const void* row, std::int64_t cols);
+
+  // Attention of one query to one head's keys and values, [positions, d].
+  // scores[i] = scale · dot(q, keys[i])
+  void (*key_scores)(const void* q, ConstMatrixView keys, float scale, float* scores);
+  // values[i] = e^(values[i] − the largest); one value at least. NaN gives NaN.
+  ExponentialSum (*exponentials)(float* values, std::int64_t count);
+  // y32 = Σ weights[i] · values[i], values.cols floats
+  void (*weighted_values)(ConstMatrixView values, const float* weights, float* y32);
 };
 
 // The best that `tier` may run. dtype: bf16 or f32.

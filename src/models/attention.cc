@@ -9,6 +9,7 @@
 #include <span>
 
 #include "models/matmul_attention.h"
+#include "twell/attention.h"
 
 namespace twell::lm {
 namespace {
@@ -64,6 +65,30 @@ void store(const at::Tensor& x, std::span<const PackedRows::Run> runs, const at:
       }
     });
   }
+}
+
+// Tasks of one query each, by libtwell: keys and values stream by once, at the bandwidth of memory,
+// and are not copied. The operators of a batched product took three times as long.
+void attend_singles(std::span<const AttentionTask> tasks) {
+  if (tasks.empty()) return;
+  std::vector<DecodeQuery> queries;
+  for (const AttentionTask& task : tasks) {
+    const DType dtype = task.q.scalar_type() == at::kFloat ? DType::f32 : DType::bf16;
+    const std::int64_t heads = task.q.size(1);
+    const std::int64_t width = task.q.size(2);
+    const auto first_head = [&](const at::Tensor& rows) -> ConstMatrixView {
+      TORCH_INTERNAL_ASSERT(rows.stride(2) == 1);
+      return {rows.const_data_ptr(), dtype, task.start + 1, width, rows.stride(1)};
+    };
+    queries.push_back({{task.q.const_data_ptr(), dtype, heads, width},
+                       first_head(task.k),
+                       first_head(task.v),
+                       task.k.stride(0),
+                       task.v.stride(0),
+                       {task.out.mutable_data_ptr(), dtype, heads, width}});
+  }
+  Context context({.threads = at::get_num_threads(), .tier = {}});
+  decode_attention(context, {tasks[0].q.size(1), tasks[0].k.size(0)}, queries);
 }
 
 }  // namespace
@@ -125,22 +150,27 @@ at::Tensor PackedRows::mix(const at::Tensor& q, const at::Tensor& k, const at::T
                               seen(k, keys, run, some).narrow(2, 0, end),
                               seen(v, values, run, some).narrow(2, 0, end), run.start);
   };
-  const bool by_products =
-      q.is_cpu() && !at::GradMode::is_enabled() && matmul_attention_is_faster(q.scalar_type());
-  if (uniform() && !by_products) {
-    return fused(runs_[0], static_cast<std::int64_t>(runs_.size())).view(q.sizes());
+  const bool inference = q.is_cpu() && !at::GradMode::is_enabled();
+  const at::ScalarType dtype = q.scalar_type();
+  const bool singles = inference && (dtype == at::kBFloat16 || dtype == at::kFloat);
+  const bool by_products = inference && matmul_attention_is_faster(dtype);
+  if (uniform() && !by_products && !(singles && runs_[0].count == 1)) {
+    return fused(runs_[0], std::ssize(runs_)).view(q.sizes());
   }
   at::Tensor out = at::empty(q.sizes(), q.options());
-  std::vector<AttentionTask> tasks;
+  std::vector<AttentionTask> single, several;
   for (const Run& run : runs_) {
-    if (by_products) {
-      tasks.push_back({own(q, run, 1)[0], seen(k, keys, run, 1)[0], seen(v, values, run, 1)[0],
-                       own(out, run, 1)[0], run.start});
+    const bool one = singles && run.count == 1;
+    if (one || by_products) {
+      (one ? single : several)
+          .push_back({own(q, run, 1)[0], seen(k, keys, run, 1)[0], seen(v, values, run, 1)[0],
+                      own(out, run, 1)[0], run.start});
     } else {
       out.narrow(0, run.row, run.count).copy_(fused(run, 1)[0]);
     }
   }
-  matmul_attention(tasks);
+  attend_singles(single);
+  matmul_attention(several);
   return out;
 }
 

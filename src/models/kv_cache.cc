@@ -13,20 +13,18 @@ namespace twell::lm {
 namespace {
 
 // Room in steps of 64 tokens and at least an eighth of what is there: moving everything once a step
-// then costs a few per cent of the reading that the tokens of a step do. Products over equal
-// shapes also find their compiled kernel again, which a new length at every token would not.
+// then costs a few per cent of the reading that the tokens of a step do.
 std::int64_t rounded_room(std::int64_t tokens, std::int64_t capacity) {
   constexpr std::int64_t kStep = 64;
   const std::int64_t step = std::max(kStep, tokens / (8 * kStep) * kStep);
   return std::min(capacity, (tokens + step - 1) / step * step);
 }
 
-// Heads of `from` rows each become heads of `to` > from rows; the new rows are zero.
+// Heads of `from` bytes each become heads of `to` > from.
 void spread(std::byte* data, std::int64_t heads, std::size_t from, std::size_t to) {
   for (std::int64_t h = heads; h-- > 0;) {
-    std::byte* target = data + static_cast<std::size_t>(h) * to;
-    std::memmove(target, data + static_cast<std::size_t>(h) * from, from);
-    std::memset(target + from, 0, to - from);
+    const auto head = static_cast<std::size_t>(h);
+    std::memmove(data + head * to, data + head * from, from);
   }
 }
 
@@ -46,7 +44,6 @@ KvCache::KvCache(std::int64_t layers, std::int64_t slots, std::int64_t kv_heads,
         fmt::format("slots and capacity must be at least 1, got {} and {}", slots, capacity));
   }
   lengths_.assign(static_cast<std::size_t>(slots), 0);
-  written_ = lengths_;
   for (std::int64_t layer = 0; layer < layers; ++layer) {
     const std::int64_t size = slots * kv_heads * capacity * head_dim;
     for (auto* buffers : {&keys_, &values_}) {
@@ -70,16 +67,8 @@ void KvCache::truncate(std::int64_t slot, std::int64_t length) {
 }
 
 void KvCache::reserve(std::int64_t slot, std::int64_t tokens) {
-  if (fixed_) return;  // what lies behind is masked, and finite
   const std::int64_t end = std::min(capacity_, length(slot) + tokens);
   if (end > room_) grow(end);
-  std::int64_t& written = written_[static_cast<std::size_t>(slot)];
-  if (written > end) {  // left by a longer sequence
-    for (std::int64_t layer = 0; layer < static_cast<std::int64_t>(values_.size()); ++layer) {
-      values(layer)[slot].narrow(1, end, written - end).zero_();
-    }
-  }
-  written = end;
 }
 
 void KvCache::grow(std::int64_t tokens) {

@@ -1,9 +1,8 @@
 // Keys and values of earlier tokens, reserved once. A slot holds one sequence.
 //
 // A head's keys lie one after the other with room for somewhat more tokens than there are, not for
-// the whole capacity: matrix products then read the heads of a slot as one dense batch. (oneDNN is
-// called by PyTorch with dense operands only; a view of part of each head would be copied, which
-// costs five times the product itself.) The room grows in place as sequences do.
+// the whole capacity: the memory in use is then dense, and capacity that nobody uses is never
+// touched, whatever the size of a page. The room grows in place as sequences do.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -33,9 +32,10 @@ class KvCache {
   void truncate(std::int64_t slot, std::int64_t length = 0);
 
   // For the model. Before a forward pass: makes room for `tokens` more in a slot, at most up to
-  // the capacity, and makes the values behind them zero, so that a product may run over the room.
+  // the capacity.
   void reserve(std::int64_t slot, std::int64_t tokens);
-  // A layer as it lies now, valid until the next reserve(): [slots, kv_heads, room, head_dim].
+  // A layer as it lies now, valid until the next reserve(): [slots, kv_heads, room, head_dim]. Rows
+  // behind a slot's length may be anything, unless the cache is fixed: then they are finite.
   at::Tensor keys(std::int64_t layer) const { return view(keys_, layer); }
   at::Tensor values(std::int64_t layer) const { return view(values_, layer); }
   // After it.
@@ -47,7 +47,6 @@ class KvCache {
 
   std::vector<at::Tensor> keys_, values_;  // flat, one a layer
   std::vector<std::int64_t> lengths_;
-  std::vector<std::int64_t> written_;  // values from here to the room's end are zero
   std::int64_t kv_heads_, capacity_, head_dim_;
   std::int64_t room_ = 0;
   bool fixed_;

@@ -33,14 +33,6 @@ constexpr std::int64_t kQueries = 8 * 128;
 constexpr std::int64_t kScores = kQueries * 512;
 constexpr std::int64_t kPositions = 128;  // of a block; the last square of its scores is half waste
 
-// What a single query is multiplied with. All rows that are there, because k and v are then dense
-// as they lie; a part would be copied, which reads and writes it once more than it is needed. For
-// more queries that is a small share of the work.
-std::int64_t keys_for_one(std::int64_t visible, std::int64_t rows) {
-  constexpr std::int64_t kStep = 64;  // equal shapes find their compiled kernel again
-  return rows <= 3 * visible ? rows : std::min(rows, (visible + kStep - 1) / kStep * kStep);
-}
-
 // `future`: [positions of a block, the same], true above the diagonal.
 void run(const Piece& piece, const at::Tensor& future) {
   const AttentionTask& task = *piece.task;
@@ -59,15 +51,15 @@ void run(const Piece& piece, const at::Tensor& future) {
   for (std::int64_t row = 0; row < n; row += most_positions) {
     const std::int64_t count = std::min(most_positions, n - row);
     const std::int64_t visible = task.start + row + count;
-    const std::int64_t keys = n == 1 ? keys_for_one(visible, k.size(1)) : visible;
-    const at::Tensor some_k = k.narrow(1, 0, keys).contiguous();
-    const at::Tensor some_v = v.narrow(1, 0, keys).contiguous();
+    // Copies, since oneDNN is called with dense operands: a small share of the work of many
+    // queries.
+    const at::Tensor some_k = k.narrow(1, 0, visible).contiguous();
+    const at::Tensor some_v = v.narrow(1, 0, visible).contiguous();
     const at::Tensor some_q = q.narrow(1, row, count).reshape({piece.heads, groups * count, d});
-    at::Tensor scores = at::empty({piece.heads, groups * count, keys}, q.options());
+    at::Tensor scores = at::empty({piece.heads, groups * count, visible}, q.options());
     at::baddbmm_out(scores, scores, some_q, some_k.transpose(1, 2), 0, scale);
-    if (keys > visible) scores.narrow(2, visible, keys - visible).fill_(kMasked);
     if (count > 1) {
-      scores.view({piece.heads, groups, count, keys})
+      scores.view({piece.heads, groups, count, visible})
           .narrow(3, visible - count, count)
           .masked_fill_(future.narrow(0, 0, count).narrow(1, 0, count), kMasked);
     }

@@ -1,5 +1,5 @@
-// Causal attention as two batched matrix products and a softmax, for machines and types where that
-// is faster than PyTorch's fused operator.
+// Causal attention of many queries as two batched matrix products and a softmax, for machines and
+// types where that is faster than PyTorch's fused operator.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,7 +13,7 @@ namespace twell::lm {
 struct AttentionTask {
   at::Tensor q;    // [n, heads, d], rows contiguous
   at::Tensor k;    // [kv_heads, keys, d], any strides; keys >= start + n
-  at::Tensor v;    // as k; rows from start + n on are zero
+  at::Tensor v;    // as k
   at::Tensor out;  // [n, heads, d], written
   std::int64_t start = 0;
 };

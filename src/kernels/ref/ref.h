@@ -46,6 +46,13 @@ Result twell_gated_ffn(const Matrix& x, const Matrix& gate, const Matrix& up, co
 // h Wd; magnitude Σ |h||Wd|.
 Result twell_spmm(const Matrix& hidden, const Matrix& down);
 
+// softmax(q Kᵀ / √d) V of the queries of some heads, [heads, d], that share K and V, [keys, d].
+struct Attention {
+  Result y;       // magnitude: Σ p |v|
+  Matrix scores;  // [heads, 1]: the largest Σ |q||k| / √d of a key
+};
+Attention decode_attention(const Matrix& q, const Matrix& k, const Matrix& v);
+
 // The backward pass of a layer at the places that fired, from what forward kept of them.
 struct BackwardInput {
   Matrix dy, x, gate, up, down;  // without a gate: Wu in its place

@@ -39,6 +39,13 @@ struct Isa {
   }
   static V add(V a, V b) { return _mm256_add_ps(a, b); }
   static V mul(V a, V b) { return _mm256_mul_ps(a, b); }
+  // b where either is NaN.
+  static V max_of(V a, V b) { return _mm256_max_ps(a, b); }
+  // v · 2ⁿ, n the low bits of `shifted`; both normal.
+  static V times_power(V v, V shifted) {
+    const __m256i n = _mm256_slli_epi32(_mm256_castps_si256(shifted), 23);
+    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(v), n));
+  }
   // v where g is not 0 (a NaN is not), else 0.
   static V where_nonzero(V g, V v) {
     return _mm256_and_ps(_mm256_cmp_ps(g, zero(), _CMP_NEQ_UQ), v);
@@ -50,6 +57,16 @@ struct Isa {
     __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
     s = _mm_add_ps(s, _mm_movehl_ps(s, s));
     return _mm_cvtss_f32(_mm_add_ss(s, _mm_shuffle_ps(s, s, 1)));
+  }
+  // Lane i: the sum of rows[i].
+  static V sums(const V (&rows)[8]) {
+    V four[2];  // in each half one sum of each of four rows
+    for (int i = 0; i < 2; ++i) {
+      const V* r = rows + 4 * i;
+      four[i] = _mm256_hadd_ps(_mm256_hadd_ps(r[0], r[1]), _mm256_hadd_ps(r[2], r[3]));
+    }
+    return add(_mm256_permute2f128_ps(four[0], four[1], 0x20),
+               _mm256_permute2f128_ps(four[0], four[1], 0x31));
   }
   static void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
   static void prefetch_l2(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }

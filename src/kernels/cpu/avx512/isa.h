@@ -38,6 +38,13 @@ struct Isa {
   }
   static V add(V a, V b) { return _mm512_add_ps(a, b); }
   static V mul(V a, V b) { return _mm512_mul_ps(a, b); }
+  // b where either is NaN.
+  static V max_of(V a, V b) { return _mm512_max_ps(a, b); }
+  // v · 2ⁿ, n the low bits of `shifted`; both normal.
+  static V times_power(V v, V shifted) {
+    const __m512i n = _mm512_slli_epi32(_mm512_castps_si512(shifted), 23);
+    return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(v), n));
+  }
   // v where g is not 0 (a NaN is not), else 0.
   static V where_nonzero(V g, V v) {
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(g, zero(), _CMP_NEQ_UQ), v);
@@ -46,6 +53,23 @@ struct Isa {
   static V broadcast(float f) { return _mm512_set1_ps(f); }
   static V fma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
   static float sum(V v) { return _mm512_reduce_add_ps(v); }
+  // Lane i: the sum of rows[i].
+  static V sums(const V (&rows)[16]) {
+    const auto quarters = [](V a, V b) {  // of both in turns: 0 + 1, 2 + 3
+      return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+    };
+    V four[4];  // in each quarter one sum of each of four rows
+    for (int i = 0; i < 4; ++i) {
+      const V* r = rows + 4 * i;
+      const V a = add(_mm512_unpacklo_ps(r[0], r[1]), _mm512_unpackhi_ps(r[0], r[1]));
+      const V b = add(_mm512_unpacklo_ps(r[2], r[3]), _mm512_unpackhi_ps(r[2], r[3]));
+      const __m512d x = _mm512_castps_pd(a);
+      const __m512d y = _mm512_castps_pd(b);
+      four[i] = add(_mm512_castpd_ps(_mm512_unpacklo_pd(x, y)),
+                    _mm512_castpd_ps(_mm512_unpackhi_pd(x, y)));
+    }
+    return quarters(quarters(four[0], four[1]), quarters(four[2], four[3]));
+  }
   static void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
   static void prefetch_l2(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 

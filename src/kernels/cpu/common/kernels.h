@@ -1,6 +1,8 @@
 // One table from the templates of this folder.
 #pragma once
 
+#include "kernels/cpu/common/attention.h"
+#include "kernels/cpu/common/exponentials.h"
 #include "kernels/cpu/common/gemm.h"
 #include "kernels/cpu/common/pack.h"
 #include "kernels/cpu/common/row_panels.h"
@@ -28,6 +30,9 @@ constexpr Kernels make_kernels() {
       .pack_inputs = pack_inputs<Isa, T>,
       .multiply_nonzeros = multiply_nonzeros<Isa, X>,
       .all_finite = all_finite<T>,
+      .key_scores = key_scores<Isa, T>,
+      .exponentials = exponentials<Isa>,
+      .weighted_values = weighted_values<Isa, T>,
   };
 }
 

@@ -30,6 +30,15 @@ struct Isa {
   }
   static V add(V a, V b) { return a + b; }
   static V mul(V a, V b) { return a * b; }
+  // b where either is NaN.
+  static V max_of(V a, V b) {
+    for (int i = 0; i < kLanes; ++i) a[i] = a[i] > b[i] ? a[i] : b[i];
+    return a;
+  }
+  // v · 2ⁿ, n the low bits of `shifted`; both normal.
+  static V times_power(V v, V shifted) {
+    return std::bit_cast<V>(std::bit_cast<U>(v) + (std::bit_cast<U>(shifted) << 23));
+  }
   // v where g is not 0 (a NaN is not), else 0.
   static V where_nonzero(V g, V v) {
     for (int i = 0; i < kLanes; ++i) v[i] = g[i] == 0.0F ? 0.0F : v[i];
@@ -39,6 +48,10 @@ struct Isa {
   static V broadcast(float f) { return V{f, f, f, f}; }
   static V fma(V a, V b, V c) { return a * b + c; }
   static float sum(V v) { return (v[0] + v[1]) + (v[2] + v[3]); }
+  // Lane i: the sum of rows[i].
+  static V sums(const V (&rows)[4]) {
+    return V{sum(rows[0]), sum(rows[1]), sum(rows[2]), sum(rows[3])};
+  }
   static void prefetch(const void* p) { __builtin_prefetch(p); }
   static void prefetch_l2(const void* p) { __builtin_prefetch(p, 0, 2); }
 
