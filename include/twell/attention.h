@@ -2,8 +2,8 @@
 // y = softmax(q Kᵀ / √d) V, head by head. A sequence's keys and values stream by once, at the
 // bandwidth of memory; several query heads may share those of one head (grouped-query attention).
 // All of one dtype: bf16 or f32. Scores, probabilities and sums are f32, y is rounded once. The
-// result does not depend on the number of threads. NaN and infinite scores give NaN, as a softmax
-// does. Errors are twell::Error naming operation and argument.
+// result does not depend on the number of threads. A score that is NaN or plus infinity makes its
+// head NaN, as a softmax does. Errors are twell::Error naming operation and argument.
 #pragma once
 
 #include <cstdint>

@@ -5,20 +5,13 @@
 #include <cstdlib>
 #include <string>
 
+#include "tests/support/message_of.h"
 #include "twell/status.h"
 
 namespace twell {
 namespace {
 
-template <class F>
-std::string message_of(F f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
+using test::message_of;
 
 TEST(Tier, NamesRoundTrip) {
   for (CpuTier tier : kAllCpuTiers) EXPECT_EQ(parse_cpu_tier(name_of(tier)), tier);

@@ -2,6 +2,7 @@
 #include "tests/cuda/support/ffn.h"
 
 #include "tests/cuda/support/gpu.h"
+#include "tests/support/message_of.h"
 #include "twell/status.h"
 
 namespace twell {
@@ -50,16 +51,6 @@ TYPED_TEST(CudaFfnTest, BlocksThatShareARow) {
 TYPED_TEST(CudaFfnTest, NoRows) {
   TWELL_NEEDS_GPU();
   check_ffn(CudaLayer<TypeParam>({0, 16, 40}));
-}
-
-template <class F>
-std::string message_of(F f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
 }
 
 TEST(CudaErrors, NameOperationAndArgument) {

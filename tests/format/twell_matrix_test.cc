@@ -4,12 +4,14 @@
 
 #include "format/twell_view.h"
 #include "tests/support/matrix.h"
+#include "tests/support/message_of.h"
 #include "twell/format.h"
 #include "twell/status.h"
 
 namespace twell {
 namespace {
 
+using test::message_of;
 using test::TestMatrix;
 
 template <class T>
@@ -97,16 +99,6 @@ TYPED_TEST(TwellMatrixTest, AnySparsityAnyShapeIsLossless) {
     expect_lossless(dense, tile, capacity);
     if (this->HasFatalFailure()) return;
   }
-}
-
-template <class F>
-std::string message_of(F f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
 }
 
 TEST(TwellLayoutTest, NamesTheBrokenField) {

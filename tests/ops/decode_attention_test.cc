@@ -11,12 +11,14 @@
 #include "kernels/ref/ref.h"
 #include "tests/support/bounds.h"
 #include "tests/support/matrix.h"
+#include "tests/support/message_of.h"
 #include "twell/attention.h"
 #include "twell/status.h"
 
 namespace twell {
 namespace {
 
+using test::message_of;
 using test::TestMatrix;
 
 // How keys and values lie: [head, position, d], with room behind the last position of a head; or
@@ -256,16 +258,6 @@ TEST(Exponentials, AreWithinFourUnits) {
       }
     }
   }
-}
-
-template <class F>
-std::string message_of(F f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
 }
 
 TEST(DecodeAttention, ErrorsNameTheArgument) {

@@ -2,10 +2,13 @@
 #include <numeric>
 
 #include "tests/ops/ffn_fixture.h"
+#include "tests/support/message_of.h"
 #include "twell/status.h"
 
 namespace twell {
 namespace {
+
+using test::message_of;
 
 using namespace test;  // NOLINT(google-build-using-namespace): the fixture of this file
 
@@ -287,16 +290,6 @@ TEST(FfnState, TwoModelsAndTwoContextsInterleave) {
     check_layer(one, b);
     check_layer(two, a);
   }
-}
-
-template <class F>
-std::string message_of(F f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
 }
 
 TEST(FfnErrors, NameOperationAndArgument) {

@@ -2,10 +2,13 @@
 #include "twell/linear.h"
 
 #include "tests/ops/ffn_fixture.h"
+#include "tests/support/message_of.h"
 #include "twell/status.h"
 
 namespace twell {
 namespace {
+
+using test::message_of;
 
 enum class Form : std::uint8_t { packed, packed_with_bias, as_stored };
 
@@ -65,16 +68,6 @@ TYPED_TEST(LinearTest, TailSizes) {
       }
     }
   }
-}
-
-template <class F>
-std::string message_of(F f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
 }
 
 TEST(Linear, ErrorsNameTheArgument) {

@@ -2,10 +2,13 @@
 #include "twell/train.h"
 
 #include "tests/ops/ffn_fixture.h"
+#include "tests/support/message_of.h"
 #include "twell/status.h"
 
 namespace twell {
 namespace {
+
+using test::message_of;
 
 using namespace test;  // NOLINT(google-build-using-namespace): the fixture of this file
 
@@ -354,16 +357,6 @@ TYPED_TEST(TrainTest, PatternInMemoryOfTheCaller) {
   const auto bytes = static_cast<std::size_t>(own.nnz()) * sizeof(TypeParam);
   EXPECT_EQ(std::memcmp(v.data(), own.v, bytes), 0);
   EXPECT_EQ(std::memcmp(u.data(), own.u, bytes), 0);
-}
-
-template <class F>
-std::string message_of(F f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
 }
 
 TEST(TrainErrors, NameOperationAndArgument) {
