@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Whole-model prefill and decode against llama.cpp in bf16, on the same shape, threads and machine.
+"""Whole-model prefill and decode against llama.cpp, on the same shape, threads and machine.
 
-    bench/against_llama_cpp.py --model synth-2b --twell build/release/cli/twell --json llama_cpp.json
+    bench/against_llama_cpp.py --model synth-2b --twell build/release/cli/twell --json llama.json
 
-Writes the checkpoint's weights as a GGUF file and measures llama.cpp through `llama-cpp-python`, in
-turns with `twell bench model`. llama.cpp's Llama has SiLU in place of ReLU and other positions of the
+Writes the checkpoint's weights as GGUF files and measures llama.cpp through `llama-cpp-python`,
+before and after `twell bench model`. Of the types, bf16 is the one with the weights that twell has;
+q8_0 rounds them to 8 bits. llama.cpp's Llama has SiLU in place of ReLU and other positions of the
 rotary pairs, so its text would be another one; its work and its time are those of the shape. Where
-`llama-cpp-python` or `gguf` is not installed (pip install llama-cpp-python gguf) it says so and skips.
+`llama-cpp-python` or `gguf` is not installed (pip install llama-cpp-python gguf) it says so and
+skips.
 """
 
 import argparse
@@ -64,13 +66,18 @@ def gguf_name(name):
     return f"blk.{layer}.{GGUF_NAMES[part.removesuffix('.weight')]}.weight"
 
 
-def write_gguf(model, path):
-    import gguf
-    import numpy as np
-
+def read_config(model):
     config = json.loads((pathlib.Path(model) / "config.json").read_text())
     if config["model_type"] != "llama" or config.get("attention_bias"):
         raise SystemExit(f"{model}: expected a Llama without biases, got {config['model_type']}")
+    return config
+
+
+def write_gguf(model, config, weight_type, path):
+    import gguf
+    import numpy as np
+    from gguf.quants import quantize
+
     head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     out = gguf.GGUFWriter(path, "llama")
     out.add_context_length(config["max_position_embeddings"])
@@ -84,28 +91,25 @@ def write_gguf(model, path):
     out.add_layer_norm_rms_eps(config["rms_norm_eps"])
     out.add_vocab_size(config["vocab_size"])
     out.add_tokenizer_model("no_vocab")
-    out.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
+    out.add_file_type(gguf.LlamaFileType[f"MOSTLY_{weight_type.upper()}"])
     for name, (dtype, shape, raw) in read_tensors(model).items():
         if dtype not in ("BF16", "F32"):
             raise SystemExit(f"{model}: {name} is {dtype}, expected BF16 or F32")
-        bits = raw.view(np.uint16 if dtype == "BF16" else np.uint32).reshape(shape)
+        wide = (raw.view(np.float32) if dtype == "F32" else
+                (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)).reshape(shape)
         if len(shape) == 1:  # llama.cpp keeps norms in f32
-            wide = bits.astype(np.uint32) << 16 if dtype == "BF16" else bits
-            out.add_tensor(gguf_name(name), wide.view(np.float32))
-            continue
-        if dtype == "F32":  # half up; the last bit does not matter here
-            bits = ((bits + 0x8000) >> 16).astype(np.uint16)
-        out.add_tensor(gguf_name(name), bits.view(np.uint8),
-                       raw_dtype=gguf.GGMLQuantizationType.BF16)
+            out.add_tensor(gguf_name(name), wide)
+        else:
+            stored = gguf.GGMLQuantizationType[weight_type.upper()]
+            out.add_tensor(gguf_name(name), quantize(wide, stored), raw_dtype=stored)
     out.write_header_to_file()
     out.write_kv_data_to_file()
     out.write_tensors_to_file()
     out.close()
-    return config
 
 
 class LlamaCpp:
-    """One context of llama.cpp, by its C interface: the Python class computes logits it need not."""
+    """A context of llama.cpp, by its C interface: the Python class computes logits it need not."""
 
     def __init__(self, path, context, threads):
         import llama_cpp
@@ -125,8 +129,12 @@ class LlamaCpp:
         self.context = llama_cpp.llama_init_from_model(self.model, options)
         self.memory = llama_cpp.llama_get_memory(self.context)
 
-    def forget(self, first):
-        self.api.llama_memory_seq_rm(self.memory, 0, first, -1)
+    def close(self):
+        self.api.llama_free(self.context)
+        self.api.llama_model_free(self.model)
+
+    def forget(self):
+        self.api.llama_memory_seq_rm(self.memory, 0, 0, -1)
 
     def run(self, tokens):
         """Seconds for these tokens, behind those that the context has; logits of the last one."""
@@ -138,22 +146,53 @@ class LlamaCpp:
         return time.perf_counter() - begin
 
 
-def measure(llama, tokens, prompt, repeats):
+def measure(path, vocabulary, arguments):
+    """Tokens a second of llama.cpp, by phase. The model's memory is given back: twell wants it."""
+    prompt = arguments.prompt_tokens
+    tokens = [(i * 7919 + 13) % vocabulary for i in range(prompt + arguments.decode_tokens)]
+    llama = LlamaCpp(path, len(tokens) + 8, arguments.threads)
     prefill, decode = [], []
-    for repeat in range(repeats + 1):
-        llama.forget(0)
+    for repeat in range(arguments.repeats + 1):
+        llama.forget()
         took = llama.run(tokens[:prompt])
         one_by_one = [llama.run([token]) for token in tokens[prompt:]]
         if repeat > 0:  # the first touches the memory
             prefill.append(took)
             decode += one_by_one
-    return prompt / statistics.median(prefill), 1 / statistics.median(decode)
+    llama.close()
+    return {"prefill": prompt / statistics.median(prefill),
+            "decode": 1 / statistics.median(decode)}
+
+
+def measure_twell(arguments, report):
+    subprocess.run(
+        [arguments.twell, "bench", "model", "--model", arguments.model, "--threads",
+         str(arguments.threads), "--prompt-tokens", str(arguments.prompt_tokens),
+         "--decode-tokens", str(arguments.decode_tokens), "--repeats",
+         str(arguments.repeats), "--seconds", str(arguments.seconds), "--json", str(report)],
+        check=True, stdout=subprocess.DEVNULL)
+    return json.loads(report.read_text())
+
+
+def compare(runs, twell):
+    """Of one phase: its row of the table and of the JSON. llama.cpp's better run counts."""
+    sparse, dense = twell["sparse_tokens_per_s"], twell["dense_tokens_per_s"]
+    result = {"dense_tokens_per_s": dense, "sparse_tokens_per_s": sparse, "llama_cpp": {}}
+    row = f"{dense:14.1f} {sparse:13.1f}"
+    for weight_type, speeds in runs.items():
+        best = max(speeds)
+        result["llama_cpp"][weight_type] = {
+            "tokens_per_s": best, "runs_tokens_per_s": speeds,
+            "sparse_over_llama_cpp": sparse / best}
+        row += f" {best:15.1f} {sparse / best:12.2f}x"
+    return row, result
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", required=True, help="Hugging Face directory of a Llama")
     parser.add_argument("--twell", default="twell", help="the command line's program")
+    parser.add_argument("--types", default="bf16,q8_0", help="of llama.cpp's weights")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--prompt-tokens", type=int, default=512)
     parser.add_argument("--decode-tokens", type=int, default=32)
@@ -167,39 +206,31 @@ def main():
     except ImportError as missing:
         skip(arguments, f"{missing}; pip install llama-cpp-python gguf")
 
+    types = arguments.types.split(",")
+    config = read_config(arguments.model)
     with tempfile.TemporaryDirectory() as place:
-        path = pathlib.Path(place) / "model.gguf"
-        vocabulary = write_gguf(arguments.model, path)["vocab_size"]
-        tokens = [(i * 7919 + 13) % vocabulary
-                  for i in range(arguments.prompt_tokens + arguments.decode_tokens)]
-        llama = LlamaCpp(path, len(tokens) + 8, arguments.threads)
+        files = {name: pathlib.Path(place) / f"{name}.gguf" for name in types}
+        for name, file in files.items():
+            write_gguf(arguments.model, config, name, file)
+
+        def measure_types():
+            return {name: measure(file, config["vocab_size"], arguments)
+                    for name, file in files.items()}
 
         # llama.cpp before and after: what else the machine does meets both.
-        before = measure(llama, tokens, arguments.prompt_tokens, arguments.repeats)
-        report = pathlib.Path(place) / "twell.json"
-        subprocess.run(
-            [arguments.twell, "bench", "model", "--model", arguments.model, "--threads",
-             str(arguments.threads), "--prompt-tokens", str(arguments.prompt_tokens),
-             "--decode-tokens", str(arguments.decode_tokens), "--repeats",
-             str(arguments.repeats), "--seconds", str(arguments.seconds), "--json", str(report)],
-            check=True, stdout=subprocess.DEVNULL)
-        after = measure(llama, tokens, arguments.prompt_tokens, arguments.repeats)
-        twell = json.loads(report.read_text())
+        before = measure_types()
+        twell = measure_twell(arguments, pathlib.Path(place) / "twell.json")
+        after = measure_types()
 
     result = {"llama_cpp_version": llama_cpp.__version__, "threads": arguments.threads,
               "system": llama_cpp.llama_print_system_info().decode().strip(),
               "machine": twell["machine"]}
-    print(f"{'tokens/s':10} {'llama.cpp bf16':>15} {'PyTorch dense':>14} {'twell sparse':>13} "
-          f"{'sparse/llama.cpp':>17}")
-    for index, phase in enumerate(("prefill", "decode")):
-        reference = max(before[index], after[index])  # its better run
-        sparse, dense = (twell[phase][f"{side}_tokens_per_s"] for side in ("sparse", "dense"))
-        result[phase] = {"llama_cpp_tokens_per_s": reference,
-                         "llama_cpp_runs_tokens_per_s": [before[index], after[index]],
-                         "dense_tokens_per_s": dense, "sparse_tokens_per_s": sparse,
-                         "sparse_over_llama_cpp": sparse / reference}
-        print(f"{phase:10} {reference:15.1f} {dense:14.1f} {sparse:13.1f} "
-              f"{sparse / reference:16.2f}x")
+    print(f"{'tokens/s':10} {'PyTorch dense':>14} {'twell sparse':>13}" + "".join(
+        f" {'llama.cpp ' + name:>15} {'sparse/that':>13}" for name in types))
+    for phase in ("prefill", "decode"):
+        runs = {name: [before[name][phase], after[name][phase]] for name in types}
+        row, result[phase] = compare(runs, twell[phase])
+        print(f"{phase:10} {row}")
     write(arguments, result)
 
 
