@@ -49,6 +49,8 @@ def read_tensors(directory):
     return tensors
 
 
+WEIGHT_TYPES = ("bf16", "q8_0")
+
 GGUF_NAMES = {
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
@@ -115,9 +117,6 @@ class LlamaCpp:
         import llama_cpp
 
         self.api = llama_cpp
-        self.quiet = llama_cpp.llama_log_callback(lambda level, text, data: None)
-        llama_cpp.llama_log_set(self.quiet, ctypes.c_void_p(0))
-        llama_cpp.llama_backend_init()
         self.model = llama_cpp.llama_model_load_from_file(
             str(path).encode(), llama_cpp.llama_model_default_params())
         if not self.model:
@@ -192,7 +191,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", required=True, help="Hugging Face directory of a Llama")
     parser.add_argument("--twell", default="twell", help="the command line's program")
-    parser.add_argument("--types", default="bf16,q8_0", help="of llama.cpp's weights")
+    parser.add_argument("--types", nargs="+", choices=WEIGHT_TYPES, default=WEIGHT_TYPES,
+                        help="of llama.cpp's weights")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--prompt-tokens", type=int, default=512)
     parser.add_argument("--decode-tokens", type=int, default=32)
@@ -206,10 +206,12 @@ def main():
     except ImportError as missing:
         skip(arguments, f"{missing}; pip install llama-cpp-python gguf")
 
-    types = arguments.types.split(",")
+    quiet = llama_cpp.llama_log_callback(lambda level, text, data: None)  # outlives all that logs
+    llama_cpp.llama_log_set(quiet, ctypes.c_void_p(0))
+    llama_cpp.llama_backend_init()
     config = read_config(arguments.model)
     with tempfile.TemporaryDirectory() as place:
-        files = {name: pathlib.Path(place) / f"{name}.gguf" for name in types}
+        files = {name: pathlib.Path(place) / f"{name}.gguf" for name in arguments.types}
         for name, file in files.items():
             write_gguf(arguments.model, config, name, file)
 
@@ -226,9 +228,9 @@ def main():
               "system": llama_cpp.llama_print_system_info().decode().strip(),
               "machine": twell["machine"]}
     print(f"{'tokens/s':10} {'PyTorch dense':>14} {'twell sparse':>13}" + "".join(
-        f" {'llama.cpp ' + name:>15} {'sparse/that':>13}" for name in types))
+        f" {'llama.cpp ' + name:>15} {'sparse/that':>13}" for name in arguments.types))
     for phase in ("prefill", "decode"):
-        runs = {name: [before[name][phase], after[name][phase]] for name in types}
+        runs = {name: [before[name][phase], after[name][phase]] for name in arguments.types}
         row, result[phase] = compare(runs, twell[phase])
         print(f"{phase:10} {row}")
     write(arguments, result)
