@@ -1,11 +1,14 @@
 // Dense, prepacked and sparse feed-forward layers against the definition in fp64.
 #include "models/feed_forward.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/types.h>
 #include <torch/utils.h>
 
+#include <cstdio>
+#include <cstdlib>
 #include <tuple>
 
 #include "models/neuron_popularity.h"
@@ -125,6 +128,27 @@ TEST(FeedForward, PrepackedWeightsGiveTheDenseResult) {
       EXPECT_LE(((y - expected.y).abs() - expected.bound).max().item<double>(), 0.0);
     }
     EXPECT_EQ(prepacked->own_bytes(), 3 * 64 * 176 * static_cast<std::int64_t>(elementSize(dtype)));
+  }
+}
+
+// Without bf16 instructions oneDNN refuses, and PyTorch's product of a transposed `down` crawls.
+TEST(FeedForward, FastestDenseFormIsThatOfTheProcessor) {
+  const auto form = [] {
+    Layer layer = make_layer({io::HiddenAct::relu, true, at::kBFloat16}, 64, 176);
+    layer.parameters.down = layer.parameters.down.t().contiguous().t();
+    const auto dense = make_fastest_dense_feed_forward(layer.parameters, layer.activation);
+    return fmt::format("{}, {} bytes", dense->describe(1), dense->own_bytes());
+  };
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // the variables are read once a process
+  const auto tell_of_avx2 = [&] {
+    setenv("ONEDNN_MAX_CPU_ISA", "AVX2", 1);
+    setenv("ATEN_CPU_CAPABILITY", "avx2", 1);
+    std::fputs(form().c_str(), stderr);
+    std::exit(0);
+  };
+  EXPECT_EXIT(tell_of_avx2(), testing::ExitedWithCode(0), "weights as stored, 22528 bytes");
+  if (__builtin_cpu_supports("avx512bf16")) {
+    EXPECT_THAT(form(), testing::HasSubstr("reordered for oneDNN, 67584 bytes"));
   }
 }
 
