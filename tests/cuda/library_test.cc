@@ -3,6 +3,7 @@
 
 #include "tests/cuda/support/ffn.h"
 #include "tests/cuda/support/gpu.h"
+#include "tests/support/message_of.h"
 
 namespace twell {
 namespace {
@@ -215,14 +216,6 @@ TEST(CudaLibrary, ErrorsNameWhatIsWrong) {
   const cuda::FfnPlan plan = plan_of(on, layer, options);
   DeviceBuffer<std::byte> memory(plan.workspace_bytes);
   const cuda::Workspace workspace{memory.data(), memory.size()};
-  const auto message_of = [](auto call) -> std::string {
-    try {
-      call();
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return "";
-  };
   const auto has = [](const std::string& message, const char* part) {
     EXPECT_NE(message.find(part), std::string::npos) << "\"" << message << "\" lacks " << part;
   };

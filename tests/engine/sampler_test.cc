@@ -11,10 +11,12 @@
 #include <numeric>
 #include <vector>
 
-#include "twell/status.h"
+#include "tests/support/message_of.h"
 
 namespace twell::lm {
 namespace {
+
+using test::message_of;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
@@ -277,16 +279,6 @@ TEST(Sampler, BrokenLogitsAreFoundAnywhere) {
     EXPECT_EQ(ids[0].item<std::int64_t>(), -1);
     EXPECT_EQ(ids[1].item<std::int64_t>(), 1);
   }
-}
-
-template <class F>
-std::string message_of(F f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 TEST(Sampler, MistakesAreErrors) {

@@ -9,12 +9,13 @@
 
 #include "engine/ffn_statistics.h"
 #include "tests/models/tiny_model.h"
-#include "twell/status.h"
+#include "tests/support/message_of.h"
 
 namespace twell::lm {
 namespace {
 
 using test::fp32_bound;
+using test::message_of;
 using test::ScratchDirectory;
 using test::tiny_config;
 using test::tiny_model;
@@ -150,16 +151,6 @@ TEST(Score, PerplexityScoresEveryTokenOnce) {
     EXPECT_NEAR(got.negative_log_likelihood, expected, bound) << window << " " << stride;
     EXPECT_DOUBLE_EQ(got.perplexity(), std::exp(got.negative_log_likelihood / 59));
   }
-}
-
-template <class F>
-std::string message_of(F f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 TEST(Score, MistakesAreErrors) {

@@ -17,7 +17,7 @@
 #include "tests/models/exact_layer.h"
 #include "tests/models/operator_calls.h"
 #include "tests/models/slow_runtime.h"
-#include "twell/status.h"
+#include "tests/support/message_of.h"
 #include "twell/tuning.h"
 
 namespace twell::lm {
@@ -28,6 +28,7 @@ using test::exact;
 using test::FfnCalls;
 using test::Layer;
 using test::make_layer;
+using test::message_of;
 using test::SlowRuntime;
 using Case = test::LayerCase;
 
@@ -261,16 +262,6 @@ TEST(FeedForward, NanReachesTheOutputOnEveryPath) {
       EXPECT_FALSE(y[2].isnan().any().item<bool>());
     }
   }
-}
-
-template <class F>
-std::string message_of(F f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 TEST(FeedForward, MistakesAreErrors) {

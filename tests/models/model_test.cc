@@ -6,13 +6,14 @@
 #include <random>
 
 #include "tests/models/tiny_model.h"
-#include "twell/status.h"
+#include "tests/support/message_of.h"
 
 namespace twell::lm {
 namespace {
 
 using test::fp32_bound;
 using test::largest_difference;
+using test::message_of;
 using test::ScratchDirectory;
 using test::tiny_config;
 using test::tiny_model;
@@ -32,16 +33,6 @@ at::Tensor run(Model& model, std::int64_t slot, std::span<const std::int64_t> to
                KvCache* cache) {
   const Chunk chunk{slot, tokens};
   return model.head(model.hidden_states({&chunk, 1}, cache));
-}
-
-template <class F>
-std::string message_of(F f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 std::string replaced(const std::string& text, const std::string& from, const std::string& to) {

@@ -20,6 +20,7 @@
 
 #include "io/atomic_file.h"
 #include "io/tokenizer.h"
+#include "tests/support/message_of.h"
 #include "tests/train/scratch.h"
 #include "train/bpe_trainer.h"
 #include "train/corpus.h"

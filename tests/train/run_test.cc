@@ -19,6 +19,7 @@
 
 #include "io/atomic_file.h"
 #include "io/tokenizer.h"
+#include "tests/support/message_of.h"
 #include "tests/support/shared_data.h"
 #include "tests/train/scratch.h"
 #include "tests/train/tiny_run.h"

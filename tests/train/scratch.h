@@ -1,14 +1,11 @@
-// A directory that is removed again, and the message of an error.
+// A directory that is removed again.
 #pragma once
 
 #include <unistd.h>
 
 #include <atomic>
 #include <filesystem>
-#include <functional>
 #include <string>
-
-#include "twell/status.h"
 
 namespace twell::test {
 
@@ -31,15 +28,6 @@ class Scratch {
  private:
   std::filesystem::path path_;
 };
-
-inline std::string message_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 inline bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;

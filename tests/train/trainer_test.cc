@@ -19,6 +19,7 @@
 #include "io/atomic_file.h"
 #include "io/checkpoint.h"
 #include "tests/models/slow_runtime.h"
+#include "tests/support/message_of.h"
 #include "tests/train/scratch.h"
 #include "tests/train/tiny_run.h"
 #include "train/schedule.h"
@@ -436,7 +437,7 @@ TEST(TrainerTest, RefusesAnotherRunsCheckpoint) {
                            const TrainingData& data) {
     Trainer other(make_model(config, at::kFloat, recipe.seed), recipe, data);
     const std::string out = message_of([&] { other.load(saved); });
-    EXPECT_EQ(other.steps_done(), out == "no error" ? 1 : 0);
+    EXPECT_EQ(other.steps_done(), out.empty() ? 1 : 0);
     return out;
   };
   Recipe recipe = tiny_recipe();
@@ -452,7 +453,7 @@ TEST(TrainerTest, RefusesAnotherRunsCheckpoint) {
   config.intermediate_size = 100;
   EXPECT_TRUE(contains(message(tiny_recipe(), config, test::tiny_data()), "config.json"));
   EXPECT_TRUE(contains(message(tiny_recipe(), tiny_config(), test::tiny_data(6)), "text"));
-  EXPECT_EQ(message(tiny_recipe(), tiny_config(), test::tiny_data()), "no error");
+  EXPECT_EQ(message(tiny_recipe(), tiny_config(), test::tiny_data()), "");
 }
 
 TEST(TrainerTest, RefusesADamagedCheckpoint) {
