@@ -1,12 +1,12 @@
-// AMX tiles, one line per instruction. A test compiles the kernel with TWELL_AMX_EMULATED and twins
-// of these names that run on any CPU, so that the kernel itself is tested where there is no AMX.
+// AMX tiles, one line per instruction. bench/amx compiles the kernels with TWELL_AMX_MODEL and
+// twins of these names, which count what the caches would see.
 #pragma once
 
 #include <cstdint>
 
 #include "kernels/cpu/amx/tile_config.h"
 
-#if !defined(TWELL_AMX_EMULATED)
+#if !defined(TWELL_AMX_MODEL)
 namespace twell::amx {
 namespace {
 

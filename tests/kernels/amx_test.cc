@@ -1,5 +1,5 @@
-// The AMX kernels' own sources over emulated tiles: their blocking, tails and configuration are
-// tested on machines without AMX too (they need AVX-512 for the rest of the kernels).
+// The AMX kernels as they ship, on machines without AMX too: amx_trap.cc executes what the
+// processor lacks (the kernels need AVX-512 for the rest).
 #include <cstring>
 
 #include "kernels/cpu/kernels.h"
@@ -9,8 +9,8 @@
 namespace twell {
 namespace {
 
-#define TWELL_NEEDS_AVX512() \
-  if (!cpu_tier_available(CpuTier::avx512)) GTEST_SKIP() << "needs AVX-512 BF16"
+#define TWELL_NEEDS_AMX() \
+  if (!cpu_tier_available(CpuTier::amx)) GTEST_SKIP() << "needs AVX-512 BF16"
 
 // c of every column block of a GEMM on rows [begin, tokens), against fp64.
 void check(std::int64_t tokens, std::int64_t depth, std::int64_t hidden, std::int64_t begin = 0) {
@@ -45,8 +45,8 @@ void check(std::int64_t tokens, std::int64_t depth, std::int64_t hidden, std::in
   }
 }
 
-TEST(AmxEmulated, TailSizes) {
-  TWELL_NEEDS_AVX512();
+TEST(Amx, TailSizes) {
+  TWELL_NEEDS_AMX();
   for (std::int64_t tokens : {1, 4, 5, 15, 16, 17, 31, 32, 33, 47, 48, 49, 64, 65, 97, 289, 530}) {
     check(tokens, 96, 80);
   }
@@ -54,15 +54,15 @@ TEST(AmxEmulated, TailSizes) {
   for (std::int64_t hidden : {1, 15, 16, 17, 32, 33, 255, 256, 257, 530}) check(35, 64, hidden);
 }
 
-TEST(AmxEmulated, RowsFromTheMiddleOfTheTiles) {
-  TWELL_NEEDS_AVX512();
+TEST(Amx, RowsFromTheMiddleOfTheTiles) {
+  TWELL_NEEDS_AMX();
   for (std::int64_t begin : {16, 32, 48}) check(61, 300, 40, begin);
 }
 
 // Rows as they come, without the epilogue, onto what is there: the same sums as the portable
 // kernel's, but for order.
-TEST(AmxEmulated, AccumulatesLikeThePortableKernel) {
-  TWELL_NEEDS_AVX512();
+TEST(Amx, AccumulatesLikeThePortableKernel) {
+  TWELL_NEEDS_AMX();
   for (std::int64_t rows : {3, 16, 33, 70, 300}) {
     test::Layer<bf16> layer({rows, 288, 100});
     std::vector<float> wide(static_cast<std::size_t>(rows * 288));
@@ -142,8 +142,8 @@ void check_screen(std::int64_t tokens, std::int64_t depth, std::int64_t hidden,
   EXPECT_EQ(std::memcmp(got.data(), expected.data(), got.size() * sizeof(float)), 0);
 }
 
-TEST(AmxEmulated, ScreensHaveTheBitsOfVectors) {
-  TWELL_NEEDS_AVX512();
+TEST(Amx, ScreensHaveTheBitsOfVectors) {
+  TWELL_NEEDS_AMX();
   for (std::int64_t tokens : {1, 15, 16, 17, 31, 32, 33, 47, 48, 49, 65, 289}) {
     check_screen(tokens, 600, 80);
   }
