@@ -52,7 +52,7 @@ void sweep(const GemmArgs& args, std::int64_t begin, std::int64_t end, std::int6
   const auto panel_at = [&](PanelBlock at) {
     return weight + at.panel * stride + at.block * kDepth * kPanel * kElement;
   };
-  for_panel_blocks(
+  for_panel_blocks<2>(
       args.panels, TileOrder::blocks(depth), groups == 1,
       [&]<int Panels>(PanelBlock at, PanelBlock next) {
         const std::int64_t next_panels = std::min<std::int64_t>(2, panels_there - next.panel);

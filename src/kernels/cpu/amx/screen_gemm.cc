@@ -80,7 +80,7 @@ void sweep(const ScreenGemmArgs& args, std::int64_t begin, std::int64_t end, std
     return screen + at.panel * stride + at.block * kBlockBytes;
   };
   const auto multiply = []<int C, int A, int B>() { tile_dpbusd<C, A, B>(); };
-  for_panel_blocks(
+  for_panel_blocks<2>(
       args.panels, (blocks + kHalves - 1) / kHalves, groups == 1,
       [&]<int Panels>(PanelBlock at, PanelBlock next) {
         at.block *= kHalves;

@@ -10,6 +10,7 @@
 
 #include "kernels/cpu/amx/tile.h"
 #include "kernels/cpu/amx/tile_config.h"
+#include "kernels/cpu/common/panel_blocks.h"
 #include "kernels/kernel.h"
 
 namespace twell::amx {
@@ -132,32 +133,6 @@ void for_accumulators(F f) {
   if constexpr (Panels == 2) f.template operator()<1, 0, 1>();
   if constexpr (RowTiles == 2) f.template operator()<2, 1, 0>();
   if constexpr (RowTiles == 2 && Panels == 2) f.template operator()<3, 1, 1>();
-}
-
-// A pair's first panel, and a block of depth.
-struct PanelBlock {
-  std::int64_t panel, block;
-};
-
-// A column block's panels in pairs, cut into blocks of depth: f<panels of the pair>(this, next),
-// where the last one's next is the panel after the column block. One group of rows goes through a
-// panel from end to end, since it reads it once; more share a block of depth of all panels, so that
-// their accumulators and x stay in L2.
-template <class F>
-void for_panel_blocks(std::int64_t panels, std::int64_t blocks, bool one_group, F f) {
-  const std::int64_t pairs = (panels + 1) / 2;
-  const auto place = [=](std::int64_t i) -> PanelBlock {
-    if (i == pairs * blocks) return {panels, 0};
-    return {2 * (one_group ? i / blocks : i % pairs), one_group ? i % blocks : i / pairs};
-  };
-  for (std::int64_t i = 0; i < pairs * blocks; ++i) {
-    const PanelBlock at = place(i);
-    if (at.panel + 1 < panels) {
-      f.template operator()<2>(at, place(i + 1));
-    } else {
-      f.template operator()<1>(at, place(i + 1));
-    }
-  }
 }
 
 }  // namespace

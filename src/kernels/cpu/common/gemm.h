@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "kernels/cpu/common/panel_blocks.h"
 #include "kernels/kernel.h"
 
 namespace twell {
@@ -112,68 +113,52 @@ struct RegisterGemm {
                               c + r * kSumStride, accumulate, scales.from_row(r));
   }
 
+  // A few rows wait for the weights, and read them from end to end: 8 rows of bf16 take a sixth less
+  // time by it on a Zen 4, 20 no less.
+  static bool end_to_end(std::int64_t rows) { return rows < 3 * Isa::kGemmRows; }
+
   static void run(const GemmArgs& args) {
-    constexpr std::int64_t kPanels = Isa::kGemmPanels;
     const std::int64_t depth = packed_depth(dtype_of<T>::value, args.weight.cols);
-    const std::int64_t panel_stride = depth * kPanel;
-    const T* weight = static_cast<const T*>(args.weight.data) + args.panel_begin * panel_stride;
-    // A few rows only stream the weights once: one pass over the whole depth.
+    const std::int64_t stride = depth * kPanel;
+    const T* weight = static_cast<const T*>(args.weight.data) + args.panel_begin * stride;
+    const std::int64_t panels_there = packed_panels(args.weight.rows) - args.panel_begin;
+    // Rows that one pass takes read the weights once: there is nothing to keep in L1.
     const std::int64_t block = args.rows > Isa::kGemmRows ? kDepthBlock : depth;
-    for (std::int64_t k = 0; k < depth; k += block) {
-      const std::int64_t now = std::min(block, depth - k);
-      const X* x = static_cast<const X*>(args.x) + k;
-      const bool accumulate = args.accumulate || k > 0;
-      std::int64_t p = 0;
-      for (; p + kPanels <= args.panels; p += kPanels) {
-        // Panels that come next: beside these, at the next depth, or those of the next call.
-        const T* next = nullptr;
-        if (p + 2 * kPanels <= args.panels) {
-          next = weight + (p + kPanels) * panel_stride + k * kPanel;
-        } else if (k + 2 * block <= depth) {
-          next = weight + (k + block) * kPanel;
-        } else if (args.panel_begin + args.panels + kPanels <= packed_panels(args.weight.rows)) {
-          next = weight + args.panels * panel_stride;
-        }
-        rows_by_panels<kPanels>(x, args.x_stride, args.rows, weight + p * panel_stride + k * kPanel,
-                                panel_stride, now, args.c + p * kPanel, accumulate, next);
-      }
-      for (; p < args.panels; ++p) {
-        rows_by_panels<1>(x, args.x_stride, args.rows, weight + p * panel_stride + k * kPanel,
-                          panel_stride, now, args.c + p * kPanel, accumulate, nullptr);
-      }
-    }
+    const auto panel_at = [&](PanelBlock at) {
+      return weight + at.panel * stride + at.block * block * kPanel;
+    };
+    for_panel_blocks<Isa::kGemmPanels>(
+        args.panels, (depth + block - 1) / block, end_to_end(args.rows),
+        [&]<int Panels>(PanelBlock at, PanelBlock next) {
+          const std::int64_t k = at.block * block;
+          rows_by_panels<Panels>(static_cast<const X*>(args.x) + k, args.x_stride, args.rows,
+                                 panel_at(at), stride, std::min(block, depth - k),
+                                 args.c + at.panel * kPanel, args.accumulate || k > 0,
+                                 next.panel + Panels <= panels_there ? panel_at(next) : nullptr);
+        });
   }
 
   // int8: one block of inputs after the other, each with its scales.
   static void run_screen(const ScreenGemmArgs& args) {
-    constexpr std::int64_t kPanels = Isa::kGemmPanels;
     constexpr std::int64_t kBlockBytes = kPanel * (kDepthBlock + kHead);
     const std::int64_t stride = screen_panel_bytes(args.screen.cols);
     const std::int64_t depth = screen_depth(args.screen.cols);
     const std::int64_t blocks = screen_blocks(args.screen.cols);
     const T* screen = args.screen.panel(args.panel_begin);
-    const auto step = [&]<int Panels>(std::int64_t p, std::int64_t b) {
-      const bool more = Panels == kPanels && p + 2 * kPanels <= args.panels;
-      const T* next = more ? screen + (p + kPanels) * stride + b * kBlockBytes : nullptr;
-      rows_by_panels<Panels>(args.x.x8 + b * kDepthBlock, depth, args.rows,
-                             screen + p * stride + b * kBlockBytes, stride,
-                             std::min(kDepthBlock, depth - b * kDepthBlock), args.c + p * kPanel,
-                             b > 0, next, {args.x.scales + b, blocks});
+    const std::int64_t panels_there = packed_panels(args.screen.rows) - args.panel_begin;
+    const auto panel_at = [&](PanelBlock at) {
+      return screen + at.panel * stride + at.block * kBlockBytes;
     };
-    const std::int64_t fours = args.panels / kPanels * kPanels;
-    if (args.rows <= Isa::kGemmRows) {  // in the order in which the panels lie in memory
-      for (std::int64_t p = 0; p < fours; p += kPanels) {
-        for (std::int64_t b = 0; b < blocks; ++b) step.template operator()<kPanels>(p, b);
-      }
-      for (std::int64_t p = fours; p < args.panels; ++p) {
-        for (std::int64_t b = 0; b < blocks; ++b) step.template operator()<1>(p, b);
-      }
-      return;
-    }
-    for (std::int64_t b = 0; b < blocks; ++b) {
-      for (std::int64_t p = 0; p < fours; p += kPanels) step.template operator()<kPanels>(p, b);
-      for (std::int64_t p = fours; p < args.panels; ++p) step.template operator()<1>(p, b);
-    }
+    for_panel_blocks<Isa::kGemmPanels>(
+        args.panels, blocks, end_to_end(args.rows),
+        [&]<int Panels>(PanelBlock at, PanelBlock next) {
+          const std::int64_t k = at.block * kDepthBlock;
+          rows_by_panels<Panels>(args.x.x8 + k, depth, args.rows, panel_at(at), stride,
+                                 std::min(kDepthBlock, depth - k), args.c + at.panel * kPanel,
+                                 k > 0,
+                                 next.panel + Panels <= panels_there ? panel_at(next) : nullptr,
+                                 {args.x.scales + at.block, blocks});
+        });
   }
 };
 

@@ -1,0 +1,37 @@
+// The order in which a GEMM takes the panels of a column block, cut into blocks of depth.
+#pragma once
+
+#include <cstdint>
+
+namespace twell {
+namespace {
+
+// A first panel, and a block of depth.
+struct PanelBlock {
+  std::int64_t panel, block;
+};
+
+// f<panels>(this, next) for `Most` panels at a time, then one by one; the last one's next is the
+// panel after the column block. From end to end they are taken as they lie in memory, which is best
+// where each is read once. Else all panels share a block of depth, so that its x stays in a cache.
+template <int Most, class F>
+void for_panel_blocks(std::int64_t panels, std::int64_t blocks, bool end_to_end, F f) {
+  const std::int64_t full = panels / Most, groups = full + panels % Most;
+  const auto place = [=](std::int64_t i) -> PanelBlock {
+    if (i == groups * blocks) return {panels, 0};
+    const std::int64_t group = end_to_end ? i / blocks : i % groups;
+    return {group < full ? group * Most : full * Most + group - full,
+            end_to_end ? i % blocks : i / groups};
+  };
+  for (std::int64_t i = 0; i < groups * blocks; ++i) {
+    const PanelBlock at = place(i);
+    if (at.panel < full * Most) {
+      f.template operator()<Most>(at, place(i + 1));
+    } else {
+      f.template operator()<1>(at, place(i + 1));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace twell
