@@ -5,6 +5,7 @@
 // machine, 2 MB of L2 a core): docs/amx-model.md has the rates, the formula and how far it was
 // right about kernels that did run there.
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -166,6 +167,39 @@ void print_layers() {
   }
 }
 
+// Few tokens wait for memory: what a call reads of it, each row of a weight once.
+void print_floors() {
+  constexpr double kRow = 2.0 * kWidth, kDenseBytes = 3 * kHidden * kRow;
+  constexpr Dense kFewTokens[] = {{1, 1.46}, {8, 1.49}};
+  std::puts(
+      "| non-zeros | tokens | read with a screen, MB | packed, MB | at most, screened | packed |");
+  std::puts("| --- | --- | --- | --- | --- | --- |");
+  for (const double nnz : {29.0, 113.0, 282.0}) {
+    measure::ActivityShape shape;
+    shape.mean_nnz = nnz;
+    const auto popularity = measure::neuron_popularity(kHidden, shape, 1);
+    for (const auto& [tokens, ms] : kFewTokens) {
+      const auto rows = [&, n = tokens](double times) {  // that some token wants
+        double sum = 0;
+        for (const double share : popularity) {
+          sum += 1 - std::pow(1 - std::min(times * share, 1.0), static_cast<double>(n));
+        }
+        return sum;
+      };
+      const double up_down = 2 * kRow * rows(1);
+      const double packed = kHidden * kRow + up_down;
+      const double screened =
+          static_cast<double>(screen_bytes(kHidden, kWidth)) + kRow * rows(kCandidates) + up_down;
+      const double bytes_a_second = kDenseBytes / kFewTokens[0].ms * 1e3;  // what dense reads
+      const auto at_most = [&, dense = ms](double bytes) {
+        return dense * 1e-3 * bytes_a_second / bytes;
+      };
+      std::printf("| %.0f | %d | %.1f | %.1f | %.1f × | %.1f × |\n", nnz, static_cast<int>(tokens),
+                  screened * 1e-6, packed * 1e-6, at_most(screened), at_most(packed));
+    }
+  }
+}
+
 }  // namespace
 }  // namespace twell::amx_model
 
@@ -177,4 +211,6 @@ int main() {
   twell::amx_model::print_gemms();
   std::puts("");
   twell::amx_model::print_layers();
+  std::puts("");
+  twell::amx_model::print_floors();
 }
