@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "kernels/cpu/common/rows_ahead.h"
 #include "kernels/kernel.h"
 
 namespace twell {
@@ -11,10 +12,10 @@ namespace {
 // Rows of a weight that are multiplied with the same x at a time.
 constexpr std::int64_t kDotRows = 4;
 
-// out[n] = dot(x, w[n]) for N rows; meanwhile the rows `next` are fetched, which at 4 KB a row
-// hides most of the latency of L3. Two sums for each row: one would wait for itself. Inlined by
-// force: it has two callers, and as a call it takes 9 % longer.
-template <class Isa, class T, int N>
+// out[n] = dot(x, w[n]) for N rows; meanwhile the rows `next` are fetched. Two sums for each row:
+// one would wait for itself. Inlined by force: it has two callers, and as a call it takes 9 %
+// longer.
+template <class Isa, class T, class Ahead, int N>
 [[gnu::always_inline]] inline void dot_rows(const T* x, const T* const (&w)[kDotRows],
                                             const T* const (&next)[kDotRows], std::int64_t cols,
                                             float* out) {
@@ -26,7 +27,7 @@ template <class Isa, class T, int N>
   for (; k + 2 * kDot <= cols; k += 2 * kDot) {
     for (std::int64_t line = k; line < k + 2 * kDot; line += kDot) {
       if (line % kLine != 0) continue;
-      for (const T* row : next) Isa::prefetch(row + line);
+      for (const T* row : next) Ahead::fetch(row + line);
     }
     for (int n = 0; n < N; ++n) {
       sums[n][0] = Isa::dot(sums[n][0], w[n] + k, x + k);
@@ -41,20 +42,20 @@ template <class Isa, class T, int N>
   }
 }
 
-template <class Isa, class T>
+template <class Isa, class T, class Ahead>
 [[gnu::always_inline]] inline void dot_rows(std::int64_t count, const T* x,
                                             const T* const (&w)[kDotRows],
                                             const T* const (&next)[kDotRows], std::int64_t cols,
                                             float* out) {
   switch (count) {
     case 1:
-      return dot_rows<Isa, T, 1>(x, w, next, cols, out);
+      return dot_rows<Isa, T, Ahead, 1>(x, w, next, cols, out);
     case 2:
-      return dot_rows<Isa, T, 2>(x, w, next, cols, out);
+      return dot_rows<Isa, T, Ahead, 2>(x, w, next, cols, out);
     case 3:
-      return dot_rows<Isa, T, 3>(x, w, next, cols, out);
+      return dot_rows<Isa, T, Ahead, 3>(x, w, next, cols, out);
     default:
-      return dot_rows<Isa, T, 4>(x, w, next, cols, out);
+      return dot_rows<Isa, T, Ahead, 4>(x, w, next, cols, out);
   }
 }
 
@@ -62,18 +63,21 @@ template <class Isa, class T>
 void sampled_dots(const void* x_row, ConstMatrixView weight, const ActiveNeurons& active) {
   const T* x = static_cast<const T*>(x_row);
   const std::int64_t last = active.count - 1;
-  for (std::int64_t i = 0; i < active.count; i += kDotRows) {
-    const T* w[kDotRows];
-    const T* next[kDotRows];
-    for (std::int64_t n = 0; n < kDotRows; ++n) {
-      w[n] = weight.row<T>(active.neurons[std::min(i + n, last)]);
-      next[n] = weight.row<T>(active.neurons[std::min(i + kDotRows + n, last)]);
+  const auto row = [&](std::int64_t i) { return weight.row<T>(active.neurons[std::min(i, last)]); };
+  with_rows_ahead<Isa>(weight.cols * static_cast<std::int64_t>(sizeof(T)), [&]<class Ahead>() {
+    for (std::int64_t i = 0; i < active.count; i += kDotRows) {
+      const T* w[kDotRows];
+      const T* next[kDotRows];
+      for (std::int64_t n = 0; n < kDotRows; ++n) {
+        w[n] = row(i + n);
+        next[n] = row(i + Ahead::kRows + n);
+      }
+      float u[kDotRows];
+      const std::int64_t count = std::min(kDotRows, active.count - i);
+      dot_rows<Isa, T, Ahead>(count, x, w, next, weight.cols, u);
+      for (std::int64_t n = 0; n < count; ++n) active.values[i + n] *= u[n];
     }
-    float u[kDotRows];
-    const std::int64_t count = std::min(kDotRows, active.count - i);
-    dot_rows<Isa, T>(count, x, w, next, weight.cols, u);
-    for (std::int64_t n = 0; n < count; ++n) active.values[i + n] *= u[n];
-  }
+  });
 }
 
 }  // namespace

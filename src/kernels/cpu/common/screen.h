@@ -161,6 +161,7 @@ struct ScreenKernels {
   // Appends those candidates that fire. Rows are taken one after the other: the weights of a column
   // block that they share, up to 1 MB at D = 2048, stay in L2.
   static void evaluate(const ScreenPackArgs& args, const Candidates& found, std::int64_t total) {
+    using Ahead = WholeRowsAhead<Isa>;
     const float threshold = args.activation.kept_above();
     const auto weight = [&](std::int64_t i) {
       return args.weight.template row<T>(args.first + found.list[std::min(i, total - 1)]);
@@ -176,10 +177,10 @@ struct ScreenKernels {
         const T* next[kDotRows];
         for (std::int64_t n = 0; n < kDotRows; ++n) {
           w[n] = weight(i + n);
-          next[n] = weight(i + count + n);
+          next[n] = weight(i + Ahead::kRows + n);
         }
         float z[kDotRows];
-        dot_rows<Isa, T>(count, x, w, next, args.weight.cols, z);
+        dot_rows<Isa, T, Ahead>(count, x, w, next, args.weight.cols, z);
         for (std::int64_t n = 0; n < count; ++n) {
           if (z[n] <= threshold) continue;
           kept = slots.add(kept, static_cast<std::uint32_t>(found.list[i + n]), z[n]);

@@ -3,13 +3,14 @@
 
 #include <algorithm>
 
+#include "kernels/cpu/common/rows_ahead.h"
 #include "kernels/kernel.h"
 
 namespace twell {
 namespace {
 
 // y32[k] (+)= Σ over Group rows; y32 (8 KB at D = 2048) stays in L1 while the rows stream by.
-template <class Isa, class T, int Group>
+template <class Isa, class T, class Ahead, int Group>
 void add_rows(const T* const (&w)[4], const T* const (&next)[4], const float (&h)[4],
               std::int64_t cols, bool first, float* y32) {
   constexpr std::int64_t kLine = 64 / sizeof(T);
@@ -18,7 +19,7 @@ void add_rows(const T* const (&w)[4], const T* const (&next)[4], const float (&h
   std::int64_t k = 0;
   for (; k + Isa::kLanes <= cols; k += Isa::kLanes) {
     if (k % kLine == 0) {
-      for (int n = 0; n < 4; ++n) Isa::prefetch(next[n] + k);
+      for (int n = 0; n < 4; ++n) Ahead::fetch(next[n] + k);
     }
     auto y = first ? Isa::zero() : Isa::load(y32 + k);
     for (int n = 0; n < Group; ++n) y = Isa::fma(Isa::load(w[n] + k), coefficient[n], y);
@@ -38,23 +39,26 @@ void weighted_rows(ConstMatrixView weight, const ActiveNeurons& active, bool add
     return;
   }
   const std::int64_t last = active.count - 1;
-  for (std::int64_t i = 0; i < active.count;) {
-    const T* w[4];
-    const T* next[4];
-    float h[4];
-    for (std::int64_t n = 0; n < 4; ++n) {
-      w[n] = weight.row<T>(active.neurons[std::min(i + n, last)]);
-      next[n] = weight.row<T>(active.neurons[std::min(i + 4 + n, last)]);
-      h[n] = active.values[std::min(i + n, last)];
+  const auto row = [&](std::int64_t i) { return weight.row<T>(active.neurons[std::min(i, last)]); };
+  with_rows_ahead<Isa>(weight.cols * static_cast<std::int64_t>(sizeof(T)), [&]<class Ahead>() {
+    for (std::int64_t i = 0; i < active.count;) {
+      const T* w[4];
+      const T* next[4];
+      float h[4];
+      for (std::int64_t n = 0; n < 4; ++n) {
+        w[n] = row(i + n);
+        next[n] = row(i + Ahead::kRows + n);
+        h[n] = active.values[std::min(i + n, last)];
+      }
+      if (i + 4 <= active.count) {
+        add_rows<Isa, T, Ahead, 4>(w, next, h, weight.cols, !add && i == 0, y32);
+        i += 4;
+      } else {
+        add_rows<Isa, T, Ahead, 1>(w, next, h, weight.cols, !add && i == 0, y32);
+        i += 1;
+      }
     }
-    if (i + 4 <= active.count) {
-      add_rows<Isa, T, 4>(w, next, h, weight.cols, !add && i == 0, y32);
-      i += 4;
-    } else {
-      add_rows<Isa, T, 1>(w, next, h, weight.cols, !add && i == 0, y32);
-      i += 1;
-    }
-  }
+  });
 }
 
 template <class Isa, class T>
