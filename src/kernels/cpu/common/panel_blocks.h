@@ -25,11 +25,13 @@ void for_panel_blocks(std::int64_t panels, std::int64_t blocks, bool end_to_end,
   };
   for (std::int64_t i = 0; i < groups * blocks; ++i) {
     const PanelBlock at = place(i);
-    if (at.panel < full * Most) {
-      f.template operator()<Most>(at, place(i + 1));
-    } else {
-      f.template operator()<1>(at, place(i + 1));
+    if constexpr (Most > 1) {
+      if (at.panel < full * Most) {
+        f.template operator()<Most>(at, place(i + 1));
+        continue;
+      }
     }
+    f.template operator()<1>(at, place(i + 1));
   }
 }
 
