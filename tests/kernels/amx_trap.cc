@@ -97,7 +97,7 @@ std::optional<Instruction> decode(const greg_t* registers) {
     if (index != kSib) out.stride = general_register(registers, index) << (*at >> 6);
     ++at;
   }
-  require(mode != 0 || base != kNoBase, "an address without a register is not expected");
+  if (mode == 0 && base == kNoBase) return std::nullopt;  // no kernel's tile lies there
   out.base = general_register(registers, base + base_high);
   if (mode == 1) out.base += displacement<std::int8_t>(at);
   if (mode == 2) out.base += displacement<std::int32_t>(at);

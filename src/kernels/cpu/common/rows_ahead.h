@@ -1,6 +1,7 @@
 // Rows of a weight that a kernel asks for while it works on others.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 namespace twell {
@@ -20,6 +21,15 @@ struct PiecesAhead {
   static constexpr std::int64_t kRows = 4;
   static void fetch(const void* line) { Isa::prefetch(line); }
 };
+
+// Rows that are worked on together, from place i of a list on, and those to ask for meanwhile.
+template <class Ahead, class T, std::size_t N, class Row>
+void take_rows(std::int64_t i, Row row, const T* (&now)[N], const T* (&next)[N]) {
+  for (std::size_t n = 0; n < N; ++n) {
+    now[n] = row(i + static_cast<std::int64_t>(n));
+    next[n] = row(i + Ahead::kRows + static_cast<std::int64_t>(n));
+  }
+}
 
 // f<Ahead>() for rows of so many bytes.
 template <class Isa, class F>

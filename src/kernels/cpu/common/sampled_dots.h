@@ -68,10 +68,7 @@ void sampled_dots(const void* x_row, ConstMatrixView weight, const ActiveNeurons
     for (std::int64_t i = 0; i < active.count; i += kDotRows) {
       const T* w[kDotRows];
       const T* next[kDotRows];
-      for (std::int64_t n = 0; n < kDotRows; ++n) {
-        w[n] = row(i + n);
-        next[n] = row(i + Ahead::kRows + n);
-      }
+      take_rows<Ahead>(i, row, w, next);
       float u[kDotRows];
       const std::int64_t count = std::min(kDotRows, active.count - i);
       dot_rows<Isa, T, Ahead>(count, x, w, next, weight.cols, u);

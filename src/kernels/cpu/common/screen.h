@@ -175,10 +175,7 @@ struct ScreenKernels {
         const std::int64_t count = std::min(kDotRows, end - i);
         const T* w[kDotRows];
         const T* next[kDotRows];
-        for (std::int64_t n = 0; n < kDotRows; ++n) {
-          w[n] = weight(i + n);
-          next[n] = weight(i + Ahead::kRows + n);
-        }
+        take_rows<Ahead>(i, weight, w, next);
         float z[kDotRows];
         dot_rows<Isa, T, Ahead>(count, x, w, next, args.weight.cols, z);
         for (std::int64_t n = 0; n < count; ++n) {

@@ -45,11 +45,8 @@ void weighted_rows(ConstMatrixView weight, const ActiveNeurons& active, bool add
       const T* w[4];
       const T* next[4];
       float h[4];
-      for (std::int64_t n = 0; n < 4; ++n) {
-        w[n] = row(i + n);
-        next[n] = row(i + Ahead::kRows + n);
-        h[n] = active.values[std::min(i + n, last)];
-      }
+      take_rows<Ahead>(i, row, w, next);
+      for (std::int64_t n = 0; n < 4; ++n) h[n] = active.values[std::min(i + n, last)];
       if (i + 4 <= active.count) {
         add_rows<Isa, T, Ahead, 4>(w, next, h, weight.cols, !add && i == 0, y32);
         i += 4;
