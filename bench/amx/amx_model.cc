@@ -31,12 +31,22 @@ constexpr int kCores = 2;
 // The layer that everything was measured with, and its dense form there, in ms.
 constexpr std::int64_t kWidth = 2048, kHidden = 5632;
 constexpr std::int64_t kGroupRows = 192;  // of the gate's GEMM: plan_ffn(), 2 MB of L2
-constexpr double kCandidates = 2.4;       // a screen leaves, for each neuron that fires
 struct Dense {
   std::int64_t tokens;
   double ms;
 };
 constexpr Dense kDense[] = {{64, 2.67}, {512, 14.1}, {2048, 60.2}};
+
+// Neurons that fire for a token, and the share that a screen leaves of 64 tokens: `twell bench ffn`
+// prints it, the same on every tier whose screens multiply int8 by int8 exactly.
+struct Activity {
+  double nnz, candidates;
+};
+constexpr Activity kActivity[] = {{29, 0.024}, {113, 0.064}, {282, 0.127}, {563, 0.211}};
+// A layer has a screen for calls of any size, or none.
+bool screened(const Activity& activity) {
+  return activity.candidates <= tuning_of(CpuTier::amx).screen_limit;
+}
 
 struct Memory {
   explicit Memory(std::int64_t bytes)
@@ -125,16 +135,16 @@ double gate_cycles(Form form, std::int64_t rows) {
 struct Layer {
   double packed, screened, gather;
 };
-Layer predict(std::int64_t tokens, double nnz) {
+Layer predict(std::int64_t tokens, const Activity& activity) {
   // A neuron's rows of up and down: row by row, or in pieces of columns, of neurons that many or
   // fewer rows share; and multiplied densely with one row, at 1.6 TFLOP/s.
   constexpr double kPair = 125 + 145, kPieces = 2 * 95, kSharedPieces = 2 * 78, kHotRow = 10;  // ns
   constexpr std::int64_t kPiecesFrom = 256;
   // Beside a screen: bounds of a token's neuron, and the dot product of a candidate.
   constexpr double kBound = 0.2, kCandidate = 25;  // ns
-  const double pair = tokens < kPiecesFrom ? kPair : nnz < 100 ? kPieces : kSharedPieces;
+  const double pair = tokens < kPiecesFrom ? kPair : activity.nnz < 100 ? kPieces : kSharedPieces;
   measure::ActivityShape shape;
-  shape.mean_nnz = nnz;
+  shape.mean_nnz = activity.nnz;
   const double hot_share = tuning_of(CpuTier::amx).hot_share;
   double pairs = 0, hot = 0;
   for (const double share : measure::neuron_popularity(kHidden, shape, 1)) {
@@ -145,7 +155,7 @@ Layer predict(std::int64_t tokens, double nnz) {
   const auto gate = [&](Form form) {
     return gate_cycles(form, group) / kHertz * 1e3 * rows / static_cast<double>(group);
   };
-  const double bounds = static_cast<double>(kHidden) * kBound + nnz * kCandidates * kCandidate;
+  const double bounds = static_cast<double>(kHidden) * (kBound + activity.candidates * kCandidate);
   return {gate(Form::packed) / kCores, (gate(Form::screened) + rows * bounds * 1e-6) / kCores,
           rows * (pairs * pair + hot * kHotRow) * 1e-6 / kCores};
 }
@@ -154,13 +164,11 @@ void print_layers() {
   std::puts(
       "| non-zeros | tokens | dense, ms | gate bf16 | gate by screen | up, down | expected |");
   std::puts("| --- | --- | --- | --- | --- | --- | --- |");
-  for (const double nnz : {29.0, 113.0, 282.0, 563.0}) {
+  for (const Activity& activity : kActivity) {
     for (const auto& [tokens, dense] : kDense) {
-      const Layer layer = predict(tokens, nnz);
-      // A layer has a screen for calls of any size, or none.
-      const bool screened = nnz * kCandidates <= tuning_of(CpuTier::amx).screen_limit * kHidden;
-      const double gate = screened ? layer.screened : layer.packed;
-      std::printf("| %.0f | %d | %.1f | %.1f | %.1f | %.1f | %.1f × |\n", nnz,
+      const Layer layer = predict(tokens, activity);
+      const double gate = screened(activity) ? layer.screened : layer.packed;
+      std::printf("| %.0f | %d | %.1f | %.1f | %.1f | %.1f | %.1f × |\n", activity.nnz,
                   static_cast<int>(tokens), dense, layer.packed, layer.screened, layer.gather,
                   dense / (gate + layer.gather));
     }
@@ -174,7 +182,8 @@ void print_floors() {
   std::puts(
       "| non-zeros | tokens | read with a screen, MB | packed, MB | at most, screened | packed |");
   std::puts("| --- | --- | --- | --- | --- | --- |");
-  for (const double nnz : {29.0, 113.0, 282.0}) {
+  for (const auto& [nnz, candidates] : kActivity) {
+    if (nnz > 300) break;
     measure::ActivityShape shape;
     shape.mean_nnz = nnz;
     const auto popularity = measure::neuron_popularity(kHidden, shape, 1);
@@ -189,7 +198,8 @@ void print_floors() {
       const double up_down = 2 * kRow * rows(1);
       const double packed = kHidden * kRow + up_down;
       const double screened =
-          static_cast<double>(screen_bytes(kHidden, kWidth)) + kRow * rows(kCandidates) + up_down;
+          static_cast<double>(screen_bytes(kHidden, kWidth)) +
+          kRow * rows(candidates * static_cast<double>(kHidden) / nnz) + up_down;
       const double bytes_a_second = kDenseBytes / kFewTokens[0].ms * 1e3;  // what dense reads
       const auto at_most = [&, dense = ms](double bytes) {
         return dense * 1e-3 * bytes_a_second / bytes;

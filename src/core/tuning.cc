@@ -6,11 +6,12 @@ namespace twell {
 namespace {
 
 // Two cores of a Zen 5 with AVX-512-BF16 and 1 MiB of L2 each, D = 2048, H = 5632 (bench/results).
-// dense: PyTorch's fastest form. hot_share: 19 of 170 ns for a neuron's rows. screen_limit: the
-// screen's GEMM multiplies twice as many inputs a second as vdpbf16ps.
+// dense: PyTorch's fastest form. screen_limit: the screen's GEMM multiplies twice as many inputs a
+// second as vdpbf16ps. hot_share: to multiply a neuron's two rows takes 19 ns. A Zen 4 takes 37, and
+// 180 to gather them: there 0.15 beat 0.11 by 2 to 6 % and was level with 0.20.
 constexpr TierTuning kAvx512 = {
     .tier = CpuTier::avx512,
-    .hot_share = 0.11,
+    .hot_share = 0.15,
     .screen_limit = 0.08,
     .block_l2_share = 0.75,
     .block_rows = 1024,
@@ -52,11 +53,12 @@ constexpr TierTuning kPortable = {
 // Two cores of a Sapphire Rapids, 2 MiB of L2 each, the same layer: dense, and 1 and 8 tokens up to
 // a density of 0.02, were measured there; all else follows from rates that were
 // (docs/amx-model.md). screen_limit: with many tokens a screen is less work up to 4 %, with one up
-// to 20 %. hot_share: 10 of 170 ns.
+// to 20 %; at 8 % a layer takes a fifth more time with many and two fifths less with one.
+// hot_share: 10 of 170 ns.
 constexpr TierTuning kAmx = {
     .tier = CpuTier::amx,
     .hot_share = 0.06,
-    .screen_limit = 0.06,
+    .screen_limit = 0.08,
     .block_l2_share = 0.75,
     .block_rows = 1024,
     .gemm_l2_share = 1,
@@ -64,8 +66,8 @@ constexpr TierTuning kAmx = {
     .cost = {.dense = {0.127, 0.129, 0.232, 1.22},
              .sparse = {{{0.0215, 0.0230, 0.0258, 0.0422, 0.0480, 0.0560, 0.0730, 0.124},
                          {0.0330, 0.0359, 0.0538, 0.0700, 0.0900, 0.1120, 0.1240, 0.128},
-                         {0.0260, 0.0460, 0.0890, 0.1290, 0.1540, 0.1800, 0.2100, 0.240},
-                         {0.1700, 0.2800, 0.5400, 0.6600, 0.7700, 0.9500, 1.1000, 1.200}}}}};
+                         {0.0260, 0.0515, 0.0965, 0.1300, 0.1630, 0.1800, 0.2100, 0.240},
+                         {0.1850, 0.3570, 0.6260, 0.8050, 1.0700, 1.1900, 1.2500, 1.570}}}}};
 
 }  // namespace
 
