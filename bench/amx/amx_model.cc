@@ -197,9 +197,9 @@ void print_floors() {
       };
       const double up_down = 2 * kRow * rows(1);
       const double packed = kHidden * kRow + up_down;
-      const double screened =
-          static_cast<double>(screen_bytes(kHidden, kWidth)) +
-          kRow * rows(candidates * static_cast<double>(kHidden) / nnz) + up_down;
+      const double screened = static_cast<double>(screen_bytes(kHidden, kWidth)) +
+                              kRow * rows(candidates * static_cast<double>(kHidden) / nnz) +
+                              up_down;
       const double bytes_a_second = kDenseBytes / kFewTokens[0].ms * 1e3;  // what dense reads
       const auto at_most = [&, dense = ms](double bytes) {
         return dense * 1e-3 * bytes_a_second / bytes;

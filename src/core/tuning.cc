@@ -7,8 +7,8 @@ namespace {
 
 // Two cores of a Zen 5 with AVX-512-BF16 and 1 MiB of L2 each, D = 2048, H = 5632 (bench/results).
 // dense: PyTorch's fastest form. screen_limit: the screen's GEMM multiplies twice as many inputs a
-// second as vdpbf16ps. hot_share: to multiply a neuron's two rows takes 19 ns. A Zen 4 takes 37, and
-// 180 to gather them: there 0.15 beat 0.11 by 2 to 6 % and was level with 0.20.
+// second as vdpbf16ps. hot_share: to multiply a neuron's two rows takes 19 ns. A Zen 4 takes 37,
+// and 180 to gather them: 0.15 was the best of 0.11, 0.15 and 0.20 there, by up to 9 %.
 constexpr TierTuning kAvx512 = {
     .tier = CpuTier::avx512,
     .hot_share = 0.15,
