@@ -37,14 +37,14 @@ struct Dense {
 };
 constexpr Dense kDense[] = {{64, 2.67}, {512, 14.1}, {2048, 60.2}};
 
-// Neurons that fire for a token, and the share that a screen leaves of 64 tokens: `twell bench ffn`
-// prints it, the same on every tier whose screens multiply int8 by int8 exactly.
+// Neurons that fire for a token, and the share that a screen leaves of 64 tokens, as `twell bench
+// ffn` prints it: on AMX what it is on AVX-512.
 struct Activity {
   double nnz, candidates;
 };
 constexpr Activity kActivity[] = {{29, 0.024}, {113, 0.064}, {282, 0.127}, {563, 0.211}};
 // A layer has a screen for calls of any size, or none.
-bool screened(const Activity& activity) {
+bool takes_screen(const Activity& activity) {
   return activity.candidates <= tuning_of(CpuTier::amx).screen_limit;
 }
 
@@ -167,7 +167,7 @@ void print_layers() {
   for (const Activity& activity : kActivity) {
     for (const auto& [tokens, dense] : kDense) {
       const Layer layer = predict(tokens, activity);
-      const double gate = screened(activity) ? layer.screened : layer.packed;
+      const double gate = takes_screen(activity) ? layer.screened : layer.packed;
       std::printf("| %.0f | %d | %.1f | %.1f | %.1f | %.1f | %.1f × |\n", activity.nnz,
                   static_cast<int>(tokens), dense, layer.packed, layer.screened, layer.gather,
                   dense / (gate + layer.gather));
@@ -183,7 +183,6 @@ void print_floors() {
       "| non-zeros | tokens | read with a screen, MB | packed, MB | at most, screened | packed |");
   std::puts("| --- | --- | --- | --- | --- | --- |");
   for (const auto& [nnz, candidates] : kActivity) {
-    if (nnz > 300) break;
     measure::ActivityShape shape;
     shape.mean_nnz = nnz;
     const auto popularity = measure::neuron_popularity(kHidden, shape, 1);
