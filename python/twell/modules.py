@@ -12,7 +12,7 @@ from twell import _frozen, dense
 from twell._frozen import Choice, Operands
 from twell._training import TrainingForm
 from twell.activity import Activity
-from twell.autograd import Trained, has_tangent, trained_ffn, with_l1
+from twell.autograd import Trained, trained_ffn, transformed, with_l1
 
 _OPERANDS = ("gate", "up", "down", "screen", "order")  # buffers of a frozen layer
 # A trace of a call holds for any number of inputs, so it has one number of hot neurons.
@@ -257,7 +257,7 @@ class SparseFfn(nn.Module):
         return None
 
     def _forward_frozen(self, x: Tensor) -> Tensor:
-        if has_tangent(x):
+        if transformed():
             gate, up, down = self._unpack()
             return dense.ffn(x, gate, up, down.t(), self.activation, self.threshold)[0]
         return torch.ops.twell.ffn(
