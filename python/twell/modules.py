@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -158,17 +159,16 @@ class SparseFfn(nn.Module):
                 "remove_parametrizations() of PyTorch)"
             )
         if sample is not None:
-            chosen = _frozen.choose(self._described(), sample)
-            self.thaw()
-            return self._freeze(*chosen)
+            return self._freeze(*_frozen.choose(self._described(), sample))
         return self if self._frozen else self._freeze(None)
 
     def _freeze(self: Layer, choice: Choice | None, operands: Operands | None = None) -> Layer:
         if operands is None:
             with torch.no_grad():
                 operands = _frozen.operands_of(self._described(), choice)
-        for name in self.names:
-            delattr(self, name)
+        if not self._frozen:
+            for name in self.names:
+                delattr(self, name)
         self.l1 = None
         for name in _OPERANDS:
             self.register_buffer(name, getattr(operands, name), persistent=False)
@@ -181,18 +181,35 @@ class SparseFfn(nn.Module):
         """The inverse of freeze: trainable weights in the checkpoint's layout; returns self."""
         if not self._frozen:
             return self
-        weights = self._stored()
+        linears = [_linear(weight) for weight in self._stored()]
         for name in _OPERANDS:
             delattr(self, name)
-        for name, weight in zip(self.names, weights):
-            rows, cols = weight.shape
-            linear = nn.Linear(cols, rows, bias=False, device="meta", dtype=weight.dtype)
-            linear.weight = nn.Parameter(weight)
+        for name, linear in zip(self.names, linears):
             setattr(self, name, linear)
         self._choice = None
         self._hot = ()
         self._frozen = False
         return self
+
+    @contextmanager
+    def _as_stored(self) -> Iterator[None]:
+        """A frozen layer as it is before it is frozen, which it is again afterwards, in the same form.
+        Where that fails, or what is done in between, it is as it was."""
+        before, choice = self._operands(), self._choice
+        self.thaw()
+        for name in self.names:  # some lie in the operands' own memory
+            linear = getattr(self, name)
+            if any(t is not None and t.data_ptr() == linear.weight.data_ptr() for t in before[:4]):
+                linear.weight = nn.Parameter(linear.weight.detach().clone())
+        try:
+            yield
+            self._freeze(choice)
+        except BaseException:
+            self._freeze(choice, before)
+            raise
+
+    def _operands(self) -> Operands:
+        return Operands(*(getattr(self, name) for name in _OPERANDS), self._hot)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., hidden_size] to y of the same shape."""
@@ -316,17 +333,38 @@ class SparseFfn(nn.Module):
         return [w for w in weights if w is not None]
 
     def _apply(self: Layer, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Layer:
+        if not self._frozen:
+            return super()._apply(fn, recurse)
         # The layout depends on dtype and device: convert the checkpoint's layout and freeze again.
-        frozen, choice = self._frozen, self._choice
-        if frozen:
-            # Tried on one element, which raises where the operators lack the dtype: the layer stays.
-            torch.ops.twell.pack_weight(fn(self.down.new_zeros(1, 1)))
-            self.thaw()
-        super()._apply(fn, recurse)
-        return self._freeze(choice) if frozen else self
+        # Tried on one element, which raises where the operators lack the dtype, before the work.
+        torch.ops.twell.pack_weight(fn(self.down.new_zeros(1, 1)))
+        with self._as_stored():
+            super()._apply(fn, recurse)
+            shared = getattr(self, self.names[0]).weight.is_shared()
+        if shared:  # between processes, by share_memory()
+            for name in _OPERANDS:
+                if (operand := getattr(self, name)) is not None:
+                    operand.share_memory_()
+        return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "l1": None, "_train_form": TrainingForm()}
+        state = {**self.__dict__, "l1": None, "_train_form": TrainingForm()}
+        if self._frozen:
+            # As the checkpoint has them: it may be loaded where operands have another layout.
+            state["_buffers"] = {k: v for k, v in self._buffers.items() if k not in _OPERANDS}
+            state["_weights"] = self._stored()
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        state = dict(state)
+        weights = state.pop("_weights", None)
+        super().__setstate__(state)
+        if weights is None:
+            return
+        gate, *up, down = weights
+        described = _frozen.Layer(gate, *(up or [None]), down, self.activation, self.threshold)
+        with torch.no_grad():
+            self._freeze(self._choice, _frozen.operands_of(described, self._choice))
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -336,20 +374,48 @@ class SparseFfn(nn.Module):
                 copied = weight.clone() if self.screened and weight is self.gate else weight
                 destination[f"{prefix}{name}.weight"] = copied
 
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
-        frozen, choice = self._frozen, self._choice
-        kept = {name: getattr(self, name) for name in _OPERANDS} if frozen else {}
-        if frozen:
-            self.thaw()
-        super()._load_from_state_dict(state_dict, prefix, *rest)
-        if frozen:  # the children are there for this call alone: PyTorch will not see them
-            for name in self.names:
-                getattr(self, name)._load_from_state_dict(state_dict, f"{prefix}{name}.", *rest)
-            self._freeze(choice)
+    def _load_from_state_dict(
+        self,
+        state_dict: Any,
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        rest = (local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
+        if not self._frozen:
+            return super()._load_from_state_dict(state_dict, prefix, *rest)
+        before = self._operands()
+        try:
+            with self._as_stored():
+                super()._load_from_state_dict(state_dict, prefix, *rest)
+                # They are there for this call alone: PyTorch will not see them.
+                for name in self.names:
+                    getattr(self, name)._load_from_state_dict(state_dict, f"{prefix}{name}.", *rest)
+        except ValueError as error:
+            error_msgs.append(f"{prefix[:-1] or type(self).__name__} is frozen and stays as it was: {error}")
+            return
         with torch.no_grad():  # into the same memory, which a recorded graph reads
-            for name, old in kept.items():
-                if old is not None:
-                    self.register_buffer(name, old.copy_(getattr(self, name)), persistent=False)
+            for name, old, new in zip(_OPERANDS, before, self._operands()):
+                if old is not None and not local_metadata.get("assign_to_params_buffers") and not _is_read_only(old):
+                    self.register_buffer(name, old.copy_(new), persistent=False)
+
+
+def _linear(weight: Tensor) -> nn.Linear:
+    """A linear layer that holds the weight, which wants a gradient."""
+    if _is_read_only(weight):
+        weight = weight.clone()
+    rows, cols = weight.shape
+    linear = nn.Linear(cols, rows, bias=False, device="meta", dtype=weight.dtype)
+    linear.weight = nn.Parameter(weight)
+    return linear
+
+
+def _is_read_only(tensor: Tensor) -> bool:
+    """What was made in inference mode is so outside."""
+    return tensor.is_inference() and not torch.is_inference_mode_enabled()
 
 
 class GatedFfn(SparseFfn):
