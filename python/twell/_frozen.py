@@ -92,7 +92,7 @@ def check(layer: Layer) -> None:
     except RuntimeError as error:
         raise ValueError(
             "expected weights of bfloat16 or float32 on a CPU, or of bfloat16 or float16 on an NVIDIA "
-            f"GPU, got {have[0]}; convert them first, as by .bfloat16()"
+            f"GPU, got {have[0]}; convert them first (.bfloat16(), or dtype= of from_pretrained)"
         ) from error
 
 

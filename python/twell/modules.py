@@ -9,7 +9,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
-from twell import _frozen, dense
+from twell import _attached, _frozen, dense
 from twell._frozen import Choice, Operands
 from twell._training import TrainingForm
 from twell.activity import Activity
@@ -96,28 +96,37 @@ class SparseFfn(nn.Module):
     @classmethod
     def _of_weights(cls: type[Layer], weights: Sequence[Tensor], **options: Any) -> Layer:
         """A layer that holds the weights themselves."""
-        first, dtype = weights[0], weights[0].dtype
-        kinds = ("gate", "up", "down")[3 - len(weights) :]
-        shapes = [*["[H, D]"] * (len(weights) - 1), "[D, H]"]
-        if (
-            first.dim() != 2
-            or any(w.shape != first.shape for w in weights[1:-1])
-            or weights[-1].shape != first.shape[::-1]
-        ):
+        kinds, shapes = cls._described_weights(len(weights))
+        if any(w.dim() != 2 for w in weights):
             got = ", ".join(str(list(w.shape)) for w in weights)
-            raise ValueError(
-                f"{', '.join(kinds)}: expected shapes {', '.join(shapes)}, got {got}"
-            )
-        if any(w.dtype != dtype for w in weights):
-            got = ", ".join(str(w.dtype) for w in weights)
-            raise ValueError(f"{', '.join(kinds)}: expected one dtype, got {got}")
-        ffn_size, hidden_size = first.shape
-        layer = cls(hidden_size, ffn_size, dtype=dtype, device="meta", **options)
-        for name, weight in zip(layer.names, weights):
-            if not isinstance(weight, nn.Parameter):
-                weight = nn.Parameter(weight.detach(), requires_grad=weight.requires_grad)
-            getattr(layer, name).weight = weight
+            raise ValueError(f"{kinds}: expected shapes {shapes}, got {got}")
+        linears = [
+            _linear(w if isinstance(w, nn.Parameter) else nn.Parameter(w.detach(), w.requires_grad))
+            for w in weights
+        ]
+        return cls._of_linears(linears, **options)
+
+    @classmethod
+    def _of_linears(cls: type[Layer], linears: Sequence[nn.Module], **options: Any) -> Layer:
+        """A layer whose children are these modules, without biases."""
+        kinds, shapes = cls._described_weights(len(linears))
+        sizes = [[linear.out_features, linear.in_features] for linear in linears]
+        if any(size != sizes[0] for size in sizes[1:-1]) or sizes[-1] != sizes[0][::-1]:
+            got = ", ".join(map(str, sizes))
+            raise ValueError(f"{kinds}: expected shapes {shapes}, got {got}")
+        dtypes = [linear.weight.dtype for linear in linears if type(linear) is nn.Linear]
+        if any(dtype != dtypes[0] for dtype in dtypes):
+            raise ValueError(f"{kinds}: expected one dtype, got {', '.join(map(str, dtypes))}")
+        ffn_size, hidden_size = sizes[0]
+        layer = cls(hidden_size, ffn_size, device="meta", **options)
+        for name, linear in zip(layer.names, linears):
+            setattr(layer, name, linear)
         return layer
+
+    @staticmethod
+    def _described_weights(count: int) -> tuple[str, str]:
+        shapes = [*["[H, D]"] * (count - 1), "[D, H]"]
+        return ", ".join(("gate", "up", "down")[3 - count :]), ", ".join(shapes)
 
     @property
     def frozen(self) -> bool:
@@ -152,12 +161,8 @@ class SparseFfn(nn.Module):
         choice, for the type of device that it was made on: on another the layer is packed. Raises
         ValueError where a child is no ordinary nn.Linear.
         """
-        if not self._frozen and (special := self._special_child()) is not None:
-            raise ValueError(
-                f"freeze: {special} is {type(getattr(self, special)).__name__} or has hooks, and does "
-                "more than multiply by its weight; merge it first (merge_and_unload() of peft, "
-                "remove_parametrizations() of PyTorch)"
-            )
+        if not self._frozen:
+            self._check_children("freeze: ")
         if sample is not None:
             return self._freeze(*_frozen.choose(self._described(), sample))
         return self if self._frozen else self._freeze(None)
@@ -181,7 +186,8 @@ class SparseFfn(nn.Module):
         """The inverse of freeze: trainable weights in the checkpoint's layout; returns self."""
         if not self._frozen:
             return self
-        linears = [_linear(weight) for weight in self._stored()]
+        weights = self._stored()
+        linears = [_linear(nn.Parameter(w.clone() if _is_read_only(w) else w)) for w in weights]
         for name in _OPERANDS:
             delattr(self, name)
         for name, linear in zip(self.names, linears):
@@ -272,6 +278,26 @@ class SparseFfn(nn.Module):
             ):
                 return name
         return None
+
+    def _check_children(self, where: str) -> None:
+        """Raises ValueError where a child has what a frozen layer would lose; ``where`` stands before
+        its name."""
+        special = self._special_child()
+        for name in self.names:
+            child = getattr(self, name)
+            if type(child) is not nn.Linear:
+                raise ValueError(
+                    f"{where}{name} is {type(child).__name__}, which does more than multiply by its "
+                    "weight; merge it first (merge_and_unload() of peft, remove_parametrizations() of "
+                    "PyTorch)"
+                )
+            hangs = _attached.what(child, own=("weight", "bias"))
+            if hangs is None and name == special:
+                hangs = "a bias" if child.bias is not None else f"a {type(child.weight).__name__}"
+            if hangs is not None:
+                raise ValueError(
+                    f"{where}{name} has {hangs}, which a frozen layer would lose; remove that first"
+                )
 
     def _forward_frozen(self, x: Tensor) -> Tensor:
         if transformed():
@@ -403,13 +429,11 @@ class SparseFfn(nn.Module):
                     self.register_buffer(name, old.copy_(new), persistent=False)
 
 
-def _linear(weight: Tensor) -> nn.Linear:
-    """A linear layer that holds the weight, which wants a gradient."""
-    if _is_read_only(weight):
-        weight = weight.clone()
+def _linear(weight: nn.Parameter) -> nn.Linear:
+    """A linear layer that holds the weight [rows, cols] itself."""
     rows, cols = weight.shape
     linear = nn.Linear(cols, rows, bias=False, device="meta", dtype=weight.dtype)
-    linear.weight = nn.Parameter(weight)
+    linear.weight = weight
     return linear
 
 
