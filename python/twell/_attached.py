@@ -1,4 +1,4 @@
-"""What others hang on a module: a layer in its place takes it over, or it is a reason not to be there."""
+"""What others hang on a module: the layer in its place takes it over, or stays away."""
 
 from __future__ import annotations
 
@@ -64,5 +64,7 @@ def moves_inputs_alone(module: nn.Module) -> bool:
     if type(hook).__name__ != "AlignDevicesHook" or hook.offload:
         return False
     device = hook.execution_device
-    device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device or "cpu")
+    device = (
+        torch.device("cuda", device) if isinstance(device, int) else torch.device(device or "cpu")
+    )
     return all(p.device == device for p in module.parameters())

@@ -141,10 +141,11 @@ def _without_tangents(name: str, kernel: Callable[..., Any]) -> Callable[..., An
 
     def call(keyset: Any, *operands: Any) -> Any:
         if in_forward_mode() and any(
-            isinstance(t, Tensor) and forward_ad.unpack_dual(t).tangent is not None for t in operands
+            isinstance(t, Tensor) and forward_ad.unpack_dual(t).tangent is not None
+            for t in operands
         ):
             raise RuntimeError(
-                f"twell::{name}: has no forward-mode derivative; twell.gated_ffn and twell's layers have"
+                f"twell::{name}: has no forward-mode derivative; twell.gated_ffn and layers have"
             )
         return kernel(keyset, *operands)
 

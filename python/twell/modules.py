@@ -101,7 +101,7 @@ class SparseFfn(nn.Module):
             got = ", ".join(str(list(w.shape)) for w in weights)
             raise ValueError(f"{kinds}: expected shapes {shapes}, got {got}")
         linears = [
-            _linear(w if isinstance(w, nn.Parameter) else nn.Parameter(w.detach(), w.requires_grad))
+            linear_of(w if isinstance(w, nn.Parameter) else nn.Parameter(w.detach(), w.requires_grad))
             for w in weights
         ]
         return cls._of_linears(linears, **options)
@@ -187,7 +187,7 @@ class SparseFfn(nn.Module):
         if not self._frozen:
             return self
         weights = self._stored()
-        linears = [_linear(nn.Parameter(w.clone() if _is_read_only(w) else w)) for w in weights]
+        linears = [linear_of(nn.Parameter(w.clone() if _is_read_only(w) else w)) for w in weights]
         for name in _OPERANDS:
             delattr(self, name)
         for name, linear in zip(self.names, linears):
@@ -421,15 +421,18 @@ class SparseFfn(nn.Module):
                 for name in self.names:
                     getattr(self, name)._load_from_state_dict(state_dict, f"{prefix}{name}.", *rest)
         except ValueError as error:
-            error_msgs.append(f"{prefix[:-1] or type(self).__name__} is frozen and stays as it was: {error}")
+            name = prefix[:-1] or type(self).__name__
+            error_msgs.append(f"{name} is frozen and stays as it was: {error}")
+            return
+        if local_metadata.get("assign_to_params_buffers"):
             return
         with torch.no_grad():  # into the same memory, which a recorded graph reads
             for name, old, new in zip(_OPERANDS, before, self._operands()):
-                if old is not None and not local_metadata.get("assign_to_params_buffers") and not _is_read_only(old):
+                if old is not None and not _is_read_only(old):
                     self.register_buffer(name, old.copy_(new), persistent=False)
 
 
-def _linear(weight: nn.Parameter) -> nn.Linear:
+def linear_of(weight: nn.Parameter) -> nn.Linear:
     """A linear layer that holds the weight [rows, cols] itself."""
     rows, cols = weight.shape
     linear = nn.Linear(cols, rows, bias=False, device="meta", dtype=weight.dtype)

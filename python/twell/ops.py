@@ -133,9 +133,9 @@ def ffn_train_backward(
     hot: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """dx, dgate, dup (empty without a gate) and ddown, of the dtype, from what ffn_train kept.
-    ``l1_grad`` (float32 []) is the gradient of its l1. Differentiable, densely. ``torch.ops.twell.ffn_train_backward_add``
-    adds the weight gradients to float32 tensors instead and returns dx. ``hot`` is that of
-    ffn_train."""
+    ``l1_grad`` (float32 []) is the gradient of its l1. Differentiable, densely.
+    ``torch.ops.twell.ffn_train_backward_add`` adds the weight gradients to float32 tensors instead
+    and returns dx; it is not. ``hot`` is that of ffn_train."""
     return torch.ops.twell.ffn_train_backward(
         dy, x, gate, up, down, offsets, neurons, values, l1_grad, activation, threshold, hot
     )

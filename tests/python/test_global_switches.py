@@ -82,7 +82,9 @@ def test_lists_are_not_touched_in_deterministic_mode() -> None:
     layer = make_layer(8, 4096, density=0.01)
     x = layer.inputs(4096)
     with deterministic():
-        *_, offsets, neurons, values = torch.ops.twell.ffn_train(x, layer.gate, layer.up, layer.down)
+        *_, offsets, neurons, values = torch.ops.twell.ffn_train(
+            x, layer.gate, layer.up, layer.down
+        )
     # PyTorch fills with the largest integer and NaN. Lists of 64 MB are fresh pages, of zeros.
     fired = int(offsets[-1])
     assert 0 < fired < neurons.numel() // 10

@@ -100,9 +100,15 @@ def test_of_a_wrong_shape(assign: bool, dtype: torch.dtype) -> None:
     assert_same(module, plain._freeze(module._choice))
 
 
-MIXED = {**weights(torch.float32, seed=1), "gate_proj.weight": weights(torch.bfloat16)["gate_proj.weight"]}
+MIXED = {
+    **weights(torch.float32, seed=1),
+    "gate_proj.weight": weights(torch.bfloat16)["gate_proj.weight"],
+}
 UNUSABLE = {
-    "of two dtypes": (MIXED, "expected weights of one dtype on one device, got torch.bfloat16 on cpu and"),
+    "of two dtypes": (
+        MIXED,
+        "expected weights of one dtype on one device, got torch.bfloat16 on cpu and",
+    ),
     "of float16": (
         {k: v.half() for k, v in MIXED.items()},
         "expected weights of bfloat16 or float32 on a CPU.*got torch.float16 on cpu",
@@ -199,7 +205,9 @@ def test_a_freeze_that_fails_changes_nothing(monkeypatch: pytest.MonkeyPatch) ->
     for dtype in (torch.float16, torch.float64):
         module = unfrozen(weights(torch.float32)).to(dtype)
         for sample in (None, torch.zeros(32, 24, dtype=dtype)):
-            with pytest.raises(ValueError, match=f"expected weights of bfloat16 .* got {dtype} on cpu"):
+            with pytest.raises(
+                ValueError, match=f"expected weights of bfloat16 .* got {dtype} on cpu"
+            ):
                 module.freeze(sample)
         assert not module.frozen and len(list(module.parameters())) == 3
 

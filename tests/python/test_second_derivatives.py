@@ -29,7 +29,9 @@ def away_from_kinks(threshold: float) -> list[Tensor]:
     raise AssertionError("no seed keeps its distance")
 
 
-def penalty(function: Callable[..., tuple[Tensor, Tensor]], leaves: list[Tensor], order: int) -> list[Tensor]:
+def penalty(
+    function: Callable[..., tuple[Tensor, Tensor]], leaves: list[Tensor], order: int
+) -> list[Tensor]:
     """Gradients of the squares of gradients (of the squares of gradients) of a loss with L1 term."""
     y, l1 = function(*leaves)
     loss = y.square().mean() + 0.1 * l1
@@ -229,7 +231,12 @@ def test_the_term_in_the_loss_has_all_derivatives() -> None:
 
 def test_counting_survives_a_transform() -> None:
     module, _ = layer_of(twell.GatedFfn, False)
-    for transform in (grad, hessian, lambda f: lambda x: vmap(f)(x[None]), lambda f: lambda x: jvp(f, (x,), (x,))):
+    for transform in (
+        grad,
+        hessian,
+        lambda f: lambda x: vmap(f)(x[None]),
+        lambda f: lambda x: jvp(f, (x,), (x,)),
+    ):
         twell.collect_metrics(module)
         transform(square(module))(vector())
         module(vector()).sum().backward()
@@ -277,6 +284,8 @@ def test_operators_differentiate_or_refuse(name: str) -> None:
             call(leaf).sum().backward()
     if name != "ffn_train_backward_add":
         with forward_ad.dual_level():
-            with pytest.raises(RuntimeError, match=f"twell::{name}: has no forward-mode derivative"):
+            with pytest.raises(
+                RuntimeError, match=f"twell::{name}: has no forward-mode derivative"
+            ):
                 call(forward_ad.make_dual(x, x.cos()))
             call(x)

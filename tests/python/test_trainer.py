@@ -166,7 +166,7 @@ class Rows(torch.utils.data.Dataset):
 
 
 class Watch(transformers.TrainerCallback):
-    def on_pre_optimizer_step(self, args: object, state: object, control: object, **given: object) -> None:
+    def on_pre_optimizer_step(self, *_: object, **given: object) -> None:
         self.seen = {n: p.grad.clone() for n, p in given["model"].named_parameters() if "gate" in n}
 
 
@@ -180,7 +180,8 @@ def term_in_trainer(out: Path, data: torch.utils.data.Dataset) -> dict[str, Tens
             gradient_accumulation_steps=4, max_grad_norm=0.0, report_to="none", use_cpu=True,
             save_strategy="no", disable_tqdm=True,
         )  # fmt: skip
-        transformers.Trainer(model(), arguments, train_dataset=data, callbacks=[*callbacks, watch]).train()
+        callbacks.append(watch)
+        transformers.Trainer(model(), arguments, train_dataset=data, callbacks=callbacks).train()
         found.append(watch.seen)
     return {name: found[1][name] - found[0][name] for name in found[0]}
 

@@ -28,10 +28,10 @@ class SparsityCallback(TrainerCallback, ExportableState):
     the Trainer's loss stays the cross entropy. The term is the mean over the layers, over the passes
     of an optimizer step, as many as it has, and over processes; of a pass it is the mean over all
     tokens that the layers see, padding and those whose label is ignored among them. It grows from 0
-    over the first ``warmup`` optimizer steps. Every ``reinit_every`` steps (0: never) neurons that no token fired for ``dead_window``
-    steps or more get fresh rows of the gate (of up, where there is no gate), drawn from N(0,
-    ``reinit_std``²), and zero moments there: a neuron that never fires has no gradient and would stay
-    dead (paper, section 4).
+    over the first ``warmup`` optimizer steps. Every ``reinit_every`` steps (0: never) neurons that no
+    token fired for ``dead_window`` steps or more get fresh rows of the gate (of up, where there is no
+    gate), drawn from N(0, ``reinit_std``²), and zero moments there: a neuron that never fires has no
+    gradient and would stay dead (paper, section 4).
 
     With every log of the Trainer go, over the layers and the tokens since the log before:
     ``sparsity/nnz`` (neurons that fire, per token), ``sparsity/nnz_max`` (of one token),
@@ -39,8 +39,8 @@ class SparsityCallback(TrainerCallback, ExportableState):
     ``dead_window`` steps), ``sparsity/l1`` (the term), ``sparsity/l1_coefficient``,
     ``sparsity/revived``, and ``sparsity/nnz/LAYER`` of each. So whatever ``report_to`` names shows
     them. Counts are summed over processes. What it knows of neurons is saved with the Trainer's
-    state, so that a resumed run goes on as if it had not stopped; every other training begins anew. One
-    that an error ended leaves the term in the model: ``twell.set_l1(model, 0)`` takes it out.
+    state, so that a resumed run goes on as if it had not stopped; every other training begins anew.
+    One that an error ended leaves the term in the model: ``twell.set_l1(model, 0)`` takes it out.
 
     Raises ValueError for numbers out of range, when training begins with a model that has no sparse
     layer that is not frozen, under fp16 (a gradient scaler would not scale the term), and for

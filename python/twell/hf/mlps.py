@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from twell import _attached, _frozen, dense
 from twell._frozen import FEWEST_INPUTS
-from twell.modules import Ffn, GatedFfn, SparseFfn
+from twell.modules import Ffn, GatedFfn, SparseFfn, linear_of
 
 # Children of an MLP: of Llama, Qwen2 and many others; and of Arcee and Nemotron, without a gate.
 _GATED = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj", "act": "act_fn"}
@@ -111,13 +111,14 @@ def from_mlp(
         raise ValueError(
             f"{name}: expected {kind} alone, got {', '.join(others)} too, which the layer would lack"
         )
-    linears = [_linear_of(f"{name}.{child}", getattr(mlp, child)) for child in kind.linears]
+    linears = [_child_of(f"{name}.{child}", getattr(mlp, child)) for child in kind.linears]
     if activation is None:
         activation, threshold = _activation_of(name, getattr(mlp, kind.act))
-    for child, module in [("", mlp), *((c, m) for c, m in mlp.named_children() if c not in kind.linears)]:
+    lost = {f"{name}.{c}": m for c, m in mlp.named_children() if c not in kind.linears}
+    for where, module in {name: mlp, **lost}.items():
         if hangs := _attached.what(module, hooks=module is not mlp):
             raise ValueError(
-                f"{name}{'.' * bool(child)}{child} has {hangs}, which the layer would lose; remove that first"
+                f"{where} has {hangs}, which the layer would lose; remove that first"
             )
     _try_forward(name, mlp, kind)
     try:
@@ -131,7 +132,7 @@ def from_mlp(
     return layer
 
 
-def _linear_of(name: str, module: nn.Module) -> nn.Module:
+def _child_of(name: str, module: nn.Module) -> nn.Module:
     """The child that a layer has for it."""
     if not (hasattr(module, "in_features") and hasattr(module, "out_features")):
         raise ValueError(f"{name}: expected a linear layer, got {type(module).__name__}")
@@ -140,9 +141,7 @@ def _linear_of(name: str, module: nn.Module) -> nn.Module:
         raise ValueError(f"{name}: expected no bias, which the layer does not have")
     if type(module) is nn.Linear and _attached.moves_inputs_alone(module):
         # Its layer does that, and it is sparse without the hook.
-        plain = nn.Linear(module.in_features, module.out_features, bias=False, device="meta")
-        plain.weight = module.weight
-        return plain
+        return linear_of(module.weight)
     return module
 
 
@@ -155,19 +154,16 @@ def _try_forward(name: str, mlp: nn.Module, kind: _Kind) -> None:
     def random(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
 
-    small = {child: random(neurons, width) for child in kind.linears[:-1]}
-    small[kind.linears[-1]] = random(width, neurons)
-    linears = {child: nn.Linear(*w.shape[::-1], bias=False, device="meta") for child, w in small.items()}
-    for child, linear in linears.items():
-        linear.weight = nn.Parameter(small[child])
-    twin = object.__new__(type(mlp))
-    twin.__dict__.update(mlp.__dict__, _modules={**mlp._modules, **linears})
+    *into, down = kind.linears
+    weights = {child: nn.Parameter(random(neurons, width)) for child in into}
+    weights[down] = nn.Parameter(random(width, neurons))
+    twin = _with_children(mlp, {child: linear_of(weight) for child, weight in weights.items()})
     x = random(1, 5, width)
     with torch.no_grad():
-        h = getattr(mlp, kind.act)(x @ small[kind.linears[0]].t())
+        h = getattr(mlp, kind.act)(x @ weights[into[0]].t())
         if kind.gated:
-            h = h * (x @ small[kind.linears[1]].t())
-        want = h @ small[kind.linears[-1]].t()
+            h = h * (x @ weights[into[1]].t())
+        want = h @ weights[down].t()
         try:
             got = type(mlp).forward(twin, x)
         except Exception as error:
@@ -176,11 +172,20 @@ def _try_forward(name: str, mlp: nn.Module, kind: _Kind) -> None:
                 f"{(str(error) or type(error).__name__).splitlines()[0]}"
             ) from error
     # In float64, or rounded to float32 on its way.
-    if not (isinstance(got, Tensor) and got.shape == x.shape and torch.allclose(got.double(), want, 1e-4)):
+    same = isinstance(got, Tensor) and got.shape == x.shape
+    if not (same and torch.allclose(got.double(), want, rtol=1e-4)):
+        times_up = f" * {into[1]}(x)" if kind.gated else ""
         raise ValueError(
             f"{name}: {type(mlp).__name__} computes something else than "
-            f"{kind.linears[-1]}({kind.act}({kind.linears[0]}(x)){f' * {kind.linears[1]}(x)' * kind.gated})"
+            f"{down}({kind.act}({into[0]}(x)){times_up})"
         )
+
+
+def _with_children(module: nn.Module, children: Mapping[str, nn.Module | None]) -> nn.Module:
+    """A module that differs in these children alone."""
+    twin = object.__new__(type(module))
+    twin.__dict__.update(module.__dict__, _modules={**module._modules, **children})
+    return twin
 
 
 def sparsify(
@@ -238,11 +243,13 @@ def sparsify(
         _check_freezable(model, layers)
     _put(model, layers)
     try:
-        inputs = {} if sample is None else _inputs_of({n: m for m, n in first.items()}, model, sample)
+        named = {name: layer for layer, name in first.items()}
+        inputs = {} if sample is None else _inputs_of(named, model, sample)
     except BaseException:
         _put(model, mlps)
         raise
-    shells = {layer: _without(mlps[name], layer.names) for layer, name in first.items()}
+    # Without their linear layers, which may go.
+    shells = {m: _with_children(mlps[n], dict.fromkeys(m.names)) for m, n in first.items()}
     mlps.clear()
     if freeze:
         _freeze(model, layers, shells, {m: inputs.pop(n) for m, n in first.items() if n in inputs})
@@ -262,23 +269,16 @@ def _check_freezable(model: nn.Module, layers: Mapping[str, SparseFfn]) -> None:
         for child in layer.names:
             linear = getattr(layer, child)
             if linear.weight.is_meta:
-                raise ValueError(f"{name}.{child}: its weight has no data (it is on the meta device)")
+                raise ValueError(f"{name}.{child}: its weight has no data, on the meta device")
             if parents[linear] > 1 or owners[id(linear.weight)] > 1:
                 raise ValueError(
-                    f"{name}.{child}: another module has the same weight, of which a frozen layer keeps a "
-                    "copy of its own; untie them, or use freeze=False"
+                    f"{name}.{child}: another module has the same weight, of which a frozen layer "
+                    "keeps a copy of its own; untie them, or use freeze=False"
                 )
         try:
             _frozen.check(layer._described())
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
-
-
-def _without(mlp: nn.Module, children: Sequence[str]) -> nn.Module:
-    """The MLP without its linear layers, which may then go."""
-    shell = object.__new__(type(mlp))
-    shell.__dict__.update(mlp.__dict__, _modules={**mlp._modules, **dict.fromkeys(children)})
-    return shell
 
 
 def _freeze(
