@@ -171,8 +171,8 @@ def gated_ffn(
     gradient of h. Raises ValueError for an activation that yields no zeros.
 
     On a CPU, in bfloat16 and float32, forward keeps where the gate fired (torch.ops.twell.ffn_train)
-    and backward multiplies nothing else; elsewhere, and in forward-mode differentiation, both are
-    dense. On a GPU, in bfloat16 and float16, they do the same where ``hot`` is given: so many of the
+    and backward multiplies nothing else; elsewhere, in forward-mode differentiation and under
+    torch.func both are dense. On a GPU, in bfloat16 and float16, they do the same where ``hot`` is given: so many of the
     first neurons are multiplied densely, those that more than about 1 % of the tokens fire. It pays
     up to some per cent of density, if neurons are ordered by popularity; no GPU has run it yet.
     """

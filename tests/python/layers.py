@@ -169,14 +169,14 @@ def in_two_processes(file: str, folder: Path, **environment: str) -> list[dict[s
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
 
 
-def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def python(code: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """A program of its own, with the package and this directory to import from."""
     import twell
 
     places = [Path(twell.__file__).resolve().parents[1], Path(__file__).resolve().parent]
     path = os.pathsep.join(map(str, places))
     return subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", code, *arguments],
         env={**os.environ, "PYTHONPATH": path, **environment},
         capture_output=True,
         text=True,

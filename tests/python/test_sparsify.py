@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import twell
-from layers import tiny_llama
+from layers import python, tiny_llama
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 from twell import _frozen
@@ -315,6 +315,65 @@ def test_weights_without_data() -> None:
     twell.sparsify(model, freeze=False)
     model.load_state_dict(tiny_llama().state_dict(), assign=True)
     assert not any(p.is_meta for p in model.parameters())
+
+
+@pytest.mark.parametrize("freeze", [True, False])
+@pytest.mark.parametrize("part", ["", "model.layers.1"])
+def test_what_is_compiled_around_an_mlp_sees_the_layer(part: str, freeze: bool) -> None:
+    torch._dynamo.reset()
+    model = tiny_llama()
+    want = logits(model)
+    compiled = torch.compile(model.get_submodule(part), backend="aot_eager")
+    if part:
+        model.set_submodule(part, compiled)
+    else:
+        model = compiled
+    logits(model)
+    twell.sparsify(model, freeze=freeze)
+    assert len(twell.sparse_layers(model)) == 2
+    torch.testing.assert_close(logits(model), want, rtol=1e-4, atol=1e-5)
+
+
+SHARDED = """
+import sys, torch, twell
+from layers import tiny_llama
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+ids = torch.arange(40).view(1, 40)
+torch.distributed.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
+plain = tiny_llama()
+want = plain(ids, labels=ids)
+want.loss.backward()
+mesh = init_device_mesh("cpu", (1,))
+for units in ("ddp", "", "self_attn mlp", "mlp.gate_proj mlp.up_proj mlp.down_proj"):
+    model = tiny_llama()
+    if units == "ddp":
+        model = torch.nn.parallel.DistributedDataParallel(model)
+    else:
+        for block in model.model.layers:
+            for unit in units.split():
+                fully_shard(block.get_submodule(unit), mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        try:
+            twell.sparsify(model)
+            raise SystemExit("frozen, though in shards")
+        except ValueError as error:
+            assert "model.layers.0.mlp.gate_proj" in str(error)
+    twell.sparsify(model, freeze=False)
+    assert len(twell.sparse_layers(model)) == 2
+    out = model(ids, labels=ids)
+    out.loss.backward()
+    torch.testing.assert_close(out.logits, want.logits, rtol=1e-4, atol=1e-5)
+    for got, p in zip(model.parameters(), plain.parameters(), strict=True):
+        got = got.grad.full_tensor() if hasattr(got.grad, "full_tensor") else got.grad
+        torch.testing.assert_close(got, p.grad, rtol=1e-3, atol=1e-6)
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_models_that_are_in_shards_already(tmp_path: Path) -> None:
+    run = python(SHARDED, str(tmp_path / "store"))
+    assert run.returncode == 0, run.stderr[-3000:]
 
 
 # --- accelerate -----------------------------------------------------------------------------------

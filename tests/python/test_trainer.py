@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -204,6 +205,17 @@ def test_each_pass_of_a_step_weighs_the_same(lengths: tuple[int, ...], tmp_path:
         assert value.any()
         # The loss' gradient is taken off again, which is a hundred times as large.
         torch.testing.assert_close(got[name], value, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize(("gpus", "passes"), [(0, 3), (1, 3), (2, 6)])
+def test_each_gpu_of_a_process_has_a_pass_of_its_own(gpus: int, passes: int) -> None:
+    """As under DataParallel, where the Trainer takes the mean of the losses; without a Trainer's
+    word, by the arguments."""
+    arguments = SimpleNamespace(gradient_accumulation_steps=3, n_gpu=gpus)
+    which, callback = model(), twell.hf.SparsityCallback(l1=0.6)
+    callback.on_step_begin(arguments, SimpleNamespace(global_step=0), None, model=which)
+    (one, other) = twell.sparse_layers(which).values()
+    assert float(one.l1_weight) == float(other.l1_weight) == pytest.approx(0.6 / 2 / passes)
 
 
 def test_padding_and_ignored_labels_count_as_any_token() -> None:
