@@ -40,8 +40,10 @@ def set_l1(model: nn.Module, coefficient: float | Tensor, *, accumulation: int =
     fewer passes, call it again with their number. Where gradients are averaged over processes (DDP,
     FSDP), nothing is to be done, and each process weighs the same. A gradient scaler's factor has to
     be in the coefficient. 0 ends it. Call it again to change it: where the coefficient is a tensor,
-    torch.compile then needs no new trace. A gradient that is to be differentiated again is refused:
-    every backward pass through the layers adds the term, so that of a second derivative would too.
+    torch.compile then needs no new trace. A gradient that is to be differentiated again is refused
+    where it passes the layers: every backward pass through them adds the term, so that of a second
+    derivative would too. Where the first passes none of them, as that of an output head alone, add
+    :func:`l1_term` to the loss instead.
 
     Raises ValueError where the model has no such layer that is trained, and where a number is
     negative or not finite.
