@@ -17,7 +17,7 @@ from twell import _library
 
 _library.load()
 
-from twell import _autocast, _fake, autograd, dense, hf, ops  # noqa: E402  (after the library)
+from twell import _autocast, _fake, _rules, autograd, dense, hf, ops  # noqa: E402  (after the library)
 from twell.autograd import gated_ffn  # noqa: E402
 from twell.dense import ACTIVATIONS, FatRelu  # noqa: E402
 from twell.hf import from_mlp, sparsify  # noqa: E402
@@ -31,7 +31,7 @@ from twell.sparsity import (  # noqa: E402
 )  # noqa: E402
 
 _fake.register()
-autograd.register()
+_rules.register()
 _autocast.register()
 
 __version__ = "0.1.0"

@@ -49,9 +49,15 @@ class Choice(NamedTuple):
     axis: Tensor | None
     """Of the gate's screen; none: no screen."""
     fired: Tensor | None = None
-    """On a GPU: inputs that fired each neuron, by the checkpoint's numbers; int64 [H] on the CPU."""
+    """On a GPU: inputs that fired each neuron, by the checkpoint's numbers; int64 [H], on the CPU but
+    where torch.load put it elsewhere."""
     inputs: int = 0
     """That the sample had."""
+
+    def holds_on(self, device: torch.device) -> bool:
+        """Not where torch.load(map_location="meta") has left nothing of it."""
+        lost = any(t is not None and t.is_meta for t in (self.axis, self.fired))
+        return self.device == device.type and not lost
 
 
 class Popularity(NamedTuple):
@@ -75,8 +81,24 @@ def on_gpu(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
+def check(layer: Layer) -> None:
+    """Raises ValueError unless the weights are such that a layer can be frozen."""
+    weights = [w for w in (layer.gate, layer.up, layer.down) if w is not None]
+    have = list(dict.fromkeys(f"{w.dtype} on {w.device}" for w in weights))
+    if len(have) > 1:
+        raise ValueError(f"expected weights of one dtype on one device, got {' and '.join(have)}")
+    try:
+        torch.ops.twell.pack_weight(layer.gate.new_zeros(1, 1))
+    except RuntimeError as error:
+        raise ValueError(
+            "expected weights of bfloat16 or float32 on a CPU, or of bfloat16 or float16 on an NVIDIA "
+            f"GPU, got {have[0]}; convert them first (.bfloat16(), or dtype= of from_pretrained)"
+        ) from error
+
+
 def choose(layer: Layer, sample: Tensor) -> tuple[Choice | None, Operands | None]:
     """For inputs like these; with the operands where they are there already."""
+    check(layer)
     width, device = layer.gate.shape[1], layer.gate.device
     if sample.shape[-1:] != (width,) or sample.numel() < FEWEST_INPUTS * width:
         raise ValueError(
@@ -125,13 +147,15 @@ def _stats(layer: Layer, x: Tensor, operands: Operands) -> tuple[Tensor, ...]:
 
 
 def operands_of(layer: Layer, choice: Choice | None) -> Operands:
-    """The operands, in a form that was chosen for the weights' type of device, else packed."""
+    """The operands, in a form that was chosen for the weights' type of device, else packed. Raises
+    ValueError where check() does."""
+    check(layer)
     gate, up, down = layer.gate, layer.up, layer.down.t()
-    if choice is not None and choice.device != gate.device.type:
+    if choice is not None and not choice.holds_on(gate.device):
         choice = None
     order, hot = None, ()
     if choice is not None and choice.fired is not None:
-        popularity = Popularity.of(choice.fired, choice.inputs, down.isfinite().all(1).cpu())
+        popularity = Popularity.of(choice.fired.cpu(), choice.inputs, down.isfinite().all(1).cpu())
         hot = _hot(layer, popularity)
         order = popularity.order.to(gate.device)
         gate, down = gate[order], down[order]

@@ -97,7 +97,8 @@ class TrainingForm:
         elif hot in (0, len(order)):
             self.form = Form(hot)
         else:
-            places = torch.empty_like(order).index_copy_(0, order, torch.arange(len(order)))
+            places = torch.empty_like(order)
+            places[order] = torch.arange(len(order), device=order.device)
             self.form = Form(hot, order.to(fired.device), places.to(fired.device))
 
 

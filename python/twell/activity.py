@@ -27,6 +27,16 @@ class Activity(NamedTuple):
         most = rows.max() if rows.numel() > 0 else rows.new_zeros(())
         return Activity(out.neuron_nnz, tokens, rows.sum(), most, out.l1.detach().double() * tokens)
 
+    @staticmethod
+    def none(neurons: int, device: torch.device) -> Activity:
+        """Of no token."""
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        most, l1 = zeros(dtype=torch.int32), zeros(dtype=torch.float64)
+        return Activity(zeros(neurons), zeros(), zeros(), most, l1)
+
     def plus(self, other: Activity) -> Activity:
         neurons, tokens, nnz, most, l1 = other
         return Activity(

@@ -1,8 +1,7 @@
-"""Gradients: of the operators, and of the layer as training calls it."""
+"""The layer as training calls it, with gradients of any order."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -14,13 +13,15 @@ from twell._autocast import cast_operands
 from twell._training import Form
 
 
-def _matrix(x: Tensor) -> Tensor:
+def matrix(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1]) if x.dim() != 2 else x
 
 
 class _Dense(torch.autograd.Function):
     """What Trained holds, of gate, up and down [H, D], densely: where the sparse operators have no
     kernels. Keeps its inputs alone and computes g and u again."""
+
+    generate_vmap_rule = True
 
     @staticmethod
     def forward(
@@ -53,7 +54,10 @@ class _Dense(torch.autograd.Function):
 
 
 class _WithL1(torch.autograd.Function):
-    """Identity on y, whose backward hands ``weight`` to l1 as the gradient of a loss would."""
+    """Identity on y, whose backward hands ``weight`` to l1 as the gradient of a loss would. It does so
+    in every backward pass, so it cannot tell the gradient of a gradient from that of a loss."""
+
+    generate_vmap_rule = True
 
     @staticmethod
     def forward(y: Tensor, l1: Tensor, weight: Tensor) -> Tensor:
@@ -65,14 +69,30 @@ class _WithL1(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None]:
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            raise RuntimeError(
+                "twell: the L1 term of set_l1 cannot be differentiated again (create_graph, "
+                "torch.func.grad): call set_l1(model, 0), set collect_l1 on the layers, and add "
+                "coefficient * twell.l1_term(model) to the loss"
+            )
         return dy, ctx.saved_tensors[0], None
+
+
+class _WithL1AndTangents(_WithL1):
+    """The same in forward-mode differentiation. torch.compile takes no function that has a jvp."""
+
+    @staticmethod
+    def jvp(ctx: Any, dy: Tensor, *_: Any) -> Tensor:
+        return dy.clone()
 
 
 def with_l1(y: Tensor, l1: Tensor, weight: float | Tensor) -> Tensor:
     """y, such that backward through it adds ``weight`` times l1 to the loss. It takes no other path
     than y's, so that activation checkpointing of either kind keeps it. ``weight`` is a number, or a
-    tensor of one, whose changes need no new trace."""
-    return _WithL1.apply(y, l1, torch.as_tensor(weight, dtype=l1.dtype, device=l1.device))
+    tensor of one, whose changes need no new trace. Backward raises RuntimeError where its result is
+    to be differentiated again."""
+    function = _WithL1AndTangents if in_forward_mode() else _WithL1
+    return function.apply(y, l1, torch.as_tensor(weight, dtype=l1.dtype, device=l1.device))
 
 
 class Trained(NamedTuple):
@@ -87,11 +107,18 @@ class Trained(NamedTuple):
     """Tokens that fired each neuron: int64 [H]."""
 
 
-def has_tangent(*tensors: Tensor | None) -> bool:
-    """Whether forward-mode differentiation goes through one of them."""
-    if forward_ad._current_level < 0:
-        return False
-    return any(t is not None and forward_ad.unpack_dual(t).tangent is not None for t in tensors)
+def in_forward_mode() -> bool:
+    """Whether there is forward-mode differentiation. A tensor of torch.func does not show its tangent
+    while a gradient is taken within (torch.func.hessian)."""
+    return forward_ad._current_level >= 0
+
+
+def transformed() -> bool:
+    """Whether calls are differentiated in forward mode, or by torch.func, or are vectorized: the
+    operators have no rules for that, and PyTorch's own have."""
+    return in_forward_mode() or (
+        not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+    )
 
 
 def trained_ffn(
@@ -106,7 +133,7 @@ def trained_ffn(
     """:func:`gated_ffn`, with counts; without an ``up`` the layer has no gate (dense.ffn). ``form``
     is for GPUs: without one they are dense."""
     dense.check_activation(activation, threshold)
-    if has_tangent(x, gate, up, down):
+    if transformed():
         y, h, g = dense.ffn(x, gate, up, down, activation, threshold)
         return Trained(y, dense.l1(h), *dense.counts(g))
     x, gate, up, down = cast_operands(x, gate, up, down)
@@ -121,7 +148,7 @@ def trained_ffn(
         )
         neuron_nnz = form.by_checkpoint(neuron_nnz)
         return Trained(y, l1 / max(x.shape[:-1].numel(), 1), row_nnz, neuron_nnz)
-    y, l1, row_nnz, neuron_nnz = _Dense.apply(_matrix(x), gate, up, down, activation, threshold)
+    y, l1, row_nnz, neuron_nnz = _Dense.apply(matrix(x), gate, up, down, activation, threshold)
     return Trained(y.reshape(x.shape), l1, row_nnz.reshape(x.shape[:-1]), neuron_nnz)
 
 
@@ -134,7 +161,8 @@ def gated_ffn(
     threshold: float = 0.0,
     hot: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The gated layer for training: (y, l1), differentiable once in x and the three weights.
+    """The gated layer for training: (y, l1), differentiable in x and the three weights, any number of
+    times: derivatives of gradients are computed densely.
 
     x is [..., D]; gate, up and down are [H, D], down neuron-major (``down_proj.weight.t()`` of a
     checkpoint); any one floating dtype, or what torch.autocast makes one, with gradients in each
@@ -150,75 +178,3 @@ def gated_ffn(
     """
     form = None if hot is None else Form(hot)
     return trained_ffn(x, gate, up, down, activation, threshold, form)[:2]
-
-
-def _keep_ffn(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    x, gate, up, down, screen, ctx.activation, ctx.threshold, _ = inputs
-    ctx.packed = screen is None
-    ctx.save_for_backward(x, gate, up, down)
-
-
-def _ffn_backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Any, ...]:
-    x, gate, up, down = ctx.saved_tensors
-    rows = torch.ops.twell.unpack_weight(gate, *down.shape) if ctx.packed else gate
-    dx, dgate, dup, ddown = dense.ffn_backward(
-        _matrix(dy),
-        _matrix(x),
-        rows,
-        up,
-        down,
-        ctx.activation,
-        ctx.threshold,
-        ctx.needs_input_grad[:4],
-    )
-    if dx is not None:
-        dx = dx.reshape(x.shape)
-    if dgate is not None and ctx.packed:
-        dgate = torch.ops.twell.pack_weight(dgate)
-    return dx, dgate, dup, ddown, None, None, None, None
-
-
-def _keep_pattern(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, gate, up, down, _, ctx.activation, ctx.threshold, ctx.hot = inputs
-    ctx.save_for_backward(x, gate, up, down, *output[4:])
-    ctx.mark_non_differentiable(*output[2:])
-
-
-def _train_backward(ctx: Any, dy: Tensor, dl1: Tensor, *_: Any) -> tuple[Any, ...]:
-    saved = ctx.saved_tensors  # read once: activation checkpointing computes them at that moment
-    dx, dgate, dup, ddown = torch.ops.twell.ffn_train_backward(
-        dy, *saved, dl1, ctx.activation, ctx.threshold, ctx.hot
-    )
-    return dx, dgate, None if saved[2] is None else dup, ddown, None, None, None, None
-
-
-def _keep_shape(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    ctx.rows, ctx.cols = inputs[0].shape
-
-
-# Packing is a permutation with padding: its gradient is the inverse permutation. A gradient may
-# arrive expanded, where the packed layout wants contiguous memory: clone.
-def _pack_backward(ctx: Any, dpacked: Tensor) -> Tensor:
-    packed = dpacked.clone(memory_format=torch.contiguous_format)
-    return torch.ops.twell.unpack_weight(packed, ctx.rows, ctx.cols)
-
-
-def _unpack_backward(ctx: Any, dweight: Tensor) -> tuple[Any, ...]:
-    return torch.ops.twell.pack_weight(dweight.contiguous()), None, None
-
-
-def register() -> None:
-    """Gradients of the operators; once, after the library is loaded.
-
-    The forward pass of an operator is sparse, its backward dense. The operators on the packed
-    triple are for inspection and have none.
-    """
-    rules: dict[str, tuple[Callable[..., Any], Callable[..., Any] | None]] = {
-        "ffn": (_ffn_backward, _keep_ffn),
-        "ffn_stats": (_ffn_backward, _keep_ffn),
-        "ffn_train": (_train_backward, _keep_pattern),
-        "pack_weight": (_pack_backward, _keep_shape),
-        "unpack_weight": (_unpack_backward, None),
-    }
-    for name, (backward, keep) in rules.items():
-        torch.library.register_autograd(f"twell::{name}", backward, setup_context=keep)

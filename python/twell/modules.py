@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from twell import _frozen, dense
+from twell import _attached, _frozen, dense
 from twell._frozen import Choice, Operands
 from twell._training import TrainingForm
 from twell.activity import Activity
-from twell.autograd import Trained, has_tangent, trained_ffn, with_l1
+from twell.autograd import Trained, trained_ffn, transformed, with_l1
 
 _OPERANDS = ("gate", "up", "down", "screen", "order")  # buffers of a frozen layer
 # A trace of a call holds for any number of inputs, so it has one number of hot neurons.
@@ -95,28 +96,37 @@ class SparseFfn(nn.Module):
     @classmethod
     def _of_weights(cls: type[Layer], weights: Sequence[Tensor], **options: Any) -> Layer:
         """A layer that holds the weights themselves."""
-        first, dtype = weights[0], weights[0].dtype
-        kinds = ("gate", "up", "down")[3 - len(weights) :]
-        shapes = [*["[H, D]"] * (len(weights) - 1), "[D, H]"]
-        if (
-            first.dim() != 2
-            or any(w.shape != first.shape for w in weights[1:-1])
-            or weights[-1].shape != first.shape[::-1]
-        ):
+        kinds, shapes = cls._described_weights(len(weights))
+        if any(w.dim() != 2 for w in weights):
             got = ", ".join(str(list(w.shape)) for w in weights)
-            raise ValueError(
-                f"{', '.join(kinds)}: expected shapes {', '.join(shapes)}, got {got}"
-            )
-        if any(w.dtype != dtype for w in weights):
-            got = ", ".join(str(w.dtype) for w in weights)
-            raise ValueError(f"{', '.join(kinds)}: expected one dtype, got {got}")
-        ffn_size, hidden_size = first.shape
-        layer = cls(hidden_size, ffn_size, dtype=dtype, device="meta", **options)
-        for name, weight in zip(layer.names, weights):
-            if not isinstance(weight, nn.Parameter):
-                weight = nn.Parameter(weight.detach(), requires_grad=weight.requires_grad)
-            getattr(layer, name).weight = weight
+            raise ValueError(f"{kinds}: expected shapes {shapes}, got {got}")
+        linears = [
+            _linear(w if isinstance(w, nn.Parameter) else nn.Parameter(w.detach(), w.requires_grad))
+            for w in weights
+        ]
+        return cls._of_linears(linears, **options)
+
+    @classmethod
+    def _of_linears(cls: type[Layer], linears: Sequence[nn.Module], **options: Any) -> Layer:
+        """A layer whose children are these modules, without biases."""
+        kinds, shapes = cls._described_weights(len(linears))
+        sizes = [[linear.out_features, linear.in_features] for linear in linears]
+        if any(size != sizes[0] for size in sizes[1:-1]) or sizes[-1] != sizes[0][::-1]:
+            got = ", ".join(map(str, sizes))
+            raise ValueError(f"{kinds}: expected shapes {shapes}, got {got}")
+        dtypes = [linear.weight.dtype for linear in linears if type(linear) is nn.Linear]
+        if any(dtype != dtypes[0] for dtype in dtypes):
+            raise ValueError(f"{kinds}: expected one dtype, got {', '.join(map(str, dtypes))}")
+        ffn_size, hidden_size = sizes[0]
+        layer = cls(hidden_size, ffn_size, device="meta", **options)
+        for name, linear in zip(layer.names, linears):
+            setattr(layer, name, linear)
         return layer
+
+    @staticmethod
+    def _described_weights(count: int) -> tuple[str, str]:
+        shapes = [*["[H, D]"] * (count - 1), "[D, H]"]
+        return ", ".join(("gate", "up", "down")[3 - count :]), ", ".join(shapes)
 
     @property
     def frozen(self) -> bool:
@@ -151,24 +161,19 @@ class SparseFfn(nn.Module):
         choice, for the type of device that it was made on: on another the layer is packed. Raises
         ValueError where a child is no ordinary nn.Linear.
         """
-        if not self._frozen and (special := self._special_child()) is not None:
-            raise ValueError(
-                f"freeze: {special} is {type(getattr(self, special)).__name__} or has hooks, and does "
-                "more than multiply by its weight; merge it first (merge_and_unload() of peft, "
-                "remove_parametrizations() of PyTorch)"
-            )
+        if not self._frozen:
+            self._check_children("freeze: ")
         if sample is not None:
-            chosen = _frozen.choose(self._described(), sample)
-            self.thaw()
-            return self._freeze(*chosen)
+            return self._freeze(*_frozen.choose(self._described(), sample))
         return self if self._frozen else self._freeze(None)
 
     def _freeze(self: Layer, choice: Choice | None, operands: Operands | None = None) -> Layer:
         if operands is None:
             with torch.no_grad():
                 operands = _frozen.operands_of(self._described(), choice)
-        for name in self.names:
-            delattr(self, name)
+        if not self._frozen:
+            for name in self.names:
+                delattr(self, name)
         self.l1 = None
         for name in _OPERANDS:
             self.register_buffer(name, getattr(operands, name), persistent=False)
@@ -182,17 +187,35 @@ class SparseFfn(nn.Module):
         if not self._frozen:
             return self
         weights = self._stored()
+        linears = [_linear(nn.Parameter(w.clone() if _is_read_only(w) else w)) for w in weights]
         for name in _OPERANDS:
             delattr(self, name)
-        for name, weight in zip(self.names, weights):
-            rows, cols = weight.shape
-            linear = nn.Linear(cols, rows, bias=False, device="meta", dtype=weight.dtype)
-            linear.weight = nn.Parameter(weight)
+        for name, linear in zip(self.names, linears):
             setattr(self, name, linear)
         self._choice = None
         self._hot = ()
         self._frozen = False
         return self
+
+    @contextmanager
+    def _as_stored(self) -> Iterator[None]:
+        """A frozen layer as it is before it is frozen, which it is again afterwards, in the same form.
+        Where that fails, or what is done in between, it is as it was."""
+        before, choice = self._operands(), self._choice
+        self.thaw()
+        for name in self.names:  # some lie in the operands' own memory
+            linear = getattr(self, name)
+            if any(t is not None and t.data_ptr() == linear.weight.data_ptr() for t in before[:4]):
+                linear.weight = nn.Parameter(linear.weight.detach().clone())
+        try:
+            yield
+            self._freeze(choice)
+        except BaseException:
+            self._freeze(choice, before)
+            raise
+
+    def _operands(self) -> Operands:
+        return Operands(*(getattr(self, name) for name in _OPERANDS), self._hot)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., hidden_size] to y of the same shape."""
@@ -256,8 +279,28 @@ class SparseFfn(nn.Module):
                 return name
         return None
 
+    def _check_children(self, where: str) -> None:
+        """Raises ValueError where a child has what a frozen layer would lose; ``where`` stands before
+        its name."""
+        special = self._special_child()
+        for name in self.names:
+            child = getattr(self, name)
+            if type(child) is not nn.Linear:
+                raise ValueError(
+                    f"{where}{name} is {type(child).__name__}, which does more than multiply by its "
+                    "weight; merge it first (merge_and_unload() of peft, remove_parametrizations() of "
+                    "PyTorch)"
+                )
+            hangs = _attached.what(child, own=("weight", "bias"))
+            if hangs is None and name == special:
+                hangs = "a bias" if child.bias is not None else f"a {type(child.weight).__name__}"
+            if hangs is not None:
+                raise ValueError(
+                    f"{where}{name} has {hangs}, which a frozen layer would lose; remove that first"
+                )
+
     def _forward_frozen(self, x: Tensor) -> Tensor:
-        if has_tangent(x):
+        if transformed():
             gate, up, down = self._unpack()
             return dense.ffn(x, gate, up, down.t(), self.activation, self.threshold)[0]
         return torch.ops.twell.ffn(
@@ -316,17 +359,38 @@ class SparseFfn(nn.Module):
         return [w for w in weights if w is not None]
 
     def _apply(self: Layer, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Layer:
+        if not self._frozen:
+            return super()._apply(fn, recurse)
         # The layout depends on dtype and device: convert the checkpoint's layout and freeze again.
-        frozen, choice = self._frozen, self._choice
-        if frozen:
-            # Tried on one element, which raises where the operators lack the dtype: the layer stays.
-            torch.ops.twell.pack_weight(fn(self.down.new_zeros(1, 1)))
-            self.thaw()
-        super()._apply(fn, recurse)
-        return self._freeze(choice) if frozen else self
+        # Tried on one element, which raises where the operators lack the dtype, before the work.
+        torch.ops.twell.pack_weight(fn(self.down.new_zeros(1, 1)))
+        with self._as_stored():
+            super()._apply(fn, recurse)
+            shared = getattr(self, self.names[0]).weight.is_shared()
+        if shared:  # between processes, by share_memory()
+            for name in _OPERANDS:
+                if (operand := getattr(self, name)) is not None:
+                    operand.share_memory_()
+        return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "l1": None, "_train_form": TrainingForm()}
+        state = {**self.__dict__, "l1": None, "_train_form": TrainingForm()}
+        if self._frozen:
+            # As the checkpoint has them: it may be loaded where operands have another layout.
+            state["_buffers"] = {k: v for k, v in self._buffers.items() if k not in _OPERANDS}
+            state["_weights"] = self._stored()
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        state = dict(state)
+        weights = state.pop("_weights", None)
+        super().__setstate__(state)
+        if weights is None:
+            return
+        gate, *up, down = weights
+        described = _frozen.Layer(gate, *(up or [None]), down, self.activation, self.threshold)
+        with torch.no_grad():
+            self._freeze(self._choice, _frozen.operands_of(described, self._choice))
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -336,20 +400,46 @@ class SparseFfn(nn.Module):
                 copied = weight.clone() if self.screened and weight is self.gate else weight
                 destination[f"{prefix}{name}.weight"] = copied
 
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
-        frozen, choice = self._frozen, self._choice
-        kept = {name: getattr(self, name) for name in _OPERANDS} if frozen else {}
-        if frozen:
-            self.thaw()
-        super()._load_from_state_dict(state_dict, prefix, *rest)
-        if frozen:  # the children are there for this call alone: PyTorch will not see them
-            for name in self.names:
-                getattr(self, name)._load_from_state_dict(state_dict, f"{prefix}{name}.", *rest)
-            self._freeze(choice)
+    def _load_from_state_dict(
+        self,
+        state_dict: Any,
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        rest = (local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
+        if not self._frozen:
+            return super()._load_from_state_dict(state_dict, prefix, *rest)
+        before = self._operands()
+        try:
+            with self._as_stored():
+                super()._load_from_state_dict(state_dict, prefix, *rest)
+                # They are there for this call alone: PyTorch will not see them.
+                for name in self.names:
+                    getattr(self, name)._load_from_state_dict(state_dict, f"{prefix}{name}.", *rest)
+        except ValueError as error:
+            error_msgs.append(f"{prefix[:-1] or type(self).__name__} is frozen and stays as it was: {error}")
+            return
         with torch.no_grad():  # into the same memory, which a recorded graph reads
-            for name, old in kept.items():
-                if old is not None:
-                    self.register_buffer(name, old.copy_(getattr(self, name)), persistent=False)
+            for name, old, new in zip(_OPERANDS, before, self._operands()):
+                if old is not None and not local_metadata.get("assign_to_params_buffers") and not _is_read_only(old):
+                    self.register_buffer(name, old.copy_(new), persistent=False)
+
+
+def _linear(weight: nn.Parameter) -> nn.Linear:
+    """A linear layer that holds the weight [rows, cols] itself."""
+    rows, cols = weight.shape
+    linear = nn.Linear(cols, rows, bias=False, device="meta", dtype=weight.dtype)
+    linear.weight = weight
+    return linear
+
+
+def _is_read_only(tensor: Tensor) -> bool:
+    """What was made in inference mode is so outside."""
+    return tensor.is_inference() and not torch.is_inference_mode_enabled()
 
 
 class GatedFfn(SparseFfn):

@@ -5,7 +5,8 @@ bfloat16 or float16; device and dtype are the same for all arguments of a call; 
 with adjacent row elements, ``down`` neuron-major (the transpose of a checkpoint's down projection).
 Any number of rows, also none. Accumulation is in float32. The same input gives the same bits from
 run to run, at the same number of threads. A wrong argument is a RuntimeError that names operation
-and argument, with what was expected and got.
+and argument, with what was expected and got. So is backward through what is not differentiable, and
+forward-mode differentiation of any of them.
 
 On a GPU all work is enqueued on PyTorch's current stream and nothing waits for it, so calls can be
 captured in a CUDA graph. What the tensors of a packed activation hold is therefore not checked
@@ -132,7 +133,7 @@ def ffn_train_backward(
     hot: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """dx, dgate, dup (empty without a gate) and ddown, of the dtype, from what ffn_train kept.
-    ``l1_grad`` (float32 []) is the gradient of its l1. ``torch.ops.twell.ffn_train_backward_add``
+    ``l1_grad`` (float32 []) is the gradient of its l1. Differentiable, densely. ``torch.ops.twell.ffn_train_backward_add``
     adds the weight gradients to float32 tensors instead and returns dx. ``hot`` is that of
     ffn_train."""
     return torch.ops.twell.ffn_train_backward(

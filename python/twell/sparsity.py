@@ -28,15 +28,20 @@ def trained_layers(operation: str, model: nn.Module) -> dict[str, SparseFfn]:
 
 
 def set_l1(model: nn.Module, coefficient: float | Tensor, *, accumulation: int = 1) -> None:
-    """Backward of the model adds ``coefficient`` times the mean over its layers of their L1 terms (the
-    sum over hidden units of |h|, averaged over the tokens), as if the loss held :func:`l1_term`;
-    unlike that, also under activation checkpointing of either kind.
+    """Backward of the model adds ``coefficient`` times the mean over its layers of their L1 terms, as
+    if the loss held :func:`l1_term`; unlike that, also under activation checkpointing of either kind.
+
+    A layer's term is the sum over hidden units of |h|, averaged over all tokens of the pass. Layers
+    cannot tell padding, nor tokens whose label is ignored: these count as any other.
 
     The term does not pass through the loss. So where an optimizer step adds up the gradients of
-    several backward passes, ``accumulation`` is their number, and the coefficient is that of their
-    mean; where gradients are averaged over processes (DDP, FSDP), nothing is to be done; and a
-    gradient scaler's factor has to be in the coefficient. 0 ends it. Call it again to change it:
-    where the coefficient is a tensor, torch.compile then needs no new trace.
+    several backward passes, ``accumulation`` is their number, and the coefficient is that of the mean
+    over passes; each weighs the same, however many tokens it has. Where the last step of an epoch has
+    fewer passes, call it again with their number. Where gradients are averaged over processes (DDP,
+    FSDP), nothing is to be done, and each process weighs the same. A gradient scaler's factor has to
+    be in the coefficient. 0 ends it. Call it again to change it: where the coefficient is a tensor,
+    torch.compile then needs no new trace. A gradient that is to be differentiated again is refused:
+    every backward pass through the layers adds the term, so that of a second derivative would too.
 
     Raises ValueError where the model has no such layer that is trained, and where a number is
     negative or not finite.

@@ -258,9 +258,25 @@ ActivationSpec activation_of(const char* operation, const std::string& name, dou
   return spec;
 }
 
+// Not the operator new_empty, which fills what it returns under torch.use_deterministic_algorithms:
+// that would touch all of the lists of ffn_train, of which little is ever written.
 Tensor new_empty(const Output& output, const std::vector<std::int64_t>& shape, ScalarType type) {
-  return allocated(output, shape, type,
-                   [&] { return torch::stable::new_empty(output.like, shape, type); });
+  std::vector<std::int64_t> strides(shape.size(), 1);
+  for (std::size_t i = shape.size(); i-- > 1;) {
+    // Unsigned, since shapes that nobody can allocate may exceed 2^63.
+    strides[i - 1] =
+        static_cast<std::int64_t>(static_cast<std::uint64_t>(strides[i]) *
+                                  static_cast<std::uint64_t>(std::max<std::int64_t>(shape[i], 1)));
+  }
+  return allocated(output, shape, type, [&] {
+    std::int32_t device = 0;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(output.like.get(), &device));
+    AtenTensorHandle made = nullptr;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(std::ssize(shape), shape.data(), strides.data(),
+                                                    static_cast<std::int32_t>(type), device,
+                                                    output.like.get_device_index(), &made));
+    return Tensor(made);
+  });
 }
 
 Tensor new_zeros(const Output& output, const std::vector<std::int64_t>& shape, ScalarType type) {

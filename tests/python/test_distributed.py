@@ -78,6 +78,16 @@ def ddp_accumulated(kind: type[nn.Module]) -> dict[str, Tensor]:
     return gradients(wrapped)
 
 
+def ddp_uneven(kind: type[nn.Module]) -> dict[str, Tensor]:
+    wrapped = nn.parallel.DistributedDataParallel(model(kind))
+    loss_of(wrapped, uneven_shares()[dist.get_rank()]).backward()
+    return gradients(wrapped)
+
+
+def uneven_shares() -> tuple[Tensor, ...]:
+    return inputs().split((450, 150))
+
+
 def fsdp(units: Callable[[nn.Module], list[nn.Module]]) -> Callable[..., dict[str, Tensor]]:
     def run(kind: type[nn.Module]) -> dict[str, Tensor]:
         from torch.distributed.fsdp import fully_shard
@@ -107,6 +117,7 @@ def accelerated(kind: type[nn.Module]) -> dict[str, Tensor]:
 CASES = {
     "DDP": ddp,
     "DDP, four passes": ddp_accumulated,
+    "DDP, uneven": ddp_uneven,
     "FSDP2, the model": fsdp(lambda block: []),
     "FSDP2, blocks": fsdp(lambda block: [block]),
     "FSDP2, layers": fsdp(lambda block: [block.mlp]),
@@ -124,19 +135,46 @@ def worker(folder: str) -> None:
     for name, run in CASES.items():
         for gated, kind in KINDS.items():
             try:
-                compare(run(kind), kind)
+                compare(run(kind), wanted(kind, uneven_shares() if run is ddp_uneven else (inputs(),)))
                 wrong[f"{name}, {gated}"] = ""
             except Exception:
                 wrong[f"{name}, {gated}"] = traceback.format_exc()
+    for gated, kind in KINDS.items():
+        try:
+            wrong[f"counts, {gated}"] = "" if counts(kind) else "not those of the other process"
+        except Exception:
+            wrong[f"counts, {gated}"] = traceback.format_exc()
     dist.barrier()
     Path(folder, f"{rank}.json").write_text(json.dumps(wrong))
     dist.destroy_process_group()
 
 
-def compare(got: dict[str, Tensor], kind: type[nn.Module]) -> None:
+def counts(kind: type[nn.Module]) -> bool:
+    """Whether a layer that one process alone calls, as an expert may be, is counted in both."""
+    from twell.hf.callback import _over_processes
+
+    module = model(kind)
+    twell.collect_metrics(module)
+    called, idle = module[0].mlp, module[1].mlp
+    if dist.get_rank() == 1:
+        called(share()).sum().backward()
+    found, nothing = _over_processes(called), _over_processes(idle)
+    alone = model(kind)[0].mlp
+    twell.collect_metrics(alone)
+    alone(inputs().chunk(2)[1])
+    return all(map(torch.equal, found, alone.activity)) and nothing is None
+
+
+def wanted(kind: type[nn.Module], shares: tuple[Tensor, ...]) -> dict[str, Tensor]:
+    """The mean over the shares of what one process computes: each weighs the same."""
     alone = model(kind)
-    loss_of(alone, inputs()).backward()
-    want = gradients(alone)
+    twell.set_l1(alone, 0.3, accumulation=len(shares))
+    for part in shares:
+        (loss_of(alone, part) / len(shares)).backward()
+    return gradients(alone)
+
+
+def compare(got: dict[str, Tensor], want: dict[str, Tensor]) -> None:
     assert list(got) == list(want)
     for key, value in want.items():
         torch.testing.assert_close(got[key], value, rtol=1e-4, atol=1e-6)
@@ -151,10 +189,12 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("gated", KINDS)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES, "counts"])
 def test_two_processes(name: str, gated: str, outcomes: list[dict[str, str]]) -> None:
     if name == "accelerate":
         pytest.importorskip("accelerate")
+    if name == "counts":
+        pytest.importorskip("transformers")
     for outcome in outcomes:
         assert not outcome[f"{name}, {gated}"], outcome[f"{name}, {gated}"]
 

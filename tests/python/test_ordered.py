@@ -7,6 +7,7 @@ shows here: `gpu` has layers believe that the CPU is one.
 from __future__ import annotations
 
 import copy
+import io
 from collections.abc import Callable
 from typing import Any
 
@@ -184,6 +185,24 @@ def test_conversions_and_copies(gpu: Gpu) -> None:
     # One memory for gate and up in the copy as well.
     assert twin.up.data_ptr() == twin.gate.data_ptr() + 608 * 320 * 2
     assert twin.up.data_ptr() != module.up.data_ptr()
+
+
+def test_pickled(gpu: Gpu) -> None:
+    gpu.limit = 0.5
+    layer = layer_of()
+    module = module_of(layer).freeze(layer.inputs(64))
+    file = io.BytesIO()
+    torch.save(module, file)
+    for where in ("cpu", "meta"):
+        file.seek(0)
+        twin = torch.load(file, map_location=where, weights_only=False)
+        if where == "meta":  # nothing is left of what the sample showed
+            assert not twin.ordered and not twin.screened
+            twin.load_state_dict(module.state_dict(), assign=True)
+        assert twin.ordered == twin.screened == (where == "cpu")
+        x = layer.inputs(30)
+        with torch.no_grad():
+            assert_within(twin(x), reference(x, layer.gate, layer.up, layer.down))
 
 
 def test_a_choice_is_for_its_type_of_device(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,6 +149,99 @@ def test_l1_under_accumulation() -> None:
             assert not torch.allclose(p.grad, whole[name], rtol=1e-2)
 
 
+# --- What the L1 term is the mean of --------------------------------------------------------------
+
+
+class Rows(torch.utils.data.Dataset):
+    """Token 5, so many times in each row."""
+
+    def __init__(self, *lengths: int) -> None:
+        self.rows = [torch.full((n,), 5) for n in lengths]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, i: int) -> dict[str, Tensor]:
+        return {"input_ids": self.rows[i], "labels": self.rows[i]}
+
+
+class Watch(transformers.TrainerCallback):
+    def on_pre_optimizer_step(self, args: object, state: object, control: object, **given: object) -> None:
+        self.seen = {n: p.grad.clone() for n, p in given["model"].named_parameters() if "gate" in n}
+
+
+def term_in_trainer(out: Path, data: torch.utils.data.Dataset) -> dict[str, Tensor]:
+    """What the callback adds to the gradients of a first step of up to four passes."""
+    found = []
+    for callbacks in ([], [twell.hf.SparsityCallback(l1=0.1)]):
+        watch = Watch()
+        arguments = transformers.TrainingArguments(
+            output_dir=str(out), max_steps=1, learning_rate=0.0, per_device_train_batch_size=1,
+            gradient_accumulation_steps=4, max_grad_norm=0.0, report_to="none", use_cpu=True,
+            save_strategy="no", disable_tqdm=True,
+        )  # fmt: skip
+        transformers.Trainer(model(), arguments, train_dataset=data, callbacks=[*callbacks, watch]).train()
+        found.append(watch.seen)
+    return {name: found[1][name] - found[0][name] for name in found[0]}
+
+
+def term_of(*lengths: int) -> dict[str, Tensor]:
+    """The mean over passes of such lengths."""
+    which = model()
+    for layer in twell.sparse_layers(which).values():
+        layer.collect_l1 = True
+    for row in Rows(*lengths).rows:
+        which(row[None])
+        (0.1 * twell.l1_term(which) / len(lengths)).backward()
+    return {n: p.grad for n, p in which.named_parameters() if "gate" in n}
+
+
+@pytest.mark.parametrize("lengths", [(16, 16, 16, 16), (16, 16), (16,), (16, 3), (4, 40, 9)])
+def test_each_pass_of_a_step_weighs_the_same(lengths: tuple[int, ...], tmp_path: Path) -> None:
+    got, want = term_in_trainer(tmp_path, Rows(*lengths)), term_of(*lengths)
+    for name, value in want.items():
+        assert value.any()
+        # The loss' gradient is taken off again, which is a hundred times as large.
+        torch.testing.assert_close(got[name], value, rtol=1e-3, atol=1e-6)
+
+
+def test_padding_and_ignored_labels_count_as_any_token() -> None:
+    which = model()
+    (layer, *_) = twell.sparse_layers(which).values()
+    layer.collect_l1 = True
+    seen = []
+    layer.register_forward_pre_hook(lambda _, given: seen.append(given[0].detach()))
+    ids = Text().ids[:2, :10]
+    mask = torch.ones_like(ids)
+    mask[0, 4:] = 0
+    which(ids, attention_mask=mask, labels=ids.masked_fill(mask == 0, -100))
+    x = seen[0].reshape(20, 48)
+    h = torch.relu(x @ layer.gate_proj.weight.t()) * (x @ layer.up_proj.weight.t())
+    torch.testing.assert_close(layer.l1, h.abs().sum() / 20)
+
+
+def test_a_callback_keeps_nothing_of_another_training(tmp_path: Path) -> None:
+    def callback() -> object:
+        return twell.hf.SparsityCallback(l1=0.1, warmup=5, reinit_every=20, dead_window=3)
+
+    used = callback()
+    first = model()
+    with torch.no_grad():
+        for layer in twell.sparse_layers(first).values():
+            layer.gate_proj.weight[:50] = 0  # they never fire
+    # Ends between two logs.
+    trainer(tmp_path, 7, [used], first, logging_steps=5).train()
+    assert used._since_log and used._dead > 0.2
+    logs = []
+    for each in (used, callback()):
+        run = trainer(tmp_path, 5, [each], logging_steps=1)
+        run.train()
+        logs.append(
+            [{k: v for k, v in line.items() if "sparsity" in k or k == "loss"} for line in lines(run)]
+        )
+    assert logs[0] == logs[1] and logs[0][0]["sparsity/dead"] == 0
+
+
 def test_dead_neurons_are_revived_and_fire(tmp_path: Path) -> None:
     which = model()
     layers = twell.sparse_layers(which)

@@ -324,6 +324,32 @@ TEST(TrainerTest, AccumulationIsOneLargerBatch) {
   EXPECT_NEAR(a.grad_norm, b.grad_norm, a.grad_norm * 4 * relative);
 }
 
+// Its gradient too, however a step is cut into passes, and where it begins in one epoch and ends in
+// the next: windows are all of one length, so that every token weighs the same.
+TEST(TrainerTest, L1TermIsTheMeanOverAllTokensOfAStep) {
+  Recipe recipe = tiny_recipe();
+  recipe.l1 = 1e4;  // dwarfs the cross entropy
+  recipe.l1_warmup = 0;
+  recipe.peak_lr = 1e-6;
+  recipe.validation_fraction = 0.0;
+  std::vector<std::int64_t> ids(11 * 16 + 1);
+  test::tiny_data().tokens.read(0, ids);
+  const TrainingData data = {TokenStream(std::vector<std::int32_t>(ids.begin(), ids.end())), 5};
+  std::vector<StepResult> wanted;
+  for (const std::int64_t passes : {1, 2, 8}) {
+    recipe.micro_batch = 8 / passes;
+    recipe.accumulation = passes;
+    Trainer trainer(make_model(tiny_config(), at::kFloat, recipe.seed), recipe, data);
+    for (std::size_t step = 0; step < 2; ++step) {  // the second has windows 8 to 15 of 11
+      const StepResult result = trainer.step();
+      if (passes == 1) wanted.push_back(result);
+      const double relative = std::ldexp(128.0, -24);
+      EXPECT_NEAR(result.l1, wanted[step].l1, wanted[step].l1 * relative) << passes;
+      EXPECT_NEAR(result.grad_norm, wanted[step].grad_norm, result.grad_norm * 4 * relative);
+    }
+  }
+}
+
 TEST(TrainerTest, RecomputationGivesTheSameGradient) {
   Recipe recipe = tiny_recipe();
   const StepResult plain = tiny_trainer(recipe)->step();

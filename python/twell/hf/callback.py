@@ -25,19 +25,22 @@ class SparsityCallback(TrainerCallback, ExportableState):
     """Trains a model to fire less, inside ``transformers.Trainer``, and reports how it does.
 
     ``l1`` is the coefficient of the L1 term (:func:`twell.set_l1`), which enters backward by itself:
-    the Trainer's loss stays the cross entropy. It grows from 0 over the first ``warmup`` optimizer
-    steps. Every ``reinit_every`` steps (0: never) neurons that no token fired for ``dead_window``
+    the Trainer's loss stays the cross entropy. The term is the mean over the layers, over the passes
+    of an optimizer step, as many as it has, and over processes; of a pass it is the mean over all
+    tokens that the layers see, padding and those whose label is ignored among them. It grows from 0
+    over the first ``warmup`` optimizer steps. Every ``reinit_every`` steps (0: never) neurons that no token fired for ``dead_window``
     steps or more get fresh rows of the gate (of up, where there is no gate), drawn from N(0,
     ``reinit_std``²), and zero moments there: a neuron that never fires has no gradient and would stay
     dead (paper, section 4).
 
-    With every log of the Trainer go, over the layers and the steps since the log before:
+    With every log of the Trainer go, over the layers and the tokens since the log before:
     ``sparsity/nnz`` (neurons that fire, per token), ``sparsity/nnz_max`` (of one token),
     ``sparsity/share`` (nnz by neurons), ``sparsity/dead`` (the share that did not fire for
     ``dead_window`` steps), ``sparsity/l1`` (the term), ``sparsity/l1_coefficient``,
     ``sparsity/revived``, and ``sparsity/nnz/LAYER`` of each. So whatever ``report_to`` names shows
     them. Counts are summed over processes. What it knows of neurons is saved with the Trainer's
-    state, so that a resumed run goes on as if it had not stopped.
+    state, so that a resumed run goes on as if it had not stopped; every other training begins anew. One
+    that an error ended leaves the term in the model: ``twell.set_l1(model, 0)`` takes it out.
 
     Raises ValueError for numbers out of range, when training begins with a model that has no sparse
     layer that is not frozen, under fp16 (a gradient scaler would not scale the term), and for
@@ -70,7 +73,10 @@ class SparsityCallback(TrainerCallback, ExportableState):
         self.dead_window = dead_window
         self.reinit_std = reinit_std
         self.seed = seed
-        self._coefficient = torch.zeros(())
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._coefficient = torch.zeros((), dtype=torch.float32, device="cpu")
         self._idle: dict[str, Tensor] = {}  # steps since each neuron fired last
         self._since_log: dict[str, Activity] = {}
         self._dead = 0.0
@@ -90,26 +96,27 @@ class SparsityCallback(TrainerCallback, ExportableState):
             )
         _before_reporters(self)
         collect_metrics(given["model"])
+        self._begin_anew()
         saved = (state.stateful_callbacks or {}).get(type(self).__name__)
         if state.global_step > 0 and isinstance(saved, dict):  # resumed
             self.idle_text = saved["attributes"]["idle_text"]
         for name, layer in layers.items():
             idle = self._idle.get(name)
             if idle is None or idle.numel() != layer.ffn_size:
-                self._idle[name] = torch.zeros(layer.ffn_size, dtype=torch.int64)
+                self._idle[name] = torch.zeros(layer.ffn_size, dtype=torch.int64, device="cpu")
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         # A tensor, changed in place: compiled models read it without a new trace.
         share = 1.0 if self.warmup == 0 else min(1.0, (state.global_step + 1) / self.warmup)
         self._coefficient.fill_(self.l1 * share)
-        set_l1(given["model"], self._coefficient, accumulation=args.gradient_accumulation_steps)
+        set_l1(given["model"], self._coefficient, accumulation=_passes_of_step(args))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         layers = self._layers(given["model"])
         for name, layer in layers.items():
-            if layer.activity is None:
+            now, layer.activity = _over_processes(layer), None
+            if now is None:
                 continue
-            now, layer.activity = _over_processes(layer.activity), None
             before = self._since_log.get(name)
             self._since_log[name] = now if before is None else before.plus(now)
             idle = self._idle[name]
@@ -156,14 +163,15 @@ class SparsityCallback(TrainerCallback, ExportableState):
 
     @torch.no_grad()
     def _revive(self, layers: dict[str, SparseFfn], optimizer: Any, step: int) -> None:
-        generator = torch.Generator().manual_seed((self.seed << 32) + step)
+        generator = torch.Generator("cpu").manual_seed((self.seed << 32) + step)
         for name, layer in layers.items():
             dead = torch.nonzero(self._idle[name] >= self.dead_window).flatten()
             if dead.numel() == 0:
                 continue
             weight = getattr(layer, layer.names[0]).weight
+            shape = (dead.numel(), layer.hidden_size)
             fresh = self.reinit_std * torch.randn(
-                dead.numel(), layer.hidden_size, generator=generator
+                shape, generator=generator, dtype=torch.float32, device="cpu"
             )
             rows = dead.to(weight.device)
             weight[rows] = fresh.to(weight)
@@ -200,14 +208,31 @@ def _before_reporters(callback: SparsityCallback) -> None:
         callbacks.insert(0, callback)
 
 
+def _passes_of_step(args: Any) -> int:
+    """Backward passes that the coming optimizer step adds up. The last step of an epoch may have fewer
+    than the arguments say; nothing but the Trainer, which is among the callers, knows. Where it
+    computes on several GPUs in one process, a pass is one on each."""
+    frame, passes = sys._getframe(1), None
+    while frame is not None and passes is None:
+        passes = getattr(frame.f_locals.get("self"), "current_gradient_accumulation_steps", None)
+        frame = frame.f_back
+    return (passes or args.gradient_accumulation_steps) * max(args.n_gpu, 1)
+
+
 def _in_shards(layer: SparseFfn) -> bool:
     weight = getattr(layer, layer.names[0]).weight
     return hasattr(type(weight), "__tensor_flatten__") or weight.numel() == 0
 
 
-def _over_processes(activity: Activity) -> Activity:
+def _over_processes(layer: SparseFfn) -> Activity | None:
+    """What the layer counted in all processes, also in those where it was not called; none where it
+    was in none."""
+    activity = layer.activity
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return activity
+    if activity is None:
+        weight = getattr(layer, layer.names[0]).weight
+        activity = Activity.none(layer.ffn_size, weight.device)
     out = []
     for name, value in zip(Activity._fields, activity):
         value = value.clone()
@@ -215,7 +240,8 @@ def _over_processes(activity: Activity) -> Activity:
         total = torch.distributed.ReduceOp.SUM
         torch.distributed.all_reduce(value, maximum if name == "nnz_max" else total)
         out.append(value)
-    return Activity(*out)
+    found = Activity(*out)
+    return found if found.tokens > 0 else None
 
 
 def _moments(optimizer: Any, weight: Tensor) -> list[Tensor]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from twell import dense
+from twell import _attached, _frozen, dense
 from twell._frozen import FEWEST_INPUTS
 from twell.modules import Ffn, GatedFfn, SparseFfn
 
@@ -42,11 +43,11 @@ class _Kind:
         return f"{', '.join(self.linears)} and {self.act}"
 
     def fits(self, module: nn.Module) -> bool:
-        """Whether the module has these children. One without a gate must have no other layer: that
-        would be a gate by another name."""
+        """Whether the module has these children, whatever became of them. One without a gate must have
+        no other layer: that would be a gate by another name."""
         if not hasattr(module, self.act):
             return False
-        if not all(isinstance(getattr(module, name, None), nn.Linear) for name in self.linears):
+        if not all(isinstance(getattr(module, name, None), nn.Module) for name in self.linears):
             return False
         return self.gated or not self.others(module)
 
@@ -88,13 +89,15 @@ def from_mlp(
     name: str = "mlp",
     names: Mapping[str, str] | None = None,
 ) -> SparseFfn:
-    """A layer that holds the weights of a module's linear layers without bias: a GatedFfn of one with
+    """A layer that has a module's linear layers, without bias, as its children: a GatedFfn of one with
     gate_proj, up_proj and down_proj (Llama, Qwen2), an Ffn of one without gate_proj (Arcee), beside
     act_fn. ``names`` says what they are called elsewhere, under the keys gate, up, down and act.
 
-    ``activation`` overrides what act_fn says. Raises ValueError for an activation that yields no
-    zeros, for biases, for further layers in the module, and for another kind of module; ``name`` is
-    how the message calls it.
+    ``activation`` overrides what act_fn says. Hooks of forward and backward on the module are the
+    layer's too; what hangs on its linear layers stays there. Raises ValueError for an activation that
+    yields no zeros, for biases, for further layers in the module, for a module of another kind or
+    that computes something else, and for what else hangs on it or on act_fn and would be lost;
+    ``name`` is how the message calls it.
     """
     kinds = _kinds(names)
     kind = next((k for k in kinds if k.fits(mlp)), None)
@@ -102,23 +105,82 @@ def from_mlp(
         raise ValueError(
             f"{name}: expected linear layers {', or '.join(map(str, kinds))}, got {type(mlp).__name__}"
         )
+    if type(mlp).__name__ == "OptimizedModule":
+        raise ValueError(f"{name}: is compiled (torch.compile); compile the model afterwards")
     if others := kind.others(mlp):
         raise ValueError(
             f"{name}: expected {kind} alone, got {', '.join(others)} too, which the layer would lack"
         )
-    linears = [getattr(mlp, child) for child in kind.linears]
-    for child, linear in zip(kind.linears, linears):
-        if linear.bias is not None:
-            raise ValueError(f"{name}.{child}: expected no bias, which the layer does not have")
+    linears = [_linear_of(f"{name}.{child}", getattr(mlp, child)) for child in kind.linears]
     if activation is None:
         activation, threshold = _activation_of(name, getattr(mlp, kind.act))
-    layer = (GatedFfn if kind.gated else Ffn).from_dense(
-        *(linear.weight for linear in linears),
-        activation=activation,
-        threshold=threshold,
-        names=kind.linears,
-    )
-    return layer.train(mlp.training)
+    for child, module in [("", mlp), *((c, m) for c, m in mlp.named_children() if c not in kind.linears)]:
+        if hangs := _attached.what(module, hooks=module is not mlp):
+            raise ValueError(
+                f"{name}{'.' * bool(child)}{child} has {hangs}, which the layer would lose; remove that first"
+            )
+    _try_forward(name, mlp, kind)
+    try:
+        layer = (GatedFfn if kind.gated else Ffn)._of_linears(
+            linears, activation=activation, threshold=threshold, names=kind.linears
+        )
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+    layer.train(mlp.training)
+    _attached.take_over(layer, mlp)
+    return layer
+
+
+def _linear_of(name: str, module: nn.Module) -> nn.Module:
+    """The child that a layer has for it."""
+    if not (hasattr(module, "in_features") and hasattr(module, "out_features")):
+        raise ValueError(f"{name}: expected a linear layer, got {type(module).__name__}")
+    bias = getattr(module, "bias", None)
+    if (bias() if callable(bias) else bias) is not None:  # a method, of PyTorch's quantized layers
+        raise ValueError(f"{name}: expected no bias, which the layer does not have")
+    if type(module) is nn.Linear and _attached.moves_inputs_alone(module):
+        # Its layer does that, and it is sparse without the hook.
+        plain = nn.Linear(module.in_features, module.out_features, bias=False, device="meta")
+        plain.weight = module.weight
+        return plain
+    return module
+
+
+def _try_forward(name: str, mlp: nn.Module, kind: _Kind) -> None:
+    """Raises ValueError unless the code of an MLP computes what its children say. It is tried with
+    small weights in place of its own, so that it costs nothing and no hook fires."""
+    width, neurons = 6, 10
+    generator = torch.Generator("cpu").manual_seed(0)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
+
+    small = {child: random(neurons, width) for child in kind.linears[:-1]}
+    small[kind.linears[-1]] = random(width, neurons)
+    linears = {child: nn.Linear(*w.shape[::-1], bias=False, device="meta") for child, w in small.items()}
+    for child, linear in linears.items():
+        linear.weight = nn.Parameter(small[child])
+    twin = object.__new__(type(mlp))
+    twin.__dict__.update(mlp.__dict__, _modules={**mlp._modules, **linears})
+    x = random(1, 5, width)
+    with torch.no_grad():
+        h = getattr(mlp, kind.act)(x @ small[kind.linears[0]].t())
+        if kind.gated:
+            h = h * (x @ small[kind.linears[1]].t())
+        want = h @ small[kind.linears[-1]].t()
+        try:
+            got = type(mlp).forward(twin, x)
+        except Exception as error:
+            raise ValueError(
+                f"{name}: {type(mlp).__name__} takes or needs more than one tensor: "
+                f"{(str(error) or type(error).__name__).splitlines()[0]}"
+            ) from error
+    # In float64, or rounded to float32 on its way.
+    if not (isinstance(got, Tensor) and got.shape == x.shape and torch.allclose(got.double(), want, 1e-4)):
+        raise ValueError(
+            f"{name}: {type(mlp).__name__} computes something else than "
+            f"{kind.linears[-1]}({kind.act}({kind.linears[0]}(x)){f' * {kind.linears[1]}(x)' * kind.gated})"
+        )
 
 
 def sparsify(
@@ -139,38 +201,104 @@ def sparsify(
     of each layer (on a GPU, 1,024 or more).
     ``activation`` (relu, relu_squared, fat_relu with ``threshold``) is for models whose
     configuration does not say what they were trained with; ``mlp`` for those that have other names,
-    as in ``{"gate": "w1", "up": "w3", "down": "w2", "act": "act_fn"}``. Raises ValueError, with the
-    model left as it was, where an MLP's activation yields no zeros (SiLU, GELU), where one has
-    biases or further layers, where there is none, and where the sample is too short or comes without
-    ``freeze``.
+    as in ``{"gate": "w1", "up": "w3", "down": "w2", "act": "act_fn"}``.
+
+    All MLPs or none: raises ValueError, with the model left as it was, where :func:`from_mlp` does for
+    one of them, where there is none, and where the sample is too short or comes without ``freeze``;
+    with ``freeze`` also where a linear layer has hooks, an adapter, a parametrization or another
+    module's weight, is quantized, or keeps its weight elsewhere, and for a dtype that the operators
+    lack. Without ``freeze`` such a layer computes densely, by its linear layers.
     """
     if sample is not None and not freeze:
         raise ValueError("sparsify: sample: chooses the form of frozen layers; expected freeze=True")
     kinds = _kinds(mlp)
-    layers = {
-        name: from_mlp(module, activation=activation, threshold=threshold, name=name, names=mlp)
-        for name, module in model.named_modules()
+    # By all their names: blocks may share one.
+    mlps = {
+        name: module
+        for name, module in model.named_modules(remove_duplicate=False)
         if name and any(kind.fits(module) for kind in kinds)
     }
-    if not layers:
+    if not mlps:
         raise ValueError(
             f"sparsify: {type(model).__name__} has no MLP with {', or '.join(map(str, kinds))}; mlp= "
             "says what its layers are called"
         )
-    replaced = {name: model.get_submodule(name) for name in layers}
+    made: dict[nn.Module, SparseFfn] = {}
+    for name, module in mlps.items():
+        if module not in made:
+            made[module] = from_mlp(
+                module, activation=activation, threshold=threshold, name=name, names=mlp
+            )
+    layers = {name: made[module] for name, module in mlps.items()}
+    first: dict[SparseFfn, str] = {}
     for name, layer in layers.items():
-        model.set_submodule(name, layer)
-    try:
-        inputs = {} if sample is None else _inputs_of(layers, model, sample)
-    except BaseException:
-        for name, module in replaced.items():
-            model.set_submodule(name, module)
-        raise
-    del replaced  # what freezing lets go should go
+        first.setdefault(layer, name)
+    del made, module
     if freeze:
-        for name, layer in layers.items():
-            layer.freeze(inputs.pop(name, None))
+        _check_freezable(model, layers)
+    _put(model, layers)
+    try:
+        inputs = {} if sample is None else _inputs_of({n: m for m, n in first.items()}, model, sample)
+    except BaseException:
+        _put(model, mlps)
+        raise
+    shells = {layer: _without(mlps[name], layer.names) for layer, name in first.items()}
+    mlps.clear()
+    if freeze:
+        _freeze(model, layers, shells, {m: inputs.pop(n) for m, n in first.items() if n in inputs})
     return model
+
+
+def _put(model: nn.Module, modules: Mapping[str, nn.Module]) -> None:
+    for name, module in modules.items():
+        model.set_submodule(name, module)
+
+
+def _check_freezable(model: nn.Module, layers: Mapping[str, SparseFfn]) -> None:
+    parents = Counter(child for m in model.modules() for child in m._modules.values())
+    owners = Counter(id(w) for m in model.modules() for w in m._parameters.values())
+    for name, layer in layers.items():
+        layer._check_children(f"{name}.")
+        for child in layer.names:
+            linear = getattr(layer, child)
+            if linear.weight.is_meta:
+                raise ValueError(f"{name}.{child}: its weight has no data (it is on the meta device)")
+            if parents[linear] > 1 or owners[id(linear.weight)] > 1:
+                raise ValueError(
+                    f"{name}.{child}: another module has the same weight, of which a frozen layer keeps a "
+                    "copy of its own; untie them, or use freeze=False"
+                )
+        try:
+            _frozen.check(layer._described())
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
+
+
+def _without(mlp: nn.Module, children: Sequence[str]) -> nn.Module:
+    """The MLP without its linear layers, which may then go."""
+    shell = object.__new__(type(mlp))
+    shell.__dict__.update(mlp.__dict__, _modules={**mlp._modules, **dict.fromkeys(children)})
+    return shell
+
+
+def _freeze(
+    model: nn.Module,
+    layers: Mapping[str, SparseFfn],
+    shells: Mapping[SparseFfn, nn.Module],
+    inputs: dict[SparseFfn, Tensor],
+) -> None:
+    """Layer by layer, so that what one lets go is free for the next. Where one fails, as memory may
+    not suffice, the MLPs come back, with the weights that the others were frozen with."""
+    wanted = {layer: [w.requires_grad for w in layer.parameters()] for layer in shells}
+    try:
+        for layer in shells:
+            layer.freeze(inputs.pop(layer, None))
+    except BaseException:
+        for layer, shell in shells.items():
+            for child, gradient in zip(layer.thaw().names, wanted[layer]):
+                shell._modules[child] = getattr(layer, child).requires_grad_(gradient)
+        _put(model, {name: shells[layer] for name, layer in layers.items()})
+        raise
 
 
 def _inputs_of(

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from twell import _attached
 from twell.hf.mlps import sparsify
 
 # SparseLM, the code released with the paper: model_type llama_sparse_relu; its code applies ReLU
@@ -121,11 +122,24 @@ def _read_sparse_lm(
         **{"dtype": next(iter(state.values())).dtype, **options},
     )
     if not gated:
-        for name, module in model.named_modules():
+        for name, module in list(model.named_modules()):
             if name.endswith(".mlp"):
-                del module.gate_proj  # up_proj, down_proj and act_fn are left, for sparsify()
+                model.set_submodule(name, _Ungated(module))
     _save_as(model, config, layout)
     return model
+
+
+class _Ungated(nn.Module):
+    """An MLP of Llama or Qwen2 without its gate."""
+
+    def __init__(self, mlp: nn.Module) -> None:
+        super().__init__()
+        self.up_proj, self.down_proj, self.act_fn = mlp.up_proj, mlp.down_proj, mlp.act_fn
+        self.train(mlp.training)
+        _attached.take_over(self, mlp)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(self.act_fn(self.up_proj(x)))
 
 
 def _is_turned(what: str, tensor: Tensor, shape: tuple[int, int]) -> bool:

@@ -1,0 +1,68 @@
+"""What others hang on a module: a layer in its place takes it over, or it is a reason not to be there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+# Of a forward pass and its backward, with what belongs to them.
+_PASS = (
+    "_forward_pre_hooks",
+    "_forward_hooks",
+    "_backward_pre_hooks",
+    "_backward_hooks",
+)
+_PASS_OPTIONS = (
+    "_forward_pre_hooks_with_kwargs",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_is_full_backward_hook",
+)
+_STATE = (
+    "_state_dict_pre_hooks",
+    "_state_dict_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+)
+
+
+def what(module: nn.Module, own: tuple[str, ...] = (), hooks: bool = True) -> str | None:
+    """The first thing that hangs on a module, in words; none where there is nothing. ``own`` are its
+    own parameters; without ``hooks``, those of forward and backward are passed over, and those of
+    accelerate that move nothing but inputs."""
+    if "forward" in module.__dict__ and (hooks or not moves_inputs_alone(module)):
+        if hasattr(module, "_hf_hook"):
+            return "hooks of accelerate (device_map), that may keep its weights elsewhere"
+        return "another forward"
+    if hooks and any(getattr(module, name) for name in _PASS):
+        return "hooks"
+    if any(getattr(module, name) for name in _STATE):
+        return "hooks on its state_dict"
+    if getattr(module, "_compiled_call_impl", None) is not None:
+        return "a compiled call"
+    more = [name for name in (*module._parameters, *module._buffers) if name not in own]
+    return f"{more[0]} of its own" if more else None
+
+
+def take_over(layer: nn.Module, module: nn.Module) -> None:
+    """Has the layer call a module's hooks of forward and backward. They can be removed as before, by
+    the handles that were returned for them."""
+    for name in (*_PASS, *_PASS_OPTIONS):
+        setattr(layer, name, getattr(module, name))
+    if hasattr(module, "_hf_hook"):
+        from accelerate.hooks import add_hook_to_module
+
+        add_hook_to_module(layer, module._hf_hook)
+
+
+def moves_inputs_alone(module: nn.Module) -> bool:
+    """Whether the hook of accelerate on a module leaves weights where they are, as where a model is
+    spread over GPUs that have room for all of it."""
+    hook: Any = getattr(module, "_hf_hook", None)
+    if type(hook).__name__ != "AlignDevicesHook" or hook.offload:
+        return False
+    device = hook.execution_device
+    device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device or "cpu")
+    return all(p.device == device for p in module.parameters())
