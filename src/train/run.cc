@@ -11,6 +11,7 @@
 #include "train/bpe_trainer.h"
 #include "train/corpus.h"
 #include "train/run_directory.h"
+#include "train/text_files.h"
 #include "train/trainer.h"
 
 namespace twell::lm {
