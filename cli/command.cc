@@ -80,7 +80,9 @@ CLI::App& declare_command(CLI::App& parent, const std::string& name, const std::
                                          "Write the results as JSON to FILE (- for the terminal)");
   json->type_name("FILE");
   common.writes(json, OutputKind::results);
-  command.add_option("--threads", common.threads, "Threads (default: one per core that the process may use)")
+  command
+      .add_option("--threads", common.threads,
+                  "Threads (default: one per core that the process may use)")
       ->check(in_range(1, 1024))
       ->type_name("N");
   command.option_defaults()->always_capture_default();  // --help shows them

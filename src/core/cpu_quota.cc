@@ -47,10 +47,11 @@ std::optional<double> cpu_quota(const std::string& root) {
     for (std::string name; std::getline(names, name, ',');) bounds_cpu |= name == "cpu";
     if (!bounds_cpu) continue;
     // v1 is mounted under its controllers' names, v2 at the top or, beside v1, under "unified".
+    const std::string top = root + "/sys/fs/cgroup";
     const bool v2 = controllers.empty();
-    for (const std::string& folder :
-         {v2 ? "" : "/" + controllers, std::string(v2 ? "/unified" : "/cpu")}) {
-      if (const auto quota = least_quota(root + "/sys/fs/cgroup" + folder, path)) {
+    for (const std::string& base :
+         {v2 ? top : top + "/" + controllers, top + (v2 ? "/unified" : "/cpu")}) {
+      if (const auto quota = least_quota(base, path)) {
         least = std::min(least.value_or(*quota), *quota);
       }
     }
