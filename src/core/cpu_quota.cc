@@ -47,10 +47,10 @@ std::optional<double> cpu_quota(const std::string& root) {
     for (std::string name; std::getline(names, name, ',');) bounds_cpu |= name == "cpu";
     if (!bounds_cpu) continue;
     // v1 is mounted under its controllers' names, v2 at the top or, beside v1, under "unified".
-    const std::string top = root + "/sys/fs/cgroup";
+    const std::string top = root + "/sys/fs/cgroup/";
     const bool v2 = controllers.empty();
-    for (const std::string& base :
-         {v2 ? top : top + "/" + controllers, top + (v2 ? "/unified" : "/cpu")}) {
+    for (const char* folder : {v2 ? "." : controllers.c_str(), v2 ? "unified" : "cpu"}) {
+      const std::string base = top + folder;
       if (const auto quota = least_quota(base, path)) {
         least = std::min(least.value_or(*quota), *quota);
       }
