@@ -41,8 +41,11 @@ nlohmann::json convert_directory(const ConvertCommand& o) {
   const fs::path words =
       o.tokenizer.empty() ? fs::path(o.in) : lm::resolve_model_directory(o.tokenizer);
   const io::Tokenizer tokenizer = io::Tokenizer::load(words);
+  io::SideFiles sides = io::SideFiles::read(o.in);
+  if (!o.tokenizer.empty()) sides.replace_tokenizer(io::SideFiles::read(words));
+  io::note_left_out(o.in, sides);
   if (!o.reorder) {
-    save_model(o.out, model->config(), model->parameters(), tokenizer);
+    save_model(o.out, model->config(), model->parameters(), tokenizer, sides);
     return nullptr;
   }
   const auto tokens = read_tokens(o.text, tokenizer, o.max_tokens);
@@ -53,7 +56,7 @@ nlohmann::json convert_directory(const ConvertCommand& o) {
   progress.finish();
   io::ModelConfig config = model->config();
   config.intermediate_size = static_cast<std::int64_t>(orders.front().neurons.size());
-  save_model(o.out, config, lm::reordered(*model, orders), tokenizer);
+  save_model(o.out, config, lm::reordered(*model, orders), tokenizer, sides);
 
   Table table({"layer", "removed", "silent", "blocks of 16 a token", "before"});
   nlohmann::json layers = nlohmann::json::array();
@@ -83,7 +86,9 @@ void run(ConvertCommand& o) {
     io::fail_argument("--reorder", "needs a model directory; convert the llama2.c file first");
   }
   if (layout == "llama2c") {
-    lm::convert_llama2c(o.in, o.tokenizer, o.out);
+    lm::AtomicDirectory target{o.out};
+    lm::convert_llama2c(o.in, o.tokenizer, target.temporary());
+    target.commit();
   } else {
     reordering = convert_directory(o);
   }

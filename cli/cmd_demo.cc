@@ -22,6 +22,7 @@
 #include "measure/model_compare.h"
 #include "train/corpus.h"
 #include "train/demo_recipe.h"
+#include "train/text_files.h"
 #include "twell/device.h"
 
 namespace twell::cli {

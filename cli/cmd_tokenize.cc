@@ -11,6 +11,7 @@
 #include "train/bpe_trainer.h"
 #include "train/corpus.h"
 #include "train/run_directory.h"
+#include "train/text_files.h"
 
 namespace twell::cli {
 namespace {
@@ -45,8 +46,8 @@ void run(TokenizeCommand& o) {
   if (o.learn.has_value() == !o.tokenizer.empty()) {
     io::fail_argument("--tokenizer", "give either --tokenizer PATH or --learn SIZE");
   }
-  const std::vector<fs::path> files =
-      lm::find_texts(std::vector<fs::path>(o.texts.begin(), o.texts.end()));
+  const std::vector<fs::path> files = lm::find_texts(
+      std::vector<fs::path>(o.texts.begin(), o.texts.end()), {.shards = false, .leave_out = o.out});
   for (const fs::path& file : files) {
     std::error_code ignored;
     if (!fs::equivalent(file, o.out, ignored)) continue;

@@ -4,6 +4,7 @@
 
 #include "cli/command.h"
 #include "cli/train_options.h"
+#include "io/note.h"
 #include "measure/interrupt.h"
 #include "train/run.h"
 #include "train/run_directory.h"
@@ -49,6 +50,7 @@ lm::Recipe take_up(const TrainCommand& o, const std::filesystem::path& checkpoin
 void run_command(TrainCommand& o) {
   lm::TrainRun& run = o.run;
   run.processes = lm::Processes::started();
+  if (!run.processes.first()) io::set_note_sink({});  // they read the same files
   run.out = o.out;
   run.data.assign(o.data.begin(), o.data.end());
   run.cache = o.cache;

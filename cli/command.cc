@@ -13,6 +13,7 @@
 #include "measure/machine.h"
 #include "models/device.h"
 #include "twell/activation.h"
+#include "twell/device.h"
 
 namespace twell::cli {
 
@@ -51,7 +52,10 @@ void CommonOptions::check_paths() const {
 
 void CommonOptions::begin() {
   check_paths();
-  if (threads > 0) at::set_num_threads(threads);
+  const int granted = default_threads();  // PyTorch knows no quotas
+  if (threads > 0 || granted < at::get_num_threads()) {
+    at::set_num_threads(threads > 0 ? threads : granted);
+  }
   threads = at::get_num_threads();
   device = lm::open_device(device_name);
 }
@@ -76,7 +80,9 @@ CLI::App& declare_command(CLI::App& parent, const std::string& name, const std::
                                          "Write the results as JSON to FILE (- for the terminal)");
   json->type_name("FILE");
   common.writes(json, OutputKind::results);
-  command.add_option("--threads", common.threads, "Threads (default: one per core)")
+  command
+      .add_option("--threads", common.threads,
+                  "Threads (default: one per core that the process may use)")
       ->check(in_range(1, 1024))
       ->type_name("N");
   command.option_defaults()->always_capture_default();  // --help shows them

@@ -1,5 +1,6 @@
 // twell: trains, measures, inspects and runs sparse language models.
 #include <c10/util/Exception.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <csignal>
@@ -11,6 +12,8 @@
 #include "cli/command.h"
 #include "cli/terminal.h"
 #include "io/file_error.h"
+#include "io/mapped_file.h"
+#include "io/note.h"
 #include "measure/interrupt.h"
 
 namespace {
@@ -134,6 +137,12 @@ int main(int argc, char** argv) {
   add_explain(app);
 
   twell::measure::install_interrupt_handler();
+  twell::io::tell_of_lost_pages("twell");
+  twell::io::set_note_sink([](const std::string& line) {
+    const char* clear =
+        isatty(STDERR_FILENO) != 0 ? "\r\x1b[K" : "";  // a bar, which is drawn again
+    put(stderr, clear + ("note: " + line) + "\n");
+  });
   const int code = run(app, argc, argv);
   const int lost = output_error();
   if (code != 0 || lost == 0) return code;

@@ -153,9 +153,8 @@ std::vector<std::int64_t> random_tokens(std::int64_t count, std::int64_t vocab,
 }
 
 void save_model(const std::string& directory, io::ModelConfig config,
-                const lm::NamedTensors& tensors, const io::Tokenizer& tokenizer) {
-  std::error_code ignored;
-  if (fs::is_empty(directory, ignored)) fs::remove(directory, ignored);
+                const lm::NamedTensors& tensors, const io::Tokenizer& tokenizer,
+                const io::SideFiles& sides) {
   lm::AtomicDirectory target{directory};
   std::vector<io::TensorData> data;
   std::vector<at::Tensor> kept;  // contiguous copies of what is strided
@@ -166,6 +165,7 @@ void save_model(const std::string& directory, io::ModelConfig config,
   config.dtype = data.front().dtype == io::SafeDType::BF16 ? "bfloat16" : "float32";
   io::save_checkpoint(target.temporary(), data);
   tokenizer.save(target.temporary());
+  sides.save(target.temporary());
   io::save_config(target.temporary(), config);
   target.commit();
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cli/command.h"
+#include "io/side_files.h"
 #include "io/tokenizer.h"
 #include "models/model.h"
 #include "twell/status.h"
@@ -68,10 +69,11 @@ std::vector<std::int64_t> read_tokens(const std::string& path, const io::Tokeniz
                                       std::int64_t max_tokens);
 std::vector<std::int64_t> random_tokens(std::int64_t count, std::int64_t vocab, std::uint64_t seed);
 
-// Writes config.json, model.safetensors and the tokenizer's files. `tensors`: all parameters of the
-// model that `config` describes, as a trainable one or one of make_model has them; config.json gets
-// their dtype. The directory appears whole or not at all.
+// Writes config.json, model.safetensors, the tokenizer's files and `sides`. `tensors`: all
+// parameters of the model that `config` describes, as a trainable one or one of make_model has
+// them; config.json gets their dtype. The directory appears whole or not at all.
 void save_model(const std::string& directory, io::ModelConfig config,
-                const lm::NamedTensors& tensors, const io::Tokenizer& tokenizer);
+                const lm::NamedTensors& tensors, const io::Tokenizer& tokenizer,
+                const io::SideFiles& sides = {});
 
 }  // namespace twell::cli

@@ -13,7 +13,7 @@
 namespace twell {
 
 struct ContextOptions {
-  int threads = 0;              // 0: as many as OpenMP would use
+  int threads = 0;              // 0: default_threads()
   std::optional<CpuTier> tier;  // unset: default_cpu_tier()
   // For FfnPlan::hot_share: 0 multiplies every neuron that fires densely, 2 gathers all. Unset:
   // what is expected to be fastest.

@@ -35,6 +35,11 @@ CpuTier default_cpu_tier();
 // As the system calls it: "AMD EPYC"; "unknown" where it does not say.
 std::string processor_name();
 
+// Threads that the process can keep busy: as many as OpenMP would use, which the cores that it may
+// run on bound, and no more than the quota of a container (cgroup, rounded up), beyond which
+// threads wait for one another. Where OMP_NUM_THREADS is set, what OpenMP makes of it.
+int default_threads();
+
 // Data caches of one core and the share of the last level it sees, in bytes; conservative constants
 // where the operating system does not tell.
 struct CpuCaches {

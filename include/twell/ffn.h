@@ -7,7 +7,11 @@
 // a checkpoint's down projection), y is [M, D]. All of one dtype: bf16 or f32. Accumulation is f32;
 // the activation is rounded once to the dtype as it is packed, u is never rounded, y once; h is
 // rounded where many rows of a block fire its neuron (FfnPlan::hot_share).
-// Any M ≥ 0, D ≥ 1, H ≥ 1. Errors are twell::Error naming operation and argument.
+// NaN and infinities: a neuron that does not fire is not computed, so rows of Wu and Wd that are
+// not finite reach what fires them, and no other row, where a dense layer makes NaN of 0 · ∞. Look
+// at weights before, or give such a layer to a dense one. A row of x that is not finite does give
+// what it gives there. Training looks at the weights of each call (twell/train.h). Any M ≥ 0, D ≥
+// 1, H ≥ 1. Errors are twell::Error naming operation and argument.
 #pragma once
 
 #include <cstdint>

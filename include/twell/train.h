@@ -10,8 +10,10 @@
 // Wd is neuron-major, and so is its gradient. Sums are f32. v and u are rounded to the dtype as
 // they are kept; dv, du and h where a neuron is multiplied densely (FfnPlan::hot_share).
 //
-// What did not fire contributes nothing: 0 · ∞ does not occur, where a dense layer makes NaN of an
-// infinite dy or x at a place that is zero. Infinities and NaN at places that fired propagate.
+// y is NaN wherever a dense layer's is, also where a neuron that did not fire has rows of Wu or Wd
+// that are not finite: forward looks for such rows. To a gradient what did not fire contributes
+// nothing, where a dense layer makes NaN of an infinite dy or x at a place that is zero. Infinities
+// and NaN at places that fired propagate.
 #pragma once
 
 #include "twell/ffn.h"

@@ -175,6 +175,13 @@ def operands_of(layer: Layer, choice: Choice | None) -> Operands:
     return Operands(gate, up, down, screen, order, hot)
 
 
+def is_finite(operands: Operands) -> bool:
+    """Whether what does not fire may be skipped: 0 · ∞ is NaN. Numbers that are not there, on the meta
+    device, are."""
+    weights = (operands.up, operands.down)
+    return all(w is None or w.is_meta or bool(w.isfinite().all()) for w in weights)
+
+
 def _joins(layer: Layer) -> bool:
     """Whether up is to lie right behind gate in memory: one GEMM then multiplies with the gate and
     with hot neurons' rows of up (docs/gpu-model.md). On a GPU a packed gate of these sizes is not

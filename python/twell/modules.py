@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, TypeVar
@@ -86,6 +87,7 @@ class SparseFfn(nn.Module):
         self.activity: Activity | None = None
         self._train_form = TrainingForm()
         self._frozen = False
+        self._dense = False  # frozen, and nothing may be skipped
         self._choice: Choice | None = None  # of a frozen layer, by a sample
         self._hot: tuple[int, ...] = ()  # Operands.hot
         options: dict[str, Any] = {"bias": False, "dtype": dtype, "device": device}
@@ -158,14 +160,18 @@ class SparseFfn(nn.Module):
         GPU passes over below 64. No GPU has run this yet.
 
         A frozen layer that gets a sample chooses anew; conversions and load_state_dict keep the
-        choice, for the type of device that it was made on: on another the layer is packed. Raises
-        ValueError where a child is no ordinary nn.Linear.
+        choice, for the type of device that it was made on: on another the layer is packed. Where up
+        or down is not finite the layer runs densely, with a warning. Raises ValueError where a child
+        is no ordinary nn.Linear.
         """
         if not self._frozen:
             self._check_children("freeze: ")
         if sample is not None:
-            return self._freeze(*_frozen.choose(self._described(), sample))
-        return self if self._frozen else self._freeze(None)
+            self._freeze(*_frozen.choose(self._described(), sample))
+        elif not self._frozen:
+            self._freeze(None)
+        self._tell_if_dense(stacklevel=2)
+        return self
 
     def _freeze(self: Layer, choice: Choice | None, operands: Operands | None = None) -> Layer:
         if operands is None:
@@ -180,7 +186,16 @@ class SparseFfn(nn.Module):
         self._hot = operands.hot
         self._choice = choice
         self._frozen = True
+        self._dense = not _frozen.is_finite(operands)
         return self
+
+    def _tell_if_dense(self, stacklevel: int) -> None:
+        if self._dense:
+            warnings.warn(
+                f"{type(self).__name__}: up or down has NaN or infinities. Times 0 they are NaN, so "
+                "that no neuron can be skipped: this layer runs densely",
+                stacklevel=stacklevel + 1,
+            )
 
     def thaw(self: Layer) -> Layer:
         """The inverse of freeze: trainable weights in the checkpoint's layout; returns self."""
@@ -300,7 +315,7 @@ class SparseFfn(nn.Module):
                 )
 
     def _forward_frozen(self, x: Tensor) -> Tensor:
-        if transformed():
+        if self._dense or transformed():
             gate, up, down = self._unpack()
             return dense.ffn(x, gate, up, down.t(), self.activation, self.threshold)[0]
         return torch.ops.twell.ffn(
@@ -426,6 +441,7 @@ class SparseFfn(nn.Module):
             return
         if local_metadata.get("assign_to_params_buffers"):
             return
+        self._tell_if_dense(stacklevel=2)
         with torch.no_grad():  # into the same memory, which a recorded graph reads
             for name, old, new in zip(_OPERANDS, before, self._operands()):
                 if old is not None and not _is_read_only(old):

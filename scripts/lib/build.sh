@@ -28,6 +28,15 @@ configure() {
   echo "$key" >"$dir/.configured"
 }
 
+# can_build PRESET: this user may write where it is built, and to what is there.
+can_build() {
+  local at=$ROOT/build/$1
+  [[ ! -e $ROOT/build/.lock || -w $ROOT/build/.lock ]] || return 1
+  [[ ! -e $at/.ninja_log || -w $at/.ninja_log ]] || return 1
+  while [[ ! -e $at ]]; do at=$(dirname "$at"); done
+  [[ -w $at && (! -e $ROOT/build || -w $ROOT/build) ]]
+}
+
 # build PRESET [TARGET...]
 build() {
   local preset=$1 dir=$ROOT/build/$1

@@ -14,10 +14,10 @@ die() {
   exit 1
 }
 
-# log_of NAME: the log file of a step.
+# log_of NAME: the log file of a step; a name may have 255 bytes.
 log_of() {
   mkdir -p "$LOGS"
-  printf '%s/%s.log' "$LOGS" "$(tr -cs 'A-Za-z0-9.\n' '-' <<<"$1" | sed 's/-$//')"
+  printf '%s/%s.log' "$LOGS" "$(tr -cs 'A-Za-z0-9.\n' '-' <<<"$1" | sed 's/-$//' | cut -c 1-200)"
 }
 
 # Prints the last line of a log every 20 s, so that a long step is seen to move.

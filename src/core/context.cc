@@ -1,7 +1,5 @@
 #include "twell/context.h"
 
-#include <omp.h>
-
 #include <cstdlib>
 #include <vector>
 
@@ -43,7 +41,7 @@ struct Context::Arena {
 };
 
 Context::Context(const ContextOptions& options)
-    : threads_(options.threads == 0 ? omp_get_max_threads() : options.threads),
+    : threads_(options.threads == 0 ? default_threads() : options.threads),
       tier_(options.tier.value_or(CpuTier::portable)),
       hot_share_(options.hot_share) {
   require(threads_ >= 1 && threads_ <= 4096, "Context", "threads", "expected 1 to 4096, got ",

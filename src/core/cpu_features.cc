@@ -1,10 +1,13 @@
+#include <omp.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <cstdlib>
 #include <fstream>
 #include <string>
 
 #include "core/check.h"
+#include "core/cpu_quota.h"
 #include "twell/device.h"
 
 namespace twell {
@@ -59,6 +62,15 @@ CpuTier default_cpu_tier() {
                        list_tiers(available)));
   }
   return tier;
+}
+
+int default_threads() {
+  const int wanted = omp_get_max_threads();
+  if (const char* set = std::getenv("OMP_NUM_THREADS"); set != nullptr && *set != '\0') {
+    return wanted;
+  }
+  const double granted = std::ceil(cpu_quota().value_or(wanted));
+  return granted < wanted ? static_cast<int>(granted) : wanted;
 }
 
 std::string processor_name() {

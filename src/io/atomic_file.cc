@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "io/file_error.h"
+#include "io/system_call.h"
 
 namespace twell::io {
 namespace {
@@ -35,7 +36,7 @@ void remove_leftovers(const fs::path& path) {
        !ignored && entry != fs::directory_iterator(); entry.increment(ignored)) {
     const std::string name = entry->path().filename().string();
     if (!name.starts_with(prefix) || !name.ends_with(kSuffix)) continue;
-    const int descriptor = ::open(entry->path().c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    const int descriptor = open_file(entry->path(), O_RDONLY | O_NOFOLLOW);
     if (descriptor < 0) continue;
     if (::flock(descriptor, LOCK_EX | LOCK_NB) == 0) ::unlink(entry->path().c_str());
     ::close(descriptor);
@@ -49,7 +50,7 @@ std::pair<int, fs::path> create_temporary(const fs::path& path) {
     const std::uint64_t tag = (static_cast<std::uint64_t>(random()) << 32) | random();
     fs::path temporary =
         directory_of(path) / fmt::format("{}{:016x}{}", temporary_prefix(path), tag, kSuffix);
-    const int descriptor = ::open(temporary.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    const int descriptor = open_file(temporary, O_RDWR | O_CREAT | O_EXCL);
     if (descriptor < 0) {
       if (errno == EEXIST) continue;
       fail_file(path.string(), "cannot write in this directory: {}", system_reason(errno));
@@ -103,18 +104,10 @@ void AtomicFile::write(std::string_view bytes) { write(std::as_bytes(std::span(b
 
 void AtomicFile::write_at(std::uint64_t offset, std::span<const std::byte> bytes) {
   if (descriptor_ < 0) fail_argument("AtomicFile::write", "{} is closed", path_.string());
-  while (!bytes.empty()) {
-    const ssize_t count =
-        ::pwrite(descriptor_, bytes.data(), bytes.size(), static_cast<off_t>(offset));
-    if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) {
-      const std::string reason = system_reason(count < 0 ? errno : ENOSPC);
-      discard();
-      fail_file(path_.string(), "cannot be written at byte {}: {}; what was there before is kept",
-                offset, reason);
-    }
-    offset += static_cast<std::uint64_t>(count);
-    bytes = bytes.subspan(static_cast<std::size_t>(count));
+  if (const int error = write_bytes(descriptor_, bytes, offset); error != 0) {
+    discard();
+    fail_file(path_.string(), "cannot be written at byte {}: {}; what was there before is kept",
+              offset, system_reason(error));
   }
   size_ = std::max(size_, offset);
 }
@@ -123,18 +116,24 @@ void AtomicFile::commit() {
   if (descriptor_ < 0) fail_argument("AtomicFile::commit", "{} is closed", path_.string());
   struct stat old {};
   if (::stat(path_.c_str(), &old) == 0) ::fchmod(descriptor_, old.st_mode & 07777U);
-  if (::fsync(descriptor_) != 0 || ::rename(temporary_.c_str(), path_.c_str()) != 0) {
-    const std::string reason = system_reason(errno);
+  int error = sync(descriptor_);
+  if (error == 0 && ::rename(temporary_.c_str(), path_.c_str()) != 0) error = errno;
+  if (error != 0) {
     discard();
-    fail_file(path_.string(), "cannot be saved: {}; what was there before is kept", reason);
+    fail_file(path_.string(), "cannot be saved: {}; what was there before is kept",
+              system_reason(error));
   }
   ::close(std::exchange(descriptor_, -1));
-  // The rename itself must survive a power cut. Some file systems cannot sync a directory: there
-  // is nothing more to do on those.
-  const int directory = ::open(directory_of(path_).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (directory >= 0) {
-    ::fsync(directory);
-    ::close(directory);
+  sync_directory(directory_of(path_));  // the rename itself must survive a power cut
+}
+
+void sync_directory(const fs::path& path) {
+  const int descriptor = open_file(path, O_RDONLY | O_DIRECTORY);
+  if (descriptor < 0) return;  // one may write into a directory that one may not read
+  const int error = sync(descriptor);
+  ::close(descriptor);
+  if (error != 0) {
+    fail_file(path.string(), "cannot be synchronised: {}", system_reason(error));
   }
 }
 
@@ -145,9 +144,7 @@ void write_file_atomically(const fs::path& path, std::string_view contents) {
 }
 
 std::string read_file(const fs::path& path, std::uint64_t max_bytes) {
-  // O_NONBLOCK: opening a pipe must not wait for a writer.
-  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (descriptor < 0) fail_file(path.string(), "cannot be opened: {}", system_reason(errno));
+  const int descriptor = open_to_read(path);
   struct Closer {
     int descriptor;
     ~Closer() { ::close(descriptor); }
@@ -163,15 +160,7 @@ std::string read_file(const fs::path& path, std::uint64_t max_bytes) {
               max_bytes);
   }
   std::string out(size, '\0');
-  std::size_t done = 0;
-  while (done < out.size()) {
-    const ssize_t count = ::read(descriptor, out.data() + done, out.size() - done);
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) fail_file(path.string(), "cannot be read: {}", system_reason(errno));
-    if (count == 0) break;  // it became shorter while we read
-    done += static_cast<std::size_t>(count);
-  }
-  out.resize(done);
+  out.resize(read_bytes(descriptor, std::as_writable_bytes(std::span(out)), path));
   return out;
 }
 

@@ -34,7 +34,8 @@ class AtomicFile {
   // One past the last byte written.
   std::uint64_t size() const { return size_; }
 
-  // fsync, rename, fsync of the directory. Nothing may be written afterwards.
+  // fsync, rename, fsync of the directory; a file system that cannot fsync goes without. Nothing
+  // may be written afterwards.
   void commit();
 
   const std::filesystem::path& path() const { return path_; }
@@ -47,6 +48,10 @@ class AtomicFile {
   std::uint64_t size_ = 0;
   int descriptor_ = -1;
 };
+
+// What was made, renamed or removed in a directory survives a power cut from here on, where its
+// file system can promise that. Throws Error (environment) where the disk failed.
+void sync_directory(const std::filesystem::path& path);
 
 void write_file_atomically(const std::filesystem::path& path, std::string_view contents);
 

@@ -1,11 +1,15 @@
 #include "io/checkpoint.h"
 
 #include <algorithm>
+#include <cstring>
+#include <map>
 #include <numeric>
 #include <set>
 
+#include "io/config_names.h"
 #include "io/file_error.h"
 #include "io/json_reader.h"
+#include "io/note.h"
 
 namespace twell::io {
 namespace {
@@ -51,12 +55,12 @@ std::string similar_names(const std::string& name, const std::vector<std::string
   return out.empty() ? "there are none" : "nearest: " + out;
 }
 
-// tensor name -> file name, every file name a plain name within the directory.
-std::unordered_map<std::string, std::string> read_index(const fs::path& path) {
+// tensor name -> file name, every one within the directory.
+std::map<std::string, std::string> read_index(const fs::path& path) {
   const std::string file = path.string();
-  const Json document = parse_json(read_file(path, kMaxIndexBytes), file);
+  const Json document = parse_python_json(read_file(path, kMaxIndexBytes), file);
   const JsonObject index(document, file);
-  std::unordered_map<std::string, std::string> out;
+  std::map<std::string, std::string> out;
   const JsonObject map = index.object("weight_map");
   for (const auto& [name, value] : map.json().items()) {
     if (!value.is_string()) {
@@ -64,10 +68,9 @@ std::unordered_map<std::string, std::string> read_index(const fs::path& path) {
                 kind_of(value));
     }
     const auto& target = value.get_ref<const std::string&>();
-    if (target.find_first_of(std::string_view("/\\\0", 3)) != std::string::npos ||
-        !target.ends_with(".safetensors")) {
+    if (!stays_within(target) || !target.ends_with(".safetensors")) {
       fail_file(file,
-                "weight_map: tensor {} names the file {}, expected a .safetensors file of "
+                "weight_map: tensor {} names the file {}, expected a .safetensors file within "
                 "this directory",
                 in_quotes(name), in_quotes(target));
     }
@@ -77,56 +80,114 @@ std::unordered_map<std::string, std::string> read_index(const fs::path& path) {
   return out;
 }
 
+bool is_index(const fs::path& path) { return path.string().ends_with(".index.json"); }
+
+// The one file, or the index.
+fs::path main_file(const fs::path& path) {
+  std::error_code ignored;
+  if (!fs::is_directory(path, ignored)) return path;
+  for (const std::string_view name : {kSingle, kIndex}) {
+    if (fs::exists(path / name, ignored)) return path / name;
+  }
+  // What else people have: PyTorch's own format, Meta's, TensorFlow's, llama.cpp's.
+  for (const auto& entry : fs::directory_iterator(path, ignored)) {
+    const std::string name = entry.path().filename().string();
+    const std::string extension = entry.path().extension().string();
+    if (name.starts_with("pytorch_model") || extension == ".pth" || extension == ".gguf" ||
+        extension == ".h5") {
+      fail_file(path.string(),
+                "has {} but no {}: weights are read from safetensors alone; load the model with "
+                "transformers and write it with save_pretrained()",
+                in_quotes(name), kSingle);
+    }
+  }
+  fail_file(path.string(), "has neither {} nor {}", kSingle, kIndex);
+}
+
 }  // namespace
 
 Checkpoint::Checkpoint(const fs::path& path) : path_(path) {
-  std::error_code ignored;
-  if (!fs::is_directory(path, ignored)) {
-    add_file(path);
-  } else if (fs::exists(path / kSingle, ignored)) {
-    add_file(path / kSingle);
-  } else if (fs::exists(path / kIndex, ignored)) {
-    const std::string index_file = (path / kIndex).string();
-    const auto map = read_index(path / kIndex);
-    std::set<std::string> files;
-    for (const auto& [name, file] : map) files.insert(file);
-    for (const auto& file : files) add_file(path / file);
-    for (const auto& [name, file] : map) {
-      const auto found = index_.find(name);
-      if (found == index_.end() || found->second.file->path().filename() != file) {
-        fail_file(index_file, "tensor {} is not in the file {}", in_quotes(name), in_quotes(file));
-      }
-    }
-    for (const auto& [name, tensor] : index_) {
-      if (!map.contains(name)) {
-        fail_file(index_file, "does not mention tensor {} of the file {}", in_quotes(name),
-                  tensor.file->path().filename().string());
-      }
-    }
+  const fs::path file = main_file(path);
+  if (is_index(file)) {
+    open_index(file);
   } else {
-    fail_file(path.string(), "has neither {} nor {}", kSingle, kIndex);
+    open_file(file);
   }
   names_.reserve(index_.size());
   for (const auto& [name, tensor] : index_) names_.push_back(name);
   std::sort(names_.begin(), names_.end());
 }
 
-void Checkpoint::add_file(const fs::path& file) {
+void Checkpoint::open_file(const fs::path& file) {
   files_.push_back(std::make_unique<SafetensorsFile>(file));
   const SafetensorsFile& opened = *files_.back();
   for (const TensorInfo& tensor : opened.tensors()) {
-    const auto [entry, fresh] =
-        index_.emplace(tensor.name, CheckpointTensor{&tensor, opened.data(tensor), &opened});
-    if (!fresh) {
-      fail_file(file.string(), "tensor {} is in {} as well", in_quotes(tensor.name),
-                entry->second.file->path().filename().string());
-    }
+    index_.emplace(tensor.name, CheckpointTensor{&tensor, opened.data(tensor), &opened});
   }
 }
 
+void Checkpoint::open_index(const fs::path& index) {
+  const auto owner = read_index(index);
+  std::map<std::string, const SafetensorsFile*> opened;
+  for (const auto& [name, file] : owner) {
+    const SafetensorsFile*& shard = opened[file];
+    if (shard == nullptr) {
+      files_.push_back(std::make_unique<SafetensorsFile>(index.parent_path() / file));
+      shard = files_.back().get();
+    }
+    const TensorInfo* tensor = shard->find(name);
+    if (tensor == nullptr) {
+      fail_file(index.string(), "tensor {} is not in the file {}", in_quotes(name),
+                in_quotes(file));
+    }
+    index_.emplace(name, CheckpointTensor{tensor, shard->data(*tensor), shard});
+  }
+  std::vector<std::string> unlisted;
+  for (const auto& [file, shard] : opened) {
+    for (const TensorInfo& tensor : shard->tensors()) add_unlisted(*shard, tensor, unlisted);
+  }
+  if (unlisted.empty()) return;
+  note(fmt::format("{} does not list {} of its files' tensors, which are left out: {}{}",
+                   index.string(), unlisted.size(), in_quotes(unlisted.front()),
+                   unlisted.size() > 1 ? ", ..." : ""));
+}
+
+void Checkpoint::add_unlisted(const SafetensorsFile& file, const TensorInfo& tensor,
+                              std::vector<std::string>& names) {
+  const CheckpointTensor here{&tensor, file.data(tensor), &file};
+  const auto listed = index_.find(tensor.name);
+  if (listed == index_.end()) {
+    unlisted_.insert_or_assign(tensor.name, here);  // of the last file, as in `transformers`
+    names.push_back(tensor.name);
+  } else if (listed->second.file != &file && !same_bytes(here, listed->second)) {
+    note(fmt::format("{} holds another {} than {}, which the index names: it is left out",
+                     file.path().string(), in_quotes(tensor.name),
+                     listed->second.file->path().filename().string()));
+  }
+}
+
+std::vector<std::string> files_of_checkpoint(const fs::path& path) {
+  const fs::path file = main_file(path);
+  std::set<std::string> out = {file.filename().string()};
+  if (is_index(file)) {
+    for (const auto& [tensor, shard] : read_index(file)) out.insert(shard);
+  }
+  return {out.begin(), out.end()};
+}
+
+bool same_bytes(const CheckpointTensor& a, const CheckpointTensor& b) {
+  return a.info->dtype == b.info->dtype && a.info->shape == b.info->shape &&
+         std::memcmp(a.data, b.data, a.info->bytes()) == 0;
+}
+
+bool Checkpoint::contains(const std::string& name) const {
+  return index_.contains(name) || unlisted_.contains(name);
+}
+
 CheckpointTensor Checkpoint::at(const std::string& name) const {
-  const auto found = index_.find(name);
-  if (found == index_.end()) {
+  const bool listed = index_.contains(name);
+  const auto found = listed ? index_.find(name) : unlisted_.find(name);
+  if (!listed && found == unlisted_.end()) {
     fail_file(path_.string(), "tensor {} is missing among {} tensors ({})", in_quotes(name),
               names_.size(), similar_names(name, names_));
   }

@@ -25,15 +25,20 @@ struct CheckpointTensor {
   void drop_pages() const { file->drop_pages(*info); }
 };
 
+// A model's directory, or one .safetensors file, or one .safetensors.index.json. Of a directory
+// model.safetensors, as in `transformers`, where both it and an index are there.
+//
+// An index says which file each tensor is taken from: shards may hold stale copies, and tensors
+// that the index does not list. Those are no part of the checkpoint, and a note says so; one that
+// is asked for all the same is found, as `transformers` finds it.
 class Checkpoint {
  public:
-  // A directory, or one .safetensors file. Throws Error (environment) where there is none, where
-  // the index and the files disagree, or where a name in the index leaves the directory. As in
-  // `transformers`, model.safetensors wins where both it and an index are there.
+  // Throws Error (environment) where there is none, where a tensor is not in the file that the
+  // index names, or where a name in the index leaves the directory.
   explicit Checkpoint(const std::filesystem::path& path);
 
-  const std::vector<std::string>& names() const { return names_; }  // ascending
-  bool contains(const std::string& name) const { return index_.contains(name); }
+  const std::vector<std::string>& names() const { return names_; }  // ascending; those listed
+  bool contains(const std::string& name) const;
   // Throws Error (environment) naming the checkpoint and the most similar names where absent.
   CheckpointTensor at(const std::string& name) const;
   // As at(), and throws where the shape differs.
@@ -43,13 +48,23 @@ class Checkpoint {
   const std::filesystem::path& path() const { return path_; }
 
  private:
-  void add_file(const std::filesystem::path& file);
+  void open_file(const std::filesystem::path& file);
+  void open_index(const std::filesystem::path& index);
+  void add_unlisted(const SafetensorsFile& file, const TensorInfo& tensor,
+                    std::vector<std::string>& names);
 
   std::filesystem::path path_;
   std::vector<std::unique_ptr<SafetensorsFile>> files_;
   std::unordered_map<std::string, CheckpointTensor> index_;
+  std::unordered_map<std::string, CheckpointTensor> unlisted_;  // by the index
   std::vector<std::string> names_;
 };
+
+// The files that Checkpoint reads, relative to the directory, ascending; the index among them.
+// Throws Error (environment) as it does.
+std::vector<std::string> files_of_checkpoint(const std::filesystem::path& path);
+
+bool same_bytes(const CheckpointTensor& a, const CheckpointTensor& b);  // dtype, shape and bytes
 
 // Throws Error (environment) naming file, tensor and position where an element of [begin, end) is
 // NaN or infinite. Reads all of them: 10 GB/s or so a thread. Integer tensors pass.

@@ -79,15 +79,13 @@ HiddenAct read_act(const JsonObject& json) {
 }
 
 // Older files: rope_theta beside rope_scaling (null or an object). Newer ones: rope_parameters
-// with both. Where both are there, `transformers` lets rope_scaling win; so does this.
+// with both. Where both are there, `transformers` takes rope_scaling and forgets rope_parameters; a
+// rope_theta in the one that counts wins over that beside it.
 void read_rope(const JsonObject& json, ModelConfig& out) {
   const bool has_new = json.has("rope_parameters");
   const bool has_old = json.has("rope_scaling") && !json.object("rope_scaling").json().empty();
   constexpr double kSmallest = 1e-6;
-  out.rope_theta = json.number(
-      "rope_theta", kSmallest, kMaxRopeTheta,
-      has_new ? json.object("rope_parameters").number("rope_theta", kSmallest, kMaxRopeTheta, 1e4)
-              : 1e4);
+  out.rope_theta = json.number("rope_theta", kSmallest, kMaxRopeTheta, 1e4);
   if (json.number("partial_rotary_factor", 0.0, 1.0, 1.0) != 1.0) {
     fail_unsupported(json.file(), "partial_rotary_factor other than 1 is not supported");
   }
@@ -117,27 +115,89 @@ void read_rope(const JsonObject& json, ModelConfig& out) {
     scaling.kind = RopeScaling::Kind::llama3;
     scaling.low_freq_factor = rope.number("low_freq_factor", kSmallest, kMaxRopeFactor);
     scaling.high_freq_factor = rope.number("high_freq_factor", kSmallest, kMaxRopeFactor);
-    scaling.original_max_position_embeddings =
-        rope.integer("original_max_position_embeddings", 1, kMaxPositions);
+    scaling.original_max_position_embeddings = rope.integer(
+        "original_max_position_embeddings", 1, kMaxPositions, out.max_position_embeddings);
   }
+}
+
+std::vector<std::int32_t> read_eos(const JsonObject& json) {
+  const char* key = "eos_token_id";
+  if (!json.has(key)) return {};
+  if (!json.value(key).is_array()) {
+    return {static_cast<std::int32_t>(json.integer(key, 0, kMaxToken))};
+  }
+  std::vector<std::int32_t> out;
+  for (const Json& id : json.array(key)) {
+    if (!id.is_number_unsigned() || id.get<std::uint64_t>() > kMaxToken) {
+      fail_file(json.file(), "{} holds {}, expected token ids", key, kind_of(id));
+    }
+    out.push_back(id.get<std::int32_t>());
+  }
+  return out;
 }
 
 void read_tokens(const JsonObject& json, ModelConfig& out) {
   if (json.has("bos_token_id")) {
     out.bos_token_id = static_cast<std::int32_t>(json.integer("bos_token_id", 0, kMaxToken));
   }
-  if (!json.has("eos_token_id")) return;
-  const Json& eos = json.value("eos_token_id");
-  if (!eos.is_array()) {
-    out.eos_token_ids = {static_cast<std::int32_t>(json.integer("eos_token_id", 0, kMaxToken))};
-    return;
+  out.eos_token_ids = read_eos(json);
+  // A Llama whose file does not say has these; null says that there are none.
+  constexpr std::int32_t kBos = 1, kEos = 2;
+  if (out.architecture != Architecture::llama || out.vocab_size <= kEos) return;
+  if (!json.json().contains("bos_token_id")) out.bos_token_id = kBos;
+  if (!json.json().contains("eos_token_id")) out.eos_token_ids = {kEos};
+}
+
+std::string read_weights_file(const JsonObject& json) {
+  const char* key = "transformers_weights";
+  std::string name = json.string(key, "");
+  const bool known = name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json");
+  if (!name.empty() && !(known && stays_within(name))) {
+    fail_file(json.file(), "{} is {}, expected a .safetensors file of this directory, or an index",
+              key, in_quotes(name));
   }
-  for (const Json& id : eos) {
-    if (!id.is_number_unsigned() || id.get<std::uint64_t>() > kMaxToken) {
-      fail_file(json.file(), "eos_token_id holds {}, expected token ids", kind_of(id));
-    }
-    out.eos_token_ids.push_back(id.get<std::int32_t>());
+  return name;
+}
+
+// Keys that to_json() writes, and those of what it does not write: other code, where the weights
+// are.
+constexpr std::string_view kOwnKeys[] = {"architectures",
+                                         "model_type",
+                                         "hidden_size",
+                                         "intermediate_size",
+                                         "num_hidden_layers",
+                                         "num_attention_heads",
+                                         "num_key_value_heads",
+                                         "head_dim",
+                                         "vocab_size",
+                                         "max_position_embeddings",
+                                         "rms_norm_eps",
+                                         "hidden_act",
+                                         "tie_word_embeddings",
+                                         "rope_theta",
+                                         "rope_scaling",
+                                         "rope_parameters",
+                                         "attention_bias",
+                                         "mlp_bias",
+                                         "use_sliding_window",
+                                         "twell_gated",
+                                         "twell_fat_relu_threshold",
+                                         "bos_token_id",
+                                         "eos_token_id",
+                                         "torch_dtype",
+                                         "dtype",
+                                         "auto_map",
+                                         "quantization_config",
+                                         "transformers_weights"};
+
+std::string read_other_keys(const JsonObject& json, bool sparse_lm) {
+  Json out = Json::object();
+  for (const auto& [key, value] : json.json().items()) {
+    if (std::ranges::find(kOwnKeys, key) != std::end(kOwnKeys)) continue;
+    if (sparse_lm && key.starts_with("sparsity_")) continue;
+    out[key] = value;
   }
+  return out.empty() ? "" : out.dump();
 }
 
 std::string read_dtype(const JsonObject& json) {
@@ -156,13 +216,19 @@ void refuse_unsupported(const JsonObject& json, const ModelConfig& config) {
   if (json.has("quantization_config")) {
     fail_unsupported(json.file(), "quantised checkpoints (quantization_config) are not supported");
   }
-  if (config.architecture == Architecture::qwen2 && json.boolean("use_sliding_window", false)) {
-    fail_unsupported(json.file(), "use_sliding_window is not supported");
-  }
-  if (!json.has("layer_types")) return;
-  for (const Json& type : json.array("layer_types")) {
-    if (type != "full_attention") {
-      fail_unsupported(json.file(), "layer_types other than full_attention are not supported");
+  if (json.has("layer_types")) {
+    for (const Json& type : json.array("layer_types")) {
+      if (type != "full_attention") {
+        fail_unsupported(json.file(), "layer_types other than full_attention are not supported");
+      }
+    }
+  } else if (config.architecture == Architecture::qwen2 &&
+             json.boolean("use_sliding_window", false)) {
+    // Those of the first max_window_layers layers see everything all the same.
+    const bool has_window = !json.json().contains("sliding_window") || json.has("sliding_window");
+    const auto full = json.integer("max_window_layers", 0, kMaxLayers, 28);
+    if (has_window && full < config.num_hidden_layers) {
+      fail_unsupported(json.file(), "use_sliding_window is not supported");
     }
   }
 }
@@ -185,20 +251,22 @@ std::optional<HiddenAct> hidden_act_of(std::string_view name) {
 std::optional<Activation> sparse_kind(HiddenAct act) { return entry_of(act).sparse; }
 
 ModelConfig ModelConfig::from_json(std::string_view text, const std::string& file) {
-  const Json document = parse_json(text, file);
+  const Json document = parse_python_json(text, file);
   const JsonObject json(document, file);
   ModelConfig out;
   const auto [architecture, sparse_lm] = read_model_type(json);
   const bool llama = architecture == Architecture::llama;
   out.architecture = architecture;
   out.sparse_lm = sparse_lm;
-  refuse_unsupported(json, out);
   out.hidden_size = json.integer("hidden_size", 1, kMaxHidden);
   out.intermediate_size = json.integer("intermediate_size", 1, kMaxIntermediate);
   out.num_hidden_layers = json.integer("num_hidden_layers", 1, kMaxLayers);
+  refuse_unsupported(json, out);
   out.num_attention_heads = json.integer("num_attention_heads", 1, kMaxHeads);
+  // Absent, it is 32 in a Qwen2; null is as many as there are heads in both.
+  const bool as_many = llama || json.json().contains("num_key_value_heads");
   out.num_key_value_heads =
-      json.integer("num_key_value_heads", 1, kMaxHeads, out.num_attention_heads);
+      json.integer("num_key_value_heads", 1, kMaxHeads, as_many ? out.num_attention_heads : 32);
   if (!json.has("head_dim") && out.hidden_size % out.num_attention_heads != 0) {
     fail_file(file,
               "hidden_size {} is no multiple of num_attention_heads {}, and there is no head_dim",
@@ -227,15 +295,31 @@ ModelConfig ModelConfig::from_json(std::string_view text, const std::string& fil
   }
   read_tokens(json, out);
   out.dtype = read_dtype(json);
+  out.weights_file = read_weights_file(json);
+  out.other_keys = read_other_keys(json, sparse_lm);
   if (const std::string problem = problem_of(out); !problem.empty()) fail_file(file, "{}", problem);
   return out;
+}
+
+void ModelConfig::take_generation_config(std::string_view text, const std::string& file) {
+  const Json document = parse_python_json(text, file);
+  const std::vector<std::int32_t> ids = read_eos(JsonObject(document, file));
+  if (ids.empty()) return;
+  eos_token_ids = ids;
+  if (const std::string problem = problem_of(*this); !problem.empty())
+    fail_file(file, "{}", problem);
 }
 
 ModelConfig load_config(const std::filesystem::path& path) {
   std::error_code ignored;
   const auto file = std::filesystem::is_directory(path, ignored) ? path / "config.json" : path;
   constexpr std::uint64_t kLongest = 16ULL << 20;
-  return ModelConfig::from_json(read_file(file, kLongest), file.string());
+  ModelConfig out = ModelConfig::from_json(read_file(file, kLongest), file.string());
+  const auto generation = file.parent_path() / "generation_config.json";
+  if (std::filesystem::exists(generation, ignored)) {
+    out.take_generation_config(read_file(generation, kLongest), generation.string());
+  }
+  return out;
 }
 
 void save_config(const std::filesystem::path& directory, const ModelConfig& config) {

@@ -64,21 +64,31 @@ struct ModelConfig {
   // docs/format.md. Written back as the plain architecture with hidden_act relu.
   bool sparse_lm = false;
   std::optional<std::int32_t> bos_token_id;
-  std::vector<std::int32_t> eos_token_ids;  // config.json has one number or a list
+  std::vector<std::int32_t> eos_token_ids;  // files have one number or a list
   std::string dtype = "float32";            // "float32", "bfloat16", "float16"
+  // Where config.json names another file of weights, or index, than the usual one: its path within
+  // the directory (key transformers_weights). Not written back.
+  std::string weights_file;
+  // What config.json has besides that changes nothing here: a JSON object, empty where there is
+  // nothing. Written back as it was read.
+  std::string other_keys;
 
   bool operator==(const ModelConfig&) const = default;
 
   // `file` names the source in messages. Throws Error: environment where a value is missing, of
   // the wrong type, out of range or contradicts another; unsupported where it is legal but not
-  // known here (architecture, rope type, activation, sliding windows in use).
+  // known here (architecture, rope type, activation, sliding windows in use). Absent keys are what
+  // transformers takes them for.
   static ModelConfig from_json(std::string_view text, const std::string& file);
   std::string to_json() const;
+  // Takes over what generation_config.json says: the ids that end a text, where it names any.
+  void take_generation_config(std::string_view text, const std::string& file);
   // Range checks of from_json, for configurations made in code. Throws Error (invalid_argument).
   void validate() const;
 };
 
-// `path` is the model directory or the config.json itself.
+// `path` is the model directory or the config.json itself. As in transformers, the ids that end a
+// text are those of generation_config.json beside it, where that names any.
 ModelConfig load_config(const std::filesystem::path& path);
 void save_config(const std::filesystem::path& directory, const ModelConfig& config);
 

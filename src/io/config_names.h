@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
+#include <string_view>
 
 #include "io/config.h"
 
@@ -16,6 +18,9 @@ inline constexpr std::int64_t kMaxVocabulary = 1 << 28;
 inline constexpr std::int64_t kMaxPositions = 1 << 30;
 inline constexpr double kMaxRopeTheta = 1e15;
 inline constexpr double kMaxRopeFactor = 1e6;
+
+// A path within a directory, and not out of it by ".." or from the root.
+bool stays_within(std::string_view path);
 
 // The first problem, or an empty string: "num_key_value_heads is 3, ...".
 std::string problem_of(const ModelConfig& config);

@@ -3,6 +3,7 @@
 
 #include "io/config_names.h"
 #include "io/file_error.h"
+#include "io/json_reader.h"
 
 namespace twell::io {
 namespace {
@@ -70,6 +71,12 @@ std::string problem_of_rope(const RopeScaling& s) {
 }
 
 }  // namespace
+
+bool stays_within(std::string_view path) {
+  const std::filesystem::path parts(path);
+  return !parts.is_absolute() && path.find('\0') == path.npos &&
+         std::ranges::find(parts, "..") == parts.end();
+}
 
 std::string problem_of(const ModelConfig& c) {
   if (std::string problem = problem_of_sizes(c); !problem.empty()) return problem;
@@ -144,7 +151,8 @@ std::string ModelConfig::to_json() const {
                          : eos_token_ids.size() == 1 ? OrderedJson(eos_token_ids[0])
                                                      : OrderedJson(eos_token_ids);
   json["torch_dtype"] = dtype;
-  return json.dump(2) + "\n";
+  if (!other_keys.empty()) json.update(OrderedJson::parse(other_keys));
+  return python_json(json);
 }
 
 }  // namespace twell::io

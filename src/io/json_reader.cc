@@ -1,7 +1,9 @@
 #include "io/json_reader.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
+#include <iterator>
 #include <unordered_set>
 
 #include "io/file_error.h"
@@ -10,6 +12,34 @@ namespace twell::io {
 namespace {
 
 constexpr int kMaxDepth = 64;
+constexpr std::string_view kNotNumbers[] = {"-Infinity", "Infinity", "NaN"};
+// Marks the strings that they become; files have no reason to hold it.
+constexpr char kMark = '\x7f';
+
+std::string marked(std::string_view name) {
+  return std::string("\"") + kMark + std::string(name) + "\"";
+}
+
+// Every NaN and Infinity outside of strings as a marked string.
+std::string with_marked_numbers(std::string_view text) {
+  std::string out;
+  bool in_string = false;
+  for (std::size_t at = 0; at < text.size();) {
+    const auto rest = text.substr(at);
+    const auto* name = std::ranges::find_if(
+        kNotNumbers, [&](std::string_view n) { return !in_string && rest.starts_with(n); });
+    if (name != std::end(kNotNumbers)) {
+      out += marked(*name);
+      at += name->size();
+      continue;
+    }
+    if (rest[0] == '"') in_string = !in_string;
+    const std::size_t length = in_string && rest[0] == '\\' && rest.size() > 1 ? 2 : 1;
+    out += rest.substr(0, length);
+    at += length;
+  }
+  return out;
+}
 
 }  // namespace
 
@@ -36,6 +66,23 @@ Json parse_json(std::string_view text, const std::string& file, JsonVisitor visi
   } catch (const Json::exception&) {
     fail_file(file, "is not valid JSON: a number is too large");
   }
+}
+
+Json parse_python_json(std::string_view text, const std::string& file) {
+  const bool plain = std::ranges::all_of(
+      kNotNumbers, [&](std::string_view name) { return text.find(name) == text.npos; });
+  return parse_json(plain ? std::string(text) : with_marked_numbers(text), file);
+}
+
+std::string python_json(const nlohmann::ordered_json& json) {
+  std::string out = json.dump(2) + "\n";
+  for (const std::string_view name : kNotNumbers) {
+    const std::string from = marked(name);
+    for (std::size_t at = 0; (at = out.find(from, at)) != out.npos; at += name.size()) {
+      out.replace(at, from.size(), name);
+    }
+  }
+  return out;
 }
 
 const char* kind_of(const Json& json) {

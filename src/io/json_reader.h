@@ -25,6 +25,11 @@ using JsonVisitor = std::function<bool(int depth, JsonEvent event, const Json& v
 // levels.
 Json parse_json(std::string_view text, const std::string& file, JsonVisitor visit = {});
 
+// As parse_json(), of a file that Python's json writes and reads: NaN, Infinity and -Infinity are
+// values too. They become strings, so that no getter takes them for numbers; python_json() writes
+// them as they were.
+Json parse_python_json(std::string_view text, const std::string& file);
+
 // One object of a document. Holds references: neither it nor its parts may outlive document and
 // file name. Every getter throws Error (environment) naming file and key where the value has
 // another type or is out of range; where it is absent or null, it gives the fallback or throws
@@ -57,6 +62,9 @@ class JsonObject {
   const std::string* file_;
   std::string path_;
 };
+
+// The text of a document that parse_python_json() read, two spaces for each level.
+std::string python_json(const nlohmann::ordered_json& json);
 
 // "a string", "an array", ...
 const char* kind_of(const Json& json);

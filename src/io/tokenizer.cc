@@ -26,16 +26,53 @@ std::optional<std::int32_t> named_token(const JsonObject& config, const char* ke
   return found->second;
 }
 
-void read_tokenizer_config(const fs::path& path, Tokenizer::Impl& impl) {
+// Where tokenizer_config.json lists no added tokens, transformers lets this older file say which
+// tokens begin and end a text.
+void read_special_tokens_map(const fs::path& path, Tokenizer::Impl& impl) {
   std::error_code ignored;
   if (!fs::exists(path, ignored)) return;
   const std::string file = path.string();
-  std::string text = read_file(path);
-  const Json document = parse_json(text, file);
-  const JsonObject config(document, file);
-  impl.bos = named_token(config, "bos_token", impl);
-  impl.eos = named_token(config, "eos_token", impl);
-  impl.files.emplace_back(kConfigName, std::move(text));
+  const Json document = parse_python_json(read_file(path), file);
+  const JsonObject map(document, file);
+  if (const auto bos = named_token(map, "bos_token", impl)) impl.bos = bos;
+  if (const auto eos = named_token(map, "eos_token", impl)) impl.eos = eos;
+}
+
+void read_tokenizer_config(const fs::path& path, Tokenizer::Impl& impl) {
+  std::error_code ignored;
+  bool lists_added = false;
+  if (fs::exists(path, ignored)) {
+    const std::string file = path.string();
+    std::string text = read_file(path);
+    const Json document = parse_python_json(text, file);
+    const JsonObject config(document, file);
+    impl.bos = named_token(config, "bos_token", impl);
+    impl.eos = named_token(config, "eos_token", impl);
+    lists_added = config.has("added_tokens_decoder");
+    impl.files.emplace_back(kConfigName, std::move(text));
+  }
+  if (!lists_added) read_special_tokens_map(path.parent_path() / "special_tokens_map.json", impl);
+}
+
+// vocab.json and merges.txt say neither how a text is split into words nor which tokens were added:
+// they are read as GPT-2's, and must not be another's.
+void expect_gpt2(const fs::path& directory) {
+  std::error_code ignored;
+  if (fs::exists(directory / "added_tokens.json", ignored)) {
+    fail_unsupported((directory / "added_tokens.json").string(),
+                     "tokens beside vocab.json are not supported; load the tokenizer with "
+                     "transformers and save it, which writes tokenizer.json");
+  }
+  const fs::path path = directory / kConfigName;
+  if (!fs::exists(path, ignored)) return;
+  const std::string file = path.string();
+  const Json document = parse_python_json(read_file(path), file);
+  const std::string name = JsonObject(document, file).string("tokenizer_class", "GPT2Tokenizer");
+  if (name == "GPT2Tokenizer" || name == "GPT2TokenizerFast") return;
+  fail_unsupported(file,
+                   "vocab.json of a {} is not supported (supported: GPT2Tokenizer); load it with "
+                   "transformers and save it, which writes tokenizer.json",
+                   in_quotes(name));
 }
 
 std::shared_ptr<Tokenizer::Impl> read_file_of(const fs::path& path) {
@@ -44,6 +81,7 @@ std::shared_ptr<Tokenizer::Impl> read_file_of(const fs::path& path) {
   if (name.ends_with(".bin")) return read_llama2c_tokenizer(text, path.string());
   std::shared_ptr<Tokenizer::Impl> out;
   if (name == "vocab.json") {
+    expect_gpt2(path.parent_path());
     out = read_gpt2_tokenizer(text, read_file(path.parent_path() / "merges.txt"), path.string());
   } else {
     out = read_tokenizer_json(text, path.string());

@@ -22,9 +22,10 @@ namespace twell::io {
 class Tokenizer {
  public:
   // A model directory: tokenizer.json, else vocab.json with merges.txt, else tokenizer.bin.
-  // tokenizer_config.json, where present, says which tokens begin and end a text. A path to one
-  // of these files is accepted too (merges.txt is then looked for beside vocab.json; any name
-  // ending in .bin is taken for llama2.c's format).
+  // tokenizer_config.json, where present, says which tokens begin and end a text; where it lists no
+  // added tokens, special_tokens_map.json does. A path to one of these files is accepted too
+  // (merges.txt is then looked for beside vocab.json; any name ending in .bin is taken for
+  // llama2.c's format). Throws Error (unsupported) for a vocab.json that is not GPT-2's.
   static Tokenizer load(const std::filesystem::path& path);
   static Tokenizer from_json(std::string_view json, const std::string& file);
   static Tokenizer from_llama2c(std::string_view bytes, const std::string& file);

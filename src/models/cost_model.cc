@@ -1,8 +1,10 @@
 #include "models/cost_model.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <cstdlib>
 #include <map>
@@ -12,6 +14,7 @@
 #include "io/file_error.h"
 #include "io/json_reader.h"
 #include "io/mapped_file.h"
+#include "io/note.h"
 #include "twell/status.h"
 #include "twell/tuning.h"
 
@@ -186,7 +189,14 @@ std::map<std::string, CostModel> read_all(const fs::path& file) {
 }  // namespace
 
 CostModel load_cost_model(CpuTier tier, int threads) {
-  const auto all = read_all(calibration_file());
+  const fs::path file = calibration_file();
+  // That of another user, perhaps: models run without one.
+  if (!file.empty() && ::access(file.c_str(), R_OK) != 0 && errno != ENOENT && errno != ENOTDIR) {
+    io::note(fmt::format("{}: cannot be read: {}; built-in figures take its place", file.string(),
+                         io::system_reason(errno)));
+    return built_in_cost_model(tier);
+  }
+  const auto all = read_all(file);
   const auto found = all.find(machine_key(tier, threads));
   return found == all.end() ? built_in_cost_model(tier) : found->second;
 }
@@ -227,8 +237,11 @@ fs::path calibration_file() {
     return fs::path(value == nullptr ? "" : value);
   };
   if (std::getenv("TWELL_CALIBRATION") != nullptr) return variable("TWELL_CALIBRATION");
+  // Relative ones do not count: they would name another place in every folder.
   fs::path folder = variable("XDG_CACHE_HOME");
-  if (folder.empty() && !variable("HOME").empty()) folder = variable("HOME") / ".cache";
+  if (!folder.is_absolute()) {
+    folder = variable("HOME").is_absolute() ? variable("HOME") / ".cache" : fs::path();
+  }
   return folder.empty() ? fs::path() : folder / "twell" / "calibration.json";
 }
 

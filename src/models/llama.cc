@@ -22,7 +22,11 @@ DecoderWeights llama_weights(const io::ModelConfig& config) {
     set_ffn_parameters(prefix + "mlp.", config, block);
   }
   weights.final_norm = norm("model.norm.weight");
-  if (!config.tie_word_embeddings) weights.head = {"lm_head.weight", table, ParameterKind::matrix};
+  if (config.tie_word_embeddings) {
+    weights.embedding.other_names = {"lm_head.weight"};  // where a file has the tied one as this
+  } else {
+    weights.head = {"lm_head.weight", table, ParameterKind::matrix};
+  }
   return weights;
 }
 

@@ -4,10 +4,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <filesystem>
 
 #include "io/file_error.h"
+#include "io/note.h"
 #include "models/decoder.h"
 #include "models/device.h"
 #include "models/neuron_popularity.h"
@@ -58,31 +58,47 @@ void settle(Decoder& model) {
   run(length);
 }
 
-bool same_bytes(const io::CheckpointTensor& a, const io::CheckpointTensor& b) {
-  return a.info->dtype == b.info->dtype && a.info->shape == b.info->shape &&
-         std::memcmp(a.data, b.data, a.info->bytes()) == 0;
+constexpr const char* kEmbedding = "model.embed_tokens.weight";
+constexpr const char* kHead = "lm_head.weight";
+
+// `transformers` adds one that lies beside the weights to them.
+void refuse_adapter(const std::filesystem::path& directory) {
+  const auto file = directory / "adapter_config.json";
+  std::error_code ignored;
+  if (!std::filesystem::exists(file, ignored)) return;
+  io::fail_unsupported(file.string(),
+                       "adapters are not supported: merge it into the weights "
+                       "(merge_and_unload() of the package peft)");
+}
+
+// Files that tie the output matrix to the embedding may hold it all the same, in other numbers.
+// Then it is not tied: `transformers` compares the two as they are loaded.
+bool is_tied(const io::ModelConfig& config, const std::shared_ptr<io::Checkpoint>& checkpoint,
+             const CheckpointSourceOptions& options) {
+  if (!config.tie_word_embeddings) return false;
+  if (!checkpoint->contains(kEmbedding) || !checkpoint->contains(kHead)) return true;
+  const io::CheckpointTensor embedding = checkpoint->at(kEmbedding), head = checkpoint->at(kHead);
+  if (io::same_bytes(embedding, head)) return true;
+  const std::vector<std::int64_t> table{config.vocab_size, config.hidden_size};
+  const auto source = make_checkpoint_source(checkpoint, options);
+  const at::Tensor first = source->take({kEmbedding, table, ParameterKind::embedding});
+  if (at::equal(first, source->take({kHead, table, ParameterKind::matrix}))) return true;
+  io::note(
+      fmt::format("{}: {} is not the embedding, though config.json ties them "
+                  "(tie_word_embeddings): it is used as it is",
+                  head.file->path().string(), kHead));
+  return false;
 }
 
 // A tensor that nothing took means that config.json describes another model than the weights. Two
 // are harmless: tables that older versions of `transformers` stored, and an output matrix that is
-// tied to the embedding and equal to it.
+// tied to the embedding.
 void check_all_used(const ParameterSource& source, const io::Checkpoint& checkpoint,
                     const io::ModelConfig& config) {
   for (const std::string& name : source.unused()) {
     if (name.ends_with("rotary_emb.inv_freq")) continue;
-    const std::string file = checkpoint.at(name).file->path().string();
-    if (config.tie_word_embeddings && name == "lm_head.weight") {
-      const std::string embedding = "model.embed_tokens.weight";
-      if (checkpoint.contains(embedding) &&
-          same_bytes(checkpoint.at(name), checkpoint.at(embedding))) {
-        continue;
-      }
-      io::fail_file(file,
-                    "lm_head.weight is not the embedding, though config.json ties them "
-                    "(tie_word_embeddings): one of the files belongs to another model; "
-                    "twell convert --allow-unused writes one without it");
-    }
-    io::fail_file(file,
+    if (config.tie_word_embeddings && name == kHead) continue;
+    io::fail_file(checkpoint.at(name).file->path().string(),
                   "config.json has no use for tensor {}: one of the files belongs to another "
                   "model; twell convert --allow-unused writes one without such tensors",
                   io::in_quotes(name));
@@ -93,7 +109,7 @@ void check_all_used(const ParameterSource& source, const io::Checkpoint& checkpo
 
 std::unique_ptr<Model> load_model(const std::string& directory, const LoadOptions& options) {
   const std::filesystem::path path(directory);
-  const io::ModelConfig config = io::load_config(path);
+  io::ModelConfig config = io::load_config(path);
   if (options.ffn == FfnPath::sparse && !options.trainable &&
       !io::yields_zeros(config.hidden_act)) {
     // Before gigabytes are mapped and converted.
@@ -103,11 +119,15 @@ std::unique_ptr<Model> load_model(const std::string& directory, const LoadOption
                             io::name_of(config.hidden_act)));
   }
   const bool on_cpu = options.device.is_cpu();
-  const auto checkpoint = std::make_shared<io::Checkpoint>(path);
-  const auto source = make_checkpoint_source(checkpoint, {.dtype = options.dtype,
-                                                          .own_copies = options.trainable && on_cpu,
-                                                          .check_finite = options.check_finite,
-                                                          .keep_f16 = !on_cpu});
+  refuse_adapter(path);
+  const auto checkpoint = std::make_shared<io::Checkpoint>(
+      config.weights_file.empty() ? path : path / config.weights_file);
+  const CheckpointSourceOptions from{.dtype = options.dtype,
+                                     .own_copies = options.trainable && on_cpu,
+                                     .check_finite = options.check_finite,
+                                     .keep_f16 = !on_cpu};
+  const auto source = make_checkpoint_source(checkpoint, from);
+  config.tie_word_embeddings = is_tied(config, checkpoint, from);
   auto model = std::make_unique<Decoder>(config, *source, options.device);
   const auto check_used = [&] {
     if (!options.allow_unused) check_all_used(*source, *checkpoint, config);

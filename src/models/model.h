@@ -98,7 +98,8 @@ class Model {
 struct LoadOptions {
   FfnPath ffn = FfnPath::automatic;
   at::Device device = at::kCPU;  // as open_device() gave it
-  // at::kBFloat16 or at::kFloat, on a GPU also at::kHalf; absent: as stored, f16 as f32 on the CPU
+  // at::kBFloat16 or at::kFloat, on a GPU also at::kHalf; absent: as stored, but f64 as f32, and so
+  // is f16 on the CPU
   std::optional<at::ScalarType> dtype = {};
   bool trainable = false;      // own writable copies with requires_grad, dense FFN, `ffn` ignored
   bool prepack_dense = false;  // dense path: oneDNN-ordered FFN weights
@@ -107,9 +108,10 @@ struct LoadOptions {
 };
 
 // Loads a Hugging Face directory (config.json, model.safetensors or its shards): memory-mapped, FFN
-// weights converted once. Throws twell::Error naming the file for missing tensors, tensors that the
-// config has no use for, wrong shapes, an unknown architecture, NaN or infinite weights, or a
-// sparse path that cannot be.
+// weights converted once. A head that config.json ties to the embedding, and whose stored numbers
+// are others, is not tied. Throws twell::Error naming the file for missing tensors, tensors that
+// the config has no use for, an adapter beside them, wrong shapes, an unknown architecture, NaN or
+// infinite weights, or a sparse path that cannot be.
 std::unique_ptr<Model> load_model(const std::string& directory, const LoadOptions& options = {});
 
 // A model with fresh parameters of `dtype` for training: normal(0, initializer_range) matrices from

@@ -28,9 +28,11 @@ at::ScalarType scalar_type(const io::TensorInfo& info, const std::string& file) 
       return at::kBFloat16;
     case io::SafeDType::F16:
       return at::kHalf;
+    case io::SafeDType::F64:
+      return at::kDouble;
     default:
       throw Error(ErrorKind::unsupported, file,
-                  fmt::format("tensor '{}' is {}; weights must be F32, BF16 or F16", info.name,
+                  fmt::format("tensor '{}' is {}; weights must be F64, F32, BF16 or F16", info.name,
                               name_of(info.dtype)));
   }
 }
@@ -53,9 +55,11 @@ class CheckpointSource final : public ParameterSource {
           [&](std::int64_t begin, std::int64_t end) { io::expect_finite(found, begin, end); });
     }
     if (!options_.dtype) {
-      options_.dtype = stored == at::kHalf && !options_.keep_f16 ? at::kFloat : stored;
+      const bool widened = stored == at::kDouble || (stored == at::kHalf && !options_.keep_f16);
+      options_.dtype = widened ? at::kFloat : stored;
     }
     const at::Tensor tensor = mapped_or_copied(found, stored);
+    if (options_.check_finite && stored != *options_.dtype) expect_converted(found, tensor);
     return transposed ? tensor.t() : tensor;
   }
 
@@ -76,6 +80,15 @@ class CheckpointSource final : public ParameterSource {
       }
     }
     return checkpoint_->at(parameter.name);
+  }
+
+  // Numbers beyond the range of the type they are wanted in.
+  static void expect_converted(const io::CheckpointTensor& from, const at::Tensor& tensor) {
+    if (at::isfinite(tensor).all().item<bool>()) return;
+    io::fail_file(from.file->path().string(),
+                  "tensor {} holds numbers too large for {}; it is stored as {}",
+                  io::in_quotes(from.info->name), c10::toString(tensor.scalar_type()),
+                  io::name_of(from.info->dtype));
   }
 
   static bool is_transposed(const Parameter& parameter, const io::TensorInfo& info,

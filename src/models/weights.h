@@ -49,7 +49,7 @@ class ParameterSource {
 };
 
 struct CheckpointSourceOptions {
-  std::optional<at::ScalarType> dtype = {};  // absent: of the embedding (f16 becomes f32)
+  std::optional<at::ScalarType> dtype = {};  // absent: of the embedding (f16, f64 become f32)
   bool own_copies = false;                   // writable memory instead of the mapping
   bool check_finite = true;
   bool keep_f16 = false;  // f16 stays as it is

@@ -6,6 +6,7 @@
 
 #include "ops/gate.h"
 #include "ops/hot_neurons.h"
+#include "ops/not_finite.h"
 #include "ops/scratch.h"
 #include "ops/sparse_rows.h"
 #include "ops/validate.h"
@@ -76,13 +77,11 @@ void ffn(Context& context, ConstMatrixView x, const FfnWeights& weights,
   const TwellView packed = scratch_activation(context, shape, plan.row_block, plan.tile);
   Gate gate(context, plan, weights, activation, packed);
   HotNeurons hot(context, plan, weights);
-  SparseRows sparse = {kernels_of(plan.tier, shape.dtype),
-                       packed,
-                       weights.up,
-                       weights.down,
-                       plan.row_parts,
-                       plan.gather_columns};
+  const Kernels& kernels = kernels_of(plan.tier, shape.dtype);
+  SparseRows sparse = {kernels,      packed,         weights.up,
+                       weights.down, plan.row_parts, plan.gather_columns};
   take_scratch(context, sparse, plan.row_block, plan.threads);
+  std::vector<std::uint8_t> nan_rows(static_cast<std::size_t>(plan.row_block));
   const bool counting = counts != nullptr || plan.hot_share <= 1.0;
   for (std::int64_t first = 0; first < x.rows; first += plan.row_block) {
     const std::int64_t rows = std::min(plan.row_block, x.rows - first);
@@ -94,6 +93,13 @@ void ffn(Context& context, ConstMatrixView x, const FfnWeights& weights,
     {
       const int thread = omp_get_thread_num();
       candidates += gate.run(thread);
+      if (weights.up) {  // before hot neurons leave the packed gate
+#pragma omp for schedule(static) nowait
+        for (std::int64_t r = 0; r < rows; ++r) {
+          nan_rows[static_cast<std::size_t>(r)] =
+              skips_nan(kernels, sparse.x, r, packed.row_count(r), shape.hidden);
+        }
+      }
       if (counting) hot.count(gate);
       if (counts != nullptr) {
 #pragma omp single
@@ -105,6 +111,9 @@ void ffn(Context& context, ConstMatrixView x, const FfnWeights& weights,
         hot.multiply(gate, thread);
       }
       run_sparse_rows(context, sparse, hot.sums(), thread);
+    }
+    for (std::int64_t r = 0; weights.up && r < rows; ++r) {
+      if (nan_rows[static_cast<std::size_t>(r)] != 0) fill_nan(sparse.y, r);
     }
     if (counts != nullptr) counts->candidates += candidates;
   }

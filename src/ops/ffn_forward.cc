@@ -2,10 +2,12 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "ops/forward_block.h"
 #include "ops/gate.h"
 #include "ops/hot_neurons.h"
+#include "ops/not_finite.h"
 #include "ops/plan.h"
 #include "ops/scratch.h"
 #include "ops/validate.h"
@@ -132,6 +134,9 @@ void ffn_forward(Context& context, ConstMatrixView x, const FfnWeights& weights,
     run<bf16>(context, x, weights, activation, y, pattern, all);
   } else {
     run<float>(context, x, weights, activation, y, pattern, all);
+  }
+  if (spread_nan(context, x, weights, pattern.view(), y)) {
+    all.l1 = std::numeric_limits<double>::quiet_NaN();
   }
 }
 

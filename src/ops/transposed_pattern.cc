@@ -13,8 +13,8 @@ TransposedPattern transpose(Context& context, const FfnPatternView& pattern, Hot
                             const Kernels& kernels) {
   const std::int64_t hidden = pattern.hidden;
   const std::int64_t nnz = pattern.nnz();
-  const int threads = context.threads();
-  const auto words = static_cast<std::size_t>(hidden + 1 + nnz + threads * hidden);
+  const int most_threads = context.threads();
+  const auto words = static_cast<std::size_t>(hidden + 1 + nnz + most_threads * hidden);
   auto* memory = static_cast<std::int64_t*>(context.scratch(
       0, kTransposed,
       words * sizeof(std::int64_t) + static_cast<std::size_t>(nnz) * sizeof(std::int32_t)));
@@ -22,11 +22,12 @@ TransposedPattern transpose(Context& context, const FfnPatternView& pattern, Hot
   out.offsets = memory;
   out.entry_of = out.offsets + hidden + 1;
   std::int64_t* const next = out.entry_of + nnz;  // [threads, H]
-  out.rows = reinterpret_cast<std::int32_t*>(next + threads * hidden);
-#pragma omp parallel num_threads(threads)
+  out.rows = reinterpret_cast<std::int32_t*>(next + most_threads * hidden);
+#pragma omp parallel num_threads(most_threads)
   {
     // Each thread has rows of its own, and for each neuron the entries behind those of the threads
-    // before it.
+    // before it. They may be fewer than were asked for.
+    const int threads = omp_get_num_threads();
     const int thread = omp_get_thread_num();
     const std::int64_t begin = pattern.rows * thread / threads;
     const std::int64_t end = pattern.rows * (thread + 1) / threads;

@@ -10,8 +10,10 @@
 
 #include "io/file_error.h"
 #include "io/mapped_file.h"
+#include "io/note.h"
 #include "io/token_shard.h"
 #include "io/unicode.h"
+#include "train/text_files.h"
 
 namespace twell::lm {
 namespace {
@@ -22,19 +24,14 @@ std::string_view text_of(const io::MappedFile& file) {
   return {reinterpret_cast<const char*>(file.data()), file.size()};
 }
 
-bool is_text_name(const fs::path& path) {
-  constexpr const char* kKnown[] = {".txt", ".md", ".rst", ".py", ".tokens"};
-  return std::ranges::find(kKnown, path.extension()) != std::end(kKnown);
+io::MappedFile open_text(const fs::path& path) {
+  io::MappedFile file(path);
+  if (file.size() == 0) io::fail_file(path.string(), "is empty: there is nothing to train on");
+  return file;
 }
 
-std::vector<io::MappedFile> map_all(const std::vector<fs::path>& files) {
-  std::vector<io::MappedFile> out;
-  for (const fs::path& file : files) {
-    out.emplace_back(file);
-    if (out.back().size() == 0)
-      io::fail_file(file.string(), "is empty: there is nothing to train on");
-  }
-  return out;
+bool is_shard(const io::MappedFile& file) {
+  return text_of(file).starts_with(io::kTokenShardMagic);
 }
 
 // The cached shard if it is whole and of this tokenizer, else none.
@@ -70,51 +67,33 @@ std::uint64_t hash_bytes(std::string_view bytes, std::uint64_t seed) {
   return hash;
 }
 
-std::vector<fs::path> find_texts(const std::vector<fs::path>& paths) {
-  std::vector<fs::path> out;
-  for (const fs::path& path : paths) {
-    std::error_code error;
-    if (fs::is_directory(path, error)) {
-      std::vector<fs::path> inside;
-      for (const auto& entry : fs::recursive_directory_iterator(path)) {
-        if (entry.is_regular_file() && is_text_name(entry.path()) && entry.file_size() > 0) {
-          inside.push_back(entry.path());
-        }
-      }
-      std::ranges::sort(inside);
-      out.insert(out.end(), inside.begin(), inside.end());
-    } else if (fs::exists(path, error)) {
-      out.push_back(path);
-    } else {
-      io::fail_file(path.string(), "training text: no such file or directory");
-    }
-  }
-  if (out.empty()) {
-    io::fail_file(paths.empty() ? "training text" : paths.front().string(),
-                  "no text found: give files, or directories with .txt, .md, .rst, .py or .tokens "
-                  "files in them");
-  }
-  return out;
-}
-
 std::uint64_t write_shard(const fs::path& path, const std::vector<fs::path>& files,
-                          const io::Tokenizer& tokenizer, const CorpusProgress& progress) {
-  const std::vector<io::MappedFile> texts = map_all(files);
-  std::uint64_t done = 0, total = 0;
-  for (const io::MappedFile& text : texts) total += text.size();
+                          const io::Tokenizer& tokenizer, const CorpusProgress& progress,
+                          std::optional<std::uint64_t> expected_hash) {
+  std::uint64_t done = 0, total = 0, hash = tokenizer.hash();
+  for (const fs::path& file : files) {
+    std::error_code ignored;  // opening it will tell
+    total += fs::file_size(file, ignored);
+  }
   io::TokenShardWriter writer(path, static_cast<std::uint32_t>(tokenizer.vocab_size()),
                               tokenizer.hash());
-  for (const io::MappedFile& text : texts) {
+  for (const fs::path& file : files) {
+    const io::MappedFile text = open_text(file);
+    hash = hash_bytes(text_of(text), hash);
     try {
       std::vector<std::int32_t> ids = tokenizer.encode(text_of(text), false);
       if (const auto eos = tokenizer.eos_id()) ids.push_back(*eos);
       writer.append(ids);
     } catch (const Error& error) {
       if (error.kind() == ErrorKind::environment) throw;
-      throw Error(error.kind(), text.path().string(), error.what());
+      throw Error(error.kind(), file.string(), error.what());
     }
     done += text.size();
-    if (progress) progress(done, total);
+    if (progress) progress(done, std::max(done, total));
+  }
+  if (expected_hash && hash != *expected_hash) {
+    io::fail_file(path.string(),
+                  "a text changed while it was read: leave the texts alone and retry");
   }
   const std::uint64_t tokens = writer.size();
   writer.commit();
@@ -123,28 +102,33 @@ std::uint64_t write_shard(const fs::path& path, const std::vector<fs::path>& fil
 
 Corpus load_corpus(const std::vector<fs::path>& files, const io::Tokenizer& tokenizer,
                    const fs::path& cache, const CorpusProgress& progress) {
-  const std::vector<io::MappedFile> mapped = map_all(files);
   std::vector<io::TokenShard> shards;
   std::vector<fs::path> texts;
   std::uint64_t hash = tokenizer.hash(), text_hash = hash;
-  for (const io::MappedFile& file : mapped) {
+  for (const fs::path& path : files) {
+    const io::MappedFile file = open_text(path);
     hash = hash_bytes(text_of(file), hash);
-    if (text_of(file).starts_with(io::kTokenShardMagic)) {
-      shards.emplace_back(file.path());
+    if (is_shard(file)) {
+      shards.emplace_back(path);
       shards.back().expect_tokenizer(tokenizer.hash());
     } else {
       text_hash = hash_bytes(text_of(file), text_hash);
-      texts.push_back(file.path());
+      texts.push_back(path);
     }
+  }
+  if (!shards.empty() && !texts.empty()) {
+    io::note(
+        fmt::format("{} and {} texts are trained on: what was made of these texts counts twice",
+                    shards.front().path().string(), texts.size()));
   }
   if (!texts.empty()) {
     std::error_code error;
     fs::create_directories(cache, error);
     if (error) io::fail_file(cache.string(), "cannot make the directory: {}", error.message());
-    const fs::path path = cache / fmt::format("{:016x}.tokens", text_hash);
+    const fs::path path = cache / cache_name(text_hash);
     auto shard = open_cached(path, tokenizer.hash());
     if (!shard) {
-      write_shard(path, texts, tokenizer, progress);
+      write_shard(path, texts, tokenizer, progress, text_hash);
       shard.emplace(path);
     }
     shards.insert(shards.begin(), std::move(*shard));
@@ -153,20 +137,21 @@ Corpus load_corpus(const std::vector<fs::path>& files, const io::Tokenizer& toke
 }
 
 std::vector<std::string> sample_texts(const std::vector<fs::path>& files, std::uint64_t max_bytes) {
-  const std::vector<io::MappedFile> mapped = map_all(files);
   std::uint64_t total = 0;
-  for (const io::MappedFile& file : mapped) {
-    if (text_of(file).starts_with(io::kTokenShardMagic)) {
-      io::fail_file(file.path().string(),
+  for (const fs::path& path : files) {
+    const io::MappedFile file = open_text(path);
+    if (is_shard(file)) {
+      io::fail_file(path.string(),
                     "holds token ids: give the tokenizer that made them, one cannot be learnt");
     }
     if (const auto bad = io::find_invalid_utf8(text_of(file)); bad != std::string_view::npos) {
-      io::fail_file(file.path().string(), "byte {} is no UTF-8: convert the text first", bad);
+      io::fail_file(path.string(), "byte {} is no UTF-8: convert the text first", bad);
     }
     total += file.size();
   }
   std::vector<std::string> out;
-  for (const io::MappedFile& file : mapped) {
+  for (const fs::path& path : files) {
+    const io::MappedFile file = open_text(path);
     std::string_view text = text_of(file);
     if (total > max_bytes) {
       const double share = static_cast<double>(max_bytes) / static_cast<double>(total);

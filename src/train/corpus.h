@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -20,17 +21,14 @@ struct Corpus {
 // Bytes done and in total.
 using CorpusProgress = std::function<void(std::uint64_t, std::uint64_t)>;
 
-// The regular files among `paths` and, for directories, the .txt, .md, .rst, .py and .tokens files
-// in them, at any depth, sorted by path. Throws Error (environment) where a path does not exist or
-// nothing is found.
-std::vector<std::filesystem::path> find_texts(const std::vector<std::filesystem::path>& paths);
-
 // Tokenizes UTF-8 texts into one token shard at `path`, atomically; returns its number of ids.
 // Texts are documents: an end-of-text token follows each where the tokenizer has one. Throws Error
-// naming the file: empty, no UTF-8, unreadable.
+// naming the file: empty, no UTF-8, unreadable; and where the texts are not those of
+// `expected_hash`, hash_bytes() of one after the other from the tokenizer's hash.
 std::uint64_t write_shard(const std::filesystem::path& path,
                           const std::vector<std::filesystem::path>& files,
-                          const io::Tokenizer& tokenizer, const CorpusProgress& progress = {});
+                          const io::Tokenizer& tokenizer, const CorpusProgress& progress = {},
+                          std::optional<std::uint64_t> expected_hash = {});
 
 // Each file is UTF-8 text or a token shard (told by its first bytes) of the same tokenizer. The
 // texts' ids are written by write_shard() to `cache`/HASH.tokens, and read from there the next

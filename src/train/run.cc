@@ -1,16 +1,21 @@
 #include "train/run.h"
 
+#include <fmt/format.h>
+
 #include <chrono>
 #include <cmath>
 #include <memory>
 #include <utility>
 
 #include "io/file_error.h"
+#include "io/note.h"
+#include "io/side_files.h"
 #include "io/tokenizer.h"
 #include "models/model.h"
 #include "train/bpe_trainer.h"
 #include "train/corpus.h"
 #include "train/run_directory.h"
+#include "train/text_files.h"
 #include "train/trainer.h"
 
 namespace twell::lm {
@@ -53,7 +58,7 @@ class Run {
     });
     if (processes_.first()) processes_.wait_for_all();
     tell("preparing the model", 0.0);
-    trainer_ = std::make_unique<Trainer>(start_model(latest), recipe_,
+    trainer_ = std::make_unique<Trainer>(start_model(latest, corpus.tokens), recipe_,
                                          TrainingData{corpus.tokens, corpus.hash}, processes_);
     if (run_.resume) trainer_->load(*latest);
     train();
@@ -71,6 +76,7 @@ class Run {
     recipe_ = run_.resume(latest, saved_recipe(latest));
     recipe_.validate();
     tokenizer_ = io::Tokenizer::load(latest);
+    sides_ = io::SideFiles::read(latest);
     if (run_.tokenizer && io::Tokenizer::load(*run_.tokenizer).hash() != tokenizer_->hash()) {
       io::fail_argument("tokenizer", "{} is not that of the run: a resumed run cannot change it",
                         run_.tokenizer->string());
@@ -84,8 +90,13 @@ class Run {
   }
 
   void load_tokenizer(const std::vector<fs::path>& files) {
+    if (!recipe_.model.empty()) {
+      sides_ = io::SideFiles::read(start());
+      io::note_left_out(start(), sides_);
+    }
     if (run_.tokenizer) {
       tokenizer_ = io::Tokenizer::load(*run_.tokenizer);
+      sides_.replace_tokenizer(io::SideFiles::read(*run_.tokenizer));
     } else if (!recipe_.model.empty()) {
       tokenizer_ = io::Tokenizer::load(start());
     } else {
@@ -98,25 +109,41 @@ class Run {
     }
   }
 
-  std::unique_ptr<Model> start_model(const std::optional<fs::path>& latest) {
+  std::unique_ptr<Model> start_model(const std::optional<fs::path>& latest,
+                                     const TokenStream& tokens) {
     const bool fresh = !latest && recipe_.model.empty();
     io::ModelConfig config = run_.config;
     if (!fresh) config = io::load_config(latest ? *latest : start());
     if (fresh) complete(config);
     if (run_.activation) config.hidden_act = *run_.activation;
     config.validate();
-    const std::int64_t vocab = tokenizer_->vocab_size();
-    if (config.vocab_size < vocab) {
-      io::fail_argument("train",
-                        "the tokenizer has {} entries, the model only {}: they do not belong "
-                        "together",
-                        vocab, config.vocab_size);
-    }
+    expect_vocabulary(config.vocab_size, tokens);
     auto model = make_model(config, at::kFloat, recipe_.seed, run_.device);
     // A resumed run gets its weights from Trainer::load.
     if (!fresh && !latest) copy_weights(start(), *model);
     for (const auto& [name, tensor] : model->parameters()) result_.parameters += tensor.numel();
     return model;
+  }
+
+  // Tokenizers may have entries that their model has not, such as a token for padding; a text that
+  // uses one cannot be trained on.
+  void expect_vocabulary(std::int64_t most, const TokenStream& tokens) const {
+    const std::int64_t vocab = tokenizer_->vocab_size();
+    if (vocab <= most) return;
+    const std::int64_t id = tokens.largest();
+    if (id >= most) {
+      io::fail_argument(
+          "train",
+          "the tokenizer has {} entries, the model only {}, and the text holds the "
+          "token {} ({}): they do not belong together",
+          vocab, most, id,
+          io::in_quotes(tokenizer_->id_to_token(static_cast<std::int32_t>(id)).value_or("")));
+    }
+    if (!processes_.first()) return;
+    io::note(
+        fmt::format("the tokenizer has {} entries, the model only {}; the text uses none that "
+                    "the model has not",
+                    vocab, most));
   }
 
   void complete(io::ModelConfig& config) const {
@@ -229,9 +256,9 @@ class Run {
   void save() {
     trainer_->check_processes();
     if (!processes_.first()) return;
-    result_.checkpoint =
-        directory_->add(trainer_->steps_done(), trainer_->recipe().keep_checkpoints,
-                        [this](const fs::path& path) { trainer_->save(path, &*tokenizer_); });
+    result_.checkpoint = directory_->add(
+        trainer_->steps_done(), trainer_->recipe().keep_checkpoints,
+        [this](const fs::path& path) { trainer_->save(path, &*tokenizer_, sides_); });
   }
 
   TrainResult finish() {
@@ -251,6 +278,7 @@ class Run {
   Processes processes_;
   std::optional<RunDirectory> directory_;
   std::optional<io::Tokenizer> tokenizer_;
+  io::SideFiles sides_;  // of the model that is trained on
   std::unique_ptr<Trainer> trainer_;
   TrainResult result_;
   Clock::time_point begin_ = Clock::now();

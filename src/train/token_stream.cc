@@ -39,4 +39,16 @@ void TokenStream::read(std::int64_t first, std::span<std::int64_t> out) const {
   }
 }
 
+std::int64_t TokenStream::largest() const {
+  std::vector<std::int64_t> some(1 << 16);
+  std::int64_t out = -1;
+  for (std::int64_t at = 0; at < size_;) {
+    const auto count = std::min(size_ - at, static_cast<std::int64_t>(some.size()));
+    read(at, std::span(some).first(static_cast<std::size_t>(count)));
+    out = std::max(out, *std::max_element(some.begin(), some.begin() + count));
+    at += count;
+  }
+  return out;
+}
+
 }  // namespace twell::lm

@@ -20,6 +20,7 @@ class TokenStream {
   // Copies ids [first, first + out.size()). Throws Error where that goes beyond the end, or an id
   // of a shard is not below its vocabulary.
   void read(std::int64_t first, std::span<std::int64_t> out) const;
+  std::int64_t largest() const;  // id; reads all. Negative where the stream is empty
 
  private:
   std::shared_ptr<const std::vector<std::int32_t>> ids_;

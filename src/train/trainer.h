@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "io/config.h"
+#include "io/side_files.h"
 #include "io/tokenizer.h"
 #include "models/model.h"
 #include "train/activity.h"
@@ -90,9 +91,10 @@ class Trainer {
   // Throws Error where the weights of a process are not the bits of the first one's.
   void check_processes() const;
   // Writes a Hugging Face directory with the weights in the compute type (the files of `tokenizer`
-  // beside them) and, in the folder trainer/, all that step() depends on. `directory` must not
-  // exist; it appears whole or not at all.
-  void save(const std::filesystem::path& directory, const io::Tokenizer* tokenizer) const;
+  // and `sides` beside them) and, in the folder trainer/, all that step() depends on. `directory`
+  // must not exist; it appears whole or not at all.
+  void save(const std::filesystem::path& directory, const io::Tokenizer* tokenizer,
+            const io::SideFiles& sides = {}) const;
   // Continues from what save() wrote: every further step computes the same bits as if the run had
   // never stopped (same machine and number of threads). Throws Error, and leaves the trainer as it
   // was made, where the checkpoint is of another model or data, where the recipe differs in what

@@ -1,6 +1,7 @@
 // Trainer::save and Trainer::load.
 //
-//   config.json, model.safetensors, tokenizer.json   as everywhere
+//   config.json, model.safetensors, tokenizer.json   as everywhere, with what lay beside those that
+//                                                    the run began with
 //   trainer/state.json          step, position in the data, recipe, what identifies the run, which
 //                               layers' gates go through a screen, and on a GPU the layers' forms
 //   trainer/optimizer.safetensors
@@ -103,7 +104,8 @@ State parse_state(const fs::path& path) {
 
 }  // namespace
 
-void Trainer::save(const fs::path& directory, const io::Tokenizer* tokenizer) const {
+void Trainer::save(const fs::path& directory, const io::Tokenizer* tokenizer,
+                   const io::SideFiles& sides) const {
   AtomicDirectory target(directory);
   const fs::path& out = target.temporary();
 
@@ -111,6 +113,7 @@ void Trainer::save(const fs::path& directory, const io::Tokenizer* tokenizer) co
   config.dtype = recipe_.compute == ComputeType::bf16 ? "bfloat16" : "float32";
   io::save_config(out, config);
   if (tokenizer != nullptr) tokenizer->save(out);
+  sides.save(out);
 
   std::vector<io::TensorData> weights, moments;
   std::vector<at::Tensor> kept;  // copies, where tensors are not on the CPU
@@ -189,7 +192,7 @@ void Trainer::load(const fs::path& directory) {
                   "activation, or start a new run from this checkpoint");
   }
 
-  const io::Checkpoint weights(directory / "model.safetensors");
+  const io::Checkpoint weights(directory);
   const io::Checkpoint moments(optimizer_file(directory));
   std::vector<Source> sources;
   for (OptimizedParameter& p : optimizer_->parameters()) {

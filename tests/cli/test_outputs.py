@@ -1,5 +1,6 @@
 """Outputs that cannot be written, that would replace something, or that nobody reads."""
 
+import json
 import os
 import resource
 import shutil
@@ -143,8 +144,7 @@ def test_a_full_standard_output_is_an_error(shell, command):
 def test_a_closed_standard_output_is_an_error(shell, tmp_path):
     done = shell(f"twell explain --no-measure --json {tmp_path}/e.json >&-")
     assert done.returncode == 1 and b"standard output" in done.stderr
-    text = (tmp_path / "e.json").read_text()
-    assert text.startswith("{") and "Processor" not in text  # no words in what has its number
+    json.loads((tmp_path / "e.json").read_text())  # no words in what has its number
 
 
 @needs_full

@@ -6,6 +6,7 @@
 #include <limits>
 #include <set>
 
+#include "io/note.h"
 #include "tests/io/test_util.h"
 
 namespace twell::io {
@@ -27,9 +28,9 @@ struct Model {
 };
 
 // The value that all tensors share; a mix of two checkpoints fails.
-float value_of(const fs::path& directory) {
+float value_of(const fs::path& directory, std::size_t count = 6) {
   const Checkpoint checkpoint(directory);
-  EXPECT_EQ(checkpoint.names().size(), 6U);
+  EXPECT_EQ(checkpoint.names().size(), count);
   std::set<float> seen;
   for (const std::string& name : checkpoint.names()) {
     float values[4];
@@ -38,6 +39,12 @@ float value_of(const fs::path& directory) {
   }
   EXPECT_EQ(seen.size(), 1U) << "a mix of checkpoints";
   return *seen.begin();
+}
+
+float float_at(const CheckpointTensor& tensor) {
+  float out = 0;
+  std::memcpy(&out, tensor.data, sizeof out);
+  return out;
 }
 
 std::set<std::string> files_in(const fs::path& directory) {
@@ -153,9 +160,9 @@ TEST(Checkpoint, RefusesIndexesThatLie) {
   };
   const std::string first = "model-00001-of-00002.safetensors";
   spit(dir.path().parent_path() / "outside.safetensors", slurp(dir / first));
-  for (const char* escape : {"../outside.safetensors", "/etc/passwd", "a/b.safetensors", "..",
-                             "x\\\\y.safetensors", "\\u0000.safetensors", "model.bin"}) {
-    refused(replaced(first, escape), {"expected a .safetensors file of this directory"});
+  for (const char* escape : {"../outside.safetensors", "/etc/passwd", "a/../../outside.safetensors",
+                             "..", "\\u0000.safetensors", "model.bin"}) {
+    refused(replaced(first, escape), {"expected a .safetensors file within this directory"});
   }
   fs::remove(dir.path().parent_path() / "outside.safetensors");
   refused(replaced(first, "gone.safetensors"), {"gone.safetensors", "No such file"});
@@ -168,13 +175,81 @@ TEST(Checkpoint, RefusesIndexesThatLie) {
   refused(R"({})", {"weight_map is missing"});
   refused("{", {"not valid JSON"});
   refused(replaced("\"weight_map\"", "\"metadata\""), {"duplicate key \"metadata\""});
-  // One tensor in both files, one file with a tensor that the index keeps quiet about.
+}
+
+std::vector<std::string> notes_of(const std::function<void()>& action) {
+  std::vector<std::string> out;
+  set_note_sink([&](const std::string& line) { out.push_back(line); });
+  action();
+  set_note_sink({});
+  return out;
+}
+
+// Shards of other people hold stale copies and tensors that are no part of the model.
+TEST(Checkpoint, TheIndexDecides) {
+  const TempDir dir;
+  save_checkpoint(dir.path(), Model(1, 2).tensors, 16);
+  const std::string second = "model-00002-of-00002.safetensors";
+  const std::string mine = "model.layers.0.mlp.up_proj.weight";
+  Model stale(2, 3);  // the first tensor, stale; the second; a third, of which the index is silent
+  save_safetensors(dir / second, stale.tensors);
+  const auto notes = notes_of([&] {
+    const Checkpoint checkpoint(dir.path());
+    EXPECT_EQ(checkpoint.names().size(), 2U);
+    EXPECT_EQ(float_at(checkpoint.at(mine)), 1);
+    EXPECT_EQ(float_at(checkpoint.at("model.layers.1.mlp.up_proj.weight")), 2);
+    // As transformers would find it, where the model has such a tensor.
+    EXPECT_TRUE(checkpoint.contains("model.layers.2.mlp.up_proj.weight"));
+    EXPECT_EQ(float_at(checkpoint.at("model.layers.2.mlp.up_proj.weight")), 2);
+  });
+  ASSERT_EQ(notes.size(), 2U);
+  EXPECT_NE(notes[0].find(second + " holds another \"" + mine), std::string::npos) << notes[0];
+  EXPECT_NE(notes[1].find("does not list 1 of"), std::string::npos) << notes[1];
+  EXPECT_NE(notes[1].find("\"model.layers.2"), std::string::npos) << notes[1];
+}
+
+TEST(Checkpoint, AnEqualCopyIsNoNews) {
+  const TempDir dir;
+  save_checkpoint(dir.path(), Model(1, 2).tensors, 16);
   save_safetensors(dir / "model-00002-of-00002.safetensors", Model(1, 2).tensors);
-  refused(right, {"is in model-00001-of-00002.safetensors as well"});
-  Model three(1, 3);
-  three.tensors.erase(three.tensors.begin());
-  save_safetensors(dir / "model-00002-of-00002.safetensors", three.tensors);
-  refused(right, {"does not mention", "model.layers.2"});
+  EXPECT_TRUE(notes_of([&] { Checkpoint(dir.path()); }).empty());
+}
+
+TEST(Checkpoint, ShardsMayLieInFoldersAndBehindLinks) {
+  const TempDir dir;
+  save_checkpoint(dir / "model", Model(1, 2).tensors, 16);
+  // As the cache of the hub has them: snapshots are links to blobs.
+  const std::string first = "model-00001-of-00002.safetensors";
+  fs::rename(dir / "model" / first, dir / "5f3a");
+  fs::create_symlink("../5f3a", dir / "model" / first);
+  EXPECT_EQ(value_of(dir / "model", 2), 1);
+  fs::create_directory(dir / "model" / "shards");
+  fs::rename(dir / "5f3a", dir / "model" / "shards" / first);
+  fs::remove(dir / "model" / first);
+  const fs::path index = dir / "model" / "model.safetensors.index.json";
+  std::string text = slurp(index);
+  text.replace(text.find(first), first.size(), "shards/" + first);
+  spit(index, text);
+  EXPECT_EQ(value_of(dir / "model", 2), 1);
+  EXPECT_EQ(files_of_checkpoint(dir / "model"),
+            (std::vector<std::string>{"model-00002-of-00002.safetensors",
+                                      "model.safetensors.index.json", "shards/" + first}));
+  // The one file wins over an index, which may be of an older checkpoint.
+  save_safetensors(dir / "model" / "model.safetensors", Model(7, 2).tensors);
+  EXPECT_EQ(value_of(dir / "model", 2), 7);
+  EXPECT_EQ(files_of_checkpoint(dir / "model"), (std::vector<std::string>{"model.safetensors"}));
+  EXPECT_EQ(value_of(index, 2), 1);  // unless it is asked for
+}
+
+TEST(Checkpoint, OtherFormatsAreNamed) {
+  for (const char* name : {"pytorch_model.bin", "pytorch_model-00001-of-00002.bin",
+                           "consolidated.00.pth", "tf_model.h5", "model-q4.gguf"}) {
+    const TempDir dir;
+    spit(dir / "LICENSE", "free");
+    spit(dir / name, "weights");
+    expect_file_error([&] { Checkpoint(dir.path()); }, dir.path().string(),
+                      {name, "safetensors", "save_pretrained"});
+  }
 }
 
 TEST(Checkpoint, RefusesValuesThatAreNoNumbers) {

@@ -48,9 +48,19 @@ TEST(ModelConfig, DefaultsAreThoseOfTransformers) {
   EXPECT_EQ(c.hidden_act, HiddenAct::silu);
   EXPECT_TRUE(c.gated);
   EXPECT_FALSE(c.tie_word_embeddings || c.qkv_bias || c.o_bias || c.mlp_bias || c.sparse_lm);
-  EXPECT_FALSE(c.bos_token_id.has_value());
-  EXPECT_TRUE(c.eos_token_ids.empty());
+  EXPECT_EQ(c.bos_token_id, 1);
+  EXPECT_EQ(c.eos_token_ids, std::vector<std::int32_t>{2});
+  const ModelConfig none = parse(llama(R"("bos_token_id":null,"eos_token_id":null,)"));
+  EXPECT_FALSE(none.bos_token_id.has_value());
+  EXPECT_TRUE(none.eos_token_ids.empty());
   EXPECT_EQ(c.dtype, "float32");
+  std::string qwen = llama(R"("head_dim":2,)");
+  qwen.replace(qwen.find("\"num_attention_heads\":8"), 23, "\"num_attention_heads\":64");
+  qwen.replace(qwen.find("\"llama\""), 7, "\"qwen2\"");
+  EXPECT_EQ(parse(qwen).num_key_value_heads, 32);
+  EXPECT_TRUE(parse(qwen).eos_token_ids.empty());
+  qwen.replace(qwen.find("\"hidden_size\""), 0, "\"num_key_value_heads\":null,");
+  EXPECT_EQ(parse(qwen).num_key_value_heads, 64);
   EXPECT_TRUE(parse(llama_with("head_dim", "32")).head_dim == 32);
 }
 
@@ -157,9 +167,15 @@ TEST(ModelConfig, UnsupportedIsNotInvalid) {
   unsupported(llama_with("quantization_config", "{}"), {"quantization_config"});
   unsupported(llama_with("partial_rotary_factor", "0.5"), {"partial_rotary_factor"});
   unsupported(llama_with("layer_types", "[\"sliding_attention\"]"), {"layer_types"});
-  std::string qwen = llama_with("use_sliding_window", "true");
-  qwen.replace(qwen.find("\"llama\""), 7, "\"qwen2\"");
-  unsupported(qwen, {"use_sliding_window"});
+  const auto qwen = [](const std::string& more) {
+    std::string text = llama(R"("use_sliding_window":true,"num_key_value_heads":8,)" + more);
+    return text.replace(text.find("\"llama\""), 7, "\"qwen2\"");
+  };
+  unsupported(qwen("\"max_window_layers\":1,"), {"use_sliding_window"});
+  // No layer has a window.
+  parse(qwen(""));  // of 28 layers all see everything, and there are two
+  parse(qwen("\"max_window_layers\":0,\"sliding_window\":null,"));
+  parse(qwen(R"("max_window_layers":0,"layer_types":["full_attention","full_attention"],)"));
 }
 
 TEST(ModelConfig, RopeScaling) {
@@ -175,8 +191,72 @@ TEST(ModelConfig, RopeScaling) {
   refused(rope(R"({"rope_type":"llama3","factor":8,"low_freq_factor":4,"high_freq_factor":4,)"
                R"("original_max_position_embeddings":8192})"),
           {"low_freq_factor is 4"});
-  refused(rope(R"({"rope_type":"llama3","factor":8,"low_freq_factor":1,"high_freq_factor":4})"),
-          {"original_max_position_embeddings is missing"});
+  EXPECT_EQ(parse(rope(R"({"rope_type":"llama3","factor":8,"low_freq_factor":1,)"
+                       R"("high_freq_factor":4})"))
+                .rope_scaling.original_max_position_embeddings,
+            2048);  // max_position_embeddings
+}
+
+TEST(ModelConfig, RopeParametersAndTheirOlderKeys) {
+  const auto theta = [](const std::string& more) { return parse(llama(more)).rope_theta; };
+  EXPECT_EQ(theta(R"("rope_parameters":{"rope_theta":5,"rope_type":"default"},"rope_theta":7,)"),
+            5);
+  EXPECT_EQ(theta(R"("rope_parameters":{"rope_type":"linear","factor":2},"rope_theta":7,)"), 7);
+  EXPECT_EQ(theta(R"("rope_scaling":{},"rope_theta":7,)"), 7);
+  EXPECT_EQ(theta(R"("rope_scaling":null,"rope_parameters":{"rope_theta":5},)"), 5);
+  // rope_parameters is forgotten where there is rope_scaling.
+  EXPECT_EQ(theta(R"("rope_scaling":{"rope_type":"linear","factor":2},)"
+                  R"("rope_parameters":{"rope_theta":5},)"),
+            10000);
+}
+
+TEST(ModelConfig, GenerationConfigEndsTexts) {
+  const TempDir dir;
+  const auto ids = [&](const std::string& config, const std::string& generation) {
+    spit(dir / "config.json", llama(config));
+    spit(dir / "generation_config.json", generation);
+    return load_config(dir.path()).eos_token_ids;
+  };
+  using Ids = std::vector<std::int32_t>;
+  const std::string eos = "\"eos_token_id\":5,";
+  EXPECT_EQ(ids(eos, R"({"eos_token_id":[6,7]})"), (Ids{6, 7}));
+  EXPECT_EQ(ids(eos, R"({"eos_token_id":6})"), Ids{6});
+  EXPECT_EQ(ids("\"eos_token_id\":null,", R"({"eos_token_id":6})"), Ids{6});
+  // One that names none leaves those of config.json.
+  EXPECT_EQ(ids(eos, R"({"temperature":0.6,"time":Infinity})"), Ids{5});
+  EXPECT_EQ(ids(eos, R"({"eos_token_id":null})"), Ids{5});
+  EXPECT_EQ(load_config(dir / "config.json").eos_token_ids, Ids{5});
+  const std::string file = (dir / "generation_config.json").string();
+  expect_file_error([&] { ids(eos, R"({"eos_token_id":512})"); }, file, {"512"});
+  expect_file_error([&] { ids(eos, R"({"eos_token_id":[-1]})"); }, file, {"eos_token_id"});
+  expect_file_error([&] { ids(eos, "{"); }, file, {"not valid JSON"});
+}
+
+// As Python's json writes them, and as no JSON has them.
+TEST(ModelConfig, NaNAndInfinityAreNotNumbersHere) {
+  const ModelConfig c = parse(llama(
+      R"("router":NaN,"limits":[0.0,Infinity,-Infinity],"words":"NaN \"Infinity\" -Infinity",)"));
+  const std::string written = c.to_json();
+  EXPECT_NE(written.find("\"router\": NaN"), std::string::npos) << written;
+  EXPECT_NE(written.find("Infinity,\n    -Infinity\n"), std::string::npos) << written;
+  EXPECT_NE(written.find(R"("words": "NaN \"Infinity\" -Infinity")"), std::string::npos) << written;
+  EXPECT_EQ(parse(written), c);
+  refused(llama_with("rms_norm_eps", "NaN"), {"rms_norm_eps"});
+  refused(llama_with("rope_theta", "Infinity"), {"rope_theta"});
+  refused(llama("\"x\":Nan,"), {"not valid JSON"});
+  parse("\xef\xbb\xbf" + llama());  // a byte order mark
+}
+
+TEST(ModelConfig, KeepsWhatChangesNothing) {
+  const ModelConfig c = parse(llama(
+      R"("pad_token_id":3,"pretraining_tp":1,"auto_map":{"AutoModel":"x.y"},"task":{"a":[1]},)"));
+  EXPECT_EQ(c.other_keys, R"({"pad_token_id":3,"pretraining_tp":1,"task":{"a":[1]}})");
+  EXPECT_NE(c.to_json().find("\"pad_token_id\": 3"), std::string::npos);
+  EXPECT_EQ(parse(c.to_json()), c);
+  EXPECT_EQ(parse(llama(R"("transformers_weights":"a/b.safetensors",)")).weights_file,
+            "a/b.safetensors");
+  refused(llama(R"("transformers_weights":"../b.safetensors",)"), {"transformers_weights"});
+  refused(llama(R"("transformers_weights":"b.bin",)"), {"transformers_weights"});
 }
 
 TEST(ModelConfig, ValidateChecksWhatCodeMade) {

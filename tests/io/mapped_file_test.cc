@@ -3,6 +3,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <csignal>
+
 #include "tests/io/test_util.h"
 
 namespace twell::io {
@@ -52,6 +54,44 @@ TEST(MappedFile, Faults) {
   expect_file_error(open("/dev/zero"), "/dev/zero", {"not a regular file"});
   ASSERT_EQ(::mkfifo((dir / "pipe").c_str(), 0600), 0);
   expect_file_error(open(dir / "pipe"), (dir / "pipe").string(), {"not a regular file"});
+}
+
+// A process may have 65,530 mappings.
+TEST(MappedFile, SmallFilesTakeNone) {
+  const TempDir dir;
+  const auto mappings = [&](const std::string& name) {
+    std::ifstream maps("/proc/self/maps");
+    int out = 0;
+    for (std::string line; std::getline(maps, line);) out += line.ends_with(name) ? 1 : 0;
+    return out;
+  };
+  spit(dir / "small", std::string(64 << 10, 's'));
+  spit(dir / "large", std::string((64 << 10) + 1, 'l'));
+  const MappedFile small(dir / "small"), large(dir / "large");
+  EXPECT_EQ(mappings("/small"), 0);
+  EXPECT_EQ(mappings("/large"), 1);
+  EXPECT_EQ(small.bytes().back(), std::byte{'s'});
+  EXPECT_EQ(large.bytes().back(), std::byte{'l'});
+}
+
+// SIGBUS would end the process without a word.
+TEST(MappedFileDeathTest, TellsOfFilesThatBecomeShorter) {
+  const TempDir dir;
+  spit(dir / "file", std::string(1 << 20, 'x'));
+  const auto shorten = [&](bool told) {
+    if (told) tell_of_lost_pages("twell");
+    const MappedFile file(dir / "file");
+    std::filesystem::resize_file(dir / "file", 100);
+    volatile auto last = file.bytes().back();
+    static_cast<void>(last);
+  };
+  EXPECT_EXIT(shorten(true), testing::ExitedWithCode(1),
+              "^twell: error: .*/file: became shorter while it was read, .*\n$");
+  spit(dir / "file", std::string(1 << 20, 'x'));
+  EXPECT_EXIT(shorten(false), testing::KilledBySignal(SIGBUS), "");
+  // Not of our files.
+  EXPECT_EXIT((tell_of_lost_pages("twell"), std::raise(SIGBUS), std::raise(SIGBUS)),
+              testing::KilledBySignal(SIGBUS), "^$");
 }
 
 TEST(MappedFile, DroppedPagesAreNotResidentAndReadTheSame) {

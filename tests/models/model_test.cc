@@ -403,8 +403,36 @@ TEST(Model, TensorsWithoutUseAreRefused) {
   tensors.emplace_back("lm_head.weight", head);
   test::save_model(directory.path(), tied, tensors);  // equal: as `transformers` may store it
   EXPECT_NO_THROW(load_model(directory.string()));
+}
+
+// As `transformers` takes such files; test_other_directories.py compares the numbers.
+TEST(Model, HeadsThatAreNotWhatTheyAreTiedTo) {
+  ScratchDirectory directory;
+  io::ModelConfig config = tiny_config();
+  config.tie_word_embeddings = true;
+  NamedTensors tensors = tiny_model(config)->parameters();
+  at::Tensor head = tensors.front().second.detach().clone();
+  tensors.emplace_back("lm_head.weight", head);
+  const auto load = [&] {
+    test::save_model(directory.path(), config, tensors);
+    return load_model(directory.string());
+  };
+  EXPECT_TRUE(load()->config().tie_word_embeddings);
   head[0][0] += 1;
-  expect_refused(tied, tied, tensors, "lm_head.weight");
+  EXPECT_FALSE(load()->config().tie_word_embeddings);
+  const auto model = load();
+  EXPECT_EQ(model->parameters().back().first, "lm_head.weight");
+  EXPECT_TRUE(at::equal(model->parameters().back().second, head));
+  // Rounded alike, they are the same in the type that is loaded.
+  head.copy_(tensors.front().second);
+  tensors.back().second = head.to(at::kBFloat16);
+  test::save_model(directory.path(), config, tensors);
+  EXPECT_FALSE(load_model(directory.string())->config().tie_word_embeddings);
+  EXPECT_TRUE(
+      load_model(directory.string(), {.dtype = at::kBFloat16})->config().tie_word_embeddings);
+  head = at::zeros({3, 3});
+  tensors.back().second = head;
+  EXPECT_THAT(message_of(load), testing::HasSubstr("lm_head.weight"));
 }
 
 TEST(Model, CallersMistakesAreErrors) {

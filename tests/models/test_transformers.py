@@ -82,6 +82,7 @@ def driver():
         return dict(zip(keys, rows))
 
     run.logits = logits
+    run.program = program
 
     return run
 

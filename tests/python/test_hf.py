@@ -89,6 +89,25 @@ def test_sparse_lm(gated: bool, turned: bool, suffix: str, tmp_path: Path) -> No
     assert all(torch.equal(got[name], want[name]) for name in want)
 
 
+def test_sparse_lm_in_shards(tmp_path: Path) -> None:
+    """The index says which file a tensor is taken from; what ends a text is in a file of its own."""
+    dense = tiny_llama()
+    write_sparse_lm(tmp_path / "in", dense, True, False, "")
+    tensors = safetensors.load_file(tmp_path / "in" / "model.safetensors")
+    (tmp_path / "in" / "model.safetensors").unlink()
+    owner = {name: ("a" if "layers.0" in name else "b") + ".safetensors" for name in tensors}
+    stale = {name: torch.zeros_like(t) for name, t in tensors.items()}
+    for file in ("a.safetensors", "b.safetensors"):
+        state = {name: t if owner[name] == file else stale[name] for name, t in tensors.items()}
+        safetensors.save_file(state, tmp_path / "in" / file, {"format": "pt"})
+    index = json.dumps({"metadata": {}, "weight_map": owner})
+    (tmp_path / "in" / "model.safetensors.index.json").write_text(index)
+    (tmp_path / "in" / "generation_config.json").write_text('{"eos_token_id": [3, 5]}')
+    model = twell.hf.from_pretrained(tmp_path / "in")
+    torch.testing.assert_close(logits(model), logits(dense), rtol=1e-5, atol=1e-6)
+    assert model.generation_config.eos_token_id == [3, 5]
+
+
 def test_sparse_lm_that_cannot_be_told(tmp_path: Path) -> None:
     write_sparse_lm(tmp_path / "square", tiny_llama(intermediate_size=48), True, False, "")
     config = json.loads((tmp_path / "square" / "config.json").read_text())

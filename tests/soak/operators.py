@@ -3,10 +3,8 @@
 Runs itself in a process of its own for each instruction tier:  operators.py TIER SEED COUNT
 """
 
-import os
 import pathlib
 import random
-import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -15,27 +13,13 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 class Operators:
     name = "operators"
     promise = ("Every operator is within its derived bound of float64 on every instruction tier, for any "
-               "shape, strides, activity and number of threads")
+               "shape, strides, activity and number of threads, also where OpenMP grants fewer")
 
     def __init__(self, tools, scratch, rng):
         self.tools = tools
-        self.tiers = None
 
     def round(self, rng, scratch):
-        import json
-
-        if self.tiers is None:
-            out = self.tools.ok("explain", "--no-measure", "--json", "-").out
-            self.tiers = json.loads(out)["tiers"]
-        tier, count = rng.choice(self.tiers), 150
-        command = [sys.executable, __file__, tier, str(rng.randrange(2**31)), str(count)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=600, env={
-            **os.environ, "TWELL_CPU_TIER": tier, "TWELL_TORCH_LIBRARY": str(self.tools.library)})
-        if done.returncode != 0:
-            from tools import Broken
-
-            raise Broken(f"{' '.join(command)}: {(done.stdout + done.stderr)[-1500:]}")
-        return count
+        return self.tools.on_a_tier(__file__, rng, count=150)
 
 
 def one(rng):

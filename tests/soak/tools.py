@@ -1,11 +1,13 @@
 """What the attacks share: the built programs under limits, and what counts as a failure."""
 
 import dataclasses
+import json
 import os
 import pathlib
 import resource
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 
@@ -83,6 +85,7 @@ class Tools:
         self.program = self.build / "cli" / "twell"
         self.io_driver = self.build / "tests" / "io" / "twell_io_driver"
         self.library = self.build / "src" / "torch_ops" / "libtwell_torch.so"
+        self.tiers = None
 
     def start(self, *arguments, cwd=None, file_size=None, address_space=12 * GIB, threads=1, **env):
         command = [self.program, *map(str, arguments)]
@@ -110,6 +113,22 @@ class Tools:
         if done.code != 0:
             raise Broken(f"expected to work: {done}")
         return done
+
+    def on_a_tier(self, script, rng, count):
+        """Runs a script of Python, SCRIPT TIER SEED COUNT, on a tier of the machine, with threads as OpenMP
+        may grant them; returns its count."""
+        if self.tiers is None:
+            self.tiers = json.loads(self.ok("explain", "--no-measure", "--json", "-").out)["tiers"]
+        tier = rng.choice(self.tiers)
+        command = [sys.executable, script, tier, str(rng.randrange(2**31)), str(count)]
+        granted = rng.choice([{}, {}, {"OMP_THREAD_LIMIT": str(rng.choice([1, 2, 3]))}, {"OMP_DYNAMIC": "true"}])
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600, env={
+            **os.environ, "OMP_WAIT_POLICY": "passive", "TWELL_CPU_TIER": tier,
+            "TWELL_TORCH_LIBRARY": str(self.library), **granted})  # fmt: skip
+        if done.returncode != 0:
+            words = " ".join(f"{k}={v}" for k, v in granted.items())
+            raise Broken(f"{words} {' '.join(command)}: {(done.stdout + done.stderr)[-1500:]}")
+        return count
 
 
 def judge(done):

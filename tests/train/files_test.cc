@@ -19,12 +19,14 @@
 #include <vector>
 
 #include "io/atomic_file.h"
+#include "io/note.h"
 #include "io/tokenizer.h"
 #include "tests/support/message_of.h"
 #include "tests/train/scratch.h"
 #include "train/bpe_trainer.h"
 #include "train/corpus.h"
 #include "train/run_directory.h"
+#include "train/text_files.h"
 #include "train/train_log.h"
 #include "twell/status.h"
 
@@ -179,6 +181,79 @@ TEST_F(CorpusTest, FindsTextsInFolders) {
   EXPECT_EQ(find_texts({b, a}), (std::vector<fs::path>{b, a}));
 }
 
+// What twell writes into a folder of texts is no text, wherever it lies there.
+TEST_F(CorpusTest, PassesOverWhatTrainingMakes) {
+  const auto text = write("a.txt", "the cat"), readme = write("docs.md", "a mat");
+  const fs::path root = scratch_.path();
+  const auto make = [&](const std::string& file) {
+    fs::create_directories((root / file).parent_path());
+    write(file, "none of the texts");
+  };
+  for (const char* file :
+       {"run/step-00000002/README.md", "run/step-00000002/config.json", "run/cache/x.txt",
+        "copy/step-00000002/config.json", "copy/notes.txt", "begun/cache/y.txt", "model/merges.txt",
+        "model/config.json", "model/model.safetensors", ".half.twell-tmp/README.md"}) {
+    make(file);
+  }
+  write("begun/.lock", "process 1 on host");
+  write("run/.lock", "process 2 on host");
+  load_corpus({text}, tokenizer_, root / "elsewhere");
+  std::vector<std::string> notes;
+  io::set_note_sink([&](const std::string& line) { notes.push_back(line); });
+  EXPECT_EQ(find_texts({root}), (std::vector<fs::path>{text, readme}));
+  io::set_note_sink({});
+  EXPECT_EQ(notes.size(), 6U);
+  for (const char* what : {"run is passed over: it is a run", "model is passed over: it is a model",
+                           ".tokens is passed over: it is a cache of token ids"}) {
+    EXPECT_TRUE(std::ranges::any_of(notes, [&](const auto& line) { return line.ends_with(what); }))
+        << what;
+  }
+  // What is given is read: a folder that a run made, or one that holds both.
+  EXPECT_EQ(find_texts({root / "model"}), std::vector<fs::path>{root / "model/merges.txt"});
+  EXPECT_EQ(find_texts({root / "copy"}), std::vector<fs::path>{root / "copy/notes.txt"});
+}
+
+TEST_F(CorpusTest, FindsTextsButNotTheirShard) {
+  const auto text = write("a.txt", "the cat"), shard = scratch_.path() / "all.tokens",
+             other = scratch_.path() / "other.tokens";
+  write_shard(shard, {text}, tokenizer_);
+  write_shard(other, {text}, tokenizer_);
+  io::set_note_sink({});
+  EXPECT_EQ(find_texts({scratch_.path()}), (std::vector<fs::path>{text, shard, other}));
+  EXPECT_EQ(find_texts({scratch_.path()}, {.leave_out = shard}),
+            (std::vector<fs::path>{text, other}));
+  EXPECT_EQ(find_texts({scratch_.path()}, {.shards = false}), (std::vector<fs::path>{text}));
+}
+
+TEST_F(CorpusTest, NamesOfAnyBytesAndLinks) {
+  const auto text = write("\xff\xfe.txt", "the cat");
+  fs::create_directory(scratch_.path() / "far");
+  const auto far = write("far/b.txt", "a mat");
+  fs::create_directory_symlink("far", scratch_.path() / "link");
+  fs::create_symlink("far/b.txt", scratch_.path() / "near.txt");
+  fs::create_symlink("nowhere", scratch_.path() / "dangling.txt");
+  std::vector<std::string> notes;
+  io::set_note_sink([&](const std::string& line) { notes.push_back(line); });
+  EXPECT_EQ(find_texts({scratch_.path()}),
+            (std::vector<fs::path>{far, scratch_.path() / "near.txt", text}));
+  io::set_note_sink({});
+  ASSERT_EQ(notes.size(), 1U);
+  EXPECT_TRUE(notes[0].ends_with("link is passed over: it is a link to a directory")) << notes[0];
+  EXPECT_EQ(load_corpus({text}, tokenizer_, cache_).tokens.size(), 3);
+}
+
+TEST_F(CorpusTest, ATextThatChangesMeanwhileIsNotKept) {
+  const auto text = write("a.txt", "the cat");
+  const fs::path out = scratch_.path() / "out.tokens";
+  const std::uint64_t right = hash_bytes("the cat", tokenizer_.hash());
+  EXPECT_GT(write_shard(out, {text}, tokenizer_, {}, right), 0U);
+  write("a.txt", "the dog");
+  const std::string message = message_of(
+      [&] { write_shard(scratch_.path() / "new.tokens", {text}, tokenizer_, {}, right); });
+  EXPECT_TRUE(contains(message, "changed while")) << message;
+  EXPECT_FALSE(fs::exists(scratch_.path() / "new.tokens"));
+}
+
 TEST_F(CorpusTest, SamplesEvenly) {
   std::string lines;
   for (int i = 0; i < 1000; ++i) lines += "line\n";
@@ -322,9 +397,70 @@ TEST(RunDirectoryTest, WaitsForTheNameOfItsOwner) {
 
 TEST(RunDirectoryTest, DoesNotOverwriteADirectory) {
   const Scratch scratch;
-  fs::create_directories(scratch.path() / "model");
-  EXPECT_TRUE(
-      contains(message_of([&] { AtomicDirectory directory(scratch.path() / "model"); }), "exists"));
+  fs::create_directories(scratch.path() / "model" / "mine");
+  io::write_file_atomically(scratch.path() / "file", "");
+  for (const char* name : {"model", "model/", "file"}) {
+    EXPECT_FALSE(is_free_directory(scratch.path() / name));
+    EXPECT_TRUE(
+        contains(message_of([&] { AtomicDirectory directory(scratch.path() / name); }), "exists"));
+  }
+}
+
+std::vector<std::string> names_in(const fs::path& path) {
+  std::vector<std::string> out;
+  for (const auto& entry : fs::directory_iterator(path)) out.push_back(entry.path().filename());
+  std::ranges::sort(out);
+  return out;
+}
+
+void write_model(AtomicDirectory& directory) {
+  fs::create_directory(directory.temporary() / "trainer");
+  io::write_file_atomically(directory.temporary() / "config.json", "{}");
+  io::write_file_atomically(directory.temporary() / "weights", "");
+}
+
+// An empty directory may be a mount, or all that its owner lets us write to: it stays, and nothing
+// is made beside it.
+TEST(RunDirectoryTest, FillsAnEmptyDirectory) {
+  const Scratch scratch;
+  const fs::path out = scratch.path() / "out";
+  fs::create_directory(out);
+  fs::permissions(out, fs::perms::owner_all);
+  EXPECT_TRUE(is_free_directory(out));
+  {
+    AtomicDirectory directory(out);
+    write_model(directory);
+    EXPECT_EQ(names_in(scratch.path()), std::vector<std::string>{"out"});
+    EXPECT_FALSE(fs::exists(out / "config.json"));
+  }
+  EXPECT_TRUE(names_in(out).empty());
+  fs::create_directories(out / ".out.twell-tmp" / "left by a killed process");
+  EXPECT_TRUE(is_free_directory(out));
+  AtomicDirectory directory(out);
+  write_model(directory);
+  directory.commit();
+  EXPECT_EQ(names_in(out), (std::vector<std::string>{"config.json", "trainer", "weights"}));
+  EXPECT_EQ(fs::status(out).permissions(), fs::perms::owner_all);
+}
+
+// People link to where there is room.
+TEST(RunDirectoryTest, FollowsLinks) {
+  const Scratch scratch;
+  for (const bool there : {true, false}) {
+    const fs::path disk = scratch.path() / (there ? "disk" : "not-yet");
+    const fs::path link = scratch.path() / (there ? "link" : "dangling");
+    if (there) fs::create_directory(disk);
+    fs::create_symlink(disk.filename(), link);
+    EXPECT_TRUE(is_free_directory(link));
+    AtomicDirectory directory(link);
+    write_model(directory);
+    directory.commit();
+    EXPECT_TRUE(fs::is_symlink(link));
+    EXPECT_TRUE(fs::exists(disk / "config.json"));
+  }
+  fs::create_symlink("run-here", scratch.path() / "run");
+  const RunDirectory run(scratch.path() / "run");
+  EXPECT_TRUE(fs::exists(scratch.path() / "run-here" / ".lock"));
 }
 
 }  // namespace

@@ -90,16 +90,14 @@ def sparse_lm_config(path: str | os.PathLike[str]) -> Any:
 def _read_config(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     """What config.json says, of a directory in the layout of SparseLM."""
     file = Path(path) / "config.json"
-    config = json.loads(file.read_text()) if file.is_file() else {}
+    config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     return config if str(config.get("model_type", "")).endswith(_SUFFIX) else None
 
 
 def _read_sparse_lm(
     transformers: Any, path: Path, config: dict[str, Any], options: dict[str, Any]
 ) -> nn.Module:
-    files = sorted(path.glob("*.safetensors"))
-    if not files:
-        raise FileNotFoundError(f"{path}: has no *.safetensors")
+    files, owner = _weight_files(path)
     safetensors = require("safetensors.torch", "twell.hf.from_pretrained")
     plain_config = sparse_lm_config(path)
     gated = config.get("sparsity_gated_mlp", True)
@@ -108,6 +106,8 @@ def _read_sparse_lm(
     layout: dict[str, tuple[str, bool]] = {}  # name in the model -> name in the files, transposed
     for file in files:
         for name, tensor in safetensors.load_file(file).items():
+            if owner.get(name, file) != file:
+                continue  # a stale copy: the index names another file
             if (match := _TENSOR.match(name)) is not None:
                 plain = match[1] + _PLAIN[match[2]]
                 want = shape[::-1] if match[2] == "DOWN" else shape
@@ -125,6 +125,8 @@ def _read_sparse_lm(
         for name, module in list(model.named_modules()):
             if name.endswith(".mlp"):
                 model.set_submodule(name, _Ungated(module))
+    if (path / "generation_config.json").is_file():
+        model.generation_config = transformers.GenerationConfig.from_pretrained(path)
     _save_as(model, config, layout)
     return model
 
@@ -140,6 +142,20 @@ class _Ungated(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(self.act_fn(self.up_proj(x)))
+
+
+def _weight_files(path: Path) -> tuple[list[Path], dict[str, Path]]:
+    """The files, and of each tensor that an index lists the one to take it from."""
+    single, index = path / "model.safetensors", path / "model.safetensors.index.json"
+    if single.is_file():
+        return [single], {}
+    if index.is_file():
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        owner = {name: path / file for name, file in weight_map.items()}
+        return sorted(set(owner.values())), owner
+    if files := sorted(path.glob("*.safetensors")):
+        return files, {}
+    raise FileNotFoundError(f"{path}: has no *.safetensors")
 
 
 def _is_turned(what: str, tensor: Tensor, shape: tuple[int, int]) -> bool:
@@ -176,7 +192,7 @@ def _save_as(model: nn.Module, config: dict[str, Any], layout: dict[str, tuple[s
         out = type(self).save_pretrained(self, save_directory, state_dict=state, **options)
         file = Path(save_directory) / "config.json"
         part = file.with_suffix(".part")
-        part.write_text(json.dumps(config, indent=2) + "\n")
+        part.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         part.replace(file)
         return out
 

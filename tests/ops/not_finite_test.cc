@@ -1,0 +1,163 @@
+// Which outputs are NaN and which infinite, against the dense definition, in which 0 · ∞ is NaN.
+#include <cmath>
+#include <limits>
+
+#include "tests/ops/ffn_fixture.h"
+#include "twell/train.h"
+
+namespace twell {
+namespace {
+
+using namespace test;  // NOLINT(google-build-using-namespace): the fixture of this file
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
+// The layer with nothing skipped.
+template <class T>
+ref::Matrix dense(const Layer<T>& layer) {
+  const Case& c = layer.shape;
+  const auto dot = [&](std::int64_t r, const TestMatrix<T>& w, std::int64_t n) {
+    double sum = 0;
+    for (std::int64_t k = 0; k < c.depth; ++k) sum += layer.x.value(r, k) * w.value(n, k);
+    return sum;
+  };
+  ref::Matrix y(c.tokens, c.depth);
+  for (std::int64_t r = 0; r < c.tokens; ++r) {
+    for (std::int64_t n = 0; n < c.hidden; ++n) {
+      double h = ref::activate(dot(r, layer.gate, n), c.activation);
+      if (c.gated) h *= dot(r, layer.up, n);
+      for (std::int64_t k = 0; k < c.depth; ++k) y.at(r, k) += h * layer.down.value(n, k);
+    }
+  }
+  return y;
+}
+
+template <class T>
+void expect_same_kinds(const TestMatrix<T>& y, const ref::Matrix& wanted) {
+  for (std::int64_t r = 0; r < y.rows(); ++r) {
+    for (std::int64_t k = 0; k < y.cols(); ++k) {
+      const double want = wanted.at(r, k);
+      const double got = y.value(r, k);
+      ASSERT_EQ(std::isfinite(got), std::isfinite(want)) << r << "," << k << ": " << got;
+      if (!std::isfinite(want)) {
+        ASSERT_TRUE(same(got, want)) << r << "," << k << ": " << got << " for " << want;
+      }
+    }
+  }
+}
+
+// f(context) on every tier, for few and many hot neurons.
+template <class F>
+void on_every_path(F f) {
+  for (const CpuTier tier : available_cpu_tiers()) {
+    for (const std::optional<double> hot_share : {std::optional<double>(), std::optional(0.0)}) {
+      SCOPED_TRACE(std::string(name_of(tier)) + (hot_share ? ", all hot" : ""));
+      Context context({.threads = 2, .tier = tier, .hot_share = hot_share});
+      f(context);
+    }
+  }
+}
+
+template <class T>
+void expect_inference_as_dense(const Layer<T>& layer) {
+  const ref::Matrix wanted = dense(layer);
+  on_every_path([&](Context& context) {
+    TestMatrix<T> y(layer.shape.tokens, layer.shape.depth);
+    ffn(context, layer.x.view(), layer.weights(), layer.shape.activation, y.view());
+    expect_same_kinds(y, wanted);
+    ffn(context, layer.x.view(), layer.screened(), layer.shape.activation, y.view());
+    expect_same_kinds(y, wanted);
+  });
+}
+
+template <class T>
+void expect_training_as_dense(const Layer<T>& layer) {
+  const ref::Matrix wanted = dense(layer);
+  on_every_path([&](Context& context) {
+    TestMatrix<T> y(layer.shape.tokens, layer.shape.depth);
+    FfnPattern pattern;
+    FfnCounts counts;
+    ffn_forward(context, layer.x.view(), layer.weights(), layer.shape.activation, y.view(), pattern,
+                &counts);
+    expect_same_kinds(y, wanted);
+    bool h_finite = true;  // where a gate is 0 and u is not finite, Σ |h| is NaN
+    for (std::int64_t r = 0; r < y.rows(); ++r) {
+      bool row_nan = true;
+      for (std::int64_t k = 0; k < y.cols(); ++k) row_nan &= std::isnan(wanted.at(r, k));
+      h_finite &= !row_nan;
+    }
+    EXPECT_EQ(std::isnan(counts.l1), !h_finite);
+  });
+}
+
+template <class T>
+class NotFiniteTest : public ::testing::Test {};
+using Types = ::testing::Types<float, bf16>;
+TYPED_TEST_SUITE(NotFiniteTest, Types);
+
+// One neuron, or few: no sum of infinities of both signs makes the row NaN by chance.
+TYPED_TEST(NotFiniteTest, InputsOfFewNeurons) {
+  for (const auto& [tokens, hidden] : {std::pair{1, 1}, {1, 3}, {5, 2}, {40, 1}, {70, 20}}) {
+    for (const bool gated : {true, false}) {
+      for (const float value : {kNan, kInf, -kInf}) {
+        for (const ActivationSpec& activation :
+             {ActivationSpec{}, ActivationSpec{Activation::relu_squared},
+              ActivationSpec{Activation::fat_relu, 0.5F}}) {
+          Layer<TypeParam> layer({tokens, 21, hidden, gated, activation, 0.0F}, 7);
+          // All of the rows' other inputs pull the same way: every place fires, or none.
+          for (std::int64_t n = 0; n < hidden; ++n) {
+            layer.gate.set(n, 4, n % 2 == 0 ? 1.0F : -1.0F);
+            for (std::int64_t k = 0; k < 21; ++k)
+              layer.up.set(n, k, 0.25F), layer.down.set(n, k, 1.0F);
+          }
+          layer.x.set(tokens / 2, 4, value);
+          SCOPED_TRACE(describe(layer.shape) + " x " + std::to_string(value));
+          expect_inference_as_dense(layer);
+          if (::testing::Test::HasFatalFailure()) return;
+          expect_training_as_dense(layer);
+          if (::testing::Test::HasFatalFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+TYPED_TEST(NotFiniteTest, InputsOfManyRows) {
+  Layer<TypeParam> layer({300, 33, 130, true, {}, 1.0F});
+  layer.x.set(0, 5, kInf);
+  layer.x.set(299, 32, kNan);
+  layer.x.set(100, 0, -kInf);
+  expect_inference_as_dense(layer);
+  expect_training_as_dense(layer);
+}
+
+// What weights hold is looked at in training, where they change with every step.
+TYPED_TEST(NotFiniteTest, WeightsInTraining) {
+  for (const std::int64_t tokens : {1, 6, 70}) {
+    for (const bool gated : {true, false}) {
+      for (const float value : {kNan, kInf, -kInf}) {
+        for (const std::int64_t neuron : {0, 7, 82}) {
+          SCOPED_TRACE(std::to_string(tokens) + " rows, " + std::to_string(value) + " in neuron " +
+                       std::to_string(neuron));
+          Layer<TypeParam> one({tokens, 45, 83, gated, {}, 1.0F});
+          one.down.set(neuron, 9, value);
+          one.down.set(neuron, 44, value);
+          expect_training_as_dense(one);
+          if (gated) {
+            Layer<TypeParam> other({tokens, 45, 83, gated, {}, 1.0F});
+            other.up.set(neuron, 44, value);
+            expect_training_as_dense(other);
+          }
+          Layer<TypeParam> gate({tokens, 45, 83, gated, {}, 1.0F});
+          gate.gate.set(neuron, 3, value);
+          expect_training_as_dense(gate);
+          if (::testing::Test::HasFatalFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace twell
