@@ -439,9 +439,9 @@ class SparseFfn(nn.Module):
             name = prefix[:-1] or type(self).__name__
             error_msgs.append(f"{name} is frozen and stays as it was: {error}")
             return
+        self._tell_if_dense(stacklevel=2)
         if local_metadata.get("assign_to_params_buffers"):
             return
-        self._tell_if_dense(stacklevel=2)
         with torch.no_grad():  # into the same memory, which a recorded graph reads
             for name, old, new in zip(_OPERANDS, before, self._operands()):
                 if old is not None and not _is_read_only(old):
