@@ -177,9 +177,10 @@ def operands_of(layer: Layer, choice: Choice | None) -> Operands:
 
 def is_finite(operands: Operands) -> bool:
     """Whether what does not fire may be skipped: 0 · ∞ is NaN. Numbers that are not there, on the meta
-    device, are."""
-    weights = (operands.up, operands.down)
-    return all(w is None or w.is_meta or bool(w.isfinite().all()) for w in weights)
+    device and of PyTorch's fake tensors, are."""
+    weights = [w for w in (operands.up, operands.down) if w is not None]
+    there = [w for w in weights if not w.is_meta and not hasattr(w, "fake_mode")]
+    return all(bool(w.isfinite().all()) for w in there)
 
 
 def _joins(layer: Layer) -> bool:
