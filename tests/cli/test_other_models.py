@@ -112,8 +112,12 @@ def test_checkpoints_carry_what_lies_beside_the_model(twell, model, text, tmp_pa
     has_sides(tmp_path / "copy")
 
 
-def test_a_head_that_is_not_tied_is_copied_so(twell, tmp_path):
+def test_a_head_that_is_not_tied_is_copied_so(twell, text, tmp_path):
     make_bigram(tmp_path / "m", chain("abc"), WORDS, tie_word_embeddings=True)
+    train = ["train", "--data", text, "--out", tmp_path / "run"]
+    twell(*train, "--model", tmp_path / "m", "--steps", 1, "--context", 32, "--batch", 1, "--lr", 0)
+    twell(*train, "--resume", "--extend-to", 2)
+    assert ids_of(twell, tmp_path / "run") == [*b"bc", EOT, *b"abc"]
     done = twell("convert", "--in", tmp_path / "m", "--out", tmp_path / "copy")
     assert len(notes(done)) == 1 and "tie_word_embeddings" in notes(done)[0]
     assert json.loads((tmp_path / "copy/config.json").read_text())["tie_word_embeddings"] is False
@@ -155,6 +159,14 @@ def test_weights_in_another_format_are_named(twell, tmp_path):
     (tmp_path / "m/model.safetensors").rename(tmp_path / "m/pytorch_model.bin")
     error = twell("generate", "--model", tmp_path / "m", "--prompt", "a", ok=False).error_line()
     assert "pytorch_model.bin" in error and "save_pretrained" in error
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
+def test_files_that_were_not_fetched(twell, model, name):
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:5f3a\nsize 52\n"
+    (model / name).write_text(pointer)
+    error = twell("generate", "--model", model, "--prompt", "a", ok=False).error_line()
+    assert name in error and "git lfs pull" in error
 
 
 def test_words_without_tokenizer_json(twell, tmp_path):
