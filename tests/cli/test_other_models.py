@@ -7,7 +7,10 @@ import sys
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+pytest.importorskip("torch")
 pytest.importorskip("safetensors")
+from safetensors.torch import load_file, save_file  # noqa: E402
+
 from bigram import make_bigram  # noqa: E402
 
 WORDS = ["<|end_of_text|>", "<|eot|>"]
@@ -110,6 +113,22 @@ def test_checkpoints_carry_what_lies_beside_the_model(twell, model, text, tmp_pa
     assert not notes(done)
     twell("convert", "--in", run, "--out", tmp_path / "copy")
     has_sides(tmp_path / "copy")
+
+
+def test_a_checkpoint_in_shards_is_resumed(twell, model, text, tmp_path):
+    """As those of more than 5 GB are written."""
+    train = ["train", "--data", text, "--out", tmp_path / "run"]
+    twell(*train, "--model", model, "--steps", 1, "--context", 32, "--batch", 1)
+    step = tmp_path / "run/step-00000001"
+    tensors = load_file(step / "model.safetensors")
+    (step / "model.safetensors").unlink()
+    owner = {name: f"model-{1 + i % 2:05}-of-00002.safetensors" for i, name in enumerate(tensors)}
+    for file in set(owner.values()):
+        save_file({n: t for n, t in tensors.items() if owner[n] == file}, step / file)
+    index = {"metadata": {}, "weight_map": owner}
+    (step / "model.safetensors.index.json").write_text(json.dumps(index))
+    twell(*train, "--resume", "--extend-to", 2)
+    assert (tmp_path / "run/step-00000002/config.json").exists()
 
 
 def test_a_head_that_is_not_tied_is_copied_so(twell, text, tmp_path):
