@@ -43,6 +43,11 @@ std::string library_reason(std::string_view what) {
   return std::string(what.substr(0, what.find('\n')));
 }
 
+void refuse_lfs_pointer(std::string_view bytes, std::string_view file) {
+  if (!bytes.starts_with("version https://git-lfs.")) return;
+  fail_file(file, "is a pointer of Git LFS, not the file itself: fetch it with `git lfs pull`");
+}
+
 std::string system_reason(int error_number) {
   std::string reason = std::generic_category().message(error_number);
   if (error_number == ENOSPC || error_number == EDQUOT) reason += " (free some space and retry)";

@@ -26,6 +26,10 @@ std::string in_brackets(const std::vector<std::int64_t>& shape);
 // "[json.exception.type_error.302] ".
 std::string library_reason(std::string_view what);
 
+// Throws Error (environment) where the bytes are what Git LFS has in the place of a file that was
+// not fetched.
+void refuse_lfs_pointer(std::string_view bytes, std::string_view file);
+
 // "No space left on device" and the like; for the common ones also what to do.
 std::string system_reason(int error_number);
 

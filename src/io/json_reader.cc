@@ -55,6 +55,7 @@ Json parse_json(std::string_view text, const std::string& file, JsonVisitor visi
     }
     return true;
   };
+  refuse_lfs_pointer(text, file);
   // The JSON library takes a zero byte for the end of its input.
   if (const std::size_t zero = text.find('\0'); zero != text.npos) {
     fail_file(file, "is not valid JSON at byte {}: a zero byte", zero);

@@ -209,6 +209,7 @@ SafetensorsHeader parse_safetensors(std::span<const std::byte> file, const std::
   if (file.size() < kLengthBytes) {
     fail_file(name, "has {} bytes, too few for a safetensors file", file.size());
   }
+  refuse_lfs_pointer({reinterpret_cast<const char*>(file.data()), file.size()}, name);
   std::uint64_t header_bytes = 0;
   for (std::size_t i = kLengthBytes; i-- > 0;) {
     header_bytes = (header_bytes << 8) | std::to_integer<std::uint64_t>(file[i]);

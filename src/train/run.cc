@@ -118,9 +118,14 @@ class Run {
     if (run_.activation) config.hidden_act = *run_.activation;
     config.validate();
     expect_vocabulary(config.vocab_size, tokens);
-    auto model = make_model(config, at::kFloat, recipe_.seed, run_.device);
     // A resumed run gets its weights from Trainer::load.
-    if (!fresh && !latest) copy_weights(start(), *model);
+    std::unique_ptr<Model> source;
+    if (!fresh && !latest) {
+      source = load_weights();
+      config.tie_word_embeddings = source->config().tie_word_embeddings;  // as they turned out
+    }
+    auto model = make_model(config, at::kFloat, recipe_.seed, run_.device);
+    if (source) copy_weights(*source, *model);
     for (const auto& [name, tensor] : model->parameters()) result_.parameters += tensor.numel();
     return model;
   }
@@ -157,17 +162,18 @@ class Run {
     if (const auto eos = tokenizer_->eos_id()) config.eos_token_ids = {*eos};
   }
 
-  static void copy_weights(const fs::path& from, Model& to) {
+  std::unique_ptr<Model> load_weights() const {
     LoadOptions options;
     options.dtype = at::kFloat;
     options.trainable = true;
-    const auto source = load_model(from.string(), options);
-    const NamedTensors weights = source->parameters();
+    return load_model(start().string(), options);
+  }
+
+  static void copy_weights(const Model& from, Model& to) {
+    const NamedTensors weights = from.parameters();
     NamedTensors targets = to.parameters();
-    if (weights.size() != targets.size())
-      io::fail_argument("train", "{}: cannot be trained", from.string());
     for (std::size_t i = 0; i < weights.size(); ++i) {
-      targets[i].second.detach().copy_(weights[i].second.detach());
+      targets.at(i).second.detach().copy_(weights[i].second.detach());
     }
   }
 

@@ -16,7 +16,8 @@ RUN = [*SHAPE, "--steps", 2, "--context", 32, "--batch", 2, "--bpe-vocab", 300]
 
 
 def notes(done):
-    return [line for line in done.err.splitlines() if line.startswith("note: ")]
+    err = done.err if hasattr(done, "err") else done.stderr
+    return [line for line in err.splitlines() if line.startswith("note: ")]
 
 
 # --- file systems that lack something ---
@@ -130,23 +131,61 @@ def test_outputs_through_links_and_into_empty_folders(twell, trained, tmp_path):
     assert "not empty" in error
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user here")
-def test_an_empty_folder_in_one_that_cannot_be_written(twell, program, trained, tmp_path):
-    """As a volume that a container is given: nothing can be made beside it."""
+@pytest.fixture
+def nobody(program):
+    """A folder that another user may enter, and nobody(...): the command line as that user."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user")
     place = pathlib.Path(subprocess.check_output(["mktemp", "-d"], text=True).strip())
-    try:
-        shutil.copytree(trained[0], place / "model", symlinks=True)
-        (place / "out").mkdir()
-        os.chown(place / "out", 65534, 65534)
-        place.chmod(0o755)
-        done = subprocess.run(
-            ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", program, "convert", "--in",
-             place / "model", "--out", place / "out"], capture_output=True, text=True)
+    place.chmod(0o755)
+
+    def run(*arguments, **changes):
+        user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+        done = subprocess.run([*user, program, *map(str, arguments)], capture_output=True, text=True,
+                              env=environment(**changes))
         assert done.returncode == 0, done.stderr
-        assert (place / "out/config.json").exists()
-        assert sorted(p.name for p in place.iterdir()) == ["model", "out"]
-    finally:
-        shutil.rmtree(place)
+        return done
+
+    run.place = place
+    yield run
+    shutil.rmtree(place)
+
+
+def environment(**changes):
+    gone = ("HOME", "XDG_CACHE_HOME", "TMPDIR", "TWELL_CALIBRATION")
+    return {**{k: v for k, v in os.environ.items() if k not in gone}, **changes}
+
+
+def test_an_empty_folder_in_one_that_cannot_be_written(nobody, trained):
+    """As a volume that a container is given: nothing can be made beside it."""
+    shutil.copytree(trained[0], nobody.place / "model", symlinks=True)
+    (nobody.place / "out").mkdir()
+    os.chown(nobody.place / "out", 65534, 65534)
+    nobody("convert", "--in", nobody.place / "model", "--out", nobody.place / "out")
+    assert (nobody.place / "out/config.json").exists()
+    assert sorted(p.name for p in nobody.place.iterdir()) == ["model", "out"]
+
+
+def test_a_run_goes_on_by_another_user(nobody, twell, text):
+    run = nobody.place / "run"
+    shutil.copy(text, nobody.place / "text.txt")
+    twell("train", "--data", nobody.place / "text.txt", "--out", run, *RUN)
+    assert (run / ".lock").stat().st_mode & 0o022 == 0  # not theirs to write to
+    for folder in (run, run / "cache"):
+        folder.chmod(0o777)
+    nobody("train", "--data", nobody.place / "text.txt", "--out", run, "--resume", "--extend-to", 4)
+    assert (run / "step-00000004/config.json").exists()
+
+
+def test_the_calibration_of_another_user(nobody, trained):
+    shutil.copytree(trained[0], nobody.place / "model", symlinks=True)
+    home = nobody.place / "home"
+    (home / ".cache/twell").mkdir(parents=True)
+    (home / ".cache/twell/calibration.json").write_text("{}")
+    home.chmod(0o700)
+    done = nobody("generate", "--model", nobody.place / "model", "--prompt", "The", "--max-tokens", 2,
+                  HOME=str(home))
+    assert len(notes(done)) == 1 and "calibration.json" in notes(done)[0]
 
 
 # --- names and environments ---
@@ -175,11 +214,6 @@ def test_few_descriptors(program, text, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def environment(**changes):
-    kept = {k: v for k, v in os.environ.items() if k not in ("HOME", "XDG_CACHE_HOME", "TMPDIR", "TWELL_CALIBRATION")}
-    return {**kept, **changes}
-
-
 @pytest.mark.parametrize("changes", [
     {}, {"HOME": "", "TMPDIR": ""}, {"HOME": "/nonexistent", "TMPDIR": "/nonexistent"},
     {"HOME": "relative", "XDG_CACHE_HOME": "also/relative"}, {"HOME": "/dev/null"},
@@ -191,22 +225,3 @@ def test_homes_that_are_none(program, trained, tmp_path, changes):
     assert not list(tmp_path.iterdir())
     done = subprocess.run([program, "calibrate", "--help"], capture_output=True, env=environment(**changes))
     assert done.returncode == 0
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user here")
-def test_the_calibration_of_another_user(program, trained):
-    place = pathlib.Path(subprocess.check_output(["mktemp", "-d"], text=True).strip())
-    try:
-        place.chmod(0o755)
-        shutil.copytree(trained[0], place / "model", symlinks=True)
-        (place / "home/.cache/twell").mkdir(parents=True)
-        (place / "home/.cache/twell/calibration.json").write_text("{}")
-        (place / "home").chmod(0o700)
-        done = subprocess.run(
-            ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", program, "generate", "--model",
-             place / "model", "--prompt", "The", "--max-tokens", "2"],
-            capture_output=True, text=True, env=environment(HOME=str(place / "home")))
-        assert done.returncode == 0, done.stderr
-        assert done.stderr.count("note: ") == 1 and "calibration.json" in done.stderr
-    finally:
-        shutil.rmtree(place)

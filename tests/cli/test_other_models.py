@@ -7,7 +7,10 @@ import sys
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+pytest.importorskip("torch")
 pytest.importorskip("safetensors")
+from safetensors.torch import load_file, save_file  # noqa: E402
+
 from bigram import make_bigram  # noqa: E402
 
 WORDS = ["<|end_of_text|>", "<|eot|>"]
@@ -112,8 +115,28 @@ def test_checkpoints_carry_what_lies_beside_the_model(twell, model, text, tmp_pa
     has_sides(tmp_path / "copy")
 
 
-def test_a_head_that_is_not_tied_is_copied_so(twell, tmp_path):
+def test_a_checkpoint_in_shards_is_resumed(twell, model, text, tmp_path):
+    """As those of more than 5 GB are written."""
+    train = ["train", "--data", text, "--out", tmp_path / "run"]
+    twell(*train, "--model", model, "--steps", 1, "--context", 32, "--batch", 1)
+    step = tmp_path / "run/step-00000001"
+    tensors = load_file(step / "model.safetensors")
+    (step / "model.safetensors").unlink()
+    owner = {name: f"model-{1 + i % 2:05}-of-00002.safetensors" for i, name in enumerate(tensors)}
+    for file in set(owner.values()):
+        save_file({n: t for n, t in tensors.items() if owner[n] == file}, step / file)
+    index = {"metadata": {}, "weight_map": owner}
+    (step / "model.safetensors.index.json").write_text(json.dumps(index))
+    twell(*train, "--resume", "--extend-to", 2)
+    assert (tmp_path / "run/step-00000002/config.json").exists()
+
+
+def test_a_head_that_is_not_tied_is_copied_so(twell, text, tmp_path):
     make_bigram(tmp_path / "m", chain("abc"), WORDS, tie_word_embeddings=True)
+    train = ["train", "--data", text, "--out", tmp_path / "run"]
+    twell(*train, "--model", tmp_path / "m", "--steps", 1, "--context", 32, "--batch", 1, "--lr", 0)
+    twell(*train, "--resume", "--extend-to", 2)
+    assert ids_of(twell, tmp_path / "run") == [*b"bc", EOT, *b"abc"]
     done = twell("convert", "--in", tmp_path / "m", "--out", tmp_path / "copy")
     assert len(notes(done)) == 1 and "tie_word_embeddings" in notes(done)[0]
     assert json.loads((tmp_path / "copy/config.json").read_text())["tie_word_embeddings"] is False
@@ -155,6 +178,14 @@ def test_weights_in_another_format_are_named(twell, tmp_path):
     (tmp_path / "m/model.safetensors").rename(tmp_path / "m/pytorch_model.bin")
     error = twell("generate", "--model", tmp_path / "m", "--prompt", "a", ok=False).error_line()
     assert "pytorch_model.bin" in error and "save_pretrained" in error
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
+def test_files_that_were_not_fetched(twell, model, name):
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:5f3a\nsize 52\n"
+    (model / name).write_text(pointer)
+    error = twell("generate", "--model", model, "--prompt", "a", ok=False).error_line()
+    assert name in error and "git lfs pull" in error
 
 
 def test_words_without_tokenizer_json(twell, tmp_path):

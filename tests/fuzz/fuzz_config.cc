@@ -1,4 +1,5 @@
-// Any bytes either are a valid configuration, which survives being written, or a twell::Error.
+// Any bytes either are a valid configuration, which survives being written, or a twell::Error; and
+// so of a generation_config.json beside it.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -11,7 +12,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const std::string_view text(reinterpret_cast<const char*>(data), size);
   try {
     ModelConfig config = ModelConfig::from_json(text, "fuzz");
-    config.sparse_lm = false;  // written as the plain architecture
+    config.sparse_lm = false;     // written as the plain architecture
+    config.weights_file.clear();  // and with the usual name
+    config.take_generation_config(text, "fuzz");
     if (!(ModelConfig::from_json(config.to_json(), "written") == config)) std::abort();
   } catch (const twell::Error& error) {
     if (error.operation() == "written") std::abort();

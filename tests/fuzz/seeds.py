@@ -31,6 +31,8 @@ def config():
     yield json.dumps({**base, "rope_scaling": rope}).encode()
     yield json.dumps({**base, "rope_parameters": {**rope, "rope_theta": 5e5}}).encode()
     yield json.dumps({**base, "model_type": "qwen2_sparse_relu", "twell_gated": False}).encode()
+    more = dict(transformers_weights="a/b.safetensors", pad_token_id=0, limits=[float("inf"), float("nan")])
+    yield json.dumps({**base, **more}).encode()
     yield json.dumps({**base, "hidden_act": "fat_relu", "twell_fat_relu_threshold": 0.5}).encode()
 
 

@@ -143,5 +143,28 @@ TEST_F(CostModelFile, DamageIsOneLineThatSaysWhatToDo) {
   }
 }
 
+// They would be other files in every folder.
+TEST_F(CostModelFile, RelativeFoldersDoNotCount) {
+  const auto set = [](const char* name, const char* value) {
+    value == nullptr ? unsetenv(name) : setenv(name, value, 1);
+  };
+  const auto found = [&](const char* cache, const char* home) {
+    unsetenv("TWELL_CALIBRATION");
+    const char* before = std::getenv("HOME");
+    const std::string kept = before == nullptr ? "" : before;
+    set("XDG_CACHE_HOME", cache);
+    set("HOME", home);
+    const fs::path out = calibration_file();
+    set("XDG_CACHE_HOME", nullptr);
+    set("HOME", before == nullptr ? nullptr : kept.c_str());
+    return out;
+  };
+  EXPECT_EQ(found("/cache", "/home"), "/cache/twell/calibration.json");
+  EXPECT_EQ(found("cache", "/home"), "/home/.cache/twell/calibration.json");
+  EXPECT_EQ(found(nullptr, "/home"), "/home/.cache/twell/calibration.json");
+  for (const char* none : {"", "home", "./home"}) EXPECT_EQ(found(none, none), "") << none;
+  EXPECT_EQ(found(nullptr, nullptr), "");
+}
+
 }  // namespace
 }  // namespace twell::lm

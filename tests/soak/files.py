@@ -14,7 +14,11 @@ TASKS = {
     "lambada": '{"text": "the cat sees a ball"}',
     "hellaswag": "context\n1\na\nb\nc\nd",
 }
-JSON = {"config.json", "tokenizer.json", "state.json", "calibration.json"}
+JSON = {"config.json", "generation_config.json", "tokenizer.json", "special_tokens_map.json", "state.json",
+        "calibration.json"}  # fmt: skip
+# Beside the weights, as other people have them.
+SIDES = {"generation_config.json": '{"eos_token_id": [0, 1], "top_p": 0.9}',
+         "special_tokens_map.json": '{"eos_token": {"content": "<|endoftext|>"}}'}
 
 
 class Files:
@@ -31,6 +35,8 @@ class Files:
         text = tiny_text(self.base / "text.txt", rng)
         tools.ok("train", "--data", text, "--out", self.base / "run", *SHAPE, "--context", 32, "--batch",
                  2, "--steps", 4, "--bpe-vocab", 300)
+        for name, contents in SIDES.items():
+            (self.base / "run" / "step-00000004" / name).write_text(contents)
         tools.ok("tokenize", "--text", text, "--tokenizer", self.base / "run", "--out",
                  self.base / "text.tokens")
         tools.ok("stats", "--model", self.base / "run", "--text", text, "--max-tokens", 64, "--trace",
@@ -64,6 +70,8 @@ class Files:
                                "--repeats", 1, "--seconds", 0.001],
             here / "calibration.json": ["explain", "--no-measure"],
         }
+        for name in SIDES:
+            targets[step / name] = rng.choice([use, train])
         for task in TASKS:
             file = here / f"{task}.jsonl"
             targets[file] = ["eval", *model, "--task", task, "--data", file]
