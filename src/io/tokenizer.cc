@@ -3,6 +3,7 @@
 #include "io/atomic_file.h"
 #include "io/file_error.h"
 #include "io/json_reader.h"
+#include "io/note.h"
 #include "io/tokenizer_impl.h"
 #include "io/unicode.h"
 
@@ -38,6 +39,18 @@ void read_special_tokens_map(const fs::path& path, Tokenizer::Impl& impl) {
   if (const auto eos = named_token(map, "eos_token", impl)) impl.eos = eos;
 }
 
+// transformers adds a token that this file alone lists, behind all others; a model seldom has a row
+// for it.
+void note_missing_tokens(const JsonObject& config, const Tokenizer::Impl& impl) {
+  for (const auto& [id, token] : config.object("added_tokens_decoder").json().items()) {
+    if (!token.is_object() || !token.contains("content") || !token["content"].is_string()) continue;
+    const std::string content = token["content"];
+    if (impl.ids.contains(content)) continue;
+    note(fmt::format("{} lists the token {}, which the tokenizer has not: it is read as text",
+                     config.file(), in_quotes(content)));
+  }
+}
+
 void read_tokenizer_config(const fs::path& path, Tokenizer::Impl& impl) {
   std::error_code ignored;
   bool lists_added = false;
@@ -49,6 +62,7 @@ void read_tokenizer_config(const fs::path& path, Tokenizer::Impl& impl) {
     impl.bos = named_token(config, "bos_token", impl);
     impl.eos = named_token(config, "eos_token", impl);
     lists_added = config.has("added_tokens_decoder");
+    if (lists_added) note_missing_tokens(config, impl);
     impl.files.emplace_back(kConfigName, std::move(text));
   }
   if (!lists_added) read_special_tokens_map(path.parent_path() / "special_tokens_map.json", impl);

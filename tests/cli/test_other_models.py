@@ -171,6 +171,32 @@ def test_a_tokenizer_of_fewer_entries_than_the_model(twell, text, tmp_path):
           "--context", 16, "--batch", 1)
 
 
+def test_tokens_that_the_tokenizer_has_not(twell, tmp_path):
+    make_bigram(tmp_path / "m", chain("abc"), WORDS)
+    config = {"added_tokens_decoder": {"257": {"content": "<|eot|>"}, "258": {"content": "<pad>"}}}
+    (tmp_path / "m/tokenizer_config.json").write_text(json.dumps(config))
+    done = twell("generate", "--model", tmp_path / "m", "--prompt", "<pad>", "--max-tokens", 1)
+    assert len(notes(done)) == 1 and '"<pad>"' in notes(done)[0]
+
+
+@pytest.mark.parametrize(("tokenizer_config", "special_tokens_map", "ends"), [
+    ({}, {"eos_token": {"content": "<|eot|>"}}, EOT),
+    ({"eos_token": "<|end_of_text|>"}, {"eos_token": "<|eot|>"}, EOT),
+    ({"eos_token": "<|end_of_text|>", "added_tokens_decoder": {}}, {"eos_token": "<|eot|>"}, 256),
+])
+def test_the_token_that_ends_a_document(twell, tmp_path, tokenizer_config, special_tokens_map, ends):
+    """As AutoTokenizer takes it from the two files."""
+    make_bigram(tmp_path / "m", chain("abc"), WORDS)
+    (tmp_path / "m/tokenizer_config.json").write_text(json.dumps(tokenizer_config))
+    (tmp_path / "m/special_tokens_map.json").write_text(json.dumps(special_tokens_map))
+    (tmp_path / "a.txt").write_text("abc")
+    twell("tokenize", "--text", tmp_path / "a.txt", "--tokenizer", tmp_path / "m", "--out", tmp_path / "t")
+    assert (tmp_path / "t").read_bytes()[64:] == b"".join(i.to_bytes(2, "little") for i in [*b"abc", ends])
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path / "m")
+    assert theirs.eos_token_id == ends
+
+
 # --- what is refused ---
 
 def test_weights_in_another_format_are_named(twell, tmp_path):
