@@ -1,7 +1,9 @@
 #include "twell/packed.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <utility>
 
 #include "format/prepared.h"
@@ -9,51 +11,48 @@
 namespace twell {
 namespace {
 
-// Position of W[n, k] inside its panel; Depth steps of 16 neurons × Pair inputs.
-template <int Pair>
-std::int64_t offset_in_panel(std::int64_t neuron, std::int64_t k) {
-  return (k / Pair) * kPanel * Pair + neuron * Pair + k % Pair;
-}
+// A panel is [depth][16 neurons] of words: a pair of bf16 inputs, or one f32.
+using Word = std::uint32_t;
+constexpr std::int64_t kWord = sizeof(Word);
 
-template <class T, int Pair, class Copy>
-void for_each_panel(std::int64_t rows, std::int64_t cols, T* packed, Copy copy) {
-  const std::int64_t depth = packed_depth(dtype_of<std::remove_const_t<T>>::value, cols);
-  const std::int64_t panels = packed_panels(rows);
+// Words that are copied of one neuron before the next one's: 4 KB of a panel, which stay in L1
+// until all neurons are there. A whole panel is more than L1, and took 15 times as long.
+constexpr std::int64_t kRun = 64;
+
+// Panel by panel on all threads: begin(panel, its bytes, neurons), then run(row, place in the
+// panel, words) for runs of words, those of all neurons in turns; part(row, place, bytes) for what
+// is less than a word at the end of a row. `Panel`: std::byte or const std::byte.
+template <class View, class Panel, class Begin, class Run, class Part>
+void for_each_run(View w, Panel* packed, Begin begin, Run run, Part part) {
+  const auto row_bytes = w.cols * static_cast<std::int64_t>(size_of(w.dtype));
+  const std::int64_t words = row_bytes / kWord;
+  const auto panel_bytes = static_cast<std::int64_t>(packed_bytes(w.dtype, kPanel, w.cols));
+  const std::int64_t panels = packed_panels(w.rows);
 #pragma omp parallel for schedule(static)
   for (std::int64_t p = 0; p < panels; ++p) {
-    T* panel = packed + p * kPanel * depth;
-    const std::int64_t neurons = std::min(kPanel, rows - p * kPanel);
-    copy(p * kPanel, neurons, depth, panel);
+    Panel* const panel = packed + p * panel_bytes;
+    const std::int64_t neurons = std::min(kPanel, w.rows - p * kPanel);
+    begin(panel, panel_bytes, neurons);
+    const auto place = [&](std::int64_t word, std::int64_t n) {
+      return panel + (word * kPanel + n) * kWord;
+    };
+    for (std::int64_t first = 0; first < words; first += kRun) {
+      for (std::int64_t n = 0; n < neurons; ++n) {
+        run(w.row_bytes(p * kPanel + n) + first * kWord, place(first, n),
+            std::min(kRun, words - first));
+      }
+    }
+    for (std::int64_t n = 0; words * kWord < row_bytes && n < neurons; ++n) {
+      part(w.row_bytes(p * kPanel + n) + words * kWord, place(words, n),
+           static_cast<std::size_t>(row_bytes - words * kWord));
+    }
   }
 }
 
-template <class T, int Pair>
-void pack_typed(ConstMatrixView w, T* packed) {
-  for_each_panel<T, Pair>(
-      w.rows, w.cols, packed,
-      [&](std::int64_t first, std::int64_t neurons, std::int64_t depth, T* panel) {
-        if (neurons < kPanel || depth > w.cols) {
-          std::fill_n(panel, kPanel * depth, T{});
-        }
-        for (std::int64_t n = 0; n < neurons; ++n) {
-          const T* row = w.row<T>(first + n);
-          for (std::int64_t k = 0; k < w.cols; ++k) {
-            panel[offset_in_panel<Pair>(n, k)] = row[k];
-          }
-        }
-      });
-}
-
-template <class T, int Pair>
-void unpack_typed(const T* packed, MatrixView w) {
-  for_each_panel<const T, Pair>(
-      w.rows, w.cols, packed,
-      [&](std::int64_t first, std::int64_t neurons, std::int64_t, const T* panel) {
-        for (std::int64_t n = 0; n < neurons; ++n) {
-          T* row = w.row<T>(first + n);
-          for (std::int64_t k = 0; k < w.cols; ++k) row[k] = panel[offset_in_panel<Pair>(n, k)];
-        }
-      });
+// Rows may start anywhere, so words are copied as bytes.
+void copy_run(const std::byte* from, std::int64_t from_step, std::byte* to, std::int64_t to_step,
+              std::int64_t words) {
+  for (; words > 0; --words, from += from_step, to += to_step) std::memcpy(to, from, sizeof(Word));
 }
 
 }  // namespace
@@ -78,11 +77,18 @@ PreparedMemory PreparedMemory::borrow(const void* data, const char* operation) {
 void pack_weight(ConstMatrixView w, void* packed) {
   require_weight(w, "pack_weight");
   require_prepared(packed, "pack_weight");
-  if (w.dtype == DType::bf16) {
-    pack_typed<bf16, 2>(w, static_cast<bf16*>(packed));
-  } else {
-    pack_typed<float, 1>(w, static_cast<float*>(packed));
-  }
+  const bool padded = packed_depth(w.dtype, w.cols) != w.cols;
+  for_each_run(
+      w, static_cast<std::byte*>(packed),
+      [=](std::byte* panel, std::int64_t bytes, std::int64_t neurons) {
+        if (neurons < kPanel || padded) std::fill_n(panel, bytes, std::byte{});
+      },
+      [](const std::byte* row, std::byte* word, std::int64_t words) {
+        copy_run(row, kWord, word, kPanel * kWord, words);
+      },
+      [](const std::byte* row, std::byte* word, std::size_t bytes) {
+        std::memcpy(word, row, bytes);
+      });
 }
 
 PackedWeight::PackedWeight(ConstMatrixView w) : PackedWeight({}, w.dtype, w.rows, w.cols) {
@@ -105,11 +111,15 @@ void PackedWeight::unpack(MatrixView w) const {
           "expected ", name_of(dtype_), " [", rows_, ", ", cols_, "], got ", name_of(w.dtype), " [",
           w.rows, ", ", w.cols, "]");
   require_view("PackedWeight::unpack", "w", w);
-  if (dtype_ == DType::bf16) {
-    unpack_typed<bf16, 2>(static_cast<const bf16*>(data()), w);
-  } else {
-    unpack_typed<float, 1>(static_cast<const float*>(data()), w);
-  }
+  for_each_run(
+      w, static_cast<const std::byte*>(data()),
+      [](const std::byte* /*panel*/, std::int64_t /*bytes*/, std::int64_t /*neurons*/) {},
+      [](std::byte* row, const std::byte* word, std::int64_t words) {
+        copy_run(word, kPanel * kWord, row, kWord, words);
+      },
+      [](std::byte* row, const std::byte* word, std::size_t bytes) {
+        std::memcpy(row, word, bytes);
+      });
 }
 
 }  // namespace twell
