@@ -41,7 +41,19 @@ run_consumer() {
     { [[ $cuda != ON ]] || "$dir/program/consumer_cuda"; } &&
     ! ldd "$dir/program/consumer" | grep -i torch &&
     "$CMAKE" -S "$ROOT/tests/consumer" -B "$dir/no-toolkit" -G Ninja -DCMAKE_PREFIX_PATH="$dir/prefix" \
-      -DCMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit=ON
+      -DCMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit=ON &&
+    embeds "$dir/embedding" "$cuda"
+}
+
+# embeds DIRECTORY WITH_CUDA: a project that embeds this one builds and runs, and has nothing but libtwell, its CUDA
+# half and the file readers among its targets.
+embeds() {
+  local ours
+  "$CMAKE" -S "$ROOT/tests/consumer" -B "$1" -G Ninja -DTWELL_SOURCE="$ROOT" -DCMAKE_BUILD_TYPE=Release \
+    -DWITH_CUDA="$2" -DTWELL_CUDA_ARCHITECTURES=80 &&
+    ninja -C "$1" -j "$(jobs_here)" consumer && "$1/consumer" &&
+    ours=$(ninja -C "$1" -t targets all | grep -E '^twell/(.*/)?(tests|bench|examples|cli|models|torch_ops|torch)/' || true) &&
+    { [[ -z $ours ]] || { echo "built by projects that embed this one: $ours" >&2 && return 1; }; }
 }
 
 # record NAME STATUS SECONDS [REASON]
