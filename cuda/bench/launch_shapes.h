@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "twell/cuda.h"
+
 namespace twell::bench {
 
 struct Grid {
@@ -20,7 +22,7 @@ inline constexpr std::int64_t kMostBlocksY = 4096;
 // along y the rows, each taking every gridDim.y-th.
 inline constexpr int kElementThreads = 256;
 constexpr Grid relu_times_grid(std::int64_t rows, std::int64_t hidden) {
-  const std::int64_t vectors = hidden / 8;
+  const std::int64_t vectors = hidden / cuda::kVector;
   return {static_cast<unsigned>((vectors + kElementThreads - 1) / kElementThreads),
           static_cast<unsigned>(std::min(rows, kMostBlocksY))};
 }

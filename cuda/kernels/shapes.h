@@ -7,9 +7,10 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "twell/cuda.h"
+
 namespace twell::cuda {
 
-constexpr int kVector = 8;                  // elements of one 16-byte access
 constexpr int kRowBytes = 128;              // of a tile's row in shared memory: all 32 banks
 constexpr int kStageDepth = kRowBytes / 2;  // inputs of one pipeline stage
 
@@ -81,7 +82,7 @@ struct ScreenTiles {
 // columns in as many parts as that needs, and wider outputs take several groups, each with blocks
 // of its own. Two blocks of 256 threads an SM leave 128 registers for each.
 constexpr int kGatherThreads = 256;  // at most
-constexpr int kGatherBlocks = 2;     // of so many, on an SM
+constexpr int kGatherBlocks = 2;     // of so many, on an SM: they hide L2's latency
 constexpr int kThreadVectors = 2;    // of eight columns
 constexpr int kThreadFloats = kThreadVectors * kVector;
 constexpr int kGatherColumns = 8192;  // of a group

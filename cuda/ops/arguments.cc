@@ -6,7 +6,7 @@
 namespace twell::cuda {
 namespace {
 
-constexpr std::uintptr_t kVectorBytes = 16;
+constexpr std::uintptr_t kVectorBytes = kVector * sizeof(std::uint16_t);
 
 bool starts_at(const void* pointer, std::uintptr_t bytes) {
   return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0;  // NOLINT
@@ -24,8 +24,8 @@ void check_matrix(const Expected& expected, const char* argument, const ConstMat
   require(starts_at(view.data, bytes), expected.operation, argument,
           "expected an address that is a multiple of ", bytes, " bytes");
   require(!expected.aligned || is_aligned(view), expected.operation, argument,
-          "expected address and row stride to be multiples of 16 bytes, since the plan is for "
-          "aligned rows; plan with aligned = false");
+          "expected address and row stride to be multiples of ", kVectorBytes,
+          " bytes, since the plan is for aligned rows; plan with aligned = false");
 }
 
 }  // namespace

@@ -10,10 +10,9 @@
 namespace twell::cuda {
 
 void check_problem(const char* operation, const Problem& problem) {
-  constexpr std::int64_t kMost = std::int64_t{1} << 30;
   const auto in_range = [&](const char* name, std::int64_t value, std::int64_t least) {
-    require(value >= least && value <= kMost, operation, name, "expected ", least, " to ", kMost,
-            ", got ", value);
+    require(value >= least && value <= kMostSize, operation, name, "expected ", least, " to ",
+            kMostSize, ", got ", value);
   };
   in_range("tokens", problem.tokens, 0);
   in_range("depth", problem.depth, 1);
@@ -36,9 +35,7 @@ GatherPlan plan_gather(const Device& device, const Problem& problem) {
   // allow.
   constexpr std::int64_t kMinThreads = 64;
   constexpr std::int64_t kMaxThreads = kGatherThreads;
-  // Blocks on an SM that hide L2's latency, and neurons that are worth a block of their own at the
-  // 1 % of active ones that sparse models have.
-  constexpr std::int64_t kBlocksPerSm = 2;
+  // Neurons that are worth a block of their own at the 1 % of active ones that sparse models have.
   constexpr std::int64_t kNeuronsPerSplit = 512;
   constexpr std::int64_t kMaxSplits = 16;
   GatherPlan plan;
@@ -52,7 +49,7 @@ GatherPlan plan_gather(const Device& device, const Problem& problem) {
   plan.block_floats =
       static_cast<int>(round_up(columns, std::int64_t{plan.threads} * kThreadFloats));
   plan.passes = static_cast<int>(ceil_div(problem.depth, kGatherColumns));
-  const std::int64_t wanted = ceil_div(kBlocksPerSm * device.sm_count,
+  const std::int64_t wanted = ceil_div(std::int64_t{kGatherBlocks} * device.sm_count,
                                        std::max<std::int64_t>(problem.tokens * plan.passes, 1));
   const std::int64_t useful = ceil_div(problem.hidden, kNeuronsPerSplit);
   plan.splits = static_cast<int>(std::clamp<std::int64_t>(std::min(wanted, useful), 1, kMaxSplits));

@@ -65,7 +65,8 @@ constexpr bool built_unaligned(GemmShape shape) {
 
 void check_tile(const char* operation, std::int32_t tile) {
   require(tile == 0 || (tile >= 16 && tile <= kMostListed && tile % 16 == 0), operation, "tile",
-          "expected a multiple of 16 up to 65536, or 0 for the plan's choice, got ", tile);
+          "expected a multiple of 16 up to ", kMostListed, ", or 0 for the plan's choice, got ",
+          tile);
 }
 
 // The packing epilogue gives a tile 2, 4, 8 or 16 lanes.

@@ -77,7 +77,7 @@ GemmPlan plan_library_gemm(const Device& device, const Problem& problem, std::in
           "library: libcublasLt.so is not to be found, or this build lacks its header; install "
           "them, or take another shape");
   require(tile != 0 || problem.hidden <= kMostListed, kOperation, "tile",
-          "expected one, since a row's list has room for 65536 neurons, got 0 for ",
+          "expected one, since a row's list has room for ", kMostListed, " neurons, got 0 for ",
           problem.hidden);
   GemmPlan plan;
   plan.shape = GemmShape::library;

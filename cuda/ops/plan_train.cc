@@ -6,8 +6,6 @@
 
 namespace twell::cuda {
 
-static_assert(kMostColdNeurons == kMostListed);
-
 std::int64_t turn_places(const Device& device) {
   constexpr std::size_t kSmall = std::size_t{8} << 30;  // where the driver does not tell
   const std::size_t memory = device.memory_bytes > 0 ? device.memory_bytes : kSmall;

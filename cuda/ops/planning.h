@@ -10,8 +10,10 @@ namespace twell::cuda {
 constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 constexpr std::int64_t round_up(std::int64_t a, std::int64_t b) { return ceil_div(a, b) * b; }
 
+// Of tokens, inputs and neurons: 32-bit numbers and their sums have room for so many.
+constexpr std::int64_t kMostSize = std::int64_t{1} << 30;
 // Neurons that a row's list can name.
-constexpr std::int64_t kMostListed = 65536;
+constexpr std::int64_t kMostListed = kWidestTile;
 
 // Throws on sizes and dtypes that no kernel takes.
 void check_problem(const char* operation, const Problem& problem);

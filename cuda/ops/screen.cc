@@ -14,8 +14,8 @@ using Tiles = ScreenTiles;
 constexpr std::int64_t kMostInputs = std::int64_t{1} << 20;
 
 void check_size(const char* operation, std::int64_t rows, std::int64_t cols) {
-  require(rows >= 1 && rows <= std::int64_t{1} << 30, operation, "rows", "expected 1 to ",
-          std::int64_t{1} << 30, ", got ", rows);
+  require(rows >= 1 && rows <= kMostSize, operation, "rows", "expected 1 to ", kMostSize, ", got ",
+          rows);
   require(cols >= 1 && cols <= kMostInputs, operation, "cols", "expected 1 to ", kMostInputs,
           " inputs, got ", cols);
 }

@@ -180,7 +180,7 @@ class CudaRuntime final : public DeviceRuntime {
  private:
   static cuda::Problem problem(const FfnShape& shape, std::int64_t rows) {
     cuda::Problem call{rows,        shape.width, shape.hidden,
-                       shape.dtype, shape.gated, shape.width % 8 == 0};
+                       shape.dtype, shape.gated, shape.width % cuda::kVector == 0};
     call.joined = shape.gated;  // gate and up lie in one matrix
     return call;
   }

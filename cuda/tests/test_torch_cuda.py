@@ -187,6 +187,7 @@ def test_trained_layer(twell: ModuleType, gated: bool) -> None:
 
 @needs_gpu
 def test_where_a_screen_pays(twell: ModuleType) -> None:
+    assert twell.ops.screen_pays(1, 2048, 5632)
     assert twell.ops.screen_pays(1, 2048, 5632, 0.01)
     assert not twell.ops.screen_pays(1, 2048, 5632, 1.0)
     assert not twell.ops.screen_pays(33, 2048, 5632, 0.01)

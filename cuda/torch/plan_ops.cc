@@ -27,7 +27,7 @@ cuda::Problem problem_of(std::int64_t tokens, std::int64_t width, std::int64_t n
   problem.tokens = tokens;
   problem.depth = width;
   problem.hidden = neurons;
-  problem.aligned = width % 8 == 0;  // as the operators' tensors are
+  problem.aligned = width % cuda::kVector == 0;  // as the operators' tensors are
   return problem;
 }
 
@@ -68,11 +68,11 @@ std::int64_t choose_training(const Tensor& rates, std::int64_t tokens, std::int6
   return cuda::choose_training(figures, problem, shares, besides).value_or(-1);
 }
 
-bool screen_pays(std::int64_t tokens, std::int64_t width, std::int64_t neurons, double candidates,
-                 std::int64_t device) {
+bool screen_pays(std::int64_t tokens, std::int64_t width, std::int64_t neurons,
+                 std::optional<double> candidates, std::int64_t device) {
   cuda::Problem problem = problem_of(tokens, width, neurons);
   problem.screened = true;
-  problem.candidates = candidates;
+  problem.candidates = candidates.value_or(problem.candidates);
   const cuda::Device& figures = device_figures(static_cast<int>(device));
   return cuda::plan_gemm_relu_twell(figures, problem).shape == cuda::GemmShape::screen32x32;
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "torch_ops/arguments.h"
@@ -21,8 +22,9 @@ std::int64_t choose_training(const Tensor& rates, std::int64_t tokens, std::int6
                              std::int64_t device, const std::string& activation, bool gated);
 
 // Whether a call of `tokens` rows is expected to be faster with the gate's screen than with the
-// gate, where the screen leaves the share `candidates` of its neurons to a token.
-bool screen_pays(std::int64_t tokens, std::int64_t width, std::int64_t neurons, double candidates,
-                 std::int64_t device);
+// gate, where the screen leaves the share `candidates` of its neurons to a token; without
+// it, what plans expect.
+bool screen_pays(std::int64_t tokens, std::int64_t width, std::int64_t neurons,
+                 std::optional<double> candidates, std::int64_t device);
 
 }  // namespace twell::torch_ops

@@ -31,10 +31,13 @@ static_assert(sizeof(TwellSlot16) == 4 && sizeof(TwellSlot32) == 8);
 
 constexpr std::size_t slot_bytes(DType dtype) { return dtype == DType::f32 ? 8 : 4; }
 
+// Columns of the widest tile: slots number them in 16 bits.
+constexpr std::int32_t kWidestTile = 65536;
+
 struct TwellLayout {
   std::int64_t rows = 0;       // M
   std::int64_t cols = 0;       // H
-  std::int32_t tile = 256;     // columns per tile: a multiple of 16, at most 65,536
+  std::int32_t tile = 256;     // columns per tile: a multiple of 16, at most kWidestTile
   std::int32_t capacity = 32;  // inline slots per row and tile, 1 … tile
   DType dtype = DType::bf16;   // of the values
 

@@ -13,9 +13,6 @@ from twell import ops
 FEWEST_INPUTS = 32
 # Hot neurons are chosen for calls of so many inputs at most; a plan takes more in blocks of fewer.
 _MOST_INPUTS_LOG2 = 16
-# The share of neurons that the operators' plans assume a screen leaves: Problem::candidates of
-# twell/cuda.h.
-_PLANNED_CANDIDATES = 0.012
 
 
 class Layer(NamedTuple):
@@ -129,10 +126,10 @@ def _choose_for_gpu(layer: Layer, x: Tensor) -> Choice:
     kind, axis = x.device.type, x.float().mean(0)
     fired = _stats(layer, x, operands_of(layer, None))[2].cpu()
 
-    def pays(candidates: float) -> bool:
+    def pays(candidates: float | None = None) -> bool:
         return ops.screen_pays(1, width, neurons, candidates, device=x.device)
 
-    if pays(_PLANNED_CANDIDATES):
+    if pays():  # as plans expect
         # One by one: plans take a screen for some inputs alone, and others leave nothing to count.
         rows = x[:: x.shape[0] // FEWEST_INPUTS][:FEWEST_INPUTS].split(1)
         screened = operands_of(layer, Choice(kind, axis))

@@ -204,14 +204,15 @@ def screen_pays(
     tokens: int,
     width: int,
     neurons: int,
-    candidates: float,
+    candidates: float | None = None,
     *,
     device: torch.device | str = "cuda",
 ) -> bool:
     """Whether a gate [neurons, width] is expected to be faster with its screen (screen_weight) than
     without on a GPU, in calls of ``tokens`` inputs of which the screen leaves the share
-    ``candidates`` of the pre-activations; ffn_stats counts them. ffn itself decides as if that were
-    0.012. On a CPU see screen_limit. RuntimeError where there is no such GPU."""
+    ``candidates`` of the pre-activations; ffn_stats counts them. Without it, what ffn itself expects,
+    by which it decides: 0.012, 2.4 for each that fires at 0.5 %. On a CPU see screen_limit.
+    RuntimeError where there is no such GPU."""
     ordinal = _gpu("screen_pays", device)
     return torch.ops.twell.screen_pays(tokens, width, neurons, candidates, ordinal)
 

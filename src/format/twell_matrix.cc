@@ -13,7 +13,7 @@ void TwellLayout::validate() const {
   };
   check(rows >= 0, "rows", "at least 0", rows);
   check(cols >= 0, "cols", "at least 0", cols);
-  check(tile >= 16 && tile <= 65536 && tile % 16 == 0, "tile", "a multiple of 16 up to 65536",
+  check(tile >= 16 && tile <= kWidestTile && tile % 16 == 0, "tile", "a multiple of 16 up to 65536",
         tile);
   check(capacity >= 1 && capacity <= tile, "capacity", "1 to tile", capacity);
 }

@@ -72,7 +72,6 @@ int row_groups(int threads, std::int64_t tiles, std::int64_t rows, std::int64_t 
 
 FfnPlan plan_ffn(const Context& context, std::int64_t tokens, const FfnShape& shape,
                  GateForm gate) {
-  constexpr std::int64_t kWidestTile = 65536;  // 16-bit columns
   require_weight_shape("plan_ffn", "shape", shape.dtype, shape.hidden, shape.width);
   FfnPlan plan;
   plan.tier = context.tier();
@@ -80,7 +79,7 @@ FfnPlan plan_ffn(const Context& context, std::int64_t tokens, const FfnShape& sh
   plan.gate = gate;
   plan.row_block = row_block(plan.tier, tokens);
   const std::int64_t tile = tile_columns(plan.threads, shape.hidden, plan.row_block);
-  plan.tile = static_cast<std::int32_t>(std::min(tile, kWidestTile));
+  plan.tile = static_cast<std::int32_t>(std::min<std::int64_t>(tile, kWidestTile));
   plan.row_groups = row_groups(plan.threads, ceil_div(shape.hidden, plan.tile), plan.row_block,
                                gemm_rows(plan.tier, plan.row_block, shape.width));
   plan.row_parts = sparse_parts(plan.row_block, plan.threads);

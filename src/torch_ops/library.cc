@@ -30,7 +30,7 @@ STABLE_TORCH_LIBRARY(twell, m) {
   m.def(
       "choose_training(Tensor rates, int tokens, int width, int device, str activation=\"relu\", "
       "bool gated=True) -> int");
-  m.def("screen_pays(int tokens, int width, int neurons, float candidates, int device) -> bool");
+  m.def("screen_pays(int tokens, int width, int neurons, float? candidates, int device) -> bool");
   m.def("processor_name() -> str");
   m.def("cpu_tier() -> str");
   m.def("cpu_tier_available(str tier) -> bool");

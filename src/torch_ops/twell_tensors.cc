@@ -24,8 +24,9 @@ void require(const Argument& argument, ScalarType type, std::int64_t dims) {
 
 // TwellLayout::validate has the exact range; this keeps the conversion defined.
 std::int32_t narrow(const char* operation, const char* argument, std::int64_t value) {
-  if (value < 1 || value > 65536) {
-    fail(operation, argument, "expected 1 to 65536, got " + std::to_string(value));
+  if (value < 1 || value > kWidestTile) {
+    fail(operation, argument,
+         "expected 1 to " + std::to_string(kWidestTile) + ", got " + std::to_string(value));
   }
   return static_cast<std::int32_t>(value);
 }

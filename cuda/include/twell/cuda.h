@@ -126,8 +126,11 @@ struct GatherPlan {
   std::string to_string() const;
 };
 
+// Elements of one vector load of 16 bytes.
+inline constexpr int kVector = 8;
+
 // What plans depend on. Alignment: true where x, y, all weights and their strides are multiples of
-// 16 bytes and D is one of 8.
+// 16 bytes and D is one of kVector.
 struct Problem {
   std::int64_t tokens = 0;  // M
   std::int64_t depth = 0;   // D
@@ -176,11 +179,14 @@ GemmPlan plan_gemm_relu_twell(const Device& device, const Problem& problem, std:
 GemmPlan plan_gemm_relu_twell(GemmShape shape, const Device& device, const Problem& problem,
                               std::int32_t tile = 0);
 GatherPlan plan_gather(const Device& device, const Problem& problem);
+// What a call's workspace may take unless the caller says otherwise.
+inline constexpr std::size_t kWorkspaceLimit = std::size_t{256} << 20;
+
 // Rows are processed in blocks, so that all of the workspace stays below `workspace_limit`, at
 // least one block of 128 rows. A row's packed activation takes 4 bytes a neuron whatever the
 // density: twice what a dense layer stores of it. `shape` forces that of the gate GEMM.
 FfnPlan plan_ffn(const Device& device, const Problem& problem,
-                 std::size_t workspace_limit = std::size_t{256} << 20,
+                 std::size_t workspace_limit = kWorkspaceLimit,
                  std::optional<GemmShape> shape = {});
 
 // What a plan needs whose parts were changed since plan_ffn() made it.

@@ -15,7 +15,7 @@
 
 namespace twell::cuda {
 
-inline constexpr std::int64_t kMostColdNeurons = 65536;
+inline constexpr std::int64_t kMostColdNeurons = kWidestTile;  // a row's list is one tile
 
 struct TrainOptions {
   // Of the places [M, H] that are not hot, the share whose g and u are kept: 4 bytes each.
@@ -24,7 +24,7 @@ struct TrainOptions {
   // of a 64th of the GPU's memory. If not all places have room, rows take turns; one costs some 15
   // µs even if it finds none.
   std::int64_t turn_places = 0;
-  std::size_t workspace_limit = std::size_t{256} << 20;  // of the forward pass: plan_ffn()
+  std::size_t workspace_limit = kWorkspaceLimit;  // of the forward pass: plan_ffn()
 };
 
 struct TrainPlan {
