@@ -21,7 +21,8 @@ double measure_copy(Bench& bench, const CeilingCase& one) {
   });
   const double rate = 2.0 * static_cast<double>(one.bytes) / (t.median_us * 1e-6);
   std::printf("%-34s %8.2f TB/s\n", one.name.c_str(), rate * 1e-12);
-  bench.report.add(Line("ceiling", one.name).add("us", t.median_us).add("bytes_per_s", rate));
+  bench.report.add(
+      {{"kind", "ceiling"}, {"variant", one.name}, {"us", t.median_us}, {"bytes_per_s", rate}});
   return rate;
 }
 
@@ -40,10 +41,11 @@ double measure_gemm(Bench& bench, const CeilingCase& one) {
   const Times t = bench.timer.measure(bench.options.runs, [&] { gemm.run(operands); });
   const double rate = 2.0 * one.m * one.n * static_cast<double>(one.k) / (t.median_us * 1e-6);
   std::printf("%-34s %8.0f TFLOP/s  %8.1f us\n", one.name.c_str(), rate * 1e-12, t.median_us);
-  bench.report.add(Line("ceiling", one.name)
-                       .add("us", t.median_us)
-                       .add("flops_per_s", rate)
-                       .add("impl", gemm.to_string()));
+  bench.report.add({{"kind", "ceiling"},
+                    {"variant", one.name},
+                    {"us", t.median_us},
+                    {"flops_per_s", rate},
+                    {"impl", gemm.to_string()}});
   return rate;
 }
 
@@ -64,7 +66,8 @@ void measure_l2_rows(Bench& bench, const CeilingCase& one) {
   const double bytes = static_cast<double>(blocks) * kReadWarps * kRowsPerWarp * kReadRowBytes;
   const double rate = bytes / (t.median_us * 1e-6);
   std::printf("%-34s %8.2f TB/s\n", one.name.c_str(), rate * 1e-12);
-  bench.report.add(Line("ceiling", one.name).add("us", t.median_us).add("bytes_per_s", rate));
+  bench.report.add(
+      {{"kind", "ceiling"}, {"variant", one.name}, {"us", t.median_us}, {"bytes_per_s", rate}});
 }
 
 // What one more kernel adds to a graph where each waits for the one before: from 101 and from one,
@@ -83,7 +86,7 @@ void measure_launch_gap(Bench& bench, const CeilingCase& one) {
   };
   const double us = (time_of(1 + kMore) - time_of(1)) / kMore;
   std::printf("%-34s %8.2f us\n", one.name.c_str(), us);
-  bench.report.add(Line("ceiling", one.name).add("us", us));
+  bench.report.add({{"kind", "ceiling"}, {"variant", one.name}, {"us", us}});
 }
 
 }  // namespace

@@ -16,7 +16,9 @@ void check_one(Bench& bench, const ExactCase& one, const ExactLayer& exact,
                const DeviceLayer& layer) {
   const cuda::FfnPlan plan = plan_of(bench.device, layer.problem(one.tokens), one);
   if (plan.gemm.shared_bytes > bench.device.shared_bytes) {
-    bench.report.add(Line("exact", one.name).add("skipped", "more shared memory than there is"));
+    bench.report.add({{"kind", "exact"},
+                      {"variant", one.name},
+                      {"skipped", "more shared memory than there is"}});
     return;
   }
   const DeviceMemory<std::byte> memory(plan.workspace_bytes);
@@ -33,14 +35,16 @@ void check_one(Bench& bench, const ExactCase& one, const ExactLayer& exact,
   const ExactCounts counts = exact_counts(exact, one.first, one.tokens);
   const bool counted = row_nnz.read() == counts.row_nnz && neurons.read() == counts.neurons;
   const bool equal = off.count == 0 && counted;
-  Line line("exact", one.name);
-  line.add("equal", equal).add("impl", plan.to_string());
+  Line line = {
+      {"kind", "exact"}, {"variant", one.name}, {"equal", equal}, {"impl", plan.to_string()}};
   if (!equal) {
     bench.failed += 1;
-    line.add("different", off.count).add("row", off.row).add("column", off.column);
-    line.add("got", static_cast<double>(off.got))
-        .add("expected", static_cast<double>(off.expected));
-    line.add("counts_equal", counted);
+    line.update({{"different", off.count},
+                 {"row", off.row},
+                 {"column", off.column},
+                 {"got", off.got},
+                 {"expected", off.expected},
+                 {"counts_equal", counted}});
     std::printf("%s: WRONG: %lld values differ, the first at row %lld, column %lld: %g, not %g%s\n",
                 one.name.c_str(), static_cast<long long>(off.count),
                 static_cast<long long>(off.row), static_cast<long long>(off.column),

@@ -1,17 +1,12 @@
 // twell_gpu_bench: the CUDA operations beside cuBLAS on one layer, with output compared.
 //
-//   twell_gpu_bench [--list | --predict] [--json FILE] [--only exact,layers,train,sweeps]
-//                   [--tokens 1,16,...] [--nnz 29,...] [--train-tokens 2048,...]
-//                   [--train-nnz 28,...] [--runs N] [--hidden D] [--ffn H]
-//
 // First what the GPU does at best, then exact results, layers, training, sweeps. Prints tables and
-// writes JSON lines as it measures. --list names every variant and --predict says what is expected
-// on an H100, both without a GPU. Nothing but the CUDA runtime and cuBLAS is needed.
+// writes JSON lines as it measures. Nothing but the CUDA runtime and cuBLAS is needed.
 #include <cuda_runtime.h>
 
+#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <string>
-#include <vector>
 
 #include "cuda/bench/bench.h"
 #include "cuda/bench/predictions.h"
@@ -25,7 +20,7 @@ void guarded(Bench& bench, const std::string& variant, const std::function<void(
   } catch (const Error& error) {
     bench.failed += 1;
     std::printf("%s: FAILED: %s\n", variant.c_str(), error.what());
-    bench.report.add(Line("error", variant).add("message", error.what()));
+    bench.report.add({{"kind", "error"}, {"variant", variant}, {"message", error.what()}});
     // A kernel that failed takes the process's GPU with it: then this throws.
     TWELL_CUDA_CHECK(cudaDeviceSynchronize());
   }
@@ -35,16 +30,19 @@ namespace {
 
 Line header(const Bench& bench) {
   const cuda::Device& device = bench.device;
-  Line line("header");
-  line.add("gpu", device.name).add("compute_capability", device.major * 10 + device.minor);
-  line.add("sms", device.sm_count);
-  line.add("shared_bytes", static_cast<std::int64_t>(device.shared_bytes));
-  line.add("l2_bytes", static_cast<std::int64_t>(device.l2_bytes));
-  line.add("memory_bytes", static_cast<std::int64_t>(device.memory_bytes));
-  line.add("clock_khz", device.clock_khz).add("memory_clock_khz", device.memory_clock_khz);
-  line.add("memory_bus_bits", device.memory_bus_bits);
-  line.add("depth", bench.options.depth).add("hidden", bench.options.hidden);
-  return line.add("runs", bench.options.runs);
+  return {{"kind", "header"},
+          {"gpu", device.name},
+          {"compute_capability", device.major * 10 + device.minor},
+          {"sms", device.sm_count},
+          {"shared_bytes", device.shared_bytes},
+          {"l2_bytes", device.l2_bytes},
+          {"memory_bytes", device.memory_bytes},
+          {"clock_khz", device.clock_khz},
+          {"memory_clock_khz", device.memory_clock_khz},
+          {"memory_bus_bits", device.memory_bus_bits},
+          {"depth", bench.options.depth},
+          {"hidden", bench.options.hidden},
+          {"runs", bench.options.runs}};
 }
 
 int run(const Options& options) {
@@ -53,12 +51,12 @@ int run(const Options& options) {
   std::printf("%s, compute capability %d.%d, %d SMs\n", bench.device.name.c_str(),
               bench.device.major, bench.device.minor, bench.device.sm_count);
   measure_ceilings(bench);
-  if (options.exact) check_exact(bench);
-  if (options.layers) measure_layers(bench);
-  if (options.train) measure_training(bench);
-  if (options.sweeps) sweep(bench);
+  if (options.has("exact")) check_exact(bench);
+  if (options.has("layers")) measure_layers(bench);
+  if (options.has("train")) measure_training(bench);
+  if (options.has("sweeps")) sweep(bench);
   // Without this line the run was cut short.
-  bench.report.add(Line("end").add("failed", bench.failed));
+  bench.report.add({{"kind", "end"}, {"failed", bench.failed}});
   return bench.failed == 0 ? 0 : 1;
 }
 
@@ -67,8 +65,15 @@ int run(const Options& options) {
 
 int main(int argc, char** argv) {
   try {
-    const twell::bench::Options options =
-        twell::bench::parse(std::vector<std::string>(argv + 1, argv + argc));
+    CLI::App app("The CUDA operations beside cuBLAS on one layer, with output compared.",
+                 "twell_gpu_bench");
+    twell::bench::Options options;
+    twell::bench::declare(app, options);
+    try {
+      app.parse(argc, argv);
+    } catch (const CLI::ParseError& error) {
+      return app.exit(error) == 0 ? 0 : 2;
+    }
     if (options.list) {
       for (const std::string& name : twell::bench::variant_names(options)) {
         std::printf("%s\n", name.c_str());

@@ -103,34 +103,39 @@ void measure_one(Bench& bench, const LayerCase& one, const DeviceLayer& layer,
               gather_rate * 1e-12, floor_us / sparse_time.median_us, error.largest,
               error.within() ? "" : "  WRONG", same_bits ? "" : "  OTHER BITS IN A GRAPH");
   std::fflush(stdout);
-  bench.report.add(Line("ffn", one.name("ffn"))
-                       .add("tokens", tokens)
-                       .add("nnz_mean", nnz)
-                       .add("us", sparse_time.median_us)
-                       .add("min_us", sparse_time.min_us)
-                       .add("max_us", sparse_time.max_us)
-                       .add("speedup", speedup)
-                       .add("floor_us", floor_us)
-                       .add("worst_row_error", error.largest)
-                       .add("worst_row", error.row)
-                       .add("wrong_rows", error.wrong)
-                       .add("bound", kRowBound)
-                       .add("same_bits", same_bits)
-                       .add("candidates", candidates.read().front())
-                       .add("right", right)
-                       .add("impl", plan.to_string()));
-  bench.report.add(
-      Line("gate", one.name("gate")).add("us", parts.gate.median_us).add("flops_per_s", gate_rate));
+  bench.report.add({{"kind", "ffn"},
+                    {"variant", one.name("ffn")},
+                    {"tokens", tokens},
+                    {"nnz_mean", nnz},
+                    {"us", sparse_time.median_us},
+                    {"min_us", sparse_time.min_us},
+                    {"max_us", sparse_time.max_us},
+                    {"speedup", speedup},
+                    {"floor_us", floor_us},
+                    {"worst_row_error", error.largest},
+                    {"worst_row", error.row},
+                    {"wrong_rows", error.wrong},
+                    {"bound", kRowBound},
+                    {"same_bits", same_bits},
+                    {"candidates", candidates.read().front()},
+                    {"right", right},
+                    {"impl", plan.to_string()}});
+  bench.report.add({{"kind", "gate"},
+                    {"variant", one.name("gate")},
+                    {"us", parts.gate.median_us},
+                    {"flops_per_s", gate_rate}});
   if (one.screened) return;
-  bench.report.add(Line("dense", one.name("dense"))
-                       .add("us", dense_time.median_us)
-                       .add("min_us", dense_time.min_us)
-                       .add("max_us", dense_time.max_us)
-                       .add("flops_per_s", dense_rate)
-                       .add("impl", dense.to_string()));
-  bench.report.add(Line("gather", one.name("gather"))
-                       .add("us", parts.gather.median_us)
-                       .add("bytes_per_s", gather_rate));
+  bench.report.add({{"kind", "dense"},
+                    {"variant", one.name("dense")},
+                    {"us", dense_time.median_us},
+                    {"min_us", dense_time.min_us},
+                    {"max_us", dense_time.max_us},
+                    {"flops_per_s", dense_rate},
+                    {"impl", dense.to_string()}});
+  bench.report.add({{"kind", "gather"},
+                    {"variant", one.name("gather")},
+                    {"us", parts.gather.median_us},
+                    {"bytes_per_s", gather_rate}});
 }
 
 }  // namespace

@@ -5,6 +5,10 @@
 #include <string>
 #include <vector>
 
+namespace CLI {
+class App;
+}
+
 namespace twell::bench {
 
 struct Options {
@@ -19,20 +23,13 @@ struct Options {
   int runs = 15;
   bool list = false;     // names the variants and measures nothing
   bool predict = false;  // says what is expected on an H100 and measures nothing
-  // What follows the ceilings, which are always measured; all unless named.
-  bool exact = true;
-  bool layers = true;
-  bool train = true;
-  bool sweeps = true;
+  // What follows the ceilings, which are always measured.
+  std::vector<std::string> parts = {"exact", "layers", "train", "sweeps"};
+
+  bool has(const char* part) const;
 };
 
-inline constexpr const char* kUsage =
-    "twell_gpu_bench [--list | --predict] [--json FILE] [--only exact,layers,train,sweeps]\n"
-    "                [--tokens 1,16,...] [--nnz 29,...] [--train-tokens 2048,...] [--train-nnz "
-    "28,...]\n"
-    "                [--runs N] [--hidden D] [--ffn H]\n";
-
-// Throws Error{invalid_argument}. `arguments` are those after the program's name.
-Options parse(const std::vector<std::string>& arguments);
+// Gives `app` the options; parsing fills `options`, which outlives it.
+void declare(CLI::App& app, Options& options);
 
 }  // namespace twell::bench

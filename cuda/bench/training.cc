@@ -29,14 +29,15 @@ struct DenseRun {
     const double rate = flops / (time.median_us * 1e-6);
     std::printf("%7lld %7s %10.1f %10s  nine GEMMs alone, %.0f TFLOP/s\n",
                 static_cast<long long>(tokens), "", time.median_us, "", rate * 1e-12);
-    bench.report.add(Line("train_dense", train_dense_name(tokens))
-                         .add("tokens", tokens)
-                         .add("us", time.median_us)
-                         .add("min_us", time.min_us)
-                         .add("max_us", time.max_us)
-                         .add("flops_per_s", rate)
-                         .add("what", "nine GEMMs, no element-wise operations: a lower bound")
-                         .add("impl", gemms.to_string()));
+    bench.report.add({{"kind", "train_dense"},
+                      {"variant", train_dense_name(tokens)},
+                      {"tokens", tokens},
+                      {"us", time.median_us},
+                      {"min_us", time.min_us},
+                      {"max_us", time.max_us},
+                      {"flops_per_s", rate},
+                      {"what", "nine GEMMs, no element-wise operations: a lower bound"},
+                      {"impl", gemms.to_string()}});
   }
   DenseTraining gemms;
   Times time;
@@ -103,24 +104,25 @@ void measure_one(Bench& bench, const TrainCase& one, const DeviceLayer& layer,
               error.within() ? "" : "  WRONG", finite ? "" : "  GRADIENTS NOT FINITE",
               same_bits ? "" : "  OTHER BITS IN A GRAPH");
   std::fflush(stdout);
-  bench.report.add(Line("train", one.name())
-                       .add("tokens", tokens)
-                       .add("nnz_mean", nnz)
-                       .add("us", time.median_us)
-                       .add("min_us", time.min_us)
-                       .add("max_us", time.max_us)
-                       .add("forward_us", forward_time.median_us)
-                       .add("speedup", dense.time.median_us / time.median_us)
-                       .add("hot", plan.forward.hot)
-                       .add("kept_bytes", static_cast<std::int64_t>(plan.kept_bytes))
-                       .add("worst_row_error", error.largest)
-                       .add("worst_row", error.row)
-                       .add("wrong_rows", error.wrong)
-                       .add("bound", kRowBound)
-                       .add("finite", finite)
-                       .add("same_bits", same_bits)
-                       .add("right", right)
-                       .add("impl", plan.to_string()));
+  bench.report.add({{"kind", "train"},
+                    {"variant", one.name()},
+                    {"tokens", tokens},
+                    {"nnz_mean", nnz},
+                    {"us", time.median_us},
+                    {"min_us", time.min_us},
+                    {"max_us", time.max_us},
+                    {"forward_us", forward_time.median_us},
+                    {"speedup", dense.time.median_us / time.median_us},
+                    {"hot", plan.forward.hot},
+                    {"kept_bytes", plan.kept_bytes},
+                    {"worst_row_error", error.largest},
+                    {"worst_row", error.row},
+                    {"wrong_rows", error.wrong},
+                    {"bound", kRowBound},
+                    {"finite", finite},
+                    {"same_bits", same_bits},
+                    {"right", right},
+                    {"impl", plan.to_string()}});
 }
 
 }  // namespace

@@ -122,7 +122,6 @@ std::vector<ExactCase> exact_cases(const Options& options) {
 
 cuda::FfnPlan plan_of(const cuda::Device& device, const cuda::Problem& problem,
                       const ExactCase& one) {
-  constexpr std::size_t kPlenty = std::size_t{1} << 30;
   cuda::Problem with_hot = problem;
   with_hot.hot = one.hot_tenths * problem.hidden / 10;
   if (one.separate_up) with_hot.joined = false;
@@ -197,19 +196,19 @@ std::vector<SplitsCase> splits_cases(const Options& options) {
 std::vector<std::string> variant_names(const Options& options) {
   std::vector<std::string> out;
   for (const CeilingCase& one : ceiling_cases(options)) out.push_back(one.name);
-  if (options.exact) {
+  if (options.has("exact")) {
     for (const ExactCase& one : exact_cases(options)) out.push_back(one.name);
   }
-  if (options.layers) {
+  if (options.has("layers")) {
     for (const LayerCase& one : layer_cases(options)) {
       for (const char* what : one.lines()) out.push_back(one.name(what));
     }
   }
-  if (options.train) {
+  if (options.has("train")) {
     for (const std::int64_t tokens : options.train_tokens) out.push_back(train_dense_name(tokens));
     for (const TrainCase& one : train_cases(options)) out.push_back(one.name());
   }
-  if (options.sweeps) {
+  if (options.has("sweeps")) {
     for (const ShapeCase& one : shape_cases(options)) out.push_back(one.name);
     for (const SplitsCase& one : splits_cases(options)) out.push_back(one.name);
   }

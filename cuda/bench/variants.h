@@ -63,6 +63,9 @@ struct TrainCase {
 std::vector<TrainCase> train_cases(const Options& options);
 std::string train_dense_name(std::int64_t tokens);
 
+// Workspace of plans whose shape or splits are forced: all rows in one block.
+inline constexpr std::size_t kPlenty = std::size_t{1} << 30;
+
 struct ShapeCase {
   std::string name;
   std::int64_t tokens = 0;

@@ -5,7 +5,7 @@ GPU_BUILD=$ROOT/build/gpu
 GPU_LM_BUILD=$ROOT/build/gpu-lm
 GPU_BUNDLE=$ROOT/build/gpu-bundle
 GPU_RESULTS=$ROOT/build/gpu-results
-# What the command line includes besides PyTorch.
+# What the command line includes besides PyTorch, and of it the benchmark.
 LM_HEADERS=(fmt/format.h nlohmann/json.hpp CLI/CLI.hpp pcre2.h utf8proc.h)
 
 gpu_name() { nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1 || true; }
@@ -140,7 +140,7 @@ not_built() {
       ;;
     ceilings | bench | train)
       [[ -x $GPU_BUILD/cuda/bench/twell_gpu_bench ]] ||
-        echo "twell_gpu_bench is not built; run the part build, which needs cuBLAS for it"
+        echo "twell_gpu_bench is not built; run the part build, which needs cuBLAS, CLI11 and nlohmann-json for it"
       ;;
     operators | engine | bench-ffn)
       [[ -x $GPU_LM_BUILD/cli/twell && -f $GPU_LM_BUILD/src/torch_ops/libtwell_lm_cuda.so ]] ||
@@ -193,9 +193,9 @@ run_build() {
   local gtest=()
   gtest_installed || gtest=(-DTWELL_GTEST_SOURCE="$GPU_BUNDLE/googletest")
   cmake -S "$ROOT" -B "$GPU_BUILD" -G Ninja -DCMAKE_BUILD_TYPE=Release -DTWELL_WERROR=OFF -DTWELL_LM=OFF -DTWELL_CUDA=ON \
-    -DTWELL_CUDA_ARCHITECTURES="$(gpu_architecture)" ${gtest[@]+"${gtest[@]}"} &&
+    -DCMAKE_PREFIX_PATH="$GPU_BUNDLE" -DTWELL_CUDA_ARCHITECTURES="$(gpu_architecture)" ${gtest[@]+"${gtest[@]}"} &&
     ninja -C "$GPU_BUILD" -j "$(jobs_here)" cuda_test &&
-    # Without cuBLAS there is no benchmark, and that part says so.
+    # Without what it needs there is no benchmark, and that part says so.
     { ! ninja -C "$GPU_BUILD" -t query twell_gpu_bench >/dev/null 2>&1 || ninja -C "$GPU_BUILD" twell_gpu_bench; }
 }
 
