@@ -3,6 +3,8 @@
 //   gated       g = act(x Wgᵀ), u = x Wuᵀ, h = g ⊙ u, y = h Wd
 //   non-gated   h = act(x Wuᵀ), y = h Wd
 //
+// An FfnForm (twell/ffn_form.h) adds biases, an activation of u, and a norm of h.
+//
 // x is [M, D], Wg and Wu are [H, D] as in checkpoints, Wd is neuron-major [H, D] (the transpose of
 // a checkpoint's down projection), y is [M, D]. All of one dtype: bf16 or f32. Accumulation is f32;
 // the activation is rounded once to the dtype as it is packed, u is never rounded, y once; h is
@@ -20,8 +22,8 @@
 #include <variant>
 #include <vector>
 
-#include "twell/activation.h"
 #include "twell/context.h"
+#include "twell/ffn_form.h"
 #include "twell/packed.h"
 #include "twell/screen.h"
 #include "twell/tensor_view.h"
@@ -94,7 +96,7 @@ FfnPlan plan_ffn(const Context& context, std::int64_t tokens, const FfnShape& sh
 
 // The whole layer, gated or not; the packed gate lives in the context's scratch, block by block.
 // `counts`, if not null, is set.
-void ffn(Context& context, ConstMatrixView x, const FfnWeights& weights,
-         const ActivationSpec& activation, MatrixView y, FfnCounts* counts = nullptr);
+void ffn(Context& context, ConstMatrixView x, const FfnWeights& weights, const FfnForm& form,
+         MatrixView y, FfnCounts* counts = nullptr);
 
 }  // namespace twell

@@ -6,6 +6,11 @@
 //   backward   dh = dy Wdᵀ + λ sign(h), du = dh ⊙ g, dv = dh ⊙ u ⊙ act'(v), where the gate fired,
 //              dx = dv Wg + du Wu, dWg = dvᵀ x, dWu = duᵀ x, dWd = hᵀ dy
 //
+// With the additions of an FfnForm: where up's activation makes h 0, a place does not count as
+// fired; the gradients of biases are the sums of dv, du and dy over all rows; and with a norm, q =
+// dy Wdᵀ, c = s³ / H · Σ h w q of a row, dh = s w ⊙ q − c h + λ sign(h), dWd = (s w ⊙ h)ᵀ dy,
+// dw = Σ s h ⊙ q.
+//
 // A layer without a gate has Wu in the gate's place and no u. Shapes and dtypes as in twell/ffn.h;
 // Wd is neuron-major, and so is its gradient. Sums are f32. v and u are rounded to the dtype as
 // they are kept; dv, du and h where a neuron is multiplied densely (FfnPlan::hot_share).
@@ -51,6 +56,8 @@ class FfnPattern {
   void reset(std::int64_t rows, const FfnShape& shape);
   // Makes room for the places of the next rows, counts[r] of row r.
   void append(const std::int32_t* counts, std::int64_t rows);
+  // Of those rows' places, keeps the first counts[r] of row r, and moves them together.
+  void keep(const std::int32_t* counts, std::int64_t rows);
   std::int32_t* neurons() { return const_cast<std::int32_t*>(view_.neurons); }
   void* v() { return const_cast<void*>(view_.v); }
   void* u() { return const_cast<void*>(view_.u); }
@@ -69,7 +76,7 @@ class FfnPattern {
 
 // As ffn(); also sets `pattern`, and counts.l1 = Σ |h|.
 void ffn_forward(Context& context, ConstMatrixView x, const FfnWeights& weights,
-                 const ActivationSpec& activation, MatrixView y, FfnPattern& pattern,
+                 const FfnForm& form, MatrixView y, FfnPattern& pattern,
                  FfnCounts* counts = nullptr);
 
 // What backward reads: x and the weights that forward had, all as stored.
@@ -79,7 +86,7 @@ struct FfnBackward {
   std::optional<ConstMatrixView> up;  // [H, D]; none in a layer without a gate
   ConstMatrixView down;               // [H, D]
   FfnPatternView pattern;
-  ActivationSpec activation;
+  FfnForm form;     // that forward had; down_bias is not read
   float l1 = 0.0F;  // λ, the gradient of |h| at a place: finite
 };
 
@@ -92,6 +99,8 @@ struct FfnGradients {
   // Adds to the weight gradients, which are f32 then, and leaves rows of neurons that did not fire
   // alone. Else all is overwritten.
   bool accumulate = false;
+  // Of a form's vectors, [H] and of down's bias [D], f32; empty: not wanted.
+  std::span<float> gate_bias = {}, up_bias = {}, down_bias = {}, norm_weight = {};
 };
 
 void ffn_backward(Context& context, const FfnBackward& in, const FfnGradients& out);

@@ -90,6 +90,7 @@ struct PackArgs {
   std::int64_t first = 0;  // neuron of column 0
   std::int64_t width = 0;  // columns, at most kColumnBlock; they lie in one tile of `out`
   ActivationSpec activation;
+  const float* bias = nullptr;  // [width], added to the pre-activations; null: none
   TwellView out;
   std::int64_t out_row = 0;  // row of `out` that row 0 is
 };
@@ -109,7 +110,7 @@ constexpr std::int64_t screen_pack_scratch(std::int64_t rows) {
 // One token's active neurons: rows of a weight, and a coefficient each.
 struct ActiveNeurons {
   const std::int32_t* neurons = nullptr;
-  float* values = nullptr;
+  const float* values = nullptr;
   std::int64_t count = 0;
 };
 
@@ -123,7 +124,7 @@ struct Kernels {
   XForm x;                         // that gemm reads
   std::int64_t x8_tiles_from = 0;  // as XForm::tiles_from, of the x8 that screen_gemm reads
   void (*gemm)(const GemmArgs&);
-  // Appends the non-zeros of act(c).
+  // Appends the non-zeros of act(c + bias).
   void (*pack)(const PackArgs&);
 
   // ScreenedRows::x_block of so many rows.
@@ -138,8 +139,9 @@ struct Kernels {
   // its activation. Returns the number of pre-activations computed.
   std::int64_t (*screen_pack)(const ScreenPackArgs&);
 
-  // values[i] *= dot(x, W[neurons[i]]): a sampled dense-dense product, one row of it.
-  void (*sampled_dots)(const void* x, ConstMatrixView w, const ActiveNeurons& active);
+  // dots[i] = dot(x, W[neurons[i]]): a sampled dense-dense product, one row of it.
+  void (*sampled_dots)(const void* x, ConstMatrixView w, const std::int32_t* neurons,
+                       std::int64_t count, float* dots);
   // y32 (+)= Σ values[i] · W[neurons[i]], W.cols floats: a sparse-dense product, one row of it.
   void (*weighted_rows)(ConstMatrixView w, const ActiveNeurons& active, bool add, float* y32);
   // y = y32, rounded.

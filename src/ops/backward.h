@@ -9,8 +9,9 @@
 
 namespace twell {
 
-// dv, du and h of the places that fired: what each weight gradient multiplies x, x and dy with.
-enum Coefficient : int { kDv, kDu, kH, kCoefficientKinds };
+// dv, du and s w h of the places that fired: what each weight gradient multiplies x, x and dy with.
+// And s h q, whose sums are the gradient of a norm's weight.
+enum Coefficient : int { kDv, kDu, kH, kDw, kCoefficientKinds };
 
 // What both halves know.
 struct BackwardCall {
@@ -25,7 +26,9 @@ struct BackwardCall {
   // Of hot neurons, [size of hot, M]: the x of a GEMM over all rows.
   SparseX columns[kCoefficientKinds] = {};
 
-  bool has(int kind) const { return kind != kDu || in.up.has_value(); }
+  bool has(int kind) const {
+    return kind == kDu ? in.up.has_value() : kind != kDw || !out.norm_weight.empty();
+  }
 };
 
 // dx, and the coefficients.

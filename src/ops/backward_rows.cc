@@ -35,8 +35,7 @@ void run(Context& context, const BackwardCall& call) {
                          static_cast<const T*>(in.pattern.v),
                          static_cast<const T*>(in.pattern.u),
                          nullptr,
-                         {},
-                         nullptr,
+                         {call, {}},
                          reinterpret_cast<std::int32_t*>(block_places),
                          block_places + places,
                          block_places + 2 * places,
@@ -60,13 +59,14 @@ void run(Context& context, const BackwardCall& call) {
     const auto widest = static_cast<std::size_t>(std::max(width, hot.size()));
     sums = static_cast<float*>(
         context.scratch(0, kHotSums, static_cast<std::size_t>(rows_most) * widest * sizeof(float)));
-    block.dots = sums;
+    block.hot.dots = sums;
     const std::int64_t stride = SparseX::stride_of(kernels.x, hot.size());
     const auto bytes = static_cast<std::size_t>(rows_most * stride) * size_of(kernels.x.dtype);
     auto* data = static_cast<std::byte*>(context.scratch(0, kHotHidden, kCoefficientKinds * bytes));
     for (int kind = 0; kind < kCoefficientKinds; ++kind) {
       if (call.has(kind)) {
-        block.hot[kind] = {data + static_cast<std::size_t>(kind) * bytes, stride, kernels.x.dtype};
+        block.hot.values[kind] = {data + static_cast<std::size_t>(kind) * bytes, stride,
+                                  kernels.x.dtype};
       }
     }
   }
@@ -92,11 +92,11 @@ void run(Context& context, const BackwardCall& call) {
 #pragma omp for schedule(dynamic, 4)
         for (std::int64_t row = 0; row < rows; ++row) block.differentiate(row, row_places);
 #pragma omp for schedule(static) nowait
-        for (std::int64_t n = 0; n < hot.size(); n += block.kHotUnit) {
-          block.transpose_hot(n, std::min(n + block.kHotUnit, hot.size()), rows);
+        for (std::int64_t n = 0; n < hot.size(); n += block.hot.kUnit) {
+          block.hot.transpose(n, std::min(n + block.hot.kUnit, hot.size()), first, rows);
         }
-        const PackedTerm terms[] = {{block.hot[kDv].args(rows), all_packed[1].view()},
-                                    {block.hot[kDu].args(rows), all_packed[2].view()}};
+        const PackedTerm terms[] = {{block.hot.values[kDv].args(rows), all_packed[1].view()},
+                                    {block.hot.values[kDu].args(rows), all_packed[2].view()}};
         multiply_all(kernels, {terms, in.up ? 2U : 1U}, c, copy_to(sums, width));
       }
 #pragma omp for schedule(dynamic, 4)

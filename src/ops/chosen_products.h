@@ -52,6 +52,11 @@ struct SparseX {
   // `count` values, rounded where x is bf16, and zeros behind them.
   void set_row(std::int64_t row, const float* values, std::int64_t count,
                const Kernels& kernels) const;
+  float value(std::int64_t row, std::int64_t col) const {
+    return dtype == DType::f32
+               ? reinterpret_cast<const float*>(data)[row * stride + col]
+               : static_cast<float>(reinterpret_cast<const bf16*>(data)[row * stride + col]);
+  }
   void set(std::int64_t row, std::int64_t col, float value) const {
     if (dtype == DType::f32) {
       reinterpret_cast<float*>(data)[row * stride + col] = value;

@@ -14,6 +14,19 @@
 namespace twell {
 namespace {
 
+// Whether y of a row is NaN by a neuron that it does not fire. In scratch of run_sparse_rows().
+bool skips_nan(Context& context, const SparseRows& work, std::int64_t row, int thread) {
+  const std::int64_t count = work.packed.row_count(row);
+  if (count == work.down.rows || work.kernels.all_finite(work.x.row_bytes(row), work.x.cols)) {
+    return false;
+  }
+  auto* fired = static_cast<std::int32_t*>(context.scratch(thread, kActive, 0));
+  auto* values = reinterpret_cast<float*>(fired + work.packed.tiles * work.packed.tile);
+  work.packed.list_row(row, fired, values);
+  return skips_nan(work.kernels, work.form, *work.up, work.x.row_bytes(row),
+                   {fired, values, count});
+}
+
 // Adds those of a block of rows from `first` on.
 void add_counts(const TwellView& packed, std::int64_t first, std::int64_t rows,
                 const std::int32_t* neuron_nnz, FfnCounts& counts) {
@@ -26,7 +39,7 @@ void add_counts(const TwellView& packed, std::int64_t first, std::int64_t rows,
 }  // namespace
 
 void require_ffn(const char* operation, ConstMatrixView x, const FfnWeights& weights,
-                 const ActivationSpec& activation, MatrixView y) {
+                 const FfnForm& form, MatrixView y) {
   const FfnShape shape = weights.shape();
   const auto weight = [&](const char* name, ConstMatrixView view) {
     require_matrix(operation, name, view, shape.dtype, shape.hidden, shape.width);
@@ -46,7 +59,7 @@ void require_ffn(const char* operation, ConstMatrixView x, const FfnWeights& wei
   require_matrix(operation, "down", weights.down, shape.dtype, shape.hidden, weights.down.cols);
   require_matrix(operation, "y", y, shape.dtype, x.rows, weights.down.cols);
   require_apart(operation, "y", y, "x", x);
-  require_activation(operation, activation);
+  require_form(operation, form, shape, weights.down.cols);
 }
 
 FfnShape FfnWeights::shape() const {
@@ -61,9 +74,9 @@ FfnShape FfnWeights::shape() const {
   return shape;
 }
 
-void ffn(Context& context, ConstMatrixView x, const FfnWeights& weights,
-         const ActivationSpec& activation, MatrixView y, FfnCounts* counts) {
-  require_ffn("ffn", x, weights, activation, y);
+void ffn(Context& context, ConstMatrixView x, const FfnWeights& weights, const FfnForm& form,
+         MatrixView y, FfnCounts* counts) {
+  require_ffn("ffn", x, weights, form, y);
   const FfnShape shape = weights.shape();
   if (counts != nullptr) {
     *counts = {};
@@ -75,11 +88,11 @@ void ffn(Context& context, ConstMatrixView x, const FfnWeights& weights,
 
   // Everything is allocated before the threads start: nothing in them may throw.
   const TwellView packed = scratch_activation(context, shape, plan.row_block, plan.tile);
-  Gate gate(context, plan, weights, activation, packed);
-  HotNeurons hot(context, plan, weights);
+  Gate gate(context, plan, weights, form.gate, form.gate_bias, packed);
+  HotNeurons hot(context, plan, weights, form);
   const Kernels& kernels = kernels_of(plan.tier, shape.dtype);
-  SparseRows sparse = {kernels,      packed,         weights.up,
-                       weights.down, plan.row_parts, plan.gather_columns};
+  SparseRows sparse = {
+      kernels, form, packed, weights.up, weights.down, plan.row_parts, plan.gather_columns};
   take_scratch(context, sparse, plan.row_block, plan.threads);
   std::vector<std::uint8_t> nan_rows(static_cast<std::size_t>(plan.row_block));
   const bool counting = counts != nullptr || plan.hot_share <= 1.0;
@@ -96,8 +109,7 @@ void ffn(Context& context, ConstMatrixView x, const FfnWeights& weights,
       if (weights.up) {  // before hot neurons leave the packed gate
 #pragma omp for schedule(static) nowait
         for (std::int64_t r = 0; r < rows; ++r) {
-          nan_rows[static_cast<std::size_t>(r)] =
-              skips_nan(kernels, sparse.x, r, packed.row_count(r), shape.hidden);
+          nan_rows[static_cast<std::size_t>(r)] = skips_nan(context, sparse, r, thread);
         }
       }
       if (counting) hot.count(gate);
@@ -110,7 +122,10 @@ void ffn(Context& context, ConstMatrixView x, const FfnWeights& weights,
         gate.prepare_x();
         hot.multiply(gate, thread);
       }
-      run_sparse_rows(context, sparse, hot.sums(), thread);
+      SparseRows rest = sparse;
+      rest.sums = hot.sums();
+      rest.squares = hot.squares();
+      run_sparse_rows(context, rest, thread);
     }
     for (std::int64_t r = 0; weights.up && r < rows; ++r) {
       if (nan_rows[static_cast<std::size_t>(r)] != 0) fill_nan(sparse.y, r);

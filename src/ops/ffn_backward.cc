@@ -41,7 +41,7 @@ void check(const FfnBackward& in, const FfnGradients& out) {
   require(in.x.rows <= std::numeric_limits<std::int32_t>::max(), kOperation, "x",
           "expected at most 2^31 - 1 rows, got ", in.x.rows);
   check_pattern(in, dtype);
-  require_activation(kOperation, in.activation);
+  require_form(kOperation, in.form, {in.gate.cols, hidden, in.up.has_value(), dtype}, in.down.cols);
   require(std::isfinite(in.l1), kOperation, "l1", "expected a finite gradient, got ", in.l1);
   require_matrix(kOperation, "dx", out.dx, dtype, in.x.rows, in.gate.cols);
   require(in.up.has_value() == out.up.has_value(), kOperation, "gradient of up",
@@ -55,6 +55,14 @@ void check(const FfnBackward& in, const FfnGradients& out) {
   gradient("gradient of gate", out.gate, in.gate.cols);
   if (out.up) gradient("gradient of up", *out.up, in.gate.cols);
   gradient("gradient of down", out.down, in.down.cols);
+  require_entries(kOperation, "gradient of gate_bias", out.gate_bias, hidden);
+  require_entries(kOperation, "gradient of up_bias", out.up_bias, hidden);
+  require(in.up.has_value() || out.up_bias.empty(), kOperation, "gradient of up_bias",
+          "expected none, in a layer without a gate");
+  require_entries(kOperation, "gradient of down_bias", out.down_bias, in.down.cols);
+  require_entries(kOperation, "gradient of norm.weight", out.norm_weight, hidden);
+  require(in.form.norm.has_value() || out.norm_weight.empty(), kOperation,
+          "gradient of norm.weight", "expected none, in a layer without a norm");
 }
 
 // A row that is not finite would make NaN of zeros of a product over all rows.
@@ -114,6 +122,7 @@ void ffn_backward(Context& context, const FfnBackward& in, const FfnGradients& o
   backward_rows(context, call);
   gather_weight_gradients(context, call);
   if (call.hot.size() > 0) multiply_weight_gradients(context, call);
+  sum_vector_gradients(call);
 }
 
 }  // namespace twell

@@ -19,14 +19,15 @@ namespace {
 constexpr const char* kOperation = "ffn_forward";
 
 template <class T>
-void run(Context& context, ConstMatrixView x, const FfnWeights& weights,
-         const ActivationSpec& activation, MatrixView y, FfnPattern& pattern, FfnCounts& counts) {
+void run(Context& context, ConstMatrixView x, const FfnWeights& weights, const FfnForm& form,
+         MatrixView y, FfnPattern& pattern, FfnCounts& counts) {
   const FfnShape shape = weights.shape();
   const FfnPlan plan = plan_ffn(context, x.rows, shape, weights.form());
   const Kernels& kernels = kernels_of(plan.tier, shape.dtype);
   const TwellView packed = scratch_activation(context, shape, plan.row_block, plan.tile);
   // Pre-activations, since backward needs the slope there.
-  Gate gate(context, plan, weights, {Activation::fat_relu, activation.kept_above()}, packed);
+  Gate gate(context, plan, weights, {Activation::fat_relu, form.gate.kept_above()}, form.gate_bias,
+            packed);
   HotSet hot(context, shape.hidden);
   const HotScratch scratch = take_hot_scratch(context, plan, weights);
   const std::int64_t width = weights.down.cols;
@@ -35,7 +36,8 @@ void run(Context& context, ConstMatrixView x, const FfnWeights& weights,
     context.scratch(t, kPartialY, row_bytes + RowPlaces::bytes(shape.hidden));
   }
   std::vector<double> l1(static_cast<std::size_t>(plan.row_block));
-  std::vector<std::int32_t> cold_count(l1.size());
+  std::vector<std::int32_t> cold_count(l1.size()), kept(l1.size());
+  std::vector<float> scale(l1.size());
   for (std::int64_t first = 0; first < x.rows; first += plan.row_block) {
     const std::int64_t rows = std::min(plan.row_block, x.rows - first);
     const ConstMatrixView block_x = x.slice(first, rows);
@@ -69,7 +71,7 @@ void run(Context& context, ConstMatrixView x, const FfnWeights& weights,
             : 0));
     const ForwardBlock<T> block = {kernels,
                                    weights,
-                                   activation.kind,
+                                   form,
                                    packed,
                                    hot,
                                    scratch.hidden_of(kernels.x, hot.size()),
@@ -80,7 +82,9 @@ void run(Context& context, ConstMatrixView x, const FfnWeights& weights,
                                    static_cast<T*>(pattern.u()),
                                    reinterpret_cast<std::int32_t*>(values + places),
                                    values,
-                                   cold_count.data()};
+                                   cold_count.data(),
+                                   kept.data(),
+                                   scale.data()};
 #pragma omp parallel num_threads(plan.threads)
     {
       const int thread = omp_get_thread_num();
@@ -109,9 +113,10 @@ void run(Context& context, ConstMatrixView x, const FfnWeights& weights,
         if (hot.size() == 0) fire(row);
         float* sum = hot.size() > 0 ? sums + row * width : own;
         block.gather(row, hot.size() > 0, sum);
-        kernels.round_row(sum, width, block_y.row_bytes(row));
+        finish_row(kernels, form, block.scale[row], 0, width, sum, block_y.row_bytes(row));
       }
     }
+    if (form.up != Activation::identity) pattern.keep(kept.data(), rows);
     for (std::int64_t row = 0; row < rows; ++row) counts.l1 += l1[static_cast<std::size_t>(row)];
   }
 }
@@ -119,9 +124,8 @@ void run(Context& context, ConstMatrixView x, const FfnWeights& weights,
 }  // namespace
 
 void ffn_forward(Context& context, ConstMatrixView x, const FfnWeights& weights,
-                 const ActivationSpec& activation, MatrixView y, FfnPattern& pattern,
-                 FfnCounts* counts) {
-  require_ffn(kOperation, x, weights, activation, y);
+                 const FfnForm& form, MatrixView y, FfnPattern& pattern, FfnCounts* counts) {
+  require_ffn(kOperation, x, weights, form, y);
   const FfnShape shape = weights.shape();
   FfnCounts own;
   FfnCounts& all = counts != nullptr ? *counts : own;
@@ -131,11 +135,11 @@ void ffn_forward(Context& context, ConstMatrixView x, const FfnWeights& weights,
   pattern.reset(x.rows, shape);
   if (x.rows == 0) return;
   if (shape.dtype == DType::bf16) {
-    run<bf16>(context, x, weights, activation, y, pattern, all);
+    run<bf16>(context, x, weights, form, y, pattern, all);
   } else {
-    run<float>(context, x, weights, activation, y, pattern, all);
+    run<float>(context, x, weights, form, y, pattern, all);
   }
-  if (spread_nan(context, x, weights, pattern.view(), y)) {
+  if (spread_nan(context, x, weights, form, pattern.view(), y)) {
     all.l1 = std::numeric_limits<double>::quiet_NaN();
   }
 }

@@ -3,6 +3,7 @@
 
 #include "format/twell_view.h"
 #include "ops/chosen_products.h"
+#include "ops/hidden.h"
 #include "ops/row_places.h"
 
 namespace twell {
@@ -12,7 +13,7 @@ template <class T>
 struct ForwardBlock {
   const Kernels& kernels;
   const FfnWeights& weights;
-  Activation kind;
+  const FfnForm& form;
   const TwellView& packed;
   const HotSet& hot;
   SparseX hidden;               // [rows, hot neurons]: h
@@ -24,6 +25,8 @@ struct ForwardBlock {
   std::int32_t* cold;
   float* values;
   std::int32_t* cold_count;  // [rows]
+  std::int32_t* kept;        // [rows] places that up's activation leaves, the row's first ones
+  float* scale;              // [rows] s, with a norm
 
   // The row's places, their u and h. Returns Σ |h|.
   double fire(std::int64_t row, const void* x, RowPlaces& places) const {
@@ -32,8 +35,12 @@ struct ForwardBlock {
       end += packed.unpack(row, t, neurons + end, v + end);
     }
     places.split(neurons + offsets[row], end - offsets[row], cold_of(row));
-    cold_count[row] = static_cast<std::int32_t>(places.cold_count());
-    return (hot.size() > 0 ? fire_hot(row, places) : 0.0) + fire_cold(row, x, places);
+    double squares = 0.0;
+    const double l1 = (hot.size() > 0 ? fire_hot(row, places, squares) : 0.0) +
+                      fire_cold(row, x, places, squares);
+    scale[row] = form.norm ? norm_factor(*form.norm, squares, weights.down.rows) : 1.0F;
+    kept[row] = static_cast<std::int32_t>(keep(row, end - offsets[row]));
+    return l1;
   }
 
   // sum [D] (+)= h · down of the places that are not hot.
@@ -46,43 +53,79 @@ struct ForwardBlock {
   std::int32_t* cold_of(std::int64_t row) const { return cold + (offsets[row] - offsets[0]); }
   float* values_of(std::int64_t row) const { return values + (offsets[row] - offsets[0]); }
 
-  double fire_hot(std::int64_t row, const RowPlaces& places) const {
+  // Both add Σ h² of a layer with a norm to `squares`.
+  double fire_hot(std::int64_t row, const RowPlaces& places, double& squares) const {
     const std::int64_t count = hot.size();
     const std::int64_t first = offsets[row];
     float* const pre = places.dense(0);
     float* const h = places.dense(1);
     places.spread(v + first, pre);
-    const float* const up = weights.up ? dots + row * count : nullptr;
-    with_kind(kind, [=](auto kind) {
+    float* const up = weights.up ? dots + row * count : nullptr;
+    if (up != nullptr) add_up_bias(form, hot.list(), count, up);
+    with_kinds(form, [=](auto gate, auto fu) {
       if (up == nullptr) {
-        for (std::int64_t k = 0; k < count; ++k) h[k] = activated(kind(), pre[k]);
+        for (std::int64_t k = 0; k < count; ++k) h[k] = activated(gate(), pre[k]);
       } else {  // what did not fire stays 0 where u is infinite
         for (std::int64_t k = 0; k < count; ++k) {
-          h[k] = where_nonzero(pre[k], activated(kind(), pre[k]) * up[k]);
+          h[k] = where_nonzero(pre[k], combine(fu(), activated(gate(), pre[k]), up[k]));
         }
       }
     });
+    const double l1 = absolute_sum(h, count);
+    if (form.norm) {
+      for (std::int64_t k = 0; k < count; ++k) {
+        squares += static_cast<double>(h[k]) * h[k];
+        h[k] = where_nonzero(h[k], h[k] * weight_of(*form.norm, hot.list()[k]));
+      }
+    }
     hidden.set_row(row, h, count, kernels);
     if (up != nullptr) {
       T* const rounded = reinterpret_cast<T*>(pre);
       kernels.round_row(up, count, rounded);
       places.collect(rounded, u + first);
     }
-    return absolute_sum(h, count);
+    return l1;
   }
 
-  double fire_cold(std::int64_t row, const void* x, const RowPlaces& places) const {
-    const std::int64_t count = places.cold_count();
+  double fire_cold(std::int64_t row, const void* x, const RowPlaces& places,
+                   double& squares) const {
+    const std::int64_t first = offsets[row];
+    std::int32_t* const neurons_of_row = cold_of(row);
+    std::int64_t count = places.cold_count();
     float* const h = values_of(row);
-    std::fill_n(h, count, 1.0F);
-    if (weights.up) {
-      kernels.sampled_dots(x, *weights.up, {cold_of(row), h, count});
-      for (std::int64_t k = 0; k < count; ++k) u[offsets[row] + places.cold_at(k)] = T(h[k]);
-    }
+    float* const pre = places.dense(0);
     for (std::int64_t k = 0; k < count; ++k) {
-      h[k] *= activated(kind, static_cast<float>(v[offsets[row] + places.cold_at(k)]));
+      pre[k] = static_cast<float>(v[first + places.cold_at(k)]);
     }
-    return absolute_sum(h, count);
+    for (std::int64_t k = 0; k < count; ++k) h[k] = activated(form.gate.kind, pre[k]);
+    if (weights.up) {
+      float* const dot = places.dense(1);
+      kernels.sampled_dots(x, *weights.up, neurons_of_row, count, dot);
+      add_up_bias(form, neurons_of_row, count, dot);
+      for (std::int64_t k = 0; k < count; ++k) u[first + places.cold_at(k)] = T(dot[k]);
+      count = combine_places(form, neurons_of_row, h, dot, count);
+    }
+    cold_count[row] = static_cast<std::int32_t>(count);
+    const double l1 = absolute_sum(h, count);
+    if (form.norm) squares += weigh_places(*form.norm, neurons_of_row, h, count);
+    return l1;
+  }
+
+  // Takes the places of the row's lists out for which up's activation makes both h and its slope 0.
+  std::int64_t keep(std::int64_t row, std::int64_t count) const {
+    if (form.up == Activation::identity) return count;
+    const std::int64_t first = offsets[row];
+    std::int64_t left = 0;
+    for (std::int64_t i = first; i < first + count; ++i) {
+      const std::int64_t to = first + left;
+      neurons[to] = neurons[i];
+      v[to] = v[i];
+      u[to] = u[i];
+      const auto up = static_cast<float>(u[i]);
+      const float h = combine(form.up, activated(form.gate.kind, static_cast<float>(v[i])), up);
+      left += h != 0.0F || up_activated_slope(form.up, up) != 0.0F;  // a NaN is not 0
+    }
+    return left;
   }
 };
 

@@ -20,11 +20,12 @@ void for_each_column_block(std::int64_t hidden, std::int64_t tile, std::int64_t 
 }  // namespace
 
 Gate::Gate(Context& context, const FfnPlan& plan, const FfnWeights& weights,
-           const ActivationSpec& activation, const TwellView& out)
+           const ActivationSpec& activation, std::span<const float> bias, const TwellView& out)
     : context_(context),
       plan_(plan),
       kernels_(kernels_of(plan.tier, weights.shape().dtype)),
       activation_(activation),
+      bias_(bias),
       out_(out),
       hidden_(weights.shape().hidden) {
   const FfnShape shape = weights.shape();
@@ -103,6 +104,12 @@ std::int64_t Gate::run(int thread) {
   return computed;
 }
 
+PackArgs Gate::pack_args(const float* c, std::int64_t begin, std::int64_t end, std::int64_t first,
+                         std::int64_t columns) const {
+  const float* bias = bias_.empty() ? nullptr : bias_.data() + first;
+  return {c, end - begin, first, columns, activation_, bias, out_, begin};
+}
+
 void Gate::run_packed(std::int64_t begin, std::int64_t end, std::int64_t tile, float* c) const {
   GemmArgs gemm = input_.args(prepared_, begin, end);
   gemm.weight = packed_;
@@ -113,7 +120,7 @@ void Gate::run_packed(std::int64_t begin, std::int64_t end, std::int64_t tile, f
         gemm.panel_begin = panel;
         gemm.panels = panels;
         kernels_.gemm(gemm);
-        kernels_.pack({c, end - begin, first, columns, activation_, out_, begin});
+        kernels_.pack(pack_args(c, begin, end, first, columns));
       });
 }
 
@@ -126,12 +133,9 @@ std::int64_t Gate::run_screened(std::int64_t begin, std::int64_t end, std::int64
       hidden_, tile, out_.tile,
       [&](std::int64_t panel, std::int64_t panels, std::int64_t first, std::int64_t columns) {
         kernels_.screen_gemm({x8, rows, screen_, panel, panels, c});
-        computed += kernels_.screen_pack({{c, rows, first, columns, activation_, out_, begin},
-                                          input_.x.slice(begin, rows),
-                                          x8,
-                                          weight_,
-                                          screen_,
-                                          candidates});
+        computed +=
+            kernels_.screen_pack({pack_args(c, begin, end, first, columns),
+                                  input_.x.slice(begin, rows), x8, weight_, screen_, candidates});
       });
   return computed;
 }

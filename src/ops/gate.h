@@ -1,4 +1,4 @@
-// act(x Wgᵀ) of a block of rows, packed into the context's scratch: by the GEMM on the packed
+// act(x Wgᵀ + bg) of a block of rows, packed into the context's scratch: by the GEMM on the packed
 // weight or by way of its screen.
 #pragma once
 
@@ -10,8 +10,9 @@ namespace twell {
 class Gate {
  public:
   // Takes its scratch: no call below allocates. `out` has plan.row_block rows.
+  // `bias`: [H], or empty.
   Gate(Context& context, const FfnPlan& plan, const FfnWeights& weights,
-       const ActivationSpec& activation, const TwellView& out);
+       const ActivationSpec& activation, std::span<const float> bias, const TwellView& out);
 
   // The rows x of a block come next; one thread calls this.
   void begin(ConstMatrixView x);
@@ -33,6 +34,9 @@ class Gate {
  private:
   // First row of a group: where a tile of x begins, if x is in tiles.
   std::int64_t group_begin(std::int64_t group) const;
+  // What a column block of sums from neuron `first` on is packed by.
+  PackArgs pack_args(const float* c, std::int64_t begin, std::int64_t end, std::int64_t first,
+                     std::int64_t columns) const;
   void run_packed(std::int64_t begin, std::int64_t end, std::int64_t tile, float* c) const;
   std::int64_t run_screened(std::int64_t begin, std::int64_t end, std::int64_t tile, float* c,
                             void* candidates) const;
@@ -41,6 +45,7 @@ class Gate {
   const FfnPlan& plan_;
   const Kernels& kernels_;
   ActivationSpec activation_;
+  std::span<const float> bias_;
   TwellView out_;
   std::int64_t hidden_;
   GemmInput input_;  // the block's rows

@@ -1,6 +1,9 @@
 #include "ops/gather_pieces.h"
 
 #include <algorithm>
+#include <utility>
+
+#include "ops/hidden.h"
 
 namespace twell {
 namespace {
@@ -40,11 +43,12 @@ GatherPieces::GatherPieces(const SparseRows& work, void* memory, float* own)
       partial_(dots_ + room_),
       own_(own) {}
 
-void GatherPieces::run(std::int64_t begin, std::int64_t end, float* sums) {
+void GatherPieces::run(std::int64_t begin, std::int64_t end) {
   while (begin < end) {
     const std::int64_t count = fill(begin, std::min(end, begin + kRows));
     if (work_.up) multiply_by_up(begin, count);
-    add_down(begin, count, sums);
+    if (work_.form.norm) normalise(begin, count);
+    add_down(begin, count);
     begin += count;
   }
 }
@@ -65,24 +69,54 @@ void GatherPieces::multiply_by_up(std::int64_t first, std::int64_t count) {
   for_each_piece(work_.up->cols, work_.columns, [&](std::int64_t column, std::int64_t width) {
     const ConstMatrixView piece = columns_of(*work_.up, column, width);
     const ConstMatrixView x = columns_of(work_.x, column, width);
-    std::fill_n(partial_, all, 1.0F);
     for (std::int64_t r = 0; r < count; ++r) {
-      work_.kernels.sampled_dots(x.row_bytes(first + r), piece, active(r, partial_));
+      const std::int64_t begin = offsets_[r];
+      work_.kernels.sampled_dots(x.row_bytes(first + r), piece, neurons_ + begin,
+                                 offsets_[r + 1] - begin, partial_ + begin);
     }
     for (std::int64_t i = 0; i < all; ++i) dots_[i] += partial_[i];
   });
-  for (std::int64_t i = 0; i < all; ++i) values_[i] *= dots_[i];
+  // Rows move together where up's activation takes places out.
+  std::int64_t end = 0;
+  for (std::int64_t r = 0; r < count; ++r) {
+    const std::int64_t begin = std::exchange(offsets_[r], end);
+    const std::int64_t places = offsets_[r + 1] - begin;
+    add_up_bias(work_.form, neurons_ + begin, places, dots_ + begin);
+    const std::int64_t left =
+        combine_places(work_.form, neurons_ + begin, values_ + begin, dots_ + begin, places);
+    if (begin != end) {
+      std::copy_n(neurons_ + begin, left, neurons_ + end);
+      std::copy_n(values_ + begin, left, values_ + end);
+    }
+    end += left;
+  }
+  offsets_[count] = end;
 }
 
-void GatherPieces::add_down(std::int64_t first, std::int64_t count, float* sums) {
+void GatherPieces::normalise(std::int64_t first, std::int64_t count) {
+  for (std::int64_t r = 0; r < count; ++r) {
+    const std::int64_t begin = offsets_[r];
+    double squares =
+        weigh_places(*work_.form.norm, neurons_ + begin, values_ + begin, offsets_[r + 1] - begin);
+    if (work_.squares != nullptr) squares += work_.squares[first + r];
+    scale_[r] = norm_factor(*work_.form.norm, squares, work_.down.rows);
+  }
+}
+
+void GatherPieces::add_down(std::int64_t first, std::int64_t count) {
   const std::int64_t cols = work_.down.cols;
   const auto element = static_cast<std::int64_t>(size_of(work_.down.dtype));
+  const bool add = work_.sums != nullptr;
   for_each_piece(cols, work_.columns, [&](std::int64_t column, std::int64_t width) {
     const ConstMatrixView piece = columns_of(work_.down, column, width);
-    for (std::int64_t r = first; r < first + count; ++r) {
-      float* sum = sums != nullptr ? sums + r * cols + column : own_;
-      work_.kernels.weighted_rows(piece, active(r - first, values_), sums != nullptr, sum);
-      work_.kernels.round_row(sum, width, work_.y.row_bytes(r) + column * element);
+    for (std::int64_t r = 0; r < count; ++r) {
+      const std::int64_t row = first + r;
+      const std::int64_t begin = offsets_[r];
+      float* sum = add ? work_.sums + row * cols + column : own_;
+      work_.kernels.weighted_rows(
+          piece, {neurons_ + begin, values_ + begin, offsets_[r + 1] - begin}, add, sum);
+      finish_row(work_.kernels, work_.form, scale_[r], column, width, sum,
+                 work_.y.row_bytes(row) + column * element);
     }
   });
 }

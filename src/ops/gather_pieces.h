@@ -15,16 +15,14 @@ class GatherPieces {
   // `memory`: so many bytes. `own`: room for a row of sums.
   GatherPieces(const SparseRows& work, void* memory, float* own);
 
-  // Rows [begin, end) of the block. `sums`: as for run_sparse_rows().
-  void run(std::int64_t begin, std::int64_t end, float* sums);
+  // Rows [begin, end) of the block.
+  void run(std::int64_t begin, std::int64_t end);
 
  private:
-  ActiveNeurons active(std::int64_t row, float* values) const {
-    return {neurons_ + offsets_[row], values + offsets_[row], offsets_[row + 1] - offsets_[row]};
-  }
   std::int64_t fill(std::int64_t begin, std::int64_t end);
   void multiply_by_up(std::int64_t first, std::int64_t count);
-  void add_down(std::int64_t first, std::int64_t count, float* sums);
+  void normalise(std::int64_t first, std::int64_t count);
+  void add_down(std::int64_t first, std::int64_t count);
 
   const SparseRows& work_;
   // Neurons of some rows in one list, the values of their activation, and dot products with x.
@@ -35,6 +33,7 @@ class GatherPieces {
   float* partial_;  // of this piece
   float* own_;
   std::int64_t offsets_[kRows + 1] = {};
+  float scale_[kRows] = {};  // s of each row, with a norm
 };
 
 }  // namespace twell

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "ops/hidden.h"
 #include "ops/scratch.h"
 
 namespace twell {
@@ -23,14 +24,17 @@ HotScratch take_hot_scratch(Context& context, const FfnPlan& plan, const FfnWeig
   return out;
 }
 
-HotNeurons::HotNeurons(Context& context, const FfnPlan& plan, const FfnWeights& weights)
+HotNeurons::HotNeurons(Context& context, const FfnPlan& plan, const FfnWeights& weights,
+                       const FfnForm& form)
     : context_(context),
       plan_(plan),
       up_(weights.up),
       down_(weights.down),
       kernels_(kernels_of(plan.tier, weights.down.dtype)),
+      form_(form),
       set_(context, weights.down.rows),
-      scratch_(take_hot_scratch(context, plan, weights)) {}
+      scratch_(take_hot_scratch(context, plan, weights)),
+      squares_(form.norm ? static_cast<std::size_t>(plan.row_block) : 0) {}
 
 void count_neurons(const TwellView& packed, std::int64_t rows, std::int64_t hidden,
                    std::int32_t* counts) {
@@ -66,6 +70,21 @@ void HotNeurons::take(const Gate& gate) {
   }
 }
 
+void HotNeurons::weigh(std::int64_t rows) {
+  const SparseX hidden = this->hidden();
+#pragma omp for schedule(static)
+  for (std::int64_t row = 0; row < rows; ++row) {
+    double squares = 0.0;
+    for (std::int64_t i = 0; i < size(); ++i) {
+      const float h = hidden.value(row, i);
+      squares += static_cast<double>(h) * h;
+      // What did not fire stays 0 where the weight is infinite.
+      if (h != 0.0F) hidden.set(row, i, h * weight_of(*form_.norm, set_.list()[i]));
+    }
+    squares_[static_cast<std::size_t>(row)] = squares;
+  }
+}
+
 void HotNeurons::multiply(const Gate& gate, int thread) {
   auto* accumulators = static_cast<float*>(context_.scratch(thread, kAccumulators, 0));
   void* panels = context_.scratch(thread, kHotPanels, 0);
@@ -74,10 +93,13 @@ void HotNeurons::multiply(const Gate& gate, int thread) {
     GemmArgs x = gate.gemm_args();
     x.c = accumulators;
     dot_all_chosen(kernels_, x, {*up_, set_.list(), size()}, panels,
-                   [&](std::int64_t row, std::int64_t first, std::int64_t count, const float* u) {
+                   [&](std::int64_t row, std::int64_t first, std::int64_t count, float* u) {
+                     add_up_bias(form_, set_.list() + first, count, u);
+                     activate_up(form_, count, u);
                      kernels_.multiply_nonzeros(u, count, hidden.at(row, first));
                    });
   }
+  if (form_.norm) weigh(gate.rows());
   const ChosenTerm terms[] = {{hidden, {down_, set_.list(), size()}}};
   combine_all_chosen(kernels_, terms, gate.rows(), panels, accumulators, scratch_.sums);
 }

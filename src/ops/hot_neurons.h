@@ -25,7 +25,7 @@ HotScratch take_hot_scratch(Context& context, const FfnPlan& plan, const FfnWeig
 class HotNeurons {
  public:
   // Takes its scratch.
-  HotNeurons(Context& context, const FfnPlan& plan, const FfnWeights& weights);
+  HotNeurons(Context& context, const FfnPlan& plan, const FfnWeights& weights, const FfnForm& form);
 
   // The following are called by every thread of a parallel region, in this order, after `gate` of
   // the block is packed; each ends with a barrier.
@@ -41,8 +41,12 @@ class HotNeurons {
   std::int64_t size() const { return set_.size(); }
   // f32 [rows, D] of the block; null where it has no hot neurons.
   float* sums() const { return size() > 0 ? scratch_.sums : nullptr; }
+  // Σ h² of each row; null where there is no norm.
+  const double* squares() const { return size() > 0 && form_.norm ? squares_.data() : nullptr; }
 
  private:
+  // w h in place of h, of the block's rows.
+  void weigh(std::int64_t rows);
   SparseX hidden() const { return scratch_.hidden_of(kernels_.x, size()); }
 
   Context& context_;
@@ -50,8 +54,10 @@ class HotNeurons {
   const std::optional<ConstMatrixView>& up_;
   ConstMatrixView down_;
   const Kernels& kernels_;
+  const FfnForm& form_;
   HotSet set_;
   HotScratch scratch_;
+  std::vector<double> squares_;  // of the block's rows
 };
 
 // Rows of the block that fired each neuron, to `counts` [H]; called by every thread of a parallel

@@ -30,8 +30,7 @@ void linear_as_stored(Context& context, ConstMatrixView x, ConstMatrixView weigh
     std::iota(outputs, outputs + count, static_cast<std::int32_t>(first));
     for (std::int64_t row = 0; row < x.rows; ++row) {
       float values[kPiece];
-      std::fill_n(values, count, 1.0F);
-      kernels.sampled_dots(x.row_bytes(row), weight, {outputs, values, count});
+      kernels.sampled_dots(x.row_bytes(row), weight, outputs, count, values);
       kernels.round_row(values, count, y.row_bytes(row) + first * element);
     }
   }

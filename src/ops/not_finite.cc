@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "ops/hidden.h"
+
 namespace twell {
 namespace {
 
@@ -18,9 +20,24 @@ void with_element(DType dtype, F f) {
   }
 }
 
-bool is_fired(const FfnPatternView& pattern, std::int64_t row, std::int32_t neuron) {
-  return std::binary_search(pattern.neurons + pattern.offsets[row],
-                            pattern.neurons + pattern.offsets[row + 1], neuron);
+ActiveNeurons fired_of(const FfnPatternView& pattern, std::int64_t row) {
+  return {pattern.neurons + pattern.offsets[row], nullptr,
+          pattern.offsets[row + 1] - pattern.offsets[row]};
+}
+
+bool contains(const ActiveNeurons& fired, std::int32_t neuron) {
+  return std::binary_search(fired.neurons, fired.neurons + fired.count, neuron);
+}
+
+// Whether fu(u) of a neuron is finite, for a row of x or of Wu that is not.
+bool is_up_finite(const Kernels& kernels, const FfnForm& form, const ConstMatrixView& up,
+                  const void* x, std::int32_t neuron) {
+  if (form.up == Activation::identity) return false;
+  float u = 0.0F;
+  kernels.sampled_dots(x, up, &neuron, 1, &u);
+  add_up_bias(form, &neuron, 1, &u);
+  activate_up(form, 1, &u);
+  return std::isfinite(u);
 }
 
 // A row of down as what 0 times it adds to y.
@@ -63,38 +80,69 @@ std::vector<std::int32_t> rows_not_finite(const Kernels& kernels, int threads,
   return out;
 }
 
+std::vector<std::int32_t> places_not_finite(std::span<const float> values) {
+  std::vector<std::int32_t> out;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (!std::isfinite(values[i])) out.push_back(static_cast<std::int32_t>(i));
+  }
+  return out;
+}
+
 }  // namespace
 
 void fill_nan(const MatrixView& y, std::int64_t row) {
   with_element(y.dtype, [&](auto nan) { std::fill_n(y.row<decltype(nan)>(row), y.cols, nan); });
 }
 
-bool spread_nan(Context& context, ConstMatrixView x, const FfnWeights& weights,
+bool skips_nan(const Kernels& kernels, const FfnForm& form, const ConstMatrixView& up,
+               const void* x, const ActiveNeurons& fired) {
+  for (std::int64_t neuron = 0, next = 0; neuron < up.rows; ++neuron) {
+    if (next < fired.count && fired.neurons[next] == neuron) {
+      ++next;
+    } else if (!is_up_finite(kernels, form, up, x, static_cast<std::int32_t>(neuron))) {
+      return true;
+    }
+  }
+  return false;
+}
+
+bool spread_nan(Context& context, ConstMatrixView x, const FfnWeights& weights, const FfnForm& form,
                 const FfnPatternView& pattern, MatrixView y) {
   const Kernels& kernels = kernels_of(context.tier(), y.dtype);
   const auto bad = [&](const ConstMatrixView& m) {
     return rows_not_finite(kernels, context.threads(), m);
   };
-  const std::vector<std::int32_t> of_down = bad(weights.down);
-  for (const std::int32_t neuron : of_down) {
-    const NanColumns columns(weights.down, neuron);
+  // f(row) for the rows that do not fire a neuron.
+  const auto for_each_without = [&](std::int32_t neuron, auto f) {
     for (std::int64_t row = 0; row < x.rows; ++row) {
-      if (!is_fired(pattern, row, neuron)) columns.fill(y, row);
+      if (!contains(fired_of(pattern, row), neuron)) f(row);
+    }
+  };
+  for (const std::int32_t neuron : bad(weights.down)) {
+    const NanColumns columns(weights.down, neuron);
+    for_each_without(neuron, [&](std::int64_t row) { columns.fill(y, row); });
+  }
+  if (form.norm) {
+    for (const std::int32_t neuron : places_not_finite(form.norm->weight)) {
+      for_each_without(neuron, [&](std::int64_t row) { fill_nan(y, row); });
     }
   }
   if (!weights.up) return false;
+  const ConstMatrixView& up = *weights.up;
   bool any = false;
   const auto all_of = [&](std::int64_t row) {
     fill_nan(y, row);
     any = true;
   };
-  for (const std::int32_t neuron : bad(*weights.up)) {
-    for (std::int64_t row = 0; row < x.rows; ++row) {
-      if (!is_fired(pattern, row, neuron)) all_of(row);
+  for (const auto& of_up : {bad(up), places_not_finite(form.up_bias)}) {
+    for (const std::int32_t neuron : of_up) {
+      for_each_without(neuron, [&](std::int64_t row) {
+        if (!is_up_finite(kernels, form, up, x.row_bytes(row), neuron)) all_of(row);
+      });
     }
   }
   for (const std::int32_t row : bad(x)) {
-    if (pattern.offsets[row + 1] - pattern.offsets[row] < pattern.hidden) all_of(row);
+    if (skips_nan(kernels, form, up, x.row_bytes(row), fired_of(pattern, row))) all_of(row);
   }
   return any;
 }

@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <cstring>
+#include <utility>
 
 #include "core/check.h"
 #include "twell/train.h"
@@ -37,6 +39,28 @@ void FfnPattern::append(const std::int32_t* counts, std::int64_t rows) {
   for (std::int64_t r = 0; r < rows; ++r) offsets[r + 1] = offsets[r] + counts[r];
   done_ += rows;
   if (!borrowed_) reserve(offsets[rows]);
+}
+
+void FfnPattern::keep(const std::int32_t* counts, std::int64_t rows) {
+  auto* offsets = const_cast<std::int64_t*>(view_.offsets) + done_ - rows;
+  const auto move = [](void* list, std::size_t element, std::int64_t from, std::int64_t count,
+                       std::int64_t to) {
+    auto* bytes = static_cast<std::byte*>(list);
+    std::memmove(bytes + static_cast<std::size_t>(to) * element,
+                 bytes + static_cast<std::size_t>(from) * element,
+                 static_cast<std::size_t>(count) * element);
+  };
+  std::int64_t end = offsets[0];
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const std::int64_t from = std::exchange(offsets[r], end);
+    if (from != end) {
+      move(neurons(), sizeof(std::int32_t), from, counts[r], end);
+      move(v(), size_of(view_.dtype), from, counts[r], end);
+      if (gated_) move(u(), size_of(view_.dtype), from, counts[r], end);
+    }
+    end += counts[r];
+  }
+  offsets[rows] = end;
 }
 
 void FfnPattern::reserve(std::int64_t places) {

@@ -33,21 +33,33 @@ inline float where_nonzero(float v, float value) {
   return std::bit_cast<float>(std::bit_cast<std::uint32_t>(value) & mask);
 }
 
-// f(kind) with a kind that the compiler knows: no branches in f's loops.
+// f(gate, up): the activations as kinds that the compiler knows, so that f's loops have no
+// branches.
 template <class F>
-void with_kind(Activation kind, F f) {
-  if (kind == Activation::relu_squared) {
-    f(std::integral_constant<Activation, Activation::relu_squared>());
-  } else {
-    f(std::integral_constant<Activation, Activation::relu>());
-  }
+void with_kinds(const FfnForm& form, F f) {
+  const auto with = [](Activation kind, auto g) {
+    if (kind == Activation::relu_squared) {
+      g(std::integral_constant<Activation, Activation::relu_squared>());
+    } else {
+      g(std::integral_constant<Activation, Activation::relu>());
+    }
+  };
+  with(form.gate.kind, [&](auto gate) {
+    if (form.up == Activation::identity) {
+      f(gate, std::integral_constant<Activation, Activation::identity>());
+    } else {
+      with(form.up, [&](auto up) { f(gate, up); });
+    }
+  });
 }
 
 // A thread's, for one row after the other.
 class RowPlaces {
  public:
+  static constexpr int kDense = 4;
+
   static std::size_t bytes(std::int64_t hidden) {
-    return static_cast<std::size_t>(hidden) * (3 * sizeof(std::int32_t) + 3 * sizeof(float));
+    return static_cast<std::size_t>(hidden) * (3 * sizeof(std::int32_t) + kDense * sizeof(float));
   }
   // In memory of bytes(hidden).
   RowPlaces(const HotSet& hot, std::int64_t hidden, void* memory)
@@ -81,11 +93,15 @@ class RowPlaces {
     hot_count_ = hot;
     cold_count_ = others;
   }
+  std::int64_t hot_count() const { return hot_count_; }
   std::int64_t cold_count() const { return cold_count_; }
+  // Where in the row's list the k-th of the hot ones is, and which hot neuron it is.
+  std::int64_t hot_at(std::int64_t k) const { return full_ ? k : hot_at_[k]; }
+  std::int64_t hot_place(std::int64_t k) const { return full_ ? k : hot_place_[k]; }
   // Where in the row's list the k-th of them is.
   std::int32_t cold_at(std::int64_t k) const { return cold_at_[k]; }
 
-  // Dense rows of the hot neurons, for the caller to use: k < 3.
+  // Dense rows of the hot neurons, for the caller to use: k < kDense.
   float* dense(int k) const { return dense_ + k * hidden_; }
   // dense = the row's values where it has places, 0 elsewhere.
   template <class T>

@@ -5,28 +5,46 @@
 #include <algorithm>
 
 #include "ops/gather_pieces.h"
+#include "ops/hidden.h"
 #include "ops/scratch.h"
 
 namespace twell {
 namespace {
 
-// The part's share of one row: y32 (+)= Σ over its neurons.
-void run_part(const SparseRows& work, std::int64_t row, int part, void* list, bool add,
-              float* y32) {
-  auto* neurons = static_cast<std::int32_t*>(list);
-  auto* values = reinterpret_cast<float*>(neurons + work.packed.tiles * work.packed.tile);
-  const std::int64_t n = work.packed.list_row(row, neurons, values);
+// Slots of a row: no row has more places.
+std::int64_t slots_of(const SparseRows& work) { return work.packed.tiles * work.packed.tile; }
+
+// The part's share of one row: y32 (+)= Σ over its neurons. Returns their Σ h², with a norm.
+double run_part(const SparseRows& work, std::int64_t row, int part, void* list, bool add,
+                float* y32) {
+  auto* all = static_cast<std::int32_t*>(list);
+  auto* g = reinterpret_cast<float*>(all + slots_of(work));
+  const std::int64_t n = work.packed.list_row(row, all, g);
   const std::int64_t begin = n * part / work.parts;
-  const ActiveNeurons active = {neurons + begin, values + begin,
-                                n * (part + 1) / work.parts - begin};
-  if (work.up) work.kernels.sampled_dots(work.x.row_bytes(row), *work.up, active);
-  work.kernels.weighted_rows(work.down, active, add, y32);
+  std::int64_t count = n * (part + 1) / work.parts - begin;
+  std::int32_t* neurons = all + begin;
+  float* values = g + begin;
+  if (work.up) {
+    float* dots = g + slots_of(work);
+    work.kernels.sampled_dots(work.x.row_bytes(row), *work.up, neurons, count, dots);
+    add_up_bias(work.form, neurons, count, dots);
+    count = combine_places(work.form, neurons, values, dots, count);
+  }
+  double squares = 0.0;
+  if (work.form.norm) squares = weigh_places(*work.form.norm, neurons, values, count);
+  work.kernels.weighted_rows(work.down, {neurons, values, count}, add, y32);
+  return squares;
 }
 
 std::size_t list_bytes(const SparseRows& work) {
   if (work.columns > 0) return GatherPieces::bytes(work);
-  return static_cast<std::size_t>(work.packed.tiles * work.packed.tile) *
-         (sizeof(std::int32_t) + sizeof(float));
+  return static_cast<std::size_t>(slots_of(work)) * (sizeof(std::int32_t) + 2 * sizeof(float));
+}
+
+// y of a row from its sums.
+void finish(const SparseRows& work, std::int64_t row, double squares, float* sum) {
+  const float scale = work.form.norm ? norm_factor(*work.form.norm, squares, work.down.rows) : 1.0F;
+  finish_row(work.kernels, work.form, scale, 0, work.down.cols, sum, work.y.row_bytes(row));
 }
 
 }  // namespace
@@ -41,12 +59,14 @@ void take_scratch(Context& context, const SparseRows& work, std::int64_t rows, i
     context.scratch(t, kActive, list_bytes(work));
     context.scratch(t, kPartialY, row);
   }
-  // The threads' partial sums lie together, in the first one's.
-  if (work.parts > 1)
-    context.scratch(0, kPartialY, static_cast<std::size_t>(rows * work.parts) * row);
+  // The threads' partial sums lie together, in the first one's, and behind them their Σ h².
+  if (work.parts > 1) {
+    context.scratch(0, kPartialY,
+                    static_cast<std::size_t>(rows * work.parts) * (row + sizeof(float)));
+  }
 }
 
-void run_sparse_rows(Context& context, const SparseRows& work, float* sums, int thread) {
+void run_sparse_rows(Context& context, const SparseRows& work, int thread) {
   const std::int64_t cols = work.down.cols;
   void* list = context.scratch(thread, kActive, 0);
   auto* partial = static_cast<float*>(context.scratch(work.parts > 1 ? 0 : thread, kPartialY, 0));
@@ -57,32 +77,38 @@ void run_sparse_rows(Context& context, const SparseRows& work, float* sums, int 
     const std::int64_t units = (work.rows() + unit_rows - 1) / unit_rows;
 #pragma omp for schedule(dynamic, 1)
     for (std::int64_t unit = 0; unit < units; ++unit) {
-      pieces.run(work.rows() * unit / units, work.rows() * (unit + 1) / units, sums);
+      pieces.run(work.rows() * unit / units, work.rows() * (unit + 1) / units);
     }
     return;
   }
   if (work.parts == 1) {
 #pragma omp for schedule(dynamic, 4)
     for (std::int64_t row = 0; row < work.rows(); ++row) {
-      float* sum = sums != nullptr ? sums + row * cols : partial;
-      run_part(work, row, 0, list, sums != nullptr, sum);
-      work.kernels.round_row(sum, cols, work.y.row_bytes(row));
+      float* sum = work.sums != nullptr ? work.sums + row * cols : partial;
+      double squares = run_part(work, row, 0, list, work.sums != nullptr, sum);
+      if (work.squares != nullptr) squares += work.squares[row];
+      finish(work, row, squares, sum);
     }
     return;
   }
+  const std::int64_t units = work.rows() * work.parts;
+  float* part_squares = partial + units * cols;
 #pragma omp for schedule(static, 1)
-  for (std::int64_t unit = 0; unit < work.rows() * work.parts; ++unit) {
-    run_part(work, unit / work.parts, static_cast<int>(unit % work.parts), list, false,
-             partial + unit * cols);
+  for (std::int64_t unit = 0; unit < units; ++unit) {
+    part_squares[unit] =
+        static_cast<float>(run_part(work, unit / work.parts, static_cast<int>(unit % work.parts),
+                                    list, false, partial + unit * cols));
   }
 #pragma omp for schedule(static)
   for (std::int64_t row = 0; row < work.rows(); ++row) {
     float* sum = partial + row * work.parts * cols;
+    double squares = part_squares[row * work.parts];
     for (int part = 1; part < work.parts; ++part) {
       const float* other = sum + part * cols;
       for (std::int64_t k = 0; k < cols; ++k) sum[k] += other[k];
+      squares += part_squares[row * work.parts + part];
     }
-    work.kernels.round_row(sum, cols, work.y.row_bytes(row));
+    finish(work, row, squares, sum);
   }
 }
 

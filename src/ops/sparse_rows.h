@@ -16,6 +16,7 @@ namespace twell {
 
 struct SparseRows {
   const Kernels& kernels;
+  const FfnForm& form;
   TwellView packed;                   // row 0 is the block's first
   std::optional<ConstMatrixView> up;  // none: packed holds the hidden state itself
   ConstMatrixView down;
@@ -23,6 +24,10 @@ struct SparseRows {
   std::int64_t columns = 0;  // of a piece; 0: whole rows
   ConstMatrixView x = {};    // [rows, D]; read if up is there
   MatrixView y = {};         // [rows, D]
+  // What hot neurons make of a row beside this. sums: f32 [rows, D] that y starts from instead of
+  // 0, overwritten; squares: [rows] their Σ h², with a norm. Both or neither, where parts is 1.
+  float* sums = nullptr;
+  const double* squares = nullptr;
 
   std::int64_t rows() const { return y.rows; }
 };
@@ -31,8 +36,7 @@ struct SparseRows {
 int sparse_parts(std::int64_t rows, int threads);
 // For blocks of up to `rows` rows.
 void take_scratch(Context& context, const SparseRows& work, std::int64_t rows, int threads);
-// Called by every thread of a parallel region; ends with a barrier. `sums`: f32 [rows, D] that y
-// starts from instead of 0, overwritten; or null. Only where parts is 1.
-void run_sparse_rows(Context& context, const SparseRows& work, float* sums, int thread);
+// Called by every thread of a parallel region; ends with a barrier.
+void run_sparse_rows(Context& context, const SparseRows& work, int thread);
 
 }  // namespace twell

@@ -23,7 +23,8 @@ void gather_blocks(Context& context, const TwellMatrix& packed, ConstMatrixView 
   const TwellView copy = scratch_activation(
       context, {.width = down.cols, .hidden = layout.cols, .dtype = layout.dtype}, block,
       layout.tile);
-  SparseRows work = {kernels_of(context.tier(), layout.dtype), copy, up, down,
+  const FfnForm form;
+  SparseRows work = {kernels_of(context.tier(), layout.dtype), form, copy, up, down,
                      sparse_parts(block, context.threads())};
   take_scratch(context, work, block, context.threads());
   for (std::int64_t first = 0; first < layout.rows; first += block) {
@@ -37,7 +38,7 @@ void gather_blocks(Context& context, const TwellMatrix& packed, ConstMatrixView 
     if (up) work.x = x.slice(first, rows);
     work.y = y.slice(first, rows);
 #pragma omp parallel num_threads(context.threads())
-    run_sparse_rows(context, work, nullptr, omp_get_thread_num());
+    run_sparse_rows(context, work, omp_get_thread_num());
   }
 }
 
@@ -62,7 +63,7 @@ void gemm_relu_twell(Context& context, ConstMatrixView x, const PackedWeight& we
   plan.row_groups = 1;
   const TwellView packed =
       scratch_activation(context, weights.shape(), plan.row_block, layout.tile);
-  Gate gate(context, plan, weights, activation, packed);
+  Gate gate(context, plan, weights, activation, {}, packed);
   for (std::int64_t first = 0; first < x.rows; first += plan.row_block) {
     const std::int64_t rows = std::min(plan.row_block, x.rows - first);
     gate.begin(x.slice(first, rows));

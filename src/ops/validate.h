@@ -24,11 +24,36 @@ inline void require_weight_shape(const char* operation, const char* argument, DT
 
 // Everything of a call of ffn(); in ffn.cc.
 void require_ffn(const char* operation, ConstMatrixView x, const FfnWeights& weights,
-                 const ActivationSpec& activation, MatrixView y);
+                 const FfnForm& form, MatrixView y);
 
 inline void require_activation(const char* operation, const ActivationSpec& activation) {
+  require(activation.kind != Activation::identity, operation, "activation",
+          "expected one that yields zeros, got identity");
   require(activation.kept_above() >= 0.0F, operation, "activation.threshold",
           "expected at least 0, got ", activation.threshold);
+}
+
+// A vector of a form, of one entry for each of `size`, or empty.
+inline void require_entries(const char* operation, const char* argument,
+                            std::span<const float> vector, std::int64_t size) {
+  require(vector.empty() || std::ssize(vector) == size, operation, argument, "expected ", size,
+          " entries, got ", vector.size());
+}
+
+inline void require_form(const char* operation, const FfnForm& form, const FfnShape& shape,
+                         std::int64_t columns) {
+  require_activation(operation, form.gate);
+  require(form.up != Activation::fat_relu, operation, "form.up",
+          "expected an activation without a threshold, got fat_relu");
+  require(shape.gated || (form.up == Activation::identity && form.up_bias.empty()), operation,
+          "form.up", "expected neither activation nor bias of up, in a layer without a gate");
+  require_entries(operation, "form.gate_bias", form.gate_bias, shape.hidden);
+  require_entries(operation, "form.up_bias", form.up_bias, shape.hidden);
+  require_entries(operation, "form.down_bias", form.down_bias, columns);
+  if (!form.norm) return;
+  require(form.norm->epsilon > 0.0F, operation, "form.norm.epsilon", "expected more than 0, got ",
+          form.norm->epsilon);
+  require_entries(operation, "form.norm.weight", form.norm->weight, shape.hidden);
 }
 
 }  // namespace twell

@@ -47,5 +47,7 @@ inline void store(const Kernels& kernels, const MatrixView& out, std::int64_t ro
 void gather_weight_gradients(Context& context, const BackwardCall& call);
 // Hot neurons, by GEMMs over all rows.
 void multiply_weight_gradients(Context& context, const BackwardCall& call);
+// Those of a form's vectors: sums over rows.
+void sum_vector_gradients(const BackwardCall& call);
 
 }  // namespace twell

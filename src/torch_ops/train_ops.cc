@@ -98,7 +98,7 @@ struct Backward {
     const FfnShape shape = {in.gate.cols, in.gate.rows, up.has_value(), in.gate.dtype};
     in.pattern = lists_of(operation, shape, in.x.rows, offsets, neurons, values);
     require_pattern(operation, in.pattern);
-    in.activation = activation_of(operation, activation, threshold);
+    in.form = activation_of(operation, activation, threshold);
     if (l1_grad.has_value()) {
       require_list({operation, "l1_grad", *l1_grad}, ScalarType::Float, {});
       in.l1 = *static_cast<const float*>(l1_grad->const_data_ptr());

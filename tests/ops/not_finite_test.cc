@@ -15,22 +15,10 @@ constexpr float kInf = std::numeric_limits<float>::infinity();
 
 // The layer with nothing skipped.
 template <class T>
-ref::Matrix dense(const Layer<T>& layer) {
-  const Case& c = layer.shape;
-  const auto dot = [&](std::int64_t r, const TestMatrix<T>& w, std::int64_t n) {
-    double sum = 0;
-    for (std::int64_t k = 0; k < c.depth; ++k) sum += layer.x.value(r, k) * w.value(n, k);
-    return sum;
-  };
-  ref::Matrix y(c.tokens, c.depth);
-  for (std::int64_t r = 0; r < c.tokens; ++r) {
-    for (std::int64_t n = 0; n < c.hidden; ++n) {
-      double h = ref::activate(dot(r, layer.gate, n), c.activation);
-      if (c.gated) h *= dot(r, layer.up, n);
-      for (std::int64_t k = 0; k < c.depth; ++k) y.at(r, k) += h * layer.down.value(n, k);
-    }
-  }
-  return y;
+ref::LayerResult dense(const Layer<T>& layer, const FfnForm& form) {
+  return ref::ffn({ref::widen(layer.x.view()), ref::widen(layer.gate.view()),
+                   layer.shape.gated ? ref::widen(layer.up.view()) : ref::Matrix(),
+                   ref::widen(layer.down.view()), form});
 }
 
 template <class T>
@@ -60,35 +48,39 @@ void on_every_path(F f) {
 }
 
 template <class T>
-void expect_inference_as_dense(const Layer<T>& layer) {
-  const ref::Matrix wanted = dense(layer);
+void expect_inference_as_dense(const Layer<T>& layer, const FfnForm& form) {
+  const ref::Matrix wanted = dense(layer, form).y;
   on_every_path([&](Context& context) {
     TestMatrix<T> y(layer.shape.tokens, layer.shape.depth);
-    ffn(context, layer.x.view(), layer.weights(), layer.shape.activation, y.view());
+    ffn(context, layer.x.view(), layer.weights(), form, y.view());
     expect_same_kinds(y, wanted);
-    ffn(context, layer.x.view(), layer.screened(), layer.shape.activation, y.view());
+    ffn(context, layer.x.view(), layer.screened(), form, y.view());
     expect_same_kinds(y, wanted);
   });
 }
 
 template <class T>
-void expect_training_as_dense(const Layer<T>& layer) {
-  const ref::Matrix wanted = dense(layer);
+void expect_training_as_dense(const Layer<T>& layer, const FfnForm& form) {
+  const ref::LayerResult wanted = dense(layer, form);
+  const bool h_nan = std::any_of(wanted.h.data.begin(), wanted.h.data.end(),
+                                 [](double h) { return std::isnan(h); });
   on_every_path([&](Context& context) {
     TestMatrix<T> y(layer.shape.tokens, layer.shape.depth);
     FfnPattern pattern;
     FfnCounts counts;
-    ffn_forward(context, layer.x.view(), layer.weights(), layer.shape.activation, y.view(), pattern,
-                &counts);
-    expect_same_kinds(y, wanted);
-    bool h_finite = true;  // where a gate is 0 and u is not finite, Σ |h| is NaN
-    for (std::int64_t r = 0; r < y.rows(); ++r) {
-      bool row_nan = true;
-      for (std::int64_t k = 0; k < y.cols(); ++k) row_nan &= std::isnan(wanted.at(r, k));
-      h_finite &= !row_nan;
-    }
-    EXPECT_EQ(std::isnan(counts.l1), !h_finite);
+    ffn_forward(context, layer.x.view(), layer.weights(), form, y.view(), pattern, &counts);
+    expect_same_kinds(y, wanted.y);
+    EXPECT_EQ(std::isnan(counts.l1), h_nan);
   });
+}
+
+template <class T>
+void expect_inference_as_dense(const Layer<T>& layer) {
+  expect_inference_as_dense(layer, layer.shape.activation);
+}
+template <class T>
+void expect_training_as_dense(const Layer<T>& layer) {
+  expect_training_as_dense(layer, layer.shape.activation);
 }
 
 template <class T>
@@ -156,6 +148,57 @@ TYPED_TEST(NotFiniteTest, WeightsInTraining) {
         }
       }
     }
+  }
+}
+
+// Relu makes 0 of an up of −∞, times which an infinite row of x is not NaN; a norm spreads a NaN
+// over the row.
+TYPED_TEST(NotFiniteTest, FormsOfFewNeurons) {
+  const std::vector<float> bias = {0.25F, -0.5F, 0.125F}, weight = {1.0F, -2.0F, 0.5F};
+  for (const Activation up : kUpActivations) {
+    for (const bool norm : {false, true}) {
+      for (const std::int64_t tokens : {1, 40}) {
+        for (const float value : {kNan, kInf, -kInf}) {
+          FfnForm form;
+          form.up = up;
+          form.gate_bias = form.up_bias = bias;
+          if (norm) form.norm = HiddenNorm{weight, 1e-5F};
+          for (const float sign : {1.0F, -1.0F}) {
+            Layer<TypeParam> layer({tokens, 21, 3, true, {}, 0.0F}, 7);
+            for (std::int64_t n = 0; n < 3; ++n) {
+              layer.gate.set(n, 4, n == 1 ? -1.0F : 1.0F);
+              layer.up.set(n, 4, sign);
+            }
+            SCOPED_TRACE(std::string(name_of(up)) + (norm ? " norm " : " ") +
+                         std::to_string(value) + " sign " + std::to_string(sign));
+            Layer<TypeParam> of_x = layer, of_up = layer, of_down = layer;
+            of_x.x.set(tokens / 2, 4, value);
+            expect_inference_as_dense(of_x, form);
+            expect_training_as_dense(of_x, form);
+            of_up.up.set(1, 3, value);
+            expect_training_as_dense(of_up, form);
+            of_down.down.set(1, 3, value);
+            expect_training_as_dense(of_down, form);
+            if (::testing::Test::HasFatalFailure()) return;
+          }
+        }
+      }
+    }
+  }
+}
+
+TYPED_TEST(NotFiniteTest, VectorsOfAForm) {
+  for (const float value : {kNan, kInf, -kInf}) {
+    std::vector<float> up_bias(83, 0.5F), norm_weight(83, 1.0F);
+    up_bias[7] = value;
+    norm_weight[30] = value;
+    const Layer<TypeParam> layer({70, 45, 83, true, {}, 1.0F});
+    FfnForm biased;
+    biased.up_bias = up_bias;
+    expect_training_as_dense(layer, biased);
+    FfnForm normed;
+    normed.norm = HiddenNorm{norm_weight, 1e-5F};
+    expect_training_as_dense(layer, normed);
   }
 }
 

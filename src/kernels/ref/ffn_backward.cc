@@ -18,33 +18,82 @@ void add(Result& to, std::int64_t row, const Matrix& in, std::int64_t from, doub
   }
 }
 
+// One entry of a vector's gradient.
+void add(Result& to, std::int64_t at, double value, double magnitude) {
+  to.value.at(0, at) += value;
+  to.magnitude.at(0, at) += magnitude;
+}
+
+// What a row's norm needs of its places: s, c, and what rounding errors of c grow from.
+struct RowNorm {
+  double s = 1.0, c = 0.0, c_magnitude = 0.0;
+};
+
 }  // namespace
 
 Gradients ffn_backward(const BackwardInput& in) {
   const std::int64_t hidden = in.gate.rows;
+  const FfnForm& form = in.form;
   Gradients out = {zeros(in.x.rows, in.x.cols), zeros(hidden, in.x.cols), zeros(hidden, in.x.cols),
-                   zeros(hidden, in.dy.cols)};
+                   zeros(hidden, in.dy.cols),   zeros(1, hidden),         zeros(1, hidden),
+                   zeros(1, in.dy.cols),        zeros(1, hidden)};
   for (std::int64_t r = 0; r < in.x.rows; ++r) {
+    const auto u_of = [&](std::int64_t n) { return in.gated ? in.u.at(r, n) : 1.0; };
+    const auto h_of = [&](std::int64_t n) {
+      return combine(in.gated ? form.up : Activation::identity,
+                     activated(form.gate.kind, in.v.at(r, n)), u_of(n));
+    };
+    std::vector<double> q(static_cast<std::size_t>(hidden)), q_magnitude(q.size());
+    RowNorm norm;
+    double squares = 0.0;
     for (std::int64_t n = 0; n < hidden; ++n) {
       if (in.fired.at(r, n) == 0.0) continue;
-      const double v = in.v.at(r, n);
-      const double u = in.gated ? in.u.at(r, n) : 1.0;
-      const double g = activated(in.kind, v);
-      const double h = g * u;
-      double dh = in.l1 == 0.0 ? 0.0 : in.l1 * (h > 0.0 ? 1.0 : h < 0.0 ? -1.0 : h);
-      double magnitude = in.l1;
+      const auto i = static_cast<std::size_t>(n);
       for (std::int64_t c = 0; c < in.dy.cols; ++c) {
-        dh += in.dy.at(r, c) * in.down.at(n, c);
-        magnitude += std::abs(in.dy.at(r, c) * in.down.at(n, c));
+        q[i] += in.dy.at(r, c) * in.down.at(n, c);
+        q_magnitude[i] += std::abs(in.dy.at(r, c) * in.down.at(n, c));
       }
-      const double to_v = u * activated_slope(in.kind, v);
-      add(out.dx, r, in.gate, n, dh * to_v, magnitude * std::abs(to_v));
-      add(out.gate, n, in.x, r, dh * to_v, magnitude * std::abs(to_v));
+      if (!form.norm) continue;
+      const double weighted = h_of(n) * weight_of(*form.norm, n);
+      squares += h_of(n) * h_of(n);
+      norm.c += weighted * q[i];
+      norm.c_magnitude += std::abs(weighted) * q_magnitude[i];
+    }
+    if (form.norm) {
+      norm.s = 1.0 / std::sqrt(squares / static_cast<double>(hidden) + form.norm->epsilon);
+      const double cube = norm.s * norm.s * norm.s / static_cast<double>(hidden);
+      norm.c *= cube;
+      norm.c_magnitude *= cube;
+    }
+    for (std::int64_t n = 0; n < hidden; ++n) {
+      if (in.fired.at(r, n) == 0.0) continue;
+      const auto i = static_cast<std::size_t>(n);
+      const double h = h_of(n);
+      const double scaled = norm.s * (form.norm ? weight_of(*form.norm, n) : 1.0F);
+      const double sign = h > 0.0 ? 1.0 : h < 0.0 ? -1.0 : h;
+      double dh = scaled * q[i] + (in.l1 == 0.0 ? 0.0 : in.l1 * sign);
+      double magnitude = std::abs(scaled) * q_magnitude[i] + in.l1;
+      if (form.norm) {
+        dh -= norm.c * h;
+        magnitude += norm.c_magnitude * std::abs(h);
+      }
+      const auto gradients = uncombine(form.gate.kind, in.gated ? form.up : Activation::identity,
+                                       1.0, in.v.at(r, n), u_of(n));
+      const double dv = magnitude * std::abs(gradients.v);
+      add(out.dx, r, in.gate, n, dh * gradients.v, dv);
+      add(out.gate, n, in.x, r, dh * gradients.v, dv);
+      add(out.gate_bias, n, dh * gradients.v, dv);
       if (in.gated) {
-        add(out.dx, r, in.up, n, dh * g, magnitude * std::abs(g));
-        add(out.up, n, in.x, r, dh * g, magnitude * std::abs(g));
+        const double du = magnitude * std::abs(gradients.u);
+        add(out.dx, r, in.up, n, dh * gradients.u, du);
+        add(out.up, n, in.x, r, dh * gradients.u, du);
+        add(out.up_bias, n, dh * gradients.u, du);
       }
-      add(out.down, n, in.dy, r, h, std::abs(h));
+      add(out.down, n, in.dy, r, scaled * h, std::abs(scaled * h));
+      add(out.norm_weight, n, norm.s * h * q[i], std::abs(norm.s * h) * q_magnitude[i]);
+    }
+    for (std::int64_t c = 0; c < in.dy.cols; ++c) {
+      add(out.down_bias, c, in.dy.at(r, c), std::abs(in.dy.at(r, c)));
     }
   }
   return out;

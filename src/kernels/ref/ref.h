@@ -46,6 +46,19 @@ Result twell_gated_ffn(const Matrix& x, const Matrix& gate, const Matrix& up, co
 // h Wd; magnitude Σ |h||Wd|.
 Result twell_spmm(const Matrix& hidden, const Matrix& down);
 
+// The whole layer with what its form adds, nothing skipped. Without a gate `up` is empty.
+struct Layer {
+  Matrix x, gate, up, down;
+  FfnForm form;
+};
+struct LayerResult {
+  Result v, u;                // magnitudes: of the dot products, and |bias|
+  Matrix h;                   // before the norm
+  std::vector<double> scale;  // [M] s
+  Matrix y;
+};
+LayerResult ffn(const Layer& layer);
+
 // softmax(q Kᵀ / √d) V of the queries of some heads, [heads, d], that share K and V, [keys, d].
 struct Attention {
   Result y;       // magnitude: Σ p |v|
@@ -58,11 +71,12 @@ struct BackwardInput {
   Matrix dy, x, gate, up, down;  // without a gate: Wu in its place
   Matrix fired, v, u;            // [M, H]; fired: not 0
   bool gated = true;
-  Activation kind = Activation::relu;
+  FfnForm form;
   double l1 = 0.0;
 };
 struct Gradients {
   Result dx, gate, up, down;
+  Result gate_bias, up_bias, down_bias, norm_weight;  // [1, H], of down's [1, D]
 };
 Gradients ffn_backward(const BackwardInput& in);
 

@@ -60,19 +60,16 @@ template <class Isa, class T, class Ahead>
 }
 
 template <class Isa, class T>
-void sampled_dots(const void* x_row, ConstMatrixView weight, const ActiveNeurons& active) {
+void sampled_dots(const void* x_row, ConstMatrixView weight, const std::int32_t* neurons,
+                  std::int64_t count, float* dots) {
   const T* x = static_cast<const T*>(x_row);
-  const std::int64_t last = active.count - 1;
-  const auto row = [&](std::int64_t i) { return weight.row<T>(active.neurons[std::min(i, last)]); };
+  const auto row = [&](std::int64_t i) { return weight.row<T>(neurons[std::min(i, count - 1)]); };
   with_rows_ahead<Isa>(weight.cols * static_cast<std::int64_t>(sizeof(T)), [&]<class Ahead>() {
-    for (std::int64_t i = 0; i < active.count; i += kDotRows) {
+    for (std::int64_t i = 0; i < count; i += kDotRows) {
       const T* w[kDotRows];
       const T* next[kDotRows];
       take_rows<Ahead>(i, row, w, next);
-      float u[kDotRows];
-      const std::int64_t count = std::min(kDotRows, active.count - i);
-      dot_rows<Isa, T, Ahead>(count, x, w, next, weight.cols, u);
-      for (std::int64_t n = 0; n < count; ++n) active.values[i + n] *= u[n];
+      dot_rows<Isa, T, Ahead>(std::min(kDotRows, count - i), x, w, next, weight.cols, dots + i);
     }
   });
 }

@@ -110,9 +110,11 @@ struct ScreenKernels {
     return {Isa::sum(squares), Isa::sum(left_out)};
   }
 
-  // Bit i: neuron + i may fire.
+  // Bit i: neuron + i may fire. With a bias b it does where w·x > threshold − b, a difference whose
+  // rounding is relative to itself, as that of a threshold is.
   static std::uint32_t candidates(const float* c, const ScreenView& screen, std::int64_t neuron,
-                                  const ScreenedRow& row, float threshold) {
+                                  const ScreenedRow& row, float threshold, const float* bias,
+                                  std::int64_t biases) {
     float bounds[kPanel];
     for (int v = 0; v < kPanel; v += Isa::kLanes) {
       const std::int64_t n = neuron + v;
@@ -122,7 +124,11 @@ struct ScreenKernels {
       bound = Isa::fma(Isa::load(screen.norms() + n), Isa::broadcast(row.error), bound);
       Isa::store(bounds + v, bound);
     }
-    return Isa::kept16(bounds, threshold * row.inverse);
+    if (bias == nullptr) return Isa::kept16(bounds, threshold * row.inverse);
+    for (std::int64_t i = 0; i < std::min(kPanel, biases); ++i) {
+      bounds[i] -= (threshold - bias[i]) * row.inverse;
+    }
+    return Isa::kept16(bounds, 0.0F);
   }
 
   // Columns of the candidates, row by row, and how many each row has.
@@ -144,8 +150,10 @@ struct ScreenKernels {
         const std::int64_t columns = std::min(kBits, args.width - first);
         std::uint64_t mask = 0;
         for (std::int64_t j = 0; j < columns; j += kPanel) {
-          mask |= std::uint64_t{candidates(row + first + j, args.screen, args.first + first + j,
-                                           args.x8.rows[r], threshold)}
+          const std::int64_t at = first + j;
+          mask |= std::uint64_t{candidates(
+                      row + at, args.screen, args.first + at, args.x8.rows[r], threshold,
+                      args.bias != nullptr ? args.bias + at : nullptr, args.width - at)}
                   << j;
         }
         if (columns < kBits) mask &= (std::uint64_t{1} << columns) - 1;  // no padding neurons
@@ -179,6 +187,7 @@ struct ScreenKernels {
         float z[kDotRows];
         dot_rows<Isa, T, Ahead>(count, x, w, next, args.weight.cols, z);
         for (std::int64_t n = 0; n < count; ++n) {
+          if (args.bias != nullptr) z[n] += args.bias[found.list[i + n]];
           if (z[n] <= threshold) continue;
           kept = slots.add(kept, static_cast<std::uint32_t>(found.list[i + n]), z[n]);
         }

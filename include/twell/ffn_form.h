@@ -1,0 +1,51 @@
+// What a feed-forward layer computes beside its three products.
+//
+//   gated       v = x Wgᵀ + bg, u = x Wuᵀ + bu, h = f(v) · fu(u)
+//   non-gated   v = x Wuᵀ + bg, h = f(v)
+//   both        y = s (w ⊙ h) Wd + bd
+//
+// Without a norm s and w are 1. With one, an RMSNorm of the hidden state (BitNet b1.58's
+// ffn_sub_norm), s = 1 / √(Σ h² / H + ε) for each row, and w is its weight.
+//
+// Biases and w are f32: a layer of bf16 widens its own, exactly. They are added to f32 sums, before
+// those are rounded or compared with a threshold.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+
+#include "twell/activation.h"
+
+namespace twell {
+
+struct HiddenNorm {
+  std::span<const float> weight;  // w [H]; empty: ones
+  float epsilon = 1e-6F;          // ε > 0
+};
+
+// Vectors are the caller's, who keeps them while the form is used. An empty one is none.
+struct FfnForm {
+  ActivationSpec gate;                   // f, which yields the zeros
+  Activation up = Activation::identity;  // fu, of a gated layer: relu makes it dReLU
+  std::span<const float> gate_bias;      // bg [H]
+  std::span<const float> up_bias;        // bu [H], of a gated layer
+  std::span<const float> down_bias;      // bd, [columns of Wd]
+  std::optional<HiddenNorm> norm;
+
+  FfnForm() = default;
+  // f alone: what most layers have.
+  FfnForm(const ActivationSpec& activation)  // NOLINT(google-explicit-constructor)
+      : gate(activation) {}
+};
+
+// An entry of a bias; that of none is 0.
+inline float bias_of(std::span<const float> bias, std::int64_t at) {
+  return bias.empty() ? 0.0F : bias[static_cast<std::size_t>(at)];
+}
+// w of a neuron.
+inline float weight_of(const HiddenNorm& norm, std::int64_t neuron) {
+  return norm.weight.empty() ? 1.0F : norm.weight[static_cast<std::size_t>(neuron)];
+}
+
+}  // namespace twell
