@@ -28,7 +28,7 @@ from twell.sparsity import (  # noqa: E402
     metrics,
     set_l1,
     sparse_layers,
-)  # noqa: E402
+)
 
 _fake.register()
 _rules.register()
@@ -45,6 +45,7 @@ __all__ = [
     "dense",
     "from_mlp",
     "gated_ffn",
+    "hf",
     "l1_term",
     "metrics",
     "ops",

@@ -172,9 +172,9 @@ def gated_ffn(
 
     On a CPU, in bfloat16 and float32, forward keeps where the gate fired (torch.ops.twell.ffn_train)
     and backward multiplies nothing else; elsewhere, in forward-mode differentiation and under
-    torch.func both are dense. On a GPU, in bfloat16 and float16, they do the same where ``hot`` is given: so many of the
-    first neurons are multiplied densely, those that more than about 1 % of the tokens fire. It pays
-    up to some per cent of density, if neurons are ordered by popularity; no GPU has run it yet.
+    torch.func both are dense. On a GPU, in bfloat16 and float16, they do the same where ``hot`` is
+    given: so many of the first neurons are multiplied densely, those that more than about 1 % of the
+    tokens fire. It pays up to some per cent of density, if neurons are ordered by popularity; no GPU has run it yet.
     """
     form = None if hot is None else Form(hot)
     return trained_ffn(x, gate, up, down, activation, threshold, form)[:2]

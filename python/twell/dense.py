@@ -98,7 +98,7 @@ def ffn_backward(
     du = None if u is None else dh * g
     want_x, want_gate, want_up, want_down = wanted
     dx = dv @ gate if want_x else None
-    if want_x and du is not None:
+    if dx is not None and du is not None and up is not None:
         dx = dx + du @ up
     return (
         dx,

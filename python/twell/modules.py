@@ -109,7 +109,7 @@ class SparseFfn(nn.Module):
         return cls._of_linears(linears, **options)
 
     @classmethod
-    def _of_linears(cls: type[Layer], linears: Sequence[nn.Module], **options: Any) -> Layer:
+    def _of_linears(cls: type[Layer], linears: Sequence[Any], **options: Any) -> Layer:
         """A layer whose children are these modules, without biases."""
         kinds, shapes = cls._described_weights(len(linears))
         sizes = [[linear.out_features, linear.in_features] for linear in linears]
@@ -230,7 +230,8 @@ class SparseFfn(nn.Module):
             raise
 
     def _operands(self) -> Operands:
-        return Operands(*(getattr(self, name) for name in _OPERANDS), self._hot)
+        gate, up, down, screen, order = (getattr(self, name) for name in _OPERANDS)
+        return Operands(gate, up, down, screen, order, self._hot)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., hidden_size] to y of the same shape."""
@@ -364,9 +365,9 @@ class SparseFfn(nn.Module):
         return gate, up, down.t().contiguous()
 
     def _described(self) -> _frozen.Layer:
-        weights = self._unpack() if self._frozen else self._weights()
-        gate, up, down = (None if w is None else w.detach() for w in weights)
-        return _frozen.Layer(gate, up, down, self.activation, self.threshold)
+        gate, up, down = self._unpack() if self._frozen else self._weights()
+        up = None if up is None else up.detach()
+        return _frozen.Layer(gate.detach(), up, down.detach(), self.activation, self.threshold)
 
     def _stored(self) -> list[Tensor]:
         """One for each name."""
@@ -402,8 +403,9 @@ class SparseFfn(nn.Module):
         super().__setstate__(state)
         if weights is None:
             return
-        gate, *up, down = weights
-        described = _frozen.Layer(gate, *(up or [None]), down, self.activation, self.threshold)
+        gate, down = weights[0], weights[-1]
+        up = weights[1] if len(weights) > 2 else None
+        described = _frozen.Layer(gate, up, down, self.activation, self.threshold)
         with torch.no_grad():
             self._freeze(self._choice, _frozen.operands_of(described, self._choice))
 
@@ -427,7 +429,8 @@ class SparseFfn(nn.Module):
     ) -> None:
         rest = (local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
         if not self._frozen:
-            return super()._load_from_state_dict(state_dict, prefix, *rest)
+            super()._load_from_state_dict(state_dict, prefix, *rest)
+            return
         before = self._operands()
         try:
             with self._as_stored():
@@ -444,11 +447,11 @@ class SparseFfn(nn.Module):
             return
         with torch.no_grad():  # into the same memory, which a recorded graph reads
             for name, old, new in zip(_OPERANDS, before, self._operands()):
-                if old is not None and not _is_read_only(old):
+                if isinstance(old, Tensor) and isinstance(new, Tensor) and not _is_read_only(old):
                     self.register_buffer(name, old.copy_(new), persistent=False)
 
 
-def linear_of(weight: nn.Parameter) -> nn.Linear:
+def linear_of(weight: Tensor) -> nn.Linear:
     """A linear layer that holds the weight [rows, cols] itself."""
     rows, cols = weight.shape
     linear = nn.Linear(cols, rows, bias=False, device="meta", dtype=weight.dtype)

@@ -64,7 +64,8 @@ def l1_term(model: nn.Module) -> Tensor:
     Raises RuntimeError where a layer that collects has none, or none does.
     """
     collecting = {n: m for n, m in sparse_layers(model).items() if m.collect_l1 and not m.frozen}
-    missing = [name or type(m).__name__ for name, m in collecting.items() if m.l1 is None]
+    terms = {name or type(m).__name__: m.l1 for name, m in collecting.items()}
+    missing = [name for name, l1 in terms.items() if l1 is None]
     if not collecting:
         raise RuntimeError(
             "l1_term: no layer holds an L1 term; set collect_l1 on the layers and run a forward pass"
@@ -74,7 +75,7 @@ def l1_term(model: nn.Module) -> Tensor:
             f"l1_term: {missing[0]} holds no L1 term of its last forward pass, which had no gradients; "
             "reentrant activation checkpointing runs it so: use set_l1, which works there"
         )
-    return torch.stack([m.l1 for m in collecting.values()]).mean()
+    return torch.stack([l1 for l1 in terms.values() if l1 is not None]).mean()
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 
-
 # A recorded step is recorded anew every 256: these texts meet that twice.
 LONG, SHORT = 600, 48
 

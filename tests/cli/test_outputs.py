@@ -8,7 +8,6 @@ import signal
 import subprocess
 
 import pytest
-
 from conftest import SHAPE
 
 FULL = "/dev/full"

@@ -7,7 +7,6 @@ import subprocess
 import time
 
 import pytest
-
 from conftest import SHAPE
 
 STEPS = ["--steps", 12, "--context", 32, "--batch", 4, "--validation", 0.3, "--bpe-vocab", 300]

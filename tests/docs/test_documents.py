@@ -10,9 +10,12 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "bench/README.md"] + sorted(
-    (ROOT / "docs").glob("*.md")
-)
+DOCUMENTS = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "bench/README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -70,7 +73,7 @@ def test_python_runs(tmp_path):
     for name, text in found:
         # README's block runs as it stands, pasted into an empty file.
         names = {} if name == "README.md" else given()
-        exec(compile(text, name, "exec"), names)  # noqa: S102: our own documents
+        exec(compile(text, name, "exec"), names)
 
 
 # The same commands on layers and models of another size: a document shows what one would run, which
@@ -115,7 +118,7 @@ def resized(arguments):
     return arguments
 
 
-@pytest.mark.parametrize("document, fewest", [("README.md", 5), ("training.md", 4)])
+@pytest.mark.parametrize(("document", "fewest"), [("README.md", 5), ("training.md", 4)])
 def test_commands_run(document, fewest, tmp_path):
     program = os.environ.get("TWELL_CLI") or pytest.skip("TWELL_CLI names no command line")
     (tmp_path / "books").mkdir()

@@ -6,6 +6,7 @@ import base64
 import math
 import sys
 import zlib
+from types import FrameType
 from typing import Any
 
 import torch
@@ -212,7 +213,8 @@ def _passes_of_step(args: Any) -> int:
     """Backward passes that the coming optimizer step adds up. The last step of an epoch may have fewer
     than the arguments say; nothing but the Trainer, which is among the callers, knows. Where it
     computes on several GPUs in one process, a pass is one on each."""
-    frame, passes = sys._getframe(1), None
+    frame: FrameType | None = sys._getframe(1)
+    passes: int | None = None
     while frame is not None and passes is None:
         passes = getattr(frame.f_locals.get("self"), "current_gradient_accumulation_steps", None)
         frame = frame.f_back
