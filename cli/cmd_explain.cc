@@ -46,6 +46,24 @@ lm::CostModel expected_cost(const Context& context, lm::Model* model,
   return lm::load_cost_model(context.tier(), context.threads());
 }
 
+// The form that the engine keeps the gate in: that of the model's first sparse layer, or of the
+// layer that was timed. None where no layer has met inputs: only those tell how many neurons a
+// screen leaves, which is more than fire.
+std::optional<GateForm> gate_form(const Context& context, lm::Model* model,
+                                  const std::optional<measure::LayerTimer>& timer) {
+  for (std::int64_t l = 0; model != nullptr && l < model->layers(); ++l) {
+    if (const auto form = model->feed_forward(l).gate_form()) return form;
+  }
+  if (timer) return timer->gate_form();
+  if (tuning_of(context.tier()).screen_limit == 0) return GateForm::packed;
+  return std::nullopt;
+}
+
+// Both forms run by the same plan.
+std::string plan_in_words(const FfnPlan& plan, const std::optional<GateForm>& form) {
+  return (form ? "" : "screened or ") + plan.to_string();
+}
+
 void run(ExplainCommand& o) {
   std::unique_ptr<lm::Model> model;
   DType dtype = o.dtype == "f32" ? DType::f32 : DType::bf16;
@@ -77,13 +95,13 @@ void run(ExplainCommand& o) {
     timer.emplace(shape);
   }
   const lm::CostModel cost = expected_cost(context, model.get(), timer);
+  const std::optional<GateForm> form = gate_form(context, model.get(), timer);
   headings.emplace_back("sparse plan");
   Table table(headings);
   nlohmann::json plans = nlohmann::json::array();
   for (const std::int64_t m : o.tokens) {
-    const double limit = tuning_of(context.tier()).screen_limit;
-    const FfnPlan plan =
-        plan_ffn(context, m, size, density <= limit ? GateForm::screened : GateForm::packed);
+    const FfnPlan plan = plan_ffn(context, m, size, form.value_or(GateForm::packed));
+    const std::string plan_words = plan_in_words(plan, form);
     const bool dense = cost.prefers_dense(m, density, size);
     const double dense_us = cost.dense_us(m, size);
     const double sparse_us = cost.sparse_us(m, density, size);
@@ -93,10 +111,10 @@ void run(ExplainCommand& o) {
                      {"auto", dense ? "dense" : "sparse"},
                      {"dense_expected_us", dense_us},
                      {"sparse_expected_us", sparse_us},
-                     {"plan", plan.to_string()},
+                     {"plan", plan_words},
                      {"row_block", plan.row_block},
                      {"tile", plan.tile},
-                     {"gate", name_of(plan.gate)},
+                     {"gate", form ? nlohmann::json(name_of(*form)) : nlohmann::json(nullptr)},
                      {"hot_share", plan.hot_share}});
     if (timer) {
       const measure::LayerTimes times = timer->measure(m, 3, 0.05);
@@ -104,13 +122,15 @@ void run(ExplainCommand& o) {
       plans.back()["dense_measured_us"] = times.dense_us;
       plans.back()["sparse_measured_us"] = times.sparse_us;
     }
-    cells.push_back(plan.to_string());
+    cells.push_back(plan_words);
     table.row(cells);
   }
   o.say("{}", table.to_string());
   if (const double limit = tuning_of(context.tier()).screen_limit; limit > 0) {
-    o.say("Gate: screened in int8 while that leaves at most {:.0f} % of the neurons, else packed\n",
-          100 * limit);
+    o.say(
+        "Gate: a layer's first inputs choose its form. It is screened in int8 if the screen leaves "
+        "at most {:.0f} % of the neurons to compute, else packed\n",
+        100 * limit);
   }
   if (cost.measured_on.empty()) {
     o.say("Expected: {}\ntwell calibrate measures this machine\n", cost.source());

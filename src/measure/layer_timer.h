@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <optional>
 
 #include "measure/synthetic.h"
 #include "models/cost_model.h"
@@ -25,6 +26,8 @@ class LayerTimer {
   double density(std::int64_t tokens);
   // What --ffn auto goes by in such a layer.
   lm::CostModel automatic_cost() const;
+  // The form that the sparse layer chose for its gate.
+  std::optional<GateForm> gate_form() const { return sparse_->gate_form(); }
 
  private:
   at::Tensor inputs(std::int64_t tokens) const;  // [batches, tokens, D]

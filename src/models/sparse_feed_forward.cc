@@ -27,10 +27,6 @@ namespace {
   throw Error(ErrorKind::unsupported, "sparse FFN", message);
 }
 
-DType dtype_of(at::ScalarType type) {
-  return type == at::kFloat ? DType::f32 : type == at::kHalf ? DType::f16 : DType::bf16;
-}
-
 // The gate, or up in a layer without one; what the layer takes is checked.
 at::Tensor first_projection(const FfnParameters& p, bool on_cpu) {
   if (p.has_bias()) {
@@ -144,6 +140,10 @@ class SparseFeedForward final : public FeedForward {
   std::int64_t own_bytes() const override {
     return own_bytes_ + gate_.bytes() + (screen_ ? screen_->bytes() : 0) +
            (dense_ ? dense_->own_bytes() : 0);
+  }
+  std::optional<GateForm> gate_form() const override {
+    if (gate_.form() == SparseGate::Form::undecided) return std::nullopt;
+    return gate_.form() == SparseGate::Form::screened ? GateForm::screened : GateForm::packed;
   }
   const CostModel* cost() const override { return chooser_ ? &chooser_->cost() : nullptr; }
   std::string describe(std::int64_t tokens) const override {

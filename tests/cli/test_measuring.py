@@ -182,8 +182,38 @@ def test_bench_train(twell, work):
         assert sum(result[side]["share"].values()) == pytest.approx(1)
         assert all(share > 0 for share in result[side]["share"].values())
         assert result[side]["tokens_per_s"] == pytest.approx(128e6 / result[side]["step_us"])
-        assert result[side]["peak_bytes"] >= result["base_bytes"] > 0
+        assert result[side]["peak_bytes"] > result[side]["base_bytes"] > 0
+    assert result["peak_bytes_ratio"] == pytest.approx(
+        result["sparse"]["peak_bytes"] / result["dense"]["peak_bytes"])
     assert result["speedup"] == pytest.approx(
         result["dense"]["step_us"] / result["sparse"]["step_us"])
     assert result["speedup_min"] <= result["speedup"] <= result["speedup_max"]
     assert "feed-forward layers" in done.out
+
+
+def test_bench_train_measures_memory(twell, work):
+    """Four wide layers of 512 tokens, so that what a pass keeps is far more than what else moves:
+    dense autograd keeps g, u, g ⊙ u and the gradient of one at least of [512, 8192] in each."""
+    model = work / "bench-train-memory"
+    twell("synth", "--layers", 4, "--hidden", 64, "--ffn", 8192, "--heads", 2, "--vocab", 300,
+          "--nnz", 8, "--out", model)
+    result = twell("bench", "train", "--model", model, "--context", 512, "--accumulation", 1,
+                   "--repeats", 1, json_name="bench-train-memory.json").json
+    added = {side: result[side]["peak_bytes"] - result[side]["base_bytes"]
+             for side in ("dense", "sparse")}
+    values = 4 * 512 * 8192  # of one matrix of hidden values, all layers
+    assert added["dense"] > 3 * 2 * values
+    assert added["sparse"] < added["dense"] / 2
+    assert result["added_bytes_ratio"] == pytest.approx(added["sparse"] / added["dense"])
+    assert result["peak_bytes_ratio"] < 1
+
+
+@pytest.mark.parametrize("percent", [0.5, 5, 25])
+def test_explain_announces_the_form_that_the_engine_takes(twell, percent):
+    """Between 3 and 8 % of neurons firing, a screen leaves more than the limit, and fire less."""
+    shape = ["--hidden", 512, "--ffn", 2048, "--tokens", "64", "--nnz", 2048 * percent / 100]
+    layer = twell("bench", "ffn", *shape, "--repeats", 1, "--seconds", 0.001,
+                  json_name="form-bench.json").json["results"][0]
+    plan = twell("explain", *shape, json_name="form-explain.json").json["plans"][0]
+    assert f"{plan['gate']} gate" in layer["sparse_impl"]
+    assert plan["plan"] in layer["sparse_impl"]
