@@ -181,7 +181,7 @@ void run(BenchModelCommand& o) {
 void add_bench_model(CLI::App& bench) {
   auto [c, o] = add_command<BenchModelCommand>(
       bench, "model",
-      "A whole model: prefill and decode, PyTorch dense (its faster form) against sparse",
+      "A whole model: prefill and decode, PyTorch dense (its faster variant) against sparse",
       "twell bench model --model synth-0.5b --text book.txt --prompt-tokens 512", run);
   add_model_option(c, *o);
   add_dtype_option(c, *o);

@@ -13,8 +13,8 @@ namespace twell::cli {
 namespace {
 
 struct ExplainCommand : ModelOptions {
-  std::int64_t input = 2048;
-  std::int64_t hidden = 5632;
+  std::int64_t width = 2048;
+  std::int64_t neurons = 5632;
   std::vector<std::int64_t> tokens = {1, 64, 2048};
   double nnz = 29;
   bool gated = true;
@@ -36,7 +36,7 @@ void explain_machine(const ExplainCommand& o, const Context& context) {
         format_bytes(static_cast<double>(caches.l2)), format_bytes(static_cast<double>(caches.l3)));
 }
 
-// What --ffn auto goes by: in the model's first layer, in a layer like those that are timed, or
+// What --path auto goes by: in the model's first layer, in a layer like those that are timed, or
 // before any layer was there.
 lm::CostModel expected_cost(const Context& context, lm::Model* model,
                             const std::optional<measure::LayerTimer>& timer) {
@@ -69,26 +69,26 @@ void run(ExplainCommand& o) {
   DType dtype = o.dtype == "f32" ? DType::f32 : DType::bf16;
   if (!o.model.empty()) {
     model = o.open();
-    o.input = model->config().hidden_size;
-    o.hidden = model->config().intermediate_size;
+    o.width = model->config().hidden_size;
+    o.neurons = model->config().intermediate_size;
     o.gated = model->config().gated;
     dtype = model->dtype() == at::kFloat ? DType::f32 : DType::bf16;
   }
   const Context context({.threads = o.threads, .tier = std::nullopt});
   explain_machine(o, context);
 
-  const FfnShape size = {o.input, o.hidden, o.gated, dtype};
+  const FfnShape size = {o.width, o.neurons, o.gated, dtype};
   o.say("A {}gated layer, D = {}, H = {}, {}, {} non-zeros expected\n\n", o.gated ? "" : "non-",
-        o.input, o.hidden, name_of(dtype), o.nnz);
-  const double density = o.nnz / static_cast<double>(o.hidden);
+        o.width, o.neurons, name_of(dtype), o.nnz);
+  const double density = o.nnz / static_cast<double>(o.neurons);
   std::optional<measure::LayerTimer> timer;
-  std::vector<std::string> headings = {"tokens", "--ffn auto takes", "dense expected",
+  std::vector<std::string> headings = {"tokens", "--path auto takes", "dense expected",
                                        "sparse expected"};
   if (o.measure) {
     headings.insert(headings.end(), {"dense measured", "sparse measured"});
     measure::SyntheticShape shape;
-    shape.input = o.input;
-    shape.hidden = o.hidden;
+    shape.width = o.width;
+    shape.neurons = o.neurons;
     shape.gated = o.gated;
     shape.dtype = dtype == DType::f32 ? at::kFloat : at::kBFloat16;
     shape.activity.mean_nnz = o.nnz;
@@ -164,14 +164,17 @@ void run(ExplainCommand& o) {
 
 void add_explain(CLI::App& app) {
   auto [c, o] = add_command<ExplainCommand>(
-      app, "explain", "This machine, and the plan a layer or a model runs with",
-      "twell explain --hidden 2048 --ffn 5632 --tokens 1,64,2048 --nnz 29", run);
+      app, "explain", "Show this machine, and how a layer or a model runs on it",
+      "twell explain --width 2048 --neurons 5632 --tokens 1,64,2048 --nnz 29", run);
   c.add_option("--model", o->model, "Explain the layers of this model")->type_name("DIR");
   add_unused_option(c, o->allow_unused);
-  c.add_option("--hidden", o->input, "Width D of the model")->check(kPositive);
-  c.add_option("--ffn", o->hidden, "Hidden units H of the layer")->check(kPositive);
+  CLI::Option* width = c.add_option("--width", o->width, "Width D of a token")->check(kPositive);
+  CLI::Option* neurons =
+      c.add_option("--neurons", o->neurons, "Neurons H of the layer")->check(kPositive);
+  add_old_name(c, width, "--hidden");
+  add_old_name(c, neurons, "--ffn");
   c.add_option("--tokens", o->tokens, "Tokens per call, a list")->delimiter(',')->check(kPositive);
-  c.add_option("--nnz", o->nnz, "Mean non-zeros expected")->check(kZeroOrMore);
+  c.add_option("--nnz", o->nnz, "Expected non-zeros of a token, mean")->check(kZeroOrMore);
   c.add_flag("--gated,!--no-gated", o->gated, "With a gate (Llama, Qwen) or without");
   c.add_flag("--measure,!--no-measure", o->measure,
              "Also time both paths, on synthetic weights and activity");

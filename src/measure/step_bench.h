@@ -14,8 +14,8 @@
 namespace twell::measure {
 
 struct StepSide {
-  std::vector<double> seconds;  // of each step
-  lm::StepTimes times;          // of all of them
+  std::vector<double> seconds;       // of each step
+  lm::StepTimes times;               // of all of them
   std::optional<PeakMemory> memory;  // of a step that was not timed; none: not counted here
 };
 

@@ -30,11 +30,11 @@ namespace {
 // The gate, or up in a layer without one; what the layer takes is checked.
 at::Tensor first_projection(const FfnParameters& p, bool on_cpu) {
   if (p.has_bias()) {
-    fail("biases in the feed-forward layer (mlp_bias) are not supported; use --ffn dense");
+    fail("biases in the feed-forward layer (mlp_bias) are not supported; use --path dense");
   }
   const at::ScalarType dtype = p.up.scalar_type();
   if (dtype != at::kBFloat16 && dtype != (on_cpu ? at::kFloat : at::kHalf)) {
-    fail(fmt::format("weights must be bf16 or {}, got {}; use --dtype bf16 or --ffn dense",
+    fail(fmt::format("weights must be bf16 or {}, got {}; use --dtype bf16 or --path dense",
                      on_cpu ? "f32" : "f16 on a GPU", c10::toString(dtype)));
   }
   return (p.gated() ? p.gate : p.up).detach().contiguous();
@@ -111,7 +111,8 @@ class SparseFeedForward final : public FeedForward {
     const bool hidden_wanted = observer != nullptr && observer->wants_hidden();
     if (hidden_wanted && !chooser_) {
       fail(
-          "hidden activations are never in memory on this path; use the dense one (--ffn dense) to "
+          "hidden activations are never in memory on this path; use the dense one (--path dense) "
+          "to "
           "look at them");
     }
     if (x.numel() == 0) return at::empty(x.sizes(), x.options());

@@ -42,7 +42,7 @@ ActivationSpec sparse_activation(const ActivationChoice& choice) {
     return {*kind, has_threshold(*kind) ? choice.threshold : 0.0F};
   }
   throw Error(ErrorKind::unsupported, "sparse FFN",
-              fmt::format("activation '{}' yields no zeros to skip; use the dense path (--ffn "
+              fmt::format("activation '{}' yields no zeros to skip; use the dense path (--path "
                           "dense), or a model trained with relu, relu2 or fat_relu",
                           io::name_of(choice.kind)));
 }

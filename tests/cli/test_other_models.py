@@ -24,7 +24,7 @@ def chain(text):
 
 
 def ids_of(twell, model, prompt="a", count=6, **more):
-    done = twell("generate", "--model", model, "--prompt", prompt, "--temperature", 0, "--ffn", "dense",
+    done = twell("generate", "--model", model, "--prompt", prompt, "--temperature", 0, "--path", "dense",
                  "--max-tokens", count, json_name="other.json", **more)
     return done.json["sequences"][0]["token_ids"]
 

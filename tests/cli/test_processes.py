@@ -9,7 +9,7 @@ import time
 import pytest
 
 MPIRUN = ["mpirun", "-n", "2"]
-SHAPE = ["--layers", 2, "--hidden", 32, "--ffn", 96, "--heads", 2, "--bpe-vocab", 300,
+SHAPE = ["--layers", 2, "--width", 32, "--neurons", 96, "--heads", 2, "--bpe-vocab", 300,
          "--context", 16, "--batch", 4, "--compute", "fp32", "--log-every", 5]
 
 

@@ -12,7 +12,7 @@ import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-SHAPE = "--layers 2 --hidden 32 --ffn 96 --heads 2".split()
+SHAPE = "--layers 2 --width 32 --neurons 96 --heads 2".split()
 GIB = 1 << 30
 # Words of libraries, which no message of ours should hold.
 FOREIGN = ("json.exception", "filesystem error", "Exception raised from", "std::", "terminate called",
