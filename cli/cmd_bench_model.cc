@@ -1,4 +1,5 @@
 // twell bench model: a whole model, PyTorch dense against sparse feed-forward layers.
+#include <c10/util/Exception.h>
 #include <torch/types.h>
 
 #include <algorithm>
@@ -118,8 +119,11 @@ void run(BenchModelCommand& o) {
   std::vector<measure::DenseSide> dense = {{"plain weights", plain.get()}};
   std::unique_ptr<lm::Model> prepacked;
   if (o.device.is_cpu()) {
-    prepacked = o.open(lm::FfnPath::dense, true);
-    dense.push_back({"oneDNN prepacked", prepacked.get()});
+    try {
+      prepacked = o.open(lm::FfnPath::dense, true);
+      dense.push_back({"oneDNN prepacked", prepacked.get()});
+    } catch (const c10::Error&) {  // not for this dtype with this processor
+    }
   }
   o.say("{}: {} layers, D = {}, H = {}, {}, {}\n", o.model, sparse->config().num_hidden_layers,
         sparse->config().hidden_size, sparse->config().intermediate_size,
