@@ -69,7 +69,8 @@ class Engine:
         bind = "|".join(
             ",".join(map(str, cores[rank * share : (rank + 1) * share])) for rank in range(ranks)
         )
-        log = tempfile.TemporaryFile("w+")  # a pipe that nobody reads would stop the engine
+        # A pipe that nobody reads would stop the engine.
+        log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (as long as the engine)
         self.process = subprocess.Popen(
             command,
             env={**os.environ, "TWELL_VLLM": kind, "VLLM_CPU_OMP_THREADS_BIND": bind,
@@ -121,7 +122,8 @@ def main() -> None:
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
-        return serve(options.model, options.ranks)
+        serve(options.model, options.ranks)
+        return
     if options.rounds < 2:
         parser.error("--rounds: expected 2 or more")
     engines = {kind: Engine(kind, options.model, options.ranks) for kind in KINDS}

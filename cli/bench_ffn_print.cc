@@ -29,7 +29,7 @@ const nlohmann::json& result_of(const nlohmann::json& results, std::int64_t toke
   return results.front();  // the grid is complete
 }
 
-// Of --ffn auto, with a mark where it took the dense path.
+// Of --path auto, with a mark where it took the dense path.
 std::string automatic_ratio(const nlohmann::json& r) {
   return format_ratio(r["auto_speedup"]) + (r["auto_path"] == "dense" ? " d" : "  ");
 }
@@ -88,7 +88,7 @@ void print_ffn_grid(const BenchFfnOptions& o, const nlohmann::json& results) {
   for (const double nnz : values_of<double>(results, "nnz_target")) {
     std::vector<std::string> ratio = {
         fmt::format("{:.0f}", nnz),
-        fmt::format("{:.1f} %", 100 * nnz / static_cast<double>(o.hidden))};
+        fmt::format("{:.1f} %", 100 * nnz / static_cast<double>(o.neurons))};
     std::vector<std::string> time = ratio;
     std::vector<std::string> automatic = ratio;
     for (const std::int64_t m : tokens) {
@@ -103,7 +103,7 @@ void print_ffn_grid(const BenchFfnOptions& o, const nlohmann::json& results) {
   }
   o.say("\nSpeed against the fastest dense form\n{}", ratios.to_string());
   if (!o.train) {
-    o.say("\nSpeed of --ffn auto (d: it takes the dense path)\n{}", chosen.to_string());
+    o.say("\nSpeed of --path auto (d: it takes the dense path)\n{}", chosen.to_string());
   }
   o.say("\nTime of one call, dense / sparse\n{}", times.to_string());
 }
@@ -131,7 +131,7 @@ std::string ffn_chart(const BenchFfnOptions& o, const nlohmann::json& results) {
     Series dense{"dense", {}}, sparse{"sparse", {}};
     for (const auto& r : results) {
       if (r["tokens"] != m) continue;
-      const double density = 100 * r["nnz_mean"].get<double>() / static_cast<double>(o.hidden);
+      const double density = 100 * r["nnz_mean"].get<double>() / static_cast<double>(o.neurons);
       dense.points.emplace_back(density, r["dense_us"].get<double>());
       sparse.points.emplace_back(density, r["sparse_us"].get<double>());
     }
@@ -139,7 +139,7 @@ std::string ffn_chart(const BenchFfnOptions& o, const nlohmann::json& results) {
     ChartText text{"neurons that fire, %", "microseconds a call", true};
     text.log_x = true;
     charts.emplace_back(
-        fmt::format("M = {} tokens, D = {}, H = {}, {}", m, o.input, o.hidden, o.dtype),
+        fmt::format("M = {} tokens, D = {}, H = {}, {}", m, o.width, o.neurons, o.dtype),
         line_chart({dense, sparse}, text));
   }
   return svg_page(charts);

@@ -14,8 +14,8 @@
 namespace twell::cli {
 
 struct BenchFfnOptions : CommonOptions {
-  std::int64_t input = 0;  // not given
-  std::int64_t hidden = 5632;
+  std::int64_t width = 0;  // not given
+  std::int64_t neurons = 5632;
   std::vector<std::int64_t> tokens = {1, 64, 2048};
   std::vector<double> nnz = {29};
   std::string grid, chart, trace;

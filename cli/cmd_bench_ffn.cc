@@ -29,8 +29,8 @@ at::ScalarType BenchFfnOptions::type() const {
 
 measure::SyntheticShape BenchFfnOptions::shape(double nnz_mean) const {
   measure::SyntheticShape shape;
-  shape.input = input;
-  shape.hidden = hidden;
+  shape.width = width;
+  shape.neurons = neurons;
   shape.gated = gated;
   shape.dtype = type();
   shape.activity.mean_nnz = nnz_mean;
@@ -40,7 +40,7 @@ measure::SyntheticShape BenchFfnOptions::shape(double nnz_mean) const {
 
 namespace {
 
-constexpr std::int64_t kInput = 2048;
+constexpr std::int64_t kWidth = 2048;
 
 // Cases one after the other, and what is reported of all of them.
 struct Runs {
@@ -61,7 +61,7 @@ struct Runs {
           {o.shape(nnz), o.choice(), layers.front().source, inputs.narrow(0, 0, m), nnz, measure},
           tick));
     } else {
-      const measure::FfnCase c{o.shape(nnz), o.choice(), layers, inputs.view({-1, m, o.input}),
+      const measure::FfnCase c{o.shape(nnz), o.choice(), layers, inputs.view({-1, m, o.width}),
                                nnz,          measure};
       results.push_back(measure::run_ffn_case(c, peaks, tick));
     }
@@ -74,8 +74,8 @@ struct Runs {
         "Times are medians of {} runs in turns; errors are against fp64, relative to the largest "
         "output of the token.\n",
         o.repeats);
-    nlohmann::json out = {{"hidden", o.input},
-                          {"ffn", o.hidden},
+    nlohmann::json out = {{"width", o.width},
+                          {"neurons", o.neurons},
                           {"gated", o.gated},
                           {"dtype", o.dtype},
                           {"activation", o.activation},
@@ -123,7 +123,7 @@ void run_trace(BenchFfnOptions& o, const std::optional<measure::Peaks>& peaks) {
   std::int64_t replayed = 0;
   for (std::int64_t l = first; l <= last; ++l) {
     const io::ActivityRows rows =
-        trace.read(static_cast<std::uint32_t>(l), static_cast<std::uint64_t>(o.input));
+        trace.read(static_cast<std::uint32_t>(l), static_cast<std::uint64_t>(o.width));
     runs.progress.update(runs.done, "making weights");
     const std::vector<measure::BenchLayer> layer(
         static_cast<std::size_t>(o.layers),
@@ -149,11 +149,11 @@ void expand(BenchFfnOptions& o) {
     if (header.tokens == 0) {
       io::fail_file(o.trace, "holds no tokens; record some text");
     }
-    o.hidden = header.hidden;
+    o.neurons = header.hidden;
     o.gated = header.gated;
-    if (o.input == 0) o.input = header.width;
+    if (o.width == 0) o.width = header.width;
   }
-  if (o.input == 0) o.input = kInput;
+  if (o.width == 0) o.width = kWidth;
   if (!o.grid.empty()) {
     o.train = o.train || o.grid == "train";
     o.tokens = o.train ? std::vector<std::int64_t>{512, 2048, 8192}
@@ -162,7 +162,7 @@ void expand(BenchFfnOptions& o) {
     // 0, 29, 113, 282, 563 of 5632, and on to all of them.
     for (const double density :
          {0.0, 0.00515, 0.02006, 0.05007, 0.09996, 0.2, 0.4, 0.6, 0.8, 1.0}) {
-      o.nnz.push_back(std::round(density * static_cast<double>(o.hidden)));
+      o.nnz.push_back(std::round(density * static_cast<double>(o.neurons)));
     }
   }
 }
@@ -183,14 +183,14 @@ void run(BenchFfnOptions& o) {
   check_device(o);
   expand(o);
   for (const double k : o.nnz) {
-    if (!(k >= 0 && k <= static_cast<double>(o.hidden))) {
-      io::fail_argument("--nnz", "{} is not between 0 and --ffn {}", k, o.hidden);
+    if (!(k >= 0 && k <= static_cast<double>(o.neurons))) {
+      io::fail_argument("--nnz", "{} is not between 0 and --neurons {}", k, o.neurons);
     }
   }
   measure::keep_freed_memory();
   const c10::InferenceMode no_grad;
-  o.say("One {}gated layer, D = {}, H = {}, {}, {}, {}\n", o.gated ? "" : "non-", o.input, o.hidden,
-        o.dtype, o.activation,
+  o.say("One {}gated layer, D = {}, H = {}, {}, {}, {}\n", o.gated ? "" : "non-", o.width,
+        o.neurons, o.dtype, o.activation,
         o.device.is_cpu()
             ? fmt::format("{} threads, {} instructions", o.threads, name_of(default_cpu_tier()))
             : lm::runtime_of(o.device).describe());
@@ -234,14 +234,18 @@ void run(BenchFfnOptions& o) {
 void add_bench_ffn(CLI::App& bench) {
   auto [c, o] = add_command<BenchFfnOptions>(
       bench, "ffn",
-      "One feed-forward layer: PyTorch dense (its fastest form) against sparse, in one process",
-      "twell bench ffn --hidden 2048 --ffn 5632 --tokens 1,64,2048 --nnz 29 --json out.json", run);
-  c.add_option("--hidden", o->input,
-               fmt::format("Width D of the model (default: {}, or that of the trace)", kInput))
-      ->check(kCounts)
-      ->default_str("");
-  CLI::Option* ffn =
-      c.add_option("--ffn", o->hidden, "Hidden units H of the layer")->check(kCounts);
+      "One feed-forward layer: PyTorch dense (its fastest variant) against sparse, in one process",
+      "twell bench ffn --width 2048 --neurons 5632 --tokens 1,64,2048 --nnz 29 --json out.json",
+      run);
+  CLI::Option* width =
+      c.add_option("--width", o->width,
+                   fmt::format("Width D of a token (default: {}, or that of the trace)", kWidth))
+          ->check(kCounts)
+          ->default_str("");
+  CLI::Option* neurons =
+      c.add_option("--neurons", o->neurons, "Neurons H of the layer")->check(kCounts);
+  add_old_name(c, width, "--hidden");
+  add_old_name(c, neurons, "--ffn");
   CLI::Option* tokens = c.add_option("--tokens", o->tokens, "Tokens per call, a list")
                             ->delimiter(',')
                             ->check(kCounts);
@@ -259,12 +263,12 @@ void add_bench_ffn(CLI::App& bench) {
   CLI::Option* trace =
       c.add_option(
            "--trace", o->trace,
-           "Activity recorded by twell stats --trace, instead of a synthetic one: the first "
-           "tokens, as many as D, fire the neurons they did (weights are made so that "
-           "exactly those do); larger batches repeat them")
+           "Replay the activity that twell stats --trace recorded, instead of a synthetic one. The "
+           "weights are made so that the first D tokens fire exactly the neurons they fired; "
+           "larger batches repeat these tokens")
           ->type_name("FILE")
           ->excludes(nnz)
-          ->excludes(ffn)
+          ->excludes(neurons)
           ->excludes(gated)
           ->excludes(grid);
   c.add_option("--trace-layer", o->trace_layer, "Only this layer of the trace")
@@ -276,18 +280,18 @@ void add_bench_ffn(CLI::App& bench) {
       OutputKind::chart);
   c.add_option("--dtype", o->dtype, "bf16 or f32; on a GPU bf16 or f16")
       ->check(CLI::IsMember({"bf16", "f16", "f32"}));
-  c.add_option("--activation", o->activation, "One that yields zeros")
+  c.add_option("--activation", o->activation, "Activation, one that yields zeros")
       ->check(CLI::IsMember(activation_names(true)));
-  c.add_option("--threshold", o->threshold, "Of fat_relu")->check(kZeroOrMore);
+  c.add_option("--threshold", o->threshold, "Threshold of fat_relu")->check(kZeroOrMore);
   c.add_option(
        "--layers", o->layers,
-       "Copies of the layer in memory, used in turns; enough of them and no weight is still "
-       "in a cache when its layer comes again")
+       "Copies of the layer in memory, used in turns; with enough of them no weight stays in a "
+       "cache until its layer comes again")
       ->check(in_range(1, 64));
   c.add_option("--repeats", o->repeats, "Timed runs of each side")->check(in_range(1, 1000));
   c.add_option("--seconds", o->seconds, "Least length of a timed run")
       ->check(in_range(0.001, 60.0));
-  add_seed_option(c, o->seed, "Of weights and inputs");
+  add_seed_option(c, o->seed, "Seed of weights and inputs");
   c.add_flag("--train", o->train, "Forward and backward, against PyTorch's autograd");
   c.add_flag("--peaks", o->peaks, "Also measure the machine's peaks and print the floor");
   add_device_option(c, *o);

@@ -1,4 +1,5 @@
 // twell bench model: a whole model, PyTorch dense against sparse feed-forward layers.
+#include <c10/util/Exception.h>
 #include <torch/types.h>
 
 #include <algorithm>
@@ -118,8 +119,11 @@ void run(BenchModelCommand& o) {
   std::vector<measure::DenseSide> dense = {{"plain weights", plain.get()}};
   std::unique_ptr<lm::Model> prepacked;
   if (o.device.is_cpu()) {
-    prepacked = o.open(lm::FfnPath::dense, true);
-    dense.push_back({"oneDNN prepacked", prepacked.get()});
+    try {
+      prepacked = o.open(lm::FfnPath::dense, true);
+      dense.push_back({"oneDNN prepacked", prepacked.get()});
+    } catch (const c10::Error&) {  // not for this dtype with this processor
+    }
   }
   o.say("{}: {} layers, D = {}, H = {}, {}, {}\n", o.model, sparse->config().num_hidden_layers,
         sparse->config().hidden_size, sparse->config().intermediate_size,
@@ -181,7 +185,7 @@ void run(BenchModelCommand& o) {
 void add_bench_model(CLI::App& bench) {
   auto [c, o] = add_command<BenchModelCommand>(
       bench, "model",
-      "A whole model: prefill and decode, PyTorch dense (its faster form) against sparse",
+      "A whole model: prefill and decode, PyTorch dense (its faster variant) against sparse",
       "twell bench model --model synth-0.5b --text book.txt --prompt-tokens 512", run);
   add_model_option(c, *o);
   add_dtype_option(c, *o);

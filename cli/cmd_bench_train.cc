@@ -43,11 +43,16 @@ void print(const BenchTrainCommand& o, const nlohmann::json& json) {
     return fmt::format("{:.0f}", side["tokens_per_s"].get<double>());
   });
   row("step", [](const nlohmann::json& side) { return format_us(side["step_us"].get<double>()); });
-  row("peak memory",
-      [](const nlohmann::json& side) { return format_bytes(side["peak_bytes"].get<double>()); });
-  row("beyond what both keep", [&json](const nlohmann::json& side) {
-    return format_bytes(side["peak_bytes"].get<double>() - json["base_bytes"].get<double>());
-  });
+  if (!json["peak_bytes_ratio"].is_null()) {
+    const auto bytes = [](const nlohmann::json& side, const char* key) {
+      return side[key].get<double>();
+    };
+    row("peak memory",
+        [&](const nlohmann::json& side) { return format_bytes(bytes(side, "peak_bytes")); });
+    row("of that, the step's own", [&](const nlohmann::json& side) {
+      return format_bytes(bytes(side, "peak_bytes") - bytes(side, "base_bytes"));
+    });
+  }
   constexpr std::array<std::pair<const char*, const char*>, 4> kParts = {
       {{"feed_forward", "feed-forward layers"},
        {"head_and_loss", "head and loss"},
@@ -78,7 +83,7 @@ void run(BenchTrainCommand& o) {
         config.num_hidden_layers, config.hidden_size, config.intermediate_size,
         lm::name_of(trainer.compute()), o.threads, recipe.accumulation, recipe.micro_batch,
         recipe.context);
-  Progress progress("measuring", 2 * o.repeats + 3);
+  Progress progress("measuring", 2 * o.repeats + measure::kOtherSteps);
   std::int64_t done = 0;
   const measure::StepComparison result = measure::compare_steps(
       trainer, o.repeats, [&](const std::string& what) { progress.update(++done, what); });

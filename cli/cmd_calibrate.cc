@@ -1,4 +1,4 @@
-// twell calibrate: measures what --ffn auto chooses by, once per machine.
+// twell calibrate: measures what --path auto chooses by, once per machine.
 
 #include "cli/command.h"
 #include "cli/progress.h"
@@ -16,7 +16,7 @@ struct CalibrateCommand : CommonOptions {
   measure::MeasureOptions measure = {.repeats = 5, .min_seconds = 0.1};
 };
 
-// The density from which on --ffn auto takes the dense path.
+// The density from which on --path auto takes the dense path.
 std::string crossover(const lm::CostModel& cost, std::int64_t tokens, const FfnShape& size) {
   for (double density = 0; density <= 1.0; density += 0.005) {
     if (cost.prefers_dense(tokens, density, size)) return fmt::format("{:.1f} %", 100 * density);
@@ -50,9 +50,9 @@ void run(CalibrateCommand& o) {
     table.row(cells);
   }
   o.say("\nTime of a call by density of the gate\n{}", table.to_string());
-  o.say("Written to {}: --ffn auto goes by it from now on\n", lm::calibration_file().string());
-  o.write({{"hidden", size.width},
-           {"ffn", size.hidden},
+  o.say("Written to {}: --path auto goes by it from now on\n", lm::calibration_file().string());
+  o.write({{"width", size.width},
+           {"neurons", size.hidden},
            {"key", cost.measured_on},
            {"file", lm::calibration_file().string()},
            {"tokens", cost.tokens},
@@ -66,10 +66,14 @@ void run(CalibrateCommand& o) {
 void add_calibrate(CLI::App& app) {
   auto [c, o] = add_command<CalibrateCommand>(
       app, "calibrate",
-      "Measure once what --ffn auto chooses by on this machine, and keep it in the cache folder",
+      "Time dense and sparse layers once on this machine, and keep the times for --path auto",
       "twell calibrate", run);
-  c.add_option("--hidden", o->shape.width, "Width D of the layer measured")->check(kPositive);
-  c.add_option("--ffn", o->shape.hidden, "Hidden units H of the layer measured")->check(kPositive);
+  CLI::Option* width =
+      c.add_option("--width", o->shape.width, "Width D of a token")->check(kPositive);
+  CLI::Option* neurons =
+      c.add_option("--neurons", o->shape.hidden, "Neurons H of the layer")->check(kPositive);
+  add_old_name(c, width, "--hidden");
+  add_old_name(c, neurons, "--ffn");
   c.add_option("--repeats", o->measure.repeats, "Timed runs of each path and density")
       ->check(in_range(1, 1000));
   c.add_option("--seconds", o->measure.min_seconds, "Least length of a timed run")

@@ -39,7 +39,7 @@ struct DemoCommand : CommonOptions {
   std::int64_t max_tokens = 96;
   double temperature = 0.8;
   std::uint64_t seed = 1;
-  std::optional<std::int64_t> layers, hidden, ffn, context, batch, bpe_vocab;
+  std::optional<std::int64_t> layers, width, neurons, context, batch, bpe_vocab;
 };
 
 // The demo's recipe with what was asked for on the command line.
@@ -52,10 +52,10 @@ lm::TrainRun make_run(const DemoCommand& o) {
     value = given.value_or(value);
   };
   set(run.config.num_hidden_layers, o.layers);
-  set(run.config.hidden_size, o.hidden);
-  set(run.config.intermediate_size, o.ffn);
-  if (o.hidden) {
-    run.config.num_attention_heads = std::max<std::int64_t>(1, *o.hidden / 64);
+  set(run.config.hidden_size, o.width);
+  set(run.config.intermediate_size, o.neurons);
+  if (o.width) {
+    run.config.num_attention_heads = std::max<std::int64_t>(1, *o.width / 64);
     run.config.num_key_value_heads = run.config.head_dim = 0;
   }
   set(run.recipe.context, o.context);
@@ -80,7 +80,7 @@ lm::TrainResult train(const DemoCommand& o, lm::TrainRun& run, std::vector<lm::L
   lm::TrainResult result =
       train_with_progress(run, [&log](const lm::LogRecord& record) { log.push_back(record); });
   measure::check_interrupt();
-  o.say("  cross entropy {:.2f} -> {:.2f}, {:.1f} of {} hidden units fire per token ({:.1f} %)\n",
+  o.say("  cross entropy {:.2f} -> {:.2f}, {:.1f} of {} neurons fire per token ({:.1f} %)\n",
         *result.loss_first, *result.loss_last, result.nnz_mean, result.hidden_units,
         100 * result.nnz_mean / static_cast<double>(result.hidden_units));
   return result;
@@ -151,7 +151,7 @@ void summarise(const DemoCommand& o, const DemoReport& r) {
       static_cast<double>(r.train.parameters) / 1e6, r.train.tokens, *r.train.loss_first,
       *r.train.loss_last);
   o.say(
-      "  It learnt to use {:.1f} of {} hidden units per token and layer: {:.1f} % are exactly "
+      "  It learnt to use {:.1f} of {} neurons per token and layer: {:.1f} % are exactly "
       "zero.\n",
       r.nnz_mean, r.config.intermediate_size, 100 - 100 * r.nnz_mean / hidden);
   o.say(
@@ -172,7 +172,7 @@ void summarise(const DemoCommand& o, const DemoReport& r) {
 nlohmann::json results_json(const DemoReport& r, const std::string& out) {
   return {{"train", to_json(r.train)},
           {"nnz_mean", r.nnz_mean},
-          {"hidden_units", r.config.intermediate_size},
+          {"neurons", r.config.intermediate_size},
           {"speedup_prefill", r.speed.prefill.speedup},
           {"speedup_decode", r.speed.decode.speedup},
           {"prefill", r.speed.prefill.to_json()},
@@ -258,15 +258,15 @@ void add_demo(CLI::App& app) {
   c.add_option("--max-tokens", o->max_tokens, "Tokens to write")->check(kPositive);
   c.add_option("--temperature", o->temperature, "0 always takes the likeliest token")
       ->check(in_range(0.0, 100.0));
-  add_seed_option(c, o->seed, "Of weights, order and text");
+  add_seed_option(c, o->seed, "Seed of weights, order and text");
   const auto shape = [&c](const char* name, std::optional<std::int64_t>& value, const char* text) {
-    c.add_option(name, value, std::string(text) + " (default: of the demo)")
+    return c.add_option(name, value, std::string(text) + " (default: of the demo)")
         ->check(kCounts)
         ->group("Shape");
   };
   shape("--layers", o->layers, "Layers");
-  shape("--hidden", o->hidden, "Width D");
-  shape("--ffn", o->ffn, "Hidden units H");
+  add_old_name(c, shape("--width", o->width, "Width D of a token"), "--hidden");
+  add_old_name(c, shape("--neurons", o->neurons, "Neurons H of a layer"), "--ffn");
   shape("--context", o->context, "Tokens of a training window");
   shape("--batch", o->batch, "Windows of a step");
   shape("--bpe-vocab", o->bpe_vocab, "Entries of the tokenizer");

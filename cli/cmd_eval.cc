@@ -142,11 +142,12 @@ void add_eval(CLI::App& app) {
   c.add_option("--data", o->data, "Data file of the task, or a text")
       ->required()
       ->type_name("FILE");
-  c.add_option("--limit", o->limit, "Items (of a text: tokens) to use; 0: all")->check(kZeroOrMore);
-  c.add_option("--window", o->window,
-               "Of perplexity: tokens of a sequence; 0: the model's context, at most 2048")
+  c.add_option("--limit", o->limit, "Items to use, or tokens of a text; 0: all")
       ->check(kZeroOrMore);
-  add_ffn_option(c, *o);
+  c.add_option("--window", o->window,
+               "Tokens of a sequence, for perplexity; 0: the model's context, at most 2048")
+      ->check(kZeroOrMore);
+  add_path_option(c, *o);
   add_dtype_option(c, *o);
   add_device_option(c, *o);
 }

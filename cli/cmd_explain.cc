@@ -13,8 +13,8 @@ namespace twell::cli {
 namespace {
 
 struct ExplainCommand : ModelOptions {
-  std::int64_t input = 2048;
-  std::int64_t hidden = 5632;
+  std::int64_t width = 2048;
+  std::int64_t neurons = 5632;
   std::vector<std::int64_t> tokens = {1, 64, 2048};
   double nnz = 29;
   bool gated = true;
@@ -36,7 +36,7 @@ void explain_machine(const ExplainCommand& o, const Context& context) {
         format_bytes(static_cast<double>(caches.l2)), format_bytes(static_cast<double>(caches.l3)));
 }
 
-// What --ffn auto goes by: in the model's first layer, in a layer like those that are timed, or
+// What --path auto goes by: in the model's first layer, in a layer like those that are timed, or
 // before any layer was there.
 lm::CostModel expected_cost(const Context& context, lm::Model* model,
                             const std::optional<measure::LayerTimer>& timer) {
@@ -46,44 +46,62 @@ lm::CostModel expected_cost(const Context& context, lm::Model* model,
   return lm::load_cost_model(context.tier(), context.threads());
 }
 
+// The form that the engine keeps the gate in: that of the model's first sparse layer, or of the
+// layer that was timed. None where no layer has met inputs: only those tell how many neurons a
+// screen leaves, which is more than fire.
+std::optional<GateForm> gate_form(const Context& context, lm::Model* model,
+                                  const std::optional<measure::LayerTimer>& timer) {
+  for (std::int64_t l = 0; model != nullptr && l < model->layers(); ++l) {
+    if (const auto form = model->feed_forward(l).gate_form()) return form;
+  }
+  if (timer) return timer->gate_form();
+  if (tuning_of(context.tier()).screen_limit == 0) return GateForm::packed;
+  return std::nullopt;
+}
+
+// Both forms run by the same plan.
+std::string plan_in_words(const FfnPlan& plan, const std::optional<GateForm>& form) {
+  return (form ? "" : "screened or ") + plan.to_string();
+}
+
 void run(ExplainCommand& o) {
   std::unique_ptr<lm::Model> model;
   DType dtype = o.dtype == "f32" ? DType::f32 : DType::bf16;
   if (!o.model.empty()) {
     model = o.open();
-    o.input = model->config().hidden_size;
-    o.hidden = model->config().intermediate_size;
+    o.width = model->config().hidden_size;
+    o.neurons = model->config().intermediate_size;
     o.gated = model->config().gated;
     dtype = model->dtype() == at::kFloat ? DType::f32 : DType::bf16;
   }
   const Context context({.threads = o.threads, .tier = std::nullopt});
   explain_machine(o, context);
 
-  const FfnShape size = {o.input, o.hidden, o.gated, dtype};
+  const FfnShape size = {o.width, o.neurons, o.gated, dtype};
   o.say("A {}gated layer, D = {}, H = {}, {}, {} non-zeros expected\n\n", o.gated ? "" : "non-",
-        o.input, o.hidden, name_of(dtype), o.nnz);
-  const double density = o.nnz / static_cast<double>(o.hidden);
+        o.width, o.neurons, name_of(dtype), o.nnz);
+  const double density = o.nnz / static_cast<double>(o.neurons);
   std::optional<measure::LayerTimer> timer;
-  std::vector<std::string> headings = {"tokens", "--ffn auto takes", "dense expected",
+  std::vector<std::string> headings = {"tokens", "--path auto takes", "dense expected",
                                        "sparse expected"};
   if (o.measure) {
     headings.insert(headings.end(), {"dense measured", "sparse measured"});
     measure::SyntheticShape shape;
-    shape.input = o.input;
-    shape.hidden = o.hidden;
+    shape.width = o.width;
+    shape.neurons = o.neurons;
     shape.gated = o.gated;
     shape.dtype = dtype == DType::f32 ? at::kFloat : at::kBFloat16;
     shape.activity.mean_nnz = o.nnz;
     timer.emplace(shape);
   }
   const lm::CostModel cost = expected_cost(context, model.get(), timer);
+  const std::optional<GateForm> form = gate_form(context, model.get(), timer);
   headings.emplace_back("sparse plan");
   Table table(headings);
   nlohmann::json plans = nlohmann::json::array();
   for (const std::int64_t m : o.tokens) {
-    const double limit = tuning_of(context.tier()).screen_limit;
-    const FfnPlan plan =
-        plan_ffn(context, m, size, density <= limit ? GateForm::screened : GateForm::packed);
+    const FfnPlan plan = plan_ffn(context, m, size, form.value_or(GateForm::packed));
+    const std::string plan_words = plan_in_words(plan, form);
     const bool dense = cost.prefers_dense(m, density, size);
     const double dense_us = cost.dense_us(m, size);
     const double sparse_us = cost.sparse_us(m, density, size);
@@ -93,10 +111,10 @@ void run(ExplainCommand& o) {
                      {"auto", dense ? "dense" : "sparse"},
                      {"dense_expected_us", dense_us},
                      {"sparse_expected_us", sparse_us},
-                     {"plan", plan.to_string()},
+                     {"plan", plan_words},
                      {"row_block", plan.row_block},
                      {"tile", plan.tile},
-                     {"gate", name_of(plan.gate)},
+                     {"gate", form ? nlohmann::json(name_of(*form)) : nlohmann::json(nullptr)},
                      {"hot_share", plan.hot_share}});
     if (timer) {
       const measure::LayerTimes times = timer->measure(m, 3, 0.05);
@@ -104,13 +122,15 @@ void run(ExplainCommand& o) {
       plans.back()["dense_measured_us"] = times.dense_us;
       plans.back()["sparse_measured_us"] = times.sparse_us;
     }
-    cells.push_back(plan.to_string());
+    cells.push_back(plan_words);
     table.row(cells);
   }
   o.say("{}", table.to_string());
   if (const double limit = tuning_of(context.tier()).screen_limit; limit > 0) {
-    o.say("Gate: screened in int8 while that leaves at most {:.0f} % of the neurons, else packed\n",
-          100 * limit);
+    o.say(
+        "Gate: a layer's first inputs choose its form. It is screened in int8 if the screen leaves "
+        "at most {:.0f} % of the neurons to compute, else packed\n",
+        100 * limit);
   }
   if (cost.measured_on.empty()) {
     o.say("Expected: {}\ntwell calibrate measures this machine\n", cost.source());
@@ -144,14 +164,17 @@ void run(ExplainCommand& o) {
 
 void add_explain(CLI::App& app) {
   auto [c, o] = add_command<ExplainCommand>(
-      app, "explain", "This machine, and the plan a layer or a model runs with",
-      "twell explain --hidden 2048 --ffn 5632 --tokens 1,64,2048 --nnz 29", run);
+      app, "explain", "Show this machine, and how a layer or a model runs on it",
+      "twell explain --width 2048 --neurons 5632 --tokens 1,64,2048 --nnz 29", run);
   c.add_option("--model", o->model, "Explain the layers of this model")->type_name("DIR");
   add_unused_option(c, o->allow_unused);
-  c.add_option("--hidden", o->input, "Width D of the model")->check(kPositive);
-  c.add_option("--ffn", o->hidden, "Hidden units H of the layer")->check(kPositive);
+  CLI::Option* width = c.add_option("--width", o->width, "Width D of a token")->check(kPositive);
+  CLI::Option* neurons =
+      c.add_option("--neurons", o->neurons, "Neurons H of the layer")->check(kPositive);
+  add_old_name(c, width, "--hidden");
+  add_old_name(c, neurons, "--ffn");
   c.add_option("--tokens", o->tokens, "Tokens per call, a list")->delimiter(',')->check(kPositive);
-  c.add_option("--nnz", o->nnz, "Mean non-zeros expected")->check(kZeroOrMore);
+  c.add_option("--nnz", o->nnz, "Expected non-zeros of a token, mean")->check(kZeroOrMore);
   c.add_flag("--gated,!--no-gated", o->gated, "With a gate (Llama, Qwen) or without");
   c.add_flag("--measure,!--no-measure", o->measure,
              "Also time both paths, on synthetic weights and activity");

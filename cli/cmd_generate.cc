@@ -106,7 +106,7 @@ void run(GenerateCommand& o) {
            {"decode_tokens_per_s", t.decode_tokens_per_s()},
            {"prefill_us", t.prefill_seconds * 1e6},
            {"decode_us", t.decode_seconds * 1e6},
-           {"ffn", lm::name_of(model->feed_forward(0).path())},
+           {"path", lm::name_of(model->feed_forward(0).path())},
            {"sequences", sequences}});
 }
 
@@ -121,7 +121,8 @@ void add_generate(CLI::App& app) {
       ->allow_extra_args(false)
       ->type_name("TEXT")
       ->default_str("");
-  c.add_option("--prompt-file", o->prompt_file, "The same from a file")->type_name("FILE");
+  c.add_option("--prompt-file", o->prompt_file, "Read the text to continue from a file")
+      ->type_name("FILE");
   c.add_option("--max-tokens", o->max_tokens, "Most new tokens of a text")
       ->check(in_range(0, 1 << 30));
   c.add_option("--temperature", o->temperature, "0 always takes the likeliest token")
@@ -129,8 +130,8 @@ void add_generate(CLI::App& app) {
   c.add_option("--top-p", o->top_p, "Only the likeliest tokens that reach this probability")
       ->check(in_range(1e-6, 1.0));
   c.add_option("--top-k", o->top_k, "Only the k likeliest tokens; 0: all")->check(kZeroOrMore);
-  add_seed_option(c, o->seed, "Same seed, same text");
-  add_ffn_option(c, *o);
+  add_seed_option(c, o->seed, "Seed; the same one gives the same text");
+  add_path_option(c, *o);
   add_dtype_option(c, *o);
   add_device_option(c, *o);
 }

@@ -49,9 +49,9 @@ std::vector<PositionBand> position_bands(const std::vector<lm::FfnTotals>& layer
 }
 
 void run(StatsCommand& o) {
-  if (!o.trace.empty() && o.ffn == "sparse") {
+  if (!o.trace.empty() && o.path == "sparse") {
     io::fail_argument("--trace",
-                      "needs the gate in memory, which --ffn sparse never has; leave --ffn out");
+                      "needs the gate in memory, which --path sparse never has; leave --path out");
   }
   const auto model = o.open();
   const auto tokens = read_tokens(o.text, o.tokenizer(), o.max_tokens);
@@ -84,7 +84,7 @@ void run(StatsCommand& o) {
                       {"nnz_max", layer.nnz_max},
                       {"dead_fraction", layer.dead_fraction()}});
   }
-  o.say("{} tokens through {} layers of {} hidden units ({})\n\n{}", tokens.size(), means.size(),
+  o.say("{} tokens through {} layers of {} neurons ({})\n\n{}", tokens.size(), means.size(),
         model->config().intermediate_size, io::name_of(model->config().hidden_act),
         table.to_string());
   o.say("\nMean of all layers: {:.1f} non-zeros, {:.2f} % of {}\n", statistics.nnz_mean(),
@@ -101,7 +101,7 @@ void run(StatsCommand& o) {
   o.say("\n{}", by_position.to_string());
   if (o.chart) o.say("\nNon-zeros by layer\n{}", bar_chart(means));
   o.write({{"tokens", tokens.size()},
-           {"hidden_units", model->config().intermediate_size},
+           {"neurons", model->config().intermediate_size},
            {"nnz_mean", statistics.nnz_mean()},
            {"layers", layers},
            {"positions", positions}});
@@ -111,7 +111,8 @@ void run(StatsCommand& o) {
 
 void add_stats(CLI::App& app) {
   auto [c, o] = add_command<StatsCommand>(
-      app, "stats", "Non-zeros by layer and position, and dead neurons, of a model on a text",
+      app, "stats",
+      "Count a model's non-zeros by layer and position, and its dead neurons, on a text",
       "twell stats --model twell-demo/model --text README.md --chart", run);
   add_model_option(c, *o);
   c.add_option("--text", o->text, "Text file")->required()->type_name("FILE");
@@ -124,7 +125,7 @@ void add_stats(CLI::App& app) {
                 ->type_name("FILE"),
             OutputKind::trace);
   c.add_flag("--chart", o->chart, "Also draw a bar per layer");
-  add_ffn_option(c, *o);
+  add_path_option(c, *o);
   add_dtype_option(c, *o);
   add_device_option(c, *o);
 }

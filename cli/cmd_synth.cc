@@ -33,7 +33,7 @@ struct SynthCommand : CommonOptions {
   bool gated = true;
   std::uint64_t seed = 1;
   std::int64_t sample_tokens = 4096;
-  std::optional<std::int64_t> layers, hidden, ffn, heads, kv_heads, vocab, context;
+  std::optional<std::int64_t> layers, width, neurons, heads, kv_heads, vocab, context;
 };
 
 // The paper's models differ in their number of layers only.
@@ -43,8 +43,8 @@ const std::map<std::string, std::int64_t> kLayers = {
 io::ModelConfig make_config(const SynthCommand& o) {
   io::ModelConfig config;
   config.num_hidden_layers = o.layers.value_or(kLayers.at(o.preset));
-  config.hidden_size = o.hidden.value_or(2048);
-  config.intermediate_size = o.ffn.value_or(5632);
+  config.hidden_size = o.width.value_or(2048);
+  config.intermediate_size = o.neurons.value_or(5632);
   config.num_attention_heads = o.heads.value_or(std::max<std::int64_t>(1, config.hidden_size / 64));
   config.num_key_value_heads = o.kv_heads.value_or(config.num_attention_heads);
   config.head_dim = config.hidden_size / config.num_attention_heads;
@@ -57,7 +57,7 @@ io::ModelConfig make_config(const SynthCommand& o) {
   config.gated = o.gated;
   config.dtype = o.dtype == "bf16" ? "bfloat16" : "float32";
   if (!(o.nnz > 0 && o.nnz < static_cast<double>(config.intermediate_size))) {
-    io::fail_argument("--nnz", "{} is not between 0 and the hidden units {}", o.nnz,
+    io::fail_argument("--nnz", "{} is not between 0 and the neurons {}", o.nnz,
                       config.intermediate_size);
   }
   config.validate();
@@ -174,19 +174,19 @@ void add_synth(CLI::App& app) {
   c.add_option("--sample-tokens", o->sample_tokens,
                "Tokens: half to calibrate on, half to measure with")
       ->check(in_range(2048, 1 << 20));
-  c.add_option("--activation", o->activation, "One that yields zeros")
+  c.add_option("--activation", o->activation, "Activation, one that yields zeros")
       ->check(CLI::IsMember(activation_names()));
   c.add_flag("--gated,!--no-gated", o->gated, "With a gate or without");
   c.add_option("--dtype", o->dtype, "bf16 or f32")->check(CLI::IsMember({"bf16", "f32"}));
-  add_seed_option(c, o->seed, "Of the weights");
+  add_seed_option(c, o->seed, "Seed of the weights");
   const auto shape = [&c](const char* name, std::optional<std::int64_t>& value, const char* text) {
-    c.add_option(name, value, std::string(text) + " (default: of the preset)")
+    return c.add_option(name, value, std::string(text) + " (default: of the preset)")
         ->check(kCounts)
         ->group("Shape");
   };
   shape("--layers", o->layers, "Layers");
-  shape("--hidden", o->hidden, "Width D");
-  shape("--ffn", o->ffn, "Hidden units H");
+  add_old_name(c, shape("--width", o->width, "Width D of a token"), "--hidden");
+  add_old_name(c, shape("--neurons", o->neurons, "Neurons H of a layer"), "--ffn");
   shape("--heads", o->heads, "Attention heads");
   shape("--kv-heads", o->kv_heads, "Key and value heads");
   shape("--vocab", o->vocab, "Vocabulary");

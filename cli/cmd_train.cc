@@ -96,7 +96,7 @@ void run_command(TrainCommand& o) {
   o.say("Model: {}\nLog: {}\n", result.checkpoint.string(), (run.out / "log.jsonl").string());
   nlohmann::json out = to_json(result);
   out.update({{"nnz_mean", result.loss_last ? nlohmann::json(result.nnz_mean) : nullptr},
-              {"hidden_units", result.hidden_units},
+              {"neurons", result.hidden_units},
               {"layers", layers_json(result.layers)},
               {"checkpoint", result.checkpoint.string()}});
   o.write(out);
@@ -107,7 +107,7 @@ void run_command(TrainCommand& o) {
 void add_train(CLI::App& app) {
   auto [c, o] = add_command<TrainCommand>(
       app, "train", "Train a sparse model from text, or continue from a checkpoint",
-      "twell train --data books/ --out run --layers 8 --hidden 512 --ffn 1408 --steps 2000 "
+      "twell train --data books/ --out run --layers 8 --width 512 --neurons 1408 --steps 2000 "
       "--context 512",
       run_command);
   io::ModelConfig& config = o->run.config;

@@ -78,6 +78,10 @@ void add_device_option(CLI::App& command, CommonOptions& common);  // --device
 void add_paths_option(CLI::App& command, const std::string& name, std::vector<std::string>& paths,
                       const std::string& description);
 
+// `old` means `option` for one more version: --help does not have it, and its use is told on
+// standard error. An error where both are given.
+void add_old_name(CLI::App& command, CLI::Option* option, const std::string& old);
+
 // --seed: 64 bits without a sign.
 CLI::Option* add_seed_option(CLI::App& command, std::uint64_t& seed,
                              const std::string& description);

@@ -85,11 +85,12 @@ void add_unused_option(CLI::App& command, bool& allow) {
                    "Leave out tensors that config.json has no use for, instead of refusing");
 }
 
-void add_ffn_option(CLI::App& command, ModelOptions& options) {
-  command
-      .add_option("--ffn", options.ffn, "Path of the feed-forward layers: dense, sparse or auto")
-      ->check(CLI::IsMember({"dense", "sparse", "auto"}))
-      ->type_name("PATH");
+void add_path_option(CLI::App& command, ModelOptions& options) {
+  CLI::Option* path = command
+                          .add_option("--path", options.path,
+                                      "Path of the feed-forward layers: dense, sparse or auto")
+                          ->check(CLI::IsMember({"dense", "sparse", "auto"}));
+  add_old_name(command, path, "--ffn");
 }
 
 void add_dtype_option(CLI::App& command, ModelOptions& options) {

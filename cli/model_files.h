@@ -27,16 +27,16 @@ auto named(const std::string& model, Use use) {
   }
 }
 
-// --model, --ffn and --dtype, for commands that run a model.
+// --model, --path and --dtype, for commands that run a model.
 struct ModelOptions : CommonOptions {
-  std::string model;         // a model directory, or a run directory of `twell train`
-  std::string ffn = "auto";  // dense, sparse or auto
+  std::string model;          // a model directory, or a run directory of `twell train`
+  std::string path = "auto";  // dense, sparse or auto
   std::string dtype = "auto";
   bool allow_unused = false;
 
   std::string directory() const;  // of the model itself; throws where there is none
   std::unique_ptr<lm::Model> open(lm::FfnPath path, bool prepack = false) const;
-  std::unique_ptr<lm::Model> open() const { return open(lm::parse_ffn_path(ffn)); }
+  std::unique_ptr<lm::Model> open() const { return open(lm::parse_ffn_path(path)); }
   io::Tokenizer tokenizer() const;
 };
 
@@ -49,8 +49,8 @@ LogitErrors logit_errors(ModelOptions options, lm::Model& dense, lm::Model& spar
                          std::span<const std::int64_t> tokens, bool reference);
 
 void add_model_option(CLI::App& command, ModelOptions& options);
-void add_unused_option(CLI::App& command, bool& allow);         // --allow-unused
-void add_ffn_option(CLI::App& command, ModelOptions& options);  // --ffn
+void add_unused_option(CLI::App& command, bool& allow);          // --allow-unused
+void add_path_option(CLI::App& command, ModelOptions& options);  // --path
 void add_dtype_option(CLI::App& command, ModelOptions& options);
 
 const char* dtype_name(at::ScalarType dtype);

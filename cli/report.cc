@@ -58,7 +58,7 @@ std::string sparsity_section(const DemoReport& r) {
                     true});
   }
   return fmt::format(
-             "<h2>Becoming sparse</h2>\n<p>Of the {} hidden units of a layer, so many fire for a "
+             "<h2>Becoming sparse</h2>\n<p>Of the {} neurons of a layer, so many fire for a "
              "token; all others are exactly zero. The L1 term of the loss brings the number "
              "down.</p>\n",
              r.config.intermediate_size) +
@@ -99,7 +99,7 @@ std::string report_html(const DemoReport& r) {
               "cross entropy, first and last");
   out += fact(
       fmt::format("{:.1f} %", 100 * r.nnz_mean / hidden),
-      fmt::format("of hidden units fire ({:.1f} of {})", r.nnz_mean, r.config.intermediate_size));
+      fmt::format("of the neurons fire ({:.1f} of {})", r.nnz_mean, r.config.intermediate_size));
   out += fact(format_ratio(r.speed.prefill.speedup), "faster reading a prompt");
   out += fact(format_ratio(r.speed.decode.speedup), "faster writing");
   out += "</div>\n";

@@ -48,7 +48,7 @@ FieldOptions add_step_options(CLI::App& command, lm::Recipe& r) {
                        ->group(kExecution),
                    "compute");
   out.emplace_back(
-      command.add_flag("--recompute", r.recompute, "Keep less memory, compute blocks twice")
+      command.add_flag("--recompute", r.recompute, "Use less memory: compute blocks twice")
           ->group(kExecution),
       "recompute");
   return out;
@@ -65,15 +65,16 @@ FieldOptions add_recipe_options(CLI::App& command, lm::Recipe& r) {
 
   const char* optimizer = "Optimizer";
   add("--lr", "peak_lr", r.peak_lr, "Peak learning rate", optimizer);
-  add("--min-lr-ratio", "min_lr_ratio", r.min_lr_ratio, "Last learning rate, of the peak",
-      optimizer);
+  add("--min-lr-ratio", "min_lr_ratio", r.min_lr_ratio,
+      "Last learning rate, as a share of the peak", optimizer);
   add("--warmup", "warmup_steps", r.warmup_steps,
       "Steps of linear warm-up (at most a tenth of the run, unless given)", optimizer);
-  add("--beta1", "beta1", r.beta1, "AdamW", optimizer);
-  add("--beta2", "beta2", r.beta2, "AdamW", optimizer);
-  add("--eps", "eps", r.eps, "AdamW", optimizer);
-  add("--weight-decay", "weight_decay", r.weight_decay, "AdamW, on matrices", optimizer);
-  add("--clip", "clip", r.clip, "Gradient norm; 0: none", optimizer);
+  add("--beta1", "beta1", r.beta1, "AdamW: decay of the first moment", optimizer);
+  add("--beta2", "beta2", r.beta2, "AdamW: decay of the second moment", optimizer);
+  add("--eps", "eps", r.eps, "AdamW: added to the denominator", optimizer);
+  add("--weight-decay", "weight_decay", r.weight_decay, "AdamW: weight decay of matrices",
+      optimizer);
+  add("--clip", "clip", r.clip, "Largest norm of the gradient; 0: no limit", optimizer);
 
   const char* sparsity = "Sparsity";
   add("--l1", "l1", r.l1, "Coefficient of the L1 term", sparsity);
@@ -89,18 +90,19 @@ FieldOptions add_recipe_options(CLI::App& command, lm::Recipe& r) {
   out.emplace_back(
       command
           .add_option_function<std::string>(
-              "--path", path, "Feed-forward layers by what fires, or by PyTorch's dense operations")
+              "--path", path,
+              "Path of the feed-forward layers: what fires (sparse), or all of it (dense)")
           ->check(CLI::IsMember({"sparse", "dense"}))
           ->default_str("sparse")
           ->group(kExecution),
       "sparse");
-  out.emplace_back(add_seed_option(command, r.seed, "Of weights and order")->group(kExecution),
+  out.emplace_back(add_seed_option(command, r.seed, "Seed of weights and order")->group(kExecution),
                    "seed");
   add("--time-budget", "time_budget_s", r.time_budget_s,
       "Shorten the run to this many seconds; 0: no limit", kExecution);
 
   const char* looks = "Log and checkpoints";
-  add("--log-every", "log_every", r.log_every, "Steps of a log line", looks);
+  add("--log-every", "log_every", r.log_every, "Steps between log lines", looks);
   add("--eval-every", "eval_every", r.eval_every, "Steps between validations; 0: at the end",
       looks);
   add("--eval-windows", "eval_windows", r.eval_windows, "Windows of a validation", looks);
@@ -118,10 +120,16 @@ FieldOptions add_shape_options(CLI::App& command, io::ModelConfig& config) {
     out.emplace_back(
         command.add_option(name, value, text)->check(in_range(least, 1 << 20))->group(group),
         field);
+    return out.back().first;
   };
   shape("--layers", "num_hidden_layers", config.num_hidden_layers, "Layers", 1);
-  shape("--hidden", "hidden_size", config.hidden_size, "Width D", 1);
-  shape("--ffn", "intermediate_size", config.intermediate_size, "Hidden units H", 1);
+  add_old_name(command,
+               shape("--width", "hidden_size", config.hidden_size, "Width D of a token", 1),
+               "--hidden");
+  add_old_name(
+      command,
+      shape("--neurons", "intermediate_size", config.intermediate_size, "Neurons H of a layer", 1),
+      "--ffn");
   shape("--heads", "num_attention_heads", config.num_attention_heads, "Attention heads", 1);
   shape("--kv-heads", "num_key_value_heads", config.num_key_value_heads,
         "Key and value heads; 0: as many", 0);

@@ -183,7 +183,7 @@ def cycles(after: list[list[int]], places: set[int]) -> list[set[int]]:
         done, stack = [], [(root, iter(edges[root]))]
         left.remove(root)
         while stack:
-            place, rest = stack[-1]
+            _, rest = stack[-1]
             to = next((to for to in rest if to in left), None)
             if to is None:
                 done.append(stack.pop()[0])

@@ -245,7 +245,7 @@ def main() -> int:
     kernels = cubin.read_kernels(pathlib.Path(sys.argv[1]).read_bytes())
     print("\n".join(describe(kernel) for kernel in kernels))
     wrong = report(kernels, DESIGNS, MISSES)
-    print("\n".join(wrong + [f"{len(kernels)} kernels, {len(wrong)} offences"]))
+    print("\n".join([*wrong, f"{len(kernels)} kernels, {len(wrong)} offences"]))
     return bool(wrong)
 
 

@@ -7,10 +7,10 @@
 * :func:`set_l1`, which trains a model to fire less;
 * :func:`gated_ffn`, the differentiable function beneath, with the L1 term of the activations.
 
-The operators' library is found by one rule: the file that ``TWELL_TORCH_LIBRARY`` names, if that
-variable is set, otherwise ``libtwell_torch.so`` beside this file, where an installation puts it.
-Where PyTorch sees an NVIDIA GPU, ``libtwell_torch_cuda.so`` beside that library is loaded too (or
-the file that ``TWELL_TORCH_CUDA_LIBRARY`` names), and the operators take CUDA tensors.
+The operators' library is the file that ``TWELL_TORCH_LIBRARY`` names, if that variable is set, and
+otherwise ``libtwell_torch.so`` beside this file, where an installation puts it. If PyTorch sees an
+NVIDIA GPU, ``libtwell_torch_cuda.so`` beside that library (or the file that
+``TWELL_TORCH_CUDA_LIBRARY`` names) is loaded too, and the operators take CUDA tensors.
 """
 
 from twell import _library
@@ -28,7 +28,7 @@ from twell.sparsity import (  # noqa: E402
     metrics,
     set_l1,
     sparse_layers,
-)  # noqa: E402
+)
 
 _fake.register()
 _rules.register()
@@ -45,6 +45,7 @@ __all__ = [
     "dense",
     "from_mlp",
     "gated_ffn",
+    "hf",
     "l1_term",
     "metrics",
     "ops",

@@ -15,13 +15,18 @@ def _dtype(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(x.device.type)
 
 
-def cast_operands(*operands: Tensor | None) -> tuple[Tensor | None, ...]:
-    """In autocast's dtype where it is on for the first operand's device; float64 stays as it is."""
-    x = operands[0]
+def cast_operands(
+    x: Tensor, gate: Tensor, up: Tensor | None, down: Tensor
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    """In autocast's dtype where it is on for x's device; float64 stays as it is."""
     if not torch.is_autocast_enabled(x.device.type):
-        return operands
+        return x, gate, up, down
     to = _dtype(x)
-    return tuple(t if t is None or t.dtype == torch.float64 else t.to(to) for t in operands)
+
+    def cast(t: Tensor) -> Tensor:
+        return t if t.dtype == torch.float64 else t.to(to)
+
+    return cast(x), cast(gate), None if up is None else cast(up), cast(down)
 
 
 # The kernels: each casts, and calls the operator again below autocast. Weights as stored are cast.

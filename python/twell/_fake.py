@@ -22,6 +22,7 @@ def _packed_shape(dtype: torch.dtype, rows: Any, cols: Any) -> list[Any]:
 
 def _triple(like: Tensor, rows: Any, cols: Any, tile: int, capacity: int) -> tuple[Tensor, ...]:
     tiles = (cols + tile - 1) // tile
+    records: Any
     if like.device.type != "cuda":
         records = torch.library.get_ctx().new_dynamic_size()
     else:  # a place for each, since none waits for the GPU to count them
@@ -49,11 +50,29 @@ def _rows(x: Tensor, cols: Any) -> Tensor:
     return x.new_empty((*x.shape[:-1], cols))
 
 
-def _ffn(x, gate, up, down, screen=None, activation="relu", threshold=0.0, hot=0):
+def _ffn(
+    x: Tensor,
+    gate: Tensor,
+    up: Tensor | None,
+    down: Tensor,
+    screen: Tensor | None = None,
+    activation: str = "relu",
+    threshold: float = 0.0,
+    hot: int = 0,
+) -> Tensor:
     return _rows(x, down.shape[1])
 
 
-def _ffn_stats(x, gate, up, down, screen=None, activation="relu", threshold=0.0, hot=0):
+def _ffn_stats(
+    x: Tensor,
+    gate: Tensor,
+    up: Tensor | None,
+    down: Tensor,
+    screen: Tensor | None = None,
+    activation: str = "relu",
+    threshold: float = 0.0,
+    hot: int = 0,
+) -> tuple[Tensor, ...]:
     return (
         _rows(x, down.shape[1]),
         x.new_empty(x.shape[:-1], dtype=torch.int32),
@@ -63,15 +82,25 @@ def _ffn_stats(x, gate, up, down, screen=None, activation="relu", threshold=0.0,
 
 
 # Elements of 2 bytes that ffn_train keeps on a GPU: most_kept_bytes() in twell/cuda_train.h.
-def _kept_elements(rows, hidden, hot):
+def _kept_elements(rows: Any, hidden: Any, hot: int) -> Any:
     row_bytes = (
         4 * ((hot + 7) // 8 * 8) + 16 * ((hidden + 127) // 128) + 8 + 4 * ((hidden + 31) // 32)
     )
     return (rows * row_bytes + 2048) // 2
 
 
-def _ffn_train(x, gate, up, down, screen=None, activation="relu", threshold=0.0, hot=0):
+def _ffn_train(
+    x: Tensor,
+    gate: Tensor,
+    up: Tensor | None,
+    down: Tensor,
+    screen: Tensor | None = None,
+    activation: str = "relu",
+    threshold: float = 0.0,
+    hot: int = 0,
+) -> tuple[Tensor, ...]:
     rows, neurons = x.shape[:-1].numel(), gate.shape[0]
+    sizes: tuple[tuple[Any, ...], ...]
     if x.device.type == "cpu":
         sizes = (rows + 1,), (rows * neurons,), (1 if up is None else 2, rows * neurons)
     else:
@@ -88,62 +117,95 @@ def _ffn_train(x, gate, up, down, screen=None, activation="relu", threshold=0.0,
 
 
 def _ffn_train_backward(
-    dy, x, gate, up, down, offsets, neurons, values, l1_grad, activation="relu", threshold=0.0,
-    hot=0,
-):  # fmt: skip
-    def like(weight):
+    dy: Tensor,
+    x: Tensor,
+    gate: Tensor,
+    up: Tensor | None,
+    down: Tensor,
+    offsets: Tensor,
+    neurons: Tensor,
+    values: Tensor,
+    l1_grad: Tensor,
+    activation: str = "relu",
+    threshold: float = 0.0,
+    hot: int = 0,
+) -> tuple[Tensor, ...]:
+    def like(weight: Tensor) -> Tensor:
         return weight.new_empty(weight.shape)
 
     return _rows(x, gate.shape[1]), like(gate), x.new_empty(0) if up is None else like(up), like(down)
 
 
 def _ffn_train_backward_add(
-    dy, x, gate, up, down, offsets, neurons, values, l1_grad, dgate, dup, ddown,
-    activation="relu", threshold=0.0, hot=0,
-):  # fmt: skip
+    dy: Tensor,
+    x: Tensor,
+    gate: Tensor,
+    up: Tensor | None,
+    down: Tensor,
+    offsets: Tensor,
+    neurons: Tensor,
+    values: Tensor,
+    l1_grad: Tensor,
+    dgate: Tensor,
+    dup: Tensor | None,
+    ddown: Tensor,
+    activation: str = "relu",
+    threshold: float = 0.0,
+    hot: int = 0,
+) -> Tensor:
     return _rows(x, gate.shape[1])
 
 
-def _pack_weight(weight):
-    return weight.new_empty(_packed_shape(weight.dtype, *weight.shape))
+def _pack_weight(weight: Tensor) -> Tensor:
+    return weight.new_empty(_packed_shape(weight.dtype, weight.shape[0], weight.shape[1]))
 
 
-def _unpack_weight(packed, rows, cols):
+def _unpack_weight(packed: Tensor, rows: Any, cols: Any) -> Tensor:
     return packed.new_empty((rows, cols))
 
 
-def _screen_weight(weight, axis=None):
-    size = _screen_bytes(*weight.shape, weight.device.type)
+def _screen_weight(weight: Tensor, axis: Tensor | None = None) -> Tensor:
+    size = _screen_bytes(weight.shape[0], weight.shape[1], weight.device.type)
     return weight.new_empty((size,), dtype=torch.uint8)
 
 
-def _linear(x, weight_packed, rows, bias=None):
+def _linear(x: Tensor, weight_packed: Tensor, rows: Any, bias: Tensor | None = None) -> Tensor:
     return _rows(x, rows)
 
 
-def _linear_as_stored(x, weight):
+def _linear_as_stored(x: Tensor, weight: Tensor) -> Tensor:
     return _rows(x, weight.shape[0])
 
 
 def _gemm_relu_twell(
-    x, weight_packed, rows, activation="relu", threshold=0.0, tile=256, capacity=32
-):
+    x: Tensor,
+    weight_packed: Tensor,
+    rows: Any,
+    activation: str = "relu",
+    threshold: float = 0.0,
+    tile: int = 256,
+    capacity: int = 32,
+) -> tuple[Tensor, ...]:
     return _triple(x, x.shape[0], rows, tile, capacity)
 
 
-def _dense_to_twell(dense, tile=256, capacity=32):
-    return _triple(dense, *dense.shape, tile, capacity)
+def _dense_to_twell(dense: Tensor, tile: int = 256, capacity: int = 32) -> tuple[Tensor, ...]:
+    return _triple(dense, dense.shape[0], dense.shape[1], tile, capacity)
 
 
-def _twell_to_dense(counts, slots, overflow, cols, dtype):
+def _twell_to_dense(
+    counts: Tensor, slots: Tensor, overflow: Tensor, cols: Any, dtype: torch.dtype
+) -> Tensor:
     return counts.new_empty((counts.shape[0], cols), dtype=dtype)
 
 
-def _twell_gated_ffn(x, counts, slots, overflow, up, down):
+def _twell_gated_ffn(
+    x: Tensor, counts: Tensor, slots: Tensor, overflow: Tensor, up: Tensor | None, down: Tensor
+) -> Tensor:
     return _rows(x, down.shape[1])
 
 
-def _twell_spmm(counts, slots, overflow, down):
+def _twell_spmm(counts: Tensor, slots: Tensor, overflow: Tensor, down: Tensor) -> Tensor:
     return down.new_empty((counts.shape[0], down.shape[1]))
 
 

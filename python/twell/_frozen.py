@@ -150,7 +150,8 @@ def operands_of(layer: Layer, choice: Choice | None) -> Operands:
     gate, up, down = layer.gate, layer.up, layer.down.t()
     if choice is not None and not choice.holds_on(gate.device):
         choice = None
-    order, hot = None, ()
+    order: Tensor | None = None
+    hot: tuple[int, ...] = ()
     if choice is not None and choice.fired is not None:
         popularity = Popularity.of(choice.fired.cpu(), choice.inputs, down.isfinite().all(1).cpu())
         hot = _hot(layer, popularity)
@@ -166,7 +167,7 @@ def operands_of(layer: Layer, choice: Choice | None) -> Operands:
         if order is None:
             # A copy: who holds the checkpoint's tensor may change it, which no screen notices.
             gate = gate.clone()
-    if order is not None and _joins(layer):
+    if order is not None and up is not None and _joins(layer):
         both = torch.cat([gate.view(up.shape), up])
         gate, up = both[: up.shape[0]].view(gate.shape), both[up.shape[0] :]
     return Operands(gate, up, down, screen, order, hot)

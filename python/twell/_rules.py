@@ -15,7 +15,7 @@ from twell.autograd import in_forward_mode, matrix
 try:
     from torch._library.autograd import Info, make_autograd_impl
 except ImportError:  # not promised to stay: tangents are then dropped without a word
-    make_autograd_impl = None
+    make_autograd_impl = None  # type: ignore[assignment]
 
 _library: torch.library.Library | None = None  # what it registers lives as long as it does
 
@@ -73,26 +73,24 @@ def _train_backward_backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]
     up = saved[3]
     given = [i for i, tensor in enumerate(saved) if tensor is not None]
     # Without a gate there is a tensor of no elements in dup's place.
-    grads = [None if i == 2 and up is None else grad for i, grad in enumerate(grads)]
-    wanted = [grad is not None for grad in grads]
+    of_all = [None if i == 2 and up is None else grad for i, grad in enumerate(grads)]
+    wanted = [grad is not None for grad in of_all]
 
     def gradients(*tensors: Tensor) -> tuple[Tensor, ...]:
         operands: list[Any] = [None] * len(saved)
         for i, tensor in zip(given, tensors):
             operands[i] = tensor
-        dy, x, *weights, l1_grad = operands
-        out = list(
-            dense.ffn_backward(
-                matrix(dy), matrix(x), *weights, ctx.activation, ctx.threshold, wanted, l1_grad
-            )
+        dy, x, gate, up, down, l1_grad = operands
+        dx, *rest = dense.ffn_backward(
+            matrix(dy), matrix(x), gate, up, down, ctx.activation, ctx.threshold, wanted, l1_grad
         )
-        out[0] = None if out[0] is None else out[0].reshape(x.shape)
+        out = (None if dx is None else dx.reshape(x.shape), *rest)
         return tuple(t for t in out if t is not None)
 
-    _, pull = torch.func.vjp(gradients, *(saved[i] for i in given))
-    found = dict(zip(given, pull(tuple(grad for grad in grads if grad is not None))))
-    dy, x, gate, up, down, l1_grad = (found.get(i) for i in range(len(saved)))
-    return dy, x, gate, up, down, None, None, None, l1_grad, None, None, None
+    pull = torch.func.vjp(gradients, *(saved[i] for i in given))[1]
+    found = dict(zip(given, pull(tuple(grad for grad in of_all if grad is not None))))
+    *of_operands, of_l1_grad = (found.get(i) for i in range(len(saved)))
+    return *of_operands, None, None, None, of_l1_grad, None, None, None
 
 
 def _keep_shape(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

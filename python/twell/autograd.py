@@ -165,16 +165,17 @@ def gated_ffn(
     times: derivatives of gradients are computed densely.
 
     x is [..., D]; gate, up and down are [H, D], down neuron-major (``down_proj.weight.t()`` of a
-    checkpoint); any one floating dtype, or what torch.autocast makes one, with gradients in each
+    checkpoint). All have one floating dtype, or torch.autocast gives them one; gradients have each
     operand's own. y is [..., D]. l1 is a float32 scalar (float64 for float64 inputs): the sum over
-    hidden units of |h|, averaged over the tokens. Adding λ · l1 to a loss adds λ · sign(h) / M to the
+    neurons of |h|, averaged over the tokens. Adding λ · l1 to a loss adds λ · sign(h) / M to the
     gradient of h. Raises ValueError for an activation that yields no zeros.
 
     On a CPU, in bfloat16 and float32, forward keeps where the gate fired (torch.ops.twell.ffn_train)
     and backward multiplies nothing else; elsewhere, in forward-mode differentiation and under
-    torch.func both are dense. On a GPU, in bfloat16 and float16, they do the same where ``hot`` is given: so many of the
-    first neurons are multiplied densely, those that more than about 1 % of the tokens fire. It pays
-    up to some per cent of density, if neurons are ordered by popularity; no GPU has run it yet.
+    torch.func both are dense. On a GPU, in bfloat16 and float16, they do the same if ``hot`` is
+    given. The first ``hot`` neurons, which should be those that more than about 1 % of the tokens
+    fire, are then multiplied densely. This pays up to some per cent of density, if neurons are
+    ordered by popularity; no GPU has run it yet.
     """
     form = None if hot is None else Form(hot)
     return trained_ffn(x, gate, up, down, activation, threshold, form)[:2]

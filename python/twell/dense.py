@@ -59,7 +59,7 @@ def ffn(
 
 
 def l1(h: Tensor) -> Tensor:
-    """Sum over hidden units of |h|, averaged over the tokens; in float32, or h's float64. The mean over
+    """Sum over neurons of |h|, averaged over the tokens; in float32, or h's float64. The mean over
     no token is 0, not 0/0."""
     wide = torch.float64 if h.dtype == torch.float64 else torch.float32
     return h.abs().sum(dtype=wide) / max(h.shape[:-1].numel(), 1)
@@ -98,7 +98,7 @@ def ffn_backward(
     du = None if u is None else dh * g
     want_x, want_gate, want_up, want_down = wanted
     dx = dv @ gate if want_x else None
-    if want_x and du is not None:
+    if dx is not None and du is not None and up is not None:
         dx = dx + du @ up
     return (
         dx,

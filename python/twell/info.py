@@ -101,8 +101,8 @@ def _check_layers(what: str, dtype: torch.dtype, device: torch.device) -> list[s
     for second in (up, None):
         for activation, threshold in (("relu", 0.0), ("fat_relu", 2.0)):
             layer = (activation, threshold)
-            wide = (None if t is None else t.double() for t in (x, gate, second, down))
-            want = dense.ffn(*wide, *layer)
+            wide = None if second is None else second.double()
+            want = dense.ffn(x.double(), gate.double(), wide, down.double(), *layer)
             packed = ops.pack_weight(gate)
             got = {"packed": ops.ffn(x, packed, second, down, None, *layer)}
             if screen is not None:
@@ -112,10 +112,12 @@ def _check_layers(what: str, dtype: torch.dtype, device: torch.device) -> list[s
             got["dense"] = want[0].to(dtype)
             name = f"{what}, {activation}, {'with' if second is not None else 'without'} a gate"
             wrong += [f"{name}, {k}" for k, y in got.items() if not torch.equal(y, got["dense"])]
-    leaves = [t.clone().requires_grad_() for t in (x, gate, up, down)]
-    gated_ffn(*leaves)[0].backward(dy)
-    doubles = [t.double() for t in (dy, x, gate, up, down)]
-    for leaf, grad in zip(leaves, dense.ffn_backward(*doubles, "relu", 0.0)):
-        if not torch.equal(leaf.grad, grad.to(dtype)):
+    one, two, three, four = leaves = [t.clone().requires_grad_() for t in (x, gate, up, down)]
+    gated_ffn(one, two, three, four)[0].backward(dy)
+    grads = dense.ffn_backward(
+        dy.double(), x.double(), gate.double(), up.double(), down.double(), "relu", 0.0
+    )
+    for leaf, grad in zip(leaves, grads):
+        if leaf.grad is None or grad is None or not torch.equal(leaf.grad, grad.to(dtype)):
             wrong.append(f"{what}, gradient {list(leaf.shape)}")
     return wrong

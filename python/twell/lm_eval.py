@@ -15,8 +15,8 @@ from typing import Any
 from twell.hf.models import from_pretrained, require, sparse_lm_config
 
 try:
-    _registry = require("lm_eval.api.registry", "twell.lm_eval")
-    _HFLM = require("lm_eval.models.huggingface", "twell.lm_eval").HFLM
+    _registry: Any = require("lm_eval.api.registry", "twell.lm_eval")
+    _huggingface: Any = require("lm_eval.models.huggingface", "twell.lm_eval")
 except ImportError as error:
     if __name__ == "__main__":
         sys.exit(str(error))
@@ -35,7 +35,7 @@ _REFUSED = ("delta", "autogptq", "gptqmodel", "gguf_file", "tp_plan")
 
 
 @_registry.register_model("twell")
-class TwellLM(_HFLM):
+class TwellLM(_huggingface.HFLM):
     """lm-eval's ``hf`` with frozen sparse feed-forward layers, in lm-eval's words its subclass.
 
     Takes what ``hf`` takes, and of :func:`twell.hf.from_pretrained` ``activation`` and

@@ -39,8 +39,8 @@ class SparseFfn(nn.Module):
     number of inputs; a frozen layer is for inference, and its state_dict still reads and writes the
     checkpoint's layout.
 
-    A child that is not an ordinary nn.Linear any more (an adapter or a parametrization in its place,
-    a hook on it, a weight in shards) does its own work: the layer is then dense, calls its children,
+    A child that is no longer an ordinary nn.Linear (an adapter or a parametrization in its place, a
+    hook on it, a weight in shards) does its own work. The layer is then dense, calls its children,
     and cannot be frozen.
     """
 
@@ -55,8 +55,8 @@ class SparseFfn(nn.Module):
 
     def __init__(
         self,
-        hidden_size: int,
-        ffn_size: int,
+        width: int,
+        neurons: int,
         *,
         activation: str = "relu",
         threshold: float = 0.0,
@@ -72,8 +72,8 @@ class SparseFfn(nn.Module):
                 f"names: expected {len(self.NAMES)} different ones, for {', '.join(self.NAMES)}, "
                 f"got {', '.join(self.names)}"
             )
-        self.hidden_size = hidden_size
-        self.ffn_size = ffn_size
+        self.width = width
+        self.neurons = neurons
         self.activation = activation
         self.threshold = threshold
         self.collect_l1 = False
@@ -92,8 +92,8 @@ class SparseFfn(nn.Module):
         self._hot: tuple[int, ...] = ()  # Operands.hot
         options: dict[str, Any] = {"bias": False, "dtype": dtype, "device": device}
         for name in self.names[:-1]:
-            setattr(self, name, nn.Linear(hidden_size, ffn_size, **options))
-        setattr(self, self.names[-1], nn.Linear(ffn_size, hidden_size, **options))
+            setattr(self, name, nn.Linear(width, neurons, **options))
+        setattr(self, self.names[-1], nn.Linear(neurons, width, **options))
 
     @classmethod
     def _of_weights(cls: type[Layer], weights: Sequence[Tensor], **options: Any) -> Layer:
@@ -109,7 +109,7 @@ class SparseFfn(nn.Module):
         return cls._of_linears(linears, **options)
 
     @classmethod
-    def _of_linears(cls: type[Layer], linears: Sequence[nn.Module], **options: Any) -> Layer:
+    def _of_linears(cls: type[Layer], linears: Sequence[Any], **options: Any) -> Layer:
         """A layer whose children are these modules, without biases."""
         kinds, shapes = cls._described_weights(len(linears))
         sizes = [[linear.out_features, linear.in_features] for linear in linears]
@@ -119,8 +119,8 @@ class SparseFfn(nn.Module):
         dtypes = [linear.weight.dtype for linear in linears if type(linear) is nn.Linear]
         if any(dtype != dtypes[0] for dtype in dtypes):
             raise ValueError(f"{kinds}: expected one dtype, got {', '.join(map(str, dtypes))}")
-        ffn_size, hidden_size = sizes[0]
-        layer = cls(hidden_size, ffn_size, device="meta", **options)
+        neurons, width = sizes[0]
+        layer = cls(width, neurons, device="meta", **options)
         for name, linear in zip(layer.names, linears):
             setattr(layer, name, linear)
         return layer
@@ -146,23 +146,23 @@ class SparseFfn(nn.Module):
         return self._frozen and self.order is not None
 
     def freeze(self: Layer, sample: Tensor | None = None) -> Layer:
-        """Keeps the packed weights alone. Inference only from here on; returns self.
+        """Packs the weights and keeps nothing else, for inference; returns self.
 
-        ``sample`` [..., hidden_size] are inputs like those to come, 32 or more, on the weights'
-        device. On a CPU that they show to be faster so, the gate stays as it is stored, with an int8
-        screen (:func:`twell.ops.screen_weight`): a sixth more memory in bfloat16, a tenth in float32,
-        the same output up to rounding. On a GPU the same is done where a call of one input is
-        expected to be faster, and neurons are put in the order of how many inputs of the sample fire
-        them, so that calls of many inputs multiply the first ones densely: as many as
+        ``sample`` [..., width] are 32 or more inputs like those to come, on the weights' device. On a
+        CPU, if the sample shows that it is faster, the gate stays as it is stored, with an int8
+        screen (:func:`twell.ops.screen_weight`). That takes a sixth more memory in bfloat16, a tenth
+        in float32, and gives the same output up to rounding. On a GPU the same happens if a call of
+        one input is expected to be faster. Besides, neurons are put in the order of how many inputs
+        of the sample fire them, and calls of many inputs multiply the first ones densely: as many as
         :func:`twell.ops.choose_hot` says for the number of inputs, rounded to a power of two. 1,024
-        inputs or more order them well; state_dict has the checkpoint's order. A trace
-        (torch.compile, torch.export) has one number of hot neurons, that for 1,024 inputs, which a
-        GPU passes over below 64. No GPU has run this yet.
+        inputs or more order them well. state_dict has the checkpoint's order. A trace (torch.compile,
+        torch.export) has one number of hot neurons, that for 1,024 inputs, which a GPU ignores below
+        64. No GPU has run this yet.
 
-        A frozen layer that gets a sample chooses anew; conversions and load_state_dict keep the
-        choice, for the type of device that it was made on: on another the layer is packed. Where up
-        or down is not finite the layer runs densely, with a warning. Raises ValueError where a child
-        is no ordinary nn.Linear.
+        A frozen layer that gets a sample chooses again. Conversions and load_state_dict keep the
+        choice for the type of device that it was made on; on another the layer is packed. If up or
+        down is not finite, the layer runs densely, with a warning. Raises ValueError if a child is no
+        ordinary nn.Linear.
         """
         if not self._frozen:
             self._check_children("freeze: ")
@@ -230,10 +230,11 @@ class SparseFfn(nn.Module):
             raise
 
     def _operands(self) -> Operands:
-        return Operands(*(getattr(self, name) for name in _OPERANDS), self._hot)
+        gate, up, down, screen, order = (getattr(self, name) for name in _OPERANDS)
+        return Operands(gate, up, down, screen, order, self._hot)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [..., hidden_size] to y of the same shape."""
+        """x [..., width] to y of the same shape."""
         if self._frozen:
             return self._forward_frozen(x)
         if self.collect_l1:
@@ -337,12 +338,12 @@ class SparseFfn(nn.Module):
             if isinstance(rows, int):  # else it is of a trace too
                 return self._hot[_frozen.nearest_power(rows)]
         # Not all: a call of a few inputs would not pass those over.
-        return min(self._hot[_frozen.nearest_power(_TRACED_INPUTS)], self.ffn_size - 1)
+        return min(self._hot[_frozen.nearest_power(_TRACED_INPUTS)], self.neurons - 1)
 
     def extra_repr(self) -> str:
         threshold = f", threshold={self.threshold}" if self.activation == "fat_relu" else ""
         return (
-            f"{self.hidden_size}, {self.ffn_size}, activation={self.activation}{threshold}, "
+            f"{self.width}, {self.neurons}, activation={self.activation}{threshold}, "
             f"frozen={self._frozen}{', screened=True' if self.screened else ''}"
             f"{', ordered=True' if self.ordered else ''}"
         )
@@ -357,16 +358,16 @@ class SparseFfn(nn.Module):
         """The same of the frozen layer."""
         gate, up = self.gate, self.up
         if self.screen is None:
-            gate = torch.ops.twell.unpack_weight(gate, self.ffn_size, self.hidden_size)
+            gate = torch.ops.twell.unpack_weight(gate, self.neurons, self.width)
         gate = _frozen.in_checkpoint_order(gate, self.order)
         up = None if up is None else _frozen.in_checkpoint_order(up, self.order)
         down = _frozen.in_checkpoint_order(self.down, self.order)
         return gate, up, down.t().contiguous()
 
     def _described(self) -> _frozen.Layer:
-        weights = self._unpack() if self._frozen else self._weights()
-        gate, up, down = (None if w is None else w.detach() for w in weights)
-        return _frozen.Layer(gate, up, down, self.activation, self.threshold)
+        gate, up, down = self._unpack() if self._frozen else self._weights()
+        up = None if up is None else up.detach()
+        return _frozen.Layer(gate.detach(), up, down.detach(), self.activation, self.threshold)
 
     def _stored(self) -> list[Tensor]:
         """One for each name."""
@@ -402,8 +403,9 @@ class SparseFfn(nn.Module):
         super().__setstate__(state)
         if weights is None:
             return
-        gate, *up, down = weights
-        described = _frozen.Layer(gate, *(up or [None]), down, self.activation, self.threshold)
+        gate, down = weights[0], weights[-1]
+        up = weights[1] if len(weights) > 2 else None
+        described = _frozen.Layer(gate, up, down, self.activation, self.threshold)
         with torch.no_grad():
             self._freeze(self._choice, _frozen.operands_of(described, self._choice))
 
@@ -427,7 +429,8 @@ class SparseFfn(nn.Module):
     ) -> None:
         rest = (local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
         if not self._frozen:
-            return super()._load_from_state_dict(state_dict, prefix, *rest)
+            super()._load_from_state_dict(state_dict, prefix, *rest)
+            return
         before = self._operands()
         try:
             with self._as_stored():
@@ -444,11 +447,11 @@ class SparseFfn(nn.Module):
             return
         with torch.no_grad():  # into the same memory, which a recorded graph reads
             for name, old, new in zip(_OPERANDS, before, self._operands()):
-                if old is not None and not _is_read_only(old):
+                if isinstance(old, Tensor) and isinstance(new, Tensor) and not _is_read_only(old):
                     self.register_buffer(name, old.copy_(new), persistent=False)
 
 
-def linear_of(weight: nn.Parameter) -> nn.Linear:
+def linear_of(weight: Tensor) -> nn.Linear:
     """A linear layer that holds the weight [rows, cols] itself."""
     rows, cols = weight.shape
     linear = nn.Linear(cols, rows, bias=False, device="meta", dtype=weight.dtype)
@@ -463,7 +466,7 @@ def _is_read_only(tensor: Tensor) -> bool:
 
 class GatedFfn(SparseFfn):
     """y = (act(x Wgᵀ) ⊙ (x Wuᵀ)) Wdᵀ with the weights of a checkpoint: gate_proj and up_proj
-    [ffn_size, hidden_size], down_proj [hidden_size, ffn_size], no biases; bfloat16 or float32.
+    [neurons, width], down_proj [width, neurons], no biases; bfloat16 or float32.
     ``names`` are those of the three children, where they are others. See :class:`SparseFfn`."""
 
     NAMES = ("gate_proj", "up_proj", "down_proj")
@@ -482,8 +485,8 @@ class GatedFfn(SparseFfn):
 
 
 class Ffn(SparseFfn):
-    """y = act(x Wuᵀ) Wdᵀ, without a gate: up_proj [ffn_size, hidden_size] and down_proj
-    [hidden_size, ffn_size], no biases; bfloat16 or float32. ``names`` are those of the two children,
+    """y = act(x Wuᵀ) Wdᵀ, without a gate: up_proj [neurons, width] and down_proj
+    [width, neurons], no biases; bfloat16 or float32. ``names`` are those of the two children,
     where they are others. See :class:`SparseFfn`."""
 
     NAMES = ("up_proj", "down_proj")

@@ -1,16 +1,16 @@
 """The operators ``torch.ops.twell.*`` as typed Python functions.
 
 Common to all: tensors are on the CPU, of dtype bfloat16 or float32, or on one NVIDIA GPU, of dtype
-bfloat16 or float16; device and dtype are the same for all arguments of a call; weights are [H, D]
-with adjacent row elements, ``down`` neuron-major (the transpose of a checkpoint's down projection).
-Any number of rows, also none. Accumulation is in float32. The same input gives the same bits from
-run to run, at the same number of threads. A wrong argument is a RuntimeError that names operation
-and argument, with what was expected and got. So is backward through what is not differentiable, and
-forward-mode differentiation of any of them.
+bfloat16 or float16. All arguments of a call have the same device and dtype. Weights are [H, D] with
+adjacent row elements, ``down`` neuron-major (the transpose of a checkpoint's down projection). There
+may be any number of rows, also none. Accumulation is in float32. The same input gives the same bits
+from run to run, at the same number of threads. A wrong argument raises a RuntimeError that names
+operation and argument, with what was expected and got. So do backward passes through what is not
+differentiable, and forward-mode differentiation of any operator.
 
-On a GPU all work is enqueued on PyTorch's current stream and nothing waits for it, so calls can be
-captured in a CUDA graph. What the tensors of a packed activation hold is therefore not checked
-there, and the linear layers are not offered. A packed weight belongs to the device it was packed on.
+On a GPU all work is enqueued on PyTorch's current stream and nothing waits for it, so a CUDA graph
+can capture the calls. Therefore nothing checks there what the tensors of a packed activation hold,
+and there are no linear layers. A packed weight belongs to the device it was packed on.
 
 Threads follow ``torch.set_num_threads``; ``TWELL_CPU_TIER`` forces an instruction tier
 (portable, avx2, avx512, amx).
@@ -68,12 +68,13 @@ def ffn(
 ) -> Tensor:
     """y = (act(x Wgᵀ) ⊙ (x Wuᵀ)) Wd, x [..., D], y [..., D], up and down evaluated only where the
     gate is not zero. ``gate`` is pack_weight of Wg, or Wg itself with its ``screen`` (screen_weight),
-    which is faster where that leaves at most screen_limit of the pre-activations; on a GPU the plan
-    takes it for some tokens and the gate for more. A layer without a gate, y = act(x Wuᵀ) Wd, has
-    Wu in its place and no ``up``.
-    ``activation``: relu, relu_squared, or fat_relu with its ``threshold``. ``hot``, for a GPU: so
-    many tokens fire the first ``hot`` neurons that GEMMs multiply them densely; their rows of
-    ``down`` must be finite. A CPU counts for itself. Differentiable, with a dense backward pass."""
+    which is faster if the screen leaves at most screen_limit of the pre-activations; on a GPU the plan
+    uses the screen for few tokens and the gate for many. A layer without a gate, y = act(x Wuᵀ) Wd,
+    has Wu in its place and no ``up``.
+    ``activation``: relu, relu_squared, or fat_relu with its ``threshold``. On a GPU,
+    GEMMs multiply the first ``hot`` neurons densely, which should be those that most tokens fire;
+    their rows of ``down`` must be finite. A CPU finds them by itself. Differentiable, with a dense
+    backward pass."""
     return torch.ops.twell.ffn(x, gate, up, down, screen, activation, threshold, hot)
 
 
@@ -144,9 +145,9 @@ def ffn_train_backward(
 def screen_weight(weight: Tensor, axis: Tensor | None = None) -> Tensor:
     """The int8 screen of a gate [H, D], uint8: it proves of most neurons that they do not fire, with
     half the bytes of a bfloat16 weight and twice its rate. ``axis`` (float32 [D]), best the mean of
-    some inputs, lets it rule out more and changes no result. After a change to ``weight`` make it
-    again: an old screen rules out neurons that fire. It is of its device: make it where the weight
-    is used. Not differentiable."""
+    some inputs, lets it rule out more and changes no result. Make the screen again after a change to
+    ``weight``, because an old one rules out neurons that fire. Make it on the device that uses the
+    weight. Not differentiable."""
     return torch.ops.twell.screen_weight(weight, axis)
 
 

@@ -28,25 +28,28 @@ def trained_layers(operation: str, model: nn.Module) -> dict[str, SparseFfn]:
 
 
 def set_l1(model: nn.Module, coefficient: float | Tensor, *, accumulation: int = 1) -> None:
-    """Backward of the model adds ``coefficient`` times the mean over its layers of their L1 terms, as
-    if the loss held :func:`l1_term`; unlike that, also under activation checkpointing of either kind.
+    """Makes the model's backward pass add ``coefficient`` times the mean over its layers of their L1
+    terms, as if the loss held :func:`l1_term`. Unlike that, it works under activation checkpointing
+    of either kind.
 
-    A layer's term is the sum over hidden units of |h|, averaged over all tokens of the pass. Layers
-    cannot tell padding, nor tokens whose label is ignored: these count as any other.
+    A layer's term is the sum over neurons of |h|, averaged over all tokens of the pass. Layers cannot
+    tell padding or tokens whose label is ignored from others, and count them too.
 
-    The term does not pass through the loss. So where an optimizer step adds up the gradients of
-    several backward passes, ``accumulation`` is their number, and the coefficient is that of the mean
-    over passes; each weighs the same, however many tokens it has. Where the last step of an epoch has
-    fewer passes, call it again with their number. Where gradients are averaged over processes (DDP,
-    FSDP), nothing is to be done, and each process weighs the same. A gradient scaler's factor has to
-    be in the coefficient. 0 ends it. Call it again to change it: where the coefficient is a tensor,
-    torch.compile then needs no new trace. A gradient that is to be differentiated again is refused
-    where it passes the layers: every backward pass through them adds the term, so that of a second
-    derivative would too. Where the first passes none of them, as that of an output head alone, add
-    :func:`l1_term` to the loss instead.
+    The term does not pass through the loss. If an optimizer step adds up the gradients of several
+    backward passes, give their number as ``accumulation``: the coefficient is then that of the mean
+    over passes, and each pass weighs the same, however many tokens it has. If the last step of an
+    epoch has fewer passes, call it again with their number. If gradients are averaged over processes
+    (DDP, FSDP), do nothing: each process weighs the same. Multiply the coefficient by the factor of a
+    gradient scaler.
 
-    Raises ValueError where the model has no such layer that is trained, and where a number is
-    negative or not finite.
+    Call it again to change the coefficient; 0 ends it. If the coefficient is a tensor, torch.compile
+    needs no new trace. The layers refuse a gradient that is to be differentiated again, because every
+    backward pass through them adds the term, also that of a second derivative. If the first
+    derivative passes none of them, as that of an output head does, add :func:`l1_term` to the loss
+    instead.
+
+    Raises ValueError if the model has no such layer that is trained, and if a number is negative or
+    not finite.
     """
     layers = trained_layers("set_l1", model)
     if accumulation < 1:
@@ -59,12 +62,13 @@ def set_l1(model: nn.Module, coefficient: float | Tensor, *, accumulation: int =
 
 def l1_term(model: nn.Module) -> Tensor:
     """The mean over the model's layers of the L1 terms that their last forward passes left
-    (``collect_l1``): times a coefficient, what training adds to its loss.
+    (``collect_l1``). Training adds it, times a coefficient, to its loss.
 
-    Raises RuntimeError where a layer that collects has none, or none does.
+    Raises RuntimeError if a layer that collects has no term, or if no layer collects.
     """
     collecting = {n: m for n, m in sparse_layers(model).items() if m.collect_l1 and not m.frozen}
-    missing = [name or type(m).__name__ for name, m in collecting.items() if m.l1 is None]
+    terms = {name or type(m).__name__: m.l1 for name, m in collecting.items()}
+    missing = [name for name, l1 in terms.items() if l1 is None]
     if not collecting:
         raise RuntimeError(
             "l1_term: no layer holds an L1 term; set collect_l1 on the layers and run a forward pass"
@@ -74,7 +78,7 @@ def l1_term(model: nn.Module) -> Tensor:
             f"l1_term: {missing[0]} holds no L1 term of its last forward pass, which had no gradients; "
             "reentrant activation checkpointing runs it so: use set_l1, which works there"
         )
-    return torch.stack([m.l1 for m in collecting.values()]).mean()
+    return torch.stack([l1 for l1 in terms.values() if l1 is not None]).mean()
 
 
 @dataclass(frozen=True)
@@ -101,17 +105,17 @@ class LayerMetrics:
 
 
 def collect_metrics(model: nn.Module) -> None:
-    """From here on, forward passes with gradients are counted, from nothing. Recomputation under
-    activation checkpointing counts them twice, which changes no mean. Raises ValueError where the
-    model has no layer that is trained."""
+    """Starts counting the model's forward passes that have gradients. Recomputation under activation
+    checkpointing counts them twice, which changes no mean. Raises ValueError if the model has no
+    layer that is trained."""
     for layer in trained_layers("collect_metrics", model).values():
         layer.collect_activity = True
         layer.activity = None
 
 
 def metrics(model: nn.Module) -> list[LayerMetrics]:
-    """Of the forward passes since :func:`collect_metrics`, layer by layer; of this process. Raises
-    RuntimeError where nothing was counted."""
+    """What each layer fired in this process since :func:`collect_metrics`. Raises RuntimeError if
+    nothing was counted."""
     layers = sparse_layers(model).items()
     out = [LayerMetrics.of(name, m.activity) for name, m in layers if m.activity is not None]
     if not out:

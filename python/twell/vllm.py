@@ -51,6 +51,9 @@ class _ReluMLP(nn.Module):
 
     sparse: GatedFfn | None
     reduced: bool
+    gate_up_proj: Any  # vLLM's
+    down_proj: Any
+    act_fn: Any
 
     def become_relu(self, sparse: bool) -> None:
         self.act_fn = _activation.FatreluAndMul()  # its threshold is 0
@@ -101,11 +104,13 @@ def _accept_relu(mlp: type[nn.Module], sparse: bool) -> None:
     def construct(self: Any, *arguments: Any, **options: Any) -> None:
         call = signature.bind(self, *arguments, **options)
         if type(self) is not mlp or call.arguments["hidden_act"] != "relu":
-            return constructor(self, *arguments, **options)
+            constructor(self, *arguments, **options)
+            return
         call.arguments["hidden_act"] = "silu"  # the one it takes
         constructor(*call.args, **call.kwargs)
         self.__class__ = relu
-        self.become_relu(sparse)
+        made: Any = self
+        made.become_relu(sparse)
 
     mlp.__init__ = construct  # type: ignore[method-assign]
 

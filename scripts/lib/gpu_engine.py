@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 
-
 # A recorded step is recorded anew every 256: these texts meet that twice.
 LONG, SHORT = 600, 48
 
@@ -58,7 +57,7 @@ def main() -> int:
         directory = pathlib.Path(scratch)
         twell = Runner(program, directory)
         model = directory / "model"
-        shape = ["--layers", 4, "--hidden", 512, "--ffn", 1408, "--heads", 8, "--kv-heads", 4]
+        shape = ["--layers", 4, "--width", 512, "--neurons", 1408, "--heads", 8, "--kv-heads", 4]
         twell("synth", "--preset", "0.5b", *shape, "--nnz", 20, "--sample-tokens", 2048, "--out", model)
 
         prompt = ["--model", model, "--prompt", "The quick brown fox", "--prompt", "A"]
@@ -69,32 +68,32 @@ def main() -> int:
 
         # fp32 and dense: the same arithmetic but for the order of sums, so greedy tokens are the same.
         greedy = ["--temperature", 0]
-        dense = [*greedy, "--ffn", "dense", "--dtype", "f32"]
+        dense = [*greedy, "--path", "dense", "--dtype", "f32"]
         equal = [equal_from_start(*pair) for pair in zip(texts(LONG, "cpu", *dense), texts(LONG, gpu, *dense))]
         expect("greedy tokens in fp32", min(equal) >= SHORT, equal=equal)
         # In a thousand tokens one near tie may turn out differently; a wrong recording would end both texts.
         expect("greedy tokens in fp32, recorded anew", max(equal) == LONG, equal=equal)
         # In bf16 near ties are common; what follows one is another text.
-        sparse = [*greedy, "--ffn", "sparse"]
+        sparse = [*greedy, "--path", "sparse"]
         on_gpu = texts(LONG, gpu, *sparse)
         note("greedy tokens in bf16 equal to the CPU's",
              [equal_from_start(*pair) for pair in zip(texts(SHORT, "cpu", *sparse), on_gpu)])
         expect("same text twice", texts(LONG, gpu, *sparse) == on_gpu)
         # Which path auto takes depends on the machine, and with it the rounding.
-        auto = texts(LONG, gpu, *greedy, "--ffn", "auto")
+        auto = texts(LONG, gpu, *greedy, "--path", "auto")
         expect("auto decodes on", [len(ids) for ids in auto] == [LONG, LONG],
                equal_to_sparse=[equal_from_start(*pair) for pair in zip(auto, on_gpu)])
         drawn = texts(SHORT, gpu, "--seed", 7)
         expect("draws", [len(ids) for ids in drawn] == [SHORT, SHORT])
 
-        count = ["--model", model, "--text", text, "--max-tokens", 2048, "--ffn", "sparse"]
+        count = ["--model", model, "--text", text, "--max-tokens", 2048, "--path", "sparse"]
         stats = {side: twell("stats", *count, "--device", device)
                  for side, device in (("cpu", "cpu"), ("gpu", gpu))}
         nnz = {side: s["nnz_mean"] for side, s in stats.items()}
         # bf16 rounding moves pre-activations near zero to either side.
         expect("non-zeros", abs(nnz["gpu"] / nnz["cpu"] - 1) < 0.02, **nnz)
 
-        run = ["--data", text, "--device", gpu, "--steps", 30, "--layers", 2, "--hidden", 128, "--ffn", 352,
+        run = ["--data", text, "--device", gpu, "--steps", 30, "--layers", 2, "--width", 128, "--neurons", 352,
                "--context", 128, "--bpe-vocab", 512]
         trained = twell("train", *run, "--out", directory / "run")
         expect("training", trained["loss_last"] < trained["loss_first"],

@@ -50,7 +50,8 @@ def message_of(lines: list[dict], chosen: dict | None, which: str) -> list[str]:
     factor = chosen["us"] / fastest["us"]
     if factor <= NOISE:
         return []
-    return [
-        f"plan to correct: {chosen['tokens']} tokens{which}: takes {chosen['shape']} ({chosen['us']:.1f} µs), "
-        f"{fastest['shape']} is {factor:.2f} times as fast ({fastest['us']:.1f} µs)"
-    ]
+    return [(
+        f"plan to correct: {chosen['tokens']} tokens{which}: takes {chosen['shape']} "
+        f"({chosen['us']:.1f} µs), {fastest['shape']} is {factor:.2f} times as fast "
+        f"({fastest['us']:.1f} µs)"
+    )]

@@ -27,9 +27,8 @@ UNITS = {
     "x": ("speedup", 1.0),
 }
 NUMBER = r"\d[\d,]*(?:\.\d+)?"
-PREDICTION = re.compile(
-    rf"({NUMBER})(?:\s*(?:–|-|to)\s*({NUMBER}))?\s*({'|'.join(map(re.escape, sorted(UNITS, key=len, reverse=True)))})(?![\w/])"
-)
+UNIT = "|".join(map(re.escape, sorted(UNITS, key=len, reverse=True)))
+PREDICTION = re.compile(rf"({NUMBER})(?:\s*(?:–|-|to)\s*({NUMBER}))?\s*({UNIT})(?![\w/])")
 
 
 @dataclasses.dataclass

@@ -143,9 +143,13 @@ def main() -> int:
     write(target, json.dumps(found, indent=1) + "\n")
     for name, part in found["parts"].items():
         tests = part.get("tests")
-        counts = f", {tests['passed']} passed, {len(tests['failed'])} failed, {len(tests['skipped'])} skipped" if tests else ""
+        counts = ""
+        if tests:
+            failed, skipped = len(tests["failed"]), len(tests["skipped"])
+            counts = f", {tests['passed']} passed, {failed} failed, {skipped} skipped"
         cut = "" if found.get(name, {}).get("complete", True) else ", cut short"
-        print(f"{name}: {part['outcome']} in {part['seconds']} s{counts}{cut}{': ' + part['reason'] if 'reason' in part else ''}")
+        reason = f": {part['reason']}" if "reason" in part else ""
+        print(f"{name}: {part['outcome']} in {part['seconds']} s{counts}{cut}{reason}")
     lines = by_variant(found)
     for message in summary_of(lines) + gpu_gate_shapes.table_of(list(lines.values())):
         print(message)

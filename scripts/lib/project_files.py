@@ -13,7 +13,8 @@ def tracked(*patterns: str) -> list[pathlib.Path]:
     """Files git knows or would add, relative to the root."""
     # Also in a checkout of another user, which git takes for unsafe.
     out = subprocess.run(
-        ["git", "-c", f"safe.directory={ROOT}", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *patterns],
+        ["git", "-c", f"safe.directory={ROOT}", "ls-files", "-z", "--cached", "--others",
+         "--exclude-standard", "--", *patterns],
         cwd=ROOT, capture_output=True, check=True,
     ).stdout.decode()
     return sorted(f for f in map(pathlib.Path, filter(None, out.split("\0"))) if (ROOT / f).is_file())

@@ -4,6 +4,8 @@ RESULTS=$ROOT/build/test-results
 
 run_layers() { "$ROOT/scripts/check_layers"; }
 run_format() { "$ROOT/scripts/check_format"; }
+run_ruff() { (cd "$ROOT" && "$VENV/bin/ruff" check --cache-dir build/ruff .); }
+run_mypy() { (cd "$ROOT" && "$VENV/bin/mypy"); }
 run_tidy() { "$ROOT/scripts/check_tidy" "$ROOT/build/asan"; }
 run_shellcheck() { shellcheck "$ROOT"/scripts/{setup,build,twell,demo,test,soak,wheel,check_format,gpu_check} "$ROOT/.ci/run"; }
 run_soak() { rm -rf "$ROOT/build/soak-test" && "$ROOT/scripts/soak" 10 --out "$ROOT/build/soak-test"; }

@@ -26,8 +26,8 @@ lm::CostModel calibrate(const FfnShape& shape, const MeasureOptions& options,
   cost.dense.assign(cost.tokens.size(), 1e9);
   for (const double density : FfnCostTable::kDensities) {
     SyntheticShape synthetic;
-    synthetic.input = shape.width;
-    synthetic.hidden = shape.hidden;
+    synthetic.width = shape.width;
+    synthetic.neurons = shape.hidden;
     synthetic.activity.mean_nnz = density * static_cast<double>(shape.hidden);
     LayerTimer timer(synthetic);
     cost.densities.push_back(timer.density(cost.tokens.back()));

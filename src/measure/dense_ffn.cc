@@ -8,8 +8,8 @@
 namespace twell::measure {
 namespace {
 
-bool is_packed(DenseForm form) {
-  return form == DenseForm::packed || form == DenseForm::packed_product;
+bool is_packed(DenseVariant variant) {
+  return variant == DenseVariant::packed || variant == DenseVariant::packed_product;
 }
 
 // oneDNN's operators have no C++ function in ATen; they are called by name, as torch.compile does.
@@ -41,30 +41,35 @@ at::Tensor packed_linear_times(const at::Tensor& x, const at::Tensor& factor,
 
 }  // namespace
 
-const char* name_of(DenseForm form) {
-  switch (form) {
-    case DenseForm::linear:
+const char* name_of(DenseVariant variant) {
+  switch (variant) {
+    case DenseVariant::linear:
       return "at::linear";
-    case DenseForm::joined:
+    case DenseVariant::joined:
       return "at::linear, gate and up joined";
-    case DenseForm::packed:
+    case DenseVariant::packed:
       return "oneDNN prepacked";
-    case DenseForm::packed_product:
+    case DenseVariant::packed_product:
       return "oneDNN prepacked, product fused";
   }
   return "?";
 }
 
-DenseFfn::DenseFfn(DenseForm form, const SyntheticLayer& layer,
+DenseFfn::DenseFfn(DenseVariant variant, const SyntheticLayer& layer,
                    const lm::ActivationChoice& activation, std::int64_t tokens)
-    : form_(form), activation_(activation), gate_(layer.gate), up_(layer.up), down_(layer.down) {
-  if (!up_.defined() && (form == DenseForm::joined || form == DenseForm::packed_product)) {
-    throw Error(ErrorKind::unsupported, name_of(form), "needs a gated layer");
+    : variant_(variant),
+      activation_(activation),
+      gate_(layer.gate),
+      up_(layer.up),
+      down_(layer.down) {
+  if (!up_.defined() &&
+      (variant == DenseVariant::joined || variant == DenseVariant::packed_product)) {
+    throw Error(ErrorKind::unsupported, name_of(variant), "needs a gated layer");
   }
-  if (form == DenseForm::joined) {
+  if (variant == DenseVariant::joined) {
     gate_ = at::cat({gate_, up_});
     up_.reset();
-  } else if (is_packed(form)) {
+  } else if (is_packed(variant)) {
     gate_ = reorder(gate_, tokens);
     if (up_.defined()) up_ = reorder(up_, tokens);
     down_ = reorder(down_, tokens);
@@ -72,13 +77,13 @@ DenseFfn::DenseFfn(DenseForm form, const SyntheticLayer& layer,
 }
 
 at::Tensor DenseFfn::operator()(const at::Tensor& x) const {
-  if (form_ == DenseForm::linear) {
+  if (variant_ == DenseVariant::linear) {
     at::Tensor h = at::linear(x, gate_);
     lm::activate_(h, activation_);
     if (up_.defined()) h.mul_(at::linear(x, up_));
     return at::linear(h, down_);
   }
-  if (form_ == DenseForm::joined) {
+  if (variant_ == DenseVariant::joined) {
     const at::Tensor both = at::linear(x, gate_);  // [M, 2H]
     const std::int64_t h = both.size(1) / 2;
     at::Tensor g = both.narrow(1, 0, h);
@@ -89,7 +94,7 @@ at::Tensor DenseFfn::operator()(const at::Tensor& x) const {
   const bool relu = activation_.kind == io::HiddenAct::relu;  // which oneDNN fuses
   at::Tensor h = packed_linear(x, gate_, relu ? "relu" : "none");
   if (!relu) lm::activate_(h, activation_);
-  if (form_ == DenseForm::packed_product) {
+  if (variant_ == DenseVariant::packed_product) {
     h = packed_linear_times(x, h, up_);
   } else if (up_.defined()) {
     h.mul_(packed_linear(x, up_, "none"));
@@ -97,22 +102,22 @@ at::Tensor DenseFfn::operator()(const at::Tensor& x) const {
   return packed_linear(h, down_, "none");
 }
 
-std::vector<DenseForm> available_forms(const SyntheticLayer& layer,
-                                       const lm::ActivationChoice& activation,
-                                       std::int64_t tokens) {
-  std::vector<DenseForm> forms;
+std::vector<DenseVariant> available_variants(const SyntheticLayer& layer,
+                                             const lm::ActivationChoice& activation,
+                                             std::int64_t tokens) {
+  std::vector<DenseVariant> variants;
   const at::Tensor x = at::zeros({tokens, layer.gate.size(1)}, layer.gate.options());
-  for (const DenseForm form :
-       {DenseForm::linear, DenseForm::joined, DenseForm::packed, DenseForm::packed_product}) {
+  for (const DenseVariant variant : {DenseVariant::linear, DenseVariant::joined,
+                                     DenseVariant::packed, DenseVariant::packed_product}) {
     try {
-      DenseFfn(form, layer, activation, tokens)(x);
-      forms.push_back(form);
+      DenseFfn(variant, layer, activation, tokens)(x);
+      variants.push_back(variant);
     } catch (const std::exception&) {
       // PyTorch refuses in many ways (type, processor, build); plain weights always remain.
-      if (form == DenseForm::linear) throw;
+      if (variant == DenseVariant::linear) throw;
     }
   }
-  return forms;
+  return variants;
 }
 
 }  // namespace twell::measure

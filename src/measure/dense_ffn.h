@@ -1,5 +1,5 @@
-// PyTorch's dense feed-forward layer in every form a user could run it, to take the fastest as the
-// baseline.
+// PyTorch's dense feed-forward layer in every variant a user could run it, to take the fastest as
+// the baseline.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,30 +13,31 @@
 
 namespace twell::measure {
 
-enum class DenseForm : std::uint8_t {
+enum class DenseVariant : std::uint8_t {
   linear,         // at::linear on plain weights
   joined,         // gate and up as one GEMM
   packed,         // oneDNN-ordered weights, activation fused: what torch.compile emits
   packed_product  // the same, and the product with gate fused into up
 };
-const char* name_of(DenseForm form);
+const char* name_of(DenseVariant variant);
 
 class DenseFfn {
  public:
   // Weights are converted here, for batches of `tokens`. Throws where PyTorch does not offer the
-  // form for these types on this machine.
-  DenseFfn(DenseForm form, const SyntheticLayer& layer, const lm::ActivationChoice& activation,
-           std::int64_t tokens);
+  // variant for these types on this machine.
+  DenseFfn(DenseVariant variant, const SyntheticLayer& layer,
+           const lm::ActivationChoice& activation, std::int64_t tokens);
   at::Tensor operator()(const at::Tensor& x) const;  // [M, D] -> [M, D]
 
  private:
-  DenseForm form_;
+  DenseVariant variant_;
   lm::ActivationChoice activation_;
   at::Tensor gate_, up_, down_;
 };
 
-// The forms that this machine runs for this layer.
-std::vector<DenseForm> available_forms(const SyntheticLayer& layer,
-                                       const lm::ActivationChoice& activation, std::int64_t tokens);
+// The variants that this machine runs for this layer.
+std::vector<DenseVariant> available_variants(const SyntheticLayer& layer,
+                                             const lm::ActivationChoice& activation,
+                                             std::int64_t tokens);
 
 }  // namespace twell::measure

@@ -30,19 +30,19 @@ std::function<void()> settle_of(at::Device device) {
   return [device] { lm::runtime_of(device).synchronize(); };
 }
 
-// The fastest of PyTorch's forms for this number of tokens, one object per layer.
+// The fastest of PyTorch's variants for this number of tokens, one object per layer.
 struct Baseline {
-  DenseForm form;
+  DenseVariant variant;
   std::vector<DenseFfn> layers;
 };
 Baseline pick_baseline(const FfnCase& c) {
-  const auto forms = available_forms(c.layers.front().source, c.activation, c.tokens());
+  const auto variants = available_variants(c.layers.front().source, c.activation, c.tokens());
   std::vector<std::vector<DenseFfn>> candidates;
   std::vector<std::function<void(std::int64_t)>> sides;
-  for (const DenseForm form : forms) {
+  for (const DenseVariant variant : variants) {
     std::vector<DenseFfn>& layers = candidates.emplace_back();
     for (const BenchLayer& layer : c.layers) {
-      layers.emplace_back(form, layer.source, c.activation, c.tokens());
+      layers.emplace_back(variant, layer.source, c.activation, c.tokens());
     }
   }
   for (const auto& layers : candidates) {
@@ -60,7 +60,7 @@ Baseline pick_baseline(const FfnCase& c) {
   for (std::size_t i = 1; i < timings.size(); ++i) {
     if (timings[i].median_us < timings[best].median_us) best = i;
   }
-  return {forms[best], std::move(candidates[best])};
+  return {variants[best], std::move(candidates[best])};
 }
 
 struct Activity {
@@ -135,8 +135,9 @@ class AutomaticLayers {
   std::vector<std::unique_ptr<lm::FeedForward>> layers_;
 };
 
-// A prompt comes before all else: by it layers choose the form of their gate. On a GPU they order
-// their neurons by its counts, and judge their screens, in the calls after those that counted.
+// A prompt comes before all else: by it layers choose the variant of their gate. On a GPU they
+// order their neurons by its counts, and judge their screens, in the calls after those that
+// counted.
 void settle_layer(const at::Tensor& prompt, const std::function<void(const at::Tensor&)>& layer) {
   layer(prompt);
   if (prompt.is_cpu()) return;
@@ -151,7 +152,7 @@ void settle_layer(const at::Tensor& prompt, const std::function<void(const at::T
 nlohmann::json run_ffn_case(const FfnCase& c, const std::optional<Peaks>& peaks,
                             const std::function<void()>& tick) {
   const std::int64_t rows = c.inputs.is_cpu() ? 64 : lm::NeuronPopularity::kTokens;
-  const at::Tensor prompt = c.inputs.view({-1, c.shape.input}).slice(0, 0, rows);
+  const at::Tensor prompt = c.inputs.view({-1, c.shape.width}).slice(0, 0, rows);
   for (const BenchLayer& layer : c.layers) {
     settle_layer(prompt, [&](const at::Tensor& x) { layer.sparse->forward(x, 0, nullptr); });
   }
@@ -178,7 +179,7 @@ nlohmann::json run_ffn_case(const FfnCase& c, const std::optional<Peaks>& peaks,
     ratios.push_back(timings[0].runs_us[r] / timings[1].runs_us[r]);
   }
   const FfnWork work =
-      ffn_work(c.tokens(), c.shape.input, c.shape.hidden, c.shape.gated, activity.mean,
+      ffn_work(c.tokens(), c.shape.width, c.shape.neurons, c.shape.gated, activity.mean,
                activity.distinct, c.shape.dtype == at::kFloat ? 4 : 2);
   nlohmann::json result = {{"tokens", c.tokens()},
                            {"nnz_target", c.nnz_target},
@@ -188,7 +189,7 @@ nlohmann::json run_ffn_case(const FfnCase& c, const std::optional<Peaks>& peaks,
                            {"dense_us", timings[0].median_us},
                            {"dense_us_min", timings[0].min_us},
                            {"dense_us_max", timings[0].max_us},
-                           {"dense_impl", name_of(baseline.form)},
+                           {"dense_impl", name_of(baseline.variant)},
                            {"sparse_us", timings[1].median_us},
                            {"sparse_us_min", timings[1].min_us},
                            {"sparse_us_max", timings[1].max_us},

@@ -40,7 +40,7 @@ LayerTimer::LayerTimer(const SyntheticShape& shape, std::uint64_t seed)
 
 at::Tensor LayerTimer::inputs(std::int64_t tokens) const {
   const std::int64_t batches = input_batches(tokens);
-  return synthetic_inputs(shape_, batches * tokens, seed_).view({batches, tokens, shape_.input});
+  return synthetic_inputs(shape_, batches * tokens, seed_).view({batches, tokens, shape_.width});
 }
 
 LayerTimes LayerTimer::measure(std::int64_t tokens, int repeats, double seconds) {

@@ -1,9 +1,10 @@
-// The two paths that --ffn auto chooses from, on one synthetic layer, in turns.
+// The two paths that --path auto chooses from, on one synthetic layer, in turns.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <optional>
 
 #include "measure/synthetic.h"
 #include "models/cost_model.h"
@@ -23,8 +24,10 @@ class LayerTimer {
   LayerTimes measure(std::int64_t tokens, int repeats, double seconds);
   // Non-zeros / H on batches of so many tokens.
   double density(std::int64_t tokens);
-  // What --ffn auto goes by in such a layer.
+  // What --path auto goes by in such a layer.
   lm::CostModel automatic_cost() const;
+  // The form that the sparse layer chose for its gate.
+  std::optional<GateForm> gate_form() const { return sparse_->gate_form(); }
 
  private:
   at::Tensor inputs(std::int64_t tokens) const;  // [batches, tokens, D]

@@ -1,5 +1,7 @@
 #include "measure/machine.h"
 
+#include <malloc.h>
+
 #include <fstream>
 #include <string>
 
@@ -31,6 +33,18 @@ nlohmann::json machine_json(int threads) {
 
 double peak_resident_bytes() { return kilobytes_of("/proc/self/status", "VmHWM"); }
 
-void reset_peak_resident_bytes() { std::ofstream("/proc/self/clear_refs") << '5'; }
+bool reset_peak_resident_bytes() {
+  std::ofstream file("/proc/self/clear_refs");
+  file << '5' << std::flush;
+  return file.good();
+}
+
+std::optional<PeakMemory> peak_memory_of(const std::function<void()>& work) {
+  malloc_trim(0);
+  if (!reset_peak_resident_bytes()) return std::nullopt;
+  const double before = peak_resident_bytes();
+  work();
+  return PeakMemory{before, peak_resident_bytes()};
+}
 
 }  // namespace twell::measure

@@ -1,6 +1,7 @@
 #include "measure/step_bench.h"
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
 
 #include "measure/interrupt.h"
@@ -20,13 +21,18 @@ double seconds_of_step(lm::Trainer& trainer) {
   return seconds;
 }
 
+nlohmann::json bytes_json(const StepSide& side, double PeakMemory::*bytes) {
+  return optional_json(side.memory ? std::optional((*side.memory).*bytes) : std::nullopt);
+}
+
 nlohmann::json side_json(const StepSide& side, double tokens) {
   const double all = std::accumulate(side.seconds.begin(), side.seconds.end(), 0.0);
   const auto share = [all](double seconds) { return seconds / all; };
   const lm::StepTimes& t = side.times;
   return {{"step_us", median(side.seconds) * 1e6},
           {"tokens_per_s", tokens / median(side.seconds)},
-          {"peak_bytes", side.peak_bytes},
+          {"base_bytes", bytes_json(side, &PeakMemory::before)},
+          {"peak_bytes", bytes_json(side, &PeakMemory::peak)},
           {"share",
            {{"feed_forward", share(t.feed_forward)},
             {"head_and_loss", share(t.head_and_loss)},
@@ -43,11 +49,18 @@ nlohmann::json StepComparison::to_json() const {
   for (std::size_t i = 0; i < dense.seconds.size(); ++i) {
     ratios.push_back(dense.seconds[i] / sparse.seconds[i]);
   }
+  const auto ratio = [&](auto bytes) {
+    const bool counted = dense.memory && sparse.memory;
+    return optional_json(counted ? std::optional(std::invoke(bytes, *sparse.memory) /
+                                                 std::invoke(bytes, *dense.memory))
+                                 : std::nullopt);
+  };
   return {{"tokens", tokens},
           {"nnz_mean", nnz_mean},
           {"dense", side_json(dense, tokens)},
           {"sparse", side_json(sparse, tokens)},
-          {"base_bytes", base_bytes},
+          {"peak_bytes_ratio", ratio(&PeakMemory::peak)},
+          {"added_bytes_ratio", ratio(&PeakMemory::added)},
           {"speedup", speedup()},
           {"speedup_min", *std::ranges::min_element(ratios)},
           {"speedup_max", *std::ranges::max_element(ratios)}};
@@ -61,15 +74,15 @@ StepComparison compare_steps(lm::Trainer& trainer, int repeats,
     trainer.use_path(sparse);
     return sparse ? out.sparse : out.dense;
   };
-  // Memory, in the first step of each side, which also warms up what is built once. Before freed
-  // memory is kept: the second side is not to find what the first one left.
+  // The first step makes what stays, the optimizer's moments among it.
+  with(true);
+  trainer.step();
+  tick("first step");
+  // Memory, before freed memory is kept: the second side is not to find what the first one left.
   for (const bool sparse : {true, false}) {
     check_interrupt();
     StepSide& side = with(sparse);
-    reset_peak_resident_bytes();
-    if (sparse) out.base_bytes = peak_resident_bytes();
-    trainer.step();
-    side.peak_bytes = peak_resident_bytes();
+    side.memory = peak_memory_of([&] { trainer.step(); });
     tick(sparse ? "memory, sparse" : "memory, dense");
   }
   keep_freed_memory();

@@ -36,7 +36,7 @@ at::Tensor to_tensor(const std::vector<double>& values) {
 }  // namespace
 
 SyntheticLayer synthetic_layer(const SyntheticShape& shape, std::uint64_t seed) {
-  const std::int64_t d = shape.input, h = shape.hidden;
+  const std::int64_t d = shape.width, h = shape.neurons;
   at::Generator source = at::make_generator<at::CPUGeneratorImpl>(random_stream(seed, kWeights));
   std::vector<double> shifts = neuron_popularity(h, shape.activity, seed);
   for (double& p : shifts) p = normal_quantile(p) + shape.threshold;
@@ -64,9 +64,9 @@ std::int64_t input_batches(std::int64_t tokens) {
 }
 
 at::Tensor synthetic_inputs(const SyntheticShape& shape, std::int64_t tokens, std::uint64_t seed) {
-  const std::int64_t d = shape.input;
+  const std::int64_t d = shape.width;
   at::Generator source = at::make_generator<at::CPUGeneratorImpl>(random_stream(seed, kInputs));
-  const auto popularity = neuron_popularity(shape.hidden, shape.activity, seed);
+  const auto popularity = neuron_popularity(shape.neurons, shape.activity, seed);
   const auto shifts = row_shifts(tokens, popularity, shape.activity, seed);
   const at::Tensor axes = directions(d, seed);
   const double root = std::sqrt(static_cast<double>(d));

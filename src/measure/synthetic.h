@@ -21,8 +21,8 @@ struct SyntheticLayer {
   at::Tensor down_t;  // [H, D] neuron-major
 };
 struct SyntheticShape {
-  std::int64_t input = 2048;   // D
-  std::int64_t hidden = 5632;  // H
+  std::int64_t width = 2048;    // D
+  std::int64_t neurons = 5632;  // H
   bool gated = true;
   at::ScalarType dtype = at::kBFloat16;
   ActivityShape activity;

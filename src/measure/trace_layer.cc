@@ -11,7 +11,7 @@ namespace twell::measure {
 
 SyntheticLayer traced_layer(const SyntheticShape& shape, const io::ActivityRows& rows,
                             std::uint64_t seed) {
-  const std::int64_t d = shape.input, h = shape.hidden;
+  const std::int64_t d = shape.width, h = shape.neurons;
   const auto tokens = static_cast<std::int64_t>(rows.rows());
   if (tokens > d) {
     throw Error(ErrorKind::invalid_argument, "traced_layer",
@@ -48,7 +48,7 @@ SyntheticLayer traced_layer(const SyntheticShape& shape, const io::ActivityRows&
 }
 
 at::Tensor traced_inputs(const SyntheticShape& shape, std::int64_t recorded, std::int64_t tokens) {
-  const at::Tensor units = at::eye(recorded, shape.input, at::TensorOptions(shape.dtype));
+  const at::Tensor units = at::eye(recorded, shape.width, at::TensorOptions(shape.dtype));
   return units.index_select(0, at::arange(tokens).remainder_(recorded));
 }
 

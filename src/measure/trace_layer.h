@@ -17,8 +17,8 @@
 
 namespace twell::measure {
 
-// `shape.activity` is ignored. Throws where there are more rows than shape.input, or neurons that
-// shape.hidden does not have.
+// `shape.activity` is ignored. Throws where there are more rows than shape.width, or neurons that
+// shape.neurons does not have.
 SyntheticLayer traced_layer(const SyntheticShape& shape, const io::ActivityRows& rows,
                             std::uint64_t seed);
 // Inputs [tokens, D] of tokens 0 … recorded - 1, again and again.

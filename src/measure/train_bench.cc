@@ -91,7 +91,7 @@ class SparseTraining {
     if (limit == 0) return;
     screened_ = true;
     forward();
-    const double all = static_cast<double>(c.x.size(0) * c.shape.hidden);
+    const double all = static_cast<double>(c.x.size(0) * c.shape.neurons);
     screened_ = static_cast<double>(counts_.candidates) <= limit * all;
   }
 
@@ -221,7 +221,7 @@ nlohmann::json run_train_case(const TrainCase& c, const std::function<void()>& t
   few_sparse.backward(few_dy);
   DenseTraining few_dense(few, false);
   few_dense.step(few_dy);
-  const double dense_saved = rows * static_cast<double>(c.shape.hidden) * (c.shape.gated ? 3 : 1) *
+  const double dense_saved = rows * static_cast<double>(c.shape.neurons) * (c.shape.gated ? 3 : 1) *
                              static_cast<double>(c.x.element_size());
   return {{"tokens", c.x.size(0)},
           {"nnz_target", c.nnz_target},

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -82,6 +83,8 @@ class FeedForward {
   virtual std::int64_t own_bytes() const { return 0; }
   // What FfnPath::automatic goes by; null on a fixed path.
   virtual const CostModel* cost() const { return nullptr; }
+  // The form that a sparse layer keeps its gate in; null before its first call, and of a dense one.
+  virtual std::optional<GateForm> gate_form() const { return std::nullopt; }
   // One line for `twell explain`: how a call of so many tokens runs.
   virtual std::string describe(std::int64_t tokens) const = 0;
 };

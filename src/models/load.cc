@@ -115,7 +115,7 @@ std::unique_ptr<Model> load_model(const std::string& directory, const LoadOption
     // Before gigabytes are mapped and converted.
     throw Error(ErrorKind::unsupported, (path / "config.json").string(),
                 fmt::format("activation '{}' yields no zeros, so there is no sparse path; use "
-                            "--ffn dense, or a model trained with relu, relu2 or fat_relu",
+                            "--path dense, or a model trained with relu, relu2 or fat_relu",
                             io::name_of(config.hidden_act)));
   }
   const bool on_cpu = options.device.is_cpu();

@@ -27,18 +27,14 @@ namespace {
   throw Error(ErrorKind::unsupported, "sparse FFN", message);
 }
 
-DType dtype_of(at::ScalarType type) {
-  return type == at::kFloat ? DType::f32 : type == at::kHalf ? DType::f16 : DType::bf16;
-}
-
 // The gate, or up in a layer without one; what the layer takes is checked.
 at::Tensor first_projection(const FfnParameters& p, bool on_cpu) {
   if (p.has_bias()) {
-    fail("biases in the feed-forward layer (mlp_bias) are not supported; use --ffn dense");
+    fail("biases in the feed-forward layer (mlp_bias) are not supported; use --path dense");
   }
   const at::ScalarType dtype = p.up.scalar_type();
   if (dtype != at::kBFloat16 && dtype != (on_cpu ? at::kFloat : at::kHalf)) {
-    fail(fmt::format("weights must be bf16 or {}, got {}; use --dtype bf16 or --ffn dense",
+    fail(fmt::format("weights must be bf16 or {}, got {}; use --dtype bf16 or --path dense",
                      on_cpu ? "f32" : "f16 on a GPU", c10::toString(dtype)));
   }
   return (p.gated() ? p.gate : p.up).detach().contiguous();
@@ -115,7 +111,8 @@ class SparseFeedForward final : public FeedForward {
     const bool hidden_wanted = observer != nullptr && observer->wants_hidden();
     if (hidden_wanted && !chooser_) {
       fail(
-          "hidden activations are never in memory on this path; use the dense one (--ffn dense) to "
+          "hidden activations are never in memory on this path; use the dense one (--path dense) "
+          "to "
           "look at them");
     }
     if (x.numel() == 0) return at::empty(x.sizes(), x.options());
@@ -144,6 +141,10 @@ class SparseFeedForward final : public FeedForward {
   std::int64_t own_bytes() const override {
     return own_bytes_ + gate_.bytes() + (screen_ ? screen_->bytes() : 0) +
            (dense_ ? dense_->own_bytes() : 0);
+  }
+  std::optional<GateForm> gate_form() const override {
+    if (gate_.form() == SparseGate::Form::undecided) return std::nullopt;
+    return gate_.form() == SparseGate::Form::screened ? GateForm::screened : GateForm::packed;
   }
   const CostModel* cost() const override { return chooser_ ? &chooser_->cost() : nullptr; }
   std::string describe(std::int64_t tokens) const override {

@@ -42,14 +42,28 @@ ActivationSpec sparse_activation(const ActivationChoice& choice) {
     return {*kind, has_threshold(*kind) ? choice.threshold : 0.0F};
   }
   throw Error(ErrorKind::unsupported, "sparse FFN",
-              fmt::format("activation '{}' yields no zeros to skip; use the dense path (--ffn "
+              fmt::format("activation '{}' yields no zeros to skip; use the dense path (--path "
                           "dense), or a model trained with relu, relu2 or fat_relu",
                           io::name_of(choice.kind)));
 }
 
+DType dtype_of(at::ScalarType type) {
+  switch (type) {
+    case at::kBFloat16:
+      return DType::bf16;
+    case at::kHalf:
+      return DType::f16;
+    case at::kFloat:
+      return DType::f32;
+    default:
+      throw Error(ErrorKind::unsupported, "matrix",
+                  fmt::format("expected bf16, f16 or f32, got {}", c10::toString(type)));
+  }
+}
+
 ConstMatrixView matrix_view(const at::Tensor& matrix) {
-  return {matrix.const_data_ptr(), matrix.scalar_type() == at::kFloat ? DType::f32 : DType::bf16,
-          matrix.size(0), matrix.size(1), matrix.stride(0)};
+  return {matrix.const_data_ptr(), dtype_of(matrix.scalar_type()), matrix.size(0), matrix.size(1),
+          matrix.stride(0)};
 }
 
 at::Tensor sparse_ffn(const at::Tensor& x, const SparseOperands& weights,

@@ -13,7 +13,10 @@ namespace twell::lm {
 // Throws twell::Error for an activation without zeros to skip.
 ActivationSpec sparse_activation(const ActivationChoice& choice);
 
-// A matrix of bf16 or fp32 with contiguous rows, as libtwell sees it.
+// Throws twell::Error for what is neither bf16, f16 nor f32.
+DType dtype_of(at::ScalarType type);
+
+// A matrix of one of these types with contiguous rows, as libtwell sees it.
 ConstMatrixView matrix_view(const at::Tensor& matrix);
 
 // Weights as the operators take them. up and screen may be undefined.

@@ -63,9 +63,9 @@ void lay_out_neuron_major(const at::Tensor& down);
 
 // y = (act(x Wg) ⊙ (x Wu)) Wd or act(x Wu) Wd on `parameters` (shared with the model), x [N, D],
 // differentiable in x and weights. relu, relu_squared and fat_relu: torch.ops.twell's ffn_train,
-// which keeps where the gate fired and multiplies nothing else, on a GPU where FfnTraining::order
-// says so. Other activations, biases and layers: PyTorch's dense operations. forward() ignores its
-// observer except for wants_hidden(), which it refuses with an Error.
+// which keeps where the gate fired and multiplies nothing else, on a GPU where
+// FfnTraining::places says so. Other activations, biases and layers: PyTorch's dense operations.
+// forward() ignores its observer except for wants_hidden(), which it refuses with an Error.
 std::unique_ptr<FeedForward> make_training_feed_forward(const FfnParameters& parameters,
                                                         const ActivationChoice& activation,
                                                         std::shared_ptr<FfnTraining> training);

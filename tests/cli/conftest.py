@@ -2,7 +2,6 @@
 
 import json
 import os
-import pathlib
 import random
 import subprocess
 
@@ -87,7 +86,7 @@ def text(work):
     return path
 
 
-SHAPE = ["--layers", 2, "--hidden", 64, "--ffn", 256, "--heads", 2]
+SHAPE = ["--layers", 2, "--width", 64, "--neurons", 256, "--heads", 2]
 
 
 @pytest.fixture(scope="session")

@@ -30,7 +30,7 @@ def test_it_compares(twell, work, program):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
     model, out = work / "for-llama", work / "llama.json"
-    twell("synth", "--layers", 2, "--hidden", 128, "--ffn", 512, "--heads", 2, "--vocab", 512,
+    twell("synth", "--layers", 2, "--width", 128, "--neurons", 512, "--heads", 2, "--vocab", 512,
           "--context", 256, "--nnz", 8, "--out", model)
     done = run(SCRIPT, "--model", model, "--twell", program, "--threads", "1", "--prompt-tokens", "64",
                "--decode-tokens", "8", "--repeats", "1", "--seconds", "0.01", "--json", out)

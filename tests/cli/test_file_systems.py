@@ -8,7 +8,6 @@ import shutil
 import subprocess
 
 import pytest
-
 from conftest import SHAPE
 
 MAPPINGS = int(pathlib.Path("/proc/sys/vm/max_map_count").read_text())

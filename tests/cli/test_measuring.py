@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-SMALL = ["bench", "ffn", "--hidden", 128, "--ffn", 1024, "--repeats", 3, "--seconds", 0.005]
+SMALL = ["bench", "ffn", "--width", 128, "--neurons", 1024, "--repeats", 3, "--seconds", 0.005]
 
 
 @pytest.mark.parametrize("variant", [[], ["--no-gated"], ["--dtype", "f32"],
@@ -52,7 +52,7 @@ def test_bench_ffn_at_every_density(twell):
 
 def test_bench_ffn_grid(twell, work):
     chart = work / "grid.svg"
-    done = twell("bench", "ffn", "--grid", "cpu", "--hidden", 32, "--ffn", 128, "--repeats", 1,
+    done = twell("bench", "ffn", "--grid", "cpu", "--width", 32, "--neurons", 128, "--repeats", 1,
                  "--seconds", 0.001, "--chart", chart, json_name="grid.json")
     asked = [(r["tokens"], r["nnz_target"]) for r in done.json["results"]]
     nnz = [0, 1, 3, 6, 13, 26, 51, 77, 102, 128]
@@ -76,9 +76,9 @@ def test_trace_is_recorded_and_replayed(twell, work, trained, text):
     trace = work / "run.trc"
     stats = twell("stats", "--model", run, "--text", text, "--max-tokens", 500, "--window", 50,
                   "--trace", trace, json_name="ts.json").json
-    done = twell("bench", "ffn", "--trace", trace, "--hidden", 500, "--tokens", "1,100",
+    done = twell("bench", "ffn", "--trace", trace, "--width", 500, "--tokens", "1,100",
                  "--repeats", 1, "--seconds", 0.001, json_name="tr.json")
-    assert done.json["ffn"] == 256 and done.json["trace_tokens"] == 500
+    assert done.json["neurons"] == 256 and done.json["trace_tokens"] == 500
     results = done.json["results"]
     assert [(r["trace_layer"], r["tokens"]) for r in results] == [
         (0, 1), (0, 100), (1, 1), (1, 100)]
@@ -90,7 +90,7 @@ def test_trace_is_recorded_and_replayed(twell, work, trained, text):
             assert r["nnz_mean"] == pytest.approx(r["nnz_target"])
     own = twell("bench", "ffn", "--trace", trace, "--trace-layer", 1, "--tokens", "1", "--repeats",
                 1, "--seconds", 0.001, json_name="to.json").json
-    assert own["hidden"] == 64 and [r["trace_layer"] for r in own["results"]] == [1]
+    assert own["width"] == 64 and [r["trace_layer"] for r in own["results"]] == [1]
 
 
 @pytest.mark.parametrize("wrong", [
@@ -100,7 +100,7 @@ def test_trace_is_recorded_and_replayed(twell, work, trained, text):
     ["bench", "ffn", "--grid", "cpu", "--nnz", "3"],
     ["bench", "ffn", "--chart", "no/such/folder.svg"],
     ["stats", "--model", "run", "--text", "text.txt", "--trace", "no/such/folder.trc"],
-    ["stats", "--model", "run", "--text", "text.txt", "--ffn", "sparse", "--trace", "x.trc"],
+    ["stats", "--model", "run", "--text", "text.txt", "--path", "sparse", "--trace", "x.trc"],
 ])
 def test_mistakes_with_traces_and_charts(twell, work, trained, text, wrong):
     assert twell(*wrong, ok=False).error_line()
@@ -108,14 +108,14 @@ def test_mistakes_with_traces_and_charts(twell, work, trained, text, wrong):
 
 
 def test_progress_is_plain_lines_without_a_terminal(twell):
-    done = twell("bench", "ffn", "--hidden", 64, "--ffn", 256, "--tokens", "1", "--nnz", "5",
+    done = twell("bench", "ffn", "--width", 64, "--neurons", 256, "--tokens", "1", "--nnz", "5",
                  "--repeats", 3, "--seconds", 0.3)
     assert "\r" not in done.err and "\x1b" not in done.err
     lines = [line for line in done.err.splitlines() if line.startswith("measuring: ")]
     assert lines and lines[-1].startswith("measuring: done in")
 
 
-TINY = ["synth", "--layers", 2, "--hidden", 128, "--ffn", 512, "--heads", 2, "--vocab", 512,
+TINY = ["synth", "--layers", 2, "--width", 128, "--neurons", 512, "--heads", 2, "--vocab", 512,
         "--context", 256]
 
 
@@ -159,7 +159,7 @@ def test_synth_with_seed_is_reproducible(twell, work):
 
 def test_bench_ffn_train_grid(twell, work):
     chart = work / "train.svg"
-    done = twell("bench", "ffn", "--grid", "train", "--hidden", 32, "--ffn", 64, "--repeats", 1,
+    done = twell("bench", "ffn", "--grid", "train", "--width", 32, "--neurons", 64, "--repeats", 1,
                  "--seconds", 0.001, "--chart", chart, json_name="train-grid.json")
     results = done.json["results"]
     assert {r["tokens"] for r in results} == {512, 2048, 8192}
@@ -171,7 +171,7 @@ def test_bench_ffn_train_grid(twell, work):
 
 def test_bench_train(twell, work):
     model = work / "bench-train"
-    twell("synth", "--layers", 2, "--hidden", 64, "--ffn", 256, "--heads", 2, "--vocab", 300,
+    twell("synth", "--layers", 2, "--width", 64, "--neurons", 256, "--heads", 2, "--vocab", 300,
           "--nnz", 8, "--out", model)
     done = twell("bench", "train", "--model", model, "--context", 64, "--accumulation", 2,
                  "--repeats", 1, json_name="bench-train.json")
@@ -182,8 +182,38 @@ def test_bench_train(twell, work):
         assert sum(result[side]["share"].values()) == pytest.approx(1)
         assert all(share > 0 for share in result[side]["share"].values())
         assert result[side]["tokens_per_s"] == pytest.approx(128e6 / result[side]["step_us"])
-        assert result[side]["peak_bytes"] >= result["base_bytes"] > 0
+        assert result[side]["peak_bytes"] > result[side]["base_bytes"] > 0
+    assert result["peak_bytes_ratio"] == pytest.approx(
+        result["sparse"]["peak_bytes"] / result["dense"]["peak_bytes"])
     assert result["speedup"] == pytest.approx(
         result["dense"]["step_us"] / result["sparse"]["step_us"])
     assert result["speedup_min"] <= result["speedup"] <= result["speedup_max"]
     assert "feed-forward layers" in done.out
+
+
+def test_bench_train_measures_memory(twell, work):
+    """Four wide layers of 512 tokens, so that what a pass keeps is far more than what else moves:
+    dense autograd keeps g, u, g ⊙ u and the gradient of one at least of [512, 8192] in each."""
+    model = work / "bench-train-memory"
+    twell("synth", "--layers", 4, "--width", 64, "--neurons", 8192, "--heads", 2, "--vocab", 300,
+          "--nnz", 8, "--out", model)
+    result = twell("bench", "train", "--model", model, "--context", 512, "--accumulation", 1,
+                   "--repeats", 1, json_name="bench-train-memory.json").json
+    added = {side: result[side]["peak_bytes"] - result[side]["base_bytes"]
+             for side in ("dense", "sparse")}
+    values = 4 * 512 * 8192  # of one matrix of hidden values, all layers
+    assert added["dense"] > 3 * 2 * values
+    assert added["sparse"] < added["dense"] / 2
+    assert result["added_bytes_ratio"] == pytest.approx(added["sparse"] / added["dense"])
+    assert result["peak_bytes_ratio"] < 1
+
+
+@pytest.mark.parametrize("percent", [0.5, 5, 15, 25])
+def test_explain_announces_the_form_that_the_engine_takes(twell, percent):
+    """Some way below the limit of a tier, a screen leaves more than the limit, and fewer fire."""
+    shape = ["--width", 512, "--neurons", 2048, "--tokens", "64", "--nnz", 2048 * percent / 100]
+    layer = twell("bench", "ffn", *shape, "--repeats", 1, "--seconds", 0.001,
+                  json_name="form-bench.json").json["results"][0]
+    plan = twell("explain", *shape, json_name="form-explain.json").json["plans"][0]
+    assert f"{plan['gate']} gate" in layer["sparse_impl"]
+    assert plan["plan"] in layer["sparse_impl"]

@@ -9,9 +9,8 @@ import pytest
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 pytest.importorskip("torch")
 pytest.importorskip("safetensors")
-from safetensors.torch import load_file, save_file  # noqa: E402
-
-from bigram import make_bigram  # noqa: E402
+from bigram import make_bigram
+from safetensors.torch import load_file, save_file
 
 WORDS = ["<|end_of_text|>", "<|eot|>"]
 EOT = 257
@@ -25,7 +24,7 @@ def chain(text):
 
 
 def ids_of(twell, model, prompt="a", count=6, **more):
-    done = twell("generate", "--model", model, "--prompt", prompt, "--temperature", 0, "--ffn", "dense",
+    done = twell("generate", "--model", model, "--prompt", prompt, "--temperature", 0, "--path", "dense",
                  "--max-tokens", count, json_name="other.json", **more)
     return done.json["sequences"][0]["token_ids"]
 

@@ -8,7 +8,6 @@ import signal
 import subprocess
 
 import pytest
-
 from conftest import SHAPE
 
 FULL = "/dev/full"
@@ -52,7 +51,7 @@ def test_an_earlier_output_is_replaced(twell, trained, text, tmp_path):
               "t.json", cwd=tmp_path)
         twell("stats", "--model", trained[0], "--text", text, "--max-tokens", 32, "--trace", "t.trc",
               cwd=tmp_path)
-        twell("bench", "ffn", "--hidden", 32, "--ffn", 64, "--nnz", 4, "--tokens", 1, "--repeats", 1,
+        twell("bench", "ffn", "--width", 32, "--neurons", 64, "--nnz", 4, "--tokens", 1, "--repeats", 1,
               "--seconds", 0.001, "--chart", "t.svg", cwd=tmp_path)
     (tmp_path / "empty.json").touch()
     twell("explain", "--no-measure", "--json", "empty.json", cwd=tmp_path)
@@ -175,7 +174,7 @@ def test_a_limit_of_file_sizes_is_told(shell, text, tmp_path):
 def test_a_reader_that_goes_away_ends_generate(twell, program, tmp_path):
     """All these tokens would take minutes."""
     context = 150_000
-    twell("synth", "--layers", 1, "--hidden", 16, "--ffn", 64, "--heads", 1, "--vocab", 300,
+    twell("synth", "--layers", 1, "--width", 16, "--neurons", 64, "--heads", 1, "--vocab", 300,
           "--context", context, "--nnz", 8, "--out", tmp_path / "model")
     process = subprocess.Popen(
         [program, "generate", "--model", tmp_path / "model", "--prompt", "The", "--max-tokens",
@@ -211,7 +210,7 @@ def test_libraries_words_are_not_ours(twell, trained, text, tmp_path):
     state = shutil.copytree(trained[0], tmp_path / "run", symlinks=True) / "latest/trainer/state.json"
     state.write_text('{"version": "x"}')
     for command in (
-        ["synth", "--hidden", 1048576, "--ffn", 1048576, "--heads", 1024, "--out", tmp_path / "s"],
+        ["synth", "--width", 1048576, "--neurons", 1048576, "--heads", 1024, "--out", tmp_path / "s"],
         ["eval", "--model", trained[0], "--task", "arc", "--data", task],
         ["train", "--data", text, "--out", tmp_path / "run", "--resume"],
         ["train", "--data", tmp_path / "loop", "--out", tmp_path / "r"],
@@ -232,6 +231,6 @@ def test_an_unquoted_prompt_is_wrong_use(twell, trained):
 
 
 def test_bounds_are_written_as_people_write_them(twell):
-    for option in ("--nnz", "--hidden", "--threads", "--threshold"):
+    for option in ("--nnz", "--width", "--threads", "--threshold"):
         line = twell("bench", "ffn", option, "-3", ok=False).error_line()
         assert option in line and "-3" in line and len(line) < 150, line

@@ -9,7 +9,7 @@ import time
 import pytest
 
 MPIRUN = ["mpirun", "-n", "2"]
-SHAPE = ["--layers", 2, "--hidden", 32, "--ffn", 96, "--heads", 2, "--bpe-vocab", 300,
+SHAPE = ["--layers", 2, "--width", 32, "--neurons", 96, "--heads", 2, "--bpe-vocab", 300,
          "--context", 16, "--batch", 4, "--compute", "fp32", "--log-every", 5]
 
 
@@ -81,12 +81,12 @@ def test_two_processes_train_what_one_does(start, text, tmp_path):
 
 
 def test_mistakes_are_told_once(start, text, tmp_path):
-    code, out, err = finish(start("--data", text, *SHAPE, "--out", tmp_path / "run", "--steps", 4,
-                                  "--accumulation", 3))
+    code, _, err = finish(start("--data", text, *SHAPE, "--out", tmp_path / "run", "--steps", 4,
+                                "--accumulation", 3))
     assert code == 1
     assert err.count("2 processes need a multiple of 2, got 3") == 1, err
-    code, out, err = finish(start("--data", text, *SHAPE, "--out", tmp_path / "run", "--steps", 4,
-                                  launcher=[], env={"WORLD_SIZE": "2", "RANK": "0"}))
+    code, _, err = finish(start("--data", text, *SHAPE, "--out", tmp_path / "run", "--steps", 4,
+                                launcher=[], env={"WORLD_SIZE": "2", "RANK": "0"}))
     assert code == 1
     assert len(err.splitlines()) == 1 and "mpirun -n 2" in err
 

@@ -7,7 +7,6 @@ import subprocess
 import time
 
 import pytest
-
 from conftest import SHAPE
 
 STEPS = ["--steps", 12, "--context", 32, "--batch", 4, "--validation", 0.3, "--bpe-vocab", 300]
@@ -67,7 +66,7 @@ KEPT = {
     "--reinit-std": (0.5, "0.02"), "--dead-window": (9, "50"), "--seed": (2, "1"),
     "--context": (16, "32"), "--batch": (2, "4"), "--accumulation": (2, "1"),
     "--steps": (13, "12"), "--validation": (0.2, "0.3"), "--bpe-vocab": (301, "300"),
-    "--layers": (3, "2"), "--hidden": (128, "64"), "--ffn": (512, "256"), "--heads": (4, "2"),
+    "--layers": (3, "2"), "--width": (128, "64"), "--neurons": (512, "256"), "--heads": (4, "2"),
     "--vocab": (333, "300"), "--kv-heads": (1, "2"), "--activation": ("silu", "relu"),
 }
 

@@ -55,9 +55,9 @@ def test_generate_is_reproducible_and_paths_agree(twell, trained):
     assert first.out.startswith("The cat" + first.json["text"])
     assert twell(*ask, "--seed", 3, json_name="g2.json").json["text"] == first.json["text"]
     greedy = ["--temperature", 0, "--dtype", "f32"]
-    dense = twell(*ask, *greedy, "--ffn", "dense", json_name="g3.json").json
-    sparse = twell(*ask, *greedy, "--ffn", "sparse", json_name="g4.json").json
-    assert dense["ffn"] == "dense" and sparse["ffn"] == "sparse"
+    dense = twell(*ask, *greedy, "--path", "dense", json_name="g3.json").json
+    sparse = twell(*ask, *greedy, "--path", "sparse", json_name="g4.json").json
+    assert dense["path"] == "dense" and sparse["path"] == "sparse"
     assert dense["text"] == sparse["text"]
 
 
@@ -99,7 +99,7 @@ def test_stats_counts(twell, trained, text):
         assert 0 <= layer["dead_fraction"] < 1
     assert done.json["positions"][0]["first"] == 0
     assert "#" in done.out
-    dense = twell("stats", "--model", trained[0], "--text", text, "--max-tokens", 512, "--ffn",
+    dense = twell("stats", "--model", trained[0], "--text", text, "--max-tokens", 512, "--path",
                   "dense", json_name="stats2.json").json
     # Rounding may turn a gate value around zero over; nothing else may differ.
     assert dense["nnz_mean"] == pytest.approx(done.json["nnz_mean"], rel=0.01)
@@ -208,7 +208,7 @@ def test_ctrl_c_leaves_nothing_half_done(program, work, text):
     out = work / "interrupted"
     process = subprocess.Popen(
         [program, "demo", "--text", text, "--out", out, "--minutes", "5", "--layers", "2",
-         "--hidden", "64", "--ffn", "256", "--bpe-vocab", "300"],
+         "--width", "64", "--neurons", "256", "--bpe-vocab", "300"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ})
     time.sleep(4)
     process.send_signal(signal.SIGINT)
@@ -220,8 +220,8 @@ def test_ctrl_c_leaves_nothing_half_done(program, work, text):
 
 def test_demo_end_to_end(twell, work, text):
     out = work / "demo"
-    ask = ["demo", "--text", text, "--out", out, "--layers", 2, "--hidden", 64,
-           "--ffn", 256, "--context", 64, "--batch", 8, "--bpe-vocab", 320, "--max-tokens", 8]
+    ask = ["demo", "--text", text, "--out", out, "--layers", 2, "--width", 64,
+           "--neurons", 256, "--context", 64, "--batch", 8, "--bpe-vocab", 320, "--max-tokens", 8]
     done = twell(*ask, "--steps", 40, json_name="demo.json")
     result = done.json
     assert result["train"]["loss_last"] < result["train"]["loss_first"]

@@ -66,11 +66,51 @@ def test_wrong_use_names_the_option(twell, arguments, needles):
     assert all(n and n in line for n in needles), line
 
 
+# Commands that have other names of options than before: what they require, the old ones, the new.
+SHAPES = {"--hidden": "--width", "--ffn": "--neurons"}
+RENAMED = {
+    "bench ffn": ([], SHAPES),
+    "calibrate": ([], SHAPES),
+    "explain": ([], SHAPES),
+    "synth": (["--out", "none"], SHAPES),
+    "train": (["--data", "none", "--out", "none"], SHAPES),
+    "demo": (["--text", "none"], SHAPES),
+    "generate": (["--model", "none", "--prompt", "a"], {"--ffn": "--path"}),
+    "stats": (["--model", "none", "--text", "none"], {"--ffn": "--path"}),
+    "eval": (["--model", "none", "--task", "perplexity", "--data", "none"], {"--ffn": "--path"}),
+}
+
+
+@pytest.mark.parametrize("command", RENAMED)
+def test_old_names_of_options_mean_the_new_ones(twell, command):
+    required, names = RENAMED[command]
+    help_text = twell(*command.split(), "--help").out
+    for old, new in names.items():
+        assert new in help_text and f"{old} " not in help_text
+        done = twell(*command.split(), *required, old, "0", ok=False)
+        note, error = done.err.splitlines()
+        assert done.code == 2 and f"{old} is now {new}" in note
+        assert new in error and "0" in error
+        value = "dense" if new == "--path" else "64"
+        both = twell(*command.split(), *required, old, value, new, value, ok=False)
+        assert both.code == 2 and old in both.error_line() and new in both.error_line()
+
+
+def test_old_names_of_options_work(twell, trained):
+    done = twell("bench", "ffn", "--hidden", 32, "--ffn", 64, "--nnz", 4, "--tokens", 1, "--repeats",
+                 1, "--seconds", 0.001, json_name="old.json")
+    assert (done.json["width"], done.json["neurons"]) == (32, 64)
+    assert done.err.count("note: ") == 2
+    done = twell("generate", "--model", trained[0], "--prompt", "a", "--max-tokens", 1, "--ffn",
+                 "dense", json_name="old-path.json")
+    assert done.json["path"] == "dense" and done.err.count("note: ") == 1
+
+
 # What fails, and what its one line has to hold. WORK is the fixture's folder, with bad_files() in it.
 FAILURES = {
     "no such model": ("generate --model WORK/none --prompt a", "none"),
     "no config": ("generate --model WORK/no-model --prompt a", "config.json"),
-    "nnz above H": ("bench ffn --ffn 64 --nnz 65", "--nnz"),
+    "nnz above H": ("bench ffn --neurons 64 --nnz 65", "--nnz"),
     "no such device": ("bench ffn --device tpu", "tpu"),
     "no such GPU number": ("generate --model WORK/no-model --prompt a --device cuda:x", "cuda:N"),
     "no model to train": ("bench train --model WORK/no-model", "config.json"),
@@ -170,7 +210,7 @@ def test_a_reader_that_goes_away_does_no_harm(program):
 
 
 def test_explain_names_plans(twell):
-    done = twell("explain", "--hidden", 128, "--ffn", 512, "--tokens", "1,64", json_name="e.json")
+    done = twell("explain", "--width", 128, "--neurons", 512, "--tokens", "1,64", json_name="e.json")
     assert [p["tokens"] for p in done.json["plans"]] == [1, 64]
     assert done.json["tiers"][0] == "portable"
     assert done.json["machine"]["threads"] >= 1
@@ -184,7 +224,7 @@ def test_explain_names_plans(twell):
 
 def test_explain_says_how_built_in_costs_were_scaled(twell, work):
     """Of a machine without a calibration: not where the variable is set to nothing."""
-    shape = ["--hidden", 256, "--ffn", 1024, "--tokens", "1,64"]
+    shape = ["--width", 256, "--neurons", 1024, "--tokens", "1,64"]
     plain = twell("explain", *shape, json_name="e4.json")
     assert plain.json["scales"] == []
     assert "another machine\n" in plain.out
@@ -206,7 +246,7 @@ def test_explain_says_how_built_in_costs_were_scaled(twell, work):
 
 def test_calibrate_is_what_explain_goes_by(twell, work):
     env = {"TWELL_CALIBRATION": str(work / "cache" / "calibration.json")}
-    small = ["--hidden", 64, "--ffn", 256]
+    small = ["--width", 64, "--neurons", 256]
     done = twell("calibrate", *small, "--repeats", 1, "--seconds", 0.001, json_name="c.json",
                  env=env)
     measured = done.json["sparse_ns_per_weight"]

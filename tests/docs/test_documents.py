@@ -10,9 +10,17 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "bench/README.md"] + sorted(
-    (ROOT / "docs").glob("*.md")
-)
+sys.path.insert(0, str(ROOT / "scripts" / "lib"))
+from project_files import tracked  # noqa: E402
+
+DOCUMENTS = [
+    ROOT / "README.md",
+    ROOT / "CHANGELOG.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
+    ROOT / "bench/README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -70,20 +78,20 @@ def test_python_runs(tmp_path):
     for name, text in found:
         # README's block runs as it stands, pasted into an empty file.
         names = {} if name == "README.md" else given()
-        exec(compile(text, name, "exec"), names)  # noqa: S102: our own documents
+        exec(compile(text, name, "exec"), names)
 
 
 # The same commands on layers and models of another size: a document shows what one would run, which
 # takes minutes.
 SMALL = {
-    "bench ffn": "--hidden 64 --ffn 256 --repeats 1 --seconds 0.001",
+    "bench ffn": "--width 64 --neurons 256 --repeats 1 --seconds 0.001",
     "bench model": "--prompt-tokens 8 --decode-tokens 4 --repeats 1 --seconds 0.001",
     "bench train": "--context 32 --accumulation 1 --repeats 1",
-    "calibrate": "--hidden 64 --ffn 256 --repeats 1 --seconds 0.001",
+    "calibrate": "--width 64 --neurons 256 --repeats 1 --seconds 0.001",
     "generate": "--max-tokens 4",
-    "train": "--layers 2 --hidden 32 --ffn 64 --heads 2 --bpe-vocab 300 --context 16 --batch 2 "
+    "train": "--layers 2 --width 32 --neurons 64 --heads 2 --bpe-vocab 300 --context 16 --batch 2 "
     "--steps 4",
-    "synth": "--layers 2 --hidden 64 --ffn 256 --heads 2 --vocab 300 --sample-tokens 2048",
+    "synth": "--layers 2 --width 64 --neurons 256 --heads 2 --vocab 300 --sample-tokens 2048",
 }
 
 
@@ -115,7 +123,7 @@ def resized(arguments):
     return arguments
 
 
-@pytest.mark.parametrize("document, fewest", [("README.md", 5), ("training.md", 4)])
+@pytest.mark.parametrize(("document", "fewest"), [("README.md", 5), ("training.md", 4)])
 def test_commands_run(document, fewest, tmp_path):
     program = os.environ.get("TWELL_CLI") or pytest.skip("TWELL_CLI names no command line")
     (tmp_path / "books").mkdir()
@@ -157,3 +165,55 @@ def test_links_lead_somewhere(document):
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", document.read_text()):
         if "://" not in target:
             assert (document.parent / target).exists(), target
+
+
+# Words that name a file of the project: by its suffix, or by the folder they begin with.
+SOURCE = re.compile(r"[\w.*/-]+\.(?:cc|h|cu|cuh|py|sh|cmake|md)")
+TRACKED = [path.as_posix() for path in tracked()]
+FOLDERS = {path.split("/")[0] for path in TRACKED if "/" in path}
+
+
+def named_files(text):
+    """Words in backticks, outside blocks, that name a file or folder of the project."""
+    for words in re.findall(r"`([^`]+)`", BLOCK.sub("", text)):
+        word = words.split()[0] if words.split() else ""
+        in_the_tree = "/" in word and word.split("/")[0] in FOLDERS
+        if (in_the_tree or SOURCE.fullmatch(word)) and not re.search("[A-Z]{2}|<", word):
+            yield word
+
+
+def is_there(word):
+    """A path from the root, or the end of one."""
+    pattern = re.escape(word.rstrip("/")).replace(r"\*", "[^/]*")
+    return any(re.search(rf"(^|/){pattern}(/|$)", path) for path in TRACKED)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_files_that_are_named_exist(document):
+    missing = [word for word in named_files(document.read_text()) if not is_there(word)]
+    assert not missing, f"{document.name} names what is not there: {missing}"
+
+
+def test_a_stale_name_is_found():
+    text = "`src/ops/ffn.cc`, `ops/ffn.cc`, `ffn.cc` and `src/ops` are, `src/ops/none.cc`, `none.h`"
+    missing = [word for word in named_files(text) if not is_there(word)]
+    assert missing == ["src/ops/none.cc", "none.h"]
+
+
+def version():
+    source = (ROOT / "python/twell/__init__.py").read_text()
+    return re.search(r'^__version__ = "(.*)"', source, re.MULTILINE)[1]
+
+
+def test_the_citation_is_of_this_version():
+    yaml = pytest.importorskip("yaml")
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == version()
+    assert citation["cff-version"] == "1.2.0"  # whose schema wants these
+    assert citation["message"] and citation["title"] and citation["authors"]
+    assert citation["license"] == "MIT"
+
+
+def test_the_changelog_begins_with_this_version():
+    first = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[1]
+    assert first.rstrip(",") == version()

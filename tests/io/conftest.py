@@ -5,7 +5,6 @@ import struct
 import subprocess
 
 import pytest
-
 from driver_records import from_records, to_records
 
 

@@ -5,7 +5,6 @@ import shutil
 import struct
 
 import pytest
-
 from shared_data import data_path
 
 torch = pytest.importorskip("torch")
@@ -70,7 +69,7 @@ def test_encoding(driver, model_directory):
                 if merged is not None and (best is None or tokens[merged][0] > best[0]):
                     best = (tokens[merged][0], i, merged)
             if best is None:
-                return [1] + ids
+                return [1, *ids]
             ids[best[1] : best[1] + 2] = [best[2]]
 
     story = data_path("corpora/tinystories_sample.txt").read_text(encoding="utf-8")

@@ -117,7 +117,8 @@ def edited_headers(rng):
         header = json.dumps(tensors, separators=(",", ":"))
         if rng.random() < 0.3:
             spot = rng.randrange(len(header) + 1)
-            header = header[:spot] + rng.choice(["", "}", "{", ",", " ", '"', "0", "-"]) + header[spot + rng.randrange(2) :]
+            put = rng.choice(["", "}", "{", ",", " ", '"', "0", "-"])
+            header = header[:spot] + put + header[spot + rng.randrange(2) :]
         if rng.random() < 0.2:
             header = rng.choice([" " + header, header + "  ", header + "x", header + "\x00", ""])
         length = len(header.encode())
@@ -140,9 +141,13 @@ def edit(rng, tensors):
     if kind == 1:
         del tensor[rng.choice(list(tensor))]
     elif kind == 2:
-        tensor["shape"] = rng.choice([[], [-1], [1.5], ["1"], [2**63], [2**32, 2**32], [2**64], "x", [0, 2**62], [[1]], [None]])
+        tensor["shape"] = rng.choice(
+            [[], [-1], [1.5], ["1"], [2**63], [2**32, 2**32], [2**64], "x", [0, 2**62], [[1]], [None]]
+        )
     elif kind == 3:
-        tensor["data_offsets"] = rng.choice([[], [0], [0, 1, 2], [-1, 3], [4, 0], [0, 2**63], [2**64 - 1, 3], "x", None])
+        tensor["data_offsets"] = rng.choice(
+            [[], [0], [0, 1, 2], [-1, 3], [4, 0], [0, 2**63], [2**64 - 1, 3], "x", None]
+        )
     elif kind == 4:
         tensor["dtype"] = rng.choice(["F33", "", "f32", 7, None, [], "I64", "BOOL"])
     elif kind == 5:

@@ -2,12 +2,12 @@
 
 import functools
 import json
+import pathlib
 import random
 import tarfile
 import unicodedata
 
 import pytest
-
 from shared_data import data_path
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -186,7 +186,7 @@ def test_long_words(driver, real):
 
 
 def train(pre_tokenizer, **options):
-    text = "".join(random_texts(400, seed=3)) + open(__file__, encoding="utf-8").read()
+    text = "".join(random_texts(400, seed=3)) + pathlib.Path(__file__).read_text(encoding="utf-8")
     text += " the quick brown fox's don't we'll 12345 world " * 40
     tokenizer = Tokenizer(models.BPE(**options))
     tokenizer.pre_tokenizer = pre_tokenizer
@@ -348,7 +348,7 @@ def test_added_token_flags(check, flags):
     options = {name: bool(flags >> i & 1) for i, name in enumerate(names)}
     tokenizer.add_tokens([AddedToken("<x>", **options), AddedToken("ab", **options)])
     around = ["", " ", "  ", "\n", "a", "_", "1", "é", "\u0301", "\u180e", "\u3000", "<x>", "ab", "."]
-    check(tokenizer, [l + m + r for l in around for m in ("<x>", "ab", "<x> ab") for r in around])
+    check(tokenizer, [a + m + b for a in around for m in ("<x>", "ab", "<x> ab") for b in around])
 
 
 def test_single_word_at_code_points(check):

@@ -1,4 +1,4 @@
-// Every dense form computes the layer; the error measure measures.
+// Every dense variant computes the layer; the error measure measures.
 #include "measure/dense_ffn.h"
 
 #include <gtest/gtest.h>
@@ -20,8 +20,8 @@ TEST(DenseFfn, EveryFormMatchesTheReference) {
                                      lm::ActivationChoice{io::HiddenAct::relu_squared, 0},
                                      lm::ActivationChoice{io::HiddenAct::fat_relu, 0.25F}}) {
         SyntheticShape shape;
-        shape.input = 96;
-        shape.hidden = 320;
+        shape.width = 96;
+        shape.neurons = 320;
         shape.gated = gated;
         shape.dtype = dtype;
         shape.activity.mean_nnz = 20;
@@ -29,15 +29,16 @@ TEST(DenseFfn, EveryFormMatchesTheReference) {
         for (const std::int64_t tokens : {1, 17}) {
           const at::Tensor x = synthetic_inputs(shape, tokens, 3);
           const at::Tensor expected = reference_ffn(layer, activation, x);
-          const auto forms = available_forms(layer, activation, tokens);
-          EXPECT_EQ(forms.front(), DenseForm::linear);
-          EXPECT_GE(forms.size(), gated ? 2U : 1U);
-          for (const DenseForm form : forms) {
+          const auto variants = available_variants(layer, activation, tokens);
+          EXPECT_EQ(variants.front(), DenseVariant::linear);
+          EXPECT_GE(variants.size(), gated ? 2U : 1U);
+          for (const DenseVariant variant : variants) {
             // Four roundings to the type (gate, up, product; output), fp32 sums of up to 320 terms:
             // six units of the type stay on the safe side of both.
             const double unit = std::ldexp(1.0, dtype == at::kFloat ? -22 : -8);
-            EXPECT_LT(max_rel_err(DenseFfn(form, layer, activation, tokens)(x), expected), 6 * unit)
-                << name_of(form) << " gated " << gated << " tokens " << tokens;
+            EXPECT_LT(max_rel_err(DenseFfn(variant, layer, activation, tokens)(x), expected),
+                      6 * unit)
+                << name_of(variant) << " gated " << gated << " tokens " << tokens;
           }
         }
       }
@@ -47,14 +48,15 @@ TEST(DenseFfn, EveryFormMatchesTheReference) {
 
 TEST(DenseFfn, DoesNotTouchItsInputs) {
   SyntheticShape shape;
-  shape.input = 32;
-  shape.hidden = 64;
+  shape.width = 32;
+  shape.neurons = 64;
   shape.activity.mean_nnz = 8;
   const SyntheticLayer layer = synthetic_layer(shape, 3);
   const at::Tensor x = synthetic_inputs(shape, 4, 3);
   const at::Tensor before = x.clone(), gate = layer.gate.clone();
   const lm::ActivationChoice relu{io::HiddenAct::relu, 0};
-  for (const DenseForm form : available_forms(layer, relu, 4)) DenseFfn(form, layer, relu, 4)(x);
+  for (const DenseVariant variant : available_variants(layer, relu, 4))
+    DenseFfn(variant, layer, relu, 4)(x);
   EXPECT_TRUE(at::equal(x, before));
   EXPECT_TRUE(at::equal(layer.gate, gate));
 }

@@ -77,8 +77,8 @@ double measured_nnz(const SyntheticShape& shape, std::int64_t tokens) {
 
 TEST(Activity, LayersFireAsAsked) {
   SyntheticShape shape;
-  shape.input = 256;
-  shape.hidden = 2048;
+  shape.width = 256;
+  shape.neurons = 2048;
   for (const double nnz : {2.0, 29.0, 400.0, 1900.0}) {
     for (const double threshold : {0.0, 0.5}) {
       shape.activity.mean_nnz = nnz;
@@ -93,8 +93,8 @@ TEST(Activity, LayersFireAsAsked) {
 
 TEST(Activity, SameSeedSameBits) {
   SyntheticShape shape;
-  shape.input = 64;
-  shape.hidden = 128;
+  shape.width = 64;
+  shape.neurons = 128;
   shape.activity.mean_nnz = 5;
   EXPECT_TRUE(at::equal(synthetic_layer(shape, 1).gate, synthetic_layer(shape, 1).gate));
   EXPECT_FALSE(at::equal(synthetic_layer(shape, 1).gate, synthetic_layer(shape, 2).gate));

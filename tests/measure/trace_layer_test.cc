@@ -37,8 +37,8 @@ TEST(TracedLayer, FiresExactlyWhatWasRecorded) {
     FfnCounts last;
   } seen;
   SyntheticShape shape;
-  shape.input = 64;
-  shape.hidden = 300;
+  shape.width = 64;
+  shape.neurons = 300;
   for (const at::ScalarType dtype : {at::kBFloat16, at::kFloat}) {
     for (const io::HiddenAct act :
          {io::HiddenAct::relu, io::HiddenAct::relu_squared, io::HiddenAct::fat_relu}) {
@@ -46,14 +46,14 @@ TEST(TracedLayer, FiresExactlyWhatWasRecorded) {
         shape.gated = gated;
         shape.dtype = dtype;
         shape.threshold = act == io::HiddenAct::fat_relu ? 0.5 : 0.0;
-        const io::ActivityRows rows = random_rows(50, shape.hidden);
+        const io::ActivityRows rows = random_rows(50, shape.neurons);
         const BenchLayer layer(traced_layer(shape, rows, 1),
                                {act, static_cast<float>(shape.threshold)}, at::kCPU);
         // More tokens than were recorded: they come again.
         const at::Tensor x = traced_inputs(shape, 50, 120);
         ASSERT_EQ(x.sizes(), (at::IntArrayRef{120, 64}));
         for (std::int64_t t = 0; t < 120; ++t) {
-          std::vector<std::int64_t> expected(static_cast<std::size_t>(shape.hidden), 0);
+          std::vector<std::int64_t> expected(static_cast<std::size_t>(shape.neurons), 0);
           for (const std::uint32_t n : rows.row(static_cast<std::size_t>(t % 50))) expected[n] = 1;
           layer.sparse->forward(x.narrow(0, t, 1), 0, &seen);
           EXPECT_EQ(seen.last.neuron_nnz, expected) << "token " << t;
@@ -65,12 +65,12 @@ TEST(TracedLayer, FiresExactlyWhatWasRecorded) {
 
 TEST(TracedLayer, RefusesWhatDoesNotFit) {
   SyntheticShape shape;
-  shape.input = 8;
-  shape.hidden = 300;
+  shape.width = 8;
+  shape.neurons = 300;
   EXPECT_THROW(traced_layer(shape, random_rows(9, 300), 1), Error);
-  shape.input = 9;
+  shape.width = 9;
   EXPECT_NO_THROW(traced_layer(shape, random_rows(9, 300), 1));
-  shape.hidden = 299;
+  shape.neurons = 299;
   EXPECT_THROW(traced_layer(shape, random_rows(9, 300), 1), Error);
 }
 

@@ -1,4 +1,4 @@
-// What --ffn auto chooses by: interpolation, the file, its mistakes.
+// What --path auto chooses by: interpolation, the file, its mistakes.
 #include "models/cost_model.h"
 
 #include <gtest/gtest.h>

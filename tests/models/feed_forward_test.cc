@@ -270,7 +270,7 @@ TEST(FeedForward, NanReachesTheOutputOnEveryPath) {
 TEST(FeedForward, MistakesAreErrors) {
   const Layer silu = make_layer({io::HiddenAct::silu, true, at::kFloat}, 8, 8);
   EXPECT_THAT(message_of([&] { make_sparse_feed_forward(silu.parameters, silu.activation); }),
-              testing::AllOf(testing::HasSubstr("silu"), testing::HasSubstr("--ffn dense")));
+              testing::AllOf(testing::HasSubstr("silu"), testing::HasSubstr("--path dense")));
   Layer layer = make_layer({io::HiddenAct::relu, true, at::kFloat}, 8, 8);
   const auto ffn = make_sparse_feed_forward(layer.parameters, layer.activation);
   EXPECT_THAT(message_of([&] {

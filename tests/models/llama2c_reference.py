@@ -7,6 +7,8 @@ src/. Prints what greedy decoding gives, which is committed beside it as golden/
 """
 
 import argparse
+import itertools
+import pathlib
 import struct
 
 import numpy as np
@@ -14,7 +16,7 @@ import numpy as np
 
 class Llama2c:
     def __init__(self, path):
-        raw = open(path, "rb").read()
+        raw = pathlib.Path(path).read_bytes()
         self.dim, self.hidden, self.layers, self.heads, self.kv_heads, vocab, self.context = (
             struct.unpack("<7i", raw[:28])
         )
@@ -84,7 +86,7 @@ class Tokenizer:
     """Score-driven merging; byte 0xNN is token NN + 3."""
 
     def __init__(self, path, vocab):
-        raw, at = open(path, "rb").read(), 4
+        raw, at = pathlib.Path(path).read_bytes(), 4
         self.pieces, self.scores = [], []
         for _ in range(vocab):
             score, length = struct.unpack_from("<fi", raw, at)
@@ -103,7 +105,7 @@ class Tokenizer:
         while True:
             merges = [
                 (self.scores[self.ids[self.pieces[a] + self.pieces[b]]], -i)
-                for i, (a, b) in enumerate(zip(ids, ids[1:]))
+                for i, (a, b) in enumerate(itertools.pairwise(ids))
                 if self.pieces[a] + self.pieces[b] in self.ids
             ]
             if not merges:

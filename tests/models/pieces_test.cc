@@ -6,14 +6,31 @@
 
 #include <cmath>
 #include <numbers>
+#include <tuple>
+#include <utility>
 
 #include "models/random.h"
 #include "models/rms_norm.h"
 #include "models/rope.h"
+#include "models/sparse_operators.h"
 #include "models/weights.h"
+#include "twell/status.h"
 
 namespace twell::lm {
 namespace {
+
+TEST(MatrixView, HasTheTensorsTypeAndShape) {
+  const std::pair<at::ScalarType, DType> types[] = {
+      {at::kBFloat16, DType::bf16}, {at::kHalf, DType::f16}, {at::kFloat, DType::f32}};
+  for (const auto& [type, expected] : types) {
+    const at::Tensor matrix = at::zeros({3, 8}, type).narrow(1, 0, 5);
+    const ConstMatrixView view = matrix_view(matrix);
+    EXPECT_EQ(view.dtype, expected);
+    EXPECT_EQ(view.data, matrix.const_data_ptr());
+    EXPECT_EQ(std::tie(view.rows, view.cols, view.row_stride), std::tuple(3, 5, 8));
+  }
+  EXPECT_THROW(matrix_view(at::zeros({3, 8}, at::kDouble)), Error);
+}
 
 TEST(RmsNorm, IsItsDefinition) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {

@@ -6,7 +6,6 @@ import shutil
 import subprocess
 
 import pytest
-
 from test_transformers import LENGTH, driver, ids_of, logits_of, make_model  # noqa: F401
 
 torch = pytest.importorskip("torch")

@@ -17,7 +17,6 @@ import subprocess
 import sys
 
 import pytest
-
 from shared_data import data_path
 
 torch = pytest.importorskip("torch")
@@ -157,7 +156,7 @@ def stories(name):
     return data_path(f"models/stories260K/{name}")
 
 
-@pytest.mark.parametrize("golden, prompt", [("bos", ""), ("once", "Once upon a time")])
+@pytest.mark.parametrize(("golden", "prompt"), [("bos", ""), ("once", "Once upon a time")])
 def test_golden_text_is_the_oracles(golden, prompt):
     done = subprocess.run(
         [sys.executable, HERE / "llama2c_reference.py", stories("stories260K.bin"),

@@ -12,7 +12,7 @@ import torch
 if os.environ.get("TWELL_TORCH_LIBRARY"):  # a build's; without, the installed package is tested
     sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
 
-from layers import DTYPES  # noqa: E402  (after the path)
+from layers import DTYPES
 
 
 @pytest.fixture(params=DTYPES, ids=["bf16", "f32"])

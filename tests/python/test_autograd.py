@@ -100,7 +100,7 @@ def test_operator_gradients(
     )
     tensors = [t.detach().to(dtype).requires_grad_() for t in leaves(torch.float32, 6, seed)]
     exact = [t.detach().double().requires_grad_() for t in tensors]
-    x, gate, up, down = exact
+    x, gate, *_ = exact
 
     def definition(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
         g = activate(x @ gate.t(), activation, threshold)
@@ -158,7 +158,7 @@ def test_packing_is_a_permutation_for_gradients(dtype: torch.dtype) -> None:
 
 
 def test_unknown_activation_is_refused() -> None:
-    with pytest.raises(ValueError, match='activation: expected one of relu.*got "silu"'):
+    with pytest.raises(ValueError, match=r'activation: expected one of relu.*got "silu"'):
         twell.gated_ffn(*leaves(torch.float32), "silu")
     with pytest.raises(ValueError, match="threshold: expected 0, since relu"):
         twell.gated_ffn(*leaves(torch.float32), "relu", 0.5)

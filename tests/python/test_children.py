@@ -166,7 +166,7 @@ def test_replaced_forward_and_biases() -> None:
 def test_a_special_child_is_not_frozen_away() -> None:
     module = layer_of(twell.GatedFfn)
     parametrizations.weight_norm(module.up_proj)
-    with pytest.raises(ValueError, match="freeze: up_proj is ParametrizedLinear.*merge it first"):
+    with pytest.raises(ValueError, match=r"freeze: up_proj is ParametrizedLinear.*merge it first"):
         module.freeze()
     assert not module.frozen
 
@@ -258,7 +258,7 @@ def test_l1_term_under_reentrant_checkpointing_is_refused() -> None:
     module(x)
     assert twell.l1_term(module) > 0
     checkpoint(module, x, use_reentrant=True)
-    with pytest.raises(RuntimeError, match="reentrant activation checkpointing.*use set_l1"):
+    with pytest.raises(RuntimeError, match=r"reentrant activation checkpointing.*use set_l1"):
         twell.l1_term(module)
 
 

@@ -113,13 +113,13 @@ def test_sparse_lm_that_cannot_be_told(tmp_path: Path) -> None:
     config = json.loads((tmp_path / "square" / "config.json").read_text())
     config["sparsity_new_intermediate_size"] = 48
     (tmp_path / "square" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match="does not tell rows of neurons.*plain layout"):
+    with pytest.raises(ValueError, match=r"does not tell rows of neurons.*plain layout"):
         twell.hf.from_pretrained(tmp_path / "square")
     write_sparse_lm(tmp_path / "wrong", tiny_llama(intermediate_size=99), True, False, "")
     with pytest.raises(ValueError, match=r"DOWN: expected shape \[48, 130\] or its transpose"):
         twell.hf.from_pretrained(tmp_path / "wrong")
     (tmp_path / "wrong" / "model.safetensors").unlink()
-    with pytest.raises(FileNotFoundError, match="has no .*safetensors"):
+    with pytest.raises(FileNotFoundError, match=r"has no .*safetensors"):
         twell.hf.from_pretrained(tmp_path / "wrong")
 
 
@@ -167,7 +167,7 @@ class OtherNames(nn.Module):
         self.drop = nn.Dropout(0.0)
 
     def forward(self, x: Tensor) -> Tensor:
-        *into, down = (getattr(self, name) for name in self.order)
+        *into, _ = (getattr(self, name) for name in self.order)
         h = self.act(into[0](x))
         return getattr(self, self.order[-1])(h if len(into) == 1 else h * into[1](x))
 
@@ -198,7 +198,7 @@ def test_what_an_mlp_may_not_have() -> None:
     module.drop.p = 0.1
     with pytest.raises(ValueError, match="mlp: expected w1, w3, w2 and act alone, got drop too"):
         twell.from_mlp(module, names=names)
-    with pytest.raises(ValueError, match="0.w1: expected no bias"):
+    with pytest.raises(ValueError, match=r"0.w1: expected no bias"):
         twell.sparsify(nn.Sequential(OtherNames("w1", "w3", "w2", bias=True)), mlp=names)
     with pytest.raises(ValueError, match="mlp: expected names for gate, up, down, act, or for these"):
         twell.sparsify(nn.Sequential(module), mlp={"gate": "w1"})

@@ -12,7 +12,7 @@ from layers import python
 from twell import info
 
 
-def run(*arguments: str, **environment: str):  # noqa: ANN201
+def run(*arguments: str, **environment: str):
     line = ", ".join(map(repr, ("twell", "info", *arguments)))
     code = f"import runpy, sys; sys.argv = [{line}]; runpy.run_module('twell', run_name='__main__')"
     return python(code, **environment)

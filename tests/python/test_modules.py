@@ -84,7 +84,7 @@ def test_l1_weight_is_the_term_in_the_loss(weight: float | Tensor) -> None:
     for reentrant in (False, True):
         again = gradients_of(
             module,
-            lambda: checkpoint(module, x, use_reentrant=reentrant).square().mean(),
+            lambda r=reentrant: checkpoint(module, x, use_reentrant=r).square().mean(),
         )
         assert all(map(torch.equal, again, term))
     compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
@@ -130,11 +130,11 @@ def test_load_state_dict(freeze: bool, dtype: torch.dtype) -> None:
         module(x)
         outer.load_state_dict(state)
         assert torch.equal(module(x), fresh(x))
-    with pytest.raises(RuntimeError, match="Missing key.*mlp.up_proj.weight"):
+    with pytest.raises(RuntimeError, match=r"Missing key.*mlp.up_proj.weight"):
         outer.load_state_dict({k: v for k, v in state.items() if "up" not in k})
-    with pytest.raises(RuntimeError, match="Unexpected key.*mlp.bias_proj.weight"):
+    with pytest.raises(RuntimeError, match=r"Unexpected key.*mlp.bias_proj.weight"):
         outer.load_state_dict({**state, "mlp.bias_proj.weight": state["mlp.up_proj.weight"]})
-    with pytest.raises(RuntimeError, match="size mismatch|expected shape"):
+    with pytest.raises(RuntimeError, match=r"size mismatch|expected shape"):
         outer.load_state_dict({**state, "mlp.up_proj.weight": torch.zeros(3, 4)})
     with torch.no_grad():
         assert torch.equal(module(x), fresh(x))
@@ -449,7 +449,7 @@ def test_trainable_model_learns() -> None:
 def test_dense_activations_are_refused(hidden_act: str) -> None:
     model = tiny_model("llama", hidden_act)
     with pytest.raises(
-        ValueError, match="model.layers.0.mlp: its activation .* yields no exact zeros"
+        ValueError, match=r"model.layers.0.mlp: its activation .* yields no exact zeros"
     ):
         twell.sparsify(model)
     assert not any(isinstance(m, twell.GatedFfn) for m in model.modules())
@@ -465,14 +465,14 @@ def test_stated_activation_wins() -> None:
 
 def test_biases_are_refused() -> None:
     model = tiny_model("llama", "relu", mlp_bias=True)
-    with pytest.raises(ValueError, match="model.layers.0.mlp.gate_proj: expected no bias"):
+    with pytest.raises(ValueError, match=r"model.layers.0.mlp.gate_proj: expected no bias"):
         twell.sparsify(model)
 
 
 def test_a_model_without_gated_mlps_is_refused() -> None:
     with pytest.raises(ValueError, match="Sequential has no MLP with gate_proj"):
         twell.sparsify(nn.Sequential(nn.Linear(3, 3), nn.ReLU()))
-    with pytest.raises(ValueError, match="ffn: expected linear layers gate_proj.*got Linear"):
+    with pytest.raises(ValueError, match=r"ffn: expected linear layers gate_proj.*got Linear"):
         twell.from_mlp(nn.Linear(3, 3), name="ffn")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import threading
@@ -29,7 +28,7 @@ def test_only_the_stable_abi_is_imported() -> None:
     # interface, apart from the linker's own weak ones.
     own = [s for s in undefined if "@" not in s and not s.startswith(("_ITM_", "__gmon_start__"))]
     assert own and all(s.startswith(("aoti_torch_", "torch_")) for s in own), own
-    assert not any("c10" in s or "3at" in s.replace("std", "") and "N2at" in s for s in undefined)
+    assert not any("c10" in s or ("3at" in s.replace("std", "") and "N2at" in s) for s in undefined)
     assert defined == [], "nothing need be visible from outside"
 
 
@@ -183,5 +182,5 @@ def test_cuda_library_is_loaded_where_a_gpu_is_and_never_needed(
     monkeypatch.setenv("TWELL_TORCH_CUDA_LIBRARY", str(cuda))
     assert _library.cuda_path(beside) == cuda, "named: taken without a question"
     monkeypatch.setenv("TWELL_TORCH_CUDA_LIBRARY", str(tmp_path / "none.so"))
-    with pytest.raises(ImportError, match="names .*none.so, which is no file"):
+    with pytest.raises(ImportError, match=r"names .*none.so, which is no file"):
         _library.cuda_path(beside)

@@ -181,7 +181,7 @@ CHANGES: dict[str, tuple[Callable[[nn.Module], object], str, tuple[bool, ...]]] 
         put("gate_proj", torch.jit.script), LINEAR + "gate_proj is RecursiveScriptModule", FROZEN
     ),
     "no linear layer": (
-        put("gate_proj", lambda m: nn.Sequential(m)),
+        put("gate_proj", nn.Sequential),
         LINEAR + "gate_proj: expected a linear layer, got Sequential",
         NEVER,
     ),
@@ -309,7 +309,7 @@ def test_dtypes_that_the_operators_lack(dtype: torch.dtype, tmp_path: Path) -> N
 def test_weights_without_data() -> None:
     with torch.device("meta"):
         model = transformers.LlamaForCausalLM(tiny_llama().config)
-    with pytest.raises(ValueError, match="^model.layers.0.mlp.gate_proj: its weight has no data"):
+    with pytest.raises(ValueError, match=r"^model.layers.0.mlp.gate_proj: its weight has no data"):
         twell.sparsify(model)
     # To be loaded afterwards.
     twell.sparsify(model, freeze=False)

@@ -289,7 +289,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
     for which in (dense, twell.sparsify(copy.deepcopy(dense))):
         with pytest.raises(ValueError, match="has no GatedFfn or Ffn layer that is not frozen"):
             trainer(tmp_path, 1, [twell.hf.SparsityCallback(l1=1e-3)], which).train()
-    with pytest.raises(RuntimeError, match="nothing was counted; call twell.collect_metrics"):
+    with pytest.raises(RuntimeError, match=r"nothing was counted; call twell.collect_metrics"):
         twell.metrics(model())
     with pytest.raises(AttributeError, match="no attribute 'NoSuch'"):
         twell.hf.NoSuch  # noqa: B018

@@ -141,7 +141,6 @@ def test_broken_triples_are_refused(dtype: torch.dtype) -> None:
     triple = ops.dense_to_twell(dense, 16, 4)
     down = torch.randn(40, 8).to(dtype)
     ops.twell_spmm(*triple, down)
-    for name, bad in broken(triple).items():
-        with pytest.raises(RuntimeError, match="^twell::(twell_spmm|TwellLayout|validate): "):
+    for bad in broken(triple).values():
+        with pytest.raises(RuntimeError, match=r"^twell::(twell_spmm|TwellLayout|validate): "):
             ops.twell_spmm(*bad, down)
-            pytest.fail(f"accepted: {name}")

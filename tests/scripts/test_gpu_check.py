@@ -138,9 +138,11 @@ def test_report_says_which_plans_to_correct(tmp_path):
     assert done.returncode == 0, done.stderr
     out = done.stdout.splitlines()
     assert [line for line in out if line.startswith("plan to correct")] == [
-        "plan to correct: 4 tokens with a screen: takes screen 32x32 (12.0 µs), stream 8x32 is 1.33 times as fast (9.0 µs)",
+        ("plan to correct: 4 tokens with a screen: takes screen 32x32 (12.0 µs), "
+         "stream 8x32 is 1.33 times as fast (9.0 µs)"),
         "plan to correct: 64 tokens: takes tile 64x64 (13.0 µs), library is 1.30 times as fast (10.0 µs)",
-        "plan to correct: 32 tokens with a screen: takes stream 32x32 (10.0 µs), screen 32x32 is 1.25 times as fast (8.0 µs)",
+        ("plan to correct: 32 tokens with a screen: takes stream 32x32 (10.0 µs), "
+         "screen 32x32 is 1.25 times as fast (8.0 µs)"),
     ]
     rows = [line.split() for line in out if "µs" in line and not line.startswith("plan")]
     assert len(rows) == 12
@@ -268,7 +270,8 @@ def test_what_a_killed_part_measured_is_in_the_results(tree):
     (tree / "lines").write_text(text_of(LINES)[:-5])
     put(
         tree / "build/gpu/cuda/bench/twell_gpu_bench",
-        f'[[ $1 == --only && $2 == exact && $3 == --json ]] || exit 3\ncp "{tree}/lines" "$4"\necho measured\nkill -KILL $$\n',
+        "[[ $1 == --only && $2 == exact && $3 == --json ]] || exit 3\n"
+        f'cp "{tree}/lines" "$4"\necho measured\nkill -KILL $$\n',
     )
     (tree / "docs").mkdir()
     (tree / "docs/gpu-model.md").write_text(TABLE)
@@ -291,4 +294,6 @@ def test_the_benchmark_lists_without_a_gpu():
     program = os.environ.get("TWELL_GPU_BENCH") or pytest.skip("TWELL_GPU_BENCH names no benchmark")
     done = subprocess.run([program, "--list"], check=True, capture_output=True, text=True)
     names = done.stdout.split()
-    assert names[0] == "ceiling/copy" and {"ffn/16384/29", "train/16384/28", "train_dense/2048"} <= {*names} and len(set(names)) == len(names)
+    assert names[0] == "ceiling/copy"
+    assert {"ffn/16384/29", "train/16384/28", "train_dense/2048"} <= {*names}
+    assert len(set(names)) == len(names)

@@ -58,7 +58,7 @@ class Commands(Files):
                           "generate": ["--model", "run", "--prompt", "the"],
                           "stats": ["--model", "run", "--text", "text.txt"],
                           "eval": ["--model", "run", "--task", "arc", "--data", "arc.jsonl"],
-                          "synth": ["--out", "new", "--layers", "1", "--hidden", "64", "--ffn", "128"],
+                          "synth": ["--out", "new", "--layers", "1", "--width", "64", "--neurons", "128"],
                           "tokenize": ["--text", "text.txt", "--tokenizer", "run", "--out", "new"],
                           "convert": ["--in", "run", "--out", "new"],
                           "demo": ["--text", "text.txt", "--out", "new", "--steps", "1"],

@@ -41,7 +41,7 @@ class Files:
                  self.base / "text.tokens")
         tools.ok("stats", "--model", self.base / "run", "--text", text, "--max-tokens", 64, "--trace",
                  self.base / "a.trace")
-        tools.ok("calibrate", "--hidden", 64, "--ffn", 64, "--repeats", 1, "--seconds", 0.001,
+        tools.ok("calibrate", "--width", 64, "--neurons", 64, "--repeats", 1, "--seconds", 0.001,
                  TWELL_CALIBRATION=str(self.base / "calibration.json"))
         for task, line in TASKS.items():
             (self.base / f"{task}.jsonl").write_text(line + "\n")
@@ -66,7 +66,7 @@ class Files:
                                             here / "text.txt"], train]),
             here / "text.tokens": ["train", "--data", here / "text.tokens", "--out", here / "new",
                                    "--tokenizer", run, *SHAPE, "--context", 32, "--steps", 1],
-            here / "a.trace": ["bench", "ffn", "--trace", here / "a.trace", "--hidden", 64, "--tokens", 4,
+            here / "a.trace": ["bench", "ffn", "--trace", here / "a.trace", "--width", 64, "--tokens", 4,
                                "--repeats", 1, "--seconds", 0.001],
             here / "calibration.json": ["explain", "--no-measure"],
         }

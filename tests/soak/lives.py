@@ -94,8 +94,10 @@ class Pair:
             linear = torch.nn.Linear(*weight.shape[::-1], bias=False, device="meta")
             linear.weight = torch.nn.Parameter(weight.clone(), requires_grad=False)
             setattr(self.plain, name, linear)
-        self.done = [f"D={self.width} H={self.neurons} gated={self.gated} {self.activation} {self.threshold} "
-                     f"density={self.density}"]  # fmt: skip
+        self.done = [(
+            f"D={self.width} H={self.neurons} gated={self.gated} {self.activation} "
+            f"{self.threshold} density={self.density}"
+        )]
 
     def weights(self, dtype):
         made = self.make(self.rng.randrange(2**31), dtype)

@@ -26,7 +26,7 @@ def one(rng):
     """A random call; returns a description, for a failure."""
     import torch
     import twell
-    from layers import UNIT, activate, make_layer, reference
+    from layers import UNIT, make_layer, reference
 
     dtype = rng.choice([torch.bfloat16, torch.float32])
     width = rng.choice([1, 2, 3, 16, 31, 33, 64, 100, 255, 256, 257, rng.randrange(1, 400)])

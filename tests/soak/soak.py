@@ -3,7 +3,8 @@
     scripts/soak [MINUTES] [--out DIR] [--seed N] [--only NAME] [--replay NAME:ROUND]
 
 Every round draws from a generator of its own, seeded by seed, attack and round: --replay repeats
-one, but for the moment at which training is killed, which the clock decides. What was done is not done again: the same command goes on where DIR/summary.json ends.
+one, but for the moment at which training is killed, which the clock decides. What was done is not
+done again: the same command goes on where DIR/summary.json ends.
 """
 
 import argparse

@@ -12,7 +12,7 @@ import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-SHAPE = "--layers 2 --hidden 32 --ffn 96 --heads 2".split()
+SHAPE = "--layers 2 --width 32 --neurons 96 --heads 2".split()
 GIB = 1 << 30
 # Words of libraries, which no message of ours should hold.
 FOREIGN = ("json.exception", "filesystem error", "Exception raised from", "std::", "terminate called",
@@ -50,10 +50,10 @@ class Process:
 
     def __init__(self, command, environment, cwd, set_limits):
         self.command = command
-        self.out, self.err = tempfile.TemporaryFile(), tempfile.TemporaryFile()
+        self.out, self.err = (tempfile.TemporaryFile() for _ in range(2))  # noqa: SIM115 (kept)
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self.out,
                                         stderr=self.err, cwd=cwd, env=environment,
-                                        preexec_fn=set_limits)
+                                        preexec_fn=set_limits)  # noqa: PLW1509 (no threads)
         self.pid = self.process.pid
 
     def signal(self, number):

@@ -59,8 +59,16 @@ class Vocabularies:
 
 
 def tokenizer_of(rng):
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
-    from tokenizers import trainers
+    from tokenizers import (
+        AddedToken,
+        Regex,
+        Tokenizer,
+        decoders,
+        models,
+        normalizers,
+        pre_tokenizers,
+        trainers,
+    )
 
     learn = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=rng.random() < 0.4)
     out = Tokenizer(models.BPE())

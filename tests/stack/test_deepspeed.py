@@ -14,7 +14,7 @@ import torch.distributed as dist
 import twell
 from layers import in_two_processes
 from test_distributed import inputs, loss_of, model, share
-from torch import Tensor, nn
+from torch import Tensor
 
 RATE = 0.5
 # name: ZeRO's stage, whether the sparse layers gather their weights as a whole, whether they should

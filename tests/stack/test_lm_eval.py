@@ -182,7 +182,7 @@ def test_a_model_of_the_trainer_is_evaluated(
     """200 steps in transformers' Trainer; then frozen, it knows what comes next."""
     import tokenizers
     import transformers
-    import twell.lm_eval  # noqa: F401
+    import twell.lm_eval
     from test_trainer import Text, trainer
 
     monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))

@@ -38,7 +38,7 @@ def describe(model: nn.Module) -> dict:
         "mlps": [type(mlp).__name__ for mlp in mlps],
         "children": sorted({name for mlp in mlps for name, _ in mlp.named_children()}),
         "frozen": [layer.frozen for layer in layers],
-        "neurons": [layer.ffn_size for layer in layers],
+        "neurons": [layer.neurons for layer in layers],
         "calls": [layer.calls for layer in layers],
     }
 

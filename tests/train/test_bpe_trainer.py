@@ -6,7 +6,6 @@ import random
 import subprocess
 
 import pytest
-
 from shared_data import data_path
 
 tokenizers = pytest.importorskip("tokenizers")

@@ -6,6 +6,7 @@ import base64
 import math
 import sys
 import zlib
+from types import FrameType
 from typing import Any
 
 import torch
@@ -33,18 +34,19 @@ class SparsityCallback(TrainerCallback, ExportableState):
     gate), drawn from N(0, ``reinit_std``²), and zero moments there: a neuron that never fires has no
     gradient and would stay dead (paper, section 4).
 
-    With every log of the Trainer go, over the layers and the tokens since the log before:
+    Every log of the Trainer has these, over the layers and the tokens since the log before:
     ``sparsity/nnz`` (neurons that fire, per token), ``sparsity/nnz_max`` (of one token),
     ``sparsity/share`` (nnz by neurons), ``sparsity/dead`` (the share that did not fire for
     ``dead_window`` steps), ``sparsity/l1`` (the term), ``sparsity/l1_coefficient``,
-    ``sparsity/revived``, and ``sparsity/nnz/LAYER`` of each. So whatever ``report_to`` names shows
-    them. Counts are summed over processes. What it knows of neurons is saved with the Trainer's
-    state, so that a resumed run goes on as if it had not stopped; every other training begins anew.
-    One that an error ended leaves the term in the model: ``twell.set_l1(model, 0)`` takes it out.
+    ``sparsity/revived``, and ``sparsity/nnz/LAYER`` of each. Whatever ``report_to`` names shows
+    them. Counts are summed over processes. The Trainer's state holds what the callback knows of
+    neurons, so that a resumed run goes on as if it had not stopped; every other training begins anew.
+    A training that an error ended leaves the term in the model: ``twell.set_l1(model, 0)`` takes it
+    out.
 
-    Raises ValueError for numbers out of range, when training begins with a model that has no sparse
-    layer that is not frozen, under fp16 (a gradient scaler would not scale the term), and for
-    ``reinit_every`` where weights are in shards.
+    Raises ValueError for numbers out of range, for a model whose layers are all dense or frozen when
+    training begins, under fp16 (a gradient scaler would not scale the term), and for
+    ``reinit_every`` if weights are in shards.
     """
 
     def __init__(
@@ -102,8 +104,8 @@ class SparsityCallback(TrainerCallback, ExportableState):
             self.idle_text = saved["attributes"]["idle_text"]
         for name, layer in layers.items():
             idle = self._idle.get(name)
-            if idle is None or idle.numel() != layer.ffn_size:
-                self._idle[name] = torch.zeros(layer.ffn_size, dtype=torch.int64, device="cpu")
+            if idle is None or idle.numel() != layer.neurons:
+                self._idle[name] = torch.zeros(layer.neurons, dtype=torch.int64, device="cpu")
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         # A tensor, changed in place: compiled models read it without a new trace.
@@ -169,7 +171,7 @@ class SparsityCallback(TrainerCallback, ExportableState):
             if dead.numel() == 0:
                 continue
             weight = getattr(layer, layer.names[0]).weight
-            shape = (dead.numel(), layer.hidden_size)
+            shape = (dead.numel(), layer.width)
             fresh = self.reinit_std * torch.randn(
                 shape, generator=generator, dtype=torch.float32, device="cpu"
             )
@@ -212,7 +214,8 @@ def _passes_of_step(args: Any) -> int:
     """Backward passes that the coming optimizer step adds up. The last step of an epoch may have fewer
     than the arguments say; nothing but the Trainer, which is among the callers, knows. Where it
     computes on several GPUs in one process, a pass is one on each."""
-    frame, passes = sys._getframe(1), None
+    frame: FrameType | None = sys._getframe(1)
+    passes: int | None = None
     while frame is not None and passes is None:
         passes = getattr(frame.f_locals.get("self"), "current_gradient_accumulation_steps", None)
         frame = frame.f_back
@@ -232,7 +235,7 @@ def _over_processes(layer: SparseFfn) -> Activity | None:
         return activity
     if activity is None:
         weight = getattr(layer, layer.names[0]).weight
-        activity = Activity.none(layer.ffn_size, weight.device)
+        activity = Activity.none(layer.neurons, weight.device)
     out = []
     for name, value in zip(Activity._fields, activity):
         value = value.clone()

@@ -319,7 +319,7 @@ def _inputs_of(
             layer: SparseFfn, arguments: tuple[Any, ...], options: dict[str, Any], _: Any
         ) -> None:
             x = arguments[0] if arguments else options["x"]
-            seen[name].append(x.detach().reshape(-1, layer.hidden_size).clone())
+            seen[name].append(x.detach().reshape(-1, layer.width).clone())
 
         return hook
 

@@ -134,7 +134,11 @@ def _read_sparse_lm(
 class _Ungated(nn.Module):
     """An MLP of Llama or Qwen2 without its gate."""
 
-    def __init__(self, mlp: nn.Module) -> None:
+    up_proj: nn.Module
+    down_proj: nn.Module
+    act_fn: nn.Module
+
+    def __init__(self, mlp: Any) -> None:
         super().__init__()
         self.up_proj, self.down_proj, self.act_fn = mlp.up_proj, mlp.down_proj, mlp.act_fn
         self.train(mlp.training)
@@ -181,10 +185,10 @@ def _with_gates(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return {**state, **gates}
 
 
-def _save_as(model: nn.Module, config: dict[str, Any], layout: dict[str, tuple[str, bool]]) -> None:
+def _save_as(model: Any, config: dict[str, Any], layout: dict[str, tuple[str, bool]]) -> None:
     """Has save_pretrained write the names, layouts and configuration that were read."""
 
-    def save_pretrained(self: nn.Module, save_directory: Any, **options: Any) -> Any:
+    def save_pretrained(self: Any, save_directory: Any, **options: Any) -> Any:
         state = {}
         for name, tensor in (options.pop("state_dict", None) or self.state_dict()).items():
             saved, turned = layout.get(name, (name, False))
