@@ -26,10 +26,8 @@ std::string ModelOptions::directory() const {
   }
   const fs::path found = lm::resolve_model_directory(model);
   if (!fs::exists(found / "config.json")) {
-    io::fail_file(
-        "--model " + model,
-        "has no config.json; expected a Hugging Face model directory (twell convert makes "
-        "one of other layouts)");
+    io::fail_file("--model " + model,
+                  "has no config.json; expected a Hugging Face model directory");
   }
   return found.string();
 }

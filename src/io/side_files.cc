@@ -53,7 +53,7 @@ SideFiles SideFiles::read(const fs::path& directory) {
 }
 
 void SideFiles::read_into(const fs::path& directory, const std::string& prefix) {
-  std::set<std::string> read = {"config.json", "tokenizer.json", "tokenizer.bin", "trainer"};
+  std::set<std::string> read = {"config.json", "tokenizer.json", "trainer"};
   try {
     for (const std::string& name : files_of_checkpoint(directory)) read.insert(name);
   } catch (const Error&) {

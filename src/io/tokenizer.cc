@@ -92,7 +92,6 @@ void expect_gpt2(const fs::path& directory) {
 std::shared_ptr<Tokenizer::Impl> read_file_of(const fs::path& path) {
   const std::string name = path.filename().string();
   const std::string text = read_file(path);
-  if (name.ends_with(".bin")) return read_llama2c_tokenizer(text, path.string());
   std::shared_ptr<Tokenizer::Impl> out;
   if (name == "vocab.json") {
     expect_gpt2(path.parent_path());
@@ -113,22 +112,16 @@ Tokenizer Tokenizer::load(const fs::path& path) {
   fs::path file = path;
   if (fs::is_directory(path, ignored)) {
     file.clear();
-    for (const char* name : {"tokenizer.json", "vocab.json", "tokenizer.bin"}) {
+    for (const char* name : {"tokenizer.json", "vocab.json"}) {
       if (file.empty() && fs::exists(path / name, ignored)) file = path / name;
     }
-    if (file.empty()) {
-      fail_file(path.string(), "has neither tokenizer.json nor vocab.json nor tokenizer.bin");
-    }
+    if (file.empty()) fail_file(path.string(), "has neither tokenizer.json nor vocab.json");
   }
   return Tokenizer(read_file_of(file));
 }
 
 Tokenizer Tokenizer::from_json(std::string_view json, const std::string& file) {
   return Tokenizer(read_tokenizer_json(json, file));
-}
-
-Tokenizer Tokenizer::from_llama2c(std::string_view bytes, const std::string& file) {
-  return Tokenizer(read_llama2c_tokenizer(bytes, file));
 }
 
 std::vector<std::int32_t> Tokenizer::encode(std::string_view text, bool add_special_tokens) const {
@@ -142,17 +135,15 @@ std::vector<std::int32_t> Tokenizer::encode(std::string_view text, bool add_spec
 
 std::string Tokenizer::decode(std::span<const std::int32_t> ids, bool skip_special_tokens) const {
   std::string bytes;
-  std::optional<std::int32_t> previous;
   for (const std::int32_t id : ids) {
-    if (!skip_special_tokens || !is_special(id)) bytes += impl_->piece(id, previous);
-    previous = id;
+    if (!skip_special_tokens || !is_special(id)) bytes += impl_->piece(id);
   }
   std::string out;
   take_utf8(bytes, out, true);
   return out;
 }
 
-std::string_view Tokenizer::bytes_of(std::int32_t id) const { return impl_->piece(id, {}); }
+std::string_view Tokenizer::bytes_of(std::int32_t id) const { return impl_->piece(id); }
 
 std::int32_t Tokenizer::vocab_size() const {
   return static_cast<std::int32_t>(impl_->tokens.size());
@@ -193,9 +184,8 @@ StreamDecoder::StreamDecoder(Tokenizer tokenizer, bool skip_special_tokens)
 
 std::string StreamDecoder::push(std::int32_t id) {
   if (!skip_special_tokens_ || !tokenizer_.is_special(id)) {
-    pending_ += tokenizer_.impl_->piece(id, previous_);
+    pending_ += tokenizer_.impl_->piece(id);
   }
-  previous_ = id;
   std::string out;
   take_utf8(pending_, out, false);
   return out;

@@ -1,9 +1,8 @@
-// Text to token ids and back. Three sources, one class:
+// Text to token ids and back. Two sources, one class:
 //  * tokenizer.json (byte-level BPE: GPT-2, SmolLM2, Llama 3, Qwen2), identical to the package
 //    `tokenizers` for characters that both know: its Unicode version is 16 (9 for NFC), ours that
 //    of utf8proc, and of PCRE2 for patterns;
-//  * GPT-2's vocab.json and merges.txt;
-//  * llama2.c's tokenizer.bin (scores, byte fallback), identical to llama2.c.
+//  * GPT-2's vocab.json and merges.txt.
 #pragma once
 
 #include <cstddef>
@@ -21,17 +20,16 @@ namespace twell::io {
 // Immutable and cheap to copy (shared). encode() and decode() may be called from several threads.
 class Tokenizer {
  public:
-  // A model directory: tokenizer.json, else vocab.json with merges.txt, else tokenizer.bin.
+  // A model directory: tokenizer.json, else vocab.json with merges.txt.
   // tokenizer_config.json, where present, says which tokens begin and end a text; where it lists no
   // added tokens, special_tokens_map.json does. A path to one of these files is accepted too
-  // (merges.txt is then looked for beside vocab.json; any name ending in .bin is taken for
-  // llama2.c's format). Throws Error (unsupported) for a vocab.json that is not GPT-2's.
+  // (merges.txt is then looked for beside vocab.json). Throws Error (unsupported) for a vocab.json
+  // that is not GPT-2's.
   static Tokenizer load(const std::filesystem::path& path);
   static Tokenizer from_json(std::string_view json, const std::string& file);
-  static Tokenizer from_llama2c(std::string_view bytes, const std::string& file);
 
-  // `add_special_tokens`: what the post-processor puts around a text (begin of text); for
-  // llama2.c: begin of text. Bytes that are no UTF-8 throw Error (invalid_argument).
+  // `add_special_tokens`: what the post-processor puts around a text (begin of text). Bytes that
+  // are no UTF-8 throw Error (invalid_argument).
   // A byte whose symbol is missing from the vocabulary is dropped, as `tokenizers` does.
   std::vector<std::int32_t> encode(std::string_view text, bool add_special_tokens = true) const;
 
@@ -53,8 +51,8 @@ class Tokenizer {
   // Of the files it was read from: ties token shards to their tokenizer. Never 0.
   std::uint64_t hash() const;
 
-  // Writes the files it was read from into a model directory (tokenizer.json; vocab.json and
-  // merges.txt; or tokenizer.bin; and tokenizer_config.json where there was one).
+  // Writes the files it was read from into a model directory (tokenizer.json, or vocab.json and
+  // merges.txt; and tokenizer_config.json where there was one).
   void save(const std::filesystem::path& directory) const;
 
   class Impl;
@@ -79,7 +77,6 @@ class StreamDecoder {
   Tokenizer tokenizer_;
   bool skip_special_tokens_;
   std::string pending_;
-  std::optional<std::int32_t> previous_;
 };
 
 }  // namespace twell::io

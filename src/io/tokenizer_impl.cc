@@ -22,7 +22,7 @@ std::uint64_t fnv1a(std::uint64_t hash, std::string_view bytes) {
 
 }  // namespace
 
-std::string_view Tokenizer::Impl::piece(std::int32_t id, std::optional<std::int32_t>) const {
+std::string_view Tokenizer::Impl::piece(std::int32_t id) const {
   const Token* token = find(id);
   return token == nullptr ? std::string_view() : token->bytes;
 }

@@ -21,8 +21,8 @@ class Tokenizer::Impl {
   // `text` is valid UTF-8.
   virtual void encode(std::string_view text, bool add_special_tokens,
                       std::vector<std::int32_t>& out) const = 0;
-  // The bytes that `id` adds to a text that ends with the token `previous`.
-  virtual std::string_view piece(std::int32_t id, std::optional<std::int32_t> previous) const;
+  // The bytes of `id`; empty for an unknown id.
+  std::string_view piece(std::int32_t id) const;
 
   struct Token {
     std::string content;  // as in the file
@@ -53,7 +53,5 @@ std::shared_ptr<Tokenizer::Impl> read_tokenizer_json(std::string_view json,
 std::shared_ptr<Tokenizer::Impl> read_gpt2_tokenizer(std::string_view vocab_json,
                                                      std::string_view merges,
                                                      const std::string& file);
-std::shared_ptr<Tokenizer::Impl> read_llama2c_tokenizer(std::string_view bytes,
-                                                        const std::string& file);
 
 }  // namespace twell::io

@@ -6,7 +6,6 @@
 
 #include "io/checkpoint.h"
 #include "io/config.h"
-#include "io/llama2c.h"
 #include "io/token_shard.h"
 #include "io/tokenizer.h"
 #include "tests/io/test_util.h"
@@ -83,17 +82,6 @@ TEST(Allocation, TinyFilesWithHugeClaims) {
                       std::string(28, '\0')));
     });
   }
-  expect_small("llama2.c", [&] {
-    std::string header;
-    for (const int value : {1 << 20, 1 << 24, 1 << 12, 1 << 10, 1 << 10, 1 << 28, 1 << 30}) {
-      header += little_endian(static_cast<std::uint64_t>(value), 4);
-    }
-    Llama2cFile(file(header + std::string(1000, 'x')));
-  });
-  expect_small("llama2.c tokenizer", [&] {
-    Tokenizer::from_llama2c(
-        little_endian(100, 4) + little_endian(0, 4) + little_endian(0x7FFFFFFF, 4) + "abc", "f");
-  });
   expect_small("tokenizer ids", [&] {
     Tokenizer::from_json(R"({"model":{"vocab":{"a":2147483647},"merges":[]},)"
                          R"("pre_tokenizer":{"type":"ByteLevel"},"decoder":{"type":"ByteLevel"}})",

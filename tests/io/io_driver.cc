@@ -15,7 +15,6 @@
 
 #include "io/checkpoint.h"
 #include "io/config.h"
-#include "io/llama2c.h"
 #include "io/regex.h"
 #include "io/safetensors.h"
 #include "io/tokenizer.h"
@@ -79,18 +78,6 @@ void copy_checkpoint(const std::string& from, const std::string& to, std::uint64
   save_checkpoint(to, tensors, max_shard, in.metadata());
 }
 
-void convert_llama2c(const std::string& from, const std::string& to) {
-  const Llama2cFile in(from);
-  std::vector<std::vector<float>> values;
-  std::vector<TensorData> tensors;
-  for (const Llama2cTensor& tensor : in.tensors()) {
-    values.push_back(in.values(tensor));
-    tensors.push_back({{tensor.name, SafeDType::F32, tensor.shape}, values.back().data()});
-  }
-  save_config(to, in.config());
-  save_checkpoint(to, tensors);
-}
-
 int run(const std::vector<std::string>& arguments) {
   const std::string& mode = arguments.at(0);
   if (mode == "encode" || mode == "encode-special") {
@@ -142,8 +129,6 @@ int run(const std::vector<std::string>& arguments) {
     copy_checkpoint(arguments.at(1), arguments.at(2), std::stoull(arguments.at(3)));
   } else if (mode == "config") {
     save_config(arguments.at(2), load_config(arguments.at(1)));
-  } else if (mode == "llama2c") {
-    convert_llama2c(arguments.at(1), arguments.at(2));
   } else {
     std::cerr << "unknown mode " << mode << "\n";
     return 2;

@@ -215,31 +215,5 @@ TEST(Tokenizer, ManyThreadsGetTheSame) {
   EXPECT_EQ(t.eos_id(), t.token_to_id("<|endoftext|>"));
 }
 
-TEST(Llama2cTokenizer, RefusesDamagedFiles) {
-  TWELL_DATA_OR_SKIP(path, "models/stories260K/tok512.bin");
-  const std::string whole = slurp(path);
-  const auto refused = [](const std::string& bytes, std::initializer_list<std::string> parts) {
-    expect_file_error([&] { Tokenizer::from_llama2c(bytes, "t.bin"); }, "t.bin", parts);
-  };
-  EXPECT_EQ(Tokenizer::from_llama2c(whole, "t.bin").vocab_size(), 512);
-  refused("", {"truncated"});
-  refused(whole.substr(0, 4), {"0 tokens"});
-  refused(whole.substr(0, 3000), {"truncated"});
-  for (std::size_t cut = whole.size() - 12; cut < whole.size(); ++cut) {
-    if (cut == whole.size() - 11) continue;  // the last token has 3 bytes: it is gone as a whole
-    EXPECT_THROW(Tokenizer::from_llama2c(whole.substr(0, cut), "t"), Error) << cut;
-  }
-  const auto with = [&](std::size_t at, std::int32_t value) {
-    std::string bytes = whole;
-    std::memcpy(bytes.data() + at, &value, 4);
-    return bytes;
-  };
-  refused(with(0, 0), {"up to 0 bytes"});
-  refused(with(0, INT32_MAX), {"2147483647"});
-  refused(with(8, -1), {"token 0 has -1 bytes"});
-  refused(with(8, INT32_MAX), {"token 0"});
-  refused(with(4, 0x7FC00000), {"token 0", "nan"});
-}
-
 }  // namespace
 }  // namespace twell::io

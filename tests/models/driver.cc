@@ -1,7 +1,6 @@
 // Runs a model for the comparisons in Python: fp32 logits of every position on standard output.
 //   twell_models_driver MODEL dense|sparse|auto[,...] ID...
 //     for each FFN path: of the whole sequence at once, then through the cache
-//   twell_models_driver convert-llama2c CHECKPOINT TOKENIZER OUT
 #include <torch/types.h>
 #include <torch/utils.h>
 
@@ -11,7 +10,6 @@
 #include <sstream>
 #include <string>
 
-#include "models/convert.h"
 #include "models/model.h"
 
 namespace {
@@ -32,10 +30,6 @@ at::Tensor cached_logits(Model& model, const std::vector<std::int64_t>& ids) {
 }
 
 int run(const std::vector<std::string>& args) {
-  if (args.size() == 4 && args[0] == "convert-llama2c") {
-    convert_llama2c(args[1], args[2], args[3]);
-    return 0;
-  }
   if (args.size() < 3) return 2;
   const at::NoGradGuard no_grad;
   std::vector<std::int64_t> ids;

@@ -1,12 +1,11 @@
 """An independent oracle: llama2.c's forward pass and tokenizer in plain NumPy (float32).
 
 Written from the description of its file format and of the Llama architecture; shares nothing with
-src/. Prints what greedy decoding gives, which is committed beside it as golden/*.txt:
-
-    python llama2c_reference.py stories260K.bin tok512.bin [--prompt TEXT] [--tokens 256] [--ids]
+src/.
 """
 
-import argparse
+import json
+import pathlib
 import struct
 
 import numpy as np
@@ -79,6 +78,39 @@ class Llama2c:
             x = x + self.w2[n] @ (gate / (1 + np.exp(-gate)) * (self.w3[n] @ h))
         return self.head @ self.rms_norm(x, self.final_norm)
 
+    def save_pretrained(self, directory):
+        """As a Hugging Face directory, where a head's two halves are rotated and not its neighbours."""
+        from safetensors.numpy import save_file
+
+        def halves(weight, heads):
+            return weight.reshape(heads, -1, 2, self.dim).swapaxes(1, 2).reshape(-1, self.dim)
+
+        tensors = {"model.embed_tokens.weight": self.embedding, "model.norm.weight": self.final_norm}
+        for n in range(self.layers):
+            layer = {
+                "input_layernorm": self.attention_norm[n],
+                "self_attn.q_proj": halves(self.wq[n], self.heads),
+                "self_attn.k_proj": halves(self.wk[n], self.kv_heads),
+                "self_attn.v_proj": self.wv[n],
+                "self_attn.o_proj": self.wo[n],
+                "post_attention_layernorm": self.ffn_norm[n],
+                "mlp.gate_proj": self.w1[n],
+                "mlp.down_proj": self.w2[n],
+                "mlp.up_proj": self.w3[n],
+            }
+            tensors |= {f"model.layers.{n}.{name}.weight": tensor for name, tensor in layer.items()}
+        if self.head is not self.embedding:
+            tensors["lm_head.weight"] = self.head
+        tensors = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
+        save_file(tensors, pathlib.Path(directory, "model.safetensors"), {"format": "pt"})
+        config = dict(
+            model_type="llama", hidden_size=self.dim, intermediate_size=self.hidden,
+            num_hidden_layers=self.layers, num_attention_heads=self.heads,
+            num_key_value_heads=self.kv_heads, vocab_size=self.vocab, rms_norm_eps=1e-5,
+            max_position_embeddings=self.context, tie_word_embeddings=self.head is self.embedding,
+        )  # fmt: skip
+        pathlib.Path(directory, "config.json").write_text(json.dumps(config))
+
 
 class Tokenizer:
     """Score-driven merging; byte 0xNN is token NN + 3."""
@@ -125,7 +157,7 @@ class Tokenizer:
 
 def greedy(model, prompt, count):
     """The ids after the prompt's, up to `count`; ends before a begin-of-text token, as run.c does."""
-    ids, out, margins = list(prompt), [], []
+    ids, out = list(prompt), []
     for position in range(min(model.context, len(prompt) + count - 1)):
         logits = model.forward(ids[position], position)
         if position + 1 < len(ids):
@@ -133,34 +165,6 @@ def greedy(model, prompt, count):
         token = int(np.argmax(logits))
         if token == 1:
             break
-        top = np.partition(logits, -2)[-2:]
-        margins.append(float(top[1] - top[0]))
         ids.append(token)
         out.append(token)
-    return out, min(margins)
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("checkpoint")
-    parser.add_argument("tokenizer")
-    parser.add_argument("--prompt", default="")
-    parser.add_argument("--tokens", type=int, default=256)
-    parser.add_argument("--ids", action="store_true", help="token ids, not text")
-    parser.add_argument("--margin", action="store_true", help="the smallest lead of a chosen logit")
-    args = parser.parse_args()
-    model = Llama2c(args.checkpoint)
-    tokenizer = Tokenizer(args.tokenizer, model.vocab)
-    prompt = tokenizer.encode(args.prompt)
-    out, margin = greedy(model, prompt, args.tokens)
-    if args.margin:
-        print(margin)
-    elif args.ids:
-        print(*prompt)
-        print(*out)
-    else:
-        print(tokenizer.decode(prompt[1:] + out))
-
-
-if __name__ == "__main__":
-    main()
+    return out
