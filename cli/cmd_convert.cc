@@ -10,7 +10,7 @@
 #include "cli/progress.h"
 #include "cli/table.h"
 #include "engine/neuron_order.h"
-#include "io/file_error.h"
+#include "files/file_error.h"
 #include "train/run_directory.h"
 
 namespace twell::cli {

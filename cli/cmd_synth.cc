@@ -14,7 +14,7 @@
 #include "cli/progress.h"
 #include "cli/table.h"
 #include "engine/ffn_statistics.h"
-#include "io/file_error.h"
+#include "files/file_error.h"
 #include "measure/synth_sparsity.h"
 #include "train/bpe_trainer.h"
 #include "train/run_directory.h"

@@ -4,7 +4,7 @@
 
 #include "cli/command.h"
 #include "cli/train_options.h"
-#include "io/note.h"
+#include "files/note.h"
 #include "measure/interrupt.h"
 #include "train/run.h"
 #include "train/run_directory.h"

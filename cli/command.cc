@@ -9,7 +9,7 @@
 #include <system_error>
 
 #include "cli/json_out.h"
-#include "io/file_error.h"
+#include "files/file_error.h"
 #include "measure/machine.h"
 #include "models/device.h"
 #include "twell/activation.h"

@@ -5,7 +5,7 @@
 #include <functional>
 #include <span>
 
-#include "io/activity_trace.h"
+#include "files/activity_trace.h"
 #include "models/model.h"
 
 namespace twell::lm {

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "files/file_error.h"
 #include "io/byte_level.h"
-#include "io/file_error.h"
 #include "io/unicode.h"
 
 namespace twell::io {

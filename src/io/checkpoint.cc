@@ -6,10 +6,10 @@
 #include <numeric>
 #include <set>
 
+#include "files/file_error.h"
+#include "files/json_reader.h"
+#include "files/note.h"
 #include "io/config_names.h"
-#include "io/file_error.h"
-#include "io/json_reader.h"
-#include "io/note.h"
 
 namespace twell::io {
 namespace {

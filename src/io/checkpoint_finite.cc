@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "files/file_error.h"
 #include "io/checkpoint.h"
-#include "io/file_error.h"
 
 namespace twell::io {
 namespace {

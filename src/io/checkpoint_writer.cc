@@ -8,8 +8,8 @@
 #include <regex>
 #include <set>
 
+#include "files/file_error.h"
 #include "io/checkpoint.h"
-#include "io/file_error.h"
 
 namespace twell::io {
 namespace {

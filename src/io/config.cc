@@ -7,10 +7,10 @@
 #include <cmath>
 #include <iterator>
 
-#include "io/atomic_file.h"
+#include "files/atomic_file.h"
+#include "files/file_error.h"
+#include "files/json_reader.h"
 #include "io/config_names.h"
-#include "io/file_error.h"
-#include "io/json_reader.h"
 
 namespace twell::io {
 namespace {

@@ -1,9 +1,9 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "files/file_error.h"
+#include "files/json_reader.h"
 #include "io/config_names.h"
-#include "io/file_error.h"
-#include "io/json_reader.h"
 
 namespace twell::io {
 namespace {

@@ -4,7 +4,7 @@
 #include <optional>
 #include <utility>
 
-#include "io/file_error.h"
+#include "files/file_error.h"
 #include "io/regex.h"
 #include "io/unicode.h"
 

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "io/json_reader.h"
+#include "files/json_reader.h"
 
 namespace twell::io {
 

@@ -8,7 +8,7 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
-#include "io/file_error.h"
+#include "files/file_error.h"
 #include "io/unicode.h"
 
 namespace twell::io {

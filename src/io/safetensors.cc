@@ -4,7 +4,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "io/file_error.h"
+#include "files/file_error.h"
 
 namespace twell::io {
 namespace {

@@ -14,8 +14,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "io/atomic_file.h"
-#include "io/mapped_file.h"
+#include "files/atomic_file.h"
+#include "files/mapped_file.h"
 
 namespace twell::io {
 

@@ -7,8 +7,8 @@
 #include <optional>
 #include <set>
 
-#include "io/file_error.h"
-#include "io/json_reader.h"
+#include "files/file_error.h"
+#include "files/json_reader.h"
 #include "io/safetensors.h"
 
 namespace twell::io {

@@ -7,10 +7,10 @@
 #include <set>
 #include <string_view>
 
-#include "io/atomic_file.h"
+#include "files/atomic_file.h"
+#include "files/file_error.h"
+#include "files/note.h"
 #include "io/checkpoint.h"
-#include "io/file_error.h"
-#include "io/note.h"
 
 namespace twell::io {
 namespace {

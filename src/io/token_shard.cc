@@ -4,7 +4,7 @@
 #include <bit>
 #include <cstring>
 
-#include "io/file_error.h"
+#include "files/file_error.h"
 
 namespace twell::io {
 namespace {

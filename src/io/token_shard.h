@@ -18,8 +18,8 @@
 #include <string_view>
 #include <vector>
 
-#include "io/atomic_file.h"
-#include "io/mapped_file.h"
+#include "files/atomic_file.h"
+#include "files/mapped_file.h"
 
 namespace twell::io {
 

@@ -1,9 +1,9 @@
 #include "io/tokenizer.h"
 
-#include "io/atomic_file.h"
-#include "io/file_error.h"
-#include "io/json_reader.h"
-#include "io/note.h"
+#include "files/atomic_file.h"
+#include "files/file_error.h"
+#include "files/json_reader.h"
+#include "files/note.h"
 #include "io/tokenizer_impl.h"
 #include "io/unicode.h"
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "io/file_error.h"
+#include "files/file_error.h"
 
 namespace twell::io {
 namespace {

@@ -1,9 +1,9 @@
 // tokenizer.json, and GPT-2's pair of files.
 #include <algorithm>
 
+#include "files/file_error.h"
+#include "files/json_reader.h"
 #include "io/byte_level_tokenizer.h"
-#include "io/file_error.h"
-#include "io/json_reader.h"
 #include "io/unicode.h"
 
 namespace twell::io {

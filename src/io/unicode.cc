@@ -7,7 +7,7 @@
 #include <cstdlib>
 #include <vector>
 
-#include "io/file_error.h"
+#include "files/file_error.h"
 
 namespace twell::io {
 namespace {

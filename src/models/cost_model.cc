@@ -10,11 +10,11 @@
 #include <map>
 #include <string>
 
-#include "io/atomic_file.h"
-#include "io/file_error.h"
-#include "io/json_reader.h"
-#include "io/mapped_file.h"
-#include "io/note.h"
+#include "files/atomic_file.h"
+#include "files/file_error.h"
+#include "files/json_reader.h"
+#include "files/mapped_file.h"
+#include "files/note.h"
 #include "twell/status.h"
 #include "twell/tuning.h"
 

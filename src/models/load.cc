@@ -6,8 +6,8 @@
 #include <cmath>
 #include <filesystem>
 
-#include "io/file_error.h"
-#include "io/note.h"
+#include "files/file_error.h"
+#include "files/note.h"
 #include "models/decoder.h"
 #include "models/device.h"
 #include "models/neuron_popularity.h"

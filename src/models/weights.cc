@@ -12,7 +12,7 @@
 #include <new>
 #include <unordered_set>
 
-#include "io/file_error.h"
+#include "files/file_error.h"
 #include "models/random.h"
 #include "twell/status.h"
 #include "twell/tuning.h"

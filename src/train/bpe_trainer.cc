@@ -9,8 +9,8 @@
 #include <unordered_set>
 #include <utility>
 
+#include "files/file_error.h"
 #include "io/byte_level.h"
-#include "io/file_error.h"
 #include "io/pre_tokenizer.h"
 #include "io/unicode.h"
 

@@ -8,9 +8,9 @@
 #include <string>
 #include <utility>
 
-#include "io/file_error.h"
-#include "io/mapped_file.h"
-#include "io/note.h"
+#include "files/file_error.h"
+#include "files/mapped_file.h"
+#include "files/note.h"
 #include "io/token_shard.h"
 #include "io/unicode.h"
 #include "train/text_files.h"

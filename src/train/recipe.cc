@@ -5,7 +5,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "io/file_error.h"
+#include "files/file_error.h"
 #include "io/unicode.h"
 #include "twell/device.h"
 

@@ -7,8 +7,8 @@
 #include <memory>
 #include <utility>
 
-#include "io/file_error.h"
-#include "io/note.h"
+#include "files/file_error.h"
+#include "files/note.h"
 #include "io/side_files.h"
 #include "io/tokenizer.h"
 #include "models/model.h"

@@ -7,8 +7,8 @@
 #include <string>
 #include <string_view>
 
-#include "io/file_error.h"
-#include "io/note.h"
+#include "files/file_error.h"
+#include "files/note.h"
 #include "io/token_shard.h"
 #include "train/run_directory.h"
 

@@ -5,7 +5,7 @@
 #include <numeric>
 #include <utility>
 
-#include "io/file_error.h"
+#include "files/file_error.h"
 #include "models/random.h"
 
 namespace twell::lm {

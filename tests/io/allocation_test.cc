@@ -8,7 +8,7 @@
 #include "io/config.h"
 #include "io/token_shard.h"
 #include "io/tokenizer.h"
-#include "tests/io/test_util.h"
+#include "tests/support/files.h"
 
 namespace {
 

@@ -6,8 +6,8 @@
 #include <limits>
 #include <set>
 
-#include "io/note.h"
-#include "tests/io/test_util.h"
+#include "files/note.h"
+#include "tests/support/files.h"
 
 namespace twell::io {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <limits>
 
-#include "tests/io/test_util.h"
+#include "tests/support/files.h"
 
 namespace twell::io {
 namespace {

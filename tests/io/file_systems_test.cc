@@ -1,12 +1,12 @@
 // Reading and writing where the file system has less than a local disk.
 #include <sys/resource.h>
 
-#include "io/atomic_file.h"
-#include "io/mapped_file.h"
-#include "io/note.h"
+#include "files/atomic_file.h"
+#include "files/mapped_file.h"
+#include "files/note.h"
 #include "io/safetensors.h"
 #include "io/token_shard.h"
-#include "tests/io/test_util.h"
+#include "tests/support/files.h"
 #include "tests/support/lacking.h"
 
 namespace twell::io {

@@ -1,7 +1,7 @@
 #include "io/side_files.h"
 
 #include "io/checkpoint.h"
-#include "tests/io/test_util.h"
+#include "tests/support/files.h"
 
 namespace twell::io {
 namespace {

@@ -1,6 +1,6 @@
 #include "io/token_shard.h"
 
-#include "tests/io/test_util.h"
+#include "tests/support/files.h"
 
 namespace twell::io {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <thread>
 
-#include "tests/io/test_util.h"
+#include "tests/support/files.h"
 #include "tests/support/shared_data.h"
 
 namespace twell::io {

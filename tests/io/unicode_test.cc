@@ -1,7 +1,7 @@
 #include "io/unicode.h"
 
 #include "io/byte_level.h"
-#include "tests/io/test_util.h"
+#include "tests/support/files.h"
 
 namespace twell::io {
 namespace {

@@ -18,8 +18,8 @@
 #include <thread>
 #include <vector>
 
-#include "io/atomic_file.h"
-#include "io/note.h"
+#include "files/atomic_file.h"
+#include "files/note.h"
 #include "io/tokenizer.h"
 #include "tests/support/message_of.h"
 #include "tests/train/scratch.h"

@@ -17,7 +17,7 @@
 #include <thread>
 #include <vector>
 
-#include "io/atomic_file.h"
+#include "files/atomic_file.h"
 #include "io/tokenizer.h"
 #include "tests/support/message_of.h"
 #include "tests/support/shared_data.h"

@@ -16,7 +16,7 @@
 #include <limits>
 #include <string>
 
-#include "io/atomic_file.h"
+#include "files/atomic_file.h"
 #include "io/checkpoint.h"
 #include "tests/models/slow_runtime.h"
 #include "tests/support/message_of.h"

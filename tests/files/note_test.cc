@@ -1,6 +1,6 @@
-#include "io/note.h"
+#include "files/note.h"
 
-#include "tests/io/test_util.h"
+#include "tests/support/files.h"
 
 namespace twell::io {
 namespace {

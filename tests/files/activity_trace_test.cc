@@ -1,8 +1,8 @@
-#include "io/activity_trace.h"
+#include "files/activity_trace.h"
 
 #include <random>
 
-#include "tests/io/test_util.h"
+#include "tests/support/files.h"
 
 namespace twell::io {
 namespace {

@@ -1,4 +1,4 @@
-#include "io/atomic_file.h"
+#include "files/atomic_file.h"
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -10,8 +10,8 @@
 #include <system_error>
 #include <utility>
 
-#include "io/file_error.h"
-#include "io/system_call.h"
+#include "files/file_error.h"
+#include "files/system_call.h"
 
 namespace twell::io {
 namespace {

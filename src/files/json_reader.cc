@@ -1,4 +1,4 @@
-#include "io/json_reader.h"
+#include "files/json_reader.h"
 
 #include <algorithm>
 #include <array>
@@ -6,7 +6,7 @@
 #include <iterator>
 #include <unordered_set>
 
-#include "io/file_error.h"
+#include "files/file_error.h"
 
 namespace twell::io {
 namespace {

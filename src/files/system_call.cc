@@ -1,11 +1,11 @@
-#include "io/system_call.h"
+#include "files/system_call.h"
 
 #include <fcntl.h>
 #include <unistd.h>
 
 #include <cerrno>
 
-#include "io/file_error.h"
+#include "files/file_error.h"
 
 namespace twell::io {
 

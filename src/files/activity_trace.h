@@ -25,7 +25,7 @@
 #include <string_view>
 #include <vector>
 
-#include "io/mapped_file.h"
+#include "files/mapped_file.h"
 
 namespace twell::io {
 

@@ -1,12 +1,12 @@
-#include "io/activity_trace.h"
+#include "files/activity_trace.h"
 
 #include <algorithm>
 #include <bit>
 #include <cstring>
 #include <utility>
 
-#include "io/atomic_file.h"
-#include "io/file_error.h"
+#include "files/atomic_file.h"
+#include "files/file_error.h"
 
 namespace twell::io {
 namespace {

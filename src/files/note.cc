@@ -1,4 +1,4 @@
-#include "io/note.h"
+#include "files/note.h"
 
 #include <algorithm>
 #include <cstdio>

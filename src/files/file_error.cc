@@ -1,4 +1,4 @@
-#include "io/file_error.h"
+#include "files/file_error.h"
 
 #include <fmt/ranges.h>
 

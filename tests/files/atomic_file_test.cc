@@ -1,4 +1,4 @@
-#include "io/atomic_file.h"
+#include "files/atomic_file.h"
 
 #include <fcntl.h>
 #include <sched.h>
@@ -12,7 +12,7 @@
 #include <iostream>
 #include <thread>
 
-#include "tests/io/test_util.h"
+#include "tests/support/files.h"
 
 namespace twell::io {
 namespace {

@@ -1,4 +1,4 @@
-// Shared by the tests of this room.
+// Files for tests, and what an error about one must say.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -1,11 +1,11 @@
-#include "io/mapped_file.h"
+#include "files/mapped_file.h"
 
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <csignal>
 
-#include "tests/io/test_util.h"
+#include "tests/support/files.h"
 
 namespace twell::io {
 namespace {

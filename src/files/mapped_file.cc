@@ -1,4 +1,4 @@
-#include "io/mapped_file.h"
+#include "files/mapped_file.h"
 
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -14,9 +14,9 @@
 #include <new>
 #include <utility>
 
-#include "io/file_error.h"
-#include "io/note.h"
-#include "io/system_call.h"
+#include "files/file_error.h"
+#include "files/note.h"
+#include "files/system_call.h"
 
 namespace twell::io {
 namespace {
