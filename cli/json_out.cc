@@ -10,7 +10,7 @@
 #include "files/atomic_file.h"
 #include "files/file_error.h"
 #include "files/mapped_file.h"
-#include "io/token_shard.h"
+#include "tokenizer/token_shard.h"
 #include "train/run_directory.h"
 
 namespace twell::cli {

@@ -10,10 +10,10 @@
 #include "files/atomic_file.h"
 #include "files/file_error.h"
 #include "io/checkpoint.h"
-#include "io/unicode.h"
 #include "measure/model_compare.h"
 #include "measure/reference.h"
 #include "models/weights.h"
+#include "tokenizer/unicode.h"
 #include "train/run_directory.h"
 
 namespace twell::cli {

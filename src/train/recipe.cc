@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "files/file_error.h"
-#include "io/unicode.h"
+#include "tokenizer/unicode.h"
 #include "twell/device.h"
 
 namespace twell::lm {

@@ -9,7 +9,7 @@
 
 #include "files/file_error.h"
 #include "files/note.h"
-#include "io/token_shard.h"
+#include "tokenizer/token_shard.h"
 #include "train/run_directory.h"
 
 namespace twell::lm {

@@ -11,8 +11,8 @@
 
 #include "io/config.h"
 #include "io/side_files.h"
-#include "io/tokenizer.h"
 #include "models/model.h"
+#include "tokenizer/tokenizer.h"
 #include "train/activity.h"
 #include "train/adamw.h"
 #include "train/neuron_places.h"

@@ -6,9 +6,9 @@
 
 #include "io/checkpoint.h"
 #include "io/config.h"
-#include "io/token_shard.h"
-#include "io/tokenizer.h"
 #include "tests/support/files.h"
+#include "tokenizer/token_shard.h"
+#include "tokenizer/tokenizer.h"
 
 namespace {
 

@@ -5,9 +5,9 @@
 #include "files/mapped_file.h"
 #include "files/note.h"
 #include "io/safetensors.h"
-#include "io/token_shard.h"
 #include "tests/support/files.h"
 #include "tests/support/lacking.h"
+#include "tokenizer/token_shard.h"
 
 namespace twell::io {
 namespace {

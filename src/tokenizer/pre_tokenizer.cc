@@ -1,12 +1,12 @@
-#include "io/pre_tokenizer.h"
+#include "tokenizer/pre_tokenizer.h"
 
 #include <algorithm>
 #include <optional>
 #include <utility>
 
 #include "files/file_error.h"
-#include "io/regex.h"
-#include "io/unicode.h"
+#include "tokenizer/regex.h"
+#include "tokenizer/unicode.h"
 
 namespace twell::io {
 namespace {

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "io/tokenizer.h"
+#include "tokenizer/tokenizer.h"
 
 namespace twell::io {
 

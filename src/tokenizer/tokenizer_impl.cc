@@ -1,4 +1,4 @@
-#include "io/tokenizer_impl.h"
+#include "tokenizer/tokenizer_impl.h"
 
 #include <algorithm>
 

@@ -1,11 +1,11 @@
-#include "io/byte_level_tokenizer.h"
+#include "tokenizer/byte_level_tokenizer.h"
 
 #include <algorithm>
 #include <limits>
 
 #include "files/file_error.h"
-#include "io/byte_level.h"
-#include "io/unicode.h"
+#include "tokenizer/byte_level.h"
+#include "tokenizer/unicode.h"
 
 namespace twell::io {
 

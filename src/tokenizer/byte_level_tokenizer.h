@@ -8,10 +8,10 @@
 #include <string_view>
 #include <vector>
 
-#include "io/added_tokens.h"
-#include "io/bpe.h"
-#include "io/pre_tokenizer.h"
-#include "io/tokenizer_impl.h"
+#include "tokenizer/added_tokens.h"
+#include "tokenizer/bpe.h"
+#include "tokenizer/pre_tokenizer.h"
+#include "tokenizer/tokenizer_impl.h"
 
 namespace twell::io {
 

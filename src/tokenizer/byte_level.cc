@@ -1,6 +1,6 @@
-#include "io/byte_level.h"
+#include "tokenizer/byte_level.h"
 
-#include "io/unicode.h"
+#include "tokenizer/unicode.h"
 
 namespace twell::io {
 namespace {

@@ -1,8 +1,8 @@
-#include "io/added_tokens.h"
+#include "tokenizer/added_tokens.h"
 
 #include <algorithm>
 
-#include "io/unicode.h"
+#include "tokenizer/unicode.h"
 
 namespace twell::io {
 namespace {

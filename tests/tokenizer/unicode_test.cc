@@ -1,7 +1,7 @@
-#include "io/unicode.h"
+#include "tokenizer/unicode.h"
 
-#include "io/byte_level.h"
 #include "tests/support/files.h"
+#include "tokenizer/byte_level.h"
 
 namespace twell::io {
 namespace {

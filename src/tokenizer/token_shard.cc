@@ -1,4 +1,4 @@
-#include "io/token_shard.h"
+#include "tokenizer/token_shard.h"
 
 #include <algorithm>
 #include <bit>

@@ -3,8 +3,8 @@
 
 #include "files/file_error.h"
 #include "files/json_reader.h"
-#include "io/byte_level_tokenizer.h"
-#include "io/unicode.h"
+#include "tokenizer/byte_level_tokenizer.h"
+#include "tokenizer/unicode.h"
 
 namespace twell::io {
 namespace {

@@ -1,4 +1,4 @@
-#include "io/regex.h"
+#include "tokenizer/regex.h"
 
 #include <algorithm>
 #include <array>
@@ -9,7 +9,7 @@
 #include <pcre2.h>
 
 #include "files/file_error.h"
-#include "io/unicode.h"
+#include "tokenizer/unicode.h"
 
 namespace twell::io {
 namespace {

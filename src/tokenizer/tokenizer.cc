@@ -1,11 +1,11 @@
-#include "io/tokenizer.h"
+#include "tokenizer/tokenizer.h"
 
 #include "files/atomic_file.h"
 #include "files/file_error.h"
 #include "files/json_reader.h"
 #include "files/note.h"
-#include "io/tokenizer_impl.h"
-#include "io/unicode.h"
+#include "tokenizer/tokenizer_impl.h"
+#include "tokenizer/unicode.h"
 
 namespace twell::io {
 namespace {

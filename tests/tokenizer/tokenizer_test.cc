@@ -1,4 +1,4 @@
-#include "io/tokenizer.h"
+#include "tokenizer/tokenizer.h"
 
 #include <thread>
 

@@ -1,4 +1,4 @@
-#include "io/bpe.h"
+#include "tokenizer/bpe.h"
 
 #include <algorithm>
 #include <queue>
