@@ -7,9 +7,9 @@
 #include <fstream>
 #include <random>
 
+#include "checkpoint/checkpoint.h"
 #include "files/atomic_file.h"
 #include "files/file_error.h"
-#include "io/checkpoint.h"
 #include "measure/model_compare.h"
 #include "measure/reference.h"
 #include "models/weights.h"

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/side_files.h"
 #include "cli/command.h"
-#include "io/side_files.h"
 #include "models/model.h"
 #include "tokenizer/tokenizer.h"
 #include "twell/status.h"

@@ -11,7 +11,7 @@
 #include <string>
 #include <string_view>
 
-#include "io/config.h"
+#include "checkpoint/config.h"
 #include "twell/ffn.h"
 
 namespace twell::lm {

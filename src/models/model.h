@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "io/config.h"
+#include "checkpoint/config.h"
 #include "models/feed_forward.h"
 #include "models/kv_cache.h"
 #include "models/profile.h"

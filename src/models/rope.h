@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "io/config.h"
+#include "checkpoint/config.h"
 
 namespace twell::lm {
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "io/checkpoint.h"
+#include "checkpoint/checkpoint.h"
 
 namespace twell::lm {
 

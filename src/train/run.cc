@@ -7,9 +7,9 @@
 #include <memory>
 #include <utility>
 
+#include "checkpoint/side_files.h"
 #include "files/file_error.h"
 #include "files/note.h"
-#include "io/side_files.h"
 #include "models/model.h"
 #include "tokenizer/tokenizer.h"
 #include "train/bpe_trainer.h"

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "io/config.h"
-#include "io/side_files.h"
+#include "checkpoint/config.h"
+#include "checkpoint/side_files.h"
 #include "models/model.h"
 #include "tokenizer/tokenizer.h"
 #include "train/activity.h"

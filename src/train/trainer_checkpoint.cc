@@ -20,9 +20,9 @@
 #include <string>
 #include <utility>
 
+#include "checkpoint/checkpoint.h"
 #include "files/atomic_file.h"
 #include "files/file_error.h"
-#include "io/checkpoint.h"
 #include "models/weights.h"
 #include "train/run_directory.h"
 #include "train/trainer.h"

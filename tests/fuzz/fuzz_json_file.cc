@@ -8,7 +8,7 @@
 #include <fstream>
 #include <string>
 
-#include "io/checkpoint.h"
+#include "checkpoint/checkpoint.h"
 #include "models/cost_model.h"
 #include "tokenizer/tokenizer.h"
 #include "twell/status.h"

@@ -12,7 +12,7 @@
 #include <memory>
 #include <string>
 
-#include "io/checkpoint.h"
+#include "checkpoint/checkpoint.h"
 #include "models/model.h"
 #include "models/weights.h"
 

@@ -16,8 +16,8 @@
 #include <limits>
 #include <string>
 
+#include "checkpoint/checkpoint.h"
 #include "files/atomic_file.h"
-#include "io/checkpoint.h"
 #include "tests/models/slow_runtime.h"
 #include "tests/support/message_of.h"
 #include "tests/train/scratch.h"

@@ -1,4 +1,4 @@
-#include "io/config.h"
+#include "checkpoint/config.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -7,10 +7,10 @@
 #include <cmath>
 #include <iterator>
 
+#include "checkpoint/config_names.h"
 #include "files/atomic_file.h"
 #include "files/file_error.h"
 #include "files/json_reader.h"
-#include "io/config_names.h"
 
 namespace twell::io {
 namespace {

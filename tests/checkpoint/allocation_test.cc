@@ -4,8 +4,8 @@
 #include <atomic>
 #include <new>
 
-#include "io/checkpoint.h"
-#include "io/config.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/config.h"
 #include "tests/support/files.h"
 #include "tokenizer/token_shard.h"
 #include "tokenizer/tokenizer.h"

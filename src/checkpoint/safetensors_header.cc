@@ -7,9 +7,9 @@
 #include <optional>
 #include <set>
 
+#include "checkpoint/safetensors.h"
 #include "files/file_error.h"
 #include "files/json_reader.h"
-#include "io/safetensors.h"
 
 namespace twell::io {
 namespace {

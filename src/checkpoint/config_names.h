@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "io/config.h"
+#include "checkpoint/config.h"
 
 namespace twell::io {
 

@@ -7,4 +7,4 @@ from driver_records import Driver
 
 @pytest.fixture(scope="session")
 def driver():
-    return Driver.named_by("TWELL_IO_DRIVER")
+    return Driver.named_by("TWELL_CHECKPOINT_DRIVER")

@@ -1,4 +1,4 @@
-#include "io/config.h"
+#include "checkpoint/config.h"
 
 #include <limits>
 

@@ -1,4 +1,4 @@
-#include "io/side_files.h"
+#include "checkpoint/side_files.h"
 
 #include <fmt/ranges.h>
 
@@ -7,10 +7,10 @@
 #include <set>
 #include <string_view>
 
+#include "checkpoint/checkpoint.h"
 #include "files/atomic_file.h"
 #include "files/file_error.h"
 #include "files/note.h"
-#include "io/checkpoint.h"
 
 namespace twell::io {
 namespace {

@@ -11,7 +11,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "io/safetensors.h"
+#include "checkpoint/safetensors.h"
 
 namespace twell::io {
 

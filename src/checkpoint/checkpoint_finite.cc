@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "checkpoint/checkpoint.h"
 #include "files/file_error.h"
-#include "io/checkpoint.h"
 
 namespace twell::io {
 namespace {

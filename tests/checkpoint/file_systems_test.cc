@@ -1,10 +1,10 @@
 // Reading and writing where the file system has less than a local disk.
 #include <sys/resource.h>
 
+#include "checkpoint/safetensors.h"
 #include "files/atomic_file.h"
 #include "files/mapped_file.h"
 #include "files/note.h"
-#include "io/safetensors.h"
 #include "tests/support/files.h"
 #include "tests/support/lacking.h"
 #include "tokenizer/token_shard.h"

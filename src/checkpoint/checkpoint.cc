@@ -1,4 +1,4 @@
-#include "io/checkpoint.h"
+#include "checkpoint/checkpoint.h"
 
 #include <algorithm>
 #include <cstring>
@@ -6,10 +6,10 @@
 #include <numeric>
 #include <set>
 
+#include "checkpoint/config_names.h"
 #include "files/file_error.h"
 #include "files/json_reader.h"
 #include "files/note.h"
-#include "io/config_names.h"
 
 namespace twell::io {
 namespace {

@@ -8,8 +8,8 @@
 #include <regex>
 #include <set>
 
+#include "checkpoint/checkpoint.h"
 #include "files/file_error.h"
-#include "io/checkpoint.h"
 
 namespace twell::io {
 namespace {

@@ -1,6 +1,6 @@
-#include "io/side_files.h"
+#include "checkpoint/side_files.h"
 
-#include "io/checkpoint.h"
+#include "checkpoint/checkpoint.h"
 #include "tests/support/files.h"
 
 namespace twell::io {

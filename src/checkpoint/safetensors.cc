@@ -1,4 +1,4 @@
-#include "io/safetensors.h"
+#include "checkpoint/safetensors.h"
 
 #include <algorithm>
 #include <limits>

@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "io/checkpoint.h"
-#include "io/config.h"
-#include "io/safetensors.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/config.h"
+#include "checkpoint/safetensors.h"
 #include "tests/support/records.h"
 
 namespace {

@@ -1,9 +1,9 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/config_names.h"
 #include "files/file_error.h"
 #include "files/json_reader.h"
-#include "io/config_names.h"
 
 namespace twell::io {
 namespace {
