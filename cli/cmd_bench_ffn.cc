@@ -5,6 +5,7 @@
 #include <cmath>
 #include <optional>
 
+#include "choice/device.h"
 #include "cli/bench_ffn_print.h"
 #include "cli/json_out.h"
 #include "cli/progress.h"
@@ -14,7 +15,6 @@
 #include "measure/ffn_bench.h"
 #include "measure/trace_layer.h"
 #include "measure/train_bench.h"
-#include "models/device.h"
 #include "models/sparse_operators.h"
 
 namespace twell::cli {

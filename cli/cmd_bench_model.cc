@@ -6,6 +6,7 @@
 #include <chrono>
 #include <memory>
 
+#include "choice/device.h"
 #include "cli/command.h"
 #include "cli/json_out.h"
 #include "cli/model_files.h"
@@ -14,7 +15,6 @@
 #include "engine/ffn_statistics.h"
 #include "measure/machine.h"
 #include "measure/model_compare.h"
-#include "models/device.h"
 
 namespace twell::cli {
 namespace {

@@ -8,10 +8,10 @@
 #include <filesystem>
 #include <system_error>
 
+#include "choice/device.h"
 #include "cli/json_out.h"
 #include "files/file_error.h"
 #include "measure/machine.h"
-#include "models/device.h"
 #include "twell/activation.h"
 #include "twell/device.h"
 

@@ -9,8 +9,8 @@
 #include <span>
 #include <vector>
 
+#include "choice/device.h"
 #include "engine/sampler.h"
-#include "models/device.h"
 #include "models/model.h"
 
 namespace twell::lm {

@@ -5,8 +5,8 @@
 
 #include <memory>
 
+#include "choice/cost_model.h"
 #include "measure/synthetic.h"
-#include "models/cost_model.h"
 #include "models/feed_forward.h"
 
 namespace twell::measure {

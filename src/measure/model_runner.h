@@ -7,7 +7,7 @@
 #include <memory>
 #include <span>
 
-#include "models/device.h"
+#include "choice/device.h"
 #include "models/model.h"
 
 namespace twell::measure {

@@ -6,7 +6,7 @@
 
 #include <iterator>
 
-#include "models/device.h"
+#include "choice/device.h"
 #include "models/registry.h"
 #include "models/resident_exp.h"
 #include "models/rms_norm.h"

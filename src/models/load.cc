@@ -6,11 +6,11 @@
 #include <cmath>
 #include <filesystem>
 
+#include "choice/device.h"
+#include "choice/neuron_popularity.h"
 #include "files/file_error.h"
 #include "files/note.h"
 #include "models/decoder.h"
-#include "models/device.h"
-#include "models/neuron_popularity.h"
 #include "models/random.h"
 #include "twell/status.h"
 

@@ -6,14 +6,14 @@
 #include <optional>
 #include <utility>
 
-#include "models/device.h"
-#include "models/device_screen.h"
+#include "choice/device.h"
+#include "choice/device_screen.h"
+#include "choice/measured_cost.h"
+#include "choice/neuron_popularity.h"
+#include "choice/path_chooser.h"
+#include "choice/scaled_cost.h"
 #include "models/feed_forward.h"
 #include "models/linear.h"
-#include "models/measured_cost.h"
-#include "models/neuron_popularity.h"
-#include "models/path_chooser.h"
-#include "models/scaled_cost.h"
 #include "models/sparse_gate.h"
 #include "models/sparse_operators.h"
 #include "models/weights.h"

@@ -8,7 +8,7 @@
 #include <cmath>
 #include <utility>
 
-#include "models/device.h"
+#include "choice/device.h"
 #include "models/profile.h"
 #include "models/random.h"
 #include "train/schedule.h"

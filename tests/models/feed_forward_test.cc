@@ -11,12 +11,12 @@
 #include <cstdlib>
 #include <tuple>
 
-#include "models/neuron_popularity.h"
+#include "choice/neuron_popularity.h"
 #include "models/sparse_operators.h"
 #include "models/weights.h"
+#include "tests/choice/slow_runtime.h"
 #include "tests/models/exact_layer.h"
 #include "tests/models/operator_calls.h"
-#include "tests/models/slow_runtime.h"
 #include "tests/support/message_of.h"
 #include "twell/tuning.h"
 

@@ -6,12 +6,12 @@
 #include <memory>
 #include <utility>
 
+#include "choice/neuron_popularity.h"
 #include "models/feed_forward.h"
-#include "models/neuron_popularity.h"
 #include "models/sparse_operators.h"
+#include "tests/choice/slow_runtime.h"
 #include "tests/models/exact_layer.h"
 #include "tests/models/operator_calls.h"
-#include "tests/models/slow_runtime.h"
 #include "twell/screen.h"
 
 namespace twell::lm {

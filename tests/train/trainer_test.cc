@@ -18,7 +18,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "files/atomic_file.h"
-#include "tests/models/slow_runtime.h"
+#include "tests/choice/slow_runtime.h"
 #include "tests/support/message_of.h"
 #include "tests/train/scratch.h"
 #include "tests/train/tiny_run.h"

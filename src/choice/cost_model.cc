@@ -1,4 +1,4 @@
-#include "models/cost_model.h"
+#include "choice/cost_model.h"
 
 #include <fmt/format.h>
 #include <unistd.h>

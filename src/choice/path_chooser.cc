@@ -1,4 +1,4 @@
-#include "models/path_chooser.h"
+#include "choice/path_chooser.h"
 
 #include <utility>
 

@@ -8,7 +8,7 @@
 #include <memory>
 #include <vector>
 
-#include "models/device.h"
+#include "choice/device.h"
 #include "twell/ffn.h"
 
 namespace twell::lm {

@@ -1,4 +1,4 @@
-#include "models/measured_cost.h"
+#include "choice/measured_cost.h"
 
 #include <torch/types.h>
 #include <torch/utils.h>

@@ -1,5 +1,5 @@
 // What --ffn auto chooses by: interpolation, the file, its mistakes.
-#include "models/cost_model.h"
+#include "choice/cost_model.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>

@@ -1,5 +1,5 @@
 // The built-in cost, scaled by timings that are made up.
-#include "models/scaled_cost.h"
+#include "choice/scaled_cost.h"
 
 #include <gtest/gtest.h>
 #include <torch/types.h>

@@ -1,4 +1,4 @@
-#include "models/scaled_cost.h"
+#include "choice/scaled_cost.h"
 
 #include <sys/resource.h>
 

@@ -13,7 +13,7 @@
 #include <string_view>
 #include <vector>
 
-#include "models/cost_model.h"
+#include "choice/cost_model.h"
 
 namespace twell::lm {
 

@@ -1,4 +1,4 @@
-#include "models/device_screen.h"
+#include "choice/device_screen.h"
 
 #include <fmt/format.h>
 #include <torch/types.h>
@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "models/found_memory.h"
+#include "choice/found_memory.h"
 
 namespace twell::lm {
 

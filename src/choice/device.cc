@@ -1,4 +1,4 @@
-#include "models/device.h"
+#include "choice/device.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/detail/CUDAHooksInterface.h>

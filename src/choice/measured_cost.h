@@ -3,8 +3,8 @@
 
 #include <functional>
 
-#include "models/cost_model.h"
-#include "models/device.h"
+#include "choice/cost_model.h"
+#include "choice/device.h"
 
 namespace twell::lm {
 

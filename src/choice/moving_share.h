@@ -8,7 +8,7 @@
 #include <memory>
 #include <optional>
 
-#include "models/device.h"
+#include "choice/device.h"
 
 namespace twell::lm {
 

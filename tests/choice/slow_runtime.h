@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "models/device.h"
+#include "choice/device.h"
 
 namespace twell::test {
 

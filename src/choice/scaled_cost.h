@@ -5,7 +5,7 @@
 #include <functional>
 #include <vector>
 
-#include "models/cost_model.h"
+#include "choice/cost_model.h"
 
 namespace twell::lm {
 

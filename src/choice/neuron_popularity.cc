@@ -1,4 +1,4 @@
-#include "models/neuron_popularity.h"
+#include "choice/neuron_popularity.h"
 
 #include <torch/types.h>
 
@@ -8,7 +8,7 @@
 #include <span>
 #include <utility>
 
-#include "models/found_memory.h"
+#include "choice/found_memory.h"
 
 namespace twell::lm {
 

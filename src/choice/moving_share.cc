@@ -1,4 +1,4 @@
-#include "models/moving_share.h"
+#include "choice/moving_share.h"
 
 #include <torch/types.h>
 

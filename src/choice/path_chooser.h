@@ -6,9 +6,9 @@
 #include <functional>
 #include <optional>
 
-#include "models/cost_model.h"
-#include "models/device.h"
-#include "models/moving_share.h"
+#include "choice/cost_model.h"
+#include "choice/device.h"
+#include "choice/moving_share.h"
 
 namespace twell::lm {
 

@@ -1,12 +1,12 @@
 // When a layer on a GPU has a screen, and when it has it no longer.
-#include "models/device_screen.h"
+#include "choice/device_screen.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/types.h>
 
-#include "models/moving_share.h"
-#include "tests/models/slow_runtime.h"
+#include "choice/moving_share.h"
+#include "tests/choice/slow_runtime.h"
 #include "twell/status.h"
 
 namespace twell::lm {

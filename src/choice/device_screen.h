@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "models/device.h"
-#include "models/moving_share.h"
+#include "choice/device.h"
+#include "choice/moving_share.h"
 #include "twell/ffn.h"
 
 namespace twell::lm {
