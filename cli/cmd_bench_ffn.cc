@@ -9,13 +9,13 @@
 #include "cli/bench_ffn_print.h"
 #include "cli/json_out.h"
 #include "cli/progress.h"
+#include "decoder/sparse_operators.h"
 #include "files/activity_trace.h"
 #include "files/atomic_file.h"
 #include "files/file_error.h"
 #include "measure/ffn_bench.h"
 #include "measure/trace_layer.h"
 #include "measure/train_bench.h"
-#include "models/sparse_operators.h"
 
 namespace twell::cli {
 

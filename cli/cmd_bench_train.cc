@@ -6,8 +6,8 @@
 #include "cli/progress.h"
 #include "cli/table.h"
 #include "cli/train_options.h"
+#include "decoder/registry.h"
 #include "measure/step_bench.h"
-#include "models/registry.h"
 #include "train/run_directory.h"
 
 namespace twell::cli {

@@ -8,11 +8,11 @@
 #include <random>
 
 #include "checkpoint/checkpoint.h"
+#include "decoder/weights.h"
 #include "files/atomic_file.h"
 #include "files/file_error.h"
 #include "measure/model_compare.h"
 #include "measure/reference.h"
-#include "models/weights.h"
 #include "tokenizer/unicode.h"
 #include "train/run_directory.h"
 

@@ -10,7 +10,7 @@
 
 #include "checkpoint/side_files.h"
 #include "cli/command.h"
-#include "models/model.h"
+#include "decoder/model.h"
 #include "tokenizer/tokenizer.h"
 #include "twell/status.h"
 

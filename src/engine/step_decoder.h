@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "choice/device.h"
+#include "decoder/model.h"
 #include "engine/sampler.h"
-#include "models/model.h"
 
 namespace twell::lm {
 

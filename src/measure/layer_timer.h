@@ -6,8 +6,8 @@
 #include <memory>
 
 #include "choice/cost_model.h"
+#include "decoder/feed_forward.h"
 #include "measure/synthetic.h"
-#include "models/feed_forward.h"
 
 namespace twell::measure {
 

@@ -8,7 +8,7 @@
 #include <span>
 
 #include "choice/device.h"
-#include "models/model.h"
+#include "decoder/model.h"
 
 namespace twell::measure {
 

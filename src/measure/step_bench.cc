@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <numeric>
 
+#include "decoder/profile.h"
 #include "measure/interrupt.h"
 #include "measure/machine.h"
 #include "measure/timing.h"
-#include "models/profile.h"
 
 namespace twell::measure {
 namespace {

@@ -8,9 +8,9 @@
 #include <utility>
 
 #include "checkpoint/side_files.h"
+#include "decoder/model.h"
 #include "files/file_error.h"
 #include "files/note.h"
-#include "models/model.h"
 #include "tokenizer/tokenizer.h"
 #include "train/bpe_trainer.h"
 #include "train/corpus.h"

@@ -11,7 +11,7 @@
 
 #include "checkpoint/config.h"
 #include "checkpoint/side_files.h"
-#include "models/model.h"
+#include "decoder/model.h"
 #include "tokenizer/tokenizer.h"
 #include "train/activity.h"
 #include "train/adamw.h"

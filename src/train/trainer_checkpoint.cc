@@ -21,9 +21,9 @@
 #include <utility>
 
 #include "checkpoint/checkpoint.h"
+#include "decoder/weights.h"
 #include "files/atomic_file.h"
 #include "files/file_error.h"
-#include "models/weights.h"
 #include "train/run_directory.h"
 #include "train/trainer.h"
 

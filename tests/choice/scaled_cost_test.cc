@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "models/feed_forward.h"
-#include "tests/models/exact_layer.h"
+#include "decoder/feed_forward.h"
+#include "tests/decoder/exact_layer.h"
 #include "twell/device.h"
 
 namespace twell::lm {

@@ -8,7 +8,7 @@
 #include <cmath>
 #include <thread>
 
-#include "tests/models/tiny_model.h"
+#include "tests/decoder/tiny_model.h"
 #include "twell/status.h"
 
 namespace twell::lm {

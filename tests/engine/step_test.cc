@@ -15,8 +15,8 @@
 #include "engine/generate.h"
 #include "engine/step_decoder.h"
 #include "tests/choice/slow_runtime.h"
-#include "tests/models/operator_calls.h"
-#include "tests/models/tiny_model.h"
+#include "tests/decoder/operator_calls.h"
+#include "tests/decoder/tiny_model.h"
 #include "twell/status.h"
 
 namespace twell::lm {
