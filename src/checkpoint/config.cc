@@ -7,6 +7,7 @@
 #include <cmath>
 #include <iterator>
 
+#include "checkpoint/architecture.h"
 #include "checkpoint/config_names.h"
 #include "files/atomic_file.h"
 #include "files/file_error.h"
@@ -41,60 +42,67 @@ const ActName& entry_of(HiddenAct act) {
 }
 
 struct ModelType {
-  Architecture architecture;
+  const Architecture* architecture;
   bool sparse_lm;
 };
 
-ModelType read_model_type(const JsonObject& json) {
+ModelType read_model_type(const JsonObject& json, std::span<const Architecture* const> known) {
   std::string type = json.string("model_type", "");
   if (type.empty() && json.has("architectures")) {
     // Very old files have the class name only.
     const auto& classes = json.array("architectures");
     const std::string name =
         classes.empty() || !classes[0].is_string() ? "" : classes[0].get<std::string>();
-    if (name == "LlamaForCausalLM") type = "llama";
-    if (name == "Qwen2ForCausalLM") type = "qwen2";
+    for (const Architecture* architecture : known) {
+      if (name == architecture->class_name) type = architecture->name;
+    }
   }
   if (type.empty()) fail_file(json.file(), "the key model_type is missing");
   std::string_view base = type;
   const bool sparse_lm = base.ends_with(kSparseSuffix);
   if (sparse_lm) base.remove_suffix(kSparseSuffix.size());
-  if (base == "llama") return {Architecture::llama, sparse_lm};
-  if (base == "qwen2") return {Architecture::qwen2, sparse_lm};
+  std::vector<std::string_view> names;
+  for (const Architecture* architecture : known) {
+    if (base == architecture->name) return {architecture, sparse_lm};
+    names.emplace_back(architecture->name);
+  }
   fail_unsupported(json.file(),
-                   "model_type {} is not supported (supported: llama, qwen2, and both with the "
-                   "suffix _sparse_relu)",
-                   in_quotes(type));
+                   "model_type {} is not supported (supported: {}, also with the suffix {})",
+                   in_quotes(type), fmt::join(names, ", "), kSparseSuffix);
 }
 
-HiddenAct read_act(const JsonObject& json) {
-  const std::string name = json.string("hidden_act", "silu");
+HiddenAct read_act(const JsonObject& json, const char* key, HiddenAct fallback) {
+  if (!json.has(key)) return fallback;
+  const std::string name = json.string(key);
   if (const std::optional<HiddenAct> act = hidden_act_of(name)) return *act;
   std::vector<std::string_view> written;
   for (const ActName& entry : kActs) {
     if (entry_of(entry.act).name == entry.name) written.push_back(entry.name);
   }
-  fail_unsupported(json.file(), "hidden_act {} is not supported (supported: {})", in_quotes(name),
+  fail_unsupported(json.file(), "{} {} is not supported (supported: {})", key, in_quotes(name),
                    fmt::join(written, ", "));
 }
 
 // Older files: rope_theta beside rope_scaling (null or an object). Newer ones: rope_parameters
 // with both. Where both are there, `transformers` takes rope_scaling and forgets rope_parameters; a
 // rope_theta in the one that counts wins over that beside it.
-void read_rope(const JsonObject& json, ModelConfig& out) {
+void read_rope(const JsonObject& json, std::int64_t context, PositionForm& out) {
   const bool has_new = json.has("rope_parameters");
   const bool has_old = json.has("rope_scaling") && !json.object("rope_scaling").json().empty();
   constexpr double kSmallest = 1e-6;
-  out.rope_theta = json.number("rope_theta", kSmallest, kMaxRopeTheta, 1e4);
-  if (json.number("partial_rotary_factor", 0.0, 1.0, 1.0) != 1.0) {
-    fail_unsupported(json.file(), "partial_rotary_factor other than 1 is not supported");
-  }
+  const double share = out.share;
+  const auto read_share = [&](const JsonObject& from) {
+    out.share = from.number("partial_rotary_factor", 0.0, 1.0, out.share);
+    if (share == 1.0 && out.share != share) {
+      fail_unsupported(json.file(), "partial_rotary_factor other than 1 is not supported");
+    }
+  };
+  out.theta = json.number("rope_theta", kSmallest, kMaxRopeTheta, out.theta);
+  read_share(json);
   if (!has_new && !has_old) return;
   const JsonObject rope = json.object(has_old ? "rope_scaling" : "rope_parameters");
-  out.rope_theta = rope.number("rope_theta", kSmallest, kMaxRopeTheta, out.rope_theta);
-  if (rope.number("partial_rotary_factor", 0.0, 1.0, 1.0) != 1.0) {
-    fail_unsupported(json.file(), "partial_rotary_factor other than 1 is not supported");
-  }
+  out.theta = rope.number("rope_theta", kSmallest, kMaxRopeTheta, out.theta);
+  read_share(rope);
   for (const auto& entry : rope.json().items()) {
     if (entry.value().is_object()) {
       fail_unsupported(json.file(), "rope parameters that differ by layer ({}) are not supported",
@@ -102,7 +110,7 @@ void read_rope(const JsonObject& json, ModelConfig& out) {
     }
   }
   const std::string type = rope.string("rope_type", rope.string("type", "default"));
-  RopeScaling& scaling = out.rope_scaling;
+  RopeScaling& scaling = out.scaling;
   if (type == "default") return;
   if (type != "linear" && type != "llama3") {
     fail_unsupported(json.file(),
@@ -115,8 +123,8 @@ void read_rope(const JsonObject& json, ModelConfig& out) {
     scaling.kind = RopeScaling::Kind::llama3;
     scaling.low_freq_factor = rope.number("low_freq_factor", kSmallest, kMaxRopeFactor);
     scaling.high_freq_factor = rope.number("high_freq_factor", kSmallest, kMaxRopeFactor);
-    scaling.original_max_position_embeddings = rope.integer(
-        "original_max_position_embeddings", 1, kMaxPositions, out.max_position_embeddings);
+    scaling.original_max_position_embeddings =
+        rope.integer("original_max_position_embeddings", 1, kMaxPositions, context);
   }
 }
 
@@ -141,11 +149,6 @@ void read_tokens(const JsonObject& json, ModelConfig& out) {
     out.bos_token_id = static_cast<std::int32_t>(json.integer("bos_token_id", 0, kMaxToken));
   }
   out.eos_token_ids = read_eos(json);
-  // A Llama whose file does not say has these; null says that there are none.
-  constexpr std::int32_t kBos = 1, kEos = 2;
-  if (out.architecture != Architecture::llama || out.vocab_size <= kEos) return;
-  if (!json.json().contains("bos_token_id")) out.bos_token_id = kBos;
-  if (!json.json().contains("eos_token_id")) out.eos_token_ids = {kEos};
 }
 
 std::string read_weights_file(const JsonObject& json) {
@@ -159,42 +162,16 @@ std::string read_weights_file(const JsonObject& json) {
   return name;
 }
 
-// Keys that to_json() writes, and those of what it does not write: other code, where the weights
-// are.
-constexpr std::string_view kOwnKeys[] = {"architectures",
-                                         "model_type",
-                                         "hidden_size",
-                                         "intermediate_size",
-                                         "num_hidden_layers",
-                                         "num_attention_heads",
-                                         "num_key_value_heads",
-                                         "head_dim",
-                                         "vocab_size",
-                                         "max_position_embeddings",
-                                         "rms_norm_eps",
-                                         "hidden_act",
-                                         "tie_word_embeddings",
-                                         "rope_theta",
-                                         "rope_scaling",
-                                         "rope_parameters",
-                                         "attention_bias",
-                                         "mlp_bias",
-                                         "use_sliding_window",
-                                         "twell_gated",
-                                         "twell_fat_relu_threshold",
-                                         "bos_token_id",
-                                         "eos_token_id",
-                                         "torch_dtype",
-                                         "dtype",
-                                         "auto_map",
-                                         "quantization_config",
+// Of what to_json() does not write: other code, where the weights are, other names of the type.
+constexpr std::string_view kLeftOut[] = {"dtype", "auto_map", "quantization_config",
                                          "transformers_weights"};
 
-std::string read_other_keys(const JsonObject& json, bool sparse_lm) {
+std::string read_other_keys(const JsonObject& json, const ModelConfig& config) {
+  const auto own = own_keys(config);
   Json out = Json::object();
   for (const auto& [key, value] : json.json().items()) {
-    if (std::ranges::find(kOwnKeys, key) != std::end(kOwnKeys)) continue;
-    if (sparse_lm && key.starts_with("sparsity_")) continue;
+    if (own.contains(key) || std::ranges::find(kLeftOut, key) != std::end(kLeftOut)) continue;
+    if (config.sparse_lm && key.starts_with("sparsity_")) continue;
     out[key] = value;
   }
   return out.empty() ? "" : out.dump();
@@ -212,32 +189,43 @@ std::string read_dtype(const JsonObject& json) {
   return name;
 }
 
-void refuse_unsupported(const JsonObject& json, const ModelConfig& config) {
+void refuse_unsupported(const JsonObject& json) {
   if (json.has("quantization_config")) {
     fail_unsupported(json.file(), "quantised checkpoints (quantization_config) are not supported");
   }
-  if (json.has("layer_types")) {
-    for (const Json& type : json.array("layer_types")) {
-      if (type != "full_attention") {
-        fail_unsupported(json.file(), "layer_types other than full_attention are not supported");
-      }
-    }
-  } else if (config.architecture == Architecture::qwen2 &&
-             json.boolean("use_sliding_window", false)) {
-    // Those of the first max_window_layers layers see everything all the same.
-    const bool has_window = !json.json().contains("sliding_window") || json.has("sliding_window");
-    const auto full = json.integer("max_window_layers", 0, kMaxLayers, 28);
-    if (has_window && full < config.num_hidden_layers) {
-      fail_unsupported(json.file(), "use_sliding_window is not supported");
+  if (!json.has("layer_types")) return;
+  for (const Json& type : json.array("layer_types")) {
+    if (type != "full_attention") {
+      fail_unsupported(json.file(), "layer_types other than full_attention are not supported");
     }
   }
 }
 
-}  // namespace
-
-const char* name_of(Architecture architecture) {
-  return architecture == Architecture::llama ? "llama" : "qwen2";
+// Of the value of a key that the architecture may not have.
+std::int64_t read_size(const JsonObject& json, const char* key, std::int64_t most,
+                       std::optional<std::int64_t> fallback = {}) {
+  if (*key == '\0') return fallback.value();
+  return json.integer(key, 1, most, fallback);
 }
+
+void read_heads(const JsonObject& json, const Architecture& is, ModelConfig& out) {
+  const ConfigKeys& keys = is.keys;
+  out.num_attention_heads = json.integer(keys.num_attention_heads, 1, kMaxHeads);
+  // null is as many as there are heads.
+  const bool absent = is.num_key_value_heads > 0 && !json.json().contains(keys.num_key_value_heads);
+  out.num_key_value_heads = read_size(json, keys.num_key_value_heads, kMaxHeads,
+                                      absent ? is.num_key_value_heads : out.num_attention_heads);
+  const bool says = *keys.head_dim != '\0' && json.has(keys.head_dim);
+  if (!says && out.hidden_size % out.num_attention_heads != 0) {
+    fail_file(json.file(), "{} {} is no multiple of {} {}{}", keys.hidden_size, out.hidden_size,
+              keys.num_attention_heads, out.num_attention_heads,
+              *keys.head_dim == '\0' ? "" : ", and there is no head_dim");
+  }
+  out.head_dim =
+      read_size(json, keys.head_dim, kMaxHidden, out.hidden_size / out.num_attention_heads);
+}
+
+}  // namespace
 
 const char* name_of(HiddenAct act) { return entry_of(act).name.data(); }
 
@@ -250,54 +238,54 @@ std::optional<HiddenAct> hidden_act_of(std::string_view name) {
 
 std::optional<Activation> sparse_kind(HiddenAct act) { return entry_of(act).sparse; }
 
-ModelConfig ModelConfig::from_json(std::string_view text, const std::string& file) {
-  const Json document = parse_python_json(text, file);
-  const JsonObject json(document, file);
+ModelConfig read_config(const JsonObject& json, std::span<const Architecture* const> known) {
   ModelConfig out;
-  const auto [architecture, sparse_lm] = read_model_type(json);
-  const bool llama = architecture == Architecture::llama;
+  const auto [architecture, sparse_lm] = read_model_type(json, known);
+  const Architecture& is = *architecture;
+  const ConfigKeys& keys = is.keys;
   out.architecture = architecture;
   out.sparse_lm = sparse_lm;
-  out.hidden_size = json.integer("hidden_size", 1, kMaxHidden);
-  out.intermediate_size = json.integer("intermediate_size", 1, kMaxIntermediate);
-  out.num_hidden_layers = json.integer("num_hidden_layers", 1, kMaxLayers);
-  refuse_unsupported(json, out);
-  out.num_attention_heads = json.integer("num_attention_heads", 1, kMaxHeads);
-  // Absent, it is 32 in a Qwen2; null is as many as there are heads in both.
-  const bool as_many = llama || json.json().contains("num_key_value_heads");
-  out.num_key_value_heads =
-      json.integer("num_key_value_heads", 1, kMaxHeads, as_many ? out.num_attention_heads : 32);
-  if (!json.has("head_dim") && out.hidden_size % out.num_attention_heads != 0) {
-    fail_file(file,
-              "hidden_size {} is no multiple of num_attention_heads {}, and there is no head_dim",
-              out.hidden_size, out.num_attention_heads);
-  }
-  out.head_dim = json.integer("head_dim", 1, kMaxHidden, out.hidden_size / out.num_attention_heads);
+  out.block = is.block;
+  out.hidden_size = json.integer(keys.hidden_size, 1, kMaxHidden);
+  out.intermediate_size = json.integer(keys.intermediate_size, 1, kMaxIntermediate);
+  out.num_hidden_layers = json.integer(keys.num_hidden_layers, 1, kMaxLayers);
+  refuse_unsupported(json);
+  read_heads(json, is, out);
   out.vocab_size = json.integer("vocab_size", 1, kMaxVocabulary);
   out.max_position_embeddings =
-      json.integer("max_position_embeddings", 1, kMaxPositions, llama ? 2048 : 32768);
-  out.rms_norm_eps = json.number("rms_norm_eps", 0.0, 1.0, 1e-6);
-  read_rope(json, out);
-  out.tie_word_embeddings = json.boolean("tie_word_embeddings", false);
-  out.qkv_bias = llama ? json.boolean("attention_bias", false) : true;
-  out.o_bias = llama && out.qkv_bias;
-  out.mlp_bias = llama && json.boolean("mlp_bias", false);
-  out.hidden_act = read_act(json);
+      json.integer(keys.max_position_embeddings, 1, kMaxPositions, is.max_position_embeddings);
+  double& eps = out.block.norm.eps;
+  if (*keys.norm_eps != '\0') eps = json.number(keys.norm_eps, 0.0, 1.0, eps);
+  if (out.block.positions.kind == PositionForm::Kind::rope) {
+    read_rope(json, out.max_position_embeddings, out.block.positions);
+  }
+  out.tie_word_embeddings = json.boolean("tie_word_embeddings", is.tie_word_embeddings);
+  out.mlp_bias = is.mlp_bias;
+  out.hidden_act = read_act(json, keys.hidden_act, is.hidden_act);
   if (out.hidden_act == HiddenAct::fat_relu) {
     out.fat_relu_threshold = json.number("twell_fat_relu_threshold", 0.0, 1e6);
   }
-  out.gated = json.boolean("twell_gated", true);
+  out.gated = json.boolean("twell_gated", is.gated);
   if (sparse_lm) {
     out.hidden_act = HiddenAct::relu;
-    out.gated = json.boolean("sparsity_gated_mlp", true);
+    out.gated = json.boolean("sparsity_gated_mlp", is.gated);
     out.intermediate_size =
         json.integer("sparsity_new_intermediate_size", 1, kMaxIntermediate, out.intermediate_size);
   }
   read_tokens(json, out);
   out.dtype = read_dtype(json);
   out.weights_file = read_weights_file(json);
-  out.other_keys = read_other_keys(json, sparse_lm);
+  if (is.read != nullptr) is.read(json, out);
+  return out;
+}
+
+ModelConfig ModelConfig::from_json(std::string_view text, const std::string& file,
+                                   std::span<const Architecture* const> known) {
+  const Json document = parse_python_json(text, file);
+  const JsonObject json(document, file);
+  ModelConfig out = read_config(json, known);
   if (const std::string problem = problem_of(out); !problem.empty()) fail_file(file, "{}", problem);
+  out.other_keys = read_other_keys(json, out);
   return out;
 }
 
@@ -310,11 +298,12 @@ void ModelConfig::take_generation_config(std::string_view text, const std::strin
     fail_file(file, "{}", problem);
 }
 
-ModelConfig load_config(const std::filesystem::path& path) {
+ModelConfig load_config(const std::filesystem::path& path,
+                        std::span<const Architecture* const> known) {
   std::error_code ignored;
   const auto file = std::filesystem::is_directory(path, ignored) ? path / "config.json" : path;
   constexpr std::uint64_t kLongest = 16ULL << 20;
-  ModelConfig out = ModelConfig::from_json(read_file(file, kLongest), file.string());
+  ModelConfig out = ModelConfig::from_json(read_file(file, kLongest), file.string(), known);
   const auto generation = file.parent_path() / "generation_config.json";
   if (std::filesystem::exists(generation, ignored)) {
     out.take_generation_config(read_file(generation, kLongest), generation.string());

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 
 #include "checkpoint/config.h"
+#include "files/json_reader.h"
 
 namespace twell::io {
 
@@ -22,6 +24,10 @@ inline constexpr double kMaxRopeFactor = 1e6;
 // A path within a directory, and not out of it by ".." or from the root.
 bool stays_within(std::string_view path);
 
+// What from_json() reads, before it is checked as a whole.
+ModelConfig read_config(const JsonObject& json, std::span<const Architecture* const> known);
+// What to_json() writes but for the keys that change nothing here.
+nlohmann::ordered_json own_keys(const ModelConfig& config);
 // The first problem, or an empty string: "num_key_value_heads is 3, ...".
 std::string problem_of(const ModelConfig& config);
 

@@ -106,11 +106,12 @@ PackedRows::PackedRows(std::vector<Run> runs, RopeTable& rope, const KvCache* ca
     : runs_(std::move(runs)), cache_(cache) {
   std::int64_t end = 0;
   for (Run& run : runs_) {
-    run.row = std::ssize(positions_);
+    run.row = std::ssize(list_);
     end = std::max(end, run.start + run.count);
-    for (std::int64_t i = 0; i < run.count; ++i) positions_.push_back(run.start + i);
+    for (std::int64_t i = 0; i < run.count; ++i) list_.push_back(run.start + i);
   }
-  rotation = rope.rotation(at::tensor(positions_, at::kLong), end);
+  positions = at::tensor(list_, at::kLong);
+  rotation = rope.rotation(positions, end);
 }
 
 bool PackedRows::uniform() const {
@@ -125,7 +126,7 @@ bool PackedRows::uniform() const {
 
 at::Tensor PackedRows::mix(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                            std::int64_t layer) const {
-  const std::int64_t head_dim = 2 * rotation.cos.size(2);
+  const std::int64_t head_dim = rotation.head_dim;
   at::Tensor keys, values;
   if (cache_ != nullptr) {
     keys = cache_->keys(layer);
@@ -174,8 +175,8 @@ at::Tensor PackedRows::mix(const at::Tensor& q, const at::Tensor& k, const at::T
   return out;
 }
 
-StepRows::StepRows(const at::Tensor& positions, RopeTable& rope, const KvCache& cache)
-    : cache_(cache) {
+StepRows::StepRows(const at::Tensor& where, RopeTable& rope, const KvCache& cache) : cache_(cache) {
+  positions = where;
   rotation = rope.rotation(positions, cache.capacity());
   const at::Tensor keys = cache.keys(0);
   where_ = positions.view({-1, 1, 1, 1}).expand({-1, keys.size(1), 1, keys.size(3)});

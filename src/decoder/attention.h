@@ -29,6 +29,7 @@ class Rows {
   virtual at::Tensor mix(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                          std::int64_t layer) const = 0;
   Rotation rotation;
+  at::Tensor positions;  // int64 [N]
 };
 
 // Sequences or pieces of them, one after the other. With a cache, a row sees all that its slot
@@ -45,7 +46,7 @@ class PackedRows final : public Rows {
   at::Tensor mix(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                  std::int64_t layer) const override;
 
-  const std::vector<std::int64_t>& positions() const { return positions_; }  // [N]
+  const std::vector<std::int64_t>& position_list() const { return list_; }  // [N]
 
  private:
   // Runs of one length at one position in consecutive slots: one batched call serves all.
@@ -53,14 +54,14 @@ class PackedRows final : public Rows {
 
   std::vector<Run> runs_;
   const KvCache* cache_;
-  std::vector<std::int64_t> positions_;
+  std::vector<std::int64_t> list_;
 };
 
-// One token of every slot of a fixed cache, in order. Everything that depends on positions, int64
-// [slots], is a tensor on the model's device: no size and no address does.
+// One token of every slot of a fixed cache, in order, at the positions `where`, int64 [slots]. What
+// depends on them is a tensor on the model's device: no size and no address does.
 class StepRows final : public Rows {
  public:
-  StepRows(const at::Tensor& positions, RopeTable& rope, const KvCache& cache);
+  StepRows(const at::Tensor& where, RopeTable& rope, const KvCache& cache);
   at::Tensor mix(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                  std::int64_t layer) const override;
 

@@ -7,9 +7,8 @@
 #include <iterator>
 
 #include "choice/device.h"
-#include "decoder/registry.h"
+#include "decoder/parameters.h"
 #include "decoder/resident_exp.h"
-#include "decoder/rms_norm.h"
 #include "twell/status.h"
 
 namespace twell::lm {
@@ -32,16 +31,17 @@ void for_each_parameter(Weights& weights, const F& f) {
   const auto visit = [&f](auto&... parameters) {
     ((parameters.name.empty() ? void() : f(parameters)), ...);
   };
-  const auto visit_linears = [&](auto&... linears) { (visit(linears.weight, linears.bias), ...); };
-  visit(weights.embedding);
+  const auto visit_linears = [&](auto&... pairs) { (visit(pairs.weight, pairs.bias), ...); };
+  visit(weights.embedding, weights.positions);
   for (auto& block : weights.blocks) {
-    auto& attention = block.attention;
-    visit(block.attention_norm);
-    visit_linears(attention.q, attention.k, attention.v, attention.o);
-    visit(block.ffn_norm);
-    visit_linears(block.gate, block.up, block.down);
+    auto& [q, k, v, o] = block.attention;
+    visit_linears(block.attention_norms.before, q, k, v, o, block.attention_norms.after,
+                  block.attention_norms.sum);
+    visit_linears(block.ffn_norms.before, block.gate, block.up, block.down, block.ffn_norms.after,
+                  block.ffn_norms.sum);
   }
-  visit(weights.final_norm, weights.head);
+  visit_linears(weights.final_norm);
+  visit(weights.head);
 }
 
 FfnParameters ffn_of(const Block& block) {
@@ -111,9 +111,13 @@ std::int64_t Decoder::weight_bytes() const {
   return total;
 }
 
-at::Tensor Decoder::look_up(const at::Tensor& ids) {
+at::Tensor Decoder::look_up(const at::Tensor& ids, const at::Tensor& positions) {
   if (device().is_cpu()) keep_exp_resident();
-  return at::embedding(weights_.embedding.tensor, ids.to(device()));
+  at::Tensor x = at::embedding(weights_.embedding.tensor, ids.to(device()));
+  if (const at::Tensor& table = weights_.positions.tensor; table.defined()) {
+    x = x + at::embedding(table, positions.to(device()) + config_.block.positions.offset);
+  }
+  return x;
 }
 
 at::Tensor Decoder::embed(const at::Tensor& tokens) {
@@ -129,12 +133,12 @@ at::Tensor Decoder::embed(const at::Tensor& tokens) {
     check_token(tokens.min().item<std::int64_t>(), config_.vocab_size);
     check_token(tokens.max().item<std::int64_t>(), config_.vocab_size);
   }
-  return look_up(tokens);
+  return look_up(tokens, at::arange(tokens.size(1)));
 }
 
-at::Tensor Decoder::norm(const at::Tensor& x, const Parameter& weight) const {
+at::Tensor Decoder::norm(const at::Tensor& x, const Norm& norm) const {
   const PieceTimer timer(profile_, Piece::norm_and_rope);
-  return rms_norm(x, weight.tensor, config_.rms_norm_eps);
+  return norm(x);
 }
 
 at::Tensor Decoder::run_block(std::int64_t layer, const at::Tensor& x, const Rows& rows,
@@ -145,11 +149,22 @@ at::Tensor Decoder::run_block(std::int64_t layer, const at::Tensor& x, const Row
   const auto plus = [](const at::Tensor& residual, at::Tensor y) {
     return at::GradMode::is_enabled() ? residual + y : y.add_(residual);
   };
-  const at::Tensor attended =
-      plus(x, attend(block.attention, norm(x, block.attention_norm), rows, layer, profile_));
-  const at::Tensor ffn_in = norm(attended, block.ffn_norm);
-  return plus(attended, timed(profile_, Piece::ffn,
-                              [&] { return block.ffn->forward(ffn_in, layer, observer); }));
+  const auto attention = [&](const at::Tensor& in) {
+    return attend(block.attention, in, rows, layer, profile_);
+  };
+  const auto ffn = [&](const at::Tensor& in) {
+    return timed(profile_, Piece::ffn, [&] { return block.ffn->forward(in, layer, observer); });
+  };
+  const auto around = [&](const ResidualNorms& norms, const at::Tensor& in, const auto& f) {
+    return norm(plus(in, norm(f(norm(in, norms.before)), norms.after)), norms.sum);
+  };
+  if (config_.block.arrangement == io::Arrangement::sequential) {
+    return around(block.ffn_norms, around(block.attention_norms, x, attention), ffn);
+  }
+  const at::Tensor in = norm(x, block.attention_norms.before);
+  const bool one_norm = config_.block.arrangement == io::Arrangement::parallel_one_norm;
+  const at::Tensor ffn_in = one_norm ? in : norm(x, block.ffn_norms.before);
+  return plus(plus(x, attention(in)), ffn(ffn_in));
 }
 
 at::Tensor Decoder::run(at::Tensor x, const Rows& rows, FfnObserver* observer) {
@@ -171,7 +186,7 @@ at::Tensor Decoder::block(std::int64_t layer, const at::Tensor& x, FfnObserver* 
 at::Tensor Decoder::forward(const at::Tensor& tokens, FfnObserver* observer) {
   const at::Tensor x = embed(tokens);  // [B, S, D]
   const PackedRows rows = whole(x.size(0), x.size(1));
-  if (observer != nullptr) observer->begin(rows.positions());
+  if (observer != nullptr) observer->begin(rows.position_list());
   return head(run(x.flatten(0, 1), rows, observer).view(x.sizes()));
 }
 
@@ -222,8 +237,8 @@ at::Tensor Decoder::hidden_states(std::span<const Chunk> chunks, KvCache* cache,
     ids.insert(ids.end(), chunk.tokens.begin(), chunk.tokens.end());
     if (cache != nullptr) cache->reserve(chunk.slot, std::ssize(chunk.tokens));
   }
-  if (observer != nullptr) observer->begin(rows.positions());
-  const at::Tensor out = run(look_up(at::tensor(ids)), rows, observer);
+  if (observer != nullptr) observer->begin(rows.position_list());
+  const at::Tensor out = run(look_up(at::tensor(ids), rows.positions), rows, observer);
   for (const Chunk& chunk : chunks) {
     if (cache != nullptr) cache->advance(chunk.slot, std::ssize(chunk.tokens));
   }
@@ -244,7 +259,7 @@ at::Tensor Decoder::step(const at::Tensor& tokens, const at::Tensor& positions,
                          const KvCache& cache) {
   if (!cache.fixed()) fail("a step needs a fixed cache");
   const at::NoGradGuard no_grad;
-  return run(look_up(tokens), StepRows(positions, rope_, cache), nullptr);
+  return run(look_up(tokens, positions), StepRows(positions, rope_, cache), nullptr);
 }
 
 std::size_t Decoder::index(std::int64_t layer) const {

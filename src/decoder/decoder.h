@@ -1,5 +1,5 @@
-// What the architectures of this folder share: a pre-norm decoder of attention and feed-forward
-// blocks. An architecture says which parameters it has and under which names, see registry.h.
+// A decoder of attention and feed-forward blocks. Which norms they have and where, how positions
+// enter and what the parameters are called is said by the configuration and its architecture.
 #pragma once
 
 #include <memory>
@@ -7,23 +7,31 @@
 
 #include "decoder/attention.h"
 #include "decoder/model.h"
+#include "decoder/norm.h"
 #include "decoder/weights.h"
 
 namespace twell::lm {
 
+// Around a layer f of a block: sum(x + after(f(before(x)))). Which of them there are says
+// io::NormOrder.
+struct ResidualNorms {
+  Norm before = {}, after = {}, sum = {};
+};
+
 struct Block {
-  Parameter attention_norm;  // [D]
+  ResidualNorms attention_norms;
   Attention attention;
-  Parameter ffn_norm;     // [D]
+  ResidualNorms ffn_norms;
   Linear gate, up, down;  // what `ffn` is made of, as far as it goes on using them
   std::unique_ptr<FeedForward> ffn;
 };
 
 struct DecoderWeights {
   Parameter embedding;  // [V, D]
+  Parameter positions;  // [positions, D]; no name unless they are learned
   std::vector<Block> blocks;
-  Parameter final_norm;  // [D]
-  Parameter head;        // [V, D]; no name where tied to the embedding
+  Norm final_norm;
+  Parameter head;  // [V, D]; no name where tied to the embedding
 };
 
 class Decoder final : public Model {
@@ -68,9 +76,10 @@ class Decoder final : public Model {
   std::size_t index(std::int64_t layer) const;  // throws where there is no such layer
   PackedRows whole(std::int64_t batch, std::int64_t length);
   PackedRows plan(std::span<const Chunk> chunks, const KvCache* cache);
-  at::Tensor look_up(const at::Tensor& ids);  // [...] -> [..., D]
-  at::Tensor norm(const at::Tensor& x, const Parameter& weight) const;
-  // x + attention(norm(x)), and the same of the feed-forward layer. [N, D] -> [N, D]
+  // Ids [..., N] of tokens at `positions`, int64 [N] -> [..., N, D].
+  at::Tensor look_up(const at::Tensor& ids, const at::Tensor& positions);
+  at::Tensor norm(const at::Tensor& x, const Norm& norm) const;
+  // [N, D] -> [N, D]
   at::Tensor run_block(std::int64_t layer, const at::Tensor& x, const Rows& rows,
                        FfnObserver* observer);
   // All blocks and the final norm.

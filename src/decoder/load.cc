@@ -6,6 +6,7 @@
 #include <cmath>
 #include <filesystem>
 
+#include "checkpoint/architecture.h"
 #include "choice/device.h"
 #include "choice/neuron_popularity.h"
 #include "decoder/decoder.h"
@@ -58,8 +59,12 @@ void settle(Decoder& model) {
   run(length);
 }
 
-constexpr const char* kEmbedding = "model.embed_tokens.weight";
-constexpr const char* kHead = "lm_head.weight";
+std::string embedding_of(const io::ModelConfig& config) {
+  return std::string(config.architecture->tensors.embedding) + "weight";
+}
+std::string head_of(const io::ModelConfig& config) {
+  return std::string(config.architecture->tensors.head) + "weight";
+}
 
 // `transformers` adds one that lies beside the weights to them.
 void refuse_adapter(const std::filesystem::path& directory) {
@@ -76,17 +81,19 @@ void refuse_adapter(const std::filesystem::path& directory) {
 bool is_tied(const io::ModelConfig& config, const std::shared_ptr<io::Checkpoint>& checkpoint,
              const CheckpointSourceOptions& options) {
   if (!config.tie_word_embeddings) return false;
-  if (!checkpoint->contains(kEmbedding) || !checkpoint->contains(kHead)) return true;
-  const io::CheckpointTensor embedding = checkpoint->at(kEmbedding), head = checkpoint->at(kHead);
+  const std::string embedding_name = embedding_of(config), head_name = head_of(config);
+  if (!checkpoint->contains(embedding_name) || !checkpoint->contains(head_name)) return true;
+  const io::CheckpointTensor embedding = checkpoint->at(embedding_name);
+  const io::CheckpointTensor head = checkpoint->at(head_name);
   if (io::same_bytes(embedding, head)) return true;
   const std::vector<std::int64_t> table{config.vocab_size, config.hidden_size};
   const auto source = make_checkpoint_source(checkpoint, options);
-  const at::Tensor first = source->take({kEmbedding, table, ParameterKind::embedding});
-  if (at::equal(first, source->take({kHead, table, ParameterKind::matrix}))) return true;
+  const at::Tensor first = source->take({embedding_name, table, ParameterKind::embedding});
+  if (at::equal(first, source->take({head_name, table, ParameterKind::matrix}))) return true;
   io::note(
       fmt::format("{}: {} is not the embedding, though config.json ties them "
                   "(tie_word_embeddings): it is used as it is",
-                  head.file->path().string(), kHead));
+                  head.file->path().string(), head_name));
   return false;
 }
 
@@ -97,7 +104,7 @@ void check_all_used(const ParameterSource& source, const io::Checkpoint& checkpo
                     const io::ModelConfig& config) {
   for (const std::string& name : source.unused()) {
     if (name.ends_with("rotary_emb.inv_freq")) continue;
-    if (config.tie_word_embeddings && name == kHead) continue;
+    if (config.tie_word_embeddings && name == head_of(config)) continue;
     io::fail_file(checkpoint.at(name).file->path().string(),
                   "config.json has no use for tensor {}: one of the files belongs to another "
                   "model; twell convert --allow-unused writes one without such tensors",
@@ -109,7 +116,7 @@ void check_all_used(const ParameterSource& source, const io::Checkpoint& checkpo
 
 std::unique_ptr<Model> load_model(const std::string& directory, const LoadOptions& options) {
   const std::filesystem::path path(directory);
-  io::ModelConfig config = io::load_config(path);
+  io::ModelConfig config = io::load_config(path, options.architectures);
   if (options.ffn == FfnPath::sparse && !options.trainable &&
       !io::yields_zeros(config.hidden_act)) {
     // Before gigabytes are mapped and converted.

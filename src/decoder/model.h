@@ -105,6 +105,7 @@ struct LoadOptions {
   bool prepack_dense = false;  // dense path: oneDNN-ordered FFN weights
   bool check_finite = true;    // refuse NaN and infinite weights: reads every byte once
   bool allow_unused = false;   // leave out tensors that config.json has no use for
+  std::span<const io::Architecture* const> architectures = io::architectures();  // known ones
 };
 
 // Loads a Hugging Face directory (config.json, model.safetensors or its shards): memory-mapped, FFN

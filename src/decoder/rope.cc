@@ -38,7 +38,7 @@ void rotate_rows(const at::Tensor& x, const Rotation& rotation, bool back) {
                        const float* cos = all_cos + n * half;
                        const float* sin = all_sin + n * half;
                        for (T* head = data + n * width; head < data + (n + 1) * width;
-                            head += 2 * half) {
+                            head += rotation.head_dim) {
                          for (std::int64_t i = 0; i < half; ++i) {
                            const auto a = static_cast<float>(head[i]);
                            const auto b = static_cast<float>(head[half + i]);
@@ -64,14 +64,16 @@ at::Tensor rotate_in_place(const at::Tensor& x, const Rotation& rotation, bool b
 class RotateFunction : public torch::autograd::Function<RotateFunction> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& cos,
-                            const at::Tensor& sin) {
+                            const at::Tensor& sin, std::int64_t head_dim) {
     context->save_for_backward({cos, sin});
-    return rotate_in_place(x.clone(at::MemoryFormat::Contiguous), {cos, sin}, false);
+    context->saved_data["head_dim"] = head_dim;
+    return rotate_in_place(x.clone(at::MemoryFormat::Contiguous), {cos, sin, head_dim}, false);
   }
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const variable_list saved = context->get_saved_variables();
     const at::Tensor dx = grads[0].clone(at::MemoryFormat::Contiguous);
-    return {rotate_in_place(dx, {saved[0], saved[1]}, true), at::Tensor(), at::Tensor()};
+    const std::int64_t head_dim = context->saved_data["head_dim"].toInt();
+    return {rotate_in_place(dx, {saved[0], saved[1], head_dim}, true), {}, {}, {}};
   }
 };
 
@@ -79,17 +81,19 @@ class RotateFunction : public torch::autograd::Function<RotateFunction> {
 
 std::vector<float> rope_frequencies(const io::ModelConfig& config) {
   std::vector<float> out;
-  for (std::int64_t i = 0; i < config.head_dim / 2; ++i) {
-    double frequency = std::pow(
-        config.rope_theta, -2.0 * static_cast<double>(i) / static_cast<double>(config.head_dim));
-    switch (config.rope_scaling.kind) {
+  const io::PositionForm& form = config.block.positions;
+  const std::int64_t rotated = config.rotated_dims();
+  for (std::int64_t i = 0; i < rotated / 2; ++i) {
+    double frequency =
+        std::pow(form.theta, -2.0 * static_cast<double>(i) / static_cast<double>(rotated));
+    switch (form.scaling.kind) {
       case io::RopeScaling::Kind::none:
         break;
       case io::RopeScaling::Kind::linear:
-        frequency /= config.rope_scaling.factor;
+        frequency /= form.scaling.factor;
         break;
       case io::RopeScaling::Kind::llama3:
-        frequency = llama3_frequency(frequency, config.rope_scaling);
+        frequency = llama3_frequency(frequency, form.scaling);
         break;
     }
     out.push_back(static_cast<float>(frequency));
@@ -117,25 +121,29 @@ void RopeTable::grow(std::int64_t rows) {
 }
 
 Rotation RopeTable::rotation(const at::Tensor& positions, std::int64_t end) {
+  if (frequencies_.empty()) return {{}, {}, head_dim_};
   if (!cos_.defined()) grow(std::max<std::int64_t>(end, 256));
   if (end > cos_.size(0)) grow(std::max(end, 2 * cos_.size(0)));
   // A few thousand positions are staged before the call returns: no wait for the device.
   const at::Tensor rows = positions.to(at::TensorOptions(device_), /*non_blocking=*/true);
   return {at::index_select(cos_, 0, rows).unsqueeze(1),
-          at::index_select(sin_, 0, rows).unsqueeze(1)};
+          at::index_select(sin_, 0, rows).unsqueeze(1), head_dim_};
 }
 
 at::Tensor rotate(const at::Tensor& x, const Rotation& rotation) {
-  const auto& [cos, sin] = rotation;
+  const auto& [cos, sin, head_dim] = rotation;
+  if (!cos.defined()) return x;
   if (x.is_cpu()) {
-    return at::GradMode::is_enabled() ? RotateFunction::apply(x, cos, sin)
+    return at::GradMode::is_enabled() ? RotateFunction::apply(x, cos, sin, head_dim)
                                       : rotate_in_place(x, rotation, false);
   }
   const std::int64_t half = cos.size(2);
-  const at::Tensor heads = x.view({x.size(0), -1, 2 * half});
+  const at::Tensor heads = x.view({x.size(0), -1, head_dim});
   const at::Tensor a = heads.narrow(-1, 0, half).to(at::kFloat);
   const at::Tensor b = heads.narrow(-1, half, half).to(at::kFloat);
-  return at::cat({a * cos - b * sin, b * cos + a * sin}, -1).to(x.scalar_type()).flatten(1);
+  const at::Tensor turned = at::cat({a * cos - b * sin, b * cos + a * sin}, -1).to(x.scalar_type());
+  if (2 * half == head_dim) return turned.flatten(1);
+  return at::cat({turned, heads.narrow(-1, 2 * half, head_dim - 2 * half)}, -1).flatten(1);
 }
 
 }  // namespace twell::lm

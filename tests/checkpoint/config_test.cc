@@ -2,6 +2,7 @@
 
 #include <limits>
 
+#include "checkpoint/architecture.h"
 #include "tests/support/files.h"
 
 namespace twell::io {
@@ -42,12 +43,13 @@ TEST(ModelConfig, DefaultsAreThoseOfTransformers) {
   EXPECT_EQ(c.num_key_value_heads, 8);
   EXPECT_EQ(c.head_dim, 8);
   EXPECT_EQ(c.max_position_embeddings, 2048);
-  EXPECT_EQ(c.rms_norm_eps, 1e-6);
-  EXPECT_EQ(c.rope_theta, 10000.0);
-  EXPECT_EQ(c.rope_scaling.kind, RopeScaling::Kind::none);
+  EXPECT_EQ(c.block.norm.eps, 1e-6);
+  EXPECT_EQ(c.block.positions.theta, 10000.0);
+  EXPECT_EQ(c.block.positions.scaling.kind, RopeScaling::Kind::none);
   EXPECT_EQ(c.hidden_act, HiddenAct::silu);
   EXPECT_TRUE(c.gated);
-  EXPECT_FALSE(c.tie_word_embeddings || c.qkv_bias || c.o_bias || c.mlp_bias || c.sparse_lm);
+  EXPECT_FALSE(c.tie_word_embeddings || c.block.qkv_bias || c.block.o_bias || c.mlp_bias ||
+               c.sparse_lm);
   EXPECT_EQ(c.bos_token_id, 1);
   EXPECT_EQ(c.eos_token_ids, std::vector<std::int32_t>{2});
   const ModelConfig none = parse(llama(R"("bos_token_id":null,"eos_token_id":null,)"));
@@ -72,8 +74,8 @@ TEST(ModelConfig, OwnKeysSurviveARoundTrip) {
   c.eos_token_ids = {2, 3, 5};
   c.bos_token_id = 1;
   c.dtype = "bfloat16";
-  c.rope_theta = 100'000.5;
-  c.rope_scaling = {RopeScaling::Kind::llama3, 8, 1, 4, 4096};
+  c.block.positions.theta = 100'000.5;
+  c.block.positions.scaling = {RopeScaling::Kind::llama3, 8, 1, 4, 4096};
   EXPECT_EQ(parse(c.to_json()), c);
   for (const HiddenAct act : {HiddenAct::silu, HiddenAct::gelu, HiddenAct::gelu_tanh,
                               HiddenAct::relu, HiddenAct::relu_squared}) {
@@ -110,7 +112,7 @@ TEST(ModelConfig, ReleasedSparseModelsAreRelu) {
   const ModelConfig c = parse(text);
   EXPECT_TRUE(c.sparse_lm);
   EXPECT_EQ(c.hidden_act, HiddenAct::relu);
-  EXPECT_EQ(c.architecture, Architecture::llama);
+  EXPECT_EQ(c.architecture, &kLlama);
 }
 
 TEST(ModelConfig, HostileValuesNameTheirKey) {
@@ -180,8 +182,8 @@ TEST(ModelConfig, UnsupportedIsNotInvalid) {
 
 TEST(ModelConfig, RopeScaling) {
   const auto rope = [](const std::string& value) { return llama_with("rope_scaling", value); };
-  EXPECT_EQ(parse(rope("{}")).rope_scaling.kind, RopeScaling::Kind::none);
-  EXPECT_EQ(parse(rope(R"({"type":"linear","factor":4})")).rope_scaling.factor, 4.0);
+  EXPECT_EQ(parse(rope("{}")).block.positions.scaling.kind, RopeScaling::Kind::none);
+  EXPECT_EQ(parse(rope(R"({"type":"linear","factor":4})")).block.positions.scaling.factor, 4.0);
   unsupported(rope(R"({"rope_type":"yarn","factor":4})"), {"\"yarn\"", "llama3"});
   unsupported(rope(R"({"full_attention":{"rope_type":"default"}})"), {"differ by layer"});
   refused(rope(R"({"rope_type":"linear"})"), {"rope_scaling.factor is missing"});
@@ -193,12 +195,14 @@ TEST(ModelConfig, RopeScaling) {
           {"low_freq_factor is 4"});
   EXPECT_EQ(parse(rope(R"({"rope_type":"llama3","factor":8,"low_freq_factor":1,)"
                        R"("high_freq_factor":4})"))
-                .rope_scaling.original_max_position_embeddings,
+                .block.positions.scaling.original_max_position_embeddings,
             2048);  // max_position_embeddings
 }
 
 TEST(ModelConfig, RopeParametersAndTheirOlderKeys) {
-  const auto theta = [](const std::string& more) { return parse(llama(more)).rope_theta; };
+  const auto theta = [](const std::string& more) {
+    return parse(llama(more)).block.positions.theta;
+  };
   EXPECT_EQ(theta(R"("rope_parameters":{"rope_theta":5,"rope_type":"default"},"rope_theta":7,)"),
             5);
   EXPECT_EQ(theta(R"("rope_parameters":{"rope_type":"linear","factor":2},"rope_theta":7,)"), 7);
@@ -269,10 +273,15 @@ TEST(ModelConfig, ValidateChecksWhatCodeMade) {
   };
   invalid([](auto& x) { x.hidden_size = 0; }, "hidden_size");
   invalid([](auto& x) { x.num_attention_heads = 0; }, "num_attention_heads");
-  invalid([](auto& x) { x.rms_norm_eps = std::numeric_limits<double>::quiet_NaN(); },
+  invalid([](auto& x) { x.block.norm.eps = std::numeric_limits<double>::quiet_NaN(); },
           "rms_norm_eps");
-  invalid([](auto& x) { x.qkv_bias = true; }, "biases");
-  invalid([](auto& x) { x.architecture = Architecture::qwen2; }, "biases");
+  invalid([](auto& x) { x.block.qkv_bias = true; }, "biases");
+  invalid([](auto& x) { x.architecture = &kQwen2; }, "biases");
+  // What config.json of this architecture cannot say.
+  invalid([](auto& x) { x.block.norm.kind = NormForm::Kind::layer; }, "norms");
+  invalid([](auto& x) { x.block.arrangement = Arrangement::parallel; }, "norms");
+  invalid([](auto& x) { x.block.positions.kind = PositionForm::Kind::learned; }, "positions");
+  invalid([](auto& x) { x.block.positions.share = 0.5; }, "positions");
   invalid([](auto& x) { x.dtype = "int8"; }, "dtype");
   invalid([](auto& x) { x.head_dim = 1 << 20; }, "head_dim");
   const TempDir dir;

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "decoder/model.h"
+#include "tests/decoder/other_architectures.h"
 
 namespace {
 
@@ -36,7 +37,8 @@ int run(const std::vector<std::string>& args) {
   for (std::size_t i = 2; i < args.size(); ++i) ids.push_back(std::stoll(args[i]));
   std::stringstream paths(args[1]);
   for (std::string path; std::getline(paths, path, ',');) {
-    const auto model = load_model(args[0], {.ffn = parse_ffn_path(path)});
+    const auto model = load_model(
+        args[0], {.ffn = parse_ffn_path(path), .architectures = twell::test::kOtherArchitectures});
     for (const at::Tensor& of :
          {model->forward(at::tensor(ids).unsqueeze(0)), cached_logits(*model, ids)}) {
       const at::Tensor logits = of.to(at::kFloat).contiguous();

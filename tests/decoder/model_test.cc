@@ -5,6 +5,7 @@
 #include <fstream>
 #include <random>
 
+#include "checkpoint/architecture.h"
 #include "tests/decoder/tiny_model.h"
 #include "tests/support/message_of.h"
 
@@ -101,7 +102,7 @@ TEST(Model, FeedForwardNamesAreThoseOfTheirTensors) {
   for (const bool gated : {true, false}) {
     auto config = tiny_config();
     config.gated = gated;
-    config.qkv_bias = config.o_bias = config.mlp_bias = true;
+    config.block.qkv_bias = config.block.o_bias = config.mlp_bias = true;
     const auto model = tiny_model(config);
     const NamedTensors all = model->parameters();
     std::size_t found = 0;
@@ -191,8 +192,8 @@ TEST(Model, TruncatedCacheForgets) {
 TEST(Model, GradientsAreRight) {
   auto config = tiny_config();
   config.hidden_act = io::HiddenAct::silu;  // smooth: a step never crosses a kink
-  config.architecture = io::Architecture::qwen2;
-  config.qkv_bias = true;
+  config.architecture = &io::kQwen2;
+  config.block.qkv_bias = true;
   const auto model = tiny_model(config);
   const at::Tensor tokens = at::tensor(random_tokens(24)).view({2, 12});
   const at::Tensor targets = at::tensor(random_tokens(24, 8));
@@ -390,7 +391,7 @@ TEST(Model, TensorsWithoutUseAreRefused) {
   expect_refused(config, plain, tensors, "model.layers.0.mlp.gate_proj.weight");
 
   io::ModelConfig biased = config;
-  biased.qkv_bias = biased.o_bias = true;
+  biased.block.qkv_bias = biased.block.o_bias = true;
   expect_refused(biased, config, tiny_model(biased)->parameters(),
                  "model.layers.0.self_attn.k_proj.bias");
 

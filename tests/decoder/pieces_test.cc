@@ -1,4 +1,4 @@
-// RMSNorm, rotary embedding, the random generator and the conversion of weights.
+// Norms, rotary embedding, the random generator and the conversion of weights.
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 #include <torch/types.h>
@@ -7,6 +7,7 @@
 #include <cmath>
 #include <numbers>
 
+#include "decoder/norm.h"
 #include "decoder/random.h"
 #include "decoder/rms_norm.h"
 #include "decoder/rope.h"
@@ -79,10 +80,54 @@ TEST(RmsNorm, GradientsAreThoseOfTheDefinition) {
   }
 }
 
+// y = x̂ ⊙ w + b in every form, with and without gradients.
+TEST(Norm, EveryFormIsItsDefinition) {
+  using Kind = io::NormForm::Kind;
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    for (const Kind kind : {Kind::none, Kind::rms, Kind::layer}) {
+      for (int bits = 0; bits < 8; ++bits) {
+        const bool has_weight = (bits & 1) != 0, has_bias = (bits & 4) != 0;
+        const bool plus_one = (bits & 2) != 0 && has_weight;
+        at::manual_seed(bits);
+        constexpr std::int64_t kWidth = 48;
+        // A mean that is no noise: RMS and layer norms differ.
+        const at::Tensor x = (at::randn({5, kWidth}) * 3 + 1).to(dtype);
+        Norm norm{{kind, has_weight, plus_one, has_bias, 1e-5}};
+        if (has_weight) norm.weight.tensor = at::randn({kWidth}).to(dtype);
+        if (has_bias) norm.bias.tensor = at::randn({kWidth}).to(dtype);
+        at::Tensor exact = x.to(at::kDouble);
+        const at::Tensor size = exact.abs() + exact.abs().mean(-1, true);
+        at::Tensor factor = at::ones({5, 1}, at::kDouble);
+        if (kind != Kind::none) {
+          if (kind == Kind::layer) exact = exact - exact.mean(-1, true);
+          factor = (exact.square().mean(-1, true) + 1e-5).rsqrt();
+          exact = exact * factor;
+          if (has_weight) {
+            const at::Tensor w = norm.weight.tensor.to(at::kDouble) + (plus_one ? 1.0 : 0.0);
+            exact = exact * w;
+            factor = factor * w.abs();
+          }
+          if (has_bias) exact = exact + norm.bias.tensor.to(at::kDouble);
+        }
+        // Mean, root, factor, product and sum in fp32, sums of 48 terms, and the last rounding.
+        const double u = 0x1.0p-24, last = dtype == at::kFloat ? u : 0x1.0p-8;
+        const at::Tensor bound = size * factor * (60 * u) + exact.abs() * (8 * u + last) + 4 * u;
+        const at::Tensor with_grad = norm(x);
+        const at::NoGradGuard no_grad;
+        for (const at::Tensor& y : {with_grad, norm(x)}) {
+          EXPECT_EQ(y.scalar_type(), dtype);
+          EXPECT_LE(((y.to(at::kDouble) - exact).abs() - bound).max().item<double>(), 0.0)
+              << static_cast<int>(kind) << " " << bits;
+        }
+      }
+    }
+  }
+}
+
 io::ModelConfig rope_config() {
   io::ModelConfig config;
   config.head_dim = 16;
-  config.rope_theta = 10000.0;
+  config.block.positions.theta = 10000.0;
   return config;
 }
 
@@ -106,6 +151,28 @@ TEST(Rope, TurnsPairsWithAndWithoutGradients) {
       EXPECT_LE((y.to(at::kDouble) - exact).abs().max().item<double>(), bound);
     }
   }
+}
+
+// The first dimensions of a head as a head of that size would be, the others as they are.
+TEST(Rope, ASharePassesTheOthersOn) {
+  auto config = rope_config();
+  config.head_dim = 4;
+  RopeTable narrow(config);
+  config.head_dim = 16;
+  config.block.positions.share = 0.25;
+  RopeTable table(config);
+  const at::Tensor positions = at::arange(24);
+  const at::Tensor x = at::randn({24, 48}), heads = x.view({24, 3, 16});
+  const at::Tensor first = heads.narrow(2, 0, 4).reshape({24, 12});
+  const at::Tensor turned = rotate(first, narrow.rotation(positions, 24)).view({24, 3, 4});
+  const at::Tensor expected = at::cat({turned, heads.narrow(2, 4, 12)}, 2).flatten(1);
+  EXPECT_FALSE(at::equal(expected, x));
+  const Rotation rotation = table.rotation(positions, 24);
+  EXPECT_TRUE(at::equal(rotate(x, rotation), expected));
+  const at::NoGradGuard no_grad;
+  EXPECT_TRUE(at::equal(rotate(x.clone(), rotation), expected));
+  config.block.positions.kind = io::PositionForm::Kind::none;
+  EXPECT_TRUE(at::equal(rotate(x.clone(), RopeTable(config).rotation(positions, 24)), x));
 }
 
 TEST(Rope, GradientsTurnBack) {
@@ -135,11 +202,11 @@ TEST(Rope, LlamaThreeScalingKeepsFastAndDividesSlowPairs) {
   auto config = rope_config();
   config.head_dim = 64;
   const auto plain = rope_frequencies(config);
-  config.rope_scaling.kind = io::RopeScaling::Kind::llama3;
-  config.rope_scaling.factor = 8.0;
-  config.rope_scaling.low_freq_factor = 1.0;
-  config.rope_scaling.high_freq_factor = 4.0;
-  config.rope_scaling.original_max_position_embeddings = 512;
+  config.block.positions.scaling.kind = io::RopeScaling::Kind::llama3;
+  config.block.positions.scaling.factor = 8.0;
+  config.block.positions.scaling.low_freq_factor = 1.0;
+  config.block.positions.scaling.high_freq_factor = 4.0;
+  config.block.positions.scaling.original_max_position_embeddings = 512;
   const auto scaled = rope_frequencies(config);
   int kept = 0, divided = 0, between = 0;
   for (std::size_t i = 0; i < plain.size(); ++i) {

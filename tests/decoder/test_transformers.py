@@ -58,6 +58,13 @@ CASES = {
     "llama-gelu-tanh": ("Llama", dict(hidden_act="gelu_pytorch_tanh")),
     "qwen2": ("Qwen2", dict(num_key_value_heads=2)),
     "qwen2-tied-relu": ("Qwen2", dict(tie_word_embeddings=True, hidden_act="relu")),
+    # Of other_architectures.h: what the engine's block can be besides.
+    "opt": ("OPT", dict(ffn_dim=176)),
+    "opt-norm-behind": ("OPT", dict(ffn_dim=176, do_layer_norm_before=False)),
+    "opt-bare": ("OPT", dict(ffn_dim=176, enable_bias=False, layer_norm_elementwise_affine=False)),
+    "stablelm": ("StableLm", dict(num_key_value_heads=2, use_qkv_bias=True)),
+    "stablelm-parallel": ("StableLm", dict(use_parallel_residual=True)),
+    "nemotron-relu2": ("Nemotron", dict(num_key_value_heads=2, hidden_act="relu2")),
 }
 
 
@@ -125,7 +132,8 @@ def test_fp32(case, driver, tmp_path):
         assert worst <= bound, f"{key}: {worst} > {bound}"
 
 
-@pytest.mark.parametrize("case", ["llama-gqa-tied", "llama-llama3-scaling", "llama-relu", "qwen2"])
+@pytest.mark.parametrize("case", ["llama-gqa-tied", "llama-llama3-scaling", "llama-relu", "qwen2", "opt",
+                                  "stablelm-parallel", "nemotron-relu2"])
 def test_bf16(case, driver, tmp_path):
     model = make_model(case, torch.bfloat16)
     model.save_pretrained(tmp_path)
@@ -136,7 +144,7 @@ def test_bf16(case, driver, tmp_path):
     def error(logits):
         return np.sqrt(np.mean((logits - exact) ** 2))
 
-    paths = "dense,sparse" if case.endswith("relu") else "dense"
+    paths = "dense,sparse" if case.endswith(("relu", "relu2")) else "dense"
     for key, ours in driver.logits(tmp_path, paths, ids).items():
         print(f"{case} {key}: ours {error(ours):.3e}, transformers {error(theirs):.3e}")
         assert error(ours) <= 1.25 * error(theirs), key
