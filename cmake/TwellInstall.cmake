@@ -9,7 +9,7 @@ if(TARGET twell_cuda)
   install(TARGETS twell_cuda EXPORT twell-cuda-targets)
   install(EXPORT twell-cuda-targets NAMESPACE twell:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/twell)
 endif()
-install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/twell DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/twell ${PROJECT_SOURCE_DIR}/cuda/include/twell DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(EXPORT twell-targets NAMESPACE twell:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/twell)
 configure_package_config_file(
   ${CMAKE_CURRENT_LIST_DIR}/twell-config.cmake.in ${PROJECT_BINARY_DIR}/twell-config.cmake

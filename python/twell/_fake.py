@@ -35,7 +35,7 @@ def _triple(like: Tensor, rows: Any, cols: Any, tile: int, capacity: int) -> tup
 
 
 def _screen_bytes(rows: Any, cols: Any, device: str) -> Any:
-    if device != "cpu":  # src/cuda_ops/screen.cc
+    if device != "cpu":  # cuda/ops/screen.cc
         groups, steps, runs = (rows + 31) // 32, (cols + 63) // 64, (cols + 255) // 256
         parts = (groups * steps * 2048, groups * runs * 128, groups * 384, runs * 512)
         return sum((part + 255) // 256 * 256 for part in parts)

@@ -1,6 +1,6 @@
 """The lines `gate_shape` of twell_gpu_bench: what plans assume of each shape of the gate GEMM, and what it took.
 
-By them a GPU model's plans are corrected, in src/cuda_ops/plan_gemm.cc: a rate is the share of what mma.sync can reach.
+By them a GPU model's plans are corrected, in cuda/ops/plan_gemm.cc: a rate is the share of what mma.sync can reach.
 """
 
 # A shape that is faster by less may be so by chance.

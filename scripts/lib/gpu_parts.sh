@@ -54,7 +54,7 @@ describe() {
     memcheck) echo "cuda_test under compute-sanitizer memcheck" ;;
     racecheck) echo "the tests of tails and overflow under compute-sanitizer racecheck" ;;
     build-lm) echo "the operators for CUDA tensors and the command line, into build/gpu-lm" ;;
-    operators) echo "tests/cuda/test_torch_cuda.py: torch.ops.twell on CUDA tensors, in a graph, its errors" ;;
+    operators) echo "cuda/tests/test_torch_cuda.py: torch.ops.twell on CUDA tensors, in a graph, its errors" ;;
     engine) echo "generate, stats and train on the GPU beside the CPU; bench model with energy" ;;
     bench-ffn) echo "twell bench ffn: one layer through the operators, beside PyTorch's dense layer" ;;
   esac
@@ -73,7 +73,7 @@ bench_selection() {
 built_bench() {
   local build
   for build in "$GPU_BUILD" "$ROOT"/build/{release,core}; do
-    [[ ! -x $build/bench/cuda/twell_gpu_bench ]] || { echo "$build/bench/cuda/twell_gpu_bench" && return; }
+    [[ ! -x $build/cuda/bench/twell_gpu_bench ]] || { echo "$build/cuda/bench/twell_gpu_bench" && return; }
   done
 }
 
@@ -136,10 +136,10 @@ lacks() {
 not_built() {
   case $1 in
     test | memcheck | racecheck)
-      [[ -x $GPU_BUILD/tests/cuda/cuda_test ]] || echo "cuda_test is not built; run the part build"
+      [[ -x $GPU_BUILD/cuda/tests/cuda_test ]] || echo "cuda_test is not built; run the part build"
       ;;
     ceilings | bench | train)
-      [[ -x $GPU_BUILD/bench/cuda/twell_gpu_bench ]] ||
+      [[ -x $GPU_BUILD/cuda/bench/twell_gpu_bench ]] ||
         echo "twell_gpu_bench is not built; run the part build, which needs cuBLAS for it"
       ;;
     operators | engine | bench-ffn)
@@ -209,7 +209,7 @@ run_build-lm() {
 run_operators() {
   TWELL_TORCH_LIBRARY=$GPU_LM_BUILD/src/torch_ops/libtwell_torch.so \
     TWELL_TORCH_CUDA_LIBRARY=$GPU_LM_BUILD/src/torch_ops/libtwell_torch_cuda.so \
-    "$(gpu_python)" -m pytest "$ROOT/tests/cuda"
+    "$(gpu_python)" -m pytest "$ROOT/cuda/tests"
 }
 
 run_engine() {
@@ -224,7 +224,7 @@ run_bench-ffn() {
 cuda_test() {
   local name=$1
   shift
-  OMP_NUM_THREADS=$(nproc) "$@" "$GPU_BUILD/tests/cuda/cuda_test" --gtest_output="json:$GPU_RESULTS/$name.json" \
+  OMP_NUM_THREADS=$(nproc) "$@" "$GPU_BUILD/cuda/tests/cuda_test" --gtest_output="json:$GPU_RESULTS/$name.json" \
     ${GPU_FILTER:+--gtest_filter="$GPU_FILTER"}
 }
 
@@ -242,7 +242,7 @@ run_racecheck() {
 }
 
 measure() {
-  "$GPU_BUILD/bench/cuda/twell_gpu_bench" --only "$(bench_selection "$1")" --json "$GPU_RESULTS/$1.jsonl"
+  "$GPU_BUILD/cuda/bench/twell_gpu_bench" --only "$(bench_selection "$1")" --json "$GPU_RESULTS/$1.jsonl"
 }
 
 run_ceilings() { measure ceilings; }

@@ -1,5 +1,5 @@
 // The whole feed-forward layer in one call; implemented here for CPU tensors and in
-// torch_ops_cuda/ for a GPU's.
+// cuda/torch/ for a GPU's.
 //
 // x is [..., D], y [..., columns of down]. The gate (in a layer without one, up) is what
 // pack_weight makes of [H, D]; with a screen, that matrix as stored, and `screen` what

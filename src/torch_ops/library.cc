@@ -23,7 +23,7 @@ STABLE_TORCH_LIBRARY(twell, m) {
       "Tensor neuron_nnz, Tensor candidates)");
   m.def("screen_weight(Tensor weight, Tensor? axis=None) -> Tensor");
   m.def("screen_limit() -> float");
-  // Asked of a GPU alone: implemented in torch_ops_cuda/.
+  // Asked of a GPU alone: implemented in cuda/torch/.
   m.def(
       "choose_hot(Tensor rates, int tokens, int width, int device, str activation=\"relu\", "
       "bool gated=True, bool joined=False, bool training=False) -> int");

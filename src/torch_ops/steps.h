@@ -1,5 +1,5 @@
 // The steps of the layer one by one, for inspection and tests; twell_tensors.h says what the triple
-// holds. Implemented here for CPU tensors and in torch_ops_cuda/ for a GPU's.
+// holds. Implemented here for CPU tensors and in cuda/torch/ for a GPU's.
 #pragma once
 
 #include <cstdint>

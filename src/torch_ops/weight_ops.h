@@ -1,4 +1,4 @@
-// Packing, unpacking and screening of weights; also in torch_ops_cuda/.
+// Packing, unpacking and screening of weights; also in cuda/torch/.
 #pragma once
 
 #include <cstdint>

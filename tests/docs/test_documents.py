@@ -27,7 +27,7 @@ def blocks(language):
 def test_cpp_stands_in_a_compiled_file():
     sources = [
         path.read_text()
-        for folder in ("examples", "src", "include")
+        for folder in ("examples", "src", "include", "cuda")
         for path in (ROOT / folder).rglob("*")
         if path.suffix in (".cc", ".h")
     ]

@@ -132,7 +132,7 @@ def test_shapes_on_a_gpu_without_one(half: torch.dtype) -> None:
         x, weight = fake_cuda(3, 5, 40, dtype=half), fake_cuda(100, 40, dtype=half)
         packed = twell.ops.pack_weight(weight)
         assert packed.device.type == "cuda" and packed.shape == (7, 32, 16, 2)
-        # As tests/cuda/train_test.cc has it, in elements of 2 bytes.
+        # As cuda/tests/train_test.cc has it, in elements of 2 bytes.
         y, l1, *_, offsets, neurons, values = torch.ops.twell.ffn_train(x, weight, weight, weight)
         assert y.shape == x.shape and l1.shape == () and l1.dtype == torch.float32
         assert (offsets.shape, neurons.shape, values.shape) == ((0,), (0,), (2648 // 2,))
@@ -141,7 +141,7 @@ def test_shapes_on_a_gpu_without_one(half: torch.dtype) -> None:
             y, x, weight, weight, weight, offsets, neurons, values, l1
         )
         assert dx.shape == x.shape and dgate.shape == dup.shape == ddown.shape == weight.shape
-        # As tests/cuda/screen_test.cc has it.
+        # As cuda/tests/screen_test.cc has it.
         assert twell.ops.screen_weight(weight).shape == (10752,)
         leaf = weight.clone().requires_grad_()
         for hot in (None, 0, 16):

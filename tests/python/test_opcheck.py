@@ -73,7 +73,7 @@ def test_all_are_listed() -> None:
     # Those of training are in test_train.py: they return lists with room that nothing is written to,
     # which opcheck would compare.
     training = {"ffn_train", "ffn_train_backward", "ffn_train_backward_add"}
-    # opcheck cannot compare texts, and some ask a GPU (tests/cuda/test_torch_cuda.py).
+    # opcheck cannot compare texts, and some ask a GPU (cuda/tests/test_torch_cuda.py).
     others = {"cpu_tier", "processor_name", "choose_hot", "choose_training", "screen_pays"}
     assert registered == set(OPERATORS) | training | others
 

@@ -238,7 +238,7 @@ def test_dry_run_names_every_variant(tree):
     done = gpu_check(tree, "--dry-run", "first")
     assert done.returncode == 0, done.stderr
     assert "ninja -C build/core twell_gpu_bench" in done.stdout
-    put(tree / "build/core/bench/cuda/twell_gpu_bench", 'for a in "$@"; do echo "variant/$a"; done\n')
+    put(tree / "build/core/cuda/bench/twell_gpu_bench", 'for a in "$@"; do echo "variant/$a"; done\n')
     done = gpu_check(tree, "--dry-run", "first")
     listed = [line.strip() for line in done.stdout.splitlines()]
     assert listed.count("variant/--list") == 3
@@ -267,7 +267,7 @@ def test_what_a_killed_part_measured_is_in_the_results(tree):
     )
     (tree / "lines").write_text(text_of(LINES)[:-5])
     put(
-        tree / "build/gpu/bench/cuda/twell_gpu_bench",
+        tree / "build/gpu/cuda/bench/twell_gpu_bench",
         f'[[ $1 == --only && $2 == exact && $3 == --json ]] || exit 3\ncp "{tree}/lines" "$4"\necho measured\nkill -KILL $$\n',
     )
     (tree / "docs").mkdir()

@@ -1,0 +1,58 @@
+// The parts of the benchmark, and what they share. Each writes a line a variant into the report and
+// prints what it found.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "cuda/bench/blas_gemm.h"
+#include "cuda/bench/options.h"
+#include "cuda/bench/report.h"
+#include "cuda/bench/timer.h"
+#include "cuda/bench/variants.h"
+#include "twell/cuda.h"
+
+namespace twell::bench {
+
+struct DeviceLayer;
+
+struct Ceilings {
+  double bytes = 0.0;  // a second, of a copy
+  double flops = 0.0;  // a second, bf16, of cuBLAS at 8192 cubed
+};
+
+struct Bench {
+  Bench(const Options& options_, const cuda::Device& device_)
+      : options(options_),
+        device(device_),
+        report(options.json),
+        timer(device),
+        blas(timer.stream()) {}
+
+  const Options options;
+  const cuda::Device device;
+  Report report;
+  Timer timer;
+  Blas blas;
+  Ceilings ceilings;
+  int failed = 0;  // variants that were wrong or did not run
+};
+
+// Runs one variant. An error becomes a line of the report and the next variant has its turn, unless
+// the GPU is past use.
+void guarded(Bench& bench, const std::string& variant, const std::function<void()>& work);
+
+void measure_ceilings(Bench& bench);
+void check_exact(Bench& bench);
+void measure_layers(Bench& bench);
+void measure_training(Bench& bench);
+void sweep(Bench& bench);
+
+// The two kernels of a layer apart, on all its rows at once.
+struct PartTimes {
+  Times gate, gather;
+};
+PartTimes measure_parts(Bench& bench, const DeviceLayer& layer, std::int64_t tokens,
+                        const cuda::FfnPlan& plan, const Times& whole);
+
+}  // namespace twell::bench

@@ -1,0 +1,190 @@
+// One layer beside the dense one, with their outputs compared, and its two kernels apart.
+#include <algorithm>
+#include <cstdio>
+#include <optional>
+#include <vector>
+
+#include "cuda/bench/bench.h"
+#include "cuda/bench/dense_ffn.h"
+#include "cuda/bench/device_layer.h"
+#include "cuda/bench/row_error.h"
+
+namespace twell::bench {
+namespace {
+
+std::vector<std::uint16_t> transposed(const std::vector<std::uint16_t>& from, std::int64_t rows,
+                                      std::int64_t cols) {
+  std::vector<std::uint16_t> to(from.size());
+  for (std::int64_t r = 0; r < rows; ++r) {
+    for (std::int64_t c = 0; c < cols; ++c) {
+      to[static_cast<std::size_t>(c * rows + r)] = from[static_cast<std::size_t>(r * cols + c)];
+    }
+  }
+  return to;
+}
+
+// What the dense layer has besides.
+struct DenseMemory {
+  explicit DenseMemory(const SkewedLayer& layer)
+      : y(layer.x.size()),
+        gate_up_out(static_cast<std::size_t>(layer.tokens * 2 * layer.hidden)),
+        hidden_state(static_cast<std::size_t>(layer.tokens * layer.hidden)),
+        down_by_row(transposed(layer.down, layer.hidden, layer.depth)) {}
+  DenseLayer of(const DeviceLayer& layer) const {
+    return {layer.x.get(),     layer.gate_up.get(), layer.down.get(), down_by_row.get(),
+            gate_up_out.get(), hidden_state.get(),  y.get()};
+  }
+  DeviceMemory<std::uint16_t> y, gate_up_out, hidden_state, down_by_row;
+};
+
+double mean_of(const std::vector<std::int32_t>& counts) {
+  double sum = 0.0;
+  for (const std::int32_t n : counts) sum += n;
+  return sum / static_cast<double>(counts.size());
+}
+
+void measure_one(Bench& bench, const LayerCase& one, const DeviceLayer& layer,
+                 const DenseMemory& dense_memory) {
+  const std::int64_t tokens = one.tokens;
+  cudaStream_t stream = bench.timer.stream();
+  const int runs = bench.options.runs;
+  cuda::Problem problem = layer.problem(tokens);
+  problem.hot = cuda::choose_hot(bench.device, problem, layer.rates);
+  problem.screened = one.screened;
+  problem.candidates =
+      std::min(1.0, kCandidatesPerFiring * one.nnz / static_cast<double>(layer.hidden));
+  const cuda::FfnPlan plan = cuda::plan_ffn(bench.device, problem);
+  const DeviceMemory<std::byte> memory(plan.workspace_bytes);
+  const DeviceMemory<std::int32_t> row_nnz(static_cast<std::size_t>(tokens));
+  const auto sparse = [&](const cuda::DeviceStats& stats) {
+    cuda::ffn(plan, layer.inputs(0, tokens), layer.weights(), {}, layer.outputs(tokens),
+              {memory.get(), memory.size()}, stream, stats);
+  };
+  const DenseFfn dense(bench.blas, bench.timer, dense_memory.of(layer), tokens, layer.depth,
+                       layer.hidden);
+
+  // Not what the case before left: its rows are these.
+  layer.y.poison();
+  dense_memory.y.poison();
+  const DeviceMemory<std::int64_t> candidates(1);
+  candidates.fill(0);
+  sparse({row_nnz.get(), nullptr, candidates.get()});
+  dense.run();
+  TWELL_CUDA_CHECK(cudaStreamSynchronize(stream));
+  const std::vector<std::uint16_t> y = layer.read_outputs(tokens);
+  const RowError error = worst_row(
+      y, dense_memory.y.read(static_cast<std::size_t>(tokens * layer.depth)), tokens, layer.depth);
+  const double nnz = mean_of(row_nnz.read());
+
+  const Times sparse_time = bench.timer.measure(runs, [&] { sparse({}); });
+  const bool same_bits = layer.read_outputs(tokens) == y;
+  const Times dense_time = bench.timer.measure(runs, [&] { dense.run(); });
+  const PartTimes parts = measure_parts(bench, layer, tokens, plan, sparse_time);
+  const bool right = error.within() && same_bits;
+  if (!right) bench.failed += 1;
+
+  const double gate_flops = 2.0 * static_cast<double>(tokens * layer.depth * layer.hidden);
+  const double row_bytes = static_cast<double>(layer.depth) * 2;
+  const double gather_bytes = static_cast<double>(tokens) * (2.0 * nnz + 2.0) * row_bytes;
+  // The gate GEMM alone, or reading its weights and those of every neuron once.
+  const double neurons = static_cast<double>(layer.hidden);
+  const double weight_bytes =
+      row_bytes * (neurons + 2.0 * std::min(nnz * static_cast<double>(tokens), neurons));
+  const double floor_us =
+      1e6 * std::max(gate_flops / bench.ceilings.flops, weight_bytes / bench.ceilings.bytes);
+  const double speedup = dense_time.median_us / sparse_time.median_us;
+  const double gate_rate = gate_flops / (parts.gate.median_us * 1e-6);
+  const double gather_rate = gather_bytes / (parts.gather.median_us * 1e-6);
+  const double dense_rate = 3.0 * gate_flops / (dense_time.median_us * 1e-6);
+
+  std::printf("%7lld %7.1f %10.1f %10.1f %8.2f %10.1f %10.0f %10.1f %10.2f %6.2f %9.1e%s%s\n",
+              static_cast<long long>(tokens), nnz, dense_time.median_us, sparse_time.median_us,
+              speedup, parts.gate.median_us, gate_rate * 1e-12, parts.gather.median_us,
+              gather_rate * 1e-12, floor_us / sparse_time.median_us, error.largest,
+              error.within() ? "" : "  WRONG", same_bits ? "" : "  OTHER BITS IN A GRAPH");
+  std::fflush(stdout);
+  bench.report.add(Line("ffn", one.name("ffn"))
+                       .add("tokens", tokens)
+                       .add("nnz_mean", nnz)
+                       .add("us", sparse_time.median_us)
+                       .add("min_us", sparse_time.min_us)
+                       .add("max_us", sparse_time.max_us)
+                       .add("speedup", speedup)
+                       .add("floor_us", floor_us)
+                       .add("worst_row_error", error.largest)
+                       .add("worst_row", error.row)
+                       .add("wrong_rows", error.wrong)
+                       .add("bound", kRowBound)
+                       .add("same_bits", same_bits)
+                       .add("candidates", candidates.read().front())
+                       .add("right", right)
+                       .add("impl", plan.to_string()));
+  bench.report.add(
+      Line("gate", one.name("gate")).add("us", parts.gate.median_us).add("flops_per_s", gate_rate));
+  if (one.screened) return;
+  bench.report.add(Line("dense", one.name("dense"))
+                       .add("us", dense_time.median_us)
+                       .add("min_us", dense_time.min_us)
+                       .add("max_us", dense_time.max_us)
+                       .add("flops_per_s", dense_rate)
+                       .add("impl", dense.to_string()));
+  bench.report.add(Line("gather", one.name("gather"))
+                       .add("us", parts.gather.median_us)
+                       .add("bytes_per_s", gather_rate));
+}
+
+}  // namespace
+
+PartTimes measure_parts(Bench& bench, const DeviceLayer& layer, std::int64_t tokens,
+                        const cuda::FfnPlan& plan, const Times& whole) {
+  cuda::GemmPlan gemm = plan.gemm;
+  const bool fused = gemm.shape != cuda::GemmShape::library;
+  if (!fused) {
+    gemm = cuda::plan_gemm_relu_twell(gemm.shape, bench.device, layer.problem(tokens));
+  }
+  const TwellLayout layout{tokens, layer.hidden, gemm.tile, gemm.tile, DType::bf16};
+  const DeviceMemory<std::int32_t> counts(cuda::count_words(layout));
+  const DeviceMemory<std::uint32_t> slots(cuda::slot_words(layout));
+  const cuda::DeviceTwellView packed{layout, counts.get(), slots.get(), nullptr};
+  const DeviceMemory<std::byte> memory(
+      std::max(gemm.workspace_bytes, plan.gather.workspace_bytes(tokens)));
+  const cuda::Workspace workspace{memory.get(), memory.size()};
+  cudaStream_t stream = bench.timer.stream();
+  PartTimes out;
+  out.gate = bench.timer.measure(bench.options.runs, [&] {
+    cuda::gemm_relu_twell(gemm, layer.inputs(0, tokens), layer.weights().gate, {}, packed,
+                          workspace, stream, layer.screen);
+  });
+  if (!fused) {
+    // Hot neurons and the queue's gather are no operations of their own.
+    out.gather.median_us = whole.median_us - out.gate.median_us;
+    return out;
+  }
+  out.gather = bench.timer.measure(bench.options.runs, [&] {
+    cuda::twell_gated_ffn(plan.gather, layer.inputs(0, tokens), packed, layer.weights().up,
+                          layer.weights().down, layer.outputs(tokens), workspace, stream);
+  });
+  return out;
+}
+
+void measure_layers(Bench& bench) {
+  std::printf("%7s %7s %10s %10s %8s %10s %10s %10s %10s %6s %9s\n", "tokens", "nnz", "dense us",
+              "sparse us", "speedup", "gate us", "gate TF/s", "gather us", "gather TB/s", "floor",
+              "worst row");
+  const Options& options = bench.options;
+  const std::int64_t most = *std::max_element(options.tokens.begin(), options.tokens.end());
+  const std::vector<LayerCase> cases = layer_cases(options);
+  for (const double nnz : options.nnz) {
+    guarded(bench, "layers", [&] {
+      const SkewedLayer host = make_skewed_layer(most, options.depth, options.hidden, nnz, 1);
+      const DeviceLayer layer(host);
+      const DenseMemory dense(host);
+      for (const LayerCase& one : cases) {
+        if (one.nnz != nnz) continue;
+        guarded(bench, one.name("ffn"), [&] { measure_one(bench, one, layer, dense); });
+      }
+    });
+  }
+}
+
+}  // namespace twell::bench

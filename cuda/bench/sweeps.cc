@@ -1,0 +1,70 @@
+// Every shape of the gate GEMM and every number of splits of the gather: what the plans' estimates
+// are to be corrected by.
+#include <algorithm>
+#include <cstdio>
+
+#include "cuda/bench/bench.h"
+#include "cuda/bench/device_layer.h"
+#include "cuda/bench/gate_rate.h"
+
+namespace twell::bench {
+namespace {
+
+void measure_shape(Bench& bench, const ShapeCase& one, const DeviceLayer& layer) {
+  cuda::Problem problem = layer.problem(one.tokens);
+  problem.screened = one.shape == cuda::GemmShape::screen32x32;
+  const cuda::FfnPlan plan = cuda::plan_ffn(bench.device, problem, std::size_t{1} << 30, one.shape);
+  const cuda::GemmPlan& gemm = plan.gemm;
+  if (gemm.shared_bytes > bench.device.shared_bytes) {
+    bench.report.add(
+        Line("gate_shape", one.name).add("skipped", "more shared memory than there is"));
+    return;
+  }
+  const double us = measure_parts(bench, layer, one.tokens, plan, {}).gate.median_us;
+  const double flops_per_s =
+      2.0 * static_cast<double>(one.tokens * layer.depth * layer.hidden) / (us * 1e-6);
+  std::printf("%-34s %10.1f us %8.0f TFLOP/s\n", one.name.c_str(), us, flops_per_s * 1e-12);
+  Line line("gate_shape", one.name);
+  line.add("tokens", one.tokens).add("shape", cuda::name_of(one.shape)).add("us", us);
+  line.add("flops_per_s", flops_per_s);
+  line.add("assumed_us", 1e6 * assumed_seconds(bench.device, problem, gemm));
+  line.add("planned", takes(bench.device, problem, one.shape));
+  const auto reached = rate_reached(bench.device, problem, gemm, us * 1e-6);
+  if (reached) line.add("rate", gemm.rate).add("rate_reached", *reached);
+  bench.report.add(line);
+}
+
+void measure_splits(Bench& bench, const SplitsCase& one, const DeviceLayer& layer) {
+  const cuda::Problem problem = layer.problem(one.tokens);
+  // The shape that serves so many rows and packs in its epilogue.
+  cuda::FfnPlan plan =
+      cuda::plan_ffn(bench.device, problem, std::size_t{1} << 30,
+                     one.tokens > 32 ? std::optional(cuda::GemmShape::tile64x64) : std::nullopt);
+  plan.gather.splits = one.splits;
+  const double us = measure_parts(bench, layer, one.tokens, plan, {}).gather.median_us;
+  std::printf("%-34s %10.1f us\n", one.name.c_str(), us);
+  bench.report.add(Line("gather_splits", one.name)
+                       .add("tokens", one.tokens)
+                       .add("splits", one.splits)
+                       .add("us", us));
+}
+
+}  // namespace
+
+void sweep(Bench& bench) {
+  const Options& options = bench.options;
+  const std::int64_t most = *std::max_element(options.tokens.begin(), options.tokens.end());
+  guarded(bench, "sweeps", [&] {
+    const DeviceLayer layer(
+        make_skewed_layer(most, options.depth, options.hidden, options.nnz.front(), 1));
+    for (const ShapeCase& one : shape_cases(options)) {
+      guarded(bench, one.name, [&] { measure_shape(bench, one, layer); });
+    }
+    for (const SplitsCase& one : splits_cases(options)) {
+      guarded(bench, one.name, [&] { measure_splits(bench, one, layer); });
+    }
+  });
+  std::fflush(stdout);
+}
+
+}  // namespace twell::bench

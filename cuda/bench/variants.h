@@ -1,0 +1,83 @@
+// Every case that the benchmark runs, in order, each with the stable name of its line in the
+// report. Pure: no GPU is asked, so that a dry run can name them all.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cuda/bench/options.h"
+#include "twell/cuda.h"
+
+namespace twell::bench {
+
+// What this GPU does at best.
+struct CeilingCase {
+  enum class What { copy, gemm, l2_rows, launch_gap };
+  std::string name;
+  What what;
+  int m = 0, n = 0, k = 0;  // of a GEMM
+  std::size_t bytes = 0;    // of a copy, or that rows are read from
+};
+std::vector<CeilingCase> ceiling_cases(const Options& options);
+
+// A layer whose result is known to the bit (exact_layer.h).
+struct ExactCase {
+  std::string name;
+  double nnz = 0;
+  std::int64_t first = 0;  // row
+  std::int64_t tokens = 0;
+  std::optional<cuda::GemmShape> shape;  // the plan's where it has none
+  std::optional<int> splits;             // likewise
+  int hot_tenths = 0;                    // of the neurons
+  bool separate_up = false;              // not in one GEMM with the gate
+  bool small_blocks = false;             // the smallest blocks of rows there are
+};
+std::vector<ExactCase> exact_cases(const Options& options);
+// Of one of them, with the workspace that a forced shape or number of splits needs.
+cuda::FfnPlan plan_of(const cuda::Device& device, const cuda::Problem& problem,
+                      const ExactCase& one);
+
+// One layer beside the dense one, and its two kernels apart: a line for each of the four.
+struct LayerCase {
+  std::int64_t tokens = 0;
+  double nnz = 0;
+  bool screened = false;  // the plan may take a screen; only "ffn" and "gate" have lines then
+  // "ffn", "dense", "gate" or "gather".
+  std::string name(const char* what) const;
+  std::vector<const char*> lines() const;
+};
+// Candidates that a screen leaves for each neuron that fires, as plans are told: measured on a CPU,
+// in a trained model of 0.5 % (docs/architecture.md). Random weights leave more.
+inline constexpr double kCandidatesPerFiring = 2.4;
+std::vector<LayerCase> layer_cases(const Options& options);
+
+// Forward and backward of one layer; its dense GEMMs have one line for each number of tokens.
+struct TrainCase {
+  std::int64_t tokens = 0;
+  double nnz = 0;
+  std::string name() const;
+};
+std::vector<TrainCase> train_cases(const Options& options);
+std::string train_dense_name(std::int64_t tokens);
+
+struct ShapeCase {
+  std::string name;
+  std::int64_t tokens = 0;
+  cuda::GemmShape shape;
+};
+std::vector<ShapeCase> shape_cases(const Options& options);
+
+struct SplitsCase {
+  std::string name;
+  std::int64_t tokens = 0;
+  int splits = 1;
+};
+std::vector<SplitsCase> splits_cases(const Options& options);
+
+// All of them, as --list prints them.
+std::vector<std::string> variant_names(const Options& options);
+
+}  // namespace twell::bench

@@ -1,0 +1,57 @@
+#include "cuda/torch/cuda_call.h"
+
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+
+#include <map>
+#include <mutex>
+
+namespace twell::torch_ops {
+namespace {
+
+cuda::Stream current_stream(int ordinal) {
+  void* stream = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(ordinal, &stream));
+  return stream;
+}
+
+}  // namespace
+
+const cuda::Device& device_figures(int ordinal) {
+  static std::mutex mutex;
+  static std::map<int, const cuda::Device> known;
+  const std::lock_guard lock(mutex);
+  auto found = known.find(ordinal);
+  if (found == known.end()) found = known.emplace(ordinal, cuda::device(ordinal)).first;
+  return found->second;
+}
+
+ConstMatrixView padded_of(const Argument& argument, std::int64_t rows, std::int64_t cols) {
+  const DType dtype = dtype_of(argument);
+  require_packed_shape(argument, dtype, rows, cols);
+  if (!argument.tensor.is_contiguous()) {
+    fail(argument.operation, argument.name, "expected contiguous memory; call .clone() once");
+  }
+  const std::int64_t stride = packed_depth(dtype, cols);
+  return {elements_of(argument, argument.tensor, dtype), dtype, rows, cols, stride};
+}
+
+cuda::Problem problem_of(const ConstMatrixView& x, const cuda::DeviceFfnWeights& weights,
+                         const ActivationSpec& activation, std::int64_t hot) {
+  const ConstMatrixView y(nullptr, x.dtype, x.rows, x.cols);  // aligned
+  cuda::Problem problem = cuda::problem_of(x, weights, y, activation);
+  problem.hot = hot;
+  problem.trusted = true;  // PyTorch knows where its tensors are
+  return problem;
+}
+
+CudaCall::CudaCall(const Tensor& like)
+    : guard_(like.get_device_index()),
+      device_(device_figures(like.get_device_index())),
+      stream_(current_stream(like.get_device_index())) {}
+
+CudaWorkspace::CudaWorkspace(const char* operation, const Tensor& like, std::size_t bytes)
+    : bytes_(bytes),
+      tensor_(new_empty({operation, "workspace", like}, {static_cast<std::int64_t>(bytes)},
+                        ScalarType::Byte)) {}
+
+}  // namespace twell::torch_ops

@@ -1,0 +1,88 @@
+#include "torch_ops/ffn_ops.h"
+
+#include "cuda/torch/cuda_call.h"
+
+namespace twell::torch_ops {
+namespace {
+
+// Of a gate [rows, cols], as screen_weight makes it.
+cuda::DeviceScreenView screen_view(const Argument& argument, std::int64_t rows, std::int64_t cols) {
+  require_device(argument);
+  const Tensor& tensor = argument.tensor;
+  const auto bytes = static_cast<std::int64_t>(cuda::screen_bytes(rows, cols));
+  if (tensor.scalar_type() != ScalarType::Byte || tensor.dim() != 1 || tensor.size(0) != bytes ||
+      !tensor.is_contiguous()) {
+    fail(argument.operation, argument.name,
+         "expected uint8 [" + std::to_string(bytes) + "], as screen_weight makes of [" +
+             std::to_string(rows) + ", " + std::to_string(cols) + "] on a GPU, got " +
+             shape_of(tensor));
+  }
+  return {tensor.const_data_ptr(), rows, cols};
+}
+
+// One call, its arguments checked before the GPU's figures and stream are asked for.
+struct Call {
+  Call(const char* name, const Tensor& x_tensor, const Tensor& gate,
+       const std::optional<Tensor>& up, const Tensor& down, const std::optional<Tensor>& screen,
+       const std::string& activation_name, double threshold, std::int64_t hot)
+      : operation(name), x(x_tensor), rows(rows_of({name, "x", x_tensor, &x_tensor})) {
+    activation = activation_of(name, activation_name, threshold);
+    weights.down = matrix_of({name, "down", down, &x});
+    if (up.has_value()) weights.up = matrix_of({name, "up", *up, &x});
+    const Argument gate_argument = {name, "gate", gate, &x};
+    if (screen.has_value()) {
+      weights.gate = matrix_of(gate_argument);
+      weights.screen =
+          screen_view({name, "screen", *screen, &x}, weights.gate.rows, weights.gate.cols);
+    } else {
+      weights.gate = padded_of(gate_argument, weights.down.rows, rows.view.cols);
+    }
+    problem = problem_of(rows.view, weights, activation, hot);
+    require_hot(name, hot, weights.down.rows);
+  }
+
+  Tensor run(const CudaCall& gpu, const cuda::DeviceStats& stats) const {
+    const Tensor y = new_rows({operation, "x", x}, rows.view.cols, rows.view.dtype);
+    const MatrixView out(y.mutable_data_ptr(), rows.view.dtype, rows.view.rows, rows.view.cols);
+    const cuda::FfnPlan plan = cuda::plan_ffn(gpu.device(), problem);
+    const CudaWorkspace workspace(operation, x, plan.workspace_bytes);
+    cuda::ffn(plan, rows.view, weights, activation, out, workspace.get(), gpu.stream(), stats);
+    return y;
+  }
+
+  const char* operation;
+  const Tensor& x;
+  Rows rows;
+  ActivationSpec activation;
+  cuda::DeviceFfnWeights weights;
+  cuda::Problem problem;
+};
+
+}  // namespace
+
+Tensor ffn(const Tensor& x, const Tensor& gate, const std::optional<Tensor>& up, const Tensor& down,
+           const std::optional<Tensor>& screen, const std::string& activation, double threshold,
+           std::int64_t hot) {
+  const Call call("ffn", x, gate, up, down, screen, activation, threshold, hot);
+  return call.run(CudaCall(x), {});
+}
+
+FfnStats ffn_stats(const Tensor& x, const Tensor& gate, const std::optional<Tensor>& up,
+                   const Tensor& down, const std::optional<Tensor>& screen,
+                   const std::string& activation, double threshold, std::int64_t hot) {
+  const Call call("ffn_stats", x, gate, up, down, screen, activation, threshold, hot);
+  const CudaCall gpu(x);
+  const auto zeros = [&](const char* name, const std::vector<std::int64_t>& shape,
+                         ScalarType type) {
+    return new_zeros({call.operation, name, x}, shape, type);
+  };
+  const Tensor row_nnz = zeros("row_nnz", leading_of(x), ScalarType::Int);
+  const Tensor neuron_nnz = zeros("neuron_nnz", {call.weights.down.rows}, ScalarType::Long);
+  const Tensor candidates = zeros("candidates", {}, ScalarType::Long);
+  const Tensor y = call.run(gpu, {static_cast<std::int32_t*>(row_nnz.mutable_data_ptr()),
+                                  static_cast<std::int64_t*>(neuron_nnz.mutable_data_ptr()),
+                                  static_cast<std::int64_t*>(candidates.mutable_data_ptr())});
+  return {y, row_nnz, neuron_nnz, candidates};
+}
+
+}  // namespace twell::torch_ops
