@@ -6,7 +6,6 @@
 #include "cli/progress.h"
 #include "cli/table.h"
 #include "cli/train_options.h"
-#include "decoder/registry.h"
 #include "measure/step_bench.h"
 #include "train/run_directory.h"
 

@@ -75,7 +75,7 @@ nlohmann::json convert_directory(const ConvertCommand& o) {
 
 void run(ConvertCommand& o) {
   if (!fs::is_directory(o.in)) {
-    io::fail_file("--in " + o.in, fs::exists(o.in) ? "is no directory" : "does not exist");
+    io::fail_file("--in " + o.in, "{}", fs::exists(o.in) ? "is no directory" : "does not exist");
   }
   check_output_directory("--out", o.out);
   o.in = lm::resolve_model_directory(o.in).string();
