@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "cli/command.h"
+#include "decoder/feed_forward.h"
 #include "measure/synthetic.h"
-#include "models/feed_forward.h"
 
 namespace twell::cli {
 

@@ -5,17 +5,17 @@
 #include <cmath>
 #include <optional>
 
+#include "choice/device.h"
 #include "cli/bench_ffn_print.h"
 #include "cli/json_out.h"
 #include "cli/progress.h"
-#include "io/activity_trace.h"
-#include "io/atomic_file.h"
-#include "io/file_error.h"
+#include "decoder/sparse_operators.h"
+#include "files/activity_trace.h"
+#include "files/atomic_file.h"
+#include "files/file_error.h"
 #include "measure/ffn_bench.h"
 #include "measure/trace_layer.h"
 #include "measure/train_bench.h"
-#include "models/device.h"
-#include "models/sparse_operators.h"
 
 namespace twell::cli {
 

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <memory>
 
+#include "choice/device.h"
 #include "cli/command.h"
 #include "cli/json_out.h"
 #include "cli/model_files.h"
@@ -15,7 +16,6 @@
 #include "engine/ffn_statistics.h"
 #include "measure/machine.h"
 #include "measure/model_compare.h"
-#include "models/device.h"
 
 namespace twell::cli {
 namespace {

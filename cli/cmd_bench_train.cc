@@ -7,7 +7,6 @@
 #include "cli/table.h"
 #include "cli/train_options.h"
 #include "measure/step_bench.h"
-#include "models/registry.h"
 #include "train/run_directory.h"
 
 namespace twell::cli {

@@ -1,11 +1,11 @@
 // twell calibrate: measures what --path auto chooses by, once per machine.
 
+#include "choice/cost_model.h"
 #include "cli/command.h"
 #include "cli/progress.h"
 #include "cli/table.h"
 #include "measure/calibrate.h"
 #include "measure/timing.h"
-#include "models/cost_model.h"
 #include "twell/device.h"
 
 namespace twell::cli {

@@ -1,4 +1,5 @@
-// twell convert: other checkpoint layouts to a Hugging Face directory.
+// twell convert: a model in the plain layout, in another element type, or with its neurons in a
+// better order.
 #include <torch/types.h>
 
 #include <filesystem>
@@ -9,8 +10,7 @@
 #include "cli/progress.h"
 #include "cli/table.h"
 #include "engine/neuron_order.h"
-#include "io/file_error.h"
-#include "models/convert.h"
+#include "files/file_error.h"
 #include "train/run_directory.h"
 
 namespace twell::cli {
@@ -19,7 +19,6 @@ namespace {
 namespace fs = std::filesystem;
 
 struct ConvertCommand : CommonOptions {
-  std::string from;
   std::string in;
   std::string tokenizer;
   std::string out;
@@ -75,28 +74,16 @@ nlohmann::json convert_directory(const ConvertCommand& o) {
 }
 
 void run(ConvertCommand& o) {
-  if (!fs::exists(o.in)) {
-    io::fail_file("--in " + o.in, "does not exist");
+  if (!fs::is_directory(o.in)) {
+    io::fail_file("--in " + o.in, "{}", fs::exists(o.in) ? "is no directory" : "does not exist");
   }
   check_output_directory("--out", o.out);
   o.in = lm::resolve_model_directory(o.in).string();
-  const std::string layout = !o.from.empty() ? o.from : fs::is_directory(o.in) ? "hf" : "llama2c";
-  nlohmann::json reordering;
-  if (o.reorder && layout == "llama2c") {
-    io::fail_argument("--reorder", "needs a model directory; convert the llama2.c file first");
-  }
-  if (layout == "llama2c") {
-    lm::AtomicDirectory target{o.out};
-    lm::convert_llama2c(o.in, o.tokenizer, target.temporary());
-    target.commit();
-  } else {
-    reordering = convert_directory(o);
-  }
+  const nlohmann::json reordering = convert_directory(o);
   const io::ModelConfig config = io::load_config(o.out);
   o.say("{}: {} layers, D = {}, H = {}, {}, {}\n", o.out, config.num_hidden_layers,
         config.hidden_size, config.intermediate_size, io::name_of(config.hidden_act), config.dtype);
   o.write({{"out", o.out},
-           {"from", layout},
            {"layers", config.num_hidden_layers},
            {"hidden_size", config.hidden_size},
            {"intermediate_size", config.intermediate_size},
@@ -109,18 +96,13 @@ void run(ConvertCommand& o) {
 void add_convert(CLI::App& app) {
   auto [c, o] = add_command<ConvertCommand>(
       app, "convert",
-      "Turn another checkpoint layout into a Hugging Face directory, or put neurons in a better "
+      "Write a model in the plain layout, in another element type, or with its neurons in a better "
       "order",
-      "twell convert --in stories260K.bin --tokenizer tok512.bin --out stories260K", run);
-  c.add_option("--in", o->in, "Checkpoint: a llama2.c file, or a model directory")
-      ->required()
+      "twell convert --in MODEL --reorder --text text.txt --out REORDERED", run);
+  c.add_option("--in", o->in, "Model directory")->required()->type_name("DIR");
+  c.add_option("--tokenizer", o->tokenizer, "Its tokenizer (default: that of the directory)")
       ->type_name("PATH");
-  c.add_option("--from", o->from, "llama2c or hf (default: told by the input)")
-      ->check(CLI::IsMember({"llama2c", "hf"}))
-      ->type_name("LAYOUT");
-  c.add_option("--tokenizer", o->tokenizer, "Its tokenizer (of hf: that of the directory)")
-      ->type_name("PATH");
-  c.add_option("--dtype", o->dtype, "bf16, f32 or auto (as stored); of model directories")
+  c.add_option("--dtype", o->dtype, "bf16, f32 or auto (as stored)")
       ->check(CLI::IsMember({"bf16", "f32", "auto"}));
   add_unused_option(c, o->allow_unused);
   CLI::Option* text =

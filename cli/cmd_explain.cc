@@ -1,12 +1,12 @@
 // twell explain: what this machine has, and which plan a layer or a model would run with.
 #include <memory>
 
+#include "choice/cost_model.h"
 #include "cli/command.h"
 #include "cli/json_out.h"
 #include "cli/model_files.h"
 #include "cli/table.h"
 #include "measure/layer_timer.h"
-#include "models/cost_model.h"
 #include "twell/tuning.h"
 
 namespace twell::cli {

@@ -4,7 +4,7 @@
 #include "cli/command.h"
 #include "cli/model_files.h"
 #include "engine/generate.h"
-#include "io/file_error.h"
+#include "files/file_error.h"
 #include "measure/interrupt.h"
 
 namespace twell::cli {

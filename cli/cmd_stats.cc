@@ -9,7 +9,7 @@
 #include "cli/table.h"
 #include "engine/ffn_statistics.h"
 #include "engine/trace_recorder.h"
-#include "io/file_error.h"
+#include "files/file_error.h"
 
 namespace twell::cli {
 namespace {

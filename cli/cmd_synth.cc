@@ -14,7 +14,7 @@
 #include "cli/progress.h"
 #include "cli/table.h"
 #include "engine/ffn_statistics.h"
-#include "io/file_error.h"
+#include "files/file_error.h"
 #include "measure/synth_sparsity.h"
 #include "train/bpe_trainer.h"
 #include "train/run_directory.h"
@@ -50,8 +50,8 @@ io::ModelConfig make_config(const SynthCommand& o) {
   config.head_dim = config.hidden_size / config.num_attention_heads;
   config.vocab_size = o.vocab.value_or(49152);
   config.max_position_embeddings = o.context.value_or(2048);
-  config.rms_norm_eps = 1e-5;
-  config.rope_theta = 100000;
+  config.block.norm.eps = 1e-5;
+  config.block.positions.theta = 100000;
   config.tie_word_embeddings = true;
   config.hidden_act = *io::hidden_act_of(o.activation);
   config.gated = o.gated;

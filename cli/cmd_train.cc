@@ -4,7 +4,7 @@
 
 #include "cli/command.h"
 #include "cli/train_options.h"
-#include "io/note.h"
+#include "files/note.h"
 #include "measure/interrupt.h"
 #include "train/run.h"
 #include "train/run_directory.h"
@@ -115,8 +115,8 @@ void add_train(CLI::App& app) {
   config.hidden_size = 512;
   config.intermediate_size = 1408;
   config.num_attention_heads = 8;
-  config.rms_norm_eps = 1e-5;
-  config.rope_theta = 100000;
+  config.block.norm.eps = 1e-5;
+  config.block.positions.theta = 100000;
   config.tie_word_embeddings = true;
   add_device_option(c, *o);
   add_paths_option(c, "--data", o->data, "Text files, token shards, or directories of them");

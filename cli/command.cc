@@ -8,11 +8,11 @@
 #include <filesystem>
 #include <system_error>
 
+#include "choice/device.h"
 #include "cli/json_out.h"
-#include "io/file_error.h"
-#include "io/note.h"
+#include "files/file_error.h"
+#include "files/note.h"
 #include "measure/machine.h"
-#include "models/device.h"
 #include "twell/activation.h"
 #include "twell/device.h"
 

@@ -3,8 +3,8 @@
 #include <sstream>
 
 #include "cli/model_files.h"
-#include "io/atomic_file.h"
-#include "io/file_error.h"
+#include "files/atomic_file.h"
+#include "files/file_error.h"
 #include "train/run_directory.h"
 
 namespace twell::cli {

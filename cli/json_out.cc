@@ -6,11 +6,11 @@
 
 #include "cli/svg.h"
 #include "cli/terminal.h"
-#include "io/activity_trace.h"
-#include "io/atomic_file.h"
-#include "io/file_error.h"
-#include "io/mapped_file.h"
-#include "io/token_shard.h"
+#include "files/activity_trace.h"
+#include "files/atomic_file.h"
+#include "files/file_error.h"
+#include "files/mapped_file.h"
+#include "tokenizer/token_shard.h"
 #include "train/run_directory.h"
 
 namespace twell::cli {

@@ -11,9 +11,9 @@
 
 #include "cli/command.h"
 #include "cli/terminal.h"
-#include "io/file_error.h"
-#include "io/mapped_file.h"
-#include "io/note.h"
+#include "files/file_error.h"
+#include "files/mapped_file.h"
+#include "files/note.h"
 #include "measure/interrupt.h"
 
 namespace {

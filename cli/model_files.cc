@@ -7,13 +7,13 @@
 #include <fstream>
 #include <random>
 
-#include "io/atomic_file.h"
-#include "io/checkpoint.h"
-#include "io/file_error.h"
-#include "io/unicode.h"
+#include "checkpoint/checkpoint.h"
+#include "decoder/weights.h"
+#include "files/atomic_file.h"
+#include "files/file_error.h"
 #include "measure/model_compare.h"
 #include "measure/reference.h"
-#include "models/weights.h"
+#include "tokenizer/unicode.h"
 #include "train/run_directory.h"
 
 namespace twell::cli {
@@ -26,10 +26,8 @@ std::string ModelOptions::directory() const {
   }
   const fs::path found = lm::resolve_model_directory(model);
   if (!fs::exists(found / "config.json")) {
-    io::fail_file(
-        "--model " + model,
-        "has no config.json; expected a Hugging Face model directory (twell convert makes "
-        "one of other layouts)");
+    io::fail_file("--model " + model,
+                  "has no config.json; expected a Hugging Face model directory");
   }
   return found.string();
 }

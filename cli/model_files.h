@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/side_files.h"
 #include "cli/command.h"
-#include "io/side_files.h"
-#include "io/tokenizer.h"
-#include "models/model.h"
+#include "decoder/model.h"
+#include "tokenizer/tokenizer.h"
 #include "twell/status.h"
 
 namespace twell::cli {

@@ -7,7 +7,7 @@
 #include <sstream>
 
 #include "cli/model_files.h"
-#include "io/file_error.h"
+#include "files/file_error.h"
 
 namespace twell::cli {
 namespace {

@@ -4,7 +4,7 @@
 #include <optional>
 
 #include "cli/progress.h"
-#include "io/file_error.h"
+#include "files/file_error.h"
 #include "measure/interrupt.h"
 #include "measure/machine.h"
 

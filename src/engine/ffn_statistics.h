@@ -5,9 +5,9 @@
 #include <span>
 #include <vector>
 
+#include "decoder/ffn_totals.h"
+#include "decoder/model.h"
 #include "engine/score.h"
-#include "models/ffn_totals.h"
-#include "models/model.h"
 
 namespace twell::lm {
 

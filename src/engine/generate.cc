@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <chrono>
 
+#include "choice/device.h"
 #include "engine/step_decoder.h"
-#include "models/device.h"
 #include "twell/status.h"
 
 namespace twell::lm {

@@ -7,8 +7,8 @@
 #include <span>
 #include <vector>
 
+#include "decoder/model.h"
 #include "engine/sampler.h"
-#include "models/model.h"
 
 namespace twell::lm {
 

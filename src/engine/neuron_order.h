@@ -7,8 +7,8 @@
 #include <span>
 #include <vector>
 
+#include "decoder/model.h"
 #include "engine/score.h"
-#include "models/model.h"
 
 namespace twell::lm {
 

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "models/random.h"
+#include "decoder/random.h"
 
 namespace twell::lm {
 

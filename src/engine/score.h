@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "models/model.h"
+#include "decoder/model.h"
 
 namespace twell::lm {
 

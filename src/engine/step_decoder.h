@@ -9,9 +9,9 @@
 #include <span>
 #include <vector>
 
+#include "choice/device.h"
+#include "decoder/model.h"
 #include "engine/sampler.h"
-#include "models/device.h"
-#include "models/model.h"
 
 namespace twell::lm {
 

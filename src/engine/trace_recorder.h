@@ -5,8 +5,8 @@
 #include <functional>
 #include <span>
 
-#include "io/activity_trace.h"
-#include "models/model.h"
+#include "decoder/model.h"
+#include "files/activity_trace.h"
 
 namespace twell::lm {
 

@@ -5,8 +5,8 @@
 #include <functional>
 #include <string>
 
+#include "choice/cost_model.h"
 #include "measure/timing.h"
-#include "models/cost_model.h"
 
 namespace twell::measure {
 

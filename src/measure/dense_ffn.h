@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "decoder/feed_forward.h"
 #include "measure/synthetic.h"
-#include "models/feed_forward.h"
 
 namespace twell::measure {
 

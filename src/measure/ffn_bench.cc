@@ -4,13 +4,13 @@
 
 #include <algorithm>
 
+#include "choice/cost_model.h"
+#include "choice/device.h"
+#include "choice/neuron_popularity.h"
+#include "decoder/sparse_operators.h"
 #include "measure/dense_ffn.h"
 #include "measure/layer_timer.h"
 #include "measure/reference.h"
-#include "models/cost_model.h"
-#include "models/device.h"
-#include "models/neuron_popularity.h"
-#include "models/sparse_operators.h"
 
 namespace twell::measure {
 

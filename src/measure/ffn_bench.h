@@ -11,10 +11,10 @@
 #include <string>
 #include <vector>
 
+#include "decoder/feed_forward.h"
 #include "measure/peaks.h"
 #include "measure/synthetic.h"
 #include "measure/timing.h"
-#include "models/feed_forward.h"
 
 namespace twell::measure {
 

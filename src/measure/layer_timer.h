@@ -6,9 +6,9 @@
 #include <memory>
 #include <optional>
 
+#include "choice/cost_model.h"
+#include "decoder/feed_forward.h"
 #include "measure/synthetic.h"
-#include "models/cost_model.h"
-#include "models/feed_forward.h"
 
 namespace twell::measure {
 

@@ -7,12 +7,12 @@
 #include <chrono>
 #include <cmath>
 
+#include "choice/device.h"
 #include "engine/sampler.h"
 #include "measure/interrupt.h"
 #include "measure/machine.h"
 #include "measure/model_runner.h"
 #include "measure/run_energy.h"
-#include "models/device.h"
 #include "twell/status.h"
 
 namespace twell::measure {

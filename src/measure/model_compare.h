@@ -11,9 +11,9 @@
 #include <string>
 #include <vector>
 
+#include "decoder/model.h"
+#include "decoder/profile.h"
 #include "measure/timing.h"
-#include "models/model.h"
-#include "models/profile.h"
 
 namespace twell::measure {
 

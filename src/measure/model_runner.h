@@ -7,8 +7,8 @@
 #include <memory>
 #include <span>
 
-#include "models/device.h"
-#include "models/model.h"
+#include "choice/device.h"
+#include "decoder/model.h"
 
 namespace twell::measure {
 

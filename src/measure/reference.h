@@ -3,8 +3,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "decoder/feed_forward.h"
 #include "measure/synthetic.h"
-#include "models/feed_forward.h"
 
 namespace twell::measure {
 

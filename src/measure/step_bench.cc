@@ -4,10 +4,10 @@
 #include <functional>
 #include <numeric>
 
+#include "decoder/profile.h"
 #include "measure/interrupt.h"
 #include "measure/machine.h"
 #include "measure/timing.h"
-#include "models/profile.h"
 
 namespace twell::measure {
 namespace {

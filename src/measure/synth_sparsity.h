@@ -6,8 +6,8 @@
 #include <functional>
 #include <vector>
 
+#include "decoder/model.h"
 #include "measure/synthetic.h"
-#include "models/model.h"
 
 namespace twell::measure {
 

@@ -12,7 +12,7 @@
 
 #include <cstdint>
 
-#include "io/activity_trace.h"
+#include "files/activity_trace.h"
 #include "measure/synthetic.h"
 
 namespace twell::measure {

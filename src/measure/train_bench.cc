@@ -8,8 +8,8 @@
 #include <algorithm>
 #include <array>
 
+#include "decoder/sparse_operators.h"
 #include "measure/reference.h"
-#include "models/sparse_operators.h"
 #include "twell/train.h"
 #include "twell/tuning.h"
 

@@ -6,9 +6,9 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 
+#include "decoder/feed_forward.h"
 #include "measure/synthetic.h"
 #include "measure/timing.h"
-#include "models/feed_forward.h"
 
 namespace twell::measure {
 

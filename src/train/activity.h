@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "models/ffn_totals.h"
+#include "decoder/ffn_totals.h"
 #include "train/processes.h"
 
 namespace twell::lm {

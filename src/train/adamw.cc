@@ -19,7 +19,7 @@ const at::Tensor& gradient_of(const OptimizedParameter& p) {
 }  // namespace
 
 bool is_decayed(const std::string& name, const at::Tensor& parameter) {
-  return parameter.dim() >= 2 && name != "model.embed_tokens.weight";
+  return parameter.dim() >= 2 && name.find("embed") == std::string::npos;
 }
 
 void OptimizedParameter::reorder(std::int64_t dimension, const at::Tensor& order) {

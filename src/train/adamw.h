@@ -27,7 +27,7 @@ struct OptimizedParameter {
   void reorder(std::int64_t dimension, const at::Tensor& order);
 };
 
-// Whether weight decay applies: matrices other than "model.embed_tokens.weight".
+// Whether weight decay applies: matrices other than tables of embeddings, which are called so.
 bool is_decayed(const std::string& name, const at::Tensor& parameter);
 
 class AdamW {

@@ -9,10 +9,10 @@
 #include <unordered_set>
 #include <utility>
 
-#include "io/byte_level.h"
-#include "io/file_error.h"
-#include "io/pre_tokenizer.h"
-#include "io/unicode.h"
+#include "files/file_error.h"
+#include "tokenizer/byte_level.h"
+#include "tokenizer/pre_tokenizer.h"
+#include "tokenizer/unicode.h"
 
 namespace twell::lm {
 namespace {

@@ -8,11 +8,11 @@
 #include <string>
 #include <utility>
 
-#include "io/file_error.h"
-#include "io/mapped_file.h"
-#include "io/note.h"
-#include "io/token_shard.h"
-#include "io/unicode.h"
+#include "files/file_error.h"
+#include "files/mapped_file.h"
+#include "files/note.h"
+#include "tokenizer/token_shard.h"
+#include "tokenizer/unicode.h"
 #include "train/text_files.h"
 
 namespace twell::lm {

@@ -12,7 +12,7 @@
 #include <span>
 #include <vector>
 
-#include "models/device.h"
+#include "choice/device.h"
 #include "twell/ffn.h"
 
 namespace twell::lm {

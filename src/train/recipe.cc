@@ -5,8 +5,8 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "io/file_error.h"
-#include "io/unicode.h"
+#include "files/file_error.h"
+#include "tokenizer/unicode.h"
 #include "twell/device.h"
 
 namespace twell::lm {

@@ -7,11 +7,11 @@
 #include <memory>
 #include <utility>
 
-#include "io/file_error.h"
-#include "io/note.h"
-#include "io/side_files.h"
-#include "io/tokenizer.h"
-#include "models/model.h"
+#include "checkpoint/side_files.h"
+#include "decoder/model.h"
+#include "files/file_error.h"
+#include "files/note.h"
+#include "tokenizer/tokenizer.h"
 #include "train/bpe_trainer.h"
 #include "train/corpus.h"
 #include "train/run_directory.h"

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "io/config.h"
+#include "checkpoint/config.h"
 #include "train/processes.h"
 #include "train/recipe.h"
 #include "train/train_log.h"

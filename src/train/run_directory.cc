@@ -20,10 +20,10 @@
 #include <utility>
 #include <vector>
 
-#include "io/atomic_file.h"
-#include "io/file_error.h"
-#include "io/note.h"
-#include "io/system_call.h"
+#include "files/atomic_file.h"
+#include "files/file_error.h"
+#include "files/note.h"
+#include "files/system_call.h"
 
 namespace twell::lm {
 namespace {

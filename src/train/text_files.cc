@@ -7,9 +7,9 @@
 #include <string>
 #include <string_view>
 
-#include "io/file_error.h"
-#include "io/note.h"
-#include "io/token_shard.h"
+#include "files/file_error.h"
+#include "files/note.h"
+#include "tokenizer/token_shard.h"
 #include "train/run_directory.h"
 
 namespace twell::lm {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "io/file_error.h"
+#include "files/file_error.h"
 
 namespace twell::lm {
 

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "io/token_shard.h"
+#include "tokenizer/token_shard.h"
 
 namespace twell::lm {
 

@@ -10,8 +10,8 @@
 #include <tuple>
 #include <utility>
 
-#include "models/operators.h"
-#include "models/sparse_operators.h"
+#include "decoder/operators.h"
+#include "decoder/sparse_operators.h"
 #include "train/training_gate.h"
 #include "twell/status.h"
 

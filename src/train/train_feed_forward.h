@@ -8,7 +8,7 @@
 #include <memory>
 #include <vector>
 
-#include "models/feed_forward.h"
+#include "decoder/feed_forward.h"
 #include "train/activity.h"
 #include "train/neuron_places.h"
 

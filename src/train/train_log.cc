@@ -4,8 +4,8 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "io/atomic_file.h"
-#include "io/file_error.h"
+#include "files/atomic_file.h"
+#include "files/file_error.h"
 
 namespace twell::lm {
 namespace {

@@ -8,9 +8,9 @@
 #include <cmath>
 #include <utility>
 
-#include "models/device.h"
-#include "models/profile.h"
-#include "models/random.h"
+#include "choice/device.h"
+#include "decoder/profile.h"
+#include "decoder/random.h"
 #include "train/schedule.h"
 #include "train/training_gate.h"
 #include "twell/status.h"

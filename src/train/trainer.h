@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "io/config.h"
-#include "io/side_files.h"
-#include "io/tokenizer.h"
-#include "models/model.h"
+#include "checkpoint/config.h"
+#include "checkpoint/side_files.h"
+#include "decoder/model.h"
+#include "tokenizer/tokenizer.h"
 #include "train/activity.h"
 #include "train/adamw.h"
 #include "train/neuron_places.h"

@@ -20,10 +20,10 @@
 #include <string>
 #include <utility>
 
-#include "io/atomic_file.h"
-#include "io/checkpoint.h"
-#include "io/file_error.h"
-#include "models/weights.h"
+#include "checkpoint/checkpoint.h"
+#include "decoder/weights.h"
+#include "files/atomic_file.h"
+#include "files/file_error.h"
 #include "train/run_directory.h"
 #include "train/trainer.h"
 

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <optional>
 
-#include "models/operators.h"
-#include "models/sparse_gate.h"
-#include "models/sparse_operators.h"
+#include "decoder/operators.h"
+#include "decoder/sparse_gate.h"
+#include "decoder/sparse_operators.h"
 #include "twell/tuning.h"
 
 namespace twell::lm {

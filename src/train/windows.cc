@@ -5,8 +5,8 @@
 #include <numeric>
 #include <utility>
 
-#include "io/file_error.h"
-#include "models/random.h"
+#include "decoder/random.h"
+#include "files/file_error.h"
 
 namespace twell::lm {
 namespace {

@@ -1,4 +1,4 @@
-// Generation: the golden model, batches, limits, streaming, errors.
+// Generation: batches, limits, streaming, errors.
 #include "engine/generate.h"
 
 #include <gmock/gmock.h>
@@ -6,14 +6,9 @@
 
 #include <array>
 #include <cmath>
-#include <fstream>
-#include <sstream>
 #include <thread>
 
-#include "io/tokenizer.h"
-#include "models/convert.h"
-#include "tests/models/tiny_model.h"
-#include "tests/support/shared_data.h"
+#include "tests/decoder/tiny_model.h"
 #include "twell/status.h"
 
 namespace twell::lm {
@@ -23,35 +18,6 @@ using test::ScratchDirectory;
 using test::tiny_config;
 using test::tiny_model;
 using Tokens = std::vector<std::int64_t>;
-
-std::string contents(const std::filesystem::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::stringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
-
-// The text of an independent implementation, see tests/models/llama2c_reference.py.
-TEST(Generate, GoldenStories) {
-  TWELL_DATA_OR_SKIP(source, "models/stories260K");
-  ScratchDirectory directory;
-  convert_llama2c(source / "stories260K.bin", source / "tok512.bin", directory.path());
-  const auto model = load_model(directory.string());
-  const auto tokenizer = io::Tokenizer::load(directory.path());
-  for (const auto& [name, prompt] : {std::pair{"bos", ""}, std::pair{"once", "Once upon a time"}}) {
-    const auto ids = tokenizer.encode(prompt);
-    const Tokens tokens(ids.begin(), ids.end());
-    // Its own end: 256 new tokens, or a begin-of-text token, which it does not print.
-    const GenerateOptions options{.max_tokens = 256, .stop_tokens = Tokens{1}};
-    const auto result = generate(*model, {&tokens, 1}, options);
-    std::vector<std::int32_t> all(ids);
-    for (const auto token : result.sequences[0].tokens) {
-      if (token != 1) all.push_back(static_cast<std::int32_t>(token));
-    }
-    EXPECT_EQ(tokenizer.decode(all, true) + "\n",
-              contents(std::string("tests/models/golden/stories260K_") + name + ".txt"));
-  }
-}
 
 std::vector<Tokens> prompts() { return {{5, 9, 3}, {7}, {1, 2, 3, 4, 5, 6, 7, 8}, {100, 9, 3}}; }
 
@@ -155,21 +121,6 @@ TEST(Generate, TwoModelsInTwoThreads) {
   write(alone[1], prompts()[2]);
   EXPECT_EQ(together[0].tokens, alone[0].tokens);
   EXPECT_EQ(together[1].tokens, alone[1].tokens);
-}
-
-TEST(Convert, ForeignTokenizerIsRefusedBeforeAnythingIsWritten) {
-  TWELL_DATA_OR_SKIP(model, "models/stories260K/stories260K.bin");
-  TWELL_DATA_OR_SKIP(foreign, "tokenizers/smollm2/tokenizer.json");
-  ScratchDirectory directory;
-  const auto out = directory.path() / "out";
-  try {
-    convert_llama2c(model, foreign, out);
-    ADD_FAILURE() << "no error";
-  } catch (const Error& error) {
-    EXPECT_THAT(error.what(),
-                testing::AllOf(testing::HasSubstr("tokenizer.json"), testing::HasSubstr("512")));
-  }
-  EXPECT_FALSE(std::filesystem::exists(out));
 }
 
 TEST(Generate, StopTokensEndASequenceAndOthersGoOn) {

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "engine/generate.h"
-#include "tests/models/tiny_model.h"
+#include "tests/decoder/tiny_model.h"
 
 namespace twell::lm {
 namespace {

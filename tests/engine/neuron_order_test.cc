@@ -9,7 +9,7 @@
 #include <random>
 
 #include "engine/trace_recorder.h"
-#include "tests/models/tiny_model.h"
+#include "tests/decoder/tiny_model.h"
 #include "twell/status.h"
 
 namespace twell::lm {

@@ -8,7 +8,7 @@
 #include <random>
 
 #include "engine/ffn_statistics.h"
-#include "tests/models/tiny_model.h"
+#include "tests/decoder/tiny_model.h"
 #include "tests/support/message_of.h"
 
 namespace twell::lm {

@@ -10,13 +10,13 @@
 #include <optional>
 #include <thread>
 
+#include "choice/measured_cost.h"
+#include "choice/path_chooser.h"
 #include "engine/generate.h"
 #include "engine/step_decoder.h"
-#include "models/measured_cost.h"
-#include "models/path_chooser.h"
-#include "tests/models/operator_calls.h"
-#include "tests/models/slow_runtime.h"
-#include "tests/models/tiny_model.h"
+#include "tests/choice/slow_runtime.h"
+#include "tests/decoder/operator_calls.h"
+#include "tests/decoder/tiny_model.h"
 #include "twell/status.h"
 
 namespace twell::lm {

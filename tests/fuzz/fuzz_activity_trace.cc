@@ -1,7 +1,7 @@
 // Any bytes either are a trace whose rows ascend below H, or a twell::Error.
 #include <cstdlib>
 
-#include "io/activity_trace.h"
+#include "files/activity_trace.h"
 #include "twell/status.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <cstdlib>
 
-#include "io/config.h"
+#include "checkpoint/config.h"
 #include "twell/status.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

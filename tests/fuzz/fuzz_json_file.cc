@@ -8,9 +8,9 @@
 #include <fstream>
 #include <string>
 
-#include "io/checkpoint.h"
-#include "io/tokenizer.h"
-#include "models/cost_model.h"
+#include "checkpoint/checkpoint.h"
+#include "choice/cost_model.h"
+#include "tokenizer/tokenizer.h"
 #include "twell/status.h"
 
 namespace fs = std::filesystem;

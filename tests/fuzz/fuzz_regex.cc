@@ -4,8 +4,8 @@
 #include <cstdlib>
 #include <string>
 
-#include "io/regex.h"
-#include "io/unicode.h"
+#include "tokenizer/regex.h"
+#include "tokenizer/unicode.h"
 #include "twell/status.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

@@ -1,7 +1,7 @@
 // Any bytes either are a consistent file or a twell::Error: no crash, no other exception.
 #include <cstdlib>
 
-#include "io/safetensors.h"
+#include "checkpoint/safetensors.h"
 #include "twell/status.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

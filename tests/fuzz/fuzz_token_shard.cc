@@ -1,7 +1,7 @@
 // Any bytes either are a shard of the length that its header says, or a twell::Error.
 #include <cstdlib>
 
-#include "io/token_shard.h"
+#include "tokenizer/token_shard.h"
 #include "twell/status.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "io/tokenizer.h"
+#include "tokenizer/tokenizer.h"
 #include "twell/status.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

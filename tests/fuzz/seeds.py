@@ -72,18 +72,6 @@ def activity_trace():
     yield head + struct.pack("<QQ", 4, 5) + b"\2\5\0\0" + b"\0\2\0\xac\1"
 
 
-def llama2c():
-    for vocabulary in (3, -3):
-        d, h, layers, v, s = 4, 4, 1, 3, 2
-        floats = v * d + layers * (2 * d + 4 * d * d + 3 * d * h) + d + s * d // 2
-        floats += v * d if vocabulary < 0 else 0
-        yield b"\0" + struct.pack("<7i", d, h, layers, 2, 2, vocabulary, s) + bytes(4 * floats)
-    tokens = [b"<unk>", b"<s>", b"</s>"] + [b"<0x%02X>" % i for i in range(256)]
-    tokens += [b" ", b"O", b"n", b"c", b"e", b"On", b"ce", b"Once"]
-    body = b"".join(struct.pack("<fi", -float(i), len(t)) + t for i, t in enumerate(tokens))
-    yield b"\1" + struct.pack("<i", 8) + body
-
-
 def regex():
     text = "The 12 quick\n  é 中文x 2024's".encode()
     for pattern in (r"(?i:'s|'t)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}]+|\s+(?!\S)|\s+",
@@ -112,7 +100,7 @@ def json_file():
 
 
 if __name__ == "__main__":
-    for make in (safetensors, config, tokenizer, regex, token_shard, activity_trace, llama2c, recipe,
+    for make in (safetensors, config, tokenizer, regex, token_shard, activity_trace, recipe,
                  json_file):
         folder = pathlib.Path(sys.argv[1]) / make.__name__
         folder.mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 #include <torch/types.h>
 
-#include "tests/models/tiny_model.h"
+#include "tests/decoder/tiny_model.h"
 
 namespace twell::measure {
 namespace {

@@ -1,6 +1,6 @@
 // The fused layer on activity that a trained model had on text: skewed, and different in every
 // layer. data/README.md says where the trace is from.
-#include "io/activity_trace.h"
+#include "files/activity_trace.h"
 #include "tests/ops/ffn_fixture.h"
 
 namespace twell {

@@ -83,7 +83,7 @@ class Tools:
     def __init__(self, build):
         self.build = pathlib.Path(build)
         self.program = self.build / "cli" / "twell"
-        self.io_driver = self.build / "tests" / "io" / "twell_io_driver"
+        self.tokenizer_driver = self.build / "tests" / "tokenizer" / "twell_tokenizer_driver"
         self.library = self.build / "src" / "torch_ops" / "libtwell_torch.so"
         self.tiers = None
 

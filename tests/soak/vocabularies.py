@@ -99,7 +99,7 @@ def tokenizer_of(rng):
 
 
 def ask(tools, mode, path, records):
-    done = subprocess.run([tools.io_driver, mode, path], input=to_records(records),
+    done = subprocess.run([tools.tokenizer_driver, mode, path], input=to_records(records),
                           capture_output=True, timeout=120)
     if done.returncode < 0:
         raise Broken(f"{mode} {path}: signal {-done.returncode}")

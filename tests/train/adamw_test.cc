@@ -139,6 +139,7 @@ TEST(AdamWTest, DecaysMatricesOnly) {
   EXPECT_TRUE(is_decayed("model.layers.0.mlp.up_proj.weight", matrix));
   EXPECT_TRUE(is_decayed("lm_head.weight", matrix));
   EXPECT_FALSE(is_decayed("model.embed_tokens.weight", matrix));
+  EXPECT_FALSE(is_decayed("model.decoder.embed_positions.weight", matrix));
   EXPECT_FALSE(is_decayed("model.norm.weight", vector));
 }
 

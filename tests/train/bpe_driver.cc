@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "io/atomic_file.h"
+#include "files/atomic_file.h"
 #include "train/bpe_trainer.h"
 #include "twell/status.h"
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "models/random.h"
+#include "decoder/random.h"
 #include "train/train_feed_forward.h"
 #include "train/training_gate.h"
 #include "twell/status.h"

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "io/atomic_file.h"
-#include "io/note.h"
+#include "files/atomic_file.h"
+#include "files/note.h"
 #include "tests/support/lacking.h"
 #include "tests/support/message_of.h"
 #include "tests/train/scratch.h"

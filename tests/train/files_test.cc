@@ -18,11 +18,11 @@
 #include <thread>
 #include <vector>
 
-#include "io/atomic_file.h"
-#include "io/note.h"
-#include "io/tokenizer.h"
+#include "files/atomic_file.h"
+#include "files/note.h"
 #include "tests/support/message_of.h"
 #include "tests/train/scratch.h"
+#include "tokenizer/tokenizer.h"
 #include "train/bpe_trainer.h"
 #include "train/corpus.h"
 #include "train/run_directory.h"

@@ -17,12 +17,12 @@
 #include <thread>
 #include <vector>
 
-#include "io/atomic_file.h"
-#include "io/tokenizer.h"
+#include "files/atomic_file.h"
 #include "tests/support/message_of.h"
 #include "tests/support/shared_data.h"
 #include "tests/train/scratch.h"
 #include "tests/train/tiny_run.h"
+#include "tokenizer/tokenizer.h"
 #include "train/run_directory.h"
 #include "twell/status.h"
 

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "models/model.h"
-#include "models/random.h"
+#include "decoder/model.h"
+#include "decoder/random.h"
 #include "train/run.h"
 #include "train/trainer.h"
 

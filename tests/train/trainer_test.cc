@@ -16,9 +16,9 @@
 #include <limits>
 #include <string>
 
-#include "io/atomic_file.h"
-#include "io/checkpoint.h"
-#include "tests/models/slow_runtime.h"
+#include "checkpoint/checkpoint.h"
+#include "files/atomic_file.h"
+#include "tests/choice/slow_runtime.h"
 #include "tests/support/message_of.h"
 #include "tests/train/scratch.h"
 #include "tests/train/tiny_run.h"

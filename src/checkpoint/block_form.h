@@ -1,0 +1,73 @@
+// What a decoder's block computes besides its sizes, as values. An architecture is a choice of them
+// (architectures.cc); the engine computes any.
+#pragma once
+
+#include <cstdint>
+
+namespace twell::io {
+
+// Over the last dimension: x / √(mean(x²) + ε), or (x - mean(x)) / √(variance(x) + ε).
+struct NormForm {
+  enum class Kind : std::uint8_t { none, rms, layer };
+  Kind kind = Kind::none;
+  bool weight = true;     // then multiplied by a weight
+  bool plus_one = false;  // which is stored less one
+  bool bias = false;      // then a bias is added
+  double eps = 1e-6;
+
+  bool operator==(const NormForm&) const = default;
+};
+
+// Where the norms of a block are; f is attention or the feed-forward layer.
+enum class NormOrder : std::uint8_t {
+  pre,     // x + f(norm(x))
+  post,    // norm(x + f(x)), and there is none before the head
+  output,  // x + norm(f(x))
+  both,    // x + norm(f(norm(x))), of two norms
+};
+
+// What a block's feed-forward layer reads.
+enum class Arrangement : std::uint8_t {
+  sequential,         // the sum of the block's input and its attention
+  parallel,           // the block's input, as attention does, each through its own norm
+  parallel_one_norm,  // the same, both through the norm of attention
+};
+
+struct RopeScaling {
+  enum class Kind : std::uint8_t { none, linear, llama3 };
+  Kind kind = Kind::none;
+  double factor = 1.0;
+  // llama3 only
+  double low_freq_factor = 1.0;
+  double high_freq_factor = 4.0;
+  std::int64_t original_max_position_embeddings = 8192;
+
+  bool operator==(const RopeScaling&) const = default;
+};
+
+// How a token's position enters.
+struct PositionForm {
+  enum class Kind : std::uint8_t { none, rope, learned };
+  Kind kind = Kind::rope;
+  // rope: queries and keys are rotated, of each head the first `share` of its dimensions.
+  double theta = 10000.0;
+  RopeScaling scaling = {};
+  double share = 1.0;
+  // learned: row `offset` + position of a table is added to the token's embedding.
+  std::int64_t offset = 0;
+
+  bool operator==(const PositionForm&) const = default;
+};
+
+struct BlockForm {
+  NormForm norm = {.kind = NormForm::Kind::rms};  // all norms of a model are alike
+  NormOrder order = NormOrder::pre;
+  Arrangement arrangement = Arrangement::sequential;
+  PositionForm positions = {};
+  bool qkv_bias = false;  // biases of q, k, v
+  bool o_bias = false;
+
+  bool operator==(const BlockForm&) const = default;
+};
+
+}  // namespace twell::io

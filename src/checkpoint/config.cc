@@ -1,0 +1,322 @@
+#include "checkpoint/config.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+
+#include "checkpoint/architecture.h"
+#include "checkpoint/config_names.h"
+#include "files/atomic_file.h"
+#include "files/file_error.h"
+#include "files/json_reader.h"
+
+namespace twell::io {
+namespace {
+
+constexpr std::string_view kSparseSuffix = "_sparse_relu";
+constexpr std::int64_t kMaxToken = INT32_MAX;
+
+struct ActName {
+  std::string_view name;
+  HiddenAct act;
+  std::optional<Activation> sparse = std::nullopt;
+};
+// The first name of each is the one that is written.
+constexpr ActName kActs[] = {
+    {"silu", HiddenAct::silu},
+    {"gelu", HiddenAct::gelu},
+    {"gelu_pytorch_tanh", HiddenAct::gelu_tanh},
+    {"relu", HiddenAct::relu, Activation::relu},
+    {"relu2", HiddenAct::relu_squared, Activation::relu_squared},
+    {"fat_relu", HiddenAct::fat_relu, Activation::fat_relu},
+    {"swish", HiddenAct::silu},
+    {"relu_squared", HiddenAct::relu_squared},
+    {"gelu_tanh", HiddenAct::gelu_tanh},
+};
+const ActName& entry_of(HiddenAct act) {
+  return *std::find_if(std::begin(kActs), std::end(kActs),
+                       [&](const ActName& entry) { return entry.act == act; });
+}
+
+struct ModelType {
+  const Architecture* architecture;
+  bool sparse_lm;
+};
+
+ModelType read_model_type(const JsonObject& json, std::span<const Architecture* const> known) {
+  std::string type = json.string("model_type", "");
+  if (type.empty() && json.has("architectures")) {
+    // Very old files have the class name only.
+    const auto& classes = json.array("architectures");
+    const std::string name =
+        classes.empty() || !classes[0].is_string() ? "" : classes[0].get<std::string>();
+    for (const Architecture* architecture : known) {
+      if (name == architecture->class_name) type = architecture->name;
+    }
+  }
+  if (type.empty()) fail_file(json.file(), "the key model_type is missing");
+  std::string_view base = type;
+  const bool sparse_lm = base.ends_with(kSparseSuffix);
+  if (sparse_lm) base.remove_suffix(kSparseSuffix.size());
+  std::vector<std::string_view> names;
+  for (const Architecture* architecture : known) {
+    if (base == architecture->name) return {architecture, sparse_lm};
+    names.emplace_back(architecture->name);
+  }
+  fail_unsupported(json.file(),
+                   "model_type {} is not supported (supported: {}, also with the suffix {})",
+                   in_quotes(type), fmt::join(names, ", "), kSparseSuffix);
+}
+
+HiddenAct read_act(const JsonObject& json, const char* key, HiddenAct fallback) {
+  if (!json.has(key)) return fallback;
+  const std::string name = json.string(key);
+  if (const std::optional<HiddenAct> act = hidden_act_of(name)) return *act;
+  std::vector<std::string_view> written;
+  for (const ActName& entry : kActs) {
+    if (entry_of(entry.act).name == entry.name) written.push_back(entry.name);
+  }
+  fail_unsupported(json.file(), "{} {} is not supported (supported: {})", key, in_quotes(name),
+                   fmt::join(written, ", "));
+}
+
+// Older files: rope_theta beside rope_scaling (null or an object). Newer ones: rope_parameters
+// with both. Where both are there, `transformers` takes rope_scaling and forgets rope_parameters; a
+// rope_theta in the one that counts wins over that beside it.
+void read_rope(const JsonObject& json, std::int64_t context, PositionForm& out) {
+  const bool has_new = json.has("rope_parameters");
+  const bool has_old = json.has("rope_scaling") && !json.object("rope_scaling").json().empty();
+  constexpr double kSmallest = 1e-6;
+  const double share = out.share;
+  const auto read_share = [&](const JsonObject& from) {
+    out.share = from.number("partial_rotary_factor", 0.0, 1.0, out.share);
+    if (share == 1.0 && out.share != share) {
+      fail_unsupported(json.file(), "partial_rotary_factor other than 1 is not supported");
+    }
+  };
+  out.theta = json.number("rope_theta", kSmallest, kMaxRopeTheta, out.theta);
+  read_share(json);
+  if (!has_new && !has_old) return;
+  const JsonObject rope = json.object(has_old ? "rope_scaling" : "rope_parameters");
+  out.theta = rope.number("rope_theta", kSmallest, kMaxRopeTheta, out.theta);
+  read_share(rope);
+  for (const auto& entry : rope.json().items()) {
+    if (entry.value().is_object()) {
+      fail_unsupported(json.file(), "rope parameters that differ by layer ({}) are not supported",
+                       in_quotes(entry.key()));
+    }
+  }
+  const std::string type = rope.string("rope_type", rope.string("type", "default"));
+  RopeScaling& scaling = out.scaling;
+  if (type == "default") return;
+  if (type != "linear" && type != "llama3") {
+    fail_unsupported(json.file(),
+                     "rope type {} is not supported (supported: default, linear, llama3)",
+                     in_quotes(type));
+  }
+  scaling.factor = rope.number("factor", kSmallest, kMaxRopeFactor);
+  scaling.kind = RopeScaling::Kind::linear;
+  if (type == "llama3") {
+    scaling.kind = RopeScaling::Kind::llama3;
+    scaling.low_freq_factor = rope.number("low_freq_factor", kSmallest, kMaxRopeFactor);
+    scaling.high_freq_factor = rope.number("high_freq_factor", kSmallest, kMaxRopeFactor);
+    scaling.original_max_position_embeddings =
+        rope.integer("original_max_position_embeddings", 1, kMaxPositions, context);
+  }
+}
+
+std::vector<std::int32_t> read_eos(const JsonObject& json) {
+  const char* key = "eos_token_id";
+  if (!json.has(key)) return {};
+  if (!json.value(key).is_array()) {
+    return {static_cast<std::int32_t>(json.integer(key, 0, kMaxToken))};
+  }
+  std::vector<std::int32_t> out;
+  for (const Json& id : json.array(key)) {
+    if (!id.is_number_unsigned() || id.get<std::uint64_t>() > kMaxToken) {
+      fail_file(json.file(), "{} holds {}, expected token ids", key, kind_of(id));
+    }
+    out.push_back(id.get<std::int32_t>());
+  }
+  return out;
+}
+
+void read_tokens(const JsonObject& json, ModelConfig& out) {
+  if (json.has("bos_token_id")) {
+    out.bos_token_id = static_cast<std::int32_t>(json.integer("bos_token_id", 0, kMaxToken));
+  }
+  out.eos_token_ids = read_eos(json);
+}
+
+std::string read_weights_file(const JsonObject& json) {
+  const char* key = "transformers_weights";
+  std::string name = json.string(key, "");
+  const bool known = name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json");
+  if (!name.empty() && !(known && stays_within(name))) {
+    fail_file(json.file(), "{} is {}, expected a .safetensors file of this directory, or an index",
+              key, in_quotes(name));
+  }
+  return name;
+}
+
+// Of what to_json() does not write: other code, where the weights are, other names of the type.
+constexpr std::string_view kLeftOut[] = {"dtype", "auto_map", "quantization_config",
+                                         "transformers_weights"};
+
+std::string read_other_keys(const JsonObject& json, const ModelConfig& config) {
+  const auto own = own_keys(config);
+  Json out = Json::object();
+  for (const auto& [key, value] : json.json().items()) {
+    if (own.contains(key) || std::ranges::find(kLeftOut, key) != std::end(kLeftOut)) continue;
+    if (config.sparse_lm && key.starts_with("sparsity_")) continue;
+    out[key] = value;
+  }
+  return out.empty() ? "" : out.dump();
+}
+
+std::string read_dtype(const JsonObject& json) {
+  std::string name = json.string("dtype", json.string("torch_dtype", "float32"));
+  if (name.starts_with("torch.")) name.erase(0, 6);
+  if (name == "auto") return "float32";
+  if (name != "float32" && name != "bfloat16" && name != "float16") {
+    fail_unsupported(json.file(),
+                     "dtype {} is not supported (supported: float32, bfloat16, float16)",
+                     in_quotes(name));
+  }
+  return name;
+}
+
+void refuse_unsupported(const JsonObject& json) {
+  if (json.has("quantization_config")) {
+    fail_unsupported(json.file(), "quantised checkpoints (quantization_config) are not supported");
+  }
+  if (!json.has("layer_types")) return;
+  for (const Json& type : json.array("layer_types")) {
+    if (type != "full_attention") {
+      fail_unsupported(json.file(), "layer_types other than full_attention are not supported");
+    }
+  }
+}
+
+// Of the value of a key that the architecture may not have.
+std::int64_t read_size(const JsonObject& json, const char* key, std::int64_t most,
+                       std::optional<std::int64_t> fallback = {}) {
+  if (*key == '\0') return fallback.value();
+  return json.integer(key, 1, most, fallback);
+}
+
+void read_heads(const JsonObject& json, const Architecture& is, ModelConfig& out) {
+  const ConfigKeys& keys = is.keys;
+  out.num_attention_heads = json.integer(keys.num_attention_heads, 1, kMaxHeads);
+  // null is as many as there are heads.
+  const bool absent = is.num_key_value_heads > 0 && !json.json().contains(keys.num_key_value_heads);
+  out.num_key_value_heads = read_size(json, keys.num_key_value_heads, kMaxHeads,
+                                      absent ? is.num_key_value_heads : out.num_attention_heads);
+  const bool says = *keys.head_dim != '\0' && json.has(keys.head_dim);
+  if (!says && out.hidden_size % out.num_attention_heads != 0) {
+    fail_file(json.file(), "{} {} is no multiple of {} {}{}", keys.hidden_size, out.hidden_size,
+              keys.num_attention_heads, out.num_attention_heads,
+              *keys.head_dim == '\0' ? "" : ", and there is no head_dim");
+  }
+  out.head_dim =
+      read_size(json, keys.head_dim, kMaxHidden, out.hidden_size / out.num_attention_heads);
+}
+
+}  // namespace
+
+const char* name_of(HiddenAct act) { return entry_of(act).name.data(); }
+
+std::optional<HiddenAct> hidden_act_of(std::string_view name) {
+  for (const ActName& entry : kActs) {
+    if (name == entry.name) return entry.act;
+  }
+  return std::nullopt;
+}
+
+std::optional<Activation> sparse_kind(HiddenAct act) { return entry_of(act).sparse; }
+
+ModelConfig read_config(const JsonObject& json, std::span<const Architecture* const> known) {
+  ModelConfig out;
+  const auto [architecture, sparse_lm] = read_model_type(json, known);
+  const Architecture& is = *architecture;
+  const ConfigKeys& keys = is.keys;
+  out.architecture = architecture;
+  out.sparse_lm = sparse_lm;
+  out.block = is.block;
+  out.hidden_size = json.integer(keys.hidden_size, 1, kMaxHidden);
+  out.intermediate_size = json.integer(keys.intermediate_size, 1, kMaxIntermediate);
+  out.num_hidden_layers = json.integer(keys.num_hidden_layers, 1, kMaxLayers);
+  refuse_unsupported(json);
+  read_heads(json, is, out);
+  out.vocab_size = json.integer("vocab_size", 1, kMaxVocabulary);
+  out.max_position_embeddings =
+      json.integer(keys.max_position_embeddings, 1, kMaxPositions, is.max_position_embeddings);
+  double& eps = out.block.norm.eps;
+  if (*keys.norm_eps != '\0') eps = json.number(keys.norm_eps, 0.0, 1.0, eps);
+  if (out.block.positions.kind == PositionForm::Kind::rope) {
+    read_rope(json, out.max_position_embeddings, out.block.positions);
+  }
+  out.tie_word_embeddings = json.boolean("tie_word_embeddings", is.tie_word_embeddings);
+  out.mlp_bias = is.mlp_bias;
+  out.hidden_act = read_act(json, keys.hidden_act, is.hidden_act);
+  if (out.hidden_act == HiddenAct::fat_relu) {
+    out.fat_relu_threshold = json.number("twell_fat_relu_threshold", 0.0, 1e6);
+  }
+  out.gated = json.boolean("twell_gated", is.gated);
+  if (sparse_lm) {
+    out.hidden_act = HiddenAct::relu;
+    out.gated = json.boolean("sparsity_gated_mlp", is.gated);
+    out.intermediate_size =
+        json.integer("sparsity_new_intermediate_size", 1, kMaxIntermediate, out.intermediate_size);
+  }
+  read_tokens(json, out);
+  out.dtype = read_dtype(json);
+  out.weights_file = read_weights_file(json);
+  if (is.read != nullptr) is.read(json, out);
+  return out;
+}
+
+ModelConfig ModelConfig::from_json(std::string_view text, const std::string& file,
+                                   std::span<const Architecture* const> known) {
+  const Json document = parse_python_json(text, file);
+  const JsonObject json(document, file);
+  ModelConfig out = read_config(json, known);
+  if (const std::string problem = problem_of(out); !problem.empty()) fail_file(file, "{}", problem);
+  out.other_keys = read_other_keys(json, out);
+  return out;
+}
+
+void ModelConfig::take_generation_config(std::string_view text, const std::string& file) {
+  const Json document = parse_python_json(text, file);
+  const std::vector<std::int32_t> ids = read_eos(JsonObject(document, file));
+  if (ids.empty()) return;
+  eos_token_ids = ids;
+  if (const std::string problem = problem_of(*this); !problem.empty())
+    fail_file(file, "{}", problem);
+}
+
+ModelConfig load_config(const std::filesystem::path& path,
+                        std::span<const Architecture* const> known) {
+  std::error_code ignored;
+  const auto file = std::filesystem::is_directory(path, ignored) ? path / "config.json" : path;
+  constexpr std::uint64_t kLongest = 16ULL << 20;
+  ModelConfig out = ModelConfig::from_json(read_file(file, kLongest), file.string(), known);
+  const auto generation = file.parent_path() / "generation_config.json";
+  if (std::filesystem::exists(generation, ignored)) {
+    out.take_generation_config(read_file(generation, kLongest), generation.string());
+  }
+  return out;
+}
+
+void save_config(const std::filesystem::path& directory, const ModelConfig& config) {
+  config.validate();
+  std::error_code error;
+  std::filesystem::create_directories(directory, error);
+  if (error) fail_file(directory.string(), "cannot be made: {}", error.message());
+  write_file_atomically(directory / "config.json", config.to_json());
+}
+
+}  // namespace twell::io

@@ -1,0 +1,136 @@
+#include "choice/scaled_cost.h"
+
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <exception>
+#include <limits>
+#include <map>
+#include <mutex>
+#include <tuple>
+
+namespace twell::lm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double us_since(Clock::time_point begin) {
+  return std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
+}
+
+// Whether threads of this process lost their cores to others since `before`: some 200 times a
+// second of a thread where every core is shared. A few are the system's own, which many threads
+// meet in every call.
+bool lost_cores(const rusage& before) {
+  constexpr double kOwn = 30;  // a second of a thread
+  rusage now{};
+  getrusage(RUSAGE_SELF, &now);
+  const auto seconds = [](const timeval& t) {
+    return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec);
+  };
+  const double ran = seconds(now.ru_utime) + seconds(now.ru_stime) - seconds(before.ru_utime) -
+                     seconds(before.ru_stime);
+  return static_cast<double>(now.ru_nivcsw - before.ru_nivcsw) > kOwn * ran;
+}
+
+constexpr int kFewestRuns = 2;  // the first one also touches pages and builds oneDNN's primitives
+constexpr int kMostRuns = 5;
+
+CostModel measure(CpuTier tier, const FfnShape& shape, double density,
+                  const std::function<LayerTiming(std::int64_t tokens)>& time) {
+  // Few tokens are bound by memory, 64 mostly by arithmetic. A machine of many cores needs more
+  // tokens for that, but there they take little time.
+  constexpr std::int64_t kAlways = 64;
+  constexpr double kLongest = 50e3;  // us
+  const CostModel built_in = built_in_cost_model(tier);
+  std::vector<LayerTiming> timings;
+  try {
+    for (const std::int64_t tokens : built_in.tokens) {
+      if (tokens > kAlways) {
+        const LayerTiming& last = timings.back();
+        const double more = static_cast<double>(tokens) / static_cast<double>(last.tokens);
+        if (!(kFewestRuns * more * (last.dense_us + last.sparse_us) < kLongest)) break;
+      }
+      timings.push_back(time(tokens));
+      // The machine is busy, and calls take long.
+      if (!std::isfinite(timings.back().dense_us + timings.back().sparse_us)) return built_in;
+    }
+  } catch (const std::exception&) {
+    return built_in;  // no memory for the dense layer, most likely
+  }
+  return scaled(built_in, shape, density, timings);
+}
+
+}  // namespace
+
+LayerTiming time_in_turns(std::int64_t tokens, const std::function<void(std::int64_t)>& dense,
+                          const std::function<void(std::int64_t)>& sparse) {
+  constexpr double kRun = 1e3, kAll = 50e3;  // us
+  struct Side {
+    const std::function<void(std::int64_t)>& call;
+    std::int64_t calls = 0;
+    double best_us = std::numeric_limits<double>::infinity();
+  } sides[] = {{dense}, {sparse}};
+  const auto start = Clock::now();
+  for (int run = 0; run < kMostRuns && (run < kFewestRuns || us_since(start) < kAll); ++run) {
+    for (Side& side : sides) {
+      // Threads wait for one another several times a call: a call of 1 ms that loses a core takes
+      // 20, on one path more often than on the other.
+      rusage usage{};
+      getrusage(RUSAGE_SELF, &usage);
+      const auto begin = Clock::now();
+      const std::int64_t before = side.calls;
+      double took = 0;
+      while (took < kRun) {
+        side.call(side.calls++);
+        took = us_since(begin);
+      }
+      if (lost_cores(usage)) continue;
+      side.best_us = std::min(side.best_us, took / static_cast<double>(side.calls - before));
+    }
+  }
+  return {tokens, sides[0].best_us, sides[1].best_us};
+}
+
+CostModel scaled(const CostModel& built_in, const FfnShape& shape, double density,
+                 const std::vector<LayerTiming>& timings) {
+  constexpr double kAbsurd = 100;
+  // PyTorch without bf16 instructions is 6 times slower against the sparse path than built in.
+  constexpr double kFurthest = 10;
+  CostModel out = built_in;
+  for (const LayerTiming& timing : timings) {
+    const double dense = timing.dense_us / built_in.dense_us(timing.tokens, shape);
+    const double sparse = timing.sparse_us / built_in.sparse_us(timing.tokens, density, shape);
+    for (const double factor : {dense, sparse}) {
+      if (!(factor > 1 / kAbsurd && factor < kAbsurd)) return built_in;
+    }
+    out.scales.push_back(
+        {timing.tokens, dense, std::clamp(sparse, dense / kFurthest, dense * kFurthest)});
+  }
+  if (out.scales.empty()) return built_in;
+  for (std::size_t t = 0; t < out.tokens.size(); ++t) {
+    const CostScale& scale = out.scales[std::min(t, out.scales.size() - 1)];
+    out.dense[t] *= scale.dense;
+    for (double& figure : out.sparse[t]) figure *= scale.sparse;
+  }
+  return out;
+}
+
+CostModel scaled_cost(CpuTier tier, int threads, const FfnShape& shape, double density,
+                      const std::function<LayerTiming(std::int64_t tokens)>& time) {
+  using Key = std::tuple<CpuTier, int, std::int64_t, std::int64_t, bool, DType, long>;
+  static std::mutex mutex;
+  static std::map<Key, CostModel> measured;
+  const std::lock_guard lock(mutex);
+  // A factor of both gather and gate holds near the density that it was timed at.
+  const long power_of_four = std::lround(std::log2(std::max(density, 1e-3)) / 2);
+  const Key key{tier, threads, shape.width, shape.hidden, shape.gated, shape.dtype, power_of_four};
+  const auto found = measured.find(key);
+  return found != measured.end()
+             ? found->second
+             : measured.emplace(key, measure(tier, shape, density, time)).first->second;
+}
+
+}  // namespace twell::lm

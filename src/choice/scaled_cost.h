@@ -1,0 +1,38 @@
+// The built-in cost of another machine, scaled by timing a few calls of one layer on this one.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "choice/cost_model.h"
+
+namespace twell::lm {
+
+struct LayerTiming {
+  std::int64_t tokens = 0;  // of a call
+  double dense_us = 0, sparse_us = 0;
+};
+
+// Microseconds of one call of each side, the least of up to five runs of a millisecond or more, in
+// turns: what else the machine does meets both alike and only ever adds time. Calls have running
+// numbers, so that inputs can rotate. Two runs at least, the others within 50 ms in all. Runs that
+// lose cores to other processes do not count; infinity where none is left, as on a busy machine.
+LayerTiming time_in_turns(std::int64_t tokens, const std::function<void(std::int64_t)>& dense,
+                          const std::function<void(std::int64_t)>& sparse);
+
+// Each figure of `built_in`, whose layer has this shape and density, times the factor by which its
+// path was slower (or faster) at these tokens. `timings` are of the first of built_in.tokens, in
+// order; the last one's factors also serve the tokens beyond. Unchanged where a timing is absurd:
+// no positive number, or a factor beyond 100. Factors of the two paths are at most 10 apart.
+CostModel scaled(const CostModel& built_in, const FfnShape& shape, double density,
+                 const std::vector<LayerTiming>& timings);
+
+// scaled() of the tier's built-in figures, where `time` times calls of so many tokens: of 1, 8 and
+// 64, and of 512 where that takes less than about 50 ms. Timed once a process for layers of one
+// shape, dtype and number of threads whose densities are within a factor of four; others wait for
+// it. Unchanged figures, and no second try, where `time` throws or gives no finite number.
+CostModel scaled_cost(CpuTier tier, int threads, const FfnShape& shape, double density,
+                      const std::function<LayerTiming(std::int64_t tokens)>& time);
+
+}  // namespace twell::lm

@@ -1,0 +1,293 @@
+#include "decoder/decoder.h"
+
+#include <fmt/format.h>
+#include <torch/types.h>
+#include <torch/utils.h>
+
+#include <iterator>
+
+#include "choice/device.h"
+#include "decoder/parameters.h"
+#include "decoder/resident_exp.h"
+#include "twell/status.h"
+
+namespace twell::lm {
+namespace {
+
+[[noreturn]] void fail(const std::string& message) {
+  throw Error(ErrorKind::invalid_argument, "model", message);
+}
+
+void check_token(std::int64_t token, std::int64_t vocabulary) {
+  if (token < 0 || token >= vocabulary) {
+    fail(fmt::format("token id {} is outside the vocabulary of {}; is this the model's tokenizer?",
+                     token, vocabulary));
+  }
+}
+
+// Calls f with every parameter that the model has, in checkpoint order. Weights: const or not.
+template <class Weights, class F>
+void for_each_parameter(Weights& weights, const F& f) {
+  const auto visit = [&f](auto&... parameters) {
+    ((parameters.name.empty() ? void() : f(parameters)), ...);
+  };
+  const auto visit_linears = [&](auto&... pairs) { (visit(pairs.weight, pairs.bias), ...); };
+  visit(weights.embedding, weights.positions);
+  for (auto& block : weights.blocks) {
+    auto& [q, k, v, o] = block.attention;
+    visit_linears(block.attention_norms.before, q, k, v, o, block.attention_norms.after,
+                  block.attention_norms.sum);
+    visit_linears(block.ffn_norms.before, block.gate, block.up, block.down, block.ffn_norms.after,
+                  block.ffn_norms.sum);
+  }
+  visit_linears(weights.final_norm);
+  visit(weights.head);
+}
+
+FfnParameters ffn_of(const Block& block) {
+  return {block.gate.weight.tensor, block.up.weight.tensor, block.down.weight.tensor,
+          block.gate.bias.tensor,   block.up.bias.tensor,   block.down.bias.tensor};
+}
+
+}  // namespace
+
+Decoder::Decoder(const io::ModelConfig& config, ParameterSource& source, at::Device device)
+    : config_(config), weights_(weights_of(config)), rope_(config, device) {
+  for_each_parameter(weights_, [&](Parameter& parameter) {
+    parameter.tensor = source.take(parameter).to(device);
+    if (!device.is_cpu()) source.drop_pages(parameter);
+  });
+}
+
+void Decoder::use_dense_ffn(bool prepack, ParameterSource& source) {
+  for (Block& block : weights_.blocks) {
+    block.ffn = make_dense_feed_forward(ffn_of(block), activation(), prepack);
+    if (!prepack) continue;
+    for (Linear* linear : {&block.gate, &block.up, &block.down}) source.release(linear->weight);
+  }
+}
+
+void Decoder::use_sparse_ffn(FfnPath path, ParameterSource& source) {
+  own_linears_ = true;
+  for (Block& block : weights_.blocks) {
+    // On a CPU a gated layer goes on using `up` where it lies, and a neuron-major `down`, unless
+    // their rows have to be spread.
+    const bool in_place = device().is_cpu() && !runtime_of(device()).spreads_rows();
+    const bool keeps_up = in_place && config_.gated;
+    const bool keeps_down = in_place && block.down.weight.tensor.t().is_contiguous();
+    block.ffn = make_sparse_feed_forward(ffn_of(block), activation(), path);
+    // Packed, or, where it is screened, read again when its screen is made.
+    if (config_.gated) source.release(block.gate.weight);
+    if (!keeps_up) source.release(block.up.weight);
+    if (!keeps_down) source.release(block.down.weight);
+    Attention& attention = block.attention;
+    for (Linear* linear : {&attention.q, &attention.k, &attention.v, &attention.o}) {
+      linear->pack(source);
+    }
+  }
+}
+
+NamedTensors Decoder::parameters() const {
+  NamedTensors out;
+  for_each_parameter(weights_, [&](const Parameter& parameter) {
+    if (parameter.tensor.defined()) out.emplace_back(parameter.name, parameter.tensor);
+  });
+  return out;
+}
+
+std::int64_t Decoder::weight_bytes() const {
+  std::int64_t total = 0;
+  const auto add = [&total](const at::Tensor& tensor) {
+    if (tensor.defined()) total += static_cast<std::int64_t>(tensor.nbytes());
+  };
+  for_each_parameter(weights_, [&](const Parameter& parameter) { add(parameter.tensor); });
+  for (const Block& block : weights_.blocks) {
+    total += block.ffn->own_bytes();
+    const Attention& attention = block.attention;
+    for (const Linear* linear : {&attention.q, &attention.k, &attention.v, &attention.o}) {
+      add(linear->packed);
+    }
+  }
+  return total;
+}
+
+at::Tensor Decoder::look_up(const at::Tensor& ids, const at::Tensor& positions) {
+  if (device().is_cpu()) keep_exp_resident();
+  at::Tensor x = at::embedding(weights_.embedding.tensor, ids.to(device()));
+  if (const at::Tensor& table = weights_.positions.tensor; table.defined()) {
+    x = x + at::embedding(table, positions.to(device()) + config_.block.positions.offset);
+  }
+  return x;
+}
+
+at::Tensor Decoder::embed(const at::Tensor& tokens) {
+  if (tokens.dim() != 2 || tokens.scalar_type() != at::kLong) {
+    fail(fmt::format("tokens must be int64 [batch, length], got {} dimensions of {}", tokens.dim(),
+                     c10::toString(tokens.scalar_type())));
+  }
+  if (tokens.size(1) > config_.max_position_embeddings) {
+    fail(fmt::format("{} tokens are longer than the model's context of {}", tokens.size(1),
+                     config_.max_position_embeddings));
+  }
+  if (tokens.numel() > 0) {
+    check_token(tokens.min().item<std::int64_t>(), config_.vocab_size);
+    check_token(tokens.max().item<std::int64_t>(), config_.vocab_size);
+  }
+  return look_up(tokens, at::arange(tokens.size(1)));
+}
+
+at::Tensor Decoder::norm(const at::Tensor& x, const Norm& norm) const {
+  const PieceTimer timer(profile_, Piece::norm_and_rope);
+  return norm(x);
+}
+
+at::Tensor Decoder::run_block(std::int64_t layer, const at::Tensor& x, const Rows& rows,
+                              FfnObserver* observer) {
+  const Block& block = weights_.blocks[index(layer)];
+  if (x.numel() == 0) return x;
+  // What a layer returns is its own: without gradients the sum may take its place.
+  const auto plus = [](const at::Tensor& residual, at::Tensor y) {
+    return at::GradMode::is_enabled() ? residual + y : y.add_(residual);
+  };
+  const auto attention = [&](const at::Tensor& in) {
+    return attend(block.attention, in, rows, layer, profile_);
+  };
+  const auto ffn = [&](const at::Tensor& in) {
+    return timed(profile_, Piece::ffn, [&] { return block.ffn->forward(in, layer, observer); });
+  };
+  const auto around = [&](const ResidualNorms& norms, const at::Tensor& in, const auto& f) {
+    return norm(plus(in, norm(f(norm(in, norms.before)), norms.after)), norms.sum);
+  };
+  if (config_.block.arrangement == io::Arrangement::sequential) {
+    return around(block.ffn_norms, around(block.attention_norms, x, attention), ffn);
+  }
+  const at::Tensor in = norm(x, block.attention_norms.before);
+  const bool one_norm = config_.block.arrangement == io::Arrangement::parallel_one_norm;
+  const at::Tensor ffn_in = one_norm ? in : norm(x, block.ffn_norms.before);
+  return plus(plus(x, attention(in)), ffn(ffn_in));
+}
+
+at::Tensor Decoder::run(at::Tensor x, const Rows& rows, FfnObserver* observer) {
+  for (std::int64_t layer = 0; layer < layers(); ++layer) x = run_block(layer, x, rows, observer);
+  return final_norm(x);
+}
+
+PackedRows Decoder::whole(std::int64_t batch, std::int64_t length) {
+  std::vector<PackedRows::Run> runs;
+  for (std::int64_t b = 0; b < batch; ++b) runs.push_back({b, 0, length});
+  return {std::move(runs), rope_};
+}
+
+at::Tensor Decoder::block(std::int64_t layer, const at::Tensor& x, FfnObserver* observer) {
+  const PackedRows rows = whole(x.size(0), x.size(1));
+  return run_block(layer, x.flatten(0, 1), rows, observer).view(x.sizes());
+}
+
+at::Tensor Decoder::forward(const at::Tensor& tokens, FfnObserver* observer) {
+  const at::Tensor x = embed(tokens);  // [B, S, D]
+  const PackedRows rows = whole(x.size(0), x.size(1));
+  if (observer != nullptr) observer->begin(rows.position_list());
+  return head(run(x.flatten(0, 1), rows, observer).view(x.sizes()));
+}
+
+at::Tensor Decoder::head(const at::Tensor& normalised) {
+  const PieceTimer timer(profile_, Piece::logits);
+  const at::Tensor& weight =
+      (config_.tie_word_embeddings ? weights_.embedding : weights_.head).tensor;
+  return own_linears_ ? linear_as_stored(normalised, weight) : at::linear(normalised, weight);
+}
+
+PackedRows Decoder::plan(std::span<const Chunk> chunks, const KvCache* cache) {
+  if (chunks.empty()) fail("no tokens to run");
+  std::vector<PackedRows::Run> runs;
+  std::vector<bool> seen(cache == nullptr ? 0 : static_cast<std::size_t>(cache->slots()), false);
+  for (std::int64_t i = 0; const Chunk& chunk : chunks) {
+    PackedRows::Run run{i, 0, std::ssize(chunk.tokens)};
+    if (run.count == 0) fail(fmt::format("sequence {} of the batch is empty", i));
+    for (const std::int64_t token : chunk.tokens) check_token(token, config_.vocab_size);
+    std::int64_t limit = config_.max_position_embeddings;
+    if (cache != nullptr) {
+      run.slot = chunk.slot;
+      const auto slot = static_cast<std::size_t>(run.slot);
+      if (slot >= seen.size() || seen[slot]) {
+        fail(fmt::format("sequence {}: cache slot {} is used twice or outside 0..{}", i, run.slot,
+                         cache->slots() - 1));
+      }
+      seen[slot] = true;
+      run.start = cache->length(run.slot);
+      limit = std::min(limit, cache->capacity());
+    }
+    if (run.start + run.count > limit) {
+      fail(fmt::format("sequence {} has {} tokens, the {} holds {}", i, run.start + run.count,
+                       limit == config_.max_position_embeddings ? "model's context" : "cache",
+                       limit));
+    }
+    runs.push_back(run);
+    ++i;
+  }
+  return {std::move(runs), rope_, cache};
+}
+
+at::Tensor Decoder::hidden_states(std::span<const Chunk> chunks, KvCache* cache,
+                                  FfnObserver* observer) {
+  const at::NoGradGuard no_grad;
+  const PackedRows rows = plan(chunks, cache);
+  std::vector<std::int64_t> ids;
+  for (const Chunk& chunk : chunks) {
+    ids.insert(ids.end(), chunk.tokens.begin(), chunk.tokens.end());
+    if (cache != nullptr) cache->reserve(chunk.slot, std::ssize(chunk.tokens));
+  }
+  if (observer != nullptr) observer->begin(rows.position_list());
+  const at::Tensor out = run(look_up(at::tensor(ids), rows.positions), rows, observer);
+  for (const Chunk& chunk : chunks) {
+    if (cache != nullptr) cache->advance(chunk.slot, std::ssize(chunk.tokens));
+  }
+  return out;
+}
+
+KvCache Decoder::make_cache(std::int64_t slots, std::int64_t capacity, bool fixed) const {
+  return {layers(),
+          slots,
+          config_.num_key_value_heads,
+          capacity,
+          config_.head_dim,
+          weights_.embedding.tensor.options(),
+          fixed || !device().is_cpu()};
+}
+
+at::Tensor Decoder::step(const at::Tensor& tokens, const at::Tensor& positions,
+                         const KvCache& cache) {
+  if (!cache.fixed()) fail("a step needs a fixed cache");
+  const at::NoGradGuard no_grad;
+  return run(look_up(tokens, positions), StepRows(positions, rope_, cache), nullptr);
+}
+
+std::size_t Decoder::index(std::int64_t layer) const {
+  if (layer < 0 || layer >= layers()) {
+    fail(fmt::format("no layer {}; the model has {}", layer, layers()));
+  }
+  return static_cast<std::size_t>(layer);
+}
+
+FfnParameters Decoder::ffn_parameters(std::int64_t layer) const {
+  const FfnParameters ffn = ffn_of(weights_.blocks[index(layer)]);
+  if (!ffn.up.defined() || !ffn.down.defined() || ffn.gated() != config_.gated) {
+    fail(
+        fmt::format("layer {} has given up its checkpoint weights for converted ones; load the "
+                    "model with the dense path or trainable = true",
+                    layer));
+  }
+  return ffn;
+}
+
+FfnNames Decoder::ffn_names(std::int64_t layer) const {
+  const Block& block = weights_.blocks[index(layer)];
+  return {block.gate.weight.name, block.up.weight.name, block.down.weight.name,
+          block.gate.bias.name,   block.up.bias.name,   block.down.bias.name};
+}
+
+ActivationChoice Decoder::activation() const {
+  return {config_.hidden_act, static_cast<float>(config_.fat_relu_threshold)};
+}
+
+}  // namespace twell::lm

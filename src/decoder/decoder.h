@@ -1,0 +1,95 @@
+// A decoder of attention and feed-forward blocks. Which norms they have and where, how positions
+// enter and what the parameters are called is said by the configuration and its architecture.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "decoder/attention.h"
+#include "decoder/model.h"
+#include "decoder/norm.h"
+#include "decoder/weights.h"
+
+namespace twell::lm {
+
+// Around a layer f of a block: sum(x + after(f(before(x)))). Which of them there are says
+// io::NormOrder.
+struct ResidualNorms {
+  Norm before = {}, after = {}, sum = {};
+};
+
+struct Block {
+  ResidualNorms attention_norms;
+  Attention attention;
+  ResidualNorms ffn_norms;
+  Linear gate, up, down;  // what `ffn` is made of, as far as it goes on using them
+  std::unique_ptr<FeedForward> ffn;
+};
+
+struct DecoderWeights {
+  Parameter embedding;  // [V, D]
+  Parameter positions;  // [positions, D]; no name unless they are learned
+  std::vector<Block> blocks;
+  Norm final_norm;
+  Parameter head;  // [V, D]; no name where tied to the embedding
+};
+
+class Decoder final : public Model {
+ public:
+  // Takes all parameters from `source` to `device`. The feed-forward layers are made afterwards, by
+  // use_dense_ffn() or use_sparse_ffn().
+  Decoder(const io::ModelConfig& config, ParameterSource& source, at::Device device);
+
+  void use_dense_ffn(bool prepack, ParameterSource& source);
+  // Also packs the other linear layers of the blocks. Converts layer by layer and releases each
+  // source at once, so that at most one layer is in memory twice.
+  void use_sparse_ffn(FfnPath path, ParameterSource& source);
+
+  const io::ModelConfig& config() const override { return config_; }
+  at::ScalarType dtype() const override { return weights_.embedding.tensor.scalar_type(); }
+  at::Device device() const override { return weights_.embedding.tensor.device(); }
+  std::int64_t layers() const override { return config_.num_hidden_layers; }
+  NamedTensors parameters() const override;
+  std::int64_t weight_bytes() const override;
+  at::Tensor forward(const at::Tensor& tokens, FfnObserver* observer) override;
+  at::Tensor embed(const at::Tensor& tokens) override;
+  at::Tensor block(std::int64_t layer, const at::Tensor& x, FfnObserver* observer) override;
+  at::Tensor final_norm(const at::Tensor& x) override { return norm(x, weights_.final_norm); }
+  at::Tensor head(const at::Tensor& normalised) override;
+  at::Tensor hidden_states(std::span<const Chunk> chunks, KvCache* cache,
+                           FfnObserver* observer) override;
+  KvCache make_cache(std::int64_t slots, std::int64_t capacity, bool fixed) const override;
+  at::Tensor step(const at::Tensor& tokens, const at::Tensor& positions,
+                  const KvCache& cache) override;
+  FeedForward& feed_forward(std::int64_t layer) override {
+    return *weights_.blocks[index(layer)].ffn;
+  }
+  void set_feed_forward(std::int64_t layer, std::unique_ptr<FeedForward> ffn) override {
+    weights_.blocks[index(layer)].ffn = std::move(ffn);
+  }
+  FfnParameters ffn_parameters(std::int64_t layer) const override;
+  FfnNames ffn_names(std::int64_t layer) const override;
+  ActivationChoice activation() const override;
+  void set_profile(Profile* profile) override { profile_ = profile; }
+
+ private:
+  std::size_t index(std::int64_t layer) const;  // throws where there is no such layer
+  PackedRows whole(std::int64_t batch, std::int64_t length);
+  PackedRows plan(std::span<const Chunk> chunks, const KvCache* cache);
+  // Ids [..., N] of tokens at `positions`, int64 [N] -> [..., N, D].
+  at::Tensor look_up(const at::Tensor& ids, const at::Tensor& positions);
+  at::Tensor norm(const at::Tensor& x, const Norm& norm) const;
+  // [N, D] -> [N, D]
+  at::Tensor run_block(std::int64_t layer, const at::Tensor& x, const Rows& rows,
+                       FfnObserver* observer);
+  // All blocks and the final norm.
+  at::Tensor run(at::Tensor x, const Rows& rows, FfnObserver* observer);
+
+  io::ModelConfig config_;
+  DecoderWeights weights_;
+  RopeTable rope_;
+  bool own_linears_ = false;  // twell's linear layers, with the sparse paths
+  Profile* profile_ = nullptr;
+};
+
+}  // namespace twell::lm

@@ -1,0 +1,53 @@
+#include "decoder/norm.h"
+
+#include <torch/types.h>
+
+#include <optional>
+
+#include "decoder/rms_norm.h"
+
+namespace twell::lm {
+namespace {
+
+using io::NormForm;
+
+std::optional<at::Tensor> optional(const at::Tensor& tensor) {
+  return tensor.defined() ? std::optional(tensor) : std::nullopt;
+}
+
+// Any form, in fp32. Those of whole families of models have one pass each, below.
+at::Tensor wide_norm(const at::Tensor& x, const Norm& norm) {
+  const auto wide = [](const at::Tensor& tensor) {
+    return tensor.defined() ? tensor.to(at::kFloat) : tensor;
+  };
+  at::Tensor weight = wide(norm.weight.tensor);
+  const at::Tensor bias = wide(norm.bias.tensor);
+  if (norm.form.plus_one) weight = weight + 1.0;
+  const std::vector<std::int64_t> width{x.size(-1)};
+  if (norm.form.kind == NormForm::Kind::layer) {
+    return at::layer_norm(wide(x), width, optional(weight), optional(bias), norm.form.eps)
+        .to(x.scalar_type());
+  }
+  at::Tensor y = at::rms_norm(wide(x), width, optional(weight), norm.form.eps);
+  if (bias.defined()) y = y + bias;
+  return y.to(x.scalar_type());
+}
+
+}  // namespace
+
+at::Tensor Norm::operator()(const at::Tensor& x) const {
+  switch (form.kind) {
+    case NormForm::Kind::none:
+      return x;
+    case NormForm::Kind::rms:
+      if (!form.weight || form.plus_one || form.bias) return wide_norm(x, *this);
+      return rms_norm(x, weight.tensor, form.eps);
+    case NormForm::Kind::layer:
+      if (form.plus_one) return wide_norm(x, *this);
+      return at::layer_norm(x, {x.size(-1)}, optional(weight.tensor), optional(bias.tensor),
+                            form.eps);
+  }
+  return x;
+}
+
+}  // namespace twell::lm

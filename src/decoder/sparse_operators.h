@@ -1,0 +1,38 @@
+// torch.ops.twell.ffn and ffn_stats, called through the dispatcher.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <tuple>
+
+#include "decoder/feed_forward.h"
+#include "twell/ffn.h"
+
+namespace twell::lm {
+
+// Throws twell::Error for an activation without zeros to skip.
+ActivationSpec sparse_activation(const ActivationChoice& choice);
+
+// Throws twell::Error for what is neither bf16, f16 nor f32.
+DType dtype_of(at::ScalarType type);
+
+// A matrix of one of these types with contiguous rows, as libtwell sees it.
+ConstMatrixView matrix_view(const at::Tensor& matrix);
+
+// Weights as the operators take them. up and screen may be undefined.
+struct SparseOperands {
+  at::Tensor gate, up, down, screen;
+  std::int64_t hot = 0;  // of the first neurons, on a GPU
+};
+at::Tensor sparse_ffn(const at::Tensor& x, const SparseOperands& weights,
+                      const ActivationSpec& activation);
+// y, row_nnz, neuron_nnz, candidates.
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> sparse_ffn_stats(
+    const at::Tensor& x, const SparseOperands& weights, const ActivationSpec& activation);
+// The screen of a gate [H, D], on its device; axis: f32 [D].
+at::Tensor screen_weight(const at::Tensor& gate, const at::Tensor& axis);
+
+// Integer tensors [M] and [H] on any device, whose work it waits for.
+FfnCounts counts_of(const at::Tensor& row_nnz, const at::Tensor& neuron_nnz);
+
+}  // namespace twell::lm

@@ -1,0 +1,255 @@
+#include "decoder/weights.h"
+
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <torch/types.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <iterator>
+#include <new>
+#include <unordered_set>
+
+#include "decoder/random.h"
+#include "files/file_error.h"
+#include "twell/status.h"
+#include "twell/tuning.h"
+
+namespace twell::lm {
+namespace {
+
+at::ScalarType scalar_type(const io::TensorInfo& info, const std::string& file) {
+  switch (info.dtype) {
+    case io::SafeDType::F32:
+      return at::kFloat;
+    case io::SafeDType::BF16:
+      return at::kBFloat16;
+    case io::SafeDType::F16:
+      return at::kHalf;
+    case io::SafeDType::F64:
+      return at::kDouble;
+    default:
+      throw Error(ErrorKind::unsupported, file,
+                  fmt::format("tensor '{}' is {}; weights must be F64, F32, BF16 or F16", info.name,
+                              name_of(info.dtype)));
+  }
+}
+
+class CheckpointSource final : public ParameterSource {
+ public:
+  CheckpointSource(std::shared_ptr<io::Checkpoint> checkpoint,
+                   const CheckpointSourceOptions& options)
+      : checkpoint_(std::move(checkpoint)), options_(options) {}
+
+  at::Tensor take(const Parameter& parameter) override {
+    const io::CheckpointTensor found = find(parameter);
+    taken_.insert(found.info->name);
+    const std::string file = found.file->path().string();
+    const bool transposed = is_transposed(parameter, *found.info, file);
+    const at::ScalarType stored = scalar_type(*found.info, file);
+    if (options_.check_finite) {
+      at::parallel_for(
+          0, found.info->elements(), 1 << 18,
+          [&](std::int64_t begin, std::int64_t end) { io::expect_finite(found, begin, end); });
+    }
+    if (!options_.dtype) {
+      const bool widened = stored == at::kDouble || (stored == at::kHalf && !options_.keep_f16);
+      options_.dtype = widened ? at::kFloat : stored;
+    }
+    const at::Tensor tensor = mapped_or_copied(found, stored);
+    if (options_.check_finite && stored != *options_.dtype) expect_converted(found, tensor);
+    return transposed ? tensor.t() : tensor;
+  }
+
+  void drop_pages(const Parameter& parameter) override { find(parameter).drop_pages(); }
+
+  std::vector<std::string> unused() const override {
+    std::vector<std::string> out;
+    std::ranges::copy_if(checkpoint_->names(), std::back_inserter(out),
+                         [this](const std::string& name) { return !taken_.contains(name); });
+    return out;
+  }
+
+ private:
+  io::CheckpointTensor find(const Parameter& parameter) const {
+    if (!checkpoint_->contains(parameter.name)) {
+      for (const std::string& other : parameter.other_names) {
+        if (checkpoint_->contains(other)) return checkpoint_->at(other);
+      }
+    }
+    return checkpoint_->at(parameter.name);
+  }
+
+  // Numbers beyond the range of the type they are wanted in.
+  static void expect_converted(const io::CheckpointTensor& from, const at::Tensor& tensor) {
+    if (at::isfinite(tensor).all().item<bool>()) return;
+    io::fail_file(from.file->path().string(),
+                  "tensor {} holds numbers too large for {}; it is stored as {}",
+                  io::in_quotes(from.info->name), c10::toString(tensor.scalar_type()),
+                  io::name_of(from.info->dtype));
+  }
+
+  static bool is_transposed(const Parameter& parameter, const io::TensorInfo& info,
+                            const std::string& file) {
+    const auto& shape = parameter.shape;
+    const bool as_listed = info.shape == shape;
+    if (as_listed && parameter.maybe_transposed && shape[0] == shape[1]) {
+      throw Error(ErrorKind::unsupported, file,
+                  fmt::format("tensor '{}' is square {}, so whether it is stored transposed "
+                              "cannot be told; write the checkpoint in the plain layout (model_type"
+                              " llama or qwen2, [out, in] weights)",
+                              info.name, io::in_brackets(info.shape)));
+    }
+    if (as_listed) return false;
+    if (parameter.maybe_transposed && info.shape == std::vector{shape[1], shape[0]}) return true;
+    throw Error(ErrorKind::environment, file,
+                fmt::format("tensor '{}' has shape {}, expected {} from config.json; the two files "
+                            "belong to different models",
+                            info.name, io::in_brackets(info.shape), io::in_brackets(shape)));
+  }
+
+  at::Tensor mapped_or_copied(const io::CheckpointTensor& found, at::ScalarType stored) const {
+    const at::ScalarType wanted = *options_.dtype;
+    const io::TensorInfo& info = *found.info;
+    const auto address = reinterpret_cast<std::uintptr_t>(found.data);
+    const bool aligned = address % c10::elementSize(stored) == 0;
+    if (info.elements() == 0) return at::empty(info.shape, at::TensorOptions(wanted));
+    at::Tensor source;
+    if (aligned) {
+      // Nothing writes through this pointer: the mapping is read only.
+      source = at::from_blob(
+          const_cast<std::byte*>(found.data), info.shape,  // NOLINT(*-const-cast)
+          [keep = checkpoint_](void*) {}, at::TensorOptions(stored));
+      if (stored == wanted && !options_.own_copies) return source;
+    } else {
+      source = at::empty(info.shape, at::TensorOptions(stored));
+      std::memcpy(source.mutable_data_ptr(), found.data, info.bytes());
+    }
+    at::Tensor copy = aligned || stored != wanted ? source.to(wanted, false, true) : source;
+    found.drop_pages();
+    return copy;
+  }
+
+  std::shared_ptr<io::Checkpoint> checkpoint_;
+  CheckpointSourceOptions options_;
+  std::unordered_set<std::string> taken_;
+};
+
+class RandomSource final : public ParameterSource {
+ public:
+  RandomSource(at::ScalarType dtype, std::uint64_t seed, std::int64_t layers, double std)
+      : dtype_(dtype), random_(seed), layers_(layers), std_(std) {}
+
+  at::Tensor take(const Parameter& parameter) override {
+    const at::TensorOptions options(dtype_);
+    if (parameter.kind == ParameterKind::norm) return at::ones(parameter.shape, options);
+    if (parameter.kind == ParameterKind::bias) return at::zeros(parameter.shape, options);
+    const double std = parameter.kind == ParameterKind::residual_matrix
+                           ? std_ / std::sqrt(2.0 * static_cast<double>(layers_))
+                           : std_;
+    at::Tensor out = at::empty(parameter.shape, at::TensorOptions(at::kFloat));
+    auto* data = out.mutable_data_ptr<float>();
+    // A generator per block, so that the numbers do not depend on the number of threads.
+    constexpr std::int64_t kBlock = 1 << 16;
+    const std::int64_t blocks = (out.numel() + kBlock - 1) / kBlock;
+    const std::uint64_t tensor_seed = random_.next();
+    at::parallel_for(0, blocks, 1, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t block = begin; block < end; ++block) {
+        Random random(Random(tensor_seed ^ static_cast<std::uint64_t>(block)).next());
+        const std::int64_t last = std::min((block + 1) * kBlock, out.numel());
+        for (std::int64_t i = block * kBlock; i < last; ++i) {
+          data[i] = static_cast<float>(std * random.normal());
+        }
+      }
+    });
+    return out.to(dtype_);
+  }
+
+ private:
+  at::ScalarType dtype_;
+  Random random_;
+  std::int64_t layers_;
+  double std_;
+};
+
+template <class Word>
+void transpose_into(const Word* in, std::int64_t rows, std::int64_t cols, Word* out,
+                    std::int64_t stride) {
+  // 32 × 32 words: 32 cache lines of input and of output, half of a first-level cache at most.
+  constexpr std::int64_t kBlock = 32;
+  const std::int64_t strips = (cols + kBlock - 1) / kBlock;
+  at::parallel_for(0, strips, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t strip = begin; strip < end; ++strip) {
+      const std::int64_t c0 = strip * kBlock;
+      const std::int64_t c1 = std::min(c0 + kBlock, cols);
+      for (std::int64_t r0 = 0; r0 < rows; r0 += kBlock) {
+        const std::int64_t r1 = std::min(r0 + kBlock, rows);
+        for (std::int64_t c = c0; c < c1; ++c) {
+          for (std::int64_t r = r0; r < r1; ++r) out[c * stride + r] = in[r * cols + c];
+        }
+      }
+    }
+  });
+}
+
+}  // namespace
+
+std::unique_ptr<ParameterSource> make_checkpoint_source(std::shared_ptr<io::Checkpoint> checkpoint,
+                                                        const CheckpointSourceOptions& options) {
+  return std::make_unique<CheckpointSource>(std::move(checkpoint), options);
+}
+
+std::unique_ptr<ParameterSource> make_random_source(at::ScalarType dtype, std::uint64_t seed,
+                                                    std::int64_t layers, double std) {
+  return std::make_unique<RandomSource>(dtype, seed, layers, std);
+}
+
+io::TensorData tensor_data(const std::string& name, const at::Tensor& tensor) {
+  io::TensorData out;
+  out.name = name;
+  out.dtype = tensor.scalar_type() == at::kFloat      ? io::SafeDType::F32
+              : tensor.scalar_type() == at::kBFloat16 ? io::SafeDType::BF16
+                                                      : io::SafeDType::F16;
+  out.shape = tensor.sizes().vec();
+  out.data = tensor.const_data_ptr();
+  return out;
+}
+
+at::Tensor allocate_weights(std::int64_t rows, std::int64_t cols, at::ScalarType dtype) {
+  const auto options = at::TensorOptions(dtype);
+  const std::size_t bytes =
+      static_cast<std::size_t>(rows) * static_cast<std::size_t>(cols) * c10::elementSize(dtype);
+  constexpr std::size_t kHugePage = 2U << 20U;
+  if (bytes < kHugePage) return at::empty({rows, cols}, options);
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) {
+    throw Error(ErrorKind::out_of_memory, "load_model",
+                fmt::format("no memory for {} bytes of weights", bytes));
+  }
+  madvise(memory, bytes, MADV_HUGEPAGE);  // advice: refused, pages are just small
+  return at::from_blob(
+      memory, {rows, cols}, [bytes](void* p) { munmap(p, bytes); }, options);
+}
+
+at::Tensor allocate_spread_weights(std::int64_t rows, std::int64_t cols, at::ScalarType dtype) {
+  const std::int64_t stride = spread_stride(cols, c10::elementSize(dtype));
+  return allocate_weights(rows, stride, dtype).narrow(1, 0, cols);
+}
+
+at::Tensor transposed_copy(const at::Tensor& matrix, bool spread) {
+  const at::Tensor in = matrix.contiguous();
+  at::Tensor out = (spread ? allocate_spread_weights : allocate_weights)(in.size(1), in.size(0),
+                                                                         in.scalar_type());
+  if (in.element_size() == 2) {
+    transpose_into(static_cast<const std::uint16_t*>(in.const_data_ptr()), in.size(0), in.size(1),
+                   static_cast<std::uint16_t*>(out.mutable_data_ptr()), out.stride(0));
+  } else {
+    transpose_into(static_cast<const std::uint32_t*>(in.const_data_ptr()), in.size(0), in.size(1),
+                   static_cast<std::uint32_t*>(out.mutable_data_ptr()), out.stride(0));
+  }
+  return out;
+}
+
+}  // namespace twell::lm

@@ -1,0 +1,79 @@
+// Where a model's parameters come from: a mapped checkpoint or a random generator.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/checkpoint.h"
+
+namespace twell::lm {
+
+enum class ParameterKind : std::uint8_t {
+  embedding,
+  matrix,           // [out, in]
+  residual_matrix,  // as matrix, and its output is added to the residual stream
+  norm,
+  bias,
+};
+
+// A tensor of a model, and what checkpoints call it.
+struct Parameter {
+  std::string name = {};  // as in Hugging Face checkpoints; empty: the model has no such tensor
+  std::vector<std::int64_t> shape = {};
+  ParameterKind kind = ParameterKind::matrix;
+  std::vector<std::string> other_names = {};  // of the same tensor in other layouts, tried in order
+  bool maybe_transposed = false;              // may be stored as [in, out]: told by its shape
+  at::Tensor tensor = {};  // undefined before it is loaded and once a converted copy replaces it
+};
+
+class ParameterSource {
+ public:
+  virtual ~ParameterSource() = default;
+  // A tensor of the parameter's shape, perhaps a transposed view. Throws twell::Error naming the
+  // file.
+  virtual at::Tensor take(const Parameter& parameter) = 0;
+  // The names of stored tensors that nothing took, ascending.
+  virtual std::vector<std::string> unused() const { return {}; }
+  // The tensor has been converted: its file pages may leave memory.
+  virtual void drop_pages(const Parameter& /*parameter*/) {}
+  // As drop_pages(), and the model gives the tensor up, if it has it.
+  void release(Parameter& parameter) {
+    if (parameter.tensor.defined()) drop_pages(parameter);
+    parameter.tensor = at::Tensor();
+  }
+};
+
+struct CheckpointSourceOptions {
+  std::optional<at::ScalarType> dtype = {};  // absent: of the embedding (f16, f64 become f32)
+  bool own_copies = false;                   // writable memory instead of the mapping
+  bool check_finite = true;
+  bool keep_f16 = false;  // f16 stays as it is
+};
+
+// Tensors of the wanted dtype that lie aligned to it are used where they are mapped (read only,
+// the checkpoint is kept open as long as one of them lives); others are copied.
+std::unique_ptr<ParameterSource> make_checkpoint_source(std::shared_ptr<io::Checkpoint> checkpoint,
+                                                        const CheckpointSourceOptions& options);
+
+// normal(0, std) matrices and embeddings, residual ones divided by √(2 layers); norms 1, biases 0.
+std::unique_ptr<ParameterSource> make_random_source(at::ScalarType dtype, std::uint64_t seed,
+                                                    std::int64_t layers, double std);
+
+// As io::save_checkpoint takes it. The tensor, contiguous bf16, f16 or f32 on the CPU, outlives it.
+io::TensorData tensor_data(const std::string& name, const at::Tensor& tensor);
+
+// Uninitialised [rows, cols] in huge pages where the system gives them: weights are gathered row by
+// row, and a 4 kB row of a 2048-wide bf16 layer would otherwise cost a TLB entry of its own.
+at::Tensor allocate_weights(std::int64_t rows, std::int64_t cols, at::ScalarType dtype);
+// The same with rows an odd number of cache lines apart: how a tier wants weights that it gathers
+// in pieces of columns (TierTuning::gather_columns).
+at::Tensor allocate_spread_weights(std::int64_t rows, std::int64_t cols, at::ScalarType dtype);
+// [rows, cols] of any 2- or 4-byte type -> [cols, rows], on all threads; contiguous, or spread.
+at::Tensor transposed_copy(const at::Tensor& matrix, bool spread = false);
+
+}  // namespace twell::lm

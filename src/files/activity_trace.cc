@@ -1,0 +1,201 @@
+#include "files/activity_trace.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <utility>
+
+#include "files/atomic_file.h"
+#include "files/file_error.h"
+
+namespace twell::io {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "numbers are copied as they are");
+
+constexpr std::uint32_t kVersion = 1;
+constexpr std::uint32_t kMaxLayers = 1 << 16, kMaxUnits = 1 << 24;
+
+// The layout of the file, see the header.
+struct RawHeader {
+  char magic[8];
+  std::uint32_t version, layers, width, hidden, gated, window;
+  std::uint64_t tokens;
+  std::uint8_t zeros[24];
+};
+static_assert(sizeof(RawHeader) == 64);
+
+void put_varint(std::uint32_t value, std::vector<std::byte>& out) {
+  for (; value >= 0x80; value >>= 7U) out.push_back(static_cast<std::byte>(value | 0x80U));
+  out.push_back(static_cast<std::byte>(value));
+}
+
+// Reads varints; `good` is false from the first one that is cut off or longer than 28 bits.
+struct VarintReader {
+  std::span<const std::byte> bytes;
+  std::size_t at = 0;
+  bool good = true;
+
+  std::uint32_t next() {
+    std::uint32_t value = 0;
+    for (unsigned shift = 0; shift < 28 && at < bytes.size(); shift += 7) {
+      const auto byte = static_cast<std::uint32_t>(bytes[at++]);
+      value |= (byte & 0x7fU) << shift;
+      if ((byte & 0x80U) == 0) return value;
+    }
+    good = false;
+    return 0;
+  }
+};
+
+}  // namespace
+
+ActivityTrace::ActivityTrace(const std::filesystem::path& path) : name_(path.string()) {
+  mapped_.emplace_back(path);
+  bytes_ = mapped_.front().bytes();
+  parse();
+}
+
+ActivityTrace::ActivityTrace(std::span<const std::byte> file, std::string name)
+    : bytes_(file), name_(std::move(name)) {
+  parse();
+}
+
+void ActivityTrace::parse() {
+  RawHeader raw;
+  if (bytes_.size() < sizeof raw) {
+    fail_file(name_, "has {} bytes, too few for an activity trace: truncated?", bytes_.size());
+  }
+  std::memcpy(&raw, bytes_.data(), sizeof raw);
+  if (std::memcmp(raw.magic, kActivityTraceMagic.data(), sizeof raw.magic) != 0) {
+    fail_file(name_, "is not an activity trace (make one with `twell stats --trace`)");
+  }
+  if (raw.version != kVersion) {
+    fail_file(name_, "is an activity trace of version {}, expected {}", raw.version, kVersion);
+  }
+  if (raw.layers < 1 || raw.layers > kMaxLayers || raw.width < 1 || raw.width > kMaxUnits ||
+      raw.hidden < 1 || raw.hidden > kMaxUnits || raw.gated > 1) {
+    fail_file(name_, "claims {} layers of D = {}, H = {}, gated = {}: damaged?", raw.layers,
+              raw.width, raw.hidden, raw.gated);
+  }
+  if (std::any_of(std::begin(raw.zeros), std::end(raw.zeros), [](auto b) { return b != 0; })) {
+    fail_file(name_, "has bytes other than zero in the reserved part of its header");
+  }
+  const std::uint64_t first = sizeof raw + 8 * std::uint64_t{raw.layers};
+  if (bytes_.size() < first) {
+    fail_file(name_, "has {} bytes, too few for a table of {} layers: truncated?", bytes_.size(),
+              raw.layers);
+  }
+  offsets_.push_back(first);
+  for (std::uint32_t layer = 0; layer < raw.layers; ++layer) {
+    std::uint64_t size = 0;
+    std::memcpy(&size, bytes_.data() + sizeof raw + 8 * std::size_t{layer}, 8);
+    const std::uint64_t left = bytes_.size() - offsets_.back();
+    // A row has at least one byte.
+    if (size > left || raw.tokens > size) {
+      fail_file(name_, "claims {} bytes for {} tokens of layer {}, {} are left: truncated?", size,
+                raw.tokens, layer, left);
+    }
+    offsets_.push_back(offsets_.back() + size);
+  }
+  if (offsets_.back() != bytes_.size()) {
+    fail_file(name_, "has {} bytes behind its last layer", bytes_.size() - offsets_.back());
+  }
+  header_ = {raw.layers, raw.width, raw.hidden, raw.gated == 1, raw.window, raw.tokens};
+}
+
+ActivityRows ActivityTrace::read(std::uint32_t layer, std::uint64_t most) const {
+  if (layer >= header_.layers) {
+    fail_argument("ActivityTrace::read", "{} has {} layers, asked for layer {}", name_,
+                  header_.layers, layer);
+  }
+  VarintReader in{bytes_.subspan(offsets_[layer], offsets_[layer + 1] - offsets_[layer])};
+  ActivityRows out;
+  for (std::uint64_t token = 0; token < std::min(most, header_.tokens); ++token) {
+    const std::uint32_t count = in.next();
+    // Each of them takes a byte at least, so this bounds the memory as well.
+    bool good = in.good && count <= header_.hidden && count <= in.bytes.size() - in.at;
+    std::uint64_t next = 0;
+    for (std::uint32_t i = 0; good && i < count; ++i) {
+      next += in.next();
+      good = in.good && next < header_.hidden;
+      out.neurons.push_back(static_cast<std::uint32_t>(next++));
+    }
+    if (!good) {
+      fail_file(name_, "layer {}, token {}: no ascending neurons below {}: damaged?", layer, token,
+                header_.hidden);
+    }
+    out.starts.push_back(out.neurons.size());
+  }
+  if (most >= header_.tokens && in.at != in.bytes.size()) {
+    fail_file(name_, "layer {} has {} bytes behind its last token: damaged?", layer,
+              in.bytes.size() - in.at);
+  }
+  return out;
+}
+
+ActivityTraceWriter::ActivityTraceWriter(const ActivityTraceHeader& header)
+    : header_(header), layers_(header.layers), tokens_(header.layers, 0) {
+  if (header.layers < 1 || header.layers > kMaxLayers || header.width < 1 ||
+      header.width > kMaxUnits || header.hidden < 1 || header.hidden > kMaxUnits) {
+    fail_argument("ActivityTraceWriter", "impossible shape: {} layers of D = {}, H = {}",
+                  header.layers, header.width, header.hidden);
+  }
+}
+
+void ActivityTraceWriter::append(std::uint32_t layer, std::span<const std::uint32_t> neurons) {
+  if (layer >= header_.layers) {
+    fail_argument("ActivityTraceWriter::append", "layer {} of {}", layer, header_.layers);
+  }
+  std::uint64_t next = 0;  // the smallest id that may follow
+  for (const std::uint32_t neuron : neurons) {
+    if (neuron < next || neuron >= header_.hidden) {
+      fail_argument("ActivityTraceWriter::append",
+                    "neuron {}: expected ascending ones below {}, at least {}", neuron,
+                    header_.hidden, next);
+    }
+    next = std::uint64_t{neuron} + 1;
+  }
+  std::vector<std::byte>& out = layers_[layer];
+  put_varint(static_cast<std::uint32_t>(neurons.size()), out);
+  std::uint32_t expected = 0;
+  for (const std::uint32_t neuron : neurons) {
+    put_varint(neuron - expected, out);
+    expected = neuron + 1;
+  }
+  ++tokens_[layer];
+}
+
+std::uint64_t ActivityTraceWriter::bytes() const {
+  std::uint64_t total = sizeof(RawHeader) + 8 * layers_.size();
+  for (const auto& layer : layers_) total += layer.size();
+  return total;
+}
+
+void ActivityTraceWriter::save(const std::filesystem::path& path) {
+  for (std::size_t layer = 1; layer < tokens_.size(); ++layer) {
+    if (tokens_[layer] != tokens_[0]) {
+      fail_argument("ActivityTraceWriter::save", "layer {} has {} tokens, layer 0 has {}", layer,
+                    tokens_[layer], tokens_[0]);
+    }
+  }
+  RawHeader raw{};
+  std::memcpy(raw.magic, kActivityTraceMagic.data(), sizeof raw.magic);
+  raw.version = kVersion;
+  raw.layers = header_.layers;
+  raw.width = header_.width;
+  raw.hidden = header_.hidden;
+  raw.gated = header_.gated ? 1 : 0;
+  raw.window = header_.window;
+  raw.tokens = tokens_[0];
+  AtomicFile file(path);
+  file.write(std::as_bytes(std::span(&raw, 1)));
+  for (const auto& layer : layers_) {
+    const std::uint64_t size = layer.size();
+    file.write(std::as_bytes(std::span(&size, 1)));
+  }
+  for (const auto& layer : layers_) file.write(layer);
+  file.commit();
+}
+
+}  // namespace twell::io

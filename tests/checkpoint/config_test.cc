@@ -1,0 +1,294 @@
+#include "checkpoint/config.h"
+
+#include <limits>
+
+#include "checkpoint/architecture.h"
+#include "tests/support/files.h"
+
+namespace twell::io {
+namespace {
+
+const std::string kFile = "dir/config.json";
+
+// A small llama, with `more` (keys and values, a comma behind each) before its other keys.
+std::string llama(const std::string& more = "") {
+  return R"({"model_type":"llama",)" + more +
+         R"("hidden_size":64,"intermediate_size":172,"num_hidden_layers":2,)"
+         R"("num_attention_heads":8,"vocab_size":512})";
+}
+
+// The same with one value replaced.
+std::string llama_with(const std::string& key, const std::string& value) {
+  std::string text = llama();
+  const std::string quoted = "\"" + key + "\":";
+  const std::size_t at = text.find(quoted);
+  if (at == std::string::npos) return llama(quoted + value + ",");
+  const std::size_t begin = at + quoted.size();
+  return text.replace(begin, text.find_first_of(",}", begin) - begin, value);
+}
+
+ModelConfig parse(const std::string& text) { return ModelConfig::from_json(text, kFile); }
+
+void refused(const std::string& text, std::initializer_list<std::string> parts) {
+  SCOPED_TRACE(text);
+  expect_file_error([&] { parse(text); }, kFile, parts);
+}
+void unsupported(const std::string& text, std::initializer_list<std::string> parts) {
+  SCOPED_TRACE(text);
+  expect_error([&] { parse(text); }, ErrorKind::unsupported, kFile, parts);
+}
+
+TEST(ModelConfig, DefaultsAreThoseOfTransformers) {
+  const ModelConfig c = parse(llama());
+  EXPECT_EQ(c.num_key_value_heads, 8);
+  EXPECT_EQ(c.head_dim, 8);
+  EXPECT_EQ(c.max_position_embeddings, 2048);
+  EXPECT_EQ(c.block.norm.eps, 1e-6);
+  EXPECT_EQ(c.block.positions.theta, 10000.0);
+  EXPECT_EQ(c.block.positions.scaling.kind, RopeScaling::Kind::none);
+  EXPECT_EQ(c.hidden_act, HiddenAct::silu);
+  EXPECT_TRUE(c.gated);
+  EXPECT_FALSE(c.tie_word_embeddings || c.block.qkv_bias || c.block.o_bias || c.mlp_bias ||
+               c.sparse_lm);
+  EXPECT_EQ(c.bos_token_id, 1);
+  EXPECT_EQ(c.eos_token_ids, std::vector<std::int32_t>{2});
+  const ModelConfig none = parse(llama(R"("bos_token_id":null,"eos_token_id":null,)"));
+  EXPECT_FALSE(none.bos_token_id.has_value());
+  EXPECT_TRUE(none.eos_token_ids.empty());
+  EXPECT_EQ(c.dtype, "float32");
+  std::string qwen = llama(R"("head_dim":2,)");
+  qwen.replace(qwen.find("\"num_attention_heads\":8"), 23, "\"num_attention_heads\":64");
+  qwen.replace(qwen.find("\"llama\""), 7, "\"qwen2\"");
+  EXPECT_EQ(parse(qwen).num_key_value_heads, 32);
+  EXPECT_TRUE(parse(qwen).eos_token_ids.empty());
+  qwen.replace(qwen.find("\"hidden_size\""), 0, "\"num_key_value_heads\":null,");
+  EXPECT_EQ(parse(qwen).num_key_value_heads, 64);
+  EXPECT_TRUE(parse(llama_with("head_dim", "32")).head_dim == 32);
+}
+
+TEST(ModelConfig, OwnKeysSurviveARoundTrip) {
+  ModelConfig c = parse(llama());
+  c.hidden_act = HiddenAct::fat_relu;
+  c.fat_relu_threshold = 0.125;
+  c.gated = false;
+  c.eos_token_ids = {2, 3, 5};
+  c.bos_token_id = 1;
+  c.dtype = "bfloat16";
+  c.block.positions.theta = 100'000.5;
+  c.block.positions.scaling = {RopeScaling::Kind::llama3, 8, 1, 4, 4096};
+  EXPECT_EQ(parse(c.to_json()), c);
+  for (const HiddenAct act : {HiddenAct::silu, HiddenAct::gelu, HiddenAct::gelu_tanh,
+                              HiddenAct::relu, HiddenAct::relu_squared}) {
+    c.hidden_act = act;
+    c.fat_relu_threshold = 0;
+    EXPECT_EQ(parse(c.to_json()), c);
+  }
+  const TempDir dir;
+  save_config(dir / "model", c);
+  EXPECT_EQ(load_config(dir / "model"), c);
+  EXPECT_EQ(load_config(dir / "model" / "config.json"), c);
+}
+
+TEST(ModelConfig, Activations) {
+  const auto act = [](const std::string& name) {
+    return parse(llama_with("hidden_act", "\"" + name + "\"")).hidden_act;
+  };
+  EXPECT_EQ(act("relu2"), HiddenAct::relu_squared);
+  EXPECT_EQ(act("relu_squared"), HiddenAct::relu_squared);
+  EXPECT_EQ(act("swish"), HiddenAct::silu);
+  EXPECT_TRUE(yields_zeros(act("relu")));
+  EXPECT_TRUE(yields_zeros(act("relu2")));
+  EXPECT_TRUE(yields_zeros(HiddenAct::fat_relu));
+  EXPECT_FALSE(yields_zeros(act("silu")) || yields_zeros(act("gelu")));
+  unsupported(llama_with("hidden_act", "\"tanh\""), {"hidden_act", "\"tanh\"", "relu2"});
+  refused(llama_with("hidden_act", "\"fat_relu\""), {"twell_fat_relu_threshold is missing"});
+  refused(llama("\"hidden_act\":\"fat_relu\",\"twell_fat_relu_threshold\":-1,"),
+          {"twell_fat_relu_threshold is -1"});
+}
+
+TEST(ModelConfig, ReleasedSparseModelsAreRelu) {
+  std::string text = llama_with("hidden_act", "\"silu\"");
+  text.replace(text.find("\"llama\""), 7, "\"llama_sparse_relu\"");
+  const ModelConfig c = parse(text);
+  EXPECT_TRUE(c.sparse_lm);
+  EXPECT_EQ(c.hidden_act, HiddenAct::relu);
+  EXPECT_EQ(c.architecture, &kLlama);
+}
+
+TEST(ModelConfig, HostileValuesNameTheirKey) {
+  for (const char* key :
+       {"hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+        "vocab_size", "max_position_embeddings", "num_key_value_heads", "head_dim"}) {
+    for (const char* value : {"0", "-1", "1e3", "9223372036854775807", "18446744073709551615",
+                              "1.5", "\"64\"", "[64]", "true", "1099511627776"}) {
+      refused(llama_with(key, value), {key});
+    }
+  }
+  for (const char* key : {"hidden_size", "intermediate_size", "num_hidden_layers",
+                          "num_attention_heads", "vocab_size"}) {
+    refused(llama_with(key, "null"), {key, "missing"});
+  }
+  refused(llama_with("rms_norm_eps", "-1e-5"), {"rms_norm_eps"});
+  refused(llama_with("rms_norm_eps", "\"x\""), {"rms_norm_eps is a string"});
+  refused(llama_with("rope_theta", "0"), {"rope_theta"});
+  refused(llama_with("rope_theta", "1e300"), {"rope_theta"});
+  refused(llama_with("rope_theta", "1e999"), {"too large"});
+  refused(llama_with("tie_word_embeddings", "1"), {"tie_word_embeddings"});
+  refused(llama_with("bos_token_id", "512"), {"bos_token_id is 512", "512"});
+  refused(llama_with("bos_token_id", "-1"), {"bos_token_id"});
+  refused(llama_with("eos_token_id", "[2,4294967298]"), {"eos_token_id"});
+  refused(llama_with("eos_token_id", "[2,\"3\"]"), {"eos_token_id"});
+  refused(llama_with("eos_token_id", "512"), {"eos_token_id is 512"});
+}
+
+TEST(ModelConfig, ContradictionsAreNamed) {
+  refused(llama_with("num_key_value_heads", "3"), {"num_key_value_heads is 3", "divisor"});
+  refused(llama_with("num_attention_heads", "7"), {"hidden_size 64", "7"});
+  refused(llama_with("head_dim", "7"), {"head_dim is 7", "even"});
+  refused(llama_with("num_key_value_heads", "16"), {"num_key_value_heads is 16"});
+}
+
+TEST(ModelConfig, BrokenFiles) {
+  refused("", {"not valid JSON"});
+  refused("{", {"not valid JSON at byte"});
+  refused("[]", {"expected an object"});
+  refused("{\"model_type\":\"llama\"}", {"hidden_size is missing"});
+  refused("{}", {"model_type is missing"});
+  refused(llama("\"hidden_size\":64,"), {"duplicate key \"hidden_size\""});
+  refused(llama() + std::string(1, '\0'), {"zero byte"});
+  refused(std::string(100'000, '['), {"deep"});
+  refused("{\"a\":\"\xff\"}", {"not valid JSON"});
+  const TempDir dir;
+  expect_file_error([&] { load_config(dir.path()); }, (dir / "config.json").string(),
+                    {"No such file"});
+}
+
+TEST(ModelConfig, UnsupportedIsNotInvalid) {
+  unsupported(R"({"model_type":"mamba"})", {"\"mamba\"", "llama", "qwen2"});
+  unsupported(llama_with("dtype", "\"int8\""), {"int8"});
+  unsupported(llama_with("quantization_config", "{}"), {"quantization_config"});
+  unsupported(llama_with("partial_rotary_factor", "0.5"), {"partial_rotary_factor"});
+  unsupported(llama_with("layer_types", "[\"sliding_attention\"]"), {"layer_types"});
+  const auto qwen = [](const std::string& more) {
+    std::string text = llama(R"("use_sliding_window":true,"num_key_value_heads":8,)" + more);
+    return text.replace(text.find("\"llama\""), 7, "\"qwen2\"");
+  };
+  unsupported(qwen("\"max_window_layers\":1,"), {"use_sliding_window"});
+  // No layer has a window.
+  parse(qwen(""));  // of 28 layers all see everything, and there are two
+  parse(qwen("\"max_window_layers\":0,\"sliding_window\":null,"));
+  parse(qwen(R"("max_window_layers":0,"layer_types":["full_attention","full_attention"],)"));
+}
+
+TEST(ModelConfig, RopeScaling) {
+  const auto rope = [](const std::string& value) { return llama_with("rope_scaling", value); };
+  EXPECT_EQ(parse(rope("{}")).block.positions.scaling.kind, RopeScaling::Kind::none);
+  EXPECT_EQ(parse(rope(R"({"type":"linear","factor":4})")).block.positions.scaling.factor, 4.0);
+  unsupported(rope(R"({"rope_type":"yarn","factor":4})"), {"\"yarn\"", "llama3"});
+  unsupported(rope(R"({"full_attention":{"rope_type":"default"}})"), {"differ by layer"});
+  refused(rope(R"({"rope_type":"linear"})"), {"rope_scaling.factor is missing"});
+  refused(rope(R"({"rope_type":"linear","factor":0})"), {"rope_scaling.factor is 0"});
+  refused(rope(R"({"rope_type":"linear","factor":"2"})"), {"rope_scaling.factor is a string"});
+  refused(rope("3"), {"rope_scaling is a number"});
+  refused(rope(R"({"rope_type":"llama3","factor":8,"low_freq_factor":4,"high_freq_factor":4,)"
+               R"("original_max_position_embeddings":8192})"),
+          {"low_freq_factor is 4"});
+  EXPECT_EQ(parse(rope(R"({"rope_type":"llama3","factor":8,"low_freq_factor":1,)"
+                       R"("high_freq_factor":4})"))
+                .block.positions.scaling.original_max_position_embeddings,
+            2048);  // max_position_embeddings
+}
+
+TEST(ModelConfig, RopeParametersAndTheirOlderKeys) {
+  const auto theta = [](const std::string& more) {
+    return parse(llama(more)).block.positions.theta;
+  };
+  EXPECT_EQ(theta(R"("rope_parameters":{"rope_theta":5,"rope_type":"default"},"rope_theta":7,)"),
+            5);
+  EXPECT_EQ(theta(R"("rope_parameters":{"rope_type":"linear","factor":2},"rope_theta":7,)"), 7);
+  EXPECT_EQ(theta(R"("rope_scaling":{},"rope_theta":7,)"), 7);
+  EXPECT_EQ(theta(R"("rope_scaling":null,"rope_parameters":{"rope_theta":5},)"), 5);
+  // rope_parameters is forgotten where there is rope_scaling.
+  EXPECT_EQ(theta(R"("rope_scaling":{"rope_type":"linear","factor":2},)"
+                  R"("rope_parameters":{"rope_theta":5},)"),
+            10000);
+}
+
+TEST(ModelConfig, GenerationConfigEndsTexts) {
+  const TempDir dir;
+  const auto ids = [&](const std::string& config, const std::string& generation) {
+    spit(dir / "config.json", llama(config));
+    spit(dir / "generation_config.json", generation);
+    return load_config(dir.path()).eos_token_ids;
+  };
+  using Ids = std::vector<std::int32_t>;
+  const std::string eos = "\"eos_token_id\":5,";
+  EXPECT_EQ(ids(eos, R"({"eos_token_id":[6,7]})"), (Ids{6, 7}));
+  EXPECT_EQ(ids(eos, R"({"eos_token_id":6})"), Ids{6});
+  EXPECT_EQ(ids("\"eos_token_id\":null,", R"({"eos_token_id":6})"), Ids{6});
+  // One that names none leaves those of config.json.
+  EXPECT_EQ(ids(eos, R"({"temperature":0.6,"time":Infinity})"), Ids{5});
+  EXPECT_EQ(ids(eos, R"({"eos_token_id":null})"), Ids{5});
+  EXPECT_EQ(load_config(dir / "config.json").eos_token_ids, Ids{5});
+  const std::string file = (dir / "generation_config.json").string();
+  expect_file_error([&] { ids(eos, R"({"eos_token_id":512})"); }, file, {"512"});
+  expect_file_error([&] { ids(eos, R"({"eos_token_id":[-1]})"); }, file, {"eos_token_id"});
+  expect_file_error([&] { ids(eos, "{"); }, file, {"not valid JSON"});
+}
+
+// As Python's json writes them, and as no JSON has them.
+TEST(ModelConfig, NaNAndInfinityAreNotNumbersHere) {
+  const ModelConfig c = parse(llama(
+      R"("router":NaN,"limits":[0.0,Infinity,-Infinity],"words":"NaN \"Infinity\" -Infinity",)"));
+  const std::string written = c.to_json();
+  EXPECT_NE(written.find("\"router\": NaN"), std::string::npos) << written;
+  EXPECT_NE(written.find("Infinity,\n    -Infinity\n"), std::string::npos) << written;
+  EXPECT_NE(written.find(R"("words": "NaN \"Infinity\" -Infinity")"), std::string::npos) << written;
+  EXPECT_EQ(parse(written), c);
+  refused(llama_with("rms_norm_eps", "NaN"), {"rms_norm_eps"});
+  refused(llama_with("rope_theta", "Infinity"), {"rope_theta"});
+  refused(llama("\"x\":Nan,"), {"not valid JSON"});
+  parse("\xef\xbb\xbf" + llama());  // a byte order mark
+}
+
+TEST(ModelConfig, KeepsWhatChangesNothing) {
+  const ModelConfig c = parse(llama(
+      R"("pad_token_id":3,"pretraining_tp":1,"auto_map":{"AutoModel":"x.y"},"task":{"a":[1]},)"));
+  EXPECT_EQ(c.other_keys, R"({"pad_token_id":3,"pretraining_tp":1,"task":{"a":[1]}})");
+  EXPECT_NE(c.to_json().find("\"pad_token_id\": 3"), std::string::npos);
+  EXPECT_EQ(parse(c.to_json()), c);
+  EXPECT_EQ(parse(llama(R"("transformers_weights":"a/b.safetensors",)")).weights_file,
+            "a/b.safetensors");
+  refused(llama(R"("transformers_weights":"../b.safetensors",)"), {"transformers_weights"});
+  refused(llama(R"("transformers_weights":"b.bin",)"), {"transformers_weights"});
+}
+
+TEST(ModelConfig, ValidateChecksWhatCodeMade) {
+  ModelConfig c = parse(llama());
+  c.validate();
+  const auto invalid = [&](auto change, const std::string& part) {
+    ModelConfig copy = c;
+    change(copy);
+    expect_error([&] { copy.validate(); }, ErrorKind::invalid_argument, "ModelConfig", {part});
+  };
+  invalid([](auto& x) { x.hidden_size = 0; }, "hidden_size");
+  invalid([](auto& x) { x.num_attention_heads = 0; }, "num_attention_heads");
+  invalid([](auto& x) { x.block.norm.eps = std::numeric_limits<double>::quiet_NaN(); },
+          "rms_norm_eps");
+  invalid([](auto& x) { x.block.qkv_bias = true; }, "biases");
+  invalid([](auto& x) { x.architecture = &kQwen2; }, "biases");
+  // What config.json of this architecture cannot say.
+  invalid([](auto& x) { x.block.norm.kind = NormForm::Kind::layer; }, "norms");
+  invalid([](auto& x) { x.block.arrangement = Arrangement::parallel; }, "norms");
+  invalid([](auto& x) { x.block.positions.kind = PositionForm::Kind::learned; }, "positions");
+  invalid([](auto& x) { x.block.positions.share = 0.5; }, "positions");
+  invalid([](auto& x) { x.dtype = "int8"; }, "dtype");
+  invalid([](auto& x) { x.head_dim = 1 << 20; }, "head_dim");
+  const TempDir dir;
+  c.vocab_size = -1;
+  EXPECT_THROW(save_config(dir.path(), c), Error);
+  EXPECT_FALSE(std::filesystem::exists(dir / "config.json"));
+}
+
+}  // namespace
+}  // namespace twell::io

@@ -1,0 +1,183 @@
+"""Logits against `transformers` on small random models and a trained one.
+
+Tolerances. fp32: both sides compute the same sums in different orders. A sum of n terms errs by at
+most (n + 2) u of the sum of magnitudes, u = 2^-24; through L blocks of three chained sums over D,
+one over H and one over the context S, and the head's over D, that is at most
+(L (3 D + H + S) + D) u of the logits' magnitude, before cancellation, which the random models here
+have little of: normalised inputs keep all sums near their root mean square.
+bf16: both are compared with `transformers` in fp32 on the same weights. Ours rounds at the same
+places or fewer, so its root mean square error may exceed theirs by chance only; the quotient of two
+root mean squares over more than 5,000 logits with perhaps a hundred independent errors varies by
+about 10 %: at most 1.25.
+"""
+
+import os
+import pathlib
+import subprocess
+
+import pytest
+
+from shared_data import data_path
+
+torch = pytest.importorskip("torch")
+np = pytest.importorskip("numpy")
+transformers = pytest.importorskip("transformers")
+from llama2c_reference import Llama2c, Tokenizer, greedy  # noqa: E402
+
+VOCABULARY, LENGTH = 211, 48
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+COMMON = dict(
+    vocab_size=VOCABULARY,
+    hidden_size=64,
+    intermediate_size=176,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=4,
+    max_position_embeddings=128,
+    initializer_range=0.08,
+    rms_norm_eps=1e-5,
+    bos_token_id=1,
+    eos_token_id=2,
+)
+CASES = {
+    "llama": ("Llama", {}),
+    "llama-gqa-tied": ("Llama", dict(num_key_value_heads=2, tie_word_embeddings=True)),
+    "llama-mqa-wide-heads": ("Llama", dict(num_key_value_heads=1, head_dim=32)),
+    "llama-linear-scaling": ("Llama", dict(rope_scaling={"rope_type": "linear", "factor": 4.0})),
+    "llama-llama3-scaling": ("Llama", dict(rope_scaling=LLAMA3, rope_theta=500000.0)),
+    "llama-biases": ("Llama", dict(attention_bias=True, mlp_bias=True)),
+    "llama-relu": ("Llama", dict(hidden_act="relu")),
+    "llama-relu2": ("Llama", dict(hidden_act="relu2")),
+    "llama-gelu": ("Llama", dict(hidden_act="gelu")),
+    "llama-gelu-tanh": ("Llama", dict(hidden_act="gelu_pytorch_tanh")),
+    "qwen2": ("Qwen2", dict(num_key_value_heads=2)),
+    "qwen2-tied-relu": ("Qwen2", dict(tie_word_embeddings=True, hidden_act="relu")),
+    # Of other_architectures.h: what the engine's block can be besides.
+    "opt": ("OPT", dict(ffn_dim=176)),
+    "opt-norm-behind": ("OPT", dict(ffn_dim=176, do_layer_norm_before=False)),
+    "opt-bare": ("OPT", dict(ffn_dim=176, enable_bias=False, layer_norm_elementwise_affine=False)),
+    "stablelm": ("StableLm", dict(num_key_value_heads=2, use_qkv_bias=True)),
+    "stablelm-parallel": ("StableLm", dict(use_parallel_residual=True)),
+    "nemotron-relu2": ("Nemotron", dict(num_key_value_heads=2, hidden_act="relu2")),
+}
+
+
+@pytest.fixture(scope="session")
+def driver():
+    program = os.environ.get("TWELL_DECODER_DRIVER")
+    if not program and os.environ.get("TWELL_BUILD_DIR"):
+        program = pathlib.Path(os.environ["TWELL_BUILD_DIR"], "tests/decoder/twell_decoder_driver")
+    if not program or not pathlib.Path(program).exists():
+        pytest.skip("TWELL_DECODER_DRIVER does not name the driver program")
+
+    def run(*arguments):
+        done = subprocess.run([program, *map(str, arguments)], capture_output=True)
+        assert done.returncode == 0, done.stderr.decode()
+        return np.frombuffer(done.stdout, np.float32)
+
+    def logits(directory, paths, ids):
+        """{(path, how): [len(ids), vocabulary]}, uncached and cached for each path."""
+        keys = [(path, how) for path in paths.split(",") for how in ("forward", "cached")]
+        rows = run(directory, paths, *ids).reshape(len(keys), len(ids), -1)
+        return dict(zip(keys, rows))
+
+    run.logits = logits
+    run.program = program
+
+    return run
+
+
+def make_model(case, dtype):
+    """A random model whose biases and norms are no longer zeros and ones."""
+    kind, changes = CASES[case]
+    torch.manual_seed(7)
+    config = getattr(transformers, kind + "Config")(**{**COMMON, **changes})
+    model = getattr(transformers, kind + "ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if name.endswith("bias"):
+                p.normal_(0, 0.1)
+            elif "norm" in name:
+                p.normal_(1, 0.1)
+    return model.to(dtype)
+
+
+def ids_of(length=LENGTH):
+    return np.random.default_rng(3).integers(0, VOCABULARY, length).tolist()
+
+
+def logits_of(model, ids):
+    with torch.no_grad():
+        return model(torch.tensor([ids])).logits[0].float().numpy()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_fp32(case, driver, tmp_path):
+    model = make_model(case, torch.float32)
+    model.save_pretrained(tmp_path)
+    ids = ids_of()
+    expected = logits_of(model, ids)
+    c = model.config
+    terms = c.num_hidden_layers * (3 * c.hidden_size + c.intermediate_size + LENGTH) + c.hidden_size
+    bound = terms * 2.0**-24 * np.abs(expected).max()
+    paths = "dense,sparse" if case.endswith(("relu", "relu2")) else "dense"
+    for key, got in driver.logits(tmp_path, paths, ids).items():
+        worst = np.abs(got - expected).max()
+        assert worst <= bound, f"{key}: {worst} > {bound}"
+
+
+@pytest.mark.parametrize("case", ["llama-gqa-tied", "llama-llama3-scaling", "llama-relu", "qwen2", "opt",
+                                  "stablelm-parallel", "nemotron-relu2"])
+def test_bf16(case, driver, tmp_path):
+    model = make_model(case, torch.bfloat16)
+    model.save_pretrained(tmp_path)
+    ids = ids_of()
+    theirs = logits_of(model, ids)
+    exact = logits_of(model.float(), ids)
+
+    def error(logits):
+        return np.sqrt(np.mean((logits - exact) ** 2))
+
+    paths = "dense,sparse" if case.endswith(("relu", "relu2")) else "dense"
+    for key, ours in driver.logits(tmp_path, paths, ids).items():
+        print(f"{case} {key}: ours {error(ours):.3e}, transformers {error(theirs):.3e}")
+        assert error(ours) <= 1.25 * error(theirs), key
+
+
+def test_sharded(driver, tmp_path):
+    model = make_model("llama", torch.float32)
+    model.save_pretrained(tmp_path / "one")
+    model.save_pretrained(tmp_path / "many", max_shard_size="200KB")
+    assert (tmp_path / "many" / "model.safetensors.index.json").exists()
+    ids = ids_of(9)
+    one = driver(tmp_path / "one", "dense", *ids)
+    assert np.array_equal(one, driver(tmp_path / "many", "dense", *ids))
+
+
+def stories(name):
+    return data_path(f"models/stories260K/{name}")
+
+
+# What llama2.c's own test expects of stories260K at temperature 0.
+STORY = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park."
+
+
+def test_stories(driver, tmp_path):
+    """A trained model: ours, `transformers` and an oracle that knows neither tell one story."""
+    oracle = Llama2c(stories("stories260K.bin"))
+    words = Tokenizer(stories("tok512.bin"), oracle.vocab)
+    prompt = words.encode("")
+    story = greedy(oracle, prompt, 200)
+    assert words.decode(story).startswith(STORY)
+    oracle.save_pretrained(tmp_path)
+    ids = prompt + story[:-1]
+    for key, logits in driver.logits(tmp_path, "dense", ids).items():
+        assert logits.argmax(-1).tolist() == story, key
+    model = transformers.LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    assert logits_of(model, ids).argmax(-1).tolist() == story
