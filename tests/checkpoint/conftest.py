@@ -1,7 +1,6 @@
 """What the comparisons with Python packages share: the driver program."""
 
 import pytest
-
 from driver_records import Driver
 
 

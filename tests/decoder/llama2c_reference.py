@@ -4,6 +4,7 @@ Written from the description of its file format and of the Llama architecture; s
 src/.
 """
 
+import itertools
 import json
 import pathlib
 import struct
@@ -13,7 +14,7 @@ import numpy as np
 
 class Llama2c:
     def __init__(self, path):
-        raw = open(path, "rb").read()
+        raw = pathlib.Path(path).read_bytes()
         self.dim, self.hidden, self.layers, self.heads, self.kv_heads, vocab, self.context = (
             struct.unpack("<7i", raw[:28])
         )
@@ -116,7 +117,7 @@ class Tokenizer:
     """Score-driven merging; byte 0xNN is token NN + 3."""
 
     def __init__(self, path, vocab):
-        raw, at = open(path, "rb").read(), 4
+        raw, at = pathlib.Path(path).read_bytes(), 4
         self.pieces, self.scores = [], []
         for _ in range(vocab):
             score, length = struct.unpack_from("<fi", raw, at)
@@ -135,7 +136,7 @@ class Tokenizer:
         while True:
             merges = [
                 (self.scores[self.ids[self.pieces[a] + self.pieces[b]]], -i)
-                for i, (a, b) in enumerate(zip(ids, ids[1:]))
+                for i, (a, b) in enumerate(itertools.pairwise(ids))
                 if self.pieces[a] + self.pieces[b] in self.ids
             ]
             if not merges:

@@ -16,7 +16,6 @@ import pathlib
 import subprocess
 
 import pytest
-
 from shared_data import data_path
 
 torch = pytest.importorskip("torch")

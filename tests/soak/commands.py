@@ -4,8 +4,9 @@ import hashlib
 import re
 import shutil
 
-from files import Files
 from tools import Broken, judge
+
+from files import Files
 
 COMMANDS = ["train", "generate", "stats", "eval", "synth", "tokenize", "convert", "explain", "calibrate",
             "demo", "bench ffn", "bench model", "bench train"]  # fmt: skip

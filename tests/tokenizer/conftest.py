@@ -2,9 +2,8 @@
 
 import struct
 
-import pytest
-
 import driver_records
+import pytest
 
 
 class Driver(driver_records.Driver):
