@@ -156,13 +156,14 @@ PairTimes pair_times(const Kernels& kernels, Activation& activation, std::int64_
       down(kHidden, kWidth, stride);
   Matrix y(kTokens, kWidth, kWidth);
   const auto seconds = [&](bool with_up) {
-    SparseRows work = {kernels, activation.view(), {}, down.view(), 1, columns};
+    const FfnForm form;
+    SparseRows work = {kernels, form, activation.view(), {}, down.view(), 1, columns};
     if (with_up) work.up = up.view();
     work.x = x.view();
     work.y = y.mutable_view();
     Context context({.threads = 1, .tier = {}});
     take_scratch(context, work, kTokens, 1);
-    return least_seconds([&] { run_sparse_rows(context, work, nullptr, 0); });
+    return least_seconds([&] { run_sparse_rows(context, work, 0); });
   };
   const double all = seconds(true), of_down = seconds(false);
   const double ns = 1e9 / static_cast<double>(activation.pairs);
