@@ -108,7 +108,7 @@ class TrainingStep {
                              {},
                              {},
                              c.gated,
-                             c.activation.kind,
+                             c.activation,
                              options_.l1};
     in.fired = in.v = in.u = ref::Matrix(c.tokens, c.hidden);
     ref::BackwardInput errors = in;
