@@ -66,8 +66,8 @@ struct BackwardBlock {
 
   // h of a place of the pattern.
   float hidden_at(std::int64_t i) const {
-    const float g = activated(call.in.form.gate.kind, static_cast<float>(v[i]));
-    return u != nullptr ? combine(call.in.form.up, g, static_cast<float>(u[i])) : g;
+    return hidden_of(call.in.form, static_cast<float>(v[i]),
+                     u != nullptr ? static_cast<float>(u[i]) : 1.0F);
   }
 
   void differentiate_cold(std::int64_t row, const RowPlaces& places, const RowNorm& norm) const {

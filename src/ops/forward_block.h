@@ -72,12 +72,7 @@ struct ForwardBlock {
       }
     });
     const double l1 = absolute_sum(h, count);
-    if (form.norm) {
-      for (std::int64_t k = 0; k < count; ++k) {
-        squares += static_cast<double>(h[k]) * h[k];
-        h[k] = where_nonzero(h[k], h[k] * weight_of(*form.norm, hot.list()[k]));
-      }
-    }
+    if (form.norm) squares += weigh_places(*form.norm, hot.list(), h, count);
     hidden.set_row(row, h, count, kernels);
     if (up != nullptr) {
       T* const rounded = reinterpret_cast<T*>(pre);
@@ -93,13 +88,11 @@ struct ForwardBlock {
     std::int32_t* const neurons_of_row = cold_of(row);
     std::int64_t count = places.cold_count();
     float* const h = values_of(row);
-    float* const pre = places.dense(0);
     for (std::int64_t k = 0; k < count; ++k) {
-      pre[k] = static_cast<float>(v[first + places.cold_at(k)]);
+      h[k] = activated(form.gate.kind, static_cast<float>(v[first + places.cold_at(k)]));
     }
-    for (std::int64_t k = 0; k < count; ++k) h[k] = activated(form.gate.kind, pre[k]);
     if (weights.up) {
-      float* const dot = places.dense(1);
+      float* const dot = places.dense(0);
       kernels.sampled_dots(x, *weights.up, neurons_of_row, count, dot);
       add_up_bias(form, neurons_of_row, count, dot);
       for (std::int64_t k = 0; k < count; ++k) u[first + places.cold_at(k)] = T(dot[k]);
@@ -122,7 +115,7 @@ struct ForwardBlock {
       v[to] = v[i];
       u[to] = u[i];
       const auto up = static_cast<float>(u[i]);
-      const float h = combine(form.up, activated(form.gate.kind, static_cast<float>(v[i])), up);
+      const float h = hidden_of(form, static_cast<float>(v[i]), up);
       left += h != 0.0F || up_activated_slope(form.up, up) != 0.0F;  // a NaN is not 0
     }
     return left;

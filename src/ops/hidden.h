@@ -9,6 +9,10 @@
 
 namespace twell {
 
+// h of a place, from v and u as a pattern keeps them; without a gate u is 1.
+inline float hidden_of(const FfnForm& form, float v, float u) {
+  return combine(form.up, activated(form.gate.kind, v), u);
+}
 // u[i] += bu of neurons that lie in a list.
 void add_up_bias(const FfnForm& form, const std::int32_t* neurons, std::int64_t count, float* u);
 // u[i] = fu(u[i]).

@@ -228,31 +228,41 @@ void check_layer(Context& context, Layer<T>& layer, std::int32_t tile = 256,
   }
 }
 
+// f(context) on every tier of this machine, with each way to treat what fires: neurons are
+// multiplied densely from so large a share of a block's rows on, or from where the plan says.
+using HotShares = std::initializer_list<std::optional<double>>;
+template <class F>
+void on_every_path(HotShares shares, int threads, F f) {
+  for (const CpuTier tier : available_cpu_tiers()) {
+    for (const std::optional<double> share : shares) {
+      SCOPED_TRACE(std::string(name_of(tier)) + ", hot share " +
+                   (share ? std::to_string(*share) : "of the plan"));
+      Context context({.threads = threads, .tier = tier, .hot_share = share});
+      f(context);
+      if (testing::Test::HasFatalFailure()) return;
+    }
+  }
+}
+
 // check_layer() on every tier of this machine, with every way to treat what fired and the gate from
 // its screen too; `nnz` of it. The gate's values are exact, as those of layer_that_fires().
 template <class T>
 void check_every_path(Layer<T>& layer, std::int64_t nnz) {
-  for (CpuTier tier : available_cpu_tiers()) {
-    for (const std::optional<double> hot_share :
-         {std::optional<double>(), std::optional(0.0), std::optional(2.0)}) {
-      SCOPED_TRACE("hot share " + (hot_share ? std::to_string(*hot_share) : "of the plan"));
-      Context context({.threads = 2, .tier = tier, .hot_share = hot_share});
-      check_layer(context, layer);
-      TestMatrix<T> y(layer.shape.tokens, layer.shape.depth);
-      FfnCounts counts;
-      ffn(context, std::as_const(layer.x).view(), layer.weights(), layer.shape.activation, y.view(),
-          &counts);
-      EXPECT_EQ(counts.nnz(), nnz);
-      const Case& c = layer.shape;
-      TwellMatrix packed({c.tokens, c.hidden, 256, 32, dtype_of<T>::value});
-      gemm_relu_twell(context, std::as_const(layer.x).view(), layer.packed(), c.activation, packed);
-      ffn(context, std::as_const(layer.x).view(), layer.screened(), c.activation, y.view(),
-          &counts);
-      EXPECT_EQ(counts.nnz(), nnz);
-      EXPECT_GE(counts.candidates, nnz);
-      expect_output(packed, layer, y, true);
-    }
-  }
+  on_every_path({{}, 0.0, 2.0}, 2, [&](Context& context) {
+    check_layer(context, layer);
+    TestMatrix<T> y(layer.shape.tokens, layer.shape.depth);
+    FfnCounts counts;
+    ffn(context, std::as_const(layer.x).view(), layer.weights(), layer.shape.activation, y.view(),
+        &counts);
+    EXPECT_EQ(counts.nnz(), nnz);
+    const Case& c = layer.shape;
+    TwellMatrix packed({c.tokens, c.hidden, 256, 32, dtype_of<T>::value});
+    gemm_relu_twell(context, std::as_const(layer.x).view(), layer.packed(), c.activation, packed);
+    ffn(context, std::as_const(layer.x).view(), layer.screened(), c.activation, y.view(), &counts);
+    EXPECT_EQ(counts.nnz(), nnz);
+    EXPECT_GE(counts.candidates, nnz);
+    expect_output(packed, layer, y, true);
+  });
 }
 
 }  // namespace twell::test

@@ -175,19 +175,10 @@ std::vector<Additions> all_additions() {
   return out;
 }
 
-// On every tier: as planned, all gathered, all that fires multiplied densely.
+// As planned, all gathered, all that fires multiplied densely.
 template <class F>
 void on_every_path(F f) {
-  for (const CpuTier tier : available_cpu_tiers()) {
-    for (const std::optional<double> hot_share :
-         {std::optional<double>(), std::optional(0.0), std::optional(2.0)}) {
-      SCOPED_TRACE(std::string(name_of(tier)) + ", hot share " +
-                   (hot_share ? std::to_string(*hot_share) : "of the plan"));
-      Context context({.threads = 2, .tier = tier, .hot_share = hot_share});
-      f(context);
-      if (testing::Test::HasFatalFailure()) return;
-    }
-  }
+  test::on_every_path({{}, 0.0, 2.0}, 2, f);
 }
 
 template <class T>

@@ -35,16 +35,10 @@ void expect_same_kinds(const TestMatrix<T>& y, const ref::Matrix& wanted) {
   }
 }
 
-// f(context) on every tier, for few and many hot neurons.
+// For few and many hot neurons.
 template <class F>
 void on_every_path(F f) {
-  for (const CpuTier tier : available_cpu_tiers()) {
-    for (const std::optional<double> hot_share : {std::optional<double>(), std::optional(0.0)}) {
-      SCOPED_TRACE(std::string(name_of(tier)) + (hot_share ? ", all hot" : ""));
-      Context context({.threads = 2, .tier = tier, .hot_share = hot_share});
-      f(context);
-    }
-  }
+  test::on_every_path({{}, 0.0}, 2, f);
 }
 
 template <class T>

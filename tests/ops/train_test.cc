@@ -125,13 +125,7 @@ class TrainTest : public testing::Test {
   // Every tier, gathering and dense products forced and as planned.
   template <class F>
   static void on_every_path(int threads, F f) {
-    for (CpuTier tier : available_cpu_tiers()) {
-      for (const std::optional<double> share :
-           {std::optional<double>(), std::optional(0.0), std::optional(1.0), std::optional(2.0)}) {
-        Context context({.threads = threads, .tier = tier, .hot_share = share});
-        f(context);
-      }
-    }
+    test::on_every_path({{}, 0.0, 1.0, 2.0}, threads, f);
   }
 };
 using Types = testing::Types<bf16, float>;
