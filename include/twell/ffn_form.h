@@ -37,6 +37,8 @@ struct FfnForm {
   // f alone: what most layers have.
   FfnForm(const ActivationSpec& activation)  // NOLINT(google-explicit-constructor)
       : gate(activation) {}
+  FfnForm(Activation kind, float threshold = 0.0F)  // NOLINT(google-explicit-constructor)
+      : gate{kind, threshold} {}
 };
 
 // An entry of a bias; that of none is 0.
