@@ -1,6 +1,6 @@
 // twell calibrate: measures what --path auto chooses by, once per machine.
 
-#include "choice/cost_model.h"
+#include "choice/calibration.h"
 #include "cli/command.h"
 #include "cli/progress.h"
 #include "cli/table.h"
@@ -17,7 +17,7 @@ struct CalibrateCommand : CommonOptions {
 };
 
 // The density from which on --path auto takes the dense path.
-std::string crossover(const lm::CostModel& cost, std::int64_t tokens, const FfnShape& size) {
+std::string crossover(const CostModel& cost, std::int64_t tokens, const FfnShape& size) {
   for (double density = 0; density <= 1.0; density += 0.005) {
     if (cost.prefers_dense(tokens, density, size)) return fmt::format("{:.1f} %", 100 * density);
   }
@@ -32,7 +32,7 @@ void run(CalibrateCommand& o) {
   o.say("{}: a gated layer, D = {}, H = {}, bf16\n", key, size.width, size.hidden);
   Progress progress("measuring", measure::calibration_steps());
   std::int64_t done = 0;
-  lm::CostModel cost = measure::calibrate(
+  CostModel cost = measure::calibrate(
       size, o.measure, [&](const std::string& what) { progress.update(++done, what); });
   progress.finish();
   cost.measured_on = key;

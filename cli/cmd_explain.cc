@@ -1,7 +1,7 @@
 // twell explain: what this machine has, and which plan a layer or a model would run with.
 #include <memory>
 
-#include "choice/cost_model.h"
+#include "choice/calibration.h"
 #include "cli/command.h"
 #include "cli/json_out.h"
 #include "cli/model_files.h"
@@ -38,9 +38,9 @@ void explain_machine(const ExplainCommand& o, const Context& context) {
 
 // What --path auto goes by: in the model's first layer, in a layer like those that are timed, or
 // before any layer was there.
-lm::CostModel expected_cost(const Context& context, lm::Model* model,
+CostModel expected_cost(const Context& context, lm::Model* model,
                             const std::optional<measure::LayerTimer>& timer) {
-  const lm::CostModel* of_model = model != nullptr ? model->feed_forward(0).cost() : nullptr;
+  const CostModel* of_model = model != nullptr ? model->feed_forward(0).cost() : nullptr;
   if (of_model != nullptr) return *of_model;
   if (timer) return timer->automatic_cost();
   return lm::load_cost_model(context.tier(), context.threads());
@@ -94,7 +94,7 @@ void run(ExplainCommand& o) {
     shape.activity.mean_nnz = o.nnz;
     timer.emplace(shape);
   }
-  const lm::CostModel cost = expected_cost(context, model.get(), timer);
+  const CostModel cost = expected_cost(context, model.get(), timer);
   const std::optional<GateForm> form = gate_form(context, model.get(), timer);
   headings.emplace_back("sparse plan");
   Table table(headings);
@@ -139,7 +139,7 @@ void run(ExplainCommand& o) {
   }
 
   nlohmann::json scales = nlohmann::json::array();
-  for (const lm::CostScale& scale : cost.scales) {
+  for (const CostScale& scale : cost.scales) {
     scales.push_back({{"tokens", scale.tokens}, {"dense", scale.dense}, {"sparse", scale.sparse}});
   }
   nlohmann::json layers = nlohmann::json::array();

@@ -102,6 +102,7 @@ void add_generate(CLI::App& app);
 void add_bench_ffn(CLI::App& bench);
 void add_bench_model(CLI::App& bench);
 void add_bench_train(CLI::App& bench);
+void add_prepare(CLI::App& app);
 void add_stats(CLI::App& app);
 void add_eval(CLI::App& app);
 void add_synth(CLI::App& app);

@@ -128,6 +128,7 @@ int main(int argc, char** argv) {
   add_bench_ffn(bench);
   add_bench_model(bench);
   add_bench_train(bench);
+  add_prepare(app);
   add_stats(app);
   add_eval(app);
   add_synth(app);

@@ -29,9 +29,10 @@ constexpr std::size_t packed_bytes(DType dtype, std::int64_t rows, std::int64_t 
 }
 
 // Memory that a weight was prepared in: its own, which copies share and the last one frees, or the
-// caller's. Its own is at a multiple of 64 bytes, since kernels read whole cache lines; the
-// caller's may be at any multiple of 4, with the same result, but then every load crosses two
-// lines.
+// caller's. Its own is at a multiple of 64 bytes, since kernels read whole cache lines, and from
+// 2 MB on in huge pages where the system gives them: weights are gathered row by row, and a 4 kB
+// row of a 2048-wide bf16 layer would otherwise cost a TLB entry of its own. The caller's may be at
+// any multiple of 4, with the same result, but then every load crosses two lines.
 class PreparedMemory {
  public:
   static constexpr std::size_t kAlignment = 64;
@@ -46,10 +47,12 @@ class PreparedMemory {
 
   const void* data() const { return data_; }
   void* mutable_data() { return owned_.get(); }  // null where borrowed
+  std::size_t bytes() const { return bytes_; }   // that it owns
 
  private:
   std::shared_ptr<void> owned_;
   const void* data_ = nullptr;
+  std::size_t bytes_ = 0;
 };
 
 // `packed`: packed_bytes(w.dtype, w.rows, w.cols) bytes at a multiple of 4, best of 64. bf16

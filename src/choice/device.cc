@@ -1,6 +1,5 @@
 #include "choice/device.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <dlfcn.h>
 #include <fmt/format.h>
@@ -14,7 +13,6 @@
 #include <mutex>
 
 #include "twell/status.h"
-#include "twell/tuning.h"
 
 namespace twell::lm {
 namespace {
@@ -51,16 +49,6 @@ class CpuRuntime final : public DeviceRuntime {
   void reset_peak_bytes() override {}
   std::string uuid() const override { return {}; }
   bool is_cpu() const override { return true; }
-  double screen_limit() const override { return tuning_of(default_cpu_tier()).screen_limit; }
-  bool spreads_rows() const override { return tuning_of(default_cpu_tier()).gather_columns > 0; }
-  CostModel estimated_cost(const FfnShape& /*shape*/) const override {
-    return built_in_cost_model(default_cpu_tier());
-  }
-  std::string explain_ffn(const FfnShape& shape, GateForm gate, std::int64_t rows,
-                          std::int64_t /*hot*/) const override {
-    const Context context({.threads = at::get_num_threads(), .tier = {}});
-    return plan_ffn(context, rows, shape, gate).to_string();
-  }
 };
 
 [[noreturn]] void fail(std::string_view device, const std::string& message) {

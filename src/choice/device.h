@@ -13,7 +13,7 @@
 #include <string_view>
 #include <vector>
 
-#include "choice/cost_model.h"
+#include "twell/cost.h"
 
 namespace twell::lm {
 
@@ -68,31 +68,29 @@ class DeviceRuntime {
 
   // --- sparse feed-forward layers ---
   virtual bool is_cpu() const { return false; }
-  // TierTuning::screen_limit of a CPU; 0: its gates have no screens.
-  virtual double screen_limit() const { return 0.0; }
-  // Whether up and down are gathered in pieces (TierTuning::gather_columns): layers then keep both
-  // in memory of their own, rows an odd number of cache lines apart.
-  virtual bool spreads_rows() const { return false; }
+  // The following are asked of a GPU. A CPU's layers decide by themselves (twell/layer.h).
   // Of both paths, from the figures of the device.
-  virtual CostModel estimated_cost(const FfnShape& shape) const = 0;
+  virtual CostModel estimated_cost(const FfnShape& /*shape*/) const { return {}; }
   // rates[n]: the share of tokens that fire neuron n, the highest first.
   virtual HotNeurons choose_hot(const FfnShape& /*shape*/, std::int64_t /*rows*/,
                                 const std::vector<double>& /*rates*/) const {
     return {};
   }
-  // Of forward and backward of a layer with such rates. Not asked on a CPU.
+  // Of forward and backward of a layer with such rates.
   virtual TrainingForm choose_training(const FfnShape& /*shape*/, std::int64_t /*rows*/,
                                        const std::vector<double>& /*rates*/) const {
     return {};
   }
-  // On a GPU: the share of a call's neurons up to which its plan gains by a screen of the gate that
-  // leaves them; 0 where the plan takes none.
+  // The share of a call's neurons up to which its plan gains by a screen of the gate that leaves
+  // them; 0 where the plan takes none.
   virtual double candidates_limit(const FfnShape& /*shape*/, std::int64_t /*rows*/) const {
     return 0.0;
   }
-  // The plan of a call, in words. `hot`: its hot neurons, on a GPU.
-  virtual std::string explain_ffn(const FfnShape& shape, GateForm gate, std::int64_t rows,
-                                  std::int64_t hot) const = 0;
+  // The plan of a call with so many hot neurons, in words.
+  virtual std::string explain_ffn(const FfnShape& /*shape*/, GateForm /*gate*/,
+                                  std::int64_t /*rows*/, std::int64_t /*hot*/) const {
+    return {};
+  }
 };
 
 // "cpu", "cuda" or "cuda:N". Throws twell::Error on other names and, in one line with what to do,

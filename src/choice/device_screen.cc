@@ -4,6 +4,7 @@
 #include <torch/types.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "choice/found_memory.h"
@@ -11,7 +12,10 @@
 namespace twell::lm {
 
 DeviceScreen::DeviceScreen(const FfnShape& shape, DeviceRuntime& runtime)
-    : runtime_(runtime), share_(shape.hidden, runtime) {
+    : runtime_(runtime),
+      neurons_(shape.hidden),
+      share_(shape.hidden),
+      counts_(runtime, [this](std::int64_t count, std::int64_t rows) { share_.saw(count, rows); }) {
   for (std::int64_t rows = 1; rows <= kMostRows; ++rows) {
     const double limit = runtime.candidates_limit(shape, rows);
     if (limit <= 0) break;
@@ -44,19 +48,30 @@ void DeviceScreen::make(
       const at::Tensor count = candidates(screen_, rows);
       left = left.defined() ? left + count : count;
     }
-    share_.saw(left, sample.size(0));
+    counts_.send(left, sample.size(0));
   });
   state_ = made ? State::made : State::without_memory;
   if (!made) screen_.reset();
 }
 
+void DeviceScreen::make(const LayerFindings& findings,
+                        const std::function<at::Tensor(const at::Tensor&)>& weight_screen) {
+  if (!wanted() || !findings.candidates) return;
+  const bool made = found_memory(
+      [&] { screen_ = weight_screen(at::tensor(findings.mean, at::TensorOptions(at::kFloat))); });
+  state_ = made ? State::made : State::without_memory;
+  const double left = *findings.candidates * static_cast<double>(kRows * neurons_);
+  share_.saw(std::llround(left), kRows);
+  look();
+}
+
 void DeviceScreen::saw_candidates(const at::Tensor& candidates, std::int64_t rows) {
-  if (state_ == State::made) share_.saw(candidates, rows);
+  if (state_ == State::made) counts_.send(candidates, rows);
 }
 
 void DeviceScreen::look() {
   if (state_ != State::made) return;
-  share_.look();
+  counts_.look();
   if (share_.value().value_or(0) <= limits_.front()) return;
   state_ = State::given_up;
   if (!recorded_) screen_.reset();

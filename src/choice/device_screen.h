@@ -10,9 +10,10 @@
 #include <string>
 #include <vector>
 
+#include "choice/count_in_flight.h"
 #include "choice/device.h"
-#include "choice/moving_share.h"
-#include "twell/ffn.h"
+#include "twell/cost.h"
+#include "twell/findings.h"
 
 namespace twell::lm {
 
@@ -40,7 +41,12 @@ class DeviceScreen {
       const std::function<at::Tensor(const at::Tensor& axis)>& weight_screen,
       const std::function<at::Tensor(const at::Tensor& screen, const at::Tensor& x)>& candidates);
 
-  // What a call of so many rows leaves, int64 [] on the device (MovingShare::saw).
+  // The same by findings instead of inputs: no call is counted first. None is made without its
+  // candidates.
+  void make(const LayerFindings& findings,
+            const std::function<at::Tensor(const at::Tensor& axis)>& weight_screen);
+
+  // What a call of so many rows leaves, int64 [] on the device (CountInFlight::send).
   void saw_candidates(const at::Tensor& candidates, std::int64_t rows);
 
   // Takes in what has arrived. A screen that leaves more than pays for one row is given up: its
@@ -60,10 +66,12 @@ class DeviceScreen {
   enum class State : std::uint8_t { awaited, made, given_up, without_memory };
   State state_ = State::awaited;
   DeviceRuntime& runtime_;
+  std::int64_t neurons_;        // H
   std::vector<double> limits_;  // shares of candidates that pay, for 1, 2, … rows
   MovingShare share_;
-  at::Tensor axis_;    // f32 [D]
-  at::Tensor sample_;  // [at most kRows, D]
+  CountInFlight counts_;  // for share_
+  at::Tensor axis_;       // f32 [D]
+  at::Tensor sample_;     // [at most kRows, D]
   at::Tensor screen_;
   bool recorded_ = false;  // with the screen
 };

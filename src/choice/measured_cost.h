@@ -3,8 +3,8 @@
 
 #include <functional>
 
-#include "choice/cost_model.h"
 #include "choice/device.h"
+#include "twell/cost.h"
 
 namespace twell::lm {
 

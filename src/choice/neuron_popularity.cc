@@ -15,7 +15,7 @@ namespace twell::lm {
 NeuronPopularity::NeuronPopularity(const FfnShape& shape, DeviceRuntime& runtime)
     : shape_(shape),
       runtime_(runtime),
-      host_(runtime.host_buffer(3 * shape.hidden, at::kLong).view({3, shape.hidden})),
+      host_(runtime.host_buffer(2 * shape.hidden, at::kLong).view({2, shape.hidden})),
       marker_(runtime.make_marker()) {}
 
 bool NeuronPopularity::wants(std::int64_t rows) const {
@@ -29,8 +29,8 @@ bool NeuronPopularity::saw(const at::Tensor& neuron_nnz, std::int64_t rows,
   sums_ = sums_.defined() ? sums_ + neuron_nnz : neuron_nnz;
   tokens_ += rows;
   if (tokens_ < kTokens) return true;
-  // -1 marks what must not be hot.
-  host_[0].copy_(at::where(at::isfinite(down).all(1), sums_, -1), /*non_blocking=*/true);
+  inputs_ = tokens_;
+  host_.copy_(at::stack({sums_, at::isfinite(down).all(1).to(at::kLong)}), /*non_blocking=*/true);
   marker_->set();
   device_ = std::exchange(sums_, {}).device();
   return true;
@@ -43,30 +43,42 @@ bool NeuronPopularity::order_when_arrived(
     return false;
   }
   const at::Tensor host = std::exchange(host_, {});
-  const auto hidden = static_cast<std::size_t>(shape_.hidden);
-  auto* const all = host.mutable_data_ptr<std::int64_t>();
-  const std::span counts(all, hidden), order(all + hidden, hidden),
-      places(all + 2 * hidden, hidden);
-  std::iota(order.begin(), order.end(), 0);
-  const auto count = [&](std::int64_t neuron) { return counts[static_cast<std::size_t>(neuron)]; };
-  std::stable_sort(order.begin(), order.end(),
-                   [&](std::int64_t a, std::int64_t b) { return count(a) > count(b); });
+  const auto* const sums = host.const_data_ptr<std::int64_t>();
+  order({sums, sums + shape_.hidden}, host[1], reorder);
+  return true;
+}
+
+void NeuronPopularity::order_by(const LayerFindings& findings, const at::Tensor& down,
+                                const std::function<void(const at::Tensor& order)>& reorder) {
+  host_ = at::Tensor();
+  device_ = down.device();
+  // Counts of calls are not waited for any more.
+  tokens_ = std::max(findings.inputs, kTokens);
+  inputs_ = findings.inputs;
+  order(findings.fired, at::isfinite(down).all(1).to(at::kLong).cpu(), reorder);
+}
+
+void NeuronPopularity::order(const std::vector<std::int64_t>& fired, const at::Tensor& finite,
+                             const std::function<void(const at::Tensor& order)>& reorder) {
+  const auto hidden = fired.size();
+  const auto is_finite = std::make_unique<bool[]>(hidden);
+  for (std::size_t n = 0; n < hidden; ++n) {
+    is_finite[n] = finite.const_data_ptr<std::int64_t>()[n] != 0;
+  }
+  NeuronOrder order = order_of({inputs_, {}, fired, {}}, {is_finite.get(), hidden});
+  const at::Tensor host =
+      runtime_.host_buffer(2 * shape_.hidden, at::kLong).view({2, shape_.hidden});
+  auto* const places = host.mutable_data_ptr<std::int64_t>() + hidden;
+  std::copy(order.order.begin(), order.order.end(), host.mutable_data_ptr<std::int64_t>());
   for (std::size_t i = 0; i < hidden; ++i) {
-    places[static_cast<std::size_t>(order[i])] = static_cast<std::int64_t>(i);
+    places[static_cast<std::size_t>(order.order[i])] = static_cast<std::int64_t>(i);
   }
   const bool done = found_memory([&] {
     const at::Tensor on_device = host.to(device_, /*non_blocking=*/true);
-    reorder(on_device[1]);
-    places_ = on_device[2];
+    reorder(on_device[0]);
+    places_ = on_device[1];
   });
-  if (!done) return true;
-  for (const std::int64_t neuron : order) {
-    finite_ += static_cast<std::int64_t>(count(neuron) >= 0);
-    rates_.push_back(static_cast<double>(std::max<std::int64_t>(count(neuron), 0)) /
-                     static_cast<double>(tokens_));
-  }
-  order_.assign(order.begin(), order.end());
-  return true;
+  if (done) order_ = std::move(order);
 }
 
 std::vector<std::int64_t> NeuronPopularity::by_model(
@@ -74,7 +86,7 @@ std::vector<std::int64_t> NeuronPopularity::by_model(
   if (!ordered()) return counts;
   std::vector<std::int64_t> out(counts.size());
   for (std::size_t i = 0; i < counts.size(); ++i) {
-    out[static_cast<std::size_t>(order_[i])] = counts[i];
+    out[static_cast<std::size_t>(order_.order[i])] = counts[i];
   }
   return out;
 }
@@ -86,8 +98,8 @@ HotNeurons NeuronPopularity::hot(std::int64_t rows) const {
   const int power = std::bit_width(size + size / 2) - 1;
   auto found = chosen_.find(power);
   if (found == chosen_.end()) {
-    HotNeurons hot = runtime_.choose_hot(shape_, std::int64_t{1} << power, rates_);
-    hot.count = std::min(hot.count, finite_);
+    HotNeurons hot = runtime_.choose_hot(shape_, std::int64_t{1} << power, order_.rates);
+    hot.count = std::min(hot.count, order_.finite);
     found = chosen_.emplace(power, hot).first;
   }
   return found->second;

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "choice/device.h"
-#include "twell/ffn.h"
+#include "twell/findings.h"
 
 namespace twell::lm {
 
@@ -38,8 +38,12 @@ class NeuronPopularity {
   // `reorder` finds no memory for that, the neurons stay as they are for good. True once: from then
   // on no row moves any more.
   bool order_when_arrived(const std::function<void(const at::Tensor& order)>& reorder);
-  bool ordered() const { return !order_.empty(); }
-  std::int64_t tokens() const { return tokens_; }  // that were counted
+  // The same at once, by findings instead of counts.
+  void order_by(const LayerFindings& findings, const at::Tensor& down,
+                const std::function<void(const at::Tensor& order)>& reorder);
+  bool ordered() const { return !order_.order.empty(); }
+  // That were counted, or that the order is by.
+  std::int64_t tokens() const { return inputs_ > 0 ? inputs_ : tokens_; }
 
   // The new places of the model's neurons, int64 [H] on the device; undefined while not ordered.
   const at::Tensor& places() const { return places_; }
@@ -50,17 +54,19 @@ class NeuronPopularity {
   HotNeurons hot(std::int64_t rows) const;
 
  private:
+  void order(const std::vector<std::int64_t>& fired, const at::Tensor& finite,
+             const std::function<void(const at::Tensor& order)>& reorder);
+
   FfnShape shape_;
   DeviceRuntime& runtime_;
   at::Tensor sums_;  // int64 [H] on the device
-  at::Tensor host_;  // int64 [3, H]: the sums, the order, the places
+  at::Tensor host_;  // int64 [2, H]: the sums, and whether rows of down are finite
   std::unique_ptr<Marker> marker_;
   at::Device device_ = at::kCPU;
-  std::int64_t tokens_ = 0;
+  std::int64_t tokens_ = 0;  // counted, or as good as
+  std::int64_t inputs_ = 0;  // that the order is by
   at::Tensor places_;
-  std::vector<std::int64_t> order_;
-  std::vector<double> rates_;  // in the new order
-  std::int64_t finite_ = 0;    // neurons whose row of down is
+  NeuronOrder order_;
   mutable std::map<int, HotNeurons> chosen_;
 };
 

@@ -67,19 +67,17 @@ void Decoder::use_dense_ffn(bool prepack, ParameterSource& source) {
   }
 }
 
-void Decoder::use_sparse_ffn(FfnPath path, ParameterSource& source) {
+void Decoder::use_sparse_ffn(FfnPath path, ParameterSource& source,
+                             const std::vector<LayerFindings>& findings) {
   own_linears_ = true;
   for (Block& block : weights_.blocks) {
-    // On a CPU a gated layer goes on using `up` where it lies, and a neuron-major `down`, unless
-    // their rows have to be spread.
-    const bool in_place = device().is_cpu() && !runtime_of(device()).spreads_rows();
-    const bool keeps_up = in_place && config_.gated;
-    const bool keeps_down = in_place && block.down.weight.tensor.t().is_contiguous();
-    block.ffn = make_sparse_feed_forward(ffn_of(block), activation(), path);
-    // Packed, or, where it is screened, read again when its screen is made.
-    if (config_.gated) source.release(block.gate.weight);
-    if (!keeps_up) source.release(block.up.weight);
-    if (!keeps_down) source.release(block.down.weight);
+    const auto layer = static_cast<std::size_t>(&block - weights_.blocks.data());
+    const LayerFindings* known = layer < findings.size() ? &findings[layer] : nullptr;
+    block.ffn = make_sparse_feed_forward(ffn_of(block), activation(), path, known);
+    // The gate is packed, or, where it is screened, read again when its screen is made.
+    for (Linear* linear : {&block.gate, &block.up, &block.down}) {
+      if (!block.ffn->keeps(linear->weight.tensor)) source.release(linear->weight);
+    }
     Attention& attention = block.attention;
     for (Linear* linear : {&attention.q, &attention.k, &attention.v, &attention.o}) {
       linear->pack(source);

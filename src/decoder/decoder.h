@@ -42,8 +42,10 @@ class Decoder final : public Model {
 
   void use_dense_ffn(bool prepack, ParameterSource& source);
   // Also packs the other linear layers of the blocks. Converts layer by layer and releases each
-  // source at once, so that at most one layer is in memory twice.
-  void use_sparse_ffn(FfnPath path, ParameterSource& source);
+  // source at once, so that at most one layer is in memory twice. `findings`: what is known of the
+  // feed-forward layers, in their order; empty: nothing.
+  void use_sparse_ffn(FfnPath path, ParameterSource& source,
+                      const std::vector<LayerFindings>& findings);
 
   const io::ModelConfig& config() const override { return config_; }
   at::ScalarType dtype() const override { return weights_.embedding.tensor.scalar_type(); }

@@ -13,12 +13,12 @@
 #include <string_view>
 
 #include "checkpoint/config.h"
-#include "twell/ffn.h"
+#include "twell/cost.h"
+#include "twell/findings.h"
 
 namespace twell::lm {
 
 class DeviceRuntime;
-struct CostModel;
 
 struct ActivationChoice {
   io::HiddenAct kind = io::HiddenAct::silu;
@@ -81,10 +81,14 @@ class FeedForward {
   virtual FfnPath path() const = 0;
   // Bytes of weights this layer keeps besides what it was given (packed copies).
   virtual std::int64_t own_bytes() const { return 0; }
+  // Whether it reads this parameter's memory in place for as long as it lives.
+  virtual bool keeps(const at::Tensor& /*parameter*/) const { return false; }
   // What FfnPath::automatic goes by; null on a fixed path.
   virtual const CostModel* cost() const { return nullptr; }
   // The form that a sparse layer keeps its gate in; null before its first call, and of a dense one.
   virtual std::optional<GateForm> gate_form() const { return std::nullopt; }
+  // What the layer was prepared by (twell/layer.h); null where it was not.
+  virtual const LayerFindings* findings() const { return nullptr; }
   // One line for `twell explain`: how a call of so many tokens runs.
   virtual std::string describe(std::int64_t tokens) const = 0;
 };
@@ -100,23 +104,25 @@ std::unique_ptr<FeedForward> make_dense_feed_forward(const FfnParameters& parame
 std::unique_ptr<FeedForward> make_fastest_dense_feed_forward(const FfnParameters& parameters,
                                                              const ActivationChoice& activation);
 
-// torch.ops.twell.ffn; inference only, exact, on as many threads as PyTorch uses, bf16 or f32 on
-// the CPU, bf16 or f16 on a GPU. Uses `up` in place (with AMX a copy whose rows are spread,
-// TierTuning::gather_columns), transposes `down` to neuron-major, and keeps
-// the gate in the form that its first call chooses (sparse_gate.h): 32 rows or more of inputs like
-// those to come, as load_model() gives them. With path automatic on a CPU that is not calibrated,
-// such a first call also times the layer (scaled_cost.h). On a GPU all weights are copied, and the
-// copies' rows ordered once by how many tokens fire them, so that GEMMs take the first ones
-// (neuron_popularity.h), and then a screen is made for calls of few rows (device_screen.h);
-// observers see the model's order. `path` is sparse or automatic; automatic also keeps the gate as
-// stored, and changes to dense GEMMs where they are expected to be faster (path_chooser.h). Throws
-// twell::Error for an activation without zeros, biases, or another dtype.
+// Sparse, for inference, exact. On a CPU: twell::Layer (twell/layer.h) on bf16 or f32 parameters,
+// which reads up and a neuron-major down in place where the tier does not want their rows spread.
+// On a GPU: torch.ops.twell.ffn on bf16 or f16 without biases. All weights are copied there, and
+// the copies' rows ordered once by how many tokens fire them, so that GEMMs take the first ones
+// (neuron_popularity.h); then a screen is made for calls of few rows (device_screen.h). Observers
+// see the model's order.
+//
+// What a layer decides once, it decides by `findings`, or where that is null by its first calls: 32
+// rows or more of inputs like those to come, as load_model() gives them. `path` is sparse or
+// automatic; automatic also keeps the gate as stored, and changes to dense GEMMs where they are
+// expected to be faster. Throws twell::Error for an activation without zeros or another dtype.
 std::unique_ptr<FeedForward> make_sparse_feed_forward(const FfnParameters& parameters,
                                                       const ActivationChoice& activation,
-                                                      FfnPath path = FfnPath::sparse);
+                                                      FfnPath path = FfnPath::sparse,
+                                                      const LayerFindings* findings = nullptr);
 // The same on the device of `runtime`, which outlives the layer.
 std::unique_ptr<FeedForward> make_sparse_feed_forward(const FfnParameters& parameters,
                                                       const ActivationChoice& activation,
-                                                      FfnPath path, DeviceRuntime& runtime);
+                                                      FfnPath path, const LayerFindings* findings,
+                                                      DeviceRuntime& runtime);
 
 }  // namespace twell::lm

@@ -10,6 +10,7 @@
 #include "choice/device.h"
 #include "choice/neuron_popularity.h"
 #include "decoder/decoder.h"
+#include "decoder/prepared_file.h"
 #include "decoder/random.h"
 #include "files/file_error.h"
 #include "files/note.h"
@@ -20,7 +21,8 @@ namespace {
 
 bool sparse_possible(const Decoder& model) {
   const at::ScalarType other = model.device().is_cpu() ? at::kFloat : at::kHalf;
-  return io::yields_zeros(model.config().hidden_act) && !model.config().mlp_bias &&
+  const bool biases_taken = model.device().is_cpu() || !model.config().mlp_bias;
+  return io::yields_zeros(model.config().hidden_act) && biases_taken &&
          (model.dtype() == other || model.dtype() == at::kBFloat16);
 }
 
@@ -145,9 +147,11 @@ std::unique_ptr<Model> load_model(const std::string& directory, const LoadOption
     require_grad(*model);
   } else if (options.ffn == FfnPath::sparse ||
              (options.ffn == FfnPath::automatic && sparse_possible(*model))) {
-    model->use_sparse_ffn(options.ffn, *source);
+    std::vector<LayerFindings> findings;
+    if (options.prepare) findings = load_findings(path, *checkpoint, *model);
+    model->use_sparse_ffn(options.ffn, *source, findings);
     check_used();
-    settle(*model);
+    if (options.prepare) settle(*model);
   } else {
     model->use_dense_ffn(options.prepack_dense && on_cpu, *source);
     check_used();

@@ -105,6 +105,9 @@ struct LoadOptions {
   bool prepack_dense = false;  // dense path: oneDNN-ordered FFN weights
   bool check_finite = true;    // refuse NaN and infinite weights: reads every byte once
   bool allow_unused = false;   // leave out tensors that config.json has no use for
+  // Sparse layers decide by the findings beside the checkpoint (prepared_file.h), or, where there
+  // are none, by seeded tokens; false: by the model's first call.
+  bool prepare = true;
   std::span<const io::Architecture* const> architectures = io::architectures();  // known ones
 };
 

@@ -1,5 +1,7 @@
 #include "twell/packed.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
@@ -55,11 +57,27 @@ void copy_run(const std::byte* from, std::int64_t from_step, std::byte* to, std:
   for (; words > 0; --words, from += from_step, to += to_step) std::memcpy(to, from, sizeof(Word));
 }
 
+constexpr std::size_t kHugePage = 2U << 20U;
+
+std::shared_ptr<void> allocate_small(std::size_t bytes) {
+  constexpr std::size_t kLine = PreparedMemory::kAlignment;
+  const std::size_t whole = std::max(bytes, std::size_t{1}) + kLine - 1;
+  return {std::aligned_alloc(kLine, whole / kLine * kLine), std::free};
+}
+
+// Null where there is no memory.
+std::shared_ptr<void> allocate_huge(std::size_t bytes) {
+  void* const memory =
+      mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) return nullptr;
+  madvise(memory, bytes, MADV_HUGEPAGE);  // advice: refused, pages are just small
+  return {memory, [bytes](void* p) { munmap(p, bytes); }};
+}
+
 }  // namespace
 
-PreparedMemory::PreparedMemory(std::size_t bytes) {
-  const std::size_t whole = std::max(bytes, std::size_t{1}) + kAlignment - 1;
-  owned_ = {std::aligned_alloc(kAlignment, whole / kAlignment * kAlignment), std::free};
+PreparedMemory::PreparedMemory(std::size_t bytes) : bytes_(bytes) {
+  owned_ = bytes < kHugePage ? allocate_small(bytes) : allocate_huge(bytes);
   data_ = owned_.get();
   if (data_ == nullptr) {
     throw Error(ErrorKind::out_of_memory, "twell::PreparedMemory",

@@ -13,9 +13,9 @@ std::int64_t calibration_steps() {
   return std::ssize(FfnCostTable::kTokens) * std::ssize(FfnCostTable::kDensities);
 }
 
-lm::CostModel calibrate(const FfnShape& shape, const MeasureOptions& options,
+CostModel calibrate(const FfnShape& shape, const MeasureOptions& options,
                         const std::function<void(const std::string&)>& tick) {
-  lm::CostModel cost;
+  CostModel cost;
   cost.tokens.assign(FfnCostTable::kTokens.begin(), FfnCostTable::kTokens.end());
   cost.sparse.resize(cost.tokens.size());
   const auto per_weight = [&](double us) {

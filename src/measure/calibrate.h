@@ -5,14 +5,14 @@
 #include <functional>
 #include <string>
 
-#include "choice/cost_model.h"
+#include "choice/calibration.h"
 #include "measure/timing.h"
 
 namespace twell::measure {
 
 // Measures a layer of this shape at the tokens and densities of FfnCostTable. `tick` is called
 // calibration_steps() times with what was measured.
-lm::CostModel calibrate(const FfnShape& shape, const MeasureOptions& options,
+CostModel calibrate(const FfnShape& shape, const MeasureOptions& options,
                         const std::function<void(const std::string&)>& tick);
 std::int64_t calibration_steps();
 

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "choice/cost_model.h"
+#include "choice/calibration.h"
 #include "choice/device.h"
 #include "choice/neuron_popularity.h"
 #include "decoder/sparse_operators.h"

@@ -66,7 +66,7 @@ double LayerTimer::density(std::int64_t tokens) {
   return counter.nnz / counter.cells;
 }
 
-lm::CostModel LayerTimer::automatic_cost() const {
+CostModel LayerTimer::automatic_cost() const {
   const c10::InferenceMode no_grad;
   const auto layer = lm::make_sparse_feed_forward(parameters_, kRelu, lm::FfnPath::automatic);
   layer->forward(inputs(64)[0], 0, nullptr);

@@ -6,7 +6,7 @@
 #include <memory>
 #include <optional>
 
-#include "choice/cost_model.h"
+#include "choice/calibration.h"
 #include "decoder/feed_forward.h"
 #include "measure/synthetic.h"
 
@@ -25,7 +25,7 @@ class LayerTimer {
   // Non-zeros / H on batches of so many tokens.
   double density(std::int64_t tokens);
   // What --path auto goes by in such a layer.
-  lm::CostModel automatic_cost() const;
+  CostModel automatic_cost() const;
   // The form that the sparse layer chose for its gate.
   std::optional<GateForm> gate_form() const { return sparse_->gate_form(); }
 

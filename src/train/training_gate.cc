@@ -6,9 +6,8 @@
 #include <optional>
 
 #include "decoder/operators.h"
-#include "decoder/sparse_gate.h"
 #include "decoder/sparse_operators.h"
-#include "twell/tuning.h"
+#include "twell/findings.h"
 
 namespace twell::lm {
 namespace {
@@ -24,15 +23,15 @@ at::Tensor sample_of(const at::Tensor& x) {
 
 bool TrainingGate::decide(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& up,
                           const at::Tensor& down, const ActivationSpec& activation) {
-  const double limit = tuning_of(default_cpu_tier()).screen_limit;
-  if (limit == 0.0 || x.size(0) < SparseGate::kFewestRows) return false;
+  const CpuTier tier = default_cpu_tier();
+  if (!screen_pays(tier, 0.0) || x.size(0) < kFewestInputs) return false;
   const at::NoGradGuard no_grad;
   const at::Tensor sample = sample_of(x);
   axis_ = sample.to(at::kFloat).mean(0);
   const SparseOperands operands = {gate, up, down, screen(x, gate)};
   const auto candidates = std::get<3>(sparse_ffn_stats(sample, operands, activation));
   const auto all = static_cast<double>(sample.size(0) * gate.size(0));
-  return candidates.item<double>() <= limit * all;
+  return screen_pays(tier, candidates.item<double>() / all);
 }
 
 at::Tensor TrainingGate::screen(const at::Tensor& x, const at::Tensor& gate) {

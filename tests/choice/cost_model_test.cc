@@ -1,6 +1,4 @@
 // What --path auto chooses by: interpolation, the file, its mistakes.
-#include "choice/cost_model.h"
-
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -10,6 +8,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "choice/calibration.h"
 #include "twell/status.h"
 
 namespace twell::lm {

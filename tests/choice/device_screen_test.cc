@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 #include <torch/types.h>
 
-#include "choice/moving_share.h"
+#include "choice/count_in_flight.h"
 #include "tests/choice/slow_runtime.h"
 #include "twell/status.h"
 

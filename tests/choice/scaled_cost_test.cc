@@ -1,5 +1,5 @@
 // The built-in cost, scaled by timings that are made up.
-#include "choice/scaled_cost.h"
+#include "layer/scaled_cost.h"
 
 #include <gtest/gtest.h>
 #include <torch/types.h>

@@ -36,12 +36,10 @@ class SlowRuntime final : public lm::DeviceRuntime {
     return at::zeros({n}, at::TensorOptions(dtype));
   }
   std::int64_t peak_bytes() override { return 0; }
-  bool is_cpu() const override { return cpu; }
-  bool spreads_rows() const override { return spreads; }
   void reset_peak_bytes() override {}
   std::string uuid() const override { return {}; }
   // The sparse path takes 4 · density of the dense one's time.
-  lm::CostModel estimated_cost(const FfnShape&) const override {
+  CostModel estimated_cost(const FfnShape&) const override {
     return {{}, true, {1, 2}, {0.0, 1.0}, {1.0, 1.0}, {{1e-9, 4.0}, {1e-9, 4.0}}};
   }
   lm::HotNeurons choose_hot(const FfnShape& shape, std::int64_t rows,
@@ -64,7 +62,6 @@ class SlowRuntime final : public lm::DeviceRuntime {
   }
 
   bool done = false, recording = false;
-  bool cpu = false, spreads = false;  // plays a CPU, one whose layers spread rows
   int waits = 0;
   std::vector<double> screens;  // what candidates_limit() answers, from one row on; 0 beyond
   // What choose_hot() answers; none: no hot neurons. And what it was asked.

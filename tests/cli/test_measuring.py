@@ -141,6 +141,33 @@ def test_synth_hits_its_sparsity(twell, work, nnz, variant):
     twell("generate", "--model", out, "--prompt", "hello", "--max-tokens", 2)
 
 
+def test_prepare_writes_what_later_commands_go_by(twell, work, text):
+    out = work / "prepared"
+    twell(*TINY, "--nnz", 8, "--out", out, "--dtype", "f32")
+    done = twell("prepare", "--model", out, "--text", text, json_name="prepare.json")
+    if "screen no gate" in done.err:
+        pytest.skip("this processor's tier has no screens")
+    assert done.json["tokens"] == 1024
+    file = out / "twell_prepared.json"
+    assert done.json["file"] == str(file)
+    content = json.loads(file.read_text())
+    assert [layer["name"] for layer in content["layers"]] == ["model.layers.0.mlp", "model.layers.1.mlp"]
+    for layer, told in zip(content["layers"], done.json["layers"]):
+        assert sum(layer["fired"]) == pytest.approx(told["density"] * 1024 * 512)
+        assert told["density"] <= layer["candidates"] == told["candidates"] <= 1
+        assert told["gate"] in ("packed", "screened")
+        assert len(layer["mean"]) == 128
+    # Quietly, and with the same result: the file only saves time.
+    prompt = ["generate", "--model", out, "--prompt", "the cat", "--max-tokens", 8, "--temperature", 0]
+    with_it = twell(*prompt)
+    assert "note" not in with_it.err
+    file.write_text("{")
+    without = twell(*prompt)
+    assert without.out == with_it.out and "twell prepare makes it anew" in without.err
+    few = twell("prepare", "--model", out, "--text", text, "--max-tokens", 31, ok=False)
+    assert few.code != 0 and "--max-tokens" in few.error_line()
+
+
 def test_synth_refuses_to_overwrite(twell, work):
     out = work / "synth-twice"
     twell(*TINY, "--out", out)

@@ -78,32 +78,6 @@ INSTANTIATE_TEST_SUITE_P(All, Paths,
                                          Case{io::HiddenAct::fat_relu, true, at::kFloat},
                                          Case{io::HiddenAct::fat_relu, false, at::kBFloat16}));
 
-// Where rows of up and down lie changes no bit.
-TEST(FeedForward, SpreadRowsGiveTheSameBits) {
-  const at::NoGradGuard no_grad;
-  SlowRuntime runtime;
-  runtime.cpu = runtime.spreads = true;
-  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
-    for (const bool gated : {true, false}) {
-      for (const std::int64_t width : {1, 40, 64, 96, 128}) {
-        const Layer layer = make_layer({io::HiddenAct::relu, gated, dtype}, width, 93);
-        FfnParameters neuron_major = layer.parameters;
-        neuron_major.down = layer.parameters.down.t().contiguous().t();
-        const auto in_place = make_sparse_feed_forward(layer.parameters, layer.activation);
-        for (const FfnParameters& parameters : {layer.parameters, neuron_major}) {
-          const auto spread =
-              make_sparse_feed_forward(parameters, layer.activation, FfnPath::sparse, runtime);
-          for (const std::int64_t rows : {1, 70}) {
-            const at::Tensor x = at::randn({rows, width}).to(dtype);
-            EXPECT_TRUE(
-                at::equal(spread->forward(x, 0, nullptr), in_place->forward(x, 0, nullptr)));
-          }
-        }
-      }
-    }
-  }
-}
-
 TEST(Weights, SpreadRowsLieAnOddNumberOfLinesApart) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     for (const std::int64_t cols : {1, 31, 32, 33, 64, 2048, 2080}) {
@@ -218,9 +192,10 @@ TEST(FeedForward, AutomaticFollowsTheDensity) {
   const auto ffn = make_sparse_feed_forward(layer.parameters, layer.activation, FfnPath::automatic);
   const at::Tensor half_dense = at::randn({64, 64});
   const at::Tensor silent = at::zeros({64, 64});
-  EXPECT_EQ(layer_path(*ffn, half_dense), FfnPath::sparse);  // nothing is known yet
+  EXPECT_EQ(layer_path(*ffn, silent.narrow(0, 0, 31)), FfnPath::sparse);  // nothing is known yet
   const std::int64_t sparse_bytes = ffn->own_bytes();
-  EXPECT_EQ(layer_path(*ffn, half_dense), FfnPath::dense);  // about 50 %
+  EXPECT_EQ(layer_path(*ffn, half_dense), FfnPath::sparse);  // nothing fired so far
+  EXPECT_EQ(layer_path(*ffn, half_dense), FfnPath::dense);   // about 50 %
   // The gate as stored beside the packed one, down transposed, and up where its rows are spread.
   const std::int64_t matrix = 64 * 176 * 4;
   const bool spread = tuning_of(default_cpu_tier()).gather_columns > 0;
@@ -295,7 +270,11 @@ TEST(FeedForward, MistakesAreErrors) {
               }),
               testing::HasSubstr("dense"));
   layer.parameters.down_bias = at::zeros({8});
-  EXPECT_THAT(message_of([&] { make_sparse_feed_forward(layer.parameters, layer.activation); }),
+  SlowRuntime gpu;
+  EXPECT_THAT(message_of([&] {
+                make_sparse_feed_forward(layer.parameters, layer.activation, FfnPath::sparse,
+                                         nullptr, gpu);
+              }),
               testing::HasSubstr("mlp_bias"));
   EXPECT_THAT(message_of([] { parse_ffn_path("fast"); }), testing::HasSubstr("auto"));
   for (const FfnPath path : {FfnPath::dense, FfnPath::sparse, FfnPath::automatic}) {
@@ -340,7 +319,8 @@ TEST(PopularNeurons, OrderingChangesTheOrderOfSumsAlone) {
         std::unique_ptr<FeedForward> ffn;
         {
           const c10::InferenceMode inference;  // made in one mode, reordered in another
-          ffn = make_sparse_feed_forward(layer.parameters, layer.activation, path, runtime);
+          ffn =
+              make_sparse_feed_forward(layer.parameters, layer.activation, path, nullptr, runtime);
         }
         const at::NoGradGuard no_grad;
         const at::Tensor x = at::randn({kPrompt, width}).to(at::kBFloat16);
@@ -384,14 +364,39 @@ TEST(PopularNeurons, TheWeightsAreInTheOrderThatWasCounted) {
   layer.parameters.gate.zero_();
   layer.parameters.gate.select(1, 0).fill_(1);
   layer.parameters.gate.select(1, 1).copy_(at::arange(176) - 176);
-  const auto ffn =
-      make_sparse_feed_forward(layer.parameters, layer.activation, FfnPath::sparse, runtime);
+  const auto ffn = make_sparse_feed_forward(layer.parameters, layer.activation, FfnPath::sparse,
+                                            nullptr, runtime);
   const FfnCalls calls;
   for (int call = 0; call < 2; ++call) ffn->forward(x.to(at::kBFloat16), 0, nullptr);
   at::Tensor order = at::arange(175, -1, -1);
   order = at::cat({order.narrow(0, 1, 175), order.narrow(0, 0, 1)});
   EXPECT_TRUE(at::equal(calls.last().up, layer.parameters.up.index_select(0, order)));
   EXPECT_TRUE(at::equal(calls.last().down, layer.parameters.down.t().index_select(0, order)));
+}
+
+// What was found before takes the place of counts: the first call has hot neurons, or a screen.
+TEST(PopularNeurons, FindingsOrderAndScreenAtOnce) {
+  SlowRuntime runtime;
+  play_gpu(runtime);
+  runtime.screens = {0.9, 0.5};
+  const Layer layer = make_layer({io::HiddenAct::relu, true, at::kBFloat16}, 64, 176);
+  const at::NoGradGuard no_grad;
+  LayerFindings findings{100, std::vector<float>(64, 1.0F), {}, 0.6};
+  for (std::int64_t n = 0; n < 176; ++n) findings.fired.push_back(n % 100);
+  const auto ffn = make_sparse_feed_forward(layer.parameters, layer.activation, FfnPath::sparse,
+                                            &findings, runtime);
+  EXPECT_THAT(ffn->describe(1), testing::AllOf(testing::HasSubstr("ordered by 100 tokens"),
+                                               testing::HasSubstr("screened")));
+  EXPECT_THAT(ffn->describe(2), testing::Not(testing::HasSubstr("screened"))) << "0.6 of 0.5";
+  const at::Tensor x = at::randn({64, 64}).to(at::kBFloat16);
+  const Exact expected = exact(layer, x);
+  const FfnCalls calls;
+  const at::Tensor y = ffn->forward(x, 0, nullptr);
+  EXPECT_EQ(calls.last().hot, kHot);
+  EXPECT_FALSE(calls.last().stats) << "nothing is left to count";
+  EXPECT_LE(((y.to(at::kDouble) - expected.y).abs() - expected.bound).max().item<double>(), 0.0);
+  EXPECT_EQ(runtime.asked.front().rates.front(), 0.99);
+  EXPECT_EQ(runtime.waits, 0);
 }
 
 TEST(PopularNeurons, ObserversSeeTheNumbersOfTheModel) {
@@ -414,7 +419,7 @@ TEST(PopularNeurons, ObserversSeeTheNumbersOfTheModel) {
     const at::Tensor gate = at::relu(at::linear(x, p.gate));
     const at::Tensor hidden = gate * at::linear(x, p.up);
     const FfnCounts expected = counts_of(gate.ne(0).sum(1), gate.ne(0).sum(0));
-    const auto ffn = make_sparse_feed_forward(p, layer.activation, path, runtime);
+    const auto ffn = make_sparse_feed_forward(p, layer.activation, path, nullptr, runtime);
     for (int call = 0; call < 4; ++call) {
       // Half of the neurons fire: automatic is dense from its second call on, the last one that is
       // counted, and may have reordered weights for oneDNN then.
@@ -440,8 +445,8 @@ TEST(PopularNeurons, RecordingsStayTrue) {
   play_gpu(runtime);
   const Layer layer = make_layer({io::HiddenAct::relu, true, at::kBFloat16}, 64, 176);
   const at::NoGradGuard no_grad;
-  const auto ffn =
-      make_sparse_feed_forward(layer.parameters, layer.activation, FfnPath::sparse, runtime);
+  const auto ffn = make_sparse_feed_forward(layer.parameters, layer.activation, FfnPath::sparse,
+                                            nullptr, runtime);
   const at::Tensor x = at::randn({kPrompt, 64}).to(at::kBFloat16);
   const Exact expected = exact(layer, x);
   const FfnCalls calls;

@@ -48,7 +48,7 @@ std::unique_ptr<FeedForward> screened_layer(const Layer& layer, SlowRuntime& run
     return HotNeurons{rows >= 64 ? kHot : 0, 1.0};
   };
   runtime.screens = {0.3, 0.3, 0.3, 0.3};
-  return make_sparse_feed_forward(layer.parameters, layer.activation, path, runtime);
+  return make_sparse_feed_forward(layer.parameters, layer.activation, path, nullptr, runtime);
 }
 void run_prompt(FeedForward& ffn) { ffn.forward(skewed_inputs(kPrompt, 64), 0, nullptr); }
 

@@ -11,12 +11,12 @@
 #include <thread>
 
 #include "choice/measured_cost.h"
-#include "choice/path_chooser.h"
 #include "engine/generate.h"
 #include "engine/step_decoder.h"
 #include "tests/choice/slow_runtime.h"
 #include "tests/decoder/operator_calls.h"
 #include "tests/decoder/tiny_model.h"
+#include "twell/cost.h"
 #include "twell/status.h"
 
 namespace twell::lm {
@@ -358,7 +358,8 @@ TEST(SparseFeedForward, GateAndUpOfADeviceLieInOneMatrix) {
     for (const FfnPath path : {FfnPath::sparse, FfnPath::automatic}) {
       const FfnParameters p{
           matrix(neurons, width), matrix(neurons, width), matrix(width, neurons), {}, {}, {}};
-      const auto layer = make_sparse_feed_forward(p, {io::HiddenAct::relu, 0.0F}, path, runtime);
+      const auto layer =
+          make_sparse_feed_forward(p, {io::HiddenAct::relu, 0.0F}, path, nullptr, runtime);
       const FfnCalls calls;
       layer->forward(matrix(3, width), 0, nullptr);
       ASSERT_EQ(calls.size(), 1U);
@@ -406,7 +407,7 @@ TEST(SparseFeedForward, FollowsTheDensityWithoutEverWaiting) {
   const auto model = tiny_model(tiny_config(), at::kBFloat16);
   const c10::InferenceMode inference;
   const auto layer = make_sparse_feed_forward(model->ffn_parameters(0), model->activation(),
-                                              FfnPath::automatic, runtime);
+                                              FfnPath::automatic, nullptr, runtime);
   const at::Tensor half = at::randn({70, 64}).to(at::kBFloat16);  // of the neurons fire
   const auto path = [&](const at::Tensor& x) {
     (void)layer->forward(x, 0, &seen);

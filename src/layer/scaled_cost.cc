@@ -1,4 +1,4 @@
-#include "choice/scaled_cost.h"
+#include "layer/scaled_cost.h"
 
 #include <sys/resource.h>
 
@@ -11,7 +11,7 @@
 #include <mutex>
 #include <tuple>
 
-namespace twell::lm {
+namespace twell {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -133,4 +133,4 @@ CostModel scaled_cost(CpuTier tier, int threads, const FfnShape& shape, double d
              : measured.emplace(key, measure(tier, shape, density, time)).first->second;
 }
 
-}  // namespace twell::lm
+}  // namespace twell

@@ -5,9 +5,9 @@
 #include <functional>
 #include <vector>
 
-#include "choice/cost_model.h"
+#include "twell/cost.h"
 
-namespace twell::lm {
+namespace twell {
 
 struct LayerTiming {
   std::int64_t tokens = 0;  // of a call
@@ -35,4 +35,4 @@ CostModel scaled(const CostModel& built_in, const FfnShape& shape, double densit
 CostModel scaled_cost(CpuTier tier, int threads, const FfnShape& shape, double density,
                       const std::function<LayerTiming(std::int64_t tokens)>& time);
 
-}  // namespace twell::lm
+}  // namespace twell

@@ -1,0 +1,218 @@
+// The sparse feed-forward layer of a CPU: twell::Layer on the model's tensors.
+#include <fmt/format.h>
+#include <torch/types.h>
+#include <torch/utils.h>
+
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "choice/calibration.h"
+#include "decoder/cpu_context.h"
+#include "decoder/feed_forward.h"
+#include "decoder/sparse_feed_forward.h"
+#include "decoder/sparse_operators.h"
+#include "twell/layer.h"
+
+namespace twell::lm {
+namespace {
+
+std::span<const float> entries(const at::Tensor& vector) {
+  if (!vector.defined()) return {};
+  return {vector.const_data_ptr<float>(), static_cast<std::size_t>(vector.numel())};
+}
+
+// A view of libtwell's as a tensor, which does not own its memory.
+at::Tensor tensor_of(ConstMatrixView view) {
+  void* const data = const_cast<void*>(view.data);  // NOLINT: PyTorch has no tensors of constants
+  return at::from_blob(data, {view.rows, view.cols}, {view.row_stride, 1},
+                       at::TensorOptions(view.dtype == DType::bf16 ? at::kBFloat16 : at::kFloat));
+}
+
+// The parameters as twell::Layer takes them: down neuron-major where it lies so, and biases in f32.
+struct LayerTensors {
+  at::Tensor gate, up, down;
+  bool neuron_major;
+  at::Tensor gate_bias, up_bias, down_bias;
+
+  explicit LayerTensors(const FfnParameters& p)
+      : gate((p.gated() ? p.gate : p.up).detach().contiguous()),
+        up(p.gated() ? p.up.detach().contiguous() : at::Tensor()),
+        neuron_major(p.down.t().is_contiguous()),
+        gate_bias(in_f32(p.gated() ? p.gate_bias : p.up_bias)),
+        up_bias(p.gated() ? in_f32(p.up_bias) : at::Tensor()),
+        down_bias(in_f32(p.down_bias)) {
+    const at::Tensor stored = p.down.detach();
+    down = neuron_major ? stored.t() : stored.contiguous();
+  }
+  static at::Tensor in_f32(const at::Tensor& bias) {
+    return bias.defined() ? bias.detach().to(at::kFloat).contiguous() : at::Tensor();
+  }
+  LayerWeights weights() const {
+    LayerWeights out{matrix_view(gate), {}, matrix_view(down), neuron_major};
+    if (up.defined()) out.up = matrix_view(up);
+    return out;
+  }
+  FfnForm form(const ActivationChoice& activation) const {
+    FfnForm out(sparse_activation(activation));
+    out.gate_bias = entries(gate_bias);
+    out.up_bias = entries(up_bias);
+    out.down_bias = entries(down_bias);
+    return out;
+  }
+};
+
+class CpuFeedForward final : public FeedForward {
+ public:
+  CpuFeedForward(const FfnParameters& p, const ActivationChoice& choice, FfnPath path,
+                 const LayerFindings* findings)
+      : choice_(choice),
+        path_(path),
+        of_(p),
+        layer_(cpu_context(), of_.weights(), of_.form(choice), options()) {
+    // What the layer has copies of goes.
+    if (of_.up.defined() && layer_.up()->data != of_.up.const_data_ptr()) of_.up = at::Tensor();
+    if (layer_.down().data != of_.down.const_data_ptr()) of_.down = at::Tensor();
+    if (findings != nullptr) layer_.prepare(*findings);
+    free_gate();
+  }
+
+  at::Tensor forward(const at::Tensor& x, std::int64_t layer, FfnObserver* observer) override {
+    require_inference(x);
+    if (layer_.chooser() == nullptr) require_no_hidden(observer);
+    const bool hidden_wanted = observer != nullptr && observer->wants_hidden();
+    if (x.numel() == 0) return at::empty(x.sizes(), x.options());
+    const at::Tensor rows = x.contiguous();
+    const Layer::Call call = layer_.next(cpu_context(), matrix_view(rows));
+    free_gate();
+    return hidden_wanted || call.dense ? dense(rows, layer, observer, call.counted)
+                                       : sparse(rows, layer, observer, call.counted);
+  }
+
+  FfnPath path() const override { return path_; }
+  std::int64_t own_bytes() const override {
+    const std::size_t gate = of_.gate.defined() ? of_.gate.nbytes() : 0;
+    return layer_.own_bytes() + static_cast<std::int64_t>(gate) +
+           (dense_ ? dense_->own_bytes() : 0);
+  }
+  bool keeps(const at::Tensor& weight) const override {
+    const auto is = [&](const at::Tensor& own) { return own.defined() && own.is_alias_of(weight); };
+    return is(of_.up) || is(of_.down);
+  }
+  std::optional<GateForm> gate_form() const override { return layer_.gate_form(); }
+  const LayerFindings* findings() const override {
+    return layer_.findings() ? &*layer_.findings() : nullptr;
+  }
+  const CostModel* cost() const override {
+    return layer_.chooser() == nullptr ? nullptr : &layer_.chooser()->cost();
+  }
+  std::string describe(std::int64_t tokens) const override {
+    return fmt::format("{}: {}, {}", name_of(path_), io::name_of(choice_.kind),
+                       layer_.describe(cpu_context(), tokens));
+  }
+
+ private:
+  LayerOptions options() {
+    LayerOptions out;
+    if (path_ != FfnPath::automatic) return out;
+    out.make_dense = [this] { return dense_for_timing(); };
+    const CpuTier tier = cpu_context().tier();
+    CostModel cost = load_cost_model(tier, cpu_context().threads());
+    if (!cost.measured_on.empty() || !built_in_figures_are_scaled()) out.cost = std::move(cost);
+    return out;
+  }
+  // The dense path multiplies by it as stored.
+  void free_gate() {
+    if (!layer_.reads_gate() && path_ != FfnPath::automatic) of_.gate = at::Tensor();
+  }
+
+  at::Tensor sparse(const at::Tensor& x, std::int64_t layer, FfnObserver* observer, bool counted) {
+    FfnActivity activity{layer, x.size(0), layer_.shape().hidden, FfnPath::sparse, {}, {}, {}};
+    const bool observed = observer != nullptr && observer->wants_counts();
+    at::Tensor y = at::empty(x.sizes(), x.options());
+    FfnCounts counts;
+    const MatrixView out(y.mutable_data_ptr(), layer_.shape().dtype, y.size(0), y.size(1));
+    layer_.run_sparse(cpu_context(), matrix_view(x), out, observed || counted ? &counts : nullptr);
+    if (counted) layer_.saw(counts.nnz(), x.size(0));
+    if (observed) activity.counts = std::move(counts);
+    if (observer != nullptr) observer->observe(activity);
+    return y;
+  }
+
+  // Looks at the gate of a dense call, and shows an observer what it wants to see.
+  class Sampler final : public FfnObserver {
+   public:
+    Sampler(FfnObserver* outer, bool counted) : outer_(outer), counted_(counted) {}
+    bool wants_hidden() const override {
+      return counted_ || (outer_ != nullptr && outer_->wants_hidden());
+    }
+    bool wants_counts() const override { return outer_ != nullptr && outer_->wants_counts(); }
+    void observe(const FfnActivity& activity) override {
+      if (counted_) nnz = at::count_nonzero(activity.gate).item<std::int64_t>();
+      if (outer_ == nullptr) return;
+      FfnActivity shown = activity;
+      if (!outer_->wants_hidden()) shown.gate = shown.hidden = at::Tensor();
+      outer_->observe(shown);
+    }
+    std::int64_t nnz = 0;  // where counted
+
+   private:
+    FfnObserver* outer_;
+    bool counted_;
+  };
+
+  // On the gate as stored, and on weights reordered for oneDNN from the first time on that this
+  // path is taken for its speed.
+  at::Tensor dense(const at::Tensor& x, std::int64_t layer, FfnObserver* observer, bool counted) {
+    Sampler sampler(observer, counted);
+    const bool for_speed = observer == nullptr || !observer->wants_hidden();
+    if (!dense_ && for_speed) dense_ = make_fastest_dense_feed_forward(parameters(), choice_);
+    at::Tensor y =
+        dense_ ? dense_->forward(x, layer, &sampler)
+               : make_dense_feed_forward(parameters(), choice_)->forward(x, layer, &sampler);
+    if (counted) layer_.saw(sampler.nnz, x.size(0));
+    return y;
+  }
+  DenseFfn dense_for_timing() const {
+    const std::shared_ptr<FeedForward> dense =
+        make_fastest_dense_feed_forward(parameters(), choice_);
+    return [dense](ConstMatrixView x, MatrixView y, std::int64_t*) {
+      const at::NoGradGuard no_grad;
+      tensor_of(y).copy_(dense->forward(tensor_of(x), 0, nullptr));
+    };
+  }
+  FfnParameters parameters() const {
+    const auto stored = [&](const at::Tensor& bias) {
+      return bias.defined() ? bias.to(of_.gate.scalar_type()) : at::Tensor();
+    };
+    FfnParameters out{of_.gate,
+                      {},
+                      tensor_of(layer_.down()).t(),
+                      stored(of_.gate_bias),
+                      stored(of_.up_bias),
+                      stored(of_.down_bias)};
+    if (layer_.shape().gated) {
+      out.up = tensor_of(*layer_.up());
+    } else {
+      std::swap(out.gate, out.up);
+      std::swap(out.gate_bias, out.up_bias);
+    }
+    return out;
+  }
+
+  ActivationChoice choice_;
+  FfnPath path_;
+  LayerTensors of_;  // as far as the layer reads them in place, and the dense path as stored
+  Layer layer_;
+  std::unique_ptr<FeedForward> dense_;  // automatic only, once it was needed
+};
+
+}  // namespace
+
+std::unique_ptr<FeedForward> make_cpu_feed_forward(const FfnParameters& parameters,
+                                                   const ActivationChoice& activation, FfnPath path,
+                                                   const LayerFindings* findings) {
+  return std::make_unique<CpuFeedForward>(parameters, activation, path, findings);
+}
+
+}  // namespace twell::lm

@@ -1,0 +1,284 @@
+// The sparse feed-forward layer of a GPU, on torch.ops.twell.ffn: its neurons lie in the order of
+// how many tokens fire them.
+#include <fmt/format.h>
+#include <torch/types.h>
+#include <torch/utils.h>
+
+#include <optional>
+#include <utility>
+
+#include "choice/count_in_flight.h"
+#include "choice/device_screen.h"
+#include "choice/measured_cost.h"
+#include "choice/neuron_popularity.h"
+#include "decoder/linear.h"
+#include "decoder/sparse_feed_forward.h"
+#include "decoder/sparse_operators.h"
+#include "decoder/weights.h"
+#include "twell/cost.h"
+
+namespace twell::lm {
+namespace {
+
+// All weights are the layer's own, since it changes the order of its neurons. The gate lies packed,
+// and `rows` [H, D] as stored: on a GPU, where packing pads rows and does not reorder them, a view
+// of the same memory.
+struct OwnWeights {
+  at::Tensor gate, rows;  // of up in a layer without a gate
+  at::Tensor up, down;    // [H, D]; up undefined without a gate
+
+  explicit OwnWeights(const FfnParameters& p) : down(neuron_major(p.down.detach())) {
+    const at::Tensor first = (p.gated() ? p.gate : p.up).detach().contiguous();
+    const std::int64_t hidden = first.size(0), width = first.size(1);
+    const bool padded = !packs_without_padding(hidden, width);
+    if (p.gated() && !padded) {
+      // As one matrix [2H, D]: one GEMM may then multiply both.
+      const at::Tensor both = at::cat({first, p.up.detach()});
+      rows = both.narrow(0, 0, hidden);
+      up = both.narrow(0, hidden, hidden);
+    } else {
+      rows = first.clone();
+      if (p.gated()) up = p.up.detach().clone(at::MemoryFormat::Contiguous);
+    }
+    gate = rows.is_cpu() || padded ? packed_weight(rows)
+                                   : rows.view({hidden / kPanel, width / 2, kPanel, 2});
+    if (rows.is_cpu()) return;  // tests play a GPU there
+    rows = gate.view({gate.size(0) * kPanel, -1}).narrow(0, 0, hidden).narrow(1, 0, width);
+  }
+
+  static at::Tensor neuron_major(const at::Tensor& down) {
+    const at::Tensor rows = down.t();
+    if (rows.is_contiguous()) return rows.clone();
+    return down.is_cpu() ? transposed_copy(down) : rows.contiguous();
+  }
+  // Pairs of a tensor that is in use and what is to be copied into it for neurons in this order:
+  // int64 [H] on the device. Nothing is changed.
+  std::vector<std::pair<at::Tensor, at::Tensor>> reordered(const at::Tensor& order) const {
+    const at::Tensor sorted = rows.index_select(0, order);
+    std::vector<std::pair<at::Tensor, at::Tensor>> out{{gate, packed_weight(sorted)},
+                                                       {down, down.index_select(0, order)}};
+    if (!rows.is_alias_of(gate)) out.emplace_back(rows, sorted);
+    if (up.defined()) out.emplace_back(up, up.index_select(0, order));
+    return out;
+  }
+  std::int64_t bytes() const {
+    std::size_t sum = gate.nbytes() + down.nbytes();
+    if (up.defined()) sum += up.nbytes();
+    if (!rows.is_alias_of(gate)) sum += rows.nbytes();
+    return static_cast<std::int64_t>(sum);
+  }
+};
+
+class GpuFeedForward final : public FeedForward {
+ public:
+  GpuFeedForward(const FfnParameters& p, const ActivationChoice& choice, FfnPath path,
+                 const LayerFindings* findings, DeviceRuntime& runtime)
+      : choice_(choice),
+        activation_(sparse_activation(choice)),
+        path_(path),
+        runtime_(runtime),
+        of_(p),
+        shape_{of_.rows.size(1), of_.rows.size(0), p.gated(), dtype_of(of_.rows.scalar_type())} {
+    if (path == FfnPath::automatic) {
+      chooser_.emplace(first_cost(), shape_);
+      nnz_.emplace(runtime_,
+                   [this](std::int64_t nnz, std::int64_t rows) { chooser_->saw(nnz, rows); });
+    }
+    // After the layer was timed: the inputs of that are not counted.
+    popularity_.emplace(shape_, runtime_);
+    screen_.emplace(shape_, runtime_);
+    if (findings != nullptr) prepare(*findings);
+  }
+
+  at::Tensor forward(const at::Tensor& x, std::int64_t layer, FfnObserver* observer) override {
+    require_inference(x);
+    if (!chooser_) require_no_hidden(observer);
+    const bool hidden_wanted = observer != nullptr && observer->wants_hidden();
+    if (x.numel() == 0) return at::empty(x.sizes(), x.options());
+    if (popularity_->order_when_arrived([&](const at::Tensor& o) { reorder(o); })) make_screen();
+    screen_->look();
+    if (nnz_) nnz_->look();
+    const bool sampled = chooser_ && chooser_->samples(runtime_.capturing());
+    const HotNeurons hot = popularity_->hot(x.size(0));
+    return hidden_wanted || (chooser_ && chooser_->dense(x.size(0), hot.time))
+               ? dense(x, layer, observer, sampled)
+               : sparse(x, layer, observer, sampled, hot.count);
+  }
+
+  FfnPath path() const override { return path_; }
+  std::int64_t own_bytes() const override {
+    return of_.bytes() + screen_->bytes() + (dense_ ? dense_->own_bytes() : 0);
+  }
+  std::optional<GateForm> gate_form() const override { return GateForm::packed; }
+  const CostModel* cost() const override { return chooser_ ? &chooser_->cost() : nullptr; }
+  std::string describe(std::int64_t tokens) const override {
+    const std::int64_t hot = popularity_->hot(tokens).count;
+    const GateForm form =
+        hot == 0 && screen_->serves(tokens) ? GateForm::screened : GateForm::packed;
+    std::string out = fmt::format("{}: {}, {}", name_of(path_), io::name_of(choice_.kind),
+                                  runtime_.explain_ffn(shape_, form, tokens, hot));
+    out += popularity_->ordered()
+               ? fmt::format("; neurons ordered by {} tokens", popularity_->tokens())
+               : fmt::format("; neurons not ordered, none hot: {} of {} tokens seen",
+                             popularity_->tokens(), NeuronPopularity::kTokens);
+    if (!screen_->describe().empty()) out += "; " + screen_->describe();
+    if (chooser_) {
+      const auto density = chooser_->density();
+      out += "; dense GEMMs where they are faster, ";
+      out += density ? fmt::format("last density {:.2f} %", *density * 100)
+                     : std::string("no density seen yet");
+      out += "; cost: " + chooser_->cost().source();
+    }
+    return out;
+  }
+
+ private:
+  SparseOperands operands(std::int64_t hot) const { return {of_.gate, of_.up, of_.down, {}, hot}; }
+  // Packing reorders nothing: the gate lies as stored in either form.
+  SparseOperands screened_operands(const at::Tensor& screen) const {
+    return {of_.rows, of_.up, of_.down, screen, 0};
+  }
+
+  // All or nothing: what can fail comes before the first change. In place, so that recordings of
+  // steps stay true: they multiply no hot neurons, and go on reading the same memory, all of it in
+  // one order at any point of the stream.
+  void reorder(const at::Tensor& order) {
+    const c10::InferenceMode ordinary(false);
+    const at::NoGradGuard no_grad;
+    for (const auto& [weight, reordered] : of_.reordered(order)) weight.copy_(reordered);
+    dense_.reset();  // may hold copies
+  }
+
+  void prepare(const LayerFindings& findings) {
+    popularity_->order_by(findings, of_.down, [&](const at::Tensor& o) { reorder(o); });
+    screen_->make(findings, [&](const at::Tensor& axis) {
+      return screen_weight(of_.rows, axis.to(of_.rows.device()));
+    });
+  }
+
+  // Of the rows where they are to stay. Recordings made before go on without it.
+  void make_screen() {
+    const c10::InferenceMode ordinary(false);
+    const at::NoGradGuard no_grad;
+    screen_->make([&](const at::Tensor& axis) { return screen_weight(of_.rows, axis); },
+                  [&](const at::Tensor& screen, const at::Tensor& x) {
+                    return std::get<3>(sparse_ffn_stats(x, screened_operands(screen), activation_));
+                  });
+  }
+
+  // Of a call whose activity was counted.
+  void count(const at::Tensor& neuron_nnz, const at::Tensor& x) {
+    if (popularity_->saw(neuron_nnz, x.size(0), of_.down)) screen_->saw(x);
+  }
+
+  CostModel first_cost() {
+    if (!of_.down.is_cuda()) return runtime_.estimated_cost(shape_);
+    return measured_cost(runtime_, shape_,
+                         {of_.rows, [this](const at::Tensor& x) { dense(x, 0, nullptr, false); },
+                          [this](const at::Tensor& x, float threshold, std::int64_t hot) {
+                            sparse_ffn(x, operands(hot), {Activation::fat_relu, threshold});
+                          }});
+  }
+
+  at::Tensor sparse(const at::Tensor& x, std::int64_t layer, FfnObserver* observer, bool sampled,
+                    std::int64_t hot) {
+    FfnActivity activity{layer, x.size(0), shape_.hidden, FfnPath::sparse, {}, {}, {}};
+    const bool observed = observer != nullptr && observer->wants_counts();
+    const bool counted = popularity_->wants(x.size(0));
+    const at::Tensor screen = hot == 0 ? screen_->take(x.size(0)) : at::Tensor();
+    const SparseOperands weights = screen.defined() ? screened_operands(screen) : operands(hot);
+    at::Tensor y;
+    if (observed || sampled || counted) {
+      auto [out, row_nnz, neuron_nnz, candidates] = sparse_ffn_stats(x, weights, activation_);
+      y = std::move(out);
+      if (sampled) nnz_->send(row_nnz.sum(), x.size(0));
+      if (sampled && screen.defined()) screen_->saw_candidates(candidates, x.size(0));
+      count(neuron_nnz, x);
+      if (observed) activity.counts = by_model(counts_of(row_nnz, neuron_nnz));
+    } else {
+      y = sparse_ffn(x, weights, activation_);
+    }
+    if (observer != nullptr) observer->observe(activity);
+    return y;
+  }
+
+  // What an observer is shown has the model's own order of neurons.
+  FfnCounts by_model(FfnCounts counts) const {
+    counts.neuron_nnz = popularity_->by_model(counts.neuron_nnz);
+    return counts;
+  }
+  at::Tensor by_model(const at::Tensor& activation) const {
+    return popularity_->ordered() && activation.defined()
+               ? activation.index_select(1, popularity_->places())
+               : activation;
+  }
+
+  // Looks at the gate of a dense call, and shows an observer what it wants to see.
+  class Sampler final : public FfnObserver {
+   public:
+    Sampler(const GpuFeedForward& layer, FfnObserver* outer, bool sampled, bool counted)
+        : layer_(layer), outer_(outer), sampled_(sampled), counted_(counted) {}
+    bool wants_hidden() const override {
+      return sampled_ || counted_ || (outer_ != nullptr && outer_->wants_hidden());
+    }
+    bool wants_counts() const override { return outer_ != nullptr && outer_->wants_counts(); }
+    void observe(const FfnActivity& activity) override {
+      if (counted_) neuron_nnz = activity.gate.ne(0).sum(0);
+      if (sampled_) nnz = counted_ ? neuron_nnz.sum() : at::count_nonzero(activity.gate);
+      if (outer_ == nullptr) return;
+      FfnActivity shown = activity;
+      const bool hidden = outer_->wants_hidden();
+      shown.gate = hidden ? layer_.by_model(activity.gate) : at::Tensor();
+      shown.hidden = hidden ? layer_.by_model(activity.hidden) : at::Tensor();
+      if (outer_->wants_counts()) shown.counts = layer_.by_model(activity.counts);
+      outer_->observe(shown);
+    }
+    at::Tensor nnz, neuron_nnz;  // int64 [] and [H], where sampled and counted
+
+   private:
+    const GpuFeedForward& layer_;
+    FfnObserver* outer_;
+    bool sampled_, counted_;
+  };
+
+  at::Tensor dense(const at::Tensor& x, std::int64_t layer, FfnObserver* observer, bool sampled) {
+    const bool counted = popularity_->wants(x.size(0));
+    Sampler sampler(*this, observer, sampled, counted);
+    const bool for_speed = observer == nullptr || !observer->wants_hidden();
+    if (!dense_ && for_speed) dense_ = make_fastest_dense_feed_forward(parameters(), choice_);
+    at::Tensor y =
+        dense_ ? dense_->forward(x, layer, &sampler)
+               : make_dense_feed_forward(parameters(), choice_)->forward(x, layer, &sampler);
+    if (sampled) nnz_->send(sampler.nnz, x.size(0));
+    if (counted) count(sampler.neuron_nnz, x);
+    return y;
+  }
+
+  FfnParameters parameters() const {
+    const bool gated = shape_.gated;
+    return {gated ? of_.rows : at::Tensor(), gated ? of_.up : of_.rows, of_.down.t(), {}, {}, {}};
+  }
+
+  ActivationChoice choice_;
+  ActivationSpec activation_;
+  FfnPath path_;
+  DeviceRuntime& runtime_;
+  OwnWeights of_;
+  FfnShape shape_;
+  std::optional<NeuronPopularity> popularity_;
+  std::optional<DeviceScreen> screen_;
+  std::optional<PathChooser> chooser_;  // automatic only, as is the next
+  std::optional<CountInFlight> nnz_;    // for the chooser
+  std::unique_ptr<FeedForward> dense_;  // automatic only, once it was needed
+};
+
+}  // namespace
+
+std::unique_ptr<FeedForward> make_gpu_feed_forward(const FfnParameters& parameters,
+                                                   const ActivationChoice& activation, FfnPath path,
+                                                   const LayerFindings* findings,
+                                                   DeviceRuntime& runtime) {
+  return std::make_unique<GpuFeedForward>(parameters, activation, path, findings, runtime);
+}
+
+}  // namespace twell::lm

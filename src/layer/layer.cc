@@ -1,0 +1,285 @@
+#include "twell/layer.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <numeric>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "core/check.h"
+#include "layer/scaled_cost.h"
+#include "twell/transpose.h"
+#include "twell/tuning.h"
+
+namespace twell {
+namespace {
+
+constexpr const char* kName = "Layer";
+
+void require_shape(const char* argument, ConstMatrixView view, DType dtype, std::int64_t rows,
+                   std::int64_t cols) {
+  require(view.dtype == dtype && view.rows == rows && view.cols == cols, kName, argument,
+          "expected ", name_of(dtype), " [", rows, ", ", cols, "], got ", name_of(view.dtype), " [",
+          view.rows, ", ", view.cols, "]");
+  require_view(kName, argument, view);
+}
+
+void require_weights(const LayerWeights& w) {
+  require(w.gate.rows >= 1 && w.gate.cols >= 1, kName, "gate",
+          "expected at least one row and column, got [", w.gate.rows, ", ", w.gate.cols, "]");
+  require_view(kName, "gate", w.gate);
+  if (w.up) require_shape("up", *w.up, w.gate.dtype, w.gate.rows, w.gate.cols);
+  // As wide as y, which need not be as wide as x.
+  const std::int64_t columns = w.neuron_major ? w.down.cols : w.down.rows;
+  if (w.neuron_major) {
+    require_shape("down", w.down, w.gate.dtype, w.gate.rows, columns);
+  } else {
+    require_shape("down", w.down, w.gate.dtype, columns, w.gate.rows);
+  }
+}
+
+// Memory and a view of [rows, cols] in it, rows an odd number of cache lines apart or adjacent.
+struct Copy {
+  PreparedMemory memory;
+  MatrixView view;
+};
+Copy allocate(std::int64_t rows, std::int64_t cols, DType dtype, bool spread) {
+  const std::int64_t stride = spread ? spread_stride(cols, size_of(dtype)) : cols;
+  PreparedMemory memory(static_cast<std::size_t>(rows * stride) * size_of(dtype));
+  const MatrixView view(memory.mutable_data(), dtype, rows, cols, stride);
+  return {std::move(memory), view};
+}
+
+void copy(ConstMatrixView in, MatrixView out) {
+  const std::size_t bytes = static_cast<std::size_t>(in.cols) * size_of(in.dtype);
+#pragma omp parallel for schedule(static)
+  for (std::int64_t r = 0; r < in.rows; ++r) std::memcpy(out.row_bytes(r), in.row_bytes(r), bytes);
+}
+
+std::vector<float> mean_of(ConstMatrixView x) {
+  std::vector<double> sums(static_cast<std::size_t>(x.cols));
+  const auto add = [&]<class T>(const T* row) {
+    for (double& sum : sums) sum += static_cast<double>(static_cast<float>(*row++));
+  };
+  for (std::int64_t r = 0; r < x.rows; ++r) {
+    x.dtype == DType::bf16 ? add(x.row<bf16>(r)) : add(x.row<float>(r));
+  }
+  std::vector<float> out;
+  for (const double sum : sums)
+    out.push_back(static_cast<float>(sum / static_cast<double>(x.rows)));
+  return out;
+}
+
+// FNV-1a over 16 bytes of each row, at a place that moves from row to row.
+std::uint64_t mixed(ConstMatrixView w, std::uint64_t hash) {
+  constexpr std::int64_t kBytes = 16;
+  const std::int64_t row = w.cols * static_cast<std::int64_t>(size_of(w.dtype));
+  const std::int64_t count = std::min(kBytes, row);
+  for (std::int64_t r = 0; r < w.rows; ++r) {
+    const std::byte* const at = w.row_bytes(r) + r * 64 % (row - count + 1);
+    for (std::int64_t i = 0; i < count; ++i) {
+      hash = (hash ^ std::to_integer<std::uint64_t>(at[i])) * 0x100000001b3U;
+    }
+  }
+  return hash;
+}
+
+}  // namespace
+
+Layer::Layer(const Context& context, const LayerWeights& weights, const FfnForm& form,
+             LayerOptions options)
+    : weights_(weights),
+      form_(form),
+      options_(std::move(options)),
+      tier_(context.tier()),
+      made_of_((require_weights(weights), fingerprint())) {
+  shape_ = {weights.gate.cols, weights.gate.rows, weights.up.has_value(), weights.gate.dtype};
+  const bool spread = options_.spread.value_or(tuning_of(tier_).gather_columns > 0);
+  up_ = weights.up;
+  if (up_ && spread) {
+    Copy own = allocate(up_->rows, up_->cols, shape_.dtype, true);
+    copy(*up_, own.view);
+    up_memory_ = std::move(own.memory);
+    up_ = own.view;
+  }
+  down_ = weights.down;
+  if (!weights.neuron_major || spread) {
+    const std::int64_t columns = weights.neuron_major ? down_.cols : down_.rows;
+    Copy own = allocate(shape_.hidden, columns, shape_.dtype, spread);
+    if (weights.neuron_major) {
+      copy(down_, own.view);
+    } else {
+      transpose(down_, own.view);
+    }
+    down_memory_ = std::move(own.memory);
+    down_ = own.view;
+  }
+  if (options_.make_dense) {
+    to_be_scaled_ = !options_.cost.has_value();
+    chooser_.emplace(options_.cost ? *options_.cost : built_in_cost_model(tier_), shape_);
+  }
+  if (!screens()) pack();
+}
+
+bool Layer::screens() const { return tuning_of(tier_).screen_limit > 0.0; }
+
+void Layer::pack() {
+  packed_.emplace(weights_.gate);
+  screen_.reset();
+  gate_form_ = GateForm::packed;
+}
+
+FfnWeights Layer::operands() const {
+  if (packed_) return {*packed_, up_, down_};
+  return {ScreenedGate{weights_.gate, *screen_}, up_, down_};
+}
+
+Layer::Trial Layer::run_sample(Context& context, ConstMatrixView sample, bool screen) const {
+  require_shape("sample", sample, shape_.dtype, sample.rows, shape_.width);
+  require(sample.rows >= kFewestInputs, kName, "sample", "expected ", kFewestInputs,
+          " or more inputs, got ", sample.rows);
+  LayerFindings findings{sample.rows, mean_of(sample), {}, {}};
+  std::optional<Screen> with;
+  if (screen) with.emplace(weights_.gate, findings.mean.data());
+  const auto gate = [&]() -> std::variant<PackedWeight, ScreenedGate> {
+    if (with) return ScreenedGate{weights_.gate, *with};
+    return packed_ ? *packed_ : PackedWeight(weights_.gate);
+  };
+  FfnCounts counts;
+  Copy y = allocate(sample.rows, down_.cols, shape_.dtype, false);
+  ffn(context, sample, {gate(), up_, down_}, form_, y.view, &counts);
+  findings.fired = std::move(counts.neuron_nnz);
+  if (screen) {
+    findings.candidates = static_cast<double>(counts.candidates) /
+                         (static_cast<double>(sample.rows) * static_cast<double>(shape_.hidden));
+  }
+  return {std::move(findings), std::move(with)};
+}
+
+LayerFindings Layer::examine(Context& context, ConstMatrixView sample, bool screen) const {
+  return run_sample(context, sample, screen).findings;
+}
+
+void Layer::prepare(Context& context, ConstMatrixView sample) {
+  if (sample.rows < kFewestInputs) {
+    if (reads_gate()) pack();
+    return;
+  }
+  Trial trial = run_sample(context, sample, reads_gate() && screens());
+  decide(std::move(trial.findings), std::move(trial.screen));
+}
+
+void Layer::prepare(const LayerFindings& findings) {
+  require(std::ssize(findings.mean) == shape_.width && std::ssize(findings.fired) == shape_.hidden,
+          kName, "findings", "expected that of a layer of width ", shape_.width, " and ",
+          shape_.hidden, " neurons, got one of ", findings.mean.size(), " and ",
+          findings.fired.size());
+  decide(findings, {});
+}
+
+void Layer::decide(LayerFindings findings, std::optional<Screen> screen) {
+  if (reads_gate()) {
+    if (screen_pays(tier_, findings.candidates)) {
+      screen_ = screen ? std::move(screen) : Screen(weights_.gate, findings.mean.data());
+      gate_form_ = GateForm::screened;
+    } else {
+      pack();
+    }
+  }
+  findings_ = std::move(findings);
+  if (!chooser_) return;
+  const auto fired =
+      std::accumulate(findings_->fired.begin(), findings_->fired.end(), std::int64_t{0});
+  chooser_->saw(fired, findings_->inputs);
+}
+
+void Layer::run(Context& context, ConstMatrixView x, MatrixView y) {
+  const Call call = next(context, x);
+  if (x.rows == 0) return;
+  if (call.dense) {
+    if (!dense_) dense_ = options_.make_dense();
+    std::int64_t nnz = 0;
+    dense_(x, y, call.counted ? &nnz : nullptr);
+    if (call.counted) saw(nnz, x.rows);
+    return;
+  }
+  FfnCounts counts;
+  run_sparse(context, x, y, call.counted ? &counts : nullptr);
+  if (call.counted) saw(counts.nnz(), x.rows);
+}
+
+Layer::Call Layer::next(Context& context, ConstMatrixView x) {
+  require_shape("x", x, shape_.dtype, x.rows, shape_.width);
+  if (x.rows == 0) return {};
+  if (!gate_form_ || (to_be_scaled_ && !findings_)) prepare(context, x);
+  // By the first call or not at all: a later one is not made to wait.
+  if (std::exchange(to_be_scaled_, false) && x.rows >= kFewestInputs) scale_cost(context, x);
+  if (!chooser_) return {};
+  return {chooser_->dense(x.rows), chooser_->samples()};
+}
+
+void Layer::run_sparse(Context& context, ConstMatrixView x, MatrixView y, FfnCounts* counts) const {
+  require(gate_form_.has_value(), kName, "run_sparse", "expected a layer that was prepared");
+  ffn(context, x, operands(), form_, y, counts);
+}
+
+void Layer::saw(std::int64_t nnz, std::int64_t rows) {
+  if (chooser_) chooser_->saw(nnz, rows);
+}
+
+// By calls on rows of x, inputs like those to come. The dense form is not kept: it may double the
+// weights of a layer that never takes that path.
+void Layer::scale_cost(Context& context, ConstMatrixView x) {
+  DenseFfn dense;
+  const auto time = [&](std::int64_t tokens) {
+    if (!dense) dense = options_.make_dense();
+    const std::int64_t copies = (tokens + x.rows - 1) / x.rows;
+    Copy rows = allocate(copies * x.rows, x.cols, shape_.dtype, false);
+    for (std::int64_t i = 0; i < copies; ++i) copy(x, rows.view.slice(i * x.rows, x.rows));
+    Copy y = allocate(tokens, down_.cols, shape_.dtype, false);
+    const auto batch = [&](std::int64_t i) {
+      return ConstMatrixView(rows.view.slice(i % (rows.view.rows / tokens) * tokens, tokens));
+    };
+    return time_in_turns(
+        tokens, [&](std::int64_t i) { dense(batch(i), y.view, nullptr); },
+        [&](std::int64_t i) { run_sparse(context, batch(i), y.view); });
+  };
+  chooser_->replace_cost(
+      [&](double density) { return scaled_cost(tier_, context.threads(), shape_, density, time); });
+}
+
+std::uint64_t Layer::fingerprint() const {
+  std::uint64_t hash = mixed(weights_.gate, 0xcbf29ce484222325U);
+  if (weights_.up) hash = mixed(*weights_.up, hash);
+  return mixed(weights_.down, hash);
+}
+
+std::int64_t Layer::own_bytes() const {
+  std::size_t bytes = up_memory_.bytes() + down_memory_.bytes();
+  if (packed_) bytes += packed_bytes(shape_.dtype, shape_.hidden, shape_.width);
+  if (screen_) bytes += screen_bytes(shape_.hidden, shape_.width);
+  return static_cast<std::int64_t>(bytes);
+}
+
+std::string Layer::describe(const Context& context, std::int64_t rows) const {
+  const GateForm form = gate_form_.value_or(GateForm::packed);
+  std::string out = plan_ffn(context, rows, shape_, form).to_string();
+  const auto percent = [](double share, const char* format) {
+    char text[32];
+    std::snprintf(text, sizeof text, format, 100 * share);
+    return std::string(text);
+  };
+  if (form == GateForm::screened) {
+    out += "; the screen left " + percent(*findings_->candidates, "%.1f %%");
+  }
+  if (!gate_form_) out += "; its first inputs choose the gate's form";
+  if (!chooser_) return out;
+  const auto density = chooser_->density();
+  out += "; dense GEMMs where they are faster, ";
+  out += density ? "last density " + percent(*density, "%.2f %%") : "no density seen yet";
+  return out + "; cost: " + chooser_->cost().source();
+}
+
+}  // namespace twell

@@ -1,0 +1,282 @@
+// twell::Layer against ffn(), which it is made of: what it decides, and that no decision changes a
+// result.
+#include "twell/layer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <vector>
+
+#include "tests/support/matrix.h"
+#include "tests/support/message_of.h"
+#include "twell/status.h"
+#include "twell/tuning.h"
+
+namespace twell {
+namespace {
+
+using test::message_of;
+using test::random_matrix;
+using test::TestMatrix;
+using testing::HasSubstr;
+
+constexpr std::int64_t kWidth = 72, kNeurons = 200;
+
+// A layer as a checkpoint has it. `bias` moves all pre-activations: far below 0 nothing fires.
+template <class T>
+struct Stored {
+  explicit Stored(bool gated_ = true, float bias = -2.0F)
+      : gated(gated_), gate_bias(static_cast<std::size_t>(kNeurons), bias) {
+    for (std::int64_t d = 0; d < kWidth; ++d) {
+      for (std::int64_t n = 0; n < kNeurons; ++n) neuron_major.set(n, d, down.value(d, n));
+    }
+    form.gate_bias = gate_bias;
+  }
+  LayerWeights weights(bool major = false) const {
+    LayerWeights out{gate.view(), {}, major ? neuron_major.view() : down.view(), major};
+    if (gated) out.up = up.view();
+    return out;
+  }
+  // By ffn() on the packed gate.
+  TestMatrix<T> expected(Context& context, const TestMatrix<T>& x) const {
+    FfnWeights w{PackedWeight(gate.view()), {}, neuron_major.view()};
+    if (gated) w.up = up.view();
+    TestMatrix<T> y(x.rows(), kWidth);
+    ffn(context, x.view(), w, form, y.view());
+    return y;
+  }
+
+  bool gated;
+  TestMatrix<T> gate = random_matrix<T>(kNeurons, kWidth, 1, 0.1F, 3);
+  TestMatrix<T> up = random_matrix<T>(kNeurons, kWidth, 2, 0.1F, 5);
+  TestMatrix<T> down = random_matrix<T>(kWidth, kNeurons, 3, 0.1F, 1);
+  TestMatrix<T> neuron_major{kNeurons, kWidth, 2};
+  std::vector<float> gate_bias;
+  FfnForm form{ActivationSpec{Activation::relu, 0.0F}};
+};
+
+template <class T>
+bool same(const TestMatrix<T>& a, const TestMatrix<T>& b) {
+  for (std::int64_t r = 0; r < a.rows(); ++r) {
+    for (std::int64_t c = 0; c < a.cols(); ++c) {
+      if (a.value(r, c) != b.value(r, c)) return false;
+    }
+  }
+  return true;
+}
+
+template <class T>
+TestMatrix<T> run(Layer& layer, Context& context, const TestMatrix<T>& x) {
+  TestMatrix<T> y(x.rows(), kWidth);
+  layer.run(context, x.view(), y.view());
+  return y;
+}
+
+template <class T>
+class LayerTest : public testing::Test {};
+using Types = testing::Types<float, bf16>;
+TYPED_TEST_SUITE(LayerTest, Types);
+
+// Where weights lie, and whether their rows are spread, changes no bit of a packed layer.
+TYPED_TEST(LayerTest, IsFfnWhereverWeightsLie) {
+  for (const CpuTier tier : available_cpu_tiers()) {
+    Context context({.threads = 2, .tier = tier});
+    for (const bool gated : {true, false}) {
+      const Stored<TypeParam> stored(gated, 0.0F);
+      for (const bool major : {true, false}) {
+        for (const bool spread : {true, false}) {
+          Layer layer(context, stored.weights(major), stored.form, {.spread = spread});
+          for (const std::int64_t rows : {1, 70}) {
+            const auto x = random_matrix<TypeParam>(rows, kWidth, 7);
+            EXPECT_TRUE(same(run(layer, context, x), stored.expected(context, x)))
+                << name_of(tier) << gated << major << spread << rows;
+          }
+          EXPECT_EQ(layer.gate_form(), GateForm::packed);  // by one row
+          EXPECT_FALSE(layer.reads_gate());
+          const bool in_place = major && !spread;
+          EXPECT_EQ(layer.down().data == stored.neuron_major.view().data, in_place);
+          const auto packed =
+              static_cast<std::int64_t>(packed_bytes(layer.shape().dtype, kNeurons, kWidth));
+          const std::int64_t stride = spread ? spread_stride(kWidth, sizeof(TypeParam)) : kWidth;
+          const std::int64_t copies = (in_place ? 0 : 1) + (gated && spread ? 1 : 0);
+          EXPECT_EQ(layer.own_bytes(),
+                    packed + copies * kNeurons * stride * std::int64_t{sizeof(TypeParam)});
+        }
+      }
+    }
+  }
+}
+
+// Inputs decide the form once, and what was found of them decides the same.
+TYPED_TEST(LayerTest, FirstInputsOrTheirFindingsChooseTheFormOfTheGate) {
+  for (const CpuTier tier : available_cpu_tiers()) {
+    Context context({.threads = 2, .tier = tier});
+    const auto x = random_matrix<TypeParam>(64, kWidth, 9);
+    for (const float bias : {-100.0F, 0.0F}) {  // nothing fires; half does
+      const Stored<TypeParam> stored(true, bias);
+      const bool screens = tuning_of(tier).screen_limit > 0.0 && bias < 0.0F;
+      const GateForm form = screens ? GateForm::screened : GateForm::packed;
+      Layer by_inputs(context, stored.weights(), stored.form);
+      const auto y = run(by_inputs, context, x);
+      EXPECT_EQ(by_inputs.gate_form(), form) << name_of(tier);
+      EXPECT_EQ(by_inputs.reads_gate(), screens);
+
+      Layer by_findings(context, stored.weights(), stored.form);
+      const LayerFindings findings =
+          Layer(context, stored.weights(), stored.form).examine(context, x.view());
+      EXPECT_EQ(findings.inputs, 64);
+      EXPECT_NEAR(findings.density(), bias < 0.0F ? 0.0 : 0.5, 0.1);
+      by_findings.prepare(findings);
+      EXPECT_EQ(by_findings.gate_form(), form);
+      EXPECT_TRUE(same(run(by_findings, context, x), y));
+
+      // What comes later changes nothing.
+      by_inputs.prepare(context, random_matrix<TypeParam>(40, kWidth, 10).view());
+      EXPECT_EQ(by_inputs.gate_form(), form);
+      EXPECT_TRUE(same(run(by_inputs, context, x), y));
+    }
+    // Without candidates, or with too few inputs, it is packed.
+    const Stored<TypeParam> silent(true, -100.0F);
+    Layer unknown(context, silent.weights(), silent.form);
+    LayerFindings findings = unknown.examine(context, x.view(), false);
+    EXPECT_FALSE(findings.candidates.has_value());
+    unknown.prepare(findings);
+    EXPECT_EQ(unknown.gate_form(), GateForm::packed);
+    Layer few(context, silent.weights(), silent.form);
+    few.prepare(context, random_matrix<TypeParam>(kFewestInputs - 1, kWidth, 11).view());
+    EXPECT_EQ(few.gate_form(), GateForm::packed);
+    EXPECT_FALSE(few.findings().has_value());
+  }
+}
+
+TYPED_TEST(LayerTest, FindingsCountWhatFired) {
+  Context context({.threads = 2, .tier = {}});
+  const Stored<TypeParam> stored(true, 0.0F);
+  const auto x = random_matrix<TypeParam>(50, kWidth, 12);
+  const LayerFindings findings =
+      Layer(context, stored.weights(), stored.form).examine(context, x.view());
+  FfnCounts counts;
+  TestMatrix<TypeParam> y(50, kWidth);
+  ffn(context, x.view(),
+      {PackedWeight(stored.gate.view()), stored.up.view(), stored.neuron_major.view()}, stored.form,
+      y.view(), &counts);
+  EXPECT_EQ(findings.fired, counts.neuron_nnz);
+  for (std::int64_t c = 0; c < kWidth; ++c) {
+    double sum = 0.0;
+    for (std::int64_t r = 0; r < 50; ++r) sum += x.value(r, c);
+    EXPECT_FLOAT_EQ(findings.mean[static_cast<std::size_t>(c)], static_cast<float>(sum / 50));
+  }
+  // What fires is a candidate.
+  EXPECT_GE(*findings.candidates, findings.density());
+  EXPECT_LE(*findings.candidates, 1.0);
+}
+
+// A machine on which both ways cost the same at a density of a quarter.
+CostModel quarter() { return {"here", true, {1}, {0.0, 1.0}, {1.1}, {{1e-9, 4.0}}}; }
+
+TEST(LayerPaths, DenseWhereItIsExpectedToBeFaster) {
+  Context context({.threads = 2, .tier = {}});
+  const auto x = random_matrix<float>(64, kWidth, 9);
+  for (const float bias : {-100.0F, 0.0F}) {
+    const Stored<float> stored(true, bias);
+    int made = 0, called = 0;
+    LayerOptions options{.make_dense = [&]() -> DenseFfn {
+      ++made;
+      return [&](ConstMatrixView, MatrixView y, std::int64_t* nnz) {
+        ++called;
+        for (std::int64_t r = 0; r < y.rows; ++r) *y.row<float>(r) = 42.0F;
+        if (nnz != nullptr) *nnz = 0;  // the activity ceases
+      };
+    }};
+    options.cost = quarter();
+    Layer layer(context, stored.weights(), stored.form, options);
+    // The density of the sample is known to its own call.
+    const auto y = run(layer, context, x);
+    EXPECT_EQ(called, bias < 0.0F ? 0 : 1);
+    EXPECT_EQ(y.value(0, 0) == 42.0F, bias == 0.0F);
+    for (int call = 0; call < 20; ++call) run(layer, context, x);
+    EXPECT_LE(called, 17) << "densities are sampled";
+    EXPECT_LE(made, 1);
+    EXPECT_THAT(layer.describe(context, 8), HasSubstr("measured on here"));
+  }
+}
+
+TEST(LayerPaths, WithoutACostTheFirstInputsTimeTheLayer) {
+  Context context({.threads = 2, .tier = {}});
+  const Stored<float> stored;
+  int calls = 0;
+  const LayerOptions options{.make_dense = [&]() -> DenseFfn {
+    return [&](ConstMatrixView x, MatrixView y, std::int64_t*) {
+      EXPECT_EQ(x.rows, y.rows);
+      ++calls;
+    };
+  }};
+  Layer layer(context, stored.weights(), stored.form, options);
+  run(layer, context, random_matrix<float>(40, kWidth, 9));
+  EXPECT_GT(calls, 0);
+  Layer few(context, stored.weights(), stored.form, options);
+  calls = 0;
+  run(few, context, random_matrix<float>(8, kWidth, 9));
+  run(few, context, random_matrix<float>(40, kWidth, 9));
+  EXPECT_EQ(calls, 0) << "a later call is not made to wait";
+}
+
+TEST(LayerWeightsTest, AChangeOfAnyRowIsSeen) {
+  Context context({.threads = 1, .tier = {}});
+  Stored<bf16> stored;
+  const Layer layer(context, stored.weights(), stored.form);
+  EXPECT_FALSE(layer.weights_changed());
+  for (TestMatrix<bf16>* weight : {&stored.gate, &stored.up, &stored.down}) {
+    const TestMatrix<bf16> before = *weight;
+    for (const std::int64_t row : {std::int64_t{0}, weight->rows() / 2, weight->rows() - 1}) {
+      for (std::int64_t c = 0; c < weight->cols(); ++c) weight->set(row, c, 9.0F);
+      EXPECT_TRUE(layer.weights_changed()) << row;
+      for (std::int64_t c = 0; c < weight->cols(); ++c) {
+        weight->set(row, c, before.value(row, c));
+      }
+      EXPECT_FALSE(layer.weights_changed());
+    }
+  }
+}
+
+TEST(LayerMistakes, AreNamed) {
+  Context context({.threads = 1, .tier = {}});
+  const Stored<float> stored;
+  const auto made = [&](const LayerWeights& w) {
+    return message_of([&] { Layer(context, w, stored.form); });
+  };
+  LayerWeights w = stored.weights();
+  w.down = stored.neuron_major.view();
+  EXPECT_THAT(made(w), HasSubstr("down: expected f32 [200, 200], got f32 [200, 72]"));
+  w = stored.weights();
+  w.up = stored.down.view();
+  EXPECT_THAT(made(w), HasSubstr("up: expected f32 [200, 72]"));
+  w = stored.weights();
+  w.gate.rows = 0;
+  EXPECT_THAT(made(w), HasSubstr("gate: expected at least one row"));
+  const TestMatrix<bf16> other(kNeurons, kWidth);
+  w = stored.weights();
+  w.up = other.view();
+  EXPECT_THAT(made(w), HasSubstr("up: expected f32"));
+
+  Layer layer(context, stored.weights(), stored.form);
+  const TestMatrix<float> narrow(64, kWidth - 1);
+  EXPECT_THAT(message_of([&] { layer.next(context, narrow.view()); }), HasSubstr("x: expected"));
+  EXPECT_THAT(message_of([&] { layer.examine(context, TestMatrix<float>(31, kWidth).view()); }),
+              HasSubstr("32 or more inputs, got 31"));
+  EXPECT_THAT(message_of([&] { layer.prepare(LayerFindings{}); }), HasSubstr("findings"));
+  TestMatrix<float> y(1, kWidth);
+  if (layer.reads_gate()) {
+    EXPECT_THAT(message_of([&] {
+                  layer.run_sparse(context, random_matrix<float>(1, kWidth, 1).view(), y.view());
+                }),
+                HasSubstr("prepared"));
+  }
+  // No rows: nothing is decided by them.
+  TestMatrix<float> none(0, kWidth);
+  layer.run(context, none.view(), none.view());
+}
+
+}  // namespace
+}  // namespace twell
