@@ -174,7 +174,7 @@ void add_explain(CLI::App& app) {
   add_old_name(c, width, "--hidden");
   add_old_name(c, neurons, "--ffn");
   c.add_option("--tokens", o->tokens, "Tokens per call, a list")->delimiter(',')->check(kPositive);
-  c.add_option("--nnz", o->nnz, "Expected non-zeros of a token, mean")->check(kZeroOrMore);
+  c.add_option("--nnz", o->nnz, "Neurons expected to fire for a token, mean")->check(kZeroOrMore);
   c.add_flag("--gated,!--no-gated", o->gated, "With a gate (Llama, Qwen) or without");
   c.add_flag("--measure,!--no-measure", o->measure,
              "Also time both paths, on synthetic weights and activity");
