@@ -14,7 +14,7 @@ from twell.autograd import in_forward_mode, matrix
 
 try:
     from torch._library.autograd import Info, make_autograd_impl
-except ImportError:  # not promised to stay: tangents are then dropped without a word
+except ImportError:  # PyTorch may remove it: then tangents are dropped without a word
     make_autograd_impl = None  # type: ignore[assignment]
 
 _library: torch.library.Library | None = None  # what it registers lives as long as it does
@@ -67,8 +67,8 @@ def _keep_operands(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
 
 
 def _train_backward_backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-    """Of ffn_train_backward, as of its dense definition, which is differentiable itself: gradients of
-    any order follow from it, and torch.func's transforms go through."""
+    """The backward of ffn_train_backward, by its dense definition. That is differentiable itself,
+    so gradients of any order follow from it, and torch.func's transforms go through."""
     saved = ctx.saved_tensors
     up = saved[3]
     given = [i for i, tensor in enumerate(saved) if tensor is not None]
@@ -97,8 +97,8 @@ def _keep_shape(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     ctx.rows, ctx.cols = inputs[0].shape
 
 
-# Packing is a permutation with padding: its gradient is the inverse permutation. A gradient may
-# arrive expanded, where the packed layout wants contiguous memory: clone.
+# Packing is a permutation with padding, so its gradient is the inverse permutation. A gradient may
+# arrive expanded, and the packed layout needs contiguous memory: clone.
 def _pack_backward(ctx: Any, dpacked: Tensor) -> Tensor:
     packed = dpacked.clone(memory_format=torch.contiguous_format)
     return torch.ops.twell.unpack_weight(packed, ctx.rows, ctx.cols)
@@ -108,7 +108,8 @@ def _unpack_backward(ctx: Any, dweight: Tensor) -> tuple[Any, ...]:
     return torch.ops.twell.pack_weight(dweight.contiguous()), None, None
 
 
-# What has no gradient, and what has one. Without a rule backward passes them over with a warning.
+# Operators without a gradient, and what has one instead. Without a rule backward would ignore them,
+# with a warning.
 _WITHOUT = {
     "linear": "torch.nn.functional.linear",
     "linear_as_stored": "torch.nn.functional.linear",
@@ -135,7 +136,7 @@ def _adding(*operands: Any) -> Tensor:
 
 
 def _without_tangents(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """A kernel that refuses forward-mode differentiation, whose tangents it would drop."""
+    """A kernel that refuses forward-mode differentiation, because it would drop the tangents."""
 
     def call(keyset: Any, *operands: Any) -> Any:
         if in_forward_mode() and any(
@@ -151,11 +152,11 @@ def _without_tangents(name: str, kernel: Callable[..., Any]) -> Callable[..., An
 
 
 def register() -> None:
-    """Once, after the library is loaded.
+    """Registers the gradients. Call it once, after the library is loaded.
 
-    The forward pass of ffn is sparse, its backward dense; of ffn_train both are sparse, and the
-    derivative of the latter is dense. The operators on the packed triple are for inspection and have
-    none.
+    ffn has a sparse forward pass and a dense backward. Both passes of ffn_train are sparse; the
+    derivative of its backward is dense. The operators on the packed triple are for inspection and
+    have no gradient.
     """
     global _library
     _library = torch.library.Library("twell", "FRAGMENT")

@@ -1,6 +1,7 @@
 """The dense definition of the layer in plain PyTorch, with its derivative.
 
-Weights as the operators take them: gate, up and down are [H, D], down neuron-major.
+Weights are as the operators take them: gate, up and down are [H, D]; down is neuron-major (a row
+for each neuron).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ ACTIVATIONS = ("relu", "relu_squared", "fat_relu")
 
 
 def check_activation(activation: str, threshold: float) -> None:
-    """Raises ValueError unless the pair is one that the operators accept."""
+    """Raises ValueError if the operators do not accept this activation with this threshold."""
     if activation not in ACTIVATIONS:
         raise ValueError(
             f"activation: expected one of {', '.join(ACTIVATIONS)}, the ones that yield zeros, "
@@ -27,7 +28,7 @@ def check_activation(activation: str, threshold: float) -> None:
 
 
 def activate(v: Tensor, activation: str, threshold: float = 0.0) -> Tensor:
-    """g = act(v), elementwise; NaN passes."""
+    """g = act(v), elementwise. NaN passes through."""
     if activation == "relu":
         return torch.relu(v)
     if activation == "relu_squared":
@@ -36,7 +37,7 @@ def activate(v: Tensor, activation: str, threshold: float = 0.0) -> Tensor:
 
 
 def activate_backward(dg: Tensor, v: Tensor, activation: str, threshold: float = 0.0) -> Tensor:
-    """dv of g = act(v); the derivative at the kink is 0, as PyTorch's is."""
+    """dv of g = act(v). The derivative at the kink is 0, as PyTorch's is."""
     if activation == "relu_squared":
         return dg * (2 * torch.relu(v))
     # NaN <= threshold is false: its gradient passes, as in torch.relu.
@@ -51,22 +52,23 @@ def ffn(
     activation: str = "relu",
     threshold: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(y, h, g) of x [..., D]: g = act(x gateᵀ), h = g ⊙ (x upᵀ) [..., H], y = h down [..., D]. A layer
-    without a gate has no up: h = g, with its up projection in the gate's place."""
+    """Returns (y, h, g) for x [..., D]: g = act(x gateᵀ), h = g ⊙ (x upᵀ) [..., H], y = h down
+    [..., D]. A layer without a gate passes its up projection as ``gate`` and no ``up``; then h =
+    g."""
     g = activate(x @ gate.t(), activation, threshold)
     h = g if up is None else g * (x @ up.t())
     return h @ down, h, g
 
 
 def l1(h: Tensor) -> Tensor:
-    """Sum over neurons of |h|, averaged over the tokens; in float32, or h's float64. The mean over
-    no token is 0, not 0/0."""
+    """The sum over neurons of |h|, averaged over the tokens. In float32; in float64 if h is. The
+    mean over no token is 0, not 0/0."""
     wide = torch.float64 if h.dtype == torch.float64 else torch.float32
     return h.abs().sum(dtype=wide) / max(h.shape[:-1].numel(), 1)
 
 
 def counts(g: Tensor) -> tuple[Tensor, Tensor]:
-    """Neurons that fire in each row (int32), and rows that fire each neuron (int64 [H])."""
+    """How many neurons each row fires (int32), and how many rows fire each neuron (int64 [H])."""
     fired = g.detach() != 0
     return fired.sum(-1, dtype=torch.int32), fired.reshape(-1, g.shape[-1]).sum(0)
 
@@ -82,10 +84,11 @@ def ffn_backward(
     wanted: Sequence[bool] = (True, True, True, True),
     dh_sign: Tensor | None = None,
 ) -> tuple[Tensor | None, ...]:
-    """(dx, dgate, dup, ddown) of the layer, for matrices x and dy [M, D]; None if not wanted.
+    """Returns (dx, dgate, dup, ddown) of the layer, for matrices x and dy [M, D]; None for one that
+    is not ``wanted``.
 
-    v and u are computed again from x, so that only the inputs need be kept. `dh_sign`, a scalar,
-    adds dh_sign · sign(h) to dh: the L1 term.
+    It computes v and u again from x, so only the inputs need be kept. ``dh_sign``, a scalar, adds
+    dh_sign · sign(h) to dh: the L1 term.
     """
     v = x @ gate.t()
     g = activate(v, activation, threshold)
@@ -109,7 +112,7 @@ def ffn_backward(
 
 
 class FatRelu(nn.Module):
-    """v > threshold ? v : 0."""
+    """The activation v if v > threshold, else 0."""
 
     def __init__(self, threshold: float) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What this installation is, what it runs on, and whether it computes rightly here."""
+"""What is installed, what it runs on, and whether it computes correctly here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _VARIABLES = ("TWELL_CPU_TIER", "TWELL_TORCH_LIBRARY", "TWELL_TORCH_CUDA_LIBRARY
 
 
 def collect() -> dict[str, Any]:
-    """What ``python -m twell info`` shows, but for the self-check: JSON's types alone."""
+    """What ``python -m twell info`` shows, without the self-check. It holds only JSON's types."""
     from twell import __version__
 
     library = _library.path()
@@ -53,10 +53,11 @@ def _versions() -> Iterator[tuple[str, str]]:
 
 
 def self_check() -> list[str]:
-    """Runs small layers of every kind on every tier and device; what went wrong, a line each.
+    """Runs small layers of every kind on every tier and device. Returns a line for each wrong
+    result.
 
-    All inputs are small integers, so every sum is exact and every result has to be equal to the
-    dense definition's, bit for bit.
+    All inputs are small integers, so every sum is exact, and every result must equal that of the
+    dense definition, bit for bit.
     """
     wrong = []
     for tier in TIERS:
@@ -85,7 +86,7 @@ def _forced(tier: str) -> Iterator[None]:
 
 
 def _integers(rows: int, cols: int, seed: int) -> Tensor:
-    """Eight entries of every row are 1 or -1: products of two rows are at most 8."""
+    """Eight entries of every row are 1 or -1, so the product of two rows is at most 8."""
     generator = torch.Generator().manual_seed(seed)
     where = torch.rand(rows, cols, generator=generator).argsort(1)[:, :8]
     signs = torch.randint(0, 2, (rows, 8), generator=generator).mul(2).sub(1).float()

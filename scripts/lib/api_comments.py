@@ -2,8 +2,9 @@
 
     python3 scripts/lib/api_comments.py HEADER
 
-The block at the top describes the file. A block in front of a declaration describes that, and so does
-a comment behind it. Comments within a function's body stay comments. No line changes its number.
+The block at the top describes the file. A block in front of a declaration describes that, and so
+does a comment behind it. Comments within a function's body stay comments. No line changes its
+number.
 """
 
 import pathlib

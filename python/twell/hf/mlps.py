@@ -1,4 +1,4 @@
-"""Puts GatedFfn and Ffn in place of the MLPs of Hugging Face models."""
+"""Replaces the MLPs of Hugging Face models by GatedFfn and Ffn."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from twell import _attached, _frozen, dense
 from twell._frozen import FEWEST_INPUTS
 from twell.modules import Ffn, GatedFfn, SparseFfn, linear_of
 
-# Children of an MLP: of Llama, Qwen2 and many others; and of Arcee and Nemotron, without a gate.
+# The children of an MLP of Llama, Qwen2 and many others, and of one without a gate (Arcee,
+# Nemotron).
 _GATED = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj", "act": "act_fn"}
 _PLAIN = {"up": "up_proj", "down": "down_proj", "act": "act_fn"}
 
@@ -43,8 +44,8 @@ class _Kind:
         return f"{', '.join(self.linears)} and {self.act}"
 
     def fits(self, module: nn.Module) -> bool:
-        """Whether the module has these children, whatever became of them. One without a gate must have
-        no other layer: that would be a gate by another name."""
+        """Whether the module has these children, of whatever class. A module without a gate must
+        have no other layer: that would be a gate by another name."""
         if not hasattr(module, self.act):
             return False
         if not all(isinstance(getattr(module, name, None), nn.Module) for name in self.linears):
@@ -52,7 +53,7 @@ class _Kind:
         return self.gated or not self.others(module)
 
     def others(self, module: nn.Module) -> list[str]:
-        """Children that the layer would not have."""
+        """The children that the layer would lose."""
         names = {*self.linears, self.act}
         return [n for n, m in module.named_children() if n not in names and not _does_nothing(m)]
 
@@ -89,15 +90,17 @@ def from_mlp(
     name: str = "mlp",
     names: Mapping[str, str] | None = None,
 ) -> SparseFfn:
-    """A layer that has a module's linear layers, without bias, as its children: a GatedFfn of one with
-    gate_proj, up_proj and down_proj (Llama, Qwen2), an Ffn of one without gate_proj (Arcee), beside
-    act_fn. ``names`` says what they are called elsewhere, under the keys gate, up, down and act.
+    """Makes a layer whose children are a module's linear layers, without bias. A module with
+    gate_proj, up_proj, down_proj and act_fn (Llama, Qwen2) becomes a GatedFfn; one without
+    gate_proj (Arcee) becomes an Ffn. ``names`` gives other names, under the keys gate, up, down and
+    act.
 
-    ``activation`` overrides what act_fn says. Hooks of forward and backward on the module are the
-    layer's too; what hangs on its linear layers stays there. Raises ValueError for an activation that
-    yields no zeros, for biases, for further layers in the module, for a module of another kind or
-    that computes something else, and for what else hangs on it or on act_fn and would be lost;
-    ``name`` is how the message calls it.
+    ``activation`` overrides what act_fn says. The layer takes over the module's hooks of forward
+    and backward. What is attached to the linear layers stays there.
+
+    Raises ValueError for an activation that yields no zeros, for biases, for further layers in the
+    module, for a module of another kind or one that computes something else, and if anything else
+    is attached to the module or to act_fn and would be lost. The message calls the module ``name``.
     """
     kinds = _kinds(names)
     kind = next((k for k in kinds if k.fits(mlp)), None)
@@ -133,21 +136,21 @@ def from_mlp(
 
 
 def _child_of(name: str, module: nn.Module) -> nn.Module:
-    """The child that a layer has for it."""
+    """The child that the layer gets for this module."""
     if not (hasattr(module, "in_features") and hasattr(module, "out_features")):
         raise ValueError(f"{name}: expected a linear layer, got {type(module).__name__}")
     bias = getattr(module, "bias", None)
     if (bias() if callable(bias) else bias) is not None:  # a method, of PyTorch's quantized layers
         raise ValueError(f"{name}: expected no bias, which the layer does not have")
     if type(module) is nn.Linear and _attached.moves_inputs_alone(module):
-        # Its layer does that, and it is sparse without the hook.
+        # The layer moves its inputs itself, and without the hook it is sparse.
         return linear_of(module.weight)
     return module
 
 
 def _try_forward(name: str, mlp: nn.Module, kind: _Kind) -> None:
-    """Raises ValueError unless the code of an MLP computes what its children say. It is tried with
-    small weights in place of its own, so that it costs nothing and no hook fires."""
+    """Raises ValueError unless the code of an MLP computes what its children say. It runs that code
+    with small weights in place of the module's, so that it costs nothing and no hook fires."""
     width, neurons = 6, 10
     generator = torch.Generator("cpu").manual_seed(0)
 
@@ -182,7 +185,7 @@ def _try_forward(name: str, mlp: nn.Module, kind: _Kind) -> None:
 
 
 def _with_children(module: nn.Module, children: Mapping[str, nn.Module | None]) -> nn.Module:
-    """A module that differs in these children alone."""
+    """A copy of the module that differs only in these children."""
     twin = object.__new__(type(module))
     twin.__dict__.update(module.__dict__, _modules={**module._modules, **children})
     return twin
@@ -198,21 +201,22 @@ def sparsify(
     mlp: Mapping[str, str] | None = None,
 ) -> nn.Module:
     """Replaces every MLP of a model by a :class:`GatedFfn` or :class:`Ffn` (:func:`from_mlp`), in
-    place; returns the model. The result is the same up to rounding.
+    place, and returns the model. Its outputs stay the same up to rounding.
 
-    With ``freeze`` the layers keep packed weights alone (inference); without, they stay trainable.
-    ``sample`` is what the model is called with once, ids [batch, tokens] or a tokenizer's result,
-    32 tokens or more of text like that to come: it lets :meth:`GatedFfn.freeze` take the faster form
-    of each layer (on a GPU, 1,024 or more).
-    ``activation`` (relu, relu_squared, fat_relu with ``threshold``) is for models whose
-    configuration does not say what they were trained with; ``mlp`` for those that have other names,
-    as in ``{"gate": "w1", "up": "w3", "down": "w2", "act": "act_fn"}``.
+    With ``freeze`` the layers keep only packed weights (for inference). Without, they stay
+    trainable. ``sample`` is text like that to come: ids [batch, tokens] or a tokenizer's result, of
+    32 tokens or more (on a GPU, 1,024 or more). The model is called with it once, and
+    :meth:`GatedFfn.freeze` then takes the faster form of each layer. ``activation`` (relu,
+    relu_squared, fat_relu with ``threshold``) is for models whose configuration does not say what
+    they were trained with. ``mlp`` is for models with other names, such as
+    ``{"gate": "w1", "up": "w3", "down": "w2", "act": "act_fn"}``.
 
-    All MLPs or none: raises ValueError, with the model left as it was, where :func:`from_mlp` does for
-    one of them, where there is none, and where the sample is too short or comes without ``freeze``;
-    with ``freeze`` also where a linear layer has hooks, an adapter, a parametrization or another
-    module's weight, is quantized, or keeps its weight elsewhere, and for a dtype that the operators
-    lack. Without ``freeze`` such a layer computes densely, by its linear layers.
+    It replaces all MLPs or none. It raises ValueError, and leaves the model as it was, if
+    :func:`from_mlp` refuses one of the MLPs, if there is none, or if the sample is too short or
+    comes without ``freeze``. With ``freeze`` it also refuses a dtype that the operators lack, and a
+    linear layer that has hooks, an adapter, a parametrization or another module's weight, is
+    quantized, or keeps its weight elsewhere. Without ``freeze`` such a layer computes densely, by
+    its linear layers.
     """
     if sample is not None and not freeze:
         raise ValueError("sparsify: sample: chooses the form of frozen layers; expected freeze=True")
@@ -287,8 +291,9 @@ def _freeze(
     shells: Mapping[SparseFfn, nn.Module],
     inputs: dict[SparseFfn, Tensor],
 ) -> None:
-    """Layer by layer, so that what one lets go is free for the next. Where one fails, as memory may
-    not suffice, the MLPs come back, with the weights that the others were frozen with."""
+    """Freezes layer by layer, so that the memory that one gives up is free for the next. If one
+    fails, as memory may not suffice, the MLPs come back, with the weights that the layers were
+    frozen with."""
     wanted = {layer: [w.requires_grad for w in layer.parameters()] for layer in shells}
     try:
         for layer in shells:
@@ -304,7 +309,8 @@ def _freeze(
 def _inputs_of(
     layers: Mapping[str, SparseFfn], model: nn.Module, sample: Tensor | Mapping[str, Any]
 ) -> dict[str, Tensor]:
-    """What the layers of the model see of the sample, those that see enough to choose by."""
+    """The inputs of each layer when the model runs the sample, for layers that see enough of
+    them."""
     device = next(model.parameters()).device
     for tensor in sample.values() if isinstance(sample, Mapping) else (sample,):
         spread = hasattr(model, "hf_device_map")  # over several devices; it moves its inputs itself
