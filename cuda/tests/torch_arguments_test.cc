@@ -48,12 +48,22 @@ class TorchCudaArguments : public testing::Test {
     }
   }
 
+  // Arguments with those of a form behind them.
+  static std::vector<c10::IValue> with_form(std::vector<c10::IValue> arguments,
+                                            const char* activation = "relu", std::int64_t hot = 0) {
+    const c10::IValue none;
+    for (const c10::IValue& each :
+         std::vector<c10::IValue>{std::string(activation), 0.0, hot, std::string("identity"), none,
+                                  none, none, none, none}) {
+      arguments.push_back(each);
+    }
+    return arguments;
+  }
+
   void expect_ffn_error(const Tensor& x, const Tensor& gate, const Tensor& up, const Tensor& down,
                         const std::string& message, const char* activation = "relu") {
     for (const char* name : {"ffn", "ffn_stats"}) {
-      expect_error(
-          name, {x, gate, up, down, c10::IValue(), std::string(activation), 0.0, std::int64_t{0}},
-          message);
+      expect_error(name, with_form({x, gate, up, down, c10::IValue()}, activation), message);
     }
   }
 
@@ -105,10 +115,44 @@ TEST_F(TorchCudaArguments, Activation) {
                    "activation: expected one of relu, relu_squared, fat_relu", "silu");
 }
 
+// What a form has beside the gate's activation is for CPUs alone, in every operator.
+TEST_F(TorchCudaArguments, Additions) {
+  const c10::IValue none;
+  const Tensor gate = gpu({16, 32}), sums = gpu({16, 32}, at::kFloat);
+  const std::vector<c10::IValue> kept = {gpu({0}, at::kLong), gpu({0}, at::kInt), gpu({1052})};
+  const std::vector<c10::IValue> forward = {x_, gate_, up_, down_, none};
+  const std::vector<c10::IValue> backward = {x_,      x_,      gate,    up_, down_,
+                                             kept[0], kept[1], kept[2], none};
+  std::vector<c10::IValue> add = backward;
+  for (const c10::IValue& each : std::vector<c10::IValue>{sums, sums, sums, none, none, none, none})
+    add.push_back(each);
+  const std::vector<std::pair<const char*, c10::IValue>> additions = {
+      {"up_activation", std::string("relu")},
+      {"gate_bias", gpu({16})},
+      {"up_bias", gpu({16})},
+      {"down_bias", gpu({32})},
+      {"norm_weight", gpu({16})},
+      {"norm_epsilon", 1e-5}};
+  for (std::size_t i = 0; i < additions.size(); ++i) {
+    const auto& [name, value] = additions[i];
+    const auto refuses = [&, name = name, value = value](const char* operation,
+                                                         std::vector<c10::IValue> arguments) {
+      arguments = with_form(std::move(arguments));
+      arguments[arguments.size() - additions.size() + i] = value;
+      expect_error(operation, arguments,
+                   std::string(name) + ": is not there on a GPU yet; use PyTorch's dense layers");
+    };
+    refuses("ffn", forward);
+    refuses("ffn_stats", forward);
+    refuses("ffn_train", {x_, gate, up_, down_, none});
+    refuses("ffn_train_backward", backward);
+    refuses("ffn_train_backward_add", add);
+  }
+}
+
 TEST_F(TorchCudaArguments, OptionalOperands) {
   const auto ffn = [&](const c10::IValue& up, const c10::IValue& screen, const char* message) {
-    expect_error("ffn", {x_, gate_, up, down_, screen, std::string("relu"), 0.0, std::int64_t{0}},
-                 message);
+    expect_error("ffn", with_form({x_, gate_, up, down_, screen}), message);
   };
   // With a screen the gate is Wg itself.
   ffn(up_, gpu({64}, at::kByte), "gate: expected");
@@ -155,7 +199,7 @@ TEST_F(TorchCudaArguments, Training) {
   const c10::IValue none;
   const auto forward = [&](const Tensor& x, const Tensor& g, const c10::IValue& screen,
                            std::int64_t hot, const char* message) {
-    expect_error("ffn_train", {x, g, up_, down_, screen, std::string("relu"), 0.0, hot},
+    expect_error("ffn_train", with_form({x, g, up_, down_, screen}, "relu", hot),
                  std::string("twell::ffn_train: ") + message);
   };
   forward(gpu({2, 32}, at::kFloat), gate, none, 0, "x: expected dtype bfloat16 or float16");
@@ -167,8 +211,7 @@ TEST_F(TorchCudaArguments, Training) {
   const auto backward = [&](const Tensor& dy, const Tensor& kept, const c10::IValue& l1,
                             const char* message) {
     expect_error("ffn_train_backward",
-                 {dy, x_, gate, up_, down_, offsets, neurons, kept, l1, std::string("relu"), 0.0,
-                  std::int64_t{0}},
+                 with_form({dy, x_, gate, up_, down_, offsets, neurons, kept, l1}),
                  std::string("twell::ffn_train_backward: ") + message);
   };
   backward(x_, gpu({7}), none, "values: expected [1052] as ffn_train makes it, got [7]");
@@ -177,8 +220,8 @@ TEST_F(TorchCudaArguments, Training) {
   backward(x_, gpu({1052}), gpu({2}, at::kFloat), "l1_grad: expected Float [], got [2]");
   const auto sums = gpu({16, 32}, at::kFloat);
   expect_error("ffn_train_backward_add",
-               {x_, x_, gate, up_, down_, offsets, neurons, gpu({1052}), none, sums, gate, sums,
-                std::string("relu"), 0.0, std::int64_t{0}},
+               with_form({x_, x_, gate, up_, down_, offsets, neurons, gpu({1052}), none, sums, gate,
+                          sums, none, none, none, none}),
                "dup: expected f32 [H, D] with contiguous rows, got [16, 32]");
 }
 

@@ -44,6 +44,19 @@ cuda::Problem problem_of(const ConstMatrixView& x, const cuda::DeviceFfnWeights&
   return problem;
 }
 
+ActivationSpec plain_activation(const char* operation, const FormArguments& form) {
+  const auto refuse = [operation](const char* argument) {
+    fail(operation, argument, "is not there on a GPU yet; use PyTorch's dense layers");
+  };
+  if (form.up_activation != name_of(Activation::identity)) refuse("up_activation");
+  if (form.gate_bias.has_value()) refuse("gate_bias");
+  if (form.up_bias.has_value()) refuse("up_bias");
+  if (form.down_bias.has_value()) refuse("down_bias");
+  if (form.norm_weight.has_value()) refuse("norm_weight");
+  if (form.norm_epsilon.has_value()) refuse("norm_epsilon");
+  return form.gate(operation);
+}
+
 CudaCall::CudaCall(const Tensor& like)
     : guard_(like.get_device_index()),
       device_(device_figures(like.get_device_index())),

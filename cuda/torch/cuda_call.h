@@ -4,7 +4,7 @@
 
 #include <torch/csrc/stable/accelerator.h>
 
-#include "torch_ops/arguments.h"
+#include "torch_ops/form_arguments.h"
 #include "twell/cuda.h"
 
 namespace twell::torch_ops {
@@ -22,6 +22,9 @@ ConstMatrixView padded_of(const Argument& argument, std::int64_t rows, std::int6
 // is fresh memory of PyTorch's allocator.
 cuda::Problem problem_of(const ConstMatrixView& x, const cuda::DeviceFfnWeights& weights,
                          const ActivationSpec& activation, std::int64_t hot);
+
+// The gate's activation of a call. Throws for a form with more: kernels have nothing else yet.
+ActivationSpec plain_activation(const char* operation, const FormArguments& form);
 
 // The GPU of a tensor as the current one, its figures, and PyTorch's current stream on it.
 class CudaCall {

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from twell.form import Form
+
 _PANEL = 16
 
 
@@ -50,28 +52,15 @@ def _rows(x: Tensor, cols: Any) -> Tensor:
     return x.new_empty((*x.shape[:-1], cols))
 
 
-def _ffn(
-    x: Tensor,
-    gate: Tensor,
-    up: Tensor | None,
-    down: Tensor,
-    screen: Tensor | None = None,
-    activation: str = "relu",
-    threshold: float = 0.0,
-    hot: int = 0,
-) -> Tensor:
+# Of a layer's operators: what follows the tensors that shapes depend on is taken as it comes.
+
+
+def _ffn(x: Tensor, gate: Tensor, up: Tensor | None, down: Tensor, *_: Any, **__: Any) -> Tensor:
     return _rows(x, down.shape[1])
 
 
 def _ffn_stats(
-    x: Tensor,
-    gate: Tensor,
-    up: Tensor | None,
-    down: Tensor,
-    screen: Tensor | None = None,
-    activation: str = "relu",
-    threshold: float = 0.0,
-    hot: int = 0,
+    x: Tensor, gate: Tensor, up: Tensor | None, down: Tensor, *_: Any, **__: Any
 ) -> tuple[Tensor, ...]:
     return (
         _rows(x, down.shape[1]),
@@ -98,6 +87,8 @@ def _ffn_train(
     activation: str = "relu",
     threshold: float = 0.0,
     hot: int = 0,
+    *_: Any,
+    **__: Any,
 ) -> tuple[Tensor, ...]:
     rows, neurons = x.shape[:-1].numel(), gate.shape[0]
     sizes: tuple[tuple[Any, ...], ...]
@@ -125,34 +116,18 @@ def _ffn_train_backward(
     offsets: Tensor,
     neurons: Tensor,
     values: Tensor,
-    l1_grad: Tensor,
-    activation: str = "relu",
-    threshold: float = 0.0,
-    hot: int = 0,
+    l1_grad: Tensor | None,
+    *form: Any,
+    **named: Any,
 ) -> tuple[Tensor, ...]:
-    def like(weight: Tensor) -> Tensor:
-        return weight.new_empty(weight.shape)
+    def like(tensor: Tensor | None) -> Tensor:
+        return x.new_empty(0) if tensor is None else tensor.new_empty(tensor.shape)
 
-    return _rows(x, gate.shape[1]), like(gate), x.new_empty(0) if up is None else like(up), like(down)
+    vectors = Form.of_operands(*form, **named).vectors
+    return _rows(x, gate.shape[1]), like(gate), like(up), like(down), *map(like, vectors)
 
 
-def _ffn_train_backward_add(
-    dy: Tensor,
-    x: Tensor,
-    gate: Tensor,
-    up: Tensor | None,
-    down: Tensor,
-    offsets: Tensor,
-    neurons: Tensor,
-    values: Tensor,
-    l1_grad: Tensor,
-    dgate: Tensor,
-    dup: Tensor | None,
-    ddown: Tensor,
-    activation: str = "relu",
-    threshold: float = 0.0,
-    hot: int = 0,
-) -> Tensor:
+def _ffn_train_backward_add(dy: Tensor, x: Tensor, gate: Tensor, *_: Any, **__: Any) -> Tensor:
     return _rows(x, gate.shape[1])
 
 

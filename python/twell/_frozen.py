@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from twell import ops
+from twell.form import Form
 
 # A sample of fewer does not show in which direction inputs point.
 FEWEST_INPUTS = 32
@@ -16,13 +17,12 @@ _MOST_INPUTS_LOG2 = 16
 
 
 class Layer(NamedTuple):
-    """Weights as a checkpoint has them, without a gate up in its place, and the activation."""
+    """Weights as a checkpoint has them, without a gate up in its place, and the form."""
 
     gate: Tensor  # [H, D]
     up: Tensor | None
     down: Tensor  # [D, H]
-    activation: str
-    threshold: float
+    form: Form
 
 
 class Operands(NamedTuple):
@@ -84,6 +84,17 @@ def check(layer: Layer) -> None:
     have = list(dict.fromkeys(f"{w.dtype} on {w.device}" for w in weights))
     if len(have) > 1:
         raise ValueError(f"expected weights of one dtype on one device, got {' and '.join(have)}")
+    for name, vector in zip(Form._fields[3:7], layer.form.vectors):
+        if vector is None:
+            continue
+        other = f"{vector.dtype} on {vector.device}"
+        if other not in (have[0], f"{torch.float32} on {layer.gate.device}"):
+            raise ValueError(f"{name}: expected {have[0]}, as the weights, or float32, got {other}")
+    if on_gpu(layer.gate.device) and not layer.form.is_plain:
+        raise ValueError(
+            "expected neither biases, an activation of up nor a norm on a GPU, whose operators lack "
+            "them; unfrozen, the layer runs densely"
+        )
     try:
         torch.ops.twell.pack_weight(layer.gate.new_zeros(1, 1))
     except RuntimeError as error:
@@ -140,7 +151,7 @@ def _choose_for_gpu(layer: Layer, x: Tensor) -> Choice:
 
 
 def _stats(layer: Layer, x: Tensor, operands: Operands) -> tuple[Tensor, ...]:
-    return ops.ffn_stats(x, *operands[:4], layer.activation, layer.threshold)
+    return torch.ops.twell.ffn_stats(x, *operands[:4], *layer.form.operands())
 
 
 def operands_of(layer: Layer, choice: Choice | None) -> Operands:
@@ -173,10 +184,11 @@ def operands_of(layer: Layer, choice: Choice | None) -> Operands:
     return Operands(gate, up, down, screen, order, hot)
 
 
-def is_finite(operands: Operands) -> bool:
+def is_finite(operands: Operands, form: Form) -> bool:
     """Whether what does not fire may be skipped: 0 · ∞ is NaN. Numbers that are not there, on the meta
     device and of PyTorch's fake tensors, are."""
-    weights = [w for w in (operands.up, operands.down) if w is not None]
+    skipped = (operands.up, operands.down, form.up_bias, form.norm_weight)
+    weights = [w for w in skipped if w is not None]
     there = [w for w in weights if not w.is_meta and not hasattr(w, "fake_mode")]
     return all(bool(w.isfinite().all()) for w in there)
 
@@ -198,7 +210,7 @@ def _hot(layer: Layer, popularity: Popularity) -> tuple[int, ...]:
                 1 << power,
                 layer.gate.shape[1],
                 device=layer.gate.device,
-                activation=layer.activation,
+                activation=layer.form.activation,
                 gated=layer.up is not None,
                 joined=_joins(layer),
             ),

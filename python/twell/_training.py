@@ -14,11 +14,11 @@ from twell._frozen import on_gpu
 _EVERY = 32
 
 
-class Form(NamedTuple):
-    """Of the sparse passes."""
+class HotNeurons(NamedTuple):
+    """Those that the sparse passes on a GPU multiply densely."""
 
     hot: int = 0
-    """Neurons, the first ones, that are multiplied densely (ops.ffn_train)."""
+    """How many, the first ones (ops.ffn_train)."""
     order: Tensor | None = None
     """int64 [H] on the device: the checkpoint's numbers of the neurons, those that fire most first;
     none where it does not matter."""
@@ -57,13 +57,13 @@ class TrainingForm:
     the same bits; not while a graph is captured or a trace made, which take what holds then."""
 
     def __init__(self) -> None:
-        self.form: Form | None = None  # none: dense
+        self.form: HotNeurons | None = None  # none: dense
         self._fired: Tensor | None = None
         self._tokens = 0
         self._version = -1
         self._steps = 0
 
-    def of_pass(self, x: Tensor, weight: Tensor, activation: str, gated: bool) -> Form | None:
+    def of_pass(self, x: Tensor, weight: Tensor, activation: str, gated: bool) -> HotNeurons | None:
         """For a pass of x [..., D] through a layer with this first weight [H, D]."""
         if not on_gpu(x.device) or _recorded(x) or weight.is_inference():
             return self.form if on_gpu(x.device) else None
@@ -95,11 +95,11 @@ class TrainingForm:
         if hot is None:
             self.form = None
         elif hot in (0, len(order)):
-            self.form = Form(hot)
+            self.form = HotNeurons(hot)
         else:
             places = torch.empty_like(order)
             places[order] = torch.arange(len(order), device=order.device)
-            self.form = Form(hot, order.to(fired.device), places.to(fired.device))
+            self.form = HotNeurons(hot, order.to(fired.device), places.to(fired.device))
 
 
 def _recorded(x: Tensor) -> bool:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from twell import _library, dense, ops
 from twell.autograd import gated_ffn
+from twell.form import Form
 
 TIERS = ("portable", "avx2", "avx512", "amx")
 _PACKAGES = ("transformers", "accelerate", "peft", "lm_eval", "vllm")
@@ -98,24 +99,31 @@ def _check_layers(what: str, dtype: torch.dtype, device: torch.device) -> list[s
     gate, up, down = (_integers(neurons, width, seed).to(device, dtype) for seed in (2, 3, 4))
     screen = ops.screen_weight(gate) if device.type == "cpu" else None
     wrong = []
+    bias, down_bias = gate[:, 0].contiguous(), down[0].contiguous()
     for second in (up, None):
-        for activation, threshold in (("relu", 0.0), ("fat_relu", 2.0)):
-            layer = (activation, threshold)
+        forms: dict[str, dict[str, Any]] = {
+            "relu": {},
+            "fat_relu": {"activation": "fat_relu", "threshold": 2.0},
+        }
+        if device.type == "cpu":
+            of_up = {} if second is None else {"up_activation": "relu", "up_bias": -bias}
+            forms["biases"] = {"gate_bias": bias, "down_bias": down_bias, **of_up}
+        for kind, form in forms.items():
             wide = None if second is None else second.double()
-            want = dense.ffn(x.double(), gate.double(), wide, down.double(), *layer)
+            want = dense.ffn(x.double(), gate.double(), wide, down.double(), Form(**form))
             packed = ops.pack_weight(gate)
-            got = {"packed": ops.ffn(x, packed, second, down, None, *layer)}
+            got = {"packed": ops.ffn(x, packed, second, down, **form)}
             if screen is not None:
-                got["screened"] = ops.ffn(x, gate, second, down, screen, *layer)
+                got["screened"] = ops.ffn(x, gate, second, down, screen, **form)
             else:  # a CPU counts for itself
-                got["hot"] = ops.ffn(x, packed, second, down, None, *layer, neurons)
+                got["hot"] = ops.ffn(x, packed, second, down, hot=neurons, **form)
             got["dense"] = want[0].to(dtype)
-            name = f"{what}, {activation}, {'with' if second is not None else 'without'} a gate"
+            name = f"{what}, {kind}, {'with' if second is not None else 'without'} a gate"
             wrong += [f"{name}, {k}" for k, y in got.items() if not torch.equal(y, got["dense"])]
     one, two, three, four = leaves = [t.clone().requires_grad_() for t in (x, gate, up, down)]
     gated_ffn(one, two, three, four)[0].backward(dy)
     grads = dense.ffn_backward(
-        dy.double(), x.double(), gate.double(), up.double(), down.double(), "relu", 0.0
+        dy.double(), x.double(), gate.double(), up.double(), down.double()
     )
     for leaf, grad in zip(leaves, grads):
         if leaf.grad is None or grad is None or not torch.equal(leaf.grad, grad.to(dtype)):

@@ -235,18 +235,21 @@ void require_hot(const char* operation, std::int64_t hot, std::int64_t hidden) {
   }
 }
 
+Activation activation_named(const char* operation, const char* argument,
+                            std::span<const Activation> known, const char* remark,
+                            const std::string& name) {
+  const auto found =
+      std::find_if(known.begin(), known.end(), [&](Activation a) { return name == name_of(a); });
+  if (found != known.end()) return *found;
+  std::string names;
+  for (const Activation a : known) names += (names.empty() ? "" : ", ") + std::string(name_of(a));
+  fail(operation, argument, "expected one of " + names + remark + ", got \"" + name + "\"");
+}
+
 ActivationSpec activation_of(const char* operation, const std::string& name, double threshold) {
   ActivationSpec spec;
-  const auto* const found = std::find_if(std::begin(kActivations), std::end(kActivations),
-                                         [&](Activation a) { return name == name_of(a); });
-  if (found == std::end(kActivations)) {
-    std::string names;
-    for (const Activation a : kActivations)
-      names += (names.empty() ? "" : ", ") + std::string(name_of(a));
-    fail(operation, "activation",
-         "expected one of " + names + ", the ones that yield zeros, got \"" + name + "\"");
-  }
-  spec.kind = *found;
+  spec.kind =
+      activation_named(operation, "activation", kActivations, ", the ones that yield zeros", name);
   if (!(threshold >= 0) || std::isinf(threshold)) {
     fail(operation, "threshold", "expected 0 or more, got " + std::to_string(threshold));
   }

@@ -7,6 +7,7 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -67,6 +68,10 @@ std::vector<std::int64_t> packed_shape(DType dtype, std::int64_t rows, std::int6
 void require_packed_shape(const Argument& argument, DType dtype, std::int64_t rows,
                           std::int64_t cols);
 
+// The one of `known` that has this name; `remark` on them is for the error.
+Activation activation_named(const char* operation, const char* argument,
+                            std::span<const Activation> known, const char* remark,
+                            const std::string& name);
 // `threshold` must be finite and not negative, and 0 where the activation has none.
 ActivationSpec activation_of(const char* operation, const std::string& name, double threshold);
 // So many of the first of `hidden` neurons.

@@ -9,14 +9,12 @@ namespace {
 
 struct Call {
   const char* operation;
+  const FormArguments& form;
   const Tensor& x;
   const Tensor& gate;
   const std::optional<Tensor>& up;
   const Tensor& down;
   const std::optional<Tensor>& screen;
-  const std::string& activation;
-  double threshold;
-  std::int64_t hot;
 
   Argument argument(const char* name, const Tensor& tensor) const {
     return {operation, name, tensor};
@@ -31,9 +29,10 @@ struct Call {
   Tensor run(FfnCounts* counts) const {
     const Rows rows = rows_of(argument("x", x));
     const FfnWeights all = weights(rows.view);
-    require_hot(operation, hot, all.down.rows);
+    require_hot(operation, form.hot, all.down.rows);
+    const CpuForm cpu_form(operation, form, rows.view.dtype, all.down.rows, all.down.cols);
     Tensor y = new_rows(argument("x", x), all.down.cols, rows.view.dtype);
-    twell::ffn(cpu_context(), rows.view, all, activation_of(operation, activation, threshold),
+    twell::ffn(cpu_context(), rows.view, all, cpu_form.get(),
                mutable_matrix(y, rows.view.dtype, rows.view.rows, all.down.cols), counts);
     return y;
   }
@@ -50,16 +49,16 @@ struct Call {
 
 }  // namespace
 
-Tensor ffn(const Tensor& x, const Tensor& gate, const std::optional<Tensor>& up, const Tensor& down,
-           const std::optional<Tensor>& screen, const std::string& activation, double threshold,
-           std::int64_t hot) {
-  return Call{"ffn", x, gate, up, down, screen, activation, threshold, hot}.run(nullptr);
+Tensor ffn(const FormArguments& form, const Tensor& x, const Tensor& gate,
+           const std::optional<Tensor>& up, const Tensor& down,
+           const std::optional<Tensor>& screen) {
+  return Call{"ffn", form, x, gate, up, down, screen}.run(nullptr);
 }
 
-FfnStats ffn_stats(const Tensor& x, const Tensor& gate, const std::optional<Tensor>& up,
-                   const Tensor& down, const std::optional<Tensor>& screen,
-                   const std::string& activation, double threshold, std::int64_t hot) {
-  const Call call{"ffn_stats", x, gate, up, down, screen, activation, threshold, hot};
+FfnStats ffn_stats(const FormArguments& form, const Tensor& x, const Tensor& gate,
+                   const std::optional<Tensor>& up, const Tensor& down,
+                   const std::optional<Tensor>& screen) {
+  const Call call{"ffn_stats", form, x, gate, up, down, screen};
   FfnCounts counts;
   Tensor y = call.run(&counts);
   Tensor row_nnz = new_empty({call.operation, "row_nnz", x}, leading_of(x), ScalarType::Int);

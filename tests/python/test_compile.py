@@ -137,10 +137,11 @@ def test_shapes_on_a_gpu_without_one(half: torch.dtype) -> None:
         assert y.shape == x.shape and l1.shape == () and l1.dtype == torch.float32
         assert (offsets.shape, neurons.shape, values.shape) == ((0,), (0,), (2648 // 2,))
         assert values.dtype == half
-        dx, dgate, dup, ddown = torch.ops.twell.ffn_train_backward(
+        dx, dgate, dup, ddown, *of_vectors = torch.ops.twell.ffn_train_backward(
             y, x, weight, weight, weight, offsets, neurons, values, l1
         )
         assert dx.shape == x.shape and dgate.shape == dup.shape == ddown.shape == weight.shape
+        assert [tuple(t.shape) for t in of_vectors] == [(0,)] * 4
         # As cuda/tests/screen_test.cc has it.
         assert twell.ops.screen_weight(weight).shape == (10752,)
         leaf = weight.clone().requires_grad_()
