@@ -44,8 +44,8 @@ class _Packing(_quantization.QuantizeMethodBase):
 class _ReluMLP(nn.Module):
     """What an MLP of vLLM with ``gate_up_proj``, ``down_proj`` and ``act_fn`` becomes.
 
-    Each rank has a slice of the neurons, and a sum over the ranks makes the output whole. What the
-    operators do not take (biases, quantized weights, adapters of LoRA, float16, a GPU) is computed
+    Each rank has a slice of the neurons, and a sum over the ranks makes the output whole. What this
+    plug-in does not take (biases, quantized weights, adapters of LoRA, float16, a GPU) is computed
     densely, by vLLM's own layers.
     """
 

@@ -31,8 +31,8 @@ class SparsityCallback(TrainerCallback, ExportableState):
     tokens that the layers see, padding and those whose label is ignored among them. It grows from 0
     over the first ``warmup`` optimizer steps. Every ``reinit_every`` steps (0: never) neurons that no
     token fired for ``dead_window`` steps or more get fresh rows of the gate (of up, where there is no
-    gate), drawn from N(0, ``reinit_std``²), and zero moments there: a neuron that never fires has no
-    gradient and would stay dead (paper, section 4).
+    gate), drawn from N(0, ``reinit_std``²), a bias of 0 and zero moments there: a neuron that never
+    fires has no gradient and would stay dead (paper, section 4).
 
     Every log of the Trainer has these, over the layers and the tokens since the log before:
     ``sparsity/nnz`` (neurons that fire, per token), ``sparsity/nnz_max`` (of one token),
@@ -170,15 +170,19 @@ class SparsityCallback(TrainerCallback, ExportableState):
             dead = torch.nonzero(self._idle[name] >= self.dead_window).flatten()
             if dead.numel() == 0:
                 continue
-            weight = getattr(layer, layer.names[0]).weight
+            first = getattr(layer, layer.names[0])
+            weight = first.weight
             shape = (dead.numel(), layer.width)
             fresh = self.reinit_std * torch.randn(
                 shape, generator=generator, dtype=torch.float32, device="cpu"
             )
             rows = dead.to(weight.device)
             weight[rows] = fresh.to(weight)
-            for moment in _moments(optimizer, weight):
-                moment[rows] = 0
+            if first.bias is not None:
+                first.bias[rows] = 0
+            for parameter in first.parameters():
+                for moment in _moments(optimizer, parameter):
+                    moment[rows] = 0
             self._idle[name][dead] = 0
             self._revived += dead.numel()
 
