@@ -59,14 +59,14 @@ class TorchCudaArguments : public testing::Test {
 
   const c10::InferenceMode inference_;
   std::vector<Tensor> memory_;
-  // D = 32, H = 16: packed to [1, 16, 16, 2].
-  Tensor x_ = gpu({2, 32}), gate_ = gpu({1, 16, 16, 2}), up_ = gpu({16, 32}), down_ = gpu({16, 32});
+  // D = 32, H = 16: packed to [16, 32, 1].
+  Tensor x_ = gpu({2, 32}), gate_ = gpu({16, 32, 1}), up_ = gpu({16, 32}), down_ = gpu({16, 32});
 };
 
 TEST_F(TorchCudaArguments, Device) {
   expect_ffn_error(x_, gate_, up_, at::zeros({16, 32}, at::kBFloat16),
                    "down: expected a CUDA tensor, as the other arguments are");
-  expect_ffn_error(x_, at::zeros({1, 16, 16, 2}, at::kBFloat16), up_, down_,
+  expect_ffn_error(x_, at::zeros({16, 32, 1}, at::kBFloat16), up_, down_,
                    "gate: expected a CUDA tensor");
   expect_ffn_error(x_, gate_, gpu({16, 32}, at::kBFloat16, 0, 1), down_,
                    "up: expected a tensor on cuda:0 as the other arguments are, got cuda:1");
@@ -77,7 +77,7 @@ TEST_F(TorchCudaArguments, DType) {
                    "x: expected dtype bfloat16 or float16 on a GPU, got Float");
   expect_ffn_error(x_, gate_, gpu({16, 32}, at::kHalf), down_,
                    "up: expected bf16 [16, 32], got f16 [16, 32]");
-  expect_ffn_error(x_, gpu({1, 16, 16, 2}, at::kHalf), up_, down_,
+  expect_ffn_error(x_, gpu({16, 32, 1}, at::kHalf), up_, down_,
                    "gate: expected bf16 [16, 32], got f16 [16, 32]");
 }
 
@@ -87,7 +87,7 @@ TEST_F(TorchCudaArguments, ShapeAndStride) {
   expect_ffn_error(x_, gate_, up_, gpu({32, 16}).t(),
                    "down: expected rows of adjacent elements, got shape [16, 32]");
   expect_ffn_error(x_, up_, up_, down_,
-                   "gate: expected shape [1, 16, 16, 2], as pack_weight makes of [16, 32]");
+                   "gate: expected what pack_weight makes, got shape [16, 32]");
   expect_ffn_error(gpu({}), gate_, up_, down_, "x: expected shape [..., columns], got a scalar");
   expect_error("pack_weight", {gpu({32})},
                "twell::pack_weight: weight: expected a matrix [rows, columns], got shape [32]");
@@ -97,7 +97,7 @@ TEST_F(TorchCudaArguments, Misalignment) {
   expect_ffn_error(x_, gate_, up_, gpu({16, 32}, at::kBFloat16, 1),
                    "down: expected an address that is a multiple of 2 bytes");
   expect_ffn_error(gpu({2, 32}, at::kBFloat16, 3), gate_, up_, down_, "x: expected an address");
-  expect_ffn_error(x_, gpu({1, 16, 16, 2}, at::kBFloat16, 1), up_, down_, "gate: expected");
+  expect_ffn_error(x_, gpu({16, 32, 1}, at::kBFloat16, 1), up_, down_, "gate: expected");
 }
 
 TEST_F(TorchCudaArguments, Activation) {

@@ -25,14 +25,10 @@ const cuda::Device& device_figures(int ordinal) {
   return found->second;
 }
 
-ConstMatrixView padded_of(const Argument& argument, std::int64_t rows, std::int64_t cols) {
+ConstMatrixView padded_of(const Argument& argument) {
+  const WeightView packed = packed_view(argument);
   const DType dtype = dtype_of(argument);
-  require_packed_shape(argument, dtype, rows, cols);
-  if (!argument.tensor.is_contiguous()) {
-    fail(argument.operation, argument.name, "expected contiguous memory; call .clone() once");
-  }
-  const std::int64_t stride = packed_depth(dtype, cols);
-  return {elements_of(argument, argument.tensor, dtype), dtype, rows, cols, stride};
+  return {packed.data, dtype, packed.rows, packed.cols, packed_depth(packed.type, packed.cols)};
 }
 
 cuda::Problem problem_of(const ConstMatrixView& x, const cuda::DeviceFfnWeights& weights,

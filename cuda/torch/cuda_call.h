@@ -16,7 +16,7 @@ const cuda::Device& device_figures(int ordinal);
 // pack_weight on a GPU pads and does not reorder: the kernels read [H, D] as it is. The tensor has
 // the shape that it has on the CPU, so that the operators' shapes do not depend on the device; its
 // memory is [H rounded up to 16, D rounded up to 32], row-major, zeros where padded.
-ConstMatrixView padded_of(const Argument& argument, std::int64_t rows, std::int64_t cols);
+ConstMatrixView padded_of(const Argument& argument);
 
 // The problem of a layer of `weights`, of which the first `hot` neurons are multiplied densely; y
 // is fresh memory of PyTorch's allocator.

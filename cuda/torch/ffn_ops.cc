@@ -35,7 +35,7 @@ struct Call {
       weights.screen =
           screen_view({name, "screen", *screen, &x}, weights.gate.rows, weights.gate.cols);
     } else {
-      weights.gate = padded_of(gate_argument, weights.down.rows, rows.view.cols);
+      weights.gate = padded_of(gate_argument);
     }
     problem = problem_of(rows.view, weights, activation, hot);
     require_hot(name, hot, weights.down.rows);

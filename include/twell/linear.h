@@ -1,4 +1,5 @@
-// Plain linear layers: y = x Wᵀ. x is [M, D], W [N, D], y [M, N], all of one dtype: bf16 or f32.
+// Plain linear layers: y = x Wᵀ. x is [M, D], W [N, D], y [M, N]; x and y are of one dtype, bf16 or
+// f32, and W of the same type.
 // f32 accumulation, y rounded once. Any M ≥ 0. Errors are twell::Error naming operation and
 // argument.
 #pragma once
@@ -16,6 +17,6 @@ void linear(Context& context, ConstMatrixView x, const PackedWeight& weight, con
 // On a weight as it is stored, for a few rows: W streams by once, at the bandwidth of memory.
 // Correct for any M; above about eight rows a GEMM is faster. Made for logits, whose weight may be
 // the embedding too and should not exist twice.
-void linear_as_stored(Context& context, ConstMatrixView x, ConstMatrixView weight, MatrixView y);
+void linear_as_stored(Context& context, ConstMatrixView x, const WeightView& weight, MatrixView y);
 
 }  // namespace twell

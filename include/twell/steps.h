@@ -15,9 +15,9 @@ void gemm_relu_twell(Context& context, ConstMatrixView x, const PackedWeight& we
 
 // y = (g ⊙ (x Wuᵀ)) Wd for the packed gate g, up evaluated only where g is non-zero.
 void twell_gated_ffn(Context& context, ConstMatrixView x, const TwellMatrix& gate,
-                     ConstMatrixView up, ConstMatrixView down, MatrixView y);
+                     const WeightView& up, const WeightView& down, MatrixView y);
 
 // y = h Wd for the packed hidden state h.
-void twell_spmm(Context& context, const TwellMatrix& hidden, ConstMatrixView down, MatrixView y);
+void twell_spmm(Context& context, const TwellMatrix& hidden, const WeightView& down, MatrixView y);
 
 }  // namespace twell

@@ -28,7 +28,7 @@ def _keep_ffn(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 def _ffn_backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Any, ...]:
     x, gate, up, down = ctx.saved_tensors
-    rows = torch.ops.twell.unpack_weight(gate, *down.shape) if ctx.packed else gate
+    rows = torch.ops.twell.unpack_weight(gate) if ctx.packed else gate
     dx, dgate, dup, ddown = dense.ffn_backward(
         matrix(dy),
         matrix(x),
@@ -93,19 +93,15 @@ def _train_backward_backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]
     return *of_operands, None, None, None, of_l1_grad, None, None, None
 
 
-def _keep_shape(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    ctx.rows, ctx.cols = inputs[0].shape
-
-
 # Packing is a permutation with padding: its gradient is the inverse permutation. A gradient may
 # arrive expanded, where the packed layout wants contiguous memory: clone.
 def _pack_backward(ctx: Any, dpacked: Tensor) -> Tensor:
     packed = dpacked.clone(memory_format=torch.contiguous_format)
-    return torch.ops.twell.unpack_weight(packed, ctx.rows, ctx.cols)
+    return torch.ops.twell.unpack_weight(packed)
 
 
-def _unpack_backward(ctx: Any, dweight: Tensor) -> tuple[Any, ...]:
-    return torch.ops.twell.pack_weight(dweight.contiguous()), None, None
+def _unpack_backward(ctx: Any, dweight: Tensor) -> Tensor:
+    return torch.ops.twell.pack_weight(dweight.contiguous())
 
 
 # What has no gradient, and what has one. Without a rule backward passes them over with a warning.
@@ -164,7 +160,7 @@ def register() -> None:
         "ffn_stats": (_ffn_backward, _keep_ffn),
         "ffn_train": (_train_backward, _keep_pattern),
         "ffn_train_backward": (_train_backward_backward, _keep_operands),
-        "pack_weight": (_pack_backward, _keep_shape),
+        "pack_weight": (_pack_backward, None),
         "unpack_weight": (_unpack_backward, None),
         **{name: (_refusing(name), None) for name in _WITHOUT},
     }

@@ -358,7 +358,7 @@ class SparseFfn(nn.Module):
         """The same of the frozen layer."""
         gate, up = self.gate, self.up
         if self.screen is None:
-            gate = torch.ops.twell.unpack_weight(gate, self.neurons, self.width)
+            gate = torch.ops.twell.unpack_weight(gate)
         gate = _frozen.in_checkpoint_order(gate, self.order)
         up = None if up is None else _frozen.in_checkpoint_order(up, self.order)
         down = _frozen.in_checkpoint_order(self.down, self.order)

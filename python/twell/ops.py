@@ -34,20 +34,20 @@ row and tile, or none where ``capacity`` is ``tile``.
 
 
 def pack_weight(weight: Tensor) -> Tensor:
-    """weight [H, D] in the layout of the gate GEMM: [⌈H/16⌉, ⌈D/32⌉·16, 16, 2] of bfloat16 or
-    [⌈H/16⌉, D, 16] of float32. Differentiable."""
+    """weight [H, D] in the layout of the GEMM: [H, n, 1] of its dtype, which says what it is. n is D
+    where nothing is padded (H to 16; D to 32, but not in float32). Differentiable."""
     return torch.ops.twell.pack_weight(weight)
 
 
-def unpack_weight(packed: Tensor, rows: int, cols: int) -> Tensor:
-    """The exact inverse of pack_weight: [rows, cols]. Differentiable."""
-    return torch.ops.twell.unpack_weight(packed, rows, cols)
+def unpack_weight(packed: Tensor) -> Tensor:
+    """The exact inverse of pack_weight. Differentiable."""
+    return torch.ops.twell.unpack_weight(packed)
 
 
-def linear(x: Tensor, weight_packed: Tensor, rows: int, bias: Tensor | None = None) -> Tensor:
-    """y = x Wᵀ + bias, x [..., D], y [..., rows], for a weight [rows, D] as pack_weight returns it.
-    Not differentiable."""
-    return torch.ops.twell.linear(x, weight_packed, rows, bias)
+def linear(x: Tensor, weight_packed: Tensor, bias: Tensor | None = None) -> Tensor:
+    """y = x Wᵀ + bias, x [..., D], y [..., N], for a weight [N, D] as pack_weight returns it. Not
+    differentiable."""
+    return torch.ops.twell.linear(x, weight_packed, bias)
 
 
 def linear_as_stored(x: Tensor, weight: Tensor) -> Tensor:
@@ -256,15 +256,14 @@ def cpu_tier_available(tier: str) -> bool:
 def gemm_relu_twell(
     x: Tensor,
     weight_packed: Tensor,
-    rows: int,
     activation: str = "relu",
     threshold: float = 0.0,
     tile: int = 256,
     capacity: int = 32,
 ) -> Twell:
-    """act(x Wᵀ) [M, rows], packed; x [M, D]. Not differentiable."""
+    """act(x Wᵀ) [M, H], packed; x [M, D], W [H, D] from pack_weight. Not differentiable."""
     return torch.ops.twell.gemm_relu_twell(
-        x, weight_packed, rows, activation, threshold, tile, capacity
+        x, weight_packed, activation, threshold, tile, capacity
     )
 
 

@@ -36,23 +36,21 @@ void SparseGate::decide(const at::Tensor& x, const std::function<std::int64_t()>
 }
 
 void SparseGate::pack() {
-  packed_ = !rows_.is_cpu() && packs_without_padding(neurons_, width_)
-                ? rows_.view({neurons_ / kPanel, width_ / 2, kPanel, 2})
-                : packed_weight(rows_);
+  packed_ = !rows_.is_cpu() && packs_without_padding(neurons_, width_) ? rows_.unsqueeze(-1)
+                                                                       : packed_weight(rows_);
   screen_ = at::Tensor();
   form_ = Form::packed;
   if (!keep_rows_) {
     rows_ = at::Tensor();
   } else if (!rows_.is_cpu()) {
     // Packing on a GPU pads rows and does not reorder them: one copy serves both paths.
-    rows_ =
-        packed_.view({packed_.size(0) * kPanel, -1}).narrow(0, 0, neurons_).narrow(1, 0, width_);
+    rows_ = packed_.as_strided({neurons_, width_}, {packed_depth(WeightType::bf16, width_), 1});
   }
 }
 
 std::vector<std::pair<at::Tensor, at::Tensor>> SparseGate::reordered(
     const at::Tensor& order) const {
-  const at::Tensor rows = rows_.defined() ? rows_ : unpacked_weight(packed_, neurons_, width_);
+  const at::Tensor rows = rows_.defined() ? rows_ : unpacked_weight(packed_);
   const at::Tensor sorted = rows.index_select(0, order);
   std::vector<std::pair<at::Tensor, at::Tensor>> out{{packed_, packed_weight(sorted)}};
   if (rows_.defined() && !rows_.is_alias_of(packed_)) out.emplace_back(rows_, sorted);

@@ -21,16 +21,15 @@ struct Call {
   Argument argument(const char* name, const Tensor& tensor) const {
     return {operation, name, tensor};
   }
-  FfnWeights weights(const ConstMatrixView& rows) const {
-    const ConstMatrixView down_rows = matrix_of(argument("down", down));
-    FfnWeights out = {gate_of(rows, down_rows.rows), {}, down_rows};
-    if (up.has_value()) out.up = matrix_of(argument("up", *up));
+  FfnWeights weights() const {
+    FfnWeights out = {gate_of(), {}, weight_of(argument("down", down))};
+    if (up.has_value()) out.up = weight_of(argument("up", *up));
     return out;
   }
 
   Tensor run(FfnCounts* counts) const {
     const Rows rows = rows_of(argument("x", x));
-    const FfnWeights all = weights(rows.view);
+    const FfnWeights all = weights();
     require_hot(operation, hot, all.down.rows);
     Tensor y = new_rows(argument("x", x), all.down.cols, rows.view.dtype);
     twell::ffn(cpu_context(), rows.view, all, activation_of(operation, activation, threshold),
@@ -39,11 +38,9 @@ struct Call {
   }
 
  private:
-  std::variant<PackedWeight, ScreenedGate> gate_of(const ConstMatrixView& rows,
-                                                   std::int64_t hidden) const {
-    if (!screen.has_value())
-      return packed_of(argument("gate", gate), rows.dtype, hidden, rows.cols);
-    const ConstMatrixView stored = matrix_of(argument("gate", gate));
+  std::variant<PackedWeight, ScreenedGate> gate_of() const {
+    if (!screen.has_value()) return packed_of(argument("gate", gate));
+    const WeightView stored = weight_of(argument("gate", gate));
     return ScreenedGate{stored, screen_of(argument("screen", *screen), stored.rows, stored.cols)};
   }
 };

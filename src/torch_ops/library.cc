@@ -11,8 +11,8 @@
 
 STABLE_TORCH_LIBRARY(twell, m) {
   m.def("pack_weight(Tensor weight) -> Tensor");
-  m.def("unpack_weight(Tensor packed, SymInt rows, SymInt cols) -> Tensor");
-  m.def("linear(Tensor x, Tensor weight_packed, SymInt rows, Tensor? bias=None) -> Tensor");
+  m.def("unpack_weight(Tensor packed) -> Tensor");
+  m.def("linear(Tensor x, Tensor weight_packed, Tensor? bias=None) -> Tensor");
   m.def("linear_as_stored(Tensor x, Tensor weight) -> Tensor");
   m.def(
       "ffn(Tensor x, Tensor gate, Tensor? up, Tensor down, Tensor? screen=None, "
@@ -52,7 +52,7 @@ STABLE_TORCH_LIBRARY(twell, m) {
       "-> Tensor");
   // The steps of the layer one by one, for inspection and tests.
   m.def(
-      "gemm_relu_twell(Tensor x, Tensor weight_packed, SymInt rows, str activation=\"relu\", "
+      "gemm_relu_twell(Tensor x, Tensor weight_packed, str activation=\"relu\", "
       "float threshold=0., int tile=256, int capacity=32) -> (Tensor counts, Tensor slots, "
       "Tensor overflow)");
   m.def(

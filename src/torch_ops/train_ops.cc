@@ -95,7 +95,7 @@ struct Backward {
     in.gate = matrix_of({operation, "gate", gate});
     if (up.has_value()) in.up = matrix_of({operation, "up", *up});
     in.down = matrix_of({operation, "down", down});
-    const FfnShape shape = {in.gate.cols, in.gate.rows, up.has_value(), in.gate.dtype};
+    const FfnShape shape = {in.gate.cols, in.gate.rows, up.has_value(), in.x.dtype};
     in.pattern = lists_of(operation, shape, in.x.rows, offsets, neurons, values);
     require_pattern(operation, in.pattern);
     in.form = activation_of(operation, activation, threshold);
@@ -138,7 +138,7 @@ TrainedFfn ffn_train(const Tensor& x, const Tensor& gate, const std::optional<Te
   };
   FfnWeights weights = {gate_of(), {}, down_rows};
   if (up.has_value()) weights.up = matrix_of({kOperation, "up", *up});
-  const FfnShape shape = weights.shape();
+  const FfnShape shape = weights.shape(rows.view.dtype);
   const std::int64_t m = rows.view.rows;
   const std::int64_t places = m * shape.hidden;
   Tensor y = new_rows({kOperation, "x", x}, down_rows.cols, shape.dtype);

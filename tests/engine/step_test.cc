@@ -17,6 +17,7 @@
 #include "tests/choice/slow_runtime.h"
 #include "tests/decoder/operator_calls.h"
 #include "tests/decoder/tiny_model.h"
+#include "twell/packed.h"
 #include "twell/status.h"
 
 namespace twell::lm {
@@ -143,7 +144,8 @@ TORCH_LIBRARY_IMPL(aten, Meta, m) {
 
 // Shapes of torch.ops.twell, which C++ has kernels for where there is data.
 at::Tensor pack_weight(const at::Tensor& w) {
-  return at::empty({(w.size(0) + 15) / 16, (w.size(1) + 31) / 32 * 16, 16, 2}, w.options());
+  const std::int64_t n = packed_extent(WeightType::bf16, w.size(0), w.size(1));
+  return at::empty({w.size(0), n, 1}, w.options());
 }
 at::Tensor ffn(const at::Tensor& x, const at::Tensor&, const std::optional<at::Tensor>&,
                const at::Tensor&, const std::optional<at::Tensor>&, c10::string_view, double,
@@ -373,7 +375,7 @@ TEST(SparseFeedForward, GateAndUpOfADeviceLieInOneMatrix) {
         EXPECT_EQ(up.stride(0), width);
       }
       // No more than the three matrices, padded.
-      const std::int64_t padded = (neurons + 15) / 16 * 16 * ((width + 31) / 32 * 32);
+      const std::int64_t padded = neurons * packed_extent(WeightType::bf16, neurons, width);
       EXPECT_EQ(layer->own_bytes(), 2 * (padded + 2 * neurons * width));
     }
   }

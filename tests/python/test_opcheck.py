@@ -34,14 +34,14 @@ def samples(name: str, dtype: torch.dtype, gradients: bool) -> list[tuple[Any, .
         layer = make_layer(width, neurons, dtype, density=0.5)
         x, packed = layer.inputs(rows), twell.ops.pack_weight(layer.gate)
         screen = twell.ops.screen_weight(layer.gate)
-        triple = twell.ops.gemm_relu_twell(x, packed, neurons, tile=16, capacity=4)
+        triple = twell.ops.gemm_relu_twell(x, packed, tile=16, capacity=4)
         gate, up, down = layer.gate, layer.up, layer.down
         if gradients:
             x, packed, gate, up, down = (t.requires_grad_() for t in (x, packed, gate, up, down))
         found += {
             "pack_weight": [(gate,)],
-            "unpack_weight": [(packed, neurons, width)],
-            "linear": [(x, packed, neurons), (x[None], packed, neurons, gate[:, 0].contiguous())],
+            "unpack_weight": [(packed,)],
+            "linear": [(x, packed), (x[None], packed, gate[:, 0].contiguous())],
             "linear_as_stored": [(x, gate), (x[None], gate)],
             "ffn": [
                 (x, packed, up, down),
@@ -52,7 +52,7 @@ def samples(name: str, dtype: torch.dtype, gradients: bool) -> list[tuple[Any, .
                 (x, packed, up, down, None, "fat_relu", 0.1),
                 (x, gate, None, down, screen, "fat_relu", 0.1),
             ],
-            "gemm_relu_twell": [(x, packed, neurons), (x, packed, neurons, "relu", 0.0, 16, 2)],
+            "gemm_relu_twell": [(x, packed), (x, packed, "relu", 0.0, 16, 2)],
             "twell_gated_ffn": [(x, *triple, up, down)],
             "twell_spmm": [(*triple, down)],
             "dense_to_twell": [(gate,), (gate, 16, 3)],

@@ -99,7 +99,7 @@ def test_is_the_same_layer(gpu: Gpu, limit: float, dtype: torch.dtype, gated: bo
     assert (module.order.diff()[ties] > 0).all()
     rates = gpu.asked[-1]["rates"]
     assert rates.dtype == torch.float64 and torch.equal(rates, counts.double() / 400)
-    gate = module.gate if module.screened else twell.ops.unpack_weight(module.gate, 608, 300)
+    gate = module.gate if module.screened else twell.ops.unpack_weight(module.gate)
     got = (module.down, module.up, gate)
     for stored, have in zip((layer.down, layer.up if gated else None, layer.gate), got):
         assert stored is None or torch.equal(have, stored[module.order])

@@ -252,11 +252,11 @@ OPS = torch.ops.twell
 def calls() -> dict[str, Callable[[Tensor], Tensor]]:
     layer = make_layer(9, 20, density=0.4)
     packed = OPS.pack_weight(layer.gate)
-    triple = OPS.gemm_relu_twell(layer.inputs(6), packed, 20)
+    triple = OPS.gemm_relu_twell(layer.inputs(6), packed)
     lists = OPS.ffn_train(layer.inputs(6), layer.gate, layer.up, layer.down)[4:]
     sums = [torch.zeros(20, 9) for _ in range(3)]
     return {
-        "linear": lambda x: OPS.linear(x, packed, 20),
+        "linear": lambda x: OPS.linear(x, packed),
         "linear_as_stored": lambda x: OPS.linear_as_stored(x, layer.gate),
         "twell_gated_ffn": lambda x: OPS.twell_gated_ffn(x, *triple, layer.up, layer.down),
         "twell_spmm": lambda x: OPS.twell_spmm(*triple, x.sum() + layer.down),
