@@ -250,7 +250,7 @@ void add_bench_ffn(CLI::App& bench) {
                             ->delimiter(',')
                             ->check(kCounts);
   CLI::Option* nnz =
-      c.add_option("--nnz", o->nnz, "Mean non-zeros of a token, a list")->delimiter(',');
+      c.add_option("--nnz", o->nnz, "Neurons that fire for a token, mean; a list")->delimiter(',');
   CLI::Option* gated =
       c.add_flag("--gated,!--no-gated", o->gated, "With a gate (Llama, Qwen) or without");
   CLI::Option* grid = c.add_option("--grid", o->grid,
@@ -289,7 +289,7 @@ void add_bench_ffn(CLI::App& bench) {
        "cache until its layer comes again")
       ->check(in_range(1, 64));
   c.add_option("--repeats", o->repeats, "Timed runs of each side")->check(in_range(1, 1000));
-  c.add_option("--seconds", o->seconds, "Least length of a timed run")
+  c.add_option("--seconds", o->seconds, "Shortest timed run, in seconds")
       ->check(in_range(0.001, 60.0));
   add_seed_option(c, o->seed, "Seed of weights and inputs");
   c.add_flag("--train", o->train, "Forward and backward, against PyTorch's autograd");

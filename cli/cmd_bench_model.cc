@@ -196,7 +196,7 @@ void add_bench_model(CLI::App& bench) {
       ->check(kCounts);
   c.add_option("--repeats", o->compare.measure.repeats, "Timed runs of each side")
       ->check(in_range(1, 1000));
-  c.add_option("--seconds", o->compare.measure.min_seconds, "Least length of a timed run")
+  c.add_option("--seconds", o->compare.measure.min_seconds, "Shortest timed run, in seconds")
       ->check(in_range(0.001, 600.0));
   c.add_flag("--reference", o->reference,
              "Also compare both sides with the same weights in fp32 (twice the memory)");

@@ -76,7 +76,7 @@ void add_calibrate(CLI::App& app) {
   add_old_name(c, neurons, "--ffn");
   c.add_option("--repeats", o->measure.repeats, "Timed runs of each path and density")
       ->check(in_range(1, 1000));
-  c.add_option("--seconds", o->measure.min_seconds, "Least length of a timed run")
+  c.add_option("--seconds", o->measure.min_seconds, "Shortest timed run, in seconds")
       ->check(in_range(0.001, 60.0));
 }
 

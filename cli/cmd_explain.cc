@@ -39,7 +39,7 @@ void explain_machine(const ExplainCommand& o, const Context& context) {
 // What --path auto goes by: in the model's first layer, in a layer like those that are timed, or
 // before any layer was there.
 CostModel expected_cost(const Context& context, lm::Model* model,
-                            const std::optional<measure::LayerTimer>& timer) {
+                        const std::optional<measure::LayerTimer>& timer) {
   const CostModel* of_model = model != nullptr ? model->feed_forward(0).cost() : nullptr;
   if (of_model != nullptr) return *of_model;
   if (timer) return timer->automatic_cost();
@@ -174,7 +174,7 @@ void add_explain(CLI::App& app) {
   add_old_name(c, width, "--hidden");
   add_old_name(c, neurons, "--ffn");
   c.add_option("--tokens", o->tokens, "Tokens per call, a list")->delimiter(',')->check(kPositive);
-  c.add_option("--nnz", o->nnz, "Expected non-zeros of a token, mean")->check(kZeroOrMore);
+  c.add_option("--nnz", o->nnz, "Neurons expected to fire for a token, mean")->check(kZeroOrMore);
   c.add_flag("--gated,!--no-gated", o->gated, "With a gate (Llama, Qwen) or without");
   c.add_flag("--measure,!--no-measure", o->measure,
              "Also time both paths, on synthetic weights and activity");

@@ -123,11 +123,11 @@ void add_generate(CLI::App& app) {
       ->default_str("");
   c.add_option("--prompt-file", o->prompt_file, "Read the text to continue from a file")
       ->type_name("FILE");
-  c.add_option("--max-tokens", o->max_tokens, "Most new tokens of a text")
+  c.add_option("--max-tokens", o->max_tokens, "New tokens of a text, at most")
       ->check(in_range(0, 1 << 30));
   c.add_option("--temperature", o->temperature, "0 always takes the likeliest token")
       ->check(in_range(0.0, 100.0));
-  c.add_option("--top-p", o->top_p, "Only the likeliest tokens that reach this probability")
+  c.add_option("--top-p", o->top_p, "Only the likeliest tokens, up to this total probability")
       ->check(in_range(1e-6, 1.0));
   c.add_option("--top-k", o->top_k, "Only the k likeliest tokens; 0: all")->check(kZeroOrMore);
   add_seed_option(c, o->seed, "Seed; the same one gives the same text");

@@ -14,7 +14,8 @@ struct PrepareCommand : ModelOptions {
 };
 
 void run(PrepareCommand& o) {
-  const auto tokens = named(o.model, [&] { return read_tokens(o.text, o.tokenizer(), o.max_tokens); });
+  const auto tokens =
+      named(o.model, [&] { return read_tokens(o.text, o.tokenizer(), o.max_tokens); });
   const lm::Prepared prepared = named(o.model, [&] {
     lm::LoadOptions load;
     load.dtype = parse_dtype(o.dtype);
@@ -31,8 +32,10 @@ void run(PrepareCommand& o) {
                       {"candidates", one.candidates ? nlohmann::json(*one.candidates) : nullptr},
                       {"gate", name_of(prepared.forms[l])}});
   }
-  o.say("{} tokens through {} layers\n\n{}\nWritten to {}: loading this model goes by it from now on\n",
-        tokens.size(), prepared.layers.size(), table.to_string(), prepared.file);
+  o.say(
+      "{} tokens through {} layers\n\n{}\nWritten to {}: loading this model goes by it from now "
+      "on\n",
+      tokens.size(), prepared.layers.size(), table.to_string(), prepared.file);
   o.write({{"tokens", tokens.size()}, {"file", prepared.file}, {"layers", layers}});
 }
 
@@ -48,7 +51,8 @@ void add_prepare(CLI::App& app) {
   c.add_option("--text", o->text, "Text file, of the kind that the model will read")
       ->required()
       ->type_name("FILE");
-  c.add_option("--max-tokens", o->max_tokens, "Tokens of the text to use")->check(in_range(32, 65536));
+  c.add_option("--max-tokens", o->max_tokens, "Tokens of the text to use")
+      ->check(in_range(32, 65536));
   add_dtype_option(c, *o);
 }
 

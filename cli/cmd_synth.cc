@@ -165,7 +165,7 @@ void add_synth(CLI::App& app) {
       "twell synth --preset 0.5b --nnz 29 --out synth-0.5b", run);
   c.add_option("--preset", o->preset, "0.5b, 1b, 1.5b or 2b: 8, 18, 28 or 38 layers")
       ->check(CLI::IsMember({"0.5b", "1b", "1.5b", "2b"}));
-  c.add_option("--nnz", o->nnz, "Mean non-zeros of a token and layer");
+  c.add_option("--nnz", o->nnz, "Neurons of a layer that fire for a token, mean");
   c.add_option("--out", o->out, "Directory to make")->required()->type_name("DIR");
   c.add_option("--tokenizer", o->tokenizer, "tokenizer.json to copy (default: bytes as tokens)")
       ->type_name("PATH");

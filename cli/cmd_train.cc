@@ -127,17 +127,17 @@ void add_train(CLI::App& app) {
   std::vector<std::string> activations = activation_names();
   activations.emplace_back("silu");
   c.add_option("--activation", o->activation,
-               "Also replaces that of --model; silu trains a dense one")
+               "Activation, also in place of that of --model; silu trains a dense model")
       ->check(CLI::IsMember(activations))
       ->type_name("NAME");
   CLI::Option* tokenizer =
       c.add_option("--tokenizer", o->tokenizer, "Tokenizer (default: that of --model, else learnt)")
           ->type_name("PATH");
-  CLI::Option* learnt =
-      c.add_option("--bpe-vocab", o->run.recipe.bpe_vocab, "Entries of a learnt tokenizer")
-          ->check(in_range(257, 1 << 20))
-          ->excludes(tokenizer)
-          ->excludes(model);
+  CLI::Option* learnt = c.add_option("--bpe-vocab", o->run.recipe.bpe_vocab,
+                                     "Entries of the tokenizer that is learnt")
+                            ->check(in_range(257, 1 << 20))
+                            ->excludes(tokenizer)
+                            ->excludes(model);
   CLI::Option* validation =
       c.add_option("--validation", o->run.recipe.validation_fraction, "Share of the text held out")
           ->check(in_range(0.0, 0.5));

@@ -80,7 +80,7 @@ void add_model_option(CLI::App& command, ModelOptions& options) {
 
 void add_unused_option(CLI::App& command, bool& allow) {
   command.add_flag("--allow-unused", allow,
-                   "Leave out tensors that config.json has no use for, instead of refusing");
+                   "Ignore tensors that config.json does not use, instead of an error");
 }
 
 void add_path_option(CLI::App& command, ModelOptions& options) {

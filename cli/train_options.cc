@@ -78,11 +78,12 @@ FieldOptions add_recipe_options(CLI::App& command, lm::Recipe& r) {
 
   const char* sparsity = "Sparsity";
   add("--l1", "l1", r.l1, "Coefficient of the L1 term", sparsity);
-  add("--l1-start", "l1_start", r.l1_start, "Steps before the term sets in", sparsity);
-  add("--l1-warmup", "l1_warmup", r.l1_warmup, "Steps over which it grows", sparsity);
+  add("--l1-start", "l1_start", r.l1_start, "Steps before the L1 term begins", sparsity);
+  add("--l1-warmup", "l1_warmup", r.l1_warmup, "Steps over which the L1 term grows", sparsity);
   add("--reinit-every", "reinit_every", r.reinit_every,
       "Steps between revivals of dead neurons; 0: never", sparsity);
-  add("--reinit-std", "reinit_std", r.reinit_std, "Deviation of revived gate rows", sparsity);
+  add("--reinit-std", "reinit_std", r.reinit_std, "Standard deviation of revived gate rows",
+      sparsity);
   add("--dead-window", "dead_window", r.dead_window, "Steps without firing that make a neuron dead",
       sparsity);
 
@@ -90,8 +91,7 @@ FieldOptions add_recipe_options(CLI::App& command, lm::Recipe& r) {
   out.emplace_back(
       command
           .add_option_function<std::string>(
-              "--path", path,
-              "Path of the feed-forward layers: what fires (sparse), or all of it (dense)")
+              "--path", path, "Path of the feed-forward layers: sparse multiplies only what fires")
           ->check(CLI::IsMember({"sparse", "dense"}))
           ->default_str("sparse")
           ->group(kExecution),
@@ -132,7 +132,7 @@ FieldOptions add_shape_options(CLI::App& command, io::ModelConfig& config) {
       "--ffn");
   shape("--heads", "num_attention_heads", config.num_attention_heads, "Attention heads", 1);
   shape("--kv-heads", "num_key_value_heads", config.num_key_value_heads,
-        "Key and value heads; 0: as many", 0);
+        "Key and value heads; 0: as many as --heads", 0);
   shape("--vocab", "vocab_size", config.vocab_size, "Vocabulary; 0: of the tokenizer", 0);
   out.emplace_back(
       command.add_flag("--gated,!--no-gated", config.gated, "With a gate or without")->group(group),

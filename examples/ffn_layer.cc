@@ -1,6 +1,7 @@
-// One sparse feed-forward layer from C++, end to end: weights as a checkpoint has them, the gate
-// prepared once, a call, and what it counted.
+// One sparse feed-forward layer from C++, end to end: weights as a checkpoint has them, a layer
+// that prepares itself, and the call that it is made of, with the gate in either form.
 #include <twell/ffn.h>
+#include <twell/layer.h>
 
 #include <algorithm>
 #include <cmath>
@@ -73,9 +74,19 @@ int main() {
   for (std::int64_t m = 0; m < kTokens; ++m) x.values[m * kWidth] = twell::bf16(1.0F);
   for (std::int64_t n = 0; n < kHidden; ++n) gate.values[n * kWidth] = twell::bf16(-0.11F);
 
+  // [prepared]
+  twell::Context context;  // threads, CPU tier, scratch memory
+  twell::Layer layer(context, {gate.view(), up.view(), down.view(), /*neuron_major=*/true},
+                     {twell::Activation::relu});
+  layer.prepare(context, x.view());  // by 32 inputs or more like those to come
+  layer.run(context, x.view(), y.view());
+  // [prepared]
+  const double layer_error = largest_error(x, gate, up, down, y);
+  std::printf("layer:         %s; largest error %.5f\n", layer.describe(context, kTokens).c_str(),
+              layer_error);
+
   // [layer]
-  twell::Context context;                              // threads, CPU tier, scratch memory
-  const twell::PackedWeight packed_gate(gate.view());  // once, when the model is loaded
+  const twell::PackedWeight packed_gate(gate.view());
   const twell::FfnWeights weights{packed_gate, up.view(), down.view()};
   twell::FfnCounts counts;
   twell::ffn(context, x.view(), weights, {twell::Activation::relu}, y.view(), &counts);
@@ -99,5 +110,5 @@ int main() {
 
   // g, h of neurons that many tokens fire, and y are rounded to bf16 once each, by 2⁻⁸ of their
   // value at most; sums in f32 add less than 2⁻¹⁴.
-  return std::max(packed_error, screened_error) < 3 * 0x1p-8 + 0x1p-14 ? 0 : 1;
+  return std::max({layer_error, packed_error, screened_error}) < 3 * 0x1p-8 + 0x1p-14 ? 0 : 1;
 }

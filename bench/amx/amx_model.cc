@@ -73,7 +73,7 @@ Counts count_gate(Form form, std::int64_t rows) {
         args.x = x.data.get();
         args.x_block = TileOrder::block(rows, 2);
         args.rows = rows;
-        args.weight = {weight.data.get(), DType::bf16, kHidden, kWidth};
+        args.weight = WeightView::panels(weight.data.get(), WeightType::bf16, kHidden, kWidth);
         args.panel_begin = first / kPanel;
         args.panels = kColumnBlock / kPanel;
         args.c = c;

@@ -10,7 +10,7 @@
 
 #include "bench/kernels/peak.h"
 #include "bench/kernels/timer.h"
-#include "format/packed_view.h"
+#include "format/screen_view.h"
 #include "measure/popularity.h"
 #include "ops/gather_pieces.h"
 #include "ops/gemm_input.h"
@@ -55,26 +55,27 @@ void for_column_blocks(F f) {
   }
 }
 
-double packed_seconds(const Kernels& kernels, const Matrix& x, const PackedWeight& weight,
+double packed_seconds(CpuTier tier, const Matrix& x, const PackedWeight& packed,
                       std::int64_t rows) {
-  const GemmInput input = {x.view().slice(0, rows), kernels.x};
+  const Weight weight(tier, DType::bf16, packed.view());
+  const GemmInput input = {x.view().slice(0, rows), kernels_of(tier, DType::bf16).x};
   std::vector<std::byte> prepared(input.in_place() ? 0 : input.prepared_bytes());
   if (!input.in_place()) input.prepare(0, rows, prepared.data());
   std::vector<float> c(static_cast<std::size_t>(gemm_accumulators(rows)));
   GemmArgs args = input.args(prepared.data(), 0, rows);
-  args.weight = PackedView(weight);
+  args.weight = weight;
   args.c = c.data();
   return least_seconds([&] {
     for_column_blocks([&](std::int64_t panel, std::int64_t panels) {
       args.panel_begin = panel;
       args.panels = panels;
-      kernels.gemm(args);
+      weight.kernels->gemm(args);
     });
   });
 }
 
-double screen_seconds(const Kernels& kernels, const Matrix& x, const Screen& screen,
-                      std::int64_t rows) {
+double screen_seconds(CpuTier tier, const Matrix& x, const Screen& screen, std::int64_t rows) {
+  const Kernels& kernels = kernels_of(tier, DType::bf16);
   const ScreenView view(screen);
   std::vector<std::uint8_t> x8(
       static_cast<std::size_t>(TileOrder::blocks(kWidth) * TileOrder::block(rows, 1)));
@@ -92,7 +93,7 @@ double screen_seconds(const Kernels& kernels, const Matrix& x, const Screen& scr
   });
 }
 
-void print_gemms(CpuTier tier, const Kernels& kernels) {
+void print_gemms(CpuTier tier) {
   const Matrix x(512, kWidth, kWidth), gate(kHidden, kWidth, kWidth);
   const PackedWeight packed(gate.view());
   const Screen screen(gate.view(), nullptr);
@@ -102,8 +103,8 @@ void print_gemms(CpuTier tier, const Kernels& kernels) {
   std::printf("| registers | %.2f | | %.2f | |\n", most[0] * 1e-12, most[1] * 1e-12);
   for (const std::int64_t rows : {1, 8, 32, 64, 128, 192, 256, 512}) {
     const double operations = 2.0 * static_cast<double>(rows * kHidden * kWidth);
-    const double rates[] = {operations / packed_seconds(kernels, x, packed, rows),
-                            operations / screen_seconds(kernels, x, screen, rows)};
+    const double rates[] = {operations / packed_seconds(tier, x, packed, rows),
+                            operations / screen_seconds(tier, x, screen, rows)};
     std::printf("| %d |", static_cast<int>(rows));
     for (int i = 0; i < 2; ++i) {
       std::printf(" %.2f |", rates[i] * 1e-12);
@@ -150,15 +151,16 @@ struct Activation {
 struct PairTimes {
   double up, down;
 };
-PairTimes pair_times(const Kernels& kernels, Activation& activation, std::int64_t stride,
+PairTimes pair_times(CpuTier tier, Activation& activation, std::int64_t stride,
                      std::int64_t columns) {
   const Matrix x(kTokens, kWidth, kWidth), up(kHidden, kWidth, stride),
       down(kHidden, kWidth, stride);
   Matrix y(kTokens, kWidth, kWidth);
   const auto seconds = [&](bool with_up) {
     const FfnForm form;
-    SparseRows work = {kernels, form, activation.view(), {}, down.view(), 1, columns};
-    if (with_up) work.up = up.view();
+    UpDown weights(tier, DType::bf16, {}, down.view());
+    if (with_up) weights.up.emplace(tier, DType::bf16, up.view());
+    SparseRows work = {kernels_of(tier, DType::bf16), form, activation.view(), weights, 1, columns};
     work.x = x.view();
     work.y = y.mutable_view();
     Context context({.threads = 1, .tier = {}});
@@ -170,7 +172,7 @@ PairTimes pair_times(const Kernels& kernels, Activation& activation, std::int64_
   return {(all - of_down) * ns, of_down * ns};
 }
 
-void print_gathers(const Kernels& kernels) {
+void print_gathers(CpuTier tier) {
   std::puts("| non-zeros | rows of weights | taken | up, ns | down, ns |");
   std::puts("| --- | --- | --- | --- | --- |");
   for (const double nnz : {29.0, 113.0, 282.0}) {
@@ -178,7 +180,7 @@ void print_gathers(const Kernels& kernels) {
     Activation activation(nnz);
     for (const std::int64_t stride : {kWidth, spread_stride(kWidth, sizeof(bf16))}) {
       for (const std::int64_t columns : {0, 256}) {
-        const auto [up, down] = pair_times(kernels, activation, stride, columns);
+        const auto [up, down] = pair_times(tier, activation, stride, columns);
         std::printf("| %.0f | %d bytes apart | %s | %.0f | %.0f |\n", nnz,
                     static_cast<int>(stride * 2), columns > 0 ? "in pieces of 256" : "whole", up,
                     down);
@@ -199,10 +201,9 @@ int main(int argc, char** argv) {
     return 1;
   }
   const CpuTier tier = Context({.threads = 1, .tier = {}}).tier();
-  const Kernels& kernels = kernels_of(tier, DType::bf16);
   std::printf("%s, %s, one core; D = 2048, H = 5632, bf16\n\n", processor_name().c_str(),
               name_of(tier));
-  bench::print_gemms(tier, kernels);
+  bench::print_gemms(tier);
   std::puts("");
-  bench::print_gathers(kernels);
+  bench::print_gathers(tier);
 }

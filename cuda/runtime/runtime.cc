@@ -146,8 +146,8 @@ class CudaRuntime final : public DeviceRuntime {
     }
     return cost;
   }
-  HotNeurons choose_hot(const FfnShape& shape, std::int64_t rows,
-                        const std::vector<double>& rates) const override {
+  HotChoice choose_hot(const FfnShape& shape, std::int64_t rows,
+                       const std::vector<double>& rates) const override {
     cuda::Problem call = problem(shape, rows);
     call.hot = cuda::choose_hot(figures_, call, rates);
     if (call.hot == 0) return {};

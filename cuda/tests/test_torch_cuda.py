@@ -95,7 +95,7 @@ def expected(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, down: torch.
 def test_gated_layer(dtype: torch.dtype, bound: float, tokens: int, depth: int) -> None:
     x, gate, up, down = layer(tokens, depth, 300, dtype)
     packed = torch.ops.twell.pack_weight(gate)
-    assert torch.equal(torch.ops.twell.unpack_weight(packed, 300, depth), gate)
+    assert torch.equal(torch.ops.twell.unpack_weight(packed), gate)
     y, row_nnz, neurons, _ = torch.ops.twell.ffn_stats(x, packed, up, down)
     exact = expected(x, gate, up, down)
     assert (y.double() - exact).norm() <= bound * exact.norm()
@@ -261,7 +261,7 @@ def test_step_by_step(dtype: torch.dtype, tokens: int, capacity: int) -> None:
     ops = torch.ops.twell
     x, gate, up, down = layer(tokens, 64, 300, dtype)
     packed = ops.pack_weight(gate)
-    triple = ops.gemm_relu_twell(x, packed, 300, tile=64, capacity=capacity)
+    triple = ops.gemm_relu_twell(x, packed, tile=64, capacity=capacity)
     dense = ops.twell_to_dense(*triple, 300, dtype)
     assert (triple[0].sum() == dense.count_nonzero()) and (triple[0].max() > capacity or capacity > 1)
     for made, again in zip(triple, ops.dense_to_twell(dense, tile=64, capacity=capacity)):

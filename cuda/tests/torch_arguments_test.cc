@@ -48,25 +48,35 @@ class TorchCudaArguments : public testing::Test {
     }
   }
 
+  // Arguments with those of a form behind them.
+  static std::vector<c10::IValue> with_form(std::vector<c10::IValue> arguments,
+                                            const char* activation = "relu", std::int64_t hot = 0) {
+    const c10::IValue none;
+    for (const c10::IValue& each :
+         std::vector<c10::IValue>{std::string(activation), 0.0, hot, std::string("identity"), none,
+                                  none, none, none, none}) {
+      arguments.push_back(each);
+    }
+    return arguments;
+  }
+
   void expect_ffn_error(const Tensor& x, const Tensor& gate, const Tensor& up, const Tensor& down,
                         const std::string& message, const char* activation = "relu") {
     for (const char* name : {"ffn", "ffn_stats"}) {
-      expect_error(
-          name, {x, gate, up, down, c10::IValue(), std::string(activation), 0.0, std::int64_t{0}},
-          message);
+      expect_error(name, with_form({x, gate, up, down, c10::IValue()}, activation), message);
     }
   }
 
   const c10::InferenceMode inference_;
   std::vector<Tensor> memory_;
-  // D = 32, H = 16: packed to [1, 16, 16, 2].
-  Tensor x_ = gpu({2, 32}), gate_ = gpu({1, 16, 16, 2}), up_ = gpu({16, 32}), down_ = gpu({16, 32});
+  // D = 32, H = 16: packed to [16, 32, 1].
+  Tensor x_ = gpu({2, 32}), gate_ = gpu({16, 32, 1}), up_ = gpu({16, 32}), down_ = gpu({16, 32});
 };
 
 TEST_F(TorchCudaArguments, Device) {
   expect_ffn_error(x_, gate_, up_, at::zeros({16, 32}, at::kBFloat16),
                    "down: expected a CUDA tensor, as the other arguments are");
-  expect_ffn_error(x_, at::zeros({1, 16, 16, 2}, at::kBFloat16), up_, down_,
+  expect_ffn_error(x_, at::zeros({16, 32, 1}, at::kBFloat16), up_, down_,
                    "gate: expected a CUDA tensor");
   expect_ffn_error(x_, gate_, gpu({16, 32}, at::kBFloat16, 0, 1), down_,
                    "up: expected a tensor on cuda:0 as the other arguments are, got cuda:1");
@@ -77,7 +87,7 @@ TEST_F(TorchCudaArguments, DType) {
                    "x: expected dtype bfloat16 or float16 on a GPU, got Float");
   expect_ffn_error(x_, gate_, gpu({16, 32}, at::kHalf), down_,
                    "up: expected bf16 [16, 32], got f16 [16, 32]");
-  expect_ffn_error(x_, gpu({1, 16, 16, 2}, at::kHalf), up_, down_,
+  expect_ffn_error(x_, gpu({16, 32, 1}, at::kHalf), up_, down_,
                    "gate: expected bf16 [16, 32], got f16 [16, 32]");
 }
 
@@ -87,7 +97,7 @@ TEST_F(TorchCudaArguments, ShapeAndStride) {
   expect_ffn_error(x_, gate_, up_, gpu({32, 16}).t(),
                    "down: expected rows of adjacent elements, got shape [16, 32]");
   expect_ffn_error(x_, up_, up_, down_,
-                   "gate: expected shape [1, 16, 16, 2], as pack_weight makes of [16, 32]");
+                   "gate: expected what pack_weight makes, got shape [16, 32]");
   expect_ffn_error(gpu({}), gate_, up_, down_, "x: expected shape [..., columns], got a scalar");
   expect_error("pack_weight", {gpu({32})},
                "twell::pack_weight: weight: expected a matrix [rows, columns], got shape [32]");
@@ -97,7 +107,7 @@ TEST_F(TorchCudaArguments, Misalignment) {
   expect_ffn_error(x_, gate_, up_, gpu({16, 32}, at::kBFloat16, 1),
                    "down: expected an address that is a multiple of 2 bytes");
   expect_ffn_error(gpu({2, 32}, at::kBFloat16, 3), gate_, up_, down_, "x: expected an address");
-  expect_ffn_error(x_, gpu({1, 16, 16, 2}, at::kBFloat16, 1), up_, down_, "gate: expected");
+  expect_ffn_error(x_, gpu({16, 32, 1}, at::kBFloat16, 1), up_, down_, "gate: expected");
 }
 
 TEST_F(TorchCudaArguments, Activation) {
@@ -105,16 +115,49 @@ TEST_F(TorchCudaArguments, Activation) {
                    "activation: expected one of relu, relu_squared, fat_relu", "silu");
 }
 
+// What a form has beside the gate's activation is for CPUs alone, in every operator.
+TEST_F(TorchCudaArguments, Additions) {
+  const c10::IValue none;
+  const Tensor gate = gpu({16, 32}), sums = gpu({16, 32}, at::kFloat);
+  const std::vector<c10::IValue> kept = {gpu({0}, at::kLong), gpu({0}, at::kInt), gpu({1052})};
+  const std::vector<c10::IValue> forward = {x_, gate_, up_, down_, none};
+  const std::vector<c10::IValue> backward = {x_,      x_,      gate,    up_, down_,
+                                             kept[0], kept[1], kept[2], none};
+  std::vector<c10::IValue> add = backward;
+  for (const c10::IValue& each : std::vector<c10::IValue>{sums, sums, sums, none, none, none, none})
+    add.push_back(each);
+  const std::vector<std::pair<const char*, c10::IValue>> additions = {
+      {"up_activation", std::string("relu")},
+      {"gate_bias", gpu({16})},
+      {"up_bias", gpu({16})},
+      {"down_bias", gpu({32})},
+      {"norm_weight", gpu({16})},
+      {"norm_epsilon", 1e-5}};
+  for (std::size_t i = 0; i < additions.size(); ++i) {
+    const auto& [name, value] = additions[i];
+    const auto refuses = [&, name = name, value = value](const char* operation,
+                                                         std::vector<c10::IValue> arguments) {
+      arguments = with_form(std::move(arguments));
+      arguments[arguments.size() - additions.size() + i] = value;
+      expect_error(operation, arguments,
+                   std::string(name) + ": is not there on a GPU yet; use PyTorch's dense layers");
+    };
+    refuses("ffn", forward);
+    refuses("ffn_stats", forward);
+    refuses("ffn_train", {x_, gate, up_, down_, none});
+    refuses("ffn_train_backward", backward);
+    refuses("ffn_train_backward_add", add);
+  }
+}
+
 TEST_F(TorchCudaArguments, OptionalOperands) {
   const auto ffn = [&](const c10::IValue& up, const c10::IValue& screen, const char* message) {
-    expect_error("ffn", {x_, gate_, up, down_, screen, std::string("relu"), 0.0, std::int64_t{0}},
-                 message);
+    expect_error("ffn", with_form({x_, gate_, up, down_, screen}), message);
   };
   // With a screen the gate is Wg itself.
   ffn(up_, gpu({64}, at::kByte), "gate: expected");
   for (const Tensor& screen : {gpu({64}, at::kByte), gpu({3328})}) {
-    expect_error("ffn",
-                 {x_, gpu({16, 32}), up_, down_, screen, std::string("relu"), 0.0, std::int64_t{0}},
+    expect_error("ffn", with_form({x_, gpu({16, 32}), up_, down_, screen}),
                  "screen: expected uint8 [3328], as screen_weight makes of [16, 32] on a GPU");
   }
   expect_error("screen_weight", {up_, gpu({31}, at::kFloat)},
@@ -141,10 +184,9 @@ TEST_F(TorchCudaArguments, PackedActivation) {
        "overflow: expected a contiguous tensor of 2 dim");
   expect_error("twell_gated_ffn", {gpu({3, 32}), counts, slots, overflow, up_, down_},
                "twell::twell_gated_ffn: counts: expected 3 rows, as x has");
-  expect_error(
-      "gemm_relu_twell",
-      {x_, gate_, std::int64_t{16}, std::string("relu"), 0.0, std::int64_t{0}, std::int64_t{4}},
-      "twell::gemm_relu_twell: tile: expected 1 to 65536, got 0");
+  expect_error("gemm_relu_twell",
+               {x_, gate_, std::string("relu"), 0.0, std::int64_t{0}, std::int64_t{4}},
+               "twell::gemm_relu_twell: tile: expected 1 to 65536, got 0");
   expect_error("twell_to_dense",
                {counts, slots, overflow, std::int64_t{16}, static_cast<std::int64_t>(at::kFloat)},
                "twell::twell_to_dense: dtype: expected dtype bfloat16 or float16 on a GPU");
@@ -155,7 +197,7 @@ TEST_F(TorchCudaArguments, Training) {
   const c10::IValue none;
   const auto forward = [&](const Tensor& x, const Tensor& g, const c10::IValue& screen,
                            std::int64_t hot, const char* message) {
-    expect_error("ffn_train", {x, g, up_, down_, screen, std::string("relu"), 0.0, hot},
+    expect_error("ffn_train", with_form({x, g, up_, down_, screen}, "relu", hot),
                  std::string("twell::ffn_train: ") + message);
   };
   forward(gpu({2, 32}, at::kFloat), gate, none, 0, "x: expected dtype bfloat16 or float16");
@@ -167,8 +209,7 @@ TEST_F(TorchCudaArguments, Training) {
   const auto backward = [&](const Tensor& dy, const Tensor& kept, const c10::IValue& l1,
                             const char* message) {
     expect_error("ffn_train_backward",
-                 {dy, x_, gate, up_, down_, offsets, neurons, kept, l1, std::string("relu"), 0.0,
-                  std::int64_t{0}},
+                 with_form({dy, x_, gate, up_, down_, offsets, neurons, kept, l1}),
                  std::string("twell::ffn_train_backward: ") + message);
   };
   backward(x_, gpu({7}), none, "values: expected [1052] as ffn_train makes it, got [7]");
@@ -177,8 +218,8 @@ TEST_F(TorchCudaArguments, Training) {
   backward(x_, gpu({1052}), gpu({2}, at::kFloat), "l1_grad: expected Float [], got [2]");
   const auto sums = gpu({16, 32}, at::kFloat);
   expect_error("ffn_train_backward_add",
-               {x_, x_, gate, up_, down_, offsets, neurons, gpu({1052}), none, sums, gate, sums,
-                std::string("relu"), 0.0, std::int64_t{0}},
+               with_form({x_, x_, gate, up_, down_, offsets, neurons, gpu({1052}), none, sums, gate,
+                          sums, none, none, none, none}),
                "dup: expected f32 [H, D] with contiguous rows, got [16, 32]");
 }
 

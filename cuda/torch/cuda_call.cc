@@ -25,14 +25,10 @@ const cuda::Device& device_figures(int ordinal) {
   return found->second;
 }
 
-ConstMatrixView padded_of(const Argument& argument, std::int64_t rows, std::int64_t cols) {
+ConstMatrixView padded_of(const Argument& argument) {
+  const WeightView packed = packed_view(argument);
   const DType dtype = dtype_of(argument);
-  require_packed_shape(argument, dtype, rows, cols);
-  if (!argument.tensor.is_contiguous()) {
-    fail(argument.operation, argument.name, "expected contiguous memory; call .clone() once");
-  }
-  const std::int64_t stride = packed_depth(dtype, cols);
-  return {elements_of(argument, argument.tensor, dtype), dtype, rows, cols, stride};
+  return {packed.data, dtype, packed.rows, packed.cols, packed_depth(packed.type, packed.cols)};
 }
 
 cuda::Problem problem_of(const ConstMatrixView& x, const cuda::DeviceFfnWeights& weights,
@@ -42,6 +38,19 @@ cuda::Problem problem_of(const ConstMatrixView& x, const cuda::DeviceFfnWeights&
   problem.hot = hot;
   problem.trusted = true;  // PyTorch knows where its tensors are
   return problem;
+}
+
+ActivationSpec plain_activation(const char* operation, const FormArguments& form) {
+  const auto refuse = [operation](const char* argument) {
+    fail(operation, argument, "is not there on a GPU yet; use PyTorch's dense layers");
+  };
+  if (form.up_activation != name_of(Activation::identity)) refuse("up_activation");
+  if (form.gate_bias.has_value()) refuse("gate_bias");
+  if (form.up_bias.has_value()) refuse("up_bias");
+  if (form.down_bias.has_value()) refuse("down_bias");
+  if (form.norm_weight.has_value()) refuse("norm_weight");
+  if (form.norm_epsilon.has_value()) refuse("norm_epsilon");
+  return form.gate(operation);
 }
 
 CudaCall::CudaCall(const Tensor& like)

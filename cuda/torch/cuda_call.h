@@ -4,7 +4,7 @@
 
 #include <torch/csrc/stable/accelerator.h>
 
-#include "torch_ops/arguments.h"
+#include "torch_ops/form_arguments.h"
 #include "twell/cuda.h"
 
 namespace twell::torch_ops {
@@ -16,12 +16,15 @@ const cuda::Device& device_figures(int ordinal);
 // pack_weight on a GPU pads and does not reorder: the kernels read [H, D] as it is. The tensor has
 // the shape that it has on the CPU, so that the operators' shapes do not depend on the device; its
 // memory is [H rounded up to 16, D rounded up to 32], row-major, zeros where padded.
-ConstMatrixView padded_of(const Argument& argument, std::int64_t rows, std::int64_t cols);
+ConstMatrixView padded_of(const Argument& argument);
 
 // The problem of a layer of `weights`, of which the first `hot` neurons are multiplied densely; y
 // is fresh memory of PyTorch's allocator.
 cuda::Problem problem_of(const ConstMatrixView& x, const cuda::DeviceFfnWeights& weights,
                          const ActivationSpec& activation, std::int64_t hot);
+
+// The gate's activation of a call. Throws for a form with more: kernels have nothing else yet.
+ActivationSpec plain_activation(const char* operation, const FormArguments& form);
 
 // The GPU of a tensor as the current one, its figures, and PyTorch's current stream on it.
 class CudaCall {

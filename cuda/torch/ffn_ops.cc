@@ -22,11 +22,10 @@ cuda::DeviceScreenView screen_view(const Argument& argument, std::int64_t rows, 
 
 // One call, its arguments checked before the GPU's figures and stream are asked for.
 struct Call {
-  Call(const char* name, const Tensor& x_tensor, const Tensor& gate,
-       const std::optional<Tensor>& up, const Tensor& down, const std::optional<Tensor>& screen,
-       const std::string& activation_name, double threshold, std::int64_t hot)
+  Call(const char* name, const FormArguments& form, const Tensor& x_tensor, const Tensor& gate,
+       const std::optional<Tensor>& up, const Tensor& down, const std::optional<Tensor>& screen)
       : operation(name), x(x_tensor), rows(rows_of({name, "x", x_tensor, &x_tensor})) {
-    activation = activation_of(name, activation_name, threshold);
+    activation = plain_activation(name, form);
     weights.down = matrix_of({name, "down", down, &x});
     if (up.has_value()) weights.up = matrix_of({name, "up", *up, &x});
     const Argument gate_argument = {name, "gate", gate, &x};
@@ -35,10 +34,10 @@ struct Call {
       weights.screen =
           screen_view({name, "screen", *screen, &x}, weights.gate.rows, weights.gate.cols);
     } else {
-      weights.gate = padded_of(gate_argument, weights.down.rows, rows.view.cols);
+      weights.gate = padded_of(gate_argument);
     }
-    problem = problem_of(rows.view, weights, activation, hot);
-    require_hot(name, hot, weights.down.rows);
+    problem = problem_of(rows.view, weights, activation, form.hot);
+    require_hot(name, form.hot, weights.down.rows);
   }
 
   Tensor run(const CudaCall& gpu, const cuda::DeviceStats& stats) const {
@@ -60,17 +59,17 @@ struct Call {
 
 }  // namespace
 
-Tensor ffn(const Tensor& x, const Tensor& gate, const std::optional<Tensor>& up, const Tensor& down,
-           const std::optional<Tensor>& screen, const std::string& activation, double threshold,
-           std::int64_t hot) {
-  const Call call("ffn", x, gate, up, down, screen, activation, threshold, hot);
+Tensor ffn(const FormArguments& form, const Tensor& x, const Tensor& gate,
+           const std::optional<Tensor>& up, const Tensor& down,
+           const std::optional<Tensor>& screen) {
+  const Call call("ffn", form, x, gate, up, down, screen);
   return call.run(CudaCall(x), {});
 }
 
-FfnStats ffn_stats(const Tensor& x, const Tensor& gate, const std::optional<Tensor>& up,
-                   const Tensor& down, const std::optional<Tensor>& screen,
-                   const std::string& activation, double threshold, std::int64_t hot) {
-  const Call call("ffn_stats", x, gate, up, down, screen, activation, threshold, hot);
+FfnStats ffn_stats(const FormArguments& form, const Tensor& x, const Tensor& gate,
+                   const std::optional<Tensor>& up, const Tensor& down,
+                   const std::optional<Tensor>& screen) {
+  const Call call("ffn_stats", form, x, gate, up, down, screen);
   const CudaCall gpu(x);
   const auto zeros = [&](const char* name, const std::vector<std::int64_t>& shape,
                          ScalarType type) {

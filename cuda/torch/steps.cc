@@ -45,16 +45,14 @@ cuda::Problem problem_of(const cuda::DeviceTwellView& packed, const ConstMatrixV
 
 }  // namespace
 
-TwellTensors gemm_relu_twell(const Tensor& x, const Tensor& weight_packed, std::int64_t rows,
+TwellTensors gemm_relu_twell(const Tensor& x, const Tensor& weight_packed,
                              const std::string& activation, double threshold, std::int64_t tile,
                              std::int64_t capacity) {
   constexpr const char* kOperation = "gemm_relu_twell";
-  if (rows < 1) fail(kOperation, "rows", "expected 1 or more, got " + std::to_string(rows));
   const ConstMatrixView view = matrix_of({kOperation, "x", x, &x});
-  const ConstMatrixView weight =
-      padded_of({kOperation, "weight_packed", weight_packed, &x}, rows, view.cols);
+  const ConstMatrixView weight = padded_of({kOperation, "weight_packed", weight_packed, &x});
   const ActivationSpec spec = activation_of(kOperation, activation, threshold);
-  const TwellLayout layout = layout_of(kOperation, view, rows, tile, capacity);
+  const TwellLayout layout = layout_of(kOperation, view, weight.rows, tile, capacity);
   const CudaCall call(x);
   const TwellTensors out = new_tensors(kOperation, x, layout);
   cuda::DeviceFfnWeights weights;

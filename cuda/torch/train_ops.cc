@@ -14,15 +14,13 @@ namespace {
 // The weights of a call and its plan, arguments checked before the GPU's figures are asked for.
 struct Call {
   const char* operation;
+  const FormArguments& form;
   const Tensor &x, &gate;
   const std::optional<Tensor>& up;
   const Tensor& down;
-  const std::string& activation_name;
-  double threshold;
-  std::int64_t hot;
 
   Rows rows = rows_of({operation, "x", x, &x});
-  ActivationSpec activation = activation_of(operation, activation_name, threshold);
+  ActivationSpec activation = plain_activation(operation, form);
   cuda::DeviceFfnWeights weights = weights_of();
 
   cuda::DeviceFfnWeights weights_of() const {
@@ -30,14 +28,14 @@ struct Call {
     out.gate = matrix_of({operation, "gate", gate, &x});
     if (up.has_value()) out.up = matrix_of({operation, "up", *up, &x});
     out.down = matrix_of({operation, "down", down, &x});
-    require_hot(operation, hot, out.down.rows);
+    require_hot(operation, form.hot, out.down.rows);
     return out;
   }
   cuda::TrainPlan plan(const CudaCall& gpu) const {
-    return cuda::plan_train(gpu.device(), problem_of(rows.view, weights, activation, hot));
+    return cuda::plan_train(gpu.device(), problem_of(rows.view, weights, activation, form.hot));
   }
   std::vector<std::int64_t> kept_shape() const {
-    return {cuda::most_kept_bytes(rows.view.rows, weights.gate.rows, hot) / 2};
+    return {cuda::most_kept_bytes(rows.view.rows, weights.gate.rows, form.hot) / 2};
   }
 };
 
@@ -100,14 +98,14 @@ Tensor run_backward(const Call& call, const BackwardOperands& operands,
 
 }  // namespace
 
-TrainedFfn ffn_train(const Tensor& x, const Tensor& gate, const std::optional<Tensor>& up,
-                     const Tensor& down, const std::optional<Tensor>& screen,
-                     const std::string& activation, double threshold, std::int64_t hot) {
+TrainedFfn ffn_train(const FormArguments& form, const Tensor& x, const Tensor& gate,
+                     const std::optional<Tensor>& up, const Tensor& down,
+                     const std::optional<Tensor>& screen) {
   constexpr const char* kOperation = "ffn_train";
   if (screen.has_value()) {
     fail(kOperation, "screen", "expected none: a GPU multiplies all of the gate");
   }
-  const Call call = {kOperation, x, gate, up, down, activation, threshold, hot};
+  const Call call = {kOperation, form, x, gate, up, down};
   const CudaCall gpu(x);
   const cuda::TrainPlan plan = call.plan(gpu);
   const ConstMatrixView& in = call.rows.view;
@@ -130,39 +128,48 @@ TrainedFfn ffn_train(const Tensor& x, const Tensor& gate, const std::optional<Te
   return {y, torch::stable::sum(row_l1), row_nnz, neuron_nnz, offsets, neurons, values};
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> ffn_train_backward(
-    const Tensor& dy, const Tensor& x, const Tensor& gate, const std::optional<Tensor>& up,
-    const Tensor& down, const Tensor&, const Tensor&, const Tensor& values,
-    const std::optional<Tensor>& l1_grad, const std::string& activation, double threshold,
-    std::int64_t hot) {
+FfnGradientTensors ffn_train_backward(const FormArguments& form, const Tensor& dy, const Tensor& x,
+                                      const Tensor& gate, const std::optional<Tensor>& up,
+                                      const Tensor& down, const Tensor&, const Tensor&,
+                                      const Tensor& values, const std::optional<Tensor>& l1_grad) {
   constexpr const char* kOperation = "ffn_train_backward";
-  const Call call = {kOperation, x, gate, up, down, activation, threshold, hot};
+  const Call call = {kOperation, form, x, gate, up, down};
   const BackwardOperands operands(call, dy, values, l1_grad);
   const DType dtype = call.rows.view.dtype;
   const auto like = [&](const char* name, const ConstMatrixView& weight) {
     return new_empty({kOperation, name, x}, {weight.rows, weight.cols}, scalar_type_of(dtype));
   };
   const Tensor dgate = like("dgate", call.weights.gate);
-  // Empty without a gate.
-  const Tensor dup = up.has_value() ? like("dup", call.weights.up)
-                                    : new_empty({kOperation, "dup", x}, {0}, scalar_type_of(dtype));
+  const auto none = [&](const char* name) {
+    return new_empty({kOperation, name, x}, {0}, scalar_type_of(dtype));
+  };
+  const Tensor dup = up.has_value() ? like("dup", call.weights.up) : none("dup");
   const Tensor ddown = like("ddown", call.weights.down);
   cuda::DeviceFfnGradients out;
   out.gate = gradient_of(call, "dgate", dgate, dtype);
   if (up.has_value()) out.up = gradient_of(call, "dup", dup, dtype);
   out.down = gradient_of(call, "ddown", ddown, dtype);
   const Tensor dx = run_backward(call, operands, out);
-  return {dx, dgate, dup, ddown};
+  return {dx,
+          dgate,
+          dup,
+          ddown,
+          none("dgate_bias"),
+          none("dup_bias"),
+          none("ddown_bias"),
+          none("dnorm_weight")};
 }
 
-Tensor ffn_train_backward_add(const Tensor& dy, const Tensor& x, const Tensor& gate,
-                              const std::optional<Tensor>& up, const Tensor& down, const Tensor&,
-                              const Tensor&, const Tensor& values,
-                              const std::optional<Tensor>& l1_grad, const Tensor& dgate,
-                              const std::optional<Tensor>& dup, const Tensor& ddown,
-                              const std::string& activation, double threshold, std::int64_t hot) {
+Tensor ffn_train_backward_add(const FormArguments& form, const Tensor& dy, const Tensor& x,
+                              const Tensor& gate, const std::optional<Tensor>& up,
+                              const Tensor& down, const Tensor&, const Tensor&,
+                              const Tensor& values, const std::optional<Tensor>& l1_grad,
+                              const Tensor& dgate, const std::optional<Tensor>& dup,
+                              const Tensor& ddown, const std::optional<Tensor>&,
+                              const std::optional<Tensor>&, const std::optional<Tensor>&,
+                              const std::optional<Tensor>&) {
   constexpr const char* kOperation = "ffn_train_backward_add";
-  const Call call = {kOperation, x, gate, up, down, activation, threshold, hot};
+  const Call call = {kOperation, form, x, gate, up, down};
   const BackwardOperands operands(call, dy, values, l1_grad);
   cuda::DeviceFfnGradients out;
   out.gate = gradient_of(call, "dgate", dgate, DType::f32);

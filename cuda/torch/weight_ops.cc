@@ -39,25 +39,24 @@ const float* axis_of(const Argument& axis, std::int64_t cols) {
 Tensor pack_weight(const Tensor& weight) {
   const Argument argument{"pack_weight", "weight", weight, &weight};
   const ConstMatrixView view = matrix_of(argument);
+  const WeightType type = weight_type(view.dtype);
   const CudaCall call(weight);
-  const Tensor packed =
-      new_zeros({argument.operation, "packed", weight},
-                packed_shape(view.dtype, view.rows, view.cols), weight.scalar_type());
-  copy({packed.mutable_data_ptr(), packed_depth(view.dtype, view.cols), view.data, view.row_stride,
+  const Tensor packed = new_zeros({argument.operation, "packed", weight},
+                                  packed_shape(type, view.rows, view.cols), weight.scalar_type());
+  copy({packed.mutable_data_ptr(), packed_depth(type, view.cols), view.data, view.row_stride,
         view.rows, view.cols},
        call.stream());
   return packed;
 }
 
-Tensor unpack_weight(const Tensor& packed, std::int64_t rows, std::int64_t cols) {
+Tensor unpack_weight(const Tensor& packed) {
   const Argument argument{"unpack_weight", "packed", packed, &packed};
-  if (rows < 0) fail(argument.operation, "rows", "expected 0 or more, got " + std::to_string(rows));
-  if (cols < 0) fail(argument.operation, "cols", "expected 0 or more, got " + std::to_string(cols));
-  const ConstMatrixView view = padded_of(argument, rows, cols);
+  const ConstMatrixView view = padded_of(argument);
   const CudaCall call(packed);
-  const Tensor weight =
-      new_empty({argument.operation, "weight", packed}, {rows, cols}, packed.scalar_type());
-  copy({weight.mutable_data_ptr(), cols, view.data, view.row_stride, rows, cols}, call.stream());
+  const Tensor weight = new_empty({argument.operation, "weight", packed}, {view.rows, view.cols},
+                                  packed.scalar_type());
+  copy({weight.mutable_data_ptr(), view.cols, view.data, view.row_stride, view.rows, view.cols},
+       call.stream());
   return weight;
 }
 

@@ -1,9 +1,9 @@
-// The activations of a feed-forward layer. Those of a gate yield zeros: a pre-activation v above a
-// threshold becomes f(v), any other 0. The threshold is 0, but for fat_relu, which brings its own;
-// f(0) = 0. Of up there may be one as well (dReLU), or none: identity.
+// The activations of a feed-forward layer. A gate's activation yields zeros: a pre-activation v
+// above a threshold becomes f(v), any other becomes 0. The threshold is 0; only fat_relu has its
+// own. f(0) = 0. Up may have an activation too (dReLU); identity means that it has none.
 //
-// The formulas stand here alone, for the CPU kernels, the CUDA kernels, training and the reference;
-// docs/adding-an-activation.md says what else a new one needs.
+// CPU kernels, CUDA kernels, training and the reference all take their formulas from here.
+// docs/adding-an-activation.md says what else a new activation needs.
 #pragma once
 
 #include <cstdint>
@@ -16,19 +16,21 @@
 
 namespace twell {
 
+// An activation, of a gate or of up.
 enum class Activation : std::uint8_t {
   relu,          // max(v, 0)
   relu_squared,  // max(v, 0)²
   fat_relu,      // v > threshold ? v : 0, threshold ≥ 0
-  identity,      // v; of up alone
+  identity,      // v; for up only
 };
-// Those of a gate.
+// The activations that a gate may have.
 inline constexpr Activation kActivations[] = {Activation::relu, Activation::relu_squared,
                                               Activation::fat_relu};
-// Those of up.
+// The activations that up may have.
 inline constexpr Activation kUpActivations[] = {Activation::identity, Activation::relu,
                                                 Activation::relu_squared};
 
+// As options and operators spell it: "relu", "relu_squared", "fat_relu", "identity".
 constexpr const char* name_of(Activation kind) {
   switch (kind) {
     case Activation::relu:
@@ -43,40 +45,43 @@ constexpr const char* name_of(Activation kind) {
   return "?";
 }
 
+// Whether the activation has a threshold of its own.
 constexpr bool has_threshold(Activation kind) { return kind == Activation::fat_relu; }
 
-// f(v) of a v above the threshold.
+// f(v), for a v above the threshold.
 template <class T>
 TWELL_HOST_DEVICE constexpr T activated(Activation kind, T v) {
   return kind == Activation::relu_squared ? v * v : v;
 }
 
-// f'(v) of a v above the threshold.
+// f'(v), for a v above the threshold.
 template <class T>
 TWELL_HOST_DEVICE constexpr T activated_slope(Activation kind, T v) {
   return kind == Activation::relu_squared ? 2 * v : T(1);
 }
 
-// The same of any u, by up's activation: it has no threshold but 0. NaN is above it.
+// fu(u) for any u, where fu is the activation of up. Its threshold is 0; NaN counts as above it.
 template <class T>
 TWELL_HOST_DEVICE constexpr T up_activated(Activation kind, T u) {
   return kind != Activation::identity && u <= 0 ? T(0) : activated(kind, u);
 }
+// fu'(u) for any u.
 template <class T>
 TWELL_HOST_DEVICE constexpr T up_activated_slope(Activation kind, T u) {
   return kind != Activation::identity && u <= 0 ? T(0) : activated_slope(kind, u);
 }
 
-// h of a place that fired, from the gate's activation g = f(v) and from u.
+// h of a neuron that fired, from g = f(v) and u.
 template <class T>
 TWELL_HOST_DEVICE constexpr T combine(Activation up, T g, T u) {
   return g * up_activated(up, u);
 }
-// The gradients of v and u there, from that of h.
+// The gradients of v and u of a neuron that fired.
 template <class T>
 struct PlaceGradients {
   T v, u;
 };
+// The backward of combine(): from dh, the gradient of h, those of v and u.
 template <class T>
 TWELL_HOST_DEVICE constexpr PlaceGradients<T> uncombine(Activation gate, Activation up, T dh, T v,
                                                         T u) {
@@ -84,12 +89,13 @@ TWELL_HOST_DEVICE constexpr PlaceGradients<T> uncombine(Activation gate, Activat
           dh * activated(gate, v) * up_activated_slope(up, u)};
 }
 
-// NaN passes through every activation and is a non-zero; ±0 never is.
+// An activation and its threshold. NaN passes through every activation and is a non-zero; ±0 is
+// not.
 struct ActivationSpec {
   Activation kind = Activation::relu;
-  float threshold = 0.0F;  // of a kind that has one
+  float threshold = 0.0F;  // only for a kind that has one
 
-  // What a pre-activation must not be at most, to be kept: NaN is.
+  // A pre-activation is kept unless it is at most this. So NaN is kept.
   constexpr float kept_above() const { return has_threshold(kind) ? threshold : 0.0F; }
 };
 

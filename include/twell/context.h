@@ -1,7 +1,7 @@
 // What a call runs on: the threads, the instruction tier and reusable scratch memory.
 //
-// A Context serves one call at a time; two threads that call concurrently use two contexts. Nothing
-// else in libtwell holds state.
+// A Context serves one call at a time. Two threads that call at the same time need two contexts.
+// Nothing else in libtwell holds state.
 #pragma once
 
 #include <cstddef>
@@ -12,14 +12,16 @@
 
 namespace twell {
 
+// What a Context is made from.
 struct ContextOptions {
   int threads = 0;              // 0: default_threads()
   std::optional<CpuTier> tier;  // unset: default_cpu_tier()
-  // For FfnPlan::hot_share: 0 multiplies every neuron that fires densely, 2 gathers all. Unset:
-  // what is expected to be fastest.
+  // For FfnPlan::hot_share. 0 multiplies every neuron that fires densely; 2 gathers all neurons.
+  // Unset takes what is expected to be fastest.
   std::optional<double> hot_share = {};
 };
 
+// Threads, tier and scratch of the calls that are given it.
 class Context {
  public:
   // Throws Error{unsupported} if the forced tier is not available here.
@@ -32,8 +34,9 @@ class Context {
   CpuTier tier() const { return tier_; }
   std::optional<double> hot_share() const { return hot_share_; }
 
-  // Scratch of at least `bytes`, 64-byte aligned, private to (thread, slot); contents undefined.
-  // It stays allocated for the next call. Safe to call from the context's own parallel regions.
+  // Scratch of at least `bytes`, 64-byte aligned, for this thread and slot alone. Its contents are
+  // undefined. It stays allocated for the next call. The context's own parallel regions may call
+  // it.
   void* scratch(int thread, int slot, std::size_t bytes);
   static constexpr int kScratchSlots = 12;
 

@@ -1,5 +1,5 @@
-// Which instructions this machine can run. Tiers are ordered: each one's kernels beat the ones
-// before.
+// Which instructions this machine can run. A tier is a set of instructions with kernels of its own.
+// Tiers are ordered: the kernels of each are faster than those of the ones before.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +9,7 @@
 
 namespace twell {
 
+// A set of CPU instructions.
 enum class CpuTier : std::uint8_t {
   portable,  // any CPU: compiler vectors, no intrinsics
   avx2,      // AVX2 and FMA
@@ -19,34 +20,37 @@ enum class CpuTier : std::uint8_t {
 constexpr CpuTier kAllCpuTiers[] = {CpuTier::portable, CpuTier::avx2, CpuTier::avx512,
                                     CpuTier::amx};
 
+// "portable", "avx2", "avx512" or "amx".
 const char* name_of(CpuTier tier);
 
-// "portable" | "avx2" | "avx512" | "amx"; anything else is an Error that lists these.
+// The tier of such a name. Any other name is an Error that lists these.
 CpuTier parse_cpu_tier(std::string_view name);
 
 // Whether the processor and the operating system both allow the tier's instructions.
 bool cpu_tier_available(CpuTier tier);
+// Those that are available, in order.
 std::vector<CpuTier> available_cpu_tiers();
 
-// The tier named by the environment variable TWELL_CPU_TIER, or the best available one. A forced
-// tier that this machine does not have is an Error, never a silent fallback.
+// The tier that the environment variable TWELL_CPU_TIER names, or the best one that is available. A
+// named tier that this machine lacks is an Error, never a silent fallback.
 CpuTier default_cpu_tier();
 
-// As the system calls it: "AMD EPYC"; "unknown" where it does not say.
+// The processor's name as the system gives it: "AMD EPYC"; "unknown" where it gives none.
 std::string processor_name();
 
-// Threads that the process can keep busy: as many as OpenMP would use, which the cores that it may
-// run on bound, and no more than the quota of a container (cgroup, rounded up), beyond which
-// threads wait for one another. Where OMP_NUM_THREADS is set, what OpenMP makes of it.
+// Threads that the process can keep busy. OpenMP's number, which the cores that the process may run
+// on bound, and at most the quota of a container (cgroup, rounded up): more threads would wait for
+// one another. If OMP_NUM_THREADS is set, OpenMP alone decides.
 int default_threads();
 
-// Data caches of one core and the share of the last level it sees, in bytes; conservative constants
-// where the operating system does not tell.
+// Data caches of one core, and its share of the last level, in bytes. These constants, which are on
+// the safe side, serve where the operating system does not tell.
 struct CpuCaches {
   std::int64_t l1 = 32 << 10;
   std::int64_t l2 = 1 << 20;
   std::int64_t l3 = 16 << 20;
 };
+// The caches of this machine.
 CpuCaches cpu_caches();
 
 }  // namespace twell

@@ -6,7 +6,8 @@
 // An FfnForm (twell/ffn_form.h) adds biases, an activation of u, and a norm of h.
 //
 // x is [M, D], Wg and Wu are [H, D] as in checkpoints, Wd is neuron-major [H, D] (the transpose of
-// a checkpoint's down projection), y is [M, D]. All of one dtype: bf16 or f32. Accumulation is f32;
+// a checkpoint's down projection), y is [M, D]. x and y are of one dtype, bf16 or f32, and weights
+// of the same type (twell/weight.h). Accumulation is f32;
 // the activation is rounded once to the dtype as it is packed, u is never rounded, y once; h is
 // rounded where many rows of a block fire its neuron (FfnPlan::hot_share).
 // NaN and infinities: a neuron that does not fire is not computed, so rows of Wu and Wd that are
@@ -35,7 +36,7 @@ struct FfnShape {
   std::int64_t width = 0;   // D
   std::int64_t hidden = 0;  // H
   bool gated = true;
-  DType dtype = DType::bf16;
+  DType dtype = DType::bf16;  // of x and y
   bool operator==(const FfnShape&) const = default;
 };
 
@@ -46,11 +47,12 @@ const char* name_of(GateForm form);
 
 struct FfnWeights {
   std::variant<PackedWeight, ScreenedGate> gate;  // Wg; Wu of a layer without a gate
-  std::optional<ConstMatrixView> up;              // Wu; none in a layer without a gate
-  ConstMatrixView down;                           // Wd, neuron-major
+  std::optional<WeightView> up;                   // Wu; none in a layer without a gate
+  WeightView down;                                // Wd, neuron-major
 
   GateForm form() const { return gate.index() == 0 ? GateForm::packed : GateForm::screened; }
-  FfnShape shape() const;  // that of the gate
+  const WeightView& gate_view() const;  // panels, or rows with a screen
+  FfnShape shape(DType x) const;        // that of the gate, for x and y of this dtype
 };
 
 // What one call saw.

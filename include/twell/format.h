@@ -1,10 +1,11 @@
 // TwELL: tile-wise ELLPACK, the packed form of a sparse activation [M, H] (paper section 3).
 //
-// The columns are cut into tiles of `tile` columns. For each row and tile there is a count of
-// non-zeros and room for `capacity` slots, each a (column within the tile, value) pair, in
-// ascending column order. A tile with more non-zeros than `capacity` keeps its true count; all of
-// its slots then live in an overflow record of `tile` slots whose number stands in its first inline
-// word. So every matrix is held exactly, at any density. docs/format.md has a picture.
+// The columns are cut into tiles of `tile` columns. Each row of a tile has a count of non-zeros,
+// and room for `capacity` slots. A slot is a pair (column within the tile, value); slots stand in
+// ascending order of columns. If a tile has more non-zeros than `capacity`, its count stays true,
+// and all of its slots lie in an overflow record of `tile` slots. The record's number stands in the
+// tile's first inline word. So every matrix is held exactly, at any density. docs/format.md has a
+// picture.
 #pragma once
 
 #include <cstddef>
@@ -16,8 +17,8 @@
 
 namespace twell {
 
-// Slot of a 16-bit value: one 32-bit word, the column in the low half and the value's bits in the
-// high half, so that a bf16 value is the word with its low half cleared.
+// Slot of a 16-bit value: one 32-bit word, with the column in the low half and the value's bits in
+// the high half. So a bf16 value is the word with its low half cleared.
 struct TwellSlot16 {
   std::uint16_t column;
   std::uint16_t bits;
@@ -29,11 +30,13 @@ struct TwellSlot32 {
 };
 static_assert(sizeof(TwellSlot16) == 4 && sizeof(TwellSlot32) == 8);
 
+// Bytes of a slot.
 constexpr std::size_t slot_bytes(DType dtype) { return dtype == DType::f32 ? 8 : 4; }
 
-// Columns of the widest tile: slots number them in 16 bits.
+// Columns of the widest tile: a slot numbers them in 16 bits.
 constexpr std::int32_t kWidestTile = 65536;
 
+// Shape and tiling of a TwELL matrix.
 struct TwellLayout {
   std::int64_t rows = 0;       // M
   std::int64_t cols = 0;       // H
@@ -42,15 +45,15 @@ struct TwellLayout {
   DType dtype = DType::bf16;   // of the values
 
   std::int64_t tiles() const { return (cols + tile - 1) / tile; }
-  // Throws Error{invalid_argument} naming the field.
+  // Throws Error{invalid_argument} that names the wrong field.
   void validate() const;
 };
 
-// An owning TwELL matrix. Any number of threads may read it, one may write.
+// A TwELL matrix that owns its memory. Any number of threads may read it, or one may write.
 class TwellMatrix {
  public:
   TwellMatrix() = default;
-  // All rows empty. Throws on an invalid layout.
+  // With empty rows. Throws Error if the layout is invalid.
   explicit TwellMatrix(const TwellLayout& layout);
 
   const TwellLayout& layout() const { return layout_; }
@@ -88,13 +91,13 @@ class TwellMatrix {
   std::vector<std::vector<std::byte>> overflow_;  // records of `tile` slots
 };
 
-// Packs the non-zeros of `dense` (NaN and Inf are non-zeros, -0 is not). dtype and shape must match
-// the layout's.
+// Packs the non-zeros of `dense`. NaN and Inf are non-zeros, -0 is not. `dense` must have the
+// layout's dtype and shape.
 TwellMatrix pack(ConstMatrixView dense, const TwellLayout& layout);
 // Writes every element of `dense`, zeros included.
 void unpack(const TwellMatrix& packed, MatrixView dense);
-// Throws Error{invalid_argument} naming the first broken rule: counts in range, columns ascending
-// and below the tile's width, no stored zero.
+// Checks that counts are in range, that columns ascend and are below the tile's width, and that no
+// zero is stored. Throws Error{invalid_argument} that names the first broken rule.
 void validate(const TwellMatrix& packed);
 
 }  // namespace twell

@@ -44,6 +44,7 @@ struct LayerOptions {
   std::optional<bool> spread = {};
 };
 
+// One call at a time; two threads use two layers of the same weights.
 class Layer {
  public:
   // Copies down where it does not lie neuron-major, and packs the gate where the tier screens none.

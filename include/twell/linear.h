@@ -1,5 +1,5 @@
-// Plain linear layers: y = x Wᵀ. x is [M, D], W [N, D], y [M, N], all of one dtype: bf16 or f32.
-// f32 accumulation, y rounded once. Any M ≥ 0. Errors are twell::Error naming operation and
+// Plain linear layers: y = x Wᵀ. x is [M, D], W [N, D], y [M, N], all of one type: bf16 or f32.
+// Sums are f32; y is rounded once. M may be 0. An error is a twell::Error that names operation and
 // argument.
 #pragma once
 
@@ -9,13 +9,14 @@
 
 namespace twell {
 
-// On a packed weight: the gate's GEMM without the activation. bias [N] of the same dtype, or null.
+// On a packed weight, by the gate's GEMM without the activation. `bias` is [N] of the same dtype,
+// or null.
 void linear(Context& context, ConstMatrixView x, const PackedWeight& weight, const void* bias,
             MatrixView y);
 
-// On a weight as it is stored, for a few rows: W streams by once, at the bandwidth of memory.
-// Correct for any M; above about eight rows a GEMM is faster. Made for logits, whose weight may be
-// the embedding too and should not exist twice.
-void linear_as_stored(Context& context, ConstMatrixView x, ConstMatrixView weight, MatrixView y);
+// On a weight as it is stored, for a few rows. W is read once, at the bandwidth of memory. Any M is
+// correct; above about eight rows a GEMM is faster. It serves logits: their weight may be the
+// embedding too, and should not exist twice.
+void linear_as_stored(Context& context, ConstMatrixView x, const WeightView& weight, MatrixView y);
 
 }  // namespace twell

@@ -11,21 +11,38 @@
 #include <cstdint>
 #include <memory>
 
-#include "twell/dtype.h"
 #include "twell/tensor_view.h"
+#include "twell/weight.h"
 
 namespace twell {
 
 constexpr std::int64_t kPanel = 16;
 
 // Inputs after padding.
-constexpr std::int64_t packed_depth(DType dtype, std::int64_t cols) {
-  return dtype == DType::f32 ? cols : (cols + 31) / 32 * 32;
+constexpr std::int64_t packed_depth(WeightType type, std::int64_t cols) {
+  return type == WeightType::f32 ? cols : (cols + 31) / 32 * 32;
 }
 constexpr std::int64_t packed_panels(std::int64_t rows) { return (rows + kPanel - 1) / kPanel; }
-constexpr std::size_t packed_bytes(DType dtype, std::int64_t rows, std::int64_t cols) {
-  return static_cast<std::size_t>(packed_panels(rows)) * kPanel *
-         static_cast<std::size_t>(packed_depth(dtype, cols)) * size_of(dtype);
+constexpr std::size_t packed_bytes(WeightType type, std::int64_t rows, std::int64_t cols) {
+  return static_cast<std::size_t>(
+      bytes_of(type, packed_panels(rows) * kPanel * packed_depth(type, cols)));
+}
+
+// A packed weight that has to say what it is, as one tensor: [rows, n, 1] of its type. The third
+// dimension tells it from a weight of rows. n is `cols` where packing pads nothing; else so large
+// that the padding fits in, and tells `cols` apart from all others that pad to the same depth.
+constexpr std::int64_t packed_extent(WeightType type, std::int64_t rows, std::int64_t cols) {
+  const std::int64_t there = rows > 1 ? rows : 1, padded = packed_panels(there) * kPanel;
+  const std::int64_t depth = packed_depth(type, cols);
+  return (padded * depth + there - 1) / there + depth - cols;
+}
+// The inverse: `cols` of a tensor [rows, n, 1]; -1 where packing makes none of this n.
+constexpr std::int64_t packed_cols(WeightType type, std::int64_t rows, std::int64_t n) {
+  const std::int64_t there = rows > 1 ? rows : 1, padded = packed_panels(there) * kPanel;
+  const std::int64_t unit = packed_depth(type, 1);
+  const std::int64_t depth = n * there / (padded * unit) * unit;
+  const std::int64_t cols = depth - (n - packed_extent(type, rows, depth));
+  return cols >= 0 && packed_extent(type, rows, cols) == n ? cols : -1;
 }
 
 // Memory that a weight was prepared in: its own, which copies share and the last one frees, or the
@@ -55,31 +72,33 @@ class PreparedMemory {
   std::size_t bytes_ = 0;
 };
 
-// `packed`: packed_bytes(w.dtype, w.rows, w.cols) bytes at a multiple of 4, best of 64. bf16
-// and f32.
-void pack_weight(ConstMatrixView w, void* packed);
+// `packed`: packed_bytes(w.type, w.rows, w.cols) bytes at a multiple of 4, best of 64. w: rows of
+// bf16 or f32.
+void pack_weight(const WeightView& w, void* packed);
 
 // W packed: as PackedWeight(w) makes it, or as pack_weight() wrote it elsewhere. A value; copies
 // share the memory.
 class PackedWeight {
  public:
-  // Packs w on all threads. w is bf16 or f32.
-  explicit PackedWeight(ConstMatrixView w);
-  static PackedWeight borrow(const void* packed, DType dtype, std::int64_t rows, std::int64_t cols);
+  // Packs w on all threads. w: rows of bf16 or f32.
+  explicit PackedWeight(const WeightView& w);
+  // `panels`: as pack_weight() wrote them.
+  static PackedWeight borrow(const WeightView& panels);
 
-  DType dtype() const { return dtype_; }
-  std::int64_t rows() const { return rows_; }
-  std::int64_t cols() const { return cols_; }
-  const void* data() const { return memory_.data(); }
-  // The inverse, exact, into a matrix of this dtype and shape.
+  // Panels, which live as long as this or a copy of it.
+  const WeightView& view() const { return view_; }
+  WeightType type() const { return view_.type; }
+  std::int64_t rows() const { return view_.rows; }
+  std::int64_t cols() const { return view_.cols; }
+  const void* data() const { return view_.data; }
+  // The inverse, exact, into a matrix of this type and shape.
   void unpack(MatrixView w) const;
 
  private:
-  PackedWeight(PreparedMemory memory, DType dtype, std::int64_t rows, std::int64_t cols);
+  PackedWeight(PreparedMemory memory, const WeightView& view);
 
   PreparedMemory memory_;
-  DType dtype_;
-  std::int64_t rows_, cols_;
+  WeightView view_;
 };
 
 }  // namespace twell

@@ -67,7 +67,7 @@ class Screen {
 // rest. A screen belongs to the weight it was made of: after a change to that it is wrong, and
 // nothing notices.
 struct ScreenedGate {
-  ConstMatrixView rows;
+  WeightView rows;
   Screen screen;
 };
 

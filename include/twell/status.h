@@ -1,5 +1,6 @@
-// Errors of libtwell. Every failure a caller can cause or meet is a twell::Error; a broken internal
-// invariant aborts. Messages are one line: what was wrong, where, what was expected and got.
+// Errors of libtwell. Every failure that a caller can cause or meet is a twell::Error. A broken
+// internal invariant aborts. A message is one line: what was wrong, where, what was expected and
+// what came.
 #pragma once
 
 #include <stdexcept>
@@ -8,13 +9,15 @@
 
 namespace twell {
 
+// What kind of failure an Error is.
 enum class ErrorKind {
-  invalid_argument,  // the caller passed something the operation's contract excludes
+  invalid_argument,  // the caller passed what the operation's contract excludes
   unsupported,       // valid, but not available in this build or on this machine
   environment,       // a file, a device or the operating system failed
   out_of_memory,
 };
 
+// A failure, with its kind and where it happened.
 class Error : public std::runtime_error {
  public:
   // `operation` names the public function (or the file); `message` is one line.

@@ -1,6 +1,6 @@
-// The steps of a layer one by one, with the packed activation between them as a value: for
-// inspection and tests. ffn() computes the same without them, many times faster: nothing on its
-// way knows a capacity or an overflow record.
+// The steps of a layer one by one, with the packed activation between them as a value. They are for
+// inspection and tests. ffn() computes the same without them, many times faster, since it needs no
+// capacity and no overflow records.
 #pragma once
 
 #include "twell/ffn.h"
@@ -8,16 +8,16 @@
 
 namespace twell {
 
-// out = act(x Wᵀ), packed. out's layout chooses tile and capacity and must have rows M, cols H and
-// x's dtype.
+// out = act(x Wᵀ), packed. out's layout chooses tile and capacity. It must have M rows, H columns
+// and x's dtype.
 void gemm_relu_twell(Context& context, ConstMatrixView x, const PackedWeight& weight,
                      const ActivationSpec& activation, TwellMatrix& out);
 
-// y = (g ⊙ (x Wuᵀ)) Wd for the packed gate g, up evaluated only where g is non-zero.
+// y = (g ⊙ (x Wuᵀ)) Wd for the packed gate g. Up is computed only where g is non-zero.
 void twell_gated_ffn(Context& context, ConstMatrixView x, const TwellMatrix& gate,
-                     ConstMatrixView up, ConstMatrixView down, MatrixView y);
+                     const WeightView& up, const WeightView& down, MatrixView y);
 
 // y = h Wd for the packed hidden state h.
-void twell_spmm(Context& context, const TwellMatrix& hidden, ConstMatrixView down, MatrixView y);
+void twell_spmm(Context& context, const TwellMatrix& hidden, const WeightView& down, MatrixView y);
 
 }  // namespace twell

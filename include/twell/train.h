@@ -81,10 +81,10 @@ void ffn_forward(Context& context, ConstMatrixView x, const FfnWeights& weights,
 
 // What backward reads: x and the weights that forward had, all as stored.
 struct FfnBackward {
-  ConstMatrixView dy, x;              // [M, D]
-  ConstMatrixView gate;               // [H, D]; Wu in a layer without a gate
-  std::optional<ConstMatrixView> up;  // [H, D]; none in a layer without a gate
-  ConstMatrixView down;               // [H, D]
+  ConstMatrixView dy, x;         // [M, D]
+  WeightView gate;               // [H, D]; Wu in a layer without a gate
+  std::optional<WeightView> up;  // [H, D]; none in a layer without a gate
+  WeightView down;               // [H, D]
   FfnPatternView pattern;
   FfnForm form;     // that forward had; down_bias is not read
   float l1 = 0.0F;  // λ, the gradient of |h| at a place: finite

@@ -1,23 +1,32 @@
 """Exact sparse feed-forward layers for PyTorch.
 
-``import twell`` loads the operators ``torch.ops.twell.*`` (``twell.ops`` documents them) and gives
+``import twell`` loads the operators ``torch.ops.twell.*`` (``twell.ops`` documents them). It gives
 
 * :class:`GatedFfn`, a gated feed-forward layer, sparse in inference and training;
-* :func:`sparsify`, which puts it in place of the MLPs of a Llama or Qwen2 model;
+* :func:`sparsify`, which replaces the MLPs of a Llama or Qwen2 model by it;
 * :func:`set_l1`, which trains a model to fire less;
 * :func:`gated_ffn`, the differentiable function beneath, with the L1 term of the activations.
 
-The operators' library is the file that ``TWELL_TORCH_LIBRARY`` names, if that variable is set, and
-otherwise ``libtwell_torch.so`` beside this file, where an installation puts it. If PyTorch sees an
-NVIDIA GPU, ``libtwell_torch_cuda.so`` beside that library (or the file that
-``TWELL_TORCH_CUDA_LIBRARY`` names) is loaded too, and the operators take CUDA tensors.
+The operators' library is ``libtwell_torch.so`` beside this file, where an installation puts it. If
+the variable ``TWELL_TORCH_LIBRARY`` is set, it names the file instead. If PyTorch sees an NVIDIA
+GPU, ``libtwell_torch_cuda.so`` beside that library is loaded too, and the operators take CUDA
+tensors; ``TWELL_TORCH_CUDA_LIBRARY`` names another file.
 """
 
 from twell import _library
 
 _library.load()
 
-from twell import _autocast, _fake, _rules, autograd, dense, hf, ops  # noqa: E402  (after the library)
+from twell import (  # noqa: E402  (after the library)
+    _autocast,
+    _fake,
+    _rules,
+    autograd,
+    dense,
+    hf,
+    ops,
+    prepared,
+)
 from twell.autograd import gated_ffn  # noqa: E402
 from twell.dense import ACTIVATIONS, FatRelu  # noqa: E402
 from twell.hf import from_mlp, sparsify  # noqa: E402
@@ -49,6 +58,7 @@ __all__ = [
     "l1_term",
     "metrics",
     "ops",
+    "prepared",
     "set_l1",
     "sparse_layers",
     "sparsify",

@@ -1,4 +1,4 @@
-"""What others hang on a module: the layer in its place takes it over, or stays away."""
+"""What others attach to a module: the layer that replaces it takes it over, or is refused."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-# Of a forward pass and its backward, with what belongs to them.
+# Hooks of a forward pass and its backward, and their options.
 _PASS = (
     "_forward_pre_hooks",
     "_forward_hooks",
@@ -29,9 +29,9 @@ _STATE = (
 
 
 def what(module: nn.Module, own: tuple[str, ...] = (), hooks: bool = True) -> str | None:
-    """The first thing that hangs on a module, in words; none where there is nothing. ``own`` are its
-    own parameters; without ``hooks``, those of forward and backward are passed over, and those of
-    accelerate that move nothing but inputs."""
+    """The first thing that is attached to a module, in words; None if nothing is. ``own`` names the
+    module's own parameters. Without ``hooks`` it ignores hooks of forward and backward, and hooks
+    of accelerate that move only inputs."""
     if "forward" in module.__dict__ and (hooks or not moves_inputs_alone(module)):
         if hasattr(module, "_hf_hook"):
             return "hooks of accelerate (device_map), that may keep its weights elsewhere"
@@ -47,8 +47,8 @@ def what(module: nn.Module, own: tuple[str, ...] = (), hooks: bool = True) -> st
 
 
 def take_over(layer: nn.Module, module: nn.Module) -> None:
-    """Has the layer call a module's hooks of forward and backward. They can be removed as before, by
-    the handles that were returned for them."""
+    """Makes the layer call a module's hooks of forward and backward. The handles that were returned
+    for them still remove them."""
     for name in (*_PASS, *_PASS_OPTIONS):
         setattr(layer, name, getattr(module, name))
     if hasattr(module, "_hf_hook"):
@@ -58,8 +58,8 @@ def take_over(layer: nn.Module, module: nn.Module) -> None:
 
 
 def moves_inputs_alone(module: nn.Module) -> bool:
-    """Whether the hook of accelerate on a module leaves weights where they are, as where a model is
-    spread over GPUs that have room for all of it."""
+    """Whether the hook of accelerate on a module leaves the weights where they are. It does if a
+    model is spread over GPUs that have room for all of it."""
     hook: Any = getattr(module, "_hf_hook", None)
     if type(hook).__name__ != "AlignDevicesHook" or hook.offload:
         return False

@@ -1,4 +1,4 @@
-"""Mixed precision: the operators under torch.autocast, as it has nn.Linear."""
+"""Mixed precision: the operators under torch.autocast behave as nn.Linear does."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _dtype(x: Tensor) -> torch.dtype:
 def cast_operands(
     x: Tensor, gate: Tensor, up: Tensor | None, down: Tensor
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-    """In autocast's dtype where it is on for x's device; float64 stays as it is."""
+    """Casts to autocast's dtype if autocast is on for x's device. float64 stays as it is."""
     if not torch.is_autocast_enabled(x.device.type):
         return x, gate, up, down
     to = _dtype(x)
@@ -29,9 +29,9 @@ def cast_operands(
     return cast(x), cast(gate), None if up is None else cast(up), cast(down)
 
 
-# The kernels: each casts, and calls the operator again below autocast. Weights as stored are cast.
-# One that was prepared for a dtype (packed, or with its screen) is not: x takes its dtype, and y is
-# what a linear layer would return.
+# Each kernel casts, and calls the operator again below autocast. Weights as stored are cast. A
+# weight that was prepared for a dtype (packed, or with its screen) is not: x is cast to that dtype,
+# and y to the dtype that a linear layer would return.
 def _of_stored(operation: Callable[..., Any]) -> Callable[..., Any]:
     def kernel(x: Tensor, gate: Tensor, up: Tensor | None, down: Tensor, *rest: Any) -> Any:
         operands = cast_operands(x, gate, up, down)
@@ -52,7 +52,7 @@ def _of_prepared(operation: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def register() -> None:
-    """Once, after the library is loaded."""
+    """Registers the kernels. Call it once, after the library is loaded."""
     global _library
     _library = torch.library.Library("twell", "FRAGMENT")
     rules = {

@@ -10,14 +10,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from twell.form import Form
+
 _PANEL = 16
 
 
+# [rows, n, 1] of pack_weight: packed_extent() and packed_cols() in twell/packed.h.
 def _packed_shape(dtype: torch.dtype, rows: Any, cols: Any) -> list[Any]:
-    panels = (rows + _PANEL - 1) // _PANEL
-    if dtype == torch.float32:
-        return [panels, cols, _PANEL]
-    return [panels, (cols + 31) // 32 * 16, _PANEL, 2]
+    there, padded, unit = _packed_rows(dtype, rows)
+    depth = (cols + unit - 1) // unit * unit
+    return [rows, (padded * depth + there - 1) // there + depth - cols, 1]
+
+
+def _unpacked_shape(packed: Tensor) -> list[Any]:
+    rows, n = packed.shape[:2]
+    there, padded, unit = _packed_rows(packed.dtype, rows)
+    depth = n * there // (padded * unit) * unit
+    return [rows, depth - n + _packed_shape(packed.dtype, rows, depth)[1]]
+
+
+def _packed_rows(dtype: torch.dtype, rows: Any) -> tuple[Any, Any, int]:
+    there = torch.sym_max(rows, 1)
+    padded = (there + _PANEL - 1) // _PANEL * _PANEL
+    return there, padded, 1 if dtype == torch.float32 else 32
 
 
 def _triple(like: Tensor, rows: Any, cols: Any, tile: int, capacity: int) -> tuple[Tensor, ...]:
@@ -50,28 +65,15 @@ def _rows(x: Tensor, cols: Any) -> Tensor:
     return x.new_empty((*x.shape[:-1], cols))
 
 
-def _ffn(
-    x: Tensor,
-    gate: Tensor,
-    up: Tensor | None,
-    down: Tensor,
-    screen: Tensor | None = None,
-    activation: str = "relu",
-    threshold: float = 0.0,
-    hot: int = 0,
-) -> Tensor:
+# Of a layer's operators: what follows the tensors that shapes depend on is taken as it comes.
+
+
+def _ffn(x: Tensor, gate: Tensor, up: Tensor | None, down: Tensor, *_: Any, **__: Any) -> Tensor:
     return _rows(x, down.shape[1])
 
 
 def _ffn_stats(
-    x: Tensor,
-    gate: Tensor,
-    up: Tensor | None,
-    down: Tensor,
-    screen: Tensor | None = None,
-    activation: str = "relu",
-    threshold: float = 0.0,
-    hot: int = 0,
+    x: Tensor, gate: Tensor, up: Tensor | None, down: Tensor, *_: Any, **__: Any
 ) -> tuple[Tensor, ...]:
     return (
         _rows(x, down.shape[1]),
@@ -98,6 +100,8 @@ def _ffn_train(
     activation: str = "relu",
     threshold: float = 0.0,
     hot: int = 0,
+    *_: Any,
+    **__: Any,
 ) -> tuple[Tensor, ...]:
     rows, neurons = x.shape[:-1].numel(), gate.shape[0]
     sizes: tuple[tuple[Any, ...], ...]
@@ -125,34 +129,18 @@ def _ffn_train_backward(
     offsets: Tensor,
     neurons: Tensor,
     values: Tensor,
-    l1_grad: Tensor,
-    activation: str = "relu",
-    threshold: float = 0.0,
-    hot: int = 0,
+    l1_grad: Tensor | None,
+    *form: Any,
+    **named: Any,
 ) -> tuple[Tensor, ...]:
-    def like(weight: Tensor) -> Tensor:
-        return weight.new_empty(weight.shape)
+    def like(tensor: Tensor | None) -> Tensor:
+        return x.new_empty(0) if tensor is None else tensor.new_empty(tensor.shape)
 
-    return _rows(x, gate.shape[1]), like(gate), x.new_empty(0) if up is None else like(up), like(down)
+    vectors = Form.of_operands(*form, **named).vectors
+    return _rows(x, gate.shape[1]), like(gate), like(up), like(down), *map(like, vectors)
 
 
-def _ffn_train_backward_add(
-    dy: Tensor,
-    x: Tensor,
-    gate: Tensor,
-    up: Tensor | None,
-    down: Tensor,
-    offsets: Tensor,
-    neurons: Tensor,
-    values: Tensor,
-    l1_grad: Tensor,
-    dgate: Tensor,
-    dup: Tensor | None,
-    ddown: Tensor,
-    activation: str = "relu",
-    threshold: float = 0.0,
-    hot: int = 0,
-) -> Tensor:
+def _ffn_train_backward_add(dy: Tensor, x: Tensor, gate: Tensor, *_: Any, **__: Any) -> Tensor:
     return _rows(x, gate.shape[1])
 
 
@@ -160,8 +148,8 @@ def _pack_weight(weight: Tensor) -> Tensor:
     return weight.new_empty(_packed_shape(weight.dtype, weight.shape[0], weight.shape[1]))
 
 
-def _unpack_weight(packed: Tensor, rows: Any, cols: Any) -> Tensor:
-    return packed.new_empty((rows, cols))
+def _unpack_weight(packed: Tensor) -> Tensor:
+    return packed.new_empty(_unpacked_shape(packed))
 
 
 def _screen_weight(weight: Tensor, axis: Tensor | None = None) -> Tensor:
@@ -169,8 +157,8 @@ def _screen_weight(weight: Tensor, axis: Tensor | None = None) -> Tensor:
     return weight.new_empty((size,), dtype=torch.uint8)
 
 
-def _linear(x: Tensor, weight_packed: Tensor, rows: Any, bias: Tensor | None = None) -> Tensor:
-    return _rows(x, rows)
+def _linear(x: Tensor, weight_packed: Tensor, bias: Tensor | None = None) -> Tensor:
+    return _rows(x, weight_packed.shape[0])
 
 
 def _linear_as_stored(x: Tensor, weight: Tensor) -> Tensor:
@@ -180,13 +168,12 @@ def _linear_as_stored(x: Tensor, weight: Tensor) -> Tensor:
 def _gemm_relu_twell(
     x: Tensor,
     weight_packed: Tensor,
-    rows: Any,
     activation: str = "relu",
     threshold: float = 0.0,
     tile: int = 256,
     capacity: int = 32,
 ) -> tuple[Tensor, ...]:
-    return _triple(x, x.shape[0], rows, tile, capacity)
+    return _triple(x, x.shape[0], weight_packed.shape[0], tile, capacity)
 
 
 def _dense_to_twell(dense: Tensor, tile: int = 256, capacity: int = 32) -> tuple[Tensor, ...]:

@@ -1,4 +1,4 @@
-"""What a frozen layer holds, and what a sample of its inputs decides of it."""
+"""What a frozen layer holds, and what inputs show of it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from twell import ops
+from twell.form import Form
 
 # A sample of fewer does not show in which direction inputs point.
 FEWEST_INPUTS = 32
@@ -16,13 +17,12 @@ _MOST_INPUTS_LOG2 = 16
 
 
 class Layer(NamedTuple):
-    """Weights as a checkpoint has them, without a gate up in its place, and the activation."""
+    """Weights as a checkpoint has them, without a gate up in its place, and the form."""
 
     gate: Tensor  # [H, D]
     up: Tensor | None
     down: Tensor  # [D, H]
-    activation: str
-    threshold: float
+    form: Form
 
 
 class Operands(NamedTuple):
@@ -39,22 +39,24 @@ class Operands(NamedTuple):
     as in the checkpoint."""
 
 
-class Choice(NamedTuple):
-    """What a sample decided, for devices of one type; on others the layer is packed."""
+class Findings(NamedTuple):
+    """What inputs showed of a layer (include/twell/findings.h). They are of the model: a layer decides
+    by them on whatever device it is. Tensors are on the CPU but where torch.load put them
+    elsewhere."""
 
-    device: str
-    axis: Tensor | None
-    """Of the gate's screen; none: no screen."""
-    fired: Tensor | None = None
-    """On a GPU: inputs that fired each neuron, by the checkpoint's numbers; int64 [H], on the CPU but
-    where torch.load put it elsewhere."""
-    inputs: int = 0
-    """That the sample had."""
+    inputs: int
+    """That were seen."""
+    mean: Tensor
+    """Of them, float32 [D]: the axis of the gate's screen."""
+    fired: Tensor
+    """Inputs that fired each neuron, by the checkpoint's numbers, int64 [H]."""
+    candidates: float | None
+    """The share of the pre-activations that a screen along the mean left; none where none was tried."""
 
-    def holds_on(self, device: torch.device) -> bool:
-        """Not where torch.load(map_location="meta") has left nothing of it."""
-        lost = any(t is not None and t.is_meta for t in (self.axis, self.fired))
-        return self.device == device.type and not lost
+    @property
+    def lost(self) -> bool:
+        """Where torch.load(map_location="meta") has left nothing of them."""
+        return self.mean.is_meta or self.fired.is_meta
 
 
 class Popularity(NamedTuple):
@@ -84,6 +86,17 @@ def check(layer: Layer) -> None:
     have = list(dict.fromkeys(f"{w.dtype} on {w.device}" for w in weights))
     if len(have) > 1:
         raise ValueError(f"expected weights of one dtype on one device, got {' and '.join(have)}")
+    for name, vector in zip(Form._fields[3:7], layer.form.vectors):
+        if vector is None:
+            continue
+        other = f"{vector.dtype} on {vector.device}"
+        if other not in (have[0], f"{torch.float32} on {layer.gate.device}"):
+            raise ValueError(f"{name}: expected {have[0]}, as the weights, or float32, got {other}")
+    if on_gpu(layer.gate.device) and not layer.form.is_plain:
+        raise ValueError(
+            "expected neither biases, an activation of up nor a norm on a GPU, whose operators lack "
+            "them; unfrozen, the layer runs densely"
+        )
     try:
         torch.ops.twell.pack_weight(layer.gate.new_zeros(1, 1))
     except RuntimeError as error:
@@ -93,8 +106,9 @@ def check(layer: Layer) -> None:
         ) from error
 
 
-def choose(layer: Layer, sample: Tensor) -> tuple[Choice | None, Operands | None]:
-    """For inputs like these; with the operands where they are there already."""
+def examine(layer: Layer, sample: Tensor) -> tuple[Findings, Operands | None]:
+    """What inputs like those to come show; with the operands, where they are there already. Raises
+    ValueError."""
     check(layer)
     width, device = layer.gate.shape[1], layer.gate.device
     if sample.shape[-1:] != (width,) or sample.numel() < FEWEST_INPUTS * width:
@@ -110,73 +124,103 @@ def choose(layer: Layer, sample: Tensor) -> tuple[Choice | None, Operands | None
     with torch.no_grad():
         x = sample.detach().reshape(-1, width).to(layer.gate)
         if on_gpu(device):
-            return _choose_for_gpu(layer, x), None
-        limit = ops.screen_limit() if device.type == "cpu" else 0.0
-        if limit == 0.0:
-            return None, None
-        choice = Choice(device.type, x.float().mean(0))
-        operands = operands_of(layer, choice)
-        candidates = _stats(layer, x, operands)[3]
-        pays = int(candidates) <= limit * x.shape[0] * layer.gate.shape[0]
-        return (choice, operands) if pays else (None, None)
+            return _examine_on_gpu(layer, x), None
+        mean = x.float().mean(0)
+        tried = ops.screen_limit() > 0.0
+        operands = _screened(layer, mean) if tried else _packed(layer)
+        _, _, fired, candidates = _stats(layer, x, operands)
+        share = int(candidates) / (x.shape[0] * layer.gate.shape[0]) if tried else None
+        findings = Findings(x.shape[0], mean, fired, share)
+        return findings, operands if _screen_pays(layer, findings) == tried else None
 
 
-def _choose_for_gpu(layer: Layer, x: Tensor) -> Choice:
-    neurons, width = layer.gate.shape
-    kind, axis = x.device.type, x.float().mean(0)
-    fired = _stats(layer, x, operands_of(layer, None))[2].cpu()
-
-    def pays(candidates: float | None = None) -> bool:
-        return ops.screen_pays(1, width, neurons, candidates, device=x.device)
-
-    if pays():  # as plans expect
+def _examine_on_gpu(layer: Layer, x: Tensor) -> Findings:
+    neurons = layer.gate.shape[0]
+    mean = x.float().mean(0)
+    fired = _stats(layer, x, _packed(layer))[2]
+    candidates = None
+    if _screen_pays_on_gpu(layer, None):  # as plans expect
         # One by one: plans take a screen for some inputs alone, and others leave nothing to count.
         rows = x[:: x.shape[0] // FEWEST_INPUTS][:FEWEST_INPUTS].split(1)
-        screened = operands_of(layer, Choice(kind, axis))
-        candidates = sum(int(_stats(layer, row, screened)[3]) for row in rows)
-        if pays(candidates / (FEWEST_INPUTS * neurons)):
-            return Choice(kind, axis, fired, x.shape[0])
-    return Choice(kind, None, fired, x.shape[0])
+        screened = _screened(layer, mean)
+        left = sum(int(_stats(layer, row, screened)[3]) for row in rows)
+        candidates = left / (FEWEST_INPUTS * neurons)
+    return Findings(x.shape[0], mean.cpu(), fired.cpu(), candidates)
+
+
+def _screen_pays(layer: Layer, findings: Findings) -> bool:
+    """Whether the layer has a screen on the weights' device."""
+    if findings.candidates is None:
+        return False
+    if on_gpu(layer.gate.device):
+        return _screen_pays_on_gpu(layer, findings.candidates)
+    limit = ops.screen_limit() if layer.gate.device.type == "cpu" else 0.0
+    return limit > 0.0 and findings.candidates <= limit
+
+
+def _screen_pays_on_gpu(layer: Layer, candidates: float | None) -> bool:
+    neurons, width = layer.gate.shape
+    return ops.screen_pays(1, width, neurons, candidates, device=layer.gate.device)
 
 
 def _stats(layer: Layer, x: Tensor, operands: Operands) -> tuple[Tensor, ...]:
-    return ops.ffn_stats(x, *operands[:4], layer.activation, layer.threshold)
+    return torch.ops.twell.ffn_stats(x, *operands[:4], *layer.form.operands())
 
 
-def operands_of(layer: Layer, choice: Choice | None) -> Operands:
-    """The operands, in a form that was chosen for the weights' type of device, else packed. Raises
-    ValueError where check() does."""
+def operands_of(layer: Layer, findings: Findings | None) -> Operands:
+    """The operands in the form that suits what was found, on the weights' device; packed where nothing
+    was. Raises ValueError where check() does."""
     check(layer)
-    gate, up, down = layer.gate, layer.up, layer.down.t()
-    if choice is not None and not choice.holds_on(gate.device):
-        choice = None
-    order: Tensor | None = None
-    hot: tuple[int, ...] = ()
-    if choice is not None and choice.fired is not None:
-        popularity = Popularity.of(choice.fired.cpu(), choice.inputs, down.isfinite().all(1).cpu())
-        hot = _hot(layer, popularity)
-        order = popularity.order.to(gate.device)
-        gate, down = gate[order], down[order]
-        up = None if up is None else up[order]
-    gate, down = gate.contiguous(), down.contiguous()
-    up = None if up is None else up.contiguous()
-    if choice is None or choice.axis is None:
-        screen, gate = None, torch.ops.twell.pack_weight(gate)
+    if findings is None or findings.lost:
+        return _packed(layer)
+    sizes = [len(findings.fired), len(findings.mean)]
+    if sizes != list(layer.gate.shape):
+        raise ValueError(f"findings: expected those of [H, D] = {list(layer.gate.shape)}, got {sizes}")
+    mean = findings.mean if _screen_pays(layer, findings) else None
+    if not on_gpu(layer.gate.device):
+        return _packed(layer) if mean is None else _screened(layer, mean)
+    return _ordered(layer, findings, mean)
+
+
+def _packed(layer: Layer) -> Operands:
+    return _as_they_lie(layer, torch.ops.twell.pack_weight(layer.gate.contiguous()), None)
+
+
+def _screened(layer: Layer, mean: Tensor) -> Operands:
+    screen = torch.ops.twell.screen_weight(layer.gate.contiguous(), mean.to(layer.gate.device))
+    # A copy: who holds the checkpoint's tensor may change it, which no screen notices.
+    return _as_they_lie(layer, layer.gate.clone(memory_format=torch.contiguous_format), screen)
+
+
+def _as_they_lie(layer: Layer, gate: Tensor, screen: Tensor | None) -> Operands:
+    up = None if layer.up is None else layer.up.contiguous()
+    return Operands(gate, up, layer.down.t().contiguous(), screen, None, ())
+
+
+def _ordered(layer: Layer, findings: Findings, mean: Tensor | None) -> Operands:
+    """Those of a GPU: neurons in the order of how many inputs fire them. ``mean``: of a screen."""
+    down = layer.down.t()
+    popularity = Popularity.of(findings.fired.cpu(), findings.inputs, down.isfinite().all(1).cpu())
+    order = popularity.order.to(layer.gate.device)
+    rows = layer.gate[order].contiguous()
+    up = None if layer.up is None else layer.up[order].contiguous()
+    screen = None
+    gate = rows
+    if mean is None:
+        gate = torch.ops.twell.pack_weight(rows)
     else:
-        screen = torch.ops.twell.screen_weight(gate, choice.axis.to(gate.device))
-        if order is None:
-            # A copy: who holds the checkpoint's tensor may change it, which no screen notices.
-            gate = gate.clone()
-    if order is not None and up is not None and _joins(layer):
+        screen = torch.ops.twell.screen_weight(rows, mean.to(rows.device))
+    if up is not None and _joins(layer):
         both = torch.cat([gate.view(up.shape), up])
         gate, up = both[: up.shape[0]].view(gate.shape), both[up.shape[0] :]
-    return Operands(gate, up, down, screen, order, hot)
+    return Operands(gate, up, down[order].contiguous(), screen, order, _hot(layer, popularity))
 
 
-def is_finite(operands: Operands) -> bool:
+def is_finite(operands: Operands, form: Form) -> bool:
     """Whether what does not fire may be skipped: 0 · ∞ is NaN. Numbers that are not there, on the meta
     device and of PyTorch's fake tensors, are."""
-    weights = [w for w in (operands.up, operands.down) if w is not None]
+    skipped = (operands.up, operands.down, form.up_bias, form.norm_weight)
+    weights = [w for w in skipped if w is not None]
     there = [w for w in weights if not w.is_meta and not hasattr(w, "fake_mode")]
     return all(bool(w.isfinite().all()) for w in there)
 
@@ -198,7 +242,7 @@ def _hot(layer: Layer, popularity: Popularity) -> tuple[int, ...]:
                 1 << power,
                 layer.gate.shape[1],
                 device=layer.gate.device,
-                activation=layer.activation,
+                activation=layer.form.activation,
                 gated=layer.up is not None,
                 joined=_joins(layer),
             ),

@@ -1,4 +1,4 @@
-"""Finds and loads libtwell_torch.so, and libtwell_torch_cuda.so where there is an NVIDIA GPU."""
+"""Finds and loads libtwell_torch.so, and libtwell_torch_cuda.so if there is an NVIDIA GPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OLDEST_TORCH = (2, 11)
 
 
 def _named(variable: str) -> Path | None:
-    """The file that a variable names; one that names no file is never passed over."""
+    """The file that a variable names, if it is set. ImportError if there is no such file."""
     named = os.environ.get(variable)
     if not named:
         return None
@@ -25,9 +25,9 @@ def _named(variable: str) -> Path | None:
 
 
 def path() -> Path:
-    """The library's file: what TWELL_TORCH_LIBRARY names, else the one beside the package.
+    """The library's file: the one that TWELL_TORCH_LIBRARY names, else the one beside the package.
 
-    Raises ImportError where there is none.
+    Raises ImportError if there is none.
     """
     named = _named(_VARIABLE)
     if named:
@@ -42,7 +42,7 @@ def path() -> Path:
 
 
 def load() -> None:
-    """Registers the operators. Raises ImportError, also for a PyTorch below 2.11."""
+    """Registers the operators. Raises ImportError if that fails, or if PyTorch is below 2.11."""
     have = tuple(int(part) for part in torch.__version__.split(".")[:2])
     if have < _OLDEST_TORCH:
         raise ImportError(f"twell: expected PyTorch 2.11 or later, got {torch.__version__}")
@@ -54,14 +54,15 @@ def load() -> None:
 
 
 def cuda_path(beside: Path) -> Path | None:
-    """The library for CUDA tensors: what TWELL_TORCH_CUDA_LIBRARY names, else the one beside the
-    other library where PyTorch sees a GPU; None where there is no use for it, or it was not built.
+    """The library for CUDA tensors: the file that TWELL_TORCH_CUDA_LIBRARY names. Without that, the
+    one beside the other library, if PyTorch sees a GPU. None if there is no GPU, or it was not
+    built.
     """
     named = _named(_CUDA_VARIABLE)
     if named:
         return named
-    # By NVML where it is there: asking CUDA itself would start it, which a process can do once and
-    # cannot hand on to its children.
+    # PyTorch counts by NVML where it can. Asking CUDA itself would start it, and then the processes
+    # that this one forks could not use it.
     if torch.version.cuda is None or torch.cuda.device_count() == 0:
         return None
     file = beside.parent / _CUDA_NAME

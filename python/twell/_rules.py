@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,105 +10,108 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from twell import dense
-from twell.autograd import in_forward_mode, matrix
+from twell.autograd import in_forward_mode, keep, kept, matrix
+from twell.form import Form
 
 try:
     from torch._library.autograd import Info, make_autograd_impl
-except ImportError:  # not promised to stay: tangents are then dropped without a word
+except ImportError:  # PyTorch may remove it: then tangents are dropped without a word
     make_autograd_impl = None  # type: ignore[assignment]
 
 _library: torch.library.Library | None = None  # what it registers lives as long as it does
 
 
+def _grads(of_vectors: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+    """In the places of a form's arguments."""
+    return None, None, None, None, *of_vectors, None
+
+
 def _keep_ffn(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    x, gate, up, down, screen, ctx.activation, ctx.threshold, _ = inputs
+    x, gate, up, down, screen, *form = inputs
     ctx.packed = screen is None
-    ctx.save_for_backward(x, gate, up, down)
+    keep(ctx, (x, gate, up, down), Form.of_operands(*form))
 
 
 def _ffn_backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Any, ...]:
-    x, gate, up, down = ctx.saved_tensors
-    rows = torch.ops.twell.unpack_weight(gate, *down.shape) if ctx.packed else gate
-    dx, dgate, dup, ddown = dense.ffn_backward(
-        matrix(dy),
-        matrix(x),
-        rows,
-        up,
-        down,
-        ctx.activation,
-        ctx.threshold,
-        ctx.needs_input_grad[:4],
+    (x, gate, up, down), form = kept(ctx)
+    rows = torch.ops.twell.unpack_weight(gate) if ctx.packed else gate
+    needs = ctx.needs_input_grad
+    dx, dgate, dup, ddown, *of_vectors = dense.ffn_backward(
+        matrix(dy), matrix(x), rows, up, down, form, (*needs[:4], *needs[9:13])
     )
     if dx is not None:
         dx = dx.reshape(x.shape)
     if dgate is not None and ctx.packed:
         dgate = torch.ops.twell.pack_weight(dgate)
-    return dx, dgate, dup, ddown, None, None, None, None
+    return dx, dgate, dup, ddown, None, *_grads(of_vectors)
 
 
 def _keep_pattern(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, gate, up, down, _, ctx.activation, ctx.threshold, ctx.hot = inputs
-    ctx.save_for_backward(x, gate, up, down, *output[4:])
+    x, gate, up, down, _, *form = inputs
+    keep(ctx, (x, gate, up, down, *output[4:]), Form.of_operands(*form))
+    ctx.hot = form[2]
     ctx.mark_non_differentiable(*output[2:])
 
 
 def _train_backward(ctx: Any, dy: Tensor, dl1: Tensor, *_: Any) -> tuple[Any, ...]:
-    saved = ctx.saved_tensors  # read once: activation checkpointing computes them at that moment
-    dx, dgate, dup, ddown = torch.ops.twell.ffn_train_backward(
-        dy, *saved, dl1, ctx.activation, ctx.threshold, ctx.hot
+    saved, form = kept(ctx)
+    dx, dgate, *rest = torch.ops.twell.ffn_train_backward(
+        dy, *saved, dl1, *form.operands(ctx.hot)
     )
-    return dx, dgate, None if saved[2] is None else dup, ddown, None, None, None, None
+    there = (saved[2], saved[3], *form.vectors)
+    dup, ddown, *of_vectors = (None if t is None else grad for t, grad in zip(there, rest))
+    return dx, dgate, dup, ddown, None, *_grads(of_vectors)
 
 
 def _keep_operands(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    dy, x, gate, up, down, _, _, _, l1_grad, ctx.activation, ctx.threshold, _ = inputs
-    ctx.save_for_backward(dy, x, gate, up, down, l1_grad)
+    dy, x, gate, up, down, _, _, _, l1_grad, *form = inputs
+    keep(ctx, (dy, x, gate, up, down, l1_grad), Form.of_operands(*form))
     ctx.set_materialize_grads(False)
 
 
 def _train_backward_backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-    """Of ffn_train_backward, as of its dense definition, which is differentiable itself: gradients of
-    any order follow from it, and torch.func's transforms go through."""
-    saved = ctx.saved_tensors
-    up = saved[3]
+    """The backward of ffn_train_backward, by its dense definition. That is differentiable itself, so
+    gradients of any order follow from it, and torch.func's transforms go through."""
+    tensors, form = kept(ctx)
+    saved = (*tensors, *form.vectors)
     given = [i for i, tensor in enumerate(saved) if tensor is not None]
-    # Without a gate there is a tensor of no elements in dup's place.
-    of_all = [None if i == 2 and up is None else grad for i, grad in enumerate(grads)]
+    # Of what is not there, the gradient is a tensor of no elements.
+    differentiated = (*saved[1:5], *form.vectors)
+    of_all = [None if t is None else grad for t, grad in zip(differentiated, grads)]
     wanted = [grad is not None for grad in of_all]
 
     def gradients(*tensors: Tensor) -> tuple[Tensor, ...]:
         operands: list[Any] = [None] * len(saved)
         for i, tensor in zip(given, tensors):
             operands[i] = tensor
-        dy, x, gate, up, down, l1_grad = operands
+        dy, x, gate, up, down, l1_grad, *vectors = operands
+        of_operands = form.with_vectors(vectors)
         dx, *rest = dense.ffn_backward(
-            matrix(dy), matrix(x), gate, up, down, ctx.activation, ctx.threshold, wanted, l1_grad
+            matrix(dy), matrix(x), gate, up, down, of_operands, wanted, l1_grad
         )
         out = (None if dx is None else dx.reshape(x.shape), *rest)
         return tuple(t for t in out if t is not None)
 
     pull = torch.func.vjp(gradients, *(saved[i] for i in given))[1]
     found = dict(zip(given, pull(tuple(grad for grad in of_all if grad is not None))))
-    *of_operands, of_l1_grad = (found.get(i) for i in range(len(saved)))
-    return *of_operands, None, None, None, of_l1_grad, None, None, None
+    *of_operands, of_l1_grad = (found.get(i) for i in range(6))
+    of_vectors = [found.get(i) for i in range(6, len(saved))]
+    return *of_operands, None, None, None, of_l1_grad, *_grads(of_vectors)
 
 
-def _keep_shape(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    ctx.rows, ctx.cols = inputs[0].shape
-
-
-# Packing is a permutation with padding: its gradient is the inverse permutation. A gradient may
-# arrive expanded, where the packed layout wants contiguous memory: clone.
+# Packing is a permutation with padding, so its gradient is the inverse permutation. A gradient may
+# arrive expanded, and the packed layout needs contiguous memory: clone.
 def _pack_backward(ctx: Any, dpacked: Tensor) -> Tensor:
     packed = dpacked.clone(memory_format=torch.contiguous_format)
-    return torch.ops.twell.unpack_weight(packed, ctx.rows, ctx.cols)
+    return torch.ops.twell.unpack_weight(packed)
 
 
-def _unpack_backward(ctx: Any, dweight: Tensor) -> tuple[Any, ...]:
-    return torch.ops.twell.pack_weight(dweight.contiguous()), None, None
+def _unpack_backward(ctx: Any, dweight: Tensor) -> Tensor:
+    return torch.ops.twell.pack_weight(dweight.contiguous())
 
 
-# What has no gradient, and what has one. Without a rule backward passes them over with a warning.
+# Operators without a gradient, and what has one instead. Without a rule backward would ignore them,
+# with a warning.
 _WITHOUT = {
     "linear": "torch.nn.functional.linear",
     "linear_as_stored": "torch.nn.functional.linear",
@@ -135,7 +138,7 @@ def _adding(*operands: Any) -> Tensor:
 
 
 def _without_tangents(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """A kernel that refuses forward-mode differentiation, whose tangents it would drop."""
+    """A kernel that refuses forward-mode differentiation, because it would drop the tangents."""
 
     def call(keyset: Any, *operands: Any) -> Any:
         if in_forward_mode() and any(
@@ -150,12 +153,30 @@ def _without_tangents(name: str, kernel: Callable[..., Any]) -> Callable[..., An
     return call
 
 
-def register() -> None:
-    """Once, after the library is loaded.
+class _Remembering:
+    """Something with some of its attributes looked up once."""
 
-    The forward pass of ffn is sparse, its backward dense; of ffn_train both are sparse, and the
-    derivative of the latter is dense. The operators on the packed triple are for inspection and have
-    none.
+    def __init__(self, of: Any, **known: Any) -> None:
+        self.__dict__.update(known, _of=of)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._of, name)
+
+
+def _operator(name: str) -> Any:
+    """An operator for make_autograd_impl, which looks at the arguments of the schema for each of them
+    in every call; PyTorch makes a new list of them at every look."""
+    op = getattr(torch.ops.twell, name).default
+    schema = _Remembering(op._schema, arguments=list(op._schema.arguments))
+    return _Remembering(op, _schema=schema)
+
+
+def register() -> None:
+    """Registers the gradients. Call it once, after the library is loaded.
+
+    ffn has a sparse forward pass and a dense backward. Both passes of ffn_train are sparse; the
+    derivative of its backward is dense. The operators on the packed triple are for inspection and
+    have no gradient.
     """
     global _library
     _library = torch.library.Library("twell", "FRAGMENT")
@@ -164,14 +185,14 @@ def register() -> None:
         "ffn_stats": (_ffn_backward, _keep_ffn),
         "ffn_train": (_train_backward, _keep_pattern),
         "ffn_train_backward": (_train_backward_backward, _keep_operands),
-        "pack_weight": (_pack_backward, _keep_shape),
+        "pack_weight": (_pack_backward, None),
         "unpack_weight": (_unpack_backward, None),
         **{name: (_refusing(name), None) for name in _WITHOUT},
     }
-    for name, (backward, keep) in rules.items():
+    for name, (backward, setup) in rules.items():
         if make_autograd_impl is None:
-            torch.library.register_autograd(f"twell::{name}", backward, setup_context=keep)
+            torch.library.register_autograd(f"twell::{name}", backward, setup_context=setup)
             continue
-        kernel = make_autograd_impl(getattr(torch.ops.twell, name).default, Info(backward, keep))
+        kernel = make_autograd_impl(_operator(name), Info(backward, setup))
         _library.impl(name, _without_tangents(name, kernel), "Autograd", with_keyset=True)
     _library.impl("ffn_train_backward_add", _adding, "Autograd")

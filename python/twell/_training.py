@@ -1,4 +1,4 @@
-"""How a layer is trained on a GPU: densely, or by what fires, with hot neurons."""
+"""How a layer is trained on a GPU: densely, or sparsely with hot neurons."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from torch import Tensor
 from twell import ops
 from twell._frozen import on_gpu
 
-# Steps between decisions. Each waits for the GPU once.
+# Steps between decisions. A decision waits for the GPU once.
 _EVERY = 32
 
 
-class Form(NamedTuple):
-    """Of the sparse passes."""
+class HotNeurons(NamedTuple):
+    """Those that the sparse passes on a GPU multiply densely."""
 
     hot: int = 0
-    """Neurons, the first ones, that are multiplied densely (ops.ffn_train)."""
+    """How many, the first ones (ops.ffn_train)."""
     order: Tensor | None = None
-    """int64 [H] on the device: the checkpoint's numbers of the neurons, those that fire most first;
-    none where it does not matter."""
+    """int64 [H] on the device: the checkpoint's numbers of the neurons, the most active first. None
+    if the order does not matter."""
     places: Tensor | None = None
-    """The inverse."""
+    """The inverse of the order."""
 
     def sorted(self, weight: Tensor) -> Tensor:
-        """Rows [H, D] in the order; gradients come back in the checkpoint's."""
+        """Rows [H, D] in this order. Gradients come back in the checkpoint's order."""
         return weight if self.order is None else _Rows.apply(weight, self.order, self.places)
 
     def by_checkpoint(self, counts: Tensor) -> Tensor:
@@ -34,7 +34,7 @@ class Form(NamedTuple):
 
 
 class _Rows(torch.autograd.Function):
-    """weight[order]. PyTorch's own gradient of that adds rows to zeros."""
+    """weight[order]. PyTorch's own gradient of that is slower: it adds rows to zeros."""
 
     @staticmethod
     def forward(weight: Tensor, order: Tensor, places: Tensor) -> Tensor:
@@ -51,19 +51,20 @@ class _Rows(torch.autograd.Function):
 
 
 class TrainingForm:
-    """Decides after the first step, and after every 32nd from there, by what the newest pass fired:
-    early in training half of all neurons fire, and dense operations are faster. Between two steps
-    alone, which changes of a weight tell, since activation checkpointing runs passes again and wants
-    the same bits; not while a graph is captured or a trace made, which take what holds then."""
+    """Decides after the first step, and after every 32nd from there, by what the newest pass fired.
+    Early in training half of all neurons fire, and dense operations are faster. It decides only
+    between two steps, which it tells by changes of a weight: activation checkpointing runs passes
+    again and needs the same bits. It does not decide while a graph is captured or a trace is made;
+    these use the form that holds then."""
 
     def __init__(self) -> None:
-        self.form: Form | None = None  # none: dense
+        self.form: HotNeurons | None = None  # none: dense
         self._fired: Tensor | None = None
         self._tokens = 0
         self._version = -1
         self._steps = 0
 
-    def of_pass(self, x: Tensor, weight: Tensor, activation: str, gated: bool) -> Form | None:
+    def of_pass(self, x: Tensor, weight: Tensor, activation: str, gated: bool) -> HotNeurons | None:
         """For a pass of x [..., D] through a layer with this first weight [H, D]."""
         if not on_gpu(x.device) or _recorded(x) or weight.is_inference():
             return self.form if on_gpu(x.device) else None
@@ -76,7 +77,7 @@ class TrainingForm:
         return self.form
 
     def saw(self, x: Tensor, neuron_nnz: Tensor) -> None:
-        """Tokens of x that fired each neuron, by the checkpoint's numbers."""
+        """Notes how many tokens of x fired each neuron, by the checkpoint's numbers."""
         if on_gpu(x.device) and not _recorded(x) and x.numel() > 0:
             self._fired, self._tokens = neuron_nnz, x.shape[:-1].numel()
 
@@ -95,11 +96,11 @@ class TrainingForm:
         if hot is None:
             self.form = None
         elif hot in (0, len(order)):
-            self.form = Form(hot)
+            self.form = HotNeurons(hot)
         else:
             places = torch.empty_like(order)
             places[order] = torch.arange(len(order), device=order.device)
-            self.form = Form(hot, order.to(fired.device), places.to(fired.device))
+            self.form = HotNeurons(hot, order.to(fired.device), places.to(fired.device))
 
 
 def _recorded(x: Tensor) -> bool:

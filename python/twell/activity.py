@@ -1,4 +1,4 @@
-"""What a layer's forward passes fired, summed."""
+"""How much a layer's forward passes fired, summed."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from twell.autograd import Trained
 
 
 class Activity(NamedTuple):
-    """Sums over passes, as tensors on the layer's device, so that counting waits for nothing and is
-    part of a compiled graph."""
+    """Sums over passes. They are tensors on the layer's device, so counting waits for nothing and
+    can be part of a compiled graph."""
 
-    neurons: Tensor  # int64 [H]: tokens that fired each
+    neurons: Tensor  # int64 [H]: tokens that fired each neuron
     tokens: Tensor  # int64 []
     nnz: Tensor  # int64 [], of all tokens
     nnz_max: Tensor  # int32 [], of one token
@@ -29,7 +29,7 @@ class Activity(NamedTuple):
 
     @staticmethod
     def none(neurons: int, device: torch.device) -> Activity:
-        """Of no token."""
+        """The activity of no token."""
 
         def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)

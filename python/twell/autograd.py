@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,11 +11,27 @@ from torch.autograd import forward_ad
 
 from twell import dense
 from twell._autocast import cast_operands
-from twell._training import Form
+from twell._training import HotNeurons
+from twell.form import PLAIN, Additions, Form
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 def matrix(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1]) if x.dim() != 2 else x
+
+
+def keep(ctx: Any, tensors: Sequence[Tensor | None], form: Form) -> None:
+    """Saves for backward what kept() gives there."""
+    ctx.save_for_backward(*tensors, *form.vectors)
+    ctx.form = form.with_vectors((None,) * 4)
+
+
+def kept(ctx: Any) -> tuple[list[Tensor], Form]:
+    # Read once: activation checkpointing computes them at that moment.
+    *tensors, gate_bias, up_bias, down_bias, norm_weight = ctx.saved_tensors
+    return tensors, ctx.form.with_vectors((gate_bias, up_bias, down_bias, norm_weight))
 
 
 class _Dense(torch.autograd.Function):
@@ -25,32 +42,24 @@ class _Dense(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        x: Tensor, gate: Tensor, up: Tensor | None, down: Tensor, activation: str, threshold: float
+        x: Tensor, gate: Tensor, up: Tensor | None, down: Tensor, *form: Any
     ) -> tuple[Tensor, ...]:
-        y, h, g = dense.ffn(x, gate, up, down, activation, threshold)
+        y, h, g = dense.ffn(x, gate, up, down, Form(*form))
         return y, dense.l1(h), *dense.counts(g)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        x, gate, up, down, ctx.activation, ctx.threshold = inputs
-        ctx.save_for_backward(x, gate, up, down)
+        keep(ctx, inputs[:4], Form(*inputs[4:]))
         ctx.mark_non_differentiable(*output[2:])
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor, dl1: Tensor, *_: Any) -> tuple[Any, ...]:
-        x, gate, up, down = ctx.saved_tensors
+        (x, gate, up, down), form = kept(ctx)
+        needs = ctx.needs_input_grad
         grads = dense.ffn_backward(
-            dy,
-            x,
-            gate,
-            up,
-            down,
-            ctx.activation,
-            ctx.threshold,
-            ctx.needs_input_grad[:4],
-            dl1 / max(x.shape[0], 1),
+            dy, x, gate, up, down, form, (*needs[:4], *needs[7:11]), dl1 / max(x.shape[0], 1)
         )
-        return *grads, None, None
+        return *grads[:4], None, None, None, *grads[4:], None
 
 
 class _WithL1(torch.autograd.Function):
@@ -126,30 +135,32 @@ def trained_ffn(
     gate: Tensor,
     up: Tensor | None,
     down: Tensor,
-    activation: str = "relu",
-    threshold: float = 0.0,
-    form: Form | None = None,
+    form: Form = PLAIN,
+    hot: HotNeurons | None = None,
 ) -> Trained:
-    """:func:`gated_ffn`, with counts; without an ``up`` the layer has no gate (dense.ffn). ``form``
-    is for GPUs: without one they are dense."""
-    dense.check_activation(activation, threshold)
+    """:func:`gated_ffn`, with counts; without an ``up`` the layer has no gate (dense.ffn). ``hot`` is
+    for GPUs: without it, and of a form that is not plain, they are dense."""
+    dense.check_form(form, up is not None)
     if transformed():
-        y, h, g = dense.ffn(x, gate, up, down, activation, threshold)
+        y, h, g = dense.ffn(x, gate, up, down, form)
         return Trained(y, dense.l1(h), *dense.counts(g))
     x, gate, up, down = cast_operands(x, gate, up, down)
     on_cpu = x.device.type == "cpu"
     dtypes = (torch.bfloat16, torch.float32 if on_cpu else torch.float16)
-    if x.dtype in dtypes and (on_cpu or (x.is_cuda and form is not None)):
-        form = form or Form()
-        gate, down = form.sorted(gate), form.sorted(down.contiguous())
-        up = None if up is None else form.sorted(up)
+    sparse_on_gpu = x.is_cuda and hot is not None and form.is_plain
+    if x.dtype in dtypes and (on_cpu or sparse_on_gpu):
+        hot = hot or HotNeurons()
+        gate, down = hot.sorted(gate), hot.sorted(down.contiguous())
+        up = None if up is None else hot.sorted(up)
         y, l1, row_nnz, neuron_nnz, *_ = torch.ops.twell.ffn_train(
-            x, gate, up, down, None, activation, threshold, form.hot
+            x, gate, up, down, None, *form.operands(hot.hot)
         )
-        neuron_nnz = form.by_checkpoint(neuron_nnz)
+        neuron_nnz = hot.by_checkpoint(neuron_nnz)
         return Trained(y, l1 / max(x.shape[:-1].numel(), 1), row_nnz, neuron_nnz)
-    y, l1, row_nnz, neuron_nnz = _Dense.apply(matrix(x), gate, up, down, activation, threshold)
-    return Trained(y.reshape(x.shape), l1, row_nnz.reshape(x.shape[:-1]), neuron_nnz)
+    y, l1, row_nnz, neuron_nnz = _Dense.apply(matrix(x), gate, up, down, *form)
+    return Trained(
+        y.reshape(*x.shape[:-1], y.shape[-1]), l1, row_nnz.reshape(x.shape[:-1]), neuron_nnz
+    )
 
 
 def gated_ffn(
@@ -160,8 +171,10 @@ def gated_ffn(
     activation: str = "relu",
     threshold: float = 0.0,
     hot: int | None = None,
+    **additions: Unpack[Additions],
 ) -> tuple[Tensor, Tensor]:
-    """The gated layer for training: (y, l1), differentiable in x and the three weights, any number of
+    """The gated layer for training: (y, l1), differentiable in x, the three weights and the vectors
+    among ``additions`` (:class:`twell.form.Additions`: up's activation, biases, a norm), any number of
     times: derivatives of gradients are computed densely.
 
     x is [..., D]; gate, up and down are [H, D], down neuron-major (``down_proj.weight.t()`` of a
@@ -173,9 +186,9 @@ def gated_ffn(
     On a CPU, in bfloat16 and float32, forward keeps where the gate fired (torch.ops.twell.ffn_train)
     and backward multiplies nothing else; elsewhere, in forward-mode differentiation and under
     torch.func both are dense. On a GPU, in bfloat16 and float16, they do the same if ``hot`` is
-    given. The first ``hot`` neurons, which should be those that more than about 1 % of the tokens
+    given, and no additions. The first ``hot`` neurons, which should be those that more than about 1 % of the tokens
     fire, are then multiplied densely. This pays up to some per cent of density, if neurons are
     ordered by popularity; no GPU has run it yet.
     """
-    form = None if hot is None else Form(hot)
-    return trained_ffn(x, gate, up, down, activation, threshold, form)[:2]
+    form = Form(activation, threshold, **additions)
+    return trained_ffn(x, gate, up, down, form, None if hot is None else HotNeurons(hot))[:2]

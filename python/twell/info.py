@@ -1,4 +1,4 @@
-"""What this installation is, what it runs on, and whether it computes rightly here."""
+"""What is installed, what it runs on, and whether it computes correctly here."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from twell import _library, dense, ops
 from twell.autograd import gated_ffn
+from twell.form import Form
 
 TIERS = ("portable", "avx2", "avx512", "amx")
 _PACKAGES = ("transformers", "accelerate", "peft", "lm_eval", "vllm")
@@ -21,7 +22,7 @@ _VARIABLES = ("TWELL_CPU_TIER", "TWELL_TORCH_LIBRARY", "TWELL_TORCH_CUDA_LIBRARY
 
 
 def collect() -> dict[str, Any]:
-    """What ``python -m twell info`` shows, but for the self-check: JSON's types alone."""
+    """What ``python -m twell info`` shows, without the self-check. It holds only JSON's types."""
     from twell import __version__
 
     library = _library.path()
@@ -53,10 +54,11 @@ def _versions() -> Iterator[tuple[str, str]]:
 
 
 def self_check() -> list[str]:
-    """Runs small layers of every kind on every tier and device; what went wrong, a line each.
+    """Runs small layers of every kind on every tier and device. Returns a line for each wrong
+    result.
 
-    All inputs are small integers, so every sum is exact and every result has to be equal to the
-    dense definition's, bit for bit.
+    All inputs are small integers, so every sum is exact, and every result must equal that of the
+    dense definition, bit for bit.
     """
     wrong = []
     for tier in TIERS:
@@ -85,7 +87,7 @@ def _forced(tier: str) -> Iterator[None]:
 
 
 def _integers(rows: int, cols: int, seed: int) -> Tensor:
-    """Eight entries of every row are 1 or -1: products of two rows are at most 8."""
+    """Eight entries of every row are 1 or -1, so the product of two rows is at most 8."""
     generator = torch.Generator().manual_seed(seed)
     where = torch.rand(rows, cols, generator=generator).argsort(1)[:, :8]
     signs = torch.randint(0, 2, (rows, 8), generator=generator).mul(2).sub(1).float()
@@ -98,24 +100,31 @@ def _check_layers(what: str, dtype: torch.dtype, device: torch.device) -> list[s
     gate, up, down = (_integers(neurons, width, seed).to(device, dtype) for seed in (2, 3, 4))
     screen = ops.screen_weight(gate) if device.type == "cpu" else None
     wrong = []
+    bias, down_bias = gate[:, 0].contiguous(), down[0].contiguous()
     for second in (up, None):
-        for activation, threshold in (("relu", 0.0), ("fat_relu", 2.0)):
-            layer = (activation, threshold)
+        forms: dict[str, dict[str, Any]] = {
+            "relu": {},
+            "fat_relu": {"activation": "fat_relu", "threshold": 2.0},
+        }
+        if device.type == "cpu":
+            of_up = {} if second is None else {"up_activation": "relu", "up_bias": -bias}
+            forms["biases"] = {"gate_bias": bias, "down_bias": down_bias, **of_up}
+        for kind, form in forms.items():
             wide = None if second is None else second.double()
-            want = dense.ffn(x.double(), gate.double(), wide, down.double(), *layer)
+            want = dense.ffn(x.double(), gate.double(), wide, down.double(), Form(**form))
             packed = ops.pack_weight(gate)
-            got = {"packed": ops.ffn(x, packed, second, down, None, *layer)}
+            got = {"packed": ops.ffn(x, packed, second, down, **form)}
             if screen is not None:
-                got["screened"] = ops.ffn(x, gate, second, down, screen, *layer)
+                got["screened"] = ops.ffn(x, gate, second, down, screen, **form)
             else:  # a CPU counts for itself
-                got["hot"] = ops.ffn(x, packed, second, down, None, *layer, neurons)
+                got["hot"] = ops.ffn(x, packed, second, down, hot=neurons, **form)
             got["dense"] = want[0].to(dtype)
-            name = f"{what}, {activation}, {'with' if second is not None else 'without'} a gate"
+            name = f"{what}, {kind}, {'with' if second is not None else 'without'} a gate"
             wrong += [f"{name}, {k}" for k, y in got.items() if not torch.equal(y, got["dense"])]
     one, two, three, four = leaves = [t.clone().requires_grad_() for t in (x, gate, up, down)]
     gated_ffn(one, two, three, four)[0].backward(dy)
     grads = dense.ffn_backward(
-        dy.double(), x.double(), gate.double(), up.double(), down.double(), "relu", 0.0
+        dy.double(), x.double(), gate.double(), up.double(), down.double()
     )
     for leaf, grad in zip(leaves, grads):
         if leaf.grad is None or grad is None or not torch.equal(leaf.grad, grad.to(dtype)):

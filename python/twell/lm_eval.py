@@ -24,23 +24,23 @@ except ImportError as error:
 
 
 class _SparseModels:
-    """What lm-eval loads models with, in place of AutoModelForCausalLM."""
+    """lm-eval loads models with this, in place of AutoModelForCausalLM."""
 
     from_pretrained = staticmethod(from_pretrained)
 
 
-# They load models in ways of their own, which would stay dense, or change weights afterwards, which
-# frozen layers would not see.
+# Options that load models in ways of their own, which would stay dense, or that change weights
+# afterwards, which frozen layers would not see.
 _REFUSED = ("delta", "autogptq", "gptqmodel", "gguf_file", "tp_plan")
 
 
 @_registry.register_model("twell")
 class TwellLM(_huggingface.HFLM):
-    """lm-eval's ``hf`` with frozen sparse feed-forward layers, in lm-eval's words its subclass.
+    """lm-eval's ``hf`` with frozen sparse feed-forward layers.
 
-    Takes what ``hf`` takes, and of :func:`twell.hf.from_pretrained` ``activation`` and
-    ``threshold``; reads the layout of SparseLM too. Raises what :func:`twell.hf.from_pretrained`
-    raises, and ValueError for options that would go around it.
+    It takes the options of ``hf``, and ``activation`` and ``threshold`` of
+    :func:`twell.hf.from_pretrained`. It also reads the layout of SparseLM. It raises what
+    :func:`twell.hf.from_pretrained` raises, and ValueError for options that would bypass that.
     """
 
     AUTO_MODEL_CLASS = _SparseModels

@@ -10,13 +10,17 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
-from twell import _attached, _frozen, dense
-from twell._frozen import Choice, Operands
+from twell import _children, _frozen, _norm, dense
+from twell._children import is_read_only, linear_of
+from twell._frozen import Findings, Operands
 from twell._training import TrainingForm
 from twell.activity import Activity
 from twell.autograd import Trained, trained_ffn, transformed, with_l1
+from twell.form import Form
 
-_OPERANDS = ("gate", "up", "down", "screen", "order")  # buffers of a frozen layer
+# Buffers of a frozen layer.
+_OPERANDS = ("gate", "up", "down", "screen", "order")
+_VECTORS = ("gate_bias", "up_bias", "down_bias", "norm_weight")
 # A trace of a call holds for any number of inputs, so it has one number of hot neurons.
 _TRACED_INPUTS = 1024
 
@@ -25,7 +29,9 @@ Layer = TypeVar("Layer", bound="SparseFfn")
 
 class SparseFfn(nn.Module):
     """What :class:`GatedFfn` and :class:`Ffn` share. Their linear layers are children, under the
-    names that the checkpoint has for them.
+    names that the checkpoint has for them; so is ``norm``, an RMSNorm of the hidden state (nn.RMSNorm
+    or a model's own), under ``norm_name``. ``up_activation`` is that of up beside a gate: relu makes
+    it dReLU. A GPU has layers with biases, an activation of up or a norm densely, and none frozen.
 
     Unfrozen, where a gradient is wanted, forward keeps what fires and backward multiplies nothing
     else (:func:`twell.gated_ffn`); no weight is kept between calls, so any change to them is seen.
@@ -39,8 +45,8 @@ class SparseFfn(nn.Module):
     number of inputs; a frozen layer is for inference, and its state_dict still reads and writes the
     checkpoint's layout.
 
-    A child that is no longer an ordinary nn.Linear (an adapter or a parametrization in its place, a
-    hook on it, a weight in shards) does its own work. The layer is then dense, calls its children,
+    A child that is no longer an ordinary one (an adapter or a parametrization in its place, a hook on
+    it, a weight in shards) does its own work. The layer is then dense, calls its children,
     and cannot be frozen.
     """
 
@@ -50,6 +56,11 @@ class SparseFfn(nn.Module):
     down: Tensor
     screen: Tensor | None
     order: Tensor | None
+    gate_bias: Tensor | None
+    up_bias: Tensor | None
+    down_bias: Tensor | None
+    norm_weight: Tensor | None
+    _norm: nn.Module | None
 
     NAMES: ClassVar[tuple[str, ...]]
 
@@ -60,12 +71,16 @@ class SparseFfn(nn.Module):
         *,
         activation: str = "relu",
         threshold: float = 0.0,
+        up_activation: str = "identity",
+        bias: bool = False,
+        norm: nn.Module | None = None,
+        norm_name: str = "norm",
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
         names: Sequence[str] | None = None,
     ) -> None:
         super().__init__()
-        dense.check_activation(activation, threshold)
+        dense.check_form(Form(activation, threshold, up_activation), gated=len(self.NAMES) == 3)
         self.names = tuple(names or self.NAMES)
         if len(self.names) != len(self.NAMES) or len(set(self.names)) != len(self.NAMES):
             raise ValueError(
@@ -76,6 +91,8 @@ class SparseFfn(nn.Module):
         self.neurons = neurons
         self.activation = activation
         self.threshold = threshold
+        self.up_activation = up_activation
+        self.norm_name = None if norm is None else norm_name
         self.collect_l1 = False
         """If set, a forward pass with gradients leaves its L1 term in ``l1``."""
         self.l1_weight: float | Tensor = 0.0
@@ -88,35 +105,67 @@ class SparseFfn(nn.Module):
         self._train_form = TrainingForm()
         self._frozen = False
         self._dense = False  # frozen, and nothing may be skipped
-        self._choice: Choice | None = None  # of a frozen layer, by a sample
+        self._findings: Findings | None = None  # of a frozen layer
         self._hot: tuple[int, ...] = ()  # Operands.hot
-        options: dict[str, Any] = {"bias": False, "dtype": dtype, "device": device}
+        options: dict[str, Any] = {"bias": bias, "dtype": dtype, "device": device}
         for name in self.names[:-1]:
             setattr(self, name, nn.Linear(width, neurons, **options))
         setattr(self, self.names[-1], nn.Linear(neurons, width, **options))
+        # Of a frozen layer: its norm, without a weight and no child, and the form without vectors.
+        object.__setattr__(self, "_norm", None)
+        self._scalars: Form | None = None
+        self._norm_type: type[Any] = type(norm)
+        if norm is not None:
+            self._check_norm(norm, norm_name)
+            setattr(self, norm_name, norm)
+
+    def _check_norm(self, norm: nn.Module, name: str) -> None:
+        if hasattr(self, name):
+            raise ValueError(f"norm_name: expected one that the layer does not have, got {name}")
+        if not _norm.is_rms_norm(norm):
+            raise ValueError(f"{name}: expected an RMSNorm, got {type(norm).__name__}")
+        weight: Any = norm.weight
+        if weight is not None and list(weight.shape) != [self.neurons]:
+            raise ValueError(
+                f"{name}: expected a weight of shape [{self.neurons}], got {list(weight.shape)}"
+            )
+
+    @property
+    def _child_names(self) -> tuple[str, ...]:
+        return self.names if self.norm_name is None else (*self.names, self.norm_name)
 
     @classmethod
-    def _of_weights(cls: type[Layer], weights: Sequence[Tensor], **options: Any) -> Layer:
-        """A layer that holds the weights themselves."""
+    def _of_weights(
+        cls: type[Layer],
+        weights: Sequence[Tensor],
+        biases: Sequence[Tensor | None] | None = None,
+        **options: Any,
+    ) -> Layer:
+        """A layer that holds the tensors themselves."""
         kinds, shapes = cls._described_weights(len(weights))
         if any(w.dim() != 2 for w in weights):
             got = ", ".join(str(list(w.shape)) for w in weights)
             raise ValueError(f"{kinds}: expected shapes {shapes}, got {got}")
-        linears = [
-            linear_of(w if isinstance(w, nn.Parameter) else nn.Parameter(w.detach(), w.requires_grad))
-            for w in weights
-        ]
-        return cls._of_linears(linears, **options)
+        biases = (None,) * len(weights) if biases is None else tuple(biases)
+        sizes = [[w.shape[0]] for w in weights]
+        if len(biases) != len(weights) or any(
+            b is not None and list(b.shape) != size for b, size in zip(biases, sizes)
+        ):
+            got = ", ".join("none" if b is None else str(list(b.shape)) for b in biases)
+            wanted = ", ".join(map(str, sizes))
+            raise ValueError(f"biases: expected none or shapes {wanted}, got {got}")
+        return cls._of_linears([linear_of(w, b) for w, b in zip(weights, biases)], **options)
 
     @classmethod
     def _of_linears(cls: type[Layer], linears: Sequence[Any], **options: Any) -> Layer:
-        """A layer whose children are these modules, without biases."""
+        """A layer whose children are these modules."""
         kinds, shapes = cls._described_weights(len(linears))
         sizes = [[linear.out_features, linear.in_features] for linear in linears]
         if any(size != sizes[0] for size in sizes[1:-1]) or sizes[-1] != sizes[0][::-1]:
             got = ", ".join(map(str, sizes))
             raise ValueError(f"{kinds}: expected shapes {shapes}, got {got}")
-        dtypes = [linear.weight.dtype for linear in linears if type(linear) is nn.Linear]
+        plain = [linear for linear in linears if type(linear) is nn.Linear]
+        dtypes = [p.dtype for linear in plain for p in linear.parameters()]
         if any(dtype != dtypes[0] for dtype in dtypes):
             raise ValueError(f"{kinds}: expected one dtype, got {', '.join(map(str, dtypes))}")
         neurons, width = sizes[0]
@@ -145,55 +194,72 @@ class SparseFfn(nn.Module):
         """Whether the neurons of a frozen layer lie in the order of how many inputs fire them."""
         return self._frozen and self.order is not None
 
-    def freeze(self: Layer, sample: Tensor | None = None) -> Layer:
+    def freeze(
+        self: Layer, sample: Tensor | None = None, *, findings: Findings | None = None
+    ) -> Layer:
         """Packs the weights and keeps nothing else, for inference; returns self.
 
-        ``sample`` [..., width] are 32 or more inputs like those to come, on the weights' device. On a
-        CPU, if the sample shows that it is faster, the gate stays as it is stored, with an int8
-        screen (:func:`twell.ops.screen_weight`). That takes a sixth more memory in bfloat16, a tenth
-        in float32, and gives the same output up to rounding. On a GPU the same happens if a call of
-        one input is expected to be faster. Besides, neurons are put in the order of how many inputs
-        of the sample fire them, and calls of many inputs multiply the first ones densely: as many as
+        ``sample`` [..., width] are 32 or more inputs like those to come, on the weights' device. Or
+        ``findings`` are what :func:`twell.prepared.findings_of` reads of this layer. On a CPU, if they
+        show that it is faster, the gate stays as it is stored, with an int8 screen
+        (:func:`twell.ops.screen_weight`). That takes a sixth more memory in bfloat16, a tenth in
+        float32, and gives the same output up to rounding. On a GPU the same happens if a call of one
+        input is expected to be faster. Besides, neurons are put in the order of how many inputs fire
+        them, and calls of many inputs multiply the first ones densely: as many as
         :func:`twell.ops.choose_hot` says for the number of inputs, rounded to a power of two. 1,024
         inputs or more order them well. state_dict has the checkpoint's order. A trace (torch.compile,
         torch.export) has one number of hot neurons, that for 1,024 inputs, which a GPU ignores below
         64. No GPU has run this yet.
 
-        A frozen layer that gets a sample chooses again. Conversions and load_state_dict keep the
-        choice for the type of device that it was made on; on another the layer is packed. If up or
-        down is not finite, the layer runs densely, with a warning. Raises ValueError if a child is no
-        ordinary nn.Linear.
+        A frozen layer that gets a sample or findings decides again, and so does one that is converted
+        or moved, by what it was frozen with. If up or down is not finite, the layer runs densely, with
+        a warning. Raises ValueError if a child is no ordinary nn.Linear, and if findings are of a layer
+        of other sizes.
         """
         if not self._frozen:
             self._check_children("freeze: ")
         if sample is not None:
-            self._freeze(*_frozen.choose(self._described(), sample))
-        elif not self._frozen:
-            self._freeze(None)
+            self._freeze(*_frozen.examine(self._described(), sample))
+        elif findings is not None or not self._frozen:
+            self._freeze(findings)
         self._tell_if_dense(stacklevel=2)
         return self
 
-    def _freeze(self: Layer, choice: Choice | None, operands: Operands | None = None) -> Layer:
+    def _freeze(
+        self: Layer,
+        findings: Findings | None,
+        operands: Operands | None = None,
+        vectors: Sequence[Tensor | None] | None = None,
+    ) -> Layer:
         if operands is None:
             with torch.no_grad():
-                operands = _frozen.operands_of(self._described(), choice)
+                operands = _frozen.operands_of(self._described(), findings)
+        form = self._form()
+        vectors = [None if v is None else v.detach() for v in vectors or form.vectors]
         if not self._frozen:
-            for name in self.names:
+            object.__setattr__(self, "_norm", self._without_weight())
+            for name in self._child_names:
                 delattr(self, name)
         self.l1 = None
-        for name in _OPERANDS:
-            self.register_buffer(name, getattr(operands, name), persistent=False)
+        for name, tensor in zip((*_OPERANDS, *_VECTORS), (*operands[:5], *vectors)):
+            if hasattr(self, name):
+                delattr(self, name)
+            if tensor is None:  # torch.export miscounts buffers that are None
+                setattr(self, name, None)
+            else:
+                self.register_buffer(name, tensor, persistent=False)
         self._hot = operands.hot
-        self._choice = choice
+        self._findings = findings
         self._frozen = True
-        self._dense = not _frozen.is_finite(operands)
+        self._scalars = form.with_vectors((None,) * 4)
+        self._dense = not _frozen.is_finite(operands, form.with_vectors(vectors))
         return self
 
     def _tell_if_dense(self, stacklevel: int) -> None:
         if self._dense:
             warnings.warn(
-                f"{type(self).__name__}: up or down has NaN or infinities. Times 0 they are NaN, so "
-                "that no neuron can be skipped: this layer runs densely",
+                f"{type(self).__name__}: up, down or what lies between has NaN or infinities. Times 0 "
+                "they are NaN, so that no neuron can be skipped: this layer runs densely",
                 stacklevel=stacklevel + 1,
             )
 
@@ -201,32 +267,50 @@ class SparseFfn(nn.Module):
         """The inverse of freeze: trainable weights in the checkpoint's layout; returns self."""
         if not self._frozen:
             return self
-        weights = self._stored()
-        linears = [linear_of(nn.Parameter(w.clone() if _is_read_only(w) else w)) for w in weights]
-        for name in _OPERANDS:
+        children = self._children_of_frozen()
+        for name in (*_OPERANDS, *_VECTORS):
             delattr(self, name)
-        for name, linear in zip(self.names, linears):
-            setattr(self, name, linear)
-        self._choice = None
+        for name, child in children.items():
+            setattr(self, name, child)
+        object.__setattr__(self, "_norm", None)
+        self._findings = None
         self._hot = ()
+        self._scalars = None
         self._frozen = False
         return self
+
+    def _children_of_frozen(self) -> dict[str, nn.Module]:
+        """As they were before freezing; they want gradients."""
+        stored = {name: _children.trainable(tensor) for name, tensor in self._stored().items()}
+        children: dict[str, nn.Module] = {
+            name: linear_of(stored[f"{name}.weight"], stored.get(f"{name}.bias"))
+            for name in self.names
+        }
+        if self.norm_name is not None and self._norm is not None:
+            weight = stored.get(f"{self.norm_name}.weight")
+            children[self.norm_name] = _norm.with_weight(self._norm, weight)
+        return children
+
+    def _without_weight(self) -> nn.Module | None:
+        norm = None if self.norm_name is None else getattr(self, self.norm_name)
+        return None if norm is None else _norm.with_weight(norm, None)
 
     @contextmanager
     def _as_stored(self) -> Iterator[None]:
         """A frozen layer as it is before it is frozen, which it is again afterwards, in the same form.
         Where that fails, or what is done in between, it is as it was."""
-        before, choice = self._operands(), self._choice
+        before, vectors, findings = self._operands(), self._vectors(), self._findings
         self.thaw()
-        for name in self.names:  # some lie in the operands' own memory
-            linear = getattr(self, name)
-            if any(t is not None and t.data_ptr() == linear.weight.data_ptr() for t in before[:4]):
-                linear.weight = nn.Parameter(linear.weight.detach().clone())
+        for child in map(self.get_submodule, self._child_names):  # some lie in the operands' own memory
+            for name, mine in list(child._parameters.items()):
+                own = [t for t in (*before[:4], *vectors) if t is not None]
+                if mine is not None and any(t.data_ptr() == mine.data_ptr() for t in own):
+                    setattr(child, name, nn.Parameter(mine.detach().clone()))
         try:
             yield
-            self._freeze(choice)
+            self._freeze(findings)
         except BaseException:
-            self._freeze(choice, before)
+            self._freeze(findings, before, vectors)
             raise
 
     def _operands(self) -> Operands:
@@ -243,16 +327,22 @@ class SparseFfn(nn.Module):
             y, h, g = self._linear_by_linear(x)
             return self._counted(Trained(y, dense.l1(h), *dense.counts(g))) if y.requires_grad else y
         gate, up, down = self._weights()
-        wanted = any(t is not None and t.requires_grad for t in (x, gate, up, down))
+        form = self._form()
+        used = (x, gate, up, down, *form.vectors)
+        wanted = any(t is not None and t.requires_grad for t in used)
         # In training also without: reentrant activation checkpointing runs it again with gradients,
         # and wants the same bits.
         if wanted and (torch.is_grad_enabled() or self.training):
-            return self._counted(self._train(x, gate, up, down))
+            return self._counted(self._train(x, gate, up, down, form))
         return self._linear_by_linear(x)[0]
 
-    def _train(self, x: Tensor, gate: Tensor, up: Tensor | None, down: Tensor) -> Trained:
-        form = self._train_form.of_pass(x, gate, self.activation, up is not None)
-        out = trained_ffn(x, gate, up, down.t(), self.activation, self.threshold, form)
+    def _train(
+        self, x: Tensor, gate: Tensor, up: Tensor | None, down: Tensor, form: Form
+    ) -> Trained:
+        if not form.is_plain:
+            return trained_ffn(x, gate, up, down.t(), form)
+        hot = self._train_form.of_pass(x, gate, self.activation, up is not None)
+        out = trained_ffn(x, gate, up, down.t(), form, hot)
         self._train_form.saw(x, out.neuron_nnz)
         return out
 
@@ -275,59 +365,37 @@ class SparseFfn(nn.Module):
         """y, h and g by the children themselves."""
         *into, down = (getattr(self, name) for name in self.names)
         g = dense.activate(into[0](x), self.activation, self.threshold)
-        h = g if len(into) == 1 else g * into[1](x)
-        return down(h), h, g
+        h = g if len(into) == 1 else g * dense.activate(into[1](x), self.up_activation)
+        return down(h if self.norm_name is None else getattr(self, self.norm_name)(h)), h, g
 
     def _special_child(self) -> str | None:
         """The first child that does more, or other, than multiply by its weight."""
-        for name in self.names:
-            child = getattr(self, name)
-            if (
-                type(child) is not nn.Linear
-                or child.bias is not None
-                or child._forward_pre_hooks
-                or child._forward_hooks
-                or child._backward_pre_hooks
-                or child._backward_hooks
-                or "forward" in child.__dict__  # accelerate's hooks
-                or hasattr(type(child.weight), "__tensor_flatten__")  # DTensor, torchao
-            ):
+        for name in self._child_names:
+            if _children.does_more(getattr(self, name), self._expected_type(name)):
                 return name
         return None
 
     def _check_children(self, where: str) -> None:
         """Raises ValueError where a child has what a frozen layer would lose; ``where`` stands before
         its name."""
-        special = self._special_child()
-        for name in self.names:
-            child = getattr(self, name)
-            if type(child) is not nn.Linear:
-                raise ValueError(
-                    f"{where}{name} is {type(child).__name__}, which does more than multiply by its "
-                    "weight; merge it first (merge_and_unload() of peft, remove_parametrizations() of "
-                    "PyTorch)"
-                )
-            hangs = _attached.what(child, own=("weight", "bias"))
-            if hangs is None and name == special:
-                hangs = "a bias" if child.bias is not None else f"a {type(child.weight).__name__}"
-            if hangs is not None:
-                raise ValueError(
-                    f"{where}{name} has {hangs}, which a frozen layer would lose; remove that first"
-                )
+        for name in self._child_names:
+            _children.check(f"{where}{name}", getattr(self, name), self._expected_type(name))
+
+    def _expected_type(self, name: str) -> type[nn.Module]:
+        return self._norm_type if name == self.norm_name else nn.Linear
 
     def _forward_frozen(self, x: Tensor) -> Tensor:
+        form = self._form()
         if self._dense or transformed():
             gate, up, down = self._unpack()
-            return dense.ffn(x, gate, up, down.t(), self.activation, self.threshold)[0]
+            return dense.ffn(x, gate, up, down.t(), form)[0]
         return torch.ops.twell.ffn(
             x,
             self.gate,
             self.up,
             self.down,
             self.screen,
-            self.activation,
-            self.threshold,
-            self._hot_in(x),
+            *form.operands(self._hot_in(x)),
         )
 
     def _hot_in(self, x: Tensor) -> int:
@@ -342,6 +410,8 @@ class SparseFfn(nn.Module):
 
     def extra_repr(self) -> str:
         threshold = f", threshold={self.threshold}" if self.activation == "fat_relu" else ""
+        if self.up_activation != "identity":
+            threshold += f", up_activation={self.up_activation}"
         return (
             f"{self.width}, {self.neurons}, activation={self.activation}{threshold}, "
             f"frozen={self._frozen}{', screened=True' if self.screened else ''}"
@@ -354,11 +424,32 @@ class SparseFfn(nn.Module):
         gate, *up, down = (getattr(self, name).weight for name in self.names)
         return gate, (up[0] if up else None), down
 
+    def _vectors(self) -> tuple[Tensor | None, ...]:
+        """The form's: a child's parameters, or buffers of the frozen layer."""
+        if self._frozen:
+            return self.gate_bias, self.up_bias, self.down_bias, self.norm_weight
+        gate, *up, down = (getattr(self, name).bias for name in self.names)
+        norm = None if self.norm_name is None else getattr(self, self.norm_name).weight
+        return gate, (up[0] if up else None), down, norm
+
+    def _form(self) -> Form:
+        vectors, scalars = self._vectors(), self._scalars
+        if scalars is None:
+            epsilon = None
+            if self.norm_name is not None:
+                dtype = getattr(self, self.names[0]).weight.dtype
+                epsilon = _norm.epsilon_of(getattr(self, self.norm_name), dtype)
+            scalars = Form(
+                self.activation, self.threshold, self.up_activation, norm_epsilon=epsilon
+            )
+        none = all(vector is None for vector in vectors)
+        return scalars if none else scalars.with_vectors(vectors)
+
     def _unpack(self) -> tuple[Tensor, Tensor | None, Tensor]:
         """The same of the frozen layer."""
         gate, up = self.gate, self.up
         if self.screen is None:
-            gate = torch.ops.twell.unpack_weight(gate, self.neurons, self.width)
+            gate = torch.ops.twell.unpack_weight(gate)
         gate = _frozen.in_checkpoint_order(gate, self.order)
         up = None if up is None else _frozen.in_checkpoint_order(up, self.order)
         down = _frozen.in_checkpoint_order(self.down, self.order)
@@ -367,12 +458,19 @@ class SparseFfn(nn.Module):
     def _described(self) -> _frozen.Layer:
         gate, up, down = self._unpack() if self._frozen else self._weights()
         up = None if up is None else up.detach()
-        return _frozen.Layer(gate.detach(), up, down.detach(), self.activation, self.threshold)
+        return _frozen.Layer(gate.detach(), up, down.detach(), self._form())
 
-    def _stored(self) -> list[Tensor]:
-        """One for each name."""
-        weights = self._unpack() if self._frozen else self._weights()
-        return [w for w in weights if w is not None]
+    def _stored(self) -> dict[str, Tensor]:
+        """What state_dict has of the frozen layer."""
+        weights = [w for w in self._unpack() if w is not None]
+        gate, up, down, norm = self._vectors()
+        biases = [gate, down] if len(weights) == 2 else [gate, up, down]
+        stored: dict[str, Tensor | None] = {}
+        for name, weight, bias in zip(self.names, weights, biases):
+            stored |= {f"{name}.weight": weight, f"{name}.bias": bias}
+        if self.norm_name is not None:
+            stored[f"{self.norm_name}.weight"] = norm
+        return {name: tensor for name, tensor in stored.items() if tensor is not None}
 
     def _apply(self: Layer, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Layer:
         if not self._frozen:
@@ -384,7 +482,7 @@ class SparseFfn(nn.Module):
             super()._apply(fn, recurse)
             shared = getattr(self, self.names[0]).weight.is_shared()
         if shared:  # between processes, by share_memory()
-            for name in _OPERANDS:
+            for name in (*_OPERANDS, *_VECTORS):
                 if (operand := getattr(self, name)) is not None:
                     operand.share_memory_()
         return self
@@ -394,7 +492,7 @@ class SparseFfn(nn.Module):
         if self._frozen:
             # As the checkpoint has them: it may be loaded where operands have another layout.
             state["_buffers"] = {k: v for k, v in self._buffers.items() if k not in _OPERANDS}
-            state["_weights"] = self._stored()
+            state["_weights"] = self._unpack()
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -403,19 +501,18 @@ class SparseFfn(nn.Module):
         super().__setstate__(state)
         if weights is None:
             return
-        gate, down = weights[0], weights[-1]
-        up = weights[1] if len(weights) > 2 else None
-        described = _frozen.Layer(gate, up, down, self.activation, self.threshold)
+        gate, up, down = weights
+        described = _frozen.Layer(gate, up, down, self._form())
         with torch.no_grad():
-            self._freeze(self._choice, _frozen.operands_of(described, self._choice))
+            self._freeze(self._findings, _frozen.operands_of(described, self._findings))
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if self._frozen:
-            for name, weight in zip(self.names, self._stored()):
+            for name, tensor in self._stored().items():
                 # A copy of a screened gate, as in _frozen.operands_of.
-                copied = weight.clone() if self.screened and weight is self.gate else weight
-                destination[f"{prefix}{name}.weight"] = copied
+                copied = tensor.clone() if self.screened and tensor is self.gate else tensor
+                destination[f"{prefix}{name}"] = copied
 
     def _load_from_state_dict(
         self,
@@ -431,12 +528,12 @@ class SparseFfn(nn.Module):
         if not self._frozen:
             super()._load_from_state_dict(state_dict, prefix, *rest)
             return
-        before = self._operands()
+        before = (*self._operands()[:5], *self._vectors())
         try:
             with self._as_stored():
                 super()._load_from_state_dict(state_dict, prefix, *rest)
                 # They are there for this call alone: PyTorch will not see them.
-                for name in self.names:
+                for name in self._child_names:
                     getattr(self, name)._load_from_state_dict(state_dict, f"{prefix}{name}.", *rest)
         except ValueError as error:
             name = prefix[:-1] or type(self).__name__
@@ -446,27 +543,15 @@ class SparseFfn(nn.Module):
         if local_metadata.get("assign_to_params_buffers"):
             return
         with torch.no_grad():  # into the same memory, which a recorded graph reads
-            for name, old, new in zip(_OPERANDS, before, self._operands()):
-                if isinstance(old, Tensor) and isinstance(new, Tensor) and not _is_read_only(old):
+            after = (*self._operands()[:5], *self._vectors())
+            for name, old, new in zip((*_OPERANDS, *_VECTORS), before, after):
+                if isinstance(old, Tensor) and isinstance(new, Tensor) and not is_read_only(old):
                     self.register_buffer(name, old.copy_(new), persistent=False)
-
-
-def linear_of(weight: Tensor) -> nn.Linear:
-    """A linear layer that holds the weight [rows, cols] itself."""
-    rows, cols = weight.shape
-    linear = nn.Linear(cols, rows, bias=False, device="meta", dtype=weight.dtype)
-    linear.weight = weight
-    return linear
-
-
-def _is_read_only(tensor: Tensor) -> bool:
-    """What was made in inference mode is so outside."""
-    return tensor.is_inference() and not torch.is_inference_mode_enabled()
 
 
 class GatedFfn(SparseFfn):
     """y = (act(x Wgᵀ) ⊙ (x Wuᵀ)) Wdᵀ with the weights of a checkpoint: gate_proj and up_proj
-    [neurons, width], down_proj [width, neurons], no biases; bfloat16 or float32.
+    [neurons, width], down_proj [width, neurons], with ``bias`` or without; bfloat16 or float32.
     ``names`` are those of the three children, where they are others. See :class:`SparseFfn`."""
 
     NAMES = ("gate_proj", "up_proj", "down_proj")
@@ -477,17 +562,18 @@ class GatedFfn(SparseFfn):
     ) -> GatedFfn:
         """A layer that holds the given weights themselves: gate and up [H, D], down [D, H].
 
-        A plain tensor becomes a parameter that wants a gradient where the tensor does. ``options``
-        (activation, threshold, names) are the constructor's. Raises ValueError where the shapes or
-        dtypes do not fit together.
+        A plain tensor becomes a parameter that wants a gradient where the tensor does. ``biases`` are
+        one tensor or None for each weight. Other ``options`` (activation, threshold, up_activation,
+        norm, norm_name, names) are the constructor's. Raises ValueError where the shapes or dtypes do
+        not fit together.
         """
         return cls._of_weights((gate, up, down), **options)
 
 
 class Ffn(SparseFfn):
     """y = act(x Wuᵀ) Wdᵀ, without a gate: up_proj [neurons, width] and down_proj
-    [width, neurons], no biases; bfloat16 or float32. ``names`` are those of the two children,
-    where they are others. See :class:`SparseFfn`."""
+    [width, neurons], with ``bias`` or without; bfloat16 or float32. ``names`` are those of the two
+    children, where they are others. See :class:`SparseFfn`."""
 
     NAMES = ("up_proj", "down_proj")
 

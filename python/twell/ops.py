@@ -18,8 +18,15 @@ Threads follow ``torch.set_num_threads``; ``TWELL_CPU_TIER`` forces an instructi
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
+
+from twell.form import Additions
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 Twell = tuple[Tensor, Tensor, Tensor]
 """A packed activation [M, H]: ``counts``, ``slots``, ``overflow``.
@@ -34,20 +41,20 @@ row and tile, or none where ``capacity`` is ``tile``.
 
 
 def pack_weight(weight: Tensor) -> Tensor:
-    """weight [H, D] in the layout of the gate GEMM: [⌈H/16⌉, ⌈D/32⌉·16, 16, 2] of bfloat16 or
-    [⌈H/16⌉, D, 16] of float32. Differentiable."""
+    """weight [H, D] in the layout of the GEMM: [H, n, 1] of its dtype, which says what it is. n is D
+    where nothing is padded (H to 16; D to 32, but not in float32). Differentiable."""
     return torch.ops.twell.pack_weight(weight)
 
 
-def unpack_weight(packed: Tensor, rows: int, cols: int) -> Tensor:
-    """The exact inverse of pack_weight: [rows, cols]. Differentiable."""
-    return torch.ops.twell.unpack_weight(packed, rows, cols)
+def unpack_weight(packed: Tensor) -> Tensor:
+    """The exact inverse of pack_weight. Differentiable."""
+    return torch.ops.twell.unpack_weight(packed)
 
 
-def linear(x: Tensor, weight_packed: Tensor, rows: int, bias: Tensor | None = None) -> Tensor:
-    """y = x Wᵀ + bias, x [..., D], y [..., rows], for a weight [rows, D] as pack_weight returns it.
-    Not differentiable."""
-    return torch.ops.twell.linear(x, weight_packed, rows, bias)
+def linear(x: Tensor, weight_packed: Tensor, bias: Tensor | None = None) -> Tensor:
+    """y = x Wᵀ + bias, x [..., D], y [..., N], for a weight [N, D] as pack_weight returns it. Not
+    differentiable."""
+    return torch.ops.twell.linear(x, weight_packed, bias)
 
 
 def linear_as_stored(x: Tensor, weight: Tensor) -> Tensor:
@@ -65,17 +72,20 @@ def ffn(
     activation: str = "relu",
     threshold: float = 0.0,
     hot: int = 0,
+    **form: Unpack[Additions],
 ) -> Tensor:
     """y = (act(x Wgᵀ) ⊙ (x Wuᵀ)) Wd, x [..., D], y [..., D], up and down evaluated only where the
     gate is not zero. ``gate`` is pack_weight of Wg, or Wg itself with its ``screen`` (screen_weight),
     which is faster if the screen leaves at most screen_limit of the pre-activations; on a GPU the plan
     uses the screen for few tokens and the gate for many. A layer without a gate, y = act(x Wuᵀ) Wd,
     has Wu in its place and no ``up``.
-    ``activation``: relu, relu_squared, or fat_relu with its ``threshold``. On a GPU,
+    ``activation``: relu, relu_squared, or fat_relu with its ``threshold``. ``form``: what a layer has
+    besides (:class:`twell.form.Additions`: up's activation, biases, a norm; vectors of the layer's
+    dtype or float32, the latter added without rounding), on a CPU alone. On a GPU,
     GEMMs multiply the first ``hot`` neurons densely, which should be those that most tokens fire;
     their rows of ``down`` must be finite. A CPU finds them by itself. Differentiable, with a dense
     backward pass."""
-    return torch.ops.twell.ffn(x, gate, up, down, screen, activation, threshold, hot)
+    return torch.ops.twell.ffn(x, gate, up, down, screen, activation, threshold, hot, **form)
 
 
 def ffn_stats(
@@ -87,12 +97,13 @@ def ffn_stats(
     activation: str = "relu",
     threshold: float = 0.0,
     hot: int = 0,
+    **form: Unpack[Additions],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """ffn's y, the non-zeros of each row (int32, x's shape without its last dimension), the number
     of rows that fired each neuron (int64 [H]), and the pre-activations that the screen did not rule
     out (int64 []; 0 without one)."""
     return torch.ops.twell.ffn_stats(
-        x, gate, up, down, screen, activation, threshold, hot
+        x, gate, up, down, screen, activation, threshold, hot, **form
     )
 
 
@@ -105,6 +116,7 @@ def ffn_train(
     activation: str = "relu",
     threshold: float = 0.0,
     hot: int = 0,
+    **form: Unpack[Additions],
 ) -> tuple[Tensor, ...]:
     """ffn for training: y, l1 (float32, the sum of |h|), the non-zeros of each row, the rows that
     fired each neuron, and where the gate fired, which is all that backward keeps beside the inputs:
@@ -116,7 +128,9 @@ def ffn_train(
     On a GPU (bfloat16 and float16; never run on one yet) ``values`` has all that is kept, in a form
     of its own, and the other two are empty. ``hot`` of the first neurons are multiplied by GEMMs
     there: those that more than about 1 % of the tokens fire, so order neurons by popularity."""
-    return torch.ops.twell.ffn_train(x, gate, up, down, screen, activation, threshold, hot)
+    return torch.ops.twell.ffn_train(
+        x, gate, up, down, screen, activation, threshold, hot, **form
+    )
 
 
 def ffn_train_backward(
@@ -132,13 +146,28 @@ def ffn_train_backward(
     activation: str = "relu",
     threshold: float = 0.0,
     hot: int = 0,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """dx, dgate, dup (empty without a gate) and ddown, of the dtype, from what ffn_train kept.
-    ``l1_grad`` (float32 []) is the gradient of its l1. Differentiable, densely.
-    ``torch.ops.twell.ffn_train_backward_add`` adds the weight gradients to float32 tensors instead
-    and returns dx; it is not. ``hot`` is that of ffn_train."""
+    **form: Unpack[Additions],
+) -> tuple[Tensor, ...]:
+    """dx, dgate, dup and ddown, of the dtype, and the gradients of gate_bias, up_bias, down_bias and
+    norm_weight, each of its vector's dtype, from what ffn_train kept; empty where there is no such
+    operand. ``l1_grad`` (float32 []) is the gradient of its l1. Differentiable, densely.
+    ``torch.ops.twell.ffn_train_backward_add`` adds all but dx to float32 tensors instead, those of
+    vectors where they are given, and returns dx; it is not. ``hot`` and ``form`` are those of
+    ffn_train."""
     return torch.ops.twell.ffn_train_backward(
-        dy, x, gate, up, down, offsets, neurons, values, l1_grad, activation, threshold, hot
+        dy,
+        x,
+        gate,
+        up,
+        down,
+        offsets,
+        neurons,
+        values,
+        l1_grad,
+        activation,
+        threshold,
+        hot,
+        **form,
     )
 
 
@@ -256,15 +285,14 @@ def cpu_tier_available(tier: str) -> bool:
 def gemm_relu_twell(
     x: Tensor,
     weight_packed: Tensor,
-    rows: int,
     activation: str = "relu",
     threshold: float = 0.0,
     tile: int = 256,
     capacity: int = 32,
 ) -> Twell:
-    """act(x Wᵀ) [M, rows], packed; x [M, D]. Not differentiable."""
+    """act(x Wᵀ) [M, H], packed; x [M, D], W [H, D] from pack_weight. Not differentiable."""
     return torch.ops.twell.gemm_relu_twell(
-        x, weight_packed, rows, activation, threshold, tile, capacity
+        x, weight_packed, activation, threshold, tile, capacity
     )
 
 

@@ -1,4 +1,4 @@
-"""How much a model fires: what training adds to its loss for it, and what it reports."""
+"""How much a model fires: the L1 term that training adds to the loss, and metrics."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ def trained_layers(operation: str, model: nn.Module) -> dict[str, SparseFfn]:
 
 
 def set_l1(model: nn.Module, coefficient: float | Tensor, *, accumulation: int = 1) -> None:
-    """Makes the model's backward pass add ``coefficient`` times the mean over its layers of their L1
-    terms, as if the loss held :func:`l1_term`. Unlike that, it works under activation checkpointing
-    of either kind.
+    """Makes the model's backward pass add ``coefficient`` times the mean over its layers of their
+    L1 terms, as if the loss had :func:`l1_term` in it. Unlike :func:`l1_term`, it works under
+    activation checkpointing of either kind.
 
-    A layer's term is the sum over neurons of |h|, averaged over all tokens of the pass. Layers cannot
-    tell padding or tokens whose label is ignored from others, and count them too.
+    A layer's term is the sum over neurons of |h|, averaged over all tokens of the pass. Layers
+    cannot tell padding, or tokens whose label is ignored, from other tokens, and count them too.
 
     The term does not pass through the loss. If an optimizer step adds up the gradients of several
-    backward passes, give their number as ``accumulation``: the coefficient is then that of the mean
+    backward passes, give their number as ``accumulation``. The coefficient is then that of the mean
     over passes, and each pass weighs the same, however many tokens it has. If the last step of an
-    epoch has fewer passes, call it again with their number. If gradients are averaged over processes
-    (DDP, FSDP), do nothing: each process weighs the same. Multiply the coefficient by the factor of a
-    gradient scaler.
+    epoch has fewer passes, call this again with their number. If gradients are averaged over
+    processes (DDP, FSDP), do nothing: each process weighs the same. If you use a gradient scaler,
+    multiply the coefficient by its factor.
 
-    Call it again to change the coefficient; 0 ends it. If the coefficient is a tensor, torch.compile
-    needs no new trace. The layers refuse a gradient that is to be differentiated again, because every
-    backward pass through them adds the term, also that of a second derivative. If the first
-    derivative passes none of them, as that of an output head does, add :func:`l1_term` to the loss
-    instead.
+    Call this again to change the coefficient; 0 ends it. If the coefficient is a tensor,
+    torch.compile needs no new trace. The layers refuse a gradient that is to be differentiated
+    again: every backward pass through them adds the term, also that of a second derivative. If the
+    first derivative passes through none of them, as that of an output head does, add
+    :func:`l1_term` to the loss instead.
 
-    Raises ValueError if the model has no such layer that is trained, and if a number is negative or
-    not finite.
+    Raises ValueError if the model has no GatedFfn or Ffn layer that is trained, or if a number is
+    negative or not finite.
     """
     layers = trained_layers("set_l1", model)
     if accumulation < 1:
@@ -61,8 +61,8 @@ def set_l1(model: nn.Module, coefficient: float | Tensor, *, accumulation: int =
 
 
 def l1_term(model: nn.Module) -> Tensor:
-    """The mean over the model's layers of the L1 terms that their last forward passes left
-    (``collect_l1``). Training adds it, times a coefficient, to its loss.
+    """The mean over the model's layers of the L1 terms of their last forward passes. Layers keep
+    them if their ``collect_l1`` is set. Training adds this, times a coefficient, to its loss.
 
     Raises RuntimeError if a layer that collects has no term, or if no layer collects.
     """
@@ -83,17 +83,18 @@ def l1_term(model: nn.Module) -> Tensor:
 
 @dataclass(frozen=True)
 class LayerMetrics:
-    """What one layer fired. See :func:`metrics`."""
+    """How much one layer fired. See :func:`metrics`."""
 
     name: str
     tokens: int
     nnz_mean: float
-    """Hidden units that fire, of a token."""
+    """Neurons that a token fires, on average."""
     nnz_max: int
+    """Neurons that one token fired at most."""
     dead: float
-    """The share of its hidden units that no token fired."""
+    """The share of the layer's neurons that no token fired."""
     l1: float
-    """Sum over hidden units of |h|, averaged over the tokens."""
+    """The sum over neurons of |h|, averaged over the tokens."""
 
     @staticmethod
     def of(name: str, seen: Activity) -> LayerMetrics:
@@ -105,17 +106,17 @@ class LayerMetrics:
 
 
 def collect_metrics(model: nn.Module) -> None:
-    """Starts counting the model's forward passes that have gradients. Recomputation under activation
-    checkpointing counts them twice, which changes no mean. Raises ValueError if the model has no
-    layer that is trained."""
+    """Starts counting what the model's forward passes with gradients fire. Recomputation under
+    activation checkpointing counts a pass twice, which changes no mean. Raises ValueError if the
+    model has no layer that is trained."""
     for layer in trained_layers("collect_metrics", model).values():
         layer.collect_activity = True
         layer.activity = None
 
 
 def metrics(model: nn.Module) -> list[LayerMetrics]:
-    """What each layer fired in this process since :func:`collect_metrics`. Raises RuntimeError if
-    nothing was counted."""
+    """How much each layer fired in this process since :func:`collect_metrics`. Raises RuntimeError
+    if nothing was counted."""
     layers = sparse_layers(model).items()
     out = [LayerMetrics.of(name, m.activity) for name, m in layers if m.activity is not None]
     if not out:

@@ -7,7 +7,7 @@ packages_of() {
       "libfmt-dev nlohmann-json3-dev libcli11-dev libpcre2-dev libutf8proc-dev" \
       "libgtest-dev libgmock-dev" ;;
     # libomp: clang's own omp.h.
-    test) echo git shellcheck clang-tidy-14 libomp-14-dev libopenmpi-dev openmpi-bin ;;
+    test) echo git shellcheck doxygen clang-tidy-14 libomp-14-dev libopenmpi-dev openmpi-bin ;;
     fuzz) echo clang-14 libclang-rt-14-dev libomp-14-dev ;;
     aarch64) echo g++-aarch64-linux-gnu qemu-user ;;
     *) die "no package group '$1'; there are: build test fuzz aarch64" ;;

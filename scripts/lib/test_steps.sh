@@ -6,8 +6,9 @@ run_layers() { "$ROOT/scripts/check_layers"; }
 run_format() { "$ROOT/scripts/check_format"; }
 run_ruff() { (cd "$ROOT" && "$VENV/bin/ruff" check --cache-dir build/ruff .); }
 run_mypy() { (cd "$ROOT" && "$VENV/bin/mypy"); }
+run_api() { "$ROOT/scripts/api_docs" "$ROOT/build/api"; }
 run_tidy() { "$ROOT/scripts/check_tidy" "$ROOT/build/asan"; }
-run_shellcheck() { shellcheck "$ROOT"/scripts/{setup,build,twell,demo,test,soak,wheel,check_format,gpu_check} "$ROOT/.ci/run"; }
+run_shellcheck() { shellcheck "$ROOT"/scripts/{setup,build,twell,demo,test,soak,wheel,check_format,gpu_check,api_docs} "$ROOT/.ci/run"; }
 run_soak() { rm -rf "$ROOT/build/soak-test" && "$ROOT/scripts/soak" 10 --out "$ROOT/build/soak-test"; }
 
 # run_ctest PRESET: GoogleTest programs and pytest also write a file with their single cases.
@@ -54,7 +55,7 @@ embeds() {
   "$CMAKE" -S "$ROOT/tests/consumer" -B "$1" -G Ninja -DTWELL_SOURCE="$ROOT" -DCMAKE_BUILD_TYPE=Release \
     -DWITH_CUDA="$2" -DTWELL_CUDA_ARCHITECTURES=80 &&
     ninja -C "$1" -j "$(jobs_here)" consumer && "$1/consumer" &&
-    ours=$(ninja -C "$1" -t targets all | grep -E '^twell/(.*/)?(tests|bench|examples|cli|models|torch_ops|torch)/' || true) &&
+    ours=$(ninja -C "$1" -t targets all | grep -E '^twell/(.*/)?(tests|bench|examples|cli|choice|decoder|engine|train|measure|torch_ops|torch)/' || true) &&
     { [[ -z $ours ]] || { echo "built by projects that embed this one: $ours" >&2 && return 1; }; }
 }
 

@@ -37,7 +37,7 @@ class Marker {
 
 // Neurons of a sparse layer that GEMMs had better multiply densely: the first ones, where neurons
 // are ordered by how many tokens fire them.
-struct HotNeurons {
+struct HotChoice {
   std::int64_t count = 0;
   // What the layer is expected to take with them, as a share of its time if all neurons fired
   // equally often. At most 1.
@@ -72,8 +72,8 @@ class DeviceRuntime {
   // Of both paths, from the figures of the device.
   virtual CostModel estimated_cost(const FfnShape& /*shape*/) const { return {}; }
   // rates[n]: the share of tokens that fire neuron n, the highest first.
-  virtual HotNeurons choose_hot(const FfnShape& /*shape*/, std::int64_t /*rows*/,
-                                const std::vector<double>& /*rates*/) const {
+  virtual HotChoice choose_hot(const FfnShape& /*shape*/, std::int64_t /*rows*/,
+                               const std::vector<double>& /*rates*/) const {
     return {};
   }
   // Of forward and backward of a layer with such rates.

@@ -23,7 +23,7 @@ struct TimedLayer {
 };
 // The inputs are random, so that all neurons fire equally often: the sparse path is timed with what
 // choose_hot() of the device names then, none or all neurons. What a layer gains by neurons that
-// fire more often than others is estimated (HotNeurons::time) and not timed.
+// fire more often than others is estimated (HotChoice::time) and not timed.
 //
 // 1, 32, 256 and 1024 rows at densities of 0.5 to 40 %: a tenth of a second. Layers of one shape on
 // one device are measured once a process; others wait for it.

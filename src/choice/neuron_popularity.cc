@@ -91,14 +91,14 @@ std::vector<std::int64_t> NeuronPopularity::by_model(
   return out;
 }
 
-HotNeurons NeuronPopularity::hot(std::int64_t rows) const {
+HotChoice NeuronPopularity::hot(std::int64_t rows) const {
   if (!ordered() || rows == 0) return {};
   // The nearest power of two, by a factor.
   const auto size = static_cast<std::uint64_t>(rows);
   const int power = std::bit_width(size + size / 2) - 1;
   auto found = chosen_.find(power);
   if (found == chosen_.end()) {
-    HotNeurons hot = runtime_.choose_hot(shape_, std::int64_t{1} << power, order_.rates);
+    HotChoice hot = runtime_.choose_hot(shape_, std::int64_t{1} << power, order_.rates);
     hot.count = std::min(hot.count, order_.finite);
     found = chosen_.emplace(power, hot).first;
   }

@@ -51,7 +51,7 @@ class NeuronPopularity {
   std::vector<std::int64_t> by_model(const std::vector<std::int64_t>& counts) const;
   // For a call of so many rows, which are rounded to a power of two: none while not ordered. Never
   // neurons whose row of down is not finite, since 0 · ∞ would reach tokens that did not fire them.
-  HotNeurons hot(std::int64_t rows) const;
+  HotChoice hot(std::int64_t rows) const;
 
  private:
   void order(const std::vector<std::int64_t>& fired, const at::Tensor& finite,
@@ -67,7 +67,7 @@ class NeuronPopularity {
   std::int64_t inputs_ = 0;  // that the order is by
   at::Tensor places_;
   NeuronOrder order_;
-  mutable std::map<int, HotNeurons> chosen_;
+  mutable std::map<int, HotChoice> chosen_;
 };
 
 }  // namespace twell::lm

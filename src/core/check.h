@@ -7,6 +7,7 @@
 
 #include "twell/status.h"
 #include "twell/tensor_view.h"
+#include "twell/weight.h"
 
 namespace twell {
 
@@ -32,15 +33,33 @@ inline void require_dtype(std::string_view operation, std::string_view argument,
   require(dtype != DType::f16, operation, argument, "expected bf16 or f32, got f16");
 }
 
-// What every operation asks of a matrix, whatever its shape.
-inline void require_view(std::string_view operation, std::string_view argument,
-                         ConstMatrixView view) {
-  require_dtype(operation, argument, view.dtype);
+// The types of weights that libtwell multiplies with.
+inline void require_weight_type(std::string_view operation, std::string_view argument,
+                                WeightType type) {
+  require(type != WeightType::f16, operation, argument, "expected bf16 or f32, got f16");
+}
+
+// What every operation asks of rows of so many bytes an element, whatever their shape.
+template <class View>
+void require_rows(std::string_view operation, std::string_view argument, const View& view,
+                  std::size_t element) {
   require(view.row_stride >= view.cols, operation, argument, "row stride ", view.row_stride,
           " is smaller than its ", view.cols, " columns");
   require(view.data != nullptr || view.rows * view.cols == 0, operation, argument, "data is null");
-  require(reinterpret_cast<std::uintptr_t>(view.data) % size_of(view.dtype) == 0, operation,
-          argument, "data is not aligned to its ", size_of(view.dtype), "-byte elements");
+  require(reinterpret_cast<std::uintptr_t>(view.data) % element == 0, operation, argument,
+          "data is not aligned to its ", element, "-byte elements");
+}
+inline void require_view(std::string_view operation, std::string_view argument,
+                         ConstMatrixView view) {
+  require_dtype(operation, argument, view.dtype);
+  require_rows(operation, argument, view, size_of(view.dtype));
+}
+inline void require_weight_rows(std::string_view operation, std::string_view argument,
+                                const WeightView& view) {
+  require_weight_type(operation, argument, view.type);
+  require(view.layout == WeightLayout::rows, operation, argument,
+          "expected a weight as stored, got a packed one");
+  require_rows(operation, argument, view, static_cast<std::size_t>(bytes_of(view.type, 1)));
 }
 
 // No element of `y` may be one of `x`: rows of the one are written while others of the other are

@@ -40,10 +40,9 @@ struct OwnWeights {
       rows = first.clone();
       if (p.gated()) up = p.up.detach().clone(at::MemoryFormat::Contiguous);
     }
-    gate = rows.is_cpu() || padded ? packed_weight(rows)
-                                   : rows.view({hidden / kPanel, width / 2, kPanel, 2});
+    gate = rows.is_cpu() || padded ? packed_weight(rows) : rows.unsqueeze(-1);
     if (rows.is_cpu()) return;  // tests play a GPU there
-    rows = gate.view({gate.size(0) * kPanel, -1}).narrow(0, 0, hidden).narrow(1, 0, width);
+    rows = gate.as_strided({hidden, width}, {packed_depth(WeightType::bf16, width), 1});
   }
 
   static at::Tensor neuron_major(const at::Tensor& down) {
@@ -99,7 +98,7 @@ class GpuFeedForward final : public FeedForward {
     screen_->look();
     if (nnz_) nnz_->look();
     const bool sampled = chooser_ && chooser_->samples(runtime_.capturing());
-    const HotNeurons hot = popularity_->hot(x.size(0));
+    const HotChoice hot = popularity_->hot(x.size(0));
     return hidden_wanted || (chooser_ && chooser_->dense(x.size(0), hot.time))
                ? dense(x, layer, observer, sampled)
                : sparse(x, layer, observer, sampled, hot.count);

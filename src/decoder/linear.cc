@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "decoder/operators.h"
+#include "decoder/sparse_operators.h"
 #include "twell/packed.h"
 
 namespace twell::lm {
@@ -15,35 +16,28 @@ at::Tensor packed_weight(const at::Tensor& weight) {
     static const auto pack = find_operator<at::Tensor(const at::Tensor&)>("twell::pack_weight");
     return pack.call(source);
   }
-  const bool wide = source.scalar_type() == at::kFloat;
-  const DType dtype = wide ? DType::f32 : DType::bf16;
-  const std::int64_t rows = source.size(0);
-  const std::int64_t cols = source.size(1);
-  const auto elements =
-      static_cast<std::int64_t>(packed_bytes(dtype, rows, cols) / source.element_size());
-  at::Tensor packed = allocate_weights(elements / kPanel, kPanel, source.scalar_type());
-  pack_weight({source.const_data_ptr(), dtype, rows, cols}, packed.mutable_data_ptr());
-  const std::int64_t panels = packed_panels(rows);
-  return wide ? packed.view({panels, -1, kPanel}) : packed.view({panels, -1, kPanel, 2});
+  const WeightView view = matrix_view(source);
+  at::Tensor packed = allocate_weights(view.rows, packed_extent(view.type, view.rows, view.cols),
+                                       source.scalar_type());
+  pack_weight(view, packed.mutable_data_ptr());
+  return packed.unsqueeze(-1);
 }
 
-at::Tensor unpacked_weight(const at::Tensor& packed, std::int64_t rows, std::int64_t cols) {
-  using Signature = at::Tensor(const at::Tensor&, c10::SymInt, c10::SymInt);
-  static const auto unpack = find_operator<Signature>("twell::unpack_weight");
-  return unpack.call(packed, rows, cols);
+at::Tensor unpacked_weight(const at::Tensor& packed) {
+  static const auto unpack = find_operator<at::Tensor(const at::Tensor&)>("twell::unpack_weight");
+  return unpack.call(packed);
 }
 
 bool packs_without_padding(std::int64_t rows, std::int64_t cols) {
-  return rows % kPanel == 0 && packed_depth(DType::bf16, cols) == cols;
+  return rows % kPanel == 0 && packed_depth(WeightType::bf16, cols) == cols;
 }
 
 at::Tensor Linear::operator()(const at::Tensor& x) const {
   if (!packed.defined()) return at::linear(x, weight.tensor, bias.tensor);
-  using Signature = at::Tensor(const at::Tensor&, const at::Tensor&, c10::SymInt,
-                               const std::optional<at::Tensor>&);
+  using Signature =
+      at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&);
   static const auto linear = find_operator<Signature>("twell::linear");
-  return linear.call(x, packed, weight.shape[0],
-                     bias.tensor.defined() ? std::optional(bias.tensor) : std::nullopt);
+  return linear.call(x, packed, bias.tensor.defined() ? std::optional(bias.tensor) : std::nullopt);
 }
 
 at::Tensor linear_as_stored(const at::Tensor& x, const at::Tensor& weight) {

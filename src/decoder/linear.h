@@ -30,7 +30,7 @@ at::Tensor linear_as_stored(const at::Tensor& x, const at::Tensor& weight);
 // pages where the system gives them.
 at::Tensor packed_weight(const at::Tensor& weight);
 // Back again, new and contiguous.
-at::Tensor unpacked_weight(const at::Tensor& packed, std::int64_t rows, std::int64_t cols);
+at::Tensor unpacked_weight(const at::Tensor& packed);
 // Whether packing [rows, cols] of 16 bits adds nothing: rows of panels of 16, columns of 32.
 bool packs_without_padding(std::int64_t rows, std::int64_t cols);
 

@@ -47,15 +47,14 @@ void add_sample(Fnv1a& digest, std::span<const std::byte> bytes) {
   }
 }
 
-std::string first_projection(const Model& model, std::int64_t layer) {
-  const FfnNames names = model.ffn_names(layer);
-  return names.gate.empty() ? names.up : names.gate;
-}
-
-// "model.layers.0.mlp.gate_proj.weight" -> "model.layers.0.mlp"
-std::string module_of(const std::string& tensor) {
-  const auto without = [](const std::string& name) { return name.substr(0, name.rfind('.')); };
-  return without(without(tensor));
+// By layer: the gate, or up in a model without one.
+std::vector<std::string> first_projections(const Model& model) {
+  std::vector<std::string> out;
+  for (std::int64_t layer = 0; layer < model.layers(); ++layer) {
+    const FfnNames names = model.ffn_names(layer);
+    out.push_back(names.gate.empty() ? names.up : names.gate);
+  }
+  return out;
 }
 
 template <class T>
@@ -64,7 +63,8 @@ std::vector<T> numbers(const io::JsonObject& object, const char* key, std::int64
   const io::Json::array_t& array = object.array(key);
   std::vector<T> out;
   for (const io::Json& value : array) {
-    const bool good = value.is_number() && value.get<double>() >= low && value.get<double>() <= high;
+    const bool good =
+        value.is_number() && value.get<double>() >= low && value.get<double>() <= high;
     if (!good) {
       throw Error(ErrorKind::environment, object.path_of(key),
                   fmt::format("expected numbers from {} to {}", low, high));
@@ -86,7 +86,7 @@ std::vector<LayerFindings> parse(const std::string& file, const io::Checkpoint& 
   if (version != kVersion) {
     throw Error(ErrorKind::environment, file, fmt::format("is of version {}", version));
   }
-  const std::string digest = digest_of(checkpoint, model);
+  const std::string digest = digest_of(checkpoint, first_projections(model));
   if (const std::string of = document.string("checkpoint"); of != digest) {
     throw Error(ErrorKind::environment, file,
                 fmt::format("is of other weights ({}, these are {})", of, digest));
@@ -110,10 +110,10 @@ std::vector<LayerFindings> parse(const std::string& file, const io::Checkpoint& 
 
 }  // namespace
 
-std::string digest_of(const io::Checkpoint& checkpoint, const Model& model) {
+std::string digest_of(const io::Checkpoint& checkpoint, std::span<const std::string> weights) {
   Fnv1a digest;
-  for (std::int64_t layer = 0; layer < model.layers(); ++layer) {
-    const io::CheckpointTensor tensor = checkpoint.at(first_projection(model, layer));
+  for (const std::string& weight : weights) {
+    const io::CheckpointTensor tensor = checkpoint.at(weight);
     for (const std::int64_t size : tensor.info->shape) digest.add(size);
     add_sample(digest, {tensor.data, tensor.info->bytes()});
   }
@@ -138,24 +138,23 @@ std::vector<LayerFindings> load_findings(const fs::path& directory,
 
 void save_findings(const fs::path& directory, const io::Checkpoint& checkpoint, const Model& model,
                    const std::vector<LayerFindings>& findings) {
+  const std::vector<std::string> weights = first_projections(model);
   std::string layers;
   for (std::size_t l = 0; l < findings.size(); ++l) {
     const LayerFindings& one = findings[l];
     // The direction alone matters.
     io::Json mean = io::Json::array();
     for (const float value : one.mean) mean.push_back(std::stod(fmt::format("{:.4g}", value)));
-    io::Json layer = {
-        {"name", module_of(first_projection(model, static_cast<std::int64_t>(l)))},
-        {"mean", mean},
-        {"fired", one.fired}};
+    io::Json layer = {{"weight", weights[l]}, {"mean", mean}, {"fired", one.fired}};
     if (one.candidates) layer["candidates"] = *one.candidates;
     layers += (l == 0 ? "\n" : ",\n") + layer.dump();
   }
   io::write_file_atomically(
       directory / kPreparedFile,
-      fmt::format("{{\"twell_prepared\": {}, \"checkpoint\": \"{}\", \"inputs\": {}, \"layers\": [{}]}}\n",
-                  kVersion, digest_of(checkpoint, model),
-                  findings.empty() ? 0 : findings.front().inputs, layers));
+      fmt::format(
+          "{{\"twell_prepared\": {}, \"checkpoint\": \"{}\", \"inputs\": {}, \"layers\": [{}]}}\n",
+          kVersion, digest_of(checkpoint, weights), findings.empty() ? 0 : findings.front().inputs,
+          layers));
 }
 
 }  // namespace twell::lm

@@ -15,7 +15,9 @@ using Tensors = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 template <class Result>
 using Ffn = Result(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
                    const at::Tensor&, const std::optional<at::Tensor>&, c10::string_view, double,
-                   std::int64_t);
+                   std::int64_t, c10::string_view, const std::optional<at::Tensor>&,
+                   const std::optional<at::Tensor>&, const std::optional<at::Tensor>&,
+                   const std::optional<at::Tensor>&, std::optional<double>);
 
 std::optional<at::Tensor> optional(const at::Tensor& tensor) {
   return tensor.defined() ? std::optional(tensor) : std::nullopt;
@@ -25,7 +27,8 @@ template <class Result>
 Result call(const c10::TypedOperatorHandle<Ffn<Result>>& op, const at::Tensor& x,
             const SparseOperands& w, const ActivationSpec& activation) {
   return op.call(x, w.gate, optional(w.up), w.down, optional(w.screen), name_of(activation.kind),
-                 static_cast<double>(activation.threshold), w.hot);
+                 static_cast<double>(activation.threshold), w.hot, name_of(Activation::identity),
+                 {}, {}, {}, {}, {});
 }
 
 template <class T>

@@ -14,9 +14,9 @@ namespace twell::lm {
 Prepared prepare_model(const std::string& directory, std::span<const std::int64_t> tokens,
                        const LoadOptions& options) {
   if (std::ssize(tokens) < kFewestInputs) {
-    throw Error(ErrorKind::invalid_argument, "prepare",
-                fmt::format("expected a text of {} tokens or more, got {}", kFewestInputs,
-                            tokens.size()));
+    throw Error(
+        ErrorKind::invalid_argument, "prepare",
+        fmt::format("expected a text of {} tokens or more, got {}", kFewestInputs, tokens.size()));
   }
   LoadOptions load = options;
   load.ffn = FfnPath::sparse;

@@ -25,10 +25,10 @@ constexpr std::int64_t kRun = 64;
 // panel, words) for runs of words, those of all neurons in turns; part(row, place, bytes) for what
 // is less than a word at the end of a row. `Panel`: std::byte or const std::byte.
 template <class View, class Panel, class Begin, class Run, class Part>
-void for_each_run(View w, Panel* packed, Begin begin, Run run, Part part) {
-  const auto row_bytes = w.cols * static_cast<std::int64_t>(size_of(w.dtype));
+void for_each_run(View w, WeightType type, Panel* packed, Begin begin, Run run, Part part) {
+  const std::int64_t row_bytes = bytes_of(type, w.cols);
   const std::int64_t words = row_bytes / kWord;
-  const auto panel_bytes = static_cast<std::int64_t>(packed_bytes(w.dtype, kPanel, w.cols));
+  const auto panel_bytes = static_cast<std::int64_t>(packed_bytes(type, kPanel, w.cols));
   const std::int64_t panels = packed_panels(w.rows);
 #pragma omp parallel for schedule(static)
   for (std::int64_t p = 0; p < panels; ++p) {
@@ -92,12 +92,12 @@ PreparedMemory PreparedMemory::borrow(const void* data, const char* operation) {
   return out;
 }
 
-void pack_weight(ConstMatrixView w, void* packed) {
+void pack_weight(const WeightView& w, void* packed) {
   require_weight(w, "pack_weight");
   require_prepared(packed, "pack_weight");
-  const bool padded = packed_depth(w.dtype, w.cols) != w.cols;
+  const bool padded = packed_depth(w.type, w.cols) != w.cols;
   for_each_run(
-      w, static_cast<std::byte*>(packed),
+      w, w.type, static_cast<std::byte*>(packed),
       [=](std::byte* panel, std::int64_t bytes, std::int64_t neurons) {
         if (neurons < kPanel || padded) std::fill_n(panel, bytes, std::byte{});
       },
@@ -109,28 +109,30 @@ void pack_weight(ConstMatrixView w, void* packed) {
       });
 }
 
-PackedWeight::PackedWeight(ConstMatrixView w) : PackedWeight({}, w.dtype, w.rows, w.cols) {
+PackedWeight::PackedWeight(const WeightView& w) : PackedWeight({}, w) {
   require_weight(w, "PackedWeight");
-  memory_ = PreparedMemory(packed_bytes(w.dtype, w.rows, w.cols));
+  memory_ = PreparedMemory(packed_bytes(w.type, w.rows, w.cols));
   pack_weight(w, memory_.mutable_data());
+  view_ = WeightView::panels(memory_.data(), w.type, w.rows, w.cols);
 }
 
-PackedWeight::PackedWeight(PreparedMemory memory, DType dtype, std::int64_t rows, std::int64_t cols)
-    : memory_(std::move(memory)), dtype_(dtype), rows_(rows), cols_(cols) {}
+PackedWeight::PackedWeight(PreparedMemory memory, const WeightView& view)
+    : memory_(std::move(memory)), view_(view) {}
 
-PackedWeight PackedWeight::borrow(const void* packed, DType dtype, std::int64_t rows,
-                                  std::int64_t cols) {
-  require_dtype("PackedWeight", "dtype", dtype);
-  return {PreparedMemory::borrow(packed, "PackedWeight"), dtype, rows, cols};
+PackedWeight PackedWeight::borrow(const WeightView& panels) {
+  require_weight_type("PackedWeight", "type", panels.type);
+  require(panels.layout == WeightLayout::panels, "PackedWeight", "layout",
+          "expected panels, got a weight as stored");
+  return {PreparedMemory::borrow(panels.data, "PackedWeight"), panels};
 }
 
 void PackedWeight::unpack(MatrixView w) const {
-  require(dtype_ == w.dtype && rows_ == w.rows && cols_ == w.cols, "PackedWeight::unpack", "w",
-          "expected ", name_of(dtype_), " [", rows_, ", ", cols_, "], got ", name_of(w.dtype), " [",
-          w.rows, ", ", w.cols, "]");
+  require(type() == weight_type(w.dtype) && rows() == w.rows && cols() == w.cols,
+          "PackedWeight::unpack", "w", "expected ", name_of(type()), " [", rows(), ", ", cols(),
+          "], got ", name_of(w.dtype), " [", w.rows, ", ", w.cols, "]");
   require_view("PackedWeight::unpack", "w", w);
   for_each_run(
-      w, static_cast<const std::byte*>(data()),
+      w, type(), static_cast<const std::byte*>(data()),
       [](const std::byte* /*panel*/, std::int64_t /*bytes*/, std::int64_t /*neurons*/) {},
       [](std::byte* row, const std::byte* word, std::int64_t words) {
         copy_run(word, kPanel * kWord, row, kWord, words);

@@ -6,10 +6,10 @@
 
 namespace twell {
 
-inline void require_weight(ConstMatrixView w, const char* operation) {
+inline void require_weight(const WeightView& w, const char* operation) {
   require(w.rows >= 1 && w.cols >= 1, operation, "w", "expected at least one row and column, got [",
           w.rows, ", ", w.cols, "]");
-  require_view(operation, "w", w);
+  require_weight_rows(operation, "w", w);
 }
 
 inline void require_prepared(const void* memory, const char* operation) {

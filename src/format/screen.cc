@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "format/packed_view.h"
 #include "format/prepared.h"
+#include "format/screen_view.h"
 
 namespace twell {
 namespace {

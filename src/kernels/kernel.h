@@ -1,15 +1,16 @@
-// What a kernel is to the operations above it: arguments, and one table of functions for each
-// instruction tier and dtype.
+// What a kernel is to the operations above it: arguments, and for each instruction tier two tables
+// of functions: by the dtype of x and y (Kernels), and by that and the type of a weight
+// (WeightKernels).
 //
 // Kernels work on ranges and never allocate, throw or start threads; operations validate, plan and
-// split the work. A tier fills the table by instantiating the templates of cpu/common for its
+// split the work. A tier fills both by instantiating the templates of cpu/common for its
 // vectors (cpu/*/kernels.cc), and may bring functions of its own instead (cpu/amx).
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
-#include "format/packed_view.h"
+#include "format/screen_view.h"
 #include "format/twell_view.h"
 #include "kernels/tile_order.h"
 #include "twell/device.h"
@@ -25,7 +26,8 @@ constexpr std::int64_t kSumStride = kColumnBlock + 16;
 // Kernels may write whole register tiles: room for 32 rows beyond the last.
 constexpr std::int64_t gemm_accumulators(std::int64_t rows) { return (rows + 32) * kSumStride; }
 
-// The x that a GEMM reads: of this dtype, as deep as the packed weight, inputs past D zero.
+// The x that a GEMM reads: of this dtype, as deep as a weight of x's own type packs, inputs past D
+// zero.
 struct XForm {
   DType dtype;
   std::int64_t tiles_from = 0;  // from so many rows on it is best in TileOrder; 0: never
@@ -39,7 +41,7 @@ struct GemmArgs {
   std::int64_t x_stride = 0;  // elements from row to row; unused in TileOrder
   std::int64_t x_block = 0;   // TileOrder: bytes from block to block; 0: rows as they come
   std::int64_t rows = 0;
-  PackedView weight;
+  WeightView weight;  // panels
   std::int64_t panel_begin = 0;
   std::int64_t panels = 0;
   float* c = nullptr;  // gemm_accumulators(rows) floats; rows kSumStride apart
@@ -98,7 +100,7 @@ struct PackArgs {
 struct ScreenPackArgs : PackArgs {
   ConstMatrixView x;        // [rows, D]
   ScreenedRows x8;          // the same rows
-  ConstMatrixView weight;   // [H, D], as stored
+  WeightView weight;        // [H, D], as stored
   ScreenView screen;        // its screen
   void* scratch = nullptr;  // screen_pack_scratch(rows) bytes
 };
@@ -119,11 +121,10 @@ struct ExponentialSum {
   float largest = 0, sum = 0;
 };
 
-// What a tier has for one dtype: bf16 or f32. Matrices, x and y are of that dtype.
+// What a tier has for x and y of one dtype: bf16 or f32.
 struct Kernels {
-  XForm x;                         // that gemm reads
+  XForm x;                         // that a GEMM reads
   std::int64_t x8_tiles_from = 0;  // as XForm::tiles_from, of the x8 that screen_gemm reads
-  void (*gemm)(const GemmArgs&);
   // Appends the non-zeros of act(c + bias).
   void (*pack)(const PackArgs&);
 
@@ -135,25 +136,9 @@ struct Kernels {
   // r̂, its scales and the norms of one token's x; `to` is that row's.
   void (*screen_row)(const void* x, const ScreenView& screen, const ScreenedRows& to);
   void (*screen_gemm)(const ScreenGemmArgs&);
-  // Computes what the screen did not rule out, from the weight itself, and appends the non-zeros of
-  // its activation. Returns the number of pre-activations computed.
-  std::int64_t (*screen_pack)(const ScreenPackArgs&);
 
-  // dots[i] = dot(x, W[neurons[i]]): a sampled dense-dense product, one row of it.
-  void (*sampled_dots)(const void* x, ConstMatrixView w, const std::int32_t* neurons,
-                       std::int64_t count, float* dots);
-  // y32 (+)= Σ values[i] · W[neurons[i]], W.cols floats: a sparse-dense product, one row of it.
-  void (*weighted_rows)(ConstMatrixView w, const ActiveNeurons& active, bool add, float* y32);
   // y = y32, rounded.
   void (*round_row)(const float* y32, std::int64_t cols, void* y);
-
-  // Rows of a weight, wherever they lie, to panels. One panel of 16 neurons from 16 rows of `cols`
-  // inputs each:
-  void (*pack_neurons)(const void* const* rows, std::int64_t cols, void* panel);
-  // Panels of `columns` neurons, at most kColumnBlock, from the rows as inputs: neuron j of input i
-  // is rows[i][first + j].
-  void (*pack_inputs)(const void* const* rows, std::int64_t count, std::int64_t first,
-                      std::int64_t columns, void* panels);
   // h[i] = h[i] != 0 ? h[i] * u[i] : 0, h of the dtype of the GEMM's x.
   void (*multiply_nonzeros)(const float* u, std::int64_t count, void* h);
   bool (*all_finite)(const void* row, std::int64_t cols);
@@ -167,7 +152,31 @@ struct Kernels {
   void (*weighted_values)(ConstMatrixView values, const float* weights, float* y32);
 };
 
-// The best that `tier` may run. dtype: bf16 or f32.
-const Kernels& kernels_of(CpuTier tier, DType dtype);
+// What a tier has to multiply x of one dtype with weights of one type: panels with gemm, rows with
+// all others.
+struct WeightKernels {
+  void (*gemm)(const GemmArgs&);
+  // Computes what the screen did not rule out, from the weight itself, and appends the non-zeros of
+  // its activation. Returns the number of pre-activations computed.
+  std::int64_t (*screen_pack)(const ScreenPackArgs&);
+
+  // dots[i] = dot(x, W[neurons[i]]): a sampled dense-dense product, one row of it.
+  void (*sampled_dots)(const void* x, const WeightView& w, const std::int32_t* neurons,
+                       std::int64_t count, float* dots);
+  // y32 (+)= Σ values[i] · W[neurons[i]], W.cols floats: a sparse-dense product, one row of it.
+  void (*weighted_rows)(const WeightView& w, const ActiveNeurons& active, bool add, float* y32);
+
+  // Rows, wherever they lie, to panels. One panel from the rows of 16 neurons:
+  void (*pack_neurons)(const WeightView& w, const std::int32_t* neurons, void* panel);
+  // Panels of `columns` neurons, at most kColumnBlock, from `count` rows as inputs: neuron j of
+  // input i is (W row rows[i])[first + j]. rows null: the first ones.
+  void (*pack_inputs)(const WeightView& w, const std::int32_t* rows, std::int64_t count,
+                      std::int64_t first, std::int64_t columns, void* panels);
+  bool (*row_finite)(const WeightView& w, std::int64_t row);
+};
+
+// The best that `tier` may run. x, of x and y: bf16 or f32; it goes with the weight's type.
+const Kernels& kernels_of(CpuTier tier, DType x);
+const WeightKernels& weight_kernels_of(CpuTier tier, DType x, WeightType weight);
 
 }  // namespace twell

@@ -1,5 +1,5 @@
 // Which functions a tier runs. Adding a tier is a line here, and what it does better than the one
-// below it.
+// below it; adding a type of weights, a case.
 #include "core/check.h"
 #include "kernels/cpu/kernels.h"
 
@@ -8,30 +8,44 @@ namespace {
 
 #if defined(TWELL_X86)
 // Tiles multiply bf16 and int8; all else is AVX-512.
-const Kernels& amx_bf16() {
-  static const Kernels kernels = [] {
-    Kernels out = avx512::kernels_bf16;
-    out.x = amx::kGemmX;
-    out.gemm = amx::gemm;
-    out.x8_tiles_from = amx::kScreenTilesFrom;
-    out.screen_gemm = amx::screen_gemm;
+const TierKernels& amx_kernels() {
+  static const TierKernels kernels = [] {
+    TierKernels out = avx512::kernels;
+    out.bf16.x = amx::kGemmX;
+    out.bf16.x8_tiles_from = amx::kScreenTilesFrom;
+    out.bf16.screen_gemm = amx::screen_gemm;
+    out.bf16_bf16.gemm = amx::gemm;
     return out;
   }();
   return kernels;
 }
 #endif
 
+const TierKernels& all_of([[maybe_unused]] CpuTier tier) {
+#if defined(TWELL_X86)
+  if (tier == CpuTier::amx) return amx_kernels();
+  if (tier == CpuTier::avx512) return avx512::kernels;
+  if (tier == CpuTier::avx2) return avx2::kernels;
+#endif
+  return portable::kernels;
+}
+
 }  // namespace
 
-const Kernels& kernels_of([[maybe_unused]] CpuTier tier, DType dtype) {
-  TWELL_INVARIANT(dtype != DType::f16);
-  const bool narrow = dtype == DType::bf16;
-#if defined(TWELL_X86)
-  if (tier == CpuTier::amx && narrow) return amx_bf16();
-  if (tier >= CpuTier::avx512) return narrow ? avx512::kernels_bf16 : avx512::kernels_f32;
-  if (tier == CpuTier::avx2) return narrow ? avx2::kernels_bf16 : avx2::kernels_f32;
-#endif
-  return narrow ? portable::kernels_bf16 : portable::kernels_f32;
+const Kernels& kernels_of(CpuTier tier, DType x) {
+  TWELL_INVARIANT(x != DType::f16);
+  return x == DType::bf16 ? all_of(tier).bf16 : all_of(tier).f32;
+}
+
+const WeightKernels& weight_kernels_of(CpuTier tier, DType x, WeightType weight) {
+  const TierKernels& all = all_of(tier);
+  TWELL_INVARIANT(x != DType::f16 && goes_with(x, weight));
+  switch (weight) {
+    case WeightType::bf16:
+      return all.bf16_bf16;
+    default:
+      return all.f32_f32;
+  }
 }
 
 }  // namespace twell

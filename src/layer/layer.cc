@@ -153,7 +153,7 @@ Layer::Trial Layer::run_sample(Context& context, ConstMatrixView sample, bool sc
   findings.fired = std::move(counts.neuron_nnz);
   if (screen) {
     findings.candidates = static_cast<double>(counts.candidates) /
-                         (static_cast<double>(sample.rows) * static_cast<double>(shape_.hidden));
+                          (static_cast<double>(sample.rows) * static_cast<double>(shape_.hidden));
   }
   return {std::move(findings), std::move(with)};
 }
@@ -258,7 +258,7 @@ std::uint64_t Layer::fingerprint() const {
 
 std::int64_t Layer::own_bytes() const {
   std::size_t bytes = up_memory_.bytes() + down_memory_.bytes();
-  if (packed_) bytes += packed_bytes(shape_.dtype, shape_.hidden, shape_.width);
+  if (packed_) bytes += packed_bytes(weight_type(shape_.dtype), shape_.hidden, shape_.width);
   if (screen_) bytes += screen_bytes(shape_.hidden, shape_.width);
   return static_cast<std::int64_t>(bytes);
 }

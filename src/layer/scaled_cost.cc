@@ -44,7 +44,7 @@ CostModel measure(CpuTier tier, const FfnShape& shape, double density,
   // tokens for that, but there they take little time.
   constexpr std::int64_t kAlways = 64;
   constexpr double kLongest = 50e3;  // us
-  const CostModel built_in = built_in_cost_model(tier);
+  CostModel built_in = built_in_cost_model(tier);
   std::vector<LayerTiming> timings;
   try {
     for (const std::int64_t tokens : built_in.tokens) {

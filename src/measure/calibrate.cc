@@ -14,7 +14,7 @@ std::int64_t calibration_steps() {
 }
 
 CostModel calibrate(const FfnShape& shape, const MeasureOptions& options,
-                        const std::function<void(const std::string&)>& tick) {
+                    const std::function<void(const std::string&)>& tick) {
   CostModel cost;
   cost.tokens.assign(FfnCostTable::kTokens.begin(), FfnCostTable::kTokens.end());
   cost.sparse.resize(cost.tokens.size());

@@ -13,7 +13,7 @@ namespace twell::measure {
 // Measures a layer of this shape at the tokens and densities of FfnCostTable. `tick` is called
 // calibration_steps() times with what was measured.
 CostModel calibrate(const FfnShape& shape, const MeasureOptions& options,
-                        const std::function<void(const std::string&)>& tick);
+                    const std::function<void(const std::string&)>& tick);
 std::int64_t calibration_steps();
 
 }  // namespace twell::measure

@@ -119,7 +119,8 @@ class SparseTraining {
   }
 
   std::string describe() const {
-    const FfnPlan plan = plan_ffn(context_, x_.size(0), weights().shape(),
+    const ConstMatrixView x = lm::matrix_view(x_);
+    const FfnPlan plan = plan_ffn(context_, x.rows, weights().shape(x.dtype),
                                   screened_ ? GateForm::screened : GateForm::packed);
     return plan.to_string();
   }

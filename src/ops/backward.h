@@ -18,6 +18,9 @@ struct BackwardCall {
   const FfnBackward& in;
   const FfnGradients& out;
   const Kernels& kernels;
+  Weight gate;
+  std::optional<Weight> up;
+  Weight down;
   FfnPlan plan;
   HotSet hot;                   // chosen by the counts of all rows
   TransposedPattern by_neuron;  // of the others

@@ -25,8 +25,7 @@ struct BackwardBlock {
     places.split(call.in.pattern.neurons + offsets[row], offsets[row + 1] - offsets[row],
                  cold + at);
     cold_count[row] = static_cast<std::int32_t>(places.cold_count());
-    call.kernels.sampled_dots(call.in.dy.row_bytes(first_row + row), call.in.down, cold + at,
-                              places.cold_count(), dv + at);
+    call.down.dots(call.in.dy.row_bytes(first_row + row), cold + at, places.cold_count(), dv + at);
     const RowNorm norm = norm_of(row, places);
     if (call.hot.size() > 0)
       hot.differentiate(row, v + offsets[row], u != nullptr ? u + offsets[row] : nullptr, places,
@@ -38,9 +37,9 @@ struct BackwardBlock {
   void gather(std::int64_t row, bool add, float* sum) const {
     const std::int64_t at = offsets[row] - offsets[0];
     if (cold_count[row] == 0 && add) return;
-    call.kernels.weighted_rows(call.in.gate, {cold + at, dv + at, cold_count[row]}, add, sum);
+    call.gate.combine({cold + at, dv + at, cold_count[row]}, add, sum);
     if (u == nullptr) return;
-    call.kernels.weighted_rows(*call.in.up, {cold + at, du + at, cold_count[row]}, true, sum);
+    call.up->combine({cold + at, du + at, cold_count[row]}, true, sum);
   }
 
  private:

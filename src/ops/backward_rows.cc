@@ -40,12 +40,12 @@ void run(Context& context, const BackwardCall& call) {
                          block_places + places,
                          block_places + 2 * places,
                          reinterpret_cast<std::int32_t*>(block_places + 3 * places)};
-  const auto chosen = [&](PackedChosen::As as, const ConstMatrixView& w) {
+  const auto chosen = [&](PackedChosen::As as, const Weight& w) {
     return PackedChosen(as, {w, hot.list(), hot.size()});
   };
-  PackedChosen all_packed[] = {chosen(PackedChosen::As::neurons, in.down),
-                               chosen(PackedChosen::As::inputs, in.gate),
-                               chosen(PackedChosen::As::inputs, in.up.value_or(in.gate))};
+  PackedChosen all_packed[] = {chosen(PackedChosen::As::neurons, call.down),
+                               chosen(PackedChosen::As::inputs, call.gate),
+                               chosen(PackedChosen::As::inputs, call.up.value_or(call.gate))};
   const std::span<PackedChosen> packed(all_packed, in.up ? 3U : 2U);
   GemmInput dy = {{nullptr, in.dy.dtype, rows_most, in.dy.cols}, kernels.x};
   void* prepared = nullptr;
@@ -53,7 +53,7 @@ void run(Context& context, const BackwardCall& call) {
   if (hot.size() > 0) {
     place_all(context, packed);
 #pragma omp parallel num_threads(plan.threads)
-    pack_all(kernels, packed);
+    pack_all(packed);
     prepared = context.scratch(0, kPreparedX, dy.prepared_bytes());
     // dh of hot neurons, then sums.
     const auto widest = static_cast<std::size_t>(std::max(width, hot.size()));
@@ -88,7 +88,7 @@ void run(Context& context, const BackwardCall& call) {
           for (std::int64_t r = 0; r < rows; ++r) dy.prepare(r, r + 1, prepared);
         }
         const PackedTerm to_h = {dy.args(prepared, 0, rows), all_packed[0].view()};
-        multiply_all(kernels, {&to_h, 1}, c, copy_to(sums, hot.size()));
+        multiply_all(kernels.x, {&to_h, 1}, c, copy_to(sums, hot.size()));
 #pragma omp for schedule(dynamic, 4)
         for (std::int64_t row = 0; row < rows; ++row) block.differentiate(row, row_places);
 #pragma omp for schedule(static) nowait
@@ -97,7 +97,7 @@ void run(Context& context, const BackwardCall& call) {
         }
         const PackedTerm terms[] = {{block.hot.values[kDv].args(rows), all_packed[1].view()},
                                     {block.hot.values[kDu].args(rows), all_packed[2].view()}};
-        multiply_all(kernels, {terms, in.up ? 2U : 1U}, c, copy_to(sums, width));
+        multiply_all(kernels.x, {terms, in.up ? 2U : 1U}, c, copy_to(sums, width));
       }
 #pragma omp for schedule(dynamic, 4)
       for (std::int64_t row = 0; row < rows; ++row) {
@@ -113,7 +113,7 @@ void run(Context& context, const BackwardCall& call) {
 }  // namespace
 
 void backward_rows(Context& context, const BackwardCall& call) {
-  if (call.in.gate.dtype == DType::bf16) {
+  if (call.in.x.dtype == DType::bf16) {
     run<bf16>(context, call);
   } else {
     run<float>(context, call);

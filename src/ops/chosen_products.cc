@@ -5,24 +5,24 @@
 namespace twell {
 namespace {
 
-// c[row][j] (+)= Σ_i x[begin + row][i] · (w row i)[column + j], j < width <= kColumnBlock.
-void combine_chosen(const Kernels& kernels, const SparseX& x, std::int64_t begin, std::int64_t rows,
-                    const ChosenRows& w, std::int64_t column, std::int64_t width, bool accumulate,
-                    void* panels, float* c) {
-  const void* inputs[kChosenDepth];
-  for (std::int64_t first = 0; first < w.count; first += kChosenDepth) {
-    const std::int64_t count = std::min(kChosenDepth, w.count - first);
-    for (std::int64_t i = 0; i < count; ++i) inputs[i] = w.row(first + i);
-    kernels.pack_inputs(inputs, count, column, width, panels);
+// c[row][j] (+)= Σ_i x[begin + row][i] · (chosen row i)[column + j], j < width <= kColumnBlock.
+void combine_chosen(const ChosenTerm& term, std::int64_t begin, std::int64_t rows,
+                    std::int64_t column, std::int64_t width, bool accumulate, void* panels,
+                    float* c) {
+  const auto& [w, list, all] = term.chosen;
+  for (std::int64_t first = 0; first < all; first += kChosenDepth) {
+    const std::int64_t count = std::min(kChosenDepth, all - first);
+    w.kernels->pack_inputs(w, list + first, count, column, width, panels);
+    const Weight packed = w.packed(panels, width, count);
     GemmArgs args;
-    args.x = x.at(begin, first);
-    args.x_stride = x.stride;
+    args.x = term.x.at(begin, first);
+    args.x_stride = term.x.stride;
     args.rows = rows;
-    args.weight = {panels, w.matrix.dtype, width, count};
+    args.weight = packed;
     args.panels = packed_panels(width);
     args.c = c;
     args.accumulate = accumulate || first > 0;
-    kernels.gemm(args);
+    packed.kernels->gemm(args);
   }
 }
 
@@ -52,31 +52,32 @@ void SparseX::set_row(std::int64_t row, const float* values, std::int64_t count,
               std::byte{});
 }
 
-void pack_as_neurons(const Kernels& kernels, const ChosenRows& w, std::int64_t first,
-                     std::int64_t count, void* panels) {
+void pack_as_neurons(const ChosenRows& rows, std::int64_t first, std::int64_t count, void* panels) {
+  const Weight& w = rows.w;
   auto* to = static_cast<std::byte*>(panels);
   for (std::int64_t n = 0; n < count; n += kPanel) {
-    const void* rows[kPanel];
+    std::int32_t neurons[kPanel];
     for (std::int64_t j = 0; j < kPanel; ++j) {  // the last one again, where there is no other
-      rows[j] = w.row(first + std::min(n + j, count - 1));
+      neurons[j] = rows.list[first + std::min(n + j, count - 1)];
     }
-    kernels.pack_neurons(rows, w.matrix.cols, to);
-    to += packed_bytes(w.matrix.dtype, kPanel, w.matrix.cols);
+    w.kernels->pack_neurons(w, neurons, to);
+    to += packed_bytes(w.panel_type(), kPanel, w.cols);
   }
 }
 
-void dot_chosen(const Kernels& kernels, GemmArgs x, const ChosenRows& w, std::int64_t first,
-                std::int64_t count, void* panels) {
-  pack_as_neurons(kernels, w, first, count, panels);
-  x.weight = {panels, w.matrix.dtype, count, w.matrix.cols};
+void dot_chosen(GemmArgs x, const ChosenRows& rows, std::int64_t first, std::int64_t count,
+                void* panels) {
+  pack_as_neurons(rows, first, count, panels);
+  const Weight packed = rows.w.packed(panels, count, rows.w.cols);
+  x.weight = packed;
   x.panels = packed_panels(count);
-  kernels.gemm(x);
+  packed.kernels->gemm(x);
 }
 
-void combine_all_chosen(const Kernels& kernels, std::span<const ChosenTerm> terms,
-                        std::int64_t rows, void* panels, float* c, float* sums) {
+void combine_all_chosen(std::span<const ChosenTerm> terms, std::int64_t rows, void* panels,
+                        float* c, float* sums) {
   constexpr std::int64_t kLeastRows = 128;  // panels are packed again for each group of rows
-  const std::int64_t all = terms[0].w.matrix.cols;
+  const std::int64_t all = terms[0].chosen.w.cols;
   const std::int64_t pieces = (all + kColumnBlock - 1) / kColumnBlock;
   const std::int64_t wanted = (omp_get_num_threads() + pieces - 1) / pieces;
   const std::int64_t groups = std::clamp<std::int64_t>(rows / kLeastRows, 1, wanted);
@@ -87,8 +88,7 @@ void combine_all_chosen(const Kernels& kernels, std::span<const ChosenTerm> term
     const std::int64_t begin = rows * (unit / pieces) / groups;
     const std::int64_t count = rows * (unit / pieces + 1) / groups - begin;
     for (const ChosenTerm& term : terms) {
-      combine_chosen(kernels, term.x, begin, count, term.w, column, width, &term != terms.data(),
-                     panels, c);
+      combine_chosen(term, begin, count, column, width, &term != terms.data(), panels, c);
     }
     for (std::int64_t row = 0; row < count; ++row) {
       std::copy_n(c + row * kSumStride, width, sums + (begin + row) * all + column);

@@ -1,4 +1,4 @@
-// Dense products with chosen rows of a matrix, which are packed on the fly for the tier's GEMM.
+// Dense products with chosen rows of a weight, which are packed on the fly for the tier's GEMM.
 #pragma once
 
 #include <omp.h>
@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <span>
 
-#include "kernels/kernel.h"
+#include "ops/weight.h"
 #include "twell/tuning.h"
 
 namespace twell {
@@ -18,19 +18,17 @@ constexpr std::int64_t kChosenNeurons = 128;
 constexpr std::int64_t kChosenDepth = 480;
 
 // Bytes of `panels` below, for rows of `width` elements.
-constexpr std::size_t chosen_panel_bytes(DType dtype, std::int64_t width) {
-  const std::size_t neurons = packed_bytes(dtype, kChosenNeurons, width);
-  const std::size_t inputs = packed_bytes(dtype, kColumnBlock, kChosenDepth);
+constexpr std::size_t chosen_panel_bytes(WeightType type, std::int64_t width) {
+  const std::size_t neurons = packed_bytes(type, kChosenNeurons, width);
+  const std::size_t inputs = packed_bytes(type, kColumnBlock, kChosenDepth);
   return neurons > inputs ? neurons : inputs;
 }
 
-// Rows of a matrix, in the order of a list; without one, all of them.
+// Rows of a weight, in the order of a list.
 struct ChosenRows {
-  ConstMatrixView matrix;
+  Weight w;
   const std::int32_t* list = nullptr;
   std::int64_t count = 0;
-
-  const void* row(std::int64_t i) const { return matrix.row_bytes(list != nullptr ? list[i] : i); }
 };
 
 // Where an x for the GEMM is made element by element: zeros but for what is set.
@@ -41,7 +39,7 @@ struct SparseX {
 
   // From row to row, of `cols` columns.
   static std::int64_t stride_of(const XForm& form, std::int64_t cols) {
-    return spread_stride(packed_depth(DType::bf16, cols), size_of(form.dtype));
+    return spread_stride(packed_depth(WeightType::bf16, cols), size_of(form.dtype));
   }
   std::byte* at(std::int64_t row, std::int64_t col) const {
     return data + static_cast<std::size_t>(row * stride + col) * size_of(dtype);
@@ -67,11 +65,11 @@ struct SparseX {
 };
 
 // Rows [first, first + count) as panels of neurons.
-void pack_as_neurons(const Kernels& kernels, const ChosenRows& w, std::int64_t first,
-                     std::int64_t count, void* panels);
-// x.c[row][j] = dot(x row, w row first + j), j < count <= kChosenNeurons. Sets the weight of `x`.
-void dot_chosen(const Kernels& kernels, GemmArgs x, const ChosenRows& w, std::int64_t first,
-                std::int64_t count, void* panels);
+void pack_as_neurons(const ChosenRows& rows, std::int64_t first, std::int64_t count, void* panels);
+// x.c[row][j] = dot(x row, chosen row first + j), j < count <= kChosenNeurons. Sets the weight of
+// `x`.
+void dot_chosen(GemmArgs x, const ChosenRows& rows, std::int64_t first, std::int64_t count,
+                void* panels);
 // How many of `count` a thread takes at a time, so that few of them are work for all.
 inline std::int64_t chosen_of_unit(std::int64_t count) {
   constexpr std::int64_t kPanels = 4 * kPanel;  // what kernels take at a time
@@ -89,27 +87,26 @@ inline auto copy_to(float* sums, std::int64_t width) {
 // panels and accumulators c of its own; each ends with a barrier.
 
 // take(row, first, count, sums) for each row of x and some chosen rows at a time: sums[j] is its
-// dot product with w row first + j. x.c are the accumulators.
+// dot product with chosen row first + j. x.c are the accumulators.
 template <class Take>
-void dot_all_chosen(const Kernels& kernels, const GemmArgs& x, const ChosenRows& w, void* panels,
-                    Take take) {
-  const std::int64_t width = chosen_of_unit(w.count);
+void dot_all_chosen(const GemmArgs& x, const ChosenRows& rows, void* panels, Take take) {
+  const std::int64_t width = chosen_of_unit(rows.count);
 #pragma omp for schedule(dynamic, 1)
-  for (std::int64_t first = 0; first < w.count; first += width) {
-    const std::int64_t count = std::min(width, w.count - first);
-    dot_chosen(kernels, x, w, first, count, panels);
+  for (std::int64_t first = 0; first < rows.count; first += width) {
+    const std::int64_t count = std::min(width, rows.count - first);
+    dot_chosen(x, rows, first, count, panels);
     for (std::int64_t row = 0; row < x.rows; ++row) {
       take(row, first, count, x.c + row * kSumStride);
     }
   }
 }
 
-// sums [rows, D] = Σ over `terms` of x · w.
+// sums [rows, D] = Σ over `terms` of x · chosen rows.
 struct ChosenTerm {
   SparseX x;
-  ChosenRows w;
+  ChosenRows chosen;
 };
-void combine_all_chosen(const Kernels& kernels, std::span<const ChosenTerm> terms,
-                        std::int64_t rows, void* panels, float* c, float* sums);
+void combine_all_chosen(std::span<const ChosenTerm> terms, std::int64_t rows, void* panels,
+                        float* c, float* sums);
 
 }  // namespace twell

@@ -17,14 +17,14 @@ namespace {
 // Whether y of a row is NaN by a neuron that it does not fire. In scratch of run_sparse_rows().
 bool skips_nan(Context& context, const SparseRows& work, std::int64_t row, int thread) {
   const std::int64_t count = work.packed.row_count(row);
-  if (count == work.down.rows || work.kernels.all_finite(work.x.row_bytes(row), work.x.cols)) {
+  if (count == work.weights.down.rows ||
+      work.kernels.all_finite(work.x.row_bytes(row), work.x.cols)) {
     return false;
   }
   auto* fired = static_cast<std::int32_t*>(context.scratch(thread, kActive, 0));
   auto* values = reinterpret_cast<float*>(fired + work.packed.tiles * work.packed.tile);
   work.packed.list_row(row, fired, values);
-  return skips_nan(work.kernels, work.form, *work.up, work.x.row_bytes(row),
-                   {fired, values, count});
+  return skips_nan(work.form, *work.weights.up, work.x.row_bytes(row), {fired, values, count});
 }
 
 // Adds those of a block of rows from `first` on.
@@ -40,44 +40,39 @@ void add_counts(const TwellView& packed, std::int64_t first, std::int64_t rows,
 
 void require_ffn(const char* operation, ConstMatrixView x, const FfnWeights& weights,
                  const FfnForm& form, MatrixView y) {
-  const FfnShape shape = weights.shape();
-  const auto weight = [&](const char* name, ConstMatrixView view) {
-    require_matrix(operation, name, view, shape.dtype, shape.hidden, shape.width);
+  const FfnShape shape = weights.shape(x.dtype);
+  const WeightView& gate = weights.gate_view();
+  require_weight_shape(operation, "gate", gate.type, shape.hidden, shape.width);
+  require_x(operation, x, gate);
+  const auto weight = [&](const char* name, const WeightView& view, std::int64_t cols) {
+    require_weight(operation, name, view, shape.dtype, shape.hidden, cols);
   };
-  if (const auto* packed = std::get_if<PackedWeight>(&weights.gate)) {
-    require_weight_shape(operation, "gate", packed->dtype(), packed->rows(), packed->cols());
-  } else {
-    const auto& screened = std::get<ScreenedGate>(weights.gate);
-    require_weight_shape(operation, "gate", shape.dtype, shape.hidden, shape.width);
-    weight("gate", screened.rows);
-    require(screened.screen.rows() == shape.hidden && screened.screen.cols() == shape.width,
+  if (const auto* screened = std::get_if<ScreenedGate>(&weights.gate)) {
+    weight("gate", gate, shape.width);
+    require(screened->screen.rows() == shape.hidden && screened->screen.cols() == shape.width,
             operation, "screen", "expected that of [", shape.hidden, ", ", shape.width,
-            "], got that of [", screened.screen.rows(), ", ", screened.screen.cols(), "]");
+            "], got that of [", screened->screen.rows(), ", ", screened->screen.cols(), "]");
   }
-  require_matrix(operation, "x", x, shape.dtype, x.rows, shape.width);
-  if (weights.up) weight("up", *weights.up);
-  require_matrix(operation, "down", weights.down, shape.dtype, shape.hidden, weights.down.cols);
+  if (weights.up) weight("up", *weights.up, shape.width);
+  weight("down", weights.down, weights.down.cols);
   require_matrix(operation, "y", y, shape.dtype, x.rows, weights.down.cols);
   require_apart(operation, "y", y, "x", x);
   require_form(operation, form, shape, weights.down.cols);
 }
 
-FfnShape FfnWeights::shape() const {
-  FfnShape shape;
-  shape.gated = up.has_value();
-  if (const auto* packed = std::get_if<PackedWeight>(&gate)) {
-    shape.width = packed->cols(), shape.hidden = packed->rows(), shape.dtype = packed->dtype();
-  } else {
-    const ConstMatrixView& rows = std::get<ScreenedGate>(gate).rows;
-    shape.width = rows.cols, shape.hidden = rows.rows, shape.dtype = rows.dtype;
-  }
-  return shape;
+const WeightView& FfnWeights::gate_view() const {
+  const auto* packed = std::get_if<PackedWeight>(&gate);
+  return packed != nullptr ? packed->view() : std::get<ScreenedGate>(gate).rows;
+}
+
+FfnShape FfnWeights::shape(DType x) const {
+  return {gate_view().cols, gate_view().rows, up.has_value(), x};
 }
 
 void ffn(Context& context, ConstMatrixView x, const FfnWeights& weights, const FfnForm& form,
          MatrixView y, FfnCounts* counts) {
   require_ffn("ffn", x, weights, form, y);
-  const FfnShape shape = weights.shape();
+  const FfnShape shape = weights.shape(x.dtype);
   if (counts != nullptr) {
     *counts = {};
     counts->row_nnz.resize(static_cast<std::size_t>(x.rows));
@@ -88,11 +83,11 @@ void ffn(Context& context, ConstMatrixView x, const FfnWeights& weights, const F
 
   // Everything is allocated before the threads start: nothing in them may throw.
   const TwellView packed = scratch_activation(context, shape, plan.row_block, plan.tile);
-  Gate gate(context, plan, weights, form.gate, form.gate_bias, packed);
-  HotNeurons hot(context, plan, weights, form);
-  const Kernels& kernels = kernels_of(plan.tier, shape.dtype);
-  SparseRows sparse = {
-      kernels, form, packed, weights.up, weights.down, plan.row_parts, plan.gather_columns};
+  const Kernels& kernels = kernels_of(plan.tier, x.dtype);
+  const UpDown up_down(plan.tier, x.dtype, weights);
+  Gate gate(context, plan, weights, x.dtype, form.gate, form.gate_bias, packed);
+  HotNeurons hot(context, plan, shape, up_down, form);
+  SparseRows sparse = {kernels, form, packed, up_down, plan.row_parts, plan.gather_columns};
   take_scratch(context, sparse, plan.row_block, plan.threads);
   std::vector<std::uint8_t> nan_rows(static_cast<std::size_t>(plan.row_block));
   const bool counting = counts != nullptr || plan.hot_share <= 1.0;

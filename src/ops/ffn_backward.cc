@@ -27,16 +27,16 @@ void check_pattern(const FfnBackward& in, DType dtype) {
 }
 
 void check(const FfnBackward& in, const FfnGradients& out) {
-  const DType dtype = in.gate.dtype;
-  require_weight_shape(kOperation, "gate", dtype, in.gate.rows, in.gate.cols);
+  const DType dtype = in.x.dtype;
+  require_weight_shape(kOperation, "gate", in.gate.type, in.gate.rows, in.gate.cols);
+  require_x(kOperation, in.x, in.gate);
   const std::int64_t hidden = in.gate.rows;
-  const auto weight = [&](const char* name, ConstMatrixView view, std::int64_t cols) {
-    require_matrix(kOperation, name, view, dtype, hidden, cols);
+  const auto weight = [&](const char* name, const WeightView& view, std::int64_t cols) {
+    require_weight(kOperation, name, view, dtype, hidden, cols);
   };
   weight("gate", in.gate, in.gate.cols);
   if (in.up) weight("up", *in.up, in.gate.cols);
   weight("down", in.down, in.down.cols);
-  require_matrix(kOperation, "x", in.x, dtype, in.x.rows, in.gate.cols);
   require_matrix(kOperation, "dy", in.dy, dtype, in.x.rows, in.down.cols);
   require(in.x.rows <= std::numeric_limits<std::int32_t>::max(), kOperation, "x",
           "expected at most 2^31 - 1 rows, got ", in.x.rows);
@@ -104,7 +104,7 @@ void take_scratch(Context& context, BackwardCall& call) {
 
 void ffn_backward(Context& context, const FfnBackward& in, const FfnGradients& out) {
   check(in, out);
-  const FfnShape shape = {in.gate.cols, in.gate.rows, in.up.has_value(), in.gate.dtype};
+  const FfnShape shape = {in.gate.cols, in.gate.rows, in.up.has_value(), in.x.dtype};
   static constexpr std::int64_t kNoRows[1] = {};
   FfnBackward call_in = in;
   if (in.x.rows == 0) call_in.pattern.offsets = kNoRows;
@@ -115,9 +115,15 @@ void ffn_backward(Context& context, const FfnBackward& in, const FfnGradients& o
       all_rows_finite(in, plan, kernels)
           ? std::max(1.0, plan.hot_share * static_cast<double>(in.x.rows) + plan.hot_rows)
           : none;
-  BackwardCall call{call_in, out, kernels, plan, HotSet(context, shape.hidden), {}};
+  const auto weight = [&](const WeightView& view) { return Weight(plan.tier, in.x.dtype, view); };
+  BackwardCall call{call_in, out,
+                    kernels, weight(in.gate),
+                    {},      weight(in.down),
+                    plan,    HotSet(context, shape.hidden),
+                    {}};
+  if (in.up) call.up = weight(*in.up);
   call.by_neuron = transpose(context, call_in.pattern, call.hot, least,
-                             {in.gate, in.up.value_or(in.gate)}, kernels);
+                             {call.gate, call.up.value_or(call.gate)});
   take_scratch(context, call);
   backward_rows(context, call);
   gather_weight_gradients(context, call);

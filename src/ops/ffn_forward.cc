@@ -19,17 +19,18 @@ namespace {
 constexpr const char* kOperation = "ffn_forward";
 
 template <class T>
-void run(Context& context, ConstMatrixView x, const FfnWeights& weights, const FfnForm& form,
+void run(Context& context, ConstMatrixView x, const FfnWeights& all, const FfnForm& form,
          MatrixView y, FfnPattern& pattern, FfnCounts& counts) {
-  const FfnShape shape = weights.shape();
-  const FfnPlan plan = plan_ffn(context, x.rows, shape, weights.form());
-  const Kernels& kernels = kernels_of(plan.tier, shape.dtype);
+  const FfnShape shape = all.shape(x.dtype);
+  const FfnPlan plan = plan_ffn(context, x.rows, shape, all.form());
+  const Kernels& kernels = kernels_of(plan.tier, x.dtype);
+  const UpDown weights(plan.tier, x.dtype, all);
   const TwellView packed = scratch_activation(context, shape, plan.row_block, plan.tile);
   // Pre-activations, since backward needs the slope there.
-  Gate gate(context, plan, weights, {Activation::fat_relu, form.gate.kept_above()}, form.gate_bias,
-            packed);
+  Gate gate(context, plan, all, x.dtype, {Activation::fat_relu, form.gate.kept_above()},
+            form.gate_bias, packed);
   HotSet hot(context, shape.hidden);
-  const HotScratch scratch = take_hot_scratch(context, plan, weights);
+  const HotScratch scratch = take_hot_scratch(context, plan, shape, weights.down.cols);
   const std::int64_t width = weights.down.cols;
   const auto row_bytes = static_cast<std::size_t>(width) * sizeof(float);
   for (int t = 0; t < plan.threads; ++t) {
@@ -48,8 +49,7 @@ void run(Context& context, ConstMatrixView x, const FfnWeights& weights, const F
     {
       candidates += gate.run(omp_get_thread_num());
       count_neurons(packed, rows, shape.hidden, hot.counts());
-      hot.choose(plan.hot_share * static_cast<double>(rows) + plan.hot_rows, {weights.down},
-                 kernels);
+      hot.choose(plan.hot_share * static_cast<double>(rows) + plan.hot_rows, {weights.down});
     }
     counts.candidates += candidates;
     std::int32_t* const row_nnz = counts.row_nnz.data() + first;
@@ -100,13 +100,13 @@ void run(Context& context, ConstMatrixView x, const FfnWeights& weights, const F
           gate.prepare_x();
           GemmArgs args = gate.gemm_args();
           args.c = c;
-          dot_all_chosen(kernels, args, {*weights.up, hot.list(), hot.size()}, panels,
+          dot_all_chosen(args, {*weights.up, hot.list(), hot.size()}, panels,
                          copy_to(sums, hot.size()));
         }
 #pragma omp for schedule(dynamic, 4)
         for (std::int64_t row = 0; row < rows; ++row) fire(row);
         const ChosenTerm terms[] = {{block.hidden, {weights.down, hot.list(), hot.size()}}};
-        combine_all_chosen(kernels, terms, rows, panels, c, sums);
+        combine_all_chosen(terms, rows, panels, c, sums);
       }
 #pragma omp for schedule(dynamic, 4)
       for (std::int64_t row = 0; row < rows; ++row) {
@@ -126,7 +126,7 @@ void run(Context& context, ConstMatrixView x, const FfnWeights& weights, const F
 void ffn_forward(Context& context, ConstMatrixView x, const FfnWeights& weights,
                  const FfnForm& form, MatrixView y, FfnPattern& pattern, FfnCounts* counts) {
   require_ffn(kOperation, x, weights, form, y);
-  const FfnShape shape = weights.shape();
+  const FfnShape shape = weights.shape(x.dtype);
   FfnCounts own;
   FfnCounts& all = counts != nullptr ? *counts : own;
   all = {};
@@ -139,7 +139,7 @@ void ffn_forward(Context& context, ConstMatrixView x, const FfnWeights& weights,
   } else {
     run<float>(context, x, weights, form, y, pattern, all);
   }
-  if (spread_nan(context, x, weights, form, pattern.view(), y)) {
+  if (spread_nan(context, x, {context.tier(), x.dtype, weights}, form, pattern.view(), y)) {
     all.l1 = std::numeric_limits<double>::quiet_NaN();
   }
 }

@@ -12,7 +12,7 @@ namespace twell {
 template <class T>
 struct ForwardBlock {
   const Kernels& kernels;
-  const FfnWeights& weights;
+  const UpDown& weights;
   const FfnForm& form;
   const TwellView& packed;
   const HotSet& hot;
@@ -46,7 +46,7 @@ struct ForwardBlock {
   // sum [D] (+)= h · down of the places that are not hot.
   void gather(std::int64_t row, bool add, float* sum) const {
     if (cold_count[row] == 0 && add) return;
-    kernels.weighted_rows(weights.down, {cold_of(row), values_of(row), cold_count[row]}, add, sum);
+    weights.down.combine({cold_of(row), values_of(row), cold_count[row]}, add, sum);
   }
 
  private:
@@ -93,7 +93,7 @@ struct ForwardBlock {
     }
     if (weights.up) {
       float* const dot = places.dense(0);
-      kernels.sampled_dots(x, *weights.up, neurons_of_row, count, dot);
+      weights.up->dots(x, neurons_of_row, count, dot);
       add_up_bias(form, neurons_of_row, count, dot);
       for (std::int64_t k = 0; k < count; ++k) u[first + places.cold_at(k)] = T(dot[k]);
       count = combine_places(form, neurons_of_row, h, dot, count);

@@ -19,34 +19,29 @@ void for_each_column_block(std::int64_t hidden, std::int64_t tile, std::int64_t 
 
 }  // namespace
 
-Gate::Gate(Context& context, const FfnPlan& plan, const FfnWeights& weights,
+Gate::Gate(Context& context, const FfnPlan& plan, const FfnWeights& weights, DType x,
            const ActivationSpec& activation, std::span<const float> bias, const TwellView& out)
     : context_(context),
       plan_(plan),
-      kernels_(kernels_of(plan.tier, weights.shape().dtype)),
+      kernels_(kernels_of(plan.tier, x)),
       activation_(activation),
       bias_(bias),
       out_(out),
-      hidden_(weights.shape().hidden) {
-  const FfnShape shape = weights.shape();
+      weight_(plan.tier, x, weights.gate_view()) {
+  const std::int64_t width = weight_.cols;
   // The largest block's x, without its data.
-  input_ = {{nullptr, shape.dtype, plan.row_block, shape.width}, kernels_.x};
+  input_ = {{nullptr, x, plan.row_block, width}, kernels_.x};
   prepared_ = context.scratch(0, kPreparedX, input_.prepared_bytes());
   const auto sums = static_cast<std::size_t>(gemm_accumulators(plan.row_block)) * sizeof(float);
   for (int t = 0; t < plan.threads; ++t) context.scratch(t, kAccumulators, sums);
-  if (const auto* packed = std::get_if<PackedWeight>(&weights.gate)) {
-    packed_ = PackedView(*packed);
-    return;
-  }
-  const auto& screened = std::get<ScreenedGate>(weights.gate);
-  screen_ = ScreenView(screened.screen);
-  weight_ = screened.rows;
+  const auto* screened = std::get_if<ScreenedGate>(&weights.gate);
+  if (screened == nullptr) return;
+  screen_ = ScreenView(screened->screen);
   const auto rows = static_cast<std::size_t>(plan.row_block);
   // In TileOrder, if rows are then more: whole blocks of inputs, and of 16 rows.
-  const std::size_t bytes = static_cast<std::size_t>(TileOrder::blocks(shape.width) *
-                                                     TileOrder::block(plan.row_block, 1));
-  const std::size_t scales =
-      rows * static_cast<std::size_t>(screen_blocks(shape.width)) * sizeof(float);
+  const std::size_t bytes =
+      static_cast<std::size_t>(TileOrder::blocks(width) * TileOrder::block(plan.row_block, 1));
+  const std::size_t scales = rows * static_cast<std::size_t>(screen_blocks(width)) * sizeof(float);
   x8_.x8 = static_cast<std::uint8_t*>(
       context.scratch(0, kScreenedX, bytes + scales + rows * sizeof(ScreenedRow)));
   x8_.scales = reinterpret_cast<float*>(x8_.x8 + bytes);
@@ -112,14 +107,14 @@ PackArgs Gate::pack_args(const float* c, std::int64_t begin, std::int64_t end, s
 
 void Gate::run_packed(std::int64_t begin, std::int64_t end, std::int64_t tile, float* c) const {
   GemmArgs gemm = input_.args(prepared_, begin, end);
-  gemm.weight = packed_;
+  gemm.weight = weight_;
   gemm.c = c;
   for_each_column_block(
-      hidden_, tile, out_.tile,
+      weight_.rows, tile, out_.tile,
       [&](std::int64_t panel, std::int64_t panels, std::int64_t first, std::int64_t columns) {
         gemm.panel_begin = panel;
         gemm.panels = panels;
-        kernels_.gemm(gemm);
+        weight_.kernels->gemm(gemm);
         kernels_.pack(pack_args(c, begin, end, first, columns));
       });
 }
@@ -130,12 +125,12 @@ std::int64_t Gate::run_screened(std::int64_t begin, std::int64_t end, std::int64
   const ScreenedRows x8 = x8_.from(begin, weight_.cols);
   std::int64_t computed = 0;
   for_each_column_block(
-      hidden_, tile, out_.tile,
+      weight_.rows, tile, out_.tile,
       [&](std::int64_t panel, std::int64_t panels, std::int64_t first, std::int64_t columns) {
         kernels_.screen_gemm({x8, rows, screen_, panel, panels, c});
-        computed +=
-            kernels_.screen_pack({pack_args(c, begin, end, first, columns),
-                                  input_.x.slice(begin, rows), x8, weight_, screen_, candidates});
+        computed += weight_.kernels->screen_pack({pack_args(c, begin, end, first, columns),
+                                                  input_.x.slice(begin, rows), x8, weight_, screen_,
+                                                  candidates});
       });
   return computed;
 }

@@ -3,15 +3,16 @@
 #pragma once
 
 #include "ops/gemm_input.h"
+#include "ops/weight.h"
 #include "twell/context.h"
 
 namespace twell {
 
 class Gate {
  public:
-  // Takes its scratch: no call below allocates. `out` has plan.row_block rows.
+  // Takes its scratch: no call below allocates. x: its dtype. `out` has plan.row_block rows.
   // `bias`: [H], or empty.
-  Gate(Context& context, const FfnPlan& plan, const FfnWeights& weights,
+  Gate(Context& context, const FfnPlan& plan, const FfnWeights& weights, DType x,
        const ActivationSpec& activation, std::span<const float> bias, const TwellView& out);
 
   // The rows x of a block come next; one thread calls this.
@@ -47,12 +48,10 @@ class Gate {
   ActivationSpec activation_;
   std::span<const float> bias_;
   TwellView out_;
-  std::int64_t hidden_;
+  Weight weight_;    // panels, or with a screen the rows as stored
   GemmInput input_;  // the block's rows
   void* prepared_ = nullptr;
-  PackedView packed_;       // with a packed gate
-  ScreenView screen_;       // with a screen
-  ConstMatrixView weight_;  // with a screen: the rows as stored
+  ScreenView screen_;  // with a screen
   ScreenedRows x8_;
 };
 

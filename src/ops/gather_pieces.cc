@@ -14,12 +14,6 @@ std::int64_t room_of(const SparseRows& work) {
   return std::max<std::int64_t>(work.packed.tiles * work.packed.tile, 32768);
 }
 
-ConstMatrixView columns_of(const ConstMatrixView& w, std::int64_t first, std::int64_t count) {
-  const auto* data = static_cast<const std::byte*>(w.data);
-  return {data + static_cast<std::size_t>(first) * size_of(w.dtype), w.dtype, w.rows, count,
-          w.row_stride};
-}
-
 // f(first column, columns) for each piece.
 template <class F>
 void for_each_piece(std::int64_t cols, std::int64_t width, F f) {
@@ -46,7 +40,7 @@ GatherPieces::GatherPieces(const SparseRows& work, void* memory, float* own)
 void GatherPieces::run(std::int64_t begin, std::int64_t end) {
   while (begin < end) {
     const std::int64_t count = fill(begin, std::min(end, begin + kRows));
-    if (work_.up) multiply_by_up(begin, count);
+    if (work_.weights.up) multiply_by_up(begin, count);
     if (work_.form.norm) normalise(begin, count);
     add_down(begin, count);
     begin += count;
@@ -65,17 +59,18 @@ std::int64_t GatherPieces::fill(std::int64_t begin, std::int64_t end) {
 
 void GatherPieces::multiply_by_up(std::int64_t first, std::int64_t count) {
   const std::int64_t all = offsets_[count];
+  const auto element = static_cast<std::int64_t>(size_of(work_.x.dtype));
   std::fill_n(dots_, all, 0.0F);
-  for_each_piece(work_.up->cols, work_.columns, [&](std::int64_t column, std::int64_t width) {
-    const ConstMatrixView piece = columns_of(*work_.up, column, width);
-    const ConstMatrixView x = columns_of(work_.x, column, width);
-    for (std::int64_t r = 0; r < count; ++r) {
-      const std::int64_t begin = offsets_[r];
-      work_.kernels.sampled_dots(x.row_bytes(first + r), piece, neurons_ + begin,
-                                 offsets_[r + 1] - begin, partial_ + begin);
-    }
-    for (std::int64_t i = 0; i < all; ++i) dots_[i] += partial_[i];
-  });
+  for_each_piece(work_.weights.up->cols, work_.columns,
+                 [&](std::int64_t column, std::int64_t width) {
+                   const Weight piece = work_.weights.up->piece(column, width);
+                   for (std::int64_t r = 0; r < count; ++r) {
+                     const std::int64_t begin = offsets_[r];
+                     piece.dots(work_.x.row_bytes(first + r) + column * element, neurons_ + begin,
+                                offsets_[r + 1] - begin, partial_ + begin);
+                   }
+                   for (std::int64_t i = 0; i < all; ++i) dots_[i] += partial_[i];
+                 });
   // Rows move together where up's activation takes places out.
   std::int64_t end = 0;
   for (std::int64_t r = 0; r < count; ++r) {
@@ -99,22 +94,21 @@ void GatherPieces::normalise(std::int64_t first, std::int64_t count) {
     double squares =
         weigh_places(*work_.form.norm, neurons_ + begin, values_ + begin, offsets_[r + 1] - begin);
     if (work_.squares != nullptr) squares += work_.squares[first + r];
-    scale_[r] = norm_factor(*work_.form.norm, squares, work_.down.rows);
+    scale_[r] = norm_factor(*work_.form.norm, squares, work_.weights.down.rows);
   }
 }
 
 void GatherPieces::add_down(std::int64_t first, std::int64_t count) {
-  const std::int64_t cols = work_.down.cols;
-  const auto element = static_cast<std::int64_t>(size_of(work_.down.dtype));
+  const std::int64_t cols = work_.weights.down.cols;
+  const auto element = static_cast<std::int64_t>(size_of(work_.y.dtype));
   const bool add = work_.sums != nullptr;
   for_each_piece(cols, work_.columns, [&](std::int64_t column, std::int64_t width) {
-    const ConstMatrixView piece = columns_of(work_.down, column, width);
+    const Weight piece = work_.weights.down.piece(column, width);
     for (std::int64_t r = 0; r < count; ++r) {
       const std::int64_t row = first + r;
       const std::int64_t begin = offsets_[r];
       float* sum = add ? work_.sums + row * cols + column : own_;
-      work_.kernels.weighted_rows(
-          piece, {neurons_ + begin, values_ + begin, offsets_[r + 1] - begin}, add, sum);
+      piece.combine({neurons_ + begin, values_ + begin, offsets_[r + 1] - begin}, add, sum);
       finish_row(work_.kernels, work_.form, scale_[r], column, width, sum,
                  work_.y.row_bytes(row) + column * element);
     }

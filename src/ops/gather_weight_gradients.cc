@@ -46,6 +46,9 @@ void gather_weight_gradients(Context& context, const BackwardCall& call) {
   for (int t = 0; t < call.plan.threads; ++t) {
     context.scratch(t, kPartialY, static_cast<std::size_t>(width) * sizeof(float));
   }
+  // x and dy are gathered like a weight.
+  const DType dtype = in.x.dtype;
+  const WeightKernels& kernels = weight_kernels_of(call.plan.tier, dtype, weight_type(dtype));
   const std::int64_t chunks = (hidden + kNeurons - 1) / kNeurons;
 #pragma omp parallel num_threads(call.plan.threads)
   {
@@ -61,16 +64,15 @@ void gather_weight_gradients(Context& context, const BackwardCall& call) {
       for (std::int64_t unit = 0; unit < pieces.count() * chunks; ++unit) {
         const std::int64_t piece = unit / chunks;
         const std::int64_t begin = unit % chunks * kNeurons;
-        const ConstMatrixView from = pieces[piece];
+        const Weight from(pieces[piece], kernels);
         for (std::int64_t n = begin; n < std::min(begin + kNeurons, hidden); ++n) {
           const std::int64_t entry = call.by_neuron.offsets[n];
           const std::int64_t count = call.by_neuron.count(n);
           if (count == 0) continue;
           for (int g = first; g < last; ++g) {
             const WeightGradient& gradient = gradients.all[g];
-            call.kernels.weighted_rows(
-                from, {call.by_neuron.rows + entry, call.entries[gradient.kind] + entry, count},
-                false, sum);
+            from.combine({call.by_neuron.rows + entry, call.entries[gradient.kind] + entry, count},
+                         false, sum);
             store(call.kernels, gradient.out, n, piece * width, from.cols, sum,
                   call.out.accumulate);
           }

@@ -22,7 +22,7 @@ struct GemmInput {
  private:
   bool in_tiles() const { return form.in_tiles(x.rows); }
   std::int64_t element() const { return static_cast<std::int64_t>(size_of(form.dtype)); }
-  std::int64_t depth() const { return packed_depth(x.dtype, x.cols); }  // of the packed weight
+  std::int64_t depth() const { return packed_depth(weight_type(x.dtype), x.cols); }
 };
 
 }  // namespace twell

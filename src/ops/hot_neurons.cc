@@ -7,33 +7,32 @@
 
 namespace twell {
 
-HotScratch take_hot_scratch(Context& context, const FfnPlan& plan, const FfnWeights& weights) {
+HotScratch take_hot_scratch(Context& context, const FfnPlan& plan, const FfnShape& shape,
+                            std::int64_t columns) {
   HotScratch out;
   if (plan.hot_share > 1.0) return out;
-  const FfnShape shape = weights.shape();
   const XForm& form = kernels_of(plan.tier, shape.dtype).x;
   const auto rows = static_cast<std::size_t>(plan.row_block);
   const auto stride = static_cast<std::size_t>(SparseX::stride_of(form, shape.hidden));
   out.hidden.dtype = form.dtype;
   out.hidden.data =
       static_cast<std::byte*>(context.scratch(0, kHotHidden, rows * stride * size_of(form.dtype)));
-  out.sums = static_cast<float*>(context.scratch(
-      0, kHotSums, rows * static_cast<std::size_t>(weights.down.cols) * sizeof(float)));
-  const std::size_t panels = chosen_panel_bytes(shape.dtype, shape.width);
+  out.sums = static_cast<float*>(
+      context.scratch(0, kHotSums, rows * static_cast<std::size_t>(columns) * sizeof(float)));
+  const std::size_t panels = chosen_panel_bytes(weight_type(shape.dtype), shape.width);
   for (int t = 0; t < plan.threads; ++t) context.scratch(t, kHotPanels, panels);
   return out;
 }
 
-HotNeurons::HotNeurons(Context& context, const FfnPlan& plan, const FfnWeights& weights,
-                       const FfnForm& form)
+HotNeurons::HotNeurons(Context& context, const FfnPlan& plan, const FfnShape& shape,
+                       const UpDown& weights, const FfnForm& form)
     : context_(context),
       plan_(plan),
-      up_(weights.up),
-      down_(weights.down),
-      kernels_(kernels_of(plan.tier, weights.down.dtype)),
+      weights_(weights),
+      kernels_(kernels_of(plan.tier, shape.dtype)),
       form_(form),
-      set_(context, weights.down.rows),
-      scratch_(take_hot_scratch(context, plan, weights)),
+      set_(context, shape.hidden),
+      scratch_(take_hot_scratch(context, plan, shape, weights.down.cols)),
       squares_(form.norm ? static_cast<std::size_t>(plan.row_block) : 0) {}
 
 void count_neurons(const TwellView& packed, std::int64_t rows, std::int64_t hidden,
@@ -49,9 +48,8 @@ void count_neurons(const TwellView& packed, std::int64_t rows, std::int64_t hidd
 }
 
 void HotNeurons::count(const Gate& gate) {
-  count_neurons(gate.out(), gate.rows(), down_.rows, set_.counts());
-  set_.choose(plan_.hot_share * static_cast<double>(gate.rows()) + plan_.hot_rows, {down_},
-              kernels_);
+  count_neurons(gate.out(), gate.rows(), weights_.down.rows, set_.counts());
+  set_.choose(plan_.hot_share * static_cast<double>(gate.rows()) + plan_.hot_rows, {weights_.down});
 }
 
 void HotNeurons::take(const Gate& gate) {
@@ -89,10 +87,10 @@ void HotNeurons::multiply(const Gate& gate, int thread) {
   auto* accumulators = static_cast<float*>(context_.scratch(thread, kAccumulators, 0));
   void* panels = context_.scratch(thread, kHotPanels, 0);
   const SparseX hidden = this->hidden();
-  if (up_) {
+  if (weights_.up) {
     GemmArgs x = gate.gemm_args();
     x.c = accumulators;
-    dot_all_chosen(kernels_, x, {*up_, set_.list(), size()}, panels,
+    dot_all_chosen(x, {*weights_.up, set_.list(), size()}, panels,
                    [&](std::int64_t row, std::int64_t first, std::int64_t count, float* u) {
                      add_up_bias(form_, set_.list() + first, count, u);
                      activate_up(form_, count, u);
@@ -100,8 +98,8 @@ void HotNeurons::multiply(const Gate& gate, int thread) {
                    });
   }
   if (form_.norm) weigh(gate.rows());
-  const ChosenTerm terms[] = {{hidden, {down_, set_.list(), size()}}};
-  combine_all_chosen(kernels_, terms, gate.rows(), panels, accumulators, scratch_.sums);
+  const ChosenTerm terms[] = {{hidden, {weights_.down, set_.list(), size()}}};
+  combine_all_chosen(terms, gate.rows(), panels, accumulators, scratch_.sums);
 }
 
 }  // namespace twell

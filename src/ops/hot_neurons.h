@@ -19,13 +19,15 @@ struct HotScratch {
     return {hidden.data, SparseX::stride_of(form, neurons), hidden.dtype};
   }
 };
-// Empty where the plan has no hot neurons.
-HotScratch take_hot_scratch(Context& context, const FfnPlan& plan, const FfnWeights& weights);
+// Empty where the plan has no hot neurons. `columns`: of y.
+HotScratch take_hot_scratch(Context& context, const FfnPlan& plan, const FfnShape& shape,
+                            std::int64_t columns);
 
 class HotNeurons {
  public:
   // Takes its scratch.
-  HotNeurons(Context& context, const FfnPlan& plan, const FfnWeights& weights, const FfnForm& form);
+  HotNeurons(Context& context, const FfnPlan& plan, const FfnShape& shape, const UpDown& weights,
+             const FfnForm& form);
 
   // The following are called by every thread of a parallel region, in this order, after `gate` of
   // the block is packed; each ends with a barrier.
@@ -51,8 +53,7 @@ class HotNeurons {
 
   Context& context_;
   const FfnPlan& plan_;
-  const std::optional<ConstMatrixView>& up_;
-  ConstMatrixView down_;
+  const UpDown& weights_;
   const Kernels& kernels_;
   const FfnForm& form_;
   HotSet set_;

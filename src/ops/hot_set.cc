@@ -13,8 +13,7 @@ HotSet::HotSet(Context& context, std::int64_t hidden)
       list_(counts_ + hidden),
       place_(list_ + hidden) {}
 
-void HotSet::choose(double least, std::initializer_list<ConstMatrixView> finite,
-                    const Kernels& kernels) {
+void HotSet::choose(double least, std::initializer_list<Weight> finite) {
   constexpr std::int32_t kOut = -1;
 #pragma omp single
   {
@@ -26,8 +25,8 @@ void HotSet::choose(double least, std::initializer_list<ConstMatrixView> finite,
 #pragma omp for schedule(static)
   for (std::int64_t i = 0; i < size_; ++i) {
     const std::int32_t neuron = list_[i];
-    for (const ConstMatrixView& w : finite) {
-      if (!kernels.all_finite(w.row_bytes(neuron), w.cols)) list_[i] = kOut;
+    for (const Weight& w : finite) {
+      if (!w.row_finite(neuron)) list_[i] = kOut;
     }
   }
 #pragma omp single

@@ -8,6 +8,7 @@
 #include "ops/plan.h"
 #include "ops/scratch.h"
 #include "ops/validate.h"
+#include "ops/weight.h"
 
 namespace twell {
 namespace {
@@ -24,9 +25,9 @@ void store_row(const Kernels& kernels, float* c, std::int64_t width, const void*
                     y.row_bytes(row) + column * static_cast<std::int64_t>(size_of(y.dtype)));
 }
 
-void multiply(Context& context, ConstMatrixView x, PackedView weight, const void* bias,
+void multiply(Context& context, ConstMatrixView x, const Weight& weight, const void* bias,
               MatrixView y) {
-  const Kernels& kernels = kernels_of(context.tier(), weight.dtype);
+  const Kernels& kernels = kernels_of(context.tier(), x.dtype);
   const GemmInput input = {x, kernels.x};
   const std::int64_t panels = packed_panels(weight.rows);
   std::int64_t block = gemm_rows(context.tier(), row_block(context.tier(), x.rows), weight.cols);
@@ -61,7 +62,7 @@ void multiply(Context& context, ConstMatrixView x, PackedView weight, const void
       args.panel_begin = unit % pieces * step;
       args.panels = std::min(step, panels - args.panel_begin);
       args.c = c;
-      kernels.gemm(args);
+      weight.kernels->gemm(args);
       const std::int64_t column = args.panel_begin * kPanel;
       const std::int64_t width = std::min(args.panels * kPanel, weight.rows - column);
       for (std::int64_t r = 0; r < args.rows; ++r) {
@@ -76,15 +77,16 @@ void multiply(Context& context, ConstMatrixView x, PackedView weight, const void
 void linear(Context& context, ConstMatrixView x, const PackedWeight& weight, const void* bias,
             MatrixView y) {
   constexpr const char* kOperation = "linear";
-  require_weight_shape(kOperation, "weight", weight.dtype(), weight.rows(), weight.cols());
-  require_matrix(kOperation, "x", x, weight.dtype(), x.rows, weight.cols());
-  require_matrix(kOperation, "y", y, weight.dtype(), x.rows, weight.rows());
+  require_weight_shape(kOperation, "weight", weight.type(), weight.rows(), weight.cols());
+  require_x(kOperation, x, weight.view());
+  require_matrix(kOperation, "y", y, x.dtype, x.rows, weight.rows());
   require_apart(kOperation, "y", y, "x", x);
   // A kernel may want a copy of x, in scratch that stays: 16 MiB of bf16 at D = 2048.
   constexpr std::int64_t kMostRows = 4096;
+  const Weight w(context.tier(), x.dtype, weight.view());
   for (std::int64_t row = 0; row < x.rows; row += kMostRows) {
     const std::int64_t rows = std::min(kMostRows, x.rows - row);
-    multiply(context, x.slice(row, rows), PackedView(weight), bias, y.slice(row, rows));
+    multiply(context, x.slice(row, rows), w, bias, y.slice(row, rows));
   }
 }
 

@@ -10,8 +10,8 @@ namespace twell {
 void multiply_weight_gradients(Context& context, const BackwardCall& call) {
   const WeightGradients gradients = gradients_of(call);
   const HotSet& hot = call.hot;
-  const auto all = [](const ConstMatrixView& m) {
-    return PackedChosen(PackedChosen::As::inputs, {m, nullptr, m.rows});
+  const auto all = [&](const ConstMatrixView& m) {
+    return PackedChosen(PackedChosen::As::inputs, {{call.plan.tier, m.dtype, m}, nullptr, m.rows});
   };
   PackedChosen inputs[] = {all(call.in.x), all(call.in.dy)};
   place_all(context, inputs);
@@ -21,12 +21,12 @@ void multiply_weight_gradients(Context& context, const BackwardCall& call) {
 #pragma omp parallel num_threads(call.plan.threads)
   {
     auto* c = static_cast<float*>(context.scratch(omp_get_thread_num(), kAccumulators, 0));
-    pack_all(call.kernels, inputs);
+    pack_all(inputs);
     for (int g = 0; g < gradients.count; ++g) {
       const WeightGradient& gradient = gradients.all[g];
       const PackedTerm term = {call.columns[gradient.kind].args(hot.size()),
                                inputs[gradient.kind == kH ? 1 : 0].view()};
-      multiply_all(call.kernels, {&term, 1}, c,
+      multiply_all(call.kernels.x, {&term, 1}, c,
                    [&](std::int64_t i, std::int64_t column, std::int64_t width, const float* sums) {
                      store(call.kernels, gradient.out, hot.list()[i], column, width, sums,
                            call.out.accumulate);

@@ -30,11 +30,10 @@ bool contains(const ActiveNeurons& fired, std::int32_t neuron) {
 }
 
 // Whether fu(u) of a neuron is finite, for a row of x or of Wu that is not.
-bool is_up_finite(const Kernels& kernels, const FfnForm& form, const ConstMatrixView& up,
-                  const void* x, std::int32_t neuron) {
+bool is_up_finite(const FfnForm& form, const Weight& up, const void* x, std::int32_t neuron) {
   if (form.up == Activation::identity) return false;
   float u = 0.0F;
-  kernels.sampled_dots(x, up, &neuron, 1, &u);
+  up.dots(x, &neuron, 1, &u);
   add_up_bias(form, &neuron, 1, &u);
   activate_up(form, 1, &u);
   return std::isfinite(u);
@@ -43,13 +42,12 @@ bool is_up_finite(const Kernels& kernels, const FfnForm& form, const ConstMatrix
 // A row of down as what 0 times it adds to y.
 class NanColumns {
  public:
-  explicit NanColumns(const ConstMatrixView& down, std::int64_t neuron) {
-    const auto finite = [&](std::int64_t k) {
-      return std::isfinite(down.dtype == DType::bf16 ? static_cast<float>(down.row<bf16>(neuron)[k])
-                                                     : down.row<float>(neuron)[k]);
-    };
+  NanColumns(const Weight& down, std::int32_t neuron) {
+    constexpr float kOne = 1.0F;
+    std::vector<float> row(static_cast<std::size_t>(down.cols));
+    down.combine({&neuron, &kOne, 1}, false, row.data());
     for (std::int64_t k = 0; k < down.cols; ++k) {
-      if (!finite(k)) columns_.push_back(k);
+      if (!std::isfinite(row[static_cast<std::size_t>(k)])) columns_.push_back(k);
     }
   }
   void fill(const MatrixView& y, std::int64_t row) const {
@@ -62,16 +60,14 @@ class NanColumns {
   std::vector<std::int64_t> columns_;
 };
 
-// Rows that are not all finite, ascending.
-std::vector<std::int32_t> rows_not_finite(const Kernels& kernels, int threads,
-                                          const ConstMatrixView& m) {
-  std::vector<std::uint8_t> bad(static_cast<std::size_t>(m.rows));
+// Rows that are not all finite by finite(row), ascending.
+template <class Finite>
+std::vector<std::int32_t> rows_not_finite(int threads, std::int64_t rows, Finite finite) {
+  std::vector<std::uint8_t> bad(static_cast<std::size_t>(rows));
   int any = 0;
 #pragma omp parallel for num_threads(threads) schedule(static) reduction(| : any)
-  for (std::int64_t row = 0; row < m.rows; ++row) {
-    const bool here = !kernels.all_finite(m.row_bytes(row), m.cols);
-    bad[static_cast<std::size_t>(row)] = here;
-    any |= static_cast<int>(here);
+  for (std::int64_t row = 0; row < rows; ++row) {
+    any |= bad[static_cast<std::size_t>(row)] = static_cast<std::uint8_t>(!finite(row));
   }
   std::vector<std::int32_t> out;
   for (std::size_t row = 0; any != 0 && row < bad.size(); ++row) {
@@ -94,23 +90,22 @@ void fill_nan(const MatrixView& y, std::int64_t row) {
   with_element(y.dtype, [&](auto nan) { std::fill_n(y.row<decltype(nan)>(row), y.cols, nan); });
 }
 
-bool skips_nan(const Kernels& kernels, const FfnForm& form, const ConstMatrixView& up,
-               const void* x, const ActiveNeurons& fired) {
+bool skips_nan(const FfnForm& form, const Weight& up, const void* x, const ActiveNeurons& fired) {
   for (std::int64_t neuron = 0, next = 0; neuron < up.rows; ++neuron) {
     if (next < fired.count && fired.neurons[next] == neuron) {
       ++next;
-    } else if (!is_up_finite(kernels, form, up, x, static_cast<std::int32_t>(neuron))) {
+    } else if (!is_up_finite(form, up, x, static_cast<std::int32_t>(neuron))) {
       return true;
     }
   }
   return false;
 }
 
-bool spread_nan(Context& context, ConstMatrixView x, const FfnWeights& weights, const FfnForm& form,
+bool spread_nan(Context& context, ConstMatrixView x, const UpDown& weights, const FfnForm& form,
                 const FfnPatternView& pattern, MatrixView y) {
-  const Kernels& kernels = kernels_of(context.tier(), y.dtype);
-  const auto bad = [&](const ConstMatrixView& m) {
-    return rows_not_finite(kernels, context.threads(), m);
+  const auto bad = [&](const Weight& w) {
+    return rows_not_finite(context.threads(), w.rows,
+                           [&](std::int64_t row) { return w.row_finite(row); });
   };
   // f(row) for the rows that do not fire a neuron.
   const auto for_each_without = [&](std::int32_t neuron, auto f) {
@@ -128,7 +123,7 @@ bool spread_nan(Context& context, ConstMatrixView x, const FfnWeights& weights, 
     }
   }
   if (!weights.up) return false;
-  const ConstMatrixView& up = *weights.up;
+  const Weight& up = *weights.up;
   bool any = false;
   const auto all_of = [&](std::int64_t row) {
     fill_nan(y, row);
@@ -137,12 +132,16 @@ bool spread_nan(Context& context, ConstMatrixView x, const FfnWeights& weights, 
   for (const auto& of_up : {bad(up), places_not_finite(form.up_bias)}) {
     for (const std::int32_t neuron : of_up) {
       for_each_without(neuron, [&](std::int64_t row) {
-        if (!is_up_finite(kernels, form, up, x.row_bytes(row), neuron)) all_of(row);
+        if (!is_up_finite(form, up, x.row_bytes(row), neuron)) all_of(row);
       });
     }
   }
-  for (const std::int32_t row : bad(x)) {
-    if (skips_nan(kernels, form, up, x.row_bytes(row), fired_of(pattern, row))) all_of(row);
+  const Kernels& kernels = kernels_of(context.tier(), x.dtype);
+  const auto bad_x = rows_not_finite(context.threads(), x.rows, [&](std::int64_t row) {
+    return kernels.all_finite(x.row_bytes(row), x.cols);
+  });
+  for (const std::int32_t row : bad_x) {
+    if (skips_nan(form, up, x.row_bytes(row), fired_of(pattern, row))) all_of(row);
   }
   return any;
 }

@@ -3,43 +3,29 @@
 #include "ops/scratch.h"
 
 namespace twell {
-namespace {
 
-std::size_t panel_bytes(const PackedView& view) {
-  return packed_bytes(view.dtype, view.rows, view.cols);
-}
-
-}  // namespace
-
-PackedView PackedChosen::view() const {
-  const ConstMatrixView& m = rows_.matrix;
-  return as_ == As::neurons ? PackedView{panels_, m.dtype, rows_.count, m.cols}
-                            : PackedView{panels_, m.dtype, m.cols, rows_.count};
+Weight PackedChosen::view() const {
+  const Weight& w = rows_.w;
+  return as_ == As::neurons ? w.packed(panels_, rows_.count, w.cols)
+                            : w.packed(panels_, w.cols, rows_.count);
 }
 
 std::size_t PackedChosen::bytes() const {
-  const std::int64_t pointers = as_ == As::inputs ? rows_.count : 0;
-  return panel_bytes(view()) + (static_cast<std::size_t>(pointers) * sizeof(void*) + 63) / 64 * 64;
-}
-
-void PackedChosen::place(std::byte* memory) {
-  panels_ = memory;
-  if (as_ == As::neurons) return;
-  pointers_ = reinterpret_cast<const void**>(memory + panel_bytes(view()));
-  for (std::int64_t i = 0; i < rows_.count; ++i) pointers_[i] = rows_.row(i);
+  const Weight all = view();
+  return packed_bytes(all.type, all.rows, all.cols);
 }
 
 std::int64_t PackedChosen::units() const { return (view().rows + kColumnBlock - 1) / kColumnBlock; }
 
-void PackedChosen::pack(std::int64_t unit, const Kernels& kernels) const {
-  const PackedView all = view();
+void PackedChosen::pack(std::int64_t unit) const {
+  const Weight all = view();
   const std::int64_t first = unit * kColumnBlock;
   const std::int64_t count = std::min(kColumnBlock, all.rows - first);
-  std::byte* to = panels_ + packed_bytes(all.dtype, first, all.cols);
+  std::byte* to = panels_ + packed_bytes(all.type, first, all.cols);
   if (as_ == As::neurons) {
-    pack_as_neurons(kernels, rows_, first, count, to);
+    pack_as_neurons(rows_, first, count, to);
   } else {
-    kernels.pack_inputs(pointers_, rows_.count, first, count, to);
+    rows_.w.kernels->pack_inputs(rows_.w, rows_.list, rows_.count, first, count, to);
   }
 }
 
@@ -53,10 +39,10 @@ void place_all(Context& context, std::span<PackedChosen> all) {
   }
 }
 
-void pack_all(const Kernels& kernels, std::span<const PackedChosen> all) {
+void pack_all(std::span<const PackedChosen> all) {
   for (const PackedChosen& one : all) {
 #pragma omp for schedule(dynamic, 1) nowait
-    for (std::int64_t unit = 0; unit < one.units(); ++unit) one.pack(unit, kernels);
+    for (std::int64_t unit = 0; unit < one.units(); ++unit) one.pack(unit);
   }
 #pragma omp barrier
 }

@@ -1,4 +1,4 @@
-// Chosen rows of a matrix packed once, whole, for GEMMs of several blocks of rows.
+// Chosen rows of a weight packed once, whole, for GEMMs of several blocks of rows.
 //
 // chosen_products.h packs them on the fly, again for every block. Where the blocks of a pass share
 // them, once is better: rows of a weight lie 4 KB apart, so each costs a page walk for every 512
@@ -17,20 +17,20 @@ class PackedChosen {
   // What the rows are to a GEMM: its neurons, x Wᵀ, or its inputs, x W.
   enum class As { neurons, inputs };
 
+  // As inputs, rows without a list are the first ones.
   PackedChosen(As as, const ChosenRows& rows) : as_(as), rows_(rows) {}
   std::size_t bytes() const;
   // In memory of bytes(), at a multiple of 64 bytes.
-  void place(std::byte* memory);
-  PackedView view() const;
+  void place(std::byte* memory) { panels_ = memory; }
+  Weight view() const;
 
   // Units of work that may be packed at the same time.
   std::int64_t units() const;
-  void pack(std::int64_t unit, const Kernels& kernels) const;
+  void pack(std::int64_t unit) const;
 
  private:
   As as_;
   ChosenRows rows_;
-  const void** pointers_ = nullptr;  // to the rows, where they are inputs
   std::byte* panels_ = nullptr;
 };
 
@@ -39,26 +39,26 @@ void place_all(Context& context, std::span<PackedChosen> all);
 
 // The following are called by every thread of a parallel region; both end with a barrier.
 
-void pack_all(const Kernels& kernels, std::span<const PackedChosen> all);
+void pack_all(std::span<const PackedChosen> all);
 
 // One product of a sum: the x of a GEMM and what it is multiplied with.
 struct PackedTerm {
   GemmArgs x;  // but for c and the weight
-  PackedView w;
+  Weight w;
 };
-// take(row, column, width, sums) for pieces of Σ x · w over `terms`, [rows, w.rows]. `c`: the
-// thread's accumulators, of packed_accumulator_bytes().
+// form: of the terms' x. take(row, column, width, sums) for pieces of Σ x · w over `terms`, [rows,
+// w.rows]. `c`: the thread's accumulators, of packed_accumulator_bytes().
 constexpr std::int64_t kPackedRows = 256;
 constexpr std::size_t packed_accumulator_bytes() {
   return static_cast<std::size_t>(gemm_accumulators(kPackedRows)) * sizeof(float);
 }
 template <class Take>
-void multiply_all(const Kernels& kernels, std::span<const PackedTerm> terms, float* c, Take take) {
+void multiply_all(const XForm& form, std::span<const PackedTerm> terms, float* c, Take take) {
   const std::int64_t rows = terms[0].x.rows;
   const std::int64_t width = terms[0].w.rows;
   const std::int64_t groups = (rows + kPackedRows - 1) / kPackedRows;
   const std::int64_t columns = (width + kColumnBlock - 1) / kColumnBlock;
-  const std::size_t element = size_of(kernels.x.dtype);
+  const std::size_t element = size_of(form.dtype);
 #pragma omp for schedule(dynamic, 1)
   for (std::int64_t unit = 0; unit < columns * groups; ++unit) {
     const std::int64_t column = unit / groups * kColumnBlock;
@@ -74,7 +74,7 @@ void multiply_all(const Kernels& kernels, std::span<const PackedTerm> terms, flo
       args.panels = packed_panels(now);
       args.c = c;
       args.accumulate = &term != terms.data();
-      kernels.gemm(args);
+      term.w.kernels->gemm(args);
     }
     for (std::int64_t r = 0; r < count; ++r) take(first + r, column, now, c + r * kSumStride);
   }

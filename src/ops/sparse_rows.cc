@@ -24,15 +24,15 @@ double run_part(const SparseRows& work, std::int64_t row, int part, void* list, 
   std::int64_t count = n * (part + 1) / work.parts - begin;
   std::int32_t* neurons = all + begin;
   float* values = g + begin;
-  if (work.up) {
+  if (work.weights.up) {
     float* dots = g + slots_of(work);
-    work.kernels.sampled_dots(work.x.row_bytes(row), *work.up, neurons, count, dots);
+    work.weights.up->dots(work.x.row_bytes(row), neurons, count, dots);
     add_up_bias(work.form, neurons, count, dots);
     count = combine_places(work.form, neurons, values, dots, count);
   }
   double squares = 0.0;
   if (work.form.norm) squares = weigh_places(*work.form.norm, neurons, values, count);
-  work.kernels.weighted_rows(work.down, {neurons, values, count}, add, y32);
+  work.weights.down.combine({neurons, values, count}, add, y32);
   return squares;
 }
 
@@ -43,8 +43,9 @@ std::size_t list_bytes(const SparseRows& work) {
 
 // y of a row from its sums.
 void finish(const SparseRows& work, std::int64_t row, double squares, float* sum) {
-  const float scale = work.form.norm ? norm_factor(*work.form.norm, squares, work.down.rows) : 1.0F;
-  finish_row(work.kernels, work.form, scale, 0, work.down.cols, sum, work.y.row_bytes(row));
+  const float scale =
+      work.form.norm ? norm_factor(*work.form.norm, squares, work.weights.down.rows) : 1.0F;
+  finish_row(work.kernels, work.form, scale, 0, work.weights.down.cols, sum, work.y.row_bytes(row));
 }
 
 }  // namespace
@@ -54,7 +55,7 @@ int sparse_parts(std::int64_t rows, int threads) {
 }
 
 void take_scratch(Context& context, const SparseRows& work, std::int64_t rows, int threads) {
-  const auto row = static_cast<std::size_t>(work.down.cols) * sizeof(float);
+  const auto row = static_cast<std::size_t>(work.weights.down.cols) * sizeof(float);
   for (int t = 0; t < threads; ++t) {
     context.scratch(t, kActive, list_bytes(work));
     context.scratch(t, kPartialY, row);
@@ -67,7 +68,7 @@ void take_scratch(Context& context, const SparseRows& work, std::int64_t rows, i
 }
 
 void run_sparse_rows(Context& context, const SparseRows& work, int thread) {
-  const std::int64_t cols = work.down.cols;
+  const std::int64_t cols = work.weights.down.cols;
   void* list = context.scratch(thread, kActive, 0);
   auto* partial = static_cast<float*>(context.scratch(work.parts > 1 ? 0 : thread, kPartialY, 0));
   if (work.columns > 0) {

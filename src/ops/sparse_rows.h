@@ -7,9 +7,7 @@
 // the result depends on the plan alone.
 #pragma once
 
-#include <optional>
-
-#include "kernels/kernel.h"
+#include "ops/weight.h"
 #include "twell/context.h"
 
 namespace twell {
@@ -17,9 +15,8 @@ namespace twell {
 struct SparseRows {
   const Kernels& kernels;
   const FfnForm& form;
-  TwellView packed;                   // row 0 is the block's first
-  std::optional<ConstMatrixView> up;  // none: packed holds the hidden state itself
-  ConstMatrixView down;
+  TwellView packed;       // row 0 is the block's first
+  const UpDown& weights;  // without up, packed holds the hidden state itself
   int parts = 1;
   std::int64_t columns = 0;  // of a piece; 0: whole rows
   ConstMatrixView x = {};    // [rows, D]; read if up is there

@@ -16,15 +16,15 @@ namespace {
 // What gathers rows of `packed` into y, block by block: the same work as in ffn() on a copy of the
 // matrix that has room for all columns of a tile.
 void gather_blocks(Context& context, const TwellMatrix& packed, ConstMatrixView x,
-                   const std::optional<ConstMatrixView>& up, ConstMatrixView down, MatrixView y) {
+                   const UpDown& weights, MatrixView y) {
   const TwellLayout& layout = packed.layout();
   if (layout.rows == 0) return;
   const std::int64_t block = row_block(context.tier(), layout.rows);
   const TwellView copy = scratch_activation(
-      context, {.width = down.cols, .hidden = layout.cols, .dtype = layout.dtype}, block,
+      context, {.width = weights.down.cols, .hidden = layout.cols, .dtype = layout.dtype}, block,
       layout.tile);
   const FfnForm form;
-  SparseRows work = {kernels_of(context.tier(), layout.dtype), form, copy, up, down,
+  SparseRows work = {kernels_of(context.tier(), layout.dtype), form, copy, weights,
                      sparse_parts(block, context.threads())};
   take_scratch(context, work, block, context.threads());
   for (std::int64_t first = 0; first < layout.rows; first += block) {
@@ -35,7 +35,7 @@ void gather_blocks(Context& context, const TwellMatrix& packed, ConstMatrixView 
         copy.append(r, t, packed.stored(first + r, t), packed.count(first + r, t));
       }
     }
-    if (up) work.x = x.slice(first, rows);
+    if (weights.up) work.x = x.slice(first, rows);
     work.y = y.slice(first, rows);
 #pragma omp parallel num_threads(context.threads())
     run_sparse_rows(context, work, omp_get_thread_num());
@@ -47,8 +47,8 @@ void gather_blocks(Context& context, const TwellMatrix& packed, ConstMatrixView 
 void gemm_relu_twell(Context& context, ConstMatrixView x, const PackedWeight& weight,
                      const ActivationSpec& activation, TwellMatrix& out) {
   constexpr const char* kOperation = "gemm_relu_twell";
-  require_weight_shape(kOperation, "weight", weight.dtype(), weight.rows(), weight.cols());
-  require_matrix(kOperation, "x", x, weight.dtype(), x.rows, weight.cols());
+  require_weight_shape(kOperation, "weight", weight.type(), weight.rows(), weight.cols());
+  require_x(kOperation, x, weight.view());
   require_activation(kOperation, activation);
   const TwellLayout& layout = out.layout();
   require(layout.rows == x.rows && layout.cols == weight.rows() && layout.dtype == x.dtype,
@@ -58,12 +58,12 @@ void gemm_relu_twell(Context& context, ConstMatrixView x, const PackedWeight& we
   if (x.rows == 0) return;
 
   const FfnWeights weights = {weight, {}, {}};
-  FfnPlan plan = plan_ffn(context, x.rows, weights.shape(), GateForm::packed);
+  const FfnShape shape = weights.shape(x.dtype);
+  FfnPlan plan = plan_ffn(context, x.rows, shape, GateForm::packed);
   plan.tile = layout.tile;
   plan.row_groups = 1;
-  const TwellView packed =
-      scratch_activation(context, weights.shape(), plan.row_block, layout.tile);
-  Gate gate(context, plan, weights, activation, {}, packed);
+  const TwellView packed = scratch_activation(context, shape, plan.row_block, layout.tile);
+  Gate gate(context, plan, weights, x.dtype, activation, {}, packed);
   for (std::int64_t first = 0; first < x.rows; first += plan.row_block) {
     const std::int64_t rows = std::min(plan.row_block, x.rows - first);
     gate.begin(x.slice(first, rows));
@@ -78,23 +78,23 @@ void gemm_relu_twell(Context& context, ConstMatrixView x, const PackedWeight& we
 }
 
 void twell_gated_ffn(Context& context, ConstMatrixView x, const TwellMatrix& gate,
-                     ConstMatrixView up, ConstMatrixView down, MatrixView y) {
+                     const WeightView& up, const WeightView& down, MatrixView y) {
   constexpr const char* kOperation = "twell_gated_ffn";
   const TwellLayout& layout = gate.layout();
   require_matrix(kOperation, "x", x, layout.dtype, layout.rows, x.cols);
-  require_matrix(kOperation, "up", up, layout.dtype, layout.cols, x.cols);
-  require_matrix(kOperation, "down", down, layout.dtype, layout.cols, down.cols);
+  require_weight(kOperation, "up", up, layout.dtype, layout.cols, x.cols);
+  require_weight(kOperation, "down", down, layout.dtype, layout.cols, down.cols);
   require_matrix(kOperation, "y", y, layout.dtype, layout.rows, down.cols);
   require_apart(kOperation, "y", y, "x", x);
-  gather_blocks(context, gate, x, up, down, y);
+  gather_blocks(context, gate, x, {context.tier(), layout.dtype, up, down}, y);
 }
 
-void twell_spmm(Context& context, const TwellMatrix& hidden, ConstMatrixView down, MatrixView y) {
+void twell_spmm(Context& context, const TwellMatrix& hidden, const WeightView& down, MatrixView y) {
   constexpr const char* kOperation = "twell_spmm";
   const TwellLayout& layout = hidden.layout();
-  require_matrix(kOperation, "down", down, layout.dtype, layout.cols, down.cols);
+  require_weight(kOperation, "down", down, layout.dtype, layout.cols, down.cols);
   require_matrix(kOperation, "y", y, layout.dtype, layout.rows, down.cols);
-  gather_blocks(context, hidden, {}, {}, down, y);
+  gather_blocks(context, hidden, {}, {context.tier(), layout.dtype, {}, down}, y);
 }
 
 }  // namespace twell

@@ -9,8 +9,7 @@
 namespace twell {
 
 TransposedPattern transpose(Context& context, const FfnPatternView& pattern, HotSet& hot,
-                            double least, std::initializer_list<ConstMatrixView> finite,
-                            const Kernels& kernels) {
+                            double least, std::initializer_list<Weight> finite) {
   const std::int64_t hidden = pattern.hidden;
   const std::int64_t nnz = pattern.nnz();
   const int most_threads = context.threads();
@@ -43,7 +42,7 @@ TransposedPattern transpose(Context& context, const FfnPatternView& pattern, Hot
       for (int t = 0; t < threads; ++t) all += next[t * hidden + n];
       hot.counts()[n] = static_cast<std::int32_t>(all);
     }
-    hot.choose(least, finite, kernels);
+    hot.choose(least, finite);
 #pragma omp single
     {
       std::int64_t sum = 0;

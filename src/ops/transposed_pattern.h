@@ -17,7 +17,6 @@ struct TransposedPattern {
 // Chooses the hot neurons by their counts, of which at least `least`, and transposes the places of
 // the others, by counting, in the context's scratch: the same whatever the number of threads.
 TransposedPattern transpose(Context& context, const FfnPatternView& pattern, HotSet& hot,
-                            double least, std::initializer_list<ConstMatrixView> finite,
-                            const Kernels& kernels);
+                            double least, std::initializer_list<Weight> finite);
 
 }  // namespace twell

@@ -15,13 +15,28 @@ inline void require_matrix(const char* operation, const char* argument, ConstMat
   require_view(operation, argument, view);
 }
 
-inline void require_weight_shape(const char* operation, const char* argument, DType dtype,
+inline void require_weight_shape(const char* operation, const char* argument, WeightType type,
                                  std::int64_t rows, std::int64_t cols) {
-  require_dtype(operation, argument, dtype);
+  require_weight_type(operation, argument, type);
   require(rows >= 1 && cols >= 1, operation, argument,
           "expected at least one row and column, got [", rows, ", ", cols, "]");
 }
 
+// A weight as stored, [rows, cols], that x of a dtype is multiplied with.
+inline void require_weight(const char* operation, const char* argument, const WeightView& weight,
+                           DType x, std::int64_t rows, std::int64_t cols) {
+  require(goes_with(x, weight.type) && weight.rows == rows && weight.cols == cols, operation,
+          argument, "expected ", name_of(x), " [", rows, ", ", cols, "], got ",
+          name_of(weight.type), " [", weight.rows, ", ", weight.cols, "]");
+  require_weight_rows(operation, argument, weight);
+}
+// x [M, D] for a weight that is checked by itself.
+inline void require_x(const char* operation, ConstMatrixView x, const WeightView& weight) {
+  require(goes_with(x.dtype, weight.type) && x.cols == weight.cols, operation, "x", "expected ",
+          name_of(weight.type), " [", x.rows, ", ", weight.cols, "], got ", name_of(x.dtype), " [",
+          x.rows, ", ", x.cols, "]");
+  require_view(operation, "x", x);
+}
 // Everything of a call of ffn(); in ffn.cc.
 void require_ffn(const char* operation, ConstMatrixView x, const FfnWeights& weights,
                  const FfnForm& form, MatrixView y);

@@ -173,11 +173,6 @@ Rows rows_of(const Argument& argument) {
           {elements_of(argument, tensor, dtype), dtype, rows, sizes[sizes.size() - 1], row_stride}};
 }
 
-std::vector<std::int64_t> packed_shape(DType dtype, std::int64_t rows, std::int64_t cols) {
-  if (dtype == DType::f32) return {packed_panels(rows), packed_depth(dtype, cols), kPanel};
-  return {packed_panels(rows), packed_depth(dtype, cols) / 2, kPanel, 2};
-}
-
 namespace {
 
 const void* prepared_data(const Argument& argument, const char* maker) {
@@ -193,27 +188,33 @@ const void* prepared_data(const Argument& argument, const char* maker) {
 
 }  // namespace
 
-PackedWeight packed_of(const Argument& argument, DType dtype, std::int64_t rows,
-                       std::int64_t cols) {
-  const DType have = dtype_of(argument);
-  if (have != dtype) {
-    fail(argument.operation, argument.name,
-         std::string("expected ") + name_of(dtype) + ", as the other arguments are, got " +
-             name_of(have));
-  }
-  require_packed_shape(argument, dtype, rows, cols);
-  return PackedWeight::borrow(prepared_data(argument, "pack_weight"), dtype, rows, cols);
+std::vector<std::int64_t> packed_shape(WeightType type, std::int64_t rows, std::int64_t cols) {
+  return {rows, packed_extent(type, rows, cols), 1};
 }
 
-void require_packed_shape(const Argument& argument, DType dtype, std::int64_t rows,
-                          std::int64_t cols) {
-  const auto expected = packed_shape(dtype, rows, cols);
-  const auto sizes = argument.tensor.sizes();
-  if (std::equal(sizes.begin(), sizes.end(), expected.begin(), expected.end())) return;
-  fail(argument.operation, argument.name,
-       "expected shape " + list_of(expected.data(), expected.size()) +
-           ", as pack_weight makes of [" + std::to_string(rows) + ", " + std::to_string(cols) +
-           "], got " + shape_of(argument.tensor));
+WeightView weight_of(const Argument& argument) {
+  const Tensor& tensor = argument.tensor;
+  if (tensor.dim() != 3) return matrix_of(argument);
+  const WeightType type = weight_type(dtype_of(argument));
+  const std::int64_t rows = tensor.size(0);
+  const std::int64_t cols = tensor.size(2) == 1 ? packed_cols(type, rows, tensor.size(1)) : -1;
+  if (cols < 0) {
+    fail(argument.operation, argument.name,
+         "expected a matrix or what pack_weight makes of one, got shape " + shape_of(tensor));
+  }
+  return WeightView::panels(prepared_data(argument, "pack_weight"), type, rows, cols);
+}
+
+WeightView packed_view(const Argument& argument) {
+  if (argument.tensor.dim() != 3) {
+    fail(argument.operation, argument.name,
+         "expected what pack_weight makes, got shape " + shape_of(argument.tensor));
+  }
+  return weight_of(argument);
+}
+
+PackedWeight packed_of(const Argument& argument) {
+  return PackedWeight::borrow(packed_view(argument));
 }
 
 Screen screen_of(const Argument& argument, std::int64_t rows, std::int64_t cols) {
@@ -235,18 +236,21 @@ void require_hot(const char* operation, std::int64_t hot, std::int64_t hidden) {
   }
 }
 
+Activation activation_named(const char* operation, const char* argument,
+                            std::span<const Activation> known, const char* remark,
+                            const std::string& name) {
+  const auto found =
+      std::find_if(known.begin(), known.end(), [&](Activation a) { return name == name_of(a); });
+  if (found != known.end()) return *found;
+  std::string names;
+  for (const Activation a : known) names += (names.empty() ? "" : ", ") + std::string(name_of(a));
+  fail(operation, argument, "expected one of " + names + remark + ", got \"" + name + "\"");
+}
+
 ActivationSpec activation_of(const char* operation, const std::string& name, double threshold) {
   ActivationSpec spec;
-  const auto* const found = std::find_if(std::begin(kActivations), std::end(kActivations),
-                                         [&](Activation a) { return name == name_of(a); });
-  if (found == std::end(kActivations)) {
-    std::string names;
-    for (const Activation a : kActivations)
-      names += (names.empty() ? "" : ", ") + std::string(name_of(a));
-    fail(operation, "activation",
-         "expected one of " + names + ", the ones that yield zeros, got \"" + name + "\"");
-  }
-  spec.kind = *found;
+  spec.kind =
+      activation_named(operation, "activation", kActivations, ", the ones that yield zeros", name);
   if (!(threshold >= 0) || std::isinf(threshold)) {
     fail(operation, "threshold", "expected 0 or more, got " + std::to_string(threshold));
   }

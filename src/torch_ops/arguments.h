@@ -7,6 +7,7 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -58,15 +59,22 @@ struct Rows {
 };
 Rows rows_of(const Argument& argument);
 
-// A weight that pack_weight made of a [rows, cols] matrix.
-PackedWeight packed_of(const Argument& argument, DType dtype, std::int64_t rows, std::int64_t cols);
+// The shape that pack_weight of any device gives a [rows, cols] weight: [rows, n, 1]
+// (packed_extent).
+std::vector<std::int64_t> packed_shape(WeightType type, std::int64_t rows, std::int64_t cols);
+// A weight says itself what it is, so that no operator is told: a matrix, or what pack_weight made
+// of one. On a GPU that has other contents than panels (cuda/torch/cuda_call.h).
+WeightView weight_of(const Argument& argument);
+// One that pack_weight made; and on the CPU what it made.
+WeightView packed_view(const Argument& argument);
+PackedWeight packed_of(const Argument& argument);
 // What screen_weight made of a [rows, cols] matrix.
 Screen screen_of(const Argument& argument, std::int64_t rows, std::int64_t cols);
-// The shape of a packed weight on any device, and its check.
-std::vector<std::int64_t> packed_shape(DType dtype, std::int64_t rows, std::int64_t cols);
-void require_packed_shape(const Argument& argument, DType dtype, std::int64_t rows,
-                          std::int64_t cols);
 
+// The one of `known` that has this name; `remark` on them is for the error.
+Activation activation_named(const char* operation, const char* argument,
+                            std::span<const Activation> known, const char* remark,
+                            const std::string& name);
 // `threshold` must be finite and not negative, and 0 where the activation has none.
 ActivationSpec activation_of(const char* operation, const std::string& name, double threshold);
 // So many of the first of `hidden` neurons.

@@ -9,57 +9,53 @@ namespace {
 
 struct Call {
   const char* operation;
+  const FormArguments& form;
   const Tensor& x;
   const Tensor& gate;
   const std::optional<Tensor>& up;
   const Tensor& down;
   const std::optional<Tensor>& screen;
-  const std::string& activation;
-  double threshold;
-  std::int64_t hot;
 
   Argument argument(const char* name, const Tensor& tensor) const {
     return {operation, name, tensor};
   }
-  FfnWeights weights(const ConstMatrixView& rows) const {
-    const ConstMatrixView down_rows = matrix_of(argument("down", down));
-    FfnWeights out = {gate_of(rows, down_rows.rows), {}, down_rows};
-    if (up.has_value()) out.up = matrix_of(argument("up", *up));
+  FfnWeights weights() const {
+    FfnWeights out = {gate_of(), {}, weight_of(argument("down", down))};
+    if (up.has_value()) out.up = weight_of(argument("up", *up));
     return out;
   }
 
   Tensor run(FfnCounts* counts) const {
     const Rows rows = rows_of(argument("x", x));
-    const FfnWeights all = weights(rows.view);
-    require_hot(operation, hot, all.down.rows);
+    const FfnWeights all = weights();
+    require_hot(operation, form.hot, all.down.rows);
+    const CpuForm cpu_form(operation, form, rows.view.dtype, all.down.rows, all.down.cols);
     Tensor y = new_rows(argument("x", x), all.down.cols, rows.view.dtype);
-    twell::ffn(cpu_context(), rows.view, all, activation_of(operation, activation, threshold),
+    twell::ffn(cpu_context(), rows.view, all, cpu_form.get(),
                mutable_matrix(y, rows.view.dtype, rows.view.rows, all.down.cols), counts);
     return y;
   }
 
  private:
-  std::variant<PackedWeight, ScreenedGate> gate_of(const ConstMatrixView& rows,
-                                                   std::int64_t hidden) const {
-    if (!screen.has_value())
-      return packed_of(argument("gate", gate), rows.dtype, hidden, rows.cols);
-    const ConstMatrixView stored = matrix_of(argument("gate", gate));
+  std::variant<PackedWeight, ScreenedGate> gate_of() const {
+    if (!screen.has_value()) return packed_of(argument("gate", gate));
+    const WeightView stored = weight_of(argument("gate", gate));
     return ScreenedGate{stored, screen_of(argument("screen", *screen), stored.rows, stored.cols)};
   }
 };
 
 }  // namespace
 
-Tensor ffn(const Tensor& x, const Tensor& gate, const std::optional<Tensor>& up, const Tensor& down,
-           const std::optional<Tensor>& screen, const std::string& activation, double threshold,
-           std::int64_t hot) {
-  return Call{"ffn", x, gate, up, down, screen, activation, threshold, hot}.run(nullptr);
+Tensor ffn(const FormArguments& form, const Tensor& x, const Tensor& gate,
+           const std::optional<Tensor>& up, const Tensor& down,
+           const std::optional<Tensor>& screen) {
+  return Call{"ffn", form, x, gate, up, down, screen}.run(nullptr);
 }
 
-FfnStats ffn_stats(const Tensor& x, const Tensor& gate, const std::optional<Tensor>& up,
-                   const Tensor& down, const std::optional<Tensor>& screen,
-                   const std::string& activation, double threshold, std::int64_t hot) {
-  const Call call{"ffn_stats", x, gate, up, down, screen, activation, threshold, hot};
+FfnStats ffn_stats(const FormArguments& form, const Tensor& x, const Tensor& gate,
+                   const std::optional<Tensor>& up, const Tensor& down,
+                   const std::optional<Tensor>& screen) {
+  const Call call{"ffn_stats", form, x, gate, up, down, screen};
   FfnCounts counts;
   Tensor y = call.run(&counts);
   Tensor row_nnz = new_empty({call.operation, "row_nnz", x}, leading_of(x), ScalarType::Int);

@@ -11,15 +11,16 @@
 
 STABLE_TORCH_LIBRARY(twell, m) {
   m.def("pack_weight(Tensor weight) -> Tensor");
-  m.def("unpack_weight(Tensor packed, SymInt rows, SymInt cols) -> Tensor");
-  m.def("linear(Tensor x, Tensor weight_packed, SymInt rows, Tensor? bias=None) -> Tensor");
+  m.def("unpack_weight(Tensor packed) -> Tensor");
+  m.def("linear(Tensor x, Tensor weight_packed, Tensor? bias=None) -> Tensor");
   m.def("linear_as_stored(Tensor x, Tensor weight) -> Tensor");
   m.def(
-      "ffn(Tensor x, Tensor gate, Tensor? up, Tensor down, Tensor? screen=None, "
-      "str activation=\"relu\", float threshold=0., int hot=0) -> Tensor");
+      "ffn(Tensor x, Tensor gate, Tensor? up, Tensor down, Tensor? screen=None, " TWELL_FORM_SCHEMA
+      ") -> Tensor");
   m.def(
-      "ffn_stats(Tensor x, Tensor gate, Tensor? up, Tensor down, Tensor? screen=None, "
-      "str activation=\"relu\", float threshold=0., int hot=0) -> (Tensor y, Tensor row_nnz, "
+      "ffn_stats(Tensor x, Tensor gate, Tensor? up, Tensor down, Tensor? "
+      "screen=None, " TWELL_FORM_SCHEMA
+      ") -> (Tensor y, Tensor row_nnz, "
       "Tensor neuron_nnz, Tensor candidates)");
   m.def("screen_weight(Tensor weight, Tensor? axis=None) -> Tensor");
   m.def("screen_limit() -> float");
@@ -35,24 +36,24 @@ STABLE_TORCH_LIBRARY(twell, m) {
   m.def("cpu_tier() -> str");
   m.def("cpu_tier_available(str tier) -> bool");
   m.def(
-      "ffn_train(Tensor x, Tensor gate, Tensor? up, Tensor down, Tensor? screen=None, "
-      "str activation=\"relu\", float threshold=0., int hot=0) -> (Tensor y, Tensor l1, "
-      "Tensor row_nnz, Tensor neuron_nnz, "
+      "ffn_train(Tensor x, Tensor gate, Tensor? up, Tensor down, Tensor? "
+      "screen=None, " TWELL_FORM_SCHEMA
+      ") -> (Tensor y, Tensor l1, Tensor row_nnz, Tensor neuron_nnz, "
       "Tensor offsets, Tensor neurons, Tensor values)");
   m.def(
       "ffn_train_backward(Tensor dy, Tensor x, Tensor gate, Tensor? up, Tensor down, "
-      "Tensor offsets, Tensor neurons, Tensor values, Tensor? l1_grad, "
-      "str activation=\"relu\", float threshold=0., int hot=0) -> (Tensor dx, Tensor dgate, Tensor "
-      "dup, "
-      "Tensor ddown)");
+      "Tensor offsets, Tensor neurons, Tensor values, Tensor? l1_grad, " TWELL_FORM_SCHEMA
+      ") -> (Tensor dx, Tensor dgate, Tensor dup, Tensor ddown, Tensor dgate_bias, "
+      "Tensor dup_bias, Tensor ddown_bias, Tensor dnorm_weight)");
   m.def(
       "ffn_train_backward_add(Tensor dy, Tensor x, Tensor gate, Tensor? up, Tensor down, "
       "Tensor offsets, Tensor neurons, Tensor values, Tensor? l1_grad, Tensor(a!) dgate, "
-      "Tensor(b!)? dup, Tensor(c!) ddown, str activation=\"relu\", float threshold=0., int hot=0) "
-      "-> Tensor");
+      "Tensor(b!)? dup, Tensor(c!) ddown, Tensor(d!)? dgate_bias=None, "
+      "Tensor(e!)? dup_bias=None, Tensor(f!)? ddown_bias=None, "
+      "Tensor(g!)? dnorm_weight=None, " TWELL_FORM_SCHEMA ") -> Tensor");
   // The steps of the layer one by one, for inspection and tests.
   m.def(
-      "gemm_relu_twell(Tensor x, Tensor weight_packed, SymInt rows, str activation=\"relu\", "
+      "gemm_relu_twell(Tensor x, Tensor weight_packed, str activation=\"relu\", "
       "float threshold=0., int tile=256, int capacity=32) -> (Tensor counts, Tensor slots, "
       "Tensor overflow)");
   m.def(
@@ -73,12 +74,12 @@ STABLE_TORCH_LIBRARY_IMPL(twell, CPU, m) {
   m.impl("unpack_weight", TORCH_BOX(&ops::unpack_weight));
   m.impl("linear", TORCH_BOX(&ops::linear));
   m.impl("linear_as_stored", TORCH_BOX(&ops::linear_as_stored));
-  m.impl("ffn", TORCH_BOX(&ops::ffn));
-  m.impl("ffn_stats", TORCH_BOX(&ops::ffn_stats));
+  m.impl("ffn", TORCH_BOX(&ops::WithForm<&ops::ffn>::call));
+  m.impl("ffn_stats", TORCH_BOX(&ops::WithForm<&ops::ffn_stats>::call));
   m.impl("screen_weight", TORCH_BOX(&ops::screen_weight));
-  m.impl("ffn_train", TORCH_BOX(&ops::ffn_train));
-  m.impl("ffn_train_backward", TORCH_BOX(&ops::ffn_train_backward));
-  m.impl("ffn_train_backward_add", TORCH_BOX(&ops::ffn_train_backward_add));
+  m.impl("ffn_train", TORCH_BOX(&ops::WithForm<&ops::ffn_train>::call));
+  m.impl("ffn_train_backward", TORCH_BOX(&ops::WithForm<&ops::ffn_train_backward>::call));
+  m.impl("ffn_train_backward_add", TORCH_BOX(&ops::WithForm<&ops::ffn_train_backward_add>::call));
   m.impl("gemm_relu_twell", TORCH_BOX(&ops::gemm_relu_twell));
   m.impl("twell_gated_ffn", TORCH_BOX(&ops::twell_gated_ffn));
   m.impl("twell_spmm", TORCH_BOX(&ops::twell_spmm));

@@ -7,14 +7,12 @@
 
 namespace twell::torch_ops {
 
-Tensor linear(const Tensor& x, const Tensor& weight_packed, std::int64_t rows,
-              const std::optional<Tensor>& bias) {
+Tensor linear(const Tensor& x, const Tensor& weight_packed, const std::optional<Tensor>& bias) {
   constexpr const char* kOperation = "linear";
-  if (rows < 1) fail(kOperation, "rows", "expected 1 or more, got " + std::to_string(rows));
   const Rows in = rows_of({kOperation, "x", x});
   const DType dtype = in.view.dtype;
-  const PackedWeight weight =
-      packed_of({kOperation, "weight_packed", weight_packed}, dtype, rows, in.view.cols);
+  const PackedWeight weight = packed_of({kOperation, "weight_packed", weight_packed});
+  const std::int64_t rows = weight.rows();
   std::optional<Rows> offset;
   if (bias.has_value()) {
     offset = rows_of({kOperation, "bias", *bias});
@@ -34,7 +32,7 @@ Tensor linear_as_stored(const Tensor& x, const Tensor& weight) {
   constexpr const char* kOperation = "linear_as_stored";
   const Rows in = rows_of({kOperation, "x", x});
   const DType dtype = in.view.dtype;
-  const ConstMatrixView w = matrix_of({kOperation, "weight", weight});
+  const WeightView w = weight_of({kOperation, "weight", weight});
   Tensor y = new_rows({kOperation, "x", x}, w.rows, dtype);
   twell::linear_as_stored(cpu_context(), in.view, w,
                           mutable_matrix(y, dtype, in.view.rows, w.rows));

@@ -8,9 +8,8 @@
 
 namespace twell::torch_ops {
 
-// y [..., rows] = x [..., D] Wᵀ + bias [rows]; W comes from pack_weight of a [rows, D] matrix.
-Tensor linear(const Tensor& x, const Tensor& weight_packed, std::int64_t rows,
-              const std::optional<Tensor>& bias);
+// y [..., N] = x [..., D] Wᵀ + bias [N]; W comes from pack_weight of an [N, D] matrix.
+Tensor linear(const Tensor& x, const Tensor& weight_packed, const std::optional<Tensor>& bias);
 
 // y [..., N] = x [..., D] Wᵀ for a plain weight [N, D], for a few rows.
 Tensor linear_as_stored(const Tensor& x, const Tensor& weight);

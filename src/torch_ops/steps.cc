@@ -23,16 +23,14 @@ Tensor twell_to_dense(const Tensor& counts, const Tensor& slots, const Tensor& o
   return dense;
 }
 
-TwellTensors gemm_relu_twell(const Tensor& x, const Tensor& weight_packed, std::int64_t rows,
+TwellTensors gemm_relu_twell(const Tensor& x, const Tensor& weight_packed,
                              const std::string& activation, double threshold, std::int64_t tile,
                              std::int64_t capacity) {
   constexpr const char* kOperation = "gemm_relu_twell";
-  if (rows < 1) fail(kOperation, "rows", "expected 1 or more, got " + std::to_string(rows));
   const ConstMatrixView view = matrix_of({kOperation, "x", x});
-  const PackedWeight weight =
-      packed_of({kOperation, "weight_packed", weight_packed}, view.dtype, rows, view.cols);
+  const PackedWeight weight = packed_of({kOperation, "weight_packed", weight_packed});
   const ActivationSpec spec = activation_of(kOperation, activation, threshold);
-  TwellMatrix out(layout_of(kOperation, view, rows, tile, capacity));
+  TwellMatrix out(layout_of(kOperation, view, weight.rows(), tile, capacity));
   twell::gemm_relu_twell(cpu_context(), view, weight, spec, out);
   return to_tensors(kOperation, out, x);
 }

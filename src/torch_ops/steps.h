@@ -15,8 +15,8 @@ TwellTensors dense_to_twell(const Tensor& dense, std::int64_t tile, std::int64_t
 Tensor twell_to_dense(const Tensor& counts, const Tensor& slots, const Tensor& overflow,
                       std::int64_t cols, ScalarType dtype);
 
-// act(x Wᵀ) of x [M, D] and a packed W [rows, D].
-TwellTensors gemm_relu_twell(const Tensor& x, const Tensor& weight_packed, std::int64_t rows,
+// act(x Wᵀ) of x [M, D] and a packed W [H, D].
+TwellTensors gemm_relu_twell(const Tensor& x, const Tensor& weight_packed,
                              const std::string& activation, double threshold, std::int64_t tile,
                              std::int64_t capacity);
 

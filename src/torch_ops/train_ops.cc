@@ -8,8 +8,8 @@
 namespace twell::torch_ops {
 namespace {
 
-void require_list(const Argument& argument, ScalarType type,
-                  const std::vector<std::int64_t>& shape) {
+void require_list(const Argument& argument, ScalarType type, const std::vector<std::int64_t>& shape,
+                  const char* origin = ", as ffn_train makes it") {
   require_device(argument);
   const Tensor& tensor = argument.tensor;
   const auto sizes = tensor.sizes();
@@ -19,7 +19,7 @@ void require_list(const Argument& argument, ScalarType type,
   }
   fail(argument.operation, argument.name,
        std::string("expected ") + torch::headeronly::toString(type) + " " +
-           list_of(shape.data(), shape.size()) + ", as ffn_train makes it, got " +
+           list_of(shape.data(), shape.size()) + origin + ", got " +
            torch::headeronly::toString(tensor.scalar_type()) + " " + shape_of(tensor));
 }
 
@@ -75,18 +75,30 @@ void require_pattern(const char* operation, const FfnPatternView& pattern) {
   if (first < pattern.rows) refuse("neurons", first);
 }
 
+// The gradients of a form's vectors: f32, [neurons] and of down's bias [columns]; or none.
+struct VectorGradients {
+  std::optional<Tensor> gate_bias, up_bias, down_bias, norm_weight;
+};
+
+// Rounds f32 sums to the bf16 of `out`, which it returns.
+Tensor narrowed(const Tensor& sums, const Tensor& out) {
+  const auto* from = static_cast<const float*>(sums.const_data_ptr());
+  auto* to = static_cast<bf16*>(out.mutable_data_ptr());
+  std::transform(from, from + sums.numel(), to, [](float value) { return bf16(value); });
+  return out;
+}
+
 struct Backward {
   const char* operation;
+  const FormArguments& form;
   const Tensor &dy, &x, &gate;
   const std::optional<Tensor>& up;
   const Tensor &down, &offsets, &neurons, &values;
   const std::optional<Tensor>& l1_grad;
-  const std::string& activation;
-  double threshold;
 
-  // Returns dx; writes or adds the weight gradients.
+  // Returns dx; writes or adds the other gradients.
   Tensor run(const Tensor& dgate, const std::optional<Tensor>& dup, const Tensor& ddown,
-             bool add) const {
+             const VectorGradients& vectors, bool add) const {
     const Rows rows = rows_of({operation, "x", x});
     const Rows dy_rows = rows_of({operation, "dy", dy});
     FfnBackward in;
@@ -95,10 +107,12 @@ struct Backward {
     in.gate = matrix_of({operation, "gate", gate});
     if (up.has_value()) in.up = matrix_of({operation, "up", *up});
     in.down = matrix_of({operation, "down", down});
-    const FfnShape shape = {in.gate.cols, in.gate.rows, up.has_value(), in.gate.dtype};
+    const FfnShape shape = {in.gate.cols, in.gate.rows, up.has_value(), in.x.dtype};
     in.pattern = lists_of(operation, shape, in.x.rows, offsets, neurons, values);
     require_pattern(operation, in.pattern);
-    in.form = activation_of(operation, activation, threshold);
+    require_hot(operation, form.hot, in.down.rows);
+    const CpuForm cpu_form(operation, form, shape.dtype, in.down.rows, in.down.cols);
+    in.form = cpu_form.get();
     if (l1_grad.has_value()) {
       require_list({operation, "l1_grad", *l1_grad}, ScalarType::Float, {});
       in.l1 = *static_cast<const float*>(l1_grad->const_data_ptr());
@@ -115,6 +129,16 @@ struct Backward {
     if (dup.has_value()) out.up = gradient("dup", *dup);
     out.down = gradient("ddown", ddown);
     out.accumulate = add;
+    const auto vector_gradient = [&](const char* name, const std::optional<Tensor>& tensor,
+                                     std::int64_t size) -> std::span<float> {
+      if (!tensor.has_value()) return {};
+      require_list({operation, name, *tensor}, ScalarType::Float, {size}, "");
+      return {static_cast<float*>(tensor->mutable_data_ptr()), static_cast<std::size_t>(size)};
+    };
+    out.gate_bias = vector_gradient("dgate_bias", vectors.gate_bias, in.down.rows);
+    out.up_bias = vector_gradient("dup_bias", vectors.up_bias, in.down.rows);
+    out.down_bias = vector_gradient("ddown_bias", vectors.down_bias, in.down.cols);
+    out.norm_weight = vector_gradient("dnorm_weight", vectors.norm_weight, in.down.rows);
     twell::ffn_backward(cpu_context(), in, out);
     return dx;
   }
@@ -122,15 +146,14 @@ struct Backward {
 
 }  // namespace
 
-TrainedFfn ffn_train(const Tensor& x, const Tensor& gate, const std::optional<Tensor>& up,
-                     const Tensor& down, const std::optional<Tensor>& screen,
-                     const std::string& activation, double threshold, std::int64_t hot) {
+TrainedFfn ffn_train(const FormArguments& form, const Tensor& x, const Tensor& gate,
+                     const std::optional<Tensor>& up, const Tensor& down,
+                     const std::optional<Tensor>& screen) {
   constexpr const char* kOperation = "ffn_train";
   const Rows rows = rows_of({kOperation, "x", x});
   const ConstMatrixView gate_rows = matrix_of({kOperation, "gate", gate});
   const ConstMatrixView down_rows = matrix_of({kOperation, "down", down});
-  const ActivationSpec spec = activation_of(kOperation, activation, threshold);
-  require_hot(kOperation, hot, down_rows.rows);
+  require_hot(kOperation, form.hot, down_rows.rows);
   const auto gate_of = [&]() -> std::variant<PackedWeight, ScreenedGate> {
     if (!screen.has_value()) return PackedWeight(gate_rows);
     const Argument argument{kOperation, "screen", *screen};
@@ -138,7 +161,8 @@ TrainedFfn ffn_train(const Tensor& x, const Tensor& gate, const std::optional<Te
   };
   FfnWeights weights = {gate_of(), {}, down_rows};
   if (up.has_value()) weights.up = matrix_of({kOperation, "up", *up});
-  const FfnShape shape = weights.shape();
+  const FfnShape shape = weights.shape(rows.view.dtype);
+  const CpuForm cpu_form(kOperation, form, shape.dtype, down_rows.rows, down_rows.cols);
   const std::int64_t m = rows.view.rows;
   const std::int64_t places = m * shape.hidden;
   Tensor y = new_rows({kOperation, "x", x}, down_rows.cols, shape.dtype);
@@ -151,7 +175,7 @@ TrainedFfn ffn_train(const Tensor& x, const Tensor& gate, const std::optional<Te
                             scalar_type_of(shape.dtype));
   FfnPattern pattern(lists_of(kOperation, shape, m, offsets, neurons, values));
   FfnCounts counts;
-  twell::ffn_forward(cpu_context(), rows.view, weights, spec,
+  twell::ffn_forward(cpu_context(), rows.view, weights, cpu_form.get(),
                      mutable_matrix(y, shape.dtype, m, down_rows.cols), pattern, &counts);
   *static_cast<float*>(l1.mutable_data_ptr()) = static_cast<float>(counts.l1);
   std::copy(counts.row_nnz.begin(), counts.row_nnz.end(),
@@ -161,49 +185,61 @@ TrainedFfn ffn_train(const Tensor& x, const Tensor& gate, const std::optional<Te
   return {y, l1, row_nnz, neuron_nnz, offsets, neurons, values};
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> ffn_train_backward(
-    const Tensor& dy, const Tensor& x, const Tensor& gate, const std::optional<Tensor>& up,
-    const Tensor& down, const Tensor& offsets, const Tensor& neurons, const Tensor& values,
-    const std::optional<Tensor>& l1_grad, const std::string& activation, double threshold,
-    std::int64_t hot) {
-  require_hot("ffn_train_backward", hot, down.size(0));
+FfnGradientTensors ffn_train_backward(const FormArguments& form, const Tensor& dy, const Tensor& x,
+                                      const Tensor& gate, const std::optional<Tensor>& up,
+                                      const Tensor& down, const Tensor& offsets,
+                                      const Tensor& neurons, const Tensor& values,
+                                      const std::optional<Tensor>& l1_grad) {
   const Backward call{
-      "ffn_train_backward", dy,       x, gate, up, down, offsets, neurons, values, l1_grad,
-      activation,           threshold};
-  const ScalarType type = gate.scalar_type();
-  const auto like = [&](const char* name, const Tensor& weight) {
-    const auto sizes = weight.sizes();
-    return new_empty({call.operation, name, weight}, {sizes.begin(), sizes.end()}, type);
+      "ffn_train_backward", form, dy, x, gate, up, down, offsets, neurons, values, l1_grad};
+  const auto like = [&](const char* name, const Tensor& tensor, ScalarType type) {
+    const auto sizes = tensor.sizes();
+    return new_empty({call.operation, name, tensor}, {sizes.begin(), sizes.end()}, type);
   };
-  Tensor dgate = like("dgate", gate);
+  const ScalarType type = gate.scalar_type();
+  Tensor dgate = like("dgate", gate, type);
   std::optional<Tensor> dup;
-  if (up.has_value()) dup = like("dup", *up);
-  Tensor ddown = like("ddown", down);
-  Tensor dx = call.run(dgate, dup, ddown, false);
-  return {dx, dgate, dup.has_value() ? *dup : new_empty({call.operation, "dup", x}, {0}, type),
-          ddown};
+  if (up.has_value()) dup = like("dup", *up, type);
+  Tensor ddown = like("ddown", down, type);
+  const auto sums = [&](const char* name, const std::optional<Tensor>& vector) {
+    return vector.has_value() ? std::optional(like(name, *vector, ScalarType::Float))
+                              : std::nullopt;
+  };
+  const VectorGradients vectors = {
+      sums("dgate_bias", form.gate_bias), sums("dup_bias", form.up_bias),
+      sums("ddown_bias", form.down_bias), sums("dnorm_weight", form.norm_weight)};
+  Tensor dx = call.run(dgate, dup, ddown, vectors, false);
+  const auto none = [&](const char* name) {
+    return new_empty({call.operation, name, x}, {0}, type);
+  };
+  const auto gradient = [&](const char* name, const std::optional<Tensor>& sum,
+                            const std::optional<Tensor>& vector) {
+    if (!sum.has_value()) return none(name);
+    const ScalarType wanted = vector->scalar_type();
+    return wanted == ScalarType::Float ? *sum : narrowed(*sum, like(name, *vector, wanted));
+  };
+  return {dx,
+          dgate,
+          dup.has_value() ? *dup : none("dup"),
+          ddown,
+          gradient("dgate_bias", vectors.gate_bias, form.gate_bias),
+          gradient("dup_bias", vectors.up_bias, form.up_bias),
+          gradient("ddown_bias", vectors.down_bias, form.down_bias),
+          gradient("dnorm_weight", vectors.norm_weight, form.norm_weight)};
 }
 
-Tensor ffn_train_backward_add(const Tensor& dy, const Tensor& x, const Tensor& gate,
-                              const std::optional<Tensor>& up, const Tensor& down,
-                              const Tensor& offsets, const Tensor& neurons, const Tensor& values,
-                              const std::optional<Tensor>& l1_grad, const Tensor& dgate,
-                              const std::optional<Tensor>& dup, const Tensor& ddown,
-                              const std::string& activation, double threshold, std::int64_t hot) {
-  require_hot("ffn_train_backward_add", hot, down.size(0));
-  return Backward{"ffn_train_backward_add",
-                  dy,
-                  x,
-                  gate,
-                  up,
-                  down,
-                  offsets,
-                  neurons,
-                  values,
-                  l1_grad,
-                  activation,
-                  threshold}
-      .run(dgate, dup, ddown, true);
+Tensor ffn_train_backward_add(const FormArguments& form, const Tensor& dy, const Tensor& x,
+                              const Tensor& gate, const std::optional<Tensor>& up,
+                              const Tensor& down, const Tensor& offsets, const Tensor& neurons,
+                              const Tensor& values, const std::optional<Tensor>& l1_grad,
+                              const Tensor& dgate, const std::optional<Tensor>& dup,
+                              const Tensor& ddown, const std::optional<Tensor>& dgate_bias,
+                              const std::optional<Tensor>& dup_bias,
+                              const std::optional<Tensor>& ddown_bias,
+                              const std::optional<Tensor>& dnorm_weight) {
+  return Backward{
+      "ffn_train_backward_add", form, dy, x, gate, up, down, offsets, neurons, values, l1_grad}
+      .run(dgate, dup, ddown, {dgate_bias, dup_bias, ddown_bias, dnorm_weight}, true);
 }
 
 }  // namespace twell::torch_ops

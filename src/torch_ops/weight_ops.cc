@@ -1,5 +1,7 @@
 #include "torch_ops/weight_ops.h"
 
+#include <algorithm>
+
 #include "torch_ops/cpu_context.h"
 #include "twell/tuning.h"
 
@@ -8,24 +10,28 @@ namespace twell::torch_ops {
 Tensor pack_weight(const Tensor& weight) {
   constexpr const char* kOperation = "pack_weight";
   const ConstMatrixView view = matrix_of({kOperation, "weight", weight});
-  Tensor packed =
-      new_empty({kOperation, "packed", weight}, packed_shape(view.dtype, view.rows, view.cols),
-                scalar_type_of(view.dtype));
-  if (view.rows > 0 && view.cols > 0) twell::pack_weight(view, packed.mutable_data_ptr());
+  Tensor packed = new_empty({kOperation, "packed", weight},
+                            packed_shape(weight_type(view.dtype), view.rows, view.cols),
+                            scalar_type_of(view.dtype));
+  if (view.rows == 0 || view.cols == 0) return packed;
+  auto* const panels = static_cast<std::byte*>(packed.mutable_data_ptr());
+  twell::pack_weight(view, panels);
+  // Behind the panels, so that the tensor is a function of the weight alone.
+  const WeightType type = weight_type(view.dtype);
+  const std::size_t used = packed_bytes(type, view.rows, view.cols);
+  const auto all = static_cast<std::size_t>(bytes_of(type, packed.numel()));
+  std::fill_n(panels + used, all - used, std::byte{});
   return packed;
 }
 
-Tensor unpack_weight(const Tensor& packed, std::int64_t rows, std::int64_t cols) {
-  constexpr const char* kOperation = "unpack_weight";
-  if (rows < 0) fail(kOperation, "rows", "expected 0 or more, got " + std::to_string(rows));
-  if (cols < 0) fail(kOperation, "cols", "expected 0 or more, got " + std::to_string(cols));
-  const DType dtype = dtype_of({kOperation, "packed", packed});
-  Tensor weight = new_empty({kOperation, "weight", packed}, {rows, cols}, scalar_type_of(dtype));
-  if (rows > 0 && cols > 0) {
-    packed_of({kOperation, "packed", packed}, dtype, rows, cols)
-        .unpack(mutable_matrix(weight, dtype, rows, cols));
-  } else {
-    require_packed_shape({kOperation, "packed", packed}, dtype, rows, cols);
+Tensor unpack_weight(const Tensor& packed) {
+  const Argument argument{"unpack_weight", "packed", packed};
+  const WeightView view = packed_view(argument);
+  Tensor weight = new_empty({argument.operation, "weight", packed}, {view.rows, view.cols},
+                            packed.scalar_type());
+  if (view.rows > 0 && view.cols > 0) {
+    PackedWeight::borrow(view).unpack(
+        mutable_matrix(weight, dtype_of(argument), view.rows, view.cols));
   }
   return weight;
 }

@@ -8,11 +8,12 @@
 
 namespace twell::torch_ops {
 
-// weight [H, D] → [ceil(H/16), ceil(D/32)*16, 16, 2] of bf16 or [ceil(H/16), D, 16] of f32.
+// weight [H, D] → [H, n, 1], one tensor that says what it is (packed_shape); n is D where D is a
+// multiple of 32 (of any, in f32) and H of 16.
 Tensor pack_weight(const Tensor& weight);
 
-// The exact inverse: [rows, cols].
-Tensor unpack_weight(const Tensor& packed, std::int64_t rows, std::int64_t cols);
+// The exact inverse.
+Tensor unpack_weight(const Tensor& packed);
 
 // weight [H, D] → the screen of a gate, uint8, for the device where it is; axis [D], f32: the
 // direction of the screen's axis.

@@ -29,19 +29,26 @@ struct Call {
   std::int64_t hot = 0;
 };
 
-using Forward =
-    std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>(
-        const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, const at::Tensor&,
-        const std::optional<at::Tensor>&, c10::string_view, double, std::int64_t);
-using Added = at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                         const std::optional<at::Tensor>&, const at::Tensor&, const at::Tensor&,
-                         const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
-                         const at::Tensor&, const std::optional<at::Tensor>&, const at::Tensor&,
-                         c10::string_view, double, std::int64_t);
-using Backward = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>(
-    const at::Tensor&, const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
-    const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-    const std::optional<at::Tensor>&, c10::string_view, double, std::int64_t);
+// Signatures of operators: (A..., the arguments of a form).
+using Optional = std::optional<at::Tensor>;
+template <class Result, class... A>
+using Formed = Result(A..., c10::string_view, double, std::int64_t, c10::string_view,
+                      const Optional&, const Optional&, const Optional&, const Optional&,
+                      std::optional<double>);
+using Forward = Formed<
+    std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>,
+    const at::Tensor&, const at::Tensor&, const Optional&, const at::Tensor&, const Optional&>;
+using Added =
+    Formed<at::Tensor, const at::Tensor&, const at::Tensor&, const at::Tensor&, const Optional&,
+           const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
+           const Optional&, const at::Tensor&, const Optional&, const at::Tensor&, const Optional&,
+           const Optional&, const Optional&, const Optional&>;
+using Backward = Formed<std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor,
+                                   at::Tensor, at::Tensor, at::Tensor>,
+                        const at::Tensor&, const at::Tensor&, const at::Tensor&, const Optional&,
+                        const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                        const Optional&>;
+constexpr const char* kNoUpActivation = name_of(Activation::identity);
 
 // torch.ops.twell.ffn_train. The first projection is the gate, or up in a layer without a gate;
 // `up` is absent then. wd [D, H] is the parameter, `down` [H, D] the same weights neuron-major.
@@ -53,7 +60,8 @@ class SparseFfnFunction : public torch::autograd::Function<SparseFfnFunction> {
     static const auto op = find_operator<Forward>("twell::ffn_train");
     const auto threshold = static_cast<double>(call.activation.threshold);
     const auto [y, l1, row_nnz, neuron_nnz, offsets, neurons, values] =
-        op.call(x, wg, up, down, call.screen, name_of(call.activation.kind), threshold, call.hot);
+        op.call(x, wg, up, down, call.screen, name_of(call.activation.kind), threshold, call.hot,
+                kNoUpActivation, {}, {}, {}, {}, {});
     if (call.training->recorder != nullptr) {
       call.training->pending.push_back({call.layer, row_nnz, neuron_nnz, l1});
     }
@@ -88,13 +96,13 @@ class SparseFfnFunction : public torch::autograd::Function<SparseFfnFunction> {
       const at::Tensor dx =
           add.call(grads[0], saved[0], saved[1], up, saved[3], saved[4], saved[5], saved[6],
                    l1_grad, sums.first, up ? std::optional(sums.up) : std::nullopt, sums.down.t(),
-                   activation, threshold, hot);
+                   {}, {}, {}, {}, activation, threshold, hot, kNoUpActivation, {}, {}, {}, {}, {});
       return {dx, none, none, none, none, none};
     }
     static const auto op = find_operator<Backward>("twell::ffn_train_backward");
-    const auto [dx, dgate, dup, ddown] =
+    const auto [dx, dgate, dup, ddown, dgate_bias, dup_bias, ddown_bias, dnorm_weight] =
         op.call(grads[0], saved[0], saved[1], up, saved[3], saved[4], saved[5], saved[6], l1_grad,
-                activation, threshold, hot);
+                activation, threshold, hot, kNoUpActivation, {}, {}, {}, {}, {});
     return {dx, dgate, up ? dup : none, ddown.t(), none, none};
   }
 };

@@ -38,7 +38,7 @@ TEST(NeuronPopularity, TheMostPopularFirstAndNoInfiniteRowAmongTheHot) {
   SlowRuntime runtime;
   runtime.done = true;
   runtime.hot = [](const FfnShape& shape, std::int64_t, const std::vector<double>&) {
-    return HotNeurons{shape.hidden, 0.5};
+    return HotChoice{shape.hidden, 0.5};
   };
   NeuronPopularity popularity(kShape, runtime);
   at::Tensor down = finite_down();
@@ -122,7 +122,7 @@ TEST(NeuronPopularity, AsksOnceForEachPowerOfTwo) {
   SlowRuntime runtime;
   runtime.done = true;
   runtime.hot = [](const FfnShape&, std::int64_t rows, const std::vector<double>&) {
-    return HotNeurons{rows >= 64 ? 2 : 0, 1.0};
+    return HotChoice{rows >= 64 ? 2 : 0, 1.0};
   };
   NeuronPopularity popularity(kShape, runtime);
   popularity.saw(at::ones({kShape.hidden}, at::kLong), kTokens, finite_down());

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "choice/calibration.h"
 #include "decoder/feed_forward.h"
 #include "tests/decoder/exact_layer.h"
 #include "twell/device.h"

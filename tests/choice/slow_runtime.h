@@ -42,8 +42,8 @@ class SlowRuntime final : public lm::DeviceRuntime {
   CostModel estimated_cost(const FfnShape&) const override {
     return {{}, true, {1, 2}, {0.0, 1.0}, {1.0, 1.0}, {{1e-9, 4.0}, {1e-9, 4.0}}};
   }
-  lm::HotNeurons choose_hot(const FfnShape& shape, std::int64_t rows,
-                            const std::vector<double>& rates) const override {
+  lm::HotChoice choose_hot(const FfnShape& shape, std::int64_t rows,
+                           const std::vector<double>& rates) const override {
     if (!hot) return {};
     asked.push_back({rows, rates});
     return hot(shape, rows, rates);
@@ -65,7 +65,7 @@ class SlowRuntime final : public lm::DeviceRuntime {
   int waits = 0;
   std::vector<double> screens;  // what candidates_limit() answers, from one row on; 0 beyond
   // What choose_hot() answers; none: no hot neurons. And what it was asked.
-  std::function<lm::HotNeurons(const FfnShape&, std::int64_t, const std::vector<double>&)> hot;
+  std::function<lm::HotChoice(const FfnShape&, std::int64_t, const std::vector<double>&)> hot;
   std::function<lm::TrainingForm(const FfnShape&, std::int64_t, const std::vector<double>&)>
       training;
   struct Question {

@@ -151,7 +151,8 @@ def test_prepare_writes_what_later_commands_go_by(twell, work, text):
     file = out / "twell_prepared.json"
     assert done.json["file"] == str(file)
     content = json.loads(file.read_text())
-    assert [layer["name"] for layer in content["layers"]] == ["model.layers.0.mlp", "model.layers.1.mlp"]
+    assert [layer["weight"] for layer in content["layers"]] == [
+        f"model.layers.{i}.mlp.gate_proj.weight" for i in (0, 1)]
     for layer, told in zip(content["layers"], done.json["layers"]):
         assert sum(layer["fired"]) == pytest.approx(told["density"] * 1024 * 512)
         assert told["density"] <= layer["candidates"] == told["candidates"] <= 1
@@ -163,7 +164,8 @@ def test_prepare_writes_what_later_commands_go_by(twell, work, text):
     assert "note" not in with_it.err
     file.write_text("{")
     without = twell(*prompt)
-    assert without.out == with_it.out and "twell prepare makes it anew" in without.err
+    assert without.out.split("\n[")[0] == with_it.out.split("\n[")[0]  # rates differ
+    assert "twell prepare makes it anew" in without.err
     few = twell("prepare", "--model", out, "--text", text, "--max-tokens", 31, ok=False)
     assert few.code != 0 and "--max-tokens" in few.error_line()
 

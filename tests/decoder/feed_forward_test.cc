@@ -197,9 +197,9 @@ TEST(FeedForward, AutomaticFollowsTheDensity) {
   EXPECT_EQ(layer_path(*ffn, half_dense), FfnPath::sparse);  // nothing fired so far
   EXPECT_EQ(layer_path(*ffn, half_dense), FfnPath::dense);   // about 50 %
   // The gate as stored beside the packed one, down transposed, and up where its rows are spread.
-  const std::int64_t matrix = 64 * 176 * 4;
   const bool spread = tuning_of(default_cpu_tier()).gather_columns > 0;
-  EXPECT_EQ(sparse_bytes, (spread ? 4 : 3) * matrix);
+  const std::int64_t matrix = 176 * 64 * 4, spread_matrix = 176 * spread_stride(64, 4) * 4;
+  EXPECT_EQ(sparse_bytes, spread ? 2 * matrix + 2 * spread_matrix : 3 * matrix);
   EXPECT_EQ(ffn->own_bytes(), sparse_bytes);  // f32 is not reordered
   int calls = 0;
   while (layer_path(*ffn, silent) == FfnPath::dense && calls < 20) ++calls;
@@ -291,7 +291,7 @@ constexpr std::int64_t kHot = 24;
 void play_gpu(SlowRuntime& runtime) {
   runtime.done = true;
   runtime.hot = [](const FfnShape&, std::int64_t rows, const std::vector<double>&) {
-    return HotNeurons{rows >= 64 ? kHot : 0, 1.0};
+    return HotChoice{rows >= 64 ? kHot : 0, 1.0};
   };
 }
 

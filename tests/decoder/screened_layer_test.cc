@@ -45,7 +45,7 @@ std::unique_ptr<FeedForward> screened_layer(const Layer& layer, SlowRuntime& run
                                             FfnPath path = FfnPath::sparse) {
   runtime.done = true;
   runtime.hot = [](const FfnShape&, std::int64_t rows, const std::vector<double>&) {
-    return HotNeurons{rows >= 64 ? kHot : 0, 1.0};
+    return HotChoice{rows >= 64 ? kHot : 0, 1.0};
   };
   runtime.screens = {0.3, 0.3, 0.3, 0.3};
   return make_sparse_feed_forward(layer.parameters, layer.activation, path, nullptr, runtime);
@@ -104,7 +104,7 @@ TEST(ScreenedLayers, NoCallHasHotNeuronsAndAScreen) {
   const Layer layer = silent_layer(true, 64, 176);
   const auto ffn = screened_layer(layer, runtime);
   runtime.hot = [](const FfnShape&, std::int64_t rows, const std::vector<double>&) {
-    return HotNeurons{rows >= 4 ? kHot : 0, 1.0};
+    return HotChoice{rows >= 4 ? kHot : 0, 1.0};
   };
   const FfnCalls calls;
   run_prompt(*ffn);

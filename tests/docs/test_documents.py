@@ -200,6 +200,38 @@ def test_a_stale_name_is_found():
     assert missing == ["src/ops/none.cc", "none.h"]
 
 
+def named_in_sources():
+    """What code says, in one text: names that documents use have to stand in it."""
+    suffixes = (".cc", ".h", ".cu", ".cuh", ".py", ".sh", ".txt", ".cmake")
+    texts = []
+    for path in TRACKED:
+        if path.endswith(suffixes) or path.startswith("scripts/"):
+            texts.append((ROOT / path).read_text("utf-8", "replace"))
+    return "\n".join(texts)
+
+
+SOURCES = named_in_sources()
+
+
+def options_and_members(text):
+    """Options of ours, and names with a scope (FfnPlan::hot_share), in backticks outside blocks."""
+    for words in re.findall(r"`([^`]+)`", BLOCK.sub("", text)):
+        yield from re.findall(r"^--[a-z][a-z-]+", words)
+        yield from (name.split("::")[-1] for name in re.findall(r"[\w]+(?:::\w+)+", words))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_options_and_members_that_are_named_exist(document):
+    found = options_and_members(document.read_text())
+    missing = [word for word in found if not re.search(rf"{re.escape(word)}\b", SOURCES)]
+    assert not missing, f"{document.name} names what no source has: {missing}"
+
+
+def test_the_map_stays_a_map():
+    """What needs more words than this is a decision, and has its entry in decisions.md."""
+    assert len((ROOT / "docs/architecture.md").read_text().split()) <= 1500
+
+
 def version():
     source = (ROOT / "python/twell/__init__.py").read_text()
     return re.search(r'^__version__ = "(.*)"', source, re.MULTILINE)[1]

@@ -88,8 +88,8 @@ TEST_F(PreparedModel, ADamagedFileIsToldAndIgnored) {
     return text;
   };
   const std::pair<std::string, const char*> damaged[] = {
-      {"", "syntax"},
-      {good.substr(0, good.size() / 2), "syntax"},
+      {"", "not valid JSON"},
+      {good.substr(0, good.size() / 2), "not valid JSON"},
       {"[]", "expected an object"},
       {with("\"twell_prepared\": 1", "\"twell_prepared\": 2"), "version 2"},
       {with("\"inputs\": 200", "\"inputs\": 1"), "fired: expected numbers from 0 to 1"},
@@ -104,6 +104,20 @@ TEST_F(PreparedModel, ADamagedFileIsToldAndIgnored) {
     ASSERT_EQ(notes_.size(), 1U) << why;
     EXPECT_THAT(notes_.front(), testing::AllOf(HasSubstr(why), HasSubstr("ignored")));
   }
+}
+
+// The same bytes have the same digest in tests/python/test_prepared.py.
+TEST(Digest, IsThatOfThePythonSide) {
+  const ScratchDirectory directory;
+  std::vector<std::uint16_t> small(6), large(40 * 30);
+  for (std::size_t i = 0; i < small.size(); ++i) small[i] = static_cast<std::uint16_t>(i);
+  for (std::size_t i = 0; i < large.size(); ++i) large[i] = static_cast<std::uint16_t>(i * 7 % 251);
+  io::save_checkpoint(directory.path(), std::vector<io::TensorData>{
+                                            {"a", io::SafeDType::BF16, {2, 3}, small.data()},
+                                            {"b", io::SafeDType::BF16, {40, 30}, large.data()}});
+  const io::Checkpoint checkpoint(directory.path());
+  const std::string names[] = {"b", "a"};
+  EXPECT_EQ(digest_of(checkpoint, names), "e6b8ef2d73282fe8");
 }
 
 TEST_F(PreparedModel, FewTokensAreAnError) {

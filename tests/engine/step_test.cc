@@ -16,7 +16,7 @@
 #include "tests/choice/slow_runtime.h"
 #include "tests/decoder/operator_calls.h"
 #include "tests/decoder/tiny_model.h"
-#include "twell/cost.h"
+#include "twell/packed.h"
 #include "twell/status.h"
 
 namespace twell::lm {
@@ -143,11 +143,14 @@ TORCH_LIBRARY_IMPL(aten, Meta, m) {
 
 // Shapes of torch.ops.twell, which C++ has kernels for where there is data.
 at::Tensor pack_weight(const at::Tensor& w) {
-  return at::empty({(w.size(0) + 15) / 16, (w.size(1) + 31) / 32 * 16, 16, 2}, w.options());
+  const std::int64_t n = packed_extent(WeightType::bf16, w.size(0), w.size(1));
+  return at::empty({w.size(0), n, 1}, w.options());
 }
 at::Tensor ffn(const at::Tensor& x, const at::Tensor&, const std::optional<at::Tensor>&,
                const at::Tensor&, const std::optional<at::Tensor>&, c10::string_view, double,
-               std::int64_t) {
+               std::int64_t, c10::string_view, const std::optional<at::Tensor>&,
+               const std::optional<at::Tensor>&, const std::optional<at::Tensor>&,
+               const std::optional<at::Tensor>&, std::optional<double>) {
   return at::empty_like(x);
 }
 TORCH_LIBRARY_IMPL(twell, Meta, m) {
@@ -163,8 +166,9 @@ void expect_nothing_read_back(at::ScalarType dtype, std::optional<FfnPath> path)
   const auto model = make_model(tiny_config(), dtype, 1, at::kMeta);
   const c10::InferenceMode inference;
   for (std::int64_t layer = 0; path && layer < model->layers(); ++layer) {
-    model->set_feed_forward(layer, make_sparse_feed_forward(model->ffn_parameters(layer),
-                                                            model->activation(), *path, runtime));
+    model->set_feed_forward(
+        layer, make_sparse_feed_forward(model->ffn_parameters(layer), model->activation(), *path,
+                                        nullptr, runtime));
   }
   KvCache cache = model->make_cache(3, 20);
   EXPECT_TRUE(cache.fixed());
@@ -195,69 +199,6 @@ TEST(StepDecoder, NothingIsReadBackAndNoShapeDependsOnAValue) {
     expect_nothing_read_back(dtype, FfnPath::sparse);
     expect_nothing_read_back(dtype, FfnPath::automatic);
   }
-}
-
-TEST(PathChooser, CountsAreReadWhenTheyHaveArrivedAndNeverWaitedFor) {
-  SlowRuntime runtime;
-  PathChooser chooser(runtime.estimated_cost({}), {1, 100}, runtime);
-  const auto saw = [&](std::int64_t nnz, std::int64_t rows) {
-    chooser.saw(at::scalar_tensor(nnz, at::kLong), rows);
-  };
-  EXPECT_FALSE(chooser.dense(1)) << "nothing is known";
-  saw(30 * 64, 64);
-  EXPECT_FALSE(chooser.dense(1));
-  EXPECT_EQ(chooser.density(), std::nullopt) << "not there yet";
-  saw(80 * 64, 64);  // passed over: one is on its way
-  runtime.done = true;
-  runtime.recording = true;
-  EXPECT_FALSE(chooser.dense(1)) << "events are not asked while recording";
-  runtime.recording = false;
-  EXPECT_TRUE(chooser.dense(1));
-  EXPECT_EQ(chooser.density(), 0.3);
-  runtime.recording = true;
-  saw(90 * 64, 64);
-  runtime.recording = false;
-  EXPECT_TRUE(chooser.dense(1));
-  EXPECT_EQ(chooser.density(), 0.3) << "nothing is counted while recording";
-  EXPECT_EQ(runtime.waits, 0);
-}
-
-TEST(PathChooser, DensityIsAMovingAverage) {
-  SlowRuntime runtime;
-  runtime.done = true;
-  PathChooser chooser(runtime.estimated_cost({}), {1, 100}, runtime);
-  const auto saw = [&](std::int64_t nnz, std::int64_t rows) {
-    chooser.saw(at::scalar_tensor(nnz, at::kLong), rows);
-    return chooser.dense(1);
-  };
-  EXPECT_FALSE(saw(10, 1));  // the first one counts in full
-  EXPECT_EQ(chooser.density(), 0.1);
-  EXPECT_FALSE(saw(74, 1));  // one token of 64
-  EXPECT_DOUBLE_EQ(*chooser.density(), 0.1 + 0.64 / 64);
-  EXPECT_TRUE(saw(23 * 64, 64));
-  EXPECT_EQ(chooser.density(), 0.23) << "64 tokens or more count in full; from 1 / 4.4 on dense";
-  EXPECT_FALSE(saw(22 * 200, 200));
-}
-
-TEST(PathChooser, HotNeuronsShortenTheSparsePath) {
-  SlowRuntime runtime;
-  runtime.done = true;
-  PathChooser chooser(runtime.estimated_cost({}), {1, 100}, runtime);
-  chooser.saw(at::scalar_tensor(30 * 64, at::kLong), 64);
-  EXPECT_TRUE(chooser.dense(1)) << "1.2 times the dense one";
-  EXPECT_FALSE(chooser.dense(1, 0.75)) << "0.9 times, and the margin";
-  EXPECT_TRUE(chooser.dense(1, 0.76));
-}
-
-TEST(PathChooser, SamplesSomeCallsAndTheFirstAfterARecording) {
-  SlowRuntime runtime;
-  PathChooser chooser(runtime.estimated_cost({}), {1, 100}, runtime);
-  std::vector<int> sampled;
-  for (int call = 0; call < 40; ++call) {
-    runtime.recording = call == 20;
-    if (chooser.samples()) sampled.push_back(call);
-  }
-  EXPECT_EQ(sampled, (std::vector<int>{0, 1, 16, 21, 33}));
 }
 
 // Compared with the clock around it alone, so that it holds however slow the machine is.
@@ -321,7 +262,7 @@ TEST(MeasuredCost, TimesWhatTheDeviceWouldDo) {
   static SlowRuntime runtime;
   runtime.hot = [](const FfnShape& shape, std::int64_t, const std::vector<double>& rates) {
     EXPECT_EQ(rates, std::vector<double>(48, rates.front()));
-    return HotNeurons{rates.front() >= 0.1 ? shape.hidden : 0, 1.0};
+    return HotChoice{rates.front() >= 0.1 ? shape.hidden : 0, 1.0};
   };
   std::map<std::int64_t, int> calls;
   const TimedLayer layer{at::randn({48, 16}), [](const at::Tensor&) {},
@@ -374,7 +315,7 @@ TEST(SparseFeedForward, GateAndUpOfADeviceLieInOneMatrix) {
         EXPECT_EQ(up.stride(0), width);
       }
       // No more than the three matrices, padded.
-      const std::int64_t padded = (neurons + 15) / 16 * 16 * ((width + 31) / 32 * 32);
+      const std::int64_t padded = neurons * packed_extent(WeightType::bf16, neurons, width);
       EXPECT_EQ(layer->own_bytes(), 2 * (padded + 2 * neurons * width));
     }
   }
@@ -386,7 +327,7 @@ TEST(SparseFeedForward, IsTheSameLayerOnADevice) {
   const c10::InferenceMode inference;
   const FfnParameters parameters = model->ffn_parameters(0);
   const auto on_device =
-      make_sparse_feed_forward(parameters, model->activation(), FfnPath::sparse, device);
+      make_sparse_feed_forward(parameters, model->activation(), FfnPath::sparse, nullptr, device);
   const auto on_cpu = make_sparse_feed_forward(parameters, model->activation());
   const at::Tensor x = at::randn({5, 64}).to(at::kBFloat16);  // too few for a screen
   for (int call = 0; call < 3; ++call) {
@@ -394,7 +335,7 @@ TEST(SparseFeedForward, IsTheSameLayerOnADevice) {
   }
   EXPECT_THROW(
       make_sparse_feed_forward({at::rand({8, 8}), at::rand({8, 8}), at::rand({8, 8}), {}, {}, {}},
-                               model->activation(), FfnPath::sparse, device),
+                               model->activation(), FfnPath::sparse, nullptr, device),
       Error);
 }
 

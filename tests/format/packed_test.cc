@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <optional>
+#include <set>
 
 #include "tests/support/matrix.h"
 #include "twell/format.h"
@@ -18,7 +19,7 @@ using Types = testing::Types<bf16, float>;
 TYPED_TEST_SUITE(PackedTest, Types);
 
 TYPED_TEST(PackedTest, RoundTripsAtTailSizesAndPadsWithZeros) {
-  constexpr DType kDType = dtype_of<TypeParam>::value;
+  constexpr WeightType kType = weight_type(dtype_of<TypeParam>::value);
   for (std::int64_t rows : {1, 15, 16, 17, 33}) {
     for (std::int64_t cols : {1, 2, 31, 32, 33, 65, 259}) {
       const auto w = test::random_matrix<TypeParam>(rows, cols, 1, 1.0F, 3);
@@ -34,7 +35,7 @@ TYPED_TEST(PackedTest, RoundTripsAtTailSizesAndPadsWithZeros) {
         }
       }
       // Whatever is not a weight is zero.
-      const auto size = packed_bytes(kDType, rows, cols) / sizeof(TypeParam);
+      const auto size = packed_bytes(kType, rows, cols) / sizeof(TypeParam);
       const auto* values = static_cast<const TypeParam*>(packed.data());
       for (std::size_t i = 0; i < size; ++i) sum -= std::abs(static_cast<float>(values[i]));
       EXPECT_NEAR(sum, 0.0, 1e-9 * static_cast<double>(size));
@@ -53,30 +54,76 @@ TEST(PackedWeight, CopiesShareAndOutliveTheOriginal) {
   EXPECT_EQ(back.value(19, 6), w.value(19, 6));
 }
 
+TEST(WeightView, IsAMatrixOrItsPanels) {
+  auto w = test::random_matrix<bf16>(20, 7, 1, 1.0F, 3);
+  const WeightView rows = w.view();
+  EXPECT_EQ(rows.type, WeightType::bf16);
+  EXPECT_EQ(rows.layout, WeightLayout::rows);
+  EXPECT_EQ(rows.row_bytes(19), reinterpret_cast<const std::byte*>(&w.at(19, 0)));
+  const WeightView piece = rows.columns(2, 3);
+  EXPECT_EQ(piece.cols, 3);
+  EXPECT_EQ(piece.row<bf16>(4), &w.at(4, 2));
+  const PackedWeight packed(w.view());
+  EXPECT_EQ(packed.view().type, WeightType::bf16);
+  EXPECT_EQ(packed.view().layout, WeightLayout::panels);
+  EXPECT_EQ(packed.view().rows * 100 + packed.view().cols, 2007);
+  EXPECT_THROW(PackedWeight{packed.view()}, Error);
+  EXPECT_THROW(PackedWeight::borrow(rows), Error);
+}
+
+// n of a tensor [rows, n, 1] has room for the padding, at most 32 numbers a row beside, and tells
+// every number of columns from all others.
+TEST(PackedExtent, SaysTheColumns) {
+  for (const WeightType type : {WeightType::bf16, WeightType::f16, WeightType::f32}) {
+    for (std::int64_t rows : {0, 1, 2, 7, 15, 16, 17, 31, 32, 100, 5632, 50257}) {
+      std::set<std::int64_t> used;
+      for (std::int64_t cols = 0; cols < 200; ++cols) {
+        const std::int64_t n = packed_extent(type, rows, cols);
+        EXPECT_TRUE(used.insert(n).second) << rows << "x" << cols;
+        EXPECT_EQ(packed_cols(type, rows, n), cols) << rows << "x" << cols;
+        const bool padded = rows % kPanel != 0 || packed_depth(type, cols) != cols;
+        EXPECT_TRUE(padded || rows == 0 || n == cols) << rows << "x" << cols;
+        const std::int64_t beside =
+            rows * n - packed_panels(rows) * kPanel * packed_depth(type, cols);
+        EXPECT_TRUE(beside >= 0 && beside <= 32 * rows) << rows << "x" << cols << ": " << beside;
+      }
+      // No other size stands for a weight.
+      for (std::int64_t n = 0; n < 200; ++n) {
+        const std::int64_t cols = packed_cols(type, rows, n);
+        EXPECT_TRUE(cols == -1 || packed_extent(type, rows, cols) == n) << rows << ", " << n;
+        EXPECT_TRUE(cols != -1 || used.count(n) == 0) << rows << ", " << n;
+      }
+    }
+  }
+}
+
 TEST(PackedErrors, NamesTheArgument) {
   test::TestMatrix<float> w(2, 2);
   w.fill([](std::int64_t, std::int64_t) { return 1.0F; });
   EXPECT_THROW(PackedWeight(w.view()).unpack(test::TestMatrix<float>(2, 3).view()), Error);
-  EXPECT_THROW(PackedWeight({w.view().data, DType::f16, 2, 2}), Error);
-  EXPECT_THROW(PackedWeight({nullptr, DType::f32, -1, 2}), Error);
+  EXPECT_THROW(PackedWeight(MatrixView(w.view().data, DType::f16, 2, 2)), Error);
+  EXPECT_THROW(PackedWeight(MatrixView(nullptr, DType::f32, -1, 2)), Error);
   EXPECT_THROW(pack_weight(w.view(), nullptr), Error);
 }
 
 // At an element's address, which need not begin a cache line.
 TEST(PackedErrors, MemoryHasToBeAligned) {
   const auto w = test::random_matrix<float>(16, 4, 1);
-  std::vector<std::byte> memory(packed_bytes(DType::f32, 16, 4) + 128);
+  std::vector<std::byte> memory(packed_bytes(WeightType::f32, 16, 4) + 128);
   auto* aligned = memory.data();
   while (reinterpret_cast<std::uintptr_t>(aligned) % 64 != 0) ++aligned;
   pack_weight(w.view(), aligned);
-  EXPECT_EQ(PackedWeight::borrow(aligned, DType::f32, 16, 4).data(), aligned);
+  const auto borrow = [](const void* data) {
+    return PackedWeight::borrow(WeightView::panels(data, WeightType::f32, 16, 4));
+  };
+  EXPECT_EQ(borrow(aligned).data(), aligned);
   try {
     pack_weight(w.view(), aligned + 18);
     FAIL();
   } catch (const Error& error) {
     EXPECT_STREQ(error.what(), "twell::pack_weight: memory: is not aligned to 4 bytes");
   }
-  EXPECT_THROW(PackedWeight::borrow(aligned + 2, DType::f32, 16, 4), Error);
+  EXPECT_THROW(borrow(aligned + 2), Error);
 }
 
 TEST(PackedErrors, RefusesF16) {
@@ -93,8 +140,8 @@ TEST(PackedErrors, RefusesF16) {
   const std::string why = "expected bf16 or f32, got f16";
   expect_refused([&] { pack_weight(w, bits); }, "twell::pack_weight: w: " + why);
   expect_refused([&] { PackedWeight{w}; }, "twell::PackedWeight: w: " + why);
-  expect_refused([&] { PackedWeight::borrow(bits, DType::f16, 2, 3); },
-                 "twell::PackedWeight: dtype: " + why);
+  expect_refused([&] { PackedWeight::borrow(WeightView::panels(bits, WeightType::f16, 2, 3)); },
+                 "twell::PackedWeight: type: " + why);
   expect_refused([&] { make_screen(w, nullptr, bits); }, "twell::make_screen: w: " + why);
   expect_refused([&] { pack(w, {2, 3, 16, 1, DType::f16}); }, "twell::TwellMatrix: dtype: " + why);
 }

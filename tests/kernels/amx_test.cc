@@ -20,7 +20,7 @@ void check(std::int64_t tokens, std::int64_t depth, std::int64_t hidden, std::in
   std::vector<std::byte> prepared(input.prepared_bytes());
   if (!input.in_place()) input.prepare(0, tokens, prepared.data());
   GemmArgs args = input.args(prepared.data(), begin, tokens);
-  args.weight = PackedView(weight);
+  args.weight = weight.view();
   std::vector<float> c(static_cast<std::size_t>(gemm_accumulators(args.rows)));
   args.c = c.data();
   for (std::int64_t first = 0; first < hidden; first += kColumnBlock) {
@@ -79,7 +79,7 @@ TEST(Amx, AccumulatesLikeThePortableKernel) {
     args.x = x.data;
     args.x_stride = x.row_stride;
     args.rows = rows;
-    args.weight = PackedView(weight);
+    args.weight = weight.view();
     args.panel_begin = 1;
     args.panels = 6;
     args.c = got.data();
@@ -88,7 +88,7 @@ TEST(Amx, AccumulatesLikeThePortableKernel) {
     args.x = wide.data();
     args.x_stride = 288;
     args.c = expected.data();
-    portable::kernels_bf16.gemm(args);
+    portable::kernels.bf16_bf16.gemm(args);
     for (std::int64_t r = 0; r < rows; ++r) {
       for (std::int64_t c = 0; c < 84; ++c) {
         const auto at = static_cast<std::size_t>(r * kSumStride + c);
@@ -111,7 +111,7 @@ void check_screen(std::int64_t tokens, std::int64_t depth, std::int64_t hidden,
   std::vector<float> axis(static_cast<std::size_t>(depth), 1.0F);
   const Screen screen(layer.gate.view(), axis.data());
   const ScreenView view(screen);
-  const Kernels& vectors = avx512::kernels_bf16;
+  const Kernels& vectors = avx512::kernels.bf16;
   const auto rows = static_cast<std::size_t>(tokens);
   const auto c_of = [&](std::int64_t x_block, auto* gemm) {
     const std::int64_t bytes =

@@ -96,8 +96,8 @@ TYPED_TEST(LayerTest, IsFfnWhereverWeightsLie) {
           EXPECT_FALSE(layer.reads_gate());
           const bool in_place = major && !spread;
           EXPECT_EQ(layer.down().data == stored.neuron_major.view().data, in_place);
-          const auto packed =
-              static_cast<std::int64_t>(packed_bytes(layer.shape().dtype, kNeurons, kWidth));
+          const auto packed = static_cast<std::int64_t>(
+              packed_bytes(weight_type(layer.shape().dtype), kNeurons, kWidth));
           const std::int64_t stride = spread ? spread_stride(kWidth, sizeof(TypeParam)) : kWidth;
           const std::int64_t copies = (in_place ? 0 : 1) + (gated && spread ? 1 : 0);
           EXPECT_EQ(layer.own_bytes(),

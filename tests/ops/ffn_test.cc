@@ -310,10 +310,13 @@ TEST(FfnErrors, NameOperationAndArgument) {
   weights.up->rows = 63;
   EXPECT_EQ(run(x, weights, y.view()), "twell::ffn: up: expected bf16 [64, 32], got bf16 [63, 32]");
   weights = layer.weights();
-  weights.down.dtype = DType::f32;
+  weights.down.type = WeightType::f32;
   EXPECT_NE(run(x, weights, y.view()).find("twell::ffn: down"), std::string::npos);
-  FfnShape half = layer.weights().shape();
-  half.dtype = DType::f16;
+  weights = layer.weights();
+  weights.up->layout = WeightLayout::panels;
+  EXPECT_EQ(run(x, weights, y.view()),
+            "twell::ffn: up: expected a weight as stored, got a packed one");
+  const FfnShape half = layer.weights().shape(DType::f16);
   EXPECT_EQ(message_of([&] { plan_ffn(context, 4, half, GateForm::packed); }),
             "twell::plan_ffn: shape: expected bf16 or f32, got f16");
   MatrixView short_y = y.view();

@@ -32,7 +32,7 @@ void expect_rows(const GemmInput& input, std::int64_t stride, bool in_place) {
   const GemmArgs args = input.args(prepared.data(), 1, kRows);
   EXPECT_EQ(args.rows, kRows - 1);
   EXPECT_EQ(args.x_stride, stride);
-  const std::int64_t depth = packed_depth(input.x.dtype, input.x.cols);
+  const std::int64_t depth = packed_depth(weight_type(input.x.dtype), input.x.cols);
   for (std::int64_t r = 1; r < kRows; ++r) {
     const T* row = static_cast<const T*>(args.x) + (r - 1) * stride;
     for (std::int64_t k = 0; k < depth; ++k) {
@@ -79,7 +79,7 @@ TEST(GemmInput, TilesHoldSixteenRows) {
       EXPECT_EQ(args.x, prepared.data() + begin * 256);
     }
     for (std::int64_t r = 0; r < kMany; ++r) {
-      for (std::int64_t k = 0; k < packed_depth(DType::bf16, depth); ++k) {
+      for (std::int64_t k = 0; k < packed_depth(WeightType::bf16, depth); ++k) {
         const std::int64_t at = k / 256 * (48 * 256) + r / 16 * (16 * 256) +
                                 k % 256 / 32 * (16 * 32) + r % 16 * 32 + k % 32;
         const float expected = k < depth ? value(r % 5, k) : 0.0F;

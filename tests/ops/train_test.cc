@@ -58,7 +58,7 @@ void check_training(Context& context, const Layer<T>& layer, float l1 = 0.0F) {
   // that few rows are not split among threads.
   const bool same_sums =
       c.activation.kind != Activation::relu_squared &&
-      plan_ffn(context, c.tokens, weights.shape(), weights.form()).row_parts == 1;
+      plan_ffn(context, c.tokens, weights.shape(dtype_of<T>::value), weights.form()).row_parts == 1;
   TestMatrix<T> y(c.tokens, c.depth);
   FfnCounts counts;
   ffn(context, layer.x.view(), weights, c.activation, y.view(), &counts);

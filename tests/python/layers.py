@@ -8,10 +8,14 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from twell._frozen import Findings
 
 # Unit roundoff, 2^-p with p bits of precision.
 UNIT = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8}
@@ -83,6 +87,12 @@ def reference(
     down: Tensor,
     activation: str = "relu",
     threshold: float = 0.0,
+    up_activation: str = "identity",
+    gate_bias: Tensor | None = None,
+    up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+    norm_weight: Tensor | None = None,
+    norm_epsilon: float | None = None,
 ) -> Reference:
     """Float64 result and an elementwise bound: for any summation order, float32 accumulation
     (roundoff e), the activation and h (where many rows fire its neuron) rounded once to the dtype
@@ -91,7 +101,9 @@ def reference(
     A sum of n products has an error of at most 1.01·(n + 2)·e·Σ|a·b|, the 2 for instructions that
     round a pair of products once more. The relu's error is at most its argument's, squared relu's
     (2v + δv)·δv, and fat relu's jumps by the threshold where the argument is within its error of
-    it. Non-gated: u = 1 without error.
+    it. Non-gated: u = 1 without error. A bias is one more term of its sum. A norm's factor lies
+    between those of the ends of Σ h²; h times its weight is rounded once more, and so is y times
+    the factor.
     """
     e, r = UNIT[torch.float32], UNIT[x.dtype]
     tiny = 2.0**-120  # float32 results below the normal range
@@ -101,8 +113,13 @@ def reference(
     def sum_error(n: int, magnitude: Tensor) -> Tensor:
         return 1.01 * (n + 2) * e * magnitude + tiny
 
-    v = x @ gate.t()
-    dv = sum_error(width, x.abs() @ gate.abs().t())
+    def linear(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        product, magnitude = x @ weight.t(), x.abs() @ weight.abs().t()
+        if bias is None:
+            return product, sum_error(width, magnitude)
+        return product + bias.double(), sum_error(width + 1, magnitude + bias.double().abs())
+
+    v, dv = linear(gate, gate_bias)
     g = activate(v, activation, threshold)
     if activation == "relu_squared":
         dg = (2 * v.clamp(min=0) + dv) * dv + 2 * e * (g + tiny)
@@ -115,13 +132,33 @@ def reference(
     if up is None:
         u, du = torch.ones_like(v), torch.zeros_like(v)
     else:
-        u = x @ up.double().t()
-        du = sum_error(width, x.abs() @ up.double().abs().t())
+        u, du = linear(up.double(), up_bias)
+        if up_activation == "relu_squared":
+            du = (2 * u.clamp(min=0) + du) * du + 2 * e * (u * u + tiny)
+        if up_activation != "identity":
+            u = activate(u, up_activation, 0.0)
     h = g * u
     dh = g.abs() * du + u.abs() * dg + dg * du
     dh = dh + (e if up is None else r) * (h.abs() + dh)
+    s, ds = torch.ones(1), torch.zeros(1)
+    if norm_epsilon is not None:
+        squares, dsquares = h.square().mean(-1, keepdim=True), (2 * h.abs() + dh) * dh
+        off = dsquares.mean(-1, keepdim=True) + (neurons + 2) * 2.0**-53 * squares
+        s, low, high = (
+            (squares + d + norm_epsilon).rsqrt() for d in (0, off, -torch.minimum(off, squares))
+        )
+        ds = torch.maximum(s - low, high - s) + 4 * e * high
+        if norm_weight is not None:
+            w = norm_weight.double()
+            h, dh = w * h, w.abs() * dh
+            dh = dh + r * (h.abs() + dh)
     y = h @ down
     dy = dh @ down.abs() + sum_error(neurons, (h.abs() + dh) @ down.abs())
+    if norm_epsilon is not None:
+        y, dy = s * y, s * dy + ds * (y.abs() + dy) + 2 * e * s * (y.abs() + dy)
+    if down_bias is not None:
+        y = y + down_bias.double()
+        dy = dy + e * (y.abs() + dy)
     return Reference(y, dy + r * (y.abs() + dy))
 
 
@@ -181,4 +218,19 @@ def python(code: str, *arguments: str, **environment: str) -> subprocess.Complet
         capture_output=True,
         text=True,
         timeout=300,
+    )
+
+
+def screening(x: Tensor, neurons: int) -> Findings:
+    """Findings by which a layer of so many neurons has a screen, along the mean of x. Skips the test
+    where the processor's tier has none."""
+    # Not above: conftest.py is read before pytest's handler of signals is there, which would take the
+    # place of that by which tests have AMX.
+    import twell
+    from twell._frozen import Findings
+
+    if twell.ops.screen_limit() == 0.0:
+        pytest.skip(f"{twell.ops.cpu_tier()} screens no gate")
+    return Findings(
+        len(x), x.float().mean(0), torch.zeros(neurons, dtype=torch.int64), 0.0
     )

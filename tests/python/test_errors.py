@@ -24,7 +24,7 @@ ERRORS: dict[str, tuple[dict[str, Any], str]] = {
     "x is half": ({"x": X.half()}, "x: expected dtype"),
     "x is narrower": (
         {"x": X[:, :23]},
-        r"gate: expected shape \[3, 23, 16\], as pack_weight makes of \[40, 23\]",
+        r"x: expected f32 \[5, 24\], got f32 \[5, 23\]",
     ),
     "up is bf16": (
         {"up": LAYER.up.bfloat16()},
@@ -33,25 +33,29 @@ ERRORS: dict[str, tuple[dict[str, Any], str]] = {
     "up is a vector": ({"up": LAYER.up[0]}, "up: expected a matrix"),
     "down has a neuron less": (
         {"down": LAYER.down[1:]},
-        r"up: expected f32 \[39, 24\], got f32 \[40, 24\]",
+        r"down: expected f32 \[40, 24\], got f32 \[39, 24\]",
     ),
     "down is not neuron-major": (
         {"down": LAYER.down.t().contiguous()},
-        r"gate: expected shape \[2, 24, 16\], as pack_weight makes of \[24, 24\]",
+        r"down: expected f32 \[40, 40\], got f32 \[24, 40\]",
     ),
     "gate is not packed": (
         {"gate": LAYER.gate},
-        r"gate: expected shape \[3, 24, 16\], as pack_weight makes",
+        r"gate: expected what pack_weight makes, got shape \[40, 24\]",
     ),
     "gate is bf16": (
         {"gate": twell.ops.pack_weight(LAYER.gate.bfloat16())},
-        "gate: expected f32, as the other arguments are, got bf16",
+        r"x: expected bf16 \[5, 24\], got f32 \[5, 24\]",
     ),
     "gate of fewer neurons": (
         {"gate": twell.ops.pack_weight(LAYER.gate[:30])},
-        "gate: expected shape",
+        r"up: expected f32 \[30, 24\], got f32 \[40, 24\]",
     ),
-    "screen of a packed gate": ({"screen": SCREEN}, "gate: expected a matrix"),
+    "screen of a packed gate": (
+        {"screen": SCREEN},
+        "gate: expected a weight as stored, got a packed one",
+    ),
+    "up is packed": ({"up": PACKED}, "up: expected a weight as stored, got a packed one"),
     "screen is none": (
         {"gate": LAYER.gate, "screen": X},
         "screen: expected uint8",
@@ -133,18 +137,15 @@ def test_a_mistake_in_a_traced_call_is_named_when_it_runs() -> None:
         (lambda: twell.ops.pack_weight(LAYER.gate[0]), "pack_weight: weight: expected a matrix"),
         (lambda: twell.ops.pack_weight(LAYER.gate.t()), "pack_weight: weight: expected rows of"),
         (lambda: twell.ops.pack_weight(LAYER.gate.int()), "pack_weight: weight: expected dtype"),
-        (lambda: twell.ops.unpack_weight(PACKED, 40, 25), "unpack_weight: packed: expected shape"),
-        (
-            lambda: twell.ops.unpack_weight(PACKED, -1, 24),
-            "unpack_weight: rows: expected 0 or more",
-        ),
+        (lambda: twell.ops.unpack_weight(LAYER.gate), "unpack_weight: packed: expected what"),
+        (lambda: twell.ops.unpack_weight(PACKED[:, :, [0, 0]]), "packed: expected a matrix or what"),
         (lambda: twell.ops.screen_weight(LAYER.gate[:0]), "make_screen: w: expected at least"),
         (lambda: twell.ops.screen_weight(LAYER.gate, X[0, :3]), "screen_weight: axis: expected f32"),
-        (lambda: twell.ops.gemm_relu_twell(X, PACKED, 0), "gemm_relu_twell: rows: expected 1"),
-        (lambda: twell.ops.gemm_relu_twell(X, PACKED, 40, tile=0), "tile: expected 1 to 65536"),
-        (lambda: twell.ops.gemm_relu_twell(X, PACKED, 40, tile=17), "tile"),
-        (lambda: twell.ops.gemm_relu_twell(X, PACKED, 40, capacity=300), "capacity"),
-        (lambda: twell.ops.gemm_relu_twell(X[0], PACKED, 40), "x: expected a matrix"),
+        (lambda: twell.ops.gemm_relu_twell(X, X), "gemm_relu_twell: weight_packed: expected what"),
+        (lambda: twell.ops.gemm_relu_twell(X, PACKED, tile=0), "tile: expected 1 to 65536"),
+        (lambda: twell.ops.gemm_relu_twell(X, PACKED, tile=17), "tile"),
+        (lambda: twell.ops.gemm_relu_twell(X, PACKED, capacity=300), "capacity"),
+        (lambda: twell.ops.gemm_relu_twell(X[0], PACKED), "x: expected a matrix"),
         (lambda: twell.ops.dense_to_twell(LAYER.up, tile=1 << 40), "tile: expected 1 to 65536"),
         (
             lambda: twell.ops.twell_to_dense(*twell.ops.dense_to_twell(LAYER.up), 24, torch.half),

@@ -33,8 +33,8 @@ def test_shows_versions_tiers_and_a_passed_check(tmp_path: Path) -> None:
 def test_a_wrong_result_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     right = twell.ops.ffn
 
-    def wrong(*arguments: object) -> torch.Tensor:
-        y = right(*arguments)
+    def wrong(*arguments: object, **form: object) -> torch.Tensor:
+        y = right(*arguments, **form)
         y[0, 0] += 1
         return y
 
@@ -42,7 +42,7 @@ def test_a_wrong_result_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(info.ops, "ffn", wrong)
     found = info.self_check()
     tiers = sum(twell.ops.cpu_tier_available(tier) for tier in info.TIERS)
-    assert len(found) == tiers * 2 * 2 * 2 * 2  # dtypes, gates, activations, forms of the gate
+    assert len(found) == tiers * 2 * 2 * 3 * 2  # dtypes, gates, forms, forms of the gate
     assert found[0] == "portable, torch.float32, relu, with a gate, packed"
 
 

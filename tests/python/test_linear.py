@@ -18,7 +18,7 @@ def test_against_float64(dtype: torch.dtype, rows: tuple[int, ...], with_bias: b
     if bias is not None:
         exact, magnitude = exact + bias.double(), magnitude + bias.double().abs()
     # Sums of 71 terms in float32, one rounding to the dtype.
-    found = [twell.ops.linear(x, packed, 90, bias)]
+    found = [twell.ops.linear(x, packed, bias)]
     if bias is None:
         found.append(twell.ops.linear_as_stored(x, layer.gate))
     bound = 73 * 2.0**-24 * magnitude + UNIT[dtype] * exact.abs()
@@ -30,11 +30,13 @@ def test_against_float64(dtype: torch.dtype, rows: tuple[int, ...], with_bias: b
 def test_mistakes_name_the_argument() -> None:
     layer = make_layer(32, 48)
     packed, x = twell.ops.pack_weight(layer.gate), layer.inputs(4)
-    with pytest.raises(RuntimeError, match=r"linear.*weight_packed: expected shape"):
-        twell.ops.linear(x, packed, 49)
+    with pytest.raises(RuntimeError, match=r"linear: weight_packed: expected what pack_weight makes"):
+        twell.ops.linear(x, layer.gate)
+    with pytest.raises(RuntimeError, match=r"linear: x: expected f32 \[4, 32\], got f32 \[4, 31\]"):
+        twell.ops.linear(x[:, 1:], packed)
     with pytest.raises(RuntimeError, match=r"linear.*bias: expected .*\[48\]"):
-        twell.ops.linear(x, packed, 48, torch.zeros(47))
+        twell.ops.linear(x, packed, torch.zeros(47))
     with pytest.raises(RuntimeError, match=r"linear.*bias"):
-        twell.ops.linear(x, packed, 48, torch.zeros(48, dtype=torch.bfloat16))
+        twell.ops.linear(x, packed, torch.zeros(48, dtype=torch.bfloat16))
     with pytest.raises(RuntimeError, match=r"linear_as_stored.*weight: expected"):
         twell.ops.linear_as_stored(x, layer.gate[:, :31])

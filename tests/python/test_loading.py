@@ -70,7 +70,7 @@ def test_of_another_dtype(assign: bool, dtype: torch.dtype) -> None:
         each.load_state_dict(given, assign=assign)
     twin = plain.freeze(inputs(plain.gate_proj.weight.dtype))
     if module.screened:  # its screen is in the direction of its own sample
-        twin = unfrozen(twin.state_dict())._freeze(module._choice)
+        twin = unfrozen(twin.state_dict()).freeze(findings=module._findings)
     assert_same(module, twin)
     assert module.down.dtype == (OTHER[dtype] if assign else dtype)
     # A recorded graph reads the same memory; assign= brings its own, as to nn.Linear.
@@ -84,7 +84,7 @@ def test_in_part(names: list[str], assign: bool, dtype: torch.dtype) -> None:
     module, plain = frozen(weights(dtype)), unfrozen(weights(dtype))
     missing = [each.load_state_dict(given, strict=False, assign=assign) for each in (module, plain)]
     assert missing[0] == missing[1] and len(missing[0].missing_keys) == 3 - len(names)
-    assert_same(module, plain._freeze(module._choice))
+    assert_same(module, plain.freeze(findings=module._findings))
 
 
 @pytest.mark.parametrize("assign", [False, True])
@@ -97,7 +97,7 @@ def test_of_a_wrong_shape(assign: bool, dtype: torch.dtype) -> None:
             each.load_state_dict(given, assign=assign)
         said.append(str(error.value))
     assert said[0] == said[1] and said[0].count("size mismatch") == 1
-    assert_same(module, plain._freeze(module._choice))
+    assert_same(module, plain.freeze(findings=module._findings))
 
 
 MIXED = {
@@ -197,7 +197,7 @@ def test_a_freeze_that_fails_changes_nothing(monkeypatch: pytest.MonkeyPatch) ->
         module = make(weights(torch.float32))
         before = [*module.buffers(), *module.parameters()]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(_frozen, "operands_of", stop)
+            patch.setattr(_frozen, "_as_they_lie", stop)
             with pytest.raises(Stop):
                 module.freeze(inputs(torch.float32))
         assert all(a is b for a, b in zip([*module.buffers(), *module.parameters()], before))
@@ -261,7 +261,7 @@ def test_copies(make: Callable[[nn.Module], nn.Module], dtype: torch.dtype) -> N
     assert_same(twin, module)
     assert twin.own.tolist() == [1, 1, 1]
     twin.load_state_dict({**weights(dtype, seed=1), "own": torch.zeros(3)})
-    assert_same(twin, unfrozen(weights(dtype, seed=1))._freeze(module._choice))
+    assert_same(twin, unfrozen(weights(dtype, seed=1)).freeze(findings=module._findings))
     assert_same(make(unfrozen(weights(dtype))).freeze(inputs(dtype)), frozen(weights(dtype)))
 
 

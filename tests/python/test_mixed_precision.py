@@ -69,7 +69,7 @@ def test_operators(screen: bool) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         y = twell.ops.ffn(x.bfloat16(), *operands)
         stats, row_nnz, *_ = twell.ops.ffn_stats(x, *operands)
-        z = twell.ops.linear(x.bfloat16(), packed, 100)
+        z = twell.ops.linear(x.bfloat16(), packed)
         trained, l1, *_ = twell.ops.ffn_train(x, layer.gate, layer.up, layer.down)
     assert y.dtype == stats.dtype == z.dtype == trained.dtype == torch.bfloat16
     assert l1.dtype == torch.float32 and row_nnz.dtype == torch.int32

@@ -107,7 +107,7 @@ def test_a_layer_is_told_and_follows_its_weights() -> None:
 
 def test_a_warning_names_the_line_that_froze() -> None:
     _, _, (_, _, bad), _ = cases(True, math.inf)
-    with pytest.warns(UserWarning, match="up or down has NaN or infinities") as said:
+    with pytest.warns(UserWarning, match="up, down or what lies between has NaN or infinities") as said:
         layer_of(bad, "relu").freeze()
     assert said[0].filename == __file__
 

@@ -34,25 +34,33 @@ def samples(name: str, dtype: torch.dtype, gradients: bool) -> list[tuple[Any, .
         layer = make_layer(width, neurons, dtype, density=0.5)
         x, packed = layer.inputs(rows), twell.ops.pack_weight(layer.gate)
         screen = twell.ops.screen_weight(layer.gate)
-        triple = twell.ops.gemm_relu_twell(x, packed, neurons, tile=16, capacity=4)
+        triple = twell.ops.gemm_relu_twell(x, packed, tile=16, capacity=4)
         gate, up, down = layer.gate, layer.up, layer.down
+        vectors = [layer.gate[:, 0].clone(), layer.up[:, 0].clone(), layer.down[0].clone()]
+        vectors.append(1 + layer.gate[:, 1])
         if gradients:
-            x, packed, gate, up, down = (t.requires_grad_() for t in (x, packed, gate, up, down))
+            for leaf in (x, packed, gate, up, down, *vectors):
+                leaf.requires_grad_()
+        form = ("fat_relu", 0.1, 0, "relu", *vectors, 0.1)
+        of_one = ("relu", 0.0, 0, "identity", vectors[0], None, None, None, None)
         found += {
             "pack_weight": [(gate,)],
-            "unpack_weight": [(packed, neurons, width)],
-            "linear": [(x, packed, neurons), (x[None], packed, neurons, gate[:, 0].contiguous())],
+            "unpack_weight": [(packed,)],
+            "linear": [(x, packed), (x[None], packed, gate[:, 0].contiguous())],
             "linear_as_stored": [(x, gate), (x[None], gate)],
             "ffn": [
                 (x, packed, up, down),
                 (x[None], packed, None, down, None, "relu_squared"),
                 (x[None], gate, up, down, screen),
+                (x, packed, up, down, None, *form),
+                (x, packed, None, down, None, *of_one),
             ],
             "ffn_stats": [
                 (x, packed, up, down, None, "fat_relu", 0.1),
                 (x, gate, None, down, screen, "fat_relu", 0.1),
+                (x, gate, up, down, screen, *form),
             ],
-            "gemm_relu_twell": [(x, packed, neurons), (x, packed, neurons, "relu", 0.0, 16, 2)],
+            "gemm_relu_twell": [(x, packed), (x, packed, "relu", 0.0, 16, 2)],
             "twell_gated_ffn": [(x, *triple, up, down)],
             "twell_spmm": [(*triple, down)],
             "dense_to_twell": [(gate,), (gate, 16, 3)],

@@ -99,7 +99,7 @@ def test_is_the_same_layer(gpu: Gpu, limit: float, dtype: torch.dtype, gated: bo
     assert (module.order.diff()[ties] > 0).all()
     rates = gpu.asked[-1]["rates"]
     assert rates.dtype == torch.float64 and torch.equal(rates, counts.double() / 400)
-    gate = module.gate if module.screened else twell.ops.unpack_weight(module.gate, 608, 300)
+    gate = module.gate if module.screened else twell.ops.unpack_weight(module.gate)
     got = (module.down, module.up, gate)
     for stored, have in zip((layer.down, layer.up if gated else None, layer.gate), got):
         assert stored is None or torch.equal(have, stored[module.order])
@@ -207,19 +207,24 @@ def test_pickled(gpu: Gpu) -> None:
             assert_within(twin(x), reference(x, layer.gate, layer.up, layer.down))
 
 
-def test_a_choice_is_for_its_type_of_device(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_device_decides_by_what_was_found(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu.limit = 0.5
     layer = layer_of()
-    choice = module_of(layer).freeze(layer.inputs(64))._choice
-    elsewhere = module_of(layer)._freeze(choice._replace(device="cuda"))
-    assert elsewhere.frozen and not elsewhere.ordered and not elsewhere.screened
-    packed = module_of(layer).freeze()
+    module = module_of(layer).freeze(layer.inputs(64))
+    assert module.ordered and module.screened
+    found = module._findings
+    # A CPU does not order, and has its own limit of candidates.
+    monkeypatch.undo()
+    elsewhere = module_of(layer).freeze(findings=found)
+    assert not elsewhere.ordered
+    assert elsewhere.screened == (found.candidates <= twell.ops.screen_limit())
     x = layer.inputs(30)
     with torch.no_grad():
-        assert torch.equal(elsewhere(x), packed(x))
-    # A CPU does not order.
-    monkeypatch.undo()
-    assert not module_of(layer).freeze(layer.inputs(64)).ordered
+        assert_within(elsewhere(x), reference(x, layer.gate, layer.up, layer.down))
+    # Where no screen was tried, there is none.
+    assert not module_of(layer).freeze(findings=found._replace(candidates=None)).screened
+    with pytest.raises(ValueError, match=r"findings: expected those of \[H, D\]"):
+        module_of(layer).freeze(findings=found._replace(fired=found.fired[1:]))
 
 
 def test_freezes_anew(gpu: Gpu) -> None:

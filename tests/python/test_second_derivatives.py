@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
 from torch.utils.checkpoint import checkpoint
+from twell.form import Form
 
 ACTIVATIONS = [("relu", 0.0), ("relu_squared", 0.0), ("fat_relu", 0.2)]
 FLOATS = [torch.float32, torch.bfloat16, torch.float64]
@@ -49,12 +50,12 @@ def test_penalty_on_gradients(
 ) -> None:
     def sparse(x: Tensor, gate: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
         up = rest[0] if gated else None
-        out = twell.autograd.trained_ffn(x, gate, up, rest[-1], activation, threshold)
+        out = twell.autograd.trained_ffn(x, gate, up, rest[-1], Form(activation, threshold))
         return out.y, out.l1
 
     def dense(x: Tensor, gate: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
         up = rest[0] if gated else None
-        y, h, _ = twell.dense.ffn(x, gate, up, rest[-1], activation, threshold)
+        y, h, _ = twell.dense.ffn(x, gate, up, rest[-1], Form(activation, threshold))
         return y, twell.dense.l1(h)
 
     tensors = away_from_kinks(threshold)
@@ -252,11 +253,11 @@ OPS = torch.ops.twell
 def calls() -> dict[str, Callable[[Tensor], Tensor]]:
     layer = make_layer(9, 20, density=0.4)
     packed = OPS.pack_weight(layer.gate)
-    triple = OPS.gemm_relu_twell(layer.inputs(6), packed, 20)
+    triple = OPS.gemm_relu_twell(layer.inputs(6), packed)
     lists = OPS.ffn_train(layer.inputs(6), layer.gate, layer.up, layer.down)[4:]
     sums = [torch.zeros(20, 9) for _ in range(3)]
     return {
-        "linear": lambda x: OPS.linear(x, packed, 20),
+        "linear": lambda x: OPS.linear(x, packed),
         "linear_as_stored": lambda x: OPS.linear_as_stored(x, layer.gate),
         "twell_gated_ffn": lambda x: OPS.twell_gated_ffn(x, *triple, layer.up, layer.down),
         "twell_spmm": lambda x: OPS.twell_spmm(*triple, x.sum() + layer.down),

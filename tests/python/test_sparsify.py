@@ -54,9 +54,37 @@ class Pair(transformers.models.llama.modeling_llama.LlamaMLP):
         return super().forward(x) * scale
 
 
+class Normed(transformers.models.llama.modeling_llama.LlamaMLP):
+    """As BitNet's: the norm becomes a child as the class is taken."""
+
+    NORM: Callable[..., nn.Module] = nn.RMSNorm
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(self.inner(self.act_fn(self.gate_proj(x)) * self.up_proj(x)))
+
+
+class LayerNormed(Normed):
+    NORM = nn.LayerNorm
+
+
+class NormedBefore(Normed):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(self.inner(self.act_fn(self.gate_proj(x))) * self.up_proj(x))
+
+
+class Doubly(transformers.models.llama.modeling_llama.LlamaMLP):
+    """As TurboSparse's, dReLU."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.act_fn(self.up_proj(x)))
+
+
 def another_class(kind: type[nn.Module]) -> Callable[[nn.Module], None]:
     def change(model: nn.Module) -> None:
         second(model).__class__ = kind
+        if issubclass(kind, Normed):
+            second(model).inner = kind.NORM(130, eps=1e-4)
+            nn.init.normal_(second(model).inner.weight)
 
     return change
 
@@ -185,8 +213,27 @@ CHANGES: dict[str, tuple[Callable[[nn.Module], object], str, tuple[bool, ...]]] 
         LINEAR + "gate_proj: expected a linear layer, got Sequential",
         NEVER,
     ),
-    "bias": (
-        put("up_proj", lambda m: nn.Linear(48, 130)), LINEAR + "up_proj: expected no bias", NEVER
+    "bias": (put("up_proj", lambda m: nn.Linear(48, 130)), "", ()),
+    "biases": (
+        lambda m: [
+            put(name, lambda old: nn.Linear(old.in_features, old.out_features))(m)
+            for name in twell.GatedFfn.NAMES
+        ],
+        "",
+        (),
+    ),
+    "norm before down": (another_class(Normed), "", ()),
+    "norm of another kind": (
+        another_class(LayerNormed), MLP + ": expected gate_proj.*got inner too", NEVER
+    ),
+    "norm in another place": (
+        another_class(NormedBefore), MLP + r": NormedBefore computes something else than .*inner\(", NEVER
+    ),
+    "activation on up": (another_class(Doubly), "", ()),
+    "activation on up that up may not have": (
+        lambda m: put("act_fn", lambda _: twell.FatRelu(0.1))(m) or another_class(Doubly)(m),
+        MLP + ": applies fat_relu to up as well, which may have identity, relu, relu_squared",
+        NEVER,
     ),
     "other sizes": (
         put("up_proj", lambda m: nn.Linear(48, 131, bias=False)),
@@ -433,7 +480,7 @@ def test_freezing_that_fails_half_way(
     want = logits(model)
     kinds = [(name, type(module)) for name, module in model.named_modules()]
     wanted = {name: p.requires_grad for name, p in model.named_parameters()}
-    made = _frozen.operands_of
+    made = _frozen._as_they_lie
     calls = []
 
     def twice(*arguments: Any) -> Any:
@@ -443,7 +490,7 @@ def test_freezing_that_fails_half_way(
         return made(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_frozen, "operands_of", twice)
+        patch.setattr(_frozen, "_as_they_lie", twice)
         with pytest.raises(MemoryError):
             twell.sparsify(model, sample=sample)
     assert [(name, type(module)) for name, module in model.named_modules()] == kinds

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import twell
-from layers import make_layer
+from layers import make_layer, screening
 from torch import Tensor, nn
 from twell import _frozen
 
@@ -29,10 +29,13 @@ def layer_of(kind: type[nn.Module], form: str) -> nn.Module:
     weights = [layer.gate, layer.up, layer.down.t().contiguous()]
     module = kind.from_dense(*weights[3 - len(kind.NAMES) :]).requires_grad_()
     if form == "screened":
-        module._freeze(_frozen.Choice("cpu", inputs(64).mean(0)))
+        module.freeze(findings=screening(inputs(64), 100))
         assert module.screened
     if form == "ordered":  # as on a GPU
-        module._freeze(_frozen.Choice("cpu", inputs(64).mean(0), torch.arange(100) % 7, 64))
+        findings = _frozen.Findings(64, inputs(64).mean(0), torch.arange(100) % 7, None)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(_frozen, "on_gpu", lambda _: True)
+            module.freeze(findings=findings)
         assert module.ordered and module._hot_in(inputs(1)) == 16
     return module.freeze() if form == "frozen" else module
 

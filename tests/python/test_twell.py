@@ -84,7 +84,7 @@ def test_gate_around_the_capacity(per_tile: int, dtype: torch.dtype) -> None:
             x[row, chosen] = torch.rand(per_tile, generator=generator) + 0.5
     x = x.to(dtype)
     packed = ops.pack_weight(torch.eye(cols, dtype=dtype))
-    counts, slots, overflow = ops.gemm_relu_twell(x, packed, cols, tile=16, capacity=5)
+    counts, slots, overflow = ops.gemm_relu_twell(x, packed, tile=16, capacity=5)
     assert torch.equal(counts, torch.full((11, 3), per_tile, dtype=torch.int32))
     assert overflow.shape[0] == (33 if per_tile > 5 else 0)
     assert torch.equal(ops.twell_to_dense(counts, slots, overflow, cols, dtype), x)
@@ -98,7 +98,7 @@ def test_steps_give_the_layer(rows: int, layout: tuple[int, int], dtype: torch.d
     layer = make_layer(50, 300, dtype, density=0.2)
     x = layer.inputs(rows)
     packed = ops.pack_weight(layer.gate)
-    triple = ops.gemm_relu_twell(x, packed, 300, "relu", 0.0, *layout)
+    triple = ops.gemm_relu_twell(x, packed, "relu", 0.0, *layout)
     gated = ops.twell_gated_ffn(x, *triple, layer.up, layer.down)
     assert_within(gated, reference(x, layer.gate, layer.up, layer.down))
     plain = ops.twell_spmm(*triple, layer.down)

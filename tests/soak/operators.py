@@ -61,7 +61,7 @@ def one(rng):
             raise AssertionError(f"{name}: {why}")
 
     if what == "linear":
-        y = twell.ops.linear(strided(x), twell.ops.pack_weight(strided(layer.gate)), neurons)
+        y = twell.ops.linear(strided(x), twell.ops.pack_weight(strided(layer.gate)))
         wide = x.double() @ layer.gate.double().t()
         bound = 1.01 * (width + 2) * 2**-24 * (x.double().abs() @ layer.gate.double().abs().t())
         bound = bound + UNIT[dtype] * (wide.abs() + bound) + 2.0**-120

@@ -1,4 +1,4 @@
-"""SparsityCallback: L1, live metrics and re-initialisation in transformers' Trainer."""
+"""SparsityCallback: the L1 term, live metrics and new weights for dead neurons, in the Trainer."""
 
 from __future__ import annotations
 
@@ -23,29 +23,37 @@ from transformers.trainer_callback import ExportableState  # noqa: E402
 
 
 class SparsityCallback(TrainerCallback, ExportableState):
-    """Trains a model to fire less, inside ``transformers.Trainer``, and reports how it does.
+    """Trains a model to fire less, inside ``transformers.Trainer``, and reports how much it fires.
 
-    ``l1`` is the coefficient of the L1 term (:func:`twell.set_l1`), which enters backward by itself:
-    the Trainer's loss stays the cross entropy. The term is the mean over the layers, over the passes
-    of an optimizer step, as many as it has, and over processes; of a pass it is the mean over all
-    tokens that the layers see, padding and those whose label is ignored among them. It grows from 0
-    over the first ``warmup`` optimizer steps. Every ``reinit_every`` steps (0: never) neurons that no
+    ``l1`` is the coefficient of the L1 term (:func:`twell.set_l1`). The term enters in backward, so
+    the Trainer's loss stays the cross entropy. The term is a mean over the layers, over the passes
+    of an optimizer step, and over processes. For one pass it is the mean over all tokens that the
+    layers see, also padding and tokens whose label is ignored. The coefficient grows from 0 over
+    the first ``warmup`` optimizer steps.
+
+    Every ``reinit_every`` steps (0: never) neurons that no
     token fired for ``dead_window`` steps or more get fresh rows of the gate (of up, where there is no
-    gate), drawn from N(0, ``reinit_std``²), and zero moments there: a neuron that never fires has no
-    gradient and would stay dead (paper, section 4).
+    gate), drawn from N(0, ``reinit_std``²), a bias of 0 and zero moments there: a neuron that never
+    fires has no gradient and would stay dead (paper, section 4).
 
-    Every log of the Trainer has these, over the layers and the tokens since the log before:
-    ``sparsity/nnz`` (neurons that fire, per token), ``sparsity/nnz_max`` (of one token),
-    ``sparsity/share`` (nnz by neurons), ``sparsity/dead`` (the share that did not fire for
-    ``dead_window`` steps), ``sparsity/l1`` (the term), ``sparsity/l1_coefficient``,
-    ``sparsity/revived``, and ``sparsity/nnz/LAYER`` of each. Whatever ``report_to`` names shows
-    them. Counts are summed over processes. The Trainer's state holds what the callback knows of
-    neurons, so that a resumed run goes on as if it had not stopped; every other training begins anew.
-    A training that an error ended leaves the term in the model: ``twell.set_l1(model, 0)`` takes it
-    out.
+    A neuron that never fires has no gradient and would stay dead (paper, section 4). So every
+    ``reinit_every`` steps (0: never), neurons that no token fired for ``dead_window`` steps or more
+    get fresh rows of the gate (of up, where there is no gate). These are drawn from
+    N(0, ``reinit_std``²), and the optimizer's moments of these rows become zero.
 
-    Raises ValueError for numbers out of range, for a model whose layers are all dense or frozen when
-    training begins, under fp16 (a gradient scaler would not scale the term), and for
+    Every log of the Trainer has these values, over the layers and over the tokens since the last
+    log: ``sparsity/nnz`` (neurons that a token fires, on average), ``sparsity/nnz_max`` (at most),
+    ``sparsity/share`` (nnz as a share of the neurons), ``sparsity/dead`` (the share that did not
+    fire for ``dead_window`` steps), ``sparsity/l1`` (the term), ``sparsity/l1_coefficient``,
+    ``sparsity/revived``, and ``sparsity/nnz/LAYER`` for each layer. Everything that ``report_to``
+    names shows them. Counts are summed over processes.
+
+    The Trainer's state holds what the callback knows of neurons, so a resumed run goes on as if it
+    had not stopped. Every other training begins anew. If an error ends a training, the term stays
+    in the model: ``twell.set_l1(model, 0)`` removes it.
+
+    Raises ValueError for numbers out of range, for a model whose layers are all dense or frozen
+    when training begins, under fp16 (a gradient scaler would not scale the term), and for
     ``reinit_every`` if weights are in shards.
     """
 
@@ -170,15 +178,19 @@ class SparsityCallback(TrainerCallback, ExportableState):
             dead = torch.nonzero(self._idle[name] >= self.dead_window).flatten()
             if dead.numel() == 0:
                 continue
-            weight = getattr(layer, layer.names[0]).weight
+            first = getattr(layer, layer.names[0])
+            weight = first.weight
             shape = (dead.numel(), layer.width)
             fresh = self.reinit_std * torch.randn(
                 shape, generator=generator, dtype=torch.float32, device="cpu"
             )
             rows = dead.to(weight.device)
             weight[rows] = fresh.to(weight)
-            for moment in _moments(optimizer, weight):
-                moment[rows] = 0
+            if first.bias is not None:
+                first.bias[rows] = 0
+            for parameter in first.parameters():
+                for moment in _moments(optimizer, parameter):
+                    moment[rows] = 0
             self._idle[name][dead] = 0
             self._revived += dead.numel()
 
@@ -191,7 +203,7 @@ class SparsityCallback(TrainerCallback, ExportableState):
 
     @property
     def idle_text(self) -> dict[str, str]:
-        """Steps since each neuron fired last, as the Trainer's state has them."""
+        """Steps since each neuron last fired, as the Trainer's state holds them."""
         return {name: _to_text(steps) for name, steps in self._idle.items()}
 
     @idle_text.setter
@@ -200,9 +212,9 @@ class SparsityCallback(TrainerCallback, ExportableState):
 
 
 def _before_reporters(callback: SparsityCallback) -> None:
-    """Moves it to the front of the Trainer's callbacks. Those of report_to stand before what the user
-    adds, and would see a log before this one has written into it; nothing but the caller knows the
-    list."""
+    """Moves the callback to the front of the Trainer's callbacks. Those of report_to stand before
+    what the user adds, and would see a log before this one has written into it. Only the caller
+    knows the list."""
     handler = sys._getframe(2).f_locals.get("self")
     callbacks = getattr(handler, "callbacks", None)
     if isinstance(callbacks, list) and callback in callbacks:
@@ -211,9 +223,9 @@ def _before_reporters(callback: SparsityCallback) -> None:
 
 
 def _passes_of_step(args: Any) -> int:
-    """Backward passes that the coming optimizer step adds up. The last step of an epoch may have fewer
-    than the arguments say; nothing but the Trainer, which is among the callers, knows. Where it
-    computes on several GPUs in one process, a pass is one on each."""
+    """How many backward passes the coming optimizer step adds up. The last step of an epoch may
+    have fewer than the arguments say. Only the Trainer, which is among the callers, knows. If it
+    computes on several GPUs in one process, each GPU counts as a pass."""
     frame: FrameType | None = sys._getframe(1)
     passes: int | None = None
     while frame is not None and passes is None:
@@ -228,8 +240,8 @@ def _in_shards(layer: SparseFfn) -> bool:
 
 
 def _over_processes(layer: SparseFfn) -> Activity | None:
-    """What the layer counted in all processes, also in those where it was not called; none where it
-    was in none."""
+    """What the layer counted in all processes, also in those where it was not called. None if no
+    process called it."""
     activity = layer.activity
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return activity
@@ -248,7 +260,7 @@ def _over_processes(layer: SparseFfn) -> Activity | None:
 
 
 def _moments(optimizer: Any, weight: Tensor) -> list[Tensor]:
-    """What an optimizer keeps for each element of the weight."""
+    """The tensors that an optimizer keeps with a value for each element of the weight."""
     kept = {} if optimizer is None else optimizer.state.get(weight, {})
     return [v for v in kept.values() if isinstance(v, Tensor) and v.shape == weight.shape]
 

@@ -1,4 +1,4 @@
-"""Puts GatedFfn and Ffn in place of the MLPs of Hugging Face models."""
+"""Replaces the MLPs of Hugging Face models by GatedFfn and Ffn."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from twell import _attached, _frozen, dense
+from twell import _attached, _frozen, _norm, dense
+from twell._children import linear_of
 from twell._frozen import FEWEST_INPUTS
-from twell.modules import Ffn, GatedFfn, SparseFfn, linear_of
+from twell.form import Form
+from twell.modules import Ffn, GatedFfn, SparseFfn
 
-# Children of an MLP: of Llama, Qwen2 and many others; and of Arcee and Nemotron, without a gate.
+# The children of an MLP of Llama, Qwen2 and many others, and of one without a gate (Arcee,
+# Nemotron).
 _GATED = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj", "act": "act_fn"}
 _PLAIN = {"up": "up_proj", "down": "down_proj", "act": "act_fn"}
 
@@ -35,6 +38,12 @@ class _Kind:
             )
         return _Kind(tuple(names[k] for k in _GATED if k in names and k != "act"), names["act"])
 
+    def norm(self, module: nn.Module) -> str | None:
+        """The child that is an RMSNorm, if there is one; whatever it is called."""
+        names = {*self.linears, self.act}
+        found = (n for n, m in module.named_children() if n not in names and _norm.is_rms_norm(m))
+        return next(found, None)
+
     @property
     def gated(self) -> bool:
         return len(self.linears) == 3
@@ -43,8 +52,8 @@ class _Kind:
         return f"{', '.join(self.linears)} and {self.act}"
 
     def fits(self, module: nn.Module) -> bool:
-        """Whether the module has these children, whatever became of them. One without a gate must have
-        no other layer: that would be a gate by another name."""
+        """Whether the module has these children, of whatever class. A module without a gate must
+        have no other layer: that would be a gate by another name."""
         if not hasattr(module, self.act):
             return False
         if not all(isinstance(getattr(module, name, None), nn.Module) for name in self.linears):
@@ -52,8 +61,8 @@ class _Kind:
         return self.gated or not self.others(module)
 
     def others(self, module: nn.Module) -> list[str]:
-        """Children that the layer would not have."""
-        names = {*self.linears, self.act}
+        """The children that the layer would lose."""
+        names = {*self.linears, self.act, self.norm(module)}
         return [n for n, m in module.named_children() if n not in names and not _does_nothing(m)]
 
 
@@ -89,15 +98,17 @@ def from_mlp(
     name: str = "mlp",
     names: Mapping[str, str] | None = None,
 ) -> SparseFfn:
-    """A layer that has a module's linear layers, without bias, as its children: a GatedFfn of one with
-    gate_proj, up_proj and down_proj (Llama, Qwen2), an Ffn of one without gate_proj (Arcee), beside
-    act_fn. ``names`` says what they are called elsewhere, under the keys gate, up, down and act.
+    """Makes a layer whose children are a module's linear layers. A module with gate_proj, up_proj,
+    down_proj and act_fn (Llama, Qwen2) becomes a GatedFfn; one without gate_proj (Arcee) becomes an
+    Ffn. ``names`` gives other names, under the keys gate, up, down and act. The layer also takes an
+    RMSNorm before down (BitNet), and applies act_fn to up if the module does.
 
-    ``activation`` overrides what act_fn says. Hooks of forward and backward on the module are the
-    layer's too; what hangs on its linear layers stays there. Raises ValueError for an activation that
-    yields no zeros, for biases, for further layers in the module, for a module of another kind or
-    that computes something else, and for what else hangs on it or on act_fn and would be lost;
-    ``name`` is how the message calls it.
+    ``activation`` overrides what act_fn says. The layer takes over the module's hooks of forward
+    and backward. What is attached to the linear layers stays there.
+
+    Raises ValueError for an activation that yields no zeros, for further layers in the module, for a
+    module of another kind or one that computes something else, and if anything else is attached to
+    the module or to act_fn and would be lost. The message calls the module ``name``.
     """
     kinds = _kinds(names)
     kind = next((k for k in kinds if k.fits(mlp)), None)
@@ -114,16 +125,33 @@ def from_mlp(
     linears = [_child_of(f"{name}.{child}", getattr(mlp, child)) for child in kind.linears]
     if activation is None:
         activation, threshold = _activation_of(name, getattr(mlp, kind.act))
-    lost = {f"{name}.{c}": m for c, m in mlp.named_children() if c not in kind.linears}
+    norm = kind.norm(mlp)
+    kept = {*kind.linears, norm}
+    lost = {f"{name}.{c}": m for c, m in mlp.named_children() if c not in kept}
     for where, module in {name: mlp, **lost}.items():
         if hangs := _attached.what(module, hooks=module is not mlp):
             raise ValueError(
                 f"{where} has {hangs}, which the layer would lose; remove that first"
             )
-    _try_forward(name, mlp, kind)
+    up_activation = "identity"
+    if _try_forward(name, mlp, kind):
+        up_activation = activation
+        if activation not in dense.UP_ACTIVATIONS:
+            raise ValueError(
+                f"{name}: applies {activation} to up as well, which may have "
+                f"{', '.join(dense.UP_ACTIVATIONS)}"
+            )
+    options: dict[str, Any] = {}
+    if norm is not None:
+        options = {"norm": _norm_of(getattr(mlp, norm)), "norm_name": norm}
     try:
         layer = (GatedFfn if kind.gated else Ffn)._of_linears(
-            linears, activation=activation, threshold=threshold, names=kind.linears
+            linears,
+            activation=activation,
+            threshold=threshold,
+            up_activation=up_activation,
+            names=kind.linears,
+            **options,
         )
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
@@ -133,21 +161,34 @@ def from_mlp(
 
 
 def _child_of(name: str, module: nn.Module) -> nn.Module:
-    """The child that a layer has for it."""
+    """The child that the layer gets for this module."""
     if not (hasattr(module, "in_features") and hasattr(module, "out_features")):
         raise ValueError(f"{name}: expected a linear layer, got {type(module).__name__}")
-    bias = getattr(module, "bias", None)
-    if (bias() if callable(bias) else bias) is not None:  # a method, of PyTorch's quantized layers
-        raise ValueError(f"{name}: expected no bias, which the layer does not have")
     if type(module) is nn.Linear and _attached.moves_inputs_alone(module):
-        # Its layer does that, and it is sparse without the hook.
-        return linear_of(module.weight)
+        # The layer moves its inputs itself, and without the hook it is sparse.
+        return linear_of(module.weight, module.bias)
     return module
 
 
-def _try_forward(name: str, mlp: nn.Module, kind: _Kind) -> None:
-    """Raises ValueError unless the code of an MLP computes what its children say. It is tried with
-    small weights in place of its own, so that it costs nothing and no hook fires."""
+def _norm_of(module: nn.Module) -> nn.Module:
+    """The child that a layer has for an RMSNorm."""
+    if not _attached.moves_inputs_alone(module):
+        return module
+    twin = _norm.with_weight(module, module._parameters["weight"])
+    for name in ("forward", "_hf_hook", "_old_forward"):
+        twin.__dict__.pop(name, None)
+    return twin
+
+
+def _has_bias(module: nn.Module) -> bool:
+    bias = getattr(module, "bias", None)
+    return (bias() if callable(bias) else bias) is not None  # a method, of PyTorch's quantized layers
+
+
+def _try_forward(name: str, mlp: nn.Module, kind: _Kind) -> bool:
+    """Whether the module applies its activation to up as well. Raises ValueError unless the code of an
+    MLP computes what its children say. It is tried with small weights in place of its own, so that
+    it costs nothing and no hook fires."""
     width, neurons = 6, 10
     generator = torch.Generator("cpu").manual_seed(0)
 
@@ -155,15 +196,25 @@ def _try_forward(name: str, mlp: nn.Module, kind: _Kind) -> None:
         return torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
 
     *into, down = kind.linears
-    weights = {child: nn.Parameter(random(neurons, width)) for child in into}
-    weights[down] = nn.Parameter(random(width, neurons))
-    twin = _with_children(mlp, {child: linear_of(weight) for child, weight in weights.items()})
+    children: dict[str, nn.Module | None] = {}
+    for child in kind.linears:
+        weight = random(width, neurons) if child == down else random(neurons, width)
+        bias = random(weight.shape[0]) if _has_bias(getattr(mlp, child)) else None
+        children[child] = linear_of(weight, bias)
+    norm = kind.norm(mlp)
+    form = Form()
+    if norm is not None:
+        # What the module's own norm computes is known.
+        twin_norm = nn.RMSNorm(neurons, 0.1, device="cpu", dtype=torch.float64)
+        twin_norm.weight = nn.Parameter(random(neurons))
+        children[norm] = twin_norm
+        form = Form(norm_weight=twin_norm.weight, norm_epsilon=0.1)
+    twin = _with_children(mlp, children)
     x = random(1, 5, width)
     with torch.no_grad():
-        h = getattr(mlp, kind.act)(x @ weights[into[0]].t())
-        if kind.gated:
-            h = h * (x @ weights[into[1]].t())
-        want = h @ weights[down].t()
+        act = getattr(mlp, kind.act)
+        g, *u = (children[child](x) for child in into)  # type: ignore[misc]
+        wanted = [act(g) * u[0], act(g) * act(u[0])] if u else [act(g)]
         try:
             got = type(mlp).forward(twin, x)
         except Exception as error:
@@ -171,18 +222,22 @@ def _try_forward(name: str, mlp: nn.Module, kind: _Kind) -> None:
                 f"{name}: {type(mlp).__name__} takes or needs more than one tensor: "
                 f"{(str(error) or type(error).__name__).splitlines()[0]}"
             ) from error
-    # In float64, or rounded to float32 on its way.
-    same = isinstance(got, Tensor) and got.shape == x.shape
-    if not (same and torch.allclose(got.double(), want, rtol=1e-4)):
-        times_up = f" * {into[1]}(x)" if kind.gated else ""
-        raise ValueError(
-            f"{name}: {type(mlp).__name__} computes something else than "
-            f"{down}({kind.act}({into[0]}(x)){times_up})"
-        )
+        # In float64, or rounded to float32 on its way.
+        same = isinstance(got, Tensor) and got.shape == x.shape
+        for both, h in enumerate(wanted):
+            want = children[down](dense.normalise(h, form))  # type: ignore[misc]
+            if same and torch.allclose(got.double(), want, rtol=1e-4):
+                return both == 1
+    times_up = f" * {into[1]}(x)" if kind.gated else ""
+    h = f"{kind.act}({into[0]}(x)){times_up}"
+    raise ValueError(
+        f"{name}: {type(mlp).__name__} computes something else than "
+        f"{down}({h if norm is None else f'{norm}({h})'})"
+    )
 
 
 def _with_children(module: nn.Module, children: Mapping[str, nn.Module | None]) -> nn.Module:
-    """A module that differs in these children alone."""
+    """A copy of the module that differs only in these children."""
     twin = object.__new__(type(module))
     twin.__dict__.update(module.__dict__, _modules={**module._modules, **children})
     return twin
@@ -198,21 +253,22 @@ def sparsify(
     mlp: Mapping[str, str] | None = None,
 ) -> nn.Module:
     """Replaces every MLP of a model by a :class:`GatedFfn` or :class:`Ffn` (:func:`from_mlp`), in
-    place; returns the model. The result is the same up to rounding.
+    place, and returns the model. Its outputs stay the same up to rounding.
 
-    With ``freeze`` the layers keep packed weights alone (inference); without, they stay trainable.
-    ``sample`` is what the model is called with once, ids [batch, tokens] or a tokenizer's result,
-    32 tokens or more of text like that to come: it lets :meth:`GatedFfn.freeze` take the faster form
-    of each layer (on a GPU, 1,024 or more).
-    ``activation`` (relu, relu_squared, fat_relu with ``threshold``) is for models whose
-    configuration does not say what they were trained with; ``mlp`` for those that have other names,
-    as in ``{"gate": "w1", "up": "w3", "down": "w2", "act": "act_fn"}``.
+    With ``freeze`` the layers keep only packed weights (for inference). Without, they stay
+    trainable. ``sample`` is text like that to come: ids [batch, tokens] or a tokenizer's result, of
+    32 tokens or more (on a GPU, 1,024 or more). The model is called with it once, and
+    :meth:`GatedFfn.freeze` then takes the faster form of each layer. ``activation`` (relu,
+    relu_squared, fat_relu with ``threshold``) is for models whose configuration does not say what
+    they were trained with. ``mlp`` is for models with other names, such as
+    ``{"gate": "w1", "up": "w3", "down": "w2", "act": "act_fn"}``.
 
-    All MLPs or none: raises ValueError, with the model left as it was, where :func:`from_mlp` does for
-    one of them, where there is none, and where the sample is too short or comes without ``freeze``;
-    with ``freeze`` also where a linear layer has hooks, an adapter, a parametrization or another
-    module's weight, is quantized, or keeps its weight elsewhere, and for a dtype that the operators
-    lack. Without ``freeze`` such a layer computes densely, by its linear layers.
+    It replaces all MLPs or none. It raises ValueError, and leaves the model as it was, if
+    :func:`from_mlp` refuses one of the MLPs, if there is none, or if the sample is too short or
+    comes without ``freeze``. With ``freeze`` it also refuses a dtype that the operators lack, and a
+    linear layer that has hooks, an adapter, a parametrization or another module's weight, is
+    quantized, or keeps its weight elsewhere. Without ``freeze`` such a layer computes densely, by
+    its linear layers.
     """
     if sample is not None and not freeze:
         raise ValueError("sparsify: sample: chooses the form of frozen layers; expected freeze=True")
@@ -249,7 +305,7 @@ def sparsify(
         _put(model, mlps)
         raise
     # Without their linear layers, which may go.
-    shells = {m: _with_children(mlps[n], dict.fromkeys(m.names)) for m, n in first.items()}
+    shells = {m: _with_children(mlps[n], dict.fromkeys(m._child_names)) for m, n in first.items()}
     mlps.clear()
     if freeze:
         _freeze(model, layers, shells, {m: inputs.pop(n) for m, n in first.items() if n in inputs})
@@ -266,15 +322,16 @@ def _check_freezable(model: nn.Module, layers: Mapping[str, SparseFfn]) -> None:
     owners = Counter(id(w) for m in model.modules() for w in m._parameters.values())
     for name, layer in layers.items():
         layer._check_children(f"{name}.")
-        for child in layer.names:
-            linear = getattr(layer, child)
-            if linear.weight.is_meta:
-                raise ValueError(f"{name}.{child}: its weight has no data, on the meta device")
-            if parents[linear] > 1 or owners[id(linear.weight)] > 1:
-                raise ValueError(
-                    f"{name}.{child}: another module has the same weight, of which a frozen layer "
-                    "keeps a copy of its own; untie them, or use freeze=False"
-                )
+        for child in layer._child_names:
+            module = getattr(layer, child)
+            for own, tensor in module.named_parameters():
+                if tensor.is_meta:
+                    raise ValueError(f"{name}.{child}: its {own} has no data, on the meta device")
+                if parents[module] > 1 or owners[id(tensor)] > 1:
+                    raise ValueError(
+                        f"{name}.{child}: another module has the same {own}, of which a frozen layer "
+                        "keeps a copy of its own; untie them, or use freeze=False"
+                    )
         try:
             _frozen.check(layer._described())
         except ValueError as error:
@@ -287,16 +344,21 @@ def _freeze(
     shells: Mapping[SparseFfn, nn.Module],
     inputs: dict[SparseFfn, Tensor],
 ) -> None:
-    """Layer by layer, so that what one lets go is free for the next. Where one fails, as memory may
-    not suffice, the MLPs come back, with the weights that the others were frozen with."""
-    wanted = {layer: [w.requires_grad for w in layer.parameters()] for layer in shells}
+    """Freezes layer by layer, so that the memory that one gives up is free for the next. If one
+    fails, as memory may not suffice, the MLPs come back, with the weights that the layers were
+    frozen with."""
+    wanted = {
+        layer: {name: w.requires_grad for name, w in layer.named_parameters()} for layer in shells
+    }
     try:
         for layer in shells:
             layer.freeze(inputs.pop(layer, None))
     except BaseException:
         for layer, shell in shells.items():
-            for child, gradient in zip(layer.thaw().names, wanted[layer]):
-                shell._modules[child] = getattr(layer, child).requires_grad_(gradient)
+            for name, weight in layer.thaw().named_parameters():
+                weight.requires_grad_(wanted[layer][name])
+            for child in layer._child_names:
+                shell._modules[child] = getattr(layer, child)
         _put(model, {name: shells[layer] for name, layer in layers.items()})
         raise
 
@@ -304,7 +366,8 @@ def _freeze(
 def _inputs_of(
     layers: Mapping[str, SparseFfn], model: nn.Module, sample: Tensor | Mapping[str, Any]
 ) -> dict[str, Tensor]:
-    """What the layers of the model see of the sample, those that see enough to choose by."""
+    """The inputs of each layer when the model runs the sample, for layers that see enough of
+    them."""
     device = next(model.parameters()).device
     for tensor in sample.values() if isinstance(sample, Mapping) else (sample,):
         spread = hasattr(model, "hf_device_map")  # over several devices; it moves its inputs itself

@@ -1,4 +1,4 @@
-"""Loads a checkpoint of transformers, or one in the layout of the paper's SparseLM, sparsely."""
+"""Loads checkpoints of transformers, and of the paper's SparseLM, as sparse models."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from twell import _attached
 from twell.hf.mlps import sparsify
 
-# SparseLM, the code released with the paper: model_type llama_sparse_relu; its code applies ReLU
-# where the configuration still says silu; weights are called mlp.GATE, UP and DOWN, with or without
-# ".weight", as rows of neurons or of inputs.
+# SparseLM is the code released with the paper. Its model_type is llama_sparse_relu. Its code
+# applies ReLU although the configuration says silu. Weights are called mlp.GATE, UP and DOWN, with
+# or without ".weight", as rows of neurons or of inputs.
 _SUFFIX = "_sparse_relu"
 _TENSOR = re.compile(r"(.*\.mlp\.)(GATE|UP|DOWN)(\.weight)?$")
 _PLAIN = {"GATE": "gate_proj.weight", "UP": "up_proj.weight", "DOWN": "down_proj.weight"}
@@ -28,7 +28,7 @@ _CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}
 
 
 def require(module: str, what: str) -> Any:
-    """The module, or an ImportError that says what to install."""
+    """Imports a module. Raises an ImportError that says what to install."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -46,12 +46,13 @@ def from_pretrained(
     mlp: Mapping[str, str] | None = None,
     **options: Any,
 ) -> nn.Module:
-    """``transformers.AutoModelForCausalLM.from_pretrained(path, **options)``, then
+    """Calls ``transformers.AutoModelForCausalLM.from_pretrained(path, **options)``, then
     :func:`sparsify` with the other arguments.
 
-    A directory in the layout of SparseLM (``model_type`` ends in ``_sparse_relu``) is read too, and
-    the model's ``save_pretrained`` writes it so again; its activation is ReLU, whatever
-    ``hidden_act`` says. Raises what the two raise, and ImportError without transformers.
+    It also reads a directory in the layout of SparseLM (``model_type`` ends in ``_sparse_relu``).
+    The activation is then ReLU, whatever ``hidden_act`` says, and the model's ``save_pretrained``
+    writes the same layout. Raises what the two functions raise, and ImportError without
+    transformers.
     """
     transformers = require("transformers", "twell.hf.from_pretrained")
     if (config := _read_config(path)) is None:
@@ -65,8 +66,8 @@ def from_pretrained(
 
 
 def sparse_lm_config(path: str | os.PathLike[str]) -> Any:
-    """transformers' configuration of the plain model that a directory in the layout of SparseLM
-    holds; None for any other. Raises ValueError for a model that is neither Llama nor Qwen2.
+    """transformers' configuration of the plain model in a directory in the layout of SparseLM; None
+    for any other directory. Raises ValueError for a model that is neither Llama nor Qwen2.
     """
     if (config := _read_config(path)) is None:
         return None
@@ -88,7 +89,7 @@ def sparse_lm_config(path: str | os.PathLike[str]) -> Any:
 
 
 def _read_config(path: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """What config.json says, of a directory in the layout of SparseLM."""
+    """The config.json of a directory in the layout of SparseLM; None for any other."""
     file = Path(path) / "config.json"
     config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     return config if str(config.get("model_type", "")).endswith(_SUFFIX) else None
@@ -149,7 +150,7 @@ class _Ungated(nn.Module):
 
 
 def _weight_files(path: Path) -> tuple[list[Path], dict[str, Path]]:
-    """The files, and of each tensor that an index lists the one to take it from."""
+    """The files, and for each tensor that an index lists, the file to take it from."""
     single, index = path / "model.safetensors", path / "model.safetensors.index.json"
     if single.is_file():
         return [single], {}
@@ -176,7 +177,7 @@ def _is_turned(what: str, tensor: Tensor, shape: tuple[int, int]) -> bool:
 
 
 def _with_gates(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Gates of zeros, which the model is built with and then loses."""
+    """Adds gates of zeros. The model is built with them, and loses them afterwards."""
     gates = {
         name.replace("up_proj", "gate_proj"): torch.zeros_like(tensor)
         for name, tensor in state.items()
@@ -186,7 +187,7 @@ def _with_gates(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _save_as(model: Any, config: dict[str, Any], layout: dict[str, tuple[str, bool]]) -> None:
-    """Has save_pretrained write the names, layouts and configuration that were read."""
+    """Makes save_pretrained write the names, layouts and configuration that were read."""
 
     def save_pretrained(self: Any, save_directory: Any, **options: Any) -> Any:
         state = {}

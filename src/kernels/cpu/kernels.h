@@ -5,14 +5,20 @@
 
 namespace twell {
 
+// All that a tier has: of x, and of x and a weight.
+struct TierKernels {
+  Kernels bf16, f32;
+  WeightKernels bf16_bf16, f32_f32;
+};
+
 namespace portable {
-extern const Kernels kernels_bf16, kernels_f32;
+extern const TierKernels kernels;
 }
 namespace avx2 {
-extern const Kernels kernels_bf16, kernels_f32;
+extern const TierKernels kernels;
 }
 namespace avx512 {
-extern const Kernels kernels_bf16, kernels_f32;
+extern const TierKernels kernels;
 }
 namespace amx {
 // Up to here a stream through vector registers is bound by memory either way.

@@ -40,7 +40,7 @@ void step(const StepRows& x, const std::byte* panel, std::int64_t panel_stride,
 template <int RowTiles>
 void sweep(const GemmArgs& args, std::int64_t begin, std::int64_t end, std::int64_t group) {
   constexpr std::int64_t kElement = sizeof(bf16);
-  const std::int64_t depth = packed_depth(DType::bf16, args.weight.cols);
+  const std::int64_t depth = packed_depth(WeightType::bf16, args.weight.cols);
   const std::int64_t stride = depth * kPanel * kElement;
   const auto* weight = static_cast<const std::byte*>(args.weight.data) + args.panel_begin * stride;
   const std::int64_t panels_there = packed_panels(args.weight.rows) - args.panel_begin;

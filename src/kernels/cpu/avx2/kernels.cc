@@ -5,7 +5,6 @@
 
 namespace twell::avx2 {
 
-constinit const Kernels kernels_bf16 = make_kernels<Isa, bf16>();
-constinit const Kernels kernels_f32 = make_kernels<Isa, float>();
+constinit const TierKernels kernels = make_tier<Isa>();
 
 }  // namespace twell::avx2

@@ -118,7 +118,7 @@ struct RegisterGemm {
   static bool end_to_end(std::int64_t rows) { return rows < 3 * Isa::kGemmRows; }
 
   static void run(const GemmArgs& args) {
-    const std::int64_t depth = packed_depth(dtype_of<T>::value, args.weight.cols);
+    const std::int64_t depth = packed_depth(weight_type(dtype_of<T>::value), args.weight.cols);
     const std::int64_t stride = depth * kPanel;
     const T* weight = static_cast<const T*>(args.weight.data) + args.panel_begin * stride;
     const std::int64_t panels_there = packed_panels(args.weight.rows) - args.panel_begin;

@@ -1,4 +1,4 @@
-// One table from the templates of this folder.
+// The tables of a tier from the templates of this folder.
 #pragma once
 
 #include "kernels/cpu/common/attention.h"
@@ -9,30 +9,50 @@
 #include "kernels/cpu/common/sampled_dots.h"
 #include "kernels/cpu/common/screen.h"
 #include "kernels/cpu/common/weighted_rows.h"
+#include "kernels/cpu/kernels.h"
 
 namespace twell {
 namespace {
 
+// x of T.
 template <class Isa, class T>
 constexpr Kernels make_kernels() {
   using X = typename Isa::template X<T>;  // of the GEMM
   return {
       .x = {dtype_of<X>::value},
-      .gemm = RegisterGemm<Isa, T>::run,
       .pack = pack<Isa, T>,
       .screen_row = ScreenKernels<Isa, T>::screen_row,
       .screen_gemm = RegisterGemm<Isa, std::int8_t>::run_screen,
-      .screen_pack = ScreenKernels<Isa, T>::pack,
-      .sampled_dots = sampled_dots<Isa, T>,
-      .weighted_rows = weighted_rows<Isa, T>,
       .round_row = round_row<Isa, T>,
-      .pack_neurons = pack_neurons<Isa, T>,
-      .pack_inputs = pack_inputs<Isa, T>,
       .multiply_nonzeros = multiply_nonzeros<Isa, X>,
       .all_finite = all_finite<T>,
       .key_scores = key_scores<Isa, T>,
       .exponentials = exponentials<Isa>,
       .weighted_values = weighted_values<Isa, T>,
+  };
+}
+
+// x and weight of T.
+template <class Isa, class T>
+constexpr WeightKernels make_weight_kernels() {
+  return {
+      .gemm = RegisterGemm<Isa, T>::run,
+      .screen_pack = ScreenKernels<Isa, T>::pack,
+      .sampled_dots = sampled_dots<Isa, T>,
+      .weighted_rows = weighted_rows<Isa, T>,
+      .pack_neurons = pack_neurons<Isa, T>,
+      .pack_inputs = pack_inputs<Isa, T>,
+      .row_finite = row_finite<T>,
+  };
+}
+
+template <class Isa>
+constexpr TierKernels make_tier() {
+  return {
+      .bf16 = make_kernels<Isa, bf16>(),
+      .f32 = make_kernels<Isa, float>(),
+      .bf16_bf16 = make_weight_kernels<Isa, bf16>(),
+      .f32_f32 = make_weight_kernels<Isa, float>(),
   };
 }
 

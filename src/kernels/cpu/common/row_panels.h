@@ -1,4 +1,4 @@
-// Rows of a plain weight, wherever they lie, to the panels of a GEMM, and what goes with it.
+// Rows of a weight, wherever they lie, to the panels of a GEMM, and what goes with it.
 #pragma once
 
 #include <algorithm>
@@ -14,8 +14,11 @@ constexpr std::int64_t kWord = 4;  // bytes: two bf16 inputs or one f32
 
 // A panel holds 32-bit words, 16 neurons side by side: the transpose of the rows' words.
 template <class Isa, class T>
-void pack_neurons(const void* const* rows, std::int64_t cols, void* panel) {
+void pack_neurons(const WeightView& weight, const std::int32_t* neurons, void* panel) {
   constexpr auto kPerWord = static_cast<std::int64_t>(kWord / sizeof(T));
+  const std::int64_t cols = weight.cols;
+  const void* rows[kPanel];
+  for (std::int64_t n = 0; n < kPanel; ++n) rows[n] = weight.template row<T>(neurons[n]);
   auto* out = static_cast<std::uint32_t*>(panel);
   const std::int64_t words = cols / kPerWord;
   std::int64_t w = 0;
@@ -27,7 +30,7 @@ void pack_neurons(const void* const* rows, std::int64_t cols, void* panel) {
       std::memcpy(out + w * kPanel + n, static_cast<const std::byte*>(rows[n]) + w * kWord, kWord);
     }
   }
-  const std::int64_t depth = packed_depth(dtype_of<T>::value, cols);
+  const std::int64_t depth = packed_depth(weight_type(dtype_of<T>::value), cols);
   std::fill_n(out + w * kPanel, (depth / kPerWord - w) * kPanel, 0U);
   if (cols % kPerWord == 0) return;
   for (std::int64_t n = 0; n < kPanel; ++n) {  // an odd bf16 input
@@ -53,19 +56,22 @@ inline void interleave(const float* a, const float*, float* out) {
 }
 
 template <class Isa, class T>
-void pack_inputs(const void* const* rows, std::int64_t count, std::int64_t first,
-                 std::int64_t columns, void* panels) {
+void pack_inputs(const WeightView& weight, const std::int32_t* rows, std::int64_t count,
+                 std::int64_t first, std::int64_t columns, void* panels) {
   constexpr auto kPerWord = static_cast<std::int64_t>(kWord / sizeof(T));
   constexpr std::int64_t kLine = 64 / sizeof(T);
   constexpr std::int64_t kAhead = 16;  // rows
-  const std::int64_t depth = packed_depth(dtype_of<T>::value, count);
+  const std::int64_t depth = packed_depth(weight_type(dtype_of<T>::value), count);
+  // Not read again after every store.
+  const T* const from = weight.template row<T>(0) + first;
+  const std::int64_t stride = weight.row_stride;
   T* out = static_cast<T*>(panels);
   // Past the last column and past the last row: zeros.
   T edge[2][kPanel] = {};
   const std::int64_t whole = columns / kPanel;
   for (std::int64_t i = 0; i < depth; i += kPerWord) {
-    const auto input = [&](std::int64_t row) {
-      return row < count ? static_cast<const T*>(rows[row]) + first : nullptr;
+    const auto input = [=](std::int64_t n) {
+      return n < count ? from + (rows != nullptr ? rows[n] : n) * stride : nullptr;
     };
     // 512 bytes of each row, somewhere in L3: not to be waited for one by one.
     if (const T* ahead = input(i + kAhead)) {
@@ -114,6 +120,10 @@ bool all_finite(const void* row, std::int64_t cols) {
     bad |= static_cast<Bits>((w[k] & kExponent) == kExponent);
   }
   return bad == 0;
+}
+template <class T>
+bool row_finite(const WeightView& weight, std::int64_t row) {
+  return all_finite<T>(weight.template row<T>(row), weight.cols);
 }
 
 }  // namespace

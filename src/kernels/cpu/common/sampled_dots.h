@@ -60,10 +60,12 @@ template <class Isa, class T, class Ahead>
 }
 
 template <class Isa, class T>
-void sampled_dots(const void* x_row, ConstMatrixView weight, const std::int32_t* neurons,
+void sampled_dots(const void* x_row, const WeightView& weight, const std::int32_t* neurons,
                   std::int64_t count, float* dots) {
   const T* x = static_cast<const T*>(x_row);
-  const auto row = [&](std::int64_t i) { return weight.row<T>(neurons[std::min(i, count - 1)]); };
+  const auto row = [&](std::int64_t i) {
+    return weight.template row<T>(neurons[std::min(i, count - 1)]);
+  };
   with_rows_ahead<Isa>(weight.cols * static_cast<std::int64_t>(sizeof(T)), [&]<class Ahead>() {
     for (std::int64_t i = 0; i < count; i += kDotRows) {
       const T* w[kDotRows];

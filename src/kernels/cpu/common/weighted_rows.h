@@ -33,13 +33,15 @@ void add_rows(const T* const (&w)[4], const T* const (&next)[4], const float (&h
 }
 
 template <class Isa, class T>
-void weighted_rows(ConstMatrixView weight, const ActiveNeurons& active, bool add, float* y32) {
+void weighted_rows(const WeightView& weight, const ActiveNeurons& active, bool add, float* y32) {
   if (active.count == 0) {
     if (!add) std::fill_n(y32, weight.cols, 0.0F);
     return;
   }
   const std::int64_t last = active.count - 1;
-  const auto row = [&](std::int64_t i) { return weight.row<T>(active.neurons[std::min(i, last)]); };
+  const auto row = [&](std::int64_t i) {
+    return weight.template row<T>(active.neurons[std::min(i, last)]);
+  };
   with_rows_ahead<Isa>(weight.cols * static_cast<std::int64_t>(sizeof(T)), [&]<class Ahead>() {
     for (std::int64_t i = 0; i < active.count;) {
       const T* w[4];

@@ -1,23 +1,9 @@
-// Prepared weights as kernels see them: plain pointers and sizes, checked by the operations.
+// A screen as kernels see it: plain pointers and sizes, checked by the operations.
 #pragma once
 
-#include "twell/packed.h"
 #include "twell/screen.h"
 
 namespace twell {
-
-struct PackedView {
-  const void* data = nullptr;
-  DType dtype = DType::f32;
-  std::int64_t rows = 0;
-  std::int64_t cols = 0;
-
-  PackedView() = default;
-  PackedView(const void* data_, DType dtype_, std::int64_t rows_, std::int64_t cols_)
-      : data(data_), dtype(dtype_), rows(rows_), cols(cols_) {}
-  explicit PackedView(const PackedWeight& w)
-      : PackedView(w.data(), w.dtype(), w.rows(), w.cols()) {}
-};
 
 struct ScreenView {
   const void* data = nullptr;

@@ -1,0 +1,54 @@
+// A weight with the kernels of its type, which an operation looks up once a call.
+#pragma once
+
+#include <optional>
+
+#include "kernels/kernel.h"
+#include "twell/ffn.h"
+
+namespace twell {
+
+struct Weight : WeightView {
+  const WeightKernels* kernels = nullptr;
+
+  Weight() = default;
+  Weight(const WeightView& view, const WeightKernels& kernels_)
+      : WeightView(view), kernels(&kernels_) {}
+  // To multiply x of a dtype with.
+  Weight(CpuTier tier, DType x, const WeightView& view)
+      : Weight(view, weight_kernels_of(tier, x, view.type)) {}
+
+  // out[i] = dot(x, row neurons[i])
+  void dots(const void* x, const std::int32_t* neurons, std::int64_t count, float* out) const {
+    kernels->sampled_dots(x, *this, neurons, count, out);
+  }
+  // y32 (+)= Σ values · rows
+  void combine(const ActiveNeurons& active, bool add, float* y32) const {
+    kernels->weighted_rows(*this, active, add, y32);
+  }
+  bool row_finite(std::int64_t row) const { return kernels->row_finite(*this, row); }
+  Weight piece(std::int64_t column, std::int64_t count) const {
+    return {columns(column, count), *kernels};
+  }
+  // What pack_neurons and pack_inputs make of rows: panels of this type,
+  WeightType panel_type() const { return type; }
+  // which are a weight too.
+  Weight packed(const void* data_, std::int64_t rows_, std::int64_t cols_) const {
+    return {WeightView::panels(data_, panel_type(), rows_, cols_), *kernels};
+  }
+};
+
+// Up, none in a layer without a gate, and down.
+struct UpDown {
+  std::optional<Weight> up;
+  Weight down;
+
+  UpDown(CpuTier tier, DType x, const std::optional<WeightView>& up_, const WeightView& down_)
+      : down(tier, x, down_) {
+    if (up_) up.emplace(tier, x, *up_);
+  }
+  UpDown(CpuTier tier, DType x, const FfnWeights& weights)
+      : UpDown(tier, x, weights.up, weights.down) {}
+};
+
+}  // namespace twell
