@@ -2,21 +2,28 @@
 
 #include <ATen/Parallel.h>
 
+#include <cstdlib>
 #include <optional>
-
-#include "twell/device.h"
+#include <string>
 
 namespace twell::lm {
 
 Context& cpu_context() {
-  thread_local std::optional<Context> context;
+  struct Slot {
+    std::optional<Context> context;
+    std::string tier;
+  };
+  thread_local Slot slot;
+  // By name: to ask the processor what it has takes 50 us on a virtual machine.
+  const char* const variable = std::getenv("TWELL_CPU_TIER");
+  const std::string tier = variable == nullptr ? "" : variable;
   const int threads = at::get_num_threads();
-  const CpuTier tier = default_cpu_tier();
-  if (!context || context->threads() != threads || context->tier() != tier) {
-    context.reset();
-    context.emplace(ContextOptions{threads, tier});
+  if (!slot.context || slot.context->threads() != threads || slot.tier != tier) {
+    slot.context.reset();
+    slot.context.emplace(ContextOptions{threads, std::nullopt});
+    slot.tier = tier;
   }
-  return *context;
+  return *slot.context;
 }
 
 }  // namespace twell::lm

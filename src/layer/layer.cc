@@ -213,7 +213,10 @@ void Layer::run(Context& context, ConstMatrixView x, MatrixView y) {
 Layer::Call Layer::next(Context& context, ConstMatrixView x) {
   require_shape("x", x, shape_.dtype, x.rows, shape_.width);
   if (x.rows == 0) return {};
-  if (!gate_form_ || (to_be_scaled_ && !findings_)) prepare(context, x);
+  // Where the tier screens nothing, the gate has its form already, and a density is wanted all the
+  // same.
+  const bool no_density = chooser_ && !chooser_->density();
+  if (!gate_form_ || no_density) prepare(context, x);
   // By the first call or not at all: a later one is not made to wait.
   if (std::exchange(to_be_scaled_, false) && x.rows >= kFewestInputs) scale_cost(context, x);
   if (!chooser_) return {};

@@ -175,8 +175,12 @@ TYPED_TEST(LayerTest, FindingsCountWhatFired) {
 // A machine on which both ways cost the same at a density of a quarter.
 CostModel quarter() { return {"here", true, {1}, {0.0, 1.0}, {1.1}, {{1e-9, 4.0}}}; }
 
-TEST(LayerPaths, DenseWhereItIsExpectedToBeFaster) {
-  Context context({.threads = 2, .tier = {}});
+class LayerPaths : public testing::TestWithParam<CpuTier> {};
+INSTANTIATE_TEST_SUITE_P(Tiers, LayerPaths, testing::ValuesIn(available_cpu_tiers()),
+                         [](const auto& tier) { return name_of(tier.param); });
+
+TEST_P(LayerPaths, DenseWhereItIsExpectedToBeFaster) {
+  Context context({.threads = 2, .tier = GetParam()});
   const auto x = random_matrix<float>(64, kWidth, 9);
   for (const float bias : {-100.0F, 0.0F}) {
     const Stored<float> stored(true, bias);
@@ -202,8 +206,8 @@ TEST(LayerPaths, DenseWhereItIsExpectedToBeFaster) {
   }
 }
 
-TEST(LayerPaths, WithoutACostTheFirstInputsTimeTheLayer) {
-  Context context({.threads = 2, .tier = {}});
+TEST_P(LayerPaths, WithoutACostTheFirstInputsTimeTheLayer) {
+  Context context({.threads = 2, .tier = GetParam()});
   const Stored<float> stored;
   int calls = 0;
   const LayerOptions options{.make_dense = [&]() -> DenseFfn {
