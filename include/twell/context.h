@@ -48,4 +48,9 @@ class Context {
   std::unique_ptr<Arena> arena_;
 };
 
+// The calling thread's own, with so many threads and the tier that TWELL_CPU_TIER asks for now;
+// remade when either changes. It goes with the thread. For callers who are told the number of
+// threads call by call, as PyTorch tells it.
+Context& thread_context(int threads);
+
 }  // namespace twell

@@ -86,6 +86,7 @@ class PathChooser {
   const CostModel& cost() const { return cost_; }
   // Moving average of the calls that were counted; none before the first.
   std::optional<double> density() const { return density_.value(); }
+  std::string describe() const;  // what is taken when, in words
 
  private:
   CostModel cost_;

@@ -42,6 +42,8 @@ struct LayerOptions {
   // Whether up and down are copied into rows an odd number of cache lines apart (spread_stride).
   // None: where the tier gathers pieces of rows (TierTuning::gather_columns).
   std::optional<bool> spread = {};
+  // Whether weights_changed() will be asked: a cache line of each row is then read at once.
+  bool watch_weights = true;
 };
 
 // One call at a time; two threads use two layers of the same weights.
@@ -82,8 +84,8 @@ class Layer {
   bool reads_gate() const { return gate_form_ != GateForm::packed; }
   // Whether the caller's weights are other numbers than those the layer was made of: 16 bytes of
   // each row are compared. Such a layer has to be made anew. Not to be asked once the gate was
-  // freed.
-  bool weights_changed() const { return fingerprint() != made_of_; }
+  // freed, nor without LayerOptions::watch_weights, which throws.
+  bool weights_changed() const;
 
   const FfnShape& shape() const { return shape_; }
   // Up and down as ffn() reads them, [H, D]: the caller's, or copies.
@@ -118,7 +120,7 @@ class Layer {
   LayerOptions options_;
   CpuTier tier_;
   FfnShape shape_;
-  std::uint64_t made_of_;
+  std::optional<std::uint64_t> made_of_;    // with watch_weights
   PreparedMemory up_memory_, down_memory_;  // where they are copies
   std::optional<ConstMatrixView> up_;       // as ffn() takes it
   ConstMatrixView down_;                    // [H, D]

@@ -1,6 +1,8 @@
 #include "twell/context.h"
 
 #include <cstdlib>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "core/check.h"
@@ -64,6 +66,23 @@ Context& Context::operator=(Context&&) noexcept = default;
 void* Context::scratch(int thread, int slot, std::size_t bytes) {
   TWELL_INVARIANT(thread >= 0 && thread < threads_ && slot >= 0 && slot < kScratchSlots);
   return arena_->buffers[static_cast<std::size_t>(thread * kScratchSlots + slot)].at_least(bytes);
+}
+
+Context& thread_context(int threads) {
+  struct Slot {
+    std::optional<Context> context;
+    std::string tier;
+  };
+  thread_local Slot slot;
+  // By name: to ask the processor what it has takes 50 us on a virtual machine.
+  const char* const variable = std::getenv("TWELL_CPU_TIER");
+  const std::string tier = variable == nullptr ? "" : variable;
+  if (!slot.context || slot.context->threads() != threads || slot.tier != tier) {
+    slot.context.reset();
+    slot.context.emplace(ContextOptions{threads, std::nullopt});
+    slot.tier = tier;
+  }
+  return *slot.context;
 }
 
 }  // namespace twell

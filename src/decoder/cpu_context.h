@@ -5,8 +5,7 @@
 
 namespace twell::lm {
 
-// With as many threads as PyTorch uses and the tier that TWELL_CPU_TIER asks for now; remade when
-// either changes. It holds scratch memory alone, and goes with the thread.
+// thread_context() with as many threads as PyTorch uses.
 Context& cpu_context();
 
 }  // namespace twell::lm

@@ -92,8 +92,7 @@ class CpuFeedForward final : public FeedForward {
   FfnPath path() const override { return path_; }
   std::int64_t own_bytes() const override {
     const std::size_t gate = of_.gate.defined() ? of_.gate.nbytes() : 0;
-    return layer_.own_bytes() + static_cast<std::int64_t>(gate) +
-           (dense_ ? dense_->own_bytes() : 0);
+    return layer_.own_bytes() + static_cast<std::int64_t>(gate) + dense_.own_bytes();
   }
   bool keeps(const at::Tensor& weight) const override {
     const auto is = [&](const at::Tensor& own) { return own.defined() && own.is_alias_of(weight); };
@@ -114,6 +113,7 @@ class CpuFeedForward final : public FeedForward {
  private:
   LayerOptions options() {
     LayerOptions out;
+    out.watch_weights = false;  // a loaded model's do not change
     if (path_ != FfnPath::automatic) return out;
     out.make_dense = [this] { return dense_for_timing(); };
     const CpuTier tier = cpu_context().tier();
@@ -139,39 +139,15 @@ class CpuFeedForward final : public FeedForward {
     return y;
   }
 
-  // Looks at the gate of a dense call, and shows an observer what it wants to see.
-  class Sampler final : public FfnObserver {
-   public:
-    Sampler(FfnObserver* outer, bool counted) : outer_(outer), counted_(counted) {}
-    bool wants_hidden() const override {
-      return counted_ || (outer_ != nullptr && outer_->wants_hidden());
-    }
-    bool wants_counts() const override { return outer_ != nullptr && outer_->wants_counts(); }
-    void observe(const FfnActivity& activity) override {
-      if (counted_) nnz = at::count_nonzero(activity.gate).item<std::int64_t>();
-      if (outer_ == nullptr) return;
-      FfnActivity shown = activity;
-      if (!outer_->wants_hidden()) shown.gate = shown.hidden = at::Tensor();
-      outer_->observe(shown);
-    }
-    std::int64_t nnz = 0;  // where counted
-
-   private:
-    FfnObserver* outer_;
-    bool counted_;
-  };
-
-  // On the gate as stored, and on weights reordered for oneDNN from the first time on that this
-  // path is taken for its speed.
+  // On the gate as stored.
   at::Tensor dense(const at::Tensor& x, std::int64_t layer, FfnObserver* observer, bool counted) {
-    Sampler sampler(observer, counted);
-    const bool for_speed = observer == nullptr || !observer->wants_hidden();
-    if (!dense_ && for_speed) dense_ = make_fastest_dense_feed_forward(parameters(), choice_);
-    at::Tensor y =
-        dense_ ? dense_->forward(x, layer, &sampler)
-               : make_dense_feed_forward(parameters(), choice_)->forward(x, layer, &sampler);
-    if (counted) layer_.saw(sampler.nnz, x.size(0));
-    return y;
+    std::function<void(const at::Tensor&)> see_gate;
+    if (counted) {
+      see_gate = [&](const at::Tensor& gate) {
+        layer_.saw(at::count_nonzero(gate).item<std::int64_t>(), x.size(0));
+      };
+    }
+    return dense_.forward(x, layer, observer, see_gate);
   }
   DenseFfn dense_for_timing() const {
     const std::shared_ptr<FeedForward> dense =
@@ -204,7 +180,7 @@ class CpuFeedForward final : public FeedForward {
   FfnPath path_;
   LayerTensors of_;  // as far as the layer reads them in place, and the dense path as stored
   Layer layer_;
-  std::unique_ptr<FeedForward> dense_;  // automatic only, once it was needed
+  DenseSide dense_{choice_, [this] { return parameters(); }};  // automatic only
 };
 
 }  // namespace

@@ -77,15 +77,14 @@ class GpuFeedForward final : public FeedForward {
         path_(path),
         runtime_(runtime),
         of_(p),
-        shape_{of_.rows.size(1), of_.rows.size(0), p.gated(), dtype_of(of_.rows.scalar_type())} {
+        shape_{of_.rows.size(1), of_.rows.size(0), p.gated(), dtype_of(of_.rows.scalar_type())},
+        popularity_(shape_, runtime),
+        screen_(shape_, runtime) {
     if (path == FfnPath::automatic) {
       chooser_.emplace(first_cost(), shape_);
       nnz_.emplace(runtime_,
                    [this](std::int64_t nnz, std::int64_t rows) { chooser_->saw(nnz, rows); });
     }
-    // After the layer was timed: the inputs of that are not counted.
-    popularity_.emplace(shape_, runtime_);
-    screen_.emplace(shape_, runtime_);
     if (findings != nullptr) prepare(*findings);
   }
 
@@ -94,11 +93,11 @@ class GpuFeedForward final : public FeedForward {
     if (!chooser_) require_no_hidden(observer);
     const bool hidden_wanted = observer != nullptr && observer->wants_hidden();
     if (x.numel() == 0) return at::empty(x.sizes(), x.options());
-    if (popularity_->order_when_arrived([&](const at::Tensor& o) { reorder(o); })) make_screen();
-    screen_->look();
+    if (popularity_.order_when_arrived([&](const at::Tensor& o) { reorder(o); })) make_screen();
+    screen_.look();
     if (nnz_) nnz_->look();
     const bool sampled = chooser_ && chooser_->samples(runtime_.capturing());
-    const HotChoice hot = popularity_->hot(x.size(0));
+    const HotChoice hot = popularity_.hot(x.size(0));
     return hidden_wanted || (chooser_ && chooser_->dense(x.size(0), hot.time))
                ? dense(x, layer, observer, sampled)
                : sparse(x, layer, observer, sampled, hot.count);
@@ -106,29 +105,22 @@ class GpuFeedForward final : public FeedForward {
 
   FfnPath path() const override { return path_; }
   std::int64_t own_bytes() const override {
-    return of_.bytes() + screen_->bytes() + (dense_ ? dense_->own_bytes() : 0);
+    return of_.bytes() + screen_.bytes() + dense_.own_bytes();
   }
   std::optional<GateForm> gate_form() const override { return GateForm::packed; }
   const CostModel* cost() const override { return chooser_ ? &chooser_->cost() : nullptr; }
   std::string describe(std::int64_t tokens) const override {
-    const std::int64_t hot = popularity_->hot(tokens).count;
+    const std::int64_t hot = popularity_.hot(tokens).count;
     const GateForm form =
-        hot == 0 && screen_->serves(tokens) ? GateForm::screened : GateForm::packed;
+        hot == 0 && screen_.serves(tokens) ? GateForm::screened : GateForm::packed;
     std::string out = fmt::format("{}: {}, {}", name_of(path_), io::name_of(choice_.kind),
                                   runtime_.explain_ffn(shape_, form, tokens, hot));
-    out += popularity_->ordered()
-               ? fmt::format("; neurons ordered by {} tokens", popularity_->tokens())
+    out += popularity_.ordered()
+               ? fmt::format("; neurons ordered by {} tokens", popularity_.tokens())
                : fmt::format("; neurons not ordered, none hot: {} of {} tokens seen",
-                             popularity_->tokens(), NeuronPopularity::kTokens);
-    if (!screen_->describe().empty()) out += "; " + screen_->describe();
-    if (chooser_) {
-      const auto density = chooser_->density();
-      out += "; dense GEMMs where they are faster, ";
-      out += density ? fmt::format("last density {:.2f} %", *density * 100)
-                     : std::string("no density seen yet");
-      out += "; cost: " + chooser_->cost().source();
-    }
-    return out;
+                             popularity_.tokens(), NeuronPopularity::kTokens);
+    if (!screen_.describe().empty()) out += "; " + screen_.describe();
+    return chooser_ ? out + "; " + chooser_->describe() : out;
   }
 
  private:
@@ -149,8 +141,8 @@ class GpuFeedForward final : public FeedForward {
   }
 
   void prepare(const LayerFindings& findings) {
-    popularity_->order_by(findings, of_.down, [&](const at::Tensor& o) { reorder(o); });
-    screen_->make(findings, [&](const at::Tensor& axis) {
+    popularity_.order_by(findings, of_.down, [&](const at::Tensor& o) { reorder(o); });
+    screen_.make(findings, [&](const at::Tensor& axis) {
       return screen_weight(of_.rows, axis.to(of_.rows.device()));
     });
   }
@@ -159,39 +151,41 @@ class GpuFeedForward final : public FeedForward {
   void make_screen() {
     const c10::InferenceMode ordinary(false);
     const at::NoGradGuard no_grad;
-    screen_->make([&](const at::Tensor& axis) { return screen_weight(of_.rows, axis); },
-                  [&](const at::Tensor& screen, const at::Tensor& x) {
-                    return std::get<3>(sparse_ffn_stats(x, screened_operands(screen), activation_));
-                  });
+    screen_.make([&](const at::Tensor& axis) { return screen_weight(of_.rows, axis); },
+                 [&](const at::Tensor& screen, const at::Tensor& x) {
+                   return std::get<3>(sparse_ffn_stats(x, screened_operands(screen), activation_));
+                 });
   }
 
   // Of a call whose activity was counted.
   void count(const at::Tensor& neuron_nnz, const at::Tensor& x) {
-    if (popularity_->saw(neuron_nnz, x.size(0), of_.down)) screen_->saw(x);
+    if (popularity_.saw(neuron_nnz, x.size(0), of_.down)) screen_.saw(x);
   }
 
+  // The inputs of this are not counted.
   CostModel first_cost() {
     if (!of_.down.is_cuda()) return runtime_.estimated_cost(shape_);
-    return measured_cost(runtime_, shape_,
-                         {of_.rows, [this](const at::Tensor& x) { dense(x, 0, nullptr, false); },
-                          [this](const at::Tensor& x, float threshold, std::int64_t hot) {
-                            sparse_ffn(x, operands(hot), {Activation::fat_relu, threshold});
-                          }});
+    return measured_cost(
+        runtime_, shape_,
+        {of_.rows, [this](const at::Tensor& x) { dense_.forward(x, 0, nullptr, {}); },
+         [this](const at::Tensor& x, float threshold, std::int64_t hot) {
+           sparse_ffn(x, operands(hot), {Activation::fat_relu, threshold});
+         }});
   }
 
   at::Tensor sparse(const at::Tensor& x, std::int64_t layer, FfnObserver* observer, bool sampled,
                     std::int64_t hot) {
     FfnActivity activity{layer, x.size(0), shape_.hidden, FfnPath::sparse, {}, {}, {}};
     const bool observed = observer != nullptr && observer->wants_counts();
-    const bool counted = popularity_->wants(x.size(0));
-    const at::Tensor screen = hot == 0 ? screen_->take(x.size(0)) : at::Tensor();
+    const bool counted = popularity_.wants(x.size(0));
+    const at::Tensor screen = hot == 0 ? screen_.take(x.size(0)) : at::Tensor();
     const SparseOperands weights = screen.defined() ? screened_operands(screen) : operands(hot);
     at::Tensor y;
     if (observed || sampled || counted) {
       auto [out, row_nnz, neuron_nnz, candidates] = sparse_ffn_stats(x, weights, activation_);
       y = std::move(out);
       if (sampled) nnz_->send(row_nnz.sum(), x.size(0));
-      if (sampled && screen.defined()) screen_->saw_candidates(candidates, x.size(0));
+      if (sampled && screen.defined()) screen_.saw_candidates(candidates, x.size(0));
       count(neuron_nnz, x);
       if (observed) activity.counts = by_model(counts_of(row_nnz, neuron_nnz));
     } else {
@@ -203,53 +197,32 @@ class GpuFeedForward final : public FeedForward {
 
   // What an observer is shown has the model's own order of neurons.
   FfnCounts by_model(FfnCounts counts) const {
-    counts.neuron_nnz = popularity_->by_model(counts.neuron_nnz);
+    counts.neuron_nnz = popularity_.by_model(counts.neuron_nnz);
     return counts;
   }
   at::Tensor by_model(const at::Tensor& activation) const {
-    return popularity_->ordered() && activation.defined()
-               ? activation.index_select(1, popularity_->places())
+    return popularity_.ordered() && activation.defined()
+               ? activation.index_select(1, popularity_.places())
                : activation;
   }
 
-  // Looks at the gate of a dense call, and shows an observer what it wants to see.
-  class Sampler final : public FfnObserver {
-   public:
-    Sampler(const GpuFeedForward& layer, FfnObserver* outer, bool sampled, bool counted)
-        : layer_(layer), outer_(outer), sampled_(sampled), counted_(counted) {}
-    bool wants_hidden() const override {
-      return sampled_ || counted_ || (outer_ != nullptr && outer_->wants_hidden());
-    }
-    bool wants_counts() const override { return outer_ != nullptr && outer_->wants_counts(); }
-    void observe(const FfnActivity& activity) override {
-      if (counted_) neuron_nnz = activity.gate.ne(0).sum(0);
-      if (sampled_) nnz = counted_ ? neuron_nnz.sum() : at::count_nonzero(activity.gate);
-      if (outer_ == nullptr) return;
-      FfnActivity shown = activity;
-      const bool hidden = outer_->wants_hidden();
-      shown.gate = hidden ? layer_.by_model(activity.gate) : at::Tensor();
-      shown.hidden = hidden ? layer_.by_model(activity.hidden) : at::Tensor();
-      if (outer_->wants_counts()) shown.counts = layer_.by_model(activity.counts);
-      outer_->observe(shown);
-    }
-    at::Tensor nnz, neuron_nnz;  // int64 [] and [H], where sampled and counted
-
-   private:
-    const GpuFeedForward& layer_;
-    FfnObserver* outer_;
-    bool sampled_, counted_;
-  };
-
   at::Tensor dense(const at::Tensor& x, std::int64_t layer, FfnObserver* observer, bool sampled) {
-    const bool counted = popularity_->wants(x.size(0));
-    Sampler sampler(*this, observer, sampled, counted);
-    const bool for_speed = observer == nullptr || !observer->wants_hidden();
-    if (!dense_ && for_speed) dense_ = make_fastest_dense_feed_forward(parameters(), choice_);
-    at::Tensor y =
-        dense_ ? dense_->forward(x, layer, &sampler)
-               : make_dense_feed_forward(parameters(), choice_)->forward(x, layer, &sampler);
-    if (sampled) nnz_->send(sampler.nnz, x.size(0));
-    if (counted) count(sampler.neuron_nnz, x);
+    const bool counted = popularity_.wants(x.size(0));
+    at::Tensor nnz, neuron_nnz;
+    std::function<void(const at::Tensor&)> see_gate;
+    if (sampled || counted) {
+      see_gate = [&](const at::Tensor& gate) {
+        if (counted) neuron_nnz = gate.ne(0).sum(0);
+        if (sampled) nnz = counted ? neuron_nnz.sum() : at::count_nonzero(gate);
+      };
+    }
+    at::Tensor y = dense_.forward(x, layer, observer, see_gate, [this](FfnActivity& shown) {
+      shown.gate = by_model(shown.gate);
+      shown.hidden = by_model(shown.hidden);
+      shown.counts = by_model(std::move(shown.counts));
+    });
+    if (sampled) nnz_->send(nnz, x.size(0));
+    if (counted) count(neuron_nnz, x);
     return y;
   }
 
@@ -264,11 +237,11 @@ class GpuFeedForward final : public FeedForward {
   DeviceRuntime& runtime_;
   OwnWeights of_;
   FfnShape shape_;
-  std::optional<NeuronPopularity> popularity_;
-  std::optional<DeviceScreen> screen_;
-  std::optional<PathChooser> chooser_;  // automatic only, as is the next
-  std::optional<CountInFlight> nnz_;    // for the chooser
-  std::unique_ptr<FeedForward> dense_;  // automatic only, once it was needed
+  NeuronPopularity popularity_;
+  DeviceScreen screen_;
+  std::optional<PathChooser> chooser_;                         // automatic only, as is the next
+  std::optional<CountInFlight> nnz_;                           // for the chooser
+  DenseSide dense_{choice_, [this] { return parameters(); }};  // automatic only
 };
 
 }  // namespace

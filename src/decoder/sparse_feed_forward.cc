@@ -27,7 +27,42 @@ void require_parameters(const FfnParameters& p, bool on_cpu) {
   }
 }
 
+// Between a dense layer and an observer.
+class Passing final : public FfnObserver {
+ public:
+  Passing(FfnObserver* outer, const std::function<void(const at::Tensor&)>& see_gate,
+          const std::function<void(FfnActivity&)>& show)
+      : outer_(outer), see_gate_(see_gate), show_(show) {}
+  bool wants_hidden() const override {
+    return see_gate_ || (outer_ != nullptr && outer_->wants_hidden());
+  }
+  bool wants_counts() const override { return outer_ != nullptr && outer_->wants_counts(); }
+  void observe(const FfnActivity& activity) override {
+    if (see_gate_) see_gate_(activity.gate);
+    if (outer_ == nullptr) return;
+    FfnActivity shown = activity;
+    if (!outer_->wants_hidden()) shown.gate = shown.hidden = at::Tensor();
+    if (show_) show_(shown);
+    outer_->observe(shown);
+  }
+
+ private:
+  FfnObserver* outer_;
+  const std::function<void(const at::Tensor&)>& see_gate_;
+  const std::function<void(FfnActivity&)>& show_;
+};
+
 }  // namespace
+
+at::Tensor DenseSide::forward(const at::Tensor& x, std::int64_t layer, FfnObserver* observer,
+                              const std::function<void(const at::Tensor& gate)>& see_gate,
+                              const std::function<void(FfnActivity&)>& show) {
+  Passing passing(observer, see_gate, show);
+  const bool for_speed = observer == nullptr || !observer->wants_hidden();
+  if (!dense_ && for_speed) dense_ = make_fastest_dense_feed_forward(parameters_(), activation_);
+  return dense_ ? dense_->forward(x, layer, &passing)
+                : make_dense_feed_forward(parameters_(), activation_)->forward(x, layer, &passing);
+}
 
 void require_inference(const at::Tensor& x) {
   if (at::GradMode::is_enabled() && x.requires_grad()) {

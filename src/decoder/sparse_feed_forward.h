@@ -1,7 +1,9 @@
 // The two kinds of sparse feed-forward layers, and what they refuse alike.
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <utility>
 
 #include "choice/device.h"
 #include "decoder/feed_forward.h"
@@ -18,6 +20,28 @@ std::unique_ptr<FeedForward> make_gpu_feed_forward(const FfnParameters& paramete
                                                    const ActivationChoice& activation, FfnPath path,
                                                    const LayerFindings* findings,
                                                    DeviceRuntime& runtime);
+
+// The dense form of such a layer under FfnPath::automatic, and how observers see it.
+class DenseSide {
+ public:
+  // `parameters`: the layer's own, as they are now.
+  DenseSide(const ActivationChoice& activation, std::function<FfnParameters()> parameters)
+      : activation_(activation), parameters_(std::move(parameters)) {}
+
+  // `see_gate` is given the activated gate [N, H], unless it is empty. `show` changes what the
+  // observer is shown, unless it is empty. From the first time on that this path is taken for its
+  // speed, weights are kept that are reordered for oneDNN.
+  at::Tensor forward(const at::Tensor& x, std::int64_t layer, FfnObserver* observer,
+                     const std::function<void(const at::Tensor& gate)>& see_gate,
+                     const std::function<void(FfnActivity&)>& show = {});
+  void reset() { dense_.reset(); }  // the weights have changed
+  std::int64_t own_bytes() const { return dense_ ? dense_->own_bytes() : 0; }
+
+ private:
+  ActivationChoice activation_;
+  std::function<FfnParameters()> parameters_;
+  std::unique_ptr<FeedForward> dense_;  // once it was needed
+};
 
 // Throws twell::Error where a call of such a layer wants gradients, or has an observer that wants
 // hidden activations of a layer that is never dense.

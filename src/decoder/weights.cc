@@ -2,7 +2,6 @@
 
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
-#include <sys/mman.h>
 #include <torch/types.h>
 
 #include <algorithm>
@@ -14,7 +13,9 @@
 
 #include "decoder/random.h"
 #include "files/file_error.h"
+#include "twell/packed.h"
 #include "twell/status.h"
+#include "twell/transpose.h"
 #include "twell/tuning.h"
 
 namespace twell::lm {
@@ -174,26 +175,6 @@ class RandomSource final : public ParameterSource {
   double std_;
 };
 
-template <class Word>
-void transpose_into(const Word* in, std::int64_t rows, std::int64_t cols, Word* out,
-                    std::int64_t stride) {
-  // 32 × 32 words: 32 cache lines of input and of output, half of a first-level cache at most.
-  constexpr std::int64_t kBlock = 32;
-  const std::int64_t strips = (cols + kBlock - 1) / kBlock;
-  at::parallel_for(0, strips, 1, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t strip = begin; strip < end; ++strip) {
-      const std::int64_t c0 = strip * kBlock;
-      const std::int64_t c1 = std::min(c0 + kBlock, cols);
-      for (std::int64_t r0 = 0; r0 < rows; r0 += kBlock) {
-        const std::int64_t r1 = std::min(r0 + kBlock, rows);
-        for (std::int64_t c = c0; c < c1; ++c) {
-          for (std::int64_t r = r0; r < r1; ++r) out[c * stride + r] = in[r * cols + c];
-        }
-      }
-    }
-  });
-}
-
 }  // namespace
 
 std::unique_ptr<ParameterSource> make_checkpoint_source(std::shared_ptr<io::Checkpoint> checkpoint,
@@ -218,19 +199,11 @@ io::TensorData tensor_data(const std::string& name, const at::Tensor& tensor) {
 }
 
 at::Tensor allocate_weights(std::int64_t rows, std::int64_t cols, at::ScalarType dtype) {
-  const auto options = at::TensorOptions(dtype);
-  const std::size_t bytes =
-      static_cast<std::size_t>(rows) * static_cast<std::size_t>(cols) * c10::elementSize(dtype);
-  constexpr std::size_t kHugePage = 2U << 20U;
-  if (bytes < kHugePage) return at::empty({rows, cols}, options);
-  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED) {
-    throw Error(ErrorKind::out_of_memory, "load_model",
-                fmt::format("no memory for {} bytes of weights", bytes));
-  }
-  madvise(memory, bytes, MADV_HUGEPAGE);  // advice: refused, pages are just small
+  PreparedMemory memory(static_cast<std::size_t>(rows) * static_cast<std::size_t>(cols) *
+                        c10::elementSize(dtype));
+  void* const data = memory.mutable_data();
   return at::from_blob(
-      memory, {rows, cols}, [bytes](void* p) { munmap(p, bytes); }, options);
+      data, {rows, cols}, [memory](void*) {}, at::TensorOptions(dtype));
 }
 
 at::Tensor allocate_spread_weights(std::int64_t rows, std::int64_t cols, at::ScalarType dtype) {
@@ -242,13 +215,10 @@ at::Tensor transposed_copy(const at::Tensor& matrix, bool spread) {
   const at::Tensor in = matrix.contiguous();
   at::Tensor out = (spread ? allocate_spread_weights : allocate_weights)(in.size(1), in.size(0),
                                                                          in.scalar_type());
-  if (in.element_size() == 2) {
-    transpose_into(static_cast<const std::uint16_t*>(in.const_data_ptr()), in.size(0), in.size(1),
-                   static_cast<std::uint16_t*>(out.mutable_data_ptr()), out.stride(0));
-  } else {
-    transpose_into(static_cast<const std::uint32_t*>(in.const_data_ptr()), in.size(0), in.size(1),
-                   static_cast<std::uint32_t*>(out.mutable_data_ptr()), out.stride(0));
-  }
+  // Of any numbers of the size.
+  const DType words = in.element_size() == 2 ? DType::bf16 : DType::f32;
+  transpose({in.const_data_ptr(), words, in.size(0), in.size(1)},
+            {out.mutable_data_ptr(), words, out.size(0), out.size(1), out.stride(0)});
   return out;
 }
 

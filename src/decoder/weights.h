@@ -67,8 +67,8 @@ std::unique_ptr<ParameterSource> make_random_source(at::ScalarType dtype, std::u
 // As io::save_checkpoint takes it. The tensor, contiguous bf16, f16 or f32 on the CPU, outlives it.
 io::TensorData tensor_data(const std::string& name, const at::Tensor& tensor);
 
-// Uninitialised [rows, cols] in huge pages where the system gives them: weights are gathered row by
-// row, and a 4 kB row of a 2048-wide bf16 layer would otherwise cost a TLB entry of its own.
+// Uninitialised [rows, cols] in memory as prepared weights have it (PreparedMemory): huge pages
+// where the system gives them.
 at::Tensor allocate_weights(std::int64_t rows, std::int64_t cols, at::ScalarType dtype);
 // The same with rows an odd number of cache lines apart: how a tier wants weights that it gathers
 // in pieces of columns (TierTuning::gather_columns).

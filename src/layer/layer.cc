@@ -8,8 +8,8 @@
 #include <variant>
 #include <vector>
 
-#include "core/check.h"
 #include "layer/scaled_cost.h"
+#include "ops/validate.h"
 #include "twell/transpose.h"
 #include "twell/tuning.h"
 
@@ -18,25 +18,17 @@ namespace {
 
 constexpr const char* kName = "Layer";
 
-void require_shape(const char* argument, ConstMatrixView view, DType dtype, std::int64_t rows,
-                   std::int64_t cols) {
-  require(view.dtype == dtype && view.rows == rows && view.cols == cols, kName, argument,
-          "expected ", name_of(dtype), " [", rows, ", ", cols, "], got ", name_of(view.dtype), " [",
-          view.rows, ", ", view.cols, "]");
-  require_view(kName, argument, view);
-}
-
 void require_weights(const LayerWeights& w) {
   require(w.gate.rows >= 1 && w.gate.cols >= 1, kName, "gate",
           "expected at least one row and column, got [", w.gate.rows, ", ", w.gate.cols, "]");
   require_view(kName, "gate", w.gate);
-  if (w.up) require_shape("up", *w.up, w.gate.dtype, w.gate.rows, w.gate.cols);
+  if (w.up) require_matrix(kName, "up", *w.up, w.gate.dtype, w.gate.rows, w.gate.cols);
   // As wide as y, which need not be as wide as x.
   const std::int64_t columns = w.neuron_major ? w.down.cols : w.down.rows;
   if (w.neuron_major) {
-    require_shape("down", w.down, w.gate.dtype, w.gate.rows, columns);
+    require_matrix(kName, "down", w.down, w.gate.dtype, w.gate.rows, columns);
   } else {
-    require_shape("down", w.down, w.gate.dtype, columns, w.gate.rows);
+    require_matrix(kName, "down", w.down, w.gate.dtype, columns, w.gate.rows);
   }
 }
 
@@ -90,11 +82,9 @@ std::uint64_t mixed(ConstMatrixView w, std::uint64_t hash) {
 
 Layer::Layer(const Context& context, const LayerWeights& weights, const FfnForm& form,
              LayerOptions options)
-    : weights_(weights),
-      form_(form),
-      options_(std::move(options)),
-      tier_(context.tier()),
-      made_of_((require_weights(weights), fingerprint())) {
+    : weights_(weights), form_(form), options_(std::move(options)), tier_(context.tier()) {
+  require_weights(weights);
+  if (options_.watch_weights) made_of_ = fingerprint();
   shape_ = {weights.gate.cols, weights.gate.rows, weights.up.has_value(), weights.gate.dtype};
   const bool spread = options_.spread.value_or(tuning_of(tier_).gather_columns > 0);
   up_ = weights.up;
@@ -137,7 +127,7 @@ FfnWeights Layer::operands() const {
 }
 
 Layer::Trial Layer::run_sample(Context& context, ConstMatrixView sample, bool screen) const {
-  require_shape("sample", sample, shape_.dtype, sample.rows, shape_.width);
+  require_matrix(kName, "sample", sample, shape_.dtype, sample.rows, shape_.width);
   require(sample.rows >= kFewestInputs, kName, "sample", "expected ", kFewestInputs,
           " or more inputs, got ", sample.rows);
   LayerFindings findings{sample.rows, mean_of(sample), {}, {}};
@@ -211,7 +201,7 @@ void Layer::run(Context& context, ConstMatrixView x, MatrixView y) {
 }
 
 Layer::Call Layer::next(Context& context, ConstMatrixView x) {
-  require_shape("x", x, shape_.dtype, x.rows, shape_.width);
+  require_matrix(kName, "x", x, shape_.dtype, x.rows, shape_.width);
   if (x.rows == 0) return {};
   // Where the tier screens nothing, the gate has its form already, and a density is wanted all the
   // same.
@@ -253,6 +243,11 @@ void Layer::scale_cost(Context& context, ConstMatrixView x) {
       [&](double density) { return scaled_cost(tier_, context.threads(), shape_, density, time); });
 }
 
+bool Layer::weights_changed() const {
+  require(made_of_.has_value(), kName, "weights_changed", "expected a layer with watch_weights");
+  return fingerprint() != *made_of_;
+}
+
 std::uint64_t Layer::fingerprint() const {
   std::uint64_t hash = mixed(weights_.gate, 0xcbf29ce484222325U);
   if (weights_.up) hash = mixed(*weights_.up, hash);
@@ -269,20 +264,13 @@ std::int64_t Layer::own_bytes() const {
 std::string Layer::describe(const Context& context, std::int64_t rows) const {
   const GateForm form = gate_form_.value_or(GateForm::packed);
   std::string out = plan_ffn(context, rows, shape_, form).to_string();
-  const auto percent = [](double share, const char* format) {
-    char text[32];
-    std::snprintf(text, sizeof text, format, 100 * share);
-    return std::string(text);
-  };
   if (form == GateForm::screened) {
-    out += "; the screen left " + percent(*findings_->candidates, "%.1f %%");
+    char share[32];
+    std::snprintf(share, sizeof share, "%.1f %%", 100 * *findings_->candidates);
+    out += "; the screen left " + std::string(share);
   }
   if (!gate_form_) out += "; its first inputs choose the gate's form";
-  if (!chooser_) return out;
-  const auto density = chooser_->density();
-  out += "; dense GEMMs where they are faster, ";
-  out += density ? "last density " + percent(*density, "%.2f %%") : "no density seen yet";
-  return out + "; cost: " + chooser_->cost().source();
+  return chooser_ ? out + "; " + chooser_->describe() : out;
 }
 
 }  // namespace twell

@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <cstdio>
+#include <string>
 #include <utility>
 
 #include "twell/cost.h"
@@ -23,6 +25,12 @@ bool PathChooser::dense(std::int64_t rows, double hot) const {
 
 void PathChooser::replace_cost(const std::function<CostModel(double density)>& replacement) {
   if (density()) cost_ = replacement(*density());
+}
+
+std::string PathChooser::describe() const {
+  char seen[48] = "no density seen yet";
+  if (density()) std::snprintf(seen, sizeof seen, "last density %.2f %%", *density() * 100);
+  return std::string("dense GEMMs where they are faster, ") + seen + "; cost: " + cost_.source();
 }
 
 bool PathChooser::samples(bool recording) {

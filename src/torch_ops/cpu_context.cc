@@ -2,8 +2,6 @@
 
 #include <torch/csrc/stable/ops.h>
 
-#include <cstdlib>
-#include <optional>
 #include <string>
 
 #include "twell/device.h"
@@ -11,20 +9,7 @@
 namespace twell::torch_ops {
 
 Context& cpu_context() {
-  struct Slot {
-    std::optional<Context> context;
-    std::string tier;
-  };
-  thread_local Slot slot;
-  const int threads = static_cast<int>(torch::stable::get_num_threads());
-  const char* variable = std::getenv("TWELL_CPU_TIER");
-  const std::string tier = variable == nullptr ? "" : variable;
-  if (!slot.context || slot.context->threads() != threads || slot.tier != tier) {
-    slot.context.reset();
-    slot.context.emplace(ContextOptions{threads, std::nullopt});
-    slot.tier = tier;
-  }
-  return *slot.context;
+  return thread_context(static_cast<int>(torch::stable::get_num_threads()));
 }
 
 std::string processor_name() { return twell::processor_name(); }

@@ -7,9 +7,8 @@
 
 namespace twell::torch_ops {
 
-// The calling thread's own context, with as many threads as PyTorch uses and the tier that
-// TWELL_CPU_TIER asks for now; remade when either changes. It holds scratch memory alone, nothing
-// of any model, and goes with the thread.
+// thread_context() with as many threads as PyTorch uses. It holds scratch memory alone, nothing of
+// any model.
 Context& cpu_context();
 
 // Operators: the processor's name, that of the tier in use, and whether the machine has the tier of

@@ -277,6 +277,8 @@ TEST(LayerMistakes, AreNamed) {
                 }),
                 HasSubstr("prepared"));
   }
+  const Layer unwatched(context, stored.weights(), stored.form, {.watch_weights = false});
+  EXPECT_THAT(message_of([&] { (void)unwatched.weights_changed(); }), HasSubstr("watch_weights"));
   // No rows: nothing is decided by them.
   TestMatrix<float> none(0, kWidth);
   layer.run(context, none.view(), none.view());
