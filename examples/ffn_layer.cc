@@ -76,9 +76,9 @@ int main() {
 
   // [prepared]
   twell::Context context;  // threads, CPU tier, scratch memory
-  twell::Layer layer(context, {gate.view(), up.view(), down.view(), /*neuron_major=*/true},
-                     {twell::Activation::relu});
-  layer.prepare(context, x.view());  // by 32 inputs or more like those to come
+  twell::Layer layer(context, {gate.view(), up.view(), down.view()}, {twell::Activation::relu},
+                     {.neuron_major = true});  // down is [H, D]
+  layer.prepare(context, x.view());            // by 32 inputs or more like those to come
   layer.run(context, x.view(), y.view());
   // [prepared]
   const double layer_error = largest_error(x, gate, up, down, y);
@@ -87,7 +87,7 @@ int main() {
 
   // [layer]
   const twell::PackedWeight packed_gate(gate.view());
-  const twell::FfnWeights weights{packed_gate, up.view(), down.view()};
+  const twell::FfnWeights weights{packed_gate.view(), up.view(), down.view()};
   twell::FfnCounts counts;
   twell::ffn(context, x.view(), weights, {twell::Activation::relu}, y.view(), &counts);
   // [layer]
@@ -100,9 +100,9 @@ int main() {
     for (std::int64_t i = 0; i < kWidth; ++i) mean_x[i] += x.at(m, i) / kTokens;
   }
   // [screen]
-  const twell::ScreenedGate screened_gate{gate.view(), twell::Screen(gate.view(), mean_x.data())};
-  twell::ffn(context, x.view(), {screened_gate, up.view(), down.view()}, {twell::Activation::relu},
-             y.view(), &counts);
+  const twell::Screen screen(gate.view(), mean_x.data());
+  twell::ffn(context, x.view(), {gate.view(), up.view(), down.view(), screen.view()},
+             {twell::Activation::relu}, y.view(), &counts);
   // [screen]
   const double screened_error = largest_error(x, gate, up, down, y);
   std::printf("screened gate: %.2f %% of it was computed; largest error %.5f\n",

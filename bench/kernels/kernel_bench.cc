@@ -10,7 +10,7 @@
 
 #include "bench/kernels/peak.h"
 #include "bench/kernels/timer.h"
-#include "format/screen_view.h"
+#include "format/screen_parts.h"
 #include "measure/popularity.h"
 #include "ops/gather_pieces.h"
 #include "ops/gemm_input.h"
@@ -76,7 +76,7 @@ double packed_seconds(CpuTier tier, const Matrix& x, const PackedWeight& packed,
 
 double screen_seconds(CpuTier tier, const Matrix& x, const Screen& screen, std::int64_t rows) {
   const Kernels& kernels = kernels_of(tier, DType::bf16);
-  const ScreenView view(screen);
+  const ScreenParts view{screen.view()};
   std::vector<std::uint8_t> x8(
       static_cast<std::size_t>(TileOrder::blocks(kWidth) * TileOrder::block(rows, 1)));
   std::vector<float> scales(static_cast<std::size_t>(rows * screen_blocks(kWidth)));

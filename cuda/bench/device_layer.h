@@ -21,7 +21,7 @@ struct DeviceLayer {
         rates(layer.rates),
         axis(mean_of(layer)),
         screen_memory(cuda::screen_bytes(hidden, depth)),
-        screen(cuda::make_screen(weights().gate, axis.get(),
+        screen(cuda::make_screen(weights().gate.matrix(), axis.get(),
                                  {screen_memory.get(), screen_memory.size()}, nullptr)) {
     TWELL_CUDA_CHECK(cudaDeviceSynchronize());
   }
@@ -33,7 +33,7 @@ struct DeviceLayer {
   std::vector<std::uint16_t> read_outputs(std::int64_t tokens) const {
     return y.read(static_cast<std::size_t>(tokens * depth));
   }
-  cuda::DeviceFfnWeights weights() const {
+  FfnWeights weights() const {
     return {{gate_up.get(), DType::bf16, hidden, depth},
             {gate_up.get() + hidden * depth, DType::bf16, hidden, depth},
             {down.get(), DType::bf16, hidden, depth},
@@ -50,7 +50,7 @@ struct DeviceLayer {
   std::vector<double> rates;
   DeviceMemory<float> axis;
   DeviceMemory<std::byte> screen_memory;
-  cuda::DeviceScreenView screen;  // for plans that take it
+  ScreenView screen;  // for plans that take it
 
  private:
   static std::vector<float> mean_of(const SkewedLayer& layer) {

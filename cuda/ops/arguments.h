@@ -23,13 +23,17 @@ void* memory_of(const Expected& expected, const char* argument, const MatrixView
                 std::int64_t rows, std::int64_t cols);
 std::uint16_t* output_of(const Expected& expected, const MatrixView& view, std::int64_t rows,
                          std::int64_t cols);
+// Up as a matrix; without data in a layer without a gate.
+inline ConstMatrixView up_of(const FfnWeights& weights) {
+  return weights.up ? weights.up->matrix() : ConstMatrixView();
+}
 // Throws unless up, or its gradient, is there in a gated layer alone.
 void require_gated(const char* operation, const char* argument, const ConstMatrixView& up,
                    const Problem& problem);
 DeviceTwell twell_of(const char* operation, const char* argument, const DeviceTwellView& view,
                      std::int64_t rows, std::int64_t cols, DType dtype);
 // A screen of a weight [rows, cols].
-DeviceScreen screen_of(const Expected& expected, const DeviceScreenView& view, std::int64_t rows,
+DeviceScreen screen_of(const Expected& expected, const ScreenView& view, std::int64_t rows,
                        std::int64_t cols);
 void check_device_pointer(const char* operation, const char* argument, const void* pointer);
 // Throws unless the plan was made for the current device.

@@ -20,44 +20,47 @@ bool follows(const ConstMatrixView& b, const ConstMatrixView& a) {
 
 }  // namespace
 
-Problem problem_of(ConstMatrixView x, const DeviceFfnWeights& weights, ConstMatrixView y,
+Problem problem_of(ConstMatrixView x, const FfnWeights& weights, ConstMatrixView y,
                    const ActivationSpec& activation) {
+  const ConstMatrixView gate = weights.gate.matrix(), up = up_of(weights),
+                        down = weights.down.matrix();
   const auto weight = [&](const char* name, const ConstMatrixView& view) {
-    check_shape(kOperation, name, view, x.dtype, weights.gate.rows, x.cols);
+    check_shape(kOperation, name, view, x.dtype, gate.rows, x.cols);
   };
-  weight("gate", weights.gate);
-  if (weights.up.data != nullptr) weight("up", weights.up);
-  weight("down", weights.down);
+  weight("gate", gate);
+  if (up.data != nullptr) weight("up", up);
+  weight("down", down);
   check_shape(kOperation, "y", y, x.dtype, x.rows, x.cols);
   Problem problem;
   problem.tokens = x.rows;
   problem.depth = x.cols;
-  problem.hidden = weights.gate.rows;
+  problem.hidden = gate.rows;
   problem.dtype = x.dtype;
-  problem.gated = weights.up.data != nullptr;
-  problem.joined = problem.gated && follows(weights.up, weights.gate);
+  problem.gated = up.data != nullptr;
+  problem.joined = problem.gated && follows(up, gate);
   problem.activation = activation.kind;
   problem.screened = weights.screen.data != nullptr;
-  problem.aligned = is_aligned(x) && is_aligned(weights.gate) && is_aligned(weights.down) &&
-                    is_aligned(y) && (!problem.gated || is_aligned(weights.up));
+  problem.aligned = is_aligned(x) && is_aligned(gate) && is_aligned(down) && is_aligned(y) &&
+                    (!problem.gated || is_aligned(up));
   return problem;
 }
 
 FfnCall call_of(const char* operation, const FfnPlan& plan, const ConstMatrixView& x,
-                const DeviceFfnWeights& weights, const ActivationSpec& activation,
-                const MatrixView& y, Stream stream, const DeviceStats& stats) {
+                const FfnWeights& weights, const ActivationSpec& activation, const MatrixView& y,
+                Stream stream, const DeviceStats& stats) {
   const Problem& problem = plan.problem;
   const Expected expected{operation, problem.dtype, problem.aligned, problem.trusted};
+  const ConstMatrixView gate = weights.gate.matrix(), up = up_of(weights);
   FfnCall call{plan};
   call.x = matrix_of(expected, "x", x, problem.tokens, problem.depth);
-  call.gate = matrix_of(expected, "gate", weights.gate, problem.hidden, problem.depth);
-  require_gated(operation, "up", weights.up, problem);
+  call.gate = matrix_of(expected, "gate", gate, problem.hidden, problem.depth);
+  require_gated(operation, "up", up, problem);
   if (problem.gated) {
-    call.up = matrix_of(expected, "up", weights.up, problem.hidden, problem.depth);
+    call.up = matrix_of(expected, "up", up, problem.hidden, problem.depth);
   }
-  require(!problem.joined || follows(weights.up, weights.gate), operation, "up",
+  require(!problem.joined || follows(up, gate), operation, "up",
           "expected right behind gate in memory, as the plan has it; plan with joined = false");
-  call.down = matrix_of(expected, "down", weights.down, problem.hidden, problem.depth);
+  call.down = matrix_of(expected, "down", weights.down.matrix(), problem.hidden, problem.depth);
   if (plan.gemm.shape == GemmShape::screen32x32) {
     call.screen = screen_of(expected, weights.screen, problem.hidden, problem.depth);
   }
@@ -81,7 +84,7 @@ FfnCall call_of(const char* operation, const FfnPlan& plan, const ConstMatrixVie
   return call;
 }
 
-void ffn(const FfnPlan& plan, ConstMatrixView x, const DeviceFfnWeights& weights,
+void ffn(const FfnPlan& plan, ConstMatrixView x, const FfnWeights& weights,
          const ActivationSpec& activation, MatrixView y, const Workspace& workspace, Stream stream,
          const DeviceStats& stats) {
   const FfnCall call = call_of(kOperation, plan, x, weights, activation, y, stream, stats);

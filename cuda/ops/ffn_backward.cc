@@ -24,11 +24,11 @@ void ffn_backward(const TrainPlan& plan, const DeviceFfnBackward& in, const Devi
   call.dy = matrix_of({kOperation, problem.dtype, false, problem.trusted}, "dy", in.dy,
                       problem.tokens, problem.depth);
   call.x = matrix_of(expected, "x", in.x, problem.tokens, problem.depth);
-  require_gated(kOperation, "up", in.weights.up, problem);
+  require_gated(kOperation, "up", up_of(in.weights), problem);
   require_gated(kOperation, "gradient of up", out.up, problem);
-  call.gate = weight("gate", in.weights.gate);
-  if (problem.gated) call.up = weight("up", in.weights.up);
-  call.down = weight("down", in.weights.down);
+  call.gate = weight("gate", in.weights.gate.matrix());
+  if (problem.gated) call.up = weight("up", up_of(in.weights));
+  call.down = weight("down", in.weights.down.matrix());
   call.activation = activation_args(kOperation, in.activation);
   check_activation(kOperation, plan.forward.gemm, in.activation);
   call.l1 = in.l1;

@@ -4,7 +4,7 @@
 
 namespace twell::cuda {
 
-void ffn_forward(const TrainPlan& plan, ConstMatrixView x, const DeviceFfnWeights& weights,
+void ffn_forward(const TrainPlan& plan, ConstMatrixView x, const FfnWeights& weights,
                  const ActivationSpec& activation, MatrixView y, const Workspace& kept,
                  const Workspace& workspace, Stream stream, const DeviceStats& stats, float* l1) {
   constexpr const char* kOperation = "cuda::ffn_forward";

@@ -63,8 +63,7 @@ void launch_gate(const GemmPlan& plan, const GemmReluTwellArgs& args, cudaStream
 
 void gemm_relu_twell(const GemmPlan& plan, ConstMatrixView x, ConstMatrixView weight,
                      const ActivationSpec& activation, const DeviceTwellView& out,
-                     const Workspace& workspace, Stream stream_handle,
-                     const DeviceScreenView& screen) {
+                     const Workspace& workspace, Stream stream_handle, const ScreenView& screen) {
   const Expected expected{kOperation, plan.dtype, plan.aligned};
   auto* stream = static_cast<cudaStream_t>(stream_handle);
   GemmReluTwellArgs args;

@@ -33,8 +33,8 @@ struct FfnCall {
   }
 };
 FfnCall call_of(const char* operation, const FfnPlan& plan, const ConstMatrixView& x,
-                const DeviceFfnWeights& weights, const ActivationSpec& activation,
-                const MatrixView& y, Stream stream, const DeviceStats& stats);
+                const FfnWeights& weights, const ActivationSpec& activation, const MatrixView& y,
+                Stream stream, const DeviceStats& stats);
 // The gate's kernel that packs by itself: of W or of its screen.
 void launch_gate(const GemmPlan& plan, const GemmReluTwellArgs& args, cudaStream_t stream);
 // The gate packed in its GEMM's epilogue; by a library's GEMM.

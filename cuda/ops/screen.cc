@@ -57,7 +57,7 @@ std::size_t screen_bytes(std::int64_t rows, std::int64_t cols) {
   return measured.used();
 }
 
-DeviceScreen screen_of(const Expected& expected, const DeviceScreenView& view, std::int64_t rows,
+DeviceScreen screen_of(const Expected& expected, const ScreenView& view, std::int64_t rows,
                        std::int64_t cols) {
   require(view.data != nullptr, expected.operation, "screen",
           "expected that of the gate, since the plan is for one, got none");
@@ -69,8 +69,8 @@ DeviceScreen screen_of(const Expected& expected, const DeviceScreenView& view, s
   return carve_screen(carver, rows, cols);
 }
 
-DeviceScreenView make_screen(ConstMatrixView weight, const float* axis, const Workspace& memory,
-                             Stream stream) {
+ScreenView make_screen(ConstMatrixView weight, const float* axis, const Workspace& memory,
+                       Stream stream) {
   constexpr const char* kOperation = "cuda::make_screen";
   check_size(kOperation, weight.rows, weight.cols);
   require(weight.dtype != DType::f32, kOperation, "weight", "expected bf16 or f16, got f32");

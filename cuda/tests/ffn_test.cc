@@ -60,7 +60,7 @@ TEST(CudaErrors, NameOperationAndArgument) {
   const cuda::FfnPlan plan = cuda::plan_ffn(cuda::current_device(), layer.problem());
   DeviceBuffer<std::byte> memory(plan.workspace_bytes);
   const cuda::Workspace workspace{memory.data(), memory.size()};
-  const auto run = [&](ConstMatrixView x, const cuda::DeviceFfnWeights& weights, MatrixView y,
+  const auto run = [&](ConstMatrixView x, const FfnWeights& weights, MatrixView y,
                        const cuda::Workspace& given, const ActivationSpec& activation = {}) {
     return message_of([&] { cuda::ffn(plan, x, weights, activation, y, given, nullptr); });
   };

@@ -211,11 +211,10 @@ TEST(ExactLayer, KernelsGiveItsBitsInEveryCase) {
     return ConstMatrixView{data, DType::bf16, host.hidden, host.depth};
   };
   const DeviceBuffer<std::byte> screen_memory(cuda::screen_bytes(host.hidden, host.depth));
-  const cuda::DeviceScreenView screen = cuda::make_screen(
+  const ScreenView screen = cuda::make_screen(
       weight(gate_up.data()), nullptr, {screen_memory.data(), screen_memory.size()}, nullptr);
-  const cuda::DeviceFfnWeights weights = {weight(gate_up.data()),
-                                          weight(gate_up.data() + host.gate.size()),
-                                          weight(down.data()), screen};
+  const FfnWeights weights = {weight(gate_up.data()), weight(gate_up.data() + host.gate.size()),
+                              weight(down.data()), screen};
   bool seen_joined = false;
   std::set<std::int64_t> row_blocks;
   for (const ExactCase& one : exact_cases(options)) {

@@ -331,7 +331,7 @@ TEST(CudaScreen, ArgumentsAreChecked) {
   const DeviceMatrixOf<bf16> x(layer.x), gate(layer.gate);
   const cuda::GemmPlan plan = screen_plan(layer);
   const DevicePacked packed({2, 40, plan.tile, plan.tile, DType::bf16});
-  const auto run = [&](const cuda::DeviceScreenView& view) {
+  const auto run = [&](const ScreenView& view) {
     return message_of([&] {
       cuda::gemm_relu_twell(plan, x.view(), gate.view(), {}, packed.view, {}, nullptr, view);
     });
@@ -341,7 +341,7 @@ TEST(CudaScreen, ArgumentsAreChecked) {
       run({}),
       "twell::cuda::gemm_relu_twell: screen: expected that of the gate, since the plan is for "
       "one, got none");
-  cuda::DeviceScreenView other = screen.view;
+  ScreenView other = screen.view;
   other.rows = 41;
   EXPECT_EQ(
       run(other),

@@ -26,12 +26,12 @@ const cuda::Device& device_figures(int ordinal) {
 }
 
 ConstMatrixView padded_of(const Argument& argument) {
-  const WeightView packed = packed_view(argument);
+  const WeightView packed = packed_of(argument);
   const DType dtype = dtype_of(argument);
   return {packed.data, dtype, packed.rows, packed.cols, packed_depth(packed.type, packed.cols)};
 }
 
-cuda::Problem problem_of(const ConstMatrixView& x, const cuda::DeviceFfnWeights& weights,
+cuda::Problem problem_of(const ConstMatrixView& x, const FfnWeights& weights,
                          const ActivationSpec& activation, std::int64_t hot) {
   const ConstMatrixView y(nullptr, x.dtype, x.rows, x.cols);  // aligned
   cuda::Problem problem = cuda::problem_of(x, weights, y, activation);

@@ -20,7 +20,7 @@ ConstMatrixView padded_of(const Argument& argument);
 
 // The problem of a layer of `weights`, of which the first `hot` neurons are multiplied densely; y
 // is fresh memory of PyTorch's allocator.
-cuda::Problem problem_of(const ConstMatrixView& x, const cuda::DeviceFfnWeights& weights,
+cuda::Problem problem_of(const ConstMatrixView& x, const FfnWeights& weights,
                          const ActivationSpec& activation, std::int64_t hot);
 
 // The gate's activation of a call. Throws for a form with more: kernels have nothing else yet.

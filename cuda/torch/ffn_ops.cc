@@ -6,7 +6,7 @@ namespace twell::torch_ops {
 namespace {
 
 // Of a gate [rows, cols], as screen_weight makes it.
-cuda::DeviceScreenView screen_view(const Argument& argument, std::int64_t rows, std::int64_t cols) {
+ScreenView screen_view(const Argument& argument, std::int64_t rows, std::int64_t cols) {
   require_device(argument);
   const Tensor& tensor = argument.tensor;
   const auto bytes = static_cast<std::int64_t>(cuda::screen_bytes(rows, cols));
@@ -53,7 +53,7 @@ struct Call {
   const Tensor& x;
   Rows rows;
   ActivationSpec activation;
-  cuda::DeviceFfnWeights weights;
+  FfnWeights weights;
   cuda::Problem problem;
 };
 

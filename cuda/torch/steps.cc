@@ -35,9 +35,9 @@ TwellTensors new_tensors(const char* operation, const Tensor& like, const TwellL
 cuda::Problem problem_of(const cuda::DeviceTwellView& packed, const ConstMatrixView& x,
                          const ConstMatrixView& up, const ConstMatrixView& down,
                          const ConstMatrixView& y) {
-  cuda::DeviceFfnWeights weights;
+  FfnWeights weights;
   weights.gate = weights.down = down;
-  weights.up = up;
+  if (up.data != nullptr) weights.up = up;
   cuda::Problem problem = cuda::problem_of(up.data == nullptr ? y : x, weights, y);
   problem.hidden = packed.layout.cols;
   return problem;
@@ -55,7 +55,7 @@ TwellTensors gemm_relu_twell(const Tensor& x, const Tensor& weight_packed,
   const TwellLayout layout = layout_of(kOperation, view, weight.rows, tile, capacity);
   const CudaCall call(x);
   const TwellTensors out = new_tensors(kOperation, x, layout);
-  cuda::DeviceFfnWeights weights;
+  FfnWeights weights;
   weights.gate = weights.down = weight;
   const cuda::GemmPlan plan = cuda::plan_gemm_relu_twell(
       call.device(), cuda::problem_of(view, weights, view, spec), layout.tile);

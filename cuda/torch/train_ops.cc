@@ -21,10 +21,10 @@ struct Call {
 
   Rows rows = rows_of({operation, "x", x, &x});
   ActivationSpec activation = plain_activation(operation, form);
-  cuda::DeviceFfnWeights weights = weights_of();
+  FfnWeights weights = weights_of();
 
-  cuda::DeviceFfnWeights weights_of() const {
-    cuda::DeviceFfnWeights out;
+  FfnWeights weights_of() const {
+    FfnWeights out;
     out.gate = matrix_of({operation, "gate", gate, &x});
     if (up.has_value()) out.up = matrix_of({operation, "up", *up, &x});
     out.down = matrix_of({operation, "down", down, &x});
@@ -136,14 +136,14 @@ FfnGradientTensors ffn_train_backward(const FormArguments& form, const Tensor& d
   const Call call = {kOperation, form, x, gate, up, down};
   const BackwardOperands operands(call, dy, values, l1_grad);
   const DType dtype = call.rows.view.dtype;
-  const auto like = [&](const char* name, const ConstMatrixView& weight) {
+  const auto like = [&](const char* name, const WeightView& weight) {
     return new_empty({kOperation, name, x}, {weight.rows, weight.cols}, scalar_type_of(dtype));
   };
   const Tensor dgate = like("dgate", call.weights.gate);
   const auto none = [&](const char* name) {
     return new_empty({kOperation, name, x}, {0}, scalar_type_of(dtype));
   };
-  const Tensor dup = up.has_value() ? like("dup", call.weights.up) : none("dup");
+  const Tensor dup = up.has_value() ? like("dup", *call.weights.up) : none("dup");
   const Tensor ddown = like("ddown", call.weights.down);
   cuda::DeviceFfnGradients out;
   out.gate = gradient_of(call, "dgate", dgate, dtype);

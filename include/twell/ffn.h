@@ -20,7 +20,6 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <variant>
 #include <vector>
 
 #include "twell/context.h"
@@ -45,14 +44,19 @@ struct FfnShape {
 enum class GateForm : std::uint8_t { packed, screened };
 const char* name_of(GateForm form);
 
+// The weights of a layer, in memory of somebody else: on a CPU, or on a GPU (twell/cuda.h). ffn()
+// wants the gate as panels (PackedWeight), or as rows and a screen of them (Screen).
 struct FfnWeights {
-  std::variant<PackedWeight, ScreenedGate> gate;  // Wg; Wu of a layer without a gate
-  std::optional<WeightView> up;                   // Wu; none in a layer without a gate
-  WeightView down;                                // Wd, neuron-major
+  WeightView gate;               // Wg [H, D]; Wu of a layer without a gate
+  std::optional<WeightView> up;  // Wu [H, D]; none in a layer without a gate
+  WeightView down;               // Wd [H, D], neuron-major
+  ScreenView screen = {};        // of the gate; without data: none
 
-  GateForm form() const { return gate.index() == 0 ? GateForm::packed : GateForm::screened; }
-  const WeightView& gate_view() const;  // panels, or rows with a screen
-  FfnShape shape(DType x) const;        // that of the gate, for x and y of this dtype
+  GateForm form() const {
+    return gate.layout == WeightLayout::panels ? GateForm::packed : GateForm::screened;
+  }
+  // That of the gate, for x and y of this dtype.
+  FfnShape shape(DType x) const { return {gate.cols, gate.rows, up.has_value(), x}; }
 };
 
 // What one call saw.

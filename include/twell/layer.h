@@ -18,20 +18,13 @@
 
 namespace twell {
 
-// A layer's weights as a checkpoint has them: bf16 or f32, all of one dtype. The caller keeps them,
-// unchanged, while the layer is used (but see Layer::reads_gate()).
-struct LayerWeights {
-  ConstMatrixView gate;               // Wg [H, D]; Wu of a layer without a gate
-  std::optional<ConstMatrixView> up;  // Wu [H, D]; none in a layer without a gate
-  ConstMatrixView down;               // [D, H], or [H, D] where it lies neuron-major
-  bool neuron_major = false;
-};
-
 // A dense form of the layer, of the same weights: sets y [M, D] for x [M, D], and, where it is not
 // null, the number of non-zeros of the activated gate.
 using DenseFfn = std::function<void(ConstMatrixView x, MatrixView y, std::int64_t* nnz)>;
 
 struct LayerOptions {
+  // Whether down is [H, D], neuron-major, or [D, H] as checkpoints have it.
+  bool neuron_major = false;
   // Makes the dense form, for calls that it is faster for; none: every call is sparse. Called for
   // the first such call, whose form is kept, and for the timing below, whose form is not.
   std::function<DenseFfn()> make_dense = {};
@@ -49,9 +42,11 @@ struct LayerOptions {
 // One call at a time; two threads use two layers of the same weights.
 class Layer {
  public:
-  // Copies down where it does not lie neuron-major, and packs the gate where the tier screens none.
-  // `form`: its vectors are the caller's, as the weights are. Throws Error naming the argument.
-  Layer(const Context& context, const LayerWeights& weights, const FfnForm& form,
+  // weights: as stored, bf16 or f32, all of one type, without a screen. They stay the caller's, who
+  // keeps them unchanged while the layer is used (but see reads_gate()), as he does the vectors of
+  // `form`. Copies down where it does not lie neuron-major, and packs the gate where the tier
+  // screens none. Throws Error naming the argument.
+  Layer(const Context& context, const FfnWeights& weights, const FfnForm& form,
         LayerOptions options = {});
 
   // Runs inputs [N, D] like those to come, and says what it found. kFewestInputs or more.
@@ -89,8 +84,8 @@ class Layer {
 
   const FfnShape& shape() const { return shape_; }
   // Up and down as ffn() reads them, [H, D]: the caller's, or copies.
-  const std::optional<ConstMatrixView>& up() const { return up_; }
-  const ConstMatrixView& down() const { return down_; }
+  const std::optional<WeightView>& up() const { return operands_.up; }
+  const WeightView& down() const { return operands_.down; }
   // None until the layer is prepared.
   std::optional<GateForm> gate_form() const { return gate_form_; }
   // What it was prepared by; none without kFewestInputs, or where the tier asks nothing of them.
@@ -103,7 +98,6 @@ class Layer {
 
  private:
   bool screens() const;
-  FfnWeights operands() const;
   void pack();
   struct Trial {
     LayerFindings findings;
@@ -115,15 +109,14 @@ class Layer {
   void scale_cost(Context& context, ConstMatrixView x);
   std::uint64_t fingerprint() const;
 
-  LayerWeights weights_;
+  FfnWeights weights_;   // the caller's
+  FfnWeights operands_;  // as ffn() takes them, once the gate has a form
   FfnForm form_;
   LayerOptions options_;
   CpuTier tier_;
   FfnShape shape_;
   std::optional<std::uint64_t> made_of_;    // with watch_weights
   PreparedMemory up_memory_, down_memory_;  // where they are copies
-  std::optional<ConstMatrixView> up_;       // as ffn() takes it
-  ConstMatrixView down_;                    // [H, D]
   std::optional<GateForm> gate_form_;
   std::optional<PackedWeight> packed_;
   std::optional<Screen> screen_;

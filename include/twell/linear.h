@@ -9,9 +9,9 @@
 
 namespace twell {
 
-// On a packed weight, by the gate's GEMM without the activation. `bias` is [N] of the same dtype,
-// or null.
-void linear(Context& context, ConstMatrixView x, const PackedWeight& weight, const void* bias,
+// On a packed weight (PackedWeight::view()), by the gate's GEMM without the activation. `bias` is
+// [N] of the same dtype, or null.
+void linear(Context& context, ConstMatrixView x, const WeightView& weight, const void* bias,
             MatrixView y);
 
 // On a weight as it is stored, for a few rows. W is read once, at the bandwidth of memory. Any M is

@@ -45,11 +45,11 @@ constexpr std::int64_t packed_cols(WeightType type, std::int64_t rows, std::int6
   return cols >= 0 && packed_extent(type, rows, cols) == n ? cols : -1;
 }
 
-// Memory that a weight was prepared in: its own, which copies share and the last one frees, or the
-// caller's. Its own is at a multiple of 64 bytes, since kernels read whole cache lines, and from
-// 2 MB on in huge pages where the system gives them: weights are gathered row by row, and a 4 kB
-// row of a 2048-wide bf16 layer would otherwise cost a TLB entry of its own. The caller's may be at
-// any multiple of 4, with the same result, but then every load crosses two lines.
+// Memory for a prepared weight, which copies share and the last one frees. It is at a multiple of
+// 64 bytes, since kernels read whole cache lines, and from 2 MB on in huge pages where the system
+// gives them: weights are gathered row by row, and a 4 kB row of a 2048-wide bf16 layer would
+// otherwise cost a TLB entry of its own. A caller's own memory may be at any multiple of 4, with
+// the same result, but then every load crosses two lines.
 class PreparedMemory {
  public:
   static constexpr std::size_t kAlignment = 64;
@@ -58,45 +58,33 @@ class PreparedMemory {
   PreparedMemory() = default;
   // Uninitialised. Throws Error{out_of_memory}.
   explicit PreparedMemory(std::size_t bytes);
-  // The caller's, which outlives this and its copies. Throws Error naming `operation` where it is
-  // null or no multiple of 4.
-  static PreparedMemory borrow(const void* data, const char* operation);
 
-  const void* data() const { return data_; }
-  void* mutable_data() { return owned_.get(); }  // null where borrowed
-  std::size_t bytes() const { return bytes_; }   // that it owns
+  const void* data() const { return data_.get(); }
+  void* mutable_data() { return data_.get(); }
+  std::size_t bytes() const { return bytes_; }
 
  private:
-  std::shared_ptr<void> owned_;
-  const void* data_ = nullptr;
+  std::shared_ptr<void> data_;
   std::size_t bytes_ = 0;
 };
 
 // `packed`: packed_bytes(w.type, w.rows, w.cols) bytes at a multiple of 4, best of 64. w: rows of
 // bf16 or f32.
 void pack_weight(const WeightView& w, void* packed);
+// The inverse, exact, of `panels` as pack_weight() wrote them, into a matrix of their type and
+// shape.
+void unpack_weight(const WeightView& panels, MatrixView w);
 
-// W packed: as PackedWeight(w) makes it, or as pack_weight() wrote it elsewhere. A value; copies
-// share the memory.
+// A packed weight that owns its memory. A value; copies share it.
 class PackedWeight {
  public:
-  // Packs w on all threads. w: rows of bf16 or f32.
+  // As pack_weight() packs w, on all threads. w: rows of bf16 or f32.
   explicit PackedWeight(const WeightView& w);
-  // `panels`: as pack_weight() wrote them.
-  static PackedWeight borrow(const WeightView& panels);
 
   // Panels, which live as long as this or a copy of it.
   const WeightView& view() const { return view_; }
-  WeightType type() const { return view_.type; }
-  std::int64_t rows() const { return view_.rows; }
-  std::int64_t cols() const { return view_.cols; }
-  const void* data() const { return view_.data; }
-  // The inverse, exact, into a matrix of this type and shape.
-  void unpack(MatrixView w) const;
 
  private:
-  PackedWeight(PreparedMemory memory, const WeightView& view);
-
   PreparedMemory memory_;
   WeightView view_;
 };

@@ -45,30 +45,26 @@ constexpr std::size_t screen_bytes(std::int64_t rows, std::int64_t cols) {
 // multiple of 4, best of 64. axis: w.cols numbers, the direction of a; null or zero: none.
 void make_screen(ConstMatrixView w, const float* axis, void* screen);
 
-// A screen of W [rows, cols]: as Screen(w, axis) makes it, or as make_screen() wrote it elsewhere.
-// A value; copies share the memory.
-class Screen {
- public:
-  Screen(ConstMatrixView w, const float* axis);
-  static Screen borrow(const void* screen, std::int64_t rows, std::int64_t cols);
-
-  std::int64_t rows() const { return rows_; }
-  std::int64_t cols() const { return cols_; }
-  const void* data() const { return memory_.data(); }
-
- private:
-  Screen(PreparedMemory memory, std::int64_t rows, std::int64_t cols);
-
-  PreparedMemory memory_;
-  std::int64_t rows_, cols_;
+// A screen of W [rows, cols] in memory of somebody else; without data: none. A screen belongs to
+// the weight it was made of: after a change to that it is wrong, and nothing notices.
+struct ScreenView {
+  const void* data = nullptr;
+  std::int64_t rows = 0;
+  std::int64_t cols = 0;
 };
 
-// A gate by way of its screen: the screen rules neurons out, `rows` [H, D], as stored, has the
-// rest. A screen belongs to the weight it was made of: after a change to that it is wrong, and
-// nothing notices.
-struct ScreenedGate {
-  WeightView rows;
-  Screen screen;
+// A screen that owns its memory. A value; copies share it.
+class Screen {
+ public:
+  // As make_screen(w, axis) makes it.
+  Screen(ConstMatrixView w, const float* axis);
+
+  // Lives as long as this or a copy of it.
+  const ScreenView& view() const { return view_; }
+
+ private:
+  PreparedMemory memory_;
+  ScreenView view_;
 };
 
 }  // namespace twell

@@ -8,9 +8,9 @@
 
 namespace twell {
 
-// out = act(x Wᵀ), packed. out's layout chooses tile and capacity. It must have M rows, H columns
-// and x's dtype.
-void gemm_relu_twell(Context& context, ConstMatrixView x, const PackedWeight& weight,
+// out = act(x Wᵀ), packed, of a packed weight. out's layout chooses tile and capacity. It must have
+// M rows, H columns and x's dtype.
+void gemm_relu_twell(Context& context, ConstMatrixView x, const WeightView& weight,
                      const ActivationSpec& activation, TwellMatrix& out);
 
 // y = (g ⊙ (x Wuᵀ)) Wd for the packed gate g. Up is computed only where g is non-zero.

@@ -21,6 +21,10 @@ constexpr WeightType weight_type(DType dtype) {
 constexpr const char* name_of(WeightType type) {
   return type == WeightType::bf16 ? "bf16" : type == WeightType::f16 ? "f16" : "f32";
 }
+// The inverse, of types that are a dtype.
+constexpr DType as_dtype(WeightType type) {
+  return type == WeightType::bf16 ? DType::bf16 : type == WeightType::f16 ? DType::f16 : DType::f32;
+}
 // Whether x and y of a dtype go with a weight of a type.
 constexpr bool goes_with(DType x, WeightType weight) { return weight == weight_type(x); }
 // Of so many numbers in a row.
@@ -63,6 +67,7 @@ struct WeightView {
   }
 
   // The following are of rows.
+  ConstMatrixView matrix() const { return {data, as_dtype(type), rows, cols, row_stride}; }
   template <class T>
   const T* row(std::int64_t r) const {
     return static_cast<const T*>(data) + r * row_stride;

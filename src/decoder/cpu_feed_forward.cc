@@ -48,8 +48,8 @@ struct LayerTensors {
   static at::Tensor in_f32(const at::Tensor& bias) {
     return bias.defined() ? bias.detach().to(at::kFloat).contiguous() : at::Tensor();
   }
-  LayerWeights weights() const {
-    LayerWeights out{matrix_view(gate), {}, matrix_view(down), neuron_major};
+  FfnWeights weights() const {
+    FfnWeights out{matrix_view(gate), {}, matrix_view(down)};
     if (up.defined()) out.up = matrix_view(up);
     return out;
   }
@@ -113,6 +113,7 @@ class CpuFeedForward final : public FeedForward {
  private:
   LayerOptions options() {
     LayerOptions out;
+    out.neuron_major = of_.neuron_major;
     out.watch_weights = false;  // a loaded model's do not change
     if (path_ != FfnPath::automatic) return out;
     out.make_dense = [this] { return dense_for_timing(); };
@@ -163,12 +164,12 @@ class CpuFeedForward final : public FeedForward {
     };
     FfnParameters out{of_.gate,
                       {},
-                      tensor_of(layer_.down()).t(),
+                      tensor_of(layer_.down().matrix()).t(),
                       stored(of_.gate_bias),
                       stored(of_.up_bias),
                       stored(of_.down_bias)};
     if (layer_.shape().gated) {
-      out.up = tensor_of(*layer_.up());
+      out.up = tensor_of(layer_.up()->matrix());
     } else {
       std::swap(out.gate, out.up);
       std::swap(out.gate_bias, out.up_bias);

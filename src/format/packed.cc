@@ -77,19 +77,11 @@ std::shared_ptr<void> allocate_huge(std::size_t bytes) {
 }  // namespace
 
 PreparedMemory::PreparedMemory(std::size_t bytes) : bytes_(bytes) {
-  owned_ = bytes < kHugePage ? allocate_small(bytes) : allocate_huge(bytes);
-  data_ = owned_.get();
+  data_ = bytes < kHugePage ? allocate_small(bytes) : allocate_huge(bytes);
   if (data_ == nullptr) {
     throw Error(ErrorKind::out_of_memory, "twell::PreparedMemory",
                 concat("cannot allocate ", bytes, " bytes for a weight"));
   }
-}
-
-PreparedMemory PreparedMemory::borrow(const void* data, const char* operation) {
-  require_prepared(data, operation);
-  PreparedMemory out;
-  out.data_ = data;
-  return out;
 }
 
 void pack_weight(const WeightView& w, void* packed) {
@@ -109,30 +101,22 @@ void pack_weight(const WeightView& w, void* packed) {
       });
 }
 
-PackedWeight::PackedWeight(const WeightView& w) : PackedWeight({}, w) {
+PackedWeight::PackedWeight(const WeightView& w) {
   require_weight(w, "PackedWeight");
   memory_ = PreparedMemory(packed_bytes(w.type, w.rows, w.cols));
   pack_weight(w, memory_.mutable_data());
   view_ = WeightView::panels(memory_.data(), w.type, w.rows, w.cols);
 }
 
-PackedWeight::PackedWeight(PreparedMemory memory, const WeightView& view)
-    : memory_(std::move(memory)), view_(view) {}
-
-PackedWeight PackedWeight::borrow(const WeightView& panels) {
-  require_weight_type("PackedWeight", "type", panels.type);
-  require(panels.layout == WeightLayout::panels, "PackedWeight", "layout",
-          "expected panels, got a weight as stored");
-  return {PreparedMemory::borrow(panels.data, "PackedWeight"), panels};
-}
-
-void PackedWeight::unpack(MatrixView w) const {
-  require(type() == weight_type(w.dtype) && rows() == w.rows && cols() == w.cols,
-          "PackedWeight::unpack", "w", "expected ", name_of(type()), " [", rows(), ", ", cols(),
+void unpack_weight(const WeightView& panels, MatrixView w) {
+  constexpr const char* kOperation = "unpack_weight";
+  require_panels(kOperation, "panels", panels);
+  require(panels.type == weight_type(w.dtype) && panels.rows == w.rows && panels.cols == w.cols,
+          kOperation, "w", "expected ", name_of(panels.type), " [", panels.rows, ", ", panels.cols,
           "], got ", name_of(w.dtype), " [", w.rows, ", ", w.cols, "]");
-  require_view("PackedWeight::unpack", "w", w);
+  require_view(kOperation, "w", w);
   for_each_run(
-      w, type(), static_cast<const std::byte*>(data()),
+      w, panels.type, static_cast<const std::byte*>(panels.data),
       [](const std::byte* /*panel*/, std::int64_t /*bytes*/, std::int64_t /*neurons*/) {},
       [](std::byte* row, const std::byte* word, std::int64_t words) {
         copy_run(word, kPanel * kWord, row, kWord, words);

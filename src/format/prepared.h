@@ -12,10 +12,21 @@ inline void require_weight(const WeightView& w, const char* operation) {
   require_weight_rows(operation, "w", w);
 }
 
-inline void require_prepared(const void* memory, const char* operation) {
-  require(memory != nullptr, operation, "memory", "is null");
+inline void require_prepared(const void* memory, const char* operation,
+                             const char* argument = "memory") {
+  require(memory != nullptr, operation, argument, "is null");
   require(reinterpret_cast<std::uintptr_t>(memory) % PreparedMemory::kElement == 0, operation,
-          "memory", "is not aligned to ", PreparedMemory::kElement, " bytes");
+          argument, "is not aligned to ", PreparedMemory::kElement, " bytes");
+}
+
+// A packed weight with at least one row and column.
+inline void require_panels(const char* operation, const char* argument, const WeightView& w) {
+  require_weight_type(operation, argument, w.type);
+  require(w.layout == WeightLayout::panels, operation, argument,
+          "expected a packed weight, got one as stored");
+  require(w.rows >= 1 && w.cols >= 1, operation, argument,
+          "expected at least one row and column, got [", w.rows, ", ", w.cols, "]");
+  require_prepared(w.data, operation, argument);
 }
 
 }  // namespace twell

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "format/prepared.h"
-#include "format/screen_view.h"
+#include "format/screen_parts.h"
 
 namespace twell {
 namespace {
@@ -126,7 +126,7 @@ void normalise(const float* axis, std::int64_t cols, float* out) {
 
 template <class T>
 void make_typed(ConstMatrixView w, const float* axis, void* screen) {
-  const ScreenView view = {screen, w.rows, w.cols};
+  const ScreenParts view{{screen, w.rows, w.cols}};
   normalise(axis, w.cols, const_cast<float*>(view.axis()));
   const std::int64_t depth = screen_depth(w.cols);
   std::vector<float> wide_rows(static_cast<std::size_t>(depth * omp_get_max_threads()));
@@ -166,17 +166,11 @@ void make_screen(ConstMatrixView w, const float* axis, void* screen) {
   }
 }
 
-Screen::Screen(ConstMatrixView w, const float* axis) : Screen({}, w.rows, w.cols) {
+Screen::Screen(ConstMatrixView w, const float* axis) {
   require_weight(w, "Screen");
   memory_ = PreparedMemory(screen_bytes(w.rows, w.cols));
   make_screen(w, axis, memory_.mutable_data());
-}
-
-Screen::Screen(PreparedMemory memory, std::int64_t rows, std::int64_t cols)
-    : memory_(std::move(memory)), rows_(rows), cols_(cols) {}
-
-Screen Screen::borrow(const void* screen, std::int64_t rows, std::int64_t cols) {
-  return {PreparedMemory::borrow(screen, "Screen"), rows, cols};
+  view_ = {memory_.data(), w.rows, w.cols};
 }
 
 }  // namespace twell

@@ -10,7 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "format/screen_view.h"
+#include "format/screen_parts.h"
 #include "format/twell_view.h"
 #include "kernels/tile_order.h"
 #include "twell/device.h"
@@ -79,7 +79,7 @@ struct ScreenedRows {
 struct ScreenGemmArgs {
   ScreenedRows x;
   std::int64_t rows = 0;
-  ScreenView screen;
+  ScreenParts screen;
   std::int64_t panel_begin = 0;
   std::int64_t panels = 0;
   float* c = nullptr;  // as GemmArgs
@@ -101,7 +101,7 @@ struct ScreenPackArgs : PackArgs {
   ConstMatrixView x;        // [rows, D]
   ScreenedRows x8;          // the same rows
   WeightView weight;        // [H, D], as stored
-  ScreenView screen;        // its screen
+  ScreenParts screen;       // its screen
   void* scratch = nullptr;  // screen_pack_scratch(rows) bytes
 };
 // Candidates of a column block, and how many each row has.
@@ -134,7 +134,7 @@ struct Kernels {
   }
 
   // r̂, its scales and the norms of one token's x; `to` is that row's.
-  void (*screen_row)(const void* x, const ScreenView& screen, const ScreenedRows& to);
+  void (*screen_row)(const void* x, const ScreenParts& screen, const ScreenedRows& to);
   void (*screen_gemm)(const ScreenGemmArgs&);
 
   // y = y32, rounded.

@@ -5,7 +5,6 @@
 #include <cstring>
 #include <numeric>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #include "layer/scaled_cost.h"
@@ -18,18 +17,21 @@ namespace {
 
 constexpr const char* kName = "Layer";
 
-void require_weights(const LayerWeights& w) {
-  require(w.gate.rows >= 1 && w.gate.cols >= 1, kName, "gate",
-          "expected at least one row and column, got [", w.gate.rows, ", ", w.gate.cols, "]");
-  require_view(kName, "gate", w.gate);
-  if (w.up) require_matrix(kName, "up", *w.up, w.gate.dtype, w.gate.rows, w.gate.cols);
+void require_weights(const FfnWeights& w, bool neuron_major) {
+  require_weight_shape(kName, "gate", w.gate.type, w.gate.rows, w.gate.cols);
+  const auto weight = [&](const char* name, const WeightView& view, std::int64_t rows,
+                          std::int64_t cols) {
+    require_weight(kName, name, view, as_dtype(w.gate.type), rows, cols);
+  };
+  weight("gate", w.gate, w.gate.rows, w.gate.cols);
+  if (w.up) weight("up", *w.up, w.gate.rows, w.gate.cols);
   // As wide as y, which need not be as wide as x.
-  const std::int64_t columns = w.neuron_major ? w.down.cols : w.down.rows;
-  if (w.neuron_major) {
-    require_matrix(kName, "down", w.down, w.gate.dtype, w.gate.rows, columns);
+  if (neuron_major) {
+    weight("down", w.down, w.gate.rows, w.down.cols);
   } else {
-    require_matrix(kName, "down", w.down, w.gate.dtype, columns, w.gate.rows);
+    weight("down", w.down, w.down.rows, w.gate.rows);
   }
+  require(w.screen.data == nullptr, kName, "screen", "expected none: a layer makes its own");
 }
 
 // Memory and a view of [rows, cols] in it, rows an odd number of cache lines apart or adjacent.
@@ -65,9 +67,9 @@ std::vector<float> mean_of(ConstMatrixView x) {
 }
 
 // FNV-1a over 16 bytes of each row, at a place that moves from row to row.
-std::uint64_t mixed(ConstMatrixView w, std::uint64_t hash) {
+std::uint64_t mixed(const WeightView& w, std::uint64_t hash) {
   constexpr std::int64_t kBytes = 16;
-  const std::int64_t row = w.cols * static_cast<std::int64_t>(size_of(w.dtype));
+  const std::int64_t row = bytes_of(w.type, w.cols);
   const std::int64_t count = std::min(kBytes, row);
   for (std::int64_t r = 0; r < w.rows; ++r) {
     const std::byte* const at = w.row_bytes(r) + r * 64 % (row - count + 1);
@@ -80,31 +82,34 @@ std::uint64_t mixed(ConstMatrixView w, std::uint64_t hash) {
 
 }  // namespace
 
-Layer::Layer(const Context& context, const LayerWeights& weights, const FfnForm& form,
+Layer::Layer(const Context& context, const FfnWeights& weights, const FfnForm& form,
              LayerOptions options)
-    : weights_(weights), form_(form), options_(std::move(options)), tier_(context.tier()) {
-  require_weights(weights);
+    : weights_(weights),
+      operands_(weights),
+      form_(form),
+      options_(std::move(options)),
+      tier_(context.tier()) {
+  require_weights(weights, options_.neuron_major);
   if (options_.watch_weights) made_of_ = fingerprint();
-  shape_ = {weights.gate.cols, weights.gate.rows, weights.up.has_value(), weights.gate.dtype};
+  shape_ = weights.shape(as_dtype(weights.gate.type));
   const bool spread = options_.spread.value_or(tuning_of(tier_).gather_columns > 0);
-  up_ = weights.up;
-  if (up_ && spread) {
-    Copy own = allocate(up_->rows, up_->cols, shape_.dtype, true);
-    copy(*up_, own.view);
+  if (weights.up && spread) {
+    Copy own = allocate(shape_.hidden, shape_.width, shape_.dtype, true);
+    copy(weights.up->matrix(), own.view);
     up_memory_ = std::move(own.memory);
-    up_ = own.view;
+    operands_.up = own.view;
   }
-  down_ = weights.down;
-  if (!weights.neuron_major || spread) {
-    const std::int64_t columns = weights.neuron_major ? down_.cols : down_.rows;
+  const ConstMatrixView down = weights.down.matrix();
+  if (!options_.neuron_major || spread) {
+    const std::int64_t columns = options_.neuron_major ? down.cols : down.rows;
     Copy own = allocate(shape_.hidden, columns, shape_.dtype, spread);
-    if (weights.neuron_major) {
-      copy(down_, own.view);
+    if (options_.neuron_major) {
+      copy(down, own.view);
     } else {
-      transpose(down_, own.view);
+      transpose(down, own.view);
     }
     down_memory_ = std::move(own.memory);
-    down_ = own.view;
+    operands_.down = own.view;
   }
   if (options_.make_dense) {
     to_be_scaled_ = !options_.cost.has_value();
@@ -116,14 +121,10 @@ Layer::Layer(const Context& context, const LayerWeights& weights, const FfnForm&
 bool Layer::screens() const { return tuning_of(tier_).screen_limit > 0.0; }
 
 void Layer::pack() {
-  packed_.emplace(weights_.gate);
+  operands_.gate = packed_.emplace(weights_.gate).view();
+  operands_.screen = {};
   screen_.reset();
   gate_form_ = GateForm::packed;
-}
-
-FfnWeights Layer::operands() const {
-  if (packed_) return {*packed_, up_, down_};
-  return {ScreenedGate{weights_.gate, *screen_}, up_, down_};
 }
 
 Layer::Trial Layer::run_sample(Context& context, ConstMatrixView sample, bool screen) const {
@@ -132,14 +133,18 @@ Layer::Trial Layer::run_sample(Context& context, ConstMatrixView sample, bool sc
           " or more inputs, got ", sample.rows);
   LayerFindings findings{sample.rows, mean_of(sample), {}, {}};
   std::optional<Screen> with;
-  if (screen) with.emplace(weights_.gate, findings.mean.data());
-  const auto gate = [&]() -> std::variant<PackedWeight, ScreenedGate> {
-    if (with) return ScreenedGate{weights_.gate, *with};
-    return packed_ ? *packed_ : PackedWeight(weights_.gate);
-  };
+  std::optional<PackedWeight> packed;
+  FfnWeights operands = operands_;
+  if (screen) {
+    operands.gate = weights_.gate;
+    operands.screen = with.emplace(weights_.gate.matrix(), findings.mean.data()).view();
+  } else if (gate_form_ != GateForm::packed) {
+    operands.gate = packed.emplace(weights_.gate).view();
+    operands.screen = {};
+  }
   FfnCounts counts;
-  Copy y = allocate(sample.rows, down_.cols, shape_.dtype, false);
-  ffn(context, sample, {gate(), up_, down_}, form_, y.view, &counts);
+  Copy y = allocate(sample.rows, operands_.down.cols, shape_.dtype, false);
+  ffn(context, sample, operands, form_, y.view, &counts);
   findings.fired = std::move(counts.neuron_nnz);
   if (screen) {
     findings.candidates = static_cast<double>(counts.candidates) /
@@ -172,7 +177,8 @@ void Layer::prepare(const LayerFindings& findings) {
 void Layer::decide(LayerFindings findings, std::optional<Screen> screen) {
   if (reads_gate()) {
     if (screen_pays(tier_, findings.candidates)) {
-      screen_ = screen ? std::move(screen) : Screen(weights_.gate, findings.mean.data());
+      screen_ = screen ? std::move(screen) : Screen(weights_.gate.matrix(), findings.mean.data());
+      operands_.screen = screen_->view();
       gate_form_ = GateForm::screened;
     } else {
       pack();
@@ -215,7 +221,7 @@ Layer::Call Layer::next(Context& context, ConstMatrixView x) {
 
 void Layer::run_sparse(Context& context, ConstMatrixView x, MatrixView y, FfnCounts* counts) const {
   require(gate_form_.has_value(), kName, "run_sparse", "expected a layer that was prepared");
-  ffn(context, x, operands(), form_, y, counts);
+  ffn(context, x, operands_, form_, y, counts);
 }
 
 void Layer::saw(std::int64_t nnz, std::int64_t rows) {
@@ -231,7 +237,7 @@ void Layer::scale_cost(Context& context, ConstMatrixView x) {
     const std::int64_t copies = (tokens + x.rows - 1) / x.rows;
     Copy rows = allocate(copies * x.rows, x.cols, shape_.dtype, false);
     for (std::int64_t i = 0; i < copies; ++i) copy(x, rows.view.slice(i * x.rows, x.rows));
-    Copy y = allocate(tokens, down_.cols, shape_.dtype, false);
+    Copy y = allocate(tokens, operands_.down.cols, shape_.dtype, false);
     const auto batch = [&](std::int64_t i) {
       return ConstMatrixView(rows.view.slice(i % (rows.view.rows / tokens) * tokens, tokens));
     };

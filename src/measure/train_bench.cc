@@ -96,8 +96,9 @@ class SparseTraining {
   }
 
   void forward() {
-    ffn_forward(context_, lm::matrix_view(x_), weights(), activation_, mutable_view(y_), pattern_,
-                &counts_);
+    const Prepared operands = prepared();
+    ffn_forward(context_, lm::matrix_view(x_), operands.weights, activation_, mutable_view(y_),
+                pattern_, &counts_);
   }
   void backward(const at::Tensor& dy) {
     FfnBackward in = {lm::matrix_view(dy),
@@ -120,7 +121,7 @@ class SparseTraining {
 
   std::string describe() const {
     const ConstMatrixView x = lm::matrix_view(x_);
-    const FfnPlan plan = plan_ffn(context_, x.rows, weights().shape(x.dtype),
+    const FfnPlan plan = plan_ffn(context_, x.rows, prepared().weights.shape(x.dtype),
                                   screened_ ? GateForm::screened : GateForm::packed);
     return plan.to_string();
   }
@@ -130,14 +131,20 @@ class SparseTraining {
 
  private:
   // Prepared in every call: in training, weights are new in every step.
-  FfnWeights weights() const {
+  struct Prepared {
+    FfnWeights weights;
+    std::optional<PackedWeight> packed;
+    std::optional<Screen> screen;
+  };
+  Prepared prepared() const {
     const ConstMatrixView gate = lm::matrix_view(layer_.gate);
-    FfnWeights out = {screened_ ? std::variant<PackedWeight, ScreenedGate>(ScreenedGate{
-                                      gate, Screen(gate, axis_.const_data_ptr<float>())})
-                                : PackedWeight(gate),
-                      {},
-                      lm::matrix_view(layer_.down_t)};
-    if (layer_.up.defined()) out.up = lm::matrix_view(layer_.up);
+    Prepared out{{gate, {}, lm::matrix_view(layer_.down_t)}, {}, {}};
+    if (layer_.up.defined()) out.weights.up = lm::matrix_view(layer_.up);
+    if (screened_) {
+      out.weights.screen = out.screen.emplace(gate, axis_.const_data_ptr<float>()).view();
+    } else {
+      out.weights.gate = out.packed.emplace(gate).view();
+    }
     return out;
   }
 

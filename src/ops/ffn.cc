@@ -41,32 +41,29 @@ void add_counts(const TwellView& packed, std::int64_t first, std::int64_t rows,
 void require_ffn(const char* operation, ConstMatrixView x, const FfnWeights& weights,
                  const FfnForm& form, MatrixView y) {
   const FfnShape shape = weights.shape(x.dtype);
-  const WeightView& gate = weights.gate_view();
-  require_weight_shape(operation, "gate", gate.type, shape.hidden, shape.width);
-  require_x(operation, x, gate);
+  const ScreenView& screen = weights.screen;
+  require_weight_shape(operation, "gate", weights.gate.type, shape.hidden, shape.width);
+  require_x(operation, x, weights.gate);
   const auto weight = [&](const char* name, const WeightView& view, std::int64_t cols) {
     require_weight(operation, name, view, shape.dtype, shape.hidden, cols);
   };
-  if (const auto* screened = std::get_if<ScreenedGate>(&weights.gate)) {
-    weight("gate", gate, shape.width);
-    require(screened->screen.rows() == shape.hidden && screened->screen.cols() == shape.width,
-            operation, "screen", "expected that of [", shape.hidden, ", ", shape.width,
-            "], got that of [", screened->screen.rows(), ", ", screened->screen.cols(), "]");
+  if (weights.form() == GateForm::packed) {
+    require_panels(operation, "gate", weights.gate);
+    require(screen.data == nullptr, operation, "screen", "expected none of a packed gate");
+  } else {
+    weight("gate", weights.gate, shape.width);
+    require(screen.data != nullptr, operation, "gate",
+            "expected a packed weight, or one as stored and its screen");
+    require_prepared(screen.data, operation, "screen");
+    require(screen.rows == shape.hidden && screen.cols == shape.width, operation, "screen",
+            "expected that of [", shape.hidden, ", ", shape.width, "], got that of [", screen.rows,
+            ", ", screen.cols, "]");
   }
   if (weights.up) weight("up", *weights.up, shape.width);
   weight("down", weights.down, weights.down.cols);
   require_matrix(operation, "y", y, shape.dtype, x.rows, weights.down.cols);
   require_apart(operation, "y", y, "x", x);
   require_form(operation, form, shape, weights.down.cols);
-}
-
-const WeightView& FfnWeights::gate_view() const {
-  const auto* packed = std::get_if<PackedWeight>(&gate);
-  return packed != nullptr ? packed->view() : std::get<ScreenedGate>(gate).rows;
-}
-
-FfnShape FfnWeights::shape(DType x) const {
-  return {gate_view().cols, gate_view().rows, up.has_value(), x};
 }
 
 void ffn(Context& context, ConstMatrixView x, const FfnWeights& weights, const FfnForm& form,

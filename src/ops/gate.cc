@@ -27,16 +27,15 @@ Gate::Gate(Context& context, const FfnPlan& plan, const FfnWeights& weights, DTy
       activation_(activation),
       bias_(bias),
       out_(out),
-      weight_(plan.tier, x, weights.gate_view()) {
+      weight_(plan.tier, x, weights.gate) {
   const std::int64_t width = weight_.cols;
   // The largest block's x, without its data.
   input_ = {{nullptr, x, plan.row_block, width}, kernels_.x};
   prepared_ = context.scratch(0, kPreparedX, input_.prepared_bytes());
   const auto sums = static_cast<std::size_t>(gemm_accumulators(plan.row_block)) * sizeof(float);
   for (int t = 0; t < plan.threads; ++t) context.scratch(t, kAccumulators, sums);
-  const auto* screened = std::get_if<ScreenedGate>(&weights.gate);
-  if (screened == nullptr) return;
-  screen_ = ScreenView(screened->screen);
+  if (weights.form() == GateForm::packed) return;
+  screen_ = {weights.screen};
   const auto rows = static_cast<std::size_t>(plan.row_block);
   // In TileOrder, if rows are then more: whole blocks of inputs, and of 16 rows.
   const std::size_t bytes =

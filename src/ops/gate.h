@@ -51,7 +51,7 @@ class Gate {
   Weight weight_;    // panels, or with a screen the rows as stored
   GemmInput input_;  // the block's rows
   void* prepared_ = nullptr;
-  ScreenView screen_;  // with a screen
+  ScreenParts screen_;  // with a screen
   ScreenedRows x8_;
 };
 

@@ -74,16 +74,16 @@ void multiply(Context& context, ConstMatrixView x, const Weight& weight, const v
 
 }  // namespace
 
-void linear(Context& context, ConstMatrixView x, const PackedWeight& weight, const void* bias,
+void linear(Context& context, ConstMatrixView x, const WeightView& weight, const void* bias,
             MatrixView y) {
   constexpr const char* kOperation = "linear";
-  require_weight_shape(kOperation, "weight", weight.type(), weight.rows(), weight.cols());
-  require_x(kOperation, x, weight.view());
-  require_matrix(kOperation, "y", y, x.dtype, x.rows, weight.rows());
+  require_panels(kOperation, "weight", weight);
+  require_x(kOperation, x, weight);
+  require_matrix(kOperation, "y", y, x.dtype, x.rows, weight.rows);
   require_apart(kOperation, "y", y, "x", x);
   // A kernel may want a copy of x, in scratch that stays: 16 MiB of bf16 at D = 2048.
   constexpr std::int64_t kMostRows = 4096;
-  const Weight w(context.tier(), x.dtype, weight.view());
+  const Weight w(context.tier(), x.dtype, weight);
   for (std::int64_t row = 0; row < x.rows; row += kMostRows) {
     const std::int64_t rows = std::min(kMostRows, x.rows - row);
     multiply(context, x.slice(row, rows), w, bias, y.slice(row, rows));

@@ -44,15 +44,15 @@ void gather_blocks(Context& context, const TwellMatrix& packed, ConstMatrixView 
 
 }  // namespace
 
-void gemm_relu_twell(Context& context, ConstMatrixView x, const PackedWeight& weight,
+void gemm_relu_twell(Context& context, ConstMatrixView x, const WeightView& weight,
                      const ActivationSpec& activation, TwellMatrix& out) {
   constexpr const char* kOperation = "gemm_relu_twell";
-  require_weight_shape(kOperation, "weight", weight.type(), weight.rows(), weight.cols());
-  require_x(kOperation, x, weight.view());
+  require_panels(kOperation, "weight", weight);
+  require_x(kOperation, x, weight);
   require_activation(kOperation, activation);
   const TwellLayout& layout = out.layout();
-  require(layout.rows == x.rows && layout.cols == weight.rows() && layout.dtype == x.dtype,
-          kOperation, "out", "expected ", name_of(x.dtype), " [", x.rows, ", ", weight.rows(),
+  require(layout.rows == x.rows && layout.cols == weight.rows && layout.dtype == x.dtype,
+          kOperation, "out", "expected ", name_of(x.dtype), " [", x.rows, ", ", weight.rows,
           "], got ", name_of(layout.dtype), " [", layout.rows, ", ", layout.cols, "]");
   out.clear();
   if (x.rows == 0) return;

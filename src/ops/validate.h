@@ -3,6 +3,7 @@
 #pragma once
 
 #include "core/check.h"
+#include "format/prepared.h"
 #include "twell/ffn.h"
 
 namespace twell {

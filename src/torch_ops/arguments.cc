@@ -205,7 +205,7 @@ WeightView weight_of(const Argument& argument) {
   return WeightView::panels(prepared_data(argument, "pack_weight"), type, rows, cols);
 }
 
-WeightView packed_view(const Argument& argument) {
+WeightView packed_of(const Argument& argument) {
   if (argument.tensor.dim() != 3) {
     fail(argument.operation, argument.name,
          "expected what pack_weight makes, got shape " + shape_of(argument.tensor));
@@ -213,11 +213,7 @@ WeightView packed_view(const Argument& argument) {
   return weight_of(argument);
 }
 
-PackedWeight packed_of(const Argument& argument) {
-  return PackedWeight::borrow(packed_view(argument));
-}
-
-Screen screen_of(const Argument& argument, std::int64_t rows, std::int64_t cols) {
+ScreenView screen_of(const Argument& argument, std::int64_t rows, std::int64_t cols) {
   const Tensor& tensor = argument.tensor;
   require_device(argument);
   const auto bytes = static_cast<std::int64_t>(screen_bytes(rows, cols));
@@ -226,7 +222,7 @@ Screen screen_of(const Argument& argument, std::int64_t rows, std::int64_t cols)
          "expected uint8 [" + std::to_string(bytes) + "], as screen_weight makes of [" +
              std::to_string(rows) + ", " + std::to_string(cols) + "], got " + shape_of(tensor));
   }
-  return Screen::borrow(prepared_data(argument, "screen_weight"), rows, cols);
+  return {prepared_data(argument, "screen_weight"), rows, cols};
 }
 
 void require_hot(const char* operation, std::int64_t hot, std::int64_t hidden) {

@@ -65,11 +65,10 @@ std::vector<std::int64_t> packed_shape(WeightType type, std::int64_t rows, std::
 // A weight says itself what it is, so that no operator is told: a matrix, or what pack_weight made
 // of one. On a GPU that has other contents than panels (cuda/torch/cuda_call.h).
 WeightView weight_of(const Argument& argument);
-// One that pack_weight made; and on the CPU what it made.
-WeightView packed_view(const Argument& argument);
-PackedWeight packed_of(const Argument& argument);
+// One that pack_weight made.
+WeightView packed_of(const Argument& argument);
 // What screen_weight made of a [rows, cols] matrix.
-Screen screen_of(const Argument& argument, std::int64_t rows, std::int64_t cols);
+ScreenView screen_of(const Argument& argument, std::int64_t rows, std::int64_t cols);
 
 // The one of `known` that has this name; `remark` on them is for the error.
 Activation activation_named(const char* operation, const char* argument,

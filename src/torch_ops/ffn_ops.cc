@@ -20,8 +20,14 @@ struct Call {
     return {operation, name, tensor};
   }
   FfnWeights weights() const {
-    FfnWeights out = {gate_of(), {}, weight_of(argument("down", down))};
+    const Argument stored = argument("gate", gate);
+    FfnWeights out = {.gate = screen.has_value() ? weight_of(stored) : packed_of(stored),
+                      .up = {},
+                      .down = weight_of(argument("down", down))};
     if (up.has_value()) out.up = weight_of(argument("up", *up));
+    if (screen.has_value()) {
+      out.screen = screen_of(argument("screen", *screen), out.gate.rows, out.gate.cols);
+    }
     return out;
   }
 
@@ -34,13 +40,6 @@ struct Call {
     twell::ffn(cpu_context(), rows.view, all, cpu_form.get(),
                mutable_matrix(y, rows.view.dtype, rows.view.rows, all.down.cols), counts);
     return y;
-  }
-
- private:
-  std::variant<PackedWeight, ScreenedGate> gate_of() const {
-    if (!screen.has_value()) return packed_of(argument("gate", gate));
-    const WeightView stored = weight_of(argument("gate", gate));
-    return ScreenedGate{stored, screen_of(argument("screen", *screen), stored.rows, stored.cols)};
   }
 };
 

@@ -11,8 +11,8 @@ Tensor linear(const Tensor& x, const Tensor& weight_packed, const std::optional<
   constexpr const char* kOperation = "linear";
   const Rows in = rows_of({kOperation, "x", x});
   const DType dtype = in.view.dtype;
-  const PackedWeight weight = packed_of({kOperation, "weight_packed", weight_packed});
-  const std::int64_t rows = weight.rows();
+  const WeightView weight = packed_of({kOperation, "weight_packed", weight_packed});
+  const std::int64_t rows = weight.rows;
   std::optional<Rows> offset;
   if (bias.has_value()) {
     offset = rows_of({kOperation, "bias", *bias});

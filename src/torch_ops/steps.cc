@@ -28,9 +28,9 @@ TwellTensors gemm_relu_twell(const Tensor& x, const Tensor& weight_packed,
                              std::int64_t capacity) {
   constexpr const char* kOperation = "gemm_relu_twell";
   const ConstMatrixView view = matrix_of({kOperation, "x", x});
-  const PackedWeight weight = packed_of({kOperation, "weight_packed", weight_packed});
+  const WeightView weight = packed_of({kOperation, "weight_packed", weight_packed});
   const ActivationSpec spec = activation_of(kOperation, activation, threshold);
-  TwellMatrix out(layout_of(kOperation, view, weight.rows(), tile, capacity));
+  TwellMatrix out(layout_of(kOperation, view, weight.rows, tile, capacity));
   twell::gemm_relu_twell(cpu_context(), view, weight, spec, out);
   return to_tensors(kOperation, out, x);
 }

@@ -154,13 +154,14 @@ TrainedFfn ffn_train(const FormArguments& form, const Tensor& x, const Tensor& g
   const ConstMatrixView gate_rows = matrix_of({kOperation, "gate", gate});
   const ConstMatrixView down_rows = matrix_of({kOperation, "down", down});
   require_hot(kOperation, form.hot, down_rows.rows);
-  const auto gate_of = [&]() -> std::variant<PackedWeight, ScreenedGate> {
-    if (!screen.has_value()) return PackedWeight(gate_rows);
-    const Argument argument{kOperation, "screen", *screen};
-    return ScreenedGate{gate_rows, screen_of(argument, gate_rows.rows, gate_rows.cols)};
-  };
-  FfnWeights weights = {gate_of(), {}, down_rows};
+  FfnWeights weights = {.gate = gate_rows, .up = {}, .down = down_rows};
   if (up.has_value()) weights.up = matrix_of({kOperation, "up", *up});
+  std::optional<PackedWeight> packed;
+  if (screen.has_value()) {
+    weights.screen = screen_of({kOperation, "screen", *screen}, gate_rows.rows, gate_rows.cols);
+  } else {
+    weights.gate = packed.emplace(gate_rows).view();
+  }
   const FfnShape shape = weights.shape(rows.view.dtype);
   const CpuForm cpu_form(kOperation, form, shape.dtype, down_rows.rows, down_rows.cols);
   const std::int64_t m = rows.view.rows;

@@ -26,12 +26,11 @@ Tensor pack_weight(const Tensor& weight) {
 
 Tensor unpack_weight(const Tensor& packed) {
   const Argument argument{"unpack_weight", "packed", packed};
-  const WeightView view = packed_view(argument);
+  const WeightView view = packed_of(argument);
   Tensor weight = new_empty({argument.operation, "weight", packed}, {view.rows, view.cols},
                             packed.scalar_type());
   if (view.rows > 0 && view.cols > 0) {
-    PackedWeight::borrow(view).unpack(
-        mutable_matrix(weight, dtype_of(argument), view.rows, view.cols));
+    twell::unpack_weight(view, mutable_matrix(weight, dtype_of(argument), view.rows, view.cols));
   }
   return weight;
 }

@@ -25,7 +25,7 @@ TYPED_TEST(PackedTest, RoundTripsAtTailSizesAndPadsWithZeros) {
       const auto w = test::random_matrix<TypeParam>(rows, cols, 1, 1.0F, 3);
       const PackedWeight packed(w.view());
       test::TestMatrix<TypeParam> back(rows, cols, 1);
-      packed.unpack(back.view());
+      unpack_weight(packed.view(), back.view());
       double sum = 0.0;
       for (std::int64_t r = 0; r < rows; ++r) {
         for (std::int64_t c = 0; c < cols; ++c) {
@@ -36,7 +36,7 @@ TYPED_TEST(PackedTest, RoundTripsAtTailSizesAndPadsWithZeros) {
       }
       // Whatever is not a weight is zero.
       const auto size = packed_bytes(kType, rows, cols) / sizeof(TypeParam);
-      const auto* values = static_cast<const TypeParam*>(packed.data());
+      const auto* values = static_cast<const TypeParam*>(packed.view().data);
       for (std::size_t i = 0; i < size; ++i) sum -= std::abs(static_cast<float>(values[i]));
       EXPECT_NEAR(sum, 0.0, 1e-9 * static_cast<double>(size));
     }
@@ -47,10 +47,10 @@ TEST(PackedWeight, CopiesShareAndOutliveTheOriginal) {
   const auto w = test::random_matrix<float>(20, 7, 1);
   std::optional<PackedWeight> first(w.view());
   const PackedWeight copy = *first;
-  EXPECT_EQ(copy.data(), first->data());
+  EXPECT_EQ(copy.view().data, first->view().data);
   first.reset();
   test::TestMatrix<float> back(20, 7);
-  copy.unpack(back.view());
+  unpack_weight(copy.view(), back.view());
   EXPECT_EQ(back.value(19, 6), w.value(19, 6));
 }
 
@@ -68,7 +68,7 @@ TEST(WeightView, IsAMatrixOrItsPanels) {
   EXPECT_EQ(packed.view().layout, WeightLayout::panels);
   EXPECT_EQ(packed.view().rows * 100 + packed.view().cols, 2007);
   EXPECT_THROW(PackedWeight{packed.view()}, Error);
-  EXPECT_THROW(PackedWeight::borrow(rows), Error);
+  EXPECT_THROW(unpack_weight(rows, test::TestMatrix<bf16>(20, 7).view()), Error);
 }
 
 // n of a tensor [rows, n, 1] has room for the padding, at most 32 numbers a row beside, and tells
@@ -100,7 +100,8 @@ TEST(PackedExtent, SaysTheColumns) {
 TEST(PackedErrors, NamesTheArgument) {
   test::TestMatrix<float> w(2, 2);
   w.fill([](std::int64_t, std::int64_t) { return 1.0F; });
-  EXPECT_THROW(PackedWeight(w.view()).unpack(test::TestMatrix<float>(2, 3).view()), Error);
+  EXPECT_THROW(unpack_weight(PackedWeight(w.view()).view(), test::TestMatrix<float>(2, 3).view()),
+               Error);
   EXPECT_THROW(PackedWeight(MatrixView(w.view().data, DType::f16, 2, 2)), Error);
   EXPECT_THROW(PackedWeight(MatrixView(nullptr, DType::f32, -1, 2)), Error);
   EXPECT_THROW(pack_weight(w.view(), nullptr), Error);
@@ -113,17 +114,20 @@ TEST(PackedErrors, MemoryHasToBeAligned) {
   auto* aligned = memory.data();
   while (reinterpret_cast<std::uintptr_t>(aligned) % 64 != 0) ++aligned;
   pack_weight(w.view(), aligned);
-  const auto borrow = [](const void* data) {
-    return PackedWeight::borrow(WeightView::panels(data, WeightType::f32, 16, 4));
+  test::TestMatrix<float> back(16, 4);
+  const auto unpack = [&](const void* data) {
+    unpack_weight(WeightView::panels(data, WeightType::f32, 16, 4), back.view());
   };
-  EXPECT_EQ(borrow(aligned).data(), aligned);
+  unpack(aligned);
+  EXPECT_EQ(back.value(15, 3), w.value(15, 3));
   try {
     pack_weight(w.view(), aligned + 18);
     FAIL();
   } catch (const Error& error) {
     EXPECT_STREQ(error.what(), "twell::pack_weight: memory: is not aligned to 4 bytes");
   }
-  EXPECT_THROW(borrow(aligned + 2), Error);
+  EXPECT_THROW(unpack(aligned + 2), Error);
+  EXPECT_THROW(unpack(nullptr), Error);
 }
 
 TEST(PackedErrors, RefusesF16) {
@@ -140,8 +144,8 @@ TEST(PackedErrors, RefusesF16) {
   const std::string why = "expected bf16 or f32, got f16";
   expect_refused([&] { pack_weight(w, bits); }, "twell::pack_weight: w: " + why);
   expect_refused([&] { PackedWeight{w}; }, "twell::PackedWeight: w: " + why);
-  expect_refused([&] { PackedWeight::borrow(WeightView::panels(bits, WeightType::f16, 2, 3)); },
-                 "twell::PackedWeight: type: " + why);
+  expect_refused([&] { unpack_weight(WeightView::panels(bits, WeightType::f16, 2, 3), w); },
+                 "twell::unpack_weight: panels: " + why);
   expect_refused([&] { make_screen(w, nullptr, bits); }, "twell::make_screen: w: " + why);
   expect_refused([&] { pack(w, {2, 3, 16, 1, DType::f16}); }, "twell::TwellMatrix: dtype: " + why);
 }

@@ -110,7 +110,7 @@ void check_screen(std::int64_t tokens, std::int64_t depth, std::int64_t hidden,
   const test::Layer<bf16> layer({tokens, depth, hidden});
   std::vector<float> axis(static_cast<std::size_t>(depth), 1.0F);
   const Screen screen(layer.gate.view(), axis.data());
-  const ScreenView view(screen);
+  const ScreenParts view{screen.view()};
   const Kernels& vectors = avx512::kernels.bf16;
   const auto rows = static_cast<std::size_t>(tokens);
   const auto c_of = [&](std::int64_t x_block, auto* gemm) {

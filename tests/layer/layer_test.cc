@@ -33,14 +33,15 @@ struct Stored {
     }
     form.gate_bias = gate_bias;
   }
-  LayerWeights weights(bool major = false) const {
-    LayerWeights out{gate.view(), {}, major ? neuron_major.view() : down.view(), major};
+  FfnWeights weights(bool major = false) const {
+    FfnWeights out{gate.view(), {}, major ? neuron_major.view() : down.view()};
     if (gated) out.up = up.view();
     return out;
   }
   // By ffn() on the packed gate.
   TestMatrix<T> expected(Context& context, const TestMatrix<T>& x) const {
-    FfnWeights w{PackedWeight(gate.view()), {}, neuron_major.view()};
+    const PackedWeight packed(gate.view());
+    FfnWeights w{packed.view(), {}, neuron_major.view()};
     if (gated) w.up = up.view();
     TestMatrix<T> y(x.rows(), kWidth);
     ffn(context, x.view(), w, form, y.view());
@@ -86,7 +87,8 @@ TYPED_TEST(LayerTest, IsFfnWhereverWeightsLie) {
       const Stored<TypeParam> stored(gated, 0.0F);
       for (const bool major : {true, false}) {
         for (const bool spread : {true, false}) {
-          Layer layer(context, stored.weights(major), stored.form, {.spread = spread});
+          Layer layer(context, stored.weights(major), stored.form,
+                      {.neuron_major = major, .spread = spread});
           for (const std::int64_t rows : {1, 70}) {
             const auto x = random_matrix<TypeParam>(rows, kWidth, 7);
             EXPECT_TRUE(same(run(layer, context, x), stored.expected(context, x)))
@@ -158,8 +160,8 @@ TYPED_TEST(LayerTest, FindingsCountWhatFired) {
       Layer(context, stored.weights(), stored.form).examine(context, x.view());
   FfnCounts counts;
   TestMatrix<TypeParam> y(50, kWidth);
-  ffn(context, x.view(),
-      {PackedWeight(stored.gate.view()), stored.up.view(), stored.neuron_major.view()}, stored.form,
+  const PackedWeight packed(stored.gate.view());
+  ffn(context, x.view(), {packed.view(), stored.up.view(), stored.neuron_major.view()}, stored.form,
       y.view(), &counts);
   EXPECT_EQ(findings.fired, counts.neuron_nnz);
   for (std::int64_t c = 0; c < kWidth; ++c) {
@@ -226,7 +228,7 @@ TEST_P(LayerPaths, WithoutACostTheFirstInputsTimeTheLayer) {
   EXPECT_EQ(calls, 0) << "a later call is not made to wait";
 }
 
-TEST(LayerWeightsTest, AChangeOfAnyRowIsSeen) {
+TEST(LayerChanges, AreSeenInAnyRow) {
   Context context({.threads = 1, .tier = {}});
   Stored<bf16> stored;
   const Layer layer(context, stored.weights(), stored.form);
@@ -247,10 +249,10 @@ TEST(LayerWeightsTest, AChangeOfAnyRowIsSeen) {
 TEST(LayerMistakes, AreNamed) {
   Context context({.threads = 1, .tier = {}});
   const Stored<float> stored;
-  const auto made = [&](const LayerWeights& w) {
+  const auto made = [&](const FfnWeights& w) {
     return message_of([&] { Layer(context, w, stored.form); });
   };
-  LayerWeights w = stored.weights();
+  FfnWeights w = stored.weights();
   w.down = stored.neuron_major.view();
   EXPECT_THAT(made(w), HasSubstr("down: expected f32 [200, 200], got f32 [200, 72]"));
   w = stored.weights();

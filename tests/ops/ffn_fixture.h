@@ -30,6 +30,12 @@ inline std::string describe(const Case& c) {
          name_of(c.activation.kind) + " shift " + std::to_string(c.shift);
 }
 
+// Weights, with the memory of what was prepared for them.
+struct OwnedWeights : FfnWeights {
+  std::optional<PackedWeight> packed;
+  std::optional<Screen> made;  // the screen
+};
+
 template <class T>
 class Layer {
  public:
@@ -45,10 +51,16 @@ class Layer {
   }
 
   PackedWeight packed() const { return PackedWeight(gate.view()); }
-  FfnWeights weights() const { return with(packed()); }
+  OwnedWeights weights() const {
+    OwnedWeights out{as_stored(), packed(), {}};
+    out.gate = out.packed->view();
+    return out;
+  }
   // The same by way of a screen.
-  FfnWeights screened(const float* axis = nullptr) const {
-    return with(ScreenedGate{gate.view(), Screen(gate.view(), axis)});
+  OwnedWeights screened(const float* axis = nullptr) const {
+    OwnedWeights out{as_stored(), {}, Screen(gate.view(), axis)};
+    out.screen = out.made->view();
+    return out;
   }
 
   Case shape;
@@ -56,8 +68,8 @@ class Layer {
 
  private:
   static float scale(std::int64_t n) { return 1.0F / std::sqrt(static_cast<float>(n)); }
-  FfnWeights with(std::variant<PackedWeight, ScreenedGate> form) const {
-    FfnWeights weights = {std::move(form), {}, down.view()};
+  FfnWeights as_stored() const {
+    FfnWeights weights = {gate.view(), {}, down.view()};
     if (shape.gated) weights.up = up.view();
     return weights;
   }
@@ -202,8 +214,8 @@ void check_layer(Context& context, Layer<T>& layer, std::int32_t tile = 256,
   TwellMatrix packed({c.tokens, c.hidden, tile, capacity, dtype_of<T>::value});
   TestMatrix<T> y(c.tokens, c.depth, 5);
   const TestMatrix<T>& x = layer.x;
-  const FfnWeights weights = layer.weights();
-  gemm_relu_twell(context, x.view(), layer.packed(), c.activation, packed);
+  const OwnedWeights weights = layer.weights();
+  gemm_relu_twell(context, x.view(), weights.gate, c.activation, packed);
   expect_activation(packed, x, layer.gate, c.activation);
   if (c.gated) {
     twell_gated_ffn(context, x.view(), packed, weights.up.value(), weights.down, y.view());

@@ -306,7 +306,7 @@ TEST(FfnErrors, NameOperationAndArgument) {
   narrow.cols = 31;
   EXPECT_EQ(run(narrow, layer.weights(), y.view()),
             "twell::ffn: x: expected bf16 [4, 32], got bf16 [4, 31]");
-  FfnWeights weights = layer.weights();
+  OwnedWeights weights = layer.weights();
   weights.up->rows = 63;
   EXPECT_EQ(run(x, weights, y.view()), "twell::ffn: up: expected bf16 [64, 32], got bf16 [63, 32]");
   weights = layer.weights();

@@ -395,7 +395,7 @@ TEST(FormErrors, NameTheArgument) {
   const Layer<bf16> layer({4, 32, 64});
   TestMatrix<bf16> y(4, 32);
   const auto run = [&](const FfnForm& form, bool gated = true) {
-    FfnWeights weights = layer.weights();
+    OwnedWeights weights = layer.weights();
     if (!gated) weights.up.reset();
     return message_of([&] { ffn(context, layer.x.view(), weights, form, y.view()); });
   };

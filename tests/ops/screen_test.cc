@@ -28,8 +28,8 @@ Fired<T> activation_of(Context& context, const TestMatrix<T>& x, const TestMatri
   const std::int64_t hidden = gate.rows();
   TestMatrix<T> identity(hidden, hidden);
   identity.fill([](std::int64_t n, std::int64_t k) { return n == k ? 1.0F : 0.0F; });
-  const FfnWeights weights = {
-      ScreenedGate{gate.view(), Screen(gate.view(), axis)}, {}, std::as_const(identity).view()};
+  const Screen screen(gate.view(), axis);
+  const FfnWeights weights = {gate.view(), {}, std::as_const(identity).view(), screen.view()};
   Fired<T> out{TestMatrix<T>(x.rows(), hidden), {}};
   ffn(context, x.view(), weights, spec, out.h.view(), &out.counts);
   return out;
@@ -339,34 +339,38 @@ TEST(Screen, ArgumentsAreChecked) {
   const Layer<float> other({2, 8, 33, false});
   Context context;
   TestMatrix<float> y(2, 8);
-  const auto message = [&](const ScreenedGate& gate) {
+  const auto message = [&](const WeightView& gate, const ScreenView& screen) {
     try {
-      ffn(context, layer.x.view(), {gate, {}, layer.down.view()}, {}, y.view());
+      ffn(context, layer.x.view(), {gate, {}, layer.down.view(), screen}, {}, y.view());
     } catch (const Error& error) {
       return std::string(error.what());
     }
     return std::string("no error");
   };
   const Screen screen(layer.gate.view(), nullptr);
-  EXPECT_EQ(message({layer.gate.view(), screen}), "no error");
-  EXPECT_EQ(message({layer.gate.view(), Screen(other.gate.view(), nullptr)}),
+  EXPECT_EQ(message(layer.gate.view(), screen.view()), "no error");
+  EXPECT_EQ(message(layer.gate.view(), Screen(other.gate.view(), nullptr).view()),
             "twell::ffn: screen: expected that of [32, 8], got that of [33, 8]");
+  EXPECT_EQ(message(layer.gate.view(), {}),
+            "twell::ffn: gate: expected a packed weight, or one as stored and its screen");
+  EXPECT_EQ(message(layer.packed().view(), screen.view()),
+            "twell::ffn: screen: expected none of a packed gate");
+  EXPECT_EQ(message(layer.gate.view(), {static_cast<const char*>(screen.view().data) + 2, 32, 8}),
+            "twell::ffn: screen: is not aligned to 4 bytes");
   ConstMatrixView without_data = layer.gate.view();
   without_data.data = nullptr;
-  EXPECT_EQ(message({without_data, screen}), "twell::ffn: gate: data is null");
+  EXPECT_EQ(message(without_data, screen.view()), "twell::ffn: gate: data is null");
 }
 
-// At an element's address; others are refused where they come in.
-TEST(Screen, BorrowedMemoryIsAligned) {
+// At an element's address.
+TEST(Screen, MemoryHasToBeAligned) {
   const Layer<float> layer({1, 8, 16, false});
   std::vector<std::byte> memory(screen_bytes(16, 8) + 128);
   auto* aligned = memory.data();
   while (reinterpret_cast<std::uintptr_t>(aligned) % 64 != 0) ++aligned;
   make_screen(layer.gate.view(), nullptr, aligned);
-  EXPECT_EQ(Screen::borrow(aligned, 16, 8).data(), aligned);
   EXPECT_THROW(make_screen(layer.gate.view(), nullptr, aligned + 2), Error);
-  EXPECT_THROW(Screen::borrow(aligned + 33, 16, 8), Error);
-  EXPECT_THROW(Screen::borrow(nullptr, 16, 8), Error);
+  EXPECT_THROW(make_screen(layer.gate.view(), nullptr, nullptr), Error);
 }
 
 }  // namespace

@@ -84,7 +84,7 @@ Bytes every_operation(CpuTier tier, const Inputs<T>& in) {
   const std::int64_t tokens = layer.shape.tokens, depth = layer.shape.depth;
   for (const std::optional<double> hot_share : {std::optional<double>(), std::optional(0.0)}) {
     Context context({.threads = 4, .tier = tier, .hot_share = hot_share});
-    for (const FfnWeights& weights : {layer.weights(), layer.screened()}) {
+    for (const OwnedWeights& weights : {layer.weights(), layer.screened()}) {
       TestMatrix<T> y(tokens, depth);
       FfnCounts counts;
       ffn(context, layer.x.view(), weights, {}, y.view(), &counts);
@@ -94,13 +94,13 @@ Bytes every_operation(CpuTier tier, const Inputs<T>& in) {
     }
     const PackedWeight packed = layer.packed();
     TestMatrix<T> y(tokens, layer.shape.hidden), stored(tokens, layer.shape.hidden);
-    linear(context, layer.x.view(), packed, nullptr, y.view());
+    linear(context, layer.x.view(), packed.view(), nullptr, y.view());
     linear_as_stored(context, layer.x.view(), layer.gate.view(), stored.view());
     append(out, y);
     append(out, stored);
     run_attention(context, in, out);
     TwellMatrix steps({tokens, layer.shape.hidden, 128, 8, dtype_of<T>::value});
-    gemm_relu_twell(context, layer.x.view(), packed, {}, steps);
+    gemm_relu_twell(context, layer.x.view(), packed.view(), {}, steps);
     TestMatrix<T> by_steps(tokens, depth);
     twell_gated_ffn(context, layer.x.view(), steps, layer.up.view(), layer.down.view(),
                     by_steps.view());

@@ -49,7 +49,7 @@ void check_training(Context& context, const Layer<T>& layer, float l1 = 0.0F) {
                std::to_string(context.threads()) + ", hot share " +
                std::to_string(context.hot_share().value_or(-1)) + ", l1 " + std::to_string(l1));
   Pass<T, G> pass(layer);
-  const FfnWeights weights = layer.weights();
+  const OwnedWeights weights = layer.weights();
   ffn_forward(context, layer.x.view(), weights, c.activation, pass.y.view(), pass.pattern,
               &pass.counts);
   ref::BackwardInput in = widened(layer, pass.pattern.view());

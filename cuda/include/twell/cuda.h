@@ -237,28 +237,20 @@ struct Workspace {
   std::size_t bytes = 0;
 };
 
-// A screen of a weight [rows, cols] in device memory, as make_screen() wrote it: for the bound see
-// twell/screen.h, for the layout DeviceScreen in cuda/kernels/kernels.h. It belongs to the weight
-// it was made of: after a change to that it is wrong, and nothing notices.
-struct DeviceScreenView {
-  const void* data = nullptr;
-  std::int64_t rows = 0;
-  std::int64_t cols = 0;
-};
-// About rows · cols · 65/64. At most 2²⁰ inputs have a screen.
+// A screen (twell/screen.h) in device memory has a layout of its own: DeviceScreen in
+// cuda/kernels/kernels.h. About rows · cols · 65/64. At most 2²⁰ inputs have a screen.
 std::size_t screen_bytes(std::int64_t rows, std::int64_t cols);
 // Makes the screen of `weight`, bf16 or f16, in `memory`, screen_bytes(). axis: weight.cols numbers
 // in device memory, the direction that tokens share, best the mean of typical inputs; null: none.
 // It decides how many neurons are ruled out, and changes no result.
-DeviceScreenView make_screen(ConstMatrixView weight, const float* axis, const Workspace& memory,
-                             Stream stream);
+ScreenView make_screen(ConstMatrixView weight, const float* axis, const Workspace& memory,
+                       Stream stream);
 
 // out = act(x Wᵀ). out.layout has rows M, cols H and x's dtype and the plan's tile; `workspace` has
 // plan.workspace_bytes; `screen`, of `weight`, is for plans of the screen shape alone.
 void gemm_relu_twell(const GemmPlan& plan, ConstMatrixView x, ConstMatrixView weight,
                      const ActivationSpec& activation, const DeviceTwellView& out,
-                     const Workspace& workspace, Stream stream,
-                     const DeviceScreenView& screen = {});
+                     const Workspace& workspace, Stream stream, const ScreenView& screen = {});
 
 // What a call saw, in device memory; null where not wanted.
 struct DeviceStats {
@@ -283,20 +275,13 @@ void twell_spmm(const GatherPlan& plan, const DeviceTwellView& hidden, ConstMatr
 void dense_to_twell(ConstMatrixView dense, const DeviceTwellView& out, Stream stream);
 void twell_to_dense(const DeviceTwellView& twell, MatrixView dense, Stream stream);
 
-struct DeviceFfnWeights {
-  ConstMatrixView gate;          // Wg, or Wu of a non-gated layer
-  ConstMatrixView up;            // Wu; data null for a non-gated layer
-  ConstMatrixView down;          // Wd, neuron-major
-  DeviceScreenView screen = {};  // of `gate`; data null where there is none
-};
-
 // The problem of a call: what its plan is made from, with no neurons hot. Throws on shapes, dtypes
 // or strides that no call accepts.
-Problem problem_of(ConstMatrixView x, const DeviceFfnWeights& weights, ConstMatrixView y,
+Problem problem_of(ConstMatrixView x, const FfnWeights& weights, ConstMatrixView y,
                    const ActivationSpec& activation = {});
 
 // The whole layer. `workspace` has plan.workspace_bytes; x and y must not overlap.
-void ffn(const FfnPlan& plan, ConstMatrixView x, const DeviceFfnWeights& weights,
+void ffn(const FfnPlan& plan, ConstMatrixView x, const FfnWeights& weights,
          const ActivationSpec& activation, MatrixView y, const Workspace& workspace, Stream stream,
          const DeviceStats& stats = {});
 

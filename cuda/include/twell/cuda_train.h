@@ -80,7 +80,7 @@ std::optional<std::int64_t> choose_training(const Device& device, const Problem&
 
 // As ffn(), and fills `kept`, of plan.kept_bytes, for one ffn_backward(). `l1`: [M], set to Σ |h|
 // of each row; may be null.
-void ffn_forward(const TrainPlan& plan, ConstMatrixView x, const DeviceFfnWeights& weights,
+void ffn_forward(const TrainPlan& plan, ConstMatrixView x, const FfnWeights& weights,
                  const ActivationSpec& activation, MatrixView y, const Workspace& kept,
                  const Workspace& workspace, Stream stream, const DeviceStats& stats = {},
                  float* l1 = nullptr);
@@ -88,7 +88,7 @@ void ffn_forward(const TrainPlan& plan, ConstMatrixView x, const DeviceFfnWeight
 // What the backward pass reads beside `kept`: x and the weights that forward had.
 struct DeviceFfnBackward {
   ConstMatrixView dy, x;
-  DeviceFfnWeights weights;
+  FfnWeights weights;
   ActivationSpec activation;
   const float* l1 = nullptr;  // λ, the gradient of |h| at a place, in device memory; null for 0
 };

@@ -29,8 +29,9 @@ struct OnDevice {
         up(layer.up),
         down(layer.down),
         y(TestMatrix<T>(layer.shape.tokens, layer.shape.depth, layer.shape.padding)) {}
-  cuda::DeviceFfnWeights weights() const {
-    if (!joined) return {gate.view(), gated ? up.view() : ConstMatrixView{}, down.view(), screen};
+  FfnWeights weights() const {
+    if (!joined && !gated) return {gate.view(), {}, down.view(), screen};
+    if (!joined) return {gate.view(), up.view(), down.view(), screen};
     ConstMatrixView first = gate.view();
     first.rows /= 2;
     ConstMatrixView second = first;
@@ -38,7 +39,7 @@ struct OnDevice {
     return {first, second, down.view(), screen};
   }
   bool gated, joined;
-  cuda::DeviceScreenView screen;  // none
+  ScreenView screen;  // none
   DeviceMatrixOf<T> x, gate, up, down, y;
 };
 
@@ -49,7 +50,7 @@ struct FfnOptions {
   bool joined = false;  // gate and up are one matrix
   int chunk = 0;        // forced where not 0
   int partials = -1;    // at most as many as planned; forced where not negative
-  cuda::DeviceScreenView screen = {};
+  ScreenView screen = {};
 };
 
 template <class T>

@@ -247,7 +247,7 @@ class DeviceScreenOf {
   }
   std::vector<std::byte> read() const { return memory_.read(); }
 
-  cuda::DeviceScreenView view;
+  ScreenView view;
 
  private:
   DeviceBuffer<std::byte> memory_;
@@ -265,7 +265,7 @@ std::vector<float> mean_of(const TestMatrix<T>& x) {
 // bits. Returns the dense activation.
 template <class T>
 ref::Matrix check_gemm(const cuda::GemmPlan& plan, const CudaLayer<T>& layer, std::int32_t capacity,
-                       const cuda::DeviceScreenView& screen = {}) {
+                       const ScreenView& screen = {}) {
   SCOPED_TRACE(describe(layer.shape) + ", capacity " + std::to_string(capacity) + "; " +
                plan.to_string());
   const DeviceMatrixOf<T> x(layer.x);

@@ -29,7 +29,7 @@ struct ScreenKernels {
   }
 
   // x = s a + r; r to bytes, block by block, and the norms of it and of what the bytes leave out.
-  static void screen_row(const void* x_row, const ScreenView& screen, const ScreenedRows& to) {
+  static void screen_row(const void* x_row, const ScreenParts& screen, const ScreenedRows& to) {
     const T* x = static_cast<const T*>(x_row);
     const auto [x8, scales, row, x_block] = to;
     const std::int64_t block_bytes = x_block > 0 ? x_block : kScreenBlock;
@@ -112,7 +112,7 @@ struct ScreenKernels {
 
   // Bit i: neuron + i may fire. With a bias b it does where w·x > threshold − b, a difference whose
   // rounding is relative to itself, as that of a threshold is.
-  static std::uint32_t candidates(const float* c, const ScreenView& screen, std::int64_t neuron,
+  static std::uint32_t candidates(const float* c, const ScreenParts& screen, std::int64_t neuron,
                                   const ScreenedRow& row, float threshold, const float* bias,
                                   std::int64_t biases) {
     float bounds[kPanel];

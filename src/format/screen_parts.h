@@ -1,20 +1,11 @@
-// A screen as kernels see it: plain pointers and sizes, checked by the operations.
+// The parts of a screen, for kernels.
 #pragma once
 
 #include "twell/screen.h"
 
 namespace twell {
 
-struct ScreenView {
-  const void* data = nullptr;
-  std::int64_t rows = 0;
-  std::int64_t cols = 0;
-
-  ScreenView() = default;
-  ScreenView(const void* data_, std::int64_t rows_, std::int64_t cols_)
-      : data(data_), rows(rows_), cols(cols_) {}
-  explicit ScreenView(const Screen& s) : ScreenView(s.data(), s.rows(), s.cols()) {}
-
+struct ScreenParts : ScreenView {
   const std::int8_t* panel(std::int64_t p) const {
     return static_cast<const std::int8_t*>(data) + p * screen_panel_bytes(cols);
   }
