@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 
 #include "checkpoint/block_form.h"
 #include "checkpoint/config.h"
@@ -24,23 +25,32 @@ struct ConfigKeys {
   const char* max_position_embeddings = "max_position_embeddings";
   const char* norm_eps = "rms_norm_eps";
   const char* hidden_act = "hidden_act";
+  // How a FATReLU is written: the activation's name and the key of its threshold. Read is also what
+  // ProSparse's files have, "fatrelu" and hidden_act_param.
+  const char* fat_relu = "fat_relu";
+  const char* fat_relu_threshold = "twell_fat_relu_threshold";
 };
 
 // What tensors are called: `layers`, the layer's number, a dot, and the name within the layer;
 // "weight" or "bias" is put behind. Empty: there is no such tensor.
 struct TensorNames {
   const char* embedding = "model.embed_tokens.";
+  const char* embedding_norm = "";
   const char* positions = "";  // learned ones
   const char* layers = "model.layers.";
   const char* attention_norm = "input_layernorm.";
   const char* q = "self_attn.q_proj.";
   const char* k = "self_attn.k_proj.";
   const char* v = "self_attn.v_proj.";
+  const char* q_norm = "self_attn.q_norm.";
+  const char* k_norm = "self_attn.k_norm.";
+  const char* attention_inner_norm = "self_attn.attn_sub_norm.";
   const char* o = "self_attn.o_proj.";
   const char* attention_output_norm = "";  // the second, where norms are before and behind
   const char* ffn_norm = "post_attention_layernorm.";
   const char* gate = "mlp.gate_proj.";
   const char* up = "mlp.up_proj.";
+  const char* ffn_inner_norm = "mlp.ffn_sub_norm.";
   const char* down = "mlp.down_proj.";
   const char* ffn_output_norm = "";
   const char* final_norm = "model.norm.";
@@ -56,7 +66,10 @@ struct Architecture {
   bool tie_word_embeddings = false;
   HiddenAct hidden_act = HiddenAct::silu;
   std::int64_t num_key_value_heads = 0;  // 0: as many as queries have
+  std::int64_t head_dim = 0;             // 0: D / heads
   std::int64_t max_position_embeddings = 2048;
+  // null says that there are none, and so does a vocabulary that does not hold them.
+  std::optional<std::int32_t> bos_token_id = {}, eos_token_id = {};
   ConfigKeys keys = {};
   TensorNames tensors = {};
   // What config.json has besides: biases, say, or computations that are not there, which have to be

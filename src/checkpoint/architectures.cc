@@ -1,4 +1,6 @@
 // The architectures that are known. A row says what is its own; all else is Llama's.
+#include <array>
+
 #include "checkpoint/architecture.h"
 #include "checkpoint/config_names.h"
 #include "files/file_error.h"
@@ -7,24 +9,28 @@
 namespace twell::io {
 namespace {
 
-// --- Llama 1 to 3, SmolLM2, the paper's models ---
+constexpr NormForm kRms5 = {.kind = NormForm::Kind::rms, .eps = 1e-5};
+constexpr NormForm kLayerNorm = {.kind = NormForm::Kind::layer, .bias = true, .eps = 1e-5};
 
-void read_llama(const JsonObject& json, ModelConfig& out) {
+// --- keys that several have ---
+
+void read_attention_bias(const JsonObject& json, ModelConfig& out) {
   out.block.qkv_bias = out.block.o_bias = json.boolean("attention_bias", false);
-  out.mlp_bias = json.boolean("mlp_bias", false);
-  // A file that does not say has these; null says that there are none.
-  constexpr std::int32_t kBos = 1, kEos = 2;
-  if (out.vocab_size <= kEos) return;
-  if (!json.json().contains("bos_token_id")) out.bos_token_id = kBos;
-  if (!json.json().contains("eos_token_id")) out.eos_token_ids = {kEos};
+}
+void write_attention_bias(const ModelConfig& config, nlohmann::ordered_json& json) {
+  json["attention_bias"] = config.block.qkv_bias;
 }
 
-void write_llama(const ModelConfig& config, nlohmann::ordered_json& json) {
-  json["attention_bias"] = config.block.qkv_bias;
+void read_biases(const JsonObject& json, ModelConfig& out) {
+  read_attention_bias(json, out);
+  out.mlp_bias = json.boolean("mlp_bias", false);
+}
+void write_biases(const ModelConfig& config, nlohmann::ordered_json& json) {
+  write_attention_bias(config, json);
   json["mlp_bias"] = config.mlp_bias;
 }
 
-// --- Qwen2: Llama with biases of q, k and v ---
+// --- Qwen2, with biases of q, k and v, and Qwen3, with norms of heads ---
 
 void read_qwen2(const JsonObject& json, ModelConfig& out) {
   if (json.has("layer_types") || !json.boolean("use_sliding_window", false)) return;
@@ -35,18 +41,123 @@ void read_qwen2(const JsonObject& json, ModelConfig& out) {
     fail_unsupported(json.file(), "use_sliding_window is not supported");
   }
 }
-
 void write_qwen2(const ModelConfig& /*config*/, nlohmann::ordered_json& json) {
   json["use_sliding_window"] = false;
 }
 
+void read_qwen3(const JsonObject& json, ModelConfig& out) {
+  read_attention_bias(json, out);
+  read_qwen2(json, out);
+}
+void write_qwen3(const ModelConfig& config, nlohmann::ordered_json& json) {
+  write_attention_bias(config, json);
+  write_qwen2(config, json);
+}
+
+// --- Mistral, and Bamboo, which is TurboSparse-Mistral ---
+
+void read_mistral(const JsonObject& json, ModelConfig& out) {
+  const char* key = "sliding_window";
+  if (json.json().contains(key) && !json.has(key)) return;
+  const std::int64_t window = json.integer(key, 1, kMaxPositions, 4096);
+  if (window < out.max_position_embeddings) {
+    fail_unsupported(json.file(),
+                     "{} {} is less than max_position_embeddings {}: windows are not supported; "
+                     "with max_position_embeddings {} there is none",
+                     key, window, out.max_position_embeddings, window);
+  }
+}
+void write_mistral(const ModelConfig& /*config*/, nlohmann::ordered_json& json) {
+  json["sliding_window"] = nullptr;
+}
+
+// Both projections are activated.
+void read_bamboo(const JsonObject& json, ModelConfig& out) {
+  read_mistral(json, out);
+  const std::optional<Activation> act = sparse_kind(out.hidden_act);
+  if (!act || has_threshold(*act)) {
+    fail_unsupported(json.file(),
+                     "hidden_act {} is not supported for up, which has it too (supported: relu, "
+                     "relu2)",
+                     in_quotes(json.string("hidden_act")));
+  }
+  out.block.up = *act;
+}
+
+// --- OPT ---
+
+void read_opt(const JsonObject& json, ModelConfig& out) {
+  const bool before = json.boolean("do_layer_norm_before", true);
+  out.block.order = before ? NormOrder::pre : NormOrder::post;
+  out.block.qkv_bias = out.block.o_bias = out.mlp_bias = json.boolean("enable_bias", true);
+  out.block.norm.weight = out.block.norm.bias = json.boolean("layer_norm_elementwise_affine", true);
+  const char* width = "word_embed_proj_dim";
+  if (const auto is = json.integer(width, 1, kMaxHidden, out.hidden_size); is != out.hidden_size) {
+    fail_unsupported(json.file(), "{} {} other than hidden_size {} is not supported", width, is,
+                     out.hidden_size);
+  }
+  if (before && json.boolean("_remove_final_layer_norm", false)) {
+    fail_unsupported(json.file(), "_remove_final_layer_norm is not supported");
+  }
+}
+void write_opt(const ModelConfig& config, nlohmann::ordered_json& json) {
+  json["do_layer_norm_before"] = config.block.order == NormOrder::pre;
+  json["enable_bias"] = config.mlp_bias;
+  json["layer_norm_elementwise_affine"] = config.block.norm.weight;
+  json["word_embed_proj_dim"] = config.hidden_size;
+}
+
+// --- MiniCPM, MiniCPM-S: scaled embeddings, layers and logits ---
+
+void read_minicpm(const JsonObject& json, ModelConfig& out) {
+  read_attention_bias(json, out);
+  if (json.integer("num_experts", 0, kMaxIntermediate, 0) > 0) {
+    fail_unsupported(json.file(), "experts (num_experts) are not supported");
+  }
+  if (json.has("sparse_config")) {
+    fail_unsupported(json.file(), "sparse attention (sparse_config) is not supported");
+  }
+  const auto scale = [&](const char* key) {
+    return json.number(key, kSmallestScale, kLargestScale, 1.0);
+  };
+  out.block.scales.embedding = scale("scale_emb");
+  out.block.scales.depth = scale("scale_depth");
+  out.block.scales.width = scale("dim_model_base");
+}
+void write_minicpm(const ModelConfig& config, nlohmann::ordered_json& json) {
+  write_attention_bias(config, json);
+  json["scale_emb"] = config.block.scales.embedding;
+  json["scale_depth"] = config.block.scales.depth;
+  json["dim_model_base"] = config.block.scales.width;
+}
+
+// --- NanoChat: norms without weights, of the embedding and of heads too; logits that are capped
+// ---
+
+constexpr const char* kCap = "final_logit_softcapping";
+
+void read_nanochat(const JsonObject& json, ModelConfig& out) {
+  read_attention_bias(json, out);
+  const bool none = json.json().contains(kCap) && !json.has(kCap);
+  out.block.scales.logit_cap =
+      none ? 0.0 : json.number(kCap, kSmallestScale, kLargestScale, out.block.scales.logit_cap);
+}
+void write_nanochat(const ModelConfig& config, nlohmann::ordered_json& json) {
+  write_attention_bias(config, json);
+  const double cap = config.block.scales.logit_cap;
+  json[kCap] = cap > 0 ? nlohmann::ordered_json(cap) : nlohmann::ordered_json(nullptr);
+}
+
 }  // namespace
 
+// Llama 1 to 3, SmolLM2, ReluLLaMA, the paper's models.
 const Architecture kLlama = {
     .name = "llama",
     .class_name = "LlamaForCausalLM",
-    .read = read_llama,
-    .write = write_llama,
+    .bos_token_id = 1,
+    .eos_token_id = 2,
+    .read = read_biases,
+    .write = write_biases,
 };
 
 const Architecture kQwen2 = {
@@ -59,8 +170,161 @@ const Architecture kQwen2 = {
     .write = write_qwen2,
 };
 
+namespace {
+
+const Architecture kQwen3 = {
+    .name = "qwen3",
+    .class_name = "Qwen3ForCausalLM",
+    .block = {.head_norms = true},
+    .num_key_value_heads = 32,
+    .head_dim = 128,
+    .max_position_embeddings = 32768,
+    .read = read_qwen3,
+    .write = write_qwen3,
+};
+
+const Architecture kMistral = {
+    .name = "mistral",
+    .class_name = "MistralForCausalLM",
+    .num_key_value_heads = 8,
+    .max_position_embeddings = 131072,
+    .bos_token_id = 1,
+    .eos_token_id = 2,
+    .read = read_mistral,
+    .write = write_mistral,
+};
+
+const Architecture kBamboo = {
+    .name = "bamboo",
+    .class_name = "BambooForCausalLM",
+    .block = {.up = Activation::relu},
+    .hidden_act = HiddenAct::relu,
+    .num_key_value_heads = 8,
+    .max_position_embeddings = 131072,
+    .bos_token_id = 1,
+    .eos_token_id = 2,
+    .read = read_bamboo,
+    .write = write_mistral,
+};
+
+// ProSparse-Llama-2: Llama with a FATReLU, some of whose files say so.
+const Architecture kSparseLlama = {
+    .name = "sparsellama",
+    .class_name = "SparseLlamaForCausalLM",
+    .bos_token_id = 1,
+    .eos_token_id = 2,
+    .keys = {.fat_relu = "fatrelu", .fat_relu_threshold = "hidden_act_param"},
+    .read = read_biases,
+    .write = write_biases,
+};
+
+const Architecture kMiniCpm = {
+    .name = "minicpm",
+    .class_name = "MiniCPMForCausalLM",
+    .block = {.scales = {.depth = 1.0, .width = 1.0}},
+    .tie_word_embeddings = true,
+    .bos_token_id = 1,
+    .eos_token_id = 2,
+    .keys = {.fat_relu = "fatrelu", .fat_relu_threshold = "hidden_act_param"},
+    .read = read_minicpm,
+    .write = write_minicpm,
+};
+
+const Architecture kArcee = {
+    .name = "arcee",
+    .class_name = "ArceeForCausalLM",
+    .block = {.norm = kRms5},
+    .gated = false,
+    .hidden_act = HiddenAct::relu_squared,
+    .max_position_embeddings = 4096,
+    .bos_token_id = 128000,
+    .eos_token_id = 128001,
+    .read = read_biases,
+    .write = write_biases,
+};
+
+// Nemotron-4, Minitron.
+const Architecture kNemotron = {
+    .name = "nemotron",
+    .class_name = "NemotronForCausalLM",
+    .block = {.norm = {.kind = NormForm::Kind::layer, .plus_one = true, .bias = true, .eps = 1e-5},
+              .positions = {.share = 0.5}},
+    .gated = false,
+    .hidden_act = HiddenAct::relu_squared,
+    .max_position_embeddings = 4096,
+    .bos_token_id = 2,
+    .eos_token_id = 3,
+    .keys = {.norm_eps = "norm_eps"},
+    .read = read_biases,
+    .write = write_biases,
+};
+
+const Architecture kOpt = {
+    .name = "opt",
+    .class_name = "OPTForCausalLM",
+    .block = {.norm = kLayerNorm,
+              .positions = {.kind = PositionForm::Kind::learned, .offset = 2},
+              .qkv_bias = true,
+              .o_bias = true},
+    .gated = false,
+    .mlp_bias = true,
+    .tie_word_embeddings = true,
+    .hidden_act = HiddenAct::relu,
+    .bos_token_id = 2,
+    .eos_token_id = 2,
+    .keys = {.intermediate_size = "ffn_dim",
+             .num_key_value_heads = "",
+             .head_dim = "",
+             .norm_eps = "",
+             .hidden_act = "activation_function"},
+    .tensors = {.embedding = "model.decoder.embed_tokens.",
+                .positions = "model.decoder.embed_positions.",
+                .layers = "model.decoder.layers.",
+                .attention_norm = "self_attn_layer_norm.",
+                .o = "self_attn.out_proj.",
+                .ffn_norm = "final_layer_norm.",
+                .up = "fc1.",
+                .down = "fc2.",
+                .final_norm = "model.decoder.final_layer_norm."},
+    .read = read_opt,
+    .write = write_opt,
+};
+
+const Architecture kBitNet = {
+    .name = "bitnet",
+    .class_name = "BitNetForCausalLM",
+    .block = {.norm = kRms5, .positions = {.theta = 500000.0}, .inner_norms = true},
+    .hidden_act = HiddenAct::relu_squared,
+    .num_key_value_heads = 5,
+    .bos_token_id = 128000,
+    .eos_token_id = 128001,
+    .read = read_attention_bias,
+    .write = write_attention_bias,
+};
+
+const Architecture kNanoChat = {
+    .name = "nanochat",
+    .class_name = "NanoChatForCausalLM",
+    .block = {.norm = {.kind = NormForm::Kind::rms, .weight = false},
+              .positions = {.reversed = true},
+              .head_norms = true,
+              .embedding_norm = true,
+              .scales = {.logit_cap = 15.0}},
+    .gated = false,
+    .hidden_act = HiddenAct::relu_squared,
+    .bos_token_id = 0,
+    .eos_token_id = 1,
+    .tensors = {.up = "mlp.fc1.", .down = "mlp.fc2."},
+    .read = read_nanochat,
+    .write = write_nanochat,
+};
+
+}  // namespace
+
 std::span<const Architecture* const> architectures() {
-  static constexpr const Architecture* kAll[] = {&kLlama, &kQwen2};
+  static constexpr std::array kAll = {&kLlama,  &kQwen2,       &kQwen3,    &kMistral,
+                                      &kArcee,  &kNemotron,    &kNanoChat, &kOpt,
+                                      &kBitNet, &kSparseLlama, &kMiniCpm,  &kBamboo};
   return kAll;
 }
 

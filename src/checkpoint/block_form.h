@@ -1,8 +1,10 @@
-// What a decoder's block computes besides its sizes, as values. An architecture is a choice of them
+// What a decoder computes besides its sizes, as values. An architecture is a choice of them
 // (architectures.cc); the engine computes any.
 #pragma once
 
 #include <cstdint>
+
+#include "twell/activation.h"
 
 namespace twell::io {
 
@@ -34,13 +36,20 @@ enum class Arrangement : std::uint8_t {
 };
 
 struct RopeScaling {
-  enum class Kind : std::uint8_t { none, linear, llama3 };
+  enum class Kind : std::uint8_t { none, linear, llama3, yarn };
   Kind kind = Kind::none;
   double factor = 1.0;
+  // llama3 and yarn: dimensions that turn often enough within so many positions keep their
+  // frequency
+  std::int64_t original_max_position_embeddings = 8192;
   // llama3 only
   double low_freq_factor = 1.0;
   double high_freq_factor = 4.0;
-  std::int64_t original_max_position_embeddings = 8192;
+  // yarn only
+  double beta_slow = 1.0;
+  double beta_fast = 32.0;
+  bool truncate = true;           // the bounds between dimensions are whole numbers
+  double attention_factor = 1.0;  // of queries and keys, as far as they are rotated
 
   bool operator==(const RopeScaling&) const = default;
 };
@@ -53,10 +62,22 @@ struct PositionForm {
   double theta = 10000.0;
   RopeScaling scaling = {};
   double share = 1.0;
+  bool reversed = false;  // the other way round, by the negative angles
   // learned: row `offset` + position of a table is added to the token's embedding.
   std::int64_t offset = 0;
 
   bool operator==(const PositionForm&) const = default;
+};
+
+// Factors on what passes between layers. Depth and width are those of the model whose learning
+// rates and deviations this one took over.
+struct Scales {
+  double embedding = 1.0;  // of a token's embedding
+  double depth = 0.0;      // what a layer adds is multiplied by depth / √layers; 0: by 1
+  double width = 0.0;      // what the head reads is multiplied by width / D; 0: by 1
+  double logit_cap = 0.0;  // logits become cap · tanh(logits / cap); 0: they do not
+
+  bool operator==(const Scales&) const = default;
 };
 
 struct BlockForm {
@@ -66,6 +87,11 @@ struct BlockForm {
   PositionForm positions = {};
   bool qkv_bias = false;  // biases of q, k, v
   bool o_bias = false;
+  bool head_norms = false;      // norms of each head of q, and of k, before they are rotated
+  bool inner_norms = false;     // weighted RMS norms in front of o and of down
+  bool embedding_norm = false;  // a norm of the embedding
+  Activation up = Activation::identity;  // of up, beside that of the gate: relu makes it dReLU
+  Scales scales = {};
 
   bool operator==(const BlockForm&) const = default;
 };

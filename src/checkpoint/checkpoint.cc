@@ -180,18 +180,18 @@ bool same_bytes(const CheckpointTensor& a, const CheckpointTensor& b) {
          std::memcmp(a.data, b.data, a.info->bytes()) == 0;
 }
 
-bool Checkpoint::contains(const std::string& name) const {
-  return index_.contains(name) || unlisted_.contains(name);
+const CheckpointTensor* Checkpoint::find(const std::string& name) const {
+  for (const auto* map : {&index_, &unlisted_}) {
+    if (const auto found = map->find(name); found != map->end()) return &found->second;
+  }
+  constexpr std::string_view kBase = "model.";
+  return name.starts_with(kBase) ? find(name.substr(kBase.size())) : nullptr;
 }
 
 CheckpointTensor Checkpoint::at(const std::string& name) const {
-  const bool listed = index_.contains(name);
-  const auto found = listed ? index_.find(name) : unlisted_.find(name);
-  if (!listed && found == unlisted_.end()) {
-    fail_file(path_.string(), "tensor {} is missing among {} tensors ({})", in_quotes(name),
-              names_.size(), similar_names(name, names_));
-  }
-  return found->second;
+  if (const CheckpointTensor* found = find(name)) return *found;
+  fail_file(path_.string(), "tensor {} is missing among {} tensors ({})", in_quotes(name),
+            names_.size(), similar_names(name, names_));
 }
 
 CheckpointTensor Checkpoint::expect(const std::string& name,

@@ -38,7 +38,9 @@ class Checkpoint {
   explicit Checkpoint(const std::filesystem::path& path);
 
   const std::vector<std::string>& names() const { return names_; }  // ascending; those listed
-  bool contains(const std::string& name) const;
+  // A model that was saved without its head has names without "model." (OPT's files): "model.x" is
+  // found there as "x".
+  bool contains(const std::string& name) const { return find(name) != nullptr; }
   // Throws Error (environment) naming the checkpoint and the most similar names where absent.
   CheckpointTensor at(const std::string& name) const;
   // As at(), and throws where the shape differs.
@@ -48,6 +50,7 @@ class Checkpoint {
   const std::filesystem::path& path() const { return path_; }
 
  private:
+  const CheckpointTensor* find(const std::string& name) const;  // null: absent
   void open_file(const std::filesystem::path& file);
   void open_index(const std::filesystem::path& index);
   void add_unlisted(const SafetensorsFile& file, const TensorInfo& tensor,

@@ -18,6 +18,7 @@ namespace {
 
 constexpr std::string_view kSparseSuffix = "_sparse_relu";
 constexpr std::int64_t kMaxToken = INT32_MAX;
+constexpr std::string_view kPublishedFatRelu = "fatrelu";
 
 struct ActName {
   std::string_view name;
@@ -34,6 +35,7 @@ constexpr ActName kActs[] = {
     {"fat_relu", HiddenAct::fat_relu, Activation::fat_relu},
     {"swish", HiddenAct::silu},
     {"relu_squared", HiddenAct::relu_squared},
+    {kPublishedFatRelu, HiddenAct::fat_relu},
     {"gelu_tanh", HiddenAct::gelu_tanh},
 };
 const ActName& entry_of(HiddenAct act) {
@@ -83,6 +85,34 @@ HiddenAct read_act(const JsonObject& json, const char* key, HiddenAct fallback) 
                    fmt::join(written, ", "));
 }
 
+double read_threshold(const JsonObject& json, const char* act_key) {
+  const bool published = json.has(act_key) && json.string(act_key) == kPublishedFatRelu;
+  return json.number(published ? "hidden_act_param" : "twell_fat_relu_threshold", 0.0, 1e6);
+}
+
+// What `transformers` takes for attention_factor where a file does not say.
+double yarn_attention_factor(const JsonObject& rope, double factor) {
+  const auto scale = [&](double times) {
+    return factor <= 1.0 ? 1.0 : 0.1 * times * std::log(factor) + 1.0;
+  };
+  const auto number = [&](const char* key) { return rope.number(key, 0.0, kMaxRopeFactor, 0.0); };
+  const double one = number("mscale"), all = number("mscale_all_dim");
+  return one > 0 && all > 0 ? scale(one) / scale(all) : scale(1.0);
+}
+
+void read_yarn(const JsonObject& rope, RopeScaling& out) {
+  const auto positive = [&](const char* key, double fallback) {
+    const double value = rope.number(key, 0.0, kMaxRopeFactor, fallback);
+    return value > 0 ? value : fallback;
+  };
+  out.beta_slow = positive("beta_slow", 1.0);
+  out.beta_fast = positive("beta_fast", 32.0);
+  out.truncate = rope.boolean("truncate", true);
+  const char* key = "attention_factor";
+  out.attention_factor = rope.has(key) ? rope.number(key, kSmallestScale, kLargestScale)
+                                       : yarn_attention_factor(rope, out.factor);
+}
+
 // Older files: rope_theta beside rope_scaling (null or an object). Newer ones: rope_parameters
 // with both. Where both are there, `transformers` takes rope_scaling and forgets rope_parameters; a
 // rope_theta in the one that counts wins over that beside it.
@@ -112,20 +142,27 @@ void read_rope(const JsonObject& json, std::int64_t context, PositionForm& out) 
   const std::string type = rope.string("rope_type", rope.string("type", "default"));
   RopeScaling& scaling = out.scaling;
   if (type == "default") return;
-  if (type != "linear" && type != "llama3") {
+  using Kind = RopeScaling::Kind;
+  scaling.kind = type == "linear"   ? Kind::linear
+                 : type == "llama3" ? Kind::llama3
+                 : type == "yarn"   ? Kind::yarn
+                                    : Kind::none;
+  if (scaling.kind == Kind::none) {
     fail_unsupported(json.file(),
-                     "rope type {} is not supported (supported: default, linear, llama3)",
+                     "rope type {} is not supported (supported: default, linear, llama3, yarn)",
                      in_quotes(type));
   }
   scaling.factor = rope.number("factor", kSmallest, kMaxRopeFactor);
-  scaling.kind = RopeScaling::Kind::linear;
-  if (type == "llama3") {
-    scaling.kind = RopeScaling::Kind::llama3;
-    scaling.low_freq_factor = rope.number("low_freq_factor", kSmallest, kMaxRopeFactor);
-    scaling.high_freq_factor = rope.number("high_freq_factor", kSmallest, kMaxRopeFactor);
-    scaling.original_max_position_embeddings =
-        rope.integer("original_max_position_embeddings", 1, kMaxPositions, context);
+  if (scaling.kind == Kind::linear) return;
+  const char* original = "original_max_position_embeddings";  // one outside wins
+  scaling.original_max_position_embeddings =
+      (json.has(original) ? json : rope).integer(original, 1, kMaxPositions, context);
+  if (scaling.kind == Kind::yarn) {
+    read_yarn(rope, scaling);
+    return;
   }
+  scaling.low_freq_factor = rope.number("low_freq_factor", kSmallest, kMaxRopeFactor);
+  scaling.high_freq_factor = rope.number("high_freq_factor", kSmallest, kMaxRopeFactor);
 }
 
 std::vector<std::int32_t> read_eos(const JsonObject& json) {
@@ -144,11 +181,16 @@ std::vector<std::int32_t> read_eos(const JsonObject& json) {
   return out;
 }
 
-void read_tokens(const JsonObject& json, ModelConfig& out) {
+void read_tokens(const JsonObject& json, const Architecture& is, ModelConfig& out) {
   if (json.has("bos_token_id")) {
     out.bos_token_id = static_cast<std::int32_t>(json.integer("bos_token_id", 0, kMaxToken));
   }
   out.eos_token_ids = read_eos(json);
+  const auto unsaid = [&](const char* key, const std::optional<std::int32_t>& id) {
+    return !json.json().contains(key) && id && *id < out.vocab_size;
+  };
+  if (unsaid("bos_token_id", is.bos_token_id)) out.bos_token_id = is.bos_token_id;
+  if (unsaid("eos_token_id", is.eos_token_id)) out.eos_token_ids = {*is.eos_token_id};
 }
 
 std::string read_weights_file(const JsonObject& json) {
@@ -216,13 +258,14 @@ void read_heads(const JsonObject& json, const Architecture& is, ModelConfig& out
   out.num_key_value_heads = read_size(json, keys.num_key_value_heads, kMaxHeads,
                                       absent ? is.num_key_value_heads : out.num_attention_heads);
   const bool says = *keys.head_dim != '\0' && json.has(keys.head_dim);
-  if (!says && out.hidden_size % out.num_attention_heads != 0) {
+  if (!says && is.head_dim == 0 && out.hidden_size % out.num_attention_heads != 0) {
     fail_file(json.file(), "{} {} is no multiple of {} {}{}", keys.hidden_size, out.hidden_size,
               keys.num_attention_heads, out.num_attention_heads,
               *keys.head_dim == '\0' ? "" : ", and there is no head_dim");
   }
   out.head_dim =
-      read_size(json, keys.head_dim, kMaxHidden, out.hidden_size / out.num_attention_heads);
+      read_size(json, keys.head_dim, kMaxHidden,
+                is.head_dim > 0 ? is.head_dim : out.hidden_size / out.num_attention_heads);
 }
 
 }  // namespace
@@ -263,7 +306,7 @@ ModelConfig read_config(const JsonObject& json, std::span<const Architecture* co
   out.mlp_bias = is.mlp_bias;
   out.hidden_act = read_act(json, keys.hidden_act, is.hidden_act);
   if (out.hidden_act == HiddenAct::fat_relu) {
-    out.fat_relu_threshold = json.number("twell_fat_relu_threshold", 0.0, 1e6);
+    out.fat_relu_threshold = read_threshold(json, keys.hidden_act);
   }
   out.gated = json.boolean("twell_gated", is.gated);
   if (sparse_lm) {
@@ -272,7 +315,7 @@ ModelConfig read_config(const JsonObject& json, std::span<const Architecture* co
     out.intermediate_size =
         json.integer("sparsity_new_intermediate_size", 1, kMaxIntermediate, out.intermediate_size);
   }
-  read_tokens(json, out);
+  read_tokens(json, is, out);
   out.dtype = read_dtype(json);
   out.weights_file = read_weights_file(json);
   if (is.read != nullptr) is.read(json, out);

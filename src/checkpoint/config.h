@@ -19,7 +19,7 @@ extern const Architecture kLlama;
 std::span<const Architecture* const> architectures();  // all that there are
 
 // Names in config.json: silu, gelu, gelu_pytorch_tanh, relu, relu2 (also read: relu_squared),
-// fat_relu (with the key twell_fat_relu_threshold).
+// fat_relu (with the key twell_fat_relu_threshold) or fatrelu (with hidden_act_param).
 enum class HiddenAct : std::uint8_t { silu, gelu, gelu_tanh, relu, relu_squared, fat_relu };
 
 const char* name_of(HiddenAct act);

@@ -20,6 +20,8 @@ inline constexpr std::int64_t kMaxVocabulary = 1 << 28;
 inline constexpr std::int64_t kMaxPositions = 1 << 30;
 inline constexpr double kMaxRopeTheta = 1e15;
 inline constexpr double kMaxRopeFactor = 1e6;
+inline constexpr double kSmallestScale = 1e-6;
+inline constexpr double kLargestScale = 1e6;
 
 // A path within a directory, and not out of it by ".." or from the root.
 bool stays_within(std::string_view path);

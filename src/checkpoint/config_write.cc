@@ -25,6 +25,16 @@ OrderedJson rope_json(const RopeScaling& scaling) {
           {"high_freq_factor", scaling.high_freq_factor},
           {"original_max_position_embeddings", scaling.original_max_position_embeddings},
       };
+    case RopeScaling::Kind::yarn:
+      return {
+          {"rope_type", "yarn"},
+          {"factor", scaling.factor},
+          {"original_max_position_embeddings", scaling.original_max_position_embeddings},
+          {"beta_slow", scaling.beta_slow},
+          {"beta_fast", scaling.beta_fast},
+          {"truncate", scaling.truncate},
+          {"attention_factor", scaling.attention_factor},
+      };
   }
   return nullptr;
 }
@@ -55,16 +65,36 @@ std::string problem_of_sizes(const ModelConfig& c) {
   check("rope_theta", c.block.positions.theta, 1e-6, kMaxRopeTheta);
   check("partial_rotary_factor", c.block.positions.share, 0.0, 1.0);
   check("offset of positions", c.block.positions.offset, std::int64_t{0}, kMaxPositions);
-  check("twell_fat_relu_threshold", c.fat_relu_threshold, 0.0, 1e6);
+  check(c.architecture->keys.fat_relu_threshold, c.fat_relu_threshold, 0.0, 1e6);
+  const Scales& scales = c.block.scales;
+  check("scale of embeddings", scales.embedding, kSmallestScale, kLargestScale);
+  check("depth of scales", scales.depth, 0.0, kLargestScale);
+  check("width of scales", scales.width, 0.0, kLargestScale);
+  check("cap of logits", scales.logit_cap, 0.0, kLargestScale);
   return problem;
 }
 
-std::string problem_of_rope(const RopeScaling& s) {
+std::string problem_of_yarn(const PositionForm& positions) {
+  const RopeScaling& s = positions.scaling;
+  if (!(positions.theta > 1)) {
+    return fmt::format("rope_theta is {}, expected more than 1 (yarn)", positions.theta);
+  }
+  if (!(s.beta_slow > 0 && s.beta_slow <= s.beta_fast && s.beta_fast <= kMaxRopeFactor)) {
+    return fmt::format("rope beta_slow is {} and beta_fast {}, expected 0 < slow <= fast",
+                       s.beta_slow, s.beta_fast);
+  }
+  return out_of_range("rope attention_factor", s.attention_factor, kSmallestScale, kLargestScale);
+}
+
+std::string problem_of_rope(const PositionForm& positions) {
+  const RopeScaling& s = positions.scaling;
   if (s.kind == RopeScaling::Kind::none) return "";
   std::string problem = out_of_range("rope factor", s.factor, 1e-6, kMaxRopeFactor);
+  if (s.kind == RopeScaling::Kind::yarn && problem.empty()) problem = problem_of_yarn(positions);
   if (s.kind == RopeScaling::Kind::linear || !problem.empty()) return problem;
   // The two bound a blend whose width is their difference.
-  if (!(s.low_freq_factor > 0 && s.low_freq_factor < s.high_freq_factor &&
+  if (s.kind == RopeScaling::Kind::llama3 &&
+      !(s.low_freq_factor > 0 && s.low_freq_factor < s.high_freq_factor &&
         s.high_freq_factor <= kMaxRopeFactor)) {
     return fmt::format(
         "rope low_freq_factor is {} and high_freq_factor {}, expected 0 < low < high",
@@ -84,9 +114,9 @@ std::string problem_of_block(const ModelConfig& c) {
     return "";
   }
   return fmt::format(
-      "config.json of a {} cannot say the norms, positions, heads or biases of these blocks "
-      "(biases "
-      "of q, k, v: {}, of o: {}, of the feed-forward layer: {})",
+      "config.json of a {} cannot say the norms, positions, heads, scales, activations or biases "
+      "of "
+      "these blocks (biases of q, k, v: {}, of o: {}, of the feed-forward layer: {})",
       c.architecture->name, c.block.qkv_bias, c.block.o_bias, c.mlp_bias);
 }
 
@@ -100,8 +130,7 @@ bool stays_within(std::string_view path) {
 
 std::string problem_of(const ModelConfig& c) {
   if (std::string problem = problem_of_sizes(c); !problem.empty()) return problem;
-  if (std::string problem = problem_of_rope(c.block.positions.scaling); !problem.empty())
-    return problem;
+  if (std::string problem = problem_of_rope(c.block.positions); !problem.empty()) return problem;
   if (c.num_attention_heads % c.num_key_value_heads != 0) {
     return fmt::format("num_key_value_heads is {}, expected a divisor of num_attention_heads {}",
                        c.num_key_value_heads, c.num_attention_heads);
@@ -154,7 +183,8 @@ OrderedJson own_keys(const ModelConfig& c) {
   put("vocab_size", c.vocab_size);
   put(keys.max_position_embeddings, c.max_position_embeddings);
   put(keys.norm_eps, c.block.norm.eps);
-  put(keys.hidden_act, name_of(c.hidden_act));
+  const bool fat_relu = c.hidden_act == HiddenAct::fat_relu;
+  put(keys.hidden_act, fat_relu ? keys.fat_relu : name_of(c.hidden_act));
   put("tie_word_embeddings", c.tie_word_embeddings);
   const PositionForm& positions = c.block.positions;
   if (positions.kind == PositionForm::Kind::rope) {
@@ -172,7 +202,7 @@ OrderedJson own_keys(const ModelConfig& c) {
   }
   if (is.write != nullptr) is.write(c, json);
   if (c.gated != is.gated) json["twell_gated"] = c.gated;
-  if (c.hidden_act == HiddenAct::fat_relu) json["twell_fat_relu_threshold"] = c.fat_relu_threshold;
+  if (fat_relu) json[keys.fat_relu_threshold] = c.fat_relu_threshold;
   json["bos_token_id"] = c.bos_token_id ? OrderedJson(*c.bos_token_id) : OrderedJson(nullptr);
   json["eos_token_id"] = c.eos_token_ids.empty()       ? OrderedJson(nullptr)
                          : c.eos_token_ids.size() == 1 ? OrderedJson(c.eos_token_ids[0])

@@ -91,6 +91,12 @@ void attend_singles(std::span<const AttentionTask> tasks) {
   decode_attention(context, {tasks[0].q.size(1), tasks[0].k.size(0)}, queries);
 }
 
+// Each head of x [N, heads * width] by itself.
+at::Tensor norm_heads(const Norm& norm, const at::Tensor& x, std::int64_t width) {
+  if (norm.form.kind == io::NormForm::Kind::none) return x;
+  return norm(x.view({x.size(0), x.size(1) / width, width})).view(x.sizes());
+}
+
 }  // namespace
 
 at::Tensor grouped_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
@@ -213,11 +219,12 @@ at::Tensor attend(const Attention& weights, const at::Tensor& x, const Rows& row
   }
   {
     const PieceTimer timer(profile, Piece::norm_and_rope);
-    q = rotate(q, rows.rotation);
-    k = rotate(k, rows.rotation);
+    const std::int64_t width = rows.rotation.head_dim;
+    q = rotate(norm_heads(weights.q_norm, q, width), rows.rotation);
+    k = rotate(norm_heads(weights.k_norm, k, width), rows.rotation);
   }
-  const at::Tensor mixed =
-      timed(profile, Piece::attention, [&] { return rows.mix(q, k, v, layer); });
+  at::Tensor mixed = timed(profile, Piece::attention, [&] { return rows.mix(q, k, v, layer); });
+  mixed = timed(profile, Piece::norm_and_rope, [&] { return weights.inner_norm(mixed); });
   return timed(profile, Piece::other_linear, [&] { return weights.o(mixed); });
 }
 

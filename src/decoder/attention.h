@@ -11,6 +11,7 @@
 
 #include "decoder/kv_cache.h"
 #include "decoder/linear.h"
+#include "decoder/norm.h"
 #include "decoder/profile.h"
 #include "decoder/rope.h"
 
@@ -18,6 +19,8 @@ namespace twell::lm {
 
 struct Attention {
   Linear q, k, v, o;
+  Norm q_norm = {}, k_norm = {};  // of each head, before it is rotated
+  Norm inner_norm = {};           // in front of o
 };
 
 // The N rows of a forward pass: where each stands in its sequence, and the keys that it sees.

@@ -29,11 +29,12 @@ at::Tensor tensor_of(ConstMatrixView view) {
                        at::TensorOptions(view.dtype == DType::bf16 ? at::kBFloat16 : at::kFloat));
 }
 
-// The parameters as twell::Layer takes them: down neuron-major where it lies so, and biases in f32.
+// The parameters as twell::Layer takes them: down neuron-major where it lies so, and vectors in
+// f32.
 struct LayerTensors {
   at::Tensor gate, up, down;
   bool neuron_major;
-  at::Tensor gate_bias, up_bias, down_bias;
+  at::Tensor gate_bias, up_bias, down_bias, norm_weight;
 
   explicit LayerTensors(const FfnParameters& p)
       : gate((p.gated() ? p.gate : p.up).detach().contiguous()),
@@ -41,12 +42,13 @@ struct LayerTensors {
         neuron_major(p.down.t().is_contiguous()),
         gate_bias(in_f32(p.gated() ? p.gate_bias : p.up_bias)),
         up_bias(p.gated() ? in_f32(p.up_bias) : at::Tensor()),
-        down_bias(in_f32(p.down_bias)) {
+        down_bias(in_f32(p.down_bias)),
+        norm_weight(in_f32(p.norm_weight)) {
     const at::Tensor stored = p.down.detach();
     down = neuron_major ? stored.t() : stored.contiguous();
   }
-  static at::Tensor in_f32(const at::Tensor& bias) {
-    return bias.defined() ? bias.detach().to(at::kFloat).contiguous() : at::Tensor();
+  static at::Tensor in_f32(const at::Tensor& vector) {
+    return vector.defined() ? vector.detach().to(at::kFloat).contiguous() : at::Tensor();
   }
   FfnWeights weights() const {
     FfnWeights out{matrix_view(gate), {}, matrix_view(down)};
@@ -58,6 +60,10 @@ struct LayerTensors {
     out.gate_bias = entries(gate_bias);
     out.up_bias = entries(up_bias);
     out.down_bias = entries(down_bias);
+    out.up = activation.up;
+    if (activation.norm_eps) {
+      out.norm = HiddenNorm{entries(norm_weight), static_cast<float>(*activation.norm_eps)};
+    }
     return out;
   }
 };
@@ -106,7 +112,7 @@ class CpuFeedForward final : public FeedForward {
     return layer_.chooser() == nullptr ? nullptr : &layer_.chooser()->cost();
   }
   std::string describe(std::int64_t tokens) const override {
-    return fmt::format("{}: {}, {}", name_of(path_), io::name_of(choice_.kind),
+    return fmt::format("{}: {}, {}", name_of(path_), words_of(choice_),
                        layer_.describe(cpu_context(), tokens));
   }
 
@@ -159,15 +165,16 @@ class CpuFeedForward final : public FeedForward {
     };
   }
   FfnParameters parameters() const {
-    const auto stored = [&](const at::Tensor& bias) {
-      return bias.defined() ? bias.to(of_.gate.scalar_type()) : at::Tensor();
+    const auto stored = [&](const at::Tensor& vector) {
+      return vector.defined() ? vector.to(of_.gate.scalar_type()) : at::Tensor();
     };
     FfnParameters out{of_.gate,
                       {},
                       tensor_of(layer_.down().matrix()).t(),
                       stored(of_.gate_bias),
                       stored(of_.up_bias),
-                      stored(of_.down_bias)};
+                      stored(of_.down_bias),
+                      stored(of_.norm_weight)};
     if (layer_.shape().gated) {
       out.up = tensor_of(layer_.up()->matrix());
     } else {

@@ -4,6 +4,7 @@
 #include <torch/types.h>
 #include <torch/utils.h>
 
+#include <cmath>
 #include <iterator>
 
 #include "choice/device.h"
@@ -33,20 +34,31 @@ void for_each_parameter(Weights& weights, const F& f) {
   };
   const auto visit_linears = [&](auto&... pairs) { (visit(pairs.weight, pairs.bias), ...); };
   visit(weights.embedding, weights.positions);
+  visit_linears(weights.embedding_norm);
   for (auto& block : weights.blocks) {
-    auto& [q, k, v, o] = block.attention;
-    visit_linears(block.attention_norms.before, q, k, v, o, block.attention_norms.after,
-                  block.attention_norms.sum);
-    visit_linears(block.ffn_norms.before, block.gate, block.up, block.down, block.ffn_norms.after,
-                  block.ffn_norms.sum);
+    auto& [q, k, v, o, q_norm, k_norm, inner_norm] = block.attention;
+    visit_linears(block.attention_norms.before, q, k, v, q_norm, k_norm, inner_norm, o,
+                  block.attention_norms.after, block.attention_norms.sum);
+    visit_linears(block.ffn_norms.before, block.gate, block.up, block.ffn_inner_norm, block.down,
+                  block.ffn_norms.after, block.ffn_norms.sum);
   }
   visit_linears(weights.final_norm);
   visit(weights.head);
 }
 
 FfnParameters ffn_of(const Block& block) {
-  return {block.gate.weight.tensor, block.up.weight.tensor, block.down.weight.tensor,
-          block.gate.bias.tensor,   block.up.bias.tensor,   block.down.bias.tensor};
+  return {block.gate.weight.tensor,
+          block.up.weight.tensor,
+          block.down.weight.tensor,
+          block.gate.bias.tensor,
+          block.up.bias.tensor,
+          block.down.bias.tensor,
+          block.ffn_inner_norm.weight.tensor};
+}
+
+at::Tensor capped(const at::Tensor& logits, double cap) {
+  if (at::GradMode::is_enabled()) return logits.div(cap).tanh().mul(cap);
+  return logits.div_(cap).tanh_().mul_(cap);
 }
 
 }  // namespace
@@ -112,10 +124,11 @@ std::int64_t Decoder::weight_bytes() const {
 at::Tensor Decoder::look_up(const at::Tensor& ids, const at::Tensor& positions) {
   if (device().is_cpu()) keep_exp_resident();
   at::Tensor x = at::embedding(weights_.embedding.tensor, ids.to(device()));
+  if (const double scale = config_.block.scales.embedding; scale != 1.0) x = x * scale;
   if (const at::Tensor& table = weights_.positions.tensor; table.defined()) {
     x = x + at::embedding(table, positions.to(device()) + config_.block.positions.offset);
   }
-  return x;
+  return norm(x, weights_.embedding_norm);
 }
 
 at::Tensor Decoder::embed(const at::Tensor& tokens) {
@@ -139,14 +152,16 @@ at::Tensor Decoder::norm(const at::Tensor& x, const Norm& norm) const {
   return norm(x);
 }
 
+at::Tensor Decoder::plus(const at::Tensor& x, at::Tensor y) const {
+  const double depth = config_.block.scales.depth;
+  if (depth > 0) return at::add(x, y, depth / std::sqrt(static_cast<double>(layers())));
+  return at::GradMode::is_enabled() ? x + y : y.add_(x);
+}
+
 at::Tensor Decoder::run_block(std::int64_t layer, const at::Tensor& x, const Rows& rows,
                               FfnObserver* observer) {
   const Block& block = weights_.blocks[index(layer)];
   if (x.numel() == 0) return x;
-  // What a layer returns is its own: without gradients the sum may take its place.
-  const auto plus = [](const at::Tensor& residual, at::Tensor y) {
-    return at::GradMode::is_enabled() ? residual + y : y.add_(residual);
-  };
   const auto attention = [&](const at::Tensor& in) {
     return attend(block.attention, in, rows, layer, profile_);
   };
@@ -192,7 +207,11 @@ at::Tensor Decoder::head(const at::Tensor& normalised) {
   const PieceTimer timer(profile_, Piece::logits);
   const at::Tensor& weight =
       (config_.tie_word_embeddings ? weights_.embedding : weights_.head).tensor;
-  return own_linears_ ? linear_as_stored(normalised, weight) : at::linear(normalised, weight);
+  const io::Scales& scales = config_.block.scales;
+  at::Tensor x = normalised;
+  if (scales.width > 0) x = x * (scales.width / static_cast<double>(config_.hidden_size));
+  const at::Tensor logits = own_linears_ ? linear_as_stored(x, weight) : at::linear(x, weight);
+  return scales.logit_cap > 0 ? capped(logits, scales.logit_cap) : logits;
 }
 
 PackedRows Decoder::plan(std::span<const Chunk> chunks, const KvCache* cache) {
@@ -280,12 +299,21 @@ FfnParameters Decoder::ffn_parameters(std::int64_t layer) const {
 
 FfnNames Decoder::ffn_names(std::int64_t layer) const {
   const Block& block = weights_.blocks[index(layer)];
-  return {block.gate.weight.name, block.up.weight.name, block.down.weight.name,
-          block.gate.bias.name,   block.up.bias.name,   block.down.bias.name};
+  return {block.gate.weight.name,
+          block.up.weight.name,
+          block.down.weight.name,
+          block.gate.bias.name,
+          block.up.bias.name,
+          block.down.bias.name,
+          block.ffn_inner_norm.weight.name};
 }
 
 ActivationChoice Decoder::activation() const {
-  return {config_.hidden_act, static_cast<float>(config_.fat_relu_threshold)};
+  const io::BlockForm& block = config_.block;
+  ActivationChoice out{config_.hidden_act, static_cast<float>(config_.fat_relu_threshold),
+                       block.up};
+  if (block.inner_norms) out.norm_eps = block.norm.eps;
+  return out;
 }
 
 }  // namespace twell::lm

@@ -23,11 +23,13 @@ struct Block {
   Attention attention;
   ResidualNorms ffn_norms;
   Linear gate, up, down;  // what `ffn` is made of, as far as it goes on using them
+  Norm ffn_inner_norm;    // in front of down; part of `ffn`
   std::unique_ptr<FeedForward> ffn;
 };
 
 struct DecoderWeights {
   Parameter embedding;  // [V, D]
+  Norm embedding_norm;
   Parameter positions;  // [positions, D]; no name unless they are learned
   std::vector<Block> blocks;
   Norm final_norm;
@@ -81,6 +83,8 @@ class Decoder final : public Model {
   // Ids [..., N] of tokens at `positions`, int64 [N] -> [..., N, D].
   at::Tensor look_up(const at::Tensor& ids, const at::Tensor& positions);
   at::Tensor norm(const at::Tensor& x, const Norm& norm) const;
+  // x + y, where a layer computed y: without gradients the sum may take its place.
+  at::Tensor plus(const at::Tensor& x, at::Tensor y) const;
   // [N, D] -> [N, D]
   at::Tensor run_block(std::int64_t layer, const at::Tensor& x, const Rows& rows,
                        FfnObserver* observer);

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <torch/types.h>
 
+#include "decoder/norm.h"
 #include "decoder/sparse_operators.h"
 #include "twell/status.h"
 
@@ -79,6 +80,15 @@ class DenseMatrix {
   bool prepacked_ = false;
 };
 
+// Of h, in front of down.
+Norm norm_of(const FfnParameters& p, const ActivationChoice& activation) {
+  if (!activation.norm_eps) return {};
+  return {{.kind = io::NormForm::Kind::rms,
+           .weight = p.norm_weight.defined(),
+           .eps = *activation.norm_eps},
+          {.tensor = p.norm_weight}};
+}
+
 class DenseFeedForward final : public FeedForward {
  public:
   // `own_bytes`: of `p`, where the caller copied it for this layer.
@@ -86,6 +96,7 @@ class DenseFeedForward final : public FeedForward {
                    std::size_t own_bytes = 0)
       : up_(p.up, p.up_bias, prepack),
         down_(p.down, p.down_bias, prepack),
+        norm_(norm_of(p, activation)),
         activation_(activation),
         prepacked_(prepack),
         own_bytes_(own_bytes) {
@@ -101,20 +112,24 @@ class DenseFeedForward final : public FeedForward {
     gate = grad ? activate(gate, activation_) : activate_(gate, activation_);
     at::Tensor hidden = gate;
     // The gate outlives the product, to be shown.
-    if (gate_.defined()) hidden = grad ? gate * up_(x) : up_.times(x, gate);
+    if (gate_.defined()) {
+      const bool fused = !grad && activation_.up == Activation::identity;
+      hidden = fused ? up_.times(x, gate) : gate * activate_up(up_(x), activation_);
+    }
     if (observer != nullptr) report(gate, hidden, layer, *observer);
-    return down_(hidden);
+    return down_(norm_(hidden));
   }
   FfnPath path() const override { return FfnPath::dense; }
   std::int64_t own_bytes() const override { return static_cast<std::int64_t>(own_bytes_); }
   std::string describe(std::int64_t /*tokens*/) const override {
     return fmt::format("dense: PyTorch {} GEMMs, {}, {}", gate_.defined() ? 3 : 2,
-                       io::name_of(activation_.kind),
+                       words_of(activation_),
                        prepacked_ ? "weights reordered for oneDNN" : "weights as stored");
   }
 
  private:
   DenseMatrix gate_, up_, down_;
+  Norm norm_;
   ActivationChoice activation_;
   bool prepacked_;
   std::size_t own_bytes_;
@@ -156,6 +171,37 @@ at::Tensor& activate_(at::Tensor& x, const ActivationChoice& activation) {
       return at::threshold_(x, activation.threshold, 0.0);
   }
   throw Error(ErrorKind::invalid_argument, "activate_", "unknown activation");
+}
+
+at::Tensor activate_up(const at::Tensor& up, const ActivationChoice& activation) {
+  switch (activation.up) {
+    case Activation::identity:
+      return up;
+    case Activation::relu:
+      return at::relu(up);
+    case Activation::relu_squared:
+      return at::relu(up).square();
+    case Activation::fat_relu:
+      break;
+  }
+  throw Error(ErrorKind::invalid_argument, "activate_up", "unknown activation");
+}
+
+std::string words_of(const ActivationChoice& activation) {
+  std::string out = io::name_of(activation.kind);
+  if (activation.up != Activation::identity)
+    out += fmt::format(", {} of up", name_of(activation.up));
+  if (activation.norm_eps) out += ", norm";
+  return out;
+}
+
+bool is_plain(const FfnParameters& parameters, const ActivationChoice& activation) {
+  return !parameters.has_bias() && activation.up == Activation::identity && !activation.norm_eps;
+}
+
+at::Tensor input_of_down(const at::Tensor& hidden, const FfnParameters& parameters,
+                         const ActivationChoice& activation) {
+  return norm_of(parameters, activation)(hidden);
 }
 
 const char* name_of(FfnPath path) {

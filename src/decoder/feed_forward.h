@@ -1,6 +1,6 @@
 // The feed-forward layer of a decoder block: y = (act(x Wg) ⊙ (x Wu)) Wd, or act(x Wu) Wd where the
-// model has no gate. Two implementations behind one interface: PyTorch's dense GEMMs and
-// twell::ffn.
+// model has no gate, in any form of twell/ffn_form.h. Two implementations behind one interface:
+// PyTorch's dense GEMMs and twell::ffn.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,14 +20,21 @@ namespace twell::lm {
 
 class DeviceRuntime;
 
+// What is computed between the products.
 struct ActivationChoice {
   io::HiddenAct kind = io::HiddenAct::silu;
-  float threshold = 0.0F;  // fat_relu only: values <= threshold become zero
+  float threshold = 0.0F;                // fat_relu only: values <= threshold become zero
+  Activation up = Activation::identity;  // of up in a layer with a gate: relu makes it dReLU
+  std::optional<double> norm_eps = {};   // ε of an RMS norm of what down multiplies; none: no norm
 };
+// As `twell explain` says it: "relu, relu of up, norm".
+std::string words_of(const ActivationChoice& activation);
 // Differentiable; [..., H] -> [..., H] in the dtype of `x`. NaN passes through every activation.
 at::Tensor activate(const at::Tensor& x, const ActivationChoice& activation);
 // In place, where no gradient is wanted; the same bits.
 at::Tensor& activate_(at::Tensor& x, const ActivationChoice& activation);
+// The activation of up alone; differentiable.
+at::Tensor activate_up(const at::Tensor& up, const ActivationChoice& activation);
 
 enum class FfnPath : std::uint8_t { dense, sparse, automatic };
 const char* name_of(FfnPath path);
@@ -41,7 +48,7 @@ struct FfnActivity {
   std::int64_t hidden_units = 0;  // H
   FfnPath path = FfnPath::dense;  // dense or sparse: the one that ran
   at::Tensor gate;                // [N, H] activated gate; dense path with wants_hidden()
-  at::Tensor hidden;              // [N, H] input of down, differentiable; as `gate`
+  at::Tensor hidden;              // [N, H] input of down or its norm, differentiable; as `gate`
   FfnCounts counts;               // of the activated gate; with wants_counts()
 };
 
@@ -67,10 +74,17 @@ struct FfnParameters {
   at::Tensor down;                // [D, H]
   at::Tensor gate_bias, up_bias;  // [H], undefined where the model has none
   at::Tensor down_bias;           // [D]
+  at::Tensor norm_weight = {};    // [H], of ActivationChoice::norm_eps; undefined: ones
 
   bool gated() const { return gate.defined(); }
   bool has_bias() const { return gate_bias.defined() || up_bias.defined() || down_bias.defined(); }
 };
+// Whether a layer is its products and the activation of the gate: no biases, no activation of up,
+// no norm.
+bool is_plain(const FfnParameters& parameters, const ActivationChoice& activation);
+// h or the norm of it: what down multiplies. Differentiable.
+at::Tensor input_of_down(const at::Tensor& hidden, const FfnParameters& parameters,
+                         const ActivationChoice& activation);
 
 class FeedForward {
  public:
@@ -106,8 +120,8 @@ std::unique_ptr<FeedForward> make_fastest_dense_feed_forward(const FfnParameters
 
 // Sparse, for inference, exact. On a CPU: twell::Layer (twell/layer.h) on bf16 or f32 parameters,
 // which reads up and a neuron-major down in place where the tier does not want their rows spread.
-// On a GPU: torch.ops.twell.ffn on bf16 or f16 without biases. All weights are copied there, and
-// the copies' rows ordered once by how many tokens fire them, so that GEMMs take the first ones
+// On a GPU: torch.ops.twell.ffn on bf16 or f16, plain layers only. All weights are copied there,
+// and the copies' rows ordered once by how many tokens fire them, so that GEMMs take the first ones
 // (neuron_popularity.h); then a screen is made for calls of few rows (device_screen.h). Observers
 // see the model's order.
 //

@@ -21,8 +21,9 @@ namespace {
 
 bool sparse_possible(const Decoder& model) {
   const at::ScalarType other = model.device().is_cpu() ? at::kFloat : at::kHalf;
-  const bool biases_taken = model.device().is_cpu() || !model.config().mlp_bias;
-  return io::yields_zeros(model.config().hidden_act) && biases_taken &&
+  const bool form_taken =
+      model.device().is_cpu() || is_plain(model.ffn_parameters(0), model.activation());
+  return io::yields_zeros(model.config().hidden_act) && form_taken &&
          (model.dtype() == other || model.dtype() == at::kBFloat16);
 }
 

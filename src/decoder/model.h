@@ -35,6 +35,7 @@ using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 struct FfnNames {
   std::string gate, up, down;
   std::string gate_bias, up_bias, down_bias;
+  std::string norm_weight;
 };
 
 // One call at a time; two threads use two models.

@@ -16,6 +16,7 @@ class Maker {
     const std::vector<std::int64_t> table{c_.vocab_size, c_.hidden_size};
     DecoderWeights weights;
     weights.embedding = {weight_of(names_.embedding), table, ParameterKind::embedding};
+    if (c_.block.embedding_norm) weights.embedding_norm = norm(names_.embedding_norm);
     if (c_.block.positions.kind == io::PositionForm::Kind::learned) {
       weights.positions = {weight_of(names_.positions),
                            {c_.max_position_embeddings + c_.block.positions.offset, c_.hidden_size},
@@ -38,13 +39,17 @@ class Maker {
     return name.empty() ? "" : name + "weight";
   }
 
-  Norm norm(const std::string& name) const {
-    Norm made{c_.block.norm};
+  static Norm norm(const std::string& name, std::int64_t width, const io::NormForm& form) {
+    Norm made{form};
     // Fresh, the factor is 1.
-    const auto kind = made.form.plus_one ? ParameterKind::bias : ParameterKind::norm;
-    if (made.form.weight) made.weight = {name + "weight", {c_.hidden_size}, kind};
-    if (made.form.bias) made.bias = {name + "bias", {c_.hidden_size}, ParameterKind::bias};
+    const auto kind = form.plus_one ? ParameterKind::bias : ParameterKind::norm;
+    if (form.weight) made.weight = {name + "weight", {width}, kind};
+    if (form.bias) made.bias = {name + "bias", {width}, ParameterKind::bias};
     return made;
+  }
+  Norm norm(const std::string& name) const { return norm(name, c_.hidden_size, c_.block.norm); }
+  Norm inner_norm(const std::string& name, std::int64_t width) const {
+    return norm(name, width, {.kind = io::NormForm::Kind::rms, .eps = c_.block.norm.eps});
   }
 
   // `second`: of the norm behind the layer, where there is one on either side.
@@ -97,6 +102,14 @@ class Maker {
         linear(layer + names_.q, q, width, qkv_bias), linear(layer + names_.k, kv, width, qkv_bias),
         linear(layer + names_.v, kv, width, qkv_bias),
         linear(layer + names_.o, width, q, c_.block.o_bias, ParameterKind::residual_matrix)};
+    if (c_.block.head_norms) {
+      made.attention.q_norm = norm(layer + names_.q_norm, c_.head_dim, c_.block.norm);
+      made.attention.k_norm = norm(layer + names_.k_norm, c_.head_dim, c_.block.norm);
+    }
+    if (c_.block.inner_norms) {
+      made.attention.inner_norm = inner_norm(layer + names_.attention_inner_norm, q);
+      made.ffn_inner_norm = inner_norm(layer + names_.ffn_inner_norm, neurons);
+    }
     if (c_.block.arrangement != io::Arrangement::parallel_one_norm) {
       made.ffn_norms = norms(layer + names_.ffn_norm, layer + names_.ffn_output_norm);
     }

@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/types.h>
 
+#include <algorithm>
 #include <cmath>
 #include <numbers>
 
@@ -18,6 +19,27 @@ double llama3_frequency(double frequency, const io::RopeScaling& scaling) {
   const double blend =
       (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor);
   return (1.0 - blend) * frequency / scaling.factor + blend * frequency;
+}
+
+// How far dimension `pair` is on the way from those that turn `beta_fast` times within the old
+// context, and keep their frequency, to those that turn `beta_slow` times.
+double yarn_blend(std::int64_t pair, std::int64_t rotated, const io::PositionForm& form) {
+  const io::RopeScaling& scaling = form.scaling;
+  const auto context = static_cast<double>(scaling.original_max_position_embeddings);
+  const auto width = static_cast<double>(rotated);
+  const auto dimension = [&](double turns) {
+    return width * std::log(context / (turns * 2.0 * std::numbers::pi)) /
+           (2.0 * std::log(form.theta));
+  };
+  double first = dimension(scaling.beta_fast), last = dimension(scaling.beta_slow);
+  if (scaling.truncate) {
+    first = std::floor(first);
+    last = std::ceil(last);
+  }
+  first = std::max(first, 0.0);
+  last = std::min(last, width - 1);
+  if (first == last) last += 0.001;
+  return std::clamp((static_cast<double>(pair) - first) / (last - first), 0.0, 1.0);
 }
 
 using torch::autograd::AutogradContext;
@@ -95,8 +117,13 @@ std::vector<float> rope_frequencies(const io::ModelConfig& config) {
       case io::RopeScaling::Kind::llama3:
         frequency = llama3_frequency(frequency, form.scaling);
         break;
+      case io::RopeScaling::Kind::yarn: {
+        const double blend = yarn_blend(i, rotated, form);
+        frequency *= 1.0 - blend + blend / form.scaling.factor;
+        break;
+      }
     }
-    out.push_back(static_cast<float>(frequency));
+    out.push_back(static_cast<float>(form.reversed ? -frequency : frequency));
   }
   return out;
 }
@@ -112,8 +139,8 @@ void RopeTable::grow(std::int64_t rows) {
   for (std::int64_t p = 0; p < rows; ++p) {
     for (const float frequency : frequencies_) {
       const float angle = static_cast<float>(p) * frequency;
-      *c++ = std::cos(angle);
-      *s++ = std::sin(angle);
+      *c++ = factor_ * std::cos(angle);
+      *s++ = factor_ * std::sin(angle);
     }
   }
   cos_ = cos.to(device_);

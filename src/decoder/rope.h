@@ -11,12 +11,13 @@
 
 namespace twell::lm {
 
-// Radians per position of each of the rotated / 2 pairs, with linear or llama3 scaling applied.
+// Radians per position of each of the rotated / 2 pairs, with the form's scaling applied; negative
+// where the form is reversed.
 std::vector<float> rope_frequencies(const io::ModelConfig& config);
 
-// Of the angles of N rows: position × frequency. Angles are fp32 products, as in the
-// implementations models are trained with: at position p they are off by up to p × 2^-24 rad, and
-// exact ones would differ from what the weights saw.
+// Of the angles of N rows: position × frequency; yarn's attention factor is part of both. Angles
+// are fp32 products, as in the implementations models are trained with: at position p they are off
+// by up to p × 2^-24 rad, and exact ones would differ from what the weights saw.
 struct Rotation {
   at::Tensor cos, sin;  // fp32 [N, 1, rotated / 2], on the model's device; undefined: no rotation
   std::int64_t head_dim = 0;
@@ -25,7 +26,10 @@ struct Rotation {
 class RopeTable {
  public:
   explicit RopeTable(const io::ModelConfig& config, at::Device device = at::kCPU)
-      : frequencies_(rope_frequencies(config)), head_dim_(config.head_dim), device_(device) {}
+      : frequencies_(rope_frequencies(config)),
+        factor_(static_cast<float>(config.block.positions.scaling.attention_factor)),
+        head_dim_(config.head_dim),
+        device_(device) {}
 
   // Of rows at `positions`, int64 [N] on any device, all below `end`. The table grows with use, by
   // doubling: the maximum in config.json may be 131,072 (64 MB of table) for a prompt of ten
@@ -36,6 +40,7 @@ class RopeTable {
   void grow(std::int64_t rows);
 
   std::vector<float> frequencies_;  // none: no rotary embedding
+  float factor_;                    // of what is rotated
   std::int64_t head_dim_;
   at::Device device_;
   at::Tensor cos_, sin_;  // [positions or more, rotated / 2]

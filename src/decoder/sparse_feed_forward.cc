@@ -14,11 +14,11 @@ namespace {
   throw Error(ErrorKind::unsupported, "sparse FFN", message);
 }
 
-void require_parameters(const FfnParameters& p, bool on_cpu) {
-  if (p.has_bias() && !on_cpu) {
+void require_parameters(const FfnParameters& p, const ActivationChoice& activation, bool on_cpu) {
+  if (!on_cpu && !is_plain(p, activation)) {
     fail(
-        "biases in the feed-forward layer (mlp_bias) are supported on a CPU only; use --path "
-        "dense");
+        "biases (mlp_bias), an activation of up or a norm in the feed-forward layer are supported "
+        "on a CPU only; use --path dense");
   }
   const at::ScalarType dtype = p.up.scalar_type();
   if (dtype != at::kBFloat16 && dtype != (on_cpu ? at::kFloat : at::kHalf)) {
@@ -89,7 +89,7 @@ std::unique_ptr<FeedForward> make_sparse_feed_forward(const FfnParameters& param
                                                       const ActivationChoice& activation,
                                                       FfnPath path, const LayerFindings* findings,
                                                       DeviceRuntime& runtime) {
-  require_parameters(parameters, runtime.is_cpu());
+  require_parameters(parameters, activation, runtime.is_cpu());
   // Weights that may be changed in any mode.
   const c10::InferenceMode ordinary(false);
   const at::NoGradGuard no_grad;

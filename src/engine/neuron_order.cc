@@ -132,6 +132,7 @@ LayerOrder order_layer(const Firing& firing, std::span<const std::int64_t> remov
 
 std::vector<std::int64_t> neurons_without_effect(const FfnParameters& p,
                                                  const ActivationChoice& activation) {
+  if (activation.norm_eps) return {};  // its mean is of all neurons, those that are zero too
   const at::NoGradGuard no_grad;
   const auto zero_rows = [](const at::Tensor& rows) { return rows.eq(0).all(1); };  // [H]
   // Without a gate, `up` is what is activated.
@@ -143,7 +144,9 @@ std::vector<std::int64_t> neurons_without_effect(const FfnParameters& p,
   none = none.logical_or(silent);
   if (p.gated()) {
     at::Tensor nothing = zero_rows(p.up);
-    if (p.up_bias.defined()) nothing = nothing.logical_and(p.up_bias.eq(0));
+    if (p.up_bias.defined()) {
+      nothing = nothing.logical_and(activate_up(p.up_bias, activation).eq(0));
+    }
     none = none.logical_or(nothing);
   }
   const at::Tensor ids = none.nonzero().contiguous();
@@ -192,7 +195,7 @@ NamedTensors reordered(const Model& model, std::span<const LayerOrder> orders) {
     const at::Tensor order = at::tensor(orders[l].neurons);
     for (auto& [name, tensor] : out) {
       const bool rows = name == names.gate || name == names.up || name == names.gate_bias ||
-                        name == names.up_bias;
+                        name == names.up_bias || name == names.norm_weight;
       if (rows || name == names.down) tensor = tensor.index_select(rows ? 0 : 1, order);
     }
   }

@@ -21,7 +21,8 @@ struct LayerOrder {
 };
 
 // Neurons that contribute nothing whatever the (finite) input is: a gate row of zeros (with a bias,
-// if any, that does not activate), an up row of zeros without a bias, or a down column of zeros.
+// if any, that does not activate), an up row of zeros (likewise), or a down column of zeros. None
+// where what down multiplies is normalised.
 std::vector<std::int64_t> neurons_without_effect(const FfnParameters& parameters,
                                                  const ActivationChoice& activation);
 

@@ -212,9 +212,11 @@ class TrainingFeedForward : public FeedForward {
     const at::Tensor g =
         activate(p.gated() ? at::linear(x, p.gate, p.gate_bias) : at::linear(x, p.up, p.up_bias),
                  activation_);
-    const at::Tensor h = p.gated() ? g * at::linear(x, p.up, p.up_bias) : g;
+    const at::Tensor h =
+        p.gated() ? g * activate_up(at::linear(x, p.up, p.up_bias), activation_) : g;
     record_dense(g, h, layer);
-    return at::linear(AddL1Gradient::apply(h, training_->l1_grad), p.down, p.down_bias);
+    const at::Tensor penalised = AddL1Gradient::apply(h, training_->l1_grad);
+    return at::linear(input_of_down(penalised, p, activation_), p.down, p.down_bias);
   }
 
   void record_dense(const at::Tensor& gate, const at::Tensor& h, std::int64_t layer) const {
@@ -248,7 +250,7 @@ void FfnTraining::record_pending() {
 }
 
 bool has_sparse_path(const FfnParameters& parameters, const ActivationChoice& activation) {
-  return io::yields_zeros(activation.kind) && !parameters.has_bias();
+  return io::yields_zeros(activation.kind) && is_plain(parameters, activation);
 }
 
 void lay_out_neuron_major(const at::Tensor& down) {

@@ -137,6 +137,22 @@ TEST(Checkpoint, MissingTensorsAndShapes) {
                     {"missing", "there are none"});
 }
 
+TEST(Checkpoint, AModelSavedWithoutItsHeadHasItsOwnNames) {
+  const TempDir dir;
+  const float one[] = {1}, two[] = {2};
+  save_checkpoint(dir.path(), {{{"decoder.a", SafeDType::F32, {1}}, one},
+                               {{"model.b", SafeDType::F32, {1}}, two},
+                               {{"b", SafeDType::F32, {1}}, one}});
+  const Checkpoint checkpoint(dir.path());
+  EXPECT_TRUE(checkpoint.contains("model.decoder.a"));
+  EXPECT_EQ(checkpoint.at("model.decoder.a").info->name, "decoder.a");
+  EXPECT_EQ(float_at(checkpoint.at("model.b")), 2);  // the whole name first
+  EXPECT_FALSE(checkpoint.contains("model.c"));
+  EXPECT_FALSE(checkpoint.contains("model."));
+  expect_file_error([&] { checkpoint.at("model.decoder.c"); }, dir.path().string(),
+                    {"model.decoder.c", "missing"});
+}
+
 TEST(Checkpoint, NoCheckpointAtAll) {
   const TempDir dir;
   expect_file_error([&] { Checkpoint(dir.path()); }, dir.path().string(), {"has neither"});

@@ -27,6 +27,12 @@ std::string llama_with(const std::string& key, const std::string& value) {
   return text.replace(begin, text.find_first_of(",}", begin) - begin, value);
 }
 
+// The same of another model_type.
+std::string of(const std::string& type, const std::string& more = "") {
+  std::string text = llama(more);
+  return text.replace(text.find("\"llama\""), 7, "\"" + type + "\"");
+}
+
 ModelConfig parse(const std::string& text) { return ModelConfig::from_json(text, kFile); }
 
 void refused(const std::string& text, std::initializer_list<std::string> parts) {
@@ -75,7 +81,7 @@ TEST(ModelConfig, OwnKeysSurviveARoundTrip) {
   c.bos_token_id = 1;
   c.dtype = "bfloat16";
   c.block.positions.theta = 100'000.5;
-  c.block.positions.scaling = {RopeScaling::Kind::llama3, 8, 1, 4, 4096};
+  c.block.positions.scaling = {RopeScaling::Kind::llama3, 8, 4096, 1, 4};
   EXPECT_EQ(parse(c.to_json()), c);
   for (const HiddenAct act : {HiddenAct::silu, HiddenAct::gelu, HiddenAct::gelu_tanh,
                               HiddenAct::relu, HiddenAct::relu_squared}) {
@@ -104,6 +110,83 @@ TEST(ModelConfig, Activations) {
   refused(llama_with("hidden_act", "\"fat_relu\""), {"twell_fat_relu_threshold is missing"});
   refused(llama("\"hidden_act\":\"fat_relu\",\"twell_fat_relu_threshold\":-1,"),
           {"twell_fat_relu_threshold is -1"});
+  // As ProSparse's files say it.
+  const ModelConfig published = parse(llama(R"("hidden_act":"fatrelu","hidden_act_param":0.01,)"));
+  EXPECT_EQ(published.hidden_act, HiddenAct::fat_relu);
+  EXPECT_EQ(published.fat_relu_threshold, 0.01);
+  EXPECT_EQ(parse(published.to_json()), published);
+  refused(llama(R"("hidden_act":"fatrelu",)"), {"hidden_act_param is missing"});
+  refused(llama(R"("hidden_act":"fatrelu","hidden_act_param":-0.5,)"),
+          {"hidden_act_param is -0.5"});
+}
+
+TEST(ModelConfig, ArchitecturesDifferWhereTheirFilesSayNothing) {
+  const ModelConfig mistral = parse(of("mistral", R"("sliding_window":null,)"));
+  EXPECT_EQ(mistral.num_key_value_heads, 8);
+  EXPECT_EQ(mistral.max_position_embeddings, 131072);
+  const ModelConfig qwen3 = parse(of("qwen3", R"("num_key_value_heads":4,)"));
+  EXPECT_EQ(qwen3.head_dim, 128);
+  EXPECT_TRUE(qwen3.block.head_norms);
+  EXPECT_FALSE(qwen3.block.qkv_bias);
+  const ModelConfig arcee = parse(of("arcee"));
+  EXPECT_FALSE(arcee.gated);
+  EXPECT_EQ(arcee.hidden_act, HiddenAct::relu_squared);
+  EXPECT_EQ(arcee.block.norm.eps, 1e-5);
+  EXPECT_FALSE(arcee.bos_token_id.has_value()) << "128000 is outside the vocabulary";
+  const ModelConfig nemotron = parse(of("nemotron"));
+  EXPECT_EQ(nemotron.rotated_dims(), 4);
+  EXPECT_TRUE(nemotron.block.norm.plus_one);
+  EXPECT_EQ(nemotron.bos_token_id, 2);
+  EXPECT_EQ(nemotron.eos_token_ids, std::vector<std::int32_t>{3});
+  const ModelConfig bitnet = parse(of("bitnet", R"("num_key_value_heads":4,)"));
+  EXPECT_TRUE(bitnet.block.inner_norms);
+  EXPECT_EQ(bitnet.block.positions.theta, 500000);
+  const ModelConfig nano = parse(of("nanochat"));
+  EXPECT_EQ(nano.block.scales.logit_cap, 15);
+  EXPECT_EQ(parse(of("nanochat", R"("final_logit_softcapping":null,)")).block.scales.logit_cap, 0);
+  EXPECT_FALSE(nano.block.norm.weight);
+  const ModelConfig minicpm = parse(of("minicpm"));
+  EXPECT_TRUE(minicpm.tie_word_embeddings);
+  EXPECT_EQ(minicpm.block.scales.width, 1);
+  EXPECT_EQ(parse(of("bamboo", R"("sliding_window":null,)")).block.up, Activation::relu);
+  std::string opt = of("opt");
+  opt.replace(opt.find("intermediate_size"), 17, "ffn_dim");
+  EXPECT_TRUE(parse(opt).mlp_bias && parse(opt).block.o_bias);
+  EXPECT_EQ(parse(opt).hidden_act, HiddenAct::relu);
+  refused(of("opt"), {"ffn_dim is missing"});
+}
+
+// Every row reads what it writes, and keeps what it was told.
+TEST(ModelConfig, ArchitecturesSurviveARoundTrip) {
+  const auto survives = [](const std::string& text) {
+    SCOPED_TRACE(text);
+    const ModelConfig c = parse(text);
+    EXPECT_EQ(parse(c.to_json()), c);
+    c.validate();
+    return c;
+  };
+  survives(of("mistral", R"("sliding_window":131072,)"));
+  survives(of("qwen3", R"("num_key_value_heads":2,"attention_bias":true,"head_dim":32,)"));
+  survives(of("arcee", R"("mlp_bias":true,)"));
+  survives(of("nemotron", R"("partial_rotary_factor":0.25,"norm_eps":1e-6,)"));
+  survives(of("bitnet", R"("num_key_value_heads":2,"attention_bias":true,)"));
+  survives(of("nanochat", R"("final_logit_softcapping":7.5,)"));
+  survives(of("nanochat", R"("final_logit_softcapping":null,"attention_bias":true,)"));
+  survives(of("bamboo", R"("hidden_act":"relu2","max_position_embeddings":4096,)"));
+  const std::string fat = R"("hidden_act":"fatrelu","hidden_act_param":0.25,)";
+  survives(of("sparsellama", fat));
+  const ModelConfig minicpm =
+      survives(of("minicpm", fat + R"("scale_emb":12,"scale_depth":1.4,"dim_model_base":256,)"));
+  EXPECT_EQ(minicpm.block.scales, (Scales{12, 1.4, 256, 0}));
+  EXPECT_NE(minicpm.to_json().find(R"("hidden_act": "fatrelu")"), std::string::npos);
+  EXPECT_NE(minicpm.to_json().find(R"("hidden_act_param": 0.25)"), std::string::npos);
+  std::string opt = of("opt", R"("do_layer_norm_before":false,"enable_bias":false,)");
+  survives(opt.replace(opt.find("intermediate_size"), 17, "ffn_dim"));
+  // A class name is enough, as in files that are written by hand.
+  std::string bare = of("minicpm");
+  bare.replace(bare.find(R"("model_type":"minicpm")"), 22,
+               R"("architectures":["MiniCPMForCausalLM"])");
+  EXPECT_EQ(survives(bare).architecture, minicpm.architecture);
 }
 
 TEST(ModelConfig, ReleasedSparseModelsAreRelu) {
@@ -165,6 +248,27 @@ TEST(ModelConfig, BrokenFiles) {
 
 TEST(ModelConfig, UnsupportedIsNotInvalid) {
   unsupported(R"({"model_type":"mamba"})", {"\"mamba\"", "llama", "qwen2"});
+  unsupported(of("mistral"), {"sliding_window 4096", "max_position_embeddings 131072"});
+  unsupported(of("mistral", R"("sliding_window":16,"max_position_embeddings":17,)"),
+              {"sliding_window 16", "17"});
+  unsupported(of("bamboo", R"("sliding_window":16,)"), {"sliding_window 16"});
+  unsupported(of("bamboo", R"("sliding_window":null,"hidden_act":"silu",)"),
+              {"hidden_act", "\"silu\"", "up"});
+  unsupported(of("qwen3", R"("num_key_value_heads":8,"use_sliding_window":true,)"
+                          R"("max_window_layers":1,)"),
+              {"use_sliding_window"});
+  unsupported(of("minicpm", R"("num_experts":8,)"), {"num_experts"});
+  unsupported(of("minicpm", R"("sparse_config":{"topk":64},)"), {"sparse_config"});
+  refused(of("minicpm", R"("scale_depth":0,)"), {"scale_depth is 0"});
+  refused(of("nanochat", R"("final_logit_softcapping":0,)"), {"final_logit_softcapping is 0"});
+  unsupported(of("bitnet", R"("quantization_config":{"quant_method":"bitnet"},)"),
+              {"quantization_config"});
+  const auto opt = [](const std::string& more) {
+    std::string text = of("opt", more);
+    return text.replace(text.find("intermediate_size"), 17, "ffn_dim");
+  };
+  unsupported(opt(R"("word_embed_proj_dim":32,)"), {"word_embed_proj_dim 32", "hidden_size 64"});
+  unsupported(opt(R"("_remove_final_layer_norm":true,)"), {"_remove_final_layer_norm"});
   unsupported(llama_with("dtype", "\"int8\""), {"int8"});
   unsupported(llama_with("quantization_config", "{}"), {"quantization_config"});
   unsupported(llama_with("partial_rotary_factor", "0.5"), {"partial_rotary_factor"});
@@ -184,7 +288,16 @@ TEST(ModelConfig, RopeScaling) {
   const auto rope = [](const std::string& value) { return llama_with("rope_scaling", value); };
   EXPECT_EQ(parse(rope("{}")).block.positions.scaling.kind, RopeScaling::Kind::none);
   EXPECT_EQ(parse(rope(R"({"type":"linear","factor":4})")).block.positions.scaling.factor, 4.0);
-  unsupported(rope(R"({"rope_type":"yarn","factor":4})"), {"\"yarn\"", "llama3"});
+  unsupported(rope(R"({"rope_type":"dynamic","factor":4})"), {"\"dynamic\"", "llama3"});
+  const ModelConfig yarn = parse(rope(R"({"type":"yarn","factor":4,"truncate":false})"));
+  EXPECT_NEAR(yarn.block.positions.scaling.attention_factor, 1.1386, 1e-4);  // 0.1 log(4) + 1
+  EXPECT_EQ(yarn.block.positions.scaling.original_max_position_embeddings, 2048);
+  EXPECT_FALSE(yarn.block.positions.scaling.truncate);
+  EXPECT_EQ(parse(yarn.to_json()), yarn);
+  refused(rope(R"({"rope_type":"yarn"})"), {"rope_scaling.factor is missing"});
+  refused(rope(R"({"rope_type":"yarn","factor":4,"beta_fast":1,"beta_slow":2})"),
+          {"beta_slow is 2"});
+  refused(rope(R"({"rope_type":"yarn","factor":4,"rope_theta":1})"), {"rope_theta is 1"});
   unsupported(rope(R"({"full_attention":{"rope_type":"default"}})"), {"differ by layer"});
   refused(rope(R"({"rope_type":"linear"})"), {"rope_scaling.factor is missing"});
   refused(rope(R"({"rope_type":"linear","factor":0})"), {"rope_scaling.factor is 0"});
@@ -282,6 +395,11 @@ TEST(ModelConfig, ValidateChecksWhatCodeMade) {
   invalid([](auto& x) { x.block.arrangement = Arrangement::parallel; }, "norms");
   invalid([](auto& x) { x.block.positions.kind = PositionForm::Kind::learned; }, "positions");
   invalid([](auto& x) { x.block.positions.share = 0.5; }, "positions");
+  invalid([](auto& x) { x.block.head_norms = true; }, "norms");
+  invalid([](auto& x) { x.block.inner_norms = true; }, "norms");
+  invalid([](auto& x) { x.block.up = Activation::relu; }, "activations");
+  invalid([](auto& x) { x.block.scales.depth = 1.4; }, "scales");
+  invalid([](auto& x) { x.block.scales.embedding = 0; }, "scale of embeddings");
   invalid([](auto& x) { x.dtype = "int8"; }, "dtype");
   invalid([](auto& x) { x.head_dim = 1 << 20; }, "head_dim");
   const TempDir dir;

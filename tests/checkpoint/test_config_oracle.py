@@ -5,7 +5,18 @@ import json
 import pytest
 
 transformers = pytest.importorskip("transformers")
-from transformers import AutoConfig, LlamaConfig, Qwen2Config  # noqa: E402
+from transformers import (  # noqa: E402
+    ArceeConfig,
+    AutoConfig,
+    BitNetConfig,
+    LlamaConfig,
+    MistralConfig,
+    NanoChatConfig,
+    NemotronConfig,
+    OPTConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 SMALL = dict(
     hidden_size=64,
@@ -27,11 +38,18 @@ LLAMA3_ROPE = dict(
     high_freq_factor=4.0,
     original_max_position_embeddings=128,
 )
-KEYS = [
-    *SMALL, "model_type", "hidden_act", "tie_word_embeddings", "rope_parameters", "architectures",
-    "dtype",
-]  # fmt: skip
-LLAMA_KEYS = ["attention_bias", "mlp_bias", "head_dim"]
+YARN_ROPE = dict(
+    rope_type="yarn",
+    rope_theta=10000.0,
+    factor=4.0,
+    original_max_position_embeddings=64,
+    beta_slow=2.0,
+    beta_fast=16.0,
+    truncate=False,
+    attention_factor=1.25,
+)
+BIASES = dict(attention_bias=True, mlp_bias=True)
+OPT = {key: value for key, value in SMALL.items() if key not in ("intermediate_size", "num_key_value_heads")}
 
 CASES = {
     "llama": LlamaConfig(**SMALL, rope_parameters={"rope_type": "default", "rope_theta": 1e5}),
@@ -44,8 +62,20 @@ CASES = {
         **SMALL, rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}
     ),
     "llama llama3": LlamaConfig(**{**SMALL, "eos_token_id": [2, 3]}, rope_parameters=LLAMA3_ROPE),
+    "llama yarn": LlamaConfig(**SMALL, rope_parameters=YARN_ROPE),
     "qwen2": Qwen2Config(**SMALL, tie_word_embeddings=True),
     "qwen2 no tokens": Qwen2Config(**{**SMALL, "bos_token_id": None, "eos_token_id": None}),
+    "qwen3": Qwen3Config(**SMALL, head_dim=16, attention_bias=True),
+    "mistral relu": MistralConfig(**SMALL, hidden_act="relu", sliding_window=None),
+    "arcee": ArceeConfig(**SMALL, **BIASES),
+    "nemotron": NemotronConfig(**SMALL, **BIASES, norm_eps=1e-4),
+    "nemotron all rotated": NemotronConfig(**SMALL, partial_rotary_factor=1.0),
+    "opt": OPTConfig(**OPT, ffn_dim=172),
+    "opt bare": OPTConfig(**OPT, ffn_dim=172, enable_bias=False, do_layer_norm_before=False,
+                          tie_word_embeddings=False),
+    "bitnet": BitNetConfig(**SMALL, attention_bias=True),
+    "nanochat": NanoChatConfig(**SMALL, attention_bias=True, final_logit_softcapping=7.0),
+    "nanochat no cap": NanoChatConfig(**SMALL, final_logit_softcapping=None),
 }
 
 
@@ -56,14 +86,11 @@ def rewrite(driver, source, target):
 
 
 def assert_same(got, want):
-    keys = KEYS + (LLAMA_KEYS if want.model_type == "llama" else [])
-    for key in keys:
-        if key == "architectures":
-            assert got.architectures == [type(want).__name__.replace("Config", "ForCausalLM")]
-        elif key == "dtype":
-            assert str(got.dtype).removeprefix("torch.") == str(want.dtype or "float32").removeprefix("torch.")
-        else:
-            assert getattr(got, key) == getattr(want, key), key
+    assert got.architectures == [type(want).__name__.replace("Config", "ForCausalLM")]
+    assert str(got.dtype).removeprefix("torch.") == str(want.dtype or "float32").removeprefix("torch.")
+    for key, value in want.to_dict().items():
+        if key not in ("architectures", "dtype", "transformers_version", "_name_or_path"):
+            assert getattr(got, key) == value, key
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -83,9 +110,11 @@ def test_older_spelling(driver, tmp_path, name):
     want = CASES[name]
     document = want.to_dict()
     document["model_type"] = want.model_type
-    rope = document.pop("rope_parameters")
-    document["rope_theta"] = rope.pop("rope_theta")
-    document["rope_scaling"] = None if rope["rope_type"] == "default" else rope
+    if rope := document.pop("rope_parameters", None):
+        document["rope_theta"] = rope.pop("rope_theta")
+        if "partial_rotary_factor" in rope:
+            document["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
+        document["rope_scaling"] = None if rope["rope_type"] == "default" else rope
     document["torch_dtype"] = "bfloat16"
     document.pop("dtype", None)
     (tmp_path / "in").mkdir()

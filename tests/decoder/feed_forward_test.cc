@@ -78,6 +78,21 @@ INSTANTIATE_TEST_SUITE_P(All, Paths,
                                          Case{io::HiddenAct::fat_relu, true, at::kFloat},
                                          Case{io::HiddenAct::fat_relu, false, at::kBFloat16}));
 
+using io::HiddenAct;
+INSTANTIATE_TEST_SUITE_P(
+    Forms, Paths,
+    testing::Values(
+        Case{HiddenAct::relu, true, at::kFloat, true},
+        Case{HiddenAct::relu, false, at::kBFloat16, true},
+        Case{HiddenAct::silu, true, at::kFloat, true, Activation::relu, true},
+        Case{HiddenAct::relu, true, at::kFloat, false, Activation::relu},
+        Case{HiddenAct::relu, true, at::kBFloat16, true, Activation::relu},
+        Case{HiddenAct::relu, true, at::kFloat, false, Activation::relu_squared, true},
+        Case{HiddenAct::relu_squared, true, at::kFloat, false, Activation::identity, true},
+        Case{HiddenAct::relu_squared, true, at::kBFloat16, false, Activation::identity, true},
+        Case{HiddenAct::relu, false, at::kBFloat16, true, Activation::identity, true},
+        Case{HiddenAct::fat_relu, true, at::kBFloat16, true, Activation::relu, true}));
+
 TEST(Weights, SpreadRowsLieAnOddNumberOfLinesApart) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     for (const std::int64_t cols : {1, 31, 32, 33, 64, 2048, 2080}) {
@@ -269,13 +284,19 @@ TEST(FeedForward, MistakesAreErrors) {
                 ffn->forward(at::ones({1, 8}), 0, &wants);
               }),
               testing::HasSubstr("dense"));
-  layer.parameters.down_bias = at::zeros({8});
   SlowRuntime gpu;
-  EXPECT_THAT(message_of([&] {
-                make_sparse_feed_forward(layer.parameters, layer.activation, FfnPath::sparse,
-                                         nullptr, gpu);
-              }),
-              testing::HasSubstr("mlp_bias"));
+  for (const Case& c :
+       {Case{io::HiddenAct::relu, true, at::kBFloat16, true},
+        {io::HiddenAct::relu, true, at::kBFloat16, false, Activation::relu},
+        {io::HiddenAct::relu, true, at::kBFloat16, false, Activation::identity, true}}) {
+    layer = make_layer(c, 8, 8);
+    EXPECT_FALSE(is_plain(layer.parameters, layer.activation));
+    EXPECT_THAT(message_of([&] {
+                  make_sparse_feed_forward(layer.parameters, layer.activation, FfnPath::sparse,
+                                           nullptr, gpu);
+                }),
+                testing::AllOf(testing::HasSubstr("mlp_bias"), testing::HasSubstr("--path dense")));
+  }
   EXPECT_THAT(message_of([] { parse_ffn_path("fast"); }), testing::HasSubstr("auto"));
   for (const FfnPath path : {FfnPath::dense, FfnPath::sparse, FfnPath::automatic}) {
     EXPECT_EQ(parse_ffn_path(name_of(path)), path);

@@ -26,10 +26,10 @@ io::ModelConfig config_of(const io::Architecture& architecture) {
 
 std::vector<io::ModelConfig> all_configs() {
   std::vector<io::ModelConfig> out;
-  for (const io::Architecture* architecture : test::kOtherArchitectures) {
+  for (const io::Architecture* architecture : test::all_architectures()) {
     out.push_back(config_of(*architecture));
   }
-  out.push_back(config_of(test::kOpt));
+  out.push_back(config_of(test::architecture("opt")));
   out.back().block.order = NormOrder::post;
   out.push_back(config_of(test::kStableLm));
   out.back().block.arrangement = Arrangement::parallel_one_norm;
@@ -149,11 +149,20 @@ TEST(Forms, CachedPiecesAndStepsEqualTheWholeSequence) {
   }
 }
 
+// The softmax does not see what all keys have in common, unless they are rotated.
+bool is_without_effect(const io::ModelConfig& config, const std::string& parameter) {
+  return config.rotated_dims() == 0 && parameter.ends_with("k_proj.bias");
+}
+
 // Central differences of the loss along a parameter's gradient, as in model_test.cc.
 TEST(Forms, GradientsAreRight) {
   for (io::ModelConfig config : all_configs()) {
     SCOPED_TRACE(config.architecture->name);
     config.hidden_act = io::HiddenAct::silu;
+    if (config.block.up != Activation::identity) {  // that of the gate, and without a kink
+      config.hidden_act = io::HiddenAct::relu_squared;
+      config.block.up = Activation::relu_squared;
+    }
     const auto model = test::tiny_model(config);
     const at::Tensor tokens = tokens_of(24).view({2, 12});
     const auto loss = [&] {
@@ -164,19 +173,51 @@ TEST(Forms, GradientsAreRight) {
       ASSERT_TRUE(p.grad().defined()) << name;
       const at::NoGradGuard no_grad;
       const double size = p.grad().norm().item<double>();
-      // The softmax does not see what all keys have in common, unless they are rotated.
-      if (config.rotated_dims() == 0 && name.ends_with("k_proj.bias")) {
+      if (is_without_effect(config, name)) {
         EXPECT_LE(size, 1e-5) << name;
         continue;
       }
       const at::Tensor direction = p.grad() / size;
-      const double step = 1e-2;
+      const double step = 5e-3;
       p.add_(direction, step);
       const double above = loss().item<double>();
       p.sub_(direction, 2 * step);
       const double below = loss().item<double>();
       p.add_(direction, step);
       EXPECT_NEAR((above - below) / (2 * step), size, 0.02 * size + 1e-3) << name;
+    }
+  }
+}
+
+// No parameter that a file holds is left out, on either path, and both agree on what it does.
+TEST(Forms, EveryParameterMoves) {
+  constexpr std::int64_t kLength = 40;
+  for (io::ModelConfig config : all_configs()) {
+    SCOPED_TRACE(config.architecture->name);
+    config.num_hidden_layers = 1;
+    const auto model = test::tiny_model(config);
+    const at::NoGradGuard no_grad;
+    const at::Tensor tokens = tokens_of(kLength).unsqueeze(0);
+    const at::Tensor before = model->forward(tokens);
+    for (const auto& [name, p] : model->parameters()) {
+      SCOPED_TRACE(name);
+      const at::Tensor kept = p.clone();
+      p.add_(at::randn_like(p), 0.3 * (kept.square().mean().sqrt().item<double>() + 0.1));
+      const at::Tensor after = model->forward(tokens);
+      const double bound = fp32_bound(config, kLength, after);
+      if (is_without_effect(config, name)) {
+        EXPECT_LE(largest_difference(after, before), bound);
+      } else {
+        EXPECT_GE(largest_difference(after, before), 100 * bound);
+      }
+      const test::ScratchDirectory directory;
+      test::save_model(directory.path(), config, model->parameters());
+      for (const FfnPath path : {FfnPath::dense, FfnPath::sparse}) {
+        const auto loaded = load_model(directory.string(),
+                                       {.ffn = path, .architectures = test::all_architectures()});
+        EXPECT_LE(largest_difference(loaded->forward(tokens), after), bound) << name_of(path);
+      }
+      p.copy_(kept);
     }
   }
 }
@@ -188,7 +229,7 @@ TEST(Forms, SavedAndLoadedAgainAreTheSame) {
     const auto model = test::tiny_model(config);
     test::save_model(directory.path(), config, model->parameters());
     const auto again = load_model(
-        directory.string(), {.ffn = FfnPath::dense, .architectures = test::kOtherArchitectures});
+        directory.string(), {.ffn = FfnPath::dense, .architectures = test::all_architectures()});
     EXPECT_EQ(again->config().block, config.block);
     const at::NoGradGuard no_grad;
     const at::Tensor tokens = tokens_of(20).unsqueeze(0);

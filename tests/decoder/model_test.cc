@@ -125,6 +125,7 @@ TEST(Model, FeedForwardNamesAreThoseOfTheirTensors) {
       expect_named(names.gate_bias, p.gate_bias);
       expect_named(names.up_bias, p.up_bias);
       expect_named(names.down_bias, p.down_bias);
+      expect_named(names.norm_weight, p.norm_weight);
     }
     EXPECT_EQ(found, gated ? 18U : 12U);
   }

@@ -1,4 +1,5 @@
-"""Logits against `transformers` on small random models and a trained one.
+"""Logits against `transformers` on small random models and a trained one, and against definitions of
+those that it does not have.
 
 Tolerances. fp32: both sides compute the same sums in different orders. A sum of n terms errs by at
 most (n + 2) u of the sum of magnitudes, u = 2^-24; through L blocks of three chained sums over D,
@@ -22,6 +23,7 @@ torch = pytest.importorskip("torch")
 np = pytest.importorskip("numpy")
 transformers = pytest.importorskip("transformers")
 from llama2c_reference import Llama2c, Tokenizer, greedy  # noqa: E402
+from published_models import Published  # noqa: E402
 
 VOCABULARY, LENGTH = 211, 48
 LLAMA3 = {
@@ -31,6 +33,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+YARN = {"rope_type": "yarn", "factor": 8.0, "beta_slow": 0.25, "beta_fast": 4.0, "original_max_position_embeddings": 16}
 COMMON = dict(
     vocab_size=VOCABULARY,
     hidden_size=64,
@@ -50,6 +53,8 @@ CASES = {
     "llama-mqa-wide-heads": ("Llama", dict(num_key_value_heads=1, head_dim=32)),
     "llama-linear-scaling": ("Llama", dict(rope_scaling={"rope_type": "linear", "factor": 4.0})),
     "llama-llama3-scaling": ("Llama", dict(rope_scaling=LLAMA3, rope_theta=500000.0)),
+    "llama-yarn": ("Llama", dict(rope_scaling=YARN, head_dim=32)),
+    "llama-yarn-mscale": ("Llama", dict(rope_scaling=dict(YARN, mscale=2.0, mscale_all_dim=1.0, truncate=False))),
     "llama-biases": ("Llama", dict(attention_bias=True, mlp_bias=True)),
     "llama-relu": ("Llama", dict(hidden_act="relu")),
     "llama-relu2": ("Llama", dict(hidden_act="relu2")),
@@ -57,13 +62,36 @@ CASES = {
     "llama-gelu-tanh": ("Llama", dict(hidden_act="gelu_pytorch_tanh")),
     "qwen2": ("Qwen2", dict(num_key_value_heads=2)),
     "qwen2-tied-relu": ("Qwen2", dict(tie_word_embeddings=True, hidden_act="relu")),
-    # Of other_architectures.h: what the engine's block can be besides.
+    "llama-relu-biases": ("Llama", dict(hidden_act="relu", attention_bias=True, mlp_bias=True)),
+    "qwen3": ("Qwen3", dict(num_key_value_heads=2, head_dim=16)),
+    "qwen3-relu": ("Qwen3", dict(hidden_act="relu", head_dim=32, attention_bias=True)),
+    "mistral": ("Mistral", dict(num_key_value_heads=2, sliding_window=None)),
+    "mistral-relu": ("Mistral", dict(hidden_act="relu", sliding_window=128, head_dim=32)),
+    "arcee-relu2": ("Arcee", dict(num_key_value_heads=2)),
+    "arcee-biases": ("Arcee", dict(attention_bias=True, mlp_bias=True)),
+    "nemotron-relu2": ("Nemotron", dict(num_key_value_heads=2)),
+    "nemotron-biases": ("Nemotron", dict(attention_bias=True, mlp_bias=True, partial_rotary_factor=0.25)),
     "opt": ("OPT", dict(ffn_dim=176)),
     "opt-norm-behind": ("OPT", dict(ffn_dim=176, do_layer_norm_before=False)),
     "opt-bare": ("OPT", dict(ffn_dim=176, enable_bias=False, layer_norm_elementwise_affine=False)),
+    "bitnet-relu2": ("BitNet", dict(num_key_value_heads=2)),
+    "bitnet-biases": ("BitNet", dict(attention_bias=True, tie_word_embeddings=True)),
+    "nanochat-relu2": ("NanoChat", dict(num_key_value_heads=2, final_logit_softcapping=1.5)),
+    "nanochat-biases": ("NanoChat", dict(attention_bias=True, final_logit_softcapping=None)),
+    # Of other_architectures.h: what the engine's block can be besides.
     "stablelm": ("StableLm", dict(num_key_value_heads=2, use_qkv_bias=True)),
     "stablelm-parallel": ("StableLm", dict(use_parallel_residual=True)),
-    "nemotron-relu2": ("Nemotron", dict(num_key_value_heads=2, hidden_act="relu2")),
+}
+LLAMA_LIKE = dict(COMMON, num_key_value_heads=2, tie_word_embeddings=False, rope_theta=10000.0)
+FATRELU = dict(hidden_act="fatrelu", hidden_act_param=0.05)
+MINICPM = dict(model_type="minicpm", scale_emb=12, scale_depth=1.4, dim_model_base=16)
+PUBLISHED = {
+    "prosparse": dict(model_type="sparsellama", **FATRELU),
+    "prosparse-llama": dict(model_type="llama", **FATRELU),
+    "minicpm-s": dict(MINICPM, **FATRELU),
+    "minicpm-tied": dict(MINICPM, hidden_act="relu", tie_word_embeddings=True),
+    "bamboo": dict(model_type="bamboo", hidden_act="relu", sliding_window=None),
+    "bamboo-squared": dict(model_type="bamboo", hidden_act="relu2", sliding_window=4096),
 }
 
 
@@ -94,8 +122,10 @@ def driver():
 
 def make_model(case, dtype):
     """A random model whose biases and norms are no longer zeros and ones."""
-    kind, changes = CASES[case]
     torch.manual_seed(7)
+    if case in PUBLISHED:
+        return Published(**{**LLAMA_LIKE, **PUBLISHED[case]}).eval().to(dtype)
+    kind, changes = CASES[case]
     config = getattr(transformers, kind + "Config")(**{**COMMON, **changes})
     model = getattr(transformers, kind + "ForCausalLM")(config).eval()
     with torch.no_grad():
@@ -116,7 +146,12 @@ def logits_of(model, ids):
         return model(torch.tensor([ids])).logits[0].float().numpy()
 
 
-@pytest.mark.parametrize("case", CASES)
+def paths_of(config):
+    act = getattr(config, "hidden_act", None) or config.activation_function
+    return "dense,sparse" if act in ("relu", "relu2", "fatrelu") else "dense"
+
+
+@pytest.mark.parametrize("case", [*CASES, *PUBLISHED])
 def test_fp32(case, driver, tmp_path):
     model = make_model(case, torch.float32)
     model.save_pretrained(tmp_path)
@@ -125,14 +160,14 @@ def test_fp32(case, driver, tmp_path):
     c = model.config
     terms = c.num_hidden_layers * (3 * c.hidden_size + c.intermediate_size + LENGTH) + c.hidden_size
     bound = terms * 2.0**-24 * np.abs(expected).max()
-    paths = "dense,sparse" if case.endswith(("relu", "relu2")) else "dense"
-    for key, got in driver.logits(tmp_path, paths, ids).items():
+    for key, got in driver.logits(tmp_path, paths_of(c), ids).items():
         worst = np.abs(got - expected).max()
         assert worst <= bound, f"{key}: {worst} > {bound}"
 
 
-@pytest.mark.parametrize("case", ["llama-gqa-tied", "llama-llama3-scaling", "llama-relu", "qwen2", "opt",
-                                  "stablelm-parallel", "nemotron-relu2"])
+@pytest.mark.parametrize("case", ["llama-gqa-tied", "llama-llama3-scaling", "llama-relu", "llama-relu-biases",
+                                  "qwen2", "qwen3-relu", "mistral-relu", "arcee-relu2", "nemotron-relu2", "opt",
+                                  "bitnet-relu2", "nanochat-relu2", "stablelm-parallel", *PUBLISHED])
 def test_bf16(case, driver, tmp_path):
     model = make_model(case, torch.bfloat16)
     model.save_pretrained(tmp_path)
@@ -143,8 +178,7 @@ def test_bf16(case, driver, tmp_path):
     def error(logits):
         return np.sqrt(np.mean((logits - exact) ** 2))
 
-    paths = "dense,sparse" if case.endswith(("relu", "relu2")) else "dense"
-    for key, ours in driver.logits(tmp_path, paths, ids).items():
+    for key, ours in driver.logits(tmp_path, paths_of(model.config), ids).items():
         print(f"{case} {key}: ours {error(ours):.3e}, transformers {error(theirs):.3e}")
         assert error(ours) <= 1.25 * error(theirs), key
 

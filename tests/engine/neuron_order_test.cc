@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <random>
 
+#include "checkpoint/architecture.h"
 #include "engine/trace_recorder.h"
 #include "tests/decoder/tiny_model.h"
 #include "twell/status.h"
@@ -67,6 +68,36 @@ TEST(NeuronOrder, ABiasKeepsANeuronAlive) {
   EXPECT_EQ(neurons_without_effect(p, relu).size(), 4U);
   p.up_bias = at::tensor({0.0F, 2.0F, 0.0F, 0.0F});
   EXPECT_EQ(neurons_without_effect(p, relu), (std::vector<std::int64_t>{0, 2, 3}));
+}
+
+TEST(NeuronOrder, AnActivationOfUpSilencesABias) {
+  FfnParameters p{at::randn({4, 8}), at::zeros({4, 8}), at::randn({8, 4}), {}, {}, {}};
+  p.up_bias = at::tensor({0.0F, 2.0F, -1.0F, 0.0F});
+  EXPECT_EQ(neurons_without_effect(p, {io::HiddenAct::relu, 0.0F, Activation::relu}),
+            (std::vector<std::int64_t>{0, 2, 3}));
+}
+
+// A norm divides by the root of a mean over all neurons, those that are zero too.
+TEST(NeuronOrder, UnderANormEveryNeuronCounts) {
+  auto config = tiny_config();
+  for (const io::Architecture* one : io::architectures()) {
+    if (std::string_view(one->name) == "bitnet") config.architecture = one;
+  }
+  config.block = config.architecture->block;
+  const auto model = model_with_dead_neurons(config);
+  const auto orders = order_neurons(*model, random_tokens(300), /*remove=*/true);
+  const ScratchDirectory directory;
+  NamedTensors tensors = reordered(*model, orders);
+  for (auto& [name, tensor] : tensors) tensor = tensor.detach().contiguous();
+  test::save_model(directory.path(), config, tensors);
+  const at::NoGradGuard no_grad;
+  const at::Tensor tokens = at::tensor(random_tokens(60)).view({1, 60});
+  const at::Tensor expected = model->forward(tokens);
+  for (const FfnPath path : {FfnPath::dense, FfnPath::sparse}) {
+    const auto loaded = load_model(directory.string(), {.ffn = path});
+    EXPECT_LE(test::largest_difference(loaded->forward(tokens), expected),
+              test::fp32_bound(config, 60, expected));
+  }
 }
 
 TEST(NeuronOrder, TheReorderedModelComputesTheSame) {

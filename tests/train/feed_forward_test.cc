@@ -297,6 +297,26 @@ TEST_F(TrainFfn, KeepsBiases) {
   EXPECT_TRUE(at::equal(layer->forward(x, 0, nullptr), at::linear(h, p.down, p.down_bias)));
 }
 
+TEST_F(TrainFfn, KeepsAnActivationOfUpAndANorm) {
+  const Case c{.rows = 5};
+  const Inputs in(c);
+  const FfnParameters p{
+      in.gate.to(at::kFloat),    in.up.to(at::kFloat), in.down.to(at::kFloat), {}, {}, {},
+      at::linspace(0.5, 1.5, 40)};
+  const at::Tensor x = in.x.to(at::kFloat);
+  ActivationChoice choice{io::HiddenAct::relu, 0.0F, Activation::relu};
+  at::Tensor h = at::relu(at::linear(x, p.gate)) * at::relu(at::linear(x, p.up));
+  auto layer = make_training_feed_forward(p, choice, training_);
+  EXPECT_TRUE(at::equal(layer->forward(x, 0, nullptr), at::linear(h, p.down)));
+  choice.norm_eps = 1e-5;
+  layer = make_training_feed_forward(p, choice, training_);
+  h = h / (h.square().mean(-1, true) + 1e-5).sqrt() * p.norm_weight;
+  const at::Tensor exact = at::linear(h, p.down);
+  // Sums of 40 terms twice, a root and a quotient.
+  const double bound = 100 * 0x1.0p-24 * at::linear(h.abs(), p.down.abs()).max().item<double>();
+  EXPECT_LE((layer->forward(x, 0, nullptr) - exact).abs().max().item<double>(), bound);
+}
+
 TEST_F(TrainFfn, RefusesToHandOutHiddenStates) {
   struct Observer : FfnObserver {
     bool wants_hidden() const override { return true; }
