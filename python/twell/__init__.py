@@ -29,7 +29,7 @@ from twell import (  # noqa: E402  (after the library)
 )
 from twell.autograd import gated_ffn  # noqa: E402
 from twell.dense import ACTIVATIONS, FatRelu  # noqa: E402
-from twell.hf import from_mlp, sparsify  # noqa: E402
+from twell.hf import from_mlp, report, sparsify  # noqa: E402
 from twell.modules import Ffn, GatedFfn  # noqa: E402
 from twell.sparsity import (  # noqa: E402
     collect_metrics,
@@ -59,6 +59,7 @@ __all__ = [
     "metrics",
     "ops",
     "prepared",
+    "report",
     "set_l1",
     "sparse_layers",
     "sparsify",

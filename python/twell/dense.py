@@ -73,14 +73,22 @@ def activate_backward(dg: Tensor, v: Tensor, activation: str, threshold: float =
 
 
 def ffn(
-    x: Tensor, gate: Tensor, up: Tensor | None, down: Tensor, form: Form = PLAIN
+    x: Tensor,
+    gate: Tensor,
+    up: Tensor | None,
+    down: Tensor,
+    form: Form = PLAIN,
+    dropout: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns (y, h, g) for x [..., D]: g [..., H] is the gate's activation, h its product with up's,
     before a norm, and y [..., D]. A layer without a gate passes its up projection as ``gate`` and no
-    ``up``; then h = g."""
+    ``up``; then h = g. ``dropout`` is of what enters down."""
     g = activate(_linear(x, gate, form.gate_bias), form.activation, form.threshold)
     h = g if up is None else g * activate(_linear(x, up, form.up_bias), form.up_activation)
-    return _linear(normalise(h, form), down.t(), form.down_bias), h, g
+    z = normalise(h, form)
+    if dropout > 0.0:
+        z = functional.dropout(z, dropout)
+    return _linear(z, down.t(), form.down_bias), h, g
 
 
 def normalise(h: Tensor, form: Form) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import dropout
 
 from twell import _children, _frozen, _norm, dense
 from twell._children import is_read_only, linear_of
@@ -31,7 +32,8 @@ class SparseFfn(nn.Module):
     """What :class:`GatedFfn` and :class:`Ffn` share. Their linear layers are children, under the
     names that the checkpoint has for them; so is ``norm``, an RMSNorm of the hidden state (nn.RMSNorm
     or a model's own), under ``norm_name``. ``up_activation`` is that of up beside a gate: relu makes
-    it dReLU. A GPU has layers with biases, an activation of up or a norm densely, and none frozen.
+    it dReLU. ``hidden_dropout`` of what enters down is dense in training; ``output_dropout`` of y does not
+    change that. A GPU has layers with biases, an activation of up or a norm densely, and none frozen.
 
     Unfrozen, where a gradient is wanted, forward keeps what fires and backward multiplies nothing
     else (:func:`twell.gated_ffn`); no weight is kept between calls, so any change to them is seen.
@@ -75,6 +77,8 @@ class SparseFfn(nn.Module):
         bias: bool = False,
         norm: nn.Module | None = None,
         norm_name: str = "norm",
+        hidden_dropout: float = 0.0,
+        output_dropout: float = 0.0,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
         names: Sequence[str] | None = None,
@@ -93,6 +97,8 @@ class SparseFfn(nn.Module):
         self.threshold = threshold
         self.up_activation = up_activation
         self.norm_name = None if norm is None else norm_name
+        self.hidden_dropout = hidden_dropout
+        self.output_dropout = output_dropout
         self.collect_l1 = False
         """If set, a forward pass with gradients leaves its L1 term in ``l1``."""
         self.l1_weight: float | Tensor = 0.0
@@ -319,11 +325,18 @@ class SparseFfn(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., width] to y of the same shape."""
-        if self._frozen:
-            return self._forward_frozen(x)
+        y = self._forward_frozen(x) if self._frozen else self._forward_unfrozen(x)
+        return dropout(y, self.output_dropout) if self.training and self.output_dropout else y
+
+    @property
+    def drops(self) -> bool:
+        """Whether hidden states are dropped now."""
+        return self.training and self.hidden_dropout > 0.0
+
+    def _forward_unfrozen(self, x: Tensor) -> Tensor:
         if self.collect_l1:
             self.l1 = None
-        if self._special_child() is not None:
+        if self.drops or self._special_child() is not None:
             y, h, g = self._linear_by_linear(x)
             return self._counted(Trained(y, dense.l1(h), *dense.counts(g))) if y.requires_grad else y
         gate, up, down = self._weights()
@@ -366,7 +379,8 @@ class SparseFfn(nn.Module):
         *into, down = (getattr(self, name) for name in self.names)
         g = dense.activate(into[0](x), self.activation, self.threshold)
         h = g if len(into) == 1 else g * dense.activate(into[1](x), self.up_activation)
-        return down(h if self.norm_name is None else getattr(self, self.norm_name)(h)), h, g
+        z = h if self.norm_name is None else getattr(self, self.norm_name)(h)
+        return down(dropout(z, self.hidden_dropout) if self.drops else z), h, g
 
     def _special_child(self) -> str | None:
         """The first child that does more, or other, than multiply by its weight."""
@@ -386,9 +400,9 @@ class SparseFfn(nn.Module):
 
     def _forward_frozen(self, x: Tensor) -> Tensor:
         form = self._form()
-        if self._dense or transformed():
+        if self._dense or self.drops or transformed():
             gate, up, down = self._unpack()
-            return dense.ffn(x, gate, up, down.t(), form)[0]
+            return dense.ffn(x, gate, up, down.t(), form, self.hidden_dropout * self.drops)[0]
         return torch.ops.twell.ffn(
             x,
             self.gate,
@@ -412,6 +426,8 @@ class SparseFfn(nn.Module):
         threshold = f", threshold={self.threshold}" if self.activation == "fat_relu" else ""
         if self.up_activation != "identity":
             threshold += f", up_activation={self.up_activation}"
+        for name in ("hidden_dropout", "output_dropout"):
+            threshold += f", {name}={getattr(self, name)}" if getattr(self, name) else ""
         return (
             f"{self.width}, {self.neurons}, activation={self.activation}{threshold}, "
             f"frozen={self._frozen}{', screened=True' if self.screened else ''}"

@@ -123,6 +123,79 @@ def test_sparse_lm_that_cannot_be_told(tmp_path: Path) -> None:
         twell.hf.from_pretrained(tmp_path / "wrong")
 
 
+# --- FATReLU ---------------------------------------------------------------------------------------
+
+
+def test_fat_relu_of_the_configuration(tmp_path: Path) -> None:
+    dense = tiny_llama()
+    dense.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for said in ({"hidden_act": "fatrelu", "hidden_act_param": 0.01},
+                 {"hidden_act": "fat_relu", "twell_fat_relu_threshold": 0.01}):  # fmt: skip
+        (tmp_path / "config.json").write_text(json.dumps({**config, **said}))
+        for freeze in (True, False):
+            model = twell.hf.from_pretrained(tmp_path, freeze=freeze)
+            layers = twell.sparse_layers(model).values()
+            assert {(m.activation, m.threshold) for m in layers} == {("fat_relu", 0.01)}
+            for block in dense.model.layers:
+                block.mlp.act_fn = twell.FatRelu(0.01)
+            torch.testing.assert_close(logits(model), logits(dense), rtol=1e-5, atol=1e-6)
+            for block in dense.model.layers:
+                block.mlp.act_fn = nn.ReLU()
+            assert not torch.allclose(logits(model), logits(dense), rtol=1e-4, atol=1e-5)
+        model.save_pretrained(tmp_path / "again")
+        again = json.loads((tmp_path / "again" / "config.json").read_text())
+        assert said.items() <= again.items()
+    for wrong in ({}, {"hidden_act_param": None}, {"hidden_act_param": "0.01"}):
+        (tmp_path / "config.json").write_text(json.dumps({**config, "hidden_act": "fatrelu", **wrong}))
+        with pytest.raises(ValueError, match=r"config.json: hidden_act_param: expected the threshold"):
+            twell.hf.from_pretrained(tmp_path)
+
+
+def act(forward: object, **attributes: object) -> nn.Module:
+    module = type("FATReLU", (nn.Module,), {"forward": forward})()
+    for name, value in attributes.items():
+        setattr(module, name, value)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("module", "said", "want"),
+    [
+        (nn.Threshold(0.25, 0.0), None, ("fat_relu", 0.25)),
+        (act(lambda s, v: torch.where(v > s.t, v, 0.0), t=0.25), None, ("fat_relu", 0.25)),
+        (act(lambda s, v: torch.where(v > 0.25, v, 0.0)), 0.25, ("fat_relu", 0.25)),
+        (act(lambda s, v: v * (v > s.t), t=torch.tensor(0.25)), None, ("fat_relu", 0.25)),
+        (act(lambda s, v: torch.clamp(v, min=0)), 0.25, ("relu", 0.0)),
+        (act(lambda s, v: torch.relu(v) ** 2), None, ("relu_squared", 0.0)),
+        (torch.relu, None, ("relu", 0.0)),
+        (nn.functional.relu, None, ("relu", 0.0)),
+        (nn.functional.silu, None, "its activation silu yields no exact zeros"),
+        (nn.ReLU6(), None, "its activation ReLU6 yields no exact zeros"),
+        (nn.Hardswish(), None, "its activation Hardswish yields no exact zeros"),
+        (nn.LeakyReLU(), None, "its activation LeakyReLU yields no exact zeros"),
+        (nn.Threshold(0.25, 1.0), None, "its activation Threshold yields no exact zeros"),
+        (act(lambda s, v: torch.where(v > 0.25, v, 0.0)), None, "FATReLU has a threshold that neither"),
+        (act(lambda s, v: torch.where(v > 0.25, v, 0.0)), 0.5, "FATReLU has a threshold that neither"),
+    ],
+)
+def test_activations_by_what_they_compute(module: object, said: object, want: object) -> None:
+    from types import SimpleNamespace
+
+    from twell.hf.activations import activation_of
+
+    config = SimpleNamespace(hidden_act_param=said) if said is not None else None
+    if isinstance(want, str):
+        with pytest.raises(ValueError, match=f"^mlp: .*{want}"):
+            activation_of("mlp", module, config)
+    else:
+        assert activation_of("mlp", module, config) == want
+    kept = act(lambda s, v: torch.where(v >= 0.25, v, 0.0))
+    name, threshold = activation_of("mlp", kept, SimpleNamespace(hidden_act_param=0.25))
+    v = torch.tensor([0.25, torch.nextafter(torch.tensor(0.25), torch.tensor(0.0))])
+    assert twell.dense.activate(v, name, threshold).tolist() == [0.25, 0.0]
+
+
 # --- Other MLPs -----------------------------------------------------------------------------------
 
 
@@ -142,18 +215,12 @@ def test_arcee_has_no_gate(freeze: bool, tmp_path: Path) -> None:
     assert torch.equal(logits(again), want)
 
 
-def test_opt_is_refused() -> None:
-    config = transformers.OPTConfig(
-        vocab_size=97, hidden_size=48, ffn_dim=130, num_hidden_layers=2, num_attention_heads=4,
-        max_position_embeddings=64, word_embed_proj_dim=48,
-    )  # fmt: skip
-    model = transformers.OPTForCausalLM(config)
-    with pytest.raises(ValueError, match="OPTForCausalLM has no MLP with gate_proj, up_proj"):
-        twell.sparsify(model)
-    # Its layers stand among those of attention.
-    names = {"up": "fc1", "down": "fc2", "act": "activation_fn"}
-    with pytest.raises(ValueError, match="OPTForCausalLM has no MLP with fc1, fc2 and activation_fn"):
-        twell.sparsify(model, mlp=names)
+def test_a_model_without_layers() -> None:
+    with pytest.raises(ValueError, match="Sequential has no MLP with gate_proj, up_proj, down_proj; or"):
+        twell.sparsify(nn.Sequential(nn.Linear(8, 20), nn.ReLU(), nn.Linear(20, 8)))
+    names = {"up": "first", "down": "second", "act": "act"}
+    with pytest.raises(ValueError, match="Linear has no MLP with first, second and act; mlp= says"):
+        twell.sparsify(nn.Linear(8, 8), mlp=names)
 
 
 class OtherNames(nn.Module):
@@ -196,9 +263,10 @@ def test_other_names(children: tuple[str, ...], bias: bool) -> None:
 def test_what_an_mlp_may_not_have() -> None:
     names = {"gate": "w1", "up": "w3", "down": "w2", "act": "act"}
     module = OtherNames("w1", "w3", "w2")
-    module.drop.p = 0.1
-    with pytest.raises(ValueError, match="mlp: expected w1, w3, w2 and act alone, got drop too"):
+    module.norm = nn.LayerNorm(48)
+    with pytest.raises(ValueError, match="mlp: expected w1, w3, w2 and act alone, got norm too"):
         twell.from_mlp(module, names=names)
+    del module.norm
     with pytest.raises(ValueError, match="mlp: expected names for gate, up, down, act, or for these"):
         twell.sparsify(nn.Sequential(module), mlp={"gate": "w1"})
     with pytest.raises(ValueError, match="names: expected 3 different ones"):
@@ -206,5 +274,5 @@ def test_what_an_mlp_may_not_have() -> None:
     # A gate by another name is none that may be left out.
     module = OtherNames("my_gate", "up_proj", "down_proj")
     module.act_fn = module.act
-    with pytest.raises(ValueError, match="Sequential has no MLP with"):
+    with pytest.raises(ValueError, match=r"^0: OtherNames computes something else than down_proj"):
         twell.sparsify(nn.Sequential(module))

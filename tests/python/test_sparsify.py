@@ -204,7 +204,7 @@ CHANGES: dict[str, tuple[Callable[[nn.Module], object], str, tuple[bool, ...]]] 
     "compiled in place": (
         lambda m: second(m).compile(backend="eager"), MLP + " has a compiled call", NEVER
     ),
-    "scripted": (put("", torch.jit.script), MLP + ": ", NEVER),
+    "scripted": (put("", torch.jit.script), MLP + " has another forward", NEVER),
     "scripted linear layer": (
         put("gate_proj", torch.jit.script), LINEAR + "gate_proj is RecursiveScriptModule", FROZEN
     ),

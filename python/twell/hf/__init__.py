@@ -1,9 +1,11 @@
 """Hugging Face: models whose MLPs are sparse, and training them with transformers' Trainer."""
 
-from twell.hf.mlps import from_mlp, sparsify
+from twell.hf.mlps import from_mlp
 from twell.hf.models import from_pretrained
+from twell.hf.replace import sparsify
+from twell.hf.reporting import Report, report
 
-__all__ = ["SparsityCallback", "from_mlp", "from_pretrained", "sparsify"]
+__all__ = ["Report", "SparsityCallback", "from_mlp", "from_pretrained", "report", "sparsify"]
 
 
 def __getattr__(name: str) -> object:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from twell import _attached
-from twell.hf.mlps import sparsify
+from twell.hf.replace import sparsify
 
 # SparseLM is the code released with the paper. Its model_type is llama_sparse_relu. Its code
 # applies ReLU although the configuration says silu. Weights are called mlp.GATE, UP and DOWN, with
@@ -51,18 +51,54 @@ def from_pretrained(
 
     It also reads a directory in the layout of SparseLM (``model_type`` ends in ``_sparse_relu``).
     The activation is then ReLU, whatever ``hidden_act`` says, and the model's ``save_pretrained``
-    writes the same layout. Raises what the two functions raise, and ImportError without
-    transformers.
+    writes the same layout. A directory whose ``hidden_act`` is ``fatrelu`` (ProSparse, MiniCPM-S in the
+    layout of Llama), which transformers lacks, gets the threshold that its ``hidden_act_param`` says.
+    Raises what the two functions raise, ValueError for a threshold that is missing, and ImportError
+    without transformers.
     """
     transformers = require("transformers", "twell.hf.from_pretrained")
     if (config := _read_config(path)) is None:
-        model = transformers.AutoModelForCausalLM.from_pretrained(path, **options)
+        threshold_said = None if options.get("trust_remote_code") else _fat_relu_of(path)
+        if threshold_said is None:
+            model = transformers.AutoModelForCausalLM.from_pretrained(path, **options)
+        else:
+            model = _read_fat_relu(transformers, path, options)
+            if activation is None:
+                activation, threshold = "fat_relu", threshold_said
     else:
         model = _read_sparse_lm(transformers, Path(path), config, options)
         activation = activation or "relu"
     return sparsify(
         model, activation=activation, threshold=threshold, freeze=freeze, sample=sample, mlp=mlp
     )
+
+
+_FAT_RELU = {"fatrelu": "hidden_act_param", "fat_relu": "twell_fat_relu_threshold"}
+
+
+def _fat_relu_of(path: str | os.PathLike[str]) -> float | None:
+    """The threshold that a directory's config.json gives its FATReLU; None where it has another
+    activation."""
+    file = Path(path) / "config.json"
+    config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    key = _FAT_RELU.get(str(config.get("hidden_act")))
+    if key is None:
+        return None
+    threshold = config.get(key)
+    if not isinstance(threshold, (int, float)) or isinstance(threshold, bool):
+        raise ValueError(
+            f"{file}: {key}: expected the threshold of {config['hidden_act']}, a number, got {threshold}"
+        )
+    return float(threshold)
+
+
+def _read_fat_relu(transformers: Any, path: Any, options: dict[str, Any]) -> Any:
+    """The model, with ReLU as its activation for now."""
+    config = options.pop("config", None) or transformers.AutoConfig.from_pretrained(path)
+    said, config.hidden_act = config.hidden_act, "relu"
+    model = transformers.AutoModelForCausalLM.from_pretrained(path, config=config, **options)
+    model.config.hidden_act = config.hidden_act = said
+    return model
 
 
 def sparse_lm_config(path: str | os.PathLike[str]) -> Any:

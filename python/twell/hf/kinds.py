@@ -1,0 +1,162 @@
+"""What the parts of feed-forward layers are called in models that exist: one table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from twell import _attached, _norm
+from twell._children import linear_of
+
+# Where a module says its activation: a child, or a function.
+_ACTS = ("act_fn", "activation_fn", "act", "activation", "intermediate_act_fn")
+
+
+class Stays(ValueError):
+    """Why a layer stays dense where other kinds of layers of the model become sparse."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Names of a layer's parts. They only find a layer: what it computes is tried."""
+
+    linears: tuple[str, ...]
+    """gate, up and down; without a gate up and down."""
+    acts: tuple[str, ...] = _ACTS
+    """Of which a module has one."""
+    fused: bool = False
+    """Gate and up are the two halves of one linear layer."""
+
+    @staticmethod
+    def of(names: Mapping[str, str]) -> Kind:
+        keys = ("gate", "up", "down", "act")
+        if set(names) not in (set(keys), set(keys[1:])):
+            raise ValueError(
+                f"mlp: expected names for {', '.join(keys)}, or for these without gate, "
+                f"got {', '.join(names) or 'none'}"
+            )
+        return Kind(tuple(names[k] for k in keys[:3] if k in names), (names["act"],))
+
+    @property
+    def gated(self) -> bool:
+        return self.fused or len(self.linears) == 3
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the layer's linear layers."""
+        return ("gate_proj", "up_proj", *self.linears[1:]) if self.fused else self.linears
+
+    def __str__(self) -> str:
+        return ", ".join(self.linears) + (f" and {self.acts[0]}" if len(self.acts) == 1 else "")
+
+    def act(self, module: nn.Module) -> str:
+        return next(name for name in self.acts if callable(getattr(module, name, None)))
+
+    def has_parts(self, module: nn.Module) -> bool:
+        return all(isinstance(getattr(module, n, None), nn.Module) for n in self.linears) and any(
+            callable(getattr(module, name, None)) for name in self.acts
+        )
+
+    def norm(self, module: nn.Module) -> str | None:
+        """The child that is an RMSNorm, if there is one; whatever it is called."""
+        names = {*self.linears, self.act(module)}
+        found = (n for n, m in module.named_children() if n not in names and _norm.is_rms_norm(m))
+        return next(found, None)
+
+    def others(self, module: nn.Module) -> list[str]:
+        """The children that a layer in place of the module would lack."""
+        names = {*self.linears, self.act(module), self.norm(module)}
+        return [n for n, m in module.named_children() if n not in names and not _may_go(m)]
+
+    def linears_of(self, module: nn.Module, name: str) -> list[nn.Module]:
+        """Of the layer, which have the weights themselves where they lie so. Raises ValueError."""
+        found: list[nn.Module] = []
+        for child in self.linears:
+            linear = getattr(module, child)
+            found += _halves(f"{name}.{child}", linear) if self.fused and not found else [
+                _linear_of(f"{name}.{child}", linear)
+            ]
+        return found
+
+
+KINDS = (
+    Kind(("gate_proj", "up_proj", "down_proj")),  # Llama, Mistral, Qwen, BitNet, ProSparse, TurboSparse
+    Kind(("wi_0", "wi_1", "wo")),  # T5 with a gate
+    Kind(("w1", "w3", "w2")),  # Meta's own Llama
+    Kind(("gate_up_proj", "down_proj"), fused=True),  # Phi-3, GLM
+    Kind(("up_proj", "down_proj")),  # Arcee, Nemotron, Nemotron-H, Jais 2
+    Kind(("fc1", "fc2")),  # OPT, M2M100, NLLB, FSMT, BART, NanoChat, DETR, Canary
+    Kind(("wi", "wo")),  # T5, LongT5, Switch
+    Kind(("linear1", "linear2")),  # torch.nn.Transformer*Layer, Parakeet
+    Kind(("lin1", "lin2")),  # SAM, DistilBERT
+    Kind(("c_fc", "c_proj")),  # GPT-2, Decision Transformer
+    Kind(("dense_h_to_4h", "dense_4h_to_h")),  # Persimmon, GPT-NeoX
+    Kind(("intermediate_dense", "output_dense")),  # wav2vec 2, Seamless
+    Kind(("w_1", "w_2")),  # FunASR, ESPnet
+)
+
+
+def kind_of(module: nn.Module, kinds: tuple[Kind, ...]) -> Kind | None:
+    return next((kind for kind in kinds if kind.has_parts(module)), None)
+
+
+def _may_go(module: nn.Module) -> bool:
+    """What a layer has no child for: dropout is a number of it."""
+    return isinstance(module, (nn.Identity, nn.Dropout))
+
+
+def is_turned(module: nn.Module) -> bool:
+    """Whether the module is transformers' Conv1D, a linear layer whose weight is [in, out]. By name, so
+    that the package need not be installed."""
+    return type(module).__name__ == "Conv1D" and hasattr(module, "nf") and hasattr(module, "nx")
+
+
+def _linear_of(name: str, module: nn.Module) -> nn.Module:
+    if is_turned(module):
+        _check_plain(name, module)
+        weight: Any = module.weight
+        return linear_of(_like(weight, weight.t().contiguous()), _parameter(module, "bias"))
+    if not (hasattr(module, "in_features") and hasattr(module, "out_features")):
+        kind = type(module).__name__
+        message = f"{name}: expected a linear layer, got {kind}"
+        raise (Stays if "Conv" in kind else ValueError)(message)
+    if type(module) is nn.Linear and _attached.moves_inputs_alone(module):
+        # The layer moves its inputs itself, and without the hook it is sparse.
+        return linear_of(module.weight, module.bias)
+    return module
+
+
+def _halves(name: str, module: nn.Module) -> list[nn.Module]:
+    if type(module) is not nn.Linear:
+        raise ValueError(f"{name}: expected an nn.Linear, got {type(module).__name__}")
+    _check_plain(name, module)
+    if module.out_features % 2:
+        raise Stays(f"{name}: expected an even number of rows, got {module.out_features}")
+    weight, bias = module.weight, _parameter(module, "bias")
+    weights = weight.chunk(2)
+    biases = (None, None) if bias is None else bias.chunk(2)
+    # up is copied, since a view would keep the whole weight in memory.
+    return [
+        linear_of(_like(weight, weights[0]), None if biases[0] is None else _like(bias, biases[0])),
+        linear_of(
+            _like(weight, weights[1].clone()),
+            None if biases[1] is None else _like(bias, biases[1].clone()),
+        ),
+    ]
+
+
+def _check_plain(name: str, module: nn.Module) -> None:
+    """What hangs on a linear layer that is laid out anew would be lost."""
+    if hangs := _attached.what(module, own=("weight", "bias")):
+        raise ValueError(f"{name} has {hangs}, which the layer would lose; remove that first")
+
+
+def _parameter(module: nn.Module, name: str) -> nn.Parameter | None:
+    return module._parameters.get(name)
+
+
+def _like(parameter: Any, tensor: Tensor) -> nn.Parameter:
+    return nn.Parameter(tensor.detach(), parameter.requires_grad)

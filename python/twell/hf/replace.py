@@ -1,0 +1,400 @@
+"""Replaces the feed-forward layers of a model by GatedFfn and Ffn, all or none."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from twell import _frozen
+from twell._children import linear_of
+from twell._frozen import FEWEST_INPUTS
+from twell.hf import inline
+from twell.hf.experts import Experts, from_experts, is_experts
+from twell.hf.inline import from_owner
+from twell.hf.kinds import KINDS, Kind, Stays, is_turned, kind_of
+from twell.hf.mlps import from_mlp, with_children
+from twell.modules import SparseFfn
+
+
+def sparsify(
+    model: nn.Module,
+    *,
+    activation: str | None = None,
+    threshold: float = 0.0,
+    freeze: bool = True,
+    sample: Tensor | Mapping[str, Any] | None = None,
+    mlp: Mapping[str, str] | None = None,
+) -> nn.Module:
+    """Replaces every feed-forward layer of a model by a :class:`GatedFfn` or :class:`Ffn`, in place, and
+    returns the model. Its outputs stay the same up to rounding.
+
+    A layer is a module of its own (:func:`from_mlp`), or two linear layers and an activation among the
+    parts of another, as in ``torch.nn.TransformerEncoderLayer`` and OPT. There the layer becomes a child
+    ``sparse_ffn`` of that module; its state_dict stays as it was. Experts, of whatever layout, become a
+    layer each.
+
+    With ``freeze`` the layers keep only packed weights (for inference). Without, they stay
+    trainable. ``sample`` is text like that to come: ids [batch, tokens] or a tokenizer's result, of
+    32 tokens or more (on a GPU, 1,024 or more). The model is called with it once, and
+    :meth:`GatedFfn.freeze` then takes the faster form of each layer. ``activation`` (relu,
+    relu_squared, fat_relu with ``threshold``) is for models whose configuration does not say what
+    they were trained with. ``mlp`` is for models with other names, such as
+    ``{"gate": "w1", "up": "w3", "down": "w2", "act": "act_fn"}``.
+
+    It replaces all layers or none. Layers of a class whose activation yields no exact zeros, or that are
+    no linear layers, stay as they are where other classes have some; a warning names each such class.
+    It raises ValueError, and leaves the model as it was, if :func:`from_mlp` refuses one of the others,
+    if there is none, or if the sample is too short or comes without ``freeze``. With ``freeze`` it
+    also refuses a dtype that the operators lack, and a linear layer that has hooks, an adapter, a
+    parametrization or another module's weight, is quantized, or keeps its weight elsewhere. Without
+    ``freeze`` such a layer computes densely, by its linear layers.
+    """
+    if sample is not None and not freeze:
+        raise ValueError("sparsify: sample: chooses the form of frozen layers; expected freeze=True")
+    kinds = KINDS if mlp is None else (Kind.of(mlp),)
+    sites, stay = find(model, kinds, activation, threshold)
+    if not sites:
+        if stay:
+            raise ValueError(str(stay[0][1]))
+        raise ValueError(
+            f"sparsify: {type(model).__name__} has no MLP with {'; or '.join(map(str, kinds))}; mlp= "
+            "says what its layers are called"
+        )
+    if freeze:
+        _check_freezable(model, sites)
+    for name, why in _by_class(model, sites, stay).items():
+        warnings.warn(f"sparsify: {name} stay as they are: {why}", stacklevel=2)
+    try:
+        for site in sites:
+            site.put(model)
+        inputs = {} if sample is None else _inputs_of(sites, model, sample)
+    except BaseException:
+        for site in sites:
+            site.take_back(model)
+        raise
+    if freeze:
+        _freeze(model, sites, inputs)
+    return model
+
+
+class Site:
+    """Where a layer stands, or is to stand, in a model."""
+
+    def __init__(self, names: list[str], module: nn.Module, kind: Kind, layer: SparseFfn) -> None:
+        self.names = names
+        """All of the module: blocks may share one."""
+        self.module = module
+        self.kind = kind
+        self.layer = layer
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+    @property
+    def layers(self) -> dict[str, SparseFfn]:
+        return {self.name: self.layer}
+
+    def parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """Of the module's linear layers."""
+        parts = {name: getattr(self.module, name) for name in self.kind.linears}
+        return [(f"{n}.{own}", p) for n, m in parts.items() for own, p in m.named_parameters()]
+
+    def put(self, model: nn.Module) -> None:
+        for name in self.names:
+            model.set_submodule(name, self.layer)
+
+    def take_back(self, model: nn.Module) -> None:
+        for name in self.names:
+            model.set_submodule(name, self.module)
+
+    def let_go(self) -> None:
+        """Keeps the module without its weights, which may go."""
+        names = [*self.kind.linears, self.layer.norm_name]
+        self.module = with_children(self.module, dict.fromkeys(n for n in names if n))
+
+    def refill(self) -> None:
+        """Gives the module the layer's children."""
+        children = {n: getattr(self.layer, n) for n in self.layer._child_names}
+        if self.kind.fused:
+            gate, up = (children.pop(n) for n in self.kind.names[:2])
+            children[self.kind.linears[0]] = _joined(gate, up)
+        self.module._modules.update(children)
+
+
+class TurnedSite(Site):
+    """Of a module with Conv1D."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.shells = {
+            n: m for n in self.kind.linears if is_turned(m := getattr(self.module, n))
+        }
+
+    def let_go(self) -> None:
+        super().let_go()
+        self.shells = {n: _with_parameters(m, None, None) for n, m in self.shells.items()}
+
+    def refill(self) -> None:
+        super().refill()
+        for name, shell in self.shells.items():
+            linear = getattr(self.layer, name)
+            weight = nn.Parameter(linear.weight.detach().t().contiguous(), linear.weight.requires_grad)
+            self.module._modules[name] = _with_parameters(shell, weight, linear.bias)
+
+
+class InlineSite(Site):
+    """Among the parts of a module."""
+
+    before: dict[str, Any] | None = None
+
+    def put(self, model: nn.Module) -> None:
+        self.before = inline.put(self.module, self.kind, self.layer)
+
+    def take_back(self, model: nn.Module) -> None:
+        if self.before is not None:
+            inline.take_back(self.module, self.kind, self.before)
+            self.before = None
+
+    def let_go(self) -> None:
+        if self.before is not None:
+            self.before["modules"].update(dict.fromkeys(self.kind.linears))
+
+    def refill(self) -> None:
+        if self.before is not None:
+            self.before["modules"].update({n: getattr(self.layer, n) for n in self.kind.linears})
+
+
+class ExpertsSite(Site):
+    """Of a module that has the weights of all its experts as one parameter."""
+
+    layer: Any
+
+    def __init__(self, names: list[str], module: nn.Module, experts: Experts) -> None:
+        self.names = names
+        self.module = module
+        self.layer = experts
+
+    @property
+    def layers(self) -> dict[str, SparseFfn]:
+        return {f"{self.name}.{i}": layer for i, layer in enumerate(self.layer)}
+
+    def parameters(self) -> list[tuple[str, nn.Parameter]]:
+        return list(self.module.named_parameters())
+
+    def let_go(self) -> None:
+        shell = with_children(self.module, {})
+        shell._parameters = dict.fromkeys(self.module._parameters)
+        self.module = shell
+
+    def refill(self) -> None:
+        state = self.layer.state_dict()
+        for name in self.module._parameters:
+            kind = "down_proj" if name == "down_proj" else "up_proj"
+            wanted = getattr(self.layer[0], kind).weight.requires_grad
+            self.module._parameters[name] = nn.Parameter(state[name], wanted)
+
+
+def _joined(gate: nn.Linear, up: nn.Linear) -> nn.Linear:
+    with torch.no_grad():
+        weight = nn.Parameter(torch.cat([gate.weight, up.weight]), gate.weight.requires_grad)
+        bias = None
+        if gate.bias is not None:
+            bias = nn.Parameter(torch.cat([gate.bias, up.bias]), gate.bias.requires_grad)
+    return linear_of(weight, bias)
+
+
+def _with_parameters(module: nn.Module, weight: Any, bias: Any) -> nn.Module:
+    twin = object.__new__(type(module))
+    twin.__dict__.update(module.__dict__, _parameters={"weight": weight, "bias": bias})
+    return twin
+
+
+# --- Finding --------------------------------------------------------------------------------------
+
+
+def find(
+    model: nn.Module, kinds: tuple[Kind, ...], activation: str | None, threshold: float
+) -> tuple[list[Site], list[tuple[str, Stays]]]:
+    """Where layers are to stand, and the names of what stays dense, with the reasons. Raises ValueError
+    where a layer is refused, or stays dense though others of its class do not."""
+    config = getattr(model, "config", None)
+    names: dict[nn.Module, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        names.setdefault(module, []).append(name)
+    sites: list[Site] = []
+    stay: list[tuple[str, Stays]] = []
+    for module, called in names.items():
+        options: dict[str, Any] = {
+            "activation": activation, "threshold": threshold, "name": called[0], "config": config,
+        }  # fmt: skip
+        if is_experts(module) and kinds is KINDS:
+            try:
+                sites.append(ExpertsSite(called, module, from_experts(module, **options)))
+            except Stays as reason:
+                stay.append((called[0], reason))
+            continue
+        kind = None if isinstance(module, SparseFfn) else kind_of(module, kinds)
+        if kind is None:
+            continue
+        within = getattr(module, "_orig_mod", None)  # of a compiled one
+        own = kind.gated or not kind.others(within or module)
+        if within is not None and not own:
+            continue  # which sees what becomes of the parts
+        if own and called == [""]:
+            continue  # the model itself, which nothing can replace
+        try:
+            if own:
+                layer = from_mlp(module, names=_names(kind, module), **options)
+                turned = any(is_turned(getattr(module, n)) for n in kind.linears)
+                sites.append((TurnedSite if turned else Site)(called, module, kind, layer))
+            else:
+                layer = from_owner(module, kind, **options)
+                sites.append(InlineSite(called, module, kind, layer))
+        except Stays as reason:
+            stay.append((called[0], reason))
+    taken = {type(site.module) for site in sites}
+    for name, why in stay:
+        if type(model.get_submodule(name)) in taken:
+            raise ValueError(str(why))
+    return sites, stay
+
+
+def _names(kind: Kind, module: nn.Module) -> dict[str, str] | None:
+    if kind in KINDS:
+        return None
+    return dict(zip(("gate", "up", "down")[3 - len(kind.linears) :], kind.linears), act=kind.acts[0])
+
+
+def _by_class(
+    model: nn.Module, sites: Iterable[Site], stay: list[tuple[str, Stays]]
+) -> dict[str, str]:
+    """One line for each class of what stays."""
+    lines: dict[str, str] = {}
+    for name, why in stay:
+        kind = type(model.get_submodule(name)).__name__
+        lines.setdefault(f"layers of class {kind}", str(why))
+    return lines
+
+
+# --- Freezing -------------------------------------------------------------------------------------
+
+
+def _check_freezable(model: nn.Module, sites: Iterable[Site]) -> None:
+    parents = Counter(child for m in model.modules() for child in m._modules.values())
+    owners = Counter(id(w) for m in model.modules() for w in m._parameters.values())
+    for site in sites:
+        for name, layer in site.layers.items():
+            dot = f"{name}." if name else ""
+            layer._check_children(dot)
+            for child in layer._child_names:
+                module = getattr(layer, child)
+                for own, tensor in module.named_parameters():
+                    if tensor.is_meta:
+                        raise ValueError(f"{dot}{child}: its {own} has no data, on the meta device")
+                    if parents[module] > 1 or owners[id(tensor)] > 1:
+                        raise _shared(f"{dot}{child}", own)
+            try:
+                _frozen.check(layer._described())
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from error
+        for own, tensor in site.parameters():  # as the module has them, where the layer has others
+            if owners[id(tensor)] > 1:
+                raise _shared(f"{site.name}.{own.rpartition('.')[0]}", own.rpartition(".")[2])
+
+
+def _shared(name: str, own: str) -> ValueError:
+    return ValueError(
+        f"{name}: another module has the same {own}, of which a frozen layer keeps a copy of its own; "
+        "untie them, or use freeze=False"
+    )
+
+
+def _freeze(model: nn.Module, sites: list[Site], inputs: dict[str, Tensor]) -> None:
+    """Freezes layer by layer, so that the memory that one gives up is free for the next. If one
+    fails, as memory may not suffice, the modules come back, with the weights that the layers were
+    frozen with."""
+    layers = {name: layer for site in sites for name, layer in site.layers.items()}
+    wanted = {
+        layer: {name: w.requires_grad for name, w in layer.named_parameters()}
+        for layer in layers.values()
+    }
+    for site in sites:
+        site.let_go()
+    try:
+        for name, layer in layers.items():
+            layer.freeze(inputs.pop(name, None))
+    except BaseException:
+        for layer in layers.values():
+            for name, weight in layer.thaw().named_parameters():
+                weight.requires_grad_(wanted[layer][name])
+        for site in sites:
+            site.refill()
+            site.take_back(model)
+        raise
+
+
+def _inputs_of(
+    sites: Iterable[Site], model: nn.Module, sample: Tensor | Mapping[str, Any]
+) -> dict[str, Tensor]:
+    """The inputs of each layer when the model runs the sample, for layers that see enough of
+    them."""
+    layers = {name: layer for site in sites for name, layer in site.layers.items()}
+    seen: dict[str, list[Tensor]] = {name: [] for name in layers}
+
+    def keep(name: str) -> Callable[..., None]:
+        def hook(
+            layer: SparseFfn, arguments: tuple[Any, ...], options: dict[str, Any], _: Any
+        ) -> None:
+            x = arguments[0] if arguments else options["x"]
+            seen[name].append(x.detach().reshape(-1, layer.width).clone())
+
+        return hook
+
+    hooks = [
+        layer.register_forward_hook(keep(name), with_kwargs=True) for name, layer in layers.items()
+    ]
+    try:
+        run_sample("sparsify", model, sample)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    inputs = {name: torch.cat(rows) for name, rows in seen.items() if rows}
+    most = max((len(x) for x in inputs.values()), default=0)
+    if most < FEWEST_INPUTS:
+        raise ValueError(
+            f"sparsify: sample: expected {FEWEST_INPUTS} or more tokens, of which the MLPs saw {most}"
+        )
+    return {name: x for name, x in inputs.items() if len(x) >= FEWEST_INPUTS}
+
+
+def run_sample(operation: str, model: nn.Module, sample: Any) -> None:
+    """Calls the model once as for inference: a tensor or a tuple are its arguments, a mapping its named
+    ones."""
+    first = next(model.parameters(), None)
+    values = sample.values() if isinstance(sample, Mapping) else sample
+    for tensor in [sample] if isinstance(sample, Tensor) else values:
+        spread = hasattr(model, "hf_device_map")  # over several devices; it moves its inputs itself
+        misplaced = isinstance(tensor, Tensor) and first is not None and tensor.device != first.device
+        if misplaced and not spread:
+            raise ValueError(
+                f"{operation}: sample: expected it on {first.device}, as the model, got {tensor.device}"  # type: ignore[union-attr]
+            )
+    training = [m for m in model.modules() if m.training]
+    try:
+        model.eval()
+        with torch.no_grad():
+            if isinstance(sample, Mapping):
+                model(**sample)
+            elif isinstance(sample, tuple):
+                model(*sample)
+            else:
+                model(sample)
+    finally:
+        for module in training:
+            module.training = True

@@ -1,0 +1,313 @@
+"""What a model's feed-forward layers would gain, before anything is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from twell import dense
+from twell.hf.activations import activation_of
+from twell.hf.experts import from_experts, is_experts, per_expert
+from twell.hf.inline import from_owner
+from twell.hf.kinds import KINDS, Kind, kind_of
+from twell.hf.mlps import from_mlp
+from twell.hf.replace import run_sample
+from twell.modules import SparseFfn
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """One feed-forward layer. See :func:`report`."""
+
+    name: str
+    module: str
+    """Its class."""
+    activation: str
+    gated: bool
+    width: int
+    neurons: int
+    tokens: int
+    """That it saw of the sample."""
+    nnz_mean: float
+    """Neurons that a token fires, on average: those that down gets something else than 0 of."""
+    nnz_max: int
+    never: float
+    """The share of the neurons that no token fired."""
+    gain: float | None
+    """How many times less a token reads of the weights, without a screen; None where it saw no token or
+    nothing is 0."""
+    taken: bool
+    """Whether twell.sparsify takes it; a frozen or unfrozen layer of twell is taken already."""
+    why: str
+    """Why not, in one line."""
+
+    @property
+    def share(self) -> float:
+        """Of the neurons that fire for a token."""
+        return self.nnz_mean / self.neurons
+
+
+@dataclass(frozen=True)
+class Report:
+    """What :func:`report` found; as text, a table for people."""
+
+    model: str
+    layers: list[LayerReport]
+    parameters: int
+    in_layers: int
+    """Parameters of the feed-forward layers."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        layers = [{**asdict(layer), "share": layer.share} for layer in self.layers]
+        return {**asdict(self), "layers": layers}
+
+    def __str__(self) -> str:
+        if not self.layers:
+            return f"{self.model}: no feed-forward layer with names that twell knows (twell.hf.kinds)"
+        head = ["layer", "activation", "D", "H", "fire", "at most", "never", "reads less"]
+        rows = [head, *(_row(layer) for layer in self.layers)]
+        sizes = [max(len(row[i]) for row in rows) for i in range(len(head))]
+        lines = [
+            "  ".join(c.ljust(n) if i < 2 else c.rjust(n) for i, (c, n) in enumerate(zip(row, sizes)))
+            for row in rows
+        ]
+        share = self.in_layers / max(self.parameters, 1)
+        title = (
+            f"{self.model}: {len(self.layers)} feed-forward layers, {share:.0%} of the parameters"
+        )
+        return "\n".join([title, *lines, *_notes(self.layers)])
+
+
+def _row(layer: LayerReport) -> list[str]:
+    seen = layer.tokens > 0
+    return [
+        layer.name,
+        layer.activation,
+        str(layer.width),
+        str(layer.neurons),
+        f"{layer.share:.1%}" if seen else "-",
+        str(layer.nnz_max) if seen else "-",
+        f"{layer.never:.1%}" if seen else "-",
+        "-" if layer.gain is None else f"{layer.gain:.2f}x",
+    ]
+
+
+def _notes(layers: list[LayerReport]) -> list[str]:
+    """One line for each kind of layer and reason."""
+    notes: dict[tuple[str, str], int] = {}
+    for layer in layers:
+        # Without the layer's own name, which differs.
+        why = layer.why.replace(layer.name, "").lstrip(".: ")
+        notes[layer.module, why] = notes.get((layer.module, why), 0) + 1
+    lines = [
+        f"{count} {module}: {'taken' if not why else 'not taken: ' + why}"
+        for (module, why), count in notes.items()
+    ]
+    if any(layer.tokens and layer.gain is None for layer in layers):
+        lines.append(
+            "Where every neuron fires there is nothing to gain. Training with ReLU in place of the "
+            "activation, and an L1 term (twell.set_l1, twell.hf.SparsityCallback), gets there."
+        )
+    return lines
+
+
+def report(model: nn.Module, sample: Any = None) -> Report:
+    """For every feed-forward layer of a model, of whatever activation: how many neurons fire for a token
+    of the ``sample``, how much less the layer would read of its weights, and why :func:`sparsify` does
+    not take it, if so. It changes nothing. ``print(report(…))`` shows a table, ``to_dict()`` is for
+    JSON.
+
+    ``sample`` is what the model is called with once, in evaluation: a tensor, a tuple of arguments, or
+    named ones, such as a tokenizer's result. Without it, nothing is counted.
+
+    A layer with a gate reads (1 + 2·share) / 3 of its weights, one without (1 + share) / 2. A screen may
+    leave less. This is what bounds a call of one token; `twell bench` measures.
+    """
+    found = _found(model)
+    counts: dict[str, _Counted] = {}
+    hooks = []
+    for each in found:
+        counts[each.name] = _Counted()
+        hooks.append(each.watch(counts[each.name]))
+    try:
+        if sample is not None and found:
+            run_sample("report", model, sample)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    config = getattr(model, "config", None)
+    layers = [each.result(counts[each.name], config) for each in found]
+    own = {id(p): p.numel() for each in found for p in each.parameters}
+    total = {id(p): p.numel() for p in [*model.parameters(), *model.buffers()]}
+    return Report(type(model).__name__, layers, sum(total.values()), sum(own.values()))
+
+
+class _Counted:
+    def __init__(self) -> None:
+        self.tokens = self.nnz = self.most = 0
+        self.neurons: Tensor | None = None
+
+    def see(self, h: Tensor, part: int = 0, parts: int = 1) -> None:
+        """``part`` of so many that have neurons of their own."""
+        rows = torch.cat(h.unbind()) if h.is_nested else h.detach().reshape(-1, h.shape[-1])
+        fired = rows != 0
+        if len(fired) == 0:
+            return
+        each = fired.sum(-1)
+        self.tokens += len(fired)
+        self.nnz += int(each.sum())
+        self.most = max(self.most, int(each.max()))
+        if self.neurons is None:
+            self.neurons = torch.zeros(parts, rows.shape[-1], dtype=torch.int64, device=h.device)
+        self.neurons[part] += fired.sum(0)
+
+
+@dataclass
+class _Found:
+    name: str
+    module: nn.Module
+    gated: bool
+    sizes: tuple[int, int]
+    parameters: list[Tensor]
+    watch: Callable[[_Counted], Any]
+    activation: Callable[[object], tuple[str, str]]
+    """Given the configuration; its name, and why the layer is not taken."""
+
+    def result(self, seen: _Counted, config: object) -> LayerReport:
+        (width, neurons), tokens = self.sizes, max(seen.tokens, 1)
+        share = seen.nnz / tokens / neurons
+        activation, why = self.activation(config)
+        gain = (3 / (1 + 2 * share)) if self.gated else 2 / (1 + share)
+        never = 0.0 if seen.neurons is None else float((seen.neurons == 0).double().mean())
+        return LayerReport(
+            self.name, type(self.module).__name__, activation, self.gated, width, neurons,
+            seen.tokens, seen.nnz / tokens, seen.most, never,
+            gain if seen.tokens and share < 0.999 else None, not why, why,
+        )  # fmt: skip
+
+
+def _found(model: nn.Module) -> list[_Found]:
+    found = []
+    for name, module in model.named_modules():
+        if isinstance(module, SparseFfn):
+            found.append(_of_layer(name, module))
+        elif is_experts(module):
+            found.append(_of_experts(name, module))
+        elif (kind := kind_of(module, KINDS)) is not None:
+            found.append(_of_kind(name, module, kind))
+        elif _is_split(module):
+            found.append(_of_split(name, module))
+    return found
+
+
+def _before(linear: nn.Module) -> Callable[[_Counted], Any]:
+    """Counts what enters a linear layer."""
+    return lambda seen: linear.register_forward_pre_hook(lambda _, given: seen.see(given[0]))
+
+
+def _sizes(linear: Any) -> tuple[int, int]:
+    """Of down: width and neurons."""
+    if hasattr(linear, "nf"):
+        return linear.nf, linear.nx
+    weight = getattr(linear, "weight", None)
+    rows = weight.shape[0] if isinstance(weight, Tensor) else 0
+    columns = weight.shape[1] if isinstance(weight, Tensor) and weight.dim() > 1 else 1
+    return getattr(linear, "out_features", rows), getattr(linear, "in_features", columns)
+
+
+def _parameters(modules: list[nn.Module]) -> list[Tensor]:
+    return [p for m in modules for p in m.parameters()]
+
+
+def _called(act: object) -> str:
+    name = getattr(act, "__name__", type(act).__name__)
+    return name if isinstance(act, nn.Module) or hasattr(act, "__name__") else "?"
+
+
+def _of_kind(name: str, module: nn.Module, kind: Kind) -> _Found:
+    act = getattr(module, kind.act(module))
+
+    def judged(config: object) -> tuple[str, str]:
+        options: dict[str, Any] = {"name": name, "config": config}
+        try:
+            if kind.gated or not kind.others(module):
+                from_mlp(module, **options)
+            else:
+                from_owner(module, kind, activation=None, threshold=0.0, **options)
+        except ValueError as error:
+            return _called(act), str(error)
+        return _called(act), ""
+
+    down = getattr(module, kind.linears[-1])
+    linears = [getattr(module, n) for n in kind.linears]
+    return _Found(
+        name, module, kind.gated, _sizes(down), _parameters(linears), _before(down), judged
+    )
+
+
+def _of_layer(name: str, layer: SparseFfn) -> _Found:
+    def watch(seen: _Counted) -> Any:
+        def hook(module: nn.Module, given: tuple[Any, ...], _: Any) -> None:
+            gate, up, down = layer._unpack() if layer.frozen else layer._weights()
+            x = given[0].detach().reshape(-1, layer.width).to(gate.dtype)
+            seen.see(dense.ffn(x, gate, up, down.t(), layer._form())[1])
+
+        return layer.register_forward_hook(hook)
+
+    tensors = [*layer.parameters(), *layer.buffers()]
+    sizes = (layer.width, layer.neurons)
+    return _Found(
+        name, layer, len(layer.names) == 3, sizes, tensors, watch, lambda _: (layer.activation, "")
+    )
+
+
+def _of_experts(name: str, module: Any) -> _Found:
+    gated, sizes = per_expert(module)
+    into = module.gate_up_proj if gated else module.up_proj
+
+    def count(seen: _Counted, x: Tensor, chosen: Tensor) -> None:
+        for expert in range(len(into)):
+            rows = x[(chosen == expert).any(-1)]
+            v = rows @ into[expert].t()
+            g, *u = v.chunk(2, dim=-1) if gated else (v,)
+            h = module.act_fn(g)
+            seen.see(h * u[0] if u else h, expert, len(into))
+
+    def watch(seen: _Counted) -> Any:
+        return module.register_forward_pre_hook(lambda _, given: count(seen, *given[:2]))
+
+    def judged(config: object) -> tuple[str, str]:
+        try:
+            from_experts(module, name=name, config=config)
+        except ValueError as error:
+            return _called(module.act_fn), str(error)
+        return _called(module.act_fn), ""
+
+    return _Found(name, module, gated, sizes, list(module.parameters()), watch, judged)
+
+
+def _is_split(module: nn.Module) -> bool:
+    """Whether a module's two linear layers stand in two of its parts, as in BERT."""
+    parts = [getattr(module, part, None) for part in ("intermediate", "output")]
+    return all(isinstance(getattr(part, "dense", None), nn.Linear) for part in parts)
+
+
+def _of_split(name: str, module: Any) -> _Found:
+    act = getattr(module.intermediate, "intermediate_act_fn", None)
+
+    def judged(config: object) -> tuple[str, str]:
+        try:
+            activation_of(name, act, config)
+        except ValueError as error:
+            return _called(act), str(error)
+        return _called(act), f"{name}: its two linear layers stand in two modules"
+
+    linears = [module.intermediate.dense, module.output.dense]
+    return _Found(
+        name, module, False, _sizes(linears[1]), _parameters(linears), _before(linears[1]), judged
+    )

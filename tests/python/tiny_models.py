@@ -1,0 +1,303 @@
+"""Small models of many architectures, with random weights, for the tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from layers import TINY_SIZES
+from torch import Tensor, nn
+
+# Of encoders and decoders: few units, so that a test takes a second.
+_BOTH = {
+    "d_model": 24, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2, "encoder_ffn_dim": 60, "decoder_ffn_dim": 60,
+    "vocab_size": 97, "max_position_embeddings": 64, "encoder_layerdrop": 0.0,
+    "decoder_layerdrop": 0.0, "activation_function": "relu",
+}  # fmt: skip
+_T5 = {
+    "vocab_size": 97, "d_model": 24, "d_kv": 12, "d_ff": 60, "num_layers": 2, "num_heads": 2,
+    "decoder_start_token_id": 0,
+}  # fmt: skip
+
+_NEMOTRON = {**TINY_SIZES, "num_key_value_heads": 2}
+
+
+def ids(rows: int = 2, tokens: int = 24) -> Tensor:
+    return torch.randint(3, 97, (rows, tokens), generator=torch.Generator().manual_seed(1))
+
+
+def features(*sizes: int) -> Tensor:
+    return torch.randn(*sizes, generator=torch.Generator().manual_seed(2))
+
+
+class Tiny(NamedTuple):
+    """How a model is made, called, and what of its result is compared."""
+
+    make: Callable[[], nn.Module]
+    inputs: Callable[[], dict[str, Any]]
+    layers: int
+    """That become sparse."""
+    output: str = "logits"
+
+    def model(self, dtype: torch.dtype = torch.float32) -> nn.Module:
+        """With norms and biases that are not what they begin as."""
+        torch.manual_seed(7)
+        model = self.make().eval()
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                if p.dim() == 1:
+                    p.copy_(torch.randn(p.shape) * 0.3 + ("norm" in name and "weight" in name))
+        return model.to(dtype)
+
+    def call(self, model: nn.Module) -> Tensor:
+        dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
+        given = {
+            name: v.to(dtype) if torch.is_tensor(v) and v.is_floating_point() else v
+            for name, v in self.inputs().items()
+        }
+        out = model(**given)
+        return out if torch.is_tensor(out) else getattr(out, self.output)
+
+
+def of(name: str, config: str, options: dict[str, Any]) -> Callable[[], nn.Module]:
+    """A model of transformers."""
+
+    def make() -> nn.Module:
+        transformers = pytest.importorskip("transformers")
+        return getattr(transformers, name)(getattr(transformers, config)(**options))
+
+    return make
+
+
+def text() -> dict[str, Any]:
+    return {"input_ids": ids()}
+
+
+def both() -> dict[str, Any]:
+    return {"input_ids": ids(), "decoder_input_ids": ids(2, 10)}
+
+
+def encoder(**options: Any) -> Callable[[], nn.Module]:
+    def make() -> nn.Module:
+        layer = nn.TransformerEncoderLayer(24, 2, 60, **options)
+        return nn.TransformerEncoder(layer, 2, nn.LayerNorm(24), enable_nested_tensor=False)
+
+    return make
+
+
+def decoder(**options: Any) -> Callable[[], nn.Module]:
+    return lambda: nn.TransformerDecoder(nn.TransformerDecoderLayer(24, 2, 60, **options), 2)
+
+
+AMONG_OTHERS = {
+    "torch encoder": Tiny(encoder(batch_first=True), lambda: {"src": features(3, 20, 24)}, 2),
+    "torch encoder, tokens first": Tiny(encoder(), lambda: {"src": features(20, 3, 24)}, 2),
+    "torch encoder, norm first": Tiny(
+        encoder(batch_first=True, norm_first=True), lambda: {"src": features(3, 20, 24)}, 2
+    ),
+    "torch encoder, no biases": Tiny(
+        encoder(batch_first=True, bias=False), lambda: {"src": features(3, 20, 24)}, 2
+    ),
+    "torch decoder": Tiny(
+        decoder(), lambda: {"tgt": features(20, 3, 24), "memory": features(9, 3, 24)}, 2
+    ),
+    "torch decoder, norm first": Tiny(
+        decoder(batch_first=True, norm_first=True),
+        lambda: {"tgt": features(3, 20, 24), "memory": features(3, 9, 24)},
+        2,
+    ),
+    "torch both": Tiny(
+        lambda: nn.Transformer(24, 2, 2, 1, 60),
+        lambda: {"src": features(9, 3, 24), "tgt": features(20, 3, 24)},
+        3,
+    ),
+    "opt": Tiny(
+        of("OPTForCausalLM", "OPTConfig", {
+            "vocab_size": 97, "hidden_size": 24, "ffn_dim": 60, "num_hidden_layers": 2,
+            "num_attention_heads": 2, "max_position_embeddings": 64, "word_embed_proj_dim": 24,
+        }), text, 2),
+    "opt, norm last": Tiny(
+        of("OPTForCausalLM", "OPTConfig", {
+            "vocab_size": 97, "hidden_size": 24, "ffn_dim": 60, "num_hidden_layers": 2,
+            "num_attention_heads": 2, "max_position_embeddings": 64, "word_embed_proj_dim": 12,
+            "do_layer_norm_before": False, "enable_bias": False,
+        }), text, 2),
+    "m2m100": Tiny(of("M2M100ForConditionalGeneration", "M2M100Config", _BOTH), both, 4),
+    "bart": Tiny(of("BartForConditionalGeneration", "BartConfig", _BOTH), both, 4),
+    "pegasus": Tiny(of("PegasusForConditionalGeneration", "PegasusConfig", _BOTH), both, 4),
+    "fsmt": Tiny(
+        of("FSMTForConditionalGeneration", "FSMTConfig", {
+            **{k: v for k, v in _BOTH.items() if k != "vocab_size"},
+            "src_vocab_size": 97, "tgt_vocab_size": 97,
+        }), both, 4),
+    "speech to text": Tiny(
+        of("Speech2TextForConditionalGeneration", "Speech2TextConfig", {
+            **{k: v for k, v in _BOTH.items() if k != "max_position_embeddings"},
+            "max_source_positions": 100, "max_target_positions": 40, "conv_channels": 16,
+            "input_feat_per_channel": 8,
+        }),
+        lambda: {"input_features": features(2, 80, 8), "decoder_input_ids": ids(2, 10)},
+        4,
+    ),
+}  # fmt: skip
+
+MODULES_OF_THEIR_OWN = {
+    "t5": Tiny(of("T5ForConditionalGeneration", "T5Config", _T5), both, 4),
+    "t5 with a gate": Tiny(
+        of("T5ForConditionalGeneration", "T5Config", {**_T5, "feed_forward_proj": "gated-relu"}),
+        both,
+        4,
+    ),
+    "long t5": Tiny(
+        of("LongT5ForConditionalGeneration", "LongT5Config", {**_T5, "local_radius": 7}), both, 4
+    ),
+    "nemotron": Tiny(of("NemotronForCausalLM", "NemotronConfig", _NEMOTRON), text, 2),
+    "nemotron with biases": Tiny(
+        of("NemotronForCausalLM", "NemotronConfig", {**_NEMOTRON, "mlp_bias": True}), text, 2
+    ),
+    "arcee": Tiny(of("ArceeForCausalLM", "ArceeConfig", TINY_SIZES), text, 2),
+    "nanochat": Tiny(of("NanoChatForCausalLM", "NanoChatConfig", TINY_SIZES), text, 2),
+    "jais2": Tiny(of("Jais2ForCausalLM", "Jais2Config", TINY_SIZES), text, 2),
+    "persimmon": Tiny(of("PersimmonForCausalLM", "PersimmonConfig", TINY_SIZES), text, 2),
+    "bitnet": Tiny(
+        of("BitNetForCausalLM", "BitNetConfig", {**TINY_SIZES, "num_key_value_heads": 2}), text, 2
+    ),
+    "llama": Tiny(
+        of("LlamaForCausalLM", "LlamaConfig", {**TINY_SIZES, "hidden_act": "relu2"}), text, 2
+    ),
+    "mistral": Tiny(
+        of("MistralForCausalLM", "MistralConfig",
+           {**TINY_SIZES, "hidden_act": "relu", "num_key_value_heads": 2}), text, 2
+    ),
+    "qwen3": Tiny(
+        of("Qwen3ForCausalLM", "Qwen3Config",
+           {**TINY_SIZES, "hidden_act": "relu", "num_key_value_heads": 2, "head_dim": 12}), text, 2
+    ),
+    "phi": Tiny(of("PhiForCausalLM", "PhiConfig", {**TINY_SIZES, "hidden_act": "relu"}), text, 2),
+    "phi3": Tiny(
+        of("Phi3ForCausalLM", "Phi3Config",
+           {**TINY_SIZES, "hidden_act": "relu", "num_key_value_heads": 2, "pad_token_id": 0}), text, 2
+    ),
+    "gpt2": Tiny(
+        of("GPT2LMHeadModel", "GPT2Config", {
+            "vocab_size": 97, "n_embd": 24, "n_inner": 60, "n_layer": 2, "n_head": 2,
+            "n_positions": 64, "activation_function": "relu",
+        }), text, 2),
+    "decision transformer": Tiny(
+        of("DecisionTransformerModel", "DecisionTransformerConfig", {
+            "state_dim": 5, "act_dim": 3, "hidden_size": 24, "n_inner": 60, "n_layer": 2, "n_head": 2,
+        }),
+        lambda: {
+            "states": features(2, 12, 5), "actions": features(2, 12, 3),
+            "rewards": features(2, 12, 1), "returns_to_go": features(2, 12, 1),
+            "timesteps": torch.arange(12).expand(2, 12), "attention_mask": torch.ones(2, 12),
+        },
+        2,
+        "action_preds",
+    ),
+    "parakeet": Tiny(
+        of("ParakeetEncoder", "ParakeetEncoderConfig", {
+            "hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2,
+            "intermediate_size": 60, "hidden_act": "relu", "num_mel_bins": 16,
+            "subsampling_conv_channels": 8, "layerdrop": 0.0,
+        }),
+        lambda: {"input_features": features(2, 80, 16)},
+        2,
+        "last_hidden_state",
+    ),
+}  # fmt: skip
+
+_MIXTRAL = {
+    **TINY_SIZES, "num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2,
+    "intermediate_size": 120,
+    "hidden_act": "relu",
+}  # fmt: skip
+STACKED = {
+    "mixtral": Tiny(of("MixtralForCausalLM", "MixtralConfig", _MIXTRAL), text, 8),
+    "nemotron-h": Tiny(
+        of("NemotronHForCausalLM", "NemotronHConfig", {
+            "vocab_size": 97, "hidden_size": 24, "layers_block_type": ["moe", "attention", "mlp"],
+            "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 12,
+            "intermediate_size": 60, "moe_intermediate_size": 40,
+            "moe_shared_expert_intermediate_size": 52, "n_routed_experts": 4,
+            "num_experts_per_tok": 2, "max_position_embeddings": 64,
+        }), text, 6),
+}  # fmt: skip
+EXPERTS = {
+    **STACKED,
+    "switch": Tiny(
+        of("SwitchTransformersForConditionalGeneration", "SwitchTransformersConfig", {
+            **_T5, "num_decoder_layers": 2, "num_sparse_encoder_layers": 1,
+            "num_sparse_decoder_layers": 1, "num_experts": 4, "router_jitter_noise": 0.0,
+        }), both, 10),
+    "nllb": Tiny(
+        of("NllbMoeForConditionalGeneration", "NllbMoeConfig", {
+            **_BOTH, "num_experts": 4, "encoder_sparse_step": 2, "decoder_sparse_step": 2,
+        }), both, 10),
+}  # fmt: skip
+
+
+class ProSparseMlp(nn.Module):
+    """As in the code of ProSparse and MiniCPM-S on the hub: FATReLU is a class of that code, whose
+    threshold is the configuration's hidden_act_param."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.config = config
+        sizes = config.hidden_size, config.intermediate_size
+        self.gate_proj = nn.Linear(*sizes, bias=False)
+        self.up_proj = nn.Linear(*sizes, bias=False)
+        self.down_proj = nn.Linear(*sizes[::-1], bias=False)
+        self.act_fn = ShiftedRelu(config.hidden_act_param)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+
+
+class ShiftedRelu(nn.Module):
+    def __init__(self, threshold: float) -> None:
+        super().__init__()
+        self.threshold = threshold
+
+    def forward(self, v: Tensor) -> Tensor:
+        return torch.where(v > self.threshold, v, torch.zeros_like(v))
+
+
+class TurboMlp(nn.Module):
+    """As in the code of TurboSparse on the hub: the activation is on both."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        sizes = config.hidden_size, config.intermediate_size
+        self.gate_proj = nn.Linear(*sizes, bias=False)
+        self.up_proj = nn.Linear(*sizes, bias=False)
+        self.down_proj = nn.Linear(*sizes[::-1], bias=False)
+        self.act_fn = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.act_fn(self.up_proj(x)))
+
+
+def with_mlp(kind: Callable[[Any], nn.Module], **said: Any) -> Callable[[], nn.Module]:
+    """A Llama or Mistral whose code brings an MLP of its own."""
+
+    def make() -> nn.Module:
+        model = of("MistralForCausalLM", "MistralConfig", {**TINY_SIZES, "num_key_value_heads": 2})()
+        for name, value in said.items():
+            setattr(model.config, name, value)
+        for block in model.model.layers:  # type: ignore[union-attr]
+            block.mlp = kind(model.config)
+        return model
+
+    return make
+
+
+ON_THE_HUB = {
+    "prosparse": Tiny(
+        with_mlp(ProSparseMlp, hidden_act="fatrelu", hidden_act_param=0.01), text, 2
+    ),
+    "turbosparse": Tiny(with_mlp(TurboMlp, hidden_act="drelu"), text, 2),
+}  # fmt: skip
