@@ -5,13 +5,13 @@
 #include <torch/utils.h>
 
 #include <chrono>
-#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
 
 #include "decoder/operators.h"
 #include "decoder/sparse_operators.h"
+#include "train/layer_form.h"
 #include "train/training_gate.h"
 #include "twell/status.h"
 
@@ -25,51 +25,47 @@ struct Call {
   ActivationSpec activation;
   std::int64_t layer = 0;
   FfnTraining* training = nullptr;
-  std::optional<at::Tensor> screen;
+  OptionalTensor screen;
   std::int64_t hot = 0;
 };
 
-// Signatures of operators: (A..., the arguments of a form).
-using Optional = std::optional<at::Tensor>;
-template <class Result, class... A>
-using Formed = Result(A..., c10::string_view, double, std::int64_t, c10::string_view,
-                      const Optional&, const Optional&, const Optional&, const Optional&,
-                      std::optional<double>);
 using Forward = Formed<
     std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>,
-    const at::Tensor&, const at::Tensor&, const Optional&, const at::Tensor&, const Optional&>;
-using Added =
-    Formed<at::Tensor, const at::Tensor&, const at::Tensor&, const at::Tensor&, const Optional&,
-           const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-           const Optional&, const at::Tensor&, const Optional&, const at::Tensor&, const Optional&,
-           const Optional&, const Optional&, const Optional&>;
+    const at::Tensor&, const at::Tensor&, const OptionalTensor&, const at::Tensor&,
+    const OptionalTensor&>;
+using Added = Formed<at::Tensor, const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                     const OptionalTensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                     const at::Tensor&, const OptionalTensor&, const at::Tensor&,
+                     const OptionalTensor&, const at::Tensor&, const OptionalTensor&,
+                     const OptionalTensor&, const OptionalTensor&, const OptionalTensor&>;
 using Backward = Formed<std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor,
                                    at::Tensor, at::Tensor, at::Tensor>,
-                        const at::Tensor&, const at::Tensor&, const at::Tensor&, const Optional&,
-                        const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                        const Optional&>;
-constexpr const char* kNoUpActivation = name_of(Activation::identity);
+                        const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                        const OptionalTensor&, const at::Tensor&, const at::Tensor&,
+                        const at::Tensor&, const at::Tensor&, const OptionalTensor&>;
 
-// torch.ops.twell.ffn_train. The first projection is the gate, or up in a layer without a gate;
-// `up` is absent then. wd [D, H] is the parameter, `down` [H, D] the same weights neuron-major.
+// torch.ops.twell.ffn_train. wd [D, H] is the parameter, `down` [H, D] the same weights
+// neuron-major; the others as in Projections.
 class SparseFfnFunction : public torch::autograd::Function<SparseFfnFunction> {
  public:
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& wg,
-                            const std::optional<at::Tensor>& up, const at::Tensor& wd,
-                            const at::Tensor& down, const Call& call) {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& first,
+                            const OptionalTensor& up, const at::Tensor& wd, const at::Tensor& down,
+                            const OptionalTensor& first_bias, const OptionalTensor& up_bias,
+                            const OptionalTensor& down_bias, const Call& call) {
     static const auto op = find_operator<Forward>("twell::ffn_train");
-    const auto threshold = static_cast<double>(call.activation.threshold);
+    const LayerForm form{call.activation, call.hot, first_bias, up_bias, down_bias};
     const auto [y, l1, row_nnz, neuron_nnz, offsets, neurons, values] =
-        op.call(x, wg, up, down, call.screen, name_of(call.activation.kind), threshold, call.hot,
-                kNoUpActivation, {}, {}, {}, {}, {});
+        form.call(op, x, first, up, down, call.screen);
     if (call.training->recorder != nullptr) {
       call.training->pending.push_back({call.layer, row_nnz, neuron_nnz, l1});
     }
     // wd: so that a change before backward is an error, as that of the others is.
-    context->save_for_backward(
-        {x, wg, up.value_or(at::Tensor()), down, offsets, neurons, values, wd});
-    context->saved_data["activation"] = std::string(name_of(call.activation.kind));
-    context->saved_data["threshold"] = threshold;
+    const at::Tensor none;
+    context->save_for_backward({x, first, up.value_or(none), down, offsets, neurons, values, wd,
+                                first_bias.value_or(none), up_bias.value_or(none),
+                                down_bias.value_or(none)});
+    context->saved_data["activation"] = static_cast<std::int64_t>(call.activation.kind);
+    context->saved_data["threshold"] = static_cast<double>(call.activation.threshold);
     context->saved_data["l1_grad"] = call.training->l1_grad;
     context->saved_data["training"] = reinterpret_cast<std::int64_t>(call.training);
     context->saved_data["layer"] = call.layer;
@@ -79,31 +75,41 @@ class SparseFfnFunction : public torch::autograd::Function<SparseFfnFunction> {
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const variable_list saved = context->get_saved_variables();
-    const std::optional<at::Tensor> up =
-        saved[2].defined() ? std::optional(saved[2]) : std::nullopt;
-    const at::Tensor l1_grad =
-        at::scalar_tensor(context->saved_data["l1_grad"].toDouble(),
-                          at::TensorOptions(at::kFloat).device(saved[0].device()));
-    const std::int64_t hot = context->saved_data["hot"].toInt();
-    const std::string activation = context->saved_data["activation"].toStringRef();
-    const double threshold = context->saved_data["threshold"].toDouble();
+    const at::Tensor &x = saved[0], &first = saved[1], &down = saved[3], &offsets = saved[4],
+                     &neurons = saved[5], &values = saved[6];
+    const OptionalTensor up = optional(saved[2]);
+    const LayerForm form{{static_cast<Activation>(context->saved_data["activation"].toInt()),
+                          static_cast<float>(context->saved_data["threshold"].toDouble())},
+                         context->saved_data["hot"].toInt(),
+                         optional(saved[8]),
+                         optional(saved[9]),
+                         optional(saved[10])};
+    const at::Tensor l1_grad = at::scalar_tensor(context->saved_data["l1_grad"].toDouble(),
+                                                 at::TensorOptions(at::kFloat).device(x.device()));
     const auto* training =
         reinterpret_cast<const FfnTraining*>(context->saved_data["training"].toInt());
     const at::Tensor none;
     if (training->sums) {
       static const auto add = find_operator<Added>("twell::ffn_train_backward_add");
-      const FfnGradientSums sums = training->sums(context->saved_data["layer"].toInt());
+      const Projections sums(training->sums(context->saved_data["layer"].toInt()));
       const at::Tensor dx =
-          add.call(grads[0], saved[0], saved[1], up, saved[3], saved[4], saved[5], saved[6],
-                   l1_grad, sums.first, up ? std::optional(sums.up) : std::nullopt, sums.down.t(),
-                   {}, {}, {}, {}, activation, threshold, hot, kNoUpActivation, {}, {}, {}, {}, {});
-      return {dx, none, none, none, none, none};
+          form.call(add, grads[0], x, first, up, down, offsets, neurons, values, l1_grad,
+                    sums.first, optional(sums.up), sums.down.t(), optional(sums.first_bias),
+                    optional(sums.up_bias), optional(sums.down_bias), OptionalTensor());
+      return {dx, none, none, none, none, none, none, none, none};
     }
     static const auto op = find_operator<Backward>("twell::ffn_train_backward");
-    const auto [dx, dgate, dup, ddown, dgate_bias, dup_bias, ddown_bias, dnorm_weight] =
-        op.call(grads[0], saved[0], saved[1], up, saved[3], saved[4], saved[5], saved[6], l1_grad,
-                activation, threshold, hot, kNoUpActivation, {}, {}, {}, {}, {});
-    return {dx, dgate, up ? dup : none, ddown.t(), none, none};
+    const auto [dx, dfirst, dup, ddown, dfirst_bias, dup_bias, ddown_bias, dnorm_weight] =
+        form.call(op, grads[0], x, first, up, down, offsets, neurons, values, l1_grad);
+    return {dx,
+            dfirst,
+            up ? dup : none,
+            ddown.t(),
+            none,
+            form.gate_bias ? dfirst_bias : none,
+            form.up_bias ? dup_bias : none,
+            form.down_bias ? ddown_bias : none,
+            none};
   }
 };
 
@@ -179,30 +185,30 @@ class TrainingFeedForward : public FeedForward {
   }
 
   at::Tensor sparse(const at::Tensor& x, std::int64_t layer) {
-    const bool gated = parameters_.gated();
-    const at::Tensor& first = gated ? parameters_.gate : parameters_.up;
+    const Projections p(parameters_);
     const at::Tensor rows = x.contiguous();
-    const at::Tensor down = parameters_.down.detach().t().contiguous();
+    const at::Tensor down = p.down.detach().t().contiguous();
     Call call{sparse_activation(activation_), layer, training_.get(), {}};
     if (training_->places != nullptr) {
       call.hot = training_->places->form(layer).hot;
-    } else if (screened(rows.detach(), down, layer, call.activation)) {
-      call.screen = gate_.screen(rows.detach(), first.detach());
+    } else if (screened(rows.detach(), p, down, layer, call.activation)) {
+      call.screen = gate_.screen(rows.detach(), p.first.detach());
     }
-    return SparseFfnFunction::apply(rows, first,
-                                    gated ? std::optional(parameters_.up) : std::nullopt,
-                                    parameters_.down, down, call);
+    return SparseFfnFunction::apply(rows, p.first, optional(p.up), p.down, down,
+                                    optional(p.first_bias), optional(p.up_bias),
+                                    optional(p.down_bias), call);
   }
 
   // Whether the gate goes through a screen, which is decided now and then.
-  bool screened(const at::Tensor& x, const at::Tensor& down, std::int64_t layer,
-                const ActivationSpec& activation) {
+  bool screened(const at::Tensor& x, const Projections& p, const at::Tensor& down,
+                std::int64_t layer, const ActivationSpec& activation) {
     bool& form = training_->screened(layer);
     if (training_->decides && decided_ != training_->step) {
       decided_ = training_->step;
-      const FfnParameters& p = parameters_;
-      form = gate_.decide(x, (p.gated() ? p.gate : p.up).detach(),
-                          p.gated() ? p.up.detach() : at::Tensor(), down, activation);
+      const at::NoGradGuard no_grad;
+      form = gate_.decide(
+          x, p.first, optional(p.up), down,
+          {activation, 0, optional(p.first_bias), optional(p.up_bias), optional(p.down_bias)});
     }
     return form;
   }
@@ -250,7 +256,9 @@ void FfnTraining::record_pending() {
 }
 
 bool has_sparse_path(const FfnParameters& parameters, const ActivationChoice& activation) {
-  return io::yields_zeros(activation.kind) && is_plain(parameters, activation);
+  const bool extended = activation.up != Activation::identity || activation.norm_eps.has_value();
+  return io::yields_zeros(activation.kind) && !extended &&
+         (parameters.up.is_cpu() || !parameters.has_bias());
 }
 
 void lay_out_neuron_major(const at::Tensor& down) {

@@ -14,12 +14,6 @@
 
 namespace twell::lm {
 
-// f32 sums of a layer's gradients, shaped as its parameters. `first` is the gate's, or that of up
-// in a layer without a gate, which has no third. `down` is laid out neuron-major, as below.
-struct FfnGradientSums {
-  at::Tensor first, up, down;
-};
-
 // What the trainer tells the layers before a pass. Shared by all layers of a model; not for passes
 // on several threads at once.
 struct FfnTraining {
@@ -34,8 +28,10 @@ struct FfnTraining {
   std::map<std::int64_t, bool> forms;
   bool& screened(std::int64_t layer) { return forms[layer]; }
   bool sparse = true;  // see Recipe
-  // If set: backward of the sparse path adds weight gradients to these, and autograd sees none.
-  std::function<FfnGradientSums(std::int64_t layer)> sums;
+  // If set: f32 sums, one for each of the layer's parameters, `down` laid out neuron-major as
+  // below. Backward of the sparse path adds the parameters' gradients to them, and autograd sees
+  // none.
+  std::function<FfnParameters(std::int64_t layer)> sums;
   // On a GPU: which layers take the sparse path, and the order of their neurons. Null on a CPU,
   // where all take it.
   NeuronPlaces* places = nullptr;
@@ -54,17 +50,16 @@ struct FfnTraining {
   double* seconds = nullptr;  // wall time of the layers, both ways, is added; null: not taken
 };
 
-// relu, relu_squared and fat_relu without biases.
+// relu, relu_squared and fat_relu; on a GPU without biases.
 bool has_sparse_path(const FfnParameters& parameters, const ActivationChoice& activation);
 
 // Gives a parameter Wd [D, H] the memory of an [H, D]: the sparse path then takes it, and its
 // gradient, as they lie, where it transposes both in every pass otherwise.
 void lay_out_neuron_major(const at::Tensor& down);
 
-// y = (act(x Wg) ⊙ (x Wu)) Wd or act(x Wu) Wd on `parameters` (shared with the model), x [N, D],
-// differentiable in x and weights. relu, relu_squared and fat_relu: torch.ops.twell's ffn_train,
-// which keeps where the gate fired and multiplies nothing else, on a GPU where
-// FfnTraining::places says so. Other activations, biases and layers: PyTorch's dense operations.
+// The layer of `parameters` (shared with the model), x [N, D], differentiable in x and parameters.
+// With a sparse path: torch.ops.twell's ffn_train, which keeps where the gate fired and multiplies
+// nothing else, on a GPU where FfnTraining::places says so. Others: PyTorch's dense operations.
 // forward() ignores its observer except for wants_hidden(), which it refuses with an Error.
 std::unique_ptr<FeedForward> make_training_feed_forward(const FfnParameters& parameters,
                                                         const ActivationChoice& activation,

@@ -138,10 +138,11 @@ Trainer::Trainer(std::unique_ptr<Model> model, const Recipe& recipe, TrainingDat
   if (recipe_.accumulation > 1 && recipe_.compute == ComputeType::bf16) {
     ffn_->sums = [this](std::int64_t layer) {
       const FfnNames names = model_->ffn_names(layer);
-      const bool gated = !names.gate.empty();
-      return FfnGradientSums{optimizer_->sum_of(gated ? names.gate : names.up),
-                             gated ? optimizer_->sum_of(names.up) : at::Tensor(),
-                             optimizer_->sum_of(names.down)};
+      const auto sum = [this](const std::string& name) {
+        return name.empty() ? at::Tensor() : optimizer_->sum_of(name);
+      };
+      return FfnParameters{sum(names.gate),      sum(names.up),      sum(names.down),
+                           sum(names.gate_bias), sum(names.up_bias), sum(names.down_bias)};
     };
   }
   for (std::int64_t layer = 0; layer < model_->layers(); ++layer) {
@@ -364,8 +365,9 @@ std::map<std::string, Trainer::NeuronWeight> Trainer::neuron_weights() const {
   if (!places_) return out;
   for (std::int64_t layer = 0; layer < model_->layers(); ++layer) {
     const FfnNames names = model_->ffn_names(layer);
-    if (!names.gate.empty()) out[names.gate] = {layer, 0};
-    out[names.up] = {layer, 0};
+    for (const std::string& name : {names.gate, names.up, names.gate_bias, names.up_bias}) {
+      if (!name.empty()) out[name] = {layer, 0};
+    }
     out[names.down] = {layer, 1};
   }
   return out;
@@ -381,7 +383,7 @@ std::int64_t Trainer::sparse_layers() const {
 }
 
 // A neuron without activations has no gradient and would stay dead: fresh gate rows (those of up
-// where there is no gate), moments zero.
+// where there is no gate), biases and moments zero.
 std::int64_t Trainer::revive() {
   const torch::NoGradGuard no_grad;
   std::int64_t revived = 0;
@@ -403,6 +405,11 @@ std::int64_t Trainer::revive() {
     p.master.index_copy_(0, rows, fresh.to(p.master.device()));
     p.m.index_fill_(0, rows, 0.0);
     p.v.index_fill_(0, rows, 0.0);
+    const std::string& bias = names.gate.empty() ? names.up_bias : names.gate_bias;
+    if (!bias.empty()) {
+      OptimizedParameter& b = optimizer_->parameter(bias);
+      for (const at::Tensor& t : {b.master, b.m, b.v}) t.index_fill_(0, rows, 0.0);
+    }
     revived += static_cast<std::int64_t>(dead.size());
   }
   if (revived > 0) copy_masters();

@@ -3,7 +3,7 @@
 #include <torch/types.h>
 
 #include <algorithm>
-#include <optional>
+#include <tuple>
 
 #include "decoder/operators.h"
 #include "decoder/sparse_operators.h"
@@ -21,15 +21,19 @@ at::Tensor sample_of(const at::Tensor& x) {
 
 }  // namespace
 
-bool TrainingGate::decide(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& up,
-                          const at::Tensor& down, const ActivationSpec& activation) {
+bool TrainingGate::decide(const at::Tensor& x, const at::Tensor& gate, const OptionalTensor& up,
+                          const at::Tensor& down, const LayerForm& form) {
   const CpuTier tier = default_cpu_tier();
   if (!screen_pays(tier, 0.0) || x.size(0) < kFewestInputs) return false;
   const at::NoGradGuard no_grad;
   const at::Tensor sample = sample_of(x);
   axis_ = sample.to(at::kFloat).mean(0);
-  const SparseOperands operands = {gate, up, down, screen(x, gate)};
-  const auto candidates = std::get<3>(sparse_ffn_stats(sample, operands, activation));
+  using Signature =
+      Formed<std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>, const at::Tensor&,
+             const at::Tensor&, const OptionalTensor&, const at::Tensor&, const OptionalTensor&>;
+  static const auto op = find_operator<Signature>("twell::ffn_stats");
+  const auto candidates =
+      std::get<3>(form.call(op, sample, gate, up, down, OptionalTensor(screen(x, gate))));
   const auto all = static_cast<double>(sample.size(0) * gate.size(0));
   return screen_pays(tier, candidates.item<double>() / all);
 }
@@ -37,10 +41,7 @@ bool TrainingGate::decide(const at::Tensor& x, const at::Tensor& gate, const at:
 at::Tensor TrainingGate::screen(const at::Tensor& x, const at::Tensor& gate) {
   const at::NoGradGuard no_grad;
   if (!axis_.defined()) axis_ = sample_of(x).to(at::kFloat).mean(0);
-  static const auto op =
-      find_operator<at::Tensor(const at::Tensor&, const std::optional<at::Tensor>&)>(
-          "twell::screen_weight");
-  return op.call(gate, axis_);
+  return screen_weight(gate, axis_);
 }
 
 }  // namespace twell::lm

@@ -9,7 +9,7 @@
 
 #include <cstdint>
 
-#include "twell/activation.h"
+#include "train/layer_form.h"
 
 namespace twell::lm {
 
@@ -20,9 +20,9 @@ class TrainingGate {
 
   // Whether calls on inputs like x [N, D] are to have a screen: where the processor has screens,
   // there are 32 rows or more, and it rules out enough of the pre-activations of some of them. The
-  // first projection, up (undefined without a gate) and down are [H, D].
-  bool decide(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& up,
-              const at::Tensor& down, const ActivationSpec& activation);
+  // first projection, up (none without a gate) and down are [H, D].
+  bool decide(const at::Tensor& x, const at::Tensor& gate, const OptionalTensor& up,
+              const at::Tensor& down, const LayerForm& form);
   // As torch.ops.twell.ffn_train takes it.
   at::Tensor screen(const at::Tensor& x, const at::Tensor& gate);
 

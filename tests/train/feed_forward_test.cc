@@ -1,5 +1,6 @@
-// The training feed-forward layer against its definition in fp64. Inputs are small whole numbers,
-// so that every product and sum is exact in fp32, and results can be compared for equality.
+// The training feed-forward layer against its definition in fp64, differentiated by autograd.
+// Inputs are small whole numbers, so that every product and sum is exact in fp32, and results can
+// be compared for equality.
 #include <gtest/gtest.h>
 #include <torch/types.h>
 #include <torch/utils.h>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "decoder/random.h"
+#include "train/layer_form.h"
 #include "train/train_feed_forward.h"
 #include "train/training_gate.h"
 #include "twell/status.h"
@@ -23,18 +25,20 @@ struct Case {
   bool sparse = true;
   at::ScalarType dtype = at::kFloat;
   std::int64_t rows = 5, width = 4, hidden = 40;
+  unsigned biases = 0;  // of what, as below
 };
+constexpr unsigned kGateBias = 1, kUpBias = 2, kDownBias = 4, kAllBiases = 7;
 
 std::string name_of(const Case& c) {
   return std::string(io::name_of(c.act)) + (c.gated ? " gated" : "") + (c.sparse ? " sparse" : "") +
          (c.dtype == at::kFloat ? " fp32" : " bf16") + " rows " + std::to_string(c.rows) +
-         " hidden " + std::to_string(c.hidden);
+         " hidden " + std::to_string(c.hidden) + " biases " + std::to_string(c.biases);
 }
 
 // Whole numbers in [-1, 1]; a third of them zero.
-at::Tensor whole(std::int64_t rows, std::int64_t cols, std::uint64_t seed) {
+at::Tensor whole(at::IntArrayRef shape, std::uint64_t seed) {
   Random random(seed);
-  at::Tensor out = at::empty({rows, cols}, at::kDouble);
+  at::Tensor out = at::empty(shape, at::kDouble);
   for (std::int64_t i = 0; i < out.numel(); ++i) {
     out.mutable_data_ptr<double>()[i] = static_cast<double>(random.next() % 3) - 1.0;
   }
@@ -42,35 +46,68 @@ at::Tensor whole(std::int64_t rows, std::int64_t cols, std::uint64_t seed) {
 }
 
 struct Inputs {
-  at::Tensor x, gate, up, down, dy;  // fp64
+  at::Tensor x, dy;  // fp64
+  FfnParameters layer;
 
-  explicit Inputs(const Case& c)
-      : x(whole(c.rows, c.width, 1)),
-        gate(whole(c.hidden, c.width, 2)),
-        up(whole(c.hidden, c.width, 3)),
-        down(whole(c.width, c.hidden, 4)),
-        dy(whole(c.rows, c.width, 5)) {
+  explicit Inputs(const Case& c) : x(whole({c.rows, c.width}, 1)), dy(whole({c.rows, c.width}, 5)) {
+    const at::Tensor first = whole({c.hidden, c.width}, 2), first_bias = whole({c.hidden}, 6);
     // Every third neuron never fires.
-    gate.index_put_({at::arange(0, c.hidden, 3)}, at::zeros({c.width}, at::kDouble));
-    if (!c.gated) up = gate;
+    first.index_put_({at::arange(0, c.hidden, 3)}, at::zeros({c.width}, at::kDouble));
+    first_bias.index_put_({at::arange(0, c.hidden, 3)}, at::scalar_tensor(-1.0, at::kDouble));
+    const bool biased = (c.biases & (c.gated ? kGateBias : kUpBias)) != 0;
+    (c.gated ? layer.gate : layer.up) = first;
+    if (biased) (c.gated ? layer.gate_bias : layer.up_bias) = first_bias;
+    if (c.gated) {
+      layer.up = whole({c.hidden, c.width}, 3);
+      if ((c.biases & kUpBias) != 0) layer.up_bias = whole({c.hidden}, 7);
+    }
+    layer.down = whole({c.width, c.hidden}, 4);
+    if ((c.biases & kDownBias) != 0) layer.down_bias = whole({c.width}, 8);
   }
+  at::Tensor& first() { return layer.gated() ? layer.gate : layer.up; }
 };
 
+// f(t) of all six.
+template <class F>
+FfnParameters map(const FfnParameters& p, const F& f) {
+  const auto some = [&](const at::Tensor& t) { return t.defined() ? f(t) : at::Tensor(); };
+  return {some(p.gate),      some(p.up),      some(p.down),
+          some(p.gate_bias), some(p.up_bias), some(p.down_bias)};
+}
+// f(name, tensors...) of those that the first has.
+template <class F, class... More>
+void for_each(const FfnParameters& p, const F& f, const More&... more) {
+  const auto visit = [&](const char* name, at::Tensor FfnParameters::*member) {
+    if ((p.*member).defined()) f(name, p.*member, (more.*member)...);
+  };
+  visit("gate", &FfnParameters::gate);
+  visit("up", &FfnParameters::up);
+  visit("down", &FfnParameters::down);
+  visit("gate_bias", &FfnParameters::gate_bias);
+  visit("up_bias", &FfnParameters::up_bias);
+  visit("down_bias", &FfnParameters::down_bias);
+}
+FfnParameters gradients_of(const FfnParameters& p) {
+  return map(p, [](const at::Tensor& t) { return t.grad(); });
+}
+
 struct Results {
-  at::Tensor y, dx, dgate, dup, ddown;
+  at::Tensor y, dx;
+  FfnParameters gradients;
   double l1 = 0.0;
 };
 
-Results definition(const Case& c, const Inputs& in, const ActivationChoice& choice, double l1) {
+Results definition(const Inputs& in, const ActivationChoice& choice, double l1) {
   const auto leaf = [](const at::Tensor& t) { return t.clone().requires_grad_(true); };
-  const at::Tensor x = leaf(in.x), gate = leaf(in.gate), up = leaf(in.up), down = leaf(in.down);
-  const at::Tensor h = c.gated ? activate(at::linear(x, gate), choice) * at::linear(x, up)
-                               : activate(at::linear(x, up), choice);
-  const at::Tensor y = at::linear(h, down);
+  const at::Tensor x = leaf(in.x);
+  const FfnParameters p = map(in.layer, leaf);
+  const at::Tensor u = at::linear(x, p.up, p.up_bias);
+  const at::Tensor h =
+      p.gated() ? activate(at::linear(x, p.gate, p.gate_bias), choice) * u : activate(u, choice);
+  const at::Tensor y = at::linear(h, p.down, p.down_bias);
   const at::Tensor penalty = h.abs().sum();
   ((y * in.dy).sum() + l1 * penalty).backward();
-  return {y.detach(), x.grad(),    c.gated ? gate.grad() : at::Tensor(),
-          up.grad(),  down.grad(), penalty.item<double>()};
+  return {y.detach(), x.grad(), gradients_of(p), penalty.item<double>()};
 }
 
 class TrainFfn : public ::testing::Test {
@@ -78,20 +115,18 @@ class TrainFfn : public ::testing::Test {
   Results run(const Case& c, const Inputs& in, const ActivationChoice& choice, double l1) {
     const auto leaf = [&](const at::Tensor& t) { return t.to(c.dtype).requires_grad_(true); };
     at::Tensor x = leaf(in.x);
-    FfnParameters p;
-    if (c.gated) p.gate = leaf(in.gate);
-    p.up = leaf(in.up);
-    p.down = leaf(in.down);
+    const FfnParameters p = map(in.layer, leaf);
     recorder_ = std::make_unique<ActivityRecorder>(1, c.hidden, c.rows);
     training_->recorder = recorder_.get();
     training_->l1_grad = l1;
     training_->sparse = c.sparse;
     const auto layer = make_training_feed_forward(p, choice, training_);
     const at::Tensor y = layer->forward(x, 0, nullptr);
+    EXPECT_EQ(layer->path(),
+              c.sparse && io::yields_zeros(c.act) ? FfnPath::sparse : FfnPath::dense);
     y.backward(in.dy.to(c.dtype));
     training_->record_pending();
-    return {y.detach(),  x.grad(),      c.gated ? p.gate.grad() : at::Tensor(),
-            p.up.grad(), p.down.grad(), recorder_->take_l1()};
+    return {y.detach(), x.grad(), gradients_of(p), recorder_->take_l1()};
   }
 
   std::shared_ptr<FfnTraining> training_ = std::make_shared<FfnTraining>();
@@ -103,7 +138,16 @@ ActivationChoice choice_of(const Case& c) {
 }
 
 bool same(const at::Tensor& got, const at::Tensor& exact) {
-  return got.scalar_type() != at::kDouble && at::equal(got, exact.to(got.scalar_type()));
+  return got.defined() && got.scalar_type() != at::kDouble &&
+         at::equal(got, exact.to(got.scalar_type()));
+}
+void expect_same(const FfnParameters& got, const FfnParameters& exact) {
+  for_each(
+      exact,
+      [](const char* name, const at::Tensor& e, const at::Tensor& g) {
+        EXPECT_TRUE(same(g, e)) << name;
+      },
+      got);
 }
 
 // Where little fires, the gate goes through a screen; nothing that can be seen changes.
@@ -112,32 +156,54 @@ TEST_F(TrainFfn, ScreenedGateEqualsItsDefinition) {
     GTEST_SKIP() << name_of(default_cpu_tier()) << " has no screens";
   }
   for (const bool gated : {true, false}) {
-    const Case c{io::HiddenAct::relu, gated, true, at::kFloat, 64, 32, 96};
-    Inputs in(c);
-    in.x.select(1, 0).fill_(1.0);
-    at::Tensor& first = gated ? in.gate : in.up;
-    first.select(1, 0).fill_(-9.0);  // the rest is a sum of 31 products: a deviation of 3.7
-    training_->forms.clear();
-    training_->decides = false;
-    const Results packed = run(c, in, choice_of(c), 1.0);
-    EXPECT_FALSE(training_->screened(0));
-    training_->decides = true;
-    const Results screened = run(c, in, choice_of(c), 1.0);
-    EXPECT_TRUE(training_->screened(0));
-    const Results exact = definition(c, in, choice_of(c), 1.0);
-    EXPECT_GT(exact.l1, 0.0);
-    for (const Results* got : {&packed, &screened}) {
-      EXPECT_TRUE(same(got->y, exact.y));
-      EXPECT_TRUE(same(got->dx, exact.dx));
-      EXPECT_TRUE(same(got->dup, exact.dup));
-      EXPECT_TRUE(same(got->ddown, exact.ddown));
-      EXPECT_EQ(got->l1, exact.l1);
+    for (const unsigned biases : {0U, kAllBiases}) {
+      const Case c{io::HiddenAct::relu, gated, true, at::kFloat, 64, 32, 96, biases};
+      SCOPED_TRACE(name_of(c));
+      Inputs in(c);
+      // What decides how much fires: the bias of the first projection, or one of its columns.
+      in.x.select(1, 0).fill_(1.0);
+      const at::Tensor level =
+          biases == 0 ? in.first().select(1, 0) : Projections(in.layer).first_bias;
+      level.fill_(-9.0);  // the rest is a sum of 31 products: a deviation of 3.7
+      training_->forms.clear();
+      training_->decides = false;
+      const Results packed = run(c, in, choice_of(c), 1.0);
+      EXPECT_FALSE(training_->screened(0));
+      training_->decides = true;
+      const Results screened = run(c, in, choice_of(c), 1.0);
+      EXPECT_TRUE(training_->screened(0));
+      const Results exact = definition(in, choice_of(c), 1.0);
+      EXPECT_GT(exact.l1, 0.0);
+      for (const Results* got : {&packed, &screened}) {
+        EXPECT_TRUE(same(got->y, exact.y));
+        EXPECT_TRUE(same(got->dx, exact.dx));
+        expect_same(got->gradients, exact.gradients);
+        EXPECT_EQ(got->l1, exact.l1);
+      }
+      // Where much fires, it is not.
+      training_->step += TrainingGate::kDecideEvery;
+      level.fill_(9.0);
+      run(c, in, choice_of(c), 1.0);
+      EXPECT_FALSE(training_->screened(0));
     }
-    // Where much fires, it is not.
-    training_->step += TrainingGate::kDecideEvery;
-    first.select(1, 0).fill_(9.0);
-    run(c, in, choice_of(c), 1.0);
-    EXPECT_FALSE(training_->screened(0));
+  }
+}
+
+// Checks a case whose numbers bf16 holds: the largest of |v| and |u| is r = 4, with biases 5, and
+// |dh| <= 4 + 1, so |dv| <= 5 r · 2r, |du| <= 5 r² and |h| <= r³ are whole numbers up to 256. Sums
+// are exact in fp32 and rounded once.
+void expect_equal(const Case& c, const Results& got, const Results& exact) {
+  EXPECT_TRUE(same(got.y, exact.y));
+  expect_same(got.gradients, exact.gradients);
+  EXPECT_EQ(got.l1, exact.l1);
+  if (c.dtype == at::kFloat || !c.gated) {
+    EXPECT_TRUE(same(got.dx, exact.dx));
+  } else {
+    // The sum of two products: each is rounded to bf16 (2^-9 of its size) once, and so is the sum.
+    // Sizes: at most 40 neurons times |dv| and |du|.
+    const double r = c.biases == 0 ? 4 : 5;
+    const double bound = std::ldexp(2 * 40.0 * (5 * r * 2 * r + 5 * r * r), -9);
+    EXPECT_LE((got.dx.to(at::kDouble) - exact.dx).abs().max().item<double>(), bound);
   }
 }
 
@@ -151,25 +217,31 @@ TEST_F(TrainFfn, EqualsItsDefinition) {
             const Case c{act, gated, sparse, dtype, rows};
             SCOPED_TRACE(name_of(c));
             const Inputs in(c);
-            const Results exact = definition(c, in, choice_of(c), 1.0);
+            expect_equal(c, run(c, in, choice_of(c), 1.0), definition(in, choice_of(c), 1.0));
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_F(TrainFfn, EqualsItsDefinitionWithBiases) {
+  for (const auto act :
+       {io::HiddenAct::relu, io::HiddenAct::relu_squared, io::HiddenAct::fat_relu}) {
+    for (const bool gated : {true, false}) {
+      for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+        for (unsigned biases = 1; biases <= kAllBiases; ++biases) {
+          if (!gated && (biases & kGateBias) != 0) continue;
+          for (const std::int64_t rows : {1, 37}) {
+            const Case c{act, gated, true, dtype, rows, 4, 40, biases};
+            SCOPED_TRACE(name_of(c));
+            const Inputs in(c);
+            const Results exact = definition(in, choice_of(c), 1.0);
             const Results got = run(c, in, choice_of(c), 1.0);
-            // bf16: |dh| <= 4 + 1, |u| and |r| <= 4, r² <= 16, so dg <= 5 * 4 * 8 and h <= 64 are
-            // whole numbers up to 256, which bf16 holds; sums are exact in fp32 and rounded once.
-            EXPECT_TRUE(same(got.y, exact.y));
-            EXPECT_TRUE(same(got.dup, exact.dup));
-            EXPECT_TRUE(same(got.ddown, exact.ddown));
-            if (gated) {
-              EXPECT_TRUE(same(got.dgate, exact.dgate));
-            }
-            EXPECT_EQ(got.l1, exact.l1);
-            if (dtype == at::kFloat || !gated) {
-              EXPECT_TRUE(same(got.dx, exact.dx));
-            } else {
-              // The sum of two products, each rounded to bf16 (2^-9 of its size) once. Sizes: at
-              // most 40 neurons * 160 and 40 * 80.
-              const double bound = std::ldexp(40.0 * 160 + 2 * 40.0 * 240, -9);
-              EXPECT_LE((got.dx.to(at::kDouble) - exact.dx).abs().max().item<double>(), bound);
-            }
+            expect_equal(c, got, exact);
+            for_each(got.gradients, [](const char* name, const at::Tensor& gradient) {
+              EXPECT_GT(gradient.abs().sum().item<double>(), 0.0) << name;
+            });
           }
         }
       }
@@ -180,25 +252,23 @@ TEST_F(TrainFfn, EqualsItsDefinition) {
 TEST_F(TrainFfn, AddsToSumsWhatElseWouldBeGradients) {
   for (const bool gated : {true, false}) {
     for (const auto dtype : {at::kFloat, at::kBFloat16}) {
-      const Case c{.gated = gated, .dtype = dtype, .rows = 37};
-      SCOPED_TRACE(name_of(c));
-      const Inputs in(c);
-      const Results exact = definition(c, in, choice_of(c), 1.0);
-      const auto begun = [](const at::Tensor& like) { return at::full(like.sizes(), 2.0); };
-      const FfnGradientSums sums{begun(in.up), gated ? begun(in.up) : at::Tensor(),
-                                 begun(in.down.t()).t()};
-      training_->sums = [&](std::int64_t layer) {
-        EXPECT_EQ(layer, 0);
-        return sums;
-      };
-      const Results got = run(c, in, choice_of(c), 1.0);
-      EXPECT_TRUE(same(got.y, exact.y));
-      EXPECT_FALSE(got.dgate.defined() || got.dup.defined() || got.ddown.defined());
-      EXPECT_TRUE(same(sums.first - 2.0, gated ? exact.dgate : exact.dup));
-      if (gated) {
-        EXPECT_TRUE(same(sums.up - 2.0, exact.dup));
+      for (const unsigned biases : {0U, kUpBias | kDownBias, kAllBiases}) {
+        const Case c{.gated = gated, .dtype = dtype, .rows = 37, .biases = biases};
+        SCOPED_TRACE(name_of(c));
+        const Inputs in(c);
+        const Results exact = definition(in, choice_of(c), 1.0);
+        const auto begun = [](const at::Tensor& like) { return at::full(like.sizes(), 2.0); };
+        FfnParameters sums = map(in.layer, begun);
+        sums.down = begun(in.layer.down.t()).t();
+        training_->sums = [&](std::int64_t layer) {
+          EXPECT_EQ(layer, 0);
+          return sums;
+        };
+        const Results got = run(c, in, choice_of(c), 1.0);
+        EXPECT_TRUE(same(got.y, exact.y));
+        for_each(got.gradients, [](const char* name, const at::Tensor&) { ADD_FAILURE() << name; });
+        expect_same(map(sums, [](const at::Tensor& t) { return t - 2.0; }), exact.gradients);
       }
-      EXPECT_TRUE(same(sums.down - 2.0, exact.ddown));
     }
   }
 }
@@ -209,12 +279,12 @@ TEST_F(TrainFfn, L1TermChangesTheGradientByItsDefinitionAlone) {
   const Results with = run(c, in, choice_of(c), 4.0), without = run(c, in, choice_of(c), 0.0);
   Inputs no_dy(c);
   no_dy.dy.zero_();
-  const Results penalty = definition(c, no_dy, choice_of(c), 4.0);
-  EXPECT_TRUE(same(with.dup - without.dup, penalty.dup));
-  EXPECT_TRUE(same(with.dgate - without.dgate, penalty.dgate));
+  const Results penalty = definition(no_dy, choice_of(c), 4.0);
+  EXPECT_TRUE(same(with.gradients.up - without.gradients.up, penalty.gradients.up));
+  EXPECT_TRUE(same(with.gradients.gate - without.gradients.gate, penalty.gradients.gate));
   EXPECT_TRUE(same(with.dx - without.dx, penalty.dx));
-  EXPECT_TRUE(at::equal(with.ddown, without.ddown));
-  EXPECT_GT(penalty.dgate.abs().sum().item<double>(), 0.0);
+  EXPECT_TRUE(at::equal(with.gradients.down, without.gradients.down));
+  EXPECT_GT(penalty.gradients.gate.abs().sum().item<double>(), 0.0);
 }
 
 TEST_F(TrainFfn, CountsWhatFires) {
@@ -222,7 +292,7 @@ TEST_F(TrainFfn, CountsWhatFires) {
     const Case c{.sparse = sparse, .rows = 6};
     const Inputs in(c);
     run(c, in, choice_of(c), 0.0);
-    const at::Tensor fired = at::linear(in.x, in.gate).gt(0);
+    const at::Tensor fired = at::linear(in.x, in.layer.gate).gt(0);
     const auto summary = recorder_->summary(0, 1).front();
     EXPECT_DOUBLE_EQ(summary.nnz_mean, fired.sum().item<double>() / 6);
     EXPECT_EQ(summary.nnz_max, fired.sum(1).max().item<std::int64_t>());
@@ -240,15 +310,16 @@ TEST_F(TrainFfn, CountsWhatFires) {
 TEST_F(TrainFfn, WorksWhereNothingFires) {
   const Case c{.rows = 3};
   Inputs in(c);
-  in.gate.zero_();
+  in.layer.gate.zero_();
   const Results got = run(c, in, choice_of(c), 1.0);
   EXPECT_EQ(got.y.abs().sum().item<float>(), 0.0F);
   EXPECT_EQ(got.y.sizes(), (at::IntArrayRef{3, 4}));
-  for (const at::Tensor& grad : {got.dx, got.dgate, got.dup, got.ddown}) {
-    EXPECT_EQ(grad.abs().sum().item<float>(), 0.0F);
-  }
-  EXPECT_EQ(got.dgate.sizes(), in.gate.sizes());
-  EXPECT_EQ(got.ddown.sizes(), in.down.sizes());
+  EXPECT_EQ(got.dx.abs().sum().item<float>(), 0.0F);
+  for_each(got.gradients, [](const char* name, const at::Tensor& gradient) {
+    EXPECT_EQ(gradient.abs().sum().item<float>(), 0.0F) << name;
+  });
+  EXPECT_EQ(got.gradients.gate.sizes(), in.layer.gate.sizes());
+  EXPECT_EQ(got.gradients.down.sizes(), in.layer.down.sizes());
 }
 
 TEST_F(TrainFfn, PassesNaNOn) {
@@ -260,41 +331,40 @@ TEST_F(TrainFfn, PassesNaNOn) {
   EXPECT_FALSE(got.y[0].isnan().any().item<bool>());
 }
 
-// Activations without zeros and layers with biases take PyTorch's operations; the L1 term is the
-// same.
+// Activations without zeros take PyTorch's operations; the L1 term is the same.
 TEST_F(TrainFfn, DenseActivationsHaveTheSameL1Term) {
   for (const auto act : {io::HiddenAct::silu, io::HiddenAct::gelu}) {
-    const Case c{.act = act, .rows = 7};
-    const Inputs in(c);
-    const Results exact = definition(c, in, choice_of(c), 0.5);
-    const Results got = run(c, in, choice_of(c), 0.5);
-    // fp32 of values below 2^10 after sums of 40 terms: 40 * 2^10 * 2^-24 and the activation's own
-    // error of some ulps, taken as 8.
-    const double bound = std::ldexp(48.0, -14);
-    for (const auto& [a, b] : {std::pair{got.y, exact.y},
-                               {got.dx, exact.dx},
-                               {got.dgate, exact.dgate},
-                               {got.dup, exact.dup},
-                               {got.ddown, exact.ddown}}) {
-      EXPECT_LE((a.to(at::kDouble) - b).abs().max().item<double>(), bound) << io::name_of(act);
+    for (const unsigned biases : {0U, kAllBiases}) {
+      const Case c{.act = act, .rows = 7, .biases = biases};
+      SCOPED_TRACE(name_of(c));
+      const Inputs in(c);
+      const Results exact = definition(in, choice_of(c), 0.5);
+      const Results got = run(c, in, choice_of(c), 0.5);
+      // fp32 of values below 2^10 after sums of 40 terms: 40 * 2^10 * 2^-24 and the activation's
+      // own error of some ulps, taken as 8.
+      const double bound = std::ldexp(48.0, -14);
+      const auto expect_near = [&](const char* name, const at::Tensor& b, const at::Tensor& a) {
+        EXPECT_LE((a.to(at::kDouble) - b).abs().max().item<double>(), bound) << name;
+      };
+      expect_near("y", exact.y, got.y);
+      expect_near("dx", exact.dx, got.dx);
+      for_each(exact.gradients, expect_near, got.gradients);
+      EXPECT_NEAR(got.l1, exact.l1, bound * 7);
     }
-    EXPECT_NEAR(got.l1, exact.l1, bound * 7);
   }
 }
 
-TEST_F(TrainFfn, KeepsBiases) {
-  const Case c{.rows = 5};
-  const Inputs in(c);
-  FfnParameters p;
-  p.gate = in.gate.to(at::kFloat);
-  p.up = in.up.to(at::kFloat);
-  p.down = in.down.to(at::kFloat);
-  p.gate_bias = at::ones({40});
-  p.down_bias = at::full({4}, 3.0);
-  const auto layer = make_training_feed_forward(p, choice_of(c), training_);
-  const at::Tensor x = in.x.to(at::kFloat);
-  const at::Tensor h = at::relu(at::linear(x, p.gate, p.gate_bias)) * at::linear(x, p.up);
-  EXPECT_TRUE(at::equal(layer->forward(x, 0, nullptr), at::linear(h, p.down, p.down_bias)));
+TEST(HasSparsePath, OnAGpuWithoutBiasesAlone) {
+  const ActivationChoice relu{io::HiddenAct::relu, 0.0F};
+  for (const at::Device device : {at::Device(at::kCPU), at::Device(at::kMeta)}) {  // or any other
+    FfnParameters p;
+    p.up = at::empty({4, 2}, device);
+    p.down = at::empty({2, 4}, device);
+    EXPECT_TRUE(has_sparse_path(p, relu));
+    EXPECT_FALSE(has_sparse_path(p, {io::HiddenAct::silu, 0.0F}));
+    p.down_bias = at::empty({2}, device);
+    EXPECT_EQ(has_sparse_path(p, relu), device.is_cpu());
+  }
 }
 
 TEST_F(TrainFfn, KeepsAnActivationOfUpAndANorm) {

@@ -27,6 +27,10 @@ inline io::ModelConfig tiny_config() {
   c.hidden_act = io::HiddenAct::relu;
   return c;
 }
+inline io::ModelConfig with_biases(io::ModelConfig config) {
+  config.mlp_bias = true;
+  return config;
+}
 
 inline lm::Recipe tiny_recipe() {
   lm::Recipe r;
@@ -69,9 +73,10 @@ inline lm::Recipe with_revivals(lm::Recipe recipe) {
 
 inline std::unique_ptr<lm::Trainer> tiny_trainer(const lm::Recipe& recipe = tiny_recipe(),
                                                  const lm::Processes& processes = {},
-                                                 lm::DeviceRuntime* runtime = nullptr) {
-  return std::make_unique<lm::Trainer>(lm::make_model(tiny_config(), at::kFloat, recipe.seed),
-                                       recipe, tiny_data(), processes, runtime);
+                                                 lm::DeviceRuntime* runtime = nullptr,
+                                                 const io::ModelConfig& config = tiny_config()) {
+  return std::make_unique<lm::Trainer>(lm::make_model(config, at::kFloat, recipe.seed), recipe,
+                                       tiny_data(), processes, runtime);
 }
 
 // A run in `directory` on a small text of its own, saving after every step.

@@ -34,7 +34,10 @@ using test::Scratch;
 using test::tiny_config;
 using test::tiny_recipe;
 using test::tiny_trainer;
+using test::with_biases;
 using test::with_revivals;
+
+const io::ModelConfig kModels[] = {tiny_config(), with_biases(tiny_config())};
 
 void expect_same_bits(const StepResult& a, const StepResult& b) {
   EXPECT_EQ(a.step, b.step);
@@ -54,11 +57,12 @@ void expect_same_weights(Trainer& a, Trainer& b) {
   }
 }
 
-// What a checkpoint says of a tensor [2 layers, H, ...] in trainer/optimizer.safetensors.
+// What a file of a checkpoint says of a tensor.
 template <class T>
 std::vector<T> saved_values(const std::filesystem::path& saved, const std::string& name,
-                            const std::vector<std::int64_t>& shape) {
-  const io::Checkpoint file(saved / "trainer" / "optimizer.safetensors");
+                            const std::vector<std::int64_t>& shape,
+                            const char* path = "trainer/optimizer.safetensors") {
+  const io::Checkpoint file(saved / path);
   const auto tensor = file.expect(name, shape);
   std::vector<T> out(tensor.info->bytes() / sizeof(T));
   std::memcpy(out.data(), tensor.data, tensor.info->bytes());
@@ -76,38 +80,47 @@ std::unique_ptr<test::SlowRuntime> played_gpu() {
   };
   return gpu;
 }
-std::unique_ptr<Trainer> gpu_trainer(const Recipe& recipe, DeviceRuntime& gpu) {
-  return tiny_trainer(recipe, {}, &gpu);
+std::unique_ptr<Trainer> gpu_trainer(const Recipe& recipe, DeviceRuntime& gpu,
+                                     const io::ModelConfig& config = tiny_config()) {
+  return tiny_trainer(recipe, {}, &gpu, config);
+}
+
+void expect_resumed(const Recipe& recipe, const io::ModelConfig& config) {
+  const Scratch scratch;
+  const auto make = [&] { return tiny_trainer(recipe, {}, nullptr, config); };
+  const auto whole = make(), first = make();
+  EXPECT_EQ(whole->sparse_layers(), 2);
+  std::vector<StepResult> expected;
+  std::int64_t revived[2] = {};
+  for (int i = 0; i < 20; ++i) {
+    expected.push_back(whole->step());
+    revived[i / 10] += expected.back().revived;
+  }
+  EXPECT_GT(revived[0], 0);
+  EXPECT_GT(revived[1], 0);
+  for (int i = 0; i < 10; ++i)
+    expect_same_bits(first->step(), expected[static_cast<std::size_t>(i)]);
+  first->save(scratch.path() / "saved", nullptr);
+  const auto second = make();
+  second->load(scratch.path() / "saved");
+  EXPECT_EQ(second->steps_done(), 10);
+  for (int i = 10; i < 20; ++i) {
+    expect_same_bits(second->step(), expected[static_cast<std::size_t>(i)]);
+  }
+  expect_same_weights(*whole, *second);
+  EXPECT_EQ(whole->validation_loss(), second->validation_loss());
 }
 
 TEST(TrainerTest, TwentyStepsAreTenAndTenResumed) {
-  for (const auto compute : {ComputeType::fp32, ComputeType::bf16}) {
-    for (const bool recompute : {false, true}) {
-      const Scratch scratch;
-      Recipe recipe = with_revivals(tiny_recipe());  // on both sides of the stop
-      recipe.compute = compute;
-      recipe.recompute = recompute;
-      recipe.accumulation = 2;
-      const auto whole = tiny_trainer(recipe), first = tiny_trainer(recipe);
-      std::vector<StepResult> expected;
-      std::int64_t revived[2] = {};
-      for (int i = 0; i < 20; ++i) {
-        expected.push_back(whole->step());
-        revived[i / 10] += expected.back().revived;
+  for (const io::ModelConfig& config : kModels) {
+    for (const auto compute : {ComputeType::fp32, ComputeType::bf16}) {
+      for (const bool recompute : {false, true}) {
+        Recipe recipe = with_revivals(tiny_recipe());  // on both sides of the stop
+        recipe.compute = compute;
+        recipe.recompute = recompute;
+        recipe.accumulation = 2;
+        expect_resumed(recipe, config);
       }
-      EXPECT_GT(revived[0], 0);
-      EXPECT_GT(revived[1], 0);
-      for (int i = 0; i < 10; ++i)
-        expect_same_bits(first->step(), expected[static_cast<std::size_t>(i)]);
-      first->save(scratch.path() / "saved", nullptr);
-      const auto second = tiny_trainer(recipe);
-      second->load(scratch.path() / "saved");
-      EXPECT_EQ(second->steps_done(), 10);
-      for (int i = 10; i < 20; ++i) {
-        expect_same_bits(second->step(), expected[static_cast<std::size_t>(i)]);
-      }
-      expect_same_weights(*whole, *second);
-      EXPECT_EQ(whole->validation_loss(), second->validation_loss());
     }
   }
 }
@@ -140,37 +153,43 @@ TEST(TrainerTest, OnAGpuTheOrderOfNeuronsIsResumed) {
 }
 
 // Files have the model's own order, so that a CPU, or another library, goes on from them.
-TEST(TrainerTest, WhatAGpuSavedIsTheModelsOrder) {
+void expect_saved_in_the_models_order(const Recipe& recipe, const io::ModelConfig& config) {
   const auto gpu = played_gpu();
-  for (const auto compute : {ComputeType::bf16, ComputeType::fp32}) {
-    const Scratch scratch;
-    const auto saved = scratch.path() / "saved";
-    Recipe recipe = tiny_recipe();
-    recipe.compute = compute;
-    const auto trainer = gpu_trainer(recipe, *gpu), on_cpu = tiny_trainer(recipe);
-    trainer->step();
-    trainer->save(saved, nullptr);
-    const auto orders = saved_values<std::int64_t>(saved, "neuron_order", {2, 96});
-    on_cpu->load(saved);
-    const NamedTensors placed = trainer->model().parameters(),
-                       models = on_cpu->model().parameters();
-    int moved = 0;
-    for (std::size_t i = 0; i < placed.size(); ++i) {
-      const auto& [name, tensor] = placed[i];
-      at::Tensor expected = models[i].second;
-      if (contains(name, ".mlp.")) {
-        const std::int64_t layer = contains(name, "layers.1.") ? 1 : 0;
-        const at::Tensor order = at::tensor(orders, at::kLong).view({2, 96})[layer];
-        expected = expected.index_select(contains(name, "down_proj") ? 1 : 0, order);
-        moved += static_cast<int>(!at::equal(expected, models[i].second));
-      }
-      EXPECT_TRUE(at::equal(tensor, expected)) << name;
+  const Scratch scratch;
+  const auto saved = scratch.path() / "saved";
+  const auto trainer = gpu_trainer(recipe, *gpu, config),
+             on_cpu = tiny_trainer(recipe, {}, nullptr, config);
+  trainer->step();
+  trainer->save(saved, nullptr);
+  const auto orders = saved_values<std::int64_t>(saved, "neuron_order", {2, 96});
+  on_cpu->load(saved);
+  const NamedTensors placed = trainer->model().parameters(), models = on_cpu->model().parameters();
+  int moved = 0;
+  for (std::size_t i = 0; i < placed.size(); ++i) {
+    const auto& [name, tensor] = placed[i];
+    at::Tensor expected = models[i].second;
+    if (contains(name, ".mlp.") && !contains(name, "down_proj.bias")) {
+      const std::int64_t layer = contains(name, "layers.1.") ? 1 : 0;
+      const at::Tensor order = at::tensor(orders, at::kLong).view({2, 96})[layer];
+      expected = expected.index_select(contains(name, "down_proj") ? 1 : 0, order);
+      moved += static_cast<int>(!at::equal(expected, models[i].second));
     }
-    EXPECT_EQ(moved, 6) << "three weights of two layers";
-    if (compute == ComputeType::bf16) continue;
-    // The same sums in another order, of at most 96 terms in a layer.
-    const double loss = *on_cpu->validation_loss();
-    EXPECT_NEAR(*trainer->validation_loss(), loss, loss * std::ldexp(96.0, -24));
+    EXPECT_TRUE(at::equal(tensor, expected)) << name;
+  }
+  EXPECT_EQ(moved, config.mlp_bias ? 10 : 6) << "three weights, two biases of two layers";
+  if (recipe.compute == ComputeType::bf16) return;
+  // The same sums in another order, of at most 96 terms in a layer.
+  const double loss = *on_cpu->validation_loss();
+  EXPECT_NEAR(*trainer->validation_loss(), loss, loss * std::ldexp(96.0, -24));
+}
+
+TEST(TrainerTest, WhatAGpuSavedIsTheModelsOrder) {
+  for (const io::ModelConfig& config : kModels) {
+    for (const auto compute : {ComputeType::bf16, ComputeType::fp32}) {
+      Recipe recipe = tiny_recipe();
+      recipe.compute = compute;
+      expect_saved_in_the_models_order(recipe, config);
+    }
   }
 }
 
@@ -236,15 +255,15 @@ TEST(TrainerTest, LossFallsAndFiringBecomesRare) {
   EXPECT_LT(*trainer->validation_loss(), 2.4);
 }
 
-// A strong penalty silences neurons. Their rows are drawn anew, without a past in the optimizer,
-// and most of them fire in the next step.
-void expect_revived_neurons_fire(DeviceRuntime* runtime) {
+// A strong penalty silences neurons. Their rows are drawn anew, without a bias or a past in the
+// optimizer, and most of them fire in the next step.
+void expect_revived_neurons_fire(DeviceRuntime* runtime, const io::ModelConfig& config) {
   constexpr std::int64_t kWidth = 32, kUnits = 96;
   const Scratch scratch;
   Recipe recipe = with_revivals(tiny_recipe());
   recipe.l1_warmup = 0;
   recipe.reinit_every = 10;
-  const auto trainer = tiny_trainer(recipe, {}, runtime);
+  const auto trainer = tiny_trainer(recipe, {}, runtime, config);
   for (int i = 0; i < 9; ++i) EXPECT_EQ(trainer->step().revived, 0);
   const std::int64_t revived = trainer->step().revived;
   EXPECT_GE(revived, 10);
@@ -256,9 +275,16 @@ void expect_revived_neurons_fire(DeviceRuntime* runtime) {
       saved_values<std::int64_t>(scratch.path() / "revived", "last_fired", {2, kUnits});
   std::int64_t empty = 0, alive = 0;
   for (std::int64_t layer = 0; layer < 2; ++layer) {
-    const std::string gate = fmt::format("model.layers.{}.mlp.gate_proj.weight", layer);
-    const auto m = saved_values<float>(scratch.path() / "revived", "m." + gate, {kUnits, kWidth});
-    const auto v = saved_values<float>(scratch.path() / "revived", "v." + gate, {kUnits, kWidth});
+    const std::string gate = fmt::format("model.layers.{}.mlp.gate_proj.", layer);
+    const auto saved = scratch.path() / "revived";
+    const auto m = saved_values<float>(saved, "m." + gate + "weight", {kUnits, kWidth});
+    const auto v = saved_values<float>(saved, "v." + gate + "weight", {kUnits, kWidth});
+    std::vector<std::vector<float>> of_bias;
+    if (config.mlp_bias) {
+      of_bias = {saved_values<float>(saved, gate + "bias", {kUnits}, "model.safetensors"),
+                 saved_values<float>(saved, "m." + gate + "bias", {kUnits}),
+                 saved_values<float>(saved, "v." + gate + "bias", {kUnits})};
+    }
     const auto is_empty = [](const std::vector<float>& values, std::int64_t row) {
       const auto begin = values.begin() + row * kWidth;
       return std::all_of(begin, begin + kWidth, [](float value) { return value == 0.0F; });
@@ -267,6 +293,7 @@ void expect_revived_neurons_fire(DeviceRuntime* runtime) {
       EXPECT_EQ(is_empty(m, row), is_empty(v, row));
       if (!is_empty(m, row)) continue;
       ++empty;
+      for (const auto& values : of_bias) EXPECT_EQ(values[static_cast<std::size_t>(row)], 0.0F);
       const auto neuron = static_cast<std::size_t>(layer * kUnits + row);
       EXPECT_LT(before[neuron], 10 - recipe.dead_window) << "was dead";
       alive += fired[neuron] == 10;
@@ -278,12 +305,17 @@ void expect_revived_neurons_fire(DeviceRuntime* runtime) {
   EXPECT_GE(alive, revived / 2);
 }
 
-TEST(TrainerTest, RevivedNeuronsFireAgain) { expect_revived_neurons_fire(nullptr); }
+TEST(TrainerTest, RevivedNeuronsFireAgain) {
+  for (const io::ModelConfig& config : kModels) expect_revived_neurons_fire(nullptr, config);
+}
 TEST(TrainerTest, OnAGpuRevivedNeuronsFireAgain) {
-  expect_revived_neurons_fire(played_gpu().get());
+  for (const io::ModelConfig& config : kModels) {
+    expect_revived_neurons_fire(played_gpu().get(), config);
+  }
 }
 
-// Against autograd through all logits at once: a text of four windows is the batch, in any order.
+// Against autograd through all logits at once, and dense layers: a text of four windows is the
+// batch, in any order.
 TEST(TrainerTest, LossAndGradientAreThoseOfTheMeanCrossEntropy) {
   Recipe recipe = tiny_recipe();
   recipe.l1 = 0.0;
@@ -292,24 +324,37 @@ TEST(TrainerTest, LossAndGradientAreThoseOfTheMeanCrossEntropy) {
   data.tokens.read(0, ids);
   data.tokens = TokenStream(std::vector<std::int32_t>(ids.begin(), ids.end()));
   recipe.validation_fraction = 0.0;
-  const auto model = make_model(tiny_config(), at::kFloat, recipe.seed);
   const at::Tensor stream = at::tensor(ids, at::kLong);
   const at::Tensor tokens = stream.narrow(0, 0, 64).view({4, 16});
-  at::Tensor x = model->embed(tokens);
-  for (std::int64_t layer = 0; layer < model->layers(); ++layer) x = model->block(layer, x);
-  const at::Tensor logits = model->head(model->final_norm(x).flatten(0, 1));
-  const at::Tensor loss = at::cross_entropy_loss(logits, stream.narrow(0, 1, 64));
-  loss.backward();
-  double squares = 0.0;
-  for (const auto& [name, parameter] : model->parameters()) {
-    squares += parameter.grad().square().sum(at::kDouble).item<double>();
+  for (const io::ModelConfig& config : kModels) {
+    const auto made = [&] {
+      auto model = make_model(config, at::kFloat, recipe.seed);
+      Random random(3);
+      const torch::NoGradGuard no_grad;
+      for (const auto& [name, bias] : model->parameters()) {
+        if (!contains(name, ".mlp.") || bias.dim() != 1) continue;
+        for (std::int64_t i = 0; i < bias.size(0); ++i) bias[i] = 0.1 * random.normal();
+      }
+      return model;
+    };
+    const auto model = made();
+    at::Tensor x = model->embed(tokens);
+    for (std::int64_t layer = 0; layer < model->layers(); ++layer) x = model->block(layer, x);
+    const at::Tensor logits = model->head(model->final_norm(x).flatten(0, 1));
+    const at::Tensor loss = at::cross_entropy_loss(logits, stream.narrow(0, 1, 64));
+    loss.backward();
+    double squares = 0.0;
+    for (const auto& [name, parameter] : model->parameters()) {
+      squares += parameter.grad().square().sum(at::kDouble).item<double>();
+    }
+    Trainer trainer(made(), recipe, data);
+    EXPECT_EQ(trainer.sparse_layers(), 2);
+    const StepResult result = trainer.step();
+    // The same sums in another order, of 96 neurons, 64 entries, 64 tokens.
+    const double relative = std::ldexp(96.0, -24);
+    EXPECT_NEAR(result.ce, loss.item<double>(), result.ce * relative);
+    EXPECT_NEAR(result.grad_norm, std::sqrt(squares), result.grad_norm * 4 * relative);
   }
-  Trainer trainer(make_model(tiny_config(), at::kFloat, recipe.seed), recipe, data);
-  const StepResult result = trainer.step();
-  // The same sums in another order, of 96 neurons, 64 entries, 64 tokens.
-  const double relative = std::ldexp(96.0, -24);
-  EXPECT_NEAR(result.ce, loss.item<double>(), result.ce * relative);
-  EXPECT_NEAR(result.grad_norm, std::sqrt(squares), result.grad_norm * 4 * relative);
 }
 
 TEST(TrainerTest, AccumulationIsOneLargerBatch) {
