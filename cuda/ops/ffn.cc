@@ -33,8 +33,8 @@ Problem problem_of(ConstMatrixView x, const FfnWeights& weights, ConstMatrixView
   check_shape(kOperation, "y", y, x.dtype, x.rows, x.cols);
   Problem problem;
   problem.tokens = x.rows;
-  problem.depth = x.cols;
-  problem.hidden = gate.rows;
+  problem.width = x.cols;
+  problem.neurons = gate.rows;
   problem.dtype = x.dtype;
   problem.gated = up.data != nullptr;
   problem.joined = problem.gated && follows(up, gate);
@@ -52,19 +52,19 @@ FfnCall call_of(const char* operation, const FfnPlan& plan, const ConstMatrixVie
   const Expected expected{operation, problem.dtype, problem.aligned, problem.trusted};
   const ConstMatrixView gate = weights.gate.matrix(), up = up_of(weights);
   FfnCall call{plan};
-  call.x = matrix_of(expected, "x", x, problem.tokens, problem.depth);
-  call.gate = matrix_of(expected, "gate", gate, problem.hidden, problem.depth);
+  call.x = matrix_of(expected, "x", x, problem.tokens, problem.width);
+  call.gate = matrix_of(expected, "gate", gate, problem.neurons, problem.width);
   require_gated(operation, "up", up, problem);
   if (problem.gated) {
-    call.up = matrix_of(expected, "up", up, problem.hidden, problem.depth);
+    call.up = matrix_of(expected, "up", up, problem.neurons, problem.width);
   }
   require(!problem.joined || follows(up, gate), operation, "up",
           "expected right behind gate in memory, as the plan has it; plan with joined = false");
-  call.down = matrix_of(expected, "down", weights.down.matrix(), problem.hidden, problem.depth);
+  call.down = matrix_of(expected, "down", weights.down.matrix(), problem.neurons, problem.width);
   if (plan.gemm.shape == GemmShape::screen32x32) {
-    call.screen = screen_of(expected, weights.screen, problem.hidden, problem.depth);
+    call.screen = screen_of(expected, weights.screen, problem.neurons, problem.width);
   }
-  call.y = output_of(expected, y, problem.tokens, problem.depth);
+  call.y = output_of(expected, y, problem.tokens, problem.width);
   call.y_stride = y.row_stride;
   require_apart(operation, "y", y, "x", x);
   call.activation = activation_args(operation, activation);

@@ -35,10 +35,10 @@ Peaks measure_peaks(at::ScalarType dtype) {
   return peaks;
 }
 
-FfnWork ffn_work(std::int64_t tokens, std::int64_t input, std::int64_t hidden, bool gated,
+FfnWork ffn_work(std::int64_t tokens, std::int64_t input, std::int64_t neurons, bool gated,
                  double nnz, double distinct, std::int64_t element_bytes) {
   const double m = static_cast<double>(tokens), d = static_cast<double>(input);
-  const double h = static_cast<double>(hidden), bytes = static_cast<double>(element_bytes);
+  const double h = static_cast<double>(neurons), bytes = static_cast<double>(element_bytes);
   const double others = gated ? 2 : 1;  // matrices besides the one with the activation
   FfnWork work;
   work.dense_flops = 2 * m * h * d * (1 + others);

@@ -21,7 +21,7 @@ struct FfnWork {
   double sparse_bytes = 0, sparse_flops = 0;
 };
 // `distinct` neurons fire for at least one of the tokens.
-FfnWork ffn_work(std::int64_t tokens, std::int64_t input, std::int64_t hidden, bool gated,
+FfnWork ffn_work(std::int64_t tokens, std::int64_t input, std::int64_t neurons, bool gated,
                  double nnz, double distinct, std::int64_t element_bytes);
 
 }  // namespace twell::measure

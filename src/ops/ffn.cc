@@ -42,10 +42,10 @@ void require_ffn(const char* operation, ConstMatrixView x, const FfnWeights& wei
                  const FfnForm& form, MatrixView y) {
   const FfnShape shape = weights.shape(x.dtype);
   const ScreenView& screen = weights.screen;
-  require_weight_shape(operation, "gate", weights.gate.type, shape.hidden, shape.width);
+  require_weight_shape(operation, "gate", weights.gate.type, shape.neurons, shape.width);
   require_x(operation, x, weights.gate);
   const auto weight = [&](const char* name, const WeightView& view, std::int64_t cols) {
-    require_weight(operation, name, view, shape.dtype, shape.hidden, cols);
+    require_weight(operation, name, view, shape.dtype, shape.neurons, cols);
   };
   if (weights.form() == GateForm::packed) {
     require_panels(operation, "gate", weights.gate);
@@ -55,8 +55,8 @@ void require_ffn(const char* operation, ConstMatrixView x, const FfnWeights& wei
     require(screen.data != nullptr, operation, "gate",
             "expected a packed weight, or one as stored and its screen");
     require_prepared(screen.data, operation, "screen");
-    require(screen.rows == shape.hidden && screen.cols == shape.width, operation, "screen",
-            "expected that of [", shape.hidden, ", ", shape.width, "], got that of [", screen.rows,
+    require(screen.rows == shape.neurons && screen.cols == shape.width, operation, "screen",
+            "expected that of [", shape.neurons, ", ", shape.width, "], got that of [", screen.rows,
             ", ", screen.cols, "]");
   }
   if (weights.up) weight("up", *weights.up, shape.width);
@@ -73,7 +73,7 @@ void ffn(Context& context, ConstMatrixView x, const FfnWeights& weights, const F
   if (counts != nullptr) {
     *counts = {};
     counts->row_nnz.resize(static_cast<std::size_t>(x.rows));
-    counts->neuron_nnz.resize(static_cast<std::size_t>(shape.hidden));
+    counts->neuron_nnz.resize(static_cast<std::size_t>(shape.neurons));
   }
   if (x.rows == 0) return;
   const FfnPlan plan = plan_ffn(context, x.rows, shape, weights.form());
