@@ -71,22 +71,28 @@ void read_tokenizer_config(const fs::path& path, Tokenizer::Impl& impl) {
 // vocab.json and merges.txt say neither how a text is split into words nor which tokens were added:
 // they are read as GPT-2's, and must not be another's.
 void expect_gpt2(const fs::path& directory) {
+  constexpr const char* kRemedy =
+      "load the tokenizer with transformers and save it, which writes tokenizer.json";
   std::error_code ignored;
   if (fs::exists(directory / "added_tokens.json", ignored)) {
     fail_unsupported((directory / "added_tokens.json").string(),
-                     "tokens beside vocab.json are not supported; load the tokenizer with "
-                     "transformers and save it, which writes tokenizer.json");
+                     "tokens beside vocab.json are not supported; {}", kRemedy);
   }
   const fs::path path = directory / kConfigName;
   if (!fs::exists(path, ignored)) return;
   const std::string file = path.string();
   const Json document = parse_python_json(read_file(path), file);
-  const std::string name = JsonObject(document, file).string("tokenizer_class", "GPT2Tokenizer");
-  if (name == "GPT2Tokenizer" || name == "GPT2TokenizerFast") return;
-  fail_unsupported(file,
-                   "vocab.json of a {} is not supported (supported: GPT2Tokenizer); load it with "
-                   "transformers and save it, which writes tokenizer.json",
-                   in_quotes(name));
+  const JsonObject config(document, file);
+  const std::string name = config.string("tokenizer_class", "GPT2Tokenizer");
+  if (name != "GPT2Tokenizer" && name != "GPT2TokenizerFast") {
+    fail_unsupported(file, "vocab.json of a {} is not supported (supported: GPT2Tokenizer); {}",
+                     in_quotes(name), kRemedy);
+  }
+  for (const char* key : {"add_bos_token", "add_eos_token"}) {  // OPT has the first
+    if (config.boolean(key, false)) {
+      fail_unsupported(file, "{} beside vocab.json is not supported; {}", key, kRemedy);
+    }
+  }
 }
 
 std::shared_ptr<Tokenizer::Impl> read_file_of(const fs::path& path) {

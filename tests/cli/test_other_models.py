@@ -229,6 +229,9 @@ def test_words_without_tokenizer_json(twell, tmp_path):
         else:
             error = twell("generate", "--model", tmp_path / "m", "--prompt", "a", ok=False).error_line()
             assert "Qwen2Tokenizer" in error and "tokenizer.json" in error
+    config.write_text(json.dumps({"tokenizer_class": "GPT2Tokenizer", "add_bos_token": True}))  # OPT's
+    error = twell("generate", "--model", tmp_path / "m", "--prompt", "a", ok=False).error_line()
+    assert "add_bos_token" in error and "tokenizer.json" in error
     config.unlink()
     (tmp_path / "m/added_tokens.json").write_text('{"<|im_start|>": 256}')
     error = twell("generate", "--model", tmp_path / "m", "--prompt", "a", ok=False).error_line()

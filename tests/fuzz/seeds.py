@@ -34,6 +34,14 @@ def config():
     more = dict(transformers_weights="a/b.safetensors", pad_token_id=0, limits=[float("inf"), float("nan")])
     yield json.dumps({**base, **more}).encode()
     yield json.dumps({**base, "hidden_act": "fat_relu", "twell_fat_relu_threshold": 0.5}).encode()
+    yield json.dumps({**base, "hidden_act": "fatrelu", "hidden_act_param": 0.5}).encode()
+    yarn = dict(rope_type="yarn", factor=4.0, beta_fast=32, beta_slow=1, mscale=1.0, mscale_all_dim=0.5, truncate=False)
+    yield json.dumps({**base, "model_type": "arcee", "rope_scaling": yarn}).encode()
+    others = dict(ffn_dim=172, activation_function="relu", word_embed_proj_dim=64, sliding_window=None, norm_eps=1e-5,
+                  partial_rotary_factor=0.5, final_logit_softcapping=15.0, scale_emb=12, scale_depth=1.4,
+                  dim_model_base=256)  # fmt: skip
+    for name in ("qwen3", "mistral", "bamboo", "nemotron", "opt", "bitnet", "nanochat", "minicpm"):
+        yield json.dumps({**base, **others, "model_type": name}).encode()
 
 
 def tokenizer():
