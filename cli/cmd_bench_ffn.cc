@@ -146,7 +146,7 @@ void expand(BenchFfnOptions& o) {
     if (header.tokens == 0) {
       io::fail_file(o.trace, "holds no tokens; record some text");
     }
-    o.neurons = header.hidden;
+    o.neurons = header.neurons;
     o.gated = header.gated;
     if (o.width == 0) o.width = header.width;
   }

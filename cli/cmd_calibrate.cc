@@ -29,7 +29,7 @@ void run(CalibrateCommand& o) {
   measure::keep_freed_memory();
   const FfnShape& size = o.shape;
   const std::string key = lm::machine_key(default_cpu_tier(), o.threads);
-  o.say("{}: a gated layer, D = {}, H = {}, bf16\n", key, size.width, size.hidden);
+  o.say("{}: a gated layer, D = {}, H = {}, bf16\n", key, size.width, size.neurons);
   Progress progress("measuring", measure::calibration_steps());
   std::int64_t done = 0;
   CostModel cost = measure::calibrate(
@@ -52,7 +52,7 @@ void run(CalibrateCommand& o) {
   o.say("\nTime of a call by density of the gate\n{}", table.to_string());
   o.say("Written to {}: --path auto goes by it from now on\n", lm::calibration_file().string());
   o.write({{"width", size.width},
-           {"neurons", size.hidden},
+           {"neurons", size.neurons},
            {"key", cost.measured_on},
            {"file", lm::calibration_file().string()},
            {"tokens", cost.tokens},
@@ -71,7 +71,7 @@ void add_calibrate(CLI::App& app) {
   CLI::Option* width =
       c.add_option("--width", o->shape.width, "Width D of a token")->check(kPositive);
   CLI::Option* neurons =
-      c.add_option("--neurons", o->shape.hidden, "Neurons H of the layer")->check(kPositive);
+      c.add_option("--neurons", o->shape.neurons, "Neurons H of the layer")->check(kPositive);
   add_old_name(c, width, "--hidden");
   add_old_name(c, neurons, "--ffn");
   c.add_option("--repeats", o->measure.repeats, "Timed runs of each path and density")

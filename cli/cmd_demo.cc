@@ -81,8 +81,8 @@ lm::TrainResult train(const DemoCommand& o, lm::TrainRun& run, std::vector<lm::L
       train_with_progress(run, [&log](const lm::LogRecord& record) { log.push_back(record); });
   measure::check_interrupt();
   o.say("  cross entropy {:.2f} -> {:.2f}, {:.1f} of {} neurons fire per token ({:.1f} %)\n",
-        *result.loss_first, *result.loss_last, result.nnz_mean, result.hidden_units,
-        100 * result.nnz_mean / static_cast<double>(result.hidden_units));
+        *result.loss_first, *result.loss_last, result.nnz_mean, result.neurons,
+        100 * result.nnz_mean / static_cast<double>(result.neurons));
   return result;
 }
 
@@ -143,7 +143,7 @@ void write_sample(const DemoCommand& o, lm::Model& model, const io::Tokenizer& t
 }
 
 void summarise(const DemoCommand& o, const DemoReport& r) {
-  const double hidden = static_cast<double>(r.config.intermediate_size);
+  const double neurons = static_cast<double>(r.config.intermediate_size);
   o.say("What happened\n");
   o.say(
       "  A language model of {:.1f} million parameters read {} tokens; its surprise at the next\n"
@@ -153,7 +153,7 @@ void summarise(const DemoCommand& o, const DemoReport& r) {
   o.say(
       "  It learnt to use {:.1f} of {} neurons per token and layer: {:.1f} % are exactly "
       "zero.\n",
-      r.nnz_mean, r.config.intermediate_size, 100 - 100 * r.nnz_mean / hidden);
+      r.nnz_mean, r.config.intermediate_size, 100 - 100 * r.nnz_mean / neurons);
   o.say(
       "  twell skips those. Same weights, same threads, against PyTorch's dense layers:\n"
       "    reading a prompt   {:>9.0f} tokens/s -> {:>9.0f} tokens/s   {}\n"

@@ -55,7 +55,7 @@ void run(StatsCommand& o) {
   }
   const auto model = o.open();
   const auto tokens = read_tokens(o.text, o.tokenizer(), o.max_tokens);
-  const double hidden = static_cast<double>(model->config().intermediate_size);
+  const double neurons = static_cast<double>(model->config().intermediate_size);
   Progress progress("counting non-zeros", static_cast<std::int64_t>(tokens.size()));
   lm::ScoreOptions score;
   score.on_progress = [&](std::int64_t done, std::int64_t) { progress.update(done); };
@@ -77,7 +77,7 @@ void run(StatsCommand& o) {
     const lm::FfnTotals& layer = statistics.layers()[l];
     means.push_back(layer.nnz_mean());
     table.row({fmt::format("{}", l), fmt::format("{:.1f}", layer.nnz_mean()),
-               fmt::format("{:.2f} %", 100 * layer.nnz_mean() / hidden),
+               fmt::format("{:.2f} %", 100 * layer.nnz_mean() / neurons),
                fmt::format("{}", layer.nnz_max),
                fmt::format("{:.1f} %", 100 * layer.dead_fraction())});
     layers.push_back({{"nnz_mean", layer.nnz_mean()},
@@ -88,7 +88,7 @@ void run(StatsCommand& o) {
         model->config().intermediate_size, io::name_of(model->config().hidden_act),
         table.to_string());
   o.say("\nMean of all layers: {:.1f} non-zeros, {:.2f} % of {}\n", statistics.nnz_mean(),
-        100 * statistics.nnz_mean() / hidden, model->config().intermediate_size);
+        100 * statistics.nnz_mean() / neurons, model->config().intermediate_size);
 
   Table by_position({"position", "non-zeros"});
   nlohmann::json positions = nlohmann::json::array();

@@ -48,7 +48,7 @@ std::unique_ptr<lm::Model> ModelOptions::open(lm::FfnPath path, bool prepack) co
     io::fail_unsupported("--dtype f16", "is for --device cuda; use bf16 or f32");
   }
   lm::LoadOptions load;
-  load.ffn = path;
+  load.path = path;
   load.dtype = parse_dtype(dtype);
   load.prepack_dense = prepack;
   load.device = device;

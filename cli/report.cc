@@ -87,7 +87,7 @@ std::string speed_section(const DemoReport& r) {
 }  // namespace
 
 std::string report_html(const DemoReport& r) {
-  const double hidden = static_cast<double>(r.config.intermediate_size);
+  const double neurons = static_cast<double>(r.config.intermediate_size);
   std::string out =
       "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n"
       "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
@@ -98,7 +98,7 @@ std::string report_html(const DemoReport& r) {
   out += fact(fmt::format("{:.2f} → {:.2f}", *r.train.loss_first, *r.train.loss_last),
               "cross entropy, first and last");
   out += fact(
-      fmt::format("{:.1f} %", 100 * r.nnz_mean / hidden),
+      fmt::format("{:.1f} %", 100 * r.nnz_mean / neurons),
       fmt::format("of the neurons fire ({:.1f} of {})", r.nnz_mean, r.config.intermediate_size));
   out += fact(format_ratio(r.speed.prefill.speedup), "faster reading a prompt");
   out += fact(format_ratio(r.speed.decode.speedup), "faster writing");

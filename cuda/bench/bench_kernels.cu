@@ -21,12 +21,12 @@ __device__ __forceinline__ std::uint32_t relu_times2(std::uint32_t gate, std::ui
 __global__ void relu_times(const __grid_constant__ ReluTimesArgs args) {
   const int n = (static_cast<int>(blockIdx.x) * kElementThreads + static_cast<int>(threadIdx.x)) *
                 cuda::kVector;
-  if (n >= args.hidden) return;
+  if (n >= args.neurons) return;
   for (std::int64_t row = blockIdx.y; row < args.rows; row += gridDim.y) {
-    const std::uint16_t* from = args.gate_up + row * 2 * args.hidden + n;
+    const std::uint16_t* from = args.gate_up + row * 2 * args.neurons + n;
     const uint4 g = *reinterpret_cast<const uint4*>(from);
-    const uint4 u = *reinterpret_cast<const uint4*>(from + args.hidden);
-    *reinterpret_cast<uint4*>(args.hidden_state + row * args.hidden + n) = make_uint4(
+    const uint4 u = *reinterpret_cast<const uint4*>(from + args.neurons);
+    *reinterpret_cast<uint4*>(args.hidden_state + row * args.neurons + n) = make_uint4(
         relu_times2(g.x, u.x), relu_times2(g.y, u.y), relu_times2(g.z, u.z), relu_times2(g.w, u.w));
   }
 }
@@ -95,8 +95,9 @@ cuda::LaunchShape shape_of(Grid grid, int threads, cudaStream_t stream) {
 }  // namespace
 
 void launch_relu_times(const ReluTimesArgs& args, cudaStream_t stream) {
-  cuda::launch_kernel(
-      relu_times, shape_of(relu_times_grid(args.rows, args.hidden), kElementThreads, stream), args);
+  cuda::launch_kernel(relu_times,
+                      shape_of(relu_times_grid(args.rows, args.neurons), kElementThreads, stream),
+                      args);
 }
 
 void launch_read_all(const ReadAllArgs& args, int blocks, cudaStream_t stream) {

@@ -10,12 +10,12 @@
 
 namespace twell::bench {
 
-// hidden_state [rows, hidden] = relu(gate) ⊙ up of gate_up [rows, 2 hidden], in bf16. NaN stays.
+// hidden_state [rows, neurons] = relu(gate) ⊙ up of gate_up [rows, 2 neurons], in bf16. NaN stays.
 struct ReluTimesArgs {
   const std::uint16_t* gate_up = nullptr;
   std::uint16_t* hidden_state = nullptr;
   std::int64_t rows = 0;
-  int hidden = 0;  // a multiple of 8
+  int neurons = 0;  // a multiple of 8
 };
 void launch_relu_times(const ReluTimesArgs& args, cudaStream_t stream);
 

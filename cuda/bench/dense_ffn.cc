@@ -5,10 +5,10 @@
 namespace twell::bench {
 
 DenseFfn::DenseFfn(const Blas& blas, Timer& timer, const DenseLayer& layer, std::int64_t tokens,
-                   std::int64_t depth, std::int64_t hidden)
+                   std::int64_t depth, std::int64_t neurons)
     : layer_(layer),
       tokens_(tokens),
-      hidden_(static_cast<int>(hidden)),
+      hidden_(static_cast<int>(neurons)),
       stream_(blas.stream()),
       gate_up_(blas, timer, {static_cast<int>(tokens), 2 * hidden_, static_cast<int>(depth), false},
                {layer.x, layer.gate_up, layer.gate_up_out}) {

@@ -14,16 +14,16 @@ std::size_t elements(std::int64_t rows, std::int64_t cols) {
 DenseTraining::DenseTraining(const Blas& blas, Timer& timer, const DeviceLayer& layer,
                              std::int64_t tokens)
     : tokens_(static_cast<int>(tokens)),
-      depth_(static_cast<int>(layer.depth)),
-      hidden_(static_cast<int>(layer.hidden)),
+      depth_(static_cast<int>(layer.width)),
+      hidden_(static_cast<int>(layer.neurons)),
       stream_(blas.stream()),
-      gate_up_(elements(tokens, 2 * layer.hidden)),
-      hidden_state_(elements(tokens, layer.hidden)),
-      d_gate_up_(elements(tokens, 2 * layer.hidden)),
-      d_hidden_(elements(tokens, layer.hidden)),
-      d_weight_(elements(2 * layer.hidden, layer.depth)),
-      dx_(elements(tokens, layer.depth)),
-      y_(elements(tokens, layer.depth)) {
+      gate_up_(elements(tokens, 2 * layer.neurons)),
+      hidden_state_(elements(tokens, layer.neurons)),
+      d_gate_up_(elements(tokens, 2 * layer.neurons)),
+      d_hidden_(elements(tokens, layer.neurons)),
+      d_weight_(elements(2 * layer.neurons, layer.width)),
+      dx_(elements(tokens, layer.width)),
+      y_(elements(tokens, layer.width)) {
   const auto choose = [&](Product product) {
     gemms_[product].emplace(blas, timer, problem_of(product), operands_of(product, layer));
   };

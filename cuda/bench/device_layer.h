@@ -12,40 +12,40 @@ namespace twell::bench {
 
 struct DeviceLayer {
   explicit DeviceLayer(const SkewedLayer& layer)
-      : depth(layer.depth),
-        hidden(layer.hidden),
+      : width(layer.width),
+        neurons(layer.neurons),
         x(layer.x),
         gate_up(joined(layer)),
         down(layer.down),
         y(layer.x.size()),
         rates(layer.rates),
         axis(mean_of(layer)),
-        screen_memory(cuda::screen_bytes(hidden, depth)),
+        screen_memory(cuda::screen_bytes(neurons, width)),
         screen(cuda::make_screen(weights().gate, axis.get(),
                                  {screen_memory.get(), screen_memory.size()}, nullptr)) {
     TWELL_CUDA_CHECK(cudaDeviceSynchronize());
   }
 
   ConstMatrixView inputs(std::int64_t first, std::int64_t tokens) const {
-    return {x.get() + first * depth, DType::bf16, tokens, depth};
+    return {x.get() + first * width, DType::bf16, tokens, width};
   }
-  MatrixView outputs(std::int64_t tokens) const { return {y.get(), DType::bf16, tokens, depth}; }
+  MatrixView outputs(std::int64_t tokens) const { return {y.get(), DType::bf16, tokens, width}; }
   std::vector<std::uint16_t> read_outputs(std::int64_t tokens) const {
-    return y.read(static_cast<std::size_t>(tokens * depth));
+    return y.read(static_cast<std::size_t>(tokens * width));
   }
   cuda::DeviceFfnWeights weights() const {
-    return {{gate_up.get(), DType::bf16, hidden, depth},
-            {gate_up.get() + hidden * depth, DType::bf16, hidden, depth},
-            {down.get(), DType::bf16, hidden, depth},
+    return {{gate_up.get(), DType::bf16, neurons, width},
+            {gate_up.get() + neurons * width, DType::bf16, neurons, width},
+            {down.get(), DType::bf16, neurons, width},
             screen};
   }
   cuda::Problem problem(std::int64_t tokens) const {
-    cuda::Problem problem{tokens, depth, hidden, DType::bf16, true, true};
+    cuda::Problem problem{tokens, width, neurons, DType::bf16, true, true};
     problem.joined = true;
     return problem;
   }
 
-  std::int64_t depth, hidden;
+  std::int64_t width, neurons;
   DeviceMemory<std::uint16_t> x, gate_up, down, y;
   std::vector<double> rates;
   DeviceMemory<float> axis;
@@ -54,7 +54,7 @@ struct DeviceLayer {
 
  private:
   static std::vector<float> mean_of(const SkewedLayer& layer) {
-    std::vector<float> sum(static_cast<std::size_t>(layer.depth));
+    std::vector<float> sum(static_cast<std::size_t>(layer.width));
     for (std::size_t i = 0; i < layer.x.size(); ++i) {
       sum[i % sum.size()] += static_cast<float>(bf16::from_bits(layer.x[i]));
     }

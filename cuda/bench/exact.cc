@@ -23,7 +23,7 @@ void check_one(Bench& bench, const ExactCase& one, const ExactLayer& exact,
   }
   const DeviceMemory<std::byte> memory(plan.workspace_bytes);
   const DeviceMemory<std::int32_t> row_nnz(static_cast<std::size_t>(one.tokens));
-  const DeviceMemory<std::int64_t> neurons(static_cast<std::size_t>(layer.hidden));
+  const DeviceMemory<std::int64_t> neurons(static_cast<std::size_t>(layer.neurons));
   neurons.fill(0);
   layer.y.poison();  // else the rows of the case before would do for rows that are not written
   cuda::ffn(plan, layer.inputs(one.first, one.tokens), layer.weights(), {},
@@ -61,7 +61,7 @@ void check_exact(Bench& bench) {
   const int failed_before = bench.failed;
   for (const double nnz : bench.options.nnz) {
     const ExactLayer exact =
-        make_exact_layer(kExactTokens, bench.options.depth, bench.options.hidden, nnz, 5);
+        make_exact_layer(kExactTokens, bench.options.width, bench.options.neurons, nnz, 5);
     const DeviceLayer layer(exact.layer);
     for (const ExactCase& one : cases) {
       if (one.nnz != nnz) continue;

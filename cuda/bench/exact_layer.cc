@@ -73,13 +73,13 @@ int threshold_for(double rate, const std::array<double, 2 * kExactTerms + 1>& ta
 // Entries of a row: every column in turn, in a random order, so that a few rows meet all.
 void fill_inputs(SkewedLayer& layer, unsigned seed) {
   std::mt19937_64 random(seed);
-  std::vector<std::int64_t> columns(static_cast<std::size_t>(layer.depth - kControls));
+  std::vector<std::int64_t> columns(static_cast<std::size_t>(layer.width - kControls));
   std::iota(columns.begin(), columns.end(), kControls);
   std::shuffle(columns.begin(), columns.end(), random);
-  layer.x.assign(static_cast<std::size_t>(layer.tokens * layer.depth), bits_of(0));
+  layer.x.assign(static_cast<std::size_t>(layer.tokens * layer.width), bits_of(0));
   std::size_t next = 0;
   for (std::int64_t r = 0; r < layer.tokens; ++r) {
-    std::uint16_t* row = layer.x.data() + r * layer.depth;
+    std::uint16_t* row = layer.x.data() + r * layer.width;
     row[0] = bits_of(1);
     row[1] = bits_of(r == kFullRow ? kExactLevel : r == kEmptyRow ? -kExactLevel : 0);
     const std::int64_t terms = r == kFullRow || r == kEmptyRow ? kExtremeTerms : kExactTerms;
@@ -97,56 +97,56 @@ void fill_expected(ExactLayer& exact) {
 #pragma omp parallel for schedule(dynamic)
   for (std::int64_t r = 0; r < layer.tokens; ++r) {
     std::vector<std::pair<std::int64_t, int>> inputs;
-    for (std::int64_t k = 0; k < layer.depth; ++k) {
-      const int x = value_of(layer.x[static_cast<std::size_t>(r * layer.depth + k)]);
+    for (std::int64_t k = 0; k < layer.width; ++k) {
+      const int x = value_of(layer.x[static_cast<std::size_t>(r * layer.width + k)]);
       if (x != 0) inputs.emplace_back(k, x);
     }
     const auto dot = [&](const std::vector<std::uint16_t>& weight, std::int64_t n) {
       int sum = 0;
       for (const auto& [k, x] : inputs) {
-        sum += x * value_of(weight[static_cast<std::size_t>(n * layer.depth + k)]);
+        sum += x * value_of(weight[static_cast<std::size_t>(n * layer.width + k)]);
       }
       return sum;
     };
-    std::vector<int> y(static_cast<std::size_t>(layer.depth));
-    for (std::int64_t n = 0; n < layer.hidden; ++n) {
+    std::vector<int> y(static_cast<std::size_t>(layer.width));
+    for (std::int64_t n = 0; n < layer.neurons; ++n) {
       const int g = dot(layer.gate, n);
       if (g <= 0) continue;
       exact.active[static_cast<std::size_t>(r)].push_back(static_cast<std::int32_t>(n));
       const int h = g * dot(layer.up, n);
-      const std::uint16_t* down = layer.down.data() + n * layer.depth;
+      const std::uint16_t* down = layer.down.data() + n * layer.width;
       for (std::size_t c = 0; c < y.size(); ++c) y[c] += h * value_of(down[c]);
     }
     for (std::size_t c = 0; c < y.size(); ++c) {
-      exact.y[static_cast<std::size_t>(r * layer.depth) + c] = bits_of(y[c]);
+      exact.y[static_cast<std::size_t>(r * layer.width) + c] = bits_of(y[c]);
     }
   }
 }
 
 }  // namespace
 
-ExactLayer make_exact_layer(std::int64_t tokens, std::int64_t depth, std::int64_t hidden,
+ExactLayer make_exact_layer(std::int64_t tokens, std::int64_t width, std::int64_t neurons,
                             double nnz, unsigned seed) {
-  if (exact_sum_bound(hidden) >= std::int64_t{1} << 23) {
+  if (exact_sum_bound(neurons) >= std::int64_t{1} << 23) {
     throw Error(ErrorKind::invalid_argument, "make_exact_layer",
                 "sums over so many neurons could be inexact");
   }
-  if (depth < kControls + kExactTerms) {
+  if (width < kControls + kExactTerms) {
     throw Error(ErrorKind::invalid_argument, "make_exact_layer", "expected 14 inputs or more");
   }
   ExactLayer exact;
   SkewedLayer& layer = exact.layer;
-  layer = {tokens, depth, hidden, {}, {}, {}, {}, {}};
+  layer = {tokens, width, neurons, {}, {}, {}, {}, {}};
   fill_inputs(layer, seed);
-  layer.gate = random_integers(hidden * depth, 1, seed + 1);
-  layer.up = random_integers(hidden * depth, 1, seed + 2);
-  layer.down = random_integers(hidden * depth, kExactDown, seed + 3);
+  layer.gate = random_integers(neurons * width, 1, seed + 1);
+  layer.up = random_integers(neurons * width, 1, seed + 2);
+  layer.down = random_integers(neurons * width, kExactDown, seed + 3);
   measure::ActivityShape shape;
   shape.mean_nnz = nnz;
-  const std::vector<double> rate = measure::neuron_popularity(hidden, shape, seed + 4);
+  const std::vector<double> rate = measure::neuron_popularity(neurons, shape, seed + 4);
   const auto tail = tails();
-  for (std::int64_t n = 0; n < hidden; ++n) {
-    const auto row = static_cast<std::size_t>(n * depth);
+  for (std::int64_t n = 0; n < neurons; ++n) {
+    const auto row = static_cast<std::size_t>(n * width);
     layer.gate[row] = bits_of(-threshold_for(rate[static_cast<std::size_t>(n)], tail));
     layer.gate[row + 1] = bits_of(1);
     layer.up[row + 1] = bits_of(0);
@@ -157,7 +157,7 @@ ExactLayer make_exact_layer(std::int64_t tokens, std::int64_t depth, std::int64_
 
 ExactCounts exact_counts(const ExactLayer& exact, std::int64_t first, std::int64_t tokens) {
   ExactCounts out;
-  out.neurons.resize(static_cast<std::size_t>(exact.layer.hidden));
+  out.neurons.resize(static_cast<std::size_t>(exact.layer.neurons));
   for (std::int64_t r = first; r < first + tokens; ++r) {
     const std::vector<std::int32_t>& active = exact.active[static_cast<std::size_t>(r)];
     out.row_nnz.push_back(static_cast<std::int32_t>(active.size()));
@@ -168,15 +168,15 @@ ExactCounts exact_counts(const ExactLayer& exact, std::int64_t first, std::int64
 
 BitDifference differing_bits(const ExactLayer& exact, const std::vector<std::uint16_t>& got,
                              std::int64_t first, std::int64_t tokens) {
-  const std::int64_t depth = exact.layer.depth;
+  const std::int64_t width = exact.layer.width;
   BitDifference out;
-  for (std::int64_t i = 0; i < tokens * depth; ++i) {
-    const std::uint16_t expected = exact.y[static_cast<std::size_t>(first * depth + i)];
+  for (std::int64_t i = 0; i < tokens * width; ++i) {
+    const std::uint16_t expected = exact.y[static_cast<std::size_t>(first * width + i)];
     const std::uint16_t actual = got[static_cast<std::size_t>(i)];
     if (actual == expected) continue;
     if (out.count == 0) {
-      out.row = first + i / depth;
-      out.column = i % depth;
+      out.row = first + i / width;
+      out.column = i % width;
       out.got = static_cast<float>(bf16::from_bits(actual));
       out.expected = static_cast<float>(bf16::from_bits(expected));
     }

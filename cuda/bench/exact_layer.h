@@ -44,21 +44,21 @@ static_assert(exact_hidden_bound() <= 256, "every integer of bf16's eight bits")
 static_assert(kExactLevel - kDeadThreshold - kExtremeTerms >= 1, "the full row fires all");
 static_assert(-kExactLevel - kLeastThreshold + kExtremeTerms < 0, "the empty row fires none");
 // Of Σ |h d| over all neurons.
-constexpr std::int64_t exact_sum_bound(std::int64_t hidden) {
-  return hidden * exact_hidden_bound() * kExactDown;
+constexpr std::int64_t exact_sum_bound(std::int64_t neurons) {
+  return neurons * exact_hidden_bound() * kExactDown;
 }
 static_assert(exact_sum_bound(5632) < std::int64_t{1} << 22);
 
 struct ExactLayer {
   SkewedLayer layer;
-  // What it must give: y [tokens, depth] in bf16 bits, and the neurons that each row fires.
+  // What it must give: y [tokens, width] in bf16 bits, and the neurons that each row fires.
   std::vector<std::uint16_t> y;
   std::vector<std::vector<std::int32_t>> active;
 };
 
 // About `nnz` active neurons a token, as skewed in popularity as those of make_skewed_layer().
 // Throws where the bounds above do not hold for so many neurons, or the columns do not suffice.
-ExactLayer make_exact_layer(std::int64_t tokens, std::int64_t depth, std::int64_t hidden,
+ExactLayer make_exact_layer(std::int64_t tokens, std::int64_t width, std::int64_t neurons,
                             double nnz, unsigned seed);
 
 // The counts of `tokens` rows from `first` on, as DeviceStats has them.
@@ -68,7 +68,7 @@ struct ExactCounts {
 };
 ExactCounts exact_counts(const ExactLayer& exact, std::int64_t first, std::int64_t tokens);
 
-// Bits that differ between `got` [tokens, depth] and the layer's y from row `first` on.
+// Bits that differ between `got` [tokens, width] and the layer's y from row `first` on.
 struct BitDifference {
   std::int64_t count = 0;
   std::int64_t row = 0, column = 0;  // of the first

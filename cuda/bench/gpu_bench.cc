@@ -40,8 +40,8 @@ Line header(const Bench& bench) {
           {"clock_khz", device.clock_khz},
           {"memory_clock_khz", device.memory_clock_khz},
           {"memory_bus_bits", device.memory_bus_bits},
-          {"depth", bench.options.depth},
-          {"hidden", bench.options.hidden},
+          {"width", bench.options.width},
+          {"neurons", bench.options.neurons},
           {"runs", bench.options.runs}};
 }
 

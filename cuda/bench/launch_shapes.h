@@ -21,8 +21,8 @@ inline constexpr std::int64_t kMostBlocksY = 4096;
 // The dense layer's elementwise kernel: threads of a block share a row's vectors of eight, blocks
 // along y the rows, each taking every gridDim.y-th.
 inline constexpr int kElementThreads = 256;
-constexpr Grid relu_times_grid(std::int64_t rows, std::int64_t hidden) {
-  const std::int64_t vectors = hidden / cuda::kVector;
+constexpr Grid relu_times_grid(std::int64_t rows, std::int64_t neurons) {
+  const std::int64_t vectors = neurons / cuda::kVector;
   return {static_cast<unsigned>((vectors + kElementThreads - 1) / kElementThreads),
           static_cast<unsigned>(std::min(rows, kMostBlocksY))};
 }

@@ -27,9 +27,9 @@ std::vector<std::uint16_t> transposed(const std::vector<std::uint16_t>& from, st
 struct DenseMemory {
   explicit DenseMemory(const SkewedLayer& layer)
       : y(layer.x.size()),
-        gate_up_out(static_cast<std::size_t>(layer.tokens * 2 * layer.hidden)),
-        hidden_state(static_cast<std::size_t>(layer.tokens * layer.hidden)),
-        down_by_row(transposed(layer.down, layer.hidden, layer.depth)) {}
+        gate_up_out(static_cast<std::size_t>(layer.tokens * 2 * layer.neurons)),
+        hidden_state(static_cast<std::size_t>(layer.tokens * layer.neurons)),
+        down_by_row(transposed(layer.down, layer.neurons, layer.width)) {}
   DenseLayer of(const DeviceLayer& layer) const {
     return {layer.x.get(),     layer.gate_up.get(), layer.down.get(), down_by_row.get(),
             gate_up_out.get(), hidden_state.get(),  y.get()};
@@ -52,7 +52,7 @@ void measure_one(Bench& bench, const LayerCase& one, const DeviceLayer& layer,
   problem.hot = cuda::choose_hot(bench.device, problem, layer.rates);
   problem.screened = one.screened;
   problem.candidates =
-      std::min(1.0, kCandidatesPerFiring * one.nnz / static_cast<double>(layer.hidden));
+      std::min(1.0, kCandidatesPerFiring * one.nnz / static_cast<double>(layer.neurons));
   const cuda::FfnPlan plan = cuda::plan_ffn(bench.device, problem);
   const DeviceMemory<std::byte> memory(plan.workspace_bytes);
   const DeviceMemory<std::int32_t> row_nnz(static_cast<std::size_t>(tokens));
@@ -60,8 +60,8 @@ void measure_one(Bench& bench, const LayerCase& one, const DeviceLayer& layer,
     cuda::ffn(plan, layer.inputs(0, tokens), layer.weights(), {}, layer.outputs(tokens),
               {memory.get(), memory.size()}, stream, stats);
   };
-  const DenseFfn dense(bench.blas, bench.timer, dense_memory.of(layer), tokens, layer.depth,
-                       layer.hidden);
+  const DenseFfn dense(bench.blas, bench.timer, dense_memory.of(layer), tokens, layer.width,
+                       layer.neurons);
 
   // Not what the case before left: its rows are these.
   layer.y.poison();
@@ -73,7 +73,7 @@ void measure_one(Bench& bench, const LayerCase& one, const DeviceLayer& layer,
   TWELL_CUDA_CHECK(cudaStreamSynchronize(stream));
   const std::vector<std::uint16_t> y = layer.read_outputs(tokens);
   const RowError error = worst_row(
-      y, dense_memory.y.read(static_cast<std::size_t>(tokens * layer.depth)), tokens, layer.depth);
+      y, dense_memory.y.read(static_cast<std::size_t>(tokens * layer.width)), tokens, layer.width);
   const double nnz = mean_of(row_nnz.read());
 
   const Times sparse_time = bench.timer.measure(runs, [&] { sparse({}); });
@@ -83,11 +83,11 @@ void measure_one(Bench& bench, const LayerCase& one, const DeviceLayer& layer,
   const bool right = error.within() && same_bits;
   if (!right) bench.failed += 1;
 
-  const double gate_flops = 2.0 * static_cast<double>(tokens * layer.depth * layer.hidden);
-  const double row_bytes = static_cast<double>(layer.depth) * 2;
+  const double gate_flops = 2.0 * static_cast<double>(tokens * layer.width * layer.neurons);
+  const double row_bytes = static_cast<double>(layer.width) * 2;
   const double gather_bytes = static_cast<double>(tokens) * (2.0 * nnz + 2.0) * row_bytes;
   // The gate GEMM alone, or reading its weights and those of every neuron once.
-  const double neurons = static_cast<double>(layer.hidden);
+  const double neurons = static_cast<double>(layer.neurons);
   const double weight_bytes =
       row_bytes * (neurons + 2.0 * std::min(nnz * static_cast<double>(tokens), neurons));
   const double floor_us =
@@ -147,7 +147,7 @@ PartTimes measure_parts(Bench& bench, const DeviceLayer& layer, std::int64_t tok
   if (!fused) {
     gemm = cuda::plan_gemm_relu_twell(gemm.shape, bench.device, layer.problem(tokens));
   }
-  const TwellLayout layout{tokens, layer.hidden, gemm.tile, gemm.tile, DType::bf16};
+  const TwellLayout layout{tokens, layer.neurons, gemm.tile, gemm.tile, DType::bf16};
   const DeviceMemory<std::int32_t> counts(cuda::count_words(layout));
   const DeviceMemory<std::uint32_t> slots(cuda::slot_words(layout));
   const cuda::DeviceTwellView packed{layout, counts.get(), slots.get(), nullptr};
@@ -181,7 +181,7 @@ void measure_layers(Bench& bench) {
   const std::vector<LayerCase> cases = layer_cases(options);
   for (const double nnz : options.nnz) {
     guarded(bench, "layers", [&] {
-      const SkewedLayer host = make_skewed_layer(most, options.depth, options.hidden, nnz, 1);
+      const SkewedLayer host = make_skewed_layer(most, options.width, options.neurons, nnz, 1);
       const DeviceLayer layer(host);
       const DenseMemory dense(host);
       for (const LayerCase& one : cases) {

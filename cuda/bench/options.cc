@@ -55,10 +55,10 @@ void declare(CLI::App& app, Options& options) {
   app.add_option("--runs", options.runs, "Timed runs of each variant")
       ->check(kPositive)
       ->capture_default_str();
-  app.add_option("--hidden", options.depth, "Inputs D of the layer")
+  app.add_option("--width", options.width, "Width D of a token")
       ->check(kWholeVectors)
       ->capture_default_str();
-  app.add_option("--ffn", options.hidden, "Hidden units H of the layer")
+  app.add_option("--neurons", options.neurons, "Neurons H of the layer")
       ->check(kWholeVectors)
       ->capture_default_str();
 }

@@ -15,8 +15,8 @@ struct Options {
   std::string json;
   std::vector<std::int64_t> tokens = {1, 4, 16, 64, 256, 1024, 4096, 16384};
   std::vector<double> nnz = {29, 113, 563};
-  std::int64_t depth = 2048;
-  std::int64_t hidden = 5632;
+  std::int64_t width = 2048;
+  std::int64_t neurons = 5632;
   // Of training.
   std::vector<std::int64_t> train_tokens = {2048, 16384};
   std::vector<double> train_nnz = {28, 56, 113, 282};  // 0.5, 1, 2 and 5 % of 5632

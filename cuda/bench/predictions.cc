@@ -36,7 +36,7 @@ std::string ceiling(const CeilingCase& one, const cuda::DeviceRates& rates) {
 std::vector<double> rates_of_neurons(const Options& options, double nnz) {
   measure::ActivityShape shape;
   shape.mean_nnz = nnz;
-  std::vector<double> rates = measure::neuron_popularity(options.hidden, shape, 1);
+  std::vector<double> rates = measure::neuron_popularity(options.neurons, shape, 1);
   for (double& rate : rates) rate = std::min(rate, 1.0);
   std::sort(rates.rbegin(), rates.rend());
   return rates;
@@ -51,13 +51,13 @@ double density_of(const std::vector<double>& rates, std::int64_t first) {
 void add_training(std::vector<Prediction>& out, const Options& options,
                   const cuda::Device& device) {
   for (const std::int64_t tokens : options.train_tokens) {
-    const double flops = 18.0 * static_cast<double>(tokens * options.depth * options.hidden);
+    const double flops = 18.0 * static_cast<double>(tokens * options.width * options.neurons);
     out.push_back({train_dense_name(tokens),
                    text_of("%.1f µs", 1e6 * flops / (0.7 * cuda::rates_of(device).tensor_flops))});
   }
   for (const TrainCase& one : train_cases(options)) {
     const std::vector<double> rates = rates_of_neurons(options, one.nnz);
-    cuda::Problem problem{one.tokens, options.depth, options.hidden, DType::bf16, true, true};
+    cuda::Problem problem{one.tokens, options.width, options.neurons, DType::bf16, true, true};
     problem.hot = cuda::choose_hot_in_training(device, problem, rates);
     const double all = density_of(rates, 0);
     const cuda::TrainCost cost =
@@ -92,7 +92,7 @@ std::vector<Prediction> predictions(const Options& options) {
   }
   for (const LayerCase& one : layer_cases(options)) {
     const std::vector<double> rates = rates_of_neurons(options, one.nnz);
-    cuda::Problem problem{one.tokens, options.depth, options.hidden, DType::bf16, true, true};
+    cuda::Problem problem{one.tokens, options.width, options.neurons, DType::bf16, true, true};
     problem.joined = true;  // as DeviceLayer has them
     problem.hot = cuda::choose_hot(device, problem, rates);
     problem.screened = one.screened;

@@ -43,33 +43,33 @@ std::vector<std::uint16_t> random_bits(std::int64_t rows, std::int64_t cols, flo
 
 }  // namespace
 
-SkewedLayer make_skewed_layer(std::int64_t tokens, std::int64_t depth, std::int64_t hidden,
+SkewedLayer make_skewed_layer(std::int64_t tokens, std::int64_t width, std::int64_t neurons,
                               double nnz, unsigned seed) {
-  SkewedLayer layer{tokens, depth, hidden, {}, {}, {}, {}, {}};
-  const float scale = 1.0F / std::sqrt(static_cast<float>(depth));
-  layer.x = random_bits(tokens, depth, 1.0F, seed);
-  layer.gate = random_bits(hidden, depth, scale, seed + 1);
-  layer.up = random_bits(hidden, depth, scale, seed + 2);
-  layer.down = random_bits(hidden, depth, 1.0F / std::sqrt(static_cast<float>(nnz)), seed + 3);
+  SkewedLayer layer{tokens, width, neurons, {}, {}, {}, {}, {}};
+  const float scale = 1.0F / std::sqrt(static_cast<float>(width));
+  layer.x = random_bits(tokens, width, 1.0F, seed);
+  layer.gate = random_bits(neurons, width, scale, seed + 1);
+  layer.up = random_bits(neurons, width, scale, seed + 2);
+  layer.down = random_bits(neurons, width, 1.0F / std::sqrt(static_cast<float>(nnz)), seed + 3);
   // Input 0 is one: its weight is minus the neuron's threshold. Input 1 is the token's level. The
   // gate of the other inputs is normal with variance one.
   Normal level(seed + 4);
   for (std::int64_t r = 0; r < tokens; ++r) {
-    layer.x[static_cast<std::size_t>(r * depth)] = bf16(1.0F).bits;
-    layer.x[static_cast<std::size_t>(r * depth + 1)] =
+    layer.x[static_cast<std::size_t>(r * width)] = bf16(1.0F).bits;
+    layer.x[static_cast<std::size_t>(r * width + 1)] =
         bf16(static_cast<float>(kTokenSpread) * level()).bits;
   }
   measure::ActivityShape shape;
   shape.mean_nnz = nnz;
-  layer.rates = measure::neuron_popularity(hidden, shape, seed + 5);
+  layer.rates = measure::neuron_popularity(neurons, shape, seed + 5);
   std::vector<double>& rate = layer.rates;
   for (double& one : rate) one = std::min(one, 1.0);
   std::sort(rate.rbegin(), rate.rend());
   const double spread = std::sqrt(1.0 + kTokenSpread * kTokenSpread);
-  for (std::int64_t n = 0; n < hidden; ++n) {
+  for (std::int64_t n = 0; n < neurons; ++n) {
     const double shift = measure::normal_quantile(rate[static_cast<std::size_t>(n)]) * spread;
-    layer.gate[static_cast<std::size_t>(n * depth)] = bf16(static_cast<float>(shift)).bits;
-    layer.gate[static_cast<std::size_t>(n * depth + 1)] = bf16(1.0F).bits;
+    layer.gate[static_cast<std::size_t>(n * width)] = bf16(static_cast<float>(shift)).bits;
+    layer.gate[static_cast<std::size_t>(n * width + 1)] = bf16(1.0F).bits;
   }
   return layer;
 }

@@ -7,8 +7,8 @@
 namespace twell::bench {
 
 struct SkewedLayer {
-  std::int64_t tokens = 0, depth = 0, hidden = 0;
-  // bf16 bits, row-major: x [tokens, depth]; gate, up, down [hidden, depth].
+  std::int64_t tokens = 0, width = 0, neurons = 0;
+  // bf16 bits, row-major: x [tokens, width]; gate, up, down [neurons, width].
   std::vector<std::uint16_t> x, gate, up, down;
   // Share of tokens that fires each neuron, about; the highest first, as neurons are ordered when a
   // model is loaded.
@@ -16,7 +16,7 @@ struct SkewedLayer {
 };
 
 // About `nnz` active neurons a token under relu. The same seed gives the same layer.
-SkewedLayer make_skewed_layer(std::int64_t tokens, std::int64_t depth, std::int64_t hidden,
+SkewedLayer make_skewed_layer(std::int64_t tokens, std::int64_t width, std::int64_t neurons,
                               double nnz, unsigned seed);
 
 }  // namespace twell::bench

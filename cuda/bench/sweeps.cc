@@ -23,7 +23,7 @@ void measure_shape(Bench& bench, const ShapeCase& one, const DeviceLayer& layer)
   }
   const double us = measure_parts(bench, layer, one.tokens, plan, {}).gate.median_us;
   const double flops_per_s =
-      2.0 * static_cast<double>(one.tokens * layer.depth * layer.hidden) / (us * 1e-6);
+      2.0 * static_cast<double>(one.tokens * layer.width * layer.neurons) / (us * 1e-6);
   std::printf("%-34s %10.1f us %8.0f TFLOP/s\n", one.name.c_str(), us, flops_per_s * 1e-12);
   Line line = {{"kind", "gate_shape"},
                {"variant", one.name},
@@ -63,7 +63,7 @@ void sweep(Bench& bench) {
   const std::int64_t most = *std::max_element(options.tokens.begin(), options.tokens.end());
   guarded(bench, "sweeps", [&] {
     const DeviceLayer layer(
-        make_skewed_layer(most, options.depth, options.hidden, options.nnz.front(), 1));
+        make_skewed_layer(most, options.width, options.neurons, options.nnz.front(), 1));
     for (const ShapeCase& one : shape_cases(options)) {
       guarded(bench, one.name, [&] { measure_shape(bench, one, layer); });
     }

@@ -25,7 +25,7 @@ struct DenseRun {
   DenseRun(Bench& bench, const DeviceLayer& layer, std::int64_t tokens)
       : gemms(bench.blas, bench.timer, layer, tokens),
         time(bench.timer.measure(bench.options.runs, [&] { gemms.run(layer); })) {
-    const double flops = 18.0 * static_cast<double>(tokens * layer.depth * layer.hidden);
+    const double flops = 18.0 * static_cast<double>(tokens * layer.width * layer.neurons);
     const double rate = flops / (time.median_us * 1e-6);
     std::printf("%7lld %7s %10.1f %10s  nine GEMMs alone, %.0f TFLOP/s\n",
                 static_cast<long long>(tokens), "", time.median_us, "", rate * 1e-12);
@@ -58,18 +58,18 @@ void measure_one(Bench& bench, const TrainCase& one, const DeviceLayer& layer,
   const DeviceMemory<std::uint16_t> dx(layer.x.size());
   const DeviceMemory<std::uint16_t> of_weights(3 * layer.down.size());
   const auto gradient = [&](std::size_t i) {
-    return MatrixView{of_weights.get() + i * layer.down.size(), DType::bf16, layer.hidden,
-                      layer.depth};
+    return MatrixView{of_weights.get() + i * layer.down.size(), DType::bf16, layer.neurons,
+                      layer.width};
   };
   const cuda::DeviceFfnGradients out{
-      {dx.get(), DType::bf16, tokens, layer.depth}, gradient(0), gradient(1), gradient(2)};
+      {dx.get(), DType::bf16, tokens, layer.width}, gradient(0), gradient(1), gradient(2)};
   const DeviceMemory<std::uint16_t>& dense_y = dense.gemms.forward(layer);
   const auto forward = [&](const cuda::DeviceStats& stats) {
     cuda::ffn_forward(plan, layer.inputs(0, tokens), layer.weights(), {}, layer.outputs(tokens),
                       keeper, work, stream, stats);
   };
   // The loss is ‖y‖² / 2.
-  const cuda::DeviceFfnBackward in{{dense_y.get(), DType::bf16, tokens, layer.depth},
+  const cuda::DeviceFfnBackward in{{dense_y.get(), DType::bf16, tokens, layer.width},
                                    layer.inputs(0, tokens),
                                    layer.weights(),
                                    {}};
@@ -82,13 +82,13 @@ void measure_one(Bench& bench, const TrainCase& one, const DeviceLayer& layer,
   TWELL_CUDA_CHECK(cudaStreamSynchronize(stream));
   const Bits y = layer.read_outputs(tokens);
   const auto read = [&] {
-    Bits bits = dx.read(static_cast<std::size_t>(tokens * layer.depth));
+    Bits bits = dx.read(static_cast<std::size_t>(tokens * layer.width));
     const Bits more = of_weights.read();
     bits.insert(bits.end(), more.begin(), more.end());
     return bits;
   };
   const Bits gradients = read();
-  const RowError error = worst_row(y, dense_y.read(), tokens, layer.depth);
+  const RowError error = worst_row(y, dense_y.read(), tokens, layer.width);
   const bool finite = all_finite(gradients);
   double nnz = 0;
   for (const std::int32_t n : row_nnz.read()) nnz += n / static_cast<double>(tokens);
@@ -136,7 +136,7 @@ void measure_training(Bench& bench) {
   std::map<std::int64_t, DenseRun> dense;  // with the values of the first layer
   for (const double nnz : options.train_nnz) {
     guarded(bench, "train", [&] {
-      const DeviceLayer layer(make_skewed_layer(most, options.depth, options.hidden, nnz, 1));
+      const DeviceLayer layer(make_skewed_layer(most, options.width, options.neurons, nnz, 1));
       for (const std::int64_t tokens : options.train_tokens) {
         const TrainCase one{tokens, nnz};
         guarded(bench, one.name(), [&] {

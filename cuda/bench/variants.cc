@@ -39,7 +39,7 @@ std::vector<GemmShape> shapes_for(std::int64_t tokens, const Options& options) {
   any.sm_count = 1;
   any.shared_bytes = std::size_t{99} << 10;  // the least of all
   std::vector<GemmShape> out;
-  cuda::Problem problem{tokens, options.depth, options.hidden, DType::bf16, true, true};
+  cuda::Problem problem{tokens, options.width, options.neurons, DType::bf16, true, true};
   problem.screened = true;
   for (int s = 0; s <= static_cast<int>(GemmShape::screen32x32); ++s) {
     try {
@@ -60,8 +60,8 @@ std::vector<CeilingCase> ceiling_cases(const Options& options) {
   out.push_back({"ceiling/copy", What::copy, 0, 0, 0, std::size_t{1} << 30});
   out.push_back({"ceiling/gemm_8192", What::gemm, 8192, 8192, 8192, 0});
   for (const int m : {16384, 1536, 2048}) {
-    const int n = static_cast<int>(options.hidden);
-    const int k = static_cast<int>(options.depth);
+    const int n = static_cast<int>(options.neurons);
+    const int k = static_cast<int>(options.width);
     out.push_back(
         {"ceiling/gemm_" + std::to_string(m) + "x" + std::to_string(n) + "x" + std::to_string(k),
          What::gemm, m, n, k, 0});
@@ -123,7 +123,7 @@ std::vector<ExactCase> exact_cases(const Options& options) {
 cuda::FfnPlan plan_of(const cuda::Device& device, const cuda::Problem& problem,
                       const ExactCase& one) {
   cuda::Problem with_hot = problem;
-  with_hot.hot = one.hot_tenths * problem.hidden / 10;
+  with_hot.hot = one.hot_tenths * problem.neurons / 10;
   if (one.separate_up) with_hot.joined = false;
   with_hot.screened = one.shape == GemmShape::screen32x32;
   cuda::FfnPlan plan = cuda::plan_ffn(device, with_hot, one.small_blocks ? 1 : kPlenty, one.shape);

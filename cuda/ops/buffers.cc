@@ -42,7 +42,7 @@ SplitBuffers carve_splits(Carver& carver, const GatherPlan& plan, std::int64_t r
 FfnBuffers carve_ffn(Carver& carver, const FfnPlan& plan, bool trains) {
   const Problem& problem = plan.problem;
   const std::int64_t rows = plan.row_block;
-  const std::int64_t packed_cols = problem.hidden - plan.hot;
+  const std::int64_t packed_cols = problem.neurons - plan.hot;
   FfnBuffers b;
   b.packed.tile = b.packed.capacity = plan.gemm.tile;
   b.packed.tiles = packed_cols == 0 ? 0 : static_cast<int>(ceil_div(packed_cols, plan.gemm.tile));
@@ -63,7 +63,7 @@ FfnBuffers carve_ffn(Carver& carver, const FfnPlan& plan, bool trains) {
   if (packed_cols == 0) return b;
 
   if (plan.hot > 0) {
-    b.sums_stride = round_up(problem.depth, kVector);
+    b.sums_stride = round_up(problem.width, kVector);
     b.sums = carver.take<float>(rows * b.sums_stride);
   }
   const GatherPlan& gather = plan.gather;

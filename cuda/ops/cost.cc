@@ -28,14 +28,14 @@ void add_rows(FfnCost& cost, double parts, const Device& device, const Problem& 
   if (hot > 0) {
     const auto cols = static_cast<double>(hot);
     const double loss =
-        part ? loss_of_blocks(device, problem.tokens, problem.tokens, problem.depth) : 1;
+        part ? loss_of_blocks(device, problem.tokens, problem.tokens, problem.width) : 1;
     cost.hot += parts * (f.down(cols, 1 / loss) + (joined ? 0 : f.up(cols)));
   }
-  if (hot == problem.hidden) return;
+  if (hot == problem.neurons) return;
   if (hot > 0) {
     // Sums in f32, written by the GEMM and read by the gather.
-    const double bytes = 4 * f.tokens * f.depth;
-    const bool stays = stays_in_l2(device, problem.tokens, problem.depth, 4);
+    const double bytes = 4 * f.tokens * f.width;
+    const bool stays = stays_in_l2(device, problem.tokens, problem.width, 4);
     cost.hot += parts * (stays ? bytes / f.l2 : 2 * bytes / f.memory);
   }
   cost.gather += parts * (f.rows(cold_density, f.projections) + kGatherLatency);
@@ -46,7 +46,7 @@ void add_sparse(FfnCost& cost, const Device& device, const Problem& problem, std
   if (waits_for_up(problem, hot, joined)) {
     const Figures f(device, problem);
     cost.gate += f.gate();
-    cost.hot += f.up(f.hidden) + f.down(f.hidden);
+    cost.hot += f.up(f.neurons) + f.down(f.neurons);
     return;
   }
   const std::int64_t rows = std::max<std::int64_t>(rows_at_a_time(device, problem, hot), 1);
@@ -63,7 +63,7 @@ void add_sparse(FfnCost& cost, const Device& device, const Problem& problem, std
 
 bool joins(const Device& device, const Problem& problem, std::int64_t hot) {
   // u has to start at 16 bytes.
-  if (!problem.joined || hot == 0 || problem.hidden % kVector != 0) return false;
+  if (!problem.joined || hot == 0 || problem.neurons % kVector != 0) return false;
   FfnCost joined, separate;  // what is gathered does not depend on it
   add_sparse(joined, device, problem, hot, true, 0);
   add_sparse(separate, device, problem, hot, false, 0);
@@ -82,12 +82,12 @@ double tile_gate_seconds(const Device& device, const Problem& problem, const Til
   const Figures f(device, problem);
   const double own = device.major >= 9 ? kMmaShareFromHopper : kMmaShare;
   const auto blocks = static_cast<double>(ceil_div(problem.tokens, shape.rows) *
-                                          ceil_div(problem.hidden, shape.cols));
+                                          ceil_div(problem.neurons, shape.cols));
   // The SM with the most blocks.
-  const double each = 2.0 * shape.rows * shape.cols * f.depth * device.sm_count /
+  const double each = 2.0 * shape.rows * shape.cols * f.width * device.sm_count /
                       (own * shape.rate * f.rates.tensor_flops);
   return std::max(std::ceil(blocks / device.sm_count) * each,
-                  2 * f.depth * (f.hidden + f.tokens) / f.memory) +
+                  2 * f.width * (f.neurons + f.tokens) / f.memory) +
          kLaunch;
 }
 
@@ -100,21 +100,21 @@ double library_gate_seconds(const Device& device, const Problem& problem, const 
                           : 1;
   const double cols = plan.block_cols;
   const double value_bytes = plan.wide ? 4 : 2;
-  return f.gemm(f.library / loss, cols, 2 * f.tokens * f.depth) - kLaunch +
+  return f.gemm(f.library / loss, cols, 2 * f.tokens * f.width) - kLaunch +
          2 * static_cast<double>(blocks) * kLaunch + f.tokens * cols * value_bytes / f.l2;
 }
 
 double stream_gate_seconds(const Device& device, const Problem& problem) {
   const Figures f(device, problem);
-  return f.gemm(f.library, f.hidden, 2 * f.tokens * f.depth);
+  return f.gemm(f.library, f.neurons, 2 * f.tokens * f.width);
 }
 
 double screen_gate_seconds(const Device& device, const Problem& problem) {
   const Figures f(device, problem);
-  const auto bytes = static_cast<double>(screen_bytes(problem.hidden, problem.depth));
+  const auto bytes = static_cast<double>(screen_bytes(problem.neurons, problem.width));
   // Every block of neurons rounds x, in groups of eight tokens; the SM with the most blocks.
-  const auto blocks = round_up(ceil_div(problem.hidden, ScreenTiles::kNeurons), device.sm_count);
-  const auto rounded = static_cast<double>(round_up(problem.tokens, 8) * problem.depth * blocks);
+  const auto blocks = round_up(ceil_div(problem.neurons, ScreenTiles::kNeurons), device.sm_count);
+  const auto rounded = static_cast<double>(round_up(problem.tokens, 8) * problem.width * blocks);
   const double rounding = kRoundInstructions * rounded / f.rates.instructions;
   return std::max(bytes / f.memory, rounding) + f.rows(problem.candidates, 1) + kScreenLatency +
          kLaunch;
@@ -130,8 +130,8 @@ FfnCost estimate_ffn(const Device& device, const Problem& problem, double densit
   const Figures f(device, problem);
   FfnCost cost;
   // Gate, up and down, and the product of the activations, read and written once each.
-  const double activation = problem.gated ? 0 : 4 * f.tokens * f.hidden / f.memory + kLaunch;
-  cost.dense = f.gate() + activation + f.up(f.hidden) + f.down(f.hidden);
+  const double activation = problem.gated ? 0 : 4 * f.tokens * f.neurons / f.memory + kLaunch;
+  cost.dense = f.gate() + activation + f.up(f.neurons) + f.down(f.neurons);
   const std::int64_t hot = hot_of(problem);
   add_sparse(cost, device, problem, hot, joins(device, problem, hot), cold_density);
   return cost;
@@ -141,7 +141,7 @@ FfnCost estimate_ffn(const Device& device, const Problem& problem, double densit
   Problem none = problem;
   none.hot = 0;
   Problem all = problem;
-  all.hot = library_present() ? problem.hidden : 0;
+  all.hot = library_present() ? problem.neurons : 0;
   const FfnCost gathered = estimate_ffn(device, none, density, density);
   const FfnCost multiplied = estimate_ffn(device, all, density, density);
   return gathered.sparse() <= multiplied.sparse() ? gathered : multiplied;

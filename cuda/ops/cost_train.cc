@@ -18,11 +18,11 @@ constexpr double kTurn = 15e-6;
 
 // Nine GEMMs, or six; relu, the products and their gradients each read and write [M, H] in memory.
 double eager_seconds(const Figures& f, bool gated) {
-  const double gemms = (gated ? 9 : 6) * f.gemm(f.library, f.hidden, 2 * f.tokens * f.depth);
+  const double gemms = (gated ? 9 : 6) * f.gemm(f.library, f.neurons, 2 * f.tokens * f.width);
   const double passes = gated ? 28 : 10;  // bytes an element
   const int kernels = gated ? 6 : 2;
-  const double sum = gated ? 6 * f.tokens * f.depth / f.memory + kLaunch : 0;  // dx of two products
-  return gemms + passes * f.tokens * f.hidden / f.memory + kernels * kLaunch + sum;
+  const double sum = gated ? 6 * f.tokens * f.width / f.memory + kLaunch : 0;  // dx of two products
+  return gemms + passes * f.tokens * f.neurons / f.memory + kernels * kLaunch + sum;
 }
 
 // GEMMs of the hot neurons in the backward pass. Weight gradients have few tiles and a long depth:
@@ -30,10 +30,10 @@ double eager_seconds(const Figures& f, bool gated) {
 double hot_seconds(const Figures& f, double hot) {
   if (hot == 0) return 0;
   const double gemms = 3 * f.projections;
-  const double sums = hot == f.hidden ? 2 : 8;  // bytes of an element of dx
-  return gemms * 2 * f.tokens * f.depth * hot / f.library +
-         6 * f.projections * f.tokens * hot / f.memory + sums * f.tokens * f.depth / f.memory +
-         8 * f.projections * hot * f.depth / f.memory + (gemms + 3) * kLaunch;
+  const double sums = hot == f.neurons ? 2 : 8;  // bytes of an element of dx
+  return gemms * 2 * f.tokens * f.width * hot / f.library +
+         6 * f.projections * f.tokens * hot / f.memory + sums * f.tokens * f.width / f.memory +
+         8 * f.projections * hot * f.width / f.memory + (gemms + 3) * kLaunch;
 }
 
 }  // namespace
@@ -48,23 +48,23 @@ TrainCost estimate_train(const Device& device, const Problem& problem, double de
   cost.dense = eager_seconds(f, problem.gated);
   const auto hot = static_cast<double>(hot_of(planned));
   cost.hot = hot_seconds(f, hot);
-  if (hot == f.hidden) return cost;
+  if (hot == f.neurons) return cost;
   const double turns =
-      std::ceil(f.tokens * (f.hidden - hot) / static_cast<double>(turn_places(device)));
-  cost.transpose = kTransposeLatency + f.tokens * (f.hidden - hot) / (4 * f.memory) +
+      std::ceil(f.tokens * (f.neurons - hot) / static_cast<double>(turn_places(device)));
+  cost.transpose = kTransposeLatency + f.tokens * (f.neurons - hot) / (4 * f.memory) +
                    std::max(turns - 1, 0.0) * kTurn;
-  const double places = f.tokens * cold_density * f.hidden;
+  const double places = f.tokens * cold_density * f.neurons;
   // By rows: dot products with Wd, sums of Wg and Wu.
-  const double by_row = 2 * f.depth * (1 + f.projections);
+  const double by_row = 2 * f.width * (1 + f.projections);
   cost.rows = std::max(places * by_row / f.l2, places * by_row / f.rates.gather_flops) +
               1.5 * kGatherLatency;
   // By neurons: x and dy, of which a group of columns is read from memory once. Their unpacking
   // serves three products where a gather's serves two.
-  const double of_x = 4 * f.depth;
-  const double sums = 2 * f.depth * (1 + f.projections);
+  const double of_x = 4 * f.width;
+  const double sums = 2 * f.width * (1 + f.projections);
   cost.neurons =
       std::max(places * of_x / f.l2, places * sums / (1.5 * f.rates.gather_flops)) +
-      (4 * f.tokens * f.depth + (1 + f.projections) * 2 * f.hidden * f.depth) / f.memory +
+      (4 * f.tokens * f.width + (1 + f.projections) * 2 * f.neurons * f.width) / f.memory +
       kGatherLatency;
   return cost;
 }
@@ -82,7 +82,7 @@ std::optional<std::int64_t> choose_training(const Device& device, const Problem&
   if (!library_present()) return {};
   Problem chosen = problem;
   chosen.hot = choose_hot_in_training(device, problem, rates);
-  if (problem.hidden - chosen.hot > kMostColdNeurons) return {};
+  if (problem.neurons - chosen.hot > kMostColdNeurons) return {};
   const TrainCost seconds =
       estimate_train(device, chosen, density_from(rates, 0), density_from(rates, chosen.hot));
   // What is only estimated has to be worth it, as in inference.

@@ -31,8 +31,8 @@ Problem problem_of(ConstMatrixView x, const DeviceFfnWeights& weights, ConstMatr
   check_shape(kOperation, "y", y, x.dtype, x.rows, x.cols);
   Problem problem;
   problem.tokens = x.rows;
-  problem.depth = x.cols;
-  problem.hidden = weights.gate.rows;
+  problem.width = x.cols;
+  problem.neurons = weights.gate.rows;
   problem.dtype = x.dtype;
   problem.gated = weights.up.data != nullptr;
   problem.joined = problem.gated && follows(weights.up, weights.gate);
@@ -49,19 +49,19 @@ FfnCall call_of(const char* operation, const FfnPlan& plan, const ConstMatrixVie
   const Problem& problem = plan.problem;
   const Expected expected{operation, problem.dtype, problem.aligned, problem.trusted};
   FfnCall call{plan};
-  call.x = matrix_of(expected, "x", x, problem.tokens, problem.depth);
-  call.gate = matrix_of(expected, "gate", weights.gate, problem.hidden, problem.depth);
+  call.x = matrix_of(expected, "x", x, problem.tokens, problem.width);
+  call.gate = matrix_of(expected, "gate", weights.gate, problem.neurons, problem.width);
   require_gated(operation, "up", weights.up, problem);
   if (problem.gated) {
-    call.up = matrix_of(expected, "up", weights.up, problem.hidden, problem.depth);
+    call.up = matrix_of(expected, "up", weights.up, problem.neurons, problem.width);
   }
   require(!problem.joined || follows(weights.up, weights.gate), operation, "up",
           "expected right behind gate in memory, as the plan has it; plan with joined = false");
-  call.down = matrix_of(expected, "down", weights.down, problem.hidden, problem.depth);
+  call.down = matrix_of(expected, "down", weights.down, problem.neurons, problem.width);
   if (plan.gemm.shape == GemmShape::screen32x32) {
-    call.screen = screen_of(expected, weights.screen, problem.hidden, problem.depth);
+    call.screen = screen_of(expected, weights.screen, problem.neurons, problem.width);
   }
-  call.y = output_of(expected, y, problem.tokens, problem.depth);
+  call.y = output_of(expected, y, problem.tokens, problem.width);
   call.y_stride = y.row_stride;
   require_apart(operation, "y", y, "x", x);
   call.activation = activation_args(operation, activation);

@@ -8,7 +8,7 @@ constexpr const char* kOperation = "cuda::ffn_backward";
 
 WeightGradient gradient_of(const Expected& expected, const char* name, const MatrixView& view,
                            const Problem& problem) {
-  return {memory_of(expected, name, view, problem.hidden, problem.depth), view.row_stride};
+  return {memory_of(expected, name, view, problem.neurons, problem.width), view.row_stride};
 }
 
 }  // namespace
@@ -19,11 +19,11 @@ void ffn_backward(const TrainPlan& plan, const DeviceFfnBackward& in, const Devi
   const Expected expected{kOperation, problem.dtype, problem.aligned, problem.trusted};
   BackwardCall call{plan};
   const auto weight = [&](const char* name, const ConstMatrixView& view) {
-    return matrix_of(expected, name, view, problem.hidden, problem.depth);
+    return matrix_of(expected, name, view, problem.neurons, problem.width);
   };
   call.dy = matrix_of({kOperation, problem.dtype, false, problem.trusted}, "dy", in.dy,
-                      problem.tokens, problem.depth);
-  call.x = matrix_of(expected, "x", in.x, problem.tokens, problem.depth);
+                      problem.tokens, problem.width);
+  call.x = matrix_of(expected, "x", in.x, problem.tokens, problem.width);
   require_gated(kOperation, "up", in.weights.up, problem);
   require_gated(kOperation, "gradient of up", out.up, problem);
   call.gate = weight("gate", in.weights.gate);
@@ -41,7 +41,7 @@ void ffn_backward(const TrainPlan& plan, const DeviceFfnBackward& in, const Devi
                          problem.trusted};
   call.dx =
       static_cast<std::uint16_t*>(memory_of({kOperation, problem.dtype, false, problem.trusted},
-                                            "dx", out.dx, problem.tokens, problem.depth));
+                                            "dx", out.dx, problem.tokens, problem.width));
   call.dx_stride = out.dx.row_stride;
   call.dgate = gradient_of(written, "gradient of gate", out.gate, problem);
   if (problem.gated) call.dup = gradient_of(written, "gradient of up", out.up, problem);
@@ -59,7 +59,7 @@ void ffn_backward(const TrainPlan& plan, const DeviceFfnBackward& in, const Devi
   call.kept = carve_kept(keeper, plan);
   call.b = carve_backward(carver, plan);
   if (plan.forward.hot > 0) multiply_backward(call);
-  if (plan.forward.hot < problem.hidden) gather_backward(call);
+  if (plan.forward.hot < problem.neurons) gather_backward(call);
 }
 
 }  // namespace twell::cuda

@@ -28,34 +28,34 @@ struct Figures {
         l2(kL2Share * rates.l2_bytes),
         library(kLibraryShare * rates.tensor_flops),
         tokens(static_cast<double>(problem.tokens)),
-        depth(static_cast<double>(problem.depth)),
-        hidden(static_cast<double>(problem.hidden)),
+        width(static_cast<double>(problem.width)),
+        neurons(static_cast<double>(problem.neurons)),
         projections(problem.gated ? 2 : 1) {}
 
   // A GEMM of `cols` outputs at so many operations a second.
   double gemm(double flops, double cols, double bytes) const {
-    return std::max(2 * tokens * depth * cols / flops, (2 * depth * cols + bytes) / memory) +
+    return std::max(2 * tokens * width * cols / flops, (2 * width * cols + bytes) / memory) +
            kLaunch;
   }
-  double gate() const { return gemm(library, hidden, 2 * tokens * (depth + hidden)); }
+  double gate() const { return gemm(library, neurons, 2 * tokens * (width + neurons)); }
   // Rows of `weights` matrices, as many as can be distinct, from L2 and once from memory.
   double rows(double share, double weights) const {
-    const double gathered = tokens * share * hidden;
-    const double distinct = hidden * (1 - std::pow(1 - share, tokens));
-    const double row = 2 * weights * depth;  // bytes, and operations
+    const double gathered = tokens * share * neurons;
+    const double distinct = neurons * (1 - std::pow(1 - share, tokens));
+    const double row = 2 * weights * width;  // bytes, and operations
     return std::max(
         {gathered * row / rates.gather_flops, gathered * row / l2, distinct * row / memory});
   }
   // Down of so many neurons, at a share of the library's rate; up, and the product with the gate.
   double down(double cols, double share = 1) const {
-    return gemm(share * library, cols, 2 * tokens * (depth + cols));
+    return gemm(share * library, cols, 2 * tokens * (width + cols));
   }
   double up(double cols) const {
     return projections == 1 ? 0 : down(cols) + 6 * tokens * cols / memory + kLaunch;
   }
 
   DeviceRates rates;
-  double memory, l2, library, tokens, depth, hidden, projections;
+  double memory, l2, library, tokens, width, neurons, projections;
 };
 
 }  // namespace twell::cuda

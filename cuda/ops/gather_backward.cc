@@ -35,7 +35,7 @@ void run_turn(const BackwardCall& call, int turn) {
   rows.down = rows_from(call.down, call.hot());
   rows.dx = call.dx;
   rows.dx_stride = call.dx_stride;
-  rows.depth = static_cast<int>(problem.depth);
+  rows.depth = static_cast<int>(problem.width);
   rows.fired = call.kept.fired;
   rows.offsets = call.kept.offsets;
   rows.range = transpose.range;

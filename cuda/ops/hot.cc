@@ -12,9 +12,9 @@ std::int64_t hot_of(const Problem& problem) {
   // Hot neurons want GEMMs of many rows; where all are hot, any number is a dense layer.
   constexpr std::int64_t kHotRows = 64;
   if (!library_present()) return 0;
-  if (problem.hot == problem.hidden) return problem.hidden;
+  if (problem.hot == problem.neurons) return problem.neurons;
   const std::int64_t hot = problem.hot / kVector * kVector;
-  const bool listed = problem.hidden - hot <= kMostListed;
+  const bool listed = problem.neurons - hot <= kMostListed;
   return problem.tokens >= kHotRows && listed ? hot : 0;
 }
 
@@ -27,8 +27,8 @@ namespace {
 
 void check_rates(const char* operation, const Problem& problem, const std::vector<double>& rates) {
   check_problem(operation, problem);
-  require(static_cast<std::int64_t>(rates.size()) == problem.hidden, operation, "rates",
-          "expected one for each of ", problem.hidden, " neurons, got ", rates.size());
+  require(static_cast<std::int64_t>(rates.size()) == problem.neurons, operation, "rates",
+          "expected one for each of ", problem.neurons, " neurons, got ", rates.size());
   require(std::is_sorted(rates.rbegin(), rates.rend()), operation, "rates",
           "expected the highest first");
   require(rates.empty() || (rates.front() <= 1 && rates.back() >= 0), operation, "rates",
@@ -56,11 +56,11 @@ std::int64_t cheapest_hot(
   std::partial_sum(rates.rbegin(), rates.rend(), from.rbegin() + 1);
   const auto density = [&](std::int64_t first) {
     return std::min(1.0,
-                    from[static_cast<std::size_t>(first)] / static_cast<double>(problem.hidden));
+                    from[static_cast<std::size_t>(first)] / static_cast<double>(problem.neurons));
   };
   std::int64_t best = 0;
   double least = 0;
-  for (std::int64_t hot = 0;; hot = std::min(hot + kColumns, problem.hidden)) {
+  for (std::int64_t hot = 0;; hot = std::min(hot + kColumns, problem.neurons)) {
     Problem tried = problem;
     tried.hot = hot;
     const double seconds = seconds_of(tried, density(0), density(hot_of(tried)));
@@ -68,7 +68,7 @@ std::int64_t cheapest_hot(
       best = hot;
       least = seconds;
     }
-    if (hot == problem.hidden) break;
+    if (hot == problem.neurons) break;
   }
   return best;
 }

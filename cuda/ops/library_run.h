@@ -15,7 +15,7 @@ class LibraryRun {
   void run(std::int64_t first, std::int64_t rows) const;
 
  private:
-  bool all_hot() const { return plan_.hot == problem_.hidden; }
+  bool all_hot() const { return plan_.hot == problem_.neurons; }
   bool trains() const { return call_.keeping != nullptr; }
   const KeptBuffers& kept() const { return call_.keeping->buffers; }
   // Whether the product activates the dense gate where it stands.

@@ -23,7 +23,7 @@ void stack_weights(const BackwardCall& call) {
     TWELL_CUDA_CHECK(cudaMemcpy2DAsync(
         b.weights + first * b.weights_stride, static_cast<std::size_t>(b.weights_stride) * 2,
         weight->data, static_cast<std::size_t>(weight->stride) * 2,
-        static_cast<std::size_t>(call.problem().depth) * 2, static_cast<std::size_t>(call.hot()),
+        static_cast<std::size_t>(call.problem().width) * 2, static_cast<std::size_t>(call.hot()),
         cudaMemcpyDeviceToDevice, call.stream));
     weight = &call.up;
   }
@@ -43,7 +43,7 @@ void multiply_backward(const BackwardCall& call) {
                   .c_stride = half,
                   .rows = rows,
                   .cols = call.hot(),
-                  .depth = problem.depth});
+                  .depth = problem.width});
   HotBackwardArgs args;
   args.g = kept.hot_g;
   args.u = kept.hot_u;
@@ -60,7 +60,7 @@ void multiply_backward(const BackwardCall& call) {
   launch_hot_backward(problem.dtype, args, call.stream);
 
   if (problem.gated) stack_weights(call);
-  const bool all_hot = call.hot() == problem.hidden;
+  const bool all_hot = call.hot() == problem.neurons;
   multiply(call, {.a = {b.dv, b.dv_stride},
                   .b = problem.gated ? DeviceMatrix{b.weights, b.weights_stride} : call.gate,
                   .b_by_depth = true,
@@ -68,7 +68,7 @@ void multiply_backward(const BackwardCall& call) {
                   .c_stride = all_hot ? call.dx_stride : b.sums_stride,
                   .wide = !all_hot,
                   .rows = rows,
-                  .cols = problem.depth,
+                  .cols = problem.width,
                   .depth = problem.gated ? b.dv_stride : call.hot()});
   const auto weight_gradient = [&](const std::uint16_t* values, std::int64_t stride,
                                    const DeviceMatrix& inputs, const WeightGradient& to) {
@@ -81,7 +81,7 @@ void multiply_backward(const BackwardCall& call) {
                     .wide = call.wide,
                     .adds = call.accumulate,
                     .rows = call.hot(),
-                    .cols = problem.depth,
+                    .cols = problem.width,
                     .depth = rows});
   };
   weight_gradient(b.dv, b.dv_stride, call.x, call.dgate);

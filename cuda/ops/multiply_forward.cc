@@ -11,7 +11,7 @@ void LibraryRun::multiply_hot(std::int64_t first, std::int64_t rows) const {
               .c_stride = b_.hot_stride,
               .rows = rows,
               .cols = plan_.hot,
-              .depth = problem_.depth});
+              .depth = problem_.width});
     HotProductArgs product;
     product.gate = dense_gate();
     if (!unpacked()) {
@@ -33,7 +33,7 @@ void LibraryRun::multiply_hot(std::int64_t first, std::int64_t rows) const {
                       .c_stride = b_.sums_stride,
                       .wide = true,
                       .rows = rows,
-                      .cols = problem_.depth,
+                      .cols = problem_.width,
                       .depth = plan_.hot};
   if (all_hot()) {
     down.c = call_.y + first * call_.y_stride;

@@ -15,14 +15,14 @@ void check_problem(const char* operation, const Problem& problem) {
             kMostSize, ", got ", value);
   };
   in_range("tokens", problem.tokens, 0);
-  in_range("depth", problem.depth, 1);
-  in_range("hidden", problem.hidden, 1);
+  in_range("width", problem.width, 1);
+  in_range("neurons", problem.neurons, 1);
   require(problem.dtype != DType::f32, operation, "dtype",
           "expected bf16 or f16, which the tensor cores multiply exactly, got f32");
-  require(!problem.aligned || problem.depth % kVector == 0, operation, "aligned",
-          "expected false, since depth ", problem.depth, " is no multiple of ", kVector);
-  require(problem.hot >= 0 && problem.hot <= problem.hidden, operation, "hot", "expected 0 to ",
-          problem.hidden, ", got ", problem.hot);
+  require(!problem.aligned || problem.width % kVector == 0, operation, "aligned",
+          "expected false, since width ", problem.width, " is no multiple of ", kVector);
+  require(problem.hot >= 0 && problem.hot <= problem.neurons, operation, "hot", "expected 0 to ",
+          problem.neurons, ", got ", problem.hot);
   require(!problem.joined || problem.gated, operation, "joined",
           "expected false, since a layer without gate has no up to join");
   require(problem.candidates >= 0 && problem.candidates <= 1, operation, "candidates",
@@ -43,15 +43,15 @@ GatherPlan plan_gather(const Device& device, const Problem& problem) {
   plan.dtype = problem.dtype;
   plan.gated = problem.gated;
   plan.aligned = problem.aligned;
-  const std::int64_t columns = std::min<std::int64_t>(problem.depth, kGatherColumns);
+  const std::int64_t columns = std::min<std::int64_t>(problem.width, kGatherColumns);
   plan.threads = static_cast<int>(
       std::clamp(round_up(ceil_div(columns, kThreadFloats), 32), kMinThreads, kMaxThreads));
   plan.block_floats =
       static_cast<int>(round_up(columns, std::int64_t{plan.threads} * kThreadFloats));
-  plan.passes = static_cast<int>(ceil_div(problem.depth, kGatherColumns));
+  plan.passes = static_cast<int>(ceil_div(problem.width, kGatherColumns));
   const std::int64_t wanted = ceil_div(std::int64_t{kGatherBlocks} * device.sm_count,
                                        std::max<std::int64_t>(problem.tokens * plan.passes, 1));
-  const std::int64_t useful = ceil_div(problem.hidden, kNeuronsPerSplit);
+  const std::int64_t useful = ceil_div(problem.neurons, kNeuronsPerSplit);
   plan.splits = static_cast<int>(std::clamp<std::int64_t>(std::min(wanted, useful), 1, kMaxSplits));
   plan.overlaps_gemm = device.major >= 9;
   plan.shared_bytes =
@@ -73,7 +73,7 @@ GemmPlan plan_gate(const Device& device, const Problem& problem, std::int64_t ho
                  : plan_gemm_relu_twell(device, problem);
   }
   // A row's list has the others.
-  const auto tile = static_cast<std::int32_t>(round_up(problem.hidden - hot, 16));
+  const auto tile = static_cast<std::int32_t>(round_up(problem.neurons - hot, 16));
   GemmPlan plan = plan_library_gemm(device, problem, std::max(tile, 16), joined ? hot : 0);
   if (waits_for_up(problem, hot, joined)) {
     plan.block_rows = static_cast<int>(std::max<std::int64_t>(problem.tokens, 1));
@@ -123,7 +123,7 @@ std::string GatherPlan::to_string() const {
 }
 
 std::string FfnPlan::to_string() const {
-  return concat("M=", problem.tokens, " D=", problem.depth, " H=", problem.hidden,
+  return concat("M=", problem.tokens, " D=", problem.width, " H=", problem.neurons,
                 ", rows in blocks of ", row_block, ", workspace ", workspace_bytes, " B, ", hot,
                 " hot neurons", joined ? ", joined" : "", "; ", gemm.to_string(), "; ",
                 gather.to_string());

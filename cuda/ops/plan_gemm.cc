@@ -99,7 +99,7 @@ GemmPlan plan_gemm_relu_twell(const Device& device, const Problem& problem, std:
       seconds = own;
     }
   }
-  if (library_present() && (tile != 0 || problem.hidden <= kMostListed)) {
+  if (library_present() && (tile != 0 || problem.neurons <= kMostListed)) {
     const GemmPlan plan = plan_library_gemm(device, problem, tile);
     if (best == nullptr || library_gate_seconds(device, problem, plan) < seconds) return plan;
   }

@@ -65,9 +65,9 @@ double loss_of_blocks(const Device& device, std::int64_t tokens, std::int64_t ro
 }
 
 std::int64_t rows_at_a_time(const Device& device, const Problem& problem, std::int64_t hot) {
-  return hot == 0 || hot == problem.hidden
+  return hot == 0 || hot == problem.neurons
              ? problem.tokens
-             : block_rows(device, problem.tokens, problem.depth, sizeof(float));
+             : block_rows(device, problem.tokens, problem.width, sizeof(float));
 }
 
 GemmPlan plan_library_gemm(const Device& device, const Problem& problem, std::int32_t tile,
@@ -76,9 +76,9 @@ GemmPlan plan_library_gemm(const Device& device, const Problem& problem, std::in
   require(library_present(), kOperation, "shape",
           "library: libcublasLt.so is not to be found, or this build lacks its header; install "
           "them, or take another shape");
-  require(tile != 0 || problem.hidden <= kMostListed, kOperation, "tile",
+  require(tile != 0 || problem.neurons <= kMostListed, kOperation, "tile",
           "expected one, since a row's list has room for ", kMostListed, " neurons, got 0 for ",
-          problem.hidden);
+          problem.neurons);
   GemmPlan plan;
   plan.shape = GemmShape::library;
   plan.dtype = problem.dtype;
@@ -86,11 +86,11 @@ GemmPlan plan_library_gemm(const Device& device, const Problem& problem, std::in
   // Rounding comes before these activations, not after: relu alone commutes with it.
   plan.wide = problem.activation != Activation::relu;
   const std::int64_t value_bytes = plan.wide ? 4 : 2;
-  const std::int64_t cols = problem.hidden + joined;
+  const std::int64_t cols = problem.neurons + joined;
   plan.block_rows = static_cast<int>(block_rows(device, problem.tokens, cols, value_bytes));
   plan.block_cols = static_cast<int>(cols);
   plan.threads = kPackThreads;
-  plan.tile = tile == 0 ? static_cast<std::int32_t>(round_up(problem.hidden, 16)) : tile;
+  plan.tile = tile == 0 ? static_cast<std::int32_t>(round_up(problem.neurons, 16)) : tile;
   plan.workspace_bytes = static_cast<std::size_t>(
       kLibraryWorkspace + plan.block_rows * round_up(cols, kVector) * value_bytes);
   return plan;
@@ -105,14 +105,14 @@ GatherPlan plan_gather_rows(const Device& device, const Problem& problem) {
   plan.blocks = device.sm_count * blocks_per_sm;
   // If a token fires 1 % of its neurons, every block has one chunk, of 8 non-zeros at least.
   constexpr std::int64_t kLeastChunk = 8;
-  const std::int64_t each = problem.tokens * problem.hidden / (100 * std::int64_t{plan.blocks});
+  const std::int64_t each = problem.tokens * problem.neurons / (100 * std::int64_t{plan.blocks});
   plan.chunk =
       static_cast<int>(std::clamp<std::int64_t>(round_up(each, kLeastChunk), kLeastChunk, kWindow));
   // Rows that share blocks are the exception where there are many; 2,048 sums of 2,048 columns are
   // 16 MB.
   constexpr std::int64_t kMostPartials = 2048;
   const std::int64_t of_a_row =
-      std::max<std::int64_t>(kMostChunks, ceil_div(problem.hidden, kWindow));
+      std::max<std::int64_t>(kMostChunks, ceil_div(problem.neurons, kWindow));
   plan.partials = static_cast<int>(std::min(problem.tokens * of_a_row, kMostPartials));
   return plan;
 }

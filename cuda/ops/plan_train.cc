@@ -31,7 +31,7 @@ TrainPlan plan_train(const Device& device, const Problem& problem, const TrainOp
   if (problem.tokens == 0) planned.hot = 0;
   planned.joined = false;  // g and u are kept, not h
   plan.forward = plan_ffn(device, planned, options.workspace_limit, GemmShape::library);
-  const std::int64_t cold = problem.hidden - plan.forward.hot;
+  const std::int64_t cold = problem.neurons - plan.forward.hot;
   const std::int64_t all = problem.tokens * cold;
   plan.rows = plan_gather_rows(device, planned);
   plan.neuron_blocks = device.sm_count * kGradientBlocks;

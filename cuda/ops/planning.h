@@ -34,7 +34,7 @@ std::int64_t cheapest_hot(
 bool joins(const Device& device, const Problem& problem, std::int64_t hot);
 // Whether the dense gate of all rows waits for up, instead of being packed while it is in L2.
 inline bool waits_for_up(const Problem& problem, std::int64_t hot, bool joined) {
-  return hot == problem.hidden && problem.gated && !joined;
+  return hot == problem.neurons && problem.gated && !joined;
 }
 // The gate of a layer with so many hot neurons, whose u is joined to it or not; in `shape`, if
 // there is one.

@@ -10,8 +10,8 @@ void run_fused(const FfnCall& call, const FfnBuffers& buffers) {
   const Problem& problem = plan.problem;
   GemmReluTwellArgs gemm;
   gemm.weight = call.gate;
-  gemm.depth = static_cast<int>(problem.depth);
-  gemm.cols = static_cast<int>(problem.hidden);
+  gemm.depth = static_cast<int>(problem.width);
+  gemm.cols = static_cast<int>(problem.neurons);
   gemm.activation = call.activation;
   gemm.raster_group = plan.gemm.raster_group;
   gemm.out = buffers.packed;

@@ -34,14 +34,14 @@ void LibraryRun::gate(std::int64_t first, std::int64_t block, std::int64_t rows)
             .wide = plan_.gemm.wide,
             .rows = rows,
             .cols = plan_.gemm.block_cols,
-            .depth = problem_.depth});
+            .depth = problem_.width});
   const bool counted = call_.stats.row_nnz != nullptr || call_.stats.neuron_counts != nullptr;
   if (unpacked() && !counted) return;
   PackGateArgs pack;
   pack.gate = dense_gate();
   pack.rows = static_cast<int>(rows);
   pack.first_row = static_cast<int>(block);
-  pack.cols = static_cast<int>(problem_.hidden);
+  pack.cols = static_cast<int>(problem_.neurons);
   pack.hot = hot_g(first);
   pack.hot_stride = b_.hot_stride;
   pack.hot_cols = static_cast<int>(plan_.hot);
@@ -63,7 +63,7 @@ void LibraryRun::gather(std::int64_t first) const {
   args.down = rows_from(call_.down, plan_.hot);
   args.y = call_.y + first * call_.y_stride;
   args.y_stride = call_.y_stride;
-  args.depth = static_cast<int>(problem_.depth);
+  args.depth = static_cast<int>(problem_.width);
   args.gate = b_.packed;
   args.queue = queue_of(first);
   args.partial = b_.partial;

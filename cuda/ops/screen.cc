@@ -44,7 +44,7 @@ bool fits(const Device& device, const Problem& problem) {
 
 bool built(const Problem& problem, std::int32_t tile) {
   const bool packs = tile == 0 || tile == Tiles::kNeurons || tile == Tiles::kNeurons / 2;
-  return problem.screened && problem.tokens <= Tiles::kTokens && problem.depth <= kMostInputs &&
+  return problem.screened && problem.tokens <= Tiles::kTokens && problem.width <= kMostInputs &&
          packs;
 }
 
@@ -117,7 +117,7 @@ GemmPlan plan_screen_gemm(const Device& device, const Problem& problem, std::int
           "screen 32x32: expected a screened gate, at most ", Tiles::kTokens, " rows, ",
           kMostInputs, " inputs and a tile of 16 or 32, got ",
           problem.screened ? "a screened" : "an unscreened", " gate, ", problem.tokens, " rows, ",
-          problem.depth, " inputs and ", tile);
+          problem.width, " inputs and ", tile);
   require(fits(device, problem), kOperation, "shape", "screen 32x32: expected ",
           Tiles::shared_bytes(block_rows(problem)), " bytes of shared memory for a block of ",
           block_rows(problem), " rows, the GPU has ", device.shared_bytes);

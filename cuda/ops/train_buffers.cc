@@ -12,7 +12,7 @@ namespace {
 constexpr int kNeuronPartials = 2048;
 
 std::int64_t cold_of(const TrainPlan& plan) {
-  return plan.forward.problem.hidden - plan.forward.hot;
+  return plan.forward.problem.neurons - plan.forward.hot;
 }
 
 // A queue of `rows` rows; its counters are of `zeroed`, from there on.
@@ -65,17 +65,17 @@ BackwardBuffers carve_backward(Carver& carver, const TrainPlan& plan) {
     b.dv_stride = projections * stride;
     b.dv = carver.take<std::uint16_t>(rows * b.dv_stride);
     if (problem.gated) {
-      b.weights_stride = round_up(problem.depth, kVector);
+      b.weights_stride = round_up(problem.width, kVector);
       b.weights = carver.take<std::uint16_t>(b.dv_stride * b.weights_stride);
     }
   }
   if (cold == 0) return b;
   if (hot > 0) {
-    b.sums_stride = round_up(problem.depth, kVector);
+    b.sums_stride = round_up(problem.width, kVector);
     b.sums = carver.take<float>(rows * b.sums_stride);
   }
   const std::int64_t row_groups = plan.rows.passes;
-  const std::int64_t neuron_groups = ceil_div(problem.depth, kGradientColumns);
+  const std::int64_t neuron_groups = ceil_div(problem.width, kGradientColumns);
   const std::int64_t of_rows = counters_of(rows, row_groups);
   b.zeroed_count = of_rows + counters_of(cold, neuron_groups);
   b.zeroed = carver.take<std::uint32_t>(b.zeroed_count);

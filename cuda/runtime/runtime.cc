@@ -135,7 +135,7 @@ class CudaRuntime final : public DeviceRuntime {
     cost.gated = shape.gated;
     cost.tokens = {1, 8, 32, 128, 512, 2048};
     cost.densities = {0, 0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1};
-    const double per_weight = 1e9 / static_cast<double>(shape.width * shape.hidden);
+    const double per_weight = 1e9 / static_cast<double>(shape.width * shape.neurons);
     for (const std::int64_t rows : cost.tokens) {
       auto& sparse = cost.sparse.emplace_back();
       for (const double density : cost.densities) {
@@ -179,7 +179,7 @@ class CudaRuntime final : public DeviceRuntime {
 
  private:
   static cuda::Problem problem(const FfnShape& shape, std::int64_t rows) {
-    cuda::Problem call{rows,        shape.width, shape.hidden,
+    cuda::Problem call{rows,        shape.width, shape.neurons,
                        shape.dtype, shape.gated, shape.width % cuda::kVector == 0};
     call.joined = shape.gated;  // gate and up lie in one matrix
     return call;

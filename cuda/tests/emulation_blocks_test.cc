@@ -265,7 +265,7 @@ class GatherBlocks {
   std::vector<bf16> run(int splits) {
     cuda::GatherPlan plan = cuda::plan_gather(cuda::current_device(), layer_.problem());
     plan.splits = splits;
-    DeviceMatrixOf<bf16> y{TestMatrix<bf16>(2, layer_.shape.depth)};
+    DeviceMatrixOf<bf16> y{TestMatrix<bf16>(2, layer_.shape.width)};
     DeviceBuffer<std::byte> memory(plan.workspace_bytes(2));
     cuda::twell_gated_ffn(plan, x_.view(), packed_.view, up_.view(), down_.view(), y.mutable_view(),
                           {memory.data(), memory.size()}, nullptr);

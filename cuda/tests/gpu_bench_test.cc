@@ -197,10 +197,10 @@ class AlignedMemory {
 // What the program does on a GPU, on the emulated one: its cases, of a small layer.
 TEST(ExactLayer, KernelsGiveItsBitsInEveryCase) {
   Options options;
-  options.depth = 64;
-  options.hidden = 264;
+  options.width = 64;
+  options.neurons = 264;
   options.nnz = {20};
-  const ExactLayer exact = make_exact_layer(kExactTokens, options.depth, options.hidden, 20, 3);
+  const ExactLayer exact = make_exact_layer(kExactTokens, options.width, options.neurons, 20, 3);
   const SkewedLayer& host = exact.layer;
   const DeviceBuffer<std::uint16_t> x(host.x);
   std::vector<std::uint16_t> joined = host.gate;
@@ -208,9 +208,9 @@ TEST(ExactLayer, KernelsGiveItsBitsInEveryCase) {
   const DeviceBuffer<std::uint16_t> gate_up(joined);
   const DeviceBuffer<std::uint16_t> down(host.down);
   const auto weight = [&](const std::uint16_t* data) {
-    return ConstMatrixView{data, DType::bf16, host.hidden, host.depth};
+    return ConstMatrixView{data, DType::bf16, host.neurons, host.width};
   };
-  const DeviceBuffer<std::byte> screen_memory(cuda::screen_bytes(host.hidden, host.depth));
+  const DeviceBuffer<std::byte> screen_memory(cuda::screen_bytes(host.neurons, host.width));
   const cuda::DeviceScreenView screen = cuda::make_screen(
       weight(gate_up.data()), nullptr, {screen_memory.data(), screen_memory.size()}, nullptr);
   const cuda::DeviceFfnWeights weights = {weight(gate_up.data()),
@@ -220,18 +220,18 @@ TEST(ExactLayer, KernelsGiveItsBitsInEveryCase) {
   std::set<std::int64_t> row_blocks;
   for (const ExactCase& one : exact_cases(options)) {
     if (one.tokens > 33 && one.tokens < kExactTokens) continue;  // seconds each
-    cuda::Problem problem{one.tokens, host.depth, host.hidden, DType::bf16, true, true};
+    cuda::Problem problem{one.tokens, host.width, host.neurons, DType::bf16, true, true};
     problem.joined = true;
     const cuda::FfnPlan plan = plan_of(cuda::current_device(), problem, one);
     seen_joined = seen_joined || plan.joined;
     if (one.tokens == kExactTokens) row_blocks.insert(plan.row_block);
     const AlignedMemory memory(plan.workspace_bytes);
-    const DeviceBuffer<std::uint16_t> y(static_cast<std::size_t>(one.tokens * host.depth));
+    const DeviceBuffer<std::uint16_t> y(static_cast<std::size_t>(one.tokens * host.width));
     const DeviceBuffer<std::int32_t> row_nnz(static_cast<std::size_t>(one.tokens));
     const DeviceBuffer<std::int64_t> neurons(
-        std::vector<std::int64_t>(static_cast<std::size_t>(host.hidden)));
-    cuda::ffn(plan, {x.data() + one.first * host.depth, DType::bf16, one.tokens, host.depth},
-              weights, {}, {y.data(), DType::bf16, one.tokens, host.depth}, memory.workspace(),
+        std::vector<std::int64_t>(static_cast<std::size_t>(host.neurons)));
+    cuda::ffn(plan, {x.data() + one.first * host.width, DType::bf16, one.tokens, host.width},
+              weights, {}, {y.data(), DType::bf16, one.tokens, host.width}, memory.workspace(),
               nullptr, {row_nnz.data(), neurons.data()});
     const std::vector<std::uint16_t> got = y.read();
     EXPECT_EQ(differing_bits(exact, got, one.first, one.tokens).count, 0) << one.name;
@@ -243,7 +243,7 @@ TEST(ExactLayer, KernelsGiveItsBitsInEveryCase) {
   EXPECT_TRUE(seen_joined);
 
   std::vector<std::uint16_t> wrong = exact.y;
-  wrong[static_cast<std::size_t>(3 * host.depth + 9)] ^= 1U;
+  wrong[static_cast<std::size_t>(3 * host.width + 9)] ^= 1U;
   const BitDifference off = differing_bits(exact, wrong, 0, kExactTokens);
   EXPECT_EQ(off.count, 1);
   EXPECT_EQ(off.row, 3);
@@ -252,13 +252,13 @@ TEST(ExactLayer, KernelsGiveItsBitsInEveryCase) {
 
 TEST(LaunchShapes, GridsHoldAnyNumberOfRows) {
   for (const std::int64_t rows : {1, 65535, 65536, 1000000}) {
-    for (const std::int64_t hidden : {8, 5632, 65536}) {
-      const Grid grid = relu_times_grid(rows, hidden);
+    for (const std::int64_t neurons : {8, 5632, 65536}) {
+      const Grid grid = relu_times_grid(rows, neurons);
       EXPECT_GE(grid.y, 1U);
       EXPECT_LE(grid.y, 65535U);
       EXPECT_LE(grid.y, rows);
-      EXPECT_GE(std::int64_t{grid.x} * kElementThreads * 8, hidden);
-      EXPECT_LT((std::int64_t{grid.x} - 1) * kElementThreads * 8, hidden);
+      EXPECT_GE(std::int64_t{grid.x} * kElementThreads * 8, neurons);
+      EXPECT_LT((std::int64_t{grid.x} - 1) * kElementThreads * 8, neurons);
     }
   }
 }
@@ -461,7 +461,7 @@ TEST(Options, RefusesWhatItDoesNotKnow) {
                                              {"--runs", "1,2"},
                                              {"--only", "all"},
                                              {"--train-nnz", "-1"},
-                                             {"--hidden", "12"},
+                                             {"--width", "12"},
                                              {"--list", "--predict"},
                                              {"--what", "1"}}) {
     EXPECT_THROW(parse(arguments), CLI::ParseError) << arguments.front();

@@ -147,7 +147,7 @@ TEST(CudaPlan, UnalignedRows) {
   problem.tokens = 5000;
   EXPECT_EQ(plan_gemm_relu_twell(kH100, problem).shape, GemmShape::library);
   problem.aligned = true;
-  problem.depth = 2047;
+  problem.width = 2047;
   EXPECT_THROW(plan_gemm_relu_twell(kH100, problem), Error);
 }
 
@@ -162,7 +162,7 @@ TEST(CudaPlan, FewRowsShareBlocks) {
   EXPECT_EQ(plan_gather(kH100, paper(1000)).splits, 1);
   EXPECT_EQ(plan_gather(kH100, paper(1)).threads, 128);
   Problem wide = paper(7);
-  wide.depth = 20000;
+  wide.width = 20000;
   EXPECT_EQ(plan_gather(kH100, wide).passes, 3);
   EXPECT_EQ(plan_gather(kH100, wide).threads, 256);
 }
@@ -229,7 +229,7 @@ TEST(CudaPlan, JoinedUp) {
   EXPECT_EQ(joined.gemm.block_cols, 5632 + 2816);
   EXPECT_NE(joined.to_string().find("2816 hot neurons, joined"), std::string::npos);
   // All of them: no sums, blocks of the gate and up alone.
-  problem.hot = problem.hidden;
+  problem.hot = problem.neurons;
   const FfnPlan all = plan_ffn(h100, problem);
   EXPECT_TRUE(all.joined);
   EXPECT_EQ(all.row_block, 16384);
@@ -242,7 +242,7 @@ TEST(CudaPlan, JoinedUp) {
   EXPECT_FALSE(plan_ffn(h100, problem).joined);
   // u would not start at 16 bytes.
   problem.hot = 2816;
-  problem.hidden = 5634;
+  problem.neurons = 5634;
   EXPECT_FALSE(plan_ffn(h100, problem).joined);
 }
 
@@ -258,7 +258,7 @@ TEST(CudaPlan, QueueOfTheGather) {
 TEST(CudaPlan, ListsNameSoManyNeurons) {
   TWELL_NEEDS_LIBRARY();
   Problem problem = paper(1000);
-  problem.hidden = 70000;
+  problem.neurons = 70000;
   EXPECT_NE(plan_ffn(kH100, problem).gemm.shape, GemmShape::library);
   // Hot neurons are in no list.
   problem.hot = 8000;
@@ -268,8 +268,8 @@ TEST(CudaPlan, ListsNameSoManyNeurons) {
 }
 
 // Rates of neurons that fall like a Zipf law, as those of trained models do.
-std::vector<double> zipf(std::int64_t hidden, double nnz) {
-  std::vector<double> rates(static_cast<std::size_t>(hidden));
+std::vector<double> zipf(std::int64_t neurons, double nnz) {
+  std::vector<double> rates(static_cast<std::size_t>(neurons));
   double sum = 0;
   for (std::size_t n = 0; n < rates.size(); ++n) sum += 1 / static_cast<double>(n + 10);
   for (std::size_t n = 0; n < rates.size(); ++n) {
@@ -332,8 +332,8 @@ TEST(CudaHot, TrainingIsSparseWhereThatPays) {
   EXPECT_FALSE(choose_training(h100, pass, rates, 1.01 * room).has_value());
   // More neurons than a row's list can name: some have to be hot, which few rows do not allow.
   Problem wide = pass;
-  wide.hidden = kMostColdNeurons + 64;
-  const std::vector<double> rare(static_cast<std::size_t>(wide.hidden), 1e-5);
+  wide.neurons = kMostColdNeurons + 64;
+  const std::vector<double> rare(static_cast<std::size_t>(wide.neurons), 1e-5);
   EXPECT_EQ(choose_training(h100, wide, rare), 64);
   EXPECT_EQ(plan_train(h100, with_hot(wide, 64)).forward.hot, 64);
   wide.tokens = 32;
@@ -382,7 +382,7 @@ TEST(CudaCost, HotNeuronsPay) {
   // One GEMM less, and u is never in memory; at any number of them.
   problem.joined = true;
   EXPECT_LT(estimate_ffn(h100, problem, 29.0 / 5632, 12.0 / 5632).sparse(), 0.99 * apart);
-  problem.hot = problem.hidden;
+  problem.hot = problem.neurons;
   const FfnCost all = estimate_ffn(h100, problem, 1, 1);
   EXPECT_LT(all.sparse(), all.dense);
   EXPECT_THROW(estimate_ffn(h100, problem, 0.1, 0.2), Error);

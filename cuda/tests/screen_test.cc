@@ -119,9 +119,9 @@ TYPED_TEST(CudaScreenTest, KeepsWhatBarelyFires) {
   };
   for (const Case c : {Case{kInputs, 0}, {2304, 0}, {2304, 2048}}) {
     SCOPED_TRACE(c.first);
-    CudaLayer<TypeParam> layer({2 * kPairs, c.depth, 2 * kPairs});
+    CudaLayer<TypeParam> layer({2 * kPairs, c.width, 2 * kPairs});
     const auto widened = [&](const std::vector<float>& values) {
-      std::vector<float> row(static_cast<std::size_t>(c.depth));
+      std::vector<float> row(static_cast<std::size_t>(c.width));
       std::copy(values.begin(), values.end(), row.begin() + c.first);
       return row;
     };

@@ -191,13 +191,13 @@ TEST(CudaTrainPlan, KeepsNoMoreThanCallersReserve) {
   device.sm_count = 132;
   device.shared_bytes = std::size_t{227} << 10;
   for (const std::int64_t rows : {0, 1, 3, 63, 64, 1000, 20000}) {
-    for (const std::int64_t hidden : {1, 8, 127, 128, 129, 5632}) {
-      for (const std::int64_t hot : {std::int64_t{0}, hidden / 3, hidden}) {
-        cuda::Problem problem{rows, 24, hidden};
+    for (const std::int64_t neurons : {1, 8, 127, 128, 129, 5632}) {
+      for (const std::int64_t hot : {std::int64_t{0}, neurons / 3, neurons}) {
+        cuda::Problem problem{rows, 24, neurons};
         problem.hot = hot;
         const auto kept = cuda::plan_train(device, problem).kept_bytes;
-        EXPECT_LE(static_cast<std::int64_t>(kept), cuda::most_kept_bytes(rows, hidden, hot))
-            << rows << " " << hidden << " " << hot;
+        EXPECT_LE(static_cast<std::int64_t>(kept), cuda::most_kept_bytes(rows, neurons, hot))
+            << rows << " " << neurons << " " << hot;
       }
     }
   }

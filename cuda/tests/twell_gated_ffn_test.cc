@@ -43,7 +43,7 @@ TYPED_TEST(CudaGatherTest, TailSizes) {
   const CudaCase cases[] = {{1, 8, 1}, {2, 24, 17}, {1, 136, 300}, {17, 40, 33}};
   for (const CudaCase& c : cases) {
     const CudaLayer<TypeParam> layer(c);
-    this->check(layer, activation_matrix<TypeParam>(Pattern::random50, c.tokens, c.hidden, 3), 32,
+    this->check(layer, activation_matrix<TypeParam>(Pattern::random50, c.tokens, c.neurons, 3), 32,
                 9);
   }
 }
@@ -54,7 +54,7 @@ TYPED_TEST(CudaGatherTest, RowsThatAreNotAligned) {
   for (CudaCase& c : cases) {
     c.padding = 5;
     const CudaLayer<TypeParam> layer(c);
-    this->check(layer, activation_matrix<TypeParam>(Pattern::random50, c.tokens, c.hidden, 3), 64,
+    this->check(layer, activation_matrix<TypeParam>(Pattern::random50, c.tokens, c.neurons, 3), 64,
                 64);
   }
 }
@@ -71,9 +71,9 @@ TYPED_TEST(CudaGatherTest, WideRows) {
 // More tiles than a block scans at a time, more neurons than its window holds.
 TYPED_TEST(CudaGatherTest, ManyTilesAndNeurons) {
   TWELL_NEEDS_GPU();
-  const std::int64_t hidden = 16 * 1024 + 100;
-  const CudaLayer<TypeParam> layer({2, 8, hidden});
-  auto gate = activation_matrix<TypeParam>(Pattern::random1, 2, hidden, 3);
+  const std::int64_t neurons = 16 * 1024 + 100;
+  const CudaLayer<TypeParam> layer({2, 8, neurons});
+  auto gate = activation_matrix<TypeParam>(Pattern::random1, 2, neurons, 3);
   for (std::int64_t n = 5000; n < 5700; ++n) gate.set(1, n, 1.0F);
   this->check(layer, gate, 16, 5);
 }

@@ -25,8 +25,8 @@ std::vector<double> rates_of(const Argument& argument) {
 cuda::Problem problem_of(std::int64_t tokens, std::int64_t width, std::int64_t neurons) {
   cuda::Problem problem;
   problem.tokens = tokens;
-  problem.depth = width;
-  problem.hidden = neurons;
+  problem.width = width;
+  problem.neurons = neurons;
   problem.aligned = width % cuda::kVector == 0;  // as the operators' tensors are
   return problem;
 }

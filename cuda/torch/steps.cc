@@ -39,7 +39,7 @@ cuda::Problem problem_of(const cuda::DeviceTwellView& packed, const ConstMatrixV
   weights.gate = weights.down = down;
   weights.up = up;
   cuda::Problem problem = cuda::problem_of(up.data == nullptr ? y : x, weights, y);
-  problem.hidden = packed.layout.cols;
+  problem.neurons = packed.layout.cols;
   return problem;
 }
 

@@ -33,8 +33,8 @@ namespace twell {
 
 // What plans and estimates know of a layer.
 struct FfnShape {
-  std::int64_t width = 0;   // D
-  std::int64_t hidden = 0;  // H
+  std::int64_t width = 0;    // D
+  std::int64_t neurons = 0;  // H
   bool gated = true;
   DType dtype = DType::bf16;  // of x and y
   bool operator==(const FfnShape&) const = default;

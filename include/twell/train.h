@@ -28,7 +28,7 @@ namespace twell {
 // Where the gate fired in M rows, in compressed sparse rows: all that backward needs beside x.
 struct FfnPatternView {
   std::int64_t rows = 0;                  // M
-  std::int64_t hidden = 0;                // H
+  std::int64_t cols = 0;                  // H
   DType dtype = DType::bf16;              // of v and u
   const std::int64_t* offsets = nullptr;  // [M + 1]: row r has the places from offsets[r] on
   const std::int32_t* neurons = nullptr;  // [nnz], ascending within a row
@@ -42,7 +42,7 @@ struct FfnPatternView {
 class FfnPattern {
  public:
   FfnPattern() = default;
-  // In `lists`, which have room for rows + 1 offsets and rows · hidden places: what does not fire
+  // In `lists`, which have room for rows + 1 offsets and rows · cols places: what does not fire
   // is never touched. The pointers are written through; they outlive this.
   explicit FfnPattern(const FfnPatternView& lists);
   FfnPattern(FfnPattern&&) = default;

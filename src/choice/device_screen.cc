@@ -13,8 +13,8 @@ namespace twell::lm {
 
 DeviceScreen::DeviceScreen(const FfnShape& shape, DeviceRuntime& runtime)
     : runtime_(runtime),
-      neurons_(shape.hidden),
-      share_(shape.hidden),
+      neurons_(shape.neurons),
+      share_(shape.neurons),
       counts_(runtime, [this](std::int64_t count, std::int64_t rows) { share_.saw(count, rows); }) {
   for (std::int64_t rows = 1; rows <= kMostRows; ++rows) {
     const double limit = runtime.candidates_limit(shape, rows);

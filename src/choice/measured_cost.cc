@@ -25,7 +25,7 @@ CostModel measure(DeviceRuntime& runtime, const FfnShape& shape, const TimedLaye
   cost.tokens = {1, 32, 256, 1024};
   cost.densities = {0.005, 0.02, 0.1, 0.4};
   const auto per_weight = [&](double seconds) {
-    return seconds * 1e9 / static_cast<double>(shape.width * shape.hidden);
+    return seconds * 1e9 / static_cast<double>(shape.width * shape.neurons);
   };
   for (const std::int64_t rows : cost.tokens) {
     const bool recorded = rows <= 32;  // as decoding has them
@@ -37,7 +37,7 @@ CostModel measure(DeviceRuntime& runtime, const FfnShape& shape, const TimedLaye
       const auto rank = std::clamp<std::int64_t>(
           std::llround((1 - density) * static_cast<double>(values.numel())), 1, values.numel());
       const float threshold = std::max(0.0F, std::get<0>(values.kthvalue(rank)).item<float>());
-      const std::vector<double> rates(static_cast<std::size_t>(shape.hidden), density);
+      const std::vector<double> rates(static_cast<std::size_t>(shape.neurons), density);
       const std::int64_t hot = runtime.choose_hot(shape, rows, rates).count;
       sparse.push_back(
           per_weight(seconds_of(runtime, recorded, [&] { layer.sparse(x, threshold, hot); })));
@@ -85,7 +85,7 @@ CostModel measured_cost(DeviceRuntime& runtime, const FfnShape& shape, const Tim
   static std::mutex mutex;
   static std::map<Key, CostModel> measured;
   const std::lock_guard lock(mutex);
-  const Key key{&runtime, shape.width, shape.hidden, shape.gated, shape.dtype};
+  const Key key{&runtime, shape.width, shape.neurons, shape.gated, shape.dtype};
   const auto found = measured.find(key);
   return found != measured.end()
              ? found->second

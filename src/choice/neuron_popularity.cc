@@ -15,7 +15,7 @@ namespace twell::lm {
 NeuronPopularity::NeuronPopularity(const FfnShape& shape, DeviceRuntime& runtime)
     : shape_(shape),
       runtime_(runtime),
-      host_(runtime.host_buffer(2 * shape.hidden, at::kLong).view({2, shape.hidden})),
+      host_(runtime.host_buffer(2 * shape.neurons, at::kLong).view({2, shape.neurons})),
       marker_(runtime.make_marker()) {}
 
 bool NeuronPopularity::wants(std::int64_t rows) const {
@@ -44,7 +44,7 @@ bool NeuronPopularity::order_when_arrived(
   }
   const at::Tensor host = std::exchange(host_, {});
   const auto* const sums = host.const_data_ptr<std::int64_t>();
-  order({sums, sums + shape_.hidden}, host[1], reorder);
+  order({sums, sums + shape_.neurons}, host[1], reorder);
   return true;
 }
 
@@ -60,17 +60,17 @@ void NeuronPopularity::order_by(const LayerFindings& findings, const at::Tensor&
 
 void NeuronPopularity::order(const std::vector<std::int64_t>& fired, const at::Tensor& finite,
                              const std::function<void(const at::Tensor& order)>& reorder) {
-  const auto hidden = fired.size();
-  const auto is_finite = std::make_unique<bool[]>(hidden);
-  for (std::size_t n = 0; n < hidden; ++n) {
+  const auto neurons = fired.size();
+  const auto is_finite = std::make_unique<bool[]>(neurons);
+  for (std::size_t n = 0; n < neurons; ++n) {
     is_finite[n] = finite.const_data_ptr<std::int64_t>()[n] != 0;
   }
-  NeuronOrder order = order_of({inputs_, {}, fired, {}}, {is_finite.get(), hidden});
+  NeuronOrder order = order_of({inputs_, {}, fired, {}}, {is_finite.get(), neurons});
   const at::Tensor host =
-      runtime_.host_buffer(2 * shape_.hidden, at::kLong).view({2, shape_.hidden});
-  auto* const places = host.mutable_data_ptr<std::int64_t>() + hidden;
+      runtime_.host_buffer(2 * shape_.neurons, at::kLong).view({2, shape_.neurons});
+  auto* const places = host.mutable_data_ptr<std::int64_t>() + neurons;
   std::copy(order.order.begin(), order.order.end(), host.mutable_data_ptr<std::int64_t>());
-  for (std::size_t i = 0; i < hidden; ++i) {
+  for (std::size_t i = 0; i < neurons; ++i) {
     places[static_cast<std::size_t>(order.order[i])] = static_cast<std::int64_t>(i);
   }
   const bool done = found_memory([&] {

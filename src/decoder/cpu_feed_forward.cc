@@ -127,7 +127,7 @@ class CpuFeedForward final : public FeedForward {
   }
 
   at::Tensor sparse(const at::Tensor& x, std::int64_t layer, FfnObserver* observer, bool counted) {
-    FfnActivity activity{layer, x.size(0), layer_.shape().hidden, FfnPath::sparse, {}, {}, {}};
+    FfnActivity activity{layer, x.size(0), layer_.shape().neurons, FfnPath::sparse, {}, {}, {}};
     const bool observed = observer != nullptr && observer->wants_counts();
     at::Tensor y = at::empty(x.sizes(), x.options());
     FfnCounts counts;

@@ -16,7 +16,7 @@ void report(const at::Tensor& gate, const at::Tensor& hidden, std::int64_t layer
   FfnActivity activity;
   activity.layer = layer;
   activity.rows = hidden.size(0);
-  activity.hidden_units = hidden.size(1);
+  activity.neurons = hidden.size(1);
   if (observer.wants_hidden()) {
     activity.gate = gate;
     activity.hidden = hidden;

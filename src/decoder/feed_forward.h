@@ -38,7 +38,7 @@ FfnPath parse_ffn_path(std::string_view text);
 struct FfnActivity {
   std::int64_t layer = 0;
   std::int64_t rows = 0;          // N
-  std::int64_t hidden_units = 0;  // H
+  std::int64_t neurons = 0;       // H
   FfnPath path = FfnPath::dense;  // dense or sparse: the one that ran
   at::Tensor gate;                // [N, H] activated gate; dense path with wants_hidden()
   at::Tensor hidden;              // [N, H] input of down, differentiable; as `gate`

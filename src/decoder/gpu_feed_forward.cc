@@ -175,7 +175,7 @@ class GpuFeedForward final : public FeedForward {
 
   at::Tensor sparse(const at::Tensor& x, std::int64_t layer, FfnObserver* observer, bool sampled,
                     std::int64_t hot) {
-    FfnActivity activity{layer, x.size(0), shape_.hidden, FfnPath::sparse, {}, {}, {}};
+    FfnActivity activity{layer, x.size(0), shape_.neurons, FfnPath::sparse, {}, {}, {}};
     const bool observed = observer != nullptr && observer->wants_counts();
     const bool counted = popularity_.wants(x.size(0));
     const at::Tensor screen = hot == 0 ? screen_.take(x.size(0)) : at::Tensor();

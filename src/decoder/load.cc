@@ -119,7 +119,7 @@ void check_all_used(const ParameterSource& source, const io::Checkpoint& checkpo
 std::unique_ptr<Model> load_model(const std::string& directory, const LoadOptions& options) {
   const std::filesystem::path path(directory);
   io::ModelConfig config = io::load_config(path, options.architectures);
-  if (options.ffn == FfnPath::sparse && !options.trainable &&
+  if (options.path == FfnPath::sparse && !options.trainable &&
       !io::yields_zeros(config.hidden_act)) {
     // Before gigabytes are mapped and converted.
     throw Error(ErrorKind::unsupported, (path / "config.json").string(),
@@ -145,11 +145,11 @@ std::unique_ptr<Model> load_model(const std::string& directory, const LoadOption
     model->use_dense_ffn(false, *source);
     check_used();
     require_grad(*model);
-  } else if (options.ffn == FfnPath::sparse ||
-             (options.ffn == FfnPath::automatic && sparse_possible(*model))) {
+  } else if (options.path == FfnPath::sparse ||
+             (options.path == FfnPath::automatic && sparse_possible(*model))) {
     std::vector<LayerFindings> findings;
     if (options.prepare) findings = load_findings(path, *checkpoint, *model);
-    model->use_sparse_ffn(options.ffn, *source, findings);
+    model->use_sparse_ffn(options.path, *source, findings);
     check_used();
     if (options.prepare) settle(*model);
   } else {

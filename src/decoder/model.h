@@ -96,12 +96,12 @@ class Model {
 };
 
 struct LoadOptions {
-  FfnPath ffn = FfnPath::automatic;
+  FfnPath path = FfnPath::automatic;
   at::Device device = at::kCPU;  // as open_device() gave it
   // at::kBFloat16 or at::kFloat, on a GPU also at::kHalf; absent: as stored, but f64 as f32, and so
   // is f16 on the CPU
   std::optional<at::ScalarType> dtype = {};
-  bool trainable = false;      // own writable copies with requires_grad, dense FFN, `ffn` ignored
+  bool trainable = false;      // own writable copies with requires_grad, dense FFN, `path` ignored
   bool prepack_dense = false;  // dense path: oneDNN-ordered FFN weights
   bool check_finite = true;    // refuse NaN and infinite weights: reads every byte once
   bool allow_unused = false;   // leave out tensors that config.json has no use for

@@ -44,10 +44,10 @@ struct Firing {
 class FiringRecorder final : public FfnObserver {
  public:
   explicit FiringRecorder(const Model& model) : layers(static_cast<std::size_t>(model.layers())) {
-    const auto hidden = static_cast<std::size_t>(model.config().intermediate_size);
+    const auto neurons = static_cast<std::size_t>(model.config().intermediate_size);
     for (Firing& layer : layers) {
-      layer.bits.resize(hidden);
-      layer.count.resize(hidden, 0);
+      layer.bits.resize(neurons);
+      layer.count.resize(neurons, 0);
     }
   }
   bool wants_hidden() const override { return true; }

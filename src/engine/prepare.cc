@@ -19,7 +19,7 @@ Prepared prepare_model(const std::string& directory, std::span<const std::int64_
         fmt::format("expected a text of {} tokens or more, got {}", kFewestInputs, tokens.size()));
   }
   LoadOptions load = options;
-  load.ffn = FfnPath::sparse;
+  load.path = FfnPath::sparse;
   load.prepare = false;
   const auto model = load_model(directory, load);
   // In one call, as sequences of what the model has positions for: a layer decides by its first.

@@ -19,7 +19,7 @@ constexpr std::uint32_t kMaxLayers = 1 << 16, kMaxUnits = 1 << 24;
 // The layout of the file, see the header.
 struct RawHeader {
   char magic[8];
-  std::uint32_t version, layers, width, hidden, gated, window;
+  std::uint32_t version, layers, width, neurons, gated, window;
   std::uint64_t tokens;
   std::uint8_t zeros[24];
 };
@@ -74,9 +74,9 @@ void ActivityTrace::parse() {
     fail_file(name_, "is an activity trace of version {}, expected {}", raw.version, kVersion);
   }
   if (raw.layers < 1 || raw.layers > kMaxLayers || raw.width < 1 || raw.width > kMaxUnits ||
-      raw.hidden < 1 || raw.hidden > kMaxUnits || raw.gated > 1) {
+      raw.neurons < 1 || raw.neurons > kMaxUnits || raw.gated > 1) {
     fail_file(name_, "claims {} layers of D = {}, H = {}, gated = {}: damaged?", raw.layers,
-              raw.width, raw.hidden, raw.gated);
+              raw.width, raw.neurons, raw.gated);
   }
   if (std::any_of(std::begin(raw.zeros), std::end(raw.zeros), [](auto b) { return b != 0; })) {
     fail_file(name_, "has bytes other than zero in the reserved part of its header");
@@ -101,7 +101,7 @@ void ActivityTrace::parse() {
   if (offsets_.back() != bytes_.size()) {
     fail_file(name_, "has {} bytes behind its last layer", bytes_.size() - offsets_.back());
   }
-  header_ = {raw.layers, raw.width, raw.hidden, raw.gated == 1, raw.window, raw.tokens};
+  header_ = {raw.layers, raw.width, raw.neurons, raw.gated == 1, raw.window, raw.tokens};
 }
 
 ActivityRows ActivityTrace::read(std::uint32_t layer, std::uint64_t most) const {
@@ -114,16 +114,16 @@ ActivityRows ActivityTrace::read(std::uint32_t layer, std::uint64_t most) const 
   for (std::uint64_t token = 0; token < std::min(most, header_.tokens); ++token) {
     const std::uint32_t count = in.next();
     // Each of them takes a byte at least, so this bounds the memory as well.
-    bool good = in.good && count <= header_.hidden && count <= in.bytes.size() - in.at;
+    bool good = in.good && count <= header_.neurons && count <= in.bytes.size() - in.at;
     std::uint64_t next = 0;
     for (std::uint32_t i = 0; good && i < count; ++i) {
       next += in.next();
-      good = in.good && next < header_.hidden;
+      good = in.good && next < header_.neurons;
       out.neurons.push_back(static_cast<std::uint32_t>(next++));
     }
     if (!good) {
       fail_file(name_, "layer {}, token {}: no ascending neurons below {}: damaged?", layer, token,
-                header_.hidden);
+                header_.neurons);
     }
     out.starts.push_back(out.neurons.size());
   }
@@ -137,9 +137,9 @@ ActivityRows ActivityTrace::read(std::uint32_t layer, std::uint64_t most) const 
 ActivityTraceWriter::ActivityTraceWriter(const ActivityTraceHeader& header)
     : header_(header), layers_(header.layers), tokens_(header.layers, 0) {
   if (header.layers < 1 || header.layers > kMaxLayers || header.width < 1 ||
-      header.width > kMaxUnits || header.hidden < 1 || header.hidden > kMaxUnits) {
+      header.width > kMaxUnits || header.neurons < 1 || header.neurons > kMaxUnits) {
     fail_argument("ActivityTraceWriter", "impossible shape: {} layers of D = {}, H = {}",
-                  header.layers, header.width, header.hidden);
+                  header.layers, header.width, header.neurons);
   }
 }
 
@@ -149,10 +149,10 @@ void ActivityTraceWriter::append(std::uint32_t layer, std::span<const std::uint3
   }
   std::uint64_t next = 0;  // the smallest id that may follow
   for (const std::uint32_t neuron : neurons) {
-    if (neuron < next || neuron >= header_.hidden) {
+    if (neuron < next || neuron >= header_.neurons) {
       fail_argument("ActivityTraceWriter::append",
                     "neuron {}: expected ascending ones below {}, at least {}", neuron,
-                    header_.hidden, next);
+                    header_.neurons, next);
     }
     next = std::uint64_t{neuron} + 1;
   }
@@ -184,7 +184,7 @@ void ActivityTraceWriter::save(const std::filesystem::path& path) {
   raw.version = kVersion;
   raw.layers = header_.layers;
   raw.width = header_.width;
-  raw.hidden = header_.hidden;
+  raw.neurons = header_.neurons;
   raw.gated = header_.gated ? 1 : 0;
   raw.window = header_.window;
   raw.tokens = tokens_[0];

@@ -5,7 +5,7 @@
 //   8  u32     version, 1
 //  12  u32     layers
 //  16  u32     D, width of the model
-//  20  u32     H, hidden units of a feed-forward layer
+//  20  u32     H, neurons of a feed-forward layer
 //  24  u32     1 where the layers have a gate, else 0
 //  28  u32     tokens of a sequence: the text was run in windows of that many
 //  32  u64     tokens
@@ -32,9 +32,9 @@ namespace twell::io {
 inline constexpr std::string_view kActivityTraceMagic = "TWELLTRC";
 
 struct ActivityTraceHeader {
-  std::uint32_t layers = 0;  // 1 … 65,536
-  std::uint32_t width = 0;   // D, 1 … 2^24
-  std::uint32_t hidden = 0;  // H, 1 … 2^24
+  std::uint32_t layers = 0;   // 1 … 65,536
+  std::uint32_t width = 0;    // D, 1 … 2^24
+  std::uint32_t neurons = 0;  // H, 1 … 2^24
   bool gated = true;
   std::uint32_t window = 0;
   std::uint64_t tokens = 0;

@@ -47,7 +47,7 @@ double at_density(double density, const std::vector<double>& densities,
 }
 
 double us(double ns_per_weight, const FfnShape& shape) {
-  return ns_per_weight * static_cast<double>(shape.hidden * shape.width) * 1e-3;
+  return ns_per_weight * static_cast<double>(shape.neurons * shape.width) * 1e-3;
 }
 
 }  // namespace

@@ -97,7 +97,7 @@ Layer::Layer(const Context& context, const LayerWeights& weights, const FfnForm&
   down_ = weights.down;
   if (!weights.neuron_major || spread) {
     const std::int64_t columns = weights.neuron_major ? down_.cols : down_.rows;
-    Copy own = allocate(shape_.hidden, columns, shape_.dtype, spread);
+    Copy own = allocate(shape_.neurons, columns, shape_.dtype, spread);
     if (weights.neuron_major) {
       copy(down_, own.view);
     } else {
@@ -143,7 +143,7 @@ Layer::Trial Layer::run_sample(Context& context, ConstMatrixView sample, bool sc
   findings.fired = std::move(counts.neuron_nnz);
   if (screen) {
     findings.candidates = static_cast<double>(counts.candidates) /
-                          (static_cast<double>(sample.rows) * static_cast<double>(shape_.hidden));
+                          (static_cast<double>(sample.rows) * static_cast<double>(shape_.neurons));
   }
   return {std::move(findings), std::move(with)};
 }
@@ -162,9 +162,9 @@ void Layer::prepare(Context& context, ConstMatrixView sample) {
 }
 
 void Layer::prepare(const LayerFindings& findings) {
-  require(std::ssize(findings.mean) == shape_.width && std::ssize(findings.fired) == shape_.hidden,
+  require(std::ssize(findings.mean) == shape_.width && std::ssize(findings.fired) == shape_.neurons,
           kName, "findings", "expected that of a layer of width ", shape_.width, " and ",
-          shape_.hidden, " neurons, got one of ", findings.mean.size(), " and ",
+          shape_.neurons, " neurons, got one of ", findings.mean.size(), " and ",
           findings.fired.size());
   decide(findings, {});
 }
@@ -256,8 +256,8 @@ std::uint64_t Layer::fingerprint() const {
 
 std::int64_t Layer::own_bytes() const {
   std::size_t bytes = up_memory_.bytes() + down_memory_.bytes();
-  if (packed_) bytes += packed_bytes(weight_type(shape_.dtype), shape_.hidden, shape_.width);
-  if (screen_) bytes += screen_bytes(shape_.hidden, shape_.width);
+  if (packed_) bytes += packed_bytes(weight_type(shape_.dtype), shape_.neurons, shape_.width);
+  if (screen_) bytes += screen_bytes(shape_.neurons, shape_.width);
   return static_cast<std::int64_t>(bytes);
 }
 

@@ -17,7 +17,7 @@ void MovingShare::saw(std::int64_t count, std::int64_t rows) {
 }
 
 PathChooser::PathChooser(CostModel cost, const FfnShape& shape)
-    : cost_(std::move(cost)), shape_(shape), density_(shape.hidden) {}
+    : cost_(std::move(cost)), shape_(shape), density_(shape.neurons) {}
 
 bool PathChooser::dense(std::int64_t rows, double hot) const {
   return density() && cost_.prefers_dense(rows, *density(), shape_, hot);

@@ -126,7 +126,7 @@ CostModel scaled_cost(CpuTier tier, int threads, const FfnShape& shape, double d
   const std::lock_guard lock(mutex);
   // A factor of both gather and gate holds near the density that it was timed at.
   const long power_of_four = std::lround(std::log2(std::max(density, 1e-3)) / 2);
-  const Key key{tier, threads, shape.width, shape.hidden, shape.gated, shape.dtype, power_of_four};
+  const Key key{tier, threads, shape.width, shape.neurons, shape.gated, shape.dtype, power_of_four};
   const auto found = measured.find(key);
   return found != measured.end()
              ? found->second

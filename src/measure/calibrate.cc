@@ -19,7 +19,7 @@ CostModel calibrate(const FfnShape& shape, const MeasureOptions& options,
   cost.tokens.assign(FfnCostTable::kTokens.begin(), FfnCostTable::kTokens.end());
   cost.sparse.resize(cost.tokens.size());
   const auto per_weight = [&](double us) {
-    return us * 1e3 / static_cast<double>(shape.width * shape.hidden);
+    return us * 1e3 / static_cast<double>(shape.width * shape.neurons);
   };
   // The dense path does the same work at every density, and noise only ever adds time. At 8 tokens,
   // where weights come from what is left of L3, runs differ by 1.4.
@@ -27,8 +27,8 @@ CostModel calibrate(const FfnShape& shape, const MeasureOptions& options,
   for (const double density : FfnCostTable::kDensities) {
     SyntheticShape synthetic;
     synthetic.width = shape.width;
-    synthetic.neurons = shape.hidden;
-    synthetic.activity.mean_nnz = density * static_cast<double>(shape.hidden);
+    synthetic.neurons = shape.neurons;
+    synthetic.activity.mean_nnz = density * static_cast<double>(shape.neurons);
     LayerTimer timer(synthetic);
     cost.densities.push_back(timer.density(cost.tokens.back()));
     for (std::size_t t = 0; t < cost.tokens.size(); ++t) {

@@ -17,7 +17,7 @@ struct Counter final : lm::FfnObserver {
   bool wants_counts() const override { return true; }
   void observe(const lm::FfnActivity& activity) override {
     nnz += static_cast<double>(activity.counts.nnz());
-    cells += static_cast<double>(activity.rows * activity.hidden_units);
+    cells += static_cast<double>(activity.rows * activity.neurons);
   }
   double nnz = 0, cells = 0;
 };

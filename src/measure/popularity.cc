@@ -36,9 +36,9 @@ double normal_quantile(double p) {
   return bisect(-kCertain, kCertain, p, normal_cdf);
 }
 
-std::vector<double> neuron_popularity(std::int64_t hidden, const ActivityShape& shape,
+std::vector<double> neuron_popularity(std::int64_t neurons, const ActivityShape& shape,
                                       std::uint64_t seed) {
-  const double h = static_cast<double>(hidden);
+  const double h = static_cast<double>(neurons);
   if (!(shape.mean_nnz >= 0 && shape.mean_nnz <= h)) {
     throw Error(ErrorKind::invalid_argument, "activity",
                 "mean non-zeros must lie between 0 and the hidden size");
@@ -48,7 +48,7 @@ std::vector<double> neuron_popularity(std::int64_t hidden, const ActivityShape& 
   const double needed = std::ceil(shape.mean_nnz / kBusiest);
   const auto live = static_cast<std::int64_t>(
       std::clamp(std::max((1 - shape.dead_fraction) * h, needed), 0.0, h));
-  std::vector<double> popularity(static_cast<std::size_t>(hidden), 0.0);
+  std::vector<double> popularity(static_cast<std::size_t>(neurons), 0.0);
   if (live == 0) return popularity;
   const double busiest = std::max(kBusiest, shape.mean_nnz / static_cast<double>(live));
   // The head of the law is flattened: rank + H / 500.

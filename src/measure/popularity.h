@@ -20,8 +20,8 @@ inline constexpr double kCertain = 40.0;  // standard deviations: never crossed
 double normal_quantile(double p);
 double normal_cdf(double x);
 
-// Firing probability of each of `hidden` neurons, in random order; the sum is mean_nnz.
-std::vector<double> neuron_popularity(std::int64_t hidden, const ActivityShape& shape,
+// Firing probability of each neuron, in random order; the sum is mean_nnz.
+std::vector<double> neuron_popularity(std::int64_t neurons, const ActivityShape& shape,
                                       std::uint64_t seed);
 
 // What to add to a row's pre-activations so that row counts follow the lognormal and their mean is

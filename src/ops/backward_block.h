@@ -58,9 +58,9 @@ struct BackwardBlock {
     }
     const float* const q = dv + (offsets[row] - offsets[0]);
     for (std::int64_t k = 0; k < places.cold_count(); ++k) add(places.cold_at(k), q[k]);
-    const std::int64_t hidden = call.in.pattern.hidden;
-    const float s = norm_factor(*form.norm, squares, hidden);
-    return {s, static_cast<float>(products * s * s * s / static_cast<double>(hidden))};
+    const std::int64_t neurons = call.in.pattern.cols;
+    const float s = norm_factor(*form.norm, squares, neurons);
+    return {s, static_cast<float>(products * s * s * s / static_cast<double>(neurons))};
   }
 
   // h of a place of the pattern.

@@ -28,7 +28,7 @@ void run(Context& context, const BackwardCall& call) {
       0, kActive, static_cast<std::size_t>(3 * places + rows_most) * sizeof(float)));
   const auto row_bytes = static_cast<std::size_t>(width) * sizeof(float);
   for (int t = 0; t < plan.threads; ++t) {
-    context.scratch(t, kPartialY, row_bytes + RowPlaces::bytes(in.pattern.hidden));
+    context.scratch(t, kPartialY, row_bytes + RowPlaces::bytes(in.pattern.cols));
     if (hot.size() > 0) context.scratch(t, kAccumulators, packed_accumulator_bytes());
   }
   BackwardBlock<T> block{call,
@@ -80,7 +80,7 @@ void run(Context& context, const BackwardCall& call) {
     {
       const int thread = omp_get_thread_num();
       auto* own = static_cast<float*>(context.scratch(thread, kPartialY, 0));
-      RowPlaces row_places(hot, in.pattern.hidden, own + width);
+      RowPlaces row_places(hot, in.pattern.cols, own + width);
       if (hot.size() > 0) {
         auto* c = static_cast<float*>(context.scratch(thread, kAccumulators, 0));
         if (!dy.in_place()) {

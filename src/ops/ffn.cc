@@ -42,15 +42,15 @@ void require_ffn(const char* operation, ConstMatrixView x, const FfnWeights& wei
                  const FfnForm& form, MatrixView y) {
   const FfnShape shape = weights.shape(x.dtype);
   const WeightView& gate = weights.gate_view();
-  require_weight_shape(operation, "gate", gate.type, shape.hidden, shape.width);
+  require_weight_shape(operation, "gate", gate.type, shape.neurons, shape.width);
   require_x(operation, x, gate);
   const auto weight = [&](const char* name, const WeightView& view, std::int64_t cols) {
-    require_weight(operation, name, view, shape.dtype, shape.hidden, cols);
+    require_weight(operation, name, view, shape.dtype, shape.neurons, cols);
   };
   if (const auto* screened = std::get_if<ScreenedGate>(&weights.gate)) {
     weight("gate", gate, shape.width);
-    require(screened->screen.rows() == shape.hidden && screened->screen.cols() == shape.width,
-            operation, "screen", "expected that of [", shape.hidden, ", ", shape.width,
+    require(screened->screen.rows() == shape.neurons && screened->screen.cols() == shape.width,
+            operation, "screen", "expected that of [", shape.neurons, ", ", shape.width,
             "], got that of [", screened->screen.rows(), ", ", screened->screen.cols(), "]");
   }
   if (weights.up) weight("up", *weights.up, shape.width);
@@ -76,7 +76,7 @@ void ffn(Context& context, ConstMatrixView x, const FfnWeights& weights, const F
   if (counts != nullptr) {
     *counts = {};
     counts->row_nnz.resize(static_cast<std::size_t>(x.rows));
-    counts->neuron_nnz.resize(static_cast<std::size_t>(shape.hidden));
+    counts->neuron_nnz.resize(static_cast<std::size_t>(shape.neurons));
   }
   if (x.rows == 0) return;
   const FfnPlan plan = plan_ffn(context, x.rows, shape, weights.form());

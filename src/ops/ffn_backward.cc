@@ -16,9 +16,9 @@ constexpr const char* kOperation = "ffn_backward";
 
 void check_pattern(const FfnBackward& in, DType dtype) {
   const FfnPatternView& p = in.pattern;
-  require(p.rows == in.x.rows && p.hidden == in.gate.rows && p.dtype == dtype, kOperation,
-          "pattern", "expected one of ", name_of(dtype), " [", in.x.rows, ", ", in.gate.rows,
-          "], got ", name_of(p.dtype), " [", p.rows, ", ", p.hidden, "]");
+  require(p.rows == in.x.rows && p.cols == in.gate.rows && p.dtype == dtype, kOperation, "pattern",
+          "expected one of ", name_of(dtype), " [", in.x.rows, ", ", in.gate.rows, "], got ",
+          name_of(p.dtype), " [", p.rows, ", ", p.cols, "]");
   require(p.rows == 0 || p.offsets != nullptr, kOperation, "pattern", "offsets are null");
   require(p.nnz() == 0 || (p.neurons != nullptr && p.v != nullptr), kOperation, "pattern",
           "lists are null");
@@ -30,9 +30,9 @@ void check(const FfnBackward& in, const FfnGradients& out) {
   const DType dtype = in.x.dtype;
   require_weight_shape(kOperation, "gate", in.gate.type, in.gate.rows, in.gate.cols);
   require_x(kOperation, in.x, in.gate);
-  const std::int64_t hidden = in.gate.rows;
+  const std::int64_t neurons = in.gate.rows;
   const auto weight = [&](const char* name, const WeightView& view, std::int64_t cols) {
-    require_weight(kOperation, name, view, dtype, hidden, cols);
+    require_weight(kOperation, name, view, dtype, neurons, cols);
   };
   weight("gate", in.gate, in.gate.cols);
   if (in.up) weight("up", *in.up, in.gate.cols);
@@ -41,7 +41,8 @@ void check(const FfnBackward& in, const FfnGradients& out) {
   require(in.x.rows <= std::numeric_limits<std::int32_t>::max(), kOperation, "x",
           "expected at most 2^31 - 1 rows, got ", in.x.rows);
   check_pattern(in, dtype);
-  require_form(kOperation, in.form, {in.gate.cols, hidden, in.up.has_value(), dtype}, in.down.cols);
+  require_form(kOperation, in.form, {in.gate.cols, neurons, in.up.has_value(), dtype},
+               in.down.cols);
   require(std::isfinite(in.l1), kOperation, "l1", "expected a finite gradient, got ", in.l1);
   require_matrix(kOperation, "dx", out.dx, dtype, in.x.rows, in.gate.cols);
   require(in.up.has_value() == out.up.has_value(), kOperation, "gradient of up",
@@ -50,17 +51,17 @@ void check(const FfnBackward& in, const FfnGradients& out) {
     require(view.dtype == DType::f32 || (view.dtype == dtype && !out.accumulate), kOperation, name,
             "expected f32", out.accumulate ? ", to add to" : " or the layer's dtype", ", got ",
             name_of(view.dtype));
-    require_matrix(kOperation, name, view, view.dtype, hidden, cols);
+    require_matrix(kOperation, name, view, view.dtype, neurons, cols);
   };
   gradient("gradient of gate", out.gate, in.gate.cols);
   if (out.up) gradient("gradient of up", *out.up, in.gate.cols);
   gradient("gradient of down", out.down, in.down.cols);
-  require_entries(kOperation, "gradient of gate_bias", out.gate_bias, hidden);
-  require_entries(kOperation, "gradient of up_bias", out.up_bias, hidden);
+  require_entries(kOperation, "gradient of gate_bias", out.gate_bias, neurons);
+  require_entries(kOperation, "gradient of up_bias", out.up_bias, neurons);
   require(in.up.has_value() || out.up_bias.empty(), kOperation, "gradient of up_bias",
           "expected none, in a layer without a gate");
   require_entries(kOperation, "gradient of down_bias", out.down_bias, in.down.cols);
-  require_entries(kOperation, "gradient of norm.weight", out.norm_weight, hidden);
+  require_entries(kOperation, "gradient of norm.weight", out.norm_weight, neurons);
   require(in.form.norm.has_value() || out.norm_weight.empty(), kOperation,
           "gradient of norm.weight", "expected none, in a layer without a norm");
 }
@@ -79,7 +80,7 @@ bool all_rows_finite(const FfnBackward& in, const FfnPlan& plan, const Kernels& 
 // Where the coefficients go. Of hot neurons: rows as long as M, zeros past them.
 void take_scratch(Context& context, BackwardCall& call) {
   const std::int64_t rows = call.in.x.rows;
-  const std::int64_t cold = call.by_neuron.offsets[call.in.pattern.hidden];
+  const std::int64_t cold = call.by_neuron.offsets[call.in.pattern.cols];
   const std::int64_t stride = SparseX::stride_of(call.kernels.x, rows);
   const auto bytes =
       static_cast<std::size_t>(call.hot.size() * stride) * size_of(call.kernels.x.dtype);
@@ -119,7 +120,7 @@ void ffn_backward(Context& context, const FfnBackward& in, const FfnGradients& o
   BackwardCall call{call_in, out,
                     kernels, weight(in.gate),
                     {},      weight(in.down),
-                    plan,    HotSet(context, shape.hidden),
+                    plan,    HotSet(context, shape.neurons),
                     {}};
   if (in.up) call.up = weight(*in.up);
   call.by_neuron = transpose(context, call_in.pattern, call.hot, least,

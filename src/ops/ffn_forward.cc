@@ -29,12 +29,12 @@ void run(Context& context, ConstMatrixView x, const FfnWeights& all, const FfnFo
   // Pre-activations, since backward needs the slope there.
   Gate gate(context, plan, all, x.dtype, {Activation::fat_relu, form.gate.kept_above()},
             form.gate_bias, packed);
-  HotSet hot(context, shape.hidden);
+  HotSet hot(context, shape.neurons);
   const HotScratch scratch = take_hot_scratch(context, plan, shape, weights.down.cols);
   const std::int64_t width = weights.down.cols;
   const auto row_bytes = static_cast<std::size_t>(width) * sizeof(float);
   for (int t = 0; t < plan.threads; ++t) {
-    context.scratch(t, kPartialY, row_bytes + RowPlaces::bytes(shape.hidden));
+    context.scratch(t, kPartialY, row_bytes + RowPlaces::bytes(shape.neurons));
   }
   std::vector<double> l1(static_cast<std::size_t>(plan.row_block));
   std::vector<std::int32_t> cold_count(l1.size()), kept(l1.size());
@@ -48,13 +48,13 @@ void run(Context& context, ConstMatrixView x, const FfnWeights& all, const FfnFo
 #pragma omp parallel num_threads(plan.threads) reduction(+ : candidates)
     {
       candidates += gate.run(omp_get_thread_num());
-      count_neurons(packed, rows, shape.hidden, hot.counts());
+      count_neurons(packed, rows, shape.neurons, hot.counts());
       hot.choose(plan.hot_share * static_cast<double>(rows) + plan.hot_rows, {weights.down});
     }
     counts.candidates += candidates;
     std::int32_t* const row_nnz = counts.row_nnz.data() + first;
     for (std::int64_t r = 0; r < rows; ++r) row_nnz[r] = packed.row_count(r);
-    for (std::int64_t n = 0; n < shape.hidden; ++n) {
+    for (std::int64_t n = 0; n < shape.neurons; ++n) {
       counts.neuron_nnz[static_cast<std::size_t>(n)] += hot.counts()[n];
     }
     // What follows may allocate: no thread is running.
@@ -89,7 +89,7 @@ void run(Context& context, ConstMatrixView x, const FfnWeights& all, const FfnFo
     {
       const int thread = omp_get_thread_num();
       auto* own = static_cast<float*>(context.scratch(thread, kPartialY, 0));
-      RowPlaces row_places(hot, shape.hidden, own + width);
+      RowPlaces row_places(hot, shape.neurons, own + width);
       const auto fire = [&](std::int64_t row) {
         l1[static_cast<std::size_t>(row)] = block.fire(row, block_x.row_bytes(row), row_places);
       };
@@ -131,7 +131,7 @@ void ffn_forward(Context& context, ConstMatrixView x, const FfnWeights& weights,
   FfnCounts& all = counts != nullptr ? *counts : own;
   all = {};
   all.row_nnz.resize(static_cast<std::size_t>(x.rows));
-  all.neuron_nnz.resize(static_cast<std::size_t>(shape.hidden));
+  all.neuron_nnz.resize(static_cast<std::size_t>(shape.neurons));
   pattern.reset(x.rows, shape);
   if (x.rows == 0) return;
   if (shape.dtype == DType::bf16) {

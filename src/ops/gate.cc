@@ -9,8 +9,8 @@ namespace {
 
 // Splits the neurons of a tile at column blocks: f(first panel, panels, first neuron, columns).
 template <class F>
-void for_each_column_block(std::int64_t hidden, std::int64_t tile, std::int64_t width, F f) {
-  const std::int64_t end = std::min((tile + 1) * width, hidden);
+void for_each_column_block(std::int64_t neurons, std::int64_t tile, std::int64_t width, F f) {
+  const std::int64_t end = std::min((tile + 1) * width, neurons);
   for (std::int64_t first = tile * width; first < end; first += kColumnBlock) {
     const std::int64_t columns = std::min(kColumnBlock, end - first);
     f(first / kPanel, packed_panels(columns), first, columns);

@@ -35,7 +35,7 @@ void gather_weight_gradients(Context& context, const BackwardCall& call) {
   constexpr std::int64_t kNeurons = 64;  // of a unit of work
   const WeightGradients gradients = gradients_of(call);
   const FfnBackward& in = call.in;
-  const std::int64_t hidden = in.pattern.hidden;
+  const std::int64_t neurons = in.pattern.cols;
   const std::int64_t width = piece_width(in.x.rows, in.x.dtype);
   const auto bytes = [](const ConstMatrixView& m) {
     return static_cast<std::size_t>(m.rows * m.cols) * size_of(m.dtype);
@@ -49,7 +49,7 @@ void gather_weight_gradients(Context& context, const BackwardCall& call) {
   // x and dy are gathered like a weight.
   const DType dtype = in.x.dtype;
   const WeightKernels& kernels = weight_kernels_of(call.plan.tier, dtype, weight_type(dtype));
-  const std::int64_t chunks = (hidden + kNeurons - 1) / kNeurons;
+  const std::int64_t chunks = (neurons + kNeurons - 1) / kNeurons;
 #pragma omp parallel num_threads(call.plan.threads)
   {
     auto* sum = static_cast<float*>(context.scratch(omp_get_thread_num(), kPartialY, 0));
@@ -65,7 +65,7 @@ void gather_weight_gradients(Context& context, const BackwardCall& call) {
         const std::int64_t piece = unit / chunks;
         const std::int64_t begin = unit % chunks * kNeurons;
         const Weight from(pieces[piece], kernels);
-        for (std::int64_t n = begin; n < std::min(begin + kNeurons, hidden); ++n) {
+        for (std::int64_t n = begin; n < std::min(begin + kNeurons, neurons); ++n) {
           const std::int64_t entry = call.by_neuron.offsets[n];
           const std::int64_t count = call.by_neuron.count(n);
           if (count == 0) continue;
@@ -83,7 +83,7 @@ void gather_weight_gradients(Context& context, const BackwardCall& call) {
     gather_from(dy, gradients.count - 1, gradients.count);
     if (!call.out.accumulate) {
 #pragma omp for schedule(static)
-      for (std::int64_t n = 0; n < hidden; ++n) {
+      for (std::int64_t n = 0; n < neurons; ++n) {
         if (call.by_neuron.count(n) > 0 || call.hot.contains(static_cast<std::int32_t>(n)))
           continue;
         for (int g = 0; g < gradients.count; ++g) clear(gradients.all[g].out, n);

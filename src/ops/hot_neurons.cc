@@ -13,7 +13,7 @@ HotScratch take_hot_scratch(Context& context, const FfnPlan& plan, const FfnShap
   if (plan.hot_share > 1.0) return out;
   const XForm& form = kernels_of(plan.tier, shape.dtype).x;
   const auto rows = static_cast<std::size_t>(plan.row_block);
-  const auto stride = static_cast<std::size_t>(SparseX::stride_of(form, shape.hidden));
+  const auto stride = static_cast<std::size_t>(SparseX::stride_of(form, shape.neurons));
   out.hidden.dtype = form.dtype;
   out.hidden.data =
       static_cast<std::byte*>(context.scratch(0, kHotHidden, rows * stride * size_of(form.dtype)));
@@ -31,16 +31,16 @@ HotNeurons::HotNeurons(Context& context, const FfnPlan& plan, const FfnShape& sh
       weights_(weights),
       kernels_(kernels_of(plan.tier, shape.dtype)),
       form_(form),
-      set_(context, shape.hidden),
+      set_(context, shape.neurons),
       scratch_(take_hot_scratch(context, plan, shape, weights.down.cols)),
       squares_(form.norm ? static_cast<std::size_t>(plan.row_block) : 0) {}
 
-void count_neurons(const TwellView& packed, std::int64_t rows, std::int64_t hidden,
+void count_neurons(const TwellView& packed, std::int64_t rows, std::int64_t neurons,
                    std::int32_t* counts) {
 #pragma omp for schedule(static, 1)
   for (std::int64_t t = 0; t < packed.tiles; ++t) {
     const std::int64_t first = t * packed.tile;
-    std::fill(counts + first, counts + std::min(first + packed.tile, hidden), 0);
+    std::fill(counts + first, counts + std::min(first + packed.tile, neurons), 0);
     for (std::int64_t row = 0; row < rows; ++row) {
       packed.for_each_slot(row, t, [&](std::int32_t neuron, float) { ++counts[neuron]; });
     }

@@ -63,7 +63,7 @@ class HotNeurons {
 
 // Rows of the block that fired each neuron, to `counts` [H]; called by every thread of a parallel
 // region, ends with a barrier.
-void count_neurons(const TwellView& packed, std::int64_t rows, std::int64_t hidden,
+void count_neurons(const TwellView& packed, std::int64_t rows, std::int64_t neurons,
                    std::int32_t* counts);
 
 }  // namespace twell

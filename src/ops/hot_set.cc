@@ -6,19 +6,19 @@
 
 namespace twell {
 
-HotSet::HotSet(Context& context, std::int64_t hidden)
-    : hidden_(hidden),
+HotSet::HotSet(Context& context, std::int64_t neurons)
+    : neurons_(neurons),
       counts_(static_cast<std::int32_t*>(context.scratch(
-          0, kHotLists, static_cast<std::size_t>(3 * hidden) * sizeof(std::int32_t)))),
-      list_(counts_ + hidden),
-      place_(list_ + hidden) {}
+          0, kHotLists, static_cast<std::size_t>(3 * neurons) * sizeof(std::int32_t)))),
+      list_(counts_ + neurons),
+      place_(list_ + neurons) {}
 
 void HotSet::choose(double least, std::initializer_list<Weight> finite) {
   constexpr std::int32_t kOut = -1;
 #pragma omp single
   {
     size_ = 0;
-    for (std::int64_t n = 0; n < hidden_; ++n) {
+    for (std::int64_t n = 0; n < neurons_; ++n) {
       if (counts_[n] >= least) list_[size_++] = static_cast<std::int32_t>(n);
     }
   }
@@ -34,7 +34,7 @@ void HotSet::choose(double least, std::initializer_list<Weight> finite) {
     const auto* end = std::remove(list_, list_ + size_, kOut);
     size_ = end - list_;
     if (size_ < kPanel) size_ = 0;
-    if (size_ > 0) std::fill_n(place_, hidden_, kOut);
+    if (size_ > 0) std::fill_n(place_, neurons_, kOut);
     for (std::int64_t i = 0; i < size_; ++i) place_[list_[i]] = static_cast<std::int32_t>(i);
   }
 }

@@ -10,8 +10,8 @@ namespace twell {
 
 class HotSet {
  public:
-  // Takes its scratch, for `hidden` neurons.
-  HotSet(Context& context, std::int64_t hidden);
+  // Takes its scratch, for so many neurons.
+  HotSet(Context& context, std::int64_t neurons);
 
   // [H] rows that fired each neuron: written by the caller before choose().
   std::int32_t* counts() const { return counts_; }
@@ -27,7 +27,7 @@ class HotSet {
   bool contains(std::int32_t neuron) const { return size_ > 0 && place_[neuron] >= 0; }
 
  private:
-  std::int64_t hidden_;
+  std::int64_t neurons_;
   std::int64_t size_ = 0;
   std::int32_t *counts_, *list_, *place_;  // [H] each
 };

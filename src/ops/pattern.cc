@@ -17,14 +17,14 @@ std::size_t FfnPattern::bytes() const {
 
 void FfnPattern::reset(std::int64_t rows, const FfnShape& shape) {
   if (borrowed_) {
-    require(view_.rows == rows && view_.hidden == shape.hidden && view_.dtype == shape.dtype &&
-                (view_.u != nullptr || !shape.gated || rows * shape.hidden == 0),
+    require(view_.rows == rows && view_.cols == shape.neurons && view_.dtype == shape.dtype &&
+                (view_.u != nullptr || !shape.gated || rows * shape.neurons == 0),
             "ffn_forward", "pattern", "expected room for ", name_of(shape.dtype), " [", rows, ", ",
-            shape.hidden, "], got it for ", name_of(view_.dtype), " [", view_.rows, ", ",
-            view_.hidden, "]");
+            shape.neurons, "], got it for ", name_of(view_.dtype), " [", view_.rows, ", ",
+            view_.cols, "]");
   } else {
     view_.rows = rows;
-    view_.hidden = shape.hidden;
+    view_.cols = shape.neurons;
     view_.dtype = shape.dtype;
     offsets_.resize(static_cast<std::size_t>(rows) + 1);
     view_.offsets = offsets_.data();

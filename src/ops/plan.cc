@@ -46,12 +46,12 @@ constexpr std::int64_t kLeastRows = 32;
 // As few tiles as there are threads, so that a row's list stays in one piece per thread: the
 // widest step of columns with which nine tenths of the threads' time are used. Kernels take four
 // panels at a time, which few rows, whose weights come from memory, do not notice.
-std::int64_t tile_columns(int threads, std::int64_t hidden, std::int64_t rows) {
-  const std::int64_t share = ceil_div(hidden, threads);
+std::int64_t tile_columns(int threads, std::int64_t neurons, std::int64_t rows) {
+  const std::int64_t share = ceil_div(neurons, threads);
   const std::int64_t least = rows < kLeastRows ? kPanel : 4 * kPanel;
   for (std::int64_t step = kColumnBlock;; step /= 2) {
     const std::int64_t tile = ceil_div(share, step) * step;
-    if (step == least || 10 * hidden >= 9 * threads * tile) return tile;
+    if (step == least || 10 * neurons >= 9 * threads * tile) return tile;
   }
 }
 
@@ -72,15 +72,15 @@ int row_groups(int threads, std::int64_t tiles, std::int64_t rows, std::int64_t 
 
 FfnPlan plan_ffn(const Context& context, std::int64_t tokens, const FfnShape& shape,
                  GateForm gate) {
-  require_weight_shape("plan_ffn", "shape", weight_type(shape.dtype), shape.hidden, shape.width);
+  require_weight_shape("plan_ffn", "shape", weight_type(shape.dtype), shape.neurons, shape.width);
   FfnPlan plan;
   plan.tier = context.tier();
   plan.threads = context.threads();
   plan.gate = gate;
   plan.row_block = row_block(plan.tier, tokens);
-  const std::int64_t tile = tile_columns(plan.threads, shape.hidden, plan.row_block);
+  const std::int64_t tile = tile_columns(plan.threads, shape.neurons, plan.row_block);
   plan.tile = static_cast<std::int32_t>(std::min<std::int64_t>(tile, kWidestTile));
-  plan.row_groups = row_groups(plan.threads, ceil_div(shape.hidden, plan.tile), plan.row_block,
+  plan.row_groups = row_groups(plan.threads, ceil_div(shape.neurons, plan.tile), plan.row_block,
                                gemm_rows(plan.tier, plan.row_block, shape.width));
   plan.row_parts = sparse_parts(plan.row_block, plan.threads);
   // Where a row is split among threads, gathering is all there is to do.

@@ -58,17 +58,17 @@ class RowPlaces {
  public:
   static constexpr int kDense = 4;
 
-  static std::size_t bytes(std::int64_t hidden) {
-    return static_cast<std::size_t>(hidden) * (3 * sizeof(std::int32_t) + kDense * sizeof(float));
+  static std::size_t bytes(std::int64_t neurons) {
+    return static_cast<std::size_t>(neurons) * (3 * sizeof(std::int32_t) + kDense * sizeof(float));
   }
-  // In memory of bytes(hidden).
-  RowPlaces(const HotSet& hot, std::int64_t hidden, void* memory)
+  // In memory of bytes(neurons).
+  RowPlaces(const HotSet& hot, std::int64_t neurons, void* memory)
       : hot_(hot),
         hot_at_(static_cast<std::int32_t*>(memory)),
-        hot_place_(hot_at_ + hidden),
-        cold_at_(hot_place_ + hidden),
-        dense_(reinterpret_cast<float*>(cold_at_ + hidden)),
-        hidden_(hidden) {}
+        hot_place_(hot_at_ + neurons),
+        cold_at_(hot_place_ + neurons),
+        dense_(reinterpret_cast<float*>(cold_at_ + neurons)),
+        neurons_(neurons) {}
 
   // `neurons` of a row; those that are not hot to `cold`, which has room for all.
   void split(const std::int32_t* neurons, std::int64_t count, std::int32_t* cold) {
@@ -102,7 +102,7 @@ class RowPlaces {
   std::int32_t cold_at(std::int64_t k) const { return cold_at_[k]; }
 
   // Dense rows of the hot neurons, for the caller to use: k < kDense.
-  float* dense(int k) const { return dense_ + k * hidden_; }
+  float* dense(int k) const { return dense_ + k * neurons_; }
   // dense = the row's values where it has places, 0 elsewhere.
   template <class T>
   void spread(const T* list, float* dense) const {
@@ -129,7 +129,7 @@ class RowPlaces {
   const HotSet& hot_;
   std::int32_t *hot_at_, *hot_place_, *cold_at_;
   float* dense_;
-  std::int64_t hidden_;
+  std::int64_t neurons_;
   std::int64_t hot_count_ = 0, cold_count_ = 0;
   bool full_ = false;  // its places are the hot neurons, all of them
 };

@@ -5,7 +5,7 @@ namespace twell {
 TwellView scratch_activation(Context& context, const FfnShape& shape, std::int64_t rows,
                              std::int32_t tile) {
   TwellView view;
-  view.tiles = (shape.hidden + tile - 1) / tile;
+  view.tiles = (shape.neurons + tile - 1) / tile;
   view.tile = tile;
   // A row's list starts 16 slots past a multiple of the tile, so that the starts of all rows do not
   // fall into the same cache sets.

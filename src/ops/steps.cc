@@ -21,7 +21,7 @@ void gather_blocks(Context& context, const TwellMatrix& packed, ConstMatrixView 
   if (layout.rows == 0) return;
   const std::int64_t block = row_block(context.tier(), layout.rows);
   const TwellView copy = scratch_activation(
-      context, {.width = weights.down.cols, .hidden = layout.cols, .dtype = layout.dtype}, block,
+      context, {.width = weights.down.cols, .neurons = layout.cols, .dtype = layout.dtype}, block,
       layout.tile);
   const FfnForm form;
   SparseRows work = {kernels_of(context.tier(), layout.dtype), form, copy, weights,

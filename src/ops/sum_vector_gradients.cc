@@ -11,7 +11,7 @@ void sum_coefficients(const BackwardCall& call, Coefficient kind, std::span<floa
   if (out.empty()) return;
   const std::int64_t rows = call.in.x.rows;
 #pragma omp parallel for num_threads(call.plan.threads) schedule(static)
-  for (std::int64_t n = 0; n < call.in.pattern.hidden; ++n) {
+  for (std::int64_t n = 0; n < call.in.pattern.cols; ++n) {
     double sum = 0.0;
     if (call.hot.contains(static_cast<std::int32_t>(n))) {
       const std::int64_t place = call.hot.place(static_cast<std::int32_t>(n));

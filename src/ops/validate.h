@@ -62,13 +62,13 @@ inline void require_form(const char* operation, const FfnForm& form, const FfnSh
           "expected an activation without a threshold, got fat_relu");
   require(shape.gated || (form.up == Activation::identity && form.up_bias.empty()), operation,
           "form.up", "expected neither activation nor bias of up, in a layer without a gate");
-  require_entries(operation, "form.gate_bias", form.gate_bias, shape.hidden);
-  require_entries(operation, "form.up_bias", form.up_bias, shape.hidden);
+  require_entries(operation, "form.gate_bias", form.gate_bias, shape.neurons);
+  require_entries(operation, "form.up_bias", form.up_bias, shape.neurons);
   require_entries(operation, "form.down_bias", form.down_bias, columns);
   if (!form.norm) return;
   require(form.norm->epsilon > 0.0F, operation, "form.norm.epsilon", "expected more than 0, got ",
           form.norm->epsilon);
-  require_entries(operation, "form.norm.weight", form.norm->weight, shape.hidden);
+  require_entries(operation, "form.norm.weight", form.norm->weight, shape.neurons);
 }
 
 }  // namespace twell

@@ -229,10 +229,10 @@ Screen screen_of(const Argument& argument, std::int64_t rows, std::int64_t cols)
   return Screen::borrow(prepared_data(argument, "screen_weight"), rows, cols);
 }
 
-void require_hot(const char* operation, std::int64_t hot, std::int64_t hidden) {
-  if (hot < 0 || hot > hidden) {
+void require_hot(const char* operation, std::int64_t hot, std::int64_t neurons) {
+  if (hot < 0 || hot > neurons) {
     fail(operation, "hot",
-         "expected 0 to " + std::to_string(hidden) + ", got " + std::to_string(hot));
+         "expected 0 to " + std::to_string(neurons) + ", got " + std::to_string(hot));
   }
 }
 

@@ -77,8 +77,8 @@ Activation activation_named(const char* operation, const char* argument,
                             const std::string& name);
 // `threshold` must be finite and not negative, and 0 where the activation has none.
 ActivationSpec activation_of(const char* operation, const std::string& name, double threshold);
-// So many of the first of `hidden` neurons.
-void require_hot(const char* operation, std::int64_t hot, std::int64_t hidden);
+// The first `hot` of so many neurons.
+void require_hot(const char* operation, std::int64_t hot, std::int64_t neurons);
 
 // A tensor that a call makes on the device of `like`, with the names that its errors carry.
 struct Output {

@@ -26,14 +26,14 @@ void require_list(const Argument& argument, ScalarType type, const std::vector<s
 // The pattern's tensors as libtwell's lists. They are written through by ffn_train alone.
 FfnPatternView lists_of(const char* operation, const FfnShape& shape, std::int64_t rows,
                         const Tensor& offsets, const Tensor& neurons, const Tensor& values) {
-  const std::int64_t places = rows * shape.hidden;
+  const std::int64_t places = rows * shape.neurons;
   require_list({operation, "offsets", offsets}, ScalarType::Long, {rows + 1});
   require_list({operation, "neurons", neurons}, ScalarType::Int, {places});
   require_list({operation, "values", values}, scalar_type_of(shape.dtype),
                {shape.gated ? 2 : 1, places});
   FfnPatternView out;
   out.rows = rows;
-  out.hidden = shape.hidden;
+  out.cols = shape.neurons;
   out.dtype = shape.dtype;
   out.offsets = static_cast<const std::int64_t*>(offsets.const_data_ptr());
   out.neurons = static_cast<const std::int32_t*>(neurons.const_data_ptr());
@@ -55,7 +55,7 @@ void require_pattern(const char* operation, const FfnPatternView& pattern) {
   if (pattern.offsets[0] != 0) refuse("offsets", 0);
   for (std::int64_t r = 0; r < pattern.rows; ++r) {
     const std::int64_t count = pattern.offsets[r + 1] - pattern.offsets[r];
-    if (count < 0 || count > pattern.hidden) refuse("offsets", r);
+    if (count < 0 || count > pattern.cols) refuse("offsets", r);
   }
   // Without an early exit, so that the comparisons are vectors.
   const auto ascends = [&pattern](std::int64_t r) {
@@ -64,7 +64,7 @@ void require_pattern(const char* operation, const FfnPatternView& pattern) {
     if (count == 0) return true;
     int wrong = 0;
     for (std::int64_t i = 1; i < count; ++i) wrong |= neurons[i] <= neurons[i - 1];
-    return wrong == 0 && neurons[0] >= 0 && neurons[count - 1] < pattern.hidden;
+    return wrong == 0 && neurons[0] >= 0 && neurons[count - 1] < pattern.cols;
   };
   std::int64_t first = pattern.rows;
   const int threads = cpu_context().threads();
@@ -164,11 +164,11 @@ TrainedFfn ffn_train(const FormArguments& form, const Tensor& x, const Tensor& g
   const FfnShape shape = weights.shape(rows.view.dtype);
   const CpuForm cpu_form(kOperation, form, shape.dtype, down_rows.rows, down_rows.cols);
   const std::int64_t m = rows.view.rows;
-  const std::int64_t places = m * shape.hidden;
+  const std::int64_t places = m * shape.neurons;
   Tensor y = new_rows({kOperation, "x", x}, down_rows.cols, shape.dtype);
   Tensor l1 = new_empty({kOperation, "l1", x}, {}, ScalarType::Float);
   Tensor row_nnz = new_empty({kOperation, "row_nnz", x}, leading_of(x), ScalarType::Int);
-  Tensor neuron_nnz = new_empty({kOperation, "neuron_nnz", x}, {shape.hidden}, ScalarType::Long);
+  Tensor neuron_nnz = new_empty({kOperation, "neuron_nnz", x}, {shape.neurons}, ScalarType::Long);
   Tensor offsets = new_empty({kOperation, "offsets", x}, {m + 1}, ScalarType::Long);
   Tensor neurons = new_empty({kOperation, "neurons", x}, {places}, ScalarType::Int);
   Tensor values = new_empty({kOperation, "values", x}, {shape.gated ? 2 : 1, places},

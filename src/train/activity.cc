@@ -24,12 +24,11 @@ FfnTotals sum_of_all(const FfnTotals& own, const Processes& processes) {
 
 }  // namespace
 
-ActivityRecorder::ActivityRecorder(std::int64_t layers, std::int64_t hidden_units,
-                                   std::int64_t context)
-    : hidden_units_(hidden_units),
+ActivityRecorder::ActivityRecorder(std::int64_t layers, std::int64_t neurons, std::int64_t context)
+    : neurons_(neurons),
       context_(context),
       layers_(static_cast<std::size_t>(layers)),
-      last_fired_(static_cast<std::size_t>(layers * hidden_units), -1) {}
+      last_fired_(static_cast<std::size_t>(layers * neurons), -1) {}
 
 void ActivityRecorder::reset() { std::fill(layers_.begin(), layers_.end(), FfnTotals()); }
 
@@ -40,7 +39,7 @@ void ActivityRecorder::record(std::int64_t layer, std::int64_t step, const FfnCo
   }
   layers_[static_cast<std::size_t>(layer)].add(counts, positions_);
   l1_sum_ += counts.l1;
-  std::int64_t* last = last_fired_.data() + layer * hidden_units_;
+  std::int64_t* last = last_fired_.data() + layer * neurons_;
   for (std::size_t i = 0; i < counts.neuron_nnz.size(); ++i) {
     if (counts.neuron_nnz[i] > 0) last[i] = step;
   }
@@ -48,10 +47,10 @@ void ActivityRecorder::record(std::int64_t layer, std::int64_t step, const FfnCo
 
 std::vector<std::int64_t> ActivityRecorder::dead(std::int64_t layer, std::int64_t step,
                                                  std::int64_t window) const {
-  const std::int64_t* last = last_fired_.data() + layer * hidden_units_;
+  const std::int64_t* last = last_fired_.data() + layer * neurons_;
   const std::int64_t bound = std::max<std::int64_t>(0, step - window + 1);
   std::vector<std::int64_t> out;
-  for (std::int64_t i = 0; i < hidden_units_; ++i) {
+  for (std::int64_t i = 0; i < neurons_; ++i) {
     if (last[i] < bound) out.push_back(i);
   }
   return out;
@@ -64,7 +63,7 @@ std::vector<LayerActivity> ActivityRecorder::summary(std::int64_t step, std::int
     const FfnTotals totals = sum_of_all(layers_[layer], processes);
     const auto rows = static_cast<double>(std::max<std::int64_t>(1, totals.rows));
     const auto calls = static_cast<double>(std::max<std::int64_t>(1, totals.calls));
-    const auto units = static_cast<double>(hidden_units_);
+    const auto units = static_cast<double>(neurons_);
     LayerActivity activity;
     activity.nnz_mean = totals.nnz_mean();
     activity.nnz_max = totals.nnz_max;

@@ -26,7 +26,7 @@ class ActivityRecorder {
   static constexpr std::int64_t kFirstPositions = 8;
 
   // `context`: rows of one sequence in every recorded call.
-  ActivityRecorder(std::int64_t layers, std::int64_t hidden_units, std::int64_t context);
+  ActivityRecorder(std::int64_t layers, std::int64_t neurons, std::int64_t context);
 
   void record(std::int64_t layer, std::int64_t step, const FfnCounts& counts);
   // Of everything that all processes recorded since the last reset. `step` is the last one
@@ -40,14 +40,14 @@ class ActivityRecorder {
   // Neurons without a single activation in steps (step - window, step]; before step `window`, since
   // the beginning.
   std::vector<std::int64_t> dead(std::int64_t layer, std::int64_t step, std::int64_t window) const;
-  // [layers * hidden_units] step of the last activation, -1: never. Part of a checkpoint.
+  // [layers * neurons] step of the last activation, -1: never. Part of a checkpoint.
   std::vector<std::int64_t>& last_fired() { return last_fired_; }
   // The last step in which a neuron fired on any of the processes becomes that of all.
   void share_last_fired(const Processes& processes) { processes.maximum(last_fired_); }
   const std::vector<std::int64_t>& last_fired() const { return last_fired_; }
 
  private:
-  std::int64_t hidden_units_, context_;
+  std::int64_t neurons_, context_;
   std::vector<FfnTotals> layers_;
   std::vector<std::int64_t> positions_;  // of the rows of a call
   std::vector<std::int64_t> last_fired_;

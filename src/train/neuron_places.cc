@@ -23,7 +23,7 @@ std::vector<std::int64_t> inverse_of(const std::vector<std::int64_t>& order) {
 NeuronPlaces::NeuronPlaces(const FfnShape& shape, std::int64_t layers, DeviceRuntime& runtime)
     : shape_(shape), runtime_(&runtime), layers_(index(layers)) {
   for (Layer& layer : layers_) {
-    layer.order.resize(index(shape.hidden));
+    layer.order.resize(index(shape.neurons));
     std::iota(layer.order.begin(), layer.order.end(), 0);
   }
 }
@@ -103,14 +103,14 @@ std::optional<NeuronPlaces> NeuronPlaces::restored(std::span<const std::int64_t>
                                                    const std::vector<TrainingForm>& forms) const {
   NeuronPlaces out(shape_, std::ssize(layers_), *runtime_);
   if (orders.empty() && forms.empty()) return out;
-  const std::size_t hidden = index(shape_.hidden);
-  if (orders.size() != layers_.size() * hidden || forms.size() != layers_.size()) return {};
+  const std::size_t neurons = index(shape_.neurons);
+  if (orders.size() != layers_.size() * neurons || forms.size() != layers_.size()) return {};
   for (std::size_t i = 0; i < layers_.size(); ++i) {
     Layer& layer = out.layers_[i];
-    const auto order = orders.subspan(i * hidden, hidden);
+    const auto order = orders.subspan(i * neurons, neurons);
     std::vector<std::int64_t> sorted(order.begin(), order.end());
     std::ranges::sort(sorted);
-    if (sorted != layer.order || forms[i].hot < 0 || forms[i].hot > shape_.hidden) return {};
+    if (sorted != layer.order || forms[i].hot < 0 || forms[i].hot > shape_.neurons) return {};
     layer.form = forms[i];
     layer.order.assign(order.begin(), order.end());
   }

@@ -269,7 +269,7 @@ class Run {
 
   TrainResult finish() {
     result_.steps = trainer_->steps_done();
-    result_.hidden_units = trainer_->config().intermediate_size;
+    result_.neurons = trainer_->config().intermediate_size;
     result_.tokens = trainer_->tokens_seen();
     result_.seconds = since(begin_);
     const auto tokens = static_cast<double>(steps_here() * trainer_->recipe().tokens_per_step());

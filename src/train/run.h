@@ -58,7 +58,7 @@ struct TrainResult {
   std::optional<double> validation_loss;  // after the last step
   double nnz_mean = 0.0;                  // of the last group: per token, mean over layers
   std::vector<LayerActivity> layers;      // of the last group
-  std::int64_t hidden_units = 0;          // H
+  std::int64_t neurons = 0;               // H
   std::int64_t parameters = 0;
   std::int64_t tokens = 0;
   double tokens_per_s = 0.0;  // of the steps alone

@@ -20,7 +20,7 @@ using Numbers = std::vector<std::int64_t>;
 constexpr FfnShape kShape{3, 6, true, DType::bf16};
 constexpr std::int64_t kTokens = NeuronPopularity::kTokens;
 
-at::Tensor finite_down() { return at::ones({kShape.hidden, kShape.width}).to(at::kBFloat16); }
+at::Tensor finite_down() { return at::ones({kShape.neurons, kShape.width}).to(at::kBFloat16); }
 
 Numbers numbers_of(const at::Tensor& tensor) {
   const auto* data = tensor.const_data_ptr<std::int64_t>();
@@ -38,7 +38,7 @@ TEST(NeuronPopularity, TheMostPopularFirstAndNoInfiniteRowAmongTheHot) {
   SlowRuntime runtime;
   runtime.done = true;
   runtime.hot = [](const FfnShape& shape, std::int64_t, const std::vector<double>&) {
-    return HotChoice{shape.hidden, 0.5};
+    return HotChoice{shape.neurons, 0.5};
   };
   NeuronPopularity popularity(kShape, runtime);
   at::Tensor down = finite_down();
@@ -92,7 +92,7 @@ TEST(NeuronPopularity, WantsPromptsUntilItHasEnough) {
   runtime.recording = true;
   EXPECT_FALSE(popularity.wants(1000));
   runtime.recording = false;
-  popularity.saw(at::zeros({kShape.hidden}, at::kLong), kTokens, finite_down());
+  popularity.saw(at::zeros({kShape.neurons}, at::kLong), kTokens, finite_down());
   EXPECT_FALSE(popularity.wants(1000));
 }
 
@@ -125,7 +125,7 @@ TEST(NeuronPopularity, AsksOnceForEachPowerOfTwo) {
     return HotChoice{rows >= 64 ? 2 : 0, 1.0};
   };
   NeuronPopularity popularity(kShape, runtime);
-  popularity.saw(at::ones({kShape.hidden}, at::kLong), kTokens, finite_down());
+  popularity.saw(at::ones({kShape.neurons}, at::kLong), kTokens, finite_down());
   (void)order_of(popularity);
   EXPECT_EQ(popularity.hot(0).count, 0);
   for (const std::int64_t rows : {1, 2, 3, 42, 43, 63, 64, 85, 86, 170, 171, 1000}) {

@@ -172,7 +172,7 @@ TEST(FeedForward, CountsAreTheSameOnEveryPath) {
   for (const Recorder* recorder : {&dense, &sparse}) {
     EXPECT_EQ(recorder->last.layer, 4);
     EXPECT_EQ(recorder->last.rows, 37);
-    EXPECT_EQ(recorder->last.hidden_units, 176);
+    EXPECT_EQ(recorder->last.neurons, 176);
     const FfnCounts expected = counts_of(fired.sum(1), fired.sum(0));
     EXPECT_EQ(recorder->last.counts.row_nnz, expected.row_nnz);
     EXPECT_EQ(recorder->last.counts.neuron_nnz, expected.neuron_nnz);

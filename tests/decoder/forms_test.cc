@@ -188,7 +188,7 @@ TEST(Forms, SavedAndLoadedAgainAreTheSame) {
     const auto model = test::tiny_model(config);
     test::save_model(directory.path(), config, model->parameters());
     const auto again = load_model(
-        directory.string(), {.ffn = FfnPath::dense, .architectures = test::kOtherArchitectures});
+        directory.string(), {.path = FfnPath::dense, .architectures = test::kOtherArchitectures});
     EXPECT_EQ(again->config().block, config.block);
     const at::NoGradGuard no_grad;
     const at::Tensor tokens = tokens_of(20).unsqueeze(0);

@@ -131,7 +131,7 @@ TEST(Model, FeedForwardNamesAreThoseOfTheirTensors) {
   ScratchDirectory directory;
   const auto config = tiny_config();
   test::save_model(directory.path(), config, tiny_model(config)->parameters());
-  const auto sparse = load_model(directory.string(), {.ffn = FfnPath::sparse});
+  const auto sparse = load_model(directory.string(), {.path = FfnPath::sparse});
   EXPECT_EQ(sparse->ffn_names(2).gate, "model.layers.2.mlp.gate_proj.weight");
   EXPECT_THAT(message_of([&] { (void)sparse->ffn_names(3); }), testing::HasSubstr("no layer 3"));
 }
@@ -249,7 +249,7 @@ TEST(Model, SavedAndLoadedAgainIsTheSame) {
     const at::NoGradGuard no_grad;
     const at::Tensor tokens = as_batch(random_tokens(20));
     const at::Tensor expected = model->forward(tokens);
-    EXPECT_TRUE(at::equal(load_model(directory.string(), {.ffn = FfnPath::dense})->forward(tokens),
+    EXPECT_TRUE(at::equal(load_model(directory.string(), {.path = FfnPath::dense})->forward(tokens),
                           expected));
     EXPECT_TRUE(
         at::equal(load_model(directory.string(), {.trainable = true})->forward(tokens), expected));
@@ -261,7 +261,7 @@ TEST(Model, DtypeIsConvertedOnRequest) {
   const auto config = tiny_config();
   const auto model = tiny_model(config, at::kBFloat16);
   test::save_model(directory.path(), config, model->parameters());
-  const auto wide = load_model(directory.string(), {.ffn = FfnPath::sparse, .dtype = at::kFloat});
+  const auto wide = load_model(directory.string(), {.path = FfnPath::sparse, .dtype = at::kFloat});
   EXPECT_EQ(wide->dtype(), at::kFloat);
   EXPECT_EQ(wide->parameters()[0].second.scalar_type(), at::kFloat);
 }
@@ -271,7 +271,7 @@ TEST(Model, SparseLayersKeepNoSecondCopy) {
   const auto config = tiny_config();
   const auto model = tiny_model(config, at::kBFloat16);
   test::save_model(directory.path(), config, model->parameters());
-  const auto sparse = load_model(directory.string(), {.ffn = FfnPath::sparse});
+  const auto sparse = load_model(directory.string(), {.path = FfnPath::sparse});
   for (const auto& [name, tensor] : sparse->parameters()) {
     EXPECT_EQ(name.find("gate_proj"), std::string::npos);
     EXPECT_EQ(name.find("down_proj"), std::string::npos);
@@ -472,7 +472,7 @@ TEST(Model, SparsePathNeedsZeros) {
   config.hidden_act = io::HiddenAct::silu;
   const auto model = tiny_model(config);
   test::save_model(directory.path(), config, model->parameters());
-  EXPECT_THAT(message_of([&] { load_model(directory.string(), {.ffn = FfnPath::sparse}); }),
+  EXPECT_THAT(message_of([&] { load_model(directory.string(), {.path = FfnPath::sparse}); }),
               testing::AllOf(testing::HasSubstr("silu"), testing::HasSubstr("dense")));
   // Automatic simply is dense then.
   EXPECT_EQ(load_model(directory.string())->feed_forward(0).path(), FfnPath::dense);

@@ -109,7 +109,7 @@ TEST(Generate, TwoModelsInTwoThreads) {
   options.max_tokens = 30;
   options.stop_tokens = Tokens{};
   const auto write = [&](GeneratedSequence& out, const Tokens& prompt) {
-    const auto model = load_model(directory.string(), {.ffn = FfnPath::sparse});
+    const auto model = load_model(directory.string(), {.path = FfnPath::sparse});
     out = generate(*model, {&prompt, 1}, options).sequences[0];
   };
   std::array<GeneratedSequence, 2> together, alone;

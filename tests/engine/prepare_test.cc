@@ -38,7 +38,7 @@ class PreparedModel : public testing::Test {
     test::save_model(directory_.path(), config_, model->parameters());
   }
   std::unique_ptr<Model> load() const {
-    return load_model(directory_.string(), {.ffn = FfnPath::sparse});
+    return load_model(directory_.string(), {.path = FfnPath::sparse});
   }
   std::filesystem::path file() const { return directory_.path() / kPreparedFile; }
 

@@ -262,7 +262,7 @@ TEST(MeasuredCost, TimesWhatTheDeviceWouldDo) {
   static SlowRuntime runtime;
   runtime.hot = [](const FfnShape& shape, std::int64_t, const std::vector<double>& rates) {
     EXPECT_EQ(rates, std::vector<double>(48, rates.front()));
-    return HotChoice{rates.front() >= 0.1 ? shape.hidden : 0, 1.0};
+    return HotChoice{rates.front() >= 0.1 ? shape.neurons : 0, 1.0};
   };
   std::map<std::int64_t, int> calls;
   const TimedLayer layer{at::randn({48, 16}), [](const at::Tensor&) {},

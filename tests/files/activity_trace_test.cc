@@ -12,9 +12,9 @@ std::string number(std::uint64_t value, std::size_t bytes) {
 }
 
 // A file of one layer.
-std::string file_of(const std::string& rows, std::uint64_t tokens, std::uint32_t hidden = 300,
+std::string file_of(const std::string& rows, std::uint64_t tokens, std::uint32_t neurons = 300,
                     std::uint32_t layers = 1) {
-  return "TWELLTRC" + number(1, 4) + number(layers, 4) + number(64, 4) + number(hidden, 4) +
+  return "TWELLTRC" + number(1, 4) + number(layers, 4) + number(64, 4) + number(neurons, 4) +
          number(1, 4) + number(128, 4) + number(tokens, 8) + std::string(24, '\0') +
          number(rows.size(), 8) + rows;
 }
@@ -27,19 +27,20 @@ void refused(const std::string& file, std::initializer_list<std::string> parts) 
 TEST(ActivityTrace, RoundTrips) {
   const TempDir dir;
   std::mt19937 random(1);
-  for (const std::uint32_t hidden : {1U, 127U, 129U, 70'000U, 1U << 24}) {
-    ActivityTraceWriter writer({3, 64, hidden, false, 77, 0});
+  for (const std::uint32_t neurons : {1U, 127U, 129U, 70'000U, 1U << 24}) {
+    ActivityTraceWriter writer({3, 64, neurons, false, 77, 0});
     std::vector<std::vector<std::vector<std::uint32_t>>> expected(3);
     for (std::uint32_t layer = 0; layer < 3; ++layer) {
       for (int token = 0; token < 40; ++token) {
         std::vector<std::uint32_t> row;
         // Some rows empty, one full or nearly so, the last neuron now and then.
-        const double chance = token == 5 ? 1.0 : token % 7 == 0 ? 0.0 : 20.0 / hidden;
-        const std::uint32_t step = hidden > 1'000'000 ? 4093 : 1;
-        for (std::uint32_t n = 0; n < hidden; n += step) {
+        const double chance = token == 5 ? 1.0 : token % 7 == 0 ? 0.0 : 20.0 / neurons;
+        const std::uint32_t step = neurons > 1'000'000 ? 4093 : 1;
+        for (std::uint32_t n = 0; n < neurons; n += step) {
           if (std::generate_canonical<double, 32>(random) < chance * step) row.push_back(n);
         }
-        if (token % 9 == 1 && (row.empty() || row.back() != hidden - 1)) row.push_back(hidden - 1);
+        if (token % 9 == 1 && (row.empty() || row.back() != neurons - 1))
+          row.push_back(neurons - 1);
         writer.append(layer, row);
         expected[layer].push_back(row);
       }
@@ -49,7 +50,7 @@ TEST(ActivityTrace, RoundTrips) {
     const ActivityTrace trace(dir / "t");
     EXPECT_EQ(trace.header().layers, 3U);
     EXPECT_EQ(trace.header().width, 64U);
-    EXPECT_EQ(trace.header().hidden, hidden);
+    EXPECT_EQ(trace.header().neurons, neurons);
     EXPECT_EQ(trace.header().window, 77U);
     EXPECT_EQ(trace.header().tokens, 40U);
     EXPECT_FALSE(trace.header().gated);

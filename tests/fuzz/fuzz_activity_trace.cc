@@ -14,7 +14,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       for (std::size_t i = 0; i < rows.rows(); ++i) {
         std::uint64_t next = 0;
         for (const std::uint32_t neuron : rows.row(i)) {
-          if (neuron < next || neuron >= trace.header().hidden) std::abort();
+          if (neuron < next || neuron >= trace.header().neurons) std::abort();
           next = std::uint64_t{neuron} + 1;
         }
       }

@@ -13,8 +13,8 @@ namespace {
   if (!cpu_tier_available(CpuTier::amx)) GTEST_SKIP() << "needs AVX-512 BF16"
 
 // c of every column block of a GEMM on rows [begin, tokens), against fp64.
-void check(std::int64_t tokens, std::int64_t depth, std::int64_t hidden, std::int64_t begin = 0) {
-  test::Layer<bf16> layer({tokens, depth, hidden});
+void check(std::int64_t tokens, std::int64_t depth, std::int64_t neurons, std::int64_t begin = 0) {
+  test::Layer<bf16> layer({tokens, depth, neurons});
   const PackedWeight weight = layer.packed();
   const GemmInput input = {std::as_const(layer.x).view(), amx::kGemmX};
   std::vector<std::byte> prepared(input.prepared_bytes());
@@ -23,8 +23,8 @@ void check(std::int64_t tokens, std::int64_t depth, std::int64_t hidden, std::in
   args.weight = weight.view();
   std::vector<float> c(static_cast<std::size_t>(gemm_accumulators(args.rows)));
   args.c = c.data();
-  for (std::int64_t first = 0; first < hidden; first += kColumnBlock) {
-    const std::int64_t width = std::min(kColumnBlock, hidden - first);
+  for (std::int64_t first = 0; first < neurons; first += kColumnBlock) {
+    const std::int64_t width = std::min(kColumnBlock, neurons - first);
     args.panel_begin = first / kPanel;
     args.panels = packed_panels(width);
     amx::gemm(args);
@@ -51,7 +51,7 @@ TEST(Amx, TailSizes) {
     check(tokens, 96, 80);
   }
   for (std::int64_t depth : {1, 31, 32, 33, 255, 256, 257, 600}) check(40, depth, 48);
-  for (std::int64_t hidden : {1, 15, 16, 17, 32, 33, 255, 256, 257, 530}) check(35, 64, hidden);
+  for (std::int64_t neurons : {1, 15, 16, 17, 32, 33, 255, 256, 257, 530}) check(35, 64, neurons);
 }
 
 TEST(Amx, RowsFromTheMiddleOfTheTiles) {
@@ -104,10 +104,10 @@ TEST(Amx, AccumulatesLikeThePortableKernel) {
 }
 
 // Integer sums are exact, and scaled in the same order: the bits of the vector kernel.
-void check_screen(std::int64_t tokens, std::int64_t depth, std::int64_t hidden,
+void check_screen(std::int64_t tokens, std::int64_t depth, std::int64_t neurons,
                   std::int64_t begin = 0) {
-  SCOPED_TRACE(test::describe({tokens, depth, hidden}));
-  const test::Layer<bf16> layer({tokens, depth, hidden});
+  SCOPED_TRACE(test::describe({tokens, depth, neurons}));
+  const test::Layer<bf16> layer({tokens, depth, neurons});
   std::vector<float> axis(static_cast<std::size_t>(depth), 1.0F);
   const Screen screen(layer.gate.view(), axis.data());
   const ScreenView view(screen);
@@ -124,8 +124,8 @@ void check_screen(std::int64_t tokens, std::int64_t depth, std::int64_t hidden,
       vectors.screen_row(layer.x.view().row_bytes(r), view, x.from(r, depth));
     }
     std::vector<float> all;
-    for (std::int64_t first = 0; first < hidden; first += kColumnBlock) {
-      const std::int64_t width = std::min(kColumnBlock, hidden - first);
+    for (std::int64_t first = 0; first < neurons; first += kColumnBlock) {
+      const std::int64_t width = std::min(kColumnBlock, neurons - first);
       std::vector<float> c(static_cast<std::size_t>(gemm_accumulators(tokens - begin)));
       gemm({x.from(begin, depth), tokens - begin, view, first / kPanel, packed_panels(width),
             c.data()});
@@ -150,8 +150,8 @@ TEST(Amx, ScreensHaveTheBitsOfVectors) {
   for (std::int64_t depth : {1, 63, 64, 65, 255, 256, 257, 511, 512, 513, 768, 1030}) {
     check_screen(40, depth, 48);
   }
-  for (std::int64_t hidden : {1, 15, 16, 17, 32, 33, 255, 256, 257, 530}) {
-    check_screen(35, 64, hidden);
+  for (std::int64_t neurons : {1, 15, 16, 17, 32, 33, 255, 256, 257, 530}) {
+    check_screen(35, 64, neurons);
   }
   for (std::int64_t begin : {16, 32, 48}) check_screen(61, 300, 40, begin);
 }

@@ -14,13 +14,13 @@
 namespace twell::measure {
 namespace {
 
-io::ActivityRows random_rows(std::int64_t tokens, std::int64_t hidden) {
+io::ActivityRows random_rows(std::int64_t tokens, std::int64_t neurons) {
   std::mt19937 random(3);
   io::ActivityRows rows;
   for (std::int64_t t = 0; t < tokens; ++t) {
     // None, all, and everything between.
     const double chance = t % 5 == 0 ? 0.0 : t % 5 == 1 ? 1.0 : 0.02 * static_cast<double>(t % 7);
-    for (std::int64_t n = 0; n < hidden; ++n) {
+    for (std::int64_t n = 0; n < neurons; ++n) {
       if (std::generate_canonical<double, 32>(random) < chance) {
         rows.neurons.push_back(static_cast<std::uint32_t>(n));
       }

@@ -16,7 +16,7 @@
 namespace twell::test {
 
 struct Case {
-  std::int64_t tokens, depth, hidden;
+  std::int64_t tokens, depth, neurons;
   bool gated = true;
   ActivationSpec activation = {};
   // Shift of the gate before the activation, in standard deviations: 2.5 leaves 0.6 % active, 0
@@ -26,7 +26,7 @@ struct Case {
 
 inline std::string describe(const Case& c) {
   return "M=" + std::to_string(c.tokens) + " D=" + std::to_string(c.depth) +
-         " H=" + std::to_string(c.hidden) + (c.gated ? " gated " : " plain ") +
+         " H=" + std::to_string(c.neurons) + (c.gated ? " gated " : " plain ") +
          name_of(c.activation.kind) + " shift " + std::to_string(c.shift);
 }
 
@@ -36,12 +36,12 @@ class Layer {
   explicit Layer(const Case& c, unsigned seed = 1)
       : shape(c),
         x(random_matrix<T>(c.tokens, c.depth, seed, 1.0F, 3)),
-        gate(random_matrix<T>(c.hidden, c.depth, seed + 1, scale(c.depth))),
-        up(random_matrix<T>(c.hidden, c.depth, seed + 2, scale(c.depth), 1)),
-        down(random_matrix<T>(c.hidden, c.depth, seed + 3, scale(c.hidden), 2)) {
+        gate(random_matrix<T>(c.neurons, c.depth, seed + 1, scale(c.depth))),
+        up(random_matrix<T>(c.neurons, c.depth, seed + 2, scale(c.depth), 1)),
+        down(random_matrix<T>(c.neurons, c.depth, seed + 3, scale(c.neurons), 2)) {
     // One input is the same for all tokens: its weight shifts the gate.
     for (std::int64_t r = 0; r < c.tokens; ++r) x.set(r, 0, 1.0F);
-    for (std::int64_t n = 0; n < c.hidden; ++n) gate.set(n, 0, -c.shift);
+    for (std::int64_t n = 0; n < c.neurons; ++n) gate.set(n, 0, -c.shift);
   }
 
   PackedWeight packed() const { return PackedWeight(gate.view()); }
@@ -66,13 +66,13 @@ class Layer {
 // A layer whose token r fires exactly the neurons with fires(r, n): its input is the unit vector r,
 // beside `extra` random inputs that the gate does not see and up does.
 template <class T, class Fires>
-Layer<T> layer_that_fires(std::int64_t tokens, std::int64_t hidden, bool gated, Fires fires,
+Layer<T> layer_that_fires(std::int64_t tokens, std::int64_t neurons, bool gated, Fires fires,
                           std::int64_t extra = 24) {
-  Layer<T> layer({tokens, tokens + extra, hidden, gated});
+  Layer<T> layer({tokens, tokens + extra, neurons, gated});
   for (std::int64_t r = 0; r < tokens; ++r) {
     for (std::int64_t k = 0; k < tokens; ++k) layer.x.set(r, k, r == k ? 1.0F : 0.0F);
   }
-  for (std::int64_t n = 0; n < hidden; ++n) {
+  for (std::int64_t n = 0; n < neurons; ++n) {
     for (std::int64_t k = 0; k < tokens + extra; ++k) {
       const float size = 0.5F + std::abs(layer.gate.value(n, k));
       layer.gate.set(n, k, k >= tokens ? 0.0F : fires(k, n) ? size : -size);
@@ -199,7 +199,7 @@ void check_layer(Context& context, Layer<T>& layer, std::int32_t tile = 256,
   SCOPED_TRACE(describe(c) + " on " + name_of(context.tier()) + ", threads " +
                std::to_string(context.threads()) + ", tile " + std::to_string(tile) + "/" +
                std::to_string(capacity));
-  TwellMatrix packed({c.tokens, c.hidden, tile, capacity, dtype_of<T>::value});
+  TwellMatrix packed({c.tokens, c.neurons, tile, capacity, dtype_of<T>::value});
   TestMatrix<T> y(c.tokens, c.depth, 5);
   const TestMatrix<T>& x = layer.x;
   const FfnWeights weights = layer.weights();
@@ -256,7 +256,7 @@ void check_every_path(Layer<T>& layer, std::int64_t nnz) {
         &counts);
     EXPECT_EQ(counts.nnz(), nnz);
     const Case& c = layer.shape;
-    TwellMatrix packed({c.tokens, c.hidden, 256, 32, dtype_of<T>::value});
+    TwellMatrix packed({c.tokens, c.neurons, 256, 32, dtype_of<T>::value});
     gemm_relu_twell(context, std::as_const(layer.x).view(), layer.packed(), c.activation, packed);
     ffn(context, std::as_const(layer.x).view(), layer.screened(), c.activation, y.view(), &counts);
     EXPECT_EQ(counts.nnz(), nnz);

@@ -51,8 +51,8 @@ TYPED_TEST(FfnTest, TailSizes) {
       Layer<TypeParam> layer({9, depth, 48});
       check_layer(context, layer, 32, 3);
     }
-    for (std::int64_t hidden : {1, 2, 15, 16, 17, 31, 33, 64, 255, 256, 257, 513, 600}) {
-      Layer<TypeParam> layer({18, 48, hidden});
+    for (std::int64_t neurons : {1, 2, 15, 16, 17, 31, 33, 64, 255, 256, 257, 513, 600}) {
+      Layer<TypeParam> layer({18, 48, neurons});
       check_layer(context, layer);
     }
   });
@@ -217,7 +217,7 @@ TEST(FfnPlan, TilesTakeWhatL2Holds) {
 // says of tiles and groups, in the order in which the gate takes them.
 TEST(FfnPlan, ThreadsShareTheGateEvenly) {
   struct Shape {
-    std::int64_t width, hidden;
+    std::int64_t width, neurons;
   };
   for (const Shape& shape :
        {Shape{2048, 5632}, {576, 1536}, {896, 4864}, {2560, 6912}, {4096, 11008}}) {
@@ -225,25 +225,25 @@ TEST(FfnPlan, ThreadsShareTheGateEvenly) {
       Context context({.threads = threads, .tier = CpuTier::portable});
       for (const std::int64_t tokens : {1, 8, 64, 512, 2048}) {
         const FfnPlan plan =
-            plan_ffn(context, tokens, {shape.width, shape.hidden}, GateForm::packed);
+            plan_ffn(context, tokens, {shape.width, shape.neurons}, GateForm::packed);
         SCOPED_TRACE(plan.to_string());
-        const std::int64_t tiles = (shape.hidden + plan.tile - 1) / plan.tile;
+        const std::int64_t tiles = (shape.neurons + plan.tile - 1) / plan.tile;
         const std::int64_t rows = std::min(plan.row_block, tokens);
         std::vector<std::int64_t> work(static_cast<std::size_t>(threads));
         for (std::int64_t unit = 0; unit < tiles * plan.row_groups; ++unit) {
           const std::int64_t group = unit / tiles;
           const std::int64_t columns =
-              std::min<std::int64_t>(plan.tile, shape.hidden - unit % tiles * plan.tile);
+              std::min<std::int64_t>(plan.tile, shape.neurons - unit % tiles * plan.tile);
           work[static_cast<std::size_t>(unit % threads)] +=
               columns * (rows * (group + 1) / plan.row_groups - rows * group / plan.row_groups);
         }
         const std::int64_t all = std::accumulate(work.begin(), work.end(), std::int64_t{0});
-        EXPECT_EQ(all, shape.hidden * rows);
+        EXPECT_EQ(all, shape.neurons * rows);
         const double share = static_cast<double>(all) / threads;
         const auto most = static_cast<double>(*std::max_element(work.begin(), work.end()));
         // A tile of 64 columns, or 16 where rows are few, is as far as neurons are divided.
         const double step = tokens < 32 ? 16.0 : 64.0;
-        const double of_step = step / (static_cast<double>(shape.hidden) / threads);
+        const double of_step = step / (static_cast<double>(shape.neurons) / threads);
         EXPECT_LE(most / share, tokens < 512 ? std::max(1 / 0.9, 1 + of_step) : 1.12);
       }
     }

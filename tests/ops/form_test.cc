@@ -37,13 +37,13 @@ class FormedLayer {
     };
     vectors_.reserve(4);
     if (additions.biases) {
-      form.gate_bias = random(c.hidden, 0.5F, 0.0F);
-      if (c.gated) form.up_bias = random(c.hidden, 0.5F, 0.0F);
+      form.gate_bias = random(c.neurons, 0.5F, 0.0F);
+      if (c.gated) form.up_bias = random(c.neurons, 0.5F, 0.0F);
       form.down_bias = random(c.depth, 0.5F, 0.0F);
     }
     if (additions.norm) {
       form.norm = HiddenNorm{{}, 1e-5F};
-      if (additions.norm_weight) form.norm->weight = random(c.hidden, 0.3F, 1.0F);
+      if (additions.norm_weight) form.norm->weight = random(c.neurons, 0.3F, 1.0F);
     }
   }
   FormedLayer(const FormedLayer&) = delete;
@@ -112,10 +112,10 @@ class Definition {
     const FfnForm& form = formed.form;
     const Layer<T>& layer = formed.layer;
     const Case& c = layer.shape;
-    std::vector<double> error(static_cast<std::size_t>(c.hidden)), size(error.size());
+    std::vector<double> error(static_cast<std::size_t>(c.neurons)), size(error.size());
     double least = 0.0, most = 0.0;  // Σ h²
     const auto depth = static_cast<double>(c.depth) + 1.0;
-    for (std::int64_t n = 0; n < c.hidden; ++n) {
+    for (std::int64_t n = 0; n < c.neurons; ++n) {
       const auto sum = [&](const ref::Result& of) {
         return Interval::around(of.value.at(r, n),
                                 accumulation_bound(depth, of.magnitude.at(r, n)));
@@ -140,14 +140,14 @@ class Definition {
     Interval scale = {1.0, 1.0};
     if (form.norm) {
       const auto factor = [&](double squares) {
-        return 1.0 / std::sqrt(squares / static_cast<double>(c.hidden) + form.norm->epsilon);
+        return 1.0 / std::sqrt(squares / static_cast<double>(c.neurons) + form.norm->epsilon);
       };
       scale = Interval{factor(most), factor(least)}.rounded<float>();
     }
-    const auto terms = static_cast<double>(c.hidden) + 4.0;
+    const auto terms = static_cast<double>(c.neurons) + 4.0;
     for (std::int64_t k = 0; k < c.depth; ++k) {
       double magnitude = std::abs(bias_of(form.down_bias, k)), propagated = 0.0;
-      for (std::int64_t n = 0; n < c.hidden; ++n) {
+      for (std::int64_t n = 0; n < c.neurons; ++n) {
         const double down = std::abs(layer.down.value(n, k));
         magnitude += size[static_cast<std::size_t>(n)] * down * scale.high;
         propagated += error[static_cast<std::size_t>(n)] * down * scale.high;
@@ -336,7 +336,7 @@ void check_training(Context& context, const FormedLayer<T>& formed, const Defini
   const ref::Gradients exact = ref::ffn_backward(in);
   const auto depth = static_cast<double>(c.depth);
   const auto tokens = static_cast<double>(c.tokens);
-  const auto hidden = static_cast<double>(c.hidden);
+  const auto hidden = static_cast<double>(c.neurons);
   // As without a form; with a norm, each coefficient has three factors and a sum over H more.
   const double norm = formed.form.norm ? hidden + 12 : 0.0;
   expect_gradient<T>("dx", pass.dx, exact.dx, depth + 2 * hidden + 6 + norm, true);

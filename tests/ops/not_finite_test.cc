@@ -84,15 +84,15 @@ TYPED_TEST_SUITE(NotFiniteTest, Types);
 
 // One neuron, or few: no sum of infinities of both signs makes the row NaN by chance.
 TYPED_TEST(NotFiniteTest, InputsOfFewNeurons) {
-  for (const auto& [tokens, hidden] : {std::pair{1, 1}, {1, 3}, {5, 2}, {40, 1}, {70, 20}}) {
+  for (const auto& [tokens, neurons] : {std::pair{1, 1}, {1, 3}, {5, 2}, {40, 1}, {70, 20}}) {
     for (const bool gated : {true, false}) {
       for (const float value : {kNan, kInf, -kInf}) {
         for (const ActivationSpec& activation :
              {ActivationSpec{}, ActivationSpec{Activation::relu_squared},
               ActivationSpec{Activation::fat_relu, 0.5F}}) {
-          Layer<TypeParam> layer({tokens, 21, hidden, gated, activation, 0.0F}, 7);
+          Layer<TypeParam> layer({tokens, 21, neurons, gated, activation, 0.0F}, 7);
           // All of the rows' other inputs pull the same way: every place fires, or none.
-          for (std::int64_t n = 0; n < hidden; ++n) {
+          for (std::int64_t n = 0; n < neurons; ++n) {
             layer.gate.set(n, 4, n % 2 == 0 ? 1.0F : -1.0F);
             for (std::int64_t k = 0; k < 21; ++k)
               layer.up.set(n, k, 0.25F), layer.down.set(n, k, 1.0F);

@@ -25,12 +25,12 @@ struct Fired {
 template <class T>
 Fired<T> activation_of(Context& context, const TestMatrix<T>& x, const TestMatrix<T>& gate,
                        const ActivationSpec& spec, const float* axis) {
-  const std::int64_t hidden = gate.rows();
-  TestMatrix<T> identity(hidden, hidden);
+  const std::int64_t neurons = gate.rows();
+  TestMatrix<T> identity(neurons, neurons);
   identity.fill([](std::int64_t n, std::int64_t k) { return n == k ? 1.0F : 0.0F; });
   const FfnWeights weights = {
       ScreenedGate{gate.view(), Screen(gate.view(), axis)}, {}, std::as_const(identity).view()};
-  Fired<T> out{TestMatrix<T>(x.rows(), hidden), {}};
+  Fired<T> out{TestMatrix<T>(x.rows(), neurons), {}};
   ffn(context, x.view(), weights, spec, out.h.view(), &out.counts);
   return out;
 }
@@ -154,8 +154,8 @@ TYPED_TEST(ScreenTest, TailSizes) {
     const Layer<TypeParam> layer({9, depth, 48});
     check(layer.x, layer.gate);
   }
-  for (const std::int64_t hidden : {1, 15, 16, 17, 63, 65, 255, 257, 600}) {
-    const Layer<TypeParam> layer({18, 48, hidden});
+  for (const std::int64_t neurons : {1, 15, 16, 17, 63, 65, 255, 257, 600}) {
+    const Layer<TypeParam> layer({18, 48, neurons});
     check(layer.x, layer.gate);
   }
 }

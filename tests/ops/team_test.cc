@@ -55,9 +55,9 @@ void run_attention(Context& context, const Inputs<T>& in, Bytes& out) {
 template <class T>
 void run_training(Context& context, const Layer<T>& layer, const FfnWeights& weights, Bytes& out) {
   const std::int64_t tokens = layer.shape.tokens, depth = layer.shape.depth;
-  const std::int64_t hidden = layer.shape.hidden;
+  const std::int64_t neurons = layer.shape.neurons;
   TestMatrix<T> y(tokens, depth), dx(tokens, depth);
-  TestMatrix<float> gate(hidden, depth), up(hidden, depth), down(hidden, depth);
+  TestMatrix<float> gate(neurons, depth), up(neurons, depth), down(neurons, depth);
   FfnPattern pattern;
   FfnCounts counts;
   ffn_forward(context, layer.x.view(), weights, {}, y.view(), pattern, &counts);
@@ -93,13 +93,13 @@ Bytes every_operation(CpuTier tier, const Inputs<T>& in) {
       run_training(context, layer, weights, out);
     }
     const PackedWeight packed = layer.packed();
-    TestMatrix<T> y(tokens, layer.shape.hidden), stored(tokens, layer.shape.hidden);
+    TestMatrix<T> y(tokens, layer.shape.neurons), stored(tokens, layer.shape.neurons);
     linear(context, layer.x.view(), packed, nullptr, y.view());
     linear_as_stored(context, layer.x.view(), layer.gate.view(), stored.view());
     append(out, y);
     append(out, stored);
     run_attention(context, in, out);
-    TwellMatrix steps({tokens, layer.shape.hidden, 128, 8, dtype_of<T>::value});
+    TwellMatrix steps({tokens, layer.shape.neurons, 128, 8, dtype_of<T>::value});
     gemm_relu_twell(context, layer.x.view(), packed, {}, steps);
     TestMatrix<T> by_steps(tokens, depth);
     twell_gated_ffn(context, layer.x.view(), steps, layer.up.view(), layer.down.view(),

@@ -15,19 +15,19 @@ TYPED_TEST_SUITE(TracesTest, Types);
 
 TYPED_TEST(TracesTest, EveryLayerOnEveryPath) {
   const io::ActivityTrace trace("tests/ops/data/trained.trace");
-  const auto hidden = static_cast<std::int64_t>(trace.header().hidden);
+  const auto neurons = static_cast<std::int64_t>(trace.header().neurons);
   const auto tokens = static_cast<std::int64_t>(trace.header().tokens);
   for (std::uint32_t l = 0; l < trace.header().layers; ++l) {
     const io::ActivityRows rows = trace.read(l);
     ASSERT_GT(rows.neurons.size(), 0U) << "layer " << l;
     std::vector<std::vector<bool>> fired(
         static_cast<std::size_t>(tokens),
-        std::vector<bool>(static_cast<std::size_t>(hidden), false));
+        std::vector<bool>(static_cast<std::size_t>(neurons), false));
     for (std::size_t r = 0; r < rows.rows(); ++r) {
       for (const std::uint32_t n : rows.row(r)) fired[r][n] = true;
     }
     auto layer = layer_that_fires<TypeParam>(
-        tokens, hidden, trace.header().gated, [&](std::int64_t r, std::int64_t n) {
+        tokens, neurons, trace.header().gated, [&](std::int64_t r, std::int64_t n) {
           return fired[static_cast<std::size_t>(r)][static_cast<std::size_t>(n)];
         });
     SCOPED_TRACE("layer " + std::to_string(l));

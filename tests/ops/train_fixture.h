@@ -13,9 +13,9 @@ struct Pass {
       : y(layer.shape.tokens, layer.shape.depth, 1),
         dy(random_matrix<T>(layer.shape.tokens, layer.shape.depth, 9, 1.0F, 2)),
         dx(layer.shape.tokens, layer.shape.depth, 3),
-        gate(layer.shape.hidden, layer.shape.depth, 1),
-        up(layer.shape.hidden, layer.shape.depth, 2),
-        down(layer.shape.hidden, layer.shape.depth) {}
+        gate(layer.shape.neurons, layer.shape.depth, 1),
+        up(layer.shape.neurons, layer.shape.depth, 2),
+        down(layer.shape.neurons, layer.shape.depth) {}
 
   FfnGradients gradients(bool gated, bool accumulate = false) {
     FfnGradients out = {dx.view(), gate.view(), {}, down.view(), accumulate};
@@ -44,7 +44,7 @@ ref::BackwardInput widened(const Layer<T>& layer, const FfnPatternView& pattern)
   in.gate = ref::widen(layer.gate.view());
   in.up = ref::widen(layer.up.view());
   in.down = ref::widen(layer.down.view());
-  in.fired = in.v = in.u = ref::Matrix(c.tokens, c.hidden);
+  in.fired = in.v = in.u = ref::Matrix(c.tokens, c.neurons);
   in.gated = c.gated;
   in.form = c.activation;
   for (std::int64_t r = 0; r < pattern.rows; ++r) {
@@ -52,7 +52,7 @@ ref::BackwardInput widened(const Layer<T>& layer, const FfnPatternView& pattern)
     for (std::int64_t i = pattern.offsets[r]; i < pattern.offsets[r + 1]; ++i) {
       const std::int64_t n = pattern.neurons[i];
       EXPECT_GT(n, before);
-      EXPECT_LT(n, c.hidden);
+      EXPECT_LT(n, c.neurons);
       before = n;
       in.fired.at(r, n) = 1.0;
       in.v.at(r, n) = static_cast<float>(static_cast<const T*>(pattern.v)[i]);

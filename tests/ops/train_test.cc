@@ -69,7 +69,7 @@ void check_training(Context& context, const Layer<T>& layer, float l1 = 0.0F) {
     for (std::int64_t k = 0; same_sums && k < c.depth; ++k) {
       ASSERT_TRUE(same(y.value(r, k), pass.y.value(r, k))) << r << "," << k;
     }
-    for (std::int64_t n = 0; n < c.hidden; ++n) {
+    for (std::int64_t n = 0; n < c.neurons; ++n) {
       if (in.fired.at(r, n) == 0.0) continue;
       l1_sum +=
           std::abs(activated(in.form.gate.kind, in.v.at(r, n)) * (c.gated ? in.u.at(r, n) : 1.0));
@@ -77,7 +77,7 @@ void check_training(Context& context, const Layer<T>& layer, float l1 = 0.0F) {
   }
   if (std::isfinite(l1_sum)) {
     // Eight f32 sums side by side; and h is made of the u that is not rounded yet.
-    const double sum = (static_cast<double>(c.hidden) / 8 + 12) * std::ldexp(1.0, -24);
+    const double sum = (static_cast<double>(c.neurons) / 8 + 12) * std::ldexp(1.0, -24);
     const double rounded = c.gated ? 1.01 * rounding_bound<T>(1.0) : 0.0;
     EXPECT_NEAR(pass.counts.l1, l1_sum, (sum + rounded) * l1_sum);
   }
@@ -88,9 +88,9 @@ void check_training(Context& context, const Layer<T>& layer, float l1 = 0.0F) {
   const ref::Gradients exact = ref::ffn_backward(in);
   const auto depth = static_cast<double>(c.depth);
   const auto tokens = static_cast<double>(c.tokens);
-  const auto hidden = static_cast<double>(c.hidden);
+  const auto neurons = static_cast<double>(c.neurons);
   // Each coefficient is a product of four factors, and the sum over dy is of D + 1 terms.
-  expect_gradient<T>("dx", pass.dx, exact.dx, depth + 2 * hidden + 6, true);
+  expect_gradient<T>("dx", pass.dx, exact.dx, depth + 2 * neurons + 6, true);
   expect_gradient<T>("gate", pass.gate, exact.gate, depth + tokens + 6, true);
   if (c.gated) expect_gradient<T>("up", pass.up, exact.up, depth + tokens + 6, true);
   expect_gradient<T>("down", pass.down, exact.down, tokens + 6, true);
@@ -107,7 +107,7 @@ void check_training(Context& context, const Layer<T>& layer, float l1 = 0.0F) {
     ffn_backward(context, pass.input(layer, l1), again.gradients(c.gated, true));
   }
   const float times = dtype_of<G>::value == DType::f32 ? 2.0F : 1.0F;
-  for (std::int64_t n = 0; n < c.hidden; ++n) {
+  for (std::int64_t n = 0; n < c.neurons; ++n) {
     for (std::int64_t k = 0; k < c.depth; ++k) {
       if (!std::isfinite(pass.gate.value(n, k)) || !std::isfinite(pass.down.value(n, k))) continue;
       ASSERT_EQ(again.gate.value(n, k), times * pass.gate.value(n, k)) << n << "," << k;
@@ -159,8 +159,8 @@ TYPED_TEST(TrainTest, TailSizes) {
     for (const std::int64_t depth : {1, 17, 257}) {
       check_training(context, Layer<TypeParam>({19, depth, 33, true, {}, 0.0F}), 0.01F);
     }
-    for (const std::int64_t hidden : {1, 17, 257}) {
-      check_training(context, Layer<TypeParam>({19, 20, hidden, true, {}, -1.0F}));
+    for (const std::int64_t neurons : {1, 17, 257}) {
+      check_training(context, Layer<TypeParam>({19, 20, neurons, true, {}, -1.0F}));
     }
   });
 }
@@ -289,7 +289,7 @@ TEST(TrainErrors, NameOperationAndArgument) {
   in.dy.cols = 31;
   EXPECT_EQ(run(in, out), "twell::ffn_backward: dy: expected bf16 [4, 32], got bf16 [4, 31]");
   in = pass.input(layer, 0.0F);
-  in.pattern.hidden = 63;
+  in.pattern.cols = 63;
   EXPECT_EQ(run(in, out),
             "twell::ffn_backward: pattern: expected one of bf16 [4, 64], got bf16 [4, 63]");
   in = pass.input(layer, 0.0F);

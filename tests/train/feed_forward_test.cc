@@ -24,7 +24,7 @@ struct Case {
   bool gated = true;
   bool sparse = true;
   at::ScalarType dtype = at::kFloat;
-  std::int64_t rows = 5, width = 4, hidden = 40;
+  std::int64_t rows = 5, width = 4, neurons = 40;
   unsigned biases = 0;  // of what, as below
 };
 constexpr unsigned kGateBias = 1, kUpBias = 2, kDownBias = 4, kAllBiases = 7;
@@ -32,7 +32,7 @@ constexpr unsigned kGateBias = 1, kUpBias = 2, kDownBias = 4, kAllBiases = 7;
 std::string name_of(const Case& c) {
   return std::string(io::name_of(c.act)) + (c.gated ? " gated" : "") + (c.sparse ? " sparse" : "") +
          (c.dtype == at::kFloat ? " fp32" : " bf16") + " rows " + std::to_string(c.rows) +
-         " hidden " + std::to_string(c.hidden) + " biases " + std::to_string(c.biases);
+         " neurons " + std::to_string(c.neurons) + " biases " + std::to_string(c.biases);
 }
 
 // Whole numbers in [-1, 1]; a third of them zero.
@@ -50,18 +50,18 @@ struct Inputs {
   FfnParameters layer;
 
   explicit Inputs(const Case& c) : x(whole({c.rows, c.width}, 1)), dy(whole({c.rows, c.width}, 5)) {
-    const at::Tensor first = whole({c.hidden, c.width}, 2), first_bias = whole({c.hidden}, 6);
+    const at::Tensor first = whole({c.neurons, c.width}, 2), first_bias = whole({c.neurons}, 6);
     // Every third neuron never fires.
-    first.index_put_({at::arange(0, c.hidden, 3)}, at::zeros({c.width}, at::kDouble));
-    first_bias.index_put_({at::arange(0, c.hidden, 3)}, at::scalar_tensor(-1.0, at::kDouble));
+    first.index_put_({at::arange(0, c.neurons, 3)}, at::zeros({c.width}, at::kDouble));
+    first_bias.index_put_({at::arange(0, c.neurons, 3)}, at::scalar_tensor(-1.0, at::kDouble));
     const bool biased = (c.biases & (c.gated ? kGateBias : kUpBias)) != 0;
     (c.gated ? layer.gate : layer.up) = first;
     if (biased) (c.gated ? layer.gate_bias : layer.up_bias) = first_bias;
     if (c.gated) {
-      layer.up = whole({c.hidden, c.width}, 3);
-      if ((c.biases & kUpBias) != 0) layer.up_bias = whole({c.hidden}, 7);
+      layer.up = whole({c.neurons, c.width}, 3);
+      if ((c.biases & kUpBias) != 0) layer.up_bias = whole({c.neurons}, 7);
     }
-    layer.down = whole({c.width, c.hidden}, 4);
+    layer.down = whole({c.width, c.neurons}, 4);
     if ((c.biases & kDownBias) != 0) layer.down_bias = whole({c.width}, 8);
   }
   at::Tensor& first() { return layer.gated() ? layer.gate : layer.up; }
@@ -116,7 +116,7 @@ class TrainFfn : public ::testing::Test {
     const auto leaf = [&](const at::Tensor& t) { return t.to(c.dtype).requires_grad_(true); };
     at::Tensor x = leaf(in.x);
     const FfnParameters p = map(in.layer, leaf);
-    recorder_ = std::make_unique<ActivityRecorder>(1, c.hidden, c.rows);
+    recorder_ = std::make_unique<ActivityRecorder>(1, c.neurons, c.rows);
     training_->recorder = recorder_.get();
     training_->l1_grad = l1;
     training_->sparse = c.sparse;

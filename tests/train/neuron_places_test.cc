@@ -34,7 +34,7 @@ class NeuronPlacesTest : public ::testing::Test {
   void answer(const TrainingForm& form) {
     gpu_.training = [this, form](const FfnShape& shape, std::int64_t rows,
                                  const std::vector<double>& rates) {
-      EXPECT_EQ(shape.hidden, kShape.hidden);
+      EXPECT_EQ(shape.neurons, kShape.neurons);
       EXPECT_EQ(rows, 64);
       asked_.push_back(rates);
       return form;

@@ -65,7 +65,7 @@ TEST(RunTraining, WritesModelTokenizerAndLog) {
   const TrainResult result = run_training(run);
   EXPECT_EQ(calls, 4);
   EXPECT_EQ(result.steps, 20);
-  EXPECT_EQ(result.hidden_units, 96);
+  EXPECT_EQ(result.neurons, 96);
   EXPECT_LT(result.loss_last.value(), result.loss_first.value());
   ASSERT_TRUE(result.validation_loss);
   EXPECT_GT(result.tokens_per_s, 0.0);
@@ -88,7 +88,7 @@ TEST(RunTraining, WritesModelTokenizerAndLog) {
   EXPECT_EQ(result.parameters, [&] {
     std::int64_t count = 0;
     LoadOptions dense;
-    dense.ffn = FfnPath::dense;
+    dense.path = FfnPath::dense;
     for (const auto& [name, tensor] : load_model(model.string(), dense)->parameters()) {
       count += tensor.numel();
     }

@@ -224,7 +224,7 @@ TEST(TrainerTest, SavedModelComputesWhatTheTrainerDoes) {
     for (int i = 0; i < 5; ++i) trainer->step();
     trainer->save(scratch.path() / "model", nullptr);
     LoadOptions options;
-    options.ffn = FfnPath::dense;
+    options.path = FfnPath::dense;
     const auto model = load_model((scratch.path() / "model").string(), options);
     EXPECT_EQ(model->dtype(), compute == ComputeType::bf16 ? at::kBFloat16 : at::kFloat);
     const NamedTensors saved = model->parameters(), held = trainer->model().parameters();

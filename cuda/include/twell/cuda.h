@@ -132,9 +132,9 @@ inline constexpr int kVector = 8;
 // What plans depend on. Alignment: true where x, y, all weights and their strides are multiples of
 // 16 bytes and D is one of kVector.
 struct Problem {
-  std::int64_t tokens = 0;  // M
-  std::int64_t depth = 0;   // D
-  std::int64_t hidden = 0;  // H
+  std::int64_t tokens = 0;   // M
+  std::int64_t width = 0;    // D
+  std::int64_t neurons = 0;  // H
   DType dtype = DType::bf16;
   bool gated = true;
   bool aligned = true;

@@ -10,10 +10,10 @@ namespace twell::test {
 // The rows of gate, then those of up.
 template <class T>
 TestMatrix<T> gate_and_up(const CudaLayer<T>& layer) {
-  const std::int64_t hidden = layer.shape.hidden;
-  TestMatrix<T> both(2 * hidden, layer.shape.depth, layer.shape.padding);
+  const std::int64_t neurons = layer.shape.neurons;
+  TestMatrix<T> both(2 * neurons, layer.shape.width, layer.shape.padding);
   both.fill([&](std::int64_t r, std::int64_t c) {
-    return r < hidden ? layer.gate.value(r, c) : layer.up.value(r - hidden, c);
+    return r < neurons ? layer.gate.value(r, c) : layer.up.value(r - neurons, c);
   });
   return both;
 }
@@ -28,7 +28,7 @@ struct OnDevice {
         gate(joined ? gate_and_up(layer) : layer.gate),
         up(layer.up),
         down(layer.down),
-        y(TestMatrix<T>(layer.shape.tokens, layer.shape.depth, layer.shape.padding)) {}
+        y(TestMatrix<T>(layer.shape.tokens, layer.shape.width, layer.shape.padding)) {}
   cuda::DeviceFfnWeights weights() const {
     if (!joined) return {gate.view(), gated ? up.view() : ConstMatrixView{}, down.view(), screen};
     ConstMatrixView first = gate.view();
@@ -63,7 +63,7 @@ cuda::FfnPlan plan_of(const OnDevice<T>& on, const CudaLayer<T>& layer, const Ff
   problem.hot = options.hot;
   cuda::FfnPlan plan =
       cuda::plan_ffn(cuda::current_device(), problem, options.workspace_limit, options.shape);
-  EXPECT_EQ(plan.joined, on.joined && plan.hot > 0 && layer.shape.hidden % 8 == 0);
+  EXPECT_EQ(plan.joined, on.joined && plan.hot > 0 && layer.shape.neurons % 8 == 0);
   if (options.chunk != 0) plan.gather.chunk = options.chunk;
   if (options.partials >= 0) plan.gather.partials = options.partials;
   return plan;
@@ -73,7 +73,7 @@ cuda::FfnPlan plan_of(const OnDevice<T>& on, const CudaLayer<T>& layer, const Ff
 inline cuda::GemmPlan gate_alone(const cuda::FfnPlan& plan) {
   cuda::GemmPlan gemm = plan.gemm;
   if (gemm.shape == cuda::GemmShape::library) {
-    gemm.tile = static_cast<std::int32_t>((plan.problem.hidden + 15) / 16 * 16);
+    gemm.tile = static_cast<std::int32_t>((plan.problem.neurons + 15) / 16 * 16);
     gemm.workspace_bytes =
         cuda::plan_gemm_relu_twell(gemm.shape, cuda::current_device(), plan.problem)
             .workspace_bytes;
@@ -96,12 +96,12 @@ double hot_bound(const CudaLayer<T>& layer, const ref::Matrix& gate, std::int64_
     if (layer.shape.gated) {
       double u_magnitude = 0.0;
       u = 0.0;
-      for (std::int64_t k = 0; k < layer.shape.depth; ++k) {
+      for (std::int64_t k = 0; k < layer.shape.width; ++k) {
         const double product = layer.x.value(r, k) * layer.up.value(n, k);
         u += product;
         u_magnitude += std::abs(product);
       }
-      u_error = tensor_core_bound(static_cast<double>(layer.shape.depth), u_magnitude);
+      u_error = tensor_core_bound(static_cast<double>(layer.shape.width), u_magnitude);
       u_error += half_ulp<T>(std::abs(u) + u_error);
     }
     double h_error = std::abs(g) * u_error;
@@ -123,7 +123,7 @@ void check_ffn(const CudaLayer<T>& layer, const FfnOptions& options = {}) {
   DeviceBuffer<std::byte> memory(plan.workspace_bytes);
   DeviceBuffer<std::int32_t> row_nnz(static_cast<std::size_t>(layer.shape.tokens));
   DeviceBuffer<std::int64_t> neuron_counts(
-      std::vector<std::int64_t>(static_cast<std::size_t>(layer.shape.hidden), 7));
+      std::vector<std::int64_t>(static_cast<std::size_t>(layer.shape.neurons), 7));
   const ref::Matrix gate = check_gemm(gate_alone(plan), layer, 16, on.screen);
   const auto error = [&](std::int64_t r, std::int64_t c) {
     return hot_bound(layer, gate, plan.hot, r, c);
@@ -144,7 +144,7 @@ void check_ffn(const CudaLayer<T>& layer, const FfnOptions& options = {}) {
   }
   const auto rows = row_nnz.read();
   const auto neurons = neuron_counts.read();
-  std::vector<std::int64_t> fired(static_cast<std::size_t>(layer.shape.hidden), 7);
+  std::vector<std::int64_t> fired(static_cast<std::size_t>(layer.shape.neurons), 7);
   for (std::int64_t r = 0; r < gate.rows; ++r) {
     std::int32_t expected = 0;
     for (std::int64_t n = 0; n < gate.cols; ++n) {

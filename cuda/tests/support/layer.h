@@ -43,7 +43,7 @@ ref::Matrix widened(const TestMatrix<T>& m) {
 }
 
 struct CudaCase {
-  std::int64_t tokens, depth, hidden;
+  std::int64_t tokens, width, neurons;
   bool gated = true;
   ActivationSpec activation = {};
   float shift = 1.5F;        // of the gate before the activation, in standard deviations
@@ -51,8 +51,8 @@ struct CudaCase {
 };
 
 inline std::string describe(const CudaCase& c) {
-  return "M=" + std::to_string(c.tokens) + " D=" + std::to_string(c.depth) +
-         " H=" + std::to_string(c.hidden) + (c.gated ? " gated " : " plain ") +
+  return "M=" + std::to_string(c.tokens) + " D=" + std::to_string(c.width) +
+         " H=" + std::to_string(c.neurons) + (c.gated ? " gated " : " plain ") +
          name_of(c.activation.kind) + " shift " + std::to_string(c.shift) + " padding " +
          std::to_string(c.padding);
 }
@@ -62,23 +62,23 @@ class CudaLayer {
  public:
   explicit CudaLayer(const CudaCase& c, unsigned seed = 1)
       : shape(c),
-        x(random_matrix<T>(c.tokens, c.depth, seed, 1.0F, c.padding)),
-        gate(random_matrix<T>(c.hidden, c.depth, seed + 1, scale(c.depth), c.padding)),
-        up(random_matrix<T>(c.hidden, c.depth, seed + 2, scale(c.depth), c.padding)),
-        down(random_matrix<T>(c.hidden, c.depth, seed + 3, scale(c.hidden), c.padding)) {
+        x(random_matrix<T>(c.tokens, c.width, seed, 1.0F, c.padding)),
+        gate(random_matrix<T>(c.neurons, c.width, seed + 1, scale(c.width), c.padding)),
+        up(random_matrix<T>(c.neurons, c.width, seed + 2, scale(c.width), c.padding)),
+        down(random_matrix<T>(c.neurons, c.width, seed + 3, scale(c.neurons), c.padding)) {
     // One input is the same for all tokens: its weight shifts the gate.
     for (std::int64_t r = 0; r < c.tokens; ++r) x.set(r, 0, 1.0F);
-    for (std::int64_t n = 0; n < c.hidden; ++n) gate.set(n, 0, -c.shift);
+    for (std::int64_t n = 0; n < c.neurons; ++n) gate.set(n, 0, -c.shift);
   }
 
   cuda::Problem problem() const {
     cuda::Problem p;
     p.tokens = shape.tokens;
-    p.depth = shape.depth;
-    p.hidden = shape.hidden;
+    p.width = shape.width;
+    p.neurons = shape.neurons;
     p.dtype = dtype_of<T>::value;
     p.gated = shape.gated;
-    p.aligned = shape.depth % 8 == 0 && shape.padding % 8 == 0;
+    p.aligned = shape.width % 8 == 0 && shape.padding % 8 == 0;
     p.activation = shape.activation.kind;
     return p;
   }
@@ -217,7 +217,7 @@ void expect_output(const DeviceMatrixOf<T>& y, const ref::Matrix& gate, const Cu
                         : ref::twell_spmm(gate, down);
   const auto values = y.read();
   for (std::int64_t r = 0; r < gate.rows; ++r) {
-    double terms = layer.shape.gated ? static_cast<double>(layer.shape.depth) + 2 : 2;
+    double terms = layer.shape.gated ? static_cast<double>(layer.shape.width) + 2 : 2;
     for (std::int64_t n = 0; n < gate.cols; ++n) terms += gate.at(r, n) != 0.0 ? 1 : 0;
     for (std::int64_t c = 0; c < down.cols; ++c) {
       const double expected = exact.value.at(r, c);
@@ -238,7 +238,7 @@ template <class T>
 class DeviceScreenOf {
  public:
   explicit DeviceScreenOf(const CudaLayer<T>& layer, const std::vector<float>& axis = {})
-      : memory_(cuda::screen_bytes(layer.shape.hidden, layer.shape.depth)) {
+      : memory_(cuda::screen_bytes(layer.shape.neurons, layer.shape.width)) {
     const DeviceMatrixOf<T> gate(layer.gate);
     const DeviceBuffer<float> on_device(axis);
     view =
@@ -270,7 +270,7 @@ ref::Matrix check_gemm(const cuda::GemmPlan& plan, const CudaLayer<T>& layer, st
                plan.to_string());
   const DeviceMatrixOf<T> x(layer.x);
   const DeviceMatrixOf<T> gate(layer.gate);
-  const TwellLayout layout{layer.shape.tokens, layer.shape.hidden, plan.tile, capacity,
+  const TwellLayout layout{layer.shape.tokens, layer.shape.neurons, plan.tile, capacity,
                            dtype_of<T>::value};
   DevicePacked packed(layout);
   DevicePacked again(layout);
@@ -337,18 +337,18 @@ void check_gather(const cuda::GatherPlan& plan, const CudaLayer<T>& layer,
   SCOPED_TRACE(describe(layer.shape) + ", tile " + std::to_string(tile) + "/" +
                std::to_string(capacity) + "; " + plan.to_string());
   const DevicePacked packed(
-      {layer.shape.tokens, layer.shape.hidden, tile, capacity, dtype_of<T>::value});
+      {layer.shape.tokens, layer.shape.neurons, tile, capacity, dtype_of<T>::value});
   pack_to_device(gate, packed);
   const DeviceMatrixOf<T> x(layer.x);
   const DeviceMatrixOf<T> up(layer.up);
   const DeviceMatrixOf<T> down(layer.down);
-  const TestMatrix<T> empty(layer.shape.tokens, layer.shape.depth, layer.shape.padding);
+  const TestMatrix<T> empty(layer.shape.tokens, layer.shape.width, layer.shape.padding);
   DeviceMatrixOf<T> y(empty);
   DeviceMatrixOf<T> again(empty);
   DeviceBuffer<std::byte> memory(plan.workspace_bytes(layer.shape.tokens));
   DeviceBuffer<std::int32_t> row_nnz(static_cast<std::size_t>(layer.shape.tokens));
   DeviceBuffer<std::int64_t> neuron_counts(
-      std::vector<std::int64_t>(static_cast<std::size_t>(layer.shape.hidden), 5));
+      std::vector<std::int64_t>(static_cast<std::size_t>(layer.shape.neurons), 5));
   const cuda::Workspace workspace{memory.data(), memory.size()};
   const cuda::DeviceStats stats{row_nnz.data(), neuron_counts.data()};
   for (DeviceMatrixOf<T>* out : {&y, &again}) {
@@ -369,7 +369,7 @@ void check_gather(const cuda::GatherPlan& plan, const CudaLayer<T>& layer,
   ASSERT_EQ(std::memcmp(first.data(), second.data(), first.size() * sizeof(T)), 0);
   // Statistics are exact.
   std::vector<std::int32_t> rows(static_cast<std::size_t>(layer.shape.tokens));
-  std::vector<std::int64_t> neurons(static_cast<std::size_t>(layer.shape.hidden), 5);
+  std::vector<std::int64_t> neurons(static_cast<std::size_t>(layer.shape.neurons), 5);
   for (std::int64_t r = 0; r < exact.rows; ++r) {
     for (std::int64_t n = 0; n < exact.cols; ++n) {
       if (exact.at(r, n) == 0.0) continue;

@@ -29,11 +29,11 @@ class TrainingStep {
         options_(options),
         on_(layer),
         host_dy_(
-            random_matrix<T>(layer.shape.tokens, layer.shape.depth, 9, 1.0F, layer.shape.padding)),
+            random_matrix<T>(layer.shape.tokens, layer.shape.width, 9, 1.0F, layer.shape.padding)),
         dy_(host_dy_),
-        dx_(TestMatrix<T>(layer.shape.tokens, layer.shape.depth, layer.shape.padding)),
-        before_(
-            random_matrix<G>(layer.shape.hidden, layer.shape.depth, 10, 1.0F, layer.shape.padding)),
+        dx_(TestMatrix<T>(layer.shape.tokens, layer.shape.width, layer.shape.padding)),
+        before_(random_matrix<G>(layer.shape.neurons, layer.shape.width, 10, 1.0F,
+                                 layer.shape.padding)),
         gate_(before_),
         up_(before_),
         down_(before_),
@@ -59,7 +59,7 @@ class TrainingStep {
     const auto rows = static_cast<std::size_t>(layer_.shape.tokens);
     DeviceBuffer<std::int32_t> row_nnz(rows);
     DeviceBuffer<std::int64_t> neuron_counts(
-        std::vector<std::int64_t>(static_cast<std::size_t>(layer_.shape.hidden)));
+        std::vector<std::int64_t>(static_cast<std::size_t>(layer_.shape.neurons)));
     DeviceBuffer<float> row_l1(rows);
     cuda::ffn_forward(plan_, on_.x.view(), on_.weights(), layer_.shape.activation,
                       on_.y.mutable_view(), kept_memory, memory, nullptr,
@@ -110,10 +110,10 @@ class TrainingStep {
                              c.gated,
                              c.activation,
                              options_.l1};
-    in.fired = in.v = in.u = ref::Matrix(c.tokens, c.hidden);
+    in.fired = in.v = in.u = ref::Matrix(c.tokens, c.neurons);
     ref::BackwardInput errors = in;
     // An error of u reaches dx by Wg alone.
-    errors.up = ref::Matrix(c.hidden, c.depth);
+    errors.up = ref::Matrix(c.neurons, c.width);
     for (std::int64_t r = 0; r < c.tokens; ++r) {
       expect_row(gate, in, errors, r);
       if (testing::Test::HasFatalFailure()) return;
@@ -122,7 +122,7 @@ class TrainingStep {
     const ref::Gradients error = ref::ffn_backward(errors);
     expect(dx_, exact.dx, error.dx.magnitude, false, "dx");
     expect(gate_, exact.gate, error.gate.magnitude, true, "gate");
-    const ref::Matrix none(c.hidden, c.depth);
+    const ref::Matrix none(c.neurons, c.width);
     if (c.gated) expect(up_, exact.up, none, true, "up");
     expect(down_, exact.down, error.down.magnitude, true, "down");
   }
@@ -141,7 +141,7 @@ class TrainingStep {
     const CudaCase& c = layer_.shape;
     std::int32_t fired = 0;
     double sum = 0.0, bound = 0.0;
-    for (std::int64_t n = 0; n < c.hidden; ++n) {
+    for (std::int64_t n = 0; n < c.neurons; ++n) {
       const double g = gate.at(r, n);
       if (g == 0.0) continue;
       ++fired;
@@ -149,11 +149,11 @@ class TrainingStep {
       in.v.at(r, n) = errors.v.at(r, n) =
           c.activation.kind == Activation::relu_squared ? std::sqrt(g) : g;
       double u = 0.0, magnitude = 0.0;
-      for (std::int64_t k = 0; k < c.depth; ++k) {
+      for (std::int64_t k = 0; k < c.width; ++k) {
         u += in.x.at(r, k) * in.up.at(n, k);
         magnitude += std::abs(in.x.at(r, k) * in.up.at(n, k));
       }
-      double error = tensor_core_bound(static_cast<double>(c.depth), magnitude);
+      double error = tensor_core_bound(static_cast<double>(c.width), magnitude);
       error += 1.01 * half_ulp<T>(std::abs(u) + error);
       in.u.at(r, n) = u;
       errors.u.at(r, n) = error;
@@ -175,11 +175,11 @@ class TrainingStep {
   void expect(const DeviceMatrixOf<Out>& got, const ref::Result& exact, const ref::Matrix& more,
               bool weights, const char* name) {
     const CudaCase& c = layer_.shape;
-    const bool recomputes = plan_.kept_places < c.tokens * (c.hidden - plan_.forward.hot);
+    const bool recomputes = plan_.kept_places < c.tokens * (c.neurons - plan_.forward.hot);
     const double coarse = (plan_.forward.hot > 0 ? 1.05 * ulp() : 0.0) + (recomputes ? ulp() : 0.0);
     const double rounds = weights && sizeof(Out) == 2 ? plan_.turns : 1;
     const auto values = got.read();
-    const auto terms = static_cast<double>(c.depth + c.hidden + c.tokens);
+    const auto terms = static_cast<double>(c.width + c.neurons + c.tokens);
     // Denormals of 16 bits err by as much whatever their size.
     const double least = plan_.forward.hot > 0 ? std::ldexp(terms, -22) : 0.0;
     for (std::int64_t r = 0; r < exact.value.rows; ++r) {

@@ -32,21 +32,22 @@ struct RowNorm {
 }  // namespace
 
 Gradients ffn_backward(const BackwardInput& in) {
-  const std::int64_t hidden = in.gate.rows;
+  const std::int64_t neurons = in.gate.rows;
   const FfnForm& form = in.form;
-  Gradients out = {zeros(in.x.rows, in.x.cols), zeros(hidden, in.x.cols), zeros(hidden, in.x.cols),
-                   zeros(hidden, in.dy.cols),   zeros(1, hidden),         zeros(1, hidden),
-                   zeros(1, in.dy.cols),        zeros(1, hidden)};
+  Gradients out = {zeros(in.x.rows, in.x.cols), zeros(neurons, in.x.cols),
+                   zeros(neurons, in.x.cols),   zeros(neurons, in.dy.cols),
+                   zeros(1, neurons),           zeros(1, neurons),
+                   zeros(1, in.dy.cols),        zeros(1, neurons)};
   for (std::int64_t r = 0; r < in.x.rows; ++r) {
     const auto u_of = [&](std::int64_t n) { return in.gated ? in.u.at(r, n) : 1.0; };
     const auto h_of = [&](std::int64_t n) {
       return combine(in.gated ? form.up : Activation::identity,
                      activated(form.gate.kind, in.v.at(r, n)), u_of(n));
     };
-    std::vector<double> q(static_cast<std::size_t>(hidden)), q_magnitude(q.size());
+    std::vector<double> q(static_cast<std::size_t>(neurons)), q_magnitude(q.size());
     RowNorm norm;
     double squares = 0.0;
-    for (std::int64_t n = 0; n < hidden; ++n) {
+    for (std::int64_t n = 0; n < neurons; ++n) {
       if (in.fired.at(r, n) == 0.0) continue;
       const auto i = static_cast<std::size_t>(n);
       for (std::int64_t c = 0; c < in.dy.cols; ++c) {
@@ -60,12 +61,12 @@ Gradients ffn_backward(const BackwardInput& in) {
       norm.c_magnitude += std::abs(weighted) * q_magnitude[i];
     }
     if (form.norm) {
-      norm.s = 1.0 / std::sqrt(squares / static_cast<double>(hidden) + form.norm->epsilon);
-      const double cube = norm.s * norm.s * norm.s / static_cast<double>(hidden);
+      norm.s = 1.0 / std::sqrt(squares / static_cast<double>(neurons) + form.norm->epsilon);
+      const double cube = norm.s * norm.s * norm.s / static_cast<double>(neurons);
       norm.c *= cube;
       norm.c_magnitude *= cube;
     }
-    for (std::int64_t n = 0; n < hidden; ++n) {
+    for (std::int64_t n = 0; n < neurons; ++n) {
       if (in.fired.at(r, n) == 0.0) continue;
       const auto i = static_cast<std::size_t>(n);
       const double h = h_of(n);
