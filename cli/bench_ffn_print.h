@@ -21,6 +21,7 @@ struct BenchFfnOptions : CommonOptions {
   std::string grid, chart, trace;
   std::optional<std::int64_t> trace_layer;  // else all
   bool gated = true;
+  bool biases = false;
   std::string dtype = "bf16";
   std::string activation = "relu";
   float threshold = 0.5F;

@@ -32,6 +32,7 @@ measure::SyntheticShape BenchFfnOptions::shape(double nnz_mean) const {
   shape.width = width;
   shape.neurons = neurons;
   shape.gated = gated;
+  shape.biases = biases;
   shape.dtype = type();
   shape.activity.mean_nnz = nnz_mean;
   shape.threshold = lm::sparse_activation(choice()).kept_above();
@@ -74,15 +75,11 @@ struct Runs {
         "Times are medians of {} runs in turns; errors are against fp64, relative to the largest "
         "output of the token.\n",
         o.repeats);
-    nlohmann::json out = {{"width", o.width},
-                          {"neurons", o.neurons},
-                          {"gated", o.gated},
-                          {"dtype", o.dtype},
-                          {"activation", o.activation},
-                          {"layers", o.layers},
-                          {"device", o.device_name},
-                          {"seed", o.seed},
-                          {"cpu_tier", name_of(default_cpu_tier())},
+    nlohmann::json out = {{"width", o.width},   {"neurons", o.neurons},
+                          {"gated", o.gated},   {"biases", o.biases},
+                          {"dtype", o.dtype},   {"activation", o.activation},
+                          {"layers", o.layers}, {"device", o.device_name},
+                          {"seed", o.seed},     {"cpu_tier", name_of(default_cpu_tier())},
                           {"results", results}};
     if (peaks) {
       out["peaks"] = {{"bytes_per_us", peaks->bytes_per_us}, {"flops_per_us", peaks->flops_per_us}};
@@ -174,6 +171,9 @@ void check_device(const BenchFfnOptions& o) {
                 on_cpu ? "is for --device cuda; use bf16 or f32"
                        : "has no sparse path on a GPU; use bf16 or f16");
   }
+  if (!on_cpu && o.biases) {
+    io::fail_unsupported("--biases", "has no sparse path on a GPU; leave it out");
+  }
   if (!on_cpu && o.peaks) {
     io::fail_unsupported("--peaks", "measures the CPU; leave it out");
   }
@@ -189,8 +189,8 @@ void run(BenchFfnOptions& o) {
   }
   measure::keep_freed_memory();
   const c10::InferenceMode no_grad;
-  o.say("One {}gated layer, D = {}, H = {}, {}, {}, {}\n", o.gated ? "" : "non-", o.width,
-        o.neurons, o.dtype, o.activation,
+  o.say("One {}gated layer{}, D = {}, H = {}, {}, {}, {}\n", o.gated ? "" : "non-",
+        o.biases ? " with biases" : "", o.width, o.neurons, o.dtype, o.activation,
         o.device.is_cpu()
             ? fmt::format("{} threads, {} instructions", o.threads, name_of(default_cpu_tier()))
             : lm::runtime_of(o.device).describe());
@@ -253,6 +253,8 @@ void add_bench_ffn(CLI::App& bench) {
       c.add_option("--nnz", o->nnz, "Neurons that fire for a token, mean; a list")->delimiter(',');
   CLI::Option* gated =
       c.add_flag("--gated,!--no-gated", o->gated, "With a gate (Llama, Qwen) or without");
+  CLI::Option* biases =
+      c.add_flag("--biases", o->biases, "With biases of all projections, on a CPU");
   CLI::Option* grid = c.add_option("--grid", o->grid,
                                    "cpu: 1 to 2048 tokens at densities from none to all neurons, "
                                    "as a table of non-zeros by tokens; train: forward and "
@@ -270,6 +272,7 @@ void add_bench_ffn(CLI::App& bench) {
           ->excludes(nnz)
           ->excludes(neurons)
           ->excludes(gated)
+          ->excludes(biases)
           ->excludes(grid);
   c.add_option("--trace-layer", o->trace_layer, "Only this layer of the trace")
       ->check(kZeroOrMore)

@@ -2,6 +2,7 @@
 #include "cuda/bench/launch_shapes.h"
 #include "cuda/kernels/common/element.cuh"
 #include "cuda/kernels/common/launch.cuh"
+#include "cuda/kernels/kernels.h"
 
 namespace twell::bench {
 namespace {
@@ -9,12 +10,12 @@ namespace {
 namespace ptx = cuda::ptx;
 using cuda::Bf16;
 
-// fmaxf would make a NaN zero.
-__device__ __forceinline__ float relu(float v) { return v <= 0.0F ? 0.0F : v; }
-
+__device__ __forceinline__ float relu_product(float v, float u) {
+  return combine(cuda::kPlainUp, up_activated(Activation::relu, v), u);
+}
 __device__ __forceinline__ std::uint32_t relu_times2(std::uint32_t gate, std::uint32_t up) {
-  return Bf16::round2(relu(Bf16::low(gate)) * Bf16::low(up),
-                      relu(Bf16::high(gate)) * Bf16::high(up));
+  return Bf16::round2(relu_product(Bf16::low(gate), Bf16::low(up)),
+                      relu_product(Bf16::high(gate), Bf16::high(up)));
 }
 
 __global__ void relu_times(const __grid_constant__ ReluTimesArgs args) {

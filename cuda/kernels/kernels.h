@@ -25,6 +25,9 @@ struct ActivationArgs {
   Activation kind = Activation::relu;
 };
 
+// Of up. A layer without a gate has u = 1 in combine() and uncombine() (twell/activation.h).
+inline constexpr Activation kPlainUp = Activation::identity;
+
 // TwELL as docs/format.md has it. The record of a (row, tile) that overflows is number
 // row · tiles + tile: where the worst case must be reserved anyway, a place of its own for every
 // record needs no counter to claim it from, no counter to reset, and is reproducible.

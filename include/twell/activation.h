@@ -81,12 +81,16 @@ template <class T>
 struct PlaceGradients {
   T v, u;
 };
-// The backward of combine(): from dh, the gradient of h, those of v and u.
+// The backward of combine(): from dh, the gradient of h, those of v and u. `slope` is f'(v).
+template <class T>
+TWELL_HOST_DEVICE constexpr PlaceGradients<T> uncombine(Activation up, T dh, T g, T slope, T u) {
+  return {dh * up_activated(up, u) * slope, dh * g * up_activated_slope(up, u)};
+}
+// The same from v.
 template <class T>
 TWELL_HOST_DEVICE constexpr PlaceGradients<T> uncombine(Activation gate, Activation up, T dh, T v,
                                                         T u) {
-  return {dh * up_activated(up, u) * activated_slope(gate, v),
-          dh * activated(gate, v) * up_activated_slope(up, u)};
+  return uncombine(up, dh, activated(gate, v), activated_slope(gate, v), u);
 }
 
 // An activation and its threshold. NaN passes through every activation and is a non-zero; ±0 is

@@ -24,17 +24,18 @@ at::Tensor reorder(const at::Tensor& weight, std::int64_t tokens) {
   return call("mkldnn::_reorder_linear_weight", {weight, c10::IValue(tokens)});
 }
 
-at::Tensor packed_linear(const at::Tensor& x, const at::Tensor& weight, const char* after) {
-  return call("mkldnn::_linear_pointwise", {x, weight, c10::IValue(), std::string(after),
+at::Tensor packed_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                         const char* after) {
+  return call("mkldnn::_linear_pointwise", {x, weight, bias, std::string(after),
                                             c10::List<std::optional<at::Scalar>>(), std::string()});
 }
 
 at::Tensor packed_linear_times(const at::Tensor& x, const at::Tensor& factor,
-                               const at::Tensor& weight) {
+                               const at::Tensor& weight, const at::Tensor& bias) {
   const auto operation =
       c10::Dispatcher::singleton().findSchema({"mkldnn::_linear_pointwise", "binary"});
   if (!operation) throw Error(ErrorKind::unsupported, "_linear_pointwise", "not in this PyTorch");
-  std::vector<c10::IValue> arguments{x, factor, weight, c10::IValue(), std::string("mul")};
+  std::vector<c10::IValue> arguments{x, factor, weight, bias, std::string("mul")};
   operation->callBoxed(arguments);
   return arguments.front().toTensor();
 }
@@ -61,13 +62,17 @@ DenseFfn::DenseFfn(DenseVariant variant, const SyntheticLayer& layer,
       activation_(activation),
       gate_(layer.gate),
       up_(layer.up),
-      down_(layer.down) {
+      down_(layer.down),
+      gate_bias_(layer.gate_bias),
+      up_bias_(layer.up_bias),
+      down_bias_(layer.down_bias) {
   if (!up_.defined() &&
       (variant == DenseVariant::joined || variant == DenseVariant::packed_product)) {
     throw Error(ErrorKind::unsupported, name_of(variant), "needs a gated layer");
   }
   if (variant == DenseVariant::joined) {
     gate_ = at::cat({gate_, up_});
+    if (gate_bias_.defined()) gate_bias_ = at::cat({gate_bias_, up_bias_});
     up_.reset();
   } else if (is_packed(variant)) {
     gate_ = reorder(gate_, tokens);
@@ -78,28 +83,28 @@ DenseFfn::DenseFfn(DenseVariant variant, const SyntheticLayer& layer,
 
 at::Tensor DenseFfn::operator()(const at::Tensor& x) const {
   if (variant_ == DenseVariant::linear) {
-    at::Tensor h = at::linear(x, gate_);
+    at::Tensor h = at::linear(x, gate_, gate_bias_);
     lm::activate_(h, activation_);
-    if (up_.defined()) h.mul_(at::linear(x, up_));
-    return at::linear(h, down_);
+    if (up_.defined()) h.mul_(at::linear(x, up_, up_bias_));
+    return at::linear(h, down_, down_bias_);
   }
   if (variant_ == DenseVariant::joined) {
-    const at::Tensor both = at::linear(x, gate_);  // [M, 2H]
+    const at::Tensor both = at::linear(x, gate_, gate_bias_);  // [M, 2H]
     const std::int64_t h = both.size(1) / 2;
     at::Tensor g = both.narrow(1, 0, h);
     lm::activate_(g, activation_);
     // A new tensor: the down GEMM reads a contiguous one faster.
-    return at::linear(at::mul(g, both.narrow(1, h, h)), down_);
+    return at::linear(at::mul(g, both.narrow(1, h, h)), down_, down_bias_);
   }
   const bool relu = activation_.kind == io::HiddenAct::relu;  // which oneDNN fuses
-  at::Tensor h = packed_linear(x, gate_, relu ? "relu" : "none");
+  at::Tensor h = packed_linear(x, gate_, gate_bias_, relu ? "relu" : "none");
   if (!relu) lm::activate_(h, activation_);
   if (variant_ == DenseVariant::packed_product) {
-    h = packed_linear_times(x, h, up_);
+    h = packed_linear_times(x, h, up_, up_bias_);
   } else if (up_.defined()) {
-    h.mul_(packed_linear(x, up_, "none"));
+    h.mul_(packed_linear(x, up_, up_bias_, "none"));
   }
-  return packed_linear(h, down_, "none");
+  return packed_linear(h, down_, down_bias_, "none");
 }
 
 std::vector<DenseVariant> available_variants(const SyntheticLayer& layer,

@@ -33,6 +33,7 @@ class DenseFfn {
   DenseVariant variant_;
   lm::ActivationChoice activation_;
   at::Tensor gate_, up_, down_;
+  at::Tensor gate_bias_, up_bias_, down_bias_;
 };
 
 // The variants that this machine runs for this layer.

@@ -16,12 +16,8 @@ namespace twell::measure {
 
 BenchLayer::BenchLayer(const SyntheticLayer& made, const lm::ActivationChoice& choice,
                        at::Device device)
-    : source(made) {
-  for (at::Tensor* t : {&source.gate, &source.up, &source.down, &source.down_t}) {
-    if (t->defined()) *t = t->to(device);
-  }
-  sparse = lm::make_sparse_feed_forward(parameters_of(source), choice);
-}
+    : source(made.map([device](const at::Tensor& t) { return t.to(device); })),
+      sparse(lm::make_sparse_feed_forward(parameters_of(source), choice)) {}
 
 namespace {
 
@@ -178,9 +174,7 @@ nlohmann::json run_ffn_case(const FfnCase& c, const std::optional<Peaks>& peaks,
   for (std::size_t r = 0; r < timings[0].runs_us.size(); ++r) {
     ratios.push_back(timings[0].runs_us[r] / timings[1].runs_us[r]);
   }
-  const FfnWork work =
-      ffn_work(c.tokens(), c.shape.width, c.shape.neurons, c.shape.gated, activity.mean,
-               activity.distinct, c.shape.dtype == at::kFloat ? 4 : 2);
+  const FfnWork work = ffn_work(c.tokens(), c.shape, activity.mean, activity.distinct);
   nlohmann::json result = {{"tokens", c.tokens()},
                            {"nnz_target", c.nnz_target},
                            {"nnz_mean", activity.mean},

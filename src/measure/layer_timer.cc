@@ -3,6 +3,7 @@
 #include <torch/types.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "measure/timing.h"
 
@@ -25,8 +26,13 @@ struct Counter final : lm::FfnObserver {
 
 lm::FfnParameters parameters_of(const SyntheticLayer& layer) {
   // down_t is neuron-major: its transposed view is what the sparse path takes without a copy.
-  if (!layer.up.defined()) return {{}, layer.gate, layer.down_t.t(), {}, {}, {}};
-  return {layer.gate, layer.up, layer.down_t.t(), {}, {}, {}};
+  lm::FfnParameters out{layer.gate,      layer.up,      layer.down_t.t(),
+                        layer.gate_bias, layer.up_bias, layer.down_bias};
+  if (!layer.up.defined()) {
+    std::swap(out.gate, out.up);
+    std::swap(out.gate_bias, out.up_bias);
+  }
+  return out;
 }
 
 LayerTimer::LayerTimer(const SyntheticShape& shape, std::uint64_t seed)

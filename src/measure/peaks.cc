@@ -35,11 +35,11 @@ Peaks measure_peaks(at::ScalarType dtype) {
   return peaks;
 }
 
-FfnWork ffn_work(std::int64_t tokens, std::int64_t input, std::int64_t neurons, bool gated,
-                 double nnz, double distinct, std::int64_t element_bytes) {
-  const double m = static_cast<double>(tokens), d = static_cast<double>(input);
-  const double h = static_cast<double>(neurons), bytes = static_cast<double>(element_bytes);
-  const double others = gated ? 2 : 1;  // matrices besides the one with the activation
+FfnWork ffn_work(std::int64_t tokens, const SyntheticShape& shape, double nnz, double distinct) {
+  const double m = static_cast<double>(tokens), d = static_cast<double>(shape.width);
+  const auto h = static_cast<double>(shape.neurons);
+  const auto bytes = static_cast<double>(at::elementSize(shape.dtype));
+  const double others = shape.gated ? 2 : 1;  // matrices besides the one with the activation
   FfnWork work;
   work.dense_flops = 2 * m * h * d * (1 + others);
   work.dense_bytes = bytes * d * (h * (1 + others) + 2 * m);

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "measure/synthetic.h"
+
 namespace twell::measure {
 
 struct Peaks {
@@ -21,7 +23,6 @@ struct FfnWork {
   double sparse_bytes = 0, sparse_flops = 0;
 };
 // `distinct` neurons fire for at least one of the tokens.
-FfnWork ffn_work(std::int64_t tokens, std::int64_t input, std::int64_t neurons, bool gated,
-                 double nnz, double distinct, std::int64_t element_bytes);
+FfnWork ffn_work(std::int64_t tokens, const SyntheticShape& shape, double nnz, double distinct);
 
 }  // namespace twell::measure

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <limits>
 
+#include "measure/layer_timer.h"
+
 namespace twell::measure {
 namespace {
 
@@ -24,10 +26,9 @@ at::Tensor relative_errors(const at::Tensor& y, const at::Tensor& reference) {
 
 at::Tensor reference_ffn(const SyntheticLayer& layer, const lm::ActivationChoice& activation,
                          const at::Tensor& x) {
-  const at::Tensor wide = x.to(at::kDouble);
-  at::Tensor h = lm::activate(wide.matmul(layer.gate.to(at::kDouble).t()), activation);
-  if (layer.up.defined()) h = h * wide.matmul(layer.up.to(at::kDouble).t());
-  return h.matmul(layer.down_t.to(at::kDouble));
+  const auto wide = [](const at::Tensor& t) { return t.to(at::kDouble); };
+  return lm::make_dense_feed_forward(parameters_of(layer.map(wide)), activation)
+      ->forward(wide(x), 0, nullptr);
 }
 
 double max_rel_err(const at::Tensor& y, const at::Tensor& reference) {

@@ -8,7 +8,7 @@
 namespace twell::measure {
 namespace {
 
-enum Stream : std::uint64_t { kDirections = 3, kWeights, kInputs };
+enum Stream : std::uint64_t { kDirections = 3, kWeights, kInputs, kBiases };
 
 at::Tensor normal(std::int64_t rows, std::int64_t cols, double deviation, at::Generator& source) {
   return at::randn({rows, cols}, source, at::kFloat).mul_(deviation);
@@ -33,24 +33,39 @@ at::Tensor to_tensor(const std::vector<double>& values) {
   return at::tensor(values, at::kDouble).to(at::kFloat);
 }
 
+// Of a few tenths, as trained ones.
+void add_biases(SyntheticLayer& layer, const SyntheticShape& shape, std::uint64_t seed) {
+  at::Generator source = at::make_generator<at::CPUGeneratorImpl>(random_stream(seed, kBiases));
+  const auto bias = [&](std::int64_t size) {
+    return normal(1, size, 0.3, source).flatten().to(shape.dtype);
+  };
+  layer.gate_bias = bias(shape.neurons);
+  if (shape.gated) layer.up_bias = bias(shape.neurons);
+  layer.down_bias = bias(shape.width);
+}
+
 }  // namespace
 
 SyntheticLayer synthetic_layer(const SyntheticShape& shape, std::uint64_t seed) {
   const std::int64_t d = shape.width, h = shape.neurons;
+  SyntheticLayer layer;
+  if (shape.biases) add_biases(layer, shape, seed);
   at::Generator source = at::make_generator<at::CPUGeneratorImpl>(random_stream(seed, kWeights));
   std::vector<double> shifts = neuron_popularity(h, shape.activity, seed);
   for (double& p : shifts) p = normal_quantile(p) + shape.threshold;
+  at::Tensor levels = to_tensor(shifts);
+  if (shape.biases) levels.sub_(layer.gate_bias);
   const at::Tensor axes = directions(d, seed);
 
   // Pre-activation of neuron n for an input √D(d₀ + a d₁) + e, e ~ N(0, I): the noise has variance
-  // 1, the shift is Φ⁻¹(p) + a. Down is scaled to outputs of about the size of the inputs.
+  // 1, the shift is Φ⁻¹(p) + a, less a bias. Down is scaled to outputs of about the size of the
+  // inputs.
   const double root = std::sqrt(static_cast<double>(d));
   at::Tensor gate = normal(h, d, 1 / root, source);
   gate.sub_(gate.matmul(axes.t()).matmul(axes));
-  gate.addr_(to_tensor(shifts), axes[0], 1, 1 / root);
+  gate.addr_(levels, axes[0], 1, 1 / root);
   gate.add_(axes[1].unsqueeze(0), 1 / root);
 
-  SyntheticLayer layer;
   layer.gate = gate.to(shape.dtype);
   if (shape.gated) layer.up = normal(h, d, 1 / root, source).to(shape.dtype);
   const double active = std::max(1.0, shape.activity.mean_nnz);

@@ -15,15 +15,25 @@ namespace twell::measure {
 
 // One layer and its inputs, for measuring. `dtype` is a floating type.
 struct SyntheticLayer {
-  at::Tensor gate;    // [H, D]; of a non-gated layer the up projection
-  at::Tensor up;      // [H, D]; undefined in a non-gated layer
-  at::Tensor down;    // [D, H] as in checkpoints
-  at::Tensor down_t;  // [H, D] neuron-major
+  at::Tensor gate;                           // [H, D]; of a non-gated layer the up projection
+  at::Tensor up;                             // [H, D]; undefined in a non-gated layer
+  at::Tensor down;                           // [D, H] as in checkpoints
+  at::Tensor down_t;                         // [H, D] neuron-major
+  at::Tensor gate_bias, up_bias, down_bias;  // as the weights; undefined without biases
+
+  // f(tensor) of all that there are.
+  template <class F>
+  SyntheticLayer map(const F& f) const {
+    const auto some = [&](const at::Tensor& t) { return t.defined() ? f(t) : t; };
+    return {some(gate),      some(up),      some(down),     some(down_t),
+            some(gate_bias), some(up_bias), some(down_bias)};
+  }
 };
 struct SyntheticShape {
   std::int64_t width = 2048;    // D
   std::int64_t neurons = 5632;  // H
   bool gated = true;
+  bool biases = false;
   at::ScalarType dtype = at::kBFloat16;
   ActivityShape activity;
   // Of the activation: the pre-activation has to exceed it (fat_relu), else 0.

@@ -9,7 +9,7 @@
 #include <array>
 
 #include "decoder/sparse_operators.h"
-#include "measure/reference.h"
+#include "measure/layer_timer.h"
 #include "twell/train.h"
 #include "twell/tuning.h"
 
@@ -17,8 +17,16 @@ namespace twell::measure {
 namespace {
 
 struct Gradients {
-  at::Tensor dx, gate, up, down;  // down [H, D]
+  at::Tensor dx, gate, up, down;             // down [H, D]
+  at::Tensor gate_bias, up_bias, down_bias;  // undefined without biases
 };
+
+// Of leaves, of which one is down or down_t.
+Gradients gradients_of(const at::Tensor& x, const SyntheticLayer& layer) {
+  const SyntheticLayer d = layer.map([](const at::Tensor& t) { return t.grad(); });
+  return {x.grad(),    d.gate,    d.up,       d.down.defined() ? d.down.t() : d.down_t,
+          d.gate_bias, d.up_bias, d.down_bias};
+}
 
 // What a user of PyTorch runs: autograd over bf16 GEMMs, gate and up as one or as two.
 class DenseTraining {
@@ -26,39 +34,50 @@ class DenseTraining {
   DenseTraining(const TrainCase& c, bool joined)
       : activation_(c.activation), joined_(joined && c.layer.up.defined()) {
     const auto leaf = [](const at::Tensor& t) { return t.detach().clone().requires_grad_(); };
-    gate_ = leaf(joined_ ? at::cat({c.layer.gate, c.layer.up}) : c.layer.gate);
-    if (c.layer.up.defined() && !joined_) up_ = leaf(c.layer.up);
-    down_ = leaf(c.layer.down);
+    leaves_ = c.layer;
+    if (joined_) {
+      leaves_.gate = at::cat({c.layer.gate, c.layer.up});
+      if (c.shape.biases) leaves_.gate_bias = at::cat({c.layer.gate_bias, c.layer.up_bias});
+      leaves_.up = leaves_.up_bias = at::Tensor();
+    }
+    leaves_.down_t.reset();
+    leaves_ = leaves_.map(leaf);
     x_ = leaf(c.x);
   }
 
   const char* name() const { return joined_ ? "autograd, gate and up joined" : "autograd"; }
 
   void step(const at::Tensor& dy) {
-    for (at::Tensor* t : {&gate_, &up_, &down_, &x_}) {
-      if (t->defined()) t->mutable_grad() = at::Tensor();
-    }
-    at::Tensor g = at::linear(x_, gate_);
+    const auto forget = [](const at::Tensor& t) {
+      t.mutable_grad().reset();
+      return t;
+    };
+    leaves_.map(forget);
+    forget(x_);
+    at::Tensor g = at::linear(x_, leaves_.gate, leaves_.gate_bias);
     at::Tensor u;
     if (joined_) {
       const std::int64_t h = g.size(1) / 2;
       u = g.narrow(1, h, h);
       g = g.narrow(1, 0, h);
-    } else if (up_.defined()) {
-      u = at::linear(x_, up_);
+    } else if (leaves_.up.defined()) {
+      u = at::linear(x_, leaves_.up, leaves_.up_bias);
     }
     g = lm::activate(g, activation_);
-    at::linear(u.defined() ? g * u : g, down_).backward(dy);
+    at::linear(u.defined() ? g * u : g, leaves_.down, leaves_.down_bias).backward(dy);
   }
 
   Gradients gradients() const {
-    Gradients out = {x_.grad(), gate_.grad(), {}, down_.grad().t()};
+    Gradients out = gradients_of(x_, leaves_);
     if (joined_) {
       const std::int64_t h = out.gate.size(0) / 2;
-      out.up = out.gate.narrow(0, h, h);
-      out.gate = out.gate.narrow(0, 0, h);
-    } else if (up_.defined()) {
-      out.up = up_.grad();
+      const auto part = [h](at::Tensor& first, at::Tensor& second) {
+        if (!first.defined()) return;
+        second = first.narrow(0, h, h);
+        first = first.narrow(0, 0, h);
+      };
+      part(out.gate, out.up);
+      part(out.gate_bias, out.up_bias);
     }
     return out;
   }
@@ -66,12 +85,19 @@ class DenseTraining {
  private:
   lm::ActivationChoice activation_;
   bool joined_;
-  at::Tensor gate_, up_, down_, x_;
+  SyntheticLayer leaves_;
+  at::Tensor x_;
 };
 
 MatrixView mutable_view(const at::Tensor& t) {
   const ConstMatrixView view = lm::matrix_view(t);
   return {t.mutable_data_ptr(), view.dtype, view.rows, view.cols, view.row_stride};
+}
+
+// Of an f32 vector; none where it is undefined.
+std::span<float> entries(const at::Tensor& t) {
+  if (!t.defined()) return {};
+  return {t.mutable_data_ptr<float>(), static_cast<std::size_t>(t.numel())};
 }
 
 class SparseTraining {
@@ -80,12 +106,22 @@ class SparseTraining {
       : context_({.threads = at::get_num_threads(), .tier = {}}),
         layer_(c.layer),
         x_(c.x),
-        activation_(lm::sparse_activation(c.activation)),
+        form_(lm::sparse_activation(c.activation)),
         y_(at::empty_like(c.x)),
         axis_(c.x.to(at::kFloat).mean(0)) {
-    gradients_ = {
-        at::empty_like(c.x), at::empty_like(c.layer.gate), {}, at::empty_like(c.layer.gate)};
-    if (c.layer.up.defined()) gradients_.up = at::empty_like(c.layer.up);
+    const SyntheticLayer like = c.layer.map([](const at::Tensor& t) {
+      return at::empty_like(t, t.dim() == 1 ? at::kFloat : t.scalar_type());
+    });
+    gradients_ = {at::empty_like(c.x), like.gate,    like.up,       like.down_t,
+                  like.gate_bias,      like.up_bias, like.down_bias};
+    if (c.shape.biases) {
+      const auto wide = [](const at::Tensor& t) { return t.to(at::kFloat); };
+      biases_ = {wide(c.layer.gate_bias), {}, wide(c.layer.down_bias)};
+      if (c.shape.gated) biases_.up = wide(c.layer.up_bias);
+      form_.gate_bias = entries(biases_.gate);
+      form_.up_bias = entries(biases_.up);
+      form_.down_bias = entries(biases_.down);
+    }
     // The form of the gate by what the screen leaves, as a layer decides it.
     const double limit = tuning_of(context_.tier()).screen_limit;
     if (limit == 0) return;
@@ -97,8 +133,8 @@ class SparseTraining {
 
   void forward() {
     const Prepared operands = prepared();
-    ffn_forward(context_, lm::matrix_view(x_), operands.weights, activation_, mutable_view(y_),
-                pattern_, &counts_);
+    ffn_forward(context_, lm::matrix_view(x_), operands.weights, form_, mutable_view(y_), pattern_,
+                &counts_);
   }
   void backward(const at::Tensor& dy) {
     FfnBackward in = {lm::matrix_view(dy),
@@ -107,7 +143,7 @@ class SparseTraining {
                       {},
                       lm::matrix_view(layer_.down_t),
                       pattern_.view(),
-                      activation_};
+                      form_};
     FfnGradients out = {mutable_view(gradients_.dx),
                         mutable_view(gradients_.gate),
                         {},
@@ -116,6 +152,9 @@ class SparseTraining {
       in.up = lm::matrix_view(layer_.up);
       out.up = mutable_view(gradients_.up);
     }
+    out.gate_bias = entries(gradients_.gate_bias);
+    out.up_bias = entries(gradients_.up_bias);
+    out.down_bias = entries(gradients_.down_bias);
     ffn_backward(context_, in, out);
   }
 
@@ -151,7 +190,10 @@ class SparseTraining {
   Context context_;
   const SyntheticLayer& layer_;
   at::Tensor x_;
-  ActivationSpec activation_;
+  FfnForm form_;
+  struct {
+    at::Tensor gate, up, down;  // f32
+  } biases_;
   at::Tensor y_, axis_;
   Gradients gradients_;
   FfnPattern pattern_;
@@ -169,12 +211,14 @@ TrainCase small_case(const TrainCase& c) {
 // Gradients in fp64, nothing rounded in between.
 Gradients reference_gradients(const TrainCase& c, const at::Tensor& dy) {
   const auto wide = [](const at::Tensor& t) { return t.to(at::kDouble).detach().requires_grad_(); };
-  const at::Tensor x = wide(c.x), gate = wide(c.layer.gate), down = wide(c.layer.down);
-  const at::Tensor up = c.layer.up.defined() ? wide(c.layer.up) : at::Tensor();
-  at::Tensor h = lm::activate(at::linear(x, gate), c.activation);
-  if (up.defined()) h = h * at::linear(x, up);
-  at::linear(h, down).backward(dy.to(at::kDouble));
-  return {x.grad(), gate.grad(), up.defined() ? up.grad() : at::Tensor(), down.grad().t()};
+  const at::Tensor x = wide(c.x);
+  SyntheticLayer layer = c.layer;
+  layer.down.reset();
+  layer = layer.map(wide);
+  lm::make_dense_feed_forward(parameters_of(layer), c.activation)
+      ->forward(x, 0, nullptr)
+      .backward(dy.to(at::kDouble));
+  return gradients_of(x, layer);
 }
 
 // The largest root mean square error of any gradient, relative to that gradient's own size.
@@ -189,6 +233,9 @@ double error_of(const Gradients& got, const Gradients& exact) {
   add(got.gate, exact.gate);
   add(got.up, exact.up);
   add(got.down, exact.down);
+  add(got.gate_bias, exact.gate_bias);
+  add(got.up_bias, exact.up_bias);
+  add(got.down_bias, exact.down_bias);
   return worst;
 }
 

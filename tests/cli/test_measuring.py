@@ -11,8 +11,10 @@ SMALL = ["bench", "ffn", "--width", 128, "--neurons", 1024, "--repeats", 3, "--s
 
 @pytest.mark.parametrize("variant", [[], ["--no-gated"], ["--dtype", "f32"],
                                      ["--activation", "relu_squared"],
-                                     ["--activation", "fat_relu", "--layers", 2]],
-                         ids=["gated", "non-gated", "f32", "relu_squared", "fat_relu"])
+                                     ["--activation", "fat_relu", "--layers", 2],
+                                     ["--biases"], ["--biases", "--no-gated", "--dtype", "f32"]],
+                         ids=["gated", "non-gated", "f32", "relu_squared", "fat_relu", "biases",
+                              "non-gated biases f32"])
 def test_bench_ffn_measures_what_was_asked_for(twell, variant):
     done = twell(*SMALL, "--tokens", "1,48", "--nnz", "20,200", *variant, json_name="ffn.json")
     results = done.json["results"]
@@ -184,6 +186,20 @@ def test_synth_with_seed_is_reproducible(twell, work):
         twell(*TINY, "--seed", seed, "--out", work / name)
     a, b, c = ((work / n / "model.safetensors").read_bytes() for n in ("sa", "sb", "sc"))
     assert a == b and a != c
+
+
+@pytest.mark.parametrize("variant", [[], ["--no-gated"], ["--dtype", "f32"]],
+                         ids=["gated", "non-gated", "f32"])
+def test_bench_ffn_trains_a_layer_with_biases(twell, variant):
+    done = twell(*SMALL, "--train", "--biases", "--tokens", 40, "--nnz", 20, *variant,
+                 json_name="train-biases.json")
+    (result,) = done.json["results"]
+    assert "with biases" in done.out and done.json["biases"]
+    # A gradient is made in three steps, each with sums of 128 or 40 products: bf16 rounds what goes
+    # in and comes out, 2^-9 each time; fp32 carries sqrt(128) units of 2^-24.
+    bound = 9 * 128**0.5 * 2**-24 if "f32" in variant else 8 * 2**-9
+    assert 0 < result["rms_rel_err"] <= bound
+    assert 0 < result["dense_rms_rel_err"] <= bound
 
 
 def test_bench_ffn_train_grid(twell, work):

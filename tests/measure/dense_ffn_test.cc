@@ -7,14 +7,19 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "measure/reference.h"
 
 namespace twell::measure {
 namespace {
 
+// {gated, with biases}
+constexpr std::pair<bool, bool> kForms[] = {
+    {true, false}, {false, false}, {true, true}, {false, true}};
+
 TEST(DenseFfn, EveryFormMatchesTheReference) {
-  for (const bool gated : {true, false}) {
+  for (const auto& [gated, biases] : kForms) {
     for (const at::ScalarType dtype : {at::kBFloat16, at::kFloat}) {
       for (const auto& activation : {lm::ActivationChoice{io::HiddenAct::relu, 0},
                                      lm::ActivationChoice{io::HiddenAct::relu_squared, 0},
@@ -23,6 +28,7 @@ TEST(DenseFfn, EveryFormMatchesTheReference) {
         shape.width = 96;
         shape.neurons = 320;
         shape.gated = gated;
+        shape.biases = biases;
         shape.dtype = dtype;
         shape.activity.mean_nnz = 20;
         const SyntheticLayer layer = synthetic_layer(shape, 3);
@@ -38,10 +44,41 @@ TEST(DenseFfn, EveryFormMatchesTheReference) {
             const double unit = std::ldexp(1.0, dtype == at::kFloat ? -22 : -8);
             EXPECT_LT(max_rel_err(DenseFfn(variant, layer, activation, tokens)(x), expected),
                       6 * unit)
-                << name_of(variant) << " gated " << gated << " tokens " << tokens;
+                << name_of(variant) << " gated " << gated << " biases " << biases << " tokens "
+                << tokens;
           }
         }
       }
+    }
+  }
+}
+
+// The reference itself, by the definition spelled out.
+TEST(ReferenceFfn, IsTheDefinition) {
+  for (const auto& [gated, biases] : kForms) {
+    SyntheticShape shape;
+    shape.width = 24;
+    shape.neurons = 40;
+    shape.gated = gated;
+    shape.biases = biases;
+    shape.activity.mean_nnz = 10;
+    const SyntheticLayer layer = synthetic_layer(shape, 3);
+    const at::Tensor x = synthetic_inputs(shape, 5, 3);
+    const SyntheticLayer wide = layer.map([](const at::Tensor& t) { return t.to(at::kDouble); });
+    const auto project = [](const at::Tensor& in, const at::Tensor& w, const at::Tensor& b) {
+      const at::Tensor out = in.matmul(w.t());
+      return b.defined() ? out + b : out;
+    };
+    const at::Tensor in = x.to(at::kDouble);
+    at::Tensor h = at::relu(project(in, wide.gate, wide.gate_bias));
+    if (gated) h = h * project(in, wide.up, wide.up_bias);
+    const at::Tensor expected = project(h, wide.down, wide.down_bias);
+    // fp64: sums of 24 and of 40 terms in another order; a term is no larger than the row's
+    // largest output times 40.
+    EXPECT_LT(max_rel_err(reference_ffn(layer, {io::HiddenAct::relu, 0}, x), expected),
+              std::ldexp((24.0 + 40) * 40, -53));
+    if (biases) {
+      EXPECT_GT(max_rel_err(expected, project(h, wide.down, {})), 1e-3) << "no bias of down";
     }
   }
 }

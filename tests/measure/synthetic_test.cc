@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <utility>
 
 #include "twell/status.h"
 
@@ -71,7 +72,9 @@ TEST(Activity, RowShiftsGiveTheMeanForFewAndManyTokens) {
 double measured_nnz(const SyntheticShape& shape, std::int64_t tokens) {
   const SyntheticLayer layer = synthetic_layer(shape, 5);
   const at::Tensor x = synthetic_inputs(shape, tokens, 5);
-  const at::Tensor pre = x.to(at::kFloat).matmul(layer.gate.to(at::kFloat).t());
+  const auto wide = [](const at::Tensor& t) { return t.to(at::kFloat); };
+  const SyntheticLayer f32 = layer.map(wide);
+  const at::Tensor pre = at::linear(wide(x), f32.gate, f32.gate_bias);
   return (pre > shape.threshold).sum().item<double>() / static_cast<double>(tokens);
 }
 
@@ -80,13 +83,15 @@ TEST(Activity, LayersFireAsAsked) {
   shape.width = 256;
   shape.neurons = 2048;
   for (const double nnz : {2.0, 29.0, 400.0, 1900.0}) {
-    for (const double threshold : {0.0, 0.5}) {
+    for (const auto& [threshold, biases] : {std::pair{0.0, false}, {0.5, false}, {0.5, true}}) {
       shape.activity.mean_nnz = nnz;
       shape.threshold = threshold;
+      shape.biases = biases;
       // A token's count has a standard deviation of about √nnz besides the planned spread; five of
       // them over 512 tokens, and 2 % for what bf16 weights move at D = 256.
       const double tolerance = 5 * std::sqrt(nnz / 512) + 0.02 * nnz;
-      EXPECT_NEAR(measured_nnz(shape, 512), nnz, tolerance) << nnz << " above " << threshold;
+      EXPECT_NEAR(measured_nnz(shape, 512), nnz, tolerance)
+          << nnz << " above " << threshold << " biases " << biases;
     }
   }
 }

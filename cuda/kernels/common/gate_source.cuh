@@ -60,16 +60,16 @@ __device__ __forceinline__ uint4 activated_vector(const GateSource& gate,
   return make_uint4(rounded[0], rounded[1], rounded[2], rounded[3]);
 }
 
-// g ⊙ u, rounded; 0 wherever g is, whatever u.
+// h of g and u, rounded; 0 wherever g is, whatever u.
 template <class T>
-__device__ __forceinline__ uint4 masked_product(const uint4& g, const float (&u)[kVector]) {
+__device__ __forceinline__ uint4 masked_hidden(const uint4& g, const float (&u)[kVector]) {
   float v[kVector];
   widen<T>(g, v);
   std::uint32_t rounded[4];
 #pragma unroll
   for (int i = 0; i < kVector; i += 2) {
-    rounded[i / 2] =
-        T::round2(v[i] != 0.0F ? v[i] * u[i] : 0.0F, v[i + 1] != 0.0F ? v[i + 1] * u[i + 1] : 0.0F);
+    rounded[i / 2] = T::round2(v[i] != 0.0F ? combine(kPlainUp, v[i], u[i]) : 0.0F,
+                               v[i + 1] != 0.0F ? combine(kPlainUp, v[i + 1], u[i + 1]) : 0.0F);
   }
   return make_uint4(rounded[0], rounded[1], rounded[2], rounded[3]);
 }

@@ -61,8 +61,9 @@ __device__ __forceinline__ void stage_inputs(float4* to, const std::uint16_t* x,
   }
 }
 
-// values[i] *= x · W[neurons[i]] for the window's `count` neurons. Begins with a barrier for the
-// window too; its results want one after it.
+// dots[i] = x · W[neurons[i]] for the window's `count` neurons, and values[i], if it was g, is h of
+// g and this u; if it was 1, the dot product. Begins with a barrier for the window too; its results
+// want one after it.
 //
 // x is read from shared memory, since in registers it would leave no room for the 16 loads of 16
 // bytes of W that a thread has in flight.
@@ -116,7 +117,9 @@ __device__ __forceinline__ void dot_products(ActiveList& list, int count, const 
         if (lane == 0 && i + r < count) {
           const float dot = first == 0 ? sum : list.dots[i + r] + sum;
           list.dots[i + r] = dot;
-          if (first + kDotInputs >= depth) list.values[i + r] *= dot;
+          if (first + kDotInputs >= depth) {
+            list.values[i + r] = combine(kPlainUp, list.values[i + r], dot);
+          }
         }
       }
     }

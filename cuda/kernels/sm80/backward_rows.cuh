@@ -24,13 +24,12 @@ __device__ __forceinline__ float slope_of(Activation kind, float g) {
 }
 
 // The gradients of a place; `dot` is dy · Wd[n].
-template <bool kGated>
 __device__ __forceinline__ PlaceGradient gradient_of(float g, float u, float dot, float l1,
                                                      Activation kind) {
-  const float h = kGated ? g * u : g;
+  const float h = combine(kPlainUp, g, u);
   const float dh = l1 == 0 ? dot : fmaf(l1, sign_of(h), dot);
-  const float to_v = kGated ? dh * u : dh;
-  return {h, to_v * slope_of(kind, g), dh * g, 0};
+  const PlaceGradients<float> to = uncombine(kPlainUp, dh, g, slope_of(kind, g), u);
+  return {h, to.v, to.u, 0};
 }
 
 template <class T>
@@ -87,8 +86,8 @@ __device__ __forceinline__ void backward_window(ActiveList& list, BlockSums& sum
   __syncthreads();
   const float l1 = args.l1 == nullptr ? 0.0F : *args.l1;
   for (int i = thread; i < chunk.count; i += threads) {
-    PlaceGradient place = gradient_of<kGated>(list.kept.g[i], list.kept.u[i], list.values[i], l1,
-                                              args.activation.kind);
+    PlaceGradient place = gradient_of(list.kept.g[i], kGated ? list.kept.u[i] : 1.0F,
+                                      list.values[i], l1, args.activation.kind);
     place.row = chunk.row;
     if (writes) args.gradients[first - args.range.first + i] = place;
     list.values[i] = place.dv;

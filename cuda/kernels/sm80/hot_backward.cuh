@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kProductThreads)
     std::uint32_t h[4], dv[4], du[4];
     const auto gradient = [&](bool fired, float g1, float u1, float dh1) {
       if (!fired) return PlaceGradient{0, 0, 0, 0};
-      return gradient_of<kGated>(g1, u1, dh1, l1, args.activation.kind);
+      return gradient_of(g1, kGated ? u1 : 1.0F, dh1, l1, args.activation.kind);
     };
 #pragma unroll
     for (int k = 0; k < 4; ++k) {

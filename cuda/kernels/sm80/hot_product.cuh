@@ -1,4 +1,5 @@
-// hot_product: h = g ⊙ u for the neurons that are multiplied densely; 0 wherever g is, whatever u.
+// hot_product: h of g and u for the neurons that are multiplied densely; 0 wherever g is, whatever
+// u.
 #pragma once
 
 #include "cuda/kernels/common/gate_source.cuh"
@@ -24,7 +25,7 @@ __global__ void __launch_bounds__(kProductThreads)
     float u[kVector];
     // Not a read-only load: `out` may be the same memory.
     widen<T>(*reinterpret_cast<const uint4*>(args.up + place), u);
-    ptx::store_16(args.out + place, masked_product<T>(g, u));
+    ptx::store_16(args.out + place, masked_hidden<T>(g, u));
   }
 }
 

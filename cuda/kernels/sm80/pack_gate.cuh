@@ -55,7 +55,7 @@ __device__ __forceinline__ void walk_joined(const PackGateArgs& args, std::int64
       float u[kVector];
       widen<T, kWide>(raw_up[i], u);
       const uint4 g = activated_vector<T, kWide>(args.gate, raw[i], at, end);
-      take(at, g, masked_product<T>(g, u));
+      take(at, g, masked_hidden<T>(g, u));
     }
   }
 }
