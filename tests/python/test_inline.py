@@ -401,9 +401,86 @@ def test_what_has_no_zeros_stays_with_a_line() -> None:
     model = nn.Sequential(Smooth(), Block(), Smooth()).eval()
     x = features(5, 24)
     want = model(x)
-    with pytest.warns(UserWarning, match="layers of class Smooth stay as they are: 0: its activ") as told:
+    with pytest.warns(UserWarning, match=r"sparsify: \* \(Smooth\) stay as they are: 0: its") as told:
         twell.sparsify(model)
     assert len(told) == 1 and list(twell.sparse_layers(model)) == ["1.sparse_ffn"]
     torch.testing.assert_close(model(x), want, rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match=r"^0: its activation GELU yields no exact zeros"):
         twell.sparsify(nn.Sequential(Smooth()))
+
+
+# --- By structure ---------------------------------------------------------------------------------
+
+
+def in_sequence(*parts: nn.Module) -> nn.Module:
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ff = nn.Sequential(*parts)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.ff(x)
+
+    return nn.Sequential(Residual())
+
+
+@pytest.mark.parametrize("freeze", [True, False])
+@pytest.mark.parametrize("dropout", [False, True])
+def test_sequences(dropout: bool, freeze: bool) -> None:
+    torch.manual_seed(3)
+    parts = [nn.Linear(24, 60), nn.ReLU(), nn.Dropout(0.5), nn.Linear(60, 24), nn.Dropout(0.25)]
+    model = in_sequence(*[p for p in parts if dropout or not isinstance(p, nn.Dropout)])
+    sparse = twell.sparsify(copy.deepcopy(model), freeze=freeze)
+    (layer,) = twell.sparse_layers(sparse).values()
+    shares = (0.5, 0.25) if dropout else (0.0, 0.0)
+    assert (layer.hidden_dropout, layer.output_dropout) == shares
+    assert all(torch.equal(v, model.state_dict()[k]) for k, v in sparse.state_dict().items())
+    x = features(5, 24)
+    for training in (True, False):
+        runs = []
+        for each in (model, sparse):
+            torch.manual_seed(4)
+            runs.append(each.train(training)(x).detach())
+        torch.testing.assert_close(runs[1], runs[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [nn.Linear(24, 60), nn.ReLU(), nn.Linear(60, 3)],
+        [nn.Linear(24, 12), nn.ReLU(), nn.Linear(12, 24)],
+        [nn.Linear(24, 60), nn.ReLU(), nn.LayerNorm(60), nn.Linear(60, 24)],
+        [nn.Linear(24, 60), nn.Linear(60, 60), nn.Linear(60, 24)],
+        [nn.ReLU(), nn.Linear(24, 24)],
+    ],
+)
+def test_sequences_that_are_something_else(parts: list[nn.Module]) -> None:
+    with pytest.raises(ValueError, match="has no MLP with"):
+        twell.sparsify(in_sequence(*parts))
+
+
+def test_stacks_of_one_class_in_two_places() -> None:
+    """As CLIP's, whose text and image blocks may have different activations."""
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.text = nn.Sequential(Block(), Block())
+            self.image = nn.Sequential(Block(), Block())
+            for block in self.image:
+                block.activation_fn = nn.SiLU()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.text(x) + self.image(x)
+
+    torch.manual_seed(3)
+    model, x = Two().eval(), features(5, 24)
+    want = model(x)
+    with pytest.warns(UserWarning, match=r"sparsify: image.\* \(Block\) stay as they are: image.0: its"):
+        twell.sparsify(model)
+    assert list(twell.sparse_layers(model)) == ["text.0.sparse_ffn", "text.1.sparse_ffn"]
+    torch.testing.assert_close(model(x), want, rtol=1e-4, atol=1e-5)
+    model = Two()
+    model.text[1].activation_fn = nn.SiLU()
+    with pytest.raises(ValueError, match=r"^text.1: its activation SiLU yields no exact zeros"):
+        twell.sparsify(model)
