@@ -484,3 +484,90 @@ def test_stacks_of_one_class_in_two_places() -> None:
     model.text[1].activation_fn = nn.SiLU()
     with pytest.raises(ValueError, match=r"^text.1: its activation SiLU yields no exact zeros"):
         twell.sparsify(model)
+
+
+# --- In the PyTorch stack -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("freeze", [True, False])
+@pytest.mark.parametrize("kind", [Block, DropsAfter])
+def test_transforms(kind: type[Block], freeze: bool) -> None:
+    torch.manual_seed(3)
+    model = nn.Sequential(kind()).eval()
+    sparse = twell.sparsify(copy.deepcopy(model), freeze=freeze)
+    x = features(5, 24)
+    for transform in (
+        lambda f: torch.func.grad(lambda x: f(x).square().mean())(x),
+        lambda f: torch.func.jvp(f, (x,), (torch.ones_like(x),))[1],
+        lambda f: torch.func.vmap(f)(x),
+        lambda f: torch.func.vmap(torch.func.jacrev(f))(x[:2]),
+    ):
+        want, got = (transform(each).detach() for each in (model, sparse))
+        torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("freeze", [True, False])
+def test_autocast(freeze: bool) -> None:
+    tiny = AMONG_OTHERS["m2m100"]
+    model = tiny.model()
+    exact = tiny.call(copy.deepcopy(model).double())
+    sparse = twell.sparsify(copy.deepcopy(model), freeze=freeze)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        want, got = tiny.call(model), tiny.call(sparse)
+    assert got.dtype == want.dtype == torch.bfloat16
+    assert (got - exact).norm() <= 2 * (want - exact).norm() + 2.0**-8 * exact.norm()
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("dropout", [0.0, 0.25])
+def test_activation_checkpointing(dropout: float, reentrant: bool) -> None:
+    tiny = AMONG_OTHERS["m2m100"]
+    runs = []
+    for checkpointing in (True, False):
+        model = tiny.model().train()
+        for module in model.modules():
+            for name in ("activation_dropout", "dropout", "attention_dropout"):
+                if isinstance(getattr(module, name, None), float):
+                    setattr(module, name, dropout if name == "activation_dropout" else 0.0)
+        twell.sparsify(model, freeze=False)
+        twell.set_l1(model, 0.5)
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        torch.manual_seed(3)
+        tiny.call(model).square().mean().backward()
+        runs.append([p.grad for p in model.parameters() if p.grad is not None])
+    for got, want in zip(*runs, strict=True):
+        if reentrant:  # which adds up what decoders say of the encoder in another order
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6)
+        else:
+            assert torch.equal(got, want)
+
+
+def test_adapters() -> None:
+    peft = pytest.importorskip("peft")
+    tiny = AMONG_OTHERS["opt"]
+    model = tiny.model()
+    sparse = twell.sparsify(copy.deepcopy(model), freeze=False)
+    config = peft.LoraConfig(r=4, target_modules=["fc1", "fc2"], init_lora_weights=False)
+    runs = []
+    for each in (model, sparse):
+        torch.manual_seed(3)
+        peft.inject_adapter_in_model(config, each)
+        runs.append(tiny.call(each.eval()).detach())
+    torch.testing.assert_close(runs[1], runs[0], rtol=1e-4, atol=1e-5)
+
+
+def test_threads() -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    tiny = AMONG_OTHERS["opt"]
+    model = twell.sparsify(tiny.model())
+    with torch.no_grad():
+        want = tiny.call(model)
+
+    def call(_: int) -> bool:
+        with torch.no_grad():
+            return all(torch.equal(tiny.call(model), want) for _ in range(5))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(call, range(4)))

@@ -207,6 +207,10 @@ MODULES_OF_THEIR_OWN = {
         of("Qwen3ForCausalLM", "Qwen3Config",
            {**TINY_SIZES, "hidden_act": "relu", "num_key_value_heads": 2, "head_dim": 12}), text, 2
     ),
+    "gemma2": Tiny(
+        of("Gemma2ForCausalLM", "Gemma2Config", {
+            **TINY_SIZES, "hidden_activation": "relu", "num_key_value_heads": 2, "head_dim": 12,
+        }), text, 2),
     "phi": Tiny(of("PhiForCausalLM", "PhiConfig", {**TINY_SIZES, "hidden_act": "relu"}), text, 2),
     "phi3": Tiny(
         of("Phi3ForCausalLM", "Phi3Config",
