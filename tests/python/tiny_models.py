@@ -113,6 +113,20 @@ def detector(name: str) -> Callable[[], nn.Module]:
     return make
 
 
+def mask2former() -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    backbone = transformers.ResNetConfig(
+        embedding_size=8, hidden_sizes=[8, 16, 16, 16], depths=[1] * 4, layer_type="basic",
+        out_features=["stage1", "stage2", "stage3", "stage4"],
+    )  # fmt: skip
+    config = transformers.Mask2FormerConfig(
+        backbone_config=backbone, use_timm_backbone=False, feature_size=32, mask_feature_size=32,
+        hidden_dim=32, encoder_feedforward_dim=60, encoder_layers=1, decoder_layers=3,
+        num_attention_heads=2, dim_feedforward=60, num_queries=20,
+    )  # fmt: skip
+    return transformers.Mask2FormerModel(config)
+
+
 def image() -> dict[str, Any]:
     return {"pixel_values": features(2, 3, 128, 128)}
 
@@ -159,6 +173,7 @@ AMONG_OTHERS = {
             "src_vocab_size": 97, "tgt_vocab_size": 97,
         }), both, 4),
     "table transformer": Tiny(detector("TableTransformer"), image, 4),
+    "mask2former": Tiny(mask2former, image, 3, "transformer_decoder_last_hidden_state"),
     "xlnet": Tiny(
         of("XLNetLMHeadModel", "XLNetConfig", {
             "vocab_size": 97, "d_model": 24, "n_layer": 2, "n_head": 2, "d_inner": 60,

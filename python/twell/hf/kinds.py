@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -55,11 +56,11 @@ class Kind:
         return ", ".join(self.linears) + (f" and {self.acts[0]}" if len(self.acts) == 1 else "")
 
     def act(self, module: nn.Module) -> str:
-        return next(name for name in self.acts if callable(getattr(module, name, None)))
+        return next(name for name in self.acts if _is_said(module, name))
 
     def has_parts(self, module: nn.Module) -> bool:
         return all(isinstance(getattr(module, n, None), nn.Module) for n in self.linears) and any(
-            callable(getattr(module, name, None)) for name in self.acts
+            _is_said(module, name) for name in self.acts
         )
 
     def norm(self, module: nn.Module) -> str | None:
@@ -107,6 +108,12 @@ def kind_of(module: nn.Module, kinds: tuple[Kind, ...]) -> Kind | None:
     if type(module) is nn.Sequential and kinds is KINDS:
         return _of_sequence(module)
     return next((kind for kind in kinds if kind.has_parts(module)), None)
+
+
+def _is_said(module: nn.Module, name: str) -> bool:
+    """Whether it is a child or a function, and no method, which might do anything."""
+    value = getattr(module, name, None)
+    return callable(value) and not inspect.ismethod(value)
 
 
 def _of_sequence(module: nn.Sequential) -> Kind | None:
