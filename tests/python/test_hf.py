@@ -223,6 +223,19 @@ def test_a_model_without_layers() -> None:
         twell.sparsify(nn.Linear(8, 8), mlp=names)
 
 
+def test_a_method_is_no_activation() -> None:
+    class Agent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc1, self.fc2 = nn.Linear(8, 20), nn.Linear(20, 8)
+
+        def act(self, x: Tensor) -> Tensor:
+            raise AssertionError("called")
+
+    with pytest.raises(ValueError, match="Sequential has no MLP with"):
+        twell.sparsify(nn.Sequential(Agent()))
+
+
 class OtherNames(nn.Module):
     def __init__(self, *children: str, bias: bool = False) -> None:
         super().__init__()

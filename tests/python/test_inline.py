@@ -401,9 +401,173 @@ def test_what_has_no_zeros_stays_with_a_line() -> None:
     model = nn.Sequential(Smooth(), Block(), Smooth()).eval()
     x = features(5, 24)
     want = model(x)
-    with pytest.warns(UserWarning, match="layers of class Smooth stay as they are: 0: its activ") as told:
+    with pytest.warns(UserWarning, match=r"sparsify: \* \(Smooth\) stay as they are: 0: its") as told:
         twell.sparsify(model)
     assert len(told) == 1 and list(twell.sparse_layers(model)) == ["1.sparse_ffn"]
     torch.testing.assert_close(model(x), want, rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match=r"^0: its activation GELU yields no exact zeros"):
         twell.sparsify(nn.Sequential(Smooth()))
+
+
+# --- By structure ---------------------------------------------------------------------------------
+
+
+def in_sequence(*parts: nn.Module) -> nn.Module:
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ff = nn.Sequential(*parts)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.ff(x)
+
+    return nn.Sequential(Residual())
+
+
+@pytest.mark.parametrize("freeze", [True, False])
+@pytest.mark.parametrize("dropout", [False, True])
+def test_sequences(dropout: bool, freeze: bool) -> None:
+    torch.manual_seed(3)
+    parts = [nn.Linear(24, 60), nn.ReLU(), nn.Dropout(0.5), nn.Linear(60, 24), nn.Dropout(0.25)]
+    model = in_sequence(*[p for p in parts if dropout or not isinstance(p, nn.Dropout)])
+    sparse = twell.sparsify(copy.deepcopy(model), freeze=freeze)
+    (layer,) = twell.sparse_layers(sparse).values()
+    shares = (0.5, 0.25) if dropout else (0.0, 0.0)
+    assert (layer.hidden_dropout, layer.output_dropout) == shares
+    assert all(torch.equal(v, model.state_dict()[k]) for k, v in sparse.state_dict().items())
+    x = features(5, 24)
+    for training in (True, False):
+        runs = []
+        for each in (model, sparse):
+            torch.manual_seed(4)
+            runs.append(each.train(training)(x).detach())
+        torch.testing.assert_close(runs[1], runs[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [nn.Linear(24, 60), nn.ReLU(), nn.Linear(60, 3)],
+        [nn.Linear(24, 12), nn.ReLU(), nn.Linear(12, 24)],
+        [nn.Linear(24, 60), nn.ReLU(), nn.LayerNorm(60), nn.Linear(60, 24)],
+        [nn.Linear(24, 60), nn.Linear(60, 60), nn.Linear(60, 24)],
+        [nn.ReLU(), nn.Linear(24, 24)],
+    ],
+)
+def test_sequences_that_are_something_else(parts: list[nn.Module]) -> None:
+    with pytest.raises(ValueError, match="has no MLP with"):
+        twell.sparsify(in_sequence(*parts))
+
+
+def test_stacks_of_one_class_in_two_places() -> None:
+    """As CLIP's, whose text and image blocks may have different activations."""
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.text = nn.Sequential(Block(), Block())
+            self.image = nn.Sequential(Block(), Block())
+            for block in self.image:
+                block.activation_fn = nn.SiLU()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.text(x) + self.image(x)
+
+    torch.manual_seed(3)
+    model, x = Two().eval(), features(5, 24)
+    want = model(x)
+    with pytest.warns(UserWarning, match=r"sparsify: image.\* \(Block\) stay as they are: image.0: its"):
+        twell.sparsify(model)
+    assert list(twell.sparse_layers(model)) == ["text.0.sparse_ffn", "text.1.sparse_ffn"]
+    torch.testing.assert_close(model(x), want, rtol=1e-4, atol=1e-5)
+    model = Two()
+    model.text[1].activation_fn = nn.SiLU()
+    with pytest.raises(ValueError, match=r"^text.1: its activation SiLU yields no exact zeros"):
+        twell.sparsify(model)
+
+
+# --- In the PyTorch stack -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("freeze", [True, False])
+@pytest.mark.parametrize("kind", [Block, DropsAfter])
+def test_transforms(kind: type[Block], freeze: bool) -> None:
+    torch.manual_seed(3)
+    model = nn.Sequential(kind()).eval()
+    sparse = twell.sparsify(copy.deepcopy(model), freeze=freeze)
+    x = features(5, 24)
+    for transform in (
+        lambda f: torch.func.grad(lambda x: f(x).square().mean())(x),
+        lambda f: torch.func.jvp(f, (x,), (torch.ones_like(x),))[1],
+        lambda f: torch.func.vmap(f)(x),
+        lambda f: torch.func.vmap(torch.func.jacrev(f))(x[:2]),
+    ):
+        want, got = (transform(each).detach() for each in (model, sparse))
+        torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("freeze", [True, False])
+def test_autocast(freeze: bool) -> None:
+    tiny = AMONG_OTHERS["m2m100"]
+    model = tiny.model()
+    exact = tiny.call(copy.deepcopy(model).double())
+    sparse = twell.sparsify(copy.deepcopy(model), freeze=freeze)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        want, got = tiny.call(model), tiny.call(sparse)
+    assert got.dtype == want.dtype == torch.bfloat16
+    assert (got - exact).norm() <= 2 * (want - exact).norm() + 2.0**-8 * exact.norm()
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("dropout", [0.0, 0.25])
+def test_activation_checkpointing(dropout: float, reentrant: bool) -> None:
+    tiny = AMONG_OTHERS["m2m100"]
+    runs = []
+    for checkpointing in (True, False):
+        model = tiny.model().train()
+        for module in model.modules():
+            for name in ("activation_dropout", "dropout", "attention_dropout"):
+                if isinstance(getattr(module, name, None), float):
+                    setattr(module, name, dropout if name == "activation_dropout" else 0.0)
+        twell.sparsify(model, freeze=False)
+        twell.set_l1(model, 0.5)
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        torch.manual_seed(3)
+        tiny.call(model).square().mean().backward()
+        runs.append([p.grad for p in model.parameters() if p.grad is not None])
+    for got, want in zip(*runs, strict=True):
+        if reentrant:  # which adds up what decoders say of the encoder in another order
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6)
+        else:
+            assert torch.equal(got, want)
+
+
+def test_adapters() -> None:
+    peft = pytest.importorskip("peft")
+    tiny = AMONG_OTHERS["opt"]
+    model = tiny.model()
+    sparse = twell.sparsify(copy.deepcopy(model), freeze=False)
+    config = peft.LoraConfig(r=4, target_modules=["fc1", "fc2"], init_lora_weights=False)
+    runs = []
+    for each in (model, sparse):
+        torch.manual_seed(3)
+        peft.inject_adapter_in_model(config, each)
+        runs.append(tiny.call(each.eval()).detach())
+    torch.testing.assert_close(runs[1], runs[0], rtol=1e-4, atol=1e-5)
+
+
+def test_threads() -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    tiny = AMONG_OTHERS["opt"]
+    model = twell.sparsify(tiny.model())
+    with torch.no_grad():
+        want = tiny.call(model)
+
+    def call(_: int) -> bool:
+        with torch.no_grad():
+            return all(torch.equal(tiny.call(model), want) for _ in range(5))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(call, range(4)))

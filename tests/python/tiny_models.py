@@ -92,6 +92,45 @@ def decoder(**options: Any) -> Callable[[], nn.Module]:
     return lambda: nn.TransformerDecoder(nn.TransformerDecoderLayer(24, 2, 60, **options), 2)
 
 
+def detector(name: str) -> Callable[[], nn.Module]:
+    """Of the family of DETR, on a small ResNet."""
+
+    def make() -> nn.Module:
+        transformers = pytest.importorskip("transformers")
+        backbone = transformers.ResNetConfig(
+            embedding_size=8, hidden_sizes=[8, 16, 16, 16], depths=[1] * 4, out_features=["stage4"],
+            layer_type="basic",
+        )  # fmt: skip
+        sizes = {k: v for k, v in _BOTH.items() if k in (
+            "d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads",
+            "decoder_attention_heads", "encoder_ffn_dim", "decoder_ffn_dim",
+        )}  # fmt: skip
+        config = getattr(transformers, f"{name}Config")(
+            use_timm_backbone=False, backbone_config=backbone, num_queries=20, **sizes
+        )
+        return getattr(transformers, f"{name}ForObjectDetection")(config)
+
+    return make
+
+
+def mask2former() -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    backbone = transformers.ResNetConfig(
+        embedding_size=8, hidden_sizes=[8, 16, 16, 16], depths=[1] * 4, layer_type="basic",
+        out_features=["stage1", "stage2", "stage3", "stage4"],
+    )  # fmt: skip
+    config = transformers.Mask2FormerConfig(
+        backbone_config=backbone, use_timm_backbone=False, feature_size=32, mask_feature_size=32,
+        hidden_dim=32, encoder_feedforward_dim=60, encoder_layers=1, decoder_layers=3,
+        num_attention_heads=2, dim_feedforward=60, num_queries=20,
+    )  # fmt: skip
+    return transformers.Mask2FormerModel(config)
+
+
+def image() -> dict[str, Any]:
+    return {"pixel_values": features(2, 3, 128, 128)}
+
+
 AMONG_OTHERS = {
     "torch encoder": Tiny(encoder(batch_first=True), lambda: {"src": features(3, 20, 24)}, 2),
     "torch encoder, tokens first": Tiny(encoder(), lambda: {"src": features(20, 3, 24)}, 2),
@@ -133,6 +172,13 @@ AMONG_OTHERS = {
             **{k: v for k, v in _BOTH.items() if k != "vocab_size"},
             "src_vocab_size": 97, "tgt_vocab_size": 97,
         }), both, 4),
+    "table transformer": Tiny(detector("TableTransformer"), image, 4),
+    "mask2former": Tiny(mask2former, image, 3, "transformer_decoder_last_hidden_state"),
+    "xlnet": Tiny(
+        of("XLNetLMHeadModel", "XLNetConfig", {
+            "vocab_size": 97, "d_model": 24, "n_layer": 2, "n_head": 2, "d_inner": 60,
+            "ff_activation": "relu",
+        }), text, 2),
     "speech to text": Tiny(
         of("Speech2TextForConditionalGeneration", "Speech2TextConfig", {
             **{k: v for k, v in _BOTH.items() if k != "max_position_embeddings"},
@@ -176,6 +222,10 @@ MODULES_OF_THEIR_OWN = {
         of("Qwen3ForCausalLM", "Qwen3Config",
            {**TINY_SIZES, "hidden_act": "relu", "num_key_value_heads": 2, "head_dim": 12}), text, 2
     ),
+    "gemma2": Tiny(
+        of("Gemma2ForCausalLM", "Gemma2Config", {
+            **TINY_SIZES, "hidden_activation": "relu", "num_key_value_heads": 2, "head_dim": 12,
+        }), text, 2),
     "phi": Tiny(of("PhiForCausalLM", "PhiConfig", {**TINY_SIZES, "hidden_act": "relu"}), text, 2),
     "phi3": Tiny(
         of("Phi3ForCausalLM", "Phi3Config",
@@ -198,6 +248,12 @@ MODULES_OF_THEIR_OWN = {
         2,
         "action_preds",
     ),
+    "detr": Tiny(detector("Detr"), image, 4),
+    "gpt-j": Tiny(
+        of("GPTJForCausalLM", "GPTJConfig", {
+            "vocab_size": 97, "n_embd": 24, "n_inner": 60, "n_layer": 2, "n_head": 2,
+            "rotary_dim": 4, "activation_function": "relu",
+        }), text, 2),
     "parakeet": Tiny(
         of("ParakeetEncoder", "ParakeetEncoderConfig", {
             "hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2,

@@ -38,15 +38,13 @@ class Experts(nn.ModuleList):
 
 
 def is_experts(module: nn.Module) -> bool:
-    down, into = (module._parameters.get(name) for name in (_DOWN, _into(module)))
-    return (
-        down is not None and into is not None and down.dim() == into.dim() == 3
-        and callable(getattr(module, "act_fn", None))
-    )  # fmt: skip
+    weights = [getattr(module, name, None) for name in (_into(module), _DOWN)]
+    stacked = all(isinstance(w, nn.Parameter) and w.dim() == 3 for w in weights)
+    return stacked and callable(getattr(module, "act_fn", None))
 
 
 def _into(module: nn.Module) -> str:
-    return _FUSED if _FUSED in module._parameters else _UP
+    return _FUSED if isinstance(getattr(module, _FUSED, None), nn.Parameter) else _UP
 
 
 def per_expert(module: Any) -> tuple[bool, tuple[int, int]]:

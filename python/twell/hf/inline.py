@@ -9,6 +9,7 @@ parts, which shows that nothing else happens between them.
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -117,11 +118,13 @@ class _Part(nn.Module):
 def _follow(name: str, owner: nn.Module, kind: Kind, act: str) -> float:
     """The dropout between activation and down. Raises ValueError unless up goes to the activation, that
     to down through nothing but dropout, and each is called once."""
-    found, why = [], "its code could not be followed"
-    for answer in (False, True):  # to questions that depend on numbers
+    found: list[float] = []
+    why = ""
+    # Answers to questions that depend on numbers; with what may be left out, and without.
+    for answer, every in itertools.product((False, True), (False, True)):
         recorder = _Recorder(answer)
         try:
-            _record(recorder, owner, act)
+            _record(recorder, owner, act, every)
         except Exception as error:
             why = (str(error) or type(error).__name__).splitlines()[0]
             continue
@@ -131,7 +134,7 @@ def _follow(name: str, owner: nn.Module, kind: Kind, act: str) -> float:
     return found[0]
 
 
-def _record(recorder: _Recorder, owner: nn.Module, act: str) -> None:
+def _record(recorder: _Recorder, owner: nn.Module, act: str, every: bool) -> None:
     parts = {n: _Part(recorder.part(n), m) for n, m in owner.named_children()}
     twin = with_children(owner, parts)
     twin.training = True
@@ -141,9 +144,10 @@ def _record(recorder: _Recorder, owner: nn.Module, act: str) -> None:
     _, *parameters = inspect.signature(type(owner).forward).parameters.values()
     arguments, options = [], {}
     for p in parameters:
-        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
+        wanted = p.default is p.empty or (every and p.default is None)
+        if wanted and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
             value = recorder.create_proxy("placeholder", p.name, (), {})
-            if p.kind == p.KEYWORD_ONLY:
+            if p.kind == p.KEYWORD_ONLY or p.default is not p.empty:
                 options[p.name] = value
             else:
                 arguments.append(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,9 @@ from twell import _attached, _norm
 from twell._children import linear_of
 
 # Where a module says its activation: a child, or a function.
-_ACTS = ("act_fn", "activation_fn", "act", "activation", "intermediate_act_fn")
+_ACTS = (
+    "act_fn", "activation_fn", "act", "activation", "activation_function", "intermediate_act_fn"
+)  # fmt: skip
 
 
 class Stays(ValueError):
@@ -53,11 +56,11 @@ class Kind:
         return ", ".join(self.linears) + (f" and {self.acts[0]}" if len(self.acts) == 1 else "")
 
     def act(self, module: nn.Module) -> str:
-        return next(name for name in self.acts if callable(getattr(module, name, None)))
+        return next(name for name in self.acts if _is_said(module, name))
 
     def has_parts(self, module: nn.Module) -> bool:
         return all(isinstance(getattr(module, n, None), nn.Module) for n in self.linears) and any(
-            callable(getattr(module, name, None)) for name in self.acts
+            _is_said(module, name) for name in self.acts
         )
 
     def norm(self, module: nn.Module) -> str | None:
@@ -96,11 +99,36 @@ KINDS = (
     Kind(("dense_h_to_4h", "dense_4h_to_h")),  # Persimmon, GPT-NeoX
     Kind(("intermediate_dense", "output_dense")),  # wav2vec 2, Seamless
     Kind(("w_1", "w_2")),  # FunASR, ESPnet
+    Kind(("fc_in", "fc_out")),  # GPT-J, CodeGen
+    Kind(("layer_1", "layer_2")),  # XLNet
 )
 
 
 def kind_of(module: nn.Module, kinds: tuple[Kind, ...]) -> Kind | None:
+    if type(module) is nn.Sequential and kinds is KINDS:
+        return _of_sequence(module)
     return next((kind for kind in kinds if kind.has_parts(module)), None)
+
+
+def _is_said(module: nn.Module, name: str) -> bool:
+    """Whether it is a child or a function, and no method, which might do anything."""
+    value = getattr(module, name, None)
+    return callable(value) and not inspect.ismethod(value)
+
+
+def _of_sequence(module: nn.Sequential) -> Kind | None:
+    """Of a linear layer that widens, an activation and one that narrows again, with or without
+    dropout."""
+    parts = [(n, m) for n, m in module.named_children() if not _may_go(m)]
+    if len(parts) != 3:
+        return None
+    (first, up), (act, _), (last, down) = parts
+    if not all(isinstance(m, nn.Linear) for m in (up, down)) or isinstance(parts[1][1], nn.Linear):
+        return None
+    sizes: Any = (up.in_features, up.out_features)
+    if sizes != (down.out_features, down.in_features) or sizes[0] >= sizes[1]:
+        return None
+    return Kind((first, last), (act,))
 
 
 def _may_go(module: nn.Module) -> bool:

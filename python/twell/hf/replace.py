@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -46,8 +47,9 @@ def sparsify(
     they were trained with. ``mlp`` is for models with other names, such as
     ``{"gate": "w1", "up": "w3", "down": "w2", "act": "act_fn"}``.
 
-    It replaces all layers or none. Layers of a class whose activation yields no exact zeros, or that are
-    no linear layers, stay as they are where other classes have some; a warning names each such class.
+    It replaces all layers or none. Where a whole stack of layers (of one class and place) has an
+    activation without exact zeros, or is not of linear layers that fit, it stays as it is beside stacks
+    that are taken, and a warning says so in one line.
     It raises ValueError, and leaves the model as it was, if :func:`from_mlp` refuses one of the others,
     if there is none, or if the sample is too short or comes without ``freeze``. With ``freeze`` it
     also refuses a dtype that the operators lack, and a linear layer that has hooks, an adapter, a
@@ -67,8 +69,8 @@ def sparsify(
         )
     if freeze:
         _check_freezable(model, sites)
-    for name, why in _by_class(model, sites, stay).items():
-        warnings.warn(f"sparsify: {name} stay as they are: {why}", stacklevel=2)
+    for what, why in _lines(model, stay).items():
+        warnings.warn(f"sparsify: {what}: {why}", stacklevel=2)
     try:
         for site in sites:
             site.put(model)
@@ -222,7 +224,7 @@ def find(
     model: nn.Module, kinds: tuple[Kind, ...], activation: str | None, threshold: float
 ) -> tuple[list[Site], list[tuple[str, Stays]]]:
     """Where layers are to stand, and the names of what stays dense, with the reasons. Raises ValueError
-    where a layer is refused, or stays dense though others of its class do not."""
+    where a layer is refused, or stays dense though others of its stack do not."""
     config = getattr(model, "config", None)
     names: dict[nn.Module, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
@@ -258,9 +260,9 @@ def find(
                 sites.append(InlineSite(called, module, kind, layer))
         except Stays as reason:
             stay.append((called[0], reason))
-    taken = {type(site.module) for site in sites}
+    taken = {_stack(name, site.module) for site in sites for name in site.names}
     for name, why in stay:
-        if type(model.get_submodule(name)) in taken:
+        if _stack(name, model.get_submodule(name)) in taken:
             raise ValueError(str(why))
     return sites, stay
 
@@ -271,14 +273,17 @@ def _names(kind: Kind, module: nn.Module) -> dict[str, str] | None:
     return dict(zip(("gate", "up", "down")[3 - len(kind.linears) :], kind.linears), act=kind.acts[0])
 
 
-def _by_class(
-    model: nn.Module, sites: Iterable[Site], stay: list[tuple[str, Stays]]
-) -> dict[str, str]:
-    """One line for each class of what stays."""
+def _stack(name: str, module: nn.Module) -> tuple[str, str]:
+    """What layers are counted as of one kind: the class, and the name without the numbers of blocks."""
+    return type(module).__name__, re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", name)
+
+
+def _lines(model: nn.Module, stay: list[tuple[str, Stays]]) -> dict[str, str]:
+    """One line for each kind of what stays."""
     lines: dict[str, str] = {}
     for name, why in stay:
-        kind = type(model.get_submodule(name)).__name__
-        lines.setdefault(f"layers of class {kind}", str(why))
+        kind, place = _stack(name, model.get_submodule(name))
+        lines.setdefault(f"{place} ({kind}) stay as they are", str(why))
     return lines
 
 
