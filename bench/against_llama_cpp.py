@@ -1,26 +1,56 @@
 #!/usr/bin/env python3
 """Whole-model prefill and decode against llama.cpp, on the same shape, threads and machine.
 
-    bench/against_llama_cpp.py --model synth-2b --twell build/release/cli/twell --json llama.json
+    bench/against_llama_cpp.py --shapes 2b llama-3.2-1b --twell build/release/cli/twell \\
+        --json llama.json
 
-Writes the checkpoint's weights as GGUF files and measures llama.cpp through `llama-cpp-python`,
-before and after `twell bench model`. Of the types, bf16 is the one with the weights that twell has;
-q8_0 rounds them to 8 bits. llama.cpp's Llama has SiLU in place of ReLU and other positions of the
-rotary pairs, so its text would be another one; its work and its time are those of the shape. Where
-`llama-cpp-python` or `gguf` is not installed (pip install llama-cpp-python gguf) it says so and
-skips.
+Makes models of these shapes by `twell synth`, or takes checkpoints that are there (`--models`),
+writes their weights as GGUF files, and measures. Each figure comes from processes of its own, which
+take turns for `--rounds` rounds: `twell bench model`, and llama.cpp through `llama-cpp-python` for
+each type of weights. Of the types, bf16 is the one with the weights that twell has; the others are
+made by llama.cpp itself (`llama_model_quantize`), by its own rules. llama.cpp's Llama has SiLU in
+place of ReLU and other positions of the rotary pairs, so its text would be another one; its work
+and its time are those of the shape. Where `llama-cpp-python` or `gguf` is not installed (pip
+install llama-cpp-python gguf) it says so and skips.
 """
 
 import argparse
+import contextlib
 import ctypes
 import json
 import os
 import pathlib
+import shutil
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import decoded_bytes  # next to this file
+from gguf_files import WEIGHT_TYPES, list_tensors, read_config, write_gguf_files
+
+# What `twell synth` makes. The last is an eighth of Llama-3.1-8B: 4 of its 32 layers and an eighth
+# of its vocabulary, so that layers and head keep their shares of a token's bytes.
+SHAPES = {
+    "0.5b": "--preset 0.5b --nnz 29",
+    "2b": "--preset 2b --nnz 24",
+    "qwen2-0.5b": "--layers 24 --width 896 --neurons 4864 --heads 14 --kv-heads 2 --vocab 151936"
+                  " --nnz 49",
+    "llama-3.2-1b": "--layers 16 --width 2048 --neurons 8192 --heads 32 --kv-heads 8"
+                    " --vocab 128256 --nnz 82",
+    "llama-3.1-8b-eighth": "--layers 4 --width 4096 --neurons 14336 --heads 32 --kv-heads 8"
+                           " --vocab 16032 --nnz 143",
+}
+# What holds twell and PyTorch below it to a set of instructions. llama.cpp has its own from when it
+# was compiled.
+TIERS = {
+    "best": {},
+    "avx2": {"TWELL_CPU_TIER": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"},
+}
+PHASES = ("prefill", "decode")
 
 
 def skip(arguments, reason):
@@ -34,80 +64,8 @@ def write(arguments, result):
         pathlib.Path(arguments.json).write_text(json.dumps(result, indent=2) + "\n")
 
 
-def read_tensors(directory):
-    """Name -> (safetensors dtype, shape, raw bytes as a map of the file)."""
-    import numpy as np
-
-    tensors = {}
-    for file in sorted(pathlib.Path(directory).glob("*.safetensors")):
-        data = np.memmap(file, np.uint8, "r")
-        length = int.from_bytes(bytes(data[:8]), "little")
-        for name, about in json.loads(bytes(data[8:8 + length])).items():
-            if name != "__metadata__":
-                first, last = (8 + length + offset for offset in about["data_offsets"])
-                tensors[name] = (about["dtype"], about["shape"], data[first:last])
-    return tensors
-
-
-WEIGHT_TYPES = ("bf16", "q8_0")
-
-GGUF_NAMES = {
-    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-}
-
-
-def gguf_name(name):
-    whole = {"model.embed_tokens.weight": "token_embd.weight", "lm_head.weight": "output.weight",
-             "model.norm.weight": "output_norm.weight"}
-    if name in whole:
-        return whole[name]
-    layer, part = name.removeprefix("model.layers.").split(".", 1)
-    return f"blk.{layer}.{GGUF_NAMES[part.removesuffix('.weight')]}.weight"
-
-
-def read_config(model):
-    config = json.loads((pathlib.Path(model) / "config.json").read_text())
-    if config["model_type"] != "llama" or config.get("attention_bias"):
-        raise SystemExit(f"{model}: expected a Llama without biases, got {config['model_type']}")
-    return config
-
-
-def write_gguf(model, config, weight_type, path):
-    import gguf
-    import numpy as np
-    from gguf.quants import quantize
-
-    head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    out = gguf.GGUFWriter(path, "llama")
-    out.add_context_length(config["max_position_embeddings"])
-    out.add_embedding_length(config["hidden_size"])
-    out.add_block_count(config["num_hidden_layers"])
-    out.add_feed_forward_length(config["intermediate_size"])
-    out.add_head_count(config["num_attention_heads"])
-    out.add_head_count_kv(config["num_key_value_heads"])
-    out.add_rope_dimension_count(head)
-    out.add_rope_freq_base(config.get("rope_theta", 10000.0))
-    out.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    out.add_vocab_size(config["vocab_size"])
-    out.add_tokenizer_model("no_vocab")
-    out.add_file_type(gguf.LlamaFileType[f"MOSTLY_{weight_type.upper()}"])
-    for name, (dtype, shape, raw) in read_tensors(model).items():
-        if dtype not in ("BF16", "F32"):
-            raise SystemExit(f"{model}: {name} is {dtype}, expected BF16 or F32")
-        wide = (raw.view(np.float32) if dtype == "F32" else
-                (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)).reshape(shape)
-        if len(shape) == 1:  # llama.cpp keeps norms in f32
-            out.add_tensor(gguf_name(name), wide)
-        else:
-            stored = gguf.GGMLQuantizationType[weight_type.upper()]
-            out.add_tensor(gguf_name(name), quantize(wide, stored), raw_dtype=stored)
-    out.write_header_to_file()
-    out.write_kv_data_to_file()
-    out.write_tensors_to_file()
-    out.close()
+def say(text):
+    print(text, file=sys.stderr, flush=True)
 
 
 class LlamaCpp:
@@ -120,7 +78,7 @@ class LlamaCpp:
         self.model = llama_cpp.llama_model_load_from_file(
             str(path).encode(), llama_cpp.llama_model_default_params())
         if not self.model:
-            raise SystemExit(f"llama.cpp {llama_cpp.__version__} does not load the GGUF file")
+            raise SystemExit(f"llama.cpp {llama_cpp.__version__} does not load {path}")
         options = llama_cpp.llama_context_default_params()
         options.n_ctx = context
         options.n_batch = options.n_ubatch = context
@@ -128,12 +86,11 @@ class LlamaCpp:
         self.context = llama_cpp.llama_init_from_model(self.model, options)
         self.memory = llama_cpp.llama_get_memory(self.context)
 
-    def close(self):
-        self.api.llama_free(self.context)
-        self.api.llama_model_free(self.model)
-
     def forget(self):
         self.api.llama_memory_seq_rm(self.memory, 0, 0, -1)
+
+    def vocabulary(self):
+        return self.api.llama_vocab_n_tokens(self.api.llama_model_get_vocab(self.model))
 
     def run(self, tokens):
         """Seconds for these tokens, behind those that the context has; logits of the last one."""
@@ -145,11 +102,29 @@ class LlamaCpp:
         return time.perf_counter() - begin
 
 
-def measure(path, vocabulary, arguments):
-    """Tokens a second of llama.cpp, by phase. The model's memory is given back: twell wants it."""
-    prompt = arguments.prompt_tokens
-    tokens = [(i * 7919 + 13) % vocabulary for i in range(prompt + arguments.decode_tokens)]
-    llama = LlamaCpp(path, len(tokens) + 8, arguments.threads)
+def quiet_llama_cpp():
+    import llama_cpp
+
+    log = llama_cpp.llama_log_callback(lambda level, text, data: None)
+    llama_cpp.llama_log_set(log, ctypes.c_void_p(0))
+    llama_cpp.llama_backend_init()
+    return log  # must outlive all that logs
+
+
+def system_of_llama_cpp():
+    """The instructions that llama.cpp was compiled with."""
+    import llama_cpp
+
+    return llama_cpp.llama_print_system_info().decode().strip()
+
+
+def measure_here(arguments):
+    """Tokens a second of llama.cpp with one file, by phase. A process runs this once."""
+    log = quiet_llama_cpp()
+    prompt, more = arguments.prompt_tokens, arguments.decode_tokens
+    llama = LlamaCpp(arguments.measure, prompt + more + 8, arguments.threads)
+    vocabulary = llama.vocabulary()
+    tokens = [(i * 7919 + 13) % vocabulary for i in range(prompt + more)]
     prefill, decode = [], []
     for repeat in range(arguments.repeats + 1):
         llama.forget()
@@ -158,82 +133,231 @@ def measure(path, vocabulary, arguments):
         if repeat > 0:  # the first touches the memory
             prefill.append(took)
             decode += one_by_one
-    llama.close()
-    return {"prefill": prompt / statistics.median(prefill),
-            "decode": 1 / statistics.median(decode)}
+    print(json.dumps({"prefill": prompt / statistics.median(prefill),
+                      "decode": 1 / statistics.median(decode)}))
+    del log
 
 
-def measure_twell(arguments, report):
-    subprocess.run(
-        [arguments.twell, "bench", "model", "--model", arguments.model, "--threads",
-         str(arguments.threads), "--prompt-tokens", str(arguments.prompt_tokens),
-         "--decode-tokens", str(arguments.decode_tokens), "--repeats",
-         str(arguments.repeats), "--seconds", str(arguments.seconds), "--json", str(report)],
-        check=True, stdout=subprocess.DEVNULL)
-    return json.loads(report.read_text())
+def run(command, environment):
+    done = subprocess.run([str(part) for part in command], env={**os.environ, **environment},
+                          capture_output=True, text=True)
+    if done.returncode:
+        why = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
+        if done.returncode < 0:
+            why = f"ended by {signal.Signals(-done.returncode).name}"
+        raise SystemExit(f"{' '.join(map(str, command[:4]))}: {why}")
+    return done.stdout
 
 
-def compare(runs, twell):
-    """Of one phase: its row of the table and of the JSON. llama.cpp's better run counts."""
-    sparse, dense = twell["sparse_tokens_per_s"], twell["dense_tokens_per_s"]
-    result = {"dense_tokens_per_s": dense, "sparse_tokens_per_s": sparse, "llama_cpp": {}}
-    row = f"{dense:14.1f} {sparse:13.1f}"
-    for weight_type, speeds in runs.items():
-        best = max(speeds)
-        result["llama_cpp"][weight_type] = {
-            "tokens_per_s": best, "runs_tokens_per_s": speeds,
-            "sparse_over_llama_cpp": sparse / best}
-        row += f" {best:15.1f} {sparse / best:12.2f}x"
-    return row, result
+def counts(arguments):
+    return ["--threads", arguments.threads, "--prompt-tokens", arguments.prompt_tokens,
+            "--decode-tokens", arguments.decode_tokens, "--repeats", arguments.repeats]
 
 
-def main():
+class Case:
+    """One model with one set of instructions: what its sides are, and what they reached."""
+
+    def __init__(self, name, tier, model, config, files, arguments):
+        self.name, self.tier, self.model, self.config = name, tier, model, config
+        self.files, self.arguments = files, arguments
+        named = arguments.llama_library if tier == "avx2" else None
+        self.library = {"LLAMA_CPP_LIB_PATH": str(pathlib.Path(named).resolve())} if named else {}
+        self.system = run([sys.executable, __file__, "--system"], self.library).strip()
+        self.skipped = None
+        if tier == "avx2" and "AVX512" in self.system:
+            if named:
+                raise SystemExit(f"--llama-library {named}: was compiled with AVX-512")
+            self.skipped = ("llama.cpp has its instructions from when it was compiled, and this one"
+                            " has AVX-512; name a folder with another build by --llama-library")
+        self.runs = {}  # side -> phase -> tokens a second of each process
+        self.machine = self.nnz = None
+
+    def add(self, side, speeds):
+        phases = self.runs.setdefault(side, {phase: [] for phase in PHASES})
+        for phase in PHASES:
+            phases[phase].append(speeds[phase])
+
+    def measure_twell(self, place):
+        report = pathlib.Path(place) / "twell.json"
+        run([self.arguments.twell, "bench", "model", "--model", self.model, *counts(self.arguments),
+             "--seconds", self.arguments.seconds, "--json", report], TIERS[self.tier])
+        result = json.loads(report.read_text())
+        self.machine, self.nnz = result["machine"], result["nnz_mean"]
+        for side in ("sparse", "dense"):
+            self.add(f"twell {side}", {phase: result[phase][f"{side}_tokens_per_s"]
+                                       for phase in PHASES})
+
+    def measure_llama_cpp(self, weight_type):
+        self.add(f"llama.cpp {weight_type}", json.loads(
+            run([sys.executable, __file__, "--measure", self.files[weight_type],
+                 *counts(self.arguments)], self.library)))
+
+    def measure_round(self, number, place):
+        """All sides, once. Every second round the other way round: no side always follows one."""
+        sides = ["twell", *self.files]
+        for side in sides if number % 2 == 0 else sides[::-1]:
+            say(f"{self.name}, {self.tier}, round {number + 1} of {self.arguments.rounds}: {side}")
+            if side == "twell":
+                self.measure_twell(place)
+            else:
+                self.measure_llama_cpp(side)
+
+    def weights_read(self, place):
+        """Side -> part or type -> bytes of weights that a decoded token reads."""
+        report = pathlib.Path(place) / "explain.json"
+        run([self.arguments.twell, "explain", "--model", self.model, "--threads",
+             self.arguments.threads, "--tokens", 1, "--no-measure", "--json", report],
+            TIERS[self.tier])
+        gates = [decoded_bytes.gate_of(line) for line in json.loads(report.read_text())["layers"]]
+        read = {"twell sparse": decoded_bytes.of_twell(self.config, gates, self.nnz),
+                "twell dense": decoded_bytes.of_dense(self.config)}
+        for weight_type, file in self.files.items():
+            read[f"llama.cpp {weight_type}"] = decoded_bytes.of_llama_cpp(list_tensors(file))
+        return read
+
+    def report(self, place):
+        context = self.arguments.prompt_tokens + self.arguments.decode_tokens // 2
+        sides = {}
+        for side, weights in self.weights_read(place).items():
+            # llama.cpp's is f16, twell's has the type of the model.
+            element = 2 if side.startswith("llama.cpp") else decoded_bytes.element_size(self.config)
+            cache = decoded_bytes.kv_cache(self.config, context, element)
+            total = cache + sum(weights.values())
+            sides[side] = {"weight_bytes": weights, "kv_cache_bytes": cache,
+                           "bytes_a_token": total}
+            for phase, speeds in self.runs[side].items():
+                ours = statistics.median(self.runs["twell sparse"][phase])
+                middle = statistics.median(speeds)
+                sides[side][phase] = {"tokens_per_s": middle, "runs_tokens_per_s": speeds,
+                                      "sparse_over_this": ours / middle}
+            sides[side]["decode"]["gb_per_s"] = (
+                total * sides[side]["decode"]["tokens_per_s"] / 1e9)
+        return {"llama_cpp_system": self.system, "machine": self.machine, "nnz_mean": self.nnz,
+                "context": context, "sides": sides}
+
+
+def table(rows):
+    """Columns as wide as they must be; the first to the left."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) if i == 0 else cell.rjust(width)
+                  for i, (cell, width) in enumerate(zip(row, widths))).rstrip() for row in rows)
+
+
+def table_of(report):
+    rows = [["", "prefill tok/s", "sparse/this", "decode tok/s", "sparse/this", "MB a token",
+             "GB/s"]]
+    for side, about in report["sides"].items():
+        cells = [side]
+        for phase in PHASES:
+            ratio = about[phase]["sparse_over_this"]
+            cells += [f"{about[phase]['tokens_per_s']:.1f}",
+                      "" if side == "twell sparse" else f"{ratio:.2f}x"]
+        rows.append([*cells, f"{about['bytes_a_token'] / 1e6:.1f}",
+                     f"{about['decode']['gb_per_s']:.1f}"])
+    return table(rows)
+
+
+def make_model(shape, place, arguments):
+    model = pathlib.Path(place) / "model"
+    if not model.exists():
+        part = pathlib.Path(place) / "model.part"
+        shutil.rmtree(part, ignore_errors=True)
+        run([arguments.twell, "synth", *SHAPES[shape].split(), "--threads", arguments.threads,
+             "--out", part], {})
+        os.replace(part, model)
+    return model
+
+
+def measure_model(name, model, arguments):
+    """Report by tier. `model` is None where the name is that of a shape."""
+    with contextlib.ExitStack() as stack:
+        place = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        kept = place
+        if arguments.keep and model is None:
+            kept = pathlib.Path(arguments.keep) / name
+            kept.mkdir(parents=True, exist_ok=True)
+        if model is None:
+            say(f"{name}: making the model")
+            model = make_model(name, kept, arguments)
+        config = read_config(model)
+        say(f"{name}: writing GGUF files")
+        files = write_gguf_files(model, config, arguments.types, kept, arguments.threads)
+        cases = [Case(name, tier, model, config, files, arguments) for tier in arguments.tiers]
+        for number in range(arguments.rounds):
+            for case in cases:
+                if not case.skipped:
+                    case.measure_round(number, place)
+        reports = {}
+        for case in cases:
+            if case.skipped:
+                reports[case.tier] = {"skipped": case.skipped}
+                print(f"{name}, {case.tier}: skipped: {case.skipped}\n")
+                continue
+            reports[case.tier] = report = case.report(place)
+            print(f"{name}, {report['machine']['cpu_tier']}, {arguments.threads} threads, context "
+                  f"{report['context']}, {report['nnz_mean']:.1f} of {config['intermediate_size']} "
+                  f"neurons fire\n{table_of(report)}\n", flush=True)
+        return reports
+
+
+def parse():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", required=True, help="Hugging Face directory of a Llama")
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=[], metavar="NAME",
+                        help="models that twell synth makes: " + ", ".join(SHAPES))
+    parser.add_argument("--models", nargs="+", default=[], metavar="DIR",
+                        help="Hugging Face directories of Llamas")
     parser.add_argument("--twell", default="twell", help="the command line's program")
-    parser.add_argument("--types", nargs="+", choices=WEIGHT_TYPES, default=WEIGHT_TYPES,
+    parser.add_argument("--types", nargs="+", choices=WEIGHT_TYPES, default=list(WEIGHT_TYPES),
                         help="of llama.cpp's weights")
+    parser.add_argument("--tiers", nargs="+", choices=TIERS, default=["best"],
+                        help="sets of instructions: the machine's best, or AVX2 on both sides")
+    parser.add_argument("--llama-library", metavar="DIR",
+                        help="for avx2: libllama.so and what it needs, without AVX-512")
+    parser.add_argument("--keep", metavar="DIR",
+                        help="keep the shapes' models and GGUF files here, and use those that are")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--prompt-tokens", type=int, default=512)
     parser.add_argument("--decode-tokens", type=int, default=32)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=5, help="processes of each side")
+    parser.add_argument("--repeats", type=int, default=1, help="timed runs in a process")
     parser.add_argument("--seconds", type=float, default=0.2, help="of a run of twell")
     parser.add_argument("--json", help="also write the results here")
+    # What a process of its own does:
+    parser.add_argument("--measure", metavar="GGUF", help=argparse.SUPPRESS)
+    parser.add_argument("--system", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if not (arguments.shapes or arguments.models or arguments.measure or arguments.system):
+        parser.error("give --shapes or --models")
+    names = [*arguments.shapes, *arguments.models]
+    if len(set(names)) < len(names):
+        parser.error("a model is named twice")
+    return arguments
+
+
+def main():
+    arguments = parse()
     try:
         import gguf  # noqa: F401
         import llama_cpp
     except ImportError as missing:
         skip(arguments, f"{missing}; pip install llama-cpp-python gguf")
+    if arguments.system:
+        print(system_of_llama_cpp())
+        return
+    if arguments.measure:
+        measure_here(arguments)
+        return
 
-    quiet = llama_cpp.llama_log_callback(lambda level, text, data: None)  # outlives all that logs
-    llama_cpp.llama_log_set(quiet, ctypes.c_void_p(0))
-    llama_cpp.llama_backend_init()
-    config = read_config(arguments.model)
-    with tempfile.TemporaryDirectory() as place:
-        files = {name: pathlib.Path(place) / f"{name}.gguf" for name in arguments.types}
-        for name, file in files.items():
-            write_gguf(arguments.model, config, name, file)
-
-        def measure_types():
-            return {name: measure(file, config["vocab_size"], arguments)
-                    for name, file in files.items()}
-
-        # llama.cpp before and after: what else the machine does meets both.
-        before = measure_types()
-        twell = measure_twell(arguments, pathlib.Path(place) / "twell.json")
-        after = measure_types()
-
+    log = quiet_llama_cpp()
     result = {"llama_cpp_version": llama_cpp.__version__, "threads": arguments.threads,
-              "system": llama_cpp.llama_print_system_info().decode().strip(),
-              "machine": twell["machine"]}
-    print(f"{'tokens/s':10} {'PyTorch dense':>14} {'twell sparse':>13}" + "".join(
-        f" {'llama.cpp ' + name:>15} {'sparse/that':>13}" for name in arguments.types))
-    for phase in ("prefill", "decode"):
-        runs = {name: [before[name][phase], after[name][phase]] for name in arguments.types}
-        row, result[phase] = compare(runs, twell[phase])
-        print(f"{phase:10} {row}")
-    write(arguments, result)
+              "rounds": arguments.rounds, "prompt_tokens": arguments.prompt_tokens,
+              "decode_tokens": arguments.decode_tokens, "models": {}}
+    for name, model in [*((name, None) for name in arguments.shapes),
+                        *((name, name) for name in arguments.models)]:
+        result["models"][name] = measure_model(name, model, arguments)
+        write(arguments, result)  # a long run that is stopped keeps what it has
+    del log
 
 
 if __name__ == "__main__":
