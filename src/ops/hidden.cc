@@ -15,7 +15,8 @@ void activate_up(const FfnForm& form, std::int64_t count, float* u) {
 std::int64_t combine_places(const FfnForm& form, std::int32_t* neurons, float* values,
                             const float* u, std::int64_t count) {
   if (form.up == Activation::identity) {
-    for (std::int64_t i = 0; i < count; ++i) values[i] *= u[i];
+    for (std::int64_t i = 0; i < count; ++i)
+      values[i] = combine(Activation::identity, values[i], u[i]);
     return count;
   }
   std::int64_t left = 0;
