@@ -20,9 +20,10 @@ inline OptionalTensor optional(const at::Tensor& tensor) {
 // Undefined where there is none.
 struct Projections {
   at::Tensor first, up, down;
-  at::Tensor first_bias, up_bias, down_bias;
+  at::Tensor first_bias, up_bias, down_bias, norm_weight;
 
-  explicit Projections(const FfnParameters& p) : down(p.down), down_bias(p.down_bias) {
+  explicit Projections(const FfnParameters& p)
+      : down(p.down), down_bias(p.down_bias), norm_weight(p.norm_weight) {
     if (p.gated()) {
       first = p.gate, first_bias = p.gate_bias;
       up = p.up, up_bias = p.up_bias;
@@ -40,14 +41,17 @@ using Formed = Result(A..., c10::string_view, double, std::int64_t, c10::string_
 
 struct LayerForm {
   ActivationSpec gate;
+  Activation up = Activation::identity;
+  std::optional<double> norm_eps = {};
   std::int64_t hot = 0;                          // of the first neurons, on a GPU
   OptionalTensor gate_bias, up_bias, down_bias;  // "gate": of the first projection
+  OptionalTensor norm_weight;
 
   // op(a..., this form).
   template <class Operator, class... A>
   auto call(const Operator& op, const A&... a) const {
-    return op.call(a..., name_of(gate.kind), static_cast<double>(gate.threshold), hot,
-                   name_of(Activation::identity), gate_bias, up_bias, down_bias, {}, {});
+    return op.call(a..., name_of(gate.kind), static_cast<double>(gate.threshold), hot, name_of(up),
+                   gate_bias, up_bias, down_bias, norm_weight, norm_eps);
   }
 };
 

@@ -22,11 +22,10 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 struct Call {
-  ActivationSpec activation;
+  LayerForm form;
   std::int64_t layer = 0;
   FfnTraining* training = nullptr;
   OptionalTensor screen;
-  std::int64_t hot = 0;
 };
 
 using Forward = Formed<
@@ -51,9 +50,10 @@ class SparseFfnFunction : public torch::autograd::Function<SparseFfnFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& first,
                             const OptionalTensor& up, const at::Tensor& wd, const at::Tensor& down,
                             const OptionalTensor& first_bias, const OptionalTensor& up_bias,
-                            const OptionalTensor& down_bias, const Call& call) {
+                            const OptionalTensor& down_bias, const OptionalTensor& norm_weight,
+                            const Call& call) {
     static const auto op = find_operator<Forward>("twell::ffn_train");
-    const LayerForm form{call.activation, call.hot, first_bias, up_bias, down_bias};
+    const LayerForm& form = call.form;
     const auto [y, l1, row_nnz, neuron_nnz, offsets, neurons, values] =
         form.call(op, x, first, up, down, call.screen);
     if (call.training->recorder != nullptr) {
@@ -63,13 +63,15 @@ class SparseFfnFunction : public torch::autograd::Function<SparseFfnFunction> {
     const at::Tensor none;
     context->save_for_backward({x, first, up.value_or(none), down, offsets, neurons, values, wd,
                                 first_bias.value_or(none), up_bias.value_or(none),
-                                down_bias.value_or(none)});
-    context->saved_data["activation"] = static_cast<std::int64_t>(call.activation.kind);
-    context->saved_data["threshold"] = static_cast<double>(call.activation.threshold);
+                                down_bias.value_or(none), norm_weight.value_or(none)});
+    context->saved_data["activation"] = static_cast<std::int64_t>(form.gate.kind);
+    context->saved_data["threshold"] = static_cast<double>(form.gate.threshold);
+    context->saved_data["up"] = static_cast<std::int64_t>(form.up);
+    if (form.norm_eps) context->saved_data["norm_eps"] = *form.norm_eps;
     context->saved_data["l1_grad"] = call.training->l1_grad;
     context->saved_data["training"] = reinterpret_cast<std::int64_t>(call.training);
     context->saved_data["layer"] = call.layer;
-    context->saved_data["hot"] = call.hot;
+    context->saved_data["hot"] = form.hot;
     return y;
   }
 
@@ -78,12 +80,17 @@ class SparseFfnFunction : public torch::autograd::Function<SparseFfnFunction> {
     const at::Tensor &x = saved[0], &first = saved[1], &down = saved[3], &offsets = saved[4],
                      &neurons = saved[5], &values = saved[6];
     const OptionalTensor up = optional(saved[2]);
-    const LayerForm form{{static_cast<Activation>(context->saved_data["activation"].toInt()),
-                          static_cast<float>(context->saved_data["threshold"].toDouble())},
-                         context->saved_data["hot"].toInt(),
-                         optional(saved[8]),
-                         optional(saved[9]),
-                         optional(saved[10])};
+    const auto eps = context->saved_data.find("norm_eps");
+    const LayerForm form{
+        {static_cast<Activation>(context->saved_data["activation"].toInt()),
+         static_cast<float>(context->saved_data["threshold"].toDouble())},
+        static_cast<Activation>(context->saved_data["up"].toInt()),
+        eps == context->saved_data.end() ? std::nullopt : std::optional(eps->second.toDouble()),
+        context->saved_data["hot"].toInt(),
+        optional(saved[8]),
+        optional(saved[9]),
+        optional(saved[10]),
+        optional(saved[11])};
     const at::Tensor l1_grad = at::scalar_tensor(context->saved_data["l1_grad"].toDouble(),
                                                  at::TensorOptions(at::kFloat).device(x.device()));
     const auto* training =
@@ -95,8 +102,8 @@ class SparseFfnFunction : public torch::autograd::Function<SparseFfnFunction> {
       const at::Tensor dx =
           form.call(add, grads[0], x, first, up, down, offsets, neurons, values, l1_grad,
                     sums.first, optional(sums.up), sums.down.t(), optional(sums.first_bias),
-                    optional(sums.up_bias), optional(sums.down_bias), OptionalTensor());
-      return {dx, none, none, none, none, none, none, none, none};
+                    optional(sums.up_bias), optional(sums.down_bias), optional(sums.norm_weight));
+      return {dx, none, none, none, none, none, none, none, none, none};
     }
     static const auto op = find_operator<Backward>("twell::ffn_train_backward");
     const auto [dx, dfirst, dup, ddown, dfirst_bias, dup_bias, ddown_bias, dnorm_weight] =
@@ -109,6 +116,7 @@ class SparseFfnFunction : public torch::autograd::Function<SparseFfnFunction> {
             form.gate_bias ? dfirst_bias : none,
             form.up_bias ? dup_bias : none,
             form.down_bias ? ddown_bias : none,
+            form.norm_weight ? dnorm_weight : none,
             none};
   }
 };
@@ -188,27 +196,32 @@ class TrainingFeedForward : public FeedForward {
     const Projections p(parameters_);
     const at::Tensor rows = x.contiguous();
     const at::Tensor down = p.down.detach().t().contiguous();
-    Call call{sparse_activation(activation_), layer, training_.get(), {}};
+    Call call{form_of(p), layer, training_.get(), {}};
     if (training_->places != nullptr) {
-      call.hot = training_->places->form(layer).hot;
-    } else if (screened(rows.detach(), p, down, layer, call.activation)) {
+      call.form.hot = training_->places->form(layer).hot;
+    } else if (screened(rows.detach(), p, down, layer, call.form)) {
       call.screen = gate_.screen(rows.detach(), p.first.detach());
     }
     return SparseFfnFunction::apply(rows, p.first, optional(p.up), p.down, down,
                                     optional(p.first_bias), optional(p.up_bias),
-                                    optional(p.down_bias), call);
+                                    optional(p.down_bias), optional(p.norm_weight), call);
+  }
+
+  LayerForm form_of(const Projections& p) const {
+    return {sparse_activation(activation_), activation_.up,
+            activation_.norm_eps,           0,
+            optional(p.first_bias),         optional(p.up_bias),
+            optional(p.down_bias),          optional(p.norm_weight)};
   }
 
   // Whether the gate goes through a screen, which is decided now and then.
   bool screened(const at::Tensor& x, const Projections& p, const at::Tensor& down,
-                std::int64_t layer, const ActivationSpec& activation) {
+                std::int64_t layer, const LayerForm& layer_form) {
     bool& form = training_->screened(layer);
     if (training_->decides && decided_ != training_->step) {
       decided_ = training_->step;
       const at::NoGradGuard no_grad;
-      form = gate_.decide(
-          x, p.first, optional(p.up), down,
-          {activation, 0, optional(p.first_bias), optional(p.up_bias), optional(p.down_bias)});
+      form = gate_.decide(x, p.first, optional(p.up), down, layer_form);
     }
     return form;
   }
@@ -256,9 +269,8 @@ void FfnTraining::record_pending() {
 }
 
 bool has_sparse_path(const FfnParameters& parameters, const ActivationChoice& activation) {
-  const bool extended = activation.up != Activation::identity || activation.norm_eps.has_value();
-  return io::yields_zeros(activation.kind) && !extended &&
-         (parameters.up.is_cpu() || !parameters.has_bias());
+  return io::yields_zeros(activation.kind) &&
+         (parameters.up.is_cpu() || is_plain(parameters, activation));
 }
 
 void lay_out_neuron_major(const at::Tensor& down) {

@@ -50,7 +50,7 @@ struct FfnTraining {
   double* seconds = nullptr;  // wall time of the layers, both ways, is added; null: not taken
 };
 
-// relu, relu_squared and fat_relu; on a GPU without biases.
+// relu, relu_squared and fat_relu; on a GPU of a plain layer (is_plain()).
 bool has_sparse_path(const FfnParameters& parameters, const ActivationChoice& activation);
 
 // Gives a parameter Wd [D, H] the memory of an [H, D]: the sparse path then takes it, and its

@@ -141,8 +141,9 @@ Trainer::Trainer(std::unique_ptr<Model> model, const Recipe& recipe, TrainingDat
       const auto sum = [this](const std::string& name) {
         return name.empty() ? at::Tensor() : optimizer_->sum_of(name);
       };
-      return FfnParameters{sum(names.gate),      sum(names.up),      sum(names.down),
-                           sum(names.gate_bias), sum(names.up_bias), sum(names.down_bias)};
+      return FfnParameters{sum(names.gate),       sum(names.up),      sum(names.down),
+                           sum(names.gate_bias),  sum(names.up_bias), sum(names.down_bias),
+                           sum(names.norm_weight)};
     };
   }
   for (std::int64_t layer = 0; layer < model_->layers(); ++layer) {
