@@ -31,15 +31,10 @@ class SparsityCallback(TrainerCallback, ExportableState):
     layers see, also padding and tokens whose label is ignored. The coefficient grows from 0 over
     the first ``warmup`` optimizer steps.
 
-    Every ``reinit_every`` steps (0: never) neurons that no
-    token fired for ``dead_window`` steps or more get fresh rows of the gate (of up, where there is no
-    gate), drawn from N(0, ``reinit_std``²), a bias of 0 and zero moments there: a neuron that never
-    fires has no gradient and would stay dead (paper, section 4).
-
     A neuron that never fires has no gradient and would stay dead (paper, section 4). So every
     ``reinit_every`` steps (0: never), neurons that no token fired for ``dead_window`` steps or more
     get fresh rows of the gate (of up, where there is no gate). These are drawn from
-    N(0, ``reinit_std``²), and the optimizer's moments of these rows become zero.
+    N(0, ``reinit_std``²); their biases, and the optimizer's moments of both, become zero.
 
     Every log of the Trainer has these values, over the layers and over the tokens since the last
     log: ``sparsity/nnz`` (neurons that a token fires, on average), ``sparsity/nnz_max`` (at most),
