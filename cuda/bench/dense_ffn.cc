@@ -5,17 +5,17 @@
 namespace twell::bench {
 
 DenseFfn::DenseFfn(const Blas& blas, Timer& timer, const DenseLayer& layer, std::int64_t tokens,
-                   std::int64_t depth, std::int64_t neurons)
+                   std::int64_t width, std::int64_t neurons)
     : layer_(layer),
       tokens_(tokens),
       hidden_(static_cast<int>(neurons)),
       stream_(blas.stream()),
-      gate_up_(blas, timer, {static_cast<int>(tokens), 2 * hidden_, static_cast<int>(depth), false},
+      gate_up_(blas, timer, {static_cast<int>(tokens), 2 * hidden_, static_cast<int>(width), false},
                {layer.x, layer.gate_up, layer.gate_up_out}) {
   // Real values for the next two: what a GEMM multiplies decides its power and so its clock.
   gate_up_.run({layer_.x, layer_.gate_up, layer_.gate_up_out});
   activate();
-  const GemmProblem by_neuron{static_cast<int>(tokens), static_cast<int>(depth), hidden_, true};
+  const GemmProblem by_neuron{static_cast<int>(tokens), static_cast<int>(width), hidden_, true};
   const GemmProblem by_row{by_neuron.m, by_neuron.n, by_neuron.k, false};
   down_.emplace(blas, timer, by_neuron, GemmOperands{layer.hidden_state, layer.down, layer.y});
   down_by_row_.emplace(blas, timer, by_row,

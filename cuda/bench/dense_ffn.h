@@ -25,7 +25,7 @@ class DenseFfn {
   // Chooses the GEMMs, and of the two forms of down the one that is faster. Overwrites what the
   // layer writes.
   DenseFfn(const Blas& blas, Timer& timer, const DenseLayer& layer, std::int64_t tokens,
-           std::int64_t depth, std::int64_t hidden);
+           std::int64_t width, std::int64_t neurons);
   void run() const;
   std::string to_string() const;
 

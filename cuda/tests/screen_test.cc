@@ -115,7 +115,7 @@ TYPED_TEST(CudaScreenTest, KeepsWhatBarelyFires) {
   constexpr std::int64_t kPairs = 16;
   constexpr std::int64_t kInputs = 248;  // in one run, and its scale
   struct Case {
-    std::int64_t depth, first;
+    std::int64_t width, first;
   };
   for (const Case c : {Case{kInputs, 0}, {2304, 0}, {2304, 2048}}) {
     SCOPED_TRACE(c.first);

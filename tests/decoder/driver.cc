@@ -38,7 +38,7 @@ int run(const std::vector<std::string>& args) {
   std::stringstream paths(args[1]);
   for (std::string path; std::getline(paths, path, ',');) {
     const auto model = load_model(
-        args[0], {.ffn = parse_ffn_path(path), .architectures = twell::test::all_architectures()});
+        args[0], {.path = parse_ffn_path(path), .architectures = twell::test::all_architectures()});
     for (const at::Tensor& of :
          {model->forward(at::tensor(ids).unsqueeze(0)), cached_logits(*model, ids)}) {
       const at::Tensor logits = of.to(at::kFloat).contiguous();

@@ -214,7 +214,7 @@ TEST(Forms, EveryParameterMoves) {
       test::save_model(directory.path(), config, model->parameters());
       for (const FfnPath path : {FfnPath::dense, FfnPath::sparse}) {
         const auto loaded = load_model(directory.string(),
-                                       {.ffn = path, .architectures = test::all_architectures()});
+                                       {.path = path, .architectures = test::all_architectures()});
         EXPECT_LE(largest_difference(loaded->forward(tokens), after), bound) << name_of(path);
       }
       p.copy_(kept);

@@ -309,7 +309,7 @@ TEST(Model, SparseLmLayout) {
       test::save_model(directory.path(), config, tensors);
       call_it_sparse_lm(directory.path(), config);
       for (const FfnPath path : {FfnPath::dense, FfnPath::sparse, FfnPath::automatic}) {
-        const at::Tensor got = load_model(directory.string(), {.ffn = path})->forward(tokens);
+        const at::Tensor got = load_model(directory.string(), {.path = path})->forward(tokens);
         EXPECT_LE(largest_difference(got, expected), fp32_bound(config, 20, expected))
             << name_of(path) << (upper_case ? " upper" : "")
             << (down_transposed ? " transposed" : "");
@@ -374,7 +374,7 @@ TEST(Model, TensorsWithoutUseAreRefused) {
     test::save_model(directory.path(), written, tensors);
     for (const FfnPath path : {FfnPath::dense, FfnPath::sparse}) {
       LoadOptions options;
-      options.ffn = path;
+      options.path = path;
       EXPECT_THAT(message_of([&] { load_model(directory.string(), options); }),
                   testing::AllOf(testing::HasSubstr(name), testing::HasSubstr("safetensors")));
       options.allow_unused = true;
@@ -490,7 +490,7 @@ TEST(Model, NonGatedIsHalfTheParameters) {
   const at::Tensor tokens = as_batch(random_tokens(20));
   const at::Tensor expected = model->forward(tokens);
   for (const FfnPath path : {FfnPath::dense, FfnPath::sparse, FfnPath::automatic}) {
-    const at::Tensor got = load_model(directory.string(), {.ffn = path})->forward(tokens);
+    const at::Tensor got = load_model(directory.string(), {.path = path})->forward(tokens);
     EXPECT_LE(largest_difference(got, expected), fp32_bound(config, 20, expected));
   }
 }

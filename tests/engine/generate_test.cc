@@ -91,7 +91,7 @@ TEST(Generate, SparseAndDensePathsWriteTheSameText) {
   test::save_model(directory.path(), config, tiny_model(config)->parameters());
   std::vector<std::vector<GeneratedSequence>> texts;
   for (const FfnPath path : {FfnPath::dense, FfnPath::sparse, FfnPath::automatic}) {
-    const auto model = load_model(directory.string(), {.ffn = path});
+    const auto model = load_model(directory.string(), {.path = path});
     texts.push_back(generate(*model, prompts(), {.max_tokens = 30}).sequences);
   }
   for (std::size_t i = 0; i < prompts().size(); ++i) {

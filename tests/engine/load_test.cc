@@ -91,7 +91,7 @@ void expect_lean_load(FfnPath path) {
       static_cast<double>(std::filesystem::file_size(directory.path() / "model.safetensors"));
   {
     // Warm: in the page cache, kernels and thread pools initialised.
-    const auto once = load_model(directory.string(), {.ffn = path});
+    const auto once = load_model(directory.string(), {.path = path});
     const std::vector<std::int64_t> prompt = {1, 2, 3};
     generate(*once, {&prompt, 1}, {.max_tokens = 2});
   }
@@ -99,7 +99,7 @@ void expect_lean_load(FfnPath path) {
   const double before = memory("VmRSS");
   const double cpu_before = cpu_seconds();
   const auto start = std::chrono::steady_clock::now();
-  const auto model = load_model(directory.string(), {.ffn = path});
+  const auto model = load_model(directory.string(), {.path = path});
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   const double cpu = cpu_seconds() - cpu_before;

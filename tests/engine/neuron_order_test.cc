@@ -94,7 +94,7 @@ TEST(NeuronOrder, UnderANormEveryNeuronCounts) {
   const at::Tensor tokens = at::tensor(random_tokens(60)).view({1, 60});
   const at::Tensor expected = model->forward(tokens);
   for (const FfnPath path : {FfnPath::dense, FfnPath::sparse}) {
-    const auto loaded = load_model(directory.string(), {.ffn = path});
+    const auto loaded = load_model(directory.string(), {.path = path});
     EXPECT_LE(test::largest_difference(loaded->forward(tokens), expected),
               test::fp32_bound(config, 60, expected));
   }
@@ -126,7 +126,7 @@ TEST(NeuronOrder, TheReorderedModelComputesTheSame) {
       for (auto& [name, tensor] : tensors) tensor = tensor.detach().contiguous();
       test::save_model(directory.path(), config, tensors);
       for (const FfnPath path : {FfnPath::dense, FfnPath::sparse}) {
-        const auto loaded = load_model(directory.string(), {.ffn = path});
+        const auto loaded = load_model(directory.string(), {.path = path});
         const at::NoGradGuard no_grad;
         const at::Tensor tokens = at::tensor(random_tokens(60)).view({1, 60});
         const at::Tensor expected = model->forward(tokens);

@@ -187,7 +187,7 @@ TEST(FfnStatistics, CountsByLayerPositionAndNeuron) {
   test::save_model(directory.path(), config, trained->parameters());
   const Tokens stream = random_tokens(50);
   for (const FfnPath path : {FfnPath::dense, FfnPath::sparse}) {
-    const auto model = load_model(directory.string(), {.ffn = path});
+    const auto model = load_model(directory.string(), {.path = path});
     ScoreOptions options;
     options.rows = 40;
     const FfnStatistics statistics = measure_ffn(*model, stream, 20, options);

@@ -269,7 +269,8 @@ void check_every_path(Layer<T>& layer, std::int64_t nnz) {
     EXPECT_EQ(counts.nnz(), nnz);
     const Case& c = layer.shape;
     TwellMatrix packed({c.tokens, c.neurons, 256, 32, dtype_of<T>::value});
-    gemm_relu_twell(context, std::as_const(layer.x).view(), layer.packed(), c.activation, packed);
+    gemm_relu_twell(context, std::as_const(layer.x).view(), layer.packed().view(), c.activation,
+                    packed);
     ffn(context, std::as_const(layer.x).view(), layer.screened(), c.activation, y.view(), &counts);
     EXPECT_EQ(counts.nnz(), nnz);
     EXPECT_GE(counts.candidates, nnz);

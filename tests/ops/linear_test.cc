@@ -25,7 +25,7 @@ void check(Context& context, std::int64_t rows, std::int64_t depth, std::int64_t
     linear_as_stored(context, std::as_const(layer.x).view(), std::as_const(layer.gate).view(),
                      y.view());
   } else {
-    linear(context, std::as_const(layer.x).view(), layer.packed(),
+    linear(context, std::as_const(layer.x).view(), layer.packed().view(),
            with_bias ? bias.view().data : nullptr, y.view());
   }
   for (std::int64_t r = 0; r < rows; ++r) {
@@ -75,7 +75,7 @@ TEST(Linear, ErrorsNameTheArgument) {
   test::Layer<bf16> layer({4, 32, 64});
   test::TestMatrix<bf16> y(4, 63);
   const ConstMatrixView x = std::as_const(layer.x).view();
-  EXPECT_EQ(message_of([&] { linear(context, x, layer.packed(), nullptr, y.view()); }),
+  EXPECT_EQ(message_of([&] { linear(context, x, layer.packed().view(), nullptr, y.view()); }),
             "twell::linear: y: expected bf16 [4, 64], got bf16 [4, 63]");
 }
 
@@ -89,8 +89,9 @@ TEST(Linear, RefusesF16) {
   };
   const ConstMatrixView x = std::as_const(layer.x).view();
   const ConstMatrixView weight = std::as_const(layer.gate).view();
-  EXPECT_EQ(message_of([&] { linear(context, f16(x), layer.packed(), nullptr, f16(y.view())); }),
-            "twell::linear: x: expected bf16 [4, 32], got f16 [4, 32]");
+  EXPECT_EQ(
+      message_of([&] { linear(context, f16(x), layer.packed().view(), nullptr, f16(y.view())); }),
+      "twell::linear: x: expected bf16 [4, 32], got f16 [4, 32]");
   EXPECT_EQ(message_of([&] { linear_as_stored(context, f16(x), f16(weight), f16(y.view())); }),
             "twell::linear_as_stored: weight: expected bf16 or f32, got f16");
 }
