@@ -1,4 +1,8 @@
-"""A plug-in for vLLM: it runs the MLPs of Llama and Qwen2 with ReLU, which vLLM refuses, sparsely.
+"""A plug-in for vLLM: feed-forward layers whose activation has zeros run sparsely.
+
+It takes Llama's and Qwen2's with ReLU, which vLLM refuses, MiniCPM's with FATReLU, Nemotron's and
+Nemotron-H's with squared ReLU, and OPT's; and those of the models that use the same classes (Mistral,
+Qwen3).
 
 vLLM finds an installed twell, in each of its processes, by the entry point ``twell`` of the group
 ``vllm.general_plugins``. You call nothing. ``VLLM_PLUGINS`` names the plug-ins that vLLM may load.
@@ -8,8 +12,10 @@ vLLM finds an installed twell, in each of its processes, by the entry point ``tw
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import os
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,7 +23,7 @@ from torch import Tensor, nn
 
 from twell._frozen import Findings
 from twell.hf.models import require
-from twell.modules import GatedFfn
+from twell.modules import Ffn, GatedFfn, SparseFfn
 from twell.prepared import findings_of
 
 _config: Any = require("vllm.config", "twell.vllm")
@@ -25,117 +31,188 @@ _distributed: Any = require("vllm.distributed", "twell.vllm")
 _activation: Any = require("vllm.model_executor.layers.activation", "twell.vllm")
 _linear: Any = require("vllm.model_executor.layers.linear", "twell.vllm")
 _quantization: Any = require("vllm.model_executor.layers.quantization.base_config", "twell.vllm")
-_llama: Any = require("vllm.model_executor.models.llama", "twell.vllm")
-_qwen2: Any = require("vllm.model_executor.models.qwen2", "twell.vllm")
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A class of vLLM that has a feed-forward layer, and what it calls the layer's parts."""
+
+    models: str
+    """The module of vLLM's models that has the class."""
+    name: str
+    into: str
+    """The linear layer of up, or of gate and up in one."""
+    act: str
+    down: str
+    gated: bool
+    refuses_relu: bool = False
+    """Whether its constructor takes silu alone for ``hidden_act``."""
+
+
+_KINDS = (
+    _Kind("llama", "LlamaMLP", "gate_up_proj", "act_fn", "down_proj", True, refuses_relu=True),
+    _Kind("qwen2", "Qwen2MLP", "gate_up_proj", "act_fn", "down_proj", True, refuses_relu=True),
+    _Kind("minicpm", "MiniCPMMLP", "gate_up_proj", "act_fn", "down_proj", True, refuses_relu=True),
+    _Kind("nemotron", "NemotronMLP", "up_proj", "act_fn", "down_proj", False),
+    _Kind("nemotron_h", "NemotronHMLP", "up_proj", "act_fn", "down_proj", False),
+    _Kind("opt", "OPTDecoderLayer", "fc1", "activation_fn", "fc2", False),
+)
 
 
 class _Packing(_quantization.QuantizeMethodBase):
     """This is no quantization. vLLM calls a module's ``quant_method`` once the weights are loaded,
-    and before the linear layers within the module change the layout of theirs."""
+    and before the linear layers within the module change the layout of theirs.
+
+    Each rank has a slice of the neurons, and the output is the sum over the ranks. vLLM's own
+    layers compute densely what is not taken: quantized weights, adapters of LoRA, float16, a GPU.
+    """
+
+    def __init__(
+        self, kind: _Kind, activation: tuple[str, float], findings: Findings | None
+    ) -> None:
+        self.kind = kind
+        self.activation = activation
+        self.findings = findings  # where `twell prepare` left them beside the model
 
     def create_weights(self, layer: nn.Module, *_: Any, **__: Any) -> None:
         pass
 
     def apply(self, layer: nn.Module, *_: Any, **__: Any) -> Tensor:
-        raise NotImplementedError("twell.vllm: the MLP has a forward of its own")
+        raise NotImplementedError("twell.vllm: the layer's code calls its parts")
 
-    def process_weights_after_loading(self, layer: _ReluMLP) -> None:
-        layer.pack()
-
-
-class _ReluMLP(nn.Module):
-    """What an MLP of vLLM with ``gate_up_proj``, ``down_proj`` and ``act_fn`` becomes.
-
-    Each rank has a slice of the neurons, and the output is the sum over the ranks. vLLM's own
-    layers compute densely what this plug-in does not take: biases, quantized weights, adapters of
-    LoRA, float16, a GPU.
-    """
-
-    sparse: GatedFfn | None
-    findings: Findings | None  # where `twell prepare` left them beside the model
-    reduced: bool
-    gate_up_proj: Any  # vLLM's
-    down_proj: Any
-    act_fn: Any
-
-    def become_relu(self, sparse: bool, name: str) -> None:
-        """``name`` is the module's in the checkpoint."""
-        self.act_fn = _activation.FatreluAndMul()  # its threshold is 0
-        self.sparse = None
-        config = _config.get_current_vllm_config()
-        # LoRA's adapters need the children, which packing removes.
-        if sparse and config.lora_config is None:
-            self.quant_method = _Packing()
-            self.findings = _findings_of(config.model_config.model).get(name)
-
-    def pack(self) -> None:
-        into, down = self.gate_up_proj, self.down_proj
-        if not all(_is_plain(linear) for linear in (into, down)):
+    def process_weights_after_loading(self, layer: nn.Module) -> None:
+        kind = self.kind
+        into, down = getattr(layer, kind.into), getattr(layer, kind.down)
+        if not _is_plain(into) or not _is_plain(down) or into.input_size != down.output_size:
             return
-        gate, up = into.weight.data.chunk(2)
-        # up is copied, since a view would keep the whole weight in memory.
-        layer = GatedFfn.from_dense(gate, up.clone(), down.weight.data, activation="relu")
-        self.sparse = layer.requires_grad_(False).freeze(findings=self._own_findings())
-        self.reduced = down.reduce_results and down.tp_size > 1
-        del self.gate_up_proj, self.down_proj
+        sparse = self._sparse(into, down).requires_grad_(False)
+        sparse.freeze(findings=self._own_findings(down))
+        setattr(layer, kind.into, _Whole(sparse, down.reduce_results and down.tp_size > 1))
+        setattr(layer, kind.act, nn.Identity())
+        setattr(layer, kind.down, _Passed())
 
-    def _own_findings(self) -> Findings | None:
+    def _sparse(self, into: Any, down: Any) -> SparseFfn:
+        activation, threshold = self.activation
+        options: dict[str, Any] = {"activation": activation, "threshold": threshold}
+        # Once, in the sum over the ranks.
+        bias = down.bias.data if down.bias is not None and down.tp_rank == 0 else None
+        weight = into.weight.data
+        if not self.kind.gated:
+            first = None if into.bias is None else into.bias.data
+            return Ffn.from_dense(weight, down.weight.data, biases=(first, bias), **options)
+        gate, up = weight.chunk(2)
+        firsts = (None, None) if into.bias is None else into.bias.data.chunk(2)
+        # up is copied, since a view would keep the whole weight in memory.
+        return GatedFfn.from_dense(
+            gate, up.clone(), down.weight.data, biases=(*firsts, bias), **options
+        )
+
+    def _own_findings(self, down: Any) -> Findings | None:
         """Those of this rank's neurons."""
         if self.findings is None:
             return None
-        ranks, rank = self.down_proj.tp_size, self.down_proj.tp_rank
-        return self.findings._replace(fired=self.findings.fired.chunk(ranks)[rank])
+        fired = self.findings.fired.chunk(down.tp_size)[down.tp_rank]
+        return self.findings._replace(fired=fired)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x [..., D] to y of the same shape."""
-        if self.sparse is None:
-            return self.down_proj(self.act_fn(self.gate_up_proj(x)[0]))[0]
+
+class _Whole(nn.Module):
+    """Computes the layer where its first linear layer is called: x [..., D] to y of this shape."""
+
+    def __init__(self, sparse: SparseFfn, reduced: bool) -> None:
+        super().__init__()
+        self.sparse = sparse
+        self.reduced = reduced
+
+    def forward(self, x: Tensor) -> tuple[Tensor, None]:
         y = self.sparse(x)
-        return _distributed.tensor_model_parallel_all_reduce(y) if self.reduced else y
+        if self.reduced:
+            y = _distributed.tensor_model_parallel_all_reduce(y)
+        return y, None
+
+
+class _Passed(nn.Module):
+    """The last linear layer, which has nothing left to do."""
+
+    def forward(self, y: Tensor) -> tuple[Tensor, None]:
+        return y, None
 
 
 _findings_of = functools.cache(findings_of)  # the file has all layers
 
 
 def _is_plain(linear: Any) -> bool:
-    """Whether the linear layer has only a weight, and one that the operators take."""
+    """Whether the linear layer multiplies by its weight alone, which the operators take."""
     return (
         type(linear.quant_method) is _linear.UnquantizedLinearMethod
-        and linear.bias is None
+        and not linear.skip_bias_add
+        and not getattr(linear, "gather_output", False)
+        and getattr(linear, "input_is_parallel", True)
         and linear.weight.device.type == "cpu"
         and linear.weight.dtype in (torch.bfloat16, torch.float32)
     )
 
 
-def _accept_relu(mlp: type[nn.Module], sparse: bool) -> None:
-    """Makes the constructor of the class accept ``hidden_act="relu"``. With another activation, and
-    in classes derived from it, the constructor does what it did before."""
-    constructor = mlp.__init__
+def _zeros_of(act: nn.Module) -> tuple[str, float] | None:
+    """Activation and threshold; None where it has no zeros."""
+    if isinstance(act, _activation.FatreluAndMul):
+        return ("fat_relu", act.threshold) if act.threshold > 0 else ("relu", 0.0)
+    if isinstance(act, _activation.ReLUSquaredActivation):
+        return ("relu_squared", 0.0)
+    return ("relu", 0.0) if type(act) is nn.ReLU else None
+
+
+def _owner_of(kind: _Kind) -> type[nn.Module] | None:
+    """None in a vLLM that has no such class, or cannot import it here."""
+    try:
+        models = importlib.import_module(f"vllm.model_executor.models.{kind.models}")
+    except ImportError:
+        return None
+    owner: type[nn.Module] | None = getattr(models, kind.name, None)
+    return owner
+
+
+def _take(kind: _Kind, owner: type[nn.Module]) -> None:
+    """Makes the constructor of the class leave a note for when the weights are loaded, and accept
+    ``hidden_act="relu"``. With another activation, and in classes derived from it, the constructor
+    does what it did before."""
+    constructor = owner.__init__
     if hasattr(constructor, "__wrapped__"):
         return  # vLLM may call plug-ins more than once
     signature = inspect.signature(constructor)
-    relu = type(f"Relu{mlp.__name__}", (_ReluMLP, mlp), {})
 
     @functools.wraps(constructor)
     def construct(self: Any, *arguments: Any, **options: Any) -> None:
         call = signature.bind(self, *arguments, **options)
-        if type(self) is not mlp or call.arguments["hidden_act"] != "relu":
-            constructor(self, *arguments, **options)
-            return
-        call.arguments["hidden_act"] = "silu"  # the one it takes
+        own = type(self) is owner
+        relu = own and kind.refuses_relu and call.arguments["hidden_act"] == "relu"
+        if relu:
+            call.arguments["hidden_act"] = "silu"  # one that it takes
         constructor(*call.args, **call.kwargs)
-        self.__class__ = relu
-        made: Any = self
-        made.become_relu(sparse, call.arguments.get("prefix", ""))
+        if relu:
+            setattr(self, kind.act, _activation.FatreluAndMul())  # its threshold is 0
+        activation = _zeros_of(getattr(self, kind.act)) if own else None
+        config = _config.get_current_vllm_config()
+        # LoRA's adapters need the linear layers.
+        if activation is None or not _runs_sparsely() or config.lora_config is not None:
+            return
+        name = call.arguments.get("prefix", "")
+        findings = _findings_of(config.model_config.model).get(name)
+        self.quant_method = _Packing(kind, activation, findings)
 
-    mlp.__init__ = construct  # type: ignore[method-assign]
+    owner.__init__ = construct  # type: ignore[method-assign]
 
 
-def register() -> None:
-    """Makes vLLM accept ReLU in the MLPs of Llama and Qwen2, and of the models that use their
-    classes. Raises ValueError if TWELL_VLLM is neither ``sparse`` nor ``dense``."""
+def _runs_sparsely() -> bool:
     mode = os.environ.get("TWELL_VLLM", "sparse")
     if mode not in ("sparse", "dense"):
         raise ValueError(f'TWELL_VLLM: expected sparse or dense, got "{mode}"')
-    for mlp in (_llama.LlamaMLP, _qwen2.Qwen2MLP):
-        _accept_relu(mlp, mode == "sparse")
+    return mode == "sparse"
+
+
+def register() -> None:
+    """Makes vLLM run the layers named above sparsely, and accept ReLU where it does not. Raises
+    ValueError if TWELL_VLLM is neither ``sparse`` nor ``dense``."""
+    _runs_sparsely()
+    for kind in _KINDS:
+        if (owner := _owner_of(kind)) is not None:
+            _take(kind, owner)

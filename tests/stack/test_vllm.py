@@ -21,6 +21,7 @@ if not platforms.current_platform.is_cpu():
 HERE = Path(__file__).resolve().parent
 ENTRY_POINT = 'twell = "twell.vllm:register"'
 LAYERS, NEURONS = 2, 352
+NOT_GATED = {"nemotron": "relu2", "opt": "relu"}
 
 Run = Callable[..., dict]
 
@@ -47,16 +48,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
         model = root / f"{kind}-{act}"
         if not model.exists():
             torch.manual_seed(5)
-            config = transformers.AutoConfig.for_model(
-                kind, vocab_size=300, hidden_size=128, intermediate_size=NEURONS,
-                num_hidden_layers=LAYERS, num_attention_heads=4, num_key_value_heads=2,
-                max_position_embeddings=256, hidden_act=act, bos_token_id=0, eos_token_id=0,
-                initializer_range=0.2, architectures=[f"{kind.capitalize()}ForCausalLM"],
-            )  # fmt: skip
-            transformers.AutoModelForCausalLM.from_config(config).save_pretrained(model)
-            transformers.PreTrainedTokenizerFast(
-                tokenizer_object=_words(300)
-            ).save_pretrained(model)
+            _tiny(kind, act).save_pretrained(model)
+            transformers.PreTrainedTokenizerFast(tokenizer_object=_words(300)).save_pretrained(
+                model
+            )
         path = [str(root), str(HERE), str(HERE.parents[1] / "python"), os.environ.get("PYTHONPATH")]
         environment = {
             **os.environ,
@@ -74,12 +69,32 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
         program = [
             sys.executable, str(HERE / "vllm_probe.py"), str(model), str(ranks), mode, str(out)
         ]  # fmt: skip
-        result = subprocess.run(program, env=environment, capture_output=True, text=True, check=False)
+        result = subprocess.run(
+            program, env=environment, capture_output=True, text=True, check=False
+        )
         assert result.returncode == 0, f"{result.stdout[-8000:]}\n{result.stderr[-4000:]}"
         done[key] = json.loads(out.read_text())
         return done[key]
 
     return run
+
+
+def _tiny(kind: str, act: str):
+    sizes = {"ffn_dim": NEURONS, "activation_function": act, "word_embed_proj_dim": 128,
+             "init_std": 0.2} if kind == "opt" else {
+             "intermediate_size": NEURONS, "num_key_value_heads": 2, "hidden_act": act,
+             "initializer_range": 0.2}  # fmt: skip
+    config = transformers.AutoConfig.for_model(
+        kind, vocab_size=300, hidden_size=128, num_hidden_layers=LAYERS, num_attention_heads=4,
+        max_position_embeddings=256, bos_token_id=0, eos_token_id=0, **sizes,
+    )  # fmt: skip
+    if kind == "mistral":
+        config.sliding_window = None
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):  # they are zeros
+            torch.nn.init.normal_(parameter, std=0.2)
+    return model
 
 
 def _words(count: int):
@@ -94,14 +109,16 @@ def test_installing_tells_vllm_of_the_plugin() -> None:
     assert f'[project.entry-points."vllm.general_plugins"]\n{ENTRY_POINT}\n' in project
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "mistral", "qwen3", *NOT_GATED])
 def test_same_text_as_with_dense_layers(run: Run, kind: str) -> None:
-    dense, sparse = run(kind, "dense"), run(kind)
+    act = NOT_GATED.get(kind, "relu")
+    dense, sparse = run(kind, "dense", act), run(kind, act=act)
     assert dense["ranks"][0]["frozen"] == []
+    assert all(name.endswith("ParallelLinear") for name in dense["ranks"][0]["linears"])
     (rank,) = sparse["ranks"]
     assert rank["frozen"] == [True] * LAYERS
-    # The dense weights are gone, so that nothing else can have computed the MLPs.
-    assert rank["children"] == ["act_fn", "sparse"]
+    # The dense weights are gone, so that nothing else can have computed the layers.
+    assert rank["linears"] == ["_Passed", "_Whole"]
     assert min(rank["calls"]) >= 24
     assert sparse["texts"] == dense["texts"]
     assert len({token for text in dense["texts"] for token in text}) > 20
@@ -121,8 +138,13 @@ def test_two_ranks_hold_half_of_the_neurons_each(run: Run) -> None:
     assert two["texts"] == run("llama")["texts"]
 
 
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="two ranks need two cores")
+def test_two_ranks_add_the_bias_of_down_once(run: Run) -> None:
+    assert run("opt", ranks=2)["texts"] == run("opt")["texts"]
+
+
 def test_silu_is_left_to_vllm(run: Run) -> None:
     with_plugin, without = run("llama", act="silu"), run("llama", "without", act="silu")
     (rank,) = with_plugin["ranks"]
-    assert rank["mlps"] == ["LlamaMLP"] * LAYERS
+    assert rank["frozen"] == []
     assert with_plugin == without

@@ -13,11 +13,13 @@ from pathlib import Path
 from torch import nn
 
 NEW_TOKENS = 24
-PROMPTS = [[(7 * i + j * j * (i + 3)) % 299 + 1 for j in range(n)] for i, n in enumerate((5, 11, 64))]
+PROMPTS = [
+    [(7 * i + j * j * (i + 3)) % 299 + 1 for j in range(n)] for i, n in enumerate((5, 11, 64))
+]
 
 
 def _sparse_layers(model: nn.Module) -> list[nn.Module]:
-    return [module for module in model.modules() if type(module).__name__ == "GatedFfn"]
+    return [module for module in model.modules() if type(module).__name__ in ("GatedFfn", "Ffn")]
 
 
 def watch(model: nn.Module) -> None:
@@ -33,10 +35,10 @@ def watch(model: nn.Module) -> None:
 
 def describe(model: nn.Module) -> dict:
     layers = _sparse_layers(model)
-    mlps = [block.mlp for block in model.model.layers]
+    names = ("gate_up_proj", "up_proj", "fc1", "down_proj", "fc2")
+    linears = [m for n, m in model.named_modules() if n.rsplit(".", 1)[-1] in names]
     return {
-        "mlps": [type(mlp).__name__ for mlp in mlps],
-        "children": sorted({name for mlp in mlps for name, _ in mlp.named_children()}),
+        "linears": sorted({type(linear).__name__ for linear in linears}),
         "frozen": [layer.frozen for layer in layers],
         "neurons": [layer.neurons for layer in layers],
         "calls": [layer.calls for layer in layers],
@@ -58,7 +60,9 @@ def main(model: str, ranks: str, mode: str, out: str) -> None:
         use_tqdm=False,
     )
     texts = [list(result.outputs[0].token_ids) for result in results]
-    Path(out).write_text(json.dumps({"texts": texts, "ranks": llm.apply_model(vllm_probe.describe)}))
+    Path(out).write_text(
+        json.dumps({"texts": texts, "ranks": llm.apply_model(vllm_probe.describe)})
+    )
 
 
 if __name__ == "__main__":
