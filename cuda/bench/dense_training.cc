@@ -14,8 +14,8 @@ std::size_t elements(std::int64_t rows, std::int64_t cols) {
 DenseTraining::DenseTraining(const Blas& blas, Timer& timer, const DeviceLayer& layer,
                              std::int64_t tokens)
     : tokens_(static_cast<int>(tokens)),
-      depth_(static_cast<int>(layer.width)),
-      hidden_(static_cast<int>(layer.neurons)),
+      width_(static_cast<int>(layer.width)),
+      neurons_(static_cast<int>(layer.neurons)),
       stream_(blas.stream()),
       gate_up_(elements(tokens, 2 * layer.neurons)),
       hidden_state_(elements(tokens, layer.neurons)),
@@ -29,10 +29,10 @@ DenseTraining::DenseTraining(const Blas& blas, Timer& timer, const DeviceLayer& 
   };
   choose(kGateUp);
   gemms_[kGateUp]->run(operands_of(kGateUp, layer));
-  launch_relu_times({gate_up_.get(), hidden_state_.get(), tokens, hidden_}, stream_);
+  launch_relu_times({gate_up_.get(), hidden_state_.get(), tokens, neurons_}, stream_);
   // Gradients of gate and up are zero where h is: in their place stands h, once for each.
-  for (const std::int64_t half : {std::int64_t{0}, tokens * hidden_}) {
-    launch_relu_times({gate_up_.get(), d_gate_up_.get() + half, tokens, hidden_}, stream_);
+  for (const std::int64_t half : {std::int64_t{0}, tokens * neurons_}) {
+    launch_relu_times({gate_up_.get(), d_gate_up_.get() + half, tokens, neurons_}, stream_);
   }
   for (const Product product : {kDown, kToHidden, kToInput, kOfGateUp, kOfDown}) {
     choose(product);
@@ -43,17 +43,17 @@ DenseTraining::DenseTraining(const Blas& blas, Timer& timer, const DeviceLayer& 
 GemmProblem DenseTraining::problem_of(Product product) const {
   switch (product) {
     case kGateUp:
-      return {tokens_, 2 * hidden_, depth_};
+      return {tokens_, 2 * neurons_, width_};
     case kDown:
-      return {tokens_, depth_, hidden_, true};
+      return {tokens_, width_, neurons_, true};
     case kToHidden:
-      return {tokens_, hidden_, depth_};
+      return {tokens_, neurons_, width_};
     case kToInput:
-      return {tokens_, depth_, 2 * hidden_, true};
+      return {tokens_, width_, 2 * neurons_, true};
     case kOfGateUp:
-      return {2 * hidden_, depth_, tokens_, true, true};
+      return {2 * neurons_, width_, tokens_, true, true};
     default:
-      return {hidden_, depth_, tokens_, true, true};
+      return {neurons_, width_, tokens_, true, true};
   }
 }
 
@@ -77,7 +77,7 @@ GemmOperands DenseTraining::operands_of(Product product, const DeviceLayer& laye
 
 const DeviceMemory<std::uint16_t>& DenseTraining::forward(const DeviceLayer& layer) const {
   gemms_[kGateUp]->run(operands_of(kGateUp, layer));
-  launch_relu_times({gate_up_.get(), hidden_state_.get(), tokens_, hidden_}, stream_);
+  launch_relu_times({gate_up_.get(), hidden_state_.get(), tokens_, neurons_}, stream_);
   gemms_[kDown]->run(operands_of(kDown, layer));
   return y_;
 }

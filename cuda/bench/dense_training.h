@@ -28,7 +28,7 @@ class DenseTraining {
   GemmProblem problem_of(Product product) const;
   GemmOperands operands_of(Product product, const DeviceLayer& layer) const;
 
-  int tokens_, depth_, hidden_;
+  int tokens_, width_, neurons_;
   cudaStream_t stream_;
   // [M, 2H]; [M, H]; of d gate over d up [M, 2H]; of a weight [2H, D]; [M, D].
   DeviceMemory<std::uint16_t> gate_up_, hidden_state_, d_gate_up_, d_hidden_, d_weight_, dx_, y_;

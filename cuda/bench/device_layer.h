@@ -34,9 +34,10 @@ struct DeviceLayer {
     return y.read(static_cast<std::size_t>(tokens * width));
   }
   FfnWeights weights() const {
-    return {{gate_up.get(), DType::bf16, neurons, width},
-            {gate_up.get() + neurons * width, DType::bf16, neurons, width},
-            {down.get(), DType::bf16, neurons, width},
+    const auto weight = [&](const std::uint16_t* data) {
+      return ConstMatrixView(data, DType::bf16, neurons, width);
+    };
+    return {weight(gate_up.get()), weight(gate_up.get() + neurons * width), weight(down.get()),
             screen};
   }
   cuda::Problem problem(std::int64_t tokens) const {

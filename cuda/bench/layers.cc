@@ -157,7 +157,7 @@ PartTimes measure_parts(Bench& bench, const DeviceLayer& layer, std::int64_t tok
   cudaStream_t stream = bench.timer.stream();
   PartTimes out;
   out.gate = bench.timer.measure(bench.options.runs, [&] {
-    cuda::gemm_relu_twell(gemm, layer.inputs(0, tokens), layer.weights().gate, {}, packed,
+    cuda::gemm_relu_twell(gemm, layer.inputs(0, tokens), layer.weights().gate.matrix(), {}, packed,
                           workspace, stream, layer.screen);
   });
   if (!fused) {
@@ -166,8 +166,9 @@ PartTimes measure_parts(Bench& bench, const DeviceLayer& layer, std::int64_t tok
     return out;
   }
   out.gather = bench.timer.measure(bench.options.runs, [&] {
-    cuda::twell_gated_ffn(plan.gather, layer.inputs(0, tokens), packed, layer.weights().up,
-                          layer.weights().down, layer.outputs(tokens), workspace, stream);
+    cuda::twell_gated_ffn(plan.gather, layer.inputs(0, tokens), packed,
+                          layer.weights().up->matrix(), layer.weights().down.matrix(),
+                          layer.outputs(tokens), workspace, stream);
   });
   return out;
 }
