@@ -236,7 +236,7 @@ def test_config(driver, saved, name):  # noqa: F811
 
 @pytest.mark.parametrize("keys", [
     dict(quantization_config={"quant_method": "gptq"}), dict(model_type="mamba"),
-    dict(rope_parameters={"rope_type": "yarn", "factor": 4.0}),
+    dict(rope_parameters={"rope_type": "dynamic", "factor": 4.0}),
     dict(layer_types=["sliding_attention"] * 3, use_sliding_window=True),
 ], ids=lambda keys: next(iter(keys)))
 def test_config_that_asks_for_more_is_refused(driver, saved, keys):  # noqa: F811
