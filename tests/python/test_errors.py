@@ -53,7 +53,7 @@ ERRORS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "screen of a packed gate": (
         {"screen": SCREEN},
-        "gate: expected a weight as stored, got a packed one",
+        "screen: expected none of a packed gate",
     ),
     "up is packed": ({"up": PACKED}, "up: expected a weight as stored, got a packed one"),
     "screen is none": (
