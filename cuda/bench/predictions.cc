@@ -17,17 +17,17 @@ std::string text_of(const char* format, double value) {
   return out;
 }
 
-// The shares of the peak rates that the estimates count on (cuda/ops/cost.cc).
+// The shares of the peak rates that an H100 reached.
 std::string ceiling(const CeilingCase& one, const cuda::DeviceRates& rates) {
   switch (one.what) {
     case CeilingCase::What::copy:
-      return text_of("%.2f TB/s", 0.85 * rates.memory_bytes * 1e-12);
+      return text_of("%.2f TB/s", 0.73 * rates.memory_bytes * 1e-12);
     case CeilingCase::What::gemm:
       return text_of("%.0f TFLOP/s", 0.7 * rates.tensor_flops * 1e-12);
     case CeilingCase::What::l2_rows:
-      return text_of("%.2f TB/s", 0.75 * rates.l2_bytes * 1e-12);
+      return text_of("%.2f TB/s", 0.9 * rates.l2_bytes * 1e-12);
     case CeilingCase::What::launch_gap:
-      return "1.2 µs";
+      return "1.0 µs";
   }
   return "";
 }
@@ -78,7 +78,7 @@ cuda::Device h100() {
   device.shared_bytes = std::size_t{227} << 10;
   device.l2_bytes = std::size_t{50} << 20;
   device.memory_bytes = std::size_t{80} << 30;
-  device.clock_khz = 1755000;
+  device.clock_khz = 1980000;
   device.memory_clock_khz = 2619000;
   device.memory_bus_bits = 5120;
   return device;

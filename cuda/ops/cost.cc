@@ -15,8 +15,6 @@
 namespace twell::cuda {
 namespace {
 
-// When a screen has been read: sums of warps, bounds, rows of W that wait for them.
-constexpr double kScreenLatency = 1.5e-6;
 // Of a thread to round one input of a token, and to multiply it: read from the machine code, 13.6.
 constexpr double kRoundInstructions = 14;
 
@@ -88,7 +86,7 @@ double tile_gate_seconds(const Device& device, const Problem& problem, const Til
                       (own * shape.rate * f.rates.tensor_flops);
   return std::max(std::ceil(blocks / device.sm_count) * each,
                   2 * f.width * (f.neurons + f.tokens) / f.memory) +
-         kLaunch;
+         kTileLatency + kLaunch;
 }
 
 double library_gate_seconds(const Device& device, const Problem& problem, const GemmPlan& plan,
@@ -116,8 +114,8 @@ double screen_gate_seconds(const Device& device, const Problem& problem) {
   const auto blocks = round_up(ceil_div(problem.neurons, ScreenTiles::kNeurons), device.sm_count);
   const auto rounded = static_cast<double>(round_up(problem.tokens, 8) * problem.width * blocks);
   const double rounding = kRoundInstructions * rounded / f.rates.instructions;
-  return std::max(bytes / f.memory, rounding) + f.rows(problem.candidates, 1) + kScreenLatency +
-         kLaunch;
+  return std::max(bytes / f.memory, rounding) + kScreenLatency +
+         problem.candidates * f.tokens * f.neurons * kCandidate + kLaunch;
 }
 
 FfnCost estimate_ffn(const Device& device, const Problem& problem, double density,

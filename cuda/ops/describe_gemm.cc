@@ -7,7 +7,7 @@
 namespace twell::cuda {
 
 const char* name_of(GemmShape shape) {
-  constexpr std::array kNames = {"stream 8x32",  "stream 16x32", "stream 32x32", "tile 64x64",
+  constexpr std::array kNames = {"stream 8x16",  "stream 16x32", "stream 32x32", "tile 64x64",
                                  "tile 128x128", "library",      "screen 32x32"};
   return kNames.at(static_cast<std::size_t>(shape));
 }

@@ -19,14 +19,15 @@ Device device(int ordinal) {
   constexpr const char* kOperation = "cuda::device";
   const int count = device_count();
   if (count == 0) {
-    throw Error(ErrorKind::unsupported, kOperation, "no NVIDIA GPU or driver on this machine");
+    throw Error(ErrorKind::unsupported, concat("twell::", kOperation),
+                "no NVIDIA GPU or driver on this machine");
   }
   require(ordinal >= 0 && ordinal < count, kOperation, "ordinal", "expected 0 to ", count - 1,
           ", got ", ordinal);
   cudaDeviceProp properties = {};
   TWELL_CUDA_CHECK(cudaGetDeviceProperties(&properties, ordinal));
   if (properties.major < 8) {
-    throw Error(ErrorKind::unsupported, kOperation,
+    throw Error(ErrorKind::unsupported, concat("twell::", kOperation),
                 concat(static_cast<const char*>(properties.name), " has compute capability ",
                        properties.major, ".", properties.minor, "; 8.0 or above is needed"));
   }

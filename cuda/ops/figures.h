@@ -8,17 +8,24 @@
 
 namespace twell::cuda {
 
-// Of a rate: large library GEMMs; mma.sync beside what wgmma reaches on Hopper and later; memory;
-// L2, read in rows of 4 KB or in order.
+// Of a rate, measured on an H100: large library GEMMs; mma.sync beside what wgmma reaches on Hopper
+// and later; memory; L2, as gathers and packing read it, whose loads wait for one another (reading
+// alone reaches 0.9).
 inline constexpr double kLibraryShare = 0.7;
 inline constexpr double kMmaShare = 0.6;
 inline constexpr double kMmaShareFromHopper = 0.42;
-inline constexpr double kMemoryShare = 0.85;
-inline constexpr double kL2Share = 0.75;
+inline constexpr double kMemoryShare = 0.78;
+inline constexpr double kL2Share = 0.4;
 inline constexpr double kLaunch = 1.2e-6;  // seconds between kernels on a stream
-// A gather's reads that wait for one another: counts, slots, Wu, Wd, partial sums, each some 0.6
-// µs.
-inline constexpr double kGatherLatency = 4e-6;
+// A gather's reads that wait for one another: counts, slots, Wu, Wd, partial sums; and its start.
+inline constexpr double kGatherLatency = 9.5e-6;
+
+// Until the pipeline of a tile GEMM is full, and its epilogue.
+inline constexpr double kTileLatency = 8e-6;
+// When a screen has been read: sums of warps, bounds, rows of W that wait for them; and each
+// candidate: popular neurons are candidates of all tokens, and their block has one after the other.
+inline constexpr double kScreenLatency = 10e-6;
+inline constexpr double kCandidate = 58e-9;
 
 // Rates of a GPU, and the sizes of a problem as numbers.
 struct Figures {

@@ -41,8 +41,8 @@ def tiles(name: str, blocks: dict[int, int], shared: int, **more) -> Design:
     return Design(f"gemm_relu_twell_sm80<*, GemmTiles<{name}", blocks, shared, **more)
 
 
-def stream(name: str, blocks: dict[int, int], tokens: int, **more) -> Design:
-    shared = 8 * tokens * 33 * 4 + tokens * 40 * 2  # sums and staged
+def stream(name: str, blocks: dict[int, int], tokens: int, neurons: int = 32, **more) -> Design:
+    shared = 8 * tokens * (neurons + 1) * 4 + tokens * (neurons + 8) * 2  # sums and staged
     return Design(f"gemm_relu_twell_stream_sm80<*, StreamTiles<{name}", blocks, shared, **more)
 
 
@@ -50,7 +50,7 @@ def stream(name: str, blocks: dict[int, int], tokens: int, **more) -> Design:
 # figure is that one: cuda/kernels/shapes.h, the heads of the kernels, cuda/ops/plan_*.cc.
 # What is "correct, not fast" (rows that are not aligned) must run, and no more.
 INPUTS = 2 * 256 * 16  # bytes of x that dot products read
-ACTIVE_LIST = INPUTS + 4 * (1025 + 32 + 3 * 256 + 2 + 4) + 4  # a multiple of 16
+ACTIVE_LIST = INPUTS + 4 * (1028 + 32 + 3 * 256 + 2 + 4) + 8  # 1025 offsets; a multiple of 16
 # And sums of up to 2,048 and 8,192 columns.
 GATHER_SHARED = {128: ACTIVE_LIST + 4 * 2048, 256: ACTIVE_LIST + 4 * 8192}
 GATHERS = {128: 4, 256: 2}
@@ -61,11 +61,11 @@ DESIGNS = (
     tiles("64, 64, 32, 32, 4>, true>", {128: 1}, 64 << 10, copies=8),
     tiles("64, 64, 32, 32, 4>, false>", {128: 1}, 64 << 10),
     tiles("128, 128, 64, 64, 3>, true>", {128: 1}, 96 << 10, copies=16),
-    # Loads of a pass: of W 16 (8 tokens) or 8, of x a vector for each 8 tokens and 32 inputs.
-    stream("8>, true>", {256: 2}, 8, loads=20, in_flight=20),
-    stream("16>, true>", {256: 2}, 16, loads=12, in_flight=12),
-    stream("32>, true>", {256: 2}, 32, loads=16, in_flight=15),
-    stream("32>, false>", {256: 1}, 32),
+    # Loads of a pass: of W 8, of x a vector for each 8 tokens and 32 inputs.
+    stream("8, 16, 128, 3>, true>", {256: 3}, 8, 16, loads=12, in_flight=12),
+    stream("16, 32, 64, 2>, true>", {256: 2}, 16, loads=12, in_flight=12),
+    stream("32, 32, 64, 2>, true>", {256: 2}, 32, loads=16, in_flight=15),
+    stream("32, 32, 64, 2>, false>", {256: 1}, 32),
     # Of a run 16 copies; of x and the axis 8 each (that of the axis may come before the loop over
     # tokens); of candidates 8, and of x as many.
     Design(
@@ -79,14 +79,14 @@ DESIGNS = (
     ),
     Design("screen_relu_twell_sm80<*, false>", {256: 1}, SCREEN_SHARED),
     Design("make_screen_sm80<*>", {256: 1}),
-    # Of Wu 2 rows of 8, of Wd 4 rows of 2; of x 1.
+    # Of Wu 2 rows of 8, of Wd 4 rows of 2; of x 1 or 2.
     Design("twell_gather_sm80<*, true, true>", GATHERS, GATHER_SHARED, loads=25, in_flight=8),
     Design("twell_gather_sm80<*, false, true>", GATHERS, GATHER_SHARED, loads=8, in_flight=8),
     Design("twell_gather_sm80<*, false>", GATHERS, GATHER_SHARED),
     Design("gather_rows_sm80<*, true, true>", GATHERS, GATHER_SHARED, loads=25, in_flight=8),
     Design("gather_rows_sm80<*, false, true>", GATHERS, GATHER_SHARED, loads=8, in_flight=8),
     Design("gather_rows_sm80<*, false>", GATHERS, GATHER_SHARED),
-    Design("pack_gate_sm80<*, true>", {128: 8}, ahead=4),
+    Design("pack_gate_sm80<*, true>", {128: 8}, ahead=2),
     Design("pack_gate_sm80<*, false>", {128: 8}),
     Design("hot_product_sm80<*>", {256: 6}),
     Design("twell_to_dense_kernel", {128: 1}),

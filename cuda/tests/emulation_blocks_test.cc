@@ -307,7 +307,7 @@ TEST_F(EmulationBlocksTest, TheLayerGivesTheSameBitsInAnyOrderOfBlocks) {
   using Shape = cuda::GemmShape;
   // Streamed and two blocks a row, tiled; by a screen.
   for (const auto& [tokens, shape] :
-       {std::pair{3, Shape::stream8x32}, {70, Shape::tile64x64}, {3, Shape::screen32x32}}) {
+       {std::pair{3, Shape::stream8x16}, {70, Shape::tile64x64}, {3, Shape::screen32x32}}) {
     const std::int64_t hidden = tokens == 3 ? 600 : 300;
     const CudaLayer<bf16> layer({tokens, 72, hidden});
     const DeviceMatrixOf<bf16> x(layer.x), gate(layer.gate), up(layer.up), down(layer.down);

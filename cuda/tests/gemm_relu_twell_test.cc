@@ -7,7 +7,7 @@ namespace {
 
 using namespace test;  // NOLINT(google-build-using-namespace): the fixtures of this file
 
-constexpr cuda::GemmShape kShapes[] = {cuda::GemmShape::stream8x32,  cuda::GemmShape::stream16x32,
+constexpr cuda::GemmShape kShapes[] = {cuda::GemmShape::stream8x16,  cuda::GemmShape::stream16x32,
                                        cuda::GemmShape::stream32x32, cuda::GemmShape::tile64x64,
                                        cuda::GemmShape::tile128x128, cuda::GemmShape::library};
 

@@ -404,14 +404,14 @@ TEST(GateRate, IsNoneWhereItDecidesNothing) {
   EXPECT_FALSE(reached(cuda::GemmShape::library).has_value());
   problem.tokens = 4;
   problem.screened = true;
-  EXPECT_FALSE(reached(cuda::GemmShape::stream8x32).has_value());
+  EXPECT_FALSE(reached(cuda::GemmShape::stream8x16).has_value());
   EXPECT_FALSE(reached(cuda::GemmShape::screen32x32).has_value());
 }
 
 TEST(GateRate, NamesThePlansOwnShape) {
   const cuda::Device device = h100();
   cuda::Problem problem{4, 2048, 5632, DType::bf16, true, true};
-  EXPECT_TRUE(takes(device, problem, cuda::GemmShape::stream8x32));
+  EXPECT_TRUE(takes(device, problem, cuda::GemmShape::stream8x16));
   EXPECT_FALSE(takes(device, problem, cuda::GemmShape::stream16x32));
   problem.screened = true;
   EXPECT_TRUE(takes(device, problem, cuda::GemmShape::screen32x32));
@@ -437,7 +437,7 @@ TEST(Variants, AreNamedOnceAndInOrder) {
         "exact/29/300/hot_50_percent", "exact/29/300/hot_50_percent/separate_up", "ffn/16384/29",
         "dense/1/563", "gate/256/113", "gather/64/29", "ffn/1/29/screened", "train/2048/56",
         "train/16384/282", "train_dense/16384", "gate_shape/4/screen32x32",
-        "gate_shape/4/stream8x32", "gather_splits/16/8"}) {
+        "gate_shape/4/stream8x16", "gather_splits/16/8"}) {
     EXPECT_NE(std::find(names.begin(), names.end(), name), names.end()) << name;
   }
   const std::vector<std::string> exact = variant_names(parse({"--only", "exact", "--nnz", "29"}));

@@ -239,8 +239,10 @@ TEST(CudaLibrary, ErrorsNameWhatIsWrong) {
       "plan: expected one for the current GPU");
   cuda::FfnPlan adjacent = plan;
   adjacent.problem.joined = true;
+  FfnWeights apart = on.weights();  // where the allocator puts up, it may lie behind gate
+  apart.up = apart.down;
   has(message_of([&] {
-        cuda::ffn(adjacent, on.x.view(), on.weights(), {}, on.y.mutable_view(), workspace, nullptr);
+        cuda::ffn(adjacent, on.x.view(), apart, {}, on.y.mutable_view(), workspace, nullptr);
       }),
       "up: expected right behind gate in memory");
   cuda::Problem problem = layer.problem();

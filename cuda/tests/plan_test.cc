@@ -44,8 +44,8 @@ Problem paper(std::int64_t tokens) { return {tokens, 2048, 5632, DType::bf16, tr
 
 TEST(CudaPlan, ShapeFollowsTheNumberOfRows) {
   TWELL_NEEDS_LIBRARY();
-  EXPECT_EQ(plan_gemm_relu_twell(kH100, paper(1)).shape, GemmShape::stream8x32);
-  EXPECT_EQ(plan_gemm_relu_twell(kH100, paper(8)).shape, GemmShape::stream8x32);
+  EXPECT_EQ(plan_gemm_relu_twell(kH100, paper(1)).shape, GemmShape::stream8x16);
+  EXPECT_EQ(plan_gemm_relu_twell(kH100, paper(8)).shape, GemmShape::stream8x16);
   EXPECT_EQ(plan_gemm_relu_twell(kH100, paper(9)).shape, GemmShape::stream16x32);
   EXPECT_EQ(plan_gemm_relu_twell(kH100, paper(32)).shape, GemmShape::stream32x32);
   for (const Device& device : {kA100, kRtx3090, kH100}) {
@@ -53,54 +53,55 @@ TEST(CudaPlan, ShapeFollowsTheNumberOfRows) {
   }
 }
 
+// A GPU whose memory is slow beside its latencies. On an H100 no screen pays.
+const Device kSlowMemory = with_clocks(kH100, 1755, 400, 5120);
+
 // With a screen, where tokens are few and their candidates too.
 TEST(CudaPlan, AScreenWhereItIsExpectedToBeFaster) {
-  const Device h100 = with_clocks(kH100, 1755, 2619, 5120);
-  const auto shape = [&](std::int64_t tokens, double candidates) {
+  const auto shape = [&](const Device& device, std::int64_t tokens, double candidates) {
     Problem problem = paper(tokens);
     problem.screened = true;
     problem.candidates = candidates;
-    return plan_ffn(h100, problem).gemm.shape;
+    return plan_ffn(device, problem).gemm.shape;
   };
-  for (const std::int64_t tokens : {1, 4, 8, 16}) {
-    EXPECT_EQ(shape(tokens, 0.012), GemmShape::screen32x32) << tokens;
+  const Device h100 = with_clocks(kH100, 1980, 2619, 5120);
+  for (const std::int64_t tokens : {1, 4, 8}) {
+    EXPECT_EQ(shape(kSlowMemory, tokens, 0.004), GemmShape::screen32x32) << tokens;
+    EXPECT_EQ(shape(h100, tokens, 0.004), GemmShape::stream8x16) << tokens;
   }
-  EXPECT_EQ(shape(32, 0.012), GemmShape::stream32x32);  // to round x takes longer than to read W
-  EXPECT_EQ(shape(33, 0.012), plan_ffn(h100, paper(33)).gemm.shape);
-  EXPECT_EQ(shape(1, 0.9), GemmShape::stream8x32);
-  EXPECT_EQ(shape(8, 0.2), GemmShape::stream8x32);
-  EXPECT_EQ(shape(16, 0.05), GemmShape::stream16x32);
-  EXPECT_EQ(plan_ffn(h100, paper(1)).gemm.shape, GemmShape::stream8x32);  // has none
+  EXPECT_EQ(shape(kSlowMemory, 33, 0.004), plan_ffn(kSlowMemory, paper(33)).gemm.shape);
+  EXPECT_EQ(shape(kSlowMemory, 1, 0.9), GemmShape::stream8x16);
+  EXPECT_EQ(shape(kSlowMemory, 8, 0.2), GemmShape::stream8x16);
+  EXPECT_EQ(shape(kSlowMemory, 16, 0.05), GemmShape::stream16x32);
+  EXPECT_EQ(plan_ffn(kSlowMemory, paper(1)).gemm.shape, GemmShape::stream8x16);  // has none
   // Never slower by the estimate.
   for (const std::int64_t tokens : {1, 2, 8, 24, 32, 64}) {
     for (const double candidates : {0.0, 0.01, 0.1, 0.5, 1.0}) {
       Problem problem = paper(tokens);
-      const double without = estimate_ffn(h100, problem, 0.005, 0.005).gate;
+      const double without = estimate_ffn(kSlowMemory, problem, 0.005, 0.005).gate;
       problem.screened = true;
       problem.candidates = candidates;
-      EXPECT_LE(estimate_ffn(h100, problem, 0.005, 0.005).gate, without) << tokens;
+      EXPECT_LE(estimate_ffn(kSlowMemory, problem, 0.005, 0.005).gate, without) << tokens;
     }
   }
 }
 
 TEST(CudaPlan, CandidatesAreWorthAScreenUpToALimit) {
-  const Device h100 = with_clocks(kH100, 1755, 2619, 5120);
   double of_fewer = 1;
-  for (const std::int64_t tokens : {1, 2, 4, 8, 16}) {
+  for (const std::int64_t tokens : {1, 2, 4, 8}) {
     Problem problem = paper(tokens);
-    const GemmShape without = plan_ffn(h100, problem).gemm.shape;
-    const double limit = candidates_limit(h100, problem);
-    EXPECT_GT(limit, problem.candidates) << "a plan takes it unless told otherwise";
-    EXPECT_LT(limit, of_fewer) << "tokens read rows of the gate that others do not";
+    const GemmShape without = plan_ffn(kSlowMemory, problem).gemm.shape;
+    const double limit = candidates_limit(kSlowMemory, problem);
+    EXPECT_LT(limit, of_fewer) << "candidates of all tokens wait for one another";
     of_fewer = limit;
     problem.screened = true;
     problem.candidates = limit;
-    EXPECT_EQ(plan_ffn(h100, problem).gemm.shape, GemmShape::screen32x32) << tokens;
+    EXPECT_EQ(plan_ffn(kSlowMemory, problem).gemm.shape, GemmShape::screen32x32) << tokens;
     problem.candidates = limit + 1e-5;
-    EXPECT_EQ(plan_ffn(h100, problem).gemm.shape, without) << tokens;
+    EXPECT_EQ(plan_ffn(kSlowMemory, problem).gemm.shape, without) << tokens;
   }
-  EXPECT_EQ(candidates_limit(h100, paper(32)), 0) << "rounding x takes too long";
-  EXPECT_EQ(candidates_limit(h100, paper(33)), 0) << "not built";
+  EXPECT_EQ(candidates_limit(kSlowMemory, paper(33)), 0) << "not built";
+  EXPECT_EQ(candidates_limit(with_clocks(kH100, 1980, 2619, 5120), paper(1)), 0);
 }
 
 TEST(CudaPlan, SharedMemoryFits) {
@@ -176,7 +177,7 @@ TEST(CudaPlan, WorkspaceIsBounded) {
     EXPECT_GE(plan.row_block, std::min<std::int64_t>(tokens, 128));
     EXPECT_LE(plan.row_block, tokens);
   }
-  EXPECT_NE(plan_ffn(kH100, paper(1)).to_string().find("stream 8x32"), std::string::npos);
+  EXPECT_NE(plan_ffn(kH100, paper(1)).to_string().find("stream 8x16"), std::string::npos);
 }
 
 // Two full waves of 128 × 256 outputs on 132 SMs, 17 MB of L2's 50.
@@ -358,8 +359,9 @@ TEST(CudaCost, RatesOfNeuronsGiveTheTimeOfTheirMixture) {
                        estimate_ffn(h100, prompt, density, share_from(hot)).sparse());
     }
     prompt.hot = choose_hot(h100, prompt, rates);
-    EXPECT_LT(estimate_ffn(h100, prompt, rates).sparse(),
-              0.95 * estimate_ffn(h100, prompt, density).sparse());
+    // At 2 % the layer is hardly faster than a dense one.
+    EXPECT_LE(estimate_ffn(h100, prompt, rates).sparse(),
+              (nnz < 100 ? 0.95 : 1.0) * estimate_ffn(h100, prompt, density).sparse());
   }
   const std::vector<double> even(5632, 0.25);
   prompt.hot = choose_hot(h100, prompt, even);
@@ -486,9 +488,11 @@ TEST(CudaCost, SparseWinsWhereFewNeuronsFireAndIsDenseWhereMostDo) {
           EXPECT_GT(cost.sparse(), 0);
           return cost.sparse() / cost.dense;
         };
-        // The share the paper's models fire.
-        if (gated || tokens <= 64) {
+        // The share the paper's models fire. For many tokens it takes neurons that differ.
+        if (tokens <= 64) {
           EXPECT_LT(ratio(29.0 / 5632), 1.0) << tokens;
+        } else if (gated) {
+          EXPECT_LE(ratio(29.0 / 5632), 1.0) << tokens;
         }
         // Where most neurons fire the layer is the dense one; one without a gate is activated
         // while it is in L2.

@@ -61,11 +61,11 @@ def test_plans_are_of_no_tensor(name: str) -> None:
 def test_no_such_gpu_is_one_line(twell: ModuleType, dtype: torch.dtype) -> None:
     none = "ordinal: expected 0 to" if torch.cuda.is_available() else "no NVIDIA GPU or driver"
     for device in ("cuda:99", *(() if torch.cuda.is_available() else ("cuda",))):
-        with pytest.raises(RuntimeError, match=f"^cuda::device: .*{none}"):
+        with pytest.raises(RuntimeError, match=f"^twell::cuda::device: .*{none}"):
             twell.ops.choose_hot(torch.ones(8, dtype=dtype), 64, 32, device=device)
-        with pytest.raises(RuntimeError, match=f"^cuda::device: .*{none}"):
+        with pytest.raises(RuntimeError, match=f"^twell::cuda::device: .*{none}"):
             twell.ops.screen_pays(1, 64, 32, 0.01, device=device)
-        with pytest.raises(RuntimeError, match=f"^cuda::device: .*{none}"):
+        with pytest.raises(RuntimeError, match=f"^twell::cuda::device: .*{none}"):
             twell.ops.choose_training(torch.ones(8, dtype=dtype), 64, 32, device=device)
 
 
@@ -135,7 +135,7 @@ def test_hot_neurons(dtype: torch.dtype, bound: float, tokens: int, hot: int) ->
 @needs_gpu
 @pytest.mark.parametrize("training", [False, True])
 def test_choice_of_hot_neurons(twell: ModuleType, training: bool) -> None:
-    popular = torch.arange(1, 5633).double().reciprocal()
+    popular = (torch.arange(10, 5642).double().reciprocal() * 4).clamp(max=1)  # 26 a token
     hot = twell.ops.choose_hot(popular, 16384, 2048, joined=not training, training=training)
     assert 0 < hot < 5632 and hot % 64 == 0
     assert twell.ops.choose_hot(popular, 1, 2048) == 0
@@ -186,9 +186,7 @@ def test_trained_layer(twell: ModuleType, gated: bool) -> None:
 
 
 @needs_gpu
-def test_where_a_screen_pays(twell: ModuleType) -> None:
-    assert twell.ops.screen_pays(1, 2048, 5632)
-    assert twell.ops.screen_pays(1, 2048, 5632, 0.01)
+def test_where_a_screen_does_not_pay(twell: ModuleType) -> None:
     assert not twell.ops.screen_pays(1, 2048, 5632, 1.0)
     assert not twell.ops.screen_pays(33, 2048, 5632, 0.01)
 

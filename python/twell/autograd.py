@@ -188,7 +188,7 @@ def gated_ffn(
     torch.func both are dense. On a GPU, in bfloat16 and float16, they do the same if ``hot`` is
     given, and no additions. The first ``hot`` neurons, which should be those that more than about 1 % of the tokens
     fire, are then multiplied densely. This pays up to some per cent of density, if neurons are
-    ordered by popularity; no GPU has run it yet.
+    ordered by popularity.
     """
     form = Form(activation, threshold, **additions)
     return trained_ffn(x, gate, up, down, form, None if hot is None else HotNeurons(hot))[:2]

@@ -39,7 +39,7 @@ class SparseFfn(nn.Module):
     else (:func:`twell.gated_ffn`); no weight is kept between calls, so any change to them is seen.
     On a GPU, in bfloat16 and float16, it does where that is expected to be faster: the layer looks
     after its first step of training, and after every 32nd from there, at how many tokens fired each
-    neuron, and waits for the GPU then. No GPU has run this yet.
+    neuron, and waits for the GPU then.
 
     Without gradients the layer is dense: packing the gate and transposing the down projection in
     every call cost 14 ms where 64 inputs take 14 densely (D = 2048, H = 5632, two cores).
@@ -215,7 +215,7 @@ class SparseFfn(nn.Module):
         :func:`twell.ops.choose_hot` says for the number of inputs, rounded to a power of two. 1,024
         inputs or more order them well. state_dict has the checkpoint's order. A trace (torch.compile,
         torch.export) has one number of hot neurons, that for 1,024 inputs, which a GPU ignores below
-        64. No GPU has run this yet.
+        64.
 
         A frozen layer that gets a sample or findings decides again, and so does one that is converted
         or moved, by what it was frozen with. If up or down is not finite, the layer runs densely, with

@@ -167,15 +167,15 @@ gtest_installed() {
 # PCRE2 and utf8proc have libraries: for processors of this machine's kind.
 bundle_sources() {
   local from=/usr/src/googletest header library name
-  [[ -f $from/googletest/CMakeLists.txt ]] || die "no sources of GoogleTest in $from (package libgtest-dev)"
+  [[ -f $from/CMakeLists.txt ]] || die "no sources of GoogleTest in $from (package libgtest-dev)"
   for header in "${LM_HEADERS[@]}"; do
     [[ -f /usr/include/$header ]] ||
       die "no /usr/include/$header (packages libfmt-dev nlohmann-json3-dev libcli11-dev libpcre2-dev libutf8proc-dev)"
   done
   rm -rf "$GPU_BUNDLE"
   mkdir -p "$GPU_BUNDLE"/{include,lib}
-  cp -r "$from/googletest" "$GPU_BUNDLE/googletest"
-  rm -rf "$GPU_BUNDLE/googletest/"{test,samples,docs}
+  cp -r "$from" "$GPU_BUNDLE/googletest"
+  rm -rf "$GPU_BUNDLE/googletest/"{,googletest/,googlemock/}{test,samples,docs}
   for header in "${LM_HEADERS[@]}"; do cp -r "/usr/include/${header%%/*}" "$GPU_BUNDLE/include"; done
   for name in pcre2-8 utf8proc; do
     library=$(compgen -G "/usr/lib/*/lib$name.a") || die "no /usr/lib/*/lib$name.a (package lib${name%-8}-dev)"

@@ -1,11 +1,13 @@
 #include "train/trainer.h"
 
+#include <ATen/Context.h>
 #include <fmt/format.h>
 #include <torch/types.h>
 #include <torch/utils.h>
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <utility>
 
 #include "choice/device.h"
@@ -30,6 +32,14 @@ constexpr std::int64_t kDeviceProbabilities = std::int64_t{1} << 26;
   throw Error(ErrorKind::invalid_argument, what, message);
 }
 
+// Runs alike have the same bits. On a GPU the backward pass of attention adds in any order unless
+// it is told not to, and cuBLAS wants to be told by its environment, before its first call.
+void ask_for_the_same_bits() {
+  ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", 0);
+  at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
+  at::globalContext().setDeterministicFillUninitializedMemory(false);
+}
+
 // With its compute type resolved.
 Recipe checked(Recipe recipe, const Model& model, const Processes& processes) {
   recipe.validate();
@@ -49,6 +59,7 @@ Recipe checked(Recipe recipe, const Model& model, const Processes& processes) {
   }
   // Tensor cores multiply bf16 everywhere.
   const bool on_gpu = !model.device().is_cpu();
+  if (model.device().is_cuda()) ask_for_the_same_bits();
   recipe.compute = recipe.compute == ComputeType::automatic && on_gpu ? ComputeType::bf16
                                                                       : resolve(recipe.compute);
   return recipe;

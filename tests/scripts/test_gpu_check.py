@@ -118,7 +118,7 @@ def shape(tokens, name, us, planned=False, **more):
 def test_report_says_which_plans_to_correct(tmp_path):
     lines = [
         # The stream is faster than the screen that a plan takes.
-        shape(4, "stream 8x32", 9.0, planned=True),
+        shape(4, "stream 8x16", 9.0, planned=True),
         shape(4, "stream 32x32", 9.2),
         shape(4, "screen 32x32", 12.0, planned=True),
         # As fast but for noise; the plan of a gate with a screen takes none.
@@ -139,7 +139,7 @@ def test_report_says_which_plans_to_correct(tmp_path):
     out = done.stdout.splitlines()
     assert [line for line in out if line.startswith("plan to correct")] == [
         ("plan to correct: 4 tokens with a screen: takes screen 32x32 (12.0 µs), "
-         "stream 8x32 is 1.33 times as fast (9.0 µs)"),
+         "stream 8x16 is 1.33 times as fast (9.0 µs)"),
         "plan to correct: 64 tokens: takes tile 64x64 (13.0 µs), library is 1.30 times as fast (10.0 µs)",
         ("plan to correct: 32 tokens with a screen: takes stream 32x32 (10.0 µs), "
          "screen 32x32 is 1.25 times as fast (8.0 µs)"),

@@ -72,7 +72,7 @@ inline std::size_t overflow_words(const TwellLayout& layout) {
 // are in L2. The screen shape streams a screen instead of W, for up to 32 rows, 24 where a
 // block has no more than 99 KB of shared memory.
 enum class GemmShape : std::uint8_t {
-  stream8x32,
+  stream8x16,
   stream16x32,
   stream32x32,
   tile64x64,

@@ -18,6 +18,9 @@ struct Bf16 {
   static __device__ __forceinline__ std::uint32_t round2(float low, float high) {
     return ptx::round_bf16x2(low, high);
   }
+  static __device__ __forceinline__ std::uint32_t relu2(std::uint32_t word) {
+    return ptx::relu_bf16x2(word);
+  }
   static __device__ __forceinline__ void mma(float (&c)[4], const std::uint32_t (&a)[4],
                                              std::uint32_t b0, std::uint32_t b1) {
     ptx::mma_bf16(c, a, b0, b1);
@@ -33,6 +36,9 @@ struct F16 {
   }
   static __device__ __forceinline__ std::uint32_t round2(float low, float high) {
     return ptx::round_f16x2(low, high);
+  }
+  static __device__ __forceinline__ std::uint32_t relu2(std::uint32_t word) {
+    return ptx::relu_f16x2(word);
   }
   static __device__ __forceinline__ void mma(float (&c)[4], const std::uint32_t (&a)[4],
                                              std::uint32_t b0, std::uint32_t b1) {

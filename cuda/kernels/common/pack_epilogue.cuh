@@ -17,6 +17,7 @@ __device__ __forceinline__ float activate(float v, bool exists, const Activation
 __device__ __forceinline__ std::uint32_t nonzero_mask(const uint4& v) {
   const std::uint32_t words[4] = {v.x, v.y, v.z, v.w};
   std::uint32_t mask = 0;
+  if ((v.x | v.y | v.z | v.w) == 0) return mask;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     // Not as a choice of 1 or 2 shifted by 2i: g++ 12 compiles that wrongly under ubsan.

@@ -22,6 +22,18 @@ __device__ __forceinline__ std::uint32_t round_f16x2(float low, float high) {
   return word;
 }
 
+// max(v, 0) of both; of a NaN, NaN.
+__device__ __forceinline__ std::uint32_t relu_bf16x2(std::uint32_t word) {
+  std::uint32_t out;
+  asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(out) : "r"(word), "r"(0U));
+  return out;
+}
+__device__ __forceinline__ std::uint32_t relu_f16x2(std::uint32_t word) {
+  std::uint32_t out;
+  asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(out) : "r"(word), "r"(0U));
+  return out;
+}
+
 __device__ __forceinline__ float widen_f16(std::uint16_t bits) {
   float value;
   asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));

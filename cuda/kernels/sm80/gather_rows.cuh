@@ -23,8 +23,10 @@ __device__ __forceinline__ float sum_of_block(ActiveList& list, float own) {
 // row so far, in thread 0.
 template <class T, bool kGated>
 __device__ __forceinline__ void keep_window(ActiveList& list, const Chunk& chunk,
-                                            const std::uint32_t* slots, const KeptPlaces& kept,
-                                            float& total) {
+                                            const GatherRowsArgs& args, float& total) {
+  const KeptPlaces& kept = args.kept;
+  const std::uint32_t* slots =
+      args.gate.slots + std::int64_t{chunk.row} * args.gate.capacity + chunk.begin;
   const std::int64_t first = kept.offsets[chunk.row] + chunk.begin;
   float own = 0;
   for (int i = static_cast<int>(threadIdx.x); i < chunk.count; i += static_cast<int>(blockDim.x)) {
@@ -69,18 +71,27 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks)
       [&](const Chunk& chunk) {
         const std::int64_t row = chunk.row;
         const std::uint32_t* slots = args.gate.slots + row * args.gate.capacity + chunk.begin;
-        for (int i = static_cast<int>(threadIdx.x); i < chunk.count;
-             i += static_cast<int>(blockDim.x)) {
-          const std::uint32_t slot = slots[i];
-          list.neurons[i] = static_cast<int>(slot & 0xffffU);
-          list.values[i] = T::high(slot);
-        }
+        int i = static_cast<int>(threadIdx.x);
+        std::uint32_t slot = i < chunk.count ? slots[i] : 0;
+        const auto fill = [&] {
+          while (i < chunk.count) {
+            list.neurons[i] = static_cast<int>(slot & 0xffffU);
+            list.values[i] = T::high(slot);
+            i += static_cast<int>(blockDim.x);
+            if (i < chunk.count) slot = slots[i];
+          }
+        };
         if constexpr (kGated) {
-          dot_products<T, kAligned>(list, chunk.count, args.x.data + row * args.x.stride, args.up,
-                                    args.depth);
+          dot_products<T, kAligned>(list, chunk.count, args.up, args.depth, [&](int first) {
+            stage_inputs<T, kAligned>(list.inputs, args.x.data + row * args.x.stride, first,
+                                      args.depth);
+            if (first == 0) fill();  // the first slots came while x did
+          });
+        } else {
+          fill();
         }
         __syncthreads();
-        if (keeps) keep_window<T, kGated>(list, chunk, slots, args.kept, l1);
+        if (keeps) keep_window<T, kGated>(list, chunk, args, l1);
         sums.template add<T, kAligned>(list, chunk.count, args.down);
         __syncthreads();
       },

@@ -28,8 +28,8 @@ void launch_stream(const GemmReluTwellArgs& args, cudaStream_t stream) {
 template <class T>
 void launch_for(const GemmPlan& plan, const GemmReluTwellArgs& args, cudaStream_t stream) {
   switch (plan.shape) {
-    case GemmShape::stream8x32:
-      return launch_stream<T, Stream8x32, true>(args, stream);
+    case GemmShape::stream8x16:
+      return launch_stream<T, Stream8x16, true>(args, stream);
     case GemmShape::stream16x32:
       return launch_stream<T, Stream16x32, true>(args, stream);
     case GemmShape::stream32x32:

@@ -26,7 +26,7 @@ __device__ __forceinline__ uint4 load_inputs(const std::uint16_t* row, int input
 }
 
 template <class T, class Tiles, bool kAligned>
-__global__ void __launch_bounds__(Tiles::kThreads)
+__global__ void __launch_bounds__(Tiles::kThreads, Tiles::kBlocks)
     gemm_relu_twell_stream_sm80(const __grid_constant__ GemmReluTwellArgs args) {
   constexpr int kNeuronRows = Tiles::kNeurons / 8;  // loads of a lane per 32 inputs
   constexpr int kTokenGroups = Tiles::kTokens / 8;

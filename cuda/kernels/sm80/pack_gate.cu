@@ -7,9 +7,8 @@ namespace {
 
 template <class T>
 void launch_pack(const PackGateArgs& args, cudaStream_t stream) {
-  constexpr int kRows = kPackThreads / 32;
-  const LaunchShape shape = {dim3(static_cast<unsigned>((args.rows + kRows - 1) / kRows)),
-                             kPackThreads, 0, stream};
+  const LaunchShape shape = {dim3(static_cast<unsigned>(args.rows)), kPackThreads,
+                             sizeof(PackShared), stream};
   if (args.gate.wide) {
     launch_kernel(pack_gate_sm80<T, true, true>, shape, args);
   } else if (args.gate.aligned) {

@@ -24,6 +24,9 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks)
   BlockSums sums(first_column, args.depth);
   sums.clear();
   if (threadIdx.x == 0) list.row_nnz = 0;
+  // While the gate is multiplied, which does not write x.
+  const bool staged = kGated && args.depth <= kDotInputs;
+  if (staged) stage_inputs<T, kAligned>(list.inputs, x, 0, args.depth);
   ptx::wait_for_previous();
   for (int tile = 0; tile < args.gate.tiles; tile += kGroupTiles) {
     const int tiles = min(kGroupTiles, args.gate.tiles - tile);
@@ -44,7 +47,9 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks)
       }
       if constexpr (kGated) {
         if (args.splits > 1) prefetch_rows(list, count, args.down, args.depth);
-        dot_products<T, kAligned>(list, count, x, args.up, args.depth);
+        dot_products<T, kAligned>(list, count, args.up, args.depth, [&](int first) {
+          if (!staged) stage_inputs<T, kAligned>(list.inputs, x, first, args.depth);
+        });
         __syncthreads();
       }
       sums.template add<T, kAligned>(list, count, args.down);
@@ -61,7 +66,7 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks)
     sums.store_partial(partial + split * floats);
     if (!last_of_row(list, args.tickets + place, args.splits)) return;
     sums.clear();
-    for (int s = 0; s < args.splits; ++s) sums.add_partial(partial + s * floats);
+    sums.add_partials(partial, floats, args.splits);
   }
   sums.template store<T, kAligned>(args.y + row * args.y_stride);
 }

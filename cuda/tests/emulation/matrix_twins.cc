@@ -159,6 +159,22 @@ std::uint32_t round_f16x2(float low, float high) {
   return static_cast<std::uint32_t>(test::round_half(low)) |
          static_cast<std::uint32_t>(test::round_half(high)) << 16;
 }
+namespace {
+
+// max.NaN: the canonical NaN of any NaN; +0 of zeros.
+std::uint32_t relu2(std::uint32_t word, std::uint32_t infinity) {
+  std::uint32_t out = 0;
+  for (int half = 0; half < 32; half += 16) {
+    const std::uint32_t bits = word >> half & 0xffffU;
+    const bool nan = (bits & 0x7fffU) > infinity;
+    out |= (nan ? 0x7fffU : bits >= 0x8000U ? 0U : bits) << half;
+  }
+  return out;
+}
+
+}  // namespace
+std::uint32_t relu_bf16x2(std::uint32_t word) { return relu2(word, 0x7f80U); }
+std::uint32_t relu_f16x2(std::uint32_t word) { return relu2(word, 0x7c00U); }
 float widen_f16(std::uint16_t bits) { return test::widen_half(bits); }
 
 }  // namespace twell::cuda::ptx

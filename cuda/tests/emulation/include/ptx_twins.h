@@ -46,6 +46,8 @@ void mma_s8(int (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uin
 
 std::uint32_t round_bf16x2(float low, float high);
 std::uint32_t round_f16x2(float low, float high);
+std::uint32_t relu_bf16x2(std::uint32_t word);
+std::uint32_t relu_f16x2(std::uint32_t word);
 float widen_f16(std::uint16_t bits);
 
 }  // namespace twell::cuda::ptx
