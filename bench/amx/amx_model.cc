@@ -63,7 +63,7 @@ Counts count_gate(Form form, std::int64_t rows) {
   const Memory x(TileOrder::blocks(kWidth) * TileOrder::block(rows, 2));
   const Memory weight(2 * kHidden * kWidth);
   const Memory sums(gemm_accumulators(rows) * 4);
-  const Memory scales(rows * screen_blocks(kWidth) * 4);
+  const Memory scales(rows * code_blocks(kWidth) * 4);
   auto* const c = static_cast<float*>(sums.data.get());
   for (int pass = 0; pass < 2; ++pass) {
     core.counts = {};
@@ -73,7 +73,7 @@ Counts count_gate(Form form, std::int64_t rows) {
         args.x = x.data.get();
         args.x_block = TileOrder::block(rows, 2);
         args.rows = rows;
-        args.weight = WeightView::panels(weight.data.get(), WeightType::bf16, kHidden, kWidth);
+        args.weight = packed_view(weight.data.get(), WeightType::bf16, kHidden, kWidth);
         args.panel_begin = first / kPanel;
         args.panels = kColumnBlock / kPanel;
         args.c = c;
@@ -92,7 +92,7 @@ Counts count_gate(Form form, std::int64_t rows) {
     }
   }
   if (form == Form::screened) {  // sums are added to c by vectors, which nothing counts: in and out
-    const std::int64_t times = (screen_blocks(kWidth) + 1) / 2;
+    const std::int64_t times = (code_blocks(kWidth) + 1) / 2;
     core.counts.l2 += 2 * times * rows * kHidden * 4 / 64;
   }
   return core.counts;

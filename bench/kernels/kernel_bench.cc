@@ -79,7 +79,7 @@ double screen_seconds(CpuTier tier, const Matrix& x, const Screen& screen, std::
   const ScreenParts view{screen.view()};
   std::vector<std::uint8_t> x8(
       static_cast<std::size_t>(TileOrder::blocks(kWidth) * TileOrder::block(rows, 1)));
-  std::vector<float> scales(static_cast<std::size_t>(rows * screen_blocks(kWidth)));
+  std::vector<float> scales(static_cast<std::size_t>(rows * code_blocks(kWidth)));
   std::vector<ScreenedRow> figures(static_cast<std::size_t>(rows));
   const ScreenedRows to = {x8.data(), scales.data(), figures.data(), kernels.x8_block(rows)};
   for (std::int64_t r = 0; r < rows; ++r) {

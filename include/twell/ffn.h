@@ -6,15 +6,15 @@
 // An FfnForm (twell/ffn_form.h) adds biases, an activation of u, and a norm of h.
 //
 // x is [M, D], Wg and Wu are [H, D] as in checkpoints, Wd is neuron-major [H, D] (the transpose of
-// a checkpoint's down projection), y is [M, D]. x and y are of one dtype, bf16 or f32, and weights
-// of the same type (twell/weight.h). Accumulation is f32;
-// the activation is rounded once to the dtype as it is packed, u is never rounded, y once; h is
-// rounded where many rows of a block fire its neuron (FfnPlan::hot_share).
-// NaN and infinities: a neuron that does not fire is not computed, so rows of Wu and Wd that are
-// not finite reach what fires them, and no other row, where a dense layer makes NaN of 0 · ∞. Look
-// at weights before, or give such a layer to a dense one. A row of x that is not finite does give
-// what it gives there. Training looks at the weights of each call (twell/train.h). Any M ≥ 0, D ≥
-// 1, H ≥ 1. Errors are twell::Error naming operation and argument.
+// a checkpoint's down projection), y is [M, D]. x and y are of one dtype, bf16 or f32, and each
+// weight of that type or int8 (twell/weight.h): int8 has a scale for each row of Wg and Wu, for
+// each column of Wd, and Wg is packed. Accumulation is f32; the activation is rounded once to the
+// dtype as it is packed, u is never rounded, y once; h is rounded where many rows of a block fire
+// its neuron (FfnPlan::hot_share). NaN and infinities: a neuron that does not fire is not computed,
+// so rows of Wu and Wd that are not finite reach what fires them, and no other row, where a dense
+// layer makes NaN of 0 · ∞. Look at weights before, or give such a layer to a dense one. A row of x
+// that is not finite does give what it gives there. Training looks at the weights of each call
+// (twell/train.h). Any M ≥ 0, D ≥ 1, H ≥ 1. Errors are twell::Error naming operation and argument.
 #pragma once
 
 #include <cstdint>

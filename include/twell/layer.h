@@ -23,6 +23,8 @@ namespace twell {
 using DenseFfn = std::function<void(ConstMatrixView x, MatrixView y, std::int64_t* nnz)>;
 
 struct LayerOptions {
+  // Of x and y. None: that of the weights, and bf16 where they are codes, which go with f32 too.
+  std::optional<DType> dtype = {};
   // Whether down is [H, D], neuron-major, or [D, H] as checkpoints have it.
   bool neuron_major = false;
   // Makes the dense form, for calls that it is faster for; none: every call is sparse. Called for
@@ -42,7 +44,7 @@ struct LayerOptions {
 // One call at a time; two threads use two layers of the same weights.
 class Layer {
  public:
-  // weights: as stored, bf16 or f32, all of one type, without a screen. They stay the caller's, who
+  // weights: as stored, of types that go with x, without a screen. They stay the caller's, who
   // keeps them unchanged while the layer is used (but see reads_gate()), as he does the vectors of
   // `form`. Copies down where it does not lie neuron-major, and packs the gate where the tier
   // screens none. Throws Error naming the argument.

@@ -1,6 +1,6 @@
-// Plain linear layers: y = x Wᵀ. x is [M, D], W [N, D], y [M, N], all of one type: bf16 or f32.
-// Sums are f32; y is rounded once. M may be 0. An error is a twell::Error that names operation and
-// argument.
+// Plain linear layers: y = x Wᵀ. x is [M, D], W [N, D], y [M, N], all of one type, bf16 or f32, or
+// W int8 with a scale for each row. Sums are f32; y is rounded once. M may be 0. An error is a
+// twell::Error that names operation and argument.
 #pragma once
 
 #include "twell/context.h"

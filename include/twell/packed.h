@@ -5,6 +5,10 @@
 // vdpbf16ps operand, or two shifted AVX2 loads want, so a single layout serves every tier and a
 // product with one token streams it in order. An f32 panel holds `cols` steps of 16 neurons. Inputs
 // are padded with zeros to a multiple of 32 (bf16) or not at all (f32), neurons to 16.
+//
+// Codes are in panels of blocks of 256 inputs, as a screen (twell/screen.h) has them too. A block
+// starts with −Σ of its codes of each neuron (16 int32); steps of 16 neurons × 4 inputs follow. The
+// scales of the neurons, f32 and padded with zeros to whole panels, lie behind the last panel.
 #pragma once
 
 #include <cstddef>
@@ -18,15 +22,33 @@ namespace twell {
 
 constexpr std::int64_t kPanel = 16;
 
-// Inputs after padding.
+// Inputs of codes in a block, and those whose room its sums take.
+constexpr std::int64_t kCodeBlock = 256;
+constexpr std::int64_t kCodeHead = 4;
+constexpr std::int64_t code_blocks(std::int64_t cols) {
+  return (cols + kCodeBlock - 1) / kCodeBlock;
+}
+// Inputs that codes have room for.
+constexpr std::int64_t code_depth(std::int64_t cols) { return (cols + 63) / 64 * 64; }
+constexpr std::int64_t code_panel_bytes(std::int64_t cols) {
+  return kPanel * (code_depth(cols) + kCodeHead * code_blocks(cols));
+}
+
+// Inputs after padding: as many as x must have.
 constexpr std::int64_t packed_depth(WeightType type, std::int64_t cols) {
   return type == WeightType::f32 ? cols : (cols + 31) / 32 * 32;
 }
 constexpr std::int64_t packed_panels(std::int64_t rows) { return (rows + kPanel - 1) / kPanel; }
-constexpr std::size_t packed_bytes(WeightType type, std::int64_t rows, std::int64_t cols) {
-  return static_cast<std::size_t>(
-      bytes_of(type, packed_panels(rows) * kPanel * packed_depth(type, cols)));
+constexpr std::int64_t panel_bytes(WeightType type, std::int64_t cols) {
+  return has_scales(type) ? code_panel_bytes(cols)
+                          : bytes_of(type, kPanel * packed_depth(type, cols));
 }
+constexpr std::size_t packed_bytes(WeightType type, std::int64_t rows, std::int64_t cols) {
+  const std::int64_t scales = has_scales(type) ? kPanel * 4 : 0;
+  return static_cast<std::size_t>(packed_panels(rows) * (panel_bytes(type, cols) + scales));
+}
+// Panels that pack_weight() wrote at `data`.
+WeightView packed_view(const void* data, WeightType type, std::int64_t rows, std::int64_t cols);
 
 // A packed weight that has to say what it is, as one tensor: [rows, n, 1] of its type. The third
 // dimension tells it from a weight of rows. n is `cols` where packing pads nothing; else so large
@@ -69,16 +91,16 @@ class PreparedMemory {
 };
 
 // `packed`: packed_bytes(w.type, w.rows, w.cols) bytes at a multiple of 4, best of 64. w: rows of
-// bf16 or f32.
+// bf16, f32, or int8 with scales of rows.
 void pack_weight(const WeightView& w, void* packed);
 // The inverse, exact, of `panels` as pack_weight() wrote them, into a matrix of their type and
-// shape.
+// shape; of codes, whose numbers need not be an f32, refused.
 void unpack_weight(const WeightView& panels, MatrixView w);
 
 // A packed weight that owns its memory. A value; copies share it.
 class PackedWeight {
  public:
-  // As pack_weight() packs w, on all threads. w: rows of bf16 or f32.
+  // As pack_weight() packs w, on all threads.
   explicit PackedWeight(const WeightView& w);
 
   // Panels, which live as long as this or a copy of it.

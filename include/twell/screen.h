@@ -5,7 +5,8 @@
 // Inputs share a direction, and a few large channels with it. So x is split into s · a along the
 // screen's axis a, best the mean input, and the rest r:
 //   w·x = s (w·a) + w·r.
-// w is held as ŵ = scale · q with q in int8; r as r̂ with a scale for each block of inputs. What
+// w is held as ŵ = scale · q with q in int8; r as r̂ with a scale for each block of inputs
+// (kCodeBlock): a large channel costs the precision of its block alone. What
 // both leave out is bounded by the Cauchy-Schwarz inequality:
 //   w·r ≤ ŵ·r̂ + ‖ŵ‖ ‖r − r̂‖ + ‖w − ŵ‖ ‖r‖.
 // Where the bound of w·x is at most the activation's threshold, so is w·x. Norms are rounded up by
@@ -21,24 +22,11 @@
 
 namespace twell {
 
-// Inputs of r that share a scale: a large channel costs the precision of its block alone.
-constexpr std::int64_t kScreenBlock = 256;
-constexpr std::int64_t screen_blocks(std::int64_t cols) {
-  return (cols + kScreenBlock - 1) / kScreenBlock;
-}
-// Inputs after padding.
-constexpr std::int64_t screen_depth(std::int64_t cols) { return (cols + 63) / 64 * 64; }
-// A panel of 16 neurons is, block by block, −Σ q over the block of each neuron (16 int32), then
-// steps of 16 neurons × 4 inputs.
-constexpr std::int64_t kScreenHead = 4;  // inputs whose room the sums take
-constexpr std::int64_t screen_panel_bytes(std::int64_t cols) {
-  return kPanel * (screen_depth(cols) + kScreenHead * screen_blocks(cols));
-}
-// The panels, then four arrays with an entry for each neuron, padded to whole panels, and the axis,
-// padded as inputs are.
+// The panels of codes (twell/packed.h), then four arrays with an entry for each neuron, padded to
+// whole panels, and the axis, padded as inputs are.
 constexpr std::size_t screen_bytes(std::int64_t rows, std::int64_t cols) {
-  const std::int64_t floats = 4 * packed_panels(rows) * kPanel + screen_depth(cols);
-  return static_cast<std::size_t>(packed_panels(rows) * screen_panel_bytes(cols) + floats * 4);
+  const std::int64_t floats = 4 * packed_panels(rows) * kPanel + code_depth(cols);
+  return static_cast<std::size_t>(packed_panels(rows) * code_panel_bytes(cols) + floats * 4);
 }
 
 // Makes the screen of w, bf16 or f32, in `screen`: screen_bytes(w.rows, w.cols) bytes at a

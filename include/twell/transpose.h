@@ -1,12 +1,13 @@
-// A copy of a matrix with rows and columns exchanged, on all threads.
+// A copy of a weight with rows and columns exchanged, on all threads.
 #pragma once
 
-#include "twell/tensor_view.h"
+#include "twell/weight.h"
 
 namespace twell {
 
-// in [rows, cols] to out [cols, rows], of one dtype, apart in memory. Throws Error naming the
-// argument.
-void transpose(ConstMatrixView in, MatrixView out);
+// in, rows [rows, cols] of any type, to rows [cols, rows] at `out`, which lie `row_stride` >= rows
+// numbers apart; in memory apart from in's. Returns them: scales of rows are then scales of
+// columns. Throws Error naming the argument.
+WeightView transpose(const WeightView& in, void* out, std::int64_t row_stride);
 
 }  // namespace twell

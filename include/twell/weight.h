@@ -10,7 +10,9 @@
 namespace twell {
 
 // What the numbers of a weight are: its own affair, while x and y have a DType. f16: on GPUs.
-enum class WeightType : std::uint8_t { bf16, f16, f32 };
+// int8: codes from -127 to 127. A code times its scale is the number, in exact arithmetic: a weight
+// of codes is the matrix of these products.
+enum class WeightType : std::uint8_t { bf16, f16, f32, int8 };
 
 // That of a matrix.
 constexpr WeightType weight_type(DType dtype) {
@@ -19,21 +21,31 @@ constexpr WeightType weight_type(DType dtype) {
                                : WeightType::f32;
 }
 constexpr const char* name_of(WeightType type) {
-  return type == WeightType::bf16 ? "bf16" : type == WeightType::f16 ? "f16" : "f32";
+  return type == WeightType::bf16   ? "bf16"
+         : type == WeightType::f16  ? "f16"
+         : type == WeightType::int8 ? "int8"
+                                    : "f32";
 }
+constexpr bool has_scales(WeightType type) { return type == WeightType::int8; }
 // The inverse, of types that are a dtype.
 constexpr DType as_dtype(WeightType type) {
   return type == WeightType::bf16 ? DType::bf16 : type == WeightType::f16 ? DType::f16 : DType::f32;
 }
 // Whether x and y of a dtype go with a weight of a type.
-constexpr bool goes_with(DType x, WeightType weight) { return weight == weight_type(x); }
+constexpr bool goes_with(DType x, WeightType weight) {
+  return weight == weight_type(x) || (has_scales(weight) && x != DType::f16);
+}
 // Of so many numbers in a row.
 constexpr std::int64_t bytes_of(WeightType type, std::int64_t numbers) {
-  return type == WeightType::f32 ? 4 * numbers : 2 * numbers;
+  return type == WeightType::int8 ? numbers : type == WeightType::f32 ? 4 * numbers : 2 * numbers;
 }
 
 // rows: as a checkpoint has them; panels: as the GEMM kernels read them (twell/packed.h).
 enum class WeightLayout : std::uint8_t { rows, panels };
+
+// What codes share a scale. A checkpoint has one for each output of a matrix: a row of Wg and Wu,
+// and a column of the neuron-major Wd.
+enum class ScaledBy : std::uint8_t { row, column };
 
 // W [rows, cols], neurons × inputs, in memory of somebody else. A type whose numbers have scales
 // finds them here too: kernels get a weight as this one value. As BasicMatrixView, `data` may be
@@ -44,7 +56,9 @@ struct WeightView {
   WeightLayout layout = WeightLayout::rows;
   std::int64_t rows = 0;
   std::int64_t cols = 0;
-  std::int64_t row_stride = 0;  // numbers from row to row; of panels, which have none, cols
+  std::int64_t row_stride = 0;    // numbers from row to row; of panels, which have none, cols
+  const float* scales = nullptr;  // [rows] or [cols], finite and above 0; null: the type has none
+  ScaledBy scaled_by = ScaledBy::row;
 
   WeightView() = default;
   // A matrix is a weight of rows.
@@ -55,18 +69,22 @@ struct WeightView {
         rows(matrix.rows),
         cols(matrix.cols),
         row_stride(matrix.row_stride) {}
-  static WeightView panels(const void* data, WeightType type, std::int64_t rows,
-                           std::int64_t cols) {
+  // Codes as they are stored.
+  static WeightView codes(const std::int8_t* data, std::int64_t rows, std::int64_t cols,
+                          std::int64_t row_stride, const float* scales,
+                          ScaledBy scaled_by = ScaledBy::row) {
     WeightView out;
     out.data = data;
-    out.type = type;
-    out.layout = WeightLayout::panels;
+    out.type = WeightType::int8;
     out.rows = rows;
-    out.cols = out.row_stride = cols;
+    out.cols = cols;
+    out.row_stride = row_stride;
+    out.scales = scales;
+    out.scaled_by = scaled_by;
     return out;
   }
 
-  // The following are of rows.
+  // The following are of rows, matrix() of a type that is a dtype.
   ConstMatrixView matrix() const { return {data, as_dtype(type), rows, cols, row_stride}; }
   template <class T>
   const T* row(std::int64_t r) const {
@@ -80,8 +98,15 @@ struct WeightView {
     WeightView out = *this;
     out.data = static_cast<const std::byte*>(data) + bytes_of(type, first);
     out.cols = count;
+    if (scales != nullptr && scaled_by == ScaledBy::column) out.scales = scales + first;
     return out;
   }
+  // What a dot product with the codes of a row is multiplied by.
+  float row_scale(std::int64_t r) const {
+    return scales != nullptr && scaled_by == ScaledBy::row ? scales[r] : 1.0F;
+  }
+  // [cols], what sums of rows of codes are multiplied by; null: nothing.
+  const float* column_scales() const { return scaled_by == ScaledBy::column ? scales : nullptr; }
 };
 
 }  // namespace twell

@@ -36,7 +36,13 @@ inline void require_dtype(std::string_view operation, std::string_view argument,
 // The types of weights that libtwell multiplies with.
 inline void require_weight_type(std::string_view operation, std::string_view argument,
                                 WeightType type) {
-  require(type != WeightType::f16, operation, argument, "expected bf16 or f32, got f16");
+  require(type != WeightType::f16, operation, argument, "expected bf16, f32 or int8, got f16");
+}
+// Those that it trains.
+inline void require_float_weight(std::string_view operation, std::string_view argument,
+                                 WeightType type) {
+  require(type == WeightType::bf16 || type == WeightType::f32, operation, argument,
+          "expected bf16 or f32, got ", name_of(type));
 }
 
 // What every operation asks of rows of so many bytes an element, whatever their shape.
@@ -60,6 +66,8 @@ inline void require_weight_rows(std::string_view operation, std::string_view arg
   require(view.layout == WeightLayout::rows, operation, argument,
           "expected a weight as stored, got a packed one");
   require_rows(operation, argument, view, static_cast<std::size_t>(bytes_of(view.type, 1)));
+  require(!has_scales(view.type) || view.scales != nullptr, operation, argument, name_of(view.type),
+          " without scales");
 }
 
 // No element of `y` may be one of `x`: rows of the one are written while others of the other are

@@ -217,8 +217,8 @@ at::Tensor transposed_copy(const at::Tensor& matrix, bool spread) {
                                                                          in.scalar_type());
   // Of any numbers of the size.
   const DType words = in.element_size() == 2 ? DType::bf16 : DType::f32;
-  transpose({in.const_data_ptr(), words, in.size(0), in.size(1)},
-            {out.mutable_data_ptr(), words, out.size(0), out.size(1), out.stride(0)});
+  transpose(ConstMatrixView(in.const_data_ptr(), words, in.size(0), in.size(1)),
+            out.mutable_data_ptr(), out.stride(0));
   return out;
 }
 

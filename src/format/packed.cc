@@ -13,13 +13,15 @@
 namespace twell {
 namespace {
 
-// A panel is [depth][16 neurons] of words: a pair of bf16 inputs, or one f32.
+// A panel is [depth][16 neurons] of words: one f32, a pair of bf16, or four codes.
 using Word = std::uint32_t;
 constexpr std::int64_t kWord = sizeof(Word);
 
 // Words that are copied of one neuron before the next one's: 4 KB of a panel, which stay in L1
-// until all neurons are there. A whole panel is more than L1, and took 15 times as long.
+// until all neurons are there. A whole panel is more than L1, and took 15 times as long. A block of
+// codes is as many.
 constexpr std::int64_t kRun = 64;
+static_assert(kRun * kWord == kCodeBlock);
 
 // Panel by panel on all threads: begin(panel, its bytes, neurons), then run(row, place in the
 // panel, words) for runs of words, those of all neurons in turns; part(row, place, bytes) for what
@@ -28,15 +30,16 @@ template <class View, class Panel, class Begin, class Run, class Part>
 void for_each_run(View w, WeightType type, Panel* packed, Begin begin, Run run, Part part) {
   const std::int64_t row_bytes = bytes_of(type, w.cols);
   const std::int64_t words = row_bytes / kWord;
-  const auto panel_bytes = static_cast<std::int64_t>(packed_bytes(type, kPanel, w.cols));
+  const std::int64_t bytes = panel_bytes(type, w.cols);
   const std::int64_t panels = packed_panels(w.rows);
 #pragma omp parallel for schedule(static)
   for (std::int64_t p = 0; p < panels; ++p) {
-    Panel* const panel = packed + p * panel_bytes;
+    Panel* const panel = packed + p * bytes;
     const std::int64_t neurons = std::min(kPanel, w.rows - p * kPanel);
-    begin(panel, panel_bytes, neurons);
+    begin(panel, bytes, neurons);
     const auto place = [&](std::int64_t word, std::int64_t n) {
-      return panel + (word * kPanel + n) * kWord;
+      const std::int64_t heads = has_scales(type) ? word / kRun + 1 : 0;
+      return panel + ((word + heads) * kPanel + n) * kWord;
     };
     for (std::int64_t first = 0; first < words; first += kRun) {
       for (std::int64_t n = 0; n < neurons; ++n) {
@@ -55,6 +58,33 @@ void for_each_run(View w, WeightType type, Panel* packed, Begin begin, Run run, 
 void copy_run(const std::byte* from, std::int64_t from_step, std::byte* to, std::int64_t to_step,
               std::int64_t words) {
   for (; words > 0; --words, from += from_step, to += to_step) std::memcpy(to, from, sizeof(Word));
+}
+
+// What a block of codes starts with, of every block of a panel of codes or zeros.
+void fill_heads(std::int64_t cols, std::int8_t* panel) {
+  const std::int64_t depth = code_depth(cols);
+  for (std::int64_t first = 0; first < depth; first += kCodeBlock) {
+    std::int32_t sums[kPanel] = {};
+    const std::int8_t* codes = panel + kPanel * kCodeHead;
+    for (std::int64_t k = std::min(kCodeBlock, depth - first); k > 0; k -= kWord) {
+      for (std::int32_t& sum : sums) {
+        for (std::int64_t i = 0; i < kWord; ++i) sum -= *codes++;
+      }
+    }
+    std::memcpy(panel, sums, sizeof sums);
+    panel += kPanel * (kCodeHead + kCodeBlock);
+  }
+}
+
+// Behind the panels, with zeros for neurons that are none.
+void pack_codes(const WeightView& w, std::byte* packed) {
+  auto* panels = reinterpret_cast<std::int8_t*>(packed);
+  const std::int64_t count = packed_panels(w.rows), bytes = code_panel_bytes(w.cols);
+#pragma omp parallel for schedule(static)
+  for (std::int64_t p = 0; p < count; ++p) fill_heads(w.cols, panels + p * bytes);
+  auto* scales = reinterpret_cast<float*>(packed + count * bytes);
+  std::copy_n(w.scales, w.rows, scales);
+  std::fill_n(scales + w.rows, count * kPanel - w.rows, 0.0F);
 }
 
 constexpr std::size_t kHugePage = 2U << 20U;
@@ -84,10 +114,26 @@ PreparedMemory::PreparedMemory(std::size_t bytes) : bytes_(bytes) {
   }
 }
 
+WeightView packed_view(const void* data, WeightType type, std::int64_t rows, std::int64_t cols) {
+  WeightView out;
+  out.data = data;
+  out.type = type;
+  out.layout = WeightLayout::panels;
+  out.rows = rows;
+  out.cols = out.row_stride = cols;
+  if (has_scales(type)) {
+    out.scales = reinterpret_cast<const float*>(static_cast<const std::byte*>(data) +
+                                                packed_panels(rows) * panel_bytes(type, cols));
+  }
+  return out;
+}
+
 void pack_weight(const WeightView& w, void* packed) {
   require_weight(w, "pack_weight");
   require_prepared(packed, "pack_weight");
-  const bool padded = packed_depth(w.type, w.cols) != w.cols;
+  require_scaled_by("pack_weight", "w", w, ScaledBy::row);
+  require_finite_scales("pack_weight", "w", w);
+  const bool padded = has_scales(w.type) || packed_depth(w.type, w.cols) != w.cols;
   for_each_run(
       w, w.type, static_cast<std::byte*>(packed),
       [=](std::byte* panel, std::int64_t bytes, std::int64_t neurons) {
@@ -99,18 +145,21 @@ void pack_weight(const WeightView& w, void* packed) {
       [](const std::byte* row, std::byte* word, std::size_t bytes) {
         std::memcpy(word, row, bytes);
       });
+  if (has_scales(w.type)) pack_codes(w, static_cast<std::byte*>(packed));
 }
 
 PackedWeight::PackedWeight(const WeightView& w) {
   require_weight(w, "PackedWeight");
   memory_ = PreparedMemory(packed_bytes(w.type, w.rows, w.cols));
   pack_weight(w, memory_.mutable_data());
-  view_ = WeightView::panels(memory_.data(), w.type, w.rows, w.cols);
+  view_ = packed_view(memory_.data(), w.type, w.rows, w.cols);
 }
 
 void unpack_weight(const WeightView& panels, MatrixView w) {
   constexpr const char* kOperation = "unpack_weight";
   require_panels(kOperation, "panels", panels);
+  require(!has_scales(panels.type), kOperation, "panels", "expected bf16 or f32, got ",
+          name_of(panels.type));
   require(panels.type == weight_type(w.dtype) && panels.rows == w.rows && panels.cols == w.cols,
           kOperation, "w", "expected ", name_of(panels.type), " [", panels.rows, ", ", panels.cols,
           "], got ", name_of(w.dtype), " [", w.rows, ", ", w.cols, "]");

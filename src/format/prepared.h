@@ -1,6 +1,9 @@
 // Checks that packing and screening of weights share.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
+
 #include "core/check.h"
 #include "twell/packed.h"
 
@@ -17,6 +20,25 @@ inline void require_prepared(const void* memory, const char* operation,
   require(memory != nullptr, operation, argument, "is null");
   require(reinterpret_cast<std::uintptr_t>(memory) % PreparedMemory::kElement == 0, operation,
           argument, "is not aligned to ", PreparedMemory::kElement, " bytes");
+}
+
+// Of a type that has scales.
+inline void require_scaled_by(const char* operation, const char* argument, const WeightView& w,
+                              ScaledBy by) {
+  const bool rows = by == ScaledBy::row;
+  require(!has_scales(w.type) || w.scaled_by == by, operation, argument, "expected scales of its ",
+          rows ? "rows" : "columns", ", got those of its ", rows ? "columns" : "rows");
+}
+// All of them finite: kernels take codes for numbers that are.
+inline void require_finite_scales(const char* operation, const char* argument,
+                                  const WeightView& w) {
+  if (!has_scales(w.type)) return;
+  const bool rows = w.scaled_by == ScaledBy::row;
+  const float* const end = w.scales + (rows ? w.rows : w.cols);
+  const float* const bad =
+      std::find_if_not(w.scales, end, [](float s) { return std::isfinite(s); });
+  require(bad == end, operation, argument, "the scale of ", rows ? "row " : "column ",
+          bad - w.scales, " is not finite");
 }
 
 // A packed weight with at least one row and column.

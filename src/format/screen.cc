@@ -47,7 +47,7 @@ BlockSums fill_block(const float* w, std::int64_t inputs, float scale, std::int6
       levels[l] = static_cast<std::int8_t>(whole);
     }
     for (std::int64_t four = 0; four < kLanes / 4; ++four) {
-      std::memcpy(block + (kScreenHead + k + 4 * four) * kPanel + 4 * i, levels + 4 * four, 4);
+      std::memcpy(block + (kCodeHead + k + 4 * four) * kPanel + 4 * i, levels + 4 * four, 4);
     }
   }
   BlockSums total;
@@ -62,10 +62,10 @@ BlockSums fill_block(const float* w, std::int64_t inputs, float scale, std::int6
   return total;
 }
 
-// Neuron i of a panel, which is zero so far. `wide` is w in f32, zeros up to screen_depth(cols).
+// Neuron i of a panel, which is zero so far. `wide` is w in f32, zeros up to code_depth(cols).
 ScreenRow screen_row(const float* wide, std::int64_t cols, const float* axis, std::int64_t i,
                      std::int8_t* panel) {
-  const std::int64_t depth = screen_depth(cols);
+  const std::int64_t depth = code_depth(cols);
   double along[kLanes] = {};
   float largest[kLanes] = {};
   float zeros[kLanes] = {};
@@ -95,9 +95,9 @@ ScreenRow screen_row(const float* wide, std::int64_t cols, const float* axis, st
   }
   row.along = static_cast<float>(dot);
   BlockSums total;
-  for (std::int64_t first = 0; first < depth; first += kScreenBlock) {
-    std::int8_t* block = panel + first / kScreenBlock * kPanel * (kScreenBlock + kScreenHead);
-    const std::int64_t inputs = std::min(kScreenBlock, depth - first);
+  for (std::int64_t first = 0; first < depth; first += kCodeBlock) {
+    std::int8_t* block = panel + first / kCodeBlock * kPanel * (kCodeBlock + kCodeHead);
+    const std::int64_t inputs = std::min(kCodeBlock, depth - first);
     const BlockSums part = fill_block(wide + first, inputs, row.scale, i, block);
     total.squares += part.squares;
     total.left_out += part.left_out;
@@ -112,7 +112,7 @@ ScreenRow screen_row(const float* wide, std::int64_t cols, const float* axis, st
 
 // To length 1; zeros where that has no meaning.
 void normalise(const float* axis, std::int64_t cols, float* out) {
-  std::fill_n(out, screen_depth(cols), 0.0F);
+  std::fill_n(out, code_depth(cols), 0.0F);
   if (axis == nullptr) return;
   double squares = 0;
   for (std::int64_t k = 0; k < cols; ++k) {
@@ -128,7 +128,7 @@ template <class T>
 void make_typed(ConstMatrixView w, const float* axis, void* screen) {
   const ScreenParts view{{screen, w.rows, w.cols}};
   normalise(axis, w.cols, const_cast<float*>(view.axis()));
-  const std::int64_t depth = screen_depth(w.cols);
+  const std::int64_t depth = code_depth(w.cols);
   std::vector<float> wide_rows(static_cast<std::size_t>(depth * omp_get_max_threads()));
 #pragma omp parallel
   {
@@ -136,7 +136,7 @@ void make_typed(ConstMatrixView w, const float* axis, void* screen) {
 #pragma omp for schedule(static)
     for (std::int64_t p = 0; p < packed_panels(w.rows); ++p) {
       auto* panel = const_cast<std::int8_t*>(view.panel(p));
-      std::fill_n(panel, screen_panel_bytes(w.cols), std::int8_t{});
+      std::fill_n(panel, code_panel_bytes(w.cols), std::int8_t{});
       for (std::int64_t i = 0; i < kPanel; ++i) {
         const std::int64_t n = p * kPanel + i;
         ScreenRow row;

@@ -7,7 +7,7 @@ namespace twell {
 
 struct ScreenParts : ScreenView {
   const std::int8_t* panel(std::int64_t p) const {
-    return static_cast<const std::int8_t*>(data) + p * screen_panel_bytes(cols);
+    return static_cast<const std::int8_t*>(data) + p * code_panel_bytes(cols);
   }
   const float* scales() const { return floats(0); }
   const float* norms() const { return floats(1); }   // ‖ŵ‖

@@ -1,6 +1,7 @@
 #include "twell/transpose.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/check.h"
 
@@ -8,7 +9,7 @@ namespace twell {
 namespace {
 
 template <class Word>
-void transpose_words(ConstMatrixView in, MatrixView out) {
+void transpose_words(const WeightView& in, Word* out, std::int64_t row_stride) {
   // 32 × 32 words: 32 cache lines of input and of output, half of a first-level cache at most.
   constexpr std::int64_t kBlock = 32;
   const std::int64_t strips = (in.cols + kBlock - 1) / kBlock;
@@ -19,7 +20,7 @@ void transpose_words(ConstMatrixView in, MatrixView out) {
     for (std::int64_t r0 = 0; r0 < in.rows; r0 += kBlock) {
       const std::int64_t r1 = std::min(r0 + kBlock, in.rows);
       for (std::int64_t c = c0; c < c1; ++c) {
-        Word* const to = out.row<Word>(c);
+        Word* const to = out + c * row_stride;
         for (std::int64_t r = r0; r < r1; ++r) to[r] = in.row<Word>(r)[c];
       }
     }
@@ -28,17 +29,26 @@ void transpose_words(ConstMatrixView in, MatrixView out) {
 
 }  // namespace
 
-void transpose(ConstMatrixView in, MatrixView out) {
-  require_view("transpose", "in", in);
-  require_view("transpose", "out", out);
-  require(out.dtype == in.dtype && out.rows == in.cols && out.cols == in.rows, "transpose", "out",
-          "expected ", name_of(in.dtype), " [", in.cols, ", ", in.rows, "], got ",
-          name_of(out.dtype), " [", out.rows, ", ", out.cols, "]");
-  if (in.dtype == DType::f32) {
-    transpose_words<std::uint32_t>(in, out);
+WeightView transpose(const WeightView& in, void* out, std::int64_t row_stride) {
+  constexpr const char* kOperation = "transpose";
+  require(in.layout == WeightLayout::rows, kOperation, "in",
+          "expected a weight as stored, got a packed one");
+  const std::int64_t bytes = bytes_of(in.type, 1);
+  require_rows(kOperation, "in", in, static_cast<std::size_t>(bytes));
+  WeightView view = in;
+  view.data = out;
+  std::swap(view.rows, view.cols);
+  view.row_stride = row_stride;
+  view.scaled_by = in.scaled_by == ScaledBy::row ? ScaledBy::column : ScaledBy::row;
+  require_rows(kOperation, "out", view, static_cast<std::size_t>(bytes));
+  if (bytes == 4) {
+    transpose_words(in, static_cast<std::uint32_t*>(out), row_stride);
+  } else if (bytes == 2) {
+    transpose_words(in, static_cast<std::uint16_t*>(out), row_stride);
   } else {
-    transpose_words<std::uint16_t>(in, out);
+    transpose_words(in, static_cast<std::uint8_t*>(out), row_stride);
   }
+  return view;
 }
 
 }  // namespace twell

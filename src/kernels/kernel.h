@@ -35,11 +35,26 @@ struct XForm {
   bool in_tiles(std::int64_t rows) const { return tiles_from > 0 && rows >= tiles_from; }
 };
 
-// c (+)= x Wᵀ in f32, at most kColumnBlock columns.
+// 256 inputs of a row of x for a GEMM with codes, as integers, so that sums of products are exact:
+//   x = unit · Σ term[t] · base⁻ᵗ, unit a power of 2.
+// A tier has three terms of 8 bits or two of 16 (Isa::Term). What they leave out of x is at most
+// 2⁻²³ of the block's largest input.
+struct CodeTerms {
+  float unit = 0;  // NaN: the inputs stand as `numbers`, one being not finite, or all next to 0
+  std::int32_t sums[3] = {};  // of each term over the inputs
+  union alignas(64) {
+    std::int8_t bytes[3][kCodeBlock];
+    std::int16_t words[2][kCodeBlock];  // four inputs as 0, 2, 1, 3: as bytes of a word come apart
+    float numbers[kCodeBlock];
+  };
+};
+
+// c (+)= x Wᵀ in f32, at most kColumnBlock columns; c = x Wᵀ alone where W is of codes.
 struct GemmArgs {
-  const void* x = nullptr;    // [rows, depth] of the tier's XForm
-  std::int64_t x_stride = 0;  // elements from row to row; unused in TileOrder
-  std::int64_t x_block = 0;   // TileOrder: bytes from block to block; 0: rows as they come
+  const void* x = nullptr;           // [rows, depth] of the tier's XForm
+  std::int64_t x_stride = 0;         // elements from row to row; unused in TileOrder
+  std::int64_t x_block = 0;          // TileOrder: bytes from block to block; 0: rows as they come
+  const CodeTerms* terms = nullptr;  // [rows, code_blocks(D)]: x, where it is not null
   std::int64_t rows = 0;
   WeightView weight;  // panels
   std::int64_t panel_begin = 0;
@@ -65,14 +80,14 @@ struct ScreenedRow {
 };
 // Rows of x in 8 bits.
 struct ScreenedRows {
-  std::uint8_t* x8 = nullptr;   // r̂: [rows, screen_depth(D)], or in TileOrder
-  float* scales = nullptr;      // [rows, screen_blocks(D)]
+  std::uint8_t* x8 = nullptr;   // r̂: [rows, code_depth(D)], or in TileOrder
+  float* scales = nullptr;      // [rows, code_blocks(D)]
   ScreenedRow* rows = nullptr;  // [rows]
   std::int64_t x_block = 0;     // as in GemmArgs
 
   ScreenedRows from(std::int64_t row, std::int64_t cols) const {
-    const std::int64_t bytes = x_block > 0 ? TileOrder::row(row, 1) : row * screen_depth(cols);
-    return {x8 + bytes, scales + row * screen_blocks(cols), rows + row, x_block};
+    const std::int64_t bytes = x_block > 0 ? TileOrder::row(row, 1) : row * code_depth(cols);
+    return {x8 + bytes, scales + row * code_blocks(cols), rows + row, x_block};
   }
 };
 // c = ŵ·r̂ of each row in its unit, but for the neurons' scales.
@@ -153,9 +168,12 @@ struct Kernels {
 };
 
 // What a tier has to multiply x of one dtype with weights of one type: panels with gemm, rows with
-// all others.
+// all others. Codes have no screen_pack.
 struct WeightKernels {
   void (*gemm)(const GemmArgs&);
+  // Up to so many rows gemm wants x in terms; 0: never.
+  std::int64_t terms_up_to = 0;
+  void (*to_terms)(const void* x, std::int64_t cols, CodeTerms* to) = nullptr;
   // Computes what the screen did not rule out, from the weight itself, and appends the non-zeros of
   // its activation. Returns the number of pre-activations computed.
   std::int64_t (*screen_pack)(const ScreenPackArgs&);
@@ -163,10 +181,13 @@ struct WeightKernels {
   // dots[i] = dot(x, W[neurons[i]]): a sampled dense-dense product, one row of it.
   void (*sampled_dots)(const void* x, const WeightView& w, const std::int32_t* neurons,
                        std::int64_t count, float* dots);
-  // y32 (+)= Σ values[i] · W[neurons[i]], W.cols floats: a sparse-dense product, one row of it.
+  // y32 (+)= Σ values[i] · W[neurons[i]], W.cols floats: a sparse-dense product, one row of it. Of
+  // codes that are scaled by columns the scales are left to the caller, whose sum may have other
+  // terms: once for all of them.
   void (*weighted_rows)(const WeightView& w, const ActiveNeurons& active, bool add, float* y32);
 
-  // Rows, wherever they lie, to panels. One panel from the rows of 16 neurons:
+  // Rows, wherever they lie, to panels, of x's dtype where W is of codes, whose scales are left to
+  // the caller. One panel from the rows of 16 neurons:
   void (*pack_neurons)(const WeightView& w, const std::int32_t* neurons, void* panel);
   // Panels of `columns` neurons, at most kColumnBlock, from `count` rows as inputs: neuron j of
   // input i is (W row rows[i])[first + j]. rows null: the first ones.

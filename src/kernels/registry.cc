@@ -15,6 +15,7 @@ const TierKernels& amx_kernels() {
     out.bf16.x8_tiles_from = amx::kScreenTilesFrom;
     out.bf16.screen_gemm = amx::screen_gemm;
     out.bf16_bf16.gemm = amx::gemm;
+    out.bf16_int8.gemm = amx::code_gemm;
     return out;
   }();
   return kernels;
@@ -43,6 +44,8 @@ const WeightKernels& weight_kernels_of(CpuTier tier, DType x, WeightType weight)
   switch (weight) {
     case WeightType::bf16:
       return all.bf16_bf16;
+    case WeightType::int8:
+      return x == DType::bf16 ? all.bf16_int8 : all.f32_int8;
     default:
       return all.f32_f32;
   }

@@ -17,39 +17,59 @@ namespace {
 
 constexpr const char* kName = "Layer";
 
-void require_weights(const FfnWeights& w, bool neuron_major) {
+void require_weights(const FfnWeights& w, DType x, bool neuron_major) {
   require_weight_shape(kName, "gate", w.gate.type, w.gate.rows, w.gate.cols);
   const auto weight = [&](const char* name, const WeightView& view, std::int64_t rows,
-                          std::int64_t cols) {
-    require_weight(kName, name, view, as_dtype(w.gate.type), rows, cols);
+                          std::int64_t cols, ScaledBy scaled_by) {
+    require_weight(kName, name, view, x, rows, cols);
+    require_scaled_by(kName, name, view, scaled_by);
+    require_finite_scales(kName, name, view);
   };
-  weight("gate", w.gate, w.gate.rows, w.gate.cols);
-  if (w.up) weight("up", *w.up, w.gate.rows, w.gate.cols);
+  weight("gate", w.gate, w.gate.rows, w.gate.cols, ScaledBy::row);
+  if (w.up) weight("up", *w.up, w.gate.rows, w.gate.cols, ScaledBy::row);
   // As wide as y, which need not be as wide as x.
   if (neuron_major) {
-    weight("down", w.down, w.gate.rows, w.down.cols);
+    weight("down", w.down, w.gate.rows, w.down.cols, ScaledBy::column);
   } else {
-    weight("down", w.down, w.down.rows, w.gate.rows);
+    weight("down", w.down, w.down.rows, w.gate.rows, ScaledBy::row);
   }
   require(w.screen.data == nullptr, kName, "screen", "expected none: a layer makes its own");
 }
 
-// Memory and a view of [rows, cols] in it, rows an odd number of cache lines apart or adjacent.
-struct Copy {
+DType dtype_of_x(const FfnWeights& w, const LayerOptions& options) {
+  if (options.dtype) return *options.dtype;
+  return has_scales(w.gate.type) ? DType::bf16 : as_dtype(w.gate.type);
+}
+
+// Memory for [rows, cols], rows an odd number of cache lines apart or adjacent.
+struct Rows {
+  PreparedMemory memory;
+  std::int64_t stride;
+};
+Rows allocate(std::int64_t rows, std::int64_t cols, WeightType type, bool spread) {
+  const std::int64_t number = bytes_of(type, 1);
+  const std::int64_t stride = spread ? spread_stride(cols, static_cast<std::size_t>(number)) : cols;
+  return {PreparedMemory(static_cast<std::size_t>(rows * stride * number)), stride};
+}
+// A matrix in memory of its own.
+struct Matrix {
   PreparedMemory memory;
   MatrixView view;
 };
-Copy allocate(std::int64_t rows, std::int64_t cols, DType dtype, bool spread) {
-  const std::int64_t stride = spread ? spread_stride(cols, size_of(dtype)) : cols;
-  PreparedMemory memory(static_cast<std::size_t>(rows * stride) * size_of(dtype));
-  const MatrixView view(memory.mutable_data(), dtype, rows, cols, stride);
-  return {std::move(memory), view};
+Matrix allocate(std::int64_t rows, std::int64_t cols, DType dtype) {
+  Rows own = allocate(rows, cols, weight_type(dtype), false);
+  const MatrixView view(own.memory.mutable_data(), dtype, rows, cols);
+  return {std::move(own.memory), view};
 }
 
-void copy(ConstMatrixView in, MatrixView out) {
-  const std::size_t bytes = static_cast<std::size_t>(in.cols) * size_of(in.dtype);
+// Rows of a weight or matrix to others of its shape and type.
+void copy(const WeightView& in, void* to, std::int64_t stride) {
+  const auto bytes = static_cast<std::size_t>(bytes_of(in.type, in.cols));
+  auto* const out = static_cast<std::byte*>(to);
 #pragma omp parallel for schedule(static)
-  for (std::int64_t r = 0; r < in.rows; ++r) std::memcpy(out.row_bytes(r), in.row_bytes(r), bytes);
+  for (std::int64_t r = 0; r < in.rows; ++r) {
+    std::memcpy(out + bytes_of(in.type, r * stride), in.row_bytes(r), bytes);
+  }
 }
 
 std::vector<float> mean_of(ConstMatrixView x) {
@@ -66,18 +86,23 @@ std::vector<float> mean_of(ConstMatrixView x) {
   return out;
 }
 
-// FNV-1a over 16 bytes of each row, at a place that moves from row to row.
+std::uint64_t mixed(const std::byte* bytes, std::int64_t count, std::uint64_t hash) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    hash = (hash ^ std::to_integer<std::uint64_t>(bytes[i])) * 0x100000001b3U;
+  }
+  return hash;
+}
+// FNV-1a over 16 bytes of each row, at a place that moves from row to row, and over all scales.
 std::uint64_t mixed(const WeightView& w, std::uint64_t hash) {
   constexpr std::int64_t kBytes = 16;
   const std::int64_t row = bytes_of(w.type, w.cols);
   const std::int64_t count = std::min(kBytes, row);
   for (std::int64_t r = 0; r < w.rows; ++r) {
-    const std::byte* const at = w.row_bytes(r) + r * 64 % (row - count + 1);
-    for (std::int64_t i = 0; i < count; ++i) {
-      hash = (hash ^ std::to_integer<std::uint64_t>(at[i])) * 0x100000001b3U;
-    }
+    hash = mixed(w.row_bytes(r) + r * 64 % (row - count + 1), count, hash);
   }
-  return hash;
+  if (w.scales == nullptr) return hash;
+  const std::int64_t scales = w.scaled_by == ScaledBy::row ? w.rows : w.cols;
+  return mixed(reinterpret_cast<const std::byte*>(w.scales), 4 * scales, hash);
 }
 
 }  // namespace
@@ -89,27 +114,29 @@ Layer::Layer(const Context& context, const FfnWeights& weights, const FfnForm& f
       form_(form),
       options_(std::move(options)),
       tier_(context.tier()) {
-  require_weights(weights, options_.neuron_major);
+  shape_ = weights.shape(dtype_of_x(weights, options_));
+  require_weights(weights, shape_.dtype, options_.neuron_major);
   if (options_.watch_weights) made_of_ = fingerprint();
-  shape_ = weights.shape(as_dtype(weights.gate.type));
   const bool spread = options_.spread.value_or(tuning_of(tier_).gather_columns > 0);
   if (weights.up && spread) {
-    Copy own = allocate(shape_.neurons, shape_.width, shape_.dtype, true);
-    copy(weights.up->matrix(), own.view);
+    Rows own = allocate(shape_.neurons, shape_.width, weights.up->type, true);
+    copy(*weights.up, own.memory.mutable_data(), own.stride);
+    operands_.up->data = own.memory.data();
+    operands_.up->row_stride = own.stride;
     up_memory_ = std::move(own.memory);
-    operands_.up = own.view;
   }
-  const ConstMatrixView down = weights.down.matrix();
+  const WeightView& down = weights.down;
   if (!options_.neuron_major || spread) {
-    const std::int64_t columns = options_.neuron_major ? down.cols : down.rows;
-    Copy own = allocate(shape_.neurons, columns, shape_.dtype, spread);
+    Rows own =
+        allocate(shape_.neurons, options_.neuron_major ? down.cols : down.rows, down.type, spread);
     if (options_.neuron_major) {
-      copy(down, own.view);
+      copy(down, own.memory.mutable_data(), own.stride);
+      operands_.down.data = own.memory.data();
+      operands_.down.row_stride = own.stride;
     } else {
-      transpose(down, own.view);
+      operands_.down = transpose(down, own.memory.mutable_data(), own.stride);
     }
     down_memory_ = std::move(own.memory);
-    operands_.down = own.view;
   }
   if (options_.make_dense) {
     to_be_scaled_ = !options_.cost.has_value();
@@ -118,7 +145,9 @@ Layer::Layer(const Context& context, const FfnWeights& weights, const FfnForm& f
   if (!screens()) pack();
 }
 
-bool Layer::screens() const { return tuning_of(tier_).screen_limit > 0.0; }
+bool Layer::screens() const {
+  return tuning_of(tier_).screen_limit > 0.0 && !has_scales(weights_.gate.type);
+}
 
 void Layer::pack() {
   operands_.gate = packed_.emplace(weights_.gate).view();
@@ -143,7 +172,7 @@ Layer::Trial Layer::run_sample(Context& context, ConstMatrixView sample, bool sc
     operands.screen = {};
   }
   FfnCounts counts;
-  Copy y = allocate(sample.rows, operands_.down.cols, shape_.dtype, false);
+  const Matrix y = allocate(sample.rows, operands_.down.cols, shape_.dtype);
   ffn(context, sample, operands, form_, y.view, &counts);
   findings.fired = std::move(counts.neuron_nnz);
   if (screen) {
@@ -235,9 +264,9 @@ void Layer::scale_cost(Context& context, ConstMatrixView x) {
   const auto time = [&](std::int64_t tokens) {
     if (!dense) dense = options_.make_dense();
     const std::int64_t copies = (tokens + x.rows - 1) / x.rows;
-    Copy rows = allocate(copies * x.rows, x.cols, shape_.dtype, false);
-    for (std::int64_t i = 0; i < copies; ++i) copy(x, rows.view.slice(i * x.rows, x.rows));
-    Copy y = allocate(tokens, operands_.down.cols, shape_.dtype, false);
+    const Matrix rows = allocate(copies * x.rows, x.cols, shape_.dtype);
+    for (std::int64_t i = 0; i < copies; ++i) copy(x, rows.view.row_bytes(i * x.rows), x.cols);
+    const Matrix y = allocate(tokens, operands_.down.cols, shape_.dtype);
     const auto batch = [&](std::int64_t i) {
       return ConstMatrixView(rows.view.slice(i % (rows.view.rows / tokens) * tokens, tokens));
     };
@@ -262,7 +291,7 @@ std::uint64_t Layer::fingerprint() const {
 
 std::int64_t Layer::own_bytes() const {
   std::size_t bytes = up_memory_.bytes() + down_memory_.bytes();
-  if (packed_) bytes += packed_bytes(weight_type(shape_.dtype), shape_.neurons, shape_.width);
+  if (packed_) bytes += packed_bytes(weights_.gate.type, shape_.neurons, shape_.width);
   if (screen_) bytes += screen_bytes(shape_.neurons, shape_.width);
   return static_cast<std::int64_t>(bytes);
 }

@@ -61,7 +61,7 @@ void pack_as_neurons(const ChosenRows& rows, std::int64_t first, std::int64_t co
       neurons[j] = rows.list[first + std::min(n + j, count - 1)];
     }
     w.kernels->pack_neurons(w, neurons, to);
-    to += packed_bytes(w.panel_type(), kPanel, w.cols);
+    to += packed_bytes(w.panel_type, kPanel, w.cols);
   }
 }
 
@@ -72,6 +72,13 @@ void dot_chosen(GemmArgs x, const ChosenRows& rows, std::int64_t first, std::int
   x.weight = packed;
   x.panels = packed_panels(count);
   packed.kernels->gemm(x);
+  if (rows.w.scales == nullptr) return;
+  float scales[kChosenNeurons];
+  for (std::int64_t j = 0; j < count; ++j) scales[j] = rows.w.row_scale(rows.list[first + j]);
+  for (std::int64_t row = 0; row < x.rows; ++row) {
+    float* const c = x.c + row * kSumStride;
+    for (std::int64_t j = 0; j < count; ++j) c[j] *= scales[j];
+  }
 }
 
 void combine_all_chosen(std::span<const ChosenTerm> terms, std::int64_t rows, void* panels,

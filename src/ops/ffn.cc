@@ -51,6 +51,8 @@ void require_ffn(const char* operation, ConstMatrixView x, const FfnWeights& wei
     require_panels(operation, "gate", weights.gate);
     require(screen.data == nullptr, operation, "screen", "expected none of a packed gate");
   } else {
+    require(!has_scales(weights.gate.type), operation, "gate", "expected a packed weight, got ",
+            name_of(weights.gate.type), " as stored, which no screen is made of");
     weight("gate", weights.gate, shape.width);
     require(screen.data != nullptr, operation, "gate",
             "expected a packed weight, or one as stored and its screen");
@@ -59,8 +61,12 @@ void require_ffn(const char* operation, ConstMatrixView x, const FfnWeights& wei
             "expected that of [", shape.neurons, ", ", shape.width, "], got that of [", screen.rows,
             ", ", screen.cols, "]");
   }
-  if (weights.up) weight("up", *weights.up, shape.width);
+  if (weights.up) {
+    weight("up", *weights.up, shape.width);
+    require_scaled_by(operation, "up", *weights.up, ScaledBy::row);
+  }
   weight("down", weights.down, weights.down.cols);
+  require_scaled_by(operation, "down", weights.down, ScaledBy::column);
   require_matrix(operation, "y", y, shape.dtype, x.rows, weights.down.cols);
   require_apart(operation, "y", y, "x", x);
   require_form(operation, form, shape, weights.down.cols);

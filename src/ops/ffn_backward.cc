@@ -28,6 +28,7 @@ void check_pattern(const FfnBackward& in, DType dtype) {
 
 void check(const FfnBackward& in, const FfnGradients& out) {
   const DType dtype = in.x.dtype;
+  require_trained(kOperation, in.gate, in.up, in.down);
   require_weight_shape(kOperation, "gate", in.gate.type, in.gate.rows, in.gate.cols);
   require_x(kOperation, in.x, in.gate);
   const std::int64_t neurons = in.gate.rows;

@@ -113,7 +113,8 @@ void run(Context& context, ConstMatrixView x, const FfnWeights& all, const FfnFo
         if (hot.size() == 0) fire(row);
         float* sum = hot.size() > 0 ? sums + row * width : own;
         block.gather(row, hot.size() > 0, sum);
-        finish_row(kernels, form, block.scale[row], 0, width, sum, block_y.row_bytes(row));
+        finish_row(kernels, form, weights.down, block.scale[row], 0, width, sum,
+                   block_y.row_bytes(row));
       }
     }
     if (form.up != Activation::identity) pattern.keep(kept.data(), rows);
@@ -125,6 +126,7 @@ void run(Context& context, ConstMatrixView x, const FfnWeights& all, const FfnFo
 
 void ffn_forward(Context& context, ConstMatrixView x, const FfnWeights& weights,
                  const FfnForm& form, MatrixView y, FfnPattern& pattern, FfnCounts* counts) {
+  require_trained(kOperation, weights.gate, weights.up, weights.down);
   require_ffn(kOperation, x, weights, form, y);
   const FfnShape shape = weights.shape(x.dtype);
   FfnCounts own;

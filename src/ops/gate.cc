@@ -30,17 +30,21 @@ Gate::Gate(Context& context, const FfnPlan& plan, const FfnWeights& weights, DTy
       weight_(plan.tier, x, weights.gate) {
   const std::int64_t width = weight_.cols;
   // The largest block's x, without its data.
-  input_ = {{nullptr, x, plan.row_block, width}, kernels_.x};
+  input_ = {{nullptr, x, plan.row_block, width}, kernels_.x, weight_.type};
   prepared_ = context.scratch(0, kPreparedX, input_.prepared_bytes());
   const auto sums = static_cast<std::size_t>(gemm_accumulators(plan.row_block)) * sizeof(float);
   for (int t = 0; t < plan.threads; ++t) context.scratch(t, kAccumulators, sums);
-  if (weights.form() == GateForm::packed) return;
+  if (weights.form() == GateForm::packed) {
+    const std::int64_t most = std::min(weight_.kernels->terms_up_to, plan.row_block);
+    terms_ = static_cast<CodeTerms*>(context.scratch(0, kScreenedX, terms_bytes(most, width)));
+    return;
+  }
   screen_ = {weights.screen};
   const auto rows = static_cast<std::size_t>(plan.row_block);
   // In TileOrder, if rows are then more: whole blocks of inputs, and of 16 rows.
   const std::size_t bytes =
       static_cast<std::size_t>(TileOrder::blocks(width) * TileOrder::block(plan.row_block, 1));
-  const std::size_t scales = rows * static_cast<std::size_t>(screen_blocks(width)) * sizeof(float);
+  const std::size_t scales = rows * static_cast<std::size_t>(code_blocks(width)) * sizeof(float);
   x8_.x8 = static_cast<std::uint8_t*>(
       context.scratch(0, kScreenedX, bytes + scales + rows * sizeof(ScreenedRow)));
   x8_.scales = reinterpret_cast<float*>(x8_.x8 + bytes);
@@ -77,6 +81,12 @@ std::int64_t Gate::run(int thread) {
     for (std::int64_t r = 0; r < rows(); ++r) {
       kernels_.screen_row(input_.x.row_bytes(r), screen_, x8_.from(r, weight_.cols));
     }
+  } else if (in_terms()) {
+#pragma omp for schedule(static)
+    for (std::int64_t r = 0; r < rows(); ++r) {
+      weight_.kernels->to_terms(input_.x.row_bytes(r), weight_.cols,
+                                terms_ + r * code_blocks(weight_.cols));
+    }
   } else {
     prepare_x();
   }
@@ -106,6 +116,7 @@ PackArgs Gate::pack_args(const float* c, std::int64_t begin, std::int64_t end, s
 
 void Gate::run_packed(std::int64_t begin, std::int64_t end, std::int64_t tile, float* c) const {
   GemmArgs gemm = input_.args(prepared_, begin, end);
+  if (in_terms()) gemm.terms = terms_ + begin * code_blocks(weight_.cols);
   gemm.weight = weight_;
   gemm.c = c;
   for_each_column_block(

@@ -109,7 +109,7 @@ void GatherPieces::add_down(std::int64_t first, std::int64_t count) {
       const std::int64_t begin = offsets_[r];
       float* sum = add ? work_.sums + row * cols + column : own_;
       piece.combine({neurons_ + begin, values_ + begin, offsets_[r + 1] - begin}, add, sum);
-      finish_row(work_.kernels, work_.form, scale_[r], column, width, sum,
+      finish_row(work_.kernels, work_.form, work_.weights.down, scale_[r], column, width, sum,
                  work_.y.row_bytes(row) + column * element);
     }
   });

@@ -46,9 +46,6 @@ void gather_weight_gradients(Context& context, const BackwardCall& call) {
   for (int t = 0; t < call.plan.threads; ++t) {
     context.scratch(t, kPartialY, static_cast<std::size_t>(width) * sizeof(float));
   }
-  // x and dy are gathered like a weight.
-  const DType dtype = in.x.dtype;
-  const WeightKernels& kernels = weight_kernels_of(call.plan.tier, dtype, weight_type(dtype));
   const std::int64_t chunks = (neurons + kNeurons - 1) / kNeurons;
 #pragma omp parallel num_threads(call.plan.threads)
   {
@@ -64,7 +61,7 @@ void gather_weight_gradients(Context& context, const BackwardCall& call) {
       for (std::int64_t unit = 0; unit < pieces.count() * chunks; ++unit) {
         const std::int64_t piece = unit / chunks;
         const std::int64_t begin = unit % chunks * kNeurons;
-        const Weight from(pieces[piece], kernels);
+        const Weight from(call.plan.tier, in.x.dtype, pieces[piece]);  // gathered like a weight
         for (std::int64_t n = begin; n < std::min(begin + kNeurons, neurons); ++n) {
           const std::int64_t entry = call.by_neuron.offsets[n];
           const std::int64_t count = call.by_neuron.count(n);

@@ -5,9 +5,15 @@
 
 namespace twell {
 
+// Of x in terms, [rows, cols].
+constexpr std::size_t terms_bytes(std::int64_t rows, std::int64_t cols) {
+  return static_cast<std::size_t>(rows * code_blocks(cols)) * sizeof(CodeTerms);
+}
+
 struct GemmInput {
   ConstMatrixView x;  // [rows, D]
   XForm form;         // the kernel's
+  WeightType weight = weight_type(x.dtype);
 
   // Whether the kernel reads x where it lies.
   bool in_place() const;
@@ -22,7 +28,7 @@ struct GemmInput {
  private:
   bool in_tiles() const { return form.in_tiles(x.rows); }
   std::int64_t element() const { return static_cast<std::int64_t>(size_of(form.dtype)); }
-  std::int64_t depth() const { return packed_depth(weight_type(x.dtype), x.cols); }
+  std::int64_t depth() const { return packed_depth(weight, x.cols); }
 };
 
 }  // namespace twell

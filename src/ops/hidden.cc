@@ -38,8 +38,12 @@ double weigh_places(const HiddenNorm& norm, const std::int32_t* neurons, float* 
   return squares;
 }
 
-void finish_row(const Kernels& kernels, const FfnForm& form, float scale, std::int64_t column,
-                std::int64_t width, float* sum, void* y) {
+void finish_row(const Kernels& kernels, const FfnForm& form, const WeightView& down, float scale,
+                std::int64_t column, std::int64_t width, float* sum, void* y) {
+  if (down.column_scales() != nullptr) {
+    const float* scales = down.column_scales() + column;
+    for (std::int64_t k = 0; k < width; ++k) sum[k] *= scales[k];
+  }
   if (form.norm) {
     for (std::int64_t k = 0; k < width; ++k) sum[k] *= scale;
   }

@@ -32,8 +32,9 @@ inline float norm_factor(const HiddenNorm& norm, double squares, std::int64_t hi
   return static_cast<float>(1.0 / std::sqrt(squares / static_cast<double>(hidden) + norm.epsilon));
 }
 
-// y = s · sum + bd, rounded: `width` columns of a row from `column` on. `sum` is overwritten.
-void finish_row(const Kernels& kernels, const FfnForm& form, float scale, std::int64_t column,
-                std::int64_t width, float* sum, void* y);
+// y = s · sum + bd, rounded: `width` columns of a row from `column` on; `down`, whose rows were
+// summed, may have scales of its columns. `sum` is overwritten.
+void finish_row(const Kernels& kernels, const FfnForm& form, const WeightView& down, float scale,
+                std::int64_t column, std::int64_t width, float* sum, void* y);
 
 }  // namespace twell

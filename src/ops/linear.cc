@@ -28,7 +28,7 @@ void store_row(const Kernels& kernels, float* c, std::int64_t width, const void*
 void multiply(Context& context, ConstMatrixView x, const Weight& weight, const void* bias,
               MatrixView y) {
   const Kernels& kernels = kernels_of(context.tier(), x.dtype);
-  const GemmInput input = {x, kernels.x};
+  const GemmInput input = {x, kernels.x, weight.type};
   const std::int64_t panels = packed_panels(weight.rows);
   std::int64_t block = gemm_rows(context.tier(), row_block(context.tier(), x.rows), weight.cols);
   // Four panels at least, what a register kernel takes at once; where those are too few for the
@@ -43,8 +43,12 @@ void multiply(Context& context, ConstMatrixView x, const Weight& weight, const v
       row_blocks * panels / (4L * context.threads()) / 4 * 4, 4, kColumnBlock / kPanel);
   const std::int64_t pieces = (panels + step - 1) / step;
 
-  void* prepared =
-      input.in_place() ? nullptr : context.scratch(0, kPreparedX, input.prepared_bytes());
+  const bool in_terms = x.rows <= weight.kernels->terms_up_to;
+  auto* terms = static_cast<CodeTerms*>(
+      context.scratch(0, kScreenedX, in_terms ? terms_bytes(x.rows, x.cols) : 0));
+  void* prepared = in_terms || input.in_place()
+                       ? nullptr
+                       : context.scratch(0, kPreparedX, input.prepared_bytes());
   const auto bytes = static_cast<std::size_t>(gemm_accumulators(block)) * sizeof(float);
   for (int t = 0; t < context.threads(); ++t) context.scratch(t, kAccumulators, bytes);
 #pragma omp parallel num_threads(context.threads())
@@ -54,10 +58,17 @@ void multiply(Context& context, ConstMatrixView x, const Weight& weight, const v
 #pragma omp for schedule(static)
       for (std::int64_t r = 0; r < x.rows; ++r) input.prepare(r, r + 1, prepared);
     }
+    if (in_terms) {
+#pragma omp for schedule(static)
+      for (std::int64_t r = 0; r < x.rows; ++r) {
+        weight.kernels->to_terms(x.row_bytes(r), x.cols, terms + r * code_blocks(x.cols));
+      }
+    }
 #pragma omp for schedule(dynamic, 1)
     for (std::int64_t unit = 0; unit < row_blocks * pieces; ++unit) {
       const std::int64_t row = unit / pieces * block;
       GemmArgs args = input.args(prepared, row, std::min(row + block, x.rows));
+      if (in_terms) args.terms = terms + row * code_blocks(x.cols);
       args.weight = weight;
       args.panel_begin = unit % pieces * step;
       args.panels = std::min(step, panels - args.panel_begin);

@@ -15,6 +15,7 @@ void linear_as_stored(Context& context, ConstMatrixView x, const WeightView& wei
   require_weight_shape(kOperation, "weight", weight.type, weight.rows, weight.cols);
   require_matrix(kOperation, "x", x, x.dtype, x.rows, x.cols);
   require_weight(kOperation, "weight", weight, x.dtype, weight.rows, x.cols);
+  require_scaled_by(kOperation, "weight", weight, ScaledBy::row);
   require_matrix(kOperation, "y", y, x.dtype, x.rows, weight.rows);
   require_apart(kOperation, "y", y, "x", x);
 

@@ -72,6 +72,7 @@ int row_groups(int threads, std::int64_t tiles, std::int64_t rows, std::int64_t 
 
 FfnPlan plan_ffn(const Context& context, std::int64_t tokens, const FfnShape& shape,
                  GateForm gate) {
+  require_dtype("plan_ffn", "shape", shape.dtype);
   require_weight_shape("plan_ffn", "shape", weight_type(shape.dtype), shape.neurons, shape.width);
   FfnPlan plan;
   plan.tier = context.tier();

@@ -45,7 +45,8 @@ std::size_t list_bytes(const SparseRows& work) {
 void finish(const SparseRows& work, std::int64_t row, double squares, float* sum) {
   const float scale =
       work.form.norm ? norm_factor(*work.form.norm, squares, work.weights.down.rows) : 1.0F;
-  finish_row(work.kernels, work.form, scale, 0, work.weights.down.cols, sum, work.y.row_bytes(row));
+  const Weight& down = work.weights.down;
+  finish_row(work.kernels, work.form, down, scale, 0, down.cols, sum, work.y.row_bytes(row));
 }
 
 }  // namespace

@@ -83,7 +83,9 @@ void twell_gated_ffn(Context& context, ConstMatrixView x, const TwellMatrix& gat
   const TwellLayout& layout = gate.layout();
   require_matrix(kOperation, "x", x, layout.dtype, layout.rows, x.cols);
   require_weight(kOperation, "up", up, layout.dtype, layout.cols, x.cols);
+  require_scaled_by(kOperation, "up", up, ScaledBy::row);
   require_weight(kOperation, "down", down, layout.dtype, layout.cols, down.cols);
+  require_scaled_by(kOperation, "down", down, ScaledBy::column);
   require_matrix(kOperation, "y", y, layout.dtype, layout.rows, down.cols);
   require_apart(kOperation, "y", y, "x", x);
   gather_blocks(context, gate, x, {context.tier(), layout.dtype, up, down}, y);
@@ -93,6 +95,7 @@ void twell_spmm(Context& context, const TwellMatrix& hidden, const WeightView& d
   constexpr const char* kOperation = "twell_spmm";
   const TwellLayout& layout = hidden.layout();
   require_weight(kOperation, "down", down, layout.dtype, layout.cols, down.cols);
+  require_scaled_by(kOperation, "down", down, ScaledBy::column);
   require_matrix(kOperation, "y", y, layout.dtype, layout.rows, down.cols);
   gather_blocks(context, hidden, {}, {context.tier(), layout.dtype, {}, down}, y);
 }

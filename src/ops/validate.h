@@ -27,16 +27,24 @@ inline void require_weight_shape(const char* operation, const char* argument, We
 inline void require_weight(const char* operation, const char* argument, const WeightView& weight,
                            DType x, std::int64_t rows, std::int64_t cols) {
   require(goes_with(x, weight.type) && weight.rows == rows && weight.cols == cols, operation,
-          argument, "expected ", name_of(x), " [", rows, ", ", cols, "], got ",
-          name_of(weight.type), " [", weight.rows, ", ", weight.cols, "]");
+          argument, "expected ", goes_with(x, weight.type) ? name_of(weight.type) : name_of(x),
+          " [", rows, ", ", cols, "], got ", name_of(weight.type), " [", weight.rows, ", ",
+          weight.cols, "]");
   require_weight_rows(operation, argument, weight);
 }
 // x [M, D] for a weight that is checked by itself.
 inline void require_x(const char* operation, ConstMatrixView x, const WeightView& weight) {
   require(goes_with(x.dtype, weight.type) && x.cols == weight.cols, operation, "x", "expected ",
-          name_of(weight.type), " [", x.rows, ", ", weight.cols, "], got ", name_of(x.dtype), " [",
-          x.rows, ", ", x.cols, "]");
+          has_scales(weight.type) ? "bf16 or f32" : name_of(weight.type), " [", x.rows, ", ",
+          weight.cols, "], got ", name_of(x.dtype), " [", x.rows, ", ", x.cols, "]");
   require_view(operation, "x", x);
+}
+// The weights of a call that trains them.
+inline void require_trained(const char* operation, const WeightView& gate,
+                            const std::optional<WeightView>& up, const WeightView& down) {
+  require_float_weight(operation, "gate", gate.type);
+  if (up) require_float_weight(operation, "up", up->type);
+  require_float_weight(operation, "down", down.type);
 }
 // Everything of a call of ffn(); in ffn.cc.
 void require_ffn(const char* operation, ConstMatrixView x, const FfnWeights& weights,

@@ -10,31 +10,40 @@ namespace twell {
 
 struct Weight : WeightView {
   const WeightKernels* kernels = nullptr;
+  // Of the panels that pack_neurons and pack_inputs make of rows, which are a weight too.
+  WeightType panel_type = WeightType::f32;
+  const WeightKernels* panel_kernels = nullptr;
 
   Weight() = default;
-  Weight(const WeightView& view, const WeightKernels& kernels_)
-      : WeightView(view), kernels(&kernels_) {}
   // To multiply x of a dtype with.
   Weight(CpuTier tier, DType x, const WeightView& view)
-      : Weight(view, weight_kernels_of(tier, x, view.type)) {}
+      : WeightView(view),
+        kernels(&weight_kernels_of(tier, x, view.type)),
+        panel_type(weight_type(x)),
+        panel_kernels(&weight_kernels_of(tier, x, panel_type)) {}
 
   // out[i] = dot(x, row neurons[i])
   void dots(const void* x, const std::int32_t* neurons, std::int64_t count, float* out) const {
     kernels->sampled_dots(x, *this, neurons, count, out);
   }
-  // y32 (+)= Σ values · rows
+  // y32 (+)= Σ values · rows, without scales of columns
   void combine(const ActiveNeurons& active, bool add, float* y32) const {
     kernels->weighted_rows(*this, active, add, y32);
   }
   bool row_finite(std::int64_t row) const { return kernels->row_finite(*this, row); }
   Weight piece(std::int64_t column, std::int64_t count) const {
-    return {columns(column, count), *kernels};
+    return with(columns(column, count), kernels);
   }
-  // What pack_neurons and pack_inputs make of rows: panels of this type,
-  WeightType panel_type() const { return type; }
-  // which are a weight too.
-  Weight packed(const void* data_, std::int64_t rows_, std::int64_t cols_) const {
-    return {WeightView::panels(data_, panel_type(), rows_, cols_), *kernels};
+  Weight packed(const void* panels, std::int64_t rows_, std::int64_t cols_) const {
+    return with(packed_view(panels, panel_type, rows_, cols_), panel_kernels);
+  }
+
+ private:
+  Weight with(const WeightView& view, const WeightKernels* of_it) const {
+    Weight out = *this;
+    static_cast<WeightView&>(out) = view;
+    out.kernels = of_it;
+    return out;
   }
 };
 

@@ -202,7 +202,7 @@ WeightView weight_of(const Argument& argument) {
     fail(argument.operation, argument.name,
          "expected a matrix or what pack_weight makes of one, got shape " + shape_of(tensor));
   }
-  return WeightView::panels(prepared_data(argument, "pack_weight"), type, rows, cols);
+  return packed_view(prepared_data(argument, "pack_weight"), type, rows, cols);
 }
 
 WeightView packed_of(const Argument& argument) {

@@ -116,7 +116,7 @@ TEST(PackedErrors, MemoryHasToBeAligned) {
   pack_weight(w.view(), aligned);
   test::TestMatrix<float> back(16, 4);
   const auto unpack = [&](const void* data) {
-    unpack_weight(WeightView::panels(data, WeightType::f32, 16, 4), back.view());
+    unpack_weight(packed_view(data, WeightType::f32, 16, 4), back.view());
   };
   unpack(aligned);
   EXPECT_EQ(back.value(15, 3), w.value(15, 3));
@@ -141,10 +141,10 @@ TEST(PackedErrors, RefusesF16) {
       EXPECT_EQ(error.what(), message);
     }
   };
-  const std::string why = "expected bf16 or f32, got f16";
+  const std::string why = "expected bf16, f32 or int8, got f16";
   expect_refused([&] { pack_weight(w, bits); }, "twell::pack_weight: w: " + why);
   expect_refused([&] { PackedWeight{w}; }, "twell::PackedWeight: w: " + why);
-  expect_refused([&] { unpack_weight(WeightView::panels(bits, WeightType::f16, 2, 3), w); },
+  expect_refused([&] { unpack_weight(packed_view(bits, WeightType::f16, 2, 3), w); },
                  "twell::unpack_weight: panels: " + why);
   expect_refused([&] { make_screen(w, nullptr, bits); }, "twell::make_screen: w: " + why);
   expect_refused([&] { pack(w, {2, 3, 16, 1, DType::f16}); }, "twell::TwellMatrix: dtype: " + why);

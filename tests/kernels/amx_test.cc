@@ -115,9 +115,9 @@ void check_screen(std::int64_t tokens, std::int64_t depth, std::int64_t neurons,
   const auto rows = static_cast<std::size_t>(tokens);
   const auto c_of = [&](std::int64_t x_block, auto* gemm) {
     const std::int64_t bytes =
-        x_block > 0 ? TileOrder::blocks(depth) * x_block : tokens * screen_depth(depth);
+        x_block > 0 ? TileOrder::blocks(depth) * x_block : tokens * code_depth(depth);
     std::vector<std::uint8_t> x8(static_cast<std::size_t>(bytes));
-    std::vector<float> scales(rows * static_cast<std::size_t>(screen_blocks(depth)));
+    std::vector<float> scales(rows * static_cast<std::size_t>(code_blocks(depth)));
     std::vector<ScreenedRow> figures(rows);
     const ScreenedRows x = {x8.data(), scales.data(), figures.data(), x_block};
     for (std::int64_t r = 0; r < tokens; ++r) {

@@ -36,21 +36,76 @@ struct OwnedWeights : FfnWeights {
   std::optional<Screen> made;  // the screen
 };
 
-template <class T>
+// Numbers as codes, whose scales have so few bits that every product is exact in f32.
+class Codes {
+ public:
+  Codes() = default;
+  // Makes codes of `numbers`, and of these what the codes stand for.
+  Codes(TestMatrix<float>& numbers, ScaledBy by)
+      : rows_(numbers.rows()),
+        cols_(numbers.cols()),
+        stride_(numbers.view().row_stride),
+        by_(by),
+        codes_(static_cast<std::size_t>(rows_ * stride_), std::int8_t{-128}),
+        scales_(static_cast<std::size_t>(by == ScaledBy::row ? rows_ : cols_)) {
+    const auto each = [&](auto f) {
+      for (std::int64_t r = 0; r < rows_; ++r) {
+        for (std::int64_t c = 0; c < cols_; ++c) {
+          f(r, c, scales_[static_cast<std::size_t>(by == ScaledBy::row ? r : c)]);
+        }
+      }
+    };
+    each([&](std::int64_t r, std::int64_t c, float& scale) {
+      scale = std::max(scale, std::abs(numbers.value(r, c)) / 127);
+    });
+    for (float& scale : scales_) scale = static_cast<float>(bf16(scale));
+    each([&](std::int64_t r, std::int64_t c, float scale) {
+      const float code = scale == 0 ? 0 : std::nearbyint(numbers.value(r, c) / scale);
+      codes_[static_cast<std::size_t>(r * stride_ + c)] = static_cast<std::int8_t>(code);
+      numbers.set(r, c, code * scale);
+    });
+  }
+  WeightView view() const {
+    return WeightView::codes(codes_.data(), rows_, cols_, stride_, scales_.data(), by_);
+  }
+
+ private:
+  std::int64_t rows_ = 0, cols_ = 0, stride_ = 0;
+  ScaledBy by_ = ScaledBy::row;
+  std::vector<std::int8_t> codes_;
+  std::vector<float> scales_;
+};
+
+// x and y of T, weights of W. Of codes (int8) gate, up and down are the numbers they stand for,
+// after settle().
+template <class T, class W = T>
 class Layer {
  public:
+  static constexpr bool kCodes = std::is_same_v<W, std::int8_t>;
+  using Number = std::conditional_t<kCodes, float, W>;
+
   explicit Layer(const Case& c, unsigned seed = 1)
       : shape(c),
         x(random_matrix<T>(c.tokens, c.depth, seed, 1.0F, 3)),
-        gate(random_matrix<T>(c.neurons, c.depth, seed + 1, scale(c.depth))),
-        up(random_matrix<T>(c.neurons, c.depth, seed + 2, scale(c.depth), 1)),
-        down(random_matrix<T>(c.neurons, c.depth, seed + 3, scale(c.neurons), 2)) {
+        gate(random_matrix<Number>(c.neurons, c.depth, seed + 1, scale(c.depth))),
+        up(random_matrix<Number>(c.neurons, c.depth, seed + 2, scale(c.depth), 1)),
+        down(random_matrix<Number>(c.neurons, c.depth, seed + 3, scale(c.neurons), 2)) {
     // One input is the same for all tokens: its weight shifts the gate.
     for (std::int64_t r = 0; r < c.tokens; ++r) x.set(r, 0, 1.0F);
     for (std::int64_t n = 0; n < c.neurons; ++n) gate.set(n, 0, -c.shift);
+    settle();
   }
 
-  PackedWeight packed() const { return PackedWeight(gate.view()); }
+  // After a change of weights.
+  void settle() {
+    if constexpr (kCodes) {
+      gate_codes_ = Codes(gate, ScaledBy::row);
+      up_codes_ = Codes(up, ScaledBy::row);
+      down_codes_ = Codes(down, ScaledBy::column);
+    }
+  }
+  WeightView gate_view() const { return view_of(gate, gate_codes_); }
+  PackedWeight packed() const { return PackedWeight(gate_view()); }
   OwnedWeights weights() const {
     OwnedWeights out{as_stored(), packed(), {}};
     out.gate = out.packed->view();
@@ -64,23 +119,33 @@ class Layer {
   }
 
   Case shape;
-  TestMatrix<T> x, gate, up, down;
+  TestMatrix<T> x;
+  TestMatrix<Number> gate, up, down;
 
  private:
   static float scale(std::int64_t n) { return 1.0F / std::sqrt(static_cast<float>(n)); }
+  static WeightView view_of(const TestMatrix<Number>& numbers, const Codes& codes) {
+    if constexpr (kCodes) {
+      return codes.view();
+    } else {
+      return numbers.view();
+    }
+  }
   FfnWeights as_stored() const {
-    FfnWeights weights = {gate.view(), {}, down.view()};
-    if (shape.gated) weights.up = up.view();
+    FfnWeights weights = {gate_view(), {}, view_of(down, down_codes_)};
+    if (shape.gated) weights.up = view_of(up, up_codes_);
     return weights;
   }
+
+  Codes gate_codes_, up_codes_, down_codes_;
 };
 
 // A layer whose token r fires exactly the neurons with fires(r, n): its input is the unit vector r,
 // beside `extra` random inputs that the gate does not see and up does.
-template <class T, class Fires>
-Layer<T> layer_that_fires(std::int64_t tokens, std::int64_t neurons, bool gated, Fires fires,
-                          std::int64_t extra = 24) {
-  Layer<T> layer({tokens, tokens + extra, neurons, gated});
+template <class T, class W = T, class Fires>
+Layer<T, W> layer_that_fires(std::int64_t tokens, std::int64_t neurons, bool gated, Fires fires,
+                             std::int64_t extra = 24) {
+  Layer<T, W> layer({tokens, tokens + extra, neurons, gated});
   for (std::int64_t r = 0; r < tokens; ++r) {
     for (std::int64_t k = 0; k < tokens; ++k) layer.x.set(r, k, r == k ? 1.0F : 0.0F);
   }
@@ -90,15 +155,16 @@ Layer<T> layer_that_fires(std::int64_t tokens, std::int64_t neurons, bool gated,
       layer.gate.set(n, k, k >= tokens ? 0.0F : fires(k, n) ? size : -size);
     }
   }
+  layer.settle();
   return layer;
 }
 
 inline bool same(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }
 
 // Every element of the packed activation against the fp64 definition.
-template <class T>
+template <class T, class W>
 void expect_activation(const TwellMatrix& packed, const TestMatrix<T>& x,
-                       const TestMatrix<T>& weight, const ActivationSpec& activation) {
+                       const TestMatrix<W>& weight, const ActivationSpec& activation) {
   validate(packed);
   TestMatrix<T> dense(packed.layout().rows, packed.layout().cols);
   unpack(packed, dense.view());
@@ -146,8 +212,8 @@ inline ref::Matrix hidden_magnitude(const ref::Matrix& x, const ref::Matrix& g,
 
 // y against the fp64 definition of up and down applied to the packed activation as it is.
 // hidden_rounded: hot neurons' h may have been rounded to bf16 before down.
-template <class T>
-void expect_output(const TwellMatrix& packed, const Layer<T>& layer, const TestMatrix<T>& y,
+template <class T, class W>
+void expect_output(const TwellMatrix& packed, const Layer<T, W>& layer, const TestMatrix<T>& y,
                    bool hidden_rounded = false) {
   TestMatrix<T> dense(packed.layout().rows, packed.layout().cols);
   unpack(packed, dense.view());
@@ -204,8 +270,8 @@ inline void expect_counts(const FfnCounts& counts, const TwellMatrix& packed) {
 
 // gemm_relu_twell, then up and down from the packed gate, then the fused layer: each against the
 // definition.
-template <class T>
-void check_layer(Context& context, Layer<T>& layer, std::int32_t tile = 256,
+template <class T, class W>
+void check_layer(Context& context, Layer<T, W>& layer, std::int32_t tile = 256,
                  std::int32_t capacity = 32) {
   const Case& c = layer.shape;
   SCOPED_TRACE(describe(c) + " on " + name_of(context.tier()) + ", threads " +
@@ -214,6 +280,7 @@ void check_layer(Context& context, Layer<T>& layer, std::int32_t tile = 256,
   TwellMatrix packed({c.tokens, c.neurons, tile, capacity, dtype_of<T>::value});
   TestMatrix<T> y(c.tokens, c.depth, 5);
   const TestMatrix<T>& x = layer.x;
+  layer.settle();
   const OwnedWeights weights = layer.weights();
   gemm_relu_twell(context, x.view(), weights.gate, c.activation, packed);
   expect_activation(packed, x, layer.gate, c.activation);
@@ -258,8 +325,8 @@ void on_every_path(HotShares shares, int threads, F f) {
 
 // check_layer() on every tier of this machine, with every way to treat what fired and the gate from
 // its screen too; `nnz` of it. The gate's values are exact, as those of layer_that_fires().
-template <class T>
-void check_every_path(Layer<T>& layer, std::int64_t nnz) {
+template <class T, class W>
+void check_every_path(Layer<T, W>& layer, std::int64_t nnz) {
   on_every_path({{}, 0.0, 2.0}, 2, [&](Context& context) {
     check_layer(context, layer);
     TestMatrix<T> y(layer.shape.tokens, layer.shape.depth);
@@ -267,6 +334,7 @@ void check_every_path(Layer<T>& layer, std::int64_t nnz) {
     ffn(context, std::as_const(layer.x).view(), layer.weights(), layer.shape.activation, y.view(),
         &counts);
     EXPECT_EQ(counts.nnz(), nnz);
+    if (Layer<T, W>::kCodes) return;  // no screen is made of them
     const Case& c = layer.shape;
     TwellMatrix packed({c.tokens, c.neurons, 256, 32, dtype_of<T>::value});
     gemm_relu_twell(context, std::as_const(layer.x).view(), layer.packed().view(), c.activation,

@@ -3,10 +3,9 @@
 // A step of 32 rows × 2 panels × 256 inputs is 512 cycles of tile multiplication. It moves 16 KB of
 // x and 8 KB of accumulators from and to L2, 48 bytes a cycle, which is what L2 gives: so blocks of
 // rows stay in L2 (for_row_groups()), and tiles run at half of their peak.
-#include "kernels/cpu/common/gemm.h"
-
 #include "kernels/cpu/amx/sweep.h"
 #include "kernels/cpu/avx512/isa.h"
+#include "kernels/cpu/common/code_gemm.h"
 #include "kernels/cpu/kernels.h"
 
 namespace twell::amx {
@@ -78,5 +77,6 @@ void gemm(const GemmArgs& args) {
                    sweep<RowTiles>(args, begin, end, group);
                  });
 }
+void code_gemm(const GemmArgs& args) { CodeGemm<avx512::Isa, bf16>::run(args, gemm); }
 
 }  // namespace twell::amx

@@ -16,9 +16,9 @@ namespace {
 
 constexpr std::int64_t kDepthTile = 64;  // inputs
 constexpr std::int64_t kHalves = 2;      // of a step's depth: blocks of the screen
-static_assert(kScreenBlock == TileOrder::kInputs);
-constexpr std::int64_t kBlockBytes = kPanel * (kScreenBlock + kScreenHead);
-constexpr std::int64_t kHeadBytes = kPanel * kScreenHead;
+static_assert(kCodeBlock == TileOrder::kInputs);
+constexpr std::int64_t kBlockBytes = kPanel * (kCodeBlock + kCodeHead);
+constexpr std::int64_t kHeadBytes = kPanel * kCodeHead;
 
 // What a step leaves for vectors to do.
 struct Sums {
@@ -60,19 +60,19 @@ struct Pending {
 template <int RowTiles>
 void sweep(const ScreenGemmArgs& args, std::int64_t begin, std::int64_t end, std::int64_t group) {
   const std::int64_t cols = args.screen.cols;
-  const std::int64_t stride = screen_panel_bytes(cols);
-  const std::int64_t depth = screen_depth(cols);
-  const std::int64_t blocks = screen_blocks(cols);
+  const std::int64_t stride = code_panel_bytes(cols);
+  const std::int64_t depth = code_depth(cols);
+  const std::int64_t blocks = code_blocks(cols);
   const auto* screen = reinterpret_cast<const std::byte*>(args.screen.panel(args.panel_begin));
   const std::int64_t panels_there = packed_panels(args.screen.rows) - args.panel_begin;
   const Rows rows = {reinterpret_cast<const std::byte*>(args.x.x8), 1, depth, args.x.x_block};
   const std::int64_t groups = (end - begin + group - 1) / group;
   const auto tiles_of = [&](std::int64_t block) {
-    return (std::min((block + 1) * kScreenBlock, depth) - block * kScreenBlock) / kDepthTile;
+    return (std::min((block + 1) * kCodeBlock, depth) - block * kCodeBlock) / kDepthTile;
   };
   const auto bytes_of = [&](std::int64_t b) {  // of a panel, from a pair of blocks on
-    const std::int64_t inputs = std::min(kHalves * kScreenBlock, depth - b * kScreenBlock);
-    return kPanel * (inputs + kHalves * kScreenHead);
+    const std::int64_t inputs = std::min(kHalves * kCodeBlock, depth - b * kCodeBlock);
+    return kPanel * (inputs + kHalves * kCodeHead);
   };
   Sums sums;  // of `before`, until its sums are used
   Pending before;

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <type_traits>
 
-#include "twell/dtype.h"
+#include "twell/packed.h"
 
 namespace twell::avx2 {
 namespace {  // every tier's code stays inside its own objects
@@ -23,6 +23,10 @@ struct Isa {
   static V load(const bf16* p) {
     const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+  }
+  static V load(const std::int8_t* p) {
+    const __m128i codes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(codes));
   }
   static void store(float* p, V v) { _mm256_storeu_ps(p, v); }
   static void store(bf16* p, V v) {
@@ -88,6 +92,69 @@ struct Isa {
   }
   static V mac(V acc, V w, const float* x) { return fma(w, _mm256_broadcast_ss(x), acc); }
 
+  // Codes of a step, four inputs of kLanes neurons, as numbers.
+  struct Inputs {
+    V of[4];
+  };
+  struct Pairs {
+    I of[2];
+  };
+  template <class X>
+  static auto widen(const std::int8_t* p) {
+    const __m256i w = load_panel(p);
+    const auto number = [](__m256i code_on_top) {
+      return _mm256_cvtepi32_ps(_mm256_srai_epi32(code_on_top, 24));
+    };
+    const Inputs numbers = {{number(_mm256_slli_epi32(w, 24)), number(_mm256_slli_epi32(w, 16)),
+                             number(_mm256_slli_epi32(w, 8)), number(w)}};
+    if constexpr (std::is_same_v<X, float>) {
+      return numbers;
+    } else {
+      // A code is exact in the upper half of a float.
+      const auto pair = [](V even, V odd) {
+        const __m256i low = _mm256_srli_epi32(_mm256_castps_si256(even), 16);
+        return _mm256_or_si256(low, _mm256_castps_si256(odd));
+      };
+      return Pairs{{pair(numbers.of[0], numbers.of[1]), pair(numbers.of[2], numbers.of[3])}};
+    }
+  }
+  static void store_panel(const Pairs& w, bf16* panel) {
+    for (int i = 0; i < 2; ++i) {
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(panel + i * 2 * kPanel), w.of[i]);
+    }
+  }
+  // A sum of its own for the last three: `acc` is waited for once.
+  static V mac(V acc, const Inputs& w, const float* x) {
+    const V rest =
+        fma(w.of[3], broadcast(x[3]), fma(w.of[2], broadcast(x[2]), mul(w.of[1], broadcast(x[1]))));
+    return add(fma(w.of[0], broadcast(x[0]), acc), rest);
+  }
+  static void store_panel(const Inputs& w, float* panel) {
+    for (int i = 0; i < 4; ++i) store(panel + i * kPanel, w.of[i]);
+  }
+
+  // Codes of a step as 16-bit integers: inputs 0 and 2 of each neuron, 1 and 3.
+  using Term = std::int16_t;
+  struct Words {
+    __m256i even, odd;
+  };
+  static constexpr int kTermsRows = 2;
+  static constexpr int kTermsPanels = 1;
+  static constexpr std::int64_t kTermsUpTo = 8;
+  static I terms_begin(std::int32_t /*sum*/) { return _mm256_setzero_si256(); }
+  static Words load_terms_codes(const std::int8_t* p) {
+    const __m256i w = load_panel(p);
+    return {_mm256_srai_epi16(_mm256_slli_epi16(w, 8), 8), _mm256_srai_epi16(w, 8)};
+  }
+  static I mac(I acc, const Words& w, const std::int16_t* x) {
+    int even, odd;
+    std::memcpy(&even, x, sizeof even);
+    std::memcpy(&odd, x + 2, sizeof odd);
+    const __m256i sums = _mm256_add_epi32(_mm256_madd_epi16(w.even, _mm256_set1_epi32(even)),
+                                          _mm256_madd_epi16(w.odd, _mm256_set1_epi32(odd)));
+    return _mm256_add_epi32(acc, sums);
+  }
+
   static __m256i load_panel(const std::int8_t* p) {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   }
@@ -121,8 +188,8 @@ struct Isa {
 
   template <class T>
   static constexpr int kDot = kLanes;
-  template <class T>
-  static V dot(V acc, const T* w, const T* x) {
+  template <class W, class T>
+  static V dot(V acc, const W* w, const T* x) {
     return fma(load(w), load(x), acc);
   }
 

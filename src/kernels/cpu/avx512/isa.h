@@ -6,7 +6,7 @@
 #include <cstring>
 #include <type_traits>
 
-#include "twell/dtype.h"
+#include "twell/packed.h"
 
 namespace twell::avx512 {
 namespace {  // every tier's code stays inside its own objects
@@ -23,6 +23,10 @@ struct Isa {
   static V load(const bf16* p) {
     const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+  }
+  static V load(const std::int8_t* p) {
+    const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(codes));
   }
   static void store(float* p, V v) { _mm512_storeu_ps(p, v); }
   static void store(bf16* p, V v) {
@@ -116,6 +120,69 @@ struct Isa {
   }
   static V mac(V acc, V w, const float* x) { return fma(w, broadcast(*x), acc); }
 
+  // Codes of a step, four inputs of kLanes neurons, as numbers.
+  struct Inputs {
+    V of[4];
+  };
+  struct Pairs {
+    __m512bh of[2];
+  };
+  template <class X>
+  static auto widen(const std::int8_t* p) {
+    const __m512i w = _mm512_loadu_si512(p);
+    const auto number = [](__m512i code_on_top) {
+      return _mm512_cvtepi32_ps(_mm512_srai_epi32(code_on_top, 24));
+    };
+    const Inputs numbers = {number(_mm512_slli_epi32(w, 24)), number(_mm512_slli_epi32(w, 16)),
+                            number(_mm512_slli_epi32(w, 8)), number(w)};
+    if constexpr (std::is_same_v<X, float>) {
+      return numbers;
+    } else {
+      // A code is exact in the upper half of a float.
+      const auto pair = [](V even, V odd) {
+        const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(even), 16);
+        return std::bit_cast<__m512bh>(_mm512_or_si512(low, _mm512_castps_si512(odd)));
+      };
+      return Pairs{pair(numbers.of[0], numbers.of[1]), pair(numbers.of[2], numbers.of[3])};
+    }
+  }
+  static V mac(V acc, const Pairs& w, const bf16* x) {
+    return mac(mac(acc, w.of[0], x), w.of[1], x + 2);
+  }
+  static void store_panel(const Pairs& w, bf16* panel) {
+    for (int i = 0; i < 2; ++i) {
+      _mm512_storeu_si512(panel + i * 2 * kPanel, std::bit_cast<__m512i>(w.of[i]));
+    }
+  }
+  // A sum of its own for the last three: `acc` is waited for once.
+  static V mac(V acc, const Inputs& w, const float* x) {
+    const V rest =
+        fma(w.of[3], broadcast(x[3]), fma(w.of[2], broadcast(x[2]), mul(w.of[1], broadcast(x[1]))));
+    return add(fma(w.of[0], broadcast(x[0]), acc), rest);
+  }
+  static void store_panel(const Inputs& w, float* panel) {
+    for (int i = 0; i < 4; ++i) store(panel + i * kPanel, w.of[i]);
+  }
+
+  // vpdpbusd takes one of its operands unsigned: codes plus 128, whose products with x too many are
+  // what sums start from. 24 sums of 4 rows × 2 panels in three terms.
+  using Term = std::int8_t;
+  static constexpr int kTermsRows = 4;
+  static constexpr int kTermsPanels = 2;
+  static constexpr std::int64_t kTermsUpTo = 16;
+  struct Unsigned {
+    __m512i codes;
+  };
+  static I terms_begin(std::int32_t sum) { return _mm512_set1_epi32(-128 * sum); }
+  static Unsigned load_terms_codes(const std::int8_t* p) {
+    return {_mm512_xor_si512(_mm512_loadu_si512(p), _mm512_set1_epi8(-128))};
+  }
+  static I mac(I acc, const Unsigned& w, const std::int8_t* x) {
+    int four;
+    std::memcpy(&four, x, sizeof four);
+    return _mm512_dpbusd_epi32(acc, w.codes, _mm512_set1_epi32(four));
+  }
+
   static __m512i load_panel(const std::int8_t* p) { return _mm512_loadu_si512(p); }
   static I mac(I acc, __m512i w, const std::uint8_t* x) {
     int four;
@@ -146,6 +213,10 @@ struct Isa {
     return _mm512_dpbf16_ps(acc, load_pairs(w), load_pairs(x));
   }
   static V dot(V acc, const float* w, const float* x) { return fma(load(w), load(x), acc); }
+  template <class T>
+  static V dot(V acc, const std::int8_t* w, const T* x) {
+    return fma(load(w), load(x), acc);
+  }
 
   // Bit i: !(p[i] <= threshold), so NaN is kept. 16 floats.
   static std::uint32_t kept16(const float* p, float threshold) {

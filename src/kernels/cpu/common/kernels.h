@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/cpu/common/attention.h"
+#include "kernels/cpu/common/code_gemm.h"
 #include "kernels/cpu/common/exponentials.h"
 #include "kernels/cpu/common/gemm.h"
 #include "kernels/cpu/common/pack.h"
@@ -38,11 +39,27 @@ constexpr WeightKernels make_weight_kernels() {
   return {
       .gemm = RegisterGemm<Isa, T>::run,
       .screen_pack = ScreenKernels<Isa, T>::pack,
-      .sampled_dots = sampled_dots<Isa, T>,
+      .sampled_dots = sampled_dots<Isa, T, T>,
       .weighted_rows = weighted_rows<Isa, T>,
       .pack_neurons = pack_neurons<Isa, T>,
-      .pack_inputs = pack_inputs<Isa, T>,
+      .pack_inputs = pack_inputs<Isa, T, T>,
       .row_finite = row_finite<T>,
+  };
+}
+
+// x of T, weight of codes.
+template <class Isa, class T>
+constexpr WeightKernels make_code_kernels() {
+  return {
+      .gemm = CodeGemm<Isa, T>::run,
+      .terms_up_to = Isa::kTermsUpTo,
+      .to_terms = to_terms<Isa, T>,
+      .screen_pack = nullptr,
+      .sampled_dots = sampled_dots<Isa, T, std::int8_t>,
+      .weighted_rows = weighted_rows<Isa, std::int8_t>,
+      .pack_neurons = pack_neuron_codes<Isa, T>,
+      .pack_inputs = pack_inputs<Isa, T, std::int8_t>,
+      .row_finite = codes_finite,
   };
 }
 
@@ -53,6 +70,8 @@ constexpr TierKernels make_tier() {
       .f32 = make_kernels<Isa, float>(),
       .bf16_bf16 = make_weight_kernels<Isa, bf16>(),
       .f32_f32 = make_weight_kernels<Isa, float>(),
+      .bf16_int8 = make_code_kernels<Isa, bf16>(),
+      .f32_int8 = make_code_kernels<Isa, float>(),
   };
 }
 

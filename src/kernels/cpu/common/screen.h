@@ -32,7 +32,7 @@ struct ScreenKernels {
   static void screen_row(const void* x_row, const ScreenParts& screen, const ScreenedRows& to) {
     const T* x = static_cast<const T*>(x_row);
     const auto [x8, scales, row, x_block] = to;
-    const std::int64_t block_bytes = x_block > 0 ? x_block : kScreenBlock;
+    const std::int64_t block_bytes = x_block > 0 ? x_block : kCodeBlock;
     const std::int64_t piece_bytes = x_block > 0 ? TileOrder::kTile : TileOrder::kPiece;
     const float* axis = screen.axis();
     V dot = Isa::zero();
@@ -43,14 +43,14 @@ struct ScreenKernels {
     const auto rest = [&](std::int64_t k, V v) {
       return Isa::fma(Isa::load(axis + k), minus_s, v);
     };
-    const std::int64_t blocks = screen_blocks(screen.cols);
+    const std::int64_t blocks = code_blocks(screen.cols);
     const auto inputs = [&](std::int64_t b) {
-      return std::min(kScreenBlock, screen.cols - b * kScreenBlock);
+      return std::min(kCodeBlock, screen.cols - b * kCodeBlock);
     };
     float size = std::abs(s);
     for (std::int64_t b = 0; b < blocks; ++b) {
       V most = Isa::zero();
-      const std::int64_t first = b * kScreenBlock;
+      const std::int64_t first = b * kCodeBlock;
       for_each_vector(x + first, inputs(b),
                       [&](std::int64_t k, V v) { most = Isa::larger(most, rest(first + k, v)); });
       float sizes[Isa::kLanes];
@@ -65,7 +65,7 @@ struct ScreenKernels {
     for (std::int64_t b = 0; b < blocks; ++b) {
       const float inverse = scales[b] == 0.0F ? 0.0F : 1 / scales[b];
       scales[b] *= row->inverse;
-      const Norms norms = to_bytes(x + b * kScreenBlock, inputs(b), b * kScreenBlock, rest, inverse,
+      const Norms norms = to_bytes(x + b * kCodeBlock, inputs(b), b * kCodeBlock, rest, inverse,
                                    x8 + b * block_bytes, piece_bytes);
       squares += norms.squares * scales[b] * scales[b];
       left_out += norms.left_out * scales[b] * scales[b];
@@ -106,7 +106,7 @@ struct ScreenKernels {
       Isa::store_low_bytes(at(k), shifted, Isa::kScreenZero);
     });
     const std::int64_t written = (inputs + Isa::kLanes - 1) / Isa::kLanes * Isa::kLanes;
-    std::fill_n(at(written), screen_depth(inputs) - written, std::uint8_t{});
+    std::fill_n(at(written), code_depth(inputs) - written, std::uint8_t{});
     return {Isa::sum(squares), Isa::sum(left_out)};
   }
 
@@ -185,7 +185,7 @@ struct ScreenKernels {
         const T* next[kDotRows];
         take_rows<Ahead>(i, weight, w, next);
         float z[kDotRows];
-        dot_rows<Isa, T, Ahead>(count, x, w, next, args.weight.cols, z);
+        dot_rows<Isa, Ahead>(count, x, w, next, args.weight.cols, z);
         for (std::int64_t n = 0; n < count; ++n) {
           if (args.bias != nullptr) z[n] += args.bias[found.list[i + n]];
           if (z[n] <= threshold) continue;

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <type_traits>
 
-#include "twell/dtype.h"
+#include "twell/packed.h"
 
 namespace twell::portable {
 namespace {  // every tier's code stays inside its own objects
@@ -24,6 +24,9 @@ struct Isa {
     return v;
   }
   static V load(const bf16* p) { return V{float(p[0]), float(p[1]), float(p[2]), float(p[3])}; }
+  static V load(const std::int8_t* p) {
+    return V{float(p[0]), float(p[1]), float(p[2]), float(p[3])};
+  }
   static void store(float* p, V v) { std::memcpy(p, &v, sizeof v); }
   static void store(bf16* p, V v) {
     for (int i = 0; i < kLanes; ++i) p[i] = bf16(v[i]);
@@ -72,6 +75,62 @@ struct Isa {
   }
   static V mac(V acc, V w, const float* x) { return fma(w, broadcast(*x), acc); }
 
+  // Codes of a step, four inputs of kLanes neurons, as numbers.
+  struct Inputs {
+    V of[4];
+  };
+  struct Pairs {
+    U of[2];
+  };
+  template <class X>
+  static auto widen(const std::int8_t* p) {
+    I words;
+    std::memcpy(&words, p, sizeof words);
+    const auto number = [](I code_on_top) { return __builtin_convertvector(code_on_top >> 24, V); };
+    const Inputs numbers = {
+        {number(words << 24), number(words << 16), number(words << 8), number(words)}};
+    if constexpr (std::is_same_v<X, float>) {
+      return numbers;
+    } else {
+      // A code is exact in the upper half of a float.
+      const auto pair = [](V even, V odd) {
+        return (std::bit_cast<U>(even) >> 16) | std::bit_cast<U>(odd);
+      };
+      return Pairs{{pair(numbers.of[0], numbers.of[1]), pair(numbers.of[2], numbers.of[3])}};
+    }
+  }
+  static void store_panel(const Pairs& w, bf16* panel) {
+    auto* words = reinterpret_cast<std::byte*>(panel);
+    for (int i = 0; i < 2; ++i) std::memcpy(words + i * kPanel * 4, &w.of[i], sizeof w.of[i]);
+  }
+  // A sum of its own for the last three: `acc` is waited for once.
+  static V mac(V acc, const Inputs& w, const float* x) {
+    const V rest =
+        fma(w.of[3], broadcast(x[3]), fma(w.of[2], broadcast(x[2]), mul(w.of[1], broadcast(x[1]))));
+    return add(fma(w.of[0], broadcast(x[0]), acc), rest);
+  }
+  static void store_panel(const Inputs& w, float* panel) {
+    for (int i = 0; i < 4; ++i) store(panel + i * kPanel, w.of[i]);
+  }
+
+  // Codes of a step as 16-bit integers: inputs 0 and 2 of each neuron, 1 and 3.
+  using Term = std::int16_t;
+  struct Words {
+    const std::int8_t* codes;
+  };
+  static constexpr int kTermsRows = 1;
+  static constexpr int kTermsPanels = 1;
+  static constexpr std::int64_t kTermsUpTo = 4;
+  static I terms_begin(std::int32_t /*sum*/) { return I{}; }
+  static Words load_terms_codes(const std::int8_t* p) { return {p}; }
+  static I mac(I acc, const Words& w, const std::int16_t* x) {
+    for (int i = 0; i < kLanes; ++i) {
+      const std::int8_t* of = w.codes + 4 * i;
+      acc[i] += of[0] * x[0] + of[2] * x[1] + of[1] * x[2] + of[3] * x[3];
+    }
+    return acc;
+  }
+
   static const std::int8_t* load_panel(const std::int8_t* p) { return p; }
   static I mac(I acc, const std::int8_t* w, const std::uint8_t* x) {
     for (int i = 0; i < kLanes; ++i) {
@@ -101,8 +160,8 @@ struct Isa {
   // Dot product steps over kDot<T> elements.
   template <class T>
   static constexpr int kDot = kLanes;
-  template <class T>
-  static V dot(V acc, const T* w, const T* x) {
+  template <class W, class T>
+  static V dot(V acc, const W* w, const T* x) {
     return fma(load(w), load(x), acc);
   }
 
