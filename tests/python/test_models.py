@@ -45,6 +45,8 @@ class Deviation(NamedTuple):
     """From the unchanged model; `allowed` and its own error bound it."""
     plain: float
     """The unchanged model's own error."""
+    weight: float
+    """Its norm over that of the largest of its like."""
 
 
 def deviations(
@@ -62,7 +64,8 @@ def deviations(
         errors = [(mine.double() - want).norm(), (theirs.double() - want).norm()]
         between = (mine.double() - theirs.double()).norm()
         allowed = times * errors[1] + 16 * unit * size
-        found.append(Deviation(*(float(v / size) for v in (errors[0], allowed, between, errors[1]))))
+        parts = (float(v / size) for v in (errors[0], allowed, between, errors[1]))
+        found.append(Deviation(*parts, weight=float(want.norm() / largest)))
     return found
 
 

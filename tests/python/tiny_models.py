@@ -50,6 +50,9 @@ class Tiny(NamedTuple):
             for name, p in model.named_parameters():
                 if p.dim() == 1:
                     p.copy_(torch.randn(p.shape) * 0.3 + ("norm" in name and "weight" in name))
+                elif 0 < p.std() < (unit := p[0].numel() ** -0.5):
+                    # As large as what they are to add to: of 0.02 nothing is left after rounding.
+                    p.mul_(unit / p.std())
         return model.to(dtype)
 
     def call(self, model: nn.Module) -> Tensor:
@@ -239,6 +242,10 @@ MODULES_OF_THEIR_OWN = {
     ),
     "mistral": Tiny(
         of("MistralForCausalLM", "MistralConfig",
+           {**TINY_SIZES, "hidden_act": "relu", "num_key_value_heads": 2}), text, 2
+    ),
+    "qwen2": Tiny(
+        of("Qwen2ForCausalLM", "Qwen2Config",
            {**TINY_SIZES, "hidden_act": "relu", "num_key_value_heads": 2}), text, 2
     ),
     "qwen3": Tiny(

@@ -42,7 +42,7 @@ class Runs:
         self.root = root
         self.done: dict[tuple, dict] = {}
         metadata = root / "twell_tests-0.dist-info"
-        metadata.mkdir(parents=True)
+        metadata.mkdir(parents=True, exist_ok=True)
         (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: twell-tests\nVersion: 0\n")
         (metadata / "entry_points.txt").write_text(
             f"[vllm.general_plugins]\n{ENTRY_POINT.replace(chr(34), '')}\n"
@@ -84,10 +84,11 @@ class Runs:
             sys.executable, str(HERE / "vllm_probe.py"), str(self.model(kind, act)), str(ranks), mode,
             str(out),
         ]  # fmt: skip
-        result = subprocess.run(
-            program, env=environment, capture_output=True, text=True, check=False
-        )
-        assert result.returncode == 0, f"{result.stdout[-8000:]}\n{result.stderr[-4000:]}"
+        if not out.exists():  # of an earlier run, in a directory that was kept
+            result = subprocess.run(
+                program, env=environment, capture_output=True, text=True, check=False
+            )
+            assert result.returncode == 0, f"{result.stdout[-8000:]}\n{result.stderr[-4000:]}"
         self.done[key] = json.loads(out.read_text())
         return self.done[key]
 
