@@ -255,7 +255,8 @@ def page(result: dict[str, Any]) -> str:
         "  sum of all. The texts are those of vLLM's own dense layers." + more, "",
         "## f32", "", *rows_of(result["rows"], "f32", names), "",
         "## bf16", "",
-        "0: without a gate and with plain ReLU, both round at the same places.", "", *rows_of(result["rows"], "bf16", names[:3]), "",
+        "0: without a gate and with plain ReLU, both round at the same places.", "",
+        *rows_of(result["rows"], "bf16", names[:3]), "",
         "Notes:", "", *notes, "",
     ])  # fmt: skip
 
