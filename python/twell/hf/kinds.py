@@ -117,13 +117,15 @@ KINDS = (
     Kind(("layer_1", "layer_2")),  # XLNet
 )
 
+_ALL = (*KINDS, *(replace(kind, acts=()) for kind in KINDS))
+
 
 def kind_of(module: nn.Module, kinds: tuple[Kind, ...]) -> Kind | None:
     if type(module) is nn.Sequential and kinds is KINDS:
         return _of_sequence(module)
     # The code of what is scripted cannot be tried.
     if kinds is KINDS and not isinstance(module, torch.jit.ScriptModule):
-        kinds = (*kinds, *(replace(kind, acts=()) for kind in kinds))
+        kinds = _ALL
     return next((kind for kind in kinds if kind.has_parts(module)), None)
 
 
