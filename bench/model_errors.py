@@ -32,6 +32,7 @@ ENCODER = "no: an encoder"
 PICTURES = "no: a model of images"
 # A gradient this small beside the largest is a sum that cancels, of which the error is left.
 CANCELS = 2.0**-10
+OWN = "vLLM's own layers"
 BY_TRANSFORMERS = "no: dense, by vLLM's Transformers backend"
 NO_CLASS = "no: vLLM 0.32 has no such model"
 NOT_READ = "no: not read by the engine"
@@ -74,7 +75,8 @@ ARCHITECTURES = (
     A("BitNet, unquantised", ("bitnet",), ("bitnet-relu2", "bitnet-biases")),
     A("Persimmon", ("persimmon",), NOT_READ),
     A("Jais 2", ("jais2",), NOT_READ, BY_TRANSFORMERS),
-    A("Cosmos3 Edge, its text model", ("cosmos3 edge",), NOT_READ),
+    A("Cosmos3 Edge, its text model", ("cosmos3 edge",), NOT_READ,
+      "not tested: its layers are of Nemotron-H's class, which the plug-in takes"),
     A("Llama with ReLU, squared ReLU", ("llama",),
       ("llama-relu", "llama-relu2", "llama-relu-biases"), ("llama",)),
     A("Mistral with ReLU", ("mistral",), ("mistral-relu",), ("mistral",)),
@@ -183,7 +185,8 @@ def of_vllm(wanted: list[str], keep: Path) -> dict[str, Any]:
             assert sparse["texts"] == dense["texts"], "another text than dense layers"
             error, bound = runs.deviation(sparse, kind, act)
             assert error <= bound, f"{error} > {bound}"
-            cells[kind] = {"model": kind, "error": error, "bound": bound}
+            own = runs.deviation(dense, kind, act)[0]
+            cells[kind] = {"model": kind, "error": error, "bound": bound, OWN: own}
             if kind == "llama":
                 cells[kind]["compiled"] = runs(kind, mode="compiled")["texts"] == dense["texts"]
                 cells[kind]["two ranks"] = runs(kind, ranks=2)["texts"] == dense["texts"]
@@ -201,7 +204,8 @@ def cell_of(value: Any) -> str:
         return value
     if "failed" in value:
         return f"FAILED: {value['failed']}"
-    return f"{number(value['error'])} of {number(value['bound'])}"
+    text = f"{number(value['error'])} of {number(value['bound'])}"
+    return f"{text} ({number(value[OWN])})" if OWN in value else text
 
 
 def number(v: float) -> str:
@@ -221,6 +225,10 @@ def rows_of(results: list[dict[str, Any]], dtype: str, columns: list[str]) -> li
     return out
 
 
+def said_of(v: dict[str, str]) -> str:
+    return f"vLLM {v['vllm']} with PyTorch {v['torch']} and transformers {v['transformers']}."
+
+
 def page(result: dict[str, Any]) -> str:
     v = result["versions"]
     names = ["PyTorch, frozen", "PyTorch, trained", "engine", "vLLM"]
@@ -229,16 +237,15 @@ def page(result: dict[str, Any]) -> str:
     more = ""
     if isinstance(llama, dict) and "f32" in llama and "compiled" in llama["f32"]:
         said = {True: "the same text", False: "ANOTHER TEXT"}
-        more = (f" Llama compiled: {said[llama['f32']['compiled']]}; on two ranks: "
+        more = (f"Llama compiled: {said[llama['f32']['compiled']]}; on two ranks: "
                 f"{said[llama['f32']['two ranks']]}.")  # fmt: skip
     return "\n".join([
         "# How far sparse models are from transformers", "",
-        "Written by `bench/model_errors.py`, which runs what the tests run. Each cell has the largest",
-        "error and its bound, of the model of that row that comes closest to its bound. Weights are",
+        "Written by `bench/model_errors.py`, which runs what the tests run. Each cell has the",
+        "largest error and its bound, of the model and tensor of that row that come closest to the bound. Weights are",
         "random and sizes small. Above its bound a cell would have stopped the program.", "",
-        f"{v['processor']}, tier {v['tier']}. PyTorch {v['torch']}, transformers {v['transformers']}."
-        + (f" vLLM {v['vllm']['vllm']} with PyTorch {v['vllm']['torch']} and transformers "
-           f"{v['vllm']['transformers']}." if v["vllm"] else ""), "",
+        f"{v['processor']}, tier {v['tier']}. PyTorch {v['torch']}, transformers {v['transformers']}.",
+        *([said_of(v["vllm"])] if v["vllm"] else []), "",
         "- **PyTorch, frozen**: the output after `twell.sparsify(model)`. The error is the norm of the",
         "  difference from the unchanged model, over the output's norm. The bound: from the same model in",
         "  float64 at most twice the unchanged model's own error, and 16 units of rounding (2⁻²⁴, in bf16",
@@ -252,7 +259,8 @@ def page(result: dict[str, Any]) -> str:
         "  transformers' own in bf16; the bound is 1.25.",
         "- **vLLM**: f32: the largest difference of a log-probability, of all tokens at 24 steps after",
         "  three prompts, from transformers. The bound is twice the engine's: a logit's and that of the",
-        "  sum of all. The texts are those of vLLM's own dense layers." + more, "",
+        "  sum of all. In brackets: the same of vLLM's own dense layers, whose texts are the same.",
+        *([f"  {more}"] if more else []), "",
         "## f32", "", *rows_of(result["rows"], "f32", names), "",
         "## bf16", "",
         "0: without a gate and with plain ReLU, both round at the same places.", "",

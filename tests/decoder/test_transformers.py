@@ -168,7 +168,7 @@ def test_fp32(case, driver, tmp_path):
 
 
 IN_BF16 = ["llama-gqa-tied", "llama-llama3-scaling", "llama-relu", "llama-relu-biases", "qwen2", "qwen3-relu",
-           "mistral-relu", "arcee-relu2", "nemotron-relu2", "opt", "bitnet-relu2", "nanochat-relu2",
+           "qwen2-tied-relu", "mistral-relu", "arcee-relu2", "nemotron-relu2", "opt", "bitnet-relu2", "nanochat-relu2",
            "stablelm-parallel", *PUBLISHED]
 
 
