@@ -100,7 +100,7 @@ def bars(
     axes.axhline(1, color="black", linewidth=0.8)
     axes.set_xticks(range(len(groups)), groups, rotation=30, ha="right")
     axes.set_ylabel(label)
-    axes.legend()
+    axes.legend(ncols=len(series), loc="lower left", bbox_to_anchor=(0, 1), frameon=False)
     figure.tight_layout()
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, metadata={"Date": None})

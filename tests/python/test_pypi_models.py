@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -41,10 +42,17 @@ def test_the_answers_stay_the_same(real: Real) -> None:
     assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
 
 
+def program(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(Path(twell.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, str(BENCH / name), *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": path}
+    return subprocess.run(command, capture_output=True, text=True, env=environment)
+
+
 def test_reports_as_the_program_prints_them(tmp_path: Path) -> None:
     """Of one that is in no package; what is not there is skipped, with a reason."""
-    command = [sys.executable, BENCH / "model_reports.py", "stories260K", "--page", tmp_path / "a.md"]
-    done = subprocess.run([*map(str, command)], capture_output=True, text=True)
+    pytest.importorskip("transformers")
+    done = program("model_reports.py", "stories260K", "--page", tmp_path / "a.md")
     assert done.returncode == 0, done.stderr
     first, second, *_ = done.stdout.splitlines()
     assert first == "stories260K"
@@ -53,7 +61,7 @@ def test_reports_as_the_program_prints_them(tmp_path: Path) -> None:
     if not second.startswith("skipped: "):
         assert second == "LlamaForCausalLM: 5 feed-forward layers, 63% of the parameters"
         assert "Where every neuron fires there is nothing to gain. Training with ReLU" in page
-    done = subprocess.run([*map(str, command[:2]), "none"], capture_output=True, text=True)
+    done = program("model_reports.py", "none")
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].endswith(
         f"no model none; there are {', '.join(real.name for real in REAL)}"
@@ -62,10 +70,7 @@ def test_reports_as_the_program_prints_them(tmp_path: Path) -> None:
 
 def test_small_layers_writes_its_page(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    command = [
-        sys.executable, BENCH / "small_layers.py", "--rows", 1, 8, "--seconds", 0.001, "--out", tmp_path
-    ]  # fmt: skip
-    done = subprocess.run([*map(str, command)], capture_output=True, text=True)
+    done = program("small_layers.py", "--rows", 1, 8, "--seconds", 0.001, "--out", tmp_path)
     assert done.returncode == 0, done.stderr
     assert {file.name for file in tmp_path.iterdir()} == {"small.json", "small.md", "small.svg"}
     page = (tmp_path / "small.md").read_text()
