@@ -50,6 +50,9 @@ class Tiny(NamedTuple):
             for name, p in model.named_parameters():
                 if p.dim() == 1:
                     p.copy_(torch.randn(p.shape) * 0.3 + ("norm" in name and "weight" in name))
+                elif 0 < p.std() < (unit := p[0].numel() ** -0.5):
+                    # As large as what they are to add to: of 0.02 nothing is left after rounding.
+                    p.mul_(unit / p.std())
         return model.to(dtype)
 
     def call(self, model: nn.Module) -> Tensor:
@@ -125,6 +128,22 @@ def mask2former() -> nn.Module:
         num_attention_heads=2, dim_feedforward=60, num_queries=20,
     )  # fmt: skip
     return transformers.Mask2FormerModel(config)
+
+
+def maskformer() -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    backbone = transformers.ResNetConfig(
+        embedding_size=8, hidden_sizes=[8, 16, 16, 16], depths=[1] * 4, layer_type="basic",
+        out_features=["stage1", "stage2", "stage3", "stage4"],
+    )  # fmt: skip
+    decoder = transformers.DetrConfig(
+        use_timm_backbone=False, backbone_config=backbone, d_model=32, decoder_layers=2,
+        decoder_attention_heads=2, decoder_ffn_dim=60, num_queries=20,
+    )  # fmt: skip
+    config = transformers.MaskFormerConfig(
+        backbone_config=backbone, decoder_config=decoder, fpn_feature_size=32, mask_feature_size=32
+    )
+    return transformers.MaskFormerModel(config)
 
 
 def image() -> dict[str, Any]:
@@ -205,6 +224,13 @@ MODULES_OF_THEIR_OWN = {
         of("NemotronForCausalLM", "NemotronConfig", {**_NEMOTRON, "mlp_bias": True}), text, 2
     ),
     "arcee": Tiny(of("ArceeForCausalLM", "ArceeConfig", TINY_SIZES), text, 2),
+    "cosmos3 edge": Tiny(
+        of("Cosmos3EdgeTextModel", "Cosmos3EdgeTextConfig", {
+            **TINY_SIZES, "num_key_value_heads": 2, "head_dim": 12, "rope_parameters": {
+                "rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 2, 2],
+            },
+        }), text, 2, "last_hidden_state"),
+    "maskformer": Tiny(maskformer, image, 2, "transformer_decoder_last_hidden_state"),
     "nanochat": Tiny(of("NanoChatForCausalLM", "NanoChatConfig", TINY_SIZES), text, 2),
     "jais2": Tiny(of("Jais2ForCausalLM", "Jais2Config", TINY_SIZES), text, 2),
     "persimmon": Tiny(of("PersimmonForCausalLM", "PersimmonConfig", TINY_SIZES), text, 2),
@@ -216,6 +242,10 @@ MODULES_OF_THEIR_OWN = {
     ),
     "mistral": Tiny(
         of("MistralForCausalLM", "MistralConfig",
+           {**TINY_SIZES, "hidden_act": "relu", "num_key_value_heads": 2}), text, 2
+    ),
+    "qwen2": Tiny(
+        of("Qwen2ForCausalLM", "Qwen2Config",
            {**TINY_SIZES, "hidden_act": "relu", "num_key_value_heads": 2}), text, 2
     ),
     "qwen3": Tiny(
@@ -351,9 +381,43 @@ def with_mlp(kind: Callable[[Any], nn.Module], **said: Any) -> Callable[[], nn.M
     return make
 
 
+class SmallThinkerMoe(nn.Module):
+    """As the report on SmallThinker defines it: of the tokens, each goes to the two experts of the
+    highest scores; an expert is gated by a ReLU, which its code applies."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.primary_router = nn.Linear(config.hidden_size, 4, bias=False)
+        sizes = config.hidden_size, config.intermediate_size
+        self.experts = nn.ModuleList(SmallThinkerExpert(*sizes) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.flatten(0, -2)
+        scores, chosen = self.primary_router(rows).topk(2, dim=-1)
+        shares = scores.float().sigmoid()
+        shares = (shares / shares.sum(-1, keepdim=True)).to(x.dtype)
+        y = torch.zeros_like(rows)
+        for i, expert in enumerate(self.experts):
+            token, place = (chosen == i).nonzero(as_tuple=True)
+            y = y.index_add(0, token, expert(rows[token]) * shares[token, place, None])
+        return y.view_as(x)
+
+
+class SmallThinkerExpert(nn.Module):
+    def __init__(self, width: int, neurons: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(width, neurons, bias=False)
+        self.gate = nn.Linear(width, neurons, bias=False)
+        self.down = nn.Linear(neurons, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.up(x) * nn.functional.relu(self.gate(x)))
+
+
 ON_THE_HUB = {
     "prosparse": Tiny(
         with_mlp(ProSparseMlp, hidden_act="fatrelu", hidden_act_param=0.01), text, 2
     ),
     "turbosparse": Tiny(with_mlp(TurboMlp, hidden_act="drelu"), text, 2),
+    "smallthinker": Tiny(with_mlp(SmallThinkerMoe), text, 8),
 }  # fmt: skip

@@ -1,7 +1,8 @@
 """Runs a model in vLLM, for test_vllm.py; its functions are called in vLLM's own processes too.
 
-python vllm_probe.py MODEL RANKS eager|compiled OUT writes the texts and what the MLPs are, as JSON:
-vLLM's processes write lines of their own to the standard output.
+python vllm_probe.py MODEL RANKS eager|compiled OUT writes the texts, the log-probabilities of all tokens
+at each step, and what the MLPs are, as JSON: vLLM's processes write lines of their own to the standard
+output.
 """
 
 from __future__ import annotations
@@ -52,17 +53,24 @@ def main(model: str, ranks: str, mode: str, out: str) -> None:
     llm = vllm.LLM(
         model, dtype="float32", tensor_parallel_size=int(ranks), enforce_eager=mode == "eager",
         max_model_len=128, max_num_seqs=8, kv_cache_memory_bytes=1 << 27, disable_log_stats=True,
+        max_logprobs=-1, trust_remote_code=True,  # a configuration that transformers lacks
     )  # fmt: skip
     llm.apply_model(vllm_probe.watch)
     results = llm.generate(
         [{"prompt_token_ids": prompt} for prompt in PROMPTS],
-        vllm.SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True),
+        vllm.SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, logprobs=-1),
         use_tqdm=False,
     )
-    texts = [list(result.outputs[0].token_ids) for result in results]
-    Path(out).write_text(
-        json.dumps({"texts": texts, "ranks": llm.apply_model(vllm_probe.describe)})
-    )
+    outputs = [result.outputs[0] for result in results]
+    found = {
+        "texts": [list(output.token_ids) for output in outputs],
+        "logprobs": [
+            [[step[token].logprob for token in range(len(step))] for step in output.logprobs]
+            for output in outputs
+        ],
+        "ranks": llm.apply_model(vllm_probe.describe),
+    }
+    Path(out).write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from twell import _attached, _norm
@@ -14,7 +15,7 @@ from twell._children import linear_of
 
 # Where a module says its activation: a child, or a function.
 _ACTS = (
-    "act_fn", "activation_fn", "act", "activation", "activation_function", "intermediate_act_fn"
+    "act_fn", "activation_fn", "act", "activation", "activation_function", "intermediate_act_fn", "relu"
 )  # fmt: skip
 
 
@@ -29,23 +30,29 @@ class Kind:
     linears: tuple[str, ...]
     """gate, up and down; without a gate up and down."""
     acts: tuple[str, ...] = _ACTS
-    """Of which a module has one."""
+    """Of which a module has one; none where its code applies the activation itself."""
     fused: bool = False
     """Gate and up are the two halves of one linear layer."""
 
     @staticmethod
     def of(names: Mapping[str, str]) -> Kind:
         keys = ("gate", "up", "down", "act")
-        if set(names) not in (set(keys), set(keys[1:])):
+        if not {"up", "down"} <= set(names) <= set(keys):
             raise ValueError(
-                f"mlp: expected names for {', '.join(keys)}, or for these without gate, "
+                f"mlp: expected names for {', '.join(keys)}, or for these without gate or act, "
                 f"got {', '.join(names) or 'none'}"
             )
-        return Kind(tuple(names[k] for k in keys[:3] if k in names), (names["act"],))
+        acts = (names["act"],) if "act" in names else ()
+        return Kind(tuple(names[k] for k in keys[:3] if k in names), acts)
 
     @property
     def gated(self) -> bool:
         return self.fused or len(self.linears) == 3
+
+    @property
+    def in_code(self) -> bool:
+        """Whether the module has no activation to look at: its code calls torch.relu."""
+        return not self.acts
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -56,12 +63,17 @@ class Kind:
         return ", ".join(self.linears) + (f" and {self.acts[0]}" if len(self.acts) == 1 else "")
 
     def act(self, module: nn.Module) -> str:
-        return next(name for name in self.acts if _is_said(module, name))
+        return next((name for name in self.acts if _is_said(module, name)), "")
 
     def has_parts(self, module: nn.Module) -> bool:
-        return all(isinstance(getattr(module, n, None), nn.Module) for n in self.linears) and any(
-            _is_said(module, name) for name in self.acts
-        )
+        """In code that applies the activation itself, the linear layers are all that there is."""
+        if not all(isinstance(getattr(module, n, None), nn.Module) for n in self.linears):
+            return False
+        if self.in_code:
+            module = getattr(module, "_orig_mod", module)  # of a compiled one
+            has_code = type(module).forward is not nn.Module.forward
+            return has_code and not self.others(module)
+        return any(_is_said(module, name) for name in self.acts)
 
     def norm(self, module: nn.Module) -> str | None:
         """The child that is an RMSNorm, if there is one; whatever it is called."""
@@ -89,9 +101,11 @@ KINDS = (
     Kind(("gate_proj", "up_proj", "down_proj")),  # Llama, Mistral, Qwen, BitNet, ProSparse, TurboSparse
     Kind(("wi_0", "wi_1", "wo")),  # T5 with a gate
     Kind(("w1", "w3", "w2")),  # Meta's own Llama
+    Kind(("gate", "up", "down")),  # the experts of SmallThinker
     Kind(("gate_up_proj", "down_proj"), fused=True),  # Phi-3, GLM
     Kind(("up_proj", "down_proj")),  # Arcee, Nemotron, Nemotron-H, Jais 2
     Kind(("fc1", "fc2")),  # OPT, M2M100, NLLB, FSMT, BART, NanoChat, DETR, Canary
+    Kind(("fc_1", "fc_2")),  # tutorials on translation, and what was made of them
     Kind(("wi", "wo")),  # T5, LongT5, Switch
     Kind(("linear1", "linear2")),  # torch.nn.Transformer*Layer, Parakeet
     Kind(("lin1", "lin2")),  # SAM, DistilBERT
@@ -103,10 +117,15 @@ KINDS = (
     Kind(("layer_1", "layer_2")),  # XLNet
 )
 
+_ALL = (*KINDS, *(replace(kind, acts=()) for kind in KINDS))
+
 
 def kind_of(module: nn.Module, kinds: tuple[Kind, ...]) -> Kind | None:
     if type(module) is nn.Sequential and kinds is KINDS:
         return _of_sequence(module)
+    # The code of what is scripted cannot be tried.
+    if kinds is KINDS and not isinstance(module, torch.jit.ScriptModule):
+        kinds = _ALL
     return next((kind for kind in kinds if kind.has_parts(module)), None)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -31,9 +32,10 @@ def from_mlp(
     """Makes a layer whose children are a module's linear layers. A module with gate_proj, up_proj,
     down_proj and act_fn (Llama, Qwen2) becomes a GatedFfn; one without gate_proj (Arcee) becomes an
     Ffn. twell.hf.kinds has the names that it knows; ``names`` gives others, under the keys gate, up,
-    down and act. The layer also takes an RMSNorm before down (BitNet), dropout of the hidden state and
-    of the output, and applies act_fn to up if the module does. Weights that are transposed (Conv1D) or
-    two in one (gate_up_proj) become linear layers of their own; the state_dict has them as before.
+    down and act. A module without act_fn, whose code calls torch.relu, is tried too. The layer also takes
+    an RMSNorm before down (BitNet), dropout of the hidden state and of the output, and applies the
+    activation to up if the module does. Weights that are transposed (Conv1D) or two in one
+    (gate_up_proj) become linear layers of their own; the state_dict has them as before.
 
     ``activation`` overrides what act_fn says. ``config`` is the model's configuration, which may have
     an activation's threshold. The layer takes over the module's hooks of forward and backward. What is
@@ -58,7 +60,7 @@ def from_mlp(
             f"{name}: expected {parts} alone, got {', '.join(others)} too, which the layer would lack"
         )
     linears = kind.linears_of(mlp, name)
-    if activation is None:
+    if activation is None and not kind.in_code:
         activation, threshold = activation_of(name, getattr(mlp, act_name), config)
     kept = {*kind.linears, norm}
     lost = {f"{name}.{c}": m for c, m in mlp.named_children() if c not in kept}
@@ -69,6 +71,7 @@ def from_mlp(
             )
     check_sizes(name, linears)
     tried = _try_forward(name, mlp, kind)
+    activation = activation or tried.activation
     up_activation = "identity"
     if tried.both:
         up_activation = activation
@@ -126,6 +129,8 @@ def _has_bias(module: nn.Module) -> bool:
 
 
 class _Tried(NamedTuple):
+    activation: str
+    """Of code that applies it itself; otherwise empty."""
     both: bool
     """Whether the activation is on up as well."""
     hidden_dropout: float = 0.0
@@ -178,12 +183,15 @@ def _try_forward(name: str, mlp: nn.Module, kind: Kind) -> _Tried:
     x = random(1, 5, width)
     *into, down = (children[child] for child in kind.linears)
     act_name = kind.act(mlp)
+    # Names alone may well be those of something else.
+    refused = Stays if kind.in_code else ValueError
     with torch.no_grad():
-        act = getattr(mlp, act_name)
         pre = [linear(x) for linear in into]  # type: ignore[misc]
         g, *u = pre[0].chunk(2, dim=-1) if kind.fused else pre
-        hidden = [act(g) * u[0], act(g) * act(u[0])] if u else [act(g)]
-        hidden = [dense.normalise(h, form) for h in hidden]
+        hidden: list[tuple[str, bool, Tensor]] = []
+        for called, act in _acts_of(mlp, kind):
+            made = [act(g) * u[0], act(g) * act(u[0])] if u else [act(g)]
+            hidden += [(called, both == 1, dense.normalise(h, form)) for both, h in enumerate(made)]
         found: _Tried | None = None
         for training in (False, True):
             twin.training = training
@@ -191,33 +199,41 @@ def _try_forward(name: str, mlp: nn.Module, kind: Kind) -> _Tried:
                 with _NoDropout() as dropped:
                     got = type(mlp).forward(twin, x)
             except Exception as error:
-                raise ValueError(
+                raise refused(
                     f"{name}: {type(mlp).__name__} takes or needs more than one tensor: "
                     f"{(str(error) or type(error).__name__).splitlines()[0]}"
                 ) from error
             found = None
             # In float64, or rounded to float32 on its way.
             same = isinstance(got, Tensor) and got.shape == x.shape
-            for both, h in enumerate(hidden):
+            for called, both, h in hidden:
                 want = down(h)  # type: ignore[misc]
                 if same and found is None and torch.allclose(got.double(), want, rtol=1e-4):
-                    found = _dropout_of(name, mlp, both == 1, h, want, dropped)
+                    found = _Tried(called, both, *_dropout_of(name, mlp, h, want, dropped))
             if found is None:
                 break
     if found is not None:
         return found
     names = kind.names
     times_up = f" * {names[1]}(x)" if kind.gated else ""
-    text = f"{act_name}({names[0]}(x)){times_up}"
-    raise ValueError(
+    text = f"{act_name or 'relu'}({names[0]}(x)){times_up}"
+    raise refused(
         f"{name}: {type(mlp).__name__} computes something else than "
         f"{names[-1]}({text if norm is None else f'{norm}({text})'})"
     )
 
 
+def _acts_of(mlp: nn.Module, kind: Kind) -> list[tuple[str, Any]]:
+    """The activation that the module has, or those that its code may apply by itself."""
+    if not kind.in_code:
+        return [("", getattr(mlp, kind.act(mlp)))]
+    return [(name, partial(dense.activate, activation=name)) for name in ("relu", "relu_squared")]
+
+
 def _dropout_of(
-    name: str, mlp: nn.Module, both: bool, h: Tensor, y: Tensor, dropped: _NoDropout
-) -> _Tried:
+    name: str, mlp: nn.Module, h: Tensor, y: Tensor, dropped: _NoDropout
+) -> tuple[float, float]:
+    """Of the hidden state and of the output."""
     shares: dict[str, list[float]] = {"hidden": [], "output": []}
     for x, p in dropped.calls:
         if p == 0:
@@ -233,7 +249,7 @@ def _dropout_of(
             )
     if any(len(ps) > 1 for ps in shares.values()):
         raise ValueError(f"{name}: {type(mlp).__name__} has dropout twice in one place")
-    return _Tried(both, *(sum(ps) for ps in shares.values()))
+    return sum(shares["hidden"]), sum(shares["output"])
 
 
 def with_children(module: nn.Module, children: Mapping[str, nn.Module | None]) -> nn.Module:

@@ -45,7 +45,8 @@ def sparsify(
     :meth:`GatedFfn.freeze` then takes the faster form of each layer. ``activation`` (relu,
     relu_squared, fat_relu with ``threshold``) is for models whose configuration does not say what
     they were trained with. ``mlp`` is for models with other names, such as
-    ``{"gate": "w1", "up": "w3", "down": "w2", "act": "act_fn"}``.
+    ``{"gate": "w1", "up": "w3", "down": "w2", "act": "act_fn"}``; without act where their code calls
+    ``torch.relu``.
 
     It replaces all layers or none. Where a whole stack of layers (of one class and place) has an
     activation without exact zeros, or is not of linear layers that fit, it stays as it is beside stacks
@@ -252,7 +253,7 @@ def find(
             continue  # the model itself, which nothing can replace
         try:
             if own:
-                layer = from_mlp(module, names=_names(kind, module), **options)
+                layer = from_mlp(module, names=_names(kinds), **options)
                 turned = any(is_turned(getattr(module, n)) for n in kind.linears)
                 sites.append((TurnedSite if turned else Site)(called, module, kind, layer))
             else:
@@ -267,10 +268,13 @@ def find(
     return sites, stay
 
 
-def _names(kind: Kind, module: nn.Module) -> dict[str, str] | None:
-    if kind in KINDS:
+def _names(kinds: tuple[Kind, ...]) -> dict[str, str] | None:
+    """Those that the caller gave."""
+    if kinds is KINDS:
         return None
-    return dict(zip(("gate", "up", "down")[3 - len(kind.linears) :], kind.linears), act=kind.acts[0])
+    (kind,) = kinds
+    names = dict(zip(("gate", "up", "down")[3 - len(kind.linears) :], kind.linears))
+    return names | {"act": kind.acts[0]} if kind.acts else names
 
 
 def _stack(name: str, module: nn.Module) -> tuple[str, str]:

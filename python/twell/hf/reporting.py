@@ -225,23 +225,25 @@ def _parameters(modules: list[nn.Module]) -> list[Tensor]:
 
 
 def _called(act: object) -> str:
+    if act is None:
+        return "in its code"
     name = getattr(act, "__name__", type(act).__name__)
     return name if isinstance(act, nn.Module) or hasattr(act, "__name__") else "?"
 
 
 def _of_kind(name: str, module: nn.Module, kind: Kind) -> _Found:
-    act = getattr(module, kind.act(module))
+    act = None if kind.in_code else getattr(module, kind.act(module))
 
     def judged(config: object) -> tuple[str, str]:
         options: dict[str, Any] = {"name": name, "config": config}
         try:
             if kind.gated or not kind.others(module):
-                from_mlp(module, **options)
+                layer = from_mlp(module, **options)
             else:
-                from_owner(module, kind, activation=None, threshold=0.0, **options)
+                layer = from_owner(module, kind, activation=None, threshold=0.0, **options)
         except ValueError as error:
             return _called(act), str(error)
-        return _called(act), ""
+        return layer.activation if act is None else _called(act), ""
 
     down = getattr(module, kind.linears[-1])
     linears = [getattr(module, n) for n in kind.linears]

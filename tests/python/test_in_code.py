@@ -1,0 +1,233 @@
+"""Feed-forward layers whose activation is no part of the module: its code calls torch.relu."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+import twell
+from tiny_models import features
+from torch import Tensor, nn
+from torch.nn import functional
+
+WIDTH, NEURONS = 24, 60
+
+
+def linears(layer: nn.Module, *names: str, bias: bool = True) -> None:
+    """The last of them narrows again."""
+    for name in names[:-1]:
+        setattr(layer, name, nn.Linear(WIDTH, NEURONS, bias=bias))
+    setattr(layer, names[-1], nn.Linear(NEURONS, WIDTH, bias=bias))
+
+
+class Plain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        linears(self, "fc_1", "fc_2")
+        self.dropout = nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc_2(self.dropout(torch.relu(self.fc_1(x))))
+
+
+class Method(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        linears(self, "w_1", "w_2")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w_2(self.w_1(x).relu())
+
+
+class Squared(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        linears(self, "c_fc", "c_proj", bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c_proj(functional.relu(self.c_fc(x)).square())
+
+
+class Gated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        linears(self, "w1", "w3", "w2", bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w2(functional.relu(self.w1(x)) * self.w3(x))
+
+
+class Both(Gated):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w2(functional.relu(self.w1(x)) * functional.relu(self.w3(x)))
+
+
+class Child(nn.Module):
+    """Of another name than activation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        linears(self, "fc1", "fc2")
+        self.relu = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(self.relu(self.fc1(x)))
+
+
+class Smooth(Squared):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c_proj(functional.gelu(self.c_fc(x)))
+
+
+class Clamped(Squared):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c_proj(functional.relu6(self.c_fc(x)))
+
+
+class Leaky(Squared):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c_proj(functional.leaky_relu(self.c_fc(x), 1e-3))
+
+
+class Two(Squared):
+    """As a head of two inputs."""
+
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+        return self.c_proj(functional.relu(self.c_fc(x + y)))
+
+
+class Bare(Squared):
+    """Of two linear layers: a matrix of low rank."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c_proj(self.c_fc(x))
+
+
+class Residual(nn.Module):
+    def __init__(self, kind: type[nn.Module]) -> None:
+        super().__init__()
+        self.ffn = kind()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.ffn(x)
+
+
+def model(kind: type[nn.Module], blocks: int = 2) -> nn.Sequential:
+    torch.manual_seed(5)
+    return nn.Sequential(*(Residual(kind) for _ in range(blocks))).eval()
+
+
+TAKEN: dict[type[nn.Module], tuple[str, str]] = {
+    Plain: ("relu", "identity"),
+    Method: ("relu", "identity"),
+    Squared: ("relu_squared", "identity"),
+    Gated: ("relu", "identity"),
+    Both: ("relu", "relu"),
+    Child: ("relu", "identity"),
+}
+
+
+@pytest.mark.parametrize("freeze", [True, False])
+@pytest.mark.parametrize("kind", TAKEN)
+def test_same_outputs_and_gradients(kind: type[nn.Module], freeze: bool) -> None:
+    plain, x = model(kind), features(7, WIDTH)
+    sparse = twell.sparsify(copy.deepcopy(plain), freeze=freeze)
+    layers = twell.sparse_layers(sparse)
+    assert list(layers) == ["0.ffn", "1.ffn"]
+    for layer in layers.values():
+        assert (layer.activation, layer.up_activation) == TAKEN[kind]
+        assert layer.hidden_dropout == (0.1 if kind is Plain else 0)
+    torch.testing.assert_close(sparse(x), plain(x), rtol=1e-5, atol=1e-5)
+    assert list(sparse.state_dict()) == list(plain.state_dict())
+    if not freeze:
+        for each in (sparse, plain):
+            each(x).square().mean().backward()
+        for name, p in plain.named_parameters():
+            got = sparse.get_parameter(name).grad
+            torch.testing.assert_close(got, p.grad, rtol=1e-4, atol=1e-6)
+    for name, value in plain.state_dict().items():
+        before = sparse(x)
+        sparse.load_state_dict({name: value + 0.5}, strict=False)
+        assert not torch.equal(sparse(x), before), name
+
+
+def test_report_counts_them() -> None:
+    for kind, (activation, _) in TAKEN.items():
+        layers = twell.report(model(kind), features(7, WIDTH)).layers
+        assert [layer.taken for layer in layers] == [True, True]
+        assert {layer.activation for layer in layers} == {"ReLU" if kind is Child else activation}
+        assert all(0 < layer.share < 1 for layer in layers)
+    said = str(twell.report(model(Smooth), features(7, WIDTH)))
+    assert "2 Smooth: not taken: Smooth computes something else than c_proj(relu(c_fc(x)))" in said
+    assert "in its code" in said and "there is nothing to gain" in said
+
+
+@pytest.mark.parametrize("kind", [Smooth, Clamped, Leaky, Two, Bare])
+def test_what_computes_something_else_stays(kind: type[nn.Module]) -> None:
+    """It was not found before, and names may be those of anything."""
+    both = nn.Sequential(*model(Squared, 1), *model(kind, 1))
+    with pytest.warns(UserWarning, match=rf"\*.ffn \({kind.__name__}\) stay as they are: 1.ffn: "):
+        twell.sparsify(both)
+    assert list(twell.sparse_layers(both)) == ["0.ffn"]
+    with pytest.raises(ValueError, match=f"^0.ffn: {kind.__name__} "):
+        twell.sparsify(model(kind))
+
+
+def test_names_that_the_caller_gives() -> None:
+    class Own(Squared):
+        def __init__(self) -> None:
+            nn.Module.__init__(self)
+            linears(self, "into", "out")
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(functional.relu(self.into(x)).square())
+
+    with pytest.raises(ValueError, match="Sequential has no MLP with"):
+        twell.sparsify(model(Own))
+    names = {"up": "into", "down": "out"}
+    plain, x = model(Own), features(7, WIDTH)
+    sparse = twell.sparsify(copy.deepcopy(plain), mlp=names)
+    torch.testing.assert_close(sparse(x), plain(x), rtol=1e-5, atol=1e-5)
+    with pytest.raises(ValueError, match="expected names for gate, up, down, act, or for these"):
+        twell.sparsify(model(Own), mlp={"up": "into"})
+
+
+def compiled(block: Residual) -> None:
+    block.ffn = torch.compile(block.ffn, backend="eager")  # type: ignore[assignment]
+
+
+def scripted(block: Residual) -> None:
+    block.ffn = torch.jit.script(block.ffn)
+
+
+def hooked(block: Residual) -> None:
+    block.ffn.register_buffer("scale", torch.ones(1))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (compiled, "^1.ffn: is compiled"),
+        (hooked, "^1.ffn has scale of its own"),
+    ],
+)
+def test_what_would_be_lost(change: Callable[[Residual], None], message: str) -> None:
+    blocks, x = model(Squared), features(7, WIDTH)
+    change(blocks[1])  # type: ignore[arg-type]
+    want = blocks(x)
+    with pytest.raises(ValueError, match=message):
+        twell.sparsify(blocks)
+    assert torch.equal(blocks(x), want) and not twell.sparse_layers(blocks)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_what_is_scripted_is_not_found() -> None:
+    blocks, x = model(Squared), features(7, WIDTH)
+    want = blocks(x)
+    scripted(blocks[1])  # type: ignore[arg-type]
+    twell.sparsify(blocks)
+    assert list(twell.sparse_layers(blocks)) == ["0.ffn"]
+    torch.testing.assert_close(blocks(x), want, rtol=1e-5, atol=1e-5)
