@@ -97,7 +97,7 @@ void BpeTokenizer::add_merges(const Parts& parts, const std::string& file) {
 void BpeTokenizer::add_added(const Parts& parts, const std::string& file) {
   // `tokenizers` gives new tokens the ids behind the vocabulary, whatever the file says.
   auto next = static_cast<std::int32_t>(parts.vocab.size());
-  std::unordered_set<std::string> seen;
+  std::unordered_set<std::string> listed, normalized, as_they_are;
   for (const AddedToken& token : parts.added) {
     if (token.content.empty()) continue;
     const auto found = ids.find(token.content);
@@ -109,7 +109,8 @@ void BpeTokenizer::add_added(const Parts& parts, const std::string& file) {
     }
     AddedToken sought = token;
     if (token.normalized) sought.content = normalizer_(token.content);
-    if (!seen.insert(sought.content + (token.normalized ? "n" : "t")).second) {
+    const bool twice = !listed.insert(token.content).second;
+    if (twice || !(token.normalized ? normalized : as_they_are).insert(sought.content).second) {
       fail_file(file, "two added tokens are looked for as {}", in_quotes(sought.content));
     }
     if (found == ids.end()) {

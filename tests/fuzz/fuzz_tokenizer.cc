@@ -1,6 +1,6 @@
 // The input is a tokenizer.json, then a zero byte, then a text for it. Whatever both are: a
-// twell::Error or ids of the vocabulary, which decode to the same text whole and as a stream of whole
-// characters.
+// twell::Error or ids of the vocabulary, which decode to the same text whole and as a stream of
+// whole characters.
 #include <cstdint>
 #include <cstdlib>
 #include <string>

@@ -16,10 +16,20 @@ from oracle_texts import (  # noqa: E402
     same,
     same_in_unicode_9,
 )
+from spm_like import (  # noqa: E402
+    BACK,
+    BYTES,
+    DUMMY_PREFIX,
+    PREPEND,
+    SPACE,
+    SPECIAL,
+    STRIP,
+    TO_SPACE,
+    replace,
+    template,
+    tokenizer,
+)
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers  # noqa: E402
-
-SPACE = "▁"
-BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -50,27 +60,26 @@ def learnt(vocab_size=1500):
     return made, letters, merges
 
 
-def vocabulary(kept_bytes=256):
+def like_llama_2(kept_bytes=256):
     """In the order of Llama 2: special tokens, bytes, merged pieces, letters."""
     made, letters, merges = learnt()
-    tokens = ["<unk>", "<s>", "</s>", *random.Random(3).sample(BYTES, kept_bytes), *made, *letters]
-    tokens = list(dict.fromkeys(tokens))
-    return {token: i for i, token in enumerate(tokens)}, merges
+    pieces = [*random.Random(3).sample(BYTES, kept_bytes), *made, *letters]
+    return tokenizer([piece for piece in dict.fromkeys(pieces) if piece not in SPECIAL], merges)
+
+
+BASE = like_llama_2()
+VOCAB = BASE["model"]["vocab"]
 
 
 def bpe(kept_bytes=256, **options):
-    vocab, merges = vocabulary(kept_bytes)
-    return {"type": "BPE", "dropout": None, "unk_token": "<unk>", "continuing_subword_prefix": None,
-            "end_of_word_suffix": None, "fuse_unk": True, "byte_fallback": True, "ignore_merges": False,
-            "vocab": vocab, "merges": merges, **options}  # fmt: skip
+    return {**like_llama_2(kept_bytes)["model"], **options}
 
 
 def added(*tokens):
     """From (content, flags): those of the vocabulary have its ids, the others the next ones."""
-    vocab, _ = vocabulary()
-    following = iter(range(len(vocab), len(vocab) + len(tokens)))
+    following = iter(range(len(VOCAB), len(VOCAB) + len(tokens)))
     off = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": False}
-    return [{"id": vocab[content] if content in vocab else next(following), "content": content, **off, **flags}
+    return [{"id": VOCAB[content] if content in VOCAB else next(following), "content": content, **off, **flags}
             for content, flags in tokens]  # fmt: skip
 
 
@@ -78,54 +87,34 @@ def sequence(key, *steps):
     return {"type": "Sequence", key: list(steps)}
 
 
-def replace(old, new, kind="String"):
-    return {"type": "Replace", "pattern": {kind: old}, "content": new}
-
-
 def metaspace(scheme, **more):
     return {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": scheme, "split": False, **more}
 
 
-def template(vocab_id=1):
-    piece = [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
-    pair = [*piece, {"SpecialToken": {"id": "<s>", "type_id": 1}}, {"Sequence": {"id": "B", "type_id": 1}}]
-    special = {"<s>": {"id": "<s>", "ids": [vocab_id], "tokens": ["<s>"]}}
-    return {"type": "TemplateProcessing", "single": piece, "pair": pair, "special_tokens": special}
 
-
-SPECIAL = [(name, {"special": True}) for name in ("<unk>", "<s>", "</s>")]
+NAMED = [(name, {"special": True}) for name in SPECIAL]
 CHAT = [(name, {}) for name in ("<|im_start|>", "<|im_end|>", "<|end", "<user>")]
-PREPEND = {"type": "Prepend", "prepend": SPACE}
-TO_SPACE = replace(" ", SPACE)
-DUMMY_PREFIX = sequence("normalizers", PREPEND, TO_SPACE)
-BACK = [replace(SPACE, " "), {"type": "ByteFallback"}, {"type": "Fuse"}]
-STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
-BASE = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added(*SPECIAL),
-        "normalizer": DUMMY_PREFIX, "pre_tokenizer": None, "post_processor": template(),
-        "decoder": sequence("decoders", *BACK, STRIP), "model": bpe()}  # fmt: skip
-ANY = {"lstrip": True, "rstrip": True}
-
 # What is told of each is what differs from BASE.
 RELEASED = {
     "llama 2": {},  # ProSparse, Mistral 0.1, BitNet b1.58 (3B)
-    "llama 2, older": {"added_tokens": added(*((n, {**f, "normalized": True}) for n, f in SPECIAL))},
-    "turbosparse": {"added_tokens": added(*SPECIAL, *CHAT)},
-    "minicpm": {"added_tokens": added(*SPECIAL, *((n, {"special": True, "normalized": True}) for n, _ in CHAT))},
-    "phi 3": {"added_tokens": added(*SPECIAL[:2], ("</s>", {"rstrip": True}),
+    "llama 2, older": {"added_tokens": added(*((n, {**f, "normalized": True}) for n, f in NAMED))},
+    "turbosparse": {"added_tokens": added(*NAMED, *CHAT)},
+    "minicpm": {"added_tokens": added(*NAMED, *((n, {"special": True, "normalized": True}) for n, _ in CHAT))},
+    "phi 3": {"added_tokens": added(*NAMED[:2], ("</s>", {"rstrip": True}),
                                     *((n, {"special": True, "rstrip": True}) for n, _ in CHAT))},
-    "mistral 0.3": {"normalizer": None, "pre_tokenizer": metaspace("first"), "added_tokens": added(*SPECIAL, *CHAT)},
+    "mistral 0.3": {"normalizer": None, "pre_tokenizer": metaspace("first"), "added_tokens": added(*NAMED, *CHAT)},
     "transformers 5": {"normalizer": None, "pre_tokenizer": metaspace("always")},
     "yi": {"normalizer": TO_SPACE, "decoder": sequence("decoders", *BACK)},
     "gemma": {"normalizer": TO_SPACE, "decoder": sequence("decoders", *BACK),
               "pre_tokenizer": {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious",
                                 "invert": False},
-              "added_tokens": added(*SPECIAL, *((n, {}) for n in ("\n", "\n\n", "▁▁", "▁▁▁", "<b>")))},
+              "added_tokens": added(*NAMED, *((n, {}) for n in ("\n", "\n\n", "▁▁", "▁▁▁", "<b>")))},
 }  # fmt: skip
 OTHERS = {
     "words": {"normalizer": None, "pre_tokenizer": metaspace("always", split=True),
               "decoder": metaspace("always", split=True)},
     "words, first": {"normalizer": None, "pre_tokenizer": metaspace("first", split=True),
-                     "added_tokens": added(*SPECIAL, *CHAT), "decoder": metaspace("first")},
+                     "added_tokens": added(*NAMED, *CHAT), "decoder": metaspace("first")},
     "words, never": {"normalizer": None, "pre_tokenizer": metaspace("never", split=True),
                      "decoder": metaspace("never")},
     "older metaspace": {"normalizer": None, "decoder": {"type": "Metaspace", "replacement": SPACE,
@@ -137,7 +126,7 @@ OTHERS = {
         "pretokenizers", {"type": "Digits", "individual_digits": False}, metaspace("always"))},
     "nfc": {"normalizer": sequence("normalizers", {"type": "NFC"}, PREPEND, TO_SPACE)},
     "nfkc": {"normalizer": sequence("normalizers", {"type": "NFKC"}, PREPEND, TO_SPACE),
-             "added_tokens": added(*SPECIAL, ("ﬁ", {"normalized": True}), ("²", {}))},
+             "added_tokens": added(*NAMED, ("ﬁ", {"normalized": True}), ("²", {}))},
     "patterns": {"normalizer": sequence("normalizers", replace(" {2,}", " ", "Regex"), replace("``", '"'),
                                         replace("the", ""), replace("x*", "-", "Regex"), TO_SPACE),
                  "decoder": sequence("decoders", replace(SPACE, " "), replace("[ae]+", "<0x41>", "Regex"),
@@ -167,7 +156,7 @@ MORE = [SPACE, SPACE * 2, SPACE + "the", "the", "<unk>", "<0x41>", "<0xE4>", "``
 def texts_of(count, seed):
     """Also made of what these tokenizers look at."""
     rng = random.Random(seed)
-    names = [name for name, _ in [*SPECIAL, *CHAT]]
+    names = [name for name, _ in [*NAMED, *CHAT]]
     out = [*names, *(a + b for a in names for b in names), *MORE]
     out += [f"{a}{name}{b}" for name in names for a in ("", " ", "a", "  ", "é") for b in ("", " ", "a", " a", "\n")]
     while len(out) < count:
@@ -265,7 +254,7 @@ def test_added_tokens(tmp_path, driver, normalizer):
     for _ in range(8):
         flag = lambda: rng.random() < 0.4  # noqa: E731
         flags = ("special", "single_word", "lstrip", "rstrip", "normalized")
-        tokens = added(*SPECIAL, *((c, {name: flag() for name in flags}) for c in contents if flag()))
+        tokens = added(*NAMED, *((c, {name: flag() for name in flags}) for c in contents if flag()))
         document = {**BASE, "normalizer": normalizer, "added_tokens": tokens}
         if normalizer is None:
             document["pre_tokenizer"] = rng.choice([metaspace(s, split=flag()) for s in ("first", "always")])

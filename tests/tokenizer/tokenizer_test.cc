@@ -124,6 +124,8 @@ TEST(Tokenizer, RefusesDamagedFiles) {
   refused(with(R"("added_tokens":[{"id":7,"content":"new"}])"), {"\"new\"", "id 7", "is 6"});
   refused(with(R"("added_tokens":[{"id":6,"content":"x"},{"id":6,"content":"x"}])"),
           {"two added tokens", "\"x\""});
+  refused(with(R"("added_tokens":[{"id":6,"content":"x"},{"id":6,"content":"x","special":true}])"),
+          {"two added tokens", "\"x\""});
   refused(with(R"("added_tokens":[{"id":-3,"content":"new"}])"), {"added_tokens[0].id"});
   refused(with(R"("added_tokens":[{"id":9}])"), {"added_tokens[0].content is missing"});
   refused(with(R"("added_tokens":[{"id":9000000,"content":"x"}])"), {"9000000"});
