@@ -199,6 +199,8 @@ Behavior read_behavior(const JsonObject& json) {
                    in_quotes(name));
 }
 
+constexpr int kMostSteps = 64;  // each is a call within the one before
+
 // Reads one of a pair of pre-tokenizers.
 class Reader {
  public:
@@ -212,6 +214,9 @@ class Reader {
                        in_quotes(type));
     }
     auto out = read_step(json, type);
+    if (++steps_ > kMostSteps) {
+      fail_unsupported(json.file(), "more than {} pre-tokenizers are not supported", kMostSteps);
+    }
     if (type != "Sequence") behind_another_ = true;
     return out;
   }
@@ -263,6 +268,7 @@ class Reader {
 
   bool at_begin_;
   bool behind_another_ = false;
+  int steps_ = 0;
 };
 
 }  // namespace

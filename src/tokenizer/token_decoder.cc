@@ -11,6 +11,7 @@ namespace twell::io {
 namespace {
 
 constexpr std::string_view kNoCharacter = "\xEF\xBF\xBD";  // U+FFFD
+constexpr std::size_t kMostSteps = 64;                     // each is a call within the one before
 
 }  // namespace
 
@@ -18,6 +19,9 @@ TokenDecoder::TokenDecoder() { steps_.push_back({Kind::byte_level}); }
 
 TokenDecoder::TokenDecoder(const JsonObject& json) {
   read(json);
+  if (steps_.size() > kMostSteps) {
+    fail_unsupported(json.file(), "more than {} decoders are not supported", kMostSteps);
+  }
   const auto is_byte_level = [](const Step& step) { return step.kind == Kind::byte_level; };
   if (steps_.size() > 1 && std::ranges::any_of(steps_, is_byte_level)) {
     fail_unsupported(json.file(), "decoder ByteLevel among others is not supported");

@@ -176,6 +176,12 @@ TEST(Tokenizer, UnsupportedKindsAreNamed) {
   };
   refused(decoders(R"({"type":"Fuse"},{"type":"ByteFallback"})"), {"behind Fuse"});
   refused(decoders(R"({"type":"Fuse"},{"type":"ByteLevel"})"), {"ByteLevel among others"});
+  const auto many = [](const std::string& step) {
+    std::string out = step;
+    for (int i = 0; i < 64; ++i) out += "," + step;
+    return out;
+  };
+  refused(decoders(many(R"({"type":"Fuse"})")), {"more than 64 decoders"});
   const auto pre = [](const std::string& value) {
     return document({kModel, kDecoder, "\"pre_tokenizer\":" + value});
   };
@@ -185,6 +191,8 @@ TEST(Tokenizer, UnsupportedKindsAreNamed) {
   refused(pre(R"({"type":"Sequence","pretokenizers":[{"type":"Digits"},)" + first + "]}"),
           {"first", "behind another"});
   refused(pre(R"({"type":"Metaspace","replacement":"_","prepend_scheme":"last"})"), {"\"last\""});
+  refused(pre(R"({"type":"Sequence","pretokenizers":[)" + many(R"({"type":"Digits"})") + "]}"),
+          {"more than 64 pre-tokenizers"});
   const std::string byte_level = R"({"type":"ByteLevel"})";
   refused(pre(R"({"type":"Sequence","pretokenizers":[)" + byte_level + R"(,{"type":"Digits"}]})"),
           {"behind ByteLevel"});
