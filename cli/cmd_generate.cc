@@ -74,8 +74,9 @@ void run(GenerateCommand& o) {
     return !measure::interrupted() && !unread;
   };
   if (stream) {
-    const std::vector<std::int32_t> ids(prompts[0].begin(), prompts[0].end());
-    o.say("{}", tokenizer.decode(ids, true));
+    for (const std::int64_t id : prompts[0]) {
+      o.say("{}", decoder.push(static_cast<std::int32_t>(id)));
+    }
   }
   const lm::GenerateResult result =
       named(o.model, [&] { return lm::generate(*model, prompts, options); });
@@ -85,8 +86,9 @@ void run(GenerateCommand& o) {
   std::int64_t tokens = 0;
   for (std::size_t i = 0; i < result.sequences.size(); ++i) {
     const lm::GeneratedSequence& sequence = result.sequences[i];
+    const std::vector<std::int32_t> before(prompts[i].begin(), prompts[i].end());
     const std::vector<std::int32_t> ids(sequence.tokens.begin(), sequence.tokens.end());
-    const std::string text = tokenizer.decode(ids, true);
+    const std::string text = tokenizer.decode_behind(before, ids, true);
     if (!stream) o.say("--- {} ---\n{}{}\n", i + 1, texts[i].text, text);
     tokens += static_cast<std::int64_t>(ids.size());
     sequences.push_back({{"text", text},

@@ -1,5 +1,7 @@
 #include "tokenizer/byte_level.h"
 
+#include <charconv>
+
 #include "tokenizer/unicode.h"
 
 namespace twell::io {
@@ -47,6 +49,16 @@ std::optional<std::string> bytes_from_symbols(std::string_view symbols) {
     }
   }
   return out;
+}
+
+std::optional<char> byte_of_name(std::string_view name) {
+  if (name.size() != 6 || !name.starts_with("<0x") || !name.ends_with('>')) return std::nullopt;
+  std::string_view digits = name.substr(3, 2);
+  if (digits[0] == '+') digits.remove_prefix(1);
+  unsigned value = 0;
+  const char* end = digits.data() + digits.size();
+  if (std::from_chars(digits.data(), end, value, 16).ptr != end) return std::nullopt;
+  return static_cast<char>(value);
 }
 
 }  // namespace twell::io

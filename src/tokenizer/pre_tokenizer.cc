@@ -1,11 +1,11 @@
 #include "tokenizer/pre_tokenizer.h"
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 
 #include "files/file_error.h"
-#include "tokenizer/regex.h"
+#include "tokenizer/metaspace.h"
+#include "tokenizer/pattern.h"
 #include "tokenizer/unicode.h"
 
 namespace twell::io {
@@ -63,15 +63,36 @@ class ByteLevel : public PreTokenizer {
   bool use_regex_;
 };
 
+class MetaspaceWords : public PreTokenizer {
+ public:
+  MetaspaceWords(Metaspace metaspace, bool prepend)
+      : metaspace_(std::move(metaspace)), prepend_(prepend) {}
+
+  void split(std::string_view text, const PieceSink& sink) const override {
+    const std::string& mark = metaspace_.replacement;
+    std::string marked = space_.replace(text, mark);
+    if (prepend_ && !marked.starts_with(mark)) marked.insert(0, mark);
+    const std::string_view all = marked;
+    for (std::size_t begin = 0; begin < all.size();) {
+      std::size_t end = metaspace_.split ? all.find(mark, begin + 1) : all.size();
+      end = std::min(end, all.size());
+      sink(all.substr(begin, end - begin));
+      begin = end;
+    }
+  }
+
+ private:
+  Pattern space_{std::string(" ")};
+  Metaspace metaspace_;
+  bool prepend_;
+};
+
 enum class Behavior { removed, isolated, merged_with_previous, merged_with_next, contiguous };
 
 class Split : public PreTokenizer {
  public:
-  Split(std::optional<Regex> regex, std::string literal, Behavior behavior, bool invert)
-      : regex_(std::move(regex)),
-        literal_(std::move(literal)),
-        behavior_(behavior),
-        invert_(invert) {}
+  Split(Pattern pattern, Behavior behavior, bool invert)
+      : pattern_(std::move(pattern)), behavior_(behavior), invert_(invert) {}
 
   void split(std::string_view text, const PieceSink& sink) const override {
     std::vector<Part> parts = parts_of(text);
@@ -104,22 +125,11 @@ class Split : public PreTokenizer {
     bool is_match = false;
   };
 
-  std::vector<Span> matches(std::string_view text) const {
-    if (regex_) return regex_->find_all(text);
-    std::vector<Span> out;
-    if (literal_.empty()) return out;
-    for (std::size_t at = text.find(literal_); at != std::string_view::npos;
-         at = text.find(literal_, at + literal_.size())) {
-      out.push_back({at, at + literal_.size()});
-    }
-    return out;
-  }
-
   // The whole text, cut into matches and what lies between.
   std::vector<Part> parts_of(std::string_view text) const {
     std::vector<Part> out;
     std::size_t at = 0;
-    for (const Span& match : matches(text)) {
+    for (const Span& match : pattern_.find_all(text)) {
       if (at != match.begin) out.push_back({{at, match.begin}, invert_});
       out.push_back({match, !invert_});
       at = match.end;
@@ -157,8 +167,7 @@ class Split : public PreTokenizer {
     parts = std::move(out);
   }
 
-  std::optional<Regex> regex_;
-  std::string literal_;
+  Pattern pattern_;
   Behavior behavior_;
   bool invert_;
 };
@@ -190,60 +199,86 @@ Behavior read_behavior(const JsonObject& json) {
                    in_quotes(name));
 }
 
-std::unique_ptr<PreTokenizer> read_split(const JsonObject& json) {
-  const JsonObject pattern = json.object("pattern");
-  std::optional<Regex> regex;
-  std::string literal;
-  if (pattern.has("Regex")) {
-    regex.emplace(pattern.string("Regex"), json.file());
-  } else {
-    literal = pattern.string("String");
-  }
-  return std::make_unique<Split>(std::move(regex), std::move(literal), read_behavior(json),
-                                 json.boolean("invert", false));
-}
+constexpr int kMostSteps = 64;  // each is a call within the one before
 
-std::unique_ptr<PreTokenizer> read_step(const JsonObject& json, bool& byte_level) {
-  const std::string type = json.string("type");
-  if (type == "ByteLevel") {
-    // Its output is no text but symbols for bytes: what follows would see those.
-    if (byte_level) fail_unsupported(json.file(), "two pre-tokenizers ByteLevel are not supported");
-    byte_level = true;
-    return std::make_unique<ByteLevel>(json.boolean("add_prefix_space", true),
-                                       json.boolean("use_regex", true));
+// Reads one of a pair of pre-tokenizers.
+class Reader {
+ public:
+  explicit Reader(bool at_begin) : at_begin_(at_begin) {}
+
+  std::unique_ptr<PreTokenizer> read(const JsonObject& json) {
+    const std::string type = json.string("type");
+    if (type != "Sequence" && byte_level) {
+      // Its output is no text but symbols for bytes: what follows would see those.
+      fail_unsupported(json.file(), "a pre-tokenizer ({}) behind ByteLevel is not supported",
+                       in_quotes(type));
+    }
+    auto out = read_step(json, type);
+    if (++steps_ > kMostSteps) {
+      fail_unsupported(json.file(), "more than {} pre-tokenizers are not supported", kMostSteps);
+    }
+    if (type != "Sequence") behind_another_ = true;
+    return out;
   }
-  if (byte_level) {
-    fail_unsupported(json.file(), "a pre-tokenizer ({}) behind ByteLevel is not supported",
+
+  bool byte_level = false;
+  bool differs_at_begin = false;
+
+ private:
+  std::unique_ptr<PreTokenizer> read_step(const JsonObject& json, const std::string& type) {
+    if (type == "ByteLevel") {
+      byte_level = true;
+      return std::make_unique<ByteLevel>(json.boolean("add_prefix_space", true),
+                                         json.boolean("use_regex", true));
+    }
+    if (type == "Metaspace") return read_words(json);
+    if (type == "Digits") {
+      const bool each = json.boolean("individual_digits", false);
+      return std::make_unique<Split>(Pattern(Regex(R"(\p{N})", json.file())),
+                                     each ? Behavior::isolated : Behavior::contiguous, false);
+    }
+    if (type == "Split") {
+      return std::make_unique<Split>(Pattern::read(json), read_behavior(json),
+                                     json.boolean("invert", false));
+    }
+    if (type == "Sequence") {
+      std::vector<std::unique_ptr<PreTokenizer>> steps;
+      for (const JsonObject& step : json.objects("pretokenizers")) steps.push_back(read(step));
+      return std::make_unique<Sequence>(std::move(steps));
+    }
+    fail_unsupported(json.file(),
+                     "pre-tokenizer {} is not supported (supported: ByteLevel, Digits, Metaspace, "
+                     "Split, Sequence)",
                      in_quotes(type));
   }
-  if (type == "Digits") {
-    const bool each = json.boolean("individual_digits", false);
-    return std::make_unique<Split>(Regex(R"(\p{N})", json.file()), "",
-                                   each ? Behavior::isolated : Behavior::contiguous, false);
-  }
-  if (type == "Split") return read_split(json);
-  if (type == "Sequence") {
-    std::vector<std::unique_ptr<PreTokenizer>> steps;
-    for (const JsonObject& step : json.objects("pretokenizers")) {
-      steps.push_back(read_step(step, byte_level));
+
+  std::unique_ptr<PreTokenizer> read_words(const JsonObject& json) {
+    Metaspace metaspace = read_metaspace(json);
+    bool prepend = metaspace.prepend == Metaspace::Prepend::always;
+    if (metaspace.prepend == Metaspace::Prepend::first) {
+      if (behind_another_) {
+        fail_unsupported(json.file(), "{} \"first\" behind another pre-tokenizer is not supported",
+                         json.path_of("prepend_scheme"));
+      }
+      differs_at_begin = true;
+      prepend = at_begin_;
     }
-    return std::make_unique<Sequence>(std::move(steps));
+    return std::make_unique<MetaspaceWords>(std::move(metaspace), prepend);
   }
-  fail_unsupported(json.file(),
-                   "pre-tokenizer {} is not supported (supported: ByteLevel, Digits, Split, "
-                   "Sequence)",
-                   in_quotes(type));
-}
+
+  bool at_begin_;
+  bool behind_another_ = false;
+  int steps_ = 0;
+};
 
 }  // namespace
 
-std::unique_ptr<PreTokenizer> read_pre_tokenizer(const JsonObject& json) {
-  bool byte_level = false;
-  auto out = read_step(json, byte_level);
-  if (!byte_level) {
-    fail_unsupported(json.file(), "only byte-level tokenizers are supported (no ByteLevel in {})",
-                     "pre_tokenizer");
-  }
+PreTokenizers read_pre_tokenizers(const JsonObject& json) {
+  Reader begin(true);
+  PreTokenizers out;
+  out.begin = begin.read(json);
+  out.byte_level = begin.byte_level;
+  if (begin.differs_at_begin) out.elsewhere = Reader(false).read(json);
   return out;
 }
 

@@ -21,9 +21,15 @@ class PreTokenizer {
   virtual void split(std::string_view text, const PieceSink& sink) const = 0;
 };
 
-// The member "pre_tokenizer" of tokenizer.json: ByteLevel, Digits, Split and Sequence of them.
-// Throws Error (unsupported) on other kinds, and where no ByteLevel is among them.
-std::unique_ptr<PreTokenizer> read_pre_tokenizer(const JsonObject& json);
+// One that is the same everywhere in a text, or a pair of them.
+struct PreTokenizers {
+  std::unique_ptr<PreTokenizer> begin;      // for what a text begins with
+  std::unique_ptr<PreTokenizer> elsewhere;  // for what is behind; null where it is no other
+  bool byte_level = false;                  // then words are of byte_symbols(), else of characters
+};
+// The member "pre_tokenizer" of tokenizer.json: ByteLevel, Digits, Metaspace, Split and Sequence of
+// them. Throws Error (unsupported) on other kinds.
+PreTokenizers read_pre_tokenizers(const JsonObject& json);
 
 // What GPT-2 uses: ByteLevel with its expression, without a prefix space.
 std::unique_ptr<PreTokenizer> gpt2_pre_tokenizer();

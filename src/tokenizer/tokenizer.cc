@@ -52,27 +52,29 @@ void note_missing_tokens(const JsonObject& config, const Tokenizer::Impl& impl) 
 }
 
 void read_tokenizer_config(const fs::path& path, Tokenizer::Impl& impl) {
+  const fs::path map = path.parent_path() / "special_tokens_map.json";
   std::error_code ignored;
-  bool lists_added = false;
-  if (fs::exists(path, ignored)) {
-    const std::string file = path.string();
-    std::string text = read_file(path);
-    const Json document = parse_python_json(text, file);
-    const JsonObject config(document, file);
-    impl.bos = named_token(config, "bos_token", impl);
-    impl.eos = named_token(config, "eos_token", impl);
-    lists_added = config.has("added_tokens_decoder");
-    if (lists_added) note_missing_tokens(config, impl);
-    impl.files.emplace_back(kConfigName, std::move(text));
+  if (!fs::exists(path, ignored)) return read_special_tokens_map(map, impl);
+  const std::string file = path.string();
+  std::string text = read_file(path);
+  const Json document = parse_python_json(text, file);
+  const JsonObject config(document, file);
+  impl.bos = named_token(config, "bos_token", impl);
+  impl.eos = named_token(config, "eos_token", impl);
+  if (config.has("added_tokens_decoder")) {
+    note_missing_tokens(config, impl);
+  } else {
+    read_special_tokens_map(map, impl);
   }
-  if (!lists_added) read_special_tokens_map(path.parent_path() / "special_tokens_map.json", impl);
+  impl.files.emplace_back(kConfigName, std::move(text));
 }
+
+constexpr const char* kRemedy =
+    "load the tokenizer with transformers' AutoTokenizer and save it, which writes tokenizer.json";
 
 // vocab.json and merges.txt say neither how a text is split into words nor which tokens were added:
 // they are read as GPT-2's, and must not be another's.
 void expect_gpt2(const fs::path& directory) {
-  constexpr const char* kRemedy =
-      "load the tokenizer with transformers and save it, which writes tokenizer.json";
   std::error_code ignored;
   if (fs::exists(directory / "added_tokens.json", ignored)) {
     fail_unsupported((directory / "added_tokens.json").string(),
@@ -97,6 +99,9 @@ void expect_gpt2(const fs::path& directory) {
 
 std::shared_ptr<Tokenizer::Impl> read_file_of(const fs::path& path) {
   const std::string name = path.filename().string();
+  if (path.extension() == ".model") {
+    fail_unsupported(path.string(), "a tokenizer of SentencePiece is not supported; {}", kRemedy);
+  }
   const std::string text = read_file(path);
   std::shared_ptr<Tokenizer::Impl> out;
   if (name == "vocab.json") {
@@ -118,7 +123,7 @@ Tokenizer Tokenizer::load(const fs::path& path) {
   fs::path file = path;
   if (fs::is_directory(path, ignored)) {
     file.clear();
-    for (const char* name : {"tokenizer.json", "vocab.json"}) {
+    for (const char* name : {"tokenizer.json", "vocab.json", "tokenizer.model"}) {
       if (file.empty() && fs::exists(path / name, ignored)) file = path / name;
     }
     if (file.empty()) fail_file(path.string(), "has neither tokenizer.json nor vocab.json");
@@ -140,16 +145,24 @@ std::vector<std::int32_t> Tokenizer::encode(std::string_view text, bool add_spec
 }
 
 std::string Tokenizer::decode(std::span<const std::int32_t> ids, bool skip_special_tokens) const {
-  std::string bytes;
-  for (const std::int32_t id : ids) {
-    if (!skip_special_tokens || !is_special(id)) bytes += impl_->piece(id);
-  }
   std::string out;
-  take_utf8(bytes, out, true);
+  TokenDecoder::Run run(impl_->decoder);
+  for (const std::int32_t id : ids) impl_->decode(id, skip_special_tokens, run, out);
+  run.finish(out);
   return out;
 }
 
-std::string_view Tokenizer::bytes_of(std::int32_t id) const { return impl_->piece(id); }
+std::string Tokenizer::decode_behind(std::span<const std::int32_t> before,
+                                     std::span<const std::int32_t> ids,
+                                     bool skip_special_tokens) const {
+  const std::string head = decode(before, skip_special_tokens);
+  std::vector<std::int32_t> all(before.begin(), before.end());
+  all.insert(all.end(), ids.begin(), ids.end());
+  std::string whole = decode(all, skip_special_tokens);
+  // Not where a character, or a run of bytes, lies in both.
+  if (!whole.starts_with(head)) return decode(ids, skip_special_tokens);
+  return whole.substr(head.size());
+}
 
 std::int32_t Tokenizer::vocab_size() const {
   return static_cast<std::int32_t>(impl_->tokens.size());
@@ -185,21 +198,27 @@ void Tokenizer::save(const fs::path& directory) const {
   }
 }
 
+class StreamDecoder::Run : public TokenDecoder::Run {
+ public:
+  using TokenDecoder::Run::Run;
+};
+
 StreamDecoder::StreamDecoder(Tokenizer tokenizer, bool skip_special_tokens)
-    : tokenizer_(std::move(tokenizer)), skip_special_tokens_(skip_special_tokens) {}
+    : tokenizer_(std::move(tokenizer)),
+      skip_special_tokens_(skip_special_tokens),
+      run_(std::make_unique<Run>(tokenizer_.impl_->decoder)) {}
+
+StreamDecoder::~StreamDecoder() = default;
 
 std::string StreamDecoder::push(std::int32_t id) {
-  if (!skip_special_tokens_ || !tokenizer_.is_special(id)) {
-    pending_ += tokenizer_.impl_->piece(id);
-  }
   std::string out;
-  take_utf8(pending_, out, false);
+  tokenizer_.impl_->decode(id, skip_special_tokens_, *run_, out);
   return out;
 }
 
 std::string StreamDecoder::finish() {
   std::string out;
-  take_utf8(pending_, out, true);
+  run_->finish(out);
   return out;
 }
 

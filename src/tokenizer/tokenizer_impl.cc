@@ -22,18 +22,20 @@ std::uint64_t fnv1a(std::uint64_t hash, std::string_view bytes) {
 
 }  // namespace
 
-std::string_view Tokenizer::Impl::piece(std::int32_t id) const {
-  const Token* token = find(id);
-  return token == nullptr ? std::string_view() : token->bytes;
-}
-
 const Tokenizer::Impl::Token* Tokenizer::Impl::find(std::int32_t id) const {
   if (id < 0 || static_cast<std::size_t>(id) >= tokens.size()) return nullptr;
   const Token& token = tokens[static_cast<std::size_t>(id)];
   return token.present ? &token : nullptr;
 }
 
-void Tokenizer::Impl::add(std::int32_t id, std::string content, std::string bytes,
+void Tokenizer::Impl::decode(std::int32_t id, bool skip_special_tokens, TokenDecoder::Run& run,
+                             std::string& out) const {
+  const Token* token = find(id);
+  if (token == nullptr || (skip_special_tokens && token->special)) return;
+  run.push(token->piece, out);
+}
+
+void Tokenizer::Impl::add(std::int32_t id, std::string content, std::string_view found_as,
                           std::size_t count, const std::string& file) {
   const std::size_t limit = 2 * count + 4096;  // room for gaps, but not for any number
   const auto index = static_cast<std::size_t>(id);
@@ -48,7 +50,8 @@ void Tokenizer::Impl::add(std::int32_t id, std::string content, std::string byte
               in_quotes(content));
   }
   ids.emplace(content, id);
-  token = {std::move(content), std::move(bytes), true, false};
+  std::string piece = decoder.input(found_as);
+  token = {std::move(content), std::move(piece), true, false};
 }
 
 void Tokenizer::Impl::finish() {

@@ -3,13 +3,13 @@
 
 #include "files/file_error.h"
 #include "files/json_reader.h"
-#include "tokenizer/byte_level_tokenizer.h"
+#include "tokenizer/bpe_tokenizer.h"
 #include "tokenizer/unicode.h"
 
 namespace twell::io {
 namespace {
 
-using Parts = ByteLevelTokenizer::Parts;
+using Parts = BpeTokenizer::Parts;
 
 void read_vocab(const JsonObject& vocab, Parts& out) {
   out.vocab.reserve(vocab.json().size());
@@ -50,11 +50,10 @@ void read_merges(const JsonObject& model, Parts& out) {
 void read_model(const JsonObject& model, Parts& out) {
   const std::string type = model.string("type", "BPE");
   if (type != "BPE") {
-    fail_unsupported(model.file(), "model {} is not supported (supported: byte-level BPE)",
+    fail_unsupported(model.file(),
+                     "model {} is not supported (supported: BPE); run this model from Python, "
+                     "where transformers reads its tokenizer",
                      in_quotes(type));
-  }
-  if (model.boolean("byte_fallback", false)) {
-    fail_unsupported(model.file(), "BPE with byte_fallback is not supported");
   }
   if (model.number("dropout", 0.0, 1.0, 0.0) != 0.0) {
     fail_unsupported(model.file(), "BPE with dropout is not supported");
@@ -65,6 +64,7 @@ void read_model(const JsonObject& model, Parts& out) {
     }
   }
   out.ignore_merges = model.boolean("ignore_merges", false);
+  out.byte_fallback = model.boolean("byte_fallback", false);
   out.fuse_unknown = model.boolean("fuse_unk", false);
   out.unknown = model.string("unk_token", "");
   read_vocab(model.object("vocab"), out);
@@ -86,27 +86,17 @@ void read_added(const JsonObject& json, Parts& out) {
   }
 }
 
-bool read_normalizer(const JsonObject& json) {
-  const std::string type = json.string("type");
-  if (type == "NFC") return true;
-  if (type != "Sequence") {
-    fail_unsupported(json.file(), "normalizer {} is not supported (supported: NFC)",
-                     in_quotes(type));
+void read_words(const JsonObject& json, Parts& out) {
+  if (json.has("normalizer")) out.normalizer = Normalizer(json.object("normalizer"));
+  if (json.has("pre_tokenizer")) {
+    out.pre_tokenizers = read_pre_tokenizers(json.object("pre_tokenizer"));
   }
-  bool nfc = false;
-  for (const JsonObject& step : json.objects("normalizers")) nfc = read_normalizer(step) || nfc;
-  return nfc;
-}
-
-void read_decoder(const JsonObject& json) {
-  const std::string type = json.string("type");
-  if (type == "Sequence") {
-    const auto steps = json.objects("decoders");
-    if (steps.size() == 1) return read_decoder(steps[0]);
+  if (out.byte_fallback && out.pre_tokenizers.byte_level) {
+    fail_unsupported(json.file(), "byte_fallback with pre-tokenizer ByteLevel is not supported");
   }
-  if (type != "ByteLevel") {
-    fail_unsupported(json.file(), "decoder {} is not supported (supported: ByteLevel)",
-                     in_quotes(type));
+  if (out.pre_tokenizers.elsewhere != nullptr && !out.normalizer.empty()) {
+    // What the normalizer makes of the first character would all be the begin of the text.
+    fail_unsupported(json.file(), "prepend_scheme \"first\" with a normalizer is not supported");
   }
 }
 
@@ -178,15 +168,13 @@ std::shared_ptr<Tokenizer::Impl> read_tokenizer_json(std::string_view text,
   Parts parts;
   read_model(json.object("model"), parts);
   read_added(json, parts);
-  if (json.has("normalizer")) parts.nfc = read_normalizer(json.object("normalizer"));
-  if (!json.has("pre_tokenizer") || !json.has("decoder")) {
-    fail_unsupported(file, "only byte-level tokenizers are supported (no {})",
-                     json.has("decoder") ? "pre_tokenizer" : "decoder");
+  read_words(json, parts);
+  if (!json.has("decoder")) {
+    fail_unsupported(file, "a tokenizer without a decoder is not supported");
   }
-  parts.pre_tokenizer = read_pre_tokenizer(json.object("pre_tokenizer"));
-  read_decoder(json.object("decoder"));
+  parts.decoder = TokenDecoder(json.object("decoder"));
   if (json.has("post_processor")) read_post_processor(json.object("post_processor"), parts);
-  auto out = std::make_shared<ByteLevelTokenizer>(std::move(parts), file);
+  auto out = std::make_shared<BpeTokenizer>(std::move(parts), file);
   out->files.emplace_back("tokenizer.json", std::string(text));
   return out;
 }
@@ -218,8 +206,9 @@ std::shared_ptr<Tokenizer::Impl> read_gpt2_tokenizer(std::string_view vocab_json
       parts.added.push_back(token);
     }
   }
-  parts.pre_tokenizer = gpt2_pre_tokenizer();
-  auto out = std::make_shared<ByteLevelTokenizer>(std::move(parts), file);
+  parts.pre_tokenizers.begin = gpt2_pre_tokenizer();
+  parts.pre_tokenizers.byte_level = true;
+  auto out = std::make_shared<BpeTokenizer>(std::move(parts), file);
   out->files.emplace_back("vocab.json", std::string(vocab_json));
   out->files.emplace_back("merges.txt", std::string(merges));
   return out;

@@ -48,11 +48,21 @@ Sequence sequence_at(std::string_view text, std::size_t at) {
   return {length, true, false};
 }
 
-// Composed already, and only the first of what it composes with: stays unless others follow. The
-// first combining mark is U+0300, and the first composite, U+00C0, is one character in form C.
+// A normalization form, with the first character that is not plain in it: composed already, and
+// only the first of what it composes with. A plain character stays unless others follow.
+struct Form {
+  utf8proc_option_t options;
+  char32_t first;
+};
+// The first combining mark is U+0300, and the first composite, U+00C0, is one character in form C.
+constexpr Form kNfc{static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE), 0x300};
+// The first character that stands for others is U+00A0.
+constexpr Form kNfkc{
+    static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE | UTF8PROC_COMPAT), 0xA0};
+
 // U+11A7 belongs to no composition, but utf8proc before 2.11 takes it for a Hangul trailing
 // consonant.
-bool is_plain(char32_t code) { return code < 0x300 || code == 0x11A7; }
+bool is_plain(char32_t code, const Form& form) { return code < form.first || code == 0x11A7; }
 
 // Marks in canonical order. utf8proc exchanges neighbours, which takes hours for a megabyte of
 // them.
@@ -73,18 +83,42 @@ std::string in_order(std::string_view text) {
   return out;
 }
 
-void append_composed(std::string& out, std::string_view text) {
+void append_composed(std::string& out, std::string_view text, const Form& form) {
   constexpr std::size_t kLong = 4096;
   const std::string ordered = text.size() > kLong ? in_order(text) : std::string();
   if (text.size() > kLong) text = ordered;
   utf8proc_uint8_t* composed = nullptr;
   const auto size =
       utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()),
-                   static_cast<utf8proc_ssize_t>(text.size()), &composed,
-                   static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
-  if (size < 0) fail_argument("to_nfc", "{}", utf8proc_errmsg(size));
+                   static_cast<utf8proc_ssize_t>(text.size()), &composed, form.options);
+  if (size < 0) fail_argument("normalize", "{}", utf8proc_errmsg(size));
   out.append(composed, composed + size);
   std::free(composed);
+}
+
+std::string normalize(std::string_view text, const Form& form) {
+  std::string out;
+  out.reserve(text.size());
+  std::size_t done = 0;   // what lies before it is in `out`
+  std::size_t plain = 0;  // the last plain character
+  for (std::size_t at = 0; at < text.size();) {
+    std::size_t end = at;
+    if (is_plain(next_code(text, end), form)) {
+      plain = at;
+      at = end;
+      continue;
+    }
+    while (end < text.size()) {
+      std::size_t next = end;
+      if (is_plain(next_code(text, next), form)) break;
+      end = next;
+    }
+    out.append(text, done, plain - done);
+    append_composed(out, text.substr(plain, end - plain), form);
+    done = plain = at = end;
+  }
+  out.append(text, done);
+  return out;
 }
 
 }  // namespace
@@ -181,29 +215,7 @@ void take_utf8(std::string& bytes, std::string& out, bool last) {
   bytes.erase(0, at);
 }
 
-std::string to_nfc(std::string_view text) {
-  std::string out;
-  out.reserve(text.size());
-  std::size_t done = 0;   // what lies before it is in `out`
-  std::size_t plain = 0;  // the last plain character
-  for (std::size_t at = 0; at < text.size();) {
-    std::size_t end = at;
-    if (is_plain(next_code(text, end))) {
-      plain = at;
-      at = end;
-      continue;
-    }
-    while (end < text.size()) {
-      std::size_t next = end;
-      if (is_plain(next_code(text, next))) break;
-      end = next;
-    }
-    out.append(text, done, plain - done);
-    append_composed(out, text.substr(plain, end - plain));
-    done = plain = at = end;
-  }
-  out.append(text, done);
-  return out;
-}
+std::string to_nfc(std::string_view text) { return normalize(text, kNfc); }
+std::string to_nfkc(std::string_view text) { return normalize(text, kNfkc); }
 
 }  // namespace twell::io

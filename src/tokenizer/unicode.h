@@ -28,7 +28,8 @@ std::size_t find_invalid_utf8(std::string_view text);
 // An incomplete sequence at the end stays unless `last`.
 void take_utf8(std::string& bytes, std::string& out, bool last);
 
-// Normalization form C, which the tokenizers of Qwen ask for. `text` is valid UTF-8.
+// Normalization form C, which the tokenizers of Qwen ask for, and form KC. `text` is valid UTF-8.
 std::string to_nfc(std::string_view text);
+std::string to_nfkc(std::string_view text);
 
 }  // namespace twell::io

@@ -9,6 +9,7 @@ import pytest
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 pytest.importorskip("torch")
 pytest.importorskip("safetensors")
+import spm_like
 from bigram import make_bigram
 from safetensors.torch import load_file, save_file
 
@@ -50,6 +51,27 @@ def test_ids_that_end_a_text(twell, tmp_path, config, generation, stops):
     # A copy ends texts as its model does.
     twell("convert", "--in", tmp_path / "m", "--out", tmp_path / "copy")
     assert ids_of(twell, tmp_path / "copy") == (whole[:3] if stops else whole)
+
+
+# --- tokenizers that come from SentencePiece ---
+
+def test_a_continuation_keeps_the_space_of_its_first_word(twell, tmp_path):
+    """A text alone begins without one. Bytes are printed when the character is whole."""
+    pieces = [*spm_like.BYTES, "▁", "a", "b", "▁a", "▁b"]
+    names = [*spm_like.SPECIAL, *pieces]
+    after = {"▁a": "▁b", "▁b": "<0xC3>", "<0xC3>": "<0xA9>", "<0xA9>": "▁a"}
+    model = tmp_path / "m"
+    make_bigram(model, lambda token: names.index(after.get(names[token], "</s>")), vocab=len(names), eos_token_id=2)
+    document = spm_like.tokenizer(pieces, ["▁ a", "▁ b"])
+    (model / "tokenizer.json").write_text(json.dumps(document))
+    generate = ["generate", "--model", model, "--temperature", 0, "--path", "dense", "--max-tokens", 5]
+    done = twell(*generate, "--prompt", "a", json_name="pieces.json")
+    assert done.out.startswith("a bé a b\n")
+    assert done.json["sequences"][0]["text"] == " bé a b"
+    assert done.json["prompt_tokens"] == 2  # <s> in front, as the file says
+    done = twell(*generate, "--prompt", "a", "--prompt", "b a", json_name="pieces.json")
+    assert [s["text"] for s in done.json["sequences"]] == [" bé a b"] * 2
+    assert "--- 2 ---\nb a bé a b\n" in done.out
 
 
 # --- what a copy keeps ---

@@ -1,10 +1,12 @@
 // The input is a tokenizer.json, then a zero byte, then a text for it. Whatever both are: a
-// twell::Error or ids of the vocabulary, which decode to the same text whole and as a stream.
+// twell::Error or ids of the vocabulary, which decode to the same text whole and as a stream of
+// whole characters.
 #include <cstdint>
 #include <cstdlib>
 #include <string>
 
 #include "tokenizer/tokenizer.h"
+#include "tokenizer/unicode.h"
 #include "twell/status.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
@@ -20,7 +22,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     std::string streamed;
     for (const auto id : ids) {
       if (!tokenizer.id_to_token(id)) std::abort();
-      streamed += stream.push(id);
+      const std::string piece = stream.push(id);
+      if (twell::io::find_invalid_utf8(piece) != std::string::npos) std::abort();
+      streamed += piece;
     }
     if (streamed + stream.finish() != tokenizer.decode(ids)) std::abort();
   } catch (const twell::Error&) {

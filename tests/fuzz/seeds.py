@@ -68,6 +68,42 @@ def tokenizer():
         text = json.dumps(document, ensure_ascii=False).encode()
         yield text
         yield text + b"\0ab <s> 12 \xc3\xa9 e\xcc\x81\n  x"
+    yield from tokenizers_of_characters()
+
+
+def tokenizers_of_characters():
+    """As those that come from SentencePiece."""
+    pieces = ["<unk>", "<s>", "▁", "▁▁", "a", "b", "▁a", "▁ab", "<0x0A>", "<0xC3>", "<0xA9>"]
+    model = dict(type="BPE", vocab={piece: i for i, piece in enumerate(pieces)},
+                 merges=["▁ ▁", "▁ a", ["▁a", "b"]], unk_token="<unk>", fuse_unk=True, byte_fallback=True,
+                 ignore_merges=False)  # fmt: skip
+    added = [dict(id=1, content="<s>", special=True, normalized=True),
+             dict(id=11, content="<|im_start|>", special=False, normalized=False, lstrip=True)]  # fmt: skip
+    space = dict(type="Replace", pattern={"String": " "}, content="▁")
+    prefix = dict(type="Prepend", prepend="▁")
+    spaces = dict(type="Replace", pattern={"Regex": " {2,}|x*"}, content=" ")
+    split = dict(type="Split", behavior="MergedWithPrevious", invert=False, pattern={"String": " "})
+    back = [dict(type="Replace", pattern={"String": "▁"}, content=" "), dict(type="ByteFallback"),
+            dict(type="Fuse"), dict(type="Strip", content=" ", start=1, stop=0)]  # fmt: skip
+
+    def metaspace(**more):
+        return dict(type="Metaspace", replacement="▁", **more)
+
+    def sequence(key, *steps):
+        return {"type": "Sequence", key: list(steps)}
+
+    for normalizer, pre_tokenizer, decoder in (
+        (sequence("normalizers", prefix, space), None, sequence("decoders", *back)),
+        (None, metaspace(prepend_scheme="first", split=False), sequence("decoders", *back)),
+        (sequence("normalizers", dict(type="NFKC"), spaces, space), split, sequence("decoders", *back[:3])),
+        (None, metaspace(add_prefix_space=True), metaspace(prepend_scheme="always")),
+        (None, sequence("pretokenizers", dict(type="Digits"), metaspace(prepend_scheme="never")), back[1]),
+    ):
+        document = dict(model=model, added_tokens=added, normalizer=normalizer, pre_tokenizer=pre_tokenizer,
+                        decoder=decoder)  # fmt: skip
+        text = json.dumps(document, ensure_ascii=False).encode()
+        yield text
+        yield text + b"\0  ab <s>a <|im_start|>\n\xc3\xa9 \xe4\xb8\xad \xef\xac\x81 <0x0A> aab"
 
 
 def token_shard():

@@ -2,6 +2,7 @@
 #include <utf8proc.h>
 
 #include <cstdint>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -40,11 +41,18 @@ bool run(const std::vector<std::string>& arguments) {
     answer([&](const std::string& record) {
       StreamDecoder decoder(tokenizer);
       std::string out;
-      for (const std::int32_t id : ids_of(record)) out += decoder.push(id);
+      for (const std::int32_t id : ids_of(record)) {
+        const std::string piece = decoder.push(id);
+        if (find_invalid_utf8(piece) != std::string::npos)
+          throw std::runtime_error("half a character");
+        out += piece;
+      }
       return out + decoder.finish();
     });
   } else if (mode == "nfc") {
     answer([](const std::string& text) { return to_nfc(text); });
+  } else if (mode == "nfkc") {
+    answer([](const std::string& text) { return to_nfkc(text); });
   } else if (mode == "assigned") {
     // Of a text, the characters that are assigned in the Unicode versions of both PCRE2 and
     // utf8proc.

@@ -5,12 +5,20 @@ import json
 import pathlib
 import random
 import tarfile
-import unicodedata
 
 import pytest
 from shared_data import data_path
 
 tokenizers = pytest.importorskip("tokenizers")
+from oracle_texts import (  # noqa: E402
+    CODE_POINTS,
+    code_point_texts,
+    composites,
+    fill_code_points,
+    random_texts,
+    same,
+    same_in_unicode_9,
+)
 from tokenizers import (  # noqa: E402
     AddedToken,
     Regex,
@@ -31,22 +39,9 @@ QWEN2 = LLAMA3.replace("{1,3}", "")
 NFC = normalizers.NFC()
 
 
-CODE_POINTS = []
-
-
 @pytest.fixture(scope="module", autouse=True)
 def code_points(driver):
-    """Fills CODE_POINTS with the characters on which all versions of Unicode agree that the package, PCRE2,
-    utf8proc and Python are of: those assigned in each (of the private ones every 97th) and noncharacters."""
-    every = "".join(chr(c) for c in range(0x110000) if not 0xD800 <= c <= 0xDFFF)
-    unassigned = pre_tokenizers.Split(Regex(r"\p{Cn}"), "removed")
-    theirs = {c for piece, _ in unassigned.pre_tokenize_str(every) for c in piece}
-    ours = driver("assigned", records=[every.encode()])[0].decode()
-    assigned = [c for c in ours if c in theirs and unicodedata.category(c) != "Cn"]
-    assert len(assigned) > 250_000
-    public = [c for c in assigned if unicodedata.category(c) != "Co" or ord(c) % 97 == 0]
-    nonchars = [c for c in every if ord(c) & 0xFFFE == 0xFFFE or 0xFDD0 <= ord(c) <= 0xFDEF]
-    CODE_POINTS[:] = public + nonchars
+    fill_code_points(driver)
 
 
 def smollm2():
@@ -75,46 +70,6 @@ REAL = {"smollm2": smollm2, "gpt2": gpt2}
 @pytest.fixture(scope="module", params=REAL)
 def real(request):
     return REAL[request.param]()
-
-
-# Every kind of character that some rule looks at.
-ALPHABET = [
-    *"abcdefgstmdrevlABCST019 .,;:'\"!?()[]<>|_-\\/\t\n\r\v\f\0\x1b\x7f",
-    "  ", "   ", "\n\n", "\r\n", " \n", "'s", "'S", "'re", "'LL", "'ſ", "''", " '", "don't",
-    "\x80", "\x85", "\xa0", "\xad", "²", "½", "é", "e\u0301", "ß", "ŉ", "İ", "ſ", "\u0130",
-    "\u0300", "\u0345", "\u05d0", "\u0627", "\u0660", "\u0967", "\u0e01", "\u0e33",
-    "\u1100\u1161\u11a8", "\uac01", "\uac00\u11a8", "\u1680", "\u180e", "\u2003", "\u2028",
-    "\u2029", "\u200b", "\u200d", "\u202f", "\u2160", "\u2192", "\u3000", "中", "文", "かな",
-    "\uf900", "\ufb01", "\ufeff", "\uffff", "\U0001d400", "\U0001f600", "\U0001f468\u200d",
-    "\U00020000", "\U0002f800", "\U0010ffff", "K", "Å",
-    "<|endoftext|>", "<|im_start|>", "<|end", "<s>", "</s>", "the ", " quick", "2024", "x1y",
-]  # fmt: skip
-
-
-def random_texts(count, seed):
-    rng = random.Random(seed)
-    texts = ["", " ", "\n", "'", "a", " a", "a ", "  a  "]
-    while len(texts) < count:
-        length = rng.choice([1, 2, 3, 5, 8, 20, 100])
-        pick = lambda: rng.choice(ALPHABET)  # noqa: E731
-        if rng.random() < 0.2:
-            pick = lambda: rng.choice(CODE_POINTS)  # noqa: E731
-        text = "".join(pick() * rng.choice([1, 1, 1, 2, 3]) for _ in range(length))
-        texts.append(text.encode("utf-8", "surrogatepass").decode("utf-8", "ignore"))
-    return texts
-
-
-def code_point_texts():
-    """Each code point among letters, digits, spaces and its own kind."""
-    for i in range(0, len(CODE_POINTS), 64):
-        yield "\n".join(f"{c}a{c}b{c}1{c}2{c}{c} {c}  {c}" for c in CODE_POINTS[i : i + 64])
-
-
-def same(driver, path, oracle, texts, special=False):
-    got = driver.encode(path, texts, special)
-    want = [e.ids for e in oracle.encode_batch(texts, add_special_tokens=special)]
-    for text, ours, theirs in zip(texts, got, want):
-        assert ours == theirs, repr(text)[:2000]
 
 
 @pytest.mark.parametrize(
@@ -287,42 +242,16 @@ def test_prefix_space(check):
     check(train(pre_tokenizers.ByteLevel(add_prefix_space=True)))
 
 
-def same_in_unicode_9(texts):
-    """Without those that have another normal form in the package, whose NFC is of Unicode 9, than in
-    Python's later version: they must hold a character that is new."""
-    out = [text for text in texts if NFC.normalize_str(text) == unicodedata.normalize("NFC", text)]
-    for text in set(texts) - set(out):
-        assert any(unicodedata.ucd_3_2_0.category(c) == "Cn" for c in text), ascii(text)
-    return out
-
-
-def composites():
-    """Everything that composes: pairs, with marks between and behind, in and out of order."""
-    rng = random.Random(7)
-    wholes = [c for c in CODE_POINTS if unicodedata.normalize("NFD", c) != c]
-    firsts = sorted({unicodedata.normalize("NFD", c)[0] for c in wholes})
-    # Those that follow, and the characters beside Hangul's vowels and trailing consonants.
-    others = sorted({d for c in wholes for d in unicodedata.normalize("NFD", c)[1:]} | {*"\u1160\u1176\u11a7\u11c3"})
-    marks = [c for c in CODE_POINTS if unicodedata.combining(c)]
-    yield from (a + b for a in firsts for b in others)
-    yield from (a + b for a in marks for b in marks[::11])
-    for c in wholes:
-        yield from (c, unicodedata.normalize("NFD", c), c + rng.choice(marks), c + rng.choice(others))
-    yield "a" + "\u0301\u0323\u0327" * 5000 + "e" + "\u0323\u0301" * 700  # long runs of marks
-    for _ in range(100_000):
-        pools = rng.choices([wholes, firsts, others, marks], k=rng.randrange(8))
-        yield "".join(rng.choice(pool) for pool in pools)
-
-
-def test_nfc(check, driver):
+@pytest.mark.parametrize("form", ["NFC", "NFKC"])
+def test_normal_forms(check, driver, form):
     tokenizer = train(split(Regex(QWEN2)))
-    tokenizer.normalizer = NFC
-    check(tokenizer, same_in_unicode_9(random_texts(3000, seed=4)))
-    texts = same_in_unicode_9([*code_point_texts(), *random_texts(5000, seed=6), *composites()])
+    tokenizer.normalizer = getattr(normalizers, form)()
+    check(tokenizer, same_in_unicode_9(random_texts(3000, seed=4), form))
+    texts = same_in_unicode_9([*code_point_texts(), *random_texts(5000, seed=6), *composites()], form)
     assert len(texts) > 250_000
-    got = [a.decode() for a in driver("nfc", records=[t.encode() for t in texts])]
+    got = [a.decode() for a in driver(form.lower(), records=[t.encode() for t in texts])]
     for text, ours in zip(texts, got):
-        assert ours == NFC.normalize_str(text), ascii(text)
+        assert ours == tokenizer.normalizer.normalize_str(text), ascii(text)
 
 
 @pytest.mark.parametrize("normalizer", [None, NFC], ids=["plain", "nfc"])
