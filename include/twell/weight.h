@@ -11,7 +11,8 @@ namespace twell {
 
 // What the numbers of a weight are: its own affair, while x and y have a DType. f16: on GPUs.
 // int8: codes from -127 to 127. A code times its scale is the number, in exact arithmetic: a weight
-// of codes is the matrix of these products.
+// of codes is the matrix of these products, and every result is that of this matrix, as exact as
+// that of bf16 weights is of theirs.
 enum class WeightType : std::uint8_t { bf16, f16, f32, int8 };
 
 // That of a matrix.
