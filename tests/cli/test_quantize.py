@@ -143,6 +143,16 @@ def test_every_command_takes_a_quantised_model(twell, quantized, text, tmp_path)
     (out / "twell_prepared.json").unlink()
 
 
+def test_training_goes_on_in_floating_point(twell, quantized, text, tmp_path):
+    out, _ = quantized("--type", "int8")
+    twell("train", "--model", out, "--data", text, "--out", tmp_path / "run", "--steps", 1,
+          "--context", 16, "--batch", 2)  # fmt: skip
+    trained = tmp_path / "run" / "latest"
+    assert "quantization_config" not in json.loads((trained / "config.json").read_text())
+    done = twell("generate", "--model", trained, "--prompt", "a", "--max-tokens", 1)
+    assert NOTE not in done.err
+
+
 def test_the_same_bytes_on_any_number_of_threads(twell, quantized, model, tmp_path):
     out, _ = quantized("--type", "int4")
     for threads in (1, 3):
