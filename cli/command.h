@@ -108,6 +108,7 @@ void add_eval(CLI::App& app);
 void add_synth(CLI::App& app);
 void add_tokenize(CLI::App& app);
 void add_convert(CLI::App& app);
+void add_quantize(CLI::App& app);
 void add_calibrate(CLI::App& app);
 void add_explain(CLI::App& app);
 

@@ -134,6 +134,7 @@ int main(int argc, char** argv) {
   add_synth(app);
   add_tokenize(app);
   add_convert(app);
+  add_quantize(app);
   add_calibrate(app);
   add_explain(app);
 

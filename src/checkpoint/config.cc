@@ -232,9 +232,6 @@ std::string read_dtype(const JsonObject& json) {
 }
 
 void refuse_unsupported(const JsonObject& json) {
-  if (json.has("quantization_config")) {
-    fail_unsupported(json.file(), "quantised checkpoints (quantization_config) are not supported");
-  }
   if (!json.has("layer_types")) return;
   for (const Json& type : json.array("layer_types")) {
     if (type != "full_attention") {
@@ -318,6 +315,9 @@ ModelConfig read_config(const JsonObject& json, std::span<const Architecture* co
   read_tokens(json, is, out);
   out.dtype = read_dtype(json);
   out.weights_file = read_weights_file(json);
+  if (const char* key = "quantization_config"; json.has(key)) {
+    out.quantization = QuantizationConfig::from_json(json.object(key));
+  }
   if (is.read != nullptr) is.read(json, out);
   return out;
 }

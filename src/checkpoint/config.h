@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "checkpoint/block_form.h"
+#include "checkpoint/quantization_config.h"
 #include "twell/activation.h"
 
 namespace twell::io {
@@ -56,6 +57,7 @@ struct ModelConfig {
   // Where config.json names another file of weights, or index, than the usual one: its path within
   // the directory (key transformers_weights). Not written back.
   std::string weights_file;
+  std::optional<QuantizationConfig> quantization;  // absent: all weights are floating-point numbers
   // What config.json has besides that changes nothing here: a JSON object, empty where there is
   // nothing. Written back as it was read.
   std::string other_keys;

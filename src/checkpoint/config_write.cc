@@ -213,6 +213,7 @@ OrderedJson own_keys(const ModelConfig& c) {
 
 std::string ModelConfig::to_json() const {
   OrderedJson json = own_keys(*this);
+  if (quantization) json["quantization_config"] = quantization->to_json();
   if (!other_keys.empty()) {
     const OrderedJson others = OrderedJson::parse(other_keys);
     for (const auto& [key, value] : others.items()) {

@@ -6,10 +6,10 @@
 #include <cmath>
 #include <filesystem>
 
-#include "checkpoint/architecture.h"
 #include "choice/device.h"
 #include "choice/neuron_popularity.h"
 #include "decoder/decoder.h"
+#include "decoder/model_directory.h"
 #include "decoder/prepared_file.h"
 #include "decoder/random.h"
 #include "files/file_error.h"
@@ -62,59 +62,6 @@ void settle(Decoder& model) {
   run(length);
 }
 
-std::string embedding_of(const io::ModelConfig& config) {
-  return std::string(config.architecture->tensors.embedding) + "weight";
-}
-std::string head_of(const io::ModelConfig& config) {
-  return std::string(config.architecture->tensors.head) + "weight";
-}
-
-// `transformers` adds one that lies beside the weights to them.
-void refuse_adapter(const std::filesystem::path& directory) {
-  const auto file = directory / "adapter_config.json";
-  std::error_code ignored;
-  if (!std::filesystem::exists(file, ignored)) return;
-  io::fail_unsupported(file.string(),
-                       "adapters are not supported: merge it into the weights "
-                       "(merge_and_unload() of the package peft)");
-}
-
-// Files that tie the output matrix to the embedding may hold it all the same, in other numbers.
-// Then it is not tied: `transformers` compares the two as they are loaded.
-bool is_tied(const io::ModelConfig& config, const std::shared_ptr<io::Checkpoint>& checkpoint,
-             const CheckpointSourceOptions& options) {
-  if (!config.tie_word_embeddings) return false;
-  const std::string embedding_name = embedding_of(config), head_name = head_of(config);
-  if (!checkpoint->contains(embedding_name) || !checkpoint->contains(head_name)) return true;
-  const io::CheckpointTensor embedding = checkpoint->at(embedding_name);
-  const io::CheckpointTensor head = checkpoint->at(head_name);
-  if (io::same_bytes(embedding, head)) return true;
-  const std::vector<std::int64_t> table{config.vocab_size, config.hidden_size};
-  const auto source = make_checkpoint_source(checkpoint, options);
-  const at::Tensor first = source->take({embedding_name, table, ParameterKind::embedding});
-  if (at::equal(first, source->take({head_name, table, ParameterKind::matrix}))) return true;
-  io::note(
-      fmt::format("{}: {} is not the embedding, though config.json ties them "
-                  "(tie_word_embeddings): it is used as it is",
-                  head.file->path().string(), head_name));
-  return false;
-}
-
-// A tensor that nothing took means that config.json describes another model than the weights. Two
-// are harmless: tables that older versions of `transformers` stored, and an output matrix that is
-// tied to the embedding.
-void check_all_used(const ParameterSource& source, const io::Checkpoint& checkpoint,
-                    const io::ModelConfig& config) {
-  for (const std::string& name : source.unused()) {
-    if (name.ends_with("rotary_emb.inv_freq")) continue;
-    if (config.tie_word_embeddings && name == head_of(config)) continue;
-    io::fail_file(checkpoint.at(name).file->path().string(),
-                  "config.json has no use for tensor {}: one of the files belongs to another "
-                  "model; twell convert --allow-unused writes one without such tensors",
-                  io::in_quotes(name));
-  }
-}
-
 }  // namespace
 
 std::unique_ptr<Model> load_model(const std::string& directory, const LoadOptions& options) {
@@ -129,32 +76,30 @@ std::unique_ptr<Model> load_model(const std::string& directory, const LoadOption
                             io::name_of(config.hidden_act)));
   }
   const bool on_cpu = options.device.is_cpu();
-  refuse_adapter(path);
-  const auto checkpoint = std::make_shared<io::Checkpoint>(
-      config.weights_file.empty() ? path : path / config.weights_file);
-  const CheckpointSourceOptions from{.dtype = options.dtype,
-                                     .own_copies = options.trainable && on_cpu,
-                                     .check_finite = options.check_finite,
-                                     .keep_f16 = !on_cpu};
-  const auto source = make_checkpoint_source(checkpoint, from);
-  config.tie_word_embeddings = is_tied(config, checkpoint, from);
-  auto model = std::make_unique<Decoder>(config, *source, options.device);
+  const ModelDirectory opened(path, std::move(config),
+                              {.dtype = options.dtype,
+                               .own_copies = options.trainable && on_cpu,
+                               .check_finite = options.check_finite,
+                               .keep_f16 = !on_cpu});
+  ParameterSource& source = opened.source();
+  auto model = std::make_unique<Decoder>(opened.config(), source, options.device);
+  opened.note_dequantized();
   const auto check_used = [&] {
-    if (!options.allow_unused) check_all_used(*source, *checkpoint, config);
+    if (!options.allow_unused) opened.check_all_used();
   };
   if (options.trainable) {
-    model->use_dense_ffn(false, *source);
+    model->use_dense_ffn(false, source);
     check_used();
     require_grad(*model);
   } else if (options.path == FfnPath::sparse ||
              (options.path == FfnPath::automatic && sparse_possible(*model))) {
     std::vector<LayerFindings> findings;
-    if (options.prepare) findings = load_findings(path, *checkpoint, *model);
-    model->use_sparse_ffn(options.path, *source, findings);
+    if (options.prepare) findings = load_findings(path, opened.checkpoint(), *model);
+    model->use_sparse_ffn(options.path, source, findings);
     check_used();
     if (options.prepare) settle(*model);
   } else {
-    model->use_dense_ffn(options.prepack_dense && on_cpu, *source);
+    model->use_dense_ffn(options.prepack_dense && on_cpu, source);
     check_used();
   }
   return model;

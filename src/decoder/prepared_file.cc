@@ -113,7 +113,9 @@ std::vector<LayerFindings> parse(const std::string& file, const io::Checkpoint& 
 std::string digest_of(const io::Checkpoint& checkpoint, std::span<const std::string> weights) {
   Fnv1a digest;
   for (const std::string& weight : weights) {
-    const io::CheckpointTensor tensor = checkpoint.at(weight);
+    const std::string packed = weight + "_packed";  // of a quantised one
+    const io::CheckpointTensor tensor = checkpoint.at(
+        !checkpoint.contains(weight) && checkpoint.contains(packed) ? packed : weight);
     for (const std::int64_t size : tensor.info->shape) digest.add(size);
     add_sample(digest, {tensor.data, tensor.info->bytes()});
   }

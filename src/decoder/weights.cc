@@ -11,6 +11,7 @@
 #include <new>
 #include <unordered_set>
 
+#include "checkpoint/quantized_tensor.h"
 #include "decoder/random.h"
 #include "files/file_error.h"
 #include "twell/packed.h"
@@ -45,6 +46,7 @@ class CheckpointSource final : public ParameterSource {
       : checkpoint_(std::move(checkpoint)), options_(options) {}
 
   at::Tensor take(const Parameter& parameter) override {
+    if (const auto quantized = find_quantized(parameter)) return dequantize(*quantized);
     const io::CheckpointTensor found = find(parameter);
     taken_.insert(found.info->name);
     const std::string file = found.file->path().string();
@@ -55,16 +57,35 @@ class CheckpointSource final : public ParameterSource {
           0, found.info->elements(), 1 << 18,
           [&](std::int64_t begin, std::int64_t end) { io::expect_finite(found, begin, end); });
     }
-    if (!options_.dtype) {
-      const bool widened = stored == at::kDouble || (stored == at::kHalf && !options_.keep_f16);
-      options_.dtype = widened ? at::kFloat : stored;
-    }
+    settle_dtype(stored);
     const at::Tensor tensor = mapped_or_copied(found, stored);
     if (options_.check_finite && stored != *options_.dtype) expect_converted(found, tensor);
     return transposed ? tensor.t() : tensor;
   }
 
-  void drop_pages(const Parameter& parameter) override { find(parameter).drop_pages(); }
+  std::optional<QuantizedParameter> take_quantized(const Parameter& parameter) override {
+    const auto found = find_quantized(parameter);
+    if (!found) return {};
+    const std::int64_t rows = found->rows();
+    QuantizedParameter out{*scheme(parameter),
+                           at::empty({rows, found->columns()}, at::TensorOptions(at::kChar)),
+                           at::empty({rows, found->groups()}, at::TensorOptions(at::kFloat))};
+    auto* codes = out.codes.mutable_data_ptr<std::int8_t>();
+    auto* scales = out.scales.mutable_data_ptr<float>();
+    at::parallel_for(0, rows, kRowsATask, [&](std::int64_t begin, std::int64_t end) {
+      found->codes(begin, end, codes + begin * found->columns());
+      found->scales(begin, end, scales + begin * found->groups());
+    });
+    found->drop_pages();
+    return out;
+  }
+
+  Dequantized dequantized() const override { return dequantized_; }
+
+  void drop_pages(const Parameter& parameter) override {
+    // Of a quantised one nothing is mapped any more.
+    if (!scheme(parameter)) find(parameter).drop_pages();
+  }
 
   std::vector<std::string> unused() const override {
     std::vector<std::string> out;
@@ -74,6 +95,65 @@ class CheckpointSource final : public ParameterSource {
   }
 
  private:
+  static constexpr std::int64_t kRowsATask = 64;
+
+  void settle_dtype(at::ScalarType stored) {
+    if (options_.dtype) return;
+    const bool widened = stored == at::kDouble || (stored == at::kHalf && !options_.keep_f16);
+    options_.dtype = widened ? at::kFloat : stored;
+  }
+
+  std::optional<io::WeightScheme> scheme(const Parameter& parameter) const {
+    if (!options_.quantization) return {};
+    return scheme_of(*options_.quantization, parameter, checkpoint_->path().string());
+  }
+
+  // The file's tensors of a parameter that config.json says is quantised.
+  std::optional<io::QuantizedTensor> find_quantized(const Parameter& parameter) {
+    const auto stored = scheme(parameter);
+    if (!stored) return {};
+    io::QuantizedTensor found(*checkpoint_, module_of(parameter), *stored);
+    const std::vector<std::int64_t> shape{found.rows(), found.columns()};
+    if (shape != parameter.shape) {
+      throw Error(
+          ErrorKind::environment, checkpoint_->path().string(),
+          fmt::format("tensor '{}' has shape {}, expected {} from config.json; the two "
+                      "files belong to different models",
+                      parameter.name, io::in_brackets(shape), io::in_brackets(parameter.shape)));
+    }
+    for (const std::string& name : found.names()) taken_.insert(name);
+    settle_dtype(scalar_type_of_scales(found));
+    if (*options_.dtype == at::kBFloat16) found.round_scales();
+    return found;
+  }
+
+  at::Tensor dequantize(const io::QuantizedTensor& found) {
+    const bool narrow = *options_.dtype == at::kBFloat16;
+    at::Tensor out = at::empty({found.rows(), found.columns()},
+                               at::TensorOptions(narrow ? at::kBFloat16 : at::kFloat));
+    const auto fill = [&](auto* data) {
+      at::parallel_for(0, found.rows(), kRowsATask, [&](std::int64_t begin, std::int64_t end) {
+        found.dequantize(begin, end, data + begin * found.columns());
+      });
+    };
+    if (narrow) {
+      fill(static_cast<std::uint16_t*>(out.mutable_data_ptr()));
+    } else {
+      fill(out.mutable_data_ptr<float>());
+    }
+    found.drop_pages();
+    out = out.to(*options_.dtype);
+    dequantized_.stored += static_cast<std::int64_t>(found.stored_bytes());
+    dequantized_.in_memory += static_cast<std::int64_t>(out.nbytes());
+    return out;
+  }
+
+  static at::ScalarType scalar_type_of_scales(const io::QuantizedTensor& found) {
+    return found.scale_dtype() == io::SafeDType::BF16  ? at::kBFloat16
+           : found.scale_dtype() == io::SafeDType::F16 ? at::kHalf
+                                                       : at::kFloat;
+  }
+
   io::CheckpointTensor find(const Parameter& parameter) const {
     if (!checkpoint_->contains(parameter.name)) {
       for (const std::string& other : parameter.other_names) {
@@ -136,6 +216,7 @@ class CheckpointSource final : public ParameterSource {
   std::shared_ptr<io::Checkpoint> checkpoint_;
   CheckpointSourceOptions options_;
   std::unordered_set<std::string> taken_;
+  Dequantized dequantized_;
 };
 
 class RandomSource final : public ParameterSource {
@@ -176,6 +257,26 @@ class RandomSource final : public ParameterSource {
 };
 
 }  // namespace
+
+std::string module_of(const Parameter& parameter) {
+  constexpr std::string_view kSuffix = ".weight";
+  return parameter.name.substr(0, parameter.name.size() - kSuffix.size());
+}
+
+std::optional<io::WeightScheme> scheme_of(const io::QuantizationConfig& quantization,
+                                          const Parameter& parameter, const std::string& file) {
+  switch (parameter.kind) {
+    case ParameterKind::embedding:
+      return quantization.scheme_of(module_of(parameter), "Embedding", file);
+    case ParameterKind::matrix:
+    case ParameterKind::residual_matrix:
+      return quantization.scheme_of(module_of(parameter), "Linear", file);
+    case ParameterKind::norm:
+    case ParameterKind::bias:
+      break;
+  }
+  return std::nullopt;
+}
 
 std::unique_ptr<ParameterSource> make_checkpoint_source(std::shared_ptr<io::Checkpoint> checkpoint,
                                                         const CheckpointSourceOptions& options) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/quantization_config.h"
 
 namespace twell::lm {
 
@@ -31,16 +32,39 @@ struct Parameter {
   at::Tensor tensor = {};  // undefined before it is loaded and once a converted copy replaces it
 };
 
+// Of a parameter of two dimensions: its name less ".weight".
+std::string module_of(const Parameter& parameter);
+// How config.json says that the parameter is stored; none: as floating-point numbers. `file` is for
+// messages.
+std::optional<io::WeightScheme> scheme_of(const io::QuantizationConfig& quantization,
+                                          const Parameter& parameter, const std::string& file);
+
+// A parameter as a quantised checkpoint stores it: the matrix of codes · scales.
+struct QuantizedParameter {
+  io::WeightScheme scheme;
+  at::Tensor codes;   // int8 [rows, columns], also where the file has 4 bits
+  at::Tensor scales;  // f32 [rows, columns / group], of one column where a row has one scale
+};
+
 class ParameterSource {
  public:
   virtual ~ParameterSource() = default;
-  // A tensor of the parameter's shape, perhaps a transposed view. Throws twell::Error naming the
-  // file.
+  // A tensor of the parameter's shape, perhaps a transposed view. A quantised one is dequantised.
+  // Throws twell::Error naming the file.
   virtual at::Tensor take(const Parameter& parameter) = 0;
+  // As take(), of a parameter that is quantised, without dequantising it; none of another.
+  virtual std::optional<QuantizedParameter> take_quantized(const Parameter& /*parameter*/) {
+    return {};
+  }
   // The names of stored tensors that nothing took, ascending.
   virtual std::vector<std::string> unused() const { return {}; }
   // The tensor has been converted: its file pages may leave memory.
   virtual void drop_pages(const Parameter& /*parameter*/) {}
+  // What take() dequantised so far: bytes as stored, and in memory.
+  struct Dequantized {
+    std::int64_t stored = 0, in_memory = 0;
+  };
+  virtual Dequantized dequantized() const { return {}; }
   // As drop_pages(), and the model gives the tensor up, if it has it.
   void release(Parameter& parameter) {
     if (parameter.tensor.defined()) drop_pages(parameter);
@@ -53,6 +77,7 @@ struct CheckpointSourceOptions {
   bool own_copies = false;                   // writable memory instead of the mapping
   bool check_finite = true;
   bool keep_f16 = false;  // f16 stays as it is
+  std::optional<io::QuantizationConfig> quantization = {};
 };
 
 // Tensors of the wanted dtype that lie aligned to it are used where they are mapped (read only,

@@ -114,6 +114,7 @@ class Run {
     const bool fresh = !latest && recipe_.model.empty();
     io::ModelConfig config = run_.config;
     if (!fresh) config = io::load_config(latest ? *latest : start());
+    config.quantization.reset();  // what is trained are floating-point numbers
     if (fresh) complete(config);
     if (run_.activation) config.hidden_act = *run_.activation;
     config.validate();

@@ -6,6 +6,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/config.h"
+#include "checkpoint/quantized_tensor.h"
 #include "tests/support/files.h"
 #include "tokenizer/token_shard.h"
 #include "tokenizer/tokenizer.h"
@@ -61,6 +62,20 @@ TEST(Allocation, TheWatchWorks) {
   std::string(2 * kSmall, 'x').swap(*std::make_unique<std::string>());
   watching = false;
   EXPECT_GE(largest, 2 * kSmall);
+}
+
+TEST(Allocation, FewCodesOfAHugeWeight) {
+  const std::int32_t word = 0;
+  const float scale = 1;
+  for (const std::int64_t claim : {std::int64_t{9}, std::int64_t{1} << 40, std::int64_t{1} << 62}) {
+    const TempDir dir;
+    const std::int64_t shape[] = {1, claim};
+    save_checkpoint(dir.path(), {{{"m.weight_packed", SafeDType::I32, {1, 1}}, &word},
+                                 {{"m.weight_scale", SafeDType::F32, {1, 1}}, &scale},
+                                 {{"m.weight_shape", SafeDType::I64, {2}}, shape}});
+    const Checkpoint checkpoint(dir.path());
+    expect_small("codes", [&] { QuantizedTensor(checkpoint, "m", {.bits = 4}); });
+  }
 }
 
 TEST(Allocation, TinyFilesWithHugeClaims) {

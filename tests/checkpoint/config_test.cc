@@ -262,7 +262,7 @@ TEST(ModelConfig, UnsupportedIsNotInvalid) {
   refused(of("minicpm", R"("scale_depth":0,)"), {"scale_depth is 0"});
   refused(of("nanochat", R"("final_logit_softcapping":0,)"), {"final_logit_softcapping is 0"});
   unsupported(of("bitnet", R"("quantization_config":{"quant_method":"bitnet"},)"),
-              {"quantization_config"});
+              {"quantization_config.quant_method", "\"bitnet\""});
   const auto opt = [](const std::string& more) {
     std::string text = of("opt", more);
     return text.replace(text.find("intermediate_size"), 17, "ffn_dim");
@@ -270,7 +270,7 @@ TEST(ModelConfig, UnsupportedIsNotInvalid) {
   unsupported(opt(R"("word_embed_proj_dim":32,)"), {"word_embed_proj_dim 32", "hidden_size 64"});
   unsupported(opt(R"("_remove_final_layer_norm":true,)"), {"_remove_final_layer_norm"});
   unsupported(llama_with("dtype", "\"int8\""), {"int8"});
-  unsupported(llama_with("quantization_config", "{}"), {"quantization_config"});
+  unsupported(llama_with("quantization_config", "{}"), {"quantization_config.quant_method"});
   unsupported(llama_with("partial_rotary_factor", "0.5"), {"partial_rotary_factor"});
   unsupported(llama_with("layer_types", "[\"sliding_attention\"]"), {"layer_types"});
   const auto qwen = [](const std::string& more) {

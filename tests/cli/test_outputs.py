@@ -99,6 +99,7 @@ LATE = {
     "temperature": "generate --model MODEL --prompt a --temperature nan",
     "learning rate": "train --data TEXT --out run --lr nan",
     "synth where files are": "synth --out TEXT", "convert to files": "convert --in MODEL --out TEXT",
+    "no quantised": "quantize --model MODEL --type int8 --out ''",
 }
 
 

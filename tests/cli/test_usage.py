@@ -11,7 +11,7 @@ import pytest
 
 COMMANDS = [
     ["demo"], ["train"], ["generate"], ["bench", "ffn"], ["bench", "model"], ["stats"], ["eval"],
-    ["synth"], ["tokenize"], ["convert"], ["explain"], ["calibrate"],
+    ["synth"], ["tokenize"], ["convert"], ["quantize"], ["explain"], ["calibrate"],
 ]
 
 
@@ -57,6 +57,9 @@ def test_unknown_option_is_one_line(twell, command):
         (["bench", "ffn", "--tokens", "x"], ["--tokens", "x"]),
         (["generate", "--prompt", "x"], ["--model"]),
         (["synth", "--preset", "3b", "--out", "x"], ["--preset", "3b"]),
+        (["quantize", "--model", "x", "--out", "y"], ["--type"]),
+        (["quantize", "--model", "x", "--out", "y", "--type", "int3"], ["--type", "int4"]),
+        (["quantize", "--model", "x", "--out", "y", "--type", "int4", "--group", "48"], ["--group", "64"]),
     ],
 )
 def test_wrong_use_names_the_option(twell, arguments, needles):
@@ -125,6 +128,8 @@ FAILURES = {
     "synth with all firing": ("synth --nnz 6000 --out WORK/s", "--nnz"),
     "convert nothing": ("convert --in WORK/none --out WORK/c", "none"),
     "convert garbage": ("convert --in WORK/binary.txt --out WORK/c", "binary.txt"),
+    "quantize nothing": ("quantize --model WORK/none --type int8 --out WORK/q", "none"),
+    "quantize into files": ("quantize --model WORK/no-model --type int8 --out WORK/taken", "taken"),
     "demo without text": ("demo --text WORK/no.txt --out WORK/d", "no.txt"),
     "demo into files": ("demo --text WORK/binary.txt --out WORK/taken", "taken"),
 }

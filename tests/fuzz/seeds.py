@@ -35,6 +35,9 @@ def config():
     yield json.dumps({**base, **more}).encode()
     yield json.dumps({**base, "hidden_act": "fat_relu", "twell_fat_relu_threshold": 0.5}).encode()
     yield json.dumps({**base, "hidden_act": "fatrelu", "hidden_act_param": 0.5}).encode()
+    scheme = dict(targets=["Linear", "re:.*down_proj$"], weights=dict(num_bits=4, strategy="group", group_size=32))
+    quantized = dict(quant_method="compressed-tensors", format="pack-quantized", config_groups=dict(group_0=scheme))
+    yield json.dumps({**base, "quantization_config": quantized}).encode()
     yarn = dict(rope_type="yarn", factor=4.0, beta_fast=32, beta_slow=1, mscale=1.0, mscale_all_dim=0.5, truncate=False)
     yield json.dumps({**base, "model_type": "arcee", "rope_scaling": yarn}).encode()
     others = dict(ffn_dim=172, activation_function="relu", word_embed_proj_dim=64, sliding_window=None, norm_eps=1e-5,
@@ -42,6 +45,34 @@ def config():
                   dim_model_base=256)  # fmt: skip
     for name in ("qwen3", "mistral", "bamboo", "nemotron", "opt", "bitnet", "nanochat", "minicpm"):
         yield json.dumps({**base, **others, "model_type": name}).encode()
+
+
+def quantized():
+    def args(bits, group):
+        return dict(num_bits=bits, type="int", symmetric=True, dynamic=False, group_size=group or None,
+                    strategy="group" if group else "channel")  # fmt: skip
+
+    def file(tensors):
+        header, data = {}, b""
+        for name, dtype, shape, values in tensors:
+            header[name] = dict(dtype=dtype, shape=shape, data_offsets=[len(data), len(data) + len(values)])
+            data += values
+        text = json.dumps(header).encode()
+        return struct.pack("<Q", len(text)) + text + data
+
+    four = [("a.weight_packed", "I32", [2, 4], bytes(range(32))), ("a.weight_scale", "BF16", [2, 1], b"\0\x3f" * 2),
+            ("a.weight_shape", "I64", [2], struct.pack("<qq", 2, 32))]  # fmt: skip
+    eight = [("b.weight", "I8", [2, 3], b"\x80\x7f\0\1\xff\x40"),
+             ("b.weight_scale", "F32", [2, 1], b"\0\0\x80\x3f" * 2)]  # fmt: skip
+    config = dict(quant_method="compressed-tensors", format="pack-quantized", quantization_status="compressed",
+                  ignore=["lm_head", "re:c.*"], kv_cache_scheme=None)  # fmt: skip
+    groups = dict(group_0=dict(targets=["Linear"], weights=args(4, 32)),
+                  group_1=dict(targets=["re:b$", "down"], weights=args(8, 0), format="int-quantized"))  # fmt: skip
+    yield json.dumps({**config, "config_groups": groups}).encode() + b"\0" + file(four + eight)
+    packed = [("b.weight_packed", "I32", [1, 1], b"\x80\x81\x7f\0"), ("b.weight_scale", "F16", [1], b"\0\x3c"),
+              ("b.weight_shape", "I32", [2], struct.pack("<ii", 1, 3))]  # fmt: skip
+    whole = dict(g=dict(targets=["Linear"], weights=args(8, 0)))
+    yield json.dumps({**config, "config_groups": whole}).encode() + b"\0" + file(packed)
 
 
 def tokenizer():
@@ -144,7 +175,7 @@ def json_file():
 
 
 if __name__ == "__main__":
-    for make in (safetensors, config, tokenizer, regex, token_shard, activity_trace, recipe,
+    for make in (safetensors, config, quantized, tokenizer, regex, token_shard, activity_trace, recipe,
                  json_file):
         folder = pathlib.Path(sys.argv[1]) / make.__name__
         folder.mkdir(parents=True, exist_ok=True)

@@ -8,8 +8,8 @@ from tools import Broken, judge
 
 from files import Files
 
-COMMANDS = ["train", "generate", "stats", "eval", "synth", "tokenize", "convert", "explain", "calibrate",
-            "demo", "bench ffn", "bench model", "bench train"]  # fmt: skip
+COMMANDS = ["train", "generate", "stats", "eval", "synth", "tokenize", "convert", "quantize", "explain",
+            "calibrate", "demo", "bench ffn", "bench model", "bench train"]  # fmt: skip
 WORDS = ["", "-1", "0", "1", "2", "3", "7", "16", "64", "0.5", "1e-3", "nan", "inf", "-inf", "1e400", "9" * 30,
          "18446744073709551615", "18446744073709551616", "0x10", "1,2", "1,,2", "relu", "silu", "bf16", "f32",
          "dense", "auto", "hf", "2b", "arc", "perplexity", "cpu", "cuda", "é中", "a\nb", "--", "-", "x" * 5000,
@@ -62,6 +62,7 @@ class Commands(Files):
                           "synth": ["--out", "new", "--layers", "1", "--width", "64", "--neurons", "128"],
                           "tokenize": ["--text", "text.txt", "--tokenizer", "run", "--out", "new"],
                           "convert": ["--in", "run", "--out", "new"],
+                          "quantize": ["--model", "run", "--type", rng.choice(["int8", "int4"]), "--out", "new"],
                           "demo": ["--text", "text.txt", "--out", "new", "--steps", "1"],
                           "bench model": ["--model", "run", "--repeats", "1"],
                           "bench train": ["--model", "run", "--repeats", "1"]}.get(command, [])  # fmt: skip

@@ -9,9 +9,9 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
-#include <initializer_list>
 #include <iterator>
 #include <string>
+#include <vector>
 
 #include "twell/status.h"
 
@@ -51,10 +51,10 @@ inline std::string slurp(const std::filesystem::path& path) {
 // The message of the Error that `action` throws; it is one line, begins with `where`, is of `kind`
 // and holds every one of `parts`.
 inline void expect_error(const std::function<void()>& action, ErrorKind kind,
-                         const std::string& where, std::initializer_list<std::string> parts) {
+                         const std::string& where, const std::vector<std::string>& parts) {
   try {
     action();
-    FAIL() << "expected an error with " << (parts.size() == 0 ? "" : *parts.begin());
+    FAIL() << "expected an error with " << (parts.empty() ? "" : parts.front());
   } catch (const Error& error) {
     const std::string message = error.what();
     EXPECT_EQ(error.kind(), kind) << message;
@@ -68,7 +68,7 @@ inline void expect_error(const std::function<void()>& action, ErrorKind kind,
 }
 
 inline void expect_file_error(const std::function<void()>& action, const std::string& file,
-                              std::initializer_list<std::string> parts) {
+                              const std::vector<std::string>& parts) {
   expect_error(action, ErrorKind::environment, file, parts);
 }
 
