@@ -146,9 +146,6 @@ struct Isa {
       return Pairs{pair(numbers.of[0], numbers.of[1]), pair(numbers.of[2], numbers.of[3])};
     }
   }
-  static V mac(V acc, const Pairs& w, const bf16* x) {
-    return mac(mac(acc, w.of[0], x), w.of[1], x + 2);
-  }
   static void store_panel(const Pairs& w, bf16* panel) {
     for (int i = 0; i < 2; ++i) {
       _mm512_storeu_si512(panel + i * 2 * kPanel, std::bit_cast<__m512i>(w.of[i]));
