@@ -213,7 +213,8 @@ std::string read_other_keys(const JsonObject& json, const ModelConfig& config) {
   Json out = Json::object();
   for (const auto& [key, value] : json.json().items()) {
     if (own.contains(key) || std::ranges::find(kLeftOut, key) != std::end(kLeftOut)) continue;
-    if (config.sparse_lm && key.starts_with("sparsity_")) continue;
+    // Of a SparseLM file twell_gated says nothing; as the plain architecture is written it would.
+    if (config.sparse_lm && (key.starts_with("sparsity_") || key == "twell_gated")) continue;
     out[key] = value;
   }
   return out.empty() ? "" : out.dump();

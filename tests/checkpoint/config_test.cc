@@ -196,6 +196,10 @@ TEST(ModelConfig, ReleasedSparseModelsAreRelu) {
   EXPECT_TRUE(c.sparse_lm);
   EXPECT_EQ(c.hidden_act, HiddenAct::relu);
   EXPECT_EQ(c.architecture, &kLlama);
+  // Their key for a gate is another; as a Llama they are written with what was read.
+  text.insert(1, "\"twell_gated\":false,");
+  EXPECT_TRUE(parse(text).gated);
+  EXPECT_TRUE(parse(parse(text).to_json()).gated);
 }
 
 TEST(ModelConfig, HostileValuesNameTheirKey) {
