@@ -33,7 +33,7 @@ void add_rows(FfnCost& cost, double parts, const Device& device, const Problem& 
   if (hot > 0) {
     // Sums in f32, written by the GEMM and read by the gather.
     const double bytes = 4 * f.tokens * f.width;
-    const bool stays = stays_in_l2(device, problem.tokens, problem.width, 4);
+    const bool stays = stays_in_l2(device, problem.tokens, problem.width, 4, kSumsShare);
     cost.hot += parts * (stays ? bytes / f.l2 : 2 * bytes / f.memory);
   }
   cost.gather += parts * (f.rows(cold_density, f.projections) + kGatherLatency);

@@ -28,11 +28,11 @@ std::int64_t waves(const Device& device, std::int64_t tokens, std::int64_t rows,
 // with 5,632 neurons 1,536 rows are two full waves, and 17 MB in bf16. Where L2 has no room for the
 // tiles of one wave, memory has.
 std::int64_t block_rows(const Device& device, std::int64_t tokens, std::int64_t cols,
-                        std::int64_t value_bytes) {
+                        std::int64_t value_bytes, double share) {
   std::int64_t best = 0;
   std::int64_t fewest = 0;
   for (std::int64_t rows = kTileRows;; rows += kTileRows) {
-    if (best != 0 && !stays_in_l2(device, rows, cols, value_bytes) &&
+    if (best != 0 && !stays_in_l2(device, rows, cols, value_bytes, share) &&
         tiles_of(rows, cols) > device.sm_count) {
       return best;
     }
@@ -50,11 +50,10 @@ std::int64_t block_rows(const Device& device, std::int64_t tokens, std::int64_t 
 }  // namespace
 
 bool stays_in_l2(const Device& device, std::int64_t rows, std::int64_t cols,
-                 std::int64_t value_bytes) {
-  constexpr double kShare = 0.4;
+                 std::int64_t value_bytes, double share) {
   constexpr std::size_t kSmallL2 = std::size_t{32} << 20;  // where the driver does not tell
   return static_cast<double>(rows * cols * value_bytes) <=
-         kShare * static_cast<double>(device.l2_bytes > 0 ? device.l2_bytes : kSmallL2);
+         share * static_cast<double>(device.l2_bytes > 0 ? device.l2_bytes : kSmallL2);
 }
 
 double loss_of_blocks(const Device& device, std::int64_t tokens, std::int64_t rows,
@@ -67,7 +66,7 @@ double loss_of_blocks(const Device& device, std::int64_t tokens, std::int64_t ro
 std::int64_t rows_at_a_time(const Device& device, const Problem& problem, std::int64_t hot) {
   return hot == 0 || hot == problem.neurons
              ? problem.tokens
-             : block_rows(device, problem.tokens, problem.width, sizeof(float));
+             : block_rows(device, problem.tokens, problem.width, sizeof(float), kSumsShare);
 }
 
 GemmPlan plan_library_gemm(const Device& device, const Problem& problem, std::int32_t tile,
@@ -87,7 +86,7 @@ GemmPlan plan_library_gemm(const Device& device, const Problem& problem, std::in
   plan.wide = problem.activation != Activation::relu;
   const std::int64_t value_bytes = plan.wide ? 4 : 2;
   const std::int64_t cols = problem.neurons + joined;
-  plan.block_rows = static_cast<int>(block_rows(device, problem.tokens, cols, value_bytes));
+  plan.block_rows = static_cast<int>(block_rows(device, problem.tokens, cols, value_bytes, kOutputShare));
   plan.block_cols = static_cast<int>(cols);
   plan.threads = kPackThreads;
   plan.tile = tile == 0 ? static_cast<std::int32_t>(round_up(problem.neurons, 16)) : tile;

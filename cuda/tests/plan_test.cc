@@ -212,7 +212,7 @@ TEST(CudaPlan, BlocksOfALibrarysGemmFillTheGpuAndStayInL2) {
 }
 
 // The gate and u of 2,816 hot neurons: 33 columns of tiles by 8 rows are two full waves. The f32
-// sums of 2,048 rows are 17 MB, and one wave but for four SMs.
+// sums of 4,096 rows are 34 MB, and two waves but for eight tiles.
 TEST(CudaPlan, JoinedUp) {
   TWELL_NEEDS_LIBRARY();
   Device h100 = with_clocks(kH100, 1755, 2619, 5120);
@@ -221,11 +221,11 @@ TEST(CudaPlan, JoinedUp) {
   problem.hot = 2816;
   const FfnPlan apart = plan_ffn(h100, problem);
   EXPECT_FALSE(apart.joined);
-  EXPECT_EQ(apart.row_block, 2048);
+  EXPECT_EQ(apart.row_block, 4096);
   problem.joined = true;
   const FfnPlan joined = plan_ffn(h100, problem);
   EXPECT_TRUE(joined.joined);
-  EXPECT_EQ(joined.row_block, 2048);
+  EXPECT_EQ(joined.row_block, 4096);
   EXPECT_EQ(joined.gemm.block_rows, 1024);
   EXPECT_EQ(joined.gemm.block_cols, 5632 + 2816);
   EXPECT_NE(joined.to_string().find("2816 hot neurons, joined"), std::string::npos);
