@@ -12,17 +12,17 @@ double assumed_seconds(const cuda::Device& device, const cuda::Problem& problem,
 
 std::optional<double> rate_reached(const cuda::Device& device, const cuda::Problem& problem,
                                    const cuda::GemmPlan& plan, double seconds) {
-  if (plan.rate == 0 || seconds <= cuda::kLaunch) return std::nullopt;
+  constexpr double kBesides = cuda::kLaunch + cuda::kTileLatency;
+  if (plan.rate == 0 || seconds <= kBesides) return std::nullopt;
   const auto expected = [&](double rate) {
     return cuda::tile_gate_seconds(device, problem, {plan.block_rows, plan.block_cols, rate});
   };
   // So slow that nothing but arithmetic counts.
   constexpr double kSlow = 1e-9;
-  const double at_full_rate = (expected(kSlow) - cuda::kLaunch) * kSlow;
-  const bool by_memory =
-      expected(plan.rate) > (at_full_rate / plan.rate + cuda::kLaunch) * (1 + 1e-6);
+  const double at_full_rate = (expected(kSlow) - kBesides) * kSlow;
+  const bool by_memory = expected(plan.rate) > (at_full_rate / plan.rate + kBesides) * (1 + 1e-6);
   if (by_memory) return std::nullopt;
-  return at_full_rate / (seconds - cuda::kLaunch);
+  return at_full_rate / (seconds - kBesides);
 }
 
 bool takes(const cuda::Device& device, const cuda::Problem& problem, cuda::GemmShape shape) {

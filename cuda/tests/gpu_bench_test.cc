@@ -367,10 +367,10 @@ TEST(Predictions, CoverTraining) {
     const std::string text = text_of(one.name());
     const std::size_t ratio = text.find('(');
     ASSERT_NE(ratio, std::string::npos) << one.name() << ": " << text;
-    EXPECT_GT(std::stod(text.substr(ratio + 1)), 1.1) << one.name();
-    // Eager training adds a fifth to its GEMMs.
+    EXPECT_GT(std::stod(text.substr(ratio + 1)), 1.0) << one.name();
+    // Eager training adds a quarter to its GEMMs.
     const double dense = std::stod(text) * std::stod(text.substr(ratio + 1));
-    EXPECT_NEAR(dense / std::stod(text_of(train_dense_name(one.tokens))), 1.2, 0.05) << one.name();
+    EXPECT_NEAR(dense / std::stod(text_of(train_dense_name(one.tokens))), 1.25, 0.05) << one.name();
   }
 }
 
@@ -384,10 +384,10 @@ TEST(GateRate, IsTheOneThatExplainsTheTime) {
       const cuda::GemmPlan plan = cuda::plan_gemm_relu_twell(shape, device, problem);
       const double seconds = assumed_seconds(device, problem, plan);
       EXPECT_NEAR(rate_reached(device, problem, plan, seconds).value(), plan.rate, 1e-6);
-      constexpr double kLaunch = 1.2e-6;
-      const double slower = 2 * (seconds - kLaunch) + kLaunch;
+      constexpr double kBesides = 1.2e-6 + 8e-6;  // a launch, and until the pipeline is full
+      const double slower = 2 * (seconds - kBesides) + kBesides;
       EXPECT_NEAR(rate_reached(device, problem, plan, slower).value(), plan.rate / 2, 1e-6);
-      EXPECT_FALSE(rate_reached(device, problem, plan, kLaunch).has_value());
+      EXPECT_FALSE(rate_reached(device, problem, plan, kBesides).has_value());
     }
   }
 }
@@ -414,7 +414,7 @@ TEST(GateRate, NamesThePlansOwnShape) {
   EXPECT_TRUE(takes(device, problem, cuda::GemmShape::stream8x16));
   EXPECT_FALSE(takes(device, problem, cuda::GemmShape::stream16x32));
   problem.screened = true;
-  EXPECT_TRUE(takes(device, problem, cuda::GemmShape::screen32x32));
+  EXPECT_FALSE(takes(device, problem, cuda::GemmShape::screen32x32));
   problem = {16384, 2048, 5632, DType::bf16, true, true};
   EXPECT_TRUE(takes(device, problem, cuda::GemmShape::library));
 }
