@@ -86,7 +86,8 @@ GemmPlan plan_library_gemm(const Device& device, const Problem& problem, std::in
   plan.wide = problem.activation != Activation::relu;
   const std::int64_t value_bytes = plan.wide ? 4 : 2;
   const std::int64_t cols = problem.neurons + joined;
-  plan.block_rows = static_cast<int>(block_rows(device, problem.tokens, cols, value_bytes, kOutputShare));
+  plan.block_rows =
+      static_cast<int>(block_rows(device, problem.tokens, cols, value_bytes, kOutputShare));
   plan.block_cols = static_cast<int>(cols);
   plan.threads = kPackThreads;
   plan.tile = tile == 0 ? static_cast<std::int32_t>(round_up(problem.neurons, 16)) : tile;

@@ -157,6 +157,7 @@ void make_typed(ConstMatrixView w, const float* axis, void* screen) {
 }  // namespace
 
 void make_screen(ConstMatrixView w, const float* axis, void* screen) {
+  require_dtype("make_screen", "w", w.dtype);
   require_weight(w, "make_screen");
   require_prepared(screen, "make_screen");
   if (w.dtype == DType::bf16) {
@@ -167,6 +168,7 @@ void make_screen(ConstMatrixView w, const float* axis, void* screen) {
 }
 
 Screen::Screen(ConstMatrixView w, const float* axis) {
+  require_dtype("Screen", "w", w.dtype);
   require_weight(w, "Screen");
   memory_ = PreparedMemory(screen_bytes(w.rows, w.cols));
   make_screen(w, axis, memory_.mutable_data());

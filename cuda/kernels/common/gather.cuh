@@ -173,7 +173,8 @@ class BlockSums {
 #pragma unroll
       for (int i = 0; i < kThreadFloats; i += 4) {
         const int at = column(part, i / kVector) + i % kVector;
-        v[i / 4] = at < depth_ ? ptx::load_shared_row_f4(row + at) : make_float4(0, 0, 0, 0);
+        v[i / 4] =
+            at < depth_ ? *reinterpret_cast<const float4*>(row + at) : make_float4(0, 0, 0, 0);
       }
 #pragma unroll
       for (int i = 0; i < kThreadFloats; i += 4) add(*own(part, i), v[i / 4]);
