@@ -76,16 +76,15 @@ std::int64_t Gate::group_begin(std::int64_t group) const {
 std::int64_t Gate::run(int thread) {
   auto* c = static_cast<float*>(context_.scratch(thread, kAccumulators, 0));
   const bool screened = plan_.gate == GateForm::screened;
-  if (screened) {
+  if (screened || in_terms()) {
 #pragma omp for schedule(static)
     for (std::int64_t r = 0; r < rows(); ++r) {
-      kernels_.screen_row(input_.x.row_bytes(r), screen_, x8_.from(r, weight_.cols));
-    }
-  } else if (in_terms()) {
-#pragma omp for schedule(static)
-    for (std::int64_t r = 0; r < rows(); ++r) {
-      weight_.kernels->to_terms(input_.x.row_bytes(r), weight_.cols,
-                                terms_ + r * code_blocks(weight_.cols));
+      const void* x = input_.x.row_bytes(r);
+      if (screened) {
+        kernels_.screen_row(x, screen_, x8_.from(r, weight_.cols));
+      } else {
+        weight_.kernels->to_terms(x, weight_.cols, terms_ + r * code_blocks(weight_.cols));
+      }
     }
   } else {
     prepare_x();
