@@ -12,7 +12,8 @@ namespace twell {
 // What the numbers of a weight are: its own affair, while x and y have a DType. f16: on GPUs.
 // int8: codes from -127 to 127. A code times its scale is the number, in exact arithmetic: a weight
 // of codes is the matrix of these products, and every result is that of this matrix, as exact as
-// that of bf16 weights is of theirs.
+// that of bf16 weights is of theirs. Their sums are f32 before they are scaled: inputs of 10³³ and
+// more may overflow where a sum of scaled numbers would not.
 enum class WeightType : std::uint8_t { bf16, f16, f32, int8 };
 
 // That of a matrix.
@@ -58,7 +59,7 @@ struct WeightView {
   std::int64_t rows = 0;
   std::int64_t cols = 0;
   std::int64_t row_stride = 0;    // numbers from row to row; of panels, which have none, cols
-  const float* scales = nullptr;  // [rows] or [cols], finite and above 0; null: the type has none
+  const float* scales = nullptr;  // [rows] or [cols], finite; null: the type has none
   ScaledBy scaled_by = ScaledBy::row;
 
   WeightView() = default;

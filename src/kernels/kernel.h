@@ -38,7 +38,7 @@ struct XForm {
 // 256 inputs of a row of x for a GEMM with codes, as integers, so that sums of products are exact:
 //   x = unit · Σ term[t] · base⁻ᵗ, unit a power of 2.
 // A tier has three terms of 8 bits or two of 16 (Isa::Term). What they leave out of x is at most
-// 2⁻²³ of the block's largest input.
+// 2⁻²² of the block's largest input.
 struct CodeTerms {
   float unit = 0;  // NaN: the inputs stand as `numbers`, one being not finite, or all next to 0
   std::int32_t sums[3] = {};  // of each term over the inputs

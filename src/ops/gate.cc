@@ -79,11 +79,10 @@ std::int64_t Gate::run(int thread) {
   if (screened || in_terms()) {
 #pragma omp for schedule(static)
     for (std::int64_t r = 0; r < rows(); ++r) {
-      const void* x = input_.x.row_bytes(r);
       if (screened) {
-        kernels_.screen_row(x, screen_, x8_.from(r, weight_.cols));
+        kernels_.screen_row(input_.x.row_bytes(r), screen_, x8_.from(r, weight_.cols));
       } else {
-        weight_.kernels->to_terms(x, weight_.cols, terms_ + r * code_blocks(weight_.cols));
+        weight_.to_terms(input_.x, r, terms_);
       }
     }
   } else {

@@ -60,9 +60,7 @@ void multiply(Context& context, ConstMatrixView x, const Weight& weight, const v
     }
     if (in_terms) {
 #pragma omp for schedule(static)
-      for (std::int64_t r = 0; r < x.rows; ++r) {
-        weight.kernels->to_terms(x.row_bytes(r), x.cols, terms + r * code_blocks(x.cols));
-      }
+      for (std::int64_t r = 0; r < x.rows; ++r) weight.to_terms(x, r, terms);
     }
 #pragma omp for schedule(dynamic, 1)
     for (std::int64_t unit = 0; unit < row_blocks * pieces; ++unit) {

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <type_traits>
 
-#include "twell/packed.h"
+#include "twell/dtype.h"
 
 namespace twell::avx2 {
 namespace {  // every tier's code stays inside its own objects
@@ -117,20 +117,6 @@ struct Isa {
       };
       return Pairs{{pair(numbers.of[0], numbers.of[1]), pair(numbers.of[2], numbers.of[3])}};
     }
-  }
-  static void store_panel(const Pairs& w, bf16* panel) {
-    for (int i = 0; i < 2; ++i) {
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(panel + i * 2 * kPanel), w.of[i]);
-    }
-  }
-  // A sum of its own for the last three: `acc` is waited for once.
-  static V mac(V acc, const Inputs& w, const float* x) {
-    const V rest =
-        fma(w.of[3], broadcast(x[3]), fma(w.of[2], broadcast(x[2]), mul(w.of[1], broadcast(x[1]))));
-    return add(fma(w.of[0], broadcast(x[0]), acc), rest);
-  }
-  static void store_panel(const Inputs& w, float* panel) {
-    for (int i = 0; i < 4; ++i) store(panel + i * kPanel, w.of[i]);
   }
 
   // Codes of a step as 16-bit integers: inputs 0 and 2 of each neuron, 1 and 3.

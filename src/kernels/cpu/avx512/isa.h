@@ -6,7 +6,7 @@
 #include <cstring>
 #include <type_traits>
 
-#include "twell/packed.h"
+#include "twell/dtype.h"
 
 namespace twell::avx512 {
 namespace {  // every tier's code stays inside its own objects
@@ -145,20 +145,6 @@ struct Isa {
       };
       return Pairs{pair(numbers.of[0], numbers.of[1]), pair(numbers.of[2], numbers.of[3])};
     }
-  }
-  static void store_panel(const Pairs& w, bf16* panel) {
-    for (int i = 0; i < 2; ++i) {
-      _mm512_storeu_si512(panel + i * 2 * kPanel, std::bit_cast<__m512i>(w.of[i]));
-    }
-  }
-  // A sum of its own for the last three: `acc` is waited for once.
-  static V mac(V acc, const Inputs& w, const float* x) {
-    const V rest =
-        fma(w.of[3], broadcast(x[3]), fma(w.of[2], broadcast(x[2]), mul(w.of[1], broadcast(x[1]))));
-    return add(fma(w.of[0], broadcast(x[0]), acc), rest);
-  }
-  static void store_panel(const Inputs& w, float* panel) {
-    for (int i = 0; i < 4; ++i) store(panel + i * kPanel, w.of[i]);
   }
 
   // vpdpbusd takes one of its operands unsigned: codes plus 128, whose products with x too many are

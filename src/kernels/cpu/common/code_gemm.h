@@ -3,6 +3,7 @@
 // those.
 #pragma once
 
+#include "kernels/cpu/common/gemm.h"
 #include "kernels/cpu/common/terms_gemm.h"
 #include "kernels/cpu/common/widen.h"
 

@@ -9,19 +9,17 @@
 namespace twell {
 namespace {
 
-// x of From (int8: that of a screen), panels of T.
-template <class Isa, class From, class T = From>
+template <class Isa, class T>
 struct RegisterGemm {
   using V = typename Isa::V;
-  using X = typename Isa::template X<From>;
+  using X = typename Isa::template X<T>;
   static constexpr std::int64_t kStep = 4 / sizeof(T);  // inputs interleaved in a panel
   static constexpr int kVectors = kPanel / Isa::kLanes;
-  static constexpr bool kCodes = sizeof(T) == 1;
-  static constexpr bool kScreen = sizeof(From) == 1;  // integer sums
+  static constexpr bool kInt8 = sizeof(T) == 1;  // of a screen
   // Inputs per pass: 4 panels × 256 bf16 are 32 KiB, which stay in L1 while the rows go by.
-  static constexpr std::int64_t kDepthBlock = kCodes ? kCodeBlock : 512 / sizeof(T);
-  // A block of codes starts with what a screen's integer sums start from.
-  static constexpr std::int64_t kHead = kCodes ? kCodeHead : 0;
+  static constexpr std::int64_t kDepthBlock = kInt8 ? kCodeBlock : 512 / sizeof(T);
+  // A block of a screen's panel starts with what its integer sums start from.
+  static constexpr std::int64_t kHead = kInt8 ? kCodeHead : 0;
 
   // The scales of one block of x in 8 bits.
   struct Scales {
@@ -32,19 +30,10 @@ struct RegisterGemm {
   };
 
   static auto begin(const T* panel, const float* c, bool accumulate) {
-    if constexpr (kScreen) {
+    if constexpr (kInt8) {
       return Isa::screen_begin(panel);
     } else {
       return accumulate ? Isa::load(c) : Isa::zero();
-    }
-  }
-
-  // Neurons of a step as mac() multiplies them.
-  static auto load(const T* step) {
-    if constexpr (kCodes && !kScreen) {
-      return Isa::template widen<X>(step);
-    } else {
-      return Isa::load_panel(step);
     }
   }
 
@@ -72,7 +61,7 @@ struct RegisterGemm {
       if (ahead != nullptr) Isa::prefetch_l2(ahead + k * kPanel);
 #pragma GCC unroll 16
       for (int v = 0; v < kColumns; ++v) {
-        const auto w = load(part(v) + (kHead + k) * kPanel);
+        const auto w = Isa::load_panel(part(v) + (kHead + k) * kPanel);
 #pragma GCC unroll 16
         for (int r = 0; r < Rows; ++r) acc[r][v] = Isa::mac(acc[r][v], w, x + r * x_stride + k);
       }
@@ -82,7 +71,7 @@ struct RegisterGemm {
 #pragma GCC unroll 16
       for (int v = 0; v < kColumns; ++v) {
         float* to = c + r * kSumStride + v * Isa::kLanes;
-        if constexpr (kScreen) {
+        if constexpr (kInt8) {
           const V before = accumulate ? Isa::load(to) : Isa::zero();
           const V scale = Isa::broadcast(scales.first[r * scales.stride]);
           Isa::store(to, Isa::fma(Isa::to_float(acc[r][v]), scale, before));
@@ -149,7 +138,7 @@ struct RegisterGemm {
         });
   }
 
-  // A screen's codes: one block of inputs after the other, each with its scales.
+  // int8: one block of inputs after the other, each with its scales.
   static void run_screen(const ScreenGemmArgs& args) {
     constexpr std::int64_t kBlockBytes = kPanel * (kDepthBlock + kHead);
     const std::int64_t stride = code_panel_bytes(args.screen.cols);

@@ -5,13 +5,13 @@
 #include <cmath>
 #include <limits>
 
-#include "kernels/cpu/common/gemm.h"
+#include "kernels/cpu/common/panel_blocks.h"
 #include "kernels/cpu/common/row_panels.h"
 
 namespace twell {
 namespace {
 
-// x · 2²³ / 2ᵉ as a number of 24 bits, in three signed digits to base 256.
+// x · 2²² / 2ᵉ, rounded, in three signed digits to base 256; 2ᵉ is above every |x|.
 inline void split(const float* numbers, int exponent, std::int8_t (&digits)[3][kCodeBlock]) {
   const float scale = std::ldexp(1.0F, 22 - exponent);
   for (std::int64_t k = 0; k < kCodeBlock; ++k) {
@@ -88,7 +88,13 @@ struct TermsGemm {
   static constexpr int kTerms = sizeof(Term) == 1 ? 3 : 2;
   static constexpr float kBase = sizeof(Term) == 1 ? 0x1p8F : 0x1p15F;
   static constexpr int kVectors = kPanel / Isa::kLanes;
-  static constexpr std::int64_t kStep = 4;  // inputs
+  static constexpr std::int64_t kStep = kCodeStep;
+
+  // Where the codes of vector v of a block's panels begin.
+  static const std::int8_t* codes_of(const std::int8_t* block, std::int64_t panel_stride, int v) {
+    return block + (v / kVectors) * panel_stride + kCodeHead * kPanel +
+           (v % kVectors) * Isa::kLanes * kStep;
+  }
 
   // One block of inputs: c[Rows × Panels·16] (+)= x · codes. Codes from `ahead` on (null: none) are
   // brought to L2 meanwhile.
@@ -112,9 +118,7 @@ struct TermsGemm {
       if (ahead != nullptr) Isa::prefetch_l2(ahead + k * kPanel);
 #pragma GCC unroll 16
       for (int v = 0; v < kColumns; ++v) {
-        const auto w =
-            Isa::load_terms_codes(block + (v / kVectors) * panel_stride + (kCodeHead + k) * kPanel +
-                                  (v % kVectors) * Isa::kLanes * kStep);
+        const auto w = Isa::load_terms_codes(codes_of(block, panel_stride, v) + k * kPanel);
 #pragma GCC unroll 16
         for (int r = 0; r < Rows; ++r) {
           const auto& terms = terms_of(x[r * x_stride], Term{});
@@ -160,8 +164,18 @@ struct TermsGemm {
   static void multiply_numbers(const CodeTerms& x, const std::int8_t* block,
                                std::int64_t panel_stride, std::int64_t inputs, float* c,
                                bool accumulate) {
-    RegisterGemm<Isa, float, std::int8_t>::template micro<1, Panels>(
-        x.numbers, 0, block, panel_stride, inputs, c, accumulate, nullptr, {});
+    for (int v = 0; v < Panels * kVectors; ++v) {
+      const std::int8_t* const codes = codes_of(block, panel_stride, v);
+      float* const to = c + v * Isa::kLanes;
+      V sum = accumulate ? Isa::load(to) : Isa::zero();
+      for (std::int64_t k = 0; k < inputs; k += kStep) {
+        const auto w = Isa::template widen<float>(codes + k * kPanel);
+        for (std::int64_t i = 0; i < kStep; ++i) {
+          sum = Isa::fma(w.of[i], Isa::broadcast(x.numbers[k + i]), sum);
+        }
+      }
+      Isa::store(to, sum);
+    }
   }
 
   template <int Panels>
