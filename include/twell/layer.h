@@ -52,8 +52,8 @@ class Layer {
         LayerOptions options = {});
 
   // Runs inputs [N, D] like those to come, and says what it found. kFewestInputs or more.
-  // `screen`: whether candidates are counted, which reads the gate as stored. The layer stays as it
-  // is.
+  // `screen`: whether candidates are counted, which reads the gate as stored; not of codes, which
+  // no screen is made of. The layer stays as it is.
   LayerFindings examine(Context& context, ConstMatrixView sample, bool screen = true) const;
   // Decides by inputs like those to come; with fewer than kFewestInputs the gate is packed. By
   // findings nothing is run; without candidates in them the gate is packed. A packed gate stays so.
@@ -85,7 +85,7 @@ class Layer {
   bool weights_changed() const;
 
   const FfnShape& shape() const { return shape_; }
-  // Up and down as ffn() reads them, [H, D]: the caller's, or copies.
+  // Up and down as ffn() reads them, [H, D]: the caller's, or copies, which have their own scales.
   const std::optional<WeightView>& up() const { return operands_.up; }
   const WeightView& down() const { return operands_.down; }
   // None until the layer is prepared.

@@ -6,9 +6,13 @@
 // product with one token streams it in order. An f32 panel holds `cols` steps of 16 neurons. Inputs
 // are padded with zeros to a multiple of 32 (bf16) or not at all (f32), neurons to 16.
 //
-// Codes are in panels of blocks of 256 inputs, as a screen (twell/screen.h) has them too. A block
+// int8 is in panels of blocks of 256 inputs, as a screen (twell/screen.h) has them too. A block
 // starts with −Σ of its codes of each neuron (16 int32); steps of 16 neurons × 4 inputs follow. The
 // scales of the neurons, f32 and padded with zeros to whole panels, lie behind the last panel.
+//
+// int4 too. A block starts with the scales of its 8 groups of 32 inputs (8 × 16 bytes). For each
+// group four lines of 16 neurons × 4 bytes follow: byte b of line j holds input 8 j + b in its low
+// half and 8 j + 4 + b in the high one.
 #pragma once
 
 #include <cstddef>
@@ -33,6 +37,11 @@ constexpr std::int64_t code_depth(std::int64_t cols) { return (cols + 63) / 64 *
 constexpr std::int64_t code_panel_bytes(std::int64_t cols) {
   return kPanel * (code_depth(cols) + kCodeHead * code_blocks(cols));
 }
+// The same of int4.
+constexpr std::int64_t kInt4Head = 8 * kPanel;  // bytes
+constexpr std::int64_t int4_panel_bytes(std::int64_t cols) {
+  return kPanel / 2 * ((cols + 31) / 32 * 32) + kInt4Head * code_blocks(cols);
+}
 
 // Inputs after padding: as many as x must have.
 constexpr std::int64_t packed_depth(WeightType type, std::int64_t cols) {
@@ -40,8 +49,9 @@ constexpr std::int64_t packed_depth(WeightType type, std::int64_t cols) {
 }
 constexpr std::int64_t packed_panels(std::int64_t rows) { return (rows + kPanel - 1) / kPanel; }
 constexpr std::int64_t panel_bytes(WeightType type, std::int64_t cols) {
-  return has_scales(type) ? code_panel_bytes(cols)
-                          : bytes_of(type, kPanel * packed_depth(type, cols));
+  return type == WeightType::int8   ? code_panel_bytes(cols)
+         : type == WeightType::int4 ? int4_panel_bytes(cols)
+                                    : bytes_of(type, kPanel * packed_depth(type, cols));
 }
 constexpr std::size_t packed_bytes(WeightType type, std::int64_t rows, std::int64_t cols) {
   const std::int64_t scales = has_scales(type) ? kPanel * 4 : 0;
@@ -50,21 +60,34 @@ constexpr std::size_t packed_bytes(WeightType type, std::int64_t rows, std::int6
 // Panels that pack_weight() wrote at `data`.
 WeightView packed_view(const void* data, WeightType type, std::int64_t rows, std::int64_t cols);
 
-// A packed weight that has to say what it is, as one tensor: [rows, n, 1] of its type. The third
-// dimension tells it from a weight of rows. n is `cols` where packing pads nothing; else so large
-// that the padding fits in, and tells `cols` apart from all others that pad to the same depth.
+// Inputs come in multiples of so many.
+constexpr std::int64_t packed_unit(WeightType type) {
+  return type == WeightType::int8 ? 64 : type == WeightType::f32 ? 1 : 32;
+}
+// A packed weight that has to say what it is, as one tensor: [rows, n, 1] of its elements. The
+// third dimension tells it from a weight of rows. n is `cols` where packing adds nothing; else so
+// large that all of it fits in, and tells `cols` apart from all others that pad to the same depth.
 constexpr std::int64_t packed_extent(WeightType type, std::int64_t rows, std::int64_t cols) {
-  const std::int64_t there = rows > 1 ? rows : 1, padded = packed_panels(there) * kPanel;
-  const std::int64_t depth = packed_depth(type, cols);
-  return (padded * depth + there - 1) / there + depth - cols;
+  const std::int64_t there = rows > 1 ? rows : 1, unit = packed_unit(type);
+  const auto bytes = static_cast<std::int64_t>(packed_bytes(type, there, cols));
+  const std::int64_t row = there * element_bytes(type);
+  return (bytes + row - 1) / row + (cols + unit - 1) / unit * unit - cols;
 }
 // The inverse: `cols` of a tensor [rows, n, 1]; -1 where packing makes none of this n.
 constexpr std::int64_t packed_cols(WeightType type, std::int64_t rows, std::int64_t n) {
   const std::int64_t there = rows > 1 ? rows : 1, padded = packed_panels(there) * kPanel;
-  const std::int64_t unit = packed_depth(type, 1);
-  const std::int64_t depth = n * there / (padded * unit) * unit;
+  const std::int64_t unit = packed_unit(type);
+  // At most; heads and scales are left out.
+  std::int64_t depth = n * there / padded;
+  if (has_scales(type)) {
+    const std::int64_t block = panel_bytes(type, kCodeBlock) / kPanel;
+    depth = (depth - 4) / block * kCodeBlock + kCodeBlock;
+  }
+  depth = depth / unit * unit;
+  while (depth > 0 && packed_extent(type, rows, depth) > n) depth -= unit;
   const std::int64_t cols = depth - (n - packed_extent(type, rows, depth));
-  return cols >= 0 && packed_extent(type, rows, cols) == n ? cols : -1;
+  const bool whole = type != WeightType::int4 || cols % unit == 0;
+  return cols >= 0 && whole && packed_extent(type, rows, cols) == n ? cols : -1;
 }
 
 // Memory for a prepared weight, which copies share and the last one frees. It is at a multiple of
@@ -91,7 +114,7 @@ class PreparedMemory {
 };
 
 // `packed`: packed_bytes(w.type, w.rows, w.cols) bytes at a multiple of 4, best of 64. w: rows of
-// bf16, f32, or int8 with scales of rows.
+// bf16, f32, int4, or int8 with scales of rows.
 void pack_weight(const WeightView& w, void* packed);
 // The inverse, exact, of `panels` as pack_weight() wrote them, into a matrix of their type and
 // shape; of codes, whose numbers need not be an f32, refused.

@@ -10,11 +10,12 @@
 namespace twell {
 
 // What the numbers of a weight are: its own affair, while x and y have a DType. f16: on GPUs.
-// int8: codes from -127 to 127. A code times its scale is the number, in exact arithmetic: a weight
-// of codes is the matrix of these products, and every result is that of this matrix, as exact as
-// that of bf16 weights is of theirs. Their sums are f32 before they are scaled: inputs of 10³³ and
-// more may overflow where a sum of scaled numbers would not.
-enum class WeightType : std::uint8_t { bf16, f16, f32, int8 };
+// int8: codes from -128 to 127; int4: from -8 to 7 in blocks (twell/int4.h). A code times its scale
+// is the number, in exact arithmetic: a weight of codes is the matrix of these products, and every
+// result is that of this matrix, as exact as that of bf16 weights is of theirs. Their sums are f32
+// before they are scaled: inputs of 10³³ and more may overflow where a sum of scaled numbers would
+// not.
+enum class WeightType : std::uint8_t { bf16, f16, f32, int8, int4 };
 
 // That of a matrix.
 constexpr WeightType weight_type(DType dtype) {
@@ -26,9 +27,12 @@ constexpr const char* name_of(WeightType type) {
   return type == WeightType::bf16   ? "bf16"
          : type == WeightType::f16  ? "f16"
          : type == WeightType::int8 ? "int8"
+         : type == WeightType::int4 ? "int4"
                                     : "f32";
 }
-constexpr bool has_scales(WeightType type) { return type == WeightType::int8; }
+constexpr bool has_scales(WeightType type) {
+  return type == WeightType::int8 || type == WeightType::int4;
+}
 // The inverse, of types that are a dtype.
 constexpr DType as_dtype(WeightType type) {
   return type == WeightType::bf16 ? DType::bf16 : type == WeightType::f16 ? DType::f16 : DType::f32;
@@ -37,9 +41,13 @@ constexpr DType as_dtype(WeightType type) {
 constexpr bool goes_with(DType x, WeightType weight) {
   return weight == weight_type(x) || (has_scales(weight) && x != DType::f16);
 }
-// Of so many numbers in a row.
+// The bytes of an element of memory: a number, but for int4.
+constexpr std::int64_t element_bytes(WeightType type) {
+  return has_scales(type) ? 1 : type == WeightType::f32 ? 4 : 2;
+}
+// Of so many numbers in a row, of int4 whole blocks.
 constexpr std::int64_t bytes_of(WeightType type, std::int64_t numbers) {
-  return type == WeightType::int8 ? numbers : type == WeightType::f32 ? 4 * numbers : 2 * numbers;
+  return type == WeightType::int4 ? numbers / 32 * 17 : element_bytes(type) * numbers;
 }
 
 // rows: as a checkpoint has them; panels: as the GEMM kernels read them (twell/packed.h).
@@ -59,7 +67,7 @@ struct WeightView {
   std::int64_t rows = 0;
   std::int64_t cols = 0;
   std::int64_t row_stride = 0;    // numbers from row to row; of panels, which have none, cols
-  const float* scales = nullptr;  // [rows] or [cols], finite; null: the type has none
+  const float* scales = nullptr;  // [rows] or [cols], finite; of int4 [rows]; null: there are none
   ScaledBy scaled_by = ScaledBy::row;
 
   WeightView() = default;
@@ -71,7 +79,7 @@ struct WeightView {
         rows(matrix.rows),
         cols(matrix.cols),
         row_stride(matrix.row_stride) {}
-  // Codes as they are stored.
+  // int8 as it is stored.
   static WeightView codes(const std::int8_t* data, std::int64_t rows, std::int64_t cols,
                           std::int64_t row_stride, const float* scales,
                           ScaledBy scaled_by = ScaledBy::row) {
@@ -85,8 +93,19 @@ struct WeightView {
     out.scaled_by = scaled_by;
     return out;
   }
+  // Blocks of int4, rows one after the other; cols is a multiple of 32.
+  static WeightView int4(const std::uint8_t* data, std::int64_t rows, std::int64_t cols,
+                         const float* scales) {
+    WeightView out;
+    out.data = data;
+    out.type = WeightType::int4;
+    out.rows = rows;
+    out.cols = out.row_stride = cols;
+    out.scales = scales;
+    return out;
+  }
 
-  // The following are of rows, matrix() of a type that is a dtype.
+  // The following are of rows, matrix() of a type that is a dtype, row() not of int4.
   ConstMatrixView matrix() const { return {data, as_dtype(type), rows, cols, row_stride}; }
   template <class T>
   const T* row(std::int64_t r) const {
@@ -95,13 +114,16 @@ struct WeightView {
   const std::byte* row_bytes(std::int64_t r) const {
     return static_cast<const std::byte*>(data) + bytes_of(type, r * row_stride);
   }
-  // Columns [first, first + count) of every row.
+  // Columns [first, first + count) of every row; of int4 whole blocks.
   WeightView columns(std::int64_t first, std::int64_t count) const {
     WeightView out = *this;
     out.data = static_cast<const std::byte*>(data) + bytes_of(type, first);
     out.cols = count;
     if (scales != nullptr && scaled_by == ScaledBy::column) out.scales = scales + first;
     return out;
+  }
+  std::int64_t scale_count() const {
+    return scales == nullptr ? 0 : scaled_by == ScaledBy::row ? rows : cols;
   }
   // What a dot product with the codes of a row is multiplied by.
   float row_scale(std::int64_t r) const {

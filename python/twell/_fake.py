@@ -19,7 +19,12 @@ _PANEL = 16
 def _packed_shape(dtype: torch.dtype, rows: Any, cols: Any) -> list[Any]:
     there, padded, unit = _packed_rows(dtype, rows)
     depth = (cols + unit - 1) // unit * unit
-    return [rows, (padded * depth + there - 1) // there + depth - cols, 1]
+    row, blocks = depth, (cols + 255) // 256
+    if dtype == torch.int8:
+        row = depth + 4 * blocks + 4
+    elif dtype == torch.uint8:  # int4
+        row = depth // 2 + 8 * blocks + 4
+    return [rows, (padded * row + there - 1) // there + depth - cols, 1]
 
 
 def _unpacked_shape(packed: Tensor) -> list[Any]:
@@ -32,7 +37,29 @@ def _unpacked_shape(packed: Tensor) -> list[Any]:
 def _packed_rows(dtype: torch.dtype, rows: Any) -> tuple[Any, Any, int]:
     there = torch.sym_max(rows, 1)
     padded = (there + _PANEL - 1) // _PANEL * _PANEL
-    return there, padded, 1 if dtype == torch.float32 else 32
+    return there, padded, {torch.float32: 1, torch.int8: 64}.get(dtype, 32)
+
+
+def coded_extent(rows: int, cols: int, by: str) -> int:
+    """Rows of a matrix of codes and scales: twell/coded_matrix.h."""
+    scales = rows if by == "row" else cols
+    return rows + (4 * scales + cols - 1 + (0 if cols % 4 == 0 else 3)) // cols
+
+
+def coded_scales_at(rows: int, cols: int) -> int:
+    """Where its scales begin, in bytes."""
+    return (rows * cols + 3) // 4 * 4
+
+
+def _rows_of(weight: Tensor) -> Any:
+    """Neurons of a weight that has a scale for each, if any."""
+    extent, cols = weight.shape[:2]
+    if weight.dtype not in (torch.int8, torch.uint8) or weight.dim() != 2:
+        return extent
+    rows = extent * cols // (cols + 4)
+    while coded_extent(rows, cols, "row") > extent:
+        rows -= 1
+    return rows
 
 
 def _triple(like: Tensor, rows: Any, cols: Any, tile: int, capacity: int) -> tuple[Tensor, ...]:
@@ -78,7 +105,7 @@ def _ffn_stats(
     return (
         _rows(x, down.shape[1]),
         x.new_empty(x.shape[:-1], dtype=torch.int32),
-        x.new_empty((down.shape[0],), dtype=torch.int64),
+        x.new_empty((gate.shape[0],), dtype=torch.int64),
         x.new_empty((), dtype=torch.int64),
     )
 
@@ -145,7 +172,8 @@ def _ffn_train_backward_add(dy: Tensor, x: Tensor, gate: Tensor, *_: Any, **__: 
 
 
 def _pack_weight(weight: Tensor) -> Tensor:
-    return weight.new_empty(_packed_shape(weight.dtype, weight.shape[0], weight.shape[1]))
+    cols = weight.shape[1] // 17 * 32 if weight.dtype == torch.uint8 else weight.shape[1]
+    return weight.new_empty(_packed_shape(weight.dtype, _rows_of(weight), cols))
 
 
 def _unpack_weight(packed: Tensor) -> Tensor:
@@ -162,7 +190,7 @@ def _linear(x: Tensor, weight_packed: Tensor, bias: Tensor | None = None) -> Ten
 
 
 def _linear_as_stored(x: Tensor, weight: Tensor) -> Tensor:
-    return _rows(x, weight.shape[0])
+    return _rows(x, _rows_of(weight))
 
 
 def _gemm_relu_twell(

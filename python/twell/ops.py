@@ -1,7 +1,8 @@
 """The operators ``torch.ops.twell.*`` as typed Python functions.
 
 Common to all: tensors are on the CPU, of dtype bfloat16 or float32, or on one NVIDIA GPU, of dtype
-bfloat16 or float16. All arguments of a call have the same device and dtype. Weights are [H, D] with
+bfloat16 or float16. All arguments of a call have the same device and dtype, but on a CPU weights may
+be int8 or int4 codes with scales (:func:`join_codes`), where no gradient is wanted. Weights are [H, D] with
 adjacent row elements, ``down`` neuron-major (the transpose of a checkpoint's down projection). There
 may be any number of rows, also none. Accumulation is in float32. The same input gives the same bits
 from run to run, at the same number of threads. A wrong argument raises a RuntimeError that names
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from twell import _fake
 from twell.form import Additions
 
 if TYPE_CHECKING:
@@ -41,9 +43,65 @@ row and tile, or none where ``capacity`` is ``tile``.
 
 
 def pack_weight(weight: Tensor) -> Tensor:
-    """weight [H, D] in the layout of the GEMM: [H, n, 1] of its dtype, which says what it is. n is D
-    where nothing is padded (H to 16; D to 32, but not in float32). Differentiable."""
+    """weight [H, D], or the codes of one (join_codes), in the layout of the GEMM: [H, n, 1] of its
+    dtype, which says what it is. n is D where nothing is added (by padding H to 16 and D to 32, but
+    not in float32; by the scales of codes). Differentiable, but not in codes."""
     return torch.ops.twell.pack_weight(weight)
+
+
+def join_codes(codes: Tensor, scales: Tensor, by: str = "row") -> Tensor:
+    """The weight code · scale as the operators take it on a CPU, in one tensor.
+
+    int8: ``codes`` [H, D] with scales of their rows [H] or, ``by`` "column", of their columns [D]. A
+    gate (packed), up and linear layers have those of rows, ``down`` those of columns. int4: codes of -8
+    to 7 and, ``by`` "group", a scale for 32 of a row, [H, D / 32]; not for ``down``. These scales have 5
+    significant bits, none is less than 2⁻¹⁵ of its row's largest.
+
+    Codes are int8, scales are read as float32. x may be bfloat16 or float32, and every result is that
+    of the matrix of the products, which are nowhere rounded. Inference only. Raises ValueError."""
+    if by not in ("row", "column", "group"):
+        raise ValueError(f'by: expected "row", "column" or "group", got {by!r}')
+    if codes.dim() != 2 or codes.dtype != torch.int8 or codes.numel() == 0:
+        raise ValueError(f"codes: expected int8 [H, D], got {codes.dtype} {list(codes.shape)}")
+    rows, cols = codes.shape
+    shape = {"row": [rows], "column": [cols], "group": [rows, cols // 32]}[by]
+    if by == "group" and cols % 32 != 0:
+        raise ValueError(f"codes: expected groups of 32 columns, got {cols}")
+    if list(scales.shape) != shape:
+        raise ValueError(f"scales: expected shape {shape}, got {list(scales.shape)}")
+    of_rows = scales.detach().float()
+    if by == "group":
+        codes, of_rows = _int4(codes, of_rows)
+    extent = _fake.coded_extent(rows, codes.shape[1], "column" if by == "column" else "row")
+    out = codes.new_zeros(extent, codes.shape[1])
+    flat, at = out.view(-1), _fake.coded_scales_at(*codes.shape)
+    flat[: codes.numel()] = codes.reshape(-1)
+    flat[at : at + 4 * len(of_rows)] = of_rows.contiguous().view(codes.dtype)
+    return out
+
+
+def _int4(codes: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of blocks (uint8), and the scales of the rows: twell/int4.h."""
+    if int(codes.min()) < -8 or int(codes.max()) > 7:
+        raise ValueError("codes: expected -8 to 7")
+    halves = codes.view(len(codes), -1, 2, 16)
+    unused = (halves == 0).flatten(2).all(-1)
+    mantissa, exponent = scales.frexp()
+    kept = mantissa * 32 - 16
+    top = exponent.masked_fill(unused, -100).amax(1, keepdim=True)
+    octave = exponent - top + 15
+    bad = (scales <= 0) | ~scales.isfinite() | (kept != kept.round()) | (octave < 0)
+    bad = (bad & ~unused).nonzero()
+    if len(bad) > 0:
+        row, group = bad[0].tolist()
+        raise ValueError(
+            f"scales: expected 5 significant bits, and at least 2⁻¹⁵ of the row's largest, got "
+            f"{float(scales[row, group])!r} for row {row}, group {group}"
+        )
+    byte = (octave * 16 + kept).masked_fill(unused, 0x88).to(torch.uint8)
+    plus = (halves + 8).to(torch.uint8)
+    blocks = torch.cat([byte[..., None], plus[..., 0, :] | plus[..., 1, :] << 4], -1)
+    return blocks.flatten(1), torch.ldexp(torch.ones(len(top)), top[:, 0] - 1)
 
 
 def unpack_weight(packed: Tensor) -> Tensor:

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "format/prepared.h"
+#include "twell/int4.h"
 
 namespace twell {
 namespace {
@@ -76,13 +77,61 @@ void fill_heads(std::int64_t cols, std::int8_t* panel) {
   }
 }
 
-// Behind the panels, with zeros for neurons that are none.
-void pack_codes(const WeightView& w, std::byte* packed) {
+void fill_all_heads(const WeightView& w, std::byte* packed) {
   auto* panels = reinterpret_cast<std::int8_t*>(packed);
   const std::int64_t count = packed_panels(w.rows), bytes = code_panel_bytes(w.cols);
 #pragma omp parallel for schedule(static)
   for (std::int64_t p = 0; p < count; ++p) fill_heads(w.cols, panels + p * bytes);
-  auto* scales = reinterpret_cast<float*>(packed + count * bytes);
+}
+
+// One group of 32 inputs of a panel: scales and lines. Neurons that are none have codes of zero.
+void pack_int4_group(const std::byte* const (&rows)[kPanel], std::int64_t neurons,
+                     std::uint8_t* scales, std::uint8_t* lines) {
+  constexpr std::int64_t kLine = 64, kHalf = kInt4Group / 2;
+  std::fill_n(scales, kPanel, std::uint8_t{});
+  std::fill_n(lines, kPanel * kHalf, std::uint8_t{0x88});
+  for (std::int64_t n = 0; n < neurons; ++n) {
+    const auto* block = reinterpret_cast<const std::uint8_t*>(rows[n]);
+    scales[n] = block[0];
+    std::uint8_t codes[kInt4Group];
+    for (std::int64_t i = 0; i < kHalf; ++i) {
+      codes[i] = block[1 + i] & 15U;
+      codes[kHalf + i] = block[1 + i] >> 4U;
+    }
+    for (std::int64_t i = 0; i < kInt4Group; i += 8) {
+      for (std::int64_t b = 0; b < 4; ++b) {
+        lines[i / 8 * kLine + n * 4 + b] =
+            static_cast<std::uint8_t>(codes[i + b] | codes[i + 4 + b] << 4U);
+      }
+    }
+  }
+}
+
+void pack_int4(const WeightView& w, std::byte* packed) {
+  constexpr std::int64_t kBlock = kInt4Head + kPanel * kCodeBlock / 2;
+  const std::int64_t bytes = int4_panel_bytes(w.cols);
+#pragma omp parallel for schedule(static)
+  for (std::int64_t p = 0; p < packed_panels(w.rows); ++p) {
+    auto* const panel = reinterpret_cast<std::uint8_t*>(packed + p * bytes);
+    const std::int64_t neurons = std::min(kPanel, w.rows - p * kPanel);
+    for (std::int64_t k = 0; k < w.cols; k += kInt4Group) {
+      const std::byte* rows[kPanel] = {};
+      for (std::int64_t n = 0; n < neurons; ++n) {
+        rows[n] = w.row_bytes(p * kPanel + n) + bytes_of(w.type, k);
+      }
+      std::uint8_t* const block = panel + k / kCodeBlock * kBlock;
+      const std::int64_t group = k % kCodeBlock / kInt4Group;
+      if (group == 0) std::fill_n(block, kInt4Head, std::uint8_t{});
+      pack_int4_group(rows, neurons, block + group * kPanel,
+                      block + kInt4Head + group * kPanel * kInt4Group / 2);
+    }
+  }
+}
+
+// Behind the panels, with zeros for neurons that are none.
+void pack_scales(const WeightView& w, std::byte* packed) {
+  const std::int64_t count = packed_panels(w.rows);
+  auto* scales = reinterpret_cast<float*>(packed + count * panel_bytes(w.type, w.cols));
   std::copy_n(w.scales, w.rows, scales);
   std::fill_n(scales + w.rows, count * kPanel - w.rows, 0.0F);
 }
@@ -133,6 +182,11 @@ void pack_weight(const WeightView& w, void* packed) {
   require_prepared(packed, "pack_weight");
   require_scaled_by("pack_weight", "w", w, ScaledBy::row);
   require_finite_scales("pack_weight", "w", w);
+  if (w.type == WeightType::int4) {
+    pack_int4(w, static_cast<std::byte*>(packed));
+    pack_scales(w, static_cast<std::byte*>(packed));
+    return;
+  }
   const bool padded = has_scales(w.type) || packed_depth(w.type, w.cols) != w.cols;
   for_each_run(
       w, w.type, static_cast<std::byte*>(packed),
@@ -145,7 +199,9 @@ void pack_weight(const WeightView& w, void* packed) {
       [](const std::byte* row, std::byte* word, std::size_t bytes) {
         std::memcpy(word, row, bytes);
       });
-  if (has_scales(w.type)) pack_codes(w, static_cast<std::byte*>(packed));
+  if (!has_scales(w.type)) return;
+  fill_all_heads(w, static_cast<std::byte*>(packed));
+  pack_scales(w, static_cast<std::byte*>(packed));
 }
 
 PackedWeight::PackedWeight(const WeightView& w) {

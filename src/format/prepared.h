@@ -34,7 +34,7 @@ inline void require_finite_scales(const char* operation, const char* argument,
                                   const WeightView& w) {
   if (!has_scales(w.type)) return;
   const bool rows = w.scaled_by == ScaledBy::row;
-  const float* const end = w.scales + (rows ? w.rows : w.cols);
+  const float* const end = w.scales + w.scale_count();
   const float* const bad =
       std::find_if_not(w.scales, end, [](float s) { return std::isfinite(s); });
   require(bad == end, operation, argument, "the scale of ", rows ? "row " : "column ",

@@ -38,10 +38,16 @@ struct XForm {
 // 256 inputs of a row of x for a GEMM with codes, as integers, so that sums of products are exact:
 //   x = unit · Σ term[t] · base⁻ᵗ, unit a power of 2.
 // A tier has three terms of 8 bits or two of 16 (Isa::Term). What they leave out of x is at most
-// 2⁻²² of the block's largest input.
+// 2⁻²² of the block's largest input. Two terms of 8 bits leave out up to 2⁻¹⁵ of it. They serve
+// bf16 whose largest input is at most kFewTermsRatio times the mean: rounding y to bf16 takes more
+// from it, twice as much at that ratio, and 20 times as much where inputs are normal (root mean
+// squares).
+constexpr float kFewTermsRatio = 32;
 struct CodeTerms {
   float unit = 0;  // NaN: the inputs stand as `numbers`, one being not finite, or all next to 0
+  std::int32_t count = 0;     // of terms
   std::int32_t sums[3] = {};  // of each term over the inputs
+  std::int32_t groups[8] = {};  // of terms of 8 bits: −8 · Σ of the last term's over each 32 inputs
   union alignas(64) {
     std::int8_t bytes[3][kCodeBlock];
     std::int16_t words[2][kCodeBlock];  // four inputs as 0, 2, 1, 3: as bytes of a word come apart
@@ -168,7 +174,7 @@ struct Kernels {
 };
 
 // What a tier has to multiply x of one dtype with weights of one type: panels with gemm, rows with
-// all others. Codes have no screen_pack.
+// all others. Codes have no screen_pack, int4 neither weighted_rows nor pack_inputs.
 struct WeightKernels {
   void (*gemm)(const GemmArgs&);
   // Up to so many rows gemm wants x in terms; 0: never.

@@ -15,7 +15,8 @@ const TierKernels& amx_kernels() {
     out.bf16.x8_tiles_from = amx::kScreenTilesFrom;
     out.bf16.screen_gemm = amx::screen_gemm;
     out.bf16_bf16.gemm = amx::gemm;
-    out.bf16_int8.gemm = amx::code_gemm;
+    out.bf16_int8.gemm = amx::int8_gemm;
+    out.bf16_int4.gemm = amx::int4_gemm;
     return out;
   }();
   return kernels;
@@ -46,6 +47,8 @@ const WeightKernels& weight_kernels_of(CpuTier tier, DType x, WeightType weight)
       return all.bf16_bf16;
     case WeightType::int8:
       return x == DType::bf16 ? all.bf16_int8 : all.f32_int8;
+    case WeightType::int4:
+      return x == DType::bf16 ? all.bf16_int4 : all.f32_int4;
     default:
       return all.f32_f32;
   }

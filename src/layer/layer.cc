@@ -27,6 +27,7 @@ void require_weights(const FfnWeights& w, DType x, bool neuron_major) {
   };
   weight("gate", w.gate, w.gate.rows, w.gate.cols, ScaledBy::row);
   if (w.up) weight("up", *w.up, w.gate.rows, w.gate.cols, ScaledBy::row);
+  require(w.down.type != WeightType::int4, kName, "down", "expected bf16, f32 or int8, got int4");
   // As wide as y, which need not be as wide as x.
   if (neuron_major) {
     weight("down", w.down, w.gate.rows, w.down.cols, ScaledBy::column);
@@ -41,25 +42,15 @@ DType dtype_of_x(const FfnWeights& w, const LayerOptions& options) {
   return has_scales(w.gate.type) ? DType::bf16 : as_dtype(w.gate.type);
 }
 
-// Memory for [rows, cols], rows an odd number of cache lines apart or adjacent.
-struct Rows {
-  PreparedMemory memory;
-  std::int64_t stride;
-};
-Rows allocate(std::int64_t rows, std::int64_t cols, WeightType type, bool spread) {
-  const std::int64_t number = bytes_of(type, 1);
-  const std::int64_t stride = spread ? spread_stride(cols, static_cast<std::size_t>(number)) : cols;
-  return {PreparedMemory(static_cast<std::size_t>(rows * stride * number)), stride};
-}
 // A matrix in memory of its own.
 struct Matrix {
   PreparedMemory memory;
   MatrixView view;
 };
 Matrix allocate(std::int64_t rows, std::int64_t cols, DType dtype) {
-  Rows own = allocate(rows, cols, weight_type(dtype), false);
-  const MatrixView view(own.memory.mutable_data(), dtype, rows, cols);
-  return {std::move(own.memory), view};
+  PreparedMemory own(static_cast<std::size_t>(rows * cols) * size_of(dtype));
+  const MatrixView view(own.mutable_data(), dtype, rows, cols);
+  return {std::move(own), view};
 }
 
 // Rows of a weight or matrix to others of its shape and type.
@@ -100,9 +91,39 @@ std::uint64_t mixed(const WeightView& w, std::uint64_t hash) {
   for (std::int64_t r = 0; r < w.rows; ++r) {
     hash = mixed(w.row_bytes(r) + r * 64 % (row - count + 1), count, hash);
   }
-  if (w.scales == nullptr) return hash;
-  const std::int64_t scales = w.scaled_by == ScaledBy::row ? w.rows : w.cols;
-  return mixed(reinterpret_cast<const std::byte*>(w.scales), 4 * scales, hash);
+  return mixed(reinterpret_cast<const std::byte*>(w.scales), 4 * w.scale_count(), hash);
+}
+
+// A weight in memory of its own, as it is or turned around; rows an odd number of cache lines apart
+// or adjacent.
+struct Copy {
+  PreparedMemory memory;
+  WeightView view;
+};
+Copy copy_of(const WeightView& w, bool turned, bool spread) {
+  const std::int64_t rows = turned ? w.cols : w.rows, cols = turned ? w.rows : w.cols;
+  const auto element = static_cast<std::size_t>(element_bytes(w.type));
+  // Blocks of int4 are no whole part of a line.
+  spread = spread && w.type != WeightType::int4;
+  const std::int64_t stride = spread ? spread_stride(cols, element) : cols;
+  // Scales behind the rows, at a multiple of 4.
+  const std::int64_t scales = (bytes_of(w.type, rows * stride) + 3) / 4 * 4;
+  PreparedMemory own(static_cast<std::size_t>(scales + 4 * w.scale_count()));
+  auto* const data = static_cast<std::byte*>(own.mutable_data());
+  WeightView view = w;
+  if (turned) {
+    view = transpose(w, data, stride);
+  } else {
+    copy(w, data, stride);
+    view.data = data;
+    view.row_stride = stride;
+  }
+  if (w.scales != nullptr) {
+    auto* const to = reinterpret_cast<float*>(data + scales);
+    std::copy_n(w.scales, w.scale_count(), to);
+    view.scales = to;
+  }
+  return {std::move(own), view};
 }
 
 }  // namespace
@@ -119,23 +140,14 @@ Layer::Layer(const Context& context, const FfnWeights& weights, const FfnForm& f
   if (options_.watch_weights) made_of_ = fingerprint();
   const bool spread = options_.spread.value_or(tuning_of(tier_).gather_columns > 0);
   if (weights.up && spread) {
-    Rows own = allocate(shape_.neurons, shape_.width, weights.up->type, true);
-    copy(*weights.up, own.memory.mutable_data(), own.stride);
-    operands_.up->data = own.memory.data();
-    operands_.up->row_stride = own.stride;
+    Copy own = copy_of(*weights.up, false, true);
+    operands_.up = own.view;
     up_memory_ = std::move(own.memory);
   }
   const WeightView& down = weights.down;
   if (!options_.neuron_major || spread) {
-    Rows own =
-        allocate(shape_.neurons, options_.neuron_major ? down.cols : down.rows, down.type, spread);
-    if (options_.neuron_major) {
-      copy(down, own.memory.mutable_data(), own.stride);
-      operands_.down.data = own.memory.data();
-      operands_.down.row_stride = own.stride;
-    } else {
-      operands_.down = transpose(down, own.memory.mutable_data(), own.stride);
-    }
+    Copy own = copy_of(down, !options_.neuron_major, spread);
+    operands_.down = own.view;
     down_memory_ = std::move(own.memory);
   }
   if (options_.make_dense) {
@@ -164,6 +176,7 @@ Layer::Trial Layer::run_sample(Context& context, ConstMatrixView sample, bool sc
   std::optional<Screen> with;
   std::optional<PackedWeight> packed;
   FfnWeights operands = operands_;
+  screen = screen && !has_scales(weights_.gate.type);
   if (screen) {
     operands.gate = weights_.gate;
     operands.screen = with.emplace(weights_.gate.matrix(), findings.mean.data()).view();
@@ -305,6 +318,12 @@ std::string Layer::describe(const Context& context, std::int64_t rows) const {
     out += "; the screen left " + std::string(share);
   }
   if (!gate_form_) out += "; its first inputs choose the gate's form";
+  const std::optional<WeightView>& up = operands_.up;
+  if (has_scales(weights_.gate.type) || has_scales(operands_.down.type)) {
+    out += "; gate " + std::string(name_of(weights_.gate.type));
+    if (up) out += ", up " + std::string(name_of(up->type));
+    out += ", down " + std::string(name_of(operands_.down.type));
+  }
   return chooser_ ? out + "; " + chooser_->describe() : out;
 }
 

@@ -6,8 +6,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <optional>
 #include <stdexcept>
 
+#include "twell/coded_matrix.h"
 #include "twell/status.h"
 
 namespace twell::torch_ops {
@@ -192,10 +194,45 @@ std::vector<std::int64_t> packed_shape(WeightType type, std::int64_t rows, std::
   return {rows, packed_extent(type, rows, cols), 1};
 }
 
-WeightView weight_of(const Argument& argument) {
+namespace {
+
+// Of a weight of codes.
+std::optional<WeightType> code_type(const Argument& argument) {
+  if (argument.gpu != nullptr) return {};
+  const ScalarType type = argument.tensor.scalar_type();
+  if (type == ScalarType::Char) return WeightType::int8;
+  if (type == ScalarType::Byte) return WeightType::int4;
+  return {};
+}
+
+WeightView codes_of(const Argument& argument, WeightType type, ScaledBy by) {
   const Tensor& tensor = argument.tensor;
-  if (tensor.dim() != 3) return matrix_of(argument);
-  const WeightType type = weight_type(dtype_of(argument));
+  const bool int4 = type == WeightType::int4;
+  const bool by_row = int4 || by == ScaledBy::row;
+  std::int64_t cols = tensor.dim() == 2 ? tensor.size(1) : 0;
+  if (int4 && cols % bytes_of(type, 32) != 0) cols = 0;
+  const std::int64_t rows =
+      cols > 0 ? coded_rows(tensor.size(0), cols, by_row ? ScaledBy::row : ScaledBy::column) : -1;
+  if (rows < 0) {
+    fail(argument.operation, argument.name,
+         std::string("expected codes and, behind them, the scales of their ") +
+             (by_row ? "rows" : "columns") + ", as join_codes makes of them, got " + name_of(type) +
+             " " + shape_of(tensor));
+  }
+  const void* const data = prepared_data(argument, "join_codes");
+  return int4 ? int4_view(data, rows, cols) : coded_view(data, rows, cols, by);
+}
+
+}  // namespace
+
+WeightView weight_of(const Argument& argument, ScaledBy scaled_by) {
+  const Tensor& tensor = argument.tensor;
+  const std::optional<WeightType> codes = code_type(argument);
+  if (codes) require_device(argument);
+  if (tensor.dim() != 3) {
+    return codes ? codes_of(argument, *codes, scaled_by) : matrix_of(argument);
+  }
+  const WeightType type = codes ? *codes : weight_type(dtype_of(argument));
   const std::int64_t rows = tensor.size(0);
   const std::int64_t cols = tensor.size(2) == 1 ? packed_cols(type, rows, tensor.size(1)) : -1;
   if (cols < 0) {

@@ -62,9 +62,10 @@ Rows rows_of(const Argument& argument);
 // The shape that pack_weight of any device gives a [rows, cols] weight: [rows, n, 1]
 // (packed_extent).
 std::vector<std::int64_t> packed_shape(WeightType type, std::int64_t rows, std::int64_t cols);
-// A weight says itself what it is, so that no operator is told: a matrix, or what pack_weight made
-// of one. On a GPU that has other contents than panels (cuda/torch/cuda_call.h).
-WeightView weight_of(const Argument& argument);
+// A weight says itself what it is, so that no operator is told: a matrix, one of codes (int8 or, as
+// uint8, int4: twell/coded_matrix.h), whose scales are of what the argument's are, or what
+// pack_weight made of one. On a GPU that has other contents than panels (cuda/torch/cuda_call.h).
+WeightView weight_of(const Argument& argument, ScaledBy scaled_by = ScaledBy::row);
 // One that pack_weight made.
 WeightView packed_of(const Argument& argument);
 // What screen_weight made of a [rows, cols] matrix.

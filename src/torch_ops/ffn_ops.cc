@@ -23,7 +23,7 @@ struct Call {
     const Argument stored = argument("gate", gate);
     FfnWeights out = {.gate = screen.has_value() ? weight_of(stored) : packed_of(stored),
                       .up = {},
-                      .down = weight_of(argument("down", down))};
+                      .down = weight_of(argument("down", down), ScaledBy::column)};
     if (up.has_value()) out.up = weight_of(argument("up", *up));
     if (screen.has_value()) {
       out.screen = screen_of(argument("screen", *screen), out.gate.rows, out.gate.cols);

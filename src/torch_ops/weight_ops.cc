@@ -9,17 +9,19 @@ namespace twell::torch_ops {
 
 Tensor pack_weight(const Tensor& weight) {
   constexpr const char* kOperation = "pack_weight";
-  const ConstMatrixView view = matrix_of({kOperation, "weight", weight});
+  const WeightView view = weight_of({kOperation, "weight", weight});
+  if (view.layout == WeightLayout::panels) {
+    fail(kOperation, "weight", "expected a weight as stored, got a packed one");
+  }
+  const WeightType type = view.type;
   Tensor packed = new_empty({kOperation, "packed", weight},
-                            packed_shape(weight_type(view.dtype), view.rows, view.cols),
-                            scalar_type_of(view.dtype));
+                            packed_shape(type, view.rows, view.cols), weight.scalar_type());
   if (view.rows == 0 || view.cols == 0) return packed;
   auto* const panels = static_cast<std::byte*>(packed.mutable_data_ptr());
   twell::pack_weight(view, panels);
   // Behind the panels, so that the tensor is a function of the weight alone.
-  const WeightType type = weight_type(view.dtype);
   const std::size_t used = packed_bytes(type, view.rows, view.cols);
-  const auto all = static_cast<std::size_t>(bytes_of(type, packed.numel()));
+  const auto all = static_cast<std::size_t>(element_bytes(type) * packed.numel());
   std::fill_n(panels + used, all - used, std::byte{});
   return packed;
 }

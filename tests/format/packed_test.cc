@@ -6,6 +6,7 @@
 #include <set>
 
 #include "tests/support/matrix.h"
+#include "twell/coded_matrix.h"
 #include "twell/format.h"
 #include "twell/screen.h"
 #include "twell/status.h"
@@ -71,24 +72,26 @@ TEST(WeightView, IsAMatrixOrItsPanels) {
   EXPECT_THROW(unpack_weight(rows, test::TestMatrix<bf16>(20, 7).view()), Error);
 }
 
-// n of a tensor [rows, n, 1] has room for the padding, at most 32 numbers a row beside, and tells
-// every number of columns from all others.
+// n of a tensor [rows, n, 1] has room for what packing adds, at most 64 numbers a row beside, and
+// tells every number of columns from all others.
 TEST(PackedExtent, SaysTheColumns) {
-  for (const WeightType type : {WeightType::bf16, WeightType::f16, WeightType::f32}) {
+  for (const WeightType type :
+       {WeightType::bf16, WeightType::f16, WeightType::f32, WeightType::int8, WeightType::int4}) {
+    const std::int64_t unit = packed_unit(type), number = element_bytes(type);
     for (std::int64_t rows : {0, 1, 2, 7, 15, 16, 17, 31, 32, 100, 5632, 50257}) {
       std::set<std::int64_t> used;
-      for (std::int64_t cols = 0; cols < 200; ++cols) {
+      for (std::int64_t cols = 0; cols < 600; cols += type == WeightType::int4 ? 32 : 1) {
         const std::int64_t n = packed_extent(type, rows, cols);
         EXPECT_TRUE(used.insert(n).second) << rows << "x" << cols;
         EXPECT_EQ(packed_cols(type, rows, n), cols) << rows << "x" << cols;
         const bool padded = rows % kPanel != 0 || packed_depth(type, cols) != cols;
-        EXPECT_TRUE(padded || rows == 0 || n == cols) << rows << "x" << cols;
-        const std::int64_t beside =
-            rows * n - packed_panels(rows) * kPanel * packed_depth(type, cols);
-        EXPECT_TRUE(beside >= 0 && beside <= 32 * rows) << rows << "x" << cols << ": " << beside;
+        EXPECT_TRUE(padded || rows == 0 || n == cols || has_scales(type)) << rows << "x" << cols;
+        const auto bytes = static_cast<std::int64_t>(packed_bytes(type, rows, cols));
+        const std::int64_t beside = rows * n - bytes / number;
+        EXPECT_TRUE(beside >= 0 && beside <= unit * rows) << rows << "x" << cols << ": " << beside;
       }
       // No other size stands for a weight.
-      for (std::int64_t n = 0; n < 200; ++n) {
+      for (std::int64_t n = 0; n < 600; ++n) {
         const std::int64_t cols = packed_cols(type, rows, n);
         EXPECT_TRUE(cols == -1 || packed_extent(type, rows, cols) == n) << rows << ", " << n;
         EXPECT_TRUE(cols != -1 || used.count(n) == 0) << rows << ", " << n;
@@ -141,7 +144,7 @@ TEST(PackedErrors, RefusesF16) {
       EXPECT_EQ(error.what(), message);
     }
   };
-  const std::string why = "expected bf16, f32 or int8, got f16";
+  const std::string why = "expected bf16, f32, int8 or int4, got f16";
   expect_refused([&] { pack_weight(w, bits); }, "twell::pack_weight: w: " + why);
   expect_refused([&] { PackedWeight{w}; }, "twell::PackedWeight: w: " + why);
   expect_refused([&] { unpack_weight(packed_view(bits, WeightType::f16, 2, 3), w); },
@@ -153,6 +156,31 @@ TEST(PackedErrors, RefusesF16) {
         pack(w, {2, 3, 16, 1, DType::f16});
       },
       "twell::TwellMatrix: dtype: " + no_codes);
+}
+
+// The rows of a matrix of codes and scales hold both, and tell every number of rows from all
+// others.
+TEST(CodedMatrix, SaysTheRows) {
+  for (const ScaledBy by : {ScaledBy::row, ScaledBy::column}) {
+    for (std::int64_t cols = 1; cols < 300; ++cols) {
+      std::set<std::int64_t> used;
+      for (std::int64_t rows = 1; rows < 300; ++rows) {
+        const std::int64_t extent = coded_extent(rows, cols, by);
+        EXPECT_TRUE(used.insert(extent).second);
+        ASSERT_EQ(coded_rows(extent, cols, by), rows) << extent << "x" << cols;
+        const std::int64_t scales = by == ScaledBy::row ? rows : cols;
+        const std::int64_t end = coded_scales_at(rows, cols) + 4 * scales;
+        ASSERT_TRUE(end <= extent * cols && extent * cols < end + cols + 4) << rows << "x" << cols;
+      }
+      for (std::int64_t extent = 0; extent < 300; ++extent) {
+        ASSERT_EQ(coded_rows(extent, cols, by) >= 0, used.contains(extent))
+            << extent << "x" << cols;
+      }
+    }
+    EXPECT_EQ(coded_rows(10, 0, by), -1);
+    const std::int64_t many = std::int64_t{1} << 40;
+    EXPECT_EQ(coded_rows(coded_extent(many, 4096, by), 4096, by), many);
+  }
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Layers and linear layers of int8 weights on every tier, against the fp64 definition on the
-// numbers that the codes stand for.
+// Layers and linear layers of int8 and int4 weights on every tier, against the fp64 definition on
+// the numbers that the codes stand for.
 #include <numeric>
 
 #include "kernels/kernel.h"
@@ -18,9 +18,19 @@ using namespace test;  // NOLINT(google-build-using-namespace): the fixture of t
 template <class T>
 using CodedLayer = test::Layer<T, std::int8_t>;
 
-template <class T>
+// x and y of X, weights of W.
+template <class X, class W>
+struct Pair {
+  using Input = X;
+  using Weight = W;
+};
+
+template <class P>
 class CodesTest : public testing::Test {
  protected:
+  using T = typename P::Input;
+  using Coded = test::Layer<T, typename P::Weight>;
+
   template <class F>
   static void on_every_tier(int threads, F f) {
     for (CpuTier tier : available_cpu_tiers()) {
@@ -29,25 +39,26 @@ class CodesTest : public testing::Test {
     }
   }
 };
-using Types = testing::Types<bf16, float>;
+using Types = testing::Types<Pair<bf16, std::int8_t>, Pair<float, std::int8_t>, Pair<bf16, Int4>,
+                             Pair<float, Int4>>;
 TYPED_TEST_SUITE(CodesTest, Types);
 
 TYPED_TEST(CodesTest, TailSizes) {
   this->on_every_tier(2, [](Context& context) {
     // Below and above the rows that multiply codes as they come, on every tier.
     for (std::int64_t tokens : {1, 2, 3, 4, 5, 6, 7, 13, 17, 33, 63}) {
-      CodedLayer<TypeParam> layer({tokens, 40, 70});
+      typename TestFixture::Coded layer({tokens, 40, 70});
       check_layer(context, layer, 16, 4);
     }
     // Blocks of codes are 256 inputs, their steps 4, and x has 32 at a time.
     for (std::int64_t depth : {1, 2, 3, 4, 5, 31, 33, 63, 64, 100, 255, 256, 257, 300, 520}) {
       for (std::int64_t tokens : {1, 9}) {
-        CodedLayer<TypeParam> layer({tokens, depth, 48});
+        typename TestFixture::Coded layer({tokens, depth, 48});
         check_layer(context, layer, 32, 3);
       }
     }
     for (std::int64_t neurons : {1, 15, 16, 17, 31, 33, 64, 255, 257, 513, 600}) {
-      CodedLayer<TypeParam> layer({18, 48, neurons});
+      typename TestFixture::Coded layer({18, 48, neurons});
       check_layer(context, layer);
     }
   });
@@ -57,12 +68,12 @@ TYPED_TEST(CodesTest, EveryActivationAndDensity) {
   this->on_every_tier(2, [](Context& context) {
     for (Activation kind : {Activation::relu, Activation::relu_squared, Activation::fat_relu}) {
       for (bool gated : {true, false}) {
-        CodedLayer<TypeParam> layer({37, 96, 300, gated, {kind, 0.25F}, 1.0F});
+        typename TestFixture::Coded layer({37, 96, 300, gated, {kind, 0.25F}, 1.0F});
         check_layer(context, layer);
       }
     }
     for (float shift : {20.0F, 3.0F, 1.0F, 0.0F, -20.0F}) {
-      CodedLayer<TypeParam> layer({21, 64, 200, true, {}, shift});
+      typename TestFixture::Coded layer({21, 64, 200, true, {}, shift});
       check_layer(context, layer, 64, 16);
     }
   });
@@ -72,7 +83,7 @@ TYPED_TEST(CodesTest, MoreRowsThanABlockAndMoreThreadsThanTiles) {
   for (const int threads : {5, 16}) {
     this->on_every_tier(threads, [](Context& context) {
       for (std::int64_t tokens : {1, 4, 193, 1100}) {
-        CodedLayer<TypeParam> layer({tokens, 64, 272});
+        typename TestFixture::Coded layer({tokens, 64, 272});
         check_layer(context, layer);
       }
     });
@@ -82,9 +93,9 @@ TYPED_TEST(CodesTest, MoreRowsThanABlockAndMoreThreadsThanTiles) {
 TYPED_TEST(CodesTest, AdversarialPatternsOnEveryPath) {
   for (Pattern pattern : kAllPatterns) {
     for (const auto& [tokens, gated] : {std::pair{20, true}, {65, false}, {130, true}}) {
-      const auto wanted = activation_matrix<TypeParam>(pattern, tokens, 290, 4);
+      const auto wanted = activation_matrix<typename TestFixture::T>(pattern, tokens, 290, 4);
       std::int64_t nnz = 0;
-      auto layer = layer_that_fires<TypeParam, std::int8_t>(
+      auto layer = layer_that_fires<typename TestFixture::T, typename TypeParam::Weight>(
           tokens, 290, gated,
           [&](std::int64_t r, std::int64_t n) { return wanted.value(r, n) != 0.0; });
       for (std::int64_t r = 0; r < tokens; ++r) {
@@ -99,7 +110,7 @@ TYPED_TEST(CodesTest, HotNeuronsAmongColdOnes) {
   this->on_every_tier(2, [](Context& context) {
     for (std::int64_t tokens : {15, 65, 193, 1100}) {
       for (bool gated : {true, false}) {
-        CodedLayer<TypeParam> layer({tokens, 70, 290, gated, {}, 2.5F});
+        typename TestFixture::Coded layer({tokens, 70, 290, gated, {}, 2.5F});
         for (std::int64_t n = 0; n < 290; n += 3) layer.gate.set(n, 0, n % 2 == 0 ? 8.0F : 0.0F);
         check_layer(context, layer);
       }
@@ -114,7 +125,7 @@ TYPED_TEST(CodesTest, ManyRowsAreGathered) {
       Context context({.threads = 2, .tier = tier, .hot_share = hot_share});
       for (const float shift : {1.5F, -30.0F}) {
         for (const bool gated : {true, false}) {
-          CodedLayer<TypeParam> layer({300, 290, 400, gated, {}, shift});
+          typename TestFixture::Coded layer({300, 290, 400, gated, {}, shift});
           check_layer(context, layer);
         }
       }
@@ -126,7 +137,7 @@ TYPED_TEST(CodesTest, ManyRowsAreGathered) {
 TYPED_TEST(CodesTest, NanAndInfinityPassThrough) {
   this->on_every_tier(2, [](Context& context) {
     for (std::int64_t tokens : {3, 40}) {
-      CodedLayer<TypeParam> layer({tokens, 45, 83});
+      typename TestFixture::Coded layer({tokens, 45, 83});
       layer.x.set(0, 5, std::numeric_limits<float>::quiet_NaN());
       layer.x.set(1, 5, std::numeric_limits<float>::infinity());
       check_layer(context, layer, 16, 2);
@@ -139,9 +150,9 @@ TYPED_TEST(CodesTest, LinearLayers) {
     Context context({.threads = 3, .tier = tier});
     for (const auto& [rows, depth, outputs] :
          {std::tuple{1, 70, 90}, {5, 257, 48}, {17, 300, 257}, {1100, 64, 33}}) {
-      const CodedLayer<TypeParam> layer({rows, depth, outputs, true, {}, 0.0F});
+      const typename TestFixture::Coded layer({rows, depth, outputs, true, {}, 0.0F});
       for (const bool stored : {false, true}) {
-        TestMatrix<TypeParam> y(rows, outputs, 5);
+        TestMatrix<typename TestFixture::T> y(rows, outputs, 5);
         if (stored) {
           linear_as_stored(context, layer.x.view(), layer.gate_view(), y.view());
         } else {
@@ -150,14 +161,16 @@ TYPED_TEST(CodesTest, LinearLayers) {
         for (std::int64_t r = 0; r < rows; ++r) {
           for (std::int64_t n = 0; n < outputs; ++n) {
             double expected = 0, magnitude = 0;
-            for (std::int64_t k = 0; k < depth; ++k) {
+            for (std::int64_t k = 0; k < layer.x.cols(); ++k) {
               const double term = double{layer.x.value(r, k)} * layer.gate.value(n, k);
               expected += term;
               magnitude += std::abs(term);
             }
-            const double bound = accumulation_bound(static_cast<double>(depth + 1), magnitude);
-            ASSERT_NEAR(y.value(r, n), expected,
-                        bound + 1.01 * rounding_bound<TypeParam>(std::abs(expected) + bound))
+            const double bound =
+                accumulation_bound(static_cast<double>(layer.x.cols() + 1), magnitude);
+            ASSERT_NEAR(
+                y.value(r, n), expected,
+                bound + 1.01 * rounding_bound<typename TestFixture::T>(std::abs(expected) + bound))
                 << name_of(tier) << " " << r << "," << n << (stored ? " as stored" : " packed");
           }
         }
@@ -166,17 +179,60 @@ TYPED_TEST(CodesTest, LinearLayers) {
   }
 }
 
+// A large input whose weight is zero: what the terms of x leave out of the others is at most
+// 2⁻²² of it, or in bf16 2⁻¹⁵ where it is at most 32 times the mean.
+TYPED_TEST(CodesTest, OneInputIsFarLargerThanTheOthers) {
+  using T = typename TestFixture::T;
+  this->on_every_tier(2, [](Context& context) {
+    for (const float size : {0.5F, 30.0F, 40.0F, 1e3F, 1e6F, 1e12F}) {
+      for (const std::int64_t rows : {1, 2, 5}) {
+        typename TestFixture::Coded layer({rows, 256, 64, true, {}, 0.0F});
+        for (std::int64_t n = 0; n < 64; ++n) layer.gate.set(n, 7, 0.0F);
+        layer.settle();
+        // One row is without: rows need not have the same number of terms.
+        for (std::int64_t r = 0; r < rows; ++r) layer.x.set(r, 7, r == 1 ? 0.25F : size);
+        TestMatrix<T> y(rows, 64);
+        linear(context, std::as_const(layer.x).view(), layer.packed().view(), nullptr, y.view());
+        for (std::int64_t r = 0; r < rows; ++r) {
+          double largest = 0, mean = 0;
+          for (std::int64_t k = 0; k < 256; ++k) {
+            largest = std::max(largest, std::abs(double{layer.x.value(r, k)}));
+            mean += std::abs(double{layer.x.value(r, k)}) / 256;
+          }
+          const bool few = std::is_same_v<T, bf16> && largest <= 32.01 * mean;
+          for (std::int64_t n = 0; n < 64; ++n) {
+            double expected = 0, magnitude = 0, weights = 0;
+            for (std::int64_t k = 0; k < 256; ++k) {
+              const double term = double{layer.x.value(r, k)} * layer.gate.value(n, k);
+              expected += term;
+              magnitude += std::abs(term);
+              weights += std::abs(double{layer.gate.value(n, k)});
+            }
+            const double bound =
+                accumulation_bound(257, magnitude) + std::ldexp(largest * weights, few ? -15 : -22);
+            ASSERT_NEAR(y.value(r, n), expected,
+                        bound + 1.01 * rounding_bound<T>(std::abs(expected) + bound))
+                << name_of(context.tier()) << ", size " << size << ": " << r << "," << n;
+          }
+        }
+      }
+    }
+  });
+}
+
 // Down as checkpoints have it, [D, H] with a scale for each output, and copies of both.
 TYPED_TEST(CodesTest, PreparedLayers) {
-  constexpr DType kDType = dtype_of<TypeParam>::value;
+  constexpr DType kDType = dtype_of<typename TestFixture::T>::value;
   this->on_every_tier(2, [](Context& context) {
-    CodedLayer<TypeParam> layer({40, 70, 290, true, {}, 2.0F});
+    using T = typename TestFixture::T;
+    typename TestFixture::Coded layer({40, 70, 290, true, {}, 2.0F});
+    const std::int64_t width = layer.x.cols();
     const OwnedWeights weights = layer.weights();
-    TestMatrix<TypeParam> direct(40, 70);
+    TestMatrix<T> direct(40, width);
     ffn(context, std::as_const(layer.x).view(), weights, {}, direct.view());
     FfnWeights stored = weights;
     stored.gate = layer.gate_view();
-    std::vector<std::int8_t> memory(70 * 290);
+    std::vector<std::int8_t> memory(static_cast<std::size_t>(width * 290));
     FfnWeights by_output = stored;
     by_output.down = transpose(stored.down, memory.data(), 290);
     EXPECT_EQ(by_output.down.scaled_by, ScaledBy::row);
@@ -184,12 +240,17 @@ TYPED_TEST(CodesTest, PreparedLayers) {
       for (const bool neuron_major : {false, true}) {
         twell::Layer prepared(context, neuron_major ? stored : by_output, {},
                               {.dtype = kDType, .neuron_major = neuron_major, .spread = spread});
-        TestMatrix<TypeParam> y(40, 70);
+        TestMatrix<T> y(40, width);
         prepared.run(context, std::as_const(layer.x).view(), y.view());
         EXPECT_EQ(prepared.gate_form(), GateForm::packed);
         EXPECT_FALSE(prepared.weights_changed());
+        // What is copied is copied with its scales.
+        EXPECT_EQ(prepared.up()->scales == stored.up->scales, !spread);
+        EXPECT_EQ(prepared.down().scales == stored.down.scales, neuron_major && !spread);
         for (std::int64_t r = 0; r < 40; ++r) {
-          ASSERT_EQ(std::memcmp(&y.at(r, 0), &direct.at(r, 0), 70 * sizeof(TypeParam)), 0);
+          ASSERT_EQ(std::memcmp(&y.at(r, 0), &direct.at(r, 0),
+                                static_cast<std::size_t>(width) * sizeof(T)),
+                    0);
         }
       }
     }
@@ -217,6 +278,57 @@ TEST(Codes, PanelsHoldCodesSumsAndScales) {
     EXPECT_EQ(packed.view().scales[n], n < 20 ? codes.scales[n] : 0.0F);
   }
   EXPECT_EQ(packed_bytes(WeightType::int8, 20, 300), std::size_t{2 * (16 * (320 + 8) + 64)});
+}
+
+TEST(Codes, PanelsOfInt4HoldCodesAndScales) {
+  const test::Layer<float, Int4> layer({1, 288, 20});
+  const WeightView rows = layer.gate_view();
+  const PackedWeight packed(rows);
+  const auto* at = static_cast<const std::uint8_t*>(packed.view().data);
+  for (std::int64_t n = 0; n < 32; ++n) {
+    const std::uint8_t* panel = at + n / 16 * int4_panel_bytes(288);
+    for (std::int64_t k = 0; k < 288; ++k) {
+      const std::uint8_t* block = panel + k / 256 * (128 + 256 * 8);
+      const std::int64_t in = k % 256;
+      const std::uint8_t byte = block[128 + in / 8 * 64 + n % 16 * 4 + in % 4];
+      const int code = (in % 8 < 4 ? byte & 15 : byte >> 4) - 8;
+      const float scale = int4_scale(block[in / 32 * 16 + n % 16]);
+      const float number = static_cast<float>(code) * scale * packed.view().scales[n];
+      EXPECT_EQ(number, n < 20 ? layer.gate.value(n, k) : 0.0F) << n << "," << k;
+    }
+  }
+  EXPECT_EQ(packed_bytes(WeightType::int4, 20, 288),
+            std::size_t{2 * (16 * 288 / 2 + 2 * 128 + 64)});
+}
+
+TEST(Codes, RowsOfInt4HaveScalesOfFiveBitsAndSixteenOctaves) {
+  std::int8_t codes[64];
+  std::uint8_t row[34];
+  float scale = 0;
+  const auto made = [&](float first, float second) {
+    const float scales[] = {first, second};
+    return make_int4_row(codes, scales, 64, row, &scale);
+  };
+  std::fill_n(codes, 64, std::int8_t{-3});
+  for (const float largest : {0x1.fp0F, 0x1p-90F, 0x1.8p90F}) {
+    for (int bits = 16; bits < 32; ++bits) {
+      for (int octave = 0; octave > -16; --octave) {
+        const float second = std::ldexp(static_cast<float>(bits), std::ilogb(largest) - 4 + octave);
+        ASSERT_TRUE(made(largest, second));
+        EXPECT_EQ(int4_scale(row[0]) * scale, largest);
+        EXPECT_EQ(int4_scale(row[17]) * scale, second);
+      }
+    }
+  }
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  for (const float wrong : {0.0F, -1.0F, nan, HUGE_VALF, 1 + 0x1p-5F, 0x1p-16F, 0x1p101F}) {
+    EXPECT_FALSE(made(1.0F, wrong)) << wrong;
+  }
+  std::fill_n(codes + 32, 32, std::int8_t{0});  // whose scale does not matter
+  EXPECT_TRUE(made(1.0F, nan));
+  EXPECT_EQ(scale, 1.0F);
+  std::fill_n(codes, 64, std::int8_t{0});
+  EXPECT_TRUE(made(nan, nan));
 }
 
 TEST(Codes, ErrorsNameTheArgument) {
@@ -249,6 +361,19 @@ TEST(Codes, ErrorsNameTheArgument) {
   FfnPattern pattern;
   EXPECT_EQ(message_of([&] { ffn_forward(context, x, good, {}, y.view(), pattern); }),
             "twell::ffn_forward: gate: expected bf16 or f32, got int8");
+  test::Layer<bf16, Int4> small({4, 32, 64});
+  bad = good;
+  bad.down = small.gate_view();
+  EXPECT_EQ(run(bad), "twell::ffn: down: expected scales of its columns, got those of its rows");
+  EXPECT_EQ(message_of([&] { twell::Layer made(context, bad, {}, {.neuron_major = true}); }),
+            "twell::Layer: gate: expected a weight as stored, got a packed one");
+  bad.gate = small.gate_view();
+  bad.up = small.gate_view();
+  EXPECT_EQ(message_of([&] { twell::Layer made(context, bad, {}, {.neuron_major = true}); }),
+            "twell::Layer: down: expected bf16, f32 or int8, got int4");
+  bad.up->cols = 31;
+  EXPECT_EQ(run({good.gate, bad.up, good.down}),
+            "twell::ffn: up: expected int4 [64, 32], got int4 [64, 31]");
   TestMatrix<float> back(64, 32);
   EXPECT_EQ(message_of([&] { unpack_weight(good.gate, back.view()); }),
             "twell::unpack_weight: panels: expected bf16 or f32, got int8");

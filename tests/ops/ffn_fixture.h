@@ -11,6 +11,7 @@
 #include "kernels/ref/ref.h"
 #include "tests/support/bounds.h"
 #include "tests/support/matrix.h"
+#include "twell/int4.h"
 #include "twell/steps.h"
 
 namespace twell::test {
@@ -56,7 +57,8 @@ class Codes {
       }
     };
     each([&](std::int64_t r, std::int64_t c, float& scale) {
-      scale = std::max(scale, std::abs(numbers.value(r, c)) / 127);
+      const float number = numbers.value(r, c);
+      scale = std::max(scale, std::abs(number) / (number > 0 ? 127 : 128));
     });
     for (float& scale : scales_) scale = static_cast<float>(bf16(scale));
     each([&](std::int64_t r, std::int64_t c, float scale) {
@@ -76,15 +78,63 @@ class Codes {
   std::vector<float> scales_;
 };
 
-// x and y of T, weights of W. Of codes (int8) gate, up and down are the numbers they stand for,
-// after settle().
+// The same in blocks of int4; a multiple of 32 columns.
+struct Int4 {};
+class Int4Codes {
+ public:
+  Int4Codes() = default;
+  explicit Int4Codes(TestMatrix<float>& numbers)
+      : cols_(numbers.cols()),
+        blocks_(static_cast<std::size_t>(bytes_of(WeightType::int4, numbers.rows() * cols_))),
+        scales_(static_cast<std::size_t>(numbers.rows())) {
+    std::vector<std::int8_t> codes(static_cast<std::size_t>(cols_));
+    std::vector<float> groups(static_cast<std::size_t>(cols_ / kInt4Group));
+    for (std::int64_t r = 0; r < numbers.rows(); ++r) {
+      for (std::int64_t first = 0; first < cols_; first += kInt4Group) {
+        float largest = 1e-4F;
+        for (std::int64_t c = first; c < first + kInt4Group; ++c) {
+          largest = std::max(largest, std::abs(numbers.value(r, c)));
+        }
+        int exponent = 0;
+        const float mantissa = std::frexp(largest / 7, &exponent);
+        const float scale = std::ldexp(std::ceil(mantissa * 32), exponent - 5);
+        groups[static_cast<std::size_t>(first / kInt4Group)] = scale;
+        for (std::int64_t c = first; c < first + kInt4Group; ++c) {
+          const float code = std::nearbyint(numbers.value(r, c) / scale);
+          // -8 too, which the largest number alone never is.
+          const float used = code == -7 && c % 2 == 0 ? -8 : code;
+          codes[static_cast<std::size_t>(c)] = static_cast<std::int8_t>(used);
+          numbers.set(r, c, used * scale);
+        }
+      }
+      EXPECT_TRUE(make_int4_row(codes.data(), groups.data(), cols_,
+                                blocks_.data() + bytes_of(WeightType::int4, r * cols_),
+                                scales_.data() + r));
+    }
+  }
+  WeightView view() const {
+    return WeightView::int4(blocks_.data(), std::ssize(scales_), cols_, scales_.data());
+  }
+
+ private:
+  std::int64_t cols_ = 0;
+  std::vector<std::uint8_t> blocks_;
+  std::vector<float> scales_;
+};
+
+// x and y of T, weights of W. Of codes (int8, or Int4 with a down of int8) gate, up and down are
+// the numbers they stand for, after settle(); of Int4 x is as many inputs wide as make whole
+// blocks.
 template <class T, class W = T>
 class Layer {
  public:
-  static constexpr bool kCodes = std::is_same_v<W, std::int8_t>;
+  static constexpr bool kInt4 = std::is_same_v<W, Int4>;
+  static constexpr bool kCodes = std::is_same_v<W, std::int8_t> || kInt4;
   using Number = std::conditional_t<kCodes, float, W>;
+  using OfGate = std::conditional_t<kInt4, Int4Codes, Codes>;
 
-  explicit Layer(const Case& c, unsigned seed = 1)
+  explicit Layer(const Case& asked, unsigned seed = 1) : Layer(in_blocks(asked), seed, 0) {}
+  Layer(const Case& c, unsigned seed, int /*in_blocks*/)
       : shape(c),
         x(random_matrix<T>(c.tokens, c.depth, seed, 1.0F, 3)),
         gate(random_matrix<Number>(c.neurons, c.depth, seed + 1, scale(c.depth))),
@@ -98,11 +148,14 @@ class Layer {
 
   // After a change of weights.
   void settle() {
-    if constexpr (kCodes) {
+    if constexpr (kInt4) {
+      gate_codes_ = Int4Codes(gate);
+      up_codes_ = Int4Codes(up);
+    } else if constexpr (kCodes) {
       gate_codes_ = Codes(gate, ScaledBy::row);
       up_codes_ = Codes(up, ScaledBy::row);
-      down_codes_ = Codes(down, ScaledBy::column);
     }
+    if constexpr (kCodes) down_codes_ = Codes(down, ScaledBy::column);
   }
   WeightView gate_view() const { return view_of(gate, gate_codes_); }
   PackedWeight packed() const { return PackedWeight(gate_view()); }
@@ -123,8 +176,13 @@ class Layer {
   TestMatrix<Number> gate, up, down;
 
  private:
+  static Case in_blocks(Case c) {
+    if (kInt4) c.depth = (c.depth + kInt4Group - 1) / kInt4Group * kInt4Group;
+    return c;
+  }
   static float scale(std::int64_t n) { return 1.0F / std::sqrt(static_cast<float>(n)); }
-  static WeightView view_of(const TestMatrix<Number>& numbers, const Codes& codes) {
+  template <class Made>
+  static WeightView view_of(const TestMatrix<Number>& numbers, const Made& codes) {
     if constexpr (kCodes) {
       return codes.view();
     } else {
@@ -137,7 +195,8 @@ class Layer {
     return weights;
   }
 
-  Codes gate_codes_, up_codes_, down_codes_;
+  OfGate gate_codes_, up_codes_;
+  Codes down_codes_;
 };
 
 // A layer whose token r fires exactly the neurons with fires(r, n): its input is the unit vector r,
@@ -150,7 +209,7 @@ Layer<T, W> layer_that_fires(std::int64_t tokens, std::int64_t neurons, bool gat
     for (std::int64_t k = 0; k < tokens; ++k) layer.x.set(r, k, r == k ? 1.0F : 0.0F);
   }
   for (std::int64_t n = 0; n < neurons; ++n) {
-    for (std::int64_t k = 0; k < tokens + extra; ++k) {
+    for (std::int64_t k = 0; k < layer.gate.cols(); ++k) {
       const float size = 0.5F + std::abs(layer.gate.value(n, k));
       layer.gate.set(n, k, k >= tokens ? 0.0F : fires(k, n) ? size : -size);
     }

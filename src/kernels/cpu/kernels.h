@@ -8,7 +8,7 @@ namespace twell {
 // All that a tier has: of x, and of x and a weight.
 struct TierKernels {
   Kernels bf16, f32;
-  WeightKernels bf16_bf16, f32_f32, bf16_int8, f32_int8;
+  WeightKernels bf16_bf16, f32_f32, bf16_int8, f32_int8, bf16_int4, f32_int4;
 };
 
 namespace portable {
@@ -25,7 +25,8 @@ namespace amx {
 constexpr std::int64_t kVectorRows = 4;
 constexpr XForm kGemmX = {DType::bf16, kVectorRows + 1};
 void gemm(const GemmArgs& args);
-void code_gemm(const GemmArgs& args);
+void int8_gemm(const GemmArgs& args);
+void int4_gemm(const GemmArgs& args);
 // Up to 16 rows vector registers are as fast: 5.5 times a dense layer at one, 3.6 at eight.
 constexpr std::int64_t kScreenTilesFrom = 17;
 void screen_gemm(const ScreenGemmArgs& args);

@@ -77,6 +77,11 @@ void gemm(const GemmArgs& args) {
                    sweep<RowTiles>(args, begin, end, group);
                  });
 }
-void code_gemm(const GemmArgs& args) { CodeGemm<avx512::Isa, bf16>::run(args, gemm); }
+void int8_gemm(const GemmArgs& args) {
+  CodeGemm<avx512::Isa, bf16, Int8Codes<avx512::Isa>>::run(args, gemm);
+}
+void int4_gemm(const GemmArgs& args) {
+  CodeGemm<avx512::Isa, bf16, Int4Codes<avx512::Isa>>::run(args, gemm);
+}
 
 }  // namespace twell::amx

@@ -141,6 +141,79 @@ struct Isa {
     return _mm256_add_epi32(acc, sums);
   }
 
+  // int4 in panels. Eight products of a code and a term of 8 bits fit 16 bits.
+  static constexpr int kInt4Rows = 1;
+  static constexpr int kInt4Panels = 1;
+  static constexpr std::int64_t kInt4TermsUpTo = 8;
+  using NibbleSums = I;
+  struct Nibbles {
+    __m256i low, high;
+  };
+  static __m256i load_bytes(const std::uint8_t* p) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  }
+  static Nibbles load_nibbles(const std::uint8_t* p) {
+    const __m256i w = load_bytes(p);
+    const __m256i mask = _mm256_set1_epi8(15);
+    return {_mm256_and_si256(w, mask), _mm256_and_si256(_mm256_srli_epi16(w, 4), mask)};
+  }
+  static NibbleSums mac_nibbles(NibbleSums acc, __m256i codes, const std::int8_t* x) {
+    int four;
+    std::memcpy(&four, x, sizeof four);
+    return _mm256_add_epi16(acc, _mm256_maddubs_epi16(codes, _mm256_set1_epi32(four)));
+  }
+  static I integers(NibbleSums sums) { return _mm256_madd_epi16(sums, _mm256_set1_epi16(1)); }
+  // high · 2⁸ + low
+  static I next_digit(I high, I low) { return _mm256_add_epi32(_mm256_slli_epi32(high, 8), low); }
+  static I plus(I sum, std::int32_t i) { return _mm256_add_epi32(sum, _mm256_set1_epi32(i)); }
+  // int4_scale() of kLanes bytes.
+  static V group_scales(const std::uint8_t* p) {
+    const __m128i bits = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+    const I words = _mm256_slli_epi32(_mm256_cvtepu8_epi32(bits), 19);
+    return _mm256_castsi256_ps(_mm256_add_epi32(words, _mm256_set1_epi32((127 - 15) << 23)));
+  }
+  // Eight inputs of kLanes neurons, times `scale`.
+  struct EightInputs {
+    V of[8];
+  };
+  struct FourPairs {
+    I of[4];
+  };
+  template <class X>
+  static auto widen_nibbles(const std::uint8_t* p, V scale) {
+    // A code plus 8 but for its first bit is one of two's complement.
+    const __m256i w =
+        _mm256_xor_si256(load_bytes(p), _mm256_set1_epi32(static_cast<int>(0x88888888U)));
+    const auto number = [&](__m256i code_on_top) {
+      return mul(_mm256_cvtepi32_ps(_mm256_srai_epi32(code_on_top, 28)), scale);
+    };
+    const EightInputs numbers = {
+        {number(_mm256_slli_epi32(w, 28)), number(_mm256_slli_epi32(w, 20)),
+         number(_mm256_slli_epi32(w, 12)), number(_mm256_slli_epi32(w, 4)),
+         number(_mm256_slli_epi32(w, 24)), number(_mm256_slli_epi32(w, 16)),
+         number(_mm256_slli_epi32(w, 8)), number(w)}};
+    if constexpr (std::is_same_v<X, float>) {
+      return numbers;
+    } else {
+      const auto pair = [&](int i) {  // of numbers that are bf16 already
+        const __m256i low = _mm256_srli_epi32(_mm256_castps_si256(numbers.of[i]), 16);
+        return _mm256_or_si256(low, _mm256_castps_si256(numbers.of[i + 1]));
+      };
+      return FourPairs{{pair(0), pair(2), pair(4), pair(6)}};
+    }
+  }
+  // The codes in both halves of kLanes bytes of a row.
+  struct Halves {
+    V low, high;
+  };
+  static Halves load_halves(const std::uint8_t* p) {
+    const I bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+    const I low = _mm256_and_si256(bytes, _mm256_set1_epi32(15));
+    const V eight = broadcast(8);
+    return {_mm256_sub_ps(_mm256_cvtepi32_ps(low), eight),
+            _mm256_sub_ps(_mm256_cvtepi32_ps(_mm256_srli_epi32(bytes, 4)), eight)};
+  }
+
   static __m256i load_panel(const std::int8_t* p) {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   }

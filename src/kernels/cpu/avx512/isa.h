@@ -148,10 +148,10 @@ struct Isa {
   }
 
   // vpdpbusd takes one of its operands unsigned: codes plus 128, whose products with x too many are
-  // what sums start from. 24 sums of 4 rows × 2 panels in three terms.
+  // what sums start from. 24 sums of 2 rows × 4 panels in three terms.
   using Term = std::int8_t;
-  static constexpr int kTermsRows = 4;
-  static constexpr int kTermsPanels = 2;
+  static constexpr int kTermsRows = 2;
+  static constexpr int kTermsPanels = 4;
   static constexpr std::int64_t kTermsUpTo = 16;
   struct Unsigned {
     __m512i codes;
@@ -164,6 +164,77 @@ struct Isa {
     int four;
     std::memcpy(&four, x, sizeof four);
     return _mm512_dpbusd_epi32(acc, w.codes, _mm512_set1_epi32(four));
+  }
+
+  // int4 in panels: 12 sums of 2 rows × 2 panels in three terms.
+  static constexpr int kInt4Rows = 2;
+  static constexpr int kInt4Panels = 2;
+  static constexpr std::int64_t kInt4TermsUpTo = 16;
+  using NibbleSums = I;
+  struct Nibbles {
+    __m512i low, high;
+  };
+  static Nibbles load_nibbles(const std::uint8_t* p) {
+    const __m512i w = _mm512_loadu_si512(p);
+    const __m512i mask = _mm512_set1_epi8(15);
+    return {_mm512_and_si512(w, mask), _mm512_and_si512(_mm512_srli_epi16(w, 4), mask)};
+  }
+  static NibbleSums mac_nibbles(NibbleSums acc, __m512i codes, const std::int8_t* x) {
+    int four;
+    std::memcpy(&four, x, sizeof four);
+    return _mm512_dpbusd_epi32(acc, codes, _mm512_set1_epi32(four));
+  }
+  static I integers(NibbleSums sums) { return sums; }
+  // high · 2⁸ + low
+  static I next_digit(I high, I low) { return _mm512_add_epi32(_mm512_slli_epi32(high, 8), low); }
+  static I plus(I sum, std::int32_t i) { return _mm512_add_epi32(sum, _mm512_set1_epi32(i)); }
+  // int4_scale() of kLanes bytes.
+  static V group_scales(const std::uint8_t* p) {
+    const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    const I words = _mm512_slli_epi32(_mm512_cvtepu8_epi32(bits), 19);
+    return _mm512_castsi512_ps(_mm512_add_epi32(words, _mm512_set1_epi32((127 - 15) << 23)));
+  }
+  // Eight inputs of kLanes neurons, times `scale`.
+  struct EightInputs {
+    V of[8];
+  };
+  struct FourPairs {
+    __m512bh of[4];
+  };
+  template <class X>
+  static auto widen_nibbles(const std::uint8_t* p, V scale) {
+    // A code plus 8 but for its first bit is one of two's complement.
+    const __m512i w =
+        _mm512_xor_si512(_mm512_loadu_si512(p), _mm512_set1_epi32(static_cast<int>(0x88888888U)));
+    const auto number = [&](__m512i code_on_top) {
+      return mul(_mm512_cvtepi32_ps(_mm512_srai_epi32(code_on_top, 28)), scale);
+    };
+    const EightInputs numbers = {
+        {number(_mm512_slli_epi32(w, 28)), number(_mm512_slli_epi32(w, 20)),
+         number(_mm512_slli_epi32(w, 12)), number(_mm512_slli_epi32(w, 4)),
+         number(_mm512_slli_epi32(w, 24)), number(_mm512_slli_epi32(w, 16)),
+         number(_mm512_slli_epi32(w, 8)), number(w)}};
+    if constexpr (std::is_same_v<X, float>) {
+      return numbers;
+    } else {
+      const auto pair = [&](int i) {  // of numbers that are bf16 already
+        const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(numbers.of[i]), 16);
+        return std::bit_cast<__m512bh>(
+            _mm512_or_si512(low, _mm512_castps_si512(numbers.of[i + 1])));
+      };
+      return FourPairs{{pair(0), pair(2), pair(4), pair(6)}};
+    }
+  }
+  // The codes in both halves of kLanes bytes of a row.
+  struct Halves {
+    V low, high;
+  };
+  static Halves load_halves(const std::uint8_t* p) {
+    const I bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    const I low = _mm512_and_si512(bytes, _mm512_set1_epi32(15));
+    const V eight = broadcast(8);
+    return {_mm512_sub_ps(_mm512_cvtepi32_ps(low), eight),
+            _mm512_sub_ps(_mm512_cvtepi32_ps(_mm512_srli_epi32(bytes, 4)), eight)};
   }
 
   static __m512i load_panel(const std::int8_t* p) { return _mm512_loadu_si512(p); }

@@ -4,23 +4,22 @@
 #pragma once
 
 #include "kernels/cpu/common/gemm.h"
+#include "kernels/cpu/common/int4_codes.h"
+#include "kernels/cpu/common/int8_codes.h"
 #include "kernels/cpu/common/terms_gemm.h"
-#include "kernels/cpu/common/widen.h"
 
 namespace twell {
 namespace {
 
-template <class Isa, class T>
+template <class Isa, class T, class Codes>
 struct CodeGemm {
   using X = typename Isa::template X<T>;
 
   // Panels [first, first + Panels) of a block of inputs, from codes to numbers.
   template <int Panels>
-  static void widen(const std::int8_t* codes, std::int64_t stride, std::int64_t depth, X* out) {
-    for (int p = 0; p < Panels; ++p, codes += stride) {
-      for (std::int64_t k = 0; k < depth; k += kCodeStep, out += kPanel * kCodeStep) {
-        widen_step<Isa>(codes + (kCodeHead + k) * kPanel, out);
-      }
+  static void widen(const std::byte* block, std::int64_t stride, std::int64_t inputs, X* out) {
+    for (int p = 0; p < Panels; ++p, block += stride, out += kPanel * inputs) {
+      Codes::template widen<X>(block, inputs, out);
     }
   }
 
@@ -28,10 +27,9 @@ struct CodeGemm {
   static void run_widened(const GemmArgs& args, void (*multiply)(const GemmArgs&)) {
     constexpr WeightType kType = weight_type(dtype_of<X>::value);
     alignas(64) X numbers[Isa::kGemmPanels * kPanel * kCodeBlock];
-    const std::int64_t stride = code_panel_bytes(args.weight.cols);
-    const std::int64_t depth = packed_depth(WeightType::int8, args.weight.cols);
-    const auto* codes =
-        static_cast<const std::int8_t*>(args.weight.data) + args.panel_begin * stride;
+    const std::int64_t stride = panel_bytes(Codes::kType, args.weight.cols);
+    const std::int64_t depth = packed_depth(Codes::kType, args.weight.cols);
+    const auto* codes = static_cast<const std::byte*>(args.weight.data) + args.panel_begin * stride;
     GemmArgs part = args;
     part.panel_begin = 0;
     for_panel_blocks<Isa::kGemmPanels>(
@@ -39,8 +37,8 @@ struct CodeGemm {
         [&]<int Panels>(PanelBlock at, PanelBlock /*next*/) {
           const std::int64_t k = at.block * kCodeBlock;
           const std::int64_t inputs = std::min(kCodeBlock, depth - k);
-          widen<Panels>(codes + at.panel * stride + at.block * kPanel * (kCodeBlock + kCodeHead),
-                        stride, inputs, numbers);
+          widen<Panels>(codes + at.panel * stride + at.block * Codes::kBlockBytes, stride, inputs,
+                        numbers);
           const std::int64_t bytes =
               args.x_block > 0 ? at.block * args.x_block : k * static_cast<std::int64_t>(sizeof(X));
           part.x = static_cast<const std::byte*>(args.x) + bytes;
@@ -60,7 +58,7 @@ struct CodeGemm {
   // `multiply`: the tier's GEMM on weights of X.
   static void run(const GemmArgs& args, void (*multiply)(const GemmArgs&)) {
     if (args.terms != nullptr) {
-      TermsGemm<Isa>::run(args);
+      TermsGemm<Isa, Codes>::run(args);
     } else {
       run_widened(args, multiply);
     }

@@ -5,6 +5,7 @@
 #include "kernels/cpu/common/code_gemm.h"
 #include "kernels/cpu/common/exponentials.h"
 #include "kernels/cpu/common/gemm.h"
+#include "kernels/cpu/common/int4_rows.h"
 #include "kernels/cpu/common/pack.h"
 #include "kernels/cpu/common/row_panels.h"
 #include "kernels/cpu/common/sampled_dots.h"
@@ -47,18 +48,36 @@ constexpr WeightKernels make_weight_kernels() {
   };
 }
 
-// x of T, weight of codes.
+// x of T, weight of int8.
 template <class Isa, class T>
-constexpr WeightKernels make_code_kernels() {
+constexpr WeightKernels make_int8_kernels() {
+  using Codes = Int8Codes<Isa>;
   return {
-      .gemm = CodeGemm<Isa, T>::run,
+      .gemm = CodeGemm<Isa, T, Codes>::run,
       .terms_up_to = Isa::kTermsUpTo,
-      .to_terms = to_terms<Isa, T>,
+      .to_terms = to_terms<Isa, T, typename Codes::Term>,
       .screen_pack = nullptr,
       .sampled_dots = sampled_dots<Isa, T, std::int8_t>,
       .weighted_rows = weighted_rows<Isa, std::int8_t>,
       .pack_neurons = pack_neuron_codes<Isa, T>,
       .pack_inputs = pack_inputs<Isa, T, std::int8_t>,
+      .row_finite = codes_finite,
+  };
+}
+
+// x of T, weight of int4, which is no down.
+template <class Isa, class T>
+constexpr WeightKernels make_int4_kernels() {
+  using Codes = Int4Codes<Isa>;
+  return {
+      .gemm = CodeGemm<Isa, T, Codes>::run,
+      .terms_up_to = Isa::kInt4TermsUpTo,
+      .to_terms = to_terms<Isa, T, typename Codes::Term>,
+      .screen_pack = nullptr,
+      .sampled_dots = sampled_int4_dots<Isa, T>,
+      .weighted_rows = nullptr,
+      .pack_neurons = pack_int4_neurons<Isa, T>,
+      .pack_inputs = nullptr,
       .row_finite = codes_finite,
   };
 }
@@ -70,8 +89,10 @@ constexpr TierKernels make_tier() {
       .f32 = make_kernels<Isa, float>(),
       .bf16_bf16 = make_weight_kernels<Isa, bf16>(),
       .f32_f32 = make_weight_kernels<Isa, float>(),
-      .bf16_int8 = make_code_kernels<Isa, bf16>(),
-      .f32_int8 = make_code_kernels<Isa, float>(),
+      .bf16_int8 = make_int8_kernels<Isa, bf16>(),
+      .f32_int8 = make_int8_kernels<Isa, float>(),
+      .bf16_int4 = make_int4_kernels<Isa, bf16>(),
+      .f32_int4 = make_int4_kernels<Isa, float>(),
   };
 }
 

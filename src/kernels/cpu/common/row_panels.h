@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <numeric>
 #include <type_traits>
 
 #include "kernels/cpu/common/widen.h"

@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "twell/dtype.h"
+#include "twell/int4.h"
 
 namespace twell::portable {
 namespace {  // every tier's code stays inside its own objects
@@ -116,6 +117,80 @@ struct Isa {
       acc[i] += of[0] * x[0] + of[2] * x[1] + of[1] * x[2] + of[3] * x[3];
     }
     return acc;
+  }
+
+  // int4 in panels.
+  static constexpr int kInt4Rows = 1;
+  static constexpr int kInt4Panels = 1;
+  static constexpr std::int64_t kInt4TermsUpTo = 4;
+  using NibbleSums = I;
+  struct Half {
+    const std::uint8_t* bytes;
+    unsigned shift;
+  };
+  struct Nibbles {
+    Half low, high;
+  };
+  static Nibbles load_nibbles(const std::uint8_t* p) { return {{p, 0}, {p, 4}}; }
+  static NibbleSums mac_nibbles(NibbleSums acc, Half codes, const std::int8_t* x) {
+    for (int i = 0; i < kLanes; ++i) {
+      for (int k = 0; k < 4; ++k) {
+        acc[i] += static_cast<int>(codes.bytes[4 * i + k] >> codes.shift & 15U) * x[k];
+      }
+    }
+    return acc;
+  }
+  static I integers(NibbleSums sums) { return sums; }
+  // high · 2⁸ + low. In unsigned integers, since sums before the last one may wrap around.
+  static I next_digit(I high, I low) {
+    return std::bit_cast<I>((std::bit_cast<U>(high) << 8) + std::bit_cast<U>(low));
+  }
+  static I plus(I sum, std::int32_t i) {
+    return std::bit_cast<I>(std::bit_cast<U>(sum) + static_cast<std::uint32_t>(i));
+  }
+  // int4_scale() of kLanes bytes.
+  static V group_scales(const std::uint8_t* p) {
+    return V{int4_scale(p[0]), int4_scale(p[1]), int4_scale(p[2]), int4_scale(p[3])};
+  }
+  // Eight inputs of kLanes neurons, times `scale`.
+  struct EightInputs {
+    V of[8];
+  };
+  struct FourPairs {
+    U of[4];
+  };
+  template <class X>
+  static auto widen_nibbles(const std::uint8_t* p, V scale) {
+    U w;
+    std::memcpy(&w, p, sizeof w);
+    EightInputs numbers;
+    for (int i = 0; i < 8; ++i) {
+      const int shift = i < 4 ? 8 * i : 8 * (i - 4) + 4;
+      const I codes = std::bit_cast<I>((w >> shift) & 15U) - 8;
+      numbers.of[i] = __builtin_convertvector(codes, V) * scale;
+    }
+    if constexpr (std::is_same_v<X, float>) {
+      return numbers;
+    } else {
+      FourPairs pairs;  // of numbers that are bf16 already
+      for (int i = 0; i < 4; ++i) {
+        pairs.of[i] =
+            (std::bit_cast<U>(numbers.of[2 * i]) >> 16) | std::bit_cast<U>(numbers.of[2 * i + 1]);
+      }
+      return pairs;
+    }
+  }
+  // The codes in both halves of kLanes bytes of a row.
+  struct Halves {
+    V low, high;
+  };
+  static Halves load_halves(const std::uint8_t* p) {
+    Halves out;
+    for (int i = 0; i < kLanes; ++i) {
+      out.low[i] = static_cast<float>(p[i] & 15U) - 8;
+      out.high[i] = static_cast<float>(p[i] >> 4U) - 8;
+    }
+    return out;
   }
 
   static const std::int8_t* load_panel(const std::int8_t* p) { return p; }
