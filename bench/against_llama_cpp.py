@@ -2,13 +2,14 @@
 """Whole-model prefill and decode against llama.cpp, on the same shape, threads and machine.
 
     bench/against_llama_cpp.py --shapes 2b llama-3.2-1b --twell build/release/cli/twell \\
-        --json llama.json
+        --twell-types bf16 int8 int4 --json llama.json
 
 Makes models of these shapes by `twell synth`, or takes checkpoints that are there (`--models`),
 writes their weights as GGUF files, and measures. Each figure comes from processes of its own, which
-take turns for `--rounds` rounds: `twell bench model`, and llama.cpp through `llama-cpp-python` for
-each type of weights. Of the types, bf16 is the one with the weights that twell has; the others are
-made by llama.cpp itself (`llama_model_quantize`), by its own rules. llama.cpp's Llama has SiLU in
+take turns for `--rounds` rounds: `twell bench model` for each of `--twell-types`, of which the codes
+are made by `twell quantize`, and llama.cpp through `llama-cpp-python` for each of `--types`. bf16 is
+the one with the weights that twell has; the others are made by llama.cpp itself
+(`llama_model_quantize`), by its own rules. llama.cpp's Llama has SiLU in
 place of ReLU and other positions of the rotary pairs, so its text would be another one; its work
 and its time are those of the shape. Where `llama-cpp-python` or `gguf` is not installed (pip
 install llama-cpp-python gguf) it says so and skips.
@@ -51,6 +52,8 @@ TIERS = {
     "avx2": {"TWELL_CPU_TIER": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"},
 }
 PHASES = ("prefill", "decode")
+# twell's weights, and what its sparse side is called with them.
+OWN_TYPES = {"bf16": "twell sparse", "int8": "twell int8", "int4": "twell int4"}
 
 
 def skip(arguments, reason):
@@ -157,8 +160,8 @@ def counts(arguments):
 class Case:
     """One model with one set of instructions: what its sides are, and what they reached."""
 
-    def __init__(self, name, tier, model, config, files, arguments):
-        self.name, self.tier, self.model, self.config = name, tier, model, config
+    def __init__(self, name, tier, models, config, files, arguments):
+        self.name, self.tier, self.models, self.config = name, tier, models, config
         self.files, self.arguments = files, arguments
         named = arguments.llama_library if tier == "avx2" else None
         self.library = {"LLAMA_CPP_LIB_PATH": str(pathlib.Path(named).resolve())} if named else {}
@@ -177,15 +180,18 @@ class Case:
         for phase in PHASES:
             phases[phase].append(speeds[phase])
 
-    def measure_twell(self, place):
+    def measure_twell(self, own_type, place):
         report = pathlib.Path(place) / "twell.json"
-        run([self.arguments.twell, "bench", "model", "--model", self.model, *counts(self.arguments),
-             "--seconds", self.arguments.seconds, "--json", report], TIERS[self.tier])
+        run([self.arguments.twell, "bench", "model", "--model", self.models[own_type],
+             *counts(self.arguments), "--seconds", self.arguments.seconds, "--json", report],
+            TIERS[self.tier])
         result = json.loads(report.read_text())
         self.machine, self.nnz = result["machine"], result["nnz_mean"]
-        for side in ("sparse", "dense"):
-            self.add(f"twell {side}", {phase: result[phase][f"{side}_tokens_per_s"]
+        self.add(OWN_TYPES[own_type], {phase: result[phase]["sparse_tokens_per_s"]
                                        for phase in PHASES})
+        if own_type == "bf16":
+            self.add("twell dense", {phase: result[phase]["dense_tokens_per_s"]
+                                     for phase in PHASES})
 
     def measure_llama_cpp(self, weight_type):
         self.add(f"llama.cpp {weight_type}", json.loads(
@@ -194,23 +200,31 @@ class Case:
 
     def measure_round(self, number, place):
         """All sides, once. Every second round the other way round: no side always follows one."""
-        sides = ["twell", *self.files]
-        for side in sides if number % 2 == 0 else sides[::-1]:
-            say(f"{self.name}, {self.tier}, round {number + 1} of {self.arguments.rounds}: {side}")
+        sides = [*(("twell", own) for own in self.models),
+                 *(("llama.cpp", kind) for kind in self.files)]
+        for side, kind in sides if number % 2 == 0 else sides[::-1]:
+            say(f"{self.name}, {self.tier}, round {number + 1} of {self.arguments.rounds}: "
+                f"{side} {kind}")
             if side == "twell":
-                self.measure_twell(place)
+                self.measure_twell(kind, place)
             else:
-                self.measure_llama_cpp(side)
+                self.measure_llama_cpp(kind)
 
     def weights_read(self, place):
         """Side -> part or type -> bytes of weights that a decoded token reads."""
-        report = pathlib.Path(place) / "explain.json"
-        run([self.arguments.twell, "explain", "--model", self.model, "--threads",
-             self.arguments.threads, "--tokens", 1, "--no-measure", "--json", report],
-            TIERS[self.tier])
-        gates = [decoded_bytes.gate_of(line) for line in json.loads(report.read_text())["layers"]]
-        read = {"twell sparse": decoded_bytes.of_twell(self.config, gates, self.nnz),
-                "twell dense": decoded_bytes.of_dense(self.config)}
+        read = {}
+        if "bf16" in self.models:
+            report = pathlib.Path(place) / "explain.json"
+            run([self.arguments.twell, "explain", "--model", self.models["bf16"], "--threads",
+                 self.arguments.threads, "--tokens", 1, "--no-measure", "--json", report],
+                TIERS[self.tier])
+            gates = [decoded_bytes.gate_of(line)
+                     for line in json.loads(report.read_text())["layers"]]
+            read["twell sparse"] = decoded_bytes.of_twell(self.config, gates, self.nnz)
+            read["twell dense"] = decoded_bytes.of_dense(self.config)
+        for own in self.models:
+            if own != "bf16":
+                read[OWN_TYPES[own]] = decoded_bytes.of_codes(own, self.config, self.nnz)
         for weight_type, file in self.files.items():
             read[f"llama.cpp {weight_type}"] = decoded_bytes.of_llama_cpp(list_tensors(file))
         return read
@@ -226,10 +240,11 @@ class Case:
             sides[side] = {"weight_bytes": weights, "kv_cache_bytes": cache,
                            "bytes_a_token": total}
             for phase, speeds in self.runs[side].items():
-                ours = statistics.median(self.runs["twell sparse"][phase])
                 middle = statistics.median(speeds)
-                sides[side][phase] = {"tokens_per_s": middle, "runs_tokens_per_s": speeds,
-                                      "sparse_over_this": ours / middle}
+                sides[side][phase] = {"tokens_per_s": middle, "runs_tokens_per_s": speeds}
+                for own in self.models:
+                    ours = statistics.median(self.runs[OWN_TYPES[own]][phase])
+                    sides[side][phase][f"{ratio_of(own)}_over_this"] = ours / middle
             sides[side]["decode"]["gb_per_s"] = (
                 total * sides[side]["decode"]["tokens_per_s"] / 1e9)
         return {"llama_cpp_system": self.system, "machine": self.machine, "nnz_mean": self.nnz,
@@ -244,15 +259,21 @@ def table(rows):
                   for i, (cell, width) in enumerate(zip(row, widths))).rstrip() for row in rows)
 
 
+def ratio_of(own_type):
+    return OWN_TYPES[own_type].removeprefix("twell ")
+
+
 def table_of(report):
-    rows = [["", "prefill tok/s", "sparse/this", "decode tok/s", "sparse/this", "MB a token",
-             "GB/s"]]
+    own = [ratio_of(t) for t, side in OWN_TYPES.items() if side in report["sides"]]
+    rows = [["", *(cell for phase in PHASES
+                   for cell in (f"{phase} tok/s", *(f"{name}/this" for name in own))),
+             "MB a token", "GB/s"]]
     for side, about in report["sides"].items():
         cells = [side]
         for phase in PHASES:
-            ratio = about[phase]["sparse_over_this"]
-            cells += [f"{about[phase]['tokens_per_s']:.1f}",
-                      "" if side == "twell sparse" else f"{ratio:.2f}x"]
+            cells.append(f"{about[phase]['tokens_per_s']:.1f}")
+            cells += ["" if side == f"twell {name}" else f"{about[phase][f'{name}_over_this']:.2f}x"
+                      for name in own]
         rows.append([*cells, f"{about['bytes_a_token'] / 1e6:.1f}",
                      f"{about['decode']['gb_per_s']:.1f}"])
     return table(rows)
@@ -269,6 +290,17 @@ def make_model(shape, place, arguments):
     return model
 
 
+def models_of(model, place, arguments):
+    """twell's types -> directories; what is quantised already stays."""
+    models = {}
+    for own in arguments.twell_types:
+        models[own] = model if own == "bf16" else pathlib.Path(place) / f"model-{own}"
+        if own != "bf16" and not models[own].exists():
+            run([arguments.twell, "quantize", "--model", model, "--type", own, "--threads",
+                 arguments.threads, "--out", models[own]], {})
+    return models
+
+
 def measure_model(name, model, arguments):
     """Report by tier. `model` is None where the name is that of a shape."""
     with contextlib.ExitStack() as stack:
@@ -283,7 +315,8 @@ def measure_model(name, model, arguments):
         config = read_config(model)
         say(f"{name}: writing GGUF files")
         files = write_gguf_files(model, config, arguments.types, kept, arguments.threads)
-        cases = [Case(name, tier, model, config, files, arguments) for tier in arguments.tiers]
+        models = models_of(model, kept, arguments)
+        cases = [Case(name, tier, models, config, files, arguments) for tier in arguments.tiers]
         for number in range(arguments.rounds):
             for case in cases:
                 if not case.skipped:
@@ -308,6 +341,8 @@ def parse():
     parser.add_argument("--models", nargs="+", default=[], metavar="DIR",
                         help="Hugging Face directories of Llamas")
     parser.add_argument("--twell", default="twell", help="the command line's program")
+    parser.add_argument("--twell-types", nargs="+", choices=OWN_TYPES, default=["bf16"],
+                        help="of twell's weights")
     parser.add_argument("--types", nargs="+", choices=WEIGHT_TYPES, default=list(WEIGHT_TYPES),
                         help="of llama.cpp's weights")
     parser.add_argument("--tiers", nargs="+", choices=TIERS, default=["best"],

@@ -38,6 +38,28 @@ def gate_of(description):
     return (form[1], float(left[1]) / 100 if form[1] == "screened" else None)
 
 
+def packed_row(kind, width):
+    """Bytes of a row of a packed weight of codes, its sums or scales of blocks, and its scale:
+    include/twell/packed.h."""
+    blocks = -(-width // SCREEN_BLOCK)
+    return (width + 4 * blocks if kind == "int8" else width // 2 + 8 * blocks) + 4
+
+
+def of_codes(kind, config, nnz):
+    """Part -> bytes of weights of a model that `twell quantize --type` made. Of a row of up, int4
+    reads 17 bytes for 32 numbers. Down and the head are int8."""
+    width, neurons, layers = (
+        config[k] for k in ("hidden_size", "intermediate_size", "num_hidden_layers"))
+    head, queries = config["head_dim"], config["num_attention_heads"]
+    rows = (queries + 2 * config["num_key_value_heads"]) * head
+    attention = rows * packed_row(kind, width) + width * packed_row(kind, queries * head)
+    up = width if kind == "int8" else width // 32 * 17
+    return {"attention": layers * attention,
+            "head": config["vocab_size"] * packed_row("int8", width),
+            "gate": layers * neurons * packed_row(kind, width),
+            "up and down": layers * nnz * (up + width)}
+
+
 def of_twell(config, gates, nnz):
     """Part -> bytes of weights of the sparse path; `nnz` neurons fire, up and down are read for
     these alone."""

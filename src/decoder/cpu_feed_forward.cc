@@ -34,12 +34,14 @@ at::Tensor tensor_of(ConstMatrixView view) {
 struct LayerTensors {
   at::Tensor gate, up, down;
   bool neuron_major;
+  at::ScalarType dtype;  // of x and y
   at::Tensor gate_bias, up_bias, down_bias, norm_weight;
 
   explicit LayerTensors(const FfnParameters& p)
       : gate((p.gated() ? p.gate : p.up).detach().contiguous()),
         up(p.gated() ? p.up.detach().contiguous() : at::Tensor()),
         neuron_major(p.down.t().is_contiguous()),
+        dtype(p.dtype_of_x()),
         gate_bias(in_f32(p.gated() ? p.gate_bias : p.up_bias)),
         up_bias(p.gated() ? in_f32(p.up_bias) : at::Tensor()),
         down_bias(in_f32(p.down_bias)),
@@ -51,8 +53,8 @@ struct LayerTensors {
     return vector.defined() ? vector.detach().to(at::kFloat).contiguous() : at::Tensor();
   }
   FfnWeights weights() const {
-    FfnWeights out{matrix_view(gate), {}, matrix_view(down)};
-    if (up.defined()) out.up = matrix_view(up);
+    FfnWeights out{weight_view(gate), {}, weight_view(down)};
+    if (up.defined()) out.up = weight_view(up);
     return out;
   }
   FfnForm form(const ActivationChoice& activation) const {
@@ -73,7 +75,8 @@ class CpuFeedForward final : public FeedForward {
   CpuFeedForward(const FfnParameters& p, const ActivationChoice& choice, FfnPath path,
                  const LayerFindings* findings)
       : choice_(choice),
-        path_(path),
+        // Codes have no dense form here: PyTorch would multiply by numbers of twice their size.
+        path_(p.has_codes() ? FfnPath::sparse : path),
         of_(p),
         layer_(cpu_context(), of_.weights(), of_.form(choice), options()) {
     // What the layer has copies of goes.
@@ -119,6 +122,7 @@ class CpuFeedForward final : public FeedForward {
  private:
   LayerOptions options() {
     LayerOptions out;
+    out.dtype = dtype_of(of_.dtype);
     out.neuron_major = of_.neuron_major;
     out.watch_weights = false;  // a loaded model's do not change
     if (path_ != FfnPath::automatic) return out;

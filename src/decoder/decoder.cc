@@ -26,16 +26,6 @@ void check_token(std::int64_t token, std::int64_t vocabulary) {
   }
 }
 
-FfnParameters ffn_of(const Block& block) {
-  return {block.gate.weight.tensor,
-          block.up.weight.tensor,
-          block.down.weight.tensor,
-          block.gate.bias.tensor,
-          block.up.bias.tensor,
-          block.down.bias.tensor,
-          block.ffn_inner_norm.weight.tensor};
-}
-
 at::Tensor capped(const at::Tensor& logits, double cap) {
   if (at::GradMode::is_enabled()) return logits.div(cap).tanh().mul(cap);
   return logits.div_(cap).tanh_().mul_(cap);
@@ -49,6 +39,17 @@ Decoder::Decoder(const io::ModelConfig& config, ParameterSource& source, at::Dev
     parameter.tensor = source.take(parameter).to(device);
     if (!device.is_cpu()) source.drop_pages(parameter);
   });
+}
+
+FfnParameters Decoder::ffn_of(const Block& block) const {
+  return {block.gate.weight.tensor,
+          block.up.weight.tensor,
+          block.down.weight.tensor,
+          block.gate.bias.tensor,
+          block.up.bias.tensor,
+          block.down.bias.tensor,
+          block.ffn_inner_norm.weight.tensor,
+          dtype()};
 }
 
 void Decoder::use_dense_ffn(bool prepack, ParameterSource& source) {
@@ -75,6 +76,8 @@ void Decoder::use_sparse_ffn(FfnPath path, ParameterSource& source,
       linear->pack(source);
     }
   }
+  // Others stay as they are stored: the embedding may be the same.
+  if (weights_.head.has_codes()) weights_.head.pack(source);
 }
 
 NamedTensors Decoder::parameters() const {
@@ -98,6 +101,7 @@ std::int64_t Decoder::weight_bytes() const {
       add(linear->packed);
     }
   }
+  add(weights_.head.packed);
   return total;
 }
 
@@ -186,11 +190,13 @@ at::Tensor Decoder::forward(const at::Tensor& tokens, FfnObserver* observer) {
 at::Tensor Decoder::head(const at::Tensor& normalised) {
   const PieceTimer timer(profile_, Piece::logits);
   const at::Tensor& weight =
-      (config_.tie_word_embeddings ? weights_.embedding : weights_.head).tensor;
+      (config_.tie_word_embeddings ? weights_.embedding : weights_.head.weight).tensor;
   const io::Scales& scales = config_.block.scales;
   at::Tensor x = normalised;
   if (scales.width > 0) x = x * (scales.width / static_cast<double>(config_.hidden_size));
-  const at::Tensor logits = own_linears_ ? linear_as_stored(x, weight) : at::linear(x, weight);
+  const at::Tensor logits = !weight.defined() ? weights_.head(x)
+                            : own_linears_    ? linear_as_stored(x, weight)
+                                              : at::linear(x, weight);
   return scales.logit_cap > 0 ? capped(logits, scales.logit_cap) : logits;
 }
 

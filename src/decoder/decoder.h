@@ -33,7 +33,7 @@ struct DecoderWeights {
   Parameter positions;  // [positions, D]; no name unless they are learned
   std::vector<Block> blocks;
   Norm final_norm;
-  Parameter head;  // [V, D]; no name where tied to the embedding
+  Linear head;  // [V, D]; no name where tied to the embedding
 };
 
 class Decoder final : public Model {
@@ -78,6 +78,7 @@ class Decoder final : public Model {
 
  private:
   std::size_t index(std::int64_t layer) const;  // throws where there is no such layer
+  FfnParameters ffn_of(const Block& block) const;
   PackedRows whole(std::int64_t batch, std::int64_t length);
   PackedRows plan(std::span<const Chunk> chunks, const KvCache* cache);
   // Ids [..., N] of tokens at `positions`, int64 [N] -> [..., N, D].

@@ -204,6 +204,11 @@ at::Tensor input_of_down(const at::Tensor& hidden, const FfnParameters& paramete
   return norm_of(parameters, activation)(hidden);
 }
 
+bool FfnParameters::has_codes() const {
+  const auto is = [](const at::Tensor& w) { return w.defined() && is_of_codes(w); };
+  return is(gate) || is(up) || is(down);
+}
+
 const char* name_of(FfnPath path) {
   return path == FfnPath::dense ? "dense" : path == FfnPath::sparse ? "sparse" : "auto";
 }

@@ -16,7 +16,7 @@ at::Tensor packed_weight(const at::Tensor& weight) {
     static const auto pack = find_operator<at::Tensor(const at::Tensor&)>("twell::pack_weight");
     return pack.call(source);
   }
-  const WeightView view = matrix_view(source);
+  const WeightView view = weight_view(source);
   at::Tensor packed = allocate_weights(view.rows, packed_extent(view.type, view.rows, view.cols),
                                        source.scalar_type());
   pack_weight(view, packed.mutable_data_ptr());
@@ -53,7 +53,8 @@ at::Tensor linear_as_stored(const at::Tensor& x, const at::Tensor& weight) {
 }
 
 void Linear::pack(ParameterSource& source) {
-  if (weight.tensor.scalar_type() != at::kBFloat16 || !weight.tensor.is_cpu()) return;
+  const bool supported = weight.tensor.scalar_type() == at::kBFloat16 || has_codes();
+  if (!supported || !weight.tensor.is_cpu()) return;
   const at::NoGradGuard no_grad;
   packed = packed_weight(weight.tensor.detach());
   source.release(weight);

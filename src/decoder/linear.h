@@ -9,7 +9,7 @@
 namespace twell::lm {
 
 struct Linear {
-  Parameter weight;        // [out, in]; given up once packed
+  Parameter weight;        // [out, in], or codes of it; given up once packed
   Parameter bias;          // [out]
   at::Tensor packed = {};  // as torch.ops.twell.pack_weight makes it
 
@@ -17,17 +17,18 @@ struct Linear {
   at::Tensor operator()(const at::Tensor& x) const;
   // From now on y comes from torch.ops.twell.linear, which reads a weight at the bandwidth of
   // memory where tokens are few (1.6 times PyTorch's speed at one token on two cores of a Zen 5)
-  // and is as fast where they are many. bf16 on the CPU only; others stay as they are. Inference
-  // only.
+  // and is as fast where they are many. bf16 and codes on the CPU only; others stay as they are.
+  // Inference only.
   void pack(ParameterSource& source);
+  bool has_codes() const { return weight.tensor.defined() && is_of_codes(weight.tensor); }
 };
 
 // x Wᵀ for a weight that stays as it is stored: twell's for up to eight rows, at the bandwidth of
 // memory, PyTorch's for more.
 at::Tensor linear_as_stored(const at::Tensor& x, const at::Tensor& weight);
 
-// A weight [rows, cols] as torch.ops.twell.pack_weight of its device makes it; on the CPU in huge
-// pages where the system gives them.
+// A weight [rows, cols], or codes of it, as torch.ops.twell.pack_weight of its device makes it; on
+// the CPU in huge pages where the system gives them.
 at::Tensor packed_weight(const at::Tensor& weight);
 // Back again, new and contiguous.
 at::Tensor unpacked_weight(const at::Tensor& packed);

@@ -76,11 +76,13 @@ std::unique_ptr<Model> load_model(const std::string& directory, const LoadOption
                             io::name_of(config.hidden_act)));
   }
   const bool on_cpu = options.device.is_cpu();
+  const bool sparse = options.path != FfnPath::dense && io::yields_zeros(config.hidden_act);
   const ModelDirectory opened(path, std::move(config),
                               {.dtype = options.dtype,
                                .own_copies = options.trainable && on_cpu,
                                .check_finite = options.check_finite,
-                               .keep_f16 = !on_cpu});
+                               .keep_f16 = !on_cpu,
+                               .keep_codes = on_cpu && !options.trainable && sparse});
   ParameterSource& source = opened.source();
   auto model = std::make_unique<Decoder>(opened.config(), source, options.device);
   opened.note_dequantized();

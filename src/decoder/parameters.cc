@@ -29,7 +29,7 @@ class Maker {
     if (c_.tie_word_embeddings) {
       weights.embedding.other_names = {weight_of(names_.head)};  // where a file has the tied one so
     } else {
-      weights.head = {weight_of(names_.head), table, ParameterKind::matrix};
+      weights.head.weight = {weight_of(names_.head), table, ParameterKind::matrix};
     }
     return weights;
   }
@@ -117,6 +117,7 @@ class Maker {
     made.up = ffn_linear(layer, names_.up, "UP", neurons, width);
     made.down =
         ffn_linear(layer, names_.down, "DOWN", width, neurons, ParameterKind::residual_matrix);
+    made.down.weight.is_down = true;
     return made;
   }
 

@@ -25,7 +25,7 @@ void for_each_parameter(Weights& weights, const F& f) {
                   block.ffn_norms.after, block.ffn_norms.sum);
   }
   visit_linears(weights.final_norm);
-  visit(weights.head);
+  visit_linears(weights.head);
 }
 
 }  // namespace twell::lm

@@ -20,7 +20,7 @@ void require_parameters(const FfnParameters& p, const ActivationChoice& activati
         "biases (mlp_bias), an activation of up or a norm in the feed-forward layer are supported "
         "on a CPU only; use --path dense");
   }
-  const at::ScalarType dtype = p.up.scalar_type();
+  const at::ScalarType dtype = p.dtype_of_x();
   if (dtype != at::kBFloat16 && dtype != (on_cpu ? at::kFloat : at::kHalf)) {
     fail(fmt::format("weights must be bf16 or {}, got {}; use --dtype bf16 or --path dense",
                      on_cpu ? "f32" : "f16 on a GPU", c10::toString(dtype)));

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "decoder/operators.h"
+#include "twell/coded_matrix.h"
 #include "twell/status.h"
 
 namespace twell::lm {
@@ -67,6 +68,18 @@ DType dtype_of(at::ScalarType type) {
 ConstMatrixView matrix_view(const at::Tensor& matrix) {
   return {matrix.const_data_ptr(), dtype_of(matrix.scalar_type()), matrix.size(0), matrix.size(1),
           matrix.stride(0)};
+}
+
+WeightView weight_view(const at::Tensor& weight) {
+  const bool int4 = weight.scalar_type() == at::kByte;
+  if (weight.scalar_type() != at::kChar && !int4) return matrix_view(weight);
+  const std::int64_t rows = coded_rows(weight.size(0), weight.size(1), ScaledBy::row);
+  if (rows < 0 || !weight.is_contiguous()) {
+    throw Error(ErrorKind::invalid_argument, "weight", "expected codes and their scales");
+  }
+  const void* const data = weight.const_data_ptr();
+  return int4 ? int4_view(data, rows, weight.size(1))
+              : coded_view(data, rows, weight.size(1), ScaledBy::row);
 }
 
 at::Tensor sparse_ffn(const at::Tensor& x, const SparseOperands& weights,

@@ -18,6 +18,8 @@ DType dtype_of(at::ScalarType type);
 
 // A matrix of one of these types with contiguous rows, as libtwell sees it.
 ConstMatrixView matrix_view(const at::Tensor& matrix);
+// The same, or codes with scales (int8 and int4, twell/coded_matrix.h), not of columns.
+WeightView weight_view(const at::Tensor& weight);
 
 // Weights as the operators take them. up and screen may be undefined.
 struct SparseOperands {

@@ -5,6 +5,7 @@
 #include <torch/types.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <iterator>
@@ -14,6 +15,8 @@
 #include "checkpoint/quantized_tensor.h"
 #include "decoder/random.h"
 #include "files/file_error.h"
+#include "twell/coded_matrix.h"
+#include "twell/int4.h"
 #include "twell/packed.h"
 #include "twell/status.h"
 #include "twell/transpose.h"
@@ -46,7 +49,13 @@ class CheckpointSource final : public ParameterSource {
       : checkpoint_(std::move(checkpoint)), options_(options) {}
 
   at::Tensor take(const Parameter& parameter) override {
-    if (const auto quantized = find_quantized(parameter)) return dequantize(*quantized);
+    if (const auto quantized = find_quantized(parameter)) {
+      at::Tensor kept;
+      if (options_.keep_codes && parameter.kind != ParameterKind::embedding) {
+        kept = quantized->bits() == 4 ? int4_of(*quantized, parameter) : int8_of(*quantized);
+      }
+      return kept.defined() ? kept : dequantize(*quantized);
+    }
     const io::CheckpointTensor found = find(parameter);
     taken_.insert(found.info->name);
     const std::string file = found.file->path().string();
@@ -61,23 +70,6 @@ class CheckpointSource final : public ParameterSource {
     const at::Tensor tensor = mapped_or_copied(found, stored);
     if (options_.check_finite && stored != *options_.dtype) expect_converted(found, tensor);
     return transposed ? tensor.t() : tensor;
-  }
-
-  std::optional<QuantizedParameter> take_quantized(const Parameter& parameter) override {
-    const auto found = find_quantized(parameter);
-    if (!found) return {};
-    const std::int64_t rows = found->rows();
-    QuantizedParameter out{*scheme(parameter),
-                           at::empty({rows, found->columns()}, at::TensorOptions(at::kChar)),
-                           at::empty({rows, found->groups()}, at::TensorOptions(at::kFloat))};
-    auto* codes = out.codes.mutable_data_ptr<std::int8_t>();
-    auto* scales = out.scales.mutable_data_ptr<float>();
-    at::parallel_for(0, rows, kRowsATask, [&](std::int64_t begin, std::int64_t end) {
-      found->codes(begin, end, codes + begin * found->columns());
-      found->scales(begin, end, scales + begin * found->groups());
-    });
-    found->drop_pages();
-    return out;
   }
 
   Dequantized dequantized() const override { return dequantized_; }
@@ -125,6 +117,47 @@ class CheckpointSource final : public ParameterSource {
     settle_dtype(scalar_type_of_scales(found));
     if (*options_.dtype == at::kBFloat16) found.round_scales();
     return found;
+  }
+
+  // Undefined where libtwell has no such weight.
+  static at::Tensor int8_of(const io::QuantizedTensor& found) {
+    if (found.groups() != 1) return {};
+    const std::int64_t rows = found.rows(), columns = found.columns();
+    at::Tensor out =
+        allocate_weights(coded_extent(rows, columns, ScaledBy::row), columns, at::kChar);
+    auto* const codes = out.mutable_data_ptr<std::int8_t>();
+    auto* const scales = reinterpret_cast<float*>(codes + coded_scales_at(rows, columns));
+    at::parallel_for(0, rows, kRowsATask, [&](std::int64_t begin, std::int64_t end) {
+      found.codes(begin, end, codes + begin * columns);
+      found.scales(begin, end, scales + begin);
+    });
+    found.drop_pages();
+    return out;
+  }
+
+  static at::Tensor int4_of(const io::QuantizedTensor& found, const Parameter& parameter) {
+    if (parameter.is_down || found.group() != kInt4Group) return {};
+    const std::int64_t rows = found.rows(), columns = found.columns();
+    const std::int64_t row_bytes = bytes_of(WeightType::int4, columns);
+    at::Tensor out =
+        allocate_weights(coded_extent(rows, row_bytes, ScaledBy::row), row_bytes, at::kByte);
+    auto* const bytes = out.mutable_data_ptr<std::uint8_t>();
+    auto* const row_scales = reinterpret_cast<float*>(bytes + coded_scales_at(rows, row_bytes));
+    std::atomic<bool> all = true;
+    at::parallel_for(0, rows, kRowsATask, [&](std::int64_t begin, std::int64_t end) {
+      std::vector<std::int8_t> codes(static_cast<std::size_t>(columns));
+      std::vector<float> scales(static_cast<std::size_t>(found.groups()));
+      for (std::int64_t r = begin; r < end && all; ++r) {
+        found.codes(r, r + 1, codes.data());
+        found.scales(r, r + 1, scales.data());
+        const bool made = make_int4_row(codes.data(), scales.data(), columns, bytes + r * row_bytes,
+                                        row_scales + r);
+        if (!made) all = false;
+      }
+    });
+    if (!all) return {};
+    found.drop_pages();
+    return out;
   }
 
   at::Tensor dequantize(const io::QuantizedTensor& found) {

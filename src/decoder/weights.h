@@ -29,9 +29,14 @@ struct Parameter {
   ParameterKind kind = ParameterKind::matrix;
   std::vector<std::string> other_names = {};  // of the same tensor in other layouts, tried in order
   bool maybe_transposed = false;              // may be stored as [in, out]: told by its shape
+  bool is_down = false;                       // [D, H], of which columns are gathered
   at::Tensor tensor = {};  // undefined before it is loaded and once a converted copy replaces it
 };
 
+// Whether a weight is a matrix of codes and scales.
+inline bool is_of_codes(const at::Tensor& weight) {
+  return weight.scalar_type() == at::kChar || weight.scalar_type() == at::kByte;
+}
 // Of a parameter of two dimensions: its name less ".weight".
 std::string module_of(const Parameter& parameter);
 // How config.json says that the parameter is stored; none: as floating-point numbers. `file` is for
@@ -39,23 +44,13 @@ std::string module_of(const Parameter& parameter);
 std::optional<io::WeightScheme> scheme_of(const io::QuantizationConfig& quantization,
                                           const Parameter& parameter, const std::string& file);
 
-// A parameter as a quantised checkpoint stores it: the matrix of codes · scales.
-struct QuantizedParameter {
-  io::WeightScheme scheme;
-  at::Tensor codes;   // int8 [rows, columns], also where the file has 4 bits
-  at::Tensor scales;  // f32 [rows, columns / group], of one column where a row has one scale
-};
-
 class ParameterSource {
  public:
   virtual ~ParameterSource() = default;
-  // A tensor of the parameter's shape, perhaps a transposed view. A quantised one is dequantised.
-  // Throws twell::Error naming the file.
+  // A tensor of the parameter's shape, perhaps a transposed view. A quantised one is dequantised,
+  // or, where codes are kept, a matrix of codes and scales (twell/coded_matrix.h). Throws
+  // twell::Error naming the file.
   virtual at::Tensor take(const Parameter& parameter) = 0;
-  // As take(), of a parameter that is quantised, without dequantising it; none of another.
-  virtual std::optional<QuantizedParameter> take_quantized(const Parameter& /*parameter*/) {
-    return {};
-  }
   // The names of stored tensors that nothing took, ascending.
   virtual std::vector<std::string> unused() const { return {}; }
   // The tensor has been converted: its file pages may leave memory.
@@ -77,6 +72,9 @@ struct CheckpointSourceOptions {
   bool own_copies = false;                   // writable memory instead of the mapping
   bool check_finite = true;
   bool keep_f16 = false;  // f16 stays as it is
+  // Quantised matrices that libtwell multiplies with as they are stored are not dequantised: 8 bits
+  // and a scale for each row, or 4 bits and scales that int4 has (twell/int4.h), but for down.
+  bool keep_codes = false;
   std::optional<io::QuantizationConfig> quantization = {};
 };
 

@@ -36,7 +36,8 @@ Prepared prepare_model(const std::string& directory, std::span<const std::int64_
     const FeedForward& ffn = model->feed_forward(layer);
     if (ffn.findings() == nullptr) {
       throw Error(ErrorKind::unsupported, "prepare",
-                  fmt::format("processors of tier {} screen no gate; run it on another machine",
+                  fmt::format("there is nothing to find: no gate is screened that is stored as "
+                              "int8 codes, nor on processors of tier {}",
                               name_of(default_cpu_tier())));
     }
     out.layers.push_back(*ffn.findings());

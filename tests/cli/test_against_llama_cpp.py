@@ -83,6 +83,22 @@ def test_a_token_of_the_2b_model_reads_what_its_shapes_say():
     assert counted.kv_cache(config(), 528, 2) == 38 * 2 * 2048 * 528 * 2
 
 
+def test_a_token_of_codes_reads_a_byte_or_half_of_one_a_weight():
+    counted = load("decoded_bytes")
+    int8 = counted.of_codes("int8", config(), 24)
+    # Sums of 8 blocks of 256 inputs, or scales of 64 groups, and the row's scale.
+    assert int8["attention"] == 38 * 4 * 2048 * (2048 + 8 * 4 + 4)
+    assert int8["gate"] == 38 * 5632 * (2048 + 8 * 4 + 4)
+    assert int8["head"] == 49152 * (2048 + 8 * 4 + 4)
+    assert int8["up and down"] == 38 * 24 * 2 * 2048
+    int4 = counted.of_codes("int4", config(), 24)
+    assert int4["attention"] == 38 * 4 * 2048 * (1024 + 64 + 4)
+    assert int4["head"] == int8["head"]
+    assert int4["up and down"] == 38 * 24 * (1088 + 2048)
+    assert sum(int8.values()) == pytest.approx(1.20e9, rel=0.02)
+    assert sum(int4.values()) == pytest.approx(0.67e9, rel=0.02)
+
+
 def test_grouped_queries_packed_gates_and_f32_are_counted():
     counted = load("decoded_bytes")
     grouped = config(num_hidden_layers=2, num_key_value_heads=8, torch_dtype="float32")
@@ -208,7 +224,25 @@ def test_it_compares(model, work, program):
         assert f" {about['decode']['gb_per_s']:.1f}" in row
     # Taking turns: the second round the other way round.
     order = [line.rsplit(": ", 1)[1] for line in done.stderr.splitlines() if ", round " in line]
-    assert order == ["twell", *types, *types[::-1], "twell"]
+    sides = ["twell bf16", *(f"llama.cpp {t}" for t in types)]
+    assert order == [*sides, *sides[::-1]]
+
+
+def test_codes_are_compared_too(model, work, program):
+    out = work / "codes.json"
+    done = run(SCRIPT, "--models", model, "--twell", program, *FEW, "--rounds", "1", "--types",
+               "q8_0", "--twell-types", "int8", "int4", "--json", out)
+    assert done.returncode == 0, done.stderr
+    sides = json.loads(out.read_text())["models"][str(model)]["best"]["sides"]
+    assert set(sides) == {"twell int8", "twell int4", "llama.cpp q8_0"}
+    for phase in ("prefill", "decode"):
+        here = sides["llama.cpp q8_0"][phase]
+        for own in ("int8", "int4"):
+            assert here[f"{own}_over_this"] == pytest.approx(
+                sides[f"twell {own}"][phase]["tokens_per_s"] / here["tokens_per_s"])
+    header = done.stdout.splitlines()[1]
+    assert header.split() == ["prefill", "tok/s", "int8/this", "int4/this", "decode", "tok/s",
+                              "int8/this", "int4/this", "MB", "a", "token", "GB/s"]
 
 
 def test_avx2_is_measured_on_both_sides_or_says_why_not(model, work, program):
