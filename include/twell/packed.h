@@ -93,8 +93,9 @@ constexpr std::int64_t packed_cols(WeightType type, std::int64_t rows, std::int6
 // Memory for a prepared weight, which copies share and the last one frees. It is at a multiple of
 // 64 bytes, since kernels read whole cache lines, and from 2 MB on in huge pages where the system
 // gives them: weights are gathered row by row, and a 4 kB row of a 2048-wide bf16 layer would
-// otherwise cost a TLB entry of its own. A caller's own memory may be at any multiple of 4, with
-// the same result, but then every load crosses two lines.
+// otherwise cost a TLB entry of its own. Up to 64 MB of what was freed last stay for the next of
+// the same size. A caller's own memory may be at any multiple of 4, with the same result, but then
+// every load crosses two lines.
 class PreparedMemory {
  public:
   static constexpr std::size_t kAlignment = 64;

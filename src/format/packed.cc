@@ -1,10 +1,7 @@
 #include "twell/packed.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <utility>
 
@@ -136,32 +133,7 @@ void pack_scales(const WeightView& w, std::byte* packed) {
   std::fill_n(scales + w.rows, count * kPanel - w.rows, 0.0F);
 }
 
-constexpr std::size_t kHugePage = 2U << 20U;
-
-std::shared_ptr<void> allocate_small(std::size_t bytes) {
-  constexpr std::size_t kLine = PreparedMemory::kAlignment;
-  const std::size_t whole = std::max(bytes, std::size_t{1}) + kLine - 1;
-  return {std::aligned_alloc(kLine, whole / kLine * kLine), std::free};
-}
-
-// Null where there is no memory.
-std::shared_ptr<void> allocate_huge(std::size_t bytes) {
-  void* const memory =
-      mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED) return nullptr;
-  madvise(memory, bytes, MADV_HUGEPAGE);  // advice: refused, pages are just small
-  return {memory, [bytes](void* p) { munmap(p, bytes); }};
-}
-
 }  // namespace
-
-PreparedMemory::PreparedMemory(std::size_t bytes) : bytes_(bytes) {
-  data_ = bytes < kHugePage ? allocate_small(bytes) : allocate_huge(bytes);
-  if (data_ == nullptr) {
-    throw Error(ErrorKind::out_of_memory, "twell::PreparedMemory",
-                concat("cannot allocate ", bytes, " bytes for a weight"));
-  }
-}
 
 WeightView packed_view(const void* data, WeightType type, std::int64_t rows, std::int64_t cols) {
   WeightView out;

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <optional>
 #include <set>
 
@@ -181,6 +182,25 @@ TEST(CodedMatrix, SaysTheRows) {
     const std::int64_t many = std::int64_t{1} << 40;
     EXPECT_EQ(coded_rows(coded_extent(many, 4096, by), 4096, by), many);
   }
+}
+
+// Blocks of 2 MB and more: the one that was freed last serves the next of its size.
+TEST(PreparedMemory, WhatWasFreedLastIsUsedAgain) {
+  constexpr std::size_t kBytes = (3U << 20U) + 64;
+  {
+    PreparedMemory one(kBytes);
+    const PreparedMemory copy = one;
+    one = PreparedMemory(kBytes);
+    EXPECT_NE(one.data(), copy.data()) << "a copy still holds it";
+  }
+  PreparedMemory again(kBytes);
+  std::fill_n(static_cast<std::uint8_t*>(again.mutable_data()), kBytes, std::uint8_t{1});
+  const void* const used = again.data();
+  again = PreparedMemory(2 * kBytes);
+  EXPECT_NE(again.data(), used);
+  EXPECT_EQ(PreparedMemory(kBytes).data(), used);
+  PreparedMemory(std::size_t{65} << 20U);  // too large to be kept
+  EXPECT_EQ(PreparedMemory(kBytes).data(), used);
 }
 
 }  // namespace
