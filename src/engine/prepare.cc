@@ -37,7 +37,7 @@ Prepared prepare_model(const std::string& directory, std::span<const std::int64_
     if (ffn.findings() == nullptr) {
       throw Error(ErrorKind::unsupported, "prepare",
                   fmt::format("there is nothing to find: no gate is screened that is stored as "
-                              "int8 codes, nor on processors of tier {}",
+                              "codes, nor on processors of tier {}",
                               name_of(default_cpu_tier())));
     }
     out.layers.push_back(*ffn.findings());

@@ -136,11 +136,12 @@ def test_every_command_takes_a_quantised_model(twell, quantized, text, tmp_path)
         texts = [twell("generate", "--model", directory, *ask, "--path", path, json_name="q.json")
                  for directory in (out, tmp_path / "plain")]  # fmt: skip
         assert texts[0].json["text"] == texts[1].json["text"]
-        assert NOTE in texts[0].err and NOTE not in texts[1].err
-    twell("prepare", "--model", out, "--text", text)
-    assert "ignored" not in twell("generate", "--model", out, *ask).err
-    assert (out / "twell_prepared.json").exists()
-    (out / "twell_prepared.json").unlink()
+        # Codes stay codes on the sparse path.
+        assert (NOTE in texts[0].err) is (path == "dense")
+        assert NOTE not in texts[1].err
+    told = twell("prepare", "--model", out, "--text", text, ok=False).error_line()
+    assert "there is nothing to find: no gate is screened that is stored as codes" in told
+    assert "gate int4, up int4, down int8" in twell("explain", "--model", out).out
 
 
 def test_training_goes_on_in_floating_point(twell, quantized, text, tmp_path):
