@@ -92,31 +92,21 @@ struct Isa {
   }
   static V mac(V acc, V w, const float* x) { return fma(w, _mm256_broadcast_ss(x), acc); }
 
-  // Codes of a step, four inputs of kLanes neurons, as numbers.
-  struct Inputs {
-    V of[4];
-  };
-  struct Pairs {
-    I of[2];
-  };
-  template <class X>
-  static auto widen(const std::int8_t* p) {
-    const __m256i w = load_panel(p);
-    const auto number = [](__m256i code_on_top) {
-      return _mm256_cvtepi32_ps(_mm256_srai_epi32(code_on_top, 24));
-    };
-    const Inputs numbers = {{number(_mm256_slli_epi32(w, 24)), number(_mm256_slli_epi32(w, 16)),
-                             number(_mm256_slli_epi32(w, 8)), number(w)}};
-    if constexpr (std::is_same_v<X, float>) {
-      return numbers;
-    } else {
-      // A code is exact in the upper half of a float.
-      const auto pair = [](V even, V odd) {
-        const __m256i low = _mm256_srli_epi32(_mm256_castps_si256(even), 16);
-        return _mm256_or_si256(low, _mm256_castps_si256(odd));
-      };
-      return Pairs{{pair(numbers.of[0], numbers.of[1]), pair(numbers.of[2], numbers.of[3])}};
-    }
+  // kLanes words of codes, one of each neuron.
+  static I load_words(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+  static I flip(I words, std::uint32_t bits) {
+    return _mm256_xor_si256(words, _mm256_set1_epi32(static_cast<int>(bits)));
+  }
+  // The codes of Bits bits that begin at bit At of the words.
+  template <int Bits, int At>
+  static V code(I words) {
+    const I on_top = _mm256_slli_epi32(words, 32 - Bits - At);
+    return _mm256_cvtepi32_ps(_mm256_srai_epi32(on_top, 32 - Bits));
+  }
+  // Words of two bf16, from numbers that are bf16 already: the upper halves of floats.
+  static I pairs(V low, V high) {
+    return _mm256_or_si256(_mm256_srli_epi32(_mm256_castps_si256(low), 16),
+                           _mm256_castps_si256(high));
   }
 
   // Codes of a step as 16-bit integers: inputs 0 and 2 of each neuron, 1 and 3.
@@ -149,11 +139,8 @@ struct Isa {
   struct Nibbles {
     __m256i low, high;
   };
-  static __m256i load_bytes(const std::uint8_t* p) {
-    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-  }
   static Nibbles load_nibbles(const std::uint8_t* p) {
-    const __m256i w = load_bytes(p);
+    const __m256i w = load_words(p);
     const __m256i mask = _mm256_set1_epi8(15);
     return {_mm256_and_si256(w, mask), _mm256_and_si256(_mm256_srli_epi16(w, 4), mask)};
   }
@@ -171,36 +158,6 @@ struct Isa {
     const __m128i bits = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
     const I words = _mm256_slli_epi32(_mm256_cvtepu8_epi32(bits), 19);
     return _mm256_castsi256_ps(_mm256_add_epi32(words, _mm256_set1_epi32((127 - 15) << 23)));
-  }
-  // Eight inputs of kLanes neurons, times `scale`.
-  struct EightInputs {
-    V of[8];
-  };
-  struct FourPairs {
-    I of[4];
-  };
-  template <class X>
-  static auto widen_nibbles(const std::uint8_t* p, V scale) {
-    // A code plus 8 but for its first bit is one of two's complement.
-    const __m256i w =
-        _mm256_xor_si256(load_bytes(p), _mm256_set1_epi32(static_cast<int>(0x88888888U)));
-    const auto number = [&](__m256i code_on_top) {
-      return mul(_mm256_cvtepi32_ps(_mm256_srai_epi32(code_on_top, 28)), scale);
-    };
-    const EightInputs numbers = {
-        {number(_mm256_slli_epi32(w, 28)), number(_mm256_slli_epi32(w, 20)),
-         number(_mm256_slli_epi32(w, 12)), number(_mm256_slli_epi32(w, 4)),
-         number(_mm256_slli_epi32(w, 24)), number(_mm256_slli_epi32(w, 16)),
-         number(_mm256_slli_epi32(w, 8)), number(w)}};
-    if constexpr (std::is_same_v<X, float>) {
-      return numbers;
-    } else {
-      const auto pair = [&](int i) {  // of numbers that are bf16 already
-        const __m256i low = _mm256_srli_epi32(_mm256_castps_si256(numbers.of[i]), 16);
-        return _mm256_or_si256(low, _mm256_castps_si256(numbers.of[i + 1]));
-      };
-      return FourPairs{{pair(0), pair(2), pair(4), pair(6)}};
-    }
   }
   // The codes in both halves of kLanes bytes of a row.
   struct Halves {

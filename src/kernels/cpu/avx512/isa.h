@@ -120,31 +120,21 @@ struct Isa {
   }
   static V mac(V acc, V w, const float* x) { return fma(w, broadcast(*x), acc); }
 
-  // Codes of a step, four inputs of kLanes neurons, as numbers.
-  struct Inputs {
-    V of[4];
-  };
-  struct Pairs {
-    __m512bh of[2];
-  };
-  template <class X>
-  static auto widen(const std::int8_t* p) {
-    const __m512i w = _mm512_loadu_si512(p);
-    const auto number = [](__m512i code_on_top) {
-      return _mm512_cvtepi32_ps(_mm512_srai_epi32(code_on_top, 24));
-    };
-    const Inputs numbers = {number(_mm512_slli_epi32(w, 24)), number(_mm512_slli_epi32(w, 16)),
-                            number(_mm512_slli_epi32(w, 8)), number(w)};
-    if constexpr (std::is_same_v<X, float>) {
-      return numbers;
-    } else {
-      // A code is exact in the upper half of a float.
-      const auto pair = [](V even, V odd) {
-        const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(even), 16);
-        return std::bit_cast<__m512bh>(_mm512_or_si512(low, _mm512_castps_si512(odd)));
-      };
-      return Pairs{pair(numbers.of[0], numbers.of[1]), pair(numbers.of[2], numbers.of[3])};
-    }
+  // kLanes words of codes, one of each neuron.
+  static I load_words(const void* p) { return _mm512_loadu_si512(p); }
+  static I flip(I words, std::uint32_t bits) {
+    return _mm512_xor_si512(words, _mm512_set1_epi32(static_cast<int>(bits)));
+  }
+  // The codes of Bits bits that begin at bit At of the words.
+  template <int Bits, int At>
+  static V code(I words) {
+    const I on_top = _mm512_slli_epi32(words, 32 - Bits - At);
+    return _mm512_cvtepi32_ps(_mm512_srai_epi32(on_top, 32 - Bits));
+  }
+  // Words of two bf16, from numbers that are bf16 already: the upper halves of floats.
+  static I pairs(V low, V high) {
+    return _mm512_or_si512(_mm512_srli_epi32(_mm512_castps_si512(low), 16),
+                           _mm512_castps_si512(high));
   }
 
   // vpdpbusd takes one of its operands unsigned: codes plus 128, whose products with x too many are
@@ -175,7 +165,7 @@ struct Isa {
     __m512i low, high;
   };
   static Nibbles load_nibbles(const std::uint8_t* p) {
-    const __m512i w = _mm512_loadu_si512(p);
+    const __m512i w = load_words(p);
     const __m512i mask = _mm512_set1_epi8(15);
     return {_mm512_and_si512(w, mask), _mm512_and_si512(_mm512_srli_epi16(w, 4), mask)};
   }
@@ -193,37 +183,6 @@ struct Isa {
     const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
     const I words = _mm512_slli_epi32(_mm512_cvtepu8_epi32(bits), 19);
     return _mm512_castsi512_ps(_mm512_add_epi32(words, _mm512_set1_epi32((127 - 15) << 23)));
-  }
-  // Eight inputs of kLanes neurons, times `scale`.
-  struct EightInputs {
-    V of[8];
-  };
-  struct FourPairs {
-    __m512bh of[4];
-  };
-  template <class X>
-  static auto widen_nibbles(const std::uint8_t* p, V scale) {
-    // A code plus 8 but for its first bit is one of two's complement.
-    const __m512i w =
-        _mm512_xor_si512(_mm512_loadu_si512(p), _mm512_set1_epi32(static_cast<int>(0x88888888U)));
-    const auto number = [&](__m512i code_on_top) {
-      return mul(_mm512_cvtepi32_ps(_mm512_srai_epi32(code_on_top, 28)), scale);
-    };
-    const EightInputs numbers = {
-        {number(_mm512_slli_epi32(w, 28)), number(_mm512_slli_epi32(w, 20)),
-         number(_mm512_slli_epi32(w, 12)), number(_mm512_slli_epi32(w, 4)),
-         number(_mm512_slli_epi32(w, 24)), number(_mm512_slli_epi32(w, 16)),
-         number(_mm512_slli_epi32(w, 8)), number(w)}};
-    if constexpr (std::is_same_v<X, float>) {
-      return numbers;
-    } else {
-      const auto pair = [&](int i) {  // of numbers that are bf16 already
-        const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(numbers.of[i]), 16);
-        return std::bit_cast<__m512bh>(
-            _mm512_or_si512(low, _mm512_castps_si512(numbers.of[i + 1])));
-      };
-      return FourPairs{{pair(0), pair(2), pair(4), pair(6)}};
-    }
   }
   // The codes in both halves of kLanes bytes of a row.
   struct Halves {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/cpu/common/terms.h"
+#include "kernels/cpu/common/widen.h"
 
 namespace twell {
 namespace {
@@ -36,17 +37,15 @@ struct Int4Codes {
   // A panel's block as numbers of X.
   template <class X>
   static void widen(const std::byte* block, std::int64_t inputs, X* out) {
-    constexpr std::int64_t kEntry = kPanel * 4;  // bytes: two bf16 inputs or one f32
+    // A code plus 8 but for its first bit is one of two's complement.
+    constexpr std::uint32_t kFirstBits = 0x88888888U;
     for (std::int64_t k = 0; k < inputs; k += kLineInputs, out += kPanel * kLineInputs) {
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) {
-        const auto numbers =
-            Isa::template widen_nibbles<X>(line(block, k, v), scales(block, k / kGroup, v));
-        auto* to = reinterpret_cast<std::byte*>(out) + v * Isa::kLanes * 4;
-        for (const auto& of_neurons : numbers.of) {
-          std::memcpy(to, &of_neurons, sizeof of_neurons);
-          to += kEntry;
-        }
+        const V scale = scales(block, k / kGroup, v);
+        widen_words<Isa, X, 4>(Isa::flip(Isa::load_words(line(block, k, v)), kFirstBits),
+                               out + v * Isa::kLanes * static_cast<int>(4 / sizeof(X)),
+                               [&](V code) { return Isa::mul(code, scale); });
       }
     }
   }

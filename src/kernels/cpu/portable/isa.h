@@ -76,29 +76,23 @@ struct Isa {
   }
   static V mac(V acc, V w, const float* x) { return fma(w, broadcast(*x), acc); }
 
-  // Codes of a step, four inputs of kLanes neurons, as numbers.
-  struct Inputs {
-    V of[4];
-  };
-  struct Pairs {
-    U of[2];
-  };
-  template <class X>
-  static auto widen(const std::int8_t* p) {
+  // kLanes words of codes, one of each neuron.
+  static I load_words(const void* p) {
     I words;
     std::memcpy(&words, p, sizeof words);
-    const auto number = [](I code_on_top) { return __builtin_convertvector(code_on_top >> 24, V); };
-    const Inputs numbers = {
-        {number(words << 24), number(words << 16), number(words << 8), number(words)}};
-    if constexpr (std::is_same_v<X, float>) {
-      return numbers;
-    } else {
-      // A code is exact in the upper half of a float.
-      const auto pair = [](V even, V odd) {
-        return (std::bit_cast<U>(even) >> 16) | std::bit_cast<U>(odd);
-      };
-      return Pairs{{pair(numbers.of[0], numbers.of[1]), pair(numbers.of[2], numbers.of[3])}};
-    }
+    return words;
+  }
+  static I flip(I words, std::uint32_t bits) {
+    return std::bit_cast<I>(std::bit_cast<U>(words) ^ bits);
+  }
+  // The codes of Bits bits that begin at bit At of the words.
+  template <int Bits, int At>
+  static V code(I words) {
+    return __builtin_convertvector((words << (32 - Bits - At)) >> (32 - Bits), V);
+  }
+  // Words of two bf16, from numbers that are bf16 already: the upper halves of floats.
+  static I pairs(V low, V high) {
+    return std::bit_cast<I>((std::bit_cast<U>(low) >> 16) | std::bit_cast<U>(high));
   }
 
   // Codes of a step as 16-bit integers: inputs 0 and 2 of each neuron, 1 and 3.
@@ -151,34 +145,6 @@ struct Isa {
   // int4_scale() of kLanes bytes.
   static V group_scales(const std::uint8_t* p) {
     return V{int4_scale(p[0]), int4_scale(p[1]), int4_scale(p[2]), int4_scale(p[3])};
-  }
-  // Eight inputs of kLanes neurons, times `scale`.
-  struct EightInputs {
-    V of[8];
-  };
-  struct FourPairs {
-    U of[4];
-  };
-  template <class X>
-  static auto widen_nibbles(const std::uint8_t* p, V scale) {
-    U w;
-    std::memcpy(&w, p, sizeof w);
-    EightInputs numbers;
-    for (int i = 0; i < 8; ++i) {
-      const int shift = i < 4 ? 8 * i : 8 * (i - 4) + 4;
-      const I codes = std::bit_cast<I>((w >> shift) & 15U) - 8;
-      numbers.of[i] = __builtin_convertvector(codes, V) * scale;
-    }
-    if constexpr (std::is_same_v<X, float>) {
-      return numbers;
-    } else {
-      FourPairs pairs;  // of numbers that are bf16 already
-      for (int i = 0; i < 4; ++i) {
-        pairs.of[i] =
-            (std::bit_cast<U>(numbers.of[2 * i]) >> 16) | std::bit_cast<U>(numbers.of[2 * i + 1]);
-      }
-      return pairs;
-    }
   }
   // The codes in both halves of kLanes bytes of a row.
   struct Halves {
