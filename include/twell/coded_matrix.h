@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "twell/weight.h"
 
@@ -30,19 +31,19 @@ constexpr std::int64_t coded_rows(std::int64_t extent, std::int64_t cols, Scaled
 constexpr std::int64_t coded_scales_at(std::int64_t rows, std::int64_t cols) {
   return (rows * cols + 3) / 4 * 4;
 }
-// int8 as a weight. `data`: at a multiple of 4.
-inline WeightView coded_view(const void* data, std::int64_t rows, std::int64_t cols, ScaledBy by) {
-  const auto* const codes = static_cast<const std::int8_t*>(data);
-  const auto* const scales = reinterpret_cast<const float*>(codes + coded_scales_at(rows, cols));
-  return WeightView::codes(codes, rows, cols, cols, scales, by);
-}
-
-// The same of int4, whose rows are of whole blocks.
-inline WeightView int4_view(const void* data, std::int64_t rows, std::int64_t row_bytes) {
+// Such a matrix as a weight of int8 or int4; none where its shape is none of the type. `data`: at a
+// multiple of 4. int4 has scales of rows, whatever is said.
+inline std::optional<WeightView> coded_view(WeightType type, const void* data, std::int64_t extent,
+                                            std::int64_t cols, ScaledBy by) {
+  const bool int4 = type == WeightType::int4;
+  if (int4 && cols % kInt4GroupBytes != 0) return {};
+  const std::int64_t rows = coded_rows(extent, cols, int4 ? ScaledBy::row : by);
+  if (rows < 0) return {};
   const auto* const bytes = static_cast<const std::uint8_t*>(data);
-  const auto* const scales =
-      reinterpret_cast<const float*>(bytes + coded_scales_at(rows, row_bytes));
-  return WeightView::int4(bytes, rows, row_bytes / 17 * 32, scales);
+  const auto* const scales = reinterpret_cast<const float*>(bytes + coded_scales_at(rows, cols));
+  return int4 ? WeightView::int4(bytes, rows, cols / kInt4GroupBytes * kInt4Group, scales)
+              : WeightView::codes(reinterpret_cast<const std::int8_t*>(bytes), rows, cols, cols,
+                                  scales, by);
 }
 
 }  // namespace twell

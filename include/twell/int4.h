@@ -15,9 +15,6 @@
 
 namespace twell {
 
-constexpr std::int64_t kInt4Group = 32;       // inputs
-constexpr std::int64_t kInt4GroupBytes = 17;  // of a row
-
 // What the byte of a scale stands for.
 constexpr float int4_scale(std::uint8_t bits) {
   return std::bit_cast<float>((std::uint32_t{bits} << 19U) + (std::uint32_t{127 - 15} << 23U));

@@ -45,9 +45,12 @@ constexpr bool goes_with(DType x, WeightType weight) {
 constexpr std::int64_t element_bytes(WeightType type) {
   return has_scales(type) ? 1 : type == WeightType::f32 ? 4 : 2;
 }
+// A block of a row of int4: its inputs, and its bytes.
+constexpr std::int64_t kInt4Group = 32, kInt4GroupBytes = 17;
 // Of so many numbers in a row, of int4 whole blocks.
 constexpr std::int64_t bytes_of(WeightType type, std::int64_t numbers) {
-  return type == WeightType::int4 ? numbers / 32 * 17 : element_bytes(type) * numbers;
+  return type == WeightType::int4 ? numbers / kInt4Group * kInt4GroupBytes
+                                  : element_bytes(type) * numbers;
 }
 
 // rows: as a checkpoint has them; panels: as the GEMM kernels read them (twell/packed.h).

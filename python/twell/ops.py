@@ -2,9 +2,9 @@
 
 Common to all: tensors are on the CPU, of dtype bfloat16 or float32, or on one NVIDIA GPU, of dtype
 bfloat16 or float16. All arguments of a call have the same device and dtype, but on a CPU weights may
-be int8 or int4 codes with scales (:func:`join_codes`), where no gradient is wanted. Weights are [H, D] with
-adjacent row elements, ``down`` neuron-major (the transpose of a checkpoint's down projection). There
-may be any number of rows, also none. Accumulation is in float32. The same input gives the same bits
+be int8 or int4 codes with scales (:func:`join_codes`), where no gradient is wanted. Weights are
+[H, D] with adjacent row elements, ``down`` neuron-major (the transpose of a checkpoint's down
+projection). There may be any number of rows, also none. Accumulation is in float32. The same input gives the same bits
 from run to run, at the same number of threads. A wrong argument raises a RuntimeError that names
 operation and argument, with what was expected and got. So do backward passes through what is not
 differentiable, and forward-mode differentiation of any operator.
@@ -84,7 +84,7 @@ def _int4(codes: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
     """Rows of blocks (uint8), and the scales of the rows: twell/int4.h."""
     if int(codes.min()) < -8 or int(codes.max()) > 7:
         raise ValueError("codes: expected -8 to 7")
-    halves = codes.view(len(codes), -1, 2, 16)
+    halves = codes.reshape(len(codes), -1, 2, 16)
     unused = (halves == 0).flatten(2).all(-1)
     mantissa, exponent = scales.frexp()
     kept = mantissa * 32 - 16

@@ -67,8 +67,10 @@ inline void require_weight_rows(std::string_view operation, std::string_view arg
   require(view.layout == WeightLayout::rows, operation, argument,
           "expected a weight as stored, got a packed one");
   require_rows(operation, argument, view, static_cast<std::size_t>(element_bytes(view.type)));
-  require(view.type != WeightType::int4 || (view.cols % 32 == 0 && view.row_stride % 32 == 0),
-          operation, argument, "int4 has whole blocks of 32 columns, got ", view.cols);
+  require(view.type != WeightType::int4 ||
+              (view.cols % kInt4Group == 0 && view.row_stride % kInt4Group == 0),
+          operation, argument, "int4 has whole blocks of ", kInt4Group, " columns, got ",
+          view.cols);
   require(!has_scales(view.type) || view.scales != nullptr, operation, argument, name_of(view.type),
           " without scales");
 }

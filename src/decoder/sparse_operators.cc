@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "decoder/operators.h"
+#include "decoder/weights.h"
 #include "twell/coded_matrix.h"
 #include "twell/status.h"
 
@@ -71,15 +72,14 @@ ConstMatrixView matrix_view(const at::Tensor& matrix) {
 }
 
 WeightView weight_view(const at::Tensor& weight) {
-  const bool int4 = weight.scalar_type() == at::kByte;
-  if (weight.scalar_type() != at::kChar && !int4) return matrix_view(weight);
-  const std::int64_t rows = coded_rows(weight.size(0), weight.size(1), ScaledBy::row);
-  if (rows < 0 || !weight.is_contiguous()) {
+  if (!is_of_codes(weight)) return matrix_view(weight);
+  const auto view =
+      coded_view(weight.scalar_type() == at::kChar ? WeightType::int8 : WeightType::int4,
+                 weight.const_data_ptr(), weight.size(0), weight.size(1), ScaledBy::row);
+  if (!view || !weight.is_contiguous()) {
     throw Error(ErrorKind::invalid_argument, "weight", "expected codes and their scales");
   }
-  const void* const data = weight.const_data_ptr();
-  return int4 ? int4_view(data, rows, weight.size(1))
-              : coded_view(data, rows, weight.size(1), ScaledBy::row);
+  return *view;
 }
 
 at::Tensor sparse_ffn(const at::Tensor& x, const SparseOperands& weights,

@@ -119,45 +119,53 @@ class CheckpointSource final : public ParameterSource {
     return found;
   }
 
+  // A matrix of codes and scales of its rows, to be filled.
+  template <class Byte>
+  struct CodedRows {
+    at::Tensor tensor;
+    Byte* codes;
+    float* scales;
+
+    CodedRows(std::int64_t rows, std::int64_t row_bytes)
+        : tensor(allocate_weights(coded_extent(rows, row_bytes, ScaledBy::row), row_bytes,
+                                  c10::CppTypeToScalarType<Byte>::value)),
+          codes(tensor.mutable_data_ptr<Byte>()),
+          scales(reinterpret_cast<float*>(codes + coded_scales_at(rows, row_bytes))) {}
+  };
+
   // Undefined where libtwell has no such weight.
   static at::Tensor int8_of(const io::QuantizedTensor& found) {
     if (found.groups() != 1) return {};
-    const std::int64_t rows = found.rows(), columns = found.columns();
-    at::Tensor out =
-        allocate_weights(coded_extent(rows, columns, ScaledBy::row), columns, at::kChar);
-    auto* const codes = out.mutable_data_ptr<std::int8_t>();
-    auto* const scales = reinterpret_cast<float*>(codes + coded_scales_at(rows, columns));
-    at::parallel_for(0, rows, kRowsATask, [&](std::int64_t begin, std::int64_t end) {
-      found.codes(begin, end, codes + begin * columns);
-      found.scales(begin, end, scales + begin);
+    const std::int64_t columns = found.columns();
+    const CodedRows<std::int8_t> out(found.rows(), columns);
+    at::parallel_for(0, found.rows(), kRowsATask, [&](std::int64_t begin, std::int64_t end) {
+      found.codes(begin, end, out.codes + begin * columns);
+      found.scales(begin, end, out.scales + begin);
     });
     found.drop_pages();
-    return out;
+    return out.tensor;
   }
 
   static at::Tensor int4_of(const io::QuantizedTensor& found, const Parameter& parameter) {
     if (parameter.is_down || found.group() != kInt4Group) return {};
-    const std::int64_t rows = found.rows(), columns = found.columns();
+    const std::int64_t columns = found.columns();
     const std::int64_t row_bytes = bytes_of(WeightType::int4, columns);
-    at::Tensor out =
-        allocate_weights(coded_extent(rows, row_bytes, ScaledBy::row), row_bytes, at::kByte);
-    auto* const bytes = out.mutable_data_ptr<std::uint8_t>();
-    auto* const row_scales = reinterpret_cast<float*>(bytes + coded_scales_at(rows, row_bytes));
+    const CodedRows<std::uint8_t> out(found.rows(), row_bytes);
     std::atomic<bool> all = true;
-    at::parallel_for(0, rows, kRowsATask, [&](std::int64_t begin, std::int64_t end) {
+    at::parallel_for(0, found.rows(), kRowsATask, [&](std::int64_t begin, std::int64_t end) {
       std::vector<std::int8_t> codes(static_cast<std::size_t>(columns));
       std::vector<float> scales(static_cast<std::size_t>(found.groups()));
       for (std::int64_t r = begin; r < end && all; ++r) {
         found.codes(r, r + 1, codes.data());
         found.scales(r, r + 1, scales.data());
-        const bool made = make_int4_row(codes.data(), scales.data(), columns, bytes + r * row_bytes,
-                                        row_scales + r);
+        const bool made = make_int4_row(codes.data(), scales.data(), columns,
+                                        out.codes + r * row_bytes, out.scales + r);
         if (!made) all = false;
       }
     });
     if (!all) return {};
     found.drop_pages();
-    return out;
+    return out.tensor;
   }
 
   at::Tensor dequantize(const io::QuantizedTensor& found) {

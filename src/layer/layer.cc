@@ -318,11 +318,11 @@ std::string Layer::describe(const Context& context, std::int64_t rows) const {
     out += "; the screen left " + std::string(share);
   }
   if (!gate_form_) out += "; its first inputs choose the gate's form";
-  const std::optional<WeightView>& up = operands_.up;
-  if (has_scales(weights_.gate.type) || has_scales(operands_.down.type)) {
-    out += "; gate " + std::string(name_of(weights_.gate.type));
+  const auto& [gate, up, down, screen] = weights_;
+  if (has_scales(gate.type) || (up && has_scales(up->type)) || has_scales(down.type)) {
+    out += "; gate " + std::string(name_of(gate.type));
     if (up) out += ", up " + std::string(name_of(up->type));
-    out += ", down " + std::string(name_of(operands_.down.type));
+    out += ", down " + std::string(name_of(down.type));
   }
   return chooser_ ? out + "; " + chooser_->describe() : out;
 }

@@ -207,20 +207,17 @@ std::optional<WeightType> code_type(const Argument& argument) {
 
 WeightView codes_of(const Argument& argument, WeightType type, ScaledBy by) {
   const Tensor& tensor = argument.tensor;
-  const bool int4 = type == WeightType::int4;
-  const bool by_row = int4 || by == ScaledBy::row;
-  std::int64_t cols = tensor.dim() == 2 ? tensor.size(1) : 0;
-  if (int4 && cols % bytes_of(type, 32) != 0) cols = 0;
-  const std::int64_t rows =
-      cols > 0 ? coded_rows(tensor.size(0), cols, by_row ? ScaledBy::row : ScaledBy::column) : -1;
-  if (rows < 0) {
+  const void* const data = prepared_data(argument, "join_codes");
+  const auto view =
+      tensor.dim() == 2 ? coded_view(type, data, tensor.size(0), tensor.size(1), by) : std::nullopt;
+  if (!view) {
+    const bool rows = type == WeightType::int4 || by == ScaledBy::row;
     fail(argument.operation, argument.name,
          std::string("expected codes and, behind them, the scales of their ") +
-             (by_row ? "rows" : "columns") + ", as join_codes makes of them, got " + name_of(type) +
+             (rows ? "rows" : "columns") + ", as join_codes makes of them, got " + name_of(type) +
              " " + shape_of(tensor));
   }
-  const void* const data = prepared_data(argument, "join_codes");
-  return int4 ? int4_view(data, rows, cols) : coded_view(data, rows, cols, by);
+  return *view;
 }
 
 }  // namespace

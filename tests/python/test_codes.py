@@ -131,6 +131,13 @@ def test_mistakes_name_the_argument() -> None:
         twell.ops.join_codes(torch.zeros(3, 4, dtype=torch.int8), torch.zeros(3), "rows")
 
 
+def test_codes_may_have_any_strides() -> None:
+    codes = torch.randint(-8, 8, (64, 96), dtype=torch.int8)
+    for by, scales in (("row", torch.ones(96)), ("group", torch.ones(96, 2))):
+        joined = twell.ops.join_codes(codes.t(), scales, by)
+        assert torch.equal(joined, twell.ops.join_codes(codes.t().contiguous(), scales, by))
+
+
 def test_gradients_are_refused() -> None:
     weight, _ = coded(48, 32, "row", 1)
     down, _ = coded(48, 32, "column", 1)
