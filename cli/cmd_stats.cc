@@ -55,7 +55,7 @@ void run(StatsCommand& o) {
   }
   const auto model = o.open();
   const auto tokens = read_tokens(o.text, o.tokenizer(), o.max_tokens);
-  const double neurons = static_cast<double>(model->config().intermediate_size);
+  const double neurons = static_cast<double>(model->config().neurons_of_token());
   Progress progress("counting non-zeros", static_cast<std::int64_t>(tokens.size()));
   lm::ScoreOptions score;
   score.on_progress = [&](std::int64_t done, std::int64_t) { progress.update(done); };
@@ -85,10 +85,10 @@ void run(StatsCommand& o) {
                       {"dead_fraction", layer.dead_fraction()}});
   }
   o.say("{} tokens through {} layers of {} neurons ({})\n\n{}", tokens.size(), means.size(),
-        model->config().intermediate_size, io::name_of(model->config().hidden_act),
+        model->config().neurons_of_token(), io::name_of(model->config().hidden_act),
         table.to_string());
   o.say("\nMean of all layers: {:.1f} non-zeros, {:.2f} % of {}\n", statistics.nnz_mean(),
-        100 * statistics.nnz_mean() / neurons, model->config().intermediate_size);
+        100 * statistics.nnz_mean() / neurons, model->config().neurons_of_token());
 
   Table by_position({"position", "non-zeros"});
   nlohmann::json positions = nlohmann::json::array();
@@ -101,7 +101,7 @@ void run(StatsCommand& o) {
   o.say("\n{}", by_position.to_string());
   if (o.chart) o.say("\nNon-zeros by layer\n{}", bar_chart(means));
   o.write({{"tokens", tokens.size()},
-           {"neurons", model->config().intermediate_size},
+           {"neurons", model->config().neurons_of_token()},
            {"nnz_mean", statistics.nnz_mean()},
            {"layers", layers},
            {"positions", positions}});

@@ -48,6 +48,10 @@ struct TensorNames {
   const char* o = "self_attn.o_proj.";
   const char* attention_output_norm = "";  // the second, where norms are before and behind
   const char* ffn_norm = "post_attention_layernorm.";
+  // Where the block has experts, which are numbered like layers; the three projections and the norm
+  // are then named within an expert.
+  const char* router = "";
+  const char* experts = "";
   const char* gate = "mlp.gate_proj.";
   const char* up = "mlp.up_proj.";
   const char* ffn_inner_norm = "mlp.ffn_sub_norm.";

@@ -1,5 +1,7 @@
 // The architectures that are known. A row says what is its own; all else is Llama's.
+#include <algorithm>
 #include <array>
+#include <vector>
 
 #include "checkpoint/architecture.h"
 #include "checkpoint/config_names.h"
@@ -54,18 +56,22 @@ void write_qwen3(const ModelConfig& config, nlohmann::ordered_json& json) {
   write_qwen2(config, json);
 }
 
+// One as long as the context is none.
+void refuse_window(const JsonObject& json, const char* key, const ModelConfig& config) {
+  const std::int64_t window = json.integer(key, 1, kMaxPositions, 4096);
+  if (window < config.max_position_embeddings) {
+    fail_unsupported(json.file(),
+                     "{} {} is less than max_position_embeddings {}: windows are not supported; "
+                     "with max_position_embeddings {} there is none",
+                     key, window, config.max_position_embeddings, window);
+  }
+}
+
 // --- Mistral, and Bamboo, which is TurboSparse-Mistral ---
 
 void read_mistral(const JsonObject& json, ModelConfig& out) {
   const char* key = "sliding_window";
-  if (json.json().contains(key) && !json.has(key)) return;
-  const std::int64_t window = json.integer(key, 1, kMaxPositions, 4096);
-  if (window < out.max_position_embeddings) {
-    fail_unsupported(json.file(),
-                     "{} {} is less than max_position_embeddings {}: windows are not supported; "
-                     "with max_position_embeddings {} there is none",
-                     key, window, out.max_position_embeddings, window);
-  }
+  if (!json.json().contains(key) || json.has(key)) refuse_window(json, key, out);
 }
 void write_mistral(const ModelConfig& /*config*/, nlohmann::ordered_json& json) {
   json["sliding_window"] = nullptr;
@@ -129,6 +135,81 @@ void write_minicpm(const ModelConfig& config, nlohmann::ordered_json& json) {
   json["scale_emb"] = config.block.scales.embedding;
   json["scale_depth"] = config.block.scales.depth;
   json["dim_model_base"] = config.block.scales.width;
+}
+
+// --- SmallThinker: experts, chosen by what comes into the block ---
+
+// Of zeros and ones, one for each layer.
+std::vector<bool> read_layout(const JsonObject& json, const char* key, std::int64_t layers,
+                              bool fallback) {
+  std::vector<bool> out(static_cast<std::size_t>(layers), fallback);
+  if (!json.has(key)) return out;
+  const Json::array_t& array = json.array(key);
+  if (std::ssize(array) != layers) {
+    fail_file(json.file(), "{} has {} entries, expected one for each of {} layers", key,
+              array.size(), layers);
+  }
+  for (std::size_t l = 0; l < array.size(); ++l) {
+    if (array[l] != 0 && array[l] != 1) fail_file(json.file(), "{} holds other than 0 and 1", key);
+    out[l] = array[l] == 1;
+  }
+  return out;
+}
+
+std::int64_t read_unrotated(const JsonObject& json, const ModelConfig& config) {
+  const char* key = "rope_layout";
+  const std::vector<bool> rotated = read_layout(json, key, config.num_hidden_layers, true);
+  if (std::ranges::find(rotated, false) == rotated.end()) return 0;
+  const std::int64_t every =
+      std::ranges::find(rotated.begin() + 1, rotated.end(), false) - rotated.begin();
+  for (std::int64_t l = 0; l < config.num_hidden_layers; ++l) {
+    if (rotated[static_cast<std::size_t>(l)] != (l % every != 0)) {
+      fail_unsupported(json.file(),
+                       "{} other than every n-th layer, from the first, is not supported", key);
+    }
+  }
+  return every;
+}
+
+void read_smallthinker(const JsonObject& json, ModelConfig& out) {
+  out.block.positions.unrotated_every = read_unrotated(json, out);
+  const std::vector<bool> windows =
+      read_layout(json, "sliding_window_layout", out.num_hidden_layers, false);
+  if (std::ranges::find(windows, true) != windows.end())
+    refuse_window(json, "sliding_window_size", out);
+  const std::vector<bool> experts =
+      read_layout(json, "moe_layer_layout", out.num_hidden_layers, true);
+  for (const char* key : {"use_qk_norm", "moe_enable_secondary_experts"}) {
+    if (json.boolean(key, false)) fail_unsupported(json.file(), "{} is not supported", key);
+  }
+  if (std::ranges::find(experts, false) != experts.end() ||
+      json.integer("moe_shared_primary_experts", 0, kMaxExperts, 0) > 0) {
+    fail_unsupported(json.file(),
+                     "layers without experts (moe_layer_layout) or with shared ones "
+                     "(moe_shared_primary_experts) are not supported");
+  }
+  ExpertForm& form = out.block.experts;
+  form.count = json.integer("moe_num_primary_experts", 1, kMaxExperts, form.count);
+  form.active = json.integer("moe_num_active_primary_experts", 1, form.count, form.active);
+  form.softmax = json.boolean("moe_primary_router_apply_softmax", false);
+  form.early = json.boolean("moe_enable_early_router", true);
+  if (!json.json().contains("eos_token_id") && out.vocab_size > 151645) {
+    out.eos_token_ids = {151643, 151645};
+  }
+}
+void write_smallthinker(const ModelConfig& config, nlohmann::ordered_json& json) {
+  const auto layers = static_cast<std::size_t>(config.num_hidden_layers);
+  std::vector<int> rotated(layers);
+  for (std::size_t l = 0; l < layers; ++l)
+    rotated[l] = config.rotates(static_cast<std::int64_t>(l)) ? 1 : 0;
+  json["rope_layout"] = rotated;
+  json["sliding_window_layout"] = std::vector<int>(layers, 0);
+  json["moe_layer_layout"] = std::vector<int>(layers, 1);
+  const ExpertForm& form = config.block.experts;
+  json["moe_num_primary_experts"] = form.count;
+  json["moe_num_active_primary_experts"] = form.active;
+  json["moe_primary_router_apply_softmax"] = form.softmax;
+  json["moe_enable_early_router"] = form.early;
 }
 
 // --- NanoChat: norms without weights, of the embedding and of heads too; logits that are capped
@@ -319,12 +400,32 @@ const Architecture kNanoChat = {
     .write = write_nanochat,
 };
 
+const Architecture kSmallThinker = {
+    .name = "smallthinker",
+    .class_name = "SmallThinkerForCausalLM",
+    .block = {.positions = {.theta = 1e6}, .experts = {.count = 32, .active = 4, .early = true}},
+    .tie_word_embeddings = true,
+    .hidden_act = HiddenAct::relu,
+    .num_key_value_heads = 2,
+    .head_dim = 128,
+    .max_position_embeddings = 131072,
+    .bos_token_id = 151643,
+    .keys = {.intermediate_size = "moe_ffn_hidden_size"},
+    .tensors = {.router = "block_sparse_moe.primary_router.",
+                .experts = "block_sparse_moe.experts.",
+                .gate = "gate.",
+                .up = "up.",
+                .down = "down."},
+    .read = read_smallthinker,
+    .write = write_smallthinker,
+};
+
 }  // namespace
 
 std::span<const Architecture* const> architectures() {
-  static constexpr std::array kAll = {&kLlama,  &kQwen2,       &kQwen3,    &kMistral,
-                                      &kArcee,  &kNemotron,    &kNanoChat, &kOpt,
-                                      &kBitNet, &kSparseLlama, &kMiniCpm,  &kBamboo};
+  static constexpr std::array kAll = {
+      &kLlama, &kQwen2,  &kQwen3,       &kMistral, &kArcee,  &kNemotron,    &kNanoChat,
+      &kOpt,   &kBitNet, &kSparseLlama, &kMiniCpm, &kBamboo, &kSmallThinker};
   return kAll;
 }
 

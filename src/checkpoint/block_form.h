@@ -62,7 +62,8 @@ struct PositionForm {
   double theta = 10000.0;
   RopeScaling scaling = {};
   double share = 1.0;
-  bool reversed = false;  // the other way round, by the negative angles
+  bool reversed = false;             // the other way round, by the negative angles
+  std::int64_t unrotated_every = 0;  // layer l is not rotated if this divides it; 0: all are
   // learned: row `offset` + position of a table is added to the token's embedding.
   std::int64_t offset = 0;
 
@@ -80,6 +81,18 @@ struct Scales {
   bool operator==(const Scales&) const = default;
 };
 
+// A mixture of experts: several feed-forward layers, of which each token goes to a few. A router,
+// one row of weights for each expert, gives scores; the highest choose, and what they are after a
+// sigmoid or softmax, divided by its sum over the chosen, are the shares of the experts' outputs.
+struct ExpertForm {
+  std::int64_t count = 0;  // 0: one feed-forward layer, and no router
+  std::int64_t active = 0;
+  bool softmax = false;
+  bool early = false;  // the router reads the block's input, not what the experts do
+
+  bool operator==(const ExpertForm&) const = default;
+};
+
 struct BlockForm {
   NormForm norm = {.kind = NormForm::Kind::rms};  // all norms of a model are alike
   NormOrder order = NormOrder::pre;
@@ -91,6 +104,7 @@ struct BlockForm {
   bool inner_norms = false;     // weighted RMS norms in front of o and of down
   bool embedding_norm = false;  // a norm of the embedding
   Activation up = Activation::identity;  // of up, beside that of the gate: relu makes it dReLU
+  ExpertForm experts = {};
   Scales scales = {};
 
   bool operator==(const BlockForm&) const = default;

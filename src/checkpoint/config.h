@@ -34,7 +34,7 @@ inline bool yields_zeros(HiddenAct act) { return sparse_kind(act).has_value(); }
 struct ModelConfig {
   const Architecture* architecture = &kLlama;  // never null; names tensors and keys
   std::int64_t hidden_size = 0;                // D
-  std::int64_t intermediate_size = 0;          // H
+  std::int64_t intermediate_size = 0;          // H, of each expert where there are several
   std::int64_t num_hidden_layers = 0;
   std::int64_t num_attention_heads = 0;
   std::int64_t num_key_value_heads = 0;
@@ -77,8 +77,11 @@ struct ModelConfig {
   // Throws Error (invalid_argument).
   void validate() const;
 
+  // That a token's activations have in a layer: H, of each of its experts where there are several.
+  std::int64_t neurons_of_token() const;
   // Of a head's dimensions, those that are rotated; 0 without rotary embeddings.
   std::int64_t rotated_dims() const;
+  bool rotates(std::int64_t layer) const;
 };
 
 // `path` is the model directory or the config.json itself. As in transformers, the ids that end a

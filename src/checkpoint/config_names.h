@@ -16,6 +16,7 @@ inline constexpr std::int64_t kMaxHidden = 1 << 20;
 inline constexpr std::int64_t kMaxIntermediate = 1 << 24;
 inline constexpr std::int64_t kMaxLayers = 1 << 12;
 inline constexpr std::int64_t kMaxHeads = 1 << 16;
+inline constexpr std::int64_t kMaxExperts = 1 << 16;  // of all layers together
 inline constexpr std::int64_t kMaxVocabulary = 1 << 28;
 inline constexpr std::int64_t kMaxPositions = 1 << 30;
 inline constexpr double kMaxRopeTheta = 1e15;

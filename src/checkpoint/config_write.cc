@@ -66,6 +66,12 @@ std::string problem_of_sizes(const ModelConfig& c) {
   check("partial_rotary_factor", c.block.positions.share, 0.0, 1.0);
   check("offset of positions", c.block.positions.offset, std::int64_t{0}, kMaxPositions);
   check(c.architecture->keys.fat_relu_threshold, c.fat_relu_threshold, 0.0, 1e6);
+  check("unrotated_every", c.block.positions.unrotated_every, std::int64_t{0}, kMaxLayers);
+  const ExpertForm& experts = c.block.experts;
+  check("number of experts in all layers", c.num_hidden_layers * experts.count, std::int64_t{0},
+        kMaxExperts);
+  check("number of experts of a token", experts.active, std::min(one, experts.count),
+        experts.count);
   const Scales& scales = c.block.scales;
   check("scale of embeddings", scales.embedding, kSmallestScale, kLargestScale);
   check("depth of scales", scales.depth, 0.0, kLargestScale);
@@ -156,9 +162,18 @@ std::string problem_of(const ModelConfig& c) {
   return problem_of_block(c);
 }
 
+std::int64_t ModelConfig::neurons_of_token() const {
+  return intermediate_size * std::max<std::int64_t>(1, block.experts.active);
+}
+
 std::int64_t ModelConfig::rotated_dims() const {
   if (block.positions.kind != PositionForm::Kind::rope) return 0;
   return static_cast<std::int64_t>(static_cast<double>(head_dim) * block.positions.share);
+}
+
+bool ModelConfig::rotates(std::int64_t layer) const {
+  const std::int64_t every = block.positions.unrotated_every;
+  return every == 0 || layer % every != 0;
 }
 
 void ModelConfig::validate() const {

@@ -220,8 +220,12 @@ at::Tensor attend(const Attention& weights, const at::Tensor& x, const Rows& row
   {
     const PieceTimer timer(profile, Piece::norm_and_rope);
     const std::int64_t width = rows.rotation.head_dim;
-    q = rotate(norm_heads(weights.q_norm, q, width), rows.rotation);
-    k = rotate(norm_heads(weights.k_norm, k, width), rows.rotation);
+    q = norm_heads(weights.q_norm, q, width);
+    k = norm_heads(weights.k_norm, k, width);
+    if (weights.rotated) {
+      q = rotate(q, rows.rotation);
+      k = rotate(k, rows.rotation);
+    }
   }
   at::Tensor mixed = timed(profile, Piece::attention, [&] { return rows.mix(q, k, v, layer); });
   mixed = timed(profile, Piece::norm_and_rope, [&] { return weights.inner_norm(mixed); });

@@ -21,6 +21,7 @@ struct Attention {
   Linear q, k, v, o;
   Norm q_norm = {}, k_norm = {};  // of each head, before it is rotated
   Norm inner_norm = {};           // in front of o
+  bool rotated = true;            // whether queries and keys are, by their positions
 };
 
 // The N rows of a forward pass: where each stands in its sequence, and the keys that it sees.

@@ -26,6 +26,14 @@ void check_token(std::int64_t token, std::int64_t vocabulary) {
   }
 }
 
+// By which a gate is packed.
+LayerFindings no_candidates(const io::ModelConfig& config) {
+  LayerFindings out;
+  out.mean.resize(static_cast<std::size_t>(config.hidden_size));
+  out.fired.resize(static_cast<std::size_t>(config.intermediate_size));
+  return out;
+}
+
 at::Tensor capped(const at::Tensor& logits, double cap) {
   if (at::GradMode::is_enabled()) return logits.div(cap).tanh().mul(cap);
   return logits.div_(cap).tanh_().mul_(cap);
@@ -41,22 +49,34 @@ Decoder::Decoder(const io::ModelConfig& config, ParameterSource& source, at::Dev
   });
 }
 
-FfnParameters Decoder::ffn_of(const Block& block) const {
-  return {block.gate.weight.tensor,
-          block.up.weight.tensor,
-          block.down.weight.tensor,
-          block.gate.bias.tensor,
-          block.up.bias.tensor,
-          block.down.bias.tensor,
-          block.ffn_inner_norm.weight.tensor,
-          dtype()};
+FfnParameters Decoder::ffn_of(const FfnTensors& from) const {
+  return {from.gate.weight.tensor,       from.up.weight.tensor,
+          from.down.weight.tensor,       from.gate.bias.tensor,
+          from.up.bias.tensor,           from.down.bias.tensor,
+          from.inner_norm.weight.tensor, dtype()};
+}
+
+template <class Make>
+void Decoder::make_ffn(Block& block, const Make& make) {
+  if (config_.block.experts.count == 0) {
+    block.ffn = make(block.ffn_from.front());
+    return;
+  }
+  std::vector<std::unique_ptr<FeedForward>> experts;
+  for (FfnTensors& from : block.ffn_from) experts.push_back(make(from));
+  block.experts = std::make_unique<Experts>(block.router.weight.tensor, std::move(experts),
+                                            config_.block.experts);
 }
 
 void Decoder::use_dense_ffn(bool prepack, ParameterSource& source) {
   for (Block& block : weights_.blocks) {
-    block.ffn = make_dense_feed_forward(ffn_of(block), activation(), prepack);
-    if (!prepack) continue;
-    for (Linear* linear : {&block.gate, &block.up, &block.down}) source.release(linear->weight);
+    make_ffn(block, [&](FfnTensors& from) {
+      auto ffn = make_dense_feed_forward(ffn_of(from), activation(), prepack);
+      for (Linear* linear : {&from.gate, &from.up, &from.down}) {
+        if (prepack) source.release(linear->weight);
+      }
+      return ffn;
+    });
   }
 }
 
@@ -66,11 +86,18 @@ void Decoder::use_sparse_ffn(FfnPath path, ParameterSource& source,
   for (Block& block : weights_.blocks) {
     const auto layer = static_cast<std::size_t>(&block - weights_.blocks.data());
     const LayerFindings* known = layer < findings.size() ? &findings[layer] : nullptr;
-    block.ffn = make_sparse_feed_forward(ffn_of(block), activation(), path, known);
-    // The gate is packed, or, where it is screened, read again when its screen is made.
-    for (Linear* linear : {&block.gate, &block.up, &block.down}) {
-      if (!block.ffn->keeps(linear->weight.tensor)) source.release(linear->weight);
-    }
+    // A screen leaves too much of an expert, which is made for the tokens that it gets; and which
+    // it gets first is by chance.
+    const LayerFindings none = no_candidates(config_);
+    if (config_.block.experts.count > 0) known = &none;
+    make_ffn(block, [&](FfnTensors& from) {
+      auto ffn = make_sparse_feed_forward(ffn_of(from), activation(), path, known);
+      // The gate is packed, or, where it is screened, read again when its screen is made.
+      for (Linear* linear : {&from.gate, &from.up, &from.down}) {
+        if (!ffn->keeps(linear->weight.tensor)) source.release(linear->weight);
+      }
+      return ffn;
+    });
     Attention& attention = block.attention;
     for (Linear* linear : {&attention.q, &attention.k, &attention.v, &attention.o}) {
       linear->pack(source);
@@ -95,7 +122,7 @@ std::int64_t Decoder::weight_bytes() const {
   };
   for_each_parameter(weights_, [&](const Parameter& parameter) { add(parameter.tensor); });
   for (const Block& block : weights_.blocks) {
-    total += block.ffn->own_bytes();
+    total += (block.experts ? *block.experts : *block.ffn).own_bytes();
     const Attention& attention = block.attention;
     for (const Linear* linear : {&attention.q, &attention.k, &attention.v, &attention.o}) {
       add(linear->packed);
@@ -149,8 +176,14 @@ at::Tensor Decoder::run_block(std::int64_t layer, const at::Tensor& x, const Row
   const auto attention = [&](const at::Tensor& in) {
     return attend(block.attention, in, rows, layer, profile_);
   };
+  const bool early = block.experts && config_.block.experts.early;
+  const Routing routing =
+      early ? timed(profile_, Piece::other_linear, [&] { return block.experts->route(x); })
+            : Routing();
   const auto ffn = [&](const at::Tensor& in) {
-    return timed(profile_, Piece::ffn, [&] { return block.ffn->forward(in, layer, observer); });
+    const PieceTimer timer(profile_, Piece::ffn);
+    if (early) return block.experts->forward(in, routing, layer, observer);
+    return feed_forward(layer).forward(in, layer, observer);
   };
   const auto around = [&](const ResidualNorms& norms, const at::Tensor& in, const auto& f) {
     return norm(plus(in, norm(f(norm(in, norms.before)), norms.after)), norms.sum);
@@ -272,8 +305,30 @@ std::size_t Decoder::index(std::int64_t layer) const {
   return static_cast<std::size_t>(layer);
 }
 
+FeedForward& Decoder::feed_forward(std::int64_t layer) {
+  const Block& block = weights_.blocks[index(layer)];
+  if (block.experts) return *block.experts;
+  return *block.ffn;
+}
+
+void Decoder::set_feed_forward(std::int64_t layer, std::unique_ptr<FeedForward> ffn) {
+  only_ffn(layer);
+  weights_.blocks[index(layer)].ffn = std::move(ffn);
+}
+
+const FfnTensors& Decoder::only_ffn(std::int64_t layer) const {
+  const Block& block = weights_.blocks[index(layer)];
+  if (const auto count = std::ssize(block.ffn_from); count != 1 || block.experts) {
+    throw Error(ErrorKind::unsupported, "model",
+                fmt::format("layer {} is a mixture of {} experts; this is for models whose layers "
+                            "have one feed-forward layer each",
+                            layer, count));
+  }
+  return block.ffn_from.front();
+}
+
 FfnParameters Decoder::ffn_parameters(std::int64_t layer) const {
-  const FfnParameters ffn = ffn_of(weights_.blocks[index(layer)]);
+  const FfnParameters ffn = ffn_of(only_ffn(layer));
   if (!ffn.up.defined() || !ffn.down.defined() || ffn.gated() != config_.gated) {
     fail(
         fmt::format("layer {} has given up its checkpoint weights for converted ones; load the "
@@ -284,14 +339,9 @@ FfnParameters Decoder::ffn_parameters(std::int64_t layer) const {
 }
 
 FfnNames Decoder::ffn_names(std::int64_t layer) const {
-  const Block& block = weights_.blocks[index(layer)];
-  return {block.gate.weight.name,
-          block.up.weight.name,
-          block.down.weight.name,
-          block.gate.bias.name,
-          block.up.bias.name,
-          block.down.bias.name,
-          block.ffn_inner_norm.weight.name};
+  const FfnTensors& of = only_ffn(layer);
+  return {of.gate.weight.name, of.up.weight.name, of.down.weight.name,      of.gate.bias.name,
+          of.up.bias.name,     of.down.bias.name, of.inner_norm.weight.name};
 }
 
 ActivationChoice Decoder::activation() const {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "decoder/attention.h"
+#include "decoder/experts.h"
 #include "decoder/model.h"
 #include "decoder/norm.h"
 #include "decoder/weights.h"
@@ -18,13 +19,20 @@ struct ResidualNorms {
   Norm before = {}, after = {}, sum = {};
 };
 
+// What a feed-forward layer is made of, as far as it goes on using them.
+struct FfnTensors {
+  Linear gate, up, down;
+  Norm inner_norm;  // in front of down
+};
+
 struct Block {
   ResidualNorms attention_norms;
   Attention attention;
   ResidualNorms ffn_norms;
-  Linear gate, up, down;  // what `ffn` is made of, as far as it goes on using them
-  Norm ffn_inner_norm;    // in front of down; part of `ffn`
-  std::unique_ptr<FeedForward> ffn;
+  Linear router;                     // without experts there is none
+  std::vector<FfnTensors> ffn_from;  // one, or one for each expert
+  std::unique_ptr<FeedForward> ffn;  // null where there are experts
+  std::unique_ptr<Experts> experts;
 };
 
 struct DecoderWeights {
@@ -65,12 +73,8 @@ class Decoder final : public Model {
   KvCache make_cache(std::int64_t slots, std::int64_t capacity, bool fixed) const override;
   at::Tensor step(const at::Tensor& tokens, const at::Tensor& positions,
                   const KvCache& cache) override;
-  FeedForward& feed_forward(std::int64_t layer) override {
-    return *weights_.blocks[index(layer)].ffn;
-  }
-  void set_feed_forward(std::int64_t layer, std::unique_ptr<FeedForward> ffn) override {
-    weights_.blocks[index(layer)].ffn = std::move(ffn);
-  }
+  FeedForward& feed_forward(std::int64_t layer) override;
+  void set_feed_forward(std::int64_t layer, std::unique_ptr<FeedForward> ffn) override;
   FfnParameters ffn_parameters(std::int64_t layer) const override;
   FfnNames ffn_names(std::int64_t layer) const override;
   ActivationChoice activation() const override;
@@ -78,7 +82,12 @@ class Decoder final : public Model {
 
  private:
   std::size_t index(std::int64_t layer) const;  // throws where there is no such layer
-  FfnParameters ffn_of(const Block& block) const;
+  FfnParameters ffn_of(const FfnTensors& from) const;
+  // Of a layer that has no experts, or throws.
+  const FfnTensors& only_ffn(std::int64_t layer) const;
+  // Makes the block's feed-forward layer, or its experts, by `make`.
+  template <class Make>
+  void make_ffn(Block& block, const Make& make);
   PackedRows whole(std::int64_t batch, std::int64_t length);
   PackedRows plan(std::span<const Chunk> chunks, const KvCache* cache);
   // Ids [..., N] of tokens at `positions`, int64 [N] -> [..., N, D].

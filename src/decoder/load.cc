@@ -59,7 +59,9 @@ void settle(Decoder& model) {
     run(NeuronPopularity::kTokens);
     run(length);
   }
-  run(length);
+  // An expert is to see as many tokens as a layer without others.
+  const io::ExpertForm& experts = model.config().block.experts;
+  run(experts.count == 0 ? length : length * experts.count / experts.active);
 }
 
 }  // namespace
@@ -76,6 +78,10 @@ std::unique_ptr<Model> load_model(const std::string& directory, const LoadOption
                             io::name_of(config.hidden_act)));
   }
   const bool on_cpu = options.device.is_cpu();
+  if (const std::int64_t experts = config.block.experts.count; experts > 0 && !on_cpu) {
+    throw Error(ErrorKind::unsupported, (path / "config.json").string(),
+                fmt::format("layers of {} experts run on a CPU only; use --device cpu", experts));
+  }
   const bool sparse = options.path != FfnPath::dense && io::yields_zeros(config.hidden_act);
   const ModelDirectory opened(path, std::move(config),
                               {.dtype = options.dtype,

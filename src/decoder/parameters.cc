@@ -24,6 +24,7 @@ class Maker {
     }
     for (std::int64_t layer = 0; layer < c_.num_hidden_layers; ++layer) {
       weights.blocks.push_back(block(fmt::format("{}{}.", names_.layers, layer)));
+      weights.blocks.back().attention.rotated = c_.rotates(layer);
     }
     if (c_.block.order != io::NormOrder::post) weights.final_norm = norm(names_.final_norm);
     if (c_.tie_word_embeddings) {
@@ -89,9 +90,21 @@ class Maker {
     return made;
   }
 
-  Block block(const std::string& layer) const {
+  // `in`: the names' beginning, of a layer or of an expert in it.
+  FfnTensors ffn(const std::string& in) const {
     const std::int64_t width = c_.hidden_size;
     const std::int64_t neurons = c_.intermediate_size;
+    FfnTensors made;
+    if (c_.gated) made.gate = ffn_linear(in, names_.gate, "GATE", neurons, width);
+    made.up = ffn_linear(in, names_.up, "UP", neurons, width);
+    made.down = ffn_linear(in, names_.down, "DOWN", width, neurons, ParameterKind::residual_matrix);
+    made.down.weight.is_down = true;
+    if (c_.block.inner_norms) made.inner_norm = inner_norm(in + names_.ffn_inner_norm, neurons);
+    return made;
+  }
+
+  Block block(const std::string& layer) const {
+    const std::int64_t width = c_.hidden_size;
     const std::int64_t q = c_.num_attention_heads * c_.head_dim;
     const std::int64_t kv = c_.num_key_value_heads * c_.head_dim;
     const bool qkv_bias = c_.block.qkv_bias;
@@ -108,16 +121,19 @@ class Maker {
     }
     if (c_.block.inner_norms) {
       made.attention.inner_norm = inner_norm(layer + names_.attention_inner_norm, q);
-      made.ffn_inner_norm = inner_norm(layer + names_.ffn_inner_norm, neurons);
     }
     if (c_.block.arrangement != io::Arrangement::parallel_one_norm) {
       made.ffn_norms = norms(layer + names_.ffn_norm, layer + names_.ffn_output_norm);
     }
-    if (c_.gated) made.gate = ffn_linear(layer, names_.gate, "GATE", neurons, width);
-    made.up = ffn_linear(layer, names_.up, "UP", neurons, width);
-    made.down =
-        ffn_linear(layer, names_.down, "DOWN", width, neurons, ParameterKind::residual_matrix);
-    made.down.weight.is_down = true;
+    const std::int64_t experts = c_.block.experts.count;
+    if (experts == 0) {
+      made.ffn_from.push_back(ffn(layer));
+    } else {
+      made.router = linear(layer + names_.router, experts, width, false, ParameterKind::router);
+    }
+    for (std::int64_t e = 0; e < experts; ++e) {
+      made.ffn_from.push_back(ffn(fmt::format("{}{}{}.", layer, names_.experts, e)));
+    }
     return made;
   }
 

@@ -18,11 +18,12 @@ void for_each_parameter(Weights& weights, const F& f) {
   visit(weights.embedding, weights.positions);
   visit_linears(weights.embedding_norm);
   for (auto& block : weights.blocks) {
-    auto& [q, k, v, o, q_norm, k_norm, inner_norm] = block.attention;
+    auto& [q, k, v, o, q_norm, k_norm, inner_norm, rotated] = block.attention;
     visit_linears(block.attention_norms.before, q, k, v, q_norm, k_norm, inner_norm, o,
                   block.attention_norms.after, block.attention_norms.sum);
-    visit_linears(block.ffn_norms.before, block.gate, block.up, block.ffn_inner_norm, block.down,
-                  block.ffn_norms.after, block.ffn_norms.sum);
+    visit_linears(block.ffn_norms.before, block.router);
+    for (auto& ffn : block.ffn_from) visit_linears(ffn.gate, ffn.up, ffn.inner_norm, ffn.down);
+    visit_linears(block.ffn_norms.after, block.ffn_norms.sum);
   }
   visit_linears(weights.final_norm);
   visit_linears(weights.head);

@@ -51,7 +51,9 @@ class CheckpointSource final : public ParameterSource {
   at::Tensor take(const Parameter& parameter) override {
     if (const auto quantized = find_quantized(parameter)) {
       at::Tensor kept;
-      if (options_.keep_codes && parameter.kind != ParameterKind::embedding) {
+      const bool multiplied = parameter.kind == ParameterKind::matrix ||
+                              parameter.kind == ParameterKind::residual_matrix;
+      if (options_.keep_codes && multiplied) {
         kept = quantized->bits() == 4 ? int4_of(*quantized, parameter) : int8_of(*quantized);
       }
       return kept.defined() ? kept : dequantize(*quantized);
@@ -311,6 +313,7 @@ std::optional<io::WeightScheme> scheme_of(const io::QuantizationConfig& quantiza
       return quantization.scheme_of(module_of(parameter), "Embedding", file);
     case ParameterKind::matrix:
     case ParameterKind::residual_matrix:
+    case ParameterKind::router:
       return quantization.scheme_of(module_of(parameter), "Linear", file);
     case ParameterKind::norm:
     case ParameterKind::bias:

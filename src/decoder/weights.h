@@ -18,6 +18,7 @@ enum class ParameterKind : std::uint8_t {
   embedding,
   matrix,           // [out, in]
   residual_matrix,  // as matrix, and its output is added to the residual stream
+  router,           // as matrix, and never kept as codes: each score is of one row
   norm,
   bias,
 };

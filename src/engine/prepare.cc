@@ -22,6 +22,11 @@ Prepared prepare_model(const std::string& directory, std::span<const std::int64_
   load.path = FfnPath::sparse;
   load.prepare = false;
   const auto model = load_model(directory, load);
+  if (const std::int64_t experts = model->config().block.experts.count; experts > 0) {
+    throw Error(
+        ErrorKind::unsupported, "prepare",
+        fmt::format("there is nothing to find: the gates of {} experts are not screened", experts));
+  }
   // In one call, as sequences of what the model has positions for: a layer decides by its first.
   const std::int64_t longest = std::min<std::int64_t>(512, model->config().max_position_embeddings);
   std::vector<Chunk> chunks;

@@ -33,6 +33,7 @@ io::QuantizationConfig quantization_of(const io::ModelConfig& config,
   const std::string head(names.head, std::string_view(names.head).size() - 1);
   io::QuantizationConfig out;
   if (!options.quantize_head) out.ignore.push_back(head);
+  if (*names.router != '\0') out.ignore.push_back(target_of(names.router));
   const io::WeightScheme rows{.bits = 8};
   if (options.bits == 8 && options.group == 0) {
     out.groups.push_back({{"Linear"}, rows});

@@ -182,6 +182,13 @@ TEST(ModelConfig, ArchitecturesSurviveARoundTrip) {
   EXPECT_NE(minicpm.to_json().find(R"("hidden_act_param": 0.25)"), std::string::npos);
   std::string opt = of("opt", R"("do_layer_norm_before":false,"enable_bias":false,)");
   survives(opt.replace(opt.find("intermediate_size"), 17, "ffn_dim"));
+  std::string thinker = of(
+      "smallthinker", R"("rope_layout":[0,1],"moe_num_active_primary_experts":2,)"
+                      R"("moe_primary_router_apply_softmax":true,"sliding_window_layout":null,)");
+  thinker.replace(thinker.find("intermediate_size"), 17, "moe_ffn_hidden_size");
+  EXPECT_EQ(survives(thinker).block.experts,
+            (ExpertForm{.count = 32, .active = 2, .softmax = true, .early = true}));
+  EXPECT_EQ(survives(thinker).block.positions.unrotated_every, 2);
   // A class name is enough, as in files that are written by hand.
   std::string bare = of("minicpm");
   bare.replace(bare.find(R"("model_type":"minicpm")"), 22,
@@ -262,6 +269,20 @@ TEST(ModelConfig, UnsupportedIsNotInvalid) {
                           R"("max_window_layers":1,)"),
               {"use_sliding_window"});
   unsupported(of("minicpm", R"("num_experts":8,)"), {"num_experts"});
+  const auto thinker = [](const std::string& more) {
+    std::string text = of("smallthinker", more);
+    return text.replace(text.find("intermediate_size"), 17, "moe_ffn_hidden_size");
+  };
+  const std::string windows = R"("sliding_window_layout":[0,1],"sliding_window_size":16,)";
+  unsupported(thinker(windows), {"sliding_window_size 16"});
+  unsupported(thinker(R"("rope_layout":[1,0],)"), {"rope_layout"});
+  unsupported(thinker(R"("moe_layer_layout":[1,0],)"), {"moe_layer_layout"});
+  unsupported(thinker(R"("moe_enable_secondary_experts":true,)"), {"moe_enable_secondary_experts"});
+  unsupported(thinker(R"("use_qk_norm":true,)"), {"use_qk_norm"});
+  refused(thinker(R"("rope_layout":[1,1,1],)"), {"rope_layout has 3 entries", "2 layers"});
+  refused(thinker(R"("rope_layout":[1,2],)"), {"rope_layout", "0 and 1"});
+  refused(thinker(R"("moe_num_primary_experts":3,)"), {"number of experts of a token is 4"});
+  refused(thinker(R"("moe_num_primary_experts":40000,)"), {"number of experts in all layers"});
   unsupported(of("minicpm", R"("sparse_config":{"topk":64},)"), {"sparse_config"});
   refused(of("minicpm", R"("scale_depth":0,)"), {"scale_depth is 0"});
   refused(of("nanochat", R"("final_logit_softcapping":0,)"), {"final_logit_softcapping is 0"});

@@ -5,6 +5,9 @@ All are Llama but for what a configuration says:
 - ProSparse: `hidden_act: fatrelu`, which keeps what is above `hidden_act_param`.
 - MiniCPM: embeddings times `scale_emb`, what a layer adds times `scale_depth` / √layers, and the
   head's input divided by hidden_size / `dim_model_base`; MiniCPM-S has a FATReLU besides.
+- SmallThinker: several experts in place of a feed-forward layer. A router reads the block's input;
+  the two or so with the highest scores add what they compute, weighted by their scores' sigmoids
+  over the sum of these. `rope_layout` says in which layers positions enter.
 - Bamboo, the architecture of TurboSparse-Mistral: up is activated as the gate is (dReLU).
 """
 
@@ -33,8 +36,8 @@ class Norm(nn.Module):
 def linears(std, **shapes):
     out = nn.ModuleDict()
     for name, (into, outof) in shapes.items():
-        out[name + "_proj"] = nn.Linear(into, outof, bias=False)
-        nn.init.normal_(out[name + "_proj"].weight, 0, std)
+        out[name] = nn.Linear(into, outof, bias=False)
+        nn.init.normal_(out[name].weight, 0, std)
     return out
 
 
@@ -55,6 +58,7 @@ class Published(nn.Module):
         super().__init__()
         c = self.config = types.SimpleNamespace(**keys)
         self.heads, self.kv_heads = c.num_attention_heads, c.num_key_value_heads
+        self.experts = getattr(c, "moe_num_primary_experts", 0)
         width, head = c.hidden_size, c.hidden_size // self.heads
         std = c.initializer_range
         layers = nn.ModuleList()
@@ -62,11 +66,21 @@ class Published(nn.Module):
             kv = self.kv_heads * head
             layers.append(nn.ModuleDict({
                 "input_layernorm": Norm(width, c.rms_norm_eps),
-                "self_attn": linears(std, q=(width, width), k=(width, kv), v=(width, kv), o=(width, width)),
+                "self_attn": linears(std, q_proj=(width, width), k_proj=(width, kv), v_proj=(width, kv),
+                                     o_proj=(width, width)),
                 "post_attention_layernorm": Norm(width, c.rms_norm_eps),
-                "mlp": linears(std, gate=(width, c.intermediate_size), up=(width, c.intermediate_size),
-                               down=(c.intermediate_size, width)),
             }))
+            if self.experts:
+                hidden = c.moe_ffn_hidden_size
+                expert = dict(gate=(width, hidden), up=(width, hidden), down=(hidden, width))
+                layers[-1]["block_sparse_moe"] = nn.ModuleDict({
+                    "primary_router": nn.Linear(width, self.experts, bias=False),
+                    "experts": nn.ModuleList(linears(std, **expert) for _ in range(self.experts)),
+                })
+            else:
+                hidden = c.intermediate_size
+                layers[-1]["mlp"] = linears(std, gate_proj=(width, hidden), up_proj=(width, hidden),
+                                            down_proj=(hidden, width))
         self.model = nn.ModuleDict({
             "embed_tokens": nn.Embedding(c.vocab_size, width),
             "layers": layers,
@@ -79,17 +93,21 @@ class Published(nn.Module):
             self.lm_head.weight = self.model["embed_tokens"].weight
 
     def act(self, x):
+        if self.experts:
+            return F.relu(x)
         if self.config.hidden_act == "fatrelu":
             return torch.where(x > self.config.hidden_act_param, x, torch.zeros_like(x))
         return F.relu(x).square() if self.config.hidden_act == "relu2" else F.relu(x)
 
-    def attention(self, layer, x):
+    def attention(self, layer, x, theta):
         def heads_of(name, heads):
             return layer[name](x).view(len(x), heads, -1).transpose(0, 1)
 
-        theta, sharing = self.config.rope_theta, self.heads // self.kv_heads
-        q = rotated(heads_of("q_proj", self.heads), theta)
-        k = rotated(heads_of("k_proj", self.kv_heads), theta).repeat_interleave(sharing, 0)
+        sharing = self.heads // self.kv_heads
+        q, k = heads_of("q_proj", self.heads), heads_of("k_proj", self.kv_heads)
+        if theta:
+            q, k = rotated(q, theta), rotated(k, theta)
+        k = k.repeat_interleave(sharing, 0)
         v = heads_of("v_proj", self.kv_heads).repeat_interleave(sharing, 0)
         scores = q @ k.transpose(1, 2) / math.sqrt(q.shape[-1])
         future = torch.ones(len(x), len(x), dtype=torch.bool).triu(1)
@@ -102,6 +120,20 @@ class Published(nn.Module):
             up = self.act(up)
         return layer["down_proj"](self.act(layer["gate_proj"](x)) * up)
 
+    def mixture(self, layer, block_input, x):
+        scores, chosen = layer["primary_router"](block_input).topk(self.config.moe_num_active_primary_experts)
+        if self.config.moe_primary_router_apply_softmax:
+            shares = scores.float().softmax(-1).to(x.dtype)
+        else:
+            shares = scores.sigmoid()
+            shares = shares / shares.sum(-1, keepdim=True)
+        y = torch.zeros_like(x)
+        for i, expert in enumerate(layer["experts"]):
+            token, place = torch.where(chosen == i)
+            out = expert["down"](F.relu(expert["gate"](x[token])) * expert["up"](x[token]))
+            y = y.index_add(0, token, out * shares[token, place, None])
+        return y
+
     def forward(self, ids):
         c = self.config
         minicpm = c.model_type == "minicpm"
@@ -109,9 +141,15 @@ class Published(nn.Module):
         x = self.model["embed_tokens"](ids[0])
         if minicpm:
             x = x * c.scale_emb
-        for layer in self.model["layers"]:
-            x = x + depth * self.attention(layer["self_attn"], layer["input_layernorm"](x))
-            x = x + depth * self.mlp(layer["mlp"], layer["post_attention_layernorm"](x))
+        for i, layer in enumerate(self.model["layers"]):
+            block_input = x
+            theta = c.rope_theta if getattr(c, "rope_layout", [1] * c.num_hidden_layers)[i] else None
+            x = x + depth * self.attention(layer["self_attn"], layer["input_layernorm"](x), theta)
+            h = layer["post_attention_layernorm"](x)
+            if self.experts:
+                x = x + self.mixture(layer["block_sparse_moe"], block_input, h)
+            else:
+                x = x + depth * self.mlp(layer["mlp"], h)
         x = self.model["norm"](x)
         if minicpm:
             x = x / (c.hidden_size / c.dim_model_base)

@@ -82,12 +82,23 @@ CASES = {
 LLAMA_LIKE = dict(COMMON, num_key_value_heads=2, tie_word_embeddings=False, rope_theta=10000.0)
 FATRELU = dict(hidden_act="fatrelu", hidden_act_param=0.05)
 MINICPM = dict(model_type="minicpm", scale_emb=12, scale_depth=1.4, dim_model_base=16)
+SMALLTHINKER = dict(
+    model_type="smallthinker",
+    head_dim=16,
+    moe_ffn_hidden_size=176,
+    moe_num_primary_experts=6,
+    moe_num_active_primary_experts=2,
+    rope_layout=[1, 1, 1],
+    sliding_window_layout=[0, 0, 0],
+)
 PUBLISHED = {
     "prosparse": dict(model_type="sparsellama", **FATRELU),
     "prosparse-llama": dict(model_type="llama", **FATRELU),
     "minicpm-s": dict(MINICPM, **FATRELU),
     "minicpm-tied": dict(MINICPM, hidden_act="relu", tie_word_embeddings=True),
     "bamboo": dict(model_type="bamboo", hidden_act="relu", sliding_window=None),
+    "smallthinker": dict(SMALLTHINKER, moe_primary_router_apply_softmax=False),
+    "smallthinker-softmax": dict(SMALLTHINKER, moe_primary_router_apply_softmax=True, rope_layout=[0, 1, 0]),
     "bamboo-squared": dict(model_type="bamboo", hidden_act="relu2", sliding_window=4096),
 }
 
@@ -147,7 +158,7 @@ def logits_of(model, ids):
 
 
 def paths_of(config):
-    act = getattr(config, "hidden_act", None) or config.activation_function
+    act = getattr(config, "hidden_act", None) or getattr(config, "activation_function", "relu")
     return "dense,sparse" if act in ("relu", "relu2", "fatrelu") else "dense"
 
 

@@ -69,7 +69,9 @@ TEST_F(Quantized, LayersOfEveryArchitectureAreFoundByTheirNames) {
                          name == architecture->tensors.head + std::string("weight");
       EXPECT_EQ(scheme->bits, eight ? 8 : 4) << name;
     }
-    EXPECT_EQ(matrices, 1 + config.num_hidden_layers * (config.gated ? 7 : 6));
+    const std::int64_t ffns = std::max<std::int64_t>(1, config.block.experts.count);
+    const std::int64_t of_block = 4 + ffns * (config.gated ? 3 : 2);
+    EXPECT_EQ(matrices, 1 + config.num_hidden_layers * of_block);
   }
 }
 
