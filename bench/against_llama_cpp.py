@@ -53,7 +53,9 @@ TIERS = {
 }
 PHASES = ("prefill", "decode")
 # twell's weights, and what its sparse side is called with them.
-OWN_TYPES = {"bf16": "twell sparse", "int8": "twell int8", "int4": "twell int4"}
+# A type of the head stands behind a plus.
+OWN_TYPES = {"bf16": "twell sparse", "int8": "twell int8", "int4": "twell int4",
+             "int4+int4": "twell int4, head too"}
 
 
 def skip(arguments, reason):
@@ -296,8 +298,9 @@ def models_of(model, place, arguments):
     for own in arguments.twell_types:
         models[own] = model if own == "bf16" else pathlib.Path(place) / f"model-{own}"
         if own != "bf16" and not models[own].exists():
-            run([arguments.twell, "quantize", "--model", model, "--type", own, "--threads",
-                 arguments.threads, "--out", models[own]], {})
+            kind, _, head = own.partition("+")
+            run([arguments.twell, "quantize", "--model", model, "--type", kind, "--head",
+                 head or "int8", "--threads", arguments.threads, "--out", models[own]], {})
     return models
 
 

@@ -46,8 +46,10 @@ def packed_row(kind, width):
 
 
 def of_codes(kind, config, nnz):
-    """Part -> bytes of weights of a model that `twell quantize --type` made. Of a row of up, int4
-    reads 17 bytes for 32 numbers. Down and the head are int8."""
+    """Part -> bytes of weights of a model that `twell quantize` made; `kind`: --type, and --head
+    behind a plus, where it is not int8. Of a row of up, int4 reads 17 bytes for 32 numbers. Down is
+    int8."""
+    kind, _, kind_of_head = kind.partition("+")
     width, neurons, layers = (
         config[k] for k in ("hidden_size", "intermediate_size", "num_hidden_layers"))
     head, queries = config["head_dim"], config["num_attention_heads"]
@@ -55,7 +57,7 @@ def of_codes(kind, config, nnz):
     attention = rows * packed_row(kind, width) + width * packed_row(kind, queries * head)
     up = width if kind == "int8" else width // 32 * 17
     return {"attention": layers * attention,
-            "head": config["vocab_size"] * packed_row("int8", width),
+            "head": config["vocab_size"] * packed_row(kind_of_head or "int8", width),
             "gate": layers * neurons * packed_row(kind, width),
             "up and down": layers * nnz * (up + width)}
 

@@ -32,7 +32,7 @@ lm::QuantizeOptions options_of(const QuantizeCommand& o) {
   lm::QuantizeOptions out;
   out.bits = o.type == "int4" ? 4 : 8;
   out.group = o.group == 0 && out.bits == 4 ? kGroup : o.group;
-  out.quantize_head = o.head == "int8";
+  out.head_bits = o.head == "int8" ? 8 : o.head == "int4" ? 4 : 0;
   out.allow_unused = o.allow_unused;
   return out;
 }
@@ -112,8 +112,8 @@ void add_quantize(CLI::App& app) {
       ->check(CLI::IsMember({"32", "64", "128"}))
       ->default_str("")
       ->type_name("N");
-  c.add_option("--head", o->head, "The output matrix: int8, or bf16: as it is stored")
-      ->check(CLI::IsMember({"int8", "bf16"}));
+  c.add_option("--head", o->head, "The output matrix: int8, int4, or bf16: as it is stored")
+      ->check(CLI::IsMember({"int8", "int4", "bf16"}));
   c.add_option("--out", o->out, "Directory to make")->required()->type_name("DIR");
 }
 

@@ -25,6 +25,26 @@ std::string target_of(const std::string& name) {
   return out + "$";
 }
 
+io::WeightScheme head_scheme(const QuantizeOptions& options) {
+  constexpr std::int64_t kGroup = 32;
+  if (options.head_bits == 8) return {.bits = 8};
+  return {.bits = options.head_bits, .group = options.bits == 4 ? options.group : kGroup};
+}
+
+// By name too where all are: vLLM's head is no Linear.
+void add_head(io::QuantizationConfig& out, const std::string& head,
+              const QuantizeOptions& options) {
+  if (options.head_bits == 0) return;
+  const io::WeightScheme scheme = head_scheme(options);
+  for (io::QuantizationConfig::Group& group : out.groups) {
+    if (group.scheme == scheme) {
+      group.targets.push_back(head);
+      return;
+    }
+  }
+  out.groups.push_back({{head}, scheme});
+}
+
 // Every target holds for modules that no other holds for, so that the order in which readers look
 // at them does not matter.
 io::QuantizationConfig quantization_of(const io::ModelConfig& config,
@@ -32,13 +52,12 @@ io::QuantizationConfig quantization_of(const io::ModelConfig& config,
   const io::TensorNames& names = config.architecture->tensors;
   const std::string head(names.head, std::string_view(names.head).size() - 1);
   io::QuantizationConfig out;
-  if (!options.quantize_head) out.ignore.push_back(head);
+  if (options.head_bits == 0) out.ignore.push_back(head);
   if (*names.router != '\0') out.ignore.push_back(target_of(names.router));
   const io::WeightScheme rows{.bits = 8};
-  if (options.bits == 8 && options.group == 0) {
+  if (options.bits == 8 && options.group == 0 && options.head_bits != 4) {
     out.groups.push_back({{"Linear"}, rows});
-    // By name too: vLLM's head is no Linear.
-    if (options.quantize_head) out.groups[0].targets.push_back(head);
+    add_head(out, head, options);
     return out;
   }
   io::QuantizationConfig::Group& many = out.groups.emplace_back();
@@ -51,7 +70,7 @@ io::QuantizationConfig quantization_of(const io::ModelConfig& config,
   io::QuantizationConfig::Group& other = out.groups.emplace_back();
   other.scheme = rows;
   other.targets.push_back(target_of(names.down));
-  if (options.quantize_head) other.targets.push_back(head);
+  add_head(out, head, options);
   return out;
 }
 
@@ -80,6 +99,14 @@ struct Part {
   }
 };
 
+void require_whole_groups(const Part& part, const std::string& name) {
+  const std::int64_t columns = part.from.shape[1], group = part.scheme->group;
+  if (group > 0 && columns % group != 0) {
+    io::fail_argument("--group", "{} has {} columns, no multiple of the groups of {}", name,
+                      columns, group);
+  }
+}
+
 std::vector<Part> parts_of(const io::ModelConfig& config, const io::QuantizationConfig& schemes,
                            const QuantizeOptions& options) {
   std::vector<Part> out;
@@ -88,16 +115,14 @@ std::vector<Part> parts_of(const io::ModelConfig& config, const io::Quantization
     part.scheme = scheme_of(schemes, part.from, "quantize");
     if (!part.scheme) continue;
     part.module = module_of(part.from);
-    if (options.group > 0 && part.scheme->group > 0 && part.from.shape[1] % options.group != 0) {
-      io::fail_argument("--group", "{} has {} columns, no multiple of the groups of {}",
-                        part.from.name, part.from.shape[1], options.group);
-    }
+    require_whole_groups(part, part.from.name);
   }
-  if (config.tie_word_embeddings && options.quantize_head) {
+  if (config.tie_word_embeddings && options.head_bits > 0) {
     Part& head = out.emplace_back(out.front());  // the embedding
-    head.scheme = io::WeightScheme{.bits = 8};
+    head.scheme = head_scheme(options);
     const std::string name = config.architecture->tensors.head;
     head.module = name.substr(0, name.size() - 1);
+    require_whole_groups(head, name);
   }
   return out;
 }
@@ -189,7 +214,7 @@ QuantizedModel quantize_model(const std::filesystem::path& from, const std::file
   writer.commit();
   const char* const dtypes[] = {"bfloat16", "float16", "float32"};
   out.config.dtype = dtypes[kept == io::SafeDType::BF16 ? 0 : kept == io::SafeDType::F16 ? 1 : 2];
-  if (options.quantize_head) out.config.tie_word_embeddings = false;
+  if (options.head_bits > 0) out.config.tie_word_embeddings = false;
   out.config.quantization = schemes;
   return out;
 }

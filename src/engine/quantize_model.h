@@ -16,9 +16,10 @@ namespace twell::lm {
 struct QuantizeOptions {
   int bits = 8;            // of attention, gate and up: 8 or 4
   std::int64_t group = 0;  // inputs that share one of their scales; 0: all
-  // The head has 8 bits, or stays as it is. One that is tied to the embedding becomes a tensor of
-  // its own where it is quantised; the embedding stays.
-  bool quantize_head = true;
+  // Of the head: 8, 4 in groups as the others, or in ones of 32, or 0, which leaves it as it is.
+  // One that is tied to the embedding becomes a tensor of its own where it is quantised; the
+  // embedding stays.
+  int head_bits = 8;
   bool allow_unused = false;  // leave out tensors that config.json has no use for
   std::function<void(std::int64_t done, std::int64_t total, const std::string& tensor)>
       on_progress = {};

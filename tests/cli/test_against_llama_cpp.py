@@ -95,6 +95,7 @@ def test_a_token_of_codes_reads_a_byte_or_half_of_one_a_weight():
     assert int4["attention"] == 38 * 4 * 2048 * (1024 + 64 + 4)
     assert int4["head"] == int8["head"]
     assert int4["up and down"] == 38 * 24 * (1088 + 2048)
+    assert counted.of_codes("int4+int4", config(), 24)["head"] == 49152 * (1024 + 64 + 4)
     assert sum(int8.values()) == pytest.approx(1.20e9, rel=0.02)
     assert sum(int4.values()) == pytest.approx(0.67e9, rel=0.02)
 

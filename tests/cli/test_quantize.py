@@ -75,7 +75,8 @@ def quantized(twell, work, model):
 
 
 WAYS = [("--type", "int8"), ("--type", "int4"), ("--type", "int4", "--group", "128"),
-        ("--type", "int8", "--group", "64"), ("--type", "int4", "--head", "bf16")]  # fmt: skip
+        ("--type", "int8", "--group", "64"), ("--type", "int4", "--head", "bf16"),
+        ("--type", "int4", "--head", "int4"), ("--type", "int8", "--head", "int4")]  # fmt: skip
 # In dB; 0.7 less than normal weights have, as a gate's neurons share a direction here.
 LEAST = {("4", 32): 20.5, ("4", 128): 19.1, ("8", 64): 43.5, ("8", 0): 41.0}
 
@@ -100,6 +101,8 @@ def test_the_numbers_are_those_of_the_model_rounded(quantized, model, options):
         many = name.split(".")[-2] in FOUR
         bits = "4" if four and many else "8"
         of = group if many else 0
+        if "lm_head" in name and options[-2:] == ("--head", "int4"):
+            bits, of = "4", 32
         scale = scales[name]
         assert scale.shape[1] == (original.shape[1] // of if of else 1), name
         mantissa = torch.frexp(scale).mantissa * (32 if bits == "4" else 256)

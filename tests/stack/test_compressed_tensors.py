@@ -50,7 +50,8 @@ def plain(model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return out
 
 
-WAYS = ["--type int8", "--type int4", "--type int8 --group 32", "--type int4 --head bf16"]
+WAYS = ["--type int8", "--type int4", "--type int8 --group 32", "--type int4 --head bf16",
+        "--type int4 --head int4", "--type int8 --head int4"]
 
 
 @pytest.mark.parametrize("options", WAYS)
