@@ -46,4 +46,8 @@ inline std::optional<WeightView> coded_view(WeightType type, const void* data, s
                                   scales, by);
 }
 
+// Codes in panels, as pack_weight() wrote them, back as such a matrix: coded_extent() rows of
+// bytes_of(type, cols) bytes at `matrix`, at a multiple of 4; scales of rows.
+void unpack_codes(const WeightView& panels, void* matrix);
+
 }  // namespace twell

@@ -28,11 +28,13 @@ _STATE = (
 )
 
 
-def what(module: nn.Module, own: tuple[str, ...] = (), hooks: bool = True) -> str | None:
+def what(
+    module: nn.Module, own: tuple[str, ...] = (), hooks: bool = True, forward: bool = True
+) -> str | None:
     """The first thing that is attached to a module, in words; None if nothing is. ``own`` names the
     module's own parameters. Without ``hooks`` it ignores hooks of forward and backward, and hooks
-    of accelerate that move only inputs."""
-    if "forward" in module.__dict__ and (hooks or not moves_inputs_alone(module)):
+    of accelerate that move only inputs; without ``forward`` another one."""
+    if forward and "forward" in module.__dict__ and (hooks or not moves_inputs_alone(module)):
         if hasattr(module, "_hf_hook"):
             return "hooks of accelerate (device_map), that may keep its weights elsewhere"
         return "another forward"

@@ -24,7 +24,7 @@ def cast_operands(
     to = _dtype(x)
 
     def cast(t: Tensor) -> Tensor:
-        return t if t.dtype == torch.float64 else t.to(to)
+        return t if t.dtype == torch.float64 or not t.is_floating_point() else t.to(to)
 
     return cast(x), cast(gate), None if up is None else cast(up), cast(down)
 
@@ -41,11 +41,18 @@ def _of_stored(operation: Callable[..., Any]) -> Callable[..., Any]:
     return kernel
 
 
+def _dtype_beside(weight: Tensor, to: torch.dtype) -> torch.dtype:
+    """Of x. Codes go with bfloat16 and float32."""
+    if weight.is_floating_point():
+        return weight.dtype
+    return to if to == torch.bfloat16 else torch.float32
+
+
 def _of_prepared(operation: Callable[..., Any]) -> Callable[..., Any]:
     def kernel(x: Tensor, weight: Tensor, *rest: Any) -> Any:
         to = _dtype(x)
         with torch.autocast(x.device.type, enabled=False):
-            out = operation(x.to(weight.dtype), weight, *rest)
+            out = operation(x.to(_dtype_beside(weight, to)), weight, *rest)
         return out.to(to) if isinstance(out, Tensor) else (out[0].to(to), *out[1:])
 
     return kernel

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
-from twell import _attached
+from twell import _attached, _codes
 
 
 def does_more(child: nn.Module, kind: type[nn.Module]) -> bool:
@@ -17,23 +20,64 @@ def does_more(child: nn.Module, kind: type[nn.Module]) -> bool:
         or child._backward_pre_hooks
         or child._backward_hooks
         or "forward" in child.__dict__  # accelerate's hooks
-        or any(map(_is_wrapped, child._parameters.values()))
+        or any(map(is_wrapped, child._parameters.values()))
     )
 
 
 def check(where: str, child: nn.Module, kind: type[nn.Module]) -> None:
     """Raises ValueError if the child has what a frozen layer would lose; ``where`` names it."""
+    coded = _codes.is_quantised(child)
     if type(child) is not kind:
         raise ValueError(
             f"{where} is {type(child).__name__}, which does more than multiply by its weight; merge "
             "it first (merge_and_unload() of peft, remove_parametrizations() of PyTorch)"
         )
-    hangs = _attached.what(child, own=("weight", "bias"))
-    wrapped = [type(p).__name__ for p in child._parameters.values() if _is_wrapped(p)]
+    own = ("bias", *(_codes.own_parameters(child) if coded else ("weight",)))
+    hangs = _attached.what(child, own=own, forward=not coded)
+    wrapped = [type(p).__name__ for p in child._parameters.values() if is_wrapped(p) and not coded]
     if hangs is None and wrapped:
         hangs = f"a {wrapped[0]}"
     if hangs is not None:
         raise ValueError(f"{where} has {hangs}, which a frozen layer would lose; remove that first")
+
+
+def linears_of(
+    weights: Sequence[Tensor], biases: Sequence[Tensor | None] | None = None
+) -> list[nn.Linear]:
+    """Linear layers that hold the tensors themselves: of gate, up and down, or of up and down. Raises
+    ValueError."""
+    kinds, shapes = described_weights(len(weights))
+    if any(w.dim() != 2 for w in weights):
+        got = ", ".join(str(list(w.shape)) for w in weights)
+        raise ValueError(f"{kinds}: expected shapes {shapes}, got {got}")
+    biases = (None,) * len(weights) if biases is None else tuple(biases)
+    sizes = [[w.shape[0]] for w in weights]
+    if len(biases) != len(weights) or any(
+        b is not None and list(b.shape) != size for b, size in zip(biases, sizes)
+    ):
+        got = ", ".join("none" if b is None else str(list(b.shape)) for b in biases)
+        wanted = ", ".join(map(str, sizes))
+        raise ValueError(f"biases: expected none or shapes {wanted}, got {got}")
+    return [linear_of(w, b) for w, b in zip(weights, biases)]
+
+
+def check_fit(linears: Sequence[Any]) -> None:
+    """Raises ValueError unless the linear layers' sizes and dtypes go together: gate, up and down, or up
+    and down."""
+    kinds, shapes = described_weights(len(linears))
+    sizes = [[linear.out_features, linear.in_features] for linear in linears]
+    if any(size != sizes[0] for size in sizes[1:-1]) or sizes[-1] != sizes[0][::-1]:
+        raise ValueError(f"{kinds}: expected shapes {shapes}, got {', '.join(map(str, sizes))}")
+    plain = [m for m in linears if type(m) is nn.Linear and not _codes.is_quantised(m)]
+    dtypes = [p.dtype for linear in plain for p in linear.parameters()]
+    if any(dtype != dtypes[0] for dtype in dtypes):
+        raise ValueError(f"{kinds}: expected one dtype, got {', '.join(map(str, dtypes))}")
+
+
+def described_weights(count: int) -> tuple[str, str]:
+    """Of so many linear layers, what they are and their shapes."""
+    shapes = [*["[H, D]"] * (count - 1), "[D, H]"]
+    return ", ".join(("gate", "up", "down")[3 - count :]), ", ".join(shapes)
 
 
 def linear_of(weight: Tensor, bias: Tensor | None = None) -> nn.Linear:
@@ -61,5 +105,6 @@ def _parameter_of(tensor: Tensor) -> nn.Parameter:
     return nn.Parameter(tensor.detach(), tensor.requires_grad)
 
 
-def _is_wrapped(tensor: Tensor | None) -> bool:
+def is_wrapped(tensor: Tensor | None) -> bool:
+    """Whether it has its numbers in other tensors."""
     return hasattr(type(tensor), "__tensor_flatten__")  # DTensor, torchao

@@ -30,7 +30,12 @@ def _packed_shape(dtype: torch.dtype, rows: Any, cols: Any) -> list[Any]:
 def _unpacked_shape(packed: Tensor) -> list[Any]:
     rows, n = packed.shape[:2]
     there, padded, unit = _packed_rows(packed.dtype, rows)
-    depth = n * there // (padded * unit) * unit
+    if block := {torch.int8: 260, torch.uint8: 136}.get(packed.dtype):  # bytes of 256 columns
+        depth = ((n * there // padded - 4) // block * 256 + 256) // unit * unit
+        while depth > 0 and _packed_shape(packed.dtype, rows, depth)[1] > n:
+            depth -= unit
+    else:
+        depth = n * there // (padded * unit) * unit
     return [rows, depth - n + _packed_shape(packed.dtype, rows, depth)[1]]
 
 
@@ -177,7 +182,11 @@ def _pack_weight(weight: Tensor) -> Tensor:
 
 
 def _unpack_weight(packed: Tensor) -> Tensor:
-    return packed.new_empty(_unpacked_shape(packed))
+    rows, cols = _unpacked_shape(packed)
+    if packed.dtype in (torch.int8, torch.uint8):
+        cols = cols // 32 * 17 if packed.dtype == torch.uint8 else cols
+        rows = coded_extent(rows, cols, "row")
+    return packed.new_empty([rows, cols])
 
 
 def _screen_weight(weight: Tensor, axis: Tensor | None = None) -> Tensor:

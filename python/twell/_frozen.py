@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from twell import ops
+from twell import _codes, ops
 from twell.form import Form
 
 # A sample of fewer does not show in which direction inputs point.
@@ -17,12 +17,29 @@ _MOST_INPUTS_LOG2 = 16
 
 
 class Layer(NamedTuple):
-    """Weights as a checkpoint has them, without a gate up in its place, and the form."""
+    """Weights as a checkpoint has them, without a gate up in its place, and the form. Each is of numbers,
+    or what join_codes makes of codes with scales of rows."""
 
     gate: Tensor  # [H, D]
     up: Tensor | None
     down: Tensor  # [D, H]
     form: Form
+    dtype: torch.dtype  # of x, and of numbers
+
+    @property
+    def sizes(self) -> list[int]:
+        """[H, D]."""
+        return list(_codes.sizes(self.gate))
+
+    def numbers(self) -> tuple[Tensor, Tensor | None, Tensor]:
+        """gate, up and down."""
+        gate, up, down = (None if w is None else _codes.numbers(w, self.dtype) for w in self[:3])
+        assert gate is not None and down is not None
+        return gate, up, down
+
+    @property
+    def has_codes(self) -> bool:
+        return any(w is not None and _codes.is_coded(w) for w in self[:3])
 
 
 class Operands(NamedTuple):
@@ -83,7 +100,8 @@ def on_gpu(device: torch.device) -> bool:
 def check(layer: Layer) -> None:
     """Raises ValueError unless the weights are such that a layer can be frozen."""
     weights = [w for w in (layer.gate, layer.up, layer.down) if w is not None]
-    have = list(dict.fromkeys(f"{w.dtype} on {w.device}" for w in weights))
+    dtypes = [layer.dtype if _codes.is_coded(w) else w.dtype for w in weights]
+    have = list(dict.fromkeys(f"{of} on {w.device}" for of, w in zip(dtypes, weights)))
     if len(have) > 1:
         raise ValueError(f"expected weights of one dtype on one device, got {' and '.join(have)}")
     for name, vector in zip(Form._fields[3:7], layer.form.vectors):
@@ -97,8 +115,10 @@ def check(layer: Layer) -> None:
             "expected neither biases, an activation of up nor a norm on a GPU, whose operators lack "
             "them; unfrozen, the layer runs densely"
         )
+    if on_gpu(layer.gate.device) and layer.has_codes:
+        raise ValueError("expected weights of numbers on a GPU, whose operators lack codes")
     try:
-        torch.ops.twell.pack_weight(layer.gate.new_zeros(1, 1))
+        torch.ops.twell.pack_weight(layer.gate.new_zeros(1, 1, dtype=layer.dtype))
     except RuntimeError as error:
         raise ValueError(
             "expected weights of bfloat16 or float32 on a CPU, or of bfloat16 or float16 on an NVIDIA "
@@ -110,7 +130,7 @@ def examine(layer: Layer, sample: Tensor) -> tuple[Findings, Operands | None]:
     """What inputs like those to come show; with the operands, where they are there already. Raises
     ValueError."""
     check(layer)
-    width, device = layer.gate.shape[1], layer.gate.device
+    (neurons, width), device = layer.sizes, layer.gate.device
     if sample.shape[-1:] != (width,) or sample.numel() < FEWEST_INPUTS * width:
         raise ValueError(
             f"sample: expected {FEWEST_INPUTS} or more inputs of size {width}, "
@@ -122,14 +142,14 @@ def examine(layer: Layer, sample: Tensor) -> tuple[Findings, Operands | None]:
             f"{sample.dtype} on {sample.device}"
         )
     with torch.no_grad():
-        x = sample.detach().reshape(-1, width).to(layer.gate)
+        x = sample.detach().reshape(-1, width).to(layer.dtype)
         if on_gpu(device):
             return _examine_on_gpu(layer, x), None
         mean = x.float().mean(0)
-        tried = ops.screen_limit() > 0.0
+        tried = ops.screen_limit() > 0.0 and not _codes.is_coded(layer.gate)
         operands = _screened(layer, mean) if tried else _packed(layer)
         _, _, fired, candidates = _stats(layer, x, operands)
-        share = int(candidates) / (x.shape[0] * layer.gate.shape[0]) if tried else None
+        share = int(candidates) / (x.shape[0] * neurons) if tried else None
         findings = Findings(x.shape[0], mean, fired, share)
         return findings, operands if _screen_pays(layer, findings) == tried else None
 
@@ -150,7 +170,7 @@ def _examine_on_gpu(layer: Layer, x: Tensor) -> Findings:
 
 def _screen_pays(layer: Layer, findings: Findings) -> bool:
     """Whether the layer has a screen on the weights' device."""
-    if findings.candidates is None:
+    if findings.candidates is None or _codes.is_coded(layer.gate):
         return False
     if on_gpu(layer.gate.device):
         return _screen_pays_on_gpu(layer, findings.candidates)
@@ -174,8 +194,8 @@ def operands_of(layer: Layer, findings: Findings | None) -> Operands:
     if findings is None or findings.lost:
         return _packed(layer)
     sizes = [len(findings.fired), len(findings.mean)]
-    if sizes != list(layer.gate.shape):
-        raise ValueError(f"findings: expected those of [H, D] = {list(layer.gate.shape)}, got {sizes}")
+    if sizes != layer.sizes:
+        raise ValueError(f"findings: expected those of [H, D] = {layer.sizes}, got {sizes}")
     mean = findings.mean if _screen_pays(layer, findings) else None
     if not on_gpu(layer.gate.device):
         return _packed(layer) if mean is None else _screened(layer, mean)
@@ -194,7 +214,7 @@ def _screened(layer: Layer, mean: Tensor) -> Operands:
 
 def _as_they_lie(layer: Layer, gate: Tensor, screen: Tensor | None) -> Operands:
     up = None if layer.up is None else layer.up.contiguous()
-    return Operands(gate, up, layer.down.t().contiguous(), screen, None, ())
+    return Operands(gate, up, _codes.turned(layer.down, "row"), screen, None, ())
 
 
 def _ordered(layer: Layer, findings: Findings, mean: Tensor | None) -> Operands:

@@ -34,6 +34,11 @@ def _keep_ffn(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 def _ffn_backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Any, ...]:
     (x, gate, up, down), form = kept(ctx)
+    if any(w is not None and not w.is_floating_point() for w in (gate, up, down)):
+        raise RuntimeError(
+            "twell::ffn: has no gradient where weights are codes; make numbers of them first, or call "
+            "it under torch.no_grad()"
+        )
     rows = torch.ops.twell.unpack_weight(gate) if ctx.packed else gate
     needs = ctx.needs_input_grad
     dx, dgate, dup, ddown, *of_vectors = dense.ffn_backward(

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout
 
-from twell import _children, _frozen, _norm, dense
-from twell._children import is_read_only, linear_of
+from twell import _children, _codes, _frozen, _norm, dense
+from twell._children import is_read_only, is_wrapped, linear_of, linears_of
+from twell._codes import Shell
 from twell._frozen import Findings, Operands
 from twell._training import TrainingForm
 from twell.activity import Activity
@@ -113,6 +114,8 @@ class SparseFfn(nn.Module):
         self._dense = False  # frozen, and nothing may be skipped
         self._findings: Findings | None = None  # of a frozen layer
         self._hot: tuple[int, ...] = ()  # Operands.hot
+        self._shells: dict[str, Shell] = {}  # of quantised children, by name
+        self._dtype: torch.dtype | None = None  # of x, of a frozen layer
         options: dict[str, Any] = {"bias": bias, "dtype": dtype, "device": device}
         for name in self.names[:-1]:
             setattr(self, name, nn.Linear(width, neurons, **options))
@@ -141,54 +144,25 @@ class SparseFfn(nn.Module):
         return self.names if self.norm_name is None else (*self.names, self.norm_name)
 
     @classmethod
-    def _of_weights(
-        cls: type[Layer],
-        weights: Sequence[Tensor],
-        biases: Sequence[Tensor | None] | None = None,
-        **options: Any,
-    ) -> Layer:
-        """A layer that holds the tensors themselves."""
-        kinds, shapes = cls._described_weights(len(weights))
-        if any(w.dim() != 2 for w in weights):
-            got = ", ".join(str(list(w.shape)) for w in weights)
-            raise ValueError(f"{kinds}: expected shapes {shapes}, got {got}")
-        biases = (None,) * len(weights) if biases is None else tuple(biases)
-        sizes = [[w.shape[0]] for w in weights]
-        if len(biases) != len(weights) or any(
-            b is not None and list(b.shape) != size for b, size in zip(biases, sizes)
-        ):
-            got = ", ".join("none" if b is None else str(list(b.shape)) for b in biases)
-            wanted = ", ".join(map(str, sizes))
-            raise ValueError(f"biases: expected none or shapes {wanted}, got {got}")
-        return cls._of_linears([linear_of(w, b) for w, b in zip(weights, biases)], **options)
-
-    @classmethod
     def _of_linears(cls: type[Layer], linears: Sequence[Any], **options: Any) -> Layer:
         """A layer whose children are these modules."""
-        kinds, shapes = cls._described_weights(len(linears))
-        sizes = [[linear.out_features, linear.in_features] for linear in linears]
-        if any(size != sizes[0] for size in sizes[1:-1]) or sizes[-1] != sizes[0][::-1]:
-            got = ", ".join(map(str, sizes))
-            raise ValueError(f"{kinds}: expected shapes {shapes}, got {got}")
-        plain = [linear for linear in linears if type(linear) is nn.Linear]
-        dtypes = [p.dtype for linear in plain for p in linear.parameters()]
-        if any(dtype != dtypes[0] for dtype in dtypes):
-            raise ValueError(f"{kinds}: expected one dtype, got {', '.join(map(str, dtypes))}")
-        neurons, width = sizes[0]
-        layer = cls(width, neurons, device="meta", **options)
+        _children.check_fit(linears)
+        first = linears[0]
+        layer = cls(first.in_features, first.out_features, device="meta", **options)
         for name, linear in zip(layer.names, linears):
             setattr(layer, name, linear)
         return layer
-
-    @staticmethod
-    def _described_weights(count: int) -> tuple[str, str]:
-        shapes = [*["[H, D]"] * (count - 1), "[D, H]"]
-        return ", ".join(("gate", "up", "down")[3 - count :]), ", ".join(shapes)
 
     @property
     def frozen(self) -> bool:
         """Whether the packed weights alone are kept."""
         return self._frozen
+
+    @property
+    def has_codes(self) -> bool:
+        """Whether its first weight is codes and scales, by which no form is chosen."""
+        first = self.names[0]
+        return first in self._shells if self._frozen else _codes.is_quantised(getattr(self, first))
 
     @property
     def screened(self) -> bool:
@@ -244,6 +218,9 @@ class SparseFfn(nn.Module):
         vectors = [None if v is None else v.detach() for v in vectors or form.vectors]
         if not self._frozen:
             object.__setattr__(self, "_norm", self._without_weight())
+            children = {name: getattr(self, name) for name in self.names}
+            self._shells = {n: Shell.of(m) for n, m in children.items() if _codes.is_quantised(m)}
+            self._dtype = _codes.dtype_of(children[self.names[0]])
             for name in self._child_names:
                 delattr(self, name)
         self.l1 = None
@@ -281,20 +258,25 @@ class SparseFfn(nn.Module):
         object.__setattr__(self, "_norm", None)
         self._findings = None
         self._hot = ()
+        self._shells = {}
         self._scalars = None
         self._frozen = False
         return self
 
     def _children_of_frozen(self) -> dict[str, nn.Module]:
         """As they were before freezing; they want gradients."""
-        stored = {name: _children.trainable(tensor) for name, tensor in self._stored().items()}
-        children: dict[str, nn.Module] = {
-            name: linear_of(stored[f"{name}.weight"], stored.get(f"{name}.bias"))
-            for name in self.names
-        }
+        children: dict[str, nn.Module] = {}
+        for name, (weight, bias) in self._linears().items():
+            bias = None if bias is None else _children.trainable(bias)
+            shell = self._shells.get(name)
+            if shell is None:
+                children[name] = linear_of(_children.trainable(weight), bias)
+            else:
+                children[name] = shell.refilled(weight, bias)
         if self.norm_name is not None and self._norm is not None:
-            weight = stored.get(f"{self.norm_name}.weight")
-            children[self.norm_name] = _norm.with_weight(self._norm, weight)
+            own = self.norm_weight
+            own = None if own is None else _children.trainable(own)
+            children[self.norm_name] = _norm.with_weight(self._norm, own)
         return children
 
     def _without_weight(self) -> nn.Module | None:
@@ -306,17 +288,21 @@ class SparseFfn(nn.Module):
         """A frozen layer as it is before it is frozen, which it is again afterwards, in the same form.
         Where that fails, or what is done in between, it is as it was."""
         before, vectors, findings = self._operands(), self._vectors(), self._findings
+        shells, dtype = self._shells, self._dtype
         self.thaw()
         for child in map(self.get_submodule, self._child_names):  # some lie in the operands' own memory
             for name, mine in list(child._parameters.items()):
                 own = [t for t in (*before[:4], *vectors) if t is not None]
-                if mine is not None and any(t.data_ptr() == mine.data_ptr() for t in own):
+                if mine is None or is_wrapped(mine):
+                    continue
+                if any(t.data_ptr() == mine.data_ptr() for t in own):
                     setattr(child, name, nn.Parameter(mine.detach().clone()))
         try:
             yield
             self._freeze(findings)
         except BaseException:
             self._freeze(findings, before, vectors)
+            self._shells, self._dtype = shells, dtype
             raise
 
     def _operands(self) -> Operands:
@@ -401,7 +387,7 @@ class SparseFfn(nn.Module):
     def _forward_frozen(self, x: Tensor) -> Tensor:
         form = self._form()
         if self._dense or self.drops or transformed():
-            gate, up, down = self._unpack()
+            gate, up, down = self._described().numbers()
             return dense.ffn(x, gate, up, down.t(), form, self.hidden_dropout * self.drops)[0]
         return torch.ops.twell.ffn(
             x,
@@ -453,7 +439,7 @@ class SparseFfn(nn.Module):
         if scalars is None:
             epsilon = None
             if self.norm_name is not None:
-                dtype = getattr(self, self.names[0]).weight.dtype
+                dtype = _codes.dtype_of(getattr(self, self.names[0]))
                 epsilon = _norm.epsilon_of(getattr(self, self.norm_name), dtype)
             scalars = Form(
                 self.activation, self.threshold, self.up_activation, norm_epsilon=epsilon
@@ -469,23 +455,36 @@ class SparseFfn(nn.Module):
         gate = _frozen.in_checkpoint_order(gate, self.order)
         up = None if up is None else _frozen.in_checkpoint_order(up, self.order)
         down = _frozen.in_checkpoint_order(self.down, self.order)
-        return gate, up, down.t().contiguous()
+        return gate, up, _codes.turned(down, "column")
 
     def _described(self) -> _frozen.Layer:
-        gate, up, down = self._unpack() if self._frozen else self._weights()
-        up = None if up is None else up.detach()
-        return _frozen.Layer(gate.detach(), up, down.detach(), self._form())
+        dtype = self._dtype
+        if self._frozen and dtype is not None:
+            gate, up, down = self._unpack()
+        else:
+            children = {name: getattr(self, name) for name in self.names}
+            gate, up, down = _codes.weights_of(children)
+            dtype = _codes.dtype_of(children[self.names[0]])
+        return _frozen.Layer(gate, up, down, self._form(), dtype)
+
+    def _linears(self) -> dict[str, tuple[Tensor, Tensor | None]]:
+        """Weights and biases of the frozen layer's children, as the checkpoint has them."""
+        weights = [w for w in self._unpack() if w is not None]
+        gate, up, down, _ = self._vectors()
+        biases = [gate, down] if len(weights) == 2 else [gate, up, down]
+        return dict(zip(self.names, zip(weights, biases)))
 
     def _stored(self) -> dict[str, Tensor]:
         """What state_dict has of the frozen layer."""
-        weights = [w for w in self._unpack() if w is not None]
-        gate, up, down, norm = self._vectors()
-        biases = [gate, down] if len(weights) == 2 else [gate, up, down]
         stored: dict[str, Tensor | None] = {}
-        for name, weight, bias in zip(self.names, weights, biases):
-            stored |= {f"{name}.weight": weight, f"{name}.bias": bias}
+        for name, (weight, bias) in self._linears().items():
+            if (shell := self._shells.get(name)) is not None:
+                own = shell.refilled(weight, bias).state_dict()
+                stored |= {f"{name}.{key}": tensor for key, tensor in own.items()}
+            else:
+                stored |= {f"{name}.weight": weight, f"{name}.bias": bias}
         if self.norm_name is not None:
-            stored[f"{self.norm_name}.weight"] = norm
+            stored[f"{self.norm_name}.weight"] = self.norm_weight
         return {name: tensor for name, tensor in stored.items() if tensor is not None}
 
     def _apply(self: Layer, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Layer:
@@ -493,10 +492,10 @@ class SparseFfn(nn.Module):
             return super()._apply(fn, recurse)
         # The layout depends on dtype and device: convert the checkpoint's layout and freeze again.
         # Tried on one element, which raises where the operators lack the dtype, before the work.
-        torch.ops.twell.pack_weight(fn(self.down.new_zeros(1, 1)))
+        torch.ops.twell.pack_weight(fn(self.down.new_zeros(1, 1, dtype=self._dtype)))
         with self._as_stored():
             super()._apply(fn, recurse)
-            shared = getattr(self, self.names[0]).weight.is_shared()
+            shared = next(getattr(self, self.names[0]).parameters()).is_shared()
         if shared:  # between processes, by share_memory()
             for name in (*_OPERANDS, *_VECTORS):
                 if (operand := getattr(self, name)) is not None:
@@ -518,7 +517,7 @@ class SparseFfn(nn.Module):
         if weights is None:
             return
         gate, up, down = weights
-        described = _frozen.Layer(gate, up, down, self._form())
+        described = _frozen.Layer(gate, up, down, self._form(), state["_dtype"])
         with torch.no_grad():
             self._freeze(self._findings, _frozen.operands_of(described, self._findings))
 
@@ -561,7 +560,9 @@ class SparseFfn(nn.Module):
         with torch.no_grad():  # into the same memory, which a recorded graph reads
             after = (*self._operands()[:5], *self._vectors())
             for name, old, new in zip((*_OPERANDS, *_VECTORS), before, after):
-                if isinstance(old, Tensor) and isinstance(new, Tensor) and not is_read_only(old):
+                if not isinstance(old, Tensor) or not isinstance(new, Tensor):
+                    continue
+                if not is_read_only(old) and old.dtype == new.dtype:
                     self.register_buffer(name, old.copy_(new), persistent=False)
 
 
@@ -583,7 +584,7 @@ class GatedFfn(SparseFfn):
         norm, norm_name, names) are the constructor's. Raises ValueError where the shapes or dtypes do
         not fit together.
         """
-        return cls._of_weights((gate, up, down), **options)
+        return cls._of_linears(linears_of((gate, up, down), options.pop("biases", None)), **options)
 
 
 class Ffn(SparseFfn):
@@ -596,4 +597,4 @@ class Ffn(SparseFfn):
     @classmethod
     def from_dense(cls, up: Tensor, down: Tensor, **options: Any) -> Ffn:
         """As :meth:`GatedFfn.from_dense`: up [H, D], down [D, H]."""
-        return cls._of_weights((up, down), **options)
+        return cls._of_linears(linears_of((up, down), options.pop("biases", None)), **options)

@@ -105,7 +105,8 @@ def _int4(codes: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def unpack_weight(packed: Tensor) -> Tensor:
-    """The exact inverse of pack_weight. Differentiable."""
+    """The exact inverse of pack_weight; codes come back as join_codes makes them. Differentiable, but
+    not in codes."""
     return torch.ops.twell.unpack_weight(packed)
 
 

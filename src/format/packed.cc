@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "format/prepared.h"
+#include "twell/coded_matrix.h"
 #include "twell/int4.h"
 
 namespace twell {
@@ -125,6 +126,60 @@ void pack_int4(const WeightView& w, std::byte* packed) {
   }
 }
 
+// The inverse, of one neuron.
+void unpack_int4_group(const std::uint8_t* scales, const std::uint8_t* lines, std::int64_t n,
+                       std::uint8_t* block) {
+  constexpr std::int64_t kLine = 64, kHalf = kInt4Group / 2;
+  std::uint8_t codes[kInt4Group];
+  for (std::int64_t i = 0; i < kInt4Group; i += 8) {
+    for (std::int64_t b = 0; b < 4; ++b) {
+      const std::uint8_t both = lines[i / 8 * kLine + n * 4 + b];
+      codes[i + b] = both & 15U;
+      codes[i + 4 + b] = both >> 4U;
+    }
+  }
+  block[0] = scales[n];
+  for (std::int64_t i = 0; i < kHalf; ++i) {
+    block[1 + i] = static_cast<std::uint8_t>(codes[i] | codes[kHalf + i] << 4U);
+  }
+}
+
+void unpack_int4(const WeightView& panels, std::uint8_t* rows) {
+  constexpr std::int64_t kBlock = kInt4Head + kPanel * kCodeBlock / 2;
+  const std::int64_t bytes = int4_panel_bytes(panels.cols);
+  const std::int64_t row_bytes = bytes_of(panels.type, panels.cols);
+#pragma omp parallel for schedule(static)
+  for (std::int64_t r = 0; r < panels.rows; ++r) {
+    const auto* const panel = static_cast<const std::uint8_t*>(panels.data) + r / kPanel * bytes;
+    for (std::int64_t k = 0; k < panels.cols; k += kInt4Group) {
+      const std::uint8_t* const block = panel + k / kCodeBlock * kBlock;
+      const std::int64_t group = k % kCodeBlock / kInt4Group;
+      unpack_int4_group(block + group * kPanel, block + kInt4Head + group * kPanel * kInt4Group / 2,
+                        r % kPanel, rows + r * row_bytes + bytes_of(panels.type, k));
+    }
+  }
+}
+
+template <class View>
+void unpack_runs(const WeightView& panels, View w) {
+  for_each_run(
+      w, panels.type, static_cast<const std::byte*>(panels.data),
+      [](const std::byte* /*panel*/, std::int64_t /*bytes*/, std::int64_t /*neurons*/) {},
+      [](std::byte* row, const std::byte* word, std::int64_t words) {
+        copy_run(word, kPanel * kWord, row, kWord, words);
+      },
+      [](std::byte* row, const std::byte* word, std::size_t bytes) {
+        std::memcpy(row, word, bytes);
+      });
+}
+
+// As for_each_run() takes a matrix of bytes.
+struct Bytes {
+  std::byte* data;
+  std::int64_t rows, cols;
+  std::byte* row_bytes(std::int64_t r) const { return data + r * cols; }
+};
+
 // Behind the panels, with zeros for neurons that are none.
 void pack_scales(const WeightView& w, std::byte* packed) {
   const std::int64_t count = packed_panels(w.rows);
@@ -192,15 +247,27 @@ void unpack_weight(const WeightView& panels, MatrixView w) {
           kOperation, "w", "expected ", name_of(panels.type), " [", panels.rows, ", ", panels.cols,
           "], got ", name_of(w.dtype), " [", w.rows, ", ", w.cols, "]");
   require_view(kOperation, "w", w);
-  for_each_run(
-      w, panels.type, static_cast<const std::byte*>(panels.data),
-      [](const std::byte* /*panel*/, std::int64_t /*bytes*/, std::int64_t /*neurons*/) {},
-      [](std::byte* row, const std::byte* word, std::int64_t words) {
-        copy_run(word, kPanel * kWord, row, kWord, words);
-      },
-      [](std::byte* row, const std::byte* word, std::size_t bytes) {
-        std::memcpy(row, word, bytes);
-      });
+  unpack_runs(panels, w);
+}
+
+void unpack_codes(const WeightView& panels, void* matrix) {
+  constexpr const char* kOperation = "unpack_codes";
+  require_panels(kOperation, "panels", panels);
+  require(has_scales(panels.type), kOperation, "panels", "expected int8 or int4, got ",
+          name_of(panels.type));
+  require_prepared(matrix, kOperation);
+  auto* const bytes = static_cast<std::byte*>(matrix);
+  const std::int64_t row_bytes = bytes_of(panels.type, panels.cols);
+  if (panels.type == WeightType::int4) {
+    unpack_int4(panels, reinterpret_cast<std::uint8_t*>(bytes));
+  } else {
+    unpack_runs(panels, Bytes{bytes, panels.rows, panels.cols});
+  }
+  const std::int64_t codes = panels.rows * row_bytes;
+  std::byte* const scales = bytes + coded_scales_at(panels.rows, row_bytes);
+  std::byte* const end = bytes + coded_extent(panels.rows, row_bytes, ScaledBy::row) * row_bytes;
+  std::fill(bytes + codes, end, std::byte{});
+  std::memcpy(scales, panels.scales, static_cast<std::size_t>(panels.rows) * sizeof(float));
 }
 
 }  // namespace twell

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "torch_ops/cpu_context.h"
+#include "twell/coded_matrix.h"
 #include "twell/tuning.h"
 
 namespace twell::torch_ops {
@@ -26,9 +27,26 @@ Tensor pack_weight(const Tensor& weight) {
   return packed;
 }
 
+namespace {
+
+Tensor unpacked_codes(const Argument& packed, const WeightView& view) {
+  const std::int64_t row = bytes_of(view.type, view.cols);
+  if (view.rows == 0 || view.cols == 0) {
+    fail(packed.operation, packed.name, "expected codes, got none");
+  }
+  Tensor weight =
+      new_empty({packed.operation, "weight", packed.tensor},
+                {coded_extent(view.rows, row, ScaledBy::row), row}, packed.tensor.scalar_type());
+  unpack_codes(view, weight.mutable_data_ptr());
+  return weight;
+}
+
+}  // namespace
+
 Tensor unpack_weight(const Tensor& packed) {
   const Argument argument{"unpack_weight", "packed", packed};
   const WeightView view = packed_of(argument);
+  if (has_scales(view.type)) return unpacked_codes(argument, view);
   Tensor weight = new_empty({argument.operation, "weight", packed}, {view.rows, view.cols},
                             packed.scalar_type());
   if (view.rows > 0 && view.cols > 0) {

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from twell import _attached, _norm
+from twell import _attached, _codes, _norm
 from twell._children import linear_of
 
 # Where a module says its activation: a child, or a function.
@@ -172,6 +172,8 @@ def _linear_of(name: str, module: nn.Module) -> nn.Module:
         raise (Stays if "Conv" in kind else ValueError)(message)
     if type(module) is nn.Linear and _attached.moves_inputs_alone(module):
         # The layer moves its inputs itself, and without the hook it is sparse.
+        return linear_of(module.weight, module.bias)
+    if type(module) is nn.Linear and _codes.was_quantised(module):
         return linear_of(module.weight, module.bias)
     return module
 

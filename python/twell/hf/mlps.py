@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from twell import _attached, _norm, dense
-from twell._children import linear_of
+from twell._children import described_weights, linear_of
 from twell.form import Form
 from twell.hf.activations import activation_of
 from twell.hf.kinds import KINDS, Kind, Stays, is_turned, kind_of
@@ -109,7 +109,7 @@ def check_sizes(name: str, linears: list[Any]) -> None:
     """Raises Stays where the linear layers do not widen and narrow again."""
     sizes = [[linear.out_features, linear.in_features] for linear in linears]
     if any(size != sizes[0] for size in sizes[1:-1]) or sizes[-1] != sizes[0][::-1]:
-        kinds, shapes = SparseFfn._described_weights(len(linears))
+        kinds, shapes = described_weights(len(linears))
         raise Stays(f"{name}: {kinds}: expected shapes {shapes}, got {', '.join(map(str, sizes))}")
 
 

@@ -54,8 +54,13 @@ def sparsify(
     It raises ValueError, and leaves the model as it was, if :func:`from_mlp` refuses one of the others,
     if there is none, or if the sample is too short or comes without ``freeze``. With ``freeze`` it
     also refuses a dtype that the operators lack, and a linear layer that has hooks, an adapter, a
-    parametrization or another module's weight, is quantized, or keeps its weight elsewhere. Without
-    ``freeze`` such a layer computes densely, by its linear layers.
+    parametrization or another module's weight, or keeps its weight elsewhere. Without ``freeze`` such
+    a layer computes densely, by its linear layers.
+
+    On a CPU it takes linear layers that compressed-tensors or torchao has quantised, weights alone,
+    in int8 or int4 (docs/quantised.md). Codes that the operators multiply as they are stay codes. A
+    sample is not run where all layers have codes. Call it before the model's first forward pass, in
+    which compressed-tensors makes numbers of all codes that it finds.
     """
     if sample is not None and not freeze:
         raise ValueError("sparsify: sample: chooses the form of frozen layers; expected freeze=True")
@@ -75,7 +80,9 @@ def sparsify(
     try:
         for site in sites:
             site.put(model)
-        inputs = {} if sample is None else _inputs_of(sites, model, sample)
+        # Of codes no screen is made; and compressed-tensors would make numbers of them.
+        coded = all(layer.has_codes for site in sites for layer in site.layers.values())
+        inputs = {} if sample is None or coded else _inputs_of(sites, model, sample)
     except BaseException:
         for site in sites:
             site.take_back(model)
