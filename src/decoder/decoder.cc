@@ -229,7 +229,7 @@ at::Tensor Decoder::head(const at::Tensor& normalised) {
   if (scales.width > 0) x = x * (scales.width / static_cast<double>(config_.hidden_size));
   const at::Tensor logits = !weight.defined() ? weights_.head(x)
                             : own_linears_    ? linear_as_stored(x, weight)
-                                              : at::linear(x, weight);
+                                              : linear_of(x, weight);
   return scales.logit_cap > 0 ? capped(logits, scales.logit_cap) : logits;
 }
 

@@ -99,7 +99,7 @@ at::Tensor Experts::forward(const at::Tensor& x, const Routing& routing, std::in
                     observer != nullptr && observer->wants_counts());
   const std::vector<Group> groups = groups_of(routing.experts, experts_.size());
   const at::Tensor shares = routing.shares.flatten();
-  at::Tensor y = at::zeros(x.sizes(), x.options().dtype(at::kFloat));
+  const at::Tensor y = at::zeros(x.sizes(), x.options().dtype(at::kFloat));
   for (std::size_t e = 0; e < groups.size(); ++e) {
     const auto& [rows, places] = groups[e];
     if (rows.empty()) continue;
@@ -109,7 +109,7 @@ at::Tensor Experts::forward(const at::Tensor& x, const Routing& routing, std::in
     const at::Tensor out =
         experts_[e]->forward(in, layer, observer == nullptr ? nullptr : &together);
     const at::Tensor share = shares.index_select(0, at::tensor(places)).unsqueeze(1);
-    y = y.index_add(0, index, out * share);
+    y.index_add_(0, index, out * share);
   }
   if (observer != nullptr) observer->observe(together.all());
   return y.to(x.scalar_type());

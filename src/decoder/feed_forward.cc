@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <torch/types.h>
 
+#include "decoder/linear.h"
 #include "decoder/norm.h"
 #include "decoder/sparse_operators.h"
 #include "twell/status.h"
@@ -40,9 +41,7 @@ class DenseMatrix {
 
   bool defined() const { return weight_.defined(); }
   at::Tensor operator()(const at::Tensor& x) const {
-    if (!prepacked_) {
-      return bias_.defined() ? at::linear(x, weight_, bias_) : at::linear(x, weight_);
-    }
+    if (!prepacked_) return linear_of(x, weight_, bias_);
     using Signature = at::Tensor(
         const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, std::string_view,
         c10::List<std::optional<at::Scalar>>, std::optional<std::string_view>);

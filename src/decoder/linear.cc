@@ -2,7 +2,9 @@
 
 #include <torch/types.h>
 
+#include <algorithm>
 #include <optional>
+#include <vector>
 
 #include "decoder/operators.h"
 #include "decoder/sparse_operators.h"
@@ -32,8 +34,37 @@ bool packs_without_padding(std::int64_t rows, std::int64_t cols) {
   return rows % kPanel == 0 && packed_depth(WeightType::bf16, cols) == cols;
 }
 
+at::Tensor linear_in_f32(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+  constexpr std::int64_t kElements = 16 << 20;
+  const std::int64_t rows = weight.size(0);
+  const std::int64_t step = std::max<std::int64_t>(1, kElements / weight.size(1));
+  const at::Tensor wide = x.to(at::kFloat);
+  std::vector<at::Tensor> parts;
+  for (std::int64_t first = 0; first < rows; first += step) {
+    const std::int64_t last = std::min(rows, first + step);
+    std::optional<at::Tensor> part_of_bias;
+    if (bias.defined()) part_of_bias = bias.slice(0, first, last).to(at::kFloat);
+    parts.push_back(at::linear(wide, weight.slice(0, first, last).to(at::kFloat), part_of_bias)
+                        .to(x.scalar_type()));
+  }
+  return parts.size() == 1 ? parts[0] : at::cat(parts, -1);
+}
+
+at::Tensor linear_of(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+  constexpr std::int64_t kConverted = 64;
+  static const bool multiplies_bf16 = [] {
+    const auto found =
+        c10::Dispatcher::singleton().findSchema({"mkldnn::_is_mkldnn_bf16_supported", ""});
+    return !found || found->typed<bool()>().call();
+  }();
+  const bool convert = !multiplies_bf16 && x.is_cpu() && x.scalar_type() == at::kBFloat16 &&
+                       weight.numel() > 0 && x.numel() >= kConverted * x.size(-1);
+  if (convert) return linear_in_f32(x, weight, bias);
+  return bias.defined() ? at::linear(x, weight, bias) : at::linear(x, weight);
+}
+
 at::Tensor Linear::operator()(const at::Tensor& x) const {
-  if (!packed.defined()) return at::linear(x, weight.tensor, bias.tensor);
+  if (!packed.defined()) return linear_of(x, weight.tensor, bias.tensor);
   using Signature =
       at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&);
   static const auto linear = find_operator<Signature>("twell::linear");
@@ -45,7 +76,7 @@ at::Tensor linear_as_stored(const at::Tensor& x, const at::Tensor& weight) {
   const at::ScalarType dtype = weight.scalar_type();
   const bool supported = (dtype == at::kBFloat16 || dtype == at::kFloat) && weight.is_cpu();
   if (!supported || x.numel() > kFewRows * x.size(-1) || at::GradMode::is_enabled()) {
-    return at::linear(x, weight);
+    return linear_of(x, weight);
   }
   static const auto few =
       find_operator<at::Tensor(const at::Tensor&, const at::Tensor&)>("twell::linear_as_stored");

@@ -23,6 +23,14 @@ struct Linear {
   bool has_codes() const { return weight.tensor.defined() && is_of_codes(weight.tensor); }
 };
 
+// As at::linear, but for bf16 matrices where PyTorch has no GEMM for them (without AVX-512). It
+// takes one dot product after the other there: 10 GFLOP/s on two cores of a Zen 3, whose f32 GEMMs
+// reach 70. From 64 rows on f32 numbers are made of x and W instead, in every call: at 512 rows
+// 0.23 s in place of 1.15 (D = 2048, H = 5632). Differentiable.
+at::Tensor linear_of(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {});
+// How. f32 numbers of at most 64 MB of the weight are in memory at a time; y is rounded once.
+at::Tensor linear_in_f32(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
+
 // x Wᵀ for a weight that stays as it is stored: twell's for up to eight rows, at the bandwidth of
 // memory, PyTorch's for more.
 at::Tensor linear_as_stored(const at::Tensor& x, const at::Tensor& weight);

@@ -3,6 +3,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/types.h>
 
+#include "decoder/linear.h"
 #include "twell/status.h"
 
 namespace twell::measure {
@@ -83,18 +84,18 @@ DenseFfn::DenseFfn(DenseVariant variant, const SyntheticLayer& layer,
 
 at::Tensor DenseFfn::operator()(const at::Tensor& x) const {
   if (variant_ == DenseVariant::linear) {
-    at::Tensor h = at::linear(x, gate_, gate_bias_);
+    at::Tensor h = lm::linear_of(x, gate_, gate_bias_);
     lm::activate_(h, activation_);
-    if (up_.defined()) h.mul_(at::linear(x, up_, up_bias_));
-    return at::linear(h, down_, down_bias_);
+    if (up_.defined()) h.mul_(lm::linear_of(x, up_, up_bias_));
+    return lm::linear_of(h, down_, down_bias_);
   }
   if (variant_ == DenseVariant::joined) {
-    const at::Tensor both = at::linear(x, gate_, gate_bias_);  // [M, 2H]
+    const at::Tensor both = lm::linear_of(x, gate_, gate_bias_);  // [M, 2H]
     const std::int64_t h = both.size(1) / 2;
     at::Tensor g = both.narrow(1, 0, h);
     lm::activate_(g, activation_);
     // A new tensor: the down GEMM reads a contiguous one faster.
-    return at::linear(at::mul(g, both.narrow(1, h, h)), down_, down_bias_);
+    return lm::linear_of(at::mul(g, both.narrow(1, h, h)), down_, down_bias_);
   }
   const bool relu = activation_.kind == io::HiddenAct::relu;  // which oneDNN fuses
   at::Tensor h = packed_linear(x, gate_, gate_bias_, relu ? "relu" : "none");

@@ -7,6 +7,8 @@
 #include <memory>
 #include <utility>
 
+#include "decoder/linear.h"
+
 namespace twell::measure {
 namespace {
 
@@ -42,7 +44,7 @@ double calibrate_rows(const at::Tensor& rows, const at::Tensor& inputs, const Ac
   }
   w.addr_((shifts + (low + high) / 2) / mean_share, direction);
   rows.copy_(w);
-  const auto fired = (inputs.matmul(rows.t()) > 0).sum().item<std::int64_t>();
+  const auto fired = (lm::linear_of(inputs, rows) > 0).sum().item<std::int64_t>();
   return static_cast<double>(fired) / static_cast<double>(x.size(0));
 }
 

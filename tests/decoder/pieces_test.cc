@@ -9,6 +9,7 @@
 #include <tuple>
 #include <utility>
 
+#include "decoder/linear.h"
 #include "decoder/norm.h"
 #include "decoder/random.h"
 #include "decoder/rms_norm.h"
@@ -241,6 +242,51 @@ TEST(Rope, LlamaThreeScalingKeepsFastAndDividesSlowPairs) {
     }
   }
   EXPECT_GT(kept * divided * between, 0);
+}
+
+// Weights of one part and of several, rows in order and transposed views; with gradients too.
+TEST(Linear, InF32IsTheProductRoundedOnce) {
+  at::manual_seed(4);
+  for (const auto& [rows, cols] : {std::pair<std::int64_t, std::int64_t>{70, 33}, {5000, 4096}}) {
+    for (const bool transposed : {false, true}) {
+      at::Tensor weight = at::randn({cols, rows}).to(at::kBFloat16).t();
+      if (!transposed) weight = weight.contiguous();
+      const at::Tensor bias = at::randn({rows}).to(at::kBFloat16);
+      const at::Tensor x = at::randn({2, 3, cols}).to(at::kBFloat16);
+      for (const at::Tensor& b : {at::Tensor(), bias}) {
+        const at::Tensor wide = weight.to(at::kDouble), in = x.to(at::kDouble);
+        at::Tensor exact = in.matmul(wide.t()), size = in.abs().matmul(wide.t().abs());
+        if (b.defined()) {
+          exact = exact + b.to(at::kDouble);
+          size = size + b.to(at::kDouble).abs();
+        }
+        const at::Tensor y = linear_in_f32(x, weight, b);
+        EXPECT_EQ(y.scalar_type(), at::kBFloat16);
+        const double sums = static_cast<double>(cols + 2) * 0x1.0p-24;
+        const at::Tensor bound = size * sums + exact.abs() * 0x1.01p-8;
+        EXPECT_LE(((y.to(at::kDouble) - exact).abs() - bound).max().item<double>(), 0.0);
+      }
+    }
+  }
+}
+
+TEST(Linear, OfManyRowsHasTheSameGradients) {
+  at::manual_seed(5);
+  const auto leaf = [](at::IntArrayRef sizes) {
+    return at::randn(sizes).to(at::kBFloat16).requires_grad_(true);
+  };
+  const at::Tensor x = leaf({100, 40}), weight = leaf({30, 40}), bias = leaf({30});
+  linear_of(x, weight, bias).to(at::kFloat).square().sum().backward();
+  const at::Tensor wide[] = {x.detach().to(at::kDouble), weight.detach().to(at::kDouble),
+                             bias.detach().to(at::kDouble)};
+  const at::Tensor dy = 2 * at::linear(wide[0], wide[1], wide[2]);
+  const at::Tensor exact[] = {dy.matmul(wide[1]), dy.t().matmul(wide[0]), dy.sum(0)};
+  const at::Tensor got[] = {x.grad(), weight.grad(), bias.grad()};
+  for (std::size_t i = 0; i < 3; ++i) {
+    // y, dy and the gradient are rounded to bf16.
+    const double error = (got[i].to(at::kDouble) - exact[i]).norm().item<double>();
+    EXPECT_LE(error, 3 * 0x1.0p-8 * exact[i].norm().item<double>()) << i;
+  }
 }
 
 TEST(Weights, TransposedCopy) {
