@@ -52,6 +52,7 @@ std::unique_ptr<lm::Model> ModelOptions::open(lm::FfnPath path, bool prepack) co
   load.dtype = parse_dtype(dtype);
   load.prepack_dense = prepack;
   load.device = device;
+  load.round_scales = round_scales;
   load.allow_unused = allow_unused;
   return lm::load_model(directory(), load);
 }
@@ -95,6 +96,8 @@ void add_dtype_option(CLI::App& command, ModelOptions& options) {
   command.add_option("--dtype", options.dtype, "bf16, f32, auto (as stored), or f16 on a GPU")
       ->check(CLI::IsMember({"bf16", "f16", "f32", "auto"}))
       ->type_name("TYPE");
+  command.add_flag("--round-scales", options.round_scales,
+                   "Round the scales of int4 weights to 5 bits, with which codes stay codes");
 }
 
 std::string read_text(const std::string& path, std::uint64_t max_bytes) {

@@ -32,6 +32,7 @@ struct ModelOptions : CommonOptions {
   std::string model;          // a model directory, or a run directory of `twell train`
   std::string path = "auto";  // dense, sparse or auto
   std::string dtype = "auto";
+  bool round_scales = false;
   bool allow_unused = false;
 
   std::string directory() const;  // of the model itself; throws where there is none

@@ -174,7 +174,11 @@ void QuantizedTensor::expect_scales(const Checkpoint& checkpoint, const std::str
 
 float QuantizedTensor::scale(std::int64_t index) const {
   const float stored = scale_at(scales_, index);
-  return rounded_ ? float_of_bf16(to_bf16(stored)) : stored;
+  if (scale_bits_ == 24) return stored;
+  const auto bits = std::bit_cast<std::uint32_t>(stored);
+  const auto dropped = static_cast<unsigned>(24 - scale_bits_);
+  const std::uint32_t half = (1U << (dropped - 1U)) - 1U + (bits >> dropped & 1U);
+  return std::bit_cast<float>((bits + half) >> dropped << dropped);
 }
 
 std::vector<std::string> QuantizedTensor::names() const {

@@ -29,8 +29,9 @@ class QuantizedTensor {
   std::int64_t group() const { return columns_ / groups_; }  // columns that share a scale
   std::int64_t groups() const { return groups_; }            // scales of a row
   SafeDType scale_dtype() const { return scales_.info->dtype; }
-  // From here on scales are rounded to bf16, as `transformers` takes those of a bf16 model.
-  void round_scales() { rounded_ = true; }
+  // From here on scales are rounded to so many significant bits, to nearest, ties to even: to 8, as
+  // `transformers` takes those of a bf16 model, or to fewer.
+  void round_scales(int bits) { scale_bits_ = bits; }
   std::uint64_t stored_bytes() const { return codes_.info->bytes() + scales_.info->bytes(); }
   // Of the tensors it is made of, as the checkpoint lists them.
   std::vector<std::string> names() const;
@@ -53,7 +54,7 @@ class QuantizedTensor {
   float scale(std::int64_t index) const;
 
   WeightScheme scheme_;
-  bool rounded_ = false;
+  int scale_bits_ = 24;
   std::int64_t rows_ = 0, columns_ = 0, groups_ = 1;
   CheckpointTensor codes_, scales_, shape_;  // shape_ of packed codes alone
 };

@@ -88,7 +88,8 @@ std::unique_ptr<Model> load_model(const std::string& directory, const LoadOption
                                .own_copies = options.trainable && on_cpu,
                                .check_finite = options.check_finite,
                                .keep_f16 = !on_cpu,
-                               .keep_codes = on_cpu && !options.trainable && sparse});
+                               .keep_codes = on_cpu && !options.trainable && sparse,
+                               .round_scales = options.round_scales});
   ParameterSource& source = opened.source();
   auto model = std::make_unique<Decoder>(opened.config(), source, options.device);
   opened.note_dequantized();

@@ -105,6 +105,7 @@ struct LoadOptions {
   bool trainable = false;      // own writable copies with requires_grad, dense FFN, `path` ignored
   bool prepack_dense = false;  // dense path: oneDNN-ordered FFN weights
   bool check_finite = true;    // refuse NaN and infinite weights: reads every byte once
+  bool round_scales = false;   // of int4 weights, to 5 bits, so that these stay codes
   bool allow_unused = false;   // leave out tensors that config.json has no use for
   // Sparse layers decide by the findings beside the checkpoint (prepared_file.h), or, where there
   // are none, by seeded tokens; false: by the model's first call.

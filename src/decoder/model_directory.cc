@@ -75,14 +75,15 @@ void ModelDirectory::check_all_used() const {
 }
 
 void ModelDirectory::note_dequantized() const {
-  const auto [stored, in_memory] = source_->dequantized();
+  const auto [stored, in_memory, wide_scales] = source_->dequantized();
   if (stored == 0) return;
   constexpr double kGiga = 1e9;
   io::note(fmt::format(
       "{}: quantised weights are computed with as floating-point numbers: {:.2f} GB in memory, "
-      "{:.2f} GB in the file",
+      "{:.2f} GB in the file{}",
       directory_.string(), static_cast<double>(in_memory) / kGiga,
-      static_cast<double>(stored) / kGiga));
+      static_cast<double>(stored) / kGiga,
+      wide_scales ? "; with --round-scales those of int4 stay codes" : ""));
 }
 
 }  // namespace twell::lm

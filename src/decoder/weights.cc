@@ -54,9 +54,15 @@ class CheckpointSource final : public ParameterSource {
       const bool multiplied = parameter.kind == ParameterKind::matrix ||
                               parameter.kind == ParameterKind::residual_matrix;
       if (options_.keep_codes && multiplied) {
-        kept = quantized->bits() == 4 ? int4_of(*quantized, parameter) : int8_of(*quantized);
+        if (quantized->bits() == 4) kept = int4_of(*quantized, parameter);
+        if (!kept.defined()) kept = int8_of(*quantized);
       }
-      return kept.defined() ? kept : dequantize(*quantized);
+      if (kept.defined()) return kept;
+      if (options_.keep_codes && multiplied && quantized->bits() == 4 && !parameter.is_down &&
+          quantized->group() % kInt4Group == 0) {
+        dequantized_.wide_scales = true;
+      }
+      return dequantize(*quantized);
     }
     const io::CheckpointTensor found = find(parameter);
     taken_.insert(found.info->name);
@@ -117,7 +123,11 @@ class CheckpointSource final : public ParameterSource {
     }
     for (const std::string& name : found.names()) taken_.insert(name);
     settle_dtype(scalar_type_of_scales(found));
-    if (*options_.dtype == at::kBFloat16) found.round_scales();
+    constexpr int kBf16Bits = 8, kInt4Bits = 5;
+    const bool narrow =
+        options_.round_scales && found.bits() == 4 && found.group() % kInt4Group == 0;
+    if (narrow || *options_.dtype == at::kBFloat16)
+      found.round_scales(narrow ? kInt4Bits : kBf16Bits);
     return found;
   }
 
@@ -148,18 +158,27 @@ class CheckpointSource final : public ParameterSource {
     return out.tensor;
   }
 
+  // [a, b, …] in front -> [a, a, b, b, …]
+  static void spread(std::vector<float>& values, std::int64_t each) {
+    for (std::int64_t i = std::ssize(values) - 1; i > 0; --i) {
+      values[static_cast<std::size_t>(i)] = values[static_cast<std::size_t>(i / each)];
+    }
+  }
+
   static at::Tensor int4_of(const io::QuantizedTensor& found, const Parameter& parameter) {
-    if (parameter.is_down || found.group() != kInt4Group) return {};
+    if (parameter.is_down || found.group() % kInt4Group != 0) return {};
     const std::int64_t columns = found.columns();
+    const std::int64_t alike = found.group() / kInt4Group;  // scales for each that is stored
     const std::int64_t row_bytes = bytes_of(WeightType::int4, columns);
     const CodedRows<std::uint8_t> out(found.rows(), row_bytes);
     std::atomic<bool> all = true;
     at::parallel_for(0, found.rows(), kRowsATask, [&](std::int64_t begin, std::int64_t end) {
       std::vector<std::int8_t> codes(static_cast<std::size_t>(columns));
-      std::vector<float> scales(static_cast<std::size_t>(found.groups()));
+      std::vector<float> scales(static_cast<std::size_t>(columns / kInt4Group));
       for (std::int64_t r = begin; r < end && all; ++r) {
         found.codes(r, r + 1, codes.data());
         found.scales(r, r + 1, scales.data());
+        if (alike > 1) spread(scales, alike);
         const bool made = make_int4_row(codes.data(), scales.data(), columns,
                                         out.codes + r * row_bytes, out.scales + r);
         if (!made) all = false;

@@ -59,6 +59,8 @@ class ParameterSource {
   // What take() dequantised so far: bytes as stored, and in memory.
   struct Dequantized {
     std::int64_t stored = 0, in_memory = 0;
+    bool wide_scales =
+        false;  // some would have stayed codes with CheckpointSourceOptions::round_scales
   };
   virtual Dequantized dequantized() const { return {}; }
   // As drop_pages(), and the model gives the tensor up, if it has it.
@@ -73,9 +75,11 @@ struct CheckpointSourceOptions {
   bool own_copies = false;                   // writable memory instead of the mapping
   bool check_finite = true;
   bool keep_f16 = false;  // f16 stays as it is
-  // Quantised matrices that libtwell multiplies with as they are stored are not dequantised: 8 bits
-  // and a scale for each row, or 4 bits and scales that int4 has (twell/int4.h), but for down.
+  // Quantised matrices that libtwell multiplies with as they are stored are not dequantised: a
+  // scale for each row, or 4 bits and scales that int4 has (twell/int4.h), but for down.
   bool keep_codes = false;
+  // Scales of 4 bits, in groups of a multiple of 32, are rounded to those that int4 has.
+  bool round_scales = false;
   std::optional<io::QuantizationConfig> quantization = {};
 };
 

@@ -86,7 +86,7 @@ def test_the_numbers_are_those_of_the_model_rounded(quantized, model, options):
     out, done = quantized(*options)
     before = load_file(model / "model.safetensors")
     after, scales = decoded(load_file(out / "model.safetensors"))
-    four, group = "int4" in options, 0
+    four, group = options[1] == "int4", 0
     if "--group" in options:
         group = int(options[-1])
     elif four:
@@ -145,6 +145,36 @@ def test_every_command_takes_a_quantised_model(twell, quantized, text, tmp_path)
     told = twell("prepare", "--model", out, "--text", text, ok=False).error_line()
     assert "there is nothing to find: no gate is screened that is stored as codes" in told
     assert "gate int4, up int4, down int8" in twell("explain", "--model", out).out
+
+
+@pytest.mark.parametrize("options", [("--type", "int4"), ("--type", "int4", "--group", "128")], ids=" ".join)
+def test_wide_scales_are_rounded_where_asked(twell, quantized, tmp_path, options):
+    """The model is then the one whose file has the rounded scales, on both paths."""
+    out, _ = quantized(*options)
+    torch.manual_seed(1)
+    for name in ("wide", "rounded"):
+        shutil.copytree(out, tmp_path / name)
+    wide = load_file(out / "model.safetensors")
+    rounded = dict(wide)
+    for name, scale in wide.items():
+        if name.endswith("weight_scale") and name.split(".")[-2] in FOUR:
+            wide[name] = (scale.float() * (1 + 0.1 * torch.rand(scale.shape))).bfloat16()
+            mantissa, exponent = wide[name].float().frexp()
+            rounded[name] = torch.ldexp((mantissa * 32).round() / 32, exponent).bfloat16()
+    save_file(wide, tmp_path / "wide" / "model.safetensors")
+    save_file(rounded, tmp_path / "rounded" / "model.safetensors")
+
+    def run(name, path, *more):
+        return twell("generate", "--model", tmp_path / name, "--prompt", "a", "--max-tokens", 12, "--temperature", 0,
+                     "--path", path, *more, json_name="wide.json")  # fmt: skip
+
+    said = run("wide", "sparse").err
+    if "--group" not in options:  # 128 are a row, and whatever its one scale is, codes stay codes
+        assert NOTE in said and "--round-scales" in said
+    for path in ("sparse", "dense"):
+        done, want = run("wide", path, "--round-scales"), run("rounded", path)
+        assert done.json["sequences"] == want.json["sequences"]
+        assert (NOTE in done.err) == (NOTE in want.err) == (path == "dense")
 
 
 def test_training_goes_on_in_floating_point(twell, quantized, text, tmp_path):

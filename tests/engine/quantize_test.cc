@@ -77,39 +77,42 @@ TEST_F(Quantized, LayersOfEveryArchitectureAreFoundByTheirNames) {
 
 TEST_F(Quantized, WhatIsTakenIsCodesTimesScales) {
   const io::ModelConfig config = test::tiny_config();
-  const QuantizedModel made = quantize(config, {.bits = 4, .group = 32});
-  const auto open = [&](bool keep_codes) {
-    return ModelDirectory(to_.path(), io::load_config(to_.path()),
-                          {.dtype = at::kFloat, .keep_codes = keep_codes});
-  };
-  const ModelDirectory opened = open(false), kept = open(true);
-  EXPECT_FALSE(opened.config().quantization);
-  std::int64_t codes = 0;
-  for (const Parameter& parameter : parameters_of(opened.config())) {
-    const at::Tensor numbers = opened.source().take(parameter);
-    EXPECT_EQ(numbers.sizes(), at::IntArrayRef(parameter.shape));
-    const at::Tensor taken = kept.source().take(parameter);
-    const auto scheme = scheme_of(*made.config.quantization, parameter, "");
-    if (!scheme) {
-      EXPECT_TRUE(at::equal(taken, numbers)) << parameter.name;
-      continue;
+  for (const std::int64_t group : {32, 64}) {
+    SCOPED_TRACE(group);
+    const QuantizedModel made = quantize(config, {.bits = 4, .group = group});
+    const auto open = [&](bool keep_codes) {
+      return ModelDirectory(to_.path(), io::load_config(to_.path()),
+                            {.dtype = at::kFloat, .keep_codes = keep_codes});
+    };
+    const ModelDirectory opened = open(false), kept = open(true);
+    EXPECT_FALSE(opened.config().quantization);
+    std::int64_t codes = 0;
+    for (const Parameter& parameter : parameters_of(opened.config())) {
+      const at::Tensor numbers = opened.source().take(parameter);
+      EXPECT_EQ(numbers.sizes(), at::IntArrayRef(parameter.shape));
+      const at::Tensor taken = kept.source().take(parameter);
+      const auto scheme = scheme_of(*made.config.quantization, parameter, "");
+      if (!scheme) {
+        EXPECT_TRUE(at::equal(taken, numbers)) << parameter.name;
+        continue;
+      }
+      ++codes;
+      EXPECT_EQ(taken.scalar_type(), scheme->bits == 8 ? at::kChar : at::kByte) << parameter.name;
+      // A product with a unit vector is a number itself.
+      const at::Tensor x = at::eye(numbers.size(1));
+      Linear linear;
+      linear.weight = parameter;
+      linear.weight.tensor = taken;
+      linear.pack(kept.source());
+      EXPECT_TRUE(at::equal(linear(x), numbers.t())) << parameter.name;
     }
-    ++codes;
-    EXPECT_EQ(taken.scalar_type(), scheme->bits == 8 ? at::kChar : at::kByte) << parameter.name;
-    // A product with a unit vector is a number itself.
-    const at::Tensor x = at::eye(numbers.size(1));
-    Linear linear;
-    linear.weight = parameter;
-    linear.weight.tensor = taken;
-    linear.pack(kept.source());
-    EXPECT_TRUE(at::equal(linear(x), numbers.t())) << parameter.name;
+    EXPECT_EQ(codes, 1 + 7 * config.num_hidden_layers);
+    opened.check_all_used();
+    kept.check_all_used();
+    opened.note_dequantized();
+    ASSERT_EQ(notes_.size(), 1U) << "the same is said once";
+    EXPECT_THAT(notes_[0], HasSubstr("GB in memory"));
   }
-  EXPECT_EQ(codes, 1 + 7 * config.num_hidden_layers);
-  opened.check_all_used();
-  kept.check_all_used();
-  opened.note_dequantized();
-  ASSERT_EQ(notes_.size(), 1U);
-  EXPECT_THAT(notes_[0], HasSubstr("GB in memory"));
 }
 
 // On the sparse path codes are multiplied as they are stored. In f32 the dense path has the same
