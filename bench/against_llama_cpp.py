@@ -6,8 +6,9 @@
 
 Makes models of these shapes by `twell synth`, or takes checkpoints that are there (`--models`),
 writes their weights as GGUF files, and measures. Each figure comes from processes of its own, which
-take turns for `--rounds` rounds: `twell bench model` for each of `--twell-types`, of which the codes
-are made by `twell quantize`, and llama.cpp through `llama-cpp-python` for each of `--types`. bf16 is
+take turns for `--rounds` rounds: `twell bench model` in bf16, `twell generate` once for each other of
+`--twell-types`, made by `twell quantize`, and llama.cpp through `llama-cpp-python` for each of
+`--types`. bf16 is
 the one with the weights that twell has; the others are made by llama.cpp itself
 (`llama_model_quantize`), by its own rules. llama.cpp's Llama has SiLU in
 place of ReLU and other positions of the rotary pairs, so its text would be another one; its work
@@ -52,6 +53,8 @@ TIERS = {
     "avx2": {"TWELL_CPU_TIER": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"},
 }
 PHASES = ("prefill", "decode")
+# Printable characters in no order: a tokenizer of bytes makes a token of each.
+WORDS = "".join(chr(33 + (i * i + 7 * i) % 89) for i in range(997))
 # twell's weights, and what its sparse side is called with them.
 # A type of the head stands behind a plus.
 OWN_TYPES = {"bf16": "twell sparse", "int8": "twell int8", "int4": "twell int4",
@@ -175,25 +178,52 @@ class Case:
             self.skipped = ("llama.cpp has its instructions from when it was compiled, and this one"
                             " has AVX-512; name a folder with another build by --llama-library")
         self.runs = {}  # side -> phase -> tokens a second of each process
-        self.machine = self.nnz = None
+        self.machine = self.nnz = self.text = None
 
     def add(self, side, speeds):
         phases = self.runs.setdefault(side, {phase: [] for phase in PHASES})
         for phase in PHASES:
             phases[phase].append(speeds[phase])
 
+    def measure_codes(self, own_type, place):
+        """By one text: a benchmark of codes would load their numbers too, for its dense side."""
+        report = pathlib.Path(place) / "codes.json"
+        model = self.models[own_type]
+
+        def generate(text, tokens):
+            run([self.arguments.twell, "generate", "--model", model, "--path", "sparse", "--prompt",
+                 text, "--max-tokens", tokens, "--temperature", 0, "--threads",
+                 self.arguments.threads, "--json", report], TIERS[self.tier])
+            return json.loads(report.read_text())
+
+        if self.text is None:
+            wanted = self.arguments.prompt_tokens
+            text = (WORDS * (1 + 12 * wanted // len(WORDS)))[:wanted]
+            self.text = text[: wanted * len(text) // generate(text, 1)["prompt_tokens"]]
+        result = generate(self.text, self.arguments.decode_tokens + 1)
+        self.machine = result["machine"]
+        self.add(OWN_TYPES[own_type], {
+            phase: result[f"{phase}_tokens_per_s"] for phase in PHASES})
+        if self.nnz is None:
+            words = pathlib.Path(place) / "words.txt"
+            words.write_text(self.text)
+            run([self.arguments.twell, "stats", "--model", model, "--text", words, "--json", report],
+                TIERS[self.tier])
+            self.nnz = json.loads(report.read_text())["nnz_mean"]
+
     def measure_twell(self, own_type, place):
+        if own_type != "bf16":
+            self.measure_codes(own_type, place)
+            return
         report = pathlib.Path(place) / "twell.json"
         run([self.arguments.twell, "bench", "model", "--model", self.models[own_type],
              *counts(self.arguments), "--seconds", self.arguments.seconds, "--json", report],
             TIERS[self.tier])
         result = json.loads(report.read_text())
         self.machine, self.nnz = result["machine"], result["nnz_mean"]
-        self.add(OWN_TYPES[own_type], {phase: result[phase]["sparse_tokens_per_s"]
+        for side in ("sparse", "dense"):
+            self.add(f"twell {side}", {phase: result[phase][f"{side}_tokens_per_s"]
                                        for phase in PHASES})
-        if own_type == "bf16":
-            self.add("twell dense", {phase: result[phase]["dense_tokens_per_s"]
-                                     for phase in PHASES})
 
     def measure_llama_cpp(self, weight_type):
         self.add(f"llama.cpp {weight_type}", json.loads(

@@ -1,4 +1,4 @@
-"""GGUF files of a checkpoint's weights, for `against_llama_cpp.py`."""
+"""GGUF files of a checkpoint's weights, for `against_llama_cpp.py` and `quantised_quality.py`."""
 
 import ctypes
 import json
@@ -48,7 +48,18 @@ def read_tensors(directory):
     return tensors
 
 
-def write_bf16(model, config, path):
+def in_pairs(name, config, raw):
+    """Rows of q and k as llama.cpp's Llama wants them: it turns neighbours in a head, transformers
+    dimensions half a head apart."""
+    heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(name.split(".")[-2])
+    if heads is None:
+        return raw
+    halves = raw.reshape(config[heads], 2, config["head_dim"] // 2, -1)
+    return halves.swapaxes(1, 2).reshape(raw.shape)
+
+
+def write_bf16(model, config, path, pairs=False):
+    """`pairs`: by in_pairs(), so that llama.cpp computes what transformers does."""
     import gguf
     import numpy as np
 
@@ -69,6 +80,8 @@ def write_bf16(model, config, path):
     for name, (dtype, shape, raw) in read_tensors(model).items():
         if dtype not in ("BF16", "F32"):
             raise SystemExit(f"{model}: {name} is {dtype}, expected BF16 or F32")
+        if pairs and len(shape) == 2:
+            raw = in_pairs(name, config, raw.reshape(shape[0], -1))
         if dtype == "BF16" and len(shape) == 2:  # written from the map, never all in memory
             out.add_tensor(gguf_name(name), raw.reshape(shape[0], -1), raw_dtype=bf16)
             continue
@@ -96,14 +109,14 @@ def quantise(source, weight_type, path, threads):
         raise SystemExit(f"llama.cpp {llama_cpp.__version__} could not write {weight_type}")
 
 
-def write_gguf_files(model, config, weight_types, place, threads):
+def write_gguf_files(model, config, weight_types, place, threads, pairs=False):
     """Type -> file. One that is there is from an earlier run; none is there half-written."""
     files = {name: pathlib.Path(place) / f"{name}.gguf" for name in ("bf16", *weight_types)}
     for name, file in files.items():
         if not file.exists():
             part = file.with_suffix(".part")
             if name == "bf16":
-                write_bf16(model, config, part)
+                write_bf16(model, config, part, pairs)
             else:
                 quantise(files["bf16"], name, part, threads)
             os.replace(part, file)
