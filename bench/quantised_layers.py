@@ -5,8 +5,8 @@ dense forms that PyTorch has for such weights, and against twell's own in bf16.
     TWELL_TORCH_LIBRARY=… PYTHONPATH=python bench/quantised_layers.py --threads 2 --out DIR
 
 DIR/layers.json and layers.md are the outcome. Dense forms: three products by ATen's
-_weight_int8pack_mm or _weight_int4pack_mm_for_cpu, with what is between them, and bf16 GEMMs of the
-numbers. Neurons are as popular as in trained models: shares are lognormal. Products of one row are
+_weight_int8pack_mm or _weight_int4pack_mm_for_cpu, with what is between them, and GEMMs of the
+numbers, in bf16 and in f32. Neurons are as popular as in trained models: shares are lognormal. Products of one row are
 shown beside what reading memory gives.
 """
 
@@ -24,7 +24,7 @@ from measuring import described, duration, in_turns, machine, over, table, write
 from torch import Tensor
 
 GROUP = 32
-DENSE = ("int8, ATen", "int4, ATen", "bf16, dense")
+DENSE = ("int8, ATen", "int4, ATen", "bf16, dense", "f32, dense")
 OWN = ("bf16", "int8", "int4")
 
 
@@ -78,6 +78,8 @@ def forms_of(layer: Layer) -> dict[str, Callable[[Tensor], Tensor]]:
     def dense(product: Callable[[Tensor, int], Tensor]) -> Callable[[Tensor], Tensor]:
         return lambda x: product(product(x, 0).relu_().mul_(product(x, 1)), 2)
 
+    in_f32 = [w.float() for w in made]
+    wide = dense(lambda x, i: torch.nn.functional.linear(x, in_f32[i]))
     # ATen wants int4 as numbers from 0 to 15, and scales and zeros by group.
     words = [aten._convert_weight_to_int4pack_for_cpu((w + 8).int(), 2) for w, _ in four]
     about = [torch.stack([s.t(), torch.zeros_like(s.t())], -1).bfloat16().contiguous() for _, s in four]
@@ -90,6 +92,7 @@ def forms_of(layer: Layer) -> dict[str, Callable[[Tensor], Tensor]]:
             lambda x, i: aten._weight_int4pack_mm_for_cpu(x, words[i], GROUP, about[i])
         ),
         "bf16, dense": dense(lambda x, i: torch.nn.functional.linear(x, made[i])),
+        "f32, dense": lambda x: wide(x.float()).bfloat16(),
     }
 
 
@@ -126,7 +129,8 @@ def page(result: dict[str, Any]) -> list[str]:
     rows = []
     for found in result["grid"]:
         us = {name: found["us"][name]["median"] for name in (*OWN, *DENSE)}
-        best = {kind: min(us[f"{kind}, ATen"], us["bf16, dense"]) for kind in ("int8", "int4")}
+        numbers = min(us["bf16, dense"], us["f32, dense"])
+        best = {kind: min(us[f"{kind}, ATen"], numbers) for kind in ("int8", "int4")}
         rows.append([
             f"{100 * found['density']:g} %", f"{found['rows']}", *(duration(us[n]) for n in (*OWN, *DENSE)),
             *(f"{best[kind] / us[kind]:.2f}x" for kind in best),
@@ -139,7 +143,8 @@ def page(result: dict[str, Any]) -> list[str]:
         f"D = {result['width']}, H = {result['neurons']}. Medians of calls in turns.", "",
         *table(["fire", "rows", *OWN, *DENSE, "int8 / best dense", "int4 / best dense",
                 "int8 / bf16", "int4 / bf16"], rows), "",
-        "Best dense: the faster of ATen's form of these bits and bf16 GEMMs of the numbers.", "",
+        "Best dense: the fastest of ATen's form of these bits and GEMMs of the numbers, in bf16 and",
+        "in f32, which take two and four times the memory of int8.", "",
         "## One row", "",
         *table(["", "GB/s", "of reading"], [
             [n, f"{s['gb_per_s']:.1f}", f"{s['gb_per_s'] / speeds['reading']['gb_per_s']:.2f}"]

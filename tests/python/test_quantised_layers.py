@@ -320,4 +320,4 @@ def test_the_benchmark_of_layers_writes_its_page(tmp_path: Path) -> None:
     page = (tmp_path / "layers.md").read_text()
     assert page.count("| 5 % |") == 2 and "GB/s" in page
     cells = json.loads((tmp_path / "layers.json").read_text())["grid"][0]["us"]
-    assert set(cells) == {"bf16", "int8", "int4", "int8, ATen", "int4, ATen", "bf16, dense"}
+    assert set(cells) == {"bf16", "int8", "int4", "int8, ATen", "int4, ATen", "bf16, dense", "f32, dense"}
