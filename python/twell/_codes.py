@@ -161,7 +161,7 @@ def _with_parameters(linear: nn.Module, parameters: dict[str, Any]) -> nn.Module
 
 def is_quantised(linear: nn.Module) -> bool:
     """Whether a linear layer's weight is codes and scales, of which this knows to make something."""
-    own = linear._parameters
+    own = dict(linear._parameters.items())  # a scripted module's are no dictionary
     weight = own.get("weight")
     as_bytes = "weight_scale" in own and weight is not None and weight.dtype == torch.int8
     return "weight_packed" in own or as_bytes or _of_torchao(linear) is not None
@@ -199,7 +199,7 @@ def codes_of(name: str, linear: nn.Module) -> Codes:
 
 def _of_torchao(linear: nn.Module) -> Any:
     """The weight, where it is a tensor of torchao with codes of weights alone."""
-    weight: Any = linear._parameters.get("weight")
+    weight: Any = dict(linear._parameters.items()).get("weight")
     known = type(weight).__name__ in ("Int8Tensor", "IntxUnpackedToInt8Tensor")
     return weight if known and type(weight).__module__.startswith("torchao.") else None
 
