@@ -114,13 +114,15 @@ def say(text):
 def page(report):
     tasks = list(report["twell"][OWN[0]]["tasks"])
     error = 100 * 0.5 / math.sqrt(max(1, report["limit"]))
+    of_tasks = [f"Accuracies in % on the first {report['limit']} items of each task; their standard error",
+                f"is about {error:.1f}."] if tasks else []  # fmt: skip
     lines = [
         "# Quality of quantised weights", "",
         "Written by `bench/quantised_quality.py`. " + report["about"], "",
-        f"{report['model']}: perplexity of {report['tokens']} tokens in windows of",
-        f"{report['window']}; accuracy (in %) on the first {report['limit']} items of each task,",
-        f"whose standard error is about {error:.1f}.", "",
-        "| twell | MB | perplexity | " + " | ".join(tasks) + " |", "|" + " --- |" * (3 + len(tasks)),
+        f"{report['model']}: perplexity of {report['tokens']} tokens in windows of {report['window']}.",
+        *of_tasks, "",
+        "| " + " | ".join(["twell", "MB", "perplexity", *tasks]) + " |",
+        "|" + " --- |" * (3 + len(tasks)),
     ]  # fmt: skip
     for kind, about in report["twell"].items():
         cells = [f"{100 * about['tasks'][t]['accuracy']:.1f}" for t in tasks]
