@@ -14,6 +14,7 @@
 #include "files/atomic_file.h"
 #include "files/file_error.h"
 #include "train/run_directory.h"
+#include "twell/weight.h"
 
 namespace twell::cli {
 namespace {
@@ -28,10 +29,9 @@ struct QuantizeCommand : ModelOptions {
 };
 
 lm::QuantizeOptions options_of(const QuantizeCommand& o) {
-  constexpr std::int64_t kGroup = 32;  // of int4
   lm::QuantizeOptions out;
   out.bits = o.type == "int4" ? 4 : 8;
-  out.group = o.group == 0 && out.bits == 4 ? kGroup : o.group;
+  out.group = o.group == 0 && out.bits == 4 ? kInt4Group : o.group;
   out.head_bits = o.head == "int8" ? 8 : o.head == "int4" ? 4 : 0;
   out.allow_unused = o.allow_unused;
   return out;

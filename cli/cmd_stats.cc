@@ -55,7 +55,8 @@ void run(StatsCommand& o) {
   }
   const auto model = o.open();
   const auto tokens = read_tokens(o.text, o.tokenizer(), o.max_tokens);
-  const double neurons = static_cast<double>(model->config().neurons_of_token());
+  const std::int64_t count = model->config().neurons_of_token();
+  const auto neurons = static_cast<double>(count);
   Progress progress("counting non-zeros", static_cast<std::int64_t>(tokens.size()));
   lm::ScoreOptions score;
   score.on_progress = [&](std::int64_t done, std::int64_t) { progress.update(done); };
@@ -84,11 +85,10 @@ void run(StatsCommand& o) {
                       {"nnz_max", layer.nnz_max},
                       {"dead_fraction", layer.dead_fraction()}});
   }
-  o.say("{} tokens through {} layers of {} neurons ({})\n\n{}", tokens.size(), means.size(),
-        model->config().neurons_of_token(), io::name_of(model->config().hidden_act),
-        table.to_string());
+  o.say("{} tokens through {} layers of {} neurons ({})\n\n{}", tokens.size(), means.size(), count,
+        io::name_of(model->config().hidden_act), table.to_string());
   o.say("\nMean of all layers: {:.1f} non-zeros, {:.2f} % of {}\n", statistics.nnz_mean(),
-        100 * statistics.nnz_mean() / neurons, model->config().neurons_of_token());
+        100 * statistics.nnz_mean() / neurons, count);
 
   Table by_position({"position", "non-zeros"});
   nlohmann::json positions = nlohmann::json::array();
@@ -101,7 +101,7 @@ void run(StatsCommand& o) {
   o.say("\n{}", by_position.to_string());
   if (o.chart) o.say("\nNon-zeros by layer\n{}", bar_chart(means));
   o.write({{"tokens", tokens.size()},
-           {"neurons", model->config().neurons_of_token()},
+           {"neurons", count},
            {"nnz_mean", statistics.nnz_mean()},
            {"layers", layers},
            {"positions", positions}});

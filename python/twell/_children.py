@@ -64,14 +64,22 @@ def linears_of(
 def check_fit(linears: Sequence[Any]) -> None:
     """Raises ValueError unless the linear layers' sizes and dtypes go together: gate, up and down, or up
     and down."""
-    kinds, shapes = described_weights(len(linears))
-    sizes = [[linear.out_features, linear.in_features] for linear in linears]
-    if any(size != sizes[0] for size in sizes[1:-1]) or sizes[-1] != sizes[0][::-1]:
-        raise ValueError(f"{kinds}: expected shapes {shapes}, got {', '.join(map(str, sizes))}")
+    if wrong := misfit(linears):
+        raise ValueError(wrong)
     plain = [m for m in linears if type(m) is nn.Linear and not _codes.is_quantised(m)]
     dtypes = [p.dtype for linear in plain for p in linear.parameters()]
     if any(dtype != dtypes[0] for dtype in dtypes):
+        kinds, _ = described_weights(len(linears))
         raise ValueError(f"{kinds}: expected one dtype, got {', '.join(map(str, dtypes))}")
+
+
+def misfit(linears: Sequence[Any]) -> str | None:
+    """Says where the linear layers do not widen and narrow again."""
+    sizes = [[linear.out_features, linear.in_features] for linear in linears]
+    if all(size == sizes[0] for size in sizes[1:-1]) and sizes[-1] == sizes[0][::-1]:
+        return None
+    kinds, shapes = described_weights(len(linears))
+    return f"{kinds}: expected shapes {shapes}, got {', '.join(map(str, sizes))}"
 
 
 def described_weights(count: int) -> tuple[str, str]:

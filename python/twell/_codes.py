@@ -41,12 +41,8 @@ def sizes(weight: Tensor, by: str = "row") -> tuple[int, int]:
     extent, width = weight.shape
     if not is_coded(weight):
         return extent, width
-    if by == "column":
-        rows = extent - _fake.coded_extent(0, width, by)
-    else:
-        rows = extent * width // (width + 4)
-        while _fake.coded_extent(rows, width, by) > extent:
-            rows -= 1
+    columns = by == "column"
+    rows = extent - _fake.coded_extent(0, width, by) if columns else _fake.rows_of(weight)
     return rows, width if weight.dtype == torch.int8 else width // 17 * _GROUP
 
 

@@ -56,7 +56,7 @@ def coded_scales_at(rows: int, cols: int) -> int:
     return (rows * cols + 3) // 4 * 4
 
 
-def _rows_of(weight: Tensor) -> Any:
+def rows_of(weight: Tensor) -> Any:
     """Neurons of a weight that has a scale for each, if any."""
     extent, cols = weight.shape[:2]
     if weight.dtype not in (torch.int8, torch.uint8) or weight.dim() != 2:
@@ -178,7 +178,7 @@ def _ffn_train_backward_add(dy: Tensor, x: Tensor, gate: Tensor, *_: Any, **__: 
 
 def _pack_weight(weight: Tensor) -> Tensor:
     cols = weight.shape[1] // 17 * 32 if weight.dtype == torch.uint8 else weight.shape[1]
-    return weight.new_empty(_packed_shape(weight.dtype, _rows_of(weight), cols))
+    return weight.new_empty(_packed_shape(weight.dtype, rows_of(weight), cols))
 
 
 def _unpack_weight(packed: Tensor) -> Tensor:
@@ -199,7 +199,7 @@ def _linear(x: Tensor, weight_packed: Tensor, bias: Tensor | None = None) -> Ten
 
 
 def _linear_as_stored(x: Tensor, weight: Tensor) -> Tensor:
-    return _rows(x, _rows_of(weight))
+    return _rows(x, rows_of(weight))
 
 
 def _gemm_relu_twell(

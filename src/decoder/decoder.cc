@@ -83,13 +83,14 @@ void Decoder::use_dense_ffn(bool prepack, ParameterSource& source) {
 void Decoder::use_sparse_ffn(FfnPath path, ParameterSource& source,
                              const std::vector<LayerFindings>& findings) {
   own_linears_ = true;
+  // A screen leaves too much of an expert, which is made for the tokens that it gets; and which it
+  // gets first is by chance.
+  const LayerFindings none = no_candidates(config_);
+  const bool has_experts = config_.block.experts.count > 0;
   for (Block& block : weights_.blocks) {
     const auto layer = static_cast<std::size_t>(&block - weights_.blocks.data());
     const LayerFindings* known = layer < findings.size() ? &findings[layer] : nullptr;
-    // A screen leaves too much of an expert, which is made for the tokens that it gets; and which
-    // it gets first is by chance.
-    const LayerFindings none = no_candidates(config_);
-    if (config_.block.experts.count > 0) known = &none;
+    if (has_experts) known = &none;
     make_ffn(block, [&](FfnTensors& from) {
       auto ffn = make_sparse_feed_forward(ffn_of(from), activation(), path, known);
       // The gate is packed, or, where it is screened, read again when its screen is made.

@@ -21,12 +21,14 @@ Prepared prepare_model(const std::string& directory, std::span<const std::int64_
   LoadOptions load = options;
   load.path = FfnPath::sparse;
   load.prepare = false;
-  const auto model = load_model(directory, load);
-  if (const std::int64_t experts = model->config().block.experts.count; experts > 0) {
+  // Before gigabytes are mapped and converted.
+  const io::ModelConfig config = io::load_config(directory, options.architectures);
+  if (const std::int64_t experts = config.block.experts.count; experts > 0) {
     throw Error(
         ErrorKind::unsupported, "prepare",
         fmt::format("there is nothing to find: the gates of {} experts are not screened", experts));
   }
+  const auto model = load_model(directory, load);
   // In one call, as sequences of what the model has positions for: a layer decides by its first.
   const std::int64_t longest = std::min<std::int64_t>(512, model->config().max_position_embeddings);
   std::vector<Chunk> chunks;

@@ -14,6 +14,7 @@
 #include "decoder/model_directory.h"
 #include "decoder/parameters.h"
 #include "files/file_error.h"
+#include "twell/weight.h"
 
 namespace twell::lm {
 namespace {
@@ -26,9 +27,8 @@ std::string target_of(const std::string& name) {
 }
 
 io::WeightScheme head_scheme(const QuantizeOptions& options) {
-  constexpr std::int64_t kGroup = 32;
   if (options.head_bits == 8) return {.bits = 8};
-  return {.bits = options.head_bits, .group = options.bits == 4 ? options.group : kGroup};
+  return {.bits = options.head_bits, .group = options.bits == 4 ? options.group : kInt4Group};
 }
 
 // By name too where all are: vLLM's head is no Linear.
@@ -122,7 +122,7 @@ std::vector<Part> parts_of(const io::ModelConfig& config, const io::Quantization
     head.scheme = head_scheme(options);
     const std::string name = config.architecture->tensors.head;
     head.module = name.substr(0, name.size() - 1);
-    require_whole_groups(head, name);
+    require_whole_groups(head, head.module);
   }
   return out;
 }

@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from twell import _attached, _norm, dense
-from twell._children import described_weights, linear_of
+from twell._children import linear_of, misfit
 from twell.form import Form
 from twell.hf.activations import activation_of
 from twell.hf.kinds import KINDS, Kind, Stays, is_turned, kind_of
@@ -107,10 +107,8 @@ def from_mlp(
 
 def check_sizes(name: str, linears: list[Any]) -> None:
     """Raises Stays where the linear layers do not widen and narrow again."""
-    sizes = [[linear.out_features, linear.in_features] for linear in linears]
-    if any(size != sizes[0] for size in sizes[1:-1]) or sizes[-1] != sizes[0][::-1]:
-        kinds, shapes = described_weights(len(linears))
-        raise Stays(f"{name}: {kinds}: expected shapes {shapes}, got {', '.join(map(str, sizes))}")
+    if wrong := misfit(linears):
+        raise Stays(f"{name}: {wrong}")
 
 
 def _norm_of(module: nn.Module) -> nn.Module:
