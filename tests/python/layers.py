@@ -206,14 +206,16 @@ def in_two_processes(file: str, folder: Path, **environment: str) -> list[dict[s
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
 
 
-def python(code: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A program of its own, with the package and this directory to import from."""
+def python(
+    code: str | Path, *arguments: str | Path, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """A program of its own, given or in a file, with the package and this directory to import from."""
     import twell
 
     places = [Path(twell.__file__).resolve().parents[1], Path(__file__).resolve().parent]
     path = os.pathsep.join(map(str, places))
     return subprocess.run(
-        [sys.executable, "-c", code, *arguments],
+        [sys.executable, *([] if isinstance(code, Path) else ["-c"]), code, *arguments],
         env={**os.environ, "PYTHONPATH": path, **environment},
         capture_output=True,
         text=True,

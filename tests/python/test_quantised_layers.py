@@ -6,8 +6,6 @@ from __future__ import annotations
 import copy
 import io
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import twell
-from layers import UNIT, make_layer
+from layers import UNIT, make_layer, python
 from torch import Tensor, nn
 from twell import _codes
 
@@ -312,10 +310,8 @@ def test_autocast(way: str, to: torch.dtype) -> None:
 def test_the_benchmark_of_layers_writes_its_page(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     script = Path(__file__).resolve().parents[2] / "bench" / "quantised_layers.py"
-    done = subprocess.run(
-        [sys.executable, script, "--width", "256", "--neurons", "512", "--density", "0.05", "--rows", "1", "8",
-         "--long", "512", "--seconds", "0.001", "--out", tmp_path], capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = python(script, "--width", "256", "--neurons", "512", "--density", "0.05",
+                  "--rows", "1", "8", "--long", "512", "--seconds", "0.001", "--out", tmp_path)  # fmt: skip
     assert done.returncode == 0, done.stderr
     page = (tmp_path / "layers.md").read_text()
     assert page.count("| 5 % |") == 2 and "GB/s" in page
