@@ -29,4 +29,15 @@ if(TWELL_SANITIZE)
   target_compile_options(twell_flags INTERFACE $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
 endif()
 
+# Most of the time of a source goes into headers and what they instantiate; those of one folder are
+# therefore compiled several as one. Names in unnamed namespaces must differ within a room.
+set(TWELL_MERGE_SOURCES 8 CACHE STRING "How many sources of a target are compiled as one; 0: each alone")
+function(twell_merge_sources TARGET)
+  if(TWELL_MERGE_SOURCES)
+    set_target_properties(${TARGET} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${TWELL_MERGE_SOURCES})
+    # It takes a merged source for a header, where an unnamed namespace would be a mistake.
+    target_compile_options(${TARGET} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>)
+  endif()
+endfunction()
+
 include(TorchPch)

@@ -15,8 +15,6 @@ namespace twell::io {
 namespace {
 
 namespace fs = std::filesystem;
-constexpr std::string_view kSingle = "model.safetensors";
-constexpr std::string_view kIndex = "model.safetensors.index.json";
 constexpr std::uint64_t kMaxIndexBytes = 256ULL << 20;
 
 // Steps (insert, delete, replace) from one name to the other.
@@ -86,7 +84,7 @@ bool is_index(const fs::path& path) { return path.string().ends_with(".index.jso
 fs::path main_file(const fs::path& path) {
   std::error_code ignored;
   if (!fs::is_directory(path, ignored)) return path;
-  for (const std::string_view name : {kSingle, kIndex}) {
+  for (const std::string_view name : {kCheckpointFile, kCheckpointIndex}) {
     if (fs::exists(path / name, ignored)) return path / name;
   }
   // What else people have: PyTorch's own format, Meta's, TensorFlow's, llama.cpp's.
@@ -98,10 +96,10 @@ fs::path main_file(const fs::path& path) {
       fail_file(path.string(),
                 "has {} but no {}: weights are read from safetensors alone; load the model with "
                 "transformers and write it with save_pretrained()",
-                in_quotes(name), kSingle);
+                in_quotes(name), kCheckpointFile);
     }
   }
-  fail_file(path.string(), "has neither {} nor {}", kSingle, kIndex);
+  fail_file(path.string(), "has neither {} nor {}", kCheckpointFile, kCheckpointIndex);
 }
 
 }  // namespace

@@ -8,12 +8,17 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
 #include "checkpoint/safetensors.h"
 
 namespace twell::io {
+
+// A model's weights in its directory: one file, or several that an index names.
+inline constexpr std::string_view kCheckpointFile = "model.safetensors";
+inline constexpr std::string_view kCheckpointIndex = "model.safetensors.index.json";
 
 // A tensor of an open Checkpoint; valid as long as that is.
 struct CheckpointTensor {

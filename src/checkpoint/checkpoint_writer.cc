@@ -15,8 +15,6 @@ namespace twell::io {
 namespace {
 
 namespace fs = std::filesystem;
-constexpr std::string_view kSingle = "model.safetensors";
-constexpr std::string_view kIndex = "model.safetensors.index.json";
 
 // The usual names; with a generation where an older checkpoint has these.
 std::vector<std::string> shard_names(const fs::path& directory, std::size_t count) {
@@ -70,7 +68,7 @@ CheckpointWriter::CheckpointWriter(fs::path directory, const std::vector<TensorS
     filled += bytes;
     total_bytes_ += bytes;
   }
-  const auto names = plan.size() == 1 ? std::vector<std::string>{std::string(kSingle)}
+  const auto names = plan.size() == 1 ? std::vector<std::string>{std::string(kCheckpointFile)}
                                       : shard_names(directory_, plan.size());
   shards_.reserve(plan.size());
   for (std::size_t i = 0; i < plan.size(); ++i) {
@@ -95,14 +93,14 @@ void CheckpointWriter::commit() {
   }
   std::error_code ignored;
   if (shards_.size() == 1) {
-    fs::remove(directory_ / kIndex, ignored);
+    fs::remove(directory_ / kCheckpointIndex, ignored);
   } else {
     nlohmann::json map = nlohmann::json::object();
     for (const auto& [name, shard] : shard_of_) map[name] = shards_[shard].file_name;
     const nlohmann::json index = {{"metadata", {{"total_size", total_bytes_}}},
                                   {"weight_map", map}};
-    write_file_atomically(directory_ / kIndex, index.dump(2) + "\n");
-    fs::remove(directory_ / kSingle, ignored);
+    write_file_atomically(directory_ / kCheckpointIndex, index.dump(2) + "\n");
+    fs::remove(directory_ / kCheckpointFile, ignored);
   }
   remove_old_shards(directory_, kept);
 }

@@ -161,7 +161,7 @@ WeightScheme read_scheme(const JsonObject& group, const std::string& model_forma
   return out;
 }
 
-void refuse_unsupported(const JsonObject& json) {
+void refuse_other_schemes(const JsonObject& json) {
   const std::string method = json.string("quant_method", "");
   if (method != kMethod) {
     fail_unsupported(json.file(),
@@ -195,7 +195,7 @@ std::string text_of(const WeightScheme& scheme) {
 }
 
 QuantizationConfig QuantizationConfig::from_json(const JsonObject& json) {
-  refuse_unsupported(json);
+  refuse_other_schemes(json);
   const std::string format = json.string("format", "dense");
   QuantizationConfig out;
   std::set<std::string> seen;

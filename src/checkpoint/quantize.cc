@@ -37,12 +37,15 @@ float rounded_to(float value, int bits) {
   return std::bit_cast<float>((word + half) & ~((1U << dropped) - 1));
 }
 
+// Sum of squared roundings, each times 1 or times the weight's size.
+template <bool kBySize>
 double squared_error(std::span<const float> weights, float scale, Range range) {
   const float inverse = 1 / scale;
   // In units of the scale, so that weights of any size neither overflow nor vanish.
   const auto error = [&](float weight) {
-    const float rest = weight * inverse - code_of(weight, inverse, range);
-    return rest * rest;
+    const float scaled = weight * inverse;
+    const float rest = scaled - code_of(weight, inverse, range);
+    return kBySize ? rest * rest * std::abs(scaled) : rest * rest;
   };
   const auto count = std::ssize(weights);
   double total = 0;
@@ -59,7 +62,8 @@ double squared_error(std::span<const float> weights, float scale, Range range) {
     for (; i < size; ++i) sums[0] += error(block[i]);
     for (const float sum : sums) total += sum;
   }
-  return total * scale * scale;
+  const double unit = scale;
+  return total * unit * unit * (kBySize ? unit : 1);
 }
 
 float tried_scale(float largest, int bits, int step) {
@@ -79,18 +83,20 @@ RoundingError quantize_group(std::span<const float> weights, int bits, std::int8
   }
   float best = 1;  // of a group of zeros: a scale is positive
   if (largest > 0) {
-    out.noise = HUGE_VAL;
+    double least = HUGE_VAL;
     float before = 0;
     for (int step = 0; step < kScalesTried; ++step) {
       const float tried = tried_scale(largest, bits, step);
       if (tried == before) continue;
-      const double noise = squared_error(weights, tried, range);
-      if (noise < out.noise) {
-        out.noise = noise;
+      const double error = bits == 4 ? squared_error<true>(weights, tried, range)
+                                     : squared_error<false>(weights, tried, range);
+      if (error < least) {
+        least = error;
         best = tried;
       }
       before = tried;
     }
+    out.noise = squared_error<false>(weights, best, range);
   }
   for (const float weight : weights) {
     *codes++ = static_cast<std::int8_t>(code_of(weight, 1 / best, range));
