@@ -1,7 +1,7 @@
 // Rounding of weights to integer codes and scales: to the nearest code, with the best scale of
-// fifteen. For 8 bits that is the one of least squared error. For 4 bits each squared error counts by
-// the size of its weight: the plain sum cuts the largest weights off, which costs more quality than
-// the finer steps of all others bring (docs/quantised.md, "What is written").
+// fifteen. For 8 bits that is the one of least squared error. For 4 bits each squared error counts
+// by the size of its weight: the plain sum cuts the largest weights off, which costs more quality
+// than the finer steps of all others bring (docs/quantised.md, "What is written").
 #pragma once
 
 #include <cstdint>

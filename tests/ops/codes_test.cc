@@ -1,6 +1,9 @@
 // Layers and linear layers of int8 and int4 weights on every tier, against the fp64 definition on
 // the numbers that the codes stand for.
+#include <array>
+#include <cstdlib>
 #include <numeric>
+#include <random>
 
 #include "kernels/kernel.h"
 #include "tests/ops/ffn_fixture.h"
@@ -104,6 +107,74 @@ TYPED_TEST(CodesTest, AdversarialPatternsOnEveryPath) {
       check_every_path(layer, nnz);
     }
   }
+}
+
+// Which neurons fire for a row: few or many at random, or side by side.
+class Firing {
+ public:
+  std::vector<bool> next(std::int64_t neurons) {
+    std::vector<bool> fires(static_cast<std::size_t>(neurons));
+    if (draw(4) == 0) {
+      const std::int64_t begin = draw(neurons), end = begin + 1 + draw(neurons - begin);
+      std::fill(fires.begin() + begin, fires.begin() + end, true);
+      return fires;
+    }
+    const double share =
+        std::array{0.001, 0.01, 0.05, 0.3, 0.97}[static_cast<std::size_t>(draw(5))];
+    std::bernoulli_distribution fire(share);
+    for (auto&& one : fires) one = fire(random_);
+    return fires;
+  }
+  std::int64_t draw(std::int64_t below) {
+    return std::uniform_int_distribution<std::int64_t>(0, below - 1)(random_);
+  }
+
+ private:
+  std::mt19937 random_{20};  // NOLINT(cert-msc51-cpp): the same each time
+};
+
+// Each neuron has an input and an output of its own, so every one that is lost or made up is seen.
+// TWELL_PATTERNS sets how many rows are tried on each tier.
+TYPED_TEST(CodesTest, NoNeuronIsLostInAnyPattern) {
+  constexpr std::int64_t kNeurons = 320;
+  const char* asked = std::getenv("TWELL_PATTERNS");
+  const std::int64_t patterns = asked != nullptr ? std::atoll(asked) : 800;
+  this->on_every_tier(2, [&](Context& context) {
+    Firing firing;
+    std::int64_t tried = 0;
+    for (std::int64_t rows : {1, 2, 5, 16, 17, 64, 193, 1100}) {
+      typename TestFixture::Coded layer({rows, kNeurons, kNeurons});
+      for (auto* weight : {&layer.gate, &layer.up, &layer.down}) {
+        for (std::int64_t n = 0; n < kNeurons; ++n) {
+          for (std::int64_t k = 0; k < kNeurons; ++k) weight->set(n, k, 0.0F);
+          weight->set(n, n, std::ldexp(1.0F, static_cast<int>(n % 5) - 2));
+        }
+      }
+      layer.settle();
+      const OwnedWeights weights = layer.weights();
+      TestMatrix<typename TestFixture::T> y(rows, kNeurons);
+      for (std::int64_t of_these = 0; of_these < patterns / 8; of_these += rows, tried += rows) {
+        std::vector<std::vector<bool>> fires;
+        for (std::int64_t r = 0; r < rows; ++r) {
+          fires.push_back(firing.next(kNeurons));
+          for (std::int64_t n = 0; n < kNeurons; ++n)
+            layer.x.set(r, n, fires.back()[n] ? 1.0F : -1.0F);
+        }
+        ffn(context, std::as_const(layer.x).view(), weights, {}, y.view());
+        for (std::int64_t r = 0; r < rows; ++r) {
+          for (std::int64_t n = 0; n < kNeurons; ++n) {
+            const double fired =
+                double{layer.gate.value(n, n)} * layer.up.value(n, n) * layer.down.value(n, n);
+            const double expected =
+                fires[static_cast<std::size_t>(r)][static_cast<std::size_t>(n)] ? fired : 0;
+            ASSERT_NEAR(y.value(r, n), expected, expected / 100)
+                << name_of(context.tier()) << ", " << rows << " rows: " << r << "," << n;
+          }
+        }
+      }
+    }
+    EXPECT_GE(tried, patterns / 8 * 8);
+  });
 }
 
 TYPED_TEST(CodesTest, HotNeuronsAmongColdOnes) {
