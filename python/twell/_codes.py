@@ -4,7 +4,7 @@ what becomes of them in a frozen layer (docs/quantised.md)."""
 from __future__ import annotations
 
 from contextlib import suppress
-from types import MethodType
+from types import MethodType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -92,6 +92,21 @@ def weight_of(name: str, linear: Any, down: bool = False) -> Tensor:
         with suppress(ValueError):  # scales of more bits
             return ops.join_codes(codes, scales.repeat_interleave(group // _GROUP, 1), "group")
     return ops.join_codes(codes, scales[:, 0]) if scales.shape[1] == 1 else weight.numbers()
+
+
+def linear_of(weight: Codes, bias: Tensor | None = None) -> nn.Linear:
+    """A linear layer as compressed-tensors has it, that holds the codes themselves."""
+    rows, cols = weight.codes.shape
+    linear = nn.Linear(cols, rows, bias=False, device="meta")
+    linear.weight = nn.Parameter(weight.codes, requires_grad=False)
+    if bias is not None:
+        linear.bias = nn.Parameter(bias.detach(), requires_grad=False)
+    linear.weight_scale = nn.Parameter(weight.scales.to(weight.dtype), requires_grad=False)
+    numbers = SimpleNamespace(num_bits=8, symmetric=True)
+    linear.quantization_scheme = SimpleNamespace(  # type: ignore[assignment]
+        weights=numbers, input_activations=None, output_activations=None
+    )
+    return linear
 
 
 def weights_of(linears: dict[str, Any]) -> tuple[Tensor, Tensor | None, Tensor]:
@@ -250,7 +265,7 @@ def _packed_codes(name: str, linear: Any) -> Codes:
         )
     scales = linear.weight_scale.detach()
     if "weight_packed" in linear._parameters:
-        codes = _unpack(linear.weight_packed.detach(), bits, int(linear.weight_shape[1]))
+        codes = unpack_words(linear.weight_packed.detach(), bits, int(linear.weight_shape[1]))
     else:
         codes = linear.weight.detach()
     return Codes(codes, scales.reshape(len(codes), -1), scales.dtype)
@@ -270,7 +285,8 @@ class _Words(NamedTuple):
         return (plus << shifts).sum(-1, dtype=torch.int32)
 
 
-def _unpack(words: Tensor, bits: int, cols: int) -> Tensor:
+def unpack_words(words: Tensor, bits: int, cols: int) -> Tensor:
+    """Codes [rows, cols]."""
     shifts = torch.arange(0, 32, bits, dtype=torch.int32)
     plus = (words[..., None] >> shifts) & (1 << bits) - 1
     return (plus - (1 << bits - 1)).to(torch.int8).flatten(1)[:, :cols].contiguous()

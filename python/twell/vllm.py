@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from twell import _codes, _vllm_linear
+from twell._children import linear_of
 from twell._frozen import Findings
 from twell.hf.models import require
 from twell.modules import Ffn, GatedFfn, SparseFfn
@@ -94,18 +96,13 @@ class _Packing(_quantization.QuantizeMethodBase):
     def _sparse(self, into: Any, down: Any) -> SparseFfn:
         activation, threshold = self.activation
         options: dict[str, Any] = {"activation": activation, "threshold": threshold}
-        # Once, in the sum over the ranks.
-        bias = down.bias.data if down.bias is not None and down.tp_rank == 0 else None
-        weight = into.weight.data
-        if not self.kind.gated:
-            first = None if into.bias is None else into.bias.data
-            return Ffn.from_dense(weight, down.weight.data, biases=(first, bias), **options)
-        gate, up = weight.chunk(2)
-        firsts = (None, None) if into.bias is None else into.bias.data.chunk(2)
-        # up is copied, since a view would keep the whole weight in memory.
-        return GatedFfn.from_dense(
-            gate, up.clone(), down.weight.data, biases=(*firsts, bias), **options
-        )
+        layer, count = (GatedFfn, 2) if self.kind.gated else (Ffn, 1)
+        # That of down once, in the sum over the ranks.
+        linears = [
+            *_parts(into, count, into.bias),
+            *_parts(down, 1, down.bias if down.tp_rank == 0 else None),
+        ]
+        return layer._of_linears(linears, **options)
 
     def _own_findings(self, down: Any) -> Findings | None:
         """Those of this rank's neurons."""
@@ -140,16 +137,28 @@ class _Passed(nn.Module):
 _findings_of = functools.cache(findings_of)  # the file has all layers
 
 
+def _parts(linear: Any, count: int, bias: Tensor | None) -> list[nn.Linear]:
+    """A linear layer of vLLM as so many of PyTorch's, one above the other."""
+    biases = [None] * count if bias is None else bias.chunk(count)
+    codes = _vllm_linear.codes_of(linear)
+    if codes is None:
+        # Copied, since a view would keep the whole weight in memory.
+        weights = [w.clone() if i else w for i, w in enumerate(linear.weight.data.chunk(count))]
+        return [linear_of(w, b) for w, b in zip(weights, biases)]
+    parts = zip(codes.codes.chunk(count), codes.scales.chunk(count))
+    return [_codes.linear_of(_codes.Codes(c, s, codes.dtype), b) for (c, s), b in zip(parts, biases)]
+
+
 def _is_plain(linear: Any) -> bool:
     """Whether the linear layer multiplies by its weight alone, which the operators take."""
-    return (
-        type(linear.quant_method) is _linear.UnquantizedLinearMethod
-        and not linear.skip_bias_add
-        and not getattr(linear, "gather_output", False)
-        and getattr(linear, "input_is_parallel", True)
-        and linear.weight.device.type == "cpu"
-        and linear.weight.dtype in (torch.bfloat16, torch.float32)
-    )
+    if linear.skip_bias_add or getattr(linear, "gather_output", False):
+        return False
+    if not getattr(linear, "input_is_parallel", True):
+        return False
+    if type(linear.quant_method) is not _linear.UnquantizedLinearMethod:
+        return _vllm_linear.has_codes(linear)
+    weight = linear.weight
+    return weight.device.type == "cpu" and weight.dtype in (torch.bfloat16, torch.float32)
 
 
 def _zeros_of(act: nn.Module) -> tuple[str, float] | None:
@@ -210,9 +219,11 @@ def _runs_sparsely() -> bool:
 
 
 def register() -> None:
-    """Makes vLLM run the layers named above sparsely, and accept ReLU where it does not. Raises
-    ValueError if TWELL_VLLM is neither ``sparse`` nor ``dense``."""
-    _runs_sparsely()
+    """Makes vLLM run the layers named above sparsely, and accept ReLU where it does not; and multiply
+    codes of 4 and 8 bits as they are stored. Raises ValueError if TWELL_VLLM is neither ``sparse`` nor
+    ``dense``."""
+    if _runs_sparsely():
+        _vllm_linear.register()
     for kind in _KINDS:
         if (owner := _owner_of(kind)) is not None:
             _take(kind, owner)

@@ -10,12 +10,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 transformers = pytest.importorskip("transformers")
 platforms = pytest.importorskip("vllm.platforms")
 if not platforms.current_platform.is_cpu():
     pytest.skip("this vLLM is not the one for CPUs", allow_module_level=True)
+
+from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "support"), str(HERE.parent / "decoder")]
@@ -53,15 +56,35 @@ class Runs:
         if not folder.exists():
             torch.manual_seed(5)
             _tiny(kind, act).save_pretrained(folder)
-            transformers.PreTrainedTokenizerFast(tokenizer_object=_words(300)).save_pretrained(folder)
+            _tokenizer().save_pretrained(folder)
             if kind in PUBLISHED:
                 (folder / "configuration_tiny.py").write_text(_CONFIGURATION)
         return folder
 
+    def quantised(self, kind: str, act: str, weights: str) -> Path:
+        """The model in codes, or as the numbers that these stand for."""
+        folder = self.root / f"{kind}-{act}-{weights.replace(' ', '-')}"
+        if folder.exists():
+            return folder
+        if weights.startswith("numbers of "):
+            codes = self.quantised(kind, act, weights.removeprefix("numbers of "))
+            torch.manual_seed(5)
+            model = _tiny(kind, act)
+            model.load_state_dict(_numbers(load_file(codes / "model.safetensors")), strict=False)
+            model.save_pretrained(folder)
+        else:
+            twell = os.environ.get("TWELL_CLI") or pytest.skip("TWELL_CLI names no twell")
+            command = [twell, "quantize", "--model", self.model(kind, act), "--out", folder, "--type", weights]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr
+        _tokenizer().save_pretrained(folder)
+        return folder
+
     def __call__(
-        self, kind: str, layers: str = "sparse", act: str = "relu", ranks: int = 1, mode: str = "eager"
-    ) -> dict:
-        key = (kind, layers, act, ranks, mode)
+        self, kind: str, layers: str = "sparse", act: str = "relu", ranks: int = 1, mode: str = "eager",
+        weights: str = "",
+    ) -> dict:  # fmt: skip
+        key = (kind, layers, act, ranks, mode, weights.replace(" ", "-"))
         if key in self.done:
             return self.done[key]
         root = self.root
@@ -81,8 +104,8 @@ class Runs:
         }
         out = root / f"{'-'.join(map(str, key))}.json"
         program = [
-            sys.executable, str(HERE / "vllm_probe.py"), str(self.model(kind, act)), str(ranks), mode,
-            str(out),
+            sys.executable, HERE / "vllm_probe.py",
+            self.quantised(kind, act, weights) if weights else self.model(kind, act), str(ranks), mode, out,
         ]  # fmt: skip
         if not out.exists():  # of an earlier run, in a directory that was kept
             result = subprocess.run(
@@ -92,11 +115,16 @@ class Runs:
         self.done[key] = json.loads(out.read_text())
         return self.done[key]
 
-    def deviation(self, result: dict, kind: str, act: str) -> tuple[float, float]:
+    def deviation(
+        self, result: dict, kind: str, act: str, weights: str = ""
+    ) -> tuple[float, float]:
         """How far log-probabilities are from transformers' (or from those of the definition), and what
         logits off by their bound let them be off: as much once more for the sum of all."""
         torch.manual_seed(5)
         reference = _tiny(kind, act).eval()
+        if weights:
+            codes = self.quantised(kind, act, weights)
+            reference.load_state_dict(_numbers(load_file(codes / "model.safetensors")), strict=False)
         worst = allowed = 0.0
         for prompt, text, steps in zip(PROMPTS, result["texts"], result["logprobs"], strict=True):
             with torch.no_grad():
@@ -157,11 +185,27 @@ def _tiny(kind: str, act: str):
     return model
 
 
-def _words(count: int):
-    """A tokenizer, which vLLM wants; prompts are ids."""
+def _numbers(stored: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Weights in the place of their codes."""
+    out = {}
+    for name, tensor in stored.items():
+        owner, _, own = name.rpartition(".weight")
+        if own == "_packed":
+            cols = int(stored[f"{owner}.weight_shape"][1])
+            codes = unpack_from_int32(tensor, 32 * tensor.shape[1] // cols, torch.Size((len(tensor), cols)))
+            scales = stored[f"{owner}.weight_scale"].float()
+            out[f"{owner}.weight"] = codes * scales.repeat_interleave(cols // scales.shape[1], 1)
+        elif own not in ("_scale", "_shape"):
+            out[name] = tensor
+    return out
+
+
+def _tokenizer():
+    """Which vLLM wants; prompts are ids."""
     tokenizers = pytest.importorskip("tokenizers")
-    words = {f"w{i}": i for i in range(count)}
-    return tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))
+    words = {f"w{i}": i for i in range(300)}
+    model = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=model)
 
 
 def test_installing_tells_vllm_of_the_plugin() -> None:
@@ -210,3 +254,25 @@ def test_silu_is_left_to_vllm(run: Runs) -> None:
     (rank,) = with_plugin["ranks"]
     assert rank["frozen"] == []
     assert all(with_plugin[what] == without[what] for what in ("texts", "ranks"))
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "nemotron"])
+def test_codes_are_multiplied_as_they_are_stored(run: Runs, kind: str, weights: str) -> None:
+    act = KINDS[kind]
+    codes = run(kind, act=act, weights=weights)
+    numbers = run(kind, "dense", act, weights=f"numbers of {weights}")
+    (rank,) = codes["ranks"]
+    assert rank["frozen"] == [True] * LAYERS and rank["linears"] == ["_Passed", "_Whole"]
+    assert rank["kernels"] and set(rank["kernels"]) == {"CodedLinearKernel"}
+    assert set(rank["weights"]) <= {"torch.int8", "torch.uint8"}
+    assert codes["texts"] == numbers["texts"]
+    worst, allowed = run.deviation(codes, kind, act, weights)
+    assert worst <= allowed
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="two ranks need two cores")
+def test_two_ranks_of_codes(run: Runs) -> None:
+    two = run("llama", ranks=2, weights="int4")
+    assert [rank["neurons"] for rank in two["ranks"]] == [[NEURONS // 2] * LAYERS] * 2
+    assert two["texts"] == run("llama", weights="int4")["texts"]

@@ -38,7 +38,12 @@ def describe(model: nn.Module) -> dict:
     layers = _sparse_layers(model)
     names = ("gate_up_proj", "up_proj", "fc1", "down_proj", "fc2")
     linears = [m for n, m in model.named_modules() if n.rsplit(".", 1)[-1] in names]
+    kernels = [m.scheme.kernel for m in model.modules() if hasattr(getattr(m, "scheme", None), "kernel")]
+    coded = [m.twell_weight for m in model.modules() if hasattr(m, "twell_weight")]
+    coded += [w for layer in layers for w in (layer.gate, layer.up, layer.down) if w is not None]
     return {
+        "kernels": [type(kernel).__name__ for kernel in kernels],
+        "weights": sorted({str(weight.dtype) for weight in coded}),
         "linears": sorted({type(linear).__name__ for linear in linears}),
         "frozen": [layer.frozen for layer in layers],
         "neurons": [layer.neurons for layer in layers],
