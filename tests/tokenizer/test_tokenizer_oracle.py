@@ -78,6 +78,7 @@ def real(request):
         "corpora/tinyshakespeare.txt",
         "corpora/wikitext2_valid.txt",
         "corpora/tinystories_sample.txt",
+        "eval/hellaswag_val_full.txt",
         "eval/arc_easy_train.jsonl",
     ],
 )
