@@ -43,8 +43,8 @@ class Layer:
         self.up = torch.randn(neurons, width) / width**0.5
         self.down = torch.randn(width, neurons) / neurons**0.5
 
-    def inputs(self, rows: int) -> Tensor:
-        return (torch.randn(rows, len(self.direction)) + 4 * self.direction).bfloat16()
+    def inputs(self, rows: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+        return (torch.randn(rows, len(self.direction)) + 4 * self.direction).to(dtype)
 
 
 def int8_of(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,6 +4,7 @@
 
 * :class:`GatedFfn`, a gated feed-forward layer, sparse in inference and training;
 * :func:`sparsify`, which replaces the MLPs of a Llama or Qwen2 model by it;
+* :func:`round_scales`, which makes others' int4 models stay codes when sparse;
 * :func:`set_l1`, which trains a model to fire less;
 * :func:`gated_ffn`, the differentiable function beneath, with the L1 term of the activations.
 
@@ -27,6 +28,7 @@ from twell import (  # noqa: E402  (after the library)
     ops,
     prepared,
 )
+from twell._codes import round_scales  # noqa: E402
 from twell.autograd import gated_ffn  # noqa: E402
 from twell.dense import ACTIVATIONS, FatRelu  # noqa: E402
 from twell.hf import from_mlp, report, sparsify  # noqa: E402
@@ -60,6 +62,7 @@ __all__ = [
     "ops",
     "prepared",
     "report",
+    "round_scales",
     "set_l1",
     "sparse_layers",
     "sparsify",

@@ -63,7 +63,7 @@ def self_check() -> list[str]:
     wrong = []
     for tier in TIERS:
         if ops.cpu_tier_available(tier):
-            with _forced(tier):
+            with forced(tier):
                 for dtype in (torch.float32, torch.bfloat16):
                     wrong += _check_layers(f"{tier}, {dtype}", dtype, torch.device("cpu"))
     if _library.cuda_path(_library.path()) is not None:
@@ -74,7 +74,8 @@ def self_check() -> list[str]:
 
 
 @contextmanager
-def _forced(tier: str) -> Iterator[None]:
+def forced(tier: str) -> Iterator[None]:
+    """Calls within run on this tier."""
     before = os.environ.get("TWELL_CPU_TIER")
     os.environ["TWELL_CPU_TIER"] = tier
     try:

@@ -16,6 +16,7 @@ import twell
 from layers import UNIT, make_layer, python
 from torch import Tensor, nn
 from twell import _codes
+from twell.info import TIERS
 
 compressed_tensors = pytest.importorskip("compressed_tensors")
 torchao = pytest.importorskip("torchao")
@@ -288,6 +289,38 @@ def test_a_model(tmp_path: Path, layout: str) -> None:
         assert (numbers(ids).logits.float() - want).abs().max() <= 8 * UNIT[torch.bfloat16] * want.abs().max()
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_rounded_scales(dtype: torch.dtype, way: str) -> None:
+    """Each is off by at most half of the fifth bit, and int4 stays codes; other layers do not change."""
+    module = quantised(way, dtype)
+    children = [module.get_submodule(name) for name in module.names]
+    before = [_codes.codes_of("before", child) for child in children]
+    before = [weight._replace(scales=weight.scales.clone()) for weight in before]
+    four = way in ("int4 with wide scales", "torchao intx, 4 bits")
+    assert twell.round_scales(nn.Sequential(module)) == (3 if four else 0)
+    for child, was in zip(children, before):
+        now = _codes.codes_of("now", child)
+        assert torch.equal(now.codes, was.codes)
+        if not four:
+            assert torch.equal(now.scales, was.scales)
+        assert ((now.scales.double() / was.scales.double() - 1).abs() <= 2.0**-5).all()
+        assert not four or not torch.equal(now.scales, was.scales)
+        assert not four or (now.scales.double().frexp()[0] * 32 % 1 == 0).all()
+    assert twell.round_scales(module) == 0
+    module.freeze()
+    if four:
+        assert (module.gate.dtype, module.up.dtype) == (torch.uint8, torch.uint8)
+
+
+def test_scales_are_rounded_before_the_first_pass(tmp_path: Path) -> None:
+    model = model_of(tmp_path / "a", "pack-quantized")
+    assert twell.round_scales(model) == 0
+    with torch.inference_mode():
+        model(torch.arange(4)[None])
+    with pytest.raises(ValueError, match="q_proj: its codes have become numbers; round scales before"):
+        twell.round_scales(model)
+
+
 @pytest.mark.parametrize("to", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("way", ["int8", "int4"])
 def test_autocast(way: str, to: torch.dtype) -> None:
@@ -307,10 +340,22 @@ def test_autocast(way: str, to: torch.dtype) -> None:
     assert all(torch.equal(y, z) for y, z in zip(got, want))
 
 
+BENCH = Path(__file__).resolve().parents[2] / "bench"
+
+
+def test_the_benchmark_of_errors_writes_its_page(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    done = python(BENCH / "quantised_errors.py", "--width", "256", "--neurons", "512", "--density", "0.05",
+                  "--rows", "1", "17", "--out", tmp_path)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    tiers = sum(map(twell.ops.cpu_tier_available, TIERS))
+    assert (tmp_path / "errors.md").read_text().count("| int4 |") == 4 * tiers
+    assert len(json.loads((tmp_path / "errors.json").read_text())["cases"]) == 8 * tiers
+
+
 def test_the_benchmark_of_layers_writes_its_page(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    script = Path(__file__).resolve().parents[2] / "bench" / "quantised_layers.py"
-    done = python(script, "--width", "256", "--neurons", "512", "--density", "0.05",
+    done = python(BENCH / "quantised_layers.py", "--width", "256", "--neurons", "512", "--density", "0.05",
                   "--rows", "1", "8", "--long", "512", "--seconds", "0.001", "--out", tmp_path)  # fmt: skip
     assert done.returncode == 0, done.stderr
     page = (tmp_path / "layers.md").read_text()
