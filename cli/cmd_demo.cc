@@ -125,7 +125,7 @@ void write_sample(const DemoCommand& o, lm::Model& model, const io::Tokenizer& t
   options.max_tokens =
       std::max<std::int64_t>(1, std::min(o.max_tokens, model.config().max_position_embeddings -
                                                            static_cast<std::int64_t>(ids.size())));
-  options.sampling = {o.temperature, 0, 0.95, o.seed};
+  options.sampling = {.temperature = o.temperature, .top_p = 0.95, .seed = o.seed};
   io::StreamDecoder decoder(tokenizer, true);
   o.say("\n  {}", report.prompt);
   options.on_token = [&](std::int64_t, std::int64_t token) {

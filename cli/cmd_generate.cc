@@ -1,8 +1,14 @@
 // twell generate: text from a model, as it comes.
 #include <algorithm>
+#include <deque>
+#include <iostream>
+#include <iterator>
+#include <sstream>
 
 #include "cli/command.h"
 #include "cli/model_files.h"
+#include "cli/sampling.h"
+#include "cli/text_stream.h"
 #include "engine/generate.h"
 #include "files/file_error.h"
 #include "measure/interrupt.h"
@@ -12,12 +18,9 @@ namespace {
 
 struct GenerateCommand : ModelOptions {
   std::vector<std::string> prompts;
-  std::string prompt_file;
+  std::string prompt_file, prompt_lines;
   std::int64_t max_tokens = 128;
-  double temperature = 0.8;
-  double top_p = 0.95;
-  std::int64_t top_k = 0;
-  std::uint64_t seed = 1;
+  SamplingChoice sampling;
 };
 
 struct Prompt {
@@ -26,9 +29,23 @@ struct Prompt {
 
 std::vector<Prompt> prompt_texts(const GenerateCommand& o) {
   std::vector<Prompt> prompts;
-  for (const std::string& text : o.prompts) prompts.push_back({"--prompt", text});
+  for (const std::string& text : o.prompts) {
+    if (text == "-") {
+      prompts.push_back({"standard input", {std::istreambuf_iterator<char>(std::cin), {}}});
+    } else {
+      prompts.push_back({"--prompt", text});
+    }
+  }
   if (!o.prompt_file.empty()) {
     prompts.push_back({"--prompt-file " + o.prompt_file, read_text(o.prompt_file)});
+  }
+  if (!o.prompt_lines.empty()) {
+    std::istringstream lines(read_text(o.prompt_lines));
+    std::int64_t number = 0;
+    for (std::string line; std::getline(lines, line);) {
+      if (line.ends_with('\r')) line.pop_back();
+      prompts.push_back({fmt::format("line {} of --prompts {}", ++number, o.prompt_lines), line});
+    }
   }
   if (prompts.empty()) {
     io::fail_argument("--prompt", "missing; give a text to continue");
@@ -60,47 +77,50 @@ std::vector<std::vector<std::int64_t>> encode_prompts(const std::vector<Prompt>&
 void run(GenerateCommand& o) {
   const std::vector<Prompt> texts = prompt_texts(o);
   const io::Tokenizer tokenizer = o.tokenizer();
+  lm::GenerateOptions options;
+  options.sampling = o.sampling.of(o.directory());
+  options.max_tokens = o.max_tokens;
   const auto model = o.open();
   const auto prompts = encode_prompts(texts, tokenizer, model->config().max_position_embeddings);
-  const bool stream = prompts.size() == 1;
+  const bool alone = prompts.size() == 1;
 
-  lm::GenerateOptions options;
-  options.max_tokens = o.max_tokens;
-  options.sampling = {o.temperature, o.top_k, o.top_p, o.seed};
-  io::StreamDecoder decoder(tokenizer, true);
-  options.on_token = [&](std::int64_t, std::int64_t token) {
-    if (stream) o.say("{}", decoder.push(static_cast<std::int32_t>(token)));
+  std::deque<TextStream> streams;  // they do not move
+  for (const auto& prompt : prompts) streams.emplace_back(tokenizer, prompt, o.sampling.stop);
+  options.on_token = [&](std::int64_t sequence, std::int64_t token) {
+    TextStream& stream = streams[static_cast<std::size_t>(sequence)];
+    const std::string piece = stream.push(token);
+    if (alone) o.say("{}", piece);
     const bool unread = output_error() != 0 && o.json.empty();
-    return !measure::interrupted() && !unread;
+    return !measure::interrupted() && !unread && !stream.stopped();
   };
-  if (stream) {
-    for (const std::int64_t id : prompts[0]) {
-      o.say("{}", decoder.push(static_cast<std::int32_t>(id)));
-    }
-  }
+  if (alone) o.say("{}", streams[0].prompt());
   const lm::GenerateResult result =
       named(o.model, [&] { return lm::generate(*model, prompts, options); });
-  if (stream) o.say("{}\n", decoder.finish());
 
   nlohmann::json sequences = nlohmann::json::array();
   std::int64_t tokens = 0;
   for (std::size_t i = 0; i < result.sequences.size(); ++i) {
     const lm::GeneratedSequence& sequence = result.sequences[i];
-    const std::vector<std::int32_t> before(prompts[i].begin(), prompts[i].end());
-    const std::vector<std::int32_t> ids(sequence.tokens.begin(), sequence.tokens.end());
-    const std::string text = tokenizer.decode_behind(before, ids, true);
-    if (!stream) o.say("--- {} ---\n{}{}\n", i + 1, texts[i].text, text);
-    tokens += static_cast<std::int64_t>(ids.size());
-    sequences.push_back({{"text", text},
-                         {"tokens", ids.size()},
-                         {"token_ids", ids},
-                         {"finish", lm::name_of(sequence.finish)}});
+    const std::string rest = streams[i].finish();
+    if (alone) {
+      o.say("{}\n", rest);
+    } else {
+      o.say("--- {} ---\n{}{}\n", i + 1, texts[i].text, streams[i].text());
+    }
+    tokens += std::ssize(sequence.tokens);
+    sequences.push_back(
+        {{"text", streams[i].text()},
+         {"tokens", sequence.tokens.size()},
+         {"token_ids", sequence.tokens},
+         {"finish", streams[i].stopped() ? "stop_string" : lm::name_of(sequence.finish)}});
   }
   measure::check_interrupt();
   const lm::GenerateTiming& t = result.timing;
-  o.say("\n[{} prompt tokens at {:.1f} tokens/s, {} new tokens at {:.1f} tokens/s, {} layers]\n",
-        t.prompt_tokens, t.prefill_tokens_per_s(), tokens, t.decode_tokens_per_s(),
-        lm::name_of(model->feed_forward(0).path()));
+  put(stderr,
+      fmt::format(
+          "\n[{} prompt tokens at {:.1f} tokens/s, {} new tokens at {:.1f} tokens/s, {} layers]\n",
+          t.prompt_tokens, t.prefill_tokens_per_s(), tokens, t.decode_tokens_per_s(),
+          lm::name_of(model->feed_forward(0).path())));
   o.write({{"text", sequences[0]["text"]},
            {"tokens", tokens},
            {"prompt_tokens", t.prompt_tokens},
@@ -119,20 +139,17 @@ void add_generate(CLI::App& app) {
       app, "generate", "Continue a text with a model",
       "twell generate --model twell-demo/model --prompt \"Once upon a time\" --max-tokens 64", run);
   add_model_option(c, *o);
-  c.add_option("--prompt", o->prompts, "Text to continue; several make a batch")
+  c.add_option("--prompt", o->prompts, "Text to continue; several make a batch; -: standard input")
       ->allow_extra_args(false)
       ->type_name("TEXT")
       ->default_str("");
   c.add_option("--prompt-file", o->prompt_file, "Read the text to continue from a file")
       ->type_name("FILE");
+  c.add_option("--prompts", o->prompt_lines, "Continue each line of a file, all as one batch")
+      ->type_name("FILE");
   c.add_option("--max-tokens", o->max_tokens, "New tokens of a text, at most")
       ->check(in_range(0, 1 << 30));
-  c.add_option("--temperature", o->temperature, "0 always takes the likeliest token")
-      ->check(in_range(0.0, 100.0));
-  c.add_option("--top-p", o->top_p, "Only the likeliest tokens, up to this total probability")
-      ->check(in_range(1e-6, 1.0));
-  c.add_option("--top-k", o->top_k, "Only the k likeliest tokens; 0: all")->check(kZeroOrMore);
-  add_seed_option(c, o->seed, "Seed; the same one gives the same text");
+  add_sampling_options(c, o->sampling);
   add_path_option(c, *o);
   add_dtype_option(c, *o);
   add_device_option(c, *o);

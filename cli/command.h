@@ -99,6 +99,7 @@ std::vector<std::string> activation_names(bool thresholds = false);
 void add_demo(CLI::App& app);
 void add_train(CLI::App& app);
 void add_generate(CLI::App& app);
+void add_chat(CLI::App& app);
 void add_bench_ffn(CLI::App& bench);
 void add_bench_model(CLI::App& bench);
 void add_bench_train(CLI::App& bench);

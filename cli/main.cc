@@ -122,6 +122,7 @@ int main(int argc, char** argv) {
   add_demo(app);
   add_train(app);
   add_generate(app);
+  add_chat(app);
   CLI::App& bench = *app.add_subcommand("bench", "Measure dense against sparse");
   bench.require_subcommand(1);
   bench.footer("twell bench ffn --help, and so on, tells more.");

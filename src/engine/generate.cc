@@ -45,6 +45,31 @@ void check(const Model& model, std::span<const std::vector<std::int64_t>> prompt
   }
 }
 
+// That the cache holds less than each prompt, and has room for it.
+void check_held(const KvCache& cache, std::span<const std::vector<std::int64_t>> prompts) {
+  const auto fail = [](const std::string& message) {
+    throw Error(ErrorKind::invalid_argument, "generate", message);
+  };
+  if (cache.slots() != static_cast<std::int64_t>(prompts.size())) {
+    fail(fmt::format("the cache has {} slots for {} prompts", cache.slots(), prompts.size()));
+  }
+  for (std::size_t i = 0; i < prompts.size(); ++i) {
+    const auto length = static_cast<std::int64_t>(prompts[i].size());
+    const std::int64_t held = cache.length(static_cast<std::int64_t>(i));
+    if (held >= length) {
+      fail(fmt::format("the cache holds {} tokens of prompt {}, which has {}", held, i, length));
+    }
+    if (length > cache.capacity()) {
+      fail(fmt::format("prompt {} has {} tokens, the cache room for {}", i, length,
+                       cache.capacity()));
+    }
+  }
+}
+
+bool takes_steps(const Model& model, const GenerateOptions& options) {
+  return options.observer == nullptr && (options.static_steps || !model.device().is_cpu());
+}
+
 // Runs all prompts through the model, at most `rows` tokens at a time. -> the hidden state of each
 // prompt's last token [prompts, D].
 at::Tensor prefill(Model& model, std::span<const std::vector<std::int64_t>> prompts, KvCache& cache,
@@ -63,7 +88,8 @@ at::Tensor prefill(Model& model, std::span<const std::vector<std::int64_t>> prom
     rows = 0;
   };
   for (std::size_t i = 0; i < prompts.size(); ++i) {
-    std::span<const std::int64_t> left = prompts[i];
+    const auto held = static_cast<std::size_t>(cache.length(static_cast<std::int64_t>(i)));
+    std::span<const std::int64_t> left = std::span(prompts[i]).subspan(held);
     while (!left.empty()) {
       const auto take =
           std::min<std::size_t>(left.size(), static_cast<std::size_t>(options.prefill_rows - rows));
@@ -114,7 +140,7 @@ struct Ends {
   double callback_seconds = 0.0;
 };
 
-void decode_by_chunks(Model& model, KvCache& cache, at::Tensor logits,
+void decode_by_chunks(Model& model, KvCache& cache, at::Tensor logits, SeenTokens seen,
                       const GenerateOptions& options, Ends& ends, GenerateResult& result) {
   // What a sequence needs besides its result.
   struct Active {
@@ -130,9 +156,16 @@ void decode_by_chunks(Model& model, KvCache& cache, at::Tensor logits,
   while (true) {
     // `logits` [active, V] belong to `active` in order; keep those that go on.
     std::vector<double> uniforms;
-    for (Active& one : active) uniforms.push_back(one.stream.uniform());
+    std::vector<std::int64_t> slots;
+    for (Active& one : active) {
+      uniforms.push_back(one.stream.uniform());
+      slots.push_back(static_cast<std::int64_t>(one.index));
+    }
     const at::Tensor draws = at::tensor(uniforms, at::kDouble).to(logits.device());
-    const at::Tensor tokens = sample_rows(logits, options.sampling, draws).cpu();
+    const at::Tensor rows = at::tensor(slots, at::kLong).to(logits.device());
+    const at::Tensor chosen = sample_rows(seen.penalise(logits, rows), options.sampling, draws);
+    seen.add(chosen, rows);
+    const at::Tensor tokens = chosen.cpu();
     const auto* token = tokens.const_data_ptr<std::int64_t>();
     std::vector<Active> going_on;
     for (Active& one : active) {
@@ -153,9 +186,9 @@ void decode_by_chunks(Model& model, KvCache& cache, at::Tensor logits,
   }
 }
 
-void decode_by_steps(Model& model, KvCache& cache, const at::Tensor& logits,
+void decode_by_steps(Model& model, KvCache& cache, const at::Tensor& logits, SeenTokens seen,
                      const GenerateOptions& options, Ends& ends, GenerateResult& result) {
-  StepDecoder decoder(model, cache, options.sampling);
+  StepDecoder decoder(model, cache, options.sampling, std::move(seen));
   std::vector<bool> going_on(result.sequences.size(), true);
   auto left = static_cast<std::int64_t>(result.sequences.size());
   std::span<const std::int64_t> tokens = decoder.first(logits);
@@ -201,26 +234,35 @@ GenerateResult generate(Model& model, std::span<const std::vector<std::int64_t>>
   check(model, prompts, options);
   const c10::InferenceMode inference;
   const std::int64_t context = model.config().max_position_embeddings;
+  std::int64_t capacity = 0;
+  for (const auto& prompt : prompts) {
+    const auto length = static_cast<std::int64_t>(prompt.size());
+    // The last token generated is not run. Both summands are bounded by the context first.
+    capacity =
+        std::max(capacity, std::min(length + std::min(options.max_tokens, context), context));
+  }
+  KvCache cache = model.make_cache(static_cast<std::int64_t>(prompts.size()), capacity,
+                                   takes_steps(model, options));
+  return generate(model, prompts, options, cache);
+}
+
+GenerateResult generate(Model& model, std::span<const std::vector<std::int64_t>> prompts,
+                        const GenerateOptions& options, KvCache& cache) {
+  check(model, prompts, options);
+  check_held(cache, prompts);
+  const c10::InferenceMode inference;
   std::vector<std::int64_t> stop_tokens;
   if (options.stop_tokens) {
     stop_tokens = *options.stop_tokens;
   } else {
     stop_tokens.assign(model.config().eos_token_ids.begin(), model.config().eos_token_ids.end());
   }
-
-  std::int64_t capacity = 0;
   GenerateResult result;
   result.sequences.resize(prompts.size());
-  for (const auto& prompt : prompts) {
-    const auto length = static_cast<std::int64_t>(prompt.size());
-    // The last token generated is not run. Both summands are bounded by the context first.
-    capacity =
-        std::max(capacity, std::min(length + std::min(options.max_tokens, context), context));
-    result.timing.prompt_tokens += length;
+  for (std::size_t i = 0; i < prompts.size(); ++i) {
+    result.timing.prompt_tokens +=
+        static_cast<std::int64_t>(prompts[i].size()) - cache.length(static_cast<std::int64_t>(i));
   }
-  const bool steps =
-      options.observer == nullptr && (options.static_steps || !model.device().is_cpu());
-  KvCache cache = model.make_cache(static_cast<std::int64_t>(prompts.size()), capacity, steps);
 
   auto start = Clock::now();
   const at::Tensor logits = model.head(prefill(model, prompts, cache, options));
@@ -229,11 +271,13 @@ GenerateResult generate(Model& model, std::span<const std::vector<std::int64_t>>
   if (options.max_tokens == 0) return result;
 
   start = Clock::now();
+  SeenTokens seen(prompts, logits.size(1), options.sampling.repetition_penalty, logits.device());
+  const std::int64_t context = std::min(model.config().max_position_embeddings, cache.capacity());
   Ends ends(options, std::move(stop_tokens), context, result);
-  if (steps) {
-    decode_by_steps(model, cache, logits, options, ends, result);
+  if (takes_steps(model, options)) {
+    decode_by_steps(model, cache, logits, std::move(seen), options, ends, result);
   } else {
-    decode_by_chunks(model, cache, logits, options, ends, result);
+    decode_by_chunks(model, cache, logits, std::move(seen), options, ends, result);
   }
   result.timing.decode_seconds = seconds_since(start) - ends.callback_seconds;
   return result;

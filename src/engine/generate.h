@@ -35,7 +35,7 @@ struct GeneratedSequence {
 };
 
 struct GenerateTiming {
-  std::int64_t prompt_tokens = 0;
+  std::int64_t prompt_tokens = 0;  // that were run
   double prefill_seconds = 0.0;    // until the logits of the first token
   std::int64_t decode_tokens = 0;  // tokens run through the model after the prompts
   double decode_seconds = 0.0;     // sampling included, the caller's on_token excluded
@@ -53,5 +53,11 @@ struct GenerateResult {
 // the model's context, a token outside the vocabulary, or options out of range.
 GenerateResult generate(Model& model, std::span<const std::vector<std::int64_t>> prompts,
                         const GenerateOptions& options = {});
+
+// As it, with a cache whose slot i holds the first tokens of prompt i already, if not all of them;
+// only the others are run, and texts end where it is full. Afterwards it holds prompts and texts,
+// but for the last token of each.
+GenerateResult generate(Model& model, std::span<const std::vector<std::int64_t>> prompts,
+                        const GenerateOptions& options, KvCache& cache);
 
 }  // namespace twell::lm

@@ -71,7 +71,12 @@ at::Tensor sample_likeliest(const at::Tensor& logits, const at::Tensor& largest,
     const at::Tensor sums =
         weigh(ranked.logits.narrow(1, 0, kept), largest, options.temperature).cumsum(-1);
     if (top_k <= count) total = sums.narrow(1, kept - 1, 1);
-    const at::Tensor last = at::searchsorted(sums, total * options.top_p).clamp_max(kept - 1);
+    at::Tensor last = at::searchsorted(sums, total * options.top_p).clamp_max(kept - 1);
+    if (options.min_p > 0.0) {
+      const at::Tensor weights =
+          weigh(ranked.logits.narrow(1, 0, kept), largest, options.temperature);
+      last = last.minimum(weights.ge(options.min_p).sum(-1, true) - 1);
+    }
     // Whether all tokens that equal the last one kept are among the candidates.
     if (count == all ||
         ranked.logits.gather(1, last).gt(ranked.logits.narrow(1, count - 1, 1)).item<bool>()) {
@@ -91,6 +96,10 @@ void SamplingOptions::validate() const {
   if (!(temperature >= 0.0) || !std::isfinite(temperature)) {
     fail("temperature", "0 or more", temperature);
   }
+  if (!(min_p >= 0.0 && min_p <= 1.0)) fail("min_p", "from 0 to 1", min_p);
+  if (!(repetition_penalty > 0.0) || !std::isfinite(repetition_penalty)) {
+    fail("repetition_penalty", "above 0", repetition_penalty);
+  }
   if (top_k < 0) fail("top_k", "0 or more", static_cast<double>(top_k));
   if (!(top_p > 0.0 && top_p <= 1.0)) fail("top_p", "above 0 and at most 1", top_p);
 }
@@ -100,6 +109,38 @@ Random sequence_stream(std::uint64_t seed, std::int64_t sequence) {
   // Hashed: neighbouring states of the generator would be the same stream, one step apart.
   return Random(
       Random(seed ^ (static_cast<std::uint64_t>(sequence) * 0xd1342543de82ef95ULL)).next());
+}
+
+SeenTokens::SeenTokens(std::span<const std::vector<std::int64_t>> sequences,
+                       std::int64_t vocabulary, double penalty, at::Device device)
+    : penalty_(penalty) {
+  if (penalty == 1.0) return;
+  mask_ = at::zeros({static_cast<std::int64_t>(sequences.size()), vocabulary}, at::kBool);
+  for (std::size_t i = 0; i < sequences.size(); ++i) {
+    const at::Tensor row = mask_[static_cast<std::int64_t>(i)];
+    row.index_fill_(0, at::tensor(sequences[i], at::kLong), true);
+  }
+  mask_ = mask_.to(device);
+}
+
+at::Tensor SeenTokens::penalise(const at::Tensor& any_logits, const at::Tensor& rows) const {
+  if (!mask_.defined()) return any_logits;
+  const at::Tensor logits = any_logits.to(at::kFloat);
+  const at::Tensor seen = rows.defined() ? mask_.index_select(0, rows) : mask_;
+  return at::where(seen, at::where(logits.lt(0), logits * penalty_, logits / penalty_), logits);
+}
+
+void SeenTokens::add(const at::Tensor& tokens, const at::Tensor& rows) {
+  if (!mask_.defined()) return;
+  // -1 adds token 0 only where it is there.
+  const at::Tensor ids = tokens.clamp_min(0).unsqueeze(1);
+  const at::Tensor own = rows.defined() ? mask_.index_select(0, rows) : mask_;
+  const at::Tensor with = own.scatter(1, ids, own.gather(1, ids) | tokens.ge(0).unsqueeze(1));
+  if (rows.defined()) {
+    mask_.index_copy_(0, rows, with);
+  } else {
+    mask_.copy_(with);
+  }
 }
 
 at::Tensor sample_rows(const at::Tensor& any_logits, const SamplingOptions& options,
@@ -112,7 +153,9 @@ at::Tensor sample_rows(const at::Tensor& any_logits, const SamplingOptions& opti
   if (options.temperature == 0.0) {
     chosen = logits.argmax(-1, true);
   } else if (top_k == all && options.top_p >= 1.0) {
-    const at::Tensor sums = weigh(logits, largest, options.temperature).cumsum(-1);
+    at::Tensor weights = weigh(logits, largest, options.temperature);
+    if (options.min_p > 0.0) weights.masked_fill_(weights.lt(options.min_p), 0.0);
+    const at::Tensor sums = weights.cumsum(-1);
     chosen = draw(sums, sums.narrow(1, all - 1, 1), uniforms);
   } else if (logits.is_cpu() && logits.size(0) > 1) {
     // Row by row: how many tokens are sorted depends on the row.

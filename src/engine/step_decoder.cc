@@ -18,10 +18,12 @@ constexpr std::int64_t kStepsOfRecording = 256;
 
 }  // namespace
 
-StepDecoder::StepDecoder(Model& model, KvCache& cache, const SamplingOptions& sampling)
+StepDecoder::StepDecoder(Model& model, KvCache& cache, const SamplingOptions& sampling,
+                         SeenTokens seen)
     : model_(model),
       cache_(cache),
       sampling_(sampling),
+      seen_(std::move(seen)),
       runtime_(runtime_of(model.device())),
       active_(static_cast<std::size_t>(cache.slots()), true) {
   sampling_.validate();
@@ -67,15 +69,20 @@ std::span<const std::int64_t> StepDecoder::fetch() {
 std::span<const std::int64_t> StepDecoder::first(const at::Tensor& logits) {
   const c10::InferenceMode inference;
   draw();
-  tokens_.copy_(sample_rows(logits, sampling_, uniforms_));
+  choose(logits);
   return fetch();
+}
+
+void StepDecoder::choose(const at::Tensor& logits) {
+  tokens_.copy_(sample_rows(seen_.penalise(logits), sampling_, uniforms_));
+  seen_.add(tokens_);
 }
 
 // What is recorded.
 void StepDecoder::run() {
   // A slot that met broken logits holds -1; it is stopped or the caller has been told.
   const at::Tensor hidden = model_.step(tokens_.clamp_min(0), positions_, cache_);
-  tokens_.copy_(sample_rows(model_.head(hidden), sampling_, uniforms_));
+  choose(model_.head(hidden));
   positions_.add_(moves_);
 }
 

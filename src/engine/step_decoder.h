@@ -17,9 +17,9 @@ namespace twell::lm {
 
 class StepDecoder {
  public:
-  // Decodes all slots of `cache`, which is fixed and holds their prompts. Model, cache and their
-  // device outlive this. Slot i draws from sequence_stream(seed, i).
-  StepDecoder(Model& model, KvCache& cache, const SamplingOptions& sampling);
+  // Decodes all slots of `cache`, which is fixed and holds their prompts, whose tokens `seen` has.
+  // Model, cache and their device outlive this. Slot i draws from sequence_stream(seed, i).
+  StepDecoder(Model& model, KvCache& cache, const SamplingOptions& sampling, SeenTokens seen = {});
 
   // Samples the first tokens from the logits [slots, V] of the prompts' last tokens.
   std::span<const std::int64_t> first(const at::Tensor& logits);
@@ -34,12 +34,14 @@ class StepDecoder {
 
  private:
   void run();
+  void choose(const at::Tensor& logits);
   std::span<const std::int64_t> fetch();
   void draw();
 
   Model& model_;
   KvCache& cache_;
   SamplingOptions sampling_;
+  SeenTokens seen_;
   DeviceRuntime& runtime_;
   std::vector<Random> streams_;
   // On the device, [slots] each.

@@ -8,9 +8,11 @@ namespace twell::measure {
 namespace {
 
 volatile std::sig_atomic_t g_signals = 0;  // a signal handler can reach nothing else
+volatile std::sig_atomic_t g_terminated = 0;
 
-extern "C" void on_signal(int) {
+extern "C" void on_signal(int number) {
   g_signals = g_signals + 1;
+  if (number == SIGTERM) g_terminated = 1;
   if (g_signals > 1) _exit(130);
 }
 
@@ -29,6 +31,10 @@ void install_interrupt_handler() {
 }
 
 bool interrupted() noexcept { return g_signals != 0; }
+
+void forget_interrupt() noexcept {
+  if (g_terminated == 0) g_signals = 0;
+}
 
 void check_interrupt() {
   if (interrupted()) throw Interrupted{};

@@ -10,5 +10,7 @@ void install_interrupt_handler();
 bool interrupted() noexcept;
 // Throws Interrupted after Ctrl-C or SIGTERM.
 void check_interrupt();
+// Work that was to stop has stopped, and the program goes on; not after SIGTERM.
+void forget_interrupt() noexcept;
 
 }  // namespace twell::measure

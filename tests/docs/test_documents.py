@@ -89,6 +89,7 @@ SMALL = {
     "bench train": "--context 32 --accumulation 1 --repeats 1",
     "calibrate": "--width 64 --neurons 256 --repeats 1 --seconds 0.001",
     "generate": "--max-tokens 4",
+    "chat": "--max-tokens 4",
     "train": "--layers 2 --width 32 --neurons 64 --heads 2 --bpe-vocab 300 --context 16 --batch 2 "
     "--steps 4",
     "synth": "--layers 2 --width 64 --neurons 256 --heads 2 --vocab 300 --sample-tokens 2048",
@@ -123,19 +124,25 @@ def resized(arguments):
     return arguments
 
 
-@pytest.mark.parametrize(("document", "fewest"), [("README.md", 5), ("training.md", 4), ("quantised.md", 4)])
+@pytest.mark.parametrize(("document", "fewest"), [("README.md", 5), ("training.md", 4), ("quantised.md", 4),
+                                                   ("generating.md", 4)])
 def test_commands_run(document, fewest, tmp_path):
     program = os.environ.get("TWELL_CLI") or pytest.skip("TWELL_CLI names no command line")
     (tmp_path / "books").mkdir()
     (tmp_path / "books" / "one.txt").write_text("the cat sat on the mat and saw a rat\n" * 400)
+    (tmp_path / "lines.txt").write_text("the cat\na rat\n")
     found = list(commands(document))
     assert len(found) >= fewest
     for launcher, arguments in found:
         if launcher and os.environ.get("TWELL_MPI") != "ON":
             continue
+        if arguments[0] == "chat":  # a model of random weights has no template
+            template = tmp_path / arguments[arguments.index("--model") + 1] / "chat_template.jinja"
+            template.write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
         done = subprocess.run(
             [*launcher, program, *resized(arguments)],
             cwd=tmp_path,
+            input="Hello\n" if arguments[0] == "chat" else "",
             capture_output=True,
             text=True,
             timeout=300,

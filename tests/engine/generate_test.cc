@@ -8,6 +8,7 @@
 #include <cmath>
 #include <thread>
 
+#include "engine/conversation.h"
 #include "tests/decoder/tiny_model.h"
 #include "twell/status.h"
 
@@ -20,6 +21,17 @@ using test::tiny_model;
 using Tokens = std::vector<std::int64_t>;
 
 std::vector<Tokens> prompts() { return {{5, 9, 3}, {7}, {1, 2, 3, 4, 5, 6, 7, 8}, {100, 9, 3}}; }
+
+template <class F>
+std::string message_of(F f) {
+  try {
+    f();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::invalid_argument);
+    return error.what();
+  }
+  return "no error";
+}
 
 TEST(Generate, BatchEqualsSingle) {
   for (const double temperature : {0.0, 1.0}) {
@@ -69,6 +81,91 @@ TEST(Generate, GreedyIsTheArgmaxOfTheWholeSequence) {
     EXPECT_EQ(logits[-1].argmax().item<std::int64_t>(), token);
     tokens.push_back(token);
   }
+}
+
+TEST(Generate, ARepetitionPenaltyLeavesNoTokenTwice) {
+  const auto model = tiny_model(tiny_config());
+  GenerateOptions options;
+  options.max_tokens = 30;
+  options.stop_tokens = Tokens{};
+  const auto repeats = [&] {
+    const Tokens prompt = {5, 9, 3};
+    Tokens all = prompt;
+    const auto result = generate(*model, {&prompt, 1}, options);
+    for (const std::int64_t token : result.sequences[0].tokens) all.push_back(token);
+    std::sort(all.begin(), all.end());
+    return std::adjacent_find(all.begin(), all.end()) != all.end();
+  };
+  EXPECT_TRUE(repeats());
+  options.sampling.repetition_penalty = 1e6;  // as large as the logits are small
+  EXPECT_FALSE(repeats());
+}
+
+TEST(Generate, WhatACacheHoldsIsNotRunAgain) {
+  const auto model = tiny_model(tiny_config());
+  GenerateOptions options;
+  options.max_tokens = 12;
+  options.stop_tokens = Tokens{};
+  options.sampling.repetition_penalty = 1.1;
+  for (const bool steps : {false, true}) {
+    options.static_steps = steps;
+    const auto whole = generate(*model, prompts(), options);
+    KvCache cache = model->make_cache(4, 60, steps);
+    const Tokens first = {5, 9}, third = {1, 2, 3, 4, 5, 6, 7};
+    const std::vector<Chunk> held = {{0, first}, {2, third}};
+    {
+      const c10::InferenceMode inference;
+      model->hidden_states(held, &cache);
+    }
+    const auto rest = generate(*model, prompts(), options, cache);
+    EXPECT_EQ(rest.timing.prompt_tokens, whole.timing.prompt_tokens - 9);
+    for (std::size_t i = 0; i < prompts().size(); ++i) {
+      EXPECT_EQ(whole.sequences[i].tokens, rest.sequences[i].tokens) << i;
+      EXPECT_EQ(cache.length(static_cast<std::int64_t>(i)), std::ssize(prompts()[i]) + 11);
+    }
+    EXPECT_THAT(message_of([&] { generate(*model, prompts(), options, cache); }),
+                testing::HasSubstr("the cache holds 14 tokens of prompt 0, which has 3"));
+    KvCache small = model->make_cache(4, 6, steps);
+    EXPECT_THAT(message_of([&] { generate(*model, prompts(), options, small); }),
+                testing::HasSubstr("prompt 2 has 8 tokens, the cache room for 6"));
+    KvCache other = model->make_cache(3, 60, steps);
+    EXPECT_THAT(message_of([&] { generate(*model, prompts(), options, other); }),
+                testing::HasSubstr("3 slots for 4 prompts"));
+  }
+}
+
+TEST(Generate, AConversationRunsWhatIsNew) {
+  const auto model = tiny_model(tiny_config());
+  Conversation talk(*model, 60);
+  EXPECT_EQ(talk.context(), 60);
+  EXPECT_EQ(Conversation(*model, 1000).context(), 96);
+  GenerateOptions options;
+  options.max_tokens = 8;
+  options.stop_tokens = Tokens{};
+  Tokens so_far = {5, 9, 3};
+  const auto turn = [&](std::int64_t run) {
+    const auto alone = generate(*model, {&so_far, 1}, options);
+    const auto result = talk.generate(so_far, options);
+    EXPECT_EQ(result.sequences[0].tokens, alone.sequences[0].tokens);
+    EXPECT_EQ(result.timing.prompt_tokens, run);
+    const auto& said = result.sequences[0].tokens;
+    so_far.insert(so_far.end(), said.begin(), said.end());
+  };
+  turn(3);
+  turn(1);  // the last token was never run
+  so_far.insert(so_far.end(), {1, 2, 3});
+  turn(4);
+  so_far[2] = 77;  // another text from here on
+  turn(static_cast<std::int64_t>(so_far.size()) - 2);
+  so_far = {5, 9};
+  turn(1);  // all is held, and one is run for its logits
+  so_far.assign(61, 4);
+  EXPECT_THAT(message_of([&] { talk.generate(so_far, options); }),
+              testing::HasSubstr("room for 60"));
+  so_far = {5, 9};
+  turn(2);
+  so_far.assign(58, 4);
+  EXPECT_EQ(talk.generate(so_far, options).sequences[0].finish, FinishReason::context_full);
 }
 
 TEST(Generate, PrefillInPiecesIsTheSame) {
@@ -205,17 +302,6 @@ TEST(Generate, TimingCountsWhatWasRun) {
   const auto none = generate(*model, prompts(), options);
   EXPECT_TRUE(none.sequences[0].tokens.empty());
   EXPECT_EQ(none.timing.decode_tokens_per_s(), 0.0);
-}
-
-template <class F>
-std::string message_of(F f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.kind(), ErrorKind::invalid_argument);
-    return error.what();
-  }
-  return "no error";
 }
 
 TEST(Generate, BrokenLogitsAreAnErrorByEitherDecoding) {

@@ -76,6 +76,10 @@ TEST(Sampler, EveryTokenHasItsShareOfTheDraws) {
   ASSERT_LT(p[2] + p[3], 0.7);
   ASSERT_GT(three, 0.7);
   expect_shares({.temperature = 1.0, .top_p = 0.7}, of_three);
+  // Of the likeliest, 3 has 0.61, 6 has 0.55 and 0 has 0.18.
+  expect_shares({.temperature = 1.0, .min_p = 0.5}, of_three);
+  expect_shares({.temperature = 1.0, .top_k = 5, .min_p = 0.5}, of_three);
+  expect_shares({.temperature = 1.0, .top_p = 0.99, .min_p = 1.0}, {0, 0, 1, 0, 0, 0, 0});
   // At least one, however small top_p is.
   expect_shares({.temperature = 1.0, .top_p = 1e-9}, {0, 0, 1, 0, 0, 0, 0});
   // Of the two likeliest the first alone has p2 / (p2 + p3) > 0.6 of what top_k leaves.
@@ -123,6 +127,11 @@ std::int64_t defined(const std::vector<float>& logits, const std::vector<std::in
     kept.resize(count);
     total = sum;
   }
+  if (options.min_p > 0.0) {
+    std::erase_if(kept, [&](std::int64_t token) { return weight(token) < options.min_p; });
+    total = 0.0;
+    for (const std::int64_t token : kept) total += weight(token);
+  }
   sum = 0.0;
   for (const std::int64_t token : kept) {
     sum += weight(token);
@@ -152,11 +161,15 @@ TEST(Sampler, IsWhatTheDefinitionSays) {
         });
         for (const std::int64_t top_k : {0, 1, 50, 128, 129, 900}) {
           for (const double top_p : {1.0, 0.95, 0.5, 0.05}) {
-            const SamplingOptions options{.temperature = 0.7, .top_k = top_k, .top_p = top_p};
-            for (const double uniform : {0.0, random.uniform(), random.uniform()}) {
-              EXPECT_EQ(sample(logits, options, uniform), defined(logits, order, options, uniform))
-                  << size << " tokens, spread " << spread << (bf16 ? ", bf16" : "") << ", top_k "
-                  << top_k << ", top_p " << top_p << ", draw " << uniform;
+            for (const double min_p : {0.0, 0.02, 0.4}) {
+              const SamplingOptions options{
+                  .temperature = 0.7, .top_k = top_k, .top_p = top_p, .min_p = min_p};
+              for (const double uniform : {0.0, random.uniform(), random.uniform()}) {
+                EXPECT_EQ(sample(logits, options, uniform),
+                          defined(logits, order, options, uniform))
+                    << size << " tokens, spread " << spread << (bf16 ? ", bf16" : "") << ", top_k "
+                    << top_k << ", top_p " << top_p << ", min_p " << min_p << ", draw " << uniform;
+              }
             }
           }
         }
@@ -210,9 +223,12 @@ TEST(Sampler, ARowsTokenDependsOnThatRowAlone) {
   const at::Tensor logits =
       at::randn({5, 3000}) * at::tensor({0.1, 1.0, 3.0, 6.0, 12.0}).view({5, 1});
   const at::Tensor uniforms = at::rand({5}, at::kDouble);
-  for (const SamplingOptions& options : {SamplingOptions{}, SamplingOptions{.temperature = 0.8},
-                                         SamplingOptions{.temperature = 0.8, .top_k = 40},
-                                         SamplingOptions{.temperature = 0.8, .top_p = 0.9}}) {
+  for (const SamplingOptions& options :
+       {SamplingOptions{}, SamplingOptions{.temperature = 0.8},
+        SamplingOptions{.temperature = 0.8, .top_k = 40},
+        SamplingOptions{.temperature = 0.8, .top_p = 0.9},
+        SamplingOptions{.temperature = 0.8, .min_p = 0.1},
+        SamplingOptions{.temperature = 0.8, .top_k = 40, .min_p = 0.1}}) {
     const at::Tensor together = sample_rows(logits, options, uniforms);
     for (std::int64_t row = 0; row < 5; ++row) {
       EXPECT_TRUE(
@@ -220,6 +236,26 @@ TEST(Sampler, ARowsTokenDependsOnThatRowAlone) {
                     sample_rows(logits.narrow(0, row, 1), options, uniforms.narrow(0, row, 1))));
     }
   }
+}
+
+TEST(Sampler, TokensThatWereThereArePenalised) {
+  const std::vector<std::vector<std::int64_t>> sequences = {{2, 1, 2}, {4}};
+  SeenTokens seen(sequences, 5, 2.0, at::kCPU);
+  const at::Tensor logits = at::tensor({1.0F, -3.0F, 4.0F, 0.0F, 5.0F}).expand({2, 5});
+  const auto expect = [&](const at::Tensor& got, const std::vector<std::vector<float>>& want) {
+    ASSERT_EQ(got.size(0), static_cast<std::int64_t>(want.size()));
+    for (std::size_t i = 0; i < want.size(); ++i) {
+      EXPECT_TRUE(at::equal(got[static_cast<std::int64_t>(i)], at::tensor(want[i]))) << got;
+    }
+  };
+  expect(seen.penalise(logits), {{1, -6, 2, 0, 5}, {1, -3, 4, 0, 2.5}});
+  expect(seen.penalise(logits.narrow(0, 0, 1), at::tensor({1}, at::kLong)), {{1, -3, 4, 0, 2.5}});
+  seen.add(at::tensor({0, -1}, at::kLong));  // -1: none was drawn
+  seen.add(at::tensor({2}, at::kLong), at::tensor({1}, at::kLong));
+  expect(seen.penalise(logits), {{0.5, -6, 2, 0, 5}, {1, -3, 2, 0, 2.5}});
+  SeenTokens none(sequences, 5, 1.0, at::kCPU);
+  none.add(at::tensor({0, 1}, at::kLong));
+  EXPECT_TRUE(none.penalise(logits).is_same(logits));
 }
 
 TEST(Sampler, SameSeedSameDrawsAndSequencesDiffer) {

@@ -78,6 +78,9 @@ TEST(StepDecoder, SameDrawsAsChunkByChunk) {
         GenerateOptions options{.max_tokens = 25, .stop_tokens = Tokens{}};
         options.sampling = {.temperature = 1.3, .top_k = top_k, .top_p = top_p, .seed = seed};
         expect_same_text(*model, options);
+        options.sampling.repetition_penalty = 1.4;
+        options.sampling.min_p = 0.01;
+        expect_same_text(*model, options);
       }
     }
   }
@@ -179,7 +182,8 @@ void expect_nothing_read_back(at::ScalarType dtype, std::optional<FfnPath> path)
   for (const SamplingOptions& options :
        {SamplingOptions{}, SamplingOptions{.temperature = 1.0},
         SamplingOptions{.temperature = 0.7, .top_p = 0.9},
-        SamplingOptions{.temperature = 0.7, .top_k = 9, .top_p = 0.9}}) {
+        SamplingOptions{.temperature = 0.7, .min_p = 0.1},
+        SamplingOptions{.temperature = 0.7, .top_k = 9, .top_p = 0.9, .min_p = 0.1}}) {
     EXPECT_EQ(
         sample_rows(logits, options, at::zeros({3}, ids.options().dtype(at::kDouble))).sizes(),
         (at::IntArrayRef{3}));

@@ -5,6 +5,7 @@
 #include <cstdlib>
 
 #include "checkpoint/config.h"
+#include "checkpoint/generation_config.h"
 #include "twell/status.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
@@ -15,6 +16,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     config.sparse_lm = false;     // written as the plain architecture
     config.weights_file.clear();  // and with the usual name
     config.take_generation_config(text, "fuzz");
+    twell::io::GenerationConfig::from_json(text, "fuzz");
     if (!(ModelConfig::from_json(config.to_json(), "written") == config)) std::abort();
   } catch (const twell::Error& error) {
     if (error.operation() == "written") std::abort();

@@ -1,0 +1,113 @@
+#include "cli/chat_template.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstdlib>
+#include <vector>
+
+#include "chat_template_script.h"
+#include "files/file_error.h"
+#include "twell/status.h"
+
+extern char** environ;
+
+namespace twell::cli {
+namespace {
+
+class Pipe {
+ public:
+  Pipe() {
+    if (::pipe2(ends_.data(), O_CLOEXEC) != 0)
+      io::fail_file("pipe", "{}", io::system_reason(errno));
+  }
+  ~Pipe() {
+    close(0);
+    close(1);
+  }
+  Pipe(const Pipe&) = delete;
+  Pipe& operator=(const Pipe&) = delete;
+  int operator[](std::size_t end) const { return ends_[end]; }
+  void close(std::size_t end) {
+    if (ends_[end] >= 0) ::close(ends_[end]);
+    ends_[end] = -1;
+  }
+
+ private:
+  std::array<int, 2> ends_{};
+};
+
+std::string read_all(int descriptor) {
+  std::string text;
+  std::array<char, 4096> part{};
+  while (true) {
+    const ssize_t got = ::read(descriptor, part.data(), part.size());
+    if (got > 0) text.append(part.data(), static_cast<std::size_t>(got));
+    if (got == 0 || (got < 0 && errno != EINTR)) return text;
+  }
+}
+
+void write_all(int descriptor, std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t put = ::write(descriptor, text.data(), text.size());
+    if (put < 0 && errno != EINTR) return;  // it has ended, and its status says how
+    if (put > 0) text.remove_prefix(static_cast<std::size_t>(put));
+  }
+}
+
+std::string python() {
+  const char* named = std::getenv("TWELL_PYTHON");
+  if (named != nullptr && *named != '\0') return named;
+  return ::access(kPython, X_OK) == 0 ? kPython : "python3";
+}
+
+}  // namespace
+
+// The program reads all of its input before it writes, so one after the other cannot block.
+std::string output_of(const std::vector<std::string>& command, const std::string& input) {
+  Pipe in, out;
+  posix_spawn_file_actions_t actions;
+  ::posix_spawn_file_actions_init(&actions);
+  ::posix_spawn_file_actions_adddup2(&actions, in[0], STDIN_FILENO);
+  ::posix_spawn_file_actions_adddup2(&actions, out[1], STDOUT_FILENO);
+  // Of its own process group: Ctrl-C is for who waits for it.
+  posix_spawnattr_t attributes;
+  ::posix_spawnattr_init(&attributes);
+  ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
+  std::vector<char*> arguments;
+  for (const std::string& one : command) arguments.push_back(const_cast<char*>(one.c_str()));
+  arguments.push_back(nullptr);
+  pid_t child = 0;
+  const int failed =
+      ::posix_spawnp(&child, arguments[0], &actions, &attributes, arguments.data(), environ);
+  ::posix_spawnattr_destroy(&attributes);
+  ::posix_spawn_file_actions_destroy(&actions);
+  if (failed != 0) io::fail_file(command[0], "cannot be started: {}", io::system_reason(failed));
+  in.close(0);
+  out.close(1);
+  write_all(in[1], input);
+  in.close(1);
+  std::string text = read_all(out[0]);
+  int status = 0;
+  while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  if (status != 0) io::fail_file(command[0], "failed with status {}", status);
+  return text;
+}
+
+std::string render_chat(const std::filesystem::path& model, const nlohmann::json& messages) {
+  const nlohmann::json request = {{"directory", model.string()}, {"messages", messages}};
+  const std::string answer = output_of({python(), "-I", "-c", kChatTemplateScript}, request.dump());
+  const auto found = nlohmann::json::parse(answer, nullptr, false);
+  if (found.is_object() && found.contains("text")) return found["text"].get<std::string>();
+  io::fail_file(model.string(), "chat template: {}",
+                found.is_object() && found.contains("error") ? found["error"].get<std::string>()
+                                                             : "no answer from " + python());
+}
+
+}  // namespace twell::cli

@@ -1,0 +1,95 @@
+"""Renders a model's chat template by Jinja, as transformers does: a request in JSON on standard input, the
+text or what is wrong in JSON on standard output. twell runs it in an interpreter of its own.
+
+A template is code of whoever made the model. It runs in Jinja's sandbox, sees the messages and the special
+tokens, and can change nothing.
+"""
+
+import datetime
+import json
+import pathlib
+import sys
+
+NAMES = ("chat_template.jinja", "tokenizer_config.json", "chat_template.json")
+
+
+def read_json(file):
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+
+def template_of(folder):
+    """Its text. A file of its own goes before tokenizer_config.json; of several by name, the one called
+    default."""
+    own = folder / NAMES[0]
+    if own.is_file():
+        return own.read_text(encoding="utf-8")
+    for name in NAMES[1:]:
+        found = read_json(folder / name).get("chat_template")
+        if isinstance(found, list):
+            found = {entry["name"]: entry["template"] for entry in found}.get("default")
+        if isinstance(found, str):
+            return found
+    raise ValueError("has no chat template: no " + " and none in ".join(NAMES))
+
+
+def special_tokens(folder):
+    """bos_token and the like, which templates name."""
+    found = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        for key, value in read_json(folder / name).items():
+            text = value.get("content") if isinstance(value, dict) else value
+            if key.endswith("_token") and isinstance(text, str):
+                found[key] = text
+    return found
+
+
+def environment():
+    import jinja2.ext
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(jinja2.ext.Extension):
+        """{% generation %} marks what a model has said; its text is what is within."""
+
+        tags = frozenset({"generation"})
+
+        def parse(self, parser):
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    def refuse(message):
+        raise jinja2.TemplateError(message)
+
+    def to_json(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
+        return json.dumps(
+            value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+        )
+
+    made = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
+    )
+    made.filters["tojson"] = to_json
+    made.globals["raise_exception"] = refuse
+    made.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+    return made
+
+
+def render(request):
+    folder = pathlib.Path(request["directory"])
+    template = environment().from_string(template_of(folder))
+    about = {"tools": None, "documents": None, **special_tokens(folder)}
+    text = template.render(messages=request["messages"], add_generation_prompt=True, **about)
+    return {"text": text}
+
+
+def main():
+    try:
+        answer = render(json.load(sys.stdin))
+    except ImportError:
+        answer = {"error": "needs Jinja: pip install jinja2"}
+    except Exception as error:  # whatever a template does
+        answer = {"error": f"{error}" or type(error).__name__}
+    json.dump(answer, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+// twell chat: a conversation with a model that was trained for it.
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <optional>
+
+#include "cli/chat_template.h"
+#include "cli/command.h"
+#include "cli/model_files.h"
+#include "cli/sampling.h"
+#include "cli/text_stream.h"
+#include "engine/conversation.h"
+#include "files/atomic_file.h"
+#include "files/file_error.h"
+#include "measure/interrupt.h"
+#include "tokenizer/unicode.h"
+
+namespace twell::cli {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr const char* kHelp =
+    "/reset forgets the conversation, /system TEXT sets what the model is told first, /exit ends.\n"
+    "Ctrl-C stops an answer, Ctrl-D ends.\n";
+
+struct ChatCommand : ModelOptions {
+  std::string system;
+  std::int64_t max_tokens = 1024;
+  std::int64_t context = 8192;
+  SamplingChoice sampling;
+};
+
+// A line from standard input, without its end. None where there are no more.
+std::optional<std::string> read_line() {
+  std::string line;
+  while (true) {
+    const int got = std::fgetc(stdin);
+    if (got == '\n') return line;
+    if (got != EOF) {
+      line += static_cast<char>(got);
+      continue;
+    }
+    if (std::ferror(stdin) != 0 && errno == EINTR) {  // Ctrl-C throws the line away
+      std::clearerr(stdin);
+      measure::forget_interrupt();
+      return "";
+    }
+    if (line.empty()) return {};
+    return line;
+  }
+}
+
+class Chat {
+ public:
+  explicit Chat(ChatCommand& o)
+      : o_(o),
+        directory_(o.directory()),
+        tokenizer_(o.tokenizer()),
+        sampling_(o.sampling.of(directory_)) {
+    reset();
+    render_chat(directory_, Json::array({{{"role", "user"}, {"content", "?"}}}));  // fails early
+    model_ = o.open();
+    conversation_.emplace(*model_, o.context);
+  }
+
+  void talk() {
+    const bool asks = ::isatty(STDIN_FILENO) != 0;
+    if (asks) put(stderr, kHelp);
+    while (true) {
+      if (asks) put(stderr, "\n> ");
+      const auto line = read_line();
+      measure::check_interrupt();
+      if (!line || *line == "/exit") break;
+      if (line->empty()) continue;
+      if (!obey(*line)) answer(*line);
+    }
+    if (asks) put(stderr, "\n");
+    o_.write({{"messages", messages_}, {"turns", turns_}});
+  }
+
+ private:
+  void reset() {
+    messages_ = Json::array();
+    if (!o_.system.empty()) messages_.push_back({{"role", "system"}, {"content", o_.system}});
+  }
+
+  // Whether the line was for the program.
+  bool obey(const std::string& line) {
+    if (!line.starts_with('/')) return false;
+    constexpr std::string_view kSystem = "/system ";
+    if (line == "/reset") {
+      reset();
+    } else if (line.starts_with(kSystem)) {
+      o_.system = line.substr(kSystem.size());
+      reset();
+    } else {
+      put(stderr, kHelp);
+    }
+    return true;
+  }
+
+  // The conversation's tokens. What does not leave room for an answer loses its oldest exchanges;
+  // what the system says and the last question stay.
+  std::vector<std::int64_t> fitting_tokens() {
+    const std::int64_t room =
+        conversation_->context() - std::min(kRoom, conversation_->context() / 4);
+    const auto first = static_cast<Json::difference_type>(o_.system.empty() ? 0 : 1);
+    std::int64_t forgotten = 0;
+    while (true) {
+      const std::string text = render_chat(directory_, messages_);
+      const auto ids = tokenizer_.encode(text, /*add_special_tokens=*/false);
+      if (std::ssize(ids) <= room) {
+        if (forgotten > 0) {
+          put(stderr, fmt::format("[the context of {} tokens is full: the oldest {} exchanges are "
+                                  "forgotten]\n",
+                                  conversation_->context(), forgotten));
+        }
+        return {ids.begin(), ids.end()};
+      }
+      if (std::ssize(messages_) <= first + 1) {
+        io::fail_argument("your message",
+                          "has {} tokens with what stands around it, and a context of {} "
+                          "leaves room for {}; shorten it, or raise --context",
+                          ids.size(), conversation_->context(), room);
+      }
+      messages_.erase(messages_.begin() + first, messages_.begin() + first + 2);
+      ++forgotten;
+    }
+  }
+
+  void answer(const std::string& question) {
+    const Json before = messages_;
+    if (const auto bad = io::find_invalid_utf8(question); bad != std::string_view::npos) {
+      return refuse(fmt::format("byte {} of the message is no UTF-8", bad));
+    }
+    messages_.push_back({{"role", "user"}, {"content", question}});
+    std::vector<std::int64_t> ids;
+    try {
+      ids = fitting_tokens();
+    } catch (const Error& error) {
+      messages_ = before;
+      return refuse(error.what());
+    }
+    lm::GenerateOptions options;
+    options.max_tokens = o_.max_tokens;
+    options.sampling = sampling_;
+    ++sampling_.seed;  // another answer to the same question
+    TextStream stream(tokenizer_, ids, o_.sampling.stop);
+    options.on_token = [&](std::int64_t, std::int64_t token) {
+      o_.say("{}", stream.push(token));
+      return !measure::interrupted() && !stream.stopped() && output_error() == 0;
+    };
+    const lm::GenerateResult result =
+        named(o_.model, [&] { return conversation_->generate(ids, options); });
+    const std::string rest = stream.finish();
+    const bool stopped = measure::interrupted();
+    o_.say("{}\n", rest);
+    if (stopped) {
+      put(stderr, "[stopped]\n");
+      measure::forget_interrupt();
+    }
+    messages_.push_back({{"role", "assistant"}, {"content", stream.text()}});
+    const lm::GeneratedSequence& said = result.sequences[0];
+    turns_.push_back({{"prompt_tokens", ids.size()},
+                      {"prompt_tokens_run", result.timing.prompt_tokens},
+                      {"tokens", said.tokens.size()},
+                      {"finish", stream.stopped() ? "stop_string" : lm::name_of(said.finish)},
+                      {"prefill_tokens_per_s", result.timing.prefill_tokens_per_s()},
+                      {"decode_tokens_per_s", result.timing.decode_tokens_per_s()}});
+  }
+
+  // Somebody who types can type again; a file cannot.
+  static void refuse(const std::string& why) {
+    if (::isatty(STDIN_FILENO) == 0) io::fail_argument("standard input", "{}", why);
+    put(stderr, why + "\n");
+  }
+
+  static constexpr std::int64_t kRoom = 256;  // tokens kept free for an answer
+
+  ChatCommand& o_;
+  std::string directory_;
+  io::Tokenizer tokenizer_;
+  lm::SamplingOptions sampling_;
+  std::unique_ptr<lm::Model> model_;
+  std::optional<lm::Conversation> conversation_;
+  Json messages_, turns_ = Json::array();
+};
+
+void run(ChatCommand& o) { Chat(o).talk(); }
+
+}  // namespace
+
+void add_chat(CLI::App& app) {
+  auto [c, o] = add_command<ChatCommand>(app, "chat", "Talk with a model that has a chat template",
+                                         "twell chat --model SmolLM2-135M-Instruct", run);
+  add_model_option(c, *o);
+  c.add_option("--system", o->system, "What the model is told before the conversation")
+      ->type_name("TEXT");
+  c.add_option("--max-tokens", o->max_tokens, "Tokens of an answer, at most")
+      ->check(in_range(1, 1 << 30));
+  c.add_option("--context", o->context,
+               "Tokens of the conversation that are kept, at most; the oldest "
+               "exchanges are forgotten first")
+      ->check(in_range(16, 1 << 30));
+  add_sampling_options(c, o->sampling);
+  add_path_option(c, *o);
+  add_dtype_option(c, *o);
+  add_device_option(c, *o);
+}
+
+}  // namespace twell::cli

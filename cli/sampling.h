@@ -1,0 +1,27 @@
+// How tokens are chosen, by what the command line says, else by what generation_config.json says.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/command.h"
+#include "engine/sampler.h"
+
+namespace twell::cli {
+
+struct SamplingChoice {
+  std::optional<double> temperature, top_p, min_p, repetition_penalty;
+  std::optional<std::int64_t> top_k;
+  std::uint64_t seed = 1;
+  std::vector<std::string> stop;  // texts that end one
+
+  // Where neither says anything: temperature 0.8, top_p 0.95, nothing else. `model` is a directory.
+  lm::SamplingOptions of(const std::filesystem::path& model) const;
+};
+
+void add_sampling_options(CLI::App& command, SamplingChoice& choice);
+
+}  // namespace twell::cli

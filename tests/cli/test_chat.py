@@ -1,0 +1,276 @@
+"""Talking with a model: its chat template, turns, what fits into the context, Ctrl-C."""
+
+import json
+import os
+import pathlib
+import pty
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "support"))
+pytest.importorskip("torch")
+pytest.importorskip("safetensors")
+pytest.importorskip("jinja2")
+from bigram import make_bigram  # noqa: E402
+
+WORDS = ["<|end_of_text|>", "<|eot|>"]
+EOT = 257
+TEMPLATE = (
+    "{% for m in messages %}{{ m['role'][0] }}{{ m['content'] }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}>{% endif %}"
+)
+
+
+def after_of(text, ends=True):
+    ids = [*text.encode(), *([EOT] if ends else [])]
+    after = dict(zip(ids, [*ids[1:], ids[0]]))
+    return lambda token: after.get(token, ids[0])
+
+
+def make_chat(folder, says=">yes", template=TEMPLATE, ends=True, **config):
+    """A model that answers with what follows ">" in a text."""
+    make_bigram(folder, after_of(says, ends), WORDS, eos_token_id=EOT, **config)
+    file = folder / "tokenizer_config.json"
+    about = json.loads(file.read_text()) if file.exists() else {}
+    about |= {"eos_token": "<|eot|>", "chat_template": template}
+    file.write_text(json.dumps(about))
+    return folder
+
+
+@pytest.fixture
+def chat(program, tmp_path):
+    def run(lines, *more, model=None, env=None):
+        out = tmp_path / "chat.json"
+        done = subprocess.run(
+            [program, "chat", "--model", model or make_chat(tmp_path / "m"), "--temperature", "0",
+             "--path", "dense", "--json", out, *map(str, more)],
+            input="".join(line + "\n" for line in lines).encode(), capture_output=True, timeout=120,
+            env={**os.environ, **(env or {})},
+        )  # fmt: skip
+        done.json = json.loads(out.read_text()) if out.exists() else None
+        return done
+
+    return run
+
+
+def test_turns(chat):
+    done = chat(["first", "", "second?"])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.decode().startswith("yes\nyes\n")
+    said = [(m["role"], m["content"]) for m in done.json["messages"]]
+    assert said == [("user", "first"), ("assistant", "yes"), ("user", "second?"), ("assistant", "yes")]
+    one, two = done.json["turns"]
+    assert one["finish"] == two["finish"] == "stop_token" and one["tokens"] == 4
+    whole = len("ufirst") + 1 + len(">")
+    assert one["prompt_tokens"] == one["prompt_tokens_run"] == whole
+    # What was answered is not run again: of the new text only what follows it.
+    assert two["prompt_tokens"] == whole - 1 + len("ayes") + 1 + len("usecond?") + 1 + 1
+    assert two["prompt_tokens_run"] == two["prompt_tokens"] - (whole - 1)
+
+
+def test_commands(chat):
+    done = chat(["one", "/reset", "two", "/system be brief", "three", "/help", "/exit", "four"], "--system", "hm")
+    assert done.returncode == 0, done.stderr
+    assert [(m["role"], m["content"]) for m in done.json["messages"]] == [
+        ("system", "be brief"), ("user", "three"), ("assistant", "yes")]  # fmt: skip
+    assert len(done.json["turns"]) == 3 and "/reset forgets" in done.stderr.decode()
+    assert done.json["turns"][1]["prompt_tokens"] == len("shm") + 1 + len("utwo") + 1 + 1
+
+
+def test_the_oldest_exchanges_are_forgotten(chat):
+    done = chat(["a" * 20, "b" * 20, "c" * 20], "--context", 96, "--system", "s", "--max-tokens", 8)
+    assert done.returncode == 0, done.stderr
+    assert "the oldest 1 exchanges are forgotten" in done.stderr.decode()
+    assert [m["content"][0] for m in done.json["messages"]] == ["s", "b", "y", "c", "y"]
+    done = chat(["a" * 90], "--context", 96)
+    assert done.returncode == 1 and done.stderr.decode().count("\n") == 1
+    assert "leaves room for 72; shorten it, or raise --context" in done.stderr.decode()
+
+
+def test_stop_strings_and_lengths(chat, tmp_path):
+    done = chat(["hm"], "--stop", "es", model=make_chat(tmp_path / "stop"))
+    assert done.stdout.decode().startswith("y\n") and done.json["turns"][0]["finish"] == "stop_string"
+    done = chat(["hm"], "--max-tokens", 2)
+    assert done.stdout.decode().startswith("ye\n") and done.json["turns"][0]["finish"] == "max_tokens"
+
+
+def test_what_cannot_be_is_told(chat, program, tmp_path):
+    model = make_chat(tmp_path / "none")
+    (model / "tokenizer_config.json").unlink()
+    done = chat(["hm"], model=model)
+    assert done.returncode == 1 and b"has no chat template" in done.stderr
+    refuses = make_chat(tmp_path / "refuses", template="{{ raise_exception('no users, please') }}")
+    done = chat(["hm"], model=refuses)
+    assert done.returncode == 1 and b"chat template: no users, please" in done.stderr
+    broken = make_chat(tmp_path / "broken", template="{% for %}")
+    done = chat(["hm"], model=broken)
+    assert done.returncode == 1 and done.stderr.count(b"\n") == 1 and b"chat template: " in done.stderr
+    spies = make_chat(tmp_path / "spies", template="{{ messages.__class__.__mro__ }}")
+    done = chat(["hm"], model=spies)
+    assert done.returncode == 1 and b"unsafe" in done.stderr
+    for python in ("/bin/false", "/no/such/python"):
+        done = chat(["hm"], model=spies, env={"TWELL_PYTHON": python})
+        assert done.returncode == 1 and python.encode() in done.stderr and done.stderr.count(b"\n") == 1
+    command = [program, "chat", "--model", make_chat(tmp_path / "m"), "--path", "dense"]
+    done = subprocess.run(command, input=b"\xff\n", capture_output=True)
+    assert done.returncode == 1 and b"byte 0 of the message is no UTF-8" in done.stderr
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_program(program, tmp_path):
+    model = make_chat(tmp_path / "m", ends=False, max_position_embeddings=100000)
+    process, terminal = pty.fork()
+    if process == 0:
+        os.execv(program, [program, "chat", "--model", str(model), "--path", "dense", "--temperature", "0",
+                           "--max-tokens", "1000000", "--context", "100000"])  # fmt: skip
+    seen = b""
+
+    def until(what, seconds=60):
+        nonlocal seen
+        begin = time.time()
+        while what not in seen:
+            assert time.time() < begin + seconds, seen[-300:]
+            seen += os.read(terminal, 4096)
+        seen = seen.split(what, 1)[1]
+
+    until(b"> ")
+    os.write(terminal, b"\x03")  # nothing is being said
+    until(b"> ")
+    os.write(terminal, b"talk\n")
+    until(b"yes>yes>yes")
+    os.write(terminal, b"\x03")
+    until(b"[stopped]")
+    until(b"> ")
+    os.write(terminal, b"again\n")
+    until(b"yes>yes>yes")
+    os.write(terminal, b"\x03")
+    until(b"[stopped]")
+    until(b"> ")
+    os.write(terminal, b"/exit\n")
+    deadline = time.time() + 30
+    while (ended := os.waitpid(process, os.WNOHANG)) == (0, 0):
+        if time.time() > deadline:
+            os.kill(process, signal.SIGKILL)
+        try:
+            os.read(terminal, 4096)
+        except OSError:  # the terminal's other end is closed
+            time.sleep(0.05)
+    assert ended[1] == 0
+
+
+# --- rendering, as transformers does ---
+
+TALK = [
+    {"role": "system", "content": "Be <brief> & “kind”."},
+    {"role": "user", "content": " One\ntwo? "},
+    {"role": "assistant", "content": "Yes: {{ 1 }} é"},
+    {"role": "user", "content": "And now?"},
+]
+TEMPLATES = {
+    "turns": TEMPLATE,
+    "blocks": "{{- bos_token }}\n{%- for m in messages %}\n    {% if loop.first %}\n    first\n    {% endif %}\n"
+              "    {{ m.content | trim }}\n{% endfor %}\n",
+    "loops": "{% for m in messages %}{% if m.role == 'system' %}{% continue %}{% endif %}{{ m.content }}"
+             "{% if loop.index > 2 %}{% break %}{% endif %}{% endfor %}",
+    "json": "{% for m in messages %}{{ m | tojson }}{{ m | tojson(indent=2) }}{% endfor %}",
+    "generation": "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+                  "{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}",
+    "no tools": "{% if tools is not none %}tools{% endif %}{% if documents %}documents{% endif %}x",
+    "time": "{{ strftime_now('%Y') }}",
+    "namespace": "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",
+}  # fmt: skip
+
+
+def rendered(folder, messages):
+    done = subprocess.run(
+        [sys.executable, "-I", ROOT / "cli" / "chat_template.py"],
+        input=json.dumps({"directory": str(folder), "messages": messages}), capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_templates_give_what_transformers_makes_of_them(tmp_path, name):
+    utils = pytest.importorskip("transformers.utils.chat_template_utils")
+    tokens = {"bos_token": "<s>", "eos_token": "</s>"}
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"chat_template": TEMPLATES[name], "bos_token": {"content": "<s>"}, "eos_token": "</s>"})
+    )
+    made = utils.render_jinja_template(
+        conversations=[TALK], chat_template=TEMPLATES[name], add_generation_prompt=True, **tokens)  # fmt: skip
+    assert rendered(tmp_path, TALK) == {"text": made[0][0]}
+
+
+def test_where_templates_are(tmp_path):
+    for name, text in (
+        ("chat_template.json", json.dumps({"chat_template": "legacy"})),
+        ("tokenizer_config.json", json.dumps({"chat_template": [
+            {"name": "tool_use", "template": "tools"}, {"name": "default", "template": "of several"}]})),
+        ("chat_template.jinja", "its own file"),
+    ):  # fmt: skip
+        (tmp_path / name).write_text(text)
+        want = {"chat_template.json": "legacy", "tokenizer_config.json": "of several"}.get(name, text)
+        assert rendered(tmp_path, TALK) == {"text": want}
+
+
+# --- generate ---
+
+
+def generate(twell, model, *more, **options):
+    return twell("generate", "--model", model, "--path", "dense", *more, json_name="chat-g.json", **options)
+
+
+def test_standard_output_has_the_text_alone(twell, tmp_path):
+    done = generate(twell, make_chat(tmp_path / "m"), "--prompt", ">", "--temperature", 0)
+    assert done.out == ">yes\nResults as JSON: " + str(twell.directory / "chat-g.json") + "\n"
+    assert "tokens/s" in done.err
+
+
+def test_prompts_from_elsewhere(twell, program, tmp_path):
+    model = make_chat(tmp_path / "m")
+    done = subprocess.run([program, "generate", "--model", model, "--prompt", "-", "--temperature", "0",
+                           "--path", "dense"], input=b"a\n>", capture_output=True)  # fmt: skip
+    assert done.stdout == b"a\n>yes\n"
+    (tmp_path / "lines").write_text(">\r\n>y\n>ye\n")
+    done = generate(twell, model, "--prompts", tmp_path / "lines", "--temperature", 0)
+    assert [s["text"] for s in done.json["sequences"]] == ["yes", "es", "s"]
+    (tmp_path / "lines").write_text(">\n\n>y\n")
+    error = generate(twell, model, "--prompts", tmp_path / "lines", ok=False).error_line()
+    assert f"line 2 of --prompts {tmp_path / 'lines'}: is empty" in error
+
+
+def test_stop_strings_of_a_batch(twell, tmp_path):
+    done = generate(twell, make_chat(tmp_path / "m"), "--prompt", ">", "--prompt", ">ye", "--temperature", 0,
+                    "--stop", "es", "--stop", "never")  # fmt: skip
+    assert [(s["text"], s["finish"]) for s in done.json["sequences"]] == [("y", "stop_string"), ("s", "stop_token")]
+    error = generate(twell, tmp_path / "m", "--prompt", ">", "--stop", "", ok=False)
+    assert error.code == 2 and "--stop" in error.error_line()
+
+
+def test_generation_config_says_how_tokens_are_chosen(twell, trained, tmp_path):
+    """Where the command line does not."""
+    model = tmp_path / "m"
+    shutil.copytree((trained[0] / "latest").resolve(), model)
+    ask = ["--prompt", "The cat", "--max-tokens", 20, "--seed", 5]
+
+    def text(said, *more):
+        (model / "generation_config.json").write_text(json.dumps(said))
+        return generate(twell, model, *ask, *more).json["text"]
+
+    greedy = text({}, "--temperature", 0)
+    assert text({}) != greedy
+    assert text({"do_sample": False, "temperature": 0.9}) == greedy
+    assert text({"do_sample": True, "top_k": 1}) == greedy
+    assert text({"min_p": 1.0}) == greedy
+    assert text({"temperature": 0.0}) == greedy
+    assert text({"top_k": 1}, "--top-k", 0) == text({})
+    assert text({"repetition_penalty": 100.0}, "--temperature", 0) != greedy
+    (model / "generation_config.json").write_text('{"top_p": "x"}')
+    error = generate(twell, model, *ask, ok=False).error_line()
+    assert "generation_config.json: top_p" in error
