@@ -3,9 +3,10 @@
 
     python bench/against_vllm.py --model DIR [--rounds N] [--json FILE]
 
-DIR is a Llama or Qwen2 with ReLU, as `twell synth` writes one. Both engines are loaded and take
-turns, so that both see the same machine; the ratio is that of neighbouring runs. Needs vLLM and
-twell installed in the environment (docs/pytorch.md), and memory for two engines.
+DIR is a Llama or Qwen2 with ReLU, as `twell synth` writes one. If `twell prepare` looked at it, the same
+weights without what it found are a third side. All engines are loaded and take turns, so that they see
+the same machine; a ratio is that of neighbouring runs. Needs vLLM and twell installed in the environment
+(docs/pytorch.md), and memory for an engine a side.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ CASES = {
     "32 requests": (32, 32, 48),
     "prompts, 8 of 256 tokens": (8, 256, 1),
 }
-KINDS = ("dense", "sparse")
+PREPARED = "twell_prepared.json"
 
 
 def serve(model: str, ranks: int) -> None:
@@ -93,22 +94,28 @@ def measure(engines: dict[str, Engine], rounds: int) -> dict[str, dict]:
     for engine in engines.values():  # compiles, and fills caches
         for requests, tokens, new in CASES.values():
             engine.ask(requests, tokens, min(new, 4), 0)
-    out = {case: {"dense": [], "sparse": [], "same_texts": 0, "texts": 0} for case in CASES}
+    sides = list(engines)
+    out = {case: {"tokens_per_s": {side: [] for side in sides}, "ratio": {}, "ratio_quartiles": {},
+                  "same_texts": dict.fromkeys(sides, 0), "texts": 0} for case in CASES}  # fmt: skip
     for number in range(rounds):
         for case, (requests, tokens, new) in CASES.items():
             count = requests * (new if new > 1 else tokens)
             texts = {}
-            for kind in KINDS if number % 2 else reversed(KINDS):
-                took, texts[kind] = engines[kind].ask(requests, tokens, new, 100 * number + 1)
-                out[case][kind].append(count / took)
-            out[case]["same_texts"] += sum(a == b for a, b in zip(texts["dense"], texts["sparse"]))
+            for side in sides if number % 2 else reversed(sides):
+                took, texts[side] = engines[side].ask(requests, tokens, new, 100 * number + 1)
+                out[case]["tokens_per_s"][side].append(count / took)
+            for side in sides:
+                same = sum(a == b for a, b in zip(texts["dense"], texts[side]))
+                out[case]["same_texts"][side] += same
             out[case]["texts"] += requests
         print(f"\rround {number + 1} of {rounds}", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
     for result in out.values():
-        ratios = [s / d for s, d in zip(result["sparse"], result["dense"])]
-        result["ratio"] = statistics.median(ratios)
-        result["ratio_quartiles"] = statistics.quantiles(ratios, n=4)[::2]
+        speeds = result["tokens_per_s"]
+        for side in sides[1:]:
+            ratios = [s / d for s, d in zip(speeds[side], speeds["dense"])]
+            result["ratio"][side] = statistics.median(ratios)
+            result["ratio_quartiles"][side] = statistics.quantiles(ratios, n=4)[::2]
     return out
 
 
@@ -126,13 +133,26 @@ def main() -> None:
         return
     if options.rounds < 2:
         parser.error("--rounds: expected 2 or more")
-    engines = {kind: Engine(kind, options.model, options.ranks) for kind in KINDS}
-    results = measure(engines, options.rounds)
-    print(f"{'':26} {'dense, tokens/s':>16} {'sparse':>8} {'ratio':>7}  quartiles   same texts")
+    model = Path(options.model)
+    with tempfile.TemporaryDirectory() as folder:
+        sides = {"dense": ("dense", model), "sparse": ("sparse", model)}
+        if (model / PREPARED).exists():
+            for file in model.iterdir():
+                if file.name != PREPARED:
+                    (Path(folder) / file.name).symlink_to(file.resolve())
+            sides = {"dense": ("dense", model), "not prepared": ("sparse", Path(folder)),
+                     "prepared": ("sparse", model)}  # fmt: skip
+        engines = {side: Engine(kind, str(of), options.ranks) for side, (kind, of) in sides.items()}
+        results = measure(engines, options.rounds)
+    print(f"{'':26} {'dense, tokens/s':>16}  {'side':12} {'tokens/s':>8} {'ratio':>7}  quartiles   same texts")
     for case, r in results.items():
-        low, high = r["ratio_quartiles"]
-        print(f"{case:26} {statistics.median(r['dense']):16.1f} {statistics.median(r['sparse']):8.1f}"
-              f" {r['ratio']:6.2f}x  {low:.2f}-{high:.2f}   {r['same_texts']} of {r['texts']}")  # fmt: skip
+        dense = f"{case:26} {statistics.median(r['tokens_per_s']['dense']):16.1f}"
+        for side, ratio in r["ratio"].items():
+            low, high = r["ratio_quartiles"][side]
+            speed = statistics.median(r["tokens_per_s"][side])
+            print(f"{dense:43}  {side:12} {speed:8.1f} {ratio:6.2f}x  {low:.2f}-{high:.2f}   "
+                  f"{r['same_texts'][side]} of {r['texts']}")  # fmt: skip
+            dense = ""
     if options.json:
         part = options.json.with_name(options.json.name + ".part")
         part.write_text(json.dumps({"ranks": options.ranks, "cases": results}, indent=1) + "\n")
