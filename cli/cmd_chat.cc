@@ -1,9 +1,12 @@
 // twell chat: a conversation with a model that was trained for it.
+#include <poll.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <cstdio>
 #include <optional>
+#include <utility>
 
 #include "cli/chat_template.h"
 #include "cli/command.h"
@@ -32,25 +35,38 @@ struct ChatCommand : ModelOptions {
   SamplingChoice sampling;
 };
 
-// A line from standard input, without its end. None where there are no more.
-std::optional<std::string> read_line() {
-  std::string line;
-  while (true) {
-    const int got = std::fgetc(stdin);
-    if (got == '\n') return line;
-    if (got != EOF) {
-      line += static_cast<char>(got);
-      continue;
+// Lines of standard input, without their ends.
+class Lines {
+ public:
+  // None where there are no more. Ctrl-C throws away what is being typed: an empty line.
+  std::optional<std::string> next() {
+    while (true) {
+      if (const auto end = read_.find('\n'); end != std::string::npos) {
+        std::string line = read_.substr(0, end);
+        read_.erase(0, end + 1);
+        return line;
+      }
+      if (ended_) return read_.empty() ? std::nullopt : std::optional(std::exchange(read_, {}));
+      std::array<pollfd, 2> wait{
+          {{STDIN_FILENO, POLLIN, 0}, {measure::interrupt_descriptor(), POLLIN, 0}}};
+      if (::poll(wait.data(), wait.size(), -1) < 0 && errno != EINTR) return {};
+      if (measure::interrupted()) {
+        read_.clear();
+        measure::forget_interrupt();
+        return "";
+      }
+      if (wait[0].revents == 0) continue;
+      std::array<char, 4096> part{};
+      const ssize_t got = ::read(STDIN_FILENO, part.data(), part.size());
+      if (got > 0) read_.append(part.data(), static_cast<std::size_t>(got));
+      ended_ = got == 0 || (got < 0 && errno != EINTR);
     }
-    if (std::ferror(stdin) != 0 && errno == EINTR) {  // Ctrl-C throws the line away
-      std::clearerr(stdin);
-      measure::forget_interrupt();
-      return "";
-    }
-    if (line.empty()) return {};
-    return line;
   }
-}
+
+ private:
+  std::string read_;
+  bool ended_ = false;
+};
 
 class Chat {
  public:
@@ -68,9 +84,10 @@ class Chat {
   void talk() {
     const bool asks = ::isatty(STDIN_FILENO) != 0;
     if (asks) put(stderr, kHelp);
+    Lines lines;
     while (true) {
       if (asks) put(stderr, "\n> ");
-      const auto line = read_line();
+      const auto line = lines.next();
       measure::check_interrupt();
       if (!line || *line == "/exit") break;
       if (line->empty()) continue;

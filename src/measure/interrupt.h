@@ -8,6 +8,8 @@ struct Interrupted {};
 
 void install_interrupt_handler();
 bool interrupted() noexcept;
+// To wait for either with poll(): readable from the first signal on, whenever it comes.
+int interrupt_descriptor() noexcept;
 // Throws Interrupted after Ctrl-C or SIGTERM.
 void check_interrupt();
 // Work that was to stop has stopped, and the program goes on; not after SIGTERM.
