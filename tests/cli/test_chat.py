@@ -48,8 +48,11 @@ def make_chat(folder, says=">yes", template=TEMPLATE, ends=True, **config):
 def chat(program, tmp_path):
     def run(lines, *more, model=None, env=None):
         out = tmp_path / "chat.json"
+        model = model or tmp_path / "m"
+        if not model.exists():
+            make_chat(model)
         done = subprocess.run(
-            [program, "chat", "--model", model or make_chat(tmp_path / "m"), "--temperature", "0",
+            [program, "chat", "--model", model, "--temperature", "0",
              "--path", "dense", "--json", out, *map(str, more)],
             input="".join(line + "\n" for line in lines).encode(), capture_output=True, timeout=120,
             env={**os.environ, **(env or {})},
