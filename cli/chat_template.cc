@@ -66,9 +66,9 @@ std::string python() {
   return ::access(kPython, X_OK) == 0 ? kPython : "python3";
 }
 
-}  // namespace
-
-// The program reads all of its input before it writes, so one after the other cannot block.
+// Starts a program, gives it `input` and waits. -> what it wrote to standard output; it reads all
+// of its input before, so one after the other cannot block. Throws Error (environment) where it
+// cannot be started or fails.
 std::string output_of(const std::vector<std::string>& command, const std::string& input) {
   Pipe in, out;
   posix_spawn_file_actions_t actions;
@@ -99,6 +99,8 @@ std::string output_of(const std::vector<std::string>& command, const std::string
   if (status != 0) io::fail_file(command[0], "failed with status {}", status);
   return text;
 }
+
+}  // namespace
 
 std::string render_chat(const std::filesystem::path& model, const nlohmann::json& messages) {
   const nlohmann::json request = {{"directory", model.string()}, {"messages", messages}};

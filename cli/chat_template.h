@@ -13,8 +13,4 @@ namespace twell::cli {
 // messages, or no Python with Jinja is found.
 std::string render_chat(const std::filesystem::path& model, const nlohmann::json& messages);
 
-// Starts a program, gives it `input` and waits. -> what it wrote to standard output. Its standard
-// error is this one's. Throws Error (environment) where it cannot be started or fails.
-std::string output_of(const std::vector<std::string>& command, const std::string& input);
-
 }  // namespace twell::cli

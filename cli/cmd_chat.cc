@@ -14,7 +14,6 @@
 #include "cli/sampling.h"
 #include "cli/text_stream.h"
 #include "engine/conversation.h"
-#include "files/atomic_file.h"
 #include "files/file_error.h"
 #include "measure/interrupt.h"
 #include "tokenizer/unicode.h"
