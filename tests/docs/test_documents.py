@@ -20,6 +20,7 @@ DOCUMENTS = [
     ROOT / "SECURITY.md",
     ROOT / "bench/README.md",
     *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "examples").glob("*/README.md")),
 ]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -70,6 +71,7 @@ def test_python_runs(tmp_path):
                 str(tmp_path / "run"), max_steps=1, report_to="none", use_cpu=True
             ),
             "model": transformers.LlamaForCausalLM(config).eval(),
+            "teacher": transformers.LlamaForCausalLM(config),
             "token_ids": ids,
         }
 
@@ -223,7 +225,7 @@ SOURCES = named_in_sources()
 def options_and_members(text):
     """Options of ours, and names with a scope (FfnPlan::hot_share), in backticks outside blocks."""
     for words in re.findall(r"`([^`]+)`", BLOCK.sub("", text)):
-        yield from re.findall(r"^--[a-z][a-z-]+", words)
+        yield from re.findall(r"^--[a-z][a-z_-]+", words)
         yield from (name.split("::")[-1] for name in re.findall(r"[\w]+(?:::\w+)+", words))
 
 

@@ -1,0 +1,233 @@
+"""From SiLU to ReLU with a teacher, inside transformers' Trainer."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import twell
+from torch import Tensor, nn
+
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+
+
+def dense(act: str = "silu", **changes: Any) -> nn.Module:
+    torch.manual_seed(7)
+    sizes: dict[str, Any] = {
+        "vocab_size": 61, "hidden_size": 48, "intermediate_size": 160, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "max_position_embeddings": 64, "initializer_range": 0.2,
+    }  # fmt: skip
+    return transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**{**sizes, **changes}, hidden_act=act)
+    )
+
+
+class Text(torch.utils.data.Dataset):
+    def __init__(self) -> None:
+        self.ids = torch.randint(0, 61, (64, 16), generator=torch.Generator().manual_seed(1))
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, i: int) -> dict[str, Tensor]:
+        return {"input_ids": self.ids[i], "labels": self.ids[i]}
+
+
+def trainer(
+    out: Path,
+    student: nn.Module,
+    steps: int,
+    callbacks: list[object],
+    teacher: nn.Module,
+    **options: object,
+) -> object:
+    of_loss = {k: options.pop(k) for k in ("hidden", "temperature") if k in options}
+    arguments = transformers.TrainingArguments(
+        output_dir=str(out), max_steps=steps, learning_rate=1e-3, lr_scheduler_type="constant",
+        use_cpu=True, seed=3,
+        **{"report_to": "none", "logging_steps": 10, "save_strategy": "no", "disable_tqdm": True,
+           "per_device_train_batch_size": 8, **options},
+    )  # fmt: skip
+    return twell.hf.DistillationTrainer(
+        student, arguments, train_dataset=Text(), callbacks=callbacks, teacher=teacher, **of_loss
+    )
+
+
+def lines(run: object) -> list[dict[str, float]]:
+    return [line for line in run.state.log_history if "loss" in line]
+
+
+def definition(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+    p, q = (torch.log_softmax(x.double() / temperature, -1) for x in (student, teacher))
+    return temperature**2 * nn.functional.kl_div(p, q, log_target=True, reduction="batchmean")
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.5])
+@pytest.mark.parametrize("rows", [1, 7, 4097])
+def test_divergence_and_its_gradient(rows: int, temperature: float) -> None:
+    """Of more rows than become fp32 at a time, and fewer."""
+    generator = torch.Generator().manual_seed(rows)
+    teacher = 3 * torch.randn(rows, 33, generator=generator)
+    student = (teacher + torch.randn(rows, 33, generator=generator)).requires_grad_()
+    got = twell.hf.divergence(student, teacher, temperature)
+    want = definition(student, teacher, temperature)
+    (got_grad,) = torch.autograd.grad(3 * got, student)
+    (want_grad,) = torch.autograd.grad(3 * want, student)
+    # log_softmax is off by some roundings of fp32 of its largest logit, 12 or so.
+    torch.testing.assert_close(got.double(), want, rtol=0, atol=16 * 2**-23 * temperature**2 * 16)
+    torch.testing.assert_close(got_grad, want_grad.float(), rtol=1e-4, atol=1e-6 / rows)
+
+
+def test_divergence_of_the_same_is_nothing_and_shapes_are_told() -> None:
+    logits = torch.randn(5, 9, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    loss = twell.hf.divergence(logits, logits.detach())
+    loss.backward()
+    assert loss == 0 and not logits.grad.any()
+    with pytest.raises(ValueError, match=r"got \[5, 9\] and \[5, 8\]"):
+        twell.hf.divergence(logits, torch.zeros(5, 8))
+
+
+def test_hidden_error_is_a_share_of_each_tokens_length() -> None:
+    long, short = torch.full((1, 4), 1000.0), torch.full((1, 4), 0.1)
+    teacher = torch.cat([long, short])
+    assert twell.hf.hidden_error([1.5 * teacher], [teacher]) == pytest.approx(0.25)
+    assert twell.hf.hidden_error([torch.zeros(1, 4)], [torch.zeros(1, 4)]) == 0
+
+
+def test_a_model_becomes_relu_and_stays_near_its_teacher(tmp_path: Path) -> None:
+    teacher = dense()
+    swapped = dense("relu")  # the same weights
+    student = dense()
+    run = trainer(tmp_path, student, 60, [twell.hf.AnnealingCallback(20)], teacher, bf16=False)
+    run.train()
+    log = lines(run)
+    assert log[-1]["loss"] == pytest.approx(
+        log[-1]["distill/divergence"] + log[-1]["distill/hidden"], rel=1e-3
+    )
+    assert student.config.hidden_act == "relu"
+    assert all(type(layer.mlp.act_fn) is nn.ReLU for layer in student.model.layers)
+    ids = Text().ids
+    with torch.no_grad():
+        wanted = teacher(ids).logits.flatten(0, 1)
+        trained, plain = (
+            float(twell.hf.divergence(m(ids).logits.flatten(0, 1), wanted))
+            for m in (student, swapped)
+        )
+    assert trained < 0.5 * plain, (trained, plain)
+    # What it has become, sparsify takes, and what is saved is a model with ReLU.
+    run.save_model()
+    assert json.loads((tmp_path / "config.json").read_text())["hidden_act"] == "relu"
+    again = twell.hf.from_pretrained(tmp_path, freeze=False)
+    assert len(twell.sparse_layers(again)) == 2
+
+
+def test_the_path_in_between() -> None:
+    layer = twell.hf.distill.Annealed(nn.functional.silu, nn.ReLU())
+    x = torch.linspace(-3, 3, 101)
+    assert torch.equal(layer(x), nn.functional.silu(x))
+    layer.share = 0.25
+    torch.testing.assert_close(layer(x), 0.75 * nn.functional.silu(x) + 0.25 * x.relu())
+    layer.share = 1.0
+    assert torch.equal(layer(x), x.relu())
+
+
+def test_stopped_on_the_path_and_resumed(tmp_path: Path) -> None:
+    teacher = dense()
+
+    def run(out: Path, student: nn.Module) -> object:
+        return trainer(
+            out, student, 20, [twell.hf.AnnealingCallback(16)], teacher, logging_steps=5,
+            save_strategy="steps", save_steps=10,
+        )  # fmt: skip
+
+    whole = run(tmp_path / "whole", dense())
+    whole.train()
+    # On the way the configuration still names what the model came from.
+    half = json.loads((tmp_path / "whole" / "checkpoint-10" / "config.json").read_text())
+    assert half["hidden_act"] == "silu"
+    again = run(tmp_path / "again", dense())
+    again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-10"))
+    for got, want in zip(lines(again)[2:], lines(whole)[2:], strict=True):
+        assert got["loss"] == pytest.approx(want["loss"], rel=1e-6)
+
+
+def test_ended_too_early_it_keeps_the_path(tmp_path: Path) -> None:
+    student = dense()
+    trainer(tmp_path, student, 2, [twell.hf.AnnealingCallback(16)], dense()).train()
+    assert student.config.hidden_act == "silu"
+    assert student.model.layers[0].mlp.act_fn.share == 2 / 16
+
+
+def test_passes_of_a_step_count_once(tmp_path: Path) -> None:
+    """Two passes of four rows, and one of eight: the loss and the step are the same."""
+    runs = []
+    for batch, accumulation in ((8, 1), (4, 2)):
+        student = dense("relu")
+        runs.append(
+            trainer(
+                tmp_path, student, 1, [], dense(), logging_steps=1, max_grad_norm=0.0,
+                per_device_train_batch_size=batch, gradient_accumulation_steps=accumulation,
+            )
+        )  # fmt: skip
+        runs[-1].train()
+    one, two = (lines(run)[0] for run in runs)
+    assert two["loss"] == pytest.approx(one["loss"], rel=1e-5)
+    assert two["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-4)
+
+
+def test_padding_counts_for_nothing(tmp_path: Path) -> None:
+    run = trainer(tmp_path, dense("relu"), 1, [], dense())
+    run.model.train()
+    ids = Text().ids[:4]
+    mask = torch.ones_like(ids)
+    alone = run.compute_loss(run.model, {"input_ids": ids, "attention_mask": mask}).item()
+    padded = torch.cat([ids, torch.zeros(4, 5, dtype=ids.dtype)], 1)
+    mask = torch.cat([mask, torch.zeros(4, 5, dtype=mask.dtype)], 1)
+    got = run.compute_loss(run.model, {"input_ids": padded, "attention_mask": mask}).item()
+    assert got == pytest.approx(alone, rel=1e-5)
+
+
+def test_evaluation_is_the_cross_entropy(tmp_path: Path) -> None:
+    student = dense("relu")
+    run = trainer(tmp_path, student, 1, [], dense())
+    data = Text()
+    with torch.no_grad():
+        want = float(student.eval()(data.ids, labels=data.ids).loss)
+    assert run.evaluate(data)["eval_loss"] == pytest.approx(want, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"vocab_size": 62}, "vocab_size: expected 61 as in the model, got 62"),
+        ({"hidden_size": 56}, "hidden_size: expected 48 as in the model, got 56"),
+        ({"num_hidden_layers": 3}, "num_hidden_layers: expected 2 as in the model, got 3"),
+    ],
+)
+def test_a_teacher_that_does_not_fit(tmp_path: Path, changes: dict[str, int], said: str) -> None:
+    with pytest.raises(ValueError, match=f"DistillationTrainer: teacher: {said}"):
+        trainer(tmp_path, dense(), 1, [], dense(**changes))
+    if "vocab_size" not in changes:  # logits alone do not need it
+        trainer(tmp_path, dense(), 1, [], dense(**changes), hidden=0.0).train()
+
+
+def test_bad_arguments(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="temperature: expected more than 0, got 0"):
+        trainer(tmp_path, dense(), 1, [], dense(), temperature=0.0)
+    with pytest.raises(ValueError, match="hidden: expected 0 or more, got -1"):
+        trainer(tmp_path, dense(), 1, [], dense(), hidden=-1.0)
+    with pytest.raises(ValueError, match="steps: expected 1 or more, got 0"):
+        twell.hf.AnnealingCallback(0)
+    with pytest.raises(ValueError, match="no feed-forward layer whose activation it knows"):
+        twell.hf.AnnealingCallback(4).on_train_begin(None, None, None, model=nn.Linear(2, 2))
+
+
+def test_on_a_tiny_model_without_teacher_states_the_loss_is_finite(tmp_path: Path) -> None:
+    run = trainer(tmp_path, dense("relu"), 2, [], dense(), hidden=0.0, bf16=True, logging_steps=1)
+    run.train()
+    assert all(math.isfinite(line["loss"]) and "distill/hidden" not in line for line in lines(run))

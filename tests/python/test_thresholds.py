@@ -1,0 +1,150 @@
+"""FATReLU's thresholds, fitted in training to a share of neurons that fire."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import twell
+from torch import Tensor, nn
+
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+
+
+def model(act: str = "relu") -> nn.Module:
+    torch.manual_seed(7)
+    config = transformers.LlamaConfig(
+        vocab_size=61, hidden_size=48, intermediate_size=160, num_hidden_layers=2,
+        num_attention_heads=4, hidden_act=act, max_position_embeddings=64, initializer_range=0.2,
+    )  # fmt: skip
+    return twell.sparsify(transformers.LlamaForCausalLM(config), freeze=False)
+
+
+class Text(torch.utils.data.Dataset):
+    def __init__(self) -> None:
+        self.ids = torch.randint(0, 61, (64, 16), generator=torch.Generator().manual_seed(1))
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, i: int) -> dict[str, Tensor]:
+        return {"input_ids": self.ids[i], "labels": self.ids[i]}
+
+
+def train(
+    out: Path,
+    which: nn.Module,
+    steps: int,
+    callbacks: list[object],
+    resume: str | None = None,
+    **options: object,
+) -> object:
+    arguments = transformers.TrainingArguments(
+        output_dir=str(out), max_steps=steps, per_device_train_batch_size=8, learning_rate=1e-4,
+        lr_scheduler_type="constant", use_cpu=True, seed=3,
+        **{"report_to": "none", "logging_steps": 1, "save_strategy": "no", "disable_tqdm": True, **options},
+    )  # fmt: skip
+    run = transformers.Trainer(which, arguments, train_dataset=Text(), callbacks=callbacks)
+    run.train(resume_from_checkpoint=resume)
+    return run
+
+
+def lines(run: object) -> list[dict[str, float]]:
+    return [line for line in run.state.log_history if "loss" in line]
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_the_share_falls_to_what_was_asked_for(tmp_path: Path, bf16: bool) -> None:
+    which = model()
+    callbacks = [twell.hf.SparsityCallback(), twell.hf.ThresholdCallback(0.1, steps=17, every=4)]
+    log = lines(train(tmp_path, which, 24, callbacks, bf16=bf16))
+    shares = [line["sparsity/share"] for line in log]
+    assert 0.4 < shares[0] < 0.6
+    assert shares == sorted(shares, reverse=True) or min(shares[17:]) > 0.08
+    # 128 tokens a step: of 160 neurons in two layers that is 0.1 to within three deviations, 0.005,
+    # and what four steps of training change.
+    for share in shares[17:]:
+        assert share == pytest.approx(0.1, abs=0.02)
+    thresholds = {line["sparsity/threshold"] for line in log[17:]}
+    assert len(thresholds) == 1 and thresholds.pop() > 0
+
+
+def test_what_is_saved_has_one_threshold_and_computes_the_same(tmp_path: Path) -> None:
+    which = model()
+    seen: dict[str, Any] = {}
+
+    class Before(transformers.TrainerCallback):
+        def on_train_end(self, *_: Any, **given: Any) -> None:
+            seen["model"] = copy.deepcopy(given["model"])
+
+    run = train(tmp_path, which, 8, [Before(), twell.hf.ThresholdCallback(0.2, steps=6, every=2)])
+    ids = Text().ids[:4]
+    with torch.no_grad():
+        want, got = (m.eval()(ids).logits for m in (seen["model"], which))
+    before = {m.threshold for m in twell.sparse_layers(seen["model"]).values()}
+    after = {m.threshold for m in twell.sparse_layers(which).values()}
+    assert len(before) == 2 and after == {max(before)}
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+    run.save_model()
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["hidden_act"] == "fatrelu" and config["hidden_act_param"] == max(before)
+    again = twell.hf.from_pretrained(tmp_path, freeze=False)
+    with torch.no_grad():
+        torch.testing.assert_close(again(ids).logits, got)
+
+
+def test_stopped_and_resumed(tmp_path: Path) -> None:
+    def callbacks() -> list[object]:
+        return [twell.hf.SparsityCallback(), twell.hf.ThresholdCallback(0.1, steps=15, every=4)]
+
+    options = {"save_strategy": "steps", "save_steps": 10}
+    whole = train(tmp_path / "whole", model(), 18, callbacks(), **options)
+    half = str(tmp_path / "whole" / "checkpoint-10")
+    again = train(tmp_path / "again", model(), 18, callbacks(), half, **options)
+    for got, want in zip(lines(again)[10:], lines(whole)[10:], strict=True):
+        assert got["loss"] == pytest.approx(want["loss"], rel=1e-6)
+        assert got["sparsity/threshold"] == pytest.approx(want["sparsity/threshold"], rel=1e-6)
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_folding(gated: bool) -> None:
+    """Also biases, and a layer without a threshold."""
+    torch.manual_seed(3)
+
+    def layer(threshold: float) -> nn.Module:
+        kind = twell.GatedFfn if gated else twell.Ffn
+        made = kind(
+            24, 96, activation="fat_relu", threshold=threshold, bias=True, dtype=torch.float64
+        )
+        return made.requires_grad_(False)
+
+    both = nn.Sequential(layer(0.3), layer(0.05), layer(0.0))
+    x = torch.randn(50, 24, dtype=torch.float64)
+    want = both(x)
+    assert twell.hf.fold_thresholds(both) == 0.3
+    assert [m.threshold for m in both] == [0.3] * 3
+    # The last layer's values below 0.3/1024 times its own factor are lost: v of up to 0.0003.
+    torch.testing.assert_close(both(x), want, rtol=0, atol=0.01)
+    alone = nn.Sequential(layer(0.3), layer(0.05))
+    want = alone(x)
+    twell.hf.fold_thresholds(alone)
+    torch.testing.assert_close(alone(x), want, rtol=1e-12, atol=1e-12)
+
+
+def test_bad_input(tmp_path: Path) -> None:
+    for given, said in (
+        ({"share": 0.0, "steps": 1}, "share: expected more than 0 and less than 1, got 0"),
+        ({"share": 0.1, "steps": 0}, "steps: expected 1 or more, got 0"),
+        ({"share": 0.1, "steps": 5, "every": 0}, "every: expected 1 or more, got 0"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            twell.hf.ThresholdCallback(**given)
+    with pytest.raises(ValueError, match="expected relu or fat_relu, got relu_squared"):
+        train(tmp_path, model("relu2"), 1, [twell.hf.ThresholdCallback(0.1, 4)])
+    with pytest.raises(ValueError, match="no fat_relu layer that is trained"):
+        twell.hf.fold_thresholds(model())
