@@ -1,5 +1,6 @@
 """Code and commands of README.md and docs/: each stands in a compiled file, or is run here."""
 
+import copy
 import os
 import pathlib
 import re
@@ -70,7 +71,7 @@ def test_python_runs(tmp_path):
             "arguments": transformers.TrainingArguments(
                 str(tmp_path / "run"), max_steps=1, report_to="none", use_cpu=True
             ),
-            "model": transformers.LlamaForCausalLM(config).eval(),
+            "model": transformers.LlamaForCausalLM(copy.deepcopy(config)).eval(),
             "teacher": transformers.LlamaForCausalLM(config),
             "token_ids": ids,
         }
