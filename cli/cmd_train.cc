@@ -58,6 +58,9 @@ void run_command(TrainCommand& o) {
   if (!run.recipe.model.empty()) {
     run.recipe.model = std::filesystem::weakly_canonical(run.recipe.model).string();
   }
+  if (!run.recipe.teacher.empty()) {
+    run.recipe.teacher = std::filesystem::weakly_canonical(run.recipe.teacher).string();
+  }
   if (!o.tokenizer.empty()) run.tokenizer = lm::resolve_model_directory(o.tokenizer);
   if (!o.activation.empty()) run.activation = io::hidden_act_of(o.activation);
   if (o.resume) {

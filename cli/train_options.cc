@@ -18,7 +18,9 @@ constexpr const char* kExecution = "Execution";
 // A value of a recipe as its option has it.
 std::string shown(const std::string& field, const nlohmann::json& value) {
   if (field == "sparse") return value.get<bool>() ? "sparse" : "dense";
-  if (value.is_string() && value.get<std::string>().empty()) return "random weights";
+  if (value.is_string() && value.get<std::string>().empty()) {
+    return field == "teacher" ? "none" : "random weights";
+  }
   return value.is_string() ? value.get<std::string>() : value.dump();
 }
 
@@ -75,6 +77,21 @@ FieldOptions add_recipe_options(CLI::App& command, lm::Recipe& r) {
   add("--weight-decay", "weight_decay", r.weight_decay, "AdamW: weight decay of matrices",
       optimizer);
   add("--clip", "clip", r.clip, "Largest norm of the gradient; 0: no limit", optimizer);
+
+  const char* teaching = "Teacher, and from one activation to another";
+  out.emplace_back(command
+                       .add_option("--teacher", r.teacher,
+                                   "Model whose outputs take the place of the text's next tokens; "
+                                   "often that of --model")
+                       ->type_name("DIR")
+                       ->group(teaching),
+                   "teacher");
+  add("--hidden-weight", "hidden_weight", r.hidden_weight,
+      "Weight of the error of the blocks' outputs; 0: only the logits count", teaching);
+  add("--teacher-temperature", "temperature", r.temperature,
+      "What both models' logits are divided by", teaching);
+  add("--anneal", "anneal_steps", r.anneal_steps,
+      "Steps in which the activation of --model becomes --activation; 0: at once", teaching);
 
   const char* sparsity = "Sparsity";
   add("--l1", "l1", r.l1, "Coefficient of the L1 term", sparsity);
@@ -201,7 +218,8 @@ lm::TrainResult train_with_progress(lm::TrainRun& run,
     if (measure::interrupted()) return;  // update() would unwind the run before its checkpoint
     const auto units = static_cast<double>(std::max<std::int64_t>(1, run.config.intermediate_size));
     progress->update(r.step,
-                     fmt::format("loss {:.3f}, non-zeros {:.1f} ({:.1f} %), {:.0f} tokens/s", r.ce,
+                     fmt::format("{} {:.3f}, non-zeros {:.1f} ({:.1f} %), {:.0f} tokens/s",
+                                 r.taught ? "divergence" : "loss", r.taught ? r.divergence : r.ce,
                                  r.nnz_mean, 100 * r.nnz_mean / units, r.tokens_per_s));
   };
   lm::TrainResult result = lm::run_training(run);

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/config.h"
 #include "files/file_error.h"
 #include "tokenizer/unicode.h"
 #include "twell/device.h"
@@ -21,6 +22,9 @@ template <class Self, class Visitor>
 void visit_numbers(Self& r, Visitor&& visit) {
   visit("bpe_vocab", r.bpe_vocab, 257, std::int64_t{1} << 20);
   visit("validation_fraction", r.validation_fraction, 0.0, 0.5);
+  visit("hidden_weight", r.hidden_weight, 0.0, 1e6);
+  visit("temperature", r.temperature, 1e-3, 1e3);
+  visit("anneal_steps", r.anneal_steps, 0, kMaxCount);
   visit("steps", r.steps, 1, kMaxCount);
   visit("context", r.context, 1, std::int64_t{1} << 24);
   visit("micro_batch", r.micro_batch, 1, std::int64_t{1} << 24);
@@ -61,8 +65,9 @@ ComputeType parse_compute_type(std::string_view text) {
   io::fail_argument("compute", "expected auto, bf16 or fp32, got \"{}\"", text);
 }
 
-ComputeType resolve(ComputeType type) {
+ComputeType resolve(ComputeType type, at::Device device) {
   if (type != ComputeType::automatic) return type;
+  if (!device.is_cpu()) return ComputeType::bf16;  // tensor cores multiply it everywhere
   return cpu_tier_available(CpuTier::avx512) ? ComputeType::bf16 : ComputeType::fp32;
 }
 
@@ -91,9 +96,10 @@ std::pair<double, double> Recipe::range_of(std::string_view field) {
 }
 
 void Recipe::validate() const {
-  if (io::find_invalid_utf8(model) != std::string_view::npos) {
-    io::fail_argument("recipe", "model: the path {} is no UTF-8, which checkpoints hold it in",
-                      io::in_quotes(model));
+  for (const auto& [name, path] : {std::pair("model", &model), std::pair("teacher", &teacher)}) {
+    if (io::find_invalid_utf8(*path) == std::string_view::npos) continue;
+    io::fail_argument("recipe", "{}: the path {} is no UTF-8, which checkpoints hold it in", name,
+                      io::in_quotes(*path));
   }
   visit_numbers(*this, [](const char* name, auto value, auto lowest, auto highest) {
     using Value = decltype(value);
@@ -101,6 +107,9 @@ void Recipe::validate() const {
     if (value >= static_cast<Value>(lowest) && value <= static_cast<Value>(highest)) return;
     io::fail_argument("recipe", "{}: expected {} to {}, got {}", name, lowest, highest, value);
   });
+  if (anneal_steps > 0 && !io::hidden_act_of(anneal_from)) {
+    io::fail_argument("recipe", "anneal_from: expected an activation, got \"{}\"", anneal_from);
+  }
   if (shortened_to > steps) {
     io::fail_argument("recipe", "shortened_to: expected at most the {} steps, got {}", steps,
                       shortened_to);
@@ -115,6 +124,8 @@ std::string Recipe::to_json() const {
   json out = json::object();
   visit_numbers(*this, [&out](const char* name, auto value, auto, auto) { out[name] = value; });
   out["model"] = model;
+  out["teacher"] = teacher;
+  out["anneal_from"] = anneal_from;
   out["compute"] = name_of(compute);
   out["recompute"] = recompute;
   out["sparse"] = sparse;
@@ -158,6 +169,8 @@ Recipe Recipe::from_json(std::string_view text, const std::string& file) {
     field = in[name].get<std::decay_t<decltype(field)>>();
   });
   out.model = in["model"].get<std::string>();
+  out.teacher = in["teacher"].get<std::string>();
+  out.anneal_from = in["anneal_from"].get<std::string>();
   out.compute = parse_compute_type(in["compute"].get<std::string>());
   out.recompute = in["recompute"].get<bool>();
   out.sparse = in["sparse"].get<bool>();

@@ -3,6 +3,8 @@
 // context.
 #pragma once
 
+#include <c10/core/Device.h>
+
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -13,19 +15,29 @@ namespace twell::lm {
 // Type of weights and activations in forward and backward. Master weights, both moments and the
 // gradient sum over micro-batches are fp32 in any case.
 enum class ComputeType : std::uint8_t {
-  automatic,  // bf16 where the processor multiplies it natively (AVX-512-BF16, AMX), else fp32
+  automatic,  // bf16 on a GPU, and where the processor multiplies it (AVX-512-BF16, AMX); else fp32
   bf16,
   fp32,
 };
-const char* name_of(ComputeType type);                  // "auto", "bf16", "fp32"
-ComputeType parse_compute_type(std::string_view text);  // throws Error naming the three
-ComputeType resolve(ComputeType type);                  // never automatic
+const char* name_of(ComputeType type);                     // "auto", "bf16", "fp32"
+ComputeType parse_compute_type(std::string_view text);     // throws Error naming the three
+ComputeType resolve(ComputeType type, at::Device device);  // never automatic
 
 struct Recipe {
   // --- start. A resumed run has weights and tokenizer in its checkpoint ---
   std::string model;                  // directory of the first weights; empty: random ones
   std::int64_t bpe_vocab = 4096;      // entries of a tokenizer that is learnt
   double validation_fraction = 0.01;  // of the windows: held out
+
+  // --- teacher: its outputs take the place of the text's next tokens, loss = divergence +
+  // hidden_weight * hidden error (train/teacher.h) + l1 ... ---
+  std::string teacher;         // directory of a model; empty: none, the loss is the cross entropy
+  double hidden_weight = 1.0;  // 0: logits alone
+  double temperature = 1.0;    // of both softmaxes
+  // Over so many steps the activation becomes that of the model from `anneal_from`: in step k,
+  // counted from 1, layers compute (1 - k/n) * from(v) + k/n * act(v), densely. 0: at once.
+  std::int64_t anneal_steps = 0;
+  std::string anneal_from;  // "silu": of the model that a run with anneal_steps starts from
 
   // --- length and batch ---
   std::int64_t steps = 10000;     // optimizer steps

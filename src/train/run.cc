@@ -37,6 +37,7 @@ class Run {
   }
 
   TrainResult execute() {
+    if (!run_.resume) begin_annealing();
     if (!run_.resume) recipe_.validate();
     const auto latest = latest_checkpoint(run_.out);
     if (run_.resume && !latest) {
@@ -59,7 +60,8 @@ class Run {
     if (processes_.first()) processes_.wait_for_all();
     tell("preparing the model", 0.0);
     trainer_ = std::make_unique<Trainer>(start_model(latest, corpus.tokens), recipe_,
-                                         TrainingData{corpus.tokens, corpus.hash}, processes_);
+                                         TrainingData{corpus.tokens, corpus.hash}, processes_,
+                                         nullptr, load_teacher());
     if (run_.resume) trainer_->load(*latest);
     train();
     return finish();
@@ -71,6 +73,21 @@ class Run {
   }
   fs::path start() const { return resolve_model_directory(recipe_.model); }
   fs::path cache() const { return run_.cache.empty() ? run_.out / "cache" : run_.cache; }
+
+  // The activation that a run with anneal_steps comes from is that of the model it starts from.
+  void begin_annealing() {
+    recipe_.anneal_from.clear();
+    if (recipe_.anneal_steps == 0) return;
+    if (recipe_.model.empty()) {
+      io::fail_argument("train", "anneal: expected a model to start from, got random weights");
+    }
+    const io::HiddenAct from = io::load_config(start()).hidden_act;
+    if (from == run_.activation.value_or(from)) {
+      io::fail_argument("train", "anneal: the model has {} already: ask for another activation",
+                        io::name_of(from));
+    }
+    recipe_.anneal_from = io::name_of(from);
+  }
 
   void take_up(const fs::path& latest) {
     recipe_ = run_.resume(latest, saved_recipe(latest));
@@ -170,6 +187,15 @@ class Run {
     return load_model(start().string(), options);
   }
 
+  std::unique_ptr<Model> load_teacher() const {
+    if (recipe_.teacher.empty()) return nullptr;
+    LoadOptions options;
+    options.device = run_.device;
+    options.dtype =
+        resolve(recipe_.compute, run_.device) == ComputeType::bf16 ? at::kBFloat16 : at::kFloat;
+    return load_model(resolve_model_directory(recipe_.teacher).string(), options);
+  }
+
   static void copy_weights(const Model& from, Model& to) {
     const NamedTensors weights = from.parameters();
     NamedTensors targets = to.parameters();
@@ -221,6 +247,8 @@ class Run {
       record.loss += step.loss;
       record.ce += step.ce;
       record.l1 += step.l1;
+      record.divergence += step.divergence;
+      record.hidden_error += step.hidden_error;
       record.grad_norm += step.grad_norm;
       record.revived += step.revived;
       record.lr = step.lr;
@@ -229,7 +257,9 @@ class Run {
              !due(recipe.eval_every) && !due(recipe.save_every));
     const double seconds = since(begin);
     step_seconds_ += seconds;
-    for (double* mean : {&record.loss, &record.ce, &record.l1, &record.grad_norm}) {
+    record.taught = !recipe.teacher.empty();
+    for (double* mean : {&record.loss, &record.ce, &record.l1, &record.grad_norm,
+                         &record.divergence, &record.hidden_error}) {
       *mean /= static_cast<double>(count);
     }
     record.step = trainer_->steps_done();

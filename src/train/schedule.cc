@@ -26,4 +26,10 @@ double l1_coefficient(const Recipe& recipe, std::int64_t step) {
   return recipe.l1 * std::min(1.0, part / static_cast<double>(warmup));
 }
 
+double annealed_share(const Recipe& recipe, std::int64_t step) {
+  const std::int64_t steps = recipe.scaled(recipe.anneal_steps);
+  return steps <= 0 ? 1.0
+                    : std::min(1.0, static_cast<double>(step + 1) / static_cast<double>(steps));
+}
+
 }  // namespace twell::lm

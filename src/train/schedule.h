@@ -16,4 +16,7 @@ double learning_rate(const Recipe& recipe, std::int64_t step);
 // 0 while step < l1_start, then l1 * (step - l1_start + 1) / l1_warmup up to l1, then l1.
 double l1_coefficient(const Recipe& recipe, std::int64_t step);
 
+// How much of the new activation layers compute in the 0-based `step`; 1: nothing else.
+double annealed_share(const Recipe& recipe, std::int64_t step);
+
 }  // namespace twell::lm

@@ -229,13 +229,20 @@ class TrainingFeedForward : public FeedForward {
   at::Tensor dense(const at::Tensor& x, std::int64_t layer) const {
     const FfnParameters& p = parameters_;
     const at::Tensor g =
-        activate(p.gated() ? at::linear(x, p.gate, p.gate_bias) : at::linear(x, p.up, p.up_bias),
-                 activation_);
+        activated(p.gated() ? at::linear(x, p.gate, p.gate_bias) : at::linear(x, p.up, p.up_bias));
     const at::Tensor h =
         p.gated() ? g * activate_up(at::linear(x, p.up, p.up_bias), activation_) : g;
     record_dense(g, h, layer);
     const at::Tensor penalised = AddL1Gradient::apply(h, training_->l1_grad);
     return at::linear(input_of_down(penalised, p, activation_), p.down, p.down_bias);
+  }
+
+  at::Tensor activated(const at::Tensor& v) const {
+    const double share = training_->annealed_share;
+    if (share >= 1.0) return activate(v, activation_);
+    ActivationChoice from = activation_;
+    from.kind = training_->anneal_from;
+    return at::lerp(activate(v, from), activate(v, activation_), share);
   }
 
   void record_dense(const at::Tensor& gate, const at::Tensor& h, std::int64_t layer) const {

@@ -28,6 +28,9 @@ struct FfnTraining {
   std::map<std::int64_t, bool> forms;
   bool& screened(std::int64_t layer) { return forms[layer]; }
   bool sparse = true;  // see Recipe
+  // Below 1 layers are dense, and compute (1 - share) * from(v) + share * act(v).
+  double annealed_share = 1.0;
+  io::HiddenAct anneal_from = io::HiddenAct::silu;
   // If set: f32 sums, one for each of the layer's parameters, `down` laid out neuron-major as
   // below. Backward of the sparse path adds the parameters' gradients to them, and autograd sees
   // none.
@@ -37,7 +40,8 @@ struct FfnTraining {
   NeuronPlaces* places = nullptr;
   // Of layers that have a sparse path.
   bool takes_sparse(std::int64_t layer) const {
-    return sparse && (places == nullptr || places->form(layer).sparse);
+    if (!sparse || annealed_share < 1.0) return false;
+    return places == nullptr || places->form(layer).sparse;
   }
   // What calls fired, on their device: nothing waits for it in between.
   struct Fired {

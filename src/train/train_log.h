@@ -16,8 +16,11 @@ namespace twell::lm {
 struct LogRecord {
   std::int64_t step = 0;           // number of the last step of the group; 1 is the first of a run
   std::int64_t steps = 0;          // planned
-  double loss = 0.0;               // ce + l1
+  double loss = 0.0;               // StepResult::loss
   double ce = 0.0;                 // nats a token
+  bool taught = false;             // whether there is a teacher
+  double divergence = 0.0;         // from the teacher, nats a token
+  double hidden_error = 0.0;       // a share
   double l1 = 0.0;                 // the L1 term, coefficient included
   double lr = 0.0;                 // of the last step
   double l1_coefficient = 0.0;     // of the last step
@@ -33,7 +36,8 @@ struct LogRecord {
 
   // Keys: step, steps, loss, ce, l1, lr, l1_coef, grad_norm, tokens, tokens_per_s, seconds,
   // revived, sparse_layers, nnz_mean, layers[] {nnz_mean, nnz_max, dead_fraction, active_fraction,
-  // l1, first_nnz[]} and, where measured, val_loss. One line.
+  // l1, first_nnz[]}, with a teacher divergence and hidden_error and, where measured, val_loss. One
+  // line.
   std::string to_json() const;
 };
 

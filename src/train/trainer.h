@@ -18,6 +18,7 @@
 #include "train/neuron_places.h"
 #include "train/processes.h"
 #include "train/recipe.h"
+#include "train/teacher.h"
 #include "train/token_stream.h"
 #include "train/train_feed_forward.h"
 #include "train/windows.h"
@@ -32,9 +33,12 @@ struct TrainingData {
 
 struct StepResult {
   std::int64_t step = 0;  // 1 is the first
-  double loss = 0.0;      // ce + l1
+  double loss = 0.0;      // ce + l1; with a teacher divergence + hidden_weight * hidden_error + l1
   double ce = 0.0;        // nats a token, mean over the tokens of the step
   double l1 = 0.0;        // the L1 term: coefficient included
+  // With a teacher (train/teacher.h).
+  double divergence = 0.0;    // nats a token
+  double hidden_error = 0.0;  // a share
   double lr = 0.0;
   double l1_coefficient = 0.0;
   double grad_norm = 0.0;    // before clipping
@@ -53,9 +57,11 @@ class Trainer {
   // `processes`, which must be given the same, does its share of the passes of a step: their number
   // divides recipe.accumulation. All that is public they call together, but save(): a step is the
   // same, up to the order of its sums, on any number of them, and so is what is saved. `runtime`:
-  // of the model's device, if not the one that was opened; outlives the trainer.
+  // of the model's device, if not the one that was opened; outlives the trainer. `teacher`: the
+  // model of recipe.teacher, in the compute type and on the model's device.
   Trainer(std::unique_ptr<Model> model, const Recipe& recipe, TrainingData data,
-          const Processes& processes = {}, DeviceRuntime* runtime = nullptr);
+          const Processes& processes = {}, DeviceRuntime* runtime = nullptr,
+          std::unique_ptr<Model> teacher = nullptr);
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
 
@@ -102,11 +108,16 @@ class Trainer {
   void load(const std::filesystem::path& directory);
 
  private:
-  double passes();
-  double micro_batch();
+  // Parts of the step's means.
+  struct Losses {
+    double ce = 0, divergence = 0;
+  };
+  Losses passes();
+  Losses micro_batch();
   at::Tensor forward_blocks(const at::Tensor& tokens, std::vector<at::Tensor>* inputs);
+  at::Tensor taught_block(std::int64_t layer, const at::Tensor& x);
   void backward_blocks(const at::Tensor& tokens, std::vector<at::Tensor>& inputs, at::Tensor grad);
-  double loss_in_pieces(const at::Tensor& hidden, const at::Tensor& targets, double grad_scale,
+  Losses loss_in_pieces(const at::Tensor& hidden, const at::Tensor& targets, double grad_scale,
                         at::Tensor* grad);
   std::int64_t revive();
   void copy_masters();
@@ -122,6 +133,7 @@ class Trainer {
   WindowSplit split_;
   ShuffledWindows windows_;
   std::unique_ptr<Model> model_;
+  std::unique_ptr<Teacher> teacher_;
   std::shared_ptr<FfnTraining> ffn_;
   std::unique_ptr<NeuronPlaces> places_;  // on a GPU
   ActivityRecorder recorder_;

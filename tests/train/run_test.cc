@@ -158,6 +158,57 @@ TEST(RunTraining, ContinuesFromAModelWithAnotherActivation) {
   EXPECT_EQ(io::load_config(sparse.checkpoint).hidden_act, io::HiddenAct::relu);
 }
 
+// The dense model teaches, and its activation goes over to ReLU's by and by.
+TEST(RunTraining, ATeacherAndAPathFromOneActivationToAnother) {
+  const Scratch scratch;
+  TrainRun first = tiny_run(scratch.path());
+  first.config.hidden_act = io::HiddenAct::silu;
+  first.recipe.save_every = 0;
+  const TrainResult dense = run_training(first);
+
+  TrainRun second = first;
+  second.out = scratch.path() / "sparse";
+  second.recipe.model = second.recipe.teacher = dense.checkpoint;
+  second.recipe.anneal_steps = 6;
+  second.recipe.save_every = 3;
+  second.recipe.keep_checkpoints = 10;
+  second.config = {};
+  second.activation = io::HiddenAct::relu;
+  const TrainResult sparse = run_training(second);
+  const auto log = log_of(second.out);
+  EXPECT_LT(log[0]["divergence"].get<double>(), 0.05);
+  EXPECT_GE(log[0]["hidden_error"].get<double>(), 0.0);
+  EXPECT_EQ(log[0]["sparse_layers"], 0);
+  EXPECT_EQ(log.back()["sparse_layers"], 2);
+  EXPECT_EQ(io::load_config(sparse.checkpoint).hidden_act, io::HiddenAct::relu);
+  EXPECT_FALSE(log_of(first.out)[0].contains("divergence"));
+
+  // From a checkpoint on the path.
+  TrainRun again = second;
+  again.out = scratch.path() / "again";
+  fs::create_directory(again.out);
+  fs::copy(second.out / "step-00000003", again.out / "step-00000003", fs::copy_options::recursive);
+  again.resume = as_saved;
+  run_training(again);
+  const auto resumed = log_of(again.out);
+  EXPECT_EQ(resumed.size(), 17U);
+  for (std::size_t i = 0; i < resumed.size(); ++i) {
+    EXPECT_EQ(resumed[i]["divergence"], log[i + 3]["divergence"]);
+  }
+
+  const auto message = [&](const auto& change) {
+    TrainRun run = second;
+    run.out = scratch.path() / "refused";
+    change(run);
+    return message_of([&] { run_training(run); });
+  };
+  EXPECT_TRUE(contains(message([](TrainRun& r) { r.recipe.model = ""; }),
+                       "anneal: expected a model to start from"));
+  EXPECT_TRUE(contains(message([](TrainRun& r) { r.activation = io::HiddenAct::silu; }),
+                       "anneal: the model has silu already"));
+  EXPECT_TRUE(contains(message([](TrainRun& r) { r.recipe.teacher = "nowhere"; }), "nowhere"));
+}
+
 // Within a group of steps, which is then two lines of the log.
 TEST(RunTraining, StopsAfterAnyStepAndResumesToTheSameBits) {
   const Scratch whole_scratch, scratch;
