@@ -18,5 +18,6 @@ struct GgufConversion {
 // Both write what they make whole or not at all, tell what became of which weights, and write the
 // results of --json.
 void convert_from_gguf(const CommonOptions& common, const GgufConversion& conversion);
+void convert_to_gguf(const CommonOptions& common, const GgufConversion& conversion);
 
 }  // namespace twell::cli

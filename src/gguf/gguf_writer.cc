@@ -53,18 +53,25 @@ void GgufWriter::put(const std::string& key, std::string_view value) {
   append_text(metadata_, value);
 }
 
-void GgufWriter::put(const std::string& key, const std::vector<std::string>& values) {
+void GgufWriter::begin_array(const std::string& key, GgufKind element, std::size_t count) {
   begin(key, GgufKind::array);
-  append(metadata_, static_cast<std::uint32_t>(GgufKind::string));
-  append(metadata_, static_cast<std::uint64_t>(values.size()));
+  append(metadata_, static_cast<std::uint32_t>(element));
+  append(metadata_, static_cast<std::uint64_t>(count));
+}
+
+void GgufWriter::put(const std::string& key, const std::vector<std::string>& values) {
+  begin_array(key, GgufKind::string, values.size());
   for (const std::string& value : values) append_text(metadata_, value);
 }
 
 void GgufWriter::put(const std::string& key, const std::vector<std::int32_t>& values) {
-  begin(key, GgufKind::array);
-  append(metadata_, static_cast<std::uint32_t>(GgufKind::i32));
-  append(metadata_, static_cast<std::uint64_t>(values.size()));
+  begin_array(key, GgufKind::i32, values.size());
   for (const std::int32_t value : values) append(metadata_, value);
+}
+
+void GgufWriter::put(const std::string& key, const std::vector<float>& values) {
+  begin_array(key, GgufKind::f32, values.size());
+  for (const float value : values) append(metadata_, value);
 }
 
 std::string GgufWriter::header() const {

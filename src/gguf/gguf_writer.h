@@ -30,6 +30,7 @@ class GgufWriter {
   void put(const std::string& key, std::string_view value);
   void put(const std::string& key, const std::vector<std::string>& values);
   void put(const std::string& key, const std::vector<std::int32_t>& values);
+  void put(const std::string& key, const std::vector<float>& values);
   // Without this a string literal would be a bool.
   void put(const std::string& key, const char* value) { put(key, std::string_view(value)); }
 
@@ -50,6 +51,7 @@ class GgufWriter {
 
  private:
   void begin(const std::string& key, GgufKind kind);
+  void begin_array(const std::string& key, GgufKind element, std::size_t count);
   std::string header() const;
   static void pad(AtomicFile& file);
 

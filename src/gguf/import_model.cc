@@ -191,22 +191,19 @@ class Importer {
       const std::byte* from = file_.data(*one.stored) + one.stored_row(r) * blocks * layout.bytes;
       dequantize(one.stored->type, from, blocks, row.data());
       quantize(wanted, row.data(), columns, out.data() + r * row_bytes);
-      expect_finite(one, row, out.data() + r * row_bytes);
+      std::vector<float> written(row.size());
+      dequantize(wanted, out.data() + r * row_bytes, columns, written.data());
+      expect_finite_row(one, written);
     }
     writer.write(one.tensor.name, out);
   }
 
-  // As stored, and as written: a number may be too large for 16 bits.
-  void expect_finite(const Planned& one, const std::vector<float>& row,
-                     const std::byte* written) const {
-    std::vector<float> narrow(row.size());
-    dequantize(narrow_type(dtype_), written, std::ssize(row), narrow.data());
-    for (std::size_t i = 0; i < row.size(); ++i) {
-      if (std::isfinite(narrow[i])) continue;
-      fail_file(file_.name(), "tensor {} holds {}, which {}", in_quotes(one.tensor.gguf), row[i],
-                std::isfinite(row[i]) ? fmt::format("is too large for {}", name_of(dtype_))
-                                      : "is no finite number");
-    }
+  // As written: a number may also be too large for 16 bits.
+  void expect_finite_row(const Planned& one, const std::vector<float>& row) const {
+    const auto found = std::ranges::find_if(row, [](float x) { return !std::isfinite(x); });
+    if (found == row.end()) return;
+    fail_file(file_.name(), "tensor {} holds a number that is not finite in {}",
+              in_quotes(one.tensor.gguf), name_of(dtype_));
   }
 
   void write_codes(const Planned& one, CheckpointWriter& writer) const {

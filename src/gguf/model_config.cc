@@ -11,6 +11,7 @@
 #include "checkpoint/config_names.h"
 #include "files/file_error.h"
 #include "gguf/gguf_writer.h"
+#include "gguf/tokenizer_keys.h"
 
 namespace twell::io {
 namespace {
@@ -46,10 +47,6 @@ constexpr const char* kRead[] = {
 constexpr const char* kHarmless[] = {kVocabulary, "tensor_data_layout", "rope.scaling.finetuned",
                                      "expert_used_count", "pooling_type"};
 
-constexpr const char* kBos = "tokenizer.ggml.bos_token_id";
-// Each ends a text: a document, a turn, a message to a tool.
-constexpr const char* kEnds[] = {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id",
-                                 "tokenizer.ggml.eom_token_id"};
 // llama.cpp ends an answer at these too, where the model has them.
 constexpr std::string_view kEndsByName[] = {"<|eot_id|>", "<|im_end|>", "<|eom_id|>",
                                             "<end_of_turn>", "<|end|>"};
@@ -73,6 +70,11 @@ std::vector<float> llama3_factors(const RopeScaling& scaling, double theta, std:
     out.push_back(static_cast<float>(1 / ((1 - kept) / scaling.factor + kept)));
   }
   return out;
+}
+
+// llama.cpp's own; it has no other.
+double yarn_attention_factor_of(double factor) {
+  return factor <= 1 ? 1.0 : 0.1 * std::log(factor) + 1.0;
 }
 
 class ConfigReader {
@@ -212,18 +214,18 @@ class ConfigReader {
 
   void read_ids() {
     const auto id = [&](const char* name) { return values_.integer(name, 0, INT32_MAX); };
-    const bool of_characters = values_.string("tokenizer.ggml.model", "") == "llama";
-    if (values_.has(kBos)) {
-      config_.bos_token_id = static_cast<std::int32_t>(id(kBos));
+    const bool of_characters = values_.string(gguf_keys::kModel, "") == gguf_keys::kOfCharacters;
+    if (values_.has(gguf_keys::kBegin)) {
+      config_.bos_token_id = static_cast<std::int32_t>(id(gguf_keys::kBegin));
     } else if (of_characters) {
       config_.bos_token_id = 1;
     }
-    for (const char* name : kEnds) {
+    for (const char* name : gguf_keys::kEnds) {
       if (values_.has(name)) add_end(id(name));
     }
     if (of_characters && config_.eos_token_ids.empty()) add_end(2);
-    const auto chat = values_.string("tokenizer.chat_template", "");
-    const auto tokens = values_.strings("tokenizer.ggml.tokens");
+    const auto chat = values_.string(gguf_keys::kChatTemplate, "");
+    const auto tokens = values_.strings(gguf_keys::kTokens);
     for (const std::string_view name : kEndsByName) {
       if (chat.find(name) == chat.npos) continue;
       const auto found = std::ranges::find(tokens, name);
@@ -265,7 +267,8 @@ std::string generation_config_of(const ModelConfig& config) {
   return json.empty() ? "" : json.dump(2) + "\n";
 }
 
-void write_config(const ModelConfig& config, const GgufArchitecture& as, GgufWriter& out) {
+void write_config(const ModelConfig& config, const GgufArchitecture& as, const std::string& file,
+                  GgufWriter& out) {
   const auto put = [&](const char* name, std::int64_t value) {
     out.put(fmt::format("{}.{}", as.name, name), static_cast<std::uint32_t>(value));
   };
@@ -291,14 +294,17 @@ void write_config(const ModelConfig& config, const GgufArchitecture& as, GgufWri
     out.put(fmt::format("{}.{}", as.name, kScalingType), yarn ? "yarn" : "linear");
     put_number(kScalingFactor, scaling.factor);
     if (yarn) {
+      constexpr double kClose = 1e-6;
+      const double expected = yarn_attention_factor_of(scaling.factor);
+      if (!scaling.truncate || std::abs(scaling.attention_factor - expected) > kClose) {
+        fail_unsupported(file,
+                         "yarn with an attention_factor of its own, or without truncate, cannot "
+                         "be written to a GGUF file");
+      }
       put(kOriginalContext, scaling.original_max_position_embeddings);
       put_number(kBetaFast, scaling.beta_fast);
       put_number(kBetaSlow, scaling.beta_slow);
     }
-  }
-  if (config.bos_token_id) out.put(kBos, static_cast<std::uint32_t>(*config.bos_token_id));
-  for (std::size_t i = 0; i < std::min(config.eos_token_ids.size(), std::size(kEnds)); ++i) {
-    out.put(kEnds[i], static_cast<std::uint32_t>(config.eos_token_ids[i]));
   }
 }
 

@@ -19,8 +19,11 @@ ModelConfig config_of(const GgufFile& file, const GgufArchitecture& as, bool all
 // The ids in `generation_config.json`; empty where the file names none.
 std::string generation_config_of(const ModelConfig& config);
 
-// Keys and, of llama3's scaling, the tensor's numbers (empty: there is none).
-void write_config(const ModelConfig& config, const GgufArchitecture& as, GgufWriter& out);
+// Sizes and rotary embeddings; `file` is that of the configuration. Throws Error (unsupported)
+// where GGUF files cannot say it. Ids are the tokenizer's.
+void write_config(const ModelConfig& config, const GgufArchitecture& as, const std::string& file,
+                  GgufWriter& out);
+// Of llama3's scaling the numbers of the tensor kRopeFactors; empty: there is none.
 std::vector<float> rope_factors(const ModelConfig& config);
 
 }  // namespace twell::io

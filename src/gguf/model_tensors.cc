@@ -165,4 +165,9 @@ std::int64_t row_in_gguf(std::int64_t row, std::int64_t rows_of_head) {
   return row - within + within % half * 2 + within / half;
 }
 
+std::int64_t row_from_gguf(std::int64_t row, std::int64_t rows_of_head) {
+  const std::int64_t half = rows_of_head / 2, within = row % rows_of_head;
+  return row - within + within % 2 * half + within / 2;
+}
+
 }  // namespace twell::io

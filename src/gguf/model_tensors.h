@@ -45,9 +45,9 @@ struct ModelTensor {
 // In checkpoint order.
 std::vector<ModelTensor> tensors_of(const ModelConfig& config, const GgufArchitecture& as);
 
-// Of a row of a tensor of n rows with heads the one that it is in the other order: from
-// `transformers`' order to that of GGUF.
+// Where a row of q or k is in a GGUF file, and the other way round.
 std::int64_t row_in_gguf(std::int64_t row, std::int64_t rows_of_head);
+std::int64_t row_from_gguf(std::int64_t row, std::int64_t rows_of_head);
 
 // llama3's scaling of frequencies is a tensor in GGUF files.
 inline constexpr const char* kRopeFactors = "rope_freqs.weight";

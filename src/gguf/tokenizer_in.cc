@@ -10,8 +10,8 @@
 #include "files/file_error.h"
 #include "files/note.h"
 #include "gguf/pre_tokenizers.h"
-#include "gguf/token_types.h"
 #include "gguf/tokenizer_files.h"
+#include "gguf/tokenizer_keys.h"
 #include "tokenizer/unicode.h"
 
 namespace twell::io {
@@ -29,10 +29,10 @@ class TokenizerReader {
 
   TokenizerFiles read() && {
     read_tokens();
-    const auto kind = values_.string("tokenizer.ggml.model");
-    if (kind == "gpt2") {
+    const auto kind = values_.string(gguf_keys::kModel);
+    if (kind == gguf_keys::kOfBytes) {
       of_bytes();
-    } else if (kind == "llama") {
+    } else if (kind == gguf_keys::kOfCharacters) {
       of_characters();
     } else {
       fail_unsupported(values_.file(),
@@ -45,8 +45,8 @@ class TokenizerReader {
 
  private:
   void read_tokens() {
-    tokens_ = values_.strings("tokenizer.ggml.tokens");
-    types_ = values_.integers("tokenizer.ggml.token_type");
+    tokens_ = values_.strings(gguf_keys::kTokens);
+    types_ = values_.integers(gguf_keys::kTypes);
     const std::string& file = values_.file();
     if (tokens_.empty()) {
       fail_file(file, "has no tokenizer (tokenizer.ggml.tokens); --tokenizer names one");
@@ -55,7 +55,7 @@ class TokenizerReader {
       fail_file(file, "has {} tokens, but the embedding has {} rows", tokens_.size(),
                 config_.vocab_size);
     }
-    if (types_.empty()) types_.assign(tokens_.size(), kNormalToken);
+    if (types_.empty()) types_.assign(tokens_.size(), gguf_keys::kNormalToken);
     if (types_.size() != tokens_.size()) {
       fail_file(file, "has {} tokens and {} tokenizer.ggml.token_type", tokens_.size(),
                 types_.size());
@@ -75,7 +75,7 @@ class TokenizerReader {
 
   // For an id that the tokenizer does not have.
   bool is_placeholder(std::size_t id) const {
-    return types_[id] == kUnusedToken && tokens_[id] == placeholder_token(id);
+    return types_[id] == gguf_keys::kUnusedToken && tokens_[id] == gguf_keys::placeholder_token(id);
   }
 
   // Names of tokens that a key gives an id of; none where it does not, or it is not in use.
@@ -100,8 +100,9 @@ class TokenizerReader {
   OrderedJson added_tokens() const {
     OrderedJson out = OrderedJson::array();
     for (std::size_t id = 0; id < tokens_.size(); ++id) {
-      const bool special = types_[id] == kControlToken || types_[id] == kUnknownToken;
-      if (!special && types_[id] != kUserDefinedToken) continue;
+      const bool special =
+          types_[id] == gguf_keys::kControlToken || types_[id] == gguf_keys::kUnknownToken;
+      if (!special && types_[id] != gguf_keys::kUserDefinedToken) continue;
       out.push_back({{"id", id},
                      {"content", tokens_[id]},
                      {"single_word", false},
@@ -133,9 +134,9 @@ class TokenizerReader {
       tokens[name] = {
           {"id", name}, {"ids", OrderedJson::array({id})}, {"tokens", OrderedJson::array({name})}};
     };
-    if (adds("tokenizer.ggml.add_bos_token", adds_begin, bos)) add(*bos);
+    if (adds(gguf_keys::kAddBegin, adds_begin, bos)) add(*bos);
     around.push_back({{"Sequence", {{"id", "A"}, {"type_id", 0}}}});
-    if (adds("tokenizer.ggml.add_eos_token", false, eos)) add(*eos);
+    if (adds(gguf_keys::kAddEnd, false, eos)) add(*eos);
     if (tokens.empty()) return nullptr;
     OrderedJson pair = around;
     for (OrderedJson second : around) {
@@ -174,7 +175,7 @@ class TokenizerReader {
   }
 
   const NamedPreTokenizer& named() const {
-    const char* key = "tokenizer.ggml.pre";
+    const char* key = gguf_keys::kPre;
     if (!values_.has(key)) {
       note(
           fmt::format("{}: has no {}, as files of old versions of llama.cpp; words are cut as "
@@ -193,7 +194,7 @@ class TokenizerReader {
   void of_bytes() {
     const NamedPreTokenizer& pre = named();
     OrderedJson merges = OrderedJson::array();
-    for (const std::string_view merge : values_.strings("tokenizer.ggml.merges")) {
+    for (const std::string_view merge : values_.strings(gguf_keys::kMerges)) {
       // The first token may be a space of an old file, so the space between is not the first byte.
       const std::size_t space = merge.find(' ', 1);
       if (space == merge.npos || find_invalid_utf8(merge) != std::string_view::npos) {
@@ -217,7 +218,7 @@ class TokenizerReader {
   // Of SentencePiece's merges those that give the piece with the best score come first. Of pieces
   // that are looked for in a text, and bytes, there are none.
   OrderedJson merges_by_score() const {
-    const std::vector<float> scores = values_.floats("tokenizer.ggml.scores");
+    const std::vector<float> scores = values_.floats(gguf_keys::kScores);
     if (scores.size() != tokens_.size()) {
       fail_file(values_.file(), "has {} tokens and {} tokenizer.ggml.scores", tokens_.size(),
                 scores.size());
@@ -229,10 +230,10 @@ class TokenizerReader {
     std::vector<Found> found;
     const auto is_piece = [&](std::string_view text) {
       const auto id = ids_.find(text);
-      return id != ids_.end() && types_[id->second] == kNormalToken;
+      return id != ids_.end() && types_[id->second] == gguf_keys::kNormalToken;
     };
     for (std::size_t id = 0; id < tokens_.size(); ++id) {
-      if (types_[id] != kNormalToken) continue;
+      if (types_[id] != gguf_keys::kNormalToken) continue;
       const std::string_view whole = tokens_[id];
       if (!std::isfinite(scores[id]) || whole.size() > kLongestPiece) {
         fail_file(values_.file(),
@@ -262,7 +263,7 @@ class TokenizerReader {
                        "tokenizer.ggml.remove_extra_whitespaces is not supported; --tokenizer "
                        "names another tokenizer");
     }
-    const bool prefix = values_.boolean("tokenizer.ggml.add_space_prefix", true);
+    const bool prefix = values_.boolean(gguf_keys::kAddSpace, true);
     const OrderedJson to_mark = {
         {"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", kSpace}};
     const OrderedJson to_space = {
@@ -276,7 +277,7 @@ class TokenizerReader {
     }
     normalizers.push_back(to_mark);
     OrderedJson bpe = model(/*of_bytes=*/false);
-    bpe["unk_token"] = tokens_[id_of("tokenizer.ggml.unknown_token_id").value_or(0)];
+    bpe["unk_token"] = tokens_[id_of(gguf_keys::kUnknown).value_or(0)];
     bpe["vocab"] = vocabulary();
     bpe["merges"] = merges_by_score();
     put_together({{"type", "Sequence"}, {"normalizers", normalizers}}, nullptr, true,
@@ -293,9 +294,9 @@ class TokenizerReader {
     };
     if (config_.bos_token_id) put("bos_token", *config_.bos_token_id);
     if (!config_.eos_token_ids.empty()) put("eos_token", config_.eos_token_ids[0]);
-    put("unk_token", id_of("tokenizer.ggml.unknown_token_id"));
-    put("pad_token", id_of("tokenizer.ggml.padding_token_id"));
-    const auto chat = values_.string("tokenizer.chat_template", "");
+    put("unk_token", id_of(gguf_keys::kUnknown));
+    put("pad_token", id_of(gguf_keys::kPadding));
+    const auto chat = values_.string(gguf_keys::kChatTemplate, "");
     if (find_invalid_utf8(chat) != std::string_view::npos) {
       fail_file(values_.file(), "tokenizer.chat_template is no UTF-8");
     }
