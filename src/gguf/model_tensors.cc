@@ -53,12 +53,6 @@ std::span<const GgufArchitecture> gguf_architectures() {
   return kAll;
 }
 
-std::string names_of_architectures() {
-  std::vector<std::string_view> names;
-  for (const GgufArchitecture& one : gguf_architectures()) names.emplace_back(one.name);
-  return fmt::format("{}", fmt::join(names, ", "));
-}
-
 bool computes(const GgufArchitecture& as, const ModelConfig& c) {
   return as.hidden_act == c.hidden_act && as.gated == c.gated &&
          as.head_norms == c.block.head_norms && (as.qkv_bias || !c.block.qkv_bias) &&
@@ -137,8 +131,10 @@ const GgufArchitecture& gguf_architecture(std::string_view name, const std::stri
   const auto all = gguf_architectures();
   const auto found = std::ranges::find(all, name, &GgufArchitecture::name);
   if (found != all.end()) return *found;
+  std::vector<std::string_view> names;
+  for (const GgufArchitecture& one : all) names.emplace_back(one.name);
   fail_unsupported(file, "general.architecture {} is not supported (supported: {})",
-                   in_quotes(name), names_of_architectures());
+                   in_quotes(name), fmt::join(names, ", "));
 }
 
 const GgufArchitecture& gguf_architecture(const ModelConfig& config, const std::string& file) {
@@ -149,11 +145,11 @@ const GgufArchitecture& gguf_architecture(const ModelConfig& config, const std::
   }
   if (found != nullptr) return *found;
   fail_unsupported(file,
-                   "is a {} with {}{}{}, which none of llama.cpp's {} computes, so it cannot be "
-                   "written to a GGUF file",
+                   "is a {} with {}{}{}, which llama.cpp does not compute, so it cannot be written "
+                   "to a GGUF file (it has silu with a gate, and relu2 without one)",
                    config.architecture->name, name_of(config.hidden_act),
                    config.gated ? "" : ", without a gate",
-                   is_plain(config) ? "" : " and blocks of its own", names_of_architectures());
+                   is_plain(config) ? "" : " and blocks of its own");
 }
 
 std::vector<ModelTensor> tensors_of(const ModelConfig& config, const GgufArchitecture& as) {

@@ -138,7 +138,7 @@ class TokenizerWriter {
     out_.put(gguf_keys::kPre, found->name);
     write_tokens();
     std::vector<std::string> merges;
-    for (const auto& [left, right] : merges_) merges.push_back(left + " " + right);
+    for (const auto& [left, right] : merges_) merges.push_back(fmt::format("{} {}", left, right));
     out_.put(gguf_keys::kMerges, merges);
   }
 
