@@ -98,7 +98,10 @@ void convert_gguf(const ConvertCommand& o) {
 
 void run(ConvertCommand& o) {
   const bool to_gguf = fs::path(o.out).extension() == ".gguf";
-  if (io::is_gguf(o.in) && !to_gguf) return convert_gguf(o);
+  if (io::is_gguf(o.in)) {
+    if (to_gguf) io::fail_file("--in " + o.in, "is a GGUF file already: convert it to a directory");
+    return convert_gguf(o);
+  }
   if (!fs::is_directory(o.in)) {
     io::fail_file("--in " + o.in, "{}",
                   fs::exists(o.in) ? "is neither a directory nor a GGUF file" : "does not exist");

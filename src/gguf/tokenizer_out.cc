@@ -166,18 +166,20 @@ class TokenizerWriter {
     return adds;
   }
 
-  // llama.cpp merges what gives the token with the best score, whichever parts it is of. So each
-  // token needs all its parts among the merges, side by side.
+  // llama.cpp merges what gives the piece with the best score, whichever parts it is of. So a piece
+  // needs all its parts among the merges, side by side.
   std::map<std::string, float> scores_of_merges() const {
     std::map<std::string, float> out;
-    std::set<Pair> known(merges_.begin(), merges_.end());
     std::string before;
     for (std::size_t rank = 0; rank < merges_.size(); ++rank) {
       const std::string whole = merges_[rank].first + merges_[rank].second;
       const bool fresh = out.emplace(whole, -static_cast<float>(rank)).second;
       if (!fresh && whole != before) refuse("merges in this order");
       before = whole;
-      for (std::size_t at = 1; fresh && at < whole.size(); ++at) {
+    }
+    const std::set<Pair> known(merges_.begin(), merges_.end());
+    for (const std::string& whole : tokens_) {
+      for (std::size_t at = 1; is_piece(whole) && at < whole.size(); ++at) {
         const Pair parts{whole.substr(0, at), whole.substr(at)};
         if (is_piece(parts.first) && is_piece(parts.second) && !known.contains(parts)) {
           refuse(fmt::format("{} but without the merge of {} and {}", in_quotes(whole),
