@@ -5,6 +5,7 @@ import json
 import numpy
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from spm_like import BYTES, SPACE, SPECIAL
 from spm_like import tokenizer as spm_tokenizer
@@ -227,6 +228,45 @@ def test_codes_become_q8_0_as_they_are(twell, tmp_path):
         if name.startswith("blk.") and "norm" not in name:
             assert tensor.tensor_type.name == "Q8_0"
             assert numpy.array_equal(tensor.data, before[name].data), name
+
+
+# What llama.cpp has besides: model, what differs from SIZES, general.architecture.
+SIZES = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+             vocab_size=64, max_position_embeddings=16384, bos_token_id=0, eos_token_id=1)  # fmt: skip
+LLAMA3 = dict(rope_type="llama3", factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0, rope_theta=5e5,
+              original_max_position_embeddings=8192)  # fmt: skip
+YARN = dict(rope_type="yarn", factor=4.0, rope_theta=1e4, original_max_position_embeddings=4096)
+MODELS = {
+    "biases": ("Llama", dict(attention_bias=True, mlp_bias=True, tie_word_embeddings=True), "llama"),
+    "llama3": ("Llama", dict(rope_parameters=LLAMA3, head_dim=32), "llama"),
+    "linear": ("Llama", dict(rope_parameters=dict(rope_type="linear", factor=4.0, rope_theta=1e4)), "llama"),
+    "yarn": ("Llama", dict(rope_parameters=YARN), "llama"),
+    "mistral": ("Mistral", dict(sliding_window=None), "llama"),
+    "qwen2": ("Qwen2", {}, "qwen2"),
+    "qwen3": ("Qwen3", dict(head_dim=32), "qwen3"),
+    "arcee": ("Arcee", {}, "arcee"),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_of_transformers_there_and_back(twell, tmp_path, name):
+    kind, more, architecture = MODELS[name]
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(**SIZES, **more)
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    for parameter in model.parameters():
+        if parameter.dim() == 1:  # norms and biases
+            torch.nn.init.normal_(parameter, 0.5)
+    model.save_pretrained(tmp_path / "m")
+    write_model(tmp_path / "t.gguf", "F32")
+    twell("convert", tmp_path / "t.gguf", tmp_path / "words")
+    done = twell("convert", tmp_path / "m", tmp_path / "o.gguf", "--tokenizer", tmp_path / "words", json_name="m.json")
+    assert done.json["architecture"] == architecture
+    twell("convert", tmp_path / "o.gguf", tmp_path / "back")
+    ids = torch.arange(64)[None]
+    with torch.no_grad():
+        expected = model(ids).logits
+        assert torch.equal(AutoModelForCausalLM.from_pretrained(tmp_path / "back").eval()(ids).logits, expected)
 
 
 def ids_of(directory):
