@@ -81,38 +81,39 @@ class GgufParser {
                      version, kOldest, kNewest);
   }
 
-  GgufKind take_kind(const std::string& key) {
-    const auto number = take<std::uint32_t>(key);
+  GgufKind take_kind(const std::string& what) {
+    const auto number = take<std::uint32_t>(what);
     if (number > static_cast<std::uint32_t>(GgufKind::f64)) {
-      fail_file(name_, "the value of {} has the unknown type {}", in_quotes(key), number);
+      fail_file(name_, "{} has the unknown type {}", what, number);
     }
     return static_cast<GgufKind>(number);
   }
 
-  void skip_string(const std::string& key) { take_bytes(take<std::uint64_t>(key), key); }
+  void skip_string(const std::string& what) { take_bytes(take<std::uint64_t>(what), what); }
 
   void take_value() {
     const std::string key = take_name(kLongestKey, "a key");
+    const std::string what = "the value of " + in_quotes(key);
     GgufValue value;
-    value.kind = take_kind(key);
+    value.kind = take_kind(what);
     if (value.kind == GgufKind::array) {
-      value.element = take_kind(key);
-      value.count = take<std::uint64_t>(key);
+      value.element = take_kind(what);
+      value.count = take<std::uint64_t>(what);
       if (value.element == GgufKind::array) {
-        fail_unsupported(name_, "{} is an array of arrays, which is not supported", in_quotes(key));
+        fail_unsupported(name_, "{} is an array of arrays, which is not supported", what);
       }
     }
     const GgufKind of = value.kind == GgufKind::array ? value.element : value.kind;
     if (of == GgufKind::string) {
       const bool alone = value.kind == GgufKind::string;
-      const std::uint64_t length = alone ? take<std::uint64_t>(key) : 0, first = at_;
-      if (alone) take_bytes(length, key);
-      for (std::uint64_t i = 0; !alone && i < value.count; ++i) skip_string(key);
+      const std::uint64_t length = alone ? take<std::uint64_t>(what) : 0, first = at_;
+      if (alone) take_bytes(length, what);
+      for (std::uint64_t i = 0; !alone && i < value.count; ++i) skip_string(what);
       value.bytes = file_.subspan(first, at_ - first);
     } else {
       std::uint64_t bytes = 0;
       if (__builtin_mul_overflow(value.count, size_of(of), &bytes)) bytes = ~std::uint64_t{0};
-      value.bytes = take_bytes(bytes, key);
+      value.bytes = take_bytes(bytes, what);
     }
     if (!out_.metadata.add(key, value)) fail_file(name_, "duplicate key {}", in_quotes(key));
   }

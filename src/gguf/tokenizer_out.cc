@@ -120,7 +120,7 @@ class TokenizerWriter {
   void of_bytes(const JsonObject& json, const JsonObject& model) {
     bool nfc = false;
     for (const JsonObject& step : steps_of(json, "normalizer", "normalizers")) {
-      if (step.string("type") != "NFC") refuse("the normalizer " + step.string("type"));
+      if (step.string("type") != "NFC") refuse("the normalizer " + in_quotes(step.string("type")));
       nfc = true;
     }
     const auto steps = pre_tokenizer_steps(
@@ -150,12 +150,12 @@ class TokenizerWriter {
       const bool prepends = type == "Prepend" && step.string("prepend") == kMark;
       const bool replaces = type == "Replace" && step.string("content") == kMark &&
                             step.object("pattern").string("String", "") == " ";
-      if (!prepends && !replaces) refuse("the normalizer " + type);
+      if (!prepends && !replaces) refuse("the normalizer " + in_quotes(type));
       adds = adds || prepends;
     }
     for (const JsonObject& step : steps_of(json, "pre_tokenizer", "pretokenizers")) {
       if (step.string("type") != "Metaspace" || step.boolean("split", true)) {
-        refuse("the pre-tokenizer " + step.string("type"));
+        refuse("the pre-tokenizer " + in_quotes(step.string("type")));
       }
       const std::string scheme = step.string("prepend_scheme", "always");
       adds = adds || scheme != "never";
