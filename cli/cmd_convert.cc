@@ -1,16 +1,18 @@
-// twell convert: a model in the plain layout, in another element type, or with its neurons in a
-// better order.
+// twell convert: a model in the plain layout, in another element type, with its neurons in a better
+// order; from and to GGUF files.
 #include <torch/types.h>
 
 #include <filesystem>
 
 #include "cli/command.h"
+#include "cli/gguf_files.h"
 #include "cli/json_out.h"
 #include "cli/model_files.h"
 #include "cli/progress.h"
 #include "cli/table.h"
 #include "engine/neuron_order.h"
 #include "files/file_error.h"
+#include "gguf/gguf_file.h"
 #include "train/run_directory.h"
 
 namespace twell::cli {
@@ -73,9 +75,40 @@ nlohmann::json convert_directory(const ConvertCommand& o) {
   return {{"tokens", tokens.size()}, {"layers", layers}};
 }
 
+// To or from a GGUF file.
+void convert_gguf(const ConvertCommand& o) {
+  if (o.reorder) {
+    io::fail_argument("--reorder", "is for directories, not for GGUF files");
+  }
+  const GgufConversion conversion = {
+      .in = lm::resolve_model_directory(o.in),
+      .out = o.out,
+      .tokenizer = o.tokenizer.empty() ? fs::path() : lm::resolve_model_directory(o.tokenizer),
+      .dtype = o.dtype,
+      .allow_unused = o.allow_unused};
+  if (io::is_gguf(o.in)) {
+    check_output_directory("--out", o.out);
+    return convert_from_gguf(o, conversion);
+  }
+  if (std::error_code ignored; fs::exists(o.out, ignored)) {
+    io::fail_file("--out " + o.out, "is there already: choose another name");
+  }
+  convert_to_gguf(o, conversion);
+}
+
 void run(ConvertCommand& o) {
+  const bool to_gguf = fs::path(o.out).extension() == ".gguf";
+  if (io::is_gguf(o.in)) {
+    if (to_gguf) io::fail_file("--in " + o.in, "is a GGUF file already: convert it to a directory");
+    return convert_gguf(o);
+  }
   if (!fs::is_directory(o.in)) {
-    io::fail_file("--in " + o.in, "{}", fs::exists(o.in) ? "is no directory" : "does not exist");
+    io::fail_file("--in " + o.in, "{}",
+                  fs::exists(o.in) ? "is neither a directory nor a GGUF file" : "does not exist");
+  }
+  if (to_gguf) return convert_gguf(o);
+  if (o.dtype == "f16" || o.dtype == "q8_0") {
+    io::fail_argument("--dtype " + o.dtype, "is for GGUF files");
   }
   check_output_directory("--out", o.out);
   o.in = lm::resolve_model_directory(o.in).string();
@@ -97,13 +130,16 @@ void add_convert(CLI::App& app) {
   auto [c, o] = add_command<ConvertCommand>(
       app, "convert",
       "Write a model in the plain layout, in another element type, or with its neurons in a better "
-      "order",
-      "twell convert --in MODEL --reorder --text text.txt --out REORDERED", run);
-  c.add_option("--in", o->in, "Model directory")->required()->type_name("DIR");
+      "order; read and write GGUF files",
+      "twell convert model.gguf MODEL\n"
+      "  twell convert --in MODEL --reorder --text text.txt --out REORDERED",
+      run);
+  c.add_option("in,--in", o->in, "Model directory, or GGUF file")->required()->type_name("PATH");
   c.add_option("--tokenizer", o->tokenizer, "Its tokenizer (default: that of the directory)")
       ->type_name("PATH");
-  c.add_option("--dtype", o->dtype, "bf16, f32 or auto (as stored)")
-      ->check(CLI::IsMember({"bf16", "f32", "auto"}));
+  c.add_option("--dtype", o->dtype,
+               "bf16, f32 or auto (as stored); from a GGUF file also f16, to one also f16 and q8_0")
+      ->check(CLI::IsMember({"bf16", "f16", "f32", "q8_0", "auto"}));
   add_unused_option(c, o->allow_unused);
   CLI::Option* text =
       c.add_option("--text", o->text, "Text to watch the neurons on")->type_name("FILE");
@@ -117,7 +153,9 @@ void add_convert(CLI::App& app) {
   c.add_option("--max-tokens", o->max_tokens, "Tokens of the text to use; 0: all")
       ->check(kZeroOrMore)
       ->needs(reorder);
-  c.add_option("--out", o->out, "Directory to make")->required()->type_name("DIR");
+  c.add_option("out,--out", o->out, "Directory to make, or GGUF file (.gguf)")
+      ->required()
+      ->type_name("PATH");
 }
 
 }  // namespace twell::cli

@@ -11,6 +11,7 @@
 #include "decoder/weights.h"
 #include "files/atomic_file.h"
 #include "files/file_error.h"
+#include "gguf/gguf_file.h"
 #include "measure/model_compare.h"
 #include "measure/reference.h"
 #include "tokenizer/unicode.h"
@@ -23,6 +24,10 @@ std::string ModelOptions::directory() const {
   if (!fs::exists(model)) {
     io::fail_file("--model " + model,
                   "does not exist; expected a directory with config.json and model.safetensors");
+  }
+  if (io::is_gguf(model)) {
+    io::fail_file("--model " + model,
+                  "is a GGUF file: twell convert FILE DIRECTORY makes a model's directory of it");
   }
   const fs::path found = lm::resolve_model_directory(model);
   if (!fs::exists(found / "config.json")) {

@@ -91,8 +91,11 @@ fs::path main_file(const fs::path& path) {
   for (const auto& entry : fs::directory_iterator(path, ignored)) {
     const std::string name = entry.path().filename().string();
     const std::string extension = entry.path().extension().string();
-    if (name.starts_with("pytorch_model") || extension == ".pth" || extension == ".gguf" ||
-        extension == ".h5") {
+    if (extension == ".gguf") {
+      fail_file(path.string(), "has {} but no {}: twell convert {} DIRECTORY makes a model of it",
+                in_quotes(name), kCheckpointFile, name);
+    }
+    if (name.starts_with("pytorch_model") || extension == ".pth" || extension == ".h5") {
       fail_file(path.string(),
                 "has {} but no {}: weights are read from safetensors alone; load the model with "
                 "transformers and write it with save_pretrained()",

@@ -3,6 +3,7 @@
 #include <bit>
 #include <cstring>
 
+#include "checkpoint/half.h"
 #include "files/file_error.h"
 
 namespace twell::io {
@@ -16,18 +17,6 @@ T load(const std::byte* data, std::int64_t index) {
   T out;  // tensors in a file may lie at odd addresses
   std::memcpy(&out, data + index * static_cast<std::int64_t>(sizeof out), sizeof out);
   return out;
-}
-
-float float_of_half(std::uint16_t half) {
-  const std::uint32_t sign = (half & 0x8000U) << 16;
-  // The exponent's new bias is 112 more; what is infinite or NaN stays so.
-  constexpr float kScale = 0x1p112F;
-  const float magnitude =
-      std::bit_cast<float>(static_cast<std::uint32_t>(half & 0x7FFFU) << 13) * kScale;
-  const bool finite = (half & 0x7C00U) != 0x7C00U;
-  const std::uint32_t bits = finite ? std::bit_cast<std::uint32_t>(magnitude)
-                                    : 0x7F800000U | static_cast<std::uint32_t>(half & 0x3FFU) << 13;
-  return std::bit_cast<float>(bits | sign);
 }
 
 float float_of_bf16(std::uint16_t bits) {

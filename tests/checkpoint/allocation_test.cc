@@ -7,6 +7,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/config.h"
 #include "checkpoint/quantized_tensor.h"
+#include "gguf/gguf_file.h"
 #include "tests/support/files.h"
 #include "tokenizer/token_shard.h"
 #include "tokenizer/tokenizer.h"
@@ -96,6 +97,20 @@ TEST(Allocation, TinyFilesWithHugeClaims) {
                       little_endian(claim, 8) + little_endian(0, 8) + little_endian(9, 4) +
                       std::string(28, '\0')));
     });
+  }
+  for (const std::uint64_t claim : {1ULL << 32, 1ULL << 62, ~0ULL}) {
+    const std::string begin = "GGUF" + little_endian(3, 4);
+    const std::string array = little_endian(1, 8) + "k" + little_endian(9, 4);
+    for (const std::string& rest :
+         {little_endian(claim, 8) + little_endian(0, 8),
+          little_endian(0, 8) + little_endian(claim, 8),
+          little_endian(0, 8) + little_endian(1, 8) + little_endian(claim, 8),
+          little_endian(0, 8) + little_endian(1, 8) + array + little_endian(8, 4) +
+              little_endian(claim, 8),
+          little_endian(0, 8) + little_endian(1, 8) + array + little_endian(10, 4) +
+              little_endian(claim, 8)}) {
+      expect_small("GGUF", [&] { GgufFile(file(begin + rest)); });
+    }
   }
   expect_small("tokenizer ids", [&] {
     Tokenizer::from_json(R"({"model":{"vocab":{"a":2147483647},"merges":[]},)"

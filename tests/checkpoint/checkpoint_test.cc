@@ -259,13 +259,17 @@ TEST(Checkpoint, ShardsMayLieInFoldersAndBehindLinks) {
 
 TEST(Checkpoint, OtherFormatsAreNamed) {
   for (const char* name : {"pytorch_model.bin", "pytorch_model-00001-of-00002.bin",
-                           "consolidated.00.pth", "tf_model.h5", "model-q4.gguf"}) {
+                           "consolidated.00.pth", "tf_model.h5"}) {
     const TempDir dir;
     spit(dir / "LICENSE", "free");
     spit(dir / name, "weights");
     expect_file_error([&] { Checkpoint(dir.path()); }, dir.path().string(),
                       {name, "safetensors", "save_pretrained"});
   }
+  const TempDir dir;
+  spit(dir / "model-q4.gguf", "weights");
+  expect_file_error([&] { Checkpoint(dir.path()); }, dir.path().string(),
+                    {"twell convert model-q4.gguf"});
 }
 
 TEST(Checkpoint, RefusesValuesThatAreNoNumbers) {

@@ -128,7 +128,7 @@ def resized(arguments):
 
 
 @pytest.mark.parametrize(("document", "fewest"), [("README.md", 5), ("training.md", 4), ("quantised.md", 4),
-                                                   ("generating.md", 4)])
+                                                   ("generating.md", 4), ("gguf.md", 5)])
 def test_commands_run(document, fewest, tmp_path):
     program = os.environ.get("TWELL_CLI") or pytest.skip("TWELL_CLI names no command line")
     (tmp_path / "books").mkdir()

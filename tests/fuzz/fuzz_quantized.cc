@@ -1,8 +1,5 @@
 // Any bytes (a quantization_config, a zero byte, a safetensors file) either are weights whose
 // numbers are finite, or a twell::Error.
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <cmath>
 #include <cstdlib>
 #include <set>
@@ -12,29 +9,12 @@
 #include "checkpoint/quantized_tensor.h"
 #include "files/json_reader.h"
 #include "files/note.h"
+#include "memory_file.h"
 #include "twell/status.h"
 
 namespace {
 
 using namespace twell::io;
-
-// A file in memory: Checkpoint opens paths.
-class MemoryFile {
- public:
-  explicit MemoryFile(std::string_view bytes) : descriptor_(memfd_create("fuzz", 0)) {
-    if (descriptor_ < 0) std::abort();
-    if (write(descriptor_, bytes.data(), bytes.size()) != static_cast<ssize_t>(bytes.size())) {
-      std::abort();
-    }
-  }
-  ~MemoryFile() { close(descriptor_); }
-  MemoryFile(const MemoryFile&) = delete;
-  MemoryFile& operator=(const MemoryFile&) = delete;
-  std::string path() const { return "/proc/self/fd/" + std::to_string(descriptor_); }
-
- private:
-  int descriptor_;
-};
 
 void read(const Checkpoint& checkpoint, const std::string& module, const WeightScheme& scheme) {
   QuantizedTensor tensor(checkpoint, module, scheme);

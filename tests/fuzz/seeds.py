@@ -75,6 +75,50 @@ def quantized():
     yield json.dumps({**config, "config_groups": whole}).encode() + b"\0" + file(packed)
 
 
+def gguf():
+    def text(value):
+        return struct.pack("<Q", len(value.encode())) + value.encode()
+
+    def value(key, kind, data):
+        return text(key) + struct.pack("<I", kind) + data
+
+    def texts(key, values):
+        return value(key, 9, struct.pack("<IQ", 8, len(values)) + b"".join(map(text, values)))
+
+    def numbers(key, kind, code, values):
+        return value(key, 9, struct.pack(f"<IQ{len(values)}{code}", kind, len(values), *values))
+
+    def file(name, kind, tensors, tokens, *more):
+        sizes = dict(block_count=1, context_length=64, embedding_length=32, feed_forward_length=32)
+        sizes.update({"attention.head_count": 2, "attention.head_count_kv": 1})
+        values = [value("general.architecture", 8, text(name))]
+        values += [value(f"{name}.{key}", 4, struct.pack("<I", number)) for key, number in sizes.items()]
+        values += [value(f"{name}.attention.layer_norm_rms_epsilon", 6, struct.pack("<f", 1e-5))]
+        values += [value("tokenizer.ggml.model", 8, text(kind)), texts("tokenizer.ggml.tokens", tokens)]
+        values += [value("tokenizer.ggml.bos_token_id", 4, struct.pack("<I", 0)), *more]
+        listed, data = b"", b""
+        for tensor, (number, size), shape in tensors:
+            listed += text(tensor) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, number, len(data))
+            rows = shape[1] if len(shape) > 1 else 1
+            data += struct.pack("<f", 1) * shape[0] if number == 0 else bytes(size * shape[0] // 32 * rows)
+            data += bytes(-len(data) % 32)
+        head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(values)) + b"".join(values) + listed
+        return head + bytes(-len(head) % 32) + data
+
+    embedding = ("token_embd.weight", (8, 34), [32, 4])
+    merges = texts("tokenizer.ggml.merges", ["a b"])
+    pre = value("tokenizer.ggml.pre", 8, text("llama-bpe"))
+    types = numbers("tokenizer.ggml.token_type", 5, "i", [3, 1, 1, 1])
+    chat = value("tokenizer.chat_template", 8, text("{{ messages }}<|im_end|>"))
+    yes = value("tokenizer.ggml.add_bos_token", 7, b"\1")
+    yield file("llama", "gpt2", [embedding, ("rope_freqs.weight", (0, 4), [8])], ["<s>", "a", "b", "ab"], merges, pre,
+               types, chat, yes)  # fmt: skip
+    scores = numbers("tokenizer.ggml.scores", 6, "f", [0, -1, -2, -3])
+    space = value("tokenizer.ggml.add_space_prefix", 7, b"\1")
+    yield file("qwen3", "llama", [embedding, ("output.weight", (2, 18), [32, 4])], ["<unk>", "▁", "a", "▁a"], scores,
+               space)  # fmt: skip
+
+
 def tokenizer():
     model = dict(type="BPE", vocab={"a": 0, "b": 1, "Ġ": 2, "ab": 3, "Ã": 4, "©": 5, "Ã©": 6},
                  merges=[["a", "b"], "Ã ©"], ignore_merges=False, unk_token=None)  # fmt: skip
@@ -175,7 +219,7 @@ def json_file():
 
 
 if __name__ == "__main__":
-    for make in (safetensors, config, quantized, tokenizer, regex, token_shard, activity_trace, recipe,
+    for make in (safetensors, config, quantized, gguf, tokenizer, regex, token_shard, activity_trace, recipe,
                  json_file):
         folder = pathlib.Path(sys.argv[1]) / make.__name__
         folder.mkdir(parents=True, exist_ok=True)

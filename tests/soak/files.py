@@ -43,6 +43,9 @@ class Files:
                  self.base / "a.trace")
         tools.ok("calibrate", "--width", 64, "--neurons", 64, "--repeats", 1, "--seconds", 0.001,
                  TWELL_CALIBRATION=str(self.base / "calibration.json"))
+        tools.ok("train", "--data", text, "--out", self.base / "squared", *SHAPE, "--context", 32, "--batch", 2,
+                 "--steps", 1, "--bpe-vocab", 300, "--activation", "relu_squared", "--no-gated")
+        tools.ok("convert", self.base / "squared", self.base / "model.gguf")
         for task, line in TASKS.items():
             (self.base / f"{task}.jsonl").write_text(line + "\n")
         (self.base / "ready").touch()
@@ -68,6 +71,7 @@ class Files:
                                    "--tokenizer", run, *SHAPE, "--context", 32, "--steps", 1],
             here / "a.trace": ["bench", "ffn", "--trace", here / "a.trace", "--width", 64, "--tokens", 4,
                                "--repeats", 1, "--seconds", 0.001],
+            here / "model.gguf": ["convert", here / "model.gguf", here / "of-gguf"],
             here / "calibration.json": ["explain", "--no-measure"],
         }
         for name in SIDES:
