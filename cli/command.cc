@@ -10,6 +10,7 @@
 
 #include "choice/device.h"
 #include "cli/json_out.h"
+#include "cli/version.h"
 #include "files/file_error.h"
 #include "files/note.h"
 #include "measure/machine.h"
@@ -65,7 +66,7 @@ void CommonOptions::write(const nlohmann::json& results) const {
   if (json.empty()) return;
   if (json != "-") check_output_file("--json", json, OutputKind::results);  // it is now, too
   nlohmann::json out = results;
-  out["twell"] = TWELL_VERSION;
+  out["twell"] = kVersion;
   out["machine"] = measure::machine_json(threads);
   if (!device.is_cpu()) out["machine"]["gpu"] = lm::runtime_of(device).describe();
   write_json(json, out);

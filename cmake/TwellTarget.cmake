@@ -30,11 +30,16 @@ if(TWELL_SANITIZE)
 endif()
 
 # Most of the time of a source goes into headers and what they instantiate; those of one folder are
-# therefore compiled several as one. Names in unnamed namespaces must differ within a room.
-set(TWELL_MERGE_SOURCES 8 CACHE STRING "How many sources of a target are compiled as one; 0: each alone")
+# therefore compiled several as one, in batches of nearly the same size. Names in unnamed namespaces must
+# differ within a room. Called when the target has its sources; those with options of their own stay alone.
+set(TWELL_MERGE_SOURCES 12 CACHE STRING "At most how many sources of a target are compiled as one; 0: each alone")
 function(twell_merge_sources TARGET)
   if(TWELL_MERGE_SOURCES)
-    set_target_properties(${TARGET} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${TWELL_MERGE_SOURCES})
+    get_target_property(sources ${TARGET} SOURCES)
+    list(LENGTH sources count)
+    math(EXPR batches "(${count} + ${TWELL_MERGE_SOURCES} - 1) / ${TWELL_MERGE_SOURCES}")
+    math(EXPR size "(${count} + ${batches} - 1) / ${batches}")
+    set_target_properties(${TARGET} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${size})
     # It takes a merged source for a header, where an unnamed namespace would be a mistake.
     target_compile_options(${TARGET} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>)
   endif()

@@ -9,8 +9,9 @@ packages_of() {
     # libomp: clang's own omp.h.
     test) echo git shellcheck doxygen clang-tidy-14 libomp-14-dev libopenmpi-dev openmpi-bin ;;
     fuzz) echo clang-14 libclang-rt-14-dev libomp-14-dev ;;
+    package) echo dpkg-dev pkg-config libopenmpi-dev ;;
     aarch64) echo g++-aarch64-linux-gnu qemu-user ;;
-    *) die "no package group '$1'; there are: build test fuzz aarch64" ;;
+    *) die "no package group '$1'; there are: build test fuzz package aarch64" ;;
   esac
 }
 

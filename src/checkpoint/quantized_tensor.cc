@@ -10,7 +10,7 @@ namespace twell::io {
 namespace {
 
 constexpr std::int64_t kWordBits = 32;
-constexpr float kLargestScale = 0x1p120F;  // times a code of 8 bits still finite in bf16
+constexpr float kLargestCodeScale = 0x1p120F;  // times a code of 8 bits still finite in bf16
 
 template <class T>
 T load(const std::byte* data, std::int64_t index) {
@@ -155,7 +155,7 @@ void QuantizedTensor::expect_scales(const Checkpoint& checkpoint, const std::str
   }
   for (std::int64_t i = 0; i < info.elements(); ++i) {
     const float scale = scale_at(scales_, i);
-    if (scale > 0 && scale <= kLargestScale) continue;
+    if (scale > 0 && scale <= kLargestCodeScale) continue;
     fail_file(file, "tensor {} holds the scale {} (element {}), expected a positive, finite number",
               name, scale, i);
   }

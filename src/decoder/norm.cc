@@ -11,10 +11,6 @@ namespace {
 
 using io::NormForm;
 
-std::optional<at::Tensor> optional(const at::Tensor& tensor) {
-  return tensor.defined() ? std::optional(tensor) : std::nullopt;
-}
-
 // Any form, in fp32. Those of whole families of models have one pass each, below.
 at::Tensor wide_norm(const at::Tensor& x, const Norm& norm) {
   const auto wide = [](const at::Tensor& tensor) {
@@ -25,10 +21,10 @@ at::Tensor wide_norm(const at::Tensor& x, const Norm& norm) {
   if (norm.form.plus_one) weight = weight + 1.0;
   const std::vector<std::int64_t> width{x.size(-1)};
   if (norm.form.kind == NormForm::Kind::layer) {
-    return at::layer_norm(wide(x), width, optional(weight), optional(bias), norm.form.eps)
+    return at::layer_norm(wide(x), width, if_there(weight), if_there(bias), norm.form.eps)
         .to(x.scalar_type());
   }
-  at::Tensor y = at::rms_norm(wide(x), width, optional(weight), norm.form.eps);
+  at::Tensor y = at::rms_norm(wide(x), width, if_there(weight), norm.form.eps);
   if (bias.defined()) y = y + bias;
   return y.to(x.scalar_type());
 }
@@ -44,7 +40,7 @@ at::Tensor Norm::operator()(const at::Tensor& x) const {
       return rms_norm(x, weight.tensor, form.eps);
     case NormForm::Kind::layer:
       if (form.plus_one) return wide_norm(x, *this);
-      return at::layer_norm(x, {x.size(-1)}, optional(weight.tensor), optional(bias.tensor),
+      return at::layer_norm(x, {x.size(-1)}, if_there(weight.tensor), if_there(bias.tensor),
                             form.eps);
   }
   return x;

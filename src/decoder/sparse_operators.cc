@@ -21,14 +21,10 @@ using Ffn = Result(const at::Tensor&, const at::Tensor&, const std::optional<at:
                    const std::optional<at::Tensor>&, const std::optional<at::Tensor>&,
                    const std::optional<at::Tensor>&, std::optional<double>);
 
-std::optional<at::Tensor> optional(const at::Tensor& tensor) {
-  return tensor.defined() ? std::optional(tensor) : std::nullopt;
-}
-
 template <class Result>
 Result call(const c10::TypedOperatorHandle<Ffn<Result>>& op, const at::Tensor& x,
             const SparseOperands& w, const ActivationSpec& activation) {
-  return op.call(x, w.gate, optional(w.up), w.down, optional(w.screen), name_of(activation.kind),
+  return op.call(x, w.gate, if_there(w.up), w.down, if_there(w.screen), name_of(activation.kind),
                  static_cast<double>(activation.threshold), w.hot, name_of(Activation::identity),
                  {}, {}, {}, {}, {});
 }

@@ -34,6 +34,11 @@ struct Parameter {
   at::Tensor tensor = {};  // undefined before it is loaded and once a converted copy replaces it
 };
 
+// As operators take what a model may not have.
+inline std::optional<at::Tensor> if_there(const at::Tensor& tensor) {
+  return tensor.defined() ? std::optional(tensor) : std::nullopt;
+}
+
 // Whether a weight is a matrix of codes and scales.
 inline bool is_of_codes(const at::Tensor& weight) {
   return weight.scalar_type() == at::kChar || weight.scalar_type() == at::kByte;

@@ -20,7 +20,7 @@ double bisect(double low, double high, double target, F f) {
   return (low + high) / 2;
 }
 
-enum Stream : std::uint64_t { kOrder = 1, kRows };
+enum : std::uint64_t { kOrder = 1, kRows };
 
 }  // namespace
 

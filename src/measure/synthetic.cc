@@ -8,7 +8,7 @@
 namespace twell::measure {
 namespace {
 
-enum Stream : std::uint64_t { kDirections = 3, kWeights, kInputs, kBiases };
+enum : std::uint64_t { kDirections = 3, kWeights, kInputs, kBiases };
 
 at::Tensor normal(std::int64_t rows, std::int64_t cols, double deviation, at::Generator& source) {
   return at::randn({rows, cols}, source, at::kFloat).mul_(deviation);

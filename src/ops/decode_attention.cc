@@ -11,7 +11,7 @@
 namespace twell {
 namespace {
 
-constexpr const char* kOperation = "decode_attention";
+constexpr const char* kAttention = "decode_attention";
 
 // Positions of a unit of work. Fixed, so that bits do not depend on threads; its scores and keys
 // (64 KB of a head of 64) stay in L2 for the query heads that share them.
@@ -33,12 +33,12 @@ struct Partials {
 void require_query(const AttentionHeads& heads, const DecodeQuery& query) {
   const DType dtype = query.q.dtype;
   const std::int64_t d = query.q.cols;
-  require(d >= 1, kOperation, "q", "expected at least one column");
-  require_matrix(kOperation, "q", query.q, dtype, heads.query, d);
-  require(query.keys.rows >= 1, kOperation, "keys", "expected at least one position");
-  require_matrix(kOperation, "keys", query.keys, dtype, query.keys.rows, d);
-  require_matrix(kOperation, "values", query.values, dtype, query.keys.rows, d);
-  require_matrix(kOperation, "y", query.y, dtype, heads.query, d);
+  require(d >= 1, kAttention, "q", "expected at least one column");
+  require_matrix(kAttention, "q", query.q, dtype, heads.query, d);
+  require(query.keys.rows >= 1, kAttention, "keys", "expected at least one position");
+  require_matrix(kAttention, "keys", query.keys, dtype, query.keys.rows, d);
+  require_matrix(kAttention, "values", query.values, dtype, query.keys.rows, d);
+  require_matrix(kAttention, "y", query.y, dtype, heads.query, d);
 }
 
 std::int64_t parts_of(const DecodeQuery& query) { return (query.keys.rows + kPart - 1) / kPart; }
@@ -91,12 +91,12 @@ void merge(const Kernels& kernels, const Partials& partials, std::int64_t unit, 
 void decode_attention(Context& context, const AttentionHeads& heads,
                       std::span<const DecodeQuery> queries) {
   require(heads.query >= 1 && heads.key_value >= 1 && heads.query % heads.key_value == 0,
-          kOperation, "heads", "expected a multiple of the ", heads.key_value,
+          kAttention, "heads", "expected a multiple of the ", heads.key_value,
           " heads of keys, got ", heads.query);
   std::int64_t most_parts = 0;
   for (const DecodeQuery& query : queries) {
     require_query(heads, query);
-    require(query.q.dtype == queries[0].q.dtype && query.q.cols == queries[0].q.cols, kOperation,
+    require(query.q.dtype == queries[0].q.dtype && query.q.cols == queries[0].q.cols, kAttention,
             "queries", "expected one dtype and head size for all");
     most_parts = std::max(most_parts, parts_of(query));
   }

@@ -12,59 +12,58 @@
 namespace twell {
 namespace {
 
-constexpr const char* kOperation = "ffn_backward";
+constexpr const char* kBackward = "ffn_backward";
 
 void check_pattern(const FfnBackward& in, DType dtype) {
   const FfnPatternView& p = in.pattern;
-  require(p.rows == in.x.rows && p.cols == in.gate.rows && p.dtype == dtype, kOperation, "pattern",
+  require(p.rows == in.x.rows && p.cols == in.gate.rows && p.dtype == dtype, kBackward, "pattern",
           "expected one of ", name_of(dtype), " [", in.x.rows, ", ", in.gate.rows, "], got ",
           name_of(p.dtype), " [", p.rows, ", ", p.cols, "]");
-  require(p.rows == 0 || p.offsets != nullptr, kOperation, "pattern", "offsets are null");
-  require(p.nnz() == 0 || (p.neurons != nullptr && p.v != nullptr), kOperation, "pattern",
+  require(p.rows == 0 || p.offsets != nullptr, kBackward, "pattern", "offsets are null");
+  require(p.nnz() == 0 || (p.neurons != nullptr && p.v != nullptr), kBackward, "pattern",
           "lists are null");
-  require(p.nnz() == 0 || (p.u != nullptr) == in.up.has_value(), kOperation, "pattern",
+  require(p.nnz() == 0 || (p.u != nullptr) == in.up.has_value(), kBackward, "pattern",
           in.up ? "u is null, in a gated layer" : "u is there, in a layer without a gate");
 }
 
 void check(const FfnBackward& in, const FfnGradients& out) {
   const DType dtype = in.x.dtype;
-  require_trained(kOperation, in.gate, in.up, in.down);
-  require_weight_shape(kOperation, "gate", in.gate.type, in.gate.rows, in.gate.cols);
-  require_x(kOperation, in.x, in.gate);
+  require_trained(kBackward, in.gate, in.up, in.down);
+  require_weight_shape(kBackward, "gate", in.gate.type, in.gate.rows, in.gate.cols);
+  require_x(kBackward, in.x, in.gate);
   const std::int64_t neurons = in.gate.rows;
   const auto weight = [&](const char* name, const WeightView& view, std::int64_t cols) {
-    require_weight(kOperation, name, view, dtype, neurons, cols);
+    require_weight(kBackward, name, view, dtype, neurons, cols);
   };
   weight("gate", in.gate, in.gate.cols);
   if (in.up) weight("up", *in.up, in.gate.cols);
   weight("down", in.down, in.down.cols);
-  require_matrix(kOperation, "dy", in.dy, dtype, in.x.rows, in.down.cols);
-  require(in.x.rows <= std::numeric_limits<std::int32_t>::max(), kOperation, "x",
+  require_matrix(kBackward, "dy", in.dy, dtype, in.x.rows, in.down.cols);
+  require(in.x.rows <= std::numeric_limits<std::int32_t>::max(), kBackward, "x",
           "expected at most 2^31 - 1 rows, got ", in.x.rows);
   check_pattern(in, dtype);
-  require_form(kOperation, in.form, {in.gate.cols, neurons, in.up.has_value(), dtype},
-               in.down.cols);
-  require(std::isfinite(in.l1), kOperation, "l1", "expected a finite gradient, got ", in.l1);
-  require_matrix(kOperation, "dx", out.dx, dtype, in.x.rows, in.gate.cols);
-  require(in.up.has_value() == out.up.has_value(), kOperation, "gradient of up",
+  require_form(kBackward, in.form, {in.gate.cols, neurons, in.up.has_value(), dtype}, in.down.cols);
+  require(std::isfinite(in.l1), kBackward, "l1", "expected a finite gradient, got ", in.l1);
+  require_matrix(kBackward, "dx", out.dx, dtype, in.x.rows, in.gate.cols);
+  require(in.up.has_value() == out.up.has_value(), kBackward, "gradient of up",
           in.up ? "expected one, in a gated layer" : "expected none, in a layer without a gate");
   const auto gradient = [&](const char* name, ConstMatrixView view, std::int64_t cols) {
-    require(view.dtype == DType::f32 || (view.dtype == dtype && !out.accumulate), kOperation, name,
+    require(view.dtype == DType::f32 || (view.dtype == dtype && !out.accumulate), kBackward, name,
             "expected f32", out.accumulate ? ", to add to" : " or the layer's dtype", ", got ",
             name_of(view.dtype));
-    require_matrix(kOperation, name, view, view.dtype, neurons, cols);
+    require_matrix(kBackward, name, view, view.dtype, neurons, cols);
   };
   gradient("gradient of gate", out.gate, in.gate.cols);
   if (out.up) gradient("gradient of up", *out.up, in.gate.cols);
   gradient("gradient of down", out.down, in.down.cols);
-  require_entries(kOperation, "gradient of gate_bias", out.gate_bias, neurons);
-  require_entries(kOperation, "gradient of up_bias", out.up_bias, neurons);
-  require(in.up.has_value() || out.up_bias.empty(), kOperation, "gradient of up_bias",
+  require_entries(kBackward, "gradient of gate_bias", out.gate_bias, neurons);
+  require_entries(kBackward, "gradient of up_bias", out.up_bias, neurons);
+  require(in.up.has_value() || out.up_bias.empty(), kBackward, "gradient of up_bias",
           "expected none, in a layer without a gate");
-  require_entries(kOperation, "gradient of down_bias", out.down_bias, in.down.cols);
-  require_entries(kOperation, "gradient of norm.weight", out.norm_weight, neurons);
-  require(in.form.norm.has_value() || out.norm_weight.empty(), kOperation,
-          "gradient of norm.weight", "expected none, in a layer without a norm");
+  require_entries(kBackward, "gradient of down_bias", out.down_bias, in.down.cols);
+  require_entries(kBackward, "gradient of norm.weight", out.norm_weight, neurons);
+  require(in.form.norm.has_value() || out.norm_weight.empty(), kBackward, "gradient of norm.weight",
+          "expected none, in a layer without a norm");
 }
 
 // A row that is not finite would make NaN of zeros of a product over all rows.

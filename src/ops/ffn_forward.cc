@@ -16,7 +16,7 @@
 namespace twell {
 namespace {
 
-constexpr const char* kOperation = "ffn_forward";
+constexpr const char* kForward = "ffn_forward";
 
 template <class T>
 void run(Context& context, ConstMatrixView x, const FfnWeights& all, const FfnForm& form,
@@ -126,8 +126,8 @@ void run(Context& context, ConstMatrixView x, const FfnWeights& all, const FfnFo
 
 void ffn_forward(Context& context, ConstMatrixView x, const FfnWeights& weights,
                  const FfnForm& form, MatrixView y, FfnPattern& pattern, FfnCounts* counts) {
-  require_trained(kOperation, weights.gate, weights.up, weights.down);
-  require_ffn(kOperation, x, weights, form, y);
+  require_trained(kForward, weights.gate, weights.up, weights.down);
+  require_ffn(kForward, x, weights, form, y);
   const FfnShape shape = weights.shape(x.dtype);
   FfnCounts own;
   FfnCounts& all = counts != nullptr ? *counts : own;

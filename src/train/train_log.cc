@@ -10,16 +10,16 @@
 namespace twell::lm {
 namespace {
 
-using json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 // The lines of steps up to `last`. Anything that is no line of ours is left out.
 std::string kept_lines(const std::filesystem::path& path, std::int64_t last) {
   std::ifstream in(path);
   std::string out, line;
   while (std::getline(in, line)) {
-    const json record = json::parse(line, nullptr, false);
+    const OrderedJson record = OrderedJson::parse(line, nullptr, false);
     if (!record.is_object() || !record.contains("step")) continue;
-    const json& step = record["step"];
+    const OrderedJson& step = record["step"];
     if (step.is_number_integer() && step.get<std::int64_t>() <= last) out += line + "\n";
   }
   return out;
@@ -28,21 +28,21 @@ std::string kept_lines(const std::filesystem::path& path, std::int64_t last) {
 }  // namespace
 
 std::string LogRecord::to_json() const {
-  json out = {{"step", step},
-              {"steps", steps},
-              {"loss", loss},
-              {"ce", ce},
-              {"l1", l1},
-              {"lr", lr},
-              {"l1_coef", l1_coefficient},
-              {"grad_norm", grad_norm},
-              {"tokens", tokens},
-              {"tokens_per_s", tokens_per_s},
-              {"seconds", seconds},
-              {"revived", revived},
-              {"sparse_layers", sparse_layers},
-              {"nnz_mean", nnz_mean}};
-  json& list = out["layers"] = json::array();
+  OrderedJson out = {{"step", step},
+                     {"steps", steps},
+                     {"loss", loss},
+                     {"ce", ce},
+                     {"l1", l1},
+                     {"lr", lr},
+                     {"l1_coef", l1_coefficient},
+                     {"grad_norm", grad_norm},
+                     {"tokens", tokens},
+                     {"tokens_per_s", tokens_per_s},
+                     {"seconds", seconds},
+                     {"revived", revived},
+                     {"sparse_layers", sparse_layers},
+                     {"nnz_mean", nnz_mean}};
+  OrderedJson& list = out["layers"] = OrderedJson::array();
   for (const LayerActivity& layer : layers) {
     list.push_back({{"nnz_mean", layer.nnz_mean},
                     {"nnz_max", layer.nnz_max},
@@ -63,7 +63,7 @@ void check_log(const std::filesystem::path& path) {
   std::ifstream in(path);
   std::string line;
   if (!std::getline(in, line)) return;
-  const json record = json::parse(line, nullptr, false);
+  const OrderedJson record = OrderedJson::parse(line, nullptr, false);
   if (record.is_object() && record.contains("l1_coef")) return;
   io::fail_file(path.string(), "is there already and is no log of a run: move it away");
 }

@@ -30,6 +30,48 @@ def test_main_help_lists_all_commands(twell):
         assert f"\n  {command[0]} " in out
 
 
+def options_of(help_text):
+    return set(re.findall(r"^  (?:-\w,)?(--[a-z0-9-]+)", help_text, re.M))
+
+
+def test_the_manual_page_has_what_help_has(twell):
+    page = twell("--print", "man").out
+    for command in COMMANDS:
+        section = page.split(f'.SS "twell {" ".join(command)}"\n', 1)[1].split("\n.SS ", 1)[0]
+        text = section.replace("\\-", "-")
+        options = options_of(twell(*command, "--help").out)
+        assert options
+        assert options <= set(re.findall(r"(--[a-z0-9-]+)", text)), command
+    assert all(line.isascii() or line[0] not in ".'" for line in page.splitlines())
+
+
+def completed(script, *words):
+    """What bash offers for the last word."""
+    program = (
+        f'compopt() {{ :; }}; source {script}; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _twell; '
+        'printf "%s\\n" "${COMPREPLY[@]}"'
+    )
+    run = subprocess.run(
+        ["bash", "-c", program, "bash", *words], capture_output=True, text=True, check=True
+    )
+    assert run.stderr == ""
+    return run.stdout.split()
+
+
+def test_bash_completes_commands_options_and_values(twell, tmp_path):
+    script = tmp_path / "twell"
+    script.write_text(twell("--print", "bash-completion").out)
+    assert "generate" in completed(script, "twell", "")
+    assert completed(script, "twell", "bench", "f") == ["ffn"]
+    for command in COMMANDS:
+        options = options_of(twell(*command, "--help").out)
+        assert options <= set(completed(script, "twell", *command, "--"))
+    assert completed(script, "twell", "generate", "--path", "s") == ["sparse"]
+    assert completed(script, "twell", "train", "--out", str(script)[:-1]) == [str(script)]
+    # A value that is called as a command is.
+    assert "--text" in completed(script, "twell", "demo", "--out", "train", "--t")
+
+
 def test_version_is_that_of_the_python_package(twell):
     """It stands there alone: CMake and the package's build read it."""
     root = Path(__file__).resolve().parents[2]

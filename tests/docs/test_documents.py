@@ -20,6 +20,7 @@ DOCUMENTS = [
     ROOT / "CONTRIBUTING.md",
     ROOT / "SECURITY.md",
     ROOT / "bench/README.md",
+    ROOT / "python/README.md",  # of the wheel: what a package index shows
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "examples").glob("*/README.md")),
 ]
@@ -79,7 +80,7 @@ def test_python_runs(tmp_path):
     found = list(blocks("python"))
     assert found
     for name, text in found:
-        # README's block runs as it stands, pasted into an empty file.
+        # Those of README and of the wheel's own run as they stand, pasted into an empty file.
         names = {} if name == "README.md" else given()
         exec(compile(text, name, "exec"), names)
 

@@ -1,0 +1,166 @@
+#include "cli/program.h"
+
+#include <c10/util/Exception.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <filesystem>
+#include <new>
+#include <sstream>
+#include <string>
+
+#include "cli/command.h"
+#include "cli/reference.h"
+#include "cli/terminal.h"
+#include "cli/version.h"
+#include "files/file_error.h"
+#include "files/mapped_file.h"
+#include "files/note.h"
+#include "measure/interrupt.h"
+
+namespace twell::cli {
+namespace {
+
+// Of programs that a signal ends: 128 and its number.
+constexpr int kFailed = 1, kWrongUse = 2, kInterrupted = 128 + SIGINT, kReaderGone = 128 + SIGPIPE;
+constexpr const char* kOutOfMemory = "out of memory; use a smaller model, batch or shape";
+
+// One line, whatever the message was.
+int fail(const std::string& command, std::string message, int code) {
+  while (!message.empty() && message.back() == '\n') message.pop_back();
+  for (std::size_t at; (at = message.find('\n')) != std::string::npos;) {
+    message.replace(at, 1, "; ");
+  }
+  constexpr std::size_t kLongest = 1000;
+  if (message.size() > kLongest) message = message.substr(0, kLongest) + " ...";
+  put(stderr, command + ": error: " + message + "\n");
+  return code;
+}
+
+// What libraries throw, in our words.
+std::string reason(const c10::Error& e) {
+  const std::string text = e.what_without_backtrace();
+  for (const char* sign : {"can't allocate memory", "Storage size calculation overflowed",
+                           "invalid storage size", "out of memory"}) {
+    if (text.find(sign) != std::string::npos) return kOutOfMemory;
+  }
+  return text;
+}
+
+std::string reason(const std::filesystem::filesystem_error& e) {
+  return e.path1().string() + ": " + io::system_reason(e.code().value());
+}
+
+// "twell bench ffn", as far as the arguments were understood.
+std::string command_name(const CLI::App& app) {
+  std::string name = app.get_name();
+  for (const CLI::App* sub : app.get_subcommands()) name += " " + command_name(*sub);
+  return name;
+}
+
+// The command that was understood last.
+const CLI::App& innermost(const CLI::App& app) {
+  const auto chosen = app.get_subcommands();
+  return chosen.empty() ? app : innermost(*chosen.front());
+}
+
+std::string wrong_use(const CLI::App& app, const CLI::ParseError& e) {
+  const std::string see = " (see " + command_name(app) + " --help)";
+  // CLI11 misses a command before it looks at what stands in its place.
+  const CLI::App& last = innermost(app);
+  const auto rest = app.remaining(true);
+  if (e.get_exit_code() == static_cast<int>(CLI::ExitCodes::RequiredError) && !rest.empty() &&
+      last.get_subcommands([](const CLI::App*) { return true; }).size() > 0) {
+    std::string names;
+    for (const CLI::App* sub : last.get_subcommands([](const CLI::App*) { return true; })) {
+      names += (names.empty() ? "" : ", ") + sub->get_name();
+    }
+    return "there is no command \"" + rest.front() + "\"; expected one of " + names + see;
+  }
+  return e.what() + see;
+}
+
+int run(CLI::App& app, int argc, char** argv) {
+  if (argc <= 1) {
+    put(stdout, app.help());
+    return kWrongUse;
+  }
+  try {
+    app.parse(argc, argv);
+    return 0;
+  } catch (const CLI::Success& e) {  // --help, --version
+    std::ostringstream out;
+    app.exit(e, out, out);
+    put(stdout, out.str());
+    return 0;
+  } catch (const CLI::ParseError& e) {
+    return fail(command_name(app), wrong_use(app, e), kWrongUse);
+  } catch (const measure::Interrupted&) {
+    return fail(command_name(app), "interrupted, nothing unfinished was kept", kInterrupted);
+  } catch (const c10::Error& e) {
+    return fail(command_name(app), reason(e), kFailed);
+  } catch (const std::bad_alloc&) {
+    return fail(command_name(app), kOutOfMemory, kFailed);
+  } catch (const std::filesystem::filesystem_error& e) {
+    return fail(command_name(app), reason(e), kFailed);
+  } catch (const std::exception& e) {
+    return fail(command_name(app), io::library_reason(e.what()), kFailed);
+  }
+}
+
+}  // namespace
+
+int program(int argc, char** argv) {
+  hold_standard_streams();
+  CLI::App app(
+      "Exact sparse feed-forward layers: train, measure, inspect and run sparse language "
+      "models.",
+      "twell");
+  app.set_version_flag("--version", std::string("twell ") + kVersion);
+  app.require_subcommand(1);
+  app.footer("twell COMMAND --help tells more about each. Start with: twell demo --text FILE");
+  add_demo(app);
+  add_train(app);
+  add_generate(app);
+  add_chat(app);
+  CLI::App& bench = *app.add_subcommand("bench", "Measure dense against sparse");
+  bench.require_subcommand(1);
+  bench.footer("twell bench ffn --help, and so on, tells more.");
+  add_bench_ffn(bench);
+  add_bench_model(bench);
+  add_bench_train(bench);
+  add_prepare(app);
+  add_stats(app);
+  add_eval(app);
+  add_synth(app);
+  add_tokenize(app);
+  add_convert(app);
+  add_quantize(app);
+  add_calibrate(app);
+  add_explain(app);
+
+  const auto print = [&app](const std::string& what) {
+    put(stdout, what == "man" ? man_page(app) : bash_completion(app));
+    throw CLI::Success();
+  };
+  app.add_option_function<std::string>("--print", print, "For packages")
+      ->check(CLI::IsMember({"man", "bash-completion"}))
+      ->group("");
+
+  measure::install_interrupt_handler();
+  io::tell_of_lost_pages("twell");
+  io::set_note_sink([](const std::string& line) {
+    const char* clear =
+        isatty(STDERR_FILENO) != 0 ? "\r\x1b[K" : "";  // a bar, which is drawn again
+    put(stderr, clear + ("note: " + line) + "\n");
+  });
+  const int code = run(app, argc, argv);
+  const int lost = output_error();
+  if (code != 0 || lost == 0) return code;
+  if (lost == EPIPE) return kReaderGone;  // `twell generate | head`: nobody asks for words
+  return fail(command_name(app), "standard output cannot be written: " + io::system_reason(lost),
+              kFailed);
+}
+
+}  // namespace twell::cli
