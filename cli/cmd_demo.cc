@@ -43,7 +43,7 @@ struct DemoCommand : CommonOptions {
 };
 
 // What comes after training, on two cores: comparing, and writing text and the report.
-constexpr double kRestSeconds = 40;
+constexpr double kRestSeconds = 20;
 
 // The demo's recipe with what was asked for on the command line.
 lm::TrainRun make_run(const DemoCommand& o) {
@@ -206,7 +206,7 @@ void run(DemoCommand& o) {
   report.train = train(o, training, report.log);
   report.model = directory.keep();
 
-  o.say("2/4  Running it: PyTorch's dense layers against twell's sparse ones: about 20 s\n");
+  o.say("2/4  Running it: PyTorch's dense layers against twell's sparse ones: about 10 s\n");
   const c10::InferenceMode no_grad;
   ModelOptions open;
   open.model = report.model;
