@@ -3,7 +3,7 @@
 # make_packages OUT
 make_packages() {
   local preset packager="${DEBFULLNAME:-The twell authors} <${DEBEMAIL:-$(id -un)@$(hostname)}>"
-  rm -rf "$1" && mkdir -p "$1" || return 1
+  mkdir -p "$1" && rm -f "$1"/libtwell*_*.deb "$1"/twell_*.deb || return 1 # of an earlier run
   for preset in package release; do
     TWELL_PACKAGER=$packager "${CMAKE%cmake}cpack" --config "$ROOT/build/$preset/CPackConfig.cmake" -B "$1" \
       -D CPACK_PACKAGE_CONTACT="$packager" || return 1
