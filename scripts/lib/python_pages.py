@@ -17,8 +17,8 @@ PAGES = ("twell", "twell.modules", "twell.sparsity")
 
 
 def name_what_pdoc_cannot_find() -> None:
-    # It takes a module's names from the module, and this one is imported when it is asked for.
-    vars(hf)["SparsityCallback"] = hf.SparsityCallback
+    # It takes a module's names from the module, and some of these are imported when they are asked for.
+    vars(hf).update({name: getattr(hf, name) for name in hf.__all__})
     # It evaluates a named tuple's annotations without the names of its module.
     trained = twell.autograd.Trained
     trained.__new__.__annotations__ = typing.get_type_hints(trained)
