@@ -1,6 +1,6 @@
 """A plug-in for vLLM: feed-forward layers whose activation has zeros run sparsely.
 
-It takes Llama's and Qwen2's with ReLU, which vLLM refuses, MiniCPM's with FATReLU, Nemotron's and
+It takes Llama's and Qwen2's with ReLU and FATReLU, which vLLM refuses, MiniCPM's, Nemotron's and
 Nemotron-H's with squared ReLU, and OPT's; and those of the models that use the same classes (Mistral,
 Qwen3).
 
@@ -47,14 +47,14 @@ class _Kind:
     act: str
     down: str
     gated: bool
-    refuses_relu: bool = False
-    """Whether its constructor takes silu alone for ``hidden_act``."""
+    refuses: tuple[str, ...] = ()
+    """What its constructor does not take for ``hidden_act``, of that which has zeros."""
 
 
 _KINDS = (
-    _Kind("llama", "LlamaMLP", "gate_up_proj", "act_fn", "down_proj", True, refuses_relu=True),
-    _Kind("qwen2", "Qwen2MLP", "gate_up_proj", "act_fn", "down_proj", True, refuses_relu=True),
-    _Kind("minicpm", "MiniCPMMLP", "gate_up_proj", "act_fn", "down_proj", True, refuses_relu=True),
+    _Kind("llama", "LlamaMLP", "gate_up_proj", "act_fn", "down_proj", True, ("relu", "fatrelu")),
+    _Kind("qwen2", "Qwen2MLP", "gate_up_proj", "act_fn", "down_proj", True, ("relu", "fatrelu")),
+    _Kind("minicpm", "MiniCPMMLP", "gate_up_proj", "act_fn", "down_proj", True, ("relu",)),
     _Kind("nemotron", "NemotronMLP", "up_proj", "act_fn", "down_proj", False),
     _Kind("nemotron_h", "NemotronHMLP", "up_proj", "act_fn", "down_proj", False),
     _Kind("opt", "OPTDecoderLayer", "fc1", "activation_fn", "fc2", False),
@@ -170,6 +170,17 @@ def _zeros_of(act: nn.Module) -> tuple[str, float] | None:
     return ("relu", 0.0) if type(act) is nn.ReLU else None
 
 
+def _threshold_of(config: Any, activation: str) -> float:
+    if activation == "relu":
+        return 0.0
+    threshold = getattr(config, "hidden_act_param", None)
+    if not isinstance(threshold, (int, float)) or not threshold >= 0:
+        raise ValueError(
+            f"config.json: hidden_act_param: expected the threshold of {activation}, got {threshold}"
+        )
+    return float(threshold)
+
+
 def _owner_of(kind: _Kind) -> type[nn.Module] | None:
     """None in a vLLM that has no such class, or cannot import it here."""
     try:
@@ -181,9 +192,9 @@ def _owner_of(kind: _Kind) -> type[nn.Module] | None:
 
 
 def _take(kind: _Kind, owner: type[nn.Module]) -> None:
-    """Makes the constructor of the class leave a note for when the weights are loaded, and accept
-    ``hidden_act="relu"``. With another activation, and in classes derived from it, the constructor
-    does what it did before."""
+    """Makes the constructor of the class leave a note for when the weights are loaded, and accept a
+    ``hidden_act`` that it refuses: relu, and fatrelu with the configuration's hidden_act_param. With
+    another activation, and in classes derived from it, the constructor does what it did before."""
     constructor = owner.__init__
     if hasattr(constructor, "__wrapped__"):
         return  # vLLM may call plug-ins more than once
@@ -193,14 +204,15 @@ def _take(kind: _Kind, owner: type[nn.Module]) -> None:
     def construct(self: Any, *arguments: Any, **options: Any) -> None:
         call = signature.bind(self, *arguments, **options)
         own = type(self) is owner
-        relu = own and kind.refuses_relu and call.arguments["hidden_act"] == "relu"
-        if relu:
+        config = _config.get_current_vllm_config()
+        refused = call.arguments.get("hidden_act") if own else None
+        if refused in kind.refuses:
             call.arguments["hidden_act"] = "silu"  # one that it takes
         constructor(*call.args, **call.kwargs)
-        if relu:
-            setattr(self, kind.act, _activation.FatreluAndMul())  # its threshold is 0
+        if refused in kind.refuses:
+            threshold = _threshold_of(config.model_config.hf_config, refused)
+            setattr(self, kind.act, _activation.FatreluAndMul(threshold))
         activation = _zeros_of(getattr(self, kind.act)) if own else None
-        config = _config.get_current_vllm_config()
         # LoRA's adapters need the linear layers.
         if activation is None or not _runs_sparsely() or config.lora_config is not None:
             return

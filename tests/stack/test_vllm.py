@@ -178,7 +178,13 @@ def _tiny(kind: str, act: str):
     )  # fmt: skip
     if kind == "mistral":
         config.sliding_window = None
+    if act == "fatrelu":  # which transformers has not
+        config.hidden_act = "relu"
     model = transformers.AutoModelForCausalLM.from_config(config)
+    if act == "fatrelu":
+        config.hidden_act, config.hidden_act_param = act, 0.05
+        for layer in model.model.layers:
+            layer.mlp.act_fn = torch.nn.Threshold(0.05, 0.0)
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):  # they are zeros
             torch.nn.init.normal_(parameter, std=0.2)
@@ -213,9 +219,10 @@ def test_installing_tells_vllm_of_the_plugin() -> None:
     assert f'[project.entry-points."vllm.general_plugins"]\n{ENTRY_POINT}\n' in project
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_same_text_as_with_dense_layers(run: Runs, kind: str) -> None:
-    act = KINDS[kind]
+@pytest.mark.parametrize(
+    ("kind", "act"), [*KINDS.items(), ("llama", "fatrelu"), ("qwen2", "fatrelu")]
+)
+def test_same_text_as_with_dense_layers(run: Runs, kind: str, act: str) -> None:
     dense, sparse = run(kind, "dense", act), run(kind, act=act)
     assert dense["ranks"][0]["frozen"] == []
     assert all(name.endswith("ParallelLinear") for name in dense["ranks"][0]["linears"])
