@@ -12,30 +12,13 @@ import torch
 import twell
 from torch import Tensor, nn
 
-transformers = pytest.importorskip("transformers")
-pytest.importorskip("accelerate")
+pytest.importorskip("transformers")
+
+from tiny_training import Text, arguments, lines, llama
 
 
 def dense(act: str = "silu", **changes: Any) -> nn.Module:
-    torch.manual_seed(7)
-    sizes: dict[str, Any] = {
-        "vocab_size": 61, "hidden_size": 48, "intermediate_size": 160, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "max_position_embeddings": 64, "initializer_range": 0.2,
-    }  # fmt: skip
-    return transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(**{**sizes, **changes}, hidden_act=act)
-    )
-
-
-class Text(torch.utils.data.Dataset):
-    def __init__(self) -> None:
-        self.ids = torch.randint(0, 61, (64, 16), generator=torch.Generator().manual_seed(1))
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def __getitem__(self, i: int) -> dict[str, Tensor]:
-        return {"input_ids": self.ids[i], "labels": self.ids[i]}
+    return llama(act, **changes)
 
 
 def trainer(
@@ -44,22 +27,13 @@ def trainer(
     steps: int,
     callbacks: list[object],
     teacher: nn.Module,
-    **options: object,
-) -> object:
+    **options: Any,
+) -> Any:
     of_loss = {k: options.pop(k) for k in ("hidden", "temperature") if k in options}
-    arguments = transformers.TrainingArguments(
-        output_dir=str(out), max_steps=steps, learning_rate=1e-3, lr_scheduler_type="constant",
-        use_cpu=True, seed=3,
-        **{"report_to": "none", "logging_steps": 10, "save_strategy": "no", "disable_tqdm": True,
-           "per_device_train_batch_size": 8, **options},
-    )  # fmt: skip
+    given = arguments(out, steps, **{"learning_rate": 1e-3, "logging_steps": 10, **options})
     return twell.hf.DistillationTrainer(
-        student, arguments, train_dataset=Text(), callbacks=callbacks, teacher=teacher, **of_loss
+        student, given, train_dataset=Text(), callbacks=callbacks, teacher=teacher, **of_loss
     )
-
-
-def lines(run: object) -> list[dict[str, float]]:
-    return [line for line in run.state.log_history if "loss" in line]
 
 
 def definition(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:

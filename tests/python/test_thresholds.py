@@ -10,30 +10,15 @@ from typing import Any
 import pytest
 import torch
 import twell
-from torch import Tensor, nn
+from torch import nn
 
 transformers = pytest.importorskip("transformers")
-pytest.importorskip("accelerate")
+
+from tiny_training import Text, arguments, lines, llama  # noqa: E402
 
 
 def model(act: str = "relu") -> nn.Module:
-    torch.manual_seed(7)
-    config = transformers.LlamaConfig(
-        vocab_size=61, hidden_size=48, intermediate_size=160, num_hidden_layers=2,
-        num_attention_heads=4, hidden_act=act, max_position_embeddings=64, initializer_range=0.2,
-    )  # fmt: skip
-    return twell.sparsify(transformers.LlamaForCausalLM(config), freeze=False)
-
-
-class Text(torch.utils.data.Dataset):
-    def __init__(self) -> None:
-        self.ids = torch.randint(0, 61, (64, 16), generator=torch.Generator().manual_seed(1))
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def __getitem__(self, i: int) -> dict[str, Tensor]:
-        return {"input_ids": self.ids[i], "labels": self.ids[i]}
+    return twell.sparsify(llama(act), freeze=False)
 
 
 def train(
@@ -42,20 +27,12 @@ def train(
     steps: int,
     callbacks: list[object],
     resume: str | None = None,
-    **options: object,
-) -> object:
-    arguments = transformers.TrainingArguments(
-        output_dir=str(out), max_steps=steps, per_device_train_batch_size=8, learning_rate=1e-4,
-        lr_scheduler_type="constant", use_cpu=True, seed=3,
-        **{"report_to": "none", "logging_steps": 1, "save_strategy": "no", "disable_tqdm": True, **options},
-    )  # fmt: skip
-    run = transformers.Trainer(which, arguments, train_dataset=Text(), callbacks=callbacks)
+    **options: Any,
+) -> Any:
+    given = arguments(out, steps, **{"learning_rate": 1e-4, "logging_steps": 1, **options})
+    run = transformers.Trainer(which, given, train_dataset=Text(), callbacks=callbacks)
     run.train(resume_from_checkpoint=resume)
     return run
-
-
-def lines(run: object) -> list[dict[str, float]]:
-    return [line for line in run.state.log_history if "loss" in line]
 
 
 @pytest.mark.parametrize("bf16", [False, True])

@@ -12,6 +12,15 @@ HERE = Path(__file__).resolve()
 sys.path[:0] = [str(HERE.parents[2] / "python"), str(HERE.parents[1] / "python")]
 
 VOCABULARY = 300
+ENTRY_POINT = "twell = twell.vllm:register"
+
+
+def tell_of_the_plugin(path: Path) -> None:
+    """Makes a directory of Python's path tell vLLM what an installed twell would."""
+    metadata = path / "twell_tests-0.dist-info"
+    metadata.mkdir(parents=True, exist_ok=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: twell-tests\nVersion: 0\n")
+    (metadata / "entry_points.txt").write_text(f"[vllm.general_plugins]\n{ENTRY_POINT}\n")
 
 
 @pytest.fixture(scope="session")

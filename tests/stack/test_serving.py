@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from conftest import tell_of_the_plugin
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
@@ -47,14 +48,9 @@ def server(
     model = place / "model"
     shutil.copytree(model_directory, model)
     (model / "chat_template.jinja").write_text(TEMPLATE)
-    plugin = place / "path" / "twell_tests-0.dist-info"  # what an installed twell tells vLLM
-    plugin.mkdir(parents=True)
-    (plugin / "METADATA").write_text("Metadata-Version: 2.1\nName: twell-tests\nVersion: 0\n")
-    (plugin / "entry_points.txt").write_text(
-        "[vllm.general_plugins]\ntwell = twell.vllm:register\n"
-    )
+    tell_of_the_plugin(place / "path")
     words = shlex.split(command("api_server").replace("DIR", str(model)).replace("8000", str(port)))
-    path = [str(plugin.parent), str(ROOT / "python"), os.environ.get("PYTHONPATH", "")]
+    path = [str(place / "path"), str(ROOT / "python"), os.environ.get("PYTHONPATH", "")]
     environment = {
         **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path)), "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1", "VLLM_CACHE_ROOT": str(place / "cache"),

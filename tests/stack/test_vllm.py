@@ -22,11 +22,11 @@ from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_in
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "support"), str(HERE.parent / "decoder")]
+from conftest import ENTRY_POINT, tell_of_the_plugin  # noqa: E402
 from logit_bound import logit_bound  # noqa: E402
 from published_models import Published  # noqa: E402
 from vllm_probe import PROMPTS  # noqa: E402
 
-ENTRY_POINT = 'twell = "twell.vllm:register"'
 LAYERS, NEURONS = 2, 352
 KINDS = {
     "llama": "relu", "qwen2": "relu", "mistral": "relu", "qwen3": "relu", "nemotron": "relu2",
@@ -44,12 +44,7 @@ class Runs:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.done: dict[tuple, dict] = {}
-        metadata = root / "twell_tests-0.dist-info"
-        metadata.mkdir(parents=True, exist_ok=True)
-        (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: twell-tests\nVersion: 0\n")
-        (metadata / "entry_points.txt").write_text(
-            f"[vllm.general_plugins]\n{ENTRY_POINT.replace(chr(34), '')}\n"
-        )
+        tell_of_the_plugin(root)
 
     def model(self, kind: str, act: str) -> Path:
         folder = self.root / f"{kind}-{act}"
@@ -216,7 +211,8 @@ def _tokenizer():
 
 def test_installing_tells_vllm_of_the_plugin() -> None:
     project = (HERE.parents[1] / "pyproject.toml").read_text()
-    assert f'[project.entry-points."vllm.general_plugins"]\n{ENTRY_POINT}\n' in project
+    name, _, function = ENTRY_POINT.partition(" = ")
+    assert f'[project.entry-points."vllm.general_plugins"]\n{name} = "{function}"\n' in project
 
 
 @pytest.mark.parametrize(
