@@ -76,7 +76,7 @@ nlohmann::json convert_directory(const ConvertCommand& o) {
 }
 
 // To or from a GGUF file.
-void convert_gguf(const ConvertCommand& o) {
+void convert_gguf(const ConvertCommand& o, bool from_gguf) {
   if (o.reorder) {
     io::fail_argument("--reorder", "is for directories, not for GGUF files");
   }
@@ -86,7 +86,7 @@ void convert_gguf(const ConvertCommand& o) {
       .tokenizer = o.tokenizer.empty() ? fs::path() : lm::resolve_model_directory(o.tokenizer),
       .dtype = o.dtype,
       .allow_unused = o.allow_unused};
-  if (io::is_gguf(o.in)) {
+  if (from_gguf) {
     check_output_directory("--out", o.out);
     return convert_from_gguf(o, conversion);
   }
@@ -100,13 +100,13 @@ void run(ConvertCommand& o) {
   const bool to_gguf = fs::path(o.out).extension() == ".gguf";
   if (io::is_gguf(o.in)) {
     if (to_gguf) io::fail_file("--in " + o.in, "is a GGUF file already: convert it to a directory");
-    return convert_gguf(o);
+    return convert_gguf(o, /*from_gguf=*/true);
   }
   if (!fs::is_directory(o.in)) {
     io::fail_file("--in " + o.in, "{}",
                   fs::exists(o.in) ? "is neither a directory nor a GGUF file" : "does not exist");
   }
-  if (to_gguf) return convert_gguf(o);
+  if (to_gguf) return convert_gguf(o, /*from_gguf=*/false);
   if (o.dtype == "f16" || o.dtype == "q8_0") {
     io::fail_argument("--dtype " + o.dtype, "is for GGUF files");
   }

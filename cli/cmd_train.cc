@@ -55,11 +55,8 @@ void run_command(TrainCommand& o) {
   run.data.assign(o.data.begin(), o.data.end());
   run.cache = o.cache;
   run.device = o.device;
-  if (!run.recipe.model.empty()) {
-    run.recipe.model = std::filesystem::weakly_canonical(run.recipe.model).string();
-  }
-  if (!run.recipe.teacher.empty()) {
-    run.recipe.teacher = std::filesystem::weakly_canonical(run.recipe.teacher).string();
+  for (std::string* directory : {&run.recipe.model, &run.recipe.teacher}) {
+    if (!directory->empty()) *directory = std::filesystem::weakly_canonical(*directory).string();
   }
   if (!o.tokenizer.empty()) run.tokenizer = lm::resolve_model_directory(o.tokenizer);
   if (!o.activation.empty()) run.activation = io::hidden_act_of(o.activation);

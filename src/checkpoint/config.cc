@@ -4,11 +4,11 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cmath>
 #include <iterator>
 
 #include "checkpoint/architecture.h"
 #include "checkpoint/config_names.h"
+#include "checkpoint/rope_scaling.h"
 #include "files/atomic_file.h"
 #include "files/file_error.h"
 #include "files/json_reader.h"
@@ -91,10 +91,8 @@ double read_threshold(const JsonObject& json, const char* act_key) {
 }
 
 // What `transformers` takes for attention_factor where a file does not say.
-double yarn_attention_factor(const JsonObject& rope, double factor) {
-  const auto scale = [&](double times) {
-    return factor <= 1.0 ? 1.0 : 0.1 * times * std::log(factor) + 1.0;
-  };
+double yarn_factor_of(const JsonObject& rope, double factor) {
+  const auto scale = [&](double times) { return yarn_attention_factor(factor, times); };
   const auto number = [&](const char* key) { return rope.number(key, 0.0, kMaxRopeFactor, 0.0); };
   const double one = number("mscale"), all = number("mscale_all_dim");
   return one > 0 && all > 0 ? scale(one) / scale(all) : scale(1.0);
@@ -110,7 +108,7 @@ void read_yarn(const JsonObject& rope, RopeScaling& out) {
   out.truncate = rope.boolean("truncate", true);
   const char* key = "attention_factor";
   out.attention_factor = rope.has(key) ? rope.number(key, kSmallestScale, kLargestScale)
-                                       : yarn_attention_factor(rope, out.factor);
+                                       : yarn_factor_of(rope, out.factor);
 }
 
 // Older files: rope_theta beside rope_scaling (null or an object). Newer ones: rope_parameters

@@ -8,18 +8,10 @@
 #include <cmath>
 #include <numbers>
 
+#include "checkpoint/rope_scaling.h"
+
 namespace twell::lm {
 namespace {
-
-double llama3_frequency(double frequency, const io::RopeScaling& scaling) {
-  const auto context = static_cast<double>(scaling.original_max_position_embeddings);
-  const double turns = context * frequency / (2.0 * std::numbers::pi);  // within the old context
-  if (turns < scaling.low_freq_factor) return frequency / scaling.factor;
-  if (turns > scaling.high_freq_factor) return frequency;
-  const double blend =
-      (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor);
-  return (1.0 - blend) * frequency / scaling.factor + blend * frequency;
-}
 
 // How far dimension `pair` is on the way from those that turn `beta_fast` times within the old
 // context, and keep their frequency, to those that turn `beta_slow` times.
@@ -115,7 +107,7 @@ std::vector<float> rope_frequencies(const io::ModelConfig& config) {
         frequency /= form.scaling.factor;
         break;
       case io::RopeScaling::Kind::llama3:
-        frequency = llama3_frequency(frequency, form.scaling);
+        frequency = io::llama3_frequency(frequency, form.scaling);
         break;
       case io::RopeScaling::Kind::yarn: {
         const double blend = yarn_blend(i, rotated, form);

@@ -198,6 +198,19 @@ std::optional<BlockType> block_type(std::uint32_t number) {
   return static_cast<BlockType>(found - kLayouts.begin());
 }
 
+std::optional<BlockType> block_type(SafeDType dtype) {
+  switch (dtype) {
+    case SafeDType::F32:
+      return BlockType::f32;
+    case SafeDType::F16:
+      return BlockType::f16;
+    case SafeDType::BF16:
+      return BlockType::bf16;
+    default:
+      return {};
+  }
+}
+
 std::string type_name(std::uint32_t number) {
   if (const auto known = block_type(number)) return layout_of(*known).name;
   const auto* found = std::ranges::find(kOthers, number, &NumberedName::number);
@@ -253,6 +266,15 @@ void quantize(BlockType type, const float* numbers, std::int64_t blocks, std::by
         std::memcpy(out + b * 4, numbers + b, sizeof(float));
     }
   }
+}
+
+bool quantize_finite(BlockType type, std::span<float> numbers, std::byte* out) {
+  const auto finite = [](float x) { return std::isfinite(x); };
+  if (!std::ranges::all_of(numbers, finite)) return false;
+  const std::int64_t blocks = std::ssize(numbers) / layout_of(type).numbers;
+  quantize(type, numbers.data(), blocks, out);
+  dequantize(type, out, blocks, numbers.data());
+  return std::ranges::all_of(numbers, finite);
 }
 
 void put_codes(const std::int8_t* codes, std::uint16_t scale, std::byte* block) {

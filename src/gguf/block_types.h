@@ -5,7 +5,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
+
+#include "checkpoint/safetensors.h"
 
 namespace twell::io {
 
@@ -34,6 +37,8 @@ struct BlockLayout {
 const BlockLayout& layout_of(BlockType type);
 // By the number that a file has; none where such tensors are not read.
 std::optional<BlockType> block_type(std::uint32_t number);
+// For floating-point numbers; none for others.
+std::optional<BlockType> block_type(SafeDType dtype);
 // "IQ4_NL", also of types that are not read; "unknown" where ggml has none of that number.
 std::string type_name(std::uint32_t number);
 
@@ -57,6 +62,9 @@ bool take_codes(BlockType type, const std::byte* blocks, std::int64_t count, std
 // The other way round, for types f32, f16, bf16 and q8_0. q8_0 rounds as ggml's reference does: the
 // scale is the largest size over 127, codes are to the nearest, halves away from zero.
 void quantize(BlockType type, const float* numbers, std::int64_t blocks, std::byte* out);
+// As quantize(), and puts what was written in the numbers' place. False where one is not finite, in
+// either: a number may be too large for 16 bits.
+bool quantize_finite(BlockType type, std::span<float> numbers, std::byte* out);
 // A block of codes and a scale, as Q8_0 has it.
 void put_codes(const std::int8_t* codes, std::uint16_t scale, std::byte* block);
 

@@ -35,19 +35,6 @@ struct Source {
   }
 };
 
-std::optional<BlockType> float_type_of(SafeDType dtype) {
-  switch (dtype) {
-    case SafeDType::F32:
-      return BlockType::f32;
-    case SafeDType::F16:
-      return BlockType::f16;
-    case SafeDType::BF16:
-      return BlockType::bf16;
-    default:
-      return {};
-  }
-}
-
 // general.file_type
 std::uint32_t file_type(BlockType type) {
   switch (type) {
@@ -108,11 +95,8 @@ class Exporter {
 
   std::optional<WeightScheme> scheme_of(const ModelTensor& tensor) const {
     if (!config_.quantization || !tensor.is_matrix()) return {};
-    return config_.quantization->scheme_of(module_of_tensor(tensor),
-                                           tensor.linear ? "Linear" : "Embedding", config_file_);
-  }
-  static std::string module_of_tensor(const ModelTensor& tensor) {
-    return tensor.name.substr(0, tensor.name.rfind('.'));
+    return config_.quantization->scheme_of(tensor.module(), tensor.linear ? "Linear" : "Embedding",
+                                           config_file_);
   }
 
   void find_all(const GgufArchitecture& as) {
@@ -120,7 +104,7 @@ class Exporter {
       Source one;
       const auto scheme = scheme_of(tensor);
       if (scheme) {
-        one.quantized.emplace(checkpoint_, module_of_tensor(tensor), *scheme);
+        one.quantized.emplace(checkpoint_, tensor.module(), *scheme);
         const std::vector<std::int64_t> shape{one.quantized->rows(), one.quantized->columns()};
         if (shape != tensor.shape) {
           fail_file(checkpoint_.path().string(), "tensor {} has the shape {}, expected {}",
@@ -130,7 +114,7 @@ class Exporter {
       } else {
         one.plain = checkpoint_.expect(tensor.name, tensor.shape);
         used_.insert(tensor.name);
-        if (!float_type_of(one.plain->info->dtype)) {
+        if (!block_type(one.plain->info->dtype)) {
           fail_unsupported(one.plain->file->path().string(),
                            "tensor {} is {}; weights must be F32, F16 or BF16",
                            in_quotes(tensor.name), name_of(one.plain->info->dtype));
@@ -161,7 +145,7 @@ class Exporter {
     if (!options_.type) {
       one.codes = has_codes;
       one.type = has_codes   ? BlockType::q8_0
-                 : one.plain ? *float_type_of(one.plain->info->dtype)
+                 : one.plain ? *block_type(one.plain->info->dtype)
                              : BlockType::bf16;
       return;
     }
@@ -222,11 +206,7 @@ class Exporter {
         copy_codes(*one.quantized, from, to);
       } else {
         read_row(one, from, row);
-        expect_finite_row(one, row);
-        quantize(one.type, row.data(), blocks, to);
-        std::vector<float> written(row.size());
-        dequantize(one.type, to, blocks, written.data());
-        expect_finite_row(one, written);
+        if (!quantize_finite(one.type, row, to)) fail_not_finite(one);
       }
       if (out.size() < kBytesAtOnce && r + 1 < tensor.shape[0]) continue;
       file.write(out);
@@ -236,7 +216,7 @@ class Exporter {
 
   static void read_row(const Source& one, std::int64_t r, std::vector<float>& row) {
     if (one.quantized) return one.quantized->dequantize(r, r + 1, row.data());
-    const BlockType type = *float_type_of(one.plain->info->dtype);
+    const BlockType type = *block_type(one.plain->info->dtype);
     const std::int64_t bytes = layout_of(type).bytes;
     dequantize(type, one.plain->data + r * std::ssize(row) * bytes, std::ssize(row), row.data());
   }
@@ -253,10 +233,7 @@ class Exporter {
     }
   }
 
-  // As stored, and as written: a number may be too large for 16 bits.
-  void expect_finite_row(const Source& one, const std::vector<float>& row) const {
-    const auto found = std::ranges::find_if(row, [](float x) { return !std::isfinite(x); });
-    if (found == row.end()) return;
+  [[noreturn]] void fail_not_finite(const Source& one) const {
     fail_file(checkpoint_.path().string(), "tensor {} holds a number that is not finite in {}",
               in_quotes(one.tensor.name), layout_of(one.type).name);
   }

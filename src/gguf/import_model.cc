@@ -28,7 +28,6 @@ struct Planned {
   const GgufTensor* stored;
   bool codes = false;
 
-  std::string module() const { return tensor.name.substr(0, tensor.name.rfind('.')); }
   std::int64_t scales() const { return tensor.columns() / kSymmetricBlock; }
   // The row of the file that becomes this one. A vector's numbers are rows of their own.
   std::int64_t stored_row(std::int64_t row) const {
@@ -37,19 +36,13 @@ struct Planned {
 
   std::vector<TensorSpec> specs(SafeDType dtype) const {
     if (!codes) return {{tensor.name, dtype, tensor.shape}};
-    return {{module() + ".weight_packed",
+    return {{tensor.module() + ".weight_packed",
              SafeDType::I32,
              {tensor.rows(), packed_words(tensor.columns(), kCodes.bits)}},
-            {module() + ".weight_scale", SafeDType::F16, {tensor.rows(), scales()}},
-            {module() + ".weight_shape", SafeDType::I64, {2}}};
+            {tensor.module() + ".weight_scale", SafeDType::F16, {tensor.rows(), scales()}},
+            {tensor.module() + ".weight_shape", SafeDType::I64, {2}}};
   }
 };
-
-BlockType narrow_type(SafeDType dtype) {
-  return dtype == SafeDType::BF16  ? BlockType::bf16
-         : dtype == SafeDType::F16 ? BlockType::f16
-                                   : BlockType::f32;
-}
 
 class Importer {
  public:
@@ -145,7 +138,7 @@ class Importer {
     bool head_has_codes = false;
     for (Planned& one : planned_) {
       one.codes = one.tensor.linear && is_symmetric(one.stored->type);
-      head_has_codes = head_has_codes || (one.codes && one.module() == head);
+      head_has_codes = head_has_codes || (one.codes && one.tensor.module() == head);
     }
     if (!head_has_codes) schemes.ignore = {head};
     out_.config.quantization = schemes;
@@ -178,7 +171,7 @@ class Importer {
   }
 
   void write_numbers(const Planned& one, CheckpointWriter& writer) const {
-    const BlockType wanted = narrow_type(dtype_);
+    const BlockType wanted = *block_type(dtype_);
     const BlockLayout& layout = layout_of(one.stored->type);
     // Of a vector each number is a row, whose order may differ.
     const std::int64_t columns = one.tensor.is_matrix() ? one.tensor.columns() : 1;
@@ -190,18 +183,12 @@ class Importer {
     for (std::int64_t r = 0; r < rows; ++r) {
       const std::byte* from = file_.data(*one.stored) + one.stored_row(r) * blocks * layout.bytes;
       dequantize(one.stored->type, from, blocks, row.data());
-      quantize(wanted, row.data(), columns, out.data() + r * row_bytes);
-      std::vector<float> written(row.size());
-      dequantize(wanted, out.data() + r * row_bytes, columns, written.data());
-      expect_finite_row(one, written);
+      if (!quantize_finite(wanted, row, out.data() + r * row_bytes)) fail_not_finite(one);
     }
     writer.write(one.tensor.name, out);
   }
 
-  // As written: a number may also be too large for 16 bits.
-  void expect_finite_row(const Planned& one, const std::vector<float>& row) const {
-    const auto found = std::ranges::find_if(row, [](float x) { return !std::isfinite(x); });
-    if (found == row.end()) return;
+  [[noreturn]] void fail_not_finite(const Planned& one) const {
     fail_file(file_.name(), "tensor {} holds a number that is not finite in {}",
               in_quotes(one.tensor.gguf), name_of(dtype_));
   }

@@ -6,9 +6,9 @@
 #include <cmath>
 #include <iterator>
 #include <nlohmann/json.hpp>
-#include <numbers>
 
 #include "checkpoint/config_names.h"
+#include "checkpoint/rope_scaling.h"
 #include "files/file_error.h"
 #include "gguf/gguf_writer.h"
 #include "gguf/tokenizer_keys.h"
@@ -60,21 +60,11 @@ constexpr RopeScaling kLlama3 = {.kind = RopeScaling::Kind::llama3,
 // By how much each frequency is divided.
 std::vector<float> llama3_factors(const RopeScaling& scaling, double theta, std::int64_t dims) {
   std::vector<float> out;
-  const auto original = static_cast<double>(scaling.original_max_position_embeddings);
   for (std::int64_t i = 0; i < dims; i += 2) {
-    const double wave =
-        2 * std::numbers::pi * std::pow(theta, static_cast<double>(i) / static_cast<double>(dims));
-    const double smooth = (original / wave - scaling.low_freq_factor) /
-                          (scaling.high_freq_factor - scaling.low_freq_factor);
-    const double kept = std::clamp(smooth, 0.0, 1.0);
-    out.push_back(static_cast<float>(1 / ((1 - kept) / scaling.factor + kept)));
+    const double frequency = std::pow(theta, -static_cast<double>(i) / static_cast<double>(dims));
+    out.push_back(static_cast<float>(frequency / llama3_frequency(frequency, scaling)));
   }
   return out;
-}
-
-// llama.cpp's own; it has no other.
-double yarn_attention_factor_of(double factor) {
-  return factor <= 1 ? 1.0 : 0.1 * std::log(factor) + 1.0;
 }
 
 class ConfigReader {
@@ -161,7 +151,7 @@ class ConfigReader {
           integer(kOriginalContext, kMaxPositions, config_.max_position_embeddings);
       scaling.beta_fast = values_.number(key(kBetaFast), 1e-6, kMaxRopeFactor, 32.0);
       scaling.beta_slow = values_.number(key(kBetaSlow), 1e-6, kMaxRopeFactor, 1.0);
-      scaling.attention_factor = scaling.factor <= 1 ? 1.0 : 0.1 * std::log(scaling.factor) + 1.0;
+      scaling.attention_factor = yarn_attention_factor(scaling.factor);  // llama.cpp has no other
     }
     if (const GgufTensor* factors = file_.find(kRopeFactors)) read_factors(*factors);
   }
@@ -295,7 +285,7 @@ void write_config(const ModelConfig& config, const GgufArchitecture& as, const s
     put_number(kScalingFactor, scaling.factor);
     if (yarn) {
       constexpr double kClose = 1e-6;
-      const double expected = yarn_attention_factor_of(scaling.factor);
+      const double expected = yarn_attention_factor(scaling.factor);
       if (!scaling.truncate || std::abs(scaling.attention_factor - expected) > kClose) {
         fail_unsupported(file,
                          "yarn with an attention_factor of its own, or without truncate, cannot "

@@ -40,6 +40,7 @@ struct ModelTensor {
   bool is_matrix() const { return shape.size() == 2; }
   std::int64_t rows() const { return is_matrix() ? shape[0] : 1; }
   std::int64_t columns() const { return shape.back(); }
+  std::string module() const { return name.substr(0, name.rfind('.')); }
 };
 
 // In checkpoint order.

@@ -19,8 +19,7 @@ namespace {
 
 using OrderedJson = nlohmann::ordered_json;
 
-constexpr std::string_view kSpace = "\xE2\x96\x81";  // in the place of a space
-constexpr std::size_t kLongestPiece = 1024;          // whose parts are looked for
+constexpr std::size_t kLongestPiece = 1024;  // whose parts are looked for
 
 class TokenizerReader {
  public:
@@ -265,14 +264,14 @@ class TokenizerReader {
     }
     const bool prefix = values_.boolean(gguf_keys::kAddSpace, true);
     const OrderedJson to_mark = {
-        {"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", kSpace}};
+        {"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", gguf_keys::kSpaceMark}};
     const OrderedJson to_space = {
-        {"type", "Replace"}, {"pattern", {{"String", kSpace}}}, {"content", " "}};
+        {"type", "Replace"}, {"pattern", {{"String", gguf_keys::kSpaceMark}}}, {"content", " "}};
     OrderedJson normalizers = OrderedJson::array();
     OrderedJson decoders =
         OrderedJson::array({to_space, {{"type", "ByteFallback"}}, {{"type", "Fuse"}}});
     if (prefix) {
-      normalizers.push_back({{"type", "Prepend"}, {"prepend", kSpace}});
+      normalizers.push_back({{"type", "Prepend"}, {"prepend", gguf_keys::kSpaceMark}});
       decoders.push_back({{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}});
     }
     normalizers.push_back(to_mark);

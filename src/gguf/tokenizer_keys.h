@@ -36,6 +36,8 @@ inline constexpr std::int32_t kUserDefinedToken = 4;  // looked for in a text, b
 inline constexpr std::int32_t kUnusedToken = 5;
 inline constexpr std::int32_t kByteToken = 6;
 
+inline constexpr const char* kSpaceMark = "\xE2\x96\x81";  // SentencePiece's, in a space's place
+
 // Stands for an id that the tokenizer does not have.
 inline std::string placeholder_token(std::size_t id) { return fmt::format("[PAD{}]", id); }
 

@@ -18,8 +18,6 @@ namespace {
 namespace fs = std::filesystem;
 using Pair = std::pair<std::string, std::string>;
 
-constexpr const char* kMark = "\xE2\x96\x81";  // in the place of a space
-
 // A list of steps, of one that may be none, one, or a sequence of them.
 std::vector<JsonObject> steps_of(const JsonObject& json, const char* key, const char* list) {
   if (!json.has(key)) return {};
@@ -147,8 +145,8 @@ class TokenizerWriter {
     bool adds = false;
     for (const JsonObject& step : steps_of(json, "normalizer", "normalizers")) {
       const std::string type = step.string("type");
-      const bool prepends = type == "Prepend" && step.string("prepend") == kMark;
-      const bool replaces = type == "Replace" && step.string("content") == kMark &&
+      const bool prepends = type == "Prepend" && step.string("prepend") == gguf_keys::kSpaceMark;
+      const bool replaces = type == "Replace" && step.string("content") == gguf_keys::kSpaceMark &&
                             step.object("pattern").string("String", "") == " ";
       if (!prepends && !replaces) refuse("the normalizer " + in_quotes(type));
       adds = adds || prepends;

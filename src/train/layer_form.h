@@ -8,13 +8,11 @@
 #include <optional>
 
 #include "decoder/feed_forward.h"
+#include "decoder/weights.h"
 
 namespace twell::lm {
 
 using OptionalTensor = std::optional<at::Tensor>;
-inline OptionalTensor optional(const at::Tensor& tensor) {
-  return tensor.defined() ? OptionalTensor(tensor) : std::nullopt;
-}
 
 // The first projection is the gate, or up in a layer without a gate, which has no second one.
 // Undefined where there is none.

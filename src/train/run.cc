@@ -37,8 +37,10 @@ class Run {
   }
 
   TrainResult execute() {
-    if (!run_.resume) begin_annealing();
-    if (!run_.resume) recipe_.validate();
+    if (!run_.resume) {
+      begin_annealing();
+      recipe_.validate();
+    }
     const auto latest = latest_checkpoint(run_.out);
     if (run_.resume && !latest) {
       io::fail_argument("train", "resume: {} holds no checkpoint", run_.out.string());

@@ -60,12 +60,12 @@ void Teacher::read(const at::Tensor& tokens) {
   states_.clear();
   at::Tensor x = model_->embed(tokens);
   for (std::int64_t layer = 0; layer < model_->layers(); ++layer) {
-    // A copy: without gradients a block may add to its input in place.
     x = model_->block(layer, x);
-    if (hidden_weight_ > 0.0) states_.push_back(x.clone());
+    if (hidden_weight_ <= 0.0 || layer + 1 == model_->layers()) continue;
+    states_.push_back(x.clone());  // without gradients the next block may add to it in place
   }
   last_ = model_->final_norm(x).flatten(0, 1);
-  if (hidden_weight_ > 0.0) states_.back() = last_;
+  states_.push_back(last_);
 }
 
 at::Tensor Teacher::pull(std::int64_t state, const at::Tensor& x) {

@@ -79,7 +79,7 @@ class SparseFfnFunction : public torch::autograd::Function<SparseFfnFunction> {
     const variable_list saved = context->get_saved_variables();
     const at::Tensor &x = saved[0], &first = saved[1], &down = saved[3], &offsets = saved[4],
                      &neurons = saved[5], &values = saved[6];
-    const OptionalTensor up = optional(saved[2]);
+    const OptionalTensor up = if_there(saved[2]);
     const auto eps = context->saved_data.find("norm_eps");
     const LayerForm form{
         {static_cast<Activation>(context->saved_data["activation"].toInt()),
@@ -87,10 +87,10 @@ class SparseFfnFunction : public torch::autograd::Function<SparseFfnFunction> {
         static_cast<Activation>(context->saved_data["up"].toInt()),
         eps == context->saved_data.end() ? std::nullopt : std::optional(eps->second.toDouble()),
         context->saved_data["hot"].toInt(),
-        optional(saved[8]),
-        optional(saved[9]),
-        optional(saved[10]),
-        optional(saved[11])};
+        if_there(saved[8]),
+        if_there(saved[9]),
+        if_there(saved[10]),
+        if_there(saved[11])};
     const at::Tensor l1_grad = at::scalar_tensor(context->saved_data["l1_grad"].toDouble(),
                                                  at::TensorOptions(at::kFloat).device(x.device()));
     const auto* training =
@@ -101,8 +101,8 @@ class SparseFfnFunction : public torch::autograd::Function<SparseFfnFunction> {
       const Projections sums(training->sums(context->saved_data["layer"].toInt()));
       const at::Tensor dx =
           form.call(add, grads[0], x, first, up, down, offsets, neurons, values, l1_grad,
-                    sums.first, optional(sums.up), sums.down.t(), optional(sums.first_bias),
-                    optional(sums.up_bias), optional(sums.down_bias), optional(sums.norm_weight));
+                    sums.first, if_there(sums.up), sums.down.t(), if_there(sums.first_bias),
+                    if_there(sums.up_bias), if_there(sums.down_bias), if_there(sums.norm_weight));
       return {dx, none, none, none, none, none, none, none, none, none};
     }
     static const auto op = find_operator<Backward>("twell::ffn_train_backward");
@@ -202,16 +202,16 @@ class TrainingFeedForward : public FeedForward {
     } else if (screened(rows.detach(), p, down, layer, call.form)) {
       call.screen = gate_.screen(rows.detach(), p.first.detach());
     }
-    return SparseFfnFunction::apply(rows, p.first, optional(p.up), p.down, down,
-                                    optional(p.first_bias), optional(p.up_bias),
-                                    optional(p.down_bias), optional(p.norm_weight), call);
+    return SparseFfnFunction::apply(rows, p.first, if_there(p.up), p.down, down,
+                                    if_there(p.first_bias), if_there(p.up_bias),
+                                    if_there(p.down_bias), if_there(p.norm_weight), call);
   }
 
   LayerForm form_of(const Projections& p) const {
     return {sparse_activation(activation_), activation_.up,
             activation_.norm_eps,           0,
-            optional(p.first_bias),         optional(p.up_bias),
-            optional(p.down_bias),          optional(p.norm_weight)};
+            if_there(p.first_bias),         if_there(p.up_bias),
+            if_there(p.down_bias),          if_there(p.norm_weight)};
   }
 
   // Whether the gate goes through a screen, which is decided now and then.
@@ -221,7 +221,7 @@ class TrainingFeedForward : public FeedForward {
     if (training_->decides && decided_ != training_->step) {
       decided_ = training_->step;
       const at::NoGradGuard no_grad;
-      form = gate_.decide(x, p.first, optional(p.up), down, layer_form);
+      form = gate_.decide(x, p.first, if_there(p.up), down, layer_form);
     }
     return form;
   }
