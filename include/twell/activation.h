@@ -6,6 +6,7 @@
 // docs/adding-an-activation.md says what else a new activation needs.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
 #ifdef __CUDACC__
@@ -58,6 +59,11 @@ TWELL_HOST_DEVICE constexpr T activated(Activation kind, T v) {
 template <class T>
 TWELL_HOST_DEVICE constexpr T activated_slope(Activation kind, T v) {
   return kind == Activation::relu_squared ? 2 * v : T(1);
+}
+
+// The v above the threshold whose f(v) is g.
+TWELL_HOST_DEVICE inline float unactivated(Activation kind, float g) {
+  return kind == Activation::relu_squared ? sqrtf(g) : g;
 }
 
 // fu(u) for any u, where fu is the activation of up. Its threshold is 0; NaN counts as above it.

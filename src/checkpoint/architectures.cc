@@ -83,9 +83,9 @@ void read_bamboo(const JsonObject& json, ModelConfig& out) {
   const std::optional<Activation> act = sparse_kind(out.hidden_act);
   if (!act || has_threshold(*act)) {
     fail_unsupported(json.file(),
-                     "hidden_act {} is not supported for up, which has it too (supported: relu, "
-                     "relu2)",
-                     in_quotes(json.string("hidden_act")));
+                     "hidden_act {} is not supported for up, which has it too (supported: those of "
+                     "{} without a threshold)",
+                     in_quotes(json.string("hidden_act")), sparse_names());
   }
   out.block.up = *act;
 }

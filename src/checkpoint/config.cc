@@ -18,26 +18,7 @@ namespace {
 
 constexpr std::string_view kSparseSuffix = "_sparse_relu";
 constexpr std::int64_t kMaxToken = INT32_MAX;
-constexpr std::string_view kPublishedFatRelu = "fatrelu";
 
-struct ActName {
-  std::string_view name;
-  HiddenAct act;
-  std::optional<Activation> sparse = std::nullopt;
-};
-// The first name of each is the one that is written.
-constexpr ActName kActs[] = {
-    {"silu", HiddenAct::silu},
-    {"gelu", HiddenAct::gelu},
-    {"gelu_pytorch_tanh", HiddenAct::gelu_tanh},
-    {"relu", HiddenAct::relu, Activation::relu},
-    {"relu2", HiddenAct::relu_squared, Activation::relu_squared},
-    {"fat_relu", HiddenAct::fat_relu, Activation::fat_relu},
-    {"swish", HiddenAct::silu},
-    {"relu_squared", HiddenAct::relu_squared},
-    {kPublishedFatRelu, HiddenAct::fat_relu},
-    {"gelu_tanh", HiddenAct::gelu_tanh},
-};
 const ActName& entry_of(HiddenAct act) {
   return *std::find_if(std::begin(kActs), std::end(kActs),
                        [&](const ActName& entry) { return entry.act == act; });
@@ -276,6 +257,14 @@ std::optional<HiddenAct> hidden_act_of(std::string_view name) {
 }
 
 std::optional<Activation> sparse_kind(HiddenAct act) { return entry_of(act).sparse; }
+
+std::string sparse_names() {
+  std::string out;
+  for (const ActName& entry : kActs) {
+    if (entry.sparse) out.append(out.empty() ? "" : ", ").append(entry.name);
+  }
+  return out;
+}
 
 ModelConfig read_config(const JsonObject& json, std::span<const Architecture* const> known) {
   ModelConfig out;

@@ -19,9 +19,26 @@ struct Architecture;  // architecture.h
 extern const Architecture kLlama;
 std::span<const Architecture* const> architectures();  // all that there are
 
-// Names in config.json: silu, gelu, gelu_pytorch_tanh, relu, relu2 (also read: relu_squared),
-// fat_relu (with the key twell_fat_relu_threshold) or fatrelu (with hidden_act_param).
 enum class HiddenAct : std::uint8_t { silu, gelu, gelu_tanh, relu, relu_squared, fat_relu };
+inline constexpr std::string_view kPublishedFatRelu = "fatrelu";  // with hidden_act_param
+// Names in config.json. The first name of each is the one that is written.
+struct ActName {
+  std::string_view name;
+  HiddenAct act;
+  std::optional<Activation> sparse = std::nullopt;  // where exact zeros are the rule
+};
+inline constexpr ActName kActs[] = {
+    {"silu", HiddenAct::silu},
+    {"gelu", HiddenAct::gelu},
+    {"gelu_pytorch_tanh", HiddenAct::gelu_tanh},
+    {"relu", HiddenAct::relu, Activation::relu},
+    {"relu2", HiddenAct::relu_squared, Activation::relu_squared},
+    {"fat_relu", HiddenAct::fat_relu, Activation::fat_relu},  // with twell_fat_relu_threshold
+    {"swish", HiddenAct::silu},
+    {"relu_squared", HiddenAct::relu_squared},
+    {kPublishedFatRelu, HiddenAct::fat_relu},
+    {"gelu_tanh", HiddenAct::gelu_tanh},
+};
 
 const char* name_of(HiddenAct act);
 // None if the name is not known.
@@ -30,6 +47,7 @@ std::optional<HiddenAct> hidden_act_of(std::string_view name);
 // sense.
 std::optional<Activation> sparse_kind(HiddenAct act);
 inline bool yields_zeros(HiddenAct act) { return sparse_kind(act).has_value(); }
+std::string sparse_names();  // for messages: "relu, relu2, ..."
 
 struct ModelConfig {
   const Architecture* architecture = &kLlama;  // never null; names tensors and keys

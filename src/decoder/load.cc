@@ -74,8 +74,8 @@ std::unique_ptr<Model> load_model(const std::string& directory, const LoadOption
     // Before gigabytes are mapped and converted.
     throw Error(ErrorKind::unsupported, (path / "config.json").string(),
                 fmt::format("activation '{}' yields no zeros, so there is no sparse path; use "
-                            "--path dense, or a model trained with relu, relu2 or fat_relu",
-                            io::name_of(config.hidden_act)));
+                            "--path dense, or a model trained with one of {}",
+                            io::name_of(config.hidden_act), io::sparse_names()));
   }
   const bool on_cpu = options.device.is_cpu();
   if (const std::int64_t experts = config.block.experts.count; experts > 0 && !on_cpu) {

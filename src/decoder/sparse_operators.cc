@@ -44,8 +44,8 @@ ActivationSpec sparse_activation(const ActivationChoice& choice) {
   }
   throw Error(ErrorKind::unsupported, "sparse FFN",
               fmt::format("activation '{}' yields no zeros to skip; use the dense path (--path "
-                          "dense), or a model trained with relu, relu2 or fat_relu",
-                          io::name_of(choice.kind)));
+                          "dense), or a model trained with one of {}",
+                          io::name_of(choice.kind), io::sparse_names()));
 }
 
 DType dtype_of(at::ScalarType type) {

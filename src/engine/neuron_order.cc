@@ -160,8 +160,8 @@ std::vector<LayerOrder> order_neurons(Model& model, std::span<const std::int64_t
   if (activate(at::full({1}, -1.0), activation).item<double>() != 0.0) {
     throw Error(ErrorKind::unsupported, "reorder",
                 fmt::format("every neuron of a model with {} fires for every token; expected one "
-                            "with relu, relu_squared or fat_relu",
-                            io::name_of(activation.kind)));
+                            "with one of {}",
+                            io::name_of(activation.kind), io::sparse_names()));
   }
   FiringRecorder firing(model);
   ScoreOptions watched = options;

@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <iterator>
 #include <type_traits>
+#include <utility>
 
 #include "ops/hot_set.h"
 
@@ -33,23 +35,20 @@ inline float where_nonzero(float v, float value) {
   return std::bit_cast<float>(std::bit_cast<std::uint32_t>(value) & mask);
 }
 
+// f(kind), one of a list, as a constant.
+template <const auto& kList, class F>
+void with_kind(Activation kind, F f) {
+  [&]<std::size_t... I>(std::index_sequence<I...>) {
+    ((kind == kList[I] ? f(std::integral_constant<Activation, kList[I]>()) : void()), ...);
+  }
+  (std::make_index_sequence<std::size(kList)>());
+}
 // f(gate, up): the activations as kinds that the compiler knows, so that f's loops have no
 // branches.
 template <class F>
 void with_kinds(const FfnForm& form, F f) {
-  const auto with = [](Activation kind, auto g) {
-    if (kind == Activation::relu_squared) {
-      g(std::integral_constant<Activation, Activation::relu_squared>());
-    } else {
-      g(std::integral_constant<Activation, Activation::relu>());
-    }
-  };
-  with(form.gate.kind, [&](auto gate) {
-    if (form.up == Activation::identity) {
-      f(gate, std::integral_constant<Activation, Activation::identity>());
-    } else {
-      with(form.up, [&](auto up) { f(gate, up); });
-    }
+  with_kind<kActivations>(form.gate.kind, [&](auto gate) {
+    with_kind<kUpActivations>(form.up, [&](auto up) { f(gate, up); });
   });
 }
 
