@@ -1,8 +1,7 @@
 // Codes and their scales in one matrix of bytes, for callers who hand weights on as tensors: the
 // codes lie row after row, and the scales, f32, behind them at the next multiple of 4. The matrix
-// is made up to whole rows. So its shape tells all, to one who knows what its scales are of. int8
-// has signed bytes, a column each; int4 has unsigned ones, and scales of rows (twell/int4.h).
-// `cols` are bytes below.
+// is made up to whole rows. So its shape tells all, to one who knows what its scales are of. Blocks
+// of int4 (twell/int4.h) have those of rows. `cols` are bytes below.
 #pragma once
 
 #include <cstdint>
@@ -31,19 +30,17 @@ constexpr std::int64_t coded_rows(std::int64_t extent, std::int64_t cols, Scaled
 constexpr std::int64_t coded_scales_at(std::int64_t rows, std::int64_t cols) {
   return (rows * cols + 3) / 4 * 4;
 }
-// Such a matrix as a weight of int8 or int4; none where its shape is none of the type. `data`: at a
-// multiple of 4. int4 has scales of rows, whatever is said.
+// Such a matrix as a weight of codes; none where its shape is none of the type. `data`: at a
+// multiple of 4. Blocks have scales of rows, whatever is said.
 inline std::optional<WeightView> coded_view(WeightType type, const void* data, std::int64_t extent,
                                             std::int64_t cols, ScaledBy by) {
-  const bool int4 = type == WeightType::int4;
-  if (int4 && cols % kInt4GroupBytes != 0) return {};
-  const std::int64_t rows = coded_rows(extent, cols, int4 ? ScaledBy::row : by);
-  if (rows < 0) return {};
-  const auto* const bytes = static_cast<const std::uint8_t*>(data);
-  const auto* const scales = reinterpret_cast<const float*>(bytes + coded_scales_at(rows, cols));
-  return int4 ? WeightView::int4(bytes, rows, cols / kInt4GroupBytes * kInt4Group, scales)
-              : WeightView::codes(reinterpret_cast<const std::int8_t*>(bytes), rows, cols, cols,
-                                  scales, by);
+  if (in_blocks(type)) by = ScaledBy::row;
+  const std::int64_t rows = coded_rows(extent, cols, by);
+  const std::int64_t numbers = 32 * cols / traits_of(type).row_32;
+  if (rows < 0 || bytes_of(type, numbers) != cols) return {};
+  const auto* const scales = static_cast<const std::byte*>(data) + coded_scales_at(rows, cols);
+  return WeightView::codes(type, data, rows, numbers, numbers,
+                           reinterpret_cast<const float*>(scales), by);
 }
 
 // Codes in panels, as pack_weight() wrote them, back as such a matrix: coded_extent() rows of

@@ -37,11 +37,8 @@ constexpr std::int64_t code_depth(std::int64_t cols) { return (cols + 63) / 64 *
 constexpr std::int64_t code_panel_bytes(std::int64_t cols) {
   return kPanel * (code_depth(cols) + kCodeHead * code_blocks(cols));
 }
-// The same of int4.
-constexpr std::int64_t kInt4Head = 8 * kPanel;  // bytes
-constexpr std::int64_t int4_panel_bytes(std::int64_t cols) {
-  return kPanel / 2 * ((cols + 31) / 32 * 32) + kInt4Head * code_blocks(cols);
-}
+// Bytes in front of a block of int4.
+constexpr std::int64_t kInt4Head = kPanel * traits_of(WeightType::int4).head;
 
 // Inputs after padding: as many as x must have.
 constexpr std::int64_t packed_depth(WeightType type, std::int64_t cols) {
@@ -49,9 +46,9 @@ constexpr std::int64_t packed_depth(WeightType type, std::int64_t cols) {
 }
 constexpr std::int64_t packed_panels(std::int64_t rows) { return (rows + kPanel - 1) / kPanel; }
 constexpr std::int64_t panel_bytes(WeightType type, std::int64_t cols) {
-  return type == WeightType::int8   ? code_panel_bytes(cols)
-         : type == WeightType::int4 ? int4_panel_bytes(cols)
-                                    : bytes_of(type, kPanel * packed_depth(type, cols));
+  const WeightTraits is = traits_of(type);
+  const std::int64_t inputs = (cols + is.unit - 1) / is.unit * is.unit;
+  return kPanel * (inputs * is.bits / 8 + is.head * code_blocks(cols));
 }
 constexpr std::size_t packed_bytes(WeightType type, std::int64_t rows, std::int64_t cols) {
   const std::int64_t scales = has_scales(type) ? kPanel * 4 : 0;
@@ -60,15 +57,11 @@ constexpr std::size_t packed_bytes(WeightType type, std::int64_t rows, std::int6
 // Panels that pack_weight() wrote at `data`.
 WeightView packed_view(const void* data, WeightType type, std::int64_t rows, std::int64_t cols);
 
-// Inputs come in multiples of so many.
-constexpr std::int64_t packed_unit(WeightType type) {
-  return type == WeightType::int8 ? 64 : type == WeightType::f32 ? 1 : 32;
-}
 // A packed weight that has to say what it is, as one tensor: [rows, n, 1] of its elements. The
 // third dimension tells it from a weight of rows. n is `cols` where packing adds nothing; else so
 // large that all of it fits in, and tells `cols` apart from all others that pad to the same depth.
 constexpr std::int64_t packed_extent(WeightType type, std::int64_t rows, std::int64_t cols) {
-  const std::int64_t there = rows > 1 ? rows : 1, unit = packed_unit(type);
+  const std::int64_t there = rows > 1 ? rows : 1, unit = traits_of(type).unit;
   const auto bytes = static_cast<std::int64_t>(packed_bytes(type, there, cols));
   const std::int64_t row = there * element_bytes(type);
   return (bytes + row - 1) / row + (cols + unit - 1) / unit * unit - cols;
@@ -76,7 +69,7 @@ constexpr std::int64_t packed_extent(WeightType type, std::int64_t rows, std::in
 // The inverse: `cols` of a tensor [rows, n, 1]; -1 where packing makes none of this n.
 constexpr std::int64_t packed_cols(WeightType type, std::int64_t rows, std::int64_t n) {
   const std::int64_t there = rows > 1 ? rows : 1, padded = packed_panels(there) * kPanel;
-  const std::int64_t unit = packed_unit(type);
+  const std::int64_t unit = traits_of(type).unit;
   // At most; heads and scales are left out.
   std::int64_t depth = n * there / padded;
   if (has_scales(type)) {
@@ -86,7 +79,7 @@ constexpr std::int64_t packed_cols(WeightType type, std::int64_t rows, std::int6
   depth = depth / unit * unit;
   while (depth > 0 && packed_extent(type, rows, depth) > n) depth -= unit;
   const std::int64_t cols = depth - (n - packed_extent(type, rows, depth));
-  const bool whole = type != WeightType::int4 || cols % unit == 0;
+  const bool whole = !in_blocks(type) || cols % kInt4Group == 0;
   return cols >= 0 && whole && packed_extent(type, rows, cols) == n ? cols : -1;
 }
 
@@ -115,7 +108,7 @@ class PreparedMemory {
 };
 
 // `packed`: packed_bytes(w.type, w.rows, w.cols) bytes at a multiple of 4, best of 64. w: rows of
-// bf16, f32, int4, or int8 with scales of rows.
+// any type but f16, with scales of rows if with any.
 void pack_weight(const WeightView& w, void* packed);
 // The inverse, exact, of `panels` as pack_weight() wrote them, into a matrix of their type and
 // shape; of codes, whose numbers need not be an f32, refused.

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 
 #include "twell/dtype.h"
 #include "twell/tensor_view.h"
@@ -16,22 +17,51 @@ namespace twell {
 // before they are scaled: inputs of 10³³ and more may overflow where a sum of scaled numbers would
 // not.
 enum class WeightType : std::uint8_t { bf16, f16, f32, int8, int4 };
+constexpr std::size_t kWeightTypes = 5;
+
+// A block of a row of int4: its inputs, and its bytes.
+constexpr std::int64_t kInt4Group = 32, kInt4GroupBytes = 17;
+
+// What differs between types, of rows and of panels (twell/packed.h).
+struct WeightTraits {
+  const char* name;
+  std::int64_t bits;      // of a number
+  std::int64_t row_32;    // bytes of 32 numbers of a row
+  std::int64_t unit;      // inputs of a panel come in multiples of so many
+  std::int64_t head = 0;  // bytes of a neuron in front of a block of its inputs in a panel
+  bool scaled = false;
+};
+constexpr WeightTraits traits_of(WeightType type) {
+  // Local, since each tier's objects keep their symbols to themselves.
+  constexpr WeightTraits kAll[] = {
+      {.name = "bf16", .bits = 16, .row_32 = 64, .unit = 32},
+      {.name = "f16", .bits = 16, .row_32 = 64, .unit = 32},
+      {.name = "f32", .bits = 32, .row_32 = 128, .unit = 1},
+      {.name = "int8", .bits = 8, .row_32 = 32, .unit = 64, .head = 4, .scaled = true},
+      {.name = "int4", .bits = 4, .row_32 = kInt4GroupBytes, .unit = 32, .head = 8, .scaled = true},
+  };
+  static_assert(std::size(kAll) == kWeightTypes, "a row for each type, in their order");
+  return kAll[static_cast<std::size_t>(type)];
+}
+constexpr const char* name_of(WeightType type) { return traits_of(type).name; }
+constexpr bool has_scales(WeightType type) { return traits_of(type).scaled; }
+// Whether numbers share bytes. Then they lie in blocks of 32, have scales of rows, and are gathered
+// by rows alone.
+constexpr bool in_blocks(WeightType type) { return traits_of(type).bits < 8; }
+// The bytes of an element of memory: a number, or a byte of a block.
+constexpr std::int64_t element_bytes(WeightType type) {
+  return in_blocks(type) ? 1 : traits_of(type).bits / 8;
+}
+// Of so many numbers in a row, of whole blocks where it has them.
+constexpr std::int64_t bytes_of(WeightType type, std::int64_t numbers) {
+  return numbers * traits_of(type).row_32 / 32;
+}
 
 // That of a matrix.
 constexpr WeightType weight_type(DType dtype) {
   return dtype == DType::bf16  ? WeightType::bf16
          : dtype == DType::f16 ? WeightType::f16
                                : WeightType::f32;
-}
-constexpr const char* name_of(WeightType type) {
-  return type == WeightType::bf16   ? "bf16"
-         : type == WeightType::f16  ? "f16"
-         : type == WeightType::int8 ? "int8"
-         : type == WeightType::int4 ? "int4"
-                                    : "f32";
-}
-constexpr bool has_scales(WeightType type) {
-  return type == WeightType::int8 || type == WeightType::int4;
 }
 // The inverse, of types that are a dtype.
 constexpr DType as_dtype(WeightType type) {
@@ -40,17 +70,6 @@ constexpr DType as_dtype(WeightType type) {
 // Whether x and y of a dtype go with a weight of a type.
 constexpr bool goes_with(DType x, WeightType weight) {
   return weight == weight_type(x) || (has_scales(weight) && x != DType::f16);
-}
-// The bytes of an element of memory: a number, but for int4.
-constexpr std::int64_t element_bytes(WeightType type) {
-  return has_scales(type) ? 1 : type == WeightType::f32 ? 4 : 2;
-}
-// A block of a row of int4: its inputs, and its bytes.
-constexpr std::int64_t kInt4Group = 32, kInt4GroupBytes = 17;
-// Of so many numbers in a row, of int4 whole blocks.
-constexpr std::int64_t bytes_of(WeightType type, std::int64_t numbers) {
-  return type == WeightType::int4 ? numbers / kInt4Group * kInt4GroupBytes
-                                  : element_bytes(type) * numbers;
 }
 
 // rows: as a checkpoint has them; panels: as the GEMM kernels read them (twell/packed.h).
@@ -70,7 +89,7 @@ struct WeightView {
   std::int64_t rows = 0;
   std::int64_t cols = 0;
   std::int64_t row_stride = 0;    // numbers from row to row; of panels, which have none, cols
-  const float* scales = nullptr;  // [rows] or [cols], finite; of int4 [rows]; null: there are none
+  const float* scales = nullptr;  // [rows] or [cols], finite; null: there are none
   ScaledBy scaled_by = ScaledBy::row;
 
   WeightView() = default;
@@ -82,13 +101,13 @@ struct WeightView {
         rows(matrix.rows),
         cols(matrix.cols),
         row_stride(matrix.row_stride) {}
-  // int8 as it is stored.
-  static WeightView codes(const std::int8_t* data, std::int64_t rows, std::int64_t cols,
+  // Codes as they are stored; rows of blocks lie one after the other.
+  static WeightView codes(WeightType type, const void* data, std::int64_t rows, std::int64_t cols,
                           std::int64_t row_stride, const float* scales,
                           ScaledBy scaled_by = ScaledBy::row) {
     WeightView out;
     out.data = data;
-    out.type = WeightType::int8;
+    out.type = type;
     out.rows = rows;
     out.cols = cols;
     out.row_stride = row_stride;
@@ -96,19 +115,8 @@ struct WeightView {
     out.scaled_by = scaled_by;
     return out;
   }
-  // Blocks of int4, rows one after the other; cols is a multiple of 32.
-  static WeightView int4(const std::uint8_t* data, std::int64_t rows, std::int64_t cols,
-                         const float* scales) {
-    WeightView out;
-    out.data = data;
-    out.type = WeightType::int4;
-    out.rows = rows;
-    out.cols = out.row_stride = cols;
-    out.scales = scales;
-    return out;
-  }
 
-  // The following are of rows, matrix() of a type that is a dtype, row() not of int4.
+  // The following are of rows, matrix() of a type that is a dtype, row() not of blocks.
   ConstMatrixView matrix() const { return {data, as_dtype(type), rows, cols, row_stride}; }
   template <class T>
   const T* row(std::int64_t r) const {
@@ -117,7 +125,7 @@ struct WeightView {
   const std::byte* row_bytes(std::int64_t r) const {
     return static_cast<const std::byte*>(data) + bytes_of(type, r * row_stride);
   }
-  // Columns [first, first + count) of every row; of int4 whole blocks.
+  // Columns [first, first + count) of every row; of blocks whole ones.
   WeightView columns(std::int64_t first, std::int64_t count) const {
     WeightView out = *this;
     out.data = static_cast<const std::byte*>(data) + bytes_of(type, first);

@@ -33,7 +33,7 @@ class Codes(NamedTuple):
 
 def is_coded(weight: Tensor) -> bool:
     """Whether it is what join_codes makes."""
-    return weight.dtype in (torch.int8, torch.uint8)
+    return weight.dtype in _fake.CODE_TYPES
 
 
 def sizes(weight: Tensor, by: str = "row") -> tuple[int, int]:
@@ -43,7 +43,7 @@ def sizes(weight: Tensor, by: str = "row") -> tuple[int, int]:
         return extent, width
     columns = by == "column"
     rows = extent - _fake.coded_extent(0, width, by) if columns else _fake.rows_of(weight)
-    return rows, width if weight.dtype == torch.int8 else width // 17 * _GROUP
+    return rows, _fake.CODE_TYPES[weight.dtype].cols(width)
 
 
 def split(weight: Tensor, by: str = "row") -> tuple[Tensor, Tensor]:

@@ -5,7 +5,7 @@ Nothing is checked here: a mistake is named by the operator when it runs.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,22 +15,43 @@ from twell.form import Form
 _PANEL = 16
 
 
+class CodeType(NamedTuple):
+    """WeightTraits of codes (twell/weight.h), by the dtype that holds them."""
+
+    bits: int
+    row_32: int
+    unit: int
+    head: int
+
+    def cols(self, width: Any) -> Any:
+        """Numbers of a row of so many bytes."""
+        return width * 32 // self.row_32
+
+    def width(self, cols: Any) -> Any:
+        """The inverse."""
+        return cols * self.row_32 // 32
+
+
+CODE_TYPES = {
+    torch.int8: CodeType(bits=8, row_32=32, unit=64, head=4),
+    torch.uint8: CodeType(bits=4, row_32=17, unit=32, head=8),  # int4
+}
+
+
 # [rows, n, 1] of pack_weight: packed_extent() and packed_cols() in twell/packed.h.
 def _packed_shape(dtype: torch.dtype, rows: Any, cols: Any) -> list[Any]:
     there, padded, unit = _packed_rows(dtype, rows)
-    depth = (cols + unit - 1) // unit * unit
-    row, blocks = depth, (cols + 255) // 256
-    if dtype == torch.int8:
-        row = depth + 4 * blocks + 4
-    elif dtype == torch.uint8:  # int4
-        row = depth // 2 + 8 * blocks + 4
+    depth = row = (cols + unit - 1) // unit * unit
+    if codes := CODE_TYPES.get(dtype):
+        row = depth * codes.bits // 8 + codes.head * ((cols + 255) // 256) + 4
     return [rows, (padded * row + there - 1) // there + depth - cols, 1]
 
 
 def _unpacked_shape(packed: Tensor) -> list[Any]:
     rows, n = packed.shape[:2]
     there, padded, unit = _packed_rows(packed.dtype, rows)
-    if block := {torch.int8: 260, torch.uint8: 136}.get(packed.dtype):  # bytes of 256 columns
+    if codes := CODE_TYPES.get(packed.dtype):
+        block = 32 * codes.bits + codes.head  # bytes of 256 columns
         depth = ((n * there // padded - 4) // block * 256 + 256) // unit * unit
         while depth > 0 and _packed_shape(packed.dtype, rows, depth)[1] > n:
             depth -= unit
@@ -42,7 +63,8 @@ def _unpacked_shape(packed: Tensor) -> list[Any]:
 def _packed_rows(dtype: torch.dtype, rows: Any) -> tuple[Any, Any, int]:
     there = torch.sym_max(rows, 1)
     padded = (there + _PANEL - 1) // _PANEL * _PANEL
-    return there, padded, {torch.float32: 1, torch.int8: 64}.get(dtype, 32)
+    codes = CODE_TYPES.get(dtype)
+    return there, padded, codes.unit if codes else 1 if dtype == torch.float32 else 32
 
 
 def coded_extent(rows: int, cols: int, by: str) -> int:
@@ -59,7 +81,7 @@ def coded_scales_at(rows: int, cols: int) -> int:
 def rows_of(weight: Tensor) -> Any:
     """Neurons of a weight that has a scale for each, if any."""
     extent, cols = weight.shape[:2]
-    if weight.dtype not in (torch.int8, torch.uint8) or weight.dim() != 2:
+    if weight.dtype not in CODE_TYPES or weight.dim() != 2:
         return extent
     rows = extent * cols // (cols + 4)
     while coded_extent(rows, cols, "row") > extent:
@@ -177,14 +199,15 @@ def _ffn_train_backward_add(dy: Tensor, x: Tensor, gate: Tensor, *_: Any, **__: 
 
 
 def _pack_weight(weight: Tensor) -> Tensor:
-    cols = weight.shape[1] // 17 * 32 if weight.dtype == torch.uint8 else weight.shape[1]
+    codes = CODE_TYPES.get(weight.dtype)
+    cols = codes.cols(weight.shape[1]) if codes else weight.shape[1]
     return weight.new_empty(_packed_shape(weight.dtype, rows_of(weight), cols))
 
 
 def _unpack_weight(packed: Tensor) -> Tensor:
     rows, cols = _unpacked_shape(packed)
-    if packed.dtype in (torch.int8, torch.uint8):
-        cols = cols // 32 * 17 if packed.dtype == torch.uint8 else cols
+    if codes := CODE_TYPES.get(packed.dtype):
+        cols = codes.width(cols)
         rows = coded_extent(rows, cols, "row")
     return packed.new_empty([rows, cols])
 

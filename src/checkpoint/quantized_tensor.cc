@@ -161,6 +161,10 @@ void QuantizedTensor::expect_scales(const Checkpoint& checkpoint, const std::str
   }
 }
 
+WeightType QuantizedTensor::type() const {
+  return scheme_.bits == 4 ? WeightType::int4 : WeightType::int8;
+}
+
 float QuantizedTensor::scale(std::int64_t index) const {
   const float stored = scale_at(scales_, index);
   if (scale_bits_ == 24) return stored;

@@ -10,6 +10,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/quantization_config.h"
+#include "twell/weight.h"
 
 namespace twell::io {
 
@@ -23,7 +24,8 @@ class QuantizedTensor {
   QuantizedTensor(const Checkpoint& checkpoint, const std::string& module,
                   const WeightScheme& scheme);
 
-  int bits() const { return scheme_.bits; }
+  // Of the codes; int4 in groups of any size.
+  WeightType type() const;
   std::int64_t rows() const { return rows_; }
   std::int64_t columns() const { return columns_; }
   std::int64_t group() const { return columns_ / groups_; }  // columns that share a scale

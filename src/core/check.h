@@ -36,8 +36,7 @@ inline void require_dtype(std::string_view operation, std::string_view argument,
 // The types of weights that libtwell multiplies with.
 inline void require_weight_type(std::string_view operation, std::string_view argument,
                                 WeightType type) {
-  require(type != WeightType::f16, operation, argument,
-          "expected bf16, f32, int8 or int4, got f16");
+  require(type != WeightType::f16, operation, argument, "expected bf16, f32 or codes, got f16");
 }
 // Those that it trains.
 inline void require_float_weight(std::string_view operation, std::string_view argument,
@@ -67,10 +66,8 @@ inline void require_weight_rows(std::string_view operation, std::string_view arg
   require(view.layout == WeightLayout::rows, operation, argument,
           "expected a weight as stored, got a packed one");
   require_rows(operation, argument, view, static_cast<std::size_t>(element_bytes(view.type)));
-  require(view.type != WeightType::int4 ||
-              (view.cols % kInt4Group == 0 && view.row_stride % kInt4Group == 0),
-          operation, argument, "int4 has whole blocks of ", kInt4Group, " columns, got ",
-          view.cols);
+  require(!in_blocks(view.type) || (view.cols % 32 == 0 && view.row_stride % 32 == 0), operation,
+          argument, name_of(view.type), " has whole blocks of 32 columns, got ", view.cols);
   require(!has_scales(view.type) || view.scales != nullptr, operation, argument, name_of(view.type),
           " without scales");
 }

@@ -68,10 +68,10 @@ ConstMatrixView matrix_view(const at::Tensor& matrix) {
 }
 
 WeightView weight_view(const at::Tensor& weight) {
-  if (!is_of_codes(weight)) return matrix_view(weight);
+  const std::optional<WeightType> codes = code_type(weight);
+  if (!codes) return matrix_view(weight);
   const auto view =
-      coded_view(weight.scalar_type() == at::kChar ? WeightType::int8 : WeightType::int4,
-                 weight.const_data_ptr(), weight.size(0), weight.size(1), ScaledBy::row);
+      coded_view(*codes, weight.const_data_ptr(), weight.size(0), weight.size(1), ScaledBy::row);
   if (!view || !weight.is_contiguous()) {
     throw Error(ErrorKind::invalid_argument, "weight", "expected codes and their scales");
   }

@@ -54,12 +54,12 @@ class CheckpointSource final : public ParameterSource {
       const bool multiplied = parameter.kind == ParameterKind::matrix ||
                               parameter.kind == ParameterKind::residual_matrix;
       if (options_.keep_codes && multiplied) {
-        if (quantized->bits() == 4) kept = int4_of(*quantized, parameter);
+        if (quantized->type() == WeightType::int4) kept = int4_of(*quantized, parameter);
         if (!kept.defined()) kept = int8_of(*quantized);
       }
       if (kept.defined()) return kept;
-      if (options_.keep_codes && multiplied && quantized->bits() == 4 && !parameter.is_down &&
-          quantized->group() % kInt4Group == 0) {
+      if (options_.keep_codes && multiplied && quantized->type() == WeightType::int4 &&
+          !parameter.is_down && quantized->group() % kInt4Group == 0) {
         dequantized_.wide_scales = true;
       }
       return dequantize(*quantized);
@@ -124,8 +124,8 @@ class CheckpointSource final : public ParameterSource {
     for (const std::string& name : found.names()) taken_.insert(name);
     settle_dtype(scalar_type_of_scales(found));
     constexpr int kBf16Bits = 8, kInt4Bits = 5;
-    const bool narrow =
-        options_.round_scales && found.bits() == 4 && found.group() % kInt4Group == 0;
+    const bool narrow = options_.round_scales && found.type() == WeightType::int4 &&
+                        found.group() % kInt4Group == 0;
     if (narrow || *options_.dtype == at::kBFloat16)
       found.round_scales(narrow ? kInt4Bits : kBf16Bits);
     return found;
@@ -319,6 +319,12 @@ class RandomSource final : public ParameterSource {
 };
 
 }  // namespace
+
+std::optional<WeightType> code_type(const at::Tensor& weight) {
+  if (weight.scalar_type() == at::kChar) return WeightType::int8;
+  if (weight.scalar_type() == at::kByte) return WeightType::int4;
+  return {};
+}
 
 std::string module_of(const Parameter& parameter) {
   constexpr std::string_view kSuffix = ".weight";

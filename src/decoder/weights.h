@@ -11,6 +11,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/quantization_config.h"
+#include "twell/weight.h"
 
 namespace twell::lm {
 
@@ -39,10 +40,9 @@ inline std::optional<at::Tensor> if_there(const at::Tensor& tensor) {
   return tensor.defined() ? std::optional(tensor) : std::nullopt;
 }
 
-// Whether a weight is a matrix of codes and scales.
-inline bool is_of_codes(const at::Tensor& weight) {
-  return weight.scalar_type() == at::kChar || weight.scalar_type() == at::kByte;
-}
+// Of a weight that is a matrix of codes and scales (twell/coded_matrix.h); none of others.
+std::optional<WeightType> code_type(const at::Tensor& weight);
+inline bool is_of_codes(const at::Tensor& weight) { return code_type(weight).has_value(); }
 // Of a parameter of two dimensions: its name less ".weight".
 std::string module_of(const Parameter& parameter);
 // How config.json says that the parameter is stored; none: as floating-point numbers. `file` is for

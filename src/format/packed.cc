@@ -37,8 +37,8 @@ void for_each_run(View w, WeightType type, Panel* packed, Begin begin, Run run, 
     const std::int64_t neurons = std::min(kPanel, w.rows - p * kPanel);
     begin(panel, bytes, neurons);
     const auto place = [&](std::int64_t word, std::int64_t n) {
-      const std::int64_t heads = has_scales(type) ? word / kRun + 1 : 0;
-      return panel + ((word + heads) * kPanel + n) * kWord;
+      const std::int64_t heads = (word / kRun + 1) * traits_of(type).head;
+      return panel + (word * kWord + heads) * kPanel + n * kWord;
     };
     for (std::int64_t first = 0; first < words; first += kRun) {
       for (std::int64_t n = 0; n < neurons; ++n) {
@@ -107,7 +107,7 @@ void pack_int4_group(const std::byte* const (&rows)[kPanel], std::int64_t neuron
 
 void pack_int4(const WeightView& w, std::byte* packed) {
   constexpr std::int64_t kBlock = kInt4Head + kPanel * kCodeBlock / 2;
-  const std::int64_t bytes = int4_panel_bytes(w.cols);
+  const std::int64_t bytes = panel_bytes(w.type, w.cols);
 #pragma omp parallel for schedule(static)
   for (std::int64_t p = 0; p < packed_panels(w.rows); ++p) {
     auto* const panel = reinterpret_cast<std::uint8_t*>(packed + p * bytes);
@@ -146,7 +146,7 @@ void unpack_int4_group(const std::uint8_t* scales, const std::uint8_t* lines, st
 
 void unpack_int4(const WeightView& panels, std::uint8_t* rows) {
   constexpr std::int64_t kBlock = kInt4Head + kPanel * kCodeBlock / 2;
-  const std::int64_t bytes = int4_panel_bytes(panels.cols);
+  const std::int64_t bytes = panel_bytes(panels.type, panels.cols);
   const std::int64_t row_bytes = bytes_of(panels.type, panels.cols);
 #pragma omp parallel for schedule(static)
   for (std::int64_t r = 0; r < panels.rows; ++r) {
@@ -180,6 +180,22 @@ struct Bytes {
   std::byte* row_bytes(std::int64_t r) const { return data + r * cols; }
 };
 
+void pack_runs(const WeightView& w, std::byte* packed) {
+  const bool padded = panel_bytes(w.type, w.cols) != kPanel * bytes_of(w.type, w.cols);
+  for_each_run(
+      w, w.type, packed,
+      [=](std::byte* panel, std::int64_t bytes, std::int64_t neurons) {
+        if (neurons < kPanel || padded) std::fill_n(panel, bytes, std::byte{});
+      },
+      [](const std::byte* row, std::byte* word, std::int64_t words) {
+        copy_run(row, kWord, word, kPanel * kWord, words);
+      },
+      [](const std::byte* row, std::byte* word, std::size_t bytes) {
+        std::memcpy(word, row, bytes);
+      });
+  if (traits_of(w.type).head > 0) fill_all_heads(w, packed);
+}
+
 // Behind the panels, with zeros for neurons that are none.
 void pack_scales(const WeightView& w, std::byte* packed) {
   const std::int64_t count = packed_panels(w.rows);
@@ -209,26 +225,9 @@ void pack_weight(const WeightView& w, void* packed) {
   require_prepared(packed, "pack_weight");
   require_scaled_by("pack_weight", "w", w, ScaledBy::row);
   require_finite_scales("pack_weight", "w", w);
-  if (w.type == WeightType::int4) {
-    pack_int4(w, static_cast<std::byte*>(packed));
-    pack_scales(w, static_cast<std::byte*>(packed));
-    return;
-  }
-  const bool padded = has_scales(w.type) || packed_depth(w.type, w.cols) != w.cols;
-  for_each_run(
-      w, w.type, static_cast<std::byte*>(packed),
-      [=](std::byte* panel, std::int64_t bytes, std::int64_t neurons) {
-        if (neurons < kPanel || padded) std::fill_n(panel, bytes, std::byte{});
-      },
-      [](const std::byte* row, std::byte* word, std::int64_t words) {
-        copy_run(row, kWord, word, kPanel * kWord, words);
-      },
-      [](const std::byte* row, std::byte* word, std::size_t bytes) {
-        std::memcpy(word, row, bytes);
-      });
-  if (!has_scales(w.type)) return;
-  fill_all_heads(w, static_cast<std::byte*>(packed));
-  pack_scales(w, static_cast<std::byte*>(packed));
+  auto* const panels = static_cast<std::byte*>(packed);
+  in_blocks(w.type) ? pack_int4(w, panels) : pack_runs(w, panels);
+  if (has_scales(w.type)) pack_scales(w, panels);
 }
 
 PackedWeight::PackedWeight(const WeightView& w) {
@@ -253,12 +252,12 @@ void unpack_weight(const WeightView& panels, MatrixView w) {
 void unpack_codes(const WeightView& panels, void* matrix) {
   constexpr const char* kOperation = "unpack_codes";
   require_panels(kOperation, "panels", panels);
-  require(has_scales(panels.type), kOperation, "panels", "expected int8 or int4, got ",
+  require(has_scales(panels.type), kOperation, "panels", "expected codes, got ",
           name_of(panels.type));
   require_prepared(matrix, kOperation);
   auto* const bytes = static_cast<std::byte*>(matrix);
   const std::int64_t row_bytes = bytes_of(panels.type, panels.cols);
-  if (panels.type == WeightType::int4) {
+  if (in_blocks(panels.type)) {
     unpack_int4(panels, reinterpret_cast<std::uint8_t*>(bytes));
   } else {
     unpack_runs(panels, Bytes{bytes, panels.rows, panels.cols});

@@ -33,7 +33,7 @@ WeightView transpose(const WeightView& in, void* out, std::int64_t row_stride) {
   constexpr const char* kOperation = "transpose";
   require(in.layout == WeightLayout::rows, kOperation, "in",
           "expected a weight as stored, got a packed one");
-  require(in.type != WeightType::int4, kOperation, "in", "expected another type than int4");
+  require(!in_blocks(in.type), kOperation, "in", "expected another type than ", name_of(in.type));
   const std::int64_t bytes = element_bytes(in.type);
   require_rows(kOperation, "in", in, static_cast<std::size_t>(bytes));
   WeightView view = in;

@@ -140,7 +140,7 @@ class Exporter {
 
   void choose_type(Source& one) const {
     if (!one.tensor.is_matrix()) return;
-    const bool has_codes = one.quantized && one.quantized->bits() == 8 &&
+    const bool has_codes = one.quantized && one.quantized->type() == WeightType::int8 &&
                            one.quantized->group() == kSymmetricBlock && halves_hold_scales(one);
     if (!options_.type) {
       one.codes = has_codes;

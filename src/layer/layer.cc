@@ -27,7 +27,8 @@ void require_weights(const FfnWeights& w, DType x, bool neuron_major) {
   };
   weight("gate", w.gate, w.gate.rows, w.gate.cols, ScaledBy::row);
   if (w.up) weight("up", *w.up, w.gate.rows, w.gate.cols, ScaledBy::row);
-  require(w.down.type != WeightType::int4, kName, "down", "expected bf16, f32 or int8, got int4");
+  require(!in_blocks(w.down.type), kName, "down", "expected bf16, f32 or codes of 8 bits, got ",
+          name_of(w.down.type));
   // As wide as y, which need not be as wide as x.
   if (neuron_major) {
     weight("down", w.down, w.gate.rows, w.down.cols, ScaledBy::column);
@@ -103,8 +104,8 @@ struct Copy {
 Copy copy_of(const WeightView& w, bool turned, bool spread) {
   const std::int64_t rows = turned ? w.cols : w.rows, cols = turned ? w.rows : w.cols;
   const auto element = static_cast<std::size_t>(element_bytes(w.type));
-  // Blocks of int4 are no whole part of a line.
-  spread = spread && w.type != WeightType::int4;
+  // Blocks are no whole part of a line.
+  spread = spread && !in_blocks(w.type);
   const std::int64_t stride = spread ? spread_stride(cols, element) : cols;
   // Scales behind the rows, at a multiple of 4.
   const std::int64_t scales = (bytes_of(w.type, rows * stride) + 3) / 4 * 4;

@@ -211,7 +211,7 @@ WeightView codes_of(const Argument& argument, WeightType type, ScaledBy by) {
   const auto view =
       tensor.dim() == 2 ? coded_view(type, data, tensor.size(0), tensor.size(1), by) : std::nullopt;
   if (!view) {
-    const bool rows = type == WeightType::int4 || by == ScaledBy::row;
+    const bool rows = in_blocks(type) || by == ScaledBy::row;
     fail(argument.operation, argument.name,
          std::string("expected codes and, behind them, the scales of their ") +
              (rows ? "rows" : "columns") + ", as join_codes makes of them, got " + name_of(type) +

@@ -76,12 +76,12 @@ TEST(WeightView, IsAMatrixOrItsPanels) {
 // n of a tensor [rows, n, 1] has room for what packing adds, at most 64 numbers a row beside, and
 // tells every number of columns from all others.
 TEST(PackedExtent, SaysTheColumns) {
-  for (const WeightType type :
-       {WeightType::bf16, WeightType::f16, WeightType::f32, WeightType::int8, WeightType::int4}) {
-    const std::int64_t unit = packed_unit(type), number = element_bytes(type);
+  for (std::size_t i = 0; i < kWeightTypes; ++i) {
+    const auto type = static_cast<WeightType>(i);
+    const std::int64_t unit = traits_of(type).unit, number = element_bytes(type);
     for (std::int64_t rows : {0, 1, 2, 7, 15, 16, 17, 31, 32, 100, 5632, 50257}) {
       std::set<std::int64_t> used;
-      for (std::int64_t cols = 0; cols < 600; cols += type == WeightType::int4 ? 32 : 1) {
+      for (std::int64_t cols = 0; cols < 600; cols += in_blocks(type) ? 32 : 1) {
         const std::int64_t n = packed_extent(type, rows, cols);
         EXPECT_TRUE(used.insert(n).second) << rows << "x" << cols;
         EXPECT_EQ(packed_cols(type, rows, n), cols) << rows << "x" << cols;
@@ -145,7 +145,7 @@ TEST(PackedErrors, RefusesF16) {
       EXPECT_EQ(error.what(), message);
     }
   };
-  const std::string why = "expected bf16, f32, int8 or int4, got f16";
+  const std::string why = "expected bf16, f32 or codes, got f16";
   expect_refused([&] { pack_weight(w, bits); }, "twell::pack_weight: w: " + why);
   expect_refused([&] { PackedWeight{w}; }, "twell::PackedWeight: w: " + why);
   expect_refused([&] { unpack_weight(packed_view(bits, WeightType::f16, 2, 3), w); },

@@ -88,7 +88,7 @@ TEST(Amx, AccumulatesLikeThePortableKernel) {
     args.x = wide.data();
     args.x_stride = 288;
     args.c = expected.data();
-    portable::kernels.bf16_bf16.gemm(args);
+    weight_kernels_of(CpuTier::portable, DType::bf16, WeightType::bf16).gemm(args);
     for (std::int64_t r = 0; r < rows; ++r) {
       for (std::int64_t c = 0; c < 84; ++c) {
         const auto at = static_cast<std::size_t>(r * kSumStride + c);

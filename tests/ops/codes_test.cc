@@ -357,7 +357,7 @@ TEST(Codes, PanelsOfInt4HoldCodesAndScales) {
   const PackedWeight packed(rows);
   const auto* at = static_cast<const std::uint8_t*>(packed.view().data);
   for (std::int64_t n = 0; n < 32; ++n) {
-    const std::uint8_t* panel = at + n / 16 * int4_panel_bytes(288);
+    const std::uint8_t* panel = at + n / 16 * panel_bytes(WeightType::int4, 288);
     for (std::int64_t k = 0; k < 288; ++k) {
       const std::uint8_t* block = panel + k / 256 * (128 + 256 * 8);
       const std::int64_t in = k % 256;
@@ -441,7 +441,7 @@ TEST(Codes, ErrorsNameTheArgument) {
   bad.gate = small.gate_view();
   bad.up = small.gate_view();
   EXPECT_EQ(message_of([&] { twell::Layer made(context, bad, {}, {.neuron_major = true}); }),
-            "twell::Layer: down: expected bf16, f32 or int8, got int4");
+            "twell::Layer: down: expected bf16, f32 or codes of 8 bits, got int4");
   bad.up->cols = 31;
   EXPECT_EQ(run({good.gate, bad.up, good.down}),
             "twell::ffn: up: expected int4 [64, 32], got int4 [64, 31]");

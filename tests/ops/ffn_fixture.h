@@ -68,7 +68,8 @@ class Codes {
     });
   }
   WeightView view() const {
-    return WeightView::codes(codes_.data(), rows_, cols_, stride_, scales_.data(), by_);
+    return WeightView::codes(WeightType::int8, codes_.data(), rows_, cols_, stride_, scales_.data(),
+                             by_);
   }
 
  private:
@@ -113,7 +114,8 @@ class Int4Codes {
     }
   }
   WeightView view() const {
-    return WeightView::int4(blocks_.data(), std::ssize(scales_), cols_, scales_.data());
+    return WeightView::codes(WeightType::int4, blocks_.data(), std::ssize(scales_), cols_, cols_,
+                             scales_.data());
   }
 
  private:

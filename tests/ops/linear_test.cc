@@ -93,7 +93,7 @@ TEST(Linear, RefusesF16) {
       message_of([&] { linear(context, f16(x), layer.packed().view(), nullptr, f16(y.view())); }),
       "twell::linear: x: expected bf16 [4, 32], got f16 [4, 32]");
   EXPECT_EQ(message_of([&] { linear_as_stored(context, f16(x), f16(weight), f16(y.view())); }),
-            "twell::linear_as_stored: weight: expected bf16, f32, int8 or int4, got f16");
+            "twell::linear_as_stored: weight: expected bf16, f32 or codes, got f16");
 }
 
 }  // namespace

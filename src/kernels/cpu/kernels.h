@@ -1,14 +1,37 @@
 // The tables of the CPU tiers, and what AMX adds to that of AVX-512.
 #pragma once
 
+#include <array>
+#include <utility>
+
 #include "kernels/kernel.h"
 
 namespace twell {
 
-// All that a tier has: of x, and of x and a weight.
+// A value for each type of weights, in their order: make<type>(), or none for one that does not go
+// with x.
+template <class T>
+using ByWeight = std::array<T, kWeightTypes>;
+template <class T, DType x, class Make>
+constexpr ByWeight<T> by_weight(Make make) {
+  const auto one = [&]<WeightType kType>() -> T {
+    if constexpr (goes_with(x, kType)) return make.template operator()<kType>();
+    return {};
+  };
+  return [&]<std::size_t... I>(std::index_sequence<I...>)->ByWeight<T> {
+    return {one.template operator()<static_cast<WeightType>(I)>()...};
+  }
+  (std::make_index_sequence<kWeightTypes>());
+}
+
+// All that a tier has for x of one dtype.
+struct XKernels : Kernels {
+  ByWeight<WeightKernels> weights;
+};
 struct TierKernels {
-  Kernels bf16, f32;
-  WeightKernels bf16_bf16, f32_f32, bf16_int8, f32_int8, bf16_int4, f32_int4;
+  XKernels bf16, f32;
+
+  const XKernels& of(DType x) const { return x == DType::bf16 ? bf16 : f32; }
 };
 
 namespace portable {
@@ -25,8 +48,8 @@ namespace amx {
 constexpr std::int64_t kVectorRows = 4;
 constexpr XForm kGemmX = {DType::bf16, kVectorRows + 1};
 void gemm(const GemmArgs& args);
-void int8_gemm(const GemmArgs& args);
-void int4_gemm(const GemmArgs& args);
+using Gemm = void (*)(const GemmArgs&);
+extern const ByWeight<Gemm> gemms;  // of x in bf16
 // Up to 16 rows vector registers are as fast: 5.5 times a dense layer at one, 3.6 at eight.
 constexpr std::int64_t kScreenTilesFrom = 17;
 void screen_gemm(const ScreenGemmArgs& args);

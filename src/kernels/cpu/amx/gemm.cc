@@ -65,6 +65,11 @@ void sweep(const GemmArgs& args, std::int64_t begin, std::int64_t end, std::int6
       });
 }
 
+template <WeightType kType>
+void code_gemm(const GemmArgs& args) {
+  CodeGemm<avx512::Isa, bf16, CodesOf<avx512::Isa, kType>>::run(args, gemm);
+}
+
 }  // namespace
 
 void gemm(const GemmArgs& args) {
@@ -77,11 +82,10 @@ void gemm(const GemmArgs& args) {
                    sweep<RowTiles>(args, begin, end, group);
                  });
 }
-void int8_gemm(const GemmArgs& args) {
-  CodeGemm<avx512::Isa, bf16, Int8Codes<avx512::Isa>>::run(args, gemm);
-}
-void int4_gemm(const GemmArgs& args) {
-  CodeGemm<avx512::Isa, bf16, Int4Codes<avx512::Isa>>::run(args, gemm);
-}
+
+constinit const ByWeight<Gemm> gemms = by_weight<Gemm, DType::bf16>([]<WeightType kType>() -> Gemm {
+  if constexpr (has_scales(kType)) return code_gemm<kType>;
+  return gemm;
+});
 
 }  // namespace twell::amx

@@ -11,6 +11,10 @@
 namespace twell {
 namespace {
 
+// Those of a type.
+template <class Isa, WeightType kType>
+using CodesOf = std::conditional_t<kType == WeightType::int8, Int8Codes<Isa>, Int4Codes<Isa>>;
+
 template <class Isa, class T, class Codes>
 struct CodeGemm {
   using X = typename Isa::template X<T>;

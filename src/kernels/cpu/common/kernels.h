@@ -36,7 +36,7 @@ constexpr Kernels make_kernels() {
 
 // x and weight of T.
 template <class Isa, class T>
-constexpr WeightKernels make_weight_kernels() {
+constexpr WeightKernels make_matrix_kernels() {
   return {
       .gemm = RegisterGemm<Isa, T>::run,
       .screen_pack = ScreenKernels<Isa, T>::pack,
@@ -82,18 +82,23 @@ constexpr WeightKernels make_int4_kernels() {
   };
 }
 
+template <class Isa, class T, WeightType kType>
+constexpr WeightKernels make_weight_kernels() {
+  if constexpr (kType == WeightType::int8) return make_int8_kernels<Isa, T>();
+  if constexpr (kType == WeightType::int4) return make_int4_kernels<Isa, T>();
+  if constexpr (!has_scales(kType)) return make_matrix_kernels<Isa, T>();
+}
+
+template <class Isa, class T>
+constexpr XKernels make_x_kernels() {
+  return {make_kernels<Isa, T>(),
+          by_weight<WeightKernels, dtype_of<T>::value>(
+              []<WeightType kType>() { return make_weight_kernels<Isa, T, kType>(); })};
+}
+
 template <class Isa>
 constexpr TierKernels make_tier() {
-  return {
-      .bf16 = make_kernels<Isa, bf16>(),
-      .f32 = make_kernels<Isa, float>(),
-      .bf16_bf16 = make_weight_kernels<Isa, bf16>(),
-      .f32_f32 = make_weight_kernels<Isa, float>(),
-      .bf16_int8 = make_int8_kernels<Isa, bf16>(),
-      .f32_int8 = make_int8_kernels<Isa, float>(),
-      .bf16_int4 = make_int4_kernels<Isa, bf16>(),
-      .f32_int4 = make_int4_kernels<Isa, float>(),
-  };
+  return {make_x_kernels<Isa, bf16>(), make_x_kernels<Isa, float>()};
 }
 
 }  // namespace
