@@ -61,9 +61,9 @@ TWELL_HOST_DEVICE constexpr T activated_slope(Activation kind, T v) {
   return kind == Activation::relu_squared ? 2 * v : T(1);
 }
 
-// The v above the threshold whose f(v) is g.
-TWELL_HOST_DEVICE inline float unactivated(Activation kind, float g) {
-  return kind == Activation::relu_squared ? sqrtf(g) : g;
+// f'(v) by g = f(v). Of v² it is 2 √g, with half the relative error of a rounded g.
+TWELL_HOST_DEVICE inline float slope_by_value(Activation kind, float g) {
+  return kind == Activation::relu_squared ? 2 * sqrtf(g) : 1.0F;
 }
 
 // fu(u) for any u, where fu is the activation of up. Its threshold is 0; NaN counts as above it.

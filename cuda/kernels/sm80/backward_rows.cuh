@@ -18,14 +18,12 @@ __device__ __forceinline__ float sign_of(float v) {
   return v;
 }
 
-// The gradients of a place; `dot` is dy · Wd[n]. act'(v) is that of the v of a rounded g: of v² it
-// is 2 √g, with half the relative error of g.
+// The gradients of a place; `dot` is dy · Wd[n].
 __device__ __forceinline__ PlaceGradient gradient_of(float g, float u, float dot, float l1,
                                                      Activation kind) {
   const float h = combine(kPlainUp, g, u);
   const float dh = l1 == 0 ? dot : fmaf(l1, sign_of(h), dot);
-  const float slope = activated_slope(kind, unactivated(kind, g));
-  const PlaceGradients<float> to = uncombine(kPlainUp, dh, g, slope, u);
+  const PlaceGradients<float> to = uncombine(kPlainUp, dh, g, slope_by_value(kind, g), u);
   return {h, to.v, to.u, 0};
 }
 
