@@ -25,10 +25,6 @@ struct ConfigKeys {
   const char* max_position_embeddings = "max_position_embeddings";
   const char* norm_eps = "rms_norm_eps";
   const char* hidden_act = "hidden_act";
-  // How a FATReLU is written: the activation's name and the key of its threshold. Read is also what
-  // ProSparse's files have, "fatrelu" and hidden_act_param.
-  const char* fat_relu = "fat_relu";
-  const char* fat_relu_threshold = "twell_fat_relu_threshold";
 };
 
 // What tensors are called: `layers`, the layer's number, a dot, and the name within the layer;

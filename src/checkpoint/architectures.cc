@@ -294,7 +294,6 @@ const Architecture kSparseLlama = {
     .class_name = "SparseLlamaForCausalLM",
     .bos_token_id = 1,
     .eos_token_id = 2,
-    .keys = {.fat_relu = "fatrelu", .fat_relu_threshold = "hidden_act_param"},
     .read = read_biases,
     .write = write_biases,
 };
@@ -306,7 +305,6 @@ const Architecture kMiniCpm = {
     .tie_word_embeddings = true,
     .bos_token_id = 1,
     .eos_token_id = 2,
-    .keys = {.fat_relu = "fatrelu", .fat_relu_threshold = "hidden_act_param"},
     .read = read_minicpm,
     .write = write_minicpm,
 };

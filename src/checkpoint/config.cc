@@ -67,8 +67,8 @@ HiddenAct read_act(const JsonObject& json, const char* key, HiddenAct fallback) 
 }
 
 double read_threshold(const JsonObject& json, const char* act_key) {
-  const bool published = json.has(act_key) && json.string(act_key) == kPublishedFatRelu;
-  return json.number(published ? "hidden_act_param" : "twell_fat_relu_threshold", 0.0, 1e6);
+  const bool published = json.has(act_key) && json.string(act_key) == kFatRelu;
+  return json.number(published ? kFatReluThreshold : kOldFatReluThreshold, 0.0, 1e6);
 }
 
 // What `transformers` takes for attention_factor where a file does not say.
@@ -185,7 +185,7 @@ std::string read_weights_file(const JsonObject& json) {
 
 // Of what to_json() does not write: other code, where the weights are, other names of the type.
 constexpr std::string_view kLeftOut[] = {"dtype", "auto_map", "quantization_config",
-                                         "transformers_weights"};
+                                         "transformers_weights", kOldFatReluThreshold};
 
 std::string read_other_keys(const JsonObject& json, const ModelConfig& config) {
   const auto own = own_keys(config);

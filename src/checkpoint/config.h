@@ -20,8 +20,9 @@ extern const Architecture kLlama;
 std::span<const Architecture* const> architectures();  // all that there are
 
 enum class HiddenAct : std::uint8_t { silu, gelu, gelu_tanh, relu, relu_squared, fat_relu };
-inline constexpr std::string_view kPublishedFatRelu = "fatrelu";  // with hidden_act_param
-// Names in config.json. The first name of each is the one that is written.
+// A FATReLU as it is written, with the key hidden_act_param.
+inline constexpr std::string_view kFatRelu = "fatrelu";
+// Names in config.json. The first name of each is the one that is written, but for kFatRelu.
 struct ActName {
   std::string_view name;
   HiddenAct act;
@@ -33,10 +34,10 @@ inline constexpr ActName kActs[] = {
     {"gelu_pytorch_tanh", HiddenAct::gelu_tanh},
     {"relu", HiddenAct::relu, Activation::relu},
     {"relu2", HiddenAct::relu_squared, Activation::relu_squared},
-    {"fat_relu", HiddenAct::fat_relu, Activation::fat_relu},  // with twell_fat_relu_threshold
+    {"fat_relu", HiddenAct::fat_relu, Activation::fat_relu},  // read with twell_fat_relu_threshold
     {"swish", HiddenAct::silu},
     {"relu_squared", HiddenAct::relu_squared},
-    {kPublishedFatRelu, HiddenAct::fat_relu},
+    {kFatRelu, HiddenAct::fat_relu},
     {"gelu_tanh", HiddenAct::gelu_tanh},
 };
 

@@ -24,6 +24,10 @@ inline constexpr double kMaxRopeFactor = 1e6;
 inline constexpr double kSmallestScale = 1e-6;
 inline constexpr double kLargestScale = 1e6;
 
+// The threshold of a FATReLU, as ProSparse's files have it, and as twell once wrote it.
+inline constexpr const char* kFatReluThreshold = "hidden_act_param";
+inline constexpr const char* kOldFatReluThreshold = "twell_fat_relu_threshold";
+
 // A path within a directory, and not out of it by ".." or from the root.
 bool stays_within(std::string_view path);
 

@@ -65,7 +65,7 @@ std::string problem_of_sizes(const ModelConfig& c) {
   check("rope_theta", c.block.positions.theta, 1e-6, kMaxRopeTheta);
   check("partial_rotary_factor", c.block.positions.share, 0.0, 1.0);
   check("offset of positions", c.block.positions.offset, std::int64_t{0}, kMaxPositions);
-  check(c.architecture->keys.fat_relu_threshold, c.fat_relu_threshold, 0.0, 1e6);
+  check(kFatReluThreshold, c.fat_relu_threshold, 0.0, 1e6);
   check("unrotated_every", c.block.positions.unrotated_every, std::int64_t{0}, kMaxLayers);
   const ExpertForm& experts = c.block.experts;
   check("number of experts in all layers", c.num_hidden_layers * experts.count, std::int64_t{0},
@@ -199,7 +199,7 @@ OrderedJson own_keys(const ModelConfig& c) {
   put(keys.max_position_embeddings, c.max_position_embeddings);
   put(keys.norm_eps, c.block.norm.eps);
   const bool fat_relu = c.hidden_act == HiddenAct::fat_relu;
-  put(keys.hidden_act, fat_relu ? keys.fat_relu : name_of(c.hidden_act));
+  put(keys.hidden_act, fat_relu ? kFatRelu : name_of(c.hidden_act));
   put("tie_word_embeddings", c.tie_word_embeddings);
   const PositionForm& positions = c.block.positions;
   if (positions.kind == PositionForm::Kind::rope) {
@@ -217,7 +217,7 @@ OrderedJson own_keys(const ModelConfig& c) {
   }
   if (is.write != nullptr) is.write(c, json);
   if (c.gated != is.gated) json["twell_gated"] = c.gated;
-  if (fat_relu) json[keys.fat_relu_threshold] = c.fat_relu_threshold;
+  if (fat_relu) json[kFatReluThreshold] = c.fat_relu_threshold;
   json["bos_token_id"] = c.bos_token_id ? OrderedJson(*c.bos_token_id) : OrderedJson(nullptr);
   json["eos_token_id"] = c.eos_token_ids.empty()       ? OrderedJson(nullptr)
                          : c.eos_token_ids.size() == 1 ? OrderedJson(c.eos_token_ids[0])

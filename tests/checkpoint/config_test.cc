@@ -115,6 +115,12 @@ TEST(ModelConfig, Activations) {
   EXPECT_EQ(published.hidden_act, HiddenAct::fat_relu);
   EXPECT_EQ(published.fat_relu_threshold, 0.01);
   EXPECT_EQ(parse(published.to_json()), published);
+  // Written so, whichever of the two was read.
+  const ModelConfig old =
+      parse(llama(R"("hidden_act":"fat_relu","twell_fat_relu_threshold":0.01,)"));
+  EXPECT_EQ(old, published);
+  EXPECT_EQ(old.to_json(), published.to_json());
+  EXPECT_NE(old.to_json().find(R"("hidden_act": "fatrelu")"), std::string::npos);
   refused(llama(R"("hidden_act":"fatrelu",)"), {"hidden_act_param is missing"});
   refused(llama(R"("hidden_act":"fatrelu","hidden_act_param":-0.5,)"),
           {"hidden_act_param is -0.5"});
