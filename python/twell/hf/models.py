@@ -73,6 +73,8 @@ def from_pretrained(
     )
 
 
+ACT_KEYS = ("hidden_act", "activation_function")
+"""What configurations call their activation."""
 _FAT_RELU = {"fatrelu": "hidden_act_param", "fat_relu": "twell_fat_relu_threshold"}
 
 
@@ -81,13 +83,14 @@ def _fat_relu_of(path: str | os.PathLike[str]) -> float | None:
     activation."""
     file = Path(path) / "config.json"
     config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    key = _FAT_RELU.get(str(config.get("hidden_act")))
-    if key is None:
+    said = next((config[name] for name in ACT_KEYS if config.get(name) in _FAT_RELU), None)
+    if said is None:
         return None
+    key = _FAT_RELU[said]
     threshold = config.get(key)
     if not isinstance(threshold, (int, float)) or isinstance(threshold, bool):
         raise ValueError(
-            f"{file}: {key}: expected the threshold of {config['hidden_act']}, a number, got {threshold}"
+            f"{file}: {key}: expected the threshold of {said}, a number, got {threshold}"
         )
     return float(threshold)
 
@@ -95,9 +98,12 @@ def _fat_relu_of(path: str | os.PathLike[str]) -> float | None:
 def _read_fat_relu(transformers: Any, path: Any, options: dict[str, Any]) -> Any:
     """The model, with ReLU as its activation for now."""
     config = options.pop("config", None) or transformers.AutoConfig.from_pretrained(path)
-    said, config.hidden_act = config.hidden_act, "relu"
+    key = next(name for name in ACT_KEYS if getattr(config, name, None) in _FAT_RELU)
+    said = getattr(config, key)
+    setattr(config, key, "relu")
     model = transformers.AutoModelForCausalLM.from_pretrained(path, config=config, **options)
-    model.config.hidden_act = config.hidden_act = said
+    for each in (model.config, config):
+        setattr(each, key, said)
     return model
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from twell.hf.models import require
+from twell.hf.models import ACT_KEYS, require
 from twell.modules import SparseFfn
 from twell.sparsity import sparse_layers, trained_layers
 
@@ -55,7 +55,7 @@ class ThresholdCallback(TrainerCallback, ExportableState):
     def _begin_anew(self) -> None:
         self.thresholds: dict[str, float] = {}
         self.first_shares: dict[str, float] = {}
-        """Of neurons that fired before any threshold, by layer."""
+        """Of neurons that fired in the first step, by layer."""
         self._values: dict[str, Tensor] = {}
         self._hooks: list[Any] = []
 
@@ -90,16 +90,16 @@ class ThresholdCallback(TrainerCallback, ExportableState):
             hook.remove()
         self._hooks = []
         values, self._values = self._values, {}
+        layers = self._layers(given["model"])
         if not self.first_shares:
-            shares = {n: (v > 0).double().mean() for n, v in values.items()}
+            shares = {n: (v > layers[n].threshold).double().mean() for n, v in values.items()}
             self.first_shares = _of_first_process(shares)
         mean = sum(self.first_shares.values()) / len(self.first_shares)
-        # As a share of what fires without thresholds: it falls from 1 to that.
+        # As a share of what fired first: it falls from 1 to that.
         end = min(1.0, self.share / mean)
         kept = 1 - (1 - end) * min(1.0, state.global_step / self.steps)
         found = {n: _upper(v, self.first_shares[n] * kept) for n, v in values.items()}
         self.thresholds = _of_first_process(found)
-        layers = self._layers(given["model"])
         for name, threshold in self.thresholds.items():
             layers[name].threshold = threshold
 
@@ -131,7 +131,8 @@ class ThresholdCallback(TrainerCallback, ExportableState):
             return
         x = given[0].detach().flatten(0, -2)
         first = getattr(layer, layer.names[0])  # type: ignore[arg-type, index]
-        x = x[:: max(1, math.ceil(len(x) / _ROWS))]
+        # An odd stride: an even one may fall on the same positions of every sequence.
+        x = x[:: max(1, math.ceil(len(x) / _ROWS)) | 1]
         self._values[name] = first(x).float()  # under the autocast of the pass
 
     # --- Saved with the Trainer's state -----------------------------------------------------------
@@ -148,7 +149,8 @@ def fold_thresholds(model: nn.Module) -> float:
     returns it: where v > t of a layer, c·v > c·t, so the first linear layer is multiplied by
     c = largest / t and what it meets (up, or down without a gate) is divided by it. The model
     computes the same, up to the rounding of its weights. The configuration, if there is one, gets
-    ``hidden_act`` fatrelu and ``hidden_act_param``, as the files of ProSparse have them.
+    ``hidden_act`` (OPT's ``activation_function``) fatrelu and ``hidden_act_param``, as the files of
+    ProSparse have them.
 
     Raises ValueError if the model has no such layer, and for one without a gate but with a norm of
     its hidden state, whose epsilon would count for another size.
@@ -176,7 +178,9 @@ def fold_thresholds(model: nn.Module) -> float:
         layer.threshold = largest
     config = getattr(model, "config", None)
     if config is not None:
-        config.hidden_act, config.hidden_act_param = "fatrelu", largest
+        key = next((name for name in ACT_KEYS if hasattr(config, name)), ACT_KEYS[0])
+        setattr(config, key, "fatrelu")
+        config.hidden_act_param = largest
     return largest
 
 
