@@ -7,6 +7,7 @@
 #include "files/file_error.h"
 #include "measure/interrupt.h"
 #include "measure/machine.h"
+#include "twell/status.h"
 
 namespace twell::cli {
 
@@ -19,7 +20,7 @@ constexpr const char* kExecution = "Execution";
 std::string shown(const std::string& field, const nlohmann::json& value) {
   if (field == "sparse") return value.get<bool>() ? "sparse" : "dense";
   if (value.is_string() && value.get<std::string>().empty()) {
-    return field == "teacher" ? "none" : "random weights";
+    return field == "model" ? "random weights" : "none";
   }
   return value.is_string() ? value.get<std::string>() : value.dump();
 }
@@ -27,6 +28,23 @@ std::string shown(const std::string& field, const nlohmann::json& value) {
 CLI::Validator range_of(const char* field) {
   const auto [least, most] = lm::Recipe::range_of(field);
   return in_range(least, most);
+}
+
+CLI::Option* add_l1_stages(CLI::App& command, lm::Recipe& r) {
+  const auto check = [](const std::string& text) -> std::string {
+    try {
+      lm::parse_l1_stages(text);
+      return {};
+    } catch (const Error& error) {
+      return error.what();
+    }
+  };
+  return command
+      .add_option_function<std::string>(
+          "--l1-stages", [&r](const std::string& text) { r.l1_stages = lm::parse_l1_stages(text); },
+          "Coefficients of the L1 term in these steps, linear between them, in place of the three")
+      ->check(CLI::Validator(check, ""))
+      ->type_name("STEP:COEFFICIENT,...");
 }
 
 }  // namespace
@@ -62,6 +80,7 @@ FieldOptions add_recipe_options(CLI::App& command, lm::Recipe& r) {
                        const char* group) {
     out.emplace_back(command.add_option(name, value, text)->check(range_of(field))->group(group),
                      field);
+    return out.back().first;
   };
   add("--steps", "steps", r.steps, "Optimizer steps", kLength);
 
@@ -91,12 +110,22 @@ FieldOptions add_recipe_options(CLI::App& command, lm::Recipe& r) {
   add("--teacher-temperature", "temperature", r.temperature,
       "What both models' logits are divided by", teaching);
   add("--anneal", "anneal_steps", r.anneal_steps,
-      "Steps in which the activation of --model becomes --activation; 0: at once", teaching);
+      "Steps in which the activation that --model has becomes --activation; 0: at once", teaching);
 
   const char* sparsity = "Sparsity";
-  add("--l1", "l1", r.l1, "Coefficient of the L1 term", sparsity);
-  add("--l1-start", "l1_start", r.l1_start, "Steps before the L1 term begins", sparsity);
-  add("--l1-warmup", "l1_warmup", r.l1_warmup, "Steps over which the L1 term grows", sparsity);
+  const auto own_l1 = {
+      add("--l1", "l1", r.l1, "Coefficient of the L1 term", sparsity),
+      add("--l1-start", "l1_start", r.l1_start, "Steps before the L1 term begins", sparsity),
+      add("--l1-warmup", "l1_warmup", r.l1_warmup, "Steps over which the L1 term grows", sparsity)};
+  out.emplace_back(add_l1_stages(command, r)->group(sparsity), "l1_stages");
+  for (CLI::Option* option : own_l1) option->excludes(out.back().first);
+  CLI::Option* share = add("--share", "share", r.share,
+                           "Share of neurons that are to fire, by thresholds (FATReLU) that rise "
+                           "until they do; 0: no thresholds",
+                           sparsity);
+  add("--share-steps", "share_steps", r.share_steps,
+      "Steps over which what fires falls to --share; 0: half of the run", sparsity)
+      ->needs(share);
   add("--reinit-every", "reinit_every", r.reinit_every,
       "Steps between revivals of dead neurons; 0: never", sparsity);
   add("--reinit-std", "reinit_std", r.reinit_std, "Standard deviation of revived gate rows",

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <system_error>
 
 #include "checkpoint/config.h"
 #include "files/file_error.h"
@@ -40,6 +42,8 @@ void visit_numbers(Self& r, Visitor&& visit) {
   visit("l1", r.l1, 0.0, 1e6);
   visit("l1_start", r.l1_start, 0, kMaxCount);
   visit("l1_warmup", r.l1_warmup, 0, kMaxCount);
+  visit("share", r.share, 0.0, 1.0);
+  visit("share_steps", r.share_steps, 0, kMaxCount);
   visit("reinit_every", r.reinit_every, 0, kMaxCount);
   visit("reinit_std", r.reinit_std, 0.0, 1e3);
   visit("dead_window", r.dead_window, 1, kMaxCount);
@@ -52,7 +56,65 @@ void visit_numbers(Self& r, Visitor&& visit) {
   visit("keep_checkpoints", r.keep_checkpoints, 1, kMaxCount);
 }
 
+// Takes a number from the front of `text`, and says whether there was one.
+template <class T>
+bool take_number(std::string_view& text, T& out) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), out);
+  text.remove_prefix(static_cast<std::size_t>(end - text.data()));
+  return error == std::errc();
+}
+
+bool take(std::string_view& text, char mark) {
+  const bool found = text.starts_with(mark);
+  if (found) text.remove_prefix(1);
+  return found;
+}
+
+void check_sparsity(const Recipe& r) {
+  const auto [least, most] = Recipe::range_of("l1");
+  std::int64_t before = 0;
+  for (const L1Stage& stage : r.l1_stages) {
+    if (stage.step < before || stage.step > kMaxCount) {
+      io::fail_argument("recipe", "l1_stages: expected steps that ascend, got {} after {}",
+                        stage.step, before);
+    }
+    if (!(stage.coefficient >= least && stage.coefficient <= most)) {
+      io::fail_argument("recipe", "l1_stages: expected coefficients of {} to {}, got {}", least,
+                        most, stage.coefficient);
+    }
+    before = stage.step;
+  }
+  if (r.share > 0.0 && r.anneal_steps + r.steps_to_share() > r.steps) {
+    io::fail_argument("recipe",
+                      "share_steps: expected a path to the share that ends with the {} steps of "
+                      "the run, got one of {} steps after {}",
+                      r.steps, r.steps_to_share(), r.anneal_steps);
+  }
+}
+
 }  // namespace
+
+std::string written(const std::vector<L1Stage>& stages) {
+  std::string out;
+  for (const L1Stage& stage : stages) {
+    out += fmt::format("{}{}:{}", out.empty() ? "" : ",", stage.step, stage.coefficient);
+  }
+  return out;
+}
+
+std::vector<L1Stage> parse_l1_stages(std::string_view text) {
+  std::vector<L1Stage> out;
+  std::string_view rest = text;
+  bool good = true;
+  while (good && !rest.empty()) {
+    L1Stage& stage = out.emplace_back();
+    good = take_number(rest, stage.step) && take(rest, ':') && take_number(rest, stage.coefficient);
+    if (good && !rest.empty()) good = take(rest, ',') && !rest.empty();
+  }
+  if (good) return out;
+  io::fail_argument("l1_stages", "expected steps and coefficients, as in 0:0,200:1e-5, got {}",
+                    io::in_quotes(text));
+}
 
 const char* name_of(ComputeType type) {
   return type == ComputeType::automatic ? "auto" : type == ComputeType::bf16 ? "bf16" : "fp32";
@@ -75,6 +137,10 @@ std::int64_t Recipe::scaled(std::int64_t part) const {
   if (length() == steps) return part;
   __extension__ using Wide = __int128;
   return static_cast<std::int64_t>(static_cast<Wide>(part) * length() / steps);
+}
+
+std::int64_t Recipe::steps_to_share() const {
+  return share_steps > 0 ? share_steps : std::max<std::int64_t>(1, (steps - anneal_steps) / 2);
 }
 
 void Recipe::extend(std::int64_t total) {
@@ -107,6 +173,7 @@ void Recipe::validate() const {
     if (value >= static_cast<Value>(lowest) && value <= static_cast<Value>(highest)) return;
     io::fail_argument("recipe", "{}: expected {} to {}, got {}", name, lowest, highest, value);
   });
+  check_sparsity(*this);
   if (anneal_steps > 0 && !io::hidden_act_of(anneal_from)) {
     io::fail_argument("recipe", "anneal_from: expected an activation, got \"{}\"", anneal_from);
   }
@@ -126,6 +193,7 @@ std::string Recipe::to_json() const {
   out["model"] = model;
   out["teacher"] = teacher;
   out["anneal_from"] = anneal_from;
+  out["l1_stages"] = written(l1_stages);
   out["compute"] = name_of(compute);
   out["recompute"] = recompute;
   out["sparse"] = sparse;
@@ -171,6 +239,7 @@ Recipe Recipe::from_json(std::string_view text, const std::string& file) {
   out.model = in["model"].get<std::string>();
   out.teacher = in["teacher"].get<std::string>();
   out.anneal_from = in["anneal_from"].get<std::string>();
+  out.l1_stages = parse_l1_stages(in["l1_stages"].get<std::string>());
   out.compute = parse_compute_type(in["compute"].get<std::string>());
   out.recompute = in["recompute"].get<bool>();
   out.sparse = in["sparse"].get<bool>();

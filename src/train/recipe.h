@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 namespace twell::lm {
 
@@ -22,6 +23,17 @@ enum class ComputeType : std::uint8_t {
 const char* name_of(ComputeType type);                     // "auto", "bf16", "fp32"
 ComputeType parse_compute_type(std::string_view text);     // throws Error naming the three
 ComputeType resolve(ComputeType type, at::Device device);  // never automatic
+
+// What the L1 coefficient is in a step, by its number, which is 1 at first.
+struct L1Stage {
+  std::int64_t step = 0;
+  double coefficient = 0.0;
+  bool operator==(const L1Stage&) const = default;
+};
+// "0:0,200:1e-05": none, 1e-5 in step 200.
+std::string written(const std::vector<L1Stage>& stages);
+// Throws Error saying how they are written. Whether they ascend, Recipe::validate() says.
+std::vector<L1Stage> parse_l1_stages(std::string_view text);
 
 struct Recipe {
   // --- start. A resumed run has weights and tokenizer in its checkpoint ---
@@ -62,6 +74,13 @@ struct Recipe {
   double l1 = 2e-5;
   std::int64_t l1_start = 0;   // steps before it with coefficient 0
   std::int64_t l1_warmup = 0;  // steps of linear growth after l1_start
+  // In place of these three: the coefficient is linear in the step from one stage to the next, and
+  // that of the first and last stage outside of them. Two stages of one step are a jump.
+  std::vector<L1Stage> l1_stages;
+  // The share of neurons that are to fire, a mean over layers, by thresholds (train/thresholds.h).
+  // 0: none. The path there begins when the activation is annealed.
+  double share = 0.0;
+  std::int64_t share_steps = 0;  // its length; 0: half of the steps that are left to it
   // Every so many steps the gate rows of neurons dead for dead_window steps are drawn anew. 0:
   // never.
   std::int64_t reinit_every = 0;
@@ -100,6 +119,7 @@ struct Recipe {
   std::int64_t length() const { return shortened_to > 0 ? shortened_to : steps; }
   // A part of the schedules, in proportion to what is left of them.
   std::int64_t scaled(std::int64_t part) const;
+  std::int64_t steps_to_share() const;
   // To `total` steps: those of a shortened run keep their schedules' proportions.
   void extend(std::int64_t total);
   std::int64_t tokens_per_step() const { return micro_batch * accumulation * context; }

@@ -91,6 +91,12 @@ class Run {
     recipe_.anneal_from = io::name_of(from);
   }
 
+  // With thresholds a ReLU is a FATReLU.
+  io::HiddenAct trained(io::HiddenAct act) const {
+    const bool raised = recipe_.share > 0.0 && act == io::HiddenAct::relu;
+    return raised ? io::HiddenAct::fat_relu : act;
+  }
+
   void take_up(const fs::path& latest) {
     recipe_ = run_.resume(latest, saved_recipe(latest));
     recipe_.validate();
@@ -101,7 +107,7 @@ class Run {
                         run_.tokenizer->string());
     }
     const io::HiddenAct act = io::load_config(latest).hidden_act;
-    if (run_.activation && act != *run_.activation) {
+    if (run_.activation && act != trained(*run_.activation)) {
       io::fail_argument("activation",
                         "the run has {}, {} is asked for: a resumed run cannot change it",
                         io::name_of(act), io::name_of(*run_.activation));
@@ -136,6 +142,10 @@ class Run {
     config.quantization.reset();  // what is trained are floating-point numbers
     if (fresh) complete(config);
     if (run_.activation) config.hidden_act = *run_.activation;
+    if (trained(config.hidden_act) != config.hidden_act) {
+      config.hidden_act = trained(config.hidden_act);
+      config.fat_relu_threshold = 0.0;
+    }
     config.validate();
     expect_vocabulary(config.vocab_size, tokens);
     // A resumed run gets its weights from Trainer::load.
@@ -273,6 +283,7 @@ class Run {
     if (record.step < recipe.length()) trainer_->set_length(fits);
     record.sparse_layers = trainer_->sparse_layers();
     record.layers = trainer_->activity();
+    record.thresholds = trainer_->thresholds();
     for (const LayerActivity& layer : record.layers) record.nnz_mean += layer.nnz_mean;
     record.nnz_mean /= static_cast<double>(std::max<std::size_t>(1, record.layers.size()));
     return record;

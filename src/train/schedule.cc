@@ -3,8 +3,19 @@
 #include <algorithm>
 #include <cmath>
 #include <numbers>
+#include <vector>
 
 namespace twell::lm {
+namespace {
+
+// Of a change that takes `steps` steps from the 0-based step `begin` on: what the step has of it.
+double part_done(std::int64_t step, std::int64_t begin, std::int64_t steps) {
+  if (step < begin) return 0.0;
+  if (steps <= 0) return 1.0;
+  return std::min(1.0, static_cast<double>(step - begin + 1) / static_cast<double>(steps));
+}
+
+}  // namespace
 
 double learning_rate(const Recipe& recipe, std::int64_t step) {
   const auto at = static_cast<double>(step);
@@ -18,18 +29,28 @@ double learning_rate(const Recipe& recipe, std::int64_t step) {
 }
 
 double l1_coefficient(const Recipe& recipe, std::int64_t step) {
-  const std::int64_t start = recipe.scaled(recipe.l1_start);
-  const std::int64_t warmup = recipe.scaled(recipe.l1_warmup);
-  if (step < start) return 0.0;
-  if (warmup <= 0) return recipe.l1;
-  const auto part = static_cast<double>(step - start + 1);
-  return recipe.l1 * std::min(1.0, part / static_cast<double>(warmup));
+  const std::vector<L1Stage>& stages = recipe.l1_stages;
+  if (stages.empty()) {
+    const std::int64_t start = recipe.scaled(recipe.l1_start);
+    return recipe.l1 * part_done(step, start, recipe.scaled(recipe.l1_warmup));
+  }
+  const auto next = std::ranges::find_if(
+      stages, [&](const L1Stage& stage) { return recipe.scaled(stage.step) > step; });
+  if (next == stages.begin()) return stages.front().coefficient;
+  if (next == stages.end()) return stages.back().coefficient;
+  const L1Stage& last = *(next - 1);
+  const std::int64_t begin = recipe.scaled(last.step);
+  return last.coefficient + (next->coefficient - last.coefficient) *
+                                part_done(step, begin, recipe.scaled(next->step) - begin);
 }
 
 double annealed_share(const Recipe& recipe, std::int64_t step) {
-  const std::int64_t steps = recipe.scaled(recipe.anneal_steps);
-  return steps <= 0 ? 1.0
-                    : std::min(1.0, static_cast<double>(step + 1) / static_cast<double>(steps));
+  return part_done(step, 0, recipe.scaled(recipe.anneal_steps));
+}
+
+double share_progress(const Recipe& recipe, std::int64_t step) {
+  return part_done(step, recipe.scaled(recipe.anneal_steps),
+                   recipe.scaled(recipe.steps_to_share()));
 }
 
 }  // namespace twell::lm

@@ -11,6 +11,7 @@
 #include "decoder/feed_forward.h"
 #include "train/activity.h"
 #include "train/neuron_places.h"
+#include "train/thresholds.h"
 
 namespace twell::lm {
 
@@ -31,6 +32,8 @@ struct FfnTraining {
   // Below 1 layers are dense, and compute (1 - share) * from(v) + share * act(v).
   double annealed_share = 1.0;
   io::HiddenAct anneal_from = io::HiddenAct::silu;
+  // Of layers with a FATReLU, in place of the model's; null: that one stays.
+  Thresholds* thresholds = nullptr;
   // If set: f32 sums, one for each of the layer's parameters, `down` laid out neuron-major as
   // below. Backward of the sparse path adds the parameters' gradients to them, and autograd sees
   // none.

@@ -155,6 +155,8 @@ Trainer::Trainer(std::unique_ptr<Model> model, const Recipe& recipe, TrainingDat
   optimizer_ = std::make_unique<AdamW>(entries);
   copy_masters();
   ffn_->sparse = recipe_.sparse;
+  if (recipe_.share > 0.0) thresholds_ = std::make_unique<Thresholds>(*model_);
+  ffn_->thresholds = thresholds_.get();
   if (recipe_.anneal_steps > 0) ffn_->anneal_from = *io::hidden_act_of(recipe_.anneal_from);
   DeviceRuntime& device = runtime != nullptr ? *runtime : runtime_of(model_->device());
   if (!device.is_cpu() && has_sparse_path(model_->ffn_parameters(0), model_->activation())) {
@@ -201,6 +203,7 @@ StepResult Trainer::step() {
   ffn_->step = steps_done_;
   ffn_->annealed_share = annealed_share(recipe_, steps_done_);
   ffn_->decides = steps_done_ % TrainingGate::kDecideEvery == 0;
+  if (thresholds_) thresholds_->begin_step(recipe_, steps_done_);
   recorder_.take_l1();
   try {
     const Losses losses = passes();
@@ -229,6 +232,7 @@ StepResult Trainer::step() {
   } catch (...) {
     ffn_->pending.clear();
     if (teacher_) teacher_->take_hidden_error();
+    if (thresholds_) thresholds_->forget();
     optimizer_->clear_gradients();
     windows_.seek(position);
     throw;
@@ -240,6 +244,7 @@ StepResult Trainer::step() {
     optimizer_->update(recipe_, result.lr, scale, steps_done_ + 1);
   }
   recorder_.share_last_fired(processes_);
+  if (thresholds_) thresholds_->fit(recipe_, steps_done_, processes_);
   if (ffn_->decides) {
     for (std::int64_t layer = 0; layer < model_->layers(); ++layer) {
       ffn_->screened(layer) = processes_.of_first(ffn_->screened(layer));

@@ -19,6 +19,7 @@
 #include "train/processes.h"
 #include "train/recipe.h"
 #include "train/teacher.h"
+#include "train/thresholds.h"
 #include "train/token_stream.h"
 #include "train/train_feed_forward.h"
 #include "train/windows.h"
@@ -76,6 +77,10 @@ class Trainer {
   void time_steps(StepTimes* times);
   // Layers that multiply only what fires, in the coming step.
   std::int64_t sparse_layers() const;
+  // Of the layers, in the coming step; none without recipe.share.
+  std::vector<float> thresholds() const {
+    return thresholds_ ? thresholds_->state().thresholds : std::vector<float>();
+  }
   std::int64_t tokens_seen() const { return steps_done_ * recipe_.tokens_per_step(); }
 
   // Mean cross entropy of up to eval_windows held-out windows, evenly spread; none: no windows are
@@ -97,8 +102,9 @@ class Trainer {
   // Throws Error where the weights of a process are not the bits of the first one's.
   void check_processes() const;
   // Writes a Hugging Face directory with the weights in the compute type (the files of `tokenizer`
-  // and `sides` beside them) and, in the folder trainer/, all that step() depends on. `directory`
-  // must not exist; it appears whole or not at all.
+  // and `sides` beside them) and, in the folder trainer/, all that step() depends on. With
+  // thresholds the directory has the weights of fold(). `directory` must not exist; it appears
+  // whole or not at all.
   void save(const std::filesystem::path& directory, const io::Tokenizer* tokenizer,
             const io::SideFiles& sides = {}) const;
   // Continues from what save() wrote: every further step computes the same bits as if the run had
@@ -126,6 +132,8 @@ class Trainer {
     std::int64_t layer, dimension;
   };
   std::map<std::string, NeuronWeight> neuron_weights() const;
+  // Whether a checkpoint has the fp32 weights beside those of the model.
+  bool keeps_masters() const { return recipe_.compute == ComputeType::bf16 || thresholds_; }
 
   Recipe recipe_;
   TrainingData data_;
@@ -135,7 +143,8 @@ class Trainer {
   std::unique_ptr<Model> model_;
   std::unique_ptr<Teacher> teacher_;
   std::shared_ptr<FfnTraining> ffn_;
-  std::unique_ptr<NeuronPlaces> places_;  // on a GPU
+  std::unique_ptr<NeuronPlaces> places_;    // on a GPU
+  std::unique_ptr<Thresholds> thresholds_;  // with recipe.share
   ActivityRecorder recorder_;
   std::unique_ptr<AdamW> optimizer_;
   StepTimes* times_ = nullptr;

@@ -3,10 +3,11 @@
 //   config.json, model.safetensors, tokenizer.json   as everywhere, with what lay beside those that
 //                                                    the run began with
 //   trainer/state.json          step, position in the data, recipe, what identifies the run, which
-//                               layers' gates go through a screen, and on a GPU the layers' forms
+//                               layers' gates go through a screen, on a GPU the layers' forms, and
+//                               the thresholds where the recipe has a share
 //   trainer/optimizer.safetensors
 //       m.NAME, v.NAME          fp32 moments
-//       master.NAME             fp32 weights, where the model's are bf16
+//       master.NAME             fp32 weights, where the model's are bf16 or those of fold()
 //       last_fired              i64 [layers, hidden units], step of each neuron's last activation
 //       neuron_order            i64 [layers, hidden units], on a GPU: the neuron at each place
 //
@@ -33,7 +34,7 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-constexpr int kVersion = 2;  // 2: the recipe has validation_fraction, model and bpe_vocab
+constexpr int kVersion = 3;  // 3: the recipe has l1_stages, share and share_steps
 constexpr std::uint64_t kMaxStateBytes = 1 << 20;
 constexpr const char* kNeuronOrder = "neuron_order";
 
@@ -63,6 +64,7 @@ struct State {
   Recipe recipe;
   std::vector<std::int64_t> screened;
   std::vector<TrainingForm> forms;  // of a run on a GPU
+  ThresholdState thresholds;        // of a run with a share
 };
 
 io::CheckpointTensor find_i64(const io::Checkpoint& file, const std::string& name,
@@ -72,6 +74,17 @@ io::CheckpointTensor find_i64(const io::Checkpoint& file, const std::string& nam
     io::fail_file(file.path().string(), "{}: expected I64", name);
   }
   return found;
+}
+
+json to_json(const ThresholdState& state) {
+  return {{"values", state.thresholds},
+          {"first_shares", state.first_shares},
+          {"settled", state.settled}};
+}
+
+ThresholdState parse_thresholds(const json& in) {
+  return {in.at("values").get<std::vector<float>>(),
+          in.at("first_shares").get<std::vector<double>>(), in.at("settled").get<bool>()};
 }
 
 State parse_state(const fs::path& path) {
@@ -93,6 +106,7 @@ State parse_state(const fs::path& path) {
     for (const json& form : in.value("forms", json::array())) {
       out.forms.push_back({form.at("sparse").get<bool>(), form.at("hot").get<std::int64_t>()});
     }
+    if (out.recipe.share > 0.0) out.thresholds = parse_thresholds(in.at("thresholds"));
   } catch (const json::exception& error) {
     io::fail_file(name, "is not the state of a trainer: {}", io::library_reason(error.what()));
   }
@@ -111,6 +125,9 @@ void Trainer::save(const fs::path& directory, const io::Tokenizer* tokenizer,
 
   io::ModelConfig config = model_->config();
   config.dtype = recipe_.compute == ComputeType::bf16 ? "bfloat16" : "float32";
+  FoldedThresholds folded;
+  if (thresholds_) folded = fold(*model_, thresholds());
+  if (thresholds_) config.fat_relu_threshold = folded.threshold;
   io::save_config(out, config);
   if (tokenizer != nullptr) tokenizer->save(out);
   sides.save(out);
@@ -128,10 +145,14 @@ void Trainer::save(const fs::path& directory, const io::Tokenizer* tokenizer,
               : host.index_select(found->second.dimension, places_->to_model(found->second.layer)));
       return tensor_data(name, kept.back());
     };
-    weights.push_back(data(p.name, p.compute));
+    const auto factor = folded.factors.find(p.name);
+    weights.push_back(
+        data(p.name, factor == folded.factors.end()
+                         ? p.compute
+                         : p.master.detach().mul(factor->second).to(p.compute.scalar_type())));
     moments.push_back(data("m." + p.name, p.m));
     moments.push_back(data("v." + p.name, p.v));
-    if (recipe_.compute == ComputeType::bf16) moments.push_back(data("master." + p.name, p.master));
+    if (keeps_masters()) moments.push_back(data("master." + p.name, p.master));
   }
   const auto by_neuron = [&](const char* name, const std::int64_t* values) {
     io::TensorData out_tensor;
@@ -165,6 +186,7 @@ void Trainer::save(const fs::path& directory, const io::Tokenizer* tokenizer,
       state["forms"].push_back({{"sparse", form.sparse}, {"hot", form.hot}});
     }
   }
+  if (thresholds_) state["thresholds"] = to_json(thresholds_->state());
   state["recipe"] = json::parse(recipe_.to_json());
   io::write_file_atomically(state_file(out), state.dump(2) + "\n");
   target.commit();
@@ -186,19 +208,23 @@ void Trainer::load(const fs::path& directory) {
   }
   io::ModelConfig config = io::load_config(directory);
   config.dtype = model_->config().dtype;
+  if (thresholds_) config.fat_relu_threshold = model_->config().fat_relu_threshold;
   if (!(config == model_->config())) {
     io::fail_file((directory / "config.json").string(),
                   "is another model than the one of this run: resume with the same shape and "
                   "activation, or start a new run from this checkpoint");
   }
 
+  if (thresholds_ && !state.thresholds.fits(model_->layers())) {
+    io::fail_file(name, "thresholds: expected one for each of {} layers", model_->layers());
+  }
+
   const io::Checkpoint weights(directory);
   const io::Checkpoint moments(optimizer_file(directory));
   std::vector<Source> sources;
   for (OptimizedParameter& p : optimizer_->parameters()) {
-    sources.push_back(recipe_.compute == ComputeType::bf16
-                          ? find_fp32(moments, "master." + p.name, p.master)
-                          : find_fp32(weights, p.name, p.master));
+    sources.push_back(keeps_masters() ? find_fp32(moments, "master." + p.name, p.master)
+                                      : find_fp32(weights, p.name, p.master));
     sources.push_back(find_fp32(moments, "m." + p.name, p.m));
     sources.push_back(find_fp32(moments, "v." + p.name, p.v));
   }
@@ -229,6 +255,7 @@ void Trainer::load(const fs::path& directory) {
   }
   std::memcpy(recorder_.last_fired().data(), fired.data, fired.info->bytes());
   if (restored) *places_ = std::move(*restored);
+  if (thresholds_) thresholds_->restore(state.thresholds);
   for (const auto& [name, weight] : neuron_weights()) {
     optimizer_->parameter(name).reorder(weight.dimension, places_->from_model(weight.layer));
   }

@@ -1,5 +1,6 @@
 #include "train/run.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <spawn.h>
 #include <sys/wait.h>
@@ -7,6 +8,7 @@
 #include <torch/utils.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
@@ -207,6 +209,61 @@ TEST(RunTraining, ATeacherAndAPathFromOneActivationToAnother) {
   EXPECT_TRUE(contains(message([](TrainRun& r) { r.activation = io::HiddenAct::silu; }),
                        "anneal: the model has silu already"));
   EXPECT_TRUE(contains(message([](TrainRun& r) { r.recipe.teacher = "nowhere"; }), "nowhere"));
+}
+
+// From SiLU over ReLU to thresholds, with a teacher and the L1 term; stopped on both paths.
+TEST(RunTraining, ThresholdsRiseBehindTheAnnealing) {
+  const Scratch scratch;
+  TrainRun first = tiny_run(scratch.path());
+  first.config.hidden_act = io::HiddenAct::silu;
+  first.recipe.save_every = 0;
+  const TrainResult dense = run_training(first);
+
+  TrainRun second = first;
+  second.out = scratch.path() / "sparse";
+  second.recipe = test::with_share(first.recipe);
+  second.recipe.model = second.recipe.teacher = dense.checkpoint;
+  second.recipe.anneal_steps = 4;
+  second.recipe.save_every = 2;
+  second.recipe.keep_checkpoints = 10;
+  second.config = {};
+  second.activation = io::HiddenAct::relu;
+  const TrainResult sparse = run_training(second);
+  const auto log = log_of(second.out);
+  for (std::size_t step = 1; step <= 20; ++step) {  // fitted in steps 5, 13 and 16
+    const json& thresholds = log[step - 1]["thresholds"];
+    EXPECT_EQ(thresholds.size(), 2U);
+    EXPECT_EQ(thresholds != log[std::max<std::size_t>(step, 2) - 2]["thresholds"],
+              step == 5 || step == 13 || step == 16)
+        << step;
+    EXPECT_EQ(thresholds[0] > 0.0, step >= 5);
+  }
+  EXPECT_GT(log[10]["l1"], 0.0);
+  EXPECT_GT(log[10]["divergence"], 0.0);
+  EXPECT_FALSE(log_of(first.out)[0].contains("thresholds"));
+  const io::ModelConfig config = io::load_config(sparse.checkpoint);
+  EXPECT_EQ(config.hidden_act, io::HiddenAct::fat_relu);
+  const auto last = log.back()["thresholds"].get<std::vector<float>>();
+  EXPECT_EQ(config.fat_relu_threshold, std::max(last[0], last[1]));
+
+  for (const int stop : {2, 10, 18}) {
+    TrainRun again = second;
+    again.out = scratch.path() / ("again" + std::to_string(stop));
+    const std::string name = fmt::format("step-{:08}", stop);
+    fs::create_directory(again.out);
+    fs::copy(second.out / name, again.out / name, fs::copy_options::recursive);
+    again.resume = as_saved;
+    run_training(again);
+    const auto resumed = log_of(again.out);
+    EXPECT_EQ(resumed, std::vector<json>(log.begin() + stop, log.end()));
+    again.activation = io::HiddenAct::silu;
+    EXPECT_TRUE(contains(message_of([&] { run_training(again); }),
+                         "activation: the run has fat_relu, silu is asked for"));
+  }
+  second.out = scratch.path() / "refused";
+  second.activation = io::HiddenAct::relu_squared;
+  EXPECT_TRUE(contains(message_of([&] { run_training(second); }),
+                       "share: expected a model with relu or fatrelu, got relu2"));
 }
 
 // Within a group of steps, which is then two lines of the log.

@@ -61,6 +61,56 @@ TEST(L1Coefficient, StartsLateAndGrowsLinearly) {
   EXPECT_DOUBLE_EQ(l1_coefficient(r, 10), 0.5);
 }
 
+// numpy.interp by the step's number, which is 1 at first.
+TEST(L1Coefficient, IsLinearBetweenStages) {
+  Recipe r = recipe();
+  r.l1 = 7;  // not looked at
+  r.l1_stages = parse_l1_stages("10:0.25,20:0.5,20:1,60:3");
+  for (const auto& [step, coefficient] : {std::pair(1, 0.25),
+                                          {10, 0.25},
+                                          {11, 0.275},
+                                          {19, 0.475},
+                                          {20, 0.5},
+                                          {21, 1.05},
+                                          {40, 2.0},
+                                          {60, 3.0},
+                                          {99, 3.0}}) {
+    EXPECT_DOUBLE_EQ(l1_coefficient(r, step - 1), coefficient) << step;
+  }
+  r.steps = 1000;
+  r.shortened_to = 100;
+  EXPECT_DOUBLE_EQ(l1_coefficient(r, 3), 2.0) << "step 4 of 6, as 40 of 60";
+  // The warm-up of --l1 is two stages.
+  Recipe same = recipe();
+  same.l1 = 0.5;
+  same.l1_start = 10;
+  same.l1_warmup = 5;
+  r = recipe();
+  r.l1_stages = parse_l1_stages("10:0,15:0.5");
+  for (int step = 0; step < 20; ++step) {
+    EXPECT_EQ(l1_coefficient(r, step), l1_coefficient(same, step)) << step;
+  }
+}
+
+TEST(ShareProgress, BeginsBehindTheAnnealing) {
+  Recipe r = recipe();
+  r.share = 0.1;
+  r.anneal_steps = 20;
+  r.share_steps = 40;
+  EXPECT_EQ(share_progress(r, 19), 0.0);
+  EXPECT_EQ(annealed_share(r, 19), 1.0);
+  EXPECT_DOUBLE_EQ(share_progress(r, 20), 1.0 / 40);
+  EXPECT_DOUBLE_EQ(share_progress(r, 39), 0.5);
+  EXPECT_EQ(share_progress(r, 59), 1.0);
+  EXPECT_EQ(share_progress(r, 99), 1.0);
+  r.share_steps = 0;
+  EXPECT_EQ(r.steps_to_share(), 40) << "half of 101 - 20";
+  r.steps = 1000;
+  r.share_steps = 400;
+  r.shortened_to = 100;
+  EXPECT_DOUBLE_EQ(share_progress(r, 21), 0.5) << "20 of 40 steps, behind 2";
+}
+
 TEST(RecipeTest, ComesBackFromItsJson) {
   Recipe r = recipe();
   r.l1 = 0.1234567890123456789;
@@ -69,6 +119,9 @@ TEST(RecipeTest, ComesBackFromItsJson) {
   r.recompute = true;
   r.sparse = false;
   r.time_budget_s = 12.5;
+  r.l1_stages = {{0, 0.0}, {7, 1.0 / 3}, {7, 2e-5}};
+  r.share = 0.1;
+  r.share_steps = 12;
   EXPECT_EQ(Recipe::from_json(r.to_json(), "file"), r);
 }
 
@@ -86,6 +139,26 @@ TEST(RecipeTest, RefusesWhatIsOutOfRange) {
   EXPECT_NE(message([](Recipe& r) { r.l1 = std::nan(""); }).find("l1: "), std::string::npos);
   EXPECT_NE(message([](Recipe& r) { r.beta2 = 1.0; }).find("beta2"), std::string::npos);
   EXPECT_NE(message([](Recipe& r) { r.warmup_steps = 101; }).find("warmup_steps"),
+            std::string::npos);
+  const auto stages = [&](const char* text) {
+    return message([&](Recipe& r) { r.l1_stages = parse_l1_stages(text); });
+  };
+  EXPECT_EQ(stages("0:0,5:1,5:2"), "");
+  EXPECT_NE(stages("5:0,4:1").find("expected steps that ascend, got 4 after 5"), std::string::npos);
+  EXPECT_NE(stages("-1:0").find("got -1 after 0"), std::string::npos);
+  for (const char* text : {"1:-2", "1:nan", "1:2e6"}) {
+    EXPECT_NE(stages(text).find("l1_stages: expected coefficients of 0 to 1"), std::string::npos);
+  }
+  for (const char* text : {"1", "1:", ":1", "1:2,", "1:2 ", "1:2;3:4", "1.5:2", "a:b"}) {
+    EXPECT_NE(
+        message_of([&] { parse_l1_stages(text); }).find("200:1e-5, got \"" + std::string(text)),
+        std::string::npos)
+        << text;
+  }
+  EXPECT_NE(message([](Recipe& r) { r.share = 1.5; }).find("share: expected 0 to 1"),
+            std::string::npos);
+  EXPECT_EQ(message([](Recipe& r) { r.share = 0.5, r.share_steps = 101; }), "");
+  EXPECT_NE(message([](Recipe& r) { r.share = 0.5, r.share_steps = 102; }).find("share_steps"),
             std::string::npos);
 }
 
