@@ -56,9 +56,14 @@ PHASES = ("prefill", "decode")
 # Printable characters in no order: a tokenizer of bytes makes a token of each.
 WORDS = "".join(chr(33 + (i * i + 7 * i) % 89) for i in range(997))
 # twell's weights, and what its sparse side is called with them.
-# A type of the head stands behind a plus.
+# A type of the head stands behind a plus, that of what linear layers read behind a slash.
 OWN_TYPES = {"bf16": "twell sparse", "int8": "twell int8", "int4": "twell int4",
-             "int4+int4": "twell int4, head too"}
+             "int4+int4": "twell int4, head too", "int8/int8": "twell int8, inputs too",
+             "int4/int8": "twell int4, inputs in int8"}
+
+
+def weights_of(own_type):
+    return own_type.partition("/")[0]
 
 
 def skip(arguments, reason):
@@ -188,12 +193,12 @@ class Case:
     def measure_codes(self, own_type, place):
         """By one text: a benchmark of codes would load their numbers too, for its dense side."""
         report = pathlib.Path(place) / "codes.json"
-        model = self.models[own_type]
+        model, activations = self.models[own_type], own_type.partition("/")[2] or "exact"
 
         def generate(text, tokens):
             run([self.arguments.twell, "generate", "--model", model, "--path", "sparse", "--prompt",
-                 text, "--max-tokens", tokens, "--temperature", 0, "--threads",
-                 self.arguments.threads, "--json", report], TIERS[self.tier])
+                 text, "--max-tokens", tokens, "--temperature", 0, "--activations", activations,
+                 "--threads", self.arguments.threads, "--json", report], TIERS[self.tier])
             return json.loads(report.read_text())
 
         if self.text is None:
@@ -256,7 +261,8 @@ class Case:
             read["twell dense"] = decoded_bytes.of_dense(self.config)
         for own in self.models:
             if own != "bf16":
-                read[OWN_TYPES[own]] = decoded_bytes.of_codes(own, self.config, self.nnz)
+                read[OWN_TYPES[own]] = decoded_bytes.of_codes(weights_of(own), self.config,
+                                                              self.nnz)
         for weight_type, file in self.files.items():
             read[f"llama.cpp {weight_type}"] = decoded_bytes.of_llama_cpp(list_tensors(file))
         return read
@@ -326,9 +332,10 @@ def models_of(model, place, arguments):
     """twell's types -> directories; what is quantised already stays."""
     models = {}
     for own in arguments.twell_types:
-        models[own] = model if own == "bf16" else pathlib.Path(place) / f"model-{own}"
+        weights = weights_of(own)
+        models[own] = model if own == "bf16" else pathlib.Path(place) / f"model-{weights}"
         if own != "bf16" and not models[own].exists():
-            kind, _, head = own.partition("+")
+            kind, _, head = weights.partition("+")
             run([arguments.twell, "quantize", "--model", model, "--type", kind, "--head",
                  head or "int8", "--threads", arguments.threads, "--out", models[own]], {})
     return models

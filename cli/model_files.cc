@@ -58,6 +58,7 @@ std::unique_ptr<lm::Model> ModelOptions::open(lm::FfnPath path, bool prepack) co
   load.prepack_dense = prepack;
   load.device = device;
   load.round_scales = round_scales;
+  load.round_inputs = activations == "int8";
   load.allow_unused = allow_unused;
   return lm::load_model(directory(), load);
 }
@@ -103,6 +104,12 @@ void add_dtype_option(CLI::App& command, ModelOptions& options) {
       ->type_name("TYPE");
   command.add_flag("--round-scales", options.round_scales,
                    "Round the scales of int4 weights to 5 bits, with which codes stay codes");
+  command
+      .add_option("--activations", options.activations,
+                  "int8: of a quantised model, round what its linear layers read, for faster "
+                  "prompts (default exact)")
+      ->check(CLI::IsMember({"exact", "int8"}))
+      ->type_name("TYPE");
 }
 
 std::string read_text(const std::string& path, std::uint64_t max_bytes) {

@@ -33,6 +33,7 @@ struct ModelOptions : CommonOptions {
   std::string path = "auto";  // dense, sparse or auto
   std::string dtype = "auto";
   bool round_scales = false;
+  std::string activations = "exact";  // or int8
   bool allow_unused = false;
 
   std::string directory() const;  // of the model itself; throws where there is none

@@ -1,5 +1,5 @@
 // Plain linear layers: y = x Wᵀ. x is [M, D], W [N, D], y [M, N], all of one type, bf16 or f32, or
-// W int8 with a scale for each row. Sums are f32; y is rounded once. M may be 0. An error is a
+// W of codes with scales of its rows. Sums are f32; y is rounded once. M may be 0. An error is a
 // twell::Error that names operation and argument.
 #pragma once
 
@@ -18,5 +18,15 @@ void linear(Context& context, ConstMatrixView x, const WeightView& weight, const
 // correct; above about eight rows a GEMM is faster. It serves logits: their weight may be the
 // embedding too, and should not exist twice.
 void linear_as_stored(Context& context, ConstMatrixView x, const WeightView& weight, MatrixView y);
+
+// y = x, each block of 256 inputs of a row rounded to whole numbers of at most 7 bits times a power
+// of 2, which bf16 holds: with a the block's largest |x| and 2ᵉ⁻¹ <= a < 2ᵉ,
+//   y = u · round(x / u), ties to even; u = 2ᵉ⁻⁷ where a / u < 127.5, else 2ᵉ⁻⁶.
+// So it changes no input by more than u / 2 <= a / 127, and rounding y again changes nothing. What
+// reads y is as any other operation on it, but products with weights of codes then are of integers
+// alone, at any number of rows: the fastest there are, and exact up to their f32 sums. Blocks with
+// a number that is not finite, or none of 10⁻³⁰ or more, stay as they are; of numbers that would
+// become infinite stays 63 u. x and y are [M, D] of one dtype, bf16 or f32, and may be the same.
+void round_inputs(Context& context, ConstMatrixView x, MatrixView y);
 
 }  // namespace twell

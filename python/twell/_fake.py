@@ -221,6 +221,10 @@ def _linear(x: Tensor, weight_packed: Tensor, bias: Tensor | None = None) -> Ten
     return _rows(x, weight_packed.shape[0])
 
 
+def _round_inputs(x: Tensor) -> Tensor:
+    return _rows(x, x.shape[-1])
+
+
 def _linear_as_stored(x: Tensor, weight: Tensor) -> Tensor:
     return _rows(x, rows_of(weight))
 
@@ -269,6 +273,7 @@ def register() -> None:
         _screen_weight,
         _linear,
         _linear_as_stored,
+        _round_inputs,
         _gemm_relu_twell,
         _dense_to_twell,
         _twell_to_dense,

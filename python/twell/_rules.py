@@ -120,6 +120,7 @@ def _unpack_backward(ctx: Any, dweight: Tensor) -> Tensor:
 _WITHOUT = {
     "linear": "torch.nn.functional.linear",
     "linear_as_stored": "torch.nn.functional.linear",
+    "round_inputs": "torch.round",
     "twell_gated_ffn": "twell.gated_ffn",
     "twell_spmm": "twell.gated_ffn",
 }

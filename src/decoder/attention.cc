@@ -210,12 +210,16 @@ at::Tensor StepRows::mix(const at::Tensor& q, const at::Tensor& k, const at::Ten
 
 at::Tensor attend(const Attention& weights, const at::Tensor& x, const Rows& rows,
                   std::int64_t layer, Profile* profile) {
+  const auto input = [&](const at::Tensor& in) {
+    return weights.rounds_inputs ? rounded_inputs(in) : in;
+  };
   at::Tensor q, k, v;
   {
     const PieceTimer timer(profile, Piece::other_linear);
-    q = weights.q(x);
-    k = weights.k(x);
-    v = weights.v(x);
+    const at::Tensor in = input(x);
+    q = weights.q(in);
+    k = weights.k(in);
+    v = weights.v(in);
   }
   {
     const PieceTimer timer(profile, Piece::norm_and_rope);
@@ -229,7 +233,7 @@ at::Tensor attend(const Attention& weights, const at::Tensor& x, const Rows& row
   }
   at::Tensor mixed = timed(profile, Piece::attention, [&] { return rows.mix(q, k, v, layer); });
   mixed = timed(profile, Piece::norm_and_rope, [&] { return weights.inner_norm(mixed); });
-  return timed(profile, Piece::other_linear, [&] { return weights.o(mixed); });
+  return timed(profile, Piece::other_linear, [&] { return weights.o(input(mixed)); });
 }
 
 }  // namespace twell::lm

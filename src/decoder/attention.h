@@ -22,6 +22,7 @@ struct Attention {
   Norm q_norm = {}, k_norm = {};  // of each head, before it is rotated
   Norm inner_norm = {};           // in front of o
   bool rotated = true;            // whether queries and keys are, by their positions
+  bool rounds_inputs = false;     // of q, k, v and o (rounded_inputs())
 };
 
 // The N rows of a forward pass: where each stands in its sequence, and the keys that it sees.

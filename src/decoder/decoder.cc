@@ -80,6 +80,11 @@ void Decoder::use_dense_ffn(bool prepack, ParameterSource& source) {
   }
 }
 
+void Decoder::round_inputs() {
+  rounds_inputs_ = true;
+  for (Block& block : weights_.blocks) block.attention.rounds_inputs = true;
+}
+
 void Decoder::use_sparse_ffn(FfnPath path, ParameterSource& source,
                              const std::vector<LayerFindings>& findings) {
   own_linears_ = true;
@@ -181,8 +186,9 @@ at::Tensor Decoder::run_block(std::int64_t layer, const at::Tensor& x, const Row
   const Routing routing =
       early ? timed(profile_, Piece::other_linear, [&] { return block.experts->route(x); })
             : Routing();
-  const auto ffn = [&](const at::Tensor& in) {
+  const auto ffn = [&](const at::Tensor& normed) {
     const PieceTimer timer(profile_, Piece::ffn);
+    const at::Tensor in = rounds_inputs_ ? rounded_inputs(normed) : normed;
     if (early) return block.experts->forward(in, routing, layer, observer);
     return feed_forward(layer).forward(in, layer, observer);
   };

@@ -51,6 +51,9 @@ class Decoder final : public Model {
   Decoder(const io::ModelConfig& config, ParameterSource& source, at::Device device);
 
   void use_dense_ffn(bool prepack, ParameterSource& source);
+  // From now on inputs of attention's linear layers and of feed-forward layers are rounded to int8
+  // (rounded_inputs()): another model than the one without. Inference only.
+  void round_inputs();
   // Also packs the other linear layers of the blocks. Converts layer by layer and releases each
   // source at once, so that at most one layer is in memory twice. `findings`: what is known of the
   // feed-forward layers, in their order; empty: nothing.
@@ -105,6 +108,7 @@ class Decoder final : public Model {
   DecoderWeights weights_;
   RopeTable rope_;
   bool own_linears_ = false;  // twell's linear layers, with the sparse paths
+  bool rounds_inputs_ = false;
   Profile* profile_ = nullptr;
 };
 

@@ -83,6 +83,11 @@ at::Tensor linear_as_stored(const at::Tensor& x, const at::Tensor& weight) {
   return few.call(x, weight);
 }
 
+at::Tensor rounded_inputs(const at::Tensor& x) {
+  static const auto round = find_operator<at::Tensor(const at::Tensor&)>("twell::round_inputs");
+  return round.call(x);
+}
+
 void Linear::pack(ParameterSource& source) {
   const bool supported = weight.tensor.scalar_type() == at::kBFloat16 || has_codes();
   if (!supported || !weight.tensor.is_cpu()) return;

@@ -31,6 +31,9 @@ at::Tensor linear_of(const at::Tensor& x, const at::Tensor& weight, const at::Te
 // How. f32 numbers of at most 64 MB of the weight are in memory at a time; y is rounded once.
 at::Tensor linear_in_f32(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
 
+// x as torch.ops.twell.round_inputs rounds it: inputs of a model whose activations are in int8.
+at::Tensor rounded_inputs(const at::Tensor& x);
+
 // x Wᵀ for a weight that stays as it is stored: twell's for up to eight rows, at the bandwidth of
 // memory, PyTorch's for more.
 at::Tensor linear_as_stored(const at::Tensor& x, const at::Tensor& weight);

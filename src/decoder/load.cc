@@ -64,6 +64,16 @@ void settle(Decoder& model) {
   run(experts.count == 0 ? length : length * experts.count / experts.active);
 }
 
+// Where nothing is faster by rounded inputs, they only lose.
+void require_rounding(const std::string& file, const io::ModelConfig& config, bool on_cpu) {
+  const char* const missing = !on_cpu ? "are for inference on a CPU; use --device cpu"
+                              : !config.quantization ? "are for a model with quantised weights; "
+                                                       "twell quantize makes one"
+                                                     : nullptr;
+  if (missing == nullptr) return;
+  throw Error(ErrorKind::unsupported, file, std::string("activations in int8 ") + missing);
+}
+
 }  // namespace
 
 std::unique_ptr<Model> load_model(const std::string& directory, const LoadOptions& options) {
@@ -78,6 +88,9 @@ std::unique_ptr<Model> load_model(const std::string& directory, const LoadOption
                             io::name_of(config.hidden_act), io::sparse_names()));
   }
   const bool on_cpu = options.device.is_cpu();
+  if (options.round_inputs) {
+    require_rounding((path / "config.json").string(), config, on_cpu && !options.trainable);
+  }
   if (const std::int64_t experts = config.block.experts.count; experts > 0 && !on_cpu) {
     throw Error(ErrorKind::unsupported, (path / "config.json").string(),
                 fmt::format("layers of {} experts run on a CPU only; use --device cpu", experts));
@@ -93,6 +106,7 @@ std::unique_ptr<Model> load_model(const std::string& directory, const LoadOption
   ParameterSource& source = opened.source();
   auto model = std::make_unique<Decoder>(opened.config(), source, options.device);
   opened.note_dequantized();
+  if (options.round_inputs) model->round_inputs();
   const auto check_used = [&] {
     if (!options.allow_unused) opened.check_all_used();
   };

@@ -106,7 +106,10 @@ struct LoadOptions {
   bool prepack_dense = false;  // dense path: oneDNN-ordered FFN weights
   bool check_finite = true;    // refuse NaN and infinite weights: reads every byte once
   bool round_scales = false;   // of int4 weights, to 5 bits, so that these stay codes
-  bool allow_unused = false;   // leave out tensors that config.json has no use for
+  // Inputs of attention's linear layers and of feed-forward layers in int8 (twell/linear.h:
+  // round_inputs()), on a CPU, of a model with quantised weights: prompts are read faster.
+  bool round_inputs = false;
+  bool allow_unused = false;  // leave out tensors that config.json has no use for
   // Sparse layers decide by the findings beside the checkpoint (prepared_file.h), or, where there
   // are none, by seeded tokens; false: by the model's first call.
   bool prepare = true;
@@ -117,7 +120,7 @@ struct LoadOptions {
 // weights converted once. A head that config.json ties to the embedding, and whose stored numbers
 // are others, is not tied. Throws twell::Error naming the file for missing tensors, tensors that
 // the config has no use for, an adapter beside them, wrong shapes, an unknown architecture, NaN or
-// infinite weights, or a sparse path that cannot be.
+// infinite weights, or a sparse path or rounded inputs that cannot be.
 std::unique_ptr<Model> load_model(const std::string& directory, const LoadOptions& options = {});
 
 // A model with fresh parameters of `dtype` for training: normal(0, initializer_range) matrices from

@@ -18,7 +18,7 @@ void for_each_parameter(Weights& weights, const F& f) {
   visit(weights.embedding, weights.positions);
   visit_linears(weights.embedding_norm);
   for (auto& block : weights.blocks) {
-    auto& [q, k, v, o, q_norm, k_norm, inner_norm, rotated] = block.attention;
+    auto& [q, k, v, o, q_norm, k_norm, inner_norm, rotated, rounds_inputs] = block.attention;
     visit_linears(block.attention_norms.before, q, k, v, q_norm, k_norm, inner_norm, o,
                   block.attention_norms.after, block.attention_norms.sum);
     visit_linears(block.ffn_norms.before, block.router);

@@ -41,7 +41,8 @@ struct XForm {
 // 2⁻²² of the block's largest input. Two terms of 8 bits leave out up to 2⁻¹⁵ of it. They serve
 // bf16 whose largest input is at most kFewTermsRatio times the mean: rounding y to bf16 takes more
 // from it, twice as much at that ratio, and 20 times as much where inputs are normal (root mean
-// squares).
+// squares). One term serves a block that is whole numbers of 7 bits times a power of 2, as
+// round_inputs() leaves them (twell/linear.h). Nothing is left out of it.
 constexpr float kFewTermsRatio = 32;
 struct CodeTerms {
   float unit = 0;  // NaN: the inputs stand as `numbers`, one being not finite, or all next to 0
@@ -158,6 +159,8 @@ struct Kernels {
   void (*screen_row)(const void* x, const ScreenParts& screen, const ScreenedRows& to);
   void (*screen_gemm)(const ScreenGemmArgs&);
 
+  // x to y, as the operation of that name rounds it.
+  void (*round_inputs)(const void* x, std::int64_t cols, void* y);
   // y = y32, rounded.
   void (*round_row)(const float* y32, std::int64_t cols, void* y);
   // h[i] = h[i] != 0 ? h[i] * u[i] : 0, h of the dtype of the GEMM's x.
@@ -179,7 +182,10 @@ struct WeightKernels {
   void (*gemm)(const GemmArgs&);
   // Up to so many rows gemm wants x in terms; 0: never.
   std::int64_t terms_up_to = 0;
-  void (*to_terms)(const void* x, std::int64_t cols, CodeTerms* to) = nullptr;
+  // And any number of rows whose blocks have one term.
+  bool one_term_always = false;
+  // Returns whether each block of the row that is finite has one term.
+  bool (*to_terms)(const void* x, std::int64_t cols, CodeTerms* to) = nullptr;
   // Computes what the screen did not rule out, from the weight itself, and appends the non-zeros of
   // its activation. Returns the number of pre-activations computed.
   std::int64_t (*screen_pack)(const ScreenPackArgs&);

@@ -14,7 +14,11 @@ const TierKernels& amx_kernels() {
     out.bf16.x = amx::kGemmX;
     out.bf16.x8_tiles_from = amx::kScreenTilesFrom;
     out.bf16.screen_gemm = amx::screen_gemm;
-    for (std::size_t i = 0; i < amx::gemms.size(); ++i) out.bf16.weights[i].gemm = amx::gemms[i];
+    for (std::size_t i = 0; i < amx::gemms.size(); ++i) {
+      out.bf16.weights[i].gemm = amx::gemms[i];
+      // Tiles multiply bf16 four times as fast as vectors multiply integers.
+      out.bf16.weights[i].one_term_always = false;
+    }
     return out;
   }();
   return kernels;

@@ -35,8 +35,8 @@ Gate::Gate(Context& context, const FfnPlan& plan, const FfnWeights& weights, DTy
   const auto sums = static_cast<std::size_t>(gemm_accumulators(plan.row_block)) * sizeof(float);
   for (int t = 0; t < plan.threads; ++t) context.scratch(t, kAccumulators, sums);
   if (weights.form() == GateForm::packed) {
-    const std::int64_t most = std::min(weight_.kernels->terms_up_to, plan.row_block);
-    terms_ = static_cast<CodeTerms*>(context.scratch(0, kScreenedX, terms_bytes(most, width)));
+    const std::size_t bytes = TermsInput::bytes(weight_, plan.row_block);
+    terms_memory_ = static_cast<CodeTerms*>(context.scratch(0, kScreenedX, bytes));
     return;
   }
   screen_ = {weights.screen};
@@ -56,6 +56,7 @@ Gate::Gate(Context& context, const FfnPlan& plan, const FfnWeights& weights, DTy
 
 void Gate::begin(ConstMatrixView x) {
   input_.x = x;
+  if (screen_.data == nullptr) terms_.begin(weight_, x, terms_memory_);
   x8_.x_block = kernels_.x8_block(x.rows);
   std::fill_n(out_.counts, x.rows * out_.tiles, 0);
 }
@@ -76,17 +77,14 @@ std::int64_t Gate::group_begin(std::int64_t group) const {
 std::int64_t Gate::run(int thread) {
   auto* c = static_cast<float*>(context_.scratch(thread, kAccumulators, 0));
   const bool screened = plan_.gate == GateForm::screened;
-  if (screened || in_terms()) {
+  if (screened) {
 #pragma omp for schedule(static)
     for (std::int64_t r = 0; r < rows(); ++r) {
-      if (screened) {
-        kernels_.screen_row(input_.x.row_bytes(r), screen_, x8_.from(r, weight_.cols));
-      } else {
-        weight_.to_terms(input_.x, r, terms_);
-      }
+      kernels_.screen_row(input_.x.row_bytes(r), screen_, x8_.from(r, weight_.cols));
     }
   } else {
-    prepare_x();
+    terms_.prepare();
+    if (!terms_.taken()) prepare_x();
   }
   void* candidates = screened ? context_.scratch(thread, kCandidates, 0) : nullptr;
   std::int64_t computed = 0;
@@ -114,7 +112,7 @@ PackArgs Gate::pack_args(const float* c, std::int64_t begin, std::int64_t end, s
 
 void Gate::run_packed(std::int64_t begin, std::int64_t end, std::int64_t tile, float* c) const {
   GemmArgs gemm = input_.args(prepared_, begin, end);
-  if (in_terms()) gemm.terms = terms_ + begin * code_blocks(weight_.cols);
+  gemm.terms = terms_.from(begin);
   gemm.weight = weight_;
   gemm.c = c;
   for_each_column_block(

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "ops/gemm_input.h"
+#include "ops/terms_input.h"
 #include "ops/weight.h"
 #include "twell/context.h"
 
@@ -33,8 +34,6 @@ class Gate {
   GemmArgs gemm_args() const { return input_.args(prepared_, 0, rows()); }
 
  private:
-  // Whether the gate's own GEMM reads x in terms.
-  bool in_terms() const { return rows() <= weight_.kernels->terms_up_to; }
   // First row of a group: where a tile of x begins, if x is in tiles.
   std::int64_t group_begin(std::int64_t group) const;
   // What a column block of sums from neuron `first` on is packed by.
@@ -53,8 +52,9 @@ class Gate {
   Weight weight_;    // panels, or with a screen the rows as stored
   GemmInput input_;  // the block's rows
   void* prepared_ = nullptr;
-  CodeTerms* terms_ = nullptr;  // x of few rows, for a gate of codes
-  ScreenParts screen_;          // with a screen
+  TermsInput terms_;  // the same for a gate of codes
+  CodeTerms* terms_memory_ = nullptr;
+  ScreenParts screen_;  // with a screen
   ScreenedRows x8_;
 };
 

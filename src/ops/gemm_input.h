@@ -5,11 +5,6 @@
 
 namespace twell {
 
-// Of x in terms, [rows, cols].
-constexpr std::size_t terms_bytes(std::int64_t rows, std::int64_t cols) {
-  return static_cast<std::size_t>(rows * code_blocks(cols)) * sizeof(CodeTerms);
-}
-
 struct GemmInput {
   ConstMatrixView x;  // [rows, D]
   XForm form;         // the kernel's

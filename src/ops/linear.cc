@@ -7,8 +7,8 @@
 #include "ops/gemm_input.h"
 #include "ops/plan.h"
 #include "ops/scratch.h"
+#include "ops/terms_input.h"
 #include "ops/validate.h"
-#include "ops/weight.h"
 
 namespace twell {
 namespace {
@@ -43,30 +43,27 @@ void multiply(Context& context, ConstMatrixView x, const Weight& weight, const v
       row_blocks * panels / (4L * context.threads()) / 4 * 4, 4, kColumnBlock / kPanel);
   const std::int64_t pieces = (panels + step - 1) / step;
 
-  const bool in_terms = x.rows <= weight.kernels->terms_up_to;
-  auto* terms = static_cast<CodeTerms*>(
-      context.scratch(0, kScreenedX, in_terms ? terms_bytes(x.rows, x.cols) : 0));
-  void* prepared = in_terms || input.in_place()
-                       ? nullptr
-                       : context.scratch(0, kPreparedX, input.prepared_bytes());
+  TermsInput terms;
+  terms.begin(
+      weight, x,
+      static_cast<CodeTerms*>(context.scratch(0, kScreenedX, TermsInput::bytes(weight, x.rows))));
+  void* prepared =
+      input.in_place() ? nullptr : context.scratch(0, kPreparedX, input.prepared_bytes());
   const auto bytes = static_cast<std::size_t>(gemm_accumulators(block)) * sizeof(float);
   for (int t = 0; t < context.threads(); ++t) context.scratch(t, kAccumulators, bytes);
 #pragma omp parallel num_threads(context.threads())
   {
     auto* c = static_cast<float*>(context.scratch(omp_get_thread_num(), kAccumulators, bytes));
-    if (prepared != nullptr) {
+    terms.prepare();
+    if (!terms.taken() && !input.in_place()) {
 #pragma omp for schedule(static)
       for (std::int64_t r = 0; r < x.rows; ++r) input.prepare(r, r + 1, prepared);
-    }
-    if (in_terms) {
-#pragma omp for schedule(static)
-      for (std::int64_t r = 0; r < x.rows; ++r) weight.to_terms(x, r, terms);
     }
 #pragma omp for schedule(dynamic, 1)
     for (std::int64_t unit = 0; unit < row_blocks * pieces; ++unit) {
       const std::int64_t row = unit / pieces * block;
       GemmArgs args = input.args(prepared, row, std::min(row + block, x.rows));
-      if (in_terms) args.terms = terms + row * code_blocks(x.cols);
+      args.terms = terms.from(row);
       args.weight = weight;
       args.panel_begin = unit % pieces * step;
       args.panels = std::min(step, panels - args.panel_begin);

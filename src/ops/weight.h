@@ -30,9 +30,9 @@ struct Weight : WeightView {
   void combine(const ActiveNeurons& active, bool add, float* y32) const {
     kernels->weighted_rows(*this, active, add, y32);
   }
-  // Row `row` of x to its place among the terms of all rows (WeightKernels::terms_up_to).
-  void to_terms(ConstMatrixView x, std::int64_t row, CodeTerms* all) const {
-    kernels->to_terms(x.row_bytes(row), cols, all + row * code_blocks(cols));
+  // Row `row` of x to its place among the terms of all rows. Returns as WeightKernels::to_terms.
+  bool to_terms(ConstMatrixView x, std::int64_t row, CodeTerms* all) const {
+    return kernels->to_terms(x.row_bytes(row), cols, all + row * code_blocks(cols));
   }
   bool row_finite(std::int64_t row) const { return kernels->row_finite(*this, row); }
   Weight piece(std::int64_t column, std::int64_t count) const {

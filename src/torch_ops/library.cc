@@ -14,6 +14,7 @@ STABLE_TORCH_LIBRARY(twell, m) {
   m.def("unpack_weight(Tensor packed) -> Tensor");
   m.def("linear(Tensor x, Tensor weight_packed, Tensor? bias=None) -> Tensor");
   m.def("linear_as_stored(Tensor x, Tensor weight) -> Tensor");
+  m.def("round_inputs(Tensor x) -> Tensor");
   m.def(
       "ffn(Tensor x, Tensor gate, Tensor? up, Tensor down, Tensor? screen=None, " TWELL_FORM_SCHEMA
       ") -> Tensor");
@@ -74,6 +75,7 @@ STABLE_TORCH_LIBRARY_IMPL(twell, CPU, m) {
   m.impl("unpack_weight", TORCH_BOX(&ops::unpack_weight));
   m.impl("linear", TORCH_BOX(&ops::linear));
   m.impl("linear_as_stored", TORCH_BOX(&ops::linear_as_stored));
+  m.impl("round_inputs", TORCH_BOX(&ops::round_inputs));
   m.impl("ffn", TORCH_BOX(&ops::WithForm<&ops::ffn>::call));
   m.impl("ffn_stats", TORCH_BOX(&ops::WithForm<&ops::ffn_stats>::call));
   m.impl("screen_weight", TORCH_BOX(&ops::screen_weight));

@@ -39,4 +39,13 @@ Tensor linear_as_stored(const Tensor& x, const Tensor& weight) {
   return y;
 }
 
+Tensor round_inputs(const Tensor& x) {
+  constexpr const char* kOperation = "round_inputs";
+  const Rows in = rows_of({kOperation, "x", x});
+  const DType dtype = in.view.dtype;
+  Tensor y = new_rows({kOperation, "x", x}, in.view.cols, dtype);
+  twell::round_inputs(cpu_context(), in.view, mutable_matrix(y, dtype, in.view.rows, in.view.cols));
+  return y;
+}
+
 }  // namespace twell::torch_ops

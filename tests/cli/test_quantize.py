@@ -177,6 +177,62 @@ def test_wide_scales_are_rounded_where_asked(twell, quantized, tmp_path, options
         assert (NOTE in done.err) == (NOTE in want.err) == (path == "dense")
 
 
+def rounded_inputs(x):
+    """include/twell/linear.h: round_inputs()."""
+    out = torch.empty_like(x)
+    for first in range(0, x.shape[-1], 256):
+        block = x[..., first : first + 256].double()
+        largest = block.abs().amax(-1, keepdim=True)
+        unit = torch.exp2(torch.frexp(largest).exponent.double() - 7)
+        unit = torch.where(largest / unit < 127.5, unit, unit * 2)
+        out[..., first : first + 256] = (block / unit).round() * unit
+    return out
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_inputs_are_rounded_where_asked(twell, tmp_path, kind):
+    """The loss is that of `transformers` on the dequantised model, whose linear layers but the head
+    get such inputs. Sums in another order round some input the other way: that may change the loss by
+    a tenth of what rounding changes."""
+    transformers = pytest.importorskip("transformers")
+    from test_architectures import SIZES, make
+
+    make("Llama", tmp_path / "model")
+    twell("quantize", "--model", tmp_path / "model", "--type", kind, "--head", "bf16", "--out",
+          tmp_path / "codes")  # fmt: skip
+    twell("convert", "--in", tmp_path / "codes", "--out", tmp_path / "plain", "--dtype", "f32")
+    reference = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "plain", dtype="float32")
+    text = "It was the best of times, it was the worst of times, it was the age of wisdom."
+    (tmp_path / "text.txt").write_text(text)
+    ids = torch.tensor([list(text.encode())])
+    assert len(text) < SIZES["max_position_embeddings"]
+
+    def loss():
+        with torch.no_grad():
+            return float(reference(ids, labels=ids).loss)
+
+    def found(path, *options):
+        return twell("eval", "--model", tmp_path / "codes", "--task", "perplexity", "--data",
+                     tmp_path / "text.txt", "--dtype", "f32", "--path", path, *options,
+                     json_name="rounded.json").json["nats_per_token"]  # fmt: skip
+
+    exact = loss()
+    for name, module in reference.named_modules():
+        if isinstance(module, torch.nn.Linear) and name.split(".")[-1] in FOUR:
+            module.register_forward_pre_hook(lambda _, inputs: rounded_inputs(inputs[0]))
+    rounded = loss()
+    change = abs(rounded - exact)
+    assert change > 1e-4
+    for path in ("sparse", "dense"):
+        assert abs(found(path) - exact) < change / 10
+        assert abs(found(path, "--activations", "int8") - rounded) < change / 10
+
+
+def test_inputs_are_rounded_of_codes_alone(twell, model, tmp_path):
+    told = twell("generate", "--model", model, "--prompt", "a", "--activations", "int8", ok=False)
+    assert "activations in int8 are for a model with quantised weights" in told.error_line()
+
+
 def test_training_goes_on_in_floating_point(twell, quantized, text, tmp_path):
     out, _ = quantized("--type", "int8")
     twell("train", "--model", out, "--data", text, "--out", tmp_path / "run", "--steps", 1,

@@ -22,6 +22,7 @@ OPERATORS = (
     "twell_to_dense",
     "linear",
     "linear_as_stored",
+    "round_inputs",
     "screen_weight",
     "screen_limit",
     "cpu_tier_available",
@@ -48,6 +49,7 @@ def samples(name: str, dtype: torch.dtype, gradients: bool) -> list[tuple[Any, .
             "unpack_weight": [(packed,)],
             "linear": [(x, packed), (x[None], packed, gate[:, 0].contiguous())],
             "linear_as_stored": [(x, gate), (x[None], gate)],
+            "round_inputs": [(x,), (x[None],)],
             "ffn": [
                 (x, packed, up, down),
                 (x[None], packed, None, down, None, "relu_squared"),

@@ -259,6 +259,7 @@ def calls() -> dict[str, Callable[[Tensor], Tensor]]:
     return {
         "linear": lambda x: OPS.linear(x, packed),
         "linear_as_stored": lambda x: OPS.linear_as_stored(x, layer.gate),
+        "round_inputs": OPS.round_inputs,
         "twell_gated_ffn": lambda x: OPS.twell_gated_ffn(x, *triple, layer.up, layer.down),
         "twell_spmm": lambda x: OPS.twell_spmm(*triple, x.sum() + layer.down),
         "ffn_train_backward_add": lambda x: OPS.ffn_train_backward_add(

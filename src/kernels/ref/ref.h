@@ -59,6 +59,9 @@ struct LayerResult {
 };
 LayerResult ffn(const Layer& layer);
 
+// twell/linear.h
+Matrix round_inputs(const Matrix& x);
+
 // softmax(q Kᵀ / √d) V of the queries of some heads, [heads, d], that share K and V, [keys, d].
 struct Attention {
   Result y;       // magnitude: Σ p |v|

@@ -115,6 +115,8 @@ struct Isa {
     __m256i even, odd;
   };
   static constexpr int kTermsRows = 2;
+  static constexpr int kOneTermRows = 4;
+  static constexpr bool kOneTermAlways = true;
   static constexpr int kTermsPanels = 1;
   static constexpr std::int64_t kTermsUpTo = 8;
   static I terms_begin(std::int32_t /*sum*/) { return _mm256_setzero_si256(); }
@@ -133,6 +135,7 @@ struct Isa {
 
   // int4 in panels. Eight products of a code and a term of 8 bits fit 16 bits.
   static constexpr int kInt4Rows = 1;
+  static constexpr int kInt4OneTermRows = 2;
   static constexpr int kInt4Panels = 1;
   static constexpr std::int64_t kInt4TermsUpTo = 8;
   using NibbleSums = I;

@@ -141,6 +141,8 @@ struct Isa {
   // what sums start from. 24 sums of 2 rows × 4 panels in three terms.
   using Term = std::int8_t;
   static constexpr int kTermsRows = 2;
+  static constexpr int kOneTermRows = 6;
+  static constexpr bool kOneTermAlways = true;
   static constexpr int kTermsPanels = 4;
   static constexpr std::int64_t kTermsUpTo = 16;
   struct Unsigned {
@@ -158,6 +160,7 @@ struct Isa {
 
   // int4 in panels: 12 sums of 2 rows × 2 panels in three terms.
   static constexpr int kInt4Rows = 2;
+  static constexpr int kInt4OneTermRows = 4;
   static constexpr int kInt4Panels = 2;
   static constexpr std::int64_t kInt4TermsUpTo = 16;
   using NibbleSums = I;

@@ -18,6 +18,7 @@ struct Int4Codes {
   static constexpr std::int64_t kGroupBytes = kPanel * kGroup / 2;
   static constexpr std::int64_t kBlockBytes = kInt4Head + kCodeBlock / kGroup * kGroupBytes;
   static constexpr int kRows = Isa::kInt4Rows;
+  static constexpr int kOneTermRows = Isa::kInt4OneTermRows;
   static constexpr int kPanels = Isa::kInt4Panels;
   static constexpr int kMostTerms = 3;
   static constexpr int kVectors = kPanel / Isa::kLanes;
@@ -56,7 +57,8 @@ struct Int4Codes {
                        std::int64_t panel_stride, std::int64_t inputs, float* c, bool accumulate,
                        const std::byte* ahead) {
     constexpr int kColumns = Panels * kVectors;
-    constexpr float kLow = kTerms == 3 ? 0x1p-16F : 0x1p-8F;  // what the last term counts
+    // What the last term counts.
+    constexpr float kLow = kTerms == 3 ? 0x1p-16F : kTerms == 2 ? 0x1p-8F : 1.0F;
     const auto panel = [=](int v) { return block + v / kVectors * panel_stride; };
     V sums[Rows][kColumns];
 #pragma GCC unroll 16

@@ -15,6 +15,7 @@ struct Int8Codes {
   static constexpr WeightType kType = WeightType::int8;
   static constexpr std::int64_t kBlockBytes = kPanel * (kCodeBlock + kCodeHead);
   static constexpr int kRows = Isa::kTermsRows;
+  static constexpr int kOneTermRows = Isa::kOneTermRows;
   static constexpr int kPanels = Isa::kTermsPanels;
   static constexpr int kMostTerms = sizeof(Term) == 1 ? 3 : 2;
   static constexpr float kBase = sizeof(Term) == 1 ? 0x1p8F : 0x1p15F;
@@ -81,12 +82,14 @@ struct Int8Codes {
         float unit = x[r * x_stride].unit;
         V of_terms[kTerms];
 #pragma GCC unroll 3
-        for (int t = 0; t < kTerms; ++t, unit /= kBase) {
+        for (int t = 1; t < kTerms; ++t) {
+          unit /= kBase;
           of_terms[t] = Isa::mul(Isa::to_float(sums[t][r][v]), Isa::broadcast(unit));
         }
 #pragma GCC unroll 3
-        for (int t = kTerms - 1; t >= 0; --t) sum = Isa::add(sum, of_terms[t]);
-        Isa::store(to, sum);
+        for (int t = kTerms - 1; t >= 1; --t) sum = Isa::add(sum, of_terms[t]);
+        const V unit0 = Isa::broadcast(x[r * x_stride].unit);
+        Isa::store(to, Isa::fma(Isa::to_float(sums[0][r][v]), unit0, sum));
       }
     }
   }

@@ -25,6 +25,7 @@ constexpr Kernels make_kernels() {
       .pack = pack<Isa, T>,
       .screen_row = ScreenKernels<Isa, T>::screen_row,
       .screen_gemm = RegisterGemm<Isa, std::int8_t>::run_screen,
+      .round_inputs = round_inputs<Isa, T>,
       .round_row = round_row<Isa, T>,
       .multiply_nonzeros = multiply_nonzeros<Isa, X>,
       .all_finite = all_finite<T>,
@@ -55,6 +56,7 @@ constexpr WeightKernels make_int8_kernels() {
   return {
       .gemm = CodeGemm<Isa, T, Codes>::run,
       .terms_up_to = Isa::kTermsUpTo,
+      .one_term_always = Isa::kOneTermAlways,
       .to_terms = to_terms<Isa, T, typename Codes::Term>,
       .screen_pack = nullptr,
       .sampled_dots = sampled_dots<Isa, T, std::int8_t>,
@@ -72,6 +74,7 @@ constexpr WeightKernels make_int4_kernels() {
   return {
       .gemm = CodeGemm<Isa, T, Codes>::run,
       .terms_up_to = Isa::kInt4TermsUpTo,
+      .one_term_always = Isa::kOneTermAlways,
       .to_terms = to_terms<Isa, T, typename Codes::Term>,
       .screen_pack = nullptr,
       .sampled_dots = sampled_int4_dots<Isa, T>,

@@ -1,5 +1,6 @@
-// Few rows of x, in terms (CodeTerms), times codes: integer products, while the codes stream by.
-// Codes that become numbers first take four times as many instructions at one row.
+// Rows of x in terms (CodeTerms) times codes: integer products. A few rows, while the codes stream
+// by: codes that become numbers first take four times as many instructions at one row. And any
+// number of rows in one term, whose products are the fastest there are.
 #pragma once
 
 #include "kernels/cpu/common/panel_blocks.h"
@@ -13,15 +14,28 @@ template <class Isa, class Codes>
 struct TermsGemm {
   using V = typename Isa::V;
 
-  // Up to `Most` rows of so many terms.
-  template <int Most, int Panels, class... Rest>
+  // Rows that are multiplied at a time.
+  static constexpr int rows_at_once(std::int32_t terms) {
+    return terms == 1 ? Codes::kOneTermRows : Codes::kRows;
+  }
+  // Up to `Most` rows of `Terms` terms.
+  template <int Most, int Panels, int Terms, class... Rest>
+  static void multiply_rows(std::int64_t rows, Rest... rest) {
+    if (rows == Most) {
+      Codes::template multiply<Most, Panels, Terms>(rest...);
+    } else if constexpr (Most > 1) {
+      multiply_rows<Most - 1, Panels, Terms>(rows, rest...);
+    }
+  }
+  // Up to rows_at_once(terms) rows.
+  template <int Panels, class... Rest>
   static void multiply(std::int64_t rows, std::int32_t terms, Rest... rest) {
-    if (rows < Most) {
-      if constexpr (Most > 1) multiply<Most - 1, Panels>(rows, terms, rest...);
-    } else if (terms == Codes::kMostTerms) {
-      Codes::template multiply<Most, Panels, Codes::kMostTerms>(rest...);
-    } else {
-      Codes::template multiply<Most, Panels, 2>(rest...);
+    if (terms == 1) {
+      multiply_rows<rows_at_once(1), Panels, 1>(rows, rest...);
+    } else if (terms == 2) {
+      multiply_rows<rows_at_once(2), Panels, 2>(rows, rest...);
+    } else if constexpr (Codes::kMostTerms == 3) {
+      multiply_rows<rows_at_once(3), Panels, 3>(rows, rest...);
     }
   }
 
@@ -47,10 +61,11 @@ struct TermsGemm {
   static void rows_by_panels(const CodeTerms* x, std::int64_t x_stride, std::int64_t rows,
                              const std::byte* block, std::int64_t panel_stride, std::int64_t inputs,
                              float* c, bool accumulate, const std::byte* ahead) {
-    constexpr int kRows = Codes::kRows;
-    for (std::int64_t r = 0; r < rows; r += kRows) {
-      const std::int64_t count = std::min<std::int64_t>(kRows, rows - r);
+    std::int64_t count = 0;
+    for (std::int64_t r = 0; r < rows; r += count) {
       const CodeTerms* of_rows = x + r * x_stride;
+      const bool split = !std::isnan(of_rows->unit);
+      count = std::min<std::int64_t>(split ? rows_at_once(of_rows->count) : 1, rows - r);
       float* to = c + r * kSumStride;
       bool alike = true;
       for (std::int64_t i = 0; i < count; ++i) {
@@ -58,16 +73,16 @@ struct TermsGemm {
         alike &= !std::isnan(row.unit) && row.count == of_rows->count;
       }
       if (alike) {
-        multiply<kRows, Panels>(count, of_rows->count, of_rows, x_stride, block, panel_stride,
-                                inputs, to, accumulate, r == 0 ? ahead : nullptr);
+        multiply<Panels>(count, of_rows->count, of_rows, x_stride, block, panel_stride, inputs, to,
+                         accumulate, r == 0 ? ahead : nullptr);
         continue;
       }
       for (std::int64_t i = 0; i < count; ++i, of_rows += x_stride, to += kSumStride) {
         if (std::isnan(of_rows->unit)) {
           multiply_numbers<Panels>(*of_rows, block, panel_stride, inputs, to, accumulate);
         } else {
-          multiply<1, Panels>(1, of_rows->count, of_rows, x_stride, block, panel_stride, inputs, to,
-                              accumulate, static_cast<const std::byte*>(nullptr));
+          multiply<Panels>(1, of_rows->count, of_rows, x_stride, block, panel_stride, inputs, to,
+                           accumulate, static_cast<const std::byte*>(nullptr));
         }
       }
     }
@@ -91,10 +106,11 @@ struct TermsGemm {
     };
     // One row waits for memory, which is read fastest from end to end: int4 takes a third less time
     // than by two panels at a time.
+    constexpr std::int64_t kFewRows = 16;
     if (args.rows == 1) {
       for_panel_blocks<1>(args.panels, blocks, true, step);
     } else {
-      for_panel_blocks<Codes::kPanels>(args.panels, blocks, true, step);
+      for_panel_blocks<Codes::kPanels>(args.panels, blocks, args.rows <= kFewRows, step);
     }
   }
 };

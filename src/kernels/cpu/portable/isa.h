@@ -101,6 +101,8 @@ struct Isa {
     const std::int8_t* codes;
   };
   static constexpr int kTermsRows = 1;
+  static constexpr int kOneTermRows = 1;
+  static constexpr bool kOneTermAlways = false;
   static constexpr int kTermsPanels = 1;
   static constexpr std::int64_t kTermsUpTo = 4;
   static I terms_begin(std::int32_t /*sum*/) { return I{}; }
@@ -115,6 +117,7 @@ struct Isa {
 
   // int4 in panels.
   static constexpr int kInt4Rows = 1;
+  static constexpr int kInt4OneTermRows = 1;
   static constexpr int kInt4Panels = 1;
   static constexpr std::int64_t kInt4TermsUpTo = 4;
   using NibbleSums = I;
