@@ -184,7 +184,7 @@ struct WeightKernels {
   std::int64_t terms_up_to = 0;
   // And any number of rows whose blocks have one term.
   bool one_term_always = false;
-  // Returns whether each block of the row that is finite has one term.
+  // Returns whether each block of the row has one term.
   bool (*to_terms)(const void* x, std::int64_t cols, CodeTerms* to) = nullptr;
   // Computes what the screen did not rule out, from the weight itself, and appends the non-zeros of
   // its activation. Returns the number of pre-activations computed.

@@ -185,6 +185,7 @@ bool to_terms(const void* x_row, std::int64_t cols, CodeTerms* to) {
     if (!is_split(x, inputs, sizes.largest)) {
       to->unit = std::numeric_limits<float>::quiet_NaN();
       std::copy_n(numbers, kCodeBlock, to->numbers);
+      one = false;
       continue;
     }
     split_block<Isa, T, Term>(numbers, sizes, inputs, *to);
