@@ -6,8 +6,8 @@ few neurons that fire. The dense model teaches both times.
 
 DIR is a Hugging Face directory, files are plain text. OUT/relu holds the model after the first part,
 OUT/sparse after the second. A run that was stopped goes on when it is started again, from its last
-checkpoint (--save_steps). All options of TrainingArguments work, and `torchrun` or `accelerate launch`
-starts it on several GPUs.
+checkpoint (--save_steps). All options of TrainingArguments work; `torchrun` starts it on several GPUs,
+where --fsdp or --deepspeed keep the models in shards (README.md).
 """
 
 from __future__ import annotations
@@ -104,36 +104,35 @@ def main() -> None:
     out = pathlib.Path(arguments.output_dir)
     out.mkdir(parents=True, exist_ok=True)
     tokenizer = transformers.AutoTokenizer.from_pretrained(recipe.model)
-    load = transformers.AutoModelForCausalLM.from_pretrained
-    teacher = load(recipe.model, dtype=torch.float32)
+    data = Windows(recipe.data, tokenizer, recipe.context)
+    held_out = Windows(recipe.held_out, tokenizer, recipe.context) if recipe.held_out else None
+    if arguments.process_index == 0:
+        print(f"{len(data)} windows of {recipe.context} tokens", flush=True)
 
     def is_done(part: str) -> bool:
         return (out / part / "tokenizer.json").is_file()  # written last
 
-    student = load(out / "relu" if is_done("relu") else recipe.model, dtype=torch.float32)
-    # A fifth of the parameters, and what both models' states are measured in.
-    student.get_input_embeddings().requires_grad_(False)
-    data = Windows(recipe.data, tokenizer, recipe.context)
-    held_out = Windows(recipe.held_out, tokenizer, recipe.context) if recipe.held_out else None
-    print(f"{len(data)} windows of {recipe.context} tokens", flush=True)
+    def load(directory: pathlib.Path | str) -> Any:
+        return transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
 
-    def train(part: str, steps: int, callbacks: list[Any]) -> None:
+    def train(part: str, student: Any, steps: int, callbacks: list[Any]) -> None:
         directory = out / part
+        # A fifth of the parameters, and what both models' states are measured in.
+        student.get_input_embeddings().requires_grad_(False)
         trainer = twell.hf.DistillationTrainer(
             student,
             dataclasses.replace(
-                arguments, output_dir=str(directory), max_steps=steps, prediction_loss_only=True
+                arguments, output_dir=str(directory), max_steps=steps, prediction_loss_only=True,
+                eval_on_start=held_out is not None,
             ),
             train_dataset=data,
             eval_dataset=held_out,
             data_collator=transformers.default_data_collator,
             callbacks=[*callbacks, Log(out / f"{part}.jsonl")],
-            teacher=teacher,
+            teacher=load(recipe.model),  # anew for each part: shards are of one trainer
             hidden=recipe.hidden,
-        )
+        )  # fmt: skip
         trainer.remove_callback(transformers.trainer_callback.PrinterCallback)
-        if held_out:
-            trainer.evaluate()
         last = (
             transformers.trainer_utils.get_last_checkpoint(directory)
             if directory.is_dir()
@@ -143,18 +142,21 @@ def main() -> None:
         if held_out:
             trainer.evaluate()
         trainer.save_model()
-        tokenizer.save_pretrained(directory)
+        if trainer.is_world_process_zero():
+            tokenizer.save_pretrained(directory)
+        trainer.accelerator.wait_for_everyone()  # the next part reads what the first process wrote
 
     if not is_done("relu"):
-        train("relu", recipe.relu_steps, [twell.hf.AnnealingCallback(recipe.anneal_steps)])
+        annealing = twell.hf.AnnealingCallback(recipe.anneal_steps)
+        train("relu", load(recipe.model), recipe.relu_steps, [annealing])
     if (recipe.share or recipe.l1) and not is_done("sparse"):
-        twell.sparsify(student, freeze=False)
+        student = twell.sparsify(load(out / "relu"), freeze=False)
         warmup = arguments.max_steps // 2
         callbacks: list[Any] = [twell.hf.SparsityCallback(recipe.l1, warmup=warmup)]
         if recipe.share:  # the last quarter trains with thresholds that stay
             steps = max(1, arguments.max_steps * 3 // 4)
             callbacks.append(twell.hf.ThresholdCallback(recipe.share, steps))
-        train("sparse", arguments.max_steps, callbacks)
+        train("sparse", student, arguments.max_steps, callbacks)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -139,11 +140,13 @@ def worker(folder: str) -> None:
                 wrong[f"{name}, {gated}"] = ""
             except Exception:
                 wrong[f"{name}, {gated}"] = traceback.format_exc()
-    for gated, kind in KINDS.items():
-        try:
-            wrong[f"counts, {gated}"] = "" if counts(kind) else "not those of the other process"
-        except Exception:
-            wrong[f"counts, {gated}"] = traceback.format_exc()
+    for name, are_the_same in {"counts": counts, "thresholds": thresholds}.items():
+        for gated, kind in KINDS.items():
+            try:
+                said = "" if are_the_same(kind) else "not those of the other process"
+            except Exception:
+                said = traceback.format_exc()
+            wrong[f"{name}, {gated}"] = said
     dist.barrier()
     Path(folder, f"{rank}.json").write_text(json.dumps(wrong))
     dist.destroy_process_group()
@@ -163,6 +166,23 @@ def counts(kind: type[nn.Module]) -> bool:
     twell.collect_metrics(alone)
     alone(inputs().chunk(2)[1])
     return all(map(torch.equal, found, alone.activity)) and nothing is None
+
+
+def thresholds(kind: type[nn.Module]) -> bool:
+    """Whether both processes, of unlike inputs, set the same thresholds, by the inputs of both."""
+    callback = twell.hf.ThresholdCallback(0.1, steps=4)
+    module, state = model(kind), SimpleNamespace(global_step=0)
+    state.stateful_callbacks = None
+    given = (None, state, None)
+    callback.on_train_begin(*given, model=module)
+    callback.on_step_begin(*given, model=module)
+    module(share())
+    state.global_step = 1
+    callback.on_step_end(*given, model=module)
+    mine = torch.tensor(list(callback.thresholds.values()), dtype=torch.float64)
+    theirs = mine.clone()
+    dist.broadcast(theirs, 0)
+    return torch.equal(mine, theirs) and len(mine) == 2 and bool((mine > 0).any())
 
 
 def wanted(kind: type[nn.Module], shares: tuple[Tensor, ...]) -> dict[str, Tensor]:
@@ -189,11 +209,11 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("gated", KINDS)
-@pytest.mark.parametrize("name", [*CASES, "counts"])
+@pytest.mark.parametrize("name", [*CASES, "counts", "thresholds"])
 def test_two_processes(name: str, gated: str, outcomes: list[dict[str, str]]) -> None:
     if name == "accelerate":
         pytest.importorskip("accelerate")
-    if name == "counts":
+    if name in ("counts", "thresholds"):
         pytest.importorskip("transformers")
     for outcome in outcomes:
         assert not outcome[f"{name}, {gated}"], outcome[f"{name}, {gated}"]

@@ -3,72 +3,29 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import twell
-
-transformers = pytest.importorskip("transformers")
-tokenizers = pytest.importorskip("tokenizers")
-pytest.importorskip("accelerate")
-
-ROOT = Path(__file__).resolve().parents[2]
-TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+from recipe import (
+    EXAMPLE,
+    TWO,
+    TWO_AS_GPUS,
+    compare,
+    compare_lines,
+    lines,
+    make_dense,
+    resume,
+    run,
+    train,
 )
 
 
 @pytest.fixture(scope="module")
 def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with a model of SiLU and a chat template, and a text beside it."""
-    directory = tmp_path_factory.mktemp("dense")
-    text = "".join(f"{i} times {j} is {i * j}.\n\n" for i in range(40) for j in range(40))
-    (directory / "text.txt").write_text(text)
-    words = tokenizers.Tokenizer(tokenizers.models.BPE())
-    words.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    words.decoder = tokenizers.decoders.ByteLevel()
-    special = ["<|im_start|>", "<|im_end|>"]
-    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-    words.train_from_iterator(
-        [text],
-        tokenizers.trainers.BpeTrainer(
-            vocab_size=320, special_tokens=special, initial_alphabet=alphabet
-        ),
-    )
-    fast = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=words, bos_token=special[0], eos_token=special[1]
-    )
-    fast.chat_template = TEMPLATE
-    fast.save_pretrained(directory)
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=len(fast), hidden_size=32, intermediate_size=96, num_hidden_layers=2,
-        num_attention_heads=4, max_position_embeddings=512, initializer_range=0.2,
-        tie_word_embeddings=True, eos_token_id=1, bos_token_id=0,
-    )  # fmt: skip
-    transformers.LlamaForCausalLM(config).save_pretrained(directory)
-    return directory
-
-
-def run(script: str, *arguments: object) -> str:
-    done = subprocess.run(
-        [sys.executable, ROOT / "examples" / "sparsify_smollm2" / script, *map(str, arguments)],
-        env={
-            **os.environ,
-            "PYTHONPATH": str(Path(twell.__file__).parents[1]),
-            "OMP_NUM_THREADS": "1",
-        },
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return make_dense(tmp_path_factory.mktemp("dense"))
 
 
 def test_both_parts(dense: Path, tmp_path: Path) -> None:
@@ -96,7 +53,7 @@ def test_both_parts(dense: Path, tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "sparse" / "checkpoint-16")
     again = run("train.py", *arguments)
     steps = [int(line.split()[1]) for line in again.splitlines()[1:]]
-    assert steps == [0, 10, 12, 14, 16, 16, 16], again
+    assert steps == [8, 10, 12, 14, 16, 16, 16], again
     frozen = twell.hf.from_pretrained(tmp_path / "sparse")
     assert len(twell.sparse_layers(frozen)) == 2
 
@@ -111,3 +68,33 @@ def test_dialogues(dense: Path, tmp_path: Path) -> None:
     count = text.count("<|im_start|>user\n")
     assert 0 < count <= 6 and text.count("<|im_start|>assistant\n") == count
     assert f"{count} dialogues" in said.splitlines()[-1]
+
+
+@pytest.fixture(scope="module")
+def alone(dense: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What one process makes of it."""
+    out = tmp_path_factory.mktemp("alone")
+    train(dense, out, "--use_cpu", "true")
+    return out
+
+
+TWO_PROCESSES = {
+    "DDP": (TWO, ("--use_cpu", "true")),
+    "FSDP2": (TWO_AS_GPUS, ("--fsdp", "--fsdp_config", EXAMPLE / "fsdp2.json")),
+}
+
+
+@pytest.mark.parametrize("how", TWO_PROCESSES)
+def test_two_processes_train_as_one(how: str, dense: Path, alone: Path, tmp_path: Path) -> None:
+    if not torch.distributed.is_gloo_available():
+        pytest.skip("PyTorch has no Gloo here")
+    launcher, options = TWO_PROCESSES[how]
+    train(dense, tmp_path, *options, launcher=launcher)
+    in_shards = (tmp_path / "sparse" / "checkpoint-8" / "pytorch_model_fsdp.bin").is_file()
+    assert in_shards == (how == "FSDP2")
+    compare(tmp_path, alone, dense)
+    before = len(lines(tmp_path, "sparse"))
+    resume(dense, tmp_path, *options, launcher=launcher)
+    compare_lines(lines(tmp_path, "sparse")[before + 1 :], lines(alone, "sparse")[9:])
+    compare(tmp_path, alone, dense, logs=False)
+    assert len(twell.sparse_layers(twell.hf.from_pretrained(tmp_path / "sparse"))) == 2

@@ -12,8 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from twell._children import is_wrapped
 from twell.activity import Activity
 from twell.hf.models import require
+from twell.hf.shards import is_sharded
 from twell.modules import SparseFfn
 from twell.sparsity import LayerMetrics, collect_metrics, set_l1, trained_layers
 
@@ -231,7 +233,7 @@ def _passes_of_step(args: Any) -> int:
 
 def _in_shards(layer: SparseFfn) -> bool:
     weight = getattr(layer, layer.names[0]).weight
-    return hasattr(type(weight), "__tensor_flatten__") or weight.numel() == 0
+    return is_sharded(weight) or is_wrapped(weight)
 
 
 def _over_processes(layer: SparseFfn) -> Activity | None:

@@ -71,8 +71,9 @@ class DistillationTrainer(Trainer):
 
     The loss of a pass is ``divergence(student, teacher, temperature) + hidden * hidden_error(...)``,
     the latter over the outputs of all layers (0: logits alone). Both are means over the tokens that
-    attention_mask has. The teacher computes in bf16 if the Trainer does. Evaluation stays the cross
-    entropy of labels. Logs have both terms: ``distill/divergence`` and ``distill/hidden``.
+    attention_mask has. The teacher computes in bf16 if the Trainer does, and is in shards if the Trainer
+    keeps the model so (FSDP2, ZeRO-3). Evaluation stays the cross entropy of labels. Logs have both
+    terms, averaged over processes: ``distill/divergence`` and ``distill/hidden``.
 
     Other arguments are the Trainer's. Raises ValueError if the two vocabularies differ or, where
     ``hidden`` is not 0, layers or width.
@@ -102,8 +103,7 @@ class DistillationTrainer(Trainer):
             )
         if not hidden >= 0:
             raise ValueError(f"DistillationTrainer: hidden: expected 0 or more, got {hidden}")
-        dtype = torch.bfloat16 if self.args.bf16 else None
-        self.teacher = teacher.to(self.args.device, dtype).eval().requires_grad_(False)
+        self.teacher = self._placed(teacher.eval().requires_grad_(False))
         self.temperature = temperature
         self.hidden = hidden
         self._terms: dict[str, list[Tensor]] = {}
@@ -136,9 +136,31 @@ class DistillationTrainer(Trainer):
 
     def log(self, logs: dict[str, float], *args: Any, **options: Any) -> None:
         if "loss" in logs:
-            logs |= {name: float(torch.stack(seen).mean()) for name, seen in self._terms.items()}
+            for name, seen in self._terms.items():
+                mean = torch.stack(seen).mean()
+                logs[name] = float(self.accelerator.gather(mean).mean())
             self._terms.clear()
         super().log(logs, *args, **options)
+
+    def _placed(self, teacher: nn.Module) -> nn.Module:
+        """On the device, or in shards where the student is."""
+        dtype = torch.bfloat16 if self.args.bf16 else None
+        plugin = getattr(self.accelerator.state, "deepspeed_plugin", None)
+        if plugin is not None and plugin.zero_stage == 3:
+            import deepspeed
+
+            said = plugin.deepspeed_config["zero_optimization"]
+            config = {
+                "train_micro_batch_size_per_gpu": 1,  # asked for, and used nowhere
+                "zero_optimization": {k: v for k, v in said.items() if v != "auto"},
+                "bf16": {"enabled": dtype is not None},
+            }
+            return deepspeed.initialize(model=teacher, config=config)[0]
+        if self.accelerator.is_fsdp2:
+            from accelerate.utils.fsdp_utils import fsdp2_prepare_model
+
+            return fsdp2_prepare_model(self.accelerator, teacher.to(dtype))
+        return teacher.to(self.args.device, dtype)
 
     def _note(self, name: str, value: Tensor) -> None:
         self._terms.setdefault(name, []).append(value.detach())
@@ -184,6 +206,7 @@ class AnnealingCallback(TrainerCallback):
             if name:
                 act = getattr(module, name)
                 annealed = act if isinstance(act, Annealed) else Annealed(act, nn.ReLU())
+                annealed.share = min(1.0, state.global_step / self.steps)
                 setattr(module, name, annealed)
                 self._layers.append((module, name, annealed))
         if not self._layers:

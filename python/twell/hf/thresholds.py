@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from twell._children import does_more
+from twell.hf import shards
 from twell.hf.models import ACT_KEYS, require
 from twell.modules import SparseFfn
 from twell.sparsity import sparse_layers, trained_layers
@@ -32,13 +34,13 @@ class ThresholdCallback(TrainerCallback, ExportableState):
     Over the first ``steps`` optimizer steps the share that fires falls in a straight line from what
     it is to ``share``, a mean over layers. Each layer falls in proportion to what it fires. Every
     ``every`` steps a layer's threshold is set to the quantile of what its gate (up, without a gate)
-    yields for up to 512 tokens. Later, thresholds stay.
+    yields for up to 512 tokens, of all processes together. Later, thresholds stay.
 
     The layers are those of ``twell.sparsify(model, freeze=False)``, with relu or fat_relu. When
     training ends, :func:`fold_thresholds` gives all layers one threshold, for a file that has one.
-    The Trainer's state holds the thresholds, for a run that resumes. On several processes, the first
-    one's thresholds count. Raises ValueError for numbers out of range, and where a layer has another
-    activation or does its linear layers' work itself (shards).
+    The Trainer's state holds the thresholds, for a run that resumes. Weights may be in shards (FSDP2,
+    ZeRO-3). Raises ValueError for numbers out of range, and where a layer has another activation or a
+    linear layer that is no ordinary one (an adapter, a parametrization, a hook).
     """
 
     def __init__(self, share: float, steps: int, every: int = 8) -> None:
@@ -89,17 +91,17 @@ class ThresholdCallback(TrainerCallback, ExportableState):
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
-        values, self._values = self._values, {}
+        values, self._values = shards.of_all_processes(self._values), {}
         layers = self._layers(given["model"])
         if not self.first_shares:
             shares = {n: (v > layers[n].threshold).double().mean() for n, v in values.items()}
-            self.first_shares = _of_first_process(shares)
+            self.first_shares = _numbers(shares)
         mean = sum(self.first_shares.values()) / len(self.first_shares)
         # As a share of what fired first: it falls from 1 to that.
         end = min(1.0, self.share / mean)
         kept = 1 - (1 - end) * min(1.0, state.global_step / self.steps)
         found = {n: _upper(v, self.first_shares[n] * kept) for n, v in values.items()}
-        self.thresholds = _of_first_process(found)
+        self.thresholds = _numbers(found)
         for name, threshold in self.thresholds.items():
             layers[name].threshold = threshold
 
@@ -119,10 +121,11 @@ class ThresholdCallback(TrainerCallback, ExportableState):
     def _layers(model: nn.Module) -> dict[str, SparseFfn]:
         layers = trained_layers("ThresholdCallback", model)
         for name, layer in layers.items():
-            if (child := layer._special_child()) is not None:
-                raise ValueError(
-                    f"ThresholdCallback: {name}: its {child} is no ordinary linear layer"
-                )
+            for child in layer._child_names:
+                if not _is_ordinary(getattr(layer, child), layer._expected_type(child)):
+                    raise ValueError(
+                        f"ThresholdCallback: {name}: its {child} is no ordinary linear layer"
+                    )
         return layers
 
     @torch.no_grad()
@@ -132,7 +135,7 @@ class ThresholdCallback(TrainerCallback, ExportableState):
         x = given[0].detach().flatten(0, -2)
         first = getattr(layer, layer.names[0])  # type: ignore[arg-type, index]
         # An odd stride: an even one may fall on the same positions of every sequence.
-        x = x[:: max(1, math.ceil(len(x) / _ROWS)) | 1]
+        x = x[:: max(1, math.ceil(len(x) * shards.processes() / _ROWS)) | 1]
         self._values[name] = first(x).float()  # under the autocast of the pass
 
     # --- Saved with the Trainer's state -----------------------------------------------------------
@@ -168,13 +171,16 @@ def fold_thresholds(model: nn.Module) -> float:
     for layer in layers.values():
         factor = largest / max(layer.threshold, largest * _LEAST) if largest > 0 else 1.0
         first, second = (getattr(layer, name) for name in layer.names[:2])
-        for parameter in (first.weight, first.bias):
-            if parameter is not None:
-                parameter.mul_(factor)
+        larger = [first.weight, first.bias]
         # Down's bias is added to the sum, and stays.
-        for parameter in (second.weight, second.bias if len(layer.names) == 3 else None):
-            if parameter is not None:
-                parameter.div_(factor)
+        smaller = [second.weight, second.bias if len(layer.names) == 3 else None]
+        with shards.writable(model, [p for p in (*larger, *smaller) if p is not None]):
+            for parameter in larger:
+                if parameter is not None:
+                    parameter.mul_(factor)
+            for parameter in smaller:
+                if parameter is not None:
+                    parameter.div_(factor)
         layer.threshold = largest
     config = getattr(model, "config", None)
     if config is not None:
@@ -184,15 +190,20 @@ def fold_thresholds(model: nn.Module) -> float:
     return largest
 
 
+def _is_ordinary(child: nn.Module, kind: type[nn.Module]) -> bool:
+    weight = child._parameters.get("weight")
+    # What gathers shards hangs hooks on a linear layer, and changes nothing of what it computes.
+    if weight is not None and shards.is_sharded(weight):
+        return isinstance(child, kind)
+    return not does_more(child, kind)
+
+
+def _numbers(values: dict[str, Tensor]) -> dict[str, float]:
+    return dict(zip(values, torch.stack(list(values.values())).double().tolist()))
+
+
 def _upper(values: Tensor, share: float) -> Tensor:
     """The largest threshold, not below 0, above which the share of the values is."""
     flat = values.flatten()
     rank = flat.numel() - max(1, min(flat.numel() - 1, round(share * flat.numel())))
     return flat.kthvalue(rank).values.clamp_min(0)
-
-
-def _of_first_process(values: dict[str, Tensor]) -> dict[str, float]:
-    stacked = torch.stack(list(values.values())).double()
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        torch.distributed.broadcast(stacked, 0)
-    return dict(zip(values, stacked.tolist()))
