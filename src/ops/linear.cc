@@ -87,11 +87,11 @@ void linear(Context& context, ConstMatrixView x, const WeightView& weight, const
   require_x(kOperation, x, weight);
   require_matrix(kOperation, "y", y, x.dtype, x.rows, weight.rows);
   require_apart(kOperation, "y", y, "x", x);
-  // A kernel may want a copy of x, in scratch that stays: 16 MiB of bf16 at D = 2048.
-  constexpr std::int64_t kMostRows = 4096;
+  // A kernel may want a copy of x, in scratch that stays: 16 MiB of bf16 at D = 2048, 9 of terms.
+  const std::int64_t most_rows = has_scales(weight.type) ? 1024 : 4096;
   const Weight w(context.tier(), x.dtype, weight);
-  for (std::int64_t row = 0; row < x.rows; row += kMostRows) {
-    const std::int64_t rows = std::min(kMostRows, x.rows - row);
+  for (std::int64_t row = 0; row < x.rows; row += most_rows) {
+    const std::int64_t rows = std::min(most_rows, x.rows - row);
     multiply(context, x.slice(row, rows), w, bias, y.slice(row, rows));
   }
 }
