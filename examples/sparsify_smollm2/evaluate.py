@@ -3,7 +3,8 @@
     python evaluate.py --twell build/release/cli/twell --data ../shared/data --limit 200 --out DIR \\
         before=MODEL swapped=MODEL+relu after=OUT/relu
 
-NAME=MODEL+relu is MODEL with relu instead of its activation. DIR/models.json and models.md are the outcome.
+NAME=MODEL+relu is MODEL with relu instead of its activation, MODEL+drelu has one on up too.
+DIR/models.json and models.md are the outcome.
 Everything is computed in f32, so that what differs is the models.
 """
 
@@ -37,13 +38,13 @@ def run(command: list[object], result: pathlib.Path) -> dict:
     return json.loads(result.read_text())
 
 
-def with_relu(model: pathlib.Path, place: pathlib.Path) -> pathlib.Path:
+def with_act(model: pathlib.Path, act: str, place: pathlib.Path) -> pathlib.Path:
     place.mkdir()
     for file in model.iterdir():
         if file.name != "config.json":
             os.symlink(file.resolve(), place / file.name)
     config = json.loads((model / "config.json").read_text())
-    (place / "config.json").write_text(json.dumps(config | {"hidden_act": "relu"}))
+    (place / "config.json").write_text(json.dumps(config | {"hidden_act": act}))
     return place
 
 
@@ -91,9 +92,11 @@ def main() -> None:
         name, _, model = argument.partition("=")
         with tempfile.TemporaryDirectory() as scratch:
             place = pathlib.Path(scratch)
-            directory = pathlib.Path(model.removesuffix("+relu"))
-            if model.endswith("+relu"):
-                directory = with_relu(directory, place / "relu")
+            path, plus, act = model.rpartition("+")
+            if plus and act in ("relu", "drelu"):
+                directory = with_act(pathlib.Path(path), act, place / act)
+            else:
+                directory = pathlib.Path(model)
             found[name] = evaluate(given, directory, place)
         print(table({name: found[name]}).splitlines()[-1], flush=True)
         (given.out / "models.json").write_text(json.dumps(found, indent=1) + "\n")

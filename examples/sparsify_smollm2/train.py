@@ -40,6 +40,9 @@ class Recipe:
     relu_steps: int = dataclasses.field(
         default=500, metadata={"help": "of the first part in all, those of annealing included"}
     )
+    drelu: bool = dataclasses.field(
+        default=False, metadata={"help": "ReLU on up too, beside that on the gate"}
+    )
     share: float = dataclasses.field(
         default=0.0,
         metadata={"help": "of the neurons, that fire at the end (FATReLU); 0: no thresholds"},
@@ -147,16 +150,18 @@ def main() -> None:
         trainer.accelerator.wait_for_everyone()  # the next part reads what the first process wrote
 
     if not is_done("relu"):
-        annealing = twell.hf.AnnealingCallback(recipe.anneal_steps)
+        annealing = twell.hf.AnnealingCallback(recipe.anneal_steps, drelu=recipe.drelu)
         train("relu", load(recipe.model), recipe.relu_steps, [annealing])
     if (recipe.share or recipe.l1) and not is_done("sparse"):
-        student = twell.sparsify(load(out / "relu"), freeze=False)
+        student = twell.hf.from_pretrained(out / "relu", freeze=False, dtype=torch.float32)
         warmup = arguments.max_steps // 2
         callbacks: list[Any] = [twell.hf.SparsityCallback(recipe.l1, warmup=warmup)]
         if recipe.share:  # the last quarter trains with thresholds that stay
             steps = max(1, arguments.max_steps * 3 // 4)
             callbacks.append(twell.hf.ThresholdCallback(recipe.share, steps))
         train("sparse", student, arguments.max_steps, callbacks)
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -62,6 +62,7 @@ HiddenAct read_act(const JsonObject& json, const char* key, HiddenAct fallback) 
   for (const ActName& entry : kActs) {
     if (entry_of(entry.act).name == entry.name) written.push_back(entry.name);
   }
+  written.push_back(kDRelu);
   fail_unsupported(json.file(), "{} {} is not supported (supported: {})", key, in_quotes(name),
                    fmt::join(written, ", "));
 }
@@ -69,6 +70,23 @@ HiddenAct read_act(const JsonObject& json, const char* key, HiddenAct fallback) 
 double read_threshold(const JsonObject& json, const char* act_key) {
   const bool published = json.has(act_key) && json.string(act_key) == kFatRelu;
   return json.number(published ? kFatReluThreshold : kOldFatReluThreshold, 0.0, 1e6);
+}
+
+void read_activation(const JsonObject& json, const char* key, HiddenAct fallback,
+                     ModelConfig& out) {
+  if (json.has(key) && json.string(key) == kDRelu) {
+    if (!out.gated) {
+      fail_unsupported(json.file(), "{} {} of a layer without a gate is not supported", key,
+                       in_quotes(kDRelu));
+    }
+    const bool fat = json.has(kFatReluThreshold);
+    out.block.up = Activation::relu;
+    out.hidden_act = fat ? HiddenAct::fat_relu : HiddenAct::relu;
+    if (fat) out.fat_relu_threshold = json.number(kFatReluThreshold, 0.0, 1e6);
+    return;
+  }
+  out.hidden_act = read_act(json, key, fallback);
+  if (out.hidden_act == HiddenAct::fat_relu) out.fat_relu_threshold = read_threshold(json, key);
 }
 
 // What `transformers` takes for attention_factor where a file does not say.
@@ -289,11 +307,8 @@ ModelConfig read_config(const JsonObject& json, std::span<const Architecture* co
   }
   out.tie_word_embeddings = json.boolean("tie_word_embeddings", is.tie_word_embeddings);
   out.mlp_bias = is.mlp_bias;
-  out.hidden_act = read_act(json, keys.hidden_act, is.hidden_act);
-  if (out.hidden_act == HiddenAct::fat_relu) {
-    out.fat_relu_threshold = read_threshold(json, keys.hidden_act);
-  }
   out.gated = json.boolean("twell_gated", is.gated);
+  read_activation(json, keys.hidden_act, is.hidden_act, out);
   if (sparse_lm) {
     out.hidden_act = HiddenAct::relu;
     out.gated = json.boolean("sparsity_gated_mlp", is.gated);

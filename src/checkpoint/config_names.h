@@ -27,6 +27,8 @@ inline constexpr double kLargestScale = 1e6;
 // The threshold of a FATReLU, as ProSparse's files have it, and as twell once wrote it.
 inline constexpr const char* kFatReluThreshold = "hidden_act_param";
 inline constexpr const char* kOldFatReluThreshold = "twell_fat_relu_threshold";
+// ReLU of up and of the gate, which has FATReLU where there is a threshold.
+inline constexpr std::string_view kDRelu = "drelu";
 
 // A path within a directory, and not out of it by ".." or from the root.
 bool stays_within(std::string_view path);

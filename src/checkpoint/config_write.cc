@@ -110,6 +110,12 @@ std::string problem_of_rope(const PositionForm& positions) {
                                     s.original_max_position_embeddings, 1, kMaxPositions);
 }
 
+// Where the architecture has no activation of up by itself.
+bool is_drelu(const ModelConfig& c) {
+  const bool relu = c.hidden_act == HiddenAct::relu || c.hidden_act == HiddenAct::fat_relu;
+  return relu && c.block.up == Activation::relu && c.architecture->block.up == Activation::identity;
+}
+
 // A block that config.json cannot say would be another one when it is read again.
 std::string problem_of_block(const ModelConfig& c) {
   const Json json = Json::parse(own_keys(c).dump());
@@ -199,7 +205,7 @@ OrderedJson own_keys(const ModelConfig& c) {
   put(keys.max_position_embeddings, c.max_position_embeddings);
   put(keys.norm_eps, c.block.norm.eps);
   const bool fat_relu = c.hidden_act == HiddenAct::fat_relu;
-  put(keys.hidden_act, fat_relu ? kFatRelu : name_of(c.hidden_act));
+  put(keys.hidden_act, is_drelu(c) ? kDRelu : fat_relu ? kFatRelu : name_of(c.hidden_act));
   put("tie_word_embeddings", c.tie_word_embeddings);
   const PositionForm& positions = c.block.positions;
   if (positions.kind == PositionForm::Kind::rope) {

@@ -126,6 +126,27 @@ TEST(ModelConfig, Activations) {
           {"hidden_act_param is -0.5"});
 }
 
+TEST(ModelConfig, DReluIsOfTheGateAndOfUp) {
+  const ModelConfig both = parse(llama(R"("hidden_act":"drelu",)"));
+  EXPECT_EQ(both.hidden_act, HiddenAct::relu);
+  EXPECT_EQ(both.block.up, Activation::relu);
+  EXPECT_EQ(parse(both.to_json()), both);
+  EXPECT_NE(both.to_json().find(R"("hidden_act": "drelu")"), std::string::npos);
+  // A threshold is the gate's.
+  const ModelConfig fat = parse(llama(R"("hidden_act":"drelu","hidden_act_param":0.25,)"));
+  EXPECT_EQ(fat.hidden_act, HiddenAct::fat_relu);
+  EXPECT_EQ(fat.fat_relu_threshold, 0.25);
+  EXPECT_EQ(fat.block.up, Activation::relu);
+  EXPECT_EQ(parse(fat.to_json()), fat);
+  EXPECT_EQ(parse(llama(R"("hidden_act":"relu",)")).block.up, Activation::identity);
+  refused(llama(R"("hidden_act":"drelu","hidden_act_param":-1,)"), {"hidden_act_param is -1"});
+  unsupported(llama(R"("hidden_act":"drelu","twell_gated":false,)"), {"drelu", "without a gate"});
+  unsupported(of("arcee", R"("hidden_act":"drelu",)"), {"drelu", "without a gate"});
+  // Bamboo's name for it is relu.
+  const ModelConfig bamboo = parse(of("bamboo", R"("sliding_window":null,"hidden_act":"drelu",)"));
+  EXPECT_EQ(bamboo, parse(of("bamboo", R"("sliding_window":null,"hidden_act":"relu",)")));
+}
+
 TEST(ModelConfig, ArchitecturesDifferWhereTheirFilesSayNothing) {
   const ModelConfig mistral = parse(of("mistral", R"("sliding_window":null,)"));
   EXPECT_EQ(mistral.num_key_value_heads, 8);

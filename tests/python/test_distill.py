@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,9 +13,9 @@ import torch
 import twell
 from torch import Tensor, nn
 
-pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers")
 
-from tiny_training import Text, arguments, lines, llama
+from tiny_training import Text, arguments, lines, llama  # noqa: E402
 
 
 def dense(act: str = "silu", **changes: Any) -> nn.Module:
@@ -110,12 +111,75 @@ def test_the_path_in_between() -> None:
     assert torch.equal(layer(x), x.relu())
 
 
-def test_stopped_on_the_path_and_resumed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_layer_comes_to_have_relu_on_up_too(fused: bool) -> None:
+    torch.manual_seed(1)
+    name = "Phi3" if fused else "Llama"
+    sizes = getattr(transformers, f"{name}Config")(
+        vocab_size=61, hidden_size=48, intermediate_size=160, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=4, pad_token_id=0, initializer_range=0.2,
+    )  # fmt: skip
+    model = getattr(transformers, f"{name}ForCausalLM")(sizes)
+    names = list(model.state_dict())
+    callback = twell.hf.AnnealingCallback(4, drelu=True)
+    state = SimpleNamespace(global_step=0)
+    callback.on_train_begin(None, state, None, model=model)
+    mlp = model.model.layers[0].mlp
+    x = torch.randn(5, 48)
+    g, u = mlp.gate_up_proj(x).chunk(2, -1) if fused else (mlp.gate_proj(x), mlp.up_proj(x))
+    for done in (0, 1, 4):  # before any step the model is what it was
+        state.global_step = done - 1
+        if done > 0:
+            callback.on_step_begin(None, state, None, model=model)
+        share = done / 4
+        gate = (1 - share) * nn.functional.silu(g) + share * g.relu()
+        up = (1 - share) * u + share * u.relu()
+        torch.testing.assert_close(mlp(x), mlp.down_proj(gate * up))
+    state.global_step = 4
+    callback.on_train_end(None, state, None, model=model)
+    assert list(model.state_dict()) == names and model.config.hidden_act == "drelu"
+    want = mlp(x)
+    layers = twell.sparse_layers(twell.sparsify(model, freeze=False))
+    assert len(layers) == 2 and {m.up_activation for m in layers.values()} == {"relu"}
+    torch.testing.assert_close(layers["model.layers.0.mlp"](x), want)
+
+
+def test_what_has_become_drelu_is_read_again(tmp_path: Path) -> None:
+    teacher, student = dense(), dense()
+    callbacks = [twell.hf.AnnealingCallback(10, drelu=True)]
+    run = trainer(tmp_path, student, 14, callbacks, teacher)
+    run.train()
+    run.save_model()
+    assert json.loads((tmp_path / "config.json").read_text())["hidden_act"] == "drelu"
+    ids = Text().ids[:4]
+    for freeze in (False, True):
+        again = twell.hf.from_pretrained(tmp_path, freeze=freeze)
+        layers = twell.sparse_layers(again).values()
+        assert {(m.activation, m.up_activation) for m in layers} == {("relu", "relu")}
+        with torch.no_grad():
+            torch.testing.assert_close(
+                again(ids).logits, student.eval()(ids).logits, rtol=1e-4, atol=1e-4
+            )
+
+
+def test_drelu_needs_a_gate_and_nothing_else() -> None:
+    sizes = {"vocab_size": 61, "hidden_size": 48, "intermediate_size": 160, "num_hidden_layers": 2}
+    arcee = transformers.ArceeForCausalLM(
+        transformers.ArceeConfig(**sizes, num_attention_heads=4, num_key_value_heads=4)
+    )
+    callback = twell.hf.AnnealingCallback(4, drelu=True)
+    for model, said in ((arcee, r"mlp: expected down\(act"), (nn.Linear(2, 2), "no feed-forward")):
+        with pytest.raises(ValueError, match=f"AnnealingCallback: .*{said}"):
+            callback.on_train_begin(None, SimpleNamespace(global_step=0), None, model=model)
+
+
+@pytest.mark.parametrize("drelu", [False, True])
+def test_stopped_on_the_path_and_resumed(tmp_path: Path, drelu: bool) -> None:
     teacher = dense()
 
     def run(out: Path, student: nn.Module) -> object:
         return trainer(
-            out, student, 20, [twell.hf.AnnealingCallback(16)], teacher, logging_steps=5,
+            out, student, 20, [twell.hf.AnnealingCallback(16, drelu)], teacher, logging_steps=5,
             save_strategy="steps", save_steps=10,
         )  # fmt: skip
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from recipe import (
     resume,
     run,
     train,
+    transformers,
 )
 
 
@@ -68,6 +71,41 @@ def test_dialogues(dense: Path, tmp_path: Path) -> None:
     count = text.count("<|im_start|>user\n")
     assert 0 < count <= 6 and text.count("<|im_start|>assistant\n") == count
     assert f"{count} dialogues" in said.splitlines()[-1]
+
+
+def test_drelu(dense: Path, tmp_path: Path) -> None:
+    """Through both parts, and in the engine."""
+    train(dense, tmp_path, "--drelu", "--use_cpu", "true", "--share", 0.2)
+    for part, activation in (("relu", "relu"), ("sparse", "fat_relu")):
+        config = json.loads((tmp_path / part / "config.json").read_text())
+        assert config["hidden_act"] == "drelu"
+        assert ("hidden_act_param" in config) == (part == "sparse")
+        model = twell.hf.from_pretrained(tmp_path / part, freeze=False)
+        layers = twell.sparse_layers(model).values()
+        assert {(m.activation, m.up_activation) for m in layers} == {(activation, "relu")}
+        if cli := os.environ.get("TWELL_CLI"):
+            assert perplexity(cli, tmp_path / part, dense / "text.txt", tmp_path) == pytest.approx(
+                perplexity_of(model, tmp_path / part, dense / "text.txt"), rel=1e-4
+            )
+    shares = [line.get("sparsity/share") for line in lines(tmp_path, "sparse")]
+    # As test_both_parts, of 256 tokens.
+    assert [share for share in shares if share][-1] == pytest.approx(0.2, abs=0.03)
+
+
+def perplexity(cli: str, directory: Path, text: Path, scratch: Path) -> float:
+    """As evaluate.py asks for it, of one window."""
+    out = scratch / "eval.json"
+    command = [cli, "eval", "--task", "perplexity", "--data", text, "--window", "64", "--limit", "64"]
+    more = ["--model", directory, "--dtype", "f32", "--json", out]
+    subprocess.run([*command, *more], check=True, capture_output=True)
+    return float(json.loads(out.read_text())["perplexity"])
+
+
+def perplexity_of(model: torch.nn.Module, directory: Path, text: Path) -> float:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+    ids = torch.tensor([tokenizer(text.read_text())["input_ids"][:64]])
+    with torch.no_grad():
+        return float(model(ids, labels=ids).loss.exp())
 
 
 @pytest.fixture(scope="module")

@@ -113,16 +113,41 @@ def test_a_configuration_with_another_name_for_its_activation(tmp_path: Path) ->
         torch.testing.assert_close(again(ids).logits, which(ids).logits)
 
 
-@pytest.mark.parametrize("gated", [True, False])
-def test_folding(gated: bool) -> None:
+def test_drelu_keeps_its_name(tmp_path: Path) -> None:
+    """Also with a threshold that all small values are below."""
+    plain = llama("relu")
+    plain.config.hidden_act = "drelu"
+    plain.save_pretrained(tmp_path / "start")
+    which = twell.hf.from_pretrained(tmp_path / "start", freeze=False)
+    for number, layer in enumerate(twell.sparse_layers(which).values()):
+        layer.activation, layer.threshold = "fat_relu", 1.0 + 30 * number
+    ids = Text().ids[:4]
+    with torch.no_grad():
+        want = which(ids).logits
+    twell.hf.fold_thresholds(which)
+    which.save_pretrained(tmp_path / "end")
+    config = json.loads((tmp_path / "end" / "config.json").read_text())
+    assert config["hidden_act"] == "drelu" and config["hidden_act_param"] == 31.0
+    again = twell.hf.from_pretrained(tmp_path / "end", freeze=False)
+    layers = twell.sparse_layers(again).values()
+    forms = {(m.activation, m.threshold, m.up_activation) for m in layers}
+    assert forms == {("fat_relu", 31.0, "relu")}
+    with torch.no_grad():
+        torch.testing.assert_close(again(ids).logits, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("up", ["identity", "relu", None])
+def test_folding(up: str | None) -> None:
     """Also biases, and a layer without a threshold."""
     torch.manual_seed(3)
+    options = {"up_activation": up} if up else {}
 
     def layer(threshold: float) -> nn.Module:
-        kind = twell.GatedFfn if gated else twell.Ffn
+        kind = twell.GatedFfn if up else twell.Ffn
         made = kind(
-            24, 96, activation="fat_relu", threshold=threshold, bias=True, dtype=torch.float64
-        )
+            24, 96, activation="fat_relu", threshold=threshold, bias=True, dtype=torch.float64,
+            **options,
+        )  # fmt: skip
         return made.requires_grad_(False)
 
     both = nn.Sequential(layer(0.3), layer(0.05), layer(0.0))
@@ -150,3 +175,6 @@ def test_bad_input(tmp_path: Path) -> None:
         train(tmp_path, model("relu2"), 1, [twell.hf.ThresholdCallback(0.1, 4)])
     with pytest.raises(ValueError, match="no fat_relu layer that is trained"):
         twell.hf.fold_thresholds(model())
+    squared = twell.GatedFfn(8, 16, activation="fat_relu", up_activation="relu_squared")
+    with pytest.raises(ValueError, match="up: expected one of identity, relu in all layers, got relu_sq"):
+        twell.hf.fold_thresholds(squared)

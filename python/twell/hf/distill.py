@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from twell.hf.drelu import activate_up
 from twell.hf.kinds import KINDS, kind_of
-from twell.hf.models import require
+from twell.hf.models import require, say_activation
 
 require("transformers", "twell.hf.DistillationTrainer")
 from transformers import Trainer, TrainerCallback  # noqa: E402
@@ -183,44 +184,56 @@ class Annealed(nn.Module):
 class AnnealingCallback(TrainerCallback):
     """Leads a model from its activation (SiLU, say) to ReLU, in transformers' Trainer: in optimizer
     step k of ``steps``, counted from 1, layers compute (1 - k / steps) of the one plus k / steps of
-    the other. From step ``steps`` on there is ReLU alone, and the zeros are exact.
+    the other. From step ``steps`` on there is ReLU alone, and the zeros are exact. With ``drelu``, up
+    comes to have a ReLU as well, on the same path from no activation (dReLU; Song et al. 2024).
 
-    When training ends, the layers have ReLU and the configuration says so, if it got that far.
-    Until then checkpoints name the old activation; resumed by the Trainer, they go on along the path.
+    When training ends, the layers have ReLU and the configuration says so (``hidden_act`` relu or
+    drelu), if it got that far. Until then checkpoints name the old activation; resumed by the Trainer,
+    they go on along the path.
     Then ``twell.sparsify(model, freeze=False)`` and :class:`SparsityCallback` train it further.
 
-    Raises ValueError if the model has no feed-forward layer with an activation of its own.
+    Raises ValueError if the model has no feed-forward layer with an activation of its own and, with
+    ``drelu``, for a layer without a gate, or with a norm or dropout.
     """
 
-    def __init__(self, steps: int) -> None:
+    def __init__(self, steps: int, drelu: bool = False) -> None:
         if steps < 1:
             raise ValueError(f"AnnealingCallback: steps: expected 1 or more, got {steps}")
         self.steps = steps
+        self.drelu = drelu
         self._layers: list[tuple[nn.Module, str, Annealed]] = []
+        self._up: Annealed | None = None  # of all layers
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         self._layers = []
+        if self.drelu and self._up is None:
+            self._up = Annealed(nn.Identity(), nn.ReLU())
+            activate_up("AnnealingCallback", given["model"], self._up)
         for module in list(given["model"].modules()):
             kind = kind_of(module, KINDS)
             name = "" if kind is None or kind.in_code else kind.act(module)
             if name:
                 act = getattr(module, name)
                 annealed = act if isinstance(act, Annealed) else Annealed(act, nn.ReLU())
-                annealed.share = min(1.0, state.global_step / self.steps)
                 setattr(module, name, annealed)
                 self._layers.append((module, name, annealed))
         if not self._layers:
             raise ValueError(
                 "AnnealingCallback: the model has no feed-forward layer whose activation it knows"
             )
+        self._go_to(state.global_step)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        for _, _, annealed in self._layers:
-            annealed.share = min(1.0, (state.global_step + 1) / self.steps)
+        self._go_to(state.global_step + 1)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         if state.global_step < self.steps:
             return
         for module, name, annealed in self._layers:
             setattr(module, name, annealed.end)
-        given["model"].config.hidden_act = "relu"
+        say_activation(given["model"].config, "drelu" if self.drelu else "relu")
+
+    def _go_to(self, step: int) -> None:
+        acts = [annealed for _, _, annealed in self._layers]
+        for annealed in acts if self._up is None else [*acts, self._up]:
+            annealed.share = min(1.0, step / self.steps)

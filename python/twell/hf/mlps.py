@@ -70,16 +70,14 @@ def from_mlp(
                 f"{where} has {hangs}, which the layer would lose; remove that first"
             )
     check_sizes(name, linears)
-    tried = _try_forward(name, mlp, kind)
+    tried = _try_forward(name, mlp, kind, threshold)
     activation = activation or tried.activation
-    up_activation = "identity"
-    if tried.both:
-        up_activation = activation
-        if activation not in dense.UP_ACTIVATIONS:
-            raise ValueError(
-                f"{name}: applies {activation} to up as well, which may have "
-                f"{', '.join(dense.UP_ACTIVATIONS)}"
-            )
+    up_activation = activation if tried.up == "same" else tried.up
+    if up_activation not in dense.UP_ACTIVATIONS:
+        raise ValueError(
+            f"{name}: applies {activation} to up as well, which may have "
+            f"{', '.join(dense.UP_ACTIVATIONS)}"
+        )
     options: dict[str, Any] = {}
     if norm is not None:
         options = {"norm": _norm_of(getattr(mlp, norm)), "norm_name": norm}
@@ -103,6 +101,13 @@ def from_mlp(
         Fused(kind.linears[0], ("gate_proj", "up_proj")).attach(layer)
     _attached.take_over(layer, mlp)
     return layer
+
+
+def computes_nothing_else(name: str, mlp: nn.Module, kind: Kind) -> bool:
+    """Whether the module is down(act(gate(x)) * up(x)), without a norm and dropout. Raises ValueError
+    where it computes something else than a layer may."""
+    plain = _Tried("", "identity")
+    return kind.norm(mlp) is None and not kind.others(mlp) and _try_forward(name, mlp, kind) == plain
 
 
 def check_sizes(name: str, linears: list[Any]) -> None:
@@ -129,8 +134,8 @@ def _has_bias(module: nn.Module) -> bool:
 class _Tried(NamedTuple):
     activation: str
     """Of code that applies it itself; otherwise empty."""
-    both: bool
-    """Whether the activation is on up as well."""
+    up: str = "identity"
+    """Of up: identity, the "same" as the gate's, or relu beside another."""
     hidden_dropout: float = 0.0
     output_dropout: float = 0.0
 
@@ -153,10 +158,11 @@ class _NoDropout(TorchFunctionMode):
         return given["input"]
 
 
-def _try_forward(name: str, mlp: nn.Module, kind: Kind) -> _Tried:
+def _try_forward(name: str, mlp: nn.Module, kind: Kind, threshold: float = 0.0) -> _Tried:
     """How the module differs from down(act(gate) * up). Raises ValueError unless the code of an MLP
     computes what its children say. It is tried with small weights in place of its own, so that it
-    costs nothing and no hook fires; in training too, which may add dropout."""
+    costs nothing and no hook fires; in training too, which may add dropout. Inputs are large beside the
+    threshold, below which the module may tell nothing."""
     width, neurons = 6, 10
     generator = torch.Generator("cpu").manual_seed(0)
 
@@ -178,7 +184,7 @@ def _try_forward(name: str, mlp: nn.Module, kind: Kind) -> _Tried:
         children[norm] = twin_norm
         form = Form(norm_weight=twin_norm.weight, norm_epsilon=0.1)
     twin = with_children(mlp, children)
-    x = random(1, 5, width)
+    x = random(1, 5, width) * (1 + 10 * threshold)
     *into, down = (children[child] for child in kind.linears)
     act_name = kind.act(mlp)
     # Names alone may well be those of something else.
@@ -186,10 +192,11 @@ def _try_forward(name: str, mlp: nn.Module, kind: Kind) -> _Tried:
     with torch.no_grad():
         pre = [linear(x) for linear in into]  # type: ignore[misc]
         g, *u = pre[0].chunk(2, dim=-1) if kind.fused else pre
-        hidden: list[tuple[str, bool, Tensor]] = []
+        hidden: list[tuple[str, str, Tensor]] = []
         for called, act in _acts_of(mlp, kind):
-            made = [act(g) * u[0], act(g) * act(u[0])] if u else [act(g)]
-            hidden += [(called, both == 1, dense.normalise(h, form)) for both, h in enumerate(made)]
+            ups = {"identity": u[0], "same": act(u[0]), "relu": u[0].relu()} if u else {}
+            made = {of: act(g) * up for of, up in ups.items()} or {"identity": act(g)}
+            hidden += [(called, of, dense.normalise(h, form)) for of, h in made.items()]
         found: _Tried | None = None
         for training in (False, True):
             twin.training = training
@@ -204,10 +211,10 @@ def _try_forward(name: str, mlp: nn.Module, kind: Kind) -> _Tried:
             found = None
             # In float64, or rounded to float32 on its way.
             same = isinstance(got, Tensor) and got.shape == x.shape
-            for called, both, h in hidden:
+            for called, of, h in hidden:
                 want = down(h)  # type: ignore[misc]
                 if same and found is None and torch.allclose(got.double(), want, rtol=1e-4):
-                    found = _Tried(called, both, *_dropout_of(name, mlp, h, want, dropped))
+                    found = _Tried(called, of, *_dropout_of(name, mlp, h, want, dropped))
             if found is None:
                 break
     if found is not None:

@@ -9,12 +9,14 @@ import re
 import types
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from twell import _attached
+from twell.dense import FatRelu
+from twell.hf.drelu import activate_up
 from twell.hf.replace import sparsify
 
 # SparseLM is the code released with the paper. Its model_type is llama_sparse_relu. Its code
@@ -52,19 +54,20 @@ def from_pretrained(
     It also reads a directory in the layout of SparseLM (``model_type`` ends in ``_sparse_relu``).
     The activation is then ReLU, whatever ``hidden_act`` says, and the model's ``save_pretrained``
     writes the same layout. A directory whose ``hidden_act`` is ``fatrelu`` (ProSparse, MiniCPM-S in the
-    layout of Llama), which transformers lacks, gets the threshold that its ``hidden_act_param`` says.
+    layout of Llama), which transformers lacks, gets the threshold that its ``hidden_act_param`` says. One
+    with ``drelu`` has a ReLU on up; on the gate it has ReLU or, with a ``hidden_act_param``, FATReLU.
     Raises what the two functions raise, ValueError for a threshold that is missing, and ImportError
     without transformers.
     """
     transformers = require("transformers", "twell.hf.from_pretrained")
     if (config := _read_config(path)) is None:
-        threshold_said = None if options.get("trust_remote_code") else _fat_relu_of(path)
-        if threshold_said is None:
+        said = None if options.get("trust_remote_code") else _own_act_of(path)
+        if said is None:
             model = transformers.AutoModelForCausalLM.from_pretrained(path, **options)
         else:
-            model = _read_fat_relu(transformers, path, options)
-            if activation is None:
-                activation, threshold = "fat_relu", threshold_said
+            model = _read_own_act(transformers, path, said, options)
+            if activation is None and not said.drelu:
+                activation, threshold = "fat_relu", said.threshold or 0.0
     else:
         model = _read_sparse_lm(transformers, Path(path), config, options)
         activation = activation or "relu"
@@ -75,35 +78,60 @@ def from_pretrained(
 
 ACT_KEYS = ("hidden_act", "activation_function")
 """What configurations call their activation."""
-_FAT_RELU = {"fatrelu": "hidden_act_param", "fat_relu": "twell_fat_relu_threshold"}
+_DRELU = "drelu"
+# What transformers lacks, and the key of the threshold.
+_OWN_ACTS = {
+    "fatrelu": "hidden_act_param",
+    "fat_relu": "twell_fat_relu_threshold",
+    _DRELU: "hidden_act_param",
+}
 
 
-def _fat_relu_of(path: str | os.PathLike[str]) -> float | None:
-    """The threshold that a directory's config.json gives its FATReLU; None where it has another
-    activation."""
+def say_activation(config: Any, name: str, threshold: float | None = None) -> None:
+    """Writes an activation into a configuration, under the key that it has for it."""
+    key = next((key for key in ACT_KEYS if hasattr(config, key)), ACT_KEYS[0])
+    setattr(config, key, name)
+    if threshold is not None:
+        config.hidden_act_param = threshold
+
+
+class _OwnAct(NamedTuple):
+    """An activation that transformers lacks."""
+
+    threshold: float | None
+    """Of the gate's FATReLU; none: ReLU."""
+    drelu: bool
+
+
+def _own_act_of(path: str | os.PathLike[str]) -> _OwnAct | None:
+    """What a directory's config.json says of FATReLU or dReLU; None where it has another activation."""
     file = Path(path) / "config.json"
     config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    said = next((config[name] for name in ACT_KEYS if config.get(name) in _FAT_RELU), None)
+    said = next((config[name] for name in ACT_KEYS if config.get(name) in _OWN_ACTS), None)
     if said is None:
         return None
-    key = _FAT_RELU[said]
+    key = _OWN_ACTS[said]
     threshold = config.get(key)
+    if said == _DRELU and threshold is None:
+        return _OwnAct(None, True)
     if not isinstance(threshold, (int, float)) or isinstance(threshold, bool):
         raise ValueError(
             f"{file}: {key}: expected the threshold of {said}, a number, got {threshold}"
         )
-    return float(threshold)
+    return _OwnAct(float(threshold), said == _DRELU)
 
 
-def _read_fat_relu(transformers: Any, path: Any, options: dict[str, Any]) -> Any:
-    """The model, with ReLU as its activation for now."""
+def _read_own_act(transformers: Any, path: Any, act: _OwnAct, options: dict[str, Any]) -> Any:
     config = options.pop("config", None) or transformers.AutoConfig.from_pretrained(path)
-    key = next(name for name in ACT_KEYS if getattr(config, name, None) in _FAT_RELU)
+    key = next(name for name in ACT_KEYS if getattr(config, name, None) in _OWN_ACTS)
     said = getattr(config, key)
     setattr(config, key, "relu")
     model = transformers.AutoModelForCausalLM.from_pretrained(path, config=config, **options)
     for each in (model.config, config):
         setattr(each, key, said)
+    if act.drelu:
+        gate = nn.ReLU() if act.threshold is None else FatRelu(act.threshold)
+        activate_up("twell.hf.from_pretrained", model, nn.ReLU(), gate)
     return model
 
 

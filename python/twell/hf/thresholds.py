@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from twell._children import does_more
 from twell.hf import shards
-from twell.hf.models import ACT_KEYS, require
+from twell.hf.models import require, say_activation
 from twell.modules import SparseFfn
 from twell.sparsity import sparse_layers, trained_layers
 
@@ -24,6 +24,8 @@ from transformers.trainer_callback import ExportableState  # noqa: E402
 _ROWS = 512
 # A layer whose threshold is 0 takes the model's, times this, with weights as much smaller.
 _LEAST = 2.0**-10
+# Of a FATReLU in config.json, by the activation of up.
+_NAMES = {"identity": "fatrelu", "relu": "drelu"}
 
 
 class ThresholdCallback(TrainerCallback, ExportableState):
@@ -153,10 +155,10 @@ def fold_thresholds(model: nn.Module) -> float:
     c = largest / t and what it meets (up, or down without a gate) is divided by it. The model
     computes the same, up to the rounding of its weights. The configuration, if there is one, gets
     ``hidden_act`` (OPT's ``activation_function``) fatrelu and ``hidden_act_param``, as the files of
-    ProSparse have them.
+    ProSparse have them; with a ReLU on up drelu, and the same number for the gate.
 
-    Raises ValueError if the model has no such layer, and for one without a gate but with a norm of
-    its hidden state, whose epsilon would count for another size.
+    Raises ValueError if the model has no such layer, for one without a gate but with a norm of its
+    hidden state, whose epsilon would count for another size, and for a squared ReLU on up.
     """
     layers = {n: m for n, m in sparse_layers(model).items() if not m.frozen}
     layers = {n: m for n, m in layers.items() if m.activation == "fat_relu"}
@@ -167,6 +169,12 @@ def fold_thresholds(model: nn.Module) -> float:
             raise ValueError(
                 f"fold_thresholds: {name}: has no gate, and a norm behind its activation"
             )
+    ups = {layer.up_activation for layer in layers.values()}
+    if len(ups) > 1 or not ups <= set(_NAMES):
+        raise ValueError(
+            f"fold_thresholds: up: expected one of {', '.join(_NAMES)} in all layers, "
+            f"got {', '.join(sorted(ups))}"
+        )
     largest = max(layer.threshold for layer in layers.values())
     for layer in layers.values():
         factor = largest / max(layer.threshold, largest * _LEAST) if largest > 0 else 1.0
@@ -184,9 +192,7 @@ def fold_thresholds(model: nn.Module) -> float:
         layer.threshold = largest
     config = getattr(model, "config", None)
     if config is not None:
-        key = next((name for name in ACT_KEYS if hasattr(config, name)), ACT_KEYS[0])
-        setattr(config, key, "fatrelu")
-        config.hidden_act_param = largest
+        say_activation(config, _NAMES[ups.pop()], largest)
     return largest
 
 
