@@ -22,8 +22,8 @@ std::span<const Architecture* const> architectures();  // all that there are
 enum class HiddenAct : std::uint8_t { silu, gelu, gelu_tanh, relu, relu_squared, fat_relu };
 // A FATReLU as it is written, with the key hidden_act_param.
 inline constexpr std::string_view kFatRelu = "fatrelu";
-// Names in config.json. The first name of each is the one that is written, but for kFatRelu. Besides
-// there is drelu: relu, or fat_relu with that key, and relu of BlockForm::up.
+// Names in config.json. The first name of each is the one that is written, but for kFatRelu.
+// Besides there is drelu: relu, or fat_relu with that key, and relu of BlockForm::up.
 struct ActName {
   std::string_view name;
   HiddenAct act;
