@@ -229,22 +229,8 @@ TYPED_TEST(CodesTest, LinearLayers) {
         } else {
           linear(context, layer.x.view(), layer.packed().view(), nullptr, y.view());
         }
-        for (std::int64_t r = 0; r < rows; ++r) {
-          for (std::int64_t n = 0; n < outputs; ++n) {
-            double expected = 0, magnitude = 0;
-            for (std::int64_t k = 0; k < layer.x.cols(); ++k) {
-              const double term = double{layer.x.value(r, k)} * layer.gate.value(n, k);
-              expected += term;
-              magnitude += std::abs(term);
-            }
-            const double bound =
-                accumulation_bound(static_cast<double>(layer.x.cols() + 1), magnitude);
-            ASSERT_NEAR(
-                y.value(r, n), expected,
-                bound + 1.01 * rounding_bound<typename TestFixture::T>(std::abs(expected) + bound))
-                << name_of(tier) << " " << r << "," << n << (stored ? " as stored" : " packed");
-          }
-        }
+        SCOPED_TRACE(std::string(name_of(tier)) + (stored ? " as stored" : " packed"));
+        expect_linear(layer, y);
       }
     }
   }

@@ -304,6 +304,29 @@ void expect_output(const TwellMatrix& packed, const Layer<T, W>& layer, const Te
   }
 }
 
+// y = x Wᵀ (+ bias) of the gate's numbers, each y within what f32 sums and one rounding of it
+// allow.
+template <class T, class W>
+void expect_linear(const Layer<T, W>& layer, const TestMatrix<T>& y,
+                   const TestMatrix<T>* bias = nullptr) {
+  const TestMatrix<T>& x = layer.x;
+  for (std::int64_t r = 0; r < y.rows(); ++r) {
+    for (std::int64_t n = 0; n < y.cols(); ++n) {
+      double expected = bias != nullptr ? bias->value(0, n) : 0.0;
+      double magnitude = std::abs(expected);
+      for (std::int64_t k = 0; k < x.cols(); ++k) {
+        const double term = static_cast<double>(x.value(r, k)) * layer.gate.value(n, k);
+        expected += term;
+        magnitude += std::abs(term);
+      }
+      const double bound = accumulation_bound(static_cast<double>(x.cols() + 1), magnitude);
+      ASSERT_NEAR(y.value(r, n), expected,
+                  bound + 1.01 * rounding_bound<T>(std::abs(expected) + bound))
+          << r << "," << n;
+    }
+  }
+}
+
 // What a call counted against the activation itself.
 inline void expect_counts(const FfnCounts& counts, const TwellMatrix& packed) {
   const TwellLayout& layout = packed.layout();

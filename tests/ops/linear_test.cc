@@ -28,21 +28,7 @@ void check(Context& context, std::int64_t rows, std::int64_t depth, std::int64_t
     linear(context, std::as_const(layer.x).view(), layer.packed().view(),
            with_bias ? bias.view().data : nullptr, y.view());
   }
-  for (std::int64_t r = 0; r < rows; ++r) {
-    for (std::int64_t n = 0; n < outputs; ++n) {
-      double expected = with_bias ? bias.value(0, n) : 0.0;
-      double magnitude = std::abs(expected);
-      for (std::int64_t k = 0; k < depth; ++k) {
-        const double term = static_cast<double>(layer.x.value(r, k)) * layer.gate.value(n, k);
-        expected += term;
-        magnitude += std::abs(term);
-      }
-      const double bound = test::accumulation_bound(static_cast<double>(depth + 1), magnitude);
-      ASSERT_NEAR(y.value(r, n), expected,
-                  bound + 1.01 * test::rounding_bound<T>(std::abs(expected) + bound))
-          << r << "," << n;
-    }
-  }
+  test::expect_linear(layer, y, with_bias ? &bias : nullptr);
 }
 
 template <class T>

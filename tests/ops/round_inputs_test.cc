@@ -109,21 +109,8 @@ TYPED_TEST(RoundInputsTest, LinearLayers) {
       ASSERT_TRUE(in_one_term<TypeParam>(tier, layer.x, 0));
       TestMatrix<T> y(rows, outputs, 5);
       linear(context, std::as_const(layer.x).view(), layer.packed().view(), nullptr, y.view());
-      for (std::int64_t r = 0; r < rows; ++r) {
-        for (std::int64_t n = 0; n < outputs; ++n) {
-          double expected = 0, magnitude = 0;
-          for (std::int64_t k = 0; k < layer.x.cols(); ++k) {
-            const double term = double{layer.x.value(r, k)} * layer.gate.value(n, k);
-            expected += term;
-            magnitude += std::abs(term);
-          }
-          const double bound =
-              accumulation_bound(static_cast<double>(layer.x.cols() + 1), magnitude);
-          ASSERT_NEAR(y.value(r, n), expected,
-                      bound + 1.01 * rounding_bound<T>(std::abs(expected) + bound))
-              << name_of(tier) << " " << rows << " rows: " << r << "," << n;
-        }
-      }
+      SCOPED_TRACE(std::string(name_of(tier)) + " " + std::to_string(rows) + " rows");
+      expect_linear(layer, y);
     }
   }
 }

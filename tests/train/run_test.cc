@@ -140,11 +140,27 @@ TEST(RunTraining, StopsWhenAskedAndResumesToTheSameLog) {
   EXPECT_EQ(run_training(run).steps, 22);
 }
 
+// A dense model, as those that others begin with.
+TrainRun silu_run(const fs::path& directory) {
+  TrainRun run = tiny_run(directory);
+  run.config.hidden_act = io::HiddenAct::silu;
+  run.recipe.save_every = 0;
+  return run;
+}
+// `run` again in another directory, from what it saved after so many steps.
+TrainRun from_checkpoint(const TrainRun& run, int step, const fs::path& directory) {
+  const std::string name = fmt::format("step-{:08}", step);
+  fs::create_directory(directory);
+  fs::copy(run.out / name, directory / name, fs::copy_options::recursive);
+  TrainRun again = run;
+  again.out = directory;
+  again.resume = as_saved;
+  return again;
+}
+
 TEST(RunTraining, ContinuesFromAModelWithAnotherActivation) {
   const Scratch scratch;
-  TrainRun first = tiny_run(scratch.path());
-  first.config.hidden_act = io::HiddenAct::silu;
-  first.recipe.save_every = 0;
+  const TrainRun first = silu_run(scratch.path());
   const TrainResult dense = run_training(first);
   EXPECT_NEAR(dense.nnz_mean, 96.0, 1.0);  // SiLU yields no zeros
 
@@ -163,9 +179,7 @@ TEST(RunTraining, ContinuesFromAModelWithAnotherActivation) {
 // The dense model teaches, and its activation goes over to ReLU's by and by.
 TEST(RunTraining, ATeacherAndAPathFromOneActivationToAnother) {
   const Scratch scratch;
-  TrainRun first = tiny_run(scratch.path());
-  first.config.hidden_act = io::HiddenAct::silu;
-  first.recipe.save_every = 0;
+  const TrainRun first = silu_run(scratch.path());
   const TrainResult dense = run_training(first);
 
   TrainRun second = first;
@@ -186,11 +200,7 @@ TEST(RunTraining, ATeacherAndAPathFromOneActivationToAnother) {
   EXPECT_FALSE(log_of(first.out)[0].contains("divergence"));
 
   // From a checkpoint on the path.
-  TrainRun again = second;
-  again.out = scratch.path() / "again";
-  fs::create_directory(again.out);
-  fs::copy(second.out / "step-00000003", again.out / "step-00000003", fs::copy_options::recursive);
-  again.resume = as_saved;
+  const TrainRun again = from_checkpoint(second, 3, scratch.path() / "again");
   run_training(again);
   const auto resumed = log_of(again.out);
   EXPECT_EQ(resumed.size(), 17U);
@@ -214,9 +224,7 @@ TEST(RunTraining, ATeacherAndAPathFromOneActivationToAnother) {
 // From SiLU over ReLU to thresholds, with a teacher and the L1 term; stopped on both paths.
 TEST(RunTraining, ThresholdsRiseBehindTheAnnealing) {
   const Scratch scratch;
-  TrainRun first = tiny_run(scratch.path());
-  first.config.hidden_act = io::HiddenAct::silu;
-  first.recipe.save_every = 0;
+  const TrainRun first = silu_run(scratch.path());
   const TrainResult dense = run_training(first);
 
   TrainRun second = first;
@@ -247,12 +255,8 @@ TEST(RunTraining, ThresholdsRiseBehindTheAnnealing) {
   EXPECT_EQ(config.fat_relu_threshold, std::max(last[0], last[1]));
 
   for (const int stop : {2, 10, 18}) {
-    TrainRun again = second;
-    again.out = scratch.path() / ("again" + std::to_string(stop));
-    const std::string name = fmt::format("step-{:08}", stop);
-    fs::create_directory(again.out);
-    fs::copy(second.out / name, again.out / name, fs::copy_options::recursive);
-    again.resume = as_saved;
+    TrainRun again =
+        from_checkpoint(second, stop, scratch.path() / ("again" + std::to_string(stop)));
     run_training(again);
     const auto resumed = log_of(again.out);
     EXPECT_EQ(resumed, std::vector<json>(log.begin() + stop, log.end()));
