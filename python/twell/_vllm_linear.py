@@ -1,7 +1,9 @@
-"""Linear layers of codes in vLLM on a CPU, which has no kernel of its own for 8 bits."""
+"""vLLM's linear layers on a CPU by twell's operator: those of codes, as vLLM has no kernel of its own for
+8 bits, and all others of models with sparse layers."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -13,6 +15,8 @@ from twell.hf.models import require
 _kernels: Any = require("vllm.model_executor.kernels.linear", "twell.vllm")
 _platforms: Any = require("vllm.platforms", "twell.vllm")
 _types: Any = require("vllm.scalar_type", "twell.vllm").scalar_types
+_embedding: Any = require("vllm.model_executor.layers.vocab_parallel_embedding", "twell.vllm")
+_utils: Any = require("vllm.model_executor.layers.utils", "twell.vllm")
 _schemes: Any = require(
     "vllm.model_executor.layers.quantization.compressed_tensors.schemes", "twell.vllm"
 )
@@ -72,3 +76,28 @@ def register() -> None:
     own = _kernels._POSSIBLE_KERNELS.setdefault(_platforms.PlatformEnum.CPU, [])
     if CodedLinearKernel not in own:  # vLLM may call plug-ins more than once
         own.insert(0, CodedLinearKernel)
+
+
+def take_unquantized() -> None:
+    """Makes vLLM pack the weights of linear layers, the head's too, for twell's operator. On a Zen 4 it
+    takes 0.70 to 0.75 of oneDNN's time at one row in bfloat16, 0.84 to 0.97 at 4 to 64, and 1.00 to 1.04
+    from 512 on. Where a processor has AMX nothing changes: nobody has compared them there."""
+    own = _utils.dispatch_cpu_unquantized_gemm
+    if hasattr(own, "__wrapped__") or ops.cpu_tier() == "amx":
+        return
+
+    @functools.wraps(own)
+    def pack(layer: Any, remove_weight: bool) -> None:
+        weight = layer.weight
+        plain = weight.device.type == "cpu" and weight.ndim == 2
+        known = plain and weight.dtype in (torch.bfloat16, torch.float32)
+        # The head is a class of its own, also where it has the embedding's weight.
+        if not known or type(layer) is _embedding.VocabParallelEmbedding:
+            own(layer, remove_weight)
+            return
+        layer.register_buffer("twell_weight", ops.pack_weight(weight.detach()), persistent=False)
+        layer.cpu_linear = lambda x, weight, bias: ops.linear(x, layer.twell_weight, bias)
+        if remove_weight:
+            layer.weight = nn.Parameter(weight.new_empty(0), requires_grad=False)
+
+    _utils.dispatch_cpu_unquantized_gemm = pack

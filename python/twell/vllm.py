@@ -219,6 +219,7 @@ def _take(kind: _Kind, owner: type[nn.Module]) -> None:
         name = call.arguments.get("prefix", "")
         findings = _findings_of(config.model_config.model).get(name)
         self.quant_method = _Packing(kind, activation, findings)
+        _vllm_linear.take_unquantized()  # in all of the process, which has one model
 
     owner.__init__ = construct  # type: ignore[method-assign]
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "support"), str(HERE.parent / "deco
 from conftest import ENTRY_POINT, tell_of_the_plugin  # noqa: E402
 from logit_bound import logit_bound  # noqa: E402
 from published_models import Published  # noqa: E402
+from twell import ops  # noqa: E402
 from vllm_probe import PROMPTS  # noqa: E402
 
 LAYERS, NEURONS = 2, 352
@@ -33,6 +35,9 @@ KINDS = {
     "nemotron_h": "relu2", "opt": "relu", "minicpm": "fatrelu",
 }  # fmt: skip
 
+# What is packed beside the sparse layers: attention's (Nemotron-H's one, and one of Mamba), and the head.
+OF_ATTENTION = Counter(QKVParallelLinear=LAYERS, RowParallelLinear=LAYERS)
+PACKED = {"nemotron_h": Counter("QKVParallelLinear MergedColumnParallelLinear".split(), RowParallelLinear=2)}
 # Of a form that no class of transformers has, so the bound of the logits is the engine's.
 PUBLISHED = {"minicpm": "fatrelu"}
 
@@ -226,6 +231,9 @@ def test_same_text_as_with_dense_layers(run: Runs, kind: str, act: str) -> None:
     assert rank["frozen"] == [True] * LAYERS
     # The dense weights are gone, so that nothing else can have computed the layers.
     assert rank["linears"] == ["_Passed", "_Whole"]
+    assert dense["ranks"][0]["packed"] == []
+    if ops.cpu_tier() != "amx":
+        assert Counter(rank["packed"]) == PACKED.get(kind, OF_ATTENTION) + Counter(["ParallelLMHead"])
     assert min(rank["calls"]) >= 24
     assert sparse["texts"] == dense["texts"]
     worst, allowed = run.deviation(sparse, kind, act)

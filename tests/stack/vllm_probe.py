@@ -39,11 +39,13 @@ def describe(model: nn.Module) -> dict:
     names = ("gate_up_proj", "up_proj", "fc1", "down_proj", "fc2")
     linears = [m for n, m in model.named_modules() if n.rsplit(".", 1)[-1] in names]
     kernels = [m.scheme.kernel for m in model.modules() if hasattr(getattr(m, "scheme", None), "kernel")]
-    coded = [m.twell_weight for m in model.modules() if hasattr(m, "twell_weight")]
+    packed = [m for m in model.modules() if hasattr(m, "twell_weight")]
+    coded = [m.twell_weight for m in packed]
     coded += [w for layer in layers for w in (layer.gate, layer.up, layer.down) if w is not None]
     return {
         "kernels": [type(kernel).__name__ for kernel in kernels],
         "weights": sorted({str(weight.dtype) for weight in coded}),
+        "packed": [type(m).__name__ for m in packed],
         "linears": sorted({type(linear).__name__ for linear in linears}),
         "frozen": [layer.frozen for layer in layers],
         "neurons": [layer.neurons for layer in layers],

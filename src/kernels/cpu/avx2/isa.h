@@ -72,8 +72,12 @@ struct Isa {
     return add(_mm256_permute2f128_ps(four[0], four[1], 0x20),
                _mm256_permute2f128_ps(four[0], four[1], 0x31));
   }
-  static void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
-  static void prefetch_l2(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
+  [[gnu::always_inline]] static void prefetch(const void* p) {
+    _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0);
+  }
+  [[gnu::always_inline]] static void prefetch_l2(const void* p) {
+    _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1);
+  }
 
   // x is widened to f32 once per block: a broadcast load then costs no arithmetic port.
   template <class T>

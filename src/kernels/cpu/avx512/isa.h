@@ -74,8 +74,12 @@ struct Isa {
     }
     return quarters(quarters(four[0], four[1]), quarters(four[2], four[3]));
   }
-  static void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
-  static void prefetch_l2(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
+  [[gnu::always_inline]] static void prefetch(const void* p) {
+    _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0);
+  }
+  [[gnu::always_inline]] static void prefetch_l2(const void* p) {
+    _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1);
+  }
 
   // 16 words of 16 rows, from word `at` on, turned around.
   static void transpose_words(const void* const* rows, std::int64_t at, std::uint32_t* out) {

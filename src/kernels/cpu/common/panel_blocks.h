@@ -17,21 +17,25 @@ struct PanelBlock {
 template <int Most, class F>
 void for_panel_blocks(std::int64_t panels, std::int64_t blocks, bool end_to_end, F f) {
   const std::int64_t full = panels / Most, groups = full + panels % Most;
-  const auto place = [=](std::int64_t i) -> PanelBlock {
-    if (i == groups * blocks) return {panels, 0};
-    const std::int64_t group = end_to_end ? i / blocks : i % groups;
-    return {group < full ? group * Most : full * Most + group - full,
-            end_to_end ? i % blocks : i / groups};
+  const std::int64_t outer = end_to_end ? groups : blocks, inner = end_to_end ? blocks : groups;
+  const auto place = [=](std::int64_t o, std::int64_t i) -> PanelBlock {
+    const std::int64_t group = end_to_end ? o : i;
+    return {group < full ? group * Most : full * Most + group - full, end_to_end ? i : o};
   };
-  for (std::int64_t i = 0; i < groups * blocks; ++i) {
-    const PanelBlock at = place(i);
-    if constexpr (Most > 1) {
-      if (at.panel < full * Most) {
-        f.template operator()<Most>(at, place(i + 1));
-        continue;
+  for (std::int64_t o = 0; o < outer; ++o) {
+    for (std::int64_t i = 0; i < inner; ++i) {
+      const PanelBlock at = place(o, i);
+      const PanelBlock next = i + 1 < inner   ? place(o, i + 1)
+                              : o + 1 < outer ? place(o + 1, 0)
+                                              : PanelBlock{panels, 0};
+      if constexpr (Most > 1) {
+        if (at.panel < full * Most) {
+          f.template operator()<Most>(at, next);
+          continue;
+        }
       }
+      f.template operator()<1>(at, next);
     }
-    f.template operator()<1>(at, place(i + 1));
   }
 }
 

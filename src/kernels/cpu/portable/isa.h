@@ -56,8 +56,8 @@ struct Isa {
   static V sums(const V (&rows)[4]) {
     return V{sum(rows[0]), sum(rows[1]), sum(rows[2]), sum(rows[3])};
   }
-  static void prefetch(const void* p) { __builtin_prefetch(p); }
-  static void prefetch_l2(const void* p) { __builtin_prefetch(p, 0, 2); }
+  [[gnu::always_inline]] static void prefetch(const void* p) { __builtin_prefetch(p); }
+  [[gnu::always_inline]] static void prefetch_l2(const void* p) { __builtin_prefetch(p, 0, 2); }
 
   // GEMM steps: kLanes neurons × step inputs of a packed panel, times the same inputs of one row.
   template <class T>
