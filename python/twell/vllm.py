@@ -30,6 +30,7 @@ from twell.prepared import findings_of
 
 _config: Any = require("vllm.config", "twell.vllm")
 _distributed: Any = require("vllm.distributed", "twell.vllm")
+_logger: Any = require("vllm.logger", "twell.vllm").init_logger("vllm.twell")
 _activation: Any = require("vllm.model_executor.layers.activation", "twell.vllm")
 _linear: Any = require("vllm.model_executor.layers.linear", "twell.vllm")
 _quantization: Any = require("vllm.model_executor.layers.quantization.base_config", "twell.vllm")
@@ -85,8 +86,14 @@ class _Packing(_quantization.QuantizeMethodBase):
     def process_weights_after_loading(self, layer: nn.Module) -> None:
         kind = self.kind
         into, down = getattr(layer, kind.into), getattr(layer, kind.down)
+        activation = self.activation[0]
         if not _is_plain(into) or not _is_plain(down) or into.input_size != down.output_size:
+            _logger.info_once(
+                "twell: layers with %s stay dense: only bf16, f32 and codes run sparsely, on a CPU", activation
+            )
             return
+        how = "as twell prepare found" if self.findings is not None else "not prepared (twell prepare --help)"
+        _logger.info_once("twell: layers with %s run sparsely, %s", activation, how)
         sparse = self._sparse(into, down).requires_grad_(False)
         sparse.freeze(findings=self._own_findings(down))
         setattr(layer, kind.into, _Whole(sparse, down.reduce_results and down.tp_size > 1))

@@ -112,7 +112,9 @@ class Runs:
                 program, env=environment, capture_output=True, text=True, check=False
             )
             assert result.returncode == 0, f"{result.stdout[-8000:]}\n{result.stderr[-4000:]}"
+            out.with_suffix(".log").write_text(result.stdout + result.stderr)
         self.done[key] = json.loads(out.read_text())
+        self.done[key]["log"] = out.with_suffix(".log").read_text()
         return self.done[key]
 
     def deviation(
@@ -235,6 +237,7 @@ def test_same_text_as_with_dense_layers(run: Runs, kind: str, act: str) -> None:
     if ops.cpu_tier() != "amx":
         assert Counter(rank["packed"]) == PACKED.get(kind, OF_ATTENTION) + Counter(["ParallelLMHead"])
     assert min(rank["calls"]) >= 24
+    assert "run sparsely, not prepared" in sparse["log"]
     assert sparse["texts"] == dense["texts"]
     worst, allowed = run.deviation(sparse, kind, act)
     assert worst <= allowed
@@ -263,7 +266,7 @@ def test_two_ranks_add_the_bias_of_down_once(run: Runs) -> None:
 def test_silu_is_left_to_vllm(run: Runs) -> None:
     with_plugin, without = run("llama", act="silu"), run("llama", "without", act="silu")
     (rank,) = with_plugin["ranks"]
-    assert rank["frozen"] == []
+    assert rank["frozen"] == [] and "twell: layers" not in with_plugin["log"]
     assert all(with_plugin[what] == without[what] for what in ("texts", "ranks"))
 
 
