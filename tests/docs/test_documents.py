@@ -92,6 +92,7 @@ SMALL = {
     "bench model": "--prompt-tokens 8 --decode-tokens 4 --repeats 1 --seconds 0.001",
     "bench train": "--context 32 --accumulation 1 --repeats 1",
     "calibrate": "--width 64 --neurons 256 --repeats 1 --seconds 0.001",
+    "explain --width": "--neurons 256 --nnz 8",
     "generate": "--max-tokens 4",
     "chat": "--max-tokens 4",
     "train": "--layers 2 --width 32 --neurons 64 --heads 2 --bpe-vocab 300 --context 16 --batch 2 "
@@ -129,7 +130,7 @@ def resized(arguments):
 
 
 @pytest.mark.parametrize(("document", "fewest"), [("README.md", 5), ("training.md", 4), ("quantised.md", 4),
-                                                   ("generating.md", 4), ("gguf.md", 5)])
+                                                   ("generating.md", 4), ("gguf.md", 5), ("models.md", 1)])
 def test_commands_run(document, fewest, tmp_path):
     program = os.environ.get("TWELL_CLI") or pytest.skip("TWELL_CLI names no command line")
     (tmp_path / "books").mkdir()

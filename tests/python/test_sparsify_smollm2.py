@@ -50,7 +50,7 @@ def test_both_parts(dense: Path, tmp_path: Path) -> None:
     shares = [line["sparsity/share"] for line in log if "sparsity/share" in line]
     # 128 tokens of 96 neurons in two layers: to within 0.007, and what four steps change.
     assert shares[0] > 0.3 and shares[-1] == pytest.approx(0.1, abs=0.03)
-    run("plot.py", tmp_path / "sparse.jsonl", tmp_path / "sparse.svg")
+    run("plot.py", tmp_path / "sparse.jsonl", "--out", tmp_path / "sparse.svg")
     assert "<svg" in (tmp_path / "sparse.svg").read_text()
     # Started again, it has nothing to do; after a stop it goes on behind its last checkpoint.
     assert len(run("train.py", *arguments).splitlines()) == 1
