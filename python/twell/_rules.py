@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 
 from twell import dense
 from twell.autograd import in_forward_mode, keep, kept, matrix
-from twell.form import Form
+from twell.form import PLAIN, Form
 
 try:
     from torch._library.autograd import Info, make_autograd_impl
@@ -22,8 +22,10 @@ _library: torch.library.Library | None = None  # what it registers lives as long
 
 
 def _grads(of_vectors: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
-    """In the places of a form's arguments."""
-    return None, None, None, None, *of_vectors, None
+    """In the places of a form's arguments, those too that a call left out: from 2.15 on PyTorch refuses
+    fewer."""
+    left_out = (None,) * (len(PLAIN.vectors) - len(of_vectors))
+    return None, None, None, None, *of_vectors, *left_out, None
 
 
 def _keep_ffn(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

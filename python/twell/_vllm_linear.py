@@ -81,7 +81,8 @@ def register() -> None:
 def take_unquantized() -> None:
     """Makes vLLM pack the weights of linear layers, the head's too, for twell's operator. On a Zen 4 it
     takes 0.70 to 0.83 of oneDNN's time at one row in bfloat16, 0.84 to 0.97 at 4 to 64, and 1.00 to 1.04
-    from 512 on; float32 was not compared. Where a processor has AMX nothing changes: nobody has compared them there."""
+    from 512 on; float32 was not compared. Where a processor has AMX nothing changes: nobody has compared
+    them there."""
     own = _utils.dispatch_cpu_unquantized_gemm
     if hasattr(own, "__wrapped__") or ops.cpu_tier() == "amx":
         return

@@ -7,6 +7,7 @@ import torch
 import twell
 from layers import UNIT, activate, make_layer
 from torch import Tensor
+from twell import _rules
 
 # (activation, threshold)
 ACTIVATIONS = [("relu", 0.0), ("relu_squared", 0.0), ("fat_relu", 0.2)]
@@ -162,3 +163,25 @@ def test_unknown_activation_is_refused() -> None:
         twell.gated_ffn(*leaves(torch.float32), "silu")
     with pytest.raises(ValueError, match="threshold: expected 0, since relu"):
         twell.gated_ffn(*leaves(torch.float32), "relu", 0.5)
+
+
+def test_a_gradient_for_each_argument_of_the_operator() -> None:
+    """Those left out in the call too: PyTorch 2.15 refuses fewer, and older ones do not tell."""
+    found = []
+
+    class Call(torch.autograd.Function):
+        @staticmethod
+        def forward(*operands):
+            return torch.ops.twell.ffn(*operands)
+
+        setup_context = staticmethod(_rules._keep_ffn)
+
+        @staticmethod
+        def backward(ctx, dy):
+            found.append(_rules._ffn_backward(ctx, dy))
+            return found[0][:5]
+
+    x, up, down = (torch.randn(size, 16, requires_grad=True) for size in (3, 32, 32))
+    Call.apply(x, torch.ops.twell.pack_weight(up), None, down, None).sum().backward()
+    assert len(found[0]) == len(torch.ops.twell.ffn.default._schema.arguments)
+    assert found[0][0] is not None and not any(g is not None for g in found[0][4:])
