@@ -22,7 +22,7 @@ DOCUMENTS = [
     ROOT / "bench/README.md",
     ROOT / "python/README.md",  # of the wheel: what a package index shows
     *sorted((ROOT / "docs").glob("*.md")),
-    *sorted((ROOT / "examples").glob("*/README.md")),
+    *sorted((ROOT / "examples").rglob("README.md")),
 ]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

@@ -57,7 +57,7 @@ def make_dense(directory: Path) -> Path:
 
 
 def run(
-    script: str, *arguments: object, launcher: tuple[object, ...] = (), **environment: str
+    script: str | Path, *arguments: object, launcher: tuple[object, ...] = (), **environment: str
 ) -> str:
     done = subprocess.run(
         [sys.executable, *map(str, (*launcher, EXAMPLE / script, *arguments))],
