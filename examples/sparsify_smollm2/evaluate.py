@@ -1,6 +1,6 @@
 """Perplexity, seven tasks and activity of models, side by side.
 
-    python evaluate.py --twell build/release/cli/twell --data ../shared/data --limit 200 --out DIR \\
+    python evaluate.py --twell twell --data DATA --limit 200 --out DIR \\
         before=MODEL swapped=MODEL+relu after=OUT/relu
 
 NAME=MODEL+relu is MODEL with relu instead of its activation, MODEL+drelu has one on up too.

@@ -59,7 +59,7 @@ struct FfnWeights {
   FfnShape shape(DType x) const { return {gate.cols, gate.rows, up.has_value(), x}; }
 };
 
-// What one call saw.
+// What one call saw. A neuron fires if its gate is not zero, whatever up makes of it (dReLU).
 struct FfnCounts {
   std::vector<std::int32_t> row_nnz;     // [M] neurons that each token fired
   std::vector<std::int64_t> neuron_nnz;  // [H] tokens that fired each neuron

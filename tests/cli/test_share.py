@@ -58,6 +58,14 @@ def still(twell, trained, text, tmp_path_factory):
     return folder / "run", some, windows * WINDOW + 1
 
 
+def test_a_jump_has_no_bound(twell, still):
+    """Rounding may take a value to the threshold's other side, and the value is then another."""
+    done = twell("bench", "model", "--model", still[0], "--prompt-tokens", 16, "--decode-tokens", 2, "--repeats", 1,
+                 "--seconds", 0.001, json_name="bench.json")
+    assert done.json["max_rel_err"] >= 0 and done.json["max_rel_err_bound"] is None
+    assert "no bound: where a gate is as close to the threshold" in done.out
+
+
 def test_the_saved_model_has_the_loss_of_the_run(twell, still):
     run, some, count = still
     last = log_of(run)[-1]
