@@ -6,10 +6,11 @@ packages_of() {
     build) echo "$(compiler_package) cmake ninja-build ccache python3 python3-venv ca-certificates" \
       "libfmt-dev nlohmann-json3-dev libcli11-dev libpcre2-dev libutf8proc-dev" \
       "libgtest-dev libgmock-dev" ;;
-    # libomp: clang's own omp.h.
-    test) echo git shellcheck doxygen clang-tidy-14 libomp-14-dev libopenmpi-dev openmpi-bin ;;
+    # libomp: clang's own omp.h. python3-dev: what torch.compile writes includes Python.h.
+    test) echo git shellcheck doxygen clang-tidy-14 libomp-14-dev libopenmpi-dev openmpi-bin \
+      python3-dev ;;
     fuzz) echo clang-14 libclang-rt-14-dev libomp-14-dev ;;
-    package) echo dpkg-dev pkg-config libopenmpi-dev ;;
+    package) echo dpkg-dev file pkg-config libopenmpi-dev ;;
     aarch64) echo g++-aarch64-linux-gnu qemu-user ;;
     *) die "no package group '$1'; there are: build test fuzz package aarch64" ;;
   esac
