@@ -107,9 +107,19 @@ std::string render_chat(const std::filesystem::path& model, const nlohmann::json
   const std::string answer = output_of({python(), "-I", "-c", kChatTemplateScript}, request.dump());
   const auto found = nlohmann::json::parse(answer, nullptr, false);
   if (found.is_object() && found.contains("text")) return found["text"].get<std::string>();
-  io::fail_file(model.string(), "chat template: {}",
+  io::fail_file(model.string(), "chat template: {}; --no-template does without",
                 found.is_object() && found.contains("error") ? found["error"].get<std::string>()
                                                              : "no answer from " + python());
+}
+
+std::string plain_chat(const nlohmann::json& messages) {
+  std::string text;
+  for (const auto& message : messages) {
+    const auto& role = message.at("role").get_ref<const std::string&>();
+    if (role != "system") text += role == "user" ? "User: " : "Assistant:";
+    text += message.at("content").get_ref<const std::string&>() + "\n\n";
+  }
+  return text + "Assistant:";
 }
 
 }  // namespace twell::cli

@@ -10,7 +10,13 @@ namespace twell::cli {
 
 // messages: [{"role": "user", "content": "…"}, …]. -> the text up to where the model answers.
 // Throws Error (environment) naming the model where it has no template, the template refuses the
-// messages, or no Python with Jinja is found.
+// messages, takes 10 seconds or 2 GB, or no Python with Jinja is found.
 std::string render_chat(const std::filesystem::path& model, const nlohmann::json& messages);
+
+// The same without a template, for models that have none: what the system says, then lines of
+// "User: " and "Assistant:", as in a play. An answer has the blank that the model begins it with.
+std::string plain_chat(const nlohmann::json& messages);
+// Where an answer to it ends: the model goes on as the user.
+inline constexpr const char* kPlainChatStop = "\nUser:";
 
 }  // namespace twell::cli

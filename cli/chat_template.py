@@ -8,9 +8,14 @@ tokens, and can change nothing.
 import datetime
 import json
 import pathlib
+import resource
+import signal
 import sys
 
 NAMES = ("chat_template.jinja", "tokenizer_config.json", "chat_template.json")
+# Of real templates a long conversation takes a tenth of a second and some megabytes.
+SECONDS = 10
+BYTES = 2 << 30
 
 
 def read_json(file):
@@ -29,7 +34,7 @@ def template_of(folder):
             found = {entry["name"]: entry["template"] for entry in found}.get("default")
         if isinstance(found, str):
             return found
-    raise ValueError("has no chat template: no " + " and none in ".join(NAMES))
+    raise ValueError(f"there is none in {NAMES[0]}, {NAMES[1]} or {NAMES[2]}")
 
 
 def special_tokens(folder):
@@ -73,6 +78,15 @@ def environment():
     return made
 
 
+def limit():
+    def refuse(*_):
+        raise TimeoutError(f"takes more than {SECONDS} seconds")
+
+    signal.signal(signal.SIGALRM, refuse)
+    signal.alarm(SECONDS)
+    resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
+
+
 def render(request):
     folder = pathlib.Path(request["directory"])
     template = environment().from_string(template_of(folder))
@@ -82,10 +96,13 @@ def render(request):
 
 
 def main():
+    limit()
     try:
         answer = render(json.load(sys.stdin))
     except ImportError:
         answer = {"error": "needs Jinja: pip install jinja2"}
+    except MemoryError:
+        answer = {"error": f"takes more than {BYTES >> 30} GB of memory"}
     except Exception as error:  # whatever a template does
         answer = {"error": f"{error}" or type(error).__name__}
     json.dump(answer, sys.stdout)

@@ -29,6 +29,7 @@ constexpr const char* kHelp =
 
 struct ChatCommand : ModelOptions {
   std::string system;
+  bool no_template = false;
   std::int64_t max_tokens = 1024;
   std::int64_t context = 8192;
   SamplingChoice sampling;
@@ -75,7 +76,8 @@ class Chat {
         tokenizer_(o.tokenizer()),
         sampling_(o.sampling.of(directory_)) {
     reset();
-    render_chat(directory_, Json::array({{{"role", "user"}, {"content", "?"}}}));  // fails early
+    if (o_.no_template) o_.sampling.stop.emplace_back(kPlainChatStop);
+    text_of(Json::array({{{"role", "user"}, {"content", "?"}}}));  // fails early
     model_ = o.open();
     conversation_.emplace(*model_, o.context);
   }
@@ -102,6 +104,10 @@ class Chat {
     if (!o_.system.empty()) messages_.push_back({{"role", "system"}, {"content", o_.system}});
   }
 
+  std::string text_of(const Json& messages) const {
+    return o_.no_template ? plain_chat(messages) : render_chat(directory_, messages);
+  }
+
   // Whether the line was for the program.
   bool obey(const std::string& line) {
     if (!line.starts_with('/')) return false;
@@ -125,8 +131,8 @@ class Chat {
     const auto first = static_cast<Json::difference_type>(o_.system.empty() ? 0 : 1);
     std::int64_t forgotten = 0;
     while (true) {
-      const std::string text = render_chat(directory_, messages_);
-      const auto ids = tokenizer_.encode(text, /*add_special_tokens=*/false);
+      // A template writes special tokens itself.
+      const auto ids = tokenizer_.encode(text_of(messages_), o_.no_template);
       if (std::ssize(ids) <= room) {
         if (forgotten > 0) {
           put(stderr, fmt::format("[the context of {} tokens is full: the oldest {} exchanges are "
@@ -209,11 +215,13 @@ void run(ChatCommand& o) { Chat(o).talk(); }
 }  // namespace
 
 void add_chat(CLI::App& app) {
-  auto [c, o] = add_command<ChatCommand>(app, "chat", "Talk with a model that has a chat template",
+  auto [c, o] = add_command<ChatCommand>(app, "chat", "Talk with a model",
                                          "twell chat --model SmolLM2-135M-Instruct", run);
   add_model_option(c, *o);
   c.add_option("--system", o->system, "What the model is told before the conversation")
       ->type_name("TEXT");
+  c.add_flag("--no-template", o->no_template,
+             "Do without the model's chat template, for a model that has none");
   c.add_option("--max-tokens", o->max_tokens, "Tokens of an answer, at most")
       ->check(in_range(1, 1 << 30));
   c.add_option("--context", o->context,

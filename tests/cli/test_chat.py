@@ -108,7 +108,8 @@ def test_what_cannot_be_is_told(chat, program, tmp_path):
     model = make_chat(tmp_path / "none")
     (model / "tokenizer_config.json").unlink()
     done = chat(["hm"], model=model)
-    assert done.returncode == 1 and b"has no chat template" in done.stderr
+    assert done.returncode == 1 and b"chat template: there is none in" in done.stderr
+    assert done.stderr.endswith(b"; --no-template does without\n")
     refuses = make_chat(tmp_path / "refuses", template="{{ raise_exception('no users, please') }}")
     done = chat(["hm"], model=refuses)
     assert done.returncode == 1 and b"chat template: no users, please" in done.stderr
@@ -124,6 +125,30 @@ def test_what_cannot_be_is_told(chat, program, tmp_path):
     command = [program, "chat", "--model", make_chat(tmp_path / "m"), "--path", "dense"]
     done = subprocess.run(command, input=b"\xff\n", capture_output=True)
     assert done.returncode == 1 and b"byte 0 of the message is no UTF-8" in done.stderr
+
+
+def test_without_a_template(chat, tmp_path):
+    """Each turn reads what was said as a play; an answer ends where the model goes on as the user."""
+    model = make_chat(tmp_path / "plain", says=": k\nUser", ends=False)
+    (model / "tokenizer_config.json").unlink()
+    done = chat(["one", "two"], "--no-template", "--system", "brief", model=model)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(b" k\n k\n")
+    assert [m["content"] for m in done.json["messages"]] == ["brief", "one", " k", "two", " k"]
+    assert [turn["finish"] for turn in done.json["turns"]] == ["stop_string"] * 2
+    first = len("brief\n\nUser: one\n\nAssistant:")
+    assert done.json["turns"][0]["prompt_tokens"] == first
+    assert done.json["turns"][1]["prompt_tokens"] == first + len(" k\n\nUser: two\n\nAssistant:")
+
+
+@pytest.mark.parametrize(("template", "why"), [
+    ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "10 seconds"),
+    ("{{ 'a' * 3000000000 }}", "2 GB of memory"),
+])  # fmt: skip
+def test_a_template_that_takes_too_much(chat, tmp_path, template, why):
+    done = chat(["hm"], model=make_chat(tmp_path / "greedy", template=template))
+    assert done.returncode == 1 and done.stderr.count(b"\n") == 1
+    assert f"chat template: takes more than {why}; --no-template" in done.stderr.decode()
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_program(program, tmp_path):
