@@ -75,7 +75,7 @@ int main() {
   for (std::int64_t n = 0; n < kHidden; ++n) gate.values[n * kWidth] = twell::bf16(-0.11F);
 
   // [prepared]
-  twell::Context context;  // threads, CPU tier, scratch memory
+  twell::Context context;  // threads, instruction set, scratch memory
   twell::Layer layer(context, {gate.view(), up.view(), down.view()}, {twell::Activation::relu},
                      {.neuron_major = true});  // down is [H, D]
   layer.prepare(context, x.view());            // by 32 inputs or more like those to come
