@@ -2,13 +2,17 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <poll.h>
+#include <signal.h>
 #include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstdlib>
+#include <optional>
 #include <vector>
 
 #include "chat_template_script.h"
@@ -42,10 +46,21 @@ class Pipe {
   std::array<int, 2> ends_{};
 };
 
-std::string read_all(int descriptor) {
+using Clock = std::chrono::steady_clock;
+
+// A template of a long conversation takes a tenth of a second.
+constexpr std::chrono::seconds kPatience{10};
+
+// All there is until the other end is closed; none where that takes longer than kPatience.
+std::optional<std::string> read_all(int descriptor) {
+  const Clock::time_point end = Clock::now() + kPatience;
   std::string text;
   std::array<char, 4096> part{};
   while (true) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - Clock::now());
+    if (left.count() <= 0) return {};
+    pollfd wait{descriptor, POLLIN, 0};
+    if (::poll(&wait, 1, static_cast<int>(left.count())) <= 0) continue;
     const ssize_t got = ::read(descriptor, part.data(), part.size());
     if (got > 0) text.append(part.data(), static_cast<std::size_t>(got));
     if (got == 0 || (got < 0 && errno != EINTR)) return text;
@@ -66,10 +81,11 @@ std::string python() {
   return ::access(kPython, X_OK) == 0 ? kPython : "python3";
 }
 
-// Starts a program, gives it `input` and waits. -> what it wrote to standard output; it reads all
-// of its input before, so one after the other cannot block. Throws Error (environment) where it
-// cannot be started or fails.
-std::string output_of(const std::vector<std::string>& command, const std::string& input) {
+// Starts a program, gives it `input` and waits. -> what it wrote to standard output, or none where
+// it took too long and was ended. It reads all of its input before, so one after the other cannot
+// block. Throws Error (environment) where it cannot be started or fails.
+std::optional<std::string> output_of(const std::vector<std::string>& command,
+                                     const std::string& input) {
   Pipe in, out;
   posix_spawn_file_actions_t actions;
   ::posix_spawn_file_actions_init(&actions);
@@ -92,11 +108,12 @@ std::string output_of(const std::vector<std::string>& command, const std::string
   out.close(1);
   write_all(in[1], input);
   in.close(1);
-  std::string text = read_all(out[0]);
+  std::optional<std::string> text = read_all(out[0]);
+  if (!text) ::kill(child, SIGKILL);
   int status = 0;
   while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
   }
-  if (status != 0) io::fail_file(command[0], "failed with status {}", status);
+  if (text && status != 0) io::fail_file(command[0], "failed with status {}", status);
   return text;
 }
 
@@ -104,12 +121,15 @@ std::string output_of(const std::vector<std::string>& command, const std::string
 
 std::string render_chat(const std::filesystem::path& model, const nlohmann::json& messages) {
   const nlohmann::json request = {{"directory", model.string()}, {"messages", messages}};
-  const std::string answer = output_of({python(), "-I", "-c", kChatTemplateScript}, request.dump());
-  const auto found = nlohmann::json::parse(answer, nullptr, false);
-  if (found.is_object() && found.contains("text")) return found["text"].get<std::string>();
-  io::fail_file(model.string(), "chat template: {}; --no-template does without",
-                found.is_object() && found.contains("error") ? found["error"].get<std::string>()
-                                                             : "no answer from " + python());
+  const auto answer = output_of({python(), "-I", "-c", kChatTemplateScript}, request.dump());
+  std::string why = fmt::format("takes more than {} seconds", kPatience.count());
+  if (answer) {
+    const auto found = nlohmann::json::parse(*answer, nullptr, false);
+    if (found.is_object() && found.contains("text")) return found["text"].get<std::string>();
+    why = found.is_object() && found.contains("error") ? found["error"].get<std::string>()
+                                                       : "no answer from " + python();
+  }
+  io::fail_file(model.string(), "chat template: {}; --no-template does without", why);
 }
 
 std::string plain_chat(const nlohmann::json& messages) {

@@ -142,7 +142,7 @@ def test_without_a_template(chat, tmp_path):
 
 
 @pytest.mark.parametrize(("template", "why"), [
-    ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "10 seconds"),
+    ("{{ 9 ** 999999999 }}", "10 seconds"),
     ("{{ 'a' * 3000000000 }}", "2 GB of memory"),
 ])  # fmt: skip
 def test_a_template_that_takes_too_much(chat, tmp_path, template, why):
