@@ -13,8 +13,12 @@
 #include "cli/json_out.h"
 #include "cli/model_files.h"
 #include "cli/progress.h"
+#include "cli/speed_table.h"
 #include "cli/table.h"
 #include "engine/ffn_statistics.h"
+#include "measure/fit.h"
+#include "measure/joined_layers.h"
+#include "measure/layer_compare.h"
 #include "measure/machine.h"
 #include "measure/model_compare.h"
 
@@ -22,9 +26,9 @@ namespace twell::cli {
 namespace {
 
 struct BenchModelCommand : ModelOptions {
-  std::string text;
+  std::string text, only;
   measure::CompareOptions compare;
-  bool reference = false;
+  bool reference = false, by_layer = false, eager = true;
 };
 
 // Time and peak memory of loading, as a user of the sparse path would see them.
@@ -32,73 +36,47 @@ struct Load {
   double us = 0, peak_bytes = 0;
 };
 
-void print_pair(Table& table, const char* name, const measure::SpeedPair& pair) {
-  table.row({name, fmt::format("{:.1f}", pair.dense_tokens_per_s()),
-             fmt::format("{:.1f}", pair.sparse_tokens_per_s()), format_ratio(pair.speedup),
-             pair.dense_impl});
-}
+// All that is compared, and what it is made of.
+struct Contenders {
+  std::unique_ptr<lm::Model> sparse, plain, prepacked;
+  std::optional<measure::JoinedLayers> joined;
+  std::optional<measure::EagerModel> eager;
+  measure::Sides sides;
+};
 
 void print_pieces(const BenchModelCommand& o, const measure::Comparison& result) {
-  if (!result.decode.sparse_pieces) return;
   Table table(
       {"share of time", "prefill dense", "prefill sparse", "decode dense", "decode sparse"});
-  const std::array<const measure::PieceShares*, 4> columns = {
-      &*result.prefill.dense_pieces, &*result.prefill.sparse_pieces, &*result.decode.dense_pieces,
-      &*result.decode.sparse_pieces};
+  std::array<const measure::PieceShares*, 4> columns{};
+  const auto take = [&](std::size_t first, const std::optional<measure::Speed>& speed) {
+    if (!speed || !speed->sparse_pieces || !speed->dense_pieces) return;
+    columns[first] = &*speed->dense_pieces;
+    columns[first + 1] = &*speed->sparse_pieces;
+  };
+  take(0, result.prefill);
+  take(2, result.decode);
+  if (std::ranges::none_of(columns, [](const auto* column) { return column != nullptr; })) return;
   for (std::size_t p = 0; p <= lm::kPieceNames.size(); ++p) {
     const bool rest = p == lm::kPieceNames.size();
     std::vector<std::string> row = {rest ? "rest" : lm::kPieceNames[p]};
     std::replace(row[0].begin(), row[0].end(), '_', ' ');
     for (const measure::PieceShares* column : columns) {
-      row.push_back(fmt::format("{:.1f} %", 100 * (rest ? column->rest : column->share[p])));
+      row.push_back(column == nullptr
+                        ? "-"
+                        : fmt::format("{:.1f} %", 100 * (rest ? column->rest : column->share[p])));
     }
     table.row(row);
   }
   o.say("{}\n", table.to_string());
 }
 
-nlohmann::json profile_json(const measure::SpeedPair& pair) {
-  if (!pair.sparse_pieces) return nullptr;
-  return {{"dense", pair.dense_pieces->to_json()}, {"sparse", pair.sparse_pieces->to_json()}};
+nlohmann::json profile_json(const std::optional<measure::Speed>& speed) {
+  if (!speed || !speed->sparse_pieces) return nullptr;
+  return {{"dense", speed->dense_pieces->to_json()}, {"sparse", speed->sparse_pieces->to_json()}};
 }
 
-// Of the GPU; null on the CPU.
-nlohmann::json device_peaks_json(const BenchModelCommand& o, const measure::Comparison& result) {
-  if (o.device.is_cpu()) return nullptr;
-  const auto pair = [](const measure::PeakBytes& peak) {
-    return nlohmann::json{{"dense", peak.dense}, {"sparse", peak.sparse}};
-  };
-  return {{"prefill", pair(result.prefill.peak)}, {"decode", pair(result.decode.peak)}};
-}
-
-nlohmann::json energy_json(const measure::Comparison& result) {
-  if (result.decode.energy_source == nullptr) return nullptr;
-  const auto pair = [](const measure::SpeedPair& p) {
-    return nlohmann::json{{"dense", measure::optional_json(p.dense_mj)},
-                          {"sparse", measure::optional_json(p.sparse_mj)}};
-  };
-  return {{"prefill", pair(result.prefill)},
-          {"decode", pair(result.decode)},
-          {"source", result.decode.energy_source}};
-}
-
-// Energy and memory, where either is known.
-void print_costs(const BenchModelCommand& o, const measure::Comparison& result) {
-  if (result.decode.energy_source == nullptr && o.device.is_cpu()) return;
-  Table table({"", "dense mJ/token", "sparse mJ/token", "dense GPU peak", "sparse GPU peak"});
-  const auto energy = [](const std::optional<double>& mj) {
-    return mj ? fmt::format("{:.1f}", *mj) : std::string("-");
-  };
-  const auto memory = [&o](std::int64_t bytes) {
-    return o.device.is_cpu() ? std::string("-") : format_bytes(static_cast<double>(bytes));
-  };
-  const auto row = [&](const char* name, const measure::SpeedPair& pair) {
-    table.row({name, energy(pair.dense_mj), energy(pair.sparse_mj), memory(pair.peak.dense),
-               memory(pair.peak.sparse)});
-  };
-  row("prefill", result.prefill);
-  row("decode", result.decode);
-  o.say("{}\n", table.to_string());
+nlohmann::json speed_json(const std::optional<measure::Speed>& speed) {
+  return speed ? speed->to_json() : nlohmann::json();
 }
 
 std::string neurons_of(const io::ModelConfig& config) {
@@ -119,88 +97,155 @@ std::string_view jumps_of(const io::ModelConfig& config) {
   return {};
 }
 
-void run(BenchModelCommand& o) {
-  const c10::InferenceMode no_grad;
-  const std::int64_t needed = o.compare.prompt_tokens + o.compare.decode_tokens;
+// The layers of the model to run: those of --layers, or as many as fit beside one another.
+std::int64_t choose_layers(const BenchModelCommand& o, const io::ModelConfig& config) {
+  if (o.layers > 0) return std::min(o.layers, config.num_hidden_layers);
+  // Sparse, plain and, on a CPU, prepacked; each has a cache, and so have joined and eager forms.
+  const double copies = o.device.is_cpu() ? 3 : 2;
+  const double element = o.dtype == "f32" || config.dtype == "float32" ? 4 : 2;
+  const auto need = measure::inference_need(config, o.compare, copies, 4, element);
+  lm::DeviceRuntime& runtime = lm::runtime_of(o.device);
+  return measure::layers_that_fit(need, config.num_hidden_layers, runtime.free_bytes(),
+                                  "--device " + o.device_name);
+}
 
-  Load load;
+Contenders open_all(const BenchModelCommand& o, Load& load) {
+  Contenders out;
   const double before = measure::peak_resident_bytes();
   const auto begin = std::chrono::steady_clock::now();
-  const auto sparse = o.open(lm::FfnPath::sparse);
+  out.sparse = o.open(lm::FfnPath::sparse);
   load.us =
       std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count();
   load.peak_bytes = measure::peak_resident_bytes() - before;
   measure::keep_freed_memory();
-
-  const auto tokens = o.text.empty() ? random_tokens(needed, sparse->config().vocab_size, 1)
-                                     : read_tokens(o.text, o.tokenizer(), needed);
-  const auto plain = o.open(lm::FfnPath::dense);
-  std::vector<measure::DenseSide> dense = {{"plain weights", plain.get()}};
-  std::unique_ptr<lm::Model> prepacked;
+  out.plain = o.open(lm::FfnPath::dense);
+  out.sides.sparse = out.sparse.get();
+  out.sides.dense.push_back({"dense, plain weights", out.plain.get()});
+  const io::ModelConfig& config = out.plain->config();
   if (o.device.is_cpu()) {
     try {
-      prepacked = o.open(lm::FfnPath::dense, true);
-      dense.push_back({"oneDNN prepacked", prepacked.get()});
+      out.prepacked = o.open(lm::FfnPath::dense, true);
+      out.sides.dense.push_back({"dense, oneDNN prepacked", out.prepacked.get()});
     } catch (const c10::Error&) {  // not for this dtype with this processor
     }
+  } else if (config.gated && lm::is_plain(out.plain->ffn_parameters(0), out.plain->activation())) {
+    measure::JoinedLayers* joined = &out.joined.emplace(*out.plain);
+    out.sides.dense.front().enter = [joined] { joined->join(false); };
+    out.sides.dense.push_back(
+        {"dense, gate and up joined", out.plain.get(), [joined] { joined->join(true); }});
   }
-  o.say("{}: {} layers, D = {}, H = {}, {}, {}\n", o.model, sparse->config().num_hidden_layers,
-        sparse->config().hidden_size, neurons_of(sparse->config()), dtype_name(sparse->dtype()),
+  if (o.eager && measure::EagerModel::serves(config)) {
+    out.sides.eager = &out.eager.emplace(config, out.plain->parameters());
+  } else if (o.eager) {
+    o.say("PyTorch eager is left out: it is written here for models of Llama's form alone\n");
+  }
+  return out;
+}
+
+std::vector<double> nnz_by_layer(lm::Model& sparse, std::span<const std::int64_t> tokens) {
+  std::vector<double> out;
+  const lm::FfnStatistics statistics = lm::measure_ffn(sparse, tokens, 0, {});
+  for (const lm::FfnTotals& layer : statistics.layers()) out.push_back(layer.nnz_mean());
+  return out;
+}
+
+std::vector<measure::LayerSpeed> by_layer(const BenchModelCommand& o, const Contenders& all,
+                                          std::span<const std::int64_t> tokens,
+                                          std::span<const double> nnz) {
+  Progress progress("layer by layer", static_cast<std::int64_t>(nnz.size()));
+  std::int64_t done = 0;
+  auto speeds =
+      measure::compare_layers(all.sides, tokens, nnz, o.compare, [&] { progress.update(++done); });
+  progress.finish();
+  o.say("{}", layer_table(speeds));
+  return speeds;
+}
+
+void run(BenchModelCommand& o) {
+  const c10::InferenceMode no_grad;
+  o.compare.prefill = o.only != "decode";
+  o.compare.decode = o.only != "prefill";
+  const io::ModelConfig config = io::load_config(o.directory());
+  o.layers = choose_layers(o, config);
+  const auto tokens = o.text.empty() ? random_tokens(o.compare.tokens(), config.vocab_size, 1)
+                                     : read_tokens(o.text, o.tokenizer(), o.compare.tokens());
+  Load load;
+  Contenders all = open_all(o, load);
+  lm::Model& sparse = *all.sparse;
+  o.say("{}: {} layers{}, D = {}, H = {}, {}, {}\n", o.model, sparse.layers(),
+        sparse.layers() == config.num_hidden_layers
+            ? std::string()
+            : fmt::format(" of {}, as many as were asked for or fit", config.num_hidden_layers),
+        config.hidden_size, neurons_of(config), dtype_name(sparse.dtype()),
         o.device.is_cpu() ? fmt::format("{} threads", o.threads)
                           : lm::runtime_of(o.device).describe());
   if (o.text.empty()) o.say("No --text given: random tokens\n");
 
-  lm::ScoreOptions score;
-  const double nnz = lm::measure_ffn(*sparse, tokens, 0, score).nnz_mean();
-  // Two phases, each with all dense sides and the sparse one.
-  Progress progress("measuring",
-                    2 * static_cast<std::int64_t>(dense.size() + 1) * o.compare.measure.repeats);
-  std::int64_t done = 0;
-  const measure::Comparison result =
-      measure::compare_speed(dense, *sparse, tokens, o.compare,
-                             [&](const std::string& what) { progress.update(++done, what); });
-  progress.finish();
-  const auto prompt = std::span(tokens).first(static_cast<std::size_t>(o.compare.prompt_tokens));
-  const LogitErrors errors = logit_errors(o, *plain, *sparse, prompt, o.reference);
-  const std::string_view jumps = jumps_of(sparse->config());
-  std::optional<double> bound;
-  if (jumps.empty()) {
-    bound = measure::logits_error_bound(sparse->layers(), sparse->dtype());
-  }
+  const std::vector<double> nnz = nnz_by_layer(sparse, tokens);
+  double nnz_mean = 0;
+  for (const double of_layer : nnz) nnz_mean += of_layer / static_cast<double>(nnz.size());
+  nlohmann::json out = {
+      {"batch", o.compare.sequences},
+      {"prompt_tokens", o.compare.prompt_tokens},
+      {"decode_tokens", o.compare.decode_tokens},
+      {"layers_of_model", config.num_hidden_layers},
+      {"layers_run", sparse.layers()},
+      {"dtype", dtype_name(sparse.dtype())},
+      {"nnz_mean", nnz_mean},
+      {"train", nullptr},
+      {"device", o.device_name},
+      {"load_us", load.us},
+      {"load_peak_bytes", load.peak_bytes},
+      {"weight_bytes", {{"dense", all.plain->weight_bytes()}, {"sparse", sparse.weight_bytes()}}},
+      {"text", o.text.empty() ? nlohmann::json(nullptr) : nlohmann::json(o.text)}};
 
-  Table table({"", "dense tokens/s", "sparse tokens/s", "speedup", "dense form"});
-  print_pair(table, "prefill", result.prefill);
-  print_pair(table, "decode", result.decode);
-  o.say("\n{}\n", table.to_string());
-  print_costs(o, result);
+  // Each phase has all sides. A table is printed, and the file written, as soon as it is there.
+  const std::size_t sides = all.sides.dense.size() + (all.sides.eager != nullptr ? 2 : 1);
+  const int phases = static_cast<int>(o.compare.prefill) + static_cast<int>(o.compare.decode);
+  Progress progress("measuring",
+                    phases * static_cast<std::int64_t>(sides) * o.compare.measure.repeats);
+  std::int64_t done = 0;
+  const auto publish = [&](const char* name, const std::optional<measure::Speed>& speed) {
+    out[name] = speed_json(speed);
+    out["profile"][name] = profile_json(speed);
+    if (!speed) return;
+    progress.clear();
+    o.say("\n{}", speed_table(name, o.compare, *speed));
+  };
+  const measure::Comparison result = measure::compare_speed(
+      all.sides, tokens, o.compare, [&](const std::string& what) { progress.update(++done, what); },
+      [&](const measure::Comparison& so_far) {
+        publish("prefill", so_far.prefill);
+        out["decode"] = nullptr;
+        o.write_so_far(out);
+      });
+  progress.finish();
+  if (!result.prefill) publish("prefill", result.prefill);
+  publish("decode", result.decode);
+  o.say("\n");
   print_pieces(o, result);
-  o.say("Mean non-zeros {:.1f} of {}; logits differ by {:.1e} of the largest ({})\n", nnz,
-        sparse->config().neurons_of_token(), errors.max_rel_err,
+
+  const auto prompt = std::span(tokens).first(static_cast<std::size_t>(o.compare.prompt_tokens));
+  const LogitErrors errors = logit_errors(o, *all.plain, sparse, prompt, o.reference);
+  const std::string_view jumps = jumps_of(sparse.config());
+  std::optional<double> bound;
+  if (jumps.empty()) bound = measure::logits_error_bound(sparse.layers(), sparse.dtype());
+  o.say("Mean non-zeros {:.1f} of {}; logits differ by {:.1e} of the largest ({})\n", nnz_mean,
+        sparse.config().neurons_of_token(), errors.max_rel_err,
         bound ? fmt::format("bound {:.1e}", *bound) : fmt::format("no bound: {}", jumps));
   if (errors.dense) {
     o.say("Against fp32: dense {:.1e}, sparse {:.1e}\n", *errors.dense, *errors.sparse);
   }
   o.say("Loading {} for the sparse path took {} and {} of memory\n",
-        format_bytes(static_cast<double>(sparse->weight_bytes())), format_us(load.us),
+        format_bytes(static_cast<double>(sparse.weight_bytes())), format_us(load.us),
         format_bytes(load.peak_bytes));
-  o.write({{"prefill", result.prefill.to_json()},
-           {"decode", result.decode.to_json()},
-           {"train", nullptr},
-           {"profile",
-            {{"prefill", profile_json(result.prefill)}, {"decode", profile_json(result.decode)}}},
-           {"nnz_mean", nnz},
-           {"max_rel_err", errors.max_rel_err},
-           {"max_rel_err_bound", measure::optional_json(bound)},
-           {"dense_max_rel_err_fp32", measure::optional_json(errors.dense)},
-           {"sparse_max_rel_err_fp32", measure::optional_json(errors.sparse)},
-           {"peak_bytes", measure::peak_resident_bytes()},
-           {"device", o.device_name},
-           {"device_peak_bytes", device_peaks_json(o, result)},
-           {"load_us", load.us},
-           {"load_peak_bytes", load.peak_bytes},
-           {"weight_bytes", {{"dense", plain->weight_bytes()}, {"sparse", sparse->weight_bytes()}}},
-           {"energy_mj_per_token", energy_json(result)},
-           {"text", o.text.empty() ? nlohmann::json(nullptr) : nlohmann::json(o.text)}});
+  out["by_layer"] = o.by_layer ? measure::to_json(by_layer(o, all, tokens, nnz)) : nlohmann::json();
+  out.update({{"max_rel_err", errors.max_rel_err},
+              {"max_rel_err_bound", measure::optional_json(bound)},
+              {"dense_max_rel_err_fp32", measure::optional_json(errors.dense)},
+              {"sparse_max_rel_err_fp32", measure::optional_json(errors.sparse)},
+              {"peak_bytes", measure::peak_resident_bytes()}});
+  o.write(out);
 }
 
 }  // namespace
@@ -208,19 +253,31 @@ void run(BenchModelCommand& o) {
 void add_bench_model(CLI::App& bench) {
   auto [c, o] = add_command<BenchModelCommand>(
       bench, "model",
-      "A whole model: prefill and decode, PyTorch dense (its faster variant) against sparse",
-      "twell bench model --model synth-0.5b --text book.txt --prompt-tokens 512", run);
+      "A whole model: prefill and decode, sparse against PyTorch dense at its best and in eager "
+      "mode",
+      "twell bench model --model synth-0.5b --text book.txt --batch 4 --prompt-tokens 512", run);
   add_model_option(c, *o);
   add_dtype_option(c, *o);
   add_device_option(c, *o);
   c.add_option("--text", o->text, "Real text to run (default: random tokens)")->type_name("FILE");
-  c.add_option("--prompt-tokens", o->compare.prompt_tokens, "Tokens of a prefill")->check(kCounts);
+  c.add_option("--batch", o->compare.sequences, "Sequences at a time")->check(kCounts);
+  c.add_option("--prompt-tokens", o->compare.prompt_tokens, "Tokens of a prompt")->check(kCounts);
   c.add_option("--decode-tokens", o->compare.decode_tokens, "Tokens decoded after it")
       ->check(kCounts);
   c.add_option("--repeats", o->compare.measure.repeats, "Timed runs of each side")
       ->check(in_range(1, 1000));
   c.add_option("--seconds", o->compare.measure.min_seconds, "Shortest timed run, in seconds")
       ->check(in_range(0.001, 600.0));
+  c.add_option("--only", o->only, "Of the two, prefill or decode alone")
+      ->check(CLI::IsMember({"prefill", "decode"}));
+  c.add_flag("--by-layer", o->by_layer,
+             "Also each feed-forward layer on its own, and how that goes with its non-zeros");
+  c.add_option("--layers", o->layers,
+               "Run the first so many layers (default: all, or as many as fit into the memory)")
+      ->check(kCounts);
+  c.add_flag(
+      "--eager,!--no-eager", o->eager,
+      "Beside PyTorch eager as well: one operation after the other, as transformers runs it");
   c.add_flag("--reference", o->reference,
              "Also compare both sides with the same weights in fp32 (twice the memory)");
 }

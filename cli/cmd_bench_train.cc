@@ -1,11 +1,15 @@
 // twell bench train: steps of training a whole model, PyTorch dense against sparse.
 #include <array>
+#include <optional>
 
+#include "choice/device.h"
 #include "cli/command.h"
 #include "cli/model_files.h"
 #include "cli/progress.h"
+#include "cli/speed_table.h"
 #include "cli/table.h"
 #include "cli/train_options.h"
+#include "measure/fit.h"
 #include "measure/step_bench.h"
 #include "train/run_directory.h"
 
@@ -15,56 +19,70 @@ namespace {
 struct BenchTrainCommand : CommonOptions {
   std::string model, text;
   lm::Recipe recipe;
-  int repeats = 3;
+  measure::StepOptions steps;
+  std::int64_t layers = 0;
+  bool eager = true;
 };
 
 // Weights in fp32, as the optimizer has them.
-std::unique_ptr<lm::Model> master_model(const std::string& directory) {
+std::unique_ptr<lm::Model> master_model(const BenchTrainCommand& o) {
   lm::LoadOptions options;
   options.dtype = at::kFloat;
   options.trainable = true;
-  return lm::load_model(directory, options);
+  options.device = o.device;
+  options.layers = o.layers;
+  return lm::load_model(o.model, options);
 }
 
-std::vector<std::int32_t> stream(const BenchTrainCommand& o, std::int64_t vocab) {
+std::int64_t choose_layers(const BenchTrainCommand& o, const io::ModelConfig& config) {
+  if (o.layers > 0) return std::min(o.layers, config.num_hidden_layers);
+  const auto need = measure::training_need(config, o.recipe.context, o.recipe.recompute);
+  return measure::layers_that_fit(need, config.num_hidden_layers,
+                                  lm::runtime_of(o.device).free_bytes(),
+                                  "--device " + o.device_name);
+}
+
+lm::TokenStream stream(const BenchTrainCommand& o, std::int64_t vocab) {
   const std::int64_t needed = o.recipe.tokens_per_step() + 1;
   const auto tokens = o.text.empty() ? random_tokens(needed, vocab, o.recipe.seed)
                                      : read_tokens(o.text, io::Tokenizer::load(o.model), needed);
-  return {tokens.begin(), tokens.end()};
+  return lm::TokenStream(std::vector<std::int32_t>(tokens.begin(), tokens.end()));
 }
 
-void print(const BenchTrainCommand& o, const nlohmann::json& json) {
-  Table table({"", "dense", "sparse"});
-  const auto row = [&](const char* name, const auto& show) {
-    table.row({name, show(json["dense"]), show(json["sparse"])});
-  };
-  row("tokens/s", [](const nlohmann::json& side) {
-    return fmt::format("{:.0f}", side["tokens_per_s"].get<double>());
-  });
-  row("step", [](const nlohmann::json& side) { return format_us(side["step_us"].get<double>()); });
-  if (!json["peak_bytes_ratio"].is_null()) {
-    const auto bytes = [](const nlohmann::json& side, const char* key) {
-      return side[key].get<double>();
-    };
-    row("peak memory",
-        [&](const nlohmann::json& side) { return format_bytes(bytes(side, "peak_bytes")); });
-    row("of that, the step's own", [&](const nlohmann::json& side) {
-      return format_bytes(bytes(side, "peak_bytes") - bytes(side, "base_bytes"));
-    });
+void print_sides(const BenchTrainCommand& o, const measure::StepComparison& result) {
+  Table table({"", "tokens/s", "step", "fastest", "slowest", "windows a pass", "mJ/token", "memory",
+               "sparse gains"});
+  for (const measure::StepSide* side : result.sides()) {
+    const auto [low, high] = std::ranges::minmax(side->seconds);
+    const double step = measure::median(side->seconds);
+    std::optional<double> mj, peak;
+    if (side->joules) {
+      mj = *side->joules * 1e3 / (static_cast<double>(side->steps) * result.tokens);
+    }
+    if (side->memory) peak = side->memory->peak;
+    table.row({side->name, fmt::format("{:.0f}", result.tokens / step), format_us(step * 1e6),
+               format_us(low * 1e6), format_us(high * 1e6), fmt::format("{}", side->micro_batch),
+               energy_cell(mj), memory_cell(peak),
+               side == &result.sparse ? "" : format_ratio(result.over_sparse(*side))});
   }
+  o.say("\n{}", table.to_string());
+}
+
+void print_shares(const BenchTrainCommand& o, const nlohmann::json& json) {
+  if (json["dense"]["share"].is_null()) return;
+  Table table({"share of time", "dense", "sparse"});
   constexpr std::array<std::pair<const char*, const char*>, 4> kParts = {
       {{"feed_forward", "feed-forward layers"},
        {"head_and_loss", "head and loss"},
        {"optimizer", "optimizer"},
        {"rest", "attention and the rest"}}};
   for (const auto& [key, name] : kParts) {
-    row(name, [key = key](const nlohmann::json& side) {
-      return fmt::format("{:.1f} %", 100 * side["share"][key].get<double>());
-    });
+    const auto share = [&](const char* side) {
+      return fmt::format("{:.1f} %", 100 * json[side]["share"][key].get<double>());
+    };
+    table.row({name, share("dense"), share("sparse")});
   }
-  o.say("\n{}\nSpeedup {:.2f}x (of single steps {:.2f} to {:.2f}), mean non-zeros {:.1f}\n",
-        table.to_string(), json["speedup"].get<double>(), json["speedup_min"].get<double>(),
-        json["speedup_max"].get<double>(), json["nnz_mean"].get<double>());
+  o.say("\n{}", table.to_string());
 }
 
 void run(BenchTrainCommand& o) {
@@ -74,27 +92,57 @@ void run(BenchTrainCommand& o) {
   recipe.peak_lr = recipe.min_lr_ratio = recipe.l1 = 0.0;
   recipe.warmup_steps = 0;
   recipe.validation_fraction = 0.0;
-  std::unique_ptr<lm::Model> model = master_model(o.model);
+  const std::int64_t of_model = io::load_config(o.model).num_hidden_layers;
+  o.layers = choose_layers(o, io::load_config(o.model));
+  std::unique_ptr<lm::Model> model = master_model(o);
   const io::ModelConfig config = model->config();
-  lm::TrainingData data{lm::TokenStream(stream(o, config.vocab_size)), 0};
-  lm::Trainer trainer(std::move(model), recipe, std::move(data));
-  o.say("{}: {} layers, D = {}, H = {}, {}, {} threads, {} x {} x {} tokens a step\n", o.model,
-        config.num_hidden_layers, config.hidden_size, config.intermediate_size,
-        lm::name_of(trainer.compute()), o.threads, recipe.accumulation, recipe.micro_batch,
-        recipe.context);
-  Progress progress("measuring", 2 * o.repeats + measure::kOtherSteps);
+  const lm::TokenStream tokens = stream(o, config.vocab_size);
+  lm::Trainer trainer(std::move(model), recipe, {tokens, 0});
+  std::optional<measure::EagerTraining> eager;
+  if (o.eager && measure::EagerTraining::serves(trainer)) {
+    eager.emplace(trainer, tokens);
+  } else if (o.eager) {
+    o.say("PyTorch eager is left out: it is written here for models of Llama's form alone\n");
+  }
+  o.say("{}: {} layers{}, D = {}, H = {}, {}, {}, {} windows of {} tokens a step{}\n", o.model,
+        config.num_hidden_layers,
+        config.num_hidden_layers == of_model
+            ? std::string()
+            : fmt::format(" of {}, as many as were asked for or fit", of_model),
+        config.hidden_size, config.intermediate_size, lm::name_of(trainer.compute()),
+        o.device.is_cpu() ? fmt::format("{} threads", o.threads)
+                          : lm::runtime_of(o.device).describe(),
+        recipe.micro_batch * recipe.accumulation, recipe.context,
+        recipe.recompute ? ", blocks computed twice" : "");
+  Progress progress("measuring", measure::ticks(o.steps, eager.has_value()));
   std::int64_t done = 0;
+  const nlohmann::json facts = {
+      {"context", recipe.context},
+      {"micro_batch", recipe.micro_batch},
+      {"accumulation", recipe.accumulation},
+      {"fit", o.steps.fit},
+      {"recompute", recipe.recompute},
+      {"layers_of_model", of_model},
+      {"layers_run", config.num_hidden_layers},
+      {"compute", lm::name_of(trainer.compute())},
+      {"device", o.device_name},
+      {"text", o.text.empty() ? nlohmann::json(nullptr) : nlohmann::json(o.text)}};
+  const auto all_of = [&facts](const measure::StepComparison& result) {
+    nlohmann::json out = result.to_json();
+    out.update(facts);
+    return out;
+  };
   const measure::StepComparison result = measure::compare_steps(
-      trainer, o.repeats, [&](const std::string& what) { progress.update(++done, what); });
+      trainer, eager ? &*eager : nullptr, o.steps,
+      [&](const std::string& what) { progress.update(++done, what); },
+      [&](const measure::StepComparison& so_far) { o.write_so_far(all_of(so_far)); });
   progress.finish();
-  nlohmann::json out = result.to_json();
-  print(o, out);
-  out.update({{"context", recipe.context},
-              {"micro_batch", recipe.micro_batch},
-              {"accumulation", recipe.accumulation},
-              {"recompute", recipe.recompute},
-              {"compute", lm::name_of(trainer.compute())},
-              {"text", o.text.empty() ? nlohmann::json(nullptr) : nlohmann::json(o.text)}});
+  const nlohmann::json out = all_of(result);
+  print_sides(o, result);
+  print_shares(o, out);
+  o.say("\nSpeedup {:.2f}x (of single runs {:.2f} to {:.2f}), mean non-zeros {:.1f}\n",
+        out["speedup"].get<double>(), out["speedup_min"].get<double>(),
+        out["speedup_max"].get<double>(), result.nnz_mean);
   o.write(out);
 }
 
@@ -103,7 +151,8 @@ void run(BenchTrainCommand& o) {
 void add_bench_train(CLI::App& bench) {
   auto [c, o] = add_command<BenchTrainCommand>(
       bench, "train",
-      "Steps of training a whole model: PyTorch's dense feed-forward layers against sparse ones",
+      "Steps of training a whole model: sparse feed-forward layers against PyTorch's dense ones, "
+      "and PyTorch eager",
       "twell bench train --model synth-0.5b --context 2048 --batch 1 --accumulation 4", run);
   lm::Recipe& r = o->recipe;
   r.micro_batch = 1;
@@ -113,7 +162,15 @@ void add_bench_train(CLI::App& bench) {
       ->type_name("DIR");
   c.add_option("--text", o->text, "Text to train on (default: random tokens)")->type_name("FILE");
   add_step_options(c, r);
-  c.add_option("--repeats", o->repeats, "Timed steps of each side")->check(in_range(1, 1000));
+  c.add_flag("--fit", o->steps.fit,
+             "Passes of as many of the step's windows as fit into the memory, a power of two");
+  c.add_option("--repeats", o->steps.repeats, "Timed runs of each side")->check(in_range(1, 1000));
+  c.add_option("--layers", o->layers,
+               "Train the first so many layers (default: all, or as many as fit into the memory)")
+      ->check(kCounts);
+  c.add_flag("--eager,!--no-eager", o->eager,
+             "Beside PyTorch eager as well: autocast, one operation after the other, fused AdamW");
+  add_device_option(c, *o);
 }
 
 }  // namespace twell::cli

@@ -102,13 +102,14 @@ void measure(const ModelOptions& open, const Models& models, std::span<const std
       std::min<std::int64_t>({512, context - options.decode_tokens,
                               static_cast<std::int64_t>(tokens.size()) - options.decode_tokens});
   options.measure.repeats = 7;
-  const std::vector<measure::DenseSide> dense = {{"plain weights", models.plain.get()},
-                                                 {"oneDNN prepacked", models.prepacked.get()}};
+  const measure::Sides sides = {
+      {{"plain weights", models.plain.get()}, {"oneDNN prepacked", models.prepacked.get()}},
+      nullptr,
+      models.sparse.get()};
   Progress progress("comparing dense and sparse", 2 * 3 * options.measure.repeats);
   std::int64_t done = 0;
-  report.speed =
-      measure::compare_speed(dense, *models.sparse, tokens, options,
-                             [&](const std::string& what) { progress.update(++done, what); });
+  report.speed = measure::compare_speed(
+      sides, tokens, options, [&](const std::string& what) { progress.update(++done, what); });
   report.nnz_mean = lm::measure_ffn(*models.sparse, tokens).nnz_mean();
   progress.finish();
 
@@ -146,6 +147,8 @@ void write_sample(const DemoCommand& o, lm::Model& model, const io::Tokenizer& t
 
 void summarise(const DemoCommand& o, const DemoReport& r) {
   const double neurons = static_cast<double>(r.config.intermediate_size);
+  const measure::Speed& prefill = *r.speed.prefill;
+  const measure::Speed& decode = *r.speed.decode;
   o.say("What happened\n");
   o.say(
       "  A language model of {:.1f} million parameters read {} tokens; its surprise at the next\n"
@@ -160,9 +163,9 @@ void summarise(const DemoCommand& o, const DemoReport& r) {
       "  twell skips those. Same weights, same threads, against PyTorch's dense layers:\n"
       "    reading a prompt   {:>9.0f} tokens/s -> {:>9.0f} tokens/s   {}\n"
       "    writing            {:>9.0f} tokens/s -> {:>9.0f} tokens/s   {}\n",
-      r.speed.prefill.dense_tokens_per_s(), r.speed.prefill.sparse_tokens_per_s(),
-      format_ratio(r.speed.prefill.speedup), r.speed.decode.dense_tokens_per_s(),
-      r.speed.decode.sparse_tokens_per_s(), format_ratio(r.speed.decode.speedup));
+      prefill.tokens_per_s(prefill.dense()), prefill.tokens_per_s(prefill.sparse()),
+      format_ratio(prefill.speedup()), decode.tokens_per_s(decode.dense()),
+      decode.tokens_per_s(decode.sparse()), format_ratio(decode.speedup()));
   o.say(
       "  The outputs are the same up to {} rounding: they differ by {:.1e} of the largest, of "
       "{:.1e} allowed.\n\n",
@@ -175,10 +178,10 @@ nlohmann::json results_json(const DemoReport& r, const std::string& out) {
   return {{"train", to_json(r.train)},
           {"nnz_mean", r.nnz_mean},
           {"neurons", r.config.intermediate_size},
-          {"speedup_prefill", r.speed.prefill.speedup},
-          {"speedup_decode", r.speed.decode.speedup},
-          {"prefill", r.speed.prefill.to_json()},
-          {"decode", r.speed.decode.to_json()},
+          {"speedup_prefill", r.speed.prefill->speedup()},
+          {"speedup_decode", r.speed.decode->speedup()},
+          {"prefill", r.speed.prefill->to_json()},
+          {"decode", r.speed.decode->to_json()},
           {"max_rel_err", r.max_rel_err},
           {"max_rel_err_bound", r.bound},
           {"dense_max_rel_err_fp32", r.dense_error},
@@ -222,7 +225,7 @@ void run(DemoCommand& o) {
   report.threads = o.threads;
   measure(open, models, read_tokens(files.front().string(), tokenizer, 2048), report);
   o.say("  prefill {}, decode {}, outputs within {:.1e} of each other\n",
-        format_ratio(report.speed.prefill.speedup), format_ratio(report.speed.decode.speedup),
+        format_ratio(report.speed.prefill->speedup()), format_ratio(report.speed.decode->speedup()),
         report.max_rel_err);
 
   o.say("3/4  Writing, on the sparse path: about 1 s\n");

@@ -29,6 +29,7 @@ struct SynthCommand : CommonOptions {
   std::string tokenizer;
   std::string text;
   std::string activation = "relu";
+  std::string profile = "flat";
   std::string dtype = "bf16";
   bool gated = true;
   std::uint64_t seed = 1;
@@ -113,15 +114,24 @@ void run(SynthCommand& o) {
 
   Progress progress("making the model", config.num_hidden_layers + 3);
   progress.update(0, "random weights");
-  const auto model = lm::make_model(config, o.dtype == "bf16" ? at::kBFloat16 : at::kFloat, o.seed);
+  const auto model =
+      lm::make_model(config, o.dtype == "bf16" ? at::kBFloat16 : at::kFloat, o.seed, o.device);
   measure::share_direction(*model, o.seed);
   // Half of the sample calibrates, the other half measures.
   const at::Tensor ids = at::tensor(tokens, at::kLong).slice(0, 0, 2 * rows * length);
   const at::Tensor halves = ids.view({2, rows, length});
-  measure::ActivityShape shape;
-  shape.mean_nnz = o.nnz;
+  const auto layers_nnz =
+      o.profile == "paper"
+          ? measure::nnz_of_layers(config.num_hidden_layers, o.nnz)
+          : std::vector<double>(static_cast<std::size_t>(config.num_hidden_layers), o.nnz);
+  if (const double most = *std::ranges::max_element(layers_nnz);
+      most >= static_cast<double>(config.intermediate_size)) {
+    io::fail_argument("--profile",
+                      "asks for {:.0f} non-zeros of {} neurons in a layer; lower --nnz", most,
+                      config.intermediate_size);
+  }
   measure::calibrate_sparsity(
-      *model, halves[0], shape, o.seed, [&](std::int64_t layer, double nnz) {
+      *model, halves[0], layers_nnz, o.seed, [&](std::int64_t layer, double nnz) {
         progress.update(layer + 1, fmt::format("layer {}: {:.1f} non-zeros", layer, nnz));
       });
   progress.update(config.num_hidden_layers + 1, "measuring");
@@ -176,9 +186,13 @@ void add_synth(CLI::App& app) {
       ->check(in_range(2048, 1 << 20));
   c.add_option("--activation", o->activation, "Activation, one that yields zeros")
       ->check(CLI::IsMember(activation_names()));
+  c.add_option("--profile", o->profile,
+               "Non-zeros by layer: flat, or as the paper describes them, with --nnz as their mean")
+      ->check(CLI::IsMember({"flat", "paper"}));
   c.add_flag("--gated,!--no-gated", o->gated, "With a gate or without");
   c.add_option("--dtype", o->dtype, "bf16 or f32")->check(CLI::IsMember({"bf16", "f32"}));
   add_seed_option(c, o->seed, "Seed of the weights");
+  add_device_option(c, *o);
   const auto shape = [&c](const char* name, std::optional<std::int64_t>& value, const char* text) {
     return c.add_option(name, value, std::string(text) + " (default: of the preset)")
         ->check(kCounts)

@@ -62,15 +62,23 @@ void CommonOptions::begin() {
   device = lm::open_device(device_name);
 }
 
-void CommonOptions::write(const nlohmann::json& results) const {
-  if (json.empty()) return;
+void CommonOptions::put_json(const nlohmann::json& results) const {
   if (json != "-") check_output_file("--json", json, OutputKind::results);  // it is now, too
   nlohmann::json out = results;
   out["twell"] = kVersion;
   out["machine"] = measure::machine_json(threads);
   if (!device.is_cpu()) out["machine"]["gpu"] = lm::runtime_of(device).describe();
   write_json(json, out);
+}
+
+void CommonOptions::write(const nlohmann::json& results) const {
+  if (json.empty()) return;
+  put_json(results);
   if (json != "-") say("Results as JSON: {}\n", json);
+}
+
+void CommonOptions::write_so_far(const nlohmann::json& results) const {
+  if (!json.empty() && json != "-") put_json(results);
 }
 
 CLI::App& declare_command(CLI::App& parent, const std::string& name, const std::string& description,

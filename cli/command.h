@@ -35,6 +35,9 @@ struct CommonOptions {
   void begin();
   // Writes the results, if asked for, with the keys every command adds ("twell", "machine").
   void write(const nlohmann::json& results) const;
+  // The same of results that are not all there yet, without a word and not to the terminal, so that
+  // a run that is cut off leaves what it had.
+  void write_so_far(const nlohmann::json& results) const;
 
   // Declares that an option names a file to write, which may replace an older one of its kind.
   void writes(CLI::Option* option, OutputKind kind) { outputs_.emplace_back(option, kind); }
@@ -44,6 +47,7 @@ struct CommonOptions {
                                    const std::string& description, const std::string& example,
                                    CommonOptions& common);
   void check_paths() const;
+  void put_json(const nlohmann::json& results) const;
 
   const CLI::App* command_ = nullptr;
   std::vector<std::pair<CLI::Option*, OutputKind>> outputs_;

@@ -60,6 +60,7 @@ std::unique_ptr<lm::Model> ModelOptions::open(lm::FfnPath path, bool prepack) co
   load.round_scales = round_scales;
   load.round_inputs = activations == "int8";
   load.allow_unused = allow_unused;
+  load.layers = layers;
   return lm::load_model(directory(), load);
 }
 
@@ -171,9 +172,9 @@ void save_model(const std::string& directory, io::ModelConfig config,
                 const io::SideFiles& sides) {
   lm::AtomicDirectory target{directory};
   std::vector<io::TensorData> data;
-  std::vector<at::Tensor> kept;  // contiguous copies of what is strided
+  std::vector<at::Tensor> kept;  // contiguous copies of what is strided or on a GPU
   for (const auto& [name, tensor] : tensors) {
-    kept.push_back(tensor.detach().contiguous());
+    kept.push_back(tensor.detach().cpu().contiguous());
     data.push_back(lm::tensor_data(name, kept.back()));
   }
   config.dtype = data.front().dtype == io::SafeDType::BF16 ? "bfloat16" : "float32";

@@ -35,6 +35,7 @@ struct ModelOptions : CommonOptions {
   bool round_scales = false;
   std::string activations = "exact";  // or int8
   bool allow_unused = false;
+  std::int64_t layers = 0;  // the first so many; 0: all
 
   std::string directory() const;  // of the model itself; throws where there is none
   std::unique_ptr<lm::Model> open(lm::FfnPath path, bool prepack = false) const;

@@ -67,21 +67,22 @@ std::string sparsity_section(const DemoReport& r) {
 }
 
 std::string speed_section(const DemoReport& r) {
-  const auto bars = [](const measure::SpeedPair& pair) {
-    return bar_chart_svg({{"PyTorch, dense", pair.dense_tokens_per_s(),
-                           fmt::format("{:.0f} tokens/s", pair.dense_tokens_per_s()), false},
-                          {"sparse", pair.sparse_tokens_per_s(),
-                           fmt::format("{:.0f} tokens/s", pair.sparse_tokens_per_s()), true}});
+  const auto bars = [](const measure::Speed& speed) {
+    const double dense = speed.tokens_per_s(speed.dense());
+    const double sparse = speed.tokens_per_s(speed.sparse());
+    return bar_chart_svg({{"PyTorch, dense", dense, fmt::format("{:.0f} tokens/s", dense), false},
+                          {"sparse", sparse, fmt::format("{:.0f} tokens/s", sparse), true}});
   };
+  const measure::Speed& prefill = *r.speed.prefill;
+  const measure::Speed& decode = *r.speed.decode;
   return fmt::format(
       "<h2>Running faster, exactly</h2>\n<p>The same weights, in the same process, on {} threads. "
       "Reading a prompt of {} tokens:</p>\n{}<p>Writing one token after the other:</p>\n{}"
       "<p><small>Dense is the faster of two forms (here: {} for the prompt, {} for writing). "
       "The outputs of the two paths differ by {:.1e} of the largest output; rounding to {} allows "
       "{:.1e}. Against fp32 arithmetic dense is {:.1e} off and sparse {:.1e}.</small></p>\n",
-      r.threads, r.speed.prefill.tokens, bars(r.speed.prefill), bars(r.speed.decode),
-      r.speed.prefill.dense_impl, r.speed.decode.dense_impl, r.max_rel_err, r.dtype, r.bound,
-      r.dense_error, r.sparse_error);
+      r.threads, prefill.tokens, bars(prefill), bars(decode), prefill.dense().name,
+      decode.dense().name, r.max_rel_err, r.dtype, r.bound, r.dense_error, r.sparse_error);
 }
 
 }  // namespace
@@ -100,8 +101,8 @@ std::string report_html(const DemoReport& r) {
   out += fact(
       fmt::format("{:.1f} %", 100 * r.nnz_mean / neurons),
       fmt::format("of the neurons fire ({:.1f} of {})", r.nnz_mean, r.config.intermediate_size));
-  out += fact(format_ratio(r.speed.prefill.speedup), "faster reading a prompt");
-  out += fact(format_ratio(r.speed.decode.speedup), "faster writing");
+  out += fact(format_ratio(r.speed.prefill->speedup()), "faster reading a prompt");
+  out += fact(format_ratio(r.speed.decode->speedup()), "faster writing");
   out += "</div>\n";
   out += fmt::format(
       "<p>Trained for {} on {}: {} steps, {} tokens, {:.2f} million parameters in {} layers "

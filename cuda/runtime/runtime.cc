@@ -129,6 +129,15 @@ class CudaRuntime final : public DeviceRuntime {
   void reset_peak_bytes() override {
     c10::cuda::CUDACachingAllocator::resetPeakStats(device_.index());
   }
+  std::int64_t free_bytes() override {
+    std::size_t free = 0, all = 0;
+    C10_CUDA_CHECK(cudaMemGetInfo(&free, &all));
+    // What PyTorch's allocator holds without using it is free as well.
+    const auto kept = c10::cuda::CUDACachingAllocator::getDeviceStats(device_.index());
+    constexpr auto kAll = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+    return static_cast<std::int64_t>(free) + kept.reserved_bytes[kAll].current -
+           kept.allocated_bytes[kAll].current;
+  }
   std::string uuid() const override { return uuid_; }
   CostModel estimated_cost(const FfnShape& shape) const override {
     CostModel cost;

@@ -6,9 +6,11 @@
 #include <link.h>
 #include <torch/types.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <mutex>
 
@@ -34,6 +36,16 @@ class CpuMarker final : public Marker {
   bool reached() override { return true; }
 };
 
+// The number after `key` in a file of the system, or its first one; 0 where there is none.
+std::int64_t number_in(const char* file, std::string_view key = {}) {
+  std::ifstream in(file);
+  std::int64_t number = 0;
+  for (std::string word; !key.empty() && word != key;) {
+    if (!(in >> word)) return 0;
+  }
+  return in >> number ? number : 0;
+}
+
 // Everything is done as it is called.
 class CpuRuntime final : public DeviceRuntime {
  public:
@@ -47,6 +59,13 @@ class CpuRuntime final : public DeviceRuntime {
   }
   std::int64_t peak_bytes() override { return 0; }
   void reset_peak_bytes() override {}
+  std::int64_t free_bytes() override {
+    const std::int64_t system = number_in("/proc/meminfo", "MemAvailable:") * 1024;
+    // A container's own limit, where it has one ("max" reads as 0).
+    const std::int64_t limit = number_in("/sys/fs/cgroup/memory.max");
+    const std::int64_t used = number_in("/sys/fs/cgroup/memory.current");
+    return limit > 0 ? std::min(system, std::max<std::int64_t>(0, limit - used)) : system;
+  }
   std::string uuid() const override { return {}; }
   bool is_cpu() const override { return true; }
 };

@@ -64,6 +64,8 @@ class DeviceRuntime {
   // Bytes of the device in use at most since the last reset; 0 where that is not counted.
   virtual std::int64_t peak_bytes() = 0;
   virtual void reset_peak_bytes() = 0;
+  // Bytes that could still be allocated; 0 where that is not known.
+  virtual std::int64_t free_bytes() { return 0; }
   virtual std::string uuid() const = 0;  // as NVML has it, "GPU-…"; empty for the CPU
 
   // --- sparse feed-forward layers ---

@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <iterator>
+#include <utility>
 
 #include "choice/device.h"
 #include "decoder/parameters.h"
@@ -318,9 +319,10 @@ FeedForward& Decoder::feed_forward(std::int64_t layer) {
   return *block.ffn;
 }
 
-void Decoder::set_feed_forward(std::int64_t layer, std::unique_ptr<FeedForward> ffn) {
+std::unique_ptr<FeedForward> Decoder::set_feed_forward(std::int64_t layer,
+                                                       std::unique_ptr<FeedForward> ffn) {
   only_ffn(layer);
-  weights_.blocks[index(layer)].ffn = std::move(ffn);
+  return std::exchange(weights_.blocks[index(layer)].ffn, std::move(ffn));
 }
 
 const FfnTensors& Decoder::only_ffn(std::int64_t layer) const {

@@ -77,7 +77,8 @@ class Decoder final : public Model {
   at::Tensor step(const at::Tensor& tokens, const at::Tensor& positions,
                   const KvCache& cache) override;
   FeedForward& feed_forward(std::int64_t layer) override;
-  void set_feed_forward(std::int64_t layer, std::unique_ptr<FeedForward> ffn) override;
+  std::unique_ptr<FeedForward> set_feed_forward(std::int64_t layer,
+                                                std::unique_ptr<FeedForward> ffn) override;
   FfnParameters ffn_parameters(std::int64_t layer) const override;
   FfnNames ffn_names(std::int64_t layer) const override;
   ActivationChoice activation() const override;

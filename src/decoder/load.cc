@@ -79,6 +79,8 @@ void require_rounding(const std::string& file, const io::ModelConfig& config, bo
 std::unique_ptr<Model> load_model(const std::string& directory, const LoadOptions& options) {
   const std::filesystem::path path(directory);
   io::ModelConfig config = io::load_config(path, options.architectures);
+  const bool whole = options.layers <= 0 || options.layers >= config.num_hidden_layers;
+  if (!whole) config.num_hidden_layers = options.layers;
   if (options.path == FfnPath::sparse && !options.trainable &&
       !io::yields_zeros(config.hidden_act)) {
     // Before gigabytes are mapped and converted.
@@ -108,7 +110,7 @@ std::unique_ptr<Model> load_model(const std::string& directory, const LoadOption
   opened.note_dequantized();
   if (options.round_inputs) model->round_inputs();
   const auto check_used = [&] {
-    if (!options.allow_unused) opened.check_all_used();
+    if (whole && !options.allow_unused) opened.check_all_used();
   };
   if (options.trainable) {
     model->use_dense_ffn(false, source);
@@ -117,7 +119,7 @@ std::unique_ptr<Model> load_model(const std::string& directory, const LoadOption
   } else if (options.path == FfnPath::sparse ||
              (options.path == FfnPath::automatic && sparse_possible(*model))) {
     std::vector<LayerFindings> findings;
-    if (options.prepare) findings = load_findings(path, opened.checkpoint(), *model);
+    if (options.prepare && whole) findings = load_findings(path, opened.checkpoint(), *model);
     model->use_sparse_ffn(options.path, source, findings);
     check_used();
     if (options.prepare) settle(*model);

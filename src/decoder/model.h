@@ -86,7 +86,9 @@ class Model {
   // --- the feed-forward layers ---
   virtual FeedForward& feed_forward(std::int64_t layer) = 0;
   // Replaces a layer's implementation, for example by a sparse autograd one over the same weights.
-  virtual void set_feed_forward(std::int64_t layer, std::unique_ptr<FeedForward> ffn) = 0;
+  // Returns the one that it had.
+  virtual std::unique_ptr<FeedForward> set_feed_forward(std::int64_t layer,
+                                                        std::unique_ptr<FeedForward> ffn) = 0;
   // Weights as in the checkpoint; throws twell::Error where a sparse layer has given them up.
   virtual FfnParameters ffn_parameters(std::int64_t layer) const = 0;
   virtual FfnNames ffn_names(std::int64_t layer) const = 0;
@@ -110,6 +112,9 @@ struct LoadOptions {
   // round_inputs()), on a CPU, of a model with quantised weights: prompts are read faster.
   bool round_inputs = false;
   bool allow_unused = false;  // leave out tensors that config.json has no use for
+  // Of the model's layers the first so many, and the rest of the file left out; 0: all. For
+  // measuring a model that is larger than the memory.
+  std::int64_t layers = 0;
   // Sparse layers decide by the findings beside the checkpoint (prepared_file.h), or, where there
   // are none, by seeded tokens; false: by the model's first call.
   bool prepare = true;

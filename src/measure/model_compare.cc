@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <memory>
+#include <utility>
 
 #include "choice/device.h"
 #include "engine/sampler.h"
@@ -18,20 +20,21 @@
 namespace twell::measure {
 namespace {
 
-using Side = std::function<void(std::int64_t)>;
+using Call = std::function<void(std::int64_t)>;
+using Runners = std::vector<std::unique_ptr<Runner>>;
 
-Side side_of(ModelRunner& runner, bool decoding) {
+Call call_of(Runner& runner, bool decoding) {
   if (decoding) return [&runner](std::int64_t i) { runner.decode(i); };
   return [&runner](std::int64_t) { runner.prefill(); };
 }
 
 // Half a second of calls with timers.
-PieceShares profile(ModelRunner& runner, bool decoding) {
-  const Side run = side_of(runner, decoding);
+std::optional<PieceShares> profile(Runner& runner, bool decoding) {
+  const Call run = call_of(runner, decoding);
   lm::Profile seconds;
   lm::Random random(0);
   run(0);
-  runner.model().set_profile(&seconds);
+  if (!runner.set_profile(&seconds)) return std::nullopt;
   const auto begin = std::chrono::steady_clock::now();
   double total = 0;
   for (std::int64_t i = 1; total < 0.5; ++i) {
@@ -39,11 +42,11 @@ PieceShares profile(ModelRunner& runner, bool decoding) {
     run(i);
     lm::timed(&seconds, lm::Piece::sampling, [&] {
       return lm::sample_rows(runner.logits(), {.temperature = 0.8, .top_p = 0.95},
-                             at::full({1}, random.uniform(), at::kDouble));
+                             at::full({runner.logits().size(0)}, random.uniform(), at::kDouble));
     });
     total = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   }
-  runner.model().set_profile(nullptr);
+  runner.set_profile(nullptr);
   PieceShares shares;
   shares.rest = 1;
   for (std::size_t p = 0; p < shares.share.size(); ++p) {
@@ -53,65 +56,56 @@ PieceShares profile(ModelRunner& runner, bool decoding) {
   return shares;
 }
 
-// The most memory of the device in one call, less what the other models and their caches take.
-std::int64_t peak_of(ModelRunner& runner, bool decoding, const std::vector<ModelRunner>& all) {
-  lm::DeviceRuntime& runtime = lm::runtime_of(runner.model().device());
-  // The memory of a recording is not counted in its replays, that of a step before one is.
-  runner.drop_recording();
+// What the runner has before a call, and what the call adds to that at most.
+std::optional<double> peak_of(Runner& runner, bool decoding) {
+  const Call run = call_of(runner, decoding);
+  runner.settle_memory();
+  const auto own = static_cast<double>(runner.own_bytes());
+  lm::DeviceRuntime& runtime = lm::runtime_of(runner.device());
+  if (runtime.is_cpu()) {
+    const auto memory = peak_memory_of([&run] { run(0); });
+    return memory ? std::optional(own + memory->added()) : std::nullopt;
+  }
   runtime.synchronize();
   runtime.reset_peak_bytes();
-  side_of(runner, decoding)(0);
+  const std::int64_t before = runtime.peak_bytes();
+  run(0);
   runtime.synchronize();
-  std::int64_t bytes = runtime.peak_bytes() + runner.own_bytes();
-  for (const ModelRunner& other : all) bytes -= other.own_bytes();
-  return bytes;
+  return own + static_cast<double>(runtime.peak_bytes() - before);
 }
 
-// Of all runners the last is the sparse one.
-SpeedPair compare(std::vector<ModelRunner>& runners, std::span<const DenseSide> names,
-                  bool decoding, std::int64_t tokens, MeasureOptions measure,
-                  const std::function<void()>& tick) {
-  const at::Device device = runners.back().model().device();
-  lm::DeviceRuntime& runtime = lm::runtime_of(device);
-  std::vector<Side> sides;
-  for (ModelRunner& runner : runners) sides.push_back(side_of(runner, decoding));
-  RunEnergy energy(runtime.uuid(), sides.size());
+Speed compare(Runners& runners, std::vector<std::string> names, std::size_t dense_sides,
+              bool decoding, std::int64_t tokens, MeasureOptions measure,
+              const std::function<void()>& tick) {
+  lm::DeviceRuntime& runtime = lm::runtime_of(runners.back()->device());
+  std::vector<Call> calls;
+  for (const auto& runner : runners) calls.push_back(call_of(*runner, decoding));
+  RunEnergy energy(runtime.uuid(), calls.size());
   energy.watch(measure);
-  if (!device.is_cpu()) {
+  if (!runtime.is_cpu()) {
     measure.settle = [&runtime] { runtime.synchronize(); };
     // A GPU brings its figures up to date every 20 to 100 ms.
     if (energy.source() != nullptr) {
       measure.min_seconds = std::max(measure.min_seconds, kGpuEnergySeconds / measure.repeats);
     }
   }
-  std::vector<Timing> timings = measure_in_turns(sides, measure, tick);
-  SpeedPair pair;
-  pair.tokens = tokens;
-  pair.sparse = timings.back();
-  const std::size_t last = timings.size() - 1;
-  const auto best =
-      std::min_element(timings.begin(), timings.end() - 1,
-                       [](const Timing& a, const Timing& b) { return a.median_us < b.median_us; });
-  const auto index = static_cast<std::size_t>(best - timings.begin());
-  pair.dense = *best;
-  pair.dense_impl = names[index].name;
-  pair.speedup = pair.dense.median_us / pair.sparse.median_us;
-  const auto millijoules = [&](std::size_t side) -> std::optional<double> {
-    const auto joules = energy.joules(side);
-    if (!joules) return std::nullopt;
-    return *joules * 1e3 / static_cast<double>(timings[side].calls * tokens);
-  };
-  pair.dense_mj = millijoules(index);
-  pair.sparse_mj = millijoules(last);
-  pair.energy_source = energy.source();
-  if (device.is_cpu()) {
-    pair.dense_pieces = profile(runners[index], decoding);
-    pair.sparse_pieces = profile(runners.back(), decoding);
-  } else {
-    pair.peak = {peak_of(runners[index], decoding, runners),
-                 peak_of(runners.back(), decoding, runners)};
+  const std::vector<Timing> timings = measure_in_turns(calls, measure, tick);
+  Speed speed;
+  speed.tokens = tokens;
+  speed.dense_sides = dense_sides;
+  speed.energy_source = energy.source();
+  for (std::size_t i = 0; i < runners.size(); ++i) {
+    SideSpeed side{std::move(names[i]), timings[i], std::nullopt, peak_of(*runners[i], decoding)};
+    if (const auto joules = energy.joules(i)) {
+      side.mj = *joules * 1e3 / static_cast<double>(timings[i].calls * tokens);
+    }
+    speed.sides.push_back(std::move(side));
   }
-  return pair;
+  if (runtime.is_cpu()) {
+    speed.dense_pieces = profile(*runners[speed.fastest_dense()], decoding);
+    speed.sparse_pieces = profile(*runners.back(), decoding);
+  }
+  return speed;
 }
 
 }  // namespace
@@ -123,43 +117,87 @@ nlohmann::json PieceShares::to_json() const {
   return out;
 }
 
-nlohmann::json SpeedPair::to_json() const {
-  return {{"tokens", tokens},
-          {"dense_tokens_per_s", dense_tokens_per_s()},
-          {"sparse_tokens_per_s", sparse_tokens_per_s()},
-          {"speedup", speedup},
-          {"dense_us", dense.median_us},
-          {"dense_us_min", dense.min_us},
-          {"dense_us_max", dense.max_us},
-          {"dense_impl", dense_impl},
-          {"sparse_us", sparse.median_us},
-          {"sparse_us_min", sparse.min_us},
-          {"sparse_us_max", sparse.max_us},
-          {"dense_energy_mj_per_token", optional_json(dense_mj)},
-          {"sparse_energy_mj_per_token", optional_json(sparse_mj)}};
+std::size_t Speed::fastest_dense() const {
+  const auto fastest =
+      std::min_element(sides.begin(), sides.begin() + static_cast<std::ptrdiff_t>(dense_sides),
+                       [](const SideSpeed& a, const SideSpeed& b) {
+                         return a.timing.median_us < b.timing.median_us;
+                       });
+  return static_cast<std::size_t>(fastest - sides.begin());
 }
 
-Comparison compare_speed(std::span<const DenseSide> dense, lm::Model& sparse,
-                         std::span<const std::int64_t> tokens, const CompareOptions& options,
-                         const std::function<void(const std::string&)>& tick) {
-  const std::int64_t needed = options.prompt_tokens + options.decode_tokens;
-  const std::int64_t context = sparse.config().max_position_embeddings;
-  if (static_cast<std::int64_t>(tokens.size()) < needed || context < needed) {
-    throw Error(ErrorKind::invalid_argument, "--prompt-tokens and --decode-tokens",
-                fmt::format("ask for {} tokens, the text has {} and the model's context is {}",
-                            needed, tokens.size(), context));
+const SideSpeed* Speed::eager() const {
+  return sides.size() > dense_sides + 1 ? &sides[dense_sides] : nullptr;
+}
+
+double Speed::over_sparse(const SideSpeed& side) const {
+  return side.timing.median_us / sparse().timing.median_us;
+}
+
+double Speed::tokens_per_s(const SideSpeed& side) const {
+  return static_cast<double>(tokens) * 1e6 / side.timing.median_us;
+}
+
+nlohmann::json Speed::to_json() const {
+  nlohmann::json all = nlohmann::json::array();
+  for (const SideSpeed& side : sides) {
+    all.push_back({{"name", side.name},
+                   {"us", side.timing.median_us},
+                   {"us_min", side.timing.min_us},
+                   {"us_max", side.timing.max_us},
+                   {"cold_us", side.timing.first_us},
+                   {"tokens_per_ms", tokens_per_s(side) / 1e3},
+                   {"energy_mj_per_token", optional_json(side.mj)},
+                   {"peak_bytes", optional_json(side.peak_bytes)}});
   }
-  std::vector<ModelRunner> runners;
-  const auto add = [&](lm::Model& model) {
-    runners.emplace_back(model, tokens, options.prompt_tokens, options.decode_tokens,
-                         !model.device().is_cpu());
+  return {{"tokens", tokens},
+          {"dense_tokens_per_s", tokens_per_s(dense())},
+          {"sparse_tokens_per_s", tokens_per_s(sparse())},
+          {"speedup", speedup()},
+          {"speedup_eager",
+           optional_json(eager() != nullptr ? std::optional(over_sparse(*eager())) : std::nullopt)},
+          {"dense_impl", dense().name},
+          {"energy_source", energy_source == nullptr ? nlohmann::json() : energy_source},
+          {"sides", all}};
+}
+
+Comparison compare_speed(const Sides& sides, std::span<const std::int64_t> tokens,
+                         const CompareOptions& options,
+                         const std::function<void(const std::string&)>& tick,
+                         const std::function<void(const Comparison&)>& done) {
+  const std::int64_t length = options.prompt_tokens + options.decode_tokens;
+  const std::int64_t context = sides.sparse->config().max_position_embeddings;
+  if (static_cast<std::int64_t>(tokens.size()) < options.tokens() || context < length) {
+    throw Error(ErrorKind::invalid_argument, "--prompt-tokens and --decode-tokens",
+                fmt::format("ask for {} sequences of {} tokens, the text has {} tokens and the "
+                            "model's context is {}",
+                            options.sequences, length, tokens.size(), context));
+  }
+  const Batch batch{tokens, options.sequences, options.prompt_tokens, options.decode_tokens};
+  Runners runners;
+  std::vector<std::string> names;
+  const auto add = [&](lm::Model& model, const std::string& name, std::function<void()> enter) {
+    const bool recorded = !model.device().is_cpu();
+    runners.push_back(std::make_unique<ModelRunner>(model, batch, recorded, std::move(enter)));
+    names.push_back(name);
   };
-  for (const DenseSide& side : dense) add(*side.model);
-  add(sparse);
+  for (const DenseSide& side : sides.dense) add(*side.model, side.name, side.enter);
+  if (sides.eager != nullptr) {
+    runners.push_back(std::make_unique<EagerRunner>(*sides.eager, batch));
+    names.emplace_back("PyTorch eager");
+  }
+  add(*sides.sparse, "sparse", {});
   Comparison comparison;
-  comparison.prefill = compare(runners, dense, false, options.prompt_tokens, options.measure,
-                               [&] { tick("prefill"); });
-  comparison.decode = compare(runners, dense, true, 1, options.measure, [&] { tick("decode"); });
+  if (options.prefill) {
+    comparison.prefill = compare(runners, names, sides.dense.size(), false,
+                                 options.sequences * options.prompt_tokens, options.measure,
+                                 [&] { tick("prefill"); });
+    if (done) done(comparison);
+  }
+  if (options.decode) {
+    comparison.decode = compare(runners, names, sides.dense.size(), true, options.sequences,
+                                options.measure, [&] { tick("decode"); });
+  }
   return comparison;
 }
 

@@ -13,6 +13,7 @@
 
 #include "decoder/model.h"
 #include "decoder/profile.h"
+#include "measure/eager_model.h"
 #include "measure/timing.h"
 
 namespace twell::measure {
@@ -20,21 +21,25 @@ namespace twell::measure {
 struct DenseSide {
   std::string name;  // "plain weights"
   lm::Model* model = nullptr;
+  std::function<void()> enter = {};  // called before every call of this side
+};
+
+struct Sides {
+  std::vector<DenseSide> dense;       // one at least; the fastest of them is the baseline
+  const EagerModel* eager = nullptr;  // a second baseline, if any
+  lm::Model* sparse = nullptr;
 };
 
 // On a GPU whose energy can be read, all timed runs of a side together last this long at least.
 inline constexpr double kGpuEnergySeconds = 3.0;
 
 struct CompareOptions {
-  std::int64_t prompt_tokens = 512;
+  std::int64_t sequences = 1;
+  std::int64_t prompt_tokens = 512;  // of each sequence
   std::int64_t decode_tokens = 32;
+  bool prefill = true, decode = true;  // what is measured
   MeasureOptions measure;
-};
-
-// The most memory of a GPU while each side ran: its own weights, its cache and all else that is not
-// the other models' weights and caches.
-struct PeakBytes {
-  std::int64_t dense = 0, sparse = 0;
+  std::int64_t tokens() const { return sequences * (prompt_tokens + decode_tokens); }
 };
 
 // Which share of the time of a call each piece of the model has; `rest` is what no piece is.
@@ -44,37 +49,46 @@ struct PieceShares {
   nlohmann::json to_json() const;
 };
 
-// One of prefill and decode.
-struct SpeedPair {
-  std::int64_t tokens = 0;  // per call: the prompt, or 1
-  Timing dense, sparse;
-  std::string dense_impl;  // the faster of the dense sides
-  double speedup = 0;
-  std::optional<double> dense_mj, sparse_mj;               // energy a token, in the timed runs
-  const char* energy_source = nullptr;                     // as RunEnergy::source()
-  std::optional<PieceShares> dense_pieces, sparse_pieces;  // none on a GPU, where calls overlap
-  PeakBytes peak;
+struct SideSpeed {
+  std::string name;
+  Timing timing;                     // of a call
+  std::optional<double> mj;          // energy a token, in the timed runs
+  std::optional<double> peak_bytes;  // the most memory of a call: own weights, cache and the rest
+};
 
-  double dense_tokens_per_s() const { return static_cast<double>(tokens) * 1e6 / dense.median_us; }
-  double sparse_tokens_per_s() const {
-    return static_cast<double>(tokens) * 1e6 / sparse.median_us;
-  }
+// One of prefill and decode.
+struct Speed {
+  std::int64_t tokens = 0;              // per call: all prompts, or one of each sequence
+  std::vector<SideSpeed> sides;         // the dense ones, eager if there is one, sparse
+  std::size_t dense_sides = 0;          // how many the first are
+  const char* energy_source = nullptr;  // as RunEnergy::source()
+  std::optional<PieceShares> dense_pieces, sparse_pieces;  // none on a GPU, where calls overlap
+
+  std::size_t fastest_dense() const;
+  const SideSpeed& dense() const { return sides[fastest_dense()]; }
+  const SideSpeed* eager() const;  // null where there is none
+  const SideSpeed& sparse() const { return sides.back(); }
+  double speedup() const { return over_sparse(dense()); }
+  double over_sparse(const SideSpeed& side) const;  // how many times as fast sparse is
+  double tokens_per_s(const SideSpeed& side) const;
   nlohmann::json to_json() const;
 };
 
 struct Comparison {
-  SpeedPair prefill, decode;
+  std::optional<Speed> prefill, decode;  // of what was asked for
 };
 
-// Runs the first prompt_tokens + decode_tokens of `tokens`; throws where there are fewer, or where
-// the models' context is shorter. Decoding feeds the text's own tokens, so that every side does the
-// same work, and the logits of every step are computed. All models have the same shape. Then each
-// side runs once more with timers, and with a token sampled (temperature 0.8, top_p 0.95) where the
-// times before are without. On a GPU a decoded token is also sampled and waited for, as generation
-// does it (ModelRunner::decode), and there are no timers.
-Comparison compare_speed(std::span<const DenseSide> dense, lm::Model& sparse,
-                         std::span<const std::int64_t> tokens, const CompareOptions& options,
-                         const std::function<void(const std::string&)>& tick);
+// Runs sequences of prompt_tokens + decode_tokens of `tokens`, one after the other; throws where
+// there are fewer, or where the models' context is shorter. Decoding feeds the text's own tokens,
+// so that every side does the same work, and the logits of every step are computed. All models have
+// the same shape. Then each side runs once more with timers, and with a token sampled (temperature
+// 0.8, top_p 0.95) where the times before are without. On a GPU a decoded token is also sampled and
+// waited for, as generation does it (Runner::decode), and there are no timers. `tick` is told of
+// every timed run; `done`, if given, of what is measured so far once prefill is.
+Comparison compare_speed(const Sides& sides, std::span<const std::int64_t> tokens,
+                         const CompareOptions& options,
+                         const std::function<void(const std::string&)>& tick,
+                         const std::function<void(const Comparison&)>& done = {});
 
 // Logits on `tokens` (one sequence), at up to 64 of the positions: [rows, V] in fp32.
 at::Tensor sample_logits(lm::Model& model, std::span<const std::int64_t> tokens);

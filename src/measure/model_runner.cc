@@ -2,59 +2,75 @@
 
 #include <torch/types.h>
 
+#include <utility>
+
 #include "engine/sampler.h"
 
 namespace twell::measure {
+namespace {
 
-ModelRunner::ModelRunner(lm::Model& model, std::span<const std::int64_t> tokens,
-                         std::int64_t prompt, std::int64_t decode, bool recorded)
+// [sequences, length], on the CPU.
+at::Tensor matrix_of(const Batch& batch) {
+  return at::tensor(at::ArrayRef<std::int64_t>(batch.tokens.data(), batch.tokens.size()), at::kLong)
+      .narrow(0, 0, batch.sequences * batch.length())
+      .view({batch.sequences, batch.length()});
+}
+
+}  // namespace
+
+ModelRunner::ModelRunner(lm::Model& model, const Batch& batch, bool recorded,
+                         std::function<void()> enter)
     : model_(model),
-      tokens_(tokens),
-      prompt_(prompt),
-      decode_(decode),
+      batch_(batch),
       recorded_(recorded),
-      cache_(model.make_cache(1, prompt + decode, recorded)) {}
+      enter_(std::move(enter)),
+      cache_(model.make_cache(batch.sequences, batch.length(), recorded)) {}
 
-void ModelRunner::run(std::size_t first, std::size_t count) {
-  const lm::Chunk chunk{0, tokens_.subspan(first, count)};
-  const at::Tensor hidden = model_.hidden_states(std::span(&chunk, 1), &cache_);
-  logits_ = model_.head(hidden.slice(0, hidden.size(0) - 1));
+void ModelRunner::run(std::int64_t first, std::int64_t count) {
+  std::vector<lm::Chunk> chunks;
+  for (std::int64_t s = 0; s < batch_.sequences; ++s) {
+    chunks.push_back({s, batch_.of(s, first, count)});
+  }
+  const at::Tensor hidden = model_.hidden_states(chunks, &cache_);
+  logits_ = model_.head(hidden.slice(0, count - 1, hidden.size(0), count));
 }
 
 void ModelRunner::prefill() {
-  cache_.truncate(0);
-  run(0, static_cast<std::size_t>(prompt_));
+  if (enter_) enter_();
+  for (std::int64_t s = 0; s < batch_.sequences; ++s) cache_.truncate(s);
+  run(0, batch_.prompt);
 }
 
 void ModelRunner::decode(std::int64_t i) {
-  const std::int64_t at = prompt_ + i % decode_;
-  if (cache_.length(0) < prompt_) prefill();
+  const std::int64_t at = batch_.prompt + i % batch_.decode;
+  if (cache_.length(0) < batch_.prompt) prefill();
+  if (enter_) enter_();
   if (recorded_) {
     decode_recorded(at);
     return;
   }
   if (cache_.length(0) != at) {
-    cache_.truncate(0, prompt_);
-    for (std::int64_t p = prompt_; p < at; ++p) run(static_cast<std::size_t>(p), 1);
+    for (std::int64_t s = 0; s < batch_.sequences; ++s) cache_.truncate(s, batch_.prompt);
+    for (std::int64_t p = batch_.prompt; p < at; ++p) run(p, 1);
   }
-  run(static_cast<std::size_t>(at), 1);
+  run(at, 1);
 }
 
 void ModelRunner::step() {
-  const at::Tensor hidden = model_.step(text_.index_select(0, position_), position_, cache_);
+  const at::Tensor tokens = texts_.index_select(0, position_.slice(0, 0, 1)).flatten();
+  const at::Tensor hidden = model_.step(tokens, position_, cache_);
   sampled_.copy_(lm::sample_rows(model_.head(hidden), {}, uniforms_));
   position_.add_(1);
 }
 
 void ModelRunner::decode_recorded(std::int64_t at) {
   lm::DeviceRuntime& runtime = lm::runtime_of(model_.device());
-  if (!text_.defined()) {
-    text_ = at::tensor(at::ArrayRef<std::int64_t>(tokens_.data(), tokens_.size()), at::kLong)
-                .to(model_.device());
-    position_ = at::zeros({1}, text_.options());
+  if (!texts_.defined()) {
+    texts_ = matrix_of(batch_).t().contiguous().to(model_.device());
+    position_ = at::zeros({batch_.sequences}, texts_.options());
     sampled_ = at::zeros_like(position_);
-    uniforms_ = at::zeros({1}, text_.options().dtype(at::kDouble));
-    host_sampled_ = runtime.host_buffer(1, at::kLong);
+    uniforms_ = at::zeros({batch_.sequences}, texts_.options().dtype(at::kDouble));
+    host_sampled_ = runtime.host_buffer(batch_.sequences, at::kLong);
   }
   if (graph_ == nullptr) {
     position_.fill_(at);
@@ -70,6 +86,43 @@ void ModelRunner::decode_recorded(std::int64_t at) {
   runtime.synchronize();
 }
 
-std::int64_t ModelRunner::sampled() const { return *host_sampled_.const_data_ptr<std::int64_t>(); }
+bool ModelRunner::set_profile(lm::Profile* profile) {
+  model_.set_profile(profile);
+  return true;
+}
+
+std::vector<std::int64_t> ModelRunner::sampled() const {
+  const auto* ids = host_sampled_.const_data_ptr<std::int64_t>();
+  return {ids, ids + batch_.sequences};
+}
+
+EagerRunner::EagerRunner(const EagerModel& model, const Batch& batch)
+    : model_(model),
+      prompt_(batch.prompt),
+      decode_(batch.decode),
+      texts_(matrix_of(batch).to(model.device())) {}
+
+void EagerRunner::run(std::int64_t first, std::int64_t count) {
+  const at::Tensor hidden = model_.hidden_states(texts_.narrow(1, first, count), &cache_);
+  logits_ = model_.head(hidden.select(1, count - 1));
+}
+
+void EagerRunner::prefill() {
+  cache_ = {};
+  run(0, prompt_);
+}
+
+void EagerRunner::decode(std::int64_t i) {
+  const std::int64_t at = prompt_ + i % decode_;
+  if (cache_.length() < prompt_) prefill();
+  if (cache_.length() != at) {
+    cache_.crop(prompt_);
+    for (std::int64_t p = prompt_; p < at; ++p) run(p, 1);
+  }
+  run(at, 1);
+  if (device().is_cpu()) return;
+  const at::Tensor uniforms = at::zeros({logits_.size(0)}, logits_.options().dtype(at::kDouble));
+  (void)lm::sample_rows(logits_, {}, uniforms).cpu();
+}
 
 }  // namespace twell::measure

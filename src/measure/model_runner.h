@@ -1,53 +1,111 @@
-// A model that `bench model` measures, with a cache and a text of its own.
+// Models that `bench model` measures, each with a cache of its own, on the same texts.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "choice/device.h"
 #include "decoder/model.h"
+#include "measure/eager_model.h"
 
 namespace twell::measure {
 
-class ModelRunner {
+// Of every sequence the first `prompt` tokens are prefilled, and the next `decode` ones decoded.
+struct Batch {
+  std::span<const std::int64_t> tokens;  // one sequence after the other; outlives who runs it
+  std::int64_t sequences = 1;
+  std::int64_t prompt = 0, decode = 0;
+
+  std::int64_t length() const { return prompt + decode; }
+  std::span<const std::int64_t> of(std::int64_t sequence, std::int64_t first,
+                                   std::int64_t count) const {
+    return tokens.subspan(static_cast<std::size_t>(sequence * length() + first),
+                          static_cast<std::size_t>(count));
+  }
+};
+
+class Runner {
  public:
-  // The first `prompt` of the tokens are prefilled, the next `decode` decoded. Model and tokens
-  // outlive this. `recorded`: decoding is as generation has it on a GPU.
-  ModelRunner(lm::Model& model, std::span<const std::int64_t> tokens, std::int64_t prompt,
-              std::int64_t decode, bool recorded);
+  virtual ~Runner() = default;
+  // Prompts of all sequences, and the logits of their last tokens.
+  virtual void prefill() = 0;
+  // The i-th call decodes token i of the continuations, over and over. On a GPU a token of each is
+  // sampled besides, which the host waits for; the texts' own tokens are what goes on.
+  virtual void decode(std::int64_t i) = 0;
+  virtual const at::Tensor& logits() const = 0;  // [sequences, V], of the last call
+  virtual at::Device device() const = 0;
+  // Weights and cache as they are now.
+  virtual std::int64_t own_bytes() const = 0;
+  // Forgets what calls left that a first call would not find, so that the memory of one can be
+  // told. No call before it is undone.
+  virtual void settle_memory() {}
+  // Of the model's own pieces (decoder/profile.h). False where they cannot be told apart.
+  virtual bool set_profile(lm::Profile* /*profile*/) { return false; }
+};
 
-  void prefill();
-  // The i-th call decodes token i of the continuation, over and over. Recorded: by a step that
-  // samples the next token, which the host waits for; the text's own token is what goes on.
-  void decode(std::int64_t i);
-  // The next decode() runs and records its step anew.
-  void drop_recording() { graph_.reset(); }
+class ModelRunner final : public Runner {
+ public:
+  // Model and tokens outlive this. `recorded`: decoding is as generation has it on a GPU, by a
+  // recorded step that samples. `enter` is called first in every call.
+  ModelRunner(lm::Model& model, const Batch& batch, bool recorded,
+              std::function<void()> enter = {});
 
-  lm::Model& model() { return model_; }
-  const at::Tensor& logits() const { return logits_; }  // of the last token; not recorded ones
-  std::int64_t sampled() const;                         // by the last decode(), recorded
-  // Of the device: weights and cache.
-  std::int64_t own_bytes() const { return model_.weight_bytes() + cache_.bytes(); }
+  void prefill() override;
+  void decode(std::int64_t i) override;
+  const at::Tensor& logits() const override { return logits_; }  // not of recorded steps
+  at::Device device() const override { return model_.device(); }
+  std::int64_t own_bytes() const override { return model_.weight_bytes() + cache_.bytes(); }
+  // The next decode() runs and records its step anew: the memory of a recording is not counted in
+  // its replays, that of a step before one is.
+  void settle_memory() override { graph_.reset(); }
+  bool set_profile(lm::Profile* profile) override;
+
+  // By the last decode(), recorded.
+  std::vector<std::int64_t> sampled() const;
 
  private:
-  void run(std::size_t first, std::size_t count);
+  void run(std::int64_t first, std::int64_t count);
   void decode_recorded(std::int64_t at);
   void step();
 
   lm::Model& model_;
-  std::span<const std::int64_t> tokens_;
-  std::int64_t prompt_, decode_;
+  Batch batch_;
   bool recorded_;
+  std::function<void()> enter_;
   lm::KvCache cache_;
   at::Tensor logits_;
-  // On the device: the text, the place of the next token [1], the token sampled last [1].
-  at::Tensor text_, position_, sampled_, uniforms_;
+  // On the device: the texts [length, sequences], the place of the next tokens [sequences], the
+  // tokens sampled last [sequences].
+  at::Tensor texts_, position_, sampled_, uniforms_;
   at::Tensor host_sampled_;
   std::int64_t next_ = -1;  // where position_ stands
   std::unique_ptr<lm::StepGraph> graph_;
+};
+
+class EagerRunner final : public Runner {
+ public:
+  // Model and tokens outlive this.
+  EagerRunner(const EagerModel& model, const Batch& batch);
+
+  void prefill() override;
+  void decode(std::int64_t i) override;
+  const at::Tensor& logits() const override { return logits_; }
+  at::Device device() const override { return model_.device(); }
+  std::int64_t own_bytes() const override { return model_.weight_bytes() + cache_.bytes(); }
+
+ private:
+  void run(std::int64_t first, std::int64_t count);
+
+  const EagerModel& model_;
+  std::int64_t prompt_, decode_;
+  EagerModel::Cache cache_;
+  at::Tensor texts_;  // [sequences, length], on the device
+  at::Tensor logits_;
 };
 
 }  // namespace twell::measure

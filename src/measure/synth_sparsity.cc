@@ -4,10 +4,12 @@
 #include <torch/utils.h>
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <utility>
 
 #include "decoder/linear.h"
+#include "measure/layer_watch.h"
 
 namespace twell::measure {
 namespace {
@@ -29,7 +31,8 @@ double calibrate_rows(const at::Tensor& rows, const at::Tensor& inputs, const Ac
 
   std::vector<double> quantiles = neuron_popularity(rows.size(0), shape, seed);
   for (double& p : quantiles) p = std::clamp(normal_quantile(p), -kDead, kDead);
-  const at::Tensor shifts = at::tensor(quantiles, at::kDouble).to(at::kFloat).mul_(deviation);
+  const at::Tensor shifts =
+      at::tensor(quantiles, at::kDouble).to(at::kFloat).to(x.device()).mul_(deviation);
 
   // A neuron gets the shift (q + c) / mean share along the direction and fires where
   // noise + share * (q + c) / mean share > 0, that is where -c lies below `level`.
@@ -47,25 +50,6 @@ double calibrate_rows(const at::Tensor& rows, const at::Tensor& inputs, const Ac
   const auto fired = (lm::linear_of(inputs, rows) > 0).sum().item<std::int64_t>();
   return static_cast<double>(fired) / static_cast<double>(x.size(0));
 }
-
-// A layer that shows its inputs before it computes.
-class WatchedFeedForward final : public lm::FeedForward {
- public:
-  WatchedFeedForward(std::unique_ptr<lm::FeedForward> layer,
-                     std::function<void(const at::Tensor&)> on_input)
-      : layer_(std::move(layer)), on_input_(std::move(on_input)) {}
-
-  at::Tensor forward(const at::Tensor& x, std::int64_t layer, lm::FfnObserver* observer) override {
-    on_input_(x);
-    return layer_->forward(x, layer, observer);
-  }
-  lm::FfnPath path() const override { return layer_->path(); }
-  std::string describe(std::int64_t tokens) const override { return layer_->describe(tokens); }
-
- private:
-  std::unique_ptr<lm::FeedForward> layer_;
-  std::function<void(const at::Tensor&)> on_input_;
-};
 
 }  // namespace
 
@@ -93,36 +77,48 @@ void share_direction(lm::Model& model, std::uint64_t seed) {
   at::Tensor direction = at::randn({embedding.size(1)}, source, at::kFloat);
   const double length = embedding[0].to(at::kFloat).norm().item<double>();
   direction.mul_(kShare * length / direction.norm().item<double>());
+  direction = direction.to(embedding.device());
   constexpr std::int64_t kRows = 4096;  // bounds the fp32 copies
   for (std::int64_t first = 0; first < embedding.size(0); first += kRows) {
     at::Tensor part = embedding.slice(0, first, first + kRows);
     at::Tensor wide = part.to(at::kFloat);
-    wide.mul_(at::randn({wide.size(0), 1}, source, at::kFloat).mul_(kSpread).exp_());
+    wide.mul_(
+        at::randn({wide.size(0), 1}, source, at::kFloat).mul_(kSpread).exp_().to(wide.device()));
     part.copy_(wide.add_(direction));
   }
 }
 
-void calibrate_sparsity(lm::Model& model, const at::Tensor& tokens, const ActivityShape& shape,
+std::vector<double> nnz_of_layers(std::int64_t layers, double mean_nnz) {
+  constexpr double kFirst = 2.0 / 28;  // of the depth: the two least active layers
+  std::vector<double> out;
+  double sum = 0;
+  for (std::int64_t layer = 0; layer < layers; ++layer) {
+    const double depth = (static_cast<double>(layer) + 0.5) / static_cast<double>(layers);
+    const double from_peak = (depth - 0.25) / 0.15;
+    out.push_back(depth < kFirst ? 0.33 : 0.67 + 1.33 * std::exp(-from_peak * from_peak));
+    sum += out.back();
+  }
+  for (double& nnz : out) nnz *= mean_nnz * static_cast<double>(layers) / sum;
+  return out;
+}
+
+void calibrate_sparsity(lm::Model& model, const at::Tensor& tokens, std::span<const double> nnz,
                         std::uint64_t seed,
                         const std::function<void(std::int64_t, double)>& on_layer) {
   const at::NoGradGuard no_grad;
   at::Tensor x = model.embed(tokens);
   for (std::int64_t l = 0; l < model.layers(); ++l) {
     const lm::FfnParameters parameters = model.ffn_parameters(l);
-    const auto dense = [&] { return lm::make_dense_feed_forward(parameters, model.activation()); };
+    ActivityShape shape;
+    shape.mean_nnz = nnz[static_cast<std::size_t>(l)];
     double measured = 0;
-    model.set_feed_forward(
-        l, std::make_unique<WatchedFeedForward>(dense(), [&](const at::Tensor& inputs) {
-          measured = calibrate_rows(parameters.gated() ? parameters.gate : parameters.up, inputs,
-                                    shape, seed + static_cast<std::uint64_t>(l) + 1);
-        }));
-    try {
+    {
+      const LayerWatch watch(model, l, [&](const at::Tensor& inputs) {
+        measured = calibrate_rows(parameters.gated() ? parameters.gate : parameters.up, inputs,
+                                  shape, seed + static_cast<std::uint64_t>(l) + 1);
+      });
       x = model.block(l, x);
-    } catch (...) {
-      model.set_feed_forward(l, dense());
-      throw;
     }
-    model.set_feed_forward(l, dense());
     on_layer(l, measured);
   }
 }

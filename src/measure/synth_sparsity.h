@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <vector>
 
 #include "decoder/model.h"
@@ -16,10 +17,16 @@ namespace twell::measure {
 // ActivityShape. The direction also moves all logits alike, which changes no probability.
 void share_direction(lm::Model& model, std::uint64_t seed);
 
+// Mean non-zeros of each layer of a trained model as the paper describes it: the first two of 28
+// layers are the least active, and a peak follows in the early-middle ones. It prints no numbers,
+// so that the heights are chosen here: a third of the mean at first, twice the mean at a quarter of
+// the depth, two thirds at the end. Their mean is `mean_nnz`.
+std::vector<double> nnz_of_layers(std::int64_t layers, double mean_nnz);
+
 // Sets the gate rows (of a non-gated model: up rows) of all layers so that the mean non-zeros on
-// `tokens` [B, S] are those of `shape`. The model is one of make_model, with a relu. `on_layer` is
-// told (layer, measured mean on these tokens).
-void calibrate_sparsity(lm::Model& model, const at::Tensor& tokens, const ActivityShape& shape,
+// `tokens` [B, S] are `nnz`, one number a layer. The model is one of make_model, with a relu.
+// `on_layer` is told (layer, measured mean on these tokens).
+void calibrate_sparsity(lm::Model& model, const at::Tensor& tokens, std::span<const double> nnz,
                         std::uint64_t seed,
                         const std::function<void(std::int64_t, double)>& on_layer);
 

@@ -21,8 +21,9 @@ struct MeasureOptions {
 
 struct Timing {
   double median_us = 0, min_us = 0, max_us = 0;  // of one call
-  std::vector<double> runs_us;                   // one per repeat, in order
-  std::int64_t calls = 0;                        // in all runs
+  double first_us = 0;          // of the very first call, which makes what stays: not in the others
+  std::vector<double> runs_us;  // one per repeat, in order
+  std::int64_t calls = 0;       // in all runs
 };
 
 // Each side is called with a running number, so that it can rotate its inputs; first once or more

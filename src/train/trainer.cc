@@ -163,21 +163,37 @@ Trainer::Trainer(std::unique_ptr<Model> model, const Recipe& recipe, TrainingDat
     places_ = std::make_unique<NeuronPlaces>(shape_of(*model_, recipe_), model_->layers(), device);
     ffn_->places = places_.get();
   }
-  if (recipe_.accumulation > 1 && recipe_.compute == ComputeType::bf16) {
-    ffn_->sums = [this](std::int64_t layer) {
-      const FfnNames names = model_->ffn_names(layer);
-      const auto sum = [this](const std::string& name) {
-        return name.empty() ? at::Tensor() : optimizer_->sum_of(name);
-      };
-      return FfnParameters{sum(names.gate),       sum(names.up),      sum(names.down),
-                           sum(names.gate_bias),  sum(names.up_bias), sum(names.down_bias),
-                           sum(names.norm_weight)};
-    };
-  }
+  choose_sums();
   for (std::int64_t layer = 0; layer < model_->layers(); ++layer) {
     model_->set_feed_forward(layer, make_training_feed_forward(model_->ffn_parameters(layer),
                                                                model_->activation(), ffn_));
   }
+}
+
+// Of several passes in bf16, sparse layers add their gradients to the optimizer's fp32 sums.
+void Trainer::choose_sums() {
+  ffn_->sums = {};
+  if (recipe_.accumulation == 1 || recipe_.compute != ComputeType::bf16) return;
+  ffn_->sums = [this](std::int64_t layer) {
+    const FfnNames names = model_->ffn_names(layer);
+    const auto sum = [this](const std::string& name) {
+      return name.empty() ? at::Tensor() : optimizer_->sum_of(name);
+    };
+    return FfnParameters{sum(names.gate),       sum(names.up),      sum(names.down),
+                         sum(names.gate_bias),  sum(names.up_bias), sum(names.down_bias),
+                         sum(names.norm_weight)};
+  };
+}
+
+void Trainer::set_micro_batch(std::int64_t windows) {
+  const std::int64_t all = recipe_.micro_batch * recipe_.accumulation;
+  if (windows < 1 || all % windows != 0 || (all / windows) % processes_.count() != 0) {
+    fail("set_micro_batch", fmt::format("a step of {} windows on {} processes has no passes of {}",
+                                        all, processes_.count(), windows));
+  }
+  recipe_.micro_batch = windows;
+  recipe_.accumulation = all / windows;
+  choose_sums();
 }
 
 void Trainer::copy_masters() {

@@ -47,8 +47,9 @@ struct StepResult {
 };
 
 // Wall time of steps by what they did, in seconds; the rest is attention, norms and embedding.
+// `whole` is that of whoever calls step().
 struct StepTimes {
-  double feed_forward = 0, head_and_loss = 0, optimizer = 0;
+  double feed_forward = 0, head_and_loss = 0, optimizer = 0, whole = 0;
 };
 
 class Trainer {
@@ -73,6 +74,10 @@ class Trainer {
   std::int64_t steps_done() const { return steps_done_; }
   // Which path the feed-forward layers take from now on, whatever the recipe says.
   void use_path(bool sparse) { ffn_->sparse = sparse; }
+  // Windows of a pass from now on, of a step that keeps its windows: divides their number.
+  void set_micro_batch(std::int64_t windows);
+  // What the optimizer keeps, for whoever trains the same weights in another way to compare.
+  std::vector<OptimizedParameter>& optimized() { return optimizer_->parameters(); }
   // The times of the following steps are added to `times`; null: not taken. On a CPU.
   void time_steps(StepTimes* times);
   // Layers that multiply only what fires, in the coming step.
@@ -127,6 +132,7 @@ class Trainer {
                         at::Tensor* grad);
   std::int64_t revive();
   void copy_masters();
+  void choose_sums();
   // Weights with a row or a column for each neuron, which places_ places; none on a CPU.
   struct NeuronWeight {
     std::int64_t layer, dimension;

@@ -239,6 +239,55 @@ def test_bench_train(twell, work):
     assert "feed-forward layers" in done.out
 
 
+def test_bench_model_of_a_batch(twell, work):
+    """Several sequences, one phase, fewer layers, every layer on its own."""
+    model = work / "bench-batch"
+    twell("synth", "--layers", 4, "--width", 64, "--neurons", 256, "--heads", 2, "--vocab", 300, "--context", 48,
+          "--nnz", 8, "--profile", "paper", "--out", model)
+    quick = ["--model", model, "--repeats", 2, "--seconds", 0.001]
+    done = twell("bench", "model", *quick, "--batch", 3, "--prompt-tokens", 32, "--decode-tokens", 4, "--by-layer",
+                 json_name="batch.json")
+    result = done.json
+    assert result["layers_run"] == result["layers_of_model"] == 4
+    assert result["prefill"]["tokens"] == 96 and result["decode"]["tokens"] == 3
+    for phase in ("prefill", "decode"):
+        sides = {side["name"]: side for side in result[phase]["sides"]}
+        assert {"PyTorch eager", "sparse"} < set(sides) and result[phase]["dense_impl"] in sides
+        for side in sides.values():
+            assert side["us_min"] <= side["us"] <= side["us_max"] and side["cold_us"] > 0
+            assert side["tokens_per_ms"] == pytest.approx(result[phase]["tokens"] * 1e3 / side["us"])
+            assert side["peak_bytes"] > result["weight_bytes"]["dense"] / 2
+        assert result[phase]["speedup_eager"] == pytest.approx(sides["PyTorch eager"]["us"] / sides["sparse"]["us"])
+    layers = result["by_layer"]["layers"]
+    assert [layer["layer"] for layer in layers] == [0, 1, 2, 3]
+    assert -1 <= result["by_layer"]["correlation"] <= 1
+    assert "Correlation" in done.out and "first call" in done.out
+    part = twell("bench", "model", *quick, "--prompt-tokens", 8, "--only", "prefill", "--layers", 2, "--no-eager",
+                 json_name="part.json")
+    assert part.json["decode"] is None and part.json["layers_run"] == 2
+    assert part.json["prefill"]["speedup_eager"] is None
+    assert "2 layers of 4" in part.out
+    too_long = twell("bench", "model", *quick, "--batch", 2, "--prompt-tokens", 64, ok=False)
+    assert "the model's context is 48" in too_long.error_line()
+
+
+def test_bench_train_in_eager_mode_and_as_fits(twell, work):
+    model = work / "bench-eager"
+    twell("synth", "--layers", 3, "--width", 64, "--neurons", 256, "--heads", 2, "--vocab", 300, "--nnz", 8,
+          "--no-gated", "--out", model)
+    done = twell("bench", "train", "--model", model, "--context", 32, "--accumulation", 4, "--fit", "--recompute",
+                 "--layers", 2, "--repeats", 2, json_name="bench-eager.json")
+    result = done.json
+    assert result["layers_run"] == 2 and result["layers_of_model"] == 3
+    assert [side["name"] for side in result["sides"]] == ["sparse", "dense", "PyTorch eager"]
+    for side in result["sides"]:
+        assert side["micro_batch"] in (1, 2, 4)
+        assert side["step_us_min"] <= side["step_us"] <= side["step_us_max"]
+        assert side["peak_bytes"] > side["base_bytes"] > 0
+    assert result["speedup_eager"] == pytest.approx(result["sides"][2]["step_us"] / result["sparse"]["step_us"])
+    assert "blocks computed twice" in done.out
+
+
 def test_bench_train_measures_memory(twell, work):
     """Four wide layers of 512 tokens, so that what a pass keeps is far more than what else moves:
     dense autograd keeps g, u, g ⊙ u and the gradient of one at least of [512, 8192] in each."""
