@@ -14,6 +14,7 @@ the CPU with models that are toys, into a scratch folder.
 
 import argparse
 import contextlib
+import ctypes
 import dataclasses
 import json
 import os
@@ -37,19 +38,19 @@ GRACE_S = 2.0  # between asking a program to end and ending it
 SIZES = {"cuda": gpu_paper_plan.GPU, "cpu": gpu_paper_plan.CPU}
 PROGRAMS = {"cuda": "build/gpu-lm/cli/twell", "cpu": "build/release/cli/twell"}
 BUILDS = {"cuda": "scripts/gpu_check build-lm", "cpu": "scripts/build release cli/twell"}
-# What the JSON of a step has to have, not null.
-NEEDED = {
-    "model": (),
-    "prefill": ("prefill",),
-    "decode": ("decode",),
-    "layers": ("by_layer",),
-    "train": ("sides", "tokens"),
-    "stats": ("positions",),
-}
 
 
 class Failed(Exception):
-    """Why a step has no result, in a line."""
+    """Why a step has no result, in a line; and what it said all the same."""
+
+    def __init__(self, reason: str, answer: object = None) -> None:
+        super().__init__(reason)
+        self.answer = answer
+
+
+def die_with_us() -> None:
+    """In a program that was started: the kernel ends it where we are killed."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def say(text: str) -> None:
@@ -130,7 +131,7 @@ class Child:
             try:
                 running = subprocess.Popen(
                     [self.program, *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said,
-                    start_new_session=True,
+                    start_new_session=True, preexec_fn=die_with_us,  # noqa: PLW1509 (there are no threads)
                 )  # fmt: skip
             except OSError as error:
                 raise Failed(f"{self.program}: {error.strerror}") from None
@@ -215,17 +216,18 @@ class Paper:
             raise Failed("its model was not made")
         limit = min(step.limit if self.counts_on_times else float("inf"), self.left())
         self.child.run(self.arguments(step, str(model), str(self.text), str(answer)), limit)
-        if step.kind == "model":
-            return {}
         try:
             found = json.loads(answer.read_text())
-        except (OSError, ValueError) as error:
+        except OSError:
+            raise Failed("left no JSON") from None
+        except ValueError as error:
             raise Failed(f"left no JSON: {error}") from None
-        missing = [key for key in NEEDED[step.kind] if not isinstance(found, dict) or not found.get(key)]
-        if missing:
-            raise Failed(f"its JSON has no {missing[0]}")
-        if step.kind == "train" and found["tokens"] != step.tokens:
-            say(f"    note: a step of {found['tokens']} tokens, {step.tokens} were asked for")
+        try:
+            say(f"    {paper_table.in_a_line(step.kind, found)}")
+            if step.kind == "train" and found["tokens"] != step.tokens:
+                say(f"    note: a step of {found['tokens']} tokens, {step.tokens} were asked for")
+        except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
+            raise Failed(f"its JSON is not what it should be: {error!r}", found) from None
         return dict(found)
 
     def needs(self, place: int) -> float:
@@ -243,18 +245,20 @@ class Paper:
         outcome: dict[str, Any]
         try:
             outcome = {"outcome": "done", "result": self.measure(step)}
-        except Failed as reason:
-            outcome = {"outcome": "failed", "reason": str(reason)}
+        except Failed as error:
+            outcome = {"outcome": "failed", "reason": str(error)}
+            if error.answer is not None:
+                outcome["answer"] = error.answer
         took = time.monotonic() - begin
         outcome |= {"seconds": round(took, 1), "date": now(), "commit": self.header["commit"]}
         self.outcomes[step.name] = outcome
-        end = f"FAILED: {outcome['reason']}" if "reason" in outcome else paper_table.in_a_line(step.kind, outcome)
-        say(f"[{self.seconds():3.0f} s]   {end} ({took:.0f} s)")
+        end = f"FAILED: {outcome['reason']}" if "reason" in outcome else "done"
+        say(f"    {end} in {took:.0f} s")
 
     def skip(self, place: int, reason: str) -> None:
         """What an earlier call measured stays."""
         name = self.steps[place].name
-        if self.outcomes.get(name, {}).get("outcome") != "done":
+        if self.outcomes.get(name, {}).get("outcome") != "done" or self.steps[place].kind == "model":
             self.outcomes[name] = {"outcome": "not reached", "reason": reason}
 
     def remove_models(self, done: int) -> None:
@@ -392,6 +396,8 @@ def run(paper: Paper) -> int:
         return 128 + paper.child.stopped
     print(paper_table.tables([json.loads(paper.file.read_text())]))
     print(paper.summary())
+    if paper.file.parent.resolve() == ROOT / "bench/results":
+        print("scripts/lib/paper_table.py writes them into docs/gpu-status.md")
     return int(any(one["outcome"] == "failed" for one in paper.outcomes.values()))
 
 

@@ -18,6 +18,8 @@ PREFILL_S = {"0.5b": 11, "1b": 16, "1.5b": 22, "2b": 28}
 TRAIN_S = {"0.5b": 18, "1b": 27, "1.5b": 36, "2b": 45}
 DECODE_S = {"0.5b": 10, "2b": 18}
 
+FIT = ("--batch", "fit")  # as many sequences a pass as the memory holds
+
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
@@ -29,8 +31,8 @@ class Sizes:
     decode: int
     decode_batches: tuple[int, ...]
     context: int  # tokens of a sequence in training
-    accumulation: int  # sequences of a step, but for --batch fit
-    micro_batch: str
+    accumulation: int  # sequences of a step
+    passes: tuple[str, ...]  # how many of them a pass has
     text_tokens: int
     repeats: int
     seconds: float
@@ -40,11 +42,12 @@ class Sizes:
 
 
 GPU = Sizes(batches=(8,), prompt=2048, decode_prompt=512, decode=64, decode_batches=(1, 16), context=2048,
-            accumulation=16, micro_batch="fit", text_tokens=8192, repeats=5, seconds=0.3)  # fmt: skip
-CPU = dataclasses.replace(GPU, batches=(1,), names_batches=True, decode=16, micro_batch="1", repeats=3, seconds=0.1)
+            accumulation=16, passes=FIT, text_tokens=8192, repeats=5, seconds=0.3)  # fmt: skip
+CPU = dataclasses.replace(GPU, batches=(1,), names_batches=True, decode=16, passes=("--batch", "1"), repeats=3,
+                          seconds=0.1)  # fmt: skip
 # A dry run: the same command lines on models that take no time.
 TOY = Sizes(batches=(2,), prompt=32, decode_prompt=16, decode=4, decode_batches=(1, 3), context=64, accumulation=2,
-            micro_batch="fit", text_tokens=256, repeats=1, seconds=0.001, neurons=176,
+            passes=FIT, text_tokens=256, repeats=1, seconds=0.001, neurons=176,
             shape=("--layers", "2", "--width", "64", "--neurons", "176", "--heads", "2", "--vocab", "300",
                    "--context", "64", "--sample-tokens", "2048"))  # fmt: skip
 
@@ -71,7 +74,7 @@ class Model:
 class Step:
     name: str
     gives: str  # what of the paper
-    kind: str  # model, prefill, decode, layers, train or stats: what its JSON has to have
+    kind: str  # model, prefill, decode, layers, train or stats: what its JSON has
     model: Model
     command: tuple[str, ...]  # of twell; {model}, {text} and {json} are paths
     expected: int  # seconds on an H100
@@ -79,15 +82,16 @@ class Step:
 
     @property
     def limit(self) -> int:
-        """Seconds after which it is ended."""
-        return 2 * self.expected + 20
+        """Seconds after which it is ended: late, since nothing is left then."""
+        return 3 * self.expected + 30
 
 
 def make(model: Model, sizes: Sizes, device: str) -> Step:
     # Of fewer neurons as large a share fires, and one at least.
     nnz = max(1.0, round(model.nnz * sizes.neurons / NEURONS, 2))
     command = ("synth", "--preset", model.preset, *([] if model.gated else ["--no-gated"]), "--nnz", f"{nnz:g}",
-               "--profile", "paper", *sizes.shape, "--device", device, "--out", "{model}")  # fmt: skip
+               "--profile", "paper", *sizes.shape, "--device", device, "--out", "{model}",
+               "--json", "{json}")  # fmt: skip
     gives = f"a random model of the shape of {model.preset}, in which {model.nnz:g} of {NEURONS} neurons fire"
     return Step(f"model/{model.name}", gives, "model", model, command, MAKE_S[model.preset])
 
@@ -112,7 +116,7 @@ def prefill(name: str, gives: str, model: Model, sizes: Sizes, device: str, by_l
 
 def train(name: str, gives: str, model: Model, sizes: Sizes, device: str, *more: str) -> Step:
     command = ("bench", "train", "--model", "{model}", "--device", device, "--context", str(sizes.context),
-               "--batch", sizes.micro_batch, "--accumulation", str(sizes.accumulation), *more,
+               *sizes.passes, "--accumulation", str(sizes.accumulation), *more,
                "--repeats", str(sizes.repeats), "--json", "{json}")  # fmt: skip
     expected = TRAIN_S[model.preset] + (10 if more else 0)
     return Step(name, gives, "train", model, command, expected, tokens=sizes.context * sizes.accumulation)

@@ -87,7 +87,8 @@ def peak_cell(kind: str, found: Found) -> str:
 
 
 def correlation_cell(_kind: str, found: Found) -> str:
-    return f"{found['by_layer']['correlation']:.3f}".replace("-", "−")
+    correlation = found["by_layer"]["correlation"]
+    return "" if correlation is None else f"{correlation:.3f}".replace("-", "−")
 
 
 def kind_of(step: str) -> str:
@@ -97,20 +98,21 @@ def kind_of(step: str) -> str:
             "model": "model"}.get(first, "prefill")  # fmt: skip
 
 
-def in_a_line(kind: str, outcome: Found) -> str:
-    """What a step gave, for who waits for it."""
-    found = outcome["result"]
-    try:
-        if kind in ("prefill", "decode", "train"):
-            energy = energy_cell(kind, found)
-            return f"{speed_cell(kind, found)} tokens/ms" + (f", {energy}" if energy else ", no energy here")
-        if kind == "layers":
-            return f"correlation {correlation_cell(kind, found)}"
-        if kind == "stats":
-            return f"{found['nnz_mean']:.1f} non-zeros in the mean"
-    except (KeyError, TypeError, ValueError) as error:
-        return f"done, but its JSON is not what was expected: {error!r}"
-    return "done"
+def positions_cell(_kind: str, found: Found) -> str:
+    return f"{found['positions'][0]['nnz_mean']:.1f}; {found['nnz_mean']:.1f}"
+
+
+def in_a_line(kind: str, found: Found) -> str:
+    """What a step gave, for who waits for it. An error where the JSON is not what a table needs."""
+    if kind in ("prefill", "decode", "train"):
+        peak_cell(kind, found)
+        energy = energy_cell(kind, found)
+        return f"{speed_cell(kind, found)} tokens/ms, {energy or 'no energy here'}"
+    if kind == "layers":
+        return f"correlation {correlation_cell(kind, found) or 'none'}"
+    if kind == "stats":
+        return f"non-zeros at the first position, of all: {positions_cell(kind, found)}"
+    return f"{found['nnz_measured']:.1f} non-zeros"
 
 
 def done_steps(result: Found) -> dict[str, Found]:
@@ -162,11 +164,20 @@ def other_rows(names: list[str]) -> list[Row]:
             rows.append((f"{upper}, {more[0]} non-zeros{batch}, energy a token", "", name, energy_cell))
         elif first == "layers":
             rows.append((f"{upper}{batch}, correlation of layers", "", name, correlation_cell))
+        elif first == "positions":
+            rows.append((f"{upper}, non-zeros at the first position; of all", "", name, positions_cell))
         elif first in ("table1", "no-gate"):
             gate = " without a gate" if first == "no-gate" else ""
             rows.append((f"{upper}{gate}{batch}, forward, tokens/ms", "", name, speed_cell))
             rows.append((f"{upper}{gate}{batch}, energy a token", "", name, energy_cell))
     return rows
+
+
+def place_of(name: str) -> tuple[int, float]:
+    """In the order of the paper; levels of activity by themselves."""
+    first, _, *more = name.split("/")
+    order = ("table1", "recompute", "decode", "no-gate", "layers", "nnz", "positions")
+    return (order.index(first) if first in order else len(order)), -float(more[0]) if first == "nnz" else 0.0
 
 
 def tables(results: list[Found], paper: Found | None = None) -> str:
@@ -181,7 +192,7 @@ def tables(results: list[Found], paper: Found | None = None) -> str:
     for steps in found:
         names += [name for name in steps if name not in known and name not in names]
     lines = [["dense → sparse", f"paper, {paper['hardware']}", *columns]]
-    for place, (what, cell, step, show) in enumerate([*rows, *other_rows(names)]):
+    for place, (what, cell, step, show) in enumerate([*rows, *other_rows(sorted(names, key=place_of))]):
         ours = [show(kind_of(step), steps[step]) if step in steps else "" for steps in found] or [""]
         if place < len(rows) or any(ours):
             lines.append([what, cell, *ours])

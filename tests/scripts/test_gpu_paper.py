@@ -20,8 +20,9 @@ import paper_table  # noqa: E402
 
 SMI = 'echo "NVIDIA T 100, 580.1, 81559 MiB, 700.00 W"\n'
 FILE = "bench/results/paper-t-100.json"
-# Plays twell. What it does at a call is in files beside it: calls has every command line; fail, sleep and short have
-# words, and a command line with that word fails, sleeps or measures fewer layers. No file no-energy: there is energy.
+# Plays twell. What it does at a call is in files beside it: calls has every command line; fail, sleep, short,
+# silent and other have words, and a command line with them fails, sleeps, measures fewer layers, writes nothing or
+# something else. No file no-energy: there is energy.
 TWELL = r"""
 import json, pathlib, sys, time
 here = pathlib.Path(__file__).resolve().parent
@@ -48,7 +49,7 @@ if sys.argv[1] == "synth":
     out = pathlib.Path(option["--out"])
     out.mkdir(parents=True)
     (out / "model.safetensors").write_text("weights")
-    answer = None
+    answer = {"nnz_measured": float(option["--nnz"]), "out": str(out)}
 elif sys.argv[1] == "stats":
     assert pathlib.Path(option["--text"]).is_file()
     answer = {"nnz_mean": 29.1, "positions": [{"first": 0, "last": 0, "nnz_mean": 80.0}]}
@@ -63,7 +64,9 @@ else:
     answer = {"layers_of_model": layers, "layers_run": 18 if told("short") else layers, "model": option["--model"],
               "prefill": phase(tokens) if only == "prefill" else None, "decode": phase(1) if only == "decode" else None,
               "by_layer": {"layers": [], "correlation": -0.9876} if "--by-layer" in sys.argv else None}
-if not told("silent") and answer:
+if told("other"):
+    answer = {"prefill": {"sides": []}}
+if not told("silent"):
     pathlib.Path(option["--json"]).write_text(json.dumps(answer))
 """
 
@@ -169,11 +172,14 @@ def test_a_model_that_is_not_made(tree):
     assert "failed: table1/2b: its model was not made" in done.stdout
 
 
-def test_no_json_and_too_little_memory(tree):
+def test_no_json_or_another_and_too_little_memory(tree):
     tell(tree, "silent", "--batch 16")
+    tell(tree, "other", "--batch 1 ")
     tell(tree, "short", "--batch 8")
     done = paper(tree, "--only", "table1/2b,decode/2b")
     assert "decode/2b/batch16: left no JSON" in done.stdout
+    assert "decode/2b/batch1: its JSON is not what it should be: KeyError('decode')" in done.stdout
+    assert found(tree)["steps"][2]["answer"] == {"prefill": {"sides": []}}  # it may be of use
     assert "(+20.0 %; than eager +30.0 %; 18 of 38 layers)" in done.stdout
 
 
@@ -276,6 +282,8 @@ def test_killed_in_the_middle(tree):
                               "decode/0.5b/batch1": "not reached", "decode/0.5b/batch16": "not reached"}  # fmt: skip
     process.kill()
     process.communicate()
+    time.sleep(0.2)
+    assert not is_asleep(tree)  # nothing of it goes on
     assert found(tree)["steps"][1]["result"]["prefill"]["speedup"] == 1.2
     # Nothing is in the way of the next call, which measures what is missing.
     (tree / "build/gpu-lm/cli/sleep").unlink()
@@ -333,7 +341,7 @@ def test_on_the_cpu(tree):
 def test_the_dry_run_shows_the_plan_and_tries_it_on_toys(tree):
     done = subprocess.run(**command(tree, "--dry-run", "paper"), capture_output=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert "  2. table1/2b: Table 1: forward execution and energy a token; 28 s, at most 76 s" in done.stdout
+    assert "  2. table1/2b: Table 1: forward execution and energy a token; 28 s, at most 114 s" in done.stdout
     assert "run scripts/build release cli/twell" in done.stdout
     put(tree / "build/release/cli/twell", TWELL, "python3")
     before = sorted((tree / "bench/results").iterdir())
