@@ -389,6 +389,9 @@ def run(paper: Paper) -> int:
         paper.run()
     finally:
         paper.remove_models(len(paper.steps))
+        (paper.child.scratch / "answer.json").unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # something else is in it
+            paper.child.scratch.rmdir()
     if paper.child.stopped:
         done = [step.name for step in paper.steps if step.kind != "model"
                 and paper.outcomes[step.name]["outcome"] == "done"]  # fmt: skip

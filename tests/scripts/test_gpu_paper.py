@@ -115,7 +115,8 @@ def outcomes(tree):
 
 
 def models(tree):
-    return [one.name for one in (tree / "build/paper-scratch").iterdir() if one.is_dir()]
+    folder = tree / "build/paper-scratch"
+    return [one.name for one in folder.iterdir()] if folder.is_dir() else []
 
 
 def test_the_plan_begins_with_what_matters_most_and_fits():
