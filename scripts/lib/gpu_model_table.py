@@ -1,12 +1,14 @@
 """Predictions beside what was measured: the table of docs/gpu-model.md.
 
 Between two markers stands a table in markdown with the columns variant, predicted and measured, in any order and with
-others beside them. A variant is the stable name of a line that twell_gpu_bench reports; a prediction is a number or a
-range with its unit ("2.1 ms", "3.0–3.4 TB/s", "1.3 ×"), and the measurement is written in that unit.
+others beside them; a column "part" gets the part of gpu_check that a line is of. A variant is the stable name of a line
+that twell_gpu_bench reports; a prediction is a number or a range with its unit ("2.1 ms", "3.0–3.4 TB/s", "1.3 ×"), and
+the measurement is written in that unit.
 """
 
 import dataclasses
 import re
+from typing import Any
 
 BEGIN, END = "<!-- gpu-model:begin -->", "<!-- gpu-model:end -->"
 # A prediction that is further off is an assumption that does not hold.
@@ -37,7 +39,7 @@ class Prediction:
     high: float
     unit: str
 
-    def measured(self, line: dict) -> float | None:
+    def measured(self, line: dict[str, Any]) -> float | None:
         """What the line has of this, in the prediction's unit."""
         field, scale = UNITS[self.unit]
         value = line.get(field)
@@ -73,11 +75,21 @@ def cells_of(row: str) -> list[str]:
     return [cell.strip() for cell in row.strip().strip("|").split("|")]
 
 
-def fill(text: str, lines: dict[str, dict]) -> tuple[str, list[str]]:
+def written(row: str, columns: dict[str, int], values: dict[str, str]) -> str:
+    """The row with these cells, of columns that it has."""
+    pieces = row.split("|")  # the first is what stands before the table's edge
+    for column, value in values.items():
+        if column in columns:
+            pieces[1 + columns[column]] = f" {value} " if value else " "
+    return "|".join(pieces)
+
+
+def fill(text: str, lines: dict[str, dict[str, Any]], all_of_it: bool = False) -> tuple[str, list[str]]:
     """The text with what was measured, and a message for each prediction that does not hold.
 
     `lines` has the reported lines by variant. Text without markers stays as it is; so do rows whose variant was not
-    measured, or not in the dimension that was predicted. Raises ValueError where the table is not one.
+    measured, or not in the dimension that was predicted. If the lines are `all_of_it`, the cells of such rows become
+    empty. Raises ValueError where the table is not one.
     """
     if BEGIN not in text or END not in text:
         return text, []
@@ -102,18 +114,20 @@ def fill(text: str, lines: dict[str, dict]) -> tuple[str, list[str]]:
             raise ValueError(f"expected {len(columns)} cells: {row.strip()}")
         variant = cells[columns["variant"]].strip("`")
         prediction = prediction_of(cells[columns["predicted"]])
-        measured = prediction.measured(lines.get(variant, {})) if prediction else None
+        line = lines.get(variant, {})
+        measured = prediction.measured(line) if prediction else None
         if prediction is None or measured is None:
+            if all_of_it:
+                rows[i] = written(row, columns, {"measured": "", "part": ""})
             continue
-        cells[columns["measured"]] = f"{number(measured)} {prediction.unit}"
-        pieces = row.split("|")  # the first is what stands before the table's edge
-        pieces[1 + columns["measured"]] = f" {cells[columns['measured']]} "
-        rows[i] = "|".join(pieces)
+        shown = f"{number(measured)} {prediction.unit}"
+        part = line.get("part", "") + (", earlier plan" if line.get("earlier_plan") else "")
+        rows[i] = written(row, columns, {"measured": shown, "part": part})
         off = prediction.off_by(measured)
         if off > FACTOR:
             messages.append(
                 f"assumption failed: {variant}: predicted {cells[columns['predicted']]}, "
-                f"measured {cells[columns['measured']]} ({off:.2f} times off)"
+                f"measured {shown} ({off:.2f} times off)"
             )
     if not columns:
         raise ValueError(f"there is no table between {BEGIN} and {END}")

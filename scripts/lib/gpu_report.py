@@ -16,6 +16,7 @@ import sys
 
 import gpu_gate_shapes
 import gpu_model_table
+from gpu_results import by_variant
 
 
 def found_by(file: pathlib.Path) -> dict | None:
@@ -94,16 +95,6 @@ def report(parts_dir: pathlib.Path, gpu: str) -> dict[str, object]:
         "commit": output_of("git", "rev-parse", "--short", "HEAD"),
         "parts": parts,
         **measured,
-    }
-
-
-def by_variant(found: dict) -> dict[str, dict]:
-    """Every line with a name; every part of the benchmark begins with the ceilings, and the last one is taken."""
-    return {
-        line["variant"]: line
-        for part in ("ceilings", "bench", "train")
-        for line in found.get(part, {}).get("results", [])
-        if "variant" in line
     }
 
 
