@@ -36,6 +36,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUDGET_S = 720
 GRACE_S = 2.0  # between asking a program to end and ending it
 SIZES = {"cuda": gpu_paper_plan.GPU, "cpu": gpu_paper_plan.CPU}
+# Flags of /proc/cpuinfo and what they are called, the best first.
+TIERS = {"amx_bf16": "AMX", "avx512_bf16": "AVX-512-BF16", "avx512f": "AVX-512", "avx2": "AVX2"}
 PROGRAMS = {"cuda": "build/gpu-lm/cli/twell", "cpu": "build/release/cli/twell"}
 BUILDS = {"cuda": "scripts/gpu_check build-lm", "cpu": "scripts/build release cli/twell"}
 
@@ -83,11 +85,16 @@ def gpu() -> dict[str, str]:
 
 
 def processor() -> str:
+    """Its name, cores and the best instructions: virtual machines call every generation by one name."""
     try:
-        found = re.search(r"^model name\s*:\s*(.+)$", pathlib.Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        said = pathlib.Path("/proc/cpuinfo").read_text()
     except OSError:
-        found = None
-    return found[1].strip() if found else "CPU"
+        said = ""
+    found = re.search(r"^model name\s*:\s*(.+)$", said, re.MULTILINE)
+    flags = said.split()
+    best = next((name for flag, name in TIERS.items() if flag in flags), "")
+    cores = len(os.sched_getaffinity(0))
+    return f"{cores}-core {found[1].strip() if found else 'CPU'}" + (f", {best}" if best else "")
 
 
 def now() -> str:

@@ -149,7 +149,7 @@ def test_everything_is_measured_and_written(tree):
     assert "2 of 31: table1/2b" in done.stderr and "(+20.0 %; than eager +30.0 %)" in done.stderr
     assert "| 2B, energy a token | 7.85 → 6.51 mJ (−17.0 %) | 1.2 → 1 mJ (−16.7 %) |" in done.stdout
     assert "31 of 31 steps have results" in done.stdout
-    assert len(calls(tree)) == 31 and "--batch fit --accumulation 16 --recompute" in calls(tree)[12]
+    assert len(calls(tree)) == 31 and "--batch 1 --fit --accumulation 16 --recompute" in calls(tree)[12]
 
 
 def test_a_step_that_fails_stops_no_other(tree):
