@@ -39,7 +39,13 @@ struct StatsCommand : ModelOptions {
 
 // A layer, and what is known of it.
 struct LayerTotals {
+  // A trace's header may claim 2^24 neurons, so that their counts are not kept.
+  LayerTotals(std::int64_t layer, lm::FfnTotals counted)
+      : number(layer), dead_fraction(counted.dead_fraction()), totals(std::move(counted)) {
+    totals.neuron_nnz = {};
+  }
   std::int64_t number;
+  double dead_fraction;
   lm::FfnTotals totals;
 };
 
@@ -59,13 +65,13 @@ struct PositionBand {
 std::vector<PositionBand> position_bands(const std::vector<LayerTotals>& layers) {
   std::vector<PositionBand> bands;
   std::size_t longest = 0;
-  for (const auto& [number, layer] : layers) {
-    longest = std::max(longest, layer.position_rows.size());
+  for (const auto& layer : layers) {
+    longest = std::max(longest, layer.totals.position_rows.size());
   }
   for (std::size_t first = 0, width = 1; first < longest;) {
     const std::size_t last = std::min(longest, first + width) - 1;
     double rows = 0, nnz = 0;
-    for (const auto& [number, layer] : layers) {
+    for (const auto& [number, dead_fraction, layer] : layers) {
       for (std::size_t p = first; p <= last && p < layer.position_rows.size(); ++p) {
         rows += static_cast<double>(layer.position_rows[p]);
         nnz += static_cast<double>(layer.position_nnz[p]);
@@ -131,7 +137,7 @@ Found read_trace(const StatsCommand& o) {
   std::int64_t done = 0;
   for (std::int64_t l = first; l <= last; ++l) {
     const io::ActivityRows rows = trace.read(static_cast<std::uint32_t>(l), tokens);
-    found.layers.push_back({l, totals_of(rows, header.neurons, header.window)});
+    found.layers.emplace_back(l, totals_of(rows, header.neurons, header.window));
     found.popularity->add(l, rows, header.neurons, [&] { progress.update(done++); });
   }
   progress.finish();
@@ -162,7 +168,7 @@ Found run_model(StatsCommand& o) {
   const lm::FfnStatistics statistics = lm::measure_ffn(*model, tokens, o.window, score);
   progress.finish();
   for (std::int64_t l = first; l <= last; ++l) {
-    found.layers.push_back({l, statistics.layers()[static_cast<std::size_t>(l)]});
+    found.layers.emplace_back(l, statistics.layers()[static_cast<std::size_t>(l)]);
   }
   if (recorder) recorder->trace().set_token_ids(ids);
   if (!o.trace.empty()) {
@@ -207,18 +213,17 @@ void run(StatsCommand& o) {
   double nnz = 0, rows = 0;
   nlohmann::json layers = nlohmann::json::array();
   for (std::size_t i = 0; i < found.layers.size(); ++i) {
-    const auto& [number, layer] = found.layers[i];
+    const auto& [number, dead_fraction, layer] = found.layers[i];
     means.push_back(layer.nnz_mean());
     nnz += static_cast<double>(layer.nnz);
     rows += static_cast<double>(layer.rows);
     table.row({fmt::format("{}", number), fmt::format("{:.1f}", layer.nnz_mean()),
                fmt::format("{:.2f} %", 100 * layer.nnz_mean() / neurons),
-               fmt::format("{}", layer.nnz_max),
-               fmt::format("{:.1f} %", 100 * layer.dead_fraction())});
+               fmt::format("{}", layer.nnz_max), fmt::format("{:.1f} %", 100 * dead_fraction)});
     layers.push_back({{"layer", number},
                       {"nnz_mean", layer.nnz_mean()},
                       {"nnz_max", layer.nnz_max},
-                      {"dead_fraction", layer.dead_fraction()}});
+                      {"dead_fraction", dead_fraction}});
     if (found.popularity) layers.back().update(found.popularity->json_of(i));
   }
   const double nnz_mean = rows > 0 ? nnz / rows : 0;
@@ -260,9 +265,7 @@ void run(StatsCommand& o) {
 void add_stats(CLI::App& app) {
   auto [c, o] = add_command<StatsCommand>(
       app, "stats",
-      "Count a model's non-zeros by layer and position, and its dead neurons, on a text; how "
-      "popular "
-      "neurons are, and how many of them windows of tokens fire together",
+      "Count a model's non-zeros and dead neurons on a text, and how popular its neurons are",
       "twell stats --model twell-demo/model --text README.md --popularity", run);
   CLI::Option* model = add_model_option(c, *o)->required(false);
   CLI::Option* text = c.add_option("--text", o->text, "Text file")->type_name("FILE");
@@ -288,10 +291,9 @@ void add_stats(CLI::App& app) {
   c.add_option("--layer", o->layer, "Tell of this layer alone")->check(kZeroOrMore);
   c.add_flag("--chart", o->chart, "Also draw a bar per layer");
   o->of_popularity = {
-      c.add_flag(
-          "--popularity", o->popularity,
-          "Also tell which share of the firings popular neurons make, and how many neurons "
-          "windows of tokens fire together; the options below imply it, and --from-trace does"),
+      c.add_flag("--popularity", o->popularity,
+                 "Also tell how popular neurons are, and how many of them windows of tokens fire "
+                 "together. --from-trace, --unions, --hot, --seed and --svg imply it"),
       from,
       c.add_option("--unions", o->unions, "Tokens of the windows, a list (default: 16,32,64)")
           ->delimiter(',')

@@ -211,7 +211,7 @@ std::string PopularityReport::chart() const {
       neurons = std::max(neurons, layer.neurons);
       Series line{fmt::format("layer {}", layer.number), {}};
       const double tokens = std::max<double>(1, static_cast<double>(layer.firings.tokens()));
-      for (const std::size_t rank : ranks(layer.neurons)) {
+      for (const std::size_t rank : ranks(layer.firings.sorted().size())) {
         line.points.emplace_back(
             100 * static_cast<double>(rank) / layer.neurons,
             100 * static_cast<double>(layer.firings.sorted()[rank - 1]) / tokens);

@@ -6,7 +6,6 @@
 #include <limits>
 #include <numeric>
 #include <random>
-#include <utility>
 
 namespace twell::measure {
 namespace {
@@ -23,19 +22,18 @@ double ratio(double part, double whole, double of_nothing) {
 
 }  // namespace
 
-NeuronFirings::NeuronFirings(std::vector<std::int64_t> counts, std::int64_t tokens,
+NeuronFirings::NeuronFirings(std::span<const std::int64_t> counts, std::int64_t tokens,
                              double hot_share)
-    : tokens_(tokens), cold_(counts.size(), 0), sorted_(std::move(counts)) {
+    : tokens_(tokens), cold_(counts.size(), true) {
   const double least = hot_share * static_cast<double>(tokens);
-  for (std::size_t n = 0; n < sorted_.size(); ++n) {
-    firings_ += sorted_[n];
-    // A neuron that never fires is not hot, even where the threshold is zero.
-    if (sorted_[n] > 0 && static_cast<double>(sorted_[n]) >= least) {
-      ++hot_;
-      hot_firings_ += sorted_[n];
-    } else {
-      cold_[n] = 1;
-    }
+  for (std::size_t n = 0; n < counts.size(); ++n) {
+    if (counts[n] == 0) continue;  // not hot, even where the threshold is zero
+    sorted_.push_back(counts[n]);
+    firings_ += counts[n];
+    if (static_cast<double>(counts[n]) < least) continue;
+    cold_[n] = false;
+    ++hot_;
+    hot_firings_ += counts[n];
   }
   std::sort(sorted_.begin(), sorted_.end(), std::greater<>());
 }
@@ -45,12 +43,11 @@ NeuronFirings::NeuronFirings(const io::ActivityRows& rows, std::uint32_t neurons
                     hot_share) {}
 
 double NeuronFirings::never() const {
-  const auto zero = std::lower_bound(sorted_.begin(), sorted_.end(), 0, std::greater<>());
-  return ratio(static_cast<double>(sorted_.end() - zero), static_cast<double>(sorted_.size()), 0);
+  return ratio(static_cast<double>(neurons() - sorted_.size()), static_cast<double>(neurons()), 0);
 }
 
 double NeuronFirings::hot() const {
-  return ratio(static_cast<double>(hot_), static_cast<double>(sorted_.size()), 0);
+  return ratio(static_cast<double>(hot_), static_cast<double>(neurons()), 0);
 }
 
 double NeuronFirings::hot_firings() const {
@@ -62,8 +59,8 @@ double NeuronFirings::cold_nnz() const {
 }
 
 double NeuronFirings::top(double share) const {
-  const double wanted = std::clamp(share, 0.0, 1.0) * static_cast<double>(sorted_.size());
-  const auto whole = static_cast<std::size_t>(wanted);
+  const double wanted = std::clamp(share, 0.0, 1.0) * static_cast<double>(neurons());
+  const std::size_t whole = std::min(static_cast<std::size_t>(wanted), sorted_.size());
   const auto end = sorted_.begin() + static_cast<std::ptrdiff_t>(whole);
   auto sum = static_cast<double>(std::accumulate(sorted_.begin(), end, std::int64_t{0}));
   if (whole < sorted_.size()) {
@@ -95,8 +92,7 @@ TokenOrder random_order(std::size_t tokens, std::uint64_t seed) {
 WindowUnion window_union(const io::ActivityRows& rows, const NeuronFirings& firings,
                          std::span<const std::uint32_t> order, std::size_t window) {
   WindowUnion out;
-  std::vector<std::uint32_t> last_window(firings.sorted().size(),
-                                         0);  // that fired a neuron, from 1
+  std::vector<std::uint32_t> last_window(firings.neurons(), 0);  // that fired a neuron, from 1
   std::int64_t fired = 0, cold_fired = 0, neurons = 0, cold_neurons = 0;
   std::uint32_t number = 0;
   for (std::size_t first = 0; window > 0 && window <= order.size() - first; first += window) {

@@ -24,14 +24,16 @@ inline constexpr double kHotShare = 0.0095;
 class NeuronFirings {
  public:
   // `counts` [H]: tokens that fired each neuron, of `tokens`.
-  NeuronFirings(std::vector<std::int64_t> counts, std::int64_t tokens,
+  NeuronFirings(std::span<const std::int64_t> counts, std::int64_t tokens,
                 double hot_share = kHotShare);
   // The ids of `rows` are below `neurons`.
   NeuronFirings(const io::ActivityRows& rows, std::uint32_t neurons, double hot_share = kHotShare);
 
   std::int64_t tokens() const { return tokens_; }
   std::int64_t firings() const { return firings_; }
-  std::span<const std::int64_t> sorted() const { return sorted_; }  // [H], the most popular first
+  std::size_t neurons() const { return cold_.size(); }  // H
+  // Tokens that fired each neuron that fired at all, the most popular one first.
+  std::span<const std::int64_t> sorted() const { return sorted_; }
   // Shares of the neurons.
   double never() const;  // that fired for no token
   double hot() const;
@@ -41,12 +43,12 @@ class NeuronFirings {
   // Share of the firings that the most popular neurons make, `share` of all neurons. Linear within
   // a neuron: a hundredth of a layer need not be a whole number of them.
   double top(double share) const;
-  bool is_cold(std::uint32_t neuron) const { return cold_[neuron] != 0; }
+  bool is_cold(std::uint32_t neuron) const { return cold_[neuron]; }
 
  private:
   std::int64_t tokens_ = 0, firings_ = 0, hot_ = 0, hot_firings_ = 0;
-  std::vector<std::uint8_t> cold_;    // [H], 1 where the neuron is cold
-  std::vector<std::int64_t> sorted_;  // [H], descending
+  std::vector<bool> cold_;  // [H]
+  std::vector<std::int64_t> sorted_;
 };
 
 // Orders of `tokens` tokens: what stands first, second, ...

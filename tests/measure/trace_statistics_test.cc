@@ -96,6 +96,8 @@ void expect_like_slow(const Pattern& pattern, std::size_t neurons, double hot_sh
   expect_same(firings.hot_firings(), all > 0 ? hot_fired / all : 0);
   expect_same(firings.cold_nnz(), tokens > 0 ? (all - hot_fired) / static_cast<double>(tokens) : 0);
   std::sort(counts.rbegin(), counts.rend());
+  std::erase(counts, 0);
+  EXPECT_EQ(firings.neurons(), neurons);
   EXPECT_THAT(firings.sorted(), testing::ElementsAreArray(counts));
 
   std::vector<std::uint32_t> ids;
