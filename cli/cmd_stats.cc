@@ -146,13 +146,17 @@ Found read_trace(const StatsCommand& o) {
 
 Found run_model(StatsCommand& o) {
   const auto model = o.open();
+  const io::HiddenAct act = model->config().hidden_act;
+  if (o.wants_popularity() && !io::yields_zeros(act)) {
+    io::fail_unsupported("--popularity",
+                         "every neuron of a model with {} fires for every token; expected one with "
+                         "one of {}",
+                         io::name_of(act), io::sparse_names());
+  }
   const auto tokens = read_tokens(o.text, o.tokenizer(), o.max_tokens.value_or(kTokens));
   const auto [first, last] = layers_to_tell(o, model->layers());
-  Found found{std::string(io::name_of(model->config().hidden_act)),
-              model->config().neurons_of_token(),
-              tokens.size(),
-              {},
-              {}};
+  Found found{
+      std::string(io::name_of(act)), model->config().neurons_of_token(), tokens.size(), {}, {}};
   const std::vector<std::uint32_t> ids(tokens.begin(), tokens.end());
   if (o.wants_popularity()) {
     found.popularity.emplace(popularity_options(o, tokens.size()), tokens.size(), ids);

@@ -3,6 +3,7 @@
 import json
 import pathlib
 import random
+import shutil
 import subprocess
 import sys
 from xml.etree import ElementTree
@@ -156,6 +157,16 @@ def test_popularity_is_the_same_from_a_model_and_from_its_trace(twell, work, tra
     ):
         line = twell("stats", *command, ok=False).error_line()
         assert all(needle in line for needle in needles), line
+
+
+def test_popularity_needs_an_activation_with_zeros(twell, trained, text, tmp_path):
+    shutil.copytree(trained[0] / "latest", tmp_path / "silu")
+    config = json.loads((tmp_path / "silu" / "config.json").read_text())
+    (tmp_path / "silu" / "config.json").write_text(json.dumps({**config, "hidden_act": "silu"}))
+    command = ["stats", "--model", tmp_path / "silu", "--text", text, "--max-tokens", 64]
+    twell(*command)
+    line = twell(*command, "--popularity", ok=False).error_line()
+    assert "--popularity" in line and "silu" in line and "relu" in line
 
 
 @pytest.mark.parametrize("wrong", [
