@@ -79,11 +79,13 @@ LogitErrors logit_errors(ModelOptions options, lm::Model& dense, lm::Model& spar
   return out;
 }
 
-void add_model_option(CLI::App& command, ModelOptions& options) {
-  command.add_option("--model", options.model, "Model directory (Hugging Face layout)")
-      ->required()
-      ->type_name("DIR");
+CLI::Option* add_model_option(CLI::App& command, ModelOptions& options) {
+  CLI::Option* model =
+      command.add_option("--model", options.model, "Model directory (Hugging Face layout)")
+          ->required()
+          ->type_name("DIR");
   add_unused_option(command, options.allow_unused);
+  return model;
 }
 
 void add_unused_option(CLI::App& command, bool& allow) {

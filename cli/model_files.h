@@ -51,7 +51,7 @@ struct LogitErrors {
 LogitErrors logit_errors(ModelOptions options, lm::Model& dense, lm::Model& sparse,
                          std::span<const std::int64_t> tokens, bool reference);
 
-void add_model_option(CLI::App& command, ModelOptions& options);
+CLI::Option* add_model_option(CLI::App& command, ModelOptions& options);
 void add_unused_option(CLI::App& command, bool& allow);          // --allow-unused
 void add_path_option(CLI::App& command, ModelOptions& options);  // --path
 void add_dtype_option(CLI::App& command, ModelOptions& options);

@@ -13,7 +13,7 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "numbers are copied as they are");
 
-constexpr std::uint32_t kVersion = 1;
+constexpr std::uint32_t kWithoutIds = 1, kWithIds = 2;  // versions
 constexpr std::uint32_t kMaxLayers = 1 << 16, kMaxUnits = 1 << 24;
 
 // The layout of the file, see the header.
@@ -48,6 +48,34 @@ struct VarintReader {
   }
 };
 
+// The first `most` of `tokens` rows, which is all that there is where `most` is no fewer.
+ActivityRows decode(std::span<const std::byte> bytes, std::uint64_t tokens, std::uint64_t most,
+                    std::uint32_t neurons, std::uint32_t layer, const std::string& name) {
+  VarintReader in{bytes};
+  ActivityRows out;
+  for (std::uint64_t token = 0; token < std::min(most, tokens); ++token) {
+    const std::uint32_t count = in.next();
+    // Each of them takes a byte at least, so this bounds the memory as well.
+    bool good = in.good && count <= neurons && count <= in.bytes.size() - in.at;
+    std::uint64_t next = 0;
+    for (std::uint32_t i = 0; good && i < count; ++i) {
+      next += in.next();
+      good = in.good && next < neurons;
+      out.neurons.push_back(static_cast<std::uint32_t>(next++));
+    }
+    if (!good) {
+      fail_file(name, "layer {}, token {}: no ascending neurons below {}: damaged?", layer, token,
+                neurons);
+    }
+    out.starts.push_back(out.neurons.size());
+  }
+  if (most >= tokens && in.at != in.bytes.size()) {
+    fail_file(name, "layer {} has {} bytes behind its last token: damaged?", layer,
+              in.bytes.size() - in.at);
+  }
+  return out;
+}
+
 }  // namespace
 
 ActivityTrace::ActivityTrace(const std::filesystem::path& path) : name_(path.string()) {
@@ -70,8 +98,9 @@ void ActivityTrace::parse() {
   if (std::memcmp(raw.magic, kActivityTraceMagic.data(), sizeof raw.magic) != 0) {
     fail_file(name_, "is not an activity trace (make one with `twell stats --trace`)");
   }
-  if (raw.version != kVersion) {
-    fail_file(name_, "is an activity trace of version {}, expected {}", raw.version, kVersion);
+  if (raw.version != kWithoutIds && raw.version != kWithIds) {
+    fail_file(name_, "is an activity trace of version {}, expected {} or {}", raw.version,
+              kWithoutIds, kWithIds);
   }
   if (raw.layers < 1 || raw.layers > kMaxLayers || raw.width < 1 || raw.width > kMaxUnits ||
       raw.neurons < 1 || raw.neurons > kMaxUnits || raw.gated > 1) {
@@ -86,7 +115,14 @@ void ActivityTrace::parse() {
     fail_file(name_, "has {} bytes, too few for a table of {} layers: truncated?", bytes_.size(),
               raw.layers);
   }
-  offsets_.push_back(first);
+  if (raw.version == kWithIds) {
+    if (raw.tokens > (bytes_.size() - first) / sizeof(std::uint32_t)) {
+      fail_file(name_, "has {} bytes, too few for the ids of {} tokens: truncated?", bytes_.size(),
+                raw.tokens);
+    }
+    id_bytes_ = sizeof(std::uint32_t) * raw.tokens;
+  }
+  offsets_.push_back(first + id_bytes_);
   for (std::uint32_t layer = 0; layer < raw.layers; ++layer) {
     std::uint64_t size = 0;
     std::memcpy(&size, bytes_.data() + sizeof raw + 8 * std::size_t{layer}, 8);
@@ -104,34 +140,20 @@ void ActivityTrace::parse() {
   header_ = {raw.layers, raw.width, raw.neurons, raw.gated == 1, raw.window, raw.tokens};
 }
 
+std::vector<std::uint32_t> ActivityTrace::token_ids() const {
+  std::vector<std::uint32_t> ids(id_bytes_ / sizeof(std::uint32_t));
+  // The ids stand in front of the first layer's rows.
+  if (!ids.empty()) std::memcpy(ids.data(), bytes_.data() + offsets_[0] - id_bytes_, id_bytes_);
+  return ids;
+}
+
 ActivityRows ActivityTrace::read(std::uint32_t layer, std::uint64_t most) const {
   if (layer >= header_.layers) {
     fail_argument("ActivityTrace::read", "{} has {} layers, asked for layer {}", name_,
                   header_.layers, layer);
   }
-  VarintReader in{bytes_.subspan(offsets_[layer], offsets_[layer + 1] - offsets_[layer])};
-  ActivityRows out;
-  for (std::uint64_t token = 0; token < std::min(most, header_.tokens); ++token) {
-    const std::uint32_t count = in.next();
-    // Each of them takes a byte at least, so this bounds the memory as well.
-    bool good = in.good && count <= header_.neurons && count <= in.bytes.size() - in.at;
-    std::uint64_t next = 0;
-    for (std::uint32_t i = 0; good && i < count; ++i) {
-      next += in.next();
-      good = in.good && next < header_.neurons;
-      out.neurons.push_back(static_cast<std::uint32_t>(next++));
-    }
-    if (!good) {
-      fail_file(name_, "layer {}, token {}: no ascending neurons below {}: damaged?", layer, token,
-                header_.neurons);
-    }
-    out.starts.push_back(out.neurons.size());
-  }
-  if (most >= header_.tokens && in.at != in.bytes.size()) {
-    fail_file(name_, "layer {} has {} bytes behind its last token: damaged?", layer,
-              in.bytes.size() - in.at);
-  }
-  return out;
+  const auto rows = bytes_.subspan(offsets_[layer], offsets_[layer + 1] - offsets_[layer]);
+  return decode(rows, header_.tokens, most, header_.neurons, layer, name_);
 }
 
 ActivityTraceWriter::ActivityTraceWriter(const ActivityTraceHeader& header)
@@ -166,8 +188,16 @@ void ActivityTraceWriter::append(std::uint32_t layer, std::span<const std::uint3
   ++tokens_[layer];
 }
 
+ActivityRows ActivityTraceWriter::read(std::uint32_t layer) const {
+  if (layer >= header_.layers) {
+    fail_argument("ActivityTraceWriter::read", "layer {} of {}", layer, header_.layers);
+  }
+  return decode(layers_[layer], tokens_[layer], tokens_[layer], header_.neurons, layer, "trace");
+}
+
 std::uint64_t ActivityTraceWriter::bytes() const {
-  std::uint64_t total = sizeof(RawHeader) + 8 * layers_.size();
+  std::uint64_t total =
+      sizeof(RawHeader) + 8 * layers_.size() + sizeof(std::uint32_t) * token_ids_.size();
   for (const auto& layer : layers_) total += layer.size();
   return total;
 }
@@ -179,9 +209,13 @@ void ActivityTraceWriter::save(const std::filesystem::path& path) {
                     tokens_[layer], tokens_[0]);
     }
   }
+  if (!token_ids_.empty() && token_ids_.size() != tokens_[0]) {
+    fail_argument("ActivityTraceWriter::save", "ids of {} tokens, there are {}", token_ids_.size(),
+                  tokens_[0]);
+  }
   RawHeader raw{};
   std::memcpy(raw.magic, kActivityTraceMagic.data(), sizeof raw.magic);
-  raw.version = kVersion;
+  raw.version = token_ids_.empty() ? kWithoutIds : kWithIds;
   raw.layers = header_.layers;
   raw.width = header_.width;
   raw.neurons = header_.neurons;
@@ -194,6 +228,7 @@ void ActivityTraceWriter::save(const std::filesystem::path& path) {
     const std::uint64_t size = layer.size();
     file.write(std::as_bytes(std::span(&size, 1)));
   }
+  file.write(std::as_bytes(std::span(token_ids_)));
   for (const auto& layer : layers_) file.write(layer);
   file.commit();
 }

@@ -2,7 +2,7 @@
 //
 // All little-endian. 64 bytes of header:
 //   0  char[8] "TWELLTRC"
-//   8  u32     version, 1
+//   8  u32     version, 1 or 2
 //  12  u32     layers
 //  16  u32     D, width of the model
 //  20  u32     H, neurons of a feed-forward layer
@@ -10,11 +10,11 @@
 //  28  u32     tokens of a sequence: the text was run in windows of that many
 //  32  u64     tokens
 //  40  zeros
-// then u64 × layers, the bytes of each layer's rows, then the rows, layer by layer. A row is one
-// token: the number of its active neurons, then their ids, ascending, each as the difference to the
-// one before minus 1 (the first: the id itself). All are varints: seven bits a byte, the lowest
-// first, the top bit set where another byte follows. At 30 non-zeros of 5632 that is 45 bytes a
-// token.
+// then u64 × layers, the bytes of each layer's rows; in version 2 u32 × tokens, the ids of the
+// tokens in the model's vocabulary; then the rows, layer by layer. A row is one token: the number
+// of its active neurons, then their ids, ascending, each as the difference to the one before minus
+// 1 (the first: the id itself). All are varints: seven bits a byte, the lowest first, the top bit
+// set where another byte follows. At 30 non-zeros of 5632 that is 45 bytes a token.
 #pragma once
 
 #include <cstddef>
@@ -23,6 +23,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "files/mapped_file.h"
@@ -60,6 +61,8 @@ class ActivityTrace {
   ActivityTrace(std::span<const std::byte> file, std::string name);
 
   const ActivityTraceHeader& header() const { return header_; }
+  // [tokens], or empty: version 1 has none.
+  std::vector<std::uint32_t> token_ids() const;
   // The first `most` tokens of a layer (all, where there are fewer). Memory grows with what the
   // file really holds: a neuron takes at least a byte of it.
   ActivityRows read(std::uint32_t layer, std::uint64_t most = ~std::uint64_t{0}) const;
@@ -71,6 +74,7 @@ class ActivityTrace {
   std::span<const std::byte> bytes_;
   std::string name_;
   ActivityTraceHeader header_;
+  std::uint64_t id_bytes_ = 0;          // of the token ids, behind the table of layers
   std::vector<std::uint64_t> offsets_;  // [layers + 1] of the rows in the file
 };
 
@@ -81,15 +85,19 @@ class ActivityTraceWriter {
   // The next token of a layer. Throws Error (invalid_argument) where the ids do not ascend or are
   // not below H.
   void append(std::uint32_t layer, std::span<const std::uint32_t> neurons);
-  std::uint64_t bytes() const;  // of the file
+  // Of all tokens. Without them the file is of version 1.
+  void set_token_ids(std::vector<std::uint32_t> ids) { token_ids_ = std::move(ids); }
+  ActivityRows read(std::uint32_t layer) const;  // what was appended
+  std::uint64_t bytes() const;                   // of the file
   // Writes the file atomically. Throws Error (invalid_argument) where layers have different numbers
-  // of tokens.
+  // of tokens, or there are ids of another number of them.
   void save(const std::filesystem::path& path);
 
  private:
   ActivityTraceHeader header_;
   std::vector<std::vector<std::byte>> layers_;
   std::vector<std::uint64_t> tokens_;  // of each layer
+  std::vector<std::uint32_t> token_ids_;
 };
 
 }  // namespace twell::io

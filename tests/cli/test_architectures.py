@@ -129,6 +129,7 @@ def test_experts(twell, tmp_path, text):
         ["prepare", "--model", tmp_path / "m", "--text", text],
         ["convert", "--in", tmp_path / "m", "--out", out, "--reorder", "--text", text],
         ["stats", "--model", tmp_path / "m", "--text", text, "--trace", out],
+        ["stats", "--model", tmp_path / "m", "--text", text, "--popularity"],
         ["train", "--model", tmp_path / "m", "--data", text, "--out", out, "--context", 64, "--steps", 1],
     ):
         done = twell(*refused, ok=False)

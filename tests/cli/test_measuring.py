@@ -3,6 +3,7 @@
 import json
 import pathlib
 import random
+import shutil
 import subprocess
 import sys
 from xml.etree import ElementTree
@@ -98,6 +99,76 @@ def test_trace_is_recorded_and_replayed(twell, work, trained, text):
     assert own["width"] == 64 and [r["trace_layer"] for r in own["results"]] == [1]
 
 
+def test_popularity_is_the_same_from_a_model_and_from_its_trace(twell, work, trained, text):
+    trace, chart = work / "popular.trc", work / "popular.svg"
+    done = twell("stats", "--model", trained[0], "--text", text, "--max-tokens", 1100, "--window", 50,
+                 "--path", "dense", "--popularity", "--trace", trace, "--svg", chart, json_name="pm.json")
+    read = twell("stats", "--from-trace", trace, json_name="pt.json")
+    for result in (done.json, read.json):
+        del result["machine"]
+    assert read.json == done.json
+    assert max(map(len, done.out[done.out.index("layer"):].splitlines())) <= 100
+    assert read.json["popularity"] == {"hot_share": 0.0095, "windows": [16, 32, 64], "seed": 1}
+    for layer in read.json["layers"]:
+        assert [(u["window"], u["order"], u["windows"]) for u in layer["unions"]] == [
+            (window, order, 1100 // window) for window in (16, 32, 64)
+            for order in ("text", "token_id", "random")]
+        for u in layer["unions"]:
+            # A window's firings are those of its tokens, of which up to 12 of 1100 are in none.
+            firings = u["sharing"] * u["union_fraction"] * 256
+            assert firings == pytest.approx(u["window"] * layer["nnz_mean"], rel=0.03)
+            assert 1 <= u["sharing"] <= u["window"]
+        shares = [top["firings"] for top in layer["top"]]
+        assert 0 < shares[0] <= shares[1] <= shares[2] <= shares[3] <= 1
+        cold = layer["cold_nnz_mean"] / layer["nnz_mean"]
+        assert cold == pytest.approx(1 - layer["hot_firings_fraction"])
+    (page,) = ElementTree.parse(chart).getroot().findall("{http://www.w3.org/2000/svg}svg")
+    assert len(page.findall("{http://www.w3.org/2000/svg}polyline")) == 3  # two layers, the threshold
+
+    one = twell("stats", "--from-trace", trace, "--layer", 1, "--unions", "100", "--hot", 0,
+                json_name="po.json").json
+    assert [layer["layer"] for layer in one["layers"]] == [1]
+    assert one["layers"][0]["hot_firings_fraction"] == 1
+    assert one["layers"][0]["unions"][0]["windows"] == 11
+    assert all(u["cold_sharing"] is None for u in one["layers"][0]["unions"])
+    # A short text: chance, and windows that do not fit.
+    short = twell("stats", "--from-trace", trace, "--max-tokens", 40, json_name="ps.json")
+    assert "chance" in short.out and short.json["popularity"]["windows"] == [16, 32]
+    assert "union" not in twell("stats", "--from-trace", trace, "--max-tokens", 1).out
+
+    # Version 1 had no token ids: four bytes each, behind the header and the sizes of two layers.
+    new = trace.read_bytes()
+    (work / "old.trc").write_bytes(new[:8] + b"\1" + new[9:80] + new[80 + 4 * 1100:])
+    old = twell("stats", "--from-trace", work / "old.trc", json_name="pold.json")
+    assert "no token ids" in old.out
+    assert {u["order"] for u in old.json["layers"][0]["unions"]} == {"text", "random"}
+
+    (work / "cut.trc").write_bytes(new[:-1])
+    for command, needles in (
+        (["--from-trace", trace, "--layer", 2], ["--layer", "2 layers"]),
+        (["--from-trace", trace, "--unions", 1101], ["--unions", "1101", "1100"]),
+        (["--from-trace", trace, "--unions", 0], ["--unions"]),
+        (["--from-trace", trace, "--model", "run"], ["--model", "--from-trace"]),
+        (["--from-trace", trace, "--trace", "new.trc"], ["--trace"]),
+        (["--from-trace", trace, "--svg", "text.txt"], ["text.txt"]),
+        (["--from-trace", "cut.trc"], ["cut.trc", "truncated"]),
+        ([], ["--model", "--from-trace"]),
+        (["--model", trained[0]], ["--text"]),
+    ):
+        line = twell("stats", *command, ok=False).error_line()
+        assert all(needle in line for needle in needles), line
+
+
+def test_popularity_needs_an_activation_with_zeros(twell, trained, text, tmp_path):
+    shutil.copytree(trained[0] / "latest", tmp_path / "silu")
+    config = json.loads((tmp_path / "silu" / "config.json").read_text())
+    (tmp_path / "silu" / "config.json").write_text(json.dumps({**config, "hidden_act": "silu"}))
+    command = ["stats", "--model", tmp_path / "silu", "--text", text, "--max-tokens", 64]
+    twell(*command)
+    line = twell(*command, "--popularity", ok=False).error_line()
+    assert "--popularity" in line and "silu" in line and "relu" in line
+
+
 @pytest.mark.parametrize("wrong", [
     ["bench", "ffn", "--trace", "missing.trc"],
     ["bench", "ffn", "--trace", "text.txt"],
@@ -106,6 +177,9 @@ def test_trace_is_recorded_and_replayed(twell, work, trained, text):
     ["bench", "ffn", "--chart", "no/such/folder.svg"],
     ["stats", "--model", "run", "--text", "text.txt", "--trace", "no/such/folder.trc"],
     ["stats", "--model", "run", "--text", "text.txt", "--path", "sparse", "--trace", "x.trc"],
+    ["stats", "--model", "run", "--text", "text.txt", "--path", "sparse", "--popularity"],
+    ["stats", "--from-trace", "missing.trc"],
+    ["stats", "--from-trace", "text.txt"],
 ])
 def test_mistakes_with_traces_and_charts(twell, work, trained, text, wrong):
     assert twell(*wrong, ok=False).error_line()

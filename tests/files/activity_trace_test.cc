@@ -11,12 +11,12 @@ std::string number(std::uint64_t value, std::size_t bytes) {
   return {reinterpret_cast<const char*>(&value), bytes};
 }
 
-// A file of one layer.
+// A file of one layer; with `ids` of version 2.
 std::string file_of(const std::string& rows, std::uint64_t tokens, std::uint32_t neurons = 300,
-                    std::uint32_t layers = 1) {
-  return "TWELLTRC" + number(1, 4) + number(layers, 4) + number(64, 4) + number(neurons, 4) +
-         number(1, 4) + number(128, 4) + number(tokens, 8) + std::string(24, '\0') +
-         number(rows.size(), 8) + rows;
+                    std::uint32_t layers = 1, const std::string& ids = {}) {
+  return "TWELLTRC" + number(ids.empty() ? 1 : 2, 4) + number(layers, 4) + number(64, 4) +
+         number(neurons, 4) + number(1, 4) + number(128, 4) + number(tokens, 8) +
+         std::string(24, '\0') + number(rows.size(), 8) + ids + rows;
 }
 
 void refused(const std::string& file, std::initializer_list<std::string> parts) {
@@ -45,6 +45,11 @@ TEST(ActivityTrace, RoundTrips) {
         expected[layer].push_back(row);
       }
     }
+    std::vector<std::uint32_t> ids;  // in every other file
+    for (std::uint32_t token = 0; neurons % 2 == 0 && token < 40; ++token) {
+      ids.push_back(token == 3 ? 0xffffffffU : token * 77);
+    }
+    writer.set_token_ids(ids);
     writer.save(dir / "t");
     EXPECT_EQ(std::filesystem::file_size(dir / "t"), writer.bytes());
     const ActivityTrace trace(dir / "t");
@@ -54,6 +59,7 @@ TEST(ActivityTrace, RoundTrips) {
     EXPECT_EQ(trace.header().window, 77U);
     EXPECT_EQ(trace.header().tokens, 40U);
     EXPECT_FALSE(trace.header().gated);
+    EXPECT_EQ(trace.token_ids(), ids);
     for (std::uint32_t layer = 0; layer < 3; ++layer) {
       for (const std::uint64_t most : {std::uint64_t{0}, std::uint64_t{7}, std::uint64_t{1000}}) {
         const ActivityRows rows = trace.read(layer, most);
@@ -63,6 +69,8 @@ TEST(ActivityTrace, RoundTrips) {
           EXPECT_EQ(std::vector(row.begin(), row.end()), expected[layer][i]);
         }
       }
+      EXPECT_EQ(writer.read(layer).starts, trace.read(layer).starts);
+      EXPECT_EQ(writer.read(layer).neurons, trace.read(layer).neurons);
     }
     expect_error([&] { (void)trace.read(3); }, ErrorKind::invalid_argument, "ActivityTrace::read",
                  {"3 layers", "layer 3"});
@@ -94,7 +102,13 @@ TEST(ActivityTrace, MistakesOfTheWriter) {
   const TempDir dir;
   expect_error([&] { writer.save(dir / "t"); }, ErrorKind::invalid_argument,
                "ActivityTraceWriter::save", {"layer 1 has 0 tokens"});
+  writer.append(1, std::vector<std::uint32_t>{});
+  writer.set_token_ids({5, 6});
+  expect_error([&] { writer.save(dir / "t"); }, ErrorKind::invalid_argument,
+               "ActivityTraceWriter::save", {"ids of 2 tokens", "there are 1"});
   EXPECT_FALSE(std::filesystem::exists(dir / "t"));
+  expect_error([&] { (void)writer.read(2); }, ErrorKind::invalid_argument,
+               "ActivityTraceWriter::read", {"layer 2"});
 }
 
 TEST(ActivityTrace, DamageIsNoticed) {
@@ -102,8 +116,17 @@ TEST(ActivityTrace, DamageIsNoticed) {
   const std::string good = file_of("\x02\x05\x00\x00"s, 2);
   EXPECT_EQ(ActivityTrace(std::as_bytes(std::span(good)), "f").read(0).neurons,
             (std::vector<std::uint32_t>{5, 6}));
-  for (std::size_t size = 0; size < good.size(); ++size) refused(good.substr(0, size), {});
-  refused(good + "x", {"behind its last layer"});
+  const std::string ids = "\x07\x00\x00\x00\x08\x00\x00\x01"s;
+  const std::string with_ids = file_of("\x02\x05\x00\x00"s, 2, 300, 1, ids);
+  const ActivityTrace second(std::as_bytes(std::span(with_ids)), "f");
+  EXPECT_EQ(second.read(0).neurons, (std::vector<std::uint32_t>{5, 6}));
+  EXPECT_EQ(second.token_ids(), (std::vector<std::uint32_t>{7, 0x1000008}));
+  for (const std::string& file : {good, with_ids}) {
+    for (std::size_t size = 0; size < file.size(); ++size) refused(file.substr(0, size), {});
+    refused(file + "x", {"behind its last layer"});
+  }
+  refused(file_of("\x00"s, 2, 300, 1, "\x07"s), {"ids of 2 tokens"});
+  refused(file_of("\x00"s, std::uint64_t{1} << 63, 300, 1, ids), {"truncated"});
   refused(file_of("\x02\x05\x00"s, 3), {"token 1"});  // there is one
   refused(file_of("\x02\x05\x00\x00\x00"s, 2), {"behind its last token"});
   refused(file_of("\x01\xac\x02"s, 1), {"below 300"});                      // 300
@@ -119,8 +142,8 @@ TEST(ActivityTrace, DamageIsNoticed) {
   other[0] = 'X';
   refused(other, {"twell stats --trace"});
   other = good;
-  other[8] = 2;
-  refused(other, {"version 2"});
+  other[8] = 3;
+  refused(other, {"version 3"});
   other = good;
   other[63] = 1;
   refused(other, {"reserved"});

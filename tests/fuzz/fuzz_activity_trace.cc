@@ -8,6 +8,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const std::span file(reinterpret_cast<const std::byte*>(data), size);
   try {
     const twell::io::ActivityTrace trace(file, "fuzz");
+    const std::size_t ids = trace.token_ids().size();
+    if (ids != 0 && (ids != trace.header().tokens || 4 * ids > size)) std::abort();
     for (std::uint32_t layer = 0; layer < trace.header().layers; ++layer) {
       const auto rows = trace.read(layer);
       if (rows.rows() != trace.header().tokens || rows.neurons.size() > size) std::abort();

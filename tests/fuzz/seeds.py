@@ -187,8 +187,9 @@ def token_shard():
 
 
 def activity_trace():
-    head = b"TWELLTRC" + struct.pack("<IIIIIIQ", 1, 2, 64, 300, 1, 128, 2) + bytes(24)
-    yield head + struct.pack("<QQ", 4, 5) + b"\2\5\0\0" + b"\0\2\0\xac\1"
+    for version, ids in ((1, b""), (2, struct.pack("<II", 7, 40000))):
+        head = b"TWELLTRC" + struct.pack("<IIIIIIQ", version, 2, 64, 300, 1, 128, 2) + bytes(24)
+        yield head + struct.pack("<QQ", 4, 5) + ids + b"\2\5\0\0" + b"\0\2\0\xac\1"
 
 
 def regex():

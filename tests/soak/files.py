@@ -69,8 +69,10 @@ class Files:
                                             here / "text.txt"], train]),
             here / "text.tokens": ["train", "--data", here / "text.tokens", "--out", here / "new",
                                    "--tokenizer", run, *SHAPE, "--context", 32, "--steps", 1],
-            here / "a.trace": ["bench", "ffn", "--trace", here / "a.trace", "--width", 64, "--tokens", 4,
-                               "--repeats", 1, "--seconds", 0.001],
+            here / "a.trace": rng.choice([
+                ["bench", "ffn", "--trace", here / "a.trace", "--width", 64, "--tokens", 4, "--repeats", 1,
+                 "--seconds", 0.001],
+                ["stats", "--from-trace", here / "a.trace"]]),
             here / "model.gguf": ["convert", here / "model.gguf", here / "of-gguf"],
             here / "calibration.json": ["explain", "--no-measure"],
         }
