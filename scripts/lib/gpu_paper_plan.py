@@ -44,8 +44,9 @@ class Sizes:
 
 GPU = Sizes(batches=(8,), prompt=2048, decode_prompt=512, decode=64, decode_batches=(1, 16), context=2048,
             accumulation=16, passes=FIT, text_tokens=8192, repeats=5, seconds=0.3)  # fmt: skip
-CPU = dataclasses.replace(GPU, batches=(1,), names_batches=True, decode=16, passes=("--batch", "1"), repeats=3,
-                          seconds=0.1)  # fmt: skip
+# Two cores take a minute for what a GPU does in a tenth of a second.
+CPU = dataclasses.replace(GPU, batches=(1, 4), names_batches=True, prompt=512, decode=16, decode_batches=(1, 4),
+                          accumulation=1, passes=("--batch", "1"), repeats=5, seconds=0.1)  # fmt: skip
 # A dry run: the same command lines on models that take no time.
 TOY = Sizes(batches=(2,), prompt=32, decode_prompt=16, decode=4, decode_batches=(1, 3), context=64, accumulation=2,
             passes=FIT, text_tokens=256, repeats=1, seconds=0.001, neurons=176,
