@@ -10,6 +10,7 @@
 #include <set>
 
 #include "cuda/bench/bench_kernels.h"
+#include "cuda/bench/bulk_rows.h"
 #include "cuda/bench/exact_layer.h"
 #include "cuda/bench/gate_rate.h"
 #include "cuda/bench/launch_shapes.h"
@@ -324,6 +325,57 @@ TEST(BenchKernels, ReadRowsReadsTheRowsOfTheirOrder) {
     }
   }
   EXPECT_EQ(sum.read().front(), expected);
+}
+
+TEST(BenchKernels, CopyAllCopiesAllAndNoMore) {
+  const std::vector<std::uint32_t> words = some_words(std::size_t{4} * (2 * 256 * 4 * 3 + 77));
+  const DeviceBuffer<std::uint32_t> from(words);
+  const DeviceBuffer<std::uint32_t> to(words.size());
+  launch_copy_all({reinterpret_cast<const uint4*>(from.data()), reinterpret_cast<uint4*>(to.data()),
+                   static_cast<std::int64_t>(words.size() / 4)},
+                  2, nullptr);
+  EXPECT_EQ(to.read(), words);
+}
+
+// Rings that are longer than what they read, and short ones that go round many times.
+TEST(BenchKernels, BulkRowsReadsTheRowsOfTheirOrder) {
+  constexpr std::uint32_t kReadRows = 11;
+  constexpr std::size_t kWords = kReadRowBytes / 4;
+  const std::vector<std::uint32_t> words = some_words(kReadRows * kWords);
+  const DeviceBuffer<std::uint32_t> data(words);
+  for (const emulation::Order order :
+       {emulation::Order::ascending, emulation::Order::descending, emulation::Order::shuffled}) {
+    emulation::set_order(order);
+    for (const int slots : {1, 2, 3, 5}) {
+      for (const int rows_per_warp : {0, 2, 7}) {
+        const DeviceBuffer<unsigned> sums(2 * kBulkWarps);
+        launch_bulk_rows({reinterpret_cast<const std::byte*>(data.data()), kReadRows, rows_per_warp,
+                          slots, sums.data()},
+                         2, bulk_rows_shared_bytes(slots, 0), nullptr);
+        std::vector<unsigned> expected(2 * kBulkWarps);
+        for (std::uint32_t warp = 0; warp < expected.size(); ++warp) {
+          for (int i = 0; i < rows_per_warp; ++i) {
+            const std::uint32_t row = random_row(warp, static_cast<std::uint32_t>(i), kReadRows);
+            for (std::size_t w = 0; w < kWords; ++w) expected[warp] += words[row * kWords + w];
+          }
+        }
+        EXPECT_EQ(sums.read(), expected) << slots << " slots, " << rows_per_warp << " rows";
+      }
+    }
+  }
+  emulation::set_order(emulation::Order::ascending);
+}
+
+// One block an SM, whatever its ring: two would not fit the memory of an H100's SM, of which each
+// takes 1 KB more than it asks for.
+TEST(BenchKernels, BulkRowsHasAnSmForEachBlock) {
+  constexpr std::size_t kBlock = std::size_t{227} << 10;
+  for (const int slots : {1, 2, 3, 5}) {
+    const std::size_t bytes = bulk_rows_shared_bytes(slots, kBlock);
+    EXPECT_GT(2 * (bytes + 1024), std::size_t{228} << 10);
+    EXPECT_LE(bytes, kBlock);
+    EXPECT_GE(bytes, kBulkWarps * static_cast<std::size_t>(slots) * (kReadRowBytes + 8));
+  }
 }
 
 // As many rows as 46 MB have are read alike often, also by warps that run at the same time.
