@@ -14,6 +14,7 @@
 #include "cuda/bench/exact_layer.h"
 #include "cuda/bench/gate_rate.h"
 #include "cuda/bench/launch_shapes.h"
+#include "cuda/bench/line_fit.h"
 #include "cuda/bench/predictions.h"
 #include "cuda/bench/report.h"
 #include "cuda/bench/row_error.h"
@@ -471,6 +472,15 @@ TEST(GateRate, NamesThePlansOwnShape) {
   EXPECT_TRUE(takes(device, problem, cuda::GemmShape::library));
 }
 
+TEST(LineFit, FindsTheLineAndTheNearestOne) {
+  const Point on_it[] = {{1, 7.5}, {2, 11.0}, {4, 18.0}};
+  EXPECT_NEAR(fit_line(on_it).at_zero, 4.0, 1e-12);
+  EXPECT_NEAR(fit_line(on_it).slope, 3.5, 1e-12);
+  const Point beside_it[] = {{0, 0}, {1, 3}, {2, 0}};
+  EXPECT_NEAR(fit_line(beside_it).at_zero, 1.0, 1e-12);
+  EXPECT_NEAR(fit_line(beside_it).slope, 0.0, 1e-12);
+}
+
 Options parse(const std::vector<std::string>& arguments) {
   Options options;
   CLI::App app;
@@ -497,6 +507,15 @@ TEST(Variants, AreNamedOnceAndInOrder) {
   EXPECT_EQ(
       variant_names(parse({"--only", "train", "--train-tokens", "64", "--train-nnz", "3"})).back(),
       "train/64/3");
+  // Probes are named alone: no ceilings come before them, and none by themselves.
+  const std::vector<std::string> probes = variant_names(parse({"--only", "probe-rows,probe-gate"}));
+  EXPECT_EQ(probes.front(), "probe/gate/whole/plain");
+  EXPECT_EQ(probes.back(), "probe/beside/12mb/sms_16/ring_40");
+  EXPECT_EQ(std::set<std::string>(probes.begin(), probes.end()).size(), probes.size());
+  EXPECT_EQ(variant_names(parse({"--only", "probe-gate,train"})).front(), "ceiling/copy");
+  for (const auto& group : rows_probes()) {
+    for (const RowsProbe& one : group) EXPECT_EQ(one.ring % kBulkWarps, 0) << one.name;
+  }
   for (const ExactCase& one : exact_cases({})) {
     EXPECT_LE(one.first + one.tokens, kExactTokens) << one.name;
   }

@@ -97,11 +97,14 @@ def report(parts_dir: pathlib.Path, gpu: str) -> dict[str, object]:
     }
 
 
+BENCH_PARTS = ("ceilings", "bench", "train", "probe-gate", "probe-rows", "probe-graph")
+
+
 def by_variant(found: dict) -> dict[str, dict]:
-    """Every line with a name; every part of the benchmark begins with the ceilings, and the last one is taken."""
+    """Every line with a name; every part but the probes begins with the ceilings, and the last one is taken."""
     return {
         line["variant"]: line
-        for part in ("ceilings", "bench", "train")
+        for part in BENCH_PARTS
         for line in found.get(part, {}).get("results", [])
         if "variant" in line
     }
