@@ -79,7 +79,11 @@ void measure_group(Bench& bench, const GateMemory& memory, const std::vector<Gat
   std::vector<std::function<void()>> works;
   for (const GateProbe& one : group) {
     guarded(bench, one.name, [&] {
-      if (bench.device.sm_count - one.fewer_sms < bench.device.sm_count / 2) return;
+      if (2 * one.fewer_sms > bench.device.sm_count) {
+        bench.report.add(
+            {{"kind", "probe_gate"}, {"variant", one.name}, {"skipped", "few SMs here"}});
+        return;
+      }
       gemms.push_back(std::make_unique<const GateGemm>(bench, memory, one));
       cases.push_back(one);
     });
@@ -256,20 +260,20 @@ void observe_bits(Bench& bench, const GateMemory& memory, const Epilogues& gemms
                       {"bit", bit ? 1 : 0},
                       {"alike", alike}});
   }
-  bench.report.add({{"kind", "probe_bits"}, {"variant", kGateBits}, {"values", values}});
+  bench.report.add({{"kind", "probe_bits"},
+                    {"variant", kGateBits},
+                    {"values", values},
+                    {"impl", gemms.mask.to_string()}});
 }
 
 }  // namespace
 
 void probe_gate(Bench& bench) {
   std::printf(
-      "Decides whether many tokens multiply the gate in one GEMM rather than in blocks of rows "
-      "that\n"
-      "stay in L2; whether packing may read cublasLt's mask, a bit a neuron, in place of the "
-      "dense\n"
-      "gate, and which values it must then look for itself; and what the GEMM loses where it "
-      "leaves\n"
-      "SMs to a gather.\n");
+      "Decides whether many tokens multiply the gate in one GEMM rather than in blocks of rows\n"
+      "that stay in L2; whether packing may read cublasLt's mask, a bit a neuron, in place of the\n"
+      "dense gate, and which values it must then look for itself; and what the GEMM loses where\n"
+      "it leaves SMs to a gather.\n");
   guarded(bench, "probe-gate", [&] {
     const Options& options = bench.options;
     const std::int64_t tokens = *std::max_element(options.tokens.begin(), options.tokens.end());

@@ -110,10 +110,8 @@ void say_line(Bench& bench, const char* name, std::span<const Point> points, dou
 
 void probe_graph(Bench& bench) {
   std::printf(
-      "Decides what few tokens wait for: if t0 and each further kernel cost more than what "
-      "reading\n"
-      "at the line's rate takes, kernels are to be joined; if not, more loads are to be in "
-      "flight.\n");
+      "Decides what few tokens wait for: where t0 and each further kernel take longer than the\n"
+      "reading itself, kernels are to be joined; where not, more loads are to be in flight.\n");
   guarded(bench, "probe-graph", [&] {
     const Gates gates(bench.options);
     cudaStream_t stream = bench.timer.stream();

@@ -356,11 +356,9 @@ void measure_beside(Bench& bench, Gate& gate, const Runnable& one, const BestRat
 
 void probe_rows(Bench& bench) {
   std::printf(
-      "Decides whether the gather reads rows of Wu and Wd through a ring of bulk copies, of how "
-      "many\n"
-      "rows, in place of 16 loads in flight; and whether it may run on some SMs while the GEMM of "
-      "the\n"
-      "next rows runs on the others.\n");
+      "Decides whether the gather brings rows of Wu and Wd through a ring of bulk copies, and how\n"
+      "long a ring, in place of loads into registers; and whether it may have some SMs while the\n"
+      "GEMM of the next rows has the others.\n");
   BestRates best;
   std::unique_ptr<const RowMemory> memory;
   int megabytes = 0;
