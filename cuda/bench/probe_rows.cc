@@ -358,7 +358,10 @@ void probe_rows(Bench& bench) {
   std::printf(
       "Decides whether the gather brings rows of Wu and Wd through a ring of bulk copies, and how\n"
       "long a ring, in place of loads into registers; and whether it may have some SMs while the\n"
-      "GEMM of the next rows has the others.\n");
+      "GEMM of the next rows has the others.\n"
+      "(Beside the gate, in us: the gate on all SMs, on those that rows leave, there beside rows;\n"
+      "rows alone and beside the gate; until both have ended. gain: over that, of the gate and\n"
+      "then the rows, each on all SMs.)\n");
   BestRates best;
   std::unique_ptr<const RowMemory> memory;
   int megabytes = 0;

@@ -69,6 +69,7 @@ void measure_one(Bench& bench, const TrainCase& one, const DeviceLayer& layer,
                       keeper, work, stream, stats);
   };
   // The loss is ‖y‖² / 2. A copy: the dense GEMMs write their y anew in their turns.
+  TWELL_CUDA_CHECK(cudaStreamSynchronize(stream));
   const Bits expected = dense_y.read();
   const DeviceMemory<std::uint16_t> dy(expected);
   const cuda::DeviceFfnBackward in{
