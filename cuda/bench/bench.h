@@ -14,10 +14,8 @@
 
 namespace twell::bench {
 
-struct DeviceLayer;
-
 struct Ceilings {
-  double bytes = 0.0;  // a second, of a copy
+  double bytes = 0.0;  // a second, of the faster copy
   double flops = 0.0;  // a second, bf16, of cuBLAS at 8192 cubed
 };
 
@@ -47,12 +45,9 @@ void check_exact(Bench& bench);
 void measure_layers(Bench& bench);
 void measure_training(Bench& bench);
 void sweep(Bench& bench);
-
-// The two kernels of a layer apart, on all its rows at once.
-struct PartTimes {
-  Times gate, gather;
-};
-PartTimes measure_parts(Bench& bench, const DeviceLayer& layer, std::int64_t tokens,
-                        const cuda::FfnPlan& plan, const Times& whole);
+// Each prints what it decides, then a table.
+void probe_gate(Bench& bench);
+void probe_rows(Bench& bench);
+void probe_graph(Bench& bench);
 
 }  // namespace twell::bench

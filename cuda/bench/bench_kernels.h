@@ -27,10 +27,18 @@ struct ReadAllArgs {
 };
 void launch_read_all(const ReadAllArgs& args, int blocks, cudaStream_t stream);
 
+// Copies `vectors` × 16 bytes.
+struct CopyAllArgs {
+  const uint4* from = nullptr;
+  uint4* to = nullptr;
+  std::int64_t vectors = 0;
+};
+void launch_copy_all(const CopyAllArgs& args, int blocks, cudaStream_t stream);
+
 // Reads rows of 4 KB in random order, by the gather's own loads: each warp `rows_per_warp` of
 // `rows`. Adds their words into *sum.
 inline constexpr std::size_t kReadRowBytes = 4096;
-inline constexpr int kReadThreads = 512;
+inline constexpr int kReadThreads = 512;  // two blocks an SM
 inline constexpr int kReadWarps = kReadThreads / 32;
 struct ReadRowsArgs {
   const std::uint16_t* data = nullptr;
@@ -39,6 +47,8 @@ struct ReadRowsArgs {
   unsigned* sum = nullptr;
 };
 void launch_read_rows(const ReadRowsArgs& args, int blocks, cudaStream_t stream);
+// The same by blocks of twice as many warps, of which an SM holds one: so many blocks, so many SMs.
+void launch_read_rows_by_sm(const ReadRowsArgs& args, int sms, cudaStream_t stream);
 
 // The i-th row that a warp reads: a counter, mixed as splitmix64 does, scaled by its high half.
 constexpr TWELL_HOST_DEVICE std::uint32_t random_row(std::uint32_t warp, std::uint32_t i,

@@ -1,5 +1,8 @@
 #include "cuda/bench/blas_gemm.h"
 
+#include <cmath>
+#include <limits>
+
 #include "cuda/kernels/common/check.h"
 
 namespace twell::bench {
@@ -40,6 +43,28 @@ cuda::LibraryGemm library_gemm_of(const GemmProblem& p, const GemmOperands& oper
           .depth = p.k};
 }
 
+template <class T>
+void set(const cuda::CublasProduct& of, cublasLtMatmulDescAttributes_t name, const T& value) {
+  TWELL_BLAS_CHECK(cublasLtMatmulDescSetAttribute(of.product, name, &value, sizeof value));
+}
+
+std::shared_ptr<const cuda::CublasProduct> describe(const GemmProblem& p,
+                                                    const GemmOperands& operands,
+                                                    const GemmExtras& extras) {
+  auto out = std::make_shared<const cuda::CublasProduct>(kOperation, DType::bf16,
+                                                         library_gemm_of(p, operands));
+  if (extras.sms != 0) set(*out, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, std::int32_t{extras.sms});
+  if (extras.epilogue == Epilogue::relu) {
+    set(*out, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_RELU);
+  }
+  if (extras.epilogue == Epilogue::relu_mask) {
+    set(*out, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_RELU_AUX);
+    set(*out, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, mask_stride(p.n));
+    set(*out, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, operands.mask);
+  }
+  return out;
+}
+
 }  // namespace
 
 Blas::Blas(cudaStream_t stream) : stream_(stream), workspace_(cuda::kLibraryWorkspace) {
@@ -59,15 +84,16 @@ Blas::~Blas() {
 }
 
 BlasGemm::BlasGemm(const Blas& blas, Timer& timer, const GemmProblem& problem,
-                   const GemmOperands& operands)
+                   const GemmOperands& operands, const GemmExtras& extras)
     : blas_(blas),
       problem_(problem),
-      product_(std::make_shared<cuda::CublasProduct>(kOperation, DType::bf16,
-                                                     library_gemm_of(problem, operands))),
+      product_(describe(problem, operands, extras)),
       // None for a problem is no failure: cublasGemmEx is there as well.
       proposed_(product_->proposals(kOperation, blas.lt(), library_gemm_of(problem, operands),
                                     kProposals)) {
-  best_us_ = timer.measure(kTuningRuns, [&] { run(kOwnChoice, operands); }).median_us;
+  best_us_ = extras.any()
+                 ? std::numeric_limits<double>::infinity()
+                 : timer.measure(kTuningRuns, [&] { run(kOwnChoice, operands); }).median_us;
   for (int i = 0; i < static_cast<int>(proposed_.size()); ++i) {
     const auto& proposal = proposed_[static_cast<std::size_t>(i)];
     if (proposal.state != CUBLAS_STATUS_SUCCESS ||
@@ -85,6 +111,10 @@ BlasGemm::BlasGemm(const Blas& blas, Timer& timer, const GemmProblem& problem,
       best_ = i;
     }
   }
+  if (std::isinf(best_us_)) {
+    throw Error(ErrorKind::environment, "cublasLtMatmulAlgoGetHeuristic",
+                "proposes nothing that runs for this epilogue and number of SMs");
+  }
 }
 
 void BlasGemm::run(int candidate, const GemmOperands& operands) const {
@@ -93,6 +123,10 @@ void BlasGemm::run(int candidate, const GemmOperands& operands) const {
     return;
   }
   const auto& proposal = proposed_[static_cast<std::size_t>(candidate)];
+  // The library reads the description when it is called.
+  if (operands.mask != nullptr) {
+    set(*product_, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, operands.mask);
+  }
   TWELL_BLAS_CHECK(cublasLtMatmul(blas_.lt(), product_->product, &kOne, operands.b, product_->first,
                                   operands.a, product_->second, &kZero, operands.c,
                                   product_->result, operands.c, product_->result, &proposal.algo,

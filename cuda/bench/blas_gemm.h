@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cuda/bench/device_memory.h"
+#include "cuda/bench/epilogue.h"
 #include "cuda/bench/timer.h"
 #include "cuda/ops/cublas_product.h"
 
@@ -48,20 +49,28 @@ struct GemmOperands {
   const std::uint16_t* a = nullptr;
   const std::uint16_t* b = nullptr;
   std::uint16_t* c = nullptr;
+  std::uint8_t* mask = nullptr;  // of Epilogue::relu_mask
+};
+
+// What cublasLt's GEMMs do besides multiplying, and cublasGemmEx does not.
+struct GemmExtras {
+  Epilogue epilogue = Epilogue::none;
+  int sms = 0;  // to leave the others to somebody else; 0 for all
+  bool any() const { return epilogue != Epilogue::none || sms != 0; }
 };
 
 class BlasGemm {
  public:
   // Times what there is on these operands, from device memory, and overwrites c.
-  BlasGemm(const Blas& blas, Timer& timer, const GemmProblem& problem,
-           const GemmOperands& operands);
+  BlasGemm(const Blas& blas, Timer& timer, const GemmProblem& problem, const GemmOperands& operands,
+           const GemmExtras& extras = {});
   void run(const GemmOperands& operands) const { run(best_, operands); }
   double best_us() const { return best_us_; }
   // Which it is, of how many.
   std::string to_string() const;
 
  private:
-  static constexpr int kOwnChoice = -1;  // cublasGemmEx
+  static constexpr int kOwnChoice = -1;  // cublasGemmEx; none where there are extras
   void run(int candidate, const GemmOperands& operands) const;
   void run_own_choice(const GemmOperands& operands) const;
 

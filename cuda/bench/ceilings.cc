@@ -12,12 +12,20 @@
 namespace twell::bench {
 namespace {
 
+// By a kernel, and by the runtime, whose copy in a graph reached 2.44 of 3.35 TB/s on an H100 and
+// 2.72 of 4.8 on an H200.
 double measure_copy(Bench& bench, const CeilingCase& one) {
-  const DeviceMemory<std::byte> from(one.bytes);
-  const DeviceMemory<std::byte> to(one.bytes);
+  const DeviceMemory<uint4> from(one.bytes / sizeof(uint4));
+  const DeviceMemory<uint4> to(from.size());
+  cudaStream_t stream = bench.timer.stream();
   const Times t = bench.timer.measure(bench.options.runs, [&] {
-    TWELL_CUDA_CHECK(cudaMemcpyAsync(to.get(), from.get(), one.bytes, cudaMemcpyDeviceToDevice,
-                                     bench.timer.stream()));
+    if (one.what == CeilingCase::What::memcpy) {
+      TWELL_CUDA_CHECK(
+          cudaMemcpyAsync(to.get(), from.get(), one.bytes, cudaMemcpyDeviceToDevice, stream));
+    } else {
+      launch_copy_all({from.get(), to.get(), static_cast<std::int64_t>(from.size())},
+                      8 * bench.device.sm_count, stream);
+    }
   });
   const double rate = 2.0 * static_cast<double>(one.bytes) / (t.median_us * 1e-6);
   std::printf("%-34s %8.2f TB/s\n", one.name.c_str(), rate * 1e-12);
@@ -96,7 +104,8 @@ void measure_ceilings(Bench& bench) {
     guarded(bench, one.name, [&] {
       switch (one.what) {
         case CeilingCase::What::copy:
-          bench.ceilings.bytes = measure_copy(bench, one);
+        case CeilingCase::What::memcpy:
+          bench.ceilings.bytes = std::max(bench.ceilings.bytes, measure_copy(bench, one));
           break;
         case CeilingCase::What::gemm:
           bench.ceilings.flops = std::max(bench.ceilings.flops, measure_gemm(bench, one));

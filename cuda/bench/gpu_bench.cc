@@ -1,7 +1,8 @@
 // twell_gpu_bench: the CUDA operations beside cuBLAS on one layer, with output compared.
 //
-// First what the GPU does at best, then exact results, layers, training, sweeps. Prints tables and
-// writes JSON lines as it measures. Nothing but the CUDA runtime and cuBLAS is needed.
+// First what the GPU does at best, then exact results, layers, training, sweeps; or probes, which
+// decide what to build next. Prints tables and writes JSON lines as it measures. Nothing but the
+// CUDA runtime and cuBLAS is needed.
 #include <cuda_runtime.h>
 
 #include <CLI/CLI.hpp>
@@ -50,11 +51,14 @@ int run(const Options& options) {
   bench.report.add(header(bench));
   std::printf("%s, compute capability %d.%d, %d SMs\n", bench.device.name.c_str(),
               bench.device.major, bench.device.minor, bench.device.sm_count);
-  measure_ceilings(bench);
+  if (options.has_ceilings()) measure_ceilings(bench);
   if (options.has("exact")) check_exact(bench);
   if (options.has("layers")) measure_layers(bench);
   if (options.has("train")) measure_training(bench);
   if (options.has("sweeps")) sweep(bench);
+  if (options.has("probe-gate")) probe_gate(bench);
+  if (options.has("probe-rows")) probe_rows(bench);
+  if (options.has("probe-graph")) probe_graph(bench);
   // Without this line the run was cut short.
   bench.report.add({{"kind", "end"}, {"failed", bench.failed}});
   return bench.failed == 0 ? 0 : 1;

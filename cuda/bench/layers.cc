@@ -1,12 +1,14 @@
 // One layer beside the dense one, with their outputs compared, and its two kernels apart.
 #include <algorithm>
 #include <cstdio>
+#include <functional>
 #include <optional>
 #include <vector>
 
 #include "cuda/bench/bench.h"
 #include "cuda/bench/dense_ffn.h"
 #include "cuda/bench/device_layer.h"
+#include "cuda/bench/layer_parts.h"
 #include "cuda/bench/row_error.h"
 
 namespace twell::bench {
@@ -76,10 +78,18 @@ void measure_one(Bench& bench, const LayerCase& one, const DeviceLayer& layer,
       y, dense_memory.y.read(static_cast<std::size_t>(tokens * layer.width)), tokens, layer.width);
   const double nnz = mean_of(row_nnz.read());
 
-  const Times sparse_time = bench.timer.measure(runs, [&] { sparse({}); });
+  // All that lines of a case compare is measured in the same rounds.
+  const LayerParts parts(bench.device, layer, tokens, plan, stream);
+  std::vector<std::function<void()>> works = {[&] { sparse({}); }, [&] { dense.run(); },
+                                              [&] { parts.gate(); }};
+  if (parts.has_gather()) works.emplace_back([&] { parts.gather(); });
+  const std::vector<Times> times = bench.timer.measure_in_turns(runs, works);
+  const Times& sparse_time = times[0];
+  const Times& dense_time = times[1];
+  const Times& gate_time = times[2];
+  const double gather_us =
+      parts.has_gather() ? times[3].median_us : sparse_time.median_us - gate_time.median_us;
   const bool same_bits = layer.read_outputs(tokens) == y;
-  const Times dense_time = bench.timer.measure(runs, [&] { dense.run(); });
-  const PartTimes parts = measure_parts(bench, layer, tokens, plan, sparse_time);
   const bool right = error.within() && same_bits;
   if (!right) bench.failed += 1;
 
@@ -93,15 +103,15 @@ void measure_one(Bench& bench, const LayerCase& one, const DeviceLayer& layer,
   const double floor_us =
       1e6 * std::max(gate_flops / bench.ceilings.flops, weight_bytes / bench.ceilings.bytes);
   const double speedup = dense_time.median_us / sparse_time.median_us;
-  const double gate_rate = gate_flops / (parts.gate.median_us * 1e-6);
-  const double gather_rate = gather_bytes / (parts.gather.median_us * 1e-6);
+  const double gate_rate = gate_flops / (gate_time.median_us * 1e-6);
+  const double gather_rate = gather_bytes / (gather_us * 1e-6);
   const double dense_rate = 3.0 * gate_flops / (dense_time.median_us * 1e-6);
 
   std::printf("%7lld %7.1f %10.1f %10.1f %8.2f %10.1f %10.0f %10.1f %10.2f %6.2f %9.1e%s%s\n",
               static_cast<long long>(tokens), nnz, dense_time.median_us, sparse_time.median_us,
-              speedup, parts.gate.median_us, gate_rate * 1e-12, parts.gather.median_us,
-              gather_rate * 1e-12, floor_us / sparse_time.median_us, error.largest,
-              error.within() ? "" : "  WRONG", same_bits ? "" : "  OTHER BITS IN A GRAPH");
+              speedup, gate_time.median_us, gate_rate * 1e-12, gather_us, gather_rate * 1e-12,
+              floor_us / sparse_time.median_us, error.largest, error.within() ? "" : "  WRONG",
+              same_bits ? "" : "  OTHER BITS IN A GRAPH");
   std::fflush(stdout);
   bench.report.add({{"kind", "ffn"},
                     {"variant", one.name("ffn")},
@@ -110,6 +120,9 @@ void measure_one(Bench& bench, const LayerCase& one, const DeviceLayer& layer,
                     {"us", sparse_time.median_us},
                     {"min_us", sparse_time.min_us},
                     {"max_us", sparse_time.max_us},
+                    {"dense_us", dense_time.median_us},
+                    {"dense_min_us", dense_time.min_us},
+                    {"dense_max_us", dense_time.max_us},
                     {"speedup", speedup},
                     {"floor_us", floor_us},
                     {"worst_row_error", error.largest},
@@ -122,7 +135,9 @@ void measure_one(Bench& bench, const LayerCase& one, const DeviceLayer& layer,
                     {"impl", plan.to_string()}});
   bench.report.add({{"kind", "gate"},
                     {"variant", one.name("gate")},
-                    {"us", parts.gate.median_us},
+                    {"us", gate_time.median_us},
+                    {"min_us", gate_time.min_us},
+                    {"max_us", gate_time.max_us},
                     {"flops_per_s", gate_rate}});
   if (one.screened) return;
   bench.report.add({{"kind", "dense"},
@@ -134,44 +149,11 @@ void measure_one(Bench& bench, const LayerCase& one, const DeviceLayer& layer,
                     {"impl", dense.to_string()}});
   bench.report.add({{"kind", "gather"},
                     {"variant", one.name("gather")},
-                    {"us", parts.gather.median_us},
+                    {"us", gather_us},
                     {"bytes_per_s", gather_rate}});
 }
 
 }  // namespace
-
-PartTimes measure_parts(Bench& bench, const DeviceLayer& layer, std::int64_t tokens,
-                        const cuda::FfnPlan& plan, const Times& whole) {
-  cuda::GemmPlan gemm = plan.gemm;
-  const bool fused = gemm.shape != cuda::GemmShape::library;
-  if (!fused) {
-    gemm = cuda::plan_gemm_relu_twell(gemm.shape, bench.device, layer.problem(tokens));
-  }
-  const TwellLayout layout{tokens, layer.neurons, gemm.tile, gemm.tile, DType::bf16};
-  const DeviceMemory<std::int32_t> counts(cuda::count_words(layout));
-  const DeviceMemory<std::uint32_t> slots(cuda::slot_words(layout));
-  const cuda::DeviceTwellView packed{layout, counts.get(), slots.get(), nullptr};
-  const DeviceMemory<std::byte> memory(
-      std::max(gemm.workspace_bytes, plan.gather.workspace_bytes(tokens)));
-  const cuda::Workspace workspace{memory.get(), memory.size()};
-  cudaStream_t stream = bench.timer.stream();
-  PartTimes out;
-  out.gate = bench.timer.measure(bench.options.runs, [&] {
-    cuda::gemm_relu_twell(gemm, layer.inputs(0, tokens), layer.weights().gate.matrix(), {}, packed,
-                          workspace, stream, layer.screen);
-  });
-  if (!fused) {
-    // Hot neurons and the queue's gather are no operations of their own.
-    out.gather.median_us = whole.median_us - out.gate.median_us;
-    return out;
-  }
-  out.gather = bench.timer.measure(bench.options.runs, [&] {
-    cuda::twell_gated_ffn(plan.gather, layer.inputs(0, tokens), packed,
-                          layer.weights().up->matrix(), layer.weights().down.matrix(),
-                          layer.outputs(tokens), workspace, stream);
-  });
-  return out;
-}
 
 void measure_layers(Bench& bench) {
   std::printf("%7s %7s %10s %10s %8s %10s %10s %10s %10s %6s %9s\n", "tokens", "nnz", "dense us",

@@ -34,6 +34,12 @@ bool Options::has(const char* part) const {
   return std::find(parts.begin(), parts.end(), part) != parts.end();
 }
 
+bool Options::has_ceilings() const {
+  return std::any_of(parts.begin(), parts.end(), [](const std::string& part) {
+    return std::find(std::begin(kProbes), std::end(kProbes), part) == std::end(kProbes);
+  });
+}
+
 void declare(CLI::App& app, Options& options) {
   const auto list = [&](const char* name, auto& values, const char* what) {
     return app.add_option(name, values, what)->delimiter(',')->capture_default_str();
@@ -46,8 +52,10 @@ void declare(CLI::App& app, Options& options) {
       ->excludes(names);
   app.add_option("--json", options.json, "Write what is measured, a JSON object a line")
       ->type_name("FILE");
-  list("--only", options.parts, "Parts to run after the ceilings")
-      ->check(CLI::IsMember(Options().parts));
+  std::vector<std::string> known = Options().parts;
+  known.insert(known.end(), std::begin(kProbes), std::end(kProbes));
+  list("--only", options.parts, "Parts to run, after the ceilings but for probes")
+      ->check(CLI::IsMember(known));
   numbers("--tokens", options.tokens, "Tokens of a call");
   numbers("--nnz", options.nnz, "Mean non-zeros of a token");
   numbers("--train-tokens", options.train_tokens, "Tokens of a training step");

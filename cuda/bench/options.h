@@ -11,6 +11,9 @@ class App;
 
 namespace twell::bench {
 
+// Parts that decide what to build next, run where they are named.
+inline constexpr const char* kProbes[] = {"probe-gate", "probe-rows", "probe-graph"};
+
 struct Options {
   std::string json;
   std::vector<std::int64_t> tokens = {1, 4, 16, 64, 256, 1024, 4096, 16384};
@@ -23,10 +26,11 @@ struct Options {
   int runs = 15;
   bool list = false;     // names the variants and measures nothing
   bool predict = false;  // says what is expected on an H100 and measures nothing
-  // What follows the ceilings, which are always measured.
   std::vector<std::string> parts = {"exact", "layers", "train", "sweeps"};
 
   bool has(const char* part) const;
+  // Ceilings come first, but not where probes are all that is asked for.
+  bool has_ceilings() const;
 };
 
 // Gives `app` the options; parsing fills `options`, which outlives it.

@@ -6,6 +6,7 @@
 #include "cuda/bench/bench.h"
 #include "cuda/bench/device_layer.h"
 #include "cuda/bench/gate_rate.h"
+#include "cuda/bench/layer_parts.h"
 
 namespace twell::bench {
 namespace {
@@ -21,7 +22,8 @@ void measure_shape(Bench& bench, const ShapeCase& one, const DeviceLayer& layer)
                       {"skipped", "more shared memory than there is"}});
     return;
   }
-  const double us = measure_parts(bench, layer, one.tokens, plan, {}).gate.median_us;
+  const LayerParts parts(bench.device, layer, one.tokens, plan, bench.timer.stream());
+  const double us = bench.timer.measure(bench.options.runs, [&] { parts.gate(); }).median_us;
   const double flops_per_s =
       2.0 * static_cast<double>(one.tokens * layer.width * layer.neurons) / (us * 1e-6);
   std::printf("%-34s %10.1f us %8.0f TFLOP/s\n", one.name.c_str(), us, flops_per_s * 1e-12);
@@ -47,7 +49,9 @@ void measure_splits(Bench& bench, const SplitsCase& one, const DeviceLayer& laye
       cuda::plan_ffn(bench.device, problem, kPlenty,
                      one.tokens > 32 ? std::optional(cuda::GemmShape::tile64x64) : std::nullopt);
   plan.gather.splits = one.splits;
-  const double us = measure_parts(bench, layer, one.tokens, plan, {}).gather.median_us;
+  const LayerParts parts(bench.device, layer, one.tokens, plan, bench.timer.stream());
+  parts.gate();
+  const double us = bench.timer.measure(bench.options.runs, [&] { parts.gather(); }).median_us;
   std::printf("%-34s %10.1f us\n", one.name.c_str(), us);
   bench.report.add({{"kind", "gather_splits"},
                     {"variant", one.name},

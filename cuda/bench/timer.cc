@@ -1,7 +1,8 @@
 #include "cuda/bench/timer.h"
 
 #include <algorithm>
-#include <vector>
+#include <memory>
+#include <utility>
 
 #include "cuda/bench/bench_kernels.h"
 
@@ -44,6 +45,11 @@ constexpr std::size_t kFlushShare = 3;
 
 }  // namespace
 
+Times times_of(std::vector<double> us) {
+  std::sort(us.begin(), us.end());
+  return {us[us.size() / 2], us.front(), us.back()};
+}
+
 Timer::Timer(const cuda::Device& device)
     : flush_blocks_(device.sm_count * 8),
       flush_(kFlushShare * device.l2_bytes / sizeof(uint4)),
@@ -67,24 +73,34 @@ void Timer::flush() {
                   flush_blocks_, stream_);
 }
 
-Times Timer::measure(int runs, const std::function<void()>& work, Cache cache) {
-  // Kernels are loaded when they first run, which a capture may refuse.
-  work();
-  TWELL_CUDA_CHECK(cudaStreamSynchronize(stream_));
-  const Recording recording(stream_, work);
-  std::vector<double> us;
-  for (int i = 0; i < runs + 2; ++i) {
-    if (cache == Cache::cold) flush();
-    TWELL_CUDA_CHECK(cudaEventRecord(begin_, stream_));
-    recording.launch(stream_);
-    TWELL_CUDA_CHECK(cudaEventRecord(end_, stream_));
-    TWELL_CUDA_CHECK(cudaEventSynchronize(end_));
-    float milliseconds = 0.0F;
-    TWELL_CUDA_CHECK(cudaEventElapsedTime(&milliseconds, begin_, end_));
-    if (i >= 2) us.push_back(1e3 * static_cast<double>(milliseconds));
+std::vector<Times> Timer::measure_in_turns(int runs,
+                                           const std::vector<std::function<void()>>& works,
+                                           Cache cache) {
+  std::vector<std::unique_ptr<const Recording>> recordings;
+  for (const auto& work : works) {
+    // Kernels are loaded when they first run, which a capture may refuse.
+    work();
+    TWELL_CUDA_CHECK(cudaStreamSynchronize(stream_));
+    recordings.push_back(std::make_unique<const Recording>(stream_, work));
   }
-  std::sort(us.begin(), us.end());
-  return {us[us.size() / 2], us.front(), us.back()};
+  std::vector<std::vector<double>> us(works.size());
+  for (int round = 0; round < runs + 2; ++round) {
+    for (std::size_t i = 0; i < works.size(); ++i) {
+      // Odd rounds run backwards: nobody always follows the same neighbour.
+      const std::size_t w = round % 2 == 0 ? i : works.size() - 1 - i;
+      if (cache == Cache::cold) flush();
+      TWELL_CUDA_CHECK(cudaEventRecord(begin_, stream_));
+      recordings[w]->launch(stream_);
+      TWELL_CUDA_CHECK(cudaEventRecord(end_, stream_));
+      TWELL_CUDA_CHECK(cudaEventSynchronize(end_));
+      float milliseconds = 0.0F;
+      TWELL_CUDA_CHECK(cudaEventElapsedTime(&milliseconds, begin_, end_));
+      if (round >= 2) us[w].push_back(1e3 * static_cast<double>(milliseconds));
+    }
+  }
+  std::vector<Times> out;
+  for (std::vector<double>& of_work : us) out.push_back(times_of(std::move(of_work)));
+  return out;
 }
 
 }  // namespace twell::bench

@@ -58,6 +58,7 @@ std::vector<CeilingCase> ceiling_cases(const Options& options) {
   using What = CeilingCase::What;
   std::vector<CeilingCase> out;
   out.push_back({"ceiling/copy", What::copy, 0, 0, 0, std::size_t{1} << 30});
+  out.push_back({"ceiling/memcpy", What::memcpy, 0, 0, 0, std::size_t{1} << 30});
   out.push_back({"ceiling/gemm_8192", What::gemm, 8192, 8192, 8192, 0});
   for (const int m : {16384, 1536, 2048}) {
     const int n = static_cast<int>(options.neurons);
@@ -193,9 +194,61 @@ std::vector<SplitsCase> splits_cases(const Options& options) {
   return out;
 }
 
+std::vector<std::vector<GateProbe>> gate_probes() {
+  const auto all = {Epilogue::none, Epilogue::relu, Epilogue::relu_mask};
+  std::vector<std::vector<GateProbe>> out(2);
+  for (const std::int64_t block : {0, 1280, 1536, 2048, 4096}) {
+    for (const Epilogue epilogue : all) {
+      const std::string rows = block == 0 ? "whole" : std::to_string(block);
+      out[0].push_back({path_of("probe/gate", rows, name_of(epilogue)), epilogue, block, 0});
+    }
+  }
+  // 132, 124, 116, 108 and 100 of an H100.
+  for (const int fewer : {0, 8, 16, 24, 32}) {
+    for (const Epilogue epilogue : {Epilogue::none, Epilogue::relu_mask}) {
+      out[1].push_back(
+          {path_of("probe/gate_sms", std::to_string(fewer) + "_fewer", name_of(epilogue)), epilogue,
+           0, fewer});
+    }
+  }
+  return out;
+}
+
+std::vector<std::vector<RowsProbe>> rows_probes() {
+  std::vector<std::vector<RowsProbe>> out;
+  const auto add = [&](const char* what, int megabytes, int sms, bool beside) {
+    std::vector<RowsProbe>& group = out.emplace_back();
+    const std::string at = sms == 0 ? "all_sms" : "sms_" + std::to_string(sms);
+    for (const int ring : {0, 8, 16, 24, 40}) {
+      const std::string by = ring == 0 ? "loads" : "ring_" + std::to_string(ring);
+      group.push_back(
+          {path_of(what, std::to_string(megabytes) + "mb", at, by), megabytes, sms, ring, beside});
+    }
+  };
+  // The whole of Wu and Wd first.
+  for (const int megabytes : {46, 28, 12}) {
+    for (const int sms : {0, 32, 24, 16}) add("probe/rows", megabytes, sms, false);
+    for (const int sms : {32, 24, 16}) add("probe/beside", megabytes, sms, true);
+  }
+  return out;
+}
+
+std::vector<GraphProbe> graph_probes() {
+  std::vector<GraphProbe> out;
+  const auto name = [](const char* kind, int times) {
+    return path_of("probe/graph", kind + std::to_string(times));
+  };
+  for (const int kernels : {1, 2, 4}) out.push_back({name("gates_", kernels), kernels, 1});
+  for (const int times : {2, 4}) out.push_back({name("neurons_x", times), 1, times});
+  for (const int kernels : {1, 2, 4}) out.push_back({name("empty_", kernels), kernels, 0});
+  return out;
+}
+
 std::vector<std::string> variant_names(const Options& options) {
   std::vector<std::string> out;
-  for (const CeilingCase& one : ceiling_cases(options)) out.push_back(one.name);
+  if (options.has_ceilings()) {
+    for (const CeilingCase& one : ceiling_cases(options)) out.push_back(one.name);
+  }
   if (options.has("exact")) {
     for (const ExactCase& one : exact_cases(options)) out.push_back(one.name);
   }
@@ -211,6 +264,22 @@ std::vector<std::string> variant_names(const Options& options) {
   if (options.has("sweeps")) {
     for (const ShapeCase& one : shape_cases(options)) out.push_back(one.name);
     for (const SplitsCase& one : splits_cases(options)) out.push_back(one.name);
+  }
+  const auto add = [&](const auto& group) {
+    for (const auto& one : group) out.push_back(one.name);
+  };
+  if (options.has("probe-gate")) {
+    const auto groups = gate_probes();
+    add(groups[0]);
+    out.insert(out.end(), {kGateMask, kGateBits});
+    add(groups[1]);
+  }
+  if (options.has("probe-rows")) {
+    for (const auto& group : rows_probes()) add(group);
+  }
+  if (options.has("probe-graph")) {
+    add(graph_probes());
+    out.insert(out.end(), std::begin(kGraphLines), std::end(kGraphLines));
   }
   return out;
 }

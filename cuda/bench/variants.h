@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda/bench/epilogue.h"
 #include "cuda/bench/options.h"
 #include "twell/cuda.h"
 
@@ -15,7 +16,7 @@ namespace twell::bench {
 
 // What this GPU does at best.
 struct CeilingCase {
-  enum class What { copy, gemm, l2_rows, launch_gap };
+  enum class What { copy, memcpy, gemm, l2_rows, launch_gap };
   std::string name;
   What what;
   int m = 0, n = 0, k = 0;  // of a GEMM
@@ -79,6 +80,43 @@ struct SplitsCase {
   int splits = 1;
 };
 std::vector<SplitsCase> splits_cases(const Options& options);
+
+// The gate's GEMM by cublasLt: of all rows, or of blocks of them one after the other into the same
+// memory, which stays in L2; on all SMs or on fewer.
+struct GateProbe {
+  std::string name;
+  Epilogue epilogue = Epilogue::none;
+  std::int64_t block_rows = 0;  // 0 for all
+  int fewer_sms = 0;
+};
+// A group's cases are measured in turns.
+std::vector<std::vector<GateProbe>> gate_probes();
+// What is written for values that are not finite or no number of bf16, and which bit is whose.
+inline constexpr const char* kGateBits = "probe/gate/bits";
+inline constexpr const char* kGateMask = "probe/gate/mask_layout";
+
+// Rows of 4 KB in random order, of so many megabytes: by a ring of bulk copies, or by loads into
+// registers, alone or beside the gate's GEMM on the other SMs.
+struct RowsProbe {
+  std::string name;
+  int megabytes = 0;
+  int sms = 0;   // 0 for all
+  int ring = 0;  // rows of an SM's ring; 0 for loads
+  bool beside = false;
+};
+std::vector<std::vector<RowsProbe>> rows_probes();
+
+// A graph of so many kernels, each of which streams a gate of so many times the neurons for one
+// token, or does nothing.
+struct GraphProbe {
+  std::string name;
+  int kernels = 1;
+  int times_neurons = 1;  // 0 for nothing
+};
+std::vector<GraphProbe> graph_probes();
+// Lines through those of one kind.
+inline constexpr const char* kGraphLines[] = {"probe/graph/line/gates", "probe/graph/line/neurons",
+                                              "probe/graph/line/empty"};
 
 // All of them, as --list prints them.
 std::vector<std::string> variant_names(const Options& options);

@@ -10,9 +10,11 @@
 #include <set>
 
 #include "cuda/bench/bench_kernels.h"
+#include "cuda/bench/bulk_rows.h"
 #include "cuda/bench/exact_layer.h"
 #include "cuda/bench/gate_rate.h"
 #include "cuda/bench/launch_shapes.h"
+#include "cuda/bench/line_fit.h"
 #include "cuda/bench/predictions.h"
 #include "cuda/bench/report.h"
 #include "cuda/bench/row_error.h"
@@ -326,6 +328,57 @@ TEST(BenchKernels, ReadRowsReadsTheRowsOfTheirOrder) {
   EXPECT_EQ(sum.read().front(), expected);
 }
 
+TEST(BenchKernels, CopyAllCopiesAllAndNoMore) {
+  const std::vector<std::uint32_t> words = some_words(std::size_t{4} * (2 * 256 * 4 * 3 + 77));
+  const DeviceBuffer<std::uint32_t> from(words);
+  const DeviceBuffer<std::uint32_t> to(words.size());
+  launch_copy_all({reinterpret_cast<const uint4*>(from.data()), reinterpret_cast<uint4*>(to.data()),
+                   static_cast<std::int64_t>(words.size() / 4)},
+                  2, nullptr);
+  EXPECT_EQ(to.read(), words);
+}
+
+// Rings that are longer than what they read, and short ones that go round many times.
+TEST(BenchKernels, BulkRowsReadsTheRowsOfTheirOrder) {
+  constexpr std::uint32_t kReadRows = 11;
+  constexpr std::size_t kWords = kReadRowBytes / 4;
+  const std::vector<std::uint32_t> words = some_words(kReadRows * kWords);
+  const DeviceBuffer<std::uint32_t> data(words);
+  for (const emulation::Order order :
+       {emulation::Order::ascending, emulation::Order::descending, emulation::Order::shuffled}) {
+    emulation::set_order(order);
+    for (const int slots : {1, 2, 3, 5}) {
+      for (const int rows_per_warp : {0, 2, 7}) {
+        const DeviceBuffer<unsigned> sums(2 * kBulkWarps);
+        launch_bulk_rows({reinterpret_cast<const std::byte*>(data.data()), kReadRows, rows_per_warp,
+                          slots, sums.data()},
+                         2, bulk_rows_shared_bytes(slots, 0), nullptr);
+        std::vector<unsigned> expected(2 * kBulkWarps);
+        for (std::uint32_t warp = 0; warp < expected.size(); ++warp) {
+          for (int i = 0; i < rows_per_warp; ++i) {
+            const std::uint32_t row = random_row(warp, static_cast<std::uint32_t>(i), kReadRows);
+            for (std::size_t w = 0; w < kWords; ++w) expected[warp] += words[row * kWords + w];
+          }
+        }
+        EXPECT_EQ(sums.read(), expected) << slots << " slots, " << rows_per_warp << " rows";
+      }
+    }
+  }
+  emulation::set_order(emulation::Order::ascending);
+}
+
+// One block an SM, whatever its ring: two would not fit the memory of an H100's SM, of which each
+// takes 1 KB more than it asks for.
+TEST(BenchKernels, BulkRowsHasAnSmForEachBlock) {
+  constexpr std::size_t kBlock = std::size_t{227} << 10;
+  for (const int slots : {1, 2, 3, 5}) {
+    const std::size_t bytes = bulk_rows_shared_bytes(slots, kBlock);
+    EXPECT_GT(2 * (bytes + 1024), std::size_t{228} << 10);
+    EXPECT_LE(bytes, kBlock);
+    EXPECT_GE(bytes, kBulkWarps * static_cast<std::size_t>(slots) * (kReadRowBytes + 8));
+  }
+}
+
 // As many rows as 46 MB have are read alike often, also by warps that run at the same time.
 TEST(BenchKernels, RandomRowsAreSpread) {
   constexpr std::uint32_t kReadRows = 11230;
@@ -419,6 +472,15 @@ TEST(GateRate, NamesThePlansOwnShape) {
   EXPECT_TRUE(takes(device, problem, cuda::GemmShape::library));
 }
 
+TEST(LineFit, FindsTheLineAndTheNearestOne) {
+  const Point on_it[] = {{1, 7.5}, {2, 11.0}, {4, 18.0}};
+  EXPECT_NEAR(fit_line(on_it).at_zero, 4.0, 1e-12);
+  EXPECT_NEAR(fit_line(on_it).slope, 3.5, 1e-12);
+  const Point beside_it[] = {{0, 0}, {1, 3}, {2, 0}};
+  EXPECT_NEAR(fit_line(beside_it).at_zero, 1.0, 1e-12);
+  EXPECT_NEAR(fit_line(beside_it).slope, 0.0, 1e-12);
+}
+
 Options parse(const std::vector<std::string>& arguments) {
   Options options;
   CLI::App app;
@@ -445,6 +507,15 @@ TEST(Variants, AreNamedOnceAndInOrder) {
   EXPECT_EQ(
       variant_names(parse({"--only", "train", "--train-tokens", "64", "--train-nnz", "3"})).back(),
       "train/64/3");
+  // Probes are named alone: no ceilings come before them, and none by themselves.
+  const std::vector<std::string> probes = variant_names(parse({"--only", "probe-rows,probe-gate"}));
+  EXPECT_EQ(probes.front(), "probe/gate/whole/plain");
+  EXPECT_EQ(probes.back(), "probe/beside/12mb/sms_16/ring_40");
+  EXPECT_EQ(std::set<std::string>(probes.begin(), probes.end()).size(), probes.size());
+  EXPECT_EQ(variant_names(parse({"--only", "probe-gate,train"})).front(), "ceiling/copy");
+  for (const auto& group : rows_probes()) {
+    for (const RowsProbe& one : group) EXPECT_EQ(one.ring % kBulkWarps, 0) << one.name;
+  }
   for (const ExactCase& one : exact_cases({})) {
     EXPECT_LE(one.first + one.tokens, kExactTokens) << one.name;
   }

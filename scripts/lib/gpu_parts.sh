@@ -24,7 +24,10 @@ gpu_architecture() {
 # Two calls, each within ten minutes: what needs the GPU alone first, what needs PyTorch or takes its time second.
 FIRST_PARTS=(build ceilings test bench train)
 SECOND_PARTS=(memcheck racecheck build-lm operators engine bench-ffn)
-ALL_PARTS=("${FIRST_PARTS[@]}" "${SECOND_PARTS[@]}")
+# A third, of what is to be known before the next kernels are written. Each probe is a process of its own: one that
+# hangs or fails costs its own time alone.
+PROBE_PARTS=(build-bench probe-gate probe-rows probe-graph)
+ALL_PARTS=("${FIRST_PARTS[@]}" "${SECOND_PARTS[@]}" "${PROBE_PARTS[@]}")
 
 # Seconds; those of a call add up to at most CALL_LIMIT, which leaves the rest of 600 to what stands between.
 CALL_LIMIT=560
@@ -41,6 +44,10 @@ limit_of() {
     operators) echo 50 ;;
     engine) echo 110 ;;
     bench-ffn) echo 40 ;;
+    build-bench) echo 210 ;;
+    probe-gate) echo 60 ;;
+    probe-rows) echo 90 ;;
+    probe-graph) echo 30 ;;
   esac
 }
 
@@ -57,6 +64,10 @@ describe() {
     operators) echo "cuda/tests/test_torch_cuda.py: torch.ops.twell on CUDA tensors, in a graph, its errors" ;;
     engine) echo "generate, stats and train on the GPU beside the CPU; bench model with energy" ;;
     bench-ffn) echo "twell bench ffn: one layer through the operators, beside PyTorch's dense layer" ;;
+    build-bench) echo "libtwell_cuda and the benchmark alone, for this GPU's architecture, into build/gpu" ;;
+    probe-gate) echo "(some 10 s) the gate's GEMM: whole, in blocks, with ReLU, with cublasLt's mask, on fewer SMs" ;;
+    probe-rows) echo "(some 25 s) random rows by bulk copies and by loads, alone and beside the gate's GEMM" ;;
+    probe-graph) echo "(some 5 s) one, two and four gates of a token in a graph: fixed time and rate" ;;
   esac
 }
 
@@ -66,6 +77,7 @@ bench_selection() {
     ceilings) echo exact ;;
     bench) echo layers,sweeps ;;
     train) echo train ;;
+    probe-*) echo "$1" ;;
   esac
 }
 
@@ -112,7 +124,7 @@ lacks() {
   local headers
   [[ $(gpu_name) ]] || { echo "no NVIDIA GPU" && return 0; }
   case $1 in
-    build)
+    build | build-bench)
       has_build_tools || return 0
       gtest_installed || [[ -f $GPU_BUNDLE/googletest/CMakeLists.txt ]] ||
         echo "no GoogleTest; run 'scripts/gpu_check bundle' where its sources are, and bring build/gpu-bundle"
@@ -138,9 +150,9 @@ not_built() {
     test | memcheck | racecheck)
       [[ -x $GPU_BUILD/cuda/tests/cuda_test ]] || echo "cuda_test is not built; run the part build"
       ;;
-    ceilings | bench | train)
+    ceilings | bench | train | probe-*)
       [[ -x $GPU_BUILD/cuda/bench/twell_gpu_bench ]] ||
-        echo "twell_gpu_bench is not built; run the part build, which needs cuBLAS, CLI11 and nlohmann-json for it"
+        echo "twell_gpu_bench is not built; run the part build-bench, which needs cuBLAS, CLI11 and nlohmann-json"
       ;;
     operators | engine | bench-ffn)
       [[ -x $GPU_LM_BUILD/cli/twell && -f $GPU_LM_BUILD/src/torch_ops/libtwell_lm_cuda.so ]] ||
@@ -189,12 +201,17 @@ bundle_sources() {
 }
 
 # Warnings are no errors in what is built here: these compilers have not met the sources before.
-run_build() {
+configure_gpu() {
   local gtest=()
   gtest_installed || gtest=(-DTWELL_GTEST_SOURCE="$GPU_BUNDLE/googletest")
   cmake -S "$ROOT" -B "$GPU_BUILD" -G Ninja -DCMAKE_BUILD_TYPE=Release -DTWELL_WERROR=OFF -DTWELL_LM=OFF -DTWELL_CUDA=ON \
-    -DCMAKE_PREFIX_PATH="$GPU_BUNDLE" -DTWELL_CUDA_ARCHITECTURES="$(gpu_architecture)" ${gtest[@]+"${gtest[@]}"} &&
-    ninja -C "$GPU_BUILD" -j "$(jobs_here)" cuda_test &&
+    -DCMAKE_PREFIX_PATH="$GPU_BUNDLE" -DTWELL_CUDA_ARCHITECTURES="$(gpu_architecture)" ${gtest[@]+"${gtest[@]}"}
+}
+
+run_build-bench() { configure_gpu && ninja -C "$GPU_BUILD" -j "$(jobs_here)" twell_gpu_bench; }
+
+run_build() {
+  configure_gpu && ninja -C "$GPU_BUILD" -j "$(jobs_here)" cuda_test &&
     # Without what it needs there is no benchmark, and that part says so.
     { ! ninja -C "$GPU_BUILD" -t query twell_gpu_bench >/dev/null 2>&1 || ninja -C "$GPU_BUILD" twell_gpu_bench; }
 }
@@ -242,12 +259,16 @@ run_racecheck() {
 }
 
 measure() {
-  "$GPU_BUILD/cuda/bench/twell_gpu_bench" --only "$(bench_selection "$1")" --json "$GPU_RESULTS/$1.jsonl"
+  "$GPU_BUILD/cuda/bench/twell_gpu_bench" --only "$(bench_selection "$1")" --json "$GPU_RESULTS/$1.jsonl" "${@:2}"
 }
 
 run_ceilings() { measure ceilings; }
 run_bench() { measure bench; }
 run_train() { measure train; }
+# Differences of a few per cent decide.
+run_probe-gate() { measure probe-gate --runs 31; }
+run_probe-rows() { measure probe-rows --runs 31; }
+run_probe-graph() { measure probe-graph --runs 31; }
 
 # note_part PART OUTCOME SECONDS [REASON]
 note_part() {

@@ -3,7 +3,9 @@
 import json
 import os
 import pathlib
+import re
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -188,6 +190,18 @@ def test_a_broken_table_is_an_error_after_the_results_are_written(tmp_path, tabl
     assert json.loads(file.read_text())["bench"]["results"]
 
 
+def test_figures_of_a_case_are_of_one_run(tmp_path):
+    table = TABLE.replace("| gather/16384/29 | not measured | 1 ms | |", "| gather/16384/29 | | 1 ms | 0.7 ms |")
+    done, _ = run_report(tmp_path, text_of(LINES), table)
+    assert done.returncode == 0, done.stderr
+    filled = (tmp_path / "model.md").read_text()
+    assert "| ffn/16384/29 | GEMM | 2.1 ms | 3.4 ms |" in filled
+    assert "| gather/16384/29 | | 1 ms | |" in filled  # was ended before it measured this one
+    # A run that measured nothing of the case leaves what stands.
+    run_report(tmp_path, text_of(LINES[:3]), table)
+    assert "| gather/16384/29 | | 1 ms | 0.7 ms |" in (tmp_path / "model.md").read_text()
+
+
 def test_text_without_markers_stays(tmp_path):
     done, _ = run_report(tmp_path, text_of(LINES), "no table\n")
     assert done.returncode == 0 and (tmp_path / "model.md").read_text() == "no table\n"
@@ -207,12 +221,23 @@ def put(file, text):
     file.chmod(0o755)
 
 
+def put_gpu(tree):
+    put(
+        tree / "bin/nvidia-smi",
+        'case "$*" in *name*) echo "NVIDIA T 100" ;; *compute_cap*) echo 9.0 ;; *) echo 580.1 ;; esac\n',
+    )
+
+
+def with_programs(tree):
+    return {**os.environ, "PATH": f"{tree / 'bin'}:{os.environ['PATH']}"}
+
+
 def gpu_check(tree, *arguments):
     return subprocess.run(
         [tree / "scripts/gpu_check", *arguments],
         capture_output=True,
         text=True,
-        env={**os.environ, "PATH": f"{tree / 'bin'}:{os.environ['PATH']}"},
+        env=with_programs(tree),
         timeout=120,
     )
 
@@ -223,14 +248,16 @@ def shell(tree, command):
 
 
 def test_each_call_ends_within_ten_minutes(tree):
-    parts = {call: shell(tree, f'echo "${{{call}_PARTS[@]}}"').split() for call in ("FIRST", "SECOND", "ALL")}
-    assert parts["FIRST"] + parts["SECOND"] == parts["ALL"] and len(set(parts["ALL"])) == len(parts["ALL"])
+    calls = ("FIRST", "SECOND", "PROBE")
+    parts = {call: shell(tree, f'echo "${{{call}_PARTS[@]}}"').split() for call in (*calls, "ALL")}
+    assert [part for call in calls for part in parts[call]] == parts["ALL"]
+    assert len(set(parts["ALL"])) == len(parts["ALL"])
     most = int(shell(tree, "echo $CALL_LIMIT"))
     assert most <= 600 - 40  # for what stands between the parts: PyTorch is imported, reports are written
-    for call in ("FIRST", "SECOND"):
+    for call in calls:
         limits = {part: int(shell(tree, f"limit_of {part}")) for part in parts[call]}
         assert all(limit >= 30 for limit in limits.values())
-        assert sum(limits.values()) <= most, limits
+        assert sum(limits.values()) <= (480 if call == "PROBE" else most), limits
     for part in parts["ALL"]:
         assert shell(tree, f"describe {part}").strip()
         assert shell(tree, f"declare -F run_{part}")
@@ -263,10 +290,7 @@ def test_unknown_parts_are_refused(tree):
 
 
 def test_what_a_killed_part_measured_is_in_the_results(tree):
-    put(
-        tree / "bin/nvidia-smi",
-        'case "$*" in *name*) echo "NVIDIA T 100" ;; *compute_cap*) echo 9.0 ;; *) echo 580.1 ;; esac\n',
-    )
+    put_gpu(tree)
     (tree / "lines").write_text(text_of(LINES)[:-5])
     put(
         tree / "build/gpu/cuda/bench/twell_gpu_bench",
@@ -288,6 +312,73 @@ def test_what_a_killed_part_measured_is_in_the_results(tree):
     done = gpu_check(tree, "memcheck")
     found = json.loads((tree / "bench/results/gpu-t-100.json").read_text())
     assert found["parts"]["memcheck"]["outcome"] == "skipped" and found["ceilings"]["results"]
+
+
+PROBES = ["probe-gate", "probe-rows", "probe-graph"]
+
+
+def test_dry_run_of_the_probes_has_a_time_for_each_step(tree):
+    put(tree / "build/core/cuda/bench/twell_gpu_bench", 'echo "variant/$3"\n')
+    done = gpu_check(tree, "--dry-run", "probes")
+    assert done.returncode == 0, done.stderr
+    steps = re.findall(r"^(\S+): at most (\d+) s: (.+)$", done.stderr, re.MULTILINE)
+    assert [name for name, _, _ in steps] == ["build-bench", *PROBES]
+    assert all(re.match(r"\(some \d+ s\) ", what) for _, _, what in steps[1:])
+    assert [line.strip() for line in done.stdout.splitlines()] == [f"variant/{name}" for name in PROBES]
+
+
+def test_a_probe_that_is_ended_keeps_its_lines_and_the_next_one_runs(tree):
+    put_gpu(tree)
+    lines = [
+        {"kind": "header", "gpu": "NVIDIA T"},
+        {"kind": "probe_rows", "variant": "probe/rows/46mb/all_sms/loads", "bytes_per_s": 7e12, "right": True},
+        {"kind": "probe_rows", "variant": "probe/rows/46mb/all_sms/ring_8", "bytes_per_s": 5e12, "right": False},
+    ]
+    (tree / "lines").write_text(text_of(lines) + '{"kind": "probe_rows", "vari')
+    put(
+        tree / "build/gpu/cuda/bench/twell_gpu_bench",
+        '[[ $1 == --only && $3 == --json && "$5 $6" == "--runs 31" ]] || exit 3\n'
+        f'[[ $2 != probe-rows ]] || {{ cp "{tree}/lines" "$4"; kill -KILL $$; }}\n'
+        'echo \'{"kind": "header"}\' >"$4"; echo \'{"kind": "end", "failed": 0}\' >>"$4"; echo "table of $2"\n',
+    )
+    done = gpu_check(tree, *PROBES)
+    assert done.returncode == 1
+    found = json.loads((tree / "bench/results/gpu-t-100.json").read_text())
+    assert [found["parts"][name]["outcome"] for name in PROBES] == ["passed", "failed", "passed"]
+    assert found["probe-rows"]["complete"] is False and found["probe-rows"]["results"] == lines[1:]
+    assert found["probe-graph"]["complete"] is True
+    assert "table of probe-gate" in done.stderr and "table of probe-graph" in done.stderr
+    assert "WRONG: probe/rows/46mb/all_sms/ring_8" in done.stdout
+
+
+def test_probes_that_are_not_built_are_skipped_in_one_line(tree):
+    put_gpu(tree)
+    done = gpu_check(tree, "probe-gate")
+    assert done.returncode == 0
+    assert [line for line in done.stdout.splitlines() if "probe-gate" in line] == [(
+        "probe-gate: skipped in 0 s: twell_gpu_bench is not built; run the part build-bench, "
+        "which needs cuBLAS, CLI11 and nlohmann-json"
+    )]
+
+
+def test_what_an_ended_call_measured_is_reported_by_the_next(tree):
+    put_gpu(tree)
+    bench = tree / "build/gpu/cuda/bench/twell_gpu_bench"
+    started = tree / "started"
+    os.mkfifo(started)
+    put(bench, f'echo \'{json.dumps(LINES[1])}\' >"$4"; echo >"{started}"; sleep 60\n')
+    call = subprocess.Popen([tree / "scripts/gpu_check", "probe-rows"], start_new_session=True, env=with_programs(tree),
+                            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+    started.read_text()
+    # timeout puts the part into a group of its own; all are of one session.
+    for process in subprocess.run(["pgrep", "-s", str(call.pid)], capture_output=True, text=True).stdout.split():
+        os.kill(int(process), signal.SIGKILL)
+    call.wait()
+    put(bench, 'echo \'{"kind": "end", "failed": 0}\' >"$4"\n')
+    assert gpu_check(tree, "probe-graph").returncode == 0
+    found = json.loads((tree / "bench/results/gpu-t-100.json").read_text())
+    assert found["parts"]["probe-rows"]["reason"] == "the call was ended"
+    assert found["probe-rows"]["results"] == [LINES[1]]
 
 
 def test_the_benchmark_lists_without_a_gpu():

@@ -34,6 +34,12 @@ void store_16(void* to, uint4 v, TWELL_CALLED_FROM);
 void store_f4(float* to, float4 v, TWELL_CALLED_FROM);
 void store_shared_16(std::uint32_t to, uint4 v);
 
+void init_barrier(std::uint32_t barrier, std::uint32_t arrivals);
+void publish_barriers();
+void expect_bytes(std::uint32_t barrier, std::uint32_t bytes);
+void copy_bulk(std::uint32_t to, const void* from, std::uint32_t bytes, std::uint32_t barrier);
+void wait_barrier(std::uint32_t barrier, std::uint32_t parity);
+
 // Kernels run one after the other here.
 inline void launch_dependents() {}
 inline void wait_for_previous() {}
