@@ -36,8 +36,7 @@ def by_variant(found: dict[str, Any]) -> dict[str, Line]:
     """Every line with a name, and the part that it is of.
 
     Every part of the benchmark but the probes begins with the ceilings, and the last one is taken. Nothing is left of
-    an earlier plan
-    where a later one was measured; other lines of it have "earlier_plan".
+    an earlier plan where a later one was measured; other lines of it have "earlier_plan".
     """
     lines = {
         line["variant"]: {**line, "part": part}

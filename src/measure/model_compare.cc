@@ -79,7 +79,11 @@ Speed compare(Runners& runners, std::vector<std::string> names, std::size_t dens
               const std::function<void()>& tick) {
   lm::DeviceRuntime& runtime = lm::runtime_of(runners.back()->device());
   std::vector<Call> calls;
-  for (const auto& runner : runners) calls.push_back(call_of(*runner, decoding));
+  for (const auto& runner : runners) {
+    // The first call is to be of a token, not of its prompt.
+    if (decoding) runner->prefill();
+    calls.push_back(call_of(*runner, decoding));
+  }
   RunEnergy energy(runtime.uuid(), calls.size());
   energy.watch(measure);
   if (!runtime.is_cpu()) {
