@@ -77,8 +77,16 @@ void CommonOptions::write(const nlohmann::json& results) const {
   if (json != "-") say("Results as JSON: {}\n", json);
 }
 
-void CommonOptions::write_so_far(const nlohmann::json& results) const {
-  if (!json.empty() && json != "-") put_json(results);
+void CommonOptions::write_so_far(nlohmann::json results) const {
+  if (json.empty() || json == "-") return;
+  results["complete"] = false;
+  put_json(results);
+  wrote_so_far_ = true;
+}
+
+void CommonOptions::tell_so_far() const {
+  if (!wrote_so_far_) return;
+  put(stderr, fmt::format("note: {} has what was measured until then\n", json));
 }
 
 CLI::App& declare_command(CLI::App& parent, const std::string& name, const std::string& description,

@@ -77,12 +77,13 @@ std::vector<Timing> measure_in_turns(const std::vector<std::function<void(std::i
       timings[s].calls += calls;
       if (tick) tick();
     }
-  }
-  for (Timing& timing : timings) {
-    timing.median_us = median(timing.runs_us);
-    const auto [low, high] = std::minmax_element(timing.runs_us.begin(), timing.runs_us.end());
-    timing.min_us = *low;
-    timing.max_us = *high;
+    for (Timing& timing : timings) {
+      timing.median_us = median(timing.runs_us);
+      const auto [low, high] = std::minmax_element(timing.runs_us.begin(), timing.runs_us.end());
+      timing.min_us = *low;
+      timing.max_us = *high;
+    }
+    if (options.after_round) options.after_round(timings);
   }
   return timings;
 }

@@ -9,6 +9,7 @@
 
 namespace twell::measure {
 
+struct Timing;
 struct MeasureOptions {
   int repeats = 7;           // timed runs of each side; medians are reported
   double min_seconds = 0.2;  // of one run: as many calls as that takes
@@ -17,6 +18,8 @@ struct MeasureOptions {
   // Around every timed run of a side, outside of its time.
   std::function<void()> before_run = {};
   std::function<void(std::size_t side)> after_run = {};
+  // After every round, in which each side has run once, with the figures so far.
+  std::function<void(const std::vector<Timing>&)> after_round = {};
 };
 
 struct Timing {

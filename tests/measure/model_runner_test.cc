@@ -160,6 +160,7 @@ TEST(LayerCompare, HasEveryLayerAndItsActivity) {
   CompareOptions options;
   options.sequences = 2;
   options.prompt_tokens = 8;
+  options.decode = false;
   options.measure.repeats = 1;
   options.measure.min_seconds = 0.001;
   std::int64_t ticks = 0;
