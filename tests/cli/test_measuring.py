@@ -350,7 +350,7 @@ def test_bench_model_of_a_batch(twell, work):
     too_short = twell("bench", "model", *quick, "--batch", 2, "--prompt-tokens", 16, "--text", short, ok=False)
     assert "2 sequences of 16 tokens of a prompt and 32 decoded are 96 tokens, the text has 9" in too_short.error_line()
     too_long = twell("bench", "model", *quick, "--batch", 2, "--prompt-tokens", 64, ok=False)
-    assert "the model's context is 48" in too_long.error_line()
+    assert "do not fit into the model's context of 48" in too_long.error_line()
 
 
 def test_bench_train_in_eager_mode_and_as_fits(twell, work):
