@@ -172,7 +172,7 @@ TEST(RecipeTest, OfAnOlderRunIsTakenUnlessItUsedWhatOnlyPythonHas) {
     json.update(changes);
     return Recipe::from_json(json.dump(), "state.json");
   };
-  EXPECT_EQ(older({}), recipe());
+  EXPECT_EQ(older(nlohmann::json::object()), recipe());
   EXPECT_EQ(older({{"hidden_weight", 0.5}, {"share_steps", 7}}), recipe()) << "neither was used";
   const auto message = [&](const char* key, const nlohmann::json& value) {
     return message_of([&] { older({{key, value}}); });
