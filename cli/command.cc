@@ -132,6 +132,16 @@ void add_old_name(CLI::App& command, CLI::Option* option, const std::string& old
   command.add_option_function<std::string>(old, pass_on)->group("")->default_str("");
 }
 
+void add_removed_option(CLI::App& command, const std::string& name, const std::string& instead) {
+  const auto refuse = [name, instead](const std::string&) {
+    throw CLI::ValidationError(name, "twell has it no longer: " + instead);
+  };
+  command.add_option_function<std::string>(name, refuse)
+      ->expected(0, 1)
+      ->group("")
+      ->default_str("");
+}
+
 CLI::Option* add_seed_option(CLI::App& command, std::uint64_t& seed,
                              const std::string& description) {
   const auto check = [](const std::string& text) -> std::string {

@@ -93,6 +93,9 @@ void add_paths_option(CLI::App& command, const std::string& name, std::vector<st
 // standard error. An error where both are given.
 void add_old_name(CLI::App& command, CLI::Option* option, const std::string& old);
 
+// An option that is no more: its use is an error that says what is there instead.
+void add_removed_option(CLI::App& command, const std::string& name, const std::string& instead);
+
 // --seed: 64 bits without a sign.
 CLI::Option* add_seed_option(CLI::App& command, std::uint64_t& seed,
                              const std::string& description);
