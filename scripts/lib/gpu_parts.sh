@@ -8,13 +8,26 @@ GPU_RESULTS=$ROOT/build/gpu-results
 # What the command line includes besides PyTorch, and of it the benchmark.
 LM_HEADERS=(fmt/format.h nlohmann/json.hpp CLI/CLI.hpp pcre2.h utf8proc.h)
 
-gpu_name() { nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1 || true; }
+SMI_LIMIT=10 # seconds; nvidia-smi hangs where a driver does
+
+# The first line that nvidia-smi prints of a field; nothing where it fails, hangs, or says what is no name or number.
+ask_gpu() {
+  local said
+  said=$(timeout --kill-after=1 "$SMI_LIMIT" nvidia-smi --query-gpu="$1" --format=csv,noheader 2>/dev/null |
+    tr -d '\0') || return 0
+  said=${said%%$'\n'*}
+  [[ $said =~ [[:alnum:]] && $said != \[* && $said != "No devices"* ]] || return 0
+  iconv -f UTF-8 -t UTF-8 <<<"$said" 2>/dev/null || true
+}
+
+# gpu_check asks once, for all parts.
+gpu_name() { if [[ ${GPU_NAME+asked} ]]; then echo "$GPU_NAME"; else ask_gpu name; fi; }
 
 # Machine code for this GPU: the instructions of Hopper and later that are not forward compatible need
 # the "a" of their architecture.
 gpu_architecture() {
   local capability
-  capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d .)
+  capability=$(ask_gpu compute_cap | tr -d .)
   case $capability in
     90) echo 90a-real ;;
     *) echo "$capability-real" ;;
