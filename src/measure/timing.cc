@@ -67,7 +67,7 @@ std::vector<Timing> measure_in_turns(const std::vector<std::function<void(std::i
     }
     batch[s] = std::max<std::int64_t>(1, calls * 8 / 10);
   }
-  std::vector<double> total_us(sides.size());
+  std::vector<double> more_us(sides.size());
   double longest_us = 0;
   for (int r = 0; r < options.repeats; ++r) {
     if (r >= kFewest && longest_us > options.enough_seconds * 1e6) break;
@@ -91,8 +91,8 @@ std::vector<Timing> measure_in_turns(const std::vector<std::function<void(std::i
       if (options.after_run) options.after_run(s);
       timings[s].runs_us.push_back(took / static_cast<double>(calls));
       timings[s].calls += calls;
-      total_us[s] += took;
-      longest_us = std::max(longest_us, total_us[s]);
+      more_us[s] += took - least_us;
+      longest_us = std::max(longest_us, more_us[s]);
       if (tick) tick();
     }
   }

@@ -12,7 +12,8 @@ namespace twell::measure {
 struct MeasureOptions {
   int repeats = 7;           // timed runs of each side; medians are reported
   double min_seconds = 0.2;  // of one run: as many calls as that takes
-  // Where runs are long: once a side has had so many seconds, three of each have to do.
+  // Where one call is longer: once those of a side have had so many seconds more than they were to
+  // have, three runs have to do.
   double enough_seconds = 60;
   // Waits for work that calls only enqueue; called before every look at the clock.
   std::function<void()> settle = {};
