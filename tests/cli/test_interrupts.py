@@ -66,11 +66,11 @@ def long_text(path):
 # Each is in one long call when the signal comes, and writes nothing before its end.
 @pytest.mark.parametrize(("arguments", "number"), [
     (["bench", "ffn", "--train", *LAYER, "--tokens", 8192], signal.SIGTERM),
-    (["bench", "ffn", *LAYER, "--tokens", 32768, "--nnz", 4096], signal.SIGINT),
+    (["bench", "ffn", *LAYER, "--tokens", 16384, "--nnz", 4096], signal.SIGINT),
     (["synth", "--preset", "0.5b", "--out", "model"], signal.SIGTERM),
     (["calibrate", "--seconds", 30, *LAYER], signal.SIGTERM),
-    (["tokenize", "--text", "long.txt", "--learn", 60000, "--out", "tokens"], signal.SIGINT),
-    (["train", "--data", "long.txt", "--bpe-vocab", 60000, "--out", "run"], signal.SIGTERM),
+    (["tokenize", "--text", "long.txt", "--learn", 1000000, "--out", "tokens"], signal.SIGINT),
+    (["train", "--data", "long.txt", "--bpe-vocab", 1000000, "--out", "run"], signal.SIGTERM),
 ], ids=lambda value: value[0] if isinstance(value, list) else value.name)  # fmt: skip
 def test_the_first_signal_is_obeyed_at_once(start, tmp_path, arguments, number):
     if "long.txt" in arguments:
