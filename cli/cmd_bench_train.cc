@@ -1,5 +1,6 @@
 // twell bench train: steps of training a whole model, PyTorch dense against sparse.
 #include <array>
+#include <mutex>
 #include <optional>
 
 #include "choice/device.h"
@@ -11,6 +12,7 @@
 #include "cli/train_options.h"
 #include "files/file_error.h"
 #include "measure/fit.h"
+#include "measure/interrupt.h"
 #include "measure/step_bench.h"
 #include "train/run_directory.h"
 
@@ -139,10 +141,23 @@ void run(BenchTrainCommand& o) {
     out.update(facts);
     return out;
   };
+  std::mutex mutex;
+  std::optional<measure::StepComparison> rounds;  // that are complete
+  const measure::LastWords last_words([&] {
+    const std::lock_guard lock(mutex);
+    if (!rounds) return;
+    progress.clear();
+    print_sides(o, *rounds);
+    o.say("{} of {} rounds were measured\n", rounds->sparse.seconds.size(), o.steps.repeats);
+  });
   const measure::StepComparison result = measure::compare_steps(
       trainer, eager ? &*eager : nullptr, o.steps,
       [&](const std::string& what) { progress.update(++done, what); },
-      [&](const measure::StepComparison& so_far) { o.write_so_far(all_of(so_far)); });
+      [&](const measure::StepComparison& so_far) {
+        const std::lock_guard lock(mutex);
+        rounds = so_far;
+        o.write_so_far(all_of(so_far));
+      });
   progress.finish();
   nlohmann::json out = all_of(result);
   out["complete"] = true;

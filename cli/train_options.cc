@@ -206,6 +206,11 @@ void check_shape(const FieldOptions& options, const io::ModelConfig& given,
 lm::TrainResult train_with_progress(lm::TrainRun& run,
                                     const std::function<void(const lm::LogRecord&)>& record) {
   run.stop = measure::interrupted;
+  std::optional<measure::Unhurried> until_saved;
+  run.begins = [&] {
+    until_saved.emplace(
+        "stopping when the present step is done and saved; another signal ends it at once");
+  };
   if (!run.processes.first()) return lm::run_training(run);
   std::optional<Progress> progress;
   std::string stage;

@@ -185,6 +185,7 @@ class Run {
     first_step_ = trainer_->steps_done();
     bool running = trainer_->steps_done() < recipe.length();
     if (running) tell("the first steps", 0.0);
+    if (running && run_.begins) run_.begins();
     while (running) {
       LogRecord record = group();
       record.steps = recipe.length();

@@ -9,6 +9,7 @@
 #include <tuple>
 #include <utility>
 
+#include "decoder/linear.h"
 #include "decoder/operators.h"
 #include "decoder/sparse_operators.h"
 #include "train/layer_form.h"
@@ -229,13 +230,13 @@ class TrainingFeedForward : public FeedForward {
   at::Tensor dense(const at::Tensor& x, std::int64_t layer) const {
     const FfnParameters& p = parameters_;
     const at::Tensor v =
-        p.gated() ? at::linear(x, p.gate, p.gate_bias) : at::linear(x, p.up, p.up_bias);
+        p.gated() ? linear_of(x, p.gate, p.gate_bias) : linear_of(x, p.up, p.up_bias);
     const at::Tensor g = activate(v, activation_);
     const at::Tensor h =
-        p.gated() ? g * activate_up(at::linear(x, p.up, p.up_bias), activation_) : g;
+        p.gated() ? g * activate_up(linear_of(x, p.up, p.up_bias), activation_) : g;
     record_dense(g, h, layer);
     const at::Tensor penalised = AddL1Gradient::apply(h, training_->l1_grad);
-    return at::linear(input_of_down(penalised, p, activation_), p.down, p.down_bias);
+    return linear_of(input_of_down(penalised, p, activation_), p.down, p.down_bias);
   }
 
   void record_dense(const at::Tensor& gate, const at::Tensor& h, std::int64_t layer) const {
