@@ -17,7 +17,7 @@ ask_gpu() {
     tr -d '\0') || return 0
   said=${said%%$'\n'*}
   [[ $said =~ [[:alnum:]] && $said != \[* && $said != "No devices"* ]] || return 0
-  iconv -f UTF-8 -t UTF-8 <<<"$said" 2>/dev/null || true
+  ! iconv -f UTF-8 -t UTF-8 <<<"$said" >/dev/null 2>&1 || echo "$said"
 }
 
 # gpu_check asks once, for all parts.
