@@ -377,6 +377,7 @@ void probe_rows(Bench& bench) {
       }
       if (!gate) gate = std::make_unique<Gate>(bench);
       const std::vector<Runnable> cases = runnable(bench, *memory, group);
+      if (cases.empty()) return;
       std::printf("%-34s %5s %9s %9s %9s %9s %9s %9s %9s %9s\n", "rows beside the gate", "SMs",
                   "gate all", "others", "beside", "rows", "beside", "TB/s", "both", "gain");
       for (const Runnable& one : cases) {
