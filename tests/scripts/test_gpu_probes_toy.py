@@ -6,6 +6,7 @@ import pathlib
 import re
 import shutil
 import subprocess
+import time
 
 import pytest
 
@@ -75,3 +76,17 @@ def test_sums_of_rows(toy, tmp_path, fault):
     else:
         assert all(line["right"] for line in [*alone, *beside])
     assert {line["skipped"] for line in lines if "skipped" in line} == {"fewer SMs here"}
+
+
+def test_a_probe_that_is_killed_leaves_whole_lines(toy, tmp_path):
+    file = tmp_path / "lines"
+    call = subprocess.Popen([toy, "--only", "probe-rows", "--sm-rows", "64", "--tokens", "64", "--width", "64",
+                             "--neurons", "136", "--nnz", "8", "--json", file], stdout=subprocess.DEVNULL)  # fmt: skip
+    until = time.monotonic() + 60
+    while not (file.exists() and '"right"' in file.read_text()) and time.monotonic() < until:
+        time.sleep(0.02)
+    call.kill()
+    call.wait()
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert lines[0]["kind"] == "header" and lines[-1]["kind"] != "end"
+    assert any(line.get("right") for line in lines)
