@@ -115,7 +115,7 @@ try_probes() {
     return 0
   fi
   say "the probes at toy sizes on an emulated GPU:"
-  "$toy" --only "$1" --tokens 1300 --width 64 --neurons 136 --nnz 8 --runs 1 --sm-rows 64 "${@:2}"
+  "$toy" --only "$1" --tokens 1300 --width 64 --neurons 136 --nnz 8 --runs 1 --sm-rows 64
 }
 
 has_build_tools() {
