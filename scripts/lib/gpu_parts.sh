@@ -94,26 +94,41 @@ bench_selection() {
   esac
 }
 
-# The benchmark, if any build has it: its list of variants needs no GPU.
-built_bench() {
+# built PROGRAM: where the first build that has it has it, if any.
+built() {
   local build
   for build in "$GPU_BUILD" "$ROOT"/build/{release,core}; do
-    [[ ! -x $build/cuda/bench/twell_gpu_bench ]] || { echo "$build/cuda/bench/twell_gpu_bench" && return; }
+    [[ ! -x $build/cuda/$1 ]] || { echo "$build/cuda/$1" && return; }
   done
 }
 
 # list_variants PART: those it measures, one a line.
 list_variants() {
-  local selection bench
+  local selection bench listed
   selection=$(bench_selection "$1")
   [[ $selection ]] || return 0
-  bench=$(built_bench)
-  if [[ $bench ]]; then
-    "$bench" --list --only "$selection" | sed 's/^/    /'
+  # Its list of variants needs no GPU.
+  bench=$(built bench/twell_gpu_bench)
+  if [[ $bench ]] && listed=$("$bench" --list --only "$selection" 2>/dev/null); then
+    printf '%s\n' "$listed" | sed 's/^/    /'
+  elif [[ $bench ]]; then
+    echo "    ${bench#"$ROOT"/} is older than this part and lists nothing of it: build twell_gpu_bench again"
   else
     echo "    its variants are listed once twell_gpu_bench is built: cmake --preset core -DTWELL_CUDA=ON &&" \
       "ninja -C build/core twell_gpu_bench"
   fi
+}
+
+# The probes from end to end on the emulated GPU, in seconds: what they compute counts, no time does.
+try_probes() {
+  local toy
+  toy=$(built tests/twell_gpu_probes_toy)
+  if [[ ! $toy ]]; then
+    say "the probes can be tried without a GPU once this is built: scripts/build release twell_gpu_probes_toy"
+    return 0
+  fi
+  say "the probes at toy sizes on an emulated GPU:"
+  "$toy" --only "$1" --tokens 1300 --width 64 --neurons 136 --nnz 8 --runs 1 --sm-rows 64
 }
 
 has_build_tools() {

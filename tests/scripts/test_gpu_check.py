@@ -356,6 +356,15 @@ def test_dry_run_of_the_probes_has_a_time_for_each_step(tree):
     assert [line.strip() for line in done.stdout.splitlines()] == [f"variant/{name}" for name in PROBES]
 
 
+def test_an_older_benchmark_is_said_in_a_line_and_the_plan_goes_on(tree):
+    put(tree / "build/release/cuda/bench/twell_gpu_bench", 'echo "--only: $3 not in {exact,layers}" >&2; exit 2\n')
+    done = gpu_check(tree, "--dry-run", "probes")
+    assert done.returncode == 0, done.stderr
+    older = "build/release/cuda/bench/twell_gpu_bench is older than this part and lists nothing of it: "
+    assert [line.strip() for line in done.stdout.splitlines()] == [f"{older}build twell_gpu_bench again"] * 3
+    assert "scripts/build release twell_gpu_probes_toy" in done.stderr
+
+
 def test_a_probe_that_is_ended_keeps_its_lines_and_the_next_one_runs(tree):
     put_gpu(tree)
     lines = [
