@@ -89,15 +89,10 @@ def _read(transformers: Any, path: str | os.PathLike[str], options: dict[str, An
     if options.get("trust_remote_code"):  # whose code has the activation
         return kind.from_pretrained(path, **options), True
     with said.readable(config, str(file)) as own:
-        if own and config.get("model_type") not in _causal(transformers):
+        if own:  # the class that was trained, of which an encoder-decoder has several
             kind = getattr(transformers, (config.get("architectures") or [""])[0], kind)
         model = kind.from_pretrained(path, **options)
     return model, said.finish(model)
-
-
-def _causal(transformers: Any) -> Any:
-    """Kinds of models that AutoModelForCausalLM makes."""
-    return transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 
 def _json(file: Path) -> dict[str, Any]:

@@ -7,6 +7,7 @@ plus 0.25 of the other.
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -83,11 +84,9 @@ def _maker(name: str, node: dict[str, Any], where: str) -> tuple[Callable[..., n
     if (path := _PATH.fullmatch(name)) is not None:
         return _on_the_way, {"start": path[1], "up": path[2] == "drelu", "share": float(path[3])}
     threshold = node.get(_PARAMS[name])
-    if isinstance(threshold, dict):
-        threshold = 0.0  # sparsify gives each layer its own
     up = name == "drelu"
-    if threshold is None and up:
-        return _with_zeros, {"threshold": None, "up": up}
+    if isinstance(threshold, dict) or (threshold is None and up):
+        threshold = 0.0  # of layers by name: sparsify gives each its own
     if not isinstance(threshold, (int, float)) or isinstance(threshold, bool):
         raise ValueError(
             f"{where}: {_PARAMS[name]}: expected the threshold of {name}, a number, got {threshold}"
@@ -95,8 +94,8 @@ def _maker(name: str, node: dict[str, Any], where: str) -> tuple[Callable[..., n
     return _with_zeros, {"threshold": float(threshold), "up": up}
 
 
-def _with_zeros(threshold: float | None, up: bool) -> nn.Module:
-    act = nn.ReLU() if threshold is None else FatRelu(threshold)
+def _with_zeros(threshold: float, up: bool) -> nn.Module:
+    act = FatRelu(threshold) if threshold else nn.ReLU()
     return _marked(act, nn.ReLU()) if up else act
 
 
@@ -240,7 +239,7 @@ class Sayings:
             threshold = getattr(key.node, _PARAMS.get(name, _PARAM), None) if name in _PARAMS else 0.0
             mine = {layer: computed[layer] for layer in key.layers if layer in computed}
             for layer, what in mine.items():
-                own = threshold.get(layer, 0.0) if isinstance(threshold, dict) else threshold or 0.0
+                own = threshold.get(_in_file(layer), 0.0) if isinstance(threshold, dict) else threshold or 0.0
                 if Computed({"fatrelu": "relu", "fat_relu": "relu"}.get(name, name), own) != what:
                     found |= mine
         return found
@@ -254,7 +253,7 @@ class Sayings:
                 continue
             (name,) = {what.name for what in mine.values()}
             own = thresholds.setdefault(id(key.node), {})
-            own |= {layer: what.threshold for layer, what in mine.items()}
+            own |= {_in_file(layer): what.threshold for layer, what in mine.items()}
             if name == "relu" and any(own.values()):
                 name = "fatrelu"
             for node, attribute, front in key.places:
@@ -274,6 +273,11 @@ def _say_thresholds(node: Any, thresholds: dict[str, float]) -> None:
         setattr(node, _PARAM, values.pop() if len(values) == 1 else dict(thresholds))
     elif _PARAM in vars(node):
         delattr(node, _PARAM)
+
+
+def _in_file(layer: str) -> str:
+    """What sparsify calls it: by the module whose parts it is made of."""
+    return layer.removesuffix(f".{CHILD}")
 
 
 def _owners(layer: str) -> Iterator[str]:
@@ -338,8 +342,18 @@ def _probed(model: nn.Module, config: Any) -> list[str]:
             twin = type(model)(config)
     except Exception:  # it is no activation that the code looks up
         return []
-    found = twin.named_modules(remove_duplicate=False)
-    return [name.rpartition(".")[0] for name, module in found if isinstance(module, _Probe)]
+    found = [name.rpartition(".") for name, m in twin.named_modules(remove_duplicate=False) if type(m) is _Probe]
+    return [owner for owner, _, name in found if _uses(twin.get_submodule(owner), name)]
+
+
+def _uses(module: nn.Module, child: str) -> bool:
+    """Whether its code looks at the child: some have activations that another module applies."""
+    if isinstance(module, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):
+        return True
+    kinds = [kind for kind in type(module).__mro__ if kind is not nn.Module]
+    methods = [f for kind in kinds for n, f in vars(kind).items() if callable(f) and n != "__init__"]
+    codes = [getattr(inspect.unwrap(f), "__code__", None) for f in methods]
+    return any(child in code.co_names for code in codes if code is not None)
 
 
 def name_of(act: nn.Module, sayings: Sayings, layer: str) -> str | None:
