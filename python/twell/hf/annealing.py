@@ -47,7 +47,7 @@ class AnnealingCallback(Schedule):
         self._layers: dict[str, tuple[nn.Module, str]] = {}
         self._starts: dict[str, str] = {}
         self._sayings: Sayings | None = None
-        self._up: nn.Module | None = None  # of all layers
+        self._ups: list[Any] = []  # one of all layers, or one of each
 
     def look(self, model: nn.Module, args: Any, state: Any) -> None:
         for name, module in model.named_modules():
@@ -63,10 +63,8 @@ class AnnealingCallback(Schedule):
         if self.first_share is None:
             self.first_share = before[0].share if before else 0.0
         if self.drelu:
-            ups = [vars(module).get("up_act") for module, _ in self._layers.values()]
-            if any(ups):
-                self._up = ups[0]
-            else:
+            self._ups = [up for m, _ in self._layers.values() if (up := vars(m).get("up_act")) is not None]
+            if not self._ups:
                 gated_layers("AnnealingCallback", model)
         self._sayings = Sayings(model, list(self._layers))
         self._sayings.check("AnnealingCallback", model, self._computed(1.0))
@@ -74,9 +72,9 @@ class AnnealingCallback(Schedule):
             self._name_starts()
 
     def begin(self, model: nn.Module, step: int) -> None:
-        if self.drelu and self._up is None:
-            self._up = Annealed(nn.Identity(), nn.ReLU())
-            activate_up("AnnealingCallback", model, lambda _: self._up)
+        if self.drelu and not self._ups:
+            self._ups = [Annealed(nn.Identity(), nn.ReLU())]
+            activate_up("AnnealingCallback", model, lambda _: self._ups[0])
         for module, act in self._layers.values():
             now = getattr(module, act)
             if not isinstance(now, Annealed):
@@ -96,9 +94,9 @@ class AnnealingCallback(Schedule):
             return
         for module, act in self._layers.values():
             setattr(module, act, getattr(module, act).end)
-        if self._up is not None:
-            for module, _ in self._layers.values():
-                module.__dict__["up_act"] = self._up.end
+        for module, _ in self._layers.values():
+            if self._ups:
+                module.__dict__["up_act"] = nn.ReLU()
 
     # --- Its parts ------------------------------------------------------------------------------
 
@@ -127,8 +125,7 @@ class AnnealingCallback(Schedule):
     def _go_to(self, step: int) -> None:
         first = self.first_share or 0.0
         share = 1.0 if step >= self.steps else first + (1 - first) * step / self.steps
-        acts = self._acts()
-        for annealed in acts if self._up is None else [*acts, self._up]:
+        for annealed in (*self._acts(), *self._ups):
             annealed.share = share
         if self._sayings is not None:
             self._sayings.write(self._computed(share))

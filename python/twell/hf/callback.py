@@ -120,7 +120,7 @@ class SparsityCallback(Schedule):
         computed = {n: c for n, m in sparse_layers(model).items() if (c := Computed.by(m)) is not None}
         if not is_written(model) or getattr(model, "peft_config", None):
             return
-        if names_in(model.config) == {c.name for c in computed.values()}:
+        if {Computed(name) for name in names_in(model.config)} == set(computed.values()):
             return
         self._sayings = Sayings(model, list(computed))
         self._untrue = self._sayings.untrue_of(computed)

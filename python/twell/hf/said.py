@@ -11,6 +11,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 import torch
@@ -153,7 +154,8 @@ class Computed(NamedTuple):
 
     @staticmethod
     def on_the_way(start: str, end: str, share: float) -> Computed:
-        return Computed(end if share >= 1 else f"{start}_to_{end}_{share:.20f}".rstrip("0"))
+        # Without an exponent, whose minus would look like T5's "gated-".
+        return Computed(end if share >= 1 else f"{start}_to_{end}_{Decimal(repr(share)):f}")
 
 
 class _Probe(nn.Module):
