@@ -7,16 +7,15 @@ import json
 import os
 import re
 import types
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from twell import _attached
-from twell.dense import FatRelu
-from twell.hf.drelu import activate_up
 from twell.hf.replace import sparsify
 
 # SparseLM is the code released with the paper. Its model_type is llama_sparse_relu. Its code
@@ -53,21 +52,24 @@ def from_pretrained(
 
     It also reads a directory in the layout of SparseLM (``model_type`` ends in ``_sparse_relu``).
     The activation is then ReLU, whatever ``hidden_act`` says, and the model's ``save_pretrained``
-    writes the same layout. A directory whose ``hidden_act`` is ``fatrelu`` (ProSparse, MiniCPM-S in the
-    layout of Llama), which transformers lacks, gets the threshold that its ``hidden_act_param`` says. One
-    with ``drelu`` has a ReLU on up; on the gate it has ReLU or, with a ``hidden_act_param``, FATReLU.
+    writes the same layout. Where a configuration says ``fatrelu`` (ProSparse, MiniCPM-S in the layout of
+    Llama), which transformers lacks, under whatever key, layers get the threshold that
+    ``hidden_act_param`` says, for all or by the names of layers. ``drelu`` is a ReLU on up; on the gate
+    ReLU or, with a ``hidden_act_param``, FATReLU. A model on its way to ReLU (AnnealingCallback) stays
+    dense, with a warning.
     Raises what the two functions raise, ValueError for a threshold that is missing, and ImportError
     without transformers.
     """
     transformers = require("transformers", "twell.hf.from_pretrained")
     if (config := _read_config(path)) is None:
-        said = None if options.get("trust_remote_code") else _own_act_of(path)
-        if said is None:
-            model = transformers.AutoModelForCausalLM.from_pretrained(path, **options)
-        else:
-            model = _read_own_act(transformers, path, said, options)
-            if activation is None and not said.drelu:
-                activation, threshold = "fat_relu", said.threshold or 0.0
+        model, sparse = _read(transformers, path, options)
+        if not sparse:
+            warnings.warn(
+                f"{path}: the activation is on its way to ReLU, so that its layers stay dense; train it on "
+                "(twell.hf.AnnealingCallback)",
+                stacklevel=2,
+            )
+            return model
     else:
         model = _read_sparse_lm(transformers, Path(path), config, options)
         activation = activation or "relu"
@@ -76,63 +78,25 @@ def from_pretrained(
     )
 
 
-ACT_KEYS = ("hidden_act", "activation_function")
-"""What configurations call their activation."""
-_DRELU = "drelu"
-# What transformers lacks, and the key of the threshold.
-_OWN_ACTS = {
-    "fatrelu": "hidden_act_param",
-    "fat_relu": "twell_fat_relu_threshold",
-    _DRELU: "hidden_act_param",
-}
+def _read(transformers: Any, path: str | os.PathLike[str], options: dict[str, Any]) -> tuple[Any, bool]:
+    """A model of transformers, and whether its activation is all that it is to become."""
+    from twell.hf import said
 
-
-def say_activation(config: Any, name: str, threshold: float | None = None) -> None:
-    """Writes an activation into a configuration, under the key that it has for it."""
-    key = next((key for key in ACT_KEYS if hasattr(config, key)), ACT_KEYS[0])
-    setattr(config, key, name)
-    if threshold is not None:
-        config.hidden_act_param = threshold
-
-
-class _OwnAct(NamedTuple):
-    """An activation that transformers lacks."""
-
-    threshold: float | None
-    """Of the gate's FATReLU; none: ReLU."""
-    drelu: bool
-
-
-def _own_act_of(path: str | os.PathLike[str]) -> _OwnAct | None:
-    """What a directory's config.json says of FATReLU or dReLU; None where it has another activation."""
     file = Path(path) / "config.json"
-    config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    said = next((config[name] for name in ACT_KEYS if config.get(name) in _OWN_ACTS), None)
-    if said is None:
-        return None
-    key = _OWN_ACTS[said]
-    threshold = config.get(key)
-    if said == _DRELU and threshold is None:
-        return _OwnAct(None, True)
-    if not isinstance(threshold, (int, float)) or isinstance(threshold, bool):
-        raise ValueError(
-            f"{file}: {key}: expected the threshold of {said}, a number, got {threshold}"
-        )
-    return _OwnAct(float(threshold), said == _DRELU)
+    given: Any = options.get("config")
+    config = given.to_dict() if hasattr(given, "to_dict") else _json(file)
+    kind = transformers.AutoModelForCausalLM
+    if options.get("trust_remote_code"):  # whose code has the activation
+        return kind.from_pretrained(path, **options), True
+    with said.readable(config, str(file)) as own:
+        if own:  # the class that was trained, of which an encoder-decoder has several
+            kind = getattr(transformers, (config.get("architectures") or [""])[0], kind)
+        model = kind.from_pretrained(path, **options)
+    return model, said.finish(model)
 
 
-def _read_own_act(transformers: Any, path: Any, act: _OwnAct, options: dict[str, Any]) -> Any:
-    config = options.pop("config", None) or transformers.AutoConfig.from_pretrained(path)
-    key = next(name for name in ACT_KEYS if getattr(config, name, None) in _OWN_ACTS)
-    said = getattr(config, key)
-    setattr(config, key, "relu")
-    model = transformers.AutoModelForCausalLM.from_pretrained(path, config=config, **options)
-    for each in (model.config, config):
-        setattr(each, key, said)
-    if act.drelu:
-        gate = nn.ReLU() if act.threshold is None else FatRelu(act.threshold)
-        activate_up("twell.hf.from_pretrained", model, nn.ReLU(), gate)
-    return model
+def _json(file: Path) -> dict[str, Any]:
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
 
 def sparse_lm_config(path: str | os.PathLike[str]) -> Any:
@@ -161,7 +125,7 @@ def sparse_lm_config(path: str | os.PathLike[str]) -> Any:
 def _read_config(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     """The config.json of a directory in the layout of SparseLM; None for any other."""
     file = Path(path) / "config.json"
-    config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    config = _json(file)
     return config if str(config.get("model_type", "")).endswith(_SUFFIX) else None
 
 
