@@ -173,6 +173,7 @@ std::vector<measure::LayerSpeed> by_layer(const BenchModelCommand& o, const Cont
 
 void run(BenchModelCommand& o) {
   const c10::InferenceMode no_grad;
+  const measure::LastWords last_words([&o] { o.tell_so_far(); });
   o.compare.prefill = o.only != "decode";
   o.compare.decode = o.only != "prefill";
   const io::ModelConfig config = io::load_config(o.directory());

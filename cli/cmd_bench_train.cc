@@ -149,6 +149,7 @@ void run(BenchTrainCommand& o) {
     progress.clear();
     print_sides(o, *rounds);
     o.say("{} of {} rounds were measured\n", rounds->sparse.seconds.size(), o.steps.repeats);
+    o.tell_so_far();
   });
   const measure::StepComparison result = measure::compare_steps(
       trainer, eager ? &*eager : nullptr, o.steps,

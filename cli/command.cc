@@ -7,6 +7,7 @@
 #include <cmath>
 #include <filesystem>
 #include <system_error>
+#include <utility>
 
 #include "choice/device.h"
 #include "cli/json_out.h"
@@ -85,7 +86,7 @@ void CommonOptions::write_so_far(nlohmann::json results) const {
 }
 
 void CommonOptions::tell_so_far() const {
-  if (!wrote_so_far_) return;
+  if (!std::exchange(wrote_so_far_, false)) return;
   put(stderr, fmt::format("note: {} has what was measured until then\n", json));
 }
 

@@ -38,7 +38,7 @@ struct CommonOptions {
   // The same of results that are not all there yet, with "complete": false, without a word and not
   // to the terminal, so that a run that is cut off leaves what it had.
   void write_so_far(nlohmann::json results) const;
-  void tell_so_far() const;  // of a run that is cut off: where that is, if anywhere
+  void tell_so_far() const;  // of a run that is cut off, once: where that is, if anywhere
 
   // Declares that an option names a file to write, which may replace an older one of its kind.
   void writes(CLI::Option* option, OutputKind kind) { outputs_.emplace_back(option, kind); }
