@@ -197,7 +197,8 @@ def test_the_best_model_comes_back_as_it_was(how: str, tmp_path: Path) -> None:
         warnings.simplefilter("ignore")  # of a path that has not come to its end
         run = train(
             tmp_path, model, [SCHEDULES[how]()], 4, learning_rate=1e-9, save_strategy="steps",
-            eval_dataset=torch.utils.data.Subset(Text(), range(8)), save_steps=1, eval_strategy="steps", eval_steps=1, load_best_model_at_end=True,
+            eval_dataset=torch.utils.data.Subset(Text(), range(8)), save_steps=1, eval_strategy="steps",
+            eval_steps=1, load_best_model_at_end=True,
         )  # fmt: skip
     worst = max(line["eval_loss"] for line in run.state.log_history if "eval_loss" in line)
     assert run.evaluate()["eval_loss"] == pytest.approx(run.state.best_metric, rel=1e-5)
