@@ -56,7 +56,8 @@ def start(how: str) -> nn.Module:
 def train(
     out: Path, model: nn.Module, callbacks: list[Any], steps: int = 4, resume: Path | None = None, **options: Any
 ) -> Any:
-    of_trainer = {k: options.pop(k) for k in ("eval_dataset", "train_dataset", "teacher", "hidden") if k in options}
+    names = ("eval_dataset", "train_dataset", "processing_class", "teacher", "hidden")
+    of_trainer = {k: options.pop(k) for k in names if k in options}
     given = arguments(out, steps, **{"learning_rate": 1e-3, "logging_steps": 1, **options})
     kind = twell.hf.DistillationTrainer if "teacher" in of_trainer else transformers.Trainer
     run = kind(model, given, **{"train_dataset": Text(), **of_trainer}, callbacks=callbacks)
@@ -389,6 +390,32 @@ def test_models_that_cannot_be_taught(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="hidden: expected 0 for a model with LayerDrop"):
         train(tmp_path, opt("relu", 0.5), [], teacher=opt("relu", 0.0))
     train(tmp_path, opt("relu", 0.5), [], teacher=opt("relu", 0.0), hidden=0.0)
+
+
+def test_a_teacher_whose_tokenizer_has_other_words(tmp_path: Path) -> None:
+    """Of the same size: it reads the student's ids as another text."""
+    tokenizers = pytest.importorskip("tokenizers")
+
+    def saved(name: str, words: list[str]) -> Any:
+        made = tokenizers.Tokenizer(tokenizers.models.WordLevel({w: i for i, w in enumerate(words)}, words[0]))
+        fast = transformers.PreTrainedTokenizerFast(tokenizer_object=made)
+        fast.save_pretrained(tmp_path / name)
+        llama("silu").save_pretrained(tmp_path / name)
+        return fast
+
+    words = [f"w{i}" for i in range(61)]
+    own, other = saved("own", words), saved("other", words[::-1])
+    saved("renamed", [*words[:-1], "<|im_end|>"])
+    read = transformers.AutoModelForCausalLM.from_pretrained
+    said = "teacher: expected the model's tokenizer, got one that has other words for the same ids"
+    with pytest.raises(ValueError, match=said):
+        train(tmp_path, read(tmp_path / "own"), [], 1, teacher=read(tmp_path / "other"))
+    with pytest.raises(ValueError, match=said):
+        train(tmp_path, llama("silu"), [], 1, teacher=read(tmp_path / "own"), processing_class=other)
+    for teacher in ("own", "renamed"):
+        train(tmp_path, read(tmp_path / "own"), [], 1, teacher=read(tmp_path / teacher))
+    train(tmp_path, llama("silu"), [], 1, teacher=read(tmp_path / "other"))  # nothing says what the ids are
+    train(tmp_path, llama("silu"), [], 1, teacher=read(tmp_path / "own"), processing_class=own)
 
 
 def test_batches_without_a_token(tmp_path: Path) -> None:
