@@ -398,7 +398,7 @@ def test_a_teacher_whose_tokenizer_has_other_words(tmp_path: Path) -> None:
 
     def saved(name: str, words: list[str]) -> Any:
         made = tokenizers.Tokenizer(tokenizers.models.WordLevel({w: i for i, w in enumerate(words)}, words[0]))
-        fast = transformers.PreTrainedTokenizerFast(tokenizer_object=made)
+        fast = transformers.PreTrainedTokenizerFast(tokenizer_object=made, pad_token=words[0])
         fast.save_pretrained(tmp_path / name)
         llama("silu").save_pretrained(tmp_path / name)
         return fast
