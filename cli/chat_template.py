@@ -35,12 +35,50 @@ def template_of(folder):
     raise ValueError(f"there is none in {NAMES[0]}, {NAMES[1]} or {NAMES[2]}")
 
 
+# What transformers' classes of tokenizers call bos, eos and unk where no file says it.
+_GPT2 = ("<|endoftext|>", "<|endoftext|>", "<|endoftext|>")
+_LLAMA = ("<s>", "</s>", "<unk>")
+DEFAULTS = {
+    "LlamaTokenizer": _LLAMA,
+    "CodeLlamaTokenizer": _LLAMA,
+    "Phi3Tokenizer": _LLAMA,
+    "BloomTokenizer": _LLAMA,
+    "RobertaTokenizer": _LLAMA,
+    "BartTokenizer": _LLAMA,
+    "XGLMTokenizer": _LLAMA,
+    "T5Tokenizer": (None, "</s>", "<unk>"),
+    "GPT2Tokenizer": _GPT2,
+    "GPTNeoXTokenizer": _GPT2,
+    "CodeGenTokenizer": _GPT2,
+    "Qwen2Tokenizer": (None, "<|endoftext|>", "<|endoftext|>"),
+    "GemmaTokenizer": ("<bos>", "<eos>", "<unk>"),
+    "CohereTokenizer": ("<BOS_TOKEN>", "<|END_OF_TURN_TOKEN|>", "<UNK>"),
+}
+# The classes of models, where tokenizer_config.json names none.
+CLASSES = {
+    "qwen2": "Qwen2Tokenizer", "qwen3": "Qwen2Tokenizer", "gemma": "GemmaTokenizer", "gemma2": "GemmaTokenizer",
+    "opt": "GPT2Tokenizer", "gpt2": "GPT2Tokenizer", "gptj": "GPT2Tokenizer", "phi": "GPT2Tokenizer",
+    "gpt_neox": "GPTNeoXTokenizer", "olmo": "GPTNeoXTokenizer", "cohere": "CohereTokenizer",
+}  # fmt: skip
+
+
+def default_tokens(folder):
+    """Of the tokenizer's class."""
+    config = read_json(folder / "config.json")
+    said = read_json(folder / "tokenizer_config.json").get("tokenizer_class") or config.get("tokenizer_class")
+    name = said or CLASSES.get(config.get("model_type"), "")
+    names = DEFAULTS.get(name.removesuffix("Fast"), ())
+    return {f"{key}_token": text for key, text in zip(("bos", "eos", "unk"), names) if text}
+
+
 def special_tokens(folder):
     """bos_token and the like, which templates name."""
-    found = {}
+    found = default_tokens(folder)
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         for key, value in read_json(folder / name).items():
             text = value.get("content") if isinstance(value, dict) else value
+            if value is None:
+                found.pop(key, None)  # the file says that there is none
             if key.endswith("_token") and isinstance(text, str):
                 found[key] = text
     return found
@@ -87,7 +125,7 @@ def render(request):
 def main():
     resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
     try:
-        answer = render(json.load(sys.stdin))
+        answer = render(json.loads(sys.stdin.buffer.read()))  # UTF-8, whatever the locale
     except ImportError:
         answer = {"error": "needs Jinja: pip install jinja2"}
     except MemoryError:

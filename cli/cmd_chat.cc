@@ -44,9 +44,12 @@ class Lines {
       if (const auto end = read_.find('\n'); end != std::string::npos) {
         std::string line = read_.substr(0, end);
         read_.erase(0, end + 1);
-        return line;
+        return stripped(std::move(line));
       }
-      if (ended_) return read_.empty() ? std::nullopt : std::optional(std::exchange(read_, {}));
+      if (ended_) {
+        if (read_.empty()) return {};
+        return stripped(std::exchange(read_, {}));
+      }
       std::array<pollfd, 2> wait{
           {{STDIN_FILENO, POLLIN, 0}, {measure::interrupt_descriptor(), POLLIN, 0}}};
       if (::poll(wait.data(), wait.size(), -1) < 0 && errno != EINTR) return {};
@@ -64,8 +67,15 @@ class Lines {
   }
 
  private:
+  // Without what other systems put around: a carriage return, and a mark in front of the first.
+  std::string stripped(std::string line) {
+    if (line.ends_with('\r')) line.pop_back();
+    if (std::exchange(first_, false)) drop_byte_order_mark(line);
+    return line;
+  }
+
   std::string read_;
-  bool ended_ = false;
+  bool ended_ = false, first_ = true;
 };
 
 class Chat {
@@ -74,7 +84,11 @@ class Chat {
       : o_(o),
         directory_(o.directory()),
         tokenizer_(o.tokenizer()),
-        sampling_(o.sampling.of(directory_)) {
+        options_(o.sampling.of(directory_)) {
+    if (const auto why = why_no_text(o_.system); !why.empty()) {
+      io::fail_argument("--system", "{}", why);
+    }
+    options_.max_tokens = o_.max_tokens;
     reset();
     if (o_.no_template) o_.sampling.stop.emplace_back(kPlainChatStop);
     text_of(Json::array({{{"role", "user"}, {"content", "?"}}}));  // fails early
@@ -108,17 +122,27 @@ class Chat {
     return o_.no_template ? plain_chat(messages) : render_chat(directory_, messages);
   }
 
-  // Whether the line was for the program.
+  // Whether the line was for the program. What merely begins with a slash, as a path does, is for
+  // the model; but a single word is rather a command that is misspelt.
   bool obey(const std::string& line) {
-    if (!line.starts_with('/')) return false;
     constexpr std::string_view kSystem = "/system ";
-    if (line == "/reset") {
-      reset();
-    } else if (line.starts_with(kSystem)) {
+    const std::string_view word = std::string_view(line).substr(0, line.find_last_not_of(' ') + 1);
+    if (line.starts_with(kSystem)) {
+      if (const auto why = why_no_text(line); !why.empty()) {
+        refuse(why);
+        return true;
+      }
       o_.system = line.substr(kSystem.size());
       reset();
-    } else {
+    } else if (word == "/reset") {
+      reset();
+    } else if (word == "/help") {
       put(stderr, kHelp);
+    } else if (word.starts_with('/') && word.size() > 1 &&
+               word.find_first_not_of("abcdefghijklmnopqrstuvwxyz", 1) == word.npos) {
+      put(stderr, fmt::format("{} is no command, and was not sent.\n{}", word, kHelp));
+    } else {
+      return false;
     }
     return true;
   }
@@ -154,9 +178,7 @@ class Chat {
 
   void answer(const std::string& question) {
     const Json before = messages_;
-    if (const auto bad = io::find_invalid_utf8(question); bad != std::string_view::npos) {
-      return refuse(fmt::format("byte {} of the message is no UTF-8", bad));
-    }
+    if (const auto why = why_no_text(question); !why.empty()) return refuse(why);
     messages_.push_back({{"role", "user"}, {"content", question}});
     std::vector<std::int64_t> ids;
     try {
@@ -165,10 +187,8 @@ class Chat {
       messages_ = before;
       return refuse(error.what());
     }
-    lm::GenerateOptions options;
-    options.max_tokens = o_.max_tokens;
-    options.sampling = sampling_;
-    ++sampling_.seed;  // another answer to the same question
+    lm::GenerateOptions options = options_;
+    ++options_.sampling.seed;  // another answer to the same question
     TextStream stream(tokenizer_, ids, o_.sampling.stop);
     options.on_token = [&](std::int64_t, std::int64_t token) {
       o_.say("{}", stream.push(token));
@@ -204,7 +224,7 @@ class Chat {
   ChatCommand& o_;
   std::string directory_;
   io::Tokenizer tokenizer_;
-  lm::SamplingOptions sampling_;
+  lm::GenerateOptions options_;
   std::unique_ptr<lm::Model> model_;
   std::optional<lm::Conversation> conversation_;
   Json messages_, turns_ = Json::array();

@@ -32,15 +32,19 @@ std::vector<Prompt> prompt_texts(const GenerateCommand& o) {
   for (const std::string& text : o.prompts) {
     if (text == "-") {
       prompts.push_back({"standard input", {std::istreambuf_iterator<char>(std::cin), {}}});
+      drop_byte_order_mark(prompts.back().text);
     } else {
       prompts.push_back({"--prompt", text});
     }
   }
   if (!o.prompt_file.empty()) {
     prompts.push_back({"--prompt-file " + o.prompt_file, read_text(o.prompt_file)});
+    drop_byte_order_mark(prompts.back().text);
   }
   if (!o.prompt_lines.empty()) {
-    std::istringstream lines(read_text(o.prompt_lines));
+    std::string all = read_text(o.prompt_lines);
+    drop_byte_order_mark(all);
+    std::istringstream lines(all);
     std::int64_t number = 0;
     for (std::string line; std::getline(lines, line);) {
       if (line.ends_with('\r')) line.pop_back();
@@ -61,7 +65,8 @@ std::vector<std::vector<std::int64_t>> encode_prompts(const std::vector<Prompt>&
     if (text.empty()) {
       io::fail_argument(source, "is empty; give at least one character to continue");
     }
-    const auto ids = encode_file(source, text, tokenizer);
+    if (const auto why = why_no_text(text); !why.empty()) io::fail_argument(source, "{}", why);
+    const auto ids = tokenizer.encode(text);
     if (ids.empty()) {
       io::fail_argument(source, "gives no tokens: the tokenizer knows none of its characters");
     }
@@ -77,8 +82,7 @@ std::vector<std::vector<std::int64_t>> encode_prompts(const std::vector<Prompt>&
 void run(GenerateCommand& o) {
   const std::vector<Prompt> texts = prompt_texts(o);
   const io::Tokenizer tokenizer = o.tokenizer();
-  lm::GenerateOptions options;
-  options.sampling = o.sampling.of(o.directory());
+  lm::GenerateOptions options = o.sampling.of(o.directory());
   options.max_tokens = o.max_tokens;
   const auto model = o.open();
   const auto prompts = encode_prompts(texts, tokenizer, model->config().max_position_embeddings);

@@ -6,6 +6,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "checkpoint/side_files.h"
@@ -59,6 +60,12 @@ void add_dtype_option(CLI::App& command, ModelOptions& options);
 const char* dtype_name(at::ScalarType dtype);
 // "bf16", "f16", "f32" or "auto" (none).
 std::optional<at::ScalarType> parse_dtype(const std::string& name);
+
+// Why a text is not fit for a tokenizer: bytes that are no UTF-8, or zeros, as UTF-16 has them;
+// empty: it is.
+std::string why_no_text(std::string_view text);
+// Which some editors put in front of a text.
+void drop_byte_order_mark(std::string& text);
 
 // At most the first `max_bytes` of a text file, cut at a line and never within a character. Throws
 // where it is empty or unreadable.

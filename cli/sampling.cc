@@ -1,25 +1,40 @@
 #include "cli/sampling.h"
 
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <limits>
+
 #include "checkpoint/generation_config.h"
+#include "files/note.h"
 
 namespace twell::cli {
 
-lm::SamplingOptions SamplingChoice::of(const std::filesystem::path& model) const {
+lm::GenerateOptions SamplingChoice::of(const std::filesystem::path& model) {
   const io::GenerationConfig said = io::load_generation_config(model);
   const auto first = [](const auto& asked, const auto& found, auto otherwise) {
     return asked ? *asked : found.value_or(otherwise);
   };
-  lm::SamplingOptions out;
+  lm::GenerateOptions options;
+  lm::SamplingOptions& out = options.sampling;
   // As in transformers, what a file says of sampling holds where it does not say not to sample.
   const bool greedy = said.do_sample.has_value() && !*said.do_sample;
   out.temperature = first(temperature, greedy ? std::optional(0.0) : said.temperature, 0.8);
-  out.top_p = first(top_p, said.top_p, 0.95);
+  // 0 leaves the likeliest token, as any share does that is small enough.
+  out.top_p = std::max(first(top_p, said.top_p, 0.95), std::numeric_limits<double>::min());
   out.top_k = first(top_k, said.top_k, std::int64_t{0});
   out.min_p = first(min_p, said.min_p, 0.0);
   out.repetition_penalty = first(repetition_penalty, said.repetition_penalty, 1.0);
   out.seed = seed;
+  out.biases = said.biases;
   out.validate();
-  return out;
+  options.min_tokens = said.min_new_tokens;
+  if (stop.empty()) stop = said.stop_strings;
+  if (!said.unheeded.empty()) {
+    io::note(fmt::format("{}: {} {} not heeded here", (model / "generation_config.json").string(),
+                         fmt::join(said.unheeded, ", "), said.unheeded.size() > 1 ? "are" : "is"));
+  }
+  return options;
 }
 
 void add_sampling_options(CLI::App& command, SamplingChoice& choice) {

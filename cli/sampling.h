@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "cli/command.h"
-#include "engine/sampler.h"
+#include "engine/generate.h"
 
 namespace twell::cli {
 
@@ -18,8 +18,9 @@ struct SamplingChoice {
   std::uint64_t seed = 1;
   std::vector<std::string> stop;  // texts that end one
 
-  // Where neither says anything: temperature 0.8, top_p 0.95, nothing else. `model` is a directory.
-  lm::SamplingOptions of(const std::filesystem::path& model) const;
+  // Where neither says anything: temperature 0.8, top_p 0.95, nothing else. `model` is a directory,
+  // whose stop_strings become `stop` where there is none; what it asks for in vain is told.
+  lm::GenerateOptions of(const std::filesystem::path& model);
 };
 
 void add_sampling_options(CLI::App& command, SamplingChoice& choice);

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 namespace twell::io::gguf_keys {
 
@@ -24,6 +25,17 @@ inline constexpr const char* kBegin = "tokenizer.ggml.bos_token_id";
 // Each ends a text: a document, a turn, a message to a tool.
 inline constexpr const char* kEnds[] = {
     "tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"};
+// llama.cpp ends a text at tokens of these names, whatever the file says of ends: of a turn and of
+// a document, and what stands between the files of a repository.
+inline constexpr std::string_view kEndsByName[] = {
+    "<|eot_id|>",   "<|im_end|>",    "<|eom_id|>",      "<end_of_turn>",
+    "<|end|>",      "<|endoftext|>", "<|end_of_text|>", "<end_of_utterance>",
+    "</s>",         "<EOT>",         "_<EOT>",          "[EOT]",
+    "[EOS]",        "<|return|>",    "<|call|>",        "<|flush|>",
+    "<|calls|>",    "<|fim_pad|>",   "<fim-pad>",       "<fim_pad>",
+    "<|fim_repo|>", "<|repo_name|>", "<fim-repo>",      "<REPO>",
+    "<reponame>",   "<|file_sep|>",
+};
 inline constexpr const char* kUnknown = "tokenizer.ggml.unknown_token_id";
 inline constexpr const char* kPadding = "tokenizer.ggml.padding_token_id";
 inline constexpr const char* kChatTemplate = "tokenizer.chat_template";

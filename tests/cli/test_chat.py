@@ -124,7 +124,7 @@ def test_what_cannot_be_is_told(chat, program, tmp_path):
         assert done.returncode == 1 and python.encode() in done.stderr and done.stderr.count(b"\n") == 1
     command = [program, "chat", "--model", make_chat(tmp_path / "m"), "--path", "dense"]
     done = subprocess.run(command, input=b"\xff\n", capture_output=True)
-    assert done.returncode == 1 and b"byte 0 of the message is no UTF-8" in done.stderr
+    assert done.returncode == 1 and b"standard input: byte 0 is no UTF-8" in done.stderr
 
 
 def test_without_a_template(chat, tmp_path):

@@ -170,6 +170,58 @@ TEST(ImportGguf, ConfigSaysWhatTheFileSays) {
   EXPECT_NE(slurp(made.out() / "tokenizer_config.json").find("{{ messages }}"), std::string::npos);
 }
 
+// As converters wrote them where config.json said -1.
+TEST(ImportGguf, IdsThatSayNone) {
+  TinyGguf file;
+  file.replace("tokenizer.ggml.bos_token_id", UINT32_MAX);
+  file.put("tokenizer.ggml.padding_token_id", UINT32_MAX);
+  file.put("tokenizer.ggml.eot_token_id", 99U);  // beyond the tokens: told, and left out
+  file.value("tokenizer.ggml.unknown_token_id", kRawU64, raw(UINT64_MAX));
+  file.value("tokenizer.ggml.eom_token_id", kRawI32, raw(std::int32_t{-1}));
+  std::vector<std::string> notes;
+  set_note_sink([&](const std::string& line) { notes.push_back(line); });
+  const Imported made{file};
+  set_note_sink({});
+  const ModelConfig config = load_config(made.out());
+  EXPECT_FALSE(config.bos_token_id);
+  EXPECT_EQ(config.eos_token_ids, (std::vector<std::int32_t>{3}));
+  const std::string text = slurp(made.out() / "tokenizer_config.json");
+  EXPECT_EQ(text.find("pad_token"), std::string::npos);
+  EXPECT_EQ(text.find("unk_token"), std::string::npos);
+  ASSERT_EQ(notes.size(), 1U);
+  EXPECT_TRUE(notes[0].ends_with(
+      "tokenizer.ggml.eot_token_id is 99, but there are 4 tokens: it is left out"));
+}
+
+TEST(ImportGguf, TextsEndAtTheNamesThatLlamaCppKnows) {
+  const auto ends = [](const std::vector<std::string>& tokens) {
+    TinyGguf file;
+    file.drop("tokenizer.ggml.tokens");
+    file.put("tokenizer.ggml.tokens", tokens);
+    return load_config(Imported{file}.out()).eos_token_ids;
+  };
+  using Ids = std::vector<std::int32_t>;
+  EXPECT_EQ(ends({"a", "b", "ab", "<|im_end|>"}), Ids{3});
+  EXPECT_EQ(ends({"<|endoftext|>", "b", "<|im_end|>", "c"}), (Ids{3, 2, 0}));
+  EXPECT_EQ(ends({"<end_of_turn>", "<|eot_id|>", "<|end|>", "c"}), (Ids{3, 1, 0, 2}));
+  EXPECT_EQ(ends({"<|return|>", "<|call|>", "<|end|>", "c"}), (Ids{3, 0, 1}));
+}
+
+// A vocabulary of words without what makes them would cut every text into bytes.
+TEST(ImportGguf, WordsWithoutMerges) {
+  TinyGguf file;
+  file.drop("tokenizer.ggml.merges");
+  const std::string why = test::message_of([&] { Imported{file}; });
+  EXPECT_NE(why.find("has no tokenizer.ggml.merges, of which token 2 (\"ab\") would be made; "
+                     "--tokenizer names another tokenizer"),
+            std::string::npos)
+      << why;
+  file.drop("tokenizer.ggml.tokens");
+  file.put("tokenizer.ggml.tokens", std::vector<std::string>{"a", "b", "\xC4\xA0", "<s>"});
+  EXPECT_EQ(Tokenizer::load(Imported{file}.out()).encode("ab "),
+            (std::vector<std::int32_t>{0, 1, 2}));
+}
+
 TEST(ImportGguf, HeadsAndOtherModelsOfTheTable) {
   TinyGguf untied;
   untied.counted("output.weight", {8, 4});
