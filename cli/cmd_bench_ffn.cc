@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <mutex>
 #include <optional>
+#include <utility>
 
 #include "choice/device.h"
 #include "cli/bench_ffn_print.h"
@@ -14,6 +16,7 @@
 #include "files/atomic_file.h"
 #include "files/file_error.h"
 #include "measure/ffn_bench.h"
+#include "measure/interrupt.h"
 #include "measure/trace_layer.h"
 #include "measure/train_bench.h"
 
@@ -43,38 +46,67 @@ namespace {
 
 constexpr std::int64_t kWidth = 2048;
 
+void print_results(const BenchFfnOptions& o, const nlohmann::json& results) {
+  if (o.train) {
+    print_train_results(o, results);
+  } else {
+    print_ffn_results(o, results);
+  }
+}
+
 // Cases one after the other, and what is reported of all of them.
 struct Runs {
-  Runs(const BenchFfnOptions& options, const std::optional<measure::Peaks>& p, std::size_t cases)
+  Runs(const BenchFfnOptions& options, const std::optional<measure::Peaks>& p, std::size_t count)
       : o(options),
         peaks(p),
-        progress("measuring", static_cast<std::int64_t>(cases) * (3 * options.repeats + 1)) {}
+        cases(static_cast<std::int64_t>(count)),
+        progress("measuring", cases * (3 * options.repeats + 1)) {}
 
-  // inputs [slices * m, D].
-  nlohmann::json& add(const std::vector<measure::BenchLayer>& layers, const at::Tensor& inputs,
-                      std::int64_t m, double nnz, const std::string& note) {
+  // inputs [slices * m, D]; `more` is reported with what is measured.
+  void add(const std::vector<measure::BenchLayer>& layers, const at::Tensor& inputs, std::int64_t m,
+           double nnz, const std::string& note,
+           const nlohmann::json& more = nlohmann::json::object()) {
     measure::MeasureOptions measure;
     measure.repeats = o.repeats;
     measure.min_seconds = o.seconds;
+    measure.alive = [&] { progress.update(done, note); };
     const auto tick = [&] { progress.update(++done, note); };
+    nlohmann::json result;
     if (o.train) {
-      results.push_back(measure::run_train_case(
+      result = measure::run_train_case(
           {o.shape(nnz), o.choice(), layers.front().source, inputs.narrow(0, 0, m), nnz, measure},
-          tick));
+          tick);
     } else {
       const measure::FfnCase c{o.shape(nnz), o.choice(), layers, inputs.view({-1, m, o.width}),
                                nnz,          measure};
-      results.push_back(measure::run_ffn_case(c, peaks, tick));
+      result = measure::run_ffn_case(c, peaks, tick);
     }
-    return results.back();
+    result.update(more);
+    const std::lock_guard lock(mutex_);
+    results.push_back(std::move(result));
+    o.write_so_far(all_results());
   }
 
   void finish(const nlohmann::json& more) {
     print_ffn_implementations(o, results);
+    int fewest = o.repeats;
+    for (const auto& r : results) fewest = std::min(fewest, r["runs"].get<int>());
     o.say(
-        "Times are medians of {} runs in turns; errors are against fp64, relative to the largest "
+        "Times are medians of {} runs in turns{}; errors are against fp64, relative to the largest "
         "output of the token.\n",
-        o.repeats);
+        o.repeats,
+        fewest < o.repeats ? fmt::format(", or of {} where they take long", fewest)
+                           : std::string());
+    nlohmann::json out = all_results();
+    out.update(more);
+    if (!o.chart.empty()) {
+      io::write_file_atomically(o.chart, ffn_chart(o, results));
+      o.say("Chart: {}\n", o.chart);
+    }
+    o.write(out);
+  }
+
+  nlohmann::json all_results() const {
     nlohmann::json out = {{"width", o.width},   {"neurons", o.neurons},
                           {"gated", o.gated},   {"biases", o.biases},
                           {"dtype", o.dtype},   {"activation", o.activation},
@@ -84,28 +116,29 @@ struct Runs {
     if (peaks) {
       out["peaks"] = {{"bytes_per_us", peaks->bytes_per_us}, {"flops_per_us", peaks->flops_per_us}};
     }
-    out.update(more);
-    if (!o.chart.empty()) {
-      io::write_file_atomically(o.chart, ffn_chart(o, results));
-      o.say("Chart: {}\n", o.chart);
-    }
-    o.write(out);
+    return out;
+  }
+
+  // Where the run is stopped.
+  void print_so_far() {
+    const std::lock_guard lock(mutex_);
+    if (results.empty()) return;
+    progress.clear();
+    print_results(o, results);
+    o.say("{} of {} cases were measured\n", results.size(), cases);
   }
 
   const BenchFfnOptions& o;
   const std::optional<measure::Peaks>& peaks;
+  std::int64_t cases;
   Progress progress;
   std::int64_t done = 0;
   nlohmann::json results = nlohmann::json::array();
-};
 
-void print_results(const BenchFfnOptions& o, const nlohmann::json& results) {
-  if (o.train) {
-    print_train_results(o, results);
-  } else {
-    print_ffn_results(o, results);
-  }
-}
+ private:
+  std::mutex mutex_;  // of the results
+  measure::LastWords last_words_{[this] { print_so_far(); }};
+};
 
 // The recorded patterns of one layer after the other.
 void run_trace(BenchFfnOptions& o, const std::optional<measure::Peaks>& peaks) {
@@ -130,7 +163,8 @@ void run_trace(BenchFfnOptions& o, const std::optional<measure::Peaks>& peaks) {
     for (const std::int64_t m : o.tokens) {
       const at::Tensor inputs =
           measure::traced_inputs(o.shape(0), replayed, measure::input_batches(m) * m).to(o.device);
-      runs.add(layer, inputs, m, mean, fmt::format("{} tokens, layer {}", m, l))["trace_layer"] = l;
+      runs.add(layer, inputs, m, mean, fmt::format("{} tokens, layer {}", m, l),
+               {{"trace_layer", l}});
     }
   }
   runs.progress.finish();

@@ -16,7 +16,9 @@
 #include "cli/speed_table.h"
 #include "cli/table.h"
 #include "engine/ffn_statistics.h"
+#include "files/file_error.h"
 #include "measure/fit.h"
+#include "measure/interrupt.h"
 #include "measure/joined_layers.h"
 #include "measure/layer_compare.h"
 #include "measure/machine.h"
@@ -142,9 +144,17 @@ Contenders open_all(const BenchModelCommand& o, Load& load) {
   return out;
 }
 
-std::vector<double> nnz_by_layer(lm::Model& sparse, std::span<const std::int64_t> tokens) {
+// Mean non-zeros of each layer on the prompts that are timed.
+std::vector<double> nnz_by_layer(lm::Model& sparse, std::span<const std::int64_t> tokens,
+                                 const measure::CompareOptions& options) {
+  lm::FfnStatistics statistics;
+  for (std::int64_t s = 0; s < options.sequences; ++s) {
+    measure::check_interrupt();
+    const lm::Chunk chunk{0, tokens.subspan(static_cast<std::size_t>(s * options.length()),
+                                            static_cast<std::size_t>(options.prompt_tokens))};
+    sparse.hidden_states(std::span(&chunk, 1), nullptr, &statistics);
+  }
   std::vector<double> out;
-  const lm::FfnStatistics statistics = lm::measure_ffn(sparse, tokens, 0, {});
   for (const lm::FfnTotals& layer : statistics.layers()) out.push_back(layer.nnz_mean());
   return out;
 }
@@ -163,27 +173,30 @@ std::vector<measure::LayerSpeed> by_layer(const BenchModelCommand& o, const Cont
 
 void run(BenchModelCommand& o) {
   const c10::InferenceMode no_grad;
+  const measure::LastWords last_words([&o] { o.tell_so_far(); });
   o.compare.prefill = o.only != "decode";
   o.compare.decode = o.only != "prefill";
   const io::ModelConfig config = io::load_config(o.directory());
+  require_zeros(o.directory(), config);
+  if (o.by_layer && config.block.experts.count > 0) {
+    io::fail_argument("--by-layer", "is for models whose layers have no experts");
+  }
   o.layers = choose_layers(o, config);
   const auto tokens = o.text.empty() ? random_tokens(o.compare.tokens(), config.vocab_size, 1)
                                      : read_tokens(o.text, o.tokenizer(), o.compare.tokens());
+  measure::require_tokens(o.compare, std::ssize(tokens), config.max_position_embeddings);
   Load load;
   Contenders all = open_all(o, load);
   lm::Model& sparse = *all.sparse;
   o.say("{}: {} layers{}, D = {}, H = {}, {}, {}\n", o.model, sparse.layers(),
         sparse.layers() == config.num_hidden_layers
             ? std::string()
-            : fmt::format(" of {}, as many as were asked for or fit", config.num_hidden_layers),
+            : fmt::format(" of {} (--layers, or memory)", config.num_hidden_layers),
         config.hidden_size, neurons_of(config), dtype_name(sparse.dtype()),
         o.device.is_cpu() ? fmt::format("{} threads", o.threads)
                           : lm::runtime_of(o.device).describe());
   if (o.text.empty()) o.say("No --text given: random tokens\n");
 
-  const std::vector<double> nnz = nnz_by_layer(sparse, tokens);
-  double nnz_mean = 0;
-  for (const double of_layer : nnz) nnz_mean += of_layer / static_cast<double>(nnz.size());
   nlohmann::json out = {
       {"batch", o.compare.sequences},
       {"prompt_tokens", o.compare.prompt_tokens},
@@ -191,7 +204,7 @@ void run(BenchModelCommand& o) {
       {"layers_of_model", config.num_hidden_layers},
       {"layers_run", sparse.layers()},
       {"dtype", dtype_name(sparse.dtype())},
-      {"nnz_mean", nnz_mean},
+      {"repeats", o.compare.measure.repeats},
       {"train", nullptr},
       {"device", o.device_name},
       {"load_us", load.us},
@@ -199,16 +212,17 @@ void run(BenchModelCommand& o) {
       {"weight_bytes", {{"dense", all.plain->weight_bytes()}, {"sparse", sparse.weight_bytes()}}},
       {"text", o.text.empty() ? nlohmann::json(nullptr) : nlohmann::json(o.text)}};
 
-  // Each phase has all sides. A table is printed, and the file written, as soon as it is there.
+  // Each phase has all sides. The file is written after every round.
   const std::size_t sides = all.sides.dense.size() + (all.sides.eager != nullptr ? 2 : 1);
   const int phases = static_cast<int>(o.compare.prefill) + static_cast<int>(o.compare.decode);
   Progress progress("measuring",
                     phases * static_cast<std::int64_t>(sides) * o.compare.measure.repeats);
   std::int64_t done = 0;
   const auto publish = [&](const char* name, const std::optional<measure::Speed>& speed) {
+    const bool printed = out.contains(name) && out[name].is_object() && out[name]["complete"];
     out[name] = speed_json(speed);
     out["profile"][name] = profile_json(speed);
-    if (!speed) return;
+    if (!speed || !speed->complete || printed) return;
     progress.clear();
     o.say("\n{}", speed_table(name, o.compare, *speed));
   };
@@ -216,35 +230,42 @@ void run(BenchModelCommand& o) {
       all.sides, tokens, o.compare, [&](const std::string& what) { progress.update(++done, what); },
       [&](const measure::Comparison& so_far) {
         publish("prefill", so_far.prefill);
-        out["decode"] = nullptr;
+        publish("decode", so_far.decode);
         o.write_so_far(out);
       });
   progress.finish();
-  if (!result.prefill) publish("prefill", result.prefill);
-  publish("decode", result.decode);
   o.say("\n");
   print_pieces(o, result);
+  // After the runs: a layer that counts first would not meet its first call cold.
+  const std::vector<double> nnz = nnz_by_layer(sparse, tokens, o.compare);
+  double nnz_mean = 0;
+  for (const double of_layer : nnz) nnz_mean += of_layer / static_cast<double>(nnz.size());
+  out["nnz_mean"] = nnz_mean;
+  o.write_so_far(out);
 
   const auto prompt = std::span(tokens).first(static_cast<std::size_t>(o.compare.prompt_tokens));
   const LogitErrors errors = logit_errors(o, *all.plain, sparse, prompt, o.reference);
   const std::string_view jumps = jumps_of(sparse.config());
   std::optional<double> bound;
   if (jumps.empty()) bound = measure::logits_error_bound(sparse.layers(), sparse.dtype());
-  o.say("Mean non-zeros {:.1f} of {}; logits differ by {:.1e} of the largest ({})\n", nnz_mean,
+  o.say("Mean non-zeros {:.1f} of {}; logits differ by {:.1e} of the largest{}\n", nnz_mean,
         sparse.config().neurons_of_token(), errors.max_rel_err,
-        bound ? fmt::format("bound {:.1e}", *bound) : fmt::format("no bound: {}", jumps));
+        bound ? fmt::format(" (bound {:.1e})", *bound) : std::string());
+  if (!bound) o.say("No bound of that: {}\n", jumps);
   if (errors.dense) {
     o.say("Against fp32: dense {:.1e}, sparse {:.1e}\n", *errors.dense, *errors.sparse);
   }
   o.say("Loading {} for the sparse path took {} and {} of memory\n",
         format_bytes(static_cast<double>(sparse.weight_bytes())), format_us(load.us),
         format_bytes(load.peak_bytes));
+  o.write_so_far(out);
   out["by_layer"] = o.by_layer ? measure::to_json(by_layer(o, all, tokens, nnz)) : nlohmann::json();
   out.update({{"max_rel_err", errors.max_rel_err},
               {"max_rel_err_bound", measure::optional_json(bound)},
               {"dense_max_rel_err_fp32", measure::optional_json(errors.dense)},
               {"sparse_max_rel_err_fp32", measure::optional_json(errors.sparse)},
-              {"peak_bytes", measure::peak_resident_bytes()}});
+              {"peak_bytes", measure::peak_resident_bytes()},
+              {"complete", true}});
   o.write(out);
 }
 
@@ -271,13 +292,11 @@ void add_bench_model(CLI::App& bench) {
   c.add_option("--only", o->only, "Of the two, prefill or decode alone")
       ->check(CLI::IsMember({"prefill", "decode"}));
   c.add_flag("--by-layer", o->by_layer,
-             "Also each feed-forward layer on its own, and how that goes with its non-zeros");
-  c.add_option("--layers", o->layers,
-               "Run the first so many layers (default: all, or as many as fit into the memory)")
+             "Also each feed-forward layer alone, and how that goes with its activity");
+  c.add_option("--layers", o->layers, "Run the first so many layers (default: as many as fit)")
       ->check(kCounts);
-  c.add_flag(
-      "--eager,!--no-eager", o->eager,
-      "Beside PyTorch eager as well: one operation after the other, as transformers runs it");
+  c.add_flag("--eager,!--no-eager", o->eager,
+             "Beside PyTorch eager as well, as transformers runs it");
   c.add_flag("--reference", o->reference,
              "Also compare both sides with the same weights in fp32 (twice the memory)");
 }

@@ -1,5 +1,6 @@
 // twell bench train: steps of training a whole model, PyTorch dense against sparse.
 #include <array>
+#include <mutex>
 #include <optional>
 
 #include "choice/device.h"
@@ -9,7 +10,9 @@
 #include "cli/speed_table.h"
 #include "cli/table.h"
 #include "cli/train_options.h"
+#include "files/file_error.h"
 #include "measure/fit.h"
+#include "measure/interrupt.h"
 #include "measure/step_bench.h"
 #include "train/run_directory.h"
 
@@ -46,12 +49,15 @@ lm::TokenStream stream(const BenchTrainCommand& o, std::int64_t vocab) {
   const std::int64_t needed = o.recipe.tokens_per_step() + 1;
   const auto tokens = o.text.empty() ? random_tokens(needed, vocab, o.recipe.seed)
                                      : read_tokens(o.text, io::Tokenizer::load(o.model), needed);
+  if (std::ssize(tokens) < needed) {
+    io::fail_argument("--text " + o.text, "has {} tokens, a step needs {}", tokens.size(), needed);
+  }
   return lm::TokenStream(std::vector<std::int32_t>(tokens.begin(), tokens.end()));
 }
 
 void print_sides(const BenchTrainCommand& o, const measure::StepComparison& result) {
-  Table table({"", "tokens/s", "step", "fastest", "slowest", "windows a pass", "mJ/token", "memory",
-               "sparse gains"});
+  Table table(
+      {"", "tokens/s", "step", "fastest", "slowest", "windows", "mJ/token", "memory", "gain"});
   for (const measure::StepSide* side : result.sides()) {
     const auto [low, high] = std::ranges::minmax(side->seconds);
     const double step = measure::median(side->seconds);
@@ -92,8 +98,10 @@ void run(BenchTrainCommand& o) {
   recipe.peak_lr = recipe.min_lr_ratio = recipe.l1 = 0.0;
   recipe.warmup_steps = 0;
   recipe.validation_fraction = 0.0;
-  const std::int64_t of_model = io::load_config(o.model).num_hidden_layers;
-  o.layers = choose_layers(o, io::load_config(o.model));
+  const io::ModelConfig whole = io::load_config(o.model);
+  require_zeros(o.model, whole);
+  const std::int64_t of_model = whole.num_hidden_layers;
+  o.layers = choose_layers(o, whole);
   std::unique_ptr<lm::Model> model = master_model(o);
   const io::ModelConfig config = model->config();
   const lm::TokenStream tokens = stream(o, config.vocab_size);
@@ -108,7 +116,7 @@ void run(BenchTrainCommand& o) {
         config.num_hidden_layers,
         config.num_hidden_layers == of_model
             ? std::string()
-            : fmt::format(" of {}, as many as were asked for or fit", of_model),
+            : fmt::format(" of {} (--layers, or memory)", of_model),
         config.hidden_size, config.intermediate_size, lm::name_of(trainer.compute()),
         o.device.is_cpu() ? fmt::format("{} threads", o.threads)
                           : lm::runtime_of(o.device).describe(),
@@ -121,6 +129,7 @@ void run(BenchTrainCommand& o) {
       {"micro_batch", recipe.micro_batch},
       {"accumulation", recipe.accumulation},
       {"fit", o.steps.fit},
+      {"repeats", o.steps.repeats},
       {"recompute", recipe.recompute},
       {"layers_of_model", of_model},
       {"layers_run", config.num_hidden_layers},
@@ -132,12 +141,27 @@ void run(BenchTrainCommand& o) {
     out.update(facts);
     return out;
   };
+  std::mutex mutex;
+  std::optional<measure::StepComparison> rounds;  // that are complete
+  const measure::LastWords last_words([&] {
+    const std::lock_guard lock(mutex);
+    if (!rounds) return;
+    progress.clear();
+    print_sides(o, *rounds);
+    o.say("{} of {} rounds were measured\n", rounds->sparse.seconds.size(), o.steps.repeats);
+    o.tell_so_far();
+  });
   const measure::StepComparison result = measure::compare_steps(
       trainer, eager ? &*eager : nullptr, o.steps,
       [&](const std::string& what) { progress.update(++done, what); },
-      [&](const measure::StepComparison& so_far) { o.write_so_far(all_of(so_far)); });
+      [&](const measure::StepComparison& so_far) {
+        const std::lock_guard lock(mutex);
+        rounds = so_far;
+        o.write_so_far(all_of(so_far));
+      });
   progress.finish();
-  const nlohmann::json out = all_of(result);
+  nlohmann::json out = all_of(result);
+  out["complete"] = true;
   print_sides(o, result);
   print_shares(o, out);
   o.say("\nSpeedup {:.2f}x (of single runs {:.2f} to {:.2f}), mean non-zeros {:.1f}\n",
@@ -163,13 +187,12 @@ void add_bench_train(CLI::App& bench) {
   c.add_option("--text", o->text, "Text to train on (default: random tokens)")->type_name("FILE");
   add_step_options(c, r);
   c.add_flag("--fit", o->steps.fit,
-             "Passes of as many of the step's windows as fit into the memory, a power of two");
+             "Passes of as many of the step's windows as fit into the memory");
   c.add_option("--repeats", o->steps.repeats, "Timed runs of each side")->check(in_range(1, 1000));
-  c.add_option("--layers", o->layers,
-               "Train the first so many layers (default: all, or as many as fit into the memory)")
+  c.add_option("--layers", o->layers, "Train the first so many layers (default: as many as fit)")
       ->check(kCounts);
   c.add_flag("--eager,!--no-eager", o->eager,
-             "Beside PyTorch eager as well: autocast, one operation after the other, fused AdamW");
+             "Beside PyTorch eager as well, as transformers trains");
   add_device_option(c, *o);
 }
 

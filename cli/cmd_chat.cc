@@ -100,6 +100,8 @@ class Chat {
     const bool asks = ::isatty(STDIN_FILENO) != 0;
     if (asks) put(stderr, kHelp);
     Lines lines;
+    // Ctrl-C ends an answer, and the conversation goes on.
+    const measure::Unhurried conversation({}, measure::Unhurried::Of::ctrl_c);
     while (true) {
       if (asks) put(stderr, "\n> ");
       const auto line = lines.next();

@@ -3,6 +3,7 @@
 #include <torch/types.h>
 
 #include <filesystem>
+#include <optional>
 
 #include "cli/command.h"
 #include "cli/gguf_files.h"
@@ -38,6 +39,7 @@ nlohmann::json convert_directory(const ConvertCommand& o) {
   load.trainable = true;  // keeps every weight as it was stored
   load.dtype = parse_dtype(o.dtype);
   load.allow_unused = o.allow_unused;
+  std::optional<Progress> converting(std::in_place, "converting", 0);
   const auto model = lm::load_model(o.in, load);
   const fs::path words =
       o.tokenizer.empty() ? fs::path(o.in) : lm::resolve_model_directory(o.tokenizer);
@@ -47,8 +49,10 @@ nlohmann::json convert_directory(const ConvertCommand& o) {
   io::note_left_out(o.in, sides);
   if (!o.reorder) {
     save_model(o.out, model->config(), model->parameters(), tokenizer, sides);
+    converting->finish();
     return nullptr;
   }
+  converting.reset();
   const auto tokens = read_tokens(o.text, tokenizer, o.max_tokens);
   Progress progress("watching neurons", static_cast<std::int64_t>(tokens.size()));
   lm::ScoreOptions watch;

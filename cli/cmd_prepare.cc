@@ -2,6 +2,7 @@
 #include "cli/command.h"
 #include "cli/json_out.h"
 #include "cli/model_files.h"
+#include "cli/progress.h"
 #include "cli/table.h"
 #include "engine/prepare.h"
 
@@ -16,11 +17,13 @@ struct PrepareCommand : ModelOptions {
 void run(PrepareCommand& o) {
   const auto tokens =
       named(o.model, [&] { return read_tokens(o.text, o.tokenizer(), o.max_tokens); });
+  Progress progress("looking at the layers", 0);
   const lm::Prepared prepared = named(o.model, [&] {
     lm::LoadOptions load;
     load.dtype = parse_dtype(o.dtype);
     return lm::prepare_model(o.directory(), tokens, load);
   });
+  progress.finish();
   Table table({"layer", "fire", "screen leaves", "gate on this processor"});
   nlohmann::json layers = nlohmann::json::array();
   for (std::size_t l = 0; l < prepared.layers.size(); ++l) {

@@ -32,12 +32,14 @@ io::Tokenizer learn_tokenizer(const TokenizeCommand& o, const std::vector<fs::pa
   if (fs::exists(target)) {
     io::fail_file(target.string(), "is there already; move it away, or use it with --tokenizer");
   }
+  Progress progress("learning a tokenizer", 0);
   const std::vector<std::string> texts = lm::sample_texts(files, kEnoughBytes);
   lm::BpeOptions options;
   options.vocab_size = *o.learn;
   const std::string json =
       lm::train_bpe(std::vector<std::string_view>(texts.begin(), texts.end()), options);
   io::write_file_atomically(target, json);
+  progress.finish();
   o.say("Learnt a tokenizer: {}\n", target.string());
   return io::Tokenizer::from_json(json, target.string());
 }

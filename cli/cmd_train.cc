@@ -1,6 +1,8 @@
 // twell train: a sparse language model from text, or a model made sparse.
+#include <array>
 #include <filesystem>
 #include <optional>
+#include <utility>
 
 #include "cli/command.h"
 #include "cli/train_options.h"
@@ -11,6 +13,15 @@
 
 namespace twell::cli {
 namespace {
+
+// Options that only Python has now.
+constexpr std::array<std::pair<const char*, const char*>, 6> kRemoved = {
+    {{"--teacher", "twell.hf.DistillationTrainer"},
+     {"--hidden-weight", "twell.hf.DistillationTrainer"},
+     {"--teacher-temperature", "twell.hf.DistillationTrainer"},
+     {"--anneal", "twell.hf.AnnealingCallback"},
+     {"--share", "twell.hf.ThresholdCallback"},
+     {"--share-steps", "twell.hf.ThresholdCallback"}}};
 
 struct TrainCommand : CommonOptions {
   lm::TrainRun run;
@@ -55,9 +66,8 @@ void run_command(TrainCommand& o) {
   run.data.assign(o.data.begin(), o.data.end());
   run.cache = o.cache;
   run.device = o.device;
-  for (std::string* directory : {&run.recipe.model, &run.recipe.teacher}) {
-    if (!directory->empty()) *directory = std::filesystem::weakly_canonical(*directory).string();
-  }
+  std::string& start = run.recipe.model;
+  if (!start.empty()) start = std::filesystem::weakly_canonical(start).string();
   if (!o.tokenizer.empty()) run.tokenizer = lm::resolve_model_directory(o.tokenizer);
   if (!o.activation.empty()) run.activation = io::hidden_act_of(o.activation);
   if (o.resume) {
@@ -153,6 +163,9 @@ void add_train(CLI::App& app) {
   o->recipe_options.insert(
       o->recipe_options.end(),
       {{model, "model"}, {learnt, "bpe_vocab"}, {validation, "validation_fraction"}});
+  for (const auto& [name, instead] : kRemoved) {
+    add_removed_option(c, name, fmt::format("in Python there is {} (docs/training.md)", instead));
+  }
   c.parse_complete_callback([o, &c] { o->warmup_given = c.count("--warmup") > 0; });
 }
 

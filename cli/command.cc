@@ -7,6 +7,7 @@
 #include <cmath>
 #include <filesystem>
 #include <system_error>
+#include <utility>
 
 #include "choice/device.h"
 #include "cli/json_out.h"
@@ -77,8 +78,16 @@ void CommonOptions::write(const nlohmann::json& results) const {
   if (json != "-") say("Results as JSON: {}\n", json);
 }
 
-void CommonOptions::write_so_far(const nlohmann::json& results) const {
-  if (!json.empty() && json != "-") put_json(results);
+void CommonOptions::write_so_far(nlohmann::json results) const {
+  if (json.empty() || json == "-") return;
+  results["complete"] = false;
+  put_json(results);
+  wrote_so_far_ = true;
+}
+
+void CommonOptions::tell_so_far() const {
+  if (!std::exchange(wrote_so_far_, false)) return;
+  put(stderr, fmt::format("note: {} has what was measured until then\n", json));
 }
 
 CLI::App& declare_command(CLI::App& parent, const std::string& name, const std::string& description,
@@ -122,6 +131,16 @@ void add_old_name(CLI::App& command, CLI::Option* option, const std::string& old
     option->run_callback();
   };
   command.add_option_function<std::string>(old, pass_on)->group("")->default_str("");
+}
+
+void add_removed_option(CLI::App& command, const std::string& name, const std::string& instead) {
+  const auto refuse = [name, instead](const std::string&) {
+    throw CLI::ValidationError(name, "twell has it no longer: " + instead);
+  };
+  command.add_option_function<std::string>(name, refuse)
+      ->expected(0, 1)
+      ->group("")
+      ->default_str("");
 }
 
 CLI::Option* add_seed_option(CLI::App& command, std::uint64_t& seed,

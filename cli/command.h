@@ -35,9 +35,10 @@ struct CommonOptions {
   void begin();
   // Writes the results, if asked for, with the keys every command adds ("twell", "machine").
   void write(const nlohmann::json& results) const;
-  // The same of results that are not all there yet, without a word and not to the terminal, so that
-  // a run that is cut off leaves what it had.
-  void write_so_far(const nlohmann::json& results) const;
+  // The same of results that are not all there yet, with "complete": false, without a word and not
+  // to the terminal, so that a run that is cut off leaves what it had.
+  void write_so_far(nlohmann::json results) const;
+  void tell_so_far() const;  // of a run that is cut off, once: where that is, if anywhere
 
   // Declares that an option names a file to write, which may replace an older one of its kind.
   void writes(CLI::Option* option, OutputKind kind) { outputs_.emplace_back(option, kind); }
@@ -51,6 +52,7 @@ struct CommonOptions {
 
   const CLI::App* command_ = nullptr;
   std::vector<std::pair<CLI::Option*, OutputKind>> outputs_;
+  mutable bool wrote_so_far_ = false;
 };
 
 // Adds a command with --json and --threads, a description and an example under its help. `run` is
@@ -71,7 +73,12 @@ std::pair<CLI::App&, std::shared_ptr<Options>> add_command(CLI::App& parent,
   CLI::App& command = declare_command(parent, name, description, example, *options);
   command.callback([options, run] {
     options->begin();
-    run(*options);
+    try {
+      run(*options);
+    } catch (...) {
+      options->tell_so_far();
+      throw;
+    }
   });
   return {command, options};
 }
@@ -85,6 +92,9 @@ void add_paths_option(CLI::App& command, const std::string& name, std::vector<st
 // `old` means `option` for one more version: --help does not have it, and its use is told on
 // standard error. An error where both are given.
 void add_old_name(CLI::App& command, CLI::Option* option, const std::string& old);
+
+// An option that is no more: its use is an error that says what is there instead.
+void add_removed_option(CLI::App& command, const std::string& name, const std::string& instead);
 
 // --seed: 64 bits without a sign.
 CLI::Option* add_seed_option(CLI::App& command, std::uint64_t& seed,

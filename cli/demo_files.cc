@@ -38,6 +38,7 @@ DemoDirectory::DemoDirectory(const fs::path& path)
   expect_own("results.json", "results.json", "\"speedup_prefill\"");
   // Of a demo that was killed.
   fs::remove_all(temporary_);
+  unfinished_.emplace([this] { remove_trained(); });
 }
 
 void DemoDirectory::expect_own(const char* name, const fs::path& file,
@@ -53,6 +54,11 @@ void DemoDirectory::expect_own(const char* name, const fs::path& file,
 }
 
 DemoDirectory::~DemoDirectory() {
+  unfinished_.reset();
+  remove_trained();
+}
+
+void DemoDirectory::remove_trained() const {
   std::error_code ignored;
   fs::remove_all(temporary_, ignored);
   if (!made_ || fs::exists(path_ / "model", ignored)) return;
@@ -66,8 +72,10 @@ std::string DemoDirectory::keep() {
   const fs::path model = path_ / "model";
   const fs::path older = path_ / ".older-model.twell-tmp";
   fs::remove_all(older);
-  if (fs::exists(model)) fs::rename(model, older);
-  fs::rename(temporary_, model);
+  unfinished_->finish([&] {
+    if (fs::exists(model)) fs::rename(model, older);
+    fs::rename(temporary_, model);
+  });
   fs::remove_all(older);
   return model.string();
 }

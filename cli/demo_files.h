@@ -2,8 +2,11 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <string_view>
+
+#include "files/unfinished.h"
 
 namespace twell::cli {
 
@@ -26,8 +29,11 @@ class DemoDirectory {
   // bytes.
   void expect_own(const char* name, const std::filesystem::path& file, std::string_view mark) const;
 
+  void remove_trained() const;
+
   std::filesystem::path path_, temporary_;
   bool made_ = false;
+  std::optional<io::Unfinished> unfinished_;
 };
 
 // The first words of a text: a prompt.

@@ -66,6 +66,14 @@ std::unique_ptr<lm::Model> ModelOptions::open(lm::FfnPath path, bool prepack) co
 
 io::Tokenizer ModelOptions::tokenizer() const { return io::Tokenizer::load(directory()); }
 
+void require_zeros(const std::string& directory, const io::ModelConfig& config) {
+  if (io::yields_zeros(config.hidden_act)) return;
+  throw Error(ErrorKind::unsupported, "--model " + directory,
+              fmt::format("its activation '{}' yields no zeros, so there is nothing sparse to "
+                          "compare; take a model with one of {}",
+                          io::name_of(config.hidden_act), io::sparse_names()));
+}
+
 LogitErrors logit_errors(ModelOptions options, lm::Model& dense, lm::Model& sparse,
                          std::span<const std::int64_t> tokens, bool reference) {
   const at::Tensor from_dense = measure::sample_logits(dense, tokens);

@@ -44,6 +44,9 @@ struct ModelOptions : CommonOptions {
   io::Tokenizer tokenizer() const;
 };
 
+// Throws where the model's activation yields no zeros, so that a benchmark has nothing to compare.
+void require_zeros(const std::string& directory, const io::ModelConfig& config);
+
 // Largest differences of logits, of the largest logit.
 struct LogitErrors {
   double max_rel_err = 0;               // sparse against dense

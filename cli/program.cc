@@ -5,10 +5,13 @@
 
 #include <cerrno>
 #include <csignal>
+#include <cstdio>
 #include <filesystem>
+#include <functional>
 #include <new>
 #include <sstream>
 #include <string>
+#include <string_view>
 
 #include "cli/command.h"
 #include "cli/reference.h"
@@ -17,6 +20,7 @@
 #include "files/file_error.h"
 #include "files/mapped_file.h"
 #include "files/note.h"
+#include "files/unfinished.h"
 #include "measure/interrupt.h"
 
 namespace twell::cli {
@@ -24,7 +28,13 @@ namespace {
 
 // Of programs that a signal ends: 128 and its number.
 constexpr int kFailed = 1, kWrongUse = 2, kInterrupted = 128 + SIGINT, kReaderGone = 128 + SIGPIPE;
+constexpr const char* kUnfinished = "interrupted, nothing unfinished was kept";
 constexpr const char* kOutOfMemory = "out of memory; use a smaller model, batch or shape";
+
+// Takes a bar away, which is drawn again.
+std::string_view clear_line() { return isatty(STDERR_FILENO) != 0 ? "\r\x1b[K" : ""; }
+
+void tell(const std::string& note) { put(stderr, fmt::format("{}note: {}\n", clear_line(), note)); }
 
 // One line, whatever the message was.
 int fail(const std::string& command, std::string message, int code) {
@@ -34,7 +44,7 @@ int fail(const std::string& command, std::string message, int code) {
   }
   constexpr std::size_t kLongest = 1000;
   if (message.size() > kLongest) message = message.substr(0, kLongest) + " ...";
-  put(stderr, command + ": error: " + message + "\n");
+  put(stderr, fmt::format("{}{}: error: {}\n", clear_line(), command, message));
   return code;
 }
 
@@ -97,7 +107,7 @@ int run(CLI::App& app, int argc, char** argv) {
   } catch (const CLI::ParseError& e) {
     return fail(command_name(app), wrong_use(app, e), kWrongUse);
   } catch (const measure::Interrupted&) {
-    return fail(command_name(app), "interrupted, nothing unfinished was kept", kInterrupted);
+    return fail(command_name(app), kUnfinished, kInterrupted);
   } catch (const c10::Error& e) {
     return fail(command_name(app), reason(e), kFailed);
   } catch (const std::bad_alloc&) {
@@ -148,13 +158,20 @@ int program(int argc, char** argv) {
       ->check(CLI::IsMember({"man", "bash-completion"}))
       ->group("");
 
-  measure::install_interrupt_handler();
+  const measure::InterruptHandler interrupts({.wait = [](const std::string& why) { tell(why); },
+                                              .end =
+                                                  [&app](const std::function<void()>& last_words) {
+                                                    // Where the program waits for a reader, nobody
+                                                    // reads.
+                                                    if (last_words && ftrylockfile(stdout) == 0)
+                                                      last_words();
+                                                    io::remove_unfinished();
+                                                    fail(command_name(app), kUnfinished,
+                                                         kInterrupted);
+                                                    _exit(kInterrupted);
+                                                  }});
   io::tell_of_lost_pages("twell");
-  io::set_note_sink([](const std::string& line) {
-    const char* clear =
-        isatty(STDERR_FILENO) != 0 ? "\r\x1b[K" : "";  // a bar, which is drawn again
-    put(stderr, clear + ("note: " + line) + "\n");
-  });
+  io::set_note_sink(tell);
   const int code = run(app, argc, argv);
   const int lost = output_error();
   if (code != 0 || lost == 0) return code;

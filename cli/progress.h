@@ -1,12 +1,16 @@
-// Progress of long work on standard error: a bar that redraws itself on a terminal, otherwise a
-// plain line every few seconds.
+// Progress of long work on standard error: a bar that redraws itself on a terminal, otherwise plain
+// lines, after some seconds and then ever more rarely. Work that has no steps to tell shows the
+// time that it takes.
 #pragma once
 
 #include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <cstdio>
+#include <mutex>
 #include <string>
 #include <string_view>
+#include <thread>
 
 namespace twell::cli {
 
@@ -14,10 +18,11 @@ class Progress {
  public:
   struct Options {
     std::FILE* out = stderr;
-    double line_seconds = 5.0;  // between plain lines
-    double bar_seconds = 0.1;   // between redraws
-    int terminal = -1;          // 1: a terminal of `width` columns, 0: none, -1: ask `out`
-    int width = 0;              // 0: ask
+    double line_seconds = 5.0;   // to the first plain line; each wait is twice the one before
+    double most_seconds = 60.0;  // between plain lines
+    double bar_seconds = 0.1;    // between redraws
+    int terminal = -1;           // 1: a terminal of `width` columns, 0: none, -1: ask `out`
+    int width = 0;               // 0: ask
   };
 
   // `total` is in steps of any kind; 0 where it is not known.
@@ -38,16 +43,27 @@ class Progress {
   double seconds() const;
 
  private:
-  void draw_bar(std::int64_t done, std::string_view note);
-  void print_line(std::int64_t done, std::string_view note);
+  void show_if_due();
+  void draw_bar();
+  void print_line();
+  void tick();
+  void stop_ticking();
 
   std::string label_;
   std::int64_t total_;
   Options options_;
   bool terminal_;
+  double wait_;  // from last_ to the next line or redraw
+  std::chrono::steady_clock::time_point begin_, last_;
+
+  std::mutex mutex_;  // of all below, and of last_ and wait_
+  std::int64_t done_ = 0;
+  std::string note_;
   bool finished_ = false;
   bool bar_shown_ = false;
-  std::chrono::steady_clock::time_point begin_, last_;
+  bool cleared_ = false;  // since the last update()
+  std::condition_variable ended_;
+  std::thread ticker_;  // shows that work goes on where update() is not called
 };
 
 // "42 s", "3 min 05 s", "1 h 02 min".

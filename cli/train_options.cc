@@ -97,21 +97,6 @@ FieldOptions add_recipe_options(CLI::App& command, lm::Recipe& r) {
       optimizer);
   add("--clip", "clip", r.clip, "Largest norm of the gradient; 0: no limit", optimizer);
 
-  const char* teaching = "Teacher, and from one activation to another";
-  out.emplace_back(command
-                       .add_option("--teacher", r.teacher,
-                                   "Model whose outputs take the place of the text's next tokens; "
-                                   "often that of --model")
-                       ->type_name("DIR")
-                       ->group(teaching),
-                   "teacher");
-  add("--hidden-weight", "hidden_weight", r.hidden_weight,
-      "Weight of the error of the blocks' outputs; 0: only the logits count", teaching);
-  add("--teacher-temperature", "temperature", r.temperature,
-      "What both models' logits are divided by", teaching);
-  add("--anneal", "anneal_steps", r.anneal_steps,
-      "Steps in which the activation that --model has becomes --activation; 0: at once", teaching);
-
   const char* sparsity = "Sparsity";
   const auto own_l1 = {
       add("--l1", "l1", r.l1, "Coefficient of the L1 term", sparsity),
@@ -119,13 +104,6 @@ FieldOptions add_recipe_options(CLI::App& command, lm::Recipe& r) {
       add("--l1-warmup", "l1_warmup", r.l1_warmup, "Steps over which the L1 term grows", sparsity)};
   out.emplace_back(add_l1_stages(command, r)->group(sparsity), "l1_stages");
   for (CLI::Option* option : own_l1) option->excludes(out.back().first);
-  CLI::Option* share = add("--share", "share", r.share,
-                           "Share of neurons that are to fire, by thresholds (FATReLU) that rise "
-                           "until they do; 0: no thresholds",
-                           sparsity);
-  add("--share-steps", "share_steps", r.share_steps,
-      "Steps over which what fires falls to --share; 0: half of the run", sparsity)
-      ->needs(share);
   add("--reinit-every", "reinit_every", r.reinit_every,
       "Steps between revivals of dead neurons; 0: never", sparsity);
   add("--reinit-std", "reinit_std", r.reinit_std, "Standard deviation of revived gate rows",
@@ -228,6 +206,11 @@ void check_shape(const FieldOptions& options, const io::ModelConfig& given,
 lm::TrainResult train_with_progress(lm::TrainRun& run,
                                     const std::function<void(const lm::LogRecord&)>& record) {
   run.stop = measure::interrupted;
+  std::optional<measure::Unhurried> until_saved;
+  run.begins = [&] {
+    until_saved.emplace(
+        "stopping when the present step is done and saved; another signal ends it at once");
+  };
   if (!run.processes.first()) return lm::run_training(run);
   std::optional<Progress> progress;
   std::string stage;
@@ -247,8 +230,7 @@ lm::TrainResult train_with_progress(lm::TrainRun& run,
     if (measure::interrupted()) return;  // update() would unwind the run before its checkpoint
     const auto units = static_cast<double>(std::max<std::int64_t>(1, run.config.intermediate_size));
     progress->update(r.step,
-                     fmt::format("{} {:.3f}, non-zeros {:.1f} ({:.1f} %), {:.0f} tokens/s",
-                                 r.taught ? "divergence" : "loss", r.taught ? r.divergence : r.ce,
+                     fmt::format("loss {:.3f}, non-zeros {:.1f} ({:.1f} %), {:.0f} tokens/s", r.ce,
                                  r.nnz_mean, 100 * r.nnz_mean / units, r.tokens_per_s));
   };
   lm::TrainResult result = lm::run_training(run);

@@ -17,16 +17,16 @@ const CLI::Validator kPositive(
     },
     "ABOVE 0");
 
-// As the benchmark's own kernels take them.
-const CLI::Validator kWholeVectors(
-    [](const std::string& text) {
-      std::int64_t value = 0;
-      const bool right =
-          CLI::detail::lexical_cast(text, value) && value > 0 && value % cuda::kVector == 0;
-      return right ? std::string()
-                   : "expected a multiple of " + std::to_string(cuda::kVector) + ", got " + text;
-    },
-    "MULTIPLE OF " + std::to_string(cuda::kVector));
+CLI::Validator multiple_of(int factor) {
+  const std::string name = std::to_string(factor);
+  return {[factor, name](const std::string& text) {
+            std::int64_t value = 0;
+            const bool right =
+                CLI::detail::lexical_cast(text, value) && value > 0 && value % factor == 0;
+            return right ? std::string() : "expected a multiple of " + name + ", got " + text;
+          },
+          "MULTIPLE OF " + name};
+}
 
 }  // namespace
 
@@ -63,11 +63,16 @@ void declare(CLI::App& app, Options& options) {
   app.add_option("--runs", options.runs, "Timed runs of each variant")
       ->check(kPositive)
       ->capture_default_str();
+  // Every warp of an SM reads as many.
+  app.add_option("--sm-rows", options.sm_rows, "Rows of 4 KB that an SM reads in a probe")
+      ->check(multiple_of(32))
+      ->capture_default_str();
+  // As the benchmark's own kernels take them.
   app.add_option("--width", options.width, "Width D of a token")
-      ->check(kWholeVectors)
+      ->check(multiple_of(cuda::kVector))
       ->capture_default_str();
   app.add_option("--neurons", options.neurons, "Neurons H of the layer")
-      ->check(kWholeVectors)
+      ->check(multiple_of(cuda::kVector))
       ->capture_default_str();
 }
 

@@ -23,6 +23,7 @@ struct Options {
   // Of training.
   std::vector<std::int64_t> train_tokens = {2048, 16384};
   std::vector<double> train_nnz = {28, 56, 113, 282};  // 0.5, 1, 2 and 5 % of 5632
+  int sm_rows = 2048;                                  // of 4 KB, that an SM reads in a probe
   int runs = 15;
   bool list = false;     // names the variants and measures nothing
   bool predict = false;  // says what is expected on an H100 and measures nothing

@@ -80,6 +80,7 @@ void measure_group(Bench& bench, const GateMemory& memory, const std::vector<Gat
   for (const GateProbe& one : group) {
     guarded(bench, one.name, [&] {
       if (2 * one.fewer_sms > bench.device.sm_count) {
+        std::printf("%-32s skipped: few SMs here\n", one.name.c_str());
         bench.report.add(
             {{"kind", "probe_gate"}, {"variant", one.name}, {"skipped", "few SMs here"}});
         return;

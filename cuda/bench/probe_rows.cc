@@ -41,8 +41,6 @@ struct RowMemory {
 // One way to read rows, and what it must have read.
 class RowReader {
  public:
-  static constexpr int kSmRows = 2048;  // that an SM reads, unless told otherwise
-
   RowReader(const Bench& bench, const RowMemory& memory, const RowsProbe& one)
       : memory_(memory),
         sms_(one.sms == 0 ? bench.device.sm_count : one.sms),
@@ -144,12 +142,12 @@ void measure_alone(Bench& bench, const RowMemory& memory, const std::vector<Rows
   const std::vector<Runnable> cases = runnable(bench, memory, group);
   if (cases.empty()) return;
   cudaStream_t stream = bench.timer.stream();
-  constexpr int kRows = RowReader::kSmRows;
+  const int sm_rows = bench.options.sm_rows;
   std::vector<std::function<void()>> works;
   std::vector<bool> right;
   for (const Runnable& one : cases) {
-    right.push_back(one.reader->right(kRows, stream));
-    works.emplace_back([&one, stream] { one.reader->launch(kRows, stream); });
+    right.push_back(one.reader->right(sm_rows, stream));
+    works.emplace_back([&one, sm_rows, stream] { one.reader->launch(sm_rows, stream); });
   }
   const std::vector<Times> times =
       bench.timer.measure_in_turns(bench.options.runs, works, Cache::warm);
@@ -159,9 +157,9 @@ void measure_alone(Bench& bench, const RowMemory& memory, const std::vector<Rows
     const RowReader& reader = *cases[i].reader;
     const RowsProbe& probe = cases[i].probe;
     const bool holds =
-        right[i] && (!reader.leaves_sums_of_the_last() || reader.sums_are_right(kRows));
+        right[i] && (!reader.leaves_sums_of_the_last() || reader.sums_are_right(sm_rows));
     if (!holds) bench.failed += 1;
-    const double rate = reader.bytes(kRows) / (times[i].median_us * 1e-6);
+    const double rate = reader.bytes(sm_rows) / (times[i].median_us * 1e-6);
     if (probe.sms == 0 && holds) best[probe.megabytes] = std::max(best[probe.megabytes], rate);
     std::printf("%-34s %5d %9.1f %9.1f %9.1f %9.2f %9.1f%s\n", probe.name.c_str(), reader.sms(),
                 times[i].median_us, times[i].min_us, times[i].max_us, rate * 1e-12,
@@ -281,10 +279,10 @@ void measure_beside(Bench& bench, Gate& gate, const Runnable& one, const BestRat
   const RowsProbe& probe = one.probe;
   const int gate_sms = bench.device.sm_count - reader.sms();
   const Together together(bench.timer.stream());
-  int rows = RowReader::kSmRows;
+  int rows = bench.options.sm_rows;
   const auto read = [&] { reader.launch(rows, together.second()); };
   // Leaves the rows in L2, as far as they fit, and the host its time.
-  const auto before = [&] { reader.launch(RowReader::kSmRows, together.second()); };
+  const auto before = [&] { reader.launch(bench.options.sm_rows, together.second()); };
   const auto on_all = [&] { gate.run(0); };
   const auto on_others = [&] { gate.run(gate_sms); };
   bool right = reader.right(rows, together.second());
@@ -379,6 +377,7 @@ void probe_rows(Bench& bench) {
       }
       if (!gate) gate = std::make_unique<Gate>(bench);
       const std::vector<Runnable> cases = runnable(bench, *memory, group);
+      if (cases.empty()) return;
       std::printf("%-34s %5s %9s %9s %9s %9s %9s %9s %9s %9s\n", "rows beside the gate", "SMs",
                   "gate all", "others", "beside", "rows", "beside", "TB/s", "both", "gain");
       for (const Runnable& one : cases) {

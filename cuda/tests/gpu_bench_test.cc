@@ -532,6 +532,7 @@ TEST(Options, RefusesWhatItDoesNotKnow) {
                                              {"--only", "all"},
                                              {"--train-nnz", "-1"},
                                              {"--width", "12"},
+                                             {"--sm-rows", "48"},
                                              {"--list", "--predict"},
                                              {"--what", "1"}}) {
     EXPECT_THROW(parse(arguments), CLI::ParseError) << arguments.front();

@@ -6,7 +6,8 @@
 
 The plan is gpu_paper_plan.py's. After every step RESULTS/paper-<model of the GPU or CPU>.json is written anew, whole:
 what was measured until then is in it, however this ends. Steps that would not fit into what is left of the budget are
-skipped and named. A step that an earlier call measured and this one does not reach stays in the file, with its date.
+skipped and named. A step that an earlier call measured and this one does not reach stays in the file, with its date;
+where it fails in this one, with "last_failure" beside it. What a step that failed had written is its "answer".
 --only takes names of steps, or what they begin with ("table1", "table1/0.5b"), and --missing those that the file has
 not yet. Models lie in the scratch folder, each until its last step. --dry-run prints the plan and tries all of it on
 the CPU with models that are toys, into a scratch folder.
@@ -17,6 +18,7 @@ import contextlib
 import ctypes
 import dataclasses
 import json
+import math
 import os
 import pathlib
 import re
@@ -26,7 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import Any
+from typing import Any, NoReturn
 
 import gpu_paper_plan
 import paper_table
@@ -35,6 +37,7 @@ from gpu_paper_plan import Step
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUDGET_S = 720
 GRACE_S = 2.0  # between asking a program to end and ending it
+SMI_LIMIT_S = 10.0  # of nvidia-smi, which hangs where a driver does
 SIZES = {"cuda": gpu_paper_plan.GPU, "cpu": gpu_paper_plan.CPU}
 # Flags of /proc/cpuinfo and what they are called, the best first.
 TIERS = {"amx_bf16": "AMX", "avx512_bf16": "AVX-512-BF16", "avx512f": "AVX-512", "avx2": "AVX2"}
@@ -68,18 +71,30 @@ def line_of(*command: str) -> str:
     return done.stdout.split("\n")[0].strip()
 
 
+def smi(*arguments: str) -> tuple[int, str]:
+    """The exit code of nvidia-smi and all it prints. Raises Failed."""
+    try:
+        running = subprocess.Popen(["nvidia-smi", *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE, start_new_session=True)  # fmt: skip
+    except OSError:
+        raise Failed("no NVIDIA GPU here: there is no nvidia-smi") from None
+    try:
+        out, error = running.communicate(timeout=SMI_LIMIT_S)
+        return running.returncode, (out + error).decode()
+    except subprocess.TimeoutExpired:
+        os.killpg(running.pid, signal.SIGKILL)  # and nobody waits for it: in the kernel it may hang for ever
+        raise Failed(f"no NVIDIA GPU here: nvidia-smi did not answer in {SMI_LIMIT_S:g} s") from None
+    except UnicodeDecodeError:
+        raise Failed("no NVIDIA GPU here: what nvidia-smi prints is no text") from None
+
+
 def gpu() -> dict[str, str]:
     """What the driver says of the first GPU. Raises Failed."""
     fields = ("name", "driver_version", "memory.total", "power.limit")
-    try:
-        done = subprocess.run(
-            ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"], capture_output=True, text=True
-        )
-    except OSError:
-        raise Failed("no NVIDIA GPU here: there is no nvidia-smi") from None
-    said = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+    code, text = smi(f"--query-gpu={','.join(fields)}", "--format=csv,noheader")
+    said = [line.strip() for line in text.splitlines() if line.strip()]
     values = [value.strip() for value in said[0].split(",")] if said else []
-    if done.returncode or len(values) != len(fields):
+    if code or len(values) != len(fields) or not values[0] or values[0].startswith("["):
         raise Failed(f"no NVIDIA GPU here: nvidia-smi says: {said[0] if said else 'nothing'}")
     return dict(zip(("gpu", "driver", "gpu_memory", "power_limit"), values))
 
@@ -168,6 +183,9 @@ class Paper:
     budget: float | None
     counts_on_times: bool  # of an H100
     outcomes: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    failures: dict[str, str] = dataclasses.field(default_factory=dict)  # of this call: steps and why
+    skipped: set[str] = dataclasses.field(default_factory=set)
+    written: bool = False  # the file has all that is known
     begin: float = dataclasses.field(default_factory=time.monotonic)
 
     def seconds(self) -> float:
@@ -179,8 +197,8 @@ class Paper:
     def folder(self, step: Step) -> pathlib.Path:
         return self.child.scratch / step.model.name
 
-    def write(self) -> None:
-        """Atomically, with every step of the plan and those that earlier calls measured."""
+    def whole(self) -> dict[str, Any]:
+        """What the file has: every step of the plan and those that earlier calls measured."""
         steps = []
         for step in self.steps:
             outcome = self.outcomes.get(step.name, {"outcome": "not reached"})
@@ -196,15 +214,25 @@ class Paper:
             }
             for step in self.steps
         ]
-        whole = {"kind": "paper", **self.header, "plan": plan, "steps": steps}
+        return {"kind": "paper", **self.header, "plan": plan, "steps": steps}
+
+    def write(self) -> None:
+        """Atomically. Where that cannot be, a line says so, and after the next step it is tried again."""
         # No folder of this machine stays in what is published.
-        text = json.dumps(whole, indent=1).replace(str(self.child.scratch), "SCRATCH").replace(str(ROOT) + "/", "")
+        text = json.dumps(self.whole(), indent=1).replace(str(self.child.scratch), "SCRATCH")
         new = self.file.with_suffix(".new")
-        with new.open("w") as out:
-            out.write(text + "\n")
-            out.flush()
-            os.fsync(out.fileno())
-        os.replace(new, self.file)
+        try:
+            with new.open("w") as out:
+                out.write(text.replace(str(ROOT) + "/", "") + "\n")
+                out.flush()
+                os.fsync(out.fileno())
+            os.replace(new, self.file)
+            self.written = True
+        except OSError as error:
+            self.written = False
+            with contextlib.suppress(OSError):
+                new.unlink()
+            say(f"    {self.file.name} is not written: {error.strerror}")
 
     def arguments(self, step: Step, model: str, text: str, file: str) -> list[str]:
         return [one.format(model=model, text=text, json=file) for one in step.command]
@@ -222,18 +250,23 @@ class Paper:
         elif not model.is_dir():
             raise Failed("its model was not made")
         limit = min(step.limit if self.counts_on_times else float("inf"), self.left())
-        self.child.run(self.arguments(step, str(model), str(self.text), str(answer)), limit)
+        try:
+            self.child.run(self.arguments(step, str(model), str(self.text), str(answer)), limit)
+        except Failed as error:
+            with contextlib.suppress(OSError, ValueError, RecursionError):
+                error.answer = json.loads(answer.read_text())  # what it measured until then
+            raise
         try:
             found = json.loads(answer.read_text())
         except OSError:
             raise Failed("left no JSON") from None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise Failed(f"left no JSON: {error}") from None
         try:
             say(f"    {paper_table.in_a_line(step.kind, found)}")
             if step.kind == "train" and found["tokens"] != step.tokens:
                 say(f"    note: a step of {found['tokens']} tokens, {step.tokens} were asked for")
-        except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
+        except paper_table.ODD as error:
             raise Failed(f"its JSON is not what it should be: {error!r}", found) from None
         return dict(found)
 
@@ -252,20 +285,28 @@ class Paper:
         outcome: dict[str, Any]
         try:
             outcome = {"outcome": "done", "result": self.measure(step)}
-        except Failed as error:
-            outcome = {"outcome": "failed", "reason": str(error)}
-            if error.answer is not None:
+        except (Failed, OSError) as error:
+            reason = f"{pathlib.Path(error.filename or '').name}: {error.strerror}" if isinstance(
+                error, OSError) else str(error)  # fmt: skip
+            outcome = {"outcome": "failed", "reason": reason}
+            if isinstance(error, Failed) and error.answer is not None:
                 outcome["answer"] = error.answer
+            self.failures[step.name] = reason
         took = time.monotonic() - begin
         outcome |= {"seconds": round(took, 1), "date": now(), "commit": self.header["commit"]}
-        self.outcomes[step.name] = outcome
+        kept = self.outcomes.get(step.name, {})
+        if step.name in self.failures and kept.get("outcome") == "done":
+            self.outcomes[step.name] = kept | {"last_failure": outcome}
+        else:
+            self.outcomes[step.name] = outcome
         end = f"FAILED: {outcome['reason']}" if "reason" in outcome else "done"
         say(f"    {end} in {took:.0f} s")
 
     def skip(self, place: int, reason: str) -> None:
         """What an earlier call measured stays."""
         name = self.steps[place].name
-        if self.outcomes.get(name, {}).get("outcome") != "done" or self.steps[place].kind == "model":
+        self.skipped.add(name)
+        if self.outcomes.get(name, {}).get("outcome") != "done":
             self.outcomes[name] = {"outcome": "not reached", "reason": reason}
 
     def remove_models(self, done: int) -> None:
@@ -293,54 +334,101 @@ class Paper:
             self.write()
             self.remove_models(place + 1)
 
+    def state(self, step: Step) -> str:
+        """Of the step after this call; a model of an earlier one is gone."""
+        if step.name in self.failures:
+            return "failed"
+        return "not reached" if step.kind == "model" and step.name in self.skipped else str(
+            self.outcomes[step.name]["outcome"])  # fmt: skip
+
     def summary(self) -> str:
-        by = {kind: [step.name for step in self.steps if self.outcomes[step.name]["outcome"] == kind]
+        by = {kind: [step.name for step in self.steps if self.state(step) == kind]
               for kind in ("done", "failed", "not reached")}  # fmt: skip
         lines = [f"{self.file.name}: {len(by['done'])} of {len(self.steps)} steps have results"]
-        lines += [f"failed: {name}: {self.outcomes[name]['reason']}" for name in by["failed"]]
+        for name in by["failed"]:
+            kept = self.outcomes[name]["outcome"] == "done"
+            lines.append(f"failed: {name}: {self.failures[name]}" + ("; its earlier result stays" if kept else ""))
         if by["not reached"]:
             lines.append(f"not reached: {', '.join(by['not reached'])}")
         return "\n".join(lines)
 
 
 def earlier(file: pathlib.Path) -> dict[str, dict[str, Any]]:
-    """What the file has of former calls: results alone."""
+    """What the file has of former calls: results alone. One that cannot be read gets another name."""
     try:
         steps = json.loads(file.read_text())["steps"]
-        return {step.pop("name"): step for step in steps if step["outcome"] == "done" and step.get("result")}
-    except (OSError, ValueError, KeyError, TypeError):
+        if not isinstance(steps, list):
+            raise TypeError
+    except FileNotFoundError:
         return {}
-
-
-def numbers(text: str) -> tuple[int, ...]:
-    found = tuple(int(one) for one in text.split(","))
-    if min(found) < 1:
-        raise ValueError
+    except (OSError, RecursionError, *paper_table.ODD):
+        os.replace(file, file.with_name(file.name + ".damaged"))
+        say(f"{file.name} cannot be read: it is {file.name}.damaged from now on")
+        return {}
+    found = {}
+    odd = 0
+    for step in steps:
+        try:
+            if step["outcome"] == "done" and step.get("result"):
+                paper_table.shown(step)
+                found[step["name"]] = {key: value for key, value in step.items() if key != "name"}
+        except paper_table.ODD:
+            odd += 1
+    if odd:
+        say(f"{file.name}: {odd} of {len(steps)} entries cannot be read, and are left out")
     return found
 
 
+def positive(text: str) -> int:
+    with contextlib.suppress(ValueError):
+        if (found := int(text)) > 0:
+            return found
+    raise argparse.ArgumentTypeError(f"'{text}' is no positive whole number")
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    return tuple(positive(one) for one in text.split(","))
+
+
+def seconds(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 < (found := float(text)) < math.inf:
+            return found
+    raise argparse.ArgumentTypeError(f"'{text}' is no positive number of seconds")
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        say(f"error: {message}; --help lists the options")
+        sys.exit(2)
+
+
 def options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="gpu_paper.py", usage=(__doc__ or "").split("\n\n")[1].strip())
-    parser.add_argument("--device", choices=[*SIZES], default="cuda")
-    parser.add_argument("--budget", type=float)
-    parser.add_argument("--only", action="append", default=[])
-    parser.add_argument("--missing", action="store_true")
-    parser.add_argument("--batch", type=numbers)
-    parser.add_argument("--prompt-tokens", type=int)
-    parser.add_argument("--twell")
-    parser.add_argument("--results", type=pathlib.Path, default=ROOT / "bench/results")
-    parser.add_argument("--scratch", type=pathlib.Path, default=ROOT / "build/paper-scratch")
-    parser.add_argument("--text", type=pathlib.Path, default=ROOT / "docs/development.md")
-    parser.add_argument("--commit")
-    parser.add_argument("--dry-run", action="store_true")
+    parser = Parser(prog="gpu_paper.py", description=(__doc__ or "").split("\n")[0])
+    add = parser.add_argument
+    add("--device", choices=[*SIZES], default="cuda", help="where it is measured; cuda unless given")
+    add("--budget", type=seconds, metavar="SECONDS", help=f"for all of it; {BUDGET_S} on a GPU, else no limit")
+    add("--only", action="append", default=[], metavar="NAME,...", help="steps, or what their names begin with")
+    add("--missing", action="store_true", help="those steps that the results file has not yet")
+    add("--batch", type=numbers, metavar="N,...", help="sequences of a prompt, a step for each")
+    add("--prompt-tokens", type=positive, metavar="N", help="tokens of a prompt, other than the plan's")
+    add("--twell", metavar="PROGRAM", help="the program; that of the build for the device unless given")
+    add("--results", type=pathlib.Path, default=ROOT / "bench/results", metavar="DIR", help="where the file is written")
+    add("--scratch", type=pathlib.Path, default=ROOT / "build/paper-scratch", metavar="DIR", help="for the models")
+    add("--text", type=pathlib.Path, default=ROOT / "docs/development.md", metavar="FILE",
+        help="what non-zeros by position are counted on")  # fmt: skip
+    add("--commit", metavar="HASH", help="what is noted as the commit; git's unless given")
+    add("--dry-run", action="store_true", help="print the plan, and try it on the CPU with toys")
     return parser.parse_args()
 
 
 def sizes_of(o: argparse.Namespace) -> gpu_paper_plan.Sizes:
     sizes = SIZES[o.device]
     if o.batch:
-        sizes = dataclasses.replace(sizes, batches=o.batch, names_batches=o.batch != gpu_paper_plan.GPU.batches)
-    return dataclasses.replace(sizes, prompt=o.prompt_tokens or sizes.prompt)
+        named = sizes.names_batches or o.batch != sizes.batches
+        sizes = dataclasses.replace(sizes, batches=o.batch, names_batches=named)
+    prompt = o.prompt_tokens or sizes.prompt
+    return dataclasses.replace(sizes, prompt=prompt, names_prompt=0 if prompt == sizes.prompt else prompt)
 
 
 def wanted_of(o: argparse.Namespace, every: list[str]) -> list[str]:
@@ -379,6 +467,8 @@ def prepare(o: argparse.Namespace, sizes: gpu_paper_plan.Sizes) -> Paper:
               "budget_s": budget}  # fmt: skip
     o.scratch.mkdir(parents=True, exist_ok=True)
     o.results.mkdir(parents=True, exist_ok=True)
+    if commit.endswith("-dirty") and o.results.resolve() == ROOT / "bench/results":
+        say(f"note: results of {commit}, which nobody else has; commit first where they are to be published")
     file = o.results / file_name(found.get("gpu", header["processor"]))
     kept = earlier(file)
     if o.missing:
@@ -399,16 +489,20 @@ def run(paper: Paper) -> int:
         (paper.child.scratch / "answer.json").unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # something else is in it
             paper.child.scratch.rmdir()
+    if not paper.written:
+        say(f"error: {paper.file.name} has not all results: it could not be written")
     if paper.child.stopped:
         done = [step.name for step in paper.steps if step.kind != "model"
                 and paper.outcomes[step.name]["outcome"] == "done"]  # fmt: skip
-        say(f"interrupted: {paper.file.name} keeps {', '.join(done) if done else 'no measurement'}")
+        if paper.written:
+            say(f"interrupted: {paper.file.name} keeps {', '.join(done) if done else 'no measurement'}")
         return 128 + paper.child.stopped
-    print(paper_table.tables([json.loads(paper.file.read_text())]))
+    whole = paper.whole()
+    print(paper_table.tables([whole]))
     print(paper.summary())
-    if paper.file.parent.resolve() == ROOT / "bench/results":
+    if paper.file.parent.resolve() == ROOT / "bench/results" and paper_table.done_steps(whole) and paper.written:
         print("scripts/lib/paper_table.py writes them into docs/gpu-status.md")
-    return int(any(one["outcome"] == "failed" for one in paper.outcomes.values()))
+    return int(bool(paper.failures) or not paper.written)
 
 
 def dry_run(o: argparse.Namespace) -> int:
@@ -423,7 +517,9 @@ def dry_run(o: argparse.Namespace) -> int:
         return 0
     with tempfile.TemporaryDirectory(prefix="twell-paper-") as folder:
         o.scratch, o.results = pathlib.Path(folder, "scratch"), pathlib.Path(folder, "results")
-        toy = dataclasses.replace(gpu_paper_plan.TOY, names_batches=sizes.names_batches)
+        # Their steps have the same names.
+        toy = dataclasses.replace(gpu_paper_plan.TOY, batches=sizes.batches, decode_batches=sizes.decode_batches,
+                                  names_batches=sizes.names_batches, names_prompt=sizes.names_prompt)  # fmt: skip
         paper = prepare(o, toy)
         paper.header["processor"] = "toys on the CPU"  # what stands over its figures
         return run(paper)

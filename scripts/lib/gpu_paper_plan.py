@@ -40,6 +40,7 @@ class Sizes:
     shape: tuple[str, ...] = ()
     neurons: int = NEURONS
     names_batches: bool = False  # the names of prefills have their batch
+    names_prompt: int = 0  # and this length, where it is not the plan's
 
 
 GPU = Sizes(batches=(8,), prompt=2048, decode_prompt=512, decode=64, decode_batches=(1, 16), context=2048,
@@ -47,8 +48,8 @@ GPU = Sizes(batches=(8,), prompt=2048, decode_prompt=512, decode=64, decode_batc
 # Two cores take a minute for what a GPU does in a tenth of a second.
 CPU = dataclasses.replace(GPU, batches=(1, 4), names_batches=True, prompt=512, decode=16, decode_batches=(1, 4),
                           accumulation=1, passes=("--batch", "1"), repeats=5, seconds=0.1)  # fmt: skip
-# A dry run: the same command lines on models that take no time.
-TOY = Sizes(batches=(2,), prompt=32, decode_prompt=16, decode=4, decode_batches=(1, 3), context=64, accumulation=2,
+# A dry run: the same command lines on models that take no time. What fills the context on a GPU fills it here.
+TOY = Sizes(batches=(2,), prompt=64, decode_prompt=60, decode=4, decode_batches=(1, 3), context=64, accumulation=2,
             passes=FIT, text_tokens=256, repeats=1, seconds=0.001, neurons=176,
             shape=("--layers", "2", "--width", "64", "--neurons", "176", "--heads", "2", "--vocab", "300",
                    "--context", "64", "--sample-tokens", "2048"))  # fmt: skip
@@ -110,7 +111,8 @@ def prefill(name: str, gives: str, model: Model, sizes: Sizes, device: str, by_l
     for batch in sizes.batches:
         more = ("--only", "prefill", *(["--by-layer"] if by_layer else []))
         command = bench(model, sizes, device, batch, sizes.prompt, sizes.decode, *more)
-        full = f"{name}/batch{batch}" if sizes.names_batches else name
+        full = name + (f"/batch{batch}" if sizes.names_batches else "")
+        full += f"/prompt{sizes.names_prompt}" if sizes.names_prompt else ""
         kind = "layers" if by_layer else "prefill"
         steps.append(Step(full, gives, kind, model, command, PREFILL_S[model.preset], tokens=batch * sizes.prompt))
     return steps

@@ -8,13 +8,26 @@ GPU_RESULTS=$ROOT/build/gpu-results
 # What the command line includes besides PyTorch, and of it the benchmark.
 LM_HEADERS=(fmt/format.h nlohmann/json.hpp CLI/CLI.hpp pcre2.h utf8proc.h)
 
-gpu_name() { nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1 || true; }
+SMI_LIMIT=10 # seconds; nvidia-smi hangs where a driver does
+
+# The first line that nvidia-smi prints of a field; nothing where it fails, hangs, or says what is no name or number.
+ask_gpu() {
+  local said
+  said=$(timeout --kill-after=1 "$SMI_LIMIT" nvidia-smi --query-gpu="$1" --format=csv,noheader 2>/dev/null |
+    tr -d '\0') || return 0
+  said=${said%%$'\n'*}
+  [[ $said =~ [[:alnum:]] && $said != \[* && $said != "No devices"* ]] || return 0
+  ! iconv -f UTF-8 -t UTF-8 <<<"$said" >/dev/null 2>&1 || echo "$said"
+}
+
+# gpu_check asks once, for all parts.
+gpu_name() { if [[ ${GPU_NAME+asked} ]]; then echo "$GPU_NAME"; else ask_gpu name; fi; }
 
 # Machine code for this GPU: the instructions of Hopper and later that are not forward compatible need
 # the "a" of their architecture.
 gpu_architecture() {
   local capability
-  capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d .)
+  capability=$(ask_gpu compute_cap | tr -d .)
   case $capability in
     90) echo 90a-real ;;
     *) echo "$capability-real" ;;
@@ -81,26 +94,41 @@ bench_selection() {
   esac
 }
 
-# The benchmark, if any build has it: its list of variants needs no GPU.
-built_bench() {
+# built PROGRAM: where the first build that has it has it, if any.
+built() {
   local build
   for build in "$GPU_BUILD" "$ROOT"/build/{release,core}; do
-    [[ ! -x $build/cuda/bench/twell_gpu_bench ]] || { echo "$build/cuda/bench/twell_gpu_bench" && return; }
+    [[ ! -x $build/cuda/$1 ]] || { echo "$build/cuda/$1" && return; }
   done
 }
 
 # list_variants PART: those it measures, one a line.
 list_variants() {
-  local selection bench
+  local selection bench listed
   selection=$(bench_selection "$1")
   [[ $selection ]] || return 0
-  bench=$(built_bench)
-  if [[ $bench ]]; then
-    "$bench" --list --only "$selection" | sed 's/^/    /'
+  # Its list of variants needs no GPU.
+  bench=$(built bench/twell_gpu_bench)
+  if [[ $bench ]] && listed=$("$bench" --list --only "$selection" 2>/dev/null); then
+    printf '%s\n' "$listed" | sed 's/^/    /'
+  elif [[ $bench ]]; then
+    echo "    ${bench#"$ROOT"/} is older than this part and lists nothing of it: build twell_gpu_bench again"
   else
     echo "    its variants are listed once twell_gpu_bench is built: cmake --preset core -DTWELL_CUDA=ON &&" \
       "ninja -C build/core twell_gpu_bench"
   fi
+}
+
+# The probes from end to end on the emulated GPU, in seconds: what they compute counts, no time does.
+try_probes() {
+  local toy
+  toy=$(built tests/twell_gpu_probes_toy)
+  if [[ ! $toy ]]; then
+    say "the probes can be tried without a GPU once this is built: scripts/build release twell_gpu_probes_toy"
+    return 0
+  fi
+  say "the probes at toy sizes on an emulated GPU:"
+  "$toy" --only "$1" --tokens 1300 --width 64 --neurons 136 --nnz 8 --runs 1 --sm-rows 64
 }
 
 has_build_tools() {

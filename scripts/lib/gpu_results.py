@@ -44,9 +44,6 @@ def by_variant(found: dict[str, Any]) -> dict[str, Line]:
         for line in found.get(part, {}).get("results", [])
         if "variant" in line
     }
-    if "ceiling/memcpy" not in lines and "ceiling/copy" in lines:
-        # Before there was a kernel for it, the copy was the driver's.
-        lines["ceiling/memcpy"] = {**lines.pop("ceiling/copy"), "variant": "ceiling/memcpy"}
     for name, line in lines.items():
         if is_of_an_earlier_plan(line):
             line["earlier_plan"] = True

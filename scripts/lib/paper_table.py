@@ -17,6 +17,7 @@ import markdown_block
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MODELS = ("2b", "1.5b", "1b", "0.5b")
 Found = dict[str, Any]
+ODD = (KeyError, TypeError, ValueError, AttributeError, IndexError, ZeroDivisionError)  # of JSON that is another
 # What a row is, the paper's cell, the step that has ours, and how that is shown.
 Row = tuple[str, str, str, Callable[[str, Found], str]]
 
@@ -63,18 +64,30 @@ def fewer_layers(found: Found) -> str:
     return "" if run == of or run is None else f"; {run} of {of} layers"
 
 
+def conditions(kind: str, found: Found) -> str:
+    """How many tokens, where a forward pass or a training step has not as many as the paper's."""
+    if kind == "train":
+        tokens, context = found.get("tokens"), found.get("context")
+        windows, length, usual = (tokens / context, context, (16, 2048)) if tokens and context else (0, 0, (0, 0))
+    elif kind in ("prefill", "layers"):
+        windows, length, usual = found.get("batch", 0), found.get("prompt_tokens", 0), (8, 2048)
+    else:
+        return ""
+    return "" if not length or (windows, length) == usual else f"; {windows:g} × {length:,.0f} tokens"
+
+
 def speed_cell(kind: str, found: Found) -> str:
     phase = phase_of(kind, found)
     dense, sparse = sides(phase)
     eager = phase.get("speedup_eager")
     than_eager = f"; than eager {gain(eager)}" if eager else ""
     return (f"{pair(dense['tokens_per_ms'], sparse['tokens_per_ms'])} "
-            f"({gain(phase['speedup'])}{than_eager}{fewer_layers(found)})")  # fmt: skip
+            f"({gain(phase['speedup'])}{than_eager}{fewer_layers(found)}{conditions(kind, found)})")  # fmt: skip
 
 
 def energy_cell(kind: str, found: Found) -> str:
     dense, sparse = (side.get("energy_mj_per_token") for side in sides(phase_of(kind, found)))
-    return f"{pair(dense, sparse, ' mJ')} ({gain(sparse / dense)})" if dense and sparse else ""
+    return f"{pair(dense, sparse, ' mJ')} ({gain(sparse / dense)}{conditions(kind, found)})" if dense and sparse else ""
 
 
 def peak_cell(kind: str, found: Found) -> str:
@@ -83,12 +96,12 @@ def peak_cell(kind: str, found: Found) -> str:
         return ""
     batches = [side.get("micro_batch") for side in (dense, sparse)]
     note = f"; micro-batch {batches[0]} → {batches[1]}" if batches[0] != batches[1] else ""
-    return f"{pair(dense['peak_bytes'] / 1e9, sparse['peak_bytes'] / 1e9, ' GB')}{note}"
+    return f"{pair(dense['peak_bytes'] / 1e9, sparse['peak_bytes'] / 1e9, ' GB')}{note}{conditions(kind, found)}"
 
 
-def correlation_cell(_kind: str, found: Found) -> str:
+def correlation_cell(kind: str, found: Found) -> str:
     correlation = found["by_layer"]["correlation"]
-    return "" if correlation is None else f"{correlation:.3f}".replace("-", "−")
+    return "" if correlation is None else f"{correlation:.3f}".replace("-", "−") + conditions(kind, found)
 
 
 def kind_of(step: str) -> str:
@@ -113,6 +126,15 @@ def in_a_line(kind: str, found: Found) -> str:
     if kind == "stats":
         return f"non-zeros at the first position, of all: {positions_cell(kind, found)}"
     return f"{found['nnz_measured']:.1f} non-zeros"
+
+
+def shown(step: Found) -> str:
+    """in_a_line() of a step of a results file that is done; an error where the file has something odd."""
+    name, date, commit = step["name"], step["date"], step["commit"]
+    if not (isinstance(date, str) and isinstance(commit, str) and len(name.split("/")) > 1):
+        raise ValueError(f"a step {name!r} of {date!r}, commit {commit!r}")
+    place_of(name)
+    return in_a_line(kind_of(name), step["result"])
 
 
 def done_steps(result: Found) -> dict[str, Found]:
@@ -152,7 +174,8 @@ def other_rows(names: list[str]) -> list[Row]:
     rows: list[Row] = []
     for name in names:
         first, model, *more = name.split("/")
-        batch = f", batch {more[-1][5:]}" if more and more[-1].startswith("batch") else ""
+        batch = "".join(f", batch {part[5:]}" for part in more if part.startswith("batch"))
+        batch += "".join(f", prompts of {part[6:]}" for part in more if part.startswith("prompt"))
         upper = model.upper()
         if first == "recompute":
             rows.append((f"{upper}, training with recomputation, tokens/ms", "", name, speed_cell))
@@ -209,15 +232,43 @@ def runs(result: Found) -> str:
             + (f", commit {', '.join(commits)}" if commits else "") + ".")  # fmt: skip
 
 
-def load(folder: pathlib.Path) -> list[Found]:
-    """The results that have any; GPUs first."""
-    every = [json.loads(file.read_text()) for file in sorted(folder.glob("paper-*.json"))]
-    return sorted((one for one in every if done_steps(one)), key=lambda one: one["device"] != "cuda")
+def read(file: pathlib.Path) -> Any:
+    """Raises ValueError, which names the file."""
+    try:
+        return json.loads(file.read_text())
+    except OSError as error:
+        raise ValueError(f"{file.name}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file.name} is damaged: {error}") from None
+
+
+def load(folder: pathlib.Path, paper: Found) -> list[Found]:
+    """The results that have any; GPUs first. Raises ValueError, which names the file."""
+    every = []
+    for file in sorted(folder.glob("paper-*.json")):
+        one = read(file)
+        try:
+            for step in one["steps"]:
+                if step["outcome"] == "done" and step["result"]:
+                    shown(step)
+            tables([one], paper)
+            runs(one)
+            place = one["device"] != "cuda"
+        except ODD as error:
+            raise ValueError(f"{file.name} is not what gpu_paper.py writes: {error!r}") from None
+        if done_steps(one):
+            every.append((place, one))
+    return [one for _, one in sorted(every, key=lambda pair: pair[0])]
 
 
 def block(folder: pathlib.Path) -> str:
-    results = load(folder)
-    paper = json.loads((folder / "paper.json").read_text())
+    """Raises ValueError, which names a file that is not what it should be."""
+    paper = read(folder / "paper.json")
+    try:
+        tables([], paper)
+    except ODD as error:
+        raise ValueError(f"paper.json is not what it should be: {error!r}") from None
+    results = load(folder, paper)
     return "\n\n".join([tables(results, paper), *map(runs, results)])
 
 
@@ -225,7 +276,14 @@ def main() -> int:
     names = [name for name in sys.argv[1:] if name != "--check"]
     page = pathlib.Path(names[0]) if names else ROOT / "docs/gpu-status.md"
     folder = pathlib.Path(names[1]) if len(names) > 1 else ROOT / "bench/results"
-    wrong = markdown_block.update(page, "paper", block(folder), check="--check" in sys.argv)
+    try:
+        wrong = markdown_block.update(page, "paper", block(folder), check="--check" in sys.argv)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"error: {page.name}: {error.strerror}", file=sys.stderr)
+        return 1
     if wrong:
         print(f"error: {wrong}; run scripts/lib/paper_table.py", file=sys.stderr)
     return int(wrong is not None)

@@ -60,11 +60,22 @@ class CpuRuntime final : public DeviceRuntime {
   std::int64_t peak_bytes() override { return 0; }
   void reset_peak_bytes() override {}
   std::int64_t free_bytes() override {
-    const std::int64_t system = number_in("/proc/meminfo", "MemAvailable:") * 1024;
-    // A container's own limit, where it has one ("max" reads as 0).
-    const std::int64_t limit = number_in("/sys/fs/cgroup/memory.max");
-    const std::int64_t used = number_in("/sys/fs/cgroup/memory.current");
-    return limit > 0 ? std::min(system, std::max<std::int64_t>(0, limit - used)) : system;
+    std::int64_t free = number_in("/proc/meminfo", "MemAvailable:") * 1024;
+    // A container's own limit, of both versions, where it has one ("max" reads as 0). File pages
+    // that nobody uses count as used there, but are given up.
+    const auto limited = [&free](const char* most, const char* now, const char* stat,
+                                 const char* pages) {
+      const std::int64_t limit = number_in(most);
+      if (limit <= 0) return;
+      const std::int64_t used = number_in(now) - number_in(stat, pages);
+      free = std::min(free, std::max<std::int64_t>(1, limit - used));
+    };
+    limited("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current",
+            "/sys/fs/cgroup/memory.stat", "inactive_file");
+    limited("/sys/fs/cgroup/memory/memory.limit_in_bytes",
+            "/sys/fs/cgroup/memory/memory.usage_in_bytes", "/sys/fs/cgroup/memory/memory.stat",
+            "total_inactive_file");
+    return free;
   }
   std::string uuid() const override { return {}; }
   bool is_cpu() const override { return true; }

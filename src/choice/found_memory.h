@@ -3,6 +3,8 @@
 
 #include <c10/util/Exception.h>
 
+#include <string_view>
+
 #include "twell/status.h"
 
 namespace twell::lm {
@@ -13,6 +15,14 @@ bool found_memory(const F& f) {
   try {
     f();
   } catch (const c10::OutOfMemoryError&) {
+    return false;
+  } catch (const c10::Error& error) {
+    // A library that could not make its workspace.
+    if (error.what_without_backtrace() == nullptr ||
+        std::string_view(error.what_without_backtrace()).find("ALLOC_FAILED") ==
+            std::string_view::npos) {
+      throw;
+    }
     return false;
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::out_of_memory) throw;

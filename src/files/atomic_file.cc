@@ -82,13 +82,15 @@ AtomicFile::AtomicFile(fs::path path) : path_(std::move(path)) {
   }
   remove_leftovers(path_);
   std::tie(descriptor_, temporary_) = create_temporary(path_);
+  unfinished_ = std::make_unique<Unfinished>([file = temporary_] { ::unlink(file.c_str()); });
 }
 
 AtomicFile::AtomicFile(AtomicFile&& other) noexcept
     : path_(std::move(other.path_)),
       temporary_(std::move(other.temporary_)),
       size_(other.size_),
-      descriptor_(std::exchange(other.descriptor_, -1)) {}
+      descriptor_(std::exchange(other.descriptor_, -1)),
+      unfinished_(std::move(other.unfinished_)) {}
 
 AtomicFile::~AtomicFile() { discard(); }
 
@@ -96,6 +98,7 @@ void AtomicFile::discard() noexcept {
   if (descriptor_ < 0) return;
   ::unlink(temporary_.c_str());
   ::close(std::exchange(descriptor_, -1));
+  unfinished_.reset();
 }
 
 void AtomicFile::write(std::span<const std::byte> bytes) { write_at(size_, bytes); }
@@ -117,7 +120,11 @@ void AtomicFile::commit() {
   struct stat old {};
   if (::stat(path_.c_str(), &old) == 0) ::fchmod(descriptor_, old.st_mode & 07777U);
   int error = sync(descriptor_);
-  if (error == 0 && ::rename(temporary_.c_str(), path_.c_str()) != 0) error = errno;
+  if (error == 0) {
+    unfinished_->finish([&] {
+      if (::rename(temporary_.c_str(), path_.c_str()) != 0) error = errno;
+    });
+  }
   if (error != 0) {
     discard();
     fail_file(path_.string(), "cannot be saved: {}; what was there before is kept",

@@ -4,9 +4,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
+
+#include "files/unfinished.h"
 
 namespace twell::io {
 
@@ -47,6 +50,7 @@ class AtomicFile {
   std::filesystem::path temporary_;
   std::uint64_t size_ = 0;
   int descriptor_ = -1;
+  std::unique_ptr<Unfinished> unfinished_;  // as long as there is a descriptor
 };
 
 // What was made, renamed or removed in a directory survives a power cut from here on, where its

@@ -1,6 +1,5 @@
 #include "measure/eager_training.h"
 
-#include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
 #include <torch/types.h>
 #include <torch/utils.h>
@@ -29,21 +28,6 @@ class Autocast {
  private:
   at::DeviceType device_;
   bool enabled_;
-};
-
-// PyTorch's fastest kernels, where a trainer wants those that repeat their bits.
-class AnyOrder {
- public:
-  AnyOrder() : before_(at::globalContext().deterministicAlgorithms()) { set(false); }
-  ~AnyOrder() { set(before_); }
-  AnyOrder(const AnyOrder&) = delete;
-  AnyOrder& operator=(const AnyOrder&) = delete;
-
- private:
-  static void set(bool deterministic) {
-    at::globalContext().setDeterministicAlgorithms(deterministic, /*warn_only=*/false);
-  }
-  bool before_;
 };
 
 // As it lies in memory: fused kernels want one layout of all that belongs together.
@@ -166,7 +150,6 @@ void EagerTraining::clear_gradients() {
 }
 
 void EagerTraining::step(std::int64_t micro_batch) {
-  const AnyOrder guard;
   loss_ = at::zeros({}, weights_.front().options().requires_grad(false));
   const std::int64_t passes = windows_.size(0) / micro_batch;
   for (std::int64_t i = 0; i < passes; ++i) {

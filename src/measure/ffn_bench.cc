@@ -51,6 +51,7 @@ Baseline pick_baseline(const FfnCase& c) {
   quick.repeats = 3;
   quick.min_seconds = c.measure.min_seconds / 2;
   quick.settle = settle_of(c.inputs.device());
+  quick.alive = c.measure.alive;
   const auto timings = measure_in_turns(sides, quick);
   std::size_t best = 0;
   for (std::size_t i = 1; i < timings.size(); ++i) {
@@ -184,6 +185,7 @@ nlohmann::json run_ffn_case(const FfnCase& c, const std::optional<Peaks>& peaks,
                            {"dense_us_min", timings[0].min_us},
                            {"dense_us_max", timings[0].max_us},
                            {"dense_impl", name_of(baseline.variant)},
+                           {"runs", timings[0].runs_us.size()},
                            {"sparse_us", timings[1].median_us},
                            {"sparse_us_min", timings[1].min_us},
                            {"sparse_us_max", timings[1].max_us},

@@ -30,12 +30,13 @@ std::vector<LayerSpeed> compare_layers(const Sides& sides, std::span<const std::
   lm::DeviceRuntime& runtime = lm::runtime_of(sides.sparse->device());
   MeasureOptions measure = options.measure;
   if (!runtime.is_cpu()) measure.settle = [&runtime] { runtime.synchronize(); };
-  const std::int64_t rows = options.sequences * options.prompt_tokens;
   lm::Model& first = *sides.dense.front().model;
-  at::Tensor x = first.embed(
-      at::tensor(at::ArrayRef<std::int64_t>(tokens.data(), static_cast<std::size_t>(rows)),
-                 at::kLong)
-          .view({options.sequences, options.prompt_tokens}));
+  at::Tensor x =
+      first.embed(at::tensor(at::ArrayRef<std::int64_t>(tokens.data(), tokens.size()), at::kLong)
+                      .narrow(0, 0, options.tokens())
+                      .view({options.sequences, options.length()})
+                      .narrow(1, 0, options.prompt_tokens)
+                      .contiguous());
   std::vector<LayerSpeed> out;
   for (std::int64_t layer = 0; layer < sides.sparse->layers(); ++layer) {
     check_interrupt();

@@ -74,15 +74,38 @@ std::optional<double> peak_of(Runner& runner, bool decoding) {
   return own + static_cast<double>(runtime.peak_bytes() - before);
 }
 
-Speed compare(Runners& runners, std::vector<std::string> names, std::size_t dense_sides,
-              bool decoding, std::int64_t tokens, MeasureOptions measure,
-              const std::function<void()>& tick) {
-  lm::DeviceRuntime& runtime = lm::runtime_of(runners.back()->device());
+// All that a phase is measured with.
+struct PhaseTask {
+  Runners& runners;
+  const std::vector<std::string>& names;
+  std::size_t dense_sides;
+  bool decoding;
+  std::int64_t tokens;  // of a call
+};
+
+Speed speed_of(const PhaseTask& task, const std::vector<Timing>& timings, const RunEnergy& energy) {
+  Speed speed;
+  speed.tokens = task.tokens;
+  speed.dense_sides = task.dense_sides;
+  speed.energy_source = energy.source();
+  for (std::size_t i = 0; i < timings.size(); ++i) {
+    SideSpeed side{task.names[i], timings[i], std::nullopt, std::nullopt};
+    if (const auto joules = energy.joules(i)) {
+      side.mj = *joules * 1e3 / static_cast<double>(timings[i].calls * task.tokens);
+    }
+    speed.sides.push_back(std::move(side));
+  }
+  return speed;
+}
+
+Speed compare(const PhaseTask& task, MeasureOptions measure, const std::function<void()>& tick,
+              const std::function<void(const Speed&)>& round) {
+  lm::DeviceRuntime& runtime = lm::runtime_of(task.runners.back()->device());
   std::vector<Call> calls;
-  for (const auto& runner : runners) {
+  for (const auto& runner : task.runners) {
     // The first call is to be of a token, not of its prompt.
-    if (decoding) runner->prefill();
-    calls.push_back(call_of(*runner, decoding));
+    if (task.decoding) runner->prefill();
+    calls.push_back(call_of(*runner, task.decoding));
   }
   RunEnergy energy(runtime.uuid(), calls.size());
   energy.watch(measure);
@@ -93,22 +116,18 @@ Speed compare(Runners& runners, std::vector<std::string> names, std::size_t dens
       measure.min_seconds = std::max(measure.min_seconds, kGpuEnergySeconds / measure.repeats);
     }
   }
-  const std::vector<Timing> timings = measure_in_turns(calls, measure, tick);
-  Speed speed;
-  speed.tokens = tokens;
-  speed.dense_sides = dense_sides;
-  speed.energy_source = energy.source();
-  for (std::size_t i = 0; i < runners.size(); ++i) {
-    SideSpeed side{std::move(names[i]), timings[i], std::nullopt, peak_of(*runners[i], decoding)};
-    if (const auto joules = energy.joules(i)) {
-      side.mj = *joules * 1e3 / static_cast<double>(timings[i].calls * tokens);
-    }
-    speed.sides.push_back(std::move(side));
+  measure.after_round = [&](const std::vector<Timing>& so_far) {
+    round(speed_of(task, so_far, energy));
+  };
+  Speed speed = speed_of(task, measure_in_turns(calls, measure, tick), energy);
+  for (std::size_t i = 0; i < calls.size(); ++i) {
+    speed.sides[i].peak_bytes = peak_of(*task.runners[i], task.decoding);
   }
   if (runtime.is_cpu()) {
-    speed.dense_pieces = profile(*runners[speed.fastest_dense()], decoding);
-    speed.sparse_pieces = profile(*runners.back(), decoding);
+    speed.dense_pieces = profile(*task.runners[speed.fastest_dense()], task.decoding);
+    speed.sparse_pieces = profile(*task.runners.back(), task.decoding);
   }
+  speed.complete = true;
   return speed;
 }
 
@@ -155,6 +174,8 @@ nlohmann::json Speed::to_json() const {
                    {"peak_bytes", optional_json(side.peak_bytes)}});
   }
   return {{"tokens", tokens},
+          {"complete", complete},
+          {"runs", sides.front().timing.runs_us.size()},
           {"dense_tokens_per_s", tokens_per_s(dense())},
           {"sparse_tokens_per_s", tokens_per_s(sparse())},
           {"speedup", speedup()},
@@ -165,19 +186,25 @@ nlohmann::json Speed::to_json() const {
           {"sides", all}};
 }
 
+void require_tokens(const CompareOptions& options, std::int64_t tokens, std::int64_t context) {
+  if (context >= options.length() && tokens >= options.tokens()) return;
+  const std::string of = fmt::format(
+      "{} tokens of a prompt{}", options.prompt_tokens,
+      options.decode ? fmt::format(" and {} decoded", options.decode_tokens) : std::string());
+  throw Error(ErrorKind::invalid_argument, "--batch, --prompt-tokens and --decode-tokens",
+              context < options.length()
+                  ? fmt::format("{} do not fit into the model's context of {}", of, context)
+                  : fmt::format("{} sequences of {} are {} tokens, the text has {}",
+                                options.sequences, of, options.tokens(), tokens));
+}
+
 Comparison compare_speed(const Sides& sides, std::span<const std::int64_t> tokens,
                          const CompareOptions& options,
                          const std::function<void(const std::string&)>& tick,
-                         const std::function<void(const Comparison&)>& done) {
-  const std::int64_t length = options.prompt_tokens + options.decode_tokens;
-  const std::int64_t context = sides.sparse->config().max_position_embeddings;
-  if (static_cast<std::int64_t>(tokens.size()) < options.tokens() || context < length) {
-    throw Error(ErrorKind::invalid_argument, "--prompt-tokens and --decode-tokens",
-                fmt::format("ask for {} sequences of {} tokens, the text has {} tokens and the "
-                            "model's context is {}",
-                            options.sequences, length, tokens.size(), context));
-  }
-  const Batch batch{tokens, options.sequences, options.prompt_tokens, options.decode_tokens};
+                         const std::function<void(const Comparison&)>& round) {
+  require_tokens(options, std::ssize(tokens), sides.sparse->config().max_position_embeddings);
+  const Batch batch{tokens, options.sequences, options.prompt_tokens,
+                    options.decode ? options.decode_tokens : 0};
   Runners runners;
   std::vector<std::string> names;
   const auto add = [&](lm::Model& model, const std::string& name, std::function<void()> enter) {
@@ -192,16 +219,18 @@ Comparison compare_speed(const Sides& sides, std::span<const std::int64_t> token
   }
   add(*sides.sparse, "sparse", {});
   Comparison comparison;
-  if (options.prefill) {
-    comparison.prefill = compare(runners, names, sides.dense.size(), false,
-                                 options.sequences * options.prompt_tokens, options.measure,
-                                 [&] { tick("prefill"); });
-    if (done) done(comparison);
-  }
-  if (options.decode) {
-    comparison.decode = compare(runners, names, sides.dense.size(), true, options.sequences,
-                                options.measure, [&] { tick("decode"); });
-  }
+  const auto measure = [&](std::optional<Speed>& out, const char* name, bool decoding,
+                           std::int64_t of_sequence) {
+    const auto so_far = [&](const Speed& speed) {
+      out = speed;
+      if (round) round(comparison);
+    };
+    so_far(compare(
+        {runners, names, sides.dense.size(), decoding, options.sequences * of_sequence},
+        options.measure, [&] { tick(name); }, so_far));
+  };
+  if (options.prefill) measure(comparison.prefill, "prefill", false, options.prompt_tokens);
+  if (options.decode) measure(comparison.decode, "decode", true, 1);
   return comparison;
 }
 

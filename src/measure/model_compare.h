@@ -39,8 +39,14 @@ struct CompareOptions {
   std::int64_t decode_tokens = 32;
   bool prefill = true, decode = true;  // what is measured
   MeasureOptions measure;
-  std::int64_t tokens() const { return sequences * (prompt_tokens + decode_tokens); }
+  // Of a sequence, and of all of them. What is not decoded takes no room.
+  std::int64_t length() const { return prompt_tokens + (decode ? decode_tokens : 0); }
+  std::int64_t tokens() const { return sequences * length(); }
 };
+
+// Throws Error (invalid_argument) where there are fewer tokens than that, or the model's context is
+// shorter.
+void require_tokens(const CompareOptions& options, std::int64_t tokens, std::int64_t context);
 
 // Which share of the time of a call each piece of the model has; `rest` is what no piece is.
 struct PieceShares {
@@ -60,6 +66,7 @@ struct SideSpeed {
 struct Speed {
   std::int64_t tokens = 0;              // per call: all prompts, or one of each sequence
   std::vector<SideSpeed> sides;         // the dense ones, eager if there is one, sparse
+  bool complete = false;                // all rounds, and what is looked at after them
   std::size_t dense_sides = 0;          // how many the first are
   const char* energy_source = nullptr;  // as RunEnergy::source()
   std::optional<PieceShares> dense_pieces, sparse_pieces;  // none on a GPU, where calls overlap
@@ -78,17 +85,17 @@ struct Comparison {
   std::optional<Speed> prefill, decode;  // of what was asked for
 };
 
-// Runs sequences of prompt_tokens + decode_tokens of `tokens`, one after the other; throws where
-// there are fewer, or where the models' context is shorter. Decoding feeds the text's own tokens,
-// so that every side does the same work, and the logits of every step are computed. All models have
-// the same shape. Then each side runs once more with timers, and with a token sampled (temperature
-// 0.8, top_p 0.95) where the times before are without. On a GPU a decoded token is also sampled and
-// waited for, as generation does it (Runner::decode), and there are no timers. `tick` is told of
-// every timed run; `done`, if given, of what is measured so far once prefill is.
+// Runs sequences of options.length() of `tokens`, one after the other; require_tokens(). Decoding
+// feeds the text's own tokens, so that every side does the same work, and the logits of every step
+// are computed. All models have the same shape. Then each side runs once more with timers, and with
+// a token sampled (temperature 0.8, top_p 0.95) where the times before are without. On a GPU a
+// decoded token is also sampled and waited for, as generation does it (Runner::decode), and there
+// are no timers. `tick` is told of every timed run; `round`, if given, of what is measured so far
+// whenever every side has run once more, of a phase without memory and pieces until it is done.
 Comparison compare_speed(const Sides& sides, std::span<const std::int64_t> tokens,
                          const CompareOptions& options,
                          const std::function<void(const std::string&)>& tick,
-                         const std::function<void(const Comparison&)>& done = {});
+                         const std::function<void(const Comparison&)>& round = {});
 
 // Logits on `tokens` (one sequence), at up to 64 of the positions: [rows, V] in fp32.
 at::Tensor sample_logits(lm::Model& model, std::span<const std::int64_t> tokens);

@@ -13,6 +13,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+// A first call that takes so many runs' least time shows by itself that a run is one call.
+constexpr double kLong = 10;
+constexpr int kFewest = 3;  // runs, where they are long
+
 double us_since(Clock::time_point begin) {
   return std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
 }
@@ -41,48 +45,63 @@ std::vector<Timing> measure_in_turns(const std::vector<std::function<void(std::i
   };
   std::vector<Timing> timings(sides.size());
   std::vector<std::int64_t> next(sides.size(), 0), batch(sides.size(), 1);
-  for (std::size_t s = 0; s < sides.size(); ++s) {
+  const auto call = [&](std::size_t s) {
     check_interrupt();
+    if (options.alive) options.alive();
+    sides[s](next[s]++);
+  };
+  for (std::size_t s = 0; s < sides.size(); ++s) {
     // The first calls build oneDNN's primitives and touch pages. Then as many calls between two
     // looks at the clock as take about a tenth of a run.
     const auto first = Clock::now();
-    sides[s](next[s]++);
+    call(s);
     timings[s].first_us = since(first);
-    sides[s](next[s]++);
+    if (timings[s].first_us > kLong * least_us) continue;
+    call(s);
     (void)since({});
     const auto begin = Clock::now();
     std::int64_t calls = 0;
     while (calls == 0 || since(begin) < least_us / 8) {
-      sides[s](next[s]++);
+      call(s);
       ++calls;
     }
     batch[s] = std::max<std::int64_t>(1, calls * 8 / 10);
   }
+  std::vector<double> more_us(sides.size());
+  double longest_us = 0;
   for (int r = 0; r < options.repeats; ++r) {
+    if (r >= kFewest && longest_us > options.enough_seconds * 1e6) break;
     for (std::size_t i = 0; i < sides.size(); ++i) {
       // Odd rounds run backwards: nobody always follows the same neighbour.
       const std::size_t s = r % 2 == 0 ? i : sides.size() - 1 - i;
       check_interrupt();
+      if (options.alive) options.alive();
       if (options.before_run) options.before_run();
       const auto begin = Clock::now();
       std::int64_t calls = 0;
       double took = 0;
       while (took < least_us) {
-        for (std::int64_t c = 0; c < batch[s]; ++c) sides[s](next[s]++);
+        for (std::int64_t c = 0; c < batch[s]; ++c) {
+          check_interrupt();
+          sides[s](next[s]++);
+        }
         calls += batch[s];
         took = since(begin);
       }
       if (options.after_run) options.after_run(s);
       timings[s].runs_us.push_back(took / static_cast<double>(calls));
       timings[s].calls += calls;
+      more_us[s] += took - least_us;
+      longest_us = std::max(longest_us, more_us[s]);
       if (tick) tick();
     }
-  }
-  for (Timing& timing : timings) {
-    timing.median_us = median(timing.runs_us);
-    const auto [low, high] = std::minmax_element(timing.runs_us.begin(), timing.runs_us.end());
-    timing.min_us = *low;
-    timing.max_us = *high;
+    for (Timing& timing : timings) {
+      timing.median_us = median(timing.runs_us);
+      const auto [low, high] = std::minmax_element(timing.runs_us.begin(), timing.runs_us.end());
+      timing.min_us = *low;
+      timing.max_us = *high;
+    }
+    if (options.after_round) options.after_round(timings);
   }
   return timings;
 }

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 
+#include "decoder/linear.h"
 #include "decoder/sparse_operators.h"
 #include "measure/layer_timer.h"
 #include "twell/train.h"
@@ -28,7 +29,8 @@ Gradients gradients_of(const at::Tensor& x, const SyntheticLayer& layer) {
           d.gate_bias, d.up_bias, d.down_bias};
 }
 
-// What a user of PyTorch runs: autograd over bf16 GEMMs, gate and up as one or as two.
+// What a user of PyTorch runs at its best: autograd over bf16 GEMMs, or f32 ones where there are
+// none of bf16 (decoder/linear.h), gate and up as one or as two.
 class DenseTraining {
  public:
   DenseTraining(const TrainCase& c, bool joined)
@@ -54,17 +56,17 @@ class DenseTraining {
     };
     leaves_.map(forget);
     forget(x_);
-    at::Tensor g = at::linear(x_, leaves_.gate, leaves_.gate_bias);
+    at::Tensor g = lm::linear_of(x_, leaves_.gate, leaves_.gate_bias);
     at::Tensor u;
     if (joined_) {
       const std::int64_t h = g.size(1) / 2;
       u = g.narrow(1, h, h);
       g = g.narrow(1, 0, h);
     } else if (leaves_.up.defined()) {
-      u = at::linear(x_, leaves_.up, leaves_.up_bias);
+      u = lm::linear_of(x_, leaves_.up, leaves_.up_bias);
     }
     g = lm::activate(g, activation_);
-    at::linear(u.defined() ? g * u : g, leaves_.down, leaves_.down_bias).backward(dy);
+    lm::linear_of(u.defined() ? g * u : g, leaves_.down, leaves_.down_bias).backward(dy);
   }
 
   Gradients gradients() const {
@@ -287,6 +289,7 @@ nlohmann::json run_train_case(const TrainCase& c, const std::function<void()>& t
           {"dense_us_min", timings[0].min_us},
           {"dense_us_max", timings[0].max_us},
           {"dense_impl", dense.name()},
+          {"runs", timings[0].runs_us.size()},
           {"sparse_us", timings[1].median_us},
           {"sparse_us_min", timings[1].min_us},
           {"sparse_us_max", timings[1].max_us},

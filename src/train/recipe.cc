@@ -7,7 +7,6 @@
 #include <nlohmann/json.hpp>
 #include <system_error>
 
-#include "checkpoint/config.h"
 #include "files/file_error.h"
 #include "tokenizer/unicode.h"
 #include "twell/device.h"
@@ -24,9 +23,6 @@ template <class Self, class Visitor>
 void visit_numbers(Self& r, Visitor&& visit) {
   visit("bpe_vocab", r.bpe_vocab, 257, std::int64_t{1} << 20);
   visit("validation_fraction", r.validation_fraction, 0.0, 0.5);
-  visit("hidden_weight", r.hidden_weight, 0.0, 1e6);
-  visit("temperature", r.temperature, 1e-3, 1e3);
-  visit("anneal_steps", r.anneal_steps, 0, kMaxCount);
   visit("steps", r.steps, 1, kMaxCount);
   visit("context", r.context, 1, std::int64_t{1} << 24);
   visit("micro_batch", r.micro_batch, 1, std::int64_t{1} << 24);
@@ -42,8 +38,6 @@ void visit_numbers(Self& r, Visitor&& visit) {
   visit("l1", r.l1, 0.0, 1e6);
   visit("l1_start", r.l1_start, 0, kMaxCount);
   visit("l1_warmup", r.l1_warmup, 0, kMaxCount);
-  visit("share", r.share, 0.0, 1.0);
-  visit("share_steps", r.share_steps, 0, kMaxCount);
   visit("reinit_every", r.reinit_every, 0, kMaxCount);
   visit("reinit_std", r.reinit_std, 0.0, 1e3);
   visit("dead_window", r.dead_window, 1, kMaxCount);
@@ -70,7 +64,7 @@ bool take(std::string_view& text, char mark) {
   return found;
 }
 
-void check_sparsity(const Recipe& r) {
+void check_stages(const Recipe& r) {
   const auto [least, most] = Recipe::range_of("l1");
   std::int64_t before = 0;
   for (const L1Stage& stage : r.l1_stages) {
@@ -84,11 +78,30 @@ void check_sparsity(const Recipe& r) {
     }
     before = stage.step;
   }
-  if (r.share > 0.0 && r.anneal_steps + r.steps_to_share() > r.steps) {
-    io::fail_argument("recipe",
-                      "share_steps: expected a path to the share that ends with the {} steps of "
-                      "the run, got one of {} steps after {}",
-                      r.steps, r.steps_to_share(), r.anneal_steps);
+}
+
+// Takes out the keys that recipes had up to version 3 of a trainer's state.
+void take_out_removed(json& recipe, const std::string& file) {
+  struct Removed {
+    const char* key;
+    json unused;  // the value of a run that did without
+    const char* instead;
+  };
+  const Removed removed[] = {{"teacher", "", "twell.hf.DistillationTrainer"},
+                             {"anneal_steps", 0, "twell.hf.AnnealingCallback"},
+                             {"share", 0.0, "twell.hf.ThresholdCallback"}};
+  for (const auto& [key, unused, instead] : removed) {
+    if (recipe.value(key, unused) != unused) {
+      io::fail_file(file,
+                    "recipe: {}: the run used what twell train no longer has: go on in Python, "
+                    "with {}, or start a new run from these weights with --model",
+                    key, instead);
+    }
+    recipe.erase(key);
+  }
+  // Without those three they meant nothing.
+  for (const char* key : {"hidden_weight", "temperature", "anneal_from", "share_steps"}) {
+    recipe.erase(key);
   }
 }
 
@@ -139,10 +152,6 @@ std::int64_t Recipe::scaled(std::int64_t part) const {
   return static_cast<std::int64_t>(static_cast<Wide>(part) * length() / steps);
 }
 
-std::int64_t Recipe::steps_to_share() const {
-  return share_steps > 0 ? share_steps : std::max<std::int64_t>(1, (steps - anneal_steps) / 2);
-}
-
 void Recipe::extend(std::int64_t total) {
   if (shortened_to > 0 && total < steps) {
     shortened_to = total;
@@ -162,10 +171,9 @@ std::pair<double, double> Recipe::range_of(std::string_view field) {
 }
 
 void Recipe::validate() const {
-  for (const auto& [name, path] : {std::pair("model", &model), std::pair("teacher", &teacher)}) {
-    if (io::find_invalid_utf8(*path) == std::string_view::npos) continue;
-    io::fail_argument("recipe", "{}: the path {} is no UTF-8, which checkpoints hold it in", name,
-                      io::in_quotes(*path));
+  if (io::find_invalid_utf8(model) != std::string_view::npos) {
+    io::fail_argument("recipe", "model: the path {} is no UTF-8, which checkpoints hold it in",
+                      io::in_quotes(model));
   }
   visit_numbers(*this, [](const char* name, auto value, auto lowest, auto highest) {
     using Value = decltype(value);
@@ -173,10 +181,7 @@ void Recipe::validate() const {
     if (value >= static_cast<Value>(lowest) && value <= static_cast<Value>(highest)) return;
     io::fail_argument("recipe", "{}: expected {} to {}, got {}", name, lowest, highest, value);
   });
-  check_sparsity(*this);
-  if (anneal_steps > 0 && !io::hidden_act_of(anneal_from)) {
-    io::fail_argument("recipe", "anneal_from: expected an activation, got \"{}\"", anneal_from);
-  }
+  check_stages(*this);
   if (shortened_to > steps) {
     io::fail_argument("recipe", "shortened_to: expected at most the {} steps, got {}", steps,
                       shortened_to);
@@ -191,8 +196,6 @@ std::string Recipe::to_json() const {
   json out = json::object();
   visit_numbers(*this, [&out](const char* name, auto value, auto, auto) { out[name] = value; });
   out["model"] = model;
-  out["teacher"] = teacher;
-  out["anneal_from"] = anneal_from;
   out["l1_stages"] = written(l1_stages);
   out["compute"] = name_of(compute);
   out["recompute"] = recompute;
@@ -218,8 +221,9 @@ void Recipe::check_resumed(const Recipe& saved, const std::string& file) const {
 }
 
 Recipe Recipe::from_json(std::string_view text, const std::string& file) {
-  const json in = json::parse(text, nullptr, false);
+  json in = json::parse(text, nullptr, false);
   if (!in.is_object()) io::fail_file(file, "recipe: expected a JSON object");
+  take_out_removed(in, file);
   Recipe out;
   json known = json::parse(out.to_json());
   for (const auto& [name, value] : in.items()) {
@@ -237,8 +241,6 @@ Recipe Recipe::from_json(std::string_view text, const std::string& file) {
     field = in[name].get<std::decay_t<decltype(field)>>();
   });
   out.model = in["model"].get<std::string>();
-  out.teacher = in["teacher"].get<std::string>();
-  out.anneal_from = in["anneal_from"].get<std::string>();
   out.l1_stages = parse_l1_stages(in["l1_stages"].get<std::string>());
   out.compute = parse_compute_type(in["compute"].get<std::string>());
   out.recompute = in["recompute"].get<bool>();

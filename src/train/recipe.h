@@ -41,16 +41,6 @@ struct Recipe {
   std::int64_t bpe_vocab = 4096;      // entries of a tokenizer that is learnt
   double validation_fraction = 0.01;  // of the windows: held out
 
-  // --- teacher: its outputs take the place of the text's next tokens, loss = divergence +
-  // hidden_weight * hidden error (train/teacher.h) + l1 ... ---
-  std::string teacher;         // directory of a model; empty: none, the loss is the cross entropy
-  double hidden_weight = 1.0;  // 0: logits alone
-  double temperature = 1.0;    // of both softmaxes
-  // Over so many steps the activation becomes that of the model from `anneal_from`: in step k,
-  // counted from 1, layers compute (1 - k/n) * from(v) + k/n * act(v), densely. 0: at once.
-  std::int64_t anneal_steps = 0;
-  std::string anneal_from;  // "silu": of the model that a run with anneal_steps starts from
-
   // --- length and batch ---
   std::int64_t steps = 10000;     // optimizer steps
   std::int64_t context = 2048;    // tokens of a window
@@ -77,10 +67,6 @@ struct Recipe {
   // In place of these three: the coefficient is linear in the step from one stage to the next, and
   // that of the first and last stage outside of them. Two stages of one step are a jump.
   std::vector<L1Stage> l1_stages;
-  // The share of neurons that are to fire, a mean over layers, by thresholds (train/thresholds.h).
-  // 0: none. The path there begins when the activation is annealed.
-  double share = 0.0;
-  std::int64_t share_steps = 0;  // its length; 0: half of the steps that are left to it
   // Every so many steps the gate rows of neurons dead for dead_window steps are drawn anew. 0:
   // never.
   std::int64_t reinit_every = 0;
@@ -119,14 +105,14 @@ struct Recipe {
   std::int64_t length() const { return shortened_to > 0 ? shortened_to : steps; }
   // A part of the schedules, in proportion to what is left of them.
   std::int64_t scaled(std::int64_t part) const;
-  std::int64_t steps_to_share() const;
   // To `total` steps: those of a shortened run keep their schedules' proportions.
   void extend(std::int64_t total);
   std::int64_t tokens_per_step() const { return micro_batch * accumulation * context; }
   // Throws Error (invalid_argument) naming the field, its range and its value.
   void validate() const;
   std::string to_json() const;
-  // Unknown or missing keys, wrong types and ranges throw Error naming `file`.
+  // Unknown or missing keys, wrong types and ranges throw Error naming `file`; so does a run that
+  // used what only Python has now. Where an older one did not, its keys are passed over.
   static Recipe from_json(std::string_view text, const std::string& file);
 };
 

@@ -37,10 +37,7 @@ class Run {
   }
 
   TrainResult execute() {
-    if (!run_.resume) {
-      begin_annealing();
-      recipe_.validate();
-    }
+    if (!run_.resume) recipe_.validate();
     const auto latest = latest_checkpoint(run_.out);
     if (run_.resume && !latest) {
       io::fail_argument("train", "resume: {} holds no checkpoint", run_.out.string());
@@ -62,8 +59,7 @@ class Run {
     if (processes_.first()) processes_.wait_for_all();
     tell("preparing the model", 0.0);
     trainer_ = std::make_unique<Trainer>(start_model(latest, corpus.tokens), recipe_,
-                                         TrainingData{corpus.tokens, corpus.hash}, processes_,
-                                         nullptr, load_teacher());
+                                         TrainingData{corpus.tokens, corpus.hash}, processes_);
     if (run_.resume) trainer_->load(*latest);
     train();
     return finish();
@@ -76,27 +72,6 @@ class Run {
   fs::path start() const { return resolve_model_directory(recipe_.model); }
   fs::path cache() const { return run_.cache.empty() ? run_.out / "cache" : run_.cache; }
 
-  // The activation that a run with anneal_steps comes from is that of the model it starts from.
-  void begin_annealing() {
-    recipe_.anneal_from.clear();
-    if (recipe_.anneal_steps == 0) return;
-    if (recipe_.model.empty()) {
-      io::fail_argument("train", "anneal: expected a model to start from, got random weights");
-    }
-    const io::HiddenAct from = io::load_config(start()).hidden_act;
-    if (from == run_.activation.value_or(from)) {
-      io::fail_argument("train", "anneal: the model has {} already: ask for another activation",
-                        io::name_of(from));
-    }
-    recipe_.anneal_from = io::name_of(from);
-  }
-
-  // With thresholds a ReLU is a FATReLU.
-  io::HiddenAct trained(io::HiddenAct act) const {
-    const bool raised = recipe_.share > 0.0 && act == io::HiddenAct::relu;
-    return raised ? io::HiddenAct::fat_relu : act;
-  }
-
   void take_up(const fs::path& latest) {
     recipe_ = run_.resume(latest, saved_recipe(latest));
     recipe_.validate();
@@ -107,7 +82,7 @@ class Run {
                         run_.tokenizer->string());
     }
     const io::HiddenAct act = io::load_config(latest).hidden_act;
-    if (run_.activation && act != trained(*run_.activation)) {
+    if (run_.activation && act != *run_.activation) {
       io::fail_argument("activation",
                         "the run has {}, {} is asked for: a resumed run cannot change it",
                         io::name_of(act), io::name_of(*run_.activation));
@@ -142,10 +117,6 @@ class Run {
     config.quantization.reset();  // what is trained are floating-point numbers
     if (fresh) complete(config);
     if (run_.activation) config.hidden_act = *run_.activation;
-    if (trained(config.hidden_act) != config.hidden_act) {
-      config.hidden_act = trained(config.hidden_act);
-      config.fat_relu_threshold = 0.0;
-    }
     config.validate();
     expect_vocabulary(config.vocab_size, tokens);
     // A resumed run gets its weights from Trainer::load.
@@ -199,15 +170,6 @@ class Run {
     return load_model(start().string(), options);
   }
 
-  std::unique_ptr<Model> load_teacher() const {
-    if (recipe_.teacher.empty()) return nullptr;
-    LoadOptions options;
-    options.device = run_.device;
-    options.dtype =
-        resolve(recipe_.compute, run_.device) == ComputeType::bf16 ? at::kBFloat16 : at::kFloat;
-    return load_model(resolve_model_directory(recipe_.teacher).string(), options);
-  }
-
   static void copy_weights(const Model& from, Model& to) {
     const NamedTensors weights = from.parameters();
     NamedTensors targets = to.parameters();
@@ -223,6 +185,7 @@ class Run {
     first_step_ = trainer_->steps_done();
     bool running = trainer_->steps_done() < recipe.length();
     if (running) tell("the first steps", 0.0);
+    if (running && run_.begins) run_.begins();
     while (running) {
       LogRecord record = group();
       record.steps = recipe.length();
@@ -259,8 +222,6 @@ class Run {
       record.loss += step.loss;
       record.ce += step.ce;
       record.l1 += step.l1;
-      record.divergence += step.divergence;
-      record.hidden_error += step.hidden_error;
       record.grad_norm += step.grad_norm;
       record.revived += step.revived;
       record.lr = step.lr;
@@ -269,9 +230,7 @@ class Run {
              !due(recipe.eval_every) && !due(recipe.save_every));
     const double seconds = since(begin);
     step_seconds_ += seconds;
-    record.taught = !recipe.teacher.empty();
-    for (double* mean : {&record.loss, &record.ce, &record.l1, &record.grad_norm,
-                         &record.divergence, &record.hidden_error}) {
+    for (double* mean : {&record.loss, &record.ce, &record.l1, &record.grad_norm}) {
       *mean /= static_cast<double>(count);
     }
     record.step = trainer_->steps_done();
@@ -283,7 +242,6 @@ class Run {
     if (record.step < recipe.length()) trainer_->set_length(fits);
     record.sparse_layers = trainer_->sparse_layers();
     record.layers = trainer_->activity();
-    record.thresholds = trainer_->thresholds();
     for (const LayerActivity& layer : record.layers) record.nnz_mean += layer.nnz_mean;
     record.nnz_mean /= static_cast<double>(std::max<std::size_t>(1, record.layers.size()));
     return record;

@@ -42,6 +42,8 @@ struct TrainRun {
   // checkpoint's where they are given.
   std::function<Recipe(const std::filesystem::path& checkpoint, const Recipe& saved)> resume;
 
+  // Before the first step of this process.
+  std::function<void()> begins;
   // After every step: whether to stop here, with a checkpoint. The first process decides.
   std::function<bool()> stop;
   // After every group of steps.

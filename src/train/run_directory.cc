@@ -111,6 +111,11 @@ AtomicDirectory::AtomicDirectory(fs::path path) : path_(followed(std::move(path)
   check(error, temporary_, "cannot remove what an interrupted run left");
   fs::create_directories(temporary_, error);
   check(error, temporary_, "cannot make the directory");
+  unfinished_.emplace([this] {
+    // Another thread may be adding a file to it.
+    std::error_code ignored;
+    for (int i = 0; i < 3; ++i) fs::remove_all(temporary_, ignored);
+  });
 }
 
 AtomicDirectory::~AtomicDirectory() {
@@ -125,15 +130,14 @@ void AtomicDirectory::commit() {
     if (entry.path().parent_path() == temporary_) inside.push_back(entry.path().filename());
   }
   io::sync_directory(temporary_);
-  if (is_there_) {
+  unfinished_->finish([&] {
+    if (!is_there_) return rename_into_place(temporary_, path_);
     // Without its config.json, which is the last, it is no model.
     std::ranges::partition(inside, [](const fs::path& name) { return name != kConfig; });
     for (const fs::path& name : inside) rename_into_place(temporary_ / name, path_ / name);
     std::error_code ignored;
     fs::remove(temporary_, ignored);
-  } else {
-    rename_into_place(temporary_, path_);
-  }
+  });
   committed_ = true;
   io::sync_directory(is_there_ ? path_ : parent_of(path_));
 }
@@ -160,16 +164,22 @@ RunDirectory::RunDirectory(fs::path path) : path_(std::move(path)) {
       io::fail_file(entry.path().string(), "is no checkpoint, which its name says: move it away");
     }
   }
+  unfinished_.emplace([this] { remove_if_empty(); });
 }
 
 RunDirectory::~RunDirectory() {
+  unfinished_.reset();
+  remove_if_empty();
+  ::close(lock_);
+}
+
+void RunDirectory::remove_if_empty() const {
   std::error_code ignored;
   const auto entries = fs::directory_iterator(path_, ignored);
   if (made_ && std::distance(begin(entries), end(entries)) == 1) {
     fs::remove(path_ / kLock, ignored);
     fs::remove(path_, ignored);
   }
-  ::close(lock_);
 }
 
 // The kernel drops the lock when the process ends, however it does.

@@ -14,6 +14,8 @@
 #include <optional>
 #include <string>
 
+#include "files/unfinished.h"
+
 namespace twell::lm {
 
 // Makes a directory that appears whole or not at all: files are written to a temporary directory
@@ -37,6 +39,7 @@ class AtomicDirectory {
   std::filesystem::path path_, temporary_;
   bool is_there_ = false;  // before
   bool committed_ = false;
+  std::optional<io::Unfinished> unfinished_;
 };
 
 // Whether AtomicDirectory would make it: nothing is there, or an empty directory.
@@ -65,12 +68,14 @@ class RunDirectory {
 
  private:
   void lock();
+  void remove_if_empty() const;
   void refuse_or_go_without(int reason);
   void link_latest(const std::string& name);
 
   std::filesystem::path path_;
   bool made_ = false;
   int lock_ = -1;
+  std::optional<io::Unfinished> unfinished_;
 };
 
 // The checkpoint of the most steps in a run directory, whoever trains there; none if there is none.

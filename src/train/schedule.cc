@@ -44,13 +44,4 @@ double l1_coefficient(const Recipe& recipe, std::int64_t step) {
                                 part_done(step, begin, recipe.scaled(next->step) - begin);
 }
 
-double annealed_share(const Recipe& recipe, std::int64_t step) {
-  return part_done(step, 0, recipe.scaled(recipe.anneal_steps));
-}
-
-double share_progress(const Recipe& recipe, std::int64_t step) {
-  return part_done(step, recipe.scaled(recipe.anneal_steps),
-                   recipe.scaled(recipe.steps_to_share()));
-}
-
 }  // namespace twell::lm

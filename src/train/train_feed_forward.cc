@@ -9,6 +9,7 @@
 #include <tuple>
 #include <utility>
 
+#include "decoder/linear.h"
 #include "decoder/operators.h"
 #include "decoder/sparse_operators.h"
 #include "train/layer_form.h"
@@ -189,9 +190,6 @@ class TrainingFeedForward : public FeedForward {
 
  private:
   at::Tensor compute(const at::Tensor& x, std::int64_t layer) {
-    if (training_->thresholds != nullptr && training_->recorder != nullptr) {
-      training_->thresholds->see(layer, x, Projections(parameters_));
-    }
     return sparse_ && training_->takes_sparse(layer) ? sparse(x, layer) : dense(x, layer);
   }
 
@@ -199,7 +197,7 @@ class TrainingFeedForward : public FeedForward {
     const Projections p(parameters_);
     const at::Tensor rows = x.contiguous();
     const at::Tensor down = p.down.detach().t().contiguous();
-    Call call{form_of(p, layer), layer, training_.get(), {}};
+    Call call{form_of(p), layer, training_.get(), {}};
     if (training_->places != nullptr) {
       call.form.hot = training_->places->form(layer).hot;
     } else if (screened(rows.detach(), p, down, layer, call.form)) {
@@ -210,21 +208,11 @@ class TrainingFeedForward : public FeedForward {
                                     if_there(p.down_bias), if_there(p.norm_weight), call);
   }
 
-  ActivationChoice activation(std::int64_t layer) const {
-    ActivationChoice out = activation_;
-    if (training_->thresholds != nullptr) out.threshold = training_->thresholds->of(layer);
-    return out;
-  }
-
-  LayerForm form_of(const Projections& p, std::int64_t layer) const {
-    return {sparse_activation(activation(layer)),
-            activation_.up,
-            activation_.norm_eps,
-            0,
-            if_there(p.first_bias),
-            if_there(p.up_bias),
-            if_there(p.down_bias),
-            if_there(p.norm_weight)};
+  LayerForm form_of(const Projections& p) const {
+    return {sparse_activation(activation_), activation_.up,
+            activation_.norm_eps,           0,
+            if_there(p.first_bias),         if_there(p.up_bias),
+            if_there(p.down_bias),          if_there(p.norm_weight)};
   }
 
   // Whether the gate goes through a screen, which is decided now and then.
@@ -242,21 +230,13 @@ class TrainingFeedForward : public FeedForward {
   at::Tensor dense(const at::Tensor& x, std::int64_t layer) const {
     const FfnParameters& p = parameters_;
     const at::Tensor v =
-        p.gated() ? at::linear(x, p.gate, p.gate_bias) : at::linear(x, p.up, p.up_bias);
-    const at::Tensor g = activated(v, activation(layer));
+        p.gated() ? linear_of(x, p.gate, p.gate_bias) : linear_of(x, p.up, p.up_bias);
+    const at::Tensor g = activate(v, activation_);
     const at::Tensor h =
-        p.gated() ? g * activate_up(at::linear(x, p.up, p.up_bias), activation_) : g;
+        p.gated() ? g * activate_up(linear_of(x, p.up, p.up_bias), activation_) : g;
     record_dense(g, h, layer);
     const at::Tensor penalised = AddL1Gradient::apply(h, training_->l1_grad);
-    return at::linear(input_of_down(penalised, p, activation_), p.down, p.down_bias);
-  }
-
-  at::Tensor activated(const at::Tensor& v, const ActivationChoice& to) const {
-    const double share = training_->annealed_share;
-    if (share >= 1.0) return activate(v, to);
-    ActivationChoice from = to;
-    from.kind = training_->anneal_from;
-    return at::lerp(activate(v, from), activate(v, to), share);
+    return linear_of(input_of_down(penalised, p, activation_), p.down, p.down_bias);
   }
 
   void record_dense(const at::Tensor& gate, const at::Tensor& h, std::int64_t layer) const {

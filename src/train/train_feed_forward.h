@@ -11,7 +11,6 @@
 #include "decoder/feed_forward.h"
 #include "train/activity.h"
 #include "train/neuron_places.h"
-#include "train/thresholds.h"
 
 namespace twell::lm {
 
@@ -29,11 +28,6 @@ struct FfnTraining {
   std::map<std::int64_t, bool> forms;
   bool& screened(std::int64_t layer) { return forms[layer]; }
   bool sparse = true;  // see Recipe
-  // Below 1 layers are dense, and compute (1 - share) * from(v) + share * act(v).
-  double annealed_share = 1.0;
-  io::HiddenAct anneal_from = io::HiddenAct::silu;
-  // Of layers with a FATReLU, in place of the model's; null: that one stays.
-  Thresholds* thresholds = nullptr;
   // If set: f32 sums, one for each of the layer's parameters, `down` laid out neuron-major as
   // below. Backward of the sparse path adds the parameters' gradients to them, and autograd sees
   // none.
@@ -43,7 +37,7 @@ struct FfnTraining {
   NeuronPlaces* places = nullptr;
   // Of layers that have a sparse path.
   bool takes_sparse(std::int64_t layer) const {
-    if (!sparse || annealed_share < 1.0) return false;
+    if (!sparse) return false;
     return places == nullptr || places->form(layer).sparse;
   }
   // What calls fired, on their device: nothing waits for it in between.

@@ -51,11 +51,6 @@ std::string LogRecord::to_json() const {
                     {"l1", layer.l1},
                     {"first_nnz", layer.first_nnz}});
   }
-  if (!thresholds.empty()) out["thresholds"] = thresholds;
-  if (taught) {
-    out["divergence"] = divergence;
-    out["hidden_error"] = hidden_error;
-  }
   if (validation_loss) out["val_loss"] = *validation_loss;
   return out.dump();
 }

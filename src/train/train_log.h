@@ -18,9 +18,6 @@ struct LogRecord {
   std::int64_t steps = 0;          // planned
   double loss = 0.0;               // StepResult::loss
   double ce = 0.0;                 // nats a token
-  bool taught = false;             // whether there is a teacher
-  double divergence = 0.0;         // from the teacher, nats a token
-  double hidden_error = 0.0;       // a share
   double l1 = 0.0;                 // the L1 term, coefficient included
   double lr = 0.0;                 // of the last step
   double l1_coefficient = 0.0;     // of the last step
@@ -31,14 +28,12 @@ struct LogRecord {
   std::int64_t revived = 0;        // neurons re-initialised in the group
   std::int64_t sparse_layers = 0;  // that multiply only what fires, after the group
   double nnz_mean = 0.0;           // non-zeros of the activated gate per token, mean over layers
-  std::vector<float> thresholds;   // of the layers, after the group; empty without Recipe::share
   std::vector<LayerActivity> layers;
   std::optional<double> validation_loss;  // after the last step of the group
 
   // Keys: step, steps, loss, ce, l1, lr, l1_coef, grad_norm, tokens, tokens_per_s, seconds,
   // revived, sparse_layers, nnz_mean, layers[] {nnz_mean, nnz_max, dead_fraction, active_fraction,
-  // l1, first_nnz[]}, with a share to reach thresholds[], with a teacher divergence and
-  // hidden_error and, where measured, val_loss. One line.
+  // l1, first_nnz[]} and, where measured, val_loss. One line.
   std::string to_json() const;
 };
 

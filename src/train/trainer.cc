@@ -88,17 +88,10 @@ std::pair<at::Tensor, at::Tensor> read_windows(const TokenStream& tokens,
   return {ids.narrow(1, 0, context).contiguous(), ids.narrow(1, 1, context).reshape({-1})};
 }
 
-// On the device, and read once: every reading would wait for it.
-struct LossSums {
-  at::Tensor ce, divergence;  // fp64, []
-};
-
-// Adds the cross entropy of `logits` [N, V] to `sums`, in fp32 over some rows at a time, and, where
-// a teacher's logits are given, the divergence from them. If `gradient_scale` is not 0, puts the
-// gradient times that in the logits' place: of the divergence, or of the cross entropy where there
-// is no teacher.
-void add_losses(const at::Tensor& logits, const at::Tensor& targets, const at::Tensor& taught,
-                double temperature, double gradient_scale, const LossSums& sums) {
+// Adds the cross entropy of `logits` [N, V] to `sum` (fp64, []), in fp32 over some rows at a time.
+// If `gradient_scale` is not 0, puts the gradient times that in the logits' place.
+void add_loss(const at::Tensor& logits, const at::Tensor& targets, double gradient_scale,
+              const at::Tensor& sum) {
   const at::NoGradGuard no_grad;
   const std::int64_t some = std::max<std::int64_t>(
       1, (logits.is_cpu() ? kProbabilities : kDeviceProbabilities) / logits.size(1));
@@ -106,15 +99,9 @@ void add_losses(const at::Tensor& logits, const at::Tensor& targets, const at::T
     const std::int64_t count = std::min(some, logits.size(0) - begin);
     const at::Tensor rows = logits.narrow(0, begin, count);
     const at::Tensor wanted = targets.narrow(0, begin, count).unsqueeze(1);
-    const at::Tensor values = rows.to(at::kFloat);
-    const at::Tensor p = at::log_softmax(values, 1);
-    sums.ce.sub_(p.gather(1, wanted).sum(at::kDouble));
+    const at::Tensor p = at::log_softmax(rows.to(at::kFloat), 1);
+    sum.sub_(p.gather(1, wanted).sum(at::kDouble));
     if (gradient_scale == 0.0) continue;
-    if (taught.defined()) {
-      const at::Tensor theirs = taught.narrow(0, begin, count).to(at::kFloat);
-      rows.copy_(divergence(values, theirs, temperature, sums.divergence).mul_(gradient_scale));
-      continue;
-    }
     p.exp_().scatter_add_(1, wanted, at::full({count, 1}, -1.0, p.options()));
     rows.copy_(p.mul_(gradient_scale));
   }
@@ -123,7 +110,7 @@ void add_losses(const at::Tensor& logits, const at::Tensor& targets, const at::T
 }  // namespace
 
 Trainer::Trainer(std::unique_ptr<Model> model, const Recipe& recipe, TrainingData data,
-                 const Processes& processes, DeviceRuntime* runtime, std::unique_ptr<Model> teacher)
+                 const Processes& processes, DeviceRuntime* runtime)
     : recipe_(checked(recipe, *model, processes)),
       data_(std::move(data)),
       processes_(processes),
@@ -131,10 +118,6 @@ Trainer::Trainer(std::unique_ptr<Model> model, const Recipe& recipe, TrainingDat
       windows_(split_.train_windows(), recipe.seed),
       ffn_(std::make_shared<FfnTraining>()),
       recorder_(model->layers(), model->config().intermediate_size, recipe.context) {
-  if ((teacher != nullptr) == recipe.teacher.empty()) {
-    fail("Trainer", "the recipe's teacher and the model that teaches have to be given together");
-  }
-  if (teacher) teacher_ = std::make_unique<Teacher>(std::move(teacher), *model, recipe);
   const NamedTensors masters = model->parameters();
   lay_out(*model);
   if (recipe_.compute == ComputeType::bf16) {
@@ -155,9 +138,6 @@ Trainer::Trainer(std::unique_ptr<Model> model, const Recipe& recipe, TrainingDat
   optimizer_ = std::make_unique<AdamW>(entries);
   copy_masters();
   ffn_->sparse = recipe_.sparse;
-  if (recipe_.share > 0.0) thresholds_ = std::make_unique<Thresholds>(*model_);
-  ffn_->thresholds = thresholds_.get();
-  if (recipe_.anneal_steps > 0) ffn_->anneal_from = *io::hidden_act_of(recipe_.anneal_from);
   DeviceRuntime& device = runtime != nullptr ? *runtime : runtime_of(model_->device());
   if (!device.is_cpu() && has_sparse_path(model_->ffn_parameters(0), model_->activation())) {
     places_ = std::make_unique<NeuronPlaces>(shape_of(*model_, recipe_), model_->layers(), device);
@@ -217,22 +197,15 @@ StepResult Trainer::step() {
   ffn_->l1_grad = result.l1_coefficient / static_cast<double>(model_->layers()) /
                   static_cast<double>(recipe_.tokens_per_step());
   ffn_->step = steps_done_;
-  ffn_->annealed_share = annealed_share(recipe_, steps_done_);
   ffn_->decides = steps_done_ % TrainingGate::kDecideEvery == 0;
-  if (thresholds_) thresholds_->begin_step(recipe_, steps_done_);
   recorder_.take_l1();
   try {
-    const Losses losses = passes();
-    double sums[] = {losses.ce, recorder_.take_l1(), losses.divergence,
-                     teacher_ ? teacher_->take_hidden_error() : 0.0};
+    const double ce = passes();
+    double sums[] = {ce, recorder_.take_l1()};
     processes_.sum(sums);
     result.ce = sums[0];
     result.l1 = sums[1] * ffn_->l1_grad;
-    result.divergence = sums[2];
-    result.hidden_error = sums[3];
-    result.loss =
-        result.l1 +
-        (teacher_ ? result.divergence + recipe_.hidden_weight * result.hidden_error : result.ce);
+    result.loss = result.ce + result.l1;
     const Stopwatch watch(times_ != nullptr ? &times_->optimizer : nullptr);
     optimizer_->sum_gradients(processes_);
     result.grad_norm = processes_.of_first(optimizer_->grad_norm());
@@ -247,8 +220,6 @@ StepResult Trainer::step() {
     }
   } catch (...) {
     ffn_->pending.clear();
-    if (teacher_) teacher_->take_hidden_error();
-    if (thresholds_) thresholds_->forget();
     optimizer_->clear_gradients();
     windows_.seek(position);
     throw;
@@ -260,7 +231,6 @@ StepResult Trainer::step() {
     optimizer_->update(recipe_, result.lr, scale, steps_done_ + 1);
   }
   recorder_.share_last_fired(processes_);
-  if (thresholds_) thresholds_->fit(recipe_, steps_done_, processes_);
   if (ffn_->decides) {
     for (std::int64_t layer = 0; layer < model_->layers(); ++layer) {
       ffn_->screened(layer) = processes_.of_first(ffn_->screened(layer));
@@ -283,45 +253,41 @@ StepResult Trainer::step() {
 }
 
 // This process' share of a step.
-Trainer::Losses Trainer::passes() {
+double Trainer::passes() {
   const std::int64_t begin = windows_.position();
   const std::int64_t share = recipe_.accumulation / processes_.count();
   windows_.seek(begin + processes_.rank() * share * recipe_.micro_batch);
-  Losses sum;
+  double ce = 0.0;
   for (std::int64_t i = 0; i < share; ++i) {
-    const Losses part = micro_batch();
-    sum.ce += part.ce;
-    sum.divergence += part.divergence;
+    ce += micro_batch();
     const Stopwatch watch(times_ != nullptr ? &times_->optimizer : nullptr);
     if (recipe_.accumulation > 1) optimizer_->accumulate();
   }
   windows_.seek(begin + recipe_.accumulation * recipe_.micro_batch);
-  return sum;
+  return ce;
 }
 
-Trainer::Losses Trainer::micro_batch() {
+double Trainer::micro_batch() {
   std::vector<std::int64_t> begins;
   for (std::int64_t i = 0; i < recipe_.micro_batch; ++i) {
     begins.push_back(split_.train_begin(windows_.next()));
   }
   const auto [tokens, targets] = read_windows(data_.tokens, begins, recipe_.context);
-  if (teacher_) teacher_->read(tokens);
   std::vector<at::Tensor> inputs;
   const at::Tensor x = forward_blocks(tokens, recipe_.recompute ? &inputs : nullptr);
   at::Tensor last = x;  // [B, S, D], leaf of the part that follows under recomputation
   if (recipe_.recompute) last = x.detach().requires_grad_(true);
-  at::Tensor hidden = model_->final_norm(last).flatten(0, 1);  // [B * S, D]
-  if (teacher_) hidden = teacher_->pull(model_->layers() - 1, hidden);
+  const at::Tensor hidden = model_->final_norm(last).flatten(0, 1);  // [B * S, D]
   at::Tensor grad;
-  const Losses losses =
+  const double ce =
       loss_in_pieces(hidden, targets, 1.0 / static_cast<double>(recipe_.tokens_per_step()), &grad);
   // Nothing is gained from the gradient of a broken loss; step() reports it.
-  if (std::isfinite(losses.ce) && std::isfinite(losses.divergence)) {
+  if (std::isfinite(ce)) {
     hidden.backward(grad);
     if (recipe_.recompute) backward_blocks(tokens, inputs, last.grad());
   }
   ffn_->record_pending();
-  return losses;
+  return ce;
 }
 
 at::Tensor Trainer::forward_blocks(const at::Tensor& tokens, std::vector<at::Tensor>* inputs) {
@@ -331,15 +297,9 @@ at::Tensor Trainer::forward_blocks(const at::Tensor& tokens, std::vector<at::Ten
   at::Tensor x = model_->embed(tokens);
   for (std::int64_t layer = 0; layer < model_->layers(); ++layer) {
     if (inputs != nullptr) inputs->push_back(x);
-    x = taught_block(layer, x);
+    x = model_->block(layer, x);
   }
   return x;
-}
-
-// With a teacher's pull on what it puts out; on the last block's it acts behind the final norm.
-at::Tensor Trainer::taught_block(std::int64_t layer, const at::Tensor& x) {
-  const at::Tensor out = model_->block(layer, x);
-  return teacher_ && layer + 1 < model_->layers() ? teacher_->pull(layer, out) : out;
 }
 
 void Trainer::backward_blocks(const at::Tensor& tokens, std::vector<at::Tensor>& inputs,
@@ -349,41 +309,38 @@ void Trainer::backward_blocks(const at::Tensor& tokens, std::vector<at::Tensor>&
     auto& input = inputs[static_cast<std::size_t>(layer)];
     const at::Tensor x = input.detach().requires_grad_(true);
     input.reset();
-    taught_block(layer, x).backward(grad);
+    model_->block(layer, x).backward(grad);
     grad = x.grad();
   }
   model_->embed(tokens).backward(grad);
 }
 
 // Logits, loss and the head's gradient piece by piece, so that [B * S, V] is held once at most, in
-// the compute type. Returns the sums of the tokens' losses times `grad_scale`; *grad, if wanted, is
-// the gradient of `hidden`. Without it the teacher is not asked.
-Trainer::Losses Trainer::loss_in_pieces(const at::Tensor& hidden, const at::Tensor& targets,
-                                        double grad_scale, at::Tensor* grad) {
+// the compute type. Returns the sum of the tokens' cross entropies times `grad_scale`; *grad, if
+// wanted, is the gradient of `hidden`.
+double Trainer::loss_in_pieces(const at::Tensor& hidden, const at::Tensor& targets,
+                               double grad_scale, at::Tensor* grad) {
   const Stopwatch watch(times_ != nullptr ? &times_->head_and_loss : nullptr);
   const std::int64_t rows = hidden.size(0);
   const std::int64_t piece =
       std::max<std::int64_t>(64, kLogitsPerPiece / std::max<std::int64_t>(1, config().vocab_size));
   if (grad != nullptr) *grad = at::empty_like(hidden, at::MemoryFormat::Contiguous).detach();
   const at::Tensor wanted = targets.to(hidden.device());
-  const at::TensorOptions doubles = hidden.options().dtype(at::kDouble).requires_grad(false);
-  const LossSums sums{at::zeros({}, doubles), at::zeros({}, doubles)};
+  // On the device, and read once: every reading would wait for it.
+  const at::Tensor sum = at::zeros({}, hidden.options().dtype(at::kDouble).requires_grad(false));
   for (std::int64_t begin = 0; begin < rows; begin += piece) {
     const std::int64_t count = std::min(piece, rows - begin);
     const at::Tensor part = hidden.detach().narrow(0, begin, count).requires_grad_(grad != nullptr);
     const at::Tensor logits = model_->head(part);
     // In place: backward of a linear layer does not read what it returned.
     const at::Tensor values = logits.detach();
-    const bool taught = teacher_ && grad != nullptr;
-    add_losses(values, wanted.narrow(0, begin, count),
-               taught ? teacher_->logits(begin, count) : at::Tensor(), recipe_.temperature,
-               grad != nullptr ? grad_scale : 0.0, sums);
+    add_loss(values, wanted.narrow(0, begin, count), grad != nullptr ? grad_scale : 0.0, sum);
     if (grad == nullptr) continue;
     logits.backward(values);
     const torch::NoGradGuard no_grad;
     grad->narrow(0, begin, count).copy_(part.grad());
   }
-  return {sums.ce.item<double>() * grad_scale, sums.divergence.item<double>() * grad_scale};
+  return sum.item<double>() * grad_scale;
 }
 
 std::optional<double> Trainer::validation_loss() {
@@ -400,7 +357,7 @@ std::optional<double> Trainer::validation_loss() {
     }
     const auto [tokens, targets] = read_windows(data_.tokens, begins, recipe_.context);
     const at::Tensor hidden = model_->final_norm(forward_blocks(tokens, nullptr)).flatten(0, 1);
-    sum += loss_in_pieces(hidden, targets, scale, nullptr).ce;
+    sum += loss_in_pieces(hidden, targets, scale, nullptr);
   }
   processes_.sum({&sum, 1});
   return sum;

@@ -18,8 +18,6 @@
 #include "train/neuron_places.h"
 #include "train/processes.h"
 #include "train/recipe.h"
-#include "train/teacher.h"
-#include "train/thresholds.h"
 #include "train/token_stream.h"
 #include "train/train_feed_forward.h"
 #include "train/windows.h"
@@ -34,12 +32,9 @@ struct TrainingData {
 
 struct StepResult {
   std::int64_t step = 0;  // 1 is the first
-  double loss = 0.0;      // ce + l1; with a teacher divergence + hidden_weight * hidden_error + l1
+  double loss = 0.0;      // ce + l1
   double ce = 0.0;        // nats a token, mean over the tokens of the step
   double l1 = 0.0;        // the L1 term: coefficient included
-  // With a teacher (train/teacher.h).
-  double divergence = 0.0;    // nats a token
-  double hidden_error = 0.0;  // a share
   double lr = 0.0;
   double l1_coefficient = 0.0;
   double grad_norm = 0.0;    // before clipping
@@ -59,11 +54,9 @@ class Trainer {
   // `processes`, which must be given the same, does its share of the passes of a step: their number
   // divides recipe.accumulation. All that is public they call together, but save(): a step is the
   // same, up to the order of its sums, on any number of them, and so is what is saved. `runtime`:
-  // of the model's device, if not the one that was opened; outlives the trainer. `teacher`: the
-  // model of recipe.teacher, in the compute type and on the model's device.
+  // of the model's device, if not the one that was opened; outlives the trainer.
   Trainer(std::unique_ptr<Model> model, const Recipe& recipe, TrainingData data,
-          const Processes& processes = {}, DeviceRuntime* runtime = nullptr,
-          std::unique_ptr<Model> teacher = nullptr);
+          const Processes& processes = {}, DeviceRuntime* runtime = nullptr);
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
 
@@ -82,10 +75,6 @@ class Trainer {
   void time_steps(StepTimes* times);
   // Layers that multiply only what fires, in the coming step.
   std::int64_t sparse_layers() const;
-  // Of the layers, in the coming step; none without recipe.share.
-  std::vector<float> thresholds() const {
-    return thresholds_ ? thresholds_->state().thresholds : std::vector<float>();
-  }
   std::int64_t tokens_seen() const { return steps_done_ * recipe_.tokens_per_step(); }
 
   // Mean cross entropy of up to eval_windows held-out windows, evenly spread; none: no windows are
@@ -107,9 +96,8 @@ class Trainer {
   // Throws Error where the weights of a process are not the bits of the first one's.
   void check_processes() const;
   // Writes a Hugging Face directory with the weights in the compute type (the files of `tokenizer`
-  // and `sides` beside them) and, in the folder trainer/, all that step() depends on. With
-  // thresholds the directory has the weights of fold(). `directory` must not exist; it appears
-  // whole or not at all.
+  // and `sides` beside them) and, in the folder trainer/, all that step() depends on. `directory`
+  // must not exist; it appears whole or not at all.
   void save(const std::filesystem::path& directory, const io::Tokenizer* tokenizer,
             const io::SideFiles& sides = {}) const;
   // Continues from what save() wrote: every further step computes the same bits as if the run had
@@ -119,16 +107,11 @@ class Trainer {
   void load(const std::filesystem::path& directory);
 
  private:
-  // Parts of the step's means.
-  struct Losses {
-    double ce = 0, divergence = 0;
-  };
-  Losses passes();
-  Losses micro_batch();
+  double passes();
+  double micro_batch();
   at::Tensor forward_blocks(const at::Tensor& tokens, std::vector<at::Tensor>* inputs);
-  at::Tensor taught_block(std::int64_t layer, const at::Tensor& x);
   void backward_blocks(const at::Tensor& tokens, std::vector<at::Tensor>& inputs, at::Tensor grad);
-  Losses loss_in_pieces(const at::Tensor& hidden, const at::Tensor& targets, double grad_scale,
+  double loss_in_pieces(const at::Tensor& hidden, const at::Tensor& targets, double grad_scale,
                         at::Tensor* grad);
   std::int64_t revive();
   void copy_masters();
@@ -139,7 +122,7 @@ class Trainer {
   };
   std::map<std::string, NeuronWeight> neuron_weights() const;
   // Whether a checkpoint has the fp32 weights beside those of the model.
-  bool keeps_masters() const { return recipe_.compute == ComputeType::bf16 || thresholds_; }
+  bool keeps_masters() const { return recipe_.compute == ComputeType::bf16; }
 
   Recipe recipe_;
   TrainingData data_;
@@ -147,10 +130,8 @@ class Trainer {
   WindowSplit split_;
   ShuffledWindows windows_;
   std::unique_ptr<Model> model_;
-  std::unique_ptr<Teacher> teacher_;
   std::shared_ptr<FfnTraining> ffn_;
-  std::unique_ptr<NeuronPlaces> places_;    // on a GPU
-  std::unique_ptr<Thresholds> thresholds_;  // with recipe.share
+  std::unique_ptr<NeuronPlaces> places_;  // on a GPU
   ActivityRecorder recorder_;
   std::unique_ptr<AdamW> optimizer_;
   StepTimes* times_ = nullptr;

@@ -3,11 +3,10 @@
 //   config.json, model.safetensors, tokenizer.json   as everywhere, with what lay beside those that
 //                                                    the run began with
 //   trainer/state.json          step, position in the data, recipe, what identifies the run, which
-//                               layers' gates go through a screen, on a GPU the layers' forms, and
-//                               the thresholds where the recipe has a share
+//                               layers' gates go through a screen, and on a GPU the layers' forms
 //   trainer/optimizer.safetensors
 //       m.NAME, v.NAME          fp32 moments
-//       master.NAME             fp32 weights, where the model's are bf16 or those of fold()
+//       master.NAME             fp32 weights, where the model's are bf16
 //       last_fired              i64 [layers, hidden units], step of each neuron's last activation
 //       neuron_order            i64 [layers, hidden units], on a GPU: the neuron at each place
 //
@@ -34,7 +33,9 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-constexpr int kVersion = 3;  // 3: the recipe has l1_stages, share and share_steps
+// 4: the recipe has no teacher, no annealing and no thresholds. One of version 3 that did without
+// them is resumed.
+constexpr int kVersion = 4, kOldestVersion = 3;
 constexpr std::uint64_t kMaxStateBytes = 1 << 20;
 constexpr const char* kNeuronOrder = "neuron_order";
 
@@ -64,7 +65,6 @@ struct State {
   Recipe recipe;
   std::vector<std::int64_t> screened;
   std::vector<TrainingForm> forms;  // of a run on a GPU
-  ThresholdState thresholds;        // of a run with a share
 };
 
 io::CheckpointTensor find_i64(const io::Checkpoint& file, const std::string& name,
@@ -76,27 +76,17 @@ io::CheckpointTensor find_i64(const io::Checkpoint& file, const std::string& nam
   return found;
 }
 
-json to_json(const ThresholdState& state) {
-  return {{"values", state.thresholds},
-          {"first_shares", state.first_shares},
-          {"settled", state.settled}};
-}
-
-ThresholdState parse_thresholds(const json& in) {
-  return {in.at("values").get<std::vector<float>>(),
-          in.at("first_shares").get<std::vector<double>>(), in.at("settled").get<bool>()};
-}
-
 State parse_state(const fs::path& path) {
   const std::string name = path.string();
   const json in = json::parse(io::read_file(path, kMaxStateBytes), nullptr, false);
   State out;
   try {
-    if (in.at("version").get<int>() != kVersion) {
+    const int version = in.at("version").get<int>();
+    if (version < kOldestVersion || version > kVersion) {
       io::fail_file(name,
-                    "is of version {}, expected {}: it cannot be resumed; --model starts a new run "
-                    "from its weights",
-                    in.at("version").dump(), kVersion);
+                    "is of version {}, expected {} or {}: it cannot be resumed; --model starts a "
+                    "new run from its weights",
+                    in.at("version").dump(), kOldestVersion, kVersion);
     }
     out.step = in.at("step").get<std::int64_t>();
     out.position = in.at("position").get<std::int64_t>();
@@ -106,7 +96,6 @@ State parse_state(const fs::path& path) {
     for (const json& form : in.value("forms", json::array())) {
       out.forms.push_back({form.at("sparse").get<bool>(), form.at("hot").get<std::int64_t>()});
     }
-    if (out.recipe.share > 0.0) out.thresholds = parse_thresholds(in.at("thresholds"));
   } catch (const json::exception& error) {
     io::fail_file(name, "is not the state of a trainer: {}", io::library_reason(error.what()));
   }
@@ -125,9 +114,6 @@ void Trainer::save(const fs::path& directory, const io::Tokenizer* tokenizer,
 
   io::ModelConfig config = model_->config();
   config.dtype = recipe_.compute == ComputeType::bf16 ? "bfloat16" : "float32";
-  FoldedThresholds folded;
-  if (thresholds_) folded = fold(*model_, thresholds());
-  if (thresholds_) config.fat_relu_threshold = folded.threshold;
   io::save_config(out, config);
   if (tokenizer != nullptr) tokenizer->save(out);
   sides.save(out);
@@ -145,11 +131,7 @@ void Trainer::save(const fs::path& directory, const io::Tokenizer* tokenizer,
               : host.index_select(found->second.dimension, places_->to_model(found->second.layer)));
       return tensor_data(name, kept.back());
     };
-    const auto factor = folded.factors.find(p.name);
-    weights.push_back(
-        data(p.name, factor == folded.factors.end()
-                         ? p.compute
-                         : p.master.detach().mul(factor->second).to(p.compute.scalar_type())));
+    weights.push_back(data(p.name, p.compute));
     moments.push_back(data("m." + p.name, p.m));
     moments.push_back(data("v." + p.name, p.v));
     if (keeps_masters()) moments.push_back(data("master." + p.name, p.master));
@@ -186,7 +168,6 @@ void Trainer::save(const fs::path& directory, const io::Tokenizer* tokenizer,
       state["forms"].push_back({{"sparse", form.sparse}, {"hot", form.hot}});
     }
   }
-  if (thresholds_) state["thresholds"] = to_json(thresholds_->state());
   state["recipe"] = json::parse(recipe_.to_json());
   io::write_file_atomically(state_file(out), state.dump(2) + "\n");
   target.commit();
@@ -208,15 +189,10 @@ void Trainer::load(const fs::path& directory) {
   }
   io::ModelConfig config = io::load_config(directory);
   config.dtype = model_->config().dtype;
-  if (thresholds_) config.fat_relu_threshold = model_->config().fat_relu_threshold;
   if (!(config == model_->config())) {
     io::fail_file((directory / "config.json").string(),
                   "is another model than the one of this run: resume with the same shape and "
                   "activation, or start a new run from this checkpoint");
-  }
-
-  if (thresholds_ && !state.thresholds.fits(model_->layers())) {
-    io::fail_file(name, "thresholds: expected one for each of {} layers", model_->layers());
   }
 
   const io::Checkpoint weights(directory);
@@ -255,7 +231,6 @@ void Trainer::load(const fs::path& directory) {
   }
   std::memcpy(recorder_.last_fired().data(), fired.data, fired.info->bytes());
   if (restored) *places_ = std::move(*restored);
-  if (thresholds_) thresholds_->restore(state.thresholds);
   for (const auto& [name, weight] : neuron_weights()) {
     optimizer_->parameter(name).reorder(weight.dimension, places_->from_model(weight.layer));
   }

@@ -78,7 +78,8 @@ TEST(Table, FormatsUnits) {
 
 TEST_F(CliOutput, ProgressOnNoTerminalPrintsPlainLines) {
   const std::string text = printed([](std::FILE* out) {
-    Progress progress("work", 4, {.out = out, .line_seconds = 0.01, .terminal = 0});
+    Progress progress("work", 4,
+                      {.out = out, .line_seconds = 0.01, .most_seconds = 0.01, .terminal = 0});
     for (int i = 1; i <= 4; ++i) {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
       progress.update(i, "note");
@@ -97,6 +98,30 @@ TEST_F(CliOutput, ProgressStaysQuietBetweenLines) {
     progress.finish();  // took less than a second
   });
   EXPECT_EQ(text, "");
+}
+
+TEST_F(CliOutput, ProgressLinesBecomeRare) {
+  const std::string text = printed([](std::FILE* out) {
+    Progress progress("work", 0,
+                      {.out = out, .line_seconds = 0.01, .most_seconds = 100, .terminal = 0});
+    for (int i = 0; i < 100; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      progress.update(i);
+    }
+  });
+  // After 10, 20, 40, 80 ms and so on: of 0.2 s and what a busy machine adds at most the tenth.
+  const auto lines = std::count(text.begin(), text.end(), '\n');
+  EXPECT_GE(lines, 3) << text;
+  EXPECT_LE(lines, 10) << text;
+}
+
+// In one long call, of which nobody tells anything.
+TEST_F(CliOutput, ProgressShowsThatWorkGoesOn) {
+  const std::string text = printed([](std::FILE* out) {
+    Progress progress("work", 0, {.out = out, .line_seconds = 0.01, .terminal = 0});
+    std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+  });
+  EXPECT_NE(text.find("work: working, 1."), std::string::npos) << text;
 }
 
 TEST_F(CliOutput, ProgressBarRedrawsOneLineAndFits) {

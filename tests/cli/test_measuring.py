@@ -4,8 +4,10 @@ import json
 import pathlib
 import random
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from xml.etree import ElementTree
 
 import pytest
@@ -336,13 +338,19 @@ def test_bench_model_of_a_batch(twell, work):
     assert [layer["layer"] for layer in layers] == [0, 1, 2, 3]
     assert -1 <= result["by_layer"]["correlation"] <= 1
     assert "Correlation" in done.out and "first call" in done.out
-    part = twell("bench", "model", *quick, "--prompt-tokens", 8, "--only", "prefill", "--layers", 2, "--no-eager",
+    # Without decoding, prompts may fill the context.
+    part = twell("bench", "model", *quick, "--prompt-tokens", 48, "--only", "prefill", "--layers", 2, "--no-eager",
                  json_name="part.json")
+    assert part.json["complete"] and part.json["prefill"]["complete"] and part.json["prefill"]["runs"] == 2
     assert part.json["decode"] is None and part.json["layers_run"] == 2
     assert part.json["prefill"]["speedup_eager"] is None
     assert "2 layers of 4" in part.out
+    short = work / "short.txt"
+    short.write_text("too short")
+    too_short = twell("bench", "model", *quick, "--batch", 2, "--prompt-tokens", 16, "--text", short, ok=False)
+    assert "2 sequences of 16 tokens of a prompt and 32 decoded are 96 tokens, the text has 9" in too_short.error_line()
     too_long = twell("bench", "model", *quick, "--batch", 2, "--prompt-tokens", 64, ok=False)
-    assert "the model's context is 48" in too_long.error_line()
+    assert "do not fit into the model's context of 48" in too_long.error_line()
 
 
 def test_bench_train_in_eager_mode_and_as_fits(twell, work):
@@ -360,6 +368,44 @@ def test_bench_train_in_eager_mode_and_as_fits(twell, work):
         assert side["peak_bytes"] > side["base_bytes"] > 0
     assert result["speedup_eager"] == pytest.approx(result["sides"][2]["step_us"] / result["sparse"]["step_us"])
     assert "blocks computed twice" in done.out
+
+
+def test_benchmarks_refuse_what_they_cannot_compare(twell, work):
+    model = work / "bench-silu"
+    shutil.copytree(work / "bench-batch", model)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "hidden_act": "silu"}))
+    for command in ("model", "train"):
+        refused = twell("bench", command, "--model", model, ok=False)
+        assert "'silu' yields no zeros" in refused.error_line()
+    text = work / "few.txt"
+    text.write_text("a few words")
+    short = twell("bench", "train", "--model", work / "bench-batch", "--context", 32, "--text", text, ok=False)
+    assert "has 11 tokens, a step needs 129" in short.error_line()
+
+
+@pytest.mark.parametrize("command", ["model", "train"])
+def test_a_benchmark_that_is_stopped_leaves_what_it_measured(program, work, command):
+    out = work / f"stopped-{command}.json"
+    arguments = {"model": ["--prompt-tokens", 16, "--decode-tokens", 4, "--seconds", 0.001, "--repeats", 1000],
+                 "train": ["--context", 16, "--accumulation", 1, "--repeats", 1000]}  # fmt: skip
+    running = subprocess.Popen([str(a) for a in (program, "bench", command, "--model", work / "bench-batch",
+                                                 *arguments[command], "--json", out)],
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # fmt: skip
+    try:
+        end = time.monotonic() + 120
+        while not out.exists() and running.poll() is None and time.monotonic() < end:
+            time.sleep(0.01)
+        running.send_signal(signal.SIGTERM)
+        _, said = running.communicate(timeout=60)
+    finally:
+        running.kill()
+    assert running.returncode == 130, said
+    assert f"note: {out} has what was measured until then" in said
+    left = json.loads(out.read_text())
+    assert left["complete"] is False
+    runs = left["prefill"]["runs"] if command == "model" else left["runs"]
+    assert 1 <= runs < 1000
 
 
 def test_bench_train_measures_memory(twell, work):

@@ -63,7 +63,7 @@ KEPT = {
     "--beta1": (0.8, "0.9"), "--beta2": (0.8, "0.95"), "--eps": (1e-3, "1e-08"),
     "--weight-decay": (0.3, "0.1"), "--clip": (2, "1.0"), "--l1": (0.25, "2e-05"),
     "--l1-start": (2, "0"), "--l1-warmup": (7, "0"), "--l1-stages": ("0:0,5:1", "none"),
-    "--share": (0.5, "0.0"), "--reinit-every": (5, "0"),
+    "--reinit-every": (5, "0"),
     "--reinit-std": (0.5, "0.02"), "--dead-window": (9, "50"), "--seed": (2, "1"),
     "--context": (16, "32"), "--batch": (2, "4"), "--accumulation": (2, "1"),
     "--steps": (13, "12"), "--validation": (0.2, "0.3"), "--bpe-vocab": (301, "300"),
@@ -150,6 +150,56 @@ def test_no_number_is_refused_before_any_work(twell, text, tmp_path, option):
     done = twell("train", "--data", text, "--out", tmp_path / "run", option, "nan", ok=False)
     assert done.code == 2 and option in done.error_line() and len(done.error_line()) < 200
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    (["--l1-stages", "5"], "expected steps and coefficients, as in 0:0,200:1e-5, got \"5\""),
+    (["--l1-stages", "0:1", "--l1", 1], "--l1"),
+    (["--teacher", "dense"], "--teacher: twell has it no longer: in Python there is twell.hf.DistillationTrainer"),
+    (["--anneal", 60], "--anneal: twell has it no longer: in Python there is twell.hf.AnnealingCallback"),
+    (["--share", 0.1, "--share-steps", 5], "in Python there is twell.hf.ThresholdCallback"),
+    (["--share"], "in Python there is twell.hf.ThresholdCallback"),
+])  # fmt: skip
+def test_wrong_use(twell, text, tmp_path, options, said):
+    done = twell("train", "--data", text, "--out", tmp_path / "run", *options, ok=False)
+    assert done.code == 2 and said in done.error_line()
+    assert not (tmp_path / "run").exists()
+
+
+def test_stages_that_do_not_ascend(twell, text, tmp_path):
+    done = twell("train", "--data", text, "--out", tmp_path / "run", *SHAPE, "--bpe-vocab", 300,
+                 "--l1-stages", "5:1,4:2", ok=False)
+    assert done.code == 1
+    assert "l1_stages: expected steps that ascend, got 4 after 5" in done.error_line()
+
+
+def older(run, **recipe):
+    """Makes a checkpoint one of the version in which the command line trained with teachers, too."""
+    file = max(run.glob("step-*")) / "trainer" / "state.json"
+    state = json.loads(file.read_text())
+    assert state["version"] == 4
+    state["version"] = 3
+    state["recipe"] |= {"teacher": "", "hidden_weight": 1.0, "temperature": 1.0, "anneal_steps": 0,
+                        "anneal_from": "", "share": 0.0, "share_steps": 0} | recipe  # fmt: skip
+    file.write_text(json.dumps(state))
+
+
+def test_an_older_run_is_resumed(resumed):
+    older(resumed.out)
+    assert resumed("--extend-to", 14, json_name="older.json").json["steps"] == 14
+    assert "teacher" not in recipe_of(resumed.out)
+
+
+@pytest.mark.parametrize(("recipe", "instead"), [
+    ({"teacher": "/dense"}, "DistillationTrainer"), ({"anneal_steps": 60, "anneal_from": "silu"}, "AnnealingCallback"),
+    ({"share": 0.05, "share_steps": 6}, "ThresholdCallback"),
+])  # fmt: skip
+def test_an_older_run_that_used_what_only_python_has_is_refused(resumed, recipe, instead):
+    older(resumed.out, **recipe)
+    files = sorted(resumed.out.rglob("*"))
+    line = resumed("--extend-to", 14, ok=False).error_line()
+    assert f"recipe: {min(recipe)[:5]}" in line and f"twell.hf.{instead}" in line
+    assert sorted(resumed.out.rglob("*")) == files
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

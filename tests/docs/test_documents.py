@@ -165,6 +165,10 @@ def test_scripts_exist_and_take_their_options():
                     source += (ROOT / "scripts/lib/test_steps.sh").read_text()
                 elif script != "scripts/gpu_check":
                     continue
+                elif "paper" in arguments:  # what follows are options of a program of its own, with their values
+                    source += (ROOT / "scripts/lib/gpu_paper.py").read_text()
+                    place = arguments.index("paper")
+                    arguments[place + 1:] = [one for one in arguments[place + 1:] if one.startswith("--")]
                 for argument in arguments:
                     assert re.search(rf"(?<![\w-]){re.escape(argument)}\b", source), f"{name}: {line}"
 

@@ -1,7 +1,8 @@
 """Every figure of a GPU on a page comes from a results file.
 
 Tables are generated: here they are generated again. What stands in sentences and in other tables has to be in a results
-file, to the digits given. A figure that nobody measured has its reason below.
+file, to the digits given: of the GPU that the sentence, the cell or its column names; where none is named, of either
+GPU or of the paper. A figure that nobody measured has its reason below.
 """
 
 import json
@@ -77,7 +78,7 @@ def kind_of(path):
         return "tokens/s"
     if any("_mj" in one for one in path):
         return "mJ"
-    if "speedup" in key:
+    if re.fullmatch(r"(?:\w+_)?(?:speedup|ratio)(?:_min|_max|_eager)?", key):
         return "ratio"
     if "us" in key.split("_"):
         return "us"
@@ -96,35 +97,77 @@ def values_in(node, path=()):
         yield kind, node * 1e3 if path[-1] == "tokens_per_ms" else node
 
 
+def source_of(file, found):
+    """The GPU of a results file, or the paper; nothing for a CPU's."""
+    if file.name == "paper.json":
+        return "paper"
+    gpu = re.search(r"H[12]00", found.get("gpu", ""))
+    return gpu[0] if gpu else None
+
+
 def measured():
-    """The values of all results files, by what they are."""
-    found = {}
+    """The values of all results files, by their source and what they are."""
+    sources = {}
     for file in [*(ROOT / "bench/results").glob("gpu-*.json"), *(ROOT / "bench/results").glob("paper*.json")]:
-        for kind, value in values_in(json.loads(file.read_text())):
-            found.setdefault(kind, []).append(value)
-    return found
+        found = json.loads(file.read_text())
+        if source := source_of(file, found):
+            for kind, value in values_in(found):
+                sources.setdefault(source, {}).setdefault(kind, []).append(value)
+    return sources
 
 
-def is_in(figure, unit, values):
-    """One of the values is this, rounded to the digits given."""
+def named(text):
+    return {*re.findall(r"H[12]00", text)}
+
+
+def gpus_of(lines, place, column):
+    """Those that a cell or its column names, or the sentence that has this place of this line."""
+    line = lines[place]
+    if line.startswith("|"):
+        head = place
+        while head and lines[head - 1].startswith("|"):
+            head -= 1
+        cell = line[:column].count("|")
+        rows = (line, lines[head])
+        return next(filter(None, (named(row.split("|")[cell]) for row in rows if row.count("|") > cell)), named(line))
+    # A paragraph, or an item of a list.
+    first = last = place
+    while first and lines[first - 1].strip() and not re.match(r"\s*- |\||#", lines[first]):
+        first -= 1
+    while last + 1 < len(lines) and lines[last + 1].strip() and not re.match(r"\s*- |\||#", lines[last + 1]):
+        last += 1
+    text = " ".join(lines[first:last + 1])
+    at = sum(len(one) + 1 for one in lines[first:place]) + column
+    ends = [found.end() for found in re.finditer(r"[.!?]\**\s+(?=[A-Z*`])", text)]
+    begin = max((end for end in ends if end <= at), default=0)
+    return named(text[begin:min((end for end in ends if end > at), default=len(text))])
+
+
+def is_in(figure, unit, sources, gpus):
+    """One of the values of these GPUs, of all sources where it is none, is this, rounded to the digits given."""
     kind, scale = UNITS[unit]
     decimals = len(figure.partition(".")[2])
     wanted = float(figure.replace(",", ""))
-    return any(abs(value / scale - wanted) <= 0.5000001 * 10**-decimals for value in values.get(kind, []))
+    values = [value for source in gpus or sources for value in sources.get(source, {}).get(kind, [])]
+    return any(abs(value / scale - wanted) <= 0.5000001 * 10**-decimals for value in values)
 
 
-def unfounded(name, text, values, not_measured):
+def unfounded(name, text, sources, not_measured):
     """(line number, figure) of those that no results file has."""
     for words in not_measured:
         assert words in text, f"{name} does not say '{words}' any more: take it from the list"
         # A figure in other words of the same line is looked for.
         text = text.replace(words, " " * len(words))
     found = []
-    for number, line in enumerate(text.splitlines(), 1):
-        for figures, unit in FIGURES.findall(line):
-            for figure in re.findall(NUMBER, re.sub("H[12]00:", "", figures)):
-                if not is_in(figure.rstrip(","), unit, values):
-                    found.append((number, f"{figure.rstrip(',')} {unit}"))
+    lines = text.splitlines()
+    for place, line in enumerate(lines):
+        for match in FIGURES.finditer(line):
+            figures, unit = match.groups()
+            before = re.search(r"(H[12]00): $", line[:match.start()])
+            gpus = {before[1]} if before else gpus_of(lines, place, match.start())
+            for gpu, figure in re.findall(rf"(?:(H[12]00): )?({NUMBER})", figures):
+                if not is_in(figure.rstrip(","), unit, sources, {gpu} if gpu else gpus):
+                    found.append((place + 1, f"{figure.rstrip(',')} {unit}"))
     return found
 
 
@@ -169,7 +212,27 @@ def test_what_no_file_has_is_found():
         "It reads 2.44 to 2.74 TB/s, 2.4 TB/s; is 1.45 and 1.64 times as fast: 88.1 tokens/ms\n"
         "at 6.51 mJ instead of 7.85 mJ, 326 mJ (the data sheet says 3.35 TB/s), in 2048 x 5632.\n"
     )
-    found = unfounded("page", text, values, ["the data sheet says 3.35 TB/s"])
+    found = unfounded("page", text, {"H100": values}, ["the data sheet says 3.35 TB/s"])
     assert found == [(1, "23.5 µs"), (2, "2.74 TB/s"), (2, "1.64 times"), (3, "7.85 mJ"), (3, "326 mJ")]
     with pytest.raises(AssertionError, match="does not say"):
-        unfounded("page", text, values, ["the data sheet says 4.8"])
+        unfounded("page", text, {"H100": values}, ["the data sheet says 4.8"])
+
+
+def test_a_figure_is_of_the_gpu_that_is_named():
+    sources = {"H100": {"us": [23.4]}, "H200": {"us": [20.9]}, "paper": {"mJ": [6.51]}}
+    text = (
+        "On the H100 a layer takes 23.4 µs or\n20.9 µs. It takes 20.9 µs, at 6.51 mJ.\n"
+        "- the H200 takes 23.4 µs, at 6.51 mJ\n- 23.4 µs\n\n"
+        "| what | H100 | H200 | any |\n| --- | --- | --- | --- |\n| one | 20.9 µs | 20.9 µs | 20.9 µs |\n"
+        "\nA token takes (H100: 20.9 µs), H200: 20.9 µs; of both the H100 and the H200 20.9 µs.\n"
+    )
+    found = unfounded("page", text, sources, [])
+    assert found == [(2, "20.9 µs"), (3, "23.4 µs"), (3, "6.51 mJ"), (8, "20.9 µs"), (10, "20.9 µs")]
+
+
+def test_what_a_value_is():
+    values = {"speedup": 1.2, "dense_energy_mj_per_token": 3, "peak_bytes_ratio": 0.9, "speedup_us": 5, "sms": 132}
+    assert [*values_in(values)] == [("ratio", 1.2), ("mJ", 3), ("ratio", 0.9), ("us", 5)]
+    assert source_of(pathlib.Path("paper-c.json"), {"device": "cpu", "processor": "C"}) is None
+    assert source_of(pathlib.Path("paper-h200.json"), {"gpu": "NVIDIA H200"}) == "H200"
+    assert source_of(pathlib.Path("paper.json"), {"hardware": "8 × H100 PCIe"}) == "paper"

@@ -8,9 +8,11 @@
 #include <sys/wait.h>
 
 #include <atomic>
+#include <chrono>
 #include <csignal>
 #include <iostream>
 #include <thread>
+#include <utility>
 
 #include "tests/support/files.h"
 
@@ -55,6 +57,29 @@ TEST(AtomicFile, ReplacesOnlyOnCommit) {
   }
   EXPECT_EQ(slurp(dir / "file"), "new text");
   EXPECT_EQ(entries(dir.path()), 1U);
+}
+
+// In a process that ends without unwinding, while another thread would go on.
+TEST(AtomicFile, WhatIsUnfinishedIsRemovedAndStaysSo) {
+  const TempDir dir;
+  spit(dir / "file", "old");
+  const int status = in_child([&] {
+    AtomicFile done(dir / "done"), file(dir / "file");
+    AtomicFile moved = std::move(file);
+    moved.write("new");
+    done.commit();
+    std::thread writer([&] {
+      remove_unfinished();
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      ::_exit(7);
+    });
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    moved.commit();
+    return 8;
+  });
+  EXPECT_EQ(status, 7);
+  EXPECT_EQ(slurp(dir / "file"), "old");
+  EXPECT_EQ(entries(dir.path()), 2U);  // and "done"
 }
 
 TEST(AtomicFile, WithoutCommitNothingChanges) {

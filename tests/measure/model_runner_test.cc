@@ -115,26 +115,27 @@ TEST(EagerModel, RefusesOtherForms) {
   EXPECT_THAT(message, HasSubstr("no tensor model.embed_tokens.weight"));
 }
 
+// Also of a model that is loaded where no gradients are wanted, as the benchmark loads it.
 TEST(JoinedLayers, GiveTheSameEitherWayFromOneMemory) {
-  const auto model = tiny_model(tiny_config());
-  const c10::InferenceMode inference;
-  const auto text = some_text(12, 211);
-  const at::Tensor before = sample_logits(*model, text);
-  const std::int64_t bytes = model->weight_bytes();
-  {
-    const c10::InferenceMode ordinary(false);
+  for (const bool inference : {false, true}) {
+    const c10::InferenceMode mode(inference);
+    const at::NoGradGuard no_grad;
+    const auto model = tiny_model(tiny_config());
+    const auto text = some_text(12, 211);
+    const at::Tensor before = sample_logits(*model, text);
+    const std::int64_t bytes = model->weight_bytes();
     JoinedLayers joined(*model);
     for (const bool together : {false, true, false}) {
       joined.join(together);
       EXPECT_LE(largest_difference(sample_logits(*model, text), before),
                 fp32_bound(model->config(), 12, before));
     }
-  }
-  EXPECT_EQ(model->weight_bytes(), bytes);
-  for (std::int64_t layer = 0; layer < model->layers(); ++layer) {
-    const lm::FfnParameters of = model->ffn_parameters(layer);
-    EXPECT_EQ(static_cast<const float*>(of.gate.const_data_ptr()) + of.gate.numel(),
-              of.up.const_data_ptr());
+    EXPECT_EQ(model->weight_bytes(), bytes);
+    for (std::int64_t layer = 0; layer < model->layers(); ++layer) {
+      const lm::FfnParameters of = model->ffn_parameters(layer);
+      EXPECT_EQ(static_cast<const float*>(of.gate.const_data_ptr()) + of.gate.numel(),
+                of.up.const_data_ptr());
+    }
   }
 }
 
@@ -159,6 +160,7 @@ TEST(LayerCompare, HasEveryLayerAndItsActivity) {
   CompareOptions options;
   options.sequences = 2;
   options.prompt_tokens = 8;
+  options.decode = false;
   options.measure.repeats = 1;
   options.measure.min_seconds = 0.001;
   std::int64_t ticks = 0;

@@ -68,6 +68,26 @@ TEST(Timing, TakesTurnsAndReportsMediansPerCall) {
   EXPECT_GT(std::count(half, order.end(), 1), 0);
 }
 
+// Where a call is as long as many runs were to be, there are only as many calls as it takes.
+TEST(Timing, LongCallsAreFew) {
+  std::vector<int> calls(2, 0);
+  int alive = 0;
+  const auto side = [&](std::size_t which) {
+    return [&, which](std::int64_t) {
+      ++calls[which];
+      std::this_thread::sleep_for(std::chrono::milliseconds(which == 0 ? 1 : 20));
+    };
+  };
+  MeasureOptions options{.repeats = 7, .min_seconds = 0.001};
+  options.enough_seconds = 0.05;
+  options.alive = [&] { ++alive; };
+  const auto timings = measure_in_turns({side(0), side(1)}, options);
+  EXPECT_EQ(calls[1], 1 + 3);
+  EXPECT_EQ(timings[0].runs_us.size(), 3U);
+  EXPECT_EQ(timings[1].runs_us.size(), 3U);
+  EXPECT_GE(alive, 2 * 3 + 2);
+}
+
 TEST(Timing, MedianOfEvenAndOdd) {
   EXPECT_DOUBLE_EQ(median({3, 1, 2}), 2);
   EXPECT_DOUBLE_EQ(median({4, 1, 2, 3}), 2.5);

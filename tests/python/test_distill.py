@@ -102,7 +102,7 @@ def test_a_model_becomes_relu_and_stays_near_its_teacher(tmp_path: Path) -> None
 
 
 def test_the_path_in_between() -> None:
-    layer = twell.hf.distill.Annealed(nn.functional.silu, nn.ReLU())
+    layer = twell.hf.activations.Annealed(nn.functional.silu, nn.ReLU())
     x = torch.linspace(-3, 3, 101)
     assert torch.equal(layer(x), nn.functional.silu(x))
     layer.share = 0.25
@@ -185,19 +185,29 @@ def test_stopped_on_the_path_and_resumed(tmp_path: Path, drelu: bool) -> None:
 
     whole = run(tmp_path / "whole", dense())
     whole.train()
-    # On the way the configuration still names what the model came from.
+    # On the way the configuration says how far it is.
     half = json.loads((tmp_path / "whole" / "checkpoint-10" / "config.json").read_text())
-    assert half["hidden_act"] == "silu"
+    assert half["hidden_act"] == f"silu_to_{'drelu' if drelu else 'relu'}_0.625"
     again = run(tmp_path / "again", dense())
     again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-10"))
     for got, want in zip(lines(again)[2:], lines(whole)[2:], strict=True):
         assert got["loss"] == pytest.approx(want["loss"], rel=1e-6)
 
 
-def test_ended_too_early_it_keeps_the_path(tmp_path: Path) -> None:
+def test_a_run_that_is_too_short_is_refused_and_one_that_is_stopped_says_so(tmp_path: Path) -> None:
     student = dense()
-    trainer(tmp_path, student, 2, [twell.hf.AnnealingCallback(16)], dense()).train()
+    with pytest.raises(ValueError, match="AnnealingCallback: steps: expected no more than the run has, 2"):
+        trainer(tmp_path, student, 2, [twell.hf.AnnealingCallback(16)], dense()).train()
     assert student.config.hidden_act == "silu"
+    assert not any(isinstance(m, twell.hf.activations.Annealed) for m in student.modules())
+
+    class Stop(transformers.TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+            control.should_training_stop = state.global_step == 2
+
+    with pytest.warns(UserWarning, match="is that of step 2 of 16"):
+        trainer(tmp_path, student, 16, [twell.hf.AnnealingCallback(16), Stop()], dense()).train()
+    assert student.config.hidden_act == "silu_to_relu_0.125"
     assert student.model.layers[0].mlp.act_fn.share == 2 / 16
 
 
@@ -262,7 +272,9 @@ def test_bad_arguments(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="steps: expected 1 or more, got 0"):
         twell.hf.AnnealingCallback(0)
     with pytest.raises(ValueError, match="no feed-forward layer whose activation it knows"):
-        twell.hf.AnnealingCallback(4).on_train_begin(None, None, None, model=nn.Linear(2, 2))
+        twell.hf.AnnealingCallback(4).on_train_begin(
+            None, SimpleNamespace(global_step=0), None, model=nn.Linear(2, 2)
+        )
 
 
 def test_on_a_tiny_model_without_teacher_states_the_loss_is_finite(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_what_is_saved_has_one_threshold_and_computes_the_same(tmp_path: Path) -
     seen: dict[str, Any] = {}
 
     class Before(transformers.TrainerCallback):
-        def on_train_end(self, *_: Any, **given: Any) -> None:
+        def on_epoch_end(self, *_: Any, **given: Any) -> None:
             seen["model"] = copy.deepcopy(given["model"])
 
     run = train(tmp_path, which, 8, [Before(), twell.hf.ThresholdCallback(0.2, steps=6, every=2)])

@@ -289,6 +289,35 @@ def test_unknown_parts_are_refused(tree):
         assert "no NVIDIA GPU here" in gpu_check(tree, "ceilings").stderr
 
 
+@pytest.mark.parametrize(
+    ("smi", "name"),
+    [
+        ("echo NVIDIA T 100; echo NVIDIA T 200\n", "NVIDIA T 100"),
+        ("echo failed, because it could not reach the driver; exit 9\n", ""),
+        ("echo No devices were found\n", ""),
+        ("echo ,,,\n", ""),
+        ("echo '[N/A]'\n", ""),
+        ("printf 'T\\xff\\xfe\\n'\n", ""),
+        ("sleep 60\n", ""),
+    ],
+)
+def test_what_is_no_name_is_no_gpu(tree, smi, name):
+    put(tree / "bin/nvidia-smi", smi)
+    assert shell(tree, f"PATH='{tree}/bin':$PATH; SMI_LIMIT=1; gpu_name").strip() == name
+    if not name and "sleep" not in smi:
+        done = gpu_check(tree, "ceilings")
+        message = "error: no NVIDIA GPU here (nvidia-smi names none); --dry-run works without\n"
+        assert (done.returncode, done.stderr) == (1, message)
+
+
+def test_help_is_the_header(tree):
+    done = gpu_check(tree, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("Builds for the NVIDIA GPU") and "before its limit." in lines[-1]
+    assert any(line.startswith("  scripts/gpu_check [--dry-run] first") for line in lines)
+
+
 def test_what_a_killed_part_measured_is_in_the_results(tree):
     put_gpu(tree)
     (tree / "lines").write_text(text_of(LINES)[:-5])
@@ -325,6 +354,15 @@ def test_dry_run_of_the_probes_has_a_time_for_each_step(tree):
     assert [name for name, _, _ in steps] == ["build-bench", *PROBES]
     assert all(re.match(r"\(some \d+ s\) ", what) for _, _, what in steps[1:])
     assert [line.strip() for line in done.stdout.splitlines()] == [f"variant/{name}" for name in PROBES]
+
+
+def test_an_older_benchmark_is_said_in_a_line_and_the_plan_goes_on(tree):
+    put(tree / "build/release/cuda/bench/twell_gpu_bench", 'echo "--only: $3 not in {exact,layers}" >&2; exit 2\n')
+    done = gpu_check(tree, "--dry-run", "probes")
+    assert done.returncode == 0, done.stderr
+    older = "build/release/cuda/bench/twell_gpu_bench is older than this part and lists nothing of it: "
+    assert [line.strip() for line in done.stdout.splitlines()] == [f"{older}build twell_gpu_bench again"] * 3
+    assert "scripts/build release twell_gpu_probes_toy" in done.stderr
 
 
 def test_a_probe_that_is_ended_keeps_its_lines_and_the_next_one_runs(tree):

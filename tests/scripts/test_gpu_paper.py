@@ -1,8 +1,7 @@
-"""scripts/gpu_check paper, where no GPU is: with programs that play twell and nvidia-smi."""
+"""scripts/gpu_check paper, where no GPU is: with the programs of played_gpu.py."""
 
 import dataclasses
 import json
-import os
 import pathlib
 import shutil
 import signal
@@ -13,110 +12,28 @@ import time
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts/lib"))
+sys.path[:0] = [str(ROOT / "scripts/lib"), str(ROOT / "tests/scripts")]
 import gpu_paper  # noqa: E402
 import gpu_paper_plan  # noqa: E402
 import paper_table  # noqa: E402
-
-SMI = 'echo "NVIDIA T 100, 580.1, 81559 MiB, 700.00 W"\n'
-FILE = "bench/results/paper-t-100.json"
-# Plays twell. What it does at a call is in files beside it: calls has every command line; fail, sleep, short,
-# silent and other have words, and a command line with them fails, sleeps, measures fewer layers, writes nothing or
-# something else. No file no-energy: there is energy.
-TWELL = r"""
-import json, pathlib, sys, time
-here = pathlib.Path(__file__).resolve().parent
-line = " ".join(sys.argv[1:])
-option = {sys.argv[i]: sys.argv[i + 1] for i in range(1, len(sys.argv) - 1) if sys.argv[i].startswith("--")}
-(here / "calls").open("a").write(line + "\n")
-told = lambda name: (here / name).is_file() and (here / name).read_text() in line
-if told("fail"):
-    print("making the model\r 1 of 3", file=sys.stderr)
-    print("twell bench: error: out of memory; use a smaller model, batch or shape", file=sys.stderr)
-    sys.exit(1)
-if told("sleep"):
-    (here / "sleeps").write_text("")
-    time.sleep(60)
-layers = 38
-mj = None if (here / "no-energy").is_file() else 1.0
-def side(name, us, key="us"):
-    return {"name": name, key: us, key + "_min": us, key + "_max": us, "tokens_per_ms": 1e5 / us,
-            "energy_mj_per_token": mj and mj * us / 1e3, "peak_bytes": 3e9 * us / 1e3, "micro_batch": 4}
-def phase(tokens):
-    return {"tokens": tokens, "sides": [side("PyTorch eager", 1300.0), side("dense, joined", 1200.0),
-            side("sparse", 1000.0)], "speedup": 1.2, "speedup_eager": 1.3, "dense_impl": "dense, joined"}
-if sys.argv[1] == "synth":
-    out = pathlib.Path(option["--out"])
-    out.mkdir(parents=True)
-    (out / "model.safetensors").write_text("weights")
-    answer = {"nnz_measured": float(option["--nnz"]), "out": str(out)}
-elif sys.argv[1] == "stats":
-    assert pathlib.Path(option["--text"]).is_file()
-    answer = {"nnz_mean": 29.1, "positions": [{"first": 0, "last": 0, "nnz_mean": 80.0}]}
-elif sys.argv[2] == "train":
-    times = {"sparse": 1000.0, "dense": 1250.0, "PyTorch eager": 1300.0}
-    sides = [side(name, us, "step_us") for name, us in times.items()]
-    answer = {"tokens": int(option["--context"]) * int(option["--accumulation"]), "layers_of_model": layers,
-              "layers_run": layers, "sides": sides, "speedup": 1.25, "speedup_eager": 1.3}
-else:
-    only = option.get("--only")
-    tokens = int(option["--batch"]) * int(option["--prompt-tokens"])
-    answer = {"layers_of_model": layers, "layers_run": 18 if told("short") else layers, "model": option["--model"],
-              "prefill": phase(tokens) if only == "prefill" else None, "decode": phase(1) if only == "decode" else None,
-              "by_layer": {"layers": [], "correlation": -0.9876} if "--by-layer" in sys.argv else None}
-if told("other"):
-    answer = {"prefill": {"sides": []}}
-if not told("silent"):
-    pathlib.Path(option["--json"]).write_text(json.dumps(answer))
-"""
-
-
-def put(file, text, interpreter="bash"):
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(f"#!/usr/bin/env {interpreter}\n" + text)
-    file.chmod(0o755)
+from played_gpu import (  # noqa: E402
+    FILE,
+    TWELL,
+    calls,
+    command,
+    found,
+    make_tree,
+    models,
+    outcomes,
+    paper,
+    put,
+    tell,
+)
 
 
 @pytest.fixture
 def tree(tmp_path):
-    """A copy of the scripts, with a twell and an nvidia-smi that are played."""
-    shutil.copytree(ROOT / "scripts", tmp_path / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("bench/results/paper.json", "docs/development.md"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, tmp_path / name)
-    put(tmp_path / "bin/nvidia-smi", SMI)
-    put(tmp_path / "build/gpu-lm/cli/twell", TWELL, "python3")
-    return tmp_path
-
-
-def command(tree, *arguments):
-    environment = {**os.environ, "PATH": f"{tree / 'bin'}:{os.environ['PATH']}"}
-    return dict(args=[tree / "scripts/gpu_check", *arguments], env=environment, text=True)
-
-
-def paper(tree, *arguments):
-    return subprocess.run(**command(tree, "paper", *arguments), capture_output=True, timeout=120)
-
-
-def tell(tree, name, word=""):
-    (tree / "build/gpu-lm/cli" / name).write_text(word)
-
-
-def calls(tree):
-    return (tree / "build/gpu-lm/cli/calls").read_text().splitlines()
-
-
-def found(tree):
-    return json.loads((tree / FILE).read_text())
-
-
-def outcomes(tree):
-    return {step["name"]: step["outcome"] for step in found(tree)["steps"]}
-
-
-def models(tree):
-    folder = tree / "build/paper-scratch"
-    return [one.name for one in folder.iterdir()] if folder.is_dir() else []
+    return make_tree(tmp_path)
 
 
 def test_the_plan_begins_with_what_matters_most_and_fits():
@@ -135,6 +52,24 @@ def test_the_plan_begins_with_what_matters_most_and_fits():
     assert [table1[f"table1/{preset}"].model.nnz for preset in ("0.5b", "1b", "1.5b", "2b")] == [39, 33, 29, 24]
     assert "--batch 8 --prompt-tokens 2048" in " ".join(table1["table1/2b"].command)
     assert {step.model.nnz for step in steps if step.name.startswith("nnz/")} == {911, 200, 99, 61, 15}
+
+
+def test_every_command_fits_the_context():
+    """Of a prefill alone no token is decoded; on toys what fills the context of 2,048 does so too."""
+    longest = {}
+    for sizes, context in ((gpu_paper_plan.GPU, 2048), (gpu_paper_plan.CPU, 2048), (gpu_paper_plan.TOY, 64)):
+        for step in gpu_paper_plan.measurements(sizes, "cuda"):
+            option = {one: following for one, following in zip(step.command, step.command[1:]) if one[:2] == "--"}
+            if step.kind in ("train", "stats"):
+                tokens = int(option["--context" if step.kind == "train" else "--window"])
+            else:
+                only = {"decode": "decode"}.get(step.kind, "prefill")
+                assert option["--only"] == only
+                tokens = int(option["--prompt-tokens"]) + (int(option["--decode-tokens"]) if only == "decode" else 0)
+            assert tokens <= context, step
+            longest[sizes, step.kind] = max(tokens, longest.get((sizes, step.kind), 0))
+    assert longest[gpu_paper_plan.GPU, "prefill"] == 2048
+    assert {tokens for (sizes, _), tokens in longest.items() if sizes == gpu_paper_plan.TOY} == {64}
 
 
 def test_everything_is_measured_and_written(tree):
@@ -216,9 +151,9 @@ def test_the_budget_ends_a_step_that_takes_too_long(tree):
     steps = [dataclasses.replace(step, expected=0) for step in steps]
     child = gpu_paper.Child(str(tree / "build/gpu-lm/cli/twell"), scratch)
     text = tree / "docs/development.md"
-    run = gpu_paper.Paper(steps, {"commit": "abc"}, tree / "paper.json", text, child, 1.0, True)
+    run = gpu_paper.Paper(steps, {"commit": "abc"}, tree / "paper.json", text, child, 4.0, True)
     run.run()
-    assert run.seconds() < 10
+    assert run.seconds() < 15
     step = json.loads((tree / "paper.json").read_text())["steps"][1]
     assert (step["outcome"], step["commit"]) == ("failed", "abc") and step["reason"].startswith("took longer than")
 
@@ -303,6 +238,10 @@ def test_killed_in_the_middle(tree):
          "no NVIDIA GPU here: nvidia-smi says: NVIDIA-SMI has failed because it couldn't reach the driver."),
         ('echo "No devices were found"\n', "no NVIDIA GPU here: nvidia-smi says: No devices were found"),
         ("exit 1\n", "no NVIDIA GPU here: nvidia-smi says: nothing"),
+        ("echo ,,,\n", "no NVIDIA GPU here: nvidia-smi says: ,,,"),
+        ('echo "[N/A], 580.1, 81559 MiB, 700.00 W"\n',
+         "no NVIDIA GPU here: nvidia-smi says: [N/A], 580.1, 81559 MiB, 700.00 W"),
+        ("printf '\\xff\\xfe, 580.1, 1 MiB, 7 W\\n'\n", "no NVIDIA GPU here: what nvidia-smi prints is no text"),
     ],
 )  # fmt: skip
 def test_without_a_gpu_or_its_driver_a_line_says_so(tree, smi, message):
@@ -336,7 +275,8 @@ def test_on_the_cpu(tree):
     assert whole["device"] == "cpu" and "gpu" not in whole
     called = (tree / "build/release/cli/calls").read_text().splitlines()
     assert "--batch 4 --prompt-tokens 512" in called[2] and all("--device cpu" in line for line in called)
-    assert "| 0.5B, batch 4, forward, tokens/ms | | 83.3 → 100 (+20.0 %; than eager +30.0 %) |" in done.stdout
+    cell = "83.3 → 100 (+20.0 %; than eager +30.0 %; 4 × 512 tokens)"
+    assert f"| 0.5B, batch 4, forward, tokens/ms | | {cell} |" in done.stdout
 
 
 def test_the_dry_run_shows_the_plan_and_tries_it_on_toys(tree):

@@ -22,8 +22,6 @@ using test::tiny_config;
 using test::tiny_recipe;
 using test::tiny_trainer;
 using test::with_revivals;
-using test::with_share;
-using test::with_threshold;
 
 const Processes& both() {
   static const Processes processes = Processes::started();
@@ -96,24 +94,6 @@ TEST(ProcessesTest, TrainWhatOneProcessTrains) {
       EXPECT_EQ(a[layer].first_nnz.size(), b[layer].first_nnz.size());
     }
     EXPECT_EQ(message_of([&] { together->check_processes(); }), "");
-  }
-}
-
-// The first pass of a step, which the first process has, says what the thresholds are.
-TEST(ProcessesTest, HaveTheThresholdsOfOne) {
-  const Recipe recipe = with_share(two_passes());
-  const io::ModelConfig config = with_threshold(tiny_config());
-  const auto alone = tiny_trainer(recipe, {}, nullptr, config),
-             together = tiny_trainer(recipe, both(), nullptr, config);
-  for (int i = 0; i < 14; ++i) {
-    const double ce = alone->step().ce;
-    EXPECT_NEAR(together->step().ce, ce, 1e-5 * ce) << i;
-    const std::vector<float> wanted = alone->thresholds(), got = together->thresholds();
-    for (std::size_t layer = 0; layer < 2; ++layer) {
-      EXPECT_GT(wanted[layer], 0.0F);
-      EXPECT_NEAR(got[layer], wanted[layer], 1e-4F * wanted[layer]) << i;
-      EXPECT_EQ(both().of_first(got[layer]), got[layer]);
-    }
   }
 }
 

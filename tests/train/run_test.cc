@@ -140,27 +140,11 @@ TEST(RunTraining, StopsWhenAskedAndResumesToTheSameLog) {
   EXPECT_EQ(run_training(run).steps, 22);
 }
 
-// A dense model, as those that others begin with.
-TrainRun silu_run(const fs::path& directory) {
-  TrainRun run = tiny_run(directory);
-  run.config.hidden_act = io::HiddenAct::silu;
-  run.recipe.save_every = 0;
-  return run;
-}
-// `run` again in another directory, from what it saved after so many steps.
-TrainRun from_checkpoint(const TrainRun& run, int step, const fs::path& directory) {
-  const std::string name = fmt::format("step-{:08}", step);
-  fs::create_directory(directory);
-  fs::copy(run.out / name, directory / name, fs::copy_options::recursive);
-  TrainRun again = run;
-  again.out = directory;
-  again.resume = as_saved;
-  return again;
-}
-
 TEST(RunTraining, ContinuesFromAModelWithAnotherActivation) {
   const Scratch scratch;
-  const TrainRun first = silu_run(scratch.path());
+  TrainRun first = tiny_run(scratch.path());
+  first.config.hidden_act = io::HiddenAct::silu;
+  first.recipe.save_every = 0;
   const TrainResult dense = run_training(first);
   EXPECT_NEAR(dense.nnz_mean, 96.0, 1.0);  // SiLU yields no zeros
 
@@ -174,100 +158,6 @@ TEST(RunTraining, ContinuesFromAModelWithAnotherActivation) {
   EXPECT_LT(sparse.loss_first.value(), dense.loss_first.value())
       << "the weights were not taken over";
   EXPECT_EQ(io::load_config(sparse.checkpoint).hidden_act, io::HiddenAct::relu);
-}
-
-// The dense model teaches, and its activation goes over to ReLU's by and by.
-TEST(RunTraining, ATeacherAndAPathFromOneActivationToAnother) {
-  const Scratch scratch;
-  const TrainRun first = silu_run(scratch.path());
-  const TrainResult dense = run_training(first);
-
-  TrainRun second = first;
-  second.out = scratch.path() / "sparse";
-  second.recipe.model = second.recipe.teacher = dense.checkpoint;
-  second.recipe.anneal_steps = 6;
-  second.recipe.save_every = 3;
-  second.recipe.keep_checkpoints = 10;
-  second.config = {};
-  second.activation = io::HiddenAct::relu;
-  const TrainResult sparse = run_training(second);
-  const auto log = log_of(second.out);
-  EXPECT_LT(log[0]["divergence"].get<double>(), 0.05);
-  EXPECT_GE(log[0]["hidden_error"].get<double>(), 0.0);
-  EXPECT_EQ(log[0]["sparse_layers"], 0);
-  EXPECT_EQ(log.back()["sparse_layers"], 2);
-  EXPECT_EQ(io::load_config(sparse.checkpoint).hidden_act, io::HiddenAct::relu);
-  EXPECT_FALSE(log_of(first.out)[0].contains("divergence"));
-
-  // From a checkpoint on the path.
-  const TrainRun again = from_checkpoint(second, 3, scratch.path() / "again");
-  run_training(again);
-  const auto resumed = log_of(again.out);
-  EXPECT_EQ(resumed.size(), 17U);
-  for (std::size_t i = 0; i < resumed.size(); ++i) {
-    EXPECT_EQ(resumed[i]["divergence"], log[i + 3]["divergence"]);
-  }
-
-  const auto message = [&](const auto& change) {
-    TrainRun run = second;
-    run.out = scratch.path() / "refused";
-    change(run);
-    return message_of([&] { run_training(run); });
-  };
-  EXPECT_TRUE(contains(message([](TrainRun& r) { r.recipe.model = ""; }),
-                       "anneal: expected a model to start from"));
-  EXPECT_TRUE(contains(message([](TrainRun& r) { r.activation = io::HiddenAct::silu; }),
-                       "anneal: the model has silu already"));
-  EXPECT_TRUE(contains(message([](TrainRun& r) { r.recipe.teacher = "nowhere"; }), "nowhere"));
-}
-
-// From SiLU over ReLU to thresholds, with a teacher and the L1 term; stopped on both paths.
-TEST(RunTraining, ThresholdsRiseBehindTheAnnealing) {
-  const Scratch scratch;
-  const TrainRun first = silu_run(scratch.path());
-  const TrainResult dense = run_training(first);
-
-  TrainRun second = first;
-  second.out = scratch.path() / "sparse";
-  second.recipe = test::with_share(first.recipe);
-  second.recipe.model = second.recipe.teacher = dense.checkpoint;
-  second.recipe.anneal_steps = 4;
-  second.recipe.save_every = 2;
-  second.recipe.keep_checkpoints = 10;
-  second.config = {};
-  second.activation = io::HiddenAct::relu;
-  const TrainResult sparse = run_training(second);
-  const auto log = log_of(second.out);
-  for (std::size_t step = 1; step <= 20; ++step) {  // fitted in steps 5, 13 and 16
-    const json& thresholds = log[step - 1]["thresholds"];
-    EXPECT_EQ(thresholds.size(), 2U);
-    EXPECT_EQ(thresholds != log[std::max<std::size_t>(step, 2) - 2]["thresholds"],
-              step == 5 || step == 13 || step == 16)
-        << step;
-    EXPECT_EQ(thresholds[0] > 0.0, step >= 5);
-  }
-  EXPECT_GT(log[10]["l1"], 0.0);
-  EXPECT_GT(log[10]["divergence"], 0.0);
-  EXPECT_FALSE(log_of(first.out)[0].contains("thresholds"));
-  const io::ModelConfig config = io::load_config(sparse.checkpoint);
-  EXPECT_EQ(config.hidden_act, io::HiddenAct::fat_relu);
-  const auto last = log.back()["thresholds"].get<std::vector<float>>();
-  EXPECT_EQ(config.fat_relu_threshold, std::max(last[0], last[1]));
-
-  for (const int stop : {2, 10, 18}) {
-    TrainRun again =
-        from_checkpoint(second, stop, scratch.path() / ("again" + std::to_string(stop)));
-    run_training(again);
-    const auto resumed = log_of(again.out);
-    EXPECT_EQ(resumed, std::vector<json>(log.begin() + stop, log.end()));
-    again.activation = io::HiddenAct::silu;
-    EXPECT_TRUE(contains(message_of([&] { run_training(again); }),
-                         "activation: the run has fat_relu, silu is asked for"));
-  }
-  second.out = scratch.path() / "refused";
-  second.activation = io::HiddenAct::relu_squared;
-  EXPECT_TRUE(contains(message_of([&] { run_training(second); }),
-                       "share: expected a model with relu or fatrelu, got relu2"));
 }
 
 // Within a group of steps, which is then two lines of the log.

@@ -5,6 +5,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <tuple>
 
 #include "tests/support/message_of.h"
 
@@ -92,25 +93,6 @@ TEST(L1Coefficient, IsLinearBetweenStages) {
   }
 }
 
-TEST(ShareProgress, BeginsBehindTheAnnealing) {
-  Recipe r = recipe();
-  r.share = 0.1;
-  r.anneal_steps = 20;
-  r.share_steps = 40;
-  EXPECT_EQ(share_progress(r, 19), 0.0);
-  EXPECT_EQ(annealed_share(r, 19), 1.0);
-  EXPECT_DOUBLE_EQ(share_progress(r, 20), 1.0 / 40);
-  EXPECT_DOUBLE_EQ(share_progress(r, 39), 0.5);
-  EXPECT_EQ(share_progress(r, 59), 1.0);
-  EXPECT_EQ(share_progress(r, 99), 1.0);
-  r.share_steps = 0;
-  EXPECT_EQ(r.steps_to_share(), 40) << "half of 101 - 20";
-  r.steps = 1000;
-  r.share_steps = 400;
-  r.shortened_to = 100;
-  EXPECT_DOUBLE_EQ(share_progress(r, 21), 0.5) << "20 of 40 steps, behind 2";
-}
-
 TEST(RecipeTest, ComesBackFromItsJson) {
   Recipe r = recipe();
   r.l1 = 0.1234567890123456789;
@@ -120,8 +102,6 @@ TEST(RecipeTest, ComesBackFromItsJson) {
   r.sparse = false;
   r.time_budget_s = 12.5;
   r.l1_stages = {{0, 0.0}, {7, 1.0 / 3}, {7, 2e-5}};
-  r.share = 0.1;
-  r.share_steps = 12;
   EXPECT_EQ(Recipe::from_json(r.to_json(), "file"), r);
 }
 
@@ -155,11 +135,6 @@ TEST(RecipeTest, RefusesWhatIsOutOfRange) {
         std::string::npos)
         << text;
   }
-  EXPECT_NE(message([](Recipe& r) { r.share = 1.5; }).find("share: expected 0 to 1"),
-            std::string::npos);
-  EXPECT_EQ(message([](Recipe& r) { r.share = 0.5, r.share_steps = 101; }), "");
-  EXPECT_NE(message([](Recipe& r) { r.share = 0.5, r.share_steps = 102; }).find("share_steps"),
-            std::string::npos);
 }
 
 TEST(RecipeTest, RefusesJsonOfAnotherKind) {
@@ -181,6 +156,36 @@ TEST(RecipeTest, RefusesJsonOfAnotherKind) {
   // A share that was held out and is not said to be would be trained on.
   EXPECT_NE(changed("validation_fraction", nullptr).find("validation_fraction is missing"),
             std::string::npos);
+}
+
+// What checkpoints had while the command line trained with teachers and thresholds, too.
+TEST(RecipeTest, OfAnOlderRunIsTakenUnlessItUsedWhatOnlyPythonHas) {
+  const auto older = [](const nlohmann::json& changes) {
+    auto json = nlohmann::json::parse(recipe().to_json());
+    json.update({{"teacher", ""},
+                 {"hidden_weight", 1.0},
+                 {"temperature", 1.0},
+                 {"anneal_steps", 0},
+                 {"anneal_from", ""},
+                 {"share", 0.0},
+                 {"share_steps", 0}});
+    json.update(changes);
+    return Recipe::from_json(json.dump(), "state.json");
+  };
+  EXPECT_EQ(older(nlohmann::json::object()), recipe());
+  EXPECT_EQ(older({{"hidden_weight", 0.5}, {"share_steps", 7}}), recipe()) << "neither was used";
+  const auto message = [&](const char* key, const nlohmann::json& value) {
+    return message_of([&] { older({{key, value}}); });
+  };
+  for (const auto& [key, value, now] :
+       {std::tuple(std::string("teacher"), nlohmann::json("dense"), "DistillationTrainer"),
+        {"anneal_steps", 60, "AnnealingCallback"},
+        {"share", 0.05, "ThresholdCallback"},
+        {"teacher", 5, "DistillationTrainer"}}) {
+    const std::string said = message(key.c_str(), value);
+    EXPECT_NE(said.find("state.json: recipe: " + key + ": "), std::string::npos) << said;
+    EXPECT_NE(said.find(std::string("twell.hf.") + now), std::string::npos) << said;
+  }
 }
 
 TEST(RecipeTest, AShortenedRunKeepsItsProportions) {

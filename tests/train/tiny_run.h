@@ -49,13 +49,7 @@ inline lm::Recipe tiny_recipe() {
   return r;
 }
 
-// With thresholds that rise in the first 12 steps.
-inline lm::Recipe with_share(lm::Recipe recipe) {
-  recipe.share = 0.1;
-  recipe.share_steps = 12;
-  return recipe;
-}
-inline io::ModelConfig with_threshold(io::ModelConfig config, double threshold = 0.0) {
+inline io::ModelConfig with_threshold(io::ModelConfig config, double threshold) {
   config.hidden_act = io::HiddenAct::fat_relu;
   config.fat_relu_threshold = threshold;
   return config;

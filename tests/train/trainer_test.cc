@@ -36,8 +36,10 @@ using test::tiny_recipe;
 using test::tiny_trainer;
 using test::with_biases;
 using test::with_revivals;
+using test::with_threshold;
 
-const io::ModelConfig kModels[] = {tiny_config(), with_biases(tiny_config())};
+const io::ModelConfig kModels[] = {tiny_config(), with_biases(tiny_config()),
+                                   with_threshold(tiny_config(), 0.01)};
 
 void expect_same_bits(const StepResult& a, const StepResult& b) {
   EXPECT_EQ(a.step, b.step);

@@ -15,6 +15,7 @@ struct EmulatedDevice {
   int ptx_version = 90;
   int major = 9;
   int minor = 0;
+  const char* name = "emulated";
   int sm_count = 4;
   std::size_t shared_bytes = std::size_t{227} << 10;
 };
@@ -48,6 +49,10 @@ void set_device(int ordinal, int ptx_version) {
   device.ptx_version = ptx_version;
 }
 void set_device_count(int count) { device.count = count; }
+void set_model(const char* name, int sm_count) {
+  device.name = name;
+  device.sm_count = sm_count;
+}
 void set_capturing(bool on) { capturing = on; }
 void set_library(bool present) { library = present; }
 bool has_library() { return library; }
@@ -95,7 +100,7 @@ cudaError_t cudaSetDevice(int ordinal) {
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int ordinal) {
   if (ordinal < 0 || ordinal >= device.count) return fail(cudaErrorInvalidDevice);
   std::memset(properties, 0, sizeof *properties);
-  std::strcpy(properties->name, "emulated");
+  std::strncpy(properties->name, device.name, sizeof properties->name - 1);
   properties->major = device.major;
   properties->minor = device.minor;
   properties->multiProcessorCount = device.sm_count;
@@ -114,6 +119,27 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
 
 cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
   *status = capturing ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+  return cudaSuccess;
+}
+
+struct CUevent_st {
+  int milliseconds = 0;
+};
+cudaError_t cudaEventCreate(cudaEvent_t* event) {
+  *event = new CUevent_st;
+  return cudaSuccess;
+}
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  delete event;
+  return cudaSuccess;
+}
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t) {
+  static int now = 0;
+  event->milliseconds = ++now;
+  return cudaSuccess;
+}
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) {
+  *milliseconds = static_cast<float>(end->milliseconds - begin->milliseconds);
   return cudaSuccess;
 }
 

@@ -25,7 +25,7 @@ __all__ = [
 # Names of modules that need transformers, by module.
 _WITH_TRANSFORMERS = {
     "SparsityCallback": "callback",
-    "AnnealingCallback": "distill",
+    "AnnealingCallback": "annealing",
     "DistillationTrainer": "distill",
     "divergence": "distill",
     "hidden_error": "distill",

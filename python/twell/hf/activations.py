@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -83,3 +85,17 @@ def _thresholds(act: object, config: object) -> list[float]:
     if isinstance(said, (int, float)):
         found.append(said)
     return [float(v) for v in dict.fromkeys(found) if 0 <= v < float("inf")]
+
+
+class Annealed(nn.Module):
+    """(1 - share) · start(x) + share · end(x). At a share of 1 it is the end's own bits."""
+
+    def __init__(self, start: Any, end: nn.Module, share: float = 0.0) -> None:
+        super().__init__()
+        self.start, self.end = start, end
+        self.share = share
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.share >= 1:
+            return self.end(x)
+        return torch.lerp(self.start(x), self.end(x), self.share)

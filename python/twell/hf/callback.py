@@ -6,25 +6,23 @@ import base64
 import math
 import sys
 import zlib
+from collections import Counter
 from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from twell._children import is_wrapped
+from twell._children import does_more, is_wrapped
 from twell.activity import Activity
-from twell.hf.models import require
+from twell.hf.said import Computed, Sayings, is_written, names_in
+from twell.hf.schedule import Schedule, plain
 from twell.hf.shards import is_sharded
 from twell.modules import SparseFfn
-from twell.sparsity import LayerMetrics, collect_metrics, set_l1, trained_layers
-
-require("transformers", "twell.hf.SparsityCallback")
-from transformers import TrainerCallback  # noqa: E402
-from transformers.trainer_callback import ExportableState  # noqa: E402
+from twell.sparsity import LayerMetrics, collect_metrics, set_l1, sparse_layers, trained_layers
 
 
-class SparsityCallback(TrainerCallback, ExportableState):
+class SparsityCallback(Schedule):
     """Trains a model to fire less, inside ``transformers.Trainer``, and reports how much it fires.
 
     ``l1`` is the coefficient of the L1 term (:func:`twell.set_l1`). The term enters in backward, so
@@ -36,7 +34,8 @@ class SparsityCallback(TrainerCallback, ExportableState):
     A neuron that never fires has no gradient and would stay dead (paper, section 4). So every
     ``reinit_every`` steps (0: never), neurons that no token fired for ``dead_window`` steps or more
     get fresh rows of the gate (of up, where there is no gate). These are drawn from
-    N(0, ``reinit_std``²); their biases, and the optimizer's moments of both, become zero.
+    N(0, ``reinit_std``²); their biases, and the optimizer's moments of both, become zero. Layers whose
+    weight does not train, is another module's too, or stands beside an adapter stay as they are.
 
     Every log of the Trainer has these values, over the layers and over the tokens since the last
     log: ``sparsity/nnz`` (neurons that a token fires, on average), ``sparsity/nnz_max`` (at most),
@@ -50,9 +49,13 @@ class SparsityCallback(TrainerCallback, ExportableState):
     in the model: ``twell.set_l1(model, 0)`` removes it.
 
     Raises ValueError for numbers out of range, for a model whose layers are all dense or frozen
-    when training begins, under fp16 (a gradient scaler would not scale the term), and for
-    ``reinit_every`` if weights are in shards.
+    when training begins, under fp16 (a gradient scaler would not scale the term), for ``reinit_every``
+    if weights are in shards or no layer may be drawn anew, and for a model whose configuration cannot say
+    what its layers compute.
     """
+
+    ARGUMENTS = ("l1", "warmup", "reinit_every", "dead_window", "reinit_std", "seed")
+    KEPT = ("idle_text",)
 
     def __init__(
         self,
@@ -80,46 +83,74 @@ class SparsityCallback(TrainerCallback, ExportableState):
         self.dead_window = dead_window
         self.reinit_std = reinit_std
         self.seed = seed
-        self._begin_anew()
+        self.begin_anew()
 
-    def _begin_anew(self) -> None:
+    def begin_anew(self) -> None:
         self._coefficient = torch.zeros((), dtype=torch.float32, device="cpu")
         self._idle: dict[str, Tensor] = {}  # steps since each neuron fired last
         self._since_log: dict[str, Activity] = {}
         self._dead = 0.0
         self._revived = 0
+        self._may_revive: set[str] = set()
+        self._sayings: Sayings | None = None
+        self._untrue: dict[str, Computed] = {}
 
-    # --- Trainer's events ---------------------------------------------------------------------
+    # --- The run --------------------------------------------------------------------------------
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        layers = self._layers(given["model"])
+    def look(self, model: nn.Module, args: Any, state: Any) -> None:
+        layers = self._layers(model)
         if args.fp16:
-            raise ValueError(
-                "SparsityCallback: fp16 scales the loss, and not the L1 term; use bf16=True"
-            )
-        if self.reinit_every and any(_in_shards(layer) for layer in layers.values()):
-            raise ValueError(
-                "SparsityCallback: reinit_every: expected 0 where weights are in shards (FSDP, ZeRO-3)"
-            )
-        _before_reporters(self)
-        collect_metrics(given["model"])
-        self._begin_anew()
-        saved = (state.stateful_callbacks or {}).get(type(self).__name__)
-        if state.global_step > 0 and isinstance(saved, dict):  # resumed
-            self.idle_text = saved["attributes"]["idle_text"]
-        for name, layer in layers.items():
+            raise self.refuse("fp16 scales the loss, and not the L1 term; use bf16=True")
+        if self.reinit_every:
+            if any(_in_shards(layer) for layer in layers.values()):
+                raise self.refuse(
+                    "reinit_every: expected 0 where weights are in shards (FSDP, ZeRO-3)"
+                )
+            owners = Counter(id(p) for m in model.modules() for p in m._parameters.values())
+            self._may_revive = {n for n, m in layers.items() if _is_its_own(m, owners)}
+            if not self._may_revive:
+                raise self.refuse(
+                    "reinit_every: expected 0 where no layer's weights are its own to draw anew "
+                    "(requires_grad=False, an adapter, shared)"
+                )
+        self._look_at_configuration(model)
+
+    def _look_at_configuration(self, model: nn.Module) -> None:
+        """It says something else than the layers compute behind ``sparsify(model, activation=...)``."""
+        computed = {n: c for n, m in sparse_layers(model).items() if (c := Computed.by(m)) is not None}
+        if not is_written(model) or getattr(model, "peft_config", None):
+            return
+        if {Computed(name) for name in names_in(model.config)} == set(computed.values()):
+            return
+        self._sayings = Sayings(model, list(computed))
+        self._untrue = self._sayings.untrue_of(computed)
+        if self._untrue:
+            self._sayings.check(type(self).__name__, model, self._untrue)
+
+    def begin(self, model: nn.Module, step: int) -> None:
+        if self._sayings is not None:
+            self._sayings.write(self._untrue)
+        collect_metrics(model)
+        for name, layer in self._layers(model).items():
             idle = self._idle.get(name)
             if idle is None or idle.numel() != layer.neurons:
                 self._idle[name] = torch.zeros(layer.neurons, dtype=torch.int64, device="cpu")
+
+    def end(self, model: nn.Module, step: int) -> None:
+        for layer in self._layers(model).values():
+            layer.l1_weight = 0.0
+            layer.collect_activity, layer.activity = False, None
+
+    # --- Trainer's events ---------------------------------------------------------------------
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         # A tensor, changed in place: compiled models read it without a new trace.
         share = 1.0 if self.warmup == 0 else min(1.0, (state.global_step + 1) / self.warmup)
         self._coefficient.fill_(self.l1 * share)
-        set_l1(given["model"], self._coefficient, accumulation=_passes_of_step(args))
+        set_l1(plain(given["model"]), self._coefficient, accumulation=_passes_of_step(args))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        layers = self._layers(given["model"])
+        layers = self._layers(plain(given["model"]))
         for name, layer in layers.items():
             now, layer.activity = _over_processes(layer), None
             if now is None:
@@ -142,11 +173,6 @@ class SparsityCallback(TrainerCallback, ExportableState):
             state.log_history[-1].update(found)
         self._since_log.clear()
         self._revived = 0
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        for layer in self._layers(given["model"]).values():
-            layer.l1_weight = 0.0
-            layer.collect_activity, layer.activity = False, None
 
     # --- Its parts ----------------------------------------------------------------------------
 
@@ -172,6 +198,8 @@ class SparsityCallback(TrainerCallback, ExportableState):
     def _revive(self, layers: dict[str, SparseFfn], optimizer: Any, step: int) -> None:
         generator = torch.Generator("cpu").manual_seed((self.seed << 32) + step)
         for name, layer in layers.items():
+            if name not in self._may_revive:
+                continue
             dead = torch.nonzero(self._idle[name] >= self.dead_window).flatten()
             if dead.numel() == 0:
                 continue
@@ -193,11 +221,6 @@ class SparsityCallback(TrainerCallback, ExportableState):
 
     # --- Saved with the Trainer's state ---------------------------------------------------------
 
-    def state(self) -> dict[str, Any]:
-        names = ("l1", "warmup", "reinit_every", "dead_window", "reinit_std", "seed")
-        arguments = {name: getattr(self, name) for name in names}
-        return {"args": arguments, "attributes": {"idle_text": self.idle_text}}
-
     @property
     def idle_text(self) -> dict[str, str]:
         """Steps since each neuron last fired, as the Trainer's state holds them."""
@@ -208,15 +231,11 @@ class SparsityCallback(TrainerCallback, ExportableState):
         self._idle = {name: _of_text(text) for name, text in texts.items()}
 
 
-def _before_reporters(callback: SparsityCallback) -> None:
-    """Moves the callback to the front of the Trainer's callbacks. Those of report_to stand before
-    what the user adds, and would see a log before this one has written into it. Only the caller
-    knows the list."""
-    handler = sys._getframe(2).f_locals.get("self")
-    callbacks = getattr(handler, "callbacks", None)
-    if isinstance(callbacks, list) and callback in callbacks:
-        callbacks.remove(callback)
-        callbacks.insert(0, callback)
+def _is_its_own(layer: SparseFfn, owners: Counter[int]) -> bool:
+    """Whether the rows of its first linear layer may be drawn anew."""
+    first = getattr(layer, layer.names[0])
+    own = [p for p in first.parameters() if p.requires_grad and owners[id(p)] == 1]
+    return len(own) == len(list(first.parameters())) and not does_more(first, nn.Linear)
 
 
 def _passes_of_step(args: Any) -> int:

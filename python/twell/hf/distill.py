@@ -1,4 +1,4 @@
-"""From a dense model to one with exact zeros: a teacher, and a path from one activation to another."""
+"""A teacher in place of labels, in transformers' Trainer."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from twell.hf.drelu import activate_up
-from twell.hf.kinds import KINDS, kind_of
-from twell.hf.models import require, say_activation
+from twell.hf.models import require
 
 require("transformers", "twell.hf.DistillationTrainer")
-from transformers import Trainer, TrainerCallback  # noqa: E402
+from transformers import Trainer  # noqa: E402
 
 # Rows of logits that become fp32 at a time. Of 49,152 tokens they take 0.8 GB.
 _ROWS = 4096
@@ -30,8 +28,9 @@ class _Divergence(torch.autograd.Function):
         for of_student, of_teacher, of_grad in zip(*parts):
             p = torch.log_softmax(of_student.float() / temperature, -1)
             q = torch.log_softmax(of_teacher.float() / temperature, -1)
-            total += (q.exp() * (q - p)).sum()
-            of_grad.copy_((p.exp() - q.exp()) * (temperature / len(student)))
+            # What the teacher gives no probability counts for nothing, also where both say -inf.
+            total += torch.where(q == -torch.inf, 0.0, q.exp() * (q - p)).sum()
+            of_grad.copy_((p.exp() - q.exp()) * (temperature / max(len(student), 1)))
         ctx.save_for_backward(grad)
         return total * (temperature**2 / max(len(student), 1))
 
@@ -58,12 +57,12 @@ def divergence(student: Tensor, teacher: Tensor, temperature: float = 1.0) -> Te
 def hidden_error(student: list[Tensor], teacher: list[Tensor]) -> Tensor:
     """How far the student's hidden states [tokens, width] are from the teacher's: the squared distance
     as a share of the teacher's squared length, averaged over tokens and layers. As a share, since a
-    few tokens of a Llama have states a thousand times as long as the others'."""
+    few tokens of a Llama have states a thousand times as long as the others'. Of no token it is 0."""
     terms = []
     for s, t in zip(student, teacher):
         t = t.float()
         length = t.square().sum(-1).clamp_min(torch.finfo(torch.float32).tiny)
-        terms.append(((s.float() - t).square().sum(-1) / length).mean())
+        terms.append(((s.float() - t).square().sum(-1) / length).sum() / max(len(t), 1))
     return torch.stack(terms).mean()
 
 
@@ -77,7 +76,8 @@ class DistillationTrainer(Trainer):
     terms, averaged over processes: ``distill/divergence`` and ``distill/hidden``.
 
     Other arguments are the Trainer's. Raises ValueError if the two vocabularies differ or, where
-    ``hidden`` is not 0, layers or width.
+    ``hidden`` is not 0, layers or width; if the teacher is the model itself or has its modules or weights
+    that train; and for encoder-decoders and models without a configuration.
     """
 
     def __init__(
@@ -90,10 +90,12 @@ class DistillationTrainer(Trainer):
     ) -> None:
         super().__init__(*args, **options)
         self.model_accepts_loss_kwargs = False  # a mean over each pass, which the Trainer averages
-        student = self.accelerator.unwrap_model(self.model).config
+        student = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
+        _check_apart(student, teacher)
+        of_student, of_teacher = _text_config("model", student), _text_config("teacher", teacher)
         same = ["vocab_size", *(["num_hidden_layers", "hidden_size"] if hidden else [])]
         for key in same:
-            has, wants = getattr(teacher.config, key, None), getattr(student, key, None)
+            has, wants = getattr(of_teacher, key, None), getattr(of_student, key, None)
             if has != wants:
                 raise ValueError(
                     f"DistillationTrainer: teacher: {key}: expected {wants} as in the model, got {has}"
@@ -120,17 +122,28 @@ class DistillationTrainer(Trainer):
         with torch.no_grad():
             wanted = self.teacher(**given)
         mask = inputs.get("attention_mask")
-        there = None if mask is None or bool(mask.all()) else mask.flatten().bool()
+        there = None if mask is None or bool(mask.all()) else mask.bool()
 
         def rows(x: Tensor) -> Tensor:
-            x = x.flatten(0, -2)
-            return x if there is None else x[there]
+            if there is None or x.dim() == 2:  # of a whole text
+                return x.flatten(0, -2)
+            if x.shape[:-1] != there.shape:
+                raise ValueError(
+                    f"DistillationTrainer: attention_mask: expected shape {list(x.shape[:-1])}, a number for "
+                    f"each token of the outputs, got {list(there.shape)}"
+                )
+            return x[there]
 
         loss = divergence(rows(output.logits), rows(wanted.logits), self.temperature)
         self._note("distill/divergence", loss)
         if self.hidden > 0:
-            states = ([rows(x) for x in of.hidden_states[1:]] for of in (output, wanted))
-            error = hidden_error(*states)
+            mine, theirs = (getattr(of, "hidden_states", None) or () for of in (output, wanted))
+            if len(mine) != len(theirs) or not mine:
+                raise ValueError(
+                    f"DistillationTrainer: hidden: expected the states of the same layers, got {len(mine)} "
+                    f"and {len(theirs)} of the teacher; set LayerDrop to 0, or hidden=0.0 for logits alone"
+                )
+            error = hidden_error([rows(x) for x in mine[1:]], [rows(x) for x in theirs[1:]])
             self._note("distill/hidden", error)
             loss = loss + self.hidden * error
         return (loss, output) if return_outputs else loss
@@ -167,73 +180,27 @@ class DistillationTrainer(Trainer):
         self._terms.setdefault(name, []).append(value.detach())
 
 
-class Annealed(nn.Module):
-    """(1 - share) · start(x) + share · end(x). At a share of 1 it is the end's own bits."""
-
-    def __init__(self, start: Any, end: nn.Module) -> None:
-        super().__init__()
-        self.start, self.end = start, end
-        self.share = 0.0
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.share >= 1:
-            return self.end(x)
-        return torch.lerp(self.start(x), self.end(x), self.share)
+def _check_apart(student: nn.Module, teacher: nn.Module) -> None:
+    """Raises ValueError if training the one would change the other."""
+    modules, weights = set(student.modules()), {id(p) for p in student.parameters() if p.requires_grad}
+    shared = any(m in modules for m in teacher.modules())
+    if shared or any(id(p) in weights for p in teacher.parameters()):
+        raise ValueError(
+            "DistillationTrainer: teacher: expected a model of its own, got one that has the model's modules "
+            "or weights, which training changes; pass copy.deepcopy(model)"
+        )
 
 
-class AnnealingCallback(TrainerCallback):
-    """Leads a model from its activation (SiLU, say) to ReLU, in transformers' Trainer: in optimizer
-    step k of ``steps``, counted from 1, layers compute (1 - k / steps) of the one plus k / steps of
-    the other. From step ``steps`` on there is ReLU alone, and the zeros are exact. With ``drelu``, up
-    comes to have a ReLU as well, on the same path from no activation (dReLU; Song et al. 2024).
-
-    When training ends, the layers have ReLU and the configuration says so (``hidden_act`` relu or
-    drelu), if it got that far. Until then checkpoints name the old activation; resumed by the Trainer,
-    they go on along the path.
-    Then ``twell.sparsify(model, freeze=False)`` and :class:`SparsityCallback` train it further.
-
-    Raises ValueError if the model has no feed-forward layer with an activation of its own and, with
-    ``drelu``, for a layer without a gate, or with a norm or dropout.
-    """
-
-    def __init__(self, steps: int, drelu: bool = False) -> None:
-        if steps < 1:
-            raise ValueError(f"AnnealingCallback: steps: expected 1 or more, got {steps}")
-        self.steps = steps
-        self.drelu = drelu
-        self._layers: list[tuple[nn.Module, str, Annealed]] = []
-        self._up: Annealed | None = None  # of all layers
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        self._layers = []
-        if self.drelu and self._up is None:
-            self._up = Annealed(nn.Identity(), nn.ReLU())
-            activate_up("AnnealingCallback", given["model"], self._up)
-        for module in list(given["model"].modules()):
-            kind = kind_of(module, KINDS)
-            name = "" if kind is None or kind.in_code else kind.act(module)
-            if name:
-                act = getattr(module, name)
-                annealed = act if isinstance(act, Annealed) else Annealed(act, nn.ReLU())
-                setattr(module, name, annealed)
-                self._layers.append((module, name, annealed))
-        if not self._layers:
-            raise ValueError(
-                "AnnealingCallback: the model has no feed-forward layer whose activation it knows"
-            )
-        self._go_to(state.global_step)
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        self._go_to(state.global_step + 1)
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        if state.global_step < self.steps:
-            return
-        for module, name, annealed in self._layers:
-            setattr(module, name, annealed.end)
-        say_activation(given["model"].config, "drelu" if self.drelu else "relu")
-
-    def _go_to(self, step: int) -> None:
-        acts = [annealed for _, _, annealed in self._layers]
-        for annealed in acts if self._up is None else [*acts, self._up]:
-            annealed.share = min(1.0, step / self.steps)
+def _text_config(which: str, model: nn.Module) -> Any:
+    config: Any = getattr(model, "config", None)
+    if not hasattr(config, "get_text_config"):
+        raise ValueError(
+            f"DistillationTrainer: {which}: expected a model of transformers, with a configuration, got "
+            f"{type(model).__name__}"
+        )
+    if getattr(config, "is_encoder_decoder", False):
+        raise ValueError(
+            f"DistillationTrainer: {which}: expected a model without an encoder beside its decoder, whose "
+            f"tokens are others, got {type(model).__name__}"
+        )
+    return config.get_text_config()

@@ -7,45 +7,51 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from twell.hf.experts import is_experts
 from twell.hf.kinds import KINDS, Kind, kind_of
 from twell.hf.mlps import computes_nothing_else
 
 
-def activate_up(
-    operation: str, model: nn.Module, act: nn.Module, gate: nn.Module | None = None
-) -> None:
-    """Lets all feed-forward layers of a model compute down(act_fn(gate(x)) * act(up(x))), in place, with
-    the hooks and linear layers that they have. ``gate`` takes the place of their act_fn. Raises
-    ValueError, and changes nothing, if there is a layer without a gate or one that computes something
-    else than that without ``act``; and if there is none.
-    """
-    found: list[tuple[Any, Kind]] = []
+def gated_layers(
+    operation: str, model: nn.Module, of: Callable[[str], Any] = lambda _: True
+) -> dict[str, tuple[Any, Kind]]:
+    """The feed-forward layers of a model, those that ``of`` has something for, where each computes
+    down(act(gate(x)) * up(x)). Raises ValueError if one computes something else, or there is none."""
+    found: dict[str, tuple[Any, Kind]] = {}
     for name, module in model.named_modules():
         kind = kind_of(module, KINDS)
-        if kind is None:
+        stacked = is_experts(module)
+        if (kind is None and not stacked) or of(name) is None:
             continue
-        if kind.in_code or not kind.gated or not computes_nothing_else(name, module, kind):
+        if kind is None or kind.in_code or not kind.gated or not computes_nothing_else(name, module, kind):
             raise ValueError(
                 f"{operation}: {name}: expected down(act(gate(x)) * up(x)) and nothing else, for an "
                 f"activation of up, got {type(module).__name__}"
             )
-        found.append((module, kind))
+        found[name] = (module, kind)
     if not found:
         raise ValueError(f"{operation}: {type(model).__name__} has no feed-forward layer with a gate")
-    for module, kind in found:
-        if gate is not None:
-            setattr(module, kind.act(module), gate)
-        own = type(module)
-        forward = _forward(kind, kind.act(module), act)
+    return found
+
+
+def activate_up(operation: str, model: nn.Module, of: Callable[[str], Any]) -> None:
+    """Lets the feed-forward layers of a model compute down(act_fn(gate(x)) * act(up(x))), in place, with
+    the hooks and linear layers that they have: those that ``of`` has an ``act`` for, by name. Raises
+    ValueError, and changes nothing, as :func:`gated_layers` does."""
+    for name, (module, kind) in gated_layers(operation, model, of).items():
+        own, forward = type(module), _forward(kind, kind.act(module))
         module.__class__ = type(own.__name__, (own,), {"forward": forward, "__module__": __name__})
+        # No child, which sparsify would take for more than a layer has; of the module, so that a copy of
+        # it has one of its own.
+        module.__dict__["up_act"] = of(name)
 
 
-def _forward(kind: Kind, act_name: str, act: nn.Module) -> Callable[..., Tensor]:
+def _forward(kind: Kind, act_name: str) -> Callable[..., Tensor]:
     *into, down = kind.linears
 
     def forward(self: Any, x: Tensor) -> Tensor:
         pre = [getattr(self, name)(x) for name in into]
         gate, up = pre[0].chunk(2, dim=-1) if kind.fused else pre
-        return getattr(self, down)(getattr(self, act_name)(gate) * act(up))
+        return getattr(self, down)(getattr(self, act_name)(gate) * self.up_act(up))
 
     return forward

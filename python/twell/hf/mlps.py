@@ -161,19 +161,20 @@ class _NoDropout(TorchFunctionMode):
 def _try_forward(name: str, mlp: nn.Module, kind: Kind, threshold: float = 0.0) -> _Tried:
     """How the module differs from down(act(gate) * up). Raises ValueError unless the code of an MLP
     computes what its children say. It is tried with small weights in place of its own, so that it
-    costs nothing and no hook fires; in training too, which may add dropout. Inputs are large beside the
-    threshold, below which the module may tell nothing."""
+    costs nothing and no hook fires; in training too, which may add dropout. Some of what its linear layers
+    yield is below the threshold, some above."""
     width, neurons = 6, 10
     generator = torch.Generator("cpu").manual_seed(0)
 
     def random(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
 
+    scale = 10 * threshold if threshold > 0 else 1.0
     children: dict[str, nn.Module | None] = {}
     for child in kind.linears:
         rows = 2 * neurons if kind.fused else neurons
         weight = random(width, neurons) if child == kind.linears[-1] else random(rows, width)
-        bias = random(weight.shape[0]) if _has_bias(getattr(mlp, child)) else None
+        bias = random(weight.shape[0]) * scale if _has_bias(getattr(mlp, child)) else None
         children[child] = linear_of(weight, bias)
     norm = kind.norm(mlp)
     form = Form()
@@ -184,7 +185,7 @@ def _try_forward(name: str, mlp: nn.Module, kind: Kind, threshold: float = 0.0) 
         children[norm] = twin_norm
         form = Form(norm_weight=twin_norm.weight, norm_epsilon=0.1)
     twin = with_children(mlp, children)
-    x = random(1, 5, width) * (1 + 10 * threshold)
+    x = random(1, 5 if threshold == 0 else 100, width) * scale
     *into, down = (children[child] for child in kind.linears)
     act_name = kind.act(mlp)
     # Names alone may well be those of something else.

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import copy
 import importlib
 import json
 import os
 import re
 import types
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from twell import _attached
-from twell.dense import FatRelu
-from twell.hf.drelu import activate_up
 from twell.hf.replace import sparsify
 
 # SparseLM is the code released with the paper. Its model_type is llama_sparse_relu. Its code
@@ -39,13 +37,6 @@ def require(module: str, what: str) -> Any:
         raise ImportError(f"{what} needs {package}: pip install {package} ({error})") from error
 
 
-# Options of transformers' from_pretrained that say where files lie.
-_PLACE = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
-# Those of the model alone, although configurations have attributes of these names.
-_OF_MODEL = ("dtype", "torch_dtype", "quantization_config", "adapter_kwargs")
-_CODE = ("trust_remote_code", "code_revision")
-
-
 def from_pretrained(
     path: str | os.PathLike[str],
     *,
@@ -55,168 +46,57 @@ def from_pretrained(
     threshold: float = 0.0,
     mlp: Mapping[str, str] | None = None,
     **options: Any,
-) -> Any:
+) -> nn.Module:
     """Calls ``transformers.AutoModelForCausalLM.from_pretrained(path, **options)``, then
-    :func:`sparsify` with the other arguments. Returns the model; with ``output_loading_info=True``, as
-    transformers does, the model and what was missing.
+    :func:`sparsify` with the other arguments.
 
     It also reads a directory in the layout of SparseLM (``model_type`` ends in ``_sparse_relu``).
     The activation is then ReLU, whatever ``hidden_act`` says, and the model's ``save_pretrained``
-    writes the same layout. A directory whose ``hidden_act`` is ``fatrelu`` (ProSparse, MiniCPM-S in the
-    layout of Llama), which transformers lacks, gets the threshold that its ``hidden_act_param`` says. One
-    with ``drelu`` has a ReLU on up; on the gate it has ReLU or, with a ``hidden_act_param``, FATReLU.
-    ``config=`` and options that replace a part of the configuration count in place of the file, and
-    code of the directory's own (``trust_remote_code=True``) applies its activation itself.
+    writes the same layout. Where a configuration says ``fatrelu`` (ProSparse, MiniCPM-S in the layout of
+    Llama), which transformers lacks, under whatever key, layers get the threshold that
+    ``hidden_act_param`` says, for all or by the names of layers. ``drelu`` is a ReLU on up; on the gate
+    ReLU or, with a ``hidden_act_param``, FATReLU. A model on its way to ReLU (AnnealingCallback) stays
+    dense, with a warning.
     Raises what the two functions raise, ValueError for a threshold that is missing, and ImportError
     without transformers.
     """
     transformers = require("transformers", "twell.hf.from_pretrained")
-    said = _said_by(transformers, path, options)
-    own = None if said.runs_own_code(options) else _own_act_of(said)
-    if said.is_sparse_lm:
-        loaded = _read_sparse_lm(transformers, _folder_of(path, options), said.values, options)
-        activation = activation or "relu"
-    elif own is None:
-        loaded = transformers.AutoModelForCausalLM.from_pretrained(path, **options)
+    if (config := _read_config(path)) is None:
+        model, sparse = _read(transformers, path, options)
+        if not sparse:
+            warnings.warn(
+                f"{path}: the activation is on its way to ReLU, so that its layers stay dense; train it on "
+                "(twell.hf.AnnealingCallback)",
+                stacklevel=2,
+            )
+            return model
     else:
-        loaded = _read_own_act(transformers, path, said, own, options)
-        if activation is None and not own.drelu:
-            activation, threshold = "fat_relu", own.threshold or 0.0
-    model, *info = loaded if isinstance(loaded, tuple) else (loaded,)
-    model = sparsify(
+        model = _read_sparse_lm(transformers, Path(path), config, options)
+        activation = activation or "relu"
+    return sparsify(
         model, activation=activation, threshold=threshold, freeze=freeze, sample=sample, mlp=mlp
     )
-    return (model, *info) if info else model
 
 
-class _Said(NamedTuple):
-    """What a configuration says."""
+def _read(transformers: Any, path: str | os.PathLike[str], options: dict[str, Any]) -> tuple[Any, bool]:
+    """A model of transformers, and whether its activation is all that it is to become."""
+    from twell.hf import said
 
-    where: str
-    values: dict[str, Any]
-    base: Any = None
-    """The model that a directory of adapters is of."""
-
-    @property
-    def is_sparse_lm(self) -> bool:
-        return str(self.values.get("model_type", "")).endswith(_SUFFIX)
-
-    def runs_own_code(self, options: Mapping[str, Any]) -> bool:
-        classes = self.values.get("auto_map") or {}
-        return bool(options.get("trust_remote_code")) and "AutoModelForCausalLM" in classes
-
-
-def _said_by(transformers: Any, path: Any, options: Mapping[str, Any]) -> _Said:
-    """By config=, else by a directory's or repository's config.json and the options that replace parts
-    of it. Empty where there is none: transformers then says what is missing."""
-    config = options.get("config")
-    if isinstance(config, transformers.PretrainedConfig):
-        layout = _read_config(Path(path, options.get("subfolder") or ""))  # no option changes that
-        return _Said("config", layout or config.to_dict())
-    if options.get("gguf_file"):
-        return _Said(str(path), {})
-    place = {key: options[key] for key in _PLACE if options.get(key) is not None}
-    file = str(Path(path, place.get("subfolder", ""), "config.json"))
-    if (base := _base_of(path)) is not None:
-        file, place = str(Path(base, "config.json")), {}
-    try:
-        values, _ = transformers.PretrainedConfig.get_config_dict(base or path, **place)
-    except OSError:
-        values = {}
-    replaced = {k: v for k, v in options.items() if k in (*ACT_KEYS, *_OWN_ACTS.values())}
-    return _Said(file, {**values, **replaced}, base)
+    file = Path(path) / "config.json"
+    given: Any = options.get("config")
+    config = given.to_dict() if hasattr(given, "to_dict") else _json(file)
+    kind = transformers.AutoModelForCausalLM
+    if options.get("trust_remote_code"):  # whose code has the activation
+        return kind.from_pretrained(path, **options), True
+    with said.readable(config, str(file)) as own:
+        if own:  # the class that was trained, of which an encoder-decoder has several
+            kind = getattr(transformers, (config.get("architectures") or [""])[0], kind)
+        model = kind.from_pretrained(path, **options)
+    return model, said.finish(model)
 
 
-def _base_of(path: Any) -> str | None:
-    """Of a directory that has adapters of peft alone."""
-    file = Path(path) / "adapter_config.json"
-    if (file.parent / "config.json").is_file():
-        return None
-    said = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    return said.get("base_model_name_or_path")
-
-
-def _folder_of(path: Any, options: Mapping[str, Any]) -> Path:
-    """Where a model's files lie, which are fetched if they lie elsewhere."""
-    if not Path(path).is_dir():
-        place = {k: options[k] for k in _PLACE if k not in ("subfolder", "proxies") and k in options}
-        hub = require("huggingface_hub", "twell.hf.from_pretrained")
-        path = hub.snapshot_download(str(path), allow_patterns=["*.json", "*.safetensors"], **place)
-    return Path(path, options.get("subfolder") or "")
-
-
-ACT_KEYS = ("hidden_act", "activation_function")
-"""What configurations call their activation."""
-_DRELU = "drelu"
-# What transformers lacks, and the key of the threshold.
-_OWN_ACTS = {
-    "fatrelu": "hidden_act_param",
-    "fat_relu": "twell_fat_relu_threshold",
-    _DRELU: "hidden_act_param",
-}
-
-
-def say_activation(config: Any, name: str, threshold: float | None = None) -> None:
-    """Writes an activation into a configuration, under the key that it has for it."""
-    key = next((key for key in ACT_KEYS if hasattr(config, key)), ACT_KEYS[0])
-    setattr(config, key, name)
-    if threshold is not None:
-        config.hidden_act_param = threshold
-
-
-class _OwnAct(NamedTuple):
-    """An activation that transformers lacks."""
-
-    threshold: float | None
-    """Of the gate's FATReLU; none: ReLU."""
-    drelu: bool
-
-
-def _own_act_of(config: _Said) -> _OwnAct | None:
-    """What a configuration says of FATReLU or dReLU; None where it has another activation."""
-    values = config.values
-    said = next((values[name] for name in ACT_KEYS if values.get(name) in _OWN_ACTS), None)
-    if said is None:
-        return None
-    key = _OWN_ACTS[said]
-    threshold = values.get(key)
-    if said == _DRELU and threshold is None:
-        return _OwnAct(None, True)
-    if not isinstance(threshold, (int, float)) or isinstance(threshold, bool):
-        raise ValueError(
-            f"{config.where}: {key}: expected the threshold of {said}, a number, got {threshold}"
-        )
-    return _OwnAct(float(threshold), said == _DRELU)
-
-
-def _read_own_act(
-    transformers: Any, path: Any, said: _Said, act: _OwnAct, options: Mapping[str, Any]
-) -> Any:
-    """The model with ReLU, as transformers loads it, whose configuration then says what it said."""
-    rest = dict(options)
-    of_model = {key: rest.pop(key) for key in _OF_MODEL if key in rest}
-    config = rest.pop("config", None)
-    if isinstance(config, transformers.PretrainedConfig):
-        config = copy.deepcopy(config)
-    else:
-        of_model |= {key: rest[key] for key in (*_PLACE, *_CODE) if key in rest}
-        if said.base is not None:
-            rest = {k: v for k, v in rest.items() if k not in ("revision", "subfolder")}
-        config, rest = transformers.AutoConfig.from_pretrained(
-            said.base or path, return_unused_kwargs=True, **rest
-        )
-    key = next(name for name in ACT_KEYS if getattr(config, name, None) in _OWN_ACTS)
-    name = getattr(config, key)
-    setattr(config, key, "relu")
-    loaded = transformers.AutoModelForCausalLM.from_pretrained(
-        path, config=config, **{**rest, **of_model}
-    )
-    model = loaded[0] if isinstance(loaded, tuple) else loaded
-    setattr(model.config, key, name)
-    if act.drelu:
-        gate = nn.ReLU() if act.threshold is None else FatRelu(act.threshold)
-        activate_up("twell.hf.from_pretrained", model, nn.ReLU(), gate)
-    return loaded
+def _json(file: Path) -> dict[str, Any]:
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
 
 def sparse_lm_config(path: str | os.PathLike[str]) -> Any:
@@ -225,10 +105,6 @@ def sparse_lm_config(path: str | os.PathLike[str]) -> Any:
     """
     if (config := _read_config(path)) is None:
         return None
-    return _plain_config(path, config)
-
-
-def _plain_config(path: Any, config: Mapping[str, Any]) -> Any:
     base = config["model_type"].removesuffix(_SUFFIX)
     if base not in _CLASSES:
         raise ValueError(
@@ -249,21 +125,16 @@ def _plain_config(path: Any, config: Mapping[str, Any]) -> Any:
 def _read_config(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     """The config.json of a directory in the layout of SparseLM; None for any other."""
     file = Path(path) / "config.json"
-    config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    config = _json(file)
     return config if str(config.get("model_type", "")).endswith(_SUFFIX) else None
 
 
 def _read_sparse_lm(
-    transformers: Any, path: Path, config: dict[str, Any], options: Mapping[str, Any]
-) -> Any:
-    own = (*_PLACE, *_CODE, "config")
-    rest = {key: value for key, value in options.items() if key not in own}
+    transformers: Any, path: Path, config: dict[str, Any], options: dict[str, Any]
+) -> nn.Module:
     files, owner = _weight_files(path)
     safetensors = require("safetensors.torch", "twell.hf.from_pretrained")
-    if (plain_config := options.get("config")) is None:
-        plain_config = _plain_config(path, config)
-        for key in [k for k in rest if k not in _OF_MODEL and hasattr(plain_config, k)]:
-            setattr(plain_config, key, rest.pop(key))
+    plain_config = sparse_lm_config(path)
     gated = config.get("sparsity_gated_mlp", True)
     shape = (plain_config.intermediate_size, plain_config.hidden_size)
     state: dict[str, Tensor] = {}
@@ -279,13 +150,12 @@ def _read_sparse_lm(
                 layout[plain] = (name, turned)
                 name, tensor = plain, tensor.t().contiguous() if turned else tensor
             state[name] = tensor
-    loaded = getattr(transformers, _CLASSES[plain_config.model_type]).from_pretrained(
+    model = getattr(transformers, _CLASSES[plain_config.model_type]).from_pretrained(
         None,
         config=plain_config,
         state_dict=state if gated else _with_gates(state),
-        **{"dtype": next(iter(state.values())).dtype, **rest},
+        **{"dtype": next(iter(state.values())).dtype, **options},
     )
-    model = loaded[0] if isinstance(loaded, tuple) else loaded
     if not gated:
         for name, module in list(model.named_modules()):
             if name.endswith(".mlp"):
@@ -293,7 +163,7 @@ def _read_sparse_lm(
     if (path / "generation_config.json").is_file():
         model.generation_config = transformers.GenerationConfig.from_pretrained(path)
     _save_as(model, config, layout)
-    return loaded
+    return model
 
 
 class _Ungated(nn.Module):

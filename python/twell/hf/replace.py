@@ -19,6 +19,7 @@ from twell.hf.experts import Experts, from_experts, is_experts
 from twell.hf.inline import from_owner
 from twell.hf.kinds import KINDS, Kind, Stays, is_turned, kind_of
 from twell.hf.mlps import from_mlp, with_children
+from twell.hf.said import thresholds_of
 from twell.modules import SparseFfn
 
 
@@ -269,6 +270,10 @@ def find(
         except Stays as reason:
             stay.append((called[0], reason))
     taken = {_stack(name, site.module) for site in sites for name in site.names}
+    thresholds = {} if activation else thresholds_of(config)
+    for name, layer in [pair for site in sites for pair in site.layers.items()]:
+        if name in thresholds:
+            layer.activation, layer.threshold = "fat_relu", thresholds[name]
     for name, why in stay:
         if _stack(name, model.get_submodule(name)) in taken:
             raise ValueError(str(why))

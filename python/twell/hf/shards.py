@@ -37,19 +37,24 @@ def processes() -> int:
     return torch.distributed.get_world_size() if there else 1
 
 
-def of_all_processes(values: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The rows of all processes one behind another: of each process as many as the one with the
-    fewest has. Every process has the same keys, and gets the same."""
+def of_all_processes(
+    values: dict[str, Tensor], widths: dict[str, int], device: torch.device
+) -> dict[str, Tensor]:
+    """The rows [rows, width] of all processes one behind another, by name. A process may lack some, and
+    have none; every process has the same names of ``widths``, and gets the same."""
     if processes() == 1:
         return values
-    sizes = [len(v) for v in values.values()]
-    device = next(iter(values.values())).device
-    fewest = torch.tensor(sizes, dtype=torch.int64, device=device)
-    torch.distributed.all_reduce(fewest, torch.distributed.ReduceOp.MIN)
+    mine = [len(values[name]) if name in values else 0 for name in widths]
+    sizes = [torch.zeros(len(mine), dtype=torch.int64, device=device) for _ in range(processes())]
+    torch.distributed.all_gather(sizes, torch.tensor(mine, dtype=torch.int64, device=device))
     out = {}
-    for (name, mine), rows in zip(values.items(), fewest.tolist()):
-        mine = mine[:rows].contiguous()
-        parts = [torch.empty_like(mine) for _ in range(processes())]
-        torch.distributed.all_gather(parts, mine)
-        out[name] = torch.cat(parts)
+    for (name, width), rows in zip(widths.items(), torch.stack(sizes, 1).tolist()):
+        if max(rows) == 0:
+            continue
+        padded = torch.zeros(max(rows), width, dtype=torch.float32, device=device)
+        if name in values:
+            padded[: len(values[name])] = values[name]
+        parts = [torch.empty_like(padded) for _ in rows]
+        torch.distributed.all_gather(parts, padded)
+        out[name] = torch.cat([part[:count] for part, count in zip(parts, rows)])
     return out

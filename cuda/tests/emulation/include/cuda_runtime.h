@@ -57,6 +57,10 @@ const Place& place();  // of the running fiber
 // In which order a block's threads are resumed.
 enum class Order { ascending, descending, shuffled };
 void set_order(Order order, unsigned seed = 1);
+// How many orders beside a first one whole kernels are to be tried in: all, but one alone under
+// AddressSanitizer, which judges memory, not orders, and takes several times as long. There
+// TWELL_EMULATED_ORDERS=all in the environment asks for all.
+unsigned other_orders(unsigned all);
 
 // How a grid's blocks run.
 //   one_by_one   each ends before the next starts.
@@ -73,6 +77,8 @@ void set_blocks(Blocks blocks, unsigned seed = 1, int resident = 8);
 // `ptx_version`.
 void set_device(int ordinal, int ptx_version);
 void set_device_count(int count);
+// `name` stays where it is.
+void set_model(const char* name, int sm_count);
 // Streams record a graph: what waits or allocates is then an error.
 void set_capturing(bool capturing);
 // Whether cuBLASLt can be loaded; it can unless told otherwise.
@@ -236,6 +242,23 @@ enum cudaStreamCaptureStatus {
   cudaStreamCaptureStatusInvalidated = 2,
 };
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status);
+// What is enqueued has happened when the call returns: streams have nothing to wait for.
+constexpr unsigned cudaStreamNonBlocking = 1;
+inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  *stream = nullptr;
+  return cudaSuccess;
+}
+inline cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
+inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaGetLastError(); }
+// Each record is a millisecond after the one before, whatever was done between: no time of an
+// emulation means anything.
+using cudaEvent_t = struct CUevent_st*;
+cudaError_t cudaEventCreate(cudaEvent_t* event);
+cudaError_t cudaEventDestroy(cudaEvent_t event);
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t);
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end);
+inline cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
+inline cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return cudaSuccess; }
 struct cudaDeviceProp {
   char name[256];
   int major, minor, multiProcessorCount, l2CacheSize;
