@@ -45,7 +45,8 @@ TEST(GenerationConfig, BiasesOfSingleTokensAreHeeded) {
   EXPECT_EQ(said.stop_strings, (std::vector<std::string>{"END"}));
   // Of several tokens it would need to know what stands before.
   EXPECT_EQ(said.unheeded, (std::vector<std::string>{"bad_words_ids", "sequence_bias"}));
-  EXPECT_EQ(GenerationConfig::from_json(R"({"stop_strings": "x"})", "file").stop_strings.size(), 1U);
+  EXPECT_EQ(GenerationConfig::from_json(R"({"stop_strings": "x"})", "file").stop_strings.size(),
+            1U);
 }
 
 TEST(GenerationConfig, WhatIsNotHeededIsToldUnlessItIsOff) {

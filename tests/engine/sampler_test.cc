@@ -258,6 +258,21 @@ TEST(Sampler, TokensThatWereThereArePenalised) {
   EXPECT_TRUE(none.penalise(logits).is_same(logits));
 }
 
+TEST(Sampler, BiasesHoldForTheirSteps) {
+  const double never = -std::numeric_limits<double>::infinity();
+  LogitBias bias({{2, never, 1}, {0, 1.5}, {0, 0.5, 2}, {9, never}}, 3, at::kCPU);
+  const at::Tensor logits = at::zeros({2, 3});
+  const auto expect = [&](std::int64_t step, const std::vector<float>& want) {
+    bias.begin(step);
+    EXPECT_TRUE(at::equal(bias.add(logits), at::tensor(want).expand({2, 3}))) << step;
+  };
+  expect(0, {2, 0, static_cast<float>(never)});
+  expect(1, {2, 0, 0});
+  expect(2, {1.5, 0, 0});
+  expect(3, {1.5, 0, 0});
+  EXPECT_TRUE(LogitBias().add(logits).is_same(logits));
+}
+
 TEST(Sampler, SameSeedSameDrawsAndSequencesDiffer) {
   const auto draws = [](std::uint64_t seed, std::int64_t sequence) {
     Random stream = sequence_stream(seed, sequence);

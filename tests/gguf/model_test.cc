@@ -7,11 +7,13 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/config.h"
 #include "checkpoint/half.h"
+#include "files/note.h"
 #include "gguf/export_model.h"
 #include "gguf/import_model.h"
 #include "gguf/model_tensors.h"
 #include "tests/gguf/raw_gguf.h"
 #include "tests/support/files.h"
+#include "tests/support/message_of.h"
 #include "tokenizer/tokenizer.h"
 
 namespace twell::io {
@@ -196,8 +198,11 @@ TEST(ImportGguf, IdsThatSayNone) {
 TEST(ImportGguf, TextsEndAtTheNamesThatLlamaCppKnows) {
   const auto ends = [](const std::vector<std::string>& tokens) {
     TinyGguf file;
-    file.drop("tokenizer.ggml.tokens");
+    for (const char* key : {"tokens", "token_type", "merges"}) {
+      file.drop(std::string("tokenizer.ggml.") + key);
+    }
     file.put("tokenizer.ggml.tokens", tokens);
+    file.put("tokenizer.ggml.token_type", std::vector<std::int32_t>(tokens.size(), 3));
     return load_config(Imported{file}.out()).eos_token_ids;
   };
   using Ids = std::vector<std::int32_t>;
