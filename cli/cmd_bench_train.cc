@@ -49,10 +49,17 @@ lm::TokenStream stream(const BenchTrainCommand& o, std::int64_t vocab) {
   const std::int64_t needed = o.recipe.tokens_per_step() + 1;
   const auto tokens = o.text.empty() ? random_tokens(needed, vocab, o.recipe.seed)
                                      : read_tokens(o.text, io::Tokenizer::load(o.model), needed);
-  if (std::ssize(tokens) < needed) {
-    io::fail_argument("--text " + o.text, "has {} tokens, a step needs {}", tokens.size(), needed);
+  if (const std::int64_t window = o.recipe.context + 1; std::ssize(tokens) < window) {
+    io::fail_argument("--text " + o.text, "has {} tokens, a window needs {}", tokens.size(),
+                      window);
   }
-  return lm::TokenStream(std::vector<std::int32_t>(tokens.begin(), tokens.end()));
+  // A shorter text is read again.
+  std::vector<std::int32_t> out;
+  for (std::int64_t i = 0; i < needed; ++i) {
+    const auto at = static_cast<std::size_t>(i % std::ssize(tokens));
+    out.push_back(static_cast<std::int32_t>(tokens[at]));
+  }
+  return lm::TokenStream(std::move(out));
 }
 
 void print_sides(const BenchTrainCommand& o, const measure::StepComparison& result) {

@@ -322,10 +322,11 @@ void measure_beside(Bench& bench, Gate& gate, const Runnable& one, const BestRat
   const auto found = best.find(probe.megabytes);
   const double one_by_one =
       found == best.end() ? 0.0 : all.median_us + 1e6 * reader.bytes(rows) / found->second;
-  std::printf("%-34s %5d %9.1f %9.1f %9.1f %9.1f %9.1f %9.2f %9.1f %9.2f%s\n", probe.name.c_str(),
+  char gain[16] = "-";  // where no way by itself was right
+  if (one_by_one > 0) std::snprintf(gain, sizeof gain, "%.2f", one_by_one / whole.median_us);
+  std::printf("%-34s %5d %9.1f %9.1f %9.1f %9.1f %9.1f %9.2f %9.1f %9s%s\n", probe.name.c_str(),
               reader.sms(), all.median_us, alone.median_us, beside.median_us, apart.median_us,
-              read_time.median_us, rate * 1e-12, whole.median_us, one_by_one / whole.median_us,
-              right ? "" : "  WRONG");
+              read_time.median_us, rate * 1e-12, whole.median_us, gain, right ? "" : "  WRONG");
   std::fflush(stdout);
   const auto times = [](Line& line, const std::string& name, const Times& t) {
     line[name + "us"] = t.median_us;
@@ -345,7 +346,7 @@ void measure_beside(Bench& bench, Gate& gate, const Runnable& one, const BestRat
   times(line, "rows_", read_time);
   line["bytes_per_s"] = rate;
   line["flops_per_s"] = gate.flops() / (beside.median_us * 1e-6);
-  line["one_by_one_us"] = one_by_one;
+  if (one_by_one > 0) line["one_by_one_us"] = one_by_one;
   line["right"] = right;
   bench.report.add(line);
 }

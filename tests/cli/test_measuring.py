@@ -315,12 +315,19 @@ def test_bench_train(twell, work):
     assert "feed-forward layers" in done.out
 
 
-def test_bench_model_of_a_batch(twell, work):
-    """Several sequences, one phase, fewer layers, every layer on its own."""
+@pytest.fixture
+def batch_model(twell, work):
+    """Of four layers and a context of 48."""
     model = work / "bench-batch"
-    twell("synth", "--layers", 4, "--width", 64, "--neurons", 256, "--heads", 2, "--vocab", 300, "--context", 48,
-          "--nnz", 8, "--profile", "paper", "--out", model)
-    quick = ["--model", model, "--repeats", 2, "--seconds", 0.001]
+    if not model.exists():
+        twell("synth", "--layers", 4, "--width", 64, "--neurons", 256, "--heads", 2, "--vocab", 300, "--context", 48,
+              "--nnz", 8, "--profile", "paper", "--out", model)
+    return model
+
+
+def test_bench_model_of_a_batch(twell, work, batch_model):
+    """Several sequences, one phase, fewer layers, every layer on its own."""
+    quick = ["--model", batch_model, "--repeats", 2, "--seconds", 0.001]
     done = twell("bench", "model", *quick, "--batch", 3, "--prompt-tokens", 32, "--decode-tokens", 4, "--by-layer",
                  json_name="batch.json")
     result = done.json
@@ -370,9 +377,9 @@ def test_bench_train_in_eager_mode_and_as_fits(twell, work):
     assert "blocks computed twice" in done.out
 
 
-def test_benchmarks_refuse_what_they_cannot_compare(twell, work):
+def test_benchmarks_refuse_what_they_cannot_compare(twell, work, batch_model):
     model = work / "bench-silu"
-    shutil.copytree(work / "bench-batch", model)
+    shutil.copytree(batch_model, model)
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**config, "hidden_act": "silu"}))
     for command in ("model", "train"):
@@ -380,16 +387,20 @@ def test_benchmarks_refuse_what_they_cannot_compare(twell, work):
         assert "'silu' yields no zeros" in refused.error_line()
     text = work / "few.txt"
     text.write_text("a few words")
-    short = twell("bench", "train", "--model", work / "bench-batch", "--context", 32, "--text", text, ok=False)
-    assert "has 11 tokens, a step needs 129" in short.error_line()
+    short = twell("bench", "train", "--model", batch_model, "--context", 32, "--text", text, ok=False)
+    assert "has 11 tokens, a window needs 33" in short.error_line()
+    text.write_text("a few words " * 8)  # 96 of the 129 tokens of a step: read again
+    again = twell("bench", "train", "--model", batch_model, "--context", 32, "--text", text, "--repeats", 1,
+                  json_name="again.json")
+    assert again.json["tokens"] == 128
 
 
 @pytest.mark.parametrize("command", ["model", "train"])
-def test_a_benchmark_that_is_stopped_leaves_what_it_measured(program, work, command):
+def test_a_benchmark_that_is_stopped_leaves_what_it_measured(program, work, batch_model, command):
     out = work / f"stopped-{command}.json"
     arguments = {"model": ["--prompt-tokens", 16, "--decode-tokens", 4, "--seconds", 0.001, "--repeats", 1000],
                  "train": ["--context", 16, "--accumulation", 1, "--repeats", 1000]}  # fmt: skip
-    running = subprocess.Popen([str(a) for a in (program, "bench", command, "--model", work / "bench-batch",
+    running = subprocess.Popen([str(a) for a in (program, "bench", command, "--model", batch_model,
                                                  *arguments[command], "--json", out)],
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # fmt: skip
     try:

@@ -82,7 +82,8 @@ def test_python_runs(tmp_path):
     for name, text in found:
         # Those of README and of the wheel's own run as they stand, pasted into an empty file.
         names = {} if name == "README.md" else given()
-        exec(compile(text, name, "exec"), names)
+        # A path that is longer than the run, here a step, is refused.
+        exec(compile(re.sub(r"steps=\d+", "steps=1", text), name, "exec"), names)
 
 
 # The same commands on layers and models of another size: a document shows what one would run, which

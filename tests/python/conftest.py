@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,3 +24,12 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
 @pytest.fixture(params=[False, True], ids=["plain", "gated"])
 def gated(request: pytest.FixtureRequest) -> bool:
     return request.param
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Two would wait for each other at layers as small as these, where the machine is busy."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
