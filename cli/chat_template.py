@@ -35,53 +35,33 @@ def template_of(folder):
     raise ValueError(f"there is none in {NAMES[0]}, {NAMES[1]} or {NAMES[2]}")
 
 
-# What transformers' classes of tokenizers call bos, eos and unk where no file says it.
-_GPT2 = ("<|endoftext|>", "<|endoftext|>", "<|endoftext|>")
-_LLAMA = ("<s>", "</s>", "<unk>")
+# What transformers' classes of tokenizers call their tokens where no file says it.
+_END = "<|endoftext|>"
 DEFAULTS = {
-    "LlamaTokenizer": _LLAMA,
-    "CodeLlamaTokenizer": _LLAMA,
-    "Phi3Tokenizer": _LLAMA,
-    "BloomTokenizer": _LLAMA,
-    "RobertaTokenizer": _LLAMA,
-    "BartTokenizer": _LLAMA,
-    "XGLMTokenizer": _LLAMA,
-    "T5Tokenizer": (None, "</s>", "<unk>"),
-    "GPT2Tokenizer": _GPT2,
-    "GPTNeoXTokenizer": _GPT2,
-    "CodeGenTokenizer": _GPT2,
-    "Qwen2Tokenizer": (None, "<|endoftext|>", "<|endoftext|>"),
-    "GemmaTokenizer": ("<bos>", "<eos>", "<unk>"),
-    "CohereTokenizer": ("<BOS_TOKEN>", "<|END_OF_TURN_TOKEN|>", "<UNK>"),
+    "Llama": {"bos": "<s>", "eos": "</s>", "unk": "<unk>"},
+    "CodeLlama": {"bos": "<s>", "eos": "</s>", "unk": "<unk>"},
+    "GPT2": {"bos": _END, "eos": _END, "unk": _END},
+    "GPTNeoX": {"bos": _END, "eos": _END, "unk": _END, "pad": "<|padding|>"},
+    "Qwen2": {"eos": _END, "unk": _END, "pad": _END},
+    "Gemma": {"bos": "<bos>", "eos": "<eos>", "unk": "<unk>", "pad": "<pad>", "mask": "<mask>"},
 }
-# The classes of models, where tokenizer_config.json names none.
-CLASSES = {
-    "qwen2": "Qwen2Tokenizer", "qwen3": "Qwen2Tokenizer", "gemma": "GemmaTokenizer", "gemma2": "GemmaTokenizer",
-    "opt": "GPT2Tokenizer", "gpt2": "GPT2Tokenizer", "gptj": "GPT2Tokenizer", "phi": "GPT2Tokenizer",
-    "gpt_neox": "GPTNeoXTokenizer", "olmo": "GPTNeoXTokenizer", "cohere": "CohereTokenizer",
-}  # fmt: skip
-
-
-def default_tokens(folder):
-    """Of the tokenizer's class."""
-    config = read_json(folder / "config.json")
-    said = read_json(folder / "tokenizer_config.json").get("tokenizer_class") or config.get("tokenizer_class")
-    name = said or CLASSES.get(config.get("model_type"), "")
-    names = DEFAULTS.get(name.removesuffix("Fast"), ())
-    return {f"{key}_token": text for key, text in zip(("bos", "eos", "unk"), names) if text}
+# The classes that models have where no file names one.
+CLASSES = {"qwen2": "Qwen2", "qwen3": "Qwen2", "opt": "GPT2"}
 
 
 def special_tokens(folder):
     """bos_token and the like, which templates name."""
-    found = default_tokens(folder)
-    for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        for key, value in read_json(folder / name).items():
-            text = value.get("content") if isinstance(value, dict) else value
-            if value is None:
-                found.pop(key, None)  # the file says that there is none
-            if key.endswith("_token") and isinstance(text, str):
-                found[key] = text
-    return found
+    model, said = read_json(folder / "config.json"), read_json(folder / "tokenizer_config.json")
+    name = said.get("tokenizer_class") or model.get("tokenizer_class")
+    name = name or CLASSES.get(model.get("model_type"), "")
+    name = name.removesuffix("Fast").removesuffix("Tokenizer")
+    found = {f"{key}_token": text for key, text in DEFAULTS.get(name, {}).items()}
+    if "added_tokens_decoder" not in said:  # as in older files, whose tokens stand in one of their own
+        said |= read_json(folder / "special_tokens_map.json")
+    for key, value in said.items():
+        if key.endswith("_token"):
+            found[key] = value.get("content") if isinstance(value, dict) else value
+    return {key: text for key, text in found.items() if isinstance(text, str) and text}
 
 
 def environment():
