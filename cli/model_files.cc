@@ -133,9 +133,14 @@ std::string why_no_text(std::string_view text) {
   return {};
 }
 
-void drop_byte_order_mark(std::string& text) {
+std::string with_plain_lines(std::string_view text) {
   constexpr std::string_view kMark = "\xEF\xBB\xBF";
-  if (text.starts_with(kMark)) text.erase(0, kMark.size());
+  if (text.starts_with(kMark)) text.remove_prefix(kMark.size());
+  std::string out;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (!text.substr(i).starts_with("\r\n")) out.push_back(text[i]);
+  }
+  return out;
 }
 
 std::string read_text(const std::string& path, std::uint64_t max_bytes) {

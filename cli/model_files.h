@@ -67,8 +67,9 @@ std::optional<at::ScalarType> parse_dtype(const std::string& name);
 // Why a text is not fit for a tokenizer: bytes that are no UTF-8, or zeros, as UTF-16 has them;
 // empty: it is.
 std::string why_no_text(std::string_view text);
-// Which some editors put in front of a text.
-void drop_byte_order_mark(std::string& text);
+// A text as it would be read here had another system's editor not put a mark in front of it and a
+// carriage return behind each line.
+std::string with_plain_lines(std::string_view text);
 
 // At most the first `max_bytes` of a text file, cut at a line and never within a character. Throws
 // where it is empty or unreadable.

@@ -13,6 +13,7 @@ namespace twell::io {
 namespace {
 
 constexpr std::int64_t kMostTokens = std::int64_t{1} << 40;
+constexpr double kMostBias = 1e30;  // more than any logit, and a float
 constexpr double kNever = -std::numeric_limits<double>::infinity();
 
 // Keys that change what is written and are not heeded here, with the number that means off. Null,
@@ -25,6 +26,7 @@ struct Unheeded {
 constexpr double kNoNumber = std::numeric_limits<double>::quiet_NaN();
 constexpr Unheeded kUnheeded[] = {
     {"no_repeat_ngram_size", 0},
+    {"encoder_no_repeat_ngram_size", 0},
     {"encoder_repetition_penalty", 1},
     {"forced_bos_token_id", kNoNumber},
     {"forced_eos_token_id", kNoNumber},
@@ -33,6 +35,7 @@ constexpr Unheeded kUnheeded[] = {
     {"max_time", kNoNumber},
     {"num_beams", 1},
     {"num_beam_groups", 1},
+    {"num_return_sequences", 1},
     {"diversity_penalty", 0},
     {"penalty_alpha", 0},
     {"guidance_scale", 1},
@@ -63,6 +66,9 @@ class Reader {
     out_.min_p = number("min_p", 0.0, 1.0);
     out_.repetition_penalty = number("repetition_penalty", 1e-6, 1e6);
     read_top_k();
+    if (json_.has("max_new_tokens")) {
+      out_.max_new_tokens = json_.integer("max_new_tokens", 1, kMostTokens);
+    }
     if (json_.has("min_new_tokens")) {
       out_.min_new_tokens = json_.integer("min_new_tokens", 0, kMostTokens);
     }
@@ -111,16 +117,22 @@ class Reader {
     return out;
   }
 
-  // Of several tokens the last would be forbidden where the others stand before it.
+  // Of several tokens the last would be forbidden where the others stand before it. As in
+  // transformers, an end of a text is no bad word.
   void read_bad_words() {
     constexpr const char* kKey = "bad_words_ids";
     if (!json_.has(kKey)) return;
+    const Json& ends = json_.json().value("eos_token_id", Json());
+    const auto is_end = [&](const Json& id) {
+      return id == ends ||
+             (ends.is_array() && std::find(ends.begin(), ends.end(), id) != ends.end());
+    };
     for (const Json& word : json_.array(kKey)) {
       if (!word.is_array() || word.empty()) fail(kKey, "lists of ids of tokens");
       if (word.size() > 1) {
         tell(kKey);
-      } else {
-        out_.biases.push_back({id_of(kKey, word[0]), kNever});
+      } else if (const std::int64_t id = id_of(kKey, word[0]); !is_end(word[0])) {
+        out_.biases.push_back({id, kNever});
       }
     }
   }
@@ -133,7 +145,8 @@ class Reader {
       const bool whole = pair.is_array() && pair.size() == 2 && pair[0].is_array() &&
                          pair[0].size() == 1 && pair[1].is_number();
       if (whole) {
-        out_.biases.push_back({id_of(kKey, pair[0][0]), pair[1].get<double>()});
+        const double amount = std::clamp(pair[1].get<double>(), -kMostBias, kMostBias);
+        out_.biases.push_back({id_of(kKey, pair[0][0]), amount});
       } else if (!pair.empty()) {
         tell(kKey);
       }

@@ -22,8 +22,9 @@ struct GenerationConfig {
   std::optional<bool> do_sample;  // false: always the likeliest token
   std::optional<double> temperature, top_p, min_p, repetition_penalty;
   std::optional<std::int64_t> top_k;  // 0: all
-  std::int64_t min_new_tokens = 0;    // before a text may end
-  std::vector<TokenBias> biases;      // suppress_tokens and the like, of single tokens
+  std::optional<std::int64_t> max_new_tokens;
+  std::int64_t min_new_tokens = 0;  // before a text may end
+  std::vector<TokenBias> biases;    // suppress_tokens and the like, of single tokens
   std::vector<std::string> stop_strings;
   std::vector<std::string> unheeded;  // keys that ask for what is not done here
 

@@ -102,7 +102,7 @@ void SamplingOptions::validate() const {
     fail("repetition_penalty", "above 0", repetition_penalty);
   }
   if (top_k < 0) fail("top_k", "0 or more", static_cast<double>(top_k));
-  if (!(top_p > 0.0 && top_p <= 1.0)) fail("top_p", "above 0 and at most 1", top_p);
+  if (!(top_p >= 0.0 && top_p <= 1.0)) fail("top_p", "from 0 to 1", top_p);
 }
 
 Random sequence_stream(std::uint64_t seed, std::int64_t sequence) {
@@ -128,6 +128,10 @@ void LogitBias::begin(std::int64_t step) {
   auto* sum = sums.mutable_data_ptr<float>();
   for (const io::TokenBias& one : biases_) {
     if (step < one.steps) sum[one.token] += static_cast<float>(one.amount);
+  }
+  if (sums.isneginf().all().item<bool>()) {
+    throw Error(ErrorKind::invalid_argument, "sampling",
+                "generation_config.json forbids every token there is");
   }
   sums_.copy_(sums);
 }

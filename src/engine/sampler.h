@@ -20,7 +20,7 @@ struct SamplingOptions {
   double repetition_penalty = 1.0;
   double temperature = 0.0;  // 0: greedy, the largest logit, the smaller id of equals
   std::int64_t top_k = 0;    // only the k likeliest, of equals those of smaller id; 0: all
-  double top_p = 1.0;        // only the likeliest until their sum reaches it, at least one; (0, 1]
+  double top_p = 1.0;        // only the likeliest until their sum reaches it, at least one; [0, 1]
   double min_p = 0.0;        // only those at least so many times as likely as the likeliest; [0, 1]
   std::uint64_t seed = 0;
   std::vector<io::TokenBias> biases = {};  // before all others; of a token that there is

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <span>
 
 #include "checkpoint/config_names.h"
 #include "checkpoint/rope_scaling.h"
@@ -46,10 +47,6 @@ constexpr const char* kRead[] = {
 // What changes nothing here.
 constexpr const char* kHarmless[] = {kVocabulary, "tensor_data_layout", "rope.scaling.finetuned",
                                      "expert_used_count", "pooling_type"};
-
-// Harmony's three: there <|end|> ends a thought, and the answer follows.
-constexpr std::string_view kEndOfThought = "<|end|>";
-constexpr std::string_view kEndsOfHarmony[] = {"<|return|>", "<|call|>"};
 
 // Llama 3.1's and 3.2's, in whose files the factors do not say them.
 constexpr RopeScaling kLlama3 = {.kind = RopeScaling::Kind::llama3,
@@ -215,12 +212,22 @@ class ConfigReader {
       if (const auto end = values_.token(name, count)) add_end(*end);
     }
     if (of_characters && config_.eos_token_ids.empty() && count > 2) add_end(2);
+    for (const char* name : gguf_keys::kEndsOfFiles) {
+      if (const auto end = values_.token(name, count)) add_end(*end);
+    }
+    add_ends_by_name(tokens);
+  }
+
+  void add_ends_by_name(std::span<const std::string_view> tokens) {
     const auto place = [&](std::string_view name) { return std::ranges::find(tokens, name); };
-    const bool harmony = std::ranges::all_of(
-        kEndsOfHarmony, [&](std::string_view name) { return place(name) != tokens.end(); });
+    const auto has = [&](std::string_view name) { return place(name) != tokens.end(); };
+    // Where these are, <|end|> ends a thought, and the answer follows.
+    const bool thinks =
+        (has("<|call|>") || has("<|calls|>")) && (has("<|return|>") || has("<|flush|>"));
     for (const std::string_view name : gguf_keys::kEndsByName) {
-      if (harmony && name == kEndOfThought) continue;
-      if (const auto found = place(name); found != tokens.end()) add_end(found - tokens.begin());
+      if (!has(name) || (name == "<|end|>" && thinks)) continue;
+      if (name == "</s>" && has("<|tool_response>")) continue;  // a word of Gemma 4
+      add_end(place(name) - tokens.begin());
     }
   }
 

@@ -235,6 +235,11 @@ class TokenizerWriter {
         (!suffix.empty() && suffix != std::vector{ends.empty() ? -1 : ends[0]})) {
       refuse("more around a text than its begin and its end (post_processor)");
     }
+    // The first is the document's. Of more than there are keys, those go first that need one.
+    if (ends.size() > std::size(gguf_keys::kEnds)) {
+      std::stable_partition(ends.begin() + 1, ends.end(),
+                            [&](std::int32_t id) { return !is_known_end(id); });
+    }
     if (begin) out_.put(gguf_keys::kBegin, static_cast<std::uint32_t>(*begin));
     for (std::size_t i = 0; i < ends.size(); ++i) {
       if (i < std::size(gguf_keys::kEnds)) {

@@ -256,7 +256,7 @@ TEST(ModelConfig, HostileValuesNameTheirKey) {
   refused(llama_with("rope_theta", "1e999"), {"too large"});
   refused(llama_with("tie_word_embeddings", "1"), {"tie_word_embeddings"});
   refused(llama_with("bos_token_id", "512"), {"bos_token_id is 512", "512"});
-  refused(llama_with("bos_token_id", "-1"), {"bos_token_id"});
+  refused(llama_with("bos_token_id", "-2"), {"bos_token_id"});
   refused(llama_with("eos_token_id", "[2,4294967298]"), {"eos_token_id"});
   refused(llama_with("eos_token_id", "[2,\"3\"]"), {"eos_token_id"});
   refused(llama_with("eos_token_id", "512"), {"eos_token_id is 512"});
