@@ -43,10 +43,23 @@ TEST(GenerationConfig, BiasesOfSingleTokensAreHeeded) {
   EXPECT_EQ(said.biases[4].amount, -2.5);
   EXPECT_EQ(said.min_new_tokens, 4);
   EXPECT_EQ(said.stop_strings, (std::vector<std::string>{"END"}));
+  EXPECT_FALSE(said.max_new_tokens);
   // Of several tokens it would need to know what stands before.
   EXPECT_EQ(said.unheeded, (std::vector<std::string>{"bad_words_ids", "sequence_bias"}));
   EXPECT_EQ(GenerationConfig::from_json(R"({"stop_strings": "x"})", "file").stop_strings.size(),
             1U);
+}
+
+// As in transformers, of the ends that the same file names.
+TEST(GenerationConfig, AnEndIsNoBadWord) {
+  const auto bad = [](const std::string& ends) {
+    const auto said = GenerationConfig::from_json(
+        "{\"bad_words_ids\": [[2], [3]], \"eos_token_id\": " + ends + "}", "file");
+    return said.biases.size();
+  };
+  EXPECT_EQ(bad("null"), 2U);
+  EXPECT_EQ(bad("3"), 1U);
+  EXPECT_EQ(bad("[3, 2]"), 0U);
 }
 
 TEST(GenerationConfig, WhatIsNotHeededIsToldUnlessItIsOff) {
@@ -87,6 +100,7 @@ TEST(GenerationConfig, NamesFileAndKeyOfWhatCannotBe) {
   EXPECT_TRUE(message(R"({"suppress_tokens": [1, "a"]})").starts_with("file: suppress_tokens"));
   EXPECT_TRUE(message(R"({"bad_words_ids": [1]})").starts_with("file: bad_words_ids"));
   EXPECT_TRUE(message(R"({"stop_strings": [1]})").starts_with("file: stop_strings"));
+  EXPECT_TRUE(message(R"({"max_new_tokens": 0})").starts_with("file: max_new_tokens"));
   EXPECT_TRUE(message(R"({"min_new_tokens": -1})").starts_with("file: min_new_tokens"));
   EXPECT_TRUE(message(R"({"do_sample": 1})").starts_with("file: do_sample"));
   EXPECT_TRUE(message(R"({"repetition_penalty": 0})").starts_with("file: repetition_penalty"));

@@ -1,4 +1,5 @@
 // Models of GGUF files as directories: names, order of rows, config.json, and what is refused.
+#include <algorithm>
 #include <cmath>
 #include <numeric>
 #include <optional>
@@ -193,6 +194,8 @@ TEST(ImportGguf, IdsThatSayNone) {
   ASSERT_EQ(notes.size(), 1U);
   EXPECT_TRUE(notes[0].ends_with(
       "tokenizer.ggml.eot_token_id is 99, but there are 4 tokens: it is left out"));
+  file.replace("tokenizer.ggml.bos_token_id", 4U);
+  EXPECT_FALSE(load_config(Imported{file}.out()).bos_token_id);
 }
 
 TEST(ImportGguf, TextsEndAtTheNamesThatLlamaCppKnows) {
@@ -210,6 +213,13 @@ TEST(ImportGguf, TextsEndAtTheNamesThatLlamaCppKnows) {
   EXPECT_EQ(ends({"<|endoftext|>", "b", "<|im_end|>", "c"}), (Ids{3, 2, 0}));
   EXPECT_EQ(ends({"<end_of_turn>", "<|eot_id|>", "<|end|>", "c"}), (Ids{3, 1, 0, 2}));
   EXPECT_EQ(ends({"<|return|>", "<|call|>", "<|end|>", "c"}), (Ids{3, 0, 1}));
+  EXPECT_EQ(ends({"<|flush|>", "<|calls|>", "<|end|>", "c"}), (Ids{3, 1, 0}));
+  EXPECT_EQ(ends({"<|call|>", "b", "<|end|>", "c"}), (Ids{3, 2, 0}));
+  EXPECT_EQ(ends({"</s>", "<|tool_response>", "[PAD]", "c"}), (Ids{3, 2, 1}));
+  TinyGguf file;
+  file.put("tokenizer.ggml.fim_sep_token_id", 1U);
+  file.put("tokenizer.ggml.fim_pad_token_id", 0U);
+  EXPECT_EQ(load_config(Imported{file}.out()).eos_token_ids, (Ids{3, 0, 1}));
 }
 
 // A vocabulary of words without what makes them would cut every text into bytes.
@@ -359,7 +369,6 @@ TEST(ImportGguf, WhatIsNoSuchModelIsOneLine) {
       {"biases of q alone",
        [](TinyGguf& f) { f.block("attn_q", {8}, "bias"); },
        {"biases of q, k, v: true"}},
-      {"bos", value("tokenizer.ggml.bos_token_id", 9U), {"bos_token_id is 9"}},
       {"tokens",
        value("tokenizer.ggml.tokens", Texts{"a", "b", "c", "d", "e"}),
        {"5 tokens", "4 rows"}},
@@ -424,6 +433,31 @@ TEST(ExportGguf, IsTheSameModelAgain) {
                            "tokenizer_config.json", "generation_config.json"}) {
     EXPECT_EQ(slurp(other / "out" / name), slurp(made.out() / name)) << name;
   }
+}
+
+// There are keys for three; the others have to be known by their names.
+TEST(ExportGguf, ManyEnds) {
+  TinyGguf file;
+  for (const char* key : {"tokens", "token_type", "merges"}) {
+    file.drop(std::string("tokenizer.ggml.") + key);
+  }
+  file.put("tokenizer.ggml.tokens", std::vector<std::string>{"<|im_end|>", "</s>", "x", "y"});
+  file.put("tokenizer.ggml.token_type", std::vector<std::int32_t>(4, 3));
+  const Imported made{file};
+  std::vector<std::string> notes;
+  const auto ends_again = [&](const std::string& ends) {
+    spit(made.out() / "generation_config.json", "{\"eos_token_id\": " + ends + "}");
+    set_note_sink([&](const std::string& line) { notes.push_back(line); });
+    const TempDir dir;
+    export_gguf(made.out(), dir / "o.gguf", {});
+    set_note_sink({});
+    import_gguf(dir / "o.gguf", dir / "out", {});
+    std::vector<std::int32_t> ids = load_config(dir / "out").eos_token_ids;
+    std::ranges::sort(ids);
+    return ids;
+  };
+  EXPECT_EQ(ends_again("[0, 1, 2, 3]"), (std::vector<std::int32_t>{0, 1, 2, 3}));
+  EXPECT_TRUE(notes.empty());
 }
 
 TEST(ExportGguf, Llama3sScalingIsATensor) {
