@@ -162,9 +162,9 @@ void read_rope(const JsonObject& json, std::int64_t context, PositionForm& out) 
   scaling.high_freq_factor = rope.number("high_freq_factor", kSmallest, kMaxRopeFactor);
 }
 
-// Some files say -1 for none.
+// Some files say -1 for none, or that without its sign.
 bool names_token(const JsonObject& json, const char* key) {
-  return json.has(key) && json.value(key) != -1;
+  return json.has(key) && json.value(key) != -1 && json.value(key) != UINT32_MAX;
 }
 
 std::vector<std::int32_t> read_eos(const JsonObject& json) {

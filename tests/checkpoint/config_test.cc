@@ -397,6 +397,7 @@ TEST(ModelConfig, GenerationConfigEndsTexts) {
   EXPECT_EQ(ids(eos, R"({"temperature":0.6,"time":Infinity})"), Ids{5});
   EXPECT_EQ(ids(eos, R"({"eos_token_id":null})"), Ids{5});
   EXPECT_EQ(ids(eos, R"({"eos_token_id":-1})"), Ids{5});
+  EXPECT_EQ(ids(eos, R"({"eos_token_id":4294967295})"), Ids{5});
   EXPECT_EQ(load_config(dir / "config.json").eos_token_ids, Ids{5});
   const std::string file = (dir / "generation_config.json").string();
   expect_file_error([&] { ids(eos, R"({"eos_token_id":512})"); }, file, {"512"});
