@@ -271,15 +271,12 @@ void add_bench_ffn(CLI::App& bench) {
       "One feed-forward layer: PyTorch dense (its fastest variant) against sparse, in one process",
       "twell bench ffn --width 2048 --neurons 5632 --tokens 1,64,2048 --nnz 29 --json out.json",
       run);
-  CLI::Option* width =
-      c.add_option("--width", o->width,
-                   fmt::format("Width D of a token (default: {}, or that of the trace)", kWidth))
-          ->check(kCounts)
-          ->default_str("");
+  c.add_option("--width", o->width,
+               fmt::format("Width D of a token (default: {}, or that of the trace)", kWidth))
+      ->check(kCounts)
+      ->default_str("");
   CLI::Option* neurons =
       c.add_option("--neurons", o->neurons, "Neurons H of the layer")->check(kCounts);
-  add_old_name(c, width, "--hidden");
-  add_old_name(c, neurons, "--ffn");
   CLI::Option* tokens = c.add_option("--tokens", o->tokens, "Tokens per call, a list")
                             ->delimiter(',')
                             ->check(kCounts);

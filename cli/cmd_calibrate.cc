@@ -68,12 +68,8 @@ void add_calibrate(CLI::App& app) {
       app, "calibrate",
       "Time dense and sparse layers once on this machine, and keep the times for --path auto",
       "twell calibrate", run);
-  CLI::Option* width =
-      c.add_option("--width", o->shape.width, "Width D of a token")->check(kPositive);
-  CLI::Option* neurons =
-      c.add_option("--neurons", o->shape.neurons, "Neurons H of the layer")->check(kPositive);
-  add_old_name(c, width, "--hidden");
-  add_old_name(c, neurons, "--ffn");
+  c.add_option("--width", o->shape.width, "Width D of a token")->check(kPositive);
+  c.add_option("--neurons", o->shape.neurons, "Neurons H of the layer")->check(kPositive);
   c.add_option("--repeats", o->measure.repeats, "Timed runs of each path and density")
       ->check(in_range(1, 1000));
   c.add_option("--seconds", o->measure.min_seconds, "Shortest timed run, in seconds")

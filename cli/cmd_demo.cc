@@ -266,13 +266,13 @@ void add_demo(CLI::App& app) {
       ->check(in_range(0.0, 100.0));
   add_seed_option(c, o->seed, "Seed of weights, order and text");
   const auto shape = [&c](const char* name, std::optional<std::int64_t>& value, const char* text) {
-    return c.add_option(name, value, std::string(text) + " (default: of the demo)")
+    c.add_option(name, value, std::string(text) + " (default: of the demo)")
         ->check(kCounts)
         ->group("Shape");
   };
   shape("--layers", o->layers, "Layers");
-  add_old_name(c, shape("--width", o->width, "Width D of a token"), "--hidden");
-  add_old_name(c, shape("--neurons", o->neurons, "Neurons H of a layer"), "--ffn");
+  shape("--width", o->width, "Width D of a token");
+  shape("--neurons", o->neurons, "Neurons H of a layer");
   shape("--context", o->context, "Tokens of a training window");
   shape("--batch", o->batch, "Windows of a step");
   shape("--bpe-vocab", o->bpe_vocab, "Entries of the tokenizer");

@@ -168,11 +168,8 @@ void add_explain(CLI::App& app) {
       "twell explain --width 2048 --neurons 5632 --tokens 1,64,2048 --nnz 29", run);
   c.add_option("--model", o->model, "Explain the layers of this model")->type_name("DIR");
   add_unused_option(c, o->allow_unused);
-  CLI::Option* width = c.add_option("--width", o->width, "Width D of a token")->check(kPositive);
-  CLI::Option* neurons =
-      c.add_option("--neurons", o->neurons, "Neurons H of the layer")->check(kPositive);
-  add_old_name(c, width, "--hidden");
-  add_old_name(c, neurons, "--ffn");
+  c.add_option("--width", o->width, "Width D of a token")->check(kPositive);
+  c.add_option("--neurons", o->neurons, "Neurons H of the layer")->check(kPositive);
   c.add_option("--tokens", o->tokens, "Tokens per call, a list")->delimiter(',')->check(kPositive);
   c.add_option("--nnz", o->nnz, "Neurons expected to fire for a token, mean")->check(kZeroOrMore);
   c.add_flag("--gated,!--no-gated", o->gated, "With a gate (Llama, Qwen) or without");

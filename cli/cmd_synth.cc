@@ -194,13 +194,13 @@ void add_synth(CLI::App& app) {
   add_seed_option(c, o->seed, "Seed of the weights");
   add_device_option(c, *o);
   const auto shape = [&c](const char* name, std::optional<std::int64_t>& value, const char* text) {
-    return c.add_option(name, value, std::string(text) + " (default: of the preset)")
+    c.add_option(name, value, std::string(text) + " (default: of the preset)")
         ->check(kCounts)
         ->group("Shape");
   };
   shape("--layers", o->layers, "Layers");
-  add_old_name(c, shape("--width", o->width, "Width D of a token"), "--hidden");
-  add_old_name(c, shape("--neurons", o->neurons, "Neurons H of a layer"), "--ffn");
+  shape("--width", o->width, "Width D of a token");
+  shape("--neurons", o->neurons, "Neurons H of a layer");
   shape("--heads", o->heads, "Attention heads");
   shape("--kv-heads", o->kv_heads, "Key and value heads");
   shape("--vocab", o->vocab, "Vocabulary");

@@ -120,19 +120,6 @@ void add_paths_option(CLI::App& command, const std::string& name, std::vector<st
   command.add_option(name, paths, description)->required()->type_name("PATH")->default_str("");
 }
 
-void add_old_name(CLI::App& command, CLI::Option* option, const std::string& old) {
-  // Options are processed in the order they were added in: nothing was done for `option` yet if it
-  // comes from here alone.
-  const auto pass_on = [option, old](const std::string& value) {
-    if (option->count() > 0) throw CLI::ExcludesError(old, option->get_name());
-    io::note(fmt::format("{0} is now {1}; the next version of twell does not know {0}", old,
-                         option->get_name()));
-    option->add_result(value);
-    option->run_callback();
-  };
-  command.add_option_function<std::string>(old, pass_on)->group("")->default_str("");
-}
-
 void add_removed_option(CLI::App& command, const std::string& name, const std::string& instead) {
   const auto refuse = [name, instead](const std::string&) {
     throw CLI::ValidationError(name, "twell has it no longer: " + instead);

@@ -89,10 +89,6 @@ void add_device_option(CLI::App& command, CommonOptions& common);  // --device
 void add_paths_option(CLI::App& command, const std::string& name, std::vector<std::string>& paths,
                       const std::string& description);
 
-// `old` means `option` for one more version: --help does not have it, and its use is told on
-// standard error. An error where both are given.
-void add_old_name(CLI::App& command, CLI::Option* option, const std::string& old);
-
 // An option that is no more: its use is an error that says what is there instead.
 void add_removed_option(CLI::App& command, const std::string& name, const std::string& instead);
 

@@ -102,11 +102,9 @@ void add_unused_option(CLI::App& command, bool& allow) {
 }
 
 void add_path_option(CLI::App& command, ModelOptions& options) {
-  CLI::Option* path = command
-                          .add_option("--path", options.path,
-                                      "Path of the feed-forward layers: dense, sparse or auto")
-                          ->check(CLI::IsMember({"dense", "sparse", "auto"}));
-  add_old_name(command, path, "--ffn");
+  command
+      .add_option("--path", options.path, "Path of the feed-forward layers: dense, sparse or auto")
+      ->check(CLI::IsMember({"dense", "sparse", "auto"}));
 }
 
 void add_dtype_option(CLI::App& command, ModelOptions& options) {

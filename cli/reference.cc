@@ -16,7 +16,7 @@ std::vector<const CLI::App*> commands_of(const CLI::App& app) {
   return app.get_subcommands([](const CLI::App*) { return true; });
 }
 
-// What --help shows: no old names.
+// What --help shows: nothing that was removed.
 std::vector<const CLI::Option*> shown_options(const CLI::App& app) {
   return app.get_options([](const CLI::Option* option) { return !option->get_group().empty(); });
 }

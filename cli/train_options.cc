@@ -144,16 +144,10 @@ FieldOptions add_shape_options(CLI::App& command, io::ModelConfig& config) {
     out.emplace_back(
         command.add_option(name, value, text)->check(in_range(least, 1 << 20))->group(group),
         field);
-    return out.back().first;
   };
   shape("--layers", "num_hidden_layers", config.num_hidden_layers, "Layers", 1);
-  add_old_name(command,
-               shape("--width", "hidden_size", config.hidden_size, "Width D of a token", 1),
-               "--hidden");
-  add_old_name(
-      command,
-      shape("--neurons", "intermediate_size", config.intermediate_size, "Neurons H of a layer", 1),
-      "--ffn");
+  shape("--width", "hidden_size", config.hidden_size, "Width D of a token", 1);
+  shape("--neurons", "intermediate_size", config.intermediate_size, "Neurons H of a layer", 1);
   shape("--heads", "num_attention_heads", config.num_attention_heads, "Attention heads", 1);
   shape("--kv-heads", "num_key_value_heads", config.num_key_value_heads,
         "Key and value heads; 0: as many as --heads", 0);

@@ -1,5 +1,5 @@
 // twell_kernel_bench: rates of the CPU kernels that a layer's time is made of, on one core, as
-// tables in markdown. docs/amx-model.md predicts them for AMX; this measures them anywhere.
+// tables in markdown.
 #include <cstdio>
 #include <cstdlib>
 #include <initializer_list>

@@ -18,8 +18,8 @@ namespace twell::cuda {
 namespace {
 
 // Of plans that take cuBLASLt; no GPU is asked.
-#define TWELL_NEEDS_LIBRARY() \
-  if (!library_present()) GTEST_SKIP() << "no libcublasLt.so"
+#define TWELL_NEEDS_ITS_PLANS() \
+  if (!twell::cuda::library_present()) GTEST_SKIP() << "no libcublasLt.so"
 
 Device gpu(int major, int minor, int sms, std::size_t shared_kib) {
   Device device;
@@ -43,7 +43,7 @@ Device with_clocks(Device device, int mhz, int memory_mhz, int bus_bits) {
 Problem paper(std::int64_t tokens) { return {tokens, 2048, 5632, DType::bf16, true, true}; }
 
 TEST(CudaPlan, ShapeFollowsTheNumberOfRows) {
-  TWELL_NEEDS_LIBRARY();
+  TWELL_NEEDS_ITS_PLANS();
   EXPECT_EQ(plan_gemm_relu_twell(kH100, paper(1)).shape, GemmShape::stream8x16);
   EXPECT_EQ(plan_gemm_relu_twell(kH100, paper(8)).shape, GemmShape::stream8x16);
   EXPECT_EQ(plan_gemm_relu_twell(kH100, paper(9)).shape, GemmShape::stream16x32);
@@ -128,7 +128,7 @@ TEST(CudaPlan, SharedMemoryFits) {
 }
 
 TEST(CudaPlan, TileOfTheCaller) {
-  TWELL_NEEDS_LIBRARY();
+  TWELL_NEEDS_ITS_PLANS();
   EXPECT_EQ(plan_gemm_relu_twell(kH100, paper(1), 16).tile, 16);
   for (const std::int32_t tile : {48, 256, 5632}) {
     const GemmPlan plan = plan_gemm_relu_twell(kH100, paper(1), tile);
@@ -141,7 +141,7 @@ TEST(CudaPlan, TileOfTheCaller) {
 }
 
 TEST(CudaPlan, UnalignedRows) {
-  TWELL_NEEDS_LIBRARY();
+  TWELL_NEEDS_ITS_PLANS();
   Problem problem = paper(1);
   problem.aligned = false;
   EXPECT_EQ(plan_gemm_relu_twell(kH100, problem).shape, GemmShape::stream32x32);
@@ -183,7 +183,7 @@ TEST(CudaPlan, WorkspaceIsBounded) {
 // Two full waves of 128 × 256 outputs on 132 SMs, 17 MB of L2's 50.
 // g of hot neurons, which is kept instead, and nothing else.
 TEST(CudaPlan, TrainingsForwardPassReservesNoSecondG) {
-  TWELL_NEEDS_LIBRARY();
+  TWELL_NEEDS_ITS_PLANS();
   for (const bool gated : {true, false}) {
     Problem problem = paper(4096);
     problem.gated = gated;
@@ -197,7 +197,7 @@ TEST(CudaPlan, TrainingsForwardPassReservesNoSecondG) {
 }
 
 TEST(CudaPlan, BlocksOfALibrarysGemmFillTheGpuAndStayInL2) {
-  TWELL_NEEDS_LIBRARY();
+  TWELL_NEEDS_ITS_PLANS();
   Device h100 = kH100;
   h100.l2_bytes = std::size_t{50} << 20;
   EXPECT_EQ(plan_gemm_relu_twell(h100, paper(16384)).block_rows, 1536);
@@ -214,7 +214,7 @@ TEST(CudaPlan, BlocksOfALibrarysGemmFillTheGpuAndStayInL2) {
 // The gate and u of 2,816 hot neurons: 33 columns of tiles by 8 rows are two full waves. The f32
 // sums of 4,096 rows are 34 MB, and two waves but for eight tiles.
 TEST(CudaPlan, JoinedUp) {
-  TWELL_NEEDS_LIBRARY();
+  TWELL_NEEDS_ITS_PLANS();
   Device h100 = with_clocks(kH100, 1755, 2619, 5120);
   h100.l2_bytes = std::size_t{50} << 20;
   Problem problem = paper(16384);
@@ -248,7 +248,7 @@ TEST(CudaPlan, JoinedUp) {
 }
 
 TEST(CudaPlan, QueueOfTheGather) {
-  TWELL_NEEDS_LIBRARY();
+  TWELL_NEEDS_ITS_PLANS();
   constexpr std::size_t kPlenty = std::size_t{4} << 30;
   const FfnPlan few = plan_ffn(kH100, paper(64), kPlenty, GemmShape::library);
   EXPECT_EQ(few.gather.chunk, 8);
@@ -257,7 +257,7 @@ TEST(CudaPlan, QueueOfTheGather) {
 }
 
 TEST(CudaPlan, ListsNameSoManyNeurons) {
-  TWELL_NEEDS_LIBRARY();
+  TWELL_NEEDS_ITS_PLANS();
   Problem problem = paper(1000);
   problem.neurons = 70000;
   EXPECT_NE(plan_ffn(kH100, problem).gemm.shape, GemmShape::library);
@@ -280,7 +280,7 @@ std::vector<double> zipf(std::int64_t neurons, double nnz) {
 }
 
 TEST(CudaHot, AsManyAsPay) {
-  TWELL_NEEDS_LIBRARY();
+  TWELL_NEEDS_ITS_PLANS();
   Device h100 = with_clocks(kH100, 1755, 2619, 5120);
   h100.l2_bytes = std::size_t{50} << 20;
   const Problem prompt = paper(16384);
@@ -373,7 +373,7 @@ TEST(CudaCost, RatesOfNeuronsGiveTheTimeOfTheirMixture) {
 
 // What hot neurons take off the gather is more than they cost.
 TEST(CudaCost, HotNeuronsPay) {
-  TWELL_NEEDS_LIBRARY();
+  TWELL_NEEDS_ITS_PLANS();
   Device h100 = with_clocks(kH100, 1755, 2619, 5120);
   h100.l2_bytes = std::size_t{50} << 20;
   Problem problem = paper(16384);
@@ -392,7 +392,7 @@ TEST(CudaCost, HotNeuronsPay) {
 
 // Whatever fires and however its rows end in blocks: at worst the layer is the dense one.
 TEST(CudaCost, HotNeuronsAreNeverSlowerThanDense) {
-  TWELL_NEEDS_LIBRARY();
+  TWELL_NEEDS_ITS_PLANS();
   Device h100 = with_clocks(kH100, 1755, 2619, 5120);
   h100.l2_bytes = std::size_t{50} << 20;
   for (const double nnz : {29.0, 113.0, 563.0, 4000.0, 5632.0}) {
@@ -473,7 +473,7 @@ TEST(CudaCost, RatesAreThoseOfDataSheets) {
 }
 
 TEST(CudaCost, SparseWinsWhereFewNeuronsFireAndIsDenseWhereMostDo) {
-  TWELL_NEEDS_LIBRARY();
+  TWELL_NEEDS_ITS_PLANS();
   const Device devices[] = {with_clocks(kA100, 1410, 1215, 5120),
                             with_clocks(kRtx3090, 1695, 9751, 384),
                             with_clocks(kH100, 1830, 2619, 5120)};

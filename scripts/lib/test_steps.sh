@@ -7,7 +7,7 @@ run_format() { "$ROOT/scripts/check_format"; }
 run_ruff() { (cd "$ROOT" && "$VENV/bin/ruff" check --cache-dir build/ruff .); }
 run_mypy() { (cd "$ROOT" && "$VENV/bin/mypy"); }
 run_api() { "$ROOT/scripts/api_docs" "$ROOT/build/api"; }
-run_tidy() { "$ROOT/scripts/check_tidy" "$ROOT/build/asan"; }
+run_tidy() { "$ROOT/scripts/check_tidy" "$ROOT/build/tidy"; }
 run_shellcheck() { shellcheck "$ROOT"/scripts/{setup,build,twell,demo,test,soak,wheel,package,check_format,gpu_check,api_docs} "$ROOT/.ci/run"; }
 run_package() { "$ROOT/scripts/package"; }
 run_soak() { rm -rf "$ROOT/build/soak-test" && "$ROOT/scripts/soak" 10 --out "$ROOT/build/soak-test"; }
@@ -31,14 +31,15 @@ with_cuda() { sed -n 's/^TWELL_CUDA:BOOL=//p' "$1/CMakeCache.txt"; }
 # libtwell alone: built without PyTorch, installed, found by find_package and used by a program; with
 # libtwell_cuda where there is nvcc. Its users need no toolkit unless they ask for that.
 run_consumer() {
-  local dir=$ROOT/build/consumer cuda
-  rm -rf "$dir" &&
-    "$CMAKE" -S "$ROOT" -B "$dir/libtwell" -G Ninja -DTWELL_LM=OFF -DTWELL_TESTS=OFF \
+  # As deep as build/release, whose objects ccache finds: paths are relative.
+  local dir=$ROOT/build/consumer alone=$ROOT/build/libtwell cuda
+  rm -rf "$dir" "$alone" &&
+    "$CMAKE" -S "$ROOT" -B "$alone" -G Ninja -DTWELL_LM=OFF -DTWELL_TESTS=OFF \
       -DCMAKE_BUILD_TYPE=Release -DCMAKE_INSTALL_PREFIX="$dir/prefix" -DTWELL_CUDA_ARCHITECTURES=80 &&
-    cuda=$(with_cuda "$dir/libtwell") &&
-    ninja -C "$dir/libtwell" -j "$(jobs_here)" twell &&
-    { [[ $cuda != ON ]] || ninja -C "$dir/libtwell" -j "$(jobs_here)" twell_cuda; } &&
-    "$CMAKE" --install "$dir/libtwell" &&
+    cuda=$(with_cuda "$alone") &&
+    ninja -C "$alone" -j "$(jobs_here)" twell &&
+    { [[ $cuda != ON ]] || ninja -C "$alone" -j "$(jobs_here)" twell_cuda; } &&
+    "$CMAKE" --install "$alone" &&
     "$CMAKE" -S "$ROOT/tests/consumer" -B "$dir/program" -G Ninja -DCMAKE_PREFIX_PATH="$dir/prefix" \
       -DWITH_CUDA="$cuda" &&
     ninja -C "$dir/program" && "$dir/program/consumer" &&

@@ -58,6 +58,13 @@ HiddenAct read_act(const JsonObject& json, const char* key, HiddenAct fallback) 
   if (!json.has(key)) return fallback;
   const std::string name = json.string(key);
   if (const std::optional<HiddenAct> act = hidden_act_of(name)) return *act;
+  if (name.find("_to_relu_") != name.npos || name.find("_to_drelu_") != name.npos) {
+    fail_unsupported(
+        json.file(),
+        "{} {} is that of a training on its way to ReLU; train it to the end in Python "
+        "(twell.hf.AnnealingCallback)",
+        key, in_quotes(name));
+  }
   std::vector<std::string_view> written;
   for (const ActName& entry : kActs) {
     if (entry_of(entry.act).name == entry.name) written.push_back(entry.name);
@@ -67,9 +74,14 @@ HiddenAct read_act(const JsonObject& json, const char* key, HiddenAct fallback) 
                    fmt::join(written, ", "));
 }
 
-double read_threshold(const JsonObject& json, const char* act_key) {
-  const bool published = json.has(act_key) && json.string(act_key) == kFatRelu;
-  return json.number(published ? kFatReluThreshold : kOldFatReluThreshold, 0.0, 1e6);
+double read_threshold(const JsonObject& json, const char* key) {
+  if (json.has(key) && json.value(key).is_object()) {
+    fail_unsupported(json.file(),
+                     "{} has a threshold for each layer, as in the middle of a training; give all "
+                     "layers one in Python (twell.hf.fold_thresholds)",
+                     key);
+  }
+  return json.number(key, 0.0, 1e6);
 }
 
 void read_activation(const JsonObject& json, const char* key, HiddenAct fallback,
@@ -82,11 +94,15 @@ void read_activation(const JsonObject& json, const char* key, HiddenAct fallback
     const bool fat = json.has(kFatReluThreshold);
     out.block.up = Activation::relu;
     out.hidden_act = fat ? HiddenAct::fat_relu : HiddenAct::relu;
-    if (fat) out.fat_relu_threshold = json.number(kFatReluThreshold, 0.0, 1e6);
+    if (fat) out.fat_relu_threshold = read_threshold(json, kFatReluThreshold);
     return;
   }
   out.hidden_act = read_act(json, key, fallback);
-  if (out.hidden_act == HiddenAct::fat_relu) out.fat_relu_threshold = read_threshold(json, key);
+  if (out.hidden_act == HiddenAct::fat_relu) {
+    const bool published = json.has(key) && json.string(key) == kFatRelu;
+    const char* threshold = published ? kFatReluThreshold : kOldFatReluThreshold;
+    out.fat_relu_threshold = read_threshold(json, threshold);
+  }
 }
 
 // What `transformers` takes for attention_factor where a file does not say.

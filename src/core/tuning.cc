@@ -52,7 +52,7 @@ constexpr TierTuning kPortable = {
 
 // Two cores of a Sapphire Rapids, 2 MiB of L2 each, the same layer: dense, and 1 and 8 tokens up to
 // a density of 0.02, were measured there; all else follows from rates that were
-// (docs/amx-model.md). screen_limit: with many tokens a screen is less work up to 4 %, with one up
+// (docs/decisions.md). screen_limit: with many tokens a screen is less work up to 4 %, with one up
 // to 20 %; at 8 % a layer takes a fifth more time with many and two fifths less with one.
 // hot_share: 10 of 170 ns.
 constexpr TierTuning kAmx = {

@@ -1,5 +1,7 @@
 #include "checkpoint/config.h"
 
+#include <fmt/format.h>
+
 #include <limits>
 
 #include "checkpoint/architecture.h"
@@ -141,6 +143,13 @@ TEST(ModelConfig, DReluIsOfTheGateAndOfUp) {
   EXPECT_EQ(parse(llama(R"("hidden_act":"relu",)")).block.up, Activation::identity);
   refused(llama(R"("hidden_act":"drelu","hidden_act_param":-1,)"), {"hidden_act_param is -1"});
   unsupported(llama(R"("hidden_act":"drelu","twell_gated":false,)"), {"drelu", "without a gate"});
+  // As twell.hf's callbacks write them in the middle of a training.
+  unsupported(llama(R"("hidden_act":"silu_to_drelu_0.5",)"), {"silu_to_drelu_0.5", "on its way"});
+  for (const char* act : {"drelu", "fatrelu"}) {
+    unsupported(
+        llama(fmt::format(R"("hidden_act":"{}","hidden_act_param":{{"a.0":1,"a.1":2}},)", act)),
+        {"hidden_act_param", "twell.hf.fold_thresholds"});
+  }
   unsupported(of("arcee", R"("hidden_act":"drelu",)"), {"drelu", "without a gate"});
   // Bamboo's name for it is relu.
   const ModelConfig bamboo = parse(of("bamboo", R"("sliding_window":null,"hidden_act":"drelu",)"));

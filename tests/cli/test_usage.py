@@ -111,46 +111,6 @@ def test_wrong_use_names_the_option(twell, arguments, needles):
     assert all(n and n in line for n in needles), line
 
 
-# Commands that have other names of options than before: what they require, the old ones, the new.
-SHAPES = {"--hidden": "--width", "--ffn": "--neurons"}
-RENAMED = {
-    "bench ffn": ([], SHAPES),
-    "calibrate": ([], SHAPES),
-    "explain": ([], SHAPES),
-    "synth": (["--out", "none"], SHAPES),
-    "train": (["--data", "none", "--out", "none"], SHAPES),
-    "demo": (["--text", "none"], SHAPES),
-    "generate": (["--model", "none", "--prompt", "a"], {"--ffn": "--path"}),
-    "stats": (["--model", "none", "--text", "none"], {"--ffn": "--path"}),
-    "eval": (["--model", "none", "--task", "perplexity", "--data", "none"], {"--ffn": "--path"}),
-}
-
-
-@pytest.mark.parametrize("command", RENAMED)
-def test_old_names_of_options_mean_the_new_ones(twell, command):
-    required, names = RENAMED[command]
-    help_text = twell(*command.split(), "--help").out
-    for old, new in names.items():
-        assert new in help_text and f"{old} " not in help_text
-        done = twell(*command.split(), *required, old, "0", ok=False)
-        note, error = done.err.splitlines()
-        assert done.code == 2 and f"{old} is now {new}" in note
-        assert new in error and "0" in error
-        value = "dense" if new == "--path" else "64"
-        both = twell(*command.split(), *required, old, value, new, value, ok=False)
-        assert both.code == 2 and old in both.error_line() and new in both.error_line()
-
-
-def test_old_names_of_options_work(twell, trained):
-    done = twell("bench", "ffn", "--hidden", 32, "--ffn", 64, "--nnz", 4, "--tokens", 1, "--repeats",
-                 1, "--seconds", 0.001, json_name="old.json")
-    assert (done.json["width"], done.json["neurons"]) == (32, 64)
-    assert done.err.count("note: ") == 2
-    done = twell("generate", "--model", trained[0], "--prompt", "a", "--max-tokens", 1, "--ffn",
-                 "dense", json_name="old-path.json")
-    assert done.json["path"] == "dense" and done.err.count("note: ") == 1
-
-
 # What fails, and what its one line has to hold. WORK is the fixture's folder, with bad_files() in it.
 FAILURES = {
     "no such model": ("generate --model WORK/none --prompt a", "none"),

@@ -200,7 +200,7 @@ CHANGES: dict[str, tuple[Callable[[nn.Module], object], str, tuple[bool, ...]]] 
         LINEAR + "up_proj has mask of its own",
         FROZEN,
     ),
-    "compiled": (put("", torch.compile), MLP + ": is compiled", NEVER),
+    "compiled": (put("", lambda m: torch.compile(m, backend="eager")), MLP + ": is compiled", NEVER),
     "compiled in place": (
         lambda m: second(m).compile(backend="eager"), MLP + " has a compiled call", NEVER
     ),

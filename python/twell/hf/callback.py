@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import math
 import sys
+import warnings
 import zlib
 from collections import Counter
 from types import FrameType
@@ -114,6 +115,13 @@ class SparsityCallback(Schedule):
                     "(requires_grad=False, an adapter, shared)"
                 )
         self._look_at_configuration(model)
+        most = getattr(state, "max_steps", 0)
+        if self.l1 and 0 < most < self.warmup:
+            warnings.warn(
+                f"SparsityCallback: the run has {most} steps, and l1 grows to {self.l1} in {self.warmup}: it "
+                f"comes to {self.l1 * most / self.warmup:.3g}",
+                stacklevel=2,
+            )
 
     def _look_at_configuration(self, model: nn.Module) -> None:
         """It says something else than the layers compute behind ``sparsify(model, activation=...)``."""

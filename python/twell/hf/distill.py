@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 from twell.hf.models import require
 
 require("transformers", "twell.hf.DistillationTrainer")
-from transformers import Trainer  # noqa: E402
+from transformers import AutoTokenizer, Trainer  # noqa: E402
 
 # Rows of logits that become fp32 at a time. Of 49,152 tokens they take 0.8 GB.
 _ROWS = 4096
@@ -75,9 +75,10 @@ class DistillationTrainer(Trainer):
     keeps the model so (FSDP2, ZeRO-3). Evaluation stays the cross entropy of labels. Logs have both
     terms, averaged over processes: ``distill/divergence`` and ``distill/hidden``.
 
-    Other arguments are the Trainer's. Raises ValueError if the two vocabularies differ or, where
-    ``hidden`` is not 0, layers or width; if the teacher is the model itself or has its modules or weights
-    that train; and for encoder-decoders and models without a configuration.
+    Other arguments are the Trainer's. Raises ValueError if the two vocabularies differ (so may those of
+    the tokenizers beside the models' files) or, where ``hidden`` is not 0, if layers or width do or the
+    model has LayerDrop; if the teacher is the model itself or has its modules or weights that train; and
+    for encoder-decoders and models without a configuration.
     """
 
     def __init__(
@@ -100,6 +101,16 @@ class DistillationTrainer(Trainer):
                 raise ValueError(
                     f"DistillationTrainer: teacher: {key}: expected {wants} as in the model, got {has}"
                 )
+        if _words_differ(self.processing_class, student, teacher):
+            raise ValueError(
+                "DistillationTrainer: teacher: expected the model's tokenizer, got one that has other words for "
+                "the same ids"
+            )
+        if hidden and any(getattr(m, "layerdrop", 0) for m in student.modules()):
+            raise ValueError(
+                "DistillationTrainer: hidden: expected 0 for a model with LayerDrop, which leaves out layers "
+                "at random; set its configuration's layerdrop to 0, or hidden=0.0 for logits alone"
+            )
         if not temperature > 0:
             raise ValueError(
                 f"DistillationTrainer: temperature: expected more than 0, got {temperature}"
@@ -141,7 +152,7 @@ class DistillationTrainer(Trainer):
             if len(mine) != len(theirs) or not mine:
                 raise ValueError(
                     f"DistillationTrainer: hidden: expected the states of the same layers, got {len(mine)} "
-                    f"and {len(theirs)} of the teacher; set LayerDrop to 0, or hidden=0.0 for logits alone"
+                    f"and {len(theirs)} of the teacher; hidden=0.0 takes logits alone"
                 )
             error = hidden_error([rows(x) for x in mine[1:]], [rows(x) for x in theirs[1:]])
             self._note("distill/hidden", error)
@@ -182,13 +193,36 @@ class DistillationTrainer(Trainer):
 
 def _check_apart(student: nn.Module, teacher: nn.Module) -> None:
     """Raises ValueError if training the one would change the other."""
-    modules, weights = set(student.modules()), {id(p) for p in student.parameters() if p.requires_grad}
+    modules, weights = set(student.modules()), {_memory(p) for p in student.parameters() if p.requires_grad}
     shared = any(m in modules for m in teacher.modules())
-    if shared or any(id(p) in weights for p in teacher.parameters()):
+    if shared or any(_memory(p) in weights for p in teacher.parameters()):
         raise ValueError(
             "DistillationTrainer: teacher: expected a model of its own, got one that has the model's modules "
             "or weights, which training changes; pass copy.deepcopy(model)"
         )
+
+
+def _memory(parameter: nn.Parameter) -> int:
+    """The same of two parameters with the same bytes; shards and parameters without data have none."""
+    ordinary = type(parameter) is nn.Parameter and parameter.device.type != "meta"
+    return (parameter.untyped_storage().data_ptr() if ordinary else 0) or id(parameter)
+
+
+def _words_differ(processing_class: Any, student: nn.Module, teacher: nn.Module) -> bool:
+    """Of the tokenizers beside the two models' files, if both are there; the Trainer's own comes first."""
+    vocab = getattr(processing_class, "get_vocab", None)
+    mine = _words_beside(student) if vocab is None else vocab()
+    theirs = _words_beside(teacher)
+    # A word that one of them lacks may be its own name for a token that the text has not.
+    return any(theirs.get(word, i) != i for word, i in mine.items())
+
+
+def _words_beside(model: nn.Module) -> dict[str, int]:
+    name = getattr(model, "name_or_path", "")
+    try:
+        return AutoTokenizer.from_pretrained(name, local_files_only=True).get_vocab() if name else {}
+    except Exception:  # there is none, or one that this transformers cannot read
+        return {}
 
 
 def _text_config(which: str, model: nn.Module) -> Any:

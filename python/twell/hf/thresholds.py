@@ -44,7 +44,8 @@ class ThresholdCallback(Schedule):
     Raises ValueError for numbers out of range and, before the first step, if the run is shorter than
     ``steps``; where a layer has another activation, a linear layer that is no ordinary one (an adapter, a
     parametrization, a hook), weights that do not train or that another module has too, or an activation
-    that the configuration cannot say; and under torch.compile.
+    that the configuration cannot say. In a model that is compiled (torch.compile) its layers are not,
+    while it is trained.
     """
 
     ARGUMENTS = ("share", "steps", "every")
@@ -70,6 +71,7 @@ class ThresholdCallback(Schedule):
         self._due: set[str] = set()
         self._values: dict[str, Tensor] = {}
         self._sayings: Sayings | None = None
+        self._compiled = False
         self._unhook()
 
     def look(self, model: nn.Module, args: Any, state: Any) -> None:
@@ -88,16 +90,22 @@ class ThresholdCallback(Schedule):
                     )
         self.look_at_path(self.steps, state)
         compiled = [m for m in model.modules() if m._compiled_call_impl is not None or hasattr(m, "_orig_mod")]
-        if getattr(args, "torch_compile", False) or compiled:
-            raise self.refuse("torch.compile: expected a model that is not compiled, whose layers are looked at")
+        self._compiled = bool(compiled) or getattr(args, "torch_compile", False)
         self._sayings = Sayings(model, list(sparse_layers(model)))
         self._sayings.check("ThresholdCallback", model, _computed(model))
 
     def begin(self, model: nn.Module, step: int) -> None:
+        for layer in self._layers.values() if self._compiled else ():
+            # What is traced knows neither the hooks of later steps nor their thresholds.
+            layer.forward = torch.compiler.disable(layer.forward)  # type: ignore[method-assign]
+        self._go_on(model)
+
+    def _go_on(self, model: nn.Module) -> None:
         for name, layer in self._layers.items():
             layer.activation = "fat_relu"
             layer.threshold = self.thresholds.get(name, layer.threshold)
-        self._say(model)
+        if self._sayings is not None:
+            self._sayings.write(_computed(model))
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         step = state.global_step + 1
@@ -127,7 +135,7 @@ class ThresholdCallback(Schedule):
         kept = 1 - (1 - end) * min(1.0, state.global_step / self.steps)
         self.thresholds |= _numbers({n: _upper(v, self.first_shares[n] * kept) for n, v in values.items()})
         self._due -= set(values)
-        self.begin(given["model"], state.global_step)
+        self._go_on(given["model"])
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **given: Any) -> None:
         if logs is not None and "loss" in logs and self.thresholds:
@@ -138,6 +146,8 @@ class ThresholdCallback(Schedule):
 
     def end(self, model: nn.Module, step: int) -> None:
         self._unhook()
+        for layer in self._layers.values():
+            layer.__dict__.pop("forward", None)
         if step < self.steps:
             warnings.warn(
                 f"ThresholdCallback: the model is that of step {step} of {self.steps}: more than the share "
@@ -152,10 +162,6 @@ class ThresholdCallback(Schedule):
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
-
-    def _say(self, model: nn.Module) -> None:
-        if self._sayings is not None:
-            self._sayings.write(_computed(model))
 
     @torch.no_grad()
     def _see(self, name: str, layer: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:

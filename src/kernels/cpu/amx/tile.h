@@ -1,12 +1,10 @@
-// AMX tiles, one line per instruction. bench/amx compiles the kernels with TWELL_AMX_MODEL and
-// twins of these names, which count what the caches would see.
+// AMX tiles, one line per instruction.
 #pragma once
 
 #include <cstdint>
 
 #include "kernels/cpu/amx/tile_config.h"
 
-#if !defined(TWELL_AMX_MODEL)
 namespace twell::amx {
 namespace {
 
@@ -48,4 +46,3 @@ inline void prefetch_l2(const void* at) { __builtin_prefetch(at, 0, 2); }
 
 }  // namespace
 }  // namespace twell::amx
-#endif
