@@ -121,7 +121,8 @@ std::optional<std::string> output_of(const std::vector<std::string>& command,
 
 std::string render_chat(const std::filesystem::path& model, const nlohmann::json& messages) {
   const nlohmann::json request = {{"directory", model.string()}, {"messages", messages}};
-  const auto answer = output_of({python(), "-I", "-c", kChatTemplateScript}, request.dump());
+  const auto answer =
+      output_of({python(), "-I", "-X", "utf8", "-c", kChatTemplateScript}, request.dump());
   std::string why = fmt::format("takes more than {} seconds", kPatience.count());
   if (answer) {
     const auto found = nlohmann::json::parse(*answer, nullptr, false);

@@ -35,15 +35,33 @@ def template_of(folder):
     raise ValueError(f"there is none in {NAMES[0]}, {NAMES[1]} or {NAMES[2]}")
 
 
+# What transformers' classes of tokenizers call their tokens where no file says it.
+_END = "<|endoftext|>"
+DEFAULTS = {
+    "Llama": {"bos": "<s>", "eos": "</s>", "unk": "<unk>"},
+    "CodeLlama": {"bos": "<s>", "eos": "</s>", "unk": "<unk>"},
+    "GPT2": {"bos": _END, "eos": _END, "unk": _END},
+    "GPTNeoX": {"bos": _END, "eos": _END, "unk": _END, "pad": "<|padding|>"},
+    "Qwen2": {"eos": _END, "unk": _END, "pad": _END},
+    "Gemma": {"bos": "<bos>", "eos": "<eos>", "unk": "<unk>", "pad": "<pad>", "mask": "<mask>"},
+}
+# The classes that models have where no file names one.
+CLASSES = {"qwen2": "Qwen2", "qwen3": "Qwen2", "opt": "GPT2"}
+
+
 def special_tokens(folder):
     """bos_token and the like, which templates name."""
-    found = {}
-    for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        for key, value in read_json(folder / name).items():
-            text = value.get("content") if isinstance(value, dict) else value
-            if key.endswith("_token") and isinstance(text, str):
-                found[key] = text
-    return found
+    model, said = read_json(folder / "config.json"), read_json(folder / "tokenizer_config.json")
+    name = said.get("tokenizer_class") or model.get("tokenizer_class")
+    name = name or CLASSES.get(model.get("model_type"), "")
+    name = name.removesuffix("Fast").removesuffix("Tokenizer")
+    found = {f"{key}_token": text for key, text in DEFAULTS.get(name, {}).items()}
+    if "added_tokens_decoder" not in said:  # as in older files, whose tokens stand in one of their own
+        said |= read_json(folder / "special_tokens_map.json")
+    for key, value in said.items():
+        if key.endswith("_token"):
+            found[key] = value.get("content") if isinstance(value, dict) else value
+    return {key: text for key, text in found.items() if isinstance(text, str) and text}
 
 
 def environment():
@@ -87,7 +105,7 @@ def render(request):
 def main():
     resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
     try:
-        answer = render(json.load(sys.stdin))
+        answer = render(json.loads(sys.stdin.buffer.read()))  # UTF-8, whatever the locale
     except ImportError:
         answer = {"error": "needs Jinja: pip install jinja2"}
     except MemoryError:

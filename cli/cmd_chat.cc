@@ -2,6 +2,7 @@
 #include <poll.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstdio>
@@ -30,7 +31,6 @@ constexpr const char* kHelp =
 struct ChatCommand : ModelOptions {
   std::string system;
   bool no_template = false;
-  std::int64_t max_tokens = 1024;
   std::int64_t context = 8192;
   SamplingChoice sampling;
 };
@@ -44,9 +44,12 @@ class Lines {
       if (const auto end = read_.find('\n'); end != std::string::npos) {
         std::string line = read_.substr(0, end);
         read_.erase(0, end + 1);
-        return line;
+        return plain(line + '\n');
       }
-      if (ended_) return read_.empty() ? std::nullopt : std::optional(std::exchange(read_, {}));
+      if (ended_) {
+        if (read_.empty()) return {};
+        return plain(std::exchange(read_, {}) + '\n');
+      }
       std::array<pollfd, 2> wait{
           {{STDIN_FILENO, POLLIN, 0}, {measure::interrupt_descriptor(), POLLIN, 0}}};
       if (::poll(wait.data(), wait.size(), -1) < 0 && errno != EINTR) return {};
@@ -62,10 +65,19 @@ class Lines {
       ended_ = got == 0 || (got < 0 && errno != EINTR);
     }
   }
+  std::int64_t number() const { return number_; }  // of the last one, from 1
 
  private:
+  std::string plain(const std::string& line) {
+    ++number_;
+    std::string out = with_plain_lines(line);
+    out.pop_back();
+    return out;
+  }
+
   std::string read_;
   bool ended_ = false;
+  std::int64_t number_ = 0;
 };
 
 class Chat {
@@ -74,7 +86,10 @@ class Chat {
       : o_(o),
         directory_(o.directory()),
         tokenizer_(o.tokenizer()),
-        sampling_(o.sampling.of(directory_)) {
+        options_(o.sampling.of(directory_, 1024)) {
+    if (const auto why = why_no_text(o_.system); !why.empty()) {
+      io::fail_argument("--system", "{}", why);
+    }
     reset();
     if (o_.no_template) o_.sampling.stop.emplace_back(kPlainChatStop);
     text_of(Json::array({{{"role", "user"}, {"content", "?"}}}));  // fails early
@@ -85,16 +100,19 @@ class Chat {
   void talk() {
     const bool asks = ::isatty(STDIN_FILENO) != 0;
     if (asks) put(stderr, kHelp);
-    Lines lines;
     // Ctrl-C ends an answer, and the conversation goes on.
     const measure::Unhurried conversation({}, measure::Unhurried::Of::ctrl_c);
     while (true) {
       if (asks) put(stderr, "\n> ");
-      const auto line = lines.next();
+      const auto line = lines_.next();
       measure::check_interrupt();
-      if (!line || *line == "/exit") break;
+      if (!line || command_of(*line) == "/exit") break;
       if (line->empty()) continue;
-      if (!obey(*line)) answer(*line);
+      if (const auto why = why_no_text(*line); !why.empty()) {
+        refuse(why);
+      } else if (!obey(*line)) {
+        answer(*line);
+      }
     }
     if (asks) put(stderr, "\n");
     o_.write({{"messages", messages_}, {"turns", turns_}});
@@ -110,17 +128,33 @@ class Chat {
     return o_.no_template ? plain_chat(messages) : render_chat(directory_, messages);
   }
 
+  // A line that is a slash and letters, without spaces behind; else nothing. What goes on, as a
+  // path or a sentence does, is for the model.
+  static std::string_view command_of(std::string_view line) {
+    line = line.substr(0, line.find_last_not_of(" \t") + 1);
+    const auto is_letter = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); };
+    const bool is =
+        line.size() > 1 && line[0] == '/' && std::ranges::all_of(line.substr(1), is_letter);
+    return is ? line : std::string_view();
+  }
+
   // Whether the line was for the program.
   bool obey(const std::string& line) {
-    if (!line.starts_with('/')) return false;
     constexpr std::string_view kSystem = "/system ";
-    if (line == "/reset") {
-      reset();
-    } else if (line.starts_with(kSystem)) {
+    const std::string_view command = command_of(line);
+    if (line.starts_with(kSystem)) {
       o_.system = line.substr(kSystem.size());
       reset();
-    } else {
+    } else if (command == "/reset") {
+      reset();
+    } else if (command == "/help" || command == "/system") {
       put(stderr, kHelp);
+    } else if (!command.empty()) {
+      put(stderr,
+          fmt::format("{} is no command, so it was not sent; a space in front sends it.\n{}",
+                      command, kHelp));
+    } else {
+      return false;
     }
     return true;
   }
@@ -156,9 +190,6 @@ class Chat {
 
   void answer(const std::string& question) {
     const Json before = messages_;
-    if (const auto bad = io::find_invalid_utf8(question); bad != std::string_view::npos) {
-      return refuse(fmt::format("byte {} of the message is no UTF-8", bad));
-    }
     messages_.push_back({{"role", "user"}, {"content", question}});
     std::vector<std::int64_t> ids;
     try {
@@ -167,10 +198,8 @@ class Chat {
       messages_ = before;
       return refuse(error.what());
     }
-    lm::GenerateOptions options;
-    options.max_tokens = o_.max_tokens;
-    options.sampling = sampling_;
-    ++sampling_.seed;  // another answer to the same question
+    lm::GenerateOptions options = options_;
+    ++options_.sampling.seed;  // another answer to the same question
     TextStream stream(tokenizer_, ids, o_.sampling.stop);
     options.on_token = [&](std::int64_t, std::int64_t token) {
       o_.say("{}", stream.push(token));
@@ -196,8 +225,10 @@ class Chat {
   }
 
   // Somebody who types can type again; a file cannot.
-  static void refuse(const std::string& why) {
-    if (::isatty(STDIN_FILENO) == 0) io::fail_argument("standard input", "{}", why);
+  void refuse(const std::string& why) const {
+    if (::isatty(STDIN_FILENO) == 0) {
+      io::fail_argument(fmt::format("line {} of standard input", lines_.number()), "{}", why);
+    }
     put(stderr, why + "\n");
   }
 
@@ -206,9 +237,10 @@ class Chat {
   ChatCommand& o_;
   std::string directory_;
   io::Tokenizer tokenizer_;
-  lm::SamplingOptions sampling_;
+  lm::GenerateOptions options_;
   std::unique_ptr<lm::Model> model_;
   std::optional<lm::Conversation> conversation_;
+  Lines lines_;
   Json messages_, turns_ = Json::array();
 };
 
@@ -224,7 +256,8 @@ void add_chat(CLI::App& app) {
       ->type_name("TEXT");
   c.add_flag("--no-template", o->no_template,
              "Do without the model's chat template, for a model that has none");
-  c.add_option("--max-tokens", o->max_tokens, "Tokens of an answer, at most")
+  c.add_option("--max-tokens", o->sampling.max_tokens,
+               "Tokens of an answer, at most (the model's, or 1024)")
       ->check(in_range(1, 1 << 30));
   c.add_option("--context", o->context,
                "Tokens of the conversation that are kept, at most; the oldest "

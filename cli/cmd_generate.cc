@@ -19,7 +19,6 @@ namespace {
 struct GenerateCommand : ModelOptions {
   std::vector<std::string> prompts;
   std::string prompt_file, prompt_lines;
-  std::int64_t max_tokens = 128;
   SamplingChoice sampling;
 };
 
@@ -31,19 +30,20 @@ std::vector<Prompt> prompt_texts(const GenerateCommand& o) {
   std::vector<Prompt> prompts;
   for (const std::string& text : o.prompts) {
     if (text == "-") {
-      prompts.push_back({"standard input", {std::istreambuf_iterator<char>(std::cin), {}}});
+      const std::string read(std::istreambuf_iterator<char>(std::cin), {});
+      prompts.push_back({"standard input", with_plain_lines(read)});
     } else {
       prompts.push_back({"--prompt", text});
     }
   }
   if (!o.prompt_file.empty()) {
-    prompts.push_back({"--prompt-file " + o.prompt_file, read_text(o.prompt_file)});
+    prompts.push_back(
+        {"--prompt-file " + o.prompt_file, with_plain_lines(read_text(o.prompt_file))});
   }
   if (!o.prompt_lines.empty()) {
-    std::istringstream lines(read_text(o.prompt_lines));
+    std::istringstream lines(with_plain_lines(read_text(o.prompt_lines)));
     std::int64_t number = 0;
     for (std::string line; std::getline(lines, line);) {
-      if (line.ends_with('\r')) line.pop_back();
       prompts.push_back({fmt::format("line {} of --prompts {}", ++number, o.prompt_lines), line});
     }
   }
@@ -61,7 +61,8 @@ std::vector<std::vector<std::int64_t>> encode_prompts(const std::vector<Prompt>&
     if (text.empty()) {
       io::fail_argument(source, "is empty; give at least one character to continue");
     }
-    const auto ids = encode_file(source, text, tokenizer);
+    if (const auto why = why_no_text(text); !why.empty()) io::fail_argument(source, "{}", why);
+    const auto ids = tokenizer.encode(text);
     if (ids.empty()) {
       io::fail_argument(source, "gives no tokens: the tokenizer knows none of its characters");
     }
@@ -77,9 +78,7 @@ std::vector<std::vector<std::int64_t>> encode_prompts(const std::vector<Prompt>&
 void run(GenerateCommand& o) {
   const std::vector<Prompt> texts = prompt_texts(o);
   const io::Tokenizer tokenizer = o.tokenizer();
-  lm::GenerateOptions options;
-  options.sampling = o.sampling.of(o.directory());
-  options.max_tokens = o.max_tokens;
+  lm::GenerateOptions options = o.sampling.of(o.directory(), 128);
   const auto model = o.open();
   const auto prompts = encode_prompts(texts, tokenizer, model->config().max_position_embeddings);
   const bool alone = prompts.size() == 1;
@@ -147,7 +146,8 @@ void add_generate(CLI::App& app) {
       ->type_name("FILE");
   c.add_option("--prompts", o->prompt_lines, "Continue each line of a file, all as one batch")
       ->type_name("FILE");
-  c.add_option("--max-tokens", o->max_tokens, "New tokens of a text, at most")
+  c.add_option("--max-tokens", o->sampling.max_tokens,
+               "New tokens of a text, at most (the model's, or 128)")
       ->check(in_range(0, 1 << 30));
   add_sampling_options(c, o->sampling);
   add_path_option(c, *o);

@@ -121,6 +121,26 @@ void add_dtype_option(CLI::App& command, ModelOptions& options) {
       ->type_name("TYPE");
 }
 
+std::string why_no_text(std::string_view text) {
+  if (const auto bad = io::find_invalid_utf8(text); bad != text.npos) {
+    return fmt::format("byte {} is no UTF-8: convert the text first", bad);
+  }
+  if (const auto zero = text.find('\0'); zero != text.npos) {
+    return fmt::format("byte {} is zero, as in UTF-16: convert the text to UTF-8 first", zero);
+  }
+  return {};
+}
+
+std::string with_plain_lines(std::string_view text) {
+  constexpr std::string_view kMark = "\xEF\xBB\xBF";
+  if (text.starts_with(kMark)) text.remove_prefix(kMark.size());
+  std::string out;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (!text.substr(i).starts_with("\r\n")) out.push_back(text[i]);
+  }
+  return out;
+}
+
 std::string read_text(const std::string& path, std::uint64_t max_bytes) {
   std::error_code error;
   if (!fs::is_regular_file(path, error)) {

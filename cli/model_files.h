@@ -6,6 +6,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "checkpoint/side_files.h"
@@ -62,6 +63,13 @@ void add_dtype_option(CLI::App& command, ModelOptions& options);
 const char* dtype_name(at::ScalarType dtype);
 // "bf16", "f16", "f32" or "auto" (none).
 std::optional<at::ScalarType> parse_dtype(const std::string& name);
+
+// Why a text is not fit for a tokenizer: bytes that are no UTF-8, or zeros, as UTF-16 has them;
+// empty: it is.
+std::string why_no_text(std::string_view text);
+// A text as it would be read here had another system's editor not put a mark in front of it and a
+// carriage return behind each line.
+std::string with_plain_lines(std::string_view text);
 
 // At most the first `max_bytes` of a text file, cut at a line and never within a character. Throws
 // where it is empty or unreadable.

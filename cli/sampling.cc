@@ -1,15 +1,20 @@
 #include "cli/sampling.h"
 
+#include <fmt/ranges.h>
+
 #include "checkpoint/generation_config.h"
+#include "files/note.h"
 
 namespace twell::cli {
 
-lm::SamplingOptions SamplingChoice::of(const std::filesystem::path& model) const {
+lm::GenerateOptions SamplingChoice::of(const std::filesystem::path& model,
+                                       std::int64_t most_tokens) {
   const io::GenerationConfig said = io::load_generation_config(model);
   const auto first = [](const auto& asked, const auto& found, auto otherwise) {
     return asked ? *asked : found.value_or(otherwise);
   };
-  lm::SamplingOptions out;
+  lm::GenerateOptions options;
+  lm::SamplingOptions& out = options.sampling;
   // As in transformers, what a file says of sampling holds where it does not say not to sample.
   const bool greedy = said.do_sample.has_value() && !*said.do_sample;
   out.temperature = first(temperature, greedy ? std::optional(0.0) : said.temperature, 0.8);
@@ -18,8 +23,16 @@ lm::SamplingOptions SamplingChoice::of(const std::filesystem::path& model) const
   out.min_p = first(min_p, said.min_p, 0.0);
   out.repetition_penalty = first(repetition_penalty, said.repetition_penalty, 1.0);
   out.seed = seed;
+  out.biases = said.biases;
   out.validate();
-  return out;
+  options.max_tokens = first(max_tokens, said.max_new_tokens, most_tokens);
+  options.min_tokens = said.min_new_tokens;
+  if (stop.empty()) stop = said.stop_strings;
+  if (!said.unheeded.empty()) {
+    io::note(fmt::format("{}: {} {} not heeded here", (model / "generation_config.json").string(),
+                         fmt::join(said.unheeded, ", "), said.unheeded.size() > 1 ? "are" : "is"));
+  }
+  return options;
 }
 
 void add_sampling_options(CLI::App& command, SamplingChoice& choice) {
@@ -31,7 +44,7 @@ void add_sampling_options(CLI::App& command, SamplingChoice& choice) {
   command
       .add_option("--top-p", choice.top_p,
                   "Only the likeliest tokens, up to this total probability (the model's, or 0.95)")
-      ->check(in_range(1e-6, 1.0));
+      ->check(in_range(0.0, 1.0));
   command
       .add_option("--top-k", choice.top_k,
                   "Only the k likeliest tokens; 0: all (the model's, or 0)")

@@ -178,9 +178,14 @@ void read_rope(const JsonObject& json, std::int64_t context, PositionForm& out) 
   scaling.high_freq_factor = rope.number("high_freq_factor", kSmallest, kMaxRopeFactor);
 }
 
+// Some files say -1 for none, or that without its sign.
+bool names_token(const JsonObject& json, const char* key) {
+  return json.has(key) && json.value(key) != -1 && json.value(key) != UINT32_MAX;
+}
+
 std::vector<std::int32_t> read_eos(const JsonObject& json) {
   const char* key = "eos_token_id";
-  if (!json.has(key)) return {};
+  if (!names_token(json, key)) return {};
   if (!json.value(key).is_array()) {
     return {static_cast<std::int32_t>(json.integer(key, 0, kMaxToken))};
   }
@@ -195,7 +200,7 @@ std::vector<std::int32_t> read_eos(const JsonObject& json) {
 }
 
 void read_tokens(const JsonObject& json, const Architecture& is, ModelConfig& out) {
-  if (json.has("bos_token_id")) {
+  if (names_token(json, "bos_token_id")) {
     out.bos_token_id = static_cast<std::int32_t>(json.integer("bos_token_id", 0, kMaxToken));
   }
   out.eos_token_ids = read_eos(json);

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <limits>
 
 #include "choice/device.h"
 #include "engine/step_decoder.h"
@@ -28,6 +29,9 @@ void check(const Model& model, std::span<const std::vector<std::int64_t>> prompt
   options.sampling.validate();
   if (options.max_tokens < 0) {
     fail(fmt::format("max_tokens must be 0 or more, got {}", options.max_tokens));
+  }
+  if (options.min_tokens < 0) {
+    fail(fmt::format("min_tokens must be 0 or more, got {}", options.min_tokens));
   }
   if (options.prefill_rows < 1) {
     fail(fmt::format("prefill_rows must be 1 or more, got {}", options.prefill_rows));
@@ -141,7 +145,8 @@ struct Ends {
 };
 
 void decode_by_chunks(Model& model, KvCache& cache, at::Tensor logits, SeenTokens seen,
-                      const GenerateOptions& options, Ends& ends, GenerateResult& result) {
+                      LogitBias bias, const GenerateOptions& options, Ends& ends,
+                      GenerateResult& result) {
   // What a sequence needs besides its result.
   struct Active {
     std::size_t index;
@@ -153,7 +158,8 @@ void decode_by_chunks(Model& model, KvCache& cache, at::Tensor logits, SeenToken
     active.push_back({i, sequence_stream(options.sampling.seed, static_cast<std::int64_t>(i))});
   }
   std::vector<Chunk> chunks;
-  while (true) {
+  for (std::int64_t step = 0;; ++step) {
+    bias.begin(step);
     // `logits` [active, V] belong to `active` in order; keep those that go on.
     std::vector<double> uniforms;
     std::vector<std::int64_t> slots;
@@ -163,7 +169,8 @@ void decode_by_chunks(Model& model, KvCache& cache, at::Tensor logits, SeenToken
     }
     const at::Tensor draws = at::tensor(uniforms, at::kDouble).to(logits.device());
     const at::Tensor rows = at::tensor(slots, at::kLong).to(logits.device());
-    const at::Tensor chosen = sample_rows(seen.penalise(logits, rows), options.sampling, draws);
+    const at::Tensor chosen =
+        sample_rows(seen.penalise(bias.add(logits), rows), options.sampling, draws);
     seen.add(chosen, rows);
     const at::Tensor tokens = chosen.cpu();
     const auto* token = tokens.const_data_ptr<std::int64_t>();
@@ -187,8 +194,9 @@ void decode_by_chunks(Model& model, KvCache& cache, at::Tensor logits, SeenToken
 }
 
 void decode_by_steps(Model& model, KvCache& cache, const at::Tensor& logits, SeenTokens seen,
-                     const GenerateOptions& options, Ends& ends, GenerateResult& result) {
-  StepDecoder decoder(model, cache, options.sampling, std::move(seen));
+                     LogitBias bias, const GenerateOptions& options, Ends& ends,
+                     GenerateResult& result) {
+  StepDecoder decoder(model, cache, options.sampling, std::move(seen), std::move(bias));
   std::vector<bool> going_on(result.sequences.size(), true);
   auto left = static_cast<std::int64_t>(result.sequences.size());
   std::span<const std::int64_t> tokens = decoder.first(logits);
@@ -272,12 +280,17 @@ GenerateResult generate(Model& model, std::span<const std::vector<std::int64_t>>
 
   start = Clock::now();
   SeenTokens seen(prompts, logits.size(1), options.sampling.repetition_penalty, logits.device());
+  std::vector<io::TokenBias> biases = options.sampling.biases;
+  for (const std::int64_t end : stop_tokens) {
+    biases.push_back({end, -std::numeric_limits<double>::infinity(), options.min_tokens});
+  }
+  LogitBias bias(std::move(biases), logits.size(1), logits.device());
   const std::int64_t context = std::min(model.config().max_position_embeddings, cache.capacity());
   Ends ends(options, std::move(stop_tokens), context, result);
   if (takes_steps(model, options)) {
-    decode_by_steps(model, cache, logits, std::move(seen), options, ends, result);
+    decode_by_steps(model, cache, logits, std::move(seen), std::move(bias), options, ends, result);
   } else {
-    decode_by_chunks(model, cache, logits, std::move(seen), options, ends, result);
+    decode_by_chunks(model, cache, logits, std::move(seen), std::move(bias), options, ends, result);
   }
   result.timing.decode_seconds = seconds_since(start) - ends.callback_seconds;
   return result;

@@ -17,6 +17,7 @@ const char* name_of(FinishReason reason);
 
 struct GenerateOptions {
   std::int64_t max_tokens = 128;  // per sequence; 0 only runs the prompts
+  std::int64_t min_tokens = 0;    // of a sequence before a stop token may end it
   SamplingOptions sampling = {};
   // Tokens that end a sequence; absent: eos of config.json. The token itself is the last of the
   // result.

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 #include <vector>
 
 #include "twell/status.h"
@@ -101,7 +102,7 @@ void SamplingOptions::validate() const {
     fail("repetition_penalty", "above 0", repetition_penalty);
   }
   if (top_k < 0) fail("top_k", "0 or more", static_cast<double>(top_k));
-  if (!(top_p > 0.0 && top_p <= 1.0)) fail("top_p", "above 0 and at most 1", top_p);
+  if (!(top_p >= 0.0 && top_p <= 1.0)) fail("top_p", "from 0 to 1", top_p);
 }
 
 Random sequence_stream(std::uint64_t seed, std::int64_t sequence) {
@@ -109,6 +110,34 @@ Random sequence_stream(std::uint64_t seed, std::int64_t sequence) {
   // Hashed: neighbouring states of the generator would be the same stream, one step apart.
   return Random(
       Random(seed ^ (static_cast<std::uint64_t>(sequence) * 0xd1342543de82ef95ULL)).next());
+}
+
+LogitBias::LogitBias(std::vector<io::TokenBias> biases, std::int64_t vocabulary, at::Device device)
+    : biases_(std::move(biases)) {
+  std::erase_if(biases_, [&](const io::TokenBias& one) {
+    return one.token < 0 || one.token >= vocabulary || one.steps < 1;
+  });
+  if (!biases_.empty()) sums_ = at::zeros({vocabulary}, at::device(device).dtype(at::kFloat));
+}
+
+void LogitBias::begin(std::int64_t step) {
+  const bool changes = std::ranges::any_of(
+      biases_, [&](const io::TokenBias& one) { return step == 0 || one.steps == step; });
+  if (!changes) return;
+  at::Tensor sums = at::zeros({sums_.size(0)}, at::kFloat);
+  auto* sum = sums.mutable_data_ptr<float>();
+  for (const io::TokenBias& one : biases_) {
+    if (step < one.steps) sum[one.token] += static_cast<float>(one.amount);
+  }
+  if (sums.isneginf().all().item<bool>()) {
+    throw Error(ErrorKind::invalid_argument, "sampling",
+                "generation_config.json forbids every token there is");
+  }
+  sums_.copy_(sums);
+}
+
+at::Tensor LogitBias::add(const at::Tensor& logits) const {
+  return sums_.defined() ? logits.to(at::kFloat) + sums_ : logits;
 }
 
 SeenTokens::SeenTokens(std::span<const std::vector<std::int64_t>> sequences,

@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "checkpoint/generation_config.h"
 #include "decoder/random.h"
 
 namespace twell::lm {
@@ -19,9 +20,10 @@ struct SamplingOptions {
   double repetition_penalty = 1.0;
   double temperature = 0.0;  // 0: greedy, the largest logit, the smaller id of equals
   std::int64_t top_k = 0;    // only the k likeliest, of equals those of smaller id; 0: all
-  double top_p = 1.0;        // only the likeliest until their sum reaches it, at least one; (0, 1]
+  double top_p = 1.0;        // only the likeliest until their sum reaches it, at least one; [0, 1]
   double min_p = 0.0;        // only those at least so many times as likely as the likeliest; [0, 1]
   std::uint64_t seed = 0;
+  std::vector<io::TokenBias> biases = {};  // before all others; of a token that there is
 
   void validate() const;  // throws twell::Error naming the option
 };
@@ -29,6 +31,21 @@ struct SamplingOptions {
 // The stream of draws of a sequence of a batch, one a token. Every sequence has its own, so that
 // its text does not depend on its neighbours; sequence 0 draws what a batch of one draws.
 Random sequence_stream(std::uint64_t seed, std::int64_t sequence);
+
+// What biases add to the logits of a batch whose sequences have as many new tokens each. It stays
+// where it is in memory, for steps that are recorded.
+class LogitBias {
+ public:
+  LogitBias() = default;  // of no biases
+  LogitBias(std::vector<io::TokenBias> biases, std::int64_t vocabulary, at::Device device);
+  // Before each step: `step` is the number of new tokens that there are.
+  void begin(std::int64_t step);
+  at::Tensor add(const at::Tensor& logits) const;  // [B, V]
+
+ private:
+  std::vector<io::TokenBias> biases_;
+  at::Tensor sums_;  // f32 [V]
+};
 
 // Which tokens the sequences of a batch have, for repetition_penalty: their rows of a mask.
 class SeenTokens {

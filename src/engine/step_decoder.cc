@@ -19,11 +19,12 @@ constexpr std::int64_t kStepsOfRecording = 256;
 }  // namespace
 
 StepDecoder::StepDecoder(Model& model, KvCache& cache, const SamplingOptions& sampling,
-                         SeenTokens seen)
+                         SeenTokens seen, LogitBias bias)
     : model_(model),
       cache_(cache),
       sampling_(sampling),
       seen_(std::move(seen)),
+      bias_(std::move(bias)),
       runtime_(runtime_of(model.device())),
       active_(static_cast<std::size_t>(cache.slots()), true) {
   sampling_.validate();
@@ -69,12 +70,13 @@ std::span<const std::int64_t> StepDecoder::fetch() {
 std::span<const std::int64_t> StepDecoder::first(const at::Tensor& logits) {
   const c10::InferenceMode inference;
   draw();
+  bias_.begin(0);
   choose(logits);
   return fetch();
 }
 
 void StepDecoder::choose(const at::Tensor& logits) {
-  tokens_.copy_(sample_rows(seen_.penalise(logits), sampling_, uniforms_));
+  tokens_.copy_(sample_rows(seen_.penalise(bias_.add(logits)), sampling_, uniforms_));
   seen_.add(tokens_);
 }
 
@@ -97,6 +99,7 @@ std::span<const std::int64_t> StepDecoder::next() {
     cache_.advance(slot, 1);
   }
   draw();
+  bias_.begin(steps_ + 1);
   if (graph_ != nullptr && steps_ % kStepsOfRecording == 0) graph_.reset();
   if (graph_ == nullptr && steps_ >= kWarmSteps && steps_ % kStepsOfRecording != 0) {
     auto graph = runtime_.make_graph();

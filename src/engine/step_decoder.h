@@ -19,7 +19,8 @@ class StepDecoder {
  public:
   // Decodes all slots of `cache`, which is fixed and holds their prompts, whose tokens `seen` has.
   // Model, cache and their device outlive this. Slot i draws from sequence_stream(seed, i).
-  StepDecoder(Model& model, KvCache& cache, const SamplingOptions& sampling, SeenTokens seen = {});
+  StepDecoder(Model& model, KvCache& cache, const SamplingOptions& sampling, SeenTokens seen = {},
+              LogitBias bias = {});
 
   // Samples the first tokens from the logits [slots, V] of the prompts' last tokens.
   std::span<const std::int64_t> first(const at::Tensor& logits);
@@ -42,6 +43,7 @@ class StepDecoder {
   KvCache& cache_;
   SamplingOptions sampling_;
   SeenTokens seen_;
+  LogitBias bias_;
   DeviceRuntime& runtime_;
   std::vector<Random> streams_;
   // On the device, [slots] each.

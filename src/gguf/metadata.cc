@@ -1,11 +1,15 @@
 #include "gguf/metadata.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cmath>
 #include <cstring>
 
 #include "files/file_error.h"
+#include "files/note.h"
 
 namespace twell::io {
 namespace {
@@ -99,6 +103,20 @@ std::int64_t GgufMetadata::integer(const std::string& key, std::int64_t low, std
     fail_file(file_, "{} is {}, expected {} to {}", key, *out, low, high);
   }
   return *out;
+}
+
+std::optional<std::int64_t> GgufMetadata::token(const std::string& key, std::int64_t count) const {
+  const GgufValue* value = find(key, true);
+  const auto is_set = [](std::byte one) { return one == std::byte{0xff}; };
+  if (value == nullptr) return {};
+  if (value->bytes.size() >= 4 && value->bytes.size() == size_of(value->kind) &&
+      std::ranges::all_of(value->bytes, is_set)) {
+    return {};
+  }
+  const std::int64_t id = integer(key, INT64_MIN, INT64_MAX);
+  if (id >= 0 && id < count) return id;
+  note(fmt::format("{}: {} is {}, but there are {} tokens: it is left out", file_, key, id, count));
+  return {};
 }
 
 double GgufMetadata::number(const std::string& key, double low, double high,

@@ -55,6 +55,9 @@ class GgufMetadata {
   // A whole number of any width.
   std::int64_t integer(const std::string& key, std::int64_t low, std::int64_t high,
                        std::optional<std::int64_t> fallback = {}) const;
+  // The id of one of so many tokens. None where it is absent or says none (-1, which is the largest
+  // number of a type without a sign), and, with a note, where there is no such token.
+  std::optional<std::int64_t> token(const std::string& key, std::int64_t count) const;
   // f32 or f64. One of f32 is the shortest decimal number that is rounded to it: what was written
   // from 1e-5 is 1e-5.
   double number(const std::string& key, double low, double high,

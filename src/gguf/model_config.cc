@@ -6,6 +6,7 @@
 #include <cmath>
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <span>
 
 #include "checkpoint/config_names.h"
 #include "checkpoint/rope_scaling.h"
@@ -46,10 +47,6 @@ constexpr const char* kRead[] = {
 // What changes nothing here.
 constexpr const char* kHarmless[] = {kVocabulary, "tensor_data_layout", "rope.scaling.finetuned",
                                      "expert_used_count", "pooling_type"};
-
-// llama.cpp ends an answer at these too, where the model has them.
-constexpr std::string_view kEndsByName[] = {"<|eot_id|>", "<|im_end|>", "<|eom_id|>",
-                                            "<end_of_turn>", "<|end|>"};
 
 // Llama 3.1's and 3.2's, in whose files the factors do not say them.
 constexpr RopeScaling kLlama3 = {.kind = RopeScaling::Kind::llama3,
@@ -203,23 +200,34 @@ class ConfigReader {
   }
 
   void read_ids() {
-    const auto id = [&](const char* name) { return values_.integer(name, 0, INT32_MAX); };
+    const auto tokens = values_.strings(gguf_keys::kTokens);
+    const std::int64_t count = tokens.empty() ? config_.vocab_size : std::ssize(tokens);
     const bool of_characters = values_.string(gguf_keys::kModel, "") == gguf_keys::kOfCharacters;
-    if (values_.has(gguf_keys::kBegin)) {
-      config_.bos_token_id = static_cast<std::int32_t>(id(gguf_keys::kBegin));
-    } else if (of_characters) {
+    if (const auto begin = values_.token(gguf_keys::kBegin, count)) {
+      config_.bos_token_id = static_cast<std::int32_t>(*begin);
+    } else if (of_characters && count > 1) {
       config_.bos_token_id = 1;
     }
     for (const char* name : gguf_keys::kEnds) {
-      if (values_.has(name)) add_end(id(name));
+      if (const auto end = values_.token(name, count)) add_end(*end);
     }
-    if (of_characters && config_.eos_token_ids.empty()) add_end(2);
-    const auto chat = values_.string(gguf_keys::kChatTemplate, "");
-    const auto tokens = values_.strings(gguf_keys::kTokens);
-    for (const std::string_view name : kEndsByName) {
-      if (chat.find(name) == chat.npos) continue;
-      const auto found = std::ranges::find(tokens, name);
-      if (found != tokens.end()) add_end(found - tokens.begin());
+    if (of_characters && config_.eos_token_ids.empty() && count > 2) add_end(2);
+    for (const char* name : gguf_keys::kEndsOfFiles) {
+      if (const auto end = values_.token(name, count)) add_end(*end);
+    }
+    add_ends_by_name(tokens);
+  }
+
+  void add_ends_by_name(std::span<const std::string_view> tokens) {
+    const auto place = [&](std::string_view name) { return std::ranges::find(tokens, name); };
+    const auto has = [&](std::string_view name) { return place(name) != tokens.end(); };
+    // Where these are, <|end|> ends a thought, and the answer follows.
+    const bool thinks =
+        (has("<|call|>") || has("<|calls|>")) && (has("<|return|>") || has("<|flush|>"));
+    for (const std::string_view name : gguf_keys::kEndsByName) {
+      if (!has(name) || (name == "<|end|>" && thinks)) continue;
+      if (name == "</s>" && has("<|tool_response>")) continue;  // a word of Gemma 4
+      add_end(place(name) - tokens.begin());
     }
   }
 

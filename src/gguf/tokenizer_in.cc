@@ -77,14 +77,8 @@ class TokenizerReader {
     return types_[id] == gguf_keys::kUnusedToken && tokens_[id] == gguf_keys::placeholder_token(id);
   }
 
-  // Names of tokens that a key gives an id of; none where it does not, or it is not in use.
   std::optional<std::size_t> id_of(const char* key) const {
-    if (!values_.has(key)) return {};
-    const std::int64_t id = values_.integer(key, 0, INT32_MAX);
-    if (id >= std::ssize(tokens_)) {
-      fail_file(values_.file(), "{} is {}, but there are {} tokens", key, id, tokens_.size());
-    }
-    return static_cast<std::size_t>(id);
+    return values_.token(key, std::ssize(tokens_));
   }
 
   OrderedJson vocabulary() const {
@@ -116,9 +110,12 @@ class TokenizerReader {
   // What is put around a text.
   OrderedJson post_processor(bool adds_begin) const {
     const auto adds = [&](const char* flag, bool fallback, std::optional<std::int64_t> id) {
-      const bool wanted = values_.boolean(flag, fallback);
-      if (wanted && (!id || *id >= std::ssize(tokens_))) {
-        fail_file(values_.file(), "{} is true, but no such token is named", flag);
+      const bool named = id && *id < std::ssize(tokens_);
+      const bool wanted = values_.boolean(flag, fallback && named);
+      if (wanted && !named) {
+        fail_file(values_.file(),
+                  "{} is true, but no such token is named; --tokenizer names another tokenizer",
+                  flag);
       }
       return wanted;
     };
@@ -190,6 +187,20 @@ class TokenizerReader {
                      key, in_quotes(name), fmt::join(names, ", "));
   }
 
+  // Without merges a text is single bytes, so a vocabulary of more says that merges are missing.
+  void refuse_words() const {
+    const auto is_byte = [](std::string_view token) {  // one character stands for it
+      return std::ranges::count_if(token, [](char c) { return (c & 0xC0) != 0x80; }) == 1;
+    };
+    for (std::size_t id = 0; id < tokens_.size(); ++id) {
+      if (types_[id] != gguf_keys::kNormalToken || is_byte(tokens_[id])) continue;
+      fail_file(values_.file(),
+                "has no {}, of which token {} ({}) would be made; --tokenizer names another "
+                "tokenizer",
+                gguf_keys::kMerges, id, in_quotes(tokens_[id]));
+    }
+  }
+
   void of_bytes() {
     const NamedPreTokenizer& pre = named();
     OrderedJson merges = OrderedJson::array();
@@ -202,6 +213,7 @@ class TokenizerReader {
       }
       merges.push_back(OrderedJson::array({merge.substr(0, space), merge.substr(space + 1)}));
     }
+    if (merges.empty()) refuse_words();
     OrderedJson bpe = model(/*of_bytes=*/true);
     bpe["ignore_merges"] = pre.ignore_merges;
     bpe["vocab"] = vocabulary();

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 namespace twell::io::gguf_keys {
 
@@ -24,6 +25,44 @@ inline constexpr const char* kBegin = "tokenizer.ggml.bos_token_id";
 // Each ends a text: a document, a turn, a message to a tool.
 inline constexpr const char* kEnds[] = {
     "tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"};
+// llama.cpp ends a text at these too, which stand between the files of a repository,
+inline constexpr const char* kEndsOfFiles[] = {"tokenizer.ggml.fim_pad_token_id",
+                                               "tokenizer.ggml.fim_rep_token_id",
+                                               "tokenizer.ggml.fim_sep_token_id"};
+// and at tokens of these names, whatever the file says.
+inline constexpr std::string_view kEndsByName[] = {
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|eom_id|>",
+    "<end_of_turn>",
+    "<|end|>",
+    "<|return|>",
+    "<|call|>",
+    "<|calls|>",
+    "<|flush|>",
+    "<turn|>",
+    "<EOT>",
+    "_<EOT>",
+    "[EOT]",
+    "[EOS]",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "</s>",
+    "<eos>",
+    "<|fim_pad|>",
+    "<end_of_utterance>",
+    "<fim-pad>",
+    "<fim_pad>",
+    "<PAD>",
+    "[PAD]",
+    "<|repo_name|>",
+    "<|fim_repo|>",
+    "<fim-repo>",
+    "<REPO>",
+    "<|tool_response>",
+    "<reponame>",
+    "<|file_sep|>",
+};
 inline constexpr const char* kUnknown = "tokenizer.ggml.unknown_token_id";
 inline constexpr const char* kPadding = "tokenizer.ggml.padding_token_id";
 inline constexpr const char* kChatTemplate = "tokenizer.chat_template";

@@ -213,6 +213,12 @@ class TokenizerWriter {
     out_.put(gguf_keys::kAddSpace, space);
   }
 
+  bool is_known_end(std::int32_t id) const {
+    const auto& known = gguf_keys::kEndsByName;
+    return static_cast<std::size_t>(id) < tokens_.size() &&
+           std::ranges::find(known, tokens_[static_cast<std::size_t>(id)]) != std::end(known);
+  }
+
   // What is put around a text: its ids without and with it.
   void write_ids() {
     const auto alone = tokenizer_.encode("a", false), whole = tokenizer_.encode("a", true);
@@ -229,11 +235,16 @@ class TokenizerWriter {
         (!suffix.empty() && suffix != std::vector{ends.empty() ? -1 : ends[0]})) {
       refuse("more around a text than its begin and its end (post_processor)");
     }
+    // The first is the document's. Of more than there are keys, those go first that need one.
+    if (ends.size() > std::size(gguf_keys::kEnds)) {
+      std::stable_partition(ends.begin() + 1, ends.end(),
+                            [&](std::int32_t id) { return !is_known_end(id); });
+    }
     if (begin) out_.put(gguf_keys::kBegin, static_cast<std::uint32_t>(*begin));
     for (std::size_t i = 0; i < ends.size(); ++i) {
       if (i < std::size(gguf_keys::kEnds)) {
         out_.put(gguf_keys::kEnds[i], static_cast<std::uint32_t>(ends[i]));
-      } else {
+      } else if (!is_known_end(ends[i])) {
         note(fmt::format("{}: a GGUF file names {} ids that end a text; {} is left out", file_,
                          std::size(gguf_keys::kEnds), ends[i]));
       }

@@ -265,7 +265,7 @@ TEST(ModelConfig, HostileValuesNameTheirKey) {
   refused(llama_with("rope_theta", "1e999"), {"too large"});
   refused(llama_with("tie_word_embeddings", "1"), {"tie_word_embeddings"});
   refused(llama_with("bos_token_id", "512"), {"bos_token_id is 512", "512"});
-  refused(llama_with("bos_token_id", "-1"), {"bos_token_id"});
+  refused(llama_with("bos_token_id", "-2"), {"bos_token_id"});
   refused(llama_with("eos_token_id", "[2,4294967298]"), {"eos_token_id"});
   refused(llama_with("eos_token_id", "[2,\"3\"]"), {"eos_token_id"});
   refused(llama_with("eos_token_id", "512"), {"eos_token_id is 512"});
@@ -400,9 +400,13 @@ TEST(ModelConfig, GenerationConfigEndsTexts) {
   EXPECT_EQ(ids(eos, R"({"eos_token_id":[6,7]})"), (Ids{6, 7}));
   EXPECT_EQ(ids(eos, R"({"eos_token_id":6})"), Ids{6});
   EXPECT_EQ(ids("\"eos_token_id\":null,", R"({"eos_token_id":6})"), Ids{6});
+  EXPECT_EQ(ids("\"eos_token_id\":-1,\"bos_token_id\":-1,", "{}"), Ids{});
+  EXPECT_FALSE(load_config(dir.path()).bos_token_id);
   // One that names none leaves those of config.json.
   EXPECT_EQ(ids(eos, R"({"temperature":0.6,"time":Infinity})"), Ids{5});
   EXPECT_EQ(ids(eos, R"({"eos_token_id":null})"), Ids{5});
+  EXPECT_EQ(ids(eos, R"({"eos_token_id":-1})"), Ids{5});
+  EXPECT_EQ(ids(eos, R"({"eos_token_id":4294967295})"), Ids{5});
   EXPECT_EQ(load_config(dir / "config.json").eos_token_ids, Ids{5});
   const std::string file = (dir / "generation_config.json").string();
   expect_file_error([&] { ids(eos, R"({"eos_token_id":512})"); }, file, {"512"});

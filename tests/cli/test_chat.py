@@ -54,7 +54,8 @@ def chat(program, tmp_path):
         done = subprocess.run(
             [program, "chat", "--model", model, "--temperature", "0",
              "--path", "dense", "--json", out, *map(str, more)],
-            input="".join(line + "\n" for line in lines).encode(), capture_output=True, timeout=120,
+            input=lines if isinstance(lines, bytes) else "".join(line + "\n" for line in lines).encode(),
+            capture_output=True, timeout=120,
             env={**os.environ, **(env or {})},
         )  # fmt: skip
         done.json = json.loads(out.read_text()) if out.exists() else None
@@ -87,6 +88,75 @@ def test_commands(chat):
     assert done.json["turns"][1]["prompt_tokens"] == len("shm") + 1 + len("utwo") + 1 + 1
 
 
+def users(done):
+    assert done.returncode == 0, done.stderr
+    return [m["content"] for m in done.json["messages"] if m["role"] == "user"]
+
+
+def test_what_begins_with_a_slash_and_is_no_command_is_a_message(chat):
+    lines = ["/etc/hosts is where?", "/etc what", "/exit now", "/system", "/systems of it", "/usr/bin", "/", "/c++",
+             " /tmp", "/reset it"]  # fmt: skip
+    done = chat([*lines, "/exit "])
+    assert users(done) == [line for line in lines if line != "/system"]
+    assert done.stderr.decode().count("/reset forgets") == 1
+    done = chat(["one", "/rest", "/Tmp", "two", "/reset ", "three"])
+    assert users(done) == ["three"] and len(done.json["turns"]) == 3
+    for word in ("/rest", "/Tmp"):
+        assert f"{word} is no command, so it was not sent; a space in front sends it." in done.stderr.decode()
+
+
+def test_lines_of_other_systems(chat):
+    done = chat(b"\xef\xbb\xbf/system be brief\r\none\r\n\r\ntwo \rx\r\n/exit\r\nno\r\n")
+    assert done.json["messages"][0]["content"] == "be brief" and users(done) == ["one", "two \rx"]
+    assert users(chat(b"\xef\xbb\xbfone\r\ntwo\r")) == ["one", "two"]
+
+
+@pytest.mark.parametrize(("lines", "why"), [
+    ("one\né".encode("latin-1"), "line 2 of standard input: byte 0 is no UTF-8"),
+    (b"\xff\n", "line 1 of standard input: byte 0 is no UTF-8"),
+    (b"/system \xe9\n", "line 1 of standard input: byte 8 is no UTF-8"),
+    (b"/etc/\xe9\n", "line 1 of standard input: byte 5 is no UTF-8"),
+    ("one\n".encode("utf-16"), "line 1 of standard input: byte 0 is no UTF-8"),
+    ("one\n".encode("utf-16-le"), "line 1 of standard input: byte 1 is zero, as in UTF-16"),
+    ("one\n".encode("utf-16-be"), "line 1 of standard input: byte 0 is zero, as in UTF-16"),
+])  # fmt: skip
+def test_standard_input_that_is_no_utf8(chat, lines, why):
+    done = chat(lines)
+    assert done.returncode == 1 and why in done.stderr.decode()
+    assert [line for line in done.stderr.splitlines() if b"error: " in line] == done.stderr.splitlines()
+
+
+def test_what_the_system_says_is_utf8_too(program, tmp_path):
+    command = [program, "chat", "--model", make_chat(tmp_path / "m"), "--system", b"be \xe9"]
+    done = subprocess.run(command, input=b"hm\n", capture_output=True)
+    assert done.returncode == 1 and b"--system: byte 3 is no UTF-8" in done.stderr and done.stderr.count(b"\n") == 1
+
+
+def test_text_is_utf8_whatever_the_locale(chat, tmp_path):
+    made = subprocess.run(["localedef", "-i", "en_US", "-f", "ISO-8859-1", tmp_path / "en_US.ISO-8859-1"],
+                          capture_output=True) if shutil.which("localedef") else None  # fmt: skip
+    locales = ["C", *(["en_US.ISO-8859-1"] if made and (tmp_path / "en_US.ISO-8859-1").exists() else [])]
+    model = make_chat(tmp_path / "modèle", template=TEMPLATE.replace("{{ eos_token }}", "é"))
+    for locale in locales:
+        env = {"LC_ALL": locale, "LOCPATH": str(tmp_path), "PYTHONIOENCODING": "latin-1", "PYTHONUTF8": "0",
+               "PYTHONCOERCECLOCALE": "0"}  # fmt: skip
+        done = chat(["naïve 字"], model=model, env=env)
+        assert users(done) == ["naïve 字"]
+        assert done.json["turns"][0]["prompt_tokens"] == len("unaïve 字é>".encode())
+
+
+def test_what_generation_config_says_of_answers(chat, tmp_path):
+    model = make_chat(tmp_path / "said")
+    file = model / "generation_config.json"
+    file.write_text(json.dumps({"eos_token_id": EOT, "stop_strings": ["es"], "num_beams": 2}))
+    done = chat(["one", "two"], model=model)
+    assert [turn["finish"] for turn in done.json["turns"]] == ["stop_string"] * 2
+    assert done.stderr.decode() == f"note: {file}: num_beams is not heeded here\n"
+    file.write_text(json.dumps({"max_new_tokens": 2}))
+    assert chat(["one"], model=model).json["turns"][0]["tokens"] == 2
+    assert chat(["one"], "--max-tokens", 3, model=model).json["turns"][0]["tokens"] == 3
+
+
 def test_the_oldest_exchanges_are_forgotten(chat):
     done = chat(["a" * 20, "b" * 20, "c" * 20], "--context", 96, "--system", "s", "--max-tokens", 8)
     assert done.returncode == 0, done.stderr
@@ -104,7 +174,7 @@ def test_stop_strings_and_lengths(chat, tmp_path):
     assert done.stdout.decode().startswith("ye\n") and done.json["turns"][0]["finish"] == "max_tokens"
 
 
-def test_what_cannot_be_is_told(chat, program, tmp_path):
+def test_what_cannot_be_is_told(chat, tmp_path):
     model = make_chat(tmp_path / "none")
     (model / "tokenizer_config.json").unlink()
     done = chat(["hm"], model=model)
@@ -122,9 +192,6 @@ def test_what_cannot_be_is_told(chat, program, tmp_path):
     for python in ("/bin/false", "/no/such/python"):
         done = chat(["hm"], model=spies, env={"TWELL_PYTHON": python})
         assert done.returncode == 1 and python.encode() in done.stderr and done.stderr.count(b"\n") == 1
-    command = [program, "chat", "--model", make_chat(tmp_path / "m"), "--path", "dense"]
-    done = subprocess.run(command, input=b"\xff\n", capture_output=True)
-    assert done.returncode == 1 and b"byte 0 of the message is no UTF-8" in done.stderr
 
 
 def test_without_a_template(chat, tmp_path):
@@ -252,6 +319,36 @@ def test_where_templates_are(tmp_path):
         assert rendered(tmp_path, TALK) == {"text": want}
 
 
+CLASSES = ["LlamaTokenizer", "CodeLlamaTokenizer", "GPT2TokenizerFast", "GPTNeoXTokenizerFast", "GemmaTokenizer"]
+
+
+@pytest.mark.parametrize(("model", "config", "older"), [
+    *[("llama", {"tokenizer_class": name}, {}) for name in CLASSES],
+    *[(name, {}, {}) for name in ("llama", "qwen2", "qwen3", "opt")],
+    ("llama", {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "b"}, {}),
+    ("llama", {"tokenizer_class": "LlamaTokenizer", "bos_token": None, "eos_token": ""}, {}),
+    ("llama", {"tokenizer_class": "LlamaTokenizer", "bos_token": "a"},
+     {"bos_token": "b", "eos_token": {"content": "a"}}),
+    ("llama", {"tokenizer_class": "LlamaTokenizer", "bos_token": None}, {"bos_token": "b", "unk_token": None}),
+    ("llama", {"bos_token": "a", "added_tokens_decoder": {}}, {"bos_token": "b", "eos_token": "a"}),
+])  # fmt: skip
+def test_special_tokens_are_those_of_transformers(tmp_path, model, config, older):
+    """Where no file names them, by the class of the tokenizer."""
+    transformers = pytest.importorskip("transformers")
+    tokenizers = pytest.importorskip("tokenizers")
+    words = {word: i for i, word in enumerate(["a", "b", "<s>", "</s>", "<unk>", "<|endoftext|>"])}
+    tokenizers.Tokenizer(tokenizers.models.BPE(words, [], unk_token="<unk>")).save(str(tmp_path / "tokenizer.json"))
+    names = ("bos_token", "eos_token", "unk_token", "pad_token")
+    template = "".join(f"[{{{{ {name} }}}}]" for name in names)
+    config = {**config, "chat_template": template}
+    for name, content in (("config", {"model_type": model}), ("tokenizer_config", config),
+                          ("special_tokens_map", older)):  # fmt: skip
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    want = theirs.apply_chat_template(TALK, tokenize=False, add_generation_prompt=True)
+    assert rendered(tmp_path, TALK) == {"text": want}
+
+
 # --- generate ---
 
 
@@ -276,6 +373,24 @@ def test_prompts_from_elsewhere(twell, program, tmp_path):
     (tmp_path / "lines").write_text(">\n\n>y\n")
     error = generate(twell, model, "--prompts", tmp_path / "lines", ok=False).error_line()
     assert f"line 2 of --prompts {tmp_path / 'lines'}: is empty" in error
+
+
+def test_prompts_of_other_systems(twell, tmp_path):
+    """A mark in front and carriage returns are no part of a text; a text of another encoding is refused."""
+    model, file = make_chat(tmp_path / "m"), tmp_path / "text"
+    for option, lines in (("--prompt-file", 1), ("--prompts", 2)):
+        asked = [option, file, "--temperature", 0]
+        file.write_bytes(b"a\n>")
+        plain = generate(twell, model, *asked).json
+        assert plain["prompt_tokens"] == (3 if lines == 1 else 2)
+        file.write_bytes(b"\xef\xbb\xbfa\r\n>")
+        same = generate(twell, model, *asked).json
+        assert (same["prompt_tokens"], same["sequences"]) == (plain["prompt_tokens"], plain["sequences"])
+        for text, why in (("é".encode("latin-1"), "byte 0 is no UTF-8"), ("a>".encode("utf-16"), "byte 0 is no UTF-8"),
+                          ("a>".encode("utf-16-le"), "byte 1 is zero, as in UTF-16")):  # fmt: skip
+            file.write_bytes(text)
+            error = generate(twell, model, *asked, ok=False).error_line()
+            assert f"{option} {file}: {why}" in error and "convert the text" in error
 
 
 def test_stop_strings_of_a_batch(twell, tmp_path):
@@ -307,3 +422,57 @@ def test_generation_config_says_how_tokens_are_chosen(twell, trained, tmp_path):
     (model / "generation_config.json").write_text('{"top_p": "x"}')
     error = generate(twell, model, *ask, ok=False).error_line()
     assert "generation_config.json: top_p" in error
+
+
+CONFIGS = {
+    "suppress_tokens": {"suppress_tokens": [ord("e"), 5000, -1]},
+    "begin_suppress_tokens": {"begin_suppress_tokens": [ord("y")]},
+    "bad words": {"bad_words_ids": [[ord("y")], [EOT]]},
+    "bias": {"sequence_bias": [[[ord("s")], -30.0], [[ord("q")], 4.5]]},
+    "bias and bad word": {"sequence_bias": [[[ord("q")], 30.0]], "bad_words_ids": [[ord("q")]]},
+    "least length": {"min_new_tokens": 6},
+    "least length beyond the most": {"min_new_tokens": 50},
+    "most": {"max_new_tokens": 2},
+    "several ends": {"eos_token_id": [EOT, ord("s")], "min_new_tokens": 2},
+    "penalty and biases": {"repetition_penalty": 20.0, "suppress_tokens": [ord("y")], "min_new_tokens": 4},
+    "nothing": {"bad_words_ids": None, "suppress_tokens": [], "sequence_bias": None, "stop_strings": None},
+}
+
+
+@pytest.mark.filterwarnings("ignore:Unfeasible length")
+@pytest.mark.parametrize("name", CONFIGS)
+def test_texts_are_those_of_transformers(twell, tmp_path, name):
+    """In a batch and alone, the likeliest token and the only one that top_p 0 leaves."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    model = make_chat(tmp_path / "m")
+    said = {"eos_token_id": EOT, "do_sample": False, **CONFIGS[name]}
+    most = said.get("max_new_tokens", 9)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    known = {**said, "suppress_tokens": [t for t in said.get("suppress_tokens") or [] if t == t % 258] or None}
+    config = transformers.GenerationConfig(**{**known, "pad_token_id": EOT, "max_new_tokens": most})
+    want = [theirs.generate(torch.tensor([list(prompt)]), generation_config=config)[0, len(prompt):].tolist()
+            for prompt in (b">", b"ay")]  # fmt: skip
+    for sampling in ({"do_sample": False}, {"do_sample": True, "top_p": 0, "top_k": 0}):
+        (model / "generation_config.json").write_text(json.dumps({**said, **sampling}))
+        ask = ["--prompt", ">", "--prompt", "ay", *([] if "max_new_tokens" in said else ["--max-tokens", 9])]
+        done = generate(twell, model, *ask)
+        assert [s["token_ids"] for s in done.json["sequences"]] == want
+        assert "note:" not in done.err
+    assert generate(twell, model, *ask[2:]).json["sequences"][0]["token_ids"] == want[1]
+
+
+def test_what_of_generation_config_is_not_heeded_is_told_once(twell, tmp_path):
+    model = make_chat(tmp_path / "m")
+    file = model / "generation_config.json"
+    said = {"no_repeat_ngram_size": 2, "forced_eos_token_id": 3, "bad_words_ids": [[1, 2], [3, 4]]}
+    file.write_text(json.dumps(said))
+    done = generate(twell, model, "--prompt", ">", "--prompt", ">")
+    notes = [line for line in done.err.splitlines() if line.startswith("note:")]
+    assert notes == [f"note: {file}: bad_words_ids, no_repeat_ngram_size, forced_eos_token_id are not heeded here"]
+    file.write_text(json.dumps({"suppress_tokens": list(range(258))}))
+    error = generate(twell, model, "--prompt", ">", ok=False).error_line()
+    assert str(model) in error and "generation_config.json forbids every token" in error
+    file.write_text(json.dumps({"stop_strings": ["es"]}))
+    ask = ["--prompt", ">", "--temperature", 0]
+    assert generate(twell, model, *ask).json["text"] == "y"
+    assert generate(twell, model, *ask, "--stop", "s").json["text"] == "ye"  # instead of the file's

@@ -53,7 +53,7 @@ def write_tokenizer(out, vocabulary):
     out.add_tokenizer_model("gpt2")
     out.add_tokenizer_pre("gpt-2")
     out.add_token_list(tokens)
-    out.add_token_types([3, 3] + [1] * (vocabulary - 2))
+    out.add_token_types([3, 3, 1] + [4] * (vocabulary - 3))  # no merges make the others
     out.add_token_merges([])
     out.add_bos_token_id(0)
     out.add_eos_token_id(1)

@@ -82,6 +82,7 @@ TEST(Sampler, EveryTokenHasItsShareOfTheDraws) {
   expect_shares({.temperature = 1.0, .top_p = 0.99, .min_p = 1.0}, {0, 0, 1, 0, 0, 0, 0});
   // At least one, however small top_p is.
   expect_shares({.temperature = 1.0, .top_p = 1e-9}, {0, 0, 1, 0, 0, 0, 0});
+  expect_shares({.temperature = 1.0, .top_p = 0.0}, {0, 0, 1, 0, 0, 0, 0});
   // Of the two likeliest the first alone has p2 / (p2 + p3) > 0.6 of what top_k leaves.
   ASSERT_GT(p[2] / (p[2] + p[3]), 0.6);
   expect_shares({.temperature = 1.0, .top_k = 2, .top_p = 0.6}, {0, 0, 1, 0, 0, 0, 0});
@@ -258,6 +259,24 @@ TEST(Sampler, TokensThatWereThereArePenalised) {
   EXPECT_TRUE(none.penalise(logits).is_same(logits));
 }
 
+TEST(Sampler, BiasesHoldForTheirSteps) {
+  const double never = -std::numeric_limits<double>::infinity();
+  LogitBias bias({{2, never, 1}, {0, 1.5}, {0, 0.5, 2}, {9, never}}, 3, at::kCPU);
+  const at::Tensor logits = at::zeros({2, 3});
+  const auto expect = [&](std::int64_t step, const std::vector<float>& want) {
+    bias.begin(step);
+    EXPECT_TRUE(at::equal(bias.add(logits), at::tensor(want).expand({2, 3}))) << step;
+  };
+  expect(0, {2, 0, static_cast<float>(never)});
+  expect(1, {2, 0, 0});
+  expect(2, {1.5, 0, 0});
+  expect(3, {1.5, 0, 0});
+  EXPECT_TRUE(LogitBias().add(logits).is_same(logits));
+  LogitBias all({{0, never}, {1, never}, {2, never, 4}}, 3, at::kCPU);
+  EXPECT_THROW(all.begin(0), Error);
+  EXPECT_NO_THROW(all.begin(4));
+}
+
 TEST(Sampler, SameSeedSameDrawsAndSequencesDiffer) {
   const auto draws = [](std::uint64_t seed, std::int64_t sequence) {
     Random stream = sequence_stream(seed, sequence);
@@ -325,7 +344,7 @@ TEST(Sampler, MistakesAreErrors) {
   EXPECT_THAT(check({.temperature = -1.0}), testing::HasSubstr("temperature"));
   EXPECT_THAT(check({.temperature = nan}), testing::HasSubstr("temperature"));
   EXPECT_THAT(check({.top_k = -1}), testing::HasSubstr("top_k"));
-  EXPECT_THAT(check({.top_p = 0.0}), testing::HasSubstr("top_p"));
+  EXPECT_THAT(check({.top_p = -0.1}), testing::HasSubstr("top_p"));
   EXPECT_THAT(check({.top_p = 1.5}), testing::HasSubstr("top_p"));
   EXPECT_THAT(message_of(throw_broken_logits), testing::HasSubstr("NaN"));
 }

@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <optional>
 #include <thread>
@@ -83,6 +84,22 @@ TEST(StepDecoder, SameDrawsAsChunkByChunk) {
         expect_same_text(*model, options);
       }
     }
+  }
+}
+
+// Also those that come to an end when steps have been recorded.
+TEST(StepDecoder, SameBiasesAsChunkByChunk) {
+  const auto model = tiny_model(tiny_config());
+  const double never = -std::numeric_limits<double>::infinity();
+  GenerateOptions options{.max_tokens = 30};
+  const Tokens plain = tokens_of(generate(*model, kPrompts, options))[0];
+  options.sampling.biases = {{plain[0], never, 1}, {plain[1], never, 9}, {plain[2], 2.0}};
+  expect_same_text(*model, options);
+  options.stop_tokens = plain;
+  options.min_tokens = 12;
+  expect_same_text(*model, options);
+  for (const Tokens& text : tokens_of(generate(*model, kPrompts, options))) {
+    EXPECT_GE(text.size(), 12U);
   }
 }
 

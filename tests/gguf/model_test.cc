@@ -1,4 +1,5 @@
 // Models of GGUF files as directories: names, order of rows, config.json, and what is refused.
+#include <algorithm>
 #include <cmath>
 #include <numeric>
 #include <optional>
@@ -7,11 +8,13 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/config.h"
 #include "checkpoint/half.h"
+#include "files/note.h"
 #include "gguf/export_model.h"
 #include "gguf/import_model.h"
 #include "gguf/model_tensors.h"
 #include "tests/gguf/raw_gguf.h"
 #include "tests/support/files.h"
+#include "tests/support/message_of.h"
 #include "tokenizer/tokenizer.h"
 
 namespace twell::io {
@@ -170,6 +173,70 @@ TEST(ImportGguf, ConfigSaysWhatTheFileSays) {
   EXPECT_NE(slurp(made.out() / "tokenizer_config.json").find("{{ messages }}"), std::string::npos);
 }
 
+// As converters wrote them where config.json said -1.
+TEST(ImportGguf, IdsThatSayNone) {
+  TinyGguf file;
+  file.replace("tokenizer.ggml.bos_token_id", UINT32_MAX);
+  file.put("tokenizer.ggml.padding_token_id", UINT32_MAX);
+  file.put("tokenizer.ggml.eot_token_id", 99U);  // beyond the tokens: told, and left out
+  file.value("tokenizer.ggml.unknown_token_id", kRawU64, raw(UINT64_MAX));
+  file.value("tokenizer.ggml.eom_token_id", kRawI32, raw(std::int32_t{-1}));
+  std::vector<std::string> notes;
+  set_note_sink([&](const std::string& line) { notes.push_back(line); });
+  const Imported made{file};
+  set_note_sink({});
+  const ModelConfig config = load_config(made.out());
+  EXPECT_FALSE(config.bos_token_id);
+  EXPECT_EQ(config.eos_token_ids, (std::vector<std::int32_t>{3}));
+  const std::string text = slurp(made.out() / "tokenizer_config.json");
+  EXPECT_EQ(text.find("pad_token"), std::string::npos);
+  EXPECT_EQ(text.find("unk_token"), std::string::npos);
+  ASSERT_EQ(notes.size(), 1U);
+  EXPECT_TRUE(notes[0].ends_with(
+      "tokenizer.ggml.eot_token_id is 99, but there are 4 tokens: it is left out"));
+  file.replace("tokenizer.ggml.bos_token_id", 4U);
+  EXPECT_FALSE(load_config(Imported{file}.out()).bos_token_id);
+}
+
+TEST(ImportGguf, TextsEndAtTheNamesThatLlamaCppKnows) {
+  const auto ends = [](const std::vector<std::string>& tokens) {
+    TinyGguf file;
+    for (const char* key : {"tokens", "token_type", "merges"}) {
+      file.drop(std::string("tokenizer.ggml.") + key);
+    }
+    file.put("tokenizer.ggml.tokens", tokens);
+    file.put("tokenizer.ggml.token_type", std::vector<std::int32_t>(tokens.size(), 3));
+    return load_config(Imported{file}.out()).eos_token_ids;
+  };
+  using Ids = std::vector<std::int32_t>;
+  EXPECT_EQ(ends({"a", "b", "ab", "<|im_end|>"}), Ids{3});
+  EXPECT_EQ(ends({"<|endoftext|>", "b", "<|im_end|>", "c"}), (Ids{3, 2, 0}));
+  EXPECT_EQ(ends({"<end_of_turn>", "<|eot_id|>", "<|end|>", "c"}), (Ids{3, 1, 0, 2}));
+  EXPECT_EQ(ends({"<|return|>", "<|call|>", "<|end|>", "c"}), (Ids{3, 0, 1}));
+  EXPECT_EQ(ends({"<|flush|>", "<|calls|>", "<|end|>", "c"}), (Ids{3, 1, 0}));
+  EXPECT_EQ(ends({"<|call|>", "b", "<|end|>", "c"}), (Ids{3, 2, 0}));
+  EXPECT_EQ(ends({"</s>", "<|tool_response>", "[PAD]", "c"}), (Ids{3, 2, 1}));
+  TinyGguf file;
+  file.put("tokenizer.ggml.fim_sep_token_id", 1U);
+  file.put("tokenizer.ggml.fim_pad_token_id", 0U);
+  EXPECT_EQ(load_config(Imported{file}.out()).eos_token_ids, (Ids{3, 0, 1}));
+}
+
+// A vocabulary of words without what makes them would cut every text into bytes.
+TEST(ImportGguf, WordsWithoutMerges) {
+  TinyGguf file;
+  file.drop("tokenizer.ggml.merges");
+  const std::string why = test::message_of([&] { Imported{file}; });
+  EXPECT_NE(why.find("has no tokenizer.ggml.merges, of which token 2 (\"ab\") would be made; "
+                     "--tokenizer names another tokenizer"),
+            std::string::npos)
+      << why;
+  file.drop("tokenizer.ggml.tokens");
+  file.put("tokenizer.ggml.tokens", std::vector<std::string>{"a", "b", "\xC4\xA0", "<s>"});
+  EXPECT_EQ(Tokenizer::load(Imported{file}.out()).encode("ab "),
+            (std::vector<std::int32_t>{0, 1, 2}));
+}
+
 TEST(ImportGguf, HeadsAndOtherModelsOfTheTable) {
   TinyGguf untied;
   untied.counted("output.weight", {8, 4});
@@ -302,7 +369,6 @@ TEST(ImportGguf, WhatIsNoSuchModelIsOneLine) {
       {"biases of q alone",
        [](TinyGguf& f) { f.block("attn_q", {8}, "bias"); },
        {"biases of q, k, v: true"}},
-      {"bos", value("tokenizer.ggml.bos_token_id", 9U), {"bos_token_id is 9"}},
       {"tokens",
        value("tokenizer.ggml.tokens", Texts{"a", "b", "c", "d", "e"}),
        {"5 tokens", "4 rows"}},
@@ -367,6 +433,31 @@ TEST(ExportGguf, IsTheSameModelAgain) {
                            "tokenizer_config.json", "generation_config.json"}) {
     EXPECT_EQ(slurp(other / "out" / name), slurp(made.out() / name)) << name;
   }
+}
+
+// There are keys for three; the others have to be known by their names.
+TEST(ExportGguf, ManyEnds) {
+  TinyGguf file;
+  for (const char* key : {"tokens", "token_type", "merges"}) {
+    file.drop(std::string("tokenizer.ggml.") + key);
+  }
+  file.put("tokenizer.ggml.tokens", std::vector<std::string>{"<|im_end|>", "</s>", "x", "y"});
+  file.put("tokenizer.ggml.token_type", std::vector<std::int32_t>(4, 3));
+  const Imported made{file};
+  std::vector<std::string> notes;
+  const auto ends_again = [&](const std::string& ends) {
+    spit(made.out() / "generation_config.json", "{\"eos_token_id\": " + ends + "}");
+    set_note_sink([&](const std::string& line) { notes.push_back(line); });
+    const TempDir dir;
+    export_gguf(made.out(), dir / "o.gguf", {});
+    set_note_sink({});
+    import_gguf(dir / "o.gguf", dir / "out", {});
+    std::vector<std::int32_t> ids = load_config(dir / "out").eos_token_ids;
+    std::ranges::sort(ids);
+    return ids;
+  };
+  EXPECT_EQ(ends_again("[0, 1, 2, 3]"), (std::vector<std::int32_t>{0, 1, 2, 3}));
+  EXPECT_TRUE(notes.empty());
 }
 
 TEST(ExportGguf, Llama3sScalingIsATensor) {
