@@ -68,20 +68,12 @@ def sparsify(
     if sample is not None and not freeze:
         raise ValueError("sparsify: sample: chooses the form of frozen layers; expected freeze=True")
     kinds = KINDS if mlp is None else (Kind.of(mlp),)
-    verdicts: list[Verdict] = []
-    for verdict in judge(model, kinds, activation, threshold, freeze):
-        verdicts.append(verdict)
-        if verdict.is_refused:
-            break
-    sites = [v.site for v in verdicts if v.site is not None]
-    if (why := refusal(verdicts)) is not None:
-        raise ValueError(str(why))
+    sites, stay = _sites_of(judge(model, kinds, activation, threshold, freeze))
     if not sites:
         raise ValueError(
             f"sparsify: {type(model).__name__} has no MLP with {'; or '.join(map(str, kinds))}; mlp= "
             "says what its layers are called"
         )
-    stay = [(v.names[0], v.why) for v in verdicts if v.why is not None]
     for what, why in _lines(model, stay).items():
         warnings.warn(f"sparsify: {what}: {why}", stacklevel=2)
     try:
@@ -304,8 +296,8 @@ def judge(
                 site = InlineSite(called, module, kind, from_owner(module, kind, **options))
             if own and called == [""]:
                 raise Stays(
-                    "the model itself is the layer, which nothing can replace in place; twell.from_mlp makes a "
-                    "layer of it"
+                    f"{type(module).__name__}: the model itself is the layer, which nothing can replace in "
+                    "place; twell.from_mlp makes a layer of it"
                 )
             for name, layer in site.layers.items():
                 if name in thresholds:
@@ -316,6 +308,22 @@ def judge(
             yield Verdict(called, module, kind, why=why)
         else:
             yield Verdict(called, module, kind, site)
+
+
+def _sites_of(
+    judged: Iterable[Verdict],
+) -> tuple[list[Site], list[tuple[str, ValueError]]]:
+    """All that are to be layers, and the names of what stays dense, with the reasons. Raises ValueError
+    if there is a refusal."""
+    verdicts: list[Verdict] = []
+    for verdict in judged:
+        verdicts.append(verdict)
+        if verdict.is_refused:
+            break
+    if (why := refusal(verdicts)) is not None:
+        raise ValueError(str(why))
+    sites = [v.site for v in verdicts if v.site is not None]
+    return sites, [(v.names[0], v.why) for v in verdicts if v.why is not None]
 
 
 def refusal(verdicts: list[Verdict]) -> ValueError | None:

@@ -140,7 +140,8 @@ def report(model: nn.Module, sample: Any = None) -> Report:
     finally:
         for hook in hooks:
             hook.remove()
-    layers = [each.result(*about, refused) for each, *about in zip(found, counts, verdicts)]
+    judged = zip(found, counts, verdicts)
+    layers = [each.result(seen, verdict, refused) for each, seen, verdict in judged]
     own = {id(p): p.numel() for each in found for p in each.parameters}
     total = {id(p): p.numel() for p in [*model.parameters(), *model.buffers()]}
     return Report(type(model).__name__, layers, sum(total.values()), sum(own.values()))

@@ -61,7 +61,7 @@ def _state_of(thing: Any) -> Callable[[], None]:
 
 def _tensors(model: nn.Module) -> Iterator[Callable[[], None]]:
     """What is written in place."""
-    written = list(model.buffers())
+    written: list[Any] = list(model.buffers())
     written += [m.weight for m in model.modules() if getattr(m, "max_norm", None) is not None]
     for tensor in written:
         if not (tensor.is_meta or tensor.is_inference()):
