@@ -121,7 +121,8 @@ def report(model: nn.Module, sample: Any = None) -> Report:
     JSON.
 
     ``sample`` is what the model is called with once, in evaluation: a tensor, a tuple of arguments, or
-    named ones, such as a tokenizer's result. Without it, nothing is counted.
+    named ones, such as a tokenizer's result. Without it, nothing is counted. Codes of compressed-tensors
+    become numbers meanwhile, which takes memory.
 
     A layer with a gate reads (1 + 2·share) / 3 of its weights, one without (1 + share) / 2. A screen may
     leave less. This is what bounds a call of one token; `twell bench` measures.
