@@ -216,7 +216,9 @@ def test_arcee_has_no_gate(freeze: bool, tmp_path: Path) -> None:
 
 
 def test_a_model_without_layers() -> None:
-    with pytest.raises(ValueError, match="Sequential has no MLP with gate_proj, up_proj, down_proj; or"):
+    with pytest.raises(ValueError, match="Linear has no MLP with gate_proj, up_proj, down_proj; or"):
+        twell.sparsify(nn.Linear(8, 8))
+    with pytest.raises(ValueError, match="Sequential: the model itself is the layer"):
         twell.sparsify(nn.Sequential(nn.Linear(8, 20), nn.ReLU(), nn.Linear(20, 8)))
     names = {"up": "first", "down": "second", "act": "act"}
     with pytest.raises(ValueError, match="Linear has no MLP with first, second and act; mlp= says"):

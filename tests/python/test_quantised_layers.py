@@ -289,6 +289,22 @@ def test_a_model(tmp_path: Path, layout: str) -> None:
         assert (numbers(ids).logits.float() - want).abs().max() <= 8 * UNIT[torch.bfloat16] * want.abs().max()
 
 
+@pytest.mark.parametrize("layout", ["pack-quantized", "int-quantized"])
+def test_a_report_leaves_codes(tmp_path: Path, layout: str) -> None:
+    """Its pass makes numbers of them, which do not stay."""
+    model, ids = model_of(tmp_path, layout), torch.arange(40)[None]
+    stored = {k: v.clone() for k, v in model.state_dict().items()}
+    parts = [(n, id(p)) for n, p in model.named_parameters()]
+    said = model.hf_quantizer.compressor.quantization_config.quantization_status
+    found = twell.report(model, ids)
+    assert [(layer.tokens, layer.taken) for layer in found.layers] == [(40, True)] * 2
+    assert same(model.state_dict(), stored) and [(n, id(p)) for n, p in model.named_parameters()] == parts
+    assert model.hf_quantizer.compressor.quantization_config.quantization_status == said
+    with torch.inference_mode():
+        assert twell.sparsify(model).model.layers[0].mlp.gate.dtype == torch.int8
+        assert model(ids).logits.isfinite().all()
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_rounded_scales(dtype: torch.dtype, way: str) -> None:
     """Each is off by at most half of the fifth bit, and int4 stays codes; other layers do not change."""

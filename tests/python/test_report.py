@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import copy
 import json
+import random
+from collections.abc import Callable
 
 import pytest
 import torch
 import twell
-from layers import TINY_SIZES
+from layers import TINY_SIZES, tiny_llama
 from tiny_models import AMONG_OTHERS, MODULES_OF_THEIR_OWN, STACKED, Tiny, features, ids, of, text
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations, prune
 
 SILU = Tiny(of("LlamaForCausalLM", "LlamaConfig", TINY_SIZES), text, 0)
 BERT = Tiny(
@@ -109,3 +112,138 @@ def test_padding_in_nested_tensors_is_not_counted() -> None:
 def test_layers_that_train() -> None:
     model = twell.sparsify(MODULES_OF_THEIR_OWN["arcee"].model(), freeze=False)
     assert [layer.taken for layer in twell.report(model, ids()).layers] == [True, True]
+
+
+def mlp(model: nn.Module, block: int = 0) -> nn.Module:
+    return model.get_submodule(f"model.layers.{block}.mlp")
+
+
+def tie(model: nn.Module) -> None:
+    mlp(model).up_proj.weight = mlp(model, 1).up_proj.weight
+
+
+def adapter(model: nn.Module) -> None:
+    peft = pytest.importorskip("peft")
+    peft.inject_adapter_in_model(peft.LoraConfig(target_modules=["up_proj"]), model)
+
+
+def share(model: nn.Module) -> None:
+    model.get_submodule("model.layers.1").mlp = mlp(model)
+
+
+def another_activation(*blocks: int) -> Callable[[nn.Module], None]:
+    def change(model: nn.Module) -> None:
+        for block in blocks:
+            mlp(model, block).act_fn = nn.SiLU()
+
+    return change
+
+
+def compile_it(model: nn.Module) -> None:
+    model.get_submodule("model.layers.0").mlp = torch.compile(mlp(model), backend="eager")
+
+
+DEFORMED: dict[str, Callable[[nn.Module], object]] = {
+    "plain": lambda model: None,
+    "half": lambda model: model.half(),
+    "double": lambda model: model.double(),
+    "two dtypes": lambda model: mlp(model).down_proj.bfloat16(),
+    "tied": tie,
+    "adapter": adapter,
+    "pruned": lambda model: prune.l1_unstructured(mlp(model).up_proj, "weight", 0.5),
+    "weight norm": lambda model: parametrizations.weight_norm(mlp(model).up_proj),
+    "hook on a linear layer": lambda model: mlp(model).down_proj.register_forward_hook(print),
+    "hook on the MLP": lambda model: mlp(model).register_forward_hook(lambda *_: None),
+    "hook on the activation": lambda model: mlp(model).act_fn.register_forward_hook(print),
+    "shared": share,
+    "one of another activation": another_activation(1),
+    "all of another activation": another_activation(0, 1),
+    "compiled": compile_it,
+    "more in it": lambda model: mlp(model).add_module("norm", nn.LayerNorm(8)),
+    "sparse already": twell.sparsify,
+    "without data": lambda model: model.to("meta"),
+}
+
+
+@pytest.mark.parametrize("change", DEFORMED.values(), ids=DEFORMED.keys())
+def test_taken_is_what_sparsify_takes(change: Callable[[nn.Module], object]) -> None:
+    model = tiny_llama()
+    change(model)
+    before = everything(model)
+    found = {layer.name: layer for layer in twell.report(model).layers}
+    assert everything(model) == before and len(found) in (1, 2)
+    sparse = twell.sparse_layers(model)
+    said = ""
+    try:
+        twell.sparsify(model)
+    except ValueError as error:
+        said = str(error)
+    taken = twell.sparse_layers(model).keys()
+    if not sparse:
+        assert {name for name, layer in found.items() if layer.taken} == set(taken) & set(found)
+        assert not said or said in {layer.why for layer in found.values()}
+        assert all(layer.why.endswith(said) for layer in found.values() if "or none" in layer.why)
+
+
+class Restless(nn.Module):
+    """Changes all that a forward pass may change."""
+
+    def __init__(self, fails: bool) -> None:
+        super().__init__()
+        self.words = nn.Embedding(9, 24, max_norm=0.1)
+        self.up, self.down, self.act = nn.Linear(24, 60), nn.Linear(60, 24), nn.ReLU()
+        self.mlp = nn.Sequential(self.up, self.act, self.down)
+        self.register_buffer("calls", torch.zeros(1))
+        self.past: list[Tensor] = []
+        self.fails = fails
+        self.handle = self.register_forward_pre_hook(self.unpacked)
+
+    @staticmethod
+    def unpacked(model: Restless, given: object) -> None:
+        model.handle.remove()
+        del model.handle
+        model.up.weight = nn.Parameter(model.up.weight.detach() * 1)
+        model.up.packed = None
+
+    def eval(self) -> Restless:
+        raise AssertionError
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert not any(m.training for m in self.modules())
+        y = self.words(x) + torch.rand(1) + random.random()
+        self.calls += 1
+        self.past.append(y)
+        self.up.bias.requires_grad_(False)
+        if self.fails:
+            raise RuntimeError("it fails")
+        return self.mlp[2](input=self.act(self.up(y)))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_model_is_as_it_was(fails: bool) -> None:
+    model = Restless(fails)
+    model.mlp.eval()
+    before = [vars(m).copy() for m in model.modules()]
+    kept, state = everything(model), copy.deepcopy(model.state_dict())
+    random_states = torch.get_rng_state(), random.getstate()
+    if fails:
+        with pytest.raises(RuntimeError, match="it fails"):
+            twell.report(model, ids() % 9)
+    else:
+        assert [layer.tokens for layer in twell.report(model, ids() % 9).layers] == [48]
+    assert everything(model) == kept and [vars(m) for m in model.modules()] == before
+    assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
+    assert model.up.bias.requires_grad and not model.past
+    assert torch.equal(torch.get_rng_state(), random_states[0]) and random.getstate() == random_states[1]
+    model.handle.remove()
+    assert not model._forward_pre_hooks
+
+
+def test_compiled_code_is_counted_and_a_model_that_is_the_layer() -> None:
+    model = tiny_llama()
+    compile_it(model)
+    with torch.no_grad():
+        model(ids())
+    assert [layer.tokens for layer in twell.report(model, ids()).layers] == [48, 48]
+    (layer,) = twell.report(nn.Sequential(nn.Linear(8, 20), nn.ReLU(), nn.Linear(20, 8))).layers
+    assert not layer.taken and layer.why.startswith("Sequential: the model itself is the layer")

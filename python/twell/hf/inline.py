@@ -22,7 +22,7 @@ from twell.autograd import Trained
 from twell.hf.activations import activation_of
 from twell.hf.kinds import Kind, is_turned
 from twell.hf.layout import Inside
-from twell.hf.mlps import check_sizes, with_children
+from twell.hf.mlps import check_sizes, take_mode, with_children
 from twell.modules import Ffn, SparseFfn
 
 CHILD = "sparse_ffn"
@@ -69,7 +69,8 @@ def from_owner(
         )
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
-    return layer.train(owner.training)
+    take_mode(layer, owner)
+    return layer
 
 
 # --- Following the code ---------------------------------------------------------------------------

@@ -94,7 +94,7 @@ def from_mlp(
         )
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
-    layer.train(mlp.training)
+    take_mode(layer, mlp)
     if turned := tuple(n for n in kind.linears if is_turned(getattr(mlp, n))):
         Turned(turned).attach(layer)
     if kind.fused:
@@ -256,6 +256,14 @@ def _dropout_of(
     if any(len(ps) > 1 for ps in shares.values()):
         raise ValueError(f"{name}: {type(mlp).__name__} has dropout twice in one place")
     return sum(shares["hidden"]), sum(shares["output"])
+
+
+def take_mode(layer: nn.Module, module: nn.Module) -> None:
+    """Training or evaluation, as the module; its own parts keep what they have."""
+    own = set(module.modules())
+    for part in layer.modules():
+        if part not in own:
+            part.training = module.training
 
 
 def with_children(module: nn.Module, children: Mapping[str, nn.Module | None]) -> nn.Module:

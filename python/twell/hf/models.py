@@ -9,13 +9,15 @@ import re
 import types
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from twell import _attached
+from twell.hf import said
 from twell.hf.replace import sparsify
 
 # SparseLM is the code released with the paper. Its model_type is llama_sparse_relu. Its code
@@ -26,6 +28,10 @@ _TENSOR = re.compile(r"(.*\.mlp\.)(GATE|UP|DOWN)(\.weight)?$")
 _PLAIN = {"GATE": "gate_proj.weight", "UP": "up_proj.weight", "DOWN": "down_proj.weight"}
 
 _CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}
+
+# Options of transformers' from_pretrained that say where files lie, and which code is run.
+_PLACE = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
+_CODE = ("trust_remote_code", "code_revision")
 
 
 def require(module: str, what: str) -> Any:
@@ -46,57 +52,121 @@ def from_pretrained(
     threshold: float = 0.0,
     mlp: Mapping[str, str] | None = None,
     **options: Any,
-) -> nn.Module:
+) -> Any:
     """Calls ``transformers.AutoModelForCausalLM.from_pretrained(path, **options)``, then
-    :func:`sparsify` with the other arguments.
+    :func:`sparsify` with the other arguments. Returns the model; with ``output_loading_info=True``, as
+    transformers does, the model and what was missing.
 
     It also reads a directory in the layout of SparseLM (``model_type`` ends in ``_sparse_relu``).
     The activation is then ReLU, whatever ``hidden_act`` says, and the model's ``save_pretrained``
     writes the same layout. Where a configuration says ``fatrelu`` (ProSparse, MiniCPM-S in the layout of
     Llama), which transformers lacks, under whatever key, layers get the threshold that
     ``hidden_act_param`` says, for all or by the names of layers. ``drelu`` is a ReLU on up; on the gate
-    ReLU or, with a ``hidden_act_param``, FATReLU. A model on its way to ReLU (AnnealingCallback) stays
-    dense, with a warning.
+    ReLU or, with a ``hidden_act_param``, FATReLU. ``config=``, or options that replace parts of the
+    configuration, count in place of the file; code of the directory's own (``trust_remote_code=True``)
+    applies its activation itself. A model on its way to ReLU (AnnealingCallback) stays dense, with a
+    warning.
     Raises what the two functions raise, ValueError for a threshold that is missing, and ImportError
     without transformers.
     """
     transformers = require("transformers", "twell.hf.from_pretrained")
-    if (config := _read_config(path)) is None:
-        model, sparse = _read(transformers, path, options)
-        if not sparse:
-            warnings.warn(
-                f"{path}: the activation is on its way to ReLU, so that its layers stay dense; train it on "
-                "(twell.hf.AnnealingCallback)",
-                stacklevel=2,
-            )
-            return model
-    else:
-        model = _read_sparse_lm(transformers, Path(path), config, options)
+    of = _said_by(transformers, path, options)
+    if of.is_sparse_lm:
+        sparse, loaded = True, _read_sparse_lm(transformers, of, path, options)
         activation = activation or "relu"
-    return sparsify(
-        model, activation=activation, threshold=threshold, freeze=freeze, sample=sample, mlp=mlp
-    )
+    else:
+        sparse, loaded = _read(transformers, of, path, options)
+    model, *info = loaded if isinstance(loaded, tuple) else (loaded,)
+    if sparse:
+        model = sparsify(
+            model, activation=activation, threshold=threshold, freeze=freeze, sample=sample, mlp=mlp
+        )
+    else:
+        warnings.warn(
+            f"{path}: the activation is on its way to ReLU, so that its layers stay dense; train it on "
+            "(twell.hf.AnnealingCallback)",
+            stacklevel=2,
+        )
+    return (model, *info) if info else model
 
 
-def _read(transformers: Any, path: str | os.PathLike[str], options: dict[str, Any]) -> tuple[Any, bool]:
-    """A model of transformers, and whether its activation is all that it is to become."""
-    from twell.hf import said
+class _Said(NamedTuple):
+    """What is said of a model before it is loaded."""
 
-    file = Path(path) / "config.json"
-    given: Any = options.get("config")
-    config = given.to_dict() if hasattr(given, "to_dict") else _json(file)
+    where: str
+    file: dict[str, Any]
+    """The config.json; empty where there is none: transformers then says what is missing."""
+    counts: dict[str, Any]
+    """That, or config=, with the options that replace parts."""
+    base: str | None
+    """The model that a directory of adapters is for."""
+
+    @property
+    def is_sparse_lm(self) -> bool:
+        return str(self.file.get("model_type", "")).endswith(_SUFFIX)
+
+
+def _said_by(transformers: Any, path: Any, options: Mapping[str, Any]) -> _Said:
+    base = _base_of(transformers, path, options)
+    where = path if base is None else base
+    file: dict[str, Any] = {}
+    if where is not None and not options.get("gguf_file"):
+        place = {key: options[key] for key in _PLACE if options.get(key) is not None}
+        with suppress(OSError):
+            file, _ = transformers.PretrainedConfig.get_config_dict(where, **place)
+    if isinstance(config := options.get("config"), transformers.PretrainedConfig):
+        replaced = {key: options[key] for key in said.PARAMS if key in options}
+        return _Said("config", file, config.to_dict() | replaced, base)
+    nested = [k for k, v in options.items() if isinstance(v, dict) and isinstance(file.get(k), dict)]
+    parts = {key: file[key] | options[key] for key in nested}
+    name = str(Path(str(where), options.get("subfolder") or "", "config.json"))
+    return _Said(name, file, {**file, **options, **parts}, base)
+
+
+def _base_of(transformers: Any, path: Any, options: Mapping[str, Any]) -> str | None:
+    """Of a directory or repository that has adapters of peft alone."""
+    place = {key: options[key] for key in ("revision", "token") if options.get(key) is not None}
+    place |= options.get("adapter_kwargs") or {}
+    if path is None or Path(path, "config.json").is_file():
+        return None
+    file = transformers.utils.find_adapter_config_file(path, **place)
+    return None if file is None else _json(Path(file))["base_model_name_or_path"]
+
+
+def _read(
+    transformers: Any, of: _Said, path: Any, options: Mapping[str, Any]
+) -> tuple[bool, Any]:
+    """Whether a model's activation is all that it is to become, and what transformers loads."""
     kind = transformers.AutoModelForCausalLM
-    if options.get("trust_remote_code"):  # whose code has the activation
-        return kind.from_pretrained(path, **options), True
-    with said.readable(config, str(file)) as own:
-        if own:  # the class that was trained, of which an encoder-decoder has several
-            kind = getattr(transformers, (config.get("architectures") or [""])[0], kind)
-        model = kind.from_pretrained(path, **options)
-    return model, said.finish(model)
+    if options.get("trust_remote_code") and kind.__name__ in (of.file.get("auto_map") or {}):
+        return True, kind.from_pretrained(path, **options)  # whose code has the activation
+    with said.readable(of.counts, of.where) as own:
+        if not own:
+            return True, kind.from_pretrained(path, **options)
+        # The class that was trained, of which an encoder-decoder has several.
+        kind = getattr(transformers, (of.counts.get("architectures") or [""])[0], kind)
+        rest = {key: v for key, v in options.items() if key not in (*_CODE, *said.PARAMS)}
+        loaded = kind.from_pretrained(path, **rest)
+    model = loaded[0] if isinstance(loaded, tuple) else loaded
+    for key in said.PARAMS:
+        if key in options:
+            setattr(model.config, key, options[key])
+    return said.finish(model), loaded
 
 
 def _json(file: Path) -> dict[str, Any]:
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+
+def _folder_of(path: Any, options: Mapping[str, Any]) -> Path:
+    """Where a model's files lie, which are fetched if they lie elsewhere."""
+    folder = options.get("subfolder") or ""
+    if not Path(path).is_dir():
+        hub = require("huggingface_hub", "twell.hf.from_pretrained")
+        place = {key: options[key] for key in _PLACE if key in options and key not in ("subfolder", "proxies")}
+        wanted = [str(Path(folder, ending)) for ending in ("*.json", "*.safetensors")]
+        path = hub.snapshot_download(str(path), allow_patterns=wanted, **place)
+    return Path(path, folder)
 
 
 def sparse_lm_config(path: str | os.PathLike[str]) -> Any:
@@ -129,12 +199,23 @@ def _read_config(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     return config if str(config.get("model_type", "")).endswith(_SUFFIX) else None
 
 
-def _read_sparse_lm(
-    transformers: Any, path: Path, config: dict[str, Any], options: dict[str, Any]
-) -> nn.Module:
+def _read_sparse_lm(transformers: Any, of: _Said, path: Any, options: Mapping[str, Any]) -> Any:
+    if of.base is not None:
+        raise ValueError(
+            f"{path}: adapters of {of.base}, which is in the layout of SparseLM; expected a base in the plain "
+            "layout (model_type without _sparse_relu)"
+        )
+    path, config = _folder_of(path, options), of.file
     files, owner = _weight_files(path)
     safetensors = require("safetensors.torch", "twell.hf.from_pretrained")
-    plain_config = sparse_lm_config(path)
+    plain_config = options.get("config")
+    rest = {key: v for key, v in options.items() if key not in (*_PLACE, *_CODE, "config")}
+    dtype = rest.pop("dtype", None) or rest.pop("torch_dtype", None)
+    if plain_config is None:
+        plain_config = sparse_lm_config(path)
+        plain_config, rest = type(plain_config).from_dict(
+            plain_config.to_dict(), return_unused_kwargs=True, **rest
+        )
     gated = config.get("sparsity_gated_mlp", True)
     shape = (plain_config.intermediate_size, plain_config.hidden_size)
     state: dict[str, Tensor] = {}
@@ -150,12 +231,14 @@ def _read_sparse_lm(
                 layout[plain] = (name, turned)
                 name, tensor = plain, tensor.t().contiguous() if turned else tensor
             state[name] = tensor
-    model = getattr(transformers, _CLASSES[plain_config.model_type]).from_pretrained(
+    loaded = getattr(transformers, _CLASSES[plain_config.model_type]).from_pretrained(
         None,
         config=plain_config,
         state_dict=state if gated else _with_gates(state),
-        **{"dtype": next(iter(state.values())).dtype, **options},
+        dtype=dtype or next(iter(state.values())).dtype,
+        **rest,
     )
+    model = loaded[0] if isinstance(loaded, tuple) else loaded
     if not gated:
         for name, module in list(model.named_modules()):
             if name.endswith(".mlp"):
@@ -163,7 +246,7 @@ def _read_sparse_lm(
     if (path / "generation_config.json").is_file():
         model.generation_config = transformers.GenerationConfig.from_pretrained(path)
     _save_as(model, config, layout)
-    return model
+    return loaded
 
 
 class _Ungated(nn.Module):

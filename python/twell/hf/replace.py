@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +15,13 @@ from twell import _frozen
 from twell._children import linear_of
 from twell._frozen import FEWEST_INPUTS
 from twell.hf import inline
+from twell.hf.activations import activation_of
 from twell.hf.experts import Experts, from_experts, is_experts
 from twell.hf.inline import from_owner
 from twell.hf.kinds import KINDS, Kind, Stays, is_turned, kind_of
 from twell.hf.mlps import from_mlp, with_children
 from twell.hf.said import thresholds_of
+from twell.hf.unchanged import as_it_was
 from twell.modules import SparseFfn
 
 
@@ -66,16 +68,12 @@ def sparsify(
     if sample is not None and not freeze:
         raise ValueError("sparsify: sample: chooses the form of frozen layers; expected freeze=True")
     kinds = KINDS if mlp is None else (Kind.of(mlp),)
-    sites, stay = find(model, kinds, activation, threshold)
+    sites, stay = _sites_of(judge(model, kinds, activation, threshold, freeze))
     if not sites:
-        if stay:
-            raise ValueError(str(stay[0][1]))
         raise ValueError(
             f"sparsify: {type(model).__name__} has no MLP with {'; or '.join(map(str, kinds))}; mlp= "
             "says what its layers are called"
         )
-    if freeze:
-        _check_freezable(model, sites)
     for what, why in _lines(model, stay).items():
         warnings.warn(f"sparsify: {what}: {why}", stacklevel=2)
     try:
@@ -229,55 +227,128 @@ def _with_parameters(module: nn.Module, weight: Any, bias: Any) -> nn.Module:
 # --- Finding --------------------------------------------------------------------------------------
 
 
-def find(
-    model: nn.Module, kinds: tuple[Kind, ...], activation: str | None, threshold: float
-) -> tuple[list[Site], list[tuple[str, Stays]]]:
-    """Where layers are to stand, and the names of what stays dense, with the reasons. Raises ValueError
-    where a layer is refused, or stays dense though others of its stack do not."""
-    config = getattr(model, "config", None)
+class Verdict(NamedTuple):
+    """Of a module that is a feed-forward layer, or has the parts of one."""
+
+    names: list[str]
+    """All of the module."""
+    module: nn.Module
+    kind: Kind | None
+    """None for layers of twell, for experts, and where two modules have the parts."""
+    site: Site | None = None
+    """Where its layer is to stand; none where it stays dense, or is a layer of twell."""
+    why: ValueError | None = None
+    """Why it stays dense (Stays), or is refused."""
+
+    @property
+    def is_taken(self) -> bool:
+        return self.why is None and not isinstance(self.module, SparseFfn)
+
+    @property
+    def is_refused(self) -> bool:
+        return self.why is not None and not isinstance(self.why, Stays)
+
+
+def judge(
+    model: nn.Module,
+    kinds: tuple[Kind, ...] = KINDS,
+    activation: str | None = None,
+    threshold: float = 0.0,
+    freeze: bool = True,
+) -> Iterator[Verdict]:
+    """What becomes of each feed-forward layer of a model, one after the other. Nothing is changed. See
+    :func:`refusal`."""
     names: dict[nn.Module, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         names.setdefault(module, []).append(name)
-    sites: list[Site] = []
-    stay: list[tuple[str, Stays]] = []
+    config = getattr(model, "config", None)
+    thresholds = {} if activation else thresholds_of(config)
+    check = _check_freezable(model) if freeze else None
+    compiled: set[nn.Module] = set()
     for module, called in names.items():
+        within = getattr(module, "_orig_mod", None)  # of a compiled one
+        if isinstance(module, SparseFfn):
+            yield Verdict(called, module, None)
+        if isinstance(module, SparseFfn) or module in compiled:
+            continue
+        experts = is_experts(module) and kinds is KINDS
+        kind = None if experts else kind_of(module, kinds)
+        own = kind is None or kind.gated or not kind.others(within or module)
+        if within is not None:
+            if kind is None or not own:
+                continue  # which sees what becomes of the parts
+            compiled.add(within)
+        if kind is None and not experts:
+            if kinds is KINDS and is_split(module):
+                yield Verdict(called, module, None, why=_why_split(called[0], module, activation, config))
+            continue
         options: dict[str, Any] = {
             "activation": activation, "threshold": threshold, "name": called[0], "config": config,
         }  # fmt: skip
-        if is_experts(module) and kinds is KINDS:
-            try:
-                sites.append(ExpertsSite(called, module, from_experts(module, **options)))
-            except Stays as reason:
-                stay.append((called[0], reason))
-            continue
-        kind = None if isinstance(module, SparseFfn) else kind_of(module, kinds)
-        if kind is None:
-            continue
-        within = getattr(module, "_orig_mod", None)  # of a compiled one
-        own = kind.gated or not kind.others(within or module)
-        if within is not None and not own:
-            continue  # which sees what becomes of the parts
-        if own and called == [""]:
-            continue  # the model itself, which nothing can replace
         try:
-            if own:
+            if kind is None:
+                site: Site = ExpertsSite(called, module, from_experts(module, **options))
+            elif own:
                 layer = from_mlp(module, names=_names(kinds), **options)
                 turned = any(is_turned(getattr(module, n)) for n in kind.linears)
-                sites.append((TurnedSite if turned else Site)(called, module, kind, layer))
+                site = (TurnedSite if turned else Site)(called, module, kind, layer)
             else:
-                layer = from_owner(module, kind, **options)
-                sites.append(InlineSite(called, module, kind, layer))
-        except Stays as reason:
-            stay.append((called[0], reason))
-    taken = {_stack(name, site.module) for site in sites for name in site.names}
-    thresholds = {} if activation else thresholds_of(config)
-    for name, layer in [pair for site in sites for pair in site.layers.items()]:
-        if name in thresholds:
-            layer.activation, layer.threshold = "fat_relu", thresholds[name]
-    for name, why in stay:
-        if _stack(name, model.get_submodule(name)) in taken:
-            raise ValueError(str(why))
-    return sites, stay
+                site = InlineSite(called, module, kind, from_owner(module, kind, **options))
+            if own and called == [""]:
+                raise Stays(
+                    f"{type(module).__name__}: the model itself is the layer, which nothing can replace in "
+                    "place; twell.from_mlp makes a layer of it"
+                )
+            for name, layer in site.layers.items():
+                if name in thresholds:
+                    layer.activation, layer.threshold = "fat_relu", thresholds[name]
+            if check is not None:
+                check(site)
+        except ValueError as why:
+            yield Verdict(called, module, kind, why=why)
+        else:
+            yield Verdict(called, module, kind, site)
+
+
+def _sites_of(
+    judged: Iterable[Verdict],
+) -> tuple[list[Site], list[tuple[str, ValueError]]]:
+    """All that are to be layers, and the names of what stays dense, with the reasons. Raises ValueError
+    if there is a refusal."""
+    verdicts: list[Verdict] = []
+    for verdict in judged:
+        verdicts.append(verdict)
+        if verdict.is_refused:
+            break
+    if (why := refusal(verdicts)) is not None:
+        raise ValueError(str(why))
+    sites = [v.site for v in verdicts if v.site is not None]
+    return sites, [(v.names[0], v.why) for v in verdicts if v.why is not None]
+
+
+def refusal(verdicts: list[Verdict]) -> ValueError | None:
+    """Why sparsify takes none of the layers that were judged: one is refused, or stays dense though others
+    of its stack do not, or all stay dense. None where it takes all that have a site."""
+    taken = {_stack(name, v.module) for v in verdicts if v.is_taken for name in v.names}
+    whys = [v.why for v in verdicts if v.is_refused]
+    stay = [v for v in verdicts if v.why is not None]
+    whys += [v.why for v in stay if not taken or _stack(v.names[0], v.module) in taken]
+    return whys[0] if whys else None
+
+
+def is_split(module: nn.Module) -> bool:
+    """Whether a module's two linear layers stand in two of its parts, as in BERT."""
+    parts = [getattr(module, part, None) for part in ("intermediate", "output")]
+    return all(isinstance(getattr(part, "dense", None), nn.Linear) for part in parts)
+
+
+def _why_split(name: str, module: Any, activation: str | None, config: object) -> Stays:
+    if activation is None:
+        try:
+            activation_of(name, getattr(module.intermediate, "intermediate_act_fn", None), config)
+        except ValueError as why:
+            return Stays(str(why))
+    return Stays(f"{name}: its two linear layers stand in two modules")
 
 
 def _names(kinds: tuple[Kind, ...]) -> dict[str, str] | None:
@@ -294,7 +365,7 @@ def _stack(name: str, module: nn.Module) -> tuple[str, str]:
     return type(module).__name__, re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", name)
 
 
-def _lines(model: nn.Module, stay: list[tuple[str, Stays]]) -> dict[str, str]:
+def _lines(model: nn.Module, stay: list[tuple[str, ValueError]]) -> dict[str, str]:
     """One line for each kind of what stays."""
     lines: dict[str, str] = {}
     for name, why in stay:
@@ -306,10 +377,12 @@ def _lines(model: nn.Module, stay: list[tuple[str, Stays]]) -> dict[str, str]:
 # --- Freezing -------------------------------------------------------------------------------------
 
 
-def _check_freezable(model: nn.Module, sites: Iterable[Site]) -> None:
+def _check_freezable(model: nn.Module) -> Callable[[Site], None]:
+    """What raises ValueError for layers of that model that cannot be frozen."""
     parents = Counter(child for m in model.modules() for child in m._modules.values())
     owners = Counter(id(w) for m in model.modules() for w in m._parameters.values())
-    for site in sites:
+
+    def check(site: Site) -> None:
         for name, layer in site.layers.items():
             dot = f"{name}." if name else ""
             layer._check_children(dot)
@@ -327,6 +400,8 @@ def _check_freezable(model: nn.Module, sites: Iterable[Site]) -> None:
         for own, tensor in site.parameters():  # as the module has them, where the layer has others
             if owners[id(tensor)] > 1:
                 raise _shared(f"{site.name}.{own.rpartition('.')[0]}", own.rpartition(".")[2])
+
+    return check
 
 
 def _shared(name: str, own: str) -> ValueError:
@@ -396,7 +471,7 @@ def _inputs_of(
 
 def run_sample(operation: str, model: nn.Module, sample: Any) -> None:
     """Calls the model once as for inference: a tensor or a tuple are its arguments, a mapping its named
-    ones."""
+    ones. It is as it was afterwards."""
     first = next(model.parameters(), None)
     values = sample.values() if isinstance(sample, Mapping) else sample
     for tensor in [sample] if isinstance(sample, Tensor) else values:
@@ -406,16 +481,13 @@ def run_sample(operation: str, model: nn.Module, sample: Any) -> None:
             raise ValueError(
                 f"{operation}: sample: expected it on {first.device}, as the model, got {tensor.device}"  # type: ignore[union-attr]
             )
-    training = [m for m in model.modules() if m.training]
-    try:
-        model.eval()
-        with torch.no_grad():
-            if isinstance(sample, Mapping):
-                model(**sample)
-            elif isinstance(sample, tuple):
-                model(*sample)
-            else:
-                model(sample)
-    finally:
-        for module in training:
-            module.training = True
+    with as_it_was(model), torch.no_grad():
+        for module in model.modules():
+            if module.training:
+                module.training = False  # eval() may do more
+        if isinstance(sample, Mapping):
+            model(**sample)
+        elif isinstance(sample, tuple):
+            model(*sample)
+        else:
+            model(sample)

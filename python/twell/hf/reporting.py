@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -10,12 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from twell import dense
-from twell.hf.activations import activation_of
-from twell.hf.experts import from_experts, is_experts, per_expert
-from twell.hf.inline import from_owner
-from twell.hf.kinds import KINDS, Kind, kind_of
-from twell.hf.mlps import from_mlp
-from twell.hf.replace import run_sample
+from twell.hf.experts import is_experts, per_expert
+from twell.hf.kinds import Kind
+from twell.hf.replace import Verdict, judge, refusal, run_sample
 from twell.modules import SparseFfn
 
 
@@ -41,9 +39,9 @@ class LayerReport:
     """How many times less a token reads of the weights, without a screen; None where it saw no token or
     nothing is 0."""
     taken: bool
-    """Whether twell.sparsify takes it; a frozen or unfrozen layer of twell is taken already."""
+    """Whether ``twell.sparsify(model)`` takes it; a frozen or unfrozen layer of twell is taken already."""
     why: str
-    """Why not, in one line."""
+    """Why not, in one line, as sparsify says it."""
 
     @property
     def share(self) -> float:
@@ -123,25 +121,28 @@ def report(model: nn.Module, sample: Any = None) -> Report:
     JSON.
 
     ``sample`` is what the model is called with once, in evaluation: a tensor, a tuple of arguments, or
-    named ones, such as a tokenizer's result. Without it, nothing is counted.
+    named ones, such as a tokenizer's result. Without it, nothing is counted. Codes of compressed-tensors
+    become numbers meanwhile, which takes memory.
 
     A layer with a gate reads (1 + 2·share) / 3 of its weights, one without (1 + share) / 2. A screen may
     leave less. This is what bounds a call of one token; `twell bench` measures.
     """
-    found = _found(model)
-    counts: dict[str, _Counted] = {}
-    hooks = []
-    for each in found:
-        counts[each.name] = _Counted()
-        hooks.append(each.watch(counts[each.name]))
+    found: list[_Found] = []
+    verdicts: list[Verdict] = []
+    for verdict in judge(model):
+        found.append(_found(verdict))
+        verdicts.append(verdict._replace(site=None))  # whose layer may have copies of weights
+    refused = refusal(verdicts)
+    counts = [_Counted() for _ in found]
+    hooks = [each.watch(seen) for each, seen in zip(found, counts)]
     try:
         if sample is not None and found:
             run_sample("report", model, sample)
     finally:
         for hook in hooks:
             hook.remove()
-    config = getattr(model, "config", None)
-    layers = [each.result(counts[each.name], config) for each in found]
+    judged = zip(found, counts, verdicts)
+    layers = [each.result(seen, verdict, refused) for each, seen, verdict in judged]
     own = {id(p): p.numel() for each in found for p in each.parameters}
     total = {id(p): p.numel() for p in [*model.parameters(), *model.buffers()]}
     return Report(type(model).__name__, layers, sum(total.values()), sum(own.values()))
@@ -169,45 +170,46 @@ class _Counted:
 
 @dataclass
 class _Found:
-    name: str
-    module: nn.Module
     gated: bool
     sizes: tuple[int, int]
     parameters: list[Tensor]
     watch: Callable[[_Counted], Any]
-    activation: Callable[[object], tuple[str, str]]
-    """Given the configuration; its name, and why the layer is not taken."""
+    activation: str
 
-    def result(self, seen: _Counted, config: object) -> LayerReport:
+    def result(self, seen: _Counted, verdict: Verdict, refused: ValueError | None) -> LayerReport:
         (width, neurons), tokens = self.sizes, max(seen.tokens, 1)
         share = seen.nnz / tokens / neurons
-        activation, why = self.activation(config)
         gain = (3 / (1 + 2 * share)) if self.gated else 2 / (1 + share)
         never = 0.0 if seen.neurons is None else float((seen.neurons == 0).double().mean())
+        why = "" if verdict.why is None else str(verdict.why)
+        if verdict.is_taken and refused is not None:
+            why = f"sparsify takes all layers or none, and refuses {refused}"
         return LayerReport(
-            self.name, type(self.module).__name__, activation, self.gated, width, neurons,
+            verdict.names[0], type(verdict.module).__name__, self.activation, self.gated, width, neurons,
             seen.tokens, seen.nnz / tokens, seen.most, never,
             gain if seen.tokens and share < 0.999 else None, not why, why,
         )  # fmt: skip
 
 
-def _found(model: nn.Module) -> list[_Found]:
-    found = []
-    for name, module in model.named_modules():
-        if isinstance(module, SparseFfn):
-            found.append(_of_layer(name, module))
-        elif is_experts(module):
-            found.append(_of_experts(name, module))
-        elif (kind := kind_of(module, KINDS)) is not None:
-            found.append(_of_kind(name, module, kind))
-        elif _is_split(module):
-            found.append(_of_split(name, module))
-    return found
+def _found(verdict: Verdict) -> _Found:
+    module, kind = verdict.module, verdict.kind
+    if isinstance(module, SparseFfn):
+        return _of_layer(module)
+    if kind is not None:
+        return _of_kind(verdict, module, kind)
+    return _of_experts(module) if is_experts(module) else _of_split(module)
+
+
+def _first(given: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """Of the arguments of a call."""
+    return (*given, *options.values())[0]
 
 
 def _before(linear: nn.Module) -> Callable[[_Counted], Any]:
     """Counts what enters a linear layer."""
-    return lambda seen: linear.register_forward_pre_hook(lambda _, given: seen.see(given[0]))
+    return lambda seen: linear.register_forward_pre_hook(
+        lambda _, given, options: seen.see(_first(given, options)), with_kwargs=True
+    )
 
 
 def _sizes(linear: Any) -> tuple[int, int]:
@@ -231,46 +233,33 @@ def _called(act: object) -> str:
     return name if isinstance(act, nn.Module) or hasattr(act, "__name__") else "?"
 
 
-def _of_kind(name: str, module: nn.Module, kind: Kind) -> _Found:
-    act = None if kind.in_code else getattr(module, kind.act(module))
-
-    def judged(config: object) -> tuple[str, str]:
-        options: dict[str, Any] = {"name": name, "config": config}
-        try:
-            if kind.gated or not kind.others(module):
-                layer = from_mlp(module, **options)
-            else:
-                layer = from_owner(module, kind, activation=None, threshold=0.0, **options)
-        except ValueError as error:
-            return _called(act), str(error)
-        return layer.activation if act is None else _called(act), ""
-
-    down = getattr(module, kind.linears[-1])
+def _of_kind(verdict: Verdict, module: nn.Module, kind: Kind) -> _Found:
+    called = _called(None if kind.in_code else getattr(module, kind.act(module)))
+    if kind.in_code and verdict.site is not None:
+        called = verdict.site.layer.activation
     linears = [getattr(module, n) for n in kind.linears]
-    return _Found(
-        name, module, kind.gated, _sizes(down), _parameters(linears), _before(down), judged
-    )
+    down = linears[-1]
+    return _Found(kind.gated, _sizes(down), _parameters(linears), _before(down), called)
 
 
-def _of_layer(name: str, layer: SparseFfn) -> _Found:
+def _of_layer(layer: SparseFfn) -> _Found:
     def watch(seen: _Counted) -> Any:
-        def hook(module: nn.Module, given: tuple[Any, ...], _: Any) -> None:
+        def hook(module: nn.Module, given: tuple[Any, ...], options: dict[str, Any], _: Any) -> None:
             gate, up, down = layer._unpack() if layer.frozen else layer._weights()
-            x = given[0].detach().reshape(-1, layer.width).to(gate.dtype)
+            x = _first(given, options).detach().reshape(-1, layer.width).to(gate.dtype)
             seen.see(dense.ffn(x, gate, up, down.t(), layer._form())[1])
 
-        return layer.register_forward_hook(hook)
+        return layer.register_forward_hook(hook, with_kwargs=True)
 
     tensors = [*layer.parameters(), *layer.buffers()]
     sizes = (layer.width, layer.neurons)
-    return _Found(
-        name, layer, len(layer.names) == 3, sizes, tensors, watch, lambda _: (layer.activation, "")
-    )
+    return _Found(len(layer.names) == 3, sizes, tensors, watch, layer.activation)
 
 
-def _of_experts(name: str, module: Any) -> _Found:
+def _of_experts(module: Any) -> _Found:
     gated, sizes = per_expert(module)
     into = module.gate_up_proj if gated else module.up_proj
+    called = inspect.signature(module.forward)
 
     def count(seen: _Counted, x: Tensor, chosen: Tensor) -> None:
         for expert in range(len(into)):
@@ -281,35 +270,15 @@ def _of_experts(name: str, module: Any) -> _Found:
             seen.see(h * u[0] if u else h, expert, len(into))
 
     def watch(seen: _Counted) -> Any:
-        return module.register_forward_pre_hook(lambda _, given: count(seen, *given[:2]))
+        def hook(_: nn.Module, given: tuple[Any, ...], options: dict[str, Any]) -> None:
+            count(seen, *list(called.bind(*given, **options).arguments.values())[:2])
 
-    def judged(config: object) -> tuple[str, str]:
-        try:
-            from_experts(module, name=name, config=config)
-        except ValueError as error:
-            return _called(module.act_fn), str(error)
-        return _called(module.act_fn), ""
+        return module.register_forward_pre_hook(hook, with_kwargs=True)
 
-    return _Found(name, module, gated, sizes, list(module.parameters()), watch, judged)
+    return _Found(gated, sizes, list(module.parameters()), watch, _called(module.act_fn))
 
 
-def _is_split(module: nn.Module) -> bool:
-    """Whether a module's two linear layers stand in two of its parts, as in BERT."""
-    parts = [getattr(module, part, None) for part in ("intermediate", "output")]
-    return all(isinstance(getattr(part, "dense", None), nn.Linear) for part in parts)
-
-
-def _of_split(name: str, module: Any) -> _Found:
+def _of_split(module: Any) -> _Found:
     act = getattr(module.intermediate, "intermediate_act_fn", None)
-
-    def judged(config: object) -> tuple[str, str]:
-        try:
-            activation_of(name, act, config)
-        except ValueError as error:
-            return _called(act), str(error)
-        return _called(act), f"{name}: its two linear layers stand in two modules"
-
     linears = [module.intermediate.dense, module.output.dense]
-    return _Found(
-        name, module, False, _sizes(linears[1]), _parameters(linears), _before(linears[1]), judged
-    )
+    return _Found(False, _sizes(linears[1]), _parameters(linears), _before(linears[1]), _called(act))

@@ -25,6 +25,8 @@ from twell.modules import SparseFfn
 _PARAM = "hidden_act_param"
 # Names of FATReLU and dReLU, and the key of the threshold.
 _PARAMS = {"fatrelu": _PARAM, "drelu": _PARAM, "fat_relu": "twell_fat_relu_threshold"}
+PARAMS = frozenset(_PARAMS.values())
+"""Keys of thresholds, which the configurations of transformers lack."""
 _PATH = re.compile(r"(\w+)_to_(relu|drelu)_([01]\.\d*)")
 _GATED = "gated-"  # T5's, in front of the name
 _PROBE = "twell_probe"
@@ -127,7 +129,7 @@ def thresholds_of(config: Any) -> dict[str, float]:
     found: dict[str, float] = {}
     for node in _nodes(config):
         said = vars(node).get(_PARAM)
-        if isinstance(said, dict):
+        if isinstance(said, dict) and any(_bare(name) in _PARAMS for name in vars(node).values()):
             found |= said
     return found
 
