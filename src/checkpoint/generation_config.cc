@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "files/atomic_file.h"
 #include "files/file_error.h"
@@ -159,7 +160,9 @@ class Reader {
     const Json& said = json_.value(kKey);
     for (const Json& text : said.is_array() ? said : Json::array({said})) {
       if (!text.is_string()) fail(kKey, "texts");
-      if (text != "") out_.stop_strings.push_back(text.get<std::string>());
+      if (auto stop = text.get<std::string>(); !stop.empty()) {
+        out_.stop_strings.push_back(std::move(stop));
+      }
     }
   }
 
