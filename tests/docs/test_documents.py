@@ -154,6 +154,10 @@ def test_commands_run(document, fewest, tmp_path):
         assert done.returncode == 0, f"{arguments}\n{done.stdout}\n{done.stderr}"
 
 
+def test_the_readme_is_read_in_a_minute_or_two():
+    assert len((ROOT / "README.md").read_text().split()) <= 900
+
+
 def test_scripts_exist_and_take_their_options():
     """scripts/NAME in a block is there; steps and options are those of its help or source."""
     for name, text in [*blocks(""), *blocks("sh")]:
