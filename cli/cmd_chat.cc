@@ -102,6 +102,7 @@ class Chat {
     if (asks) put(stderr, kHelp);
     // Ctrl-C ends an answer, and the conversation goes on.
     const measure::Unhurried conversation({}, measure::Unhurried::Of::ctrl_c);
+    const measure::LastWords last_words([this] { o_.tell_so_far(); });
     while (true) {
       if (asks) put(stderr, "\n> ");
       const auto line = lines_.next();
@@ -112,10 +113,11 @@ class Chat {
         refuse(why);
       } else if (!obey(*line)) {
         answer(*line);
+        o_.write_so_far(results());
       }
     }
     if (asks) put(stderr, "\n");
-    o_.write({{"messages", messages_}, {"turns", turns_}});
+    o_.write(results());
   }
 
  private:
@@ -123,6 +125,8 @@ class Chat {
     messages_ = Json::array();
     if (!o_.system.empty()) messages_.push_back({{"role", "system"}, {"content", o_.system}});
   }
+
+  Json results() const { return {{"messages", messages_}, {"turns", turns_}}; }
 
   std::string text_of(const Json& messages) const {
     return o_.no_template ? plain_chat(messages) : render_chat(directory_, messages);

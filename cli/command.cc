@@ -87,7 +87,7 @@ void CommonOptions::write_so_far(nlohmann::json results) const {
 
 void CommonOptions::tell_so_far() const {
   if (!std::exchange(wrote_so_far_, false)) return;
-  put(stderr, fmt::format("note: {} has what was measured until then\n", json));
+  put(stderr, fmt::format("note: {} has what there was until then\n", json));
 }
 
 CLI::App& declare_command(CLI::App& parent, const std::string& name, const std::string& description,

@@ -3,6 +3,8 @@
 #include <fmt/ranges.h>
 
 #include "checkpoint/generation_config.h"
+#include "cli/model_files.h"
+#include "files/file_error.h"
 #include "files/note.h"
 
 namespace twell::cli {
@@ -27,6 +29,9 @@ lm::GenerateOptions SamplingChoice::of(const std::filesystem::path& model,
   out.validate();
   options.max_tokens = first(max_tokens, said.max_new_tokens, most_tokens);
   options.min_tokens = said.min_new_tokens;
+  for (const std::string& text : stop) {
+    if (const auto why = why_no_text(text); !why.empty()) io::fail_argument("--stop", "{}", why);
+  }
   if (stop.empty()) stop = said.stop_strings;
   if (!said.unheeded.empty()) {
     io::note(fmt::format("{}: {} {} not heeded here", (model / "generation_config.json").string(),

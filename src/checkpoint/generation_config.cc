@@ -80,6 +80,10 @@ class Reader {
     read_bad_words();
     read_sequence_bias();
     read_stop_strings();
+    // Of the prompt and the answer together; a number of new tokens counts before it. 20 is what
+    // transformers takes where nobody said anything, and may be written for that.
+    const bool says_length = json_.has("max_length") && json_.value("max_length") != 20;
+    if (says_length && !out_.max_new_tokens) tell("max_length");
     const bool draws = out_.do_sample.value_or(true);
     for (const Unheeded& one : kUnheeded) {
       if (!json_.has(one.key) || (one.of_sampling && !draws)) continue;

@@ -70,6 +70,8 @@ TEST(GenerationConfig, WhatIsNotHeededIsToldUnlessItIsOff) {
   EXPECT_EQ(unheeded(R"({"no_repeat_ngram_size": 3, "forced_eos_token_id": [2], "num_beams": 4})"),
             (Keys{"no_repeat_ngram_size", "forced_eos_token_id", "num_beams"}));
   EXPECT_EQ(unheeded(R"({"typical_p": 0.5})"), Keys{"typical_p"});
+  EXPECT_EQ(unheeded(R"({"max_length": 6})"), Keys{"max_length"});
+  EXPECT_EQ(unheeded(R"({"max_length": 6, "max_new_tokens": 3})"), Keys{});
   EXPECT_EQ(unheeded(R"({"typical_p": 0.5, "do_sample": false})"), Keys{});
   EXPECT_EQ(unheeded(R"({"no_repeat_ngram_size": 0, "num_beams": 1, "typical_p": 1.0,
                          "forced_eos_token_id": null, "watermarking_config": null,

@@ -59,6 +59,8 @@ def chat(program, tmp_path):
             env={**os.environ, **(env or {})},
         )  # fmt: skip
         done.json = json.loads(out.read_text()) if out.exists() else None
+        done.out = out
+        out.unlink(missing_ok=True)
         return done
 
     return run
@@ -123,13 +125,19 @@ def test_lines_of_other_systems(chat):
 def test_standard_input_that_is_no_utf8(chat, lines, why):
     done = chat(lines)
     assert done.returncode == 1 and why in done.stderr.decode()
-    assert [line for line in done.stderr.splitlines() if b"error: " in line] == done.stderr.splitlines()
+    told = done.stderr.splitlines()
+    if "line 2" in why:  # what was said before is there
+        assert len(done.json["turns"]) == 1 and not done.json["complete"]
+        assert told.pop(0) == f"note: {done.out} has what there was until then".encode()
+    assert len(told) == 1 and b"error: " in told[0]
 
 
 def test_what_the_system_says_is_utf8_too(program, tmp_path):
     command = [program, "chat", "--model", make_chat(tmp_path / "m"), "--system", b"be \xe9"]
     done = subprocess.run(command, input=b"hm\n", capture_output=True)
     assert done.returncode == 1 and b"--system: byte 3 is no UTF-8" in done.stderr and done.stderr.count(b"\n") == 1
+    done = subprocess.run([*command[:-2], "--stop", b"\xe9"], input=b"hm\n", capture_output=True)
+    assert done.returncode == 1 and b"--stop: byte 0 is no UTF-8" in done.stderr and done.stderr.count(b"\n") == 1
 
 
 def test_text_is_utf8_whatever_the_locale(chat, tmp_path):

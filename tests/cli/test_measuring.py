@@ -412,7 +412,7 @@ def test_a_benchmark_that_is_stopped_leaves_what_it_measured(program, work, batc
     finally:
         running.kill()
     assert running.returncode == 130, said
-    assert f"note: {out} has what was measured until then" in said
+    assert f"note: {out} has what there was until then" in said
     left = json.loads(out.read_text())
     assert left["complete"] is False
     runs = left["prefill"]["runs"] if command == "model" else left["runs"]

@@ -15,6 +15,8 @@ from tiny_models import AMONG_OTHERS, MODULES_OF_THEIR_OWN, STACKED, Tiny, featu
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 
+transformers = pytest.importorskip("transformers")
+
 SILU = Tiny(of("LlamaForCausalLM", "LlamaConfig", TINY_SIZES), text, 0)
 BERT = Tiny(
     of("BertModel", "BertConfig", {**TINY_SIZES, "hidden_act": "relu"}), text, 0, "last_hidden_state"
@@ -247,3 +249,35 @@ def test_compiled_code_is_counted_and_a_model_that_is_the_layer() -> None:
     assert [layer.tokens for layer in twell.report(model, ids()).layers] == [48, 48]
     (layer,) = twell.report(nn.Sequential(nn.Linear(8, 20), nn.ReLU(), nn.Linear(20, 8))).layers
     assert not layer.taken and layer.why.startswith("Sequential: the model itself is the layer")
+
+
+class Observes(nn.Module):
+    """A ReLU that notes what it sees, as observers of ranges do, and draws numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("most", torch.zeros(()))
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.most.copy_(x.max())
+        self.calls += 1
+        torch.rand(1)
+        return torch.relu(x)
+
+
+@pytest.mark.parametrize("sample", [None, torch.arange(8)[None]])
+@pytest.mark.parametrize("call", ["report", "sparsify"])
+def test_an_activation_that_is_tried_is_as_it_was(call: str, sample: Tensor | None) -> None:
+    config = transformers.LlamaConfig(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2, vocab_size=50
+    )
+    model = transformers.LlamaForCausalLM(config)
+    act = model.model.layers[0].mlp.act_fn = Observes()
+    drawn = torch.get_rng_state()
+    try:
+        getattr(twell, call)(model, sample=sample)
+    except ValueError:
+        assert call == "sparsify"
+    assert act.calls == 0 and act.most == 0
+    assert torch.equal(torch.get_rng_state(), drawn)

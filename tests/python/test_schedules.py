@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import json
+import pickle
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -176,6 +177,21 @@ def test_none_begins_where_one_refuses(tmp_path: Path) -> None:
     assert not any(layer.collect_activity for layer in twell.sparse_layers(model).values())
 
 
+@pytest.mark.parametrize("how", SCHEDULES)
+def test_two_of_a_kind_are_refused(how: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="expected one of its kind in a run, got several"):
+        train(tmp_path, start(how), [SCHEDULES[how](), SCHEDULES[how]()])
+
+
+def test_a_way_to_drelu_does_not_end_at_relu(tmp_path: Path) -> None:
+    model = start("drelu")
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path, model, [annealing(drelu=True), Interrupts()])
+    for each in (model, check_written(model, tmp_path / "midway")):
+        with pytest.raises(ValueError, match="drelu: expected True for a model whose up has an activation"):
+            train(tmp_path, each, [annealing()])
+
+
 @pytest.mark.parametrize("restore", [False, True])
 @pytest.mark.parametrize("how", SCHEDULES)
 def test_resumed_it_is_the_same_run(how: str, restore: bool, tmp_path: Path) -> None:
@@ -204,6 +220,76 @@ def test_the_best_model_comes_back_as_it_was(how: str, tmp_path: Path) -> None:
     worst = max(line["eval_loss"] for line in run.state.log_history if "eval_loss" in line)
     assert run.evaluate()["eval_loss"] == pytest.approx(run.state.best_metric, rel=1e-5)
     assert run.state.best_metric < worst
+    check_written(model, tmp_path / "saved")
+
+
+class Around(nn.Module):
+    """As reward models and value heads have a model of transformers within."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.value = model, nn.Linear(48, 1)
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> Any:
+        return self.model(input_ids=input_ids, labels=labels)
+
+
+@pytest.mark.parametrize("how", SCHEDULES)
+def test_a_model_within_a_module_of_ones_own_is_written_too(how: str, tmp_path: Path) -> None:
+    model = start(how)
+    stops = [] if how == "l1" else [Interrupts()]
+    for callbacks in ([SCHEDULES[how](), *stops], [SCHEDULES[how]()]):
+        try:
+            train(tmp_path, Around(model), callbacks)
+        except KeyboardInterrupt:
+            assert stops
+        check_written(model, tmp_path / "saved")
+    assert model.config.hidden_act == {"l1": "relu", "thresholds": "fatrelu", "annealing": "relu"}.get(how, how)
+
+
+def test_what_has_become_drelu_is_pickled(tmp_path: Path) -> None:
+    model = start("drelu")
+    train(tmp_path, model, [annealing(drelu=True)])
+    for again in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+        assert torch.equal(logits(again), logits(model))
+        assert forms(again) == {("relu", "relu")}
+
+
+@pytest.mark.parametrize("layers", [(1, 3), (1, 1), (2, 2)])
+def test_two_towers_of_one_name(layers: tuple[int, int], tmp_path: Path) -> None:
+    """One configuration within another; the file says the thresholds of both in one manner."""
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "hidden_act": "relu"}
+    torch.manual_seed(3)
+    config = transformers.CLIPConfig(
+        text_config={**sizes, "num_hidden_layers": layers[0], "vocab_size": 61, "max_position_embeddings": 16},
+        vision_config={**sizes, "num_hidden_layers": layers[1], "image_size": 16, "patch_size": 8},
+        projection_dim=16,
+    )
+    model = twell.sparsify(transformers.CLIPModel(config), freeze=False)
+    for i, layer in enumerate(twell.sparse_layers(model).values()):
+        layer.activation, layer.threshold = "fat_relu", 0.01 * (i + 1)
+    ids, pixels = Text().ids[:2], torch.randn(2, 3, 16, 16)
+
+    def out(which: nn.Module) -> Tensor:
+        with torch.no_grad():
+            return which.eval()(input_ids=ids, pixel_values=pixels).logits_per_text
+
+    callback = thresholds(0.3)
+    given = SimpleNamespace(global_step=0, max_steps=3)
+    callback.on_train_begin(SimpleNamespace(torch_compile=False), given, None, model=model)
+    model.save_pretrained(tmp_path / "saved")
+    again = twell.hf.from_pretrained(tmp_path / "saved", freeze=False)
+    torch.testing.assert_close(out(again), out(model), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("activation", "said"), [("relu", "relu"), ("fat_relu", "fatrelu"), ("relu_squared", "relu2")])
+@pytest.mark.parametrize("freeze", [False, True])
+def test_another_activation_is_said_without_a_callback(
+    activation: str, said: str, freeze: bool, tmp_path: Path
+) -> None:
+    threshold = 0.2 if activation == "fat_relu" else 0.0
+    model = twell.sparsify(llama("silu"), activation=activation, threshold=threshold, freeze=freeze)
+    assert named(model) == (said, threshold or None)
     check_written(model, tmp_path / "saved")
 
 
@@ -416,6 +502,24 @@ def test_a_teacher_whose_tokenizer_has_other_words(tmp_path: Path) -> None:
         train(tmp_path, read(tmp_path / "own"), [], 1, teacher=read(tmp_path / teacher))
     train(tmp_path, llama("silu"), [], 1, teacher=read(tmp_path / "other"))  # nothing says what the ids are
     train(tmp_path, llama("silu"), [], 1, teacher=read(tmp_path / "own"), processing_class=own)
+
+
+def test_teachers_that_are_none(tmp_path: Path) -> None:
+    for teacher in (None, "gpt2"):
+        with pytest.raises(ValueError, match="teacher: expected a model, got"):
+            train(tmp_path, llama("silu"), [], 1, teacher=teacher)
+
+    def classifier(labels: int) -> nn.Module:
+        config = llama("silu", num_labels=labels).config
+        return transformers.LlamaForSequenceClassification(config)
+
+    with pytest.raises(ValueError, match="teacher: num_labels: expected 3 as in the model, got 5"):
+        train(tmp_path, classifier(3), [], 1, teacher=classifier(5))
+    given = arguments(tmp_path, 1)
+    with pytest.raises(ValueError, match="compute_loss_func: expected none"):
+        twell.hf.DistillationTrainer(
+            llama("silu"), given, teacher=llama("silu"), compute_loss_func=lambda *_: torch.zeros(())
+        )
 
 
 def test_batches_without_a_token(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from twell.hf.activations import Annealed
 from twell.hf.drelu import activate_up, gated_layers
 from twell.hf.experts import is_experts
 from twell.hf.kinds import KINDS, kind_of
-from twell.hf.said import Computed, Sayings, is_written, name_of
+from twell.hf.said import Computed, Sayings, name_of
 from twell.hf.schedule import Schedule
 
 
@@ -23,7 +23,8 @@ class AnnealingCallback(Schedule):
 
     The configuration says at any time what the layers compute: ``relu`` or ``drelu`` at the end, and on the
     way a name that transformers refuses and :func:`twell.hf.from_pretrained` reads. A run that goes on
-    behind a checkpoint goes on along the path; one that begins with such a model goes the rest of it.
+    behind a checkpoint goes on along the path; one that begins with such a model goes the rest of it. Layers
+    whose weights do not train come to ReLU with the others.
     Then ``twell.sparsify(model, freeze=False)`` and :class:`SparsityCallback` train it further.
 
     Raises ValueError, before the first step, if the run is shorter than ``steps``, if the model has no
@@ -66,10 +67,11 @@ class AnnealingCallback(Schedule):
             self._ups = [up for m, _ in self._layers.values() if (up := vars(m).get("up_act")) is not None]
             if not self._ups:
                 gated_layers("AnnealingCallback", model)
+        elif any("up_act" in vars(module) for module, _ in self._layers.values()):
+            raise self.refuse("drelu: expected True for a model whose up has an activation, or is on its way to one")
         self._sayings = Sayings(model, list(self._layers))
         self._sayings.check("AnnealingCallback", model, self._computed(1.0))
-        if is_written(model):
-            self._name_starts()
+        self._name_starts()
 
     def begin(self, model: nn.Module, step: int) -> None:
         if self.drelu and not self._ups:
@@ -107,6 +109,8 @@ class AnnealingCallback(Schedule):
         """Finds what the configuration calls the activations that the layers come from."""
         assert self._sayings is not None
         for name, act in zip(self._layers, self._acts()):
+            if self._sayings.root_of(name) is None:
+                continue
             act = act.start if isinstance(act, Annealed) else act
             if isinstance(act, nn.Module) and next(iter(act.state_dict()), None) is not None:
                 raise self.refuse(f"{name}: its activation {type(act).__name__} has weights of its own")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from twell._children import does_more, is_wrapped
 from twell.activity import Activity
-from twell.hf.said import Computed, Sayings, is_written, names_in
+from twell.hf.said import Computed, Sayings, untrue_in
 from twell.hf.schedule import Schedule, plain
 from twell.hf.shards import is_sharded
 from twell.modules import SparseFfn
@@ -114,7 +114,10 @@ class SparsityCallback(Schedule):
                     "reinit_every: expected 0 where no layer's weights are its own to draw anew "
                     "(requires_grad=False, an adapter, shared)"
                 )
-        self._look_at_configuration(model)
+        if not getattr(model, "peft_config", None):
+            self._sayings, self._untrue = untrue_in(model, sparse_layers(model))
+        if self._sayings is not None and self._untrue:
+            self._sayings.check(type(self).__name__, model, self._untrue)
         most = getattr(state, "max_steps", 0)
         if self.l1 and 0 < most < self.warmup:
             warnings.warn(
@@ -122,18 +125,6 @@ class SparsityCallback(Schedule):
                 f"comes to {self.l1 * most / self.warmup:.3g}",
                 stacklevel=2,
             )
-
-    def _look_at_configuration(self, model: nn.Module) -> None:
-        """It says something else than the layers compute behind ``sparsify(model, activation=...)``."""
-        computed = {n: c for n, m in sparse_layers(model).items() if (c := Computed.by(m)) is not None}
-        if not is_written(model) or getattr(model, "peft_config", None):
-            return
-        if {Computed(name) for name in names_in(model.config)} == set(computed.values()):
-            return
-        self._sayings = Sayings(model, list(computed))
-        self._untrue = self._sayings.untrue_of(computed)
-        if self._untrue:
-            self._sayings.check(type(self).__name__, model, self._untrue)
 
     def begin(self, model: nn.Module, step: int) -> None:
         if self._sayings is not None:

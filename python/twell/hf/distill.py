@@ -89,12 +89,19 @@ class DistillationTrainer(Trainer):
         hidden: float = 1.0,
         **options: Any,
     ) -> None:
+        if not isinstance(teacher, nn.Module):
+            raise ValueError(
+                f"DistillationTrainer: teacher: expected a model, got {type(teacher).__name__}; load it first"
+            )
+        if options.get("compute_loss_func") is not None:
+            raise ValueError("DistillationTrainer: compute_loss_func: expected none: the teacher gives the loss")
         super().__init__(*args, **options)
         self.model_accepts_loss_kwargs = False  # a mean over each pass, which the Trainer averages
         student = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
         _check_apart(student, teacher)
         of_student, of_teacher = _text_config("model", student), _text_config("teacher", teacher)
-        same = ["vocab_size", *(["num_hidden_layers", "hidden_size"] if hidden else [])]
+        classifies = "Classification" in type(student).__name__
+        same = ["num_labels" if classifies else "vocab_size", *(["num_hidden_layers", "hidden_size"] if hidden else [])]
         for key in same:
             has, wants = getattr(of_teacher, key, None), getattr(of_student, key, None)
             if has != wants:

@@ -39,11 +39,23 @@ def activate_up(operation: str, model: nn.Module, of: Callable[[str], Any]) -> N
     the hooks and linear layers that they have: those that ``of`` has an ``act`` for, by name. Raises
     ValueError, and changes nothing, as :func:`gated_layers` does."""
     for name, (module, kind) in gated_layers(operation, model, of).items():
-        own, forward = type(module), _forward(kind, kind.act(module))
-        module.__class__ = type(own.__name__, (own,), {"forward": forward, "__module__": __name__})
+        module.__class__ = _class(type(module), kind, kind.act(module))
         # No child, which sparsify would take for more than a layer has; of the module, so that a copy of
         # it has one of its own.
         module.__dict__["up_act"] = of(name)
+
+
+def _class(own: Any, kind: Kind, act_name: str) -> Any:
+    def reduced(self: Any, _: int) -> Any:  # pickle looks classes up, and this one has no place
+        return _empty, (own, kind, act_name), self.__dict__
+
+    members = {"forward": _forward(kind, act_name), "__reduce_ex__": reduced, "__module__": __name__}
+    return type(own.__name__, (own,), members)
+
+
+def _empty(own: Any, kind: Kind, act_name: str) -> Any:
+    made = _class(own, kind, act_name)
+    return made.__new__(made)
 
 
 def _forward(kind: Kind, act_name: str) -> Callable[..., Tensor]:

@@ -20,9 +20,10 @@ from twell.hf.experts import Experts, from_experts, is_experts
 from twell.hf.inline import from_owner
 from twell.hf.kinds import KINDS, Kind, Stays, is_turned, kind_of
 from twell.hf.mlps import from_mlp, with_children
-from twell.hf.said import thresholds_of
+from twell.hf.said import thresholds_of, untrue_in
 from twell.hf.unchanged import as_it_was
 from twell.modules import SparseFfn
+from twell.sparsity import sparse_layers
 
 
 def sparsify(
@@ -68,7 +69,8 @@ def sparsify(
     if sample is not None and not freeze:
         raise ValueError("sparsify: sample: chooses the form of frozen layers; expected freeze=True")
     kinds = KINDS if mlp is None else (Kind.of(mlp),)
-    sites, stay = _sites_of(judge(model, kinds, activation, threshold, freeze))
+    with as_it_was(model):  # activations are tried
+        sites, stay = _sites_of(judge(model, kinds, activation, threshold, freeze))
     if not sites:
         raise ValueError(
             f"sparsify: {type(model).__name__} has no MLP with {'; or '.join(map(str, kinds))}; mlp= "
@@ -86,9 +88,24 @@ def sparsify(
         for site in sites:
             site.take_back(model)
         raise
+    if activation is not None:
+        _say(model)
     if freeze:
         _freeze(model, sites, inputs)
     return model
+
+
+def _say(model: nn.Module) -> None:
+    """In the configuration, that the layers have another activation."""
+    sayings, untrue = untrue_in(model, sparse_layers(model))
+    if sayings is None or not untrue:
+        return
+    try:
+        sayings.check("sparsify", model, untrue)
+    except ValueError as why:
+        warnings.warn(f"{why}; save it with what says so", stacklevel=3)
+    else:
+        sayings.write(untrue)
 
 
 class Site:

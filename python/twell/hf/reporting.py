@@ -14,6 +14,7 @@ from twell import dense
 from twell.hf.experts import is_experts, per_expert
 from twell.hf.kinds import Kind
 from twell.hf.replace import Verdict, judge, refusal, run_sample
+from twell.hf.unchanged import as_it_was
 from twell.modules import SparseFfn
 
 
@@ -129,9 +130,10 @@ def report(model: nn.Module, sample: Any = None) -> Report:
     """
     found: list[_Found] = []
     verdicts: list[Verdict] = []
-    for verdict in judge(model):
-        found.append(_found(verdict))
-        verdicts.append(verdict._replace(site=None))  # whose layer may have copies of weights
+    with as_it_was(model):  # activations are tried
+        for verdict in judge(model):
+            found.append(_found(verdict))
+            verdicts.append(verdict._replace(site=None))  # whose layer may have copies of weights
     refused = refusal(verdicts)
     counts = [_Counted() for _ in found]
     hooks = [each.watch(seen) for each, seen in zip(found, counts)]

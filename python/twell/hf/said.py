@@ -176,6 +176,8 @@ class _Key(NamedTuple):
     layers: list[str]
     others: list[str]
     """Modules that are none of the layers, and would change too."""
+    front: str
+    """Of their names, before those in the files of the model that has the configuration."""
 
 
 class Sayings:
@@ -183,46 +185,29 @@ class Sayings:
     is made, without data, of the configuration with another name in one place after the other."""
 
     def __init__(self, model: nn.Module, layers: list[str]) -> None:
-        self.config = getattr(model, "config", None)
+        self.roots = {f"{at}." if at else "": root for at, root in written(model)}
         self.keys: list[_Key] = []
-        if not is_written(model):
-            return
-        copies = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
-        tree = {id(node) for node in _nodes(self.config)}
-        for path, name in _said_in(self.config):
-            read, changed = _as_read(self.config, path, name)
-            owners = _probed(model, read) if changed else []
-            mine = [layer for layer in layers if any(owner in owners for owner in _owners(layer))]
-            known = {owner for layer in mine for owner in _owners(layer)}
-            if not owners:
-                continue
-            places = []
-            for at, attribute in changed:
-                node = _at(self.config, at)
-                value = getattr(node, attribute)
-                same = [
-                    c for key, c in copies.items()
-                    if key not in tree and type(c) is type(node) and getattr(c, attribute, None) == value
-                ]  # fmt: skip
-                front = _GATED if str(value).startswith(_GATED) else ""
-                places += [(each, attribute, front) for each in (node, *same)]
-            others = [owner for owner in owners if owner not in known]
-            self.keys.append(_Key(name, _at(self.config, path), places, mine, others))
+        for front, root in self.roots.items():
+            own = [layer.removeprefix(front) for layer in layers if layer.startswith(front)]
+            self.keys += _keys_of(root, own, front)
+
+    def root_of(self, layer: str) -> Any:
+        """The model whose configuration speaks of a layer; None of a layer outside of all."""
+        return next((root for front, root in self.roots.items() if layer.startswith(front)), None)
 
     def check(self, operation: str, model: nn.Module, computed: Mapping[str, Computed | None]) -> None:
         """Raises ValueError where these, or others with thresholds, cannot be written."""
-        if not is_written(model):
-            return
-        if "save_pretrained" in vars(model):
+        if any("save_pretrained" in vars(root) for root in self.roots.values()):
             raise ValueError(
                 f"{operation}: expected a model whose files can say what it comes to compute; the layout of "
                 "SparseLM has ReLU alone: save it with the plain class of its model_type first"
             )
         said = {layer for key in self.keys for layer in key.layers}
         for layer, what in computed.items():
-            if layer not in said or what is None:
+            root = self.root_of(layer)
+            if root is not None and (layer not in said or what is None):
                 raise ValueError(
-                    f"{operation}: {layer}: the configuration ({type(self.config).__name__}) has no key that "
+                    f"{operation}: {layer}: the configuration ({type(root.config).__name__}) has no key that "
                     "says its activation, so that what is saved would compute something else"
                 )
         for key in self.keys:
@@ -243,7 +228,7 @@ class Sayings:
             threshold = getattr(key.node, _PARAMS.get(name, _PARAM), None) if name in _PARAMS else 0.0
             mine = {layer: computed[layer] for layer in key.layers if layer in computed}
             for layer, what in mine.items():
-                own = threshold.get(_in_file(layer), 0.0) if isinstance(threshold, dict) else threshold or 0.0
+                own = threshold.get(_in_file(key, layer), 0.0) if isinstance(threshold, dict) else threshold or 0.0
                 if Computed({"fatrelu": "relu", "fat_relu": "relu"}.get(name, name), own) != what:
                     found |= mine
         return found
@@ -251,37 +236,86 @@ class Sayings:
     def write(self, computed: Mapping[str, Computed]) -> None:
         """Of layers that :meth:`check` has let through."""
         thresholds: dict[int, dict[str, float]] = {}
+        nodes: dict[int, list[Any]] = {}
         for key in self.keys:
             mine = {layer: computed[layer] for layer in key.layers if layer in computed}
             if not mine:
                 continue
             (name,) = {what.name for what in mine.values()}
             own = thresholds.setdefault(id(key.node), {})
-            own |= {_in_file(layer): what.threshold for layer, what in mine.items()}
+            own |= {_in_file(key, layer): what.threshold for layer, what in mine.items()}
+            nodes.setdefault(id(key.node), []).extend(node for node, _, _ in key.places)
             if name == "relu" and any(own.values()):
                 name = "fatrelu"
             for node, attribute, front in key.places:
                 setattr(node, attribute, front + name)
-            for node in {id(n): n for n, _, _ in key.places}.values():
-                _say_thresholds(node, own)
+        # Whoever reads it makes one activation of a name, wherever it stands.
+        alike = len({v for own in thresholds.values() if any(own.values()) for v in own.values()}) == 1
+        for place, own in thresholds.items():
+            for node in nodes[place]:
+                _say_thresholds(node, own, alike)
 
 
-def is_written(model: nn.Module) -> bool:
-    """Whether the model writes a configuration beside its weights, which others make a model of."""
-    return hasattr(getattr(model, "config", None), "to_diff_dict") and hasattr(model, "save_pretrained")
+def untrue_in(model: nn.Module, layers: Mapping[str, SparseFfn]) -> tuple[Sayings | None, dict[str, Computed]]:
+    """The layers of which a configuration says something else than they compute, as behind
+    ``sparsify(model, activation=...)``, and where it says so."""
+    computed = {n: c for n, m in layers.items() if (c := Computed.by(m)) is not None}
+    said = {Computed(name) for _, root in written(model) for name in names_in(root.config)}
+    if said == set(computed.values()):
+        return None, {}
+    sayings = Sayings(model, list(computed))
+    return sayings, sayings.untrue_of(computed)
 
 
-def _say_thresholds(node: Any, thresholds: dict[str, float]) -> None:
+def written(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Models that write a configuration beside their weights, of which others make a model, by name: this
+    one, or those within one of somebody's own."""
+    inside: list[str] = []
+    for name, module in model.named_modules():
+        if any(f"{name}.".startswith(front) for front in inside):
+            continue
+        if hasattr(getattr(module, "config", None), "to_diff_dict") and hasattr(module, "save_pretrained"):
+            inside.append(f"{name}." if name else "")
+            yield name, module
+
+
+def _keys_of(model: Any, layers: list[str], front: str) -> Iterator[_Key]:
+    """Of a model that is written, whose names of layers stand behind ``front`` elsewhere."""
+    copies = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
+    tree = {id(node) for node in _nodes(model.config)}
+    for path, name in _said_in(model.config):
+        read, changed = _as_read(model.config, path, name)
+        owners = _probed(model, read) if changed else []
+        mine = [layer for layer in layers if any(owner in owners for owner in _owners(layer))]
+        known = {owner for layer in mine for owner in _owners(layer)}
+        if not owners:
+            continue
+        places = []
+        for at, attribute in changed:
+            node = _at(model.config, at)
+            value = getattr(node, attribute)
+            same = [
+                c for key, c in copies.items()
+                if key not in tree and type(c) is type(node) and getattr(c, attribute, None) == value
+            ]  # fmt: skip
+            gated = _GATED if str(value).startswith(_GATED) else ""
+            places += [(each, attribute, gated) for each in (node, *same)]
+        full = [front + layer for layer in mine]
+        others = [front + owner for owner in owners if owner not in known]
+        yield _Key(name, _at(model.config, path), places, full, others, front)
+
+
+def _say_thresholds(node: Any, thresholds: dict[str, float], alike: bool) -> None:
     values = set(thresholds.values())
     if values != {0.0}:
-        setattr(node, _PARAM, values.pop() if len(values) == 1 else dict(thresholds))
+        setattr(node, _PARAM, values.pop() if alike else dict(thresholds))
     elif _PARAM in vars(node):
         delattr(node, _PARAM)
 
 
-def _in_file(layer: str) -> str:
-    """What sparsify calls it: by the module whose parts it is made of."""
-    return layer.removesuffix(f".{CHILD}")
+def _in_file(key: _Key, layer: str) -> str:
+    """What sparsify calls it there: by the module whose parts it is made of."""
+    return layer.removeprefix(key.front).removesuffix(f".{CHILD}")
 
 
 def _owners(layer: str) -> Iterator[str]:

@@ -49,6 +49,8 @@ class Schedule(TrainerCallback, ExportableState):
         schedules = [each for each in callbacks if isinstance(each, Schedule)] or [self]
         if schedules[0] is self:
             for each in schedules:
+                if sum(type(other) is type(each) for other in schedules) > 1:
+                    raise each.refuse("expected one of its kind in a run, got several")
                 each.begin_anew()
                 each.resumed = each._put_back(state)
                 each.look(model, args, state)
