@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+os.environ["HF_HUB_OFFLINE"] = "1"  # transformers would ask for adapters, a minute long where there is no network
 if os.environ.get("TWELL_TORCH_LIBRARY"):  # a build's; without, the installed package is tested
     sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
 

@@ -125,7 +125,7 @@ def _said_by(transformers: Any, path: Any, options: Mapping[str, Any]) -> _Said:
 
 def _base_of(transformers: Any, path: Any, options: Mapping[str, Any]) -> str | None:
     """Of a directory or repository that has adapters of peft alone."""
-    place = {key: options[key] for key in ("revision", "token") if options.get(key) is not None}
+    place = {key: options[key] for key in _PLACE if key != "subfolder" and options.get(key) is not None}
     place |= options.get("adapter_kwargs") or {}
     if path is None or Path(path, "config.json").is_file():
         return None
