@@ -81,8 +81,6 @@ class Schedule(TrainerCallback, ExportableState):
     def _put_back(self, state: Any) -> bool:
         """What a checkpoint has of it. False where there is none."""
         saved = (getattr(state, "stateful_callbacks", None) or {}).get(type(self).__name__)
-        if isinstance(saved, list):
-            saved = saved[-1]
         if state.global_step == 0 or not isinstance(saved, dict):
             return False
         for name in self.KEPT:
