@@ -2,8 +2,9 @@
 // (twell/ffn.h) is what it is made of, and a LayerBlock (twell/layer_block.h) what it runs.
 //
 // Decided once, by representative inputs or by what was found of them before (twell/findings.h):
-// the form of the gate. Decided for every call: sparse or dense, where the layer has a dense form
-// (twell/cost.h). Results are those of ffn() whatever is decided, up to the order of sums.
+// the form of the gate. Decided for every call: sparse, or dense by packed weights
+// (twell/cost.h). Results are those of ffn() whatever is decided, up to the order of sums and, in a
+// dense bf16 call, the rounding of h.
 #pragma once
 
 #include <cstdint>
@@ -18,17 +19,23 @@
 namespace twell {
 
 // A dense form of the layer, of the same weights: sets y [M, columns] for x [M, D], and, where it
-// is not null, row_nnz and neuron_nnz of `counts`. Called from any thread that runs the layer.
-using DenseFfn = std::function<void(ConstMatrixView x, MatrixView y, FfnCounts* counts)>;
+// is not null, row_nnz and neuron_nnz of `counts`. Called from any thread that runs the layer, with
+// that thread's context.
+using DenseFfn =
+    std::function<void(Context& context, ConstMatrixView x, MatrixView y, FfnCounts* counts)>;
 
 struct LayerOptions {
   BlockOptions block = {};
-  // Makes the dense form, for calls that it is faster for; none: every call is sparse. Called for
-  // the first such call, whose form is kept, and for the timing below, whose form is not.
+  // Whether calls may run densely, where that is expected to be faster. The dense form is made for
+  // the first such call and kept: packed copies of up and down, and of a gate that has a screen.
+  // Layers of codes, or with a norm, have none of their own.
+  bool dense = true;
+  // Makes another dense form, the caller's, instead.
   std::function<DenseFfn()> make_dense = {};
-  // What both ways cost on this machine. None: the built-in figures of another, scaled by timing a
-  // few calls of the layer by the first kFewestInputs or more inputs, once a process for layers
-  // alike.
+  // What both ways cost on this machine. None: the built-in figures of another, scaled by timing
+  // calls of this layer, once a process for layers alike: by the first kFewestInputs or more
+  // inputs, and again by the first that come in a larger order of rows. Such a call takes a few
+  // times as long.
   std::optional<CostModel> cost = {};
 };
 

@@ -151,7 +151,8 @@ class CpuFeedForward final : public FeedForward {
   LayerOptions options() {
     LayerOptions out;
     out.block.dtype = dtype_of(of_.dtype);
-    if (path_ != FfnPath::automatic) return out;
+    out.dense = path_ == FfnPath::automatic;
+    if (!out.dense) return out;
     out.make_dense = [this] { return make_dense_call(); };
     const CpuTier tier = cpu_context().tier();
     CostModel cost = load_cost_model(tier, cpu_context().threads());
@@ -168,7 +169,7 @@ class CpuFeedForward final : public FeedForward {
     const std::shared_ptr<FeedForward> dense =
         make_fastest_dense_feed_forward(parameters(), choice_);
     dense_ = dense;
-    return [dense](ConstMatrixView x, MatrixView y, FfnCounts* counts) {
+    return [dense](Context&, ConstMatrixView x, MatrixView y, FfnCounts* counts) {
       const at::NoGradGuard no_grad;
       Counting counting;
       tensor_of(y).copy_(dense->forward(tensor_of(x), 0, counts != nullptr ? &counting : nullptr));

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "core/team.h"
 #include "ops/validate.h"
 #include "twell/transpose.h"
 #include "twell/tuning.h"
@@ -37,12 +38,11 @@ DType dtype_of_x(const StoredWeights& w, const BlockOptions& options) {
 }
 
 // Rows of a weight to others of its shape and type, `stride` numbers apart.
-void copy_rows(const WeightView& in, std::byte* out, std::int64_t stride) {
+void copy_rows(const Context& context, const WeightView& in, std::byte* out, std::int64_t stride) {
   const auto bytes = static_cast<std::size_t>(bytes_of(in.type, in.cols));
-#pragma omp parallel for schedule(static)
-  for (std::int64_t r = 0; r < in.rows; ++r) {
+  parallel_for(context, in.rows, [&](std::int64_t r) {
     std::memcpy(out + bytes_of(in.type, r * stride), in.row_bytes(r), bytes);
-  }
+  });
 }
 
 // A weight in memory of its own, as it is or turned around; rows an odd number of cache lines apart
@@ -51,7 +51,7 @@ struct Copy {
   PreparedMemory memory;
   WeightView view;
 };
-Copy copy_of(const WeightView& w, bool turned, bool spread) {
+Copy copy_of(const Context& context, const WeightView& w, bool turned, bool spread) {
   const std::int64_t rows = turned ? w.cols : w.rows, cols = turned ? w.rows : w.cols;
   const auto element = static_cast<std::size_t>(element_bytes(w.type));
   // Blocks are no whole part of a line.
@@ -63,9 +63,9 @@ Copy copy_of(const WeightView& w, bool turned, bool spread) {
   auto* const data = static_cast<std::byte*>(own.mutable_data());
   WeightView view = w;
   if (turned) {
-    view = transpose(w, data, stride);
+    view = transpose(w, data, stride, &context);
   } else {
-    copy_rows(w, data, stride);
+    copy_rows(context, w, data, stride);
     view.data = data;
     view.row_stride = stride;
   }
@@ -104,9 +104,10 @@ OwnForm copy_of(const FfnForm& form) {
 
 }  // namespace
 
-BlockBuilder::BlockBuilder(const char* operation, CpuTier tier, const StoredWeights& weights,
-                           const FfnForm& form, const BlockOptions& options)
-    : tier_(tier) {
+BlockBuilder::BlockBuilder(const char* operation, const Context& context,
+                           const StoredWeights& weights, const FfnForm& form,
+                           const BlockOptions& options)
+    : tier_(context.tier()) {
   const DType dtype = dtype_of_x(weights, options);
   require_stored(operation, weights, dtype);
   LayerBlock& out = placed_;
@@ -115,13 +116,13 @@ BlockBuilder::BlockBuilder(const char* operation, CpuTier tier, const StoredWeig
   const std::int64_t columns = weights.neuron_major ? weights.down.cols : weights.down.rows;
   require_form(operation, form, out.shape_, columns);
 
-  const bool spread = options.spread.value_or(tuning_of(tier).gather_columns > 0);
+  const bool spread = options.spread.value_or(tuning_of(tier_).gather_columns > 0);
   const auto place = [&](WeightView& weight, bool turned) {
     if (!turned && !spread) {
       out.external_bytes_ += bytes_of_rows(weight);
       return;
     }
-    Copy own = copy_of(weight, turned, spread);
+    Copy own = copy_of(context, weight, turned, spread);
     weight = own.view;
     out.own_bytes_ += static_cast<std::int64_t>(own.memory.bytes());
     out.owners_.push_back(std::make_shared<PreparedMemory>(std::move(own.memory)));
@@ -132,20 +133,21 @@ BlockBuilder::BlockBuilder(const char* operation, CpuTier tier, const StoredWeig
   out.form_ = own.form;
   out.own_bytes_ += 4 * std::ssize(*own.vectors);
   out.owners_.push_back(std::move(own.vectors));
-  const bool screens = tuning_of(tier).screen_limit > 0.0 && !has_scales(weights.gate.type);
-  if (!screens) pack();
+  const bool screens = tuning_of(tier_).screen_limit > 0.0 && !has_scales(weights.gate.type);
+  if (!screens) pack(&context);
 }
 
-void BlockBuilder::pack() {
+void BlockBuilder::pack(const Context* context) {
   LayerBlock& out = placed_;
-  const auto packed = std::make_shared<PackedWeight>(out.weights_.gate);
+  const auto packed = std::make_shared<PackedWeight>(out.weights_.gate, context);
   out.own_bytes_ += static_cast<std::int64_t>(
       packed_bytes(out.weights_.gate.type, out.shape_.neurons, out.shape_.width));
   out.weights_.gate = packed->view();
   out.owners_.push_back(packed);
 }
 
-LayerBlock BlockBuilder::build(const LayerFindings* findings, const std::optional<Screen>& screen) {
+LayerBlock BlockBuilder::build(const Context* context, const LayerFindings* findings,
+                               const std::optional<Screen>& screen) {
   if (findings != nullptr) {
     const FfnShape& shape = placed_.shape_;
     require(
@@ -155,12 +157,12 @@ LayerBlock BlockBuilder::build(const LayerFindings* findings, const std::optiona
         findings->fired.size());
   }
   const bool pays = reads_gate() && findings != nullptr && screen_pays(tier_, findings->candidates);
-  if (reads_gate() && !pays) pack();
+  if (reads_gate() && !pays) pack(context);
   LayerBlock out = placed_;
   if (pays) {
     const ConstMatrixView gate = out.weights_.gate.matrix();
     const auto own =
-        std::make_shared<Screen>(screen ? *screen : Screen(gate, findings->mean.data()));
+        std::make_shared<Screen>(screen ? *screen : Screen(gate, findings->mean.data(), context));
     out.weights_.screen = own->view();
     out.owners_.push_back(own);
     out.own_bytes_ += static_cast<std::int64_t>(screen_bytes(gate.rows, gate.cols));
@@ -190,6 +192,6 @@ LayerBlock BlockBuilder::of(const FfnShape& shape, const FfnWeights& weights, co
 LayerBlock::LayerBlock(const Context& context, const StoredWeights& weights, const FfnForm& form,
                        const LayerFindings* findings, const BlockOptions& options)
     : LayerBlock(
-          BlockBuilder("LayerBlock", context.tier(), weights, form, options).build(findings)) {}
+          BlockBuilder("LayerBlock", context, weights, form, options).build(&context, findings)) {}
 
 }  // namespace twell

@@ -12,7 +12,7 @@ class BlockBuilder {
  public:
   // Checks everything, and places all but the gate, which is packed at once where no screen comes
   // into question. `operation`: named by errors.
-  BlockBuilder(const char* operation, CpuTier tier, const StoredWeights& weights,
+  BlockBuilder(const char* operation, const Context& context, const StoredWeights& weights,
                const FfnForm& form, const BlockOptions& options);
 
   const FfnShape& shape() const { return placed_.shape_; }
@@ -21,8 +21,10 @@ class BlockBuilder {
   bool reads_gate() const { return placed_.gate_form() != GateForm::packed; }
 
   // Packs the gate if it is not yet, or gives it a screen where the findings call for one: `screen`
-  // if there is one already, else that with the axis of the findings.
-  LayerBlock build(const LayerFindings* findings, const std::optional<Screen>& screen = {});
+  // if there is one already, else that with the axis of the findings. `context`: whose threads
+  // work; null: OpenMP's.
+  LayerBlock build(const Context* context, const LayerFindings* findings,
+                   const std::optional<Screen>& screen = {});
   // The same block with these findings.
   static LayerBlock with(LayerBlock block, const LayerFindings& findings);
 
@@ -32,7 +34,7 @@ class BlockBuilder {
                        std::shared_ptr<const void> owner, std::int64_t own_bytes);
 
  private:
-  void pack();
+  void pack(const Context* context);
 
   CpuTier tier_;
   LayerBlock placed_;

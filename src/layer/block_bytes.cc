@@ -14,7 +14,7 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "blocks are little-endian");
 
-constexpr const char* kName = "LayerBlock::view";
+constexpr const char* kView = "LayerBlock::view";
 constexpr char kMagic[8] = {'t', 'w', 'e', 'l', 'l', 'b', 'l', 'k'};
 constexpr std::uint32_t kVersion = 1;
 constexpr std::uint64_t kAlign = 64;
@@ -122,18 +122,18 @@ Header header_of(const LayerBlock& block) {
 class Reader {
  public:
   explicit Reader(std::span<const std::byte> bytes) : bytes_(bytes) {
-    require(bytes.size() >= sizeof(Header), kName, "bytes", "expected a block's, got ",
+    require(bytes.size() >= sizeof(Header), kView, "bytes", "expected a block's, got ",
             bytes.size(), " bytes, fewer than its header has");
     std::memcpy(&header_, bytes.data(), sizeof header_);
-    require(std::memcmp(header_.magic, kMagic, sizeof kMagic) == 0, kName, "bytes",
+    require(std::memcmp(header_.magic, kMagic, sizeof kMagic) == 0, kView, "bytes",
             "expected a block's, which begin with 'twellblk'");
-    require(header_.version == kVersion, kName, "bytes", "expected version ", kVersion, ", got ",
+    require(header_.version == kVersion, kView, "bytes", "expected version ", kVersion, ", got ",
             header_.version, "; make the block anew");
-    require(header_.digest == digest_of(header_) && header_.header_bytes == sizeof(Header), kName,
+    require(header_.digest == digest_of(header_) && header_.header_bytes == sizeof(Header), kView,
             "bytes", "the header is damaged");
-    require(header_.bytes <= bytes.size(), kName, "bytes", "expected ", header_.bytes,
+    require(header_.bytes <= bytes.size(), kView, "bytes", "expected ", header_.bytes,
             ", as the header says, got ", bytes.size(), ": they were cut off");
-    require(reinterpret_cast<std::uintptr_t>(bytes.data()) % kAlign == 0, kName, "bytes",
+    require(reinterpret_cast<std::uintptr_t>(bytes.data()) % kAlign == 0, kView, "bytes",
             "expected them at a multiple of 64 bytes");
   }
 
@@ -142,7 +142,7 @@ class Reader {
   const std::byte* at(const Region& region, const char* what, std::uint64_t bytes) const {
     require(region.bytes == bytes && region.at % kAlign == 0 && region.at >= sizeof(Header) &&
                 region.at <= header_.bytes && bytes <= header_.bytes - region.at,
-            kName, what, "expected ", bytes, " bytes within the block, got ", region.bytes, " at ",
+            kView, what, "expected ", bytes, " bytes within the block, got ", region.bytes, " at ",
             region.at);
     return bytes_.data() + region.at;
   }
@@ -153,14 +153,14 @@ class Reader {
   }
   WeightView weight(const WeightEntry& entry, const char* what) const {
     constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
-    require(entry.type < kWeightTypes && entry.layout <= 1 && entry.scaled_by <= 1, kName, what,
+    require(entry.type < kWeightTypes && entry.layout <= 1 && entry.scaled_by <= 1, kView, what,
             "expected a weight of a type that is known");
     require(entry.rows >= 1 && entry.rows <= kMost && entry.cols >= 1 && entry.cols <= kMost &&
                 entry.row_stride >= entry.cols && entry.row_stride <= kMost,
-            kName, what, "expected 1 to ", kMost, " rows and columns, got [", entry.rows, ", ",
+            kView, what, "expected 1 to ", kMost, " rows and columns, got [", entry.rows, ", ",
             entry.cols, "]");
     // A number has four bits or more.
-    require(static_cast<std::uint64_t>(entry.rows * entry.row_stride) <= 2 * header_.bytes, kName,
+    require(static_cast<std::uint64_t>(entry.rows * entry.row_stride) <= 2 * header_.bytes, kView,
             what, "expected one that fits into ", header_.bytes, " bytes, got [", entry.rows, ", ",
             entry.cols, "]");
     const auto type = static_cast<WeightType>(entry.type);
@@ -182,7 +182,7 @@ class Reader {
 FfnForm form_of(const Reader& reader, std::int64_t neurons, std::int64_t columns) {
   const Header& header = reader.header();
   constexpr auto kLast = static_cast<std::uint8_t>(Activation::identity);
-  require(header.gate <= kLast && header.up <= kLast, kName, "form",
+  require(header.gate <= kLast && header.up <= kLast, kView, "form",
           "expected activations that are known");
   FfnForm form(static_cast<Activation>(header.gate), header.threshold);
   form.up = static_cast<Activation>(header.up);
@@ -204,7 +204,7 @@ std::shared_ptr<const LayerFindings> findings_of(const Reader& reader, const Ffn
       reader.entries<float>(header.mean, "mean", static_cast<std::uint64_t>(shape.width));
   const auto fired = reader.entries<std::int64_t>(header.fired, "fired",
                                                   static_cast<std::uint64_t>(shape.neurons));
-  require(std::ssize(fired) == shape.neurons, kName, "fired", "expected ", shape.neurons,
+  require(std::ssize(fired) == shape.neurons, kView, "fired", "expected ", shape.neurons,
           " numbers, got none");
   auto out = std::make_shared<LayerFindings>();
   out->inputs = header.inputs;
@@ -273,12 +273,12 @@ LayerBlock LayerBlock::view(std::span<const std::byte> bytes, std::shared_ptr<co
                       width};
   }
   const auto dtype = static_cast<DType>(header.dtype);
-  require(dtype == DType::bf16 || dtype == DType::f32, kName, "dtype", "expected bf16 or f32");
+  require(dtype == DType::bf16 || dtype == DType::f32, kView, "dtype", "expected bf16 or f32");
   const FfnShape shape = weights.shape(dtype);
   const FfnForm form = form_of(reader, neurons, weights.down.cols);
   // All that a call checks, on no rows.
   const ConstMatrixView none(nullptr, shape.dtype, 0, width);
-  require_ffn(kName, none, weights, form, MatrixView(nullptr, shape.dtype, 0, weights.down.cols));
+  require_ffn(kView, none, weights, form, MatrixView(nullptr, shape.dtype, 0, weights.down.cols));
   return BlockBuilder::of(shape, weights, form, findings_of(reader, shape), std::move(owner),
                           static_cast<std::int64_t>(header.bytes));
 }

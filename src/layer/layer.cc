@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "layer/block_builder.h"
+#include "layer/own_dense.h"
 #include "layer/scaled_cost.h"
 #include "ops/validate.h"
 #include "twell/tuning.h"
@@ -55,7 +56,7 @@ class Layer::State {
   State(const Context& context, const StoredWeights& weights, const FfnForm& form,
         LayerOptions options)
       : tier_(context.tier()),
-        builder_(std::in_place, kName, tier_, weights, form, options.block),
+        builder_(std::in_place, kName, context, weights, form, options.block),
         placed_(builder_->placed()),
         options_(std::move(options)) {
     if (!has_scales(weights.gate.type)) gate_as_stored_ = weights.gate;
@@ -104,9 +105,11 @@ class Layer::State {
   void choose_by();
   Trial run_sample(Context& context, ConstMatrixView sample, bool screen) const;
   void prepare_locked(Context& context, ConstMatrixView sample);
-  void prepare_locked(const LayerFindings& findings, const std::optional<Screen>& screen = {});
+  void prepare_locked(const LayerFindings& findings, const std::optional<Screen>& screen = {},
+                      const Context* context = nullptr);
   void set(LayerBlock block);
   void expect(const LayerFindings& findings);
+  DenseFfn make_dense(Context& context) const;
   void scale_cost(Context& context, ConstMatrixView x);
 
   CpuTier tier_;
@@ -118,13 +121,14 @@ class Layer::State {
   mutable std::mutex mutex_;                 // of all that follows
   std::shared_ptr<const LayerBlock> block_;  // once the layer is prepared
   std::optional<PathChooser> chooser_;       // where there is a dense form
-  bool to_be_scaled_ = false;                // its cost
+  bool to_be_looked_at_ = false;             // whether there is one
+  std::int64_t scaled_up_to_ = 0;            // rows of the largest call that timed the layer
   DenseFfn dense_;                           // once a call needed it
 };
 
 void Layer::State::choose_by() {
-  if (!options_.make_dense) return;
-  to_be_scaled_ = !options_.cost.has_value();
+  if (!options_.dense) return;
+  to_be_looked_at_ = !options_.make_dense;
   chooser_.emplace(options_.cost ? *options_.cost : built_in_cost_model(tier_), shape());
 }
 
@@ -151,9 +155,9 @@ Trial Layer::State::run_sample(Context& context, ConstMatrixView sample, bool sc
   screen = screen && gate_as_stored_;
   if (screen) {
     operands.gate = *gate_as_stored_;
-    operands.screen = with.emplace(operands.gate.matrix(), findings.mean.data()).view();
+    operands.screen = with.emplace(operands.gate.matrix(), findings.mean.data(), &context).view();
   } else if (operands.form() != GateForm::packed) {
-    operands.gate = packed.emplace(operands.gate).view();
+    operands.gate = packed.emplace(operands.gate, &context).view();
     operands.screen = {};
   }
   FfnCounts counts;
@@ -169,36 +173,38 @@ Trial Layer::State::run_sample(Context& context, ConstMatrixView sample, bool sc
 
 void Layer::State::prepare_locked(Context& context, ConstMatrixView sample) {
   if (sample.rows < kFewestInputs) {
-    if (!block_) set(builder_->build(nullptr));
+    if (!block_) set(builder_->build(&context, nullptr));
     return;
   }
   const bool screen = !block_ && builder_->reads_gate();
   const Trial trial = run_sample(context, sample, screen);
-  prepare_locked(trial.findings, trial.screen);
+  prepare_locked(trial.findings, trial.screen, &context);
 }
 
 void Layer::State::prepare_locked(const LayerFindings& findings,
-                                  const std::optional<Screen>& screen) {
+                                  const std::optional<Screen>& screen, const Context* context) {
   require(
       std::ssize(findings.mean) == shape().width && std::ssize(findings.fired) == shape().neurons,
       kName, "findings", "expected that of a layer of width ", shape().width, " and ",
       shape().neurons, " neurons, got one of ", findings.mean.size(), " and ",
       findings.fired.size());
-  set(block_ ? BlockBuilder::with(*block_, findings) : builder_->build(&findings, screen));
+  set(block_ ? BlockBuilder::with(*block_, findings) : builder_->build(context, &findings, screen));
 }
 
 Layer::State::Call Layer::State::next(Context& context, ConstMatrixView x) {
+  if (std::exchange(to_be_looked_at_, false) && !has_own_dense(context, placed_)) chooser_.reset();
   const bool no_density = chooser_ && !chooser_->density();
   if (!block_ || no_density) prepare_locked(context, x);
-  // By the first call or not at all: a later one is not made to wait.
-  if (std::exchange(to_be_scaled_, false) && x.rows >= kFewestInputs) scale_cost(context, x);
+  if (chooser_ && !options_.cost && x.rows >= kFewestInputs && x.rows > scaled_up_to_) {
+    scaled_up_to_ = x.rows;
+    scale_cost(context, x);
+  }
   Call call{block_, {}, false};
-  if (!chooser_) return call;
-  call.counted = chooser_->samples();
-  if (chooser_->dense(x.rows)) {
-    if (!dense_) dense_ = options_.make_dense();
+  if (chooser_ && chooser_->dense(x.rows)) {
+    if (!dense_) dense_ = make_dense(context);
     call.dense = dense_;
   }
+  call.counted = chooser_ && chooser_->samples();
   return call;
 }
 
@@ -216,7 +222,7 @@ LayerPath Layer::State::run(Context& context, ConstMatrixView x, MatrixView y, F
   FfnCounts own;
   if (counts == nullptr && call.counted) counts = &own;
   if (call.dense) {
-    call.dense(x, y, counts);
+    call.dense(context, x, y, counts);
   } else {
     ffn(context, x, call.block->weights(), call.block->form(), y, counts);
   }
@@ -227,13 +233,17 @@ LayerPath Layer::State::run(Context& context, ConstMatrixView x, MatrixView y, F
   return call.dense ? LayerPath::dense : LayerPath::sparse;
 }
 
+DenseFfn Layer::State::make_dense(Context& context) const {
+  return options_.make_dense ? options_.make_dense() : make_own_dense(context, *block_);
+}
+
 // By calls on rows of x, which are representative. The dense form is not kept: it may double the
 // weights of a layer that never takes that path.
 void Layer::State::scale_cost(Context& context, ConstMatrixView x) {
   DenseFfn dense;
   const auto row_bytes = static_cast<std::size_t>(x.cols) * size_of(x.dtype);
   const auto time = [&](std::int64_t tokens) {
-    if (!dense) dense = options_.make_dense();
+    if (!dense) dense = make_dense(context);
     const std::int64_t rows_there = (tokens + x.rows - 1) / x.rows * x.rows;
     const Matrix rows = allocate(rows_there, x.cols, shape().dtype);
     for (std::int64_t r = 0; r < rows_there; ++r) {
@@ -244,12 +254,12 @@ void Layer::State::scale_cost(Context& context, ConstMatrixView x) {
       return ConstMatrixView(rows.view.slice(i % (rows_there / tokens) * tokens, tokens));
     };
     return time_in_turns(
-        tokens, [&](std::int64_t i) { dense(batch(i), y.view, nullptr); },
+        tokens, [&](std::int64_t i) { dense(context, batch(i), y.view, nullptr); },
         [&](std::int64_t i) { ffn(context, batch(i), block_->weights(), block_->form(), y.view); });
   };
-  chooser_->replace_cost([&](double density) {
-    return scaled_cost(tier_, context.threads(), shape(), density, time);
-  });
+  const std::optional<double> density = chooser_->density();
+  if (!density) return;
+  chooser_->set_cost(scaled_cost(tier_, context.threads(), shape(), *density, x.rows, time));
 }
 
 Layer::Layer(const Context& context, const StoredWeights& weights, const FfnForm& form,

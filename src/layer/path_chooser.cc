@@ -23,10 +23,6 @@ bool PathChooser::dense(std::int64_t rows, double hot) const {
   return density() && cost_.prefers_dense(rows, *density(), shape_, hot);
 }
 
-void PathChooser::replace_cost(const std::function<CostModel(double density)>& replacement) {
-  if (density()) cost_ = replacement(*density());
-}
-
 std::string PathChooser::describe() const {
   char seen[48] = "no density seen yet";
   if (density()) std::snprintf(seen, sizeof seen, "last density %.2f %%", *density() * 100);

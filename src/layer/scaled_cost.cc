@@ -38,29 +38,47 @@ bool lost_cores(const rusage& before) {
 constexpr int kFewestRuns = 2;  // the first one also touches pages and builds oneDNN's primitives
 constexpr int kMostRuns = 5;
 
-CostModel measure(CpuTier tier, const FfnShape& shape, double density,
-                  const std::function<LayerTiming(std::int64_t tokens)>& time) {
-  // Few tokens are bound by memory, 64 mostly by arithmetic. A machine of many cores needs more
-  // tokens for that, but there they take little time.
+// What is known of layers alike.
+struct Measured {
+  std::vector<LayerTiming> timings;  // of the first of the built-in tokens, in order
+  bool given_up = false;             // `time` threw, or gave no finite number
+};
+
+// The tokens of the table that so many rows are nearest to, as the logarithm goes.
+std::int64_t order_of(const CostModel& cost, std::int64_t rows) {
+  std::int64_t nearest = cost.tokens.front();
+  for (const std::int64_t tokens : cost.tokens) {
+    if (rows * rows >= nearest * tokens) nearest = tokens;
+  }
+  return nearest;
+}
+
+// Times what is to be known for a call of so many rows and is not yet.
+void measure(const CostModel& built_in, std::int64_t rows,
+             const std::function<LayerTiming(std::int64_t tokens)>& time, Measured& measured) {
+  // Few tokens are bound by memory, 64 mostly by arithmetic; more of them are timed where that
+  // takes little time, and where they come.
   constexpr std::int64_t kAlways = 64;
   constexpr double kLongest = 50e3;  // us
-  CostModel built_in = built_in_cost_model(tier);
-  std::vector<LayerTiming> timings;
-  try {
-    for (const std::int64_t tokens : built_in.tokens) {
-      if (tokens > kAlways) {
-        const LayerTiming& last = timings.back();
-        const double more = static_cast<double>(tokens) / static_cast<double>(last.tokens);
-        if (!(kFewestRuns * more * (last.dense_us + last.sparse_us) < kLongest)) break;
-      }
-      timings.push_back(time(tokens));
-      // The machine is busy, and calls take long.
-      if (!std::isfinite(timings.back().dense_us + timings.back().sparse_us)) return built_in;
+  std::vector<LayerTiming>& timings = measured.timings;
+  const std::int64_t wanted = std::max(kAlways, order_of(built_in, rows));
+  for (std::size_t t = timings.size(); t < built_in.tokens.size() && !measured.given_up; ++t) {
+    const std::int64_t tokens = built_in.tokens[t];
+    if (tokens > wanted) {
+      const LayerTiming& last = timings.back();
+      const double more = static_cast<double>(tokens) / static_cast<double>(last.tokens);
+      if (!(kFewestRuns * more * (last.dense_us + last.sparse_us) < kLongest)) break;
     }
-  } catch (const std::exception&) {
-    return built_in;  // no memory for the dense layer, most likely
+    try {
+      const LayerTiming timing = time(tokens);
+      measured.given_up = !std::isfinite(timing.dense_us + timing.sparse_us);  // a busy machine
+      if (!measured.given_up) timings.push_back(timing);
+    } catch (const std::exception&) {
+      measured.given_up = true;  // no memory for the dense layer, most likely
+    }
   }
-  return scaled(built_in, shape, density, timings);
+  // What is left of a first attempt would scale all tokens by the figures of a few.
+  if (measured.given_up && (timings.empty() || timings.back().tokens < kAlways)) timings.clear();
 }
 
 }  // namespace
@@ -119,18 +137,19 @@ CostModel scaled(const CostModel& built_in, const FfnShape& shape, double densit
 }
 
 CostModel scaled_cost(CpuTier tier, int threads, const FfnShape& shape, double density,
+                      std::int64_t rows,
                       const std::function<LayerTiming(std::int64_t tokens)>& time) {
   using Key = std::tuple<CpuTier, int, std::int64_t, std::int64_t, bool, DType, long>;
   static std::mutex mutex;
-  static std::map<Key, CostModel> measured;
+  static std::map<Key, Measured> all;
   const std::lock_guard lock(mutex);
   // A factor of both gather and gate holds near the density that it was timed at.
   const long power_of_four = std::lround(std::log2(std::max(density, 1e-3)) / 2);
   const Key key{tier, threads, shape.width, shape.neurons, shape.gated, shape.dtype, power_of_four};
-  const auto found = measured.find(key);
-  return found != measured.end()
-             ? found->second
-             : measured.emplace(key, measure(tier, shape, density, time)).first->second;
+  Measured& measured = all[key];
+  const CostModel built_in = built_in_cost_model(tier);
+  measure(built_in, rows, time, measured);
+  return scaled(built_in, shape, density, measured.timings);
 }
 
 }  // namespace twell

@@ -28,11 +28,13 @@ LayerTiming time_in_turns(std::int64_t tokens, const std::function<void(std::int
 CostModel scaled(const CostModel& built_in, const FfnShape& shape, double density,
                  const std::vector<LayerTiming>& timings);
 
-// scaled() of the tier's built-in figures, where `time` times calls of so many tokens: of 1, 8 and
-// 64, and of 512 where that takes less than about 50 ms. Timed once a process for layers of one
-// shape, dtype and number of threads whose densities are within a factor of four; others wait for
-// it. Unchanged figures, and no second try, where `time` throws or gives no finite number.
+// scaled() of the tier's built-in figures, for calls of so many rows, where `time` times calls of
+// so many tokens: of 1, 8 and 64, and of 512 where such calls come (from 182 rows on) or take less
+// than about 50 ms. Each is timed once a process for layers of one shape, dtype and number of
+// threads whose densities are within a factor of four; others wait for it. No second try where
+// `time` throws or gives no finite number; what was timed before that goes on serving.
 CostModel scaled_cost(CpuTier tier, int threads, const FfnShape& shape, double density,
+                      std::int64_t rows,
                       const std::function<LayerTiming(std::int64_t tokens)>& time);
 
 }  // namespace twell

@@ -99,8 +99,9 @@ struct Machine {
   double times = 1;
   std::vector<std::int64_t> asked = {};
 
-  CostModel cost(const FfnShape& shape, double density = kDensity, int threads = 2) {
-    return scaled_cost(kTier, threads, shape, density, [&](std::int64_t tokens) {
+  CostModel cost(const FfnShape& shape, double density = kDensity, int threads = 2,
+                 std::int64_t rows = 32) {
+    return scaled_cost(kTier, threads, shape, density, rows, [&](std::int64_t tokens) {
       asked.push_back(tokens);
       return slower(tokens, times, 1, shape);
     });
@@ -132,6 +133,27 @@ TEST(ScaledCost, ManyTokensAreTimedWhereTheyTakeLittleTime) {
   EXPECT_EQ(slow.asked, (std::vector<std::int64_t>{1, 8, 64}));
 }
 
+TEST(ScaledCost, ManyTokensAreTimedWhereTheyCome) {
+  Machine slow{20};
+  const FfnShape shape{2048, 4996};
+  EXPECT_EQ(slow.cost(shape, kDensity, 2, 181).scales.size(), 3U);
+  slow.times = 40;
+  const CostModel cost = slow.cost(shape, kDensity, 2, 182);
+  EXPECT_EQ(slow.asked, (std::vector<std::int64_t>{1, 8, 64, 512}));
+  EXPECT_NEAR(cost.scales.at(2).dense, 20, 1e-9);
+  EXPECT_NEAR(cost.scales.at(3).dense, 40, 1e-9);
+  slow.cost(shape, kDensity, 2, 8192);
+  EXPECT_EQ(slow.asked.size(), 4U);
+  // Where these cannot be timed, those of few tokens go on serving.
+  const FfnShape other{2048, 4995};
+  Machine machine{20};
+  machine.cost(other);
+  machine.times = kInfinity;
+  EXPECT_EQ(machine.cost(other, kDensity, 2, 512).scales.size(), 3U);
+  EXPECT_EQ(machine.cost(other, kDensity, 2, 512).scales.size(), 3U);
+  EXPECT_EQ(machine.asked.size(), 4U);
+}
+
 TEST(ScaledCost, ABusyMachineIsNotAskedAgain) {
   Machine busy{kInfinity};
   EXPECT_TRUE(busy.cost({2048, 4997}).scales.empty());
@@ -143,7 +165,7 @@ TEST(ScaledCost, AFailureLeavesTheBuiltInFigures) {
   int calls = 0;
   for (int layer = 0; layer < 2; ++layer) {
     const CostModel cost =
-        scaled_cost(kTier, 2, {2048, 4998}, kDensity, [&](std::int64_t) -> LayerTiming {
+        scaled_cost(kTier, 2, {2048, 4998}, kDensity, 32, [&](std::int64_t) -> LayerTiming {
           ++calls;
           throw std::runtime_error("no memory");
         });

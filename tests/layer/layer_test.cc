@@ -6,8 +6,10 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cmath>
 #include <limits>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 #include "tests/support/matrix.h"
@@ -41,13 +43,34 @@ struct Stored {
     return out;
   }
   // By ffn() on the packed gate.
-  TestMatrix<T> expected(Context& context, const TestMatrix<T>& x) const {
+  TestMatrix<T> expected(Context& context, const TestMatrix<T>& x,
+                         FfnCounts* counts = nullptr) const {
     const PackedWeight packed(gate.view());
     FfnWeights w{packed.view(), {}, neuron_major.view()};
     if (gated) w.up = up.view();
     TestMatrix<T> y(x.rows(), kWidth);
-    ffn(context, x.view(), w, form, y.view());
+    ffn(context, x.view(), w, form, y.view(), counts);
     return y;
+  }
+  // Σ |h| |Wd| + |bd| of each element of y, with all pre-activations as large as they could be.
+  std::vector<double> magnitudes(const TestMatrix<T>& x) const {
+    std::vector<double> out;
+    for (std::int64_t r = 0; r < x.rows(); ++r) {
+      std::vector<double> sums(static_cast<std::size_t>(kWidth), 1.0);
+      for (std::int64_t n = 0; n < kNeurons; ++n) {
+        double v = 0.5, u = 0.5;
+        for (std::int64_t i = 0; i < kWidth; ++i) {
+          v += std::abs(x.value(r, i) * gate.value(n, i));
+          u += std::abs(x.value(r, i) * up.value(n, i));
+        }
+        if (form.gate.kind == Activation::relu_squared) v *= v;
+        for (std::int64_t c = 0; c < kWidth; ++c) {
+          sums[static_cast<std::size_t>(c)] += v * (gated ? u : 1.0) * std::abs(down.value(c, n));
+        }
+      }
+      out.insert(out.end(), sums.begin(), sums.end());
+    }
+    return out;
   }
 
   bool gated;
@@ -95,7 +118,8 @@ TYPED_TEST(LayerTest, IsFfnWhereverWeightsLie) {
       const Stored<TypeParam> stored(gated, 0.0F);
       for (const bool major : {true, false}) {
         for (const bool spread : {true, false}) {
-          Layer layer(context, stored.weights(major), stored.form, {.block = {.spread = spread}});
+          Layer layer(context, stored.weights(major), stored.form,
+                      {.block = {.spread = spread}, .dense = false});
           for (const std::int64_t rows : {1, 70}) {
             const auto x = random_matrix<TypeParam>(rows, kWidth, 7);
             EXPECT_TRUE(same(run(layer, context, x), stored.expected(context, x)))
@@ -128,12 +152,12 @@ TYPED_TEST(LayerTest, FirstInputsOrTheirFindingsChooseTheFormOfTheGate) {
       const Stored<TypeParam> stored(true, bias);
       const bool screens = tuning_of(tier).screen_limit > 0.0 && bias < 0.0F;
       const GateForm form = screens ? GateForm::screened : GateForm::packed;
-      Layer by_inputs(context, stored.weights(), stored.form);
+      Layer by_inputs(context, stored.weights(), stored.form, {.dense = false});
       const auto y = run(by_inputs, context, x);
       EXPECT_EQ(form_of(by_inputs), form) << name_of(tier);
       EXPECT_EQ(by_inputs.reads_gate(), screens);
 
-      Layer by_findings(context, stored.weights(), stored.form);
+      Layer by_findings(context, stored.weights(), stored.form, {.dense = false});
       const LayerFindings findings =
           Layer(context, stored.weights(), stored.form).examine(context, x.view());
       EXPECT_EQ(findings.inputs, 64);
@@ -198,7 +222,7 @@ TEST_P(LayerPaths, DenseWhereItIsExpectedToBeFaster) {
     int made = 0, called = 0;
     LayerOptions options{.make_dense = [&]() -> DenseFfn {
       ++made;
-      return [&](ConstMatrixView, MatrixView y, FfnCounts* counts) {
+      return [&](Context&, ConstMatrixView, MatrixView y, FfnCounts* counts) {
         ++called;
         for (std::int64_t r = 0; r < y.rows; ++r) *y.row<float>(r) = 42.0F;
         if (counts != nullptr) *counts = {};  // the activity ceases
@@ -222,12 +246,12 @@ TEST_P(LayerPaths, ThreadsShareALayer) {
   const Stored<float> stored(true, 0.0F);
   const auto x = random_matrix<float>(48, kWidth, 9);
   Context alone({.threads = 2, .tier = GetParam()});
-  Layer reference(alone, stored.weights(), stored.form);
+  Layer reference(alone, stored.weights(), stored.form, {.dense = false});
   const auto y = run(reference, alone, x);
   std::atomic<int> made = 0, called = 0;
   LayerOptions options{.make_dense = [&]() -> DenseFfn {
     ++made;
-    return [&](ConstMatrixView, MatrixView out, FfnCounts* counts) {
+    return [&](Context&, ConstMatrixView, MatrixView out, FfnCounts* counts) {
       ++called;
       for (std::int64_t r = 0; r < out.rows; ++r) *out.row<float>(r) = 42.0F;
       if (counts != nullptr) counts->row_nnz.assign(48, kNeurons / 4 - 4);  // sparse again
@@ -259,7 +283,7 @@ TEST_P(LayerPaths, WithoutACostTheFirstInputsTimeTheLayer) {
   const Stored<float> stored;
   int calls = 0;
   const LayerOptions options{.make_dense = [&]() -> DenseFfn {
-    return [&](ConstMatrixView x, MatrixView y, FfnCounts*) {
+    return [&](Context&, ConstMatrixView x, MatrixView y, FfnCounts*) {
       EXPECT_EQ(x.rows, y.rows);
       ++calls;
     };
@@ -270,8 +294,102 @@ TEST_P(LayerPaths, WithoutACostTheFirstInputsTimeTheLayer) {
   Layer few(context, stored.weights(), stored.form, options);
   calls = 0;
   run(few, context, random_matrix<float>(8, kWidth, 9));
-  run(few, context, random_matrix<float>(40, kWidth, 9));
-  EXPECT_EQ(calls, 0) << "a later call is not made to wait";
+  EXPECT_EQ(calls, 0) << "of too few inputs";
+}
+
+// The layer's own dense form: what ffn() computes, but for the rounding of h.
+TYPED_TEST(LayerTest, OwnDenseFormIsTheLayer) {
+  constexpr bool kBf16 = std::is_same_v<TypeParam, bf16>;
+  for (const CpuTier tier : available_cpu_tiers()) {
+    Context context({.threads = 3, .tier = tier});
+    for (const bool gated : {true, false}) {
+      Stored<TypeParam> stored(gated, 0.0F);
+      const std::vector<float> up_bias(static_cast<std::size_t>(kNeurons), 0.25F);
+      const std::vector<float> down_bias(static_cast<std::size_t>(kWidth), -0.5F);
+      for (const Activation gate : kActivations) {
+        stored.form.gate = {gate, 0.05F};
+        for (const Activation up : {Activation::identity, Activation::relu}) {
+          if (gated) stored.form.up = up;
+          if (gated) stored.form.up_bias = up_bias;
+          stored.form.down_bias = down_bias;
+          LayerOptions options;
+          options.cost = CostModel{"here", true, {1}, {0.0, 1.0}, {1e-9}, {{1.0, 1.0}}};
+          Layer layer(context, stored.weights(), stored.form, options);
+          const bool plain = gate == Activation::relu && up == Activation::identity;
+          for (const std::int64_t rows :
+               plain ? std::vector<std::int64_t>{1, 33, 600} : std::vector<std::int64_t>{33}) {
+            const auto x = random_matrix<TypeParam>(rows, kWidth, 7);
+            TestMatrix<TypeParam> y(rows, kWidth);
+            layer.prepare(context, random_matrix<TypeParam>(64, kWidth, 8).view());
+            FfnCounts counts, expected_counts;
+            EXPECT_EQ(layer.run(context, x.view(), y.view(), &counts), LayerPath::dense);
+            const auto expected = stored.expected(context, x, &expected_counts);
+            EXPECT_EQ(counts.row_nnz, expected_counts.row_nnz);
+            EXPECT_EQ(counts.neuron_nnz, expected_counts.neuron_nnz);
+            // Both round y, one h: each by half a unit, of the sum of magnitudes at most.
+            const auto magnitude = stored.magnitudes(x);
+            const double bound = kBf16 ? 3 * 0x1p-8 : 0x1p-20;
+            for (std::int64_t r = 0; r < rows; ++r) {
+              for (std::int64_t c = 0; c < kWidth; ++c) {
+                ASSERT_LE(std::abs(y.value(r, c) - expected.value(r, c)),
+                          bound * magnitude.at(static_cast<std::size_t>(r * kWidth + c)))
+                    << name_of(tier) << gated << name_of(gate) << rows;
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+// What is not finite stands where ffn() has it, whatever the density.
+TEST(LayerDense, WhatIsNotFiniteStandsWhereFfnHasIt) {
+  for (const CpuTier tier : available_cpu_tiers()) {
+    Context context({.threads = 2, .tier = tier});
+    LayerOptions options;
+    options.cost = CostModel{"here", true, {1}, {0.0, 1.0}, {1e-9}, {{1.0, 1.0}}};
+    for (const float bad :
+         {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(),
+          std::numeric_limits<float>::quiet_NaN()}) {
+      for (const int where : {0, 1, 2, 3}) {  // x, gate, up, down
+        Stored<float> stored(true, 0.0F);
+        auto x = random_matrix<float>(40, kWidth, 9);
+        if (where == 0) x.set(3, 5, bad);
+        if (where == 1) stored.gate.set(7, 5, bad);
+        if (where == 2) stored.up.set(7, 5, bad);
+        if (where == 3) stored.down.set(5, 7, bad), stored.neuron_major.set(7, 5, bad);
+        Layer layer(context, stored.weights(), stored.form, options);
+        layer.prepare(context, random_matrix<float>(64, kWidth, 8).view());
+        TestMatrix<float> y(40, kWidth);
+        const LayerPath path = layer.run(context, x.view(), y.view());
+        EXPECT_EQ(path, where < 2 ? LayerPath::dense : LayerPath::sparse) << where;
+        EXPECT_EQ(layer.chooser() != nullptr, where < 2);
+        const auto expected = stored.expected(context, x);
+        for (std::int64_t r = 0; r < 40; ++r) {
+          for (std::int64_t c = 0; c < kWidth; ++c) {
+            const float a = y.value(r, c), b = expected.value(r, c);
+            ASSERT_EQ(std::isfinite(a), std::isfinite(b))
+                << name_of(tier) << where << ' ' << bad << ' ' << r << ' ' << c;
+            ASSERT_EQ(std::isnan(a), std::isnan(b));
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(LayerDense, LayersOfCodesOrWithANormOrOnRequestAreNeverDense) {
+  Context context({.threads = 1, .tier = {}});
+  Stored<float> stored(true, 0.0F);
+  const auto x = random_matrix<float>(64, kWidth, 9);
+  Layer off(context, stored.weights(), stored.form, {.dense = false});
+  run(off, context, x);
+  EXPECT_EQ(off.chooser(), nullptr);
+  stored.form.norm = HiddenNorm{};
+  Layer normed(context, stored.weights(), stored.form);
+  run(normed, context, x);
+  EXPECT_EQ(normed.chooser(), nullptr);
 }
 
 TEST(LayerMistakes, AreNamed) {

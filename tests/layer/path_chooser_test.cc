@@ -49,18 +49,27 @@ TEST(PathChooser, SamplesSomeCallsAndTheFirstAfterARecording) {
   EXPECT_EQ(sampled, (std::vector<int>{0, 1, 16, 21, 33}));
 }
 
-TEST(PathChooser, AnotherCostTakesThePlaceOnceADensityIsKnown) {
+TEST(PathChooser, GoesByTheCostThatItHasNow) {
   PathChooser chooser = four_times();
-  const auto cheap = [](double density) {
-    return CostModel{std::to_string(density), true, {1}, {0.0, 1.0}, {1.0}, {{1e-9, 1e-9}}};
-  };
-  chooser.replace_cost(cheap);
-  EXPECT_EQ(chooser.cost().measured_on, "");
   chooser.saw(50, 1);
   EXPECT_TRUE(chooser.dense(1));
-  chooser.replace_cost(cheap);
-  EXPECT_EQ(chooser.cost().measured_on, "0.500000");
+  chooser.set_cost({"here", true, {1}, {0.0, 1.0}, {1.0}, {{1e-9, 1e-9}}});
+  EXPECT_EQ(chooser.cost().measured_on, "here");
   EXPECT_FALSE(chooser.dense(1));
+}
+
+TEST(CostModel, AsksLessOfFiguresOfThisMachine) {
+  CostModel cost{"", true, {1}, {0.0, 1.0}, {1.05}, {{1.0, 1.0}}};
+  const FfnShape shape{100, 100};
+  EXPECT_TRUE(cost.prefers_dense(1, 0.5, shape)) << "sparse is 5 % faster, on another machine";
+  cost.measured_on = "here";
+  EXPECT_FALSE(cost.prefers_dense(1, 0.5, shape));
+  cost.dense = {1.01};
+  EXPECT_TRUE(cost.prefers_dense(1, 0.5, shape)) << "1 % faster";
+  cost.measured_on.clear();
+  cost.dense = {1.05};
+  cost.scales = {{1, 1.0, 1.0}};
+  EXPECT_FALSE(cost.prefers_dense(1, 0.5, shape));
 }
 
 }  // namespace
