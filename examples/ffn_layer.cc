@@ -76,9 +76,9 @@ int main() {
 
   // [prepared]
   twell::Context context;  // threads, instruction set, scratch memory
-  twell::Layer layer(context, {gate.view(), up.view(), down.view()}, {twell::Activation::relu},
-                     {.neuron_major = true});  // down is [H, D]
-  layer.prepare(context, x.view());            // by 32 inputs or more like those to come
+  const twell::StoredWeights stored{gate.view(), up.view(), down.view(), /*neuron_major=*/true};
+  twell::Layer layer(context, stored, {twell::Activation::relu});
+  layer.prepare(context, x.view());  // by 32 inputs or more like those to come
   layer.run(context, x.view(), y.view());
   // [prepared]
   const double layer_error = largest_error(x, gate, up, down, y);

@@ -165,7 +165,8 @@ PairTimes pair_times(CpuTier tier, Activation& activation, std::int64_t stride,
     work.y = y.mutable_view();
     Context context({.threads = 1, .tier = {}});
     take_scratch(context, work, kTokens, 1);
-    return least_seconds([&] { run_sparse_rows(context, work, 0); });
+    return least_seconds(
+        [&] { parallel(context, [&](Team& team) { run_sparse_rows(team, context, work); }); });
   };
   const double all = seconds(true), of_down = seconds(false);
   const double ns = 1e9 / static_cast<double>(activation.pairs);

@@ -11,6 +11,8 @@
 
 namespace twell {
 
+class Context;
+
 // Rows of the matrix of bytes, for at least one column.
 constexpr std::int64_t coded_extent(std::int64_t rows, std::int64_t cols, ScaledBy by) {
   const std::int64_t scales = by == ScaledBy::row ? rows : cols;
@@ -44,7 +46,8 @@ inline std::optional<WeightView> coded_view(WeightType type, const void* data, s
 }
 
 // Codes in panels, as pack_weight() wrote them, back as such a matrix: coded_extent() rows of
-// bytes_of(type, cols) bytes at `matrix`, at a multiple of 4; scales of rows.
-void unpack_codes(const WeightView& panels, void* matrix);
+// bytes_of(type, cols) bytes at `matrix`, at a multiple of 4; scales of rows. `context`: as
+// pack_weight() takes it.
+void unpack_codes(const WeightView& panels, void* matrix, const Context* context = nullptr);
 
 }  // namespace twell

@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "twell/device.h"
+#include "twell/executor.h"
 
 namespace twell {
 
@@ -19,12 +20,15 @@ struct ContextOptions {
   // For FfnPlan::hot_share. 0 multiplies every neuron that fires densely; 2 gathers all neurons.
   // Unset takes what is expected to be fastest.
   std::optional<double> hot_share = {};
+  // Runs the threads; unset: OpenMP does.
+  std::optional<Executor> executor = {};
 };
 
 // Threads, tier and scratch of the calls that are given it.
 class Context {
  public:
-  // Throws Error{unsupported} if the forced tier is not available here.
+  // Throws Error{unsupported} if the forced tier is not available here, Error{invalid_argument} if
+  // an executor has no function.
   explicit Context(const ContextOptions& options = {});
   ~Context();
   Context(Context&&) noexcept;
@@ -33,6 +37,7 @@ class Context {
   int threads() const { return threads_; }
   CpuTier tier() const { return tier_; }
   std::optional<double> hot_share() const { return hot_share_; }
+  const std::optional<Executor>& executor() const { return executor_; }
 
   // Scratch of at least `bytes`, 64-byte aligned, for this thread and slot alone. Its contents are
   // undefined. It stays allocated for the next call. The context's own parallel regions may call
@@ -45,6 +50,7 @@ class Context {
   int threads_;
   CpuTier tier_;
   std::optional<double> hot_share_;
+  std::optional<Executor> executor_;
   std::unique_ptr<Arena> arena_;
 };
 

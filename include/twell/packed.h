@@ -24,6 +24,8 @@
 
 namespace twell {
 
+class Context;
+
 constexpr std::int64_t kPanel = 16;
 
 // Inputs of codes in a block, and those whose room its sums take.
@@ -108,17 +110,18 @@ class PreparedMemory {
 };
 
 // `packed`: packed_bytes(w.type, w.rows, w.cols) bytes at a multiple of 4, best of 64. w: rows of
-// any type but f16, with scales of rows if with any.
-void pack_weight(const WeightView& w, void* packed);
+// any type but f16, with scales of rows if with any. `context`, here and below: whose threads, or
+// whose executor's, do it; null: OpenMP's.
+void pack_weight(const WeightView& w, void* packed, const Context* context = nullptr);
 // The inverse, exact, of `panels` as pack_weight() wrote them, into a matrix of their type and
 // shape; of codes, whose numbers need not be an f32, refused.
-void unpack_weight(const WeightView& panels, MatrixView w);
+void unpack_weight(const WeightView& panels, MatrixView w, const Context* context = nullptr);
 
 // A packed weight that owns its memory. A value; copies share it.
 class PackedWeight {
  public:
-  // As pack_weight() packs w, on all threads.
-  explicit PackedWeight(const WeightView& w);
+  // As pack_weight() packs w.
+  explicit PackedWeight(const WeightView& w, const Context* context = nullptr);
 
   // Panels, which live as long as this or a copy of it.
   const WeightView& view() const { return view_; }

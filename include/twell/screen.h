@@ -31,7 +31,9 @@ constexpr std::size_t screen_bytes(std::int64_t rows, std::int64_t cols) {
 
 // Makes the screen of w, bf16 or f32, in `screen`: screen_bytes(w.rows, w.cols) bytes at a
 // multiple of 4, best of 64. axis: w.cols numbers, the direction of a; null or zero: none.
-void make_screen(ConstMatrixView w, const float* axis, void* screen);
+// `context`: as pack_weight() takes it.
+void make_screen(ConstMatrixView w, const float* axis, void* screen,
+                 const Context* context = nullptr);
 
 // A screen of W [rows, cols] in memory of somebody else; without data: none. A screen belongs to
 // the weight it was made of: after a change to that it is wrong, and nothing notices.
@@ -44,8 +46,8 @@ struct ScreenView {
 // A screen that owns its memory. A value; copies share it.
 class Screen {
  public:
-  // As make_screen(w, axis) makes it.
-  Screen(ConstMatrixView w, const float* axis);
+  // As make_screen() makes it.
+  Screen(ConstMatrixView w, const float* axis, const Context* context = nullptr);
 
   // Lives as long as this or a copy of it.
   const ScreenView& view() const { return view_; }

@@ -45,11 +45,13 @@ struct Context::Arena {
 Context::Context(const ContextOptions& options)
     : threads_(options.threads == 0 ? default_threads() : options.threads),
       tier_(options.tier.value_or(CpuTier::portable)),
-      hot_share_(options.hot_share) {
+      hot_share_(options.hot_share),
+      executor_(options.executor) {
   require(threads_ >= 1 && threads_ <= 4096, "Context", "threads", "expected 1 to 4096, got ",
           options.threads);
   require(hot_share_.value_or(0) >= 0, "Context", "hot_share", "expected 0 or more, got ",
           hot_share_.value_or(0));
+  require(!executor_ || executor_->run != nullptr, "Context", "executor", "run is null");
   if (!options.tier) {
     tier_ = default_cpu_tier();
   } else if (!cpu_tier_available(tier_)) {

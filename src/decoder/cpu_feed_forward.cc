@@ -52,8 +52,8 @@ struct LayerTensors {
   static at::Tensor in_f32(const at::Tensor& vector) {
     return vector.defined() ? vector.detach().to(at::kFloat).contiguous() : at::Tensor();
   }
-  FfnWeights weights() const {
-    FfnWeights out{weight_view(gate), {}, weight_view(down)};
+  StoredWeights weights() const {
+    StoredWeights out{weight_view(gate), {}, weight_view(down), neuron_major};
     if (up.defined()) out.up = weight_view(up);
     return out;
   }
@@ -68,6 +68,14 @@ struct LayerTensors {
     }
     return out;
   }
+};
+
+// Keeps what a dense layer's gate let through.
+class Counting final : public FfnObserver {
+ public:
+  bool wants_counts() const override { return true; }
+  void observe(const FfnActivity& activity) override { counts = activity.counts; }
+  FfnCounts counts;
 };
 
 class CpuFeedForward final : public FeedForward {
@@ -92,24 +100,44 @@ class CpuFeedForward final : public FeedForward {
     const bool hidden_wanted = observer != nullptr && observer->wants_hidden();
     if (x.numel() == 0) return at::empty(x.sizes(), x.options());
     const at::Tensor rows = x.contiguous();
-    const Layer::Call call = layer_.next(cpu_context(), matrix_view(rows));
+    if (hidden_wanted) return make_dense()->forward(rows, layer, observer);
+    const bool counts_wanted = observer != nullptr && observer->wants_counts();
+    at::Tensor y = at::empty(x.sizes(), x.options());
+    const MatrixView out(y.mutable_data_ptr(), layer_.shape().dtype, y.size(0), y.size(1));
+    FfnCounts counts;
+    const LayerPath path =
+        layer_.run(cpu_context(), matrix_view(rows), out, counts_wanted ? &counts : nullptr);
     free_gate();
-    return hidden_wanted || call.dense ? dense(rows, layer, observer, call.counted)
-                                       : sparse(rows, layer, observer, call.counted);
+    if (observer != nullptr) {
+      const bool dense = path == LayerPath::dense;
+      observer->observe({layer,
+                         x.size(0),
+                         layer_.shape().neurons,
+                         dense ? FfnPath::dense : FfnPath::sparse,
+                         {},
+                         {},
+                         std::move(counts)});
+    }
+    return y;
   }
 
   FfnPath path() const override { return path_; }
   std::int64_t own_bytes() const override {
     const std::size_t gate = of_.gate.defined() ? of_.gate.nbytes() : 0;
-    return layer_.own_bytes() + static_cast<std::int64_t>(gate) + dense_.own_bytes();
+    const std::shared_ptr<FeedForward> dense = dense_.lock();
+    return layer_.own_bytes() + static_cast<std::int64_t>(gate) + (dense ? dense->own_bytes() : 0);
   }
   bool keeps(const at::Tensor& weight) const override {
     const auto is = [&](const at::Tensor& own) { return own.defined() && own.is_alias_of(weight); };
     return is(of_.up) || is(of_.down);
   }
-  std::optional<GateForm> gate_form() const override { return layer_.gate_form(); }
+  std::optional<GateForm> gate_form() const override {
+    const std::optional<LayerBlock> block = layer_.block();
+    return block ? std::optional(block->gate_form()) : std::nullopt;
+  }
   const LayerFindings* findings() const override {
-    return layer_.findings() ? &*layer_.findings() : nullptr;
+    const std::optional<LayerBlock> block = layer_.block();
+    return block ? block->findings() : nullptr;  // the layer's own block has them too
   }
   const CostModel* cost() const override {
     return layer_.chooser() == nullptr ? nullptr : &layer_.chooser()->cost();
@@ -122,11 +150,9 @@ class CpuFeedForward final : public FeedForward {
  private:
   LayerOptions options() {
     LayerOptions out;
-    out.dtype = dtype_of(of_.dtype);
-    out.neuron_major = of_.neuron_major;
-    out.watch_weights = false;  // a loaded model's do not change
+    out.block.dtype = dtype_of(of_.dtype);
     if (path_ != FfnPath::automatic) return out;
-    out.make_dense = [this] { return dense_for_timing(); };
+    out.make_dense = [this] { return make_dense_call(); };
     const CpuTier tier = cpu_context().tier();
     CostModel cost = load_cost_model(tier, cpu_context().threads());
     if (!cost.measured_on.empty() || !built_in_figures_are_scaled()) out.cost = std::move(cost);
@@ -137,36 +163,21 @@ class CpuFeedForward final : public FeedForward {
     if (!layer_.reads_gate() && path_ != FfnPath::automatic) of_.gate = at::Tensor();
   }
 
-  at::Tensor sparse(const at::Tensor& x, std::int64_t layer, FfnObserver* observer, bool counted) {
-    FfnActivity activity{layer, x.size(0), layer_.shape().neurons, FfnPath::sparse, {}, {}, {}};
-    const bool observed = observer != nullptr && observer->wants_counts();
-    at::Tensor y = at::empty(x.sizes(), x.options());
-    FfnCounts counts;
-    const MatrixView out(y.mutable_data_ptr(), layer_.shape().dtype, y.size(0), y.size(1));
-    layer_.run_sparse(cpu_context(), matrix_view(x), out, observed || counted ? &counts : nullptr);
-    if (counted) layer_.saw(counts.nnz(), x.size(0));
-    if (observed) activity.counts = std::move(counts);
-    if (observer != nullptr) observer->observe(activity);
-    return y;
-  }
-
-  // On the gate as stored.
-  at::Tensor dense(const at::Tensor& x, std::int64_t layer, FfnObserver* observer, bool counted) {
-    std::function<void(const at::Tensor&)> see_gate;
-    if (counted) {
-      see_gate = [&](const at::Tensor& gate) {
-        layer_.saw(at::count_nonzero(gate).item<std::int64_t>(), x.size(0));
-      };
-    }
-    return dense_.forward(x, layer, observer, see_gate);
-  }
-  DenseFfn dense_for_timing() const {
+  // For calls that it is faster for.
+  DenseFfn make_dense_call() {
     const std::shared_ptr<FeedForward> dense =
         make_fastest_dense_feed_forward(parameters(), choice_);
-    return [dense](ConstMatrixView x, MatrixView y, std::int64_t*) {
+    dense_ = dense;
+    return [dense](ConstMatrixView x, MatrixView y, FfnCounts* counts) {
       const at::NoGradGuard no_grad;
-      tensor_of(y).copy_(dense->forward(tensor_of(x), 0, nullptr));
+      Counting counting;
+      tensor_of(y).copy_(dense->forward(tensor_of(x), 0, counts != nullptr ? &counting : nullptr));
+      if (counts != nullptr) *counts = std::move(counting.counts);
     };
+  }
+  // For observers.
+  std::unique_ptr<FeedForward> make_dense() const {
+    return make_dense_feed_forward(parameters(), choice_);
   }
   FfnParameters parameters() const {
     const auto stored = [&](const at::Tensor& vector) {
@@ -192,7 +203,7 @@ class CpuFeedForward final : public FeedForward {
   FfnPath path_;
   LayerTensors of_;  // as far as the layer reads them in place, and the dense path as stored
   Layer layer_;
-  DenseSide dense_{choice_, [this] { return parameters(); }};  // automatic only
+  std::weak_ptr<FeedForward> dense_;  // the layer's own, automatic only
 };
 
 }  // namespace

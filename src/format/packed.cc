@@ -5,6 +5,7 @@
 #include <cstring>
 #include <utility>
 
+#include "core/team.h"
 #include "format/prepared.h"
 #include "twell/coded_matrix.h"
 #include "twell/int4.h"
@@ -26,13 +27,13 @@ static_assert(kRun * kWord == kCodeBlock);
 // panel, words) for runs of words, those of all neurons in turns; part(row, place, bytes) for what
 // is less than a word at the end of a row. `Panel`: std::byte or const std::byte.
 template <class View, class Panel, class Begin, class Run, class Part>
-void for_each_run(View w, WeightType type, Panel* packed, Begin begin, Run run, Part part) {
+void for_each_run(const Context* context, View w, WeightType type, Panel* packed, Begin begin,
+                  Run run, Part part) {
   const std::int64_t row_bytes = bytes_of(type, w.cols);
   const std::int64_t words = row_bytes / kWord;
   const std::int64_t bytes = panel_bytes(type, w.cols);
   const std::int64_t panels = packed_panels(w.rows);
-#pragma omp parallel for schedule(static)
-  for (std::int64_t p = 0; p < panels; ++p) {
+  parallel_for(context, panels, [&](std::int64_t p) {
     Panel* const panel = packed + p * bytes;
     const std::int64_t neurons = std::min(kPanel, w.rows - p * kPanel);
     begin(panel, bytes, neurons);
@@ -50,7 +51,7 @@ void for_each_run(View w, WeightType type, Panel* packed, Begin begin, Run run, 
       part(w.row_bytes(p * kPanel + n) + words * kWord, place(words, n),
            static_cast<std::size_t>(row_bytes - words * kWord));
     }
-  }
+  });
 }
 
 // Rows may start anywhere, so words are copied as bytes.
@@ -75,11 +76,10 @@ void fill_heads(std::int64_t cols, std::int8_t* panel) {
   }
 }
 
-void fill_all_heads(const WeightView& w, std::byte* packed) {
+void fill_all_heads(const Context* context, const WeightView& w, std::byte* packed) {
   auto* panels = reinterpret_cast<std::int8_t*>(packed);
   const std::int64_t count = packed_panels(w.rows), bytes = code_panel_bytes(w.cols);
-#pragma omp parallel for schedule(static)
-  for (std::int64_t p = 0; p < count; ++p) fill_heads(w.cols, panels + p * bytes);
+  parallel_for(context, count, [&](std::int64_t p) { fill_heads(w.cols, panels + p * bytes); });
 }
 
 // One group of 32 inputs of a panel: scales and lines. Neurons that are none have codes of zero.
@@ -105,11 +105,10 @@ void pack_int4_group(const std::byte* const (&rows)[kPanel], std::int64_t neuron
   }
 }
 
-void pack_int4(const WeightView& w, std::byte* packed) {
+void pack_int4(const Context* context, const WeightView& w, std::byte* packed) {
   constexpr std::int64_t kBlock = kInt4Head + kPanel * kCodeBlock / 2;
   const std::int64_t bytes = panel_bytes(w.type, w.cols);
-#pragma omp parallel for schedule(static)
-  for (std::int64_t p = 0; p < packed_panels(w.rows); ++p) {
+  parallel_for(context, packed_panels(w.rows), [&](std::int64_t p) {
     auto* const panel = reinterpret_cast<std::uint8_t*>(packed + p * bytes);
     const std::int64_t neurons = std::min(kPanel, w.rows - p * kPanel);
     for (std::int64_t k = 0; k < w.cols; k += kInt4Group) {
@@ -123,7 +122,7 @@ void pack_int4(const WeightView& w, std::byte* packed) {
       pack_int4_group(rows, neurons, block + group * kPanel,
                       block + kInt4Head + group * kPanel * kInt4Group / 2);
     }
-  }
+  });
 }
 
 // The inverse, of one neuron.
@@ -144,12 +143,11 @@ void unpack_int4_group(const std::uint8_t* scales, const std::uint8_t* lines, st
   }
 }
 
-void unpack_int4(const WeightView& panels, std::uint8_t* rows) {
+void unpack_int4(const Context* context, const WeightView& panels, std::uint8_t* rows) {
   constexpr std::int64_t kBlock = kInt4Head + kPanel * kCodeBlock / 2;
   const std::int64_t bytes = panel_bytes(panels.type, panels.cols);
   const std::int64_t row_bytes = bytes_of(panels.type, panels.cols);
-#pragma omp parallel for schedule(static)
-  for (std::int64_t r = 0; r < panels.rows; ++r) {
+  parallel_for(context, panels.rows, [&](std::int64_t r) {
     const auto* const panel = static_cast<const std::uint8_t*>(panels.data) + r / kPanel * bytes;
     for (std::int64_t k = 0; k < panels.cols; k += kInt4Group) {
       const std::uint8_t* const block = panel + k / kCodeBlock * kBlock;
@@ -157,13 +155,13 @@ void unpack_int4(const WeightView& panels, std::uint8_t* rows) {
       unpack_int4_group(block + group * kPanel, block + kInt4Head + group * kPanel * kInt4Group / 2,
                         r % kPanel, rows + r * row_bytes + bytes_of(panels.type, k));
     }
-  }
+  });
 }
 
 template <class View>
-void unpack_runs(const WeightView& panels, View w) {
+void unpack_runs(const Context* context, const WeightView& panels, View w) {
   for_each_run(
-      w, panels.type, static_cast<const std::byte*>(panels.data),
+      context, w, panels.type, static_cast<const std::byte*>(panels.data),
       [](const std::byte* /*panel*/, std::int64_t /*bytes*/, std::int64_t /*neurons*/) {},
       [](std::byte* row, const std::byte* word, std::int64_t words) {
         copy_run(word, kPanel * kWord, row, kWord, words);
@@ -180,10 +178,10 @@ struct Bytes {
   std::byte* row_bytes(std::int64_t r) const { return data + r * cols; }
 };
 
-void pack_runs(const WeightView& w, std::byte* packed) {
+void pack_runs(const Context* context, const WeightView& w, std::byte* packed) {
   const bool padded = panel_bytes(w.type, w.cols) != kPanel * bytes_of(w.type, w.cols);
   for_each_run(
-      w, w.type, packed,
+      context, w, w.type, packed,
       [=](std::byte* panel, std::int64_t bytes, std::int64_t neurons) {
         if (neurons < kPanel || padded) std::fill_n(panel, bytes, std::byte{});
       },
@@ -193,7 +191,7 @@ void pack_runs(const WeightView& w, std::byte* packed) {
       [](const std::byte* row, std::byte* word, std::size_t bytes) {
         std::memcpy(word, row, bytes);
       });
-  if (traits_of(w.type).head > 0) fill_all_heads(w, packed);
+  if (traits_of(w.type).head > 0) fill_all_heads(context, w, packed);
 }
 
 // Behind the panels, with zeros for neurons that are none.
@@ -220,24 +218,24 @@ WeightView packed_view(const void* data, WeightType type, std::int64_t rows, std
   return out;
 }
 
-void pack_weight(const WeightView& w, void* packed) {
+void pack_weight(const WeightView& w, void* packed, const Context* context) {
   require_weight(w, "pack_weight");
   require_prepared(packed, "pack_weight");
   require_scaled_by("pack_weight", "w", w, ScaledBy::row);
   require_finite_scales("pack_weight", "w", w);
   auto* const panels = static_cast<std::byte*>(packed);
-  in_blocks(w.type) ? pack_int4(w, panels) : pack_runs(w, panels);
+  in_blocks(w.type) ? pack_int4(context, w, panels) : pack_runs(context, w, panels);
   if (has_scales(w.type)) pack_scales(w, panels);
 }
 
-PackedWeight::PackedWeight(const WeightView& w) {
+PackedWeight::PackedWeight(const WeightView& w, const Context* context) {
   require_weight(w, "PackedWeight");
   memory_ = PreparedMemory(packed_bytes(w.type, w.rows, w.cols));
-  pack_weight(w, memory_.mutable_data());
+  pack_weight(w, memory_.mutable_data(), context);
   view_ = packed_view(memory_.data(), w.type, w.rows, w.cols);
 }
 
-void unpack_weight(const WeightView& panels, MatrixView w) {
+void unpack_weight(const WeightView& panels, MatrixView w, const Context* context) {
   constexpr const char* kOperation = "unpack_weight";
   require_panels(kOperation, "panels", panels);
   require(!has_scales(panels.type), kOperation, "panels", "expected bf16 or f32, got ",
@@ -246,10 +244,10 @@ void unpack_weight(const WeightView& panels, MatrixView w) {
           kOperation, "w", "expected ", name_of(panels.type), " [", panels.rows, ", ", panels.cols,
           "], got ", name_of(w.dtype), " [", w.rows, ", ", w.cols, "]");
   require_view(kOperation, "w", w);
-  unpack_runs(panels, w);
+  unpack_runs(context, panels, w);
 }
 
-void unpack_codes(const WeightView& panels, void* matrix) {
+void unpack_codes(const WeightView& panels, void* matrix, const Context* context) {
   constexpr const char* kOperation = "unpack_codes";
   require_panels(kOperation, "panels", panels);
   require(has_scales(panels.type), kOperation, "panels", "expected codes, got ",
@@ -258,9 +256,9 @@ void unpack_codes(const WeightView& panels, void* matrix) {
   auto* const bytes = static_cast<std::byte*>(matrix);
   const std::int64_t row_bytes = bytes_of(panels.type, panels.cols);
   if (in_blocks(panels.type)) {
-    unpack_int4(panels, reinterpret_cast<std::uint8_t*>(bytes));
+    unpack_int4(context, panels, reinterpret_cast<std::uint8_t*>(bytes));
   } else {
-    unpack_runs(panels, Bytes{bytes, panels.rows, panels.cols});
+    unpack_runs(context, panels, Bytes{bytes, panels.rows, panels.cols});
   }
   const std::int64_t codes = panels.rows * row_bytes;
   std::byte* const scales = bytes + coded_scales_at(panels.rows, row_bytes);

@@ -1,5 +1,3 @@
-#include <omp.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -7,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/team.h"
 #include "format/prepared.h"
 #include "format/screen_parts.h"
 
@@ -125,16 +124,14 @@ void normalise(const float* axis, std::int64_t cols, float* out) {
 }
 
 template <class T>
-void make_typed(ConstMatrixView w, const float* axis, void* screen) {
+void make_typed(ConstMatrixView w, const float* axis, void* screen, const Context* context) {
   const ScreenParts view{{screen, w.rows, w.cols}};
   normalise(axis, w.cols, const_cast<float*>(view.axis()));
   const std::int64_t depth = code_depth(w.cols);
-  std::vector<float> wide_rows(static_cast<std::size_t>(depth * omp_get_max_threads()));
-#pragma omp parallel
-  {
-    float* wide = wide_rows.data() + depth * omp_get_thread_num();
-#pragma omp for schedule(static)
-    for (std::int64_t p = 0; p < packed_panels(w.rows); ++p) {
+  std::vector<float> wide_rows(static_cast<std::size_t>(depth * threads_of(context)));
+  parallel(context, [&](Team& team) {
+    float* wide = wide_rows.data() + depth * team.thread();
+    team.for_static_nowait(packed_panels(w.rows), [&](std::int64_t p) {
       auto* panel = const_cast<std::int8_t*>(view.panel(p));
       std::fill_n(panel, code_panel_bytes(w.cols), std::int8_t{});
       for (std::int64_t i = 0; i < kPanel; ++i) {
@@ -150,28 +147,28 @@ void make_typed(ConstMatrixView w, const float* axis, void* screen) {
         const_cast<float*>(view.errors())[n] = row.error;
         const_cast<float*>(view.along())[n] = row.along;
       }
-    }
-  }
+    });
+  });
 }
 
 }  // namespace
 
-void make_screen(ConstMatrixView w, const float* axis, void* screen) {
+void make_screen(ConstMatrixView w, const float* axis, void* screen, const Context* context) {
   require_dtype("make_screen", "w", w.dtype);
   require_weight(w, "make_screen");
   require_prepared(screen, "make_screen");
   if (w.dtype == DType::bf16) {
-    make_typed<bf16>(w, axis, screen);
+    make_typed<bf16>(w, axis, screen, context);
   } else {
-    make_typed<float>(w, axis, screen);
+    make_typed<float>(w, axis, screen, context);
   }
 }
 
-Screen::Screen(ConstMatrixView w, const float* axis) {
+Screen::Screen(ConstMatrixView w, const float* axis, const Context* context) {
   require_dtype("Screen", "w", w.dtype);
   require_weight(w, "Screen");
   memory_ = PreparedMemory(screen_bytes(w.rows, w.cols));
-  make_screen(w, axis, memory_.mutable_data());
+  make_screen(w, axis, memory_.mutable_data(), context);
   view_ = {memory_.data(), w.rows, w.cols};
 }
 

@@ -4,17 +4,18 @@
 #include <utility>
 
 #include "core/check.h"
+#include "core/team.h"
 
 namespace twell {
 namespace {
 
 template <class Word>
-void transpose_words(const WeightView& in, Word* out, std::int64_t row_stride) {
+void transpose_words(const Context* context, const WeightView& in, Word* out,
+                     std::int64_t row_stride) {
   // 32 × 32 words: 32 cache lines of input and of output, half of a first-level cache at most.
   constexpr std::int64_t kBlock = 32;
   const std::int64_t strips = (in.cols + kBlock - 1) / kBlock;
-#pragma omp parallel for schedule(static)
-  for (std::int64_t strip = 0; strip < strips; ++strip) {
+  parallel_for(context, strips, [&](std::int64_t strip) {
     const std::int64_t c0 = strip * kBlock;
     const std::int64_t c1 = std::min(c0 + kBlock, in.cols);
     for (std::int64_t r0 = 0; r0 < in.rows; r0 += kBlock) {
@@ -24,12 +25,13 @@ void transpose_words(const WeightView& in, Word* out, std::int64_t row_stride) {
         for (std::int64_t r = r0; r < r1; ++r) to[r] = in.row<Word>(r)[c];
       }
     }
-  }
+  });
 }
 
 }  // namespace
 
-WeightView transpose(const WeightView& in, void* out, std::int64_t row_stride) {
+WeightView transpose(const WeightView& in, void* out, std::int64_t row_stride,
+                     const Context* context) {
   constexpr const char* kOperation = "transpose";
   require(in.layout == WeightLayout::rows, kOperation, "in",
           "expected a weight as stored, got a packed one");
@@ -43,11 +45,11 @@ WeightView transpose(const WeightView& in, void* out, std::int64_t row_stride) {
   view.scaled_by = in.scaled_by == ScaledBy::row ? ScaledBy::column : ScaledBy::row;
   require_rows(kOperation, "out", view, static_cast<std::size_t>(bytes));
   if (bytes == 4) {
-    transpose_words(in, static_cast<std::uint32_t*>(out), row_stride);
+    transpose_words(context, in, static_cast<std::uint32_t*>(out), row_stride);
   } else if (bytes == 2) {
-    transpose_words(in, static_cast<std::uint16_t*>(out), row_stride);
+    transpose_words(context, in, static_cast<std::uint16_t*>(out), row_stride);
   } else {
-    transpose_words(in, static_cast<std::uint8_t*>(out), row_stride);
+    transpose_words(context, in, static_cast<std::uint8_t*>(out), row_stride);
   }
   return view;
 }

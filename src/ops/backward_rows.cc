@@ -1,6 +1,4 @@
 // dh where the gate fired, what follows from it, and dx: no [M, H] is ever made.
-#include <omp.h>
-
 #include <algorithm>
 
 #include "ops/backward_block.h"
@@ -52,8 +50,7 @@ void run(Context& context, const BackwardCall& call) {
   float* sums = nullptr;
   if (hot.size() > 0) {
     place_all(context, packed);
-#pragma omp parallel num_threads(plan.threads)
-    pack_all(packed);
+    parallel(context, [&](Team& team) { pack_all(team, packed); });
     prepared = context.scratch(0, kPreparedX, dy.prepared_bytes());
     // dh of hot neurons, then sums.
     const auto widest = static_cast<std::size_t>(std::max(width, hot.size()));
@@ -76,37 +73,33 @@ void run(Context& context, const BackwardCall& call) {
     block.offsets = in.pattern.offsets + first;
     dy.x = in.dy.slice(first, rows);
     const MatrixView dx = call.out.dx.slice(first, rows);
-#pragma omp parallel num_threads(plan.threads)
-    {
-      const int thread = omp_get_thread_num();
-      auto* own = static_cast<float*>(context.scratch(thread, kPartialY, 0));
+    parallel(context, [&](Team& team) {
+      auto* own = static_cast<float*>(context.scratch(team.thread(), kPartialY, 0));
       RowPlaces row_places(hot, in.pattern.cols, own + width);
       if (hot.size() > 0) {
-        auto* c = static_cast<float*>(context.scratch(thread, kAccumulators, 0));
+        auto* c = static_cast<float*>(context.scratch(team.thread(), kAccumulators, 0));
         if (!dy.in_place()) {
-#pragma omp for schedule(static)
-          for (std::int64_t r = 0; r < rows; ++r) dy.prepare(r, r + 1, prepared);
+          team.for_static(rows, [&](std::int64_t r) { dy.prepare(r, r + 1, prepared); });
         }
         const PackedTerm to_h = {dy.args(prepared, 0, rows), all_packed[0].view()};
-        multiply_all(kernels.x, {&to_h, 1}, c, copy_to(sums, hot.size()));
-#pragma omp for schedule(dynamic, 4)
-        for (std::int64_t row = 0; row < rows; ++row) block.differentiate(row, row_places);
-#pragma omp for schedule(static) nowait
-        for (std::int64_t n = 0; n < hot.size(); n += block.hot.kUnit) {
-          block.hot.transpose(n, std::min(n + block.hot.kUnit, hot.size()), first, rows);
-        }
+        multiply_all(team, kernels.x, {&to_h, 1}, c, copy_to(sums, hot.size()));
+        team.for_dynamic(rows, 4, [&](std::int64_t row) { block.differentiate(row, row_places); });
+        constexpr std::int64_t kUnit = BackwardHot<T>::kUnit;
+        team.for_static_nowait((hot.size() + kUnit - 1) / kUnit, [&](std::int64_t unit) {
+          const std::int64_t n = unit * kUnit;
+          block.hot.transpose(n, std::min(n + kUnit, hot.size()), first, rows);
+        });
         const PackedTerm terms[] = {{block.hot.values[kDv].args(rows), all_packed[1].view()},
                                     {block.hot.values[kDu].args(rows), all_packed[2].view()}};
-        multiply_all(kernels.x, {terms, in.up ? 2U : 1U}, c, copy_to(sums, width));
+        multiply_all(team, kernels.x, {terms, in.up ? 2U : 1U}, c, copy_to(sums, width));
       }
-#pragma omp for schedule(dynamic, 4)
-      for (std::int64_t row = 0; row < rows; ++row) {
+      team.for_dynamic_nowait(rows, 4, [&](std::int64_t row) {
         if (hot.size() == 0) block.differentiate(row, row_places);
         float* sum = hot.size() > 0 ? sums + row * width : own;
         block.gather(row, hot.size() > 0, sum);
         kernels.round_row(sum, width, dx.row_bytes(row));
-      }
-    }
+      });
+    });
   }
 }
 

@@ -81,15 +81,14 @@ void dot_chosen(GemmArgs x, const ChosenRows& rows, std::int64_t first, std::int
   }
 }
 
-void combine_all_chosen(std::span<const ChosenTerm> terms, std::int64_t rows, void* panels,
-                        float* c, float* sums) {
+void combine_all_chosen(Team& team, std::span<const ChosenTerm> terms, std::int64_t rows,
+                        void* panels, float* c, float* sums) {
   constexpr std::int64_t kLeastRows = 128;  // panels are packed again for each group of rows
   const std::int64_t all = terms[0].chosen.w.cols;
   const std::int64_t pieces = (all + kColumnBlock - 1) / kColumnBlock;
-  const std::int64_t wanted = (omp_get_num_threads() + pieces - 1) / pieces;
+  const std::int64_t wanted = (team.threads() + pieces - 1) / pieces;
   const std::int64_t groups = std::clamp<std::int64_t>(rows / kLeastRows, 1, wanted);
-#pragma omp for schedule(dynamic, 1)
-  for (std::int64_t unit = 0; unit < pieces * groups; ++unit) {
+  team.for_dynamic(pieces * groups, 1, [&](std::int64_t unit) {
     const std::int64_t column = unit % pieces * kColumnBlock;
     const std::int64_t width = std::min(kColumnBlock, all - column);
     const std::int64_t begin = rows * (unit / pieces) / groups;
@@ -100,7 +99,7 @@ void combine_all_chosen(std::span<const ChosenTerm> terms, std::int64_t rows, vo
     for (std::int64_t row = 0; row < count; ++row) {
       std::copy_n(c + row * kSumStride, width, sums + (begin + row) * all + column);
     }
-  }
+  });
 }
 
 }  // namespace twell

@@ -1,11 +1,10 @@
 // Dense products with chosen rows of a weight, which are packed on the fly for the tier's GEMM.
 #pragma once
 
-#include <omp.h>
-
 #include <algorithm>
 #include <span>
 
+#include "core/team.h"
 #include "ops/weight.h"
 #include "twell/tuning.h"
 
@@ -71,9 +70,9 @@ void pack_as_neurons(const ChosenRows& rows, std::int64_t first, std::int64_t co
 void dot_chosen(GemmArgs x, const ChosenRows& rows, std::int64_t first, std::int64_t count,
                 void* panels);
 // How many of `count` a thread takes at a time, so that few of them are work for all.
-inline std::int64_t chosen_of_unit(std::int64_t count) {
+inline std::int64_t chosen_of_unit(std::int64_t count, int threads) {
   constexpr std::int64_t kPanels = 4 * kPanel;  // what kernels take at a time
-  const std::int64_t share = (count + omp_get_num_threads() - 1) / omp_get_num_threads();
+  const std::int64_t share = (count + threads - 1) / threads;
   return std::clamp((share + kPanels - 1) / kPanels * kPanels, kPanels, kChosenNeurons);
 }
 // Sums to rows of `width`: what the products below may hand them to.
@@ -89,16 +88,17 @@ inline auto copy_to(float* sums, std::int64_t width) {
 // take(row, first, count, sums) for each row of x and some chosen rows at a time: sums[j] is its
 // dot product with chosen row first + j. x.c are the accumulators.
 template <class Take>
-void dot_all_chosen(const GemmArgs& x, const ChosenRows& rows, void* panels, Take take) {
-  const std::int64_t width = chosen_of_unit(rows.count);
-#pragma omp for schedule(dynamic, 1)
-  for (std::int64_t first = 0; first < rows.count; first += width) {
+void dot_all_chosen(Team& team, const GemmArgs& x, const ChosenRows& rows, void* panels,
+                    Take take) {
+  const std::int64_t width = chosen_of_unit(rows.count, team.threads());
+  team.for_dynamic((rows.count + width - 1) / width, 1, [&](std::int64_t unit) {
+    const std::int64_t first = unit * width;
     const std::int64_t count = std::min(width, rows.count - first);
     dot_chosen(x, rows, first, count, panels);
     for (std::int64_t row = 0; row < x.rows; ++row) {
       take(row, first, count, x.c + row * kSumStride);
     }
-  }
+  });
 }
 
 // sums [rows, D] = Σ over `terms` of x · chosen rows.
@@ -106,7 +106,7 @@ struct ChosenTerm {
   SparseX x;
   ChosenRows chosen;
 };
-void combine_all_chosen(std::span<const ChosenTerm> terms, std::int64_t rows, void* panels,
-                        float* c, float* sums);
+void combine_all_chosen(Team& team, std::span<const ChosenTerm> terms, std::int64_t rows,
+                        void* panels, float* c, float* sums);
 
 }  // namespace twell

@@ -112,27 +112,25 @@ void decode_attention(Context& context, const AttentionHeads& heads,
   // Of [query][key-value head][part][query head that shares it]: the last are one thread's, unless
   // that leaves threads without work.
   const std::int64_t chunk = units / sharing >= 2L * context.threads() ? sharing : 1;
-#pragma omp parallel num_threads(context.threads())
-  {
-#pragma omp for schedule(dynamic)
-    for (std::int64_t first = 0; first < units; first += chunk) {
+  parallel(context, [&](Team& team) {
+    team.for_dynamic(units / chunk, 1, [&](std::int64_t group) {
+      const std::int64_t first = group * chunk;
       const DecodeQuery& query = queries[static_cast<std::size_t>(first / of_query)];
       const std::int64_t part = first / sharing % most_parts;
-      if (part >= parts_of(query)) continue;
+      if (part >= parts_of(query)) return;
       const std::int64_t key_head = first % of_query / (sharing * most_parts);
       for (std::int64_t unit = first; unit < first + chunk; ++unit) {
         attend_part(kernels, query, key_head * sharing + unit % sharing, key_head, part, partials,
                     unit);
       }
-    }
-#pragma omp for schedule(static)
-    for (std::int64_t row = 0; row < std::ssize(queries) * heads.query; ++row) {
+    });
+    team.for_static_nowait(std::ssize(queries) * heads.query, [&](std::int64_t row) {
       const DecodeQuery& query = queries[static_cast<std::size_t>(row / heads.query)];
       const std::int64_t first = row / sharing * most_parts * sharing + row % sharing;
       merge(kernels, partials, first, sharing, parts_of(query),
             query.y.row_bytes(row % heads.query));
-    }
-  }
+    });
+  });
 }
 
 }  // namespace twell

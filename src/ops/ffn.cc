@@ -1,8 +1,7 @@
 // The whole layer, block of rows by block of rows: the threads share the gate's tiles, then the
 // rows.
-#include <omp.h>
-
 #include <algorithm>
+#include <atomic>
 
 #include "ops/gate.h"
 #include "ops/hot_neurons.h"
@@ -99,32 +98,28 @@ void ffn(Context& context, ConstMatrixView x, const FfnWeights& weights, const F
     gate.begin(x.slice(first, rows));
     sparse.x = x.slice(first, rows);
     sparse.y = y.slice(first, rows);
-    std::int64_t candidates = 0;
-#pragma omp parallel num_threads(plan.threads) reduction(+ : candidates)
-    {
-      const int thread = omp_get_thread_num();
-      candidates += gate.run(thread);
+    std::atomic<std::int64_t> candidates = 0;
+    parallel(context, [&](Team& team) {
+      candidates += gate.run(team);
       if (weights.up) {  // before hot neurons leave the packed gate
-#pragma omp for schedule(static) nowait
-        for (std::int64_t r = 0; r < rows; ++r) {
-          nan_rows[static_cast<std::size_t>(r)] = skips_nan(context, sparse, r, thread);
-        }
+        team.for_static_nowait(rows, [&](std::int64_t r) {
+          nan_rows[static_cast<std::size_t>(r)] = skips_nan(context, sparse, r, team.thread());
+        });
       }
-      if (counting) hot.count(gate);
+      if (counting) hot.count(team, gate);
       if (counts != nullptr) {
-#pragma omp single
-        add_counts(packed, first, rows, hot.neuron_nnz(), *counts);
+        team.single([&] { add_counts(packed, first, rows, hot.neuron_nnz(), *counts); });
       }
       if (hot.size() > 0) {
-        hot.take(gate);
-        gate.prepare_x();
-        hot.multiply(gate, thread);
+        hot.take(team, gate);
+        gate.prepare_x(team);
+        hot.multiply(team, gate);
       }
       SparseRows rest = sparse;
       rest.sums = hot.sums();
       rest.squares = hot.squares();
-      run_sparse_rows(context, rest, thread);
-    }
+      run_sparse_rows(team, context, rest);
+    });
     for (std::int64_t r = 0; weights.up && r < rows; ++r) {
       if (nan_rows[static_cast<std::size_t>(r)] != 0) fill_nan(sparse.y, r);
     }

@@ -1,5 +1,6 @@
 // The backward pass: what fired by neurons, then dx by rows, then the weight gradients by neurons.
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <limits>
 
@@ -67,14 +68,15 @@ void check(const FfnBackward& in, const FfnGradients& out) {
 }
 
 // A row that is not finite would make NaN of zeros of a product over all rows.
-bool all_rows_finite(const FfnBackward& in, const FfnPlan& plan, const Kernels& kernels) {
-  int bad = 0;
-#pragma omp parallel for num_threads(plan.threads) schedule(static) reduction(+ : bad)
-  for (std::int64_t row = 0; row < in.x.rows; ++row) {
-    bad += !kernels.all_finite(in.x.row_bytes(row), in.x.cols) ||
-           !kernels.all_finite(in.dy.row_bytes(row), in.dy.cols);
-  }
-  return bad == 0;
+bool all_rows_finite(const Context& context, const FfnBackward& in, const Kernels& kernels) {
+  std::atomic<bool> all = true;
+  parallel_for(context, in.x.rows, [&](std::int64_t row) {
+    if (!kernels.all_finite(in.x.row_bytes(row), in.x.cols) ||
+        !kernels.all_finite(in.dy.row_bytes(row), in.dy.cols)) {
+      all.store(false, std::memory_order_relaxed);
+    }
+  });
+  return all;
 }
 
 // Where the coefficients go. Of hot neurons: rows as long as M, zeros past them.
@@ -113,7 +115,7 @@ void ffn_backward(Context& context, const FfnBackward& in, const FfnGradients& o
   const Kernels& kernels = kernels_of(plan.tier, shape.dtype);
   const double none = std::numeric_limits<double>::infinity();
   const double least =
-      all_rows_finite(in, plan, kernels)
+      all_rows_finite(context, in, kernels)
           ? std::max(1.0, plan.hot_share * static_cast<double>(in.x.rows) + plan.hot_rows)
           : none;
   const auto weight = [&](const WeightView& view) { return Weight(plan.tier, in.x.dtype, view); };
@@ -129,7 +131,7 @@ void ffn_backward(Context& context, const FfnBackward& in, const FfnGradients& o
   backward_rows(context, call);
   gather_weight_gradients(context, call);
   if (call.hot.size() > 0) multiply_weight_gradients(context, call);
-  sum_vector_gradients(call);
+  sum_vector_gradients(context, call);
 }
 
 }  // namespace twell

@@ -1,7 +1,6 @@
 // The layer as training runs it: ffn() that also keeps where the gate fired.
-#include <omp.h>
-
 #include <algorithm>
+#include <atomic>
 #include <limits>
 
 #include "ops/forward_block.h"
@@ -44,13 +43,12 @@ void run(Context& context, ConstMatrixView x, const FfnWeights& all, const FfnFo
     const ConstMatrixView block_x = x.slice(first, rows);
     const MatrixView block_y = y.slice(first, rows);
     gate.begin(block_x);
-    std::int64_t candidates = 0;
-#pragma omp parallel num_threads(plan.threads) reduction(+ : candidates)
-    {
-      candidates += gate.run(omp_get_thread_num());
-      count_neurons(packed, rows, shape.neurons, hot.counts());
-      hot.choose(plan.hot_share * static_cast<double>(rows) + plan.hot_rows, {weights.down});
-    }
+    std::atomic<std::int64_t> candidates = 0;
+    parallel(context, [&](Team& team) {
+      candidates += gate.run(team);
+      count_neurons(team, packed, rows, shape.neurons, hot.counts());
+      hot.choose(team, plan.hot_share * static_cast<double>(rows) + plan.hot_rows, {weights.down});
+    });
     counts.candidates += candidates;
     std::int32_t* const row_nnz = counts.row_nnz.data() + first;
     for (std::int64_t r = 0; r < rows; ++r) row_nnz[r] = packed.row_count(r);
@@ -85,9 +83,8 @@ void run(Context& context, ConstMatrixView x, const FfnWeights& all, const FfnFo
                                    cold_count.data(),
                                    kept.data(),
                                    scale.data()};
-#pragma omp parallel num_threads(plan.threads)
-    {
-      const int thread = omp_get_thread_num();
+    parallel(context, [&](Team& team) {
+      const int thread = team.thread();
       auto* own = static_cast<float*>(context.scratch(thread, kPartialY, 0));
       RowPlaces row_places(hot, shape.neurons, own + width);
       const auto fire = [&](std::int64_t row) {
@@ -97,26 +94,24 @@ void run(Context& context, ConstMatrixView x, const FfnWeights& all, const FfnFo
         auto* c = static_cast<float*>(context.scratch(thread, kAccumulators, 0));
         void* panels = context.scratch(thread, kHotPanels, 0);
         if (weights.up) {
-          gate.prepare_x();
+          gate.prepare_x(team);
           GemmArgs args = gate.gemm_args();
           args.c = c;
-          dot_all_chosen(args, {*weights.up, hot.list(), hot.size()}, panels,
+          dot_all_chosen(team, args, {*weights.up, hot.list(), hot.size()}, panels,
                          copy_to(sums, hot.size()));
         }
-#pragma omp for schedule(dynamic, 4)
-        for (std::int64_t row = 0; row < rows; ++row) fire(row);
+        team.for_dynamic(rows, 4, fire);
         const ChosenTerm terms[] = {{block.hidden, {weights.down, hot.list(), hot.size()}}};
-        combine_all_chosen(terms, rows, panels, c, sums);
+        combine_all_chosen(team, terms, rows, panels, c, sums);
       }
-#pragma omp for schedule(dynamic, 4)
-      for (std::int64_t row = 0; row < rows; ++row) {
+      team.for_dynamic_nowait(rows, 4, [&](std::int64_t row) {
         if (hot.size() == 0) fire(row);
         float* sum = hot.size() > 0 ? sums + row * width : own;
         block.gather(row, hot.size() > 0, sum);
         finish_row(kernels, form, weights.down, block.scale[row], 0, width, sum,
                    block_y.row_bytes(row));
-      }
-    }
+      });
+    });
     if (form.up != Activation::identity) pattern.keep(kept.data(), rows);
     for (std::int64_t row = 0; row < rows; ++row) counts.l1 += l1[static_cast<std::size_t>(row)];
   }

@@ -61,10 +61,9 @@ void Gate::begin(ConstMatrixView x) {
   std::fill_n(out_.counts, x.rows * out_.tiles, 0);
 }
 
-void Gate::prepare_x() {
+void Gate::prepare_x(Team& team) {
   if (input_.in_place()) return;
-#pragma omp for schedule(static)
-  for (std::int64_t r = 0; r < rows(); ++r) input_.prepare(r, r + 1, prepared_);
+  team.for_static(rows(), [&](std::int64_t r) { input_.prepare(r, r + 1, prepared_); });
 }
 
 std::int64_t Gate::group_begin(std::int64_t group) const {
@@ -74,22 +73,20 @@ std::int64_t Gate::group_begin(std::int64_t group) const {
   return std::min((begin + step - 1) / step * step, rows());
 }
 
-std::int64_t Gate::run(int thread) {
-  auto* c = static_cast<float*>(context_.scratch(thread, kAccumulators, 0));
+std::int64_t Gate::run(Team& team) {
+  auto* c = static_cast<float*>(context_.scratch(team.thread(), kAccumulators, 0));
   const bool screened = plan_.gate == GateForm::screened;
   if (screened) {
-#pragma omp for schedule(static)
-    for (std::int64_t r = 0; r < rows(); ++r) {
+    team.for_static(rows(), [&](std::int64_t r) {
       kernels_.screen_row(input_.x.row_bytes(r), screen_, x8_.from(r, weight_.cols));
-    }
+    });
   } else {
-    terms_.prepare();
-    if (!terms_.taken()) prepare_x();
+    terms_.prepare(team);
+    if (!terms_.taken()) prepare_x(team);
   }
-  void* candidates = screened ? context_.scratch(thread, kCandidates, 0) : nullptr;
+  void* candidates = screened ? context_.scratch(team.thread(), kCandidates, 0) : nullptr;
   std::int64_t computed = 0;
-#pragma omp for schedule(static, 1)
-  for (std::int64_t unit = 0; unit < out_.tiles * plan_.row_groups; ++unit) {
+  team.for_static_chunk1(out_.tiles * plan_.row_groups, [&](std::int64_t unit) {
     // A thread that has a tile of its own keeps to it.
     const std::int64_t tile = unit % out_.tiles;
     const std::int64_t group = unit / out_.tiles;
@@ -100,7 +97,7 @@ std::int64_t Gate::run(int thread) {
     } else {
       run_packed(begin, end, tile, c);
     }
-  }
+  });
   return computed;
 }
 

@@ -24,9 +24,9 @@ class Gate {
 
   // Packs the activation of the block; returns the pre-activations that this thread computed beside
   // a screen.
-  std::int64_t run(int thread);
+  std::int64_t run(Team& team);
   // x as the tier's GEMM reads it, for others: already there where the packed gate was multiplied.
-  void prepare_x();
+  void prepare_x(Team& team);
 
   std::int64_t rows() const { return input_.x.rows; }
   const TwellView& out() const { return out_; }

@@ -3,8 +3,6 @@
 // A neuron that few rows fired gathers their x and dy. Both are copied piece by piece before, [D /
 // width][M][width]: a piece of all rows then stays in L2, while rows as they lie, 4 KB apart, fall
 // into the same cache sets.
-#include <omp.h>
-
 #include <algorithm>
 
 #include "ops/column_pieces.h"
@@ -47,18 +45,15 @@ void gather_weight_gradients(Context& context, const BackwardCall& call) {
     context.scratch(t, kPartialY, static_cast<std::size_t>(width) * sizeof(float));
   }
   const std::int64_t chunks = (neurons + kNeurons - 1) / kNeurons;
-#pragma omp parallel num_threads(call.plan.threads)
-  {
-    auto* sum = static_cast<float*>(context.scratch(omp_get_thread_num(), kPartialY, 0));
-#pragma omp for schedule(static)
-    for (std::int64_t row = 0; row < in.x.rows; ++row) {
+  parallel(context, [&](Team& team) {
+    auto* sum = static_cast<float*>(context.scratch(team.thread(), kPartialY, 0));
+    team.for_static(in.x.rows, [&](std::int64_t row) {
       x.copy_row(row);
       dy.copy_row(row);
-    }
+    });
     // Piece by piece, so that a thread finds its piece in L2 again.
     const auto gather_from = [&](const ColumnPieces& pieces, int first, int last) {
-#pragma omp for schedule(dynamic, 4) nowait
-      for (std::int64_t unit = 0; unit < pieces.count() * chunks; ++unit) {
+      team.for_dynamic_nowait(pieces.count() * chunks, 4, [&](std::int64_t unit) {
         const std::int64_t piece = unit / chunks;
         const std::int64_t begin = unit % chunks * kNeurons;
         const Weight from(call.plan.tier, in.x.dtype, pieces[piece]);  // gathered like a weight
@@ -74,19 +69,17 @@ void gather_weight_gradients(Context& context, const BackwardCall& call) {
                   call.out.accumulate);
           }
         }
-      }
+      });
     };
     gather_from(x, 0, gradients.count - 1);
     gather_from(dy, gradients.count - 1, gradients.count);
     if (!call.out.accumulate) {
-#pragma omp for schedule(static)
-      for (std::int64_t n = 0; n < neurons; ++n) {
-        if (call.by_neuron.count(n) > 0 || call.hot.contains(static_cast<std::int32_t>(n)))
-          continue;
+      team.for_static_nowait(neurons, [&](std::int64_t n) {
+        if (call.by_neuron.count(n) > 0 || call.hot.contains(static_cast<std::int32_t>(n))) return;
         for (int g = 0; g < gradients.count; ++g) clear(gradients.all[g].out, n);
-      }
+      });
     }
-  }
+  });
 }
 
 }  // namespace twell

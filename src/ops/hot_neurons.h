@@ -33,11 +33,11 @@ class HotNeurons {
   // the block is packed; each ends with a barrier.
 
   // Counts the rows that fired each neuron, and chooses.
-  void count(const Gate& gate);
+  void count(Team& team, const Gate& gate);
   // Moves the hot neurons' values out of the packed gate.
-  void take(const Gate& gate);
+  void take(Team& team, const Gate& gate);
   // sums() = their part of up and down. Needs gate.prepare_x().
-  void multiply(const Gate& gate, int thread);
+  void multiply(Team& team, const Gate& gate);
 
   const std::int32_t* neuron_nnz() const { return set_.counts(); }  // [H], of the block
   std::int64_t size() const { return set_.size(); }
@@ -48,7 +48,7 @@ class HotNeurons {
 
  private:
   // w h in place of h, of the block's rows.
-  void weigh(std::int64_t rows);
+  void weigh(Team& team, std::int64_t rows);
   SparseX hidden() const { return scratch_.hidden_of(kernels_.x, size()); }
 
   Context& context_;
@@ -63,7 +63,7 @@ class HotNeurons {
 
 // Rows of the block that fired each neuron, to `counts` [H]; called by every thread of a parallel
 // region, ends with a barrier.
-void count_neurons(const TwellView& packed, std::int64_t rows, std::int64_t neurons,
+void count_neurons(Team& team, const TwellView& packed, std::int64_t rows, std::int64_t neurons,
                    std::int32_t* counts);
 
 }  // namespace twell

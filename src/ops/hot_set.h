@@ -3,8 +3,8 @@
 
 #include <initializer_list>
 
+#include "core/team.h"
 #include "ops/weight.h"
-#include "twell/context.h"
 
 namespace twell {
 
@@ -18,7 +18,7 @@ class HotSet {
   // Called by every thread of a parallel region; ends with a barrier. Takes the neurons that
   // `least` rows or more fired, except those with a row in `finite` that is not: it would make NaN
   // of the zeros of a dense product. Fewer than a panel of them are none.
-  void choose(double least, std::initializer_list<Weight> finite);
+  void choose(Team& team, double least, std::initializer_list<Weight> finite);
 
   std::int64_t size() const { return size_; }
   const std::int32_t* list() const { return list_; }  // ascending

@@ -1,7 +1,5 @@
 #include "twell/linear.h"
 
-#include <omp.h>
-
 #include <algorithm>
 
 #include "ops/gemm_input.h"
@@ -51,16 +49,13 @@ void multiply(Context& context, ConstMatrixView x, const Weight& weight, const v
       input.in_place() ? nullptr : context.scratch(0, kPreparedX, input.prepared_bytes());
   const auto bytes = static_cast<std::size_t>(gemm_accumulators(block)) * sizeof(float);
   for (int t = 0; t < context.threads(); ++t) context.scratch(t, kAccumulators, bytes);
-#pragma omp parallel num_threads(context.threads())
-  {
-    auto* c = static_cast<float*>(context.scratch(omp_get_thread_num(), kAccumulators, bytes));
-    terms.prepare();
+  parallel(context, [&](Team& team) {
+    auto* c = static_cast<float*>(context.scratch(team.thread(), kAccumulators, bytes));
+    terms.prepare(team);
     if (!terms.taken() && !input.in_place()) {
-#pragma omp for schedule(static)
-      for (std::int64_t r = 0; r < x.rows; ++r) input.prepare(r, r + 1, prepared);
+      team.for_static(x.rows, [&](std::int64_t r) { input.prepare(r, r + 1, prepared); });
     }
-#pragma omp for schedule(dynamic, 1)
-    for (std::int64_t unit = 0; unit < row_blocks * pieces; ++unit) {
+    team.for_dynamic_nowait(row_blocks * pieces, 1, [&](std::int64_t unit) {
       const std::int64_t row = unit / pieces * block;
       GemmArgs args = input.args(prepared, row, std::min(row + block, x.rows));
       args.terms = terms.from(row);
@@ -74,8 +69,8 @@ void multiply(Context& context, ConstMatrixView x, const Weight& weight, const v
       for (std::int64_t r = 0; r < args.rows; ++r) {
         store_row(kernels, c + r * kSumStride, width, bias, y, row + r, column);
       }
-    }
-  }
+    });
+  });
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "core/team.h"
 #include "ops/validate.h"
 #include "ops/weight.h"
 #include "twell/linear.h"
@@ -24,8 +25,7 @@ void linear_as_stored(Context& context, ConstMatrixView x, const WeightView& wei
   const auto element = static_cast<std::int64_t>(size_of(y.dtype));
   const std::int64_t pieces = (weight.rows + kPiece - 1) / kPiece;
   // Each thread goes through a stretch of memory of its own.
-#pragma omp parallel for num_threads(context.threads()) schedule(static)
-  for (std::int64_t piece = 0; piece < pieces; ++piece) {
+  parallel_for(context, pieces, [&](std::int64_t piece) {
     const std::int64_t first = piece * kPiece;
     const std::int64_t count = std::min(kPiece, weight.rows - first);
     std::int32_t outputs[kPiece];
@@ -35,7 +35,7 @@ void linear_as_stored(Context& context, ConstMatrixView x, const WeightView& wei
       w.dots(x.row_bytes(row), outputs, count, values);
       kernels.round_row(values, count, y.row_bytes(row) + first * element);
     }
-  }
+  });
 }
 
 }  // namespace twell

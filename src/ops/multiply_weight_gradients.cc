@@ -1,6 +1,4 @@
 // Weight gradients of hot neurons: GEMMs of their coefficients with all rows of x and dy.
-#include <omp.h>
-
 #include "ops/packed_chosen.h"
 #include "ops/scratch.h"
 #include "ops/weight_gradients.h"
@@ -18,21 +16,20 @@ void multiply_weight_gradients(Context& context, const BackwardCall& call) {
   for (int t = 0; t < call.plan.threads; ++t) {
     context.scratch(t, kAccumulators, packed_accumulator_bytes());
   }
-#pragma omp parallel num_threads(call.plan.threads)
-  {
-    auto* c = static_cast<float*>(context.scratch(omp_get_thread_num(), kAccumulators, 0));
-    pack_all(inputs);
+  parallel(context, [&](Team& team) {
+    auto* c = static_cast<float*>(context.scratch(team.thread(), kAccumulators, 0));
+    pack_all(team, inputs);
     for (int g = 0; g < gradients.count; ++g) {
       const WeightGradient& gradient = gradients.all[g];
       const PackedTerm term = {call.columns[gradient.kind].args(hot.size()),
                                inputs[gradient.kind == kH ? 1 : 0].view()};
-      multiply_all(call.kernels.x, {&term, 1}, c,
+      multiply_all(team, call.kernels.x, {&term, 1}, c,
                    [&](std::int64_t i, std::int64_t column, std::int64_t width, const float* sums) {
                      store(call.kernels, gradient.out, hot.list()[i], column, width, sums,
                            call.out.accumulate);
                    });
     }
-  }
+  });
 }
 
 }  // namespace twell

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "core/team.h"
 #include "ops/hidden.h"
 
 namespace twell {
@@ -62,15 +63,14 @@ class NanColumns {
 
 // Rows that are not all finite by finite(row), ascending.
 template <class Finite>
-std::vector<std::int32_t> rows_not_finite(int threads, std::int64_t rows, Finite finite) {
+std::vector<std::int32_t> rows_not_finite(const Context& context, std::int64_t rows,
+                                          Finite finite) {
   std::vector<std::uint8_t> bad(static_cast<std::size_t>(rows));
-  int any = 0;
-#pragma omp parallel for num_threads(threads) schedule(static) reduction(| : any)
-  for (std::int64_t row = 0; row < rows; ++row) {
-    any |= bad[static_cast<std::size_t>(row)] = static_cast<std::uint8_t>(!finite(row));
-  }
+  parallel_for(context, rows, [&](std::int64_t row) {
+    bad[static_cast<std::size_t>(row)] = static_cast<std::uint8_t>(!finite(row));
+  });
   std::vector<std::int32_t> out;
-  for (std::size_t row = 0; any != 0 && row < bad.size(); ++row) {
+  for (std::size_t row = 0; row < bad.size(); ++row) {
     if (bad[row] != 0) out.push_back(static_cast<std::int32_t>(row));
   }
   return out;
@@ -104,8 +104,7 @@ bool skips_nan(const FfnForm& form, const Weight& up, const void* x, const Activ
 bool spread_nan(Context& context, ConstMatrixView x, const UpDown& weights, const FfnForm& form,
                 const FfnPatternView& pattern, MatrixView y) {
   const auto bad = [&](const Weight& w) {
-    return rows_not_finite(context.threads(), w.rows,
-                           [&](std::int64_t row) { return w.row_finite(row); });
+    return rows_not_finite(context, w.rows, [&](std::int64_t row) { return w.row_finite(row); });
   };
   // f(row) for the rows that do not fire a neuron.
   const auto for_each_without = [&](std::int32_t neuron, auto f) {
@@ -137,7 +136,7 @@ bool spread_nan(Context& context, ConstMatrixView x, const UpDown& weights, cons
     }
   }
   const Kernels& kernels = kernels_of(context.tier(), x.dtype);
-  const auto bad_x = rows_not_finite(context.threads(), x.rows, [&](std::int64_t row) {
+  const auto bad_x = rows_not_finite(context, x.rows, [&](std::int64_t row) {
     return kernels.all_finite(x.row_bytes(row), x.cols);
   });
   for (const std::int32_t row : bad_x) {

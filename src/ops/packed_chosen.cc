@@ -39,12 +39,11 @@ void place_all(Context& context, std::span<PackedChosen> all) {
   }
 }
 
-void pack_all(std::span<const PackedChosen> all) {
+void pack_all(Team& team, std::span<const PackedChosen> all) {
   for (const PackedChosen& one : all) {
-#pragma omp for schedule(dynamic, 1) nowait
-    for (std::int64_t unit = 0; unit < one.units(); ++unit) one.pack(unit);
+    team.for_dynamic_nowait(one.units(), 1, [&](std::int64_t unit) { one.pack(unit); });
   }
-#pragma omp barrier
+  team.barrier();
 }
 
 }  // namespace twell

@@ -8,7 +8,6 @@
 #include <span>
 
 #include "ops/chosen_products.h"
-#include "twell/context.h"
 
 namespace twell {
 
@@ -39,7 +38,7 @@ void place_all(Context& context, std::span<PackedChosen> all);
 
 // The following are called by every thread of a parallel region; both end with a barrier.
 
-void pack_all(std::span<const PackedChosen> all);
+void pack_all(Team& team, std::span<const PackedChosen> all);
 
 // One product of a sum: the x of a GEMM and what it is multiplied with.
 struct PackedTerm {
@@ -53,14 +52,14 @@ constexpr std::size_t packed_accumulator_bytes() {
   return static_cast<std::size_t>(gemm_accumulators(kPackedRows)) * sizeof(float);
 }
 template <class Take>
-void multiply_all(const XForm& form, std::span<const PackedTerm> terms, float* c, Take take) {
+void multiply_all(Team& team, const XForm& form, std::span<const PackedTerm> terms, float* c,
+                  Take take) {
   const std::int64_t rows = terms[0].x.rows;
   const std::int64_t width = terms[0].w.rows;
   const std::int64_t groups = (rows + kPackedRows - 1) / kPackedRows;
   const std::int64_t columns = (width + kColumnBlock - 1) / kColumnBlock;
   const std::size_t element = size_of(form.dtype);
-#pragma omp for schedule(dynamic, 1)
-  for (std::int64_t unit = 0; unit < columns * groups; ++unit) {
+  team.for_dynamic(columns * groups, 1, [&](std::int64_t unit) {
     const std::int64_t column = unit / groups * kColumnBlock;
     const std::int64_t first = unit % groups * kPackedRows;
     const std::int64_t count = std::min(kPackedRows, rows - first);
@@ -77,7 +76,7 @@ void multiply_all(const XForm& form, std::span<const PackedTerm> terms, float* c
       term.w.kernels->gemm(args);
     }
     for (std::int64_t r = 0; r < count; ++r) take(first + r, column, now, c + r * kSumStride);
-  }
+  });
 }
 
 }  // namespace twell

@@ -1,3 +1,4 @@
+#include "core/team.h"
 #include "kernels/kernel.h"
 #include "ops/validate.h"
 #include "twell/linear.h"
@@ -10,10 +11,9 @@ void round_inputs(Context& context, ConstMatrixView x, MatrixView y) {
   require_view(kOperation, "x", x);
   require_matrix(kOperation, "y", y, x.dtype, x.rows, x.cols);
   const Kernels& kernels = kernels_of(context.tier(), x.dtype);
-#pragma omp parallel for num_threads(context.threads()) schedule(static)
-  for (std::int64_t r = 0; r < x.rows; ++r) {
+  parallel_for(context, x.rows, [&](std::int64_t r) {
     kernels.round_inputs(x.row_bytes(r), x.cols, y.row_bytes(r));
-  }
+  });
 }
 
 }  // namespace twell

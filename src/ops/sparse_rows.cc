@@ -1,7 +1,5 @@
 #include "ops/sparse_rows.h"
 
-#include <omp.h>
-
 #include <algorithm>
 
 #include "ops/gather_pieces.h"
@@ -68,41 +66,38 @@ void take_scratch(Context& context, const SparseRows& work, std::int64_t rows, i
   }
 }
 
-void run_sparse_rows(Context& context, const SparseRows& work, int thread) {
+void run_sparse_rows(Team& team, Context& context, const SparseRows& work) {
+  const int thread = team.thread();
   const std::int64_t cols = work.weights.down.cols;
   void* list = context.scratch(thread, kActive, 0);
   auto* partial = static_cast<float*>(context.scratch(work.parts > 1 ? 0 : thread, kPartialY, 0));
   if (work.columns > 0) {
     GatherPieces pieces(work, list, partial);
-    const std::int64_t share = work.rows() / omp_get_num_threads();
+    const std::int64_t share = work.rows() / team.threads();
     const std::int64_t unit_rows = std::clamp<std::int64_t>(share, 32, GatherPieces::kRows);
     const std::int64_t units = (work.rows() + unit_rows - 1) / unit_rows;
-#pragma omp for schedule(dynamic, 1)
-    for (std::int64_t unit = 0; unit < units; ++unit) {
+    team.for_dynamic(units, 1, [&](std::int64_t unit) {
       pieces.run(work.rows() * unit / units, work.rows() * (unit + 1) / units);
-    }
+    });
     return;
   }
   if (work.parts == 1) {
-#pragma omp for schedule(dynamic, 4)
-    for (std::int64_t row = 0; row < work.rows(); ++row) {
+    team.for_dynamic(work.rows(), 4, [&](std::int64_t row) {
       float* sum = work.sums != nullptr ? work.sums + row * cols : partial;
       double squares = run_part(work, row, 0, list, work.sums != nullptr, sum);
       if (work.squares != nullptr) squares += work.squares[row];
       finish(work, row, squares, sum);
-    }
+    });
     return;
   }
   const std::int64_t units = work.rows() * work.parts;
   float* part_squares = partial + units * cols;
-#pragma omp for schedule(static, 1)
-  for (std::int64_t unit = 0; unit < units; ++unit) {
+  team.for_static_chunk1(units, [&](std::int64_t unit) {
     part_squares[unit] =
         static_cast<float>(run_part(work, unit / work.parts, static_cast<int>(unit % work.parts),
                                     list, false, partial + unit * cols));
-  }
-#pragma omp for schedule(static)
-  for (std::int64_t row = 0; row < work.rows(); ++row) {
+  });
+  team.for_static(work.rows(), [&](std::int64_t row) {
     float* sum = partial + row * work.parts * cols;
     double squares = part_squares[row * work.parts];
     for (int part = 1; part < work.parts; ++part) {
@@ -111,7 +106,7 @@ void run_sparse_rows(Context& context, const SparseRows& work, int thread) {
       squares += part_squares[row * work.parts + part];
     }
     finish(work, row, squares, sum);
-  }
+  });
 }
 
 }  // namespace twell

@@ -7,8 +7,8 @@
 // the result depends on the plan alone.
 #pragma once
 
+#include "core/team.h"
 #include "ops/weight.h"
-#include "twell/context.h"
 
 namespace twell {
 
@@ -34,6 +34,6 @@ int sparse_parts(std::int64_t rows, int threads);
 // For blocks of up to `rows` rows.
 void take_scratch(Context& context, const SparseRows& work, std::int64_t rows, int threads);
 // Called by every thread of a parallel region; ends with a barrier.
-void run_sparse_rows(Context& context, const SparseRows& work, int thread);
+void run_sparse_rows(Team& team, Context& context, const SparseRows& work);
 
 }  // namespace twell

@@ -1,7 +1,5 @@
 #include "twell/steps.h"
 
-#include <omp.h>
-
 #include <algorithm>
 
 #include "ops/gate.h"
@@ -37,8 +35,7 @@ void gather_blocks(Context& context, const TwellMatrix& packed, ConstMatrixView 
     }
     if (weights.up) work.x = x.slice(first, rows);
     work.y = y.slice(first, rows);
-#pragma omp parallel num_threads(context.threads())
-    run_sparse_rows(context, work, omp_get_thread_num());
+    parallel(context, [&](Team& team) { run_sparse_rows(team, context, work); });
   }
 }
 
@@ -67,8 +64,7 @@ void gemm_relu_twell(Context& context, ConstMatrixView x, const WeightView& weig
   for (std::int64_t first = 0; first < x.rows; first += plan.row_block) {
     const std::int64_t rows = std::min(plan.row_block, x.rows - first);
     gate.begin(x.slice(first, rows));
-#pragma omp parallel num_threads(plan.threads)
-    gate.run(omp_get_thread_num());
+    parallel(context, [&](Team& team) { gate.run(team); });
     for (std::int64_t r = 0; r < rows; ++r) {
       for (std::int64_t t = 0; t < packed.tiles; ++t) {
         out.append(first + r, t, packed.slots_of(r, t), packed.count(r, t));

@@ -7,11 +7,11 @@ namespace twell {
 namespace {
 
 // One of a vector with an entry for each neuron: the sum of its coefficients.
-void sum_coefficients(const BackwardCall& call, Coefficient kind, std::span<float> out) {
+void sum_coefficients(const Context& context, const BackwardCall& call, Coefficient kind,
+                      std::span<float> out) {
   if (out.empty()) return;
   const std::int64_t rows = call.in.x.rows;
-#pragma omp parallel for num_threads(call.plan.threads) schedule(static)
-  for (std::int64_t n = 0; n < call.in.pattern.cols; ++n) {
+  parallel_for(context, call.in.pattern.cols, [&](std::int64_t n) {
     double sum = 0.0;
     if (call.hot.contains(static_cast<std::int32_t>(n))) {
       const std::int64_t place = call.hot.place(static_cast<std::int32_t>(n));
@@ -22,16 +22,16 @@ void sum_coefficients(const BackwardCall& call, Coefficient kind, std::span<floa
     }
     float& to = out[static_cast<std::size_t>(n)];
     to = static_cast<float>(call.out.accumulate ? to + sum : sum);
-  }
+  });
 }
 
 // Σ dy, column by column.
 template <class T>
-void sum_rows(const BackwardCall& call, std::span<float> out) {
+void sum_rows(const Context& context, const BackwardCall& call, std::span<float> out) {
   constexpr std::int64_t kColumns = 64;  // two cache lines of bf16, to read of each row
   const ConstMatrixView& dy = call.in.dy;
-#pragma omp parallel for num_threads(call.plan.threads) schedule(static)
-  for (std::int64_t first = 0; first < dy.cols; first += kColumns) {
+  parallel_for(context, (dy.cols + kColumns - 1) / kColumns, [&](std::int64_t piece) {
+    const std::int64_t first = piece * kColumns;
     double sums[kColumns] = {};
     const std::int64_t count = std::min(kColumns, dy.cols - first);
     for (std::int64_t r = 0; r < dy.rows; ++r) {
@@ -42,20 +42,20 @@ void sum_rows(const BackwardCall& call, std::span<float> out) {
       float& to = out[static_cast<std::size_t>(first + k)];
       to = static_cast<float>(call.out.accumulate ? to + sums[k] : sums[k]);
     }
-  }
+  });
 }
 
 }  // namespace
 
-void sum_vector_gradients(const BackwardCall& call) {
-  sum_coefficients(call, kDv, call.out.gate_bias);
-  sum_coefficients(call, kDu, call.out.up_bias);
-  sum_coefficients(call, kDw, call.out.norm_weight);
+void sum_vector_gradients(const Context& context, const BackwardCall& call) {
+  sum_coefficients(context, call, kDv, call.out.gate_bias);
+  sum_coefficients(context, call, kDu, call.out.up_bias);
+  sum_coefficients(context, call, kDw, call.out.norm_weight);
   if (call.out.down_bias.empty()) return;
   if (call.in.dy.dtype == DType::bf16) {
-    sum_rows<bf16>(call, call.out.down_bias);
+    sum_rows<bf16>(context, call, call.out.down_bias);
   } else {
-    sum_rows<float>(call, call.out.down_bias);
+    sum_rows<float>(context, call, call.out.down_bias);
   }
 }
 

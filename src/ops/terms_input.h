@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "core/team.h"
 #include "ops/weight.h"
 
 namespace twell {
@@ -29,12 +30,11 @@ class TermsInput {
     tried_ = few_ || (weight.kernels->one_term_always && weight.to_terms(x, 0, terms));
   }
   // Every thread of a parallel region calls this; it ends with a barrier.
-  void prepare() {
+  void prepare(Team& team) {
     if (!tried_) return;
-#pragma omp for schedule(static)
-    for (std::int64_t r = 0; r < x_.rows; ++r) {
+    team.for_static(x_.rows, [&](std::int64_t r) {
       if (!weight_->to_terms(x_, r, terms_)) several_.store(true, std::memory_order_relaxed);
-    }
+    });
   }
   // After that: row r on for a GEMM, or null where it reads x as numbers.
   const CodeTerms* from(std::int64_t r) const {

@@ -1,7 +1,5 @@
 #include "ops/transposed_pattern.h"
 
-#include <omp.h>
-
 #include <algorithm>
 
 #include "ops/scratch.h"
@@ -22,12 +20,11 @@ TransposedPattern transpose(Context& context, const FfnPatternView& pattern, Hot
   out.entry_of = out.offsets + neurons + 1;
   std::int64_t* const next = out.entry_of + nnz;  // [threads, H]
   out.rows = reinterpret_cast<std::int32_t*>(next + most_threads * neurons);
-#pragma omp parallel num_threads(most_threads)
-  {
+  parallel(context, [&](Team& team) {
     // Each thread has rows of its own, and for each neuron the entries behind those of the threads
     // before it. They may be fewer than were asked for.
-    const int threads = omp_get_num_threads();
-    const int thread = omp_get_thread_num();
+    const int threads = team.threads();
+    const int thread = team.thread();
     const std::int64_t begin = pattern.rows * thread / threads;
     const std::int64_t end = pattern.rows * (thread + 1) / threads;
     std::int64_t* const mine = next + thread * neurons;
@@ -35,16 +32,14 @@ TransposedPattern transpose(Context& context, const FfnPatternView& pattern, Hot
     for (std::int64_t i = pattern.offsets[begin]; i < pattern.offsets[end]; ++i) {
       ++mine[pattern.neurons[i]];
     }
-#pragma omp barrier
-#pragma omp for schedule(static)
-    for (std::int64_t n = 0; n < neurons; ++n) {
+    team.barrier();
+    team.for_static(neurons, [&](std::int64_t n) {
       std::int64_t all = 0;
       for (int t = 0; t < threads; ++t) all += next[t * neurons + n];
       hot.counts()[n] = static_cast<std::int32_t>(all);
-    }
-    hot.choose(least, finite);
-#pragma omp single
-    {
+    });
+    hot.choose(team, least, finite);
+    team.single([&] {
       std::int64_t sum = 0;
       for (std::int64_t n = 0; n < neurons; ++n) {
         out.offsets[n] = sum;
@@ -56,7 +51,7 @@ TransposedPattern transpose(Context& context, const FfnPatternView& pattern, Hot
         }
       }
       out.offsets[neurons] = sum;
-    }
+    });
     for (std::int64_t row = begin; row < end; ++row) {
       for (std::int64_t i = pattern.offsets[row]; i < pattern.offsets[row + 1]; ++i) {
         if (hot.contains(pattern.neurons[i])) continue;
@@ -65,7 +60,7 @@ TransposedPattern transpose(Context& context, const FfnPatternView& pattern, Hot
         out.rows[entry] = static_cast<std::int32_t>(row);
       }
     }
-  }
+  });
   return out;
 }
 

@@ -48,6 +48,6 @@ void gather_weight_gradients(Context& context, const BackwardCall& call);
 // Hot neurons, by GEMMs over all rows.
 void multiply_weight_gradients(Context& context, const BackwardCall& call);
 // Those of a form's vectors: sums over rows.
-void sum_vector_gradients(const BackwardCall& call);
+void sum_vector_gradients(const Context& context, const BackwardCall& call);
 
 }  // namespace twell

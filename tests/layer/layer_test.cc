@@ -5,7 +5,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <limits>
+#include <thread>
 #include <vector>
 
 #include "tests/support/matrix.h"
@@ -33,8 +35,8 @@ struct Stored {
     }
     form.gate_bias = gate_bias;
   }
-  FfnWeights weights(bool major = false) const {
-    FfnWeights out{gate.view(), {}, major ? neuron_major.view() : down.view()};
+  StoredWeights weights(bool major = false) const {
+    StoredWeights out{gate.view(), {}, major ? neuron_major.view() : down.view(), major};
     if (gated) out.up = up.view();
     return out;
   }
@@ -74,6 +76,12 @@ TestMatrix<T> run(Layer& layer, Context& context, const TestMatrix<T>& x) {
   return y;
 }
 
+// None until it is prepared.
+std::optional<GateForm> form_of(const Layer& layer) {
+  const std::optional<LayerBlock> block = layer.block();
+  return block ? std::optional(block->gate_form()) : std::nullopt;
+}
+
 template <class T>
 class LayerTest : public testing::Test {};
 using Types = testing::Types<float, bf16>;
@@ -87,14 +95,13 @@ TYPED_TEST(LayerTest, IsFfnWhereverWeightsLie) {
       const Stored<TypeParam> stored(gated, 0.0F);
       for (const bool major : {true, false}) {
         for (const bool spread : {true, false}) {
-          Layer layer(context, stored.weights(major), stored.form,
-                      {.neuron_major = major, .spread = spread});
+          Layer layer(context, stored.weights(major), stored.form, {.block = {.spread = spread}});
           for (const std::int64_t rows : {1, 70}) {
             const auto x = random_matrix<TypeParam>(rows, kWidth, 7);
             EXPECT_TRUE(same(run(layer, context, x), stored.expected(context, x)))
                 << name_of(tier) << gated << major << spread << rows;
           }
-          EXPECT_EQ(layer.gate_form(), GateForm::packed);  // by one row
+          EXPECT_EQ(form_of(layer), GateForm::packed);  // by one row
           EXPECT_FALSE(layer.reads_gate());
           const bool in_place = major && !spread;
           EXPECT_EQ(layer.down().data == stored.neuron_major.view().data, in_place);
@@ -102,8 +109,10 @@ TYPED_TEST(LayerTest, IsFfnWhereverWeightsLie) {
               packed_bytes(weight_type(layer.shape().dtype), kNeurons, kWidth));
           const std::int64_t stride = spread ? spread_stride(kWidth, sizeof(TypeParam)) : kWidth;
           const std::int64_t copies = (in_place ? 0 : 1) + (gated && spread ? 1 : 0);
-          EXPECT_EQ(layer.own_bytes(),
-                    packed + copies * kNeurons * stride * std::int64_t{sizeof(TypeParam)});
+          const std::int64_t vectors = kNeurons * std::int64_t{sizeof(float)};
+          EXPECT_EQ(
+              layer.own_bytes(),
+              packed + vectors + copies * kNeurons * stride * std::int64_t{sizeof(TypeParam)});
         }
       }
     }
@@ -121,7 +130,7 @@ TYPED_TEST(LayerTest, FirstInputsOrTheirFindingsChooseTheFormOfTheGate) {
       const GateForm form = screens ? GateForm::screened : GateForm::packed;
       Layer by_inputs(context, stored.weights(), stored.form);
       const auto y = run(by_inputs, context, x);
-      EXPECT_EQ(by_inputs.gate_form(), form) << name_of(tier);
+      EXPECT_EQ(form_of(by_inputs), form) << name_of(tier);
       EXPECT_EQ(by_inputs.reads_gate(), screens);
 
       Layer by_findings(context, stored.weights(), stored.form);
@@ -130,12 +139,12 @@ TYPED_TEST(LayerTest, FirstInputsOrTheirFindingsChooseTheFormOfTheGate) {
       EXPECT_EQ(findings.inputs, 64);
       EXPECT_NEAR(findings.density(), bias < 0.0F ? 0.0 : 0.5, 0.1);
       by_findings.prepare(findings);
-      EXPECT_EQ(by_findings.gate_form(), form);
+      EXPECT_EQ(form_of(by_findings), form);
       EXPECT_TRUE(same(run(by_findings, context, x), y));
 
       // What comes later changes nothing.
       by_inputs.prepare(context, random_matrix<TypeParam>(40, kWidth, 10).view());
-      EXPECT_EQ(by_inputs.gate_form(), form);
+      EXPECT_EQ(form_of(by_inputs), form);
       EXPECT_TRUE(same(run(by_inputs, context, x), y));
     }
     // Without candidates, or with too few inputs, it is packed.
@@ -144,11 +153,11 @@ TYPED_TEST(LayerTest, FirstInputsOrTheirFindingsChooseTheFormOfTheGate) {
     LayerFindings findings = unknown.examine(context, x.view(), false);
     EXPECT_FALSE(findings.candidates.has_value());
     unknown.prepare(findings);
-    EXPECT_EQ(unknown.gate_form(), GateForm::packed);
+    EXPECT_EQ(form_of(unknown), GateForm::packed);
     Layer few(context, silent.weights(), silent.form);
     few.prepare(context, random_matrix<TypeParam>(kFewestInputs - 1, kWidth, 11).view());
-    EXPECT_EQ(few.gate_form(), GateForm::packed);
-    EXPECT_FALSE(few.findings().has_value());
+    EXPECT_EQ(form_of(few), GateForm::packed);
+    EXPECT_FALSE(few.block()->findings() != nullptr);
   }
 }
 
@@ -189,10 +198,10 @@ TEST_P(LayerPaths, DenseWhereItIsExpectedToBeFaster) {
     int made = 0, called = 0;
     LayerOptions options{.make_dense = [&]() -> DenseFfn {
       ++made;
-      return [&](ConstMatrixView, MatrixView y, std::int64_t* nnz) {
+      return [&](ConstMatrixView, MatrixView y, FfnCounts* counts) {
         ++called;
         for (std::int64_t r = 0; r < y.rows; ++r) *y.row<float>(r) = 42.0F;
-        if (nnz != nullptr) *nnz = 0;  // the activity ceases
+        if (counts != nullptr) *counts = {};  // the activity ceases
       };
     }};
     options.cost = quarter();
@@ -208,12 +217,49 @@ TEST_P(LayerPaths, DenseWhereItIsExpectedToBeFaster) {
   }
 }
 
+// One layer of several threads, which the first call of them prepares, whichever that is.
+TEST_P(LayerPaths, ThreadsShareALayer) {
+  const Stored<float> stored(true, 0.0F);
+  const auto x = random_matrix<float>(48, kWidth, 9);
+  Context alone({.threads = 2, .tier = GetParam()});
+  Layer reference(alone, stored.weights(), stored.form);
+  const auto y = run(reference, alone, x);
+  std::atomic<int> made = 0, called = 0;
+  LayerOptions options{.make_dense = [&]() -> DenseFfn {
+    ++made;
+    return [&](ConstMatrixView, MatrixView out, FfnCounts* counts) {
+      ++called;
+      for (std::int64_t r = 0; r < out.rows; ++r) *out.row<float>(r) = 42.0F;
+      if (counts != nullptr) counts->row_nnz.assign(48, kNeurons / 4 - 4);  // sparse again
+    };
+  }};
+  options.cost = quarter();
+  Layer layer(alone, stored.weights(), stored.form, options);
+  std::vector<std::thread> threads;
+  std::atomic<int> right = 0;
+  for (int t = 0; t < 3; ++t) {
+    threads.emplace_back([&] {
+      Context own({.threads = 2, .tier = GetParam()});
+      for (int call = 0; call < 40; ++call) {
+        TestMatrix<float> z(48, kWidth);
+        const LayerPath path = layer.run(own, x.view(), z.view());
+        right += path == LayerPath::dense ? z.value(0, 0) == 42.0F : same(z, y);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(right, 120);
+  EXPECT_EQ(made, 1);
+  EXPECT_GT(called, 0);
+  EXPECT_LT(called, 120);
+}
+
 TEST_P(LayerPaths, WithoutACostTheFirstInputsTimeTheLayer) {
   Context context({.threads = 2, .tier = GetParam()});
   const Stored<float> stored;
   int calls = 0;
   const LayerOptions options{.make_dense = [&]() -> DenseFfn {
-    return [&](ConstMatrixView x, MatrixView y, std::int64_t*) {
+    return [&](ConstMatrixView x, MatrixView y, FfnCounts*) {
       EXPECT_EQ(x.rows, y.rows);
       ++calls;
     };
@@ -228,31 +274,13 @@ TEST_P(LayerPaths, WithoutACostTheFirstInputsTimeTheLayer) {
   EXPECT_EQ(calls, 0) << "a later call is not made to wait";
 }
 
-TEST(LayerChanges, AreSeenInAnyRow) {
-  Context context({.threads = 1, .tier = {}});
-  Stored<bf16> stored;
-  const Layer layer(context, stored.weights(), stored.form);
-  EXPECT_FALSE(layer.weights_changed());
-  for (TestMatrix<bf16>* weight : {&stored.gate, &stored.up, &stored.down}) {
-    const TestMatrix<bf16> before = *weight;
-    for (const std::int64_t row : {std::int64_t{0}, weight->rows() / 2, weight->rows() - 1}) {
-      for (std::int64_t c = 0; c < weight->cols(); ++c) weight->set(row, c, 9.0F);
-      EXPECT_TRUE(layer.weights_changed()) << row;
-      for (std::int64_t c = 0; c < weight->cols(); ++c) {
-        weight->set(row, c, before.value(row, c));
-      }
-      EXPECT_FALSE(layer.weights_changed());
-    }
-  }
-}
-
 TEST(LayerMistakes, AreNamed) {
   Context context({.threads = 1, .tier = {}});
   const Stored<float> stored;
-  const auto made = [&](const FfnWeights& w) {
+  const auto made = [&](const StoredWeights& w) {
     return message_of([&] { Layer(context, w, stored.form); });
   };
-  FfnWeights w = stored.weights();
+  StoredWeights w = stored.weights();
   w.down = stored.neuron_major.view();
   EXPECT_THAT(made(w), HasSubstr("down: expected f32 [200, 200], got f32 [200, 72]"));
   w = stored.weights();
@@ -268,19 +296,14 @@ TEST(LayerMistakes, AreNamed) {
 
   Layer layer(context, stored.weights(), stored.form);
   const TestMatrix<float> narrow(64, kWidth - 1);
-  EXPECT_THAT(message_of([&] { layer.next(context, narrow.view()); }), HasSubstr("x: expected"));
+  EXPECT_THAT(message_of([&] {
+                TestMatrix<float> y(64, kWidth);
+                layer.run(context, narrow.view(), y.view());
+              }),
+              HasSubstr("x: expected"));
   EXPECT_THAT(message_of([&] { layer.examine(context, TestMatrix<float>(31, kWidth).view()); }),
               HasSubstr("32 or more inputs, got 31"));
   EXPECT_THAT(message_of([&] { layer.prepare(LayerFindings{}); }), HasSubstr("findings"));
-  TestMatrix<float> y(1, kWidth);
-  if (layer.reads_gate()) {
-    EXPECT_THAT(message_of([&] {
-                  layer.run_sparse(context, random_matrix<float>(1, kWidth, 1).view(), y.view());
-                }),
-                HasSubstr("prepared"));
-  }
-  const Layer unwatched(context, stored.weights(), stored.form, {.watch_weights = false});
-  EXPECT_THAT(message_of([&] { (void)unwatched.weights_changed(); }), HasSubstr("watch_weights"));
   // No rows: nothing is decided by them.
   TestMatrix<float> none(0, kWidth);
   layer.run(context, none.view(), none.view());

@@ -295,12 +295,12 @@ TYPED_TEST(CodesTest, PreparedLayers) {
     EXPECT_EQ(by_output.down.scaled_by, ScaledBy::row);
     for (const bool spread : {false, true}) {
       for (const bool neuron_major : {false, true}) {
-        twell::Layer prepared(context, neuron_major ? stored : by_output, {},
-                              {.dtype = kDType, .neuron_major = neuron_major, .spread = spread});
+        const FfnWeights& w = neuron_major ? stored : by_output;
+        twell::Layer prepared(context, {w.gate, w.up, w.down, neuron_major}, {},
+                              {.block = {.dtype = kDType, .spread = spread}});
         TestMatrix<T> y(40, width);
         prepared.run(context, std::as_const(layer.x).view(), y.view());
-        EXPECT_EQ(prepared.gate_form(), GateForm::packed);
-        EXPECT_FALSE(prepared.weights_changed());
+        EXPECT_EQ(prepared.block()->gate_form(), GateForm::packed);
         // What is copied is copied with its scales.
         EXPECT_EQ(prepared.up()->scales == stored.up->scales, !spread);
         EXPECT_EQ(prepared.down().scales == stored.down.scales, neuron_major && !spread);
@@ -422,12 +422,13 @@ TEST(Codes, ErrorsNameTheArgument) {
   bad = good;
   bad.down = small.gate_view();
   EXPECT_EQ(run(bad), "twell::ffn: down: expected scales of its columns, got those of its rows");
-  EXPECT_EQ(message_of([&] { twell::Layer made(context, bad, {}, {.neuron_major = true}); }),
-            "twell::Layer: gate: expected a weight as stored, got a packed one");
+  const auto make = [&] {
+    return message_of([&] { twell::Layer(context, {bad.gate, bad.up, bad.down, true}, {}); });
+  };
+  EXPECT_EQ(make(), "twell::Layer: gate: expected a weight as stored, got a packed one");
   bad.gate = small.gate_view();
   bad.up = small.gate_view();
-  EXPECT_EQ(message_of([&] { twell::Layer made(context, bad, {}, {.neuron_major = true}); }),
-            "twell::Layer: down: expected bf16, f32 or codes of 8 bits, got int4");
+  EXPECT_EQ(make(), "twell::Layer: down: expected bf16, f32 or codes of 8 bits, got int4");
   bad.up->cols = 31;
   EXPECT_EQ(run({good.gate, bad.up, good.down}),
             "twell::ffn: up: expected int4 [64, 32], got int4 [64, 31]");

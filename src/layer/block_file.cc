@@ -1,0 +1,107 @@
+// A LayerBlock as a file.
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <filesystem>
+#include <random>
+#include <system_error>
+#include <utility>
+
+#include "core/check.h"
+#include "twell/layer_block.h"
+
+namespace twell {
+namespace {
+
+namespace fs = std::filesystem;
+
+[[noreturn]] void fail(const std::string& path, const char* what, int reason) {
+  throw Error(ErrorKind::environment, path,
+              concat(what, ": ", std::generic_category().message(reason)));
+}
+
+class Descriptor {
+ public:
+  explicit Descriptor(int fd) : fd_(fd) {}
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  ~Descriptor() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  int get() const { return fd_; }
+
+ private:
+  int fd_;
+};
+
+// The pages of a file, which the last copy unmaps.
+std::shared_ptr<void> map(const std::string& path, int fd, std::size_t bytes, int protection) {
+  void* const data = ::mmap(nullptr, bytes, protection, MAP_SHARED, fd, 0);
+  if (data == MAP_FAILED) fail(path, "cannot be mapped", errno);
+  return {data, [bytes](void* p) { ::munmap(p, bytes); }};
+}
+
+// The file that a name leads to: what replaces a symbolic link would leave the file as it was.
+fs::path followed(const std::string& path) {
+  std::error_code error;
+  return fs::is_symlink(path, error) ? fs::weakly_canonical(path, error) : fs::path(path);
+}
+
+// Beside `path`; removed unless it was renamed.
+class Temporary {
+ public:
+  explicit Temporary(const fs::path& path) {
+    const fs::path directory = path.has_parent_path() ? path.parent_path() : fs::path(".");
+    std::random_device random;
+    char tag[32];
+    std::snprintf(tag, sizeof tag, "%08x%08x", random(), random());
+    name_ = directory / concat(".", path.filename().string(), ".", tag, ".twell-tmp");
+  }
+  Temporary(const Temporary&) = delete;
+  Temporary& operator=(const Temporary&) = delete;
+  ~Temporary() { ::unlink(name_.c_str()); }
+  const char* name() const { return name_.c_str(); }
+
+ private:
+  fs::path name_;
+};
+
+}  // namespace
+
+void LayerBlock::save(const std::string& path) const {
+  const fs::path target = followed(path);
+  const Temporary temporary(target);
+  const Descriptor file(::open(temporary.name(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+  if (file.get() < 0) fail(path, "cannot write beside it", errno);
+  // Reserved first: a disk that is full is then an error here, and no signal while it is written.
+  if (const int reason = ::posix_fallocate(file.get(), 0, static_cast<off_t>(size()))) {
+    fail(path, "cannot be written", reason);
+  }
+  write(map(path, file.get(), size(), PROT_READ | PROT_WRITE).get());
+  if (::fsync(file.get()) != 0) fail(path, "cannot be written", errno);
+  if (::rename(temporary.name(), target.c_str()) != 0) fail(path, "cannot be replaced", errno);
+}
+
+LayerBlock LayerBlock::open(const std::string& path) {
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (file.get() < 0) fail(path, "cannot be opened", errno);
+  struct stat status {};
+  if (::fstat(file.get(), &status) != 0) fail(path, "cannot be read", errno);
+  if (!S_ISREG(status.st_mode)) {
+    throw Error(ErrorKind::environment, path, "is not a regular file");
+  }
+  if (status.st_size == 0) throw Error(ErrorKind::environment, path, "is empty");
+  const auto bytes = static_cast<std::size_t>(status.st_size);
+  const std::shared_ptr<const void> data = map(path, file.get(), bytes, PROT_READ);
+  try {
+    return view({static_cast<const std::byte*>(data.get()), bytes}, data);
+  } catch (const Error& error) {
+    throw Error(ErrorKind::environment, path, error.what());
+  }
+}
+
+}  // namespace twell
