@@ -1,5 +1,5 @@
 // What the benchmark's variants are expected to take on an H100, by the estimates that the plans
-// use: the table of docs/gpu-model.md. No GPU is asked.
+// use: the table of cuda/bench/predictions.md. No GPU is asked.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@
 
 namespace twell::bench {
 
-// An H100 SXM: 132 SMs at 1,755 MHz, 50 MB of L2, 3.35 TB/s of memory.
+// An H100 SXM: 132 SMs at 1,980 MHz, 50 MB of L2, 3.35 TB/s of memory.
 cuda::Device h100();
 
 struct Prediction {

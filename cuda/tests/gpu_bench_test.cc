@@ -397,7 +397,7 @@ TEST(BenchKernels, RandomRowsAreSpread) {
 
 // The document has what the estimates say today, whatever was measured since.
 TEST(Predictions, AreThoseOfTheDocument) {
-  std::ifstream file(TWELL_SOURCE_DIR "/docs/gpu-model.md");
+  std::ifstream file(TWELL_SOURCE_DIR "/cuda/bench/predictions.md");
   const std::string text{std::istreambuf_iterator<char>(file), {}};
   const std::vector<std::string> names = variant_names({});
   for (const Prediction& one : predictions({})) {

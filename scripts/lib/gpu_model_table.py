@@ -1,4 +1,4 @@
-"""Predictions beside what was measured: the table of docs/gpu-model.md.
+"""Predictions beside what was measured: the table of cuda/bench/predictions.md.
 
 Between two markers stands a table in markdown with the columns variant, predicted and measured, in any order and with
 others beside them; a column "part" gets the part of gpu_check that a line is of. A variant is the stable name of a line

@@ -1,6 +1,7 @@
-"""How fast a layer is on GPUs: the block "gpu-layers" of docs/gpu-status.md, and what docs/gpu-model.md has measured.
+"""How fast a layer is on GPUs: the block "gpu-layers" of docs/gpu-status.md, and what cuda/bench/predictions.md has
+measured.
 
-    layer_table.py [--check] [DOCS_DIR [RESULTS_DIR]]
+    layer_table.py [--check] [ROOT [RESULTS_DIR]]
 
 Made of the results of scripts/gpu_check: gpu-h100-80gb-hbm3.json and gpu-h200.json. --check changes nothing and fails
 where a page says something else.
@@ -105,13 +106,13 @@ def block(results: Results) -> str:
 
 def main() -> int:
     names = [pathlib.Path(name) for name in sys.argv[1:] if name != "--check"]
-    docs = names[0] if names else ROOT / "docs"
+    root = names[0] if names else ROOT
     results = load(names[1] if len(names) > 1 else ROOT / "bench/results")
     check = "--check" in sys.argv
-    model = docs / "gpu-model.md"
+    model = root / "cuda/bench/predictions.md"
     table, _ = gpu_model_table.fill(model.read_text(), by_variant(results["H100"]), all_of_it=True)
     measured = table.split(gpu_model_table.BEGIN)[1].split(gpu_model_table.END)[0]
-    wrong = [markdown_block.update(docs / "gpu-status.md", "gpu-layers", block(results), check),
+    wrong = [markdown_block.update(root / "docs/gpu-status.md", "gpu-layers", block(results), check),
              markdown_block.update(model, "gpu-model", measured, check)]  # fmt: skip
     for message in filter(None, wrong):
         print(f"error: {message}; run scripts/lib/layer_table.py", file=sys.stderr)

@@ -158,6 +158,12 @@ def test_the_readme_is_read_in_a_minute_or_two():
     assert len((ROOT / "README.md").read_text().split()) <= 900
 
 
+def test_the_pages_are_read_in_an_afternoon():
+    """Together: a page that has more to say takes it from a page that says less."""
+    words = {page.name: len(page.read_text().split()) for page in (ROOT / "docs").glob("*.md")}
+    assert sum(words.values()) <= 22_000, words
+
+
 def test_scripts_exist_and_take_their_options():
     """scripts/NAME in a block is there; steps and options are those of its help or source."""
     for name, text in [*blocks(""), *blocks("sh")]:
@@ -178,11 +184,19 @@ def test_scripts_exist_and_take_their_options():
                     assert re.search(rf"(?<![\w-]){re.escape(argument)}\b", source), f"{name}: {line}"
 
 
+def anchors(page):
+    """What links to the page's headings end in, as GitHub makes it of their words."""
+    headings = re.findall(r"^#+ (.*)$", BLOCK.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_links_lead_somewhere(document):
-    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", document.read_text()):
+    for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", document.read_text()):
         if "://" not in target:
-            assert (document.parent / target).exists(), target
+            page = document.parent / target if target else document
+            assert page.exists(), target
+            assert not anchor or anchor in anchors(page), f"{target}#{anchor}"
 
 
 # Words that name a file of the project: by its suffix, or by the folder they begin with.

@@ -326,12 +326,12 @@ def test_what_a_killed_part_measured_is_in_the_results(tree):
         "[[ $1 == --only && $2 == exact && $3 == --json ]] || exit 3\n"
         f'cp "{tree}/lines" "$4"\necho measured\nkill -KILL $$\n',
     )
-    (tree / "docs").mkdir()
-    (tree / "docs/gpu-model.md").write_text(TABLE)
+    (tree / "cuda/bench").mkdir(parents=True)
+    (tree / "cuda/bench/predictions.md").write_text(TABLE)
     done = gpu_check(tree, "ceilings", "bench")
     assert done.returncode == 1
     assert "measured" in done.stderr and "assumption failed: ffn/16384/29" in done.stdout
-    assert "3.4 ms" in (tree / "docs/gpu-model.md").read_text()
+    assert "3.4 ms" in (tree / "cuda/bench/predictions.md").read_text()
     found = json.loads((tree / "bench/results/gpu-t-100.json").read_text())
     assert found["driver"] == "580.1"
     assert found["parts"]["ceilings"]["outcome"] == "failed" and found["parts"]["bench"]["outcome"] == "failed"
