@@ -42,7 +42,7 @@ run_consumer() {
     "$CMAKE" --install "$alone" &&
     "$CMAKE" -S "$ROOT/tests/consumer" -B "$dir/program" -G Ninja -DCMAKE_PREFIX_PATH="$dir/prefix" \
       -DWITH_CUDA="$cuda" &&
-    ninja -C "$dir/program" && "$dir/program/consumer" &&
+    ninja -C "$dir/program" && "$dir/program/consumer" && (cd "$dir/program" && ./consumer_c) &&
     { [[ $cuda != ON ]] || "$dir/program/consumer_cuda"; } &&
     ! ldd "$dir/program/consumer" | grep -i torch &&
     "$CMAKE" -S "$ROOT/tests/consumer" -B "$dir/no-toolkit" -G Ninja -DCMAKE_PREFIX_PATH="$dir/prefix" \

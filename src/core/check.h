@@ -49,6 +49,8 @@ inline void require_float_weight(std::string_view operation, std::string_view ar
 template <class View>
 void require_rows(std::string_view operation, std::string_view argument, const View& view,
                   std::size_t element) {
+  require(view.rows >= 0 && view.cols >= 0, operation, argument, "expected a shape, got [",
+          view.rows, ", ", view.cols, "]");
   require(view.row_stride >= view.cols, operation, argument, "row stride ", view.row_stride,
           " is smaller than its ", view.cols, " columns");
   require(view.data != nullptr || view.rows * view.cols == 0, operation, argument, "data is null");
