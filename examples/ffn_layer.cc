@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <random>
+#include <thread>
 #include <vector>
 
 namespace {
@@ -61,6 +62,15 @@ double largest_error(const Matrix& x, const Matrix& gate, const Matrix& up, cons
   return worst;
 }
 
+// [executor]
+void run_on_threads(void* /*self*/, int tasks, void (*task)(void*, int), void* data) {
+  std::vector<std::thread> threads;  // an engine has them in a pool
+  for (int i = 1; i < tasks; ++i) threads.emplace_back(task, data, i);
+  task(data, 0);
+  for (std::thread& thread : threads) thread.join();
+}
+// [executor]
+
 }  // namespace
 
 int main() {
@@ -108,7 +118,15 @@ int main() {
   std::printf("screened gate: %.2f %% of it was computed; largest error %.5f\n",
               100.0 * static_cast<double>(counts.candidates) / (kTokens * kHidden), screened_error);
 
+  // [own]
+  twell::Context own({.threads = 4, .tier = {}, .executor = twell::Executor{run_on_threads}});
+  twell::ffn(own, x.view(), weights, {twell::Activation::relu}, y.view());
+  // [own]
+  const double own_error = largest_error(x, gate, up, down, y);
+  std::printf("own threads:   largest error %.5f\n", own_error);
+
   // g, h of neurons that many tokens fire, and y are rounded to bf16 once each, by 2⁻⁸ of their
   // value at most; sums in f32 add less than 2⁻¹⁴.
-  return std::max({layer_error, packed_error, screened_error}) < 3 * 0x1p-8 + 0x1p-14 ? 0 : 1;
+  const double worst = std::max({layer_error, packed_error, screened_error, own_error});
+  return worst < 3 * 0x1p-8 + 0x1p-14 ? 0 : 1;
 }
