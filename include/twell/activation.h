@@ -15,6 +15,7 @@
 #define TWELL_HOST_DEVICE
 #endif
 
+#pragma GCC visibility push(default)
 namespace twell {
 
 // An activation, of a gate or of up.
@@ -110,3 +111,4 @@ struct ActivationSpec {
 };
 
 }  // namespace twell
+#pragma GCC visibility pop

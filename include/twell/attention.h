@@ -14,6 +14,7 @@
 #include "twell/context.h"
 #include "twell/tensor_view.h"
 
+#pragma GCC visibility push(default)
 namespace twell {
 
 // How many heads the queries have, and how many the keys and values.
@@ -35,3 +36,4 @@ void decode_attention(Context& context, const AttentionHeads& heads,
                       std::span<const DecodeQuery> queries);
 
 }  // namespace twell
+#pragma GCC visibility pop

@@ -15,6 +15,7 @@
 
 #include "twell/version.h"
 
+#pragma GCC visibility push(default)
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -127,5 +128,6 @@ int64_t twell_layer_plan(const twell_layer* layer, const twell_context* context,
 #ifdef __cplusplus
 }
 #endif
+#pragma GCC visibility pop
 
 #endif

@@ -9,6 +9,7 @@
 
 #include "twell/weight.h"
 
+#pragma GCC visibility push(default)
 namespace twell {
 
 class Context;
@@ -51,3 +52,4 @@ inline std::optional<WeightView> coded_view(WeightType type, const void* data, s
 void unpack_codes(const WeightView& panels, void* matrix, const Context* context = nullptr);
 
 }  // namespace twell
+#pragma GCC visibility pop

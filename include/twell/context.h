@@ -11,6 +11,7 @@
 #include "twell/device.h"
 #include "twell/executor.h"
 
+#pragma GCC visibility push(default)
 namespace twell {
 
 // What a Context is made from.
@@ -60,3 +61,4 @@ class Context {
 Context& thread_context(int threads);
 
 }  // namespace twell
+#pragma GCC visibility pop

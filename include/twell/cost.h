@@ -11,6 +11,7 @@
 #include "twell/device.h"
 #include "twell/ffn.h"
 
+#pragma GCC visibility push(default)
 namespace twell {
 
 // What built-in figures of a number of inputs were multiplied by: above 1 is slower than built in.
@@ -97,3 +98,4 @@ class PathChooser {
 };
 
 }  // namespace twell
+#pragma GCC visibility pop

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#pragma GCC visibility push(default)
 namespace twell {
 
 // A set of CPU instructions.
@@ -54,3 +55,4 @@ struct CpuCaches {
 CpuCaches cpu_caches();
 
 }  // namespace twell
+#pragma GCC visibility pop

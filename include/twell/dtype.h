@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#pragma GCC visibility push(default)
 namespace twell {
 
 // The element types.
@@ -54,3 +55,4 @@ struct dtype_of<float> {
 };
 
 }  // namespace twell
+#pragma GCC visibility pop

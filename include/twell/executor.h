@@ -2,6 +2,7 @@
 // engine, say, that has a pool of its own. ContextOptions::executor takes one.
 #pragma once
 
+#pragma GCC visibility push(default)
 namespace twell {
 
 // Runs the tasks of a call instead of OpenMP. run(self, tasks, task, data) calls task(data, 0) to
@@ -17,3 +18,4 @@ struct Executor {
 };
 
 }  // namespace twell
+#pragma GCC visibility pop

@@ -28,6 +28,7 @@
 #include "twell/screen.h"
 #include "twell/tensor_view.h"
 
+#pragma GCC visibility push(default)
 namespace twell {
 
 // What plans and estimates know of a layer.
@@ -106,3 +107,4 @@ void ffn(Context& context, ConstMatrixView x, const FfnWeights& weights, const F
          MatrixView y, FfnCounts* counts = nullptr);
 
 }  // namespace twell
+#pragma GCC visibility pop

@@ -17,6 +17,7 @@
 
 #include "twell/activation.h"
 
+#pragma GCC visibility push(default)
 namespace twell {
 
 // The norm of the hidden state.
@@ -53,3 +54,4 @@ inline float weight_of(const HiddenNorm& norm, std::int64_t neuron) {
 }
 
 }  // namespace twell
+#pragma GCC visibility pop

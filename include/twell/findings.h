@@ -11,6 +11,7 @@
 
 #include "twell/device.h"
 
+#pragma GCC visibility push(default)
 namespace twell {
 
 // With fewer, a sample does not show in which direction inputs point.
@@ -44,3 +45,4 @@ struct NeuronOrder {
 NeuronOrder order_of(const LayerFindings& findings, std::span<const bool> finite);
 
 }  // namespace twell
+#pragma GCC visibility pop

@@ -15,6 +15,7 @@
 #include "twell/dtype.h"
 #include "twell/tensor_view.h"
 
+#pragma GCC visibility push(default)
 namespace twell {
 
 // Slot of a 16-bit value: one 32-bit word, with the column in the low half and the value's bits in
@@ -101,3 +102,4 @@ void unpack(const TwellMatrix& packed, MatrixView dense);
 void validate(const TwellMatrix& packed);
 
 }  // namespace twell
+#pragma GCC visibility pop

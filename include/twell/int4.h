@@ -13,6 +13,7 @@
 
 #include "twell/weight.h"
 
+#pragma GCC visibility push(default)
 namespace twell {
 
 // What the byte of a scale stands for.
@@ -27,3 +28,4 @@ bool make_int4_row(const std::int8_t* codes, const float* scales, std::int64_t c
                    std::uint8_t* row, float* row_scale);
 
 }  // namespace twell
+#pragma GCC visibility pop

@@ -16,6 +16,7 @@
 #include "twell/cost.h"
 #include "twell/layer_block.h"
 
+#pragma GCC visibility push(default)
 namespace twell {
 
 // A dense form of the layer, of the same weights: sets y [M, columns] for x [M, D], and, where it
@@ -93,3 +94,4 @@ class Layer {
 };
 
 }  // namespace twell
+#pragma GCC visibility pop

@@ -21,6 +21,7 @@
 #include "twell/ffn.h"
 #include "twell/findings.h"
 
+#pragma GCC visibility push(default)
 namespace twell {
 
 // The weights of a layer as a checkpoint has them: rows of bf16, f32 or codes (twell/weight.h).
@@ -89,3 +90,4 @@ class LayerBlock {
 };
 
 }  // namespace twell
+#pragma GCC visibility pop

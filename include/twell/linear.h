@@ -7,6 +7,7 @@
 #include "twell/packed.h"
 #include "twell/tensor_view.h"
 
+#pragma GCC visibility push(default)
 namespace twell {
 
 // On a packed weight (PackedWeight::view()), by the gate's GEMM without the activation. `bias` is
@@ -30,3 +31,4 @@ void linear_as_stored(Context& context, ConstMatrixView x, const WeightView& wei
 void round_inputs(Context& context, ConstMatrixView x, MatrixView y);
 
 }  // namespace twell
+#pragma GCC visibility pop

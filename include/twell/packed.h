@@ -22,6 +22,7 @@
 #include "twell/tensor_view.h"
 #include "twell/weight.h"
 
+#pragma GCC visibility push(default)
 namespace twell {
 
 class Context;
@@ -132,3 +133,4 @@ class PackedWeight {
 };
 
 }  // namespace twell
+#pragma GCC visibility pop

@@ -20,6 +20,7 @@
 #include "twell/packed.h"
 #include "twell/tensor_view.h"
 
+#pragma GCC visibility push(default)
 namespace twell {
 
 // The panels of codes (twell/packed.h), then four arrays with an entry for each neuron, padded to
@@ -58,3 +59,4 @@ class Screen {
 };
 
 }  // namespace twell
+#pragma GCC visibility pop

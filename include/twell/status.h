@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 
+#pragma GCC visibility push(default)
 namespace twell {
 
 // What kind of failure an Error is.
@@ -35,3 +36,4 @@ class Error : public std::runtime_error {
 };
 
 }  // namespace twell
+#pragma GCC visibility pop

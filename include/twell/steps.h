@@ -6,6 +6,7 @@
 #include "twell/ffn.h"
 #include "twell/format.h"
 
+#pragma GCC visibility push(default)
 namespace twell {
 
 // out = act(x Wᵀ), packed, of a packed weight. out's layout chooses tile and capacity. It must have
@@ -21,3 +22,4 @@ void twell_gated_ffn(Context& context, ConstMatrixView x, const TwellMatrix& gat
 void twell_spmm(Context& context, const TwellMatrix& hidden, const WeightView& down, MatrixView y);
 
 }  // namespace twell
+#pragma GCC visibility pop

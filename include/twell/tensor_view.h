@@ -7,6 +7,7 @@
 
 #include "twell/dtype.h"
 
+#pragma GCC visibility push(default)
 namespace twell {
 
 // rows × cols elements of `dtype`; element (r, c) lies at data + (r * row_stride + c) elements.
@@ -51,3 +52,4 @@ using MatrixView = BasicMatrixView<void>;
 using ConstMatrixView = BasicMatrixView<const void>;
 
 }  // namespace twell
+#pragma GCC visibility pop

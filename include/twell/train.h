@@ -23,6 +23,7 @@
 
 #include "twell/ffn.h"
 
+#pragma GCC visibility push(default)
 namespace twell {
 
 // Where the gate fired in M rows, in compressed sparse rows: all that backward needs beside x.
@@ -106,3 +107,4 @@ struct FfnGradients {
 void ffn_backward(Context& context, const FfnBackward& in, const FfnGradients& out);
 
 }  // namespace twell
+#pragma GCC visibility pop

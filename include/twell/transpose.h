@@ -3,6 +3,7 @@
 
 #include "twell/weight.h"
 
+#pragma GCC visibility push(default)
 namespace twell {
 
 class Context;
@@ -14,3 +15,4 @@ WeightView transpose(const WeightView& in, void* out, std::int64_t row_stride,
                      const Context* context = nullptr);
 
 }  // namespace twell
+#pragma GCC visibility pop

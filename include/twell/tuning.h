@@ -8,6 +8,7 @@
 
 #include "twell/device.h"
 
+#pragma GCC visibility push(default)
 namespace twell {
 
 // What a call of a gated bf16 layer costs, in nanoseconds for each of the H · D weights of its
@@ -57,3 +58,4 @@ constexpr std::int64_t spread_stride(std::int64_t cols, std::size_t bytes) {
 inline constexpr int kHotPackingRows = 6;
 
 }  // namespace twell
+#pragma GCC visibility pop

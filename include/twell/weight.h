@@ -8,6 +8,7 @@
 #include "twell/dtype.h"
 #include "twell/tensor_view.h"
 
+#pragma GCC visibility push(default)
 namespace twell {
 
 // What the numbers of a weight are: its own affair, while x and y have a DType. f16: on GPUs.
@@ -145,3 +146,4 @@ struct WeightView {
 };
 
 }  // namespace twell
+#pragma GCC visibility pop

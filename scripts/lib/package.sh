@@ -21,13 +21,19 @@ try_packages() (
     dpkg-deb -x "$package" "$root" && dpkg-deb -I "$package" && dpkg-deb -c "$package" || return 1
   done
   libraries=$(dirname "$(compgen -G "$root/usr/lib/*/libtwell.so")")
+  # What include/twell declares is shown, and nothing else: not the kernels of a tier, say.
+  ! nm -DC --defined-only "$libraries/libtwell.so" | grep -E ' T .*(Kernels|Gate::|Team|BlockBuilder|State::|require_)' || return 1
   export LD_LIBRARY_PATH=$libraries
   "$CMAKE" -S "$ROOT/tests/consumer" -B "$root/by-cmake" -G Ninja -DCMAKE_PREFIX_PATH="$root/usr" &&
-    ninja -C "$root/by-cmake" && "$root/by-cmake/consumer" || return 1
+    ninja -C "$root/by-cmake" && "$root/by-cmake/consumer" &&
+    (cd "$root" && by-cmake/consumer_c) || return 1
   export PKG_CONFIG_LIBDIR=$libraries/pkgconfig PKG_CONFIG_SYSROOT_DIR=$root
   # shellcheck disable=SC2046
   "${CXX:-g++}" -std=c++20 "$ROOT/examples/ffn_layer.cc" $(pkg-config --cflags --libs twell) \
     -o "$root/by-pkg-config" && "$root/by-pkg-config" || return 1
+  # shellcheck disable=SC2046
+  "${CC:-gcc}" -std=c11 "$ROOT/examples/ffn_layer.c" $(pkg-config --cflags --libs twell) -lm \
+    -o "$root/by-c-compiler" && (cd "$root" && ./by-c-compiler) || return 1
   unset LD_LIBRARY_PATH
   uses_program "$root" && uses_documents "$root" || return 1
   ! command -v lintian >/dev/null || lintian --allow-root --fail-on error --tag-display-limit 0 \

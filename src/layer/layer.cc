@@ -51,7 +51,7 @@ struct Trial {
 
 }  // namespace
 
-class Layer::State {
+class __attribute__((visibility("hidden"))) Layer::State {
  public:
   State(const Context& context, const StoredWeights& weights, const FfnForm& form,
         LayerOptions options)
