@@ -1,5 +1,4 @@
-"""Real trained models that anybody can have: most within packages of PyPI. For `real_models.py` and
-`model_reports.py`."""
+"""Real trained models that anybody can have: most within packages of PyPI. For `real_models.py`."""
 
 from __future__ import annotations
 

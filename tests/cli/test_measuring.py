@@ -1,12 +1,10 @@
 """bench ffn and synth: what they measure, and that it is what was asked for."""
 
 import json
-import pathlib
 import random
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from xml.etree import ElementTree
 
@@ -445,17 +443,3 @@ def test_explain_announces_the_form_that_the_engine_takes(twell, percent):
     plan = twell("explain", *shape, json_name="form-explain.json").json["plans"][0]
     assert f"{plan['gate']} gate" in layer["sparse_impl"]
     assert plan["plan"] in layer["sparse_impl"]
-
-
-def test_shapes_of_published_models(program, tmp_path):
-    pytest.importorskip("matplotlib")
-    script = pathlib.Path(__file__).resolve().parents[2] / "bench" / "model_shapes.py"
-    command = [sys.executable, script, "--twell", program, "--models", "opt-125m", "--tokens", "1,8",
-               "--repeats", "1", "--out", tmp_path]
-    done = subprocess.run([*map(str, command)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert {file.name for file in tmp_path.iterdir()} == {"shapes.json", "shapes.md", "shapes.svg"}
-    page = (tmp_path / "shapes.md").read_text()
-    # Two densities that were published, each at two numbers of tokens.
-    assert page.count("| opt-125m | 768 | 3072 | no | relu |") == 4
-    assert page.count("Deja Vu (2310.17157)") == 4

@@ -16,7 +16,6 @@ import twell
 from layers import UNIT, make_layer, python
 from torch import Tensor, nn
 from twell import _codes
-from twell.info import TIERS
 
 compressed_tensors = pytest.importorskip("compressed_tensors")
 torchao = pytest.importorskip("torchao")
@@ -357,16 +356,6 @@ def test_autocast(way: str, to: torch.dtype) -> None:
 
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
-
-
-def test_the_benchmark_of_errors_writes_its_page(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    done = python(BENCH / "quantised_errors.py", "--width", "256", "--neurons", "512", "--density", "0.05",
-                  "--rows", "1", "17", "--out", tmp_path)  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    tiers = sum(map(twell.ops.cpu_tier_available, TIERS))
-    assert (tmp_path / "errors.md").read_text().count("| int4 |") == 4 * tiers
-    assert len(json.loads((tmp_path / "errors.json").read_text())["cases"]) == 8 * tiers
 
 
 def test_the_benchmark_of_layers_writes_its_page(tmp_path: Path) -> None:
