@@ -91,6 +91,14 @@ int main() {
   layer.prepare(context, x.view());  // by 32 inputs or more like those to come
   layer.run(context, x.view(), y.view());
   // [prepared]
+  {
+    // [block]
+    layer.block()->save("ffn_layer.block");
+    twell::Layer opened(context, twell::LayerBlock::open("ffn_layer.block"));
+    opened.run(context, x.view(), y.view());
+    // [block]
+    std::remove("ffn_layer.block");
+  }
   const double layer_error = largest_error(x, gate, up, down, y);
   std::printf("layer:         %s; largest error %.5f\n", layer.describe(context, kTokens).c_str(),
               layer_error);

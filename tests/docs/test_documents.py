@@ -35,15 +35,16 @@ def blocks(language):
                 yield document.name, text.replace("\\\n", " ")
 
 
-def test_cpp_stands_in_a_compiled_file():
+@pytest.mark.parametrize("language, fewest", [("cpp", 2), ("c", 1)])
+def test_cpp_stands_in_a_compiled_file(language, fewest):
     sources = [
         path.read_text()
         for folder in ("examples", "src", "include", "cuda")
         for path in (ROOT / folder).rglob("*")
-        if path.suffix in (".cc", ".h")
+        if path.suffix in (".c", ".cc", ".h")
     ]
-    found = list(blocks("cpp"))
-    assert len(found) >= 2
+    found = list(blocks(language))
+    assert len(found) >= fewest
     for name, text in found:
         assert any(text in source for source in sources), f"{name}: in no source:\n{text}"
 
