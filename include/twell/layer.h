@@ -19,6 +19,9 @@
 #pragma GCC visibility push(default)
 namespace twell {
 
+// How a call runs.
+enum class LayerPath : std::uint8_t { sparse, dense };
+
 // A dense form of the layer, of the same weights: sets y [M, columns] for x [M, D], and, where it
 // is not null, row_nnz and neuron_nnz of `counts`. Called from any thread that runs the layer, with
 // that thread's context.
@@ -27,10 +30,11 @@ using DenseFfn =
 
 struct LayerOptions {
   BlockOptions block = {};
-  // Whether calls may run densely, where that is expected to be faster. The dense form is made for
-  // the first such call and kept: packed copies of up and down, and of a gate that has a screen.
-  // Layers of codes, or with a norm, have none of their own.
-  bool dense = true;
+  // How calls run. None: each as is expected to be faster. Sparse: all, and no dense form is ever
+  // made. Dense: all, if the layer has a dense form. That is packed copies of up and down, and of a
+  // gate that has a screen; it is made for the first call that needs it, and kept. Layers of codes
+  // have none of their own, nor do layers where a row of up or down is not finite.
+  std::optional<LayerPath> path = {};
   // Makes another dense form, the caller's, instead.
   std::function<DenseFfn()> make_dense = {};
   // What both ways cost on this machine. None: the built-in figures of another, scaled by timing
@@ -39,9 +43,6 @@ struct LayerOptions {
   // times as long.
   std::optional<CostModel> cost = {};
 };
-
-// How a call ran.
-enum class LayerPath : std::uint8_t { sparse, dense };
 
 // Any number of threads may run one layer at the same time, each with a Context of its own. The
 // first call prepares it, and others wait for that.

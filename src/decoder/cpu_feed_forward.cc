@@ -70,14 +70,6 @@ struct LayerTensors {
   }
 };
 
-// Keeps what a dense layer's gate let through.
-class Counting final : public FfnObserver {
- public:
-  bool wants_counts() const override { return true; }
-  void observe(const FfnActivity& activity) override { counts = activity.counts; }
-  FfnCounts counts;
-};
-
 class CpuFeedForward final : public FeedForward {
  public:
   CpuFeedForward(const FfnParameters& p, const ActivationChoice& choice, FfnPath path,
@@ -96,11 +88,14 @@ class CpuFeedForward final : public FeedForward {
 
   at::Tensor forward(const at::Tensor& x, std::int64_t layer, FfnObserver* observer) override {
     require_inference(x);
-    if (layer_.chooser() == nullptr) require_no_hidden(observer);
+    if (path_ != FfnPath::automatic) require_no_hidden(observer);
     const bool hidden_wanted = observer != nullptr && observer->wants_hidden();
     if (x.numel() == 0) return at::empty(x.sizes(), x.options());
     const at::Tensor rows = x.contiguous();
-    if (hidden_wanted) return make_dense()->forward(rows, layer, observer);
+    if (hidden_wanted) {
+      if (!layer_.block()) layer_.prepare(cpu_context(), matrix_view(rows));
+      return make_dense_feed_forward(parameters(), choice_)->forward(rows, layer, observer);
+    }
     const bool counts_wanted = observer != nullptr && observer->wants_counts();
     at::Tensor y = at::empty(x.sizes(), x.options());
     const MatrixView out(y.mutable_data_ptr(), layer_.shape().dtype, y.size(0), y.size(1));
@@ -124,8 +119,7 @@ class CpuFeedForward final : public FeedForward {
   FfnPath path() const override { return path_; }
   std::int64_t own_bytes() const override {
     const std::size_t gate = of_.gate.defined() ? of_.gate.nbytes() : 0;
-    const std::shared_ptr<FeedForward> dense = dense_.lock();
-    return layer_.own_bytes() + static_cast<std::int64_t>(gate) + (dense ? dense->own_bytes() : 0);
+    return layer_.own_bytes() + static_cast<std::int64_t>(gate);
   }
   bool keeps(const at::Tensor& weight) const override {
     const auto is = [&](const at::Tensor& own) { return own.defined() && own.is_alias_of(weight); };
@@ -151,40 +145,34 @@ class CpuFeedForward final : public FeedForward {
   LayerOptions options() {
     LayerOptions out;
     out.block.dtype = dtype_of(of_.dtype);
-    out.dense = path_ == FfnPath::automatic;
-    if (!out.dense) return out;
-    out.make_dense = [this] { return make_dense_call(); };
+    if (path_ != FfnPath::automatic) {
+      out.path = LayerPath::sparse;
+      return out;
+    }
     const CpuTier tier = cpu_context().tier();
     CostModel cost = load_cost_model(tier, cpu_context().threads());
     if (!cost.measured_on.empty() || !built_in_figures_are_scaled()) out.cost = std::move(cost);
     return out;
   }
-  // The dense path multiplies by it as stored.
   void free_gate() {
-    if (!layer_.reads_gate() && path_ != FfnPath::automatic) of_.gate = at::Tensor();
+    if (!layer_.reads_gate()) of_.gate = at::Tensor();
+  }
+  // As stored: the layer may have a packed one alone.
+  at::Tensor gate() const {
+    if (of_.gate.defined()) return of_.gate;
+    const FfnShape& shape = layer_.shape();
+    at::Tensor out = at::empty({shape.neurons, shape.width}, at::TensorOptions(of_.dtype));
+    unpack_weight(layer_.block()->weights().gate,
+                  MatrixView(out.mutable_data_ptr(), shape.dtype, shape.neurons, shape.width));
+    return out;
   }
 
-  // For calls that it is faster for.
-  DenseFfn make_dense_call() {
-    const std::shared_ptr<FeedForward> dense =
-        make_fastest_dense_feed_forward(parameters(), choice_);
-    dense_ = dense;
-    return [dense](Context&, ConstMatrixView x, MatrixView y, FfnCounts* counts) {
-      const at::NoGradGuard no_grad;
-      Counting counting;
-      tensor_of(y).copy_(dense->forward(tensor_of(x), 0, counts != nullptr ? &counting : nullptr));
-      if (counts != nullptr) *counts = std::move(counting.counts);
-    };
-  }
-  // For observers.
-  std::unique_ptr<FeedForward> make_dense() const {
-    return make_dense_feed_forward(parameters(), choice_);
-  }
+  // For observers, who look at what PyTorch computes.
   FfnParameters parameters() const {
     const auto stored = [&](const at::Tensor& vector) {
-      return vector.defined() ? vector.to(of_.gate.scalar_type()) : at::Tensor();
+      return vector.defined() ? vector.to(of_.dtype) : at::Tensor();
     };
-    FfnParameters out{of_.gate,
+    FfnParameters out{gate(),
                       {},
                       tensor_of(layer_.down().matrix()).t(),
                       stored(of_.gate_bias),
@@ -202,9 +190,8 @@ class CpuFeedForward final : public FeedForward {
 
   ActivationChoice choice_;
   FfnPath path_;
-  LayerTensors of_;  // as far as the layer reads them in place, and the dense path as stored
+  LayerTensors of_;  // as far as the layer reads them in place
   Layer layer_;
-  std::weak_ptr<FeedForward> dense_;  // the layer's own, automatic only
 };
 
 }  // namespace

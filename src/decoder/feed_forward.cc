@@ -90,15 +90,12 @@ Norm norm_of(const FfnParameters& p, const ActivationChoice& activation) {
 
 class DenseFeedForward final : public FeedForward {
  public:
-  // `own_bytes`: of `p`, where the caller copied it for this layer.
-  DenseFeedForward(const FfnParameters& p, const ActivationChoice& activation, bool prepack,
-                   std::size_t own_bytes = 0)
+  DenseFeedForward(const FfnParameters& p, const ActivationChoice& activation, bool prepack)
       : up_(p.up, p.up_bias, prepack),
         down_(p.down, p.down_bias, prepack),
         norm_(norm_of(p, activation)),
         activation_(activation),
-        prepacked_(prepack),
-        own_bytes_(own_bytes) {
+        prepacked_(prepack) {
     if (p.gated()) gate_ = DenseMatrix(p.gate, p.gate_bias, prepack);
     if (prepack) {
       own_bytes_ = (p.gated() ? p.gate.nbytes() : 0) + p.up.nbytes() + p.down.nbytes();
@@ -131,7 +128,7 @@ class DenseFeedForward final : public FeedForward {
   Norm norm_;
   ActivationChoice activation_;
   bool prepacked_;
-  std::size_t own_bytes_;
+  std::size_t own_bytes_ = 0;  // of reordered weights
 };
 
 }  // namespace
@@ -224,24 +221,6 @@ std::unique_ptr<FeedForward> make_dense_feed_forward(const FfnParameters& parame
                                                      const ActivationChoice& activation,
                                                      bool prepack) {
   return std::make_unique<DenseFeedForward>(parameters, activation, prepack);
-}
-
-std::unique_ptr<FeedForward> make_fastest_dense_feed_forward(const FfnParameters& parameters,
-                                                             const ActivationChoice& activation) {
-  if (parameters.up.scalar_type() == at::kBFloat16 && parameters.up.is_cpu()) {
-    try {
-      return make_dense_feed_forward(parameters, activation, true);
-    } catch (const c10::Error&) {  // not with this processor
-    }
-    // The sparse path keeps `down` neuron-major. PyTorch's bf16 product of so transposed a matrix
-    // is 100 times slower on AVX2 than of one as it is usually stored.
-    if (!parameters.down.is_contiguous()) {
-      FfnParameters stored = parameters;
-      stored.down = parameters.down.contiguous();
-      return std::make_unique<DenseFeedForward>(stored, activation, false, stored.down.nbytes());
-    }
-  }
-  return make_dense_feed_forward(parameters, activation);
 }
 
 }  // namespace twell::lm

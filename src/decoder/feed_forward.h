@@ -117,11 +117,6 @@ std::unique_ptr<FeedForward> make_dense_feed_forward(const FfnParameters& parame
                                                      const ActivationChoice& activation,
                                                      bool prepack = false);
 
-// The faster of the two: weights reordered where this PyTorch does that for their dtype on this
-// processor, else as they are. Inference only.
-std::unique_ptr<FeedForward> make_fastest_dense_feed_forward(const FfnParameters& parameters,
-                                                             const ActivationChoice& activation);
-
 // Sparse, for inference, exact. On a CPU: twell::Layer (twell/layer.h) on bf16 or f32 parameters,
 // which reads up and a neuron-major down in place where the tier does not want their rows spread.
 // On a GPU: torch.ops.twell.ffn on bf16 or f16, plain layers only. All weights are copied there,
@@ -131,8 +126,9 @@ std::unique_ptr<FeedForward> make_fastest_dense_feed_forward(const FfnParameters
 //
 // What a layer decides once, it decides by `findings`, or where that is null by its first calls: 32
 // rows or more of inputs like those to come, as load_model() gives them. `path` is sparse or
-// automatic; automatic also keeps the gate as stored, and changes to dense GEMMs where they are
-// expected to be faster. Throws twell::Error for an activation without zeros or another dtype.
+// automatic; automatic changes to dense GEMMs where they are expected to be faster: on a CPU those
+// of libtwell, on a GPU PyTorch's, for which it also keeps the gate as stored. Throws twell::Error
+// for an activation without zeros or another dtype.
 std::unique_ptr<FeedForward> make_sparse_feed_forward(const FfnParameters& parameters,
                                                       const ActivationChoice& activation,
                                                       FfnPath path = FfnPath::sparse,

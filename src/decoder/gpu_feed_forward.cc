@@ -104,9 +104,7 @@ class GpuFeedForward final : public FeedForward {
   }
 
   FfnPath path() const override { return path_; }
-  std::int64_t own_bytes() const override {
-    return of_.bytes() + screen_.bytes() + dense_.own_bytes();
-  }
+  std::int64_t own_bytes() const override { return of_.bytes() + screen_.bytes(); }
   std::optional<GateForm> gate_form() const override { return GateForm::packed; }
   const CostModel* cost() const override { return chooser_ ? &chooser_->cost() : nullptr; }
   std::string describe(std::int64_t tokens) const override {

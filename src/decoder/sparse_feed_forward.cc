@@ -58,10 +58,8 @@ at::Tensor DenseSide::forward(const at::Tensor& x, std::int64_t layer, FfnObserv
                               const std::function<void(const at::Tensor& gate)>& see_gate,
                               const std::function<void(FfnActivity&)>& show) {
   Passing passing(observer, see_gate, show);
-  const bool for_speed = observer == nullptr || !observer->wants_hidden();
-  if (!dense_ && for_speed) dense_ = make_fastest_dense_feed_forward(parameters_(), activation_);
-  return dense_ ? dense_->forward(x, layer, &passing)
-                : make_dense_feed_forward(parameters_(), activation_)->forward(x, layer, &passing);
+  if (!dense_) dense_ = make_dense_feed_forward(parameters_(), activation_);
+  return dense_->forward(x, layer, &passing);
 }
 
 void require_inference(const at::Tensor& x) {

@@ -21,7 +21,7 @@ std::unique_ptr<FeedForward> make_gpu_feed_forward(const FfnParameters& paramete
                                                    const LayerFindings* findings,
                                                    DeviceRuntime& runtime);
 
-// The dense form of such a layer under FfnPath::automatic, and how observers see it.
+// The dense form of a GPU's layer under FfnPath::automatic, and how observers see it.
 class DenseSide {
  public:
   // `parameters`: the layer's own, as they are now.
@@ -29,13 +29,11 @@ class DenseSide {
       : activation_(activation), parameters_(std::move(parameters)) {}
 
   // `see_gate` is given the activated gate [N, H], unless it is empty. `show` changes what the
-  // observer is shown, unless it is empty. From the first time on that this path is taken for its
-  // speed, weights are kept that are reordered for oneDNN.
+  // observer is shown, unless it is empty.
   at::Tensor forward(const at::Tensor& x, std::int64_t layer, FfnObserver* observer,
                      const std::function<void(const at::Tensor& gate)>& see_gate,
                      const std::function<void(FfnActivity&)>& show = {});
   void reset() { dense_.reset(); }  // the weights have changed
-  std::int64_t own_bytes() const { return dense_ ? dense_->own_bytes() : 0; }
 
  private:
   ActivationChoice activation_;

@@ -104,7 +104,7 @@ Layer make_layer(const Context& context, const twell_layer_description& given) {
     form.norm = HiddenNorm{entries(d.norm_weight, neurons), d.norm_epsilon};
   LayerOptions options;
   options.block.dtype = dtype_of(d.type, kOperation);
-  options.dense = d.sparse_only == 0;
+  if (d.sparse_only != 0) options.path = LayerPath::sparse;
   return {context, weights, form, std::move(options)};
 }
 
@@ -150,7 +150,7 @@ twell_layer* twell_layer_open(twell_context* context, const char* path, int spar
   return twell::guarded(static_cast<twell_layer*>(nullptr), [&] {
     const twell::Context& own = twell::required(context, kOperation, "context").context;
     twell::LayerOptions options;
-    options.dense = sparse_only == 0;
+    if (sparse_only != 0) options.path = twell::LayerPath::sparse;
     return new twell_layer{
         twell::Layer(own, twell::LayerBlock::open(&twell::required(path, kOperation, "path")),
                      std::move(options))};

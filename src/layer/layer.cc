@@ -82,6 +82,12 @@ class __attribute__((visibility("hidden"))) Layer::State {
     return (block_ ? *block_ : placed_).gate_form() != GateForm::packed;
   }
 
+  std::int64_t own_bytes() const {
+    const std::lock_guard lock(mutex_);
+    const LayerBlock& block = block_ ? *block_ : placed_;
+    return block.own_bytes() + (dense_ && !options_.make_dense ? own_dense_bytes(block) : 0);
+  }
+
   LayerFindings examine(Context& context, ConstMatrixView sample, bool screen) const {
     const std::lock_guard lock(mutex_);
     return run_sample(context, sample, screen).findings;
@@ -121,14 +127,16 @@ class __attribute__((visibility("hidden"))) Layer::State {
   mutable std::mutex mutex_;                 // of all that follows
   std::shared_ptr<const LayerBlock> block_;  // once the layer is prepared
   std::optional<PathChooser> chooser_;       // where there is a dense form
-  bool to_be_looked_at_ = false;             // whether there is one
+  bool dense_possible_ = false;              // as far as is known
+  bool to_be_looked_at_ = false;             // whether there is a dense form
   std::int64_t scaled_up_to_ = 0;            // rows of the largest call that timed the layer
   DenseFfn dense_;                           // once a call needed it
 };
 
 void Layer::State::choose_by() {
-  if (!options_.dense) return;
-  to_be_looked_at_ = !options_.make_dense;
+  dense_possible_ = options_.path != LayerPath::sparse;
+  to_be_looked_at_ = dense_possible_ && !options_.make_dense;
+  if (options_.path) return;
   chooser_.emplace(options_.cost ? *options_.cost : built_in_cost_model(tier_), shape());
 }
 
@@ -192,7 +200,10 @@ void Layer::State::prepare_locked(const LayerFindings& findings,
 }
 
 Layer::State::Call Layer::State::next(Context& context, ConstMatrixView x) {
-  if (std::exchange(to_be_looked_at_, false) && !has_own_dense(context, placed_)) chooser_.reset();
+  if (std::exchange(to_be_looked_at_, false) && !has_own_dense(context, placed_)) {
+    dense_possible_ = false;
+    chooser_.reset();
+  }
   const bool no_density = chooser_ && !chooser_->density();
   if (!block_ || no_density) prepare_locked(context, x);
   if (chooser_ && !options_.cost && x.rows >= kFewestInputs && x.rows > scaled_up_to_) {
@@ -200,7 +211,7 @@ Layer::State::Call Layer::State::next(Context& context, ConstMatrixView x) {
     scale_cost(context, x);
   }
   Call call{block_, {}, false};
-  if (chooser_ && chooser_->dense(x.rows)) {
+  if (chooser_ ? chooser_->dense(x.rows) : dense_possible_ && options_.path == LayerPath::dense) {
     if (!dense_) dense_ = make_dense(context);
     call.dense = dense_;
   }
@@ -293,10 +304,7 @@ std::optional<LayerBlock> Layer::block() const {
 
 bool Layer::reads_gate() const { return state_->reads_gate(); }
 
-std::int64_t Layer::own_bytes() const {
-  const std::shared_ptr<const LayerBlock> block = state_->block();
-  return (block ? *block : state_->placed()).own_bytes();
-}
+std::int64_t Layer::own_bytes() const { return state_->own_bytes(); }
 
 std::string Layer::describe(const Context& context, std::int64_t rows) const {
   const std::shared_ptr<const LayerBlock> block = state_->block();

@@ -35,8 +35,7 @@ bool has_own_dense(const Context& context, const LayerBlock& block) {
   const DType x = block.shape().dtype;
   const bool codes =
       has_scales(w.gate.type) || (w.up && has_scales(w.up->type)) || has_scales(w.down.type);
-  return !codes && !block.form().norm && all_finite(context, w.down, x) &&
-         (!w.up || all_finite(context, *w.up, x));
+  return !codes && all_finite(context, w.down, x) && (!w.up || all_finite(context, *w.up, x));
 }
 
 DenseFfn make_own_dense(Context& context, const LayerBlock& block) {
@@ -55,6 +54,17 @@ DenseFfn make_own_dense(Context& context, const LayerBlock& block) {
   return [packed, weights](Context& own, ConstMatrixView in, MatrixView out, FfnCounts* counts) {
     dense_ffn(own, in, weights, packed->block.form(), out, counts);
   };
+}
+
+std::int64_t own_dense_bytes(const LayerBlock& block) {
+  const FfnWeights& w = block.weights();
+  const auto bytes = [](const WeightView& v, std::int64_t rows, std::int64_t cols) {
+    return static_cast<std::int64_t>(packed_bytes(v.type, rows, cols));
+  };
+  std::int64_t all = bytes(w.down, w.down.cols, w.down.rows);
+  if (w.up) all += bytes(*w.up, w.up->rows, w.up->cols);
+  if (w.gate.layout == WeightLayout::rows) all += bytes(w.gate, w.gate.rows, w.gate.cols);
+  return all;
 }
 
 }  // namespace twell

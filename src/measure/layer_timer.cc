@@ -5,12 +5,21 @@
 #include <algorithm>
 #include <utility>
 
+#include "decoder/cpu_context.h"
+#include "decoder/sparse_operators.h"
 #include "measure/timing.h"
 
 namespace twell::measure {
 namespace {
 
 constexpr lm::ActivationChoice kRelu{io::HiddenAct::relu, 0.0F};
+
+StoredWeights stored(const lm::FfnParameters& p) {
+  const at::Tensor down = p.down.t();
+  StoredWeights out{lm::weight_view(p.gated() ? p.gate : p.up), {}, lm::weight_view(down), true};
+  if (p.gated()) out.up = lm::weight_view(p.up);
+  return out;
+}
 
 // Counts what the sparse path saw.
 struct Counter final : lm::FfnObserver {
@@ -36,8 +45,11 @@ lm::FfnParameters parameters_of(const SyntheticLayer& layer) {
 }
 
 LayerTimer::LayerTimer(const SyntheticShape& shape, std::uint64_t seed)
-    : shape_(shape), seed_(seed), parameters_(parameters_of(synthetic_layer(shape, seed))) {
-  dense_ = lm::make_fastest_dense_feed_forward(parameters_, kRelu);
+    : shape_(shape),
+      seed_(seed),
+      parameters_(parameters_of(synthetic_layer(shape, seed))),
+      dense_(lm::cpu_context(), stored(parameters_), {Activation::relu},
+             {.path = LayerPath::dense}) {
   sparse_ = lm::make_sparse_feed_forward(parameters_, kRelu);
   // A prompt, from which the layer learns the direction that inputs share.
   const c10::InferenceMode no_grad;
@@ -55,10 +67,14 @@ LayerTimes LayerTimer::measure(std::int64_t tokens, int repeats, double seconds)
   MeasureOptions options;
   options.repeats = repeats;
   options.min_seconds = seconds;
-  const auto side = [&](lm::FeedForward& layer) {
-    return [&](std::int64_t i) { layer.forward(x[i % x.size(0)], 0, nullptr); };
+  const auto dense = [&](std::int64_t i) {
+    const at::Tensor rows = x[i % x.size(0)];
+    const at::Tensor y = at::empty_like(rows);
+    const ConstMatrixView in = lm::matrix_view(rows);
+    dense_.run(lm::cpu_context(), in, MatrixView(y.mutable_data_ptr(), in.dtype, in.rows, in.cols));
   };
-  const auto timings = measure_in_turns({side(*dense_), side(*sparse_)}, options);
+  const auto sparse = [&](std::int64_t i) { sparse_->forward(x[i % x.size(0)], 0, nullptr); };
+  const auto timings = measure_in_turns({dense, sparse}, options);
   return {timings[0].median_us, timings[1].median_us};
 }
 

@@ -9,6 +9,7 @@
 #include "choice/calibration.h"
 #include "decoder/feed_forward.h"
 #include "measure/synthetic.h"
+#include "twell/layer.h"
 
 namespace twell::measure {
 
@@ -35,7 +36,8 @@ class LayerTimer {
   SyntheticShape shape_;
   std::uint64_t seed_;
   lm::FfnParameters parameters_;
-  std::unique_ptr<lm::FeedForward> dense_, sparse_;
+  Layer dense_;
+  std::unique_ptr<lm::FeedForward> sparse_;
 };
 
 // The layer's weights as the models' rooms take them.

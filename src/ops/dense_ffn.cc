@@ -1,6 +1,7 @@
 #include "ops/dense_ffn.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "ops/hidden.h"
 #include "ops/multiply.h"
@@ -8,8 +9,9 @@
 namespace twell {
 namespace {
 
-// Rows whose hidden state is in memory at a time: 5.8 MB of bf16 at H = 5632.
-constexpr std::int64_t kDenseRows = 512;
+// Rows whose hidden state is in memory at a time: 2.9 MB of bf16 at H = 5632. With 512 of them a
+// product takes 5 % longer (Zen 4).
+constexpr std::int64_t kDenseRows = 256;
 
 template <class T>
 void widen_times(const T* g, std::int64_t count, float* u) {
@@ -37,6 +39,32 @@ void add_counts(const Context& context, ConstMatrixView gate, std::int64_t first
   });
 }
 
+// The norm of a block's hidden state: weighs h, and gives a factor for each row of y.
+template <class T>
+void weigh(const Context& context, const Kernels& kernels, const HiddenNorm& norm,
+           MatrixView hidden, std::vector<float>& factors) {
+  parallel_for(context, hidden.rows, [&](std::int64_t r) {
+    const T* const row = hidden.row<T>(r);
+    double squares = 0.0;
+    for (std::int64_t n = 0; n < hidden.cols; ++n) {
+      squares += static_cast<double>(static_cast<float>(row[n])) *
+                 static_cast<double>(static_cast<float>(row[n]));
+    }
+    factors[static_cast<std::size_t>(r)] = norm_factor(norm, squares, hidden.cols);
+    constexpr std::int64_t kPiece = 256;
+    float wide[kPiece];
+    for (std::int64_t n = 0; !norm.weight.empty() && n < hidden.cols; n += kPiece) {
+      const std::int64_t count = std::min(kPiece, hidden.cols - n);
+      for (std::int64_t i = 0; i < count; ++i) {
+        // What did not fire stays 0 where the weight is infinite.
+        const auto h = static_cast<float>(row[n + i]);
+        wide[i] = h == 0.0F ? 0.0F : h * weight_of(norm, n + i);
+      }
+      kernels.round_row(wide, count, hidden.row<T>(r) + n);
+    }
+  });
+}
+
 void add_bias(std::span<const float> bias, std::int64_t column, std::int64_t width, float* c) {
   if (bias.empty()) return;
   const float* const from = bias.data() + column;
@@ -59,6 +87,7 @@ void dense_ffn(Context& context, ConstMatrixView x, const DenseWeights& weights,
   const std::int64_t block = std::min(kDenseRows, x.rows);
   void* const memory =
       context.scratch(0, kHotHidden, static_cast<std::size_t>(block * neurons * element));
+  std::vector<float> factors(form.norm ? static_cast<std::size_t>(block) : 0);
   for (std::int64_t first = 0; first < x.rows; first += block) {
     const ConstMatrixView in = x.slice(first, std::min(block, x.rows - first));
     const MatrixView hidden(memory, x.dtype, in.rows, neurons);
@@ -86,9 +115,14 @@ void dense_ffn(Context& context, ConstMatrixView x, const DenseWeights& weights,
                  kernels.round_row(c, width, h);
                });
     }
+    if (form.norm) {
+      x.dtype == DType::bf16 ? weigh<bf16>(context, kernels, *form.norm, hidden, factors)
+                             : weigh<float>(context, kernels, *form.norm, hidden, factors);
+    }
     multiply(context, hidden, weight(weights.down),
              [&](std::int64_t row, std::int64_t column, std::int64_t width, float* c) {
-               finish_row(kernels, form, weights.down, 1.0F, column, width, c,
+               const float factor = form.norm ? factors[static_cast<std::size_t>(row)] : 1.0F;
+               finish_row(kernels, form, weights.down, factor, column, width, c,
                           y.row_bytes(first + row) + column * element);
              });
   }

@@ -129,27 +129,6 @@ TEST(FeedForward, PrepackedWeightsGiveTheDenseResult) {
   }
 }
 
-// Without bf16 instructions oneDNN refuses, and PyTorch's product of a transposed `down` crawls.
-TEST(FeedForward, FastestDenseFormIsThatOfTheProcessor) {
-  const auto form = [] {
-    Layer layer = make_layer({io::HiddenAct::relu, true, at::kBFloat16}, 64, 176);
-    layer.parameters.down = layer.parameters.down.t().contiguous().t();
-    const auto dense = make_fastest_dense_feed_forward(layer.parameters, layer.activation);
-    return fmt::format("{}, {} bytes", dense->describe(1), dense->own_bytes());
-  };
-  GTEST_FLAG_SET(death_test_style, "threadsafe");  // the variables are read once a process
-  const auto tell_of_avx2 = [&] {
-    setenv("ONEDNN_MAX_CPU_ISA", "AVX2", 1);
-    setenv("ATEN_CPU_CAPABILITY", "avx2", 1);
-    std::fputs(form().c_str(), stderr);
-    std::exit(0);
-  };
-  EXPECT_EXIT(tell_of_avx2(), testing::ExitedWithCode(0), "weights as stored, 22528 bytes");
-  if (__builtin_cpu_supports("avx512bf16")) {
-    EXPECT_THAT(form(), testing::HasSubstr("reordered for oneDNN, 67584 bytes"));
-  }
-}
-
 // Fused into a GEMM or not: a token that is not a number stays one, and spoils no other.
 TEST(FeedForward, PrepackedWeightsKeepNan) {
   const at::NoGradGuard no_grad;

@@ -119,7 +119,7 @@ TYPED_TEST(LayerTest, IsFfnWhereverWeightsLie) {
       for (const bool major : {true, false}) {
         for (const bool spread : {true, false}) {
           Layer layer(context, stored.weights(major), stored.form,
-                      {.block = {.spread = spread}, .dense = false});
+                      {.block = {.spread = spread}, .path = LayerPath::sparse});
           for (const std::int64_t rows : {1, 70}) {
             const auto x = random_matrix<TypeParam>(rows, kWidth, 7);
             EXPECT_TRUE(same(run(layer, context, x), stored.expected(context, x)))
@@ -152,12 +152,12 @@ TYPED_TEST(LayerTest, FirstInputsOrTheirFindingsChooseTheFormOfTheGate) {
       const Stored<TypeParam> stored(true, bias);
       const bool screens = tuning_of(tier).screen_limit > 0.0 && bias < 0.0F;
       const GateForm form = screens ? GateForm::screened : GateForm::packed;
-      Layer by_inputs(context, stored.weights(), stored.form, {.dense = false});
+      Layer by_inputs(context, stored.weights(), stored.form, {.path = LayerPath::sparse});
       const auto y = run(by_inputs, context, x);
       EXPECT_EQ(form_of(by_inputs), form) << name_of(tier);
       EXPECT_EQ(by_inputs.reads_gate(), screens);
 
-      Layer by_findings(context, stored.weights(), stored.form, {.dense = false});
+      Layer by_findings(context, stored.weights(), stored.form, {.path = LayerPath::sparse});
       const LayerFindings findings =
           Layer(context, stored.weights(), stored.form).examine(context, x.view());
       EXPECT_EQ(findings.inputs, 64);
@@ -246,7 +246,7 @@ TEST_P(LayerPaths, ThreadsShareALayer) {
   const Stored<float> stored(true, 0.0F);
   const auto x = random_matrix<float>(48, kWidth, 9);
   Context alone({.threads = 2, .tier = GetParam()});
-  Layer reference(alone, stored.weights(), stored.form, {.dense = false});
+  Layer reference(alone, stored.weights(), stored.form, {.path = LayerPath::sparse});
   const auto y = run(reference, alone, x);
   std::atomic<int> made = 0, called = 0;
   LayerOptions options{.make_dense = [&]() -> DenseFfn {
@@ -313,7 +313,7 @@ TYPED_TEST(LayerTest, OwnDenseFormIsTheLayer) {
           if (gated) stored.form.up_bias = up_bias;
           stored.form.down_bias = down_bias;
           LayerOptions options;
-          options.cost = CostModel{"here", true, {1}, {0.0, 1.0}, {1e-9}, {{1.0, 1.0}}};
+          options.path = LayerPath::dense;
           Layer layer(context, stored.weights(), stored.form, options);
           const bool plain = gate == Activation::relu && up == Activation::identity;
           for (const std::int64_t rows :
@@ -348,7 +348,7 @@ TEST(LayerDense, WhatIsNotFiniteStandsWhereFfnHasIt) {
   for (const CpuTier tier : available_cpu_tiers()) {
     Context context({.threads = 2, .tier = tier});
     LayerOptions options;
-    options.cost = CostModel{"here", true, {1}, {0.0, 1.0}, {1e-9}, {{1.0, 1.0}}};
+    options.path = LayerPath::dense;
     for (const float bad :
          {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(),
           std::numeric_limits<float>::quiet_NaN()}) {
@@ -379,17 +379,13 @@ TEST(LayerDense, WhatIsNotFiniteStandsWhereFfnHasIt) {
   }
 }
 
-TEST(LayerDense, LayersOfCodesOrWithANormOrOnRequestAreNeverDense) {
+TEST(LayerDense, LayersAreNeverDenseOnRequest) {
   Context context({.threads = 1, .tier = {}});
   Stored<float> stored(true, 0.0F);
   const auto x = random_matrix<float>(64, kWidth, 9);
-  Layer off(context, stored.weights(), stored.form, {.dense = false});
+  Layer off(context, stored.weights(), stored.form, {.path = LayerPath::sparse});
   run(off, context, x);
   EXPECT_EQ(off.chooser(), nullptr);
-  stored.form.norm = HiddenNorm{};
-  Layer normed(context, stored.weights(), stored.form);
-  run(normed, context, x);
-  EXPECT_EQ(normed.chooser(), nullptr);
 }
 
 TEST(LayerMistakes, AreNamed) {
