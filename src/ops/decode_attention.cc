@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/team.h"
 #include "kernels/kernel.h"
 #include "ops/scratch.h"
 #include "ops/validate.h"
