@@ -21,7 +21,7 @@ struct ContextOptions {
   // For FfnPlan::hot_share. 0 multiplies every neuron that fires densely; 2 gathers all neurons.
   // Unset takes what is expected to be fastest.
   std::optional<double> hot_share = {};
-  // Runs the threads; unset: OpenMP does.
+  // Runs the tasks of calls on threads of the caller's; unset: OpenMP does.
   std::optional<Executor> executor = {};
 };
 
