@@ -19,8 +19,13 @@ struct LibraryGemm {
   std::int64_t rows = 0, cols = 0, depth = 0;
 };
 
-// What a product may use: cuBLAS's own recommendation for Hopper.
+// What a product may use: cuBLAS's own recommendation for Hopper. The emulated one uses none, and
+// writing that much for each layer would take longer than small layers.
+#ifdef TWELL_CUDA_EMULATED
+constexpr std::int64_t kLibraryWorkspace = std::int64_t{64} << 10;
+#else
 constexpr std::int64_t kLibraryWorkspace = std::int64_t{32} << 20;
+#endif
 
 // `workspace` has kLibraryWorkspace bytes. Throws Error{environment} where the library refuses.
 void library_gemm(const char* operation, DType dtype, const LibraryGemm& gemm, void* workspace,

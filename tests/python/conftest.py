@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -25,6 +26,14 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
 @pytest.fixture(params=[False, True], ids=["plain", "gated"])
 def gated(request: pytest.FixtureRequest) -> bool:
     return request.param
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_collections() -> None:
+    """What lives by now is looked at no more: Trainer collects garbage at the end of each run, and most of
+    the time of a short run would go into the modules that all tests have imported."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -37,6 +37,7 @@ def code_points(driver):
     fill_code_points(driver)
 
 
+@functools.cache
 def text_to_learn():
     root = pathlib.Path(__file__).parents[2]
     files = sorted([*root.glob("docs/*.md"), root / "README.md"])
@@ -153,6 +154,7 @@ MORE = [SPACE, SPACE * 2, SPACE + "the", "the", "<unk>", "<0x41>", "<0xE4>", "``
         "a\u0301\u0323", "\U0001f468\u200d\U0001f469\u200d\U0001f467", "\u0378"]  # fmt: skip
 
 
+@functools.cache
 def texts_of(count, seed):
     """Also made of what these tokenizers look at."""
     rng = random.Random(seed)
@@ -189,7 +191,7 @@ def test_random_texts(made, driver):
 
 @pytest.mark.parametrize("made", ["llama 2", "mistral 0.3", "gemma"], indirect=True)
 def test_code_points(made, driver):
-    same(driver, *made, list(code_point_texts()))
+    same(driver, *made, code_point_texts())
 
 
 def id_lists(oracle, count, seed):

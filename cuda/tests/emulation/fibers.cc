@@ -108,6 +108,7 @@ struct Scheduler {
 Scheduler scheduler;
 Block* block = nullptr;  // the one that runs
 std::vector<std::unique_ptr<Block>> blocks;
+std::vector<std::unique_ptr<Fiber>> spare;
 const std::function<void()>* body = nullptr;
 std::optional<WeakMemory> memory;  // of a launch of concurrent blocks
 Order order = Order::ascending;
@@ -122,8 +123,7 @@ bool counts = false;     // accesses
 void yield() {
   Fiber* self = block->running;
 #ifdef TWELL_ASAN_FIBERS
-  __sanitizer_start_switch_fiber(self->waits == Waits::ended ? nullptr : &self->fake_stack,
-                                 scheduler.stack, scheduler.stack_bytes);
+  __sanitizer_start_switch_fiber(&self->fake_stack, scheduler.stack, scheduler.stack_bytes);
 #endif
   switch_context(self->context, scheduler.context);
 #ifdef TWELL_ASAN_FIBERS
@@ -180,22 +180,29 @@ void release_warp(std::size_t w) {
   }
 }
 
-void enter() {
-#ifdef TWELL_ASAN_FIBERS
-  __sanitizer_finish_switch_fiber(nullptr, &scheduler.stack, &scheduler.stack_bytes);
-#endif
-  Fiber* self = block->running;
+void run_thread() {
+  Fiber& self = *block->running;
   try {
     (*body)();
   } catch (...) {
     block->error = std::current_exception();
   }
-  self->waits = Waits::ended;
+  self.waits = Waits::ended;
   block->live -= 1;
-  block->warps[warp_of(*self)].live -= 1;
+  block->warps[warp_of(self)].live -= 1;
   release_barrier();
-  release_warp(warp_of(*self));
-  yield();
+  release_warp(warp_of(self));
+}
+
+// A fiber that is started runs one thread after the other: starting takes three system calls.
+void enter() {
+#ifdef TWELL_ASAN_FIBERS
+  __sanitizer_finish_switch_fiber(nullptr, &scheduler.stack, &scheduler.stack_bytes);
+#endif
+  for (;;) {
+    run_thread();
+    yield();
+  }
 }
 
 [[noreturn]] void deadlock() {
@@ -235,18 +242,44 @@ Fiber* next_fiber() {
   return nullptr;
 }
 
+std::unique_ptr<Fiber> new_fiber() {
+  auto fiber = std::make_unique<Fiber>();
+  ucontext_t& start = fiber->context.start;
+  getcontext(&start);
+  start.uc_stack.ss_sp = fiber->stack.get();
+  start.uc_stack.ss_size = kStackBytes;
+  start.uc_link = nullptr;  // enter() does not return
+  makecontext(&start, &enter, 0);
+  return fiber;
+}
+
+// As many as a block has threads, whose fibers have all ended theirs; those that are left over wait
+// for a larger block.
+void take_fibers(std::vector<std::unique_ptr<Fiber>>& fibers, std::size_t threads) {
+  while (fibers.size() > threads) {
+    spare.push_back(std::move(fibers.back()));
+    fibers.pop_back();
+  }
+  while (fibers.size() < threads) {
+    if (spare.empty()) spare.push_back(new_fiber());
+    fibers.push_back(std::move(spare.back()));
+    spare.pop_back();
+  }
+}
+
 void start_block(dim3 grid, dim3 index, dim3 size, std::size_t shared_bytes) {
   const std::size_t threads = size.x;
-  while (block->fibers.size() < threads) block->fibers.push_back(std::make_unique<Fiber>());
-  block->fibers.resize(threads);
+  take_fibers(block->fibers, threads);
   block->warps.assign((threads + 31) / 32, {});
   block->live = static_cast<int>(threads);
   block->at_barrier = 0;
   block->error = nullptr;
   block->stores.clear();
   if (memory) memory->start(block->view);
-  // All bits set is a NaN in every format. The memory is this block's alone and of its exact size.
-  std::vector<std::byte>(shared_bytes, std::byte{0xff}).swap(block->shared);
+  // The memory is this block's alone and of its exact size. All bits set is a NaN in every format.
+  if (block->shared.size() != shared_bytes)
+    std::vector<std::byte>(shared_bytes).swap(block->shared);
+  std::fill(block->shared.begin(), block->shared.end(), std::byte{0xff});
   block->turn.clear();
   for (std::size_t i = 0; i < threads; ++i) {
     Fiber& fiber = *block->fibers[i];
@@ -257,13 +290,6 @@ void start_block(dim3 grid, dim3 index, dim3 size, std::size_t shared_bytes) {
     fiber.polls = 0;
     fiber.polled = nullptr;
     block->warps[i / 32].live += 1;
-    ucontext_t& start = fiber.context.start;
-    getcontext(&start);
-    start.uc_stack.ss_sp = fiber.stack.get();
-    start.uc_stack.ss_size = kStackBytes;
-    start.uc_link = nullptr;  // the last thing a thread does is to yield
-    makecontext(&start, &enter, 0);
-    fiber.context.started = false;
     block->turn.push_back(&fiber);
   }
   if (order == Order::descending) std::reverse(block->turn.begin(), block->turn.end());

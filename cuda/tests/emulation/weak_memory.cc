@@ -24,9 +24,9 @@ std::size_t to_page_end(const std::byte* at) {
   return page_bytes() - reinterpret_cast<std::uintptr_t>(at) % page_bytes();
 }
 
-void protect(std::byte* page, int access) {
+void protect(std::byte* first, std::size_t bytes, int access) {
   // The memory is the heap's: POSIX does not promise this, Linux does.
-  if (mprotect(page, page_bytes(), access) != 0) abort();
+  if (mprotect(first, bytes, access) != 0) abort();
 }
 
 }  // namespace
@@ -62,20 +62,29 @@ WeakMemory::WeakMemory(const DeviceMemory& memory) {
     }
   };
   sigaction(SIGSEGV, &action, &earlier);
-  for (const Chunk& chunk : chunks_) {
-    if (chunk.guarded) protect(chunk.at, PROT_READ);
-  }
+  protect_all(PROT_READ);
 }
 
 WeakMemory::~WeakMemory() {
-  for (Chunk& chunk : chunks_) {
-    if (chunk.guarded && !chunk.open) protect(chunk.at, PROT_READ | PROT_WRITE);
-  }
+  protect_all(PROT_READ | PROT_WRITE);
   sigaction(SIGSEGV, &earlier, nullptr);
   active = nullptr;
   for (const auto& [place, value] : unpublished_) truth_[place] = value;
   for (const Chunk* chunk : touched_) {
     std::memcpy(chunk->at, &truth_[chunk->place], chunk->bytes);
+  }
+}
+
+// Pages side by side at once: an allocation may have ten thousand.
+void WeakMemory::protect_all(int access) {
+  for (auto first = chunks_.begin(); first != chunks_.end();) {
+    std::size_t bytes = 0;
+    auto end = first;
+    for (; end != chunks_.end() && end->guarded && end->at == first->at + bytes; ++end) {
+      bytes += end->bytes;
+    }
+    if (bytes != 0) protect(first->at, bytes, access);
+    first = end == first ? std::next(first) : end;
   }
 }
 
@@ -91,7 +100,7 @@ WeakMemory::Chunk* WeakMemory::find(const void* at) {
 
 void WeakMemory::open(Chunk& chunk) {
   if (!chunk.guarded || chunk.open) return;
-  protect(chunk.at, PROT_READ | PROT_WRITE);
+  protect(chunk.at, chunk.bytes, PROT_READ | PROT_WRITE);
   chunk.open = true;
   open_.push_back(&chunk);
 }
@@ -154,7 +163,7 @@ void WeakMemory::collect(View& view, Stores& to) {
   for (Chunk* chunk : loose_) collect(*chunk, view, to);
   for (Chunk* chunk : open_) {
     collect(*chunk, view, to);
-    protect(chunk->at, PROT_READ);
+    protect(chunk->at, chunk->bytes, PROT_READ);
     chunk->open = false;
   }
   open_.clear();

@@ -66,6 +66,7 @@ class WeakMemory {
   };
 
   Chunk* find(const void* at);  // null where this is not device memory
+  void protect_all(int access);
   void open(Chunk& chunk);
   void touch(Chunk& chunk);
   void collect(Chunk& chunk, View& view, Stores& to);
