@@ -237,7 +237,7 @@ TEST_F(LayerBlockFiles, AreMappedAndReplacedAsAWhole) {
   for (int& out : right) {
     threads.emplace_back([&] {
       Context own({.threads = 2, .tier = {}});
-      Layer layer(own, read);
+      Layer layer(own, read, {.path = LayerPath::sparse});
       int count = 0;
       for (int call = 0; call < 20; ++call) {
         TestMatrix<bf16> z(7, kColumns);
