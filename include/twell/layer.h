@@ -35,7 +35,7 @@ struct LayerOptions {
   // gate that has a screen; it is made for the first call that needs it, and kept. Layers of codes
   // have none of their own, nor do layers where a row of up or down is not finite.
   std::optional<LayerPath> path = {};
-  // Makes another dense form, the caller's, instead.
+  // Makes another dense form, the caller's, instead. It must not call the layer.
   std::function<DenseFfn()> make_dense = {};
   // What both ways cost on this machine. None: the built-in figures of another, scaled by timing
   // calls of this layer, once a process for layers alike: by the first kFewestInputs or more

@@ -70,6 +70,21 @@ struct LayerTensors {
   }
 };
 
+// A dense layer of PyTorch's as a dense form of twell::Layer.
+DenseFfn form_of(std::shared_ptr<FeedForward> dense) {
+  struct Counting final : FfnObserver {
+    bool wants_counts() const override { return true; }
+    void observe(const FfnActivity& activity) override { counts = activity.counts; }
+    FfnCounts counts;
+  };
+  return [dense](Context&, ConstMatrixView x, MatrixView y, FfnCounts* counts) {
+    const at::NoGradGuard no_grad;
+    Counting seen;
+    tensor_of(y).copy_(dense->forward(tensor_of(x), 0, counts != nullptr ? &seen : nullptr));
+    if (counts != nullptr) *counts = std::move(seen.counts);
+  };
+}
+
 class CpuFeedForward final : public FeedForward {
  public:
   CpuFeedForward(const FfnParameters& p, const ActivationChoice& choice, FfnPath path,
@@ -119,7 +134,8 @@ class CpuFeedForward final : public FeedForward {
   FfnPath path() const override { return path_; }
   std::int64_t own_bytes() const override {
     const std::size_t gate = of_.gate.defined() ? of_.gate.nbytes() : 0;
-    return layer_.own_bytes() + static_cast<std::int64_t>(gate);
+    const std::shared_ptr<FeedForward> dense = dense_.lock();
+    return layer_.own_bytes() + static_cast<std::int64_t>(gate) + (dense ? dense->own_bytes() : 0);
   }
   bool keeps(const at::Tensor& weight) const override {
     const auto is = [&](const at::Tensor& own) { return own.defined() && own.is_alias_of(weight); };
@@ -150,12 +166,21 @@ class CpuFeedForward final : public FeedForward {
       return out;
     }
     const CpuTier tier = cpu_context().tier();
+    // With AMX oneDNN's products are those that were measured. It reads the gate as stored.
+    if (tier == CpuTier::amx && of_.dtype == at::kBFloat16) {
+      keeps_gate_ = true;
+      out.make_dense = [this] {
+        std::shared_ptr<FeedForward> dense = make_dense_feed_forward(parameters(), choice_, true);
+        dense_ = dense;
+        return form_of(std::move(dense));
+      };
+    }
     CostModel cost = load_cost_model(tier, cpu_context().threads());
     if (!cost.measured_on.empty() || !built_in_figures_are_scaled()) out.cost = std::move(cost);
     return out;
   }
   void free_gate() {
-    if (!layer_.reads_gate()) of_.gate = at::Tensor();
+    if (!layer_.reads_gate() && !keeps_gate_) of_.gate = at::Tensor();
   }
   // As stored: the layer may have a packed one alone.
   at::Tensor gate() const {
@@ -191,6 +216,8 @@ class CpuFeedForward final : public FeedForward {
   ActivationChoice choice_;
   FfnPath path_;
   LayerTensors of_;  // as far as the layer reads them in place
+  bool keeps_gate_ = false;
+  std::weak_ptr<FeedForward> dense_;  // oneDNN's, while the layer keeps it
   Layer layer_;
 };
 

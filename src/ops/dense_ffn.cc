@@ -91,12 +91,14 @@ void dense_ffn(Context& context, ConstMatrixView x, const DenseWeights& weights,
   for (std::int64_t first = 0; first < x.rows; first += block) {
     const ConstMatrixView in = x.slice(first, std::min(block, x.rows - first));
     const MatrixView hidden(memory, x.dtype, in.rows, neurons);
-    const float above = form.gate.kept_above();
+    const float above = form.gate.kept_above();  // NaN is kept too
+    const bool squared = form.gate.kind == Activation::relu_squared;
     multiply(context, in, weight(weights.gate),
              [&](std::int64_t row, std::int64_t column, std::int64_t width, float* c) {
                add_bias(form.gate_bias, column, width, c);
-               for (std::int64_t j = 0; j < width; ++j) {
-                 c[j] = c[j] <= above ? 0.0F : activated(form.gate.kind, c[j]);  // NaN is kept
+               for (std::int64_t j = 0; j < width; ++j) c[j] = c[j] <= above ? 0.0F : c[j];
+               if (squared) {
+                 for (std::int64_t j = 0; j < width; ++j) c[j] *= c[j];
                }
                kernels.round_row(c, width, hidden.row_bytes(row) + column * element);
              });

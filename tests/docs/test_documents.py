@@ -35,7 +35,7 @@ def blocks(language):
                 yield document.name, text.replace("\\\n", " ")
 
 
-@pytest.mark.parametrize("language, fewest", [("cpp", 2), ("c", 1)])
+@pytest.mark.parametrize(("language", "fewest"), [("cpp", 2), ("c", 1)])
 def test_cpp_stands_in_a_compiled_file(language, fewest):
     sources = [
         path.read_text()
