@@ -1,14 +1,12 @@
-/* libtwell for C and for whatever calls C: a feed-forward layer that is built, saved, opened and
- * run. It is twell::Layer (twell/layer.h), which decides by itself how each call runs, and whose
- * results are exact at any density.
- *
- * Functions return 0 or an object if they succeed. Else they return -1 or NULL, and
- * twell_last_error() says in one line what was wrong, where, and what was expected. An object is
- * freed by the function of its name, which takes NULL too. Any number of threads may run one layer
- * at the same time, each with a context of its own; a context serves one call at a time.
- */
-#ifndef TWELL_C_H
-#define TWELL_C_H
+// libtwell for C and for whatever calls C: a feed-forward layer that is built, saved, opened and
+// run. It is twell::Layer (twell/layer.h), which decides by itself how each call runs, and whose
+// results are exact at any density.
+//
+// Functions return 0 or an object if they succeed. Else they return -1 or NULL, and
+// twell_last_error() says in one line what was wrong, where, and what was expected. An object is
+// freed by the function of its name, which takes NULL too. Any number of threads may run one layer
+// at the same time, each with a context of its own; a context serves one call at a time.
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -20,32 +18,31 @@
 extern "C" {
 #endif
 
-/* The version of the library: "0.1.0". */
+// The version of the library: "0.1.0".
 const char* twell_version(void);
 
-/* What the calling thread's last failure was, until its next one; "" before the first. */
+// What the calling thread's last failure was, until its next one; "" before the first.
 const char* twell_last_error(void);
 
-/* Threads of the caller's. run(self, tasks, task, data) calls task(data, 0) to task(data, tasks -
- * 1), each once and all at the same time (they wait for each other), and returns when all have
- * returned.
- */
+// Threads of the caller's. run(self, tasks, task, data) calls task(data, 0) to task(data, tasks -
+// 1), each once and all at the same time (they wait for each other), and returns when all have
+// returned.
 typedef struct twell_executor {
   void (*run)(void* self, int tasks, void (*task)(void* data, int index), void* data);
   void* self;
 } twell_executor;
 
-/* What a call runs on: threads, a set of instructions, scratch memory. */
+// What a call runs on: threads, a set of instructions, scratch memory.
 typedef struct twell_context twell_context;
 
-/* threads: 0 takes one for each core that the process may use. executor: NULL takes OpenMP. The
- * best instructions that the processor has are taken, or those that TWELL_CPU_TIER names. */
+// threads: 0 takes one for each core that the process may use. executor: NULL takes OpenMP. The
+// best instructions that the processor has are taken, or those that TWELL_CPU_TIER names.
 twell_context* twell_context_new(int threads, const twell_executor* executor);
 void twell_context_free(twell_context* context);
 
-/* Element types: x and y are TWELL_BF16 or TWELL_F32, weights one of these four. Codes times their
- * scales are the weights: TWELL_INT8 with a scale for each row, TWELL_INT4 in blocks
- * (twell/int4.h) with a scale for each row beside. */
+// Element types: x and y are TWELL_BF16 or TWELL_F32, weights one of these four. Codes times their
+// scales are the weights: TWELL_INT8 with a scale for each row, TWELL_INT4 in blocks
+// (twell/int4.h) with a scale for each row beside.
 typedef enum twell_type {
   TWELL_BF16 = 0,
   TWELL_F32 = 2,
@@ -53,39 +50,38 @@ typedef enum twell_type {
   TWELL_INT4 = 4
 } twell_type;
 
-/* A weight as it is stored, row by row. */
+// A weight as it is stored, row by row.
 typedef struct twell_weight {
   const void* data;
   twell_type type;
   int64_t rows, cols;
-  int64_t stride;      /* elements from row to row; 0: cols */
-  const float* scales; /* of codes: [rows], or [cols] of a neuron-major down; else NULL */
+  int64_t stride;       // elements from row to row; 0: cols
+  const float* scales;  // of codes: [rows], or [cols] of a neuron-major down; else NULL
 } twell_weight;
 
 typedef enum twell_activation {
-  TWELL_RELU = 0,         /* max(v, 0) */
-  TWELL_RELU_SQUARED = 1, /* max(v, 0)^2 */
-  TWELL_FAT_RELU = 2,     /* v > threshold ? v : 0 */
-  TWELL_IDENTITY = 3      /* v; of up alone */
+  TWELL_RELU = 0,          // max(v, 0)
+  TWELL_RELU_SQUARED = 1,  // max(v, 0)^2
+  TWELL_FAT_RELU = 2,      // v > threshold ? v : 0
+  TWELL_IDENTITY = 3       // v; of up alone
 } twell_activation;
 
-/* A layer: y = h Wd^T + bd, h = f(x Wg^T + bg) * fu(x Wu^T + bu); without a gate h = f(x Wg^T +
- * bg), where Wg is the up projection. Start from TWELL_LAYER_INIT, which leaves out all that is
- * optional.
- */
+// A layer: y = h Wd^T + bd, h = f(x Wg^T + bg) * fu(x Wu^T + bu); without a gate h = f(x Wg^T +
+// bg), where Wg is the up projection. Start from TWELL_LAYER_INIT, which leaves out all that is
+// optional.
 typedef struct twell_layer_description {
-  size_t size;       /* of this struct: a later library knows which fields there are */
-  twell_weight gate; /* Wg [H, D] */
-  twell_weight up;   /* Wu [H, D]; without data: none */
-  twell_weight down; /* Wd [columns, H] as checkpoints have it, or [H, columns] if neuron_major */
+  size_t size;        // of this struct: a later library knows which fields there are
+  twell_weight gate;  // Wg [H, D]
+  twell_weight up;    // Wu [H, D]; without data: none
+  twell_weight down;  // Wd [columns, H] as checkpoints have it, or [H, columns] if neuron_major
   int neuron_major;
-  twell_type type; /* of x and y */
+  twell_type type;  // of x and y
   twell_activation activation, up_activation;
-  float threshold;                              /* of TWELL_FAT_RELU, at least 0 */
-  const float *gate_bias, *up_bias, *down_bias; /* [H], [H], [columns]; NULL: none */
-  float norm_epsilon;                           /* of an RMSNorm of h; 0: there is none */
-  const float* norm_weight;                     /* [H]; NULL: ones */
-  int sparse_only; /* not 0: never runs densely, and never makes packed copies for that */
+  float threshold;                               // of TWELL_FAT_RELU, at least 0
+  const float *gate_bias, *up_bias, *down_bias;  // [H], [H], [columns]; NULL: none
+  float norm_epsilon;                            // of an RMSNorm of h; 0: there is none
+  const float* norm_weight;                      // [H]; NULL: ones
+  int sparse_only;  // not 0: never runs densely, and never makes packed copies for that
 } twell_layer_description;
 
 #define TWELL_LAYER_INIT                                                                          \
@@ -97,31 +93,31 @@ typedef struct twell_layer_description {
 
 typedef struct twell_layer twell_layer;
 
-/* Weights stay the caller's, alive and unchanged until the layer is freed; vectors are copied.
- * `sample`, if not NULL, is [sample_rows, D] of representative inputs, best 32 or more: they choose
- * the form of the gate. Without it the first call's inputs do. */
+// Weights stay the caller's, alive and unchanged until the layer is freed; vectors are copied.
+// `sample`, if not NULL, is [sample_rows, D] of representative inputs, best 32 or more: they choose
+// the form of the gate. Without it the first call's inputs do.
 twell_layer* twell_layer_new(twell_context* context, const twell_layer_description* description,
                              const void* sample, int64_t sample_rows);
-/* One that twell_layer_save() wrote. It is mapped: processes that open one file share its memory.
- * sparse_only: as in the description. */
+// One that twell_layer_save() wrote. It is mapped: processes that open one file share its memory.
+// sparse_only: as in the description.
 twell_layer* twell_layer_open(twell_context* context, const char* path, int sparse_only);
-/* All of the layer, its weights too, once it was given a sample or ran. The file is replaced when
- * all is written, or left as it was. */
+// All of the layer, its weights too, once it was given a sample or ran. The file is replaced when
+// all is written, or left as it was.
 int twell_layer_save(const twell_layer* layer, const char* path);
 void twell_layer_free(twell_layer* layer);
 
-/* y = the layer of x: [rows, D] to [rows, columns]. Strides are elements from row to row; 0: the
- * rows lie one after the other. `fired`, if not NULL, is set to the non-zeros of the activated
- * gate, of rows * H. */
+// y = the layer of x: [rows, D] to [rows, columns]. Strides are elements from row to row; 0: the
+// rows lie one after the other. `fired`, if not NULL, is set to the non-zeros of the activated
+// gate, of rows * H.
 int twell_layer_run(twell_layer* layer, twell_context* context, int64_t rows, const void* x,
                     int64_t x_stride, void* y, int64_t y_stride, int64_t* fired);
 
-/* D, H and columns, where not NULL. */
+// D, H and columns, where not NULL.
 void twell_layer_sizes(const twell_layer* layer, int64_t* width, int64_t* neurons,
                        int64_t* columns);
 
-/* How a call of so many rows would run, in words. Writes at most `size` bytes with the final zero,
- * and returns the length of the whole text; -1 on an error. */
+// How a call of so many rows would run, in words. Writes at most `size` bytes with the final zero,
+// and returns the length of the whole text; -1 on an error.
 int64_t twell_layer_plan(const twell_layer* layer, const twell_context* context, int64_t rows,
                          char* text, size_t size);
 
@@ -129,5 +125,3 @@ int64_t twell_layer_plan(const twell_layer* layer, const twell_context* context,
 }
 #endif
 #pragma GCC visibility pop
-
-#endif

@@ -14,7 +14,7 @@ import sys
 # What Doxygen would take for a command, a tag or a link.
 MARKUP = re.compile(r"[\\@<>#&%\"]|(?<=\w)::")
 # Braces of these hold declarations; all others hold a body or a value.
-SCOPE = re.compile(r"\b(namespace|struct|class|enum|union)\b")
+SCOPE = re.compile(r"\b(namespace|struct|class|enum|union|extern)\b")
 BEHIND = re.compile(r"(?P<code>.*?[^\s}]) +//(?P<text> .*)")
 FOR_TOOLS = re.compile(r"NOLINT")
 

@@ -5,9 +5,11 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <climits>
 #include <cstdio>
-#include <filesystem>
+#include <cstdlib>
 #include <random>
+#include <string>
 #include <system_error>
 #include <utility>
 
@@ -16,8 +18,6 @@
 
 namespace twell {
 namespace {
-
-namespace fs = std::filesystem;
 
 [[noreturn]] void fail(const std::string& path, const char* what, int reason) {
   throw Error(ErrorKind::environment, path,
@@ -46,20 +46,20 @@ std::shared_ptr<void> map(const std::string& path, int fd, std::size_t bytes, in
 }
 
 // The file that a name leads to: what replaces a symbolic link would leave the file as it was.
-fs::path followed(const std::string& path) {
-  std::error_code error;
-  return fs::is_symlink(path, error) ? fs::weakly_canonical(path, error) : fs::path(path);
+std::string followed(const std::string& path) {
+  char target[PATH_MAX];
+  return ::realpath(path.c_str(), target) != nullptr ? target : path;
 }
 
 // Beside `path`; removed unless it was renamed.
 class Temporary {
  public:
-  explicit Temporary(const fs::path& path) {
-    const fs::path directory = path.has_parent_path() ? path.parent_path() : fs::path(".");
+  explicit Temporary(const std::string& path) {
+    const std::size_t name = path.rfind('/') + 1;  // 0 without a directory
     std::random_device random;
     char tag[32];
     std::snprintf(tag, sizeof tag, "%08x%08x", random(), random());
-    name_ = directory / concat(".", path.filename().string(), ".", tag, ".twell-tmp");
+    name_ = concat(path.substr(0, name), ".", path.substr(name), ".", tag, ".twell-tmp");
   }
   Temporary(const Temporary&) = delete;
   Temporary& operator=(const Temporary&) = delete;
@@ -67,13 +67,13 @@ class Temporary {
   const char* name() const { return name_.c_str(); }
 
  private:
-  fs::path name_;
+  std::string name_;
 };
 
 }  // namespace
 
 void LayerBlock::save(const std::string& path) const {
-  const fs::path target = followed(path);
+  const std::string target = followed(path);
   const Temporary temporary(target);
   const Descriptor file(::open(temporary.name(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
   if (file.get() < 0) fail(path, "cannot write beside it", errno);

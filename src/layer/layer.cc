@@ -205,7 +205,11 @@ Layer::State::Call Layer::State::next(Context& context, ConstMatrixView x) {
     chooser_.reset();
   }
   const bool no_density = chooser_ && !chooser_->density();
-  if (!block_ || no_density) prepare_locked(context, x);
+  if (!block_ && !chooser_ && !builder_->reads_gate()) {
+    set(builder_->build(&context, nullptr));  // there is nothing to find
+  } else if (!block_ || no_density) {
+    prepare_locked(context, x);
+  }
   if (chooser_ && !options_.cost && x.rows >= kFewestInputs && x.rows > scaled_up_to_) {
     scaled_up_to_ = x.rows;
     scale_cost(context, x);
