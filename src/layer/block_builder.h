@@ -8,7 +8,7 @@
 
 namespace twell {
 
-class __attribute__((visibility("hidden"))) BlockBuilder {
+class BlockBuilder {
  public:
   // Checks everything, and places all but the gate, which is packed at once where no screen comes
   // into question. `operation`: named by errors.

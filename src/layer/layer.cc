@@ -51,7 +51,7 @@ struct Trial {
 
 }  // namespace
 
-class __attribute__((visibility("hidden"))) Layer::State {
+class Layer::State {
  public:
   State(const Context& context, const StoredWeights& weights, const FfnForm& form,
         LayerOptions options)
