@@ -53,7 +53,7 @@ typedef enum twell_type {
 // A weight as it is stored, row by row.
 typedef struct twell_weight {
   const void* data;
-  twell_type type;
+  int32_t type;  // a twell_type
   int64_t rows, cols;
   int64_t stride;       // elements from row to row; 0: cols
   const float* scales;  // of codes: [rows], or [cols] of a neuron-major down; else NULL
@@ -75,8 +75,8 @@ typedef struct twell_layer_description {
   twell_weight up;    // Wu [H, D]; without data: none
   twell_weight down;  // Wd [columns, H] as checkpoints have it, or [H, columns] if neuron_major
   int neuron_major;
-  twell_type type;  // of x and y
-  twell_activation activation, up_activation;
+  int32_t type;                                  // of x and y
+  int32_t activation, up_activation;             // each a twell_activation
   float threshold;                               // of TWELL_FAT_RELU, at least 0
   const float *gate_bias, *up_bias, *down_bias;  // [H], [H], [columns]; NULL: none
   float norm_epsilon;                            // of an RMSNorm of h; 0: there is none

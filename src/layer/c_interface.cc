@@ -45,8 +45,10 @@ T& required(T* object, const char* operation, const char* argument) {
 
 // Of a C enumeration, which may be any number.
 template <class E>
-E one_of(std::initializer_list<E> known, int value, const char* operation, const char* argument) {
-  const auto* const at = std::find(known.begin(), known.end(), static_cast<E>(value));
+E one_of(std::initializer_list<E> known, std::int32_t value, const char* operation,
+         const char* argument) {
+  const auto* const at = std::find_if(known.begin(), known.end(),
+                                      [&](E e) { return static_cast<std::int32_t>(e) == value; });
   require(at != known.end(), operation, argument, "expected one of the constants, got ", value);
   return *at;
 }
@@ -59,7 +61,7 @@ WeightView view_of(const twell_weight& w, const char* operation, const char* arg
                            w.scales, by);
 }
 
-DType dtype_of(twell_type type, const char* operation) {
+DType dtype_of(std::int32_t type, const char* operation) {
   return one_of({DType::bf16, DType::f32}, type, operation, "type");
 }
 
@@ -89,7 +91,7 @@ Layer make_layer(const Context& context, const twell_layer_description& given) {
                         view_of(d.down, kOperation, "down", down_by),
                         d.neuron_major != 0};
   if (d.up.data != nullptr) weights.up = view_of(d.up, kOperation, "up", ScaledBy::row);
-  const auto activation = [&](int value, const char* argument) {
+  const auto activation = [&](std::int32_t value, const char* argument) {
     return one_of(
         {Activation::relu, Activation::relu_squared, Activation::fat_relu, Activation::identity},
         value, kOperation, argument);

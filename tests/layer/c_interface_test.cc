@@ -180,10 +180,13 @@ TEST_F(CInterface, SaysWhatWentWrong) {
   description.gate.data = nullptr;
   EXPECT_THAT(error_of_new(), HasSubstr("gate"));
   description = good;
-  description.type = static_cast<twell_type>(7);
+  description.type = 7;
   EXPECT_THAT(error_of_new(), HasSubstr("type: expected one of the constants, got 7"));
   description = good;
-  description.up_activation = static_cast<twell_activation>(-1);
+  description.activation = 256;
+  EXPECT_THAT(error_of_new(), HasSubstr("activation: expected one of the constants, got 256"));
+  description = good;
+  description.up_activation = -1;
   EXPECT_THAT(error_of_new(), HasSubstr("up_activation: expected one of the constants, got -1"));
   description = good;
   description.size = 0;
