@@ -35,7 +35,8 @@ struct LayerOptions {
   // gate that has a screen; it is made for the first call that needs it, and kept. Layers of codes
   // have none of their own, nor do layers where a row of up or down is not finite.
   std::optional<LayerPath> path = {};
-  // Makes another dense form, the caller's, instead. It must not call the layer.
+  // Makes another dense form, the caller's, instead. Neither this nor what it makes may call a
+  // layer.
   std::function<DenseFfn()> make_dense = {};
   // What both ways cost on this machine. None: the built-in figures of another, scaled by timing
   // calls of this layer, once a process for layers alike: by the first kFewestInputs or more
@@ -60,8 +61,8 @@ class Layer {
   Layer& operator=(Layer&&) noexcept;
 
   // Runs representative inputs [N, D] and says what it found; kFewestInputs or more. `screen`:
-  // whether candidates are counted, which reads the gate as stored; not of codes, which have no
-  // screen. The layer stays as it is.
+  // whether candidates are counted, while the gate as stored is read (reads_gate()); not of codes,
+  // which have no screen. The layer stays as it is.
   LayerFindings examine(Context& context, ConstMatrixView sample, bool screen = true) const;
   // Decides by representative inputs; with fewer than kFewestInputs the gate is packed. By findings
   // nothing is run; without candidates in them the gate is packed. Once it has a form, a gate keeps

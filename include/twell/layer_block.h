@@ -49,6 +49,10 @@ class LayerBlock {
   LayerBlock(const Context& context, const StoredWeights& weights, const FfnForm& form,
              const LayerFindings* findings = nullptr, const BlockOptions& options = {});
 
+  // A move is a copy, so that views always have their memory.
+  LayerBlock(const LayerBlock&) = default;
+  LayerBlock& operator=(const LayerBlock&) = default;
+
   const FfnShape& shape() const { return shape_; }
   std::int64_t columns() const { return weights_.down.cols; }  // of y
   GateForm gate_form() const { return weights_.form(); }
@@ -71,8 +75,9 @@ class LayerBlock {
   // bytes or not all of them. Numbers within weights are not looked at: those are the file's.
   static LayerBlock view(std::span<const std::byte> bytes, std::shared_ptr<const void> owner = {});
 
-  // The same as a file. save() replaces `path` when all is written, or leaves it as it was. open()
-  // maps it. Errors name the path.
+  // The same as a file. save() replaces `path`, which keeps its mode, when all is written, or
+  // leaves it as it was; killed meanwhile, it leaves a file `.….twell-tmp` beside it. open() maps
+  // it: such a file may be replaced, but must not become shorter. Errors name the path.
   void save(const std::string& path) const;
   static LayerBlock open(const std::string& path);
 

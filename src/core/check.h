@@ -53,7 +53,8 @@ void require_rows(std::string_view operation, std::string_view argument, const V
           view.rows, ", ", view.cols, "]");
   require(view.row_stride >= view.cols, operation, argument, "row stride ", view.row_stride,
           " is smaller than its ", view.cols, " columns");
-  require(view.data != nullptr || view.rows * view.cols == 0, operation, argument, "data is null");
+  require(view.data != nullptr || view.rows == 0 || view.cols == 0, operation, argument,
+          "data is null");
   require(reinterpret_cast<std::uintptr_t>(view.data) % element == 0, operation, argument,
           "data is not aligned to its ", element, "-byte elements");
 }

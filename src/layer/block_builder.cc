@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include "core/team.h"
@@ -34,7 +35,10 @@ void require_stored(const char* operation, const StoredWeights& w, DType x) {
 
 DType dtype_of_x(const StoredWeights& w, const BlockOptions& options) {
   if (options.dtype) return *options.dtype;
-  return has_scales(w.gate.type) ? DType::bf16 : as_dtype(w.gate.type);
+  for (const WeightView& view : {w.gate, w.up.value_or(w.gate), w.down}) {
+    if (!has_scales(view.type)) return as_dtype(view.type);
+  }
+  return DType::bf16;
 }
 
 // Rows of a weight to others of its shape and type, `stride` numbers apart.
@@ -104,6 +108,24 @@ OwnForm copy_of(const FfnForm& form) {
 
 }  // namespace
 
+void require_findings(const char* operation, const LayerFindings& findings, const FfnShape& shape) {
+  const auto width = std::ssize(findings.mean), neurons = std::ssize(findings.fired);
+  require(width == shape.width && neurons == shape.neurons, operation, "findings",
+          "expected that of a layer of width ", shape.width, " and ", shape.neurons,
+          " neurons, got one of ", width, " and ", neurons);
+  // So that sums of `fired` are an int64_t.
+  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+  require(findings.inputs >= 0 && findings.inputs <= kMost, operation, "findings", "expected 0 to ",
+          kMost, " inputs, got ", findings.inputs);
+  for (const std::int64_t fired : findings.fired) {
+    require(fired >= 0 && fired <= findings.inputs, operation, "findings",
+            "expected neurons that 0 to ", findings.inputs, " inputs fired, got ", fired);
+  }
+  const double candidates = findings.candidates.value_or(0.0);
+  require(candidates >= 0.0 && candidates <= 1.0, operation, "findings",
+          "expected a share of candidates from 0 to 1, got ", candidates);
+}
+
 BlockBuilder::BlockBuilder(const char* operation, const Context& context,
                            const StoredWeights& weights, const FfnForm& form,
                            const BlockOptions& options)
@@ -148,14 +170,7 @@ void BlockBuilder::pack(const Context* context) {
 
 LayerBlock BlockBuilder::build(const Context* context, const LayerFindings* findings,
                                const std::optional<Screen>& screen) {
-  if (findings != nullptr) {
-    const FfnShape& shape = placed_.shape_;
-    require(
-        std::ssize(findings->mean) == shape.width && std::ssize(findings->fired) == shape.neurons,
-        "Layer", "findings", "expected that of a layer of width ", shape.width, " and ",
-        shape.neurons, " neurons, got one of ", findings->mean.size(), " and ",
-        findings->fired.size());
-  }
+  if (findings != nullptr) require_findings("LayerBlock", *findings, placed_.shape_);
   const bool pays = reads_gate() && findings != nullptr && screen_pays(tier_, findings->candidates);
   if (reads_gate() && !pays) pack(context);
   LayerBlock out = placed_;

@@ -8,6 +8,9 @@
 
 namespace twell {
 
+// Findings of such a layer, whose numbers are possible ones.
+void require_findings(const char* operation, const LayerFindings& findings, const FfnShape& shape);
+
 class BlockBuilder {
  public:
   // Checks everything, and places all but the gate, which is packed at once where no screen comes

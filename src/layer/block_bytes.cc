@@ -211,6 +211,7 @@ std::shared_ptr<const LayerFindings> findings_of(const Reader& reader, const Ffn
   out->mean.assign(mean.begin(), mean.end());
   out->fired.assign(fired.begin(), fired.end());
   if (header.has_candidates != 0) out->candidates = header.candidates;
+  require_findings(kView, *out, shape);
   return out;
 }
 

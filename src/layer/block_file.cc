@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <climits>
 #include <cstdio>
@@ -19,9 +20,17 @@
 namespace twell {
 namespace {
 
+// In one line.
+std::string shown(std::string path) {
+  std::replace_if(
+      path.begin(), path.end(), [](unsigned char c) { return c < ' '; }, '?');
+  return path.empty() ? "''" : path;
+}
+[[noreturn]] void fail(const std::string& path, const std::string& what) {
+  throw Error(ErrorKind::environment, shown(path), what);
+}
 [[noreturn]] void fail(const std::string& path, const char* what, int reason) {
-  throw Error(ErrorKind::environment, path,
-              concat(what, ": ", std::generic_category().message(reason)));
+  fail(path, concat(what, ": ", std::generic_category().message(reason)));
 }
 
 class Descriptor {
@@ -48,7 +57,11 @@ std::shared_ptr<void> map(const std::string& path, int fd, std::size_t bytes, in
 // The file that a name leads to: what replaces a symbolic link would leave the file as it was.
 std::string followed(const std::string& path) {
   char target[PATH_MAX];
-  return ::realpath(path.c_str(), target) != nullptr ? target : path;
+  if (::realpath(path.c_str(), target) != nullptr) return target;
+  const int reason = errno;
+  struct stat status {};
+  if (::lstat(path.c_str(), &status) == 0) fail(path, "leads nowhere", reason);
+  return path;
 }
 
 // Beside `path`; removed unless it was renamed.
@@ -59,7 +72,7 @@ class Temporary {
     std::random_device random;
     char tag[32];
     std::snprintf(tag, sizeof tag, "%08x%08x", random(), random());
-    name_ = concat(path.substr(0, name), ".", path.substr(name), ".", tag, ".twell-tmp");
+    name_ = concat(path.substr(0, name), ".", tag, ".twell-tmp");
   }
   Temporary(const Temporary&) = delete;
   Temporary& operator=(const Temporary&) = delete;
@@ -74,9 +87,15 @@ class Temporary {
 
 void LayerBlock::save(const std::string& path) const {
   const std::string target = followed(path);
+  struct stat old {};
+  const bool there = ::stat(target.c_str(), &old) == 0;
+  if (there && !S_ISREG(old.st_mode)) fail(path, "is there already and is not a regular file");
   const Temporary temporary(target);
   const Descriptor file(::open(temporary.name(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
   if (file.get() < 0) fail(path, "cannot write beside it", errno);
+  if (there && ::fchmod(file.get(), old.st_mode & 07777) != 0) {
+    fail(path, "cannot be given its mode", errno);
+  }
   // Reserved first: a disk that is full is then an error here, and no signal while it is written.
   if (const int reason = ::posix_fallocate(file.get(), 0, static_cast<off_t>(size()))) {
     fail(path, "cannot be written", reason);
@@ -87,20 +106,18 @@ void LayerBlock::save(const std::string& path) const {
 }
 
 LayerBlock LayerBlock::open(const std::string& path) {
-  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (file.get() < 0) fail(path, "cannot be opened", errno);
   struct stat status {};
   if (::fstat(file.get(), &status) != 0) fail(path, "cannot be read", errno);
-  if (!S_ISREG(status.st_mode)) {
-    throw Error(ErrorKind::environment, path, "is not a regular file");
-  }
-  if (status.st_size == 0) throw Error(ErrorKind::environment, path, "is empty");
+  if (!S_ISREG(status.st_mode)) fail(path, "is not a regular file");
+  if (status.st_size == 0) fail(path, "is empty");
   const auto bytes = static_cast<std::size_t>(status.st_size);
   const std::shared_ptr<const void> data = map(path, file.get(), bytes, PROT_READ);
   try {
     return view({static_cast<const std::byte*>(data.get()), bytes}, data);
   } catch (const Error& error) {
-    throw Error(ErrorKind::environment, path, error.what());
+    fail(path, error.what());
   }
 }
 

@@ -1,5 +1,8 @@
 // twell/c.h on twell::Layer: no exception leaves it.
+#include <cxxabi.h>
+
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 #include <exception>
 #include <new>
@@ -19,10 +22,13 @@ struct twell_layer {
 namespace twell {
 namespace {
 
-std::string& last_error() {
-  thread_local std::string message;
+constexpr std::size_t kErrorBytes = 1024;
+// A text of one line, cut where it is longer: to keep it must not fail.
+char* last_error() {
+  thread_local char message[kErrorBytes] = "";
   return message;
 }
+void keep_error(const char* message) { std::snprintf(last_error(), kErrorBytes, "%s", message); }
 
 // f(), or `failed` with the reason kept.
 template <class F, class R>
@@ -30,9 +36,13 @@ R guarded(R failed, const F& f) {
   try {
     return f();
   } catch (const std::bad_alloc&) {
-    last_error() = "twell: out of memory";
+    keep_error("twell: out of memory");
   } catch (const std::exception& error) {
-    last_error() = error.what();
+    keep_error(error.what());
+  } catch (const abi::__forced_unwind&) {  // the thread is being cancelled
+    throw;
+  } catch (...) {
+    keep_error("twell: an executor threw what is no std::exception");
   }
   return failed;
 }
@@ -117,7 +127,7 @@ extern "C" {
 
 const char* twell_version(void) { return TWELL_VERSION; }
 
-const char* twell_last_error(void) { return twell::last_error().c_str(); }
+const char* twell_last_error(void) { return twell::last_error(); }
 
 twell_context* twell_context_new(int threads, const twell_executor* executor) {
   return twell::guarded(static_cast<twell_context*>(nullptr), [&] {

@@ -1,7 +1,10 @@
 #include "twell/layer.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <exception>
+#include <limits>
 #include <mutex>
 #include <numeric>
 #include <utility>
@@ -43,6 +46,18 @@ std::vector<float> mean_of(ConstMatrixView x) {
   return out;
 }
 
+void require_cost(const CostModel& cost) {
+  const auto of_all = [](const auto& values, std::size_t count) { return values.size() == count; };
+  const std::size_t tokens = cost.tokens.size(), densities = cost.densities.size();
+  require(tokens > 0 && densities > 0 && of_all(cost.dense, tokens) &&
+              of_all(cost.sparse, tokens) &&
+              std::all_of(cost.sparse.begin(), cost.sparse.end(),
+                          [&](const auto& row) { return of_all(row, densities); }),
+          kName, "cost", "expected a figure for each of its tokens and densities, got ",
+          cost.dense.size(), " dense and ", cost.sparse.size(), " sparse ones of ", tokens,
+          " tokens and ", densities, " densities");
+}
+
 // What a sample showed, and the screen that it was tried with.
 struct Trial {
   LayerFindings findings;
@@ -76,6 +91,13 @@ class Layer::State {
     return block_;
   }
   const PathChooser* chooser() const { return chooser_ ? &*chooser_ : nullptr; }
+  // "" where nothing is chosen.
+  std::string words_of_choice() const {
+    const std::lock_guard lock(mutex_);
+    if (chooser_) return "; " + chooser_->describe();
+    const bool dense = dense_possible_ && options_.path == LayerPath::dense;
+    return dense ? "; but every call is dense, on packed weights" : "";
+  }
 
   bool reads_gate() const {
     const std::lock_guard lock(mutex_);
@@ -115,6 +137,8 @@ class Layer::State {
                       const Context* context = nullptr);
   void set(LayerBlock block);
   void expect(const LayerFindings& findings);
+  void stay_sparse();
+  DenseFfn dense_form(Context& context);
   DenseFfn make_dense(Context& context) const;
   void scale_cost(Context& context, ConstMatrixView x);
 
@@ -137,11 +161,13 @@ void Layer::State::choose_by() {
   dense_possible_ = options_.path != LayerPath::sparse;
   to_be_looked_at_ = dense_possible_ && !options_.make_dense;
   if (options_.path) return;
+  if (options_.cost) require_cost(*options_.cost);
   chooser_.emplace(options_.cost ? *options_.cost : built_in_cost_model(tier_), shape());
 }
 
 void Layer::State::set(LayerBlock block) {
   block_ = std::make_shared<LayerBlock>(std::move(block));
+  if (block_->gate_form() == GateForm::packed) gate_as_stored_.reset();  // may be freed now
   if (block_->findings() != nullptr) expect(*block_->findings());
 }
 
@@ -180,6 +206,7 @@ Trial Layer::State::run_sample(Context& context, ConstMatrixView sample, bool sc
 }
 
 void Layer::State::prepare_locked(Context& context, ConstMatrixView sample) {
+  require_matrix(kName, "sample", sample, shape().dtype, sample.rows, shape().width);
   if (sample.rows < kFewestInputs) {
     if (!block_) set(builder_->build(&context, nullptr));
     return;
@@ -191,18 +218,14 @@ void Layer::State::prepare_locked(Context& context, ConstMatrixView sample) {
 
 void Layer::State::prepare_locked(const LayerFindings& findings,
                                   const std::optional<Screen>& screen, const Context* context) {
-  require(
-      std::ssize(findings.mean) == shape().width && std::ssize(findings.fired) == shape().neurons,
-      kName, "findings", "expected that of a layer of width ", shape().width, " and ",
-      shape().neurons, " neurons, got one of ", findings.mean.size(), " and ",
-      findings.fired.size());
+  require_findings(kName, findings, shape());
   set(block_ ? BlockBuilder::with(*block_, findings) : builder_->build(context, &findings, screen));
 }
 
 Layer::State::Call Layer::State::next(Context& context, ConstMatrixView x) {
-  if (std::exchange(to_be_looked_at_, false) && !has_own_dense(context, placed_)) {
-    dense_possible_ = false;
-    chooser_.reset();
+  if (to_be_looked_at_) {
+    if (!has_own_dense(context, placed_)) stay_sparse();
+    to_be_looked_at_ = false;
   }
   const bool no_density = chooser_ && !chooser_->density();
   if (!block_ && !chooser_ && !builder_->reads_gate()) {
@@ -211,13 +234,12 @@ Layer::State::Call Layer::State::next(Context& context, ConstMatrixView x) {
     prepare_locked(context, x);
   }
   if (chooser_ && !options_.cost && x.rows >= kFewestInputs && x.rows > scaled_up_to_) {
-    scaled_up_to_ = x.rows;
     scale_cost(context, x);
+    scaled_up_to_ = x.rows;
   }
   Call call{block_, {}, false};
   if (chooser_ ? chooser_->dense(x.rows) : dense_possible_ && options_.path == LayerPath::dense) {
-    if (!dense_) dense_ = make_dense(context);
-    call.dense = dense_;
+    call.dense = dense_form(context);
   }
   call.counted = chooser_ && chooser_->samples();
   return call;
@@ -226,6 +248,7 @@ Layer::State::Call Layer::State::next(Context& context, ConstMatrixView x) {
 LayerPath Layer::State::run(Context& context, ConstMatrixView x, MatrixView y, FfnCounts* counts) {
   require_matrix(kName, "x", x, shape().dtype, x.rows, shape().width);
   require_matrix(kName, "y", y, shape().dtype, x.rows, placed_.columns());
+  require_apart(kName, "y", y, "x", x);
   if (x.rows == 0) {
     if (counts != nullptr) *counts = {};
     return LayerPath::sparse;
@@ -246,6 +269,24 @@ LayerPath Layer::State::run(Context& context, ConstMatrixView x, MatrixView y, F
     chooser_->saw(counts->nnz(), x.rows);
   }
   return call.dense ? LayerPath::dense : LayerPath::sparse;
+}
+
+void Layer::State::stay_sparse() {
+  dense_possible_ = false;
+  chooser_.reset();
+}
+
+// Kept. A choice costs time and never a result: where a chosen form cannot be made, for lack of
+// memory most likely, the layer stays sparse. Where it was asked for, that is an error.
+DenseFfn Layer::State::dense_form(Context& context) {
+  if (dense_) return dense_;
+  try {
+    dense_ = make_dense(context);
+  } catch (const std::exception&) {
+    if (options_.path) throw;
+    stay_sparse();
+  }
+  return dense_;
 }
 
 DenseFfn Layer::State::make_dense(Context& context) const {
@@ -311,6 +352,8 @@ bool Layer::reads_gate() const { return state_->reads_gate(); }
 std::int64_t Layer::own_bytes() const { return state_->own_bytes(); }
 
 std::string Layer::describe(const Context& context, std::int64_t rows) const {
+  require(rows >= 0 && rows <= std::numeric_limits<std::int32_t>::max(), kName, "rows",
+          "expected 0 to 2147483647, got ", rows);
   const std::shared_ptr<const LayerBlock> block = state_->block();
   const GateForm form = block ? block->gate_form() : GateForm::packed;
   std::string out = plan_ffn(context, rows, shape(), form).to_string();
@@ -327,7 +370,7 @@ std::string Layer::describe(const Context& context, std::int64_t rows) const {
     if (up) out += ", up " + std::string(name_of(up->type));
     out += ", down " + std::string(name_of(down.type));
   }
-  return chooser() != nullptr ? out + "; " + chooser()->describe() : out;
+  return out + state_->words_of_choice();
 }
 
 }  // namespace twell

@@ -13,9 +13,18 @@ namespace {
 // product takes 5 % longer (Zen 4).
 constexpr std::int64_t kDenseRows = 256;
 
+// h of g and u. ffn() does not compute a u whose neuron does not fire, so 0 stays 0 where u has
+// overflowed; but a row of x that is not finite gives what a dense layer makes of it.
 template <class T>
-void widen_times(const T* g, std::int64_t count, float* u) {
-  for (std::int64_t i = 0; i < count; ++i) u[i] *= static_cast<float>(g[i]);
+void widen_times(const T* g, std::int64_t count, bool finite, float* u) {
+  if (!finite) {
+    for (std::int64_t i = 0; i < count; ++i) u[i] *= static_cast<float>(g[i]);
+    return;
+  }
+  for (std::int64_t i = 0; i < count; ++i) {
+    const auto wide = static_cast<float>(g[i]);
+    u[i] = wide == 0.0F ? 0.0F : u[i] * wide;
+  }
 }
 
 // Those of a block's hidden state from row `first` on, before up is multiplied in.
@@ -107,13 +116,19 @@ void dense_ffn(Context& context, ConstMatrixView x, const DenseWeights& weights,
                              : add_counts<float>(context, hidden, first, *counts);
     }
     if (weights.up) {
+      std::vector<std::uint8_t> finite(static_cast<std::size_t>(in.rows));
+      parallel_for(context, in.rows, [&](std::int64_t r) {
+        finite[static_cast<std::size_t>(r)] = kernels.all_finite(in.row_bytes(r), in.cols);
+      });
       multiply(context, in, weight(*weights.up),
                [&](std::int64_t row, std::int64_t column, std::int64_t width, float* c) {
                  add_bias(form.up_bias, column, width, c);
                  activate_up(form, width, c);
                  std::byte* const h = hidden.row_bytes(row) + column * element;
-                 x.dtype == DType::bf16 ? widen_times(reinterpret_cast<const bf16*>(h), width, c)
-                                        : widen_times(reinterpret_cast<const float*>(h), width, c);
+                 const bool whole = finite[static_cast<std::size_t>(row)] != 0;
+                 x.dtype == DType::bf16
+                     ? widen_times(reinterpret_cast<const bf16*>(h), width, whole, c)
+                     : widen_times(reinterpret_cast<const float*>(h), width, whole, c);
                  kernels.round_row(c, width, h);
                });
     }

@@ -4,6 +4,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -182,6 +183,10 @@ TEST(LayerBlocks, OwnWhatTheyHaveCopied) {
   stored.reset();
   EXPECT_TRUE(same(run(context, copy, x), y));
 
+  LayerBlock moved = std::move(copy);
+  EXPECT_TRUE(same(run(context, copy, x), y))
+      << "a move is a copy";  // NOLINT(bugprone-use-after-move)
+
   const Stored<float> other(true, 0.0F);
   const LayerBlock in_place(context, other.weights(), other.form, nullptr, {.spread = false});
   EXPECT_EQ(in_place.external_bytes(), kNeurons * kWidth * std::int64_t{sizeof(float)});
@@ -259,8 +264,23 @@ TEST_F(LayerBlockFiles, ErrorsNameThePath) {
   const std::string nowhere = directory_ / "none" / "layer.twell";
   EXPECT_THAT(message_of([&] { block_.save(nowhere); }), HasSubstr("cannot write beside it"));
   // A directory of that name cannot be replaced, and nothing is left of the attempt.
-  EXPECT_THAT(message_of([&] { block_.save(directory_); }), HasSubstr("cannot be replaced"));
+  EXPECT_THAT(message_of([&] { block_.save(directory_); }), HasSubstr("not a regular file"));
   EXPECT_EQ(files(), 0U);
+  const std::string pipe = directory_ / "pipe";
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  EXPECT_THAT(message_of([&] { LayerBlock::open(pipe); }), HasSubstr("not a regular file"));
+  EXPECT_THAT(message_of([&] { block_.save(pipe); }), HasSubstr("not a regular file"));
+  fs::remove(pipe);
+  fs::create_symlink("nothing", pipe);
+  EXPECT_THAT(message_of([&] { block_.save(pipe); }), HasSubstr("leads nowhere"));
+  fs::remove(pipe);
+  EXPECT_THAT(message_of([&] { LayerBlock::open("a\nb"); }), HasSubstr("a?b: cannot be opened"));
+  const std::string name = directory_ / std::string(255, 'n');
+  block_.save(name);
+  fs::permissions(name, fs::perms::owner_read | fs::perms::owner_write);
+  block_.save(name);
+  EXPECT_EQ(fs::status(name).permissions(), fs::perms::owner_read | fs::perms::owner_write);
+  fs::remove(name);
   const std::string empty = directory_ / "empty.twell";
   std::ofstream(empty).close();
   EXPECT_THAT(message_of([&] { LayerBlock::open(empty); }), HasSubstr("empty.twell: is empty"));

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cmath>
 #include <limits>
+#include <stdexcept>
 #include <thread>
 #include <type_traits>
 #include <vector>
@@ -378,6 +379,68 @@ TEST(LayerDense, WhatIsNotFiniteStandsWhereFfnHasIt) {
   }
 }
 
+// A u that no neuron needs may overflow, or have a bias that is not finite.
+TEST(LayerDense, WhatOverflowsWhereNothingFiresReachesNothing) {
+  constexpr float kLarge = std::numeric_limits<float>::max();
+  for (const CpuTier tier : available_cpu_tiers()) {
+    Context context({.threads = 2, .tier = tier});
+    for (const int how : {0, 1, 2}) {  // a bias, u, u²
+      Stored<float> stored(true, 0.0F);
+      std::vector<float> up_bias(static_cast<std::size_t>(kNeurons), 0.0F);
+      stored.gate_bias[7] = -1e6F;  // never fires
+      if (how == 0) up_bias[7] = std::numeric_limits<float>::infinity();
+      if (how == 0) stored.form.up_bias = up_bias;
+      if (how == 2) stored.form.up = Activation::relu_squared;
+      for (std::int64_t d = 0; d < kWidth && how > 0; ++d) {
+        stored.up.set(7, d, how == 1 ? kLarge : 1e25F);
+      }
+      auto x = random_matrix<float>(40, kWidth, 9);
+      for (std::int64_t r = 0; r < 40; ++r) x.set(r, 0, 9.0F);
+      Layer layer(context, stored.weights(), stored.form, {.path = LayerPath::dense});
+      TestMatrix<float> y(40, kWidth);
+      EXPECT_EQ(layer.run(context, x.view(), y.view()), LayerPath::dense);
+      for (std::int64_t r = 0; r < 40; ++r) {
+        for (std::int64_t c = 0; c < kWidth; ++c) ASSERT_TRUE(std::isfinite(y.value(r, c))) << how;
+      }
+    }
+  }
+}
+
+// Where the dense form cannot be made, a choice falls back, and a demand is an error.
+TEST(LayerDense, AFailureToMakeItIsNoFailureOfACall) {
+  Context context({.threads = 1, .tier = {}});
+  const Stored<float> stored(true, 0.0F);
+  const auto x = random_matrix<float>(64, kWidth, 9);
+  LayerOptions options{.make_dense = []() -> DenseFfn { throw std::runtime_error("no memory"); }};
+  options.cost = CostModel{"here", true, {1}, {0.0, 1.0}, {1e-9}, {{1.0, 1.0}}};
+  Layer chosen(context, stored.weights(), stored.form, options);
+  EXPECT_TRUE(same(run(chosen, context, x), stored.expected(context, x)));
+  EXPECT_EQ(chosen.chooser(), nullptr);
+  options.path = LayerPath::dense;
+  Layer asked(context, stored.weights(), stored.form, options);
+  EXPECT_THROW(run(asked, context, x), std::runtime_error);
+  EXPECT_THROW(run(asked, context, x), std::runtime_error) << "again";
+}
+
+// describe() beside calls that change what it describes.
+TEST(LayerDense, IsDescribedWhileItRuns) {
+  Context context({.threads = 1, .tier = {}});
+  const Stored<float> stored(true, 0.0F);
+  Layer layer(context, stored.weights(), stored.form);
+  std::atomic<bool> done = false;
+  std::thread describes([&] {
+    const Context own({.threads = 1, .tier = {}});
+    while (!done) EXPECT_FALSE(layer.describe(own, 64).empty());
+  });
+  for (std::int64_t rows = 32; rows < 48; ++rows) {
+    run(layer, context, random_matrix<float>(rows, kWidth, 9));
+  }
+  done = true;
+  describes.join();
+  Layer dense(context, stored.weights(), stored.form, {.path = LayerPath::dense});
+  EXPECT_THAT(dense.describe(context, 8), HasSubstr("every call is dense"));
+}
+
 TEST(LayerDense, LayersAreNeverDenseOnRequest) {
   Context context({.threads = 1, .tier = {}});
   Stored<float> stored(true, 0.0F);
@@ -417,6 +480,34 @@ TEST(LayerMistakes, AreNamed) {
   EXPECT_THAT(message_of([&] { layer.examine(context, TestMatrix<float>(31, kWidth).view()); }),
               HasSubstr("32 or more inputs, got 31"));
   EXPECT_THAT(message_of([&] { layer.prepare(LayerFindings{}); }), HasSubstr("findings"));
+  LayerFindings findings = layer.examine(context, random_matrix<float>(40, kWidth, 1).view());
+  findings.fired[3] = 41;
+  EXPECT_THAT(message_of([&] { layer.prepare(findings); }),
+              HasSubstr("expected neurons that 0 to 40 inputs fired, got 41"));
+  findings.fired[3] = -1;
+  EXPECT_THAT(message_of([&] { layer.prepare(findings); }), HasSubstr("got -1"));
+  findings.fired[3] = 0;
+  findings.candidates = 1.5;
+  EXPECT_THAT(message_of([&] { layer.prepare(findings); }), HasSubstr("candidates"));
+  LayerOptions options;
+  options.cost = CostModel{};
+  EXPECT_THAT(message_of([&] { Layer(context, stored.weights(), stored.form, options); }),
+              HasSubstr("cost: expected a figure for each"));
+  // x and y that overlap are refused on either path.
+  for (const LayerPath path : {LayerPath::sparse, LayerPath::dense}) {
+    Layer forced(context, stored.weights(), stored.form, {.path = path});
+    TestMatrix<float> both(80, kWidth);
+    EXPECT_THAT(message_of([&] {
+                  forced.run(context, both.view().slice(0, 50), both.view().slice(30, 50));
+                }),
+                HasSubstr("overlap"));
+  }
+  EXPECT_THAT(message_of([&] { (void)layer.describe(context, -3); }),
+              HasSubstr("rows: expected 0 to 2147483647, got -3"));
+  EXPECT_THAT(message_of([&] {
+                layer.prepare(context, {nullptr, DType::f32, 8, kWidth});
+              }),
+              HasSubstr("sample: data is null"));
   // No rows: nothing is decided by them.
   TestMatrix<float> none(0, kWidth);
   layer.run(context, none.view(), none.view());
