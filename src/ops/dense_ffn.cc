@@ -1,6 +1,7 @@
 #include "ops/dense_ffn.h"
 
 #include <algorithm>
+#include <bit>
 #include <vector>
 
 #include "ops/hidden.h"
@@ -13,11 +14,20 @@ namespace {
 // product takes 5 % longer (Zen 4).
 constexpr std::int64_t kDenseRows = 256;
 
+bool all_finite(const float* values, std::int64_t count) {
+  constexpr std::uint32_t kExponent = 0x7f800000;
+  std::uint32_t odd = 0;
+  for (std::int64_t i = 0; i < count; ++i) {
+    odd |= (std::bit_cast<std::uint32_t>(values[i]) & kExponent) == kExponent ? 1U : 0U;
+  }
+  return odd == 0;
+}
+
 // h of g and u. ffn() does not compute a u whose neuron does not fire, so 0 stays 0 where u has
 // overflowed; but a row of x that is not finite gives what a dense layer makes of it.
 template <class T>
 void widen_times(const T* g, std::int64_t count, bool finite, float* u) {
-  if (!finite) {
+  if (!finite || all_finite(u, count)) {
     for (std::int64_t i = 0; i < count; ++i) u[i] *= static_cast<float>(g[i]);
     return;
   }
