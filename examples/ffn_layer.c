@@ -35,8 +35,9 @@ static double largest_error(const float* x, const float* gate, const float* up, 
       for (int i = 0; g > 0 && i < WIDTH; ++i) sum[i] += g * u * down[i * NEURONS + n];
     }
     for (int i = 0; i < WIDTH; ++i) {
-      worst = fmax(worst, fabs(sum[i] - y[m * WIDTH + i]));
-      largest = fmax(largest, fabs(sum[i]));
+      const double error = fabs(sum[i] - y[m * WIDTH + i]);
+      if (error > worst) worst = error;
+      if (fabs(sum[i]) > largest) largest = fabs(sum[i]);
     }
   }
   return worst / largest;

@@ -55,7 +55,7 @@ class Layer {
   Layer(const Context& context, const StoredWeights& weights, const FfnForm& form,
         LayerOptions options = {});
   // Of a block, which may be shared with other layers. `options.block` is not looked at.
-  Layer(const Context& context, LayerBlock block, LayerOptions options = {});
+  Layer(const Context& context, const LayerBlock& block, LayerOptions options = {});
   ~Layer();
   Layer(Layer&&) noexcept;
   Layer& operator=(Layer&&) noexcept;

@@ -183,12 +183,13 @@ LayerBlock BlockBuilder::build(const Context* context, const LayerFindings* find
     out.own_bytes_ += static_cast<std::int64_t>(screen_bytes(gate.rows, gate.cols));
     out.external_bytes_ += bytes_of_rows(out.weights_.gate);
   }
-  return findings != nullptr ? with(std::move(out), *findings) : out;
+  return findings != nullptr ? with(out, *findings) : out;
 }
 
-LayerBlock BlockBuilder::with(LayerBlock block, const LayerFindings& findings) {
-  block.findings_ = std::make_shared<LayerFindings>(findings);
-  return block;
+LayerBlock BlockBuilder::with(const LayerBlock& block, const LayerFindings& findings) {
+  LayerBlock out = block;
+  out.findings_ = std::make_shared<LayerFindings>(findings);
+  return out;
 }
 
 LayerBlock BlockBuilder::of(const FfnShape& shape, const FfnWeights& weights, const FfnForm& form,

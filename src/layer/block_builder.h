@@ -29,7 +29,7 @@ class BlockBuilder {
   LayerBlock build(const Context* context, const LayerFindings* findings,
                    const std::optional<Screen>& screen = {});
   // The same block with these findings.
-  static LayerBlock with(LayerBlock block, const LayerFindings& findings);
+  static LayerBlock with(const LayerBlock& block, const LayerFindings& findings);
 
   // A block of what view() has read.
   static LayerBlock of(const FfnShape& shape, const FfnWeights& weights, const FfnForm& form,

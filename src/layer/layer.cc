@@ -77,8 +77,8 @@ class Layer::State {
     if (!has_scales(weights.gate.type)) gate_as_stored_ = weights.gate;
     choose_by();
   }
-  State(const Context& context, LayerBlock block, LayerOptions options)
-      : tier_(context.tier()), placed_(std::move(block)), options_(std::move(options)) {
+  State(const Context& context, const LayerBlock& block, LayerOptions options)
+      : tier_(context.tier()), placed_(block), options_(std::move(options)) {
     if (placed_.gate_form() == GateForm::screened) gate_as_stored_ = placed_.weights().gate;
     choose_by();
     set(placed_);
@@ -135,7 +135,7 @@ class Layer::State {
   void prepare_locked(Context& context, ConstMatrixView sample);
   void prepare_locked(const LayerFindings& findings, const std::optional<Screen>& screen = {},
                       const Context* context = nullptr);
-  void set(LayerBlock block);
+  void set(const LayerBlock& block);
   void expect(const LayerFindings& findings);
   void stay_sparse();
   DenseFfn dense_form(Context& context);
@@ -165,8 +165,8 @@ void Layer::State::choose_by() {
   chooser_.emplace(options_.cost ? *options_.cost : built_in_cost_model(tier_), shape());
 }
 
-void Layer::State::set(LayerBlock block) {
-  block_ = std::make_shared<LayerBlock>(std::move(block));
+void Layer::State::set(const LayerBlock& block) {
+  block_ = std::make_shared<LayerBlock>(block);
   if (block_->gate_form() == GateForm::packed) gate_as_stored_.reset();  // may be freed now
   if (block_->findings() != nullptr) expect(*block_->findings());
 }
@@ -321,8 +321,8 @@ void Layer::State::scale_cost(Context& context, ConstMatrixView x) {
 Layer::Layer(const Context& context, const StoredWeights& weights, const FfnForm& form,
              LayerOptions options)
     : state_(std::make_unique<State>(context, weights, form, std::move(options))) {}
-Layer::Layer(const Context& context, LayerBlock block, LayerOptions options)
-    : state_(std::make_unique<State>(context, std::move(block), std::move(options))) {}
+Layer::Layer(const Context& context, const LayerBlock& block, LayerOptions options)
+    : state_(std::make_unique<State>(context, block, std::move(options))) {}
 Layer::~Layer() = default;
 Layer::Layer(Layer&&) noexcept = default;
 Layer& Layer::operator=(Layer&&) noexcept = default;
