@@ -1,10 +1,9 @@
 #include "ops/dense_ffn.h"
 
 #include <algorithm>
-#include <bit>
 #include <vector>
 
-#include "ops/hidden.h"
+#include "ops/dense_hidden.h"
 #include "ops/multiply.h"
 
 namespace twell {
@@ -13,29 +12,6 @@ namespace {
 // Rows whose hidden state is in memory at a time: 2.9 MB of bf16 at H = 5632. With 512 of them a
 // product takes 5 % longer (Zen 4).
 constexpr std::int64_t kDenseRows = 256;
-
-bool all_finite(const float* values, std::int64_t count) {
-  constexpr std::uint32_t kExponent = 0x7f800000;
-  std::uint32_t odd = 0;
-  for (std::int64_t i = 0; i < count; ++i) {
-    odd |= (std::bit_cast<std::uint32_t>(values[i]) & kExponent) == kExponent ? 1U : 0U;
-  }
-  return odd == 0;
-}
-
-// h of g and u. ffn() does not compute a u whose neuron does not fire, so 0 stays 0 where u has
-// overflowed; but a row of x that is not finite gives what a dense layer makes of it.
-template <class T>
-void widen_times(const T* g, std::int64_t count, bool finite, float* u) {
-  if (!finite || all_finite(u, count)) {
-    for (std::int64_t i = 0; i < count; ++i) u[i] *= static_cast<float>(g[i]);
-    return;
-  }
-  for (std::int64_t i = 0; i < count; ++i) {
-    const auto wide = static_cast<float>(g[i]);
-    u[i] = wide == 0.0F ? 0.0F : u[i] * wide;
-  }
-}
 
 // Those of a block's hidden state from row `first` on, before up is multiplied in.
 template <class T>
@@ -54,32 +30,6 @@ void add_counts(const Context& context, ConstMatrixView gate, std::int64_t first
       for (std::int64_t n = begin; n < end; ++n) {
         counts.neuron_nnz[static_cast<std::size_t>(n)] += static_cast<float>(row[n]) != 0.0F;
       }
-    }
-  });
-}
-
-// The norm of a block's hidden state: weighs h, and gives a factor for each row of y.
-template <class T>
-void weigh(const Context& context, const Kernels& kernels, const HiddenNorm& norm,
-           MatrixView hidden, std::vector<float>& factors) {
-  parallel_for(context, hidden.rows, [&](std::int64_t r) {
-    const T* const row = hidden.row<T>(r);
-    double squares = 0.0;
-    for (std::int64_t n = 0; n < hidden.cols; ++n) {
-      squares += static_cast<double>(static_cast<float>(row[n])) *
-                 static_cast<double>(static_cast<float>(row[n]));
-    }
-    factors[static_cast<std::size_t>(r)] = norm_factor(norm, squares, hidden.cols);
-    constexpr std::int64_t kPiece = 256;
-    float wide[kPiece];
-    for (std::int64_t n = 0; !norm.weight.empty() && n < hidden.cols; n += kPiece) {
-      const std::int64_t count = std::min(kPiece, hidden.cols - n);
-      for (std::int64_t i = 0; i < count; ++i) {
-        // What did not fire stays 0 where the weight is infinite.
-        const auto h = static_cast<float>(row[n + i]);
-        wide[i] = h == 0.0F ? 0.0F : h * weight_of(norm, n + i);
-      }
-      kernels.round_row(wide, count, hidden.row<T>(r) + n);
     }
   });
 }
