@@ -129,7 +129,7 @@ void require_findings(const char* operation, const LayerFindings& findings, cons
 BlockBuilder::BlockBuilder(const char* operation, const Context& context,
                            const StoredWeights& weights, const FfnForm& form,
                            const BlockOptions& options)
-    : tier_(context.tier()) {
+    : operation_(operation), tier_(context.tier()) {
   const DType dtype = dtype_of_x(weights, options);
   require_stored(operation, weights, dtype);
   LayerBlock& out = placed_;
@@ -170,7 +170,7 @@ void BlockBuilder::pack(const Context* context) {
 
 LayerBlock BlockBuilder::build(const Context* context, const LayerFindings* findings,
                                const std::optional<Screen>& screen) {
-  if (findings != nullptr) require_findings("LayerBlock", *findings, placed_.shape_);
+  if (findings != nullptr) require_findings(operation_, *findings, placed_.shape_);
   const bool pays = reads_gate() && findings != nullptr && screen_pays(tier_, findings->candidates);
   if (reads_gate() && !pays) pack(context);
   LayerBlock out = placed_;

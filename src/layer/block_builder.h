@@ -39,6 +39,7 @@ class BlockBuilder {
  private:
   void pack(const Context* context);
 
+  const char* operation_;
   CpuTier tier_;
   LayerBlock placed_;
 };

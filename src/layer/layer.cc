@@ -218,8 +218,9 @@ void Layer::State::prepare_locked(Context& context, ConstMatrixView sample) {
 
 void Layer::State::prepare_locked(const LayerFindings& findings,
                                   const std::optional<Screen>& screen, const Context* context) {
+  if (!block_) return set(builder_->build(context, &findings, screen));
   require_findings(kName, findings, shape());
-  set(block_ ? BlockBuilder::with(*block_, findings) : builder_->build(context, &findings, screen));
+  set(BlockBuilder::with(*block_, findings));
 }
 
 Layer::State::Call Layer::State::next(Context& context, ConstMatrixView x) {

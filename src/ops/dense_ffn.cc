@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "ops/counts.h"
 #include "ops/dense_hidden.h"
 #include "ops/multiply.h"
 
@@ -45,12 +46,9 @@ void add_bias(std::span<const float> bias, std::int64_t column, std::int64_t wid
 void dense_ffn(Context& context, ConstMatrixView x, const DenseWeights& weights,
                const FfnForm& form, MatrixView y, FfnCounts* counts) {
   const std::int64_t neurons = weights.gate.rows;
-  if (counts != nullptr) {
-    *counts = {};
-    counts->row_nnz.resize(static_cast<std::size_t>(x.rows));
-    counts->neuron_nnz.resize(static_cast<std::size_t>(neurons));
-  }
+  if (counts != nullptr) *counts = zero_counts(x.rows, neurons);
   const Kernels& kernels = kernels_of(context.tier(), x.dtype);
+  const Kernels& of_sums = kernels_of(context.tier(), DType::f32);
   const auto weight = [&](const WeightView& w) { return Weight(context.tier(), x.dtype, w); };
   const auto element = static_cast<std::int64_t>(size_of(x.dtype));
   const std::int64_t block = std::min(kDenseRows, x.rows);
@@ -85,10 +83,11 @@ void dense_ffn(Context& context, ConstMatrixView x, const DenseWeights& weights,
                  add_bias(form.up_bias, column, width, c);
                  activate_up(form, width, c);
                  std::byte* const h = hidden.row_bytes(row) + column * element;
-                 const bool whole = finite[static_cast<std::size_t>(row)] != 0;
+                 const bool guarded =
+                     finite[static_cast<std::size_t>(row)] != 0 && !of_sums.all_finite(c, width);
                  x.dtype == DType::bf16
-                     ? widen_times(reinterpret_cast<const bf16*>(h), width, whole, c)
-                     : widen_times(reinterpret_cast<const float*>(h), width, whole, c);
+                     ? widen_times(reinterpret_cast<const bf16*>(h), width, guarded, c)
+                     : widen_times(reinterpret_cast<const float*>(h), width, guarded, c);
                  kernels.round_row(c, width, h);
                });
     }

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <bit>
 #include <cstdint>
 #include <vector>
 
@@ -12,20 +11,12 @@
 
 namespace twell {
 
-inline bool all_finite(const float* values, std::int64_t count) {
-  constexpr std::uint32_t kExponent = 0x7f800000;
-  std::uint32_t odd = 0;
-  for (std::int64_t i = 0; i < count; ++i) {
-    odd |= (std::bit_cast<std::uint32_t>(values[i]) & kExponent) == kExponent ? 1U : 0U;
-  }
-  return odd == 0;
-}
-
-// h of g and u. ffn() does not compute a u whose neuron does not fire, so 0 stays 0 where u has
-// overflowed; but a row of x that is not finite gives what a dense layer makes of it.
+// u = h, of g and u. Guarded, 0 stays 0 where u has overflowed: ffn() does not compute a u whose
+// neuron does not fire. Not so in a row of x that is not finite, which gives what a dense layer
+// makes of it; and where all u are finite, both are the same.
 template <class T>
-void widen_times(const T* g, std::int64_t count, bool finite, float* u) {
-  if (!finite || all_finite(u, count)) {
+void widen_times(const T* g, std::int64_t count, bool guarded, float* u) {
+  if (!guarded) {
     for (std::int64_t i = 0; i < count; ++i) u[i] *= static_cast<float>(g[i]);
     return;
   }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "ops/counts.h"
 #include "ops/gate.h"
 #include "ops/hot_neurons.h"
 #include "ops/not_finite.h"
@@ -75,11 +76,7 @@ void ffn(Context& context, ConstMatrixView x, const FfnWeights& weights, const F
          MatrixView y, FfnCounts* counts) {
   require_ffn("ffn", x, weights, form, y);
   const FfnShape shape = weights.shape(x.dtype);
-  if (counts != nullptr) {
-    *counts = {};
-    counts->row_nnz.resize(static_cast<std::size_t>(x.rows));
-    counts->neuron_nnz.resize(static_cast<std::size_t>(shape.neurons));
-  }
+  if (counts != nullptr) *counts = zero_counts(x.rows, shape.neurons);
   if (x.rows == 0) return;
   const FfnPlan plan = plan_ffn(context, x.rows, shape, weights.form());
 

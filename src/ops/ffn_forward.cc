@@ -3,6 +3,7 @@
 #include <atomic>
 #include <limits>
 
+#include "ops/counts.h"
 #include "ops/forward_block.h"
 #include "ops/gate.h"
 #include "ops/hot_neurons.h"
@@ -126,9 +127,7 @@ void ffn_forward(Context& context, ConstMatrixView x, const FfnWeights& weights,
   const FfnShape shape = weights.shape(x.dtype);
   FfnCounts own;
   FfnCounts& all = counts != nullptr ? *counts : own;
-  all = {};
-  all.row_nnz.resize(static_cast<std::size_t>(x.rows));
-  all.neuron_nnz.resize(static_cast<std::size_t>(shape.neurons));
+  all = zero_counts(x.rows, shape.neurons);
   pattern.reset(x.rows, shape);
   if (x.rows == 0) return;
   if (shape.dtype == DType::bf16) {

@@ -27,6 +27,7 @@ namespace {
 namespace fs = std::filesystem;
 using test::message_of;
 using test::random_matrix;
+using test::same;
 using test::TestMatrix;
 using testing::HasSubstr;
 
@@ -95,16 +96,6 @@ TestMatrix<T> run(Context& context, const LayerBlock& block, const TestMatrix<T>
   TestMatrix<T> y(x.rows(), kColumns);
   ffn(context, x.view(), block.weights(), block.form(), y.view());
   return y;
-}
-
-template <class T>
-bool same(const TestMatrix<T>& a, const TestMatrix<T>& b) {
-  for (std::int64_t r = 0; r < a.rows(); ++r) {
-    for (std::int64_t c = 0; c < a.cols(); ++c) {
-      if (a.value(r, c) != b.value(r, c)) return false;
-    }
-  }
-  return true;
 }
 
 // Memory at a multiple of 64 bytes.

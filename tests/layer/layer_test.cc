@@ -23,6 +23,7 @@ namespace {
 
 using test::message_of;
 using test::random_matrix;
+using test::same;
 using test::TestMatrix;
 using testing::HasSubstr;
 
@@ -82,16 +83,6 @@ struct Stored {
   std::vector<float> gate_bias;
   FfnForm form{ActivationSpec{Activation::relu, 0.0F}};
 };
-
-template <class T>
-bool same(const TestMatrix<T>& a, const TestMatrix<T>& b) {
-  for (std::int64_t r = 0; r < a.rows(); ++r) {
-    for (std::int64_t c = 0; c < a.cols(); ++c) {
-      if (a.value(r, c) != b.value(r, c)) return false;
-    }
-  }
-  return true;
-}
 
 template <class T>
 TestMatrix<T> run(Layer& layer, Context& context, const TestMatrix<T>& x) {

@@ -52,6 +52,17 @@ class TestMatrix {
   std::vector<T> data_;
 };
 
+// Whether all numbers are the same, of matrices of one shape.
+template <class T>
+bool same(const TestMatrix<T>& a, const TestMatrix<T>& b) {
+  for (std::int64_t r = 0; r < a.rows(); ++r) {
+    for (std::int64_t c = 0; c < a.cols(); ++c) {
+      if (a.value(r, c) != b.value(r, c)) return false;
+    }
+  }
+  return true;
+}
+
 template <class T>
 TestMatrix<T> random_matrix(std::int64_t rows, std::int64_t cols, unsigned seed, float scale = 1.0F,
                             std::int64_t padding = 0) {
