@@ -13,11 +13,11 @@ STABLE_TORCH_LIBRARY_IMPL(twell, CUDA, m) {
   m.impl("pack_weight", TORCH_BOX(&ops::pack_weight));
   m.impl("unpack_weight", TORCH_BOX(&ops::unpack_weight));
   m.impl("screen_weight", TORCH_BOX(&ops::screen_weight));
-  m.impl("ffn", TORCH_BOX(&ops::WithForm<&ops::ffn>::call));
-  m.impl("ffn_stats", TORCH_BOX(&ops::WithForm<&ops::ffn_stats>::call));
-  m.impl("ffn_train", TORCH_BOX(&ops::WithForm<&ops::ffn_train>::call));
-  m.impl("ffn_train_backward", TORCH_BOX(&ops::WithForm<&ops::ffn_train_backward>::call));
-  m.impl("ffn_train_backward_add", TORCH_BOX(&ops::WithForm<&ops::ffn_train_backward_add>::call));
+  m.impl("ffn", TORCH_BOX(&ops::ffn));
+  m.impl("ffn_stats", TORCH_BOX(&ops::ffn_stats));
+  m.impl("ffn_train", TORCH_BOX(&ops::ffn_train));
+  m.impl("ffn_train_backward", TORCH_BOX(&ops::ffn_train_backward));
+  m.impl("ffn_train_backward_add", TORCH_BOX(&ops::ffn_train_backward_add));
   m.impl("gemm_relu_twell", TORCH_BOX(&ops::gemm_relu_twell));
   m.impl("twell_gated_ffn", TORCH_BOX(&ops::twell_gated_ffn));
   m.impl("twell_spmm", TORCH_BOX(&ops::twell_spmm));

@@ -10,22 +10,21 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <tuple>
 
 #include "torch_ops/form_arguments.h"
 
 namespace twell::torch_ops {
 
-Tensor ffn(const FormArguments& form, const Tensor& x, const Tensor& gate,
-           const std::optional<Tensor>& up, const Tensor& down,
-           const std::optional<Tensor>& screen);
+Tensor ffn(const Tensor& x, const OptionalTensors& weights, const std::optional<Tensor>& screen,
+           const std::string& form, std::int64_t hot);
 
 // Also the non-zeros of each row (int32, x's shape without its last dimension), the number of rows
 // that fired each neuron (int64 [H]), and the pre-activations that the screen did not rule out
 // (int64 []; 0 without one).
 using FfnStats = std::tuple<Tensor, Tensor, Tensor, Tensor>;
-FfnStats ffn_stats(const FormArguments& form, const Tensor& x, const Tensor& gate,
-                   const std::optional<Tensor>& up, const Tensor& down,
-                   const std::optional<Tensor>& screen);
+FfnStats ffn_stats(const Tensor& x, const OptionalTensors& weights,
+                   const std::optional<Tensor>& screen, const std::string& form, std::int64_t hot);
 
 }  // namespace twell::torch_ops

@@ -1,30 +1,101 @@
 #include "torch_ops/form_arguments.h"
 
 #include <algorithm>
+#include <charconv>
+#include <string_view>
 
 namespace twell::torch_ops {
 
-Activation up_activation_of(const char* operation, const std::string& name) {
-  return activation_named(operation, "up_activation", kUpActivations, "", name);
+namespace {
+
+double number_of(const char* operation, const char* argument, std::string_view text) {
+  double value = 0;
+  const char* const end = text.data() + text.size();
+  const auto [read, error] = std::from_chars(text.data(), end, value);
+  if (error != std::errc() || read != end) {
+    fail(operation, argument, "expected a number, got \"" + std::string(text) + "\"");
+  }
+  return value;
 }
 
-CpuForm::CpuForm(const char* operation, const FormArguments& arguments, DType dtype,
-                 std::int64_t neurons, std::int64_t columns) {
-  form_.gate = arguments.gate(operation);
-  form_.up = up_activation_of(operation, arguments.up_activation);
-  const auto vector_of = [&](const char* name, const std::optional<Tensor>& tensor,
-                             std::int64_t size) {
-    return tensor.has_value() ? vector({operation, name, *tensor}, dtype, size)
+// Takes what stands before the first `separator` off the text, and the separator.
+std::string_view take(std::string_view& text, char separator) {
+  const std::string_view head = text.substr(0, text.find(separator));
+  text.remove_prefix(std::min(head.size() + 1, text.size()));
+  return head;
+}
+
+// What text_of() writes (form_text.h).
+FfnForm form_of(const char* operation, const std::string& text) {
+  FfnForm form;
+  double threshold = 0;
+  std::string_view rest = text;
+  const std::string activation(take(rest, ' '));
+  while (!rest.empty()) {
+    std::string_view value = take(rest, ' ');
+    const std::string_view key = take(value, '=');
+    if (key == "threshold") {
+      threshold = number_of(operation, "threshold", value);
+    } else if (key == "up") {
+      form.up =
+          activation_named(operation, "up_activation", kUpActivations, "", std::string(value));
+    } else if (key == "norm") {
+      form.norm = {{}, static_cast<float>(number_of(operation, "norm_epsilon", value))};
+    } else {
+      fail(operation, "form",
+           "expected an activation and any of threshold=, up= and norm= behind it, got \"" + text +
+               "\"");
+    }
+  }
+  form.gate = activation_of(operation, activation, threshold);
+  return form;
+}
+
+}  // namespace
+
+const std::optional<Tensor>& entry(const OptionalTensors& list, std::size_t at) {
+  static const std::optional<Tensor> none;
+  return at < list.size() ? list[at] : none;
+}
+
+const Tensor& required(const char* operation, const char* name, const OptionalTensors& list,
+                       std::size_t at) {
+  const std::optional<Tensor>& tensor = entry(list, at);
+  if (!tensor.has_value()) fail(operation, name, "expected a tensor, got none");
+  return *tensor;
+}
+
+LayerArguments::LayerArguments(const char* name, const OptionalTensors& list,
+                               const std::string& text, std::int64_t hot_neurons)
+    : operation(name),
+      weights(list),
+      form(form_of(name, text)),
+      hot(hot_neurons),
+      gate(required(name, "gate", list, 0)),
+      up(entry(list, 1)),
+      down(required(name, "down", list, 2)) {
+  if (list.size() > kWeightNames.size()) {
+    fail(name, "weights",
+         "expected at most " + std::to_string(kWeightNames.size()) +
+             ", the last one norm_weight, got " + std::to_string(list.size()));
+  }
+}
+
+CpuForm::CpuForm(const LayerArguments& layer, DType dtype, std::int64_t neurons,
+                 std::int64_t columns)
+    : form_(layer.form) {
+  const auto vector_of = [&](std::size_t at, std::int64_t size) {
+    const std::optional<Tensor>& tensor = entry(layer.weights, at);
+    return tensor.has_value() ? vector({layer.operation, kWeightNames[at], *tensor}, dtype, size)
                               : std::span<const float>();
   };
-  form_.gate_bias = vector_of("gate_bias", arguments.gate_bias, neurons);
-  form_.up_bias = vector_of("up_bias", arguments.up_bias, neurons);
-  form_.down_bias = vector_of("down_bias", arguments.down_bias, columns);
-  if (arguments.norm_epsilon.has_value()) {
-    form_.norm = {vector_of("norm_weight", arguments.norm_weight, neurons),
-                  static_cast<float>(*arguments.norm_epsilon)};
-  } else if (arguments.norm_weight.has_value()) {
-    fail(operation, "norm_weight", "expected norm_epsilon with it, got none");
+  form_.gate_bias = vector_of(3, neurons);
+  form_.up_bias = vector_of(4, neurons);
+  form_.down_bias = vector_of(5, columns);
+  if (form_.norm) {
+    form_.norm->weight = vector_of(6, neurons);
+  } else if (entry(layer.weights, 6).has_value()) {
+    fail(layer.operation, "norm_weight", "expected norm_epsilon with it, got none");
   }
 }
 

@@ -1,7 +1,7 @@
-// A layer's form (twell/ffn_form.h) as the operators take it: their last arguments, the same of
-// all that compute a feed-forward layer.
+// A layer's weights and form (twell/ffn_form.h) as the operators take them.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -13,48 +13,43 @@
 
 namespace twell::torch_ops {
 
-// Of a schema. `hot` is no part of the form; it stands where callers have it by position.
-#define TWELL_FORM_SCHEMA                                                          \
-  "str activation=\"relu\", float threshold=0., int hot=0, "                       \
-  "str up_activation=\"identity\", Tensor? gate_bias=None, Tensor? up_bias=None, " \
-  "Tensor? down_bias=None, Tensor? norm_weight=None, float? norm_epsilon=None"
+using OptionalTensors = std::vector<std::optional<Tensor>>;
 
-// Vectors are of the layer's dtype or f32. A norm is there where its epsilon is.
-struct FormArguments {
-  const std::string& activation;
-  double threshold;
+// What an operator's list `weights` has, in this order. Trailing ones may be left out. Without a
+// gate there is no up, and up is in the gate's place. Vectors are of the layer's dtype or f32.
+inline constexpr std::size_t kMatrices = 3;
+inline constexpr std::array kWeightNames = {"gate",    "up",        "down",       "gate_bias",
+                                            "up_bias", "down_bias", "norm_weight"};
+// Their gradients, in results and in the list `gradients`.
+inline constexpr std::array kGradientNames = {"dgate",    "dup",        "ddown",       "dgate_bias",
+                                              "dup_bias", "ddown_bias", "dnorm_weight"};
+
+// None beyond the end.
+const std::optional<Tensor>& entry(const OptionalTensors& list, std::size_t at);
+// An entry that has to be there. `name` is the argument's, for the error.
+const Tensor& required(const char* operation, const char* name, const OptionalTensors& list,
+                       std::size_t at);
+
+// One layer of a call. Refers to `weights`.
+struct LayerArguments {
+  LayerArguments(const char* operation, const OptionalTensors& weights, const std::string& form,
+                 std::int64_t hot);
+  LayerArguments(const LayerArguments&) = delete;
+
+  const char* operation;
+  const OptionalTensors& weights;
+  FfnForm form;  // without its vectors
   std::int64_t hot;
-  const std::string& up_activation;
-  const std::optional<Tensor>&gate_bias, &up_bias, &down_bias, &norm_weight;
-  const std::optional<double>& norm_epsilon;
-
-  ActivationSpec gate(const char* operation) const {
-    return activation_of(operation, activation, threshold);
-  }
-};
-
-// kFunction(form, a...) as the dispatcher calls it: (a..., the form's arguments one by one).
-template <auto* kFunction>
-struct WithForm;
-template <class Result, class... A, Result (*kFunction)(const FormArguments&, A...)>
-struct WithForm<kFunction> {
-  static Result call(A... a, const std::string& activation, double threshold, std::int64_t hot,
-                     const std::string& up_activation, const std::optional<Tensor>& gate_bias,
-                     const std::optional<Tensor>& up_bias, const std::optional<Tensor>& down_bias,
-                     const std::optional<Tensor>& norm_weight,
-                     const std::optional<double>& norm_epsilon) {
-    return kFunction({activation, threshold, hot, up_activation, gate_bias, up_bias, down_bias,
-                      norm_weight, norm_epsilon},
-                     a...);
-  }
+  const Tensor& gate;
+  const std::optional<Tensor>& up;
+  const Tensor& down;
 };
 
 // The form of a call on a CPU, of a layer with so many neurons and columns of down. Keeps what had
 // to be widened to f32; other vectors are the tensors' own memory.
 class CpuForm {
  public:
-  CpuForm(const char* operation, const FormArguments& arguments, DType dtype, std::int64_t neurons,
-          std::int64_t columns);
+  CpuForm(const LayerArguments& layer, DType dtype, std::int64_t neurons, std::int64_t columns);
   CpuForm(const CpuForm&) = delete;
 
   const FfnForm& get() const { return form_; }
@@ -65,8 +60,5 @@ class CpuForm {
   FfnForm form_;
   std::vector<std::vector<float>> widened_;
 };
-
-// An activation of up, by its name.
-Activation up_activation_of(const char* operation, const std::string& name);
 
 }  // namespace twell::torch_ops

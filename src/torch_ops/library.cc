@@ -15,14 +15,14 @@ STABLE_TORCH_LIBRARY(twell, m) {
   m.def("linear(Tensor x, Tensor weight_packed, Tensor? bias=None) -> Tensor");
   m.def("linear_as_stored(Tensor x, Tensor weight) -> Tensor");
   m.def("round_inputs(Tensor x) -> Tensor");
+  // `weights`: gate, up, down, gate_bias, up_bias, down_bias, norm_weight (form_arguments.h);
+  // `form`: form_text.h.
   m.def(
-      "ffn(Tensor x, Tensor gate, Tensor? up, Tensor down, Tensor? screen=None, " TWELL_FORM_SCHEMA
-      ") -> Tensor");
+      "ffn(Tensor x, Tensor?[] weights, Tensor? screen=None, str form=\"relu\", int hot=0) -> "
+      "Tensor");
   m.def(
-      "ffn_stats(Tensor x, Tensor gate, Tensor? up, Tensor down, Tensor? "
-      "screen=None, " TWELL_FORM_SCHEMA
-      ") -> (Tensor y, Tensor row_nnz, "
-      "Tensor neuron_nnz, Tensor candidates)");
+      "ffn_stats(Tensor x, Tensor?[] weights, Tensor? screen=None, str form=\"relu\", int hot=0) "
+      "-> (Tensor y, Tensor row_nnz, Tensor neuron_nnz, Tensor candidates)");
   m.def("screen_weight(Tensor weight, Tensor? axis=None) -> Tensor");
   m.def("screen_limit() -> float");
   // Asked of a GPU alone: implemented in cuda/torch/.
@@ -37,21 +37,17 @@ STABLE_TORCH_LIBRARY(twell, m) {
   m.def("cpu_tier() -> str");
   m.def("cpu_tier_available(str tier) -> bool");
   m.def(
-      "ffn_train(Tensor x, Tensor gate, Tensor? up, Tensor down, Tensor? "
-      "screen=None, " TWELL_FORM_SCHEMA
-      ") -> (Tensor y, Tensor l1, Tensor row_nnz, Tensor neuron_nnz, "
-      "Tensor offsets, Tensor neurons, Tensor values)");
+      "ffn_train(Tensor x, Tensor?[] weights, Tensor? screen=None, str form=\"relu\", int hot=0) "
+      "-> (Tensor y, Tensor l1, Tensor row_nnz, Tensor neuron_nnz, Tensor offsets, Tensor neurons, "
+      "Tensor values)");
+  // `kept`: the last three of ffn_train.
   m.def(
-      "ffn_train_backward(Tensor dy, Tensor x, Tensor gate, Tensor? up, Tensor down, "
-      "Tensor offsets, Tensor neurons, Tensor values, Tensor? l1_grad, " TWELL_FORM_SCHEMA
-      ") -> (Tensor dx, Tensor dgate, Tensor dup, Tensor ddown, Tensor dgate_bias, "
-      "Tensor dup_bias, Tensor ddown_bias, Tensor dnorm_weight)");
+      "ffn_train_backward(Tensor dy, Tensor x, Tensor?[] weights, Tensor[] kept, Tensor? l1_grad, "
+      "str form=\"relu\", int hot=0) -> (Tensor dx, Tensor dgate, Tensor dup, Tensor ddown, "
+      "Tensor dgate_bias, Tensor dup_bias, Tensor ddown_bias, Tensor dnorm_weight)");
   m.def(
-      "ffn_train_backward_add(Tensor dy, Tensor x, Tensor gate, Tensor? up, Tensor down, "
-      "Tensor offsets, Tensor neurons, Tensor values, Tensor? l1_grad, Tensor(a!) dgate, "
-      "Tensor(b!)? dup, Tensor(c!) ddown, Tensor(d!)? dgate_bias=None, "
-      "Tensor(e!)? dup_bias=None, Tensor(f!)? ddown_bias=None, "
-      "Tensor(g!)? dnorm_weight=None, " TWELL_FORM_SCHEMA ") -> Tensor");
+      "ffn_train_backward_add(Tensor dy, Tensor x, Tensor?[] weights, Tensor[] kept, "
+      "Tensor? l1_grad, Tensor(a!)?[] gradients, str form=\"relu\", int hot=0) -> Tensor");
   // The steps of the layer one by one, for inspection and tests.
   m.def(
       "gemm_relu_twell(Tensor x, Tensor weight_packed, str activation=\"relu\", "
@@ -76,12 +72,12 @@ STABLE_TORCH_LIBRARY_IMPL(twell, CPU, m) {
   m.impl("linear", TORCH_BOX(&ops::linear));
   m.impl("linear_as_stored", TORCH_BOX(&ops::linear_as_stored));
   m.impl("round_inputs", TORCH_BOX(&ops::round_inputs));
-  m.impl("ffn", TORCH_BOX(&ops::WithForm<&ops::ffn>::call));
-  m.impl("ffn_stats", TORCH_BOX(&ops::WithForm<&ops::ffn_stats>::call));
+  m.impl("ffn", TORCH_BOX(&ops::ffn));
+  m.impl("ffn_stats", TORCH_BOX(&ops::ffn_stats));
   m.impl("screen_weight", TORCH_BOX(&ops::screen_weight));
-  m.impl("ffn_train", TORCH_BOX(&ops::WithForm<&ops::ffn_train>::call));
-  m.impl("ffn_train_backward", TORCH_BOX(&ops::WithForm<&ops::ffn_train_backward>::call));
-  m.impl("ffn_train_backward_add", TORCH_BOX(&ops::WithForm<&ops::ffn_train_backward_add>::call));
+  m.impl("ffn_train", TORCH_BOX(&ops::ffn_train));
+  m.impl("ffn_train_backward", TORCH_BOX(&ops::ffn_train_backward));
+  m.impl("ffn_train_backward_add", TORCH_BOX(&ops::ffn_train_backward_add));
   m.impl("gemm_relu_twell", TORCH_BOX(&ops::gemm_relu_twell));
   m.impl("twell_gated_ffn", TORCH_BOX(&ops::twell_gated_ffn));
   m.impl("twell_spmm", TORCH_BOX(&ops::twell_spmm));

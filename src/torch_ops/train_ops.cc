@@ -1,6 +1,8 @@
 #include "torch_ops/train_ops.h"
 
 #include <algorithm>
+#include <array>
+#include <span>
 
 #include "torch_ops/cpu_context.h"
 #include "twell/train.h"
@@ -25,7 +27,13 @@ void require_list(const Argument& argument, ScalarType type, const std::vector<s
 
 // The pattern's tensors as libtwell's lists. They are written through by ffn_train alone.
 FfnPatternView lists_of(const char* operation, const FfnShape& shape, std::int64_t rows,
-                        const Tensor& offsets, const Tensor& neurons, const Tensor& values) {
+                        std::span<const Tensor> kept) {
+  if (kept.size() != 3) {
+    fail(operation, "kept",
+         "expected offsets, neurons and values of ffn_train, got " + std::to_string(kept.size()) +
+             " tensors");
+  }
+  const Tensor &offsets = kept[0], &neurons = kept[1], &values = kept[2];
   const std::int64_t places = rows * shape.neurons;
   require_list({operation, "offsets", offsets}, ScalarType::Long, {rows + 1});
   require_list({operation, "neurons", neurons}, ScalarType::Int, {places});
@@ -75,11 +83,6 @@ void require_pattern(const char* operation, const FfnPatternView& pattern) {
   if (first < pattern.rows) refuse("neurons", first);
 }
 
-// The gradients of a form's vectors: f32, [neurons] and of down's bias [columns]; or none.
-struct VectorGradients {
-  std::optional<Tensor> gate_bias, up_bias, down_bias, norm_weight;
-};
-
 // Rounds f32 sums to the bf16 of `out`, which it returns.
 Tensor narrowed(const Tensor& sums, const Tensor& out) {
   const auto* from = static_cast<const float*>(sums.const_data_ptr());
@@ -89,56 +92,58 @@ Tensor narrowed(const Tensor& sums, const Tensor& out) {
 }
 
 struct Backward {
-  const char* operation;
-  const FormArguments& form;
-  const Tensor &dy, &x, &gate;
-  const std::optional<Tensor>& up;
-  const Tensor &down, &offsets, &neurons, &values;
+  const LayerArguments layer;
+  const Tensor &dy, &x;
+  const std::vector<Tensor>& kept;
   const std::optional<Tensor>& l1_grad;
 
+  Argument argument(const char* name, const Tensor& tensor) const {
+    return {layer.operation, name, tensor};
+  }
+
   // Returns dx; writes or adds the other gradients.
-  Tensor run(const Tensor& dgate, const std::optional<Tensor>& dup, const Tensor& ddown,
-             const VectorGradients& vectors, bool add) const {
-    const Rows rows = rows_of({operation, "x", x});
-    const Rows dy_rows = rows_of({operation, "dy", dy});
+  Tensor run(const OptionalTensors& gradients, bool add) const {
+    const Rows rows = rows_of(argument("x", x));
+    const Rows dy_rows = rows_of(argument("dy", dy));
     FfnBackward in;
     in.x = rows.view;
     in.dy = dy_rows.view;
-    in.gate = matrix_of({operation, "gate", gate});
-    if (up.has_value()) in.up = matrix_of({operation, "up", *up});
-    in.down = matrix_of({operation, "down", down});
-    const FfnShape shape = {in.gate.cols, in.gate.rows, up.has_value(), in.x.dtype};
-    in.pattern = lists_of(operation, shape, in.x.rows, offsets, neurons, values);
-    require_pattern(operation, in.pattern);
-    require_hot(operation, form.hot, in.down.rows);
-    const CpuForm cpu_form(operation, form, shape.dtype, in.down.rows, in.down.cols);
-    in.form = cpu_form.get();
+    in.gate = matrix_of(argument("gate", layer.gate));
+    if (layer.up.has_value()) in.up = matrix_of(argument("up", *layer.up));
+    in.down = matrix_of(argument("down", layer.down));
+    const FfnShape shape = {in.gate.cols, in.gate.rows, layer.up.has_value(), in.x.dtype};
+    in.pattern = lists_of(layer.operation, shape, in.x.rows, kept);
+    require_pattern(layer.operation, in.pattern);
+    require_hot(layer.operation, layer.hot, in.down.rows);
+    const CpuForm form(layer, shape.dtype, in.down.rows, in.down.cols);
+    in.form = form.get();
     if (l1_grad.has_value()) {
-      require_list({operation, "l1_grad", *l1_grad}, ScalarType::Float, {});
+      require_list(argument("l1_grad", *l1_grad), ScalarType::Float, {});
       in.l1 = *static_cast<const float*>(l1_grad->const_data_ptr());
     }
-    Tensor dx = new_rows({operation, "x", x}, in.gate.cols, shape.dtype);
+    Tensor dx = new_rows(argument("x", x), in.gate.cols, shape.dtype);
     FfnGradients out;
+    out.accumulate = add;
     out.dx = mutable_matrix(dx, shape.dtype, in.x.rows, in.gate.cols);
-    const auto gradient = [&](const char* name, const Tensor& tensor) {
-      const ConstMatrixView view = matrix_of({operation, name, tensor});
+    const auto matrix = [&](std::size_t at) {
+      const Tensor& tensor = required(layer.operation, kGradientNames[at], gradients, at);
+      const ConstMatrixView view = matrix_of(argument(kGradientNames[at], tensor));
       return MatrixView(tensor.mutable_data_ptr(), view.dtype, view.rows, view.cols,
                         view.row_stride);
     };
-    out.gate = gradient("dgate", dgate);
-    if (dup.has_value()) out.up = gradient("dup", *dup);
-    out.down = gradient("ddown", ddown);
-    out.accumulate = add;
-    const auto vector_gradient = [&](const char* name, const std::optional<Tensor>& tensor,
-                                     std::int64_t size) -> std::span<float> {
+    out.gate = matrix(0);
+    if (entry(gradients, 1).has_value()) out.up = matrix(1);
+    out.down = matrix(2);
+    const auto vector = [&](std::size_t at, std::int64_t size) -> std::span<float> {
+      const std::optional<Tensor>& tensor = entry(gradients, at);
       if (!tensor.has_value()) return {};
-      require_list({operation, name, *tensor}, ScalarType::Float, {size}, "");
+      require_list(argument(kGradientNames[at], *tensor), ScalarType::Float, {size}, "");
       return {static_cast<float*>(tensor->mutable_data_ptr()), static_cast<std::size_t>(size)};
     };
-    out.gate_bias = vector_gradient("dgate_bias", vectors.gate_bias, in.down.rows);
-    out.up_bias = vector_gradient("dup_bias", vectors.up_bias, in.down.rows);
-    out.down_bias = vector_gradient("ddown_bias", vectors.down_bias, in.down.cols);
-    out.norm_weight = vector_gradient("dnorm_weight", vectors.norm_weight, in.down.rows);
+    out.gate_bias = vector(3, in.down.rows);
+    out.up_bias = vector(4, in.down.rows);
+    out.down_bias = vector(5, in.down.cols);
+    out.norm_weight = vector(6, in.down.rows);
     twell::ffn_backward(cpu_context(), in, out);
     return dx;
   }
@@ -146,27 +151,28 @@ struct Backward {
 
 }  // namespace
 
-TrainedFfn ffn_train(const FormArguments& form, const Tensor& x, const Tensor& gate,
-                     const std::optional<Tensor>& up, const Tensor& down,
-                     const std::optional<Tensor>& screen) {
+TrainedFfn ffn_train(const Tensor& x, const OptionalTensors& weights,
+                     const std::optional<Tensor>& screen, const std::string& form,
+                     std::int64_t hot) {
   constexpr const char* kOperation = "ffn_train";
+  const LayerArguments layer(kOperation, weights, form, hot);
   const Rows rows = rows_of({kOperation, "x", x});
-  const ConstMatrixView gate_rows = matrix_of({kOperation, "gate", gate});
-  const ConstMatrixView down_rows = matrix_of({kOperation, "down", down});
-  require_hot(kOperation, form.hot, down_rows.rows);
-  FfnWeights weights = {.gate = gate_rows, .up = {}, .down = down_rows};
-  if (up.has_value()) weights.up = matrix_of({kOperation, "up", *up});
+  const ConstMatrixView gate = matrix_of({kOperation, "gate", layer.gate});
+  const ConstMatrixView down = matrix_of({kOperation, "down", layer.down});
+  require_hot(kOperation, hot, down.rows);
+  FfnWeights views = {.gate = gate, .up = {}, .down = down};
+  if (layer.up.has_value()) views.up = matrix_of({kOperation, "up", *layer.up});
   std::optional<PackedWeight> packed;
   if (screen.has_value()) {
-    weights.screen = screen_of({kOperation, "screen", *screen}, gate_rows.rows, gate_rows.cols);
+    views.screen = screen_of({kOperation, "screen", *screen}, gate.rows, gate.cols);
   } else {
-    weights.gate = packed.emplace(gate_rows).view();
+    views.gate = packed.emplace(gate).view();
   }
-  const FfnShape shape = weights.shape(rows.view.dtype);
-  const CpuForm cpu_form(kOperation, form, shape.dtype, down_rows.rows, down_rows.cols);
+  const FfnShape shape = views.shape(rows.view.dtype);
+  const CpuForm cpu_form(layer, shape.dtype, down.rows, down.cols);
   const std::int64_t m = rows.view.rows;
   const std::int64_t places = m * shape.neurons;
-  Tensor y = new_rows({kOperation, "x", x}, down_rows.cols, shape.dtype);
+  Tensor y = new_rows({kOperation, "x", x}, down.cols, shape.dtype);
   Tensor l1 = new_empty({kOperation, "l1", x}, {}, ScalarType::Float);
   Tensor row_nnz = new_empty({kOperation, "row_nnz", x}, leading_of(x), ScalarType::Int);
   Tensor neuron_nnz = new_empty({kOperation, "neuron_nnz", x}, {shape.neurons}, ScalarType::Long);
@@ -174,10 +180,10 @@ TrainedFfn ffn_train(const FormArguments& form, const Tensor& x, const Tensor& g
   Tensor neurons = new_empty({kOperation, "neurons", x}, {places}, ScalarType::Int);
   Tensor values = new_empty({kOperation, "values", x}, {shape.gated ? 2 : 1, places},
                             scalar_type_of(shape.dtype));
-  FfnPattern pattern(lists_of(kOperation, shape, m, offsets, neurons, values));
+  FfnPattern pattern(lists_of(kOperation, shape, m, std::array{offsets, neurons, values}));
   FfnCounts counts;
-  twell::ffn_forward(cpu_context(), rows.view, weights, cpu_form.get(),
-                     mutable_matrix(y, shape.dtype, m, down_rows.cols), pattern, &counts);
+  twell::ffn_forward(cpu_context(), rows.view, views, cpu_form.get(),
+                     mutable_matrix(y, shape.dtype, m, down.cols), pattern, &counts);
   *static_cast<float*>(l1.mutable_data_ptr()) = static_cast<float>(counts.l1);
   std::copy(counts.row_nnz.begin(), counts.row_nnz.end(),
             static_cast<std::int32_t*>(row_nnz.mutable_data_ptr()));
@@ -186,61 +192,41 @@ TrainedFfn ffn_train(const FormArguments& form, const Tensor& x, const Tensor& g
   return {y, l1, row_nnz, neuron_nnz, offsets, neurons, values};
 }
 
-FfnGradientTensors ffn_train_backward(const FormArguments& form, const Tensor& dy, const Tensor& x,
-                                      const Tensor& gate, const std::optional<Tensor>& up,
-                                      const Tensor& down, const Tensor& offsets,
-                                      const Tensor& neurons, const Tensor& values,
-                                      const std::optional<Tensor>& l1_grad) {
-  const Backward call{
-      "ffn_train_backward", form, dy, x, gate, up, down, offsets, neurons, values, l1_grad};
-  const auto like = [&](const char* name, const Tensor& tensor, ScalarType type) {
-    const auto sizes = tensor.sizes();
-    return new_empty({call.operation, name, tensor}, {sizes.begin(), sizes.end()}, type);
+FfnGradientTensors ffn_train_backward(const Tensor& dy, const Tensor& x,
+                                      const OptionalTensors& weights,
+                                      const std::vector<Tensor>& kept,
+                                      const std::optional<Tensor>& l1_grad, const std::string& form,
+                                      std::int64_t hot) {
+  constexpr const char* kOperation = "ffn_train_backward";
+  const Backward call{{kOperation, weights, form, hot}, dy, x, kept, l1_grad};
+  const ScalarType type = call.layer.gate.scalar_type();
+  const auto like = [&](std::size_t at, ScalarType of) {
+    const Tensor& weight = *weights[at];
+    const auto sizes = weight.sizes();
+    return new_empty({kOperation, kGradientNames[at], weight}, {sizes.begin(), sizes.end()}, of);
   };
-  const ScalarType type = gate.scalar_type();
-  Tensor dgate = like("dgate", gate, type);
-  std::optional<Tensor> dup;
-  if (up.has_value()) dup = like("dup", *up, type);
-  Tensor ddown = like("ddown", down, type);
-  const auto sums = [&](const char* name, const std::optional<Tensor>& vector) {
-    return vector.has_value() ? std::optional(like(name, *vector, ScalarType::Float))
-                              : std::nullopt;
+  OptionalTensors gradients(kWeightNames.size());
+  for (std::size_t at = 0; at < weights.size(); ++at) {
+    if (weights[at].has_value())
+      gradients[at] = like(at, at < kMatrices ? type : ScalarType::Float);
+  }
+  Tensor dx = call.run(gradients, false);
+  const auto gradient = [&](std::size_t at) {
+    const std::optional<Tensor>& made = gradients[at];
+    if (!made.has_value()) return new_empty({kOperation, kGradientNames[at], x}, {0}, type);
+    const ScalarType wanted = at < kMatrices ? type : weights[at]->scalar_type();
+    return made->scalar_type() == wanted ? *made : narrowed(*made, like(at, wanted));
   };
-  const VectorGradients vectors = {
-      sums("dgate_bias", form.gate_bias), sums("dup_bias", form.up_bias),
-      sums("ddown_bias", form.down_bias), sums("dnorm_weight", form.norm_weight)};
-  Tensor dx = call.run(dgate, dup, ddown, vectors, false);
-  const auto none = [&](const char* name) {
-    return new_empty({call.operation, name, x}, {0}, type);
-  };
-  const auto gradient = [&](const char* name, const std::optional<Tensor>& sum,
-                            const std::optional<Tensor>& vector) {
-    if (!sum.has_value()) return none(name);
-    const ScalarType wanted = vector->scalar_type();
-    return wanted == ScalarType::Float ? *sum : narrowed(*sum, like(name, *vector, wanted));
-  };
-  return {dx,
-          dgate,
-          dup.has_value() ? *dup : none("dup"),
-          ddown,
-          gradient("dgate_bias", vectors.gate_bias, form.gate_bias),
-          gradient("dup_bias", vectors.up_bias, form.up_bias),
-          gradient("ddown_bias", vectors.down_bias, form.down_bias),
-          gradient("dnorm_weight", vectors.norm_weight, form.norm_weight)};
+  return {dx,          gradient(0), gradient(1), gradient(2),
+          gradient(3), gradient(4), gradient(5), gradient(6)};
 }
 
-Tensor ffn_train_backward_add(const FormArguments& form, const Tensor& dy, const Tensor& x,
-                              const Tensor& gate, const std::optional<Tensor>& up,
-                              const Tensor& down, const Tensor& offsets, const Tensor& neurons,
-                              const Tensor& values, const std::optional<Tensor>& l1_grad,
-                              const Tensor& dgate, const std::optional<Tensor>& dup,
-                              const Tensor& ddown, const std::optional<Tensor>& dgate_bias,
-                              const std::optional<Tensor>& dup_bias,
-                              const std::optional<Tensor>& ddown_bias,
-                              const std::optional<Tensor>& dnorm_weight) {
-  return Backward{
-      "ffn_train_backward_add", form, dy, x, gate, up, down, offsets, neurons, values, l1_grad}
-      .run(dgate, dup, ddown, {dgate_bias, dup_bias, ddown_bias, dnorm_weight}, true);
+Tensor ffn_train_backward_add(const Tensor& dy, const Tensor& x, const OptionalTensors& weights,
+                              const std::vector<Tensor>& kept, const std::optional<Tensor>& l1_grad,
+                              const OptionalTensors& gradients, const std::string& form,
+                              std::int64_t hot) {
+  const Backward call{{"ffn_train_backward_add", weights, form, hot}, dy, x, kept, l1_grad};
+  return call.run(gradients, true);
 }
 
 }  // namespace twell::torch_ops

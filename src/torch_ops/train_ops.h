@@ -8,7 +8,9 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <tuple>
+#include <vector>
 
 #include "torch_ops/form_arguments.h"
 
@@ -20,31 +22,26 @@ namespace twell::torch_ops {
 // all neurons fire, so that they depend on no value; memory beyond what fires is reserved and never
 // touched. On a GPU `values` has all in a form of its own, and offsets and neurons are empty.
 using TrainedFfn = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
-TrainedFfn ffn_train(const FormArguments& form, const Tensor& x, const Tensor& gate,
-                     const std::optional<Tensor>& up, const Tensor& down,
-                     const std::optional<Tensor>& screen);
+TrainedFfn ffn_train(const Tensor& x, const OptionalTensors& weights,
+                     const std::optional<Tensor>& screen, const std::string& form,
+                     std::int64_t hot);
 
 // dx, dgate, dup and ddown, of the layer's dtype, and the gradients of the form's vectors, each of
-// its vector's dtype; empty where there is no such weight or vector. l1_grad: f32 [], the gradient
-// of l1; none is 0.
+// its vector's dtype; empty where there is no such weight or vector. `kept` is the pattern.
+// l1_grad: f32 [], the gradient of l1; none is 0.
 using FfnGradientTensors =
     std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
-FfnGradientTensors ffn_train_backward(const FormArguments& form, const Tensor& dy, const Tensor& x,
-                                      const Tensor& gate, const std::optional<Tensor>& up,
-                                      const Tensor& down, const Tensor& offsets,
-                                      const Tensor& neurons, const Tensor& values,
-                                      const std::optional<Tensor>& l1_grad);
+FfnGradientTensors ffn_train_backward(const Tensor& dy, const Tensor& x,
+                                      const OptionalTensors& weights,
+                                      const std::vector<Tensor>& kept,
+                                      const std::optional<Tensor>& l1_grad, const std::string& form,
+                                      std::int64_t hot);
 
-// The same, with the gradients added to f32 tensors of the weights' and vectors' shapes; those of
-// vectors may be left out. Returns dx.
-Tensor ffn_train_backward_add(const FormArguments& form, const Tensor& dy, const Tensor& x,
-                              const Tensor& gate, const std::optional<Tensor>& up,
-                              const Tensor& down, const Tensor& offsets, const Tensor& neurons,
-                              const Tensor& values, const std::optional<Tensor>& l1_grad,
-                              const Tensor& dgate, const std::optional<Tensor>& dup,
-                              const Tensor& ddown, const std::optional<Tensor>& dgate_bias,
-                              const std::optional<Tensor>& dup_bias,
-                              const std::optional<Tensor>& ddown_bias,
-                              const std::optional<Tensor>& dnorm_weight);
+// The same, with the gradients added to `gradients`, f32 tensors of the shapes of the weights;
+// those of vectors may be left out. Returns dx.
+Tensor ffn_train_backward_add(const Tensor& dy, const Tensor& x, const OptionalTensors& weights,
+                              const std::vector<Tensor>& kept, const std::optional<Tensor>& l1_grad,
+                              const OptionalTensors& gradients, const std::string& form,
+                              std::int64_t hot);
 
 }  // namespace twell::torch_ops
