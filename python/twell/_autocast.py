@@ -33,10 +33,10 @@ def cast_operands(
 # weight that was prepared for a dtype (packed, or with its screen) is not: x is cast to that dtype,
 # and y to the dtype that a linear layer would return.
 def _of_stored(operation: Callable[..., Any]) -> Callable[..., Any]:
-    def kernel(x: Tensor, gate: Tensor, up: Tensor | None, down: Tensor, *rest: Any) -> Any:
-        operands = cast_operands(x, gate, up, down)
+    def kernel(x: Tensor, weights: list[Any], *rest: Any) -> Any:
+        x, *matrices = cast_operands(x, *weights[:3])
         with torch.autocast(x.device.type, enabled=False):
-            return operation(*operands, *rest)
+            return operation(x, [*matrices, *weights[3:]], *rest)
 
     return kernel
 
@@ -49,10 +49,11 @@ def _dtype_beside(weight: Tensor, to: torch.dtype) -> torch.dtype:
 
 
 def _of_prepared(operation: Callable[..., Any]) -> Callable[..., Any]:
-    def kernel(x: Tensor, weight: Tensor, *rest: Any) -> Any:
+    def kernel(x: Tensor, weights: Any, *rest: Any) -> Any:
+        first = weights[0] if isinstance(weights, list) else weights
         to = _dtype(x)
         with torch.autocast(x.device.type, enabled=False):
-            out = operation(x.to(_dtype_beside(weight, to)), weight, *rest)
+            out = operation(x.to(_dtype_beside(first, to)), weights, *rest)
         return out.to(to) if isinstance(out, Tensor) else (out[0].to(to), *out[1:])
 
     return kernel

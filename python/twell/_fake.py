@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from twell.form import Form
-
 _PANEL = 16
 
 
@@ -119,20 +117,18 @@ def _rows(x: Tensor, cols: Any) -> Tensor:
     return x.new_empty((*x.shape[:-1], cols))
 
 
-# Of a layer's operators: what follows the tensors that shapes depend on is taken as it comes.
+# Of a layer's operators: weights are gate, up, down and vectors.
 
 
-def _ffn(x: Tensor, gate: Tensor, up: Tensor | None, down: Tensor, *_: Any, **__: Any) -> Tensor:
-    return _rows(x, down.shape[1])
+def _ffn(x: Tensor, weights: list[Any], *_: Any) -> Tensor:
+    return _rows(x, weights[2].shape[1])
 
 
-def _ffn_stats(
-    x: Tensor, gate: Tensor, up: Tensor | None, down: Tensor, *_: Any, **__: Any
-) -> tuple[Tensor, ...]:
+def _ffn_stats(x: Tensor, weights: list[Any], *_: Any) -> tuple[Tensor, ...]:
     return (
-        _rows(x, down.shape[1]),
+        _rows(x, weights[2].shape[1]),
         x.new_empty(x.shape[:-1], dtype=torch.int32),
-        x.new_empty((gate.shape[0],), dtype=torch.int64),
+        x.new_empty((weights[0].shape[0],), dtype=torch.int64),
         x.new_empty((), dtype=torch.int64),
     )
 
@@ -146,17 +142,9 @@ def _kept_elements(rows: Any, hidden: Any, hot: int) -> Any:
 
 
 def _ffn_train(
-    x: Tensor,
-    gate: Tensor,
-    up: Tensor | None,
-    down: Tensor,
-    screen: Tensor | None = None,
-    activation: str = "relu",
-    threshold: float = 0.0,
-    hot: int = 0,
-    *_: Any,
-    **__: Any,
+    x: Tensor, weights: list[Any], screen: Tensor | None = None, form: str = "relu", hot: int = 0
 ) -> tuple[Tensor, ...]:
+    gate, up, down = weights[:3]
     rows, neurons = x.shape[:-1].numel(), gate.shape[0]
     sizes: tuple[tuple[Any, ...], ...]
     if x.device.type == "cpu":
@@ -174,28 +162,16 @@ def _ffn_train(
     )
 
 
-def _ffn_train_backward(
-    dy: Tensor,
-    x: Tensor,
-    gate: Tensor,
-    up: Tensor | None,
-    down: Tensor,
-    offsets: Tensor,
-    neurons: Tensor,
-    values: Tensor,
-    l1_grad: Tensor | None,
-    *form: Any,
-    **named: Any,
-) -> tuple[Tensor, ...]:
+def _ffn_train_backward(dy: Tensor, x: Tensor, weights: list[Any], *_: Any) -> tuple[Tensor, ...]:
     def like(tensor: Tensor | None) -> Tensor:
         return x.new_empty(0) if tensor is None else tensor.new_empty(tensor.shape)
 
-    vectors = Form.of_operands(*form, **named).vectors
-    return _rows(x, gate.shape[1]), like(gate), like(up), like(down), *map(like, vectors)
+    left_out = [None] * (7 - len(weights))
+    return _rows(x, weights[0].shape[1]), *map(like, [*weights, *left_out])
 
 
-def _ffn_train_backward_add(dy: Tensor, x: Tensor, gate: Tensor, *_: Any, **__: Any) -> Tensor:
-    return _rows(x, gate.shape[1])
+def _ffn_train_backward_add(dy: Tensor, x: Tensor, weights: list[Any], *_: Any) -> Tensor:
+    return _rows(x, weights[0].shape[1])
 
 
 def _pack_weight(weight: Tensor) -> Tensor:

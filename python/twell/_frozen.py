@@ -184,7 +184,8 @@ def _screen_pays_on_gpu(layer: Layer, candidates: float | None) -> bool:
 
 
 def _stats(layer: Layer, x: Tensor, operands: Operands) -> tuple[Tensor, ...]:
-    return torch.ops.twell.ffn_stats(x, *operands[:4], *layer.form.operands())
+    weights = layer.form.weights(*operands[:3])
+    return torch.ops.twell.ffn_stats(x, weights, operands.screen, layer.form.text)
 
 
 def operands_of(layer: Layer, findings: Findings | None) -> Operands:

@@ -3,118 +3,133 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from twell import dense
-from twell.autograd import in_forward_mode, keep, kept, matrix
-from twell.form import PLAIN, Form
-
-try:
-    from torch._library.autograd import Info, make_autograd_impl
-except ImportError:  # PyTorch may remove it: then tangents are dropped without a word
-    make_autograd_impl = None  # type: ignore[assignment]
+from twell.autograd import in_forward_mode, matrix
+from twell.form import Form
 
 _library: torch.library.Library | None = None  # what it registers lives as long as it does
 
 
-def _grads(of_vectors: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
-    """In the places of a form's arguments, those too that a call left out: from 2.15 on PyTorch refuses
-    fewer."""
-    left_out = (None,) * (len(PLAIN.vectors) - len(of_vectors))
-    return None, None, None, None, *of_vectors, *left_out, None
+# keep(ctx, output, operands as in the schema) saves what backward(ctx, gradients of the output) reads.
+# That returns the gradients of the tensors that the rule lists (_Rule.tensors).
 
 
-def _keep_ffn(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    x, gate, up, down, screen, *form = inputs
-    ctx.packed = screen is None
-    keep(ctx, (x, gate, up, down), Form.of_operands(*form))
+def _of_layer(x: Tensor, weights: list[Any], *_: Any) -> tuple[Tensor | None, ...]:
+    return x, *weights
+
+
+def _with_vectors(of_weights: Sequence[Any]) -> list[Any]:
+    """Entries of x, the weights and all of a form's vectors, those too that a call left out."""
+    return [*of_weights, *[False] * (8 - len(of_weights))]
+
+
+def _keep_ffn(
+    ctx: Any,
+    output: Any,
+    x: Tensor,
+    weights: list[Any],
+    screen: Tensor | None = None,
+    form: str = "relu",
+    hot: int = 0,
+) -> None:
+    ctx.save_for_backward(x, *weights)
+    ctx.form, ctx.packed = form, screen is None
 
 
 def _ffn_backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Any, ...]:
-    (x, gate, up, down), form = kept(ctx)
+    x, gate, up, down, *vectors = ctx.saved_tensors
     if any(w is not None and not w.is_floating_point() for w in (gate, up, down)):
         raise RuntimeError(
             "twell::ffn: has no gradient where weights are codes; make numbers of them first, or call "
             "it under torch.no_grad()"
         )
     rows = torch.ops.twell.unpack_weight(gate) if ctx.packed else gate
-    needs = ctx.needs_input_grad
-    dx, dgate, dup, ddown, *of_vectors = dense.ffn_backward(
-        matrix(dy), matrix(x), rows, up, down, form, (*needs[:4], *needs[9:13])
+    needs = ctx.needs_input_grad[: 4 + len(vectors)]
+    form = Form.of_text(ctx.form, vectors)
+    dx, dgate, *rest = dense.ffn_backward(
+        matrix(dy), matrix(x), rows, up, down, form, _with_vectors(needs)
     )
     if dx is not None:
         dx = dx.reshape(x.shape)
     if dgate is not None and ctx.packed:
         dgate = torch.ops.twell.pack_weight(dgate)
-    return dx, dgate, dup, ddown, None, *_grads(of_vectors)
+    return dx, dgate, *rest[: len(needs) - 2]
 
 
-def _keep_pattern(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, gate, up, down, _, *form = inputs
-    keep(ctx, (x, gate, up, down, *output[4:]), Form.of_operands(*form))
-    ctx.hot = form[2]
+def _keep_pattern(
+    ctx: Any,
+    output: tuple[Tensor, ...],
+    x: Tensor,
+    weights: list[Any],
+    screen: Tensor | None = None,
+    form: str = "relu",
+    hot: int = 0,
+) -> None:
+    ctx.save_for_backward(x, *output[4:], *weights)
+    ctx.form, ctx.hot = form, hot
     ctx.mark_non_differentiable(*output[2:])
 
 
 def _train_backward(ctx: Any, dy: Tensor, dl1: Tensor, *_: Any) -> tuple[Any, ...]:
-    saved, form = kept(ctx)
-    dx, dgate, *rest = torch.ops.twell.ffn_train_backward(
-        dy, *saved, dl1, *form.operands(ctx.hot)
-    )
-    there = (saved[2], saved[3], *form.vectors)
-    dup, ddown, *of_vectors = (None if t is None else grad for t, grad in zip(there, rest))
-    return dx, dgate, dup, ddown, None, *_grads(of_vectors)
+    x, offsets, neurons, values, *weights = ctx.saved_tensors
+    kept = [offsets, neurons, values]
+    dx, *rest = torch.ops.twell.ffn_train_backward(dy, x, weights, kept, dl1, ctx.form, ctx.hot)
+    return dx, *(None if weight is None else grad for weight, grad in zip(weights, rest))
 
 
-def _keep_operands(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    dy, x, gate, up, down, _, _, _, l1_grad, *form = inputs
-    keep(ctx, (dy, x, gate, up, down, l1_grad), Form.of_operands(*form))
+def _of_backward(
+    dy: Tensor, x: Tensor, weights: list[Any], kept: list[Tensor], l1_grad: Tensor | None, *_: Any
+) -> tuple[Tensor | None, ...]:
+    return dy, l1_grad, x, *weights
+
+
+def _keep_operands(ctx: Any, output: tuple[Tensor, ...], *operands: Any) -> None:
+    ctx.save_for_backward(*_of_backward(*operands))
+    ctx.form = operands[5] if len(operands) > 5 else "relu"
     ctx.set_materialize_grads(False)
 
 
 def _train_backward_backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
     """The backward of ffn_train_backward, by its dense definition. That is differentiable itself, so
     gradients of any order follow from it, and torch.func's transforms go through."""
-    tensors, form = kept(ctx)
-    saved = (*tensors, *form.vectors)
+    saved = ctx.saved_tensors
     given = [i for i, tensor in enumerate(saved) if tensor is not None]
     # Of what is not there, the gradient is a tensor of no elements.
-    differentiated = (*saved[1:5], *form.vectors)
-    of_all = [None if t is None else grad for t, grad in zip(differentiated, grads)]
-    wanted = [grad is not None for grad in of_all]
+    of_all = [None if t is None else grad for t, grad in zip(saved[2:], grads)]
+    wanted = _with_vectors([grad is not None for grad in of_all])
 
     def gradients(*tensors: Tensor) -> tuple[Tensor, ...]:
         operands: list[Any] = [None] * len(saved)
         for i, tensor in zip(given, tensors):
             operands[i] = tensor
-        dy, x, gate, up, down, l1_grad, *vectors = operands
-        of_operands = form.with_vectors(vectors)
+        dy, l1_grad, x, gate, up, down, *vectors = operands
+        form = Form.of_text(ctx.form, vectors)
         dx, *rest = dense.ffn_backward(
-            matrix(dy), matrix(x), gate, up, down, of_operands, wanted, l1_grad
+            matrix(dy), matrix(x), gate, up, down, form, wanted, l1_grad
         )
         out = (None if dx is None else dx.reshape(x.shape), *rest)
         return tuple(t for t in out if t is not None)
 
     pull = torch.func.vjp(gradients, *(saved[i] for i in given))[1]
     found = dict(zip(given, pull(tuple(grad for grad in of_all if grad is not None))))
-    *of_operands, of_l1_grad = (found.get(i) for i in range(6))
-    of_vectors = [found.get(i) for i in range(6, len(saved))]
-    return *of_operands, None, None, None, of_l1_grad, *_grads(of_vectors)
+    return tuple(found.get(i) for i in range(len(saved)))
 
 
 # Packing is a permutation with padding, so its gradient is the inverse permutation. A gradient may
 # arrive expanded, and the packed layout needs contiguous memory: clone.
-def _pack_backward(ctx: Any, dpacked: Tensor) -> Tensor:
+def _pack_backward(ctx: Any, dpacked: Tensor) -> tuple[Tensor]:
     packed = dpacked.clone(memory_format=torch.contiguous_format)
-    return torch.ops.twell.unpack_weight(packed)
+    return (torch.ops.twell.unpack_weight(packed),)
 
 
-def _unpack_backward(ctx: Any, dweight: Tensor) -> Tensor:
-    return torch.ops.twell.pack_weight(dweight.contiguous())
+def _unpack_backward(ctx: Any, dweight: Tensor) -> tuple[Tensor]:
+    return (torch.ops.twell.pack_weight(dweight.contiguous()),)
 
 
 # Operators without a gradient, and what has one instead. Without a rule backward would ignore them,
@@ -135,9 +150,19 @@ def _refusing(name: str) -> Callable[..., Any]:
     return backward
 
 
+def _tensors(*operands: Any) -> tuple[Tensor, ...]:
+    """All of a call."""
+    each = (o if isinstance(o, list) else [o] for o in operands)
+    return tuple(t for some in each for t in some if isinstance(t, Tensor))
+
+
+def _wants_gradients(tensors: Sequence[Tensor | None]) -> bool:
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
 def _adding(*operands: Any) -> Tensor:
     """ffn_train_backward_add, which changes tensors in place."""
-    if torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in operands):
+    if _wants_gradients(_tensors(*operands)):
         raise RuntimeError(
             "twell::ffn_train_backward_add: is not differentiable; call it under torch.no_grad()"
         )
@@ -145,38 +170,48 @@ def _adding(*operands: Any) -> Tensor:
         return torch.ops.twell.ffn_train_backward_add(*operands)
 
 
-def _without_tangents(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """A kernel that refuses forward-mode differentiation, because it would drop the tangents."""
+class _Rule(NamedTuple):
+    """How an operator is differentiated."""
 
-    def call(keyset: Any, *operands: Any) -> Any:
+    backward: Callable[..., Any]
+    keep: Callable[..., None] = lambda *_: None
+    tensors: Callable[..., Sequence[Tensor | None]] = _tensors
+
+
+def _kernel(name: str, rule: _Rule) -> Callable[..., Any]:
+    """What torch.library.register_autograd makes, for operators that have lists with None. It refuses
+    forward-mode differentiation, where it would drop the tangents."""
+    op = getattr(torch.ops.twell, name).default
+
+    def below(keyset: Any, operands: Sequence[Any]) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return op.redispatch(keyset & torch._C._after_autograd_keyset, *operands)
+
+    def forward(ctx: Any, *inputs: Any) -> Any:
+        keyset, operands = inputs[-2:]
+        output = below(keyset, operands)
+        rule.keep(ctx, output, *operands)
+        return output
+
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        return *rule.backward(ctx, *grads), None, None
+
+    members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    function: Any = type(f"twell_{name}", (torch.autograd.Function,), members)
+
+    def kernel(keyset: Any, *operands: Any) -> Any:
         if in_forward_mode() and any(
-            isinstance(t, Tensor) and forward_ad.unpack_dual(t).tangent is not None
-            for t in operands
+            forward_ad.unpack_dual(t).tangent is not None for t in _tensors(*operands)
         ):
             raise RuntimeError(
                 f"twell::{name}: has no forward-mode derivative; twell.gated_ffn and layers have"
             )
-        return kernel(keyset, *operands)
+        tensors = rule.tensors(*operands) if torch.is_grad_enabled() else ()
+        if _wants_gradients(tensors):
+            return function.apply(*tensors, keyset, operands)
+        return below(keyset, operands)
 
-    return call
-
-
-class _Remembering:
-    """Something with some of its attributes looked up once."""
-
-    def __init__(self, of: Any, **known: Any) -> None:
-        self.__dict__.update(known, _of=of)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._of, name)
-
-
-def _operator(name: str) -> Any:
-    """An operator for make_autograd_impl, which looks at the arguments of the schema for each of them
-    in every call; PyTorch makes a new list of them at every look."""
-    op = getattr(torch.ops.twell, name).default
-    schema = _Remembering(op._schema, arguments=list(op._schema.arguments))
-    return _Remembering(op, _schema=schema)
+    return kernel
 
 
 def register() -> None:
@@ -188,19 +223,15 @@ def register() -> None:
     """
     global _library
     _library = torch.library.Library("twell", "FRAGMENT")
-    rules: dict[str, tuple[Callable[..., Any], Callable[..., Any] | None]] = {
-        "ffn": (_ffn_backward, _keep_ffn),
-        "ffn_stats": (_ffn_backward, _keep_ffn),
-        "ffn_train": (_train_backward, _keep_pattern),
-        "ffn_train_backward": (_train_backward_backward, _keep_operands),
-        "pack_weight": (_pack_backward, None),
-        "unpack_weight": (_unpack_backward, None),
-        **{name: (_refusing(name), None) for name in _WITHOUT},
+    rules = {
+        "ffn": _Rule(_ffn_backward, _keep_ffn, _of_layer),
+        "ffn_stats": _Rule(_ffn_backward, _keep_ffn, _of_layer),
+        "ffn_train": _Rule(_train_backward, _keep_pattern, _of_layer),
+        "ffn_train_backward": _Rule(_train_backward_backward, _keep_operands, _of_backward),
+        "pack_weight": _Rule(_pack_backward),
+        "unpack_weight": _Rule(_unpack_backward),
+        **{name: _Rule(_refusing(name)) for name in _WITHOUT},
     }
-    for name, (backward, setup) in rules.items():
-        if make_autograd_impl is None:
-            torch.library.register_autograd(f"twell::{name}", backward, setup_context=setup)
-            continue
-        kernel = make_autograd_impl(_operator(name), Info(backward, setup))
-        _library.impl(name, _without_tangents(name, kernel), "Autograd", with_keyset=True)
+    for name, rule in rules.items():
+        _library.impl(name, _kernel(name, rule), "Autograd", with_keyset=True)
     _library.impl("ffn_train_backward_add", _adding, "Autograd")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -22,18 +21,6 @@ def matrix(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1]) if x.dim() != 2 else x
 
 
-def keep(ctx: Any, tensors: Sequence[Tensor | None], form: Form) -> None:
-    """Saves for backward what kept() gives there."""
-    ctx.save_for_backward(*tensors, *form.vectors)
-    ctx.form = form.with_vectors((None,) * 4)
-
-
-def kept(ctx: Any) -> tuple[list[Tensor], Form]:
-    # Read once: activation checkpointing computes them at that moment.
-    *tensors, gate_bias, up_bias, down_bias, norm_weight = ctx.saved_tensors
-    return tensors, ctx.form.with_vectors((gate_bias, up_bias, down_bias, norm_weight))
-
-
 class _Dense(torch.autograd.Function):
     """What Trained holds, of gate, up and down [H, D], densely: where the sparse operators have no
     kernels. Keeps its inputs alone and computes g and u again."""
@@ -49,12 +36,16 @@ class _Dense(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        keep(ctx, inputs[:4], Form(*inputs[4:]))
+        form = Form(*inputs[4:])
+        ctx.save_for_backward(*inputs[:4], *form.vectors)
+        ctx.text = form.text
         ctx.mark_non_differentiable(*output[2:])
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor, dl1: Tensor, *_: Any) -> tuple[Any, ...]:
-        (x, gate, up, down), form = kept(ctx)
+        # Read once: activation checkpointing computes them at that moment.
+        x, gate, up, down, *vectors = ctx.saved_tensors
+        form = Form.of_text(ctx.text, vectors)
         needs = ctx.needs_input_grad
         grads = dense.ffn_backward(
             dy, x, gate, up, down, form, (*needs[:4], *needs[7:11]), dl1 / max(x.shape[0], 1)
@@ -153,7 +144,7 @@ def trained_ffn(
         gate, down = hot.sorted(gate), hot.sorted(down.contiguous())
         up = None if up is None else hot.sorted(up)
         y, l1, row_nnz, neuron_nnz, *_ = torch.ops.twell.ffn_train(
-            x, gate, up, down, None, *form.operands(hot.hot)
+            x, form.weights(gate, up, down), None, form.text, hot.hot
         )
         neuron_nnz = hot.by_checkpoint(neuron_nnz)
         return Trained(y, l1 / max(x.shape[:-1].numel(), 1), row_nnz, neuron_nnz)

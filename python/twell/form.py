@@ -57,16 +57,36 @@ class Form(NamedTuple):
         none = self.norm_epsilon is None and all(v is None for v in self.vectors)
         return none and self.up_activation == "identity"
 
-    def operands(self, hot: int = 0) -> tuple[Any, ...]:
-        """The last arguments of the operators that compute a layer."""
-        return (self.activation, self.threshold, hot, *self[2:])
+    @property
+    def text(self) -> str:
+        """Of the scalars, as operators take them; src/torch_ops/form_text.h writes the same."""
+        words = [self.activation]
+        if self.threshold != 0:
+            words.append(f"threshold={float(self.threshold)!r}")
+        if self.up_activation != "identity":
+            words.append(f"up={self.up_activation}")
+        if self.norm_epsilon is not None:
+            words.append(f"norm={float(self.norm_epsilon)!r}")
+        return " ".join(words)
 
     @staticmethod
-    def of_operands(
-        activation: str = "relu", threshold: float = 0.0, hot: int = 0, *rest: Any, **named: Any
-    ) -> Form:
-        """The inverse, without ``hot``."""
-        return Form(activation, threshold, *rest, **named)
+    def of_text(text: str, vectors: Sequence[Any]) -> Form:
+        """The inverse, with vectors, of which the last ones may be left out."""
+        activation, *words = text.split(" ")
+        given = dict(word.split("=") for word in words)
+        return Form(
+            activation,
+            float(given.get("threshold", 0)),
+            given.get("up", "identity"),
+            *(*vectors, *(None,) * (4 - len(vectors))),
+            norm_epsilon=float(given["norm"]) if "norm" in given else None,
+        )
+
+    def weights(self, gate: Tensor, up: Tensor | None, down: Tensor) -> list[Tensor | None]:
+        """These and the vectors, as operators take them."""
+        if self.gate_bias is self.up_bias is self.down_bias is self.norm_weight is None:
+            return [gate, up, down]
+        return [gate, up, down, *self.vectors]
 
 
 PLAIN = Form()

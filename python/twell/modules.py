@@ -389,14 +389,8 @@ class SparseFfn(nn.Module):
         if self._dense or self.drops or transformed():
             gate, up, down = self._described().numbers()
             return dense.ffn(x, gate, up, down.t(), form, self.hidden_dropout * self.drops)[0]
-        return torch.ops.twell.ffn(
-            x,
-            self.gate,
-            self.up,
-            self.down,
-            self.screen,
-            *form.operands(self._hot_in(x)),
-        )
+        weights = form.weights(self.gate, self.up, self.down)
+        return torch.ops.twell.ffn(x, weights, self.screen, form.text, self._hot_in(x))
 
     def _hot_in(self, x: Tensor) -> int:
         if not self._hot:

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from twell import _fake
-from twell.form import Additions
+from twell.form import Additions, Form
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -153,7 +153,8 @@ def ffn(
     GEMMs multiply the first ``hot`` neurons densely, which should be those that most tokens fire;
     their rows of ``down`` must be finite. A CPU finds them by itself. Differentiable, with a dense
     backward pass."""
-    return torch.ops.twell.ffn(x, gate, up, down, screen, activation, threshold, hot, **form)
+    layer = Form(activation, threshold, **form)
+    return torch.ops.twell.ffn(x, layer.weights(gate, up, down), screen, layer.text, hot)
 
 
 def ffn_stats(
@@ -170,9 +171,8 @@ def ffn_stats(
     """ffn's y, the non-zeros of each row (int32, x's shape without its last dimension), the number
     of rows that fired each neuron (int64 [H]), and the pre-activations that the screen did not rule
     out (int64 []; 0 without one)."""
-    return torch.ops.twell.ffn_stats(
-        x, gate, up, down, screen, activation, threshold, hot, **form
-    )
+    layer = Form(activation, threshold, **form)
+    return torch.ops.twell.ffn_stats(x, layer.weights(gate, up, down), screen, layer.text, hot)
 
 
 def ffn_train(
@@ -196,9 +196,8 @@ def ffn_train(
     On a GPU (bfloat16 and float16; never run on one yet) ``values`` has all that is kept, in a form
     of its own, and the other two are empty. ``hot`` of the first neurons are multiplied by GEMMs
     there: those that more than about 1 % of the tokens fire, so order neurons by popularity."""
-    return torch.ops.twell.ffn_train(
-        x, gate, up, down, screen, activation, threshold, hot, **form
-    )
+    layer = Form(activation, threshold, **form)
+    return torch.ops.twell.ffn_train(x, layer.weights(gate, up, down), screen, layer.text, hot)
 
 
 def ffn_train_backward(
@@ -219,23 +218,12 @@ def ffn_train_backward(
     """dx, dgate, dup and ddown, of the dtype, and the gradients of gate_bias, up_bias, down_bias and
     norm_weight, each of its vector's dtype, from what ffn_train kept; empty where there is no such
     operand. ``l1_grad`` (float32 []) is the gradient of its l1. Differentiable, densely.
-    ``torch.ops.twell.ffn_train_backward_add`` adds all but dx to float32 tensors instead, those of
-    vectors where they are given, and returns dx; it is not. ``hot`` and ``form`` are those of
-    ffn_train."""
+    ``torch.ops.twell.ffn_train_backward_add`` adds all but dx to float32 tensors instead, a list in
+    the order of these results where those of vectors may be left out, and returns dx; it is not.
+    ``hot`` and ``form`` are those of ffn_train."""
+    layer, kept = Form(activation, threshold, **form), [offsets, neurons, values]
     return torch.ops.twell.ffn_train_backward(
-        dy,
-        x,
-        gate,
-        up,
-        down,
-        offsets,
-        neurons,
-        values,
-        l1_grad,
-        activation,
-        threshold,
-        hot,
-        **form,
+        dy, x, layer.weights(gate, up, down), kept, l1_grad, layer.text, hot
     )
 
 
