@@ -73,7 +73,7 @@ def forms_of(layer: Layer) -> dict[str, Callable[[Tensor], Tensor]]:
     packed4, up4 = pack(join(*four[0], "group")), join(*four[1], "group")
 
     def sparse(gate: Tensor, up: Tensor) -> Callable[[Tensor], Tensor]:
-        return lambda x: torch.ops.twell.ffn(x, gate, up, down8, None)
+        return lambda x: torch.ops.twell.ffn(x, [gate, up, down8])
 
     def dense(product: Callable[[Tensor, int], Tensor]) -> Callable[[Tensor], Tensor]:
         return lambda x: product(product(x, 0).relu_().mul_(product(x, 1)), 2)

@@ -96,11 +96,11 @@ def test_gated_layer(dtype: torch.dtype, bound: float, tokens: int, depth: int) 
     x, gate, up, down = layer(tokens, depth, 300, dtype)
     packed = torch.ops.twell.pack_weight(gate)
     assert torch.equal(torch.ops.twell.unpack_weight(packed), gate)
-    y, row_nnz, neurons, _ = torch.ops.twell.ffn_stats(x, packed, up, down)
+    y, row_nnz, neurons, _ = torch.ops.twell.ffn_stats(x, [packed, up, down])
     exact = expected(x, gate, up, down)
     assert (y.double() - exact).norm() <= bound * exact.norm()
     assert row_nnz.sum() == neurons.sum()
-    assert torch.equal(y, torch.ops.twell.ffn(x, packed, up, down))
+    assert torch.equal(y, torch.ops.twell.ffn(x, [packed, up, down]))
 
 
 # A plan takes the screen for few tokens; the layer is the same.
@@ -111,7 +111,7 @@ def test_gated_layer(dtype: torch.dtype, bound: float, tokens: int, depth: int) 
 def test_screened_gate(dtype: torch.dtype, bound: float, tokens: int, depth: int) -> None:
     x, gate, up, down = layer(tokens, depth, 300, dtype)
     screen = torch.ops.twell.screen_weight(gate, x.float().mean(0))
-    y, row_nnz, neurons, candidates = torch.ops.twell.ffn_stats(x, gate, up, down, screen)
+    y, row_nnz, neurons, candidates = torch.ops.twell.ffn_stats(x, [gate, up, down], screen)
     exact = expected(x, gate, up, down)
     assert (y.double() - exact).norm() <= bound * exact.norm()
     assert row_nnz.sum() == neurons.sum() and candidates <= tokens * 300
@@ -125,11 +125,11 @@ def test_screened_gate(dtype: torch.dtype, bound: float, tokens: int, depth: int
 def test_hot_neurons(dtype: torch.dtype, bound: float, tokens: int, hot: int) -> None:
     x, gate, up, down = layer(tokens, 72, 300, dtype)
     packed = torch.ops.twell.pack_weight(gate)
-    y, row_nnz, neurons, _ = torch.ops.twell.ffn_stats(x, packed, up, down, hot=hot)
+    y, row_nnz, neurons, _ = torch.ops.twell.ffn_stats(x, [packed, up, down], hot=hot)
     exact = expected(x, gate, up, down)
     assert (y.double() - exact).norm() <= bound * exact.norm()
     assert row_nnz.sum() == neurons.sum()
-    assert torch.equal(y, torch.ops.twell.ffn(x, packed, up, down, hot=hot))
+    assert torch.equal(y, torch.ops.twell.ffn(x, [packed, up, down], hot=hot))
 
 
 @needs_gpu
@@ -231,11 +231,11 @@ def test_frozen_layer(
 @pytest.mark.parametrize("tokens", [3, 300])
 @pytest.mark.parametrize("hot", [0, 64, 300])
 def test_training(dtype: torch.dtype, bound: float, tokens: int, hot: int) -> None:
-    operands = layer(tokens, 72, 300, dtype)
+    x, *weights = operands = layer(tokens, 72, 300, dtype)
     dy = torch.randn(tokens, 72, device="cuda").to(dtype)
     l1_grad = torch.tensor(0.25, device="cuda")
-    y, l1, row_nnz, neurons, *kept = torch.ops.twell.ffn_train(*operands, hot=hot)
-    gradients = torch.ops.twell.ffn_train_backward(dy, *operands, *kept, l1_grad, hot=hot)
+    y, l1, row_nnz, neurons, *kept = torch.ops.twell.ffn_train(x, weights, hot=hot)
+    gradients = torch.ops.twell.ffn_train_backward(dy, x, weights, kept, l1_grad, hot=hot)
     exact = [t.double().requires_grad_() for t in operands]
     x, gate, up, down = exact
     h = torch.relu(x @ gate.T) * (x @ up.T)
@@ -246,7 +246,7 @@ def test_training(dtype: torch.dtype, bound: float, tokens: int, hot: int) -> No
     assert abs(l1.item() - h.abs().sum().item()) <= bound * l1.item()
     assert row_nnz.sum() == neurons.sum()
     sums = [torch.ones(300, 72, device="cuda") for _ in range(3)]
-    dx = torch.ops.twell.ffn_train_backward_add(dy, *operands, *kept, l1_grad, *sums, hot=hot)
+    dx = torch.ops.twell.ffn_train_backward_add(dy, x, weights, kept, l1_grad, sums, hot=hot)
     assert torch.equal(dx, gradients[0])
     for got, sum_ in zip(gradients[1:], sums):
         assert ((sum_ - 1).double() - got.double()).norm() <= bound * got.double().norm()
@@ -266,7 +266,7 @@ def test_step_by_step(dtype: torch.dtype, tokens: int, capacity: int) -> None:
         assert torch.equal(made, again)
     # The same gate to the same gather: the layer and its steps agree within y's rounding.
     y = ops.twell_gated_ffn(x, *triple, up, down)
-    whole = ops.ffn(x, packed, up, down)
+    whole = ops.ffn(x, [packed, up, down])
     bound = 2**-7 if dtype == torch.bfloat16 else 2**-10
     assert (y.double() - whole.double()).norm() <= bound * whole.double().norm()
     h = ops.twell_spmm(*triple, down)
@@ -288,10 +288,10 @@ def test_triples_travel_between_devices() -> None:
 def test_runs_on_the_current_stream_and_in_a_graph() -> None:
     x, gate, up, down = layer(4, 64, 256, torch.bfloat16)
     packed = torch.ops.twell.pack_weight(gate)
-    direct = torch.ops.twell.ffn(x, packed, up, down)
+    direct = torch.ops.twell.ffn(x, [packed, up, down])
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        captured = torch.ops.twell.ffn(x, packed, up, down)
+        captured = torch.ops.twell.ffn(x, [packed, up, down])
     captured.zero_()
     graph.replay()
     torch.cuda.synchronize()
@@ -303,9 +303,9 @@ def test_errors_name_the_argument() -> None:
     x, gate, up, down = layer(4, 64, 256, torch.bfloat16)
     packed = torch.ops.twell.pack_weight(gate)
     with pytest.raises(RuntimeError, match="ffn: down: expected a CUDA tensor"):
-        torch.ops.twell.ffn(x, packed, up, down.cpu())
+        torch.ops.twell.ffn(x, [packed, up, down.cpu()])
     with pytest.raises(RuntimeError, match=r"ffn: up: expected bf16 \[.*\], got f16"):
-        torch.ops.twell.ffn(x, packed, up.half(), down)
+        torch.ops.twell.ffn(x, [packed, up.half(), down])
     with pytest.raises(RuntimeError, match="pack_weight: weight: expected dtype bfloat16 or float16"):
         torch.ops.twell.pack_weight(gate.float())
 
@@ -319,7 +319,7 @@ def test_out_of_memory_names_the_output() -> None:
         # Less than there is in use already: whatever the allocator has no block for is refused.
         torch.cuda.set_per_process_memory_fraction(1e-6)
         with pytest.raises(RuntimeError, match=f"twell::ffn: y: no memory for {x.nbytes} bytes on cuda:0"):
-            torch.ops.twell.ffn(x, packed, up, down)
+            torch.ops.twell.ffn(x, [packed, up, down])
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
-    assert torch.ops.twell.ffn(x, packed, up, down).shape == x.shape
+    assert torch.ops.twell.ffn(x, [packed, up, down]).shape == x.shape

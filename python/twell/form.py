@@ -47,7 +47,8 @@ class Form(NamedTuple):
         return self[3:7]
 
     def with_vectors(self, vectors: Sequence[Any]) -> Form:
-        gate_bias, up_bias, down_bias, norm_weight = vectors
+        """The last ones may be left out."""
+        gate_bias, up_bias, down_bias, norm_weight = (*vectors, *(None,) * (4 - len(vectors)))
         scalars = self.activation, self.threshold, self.up_activation
         return Form(*scalars, gate_bias, up_bias, down_bias, norm_weight, self.norm_epsilon)
 
@@ -71,16 +72,12 @@ class Form(NamedTuple):
 
     @staticmethod
     def of_text(text: str, vectors: Sequence[Any]) -> Form:
-        """The inverse, with vectors, of which the last ones may be left out."""
+        """The inverse, :meth:`with_vectors`."""
         activation, *words = text.split(" ")
         given = dict(word.split("=") for word in words)
-        return Form(
-            activation,
-            float(given.get("threshold", 0)),
-            given.get("up", "identity"),
-            *(*vectors, *(None,) * (4 - len(vectors))),
-            norm_epsilon=float(given["norm"]) if "norm" in given else None,
-        )
+        threshold, up = float(given.get("threshold", 0)), given.get("up", "identity")
+        epsilon = float(given["norm"]) if "norm" in given else None
+        return Form(activation, threshold, up, norm_epsilon=epsilon).with_vectors(vectors)
 
     def weights(self, gate: Tensor, up: Tensor | None, down: Tensor) -> list[Tensor | None]:
         """These and the vectors, as operators take them."""

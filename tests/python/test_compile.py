@@ -133,12 +133,12 @@ def test_shapes_on_a_gpu_without_one(half: torch.dtype) -> None:
         packed = twell.ops.pack_weight(weight)
         assert packed.device.type == "cuda" and packed.shape == (100, 96, 1)
         # As cuda/tests/train_test.cc has it, in elements of 2 bytes.
-        y, l1, *_, offsets, neurons, values = torch.ops.twell.ffn_train(x, weight, weight, weight)
+        y, l1, *_, offsets, neurons, values = torch.ops.twell.ffn_train(x, [weight] * 3)
         assert y.shape == x.shape and l1.shape == () and l1.dtype == torch.float32
         assert (offsets.shape, neurons.shape, values.shape) == ((0,), (0,), (2648 // 2,))
         assert values.dtype == half
         dx, dgate, dup, ddown, *of_vectors = torch.ops.twell.ffn_train_backward(
-            y, x, weight, weight, weight, offsets, neurons, values, l1
+            y, x, [weight] * 3, [offsets, neurons, values], l1
         )
         assert dx.shape == x.shape and dgate.shape == dup.shape == ddown.shape == weight.shape
         assert [tuple(t.shape) for t in of_vectors] == [(0,)] * 4

@@ -119,13 +119,13 @@ def test_ffn(name: str, case: str) -> None:
     changed, message = ERRORS[case]
     # What libtwell finds is of its one function.
     with pytest.raises(RuntimeError, match=f"twell::(ffn|{name}): {message}"):
-        getattr(torch.ops.twell, name)(**{**OK, **changed})
+        getattr(twell.ops, name)(**{**OK, **changed})
 
 
 def test_a_mistake_in_a_traced_call_is_named_when_it_runs() -> None:
     up = LAYER.up.bfloat16()
     call = torch.compile(
-        lambda x: torch.ops.twell.ffn(x, PACKED, up, LAYER.down), backend="aot_eager"
+        lambda x: torch.ops.twell.ffn(x, [PACKED, up, LAYER.down]), backend="aot_eager"
     )
     with pytest.raises(RuntimeError, match="ffn: up: expected f32"):
         call(X)
@@ -171,10 +171,10 @@ def test_other_operators(call: Callable[[], Any], message: str) -> None:
 
 
 def test_an_error_leaves_the_operator_usable() -> None:
-    before = torch.ops.twell.ffn(**OK)
+    before = twell.ops.ffn(**OK)
     with pytest.raises(RuntimeError):
-        torch.ops.twell.ffn(**{**OK, "activation": "gelu"})
-    assert torch.equal(torch.ops.twell.ffn(**OK), before)
+        twell.ops.ffn(**{**OK, "activation": "gelu"})
+    assert torch.equal(twell.ops.ffn(**OK), before)
 
 
 @pytest.mark.parametrize("package", ["transformers", "safetensors", "lm_eval"])

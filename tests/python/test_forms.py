@@ -77,7 +77,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize(("wrong", "message"), WRONG.values(), ids=WRONG.keys())
 def test_operators_refuse(wrong: dict[str, Any], message: str) -> None:
-    ops = torch.ops.twell
+    ops = twell.ops
     gate, up, down = weights(torch.float32)
     x, form = inputs(torch.float32, 5), {**vectors(torch.float32), **wrong}
     operands = {
@@ -103,44 +103,43 @@ def test_a_layer_without_a_gate_has_nothing_of_up() -> None:
 
 
 def test_gradients_added_into_float32(dtype: torch.dtype, gated: bool) -> None:
-    ops, (gate, up, down), form = torch.ops.twell, weights(dtype, gated), vectors(dtype, gated)
-    x, l1 = inputs(dtype, 90), torch.tensor(0.5)
-    *_, offsets, neurons, values = ops.ffn_train(x, gate, up, down, **form)
-    kept = (torch.ones_like(x), x, gate, up, down, offsets, neurons, values, l1)
-    dx, *once = ops.ffn_train_backward(*kept, **form)
-    given = (gate, up, down, *(form.get(name) for name in VECTORS))
+    ops, form = torch.ops.twell, Form(**vectors(dtype, gated))
+    x, l1, given = inputs(dtype, 90), torch.tensor(0.5), form.weights(*weights(dtype, gated))
+    operands = (torch.ones_like(x), x, given, ops.ffn_train(x, given, None, form.text)[4:], l1)
+    dx, *once = ops.ffn_train_backward(*operands, form.text)
+
+    def add(sums: list[Tensor | None]) -> Tensor:
+        return ops.ffn_train_backward_add(*operands, sums, form.text)
+
     assert [g.dtype for g in once] == [dtype] * 7
     assert [g.shape for g in once] == [(0,) if t is None else t.shape for t in given]
     sums = [None if t is None else torch.ones(t.shape) for t in given]
     for _ in range(2):
-        assert torch.equal(ops.ffn_train_backward_add(*kept, *sums, **form), dx)
+        assert torch.equal(add(sums), dx)
     for got, want in zip(sums, once):
         if got is not None:
             # `want` is rounded once to the dtype, each of two sums a few times to float32.
             bound = (2 * UNIT[dtype] + 8 * UNIT[torch.float32]) * (1 + 2 * want.float().abs())
             assert bool(((got - 1 - 2 * want.float()).abs() <= bound).all())
     # Those of vectors may be left out.
-    assert torch.equal(ops.ffn_train_backward_add(*kept, *sums[:3], **form), dx)
+    assert torch.equal(add(sums[:3]), dx)
     with pytest.raises(RuntimeError, match=r"dgate_bias: expected Float \[60\], got Float \[59\]"):
-        ops.ffn_train_backward_add(*kept, *sums[:3], torch.ones(59), **form)
+        add([*sums[:3], torch.ones(59)])
 
 
 def test_opcheck(gated: bool) -> None:
     ops = torch.ops.twell
     form = Form("relu", 0.0, "relu" if gated else "identity", norm_epsilon=0.05)
-    tensors = leaves(torch.float32, gated)
-    form, plain = form.with_vectors(tensors[4:]), [None if t is None else t.detach() for t in tensors]
-    operands = (*tensors[:4], None, *form.operands())
+    x, *given = leaves(torch.float32, gated)
     checks = ("test_schema", "test_faketensor")  # nothing is written to the lists' ends
-    torch.library.opcheck(ops.ffn_train.default, operands, test_utils=checks)
-    form = form.with_vectors(plain[4:])
-    x, gate, up, down = plain[:4]
-    lists = ops.ffn_train(x, gate, up, down, None, *form.operands())[4:]
-    kept = (torch.ones_like(x), x, gate, up, down, *lists, torch.tensor(0.5))
-    torch.library.opcheck(ops.ffn_train_backward.default, (*kept, *form.operands()))
-    sums = [None if t is None else torch.zeros_like(t) for t in plain[1:]]
+    torch.library.opcheck(ops.ffn_train.default, (x, given, None, form.text), test_utils=checks)
+    x, *given = [None if t is None else t.detach() for t in (x, *given)]
+    lists = list(ops.ffn_train(x, given, None, form.text)[4:])
+    operands = (torch.ones_like(x), x, given, lists, torch.tensor(0.5))
+    torch.library.opcheck(ops.ffn_train_backward.default, (*operands, form.text))
+    sums = [None if t is None else torch.zeros_like(t) for t in given]
     torch.library.opcheck(
-        ops.ffn_train_backward_add.default, (*kept, *sums, *form.operands()), test_utils=checks
+        ops.ffn_train_backward_add.default, (*operands, sums, form.text), test_utils=checks
     )
 
 
@@ -276,7 +275,7 @@ def test_gradients_of_the_inference_operator(dtype: torch.dtype, gated: bool) ->
 
     def operator(x: Tensor, gate: Tensor, up: Tensor | None, down: Tensor, form: Form) -> tuple:
         packed = twell.ops.pack_weight(gate)
-        y = torch.ops.twell.ffn(x, packed, up, down, None, *form.operands())
+        y = torch.ops.twell.ffn(x, form.weights(packed, up, down), None, form.text)
         return y, y.new_zeros(())
 
     def plain(*operands: Any) -> tuple[Tensor, Tensor]:
@@ -317,7 +316,7 @@ def test_every_operand_shows_in_outputs_and_gradients() -> None:
         x, gate, up, down, form = operands
         y, _ = trained(x, gate, up, down, form)
         dx = torch.autograd.grad(y.square().sum(), x)[0]
-        inferred = torch.ops.twell.ffn(x, packed(gate), up, down, None, *form.operands())
+        inferred = torch.ops.twell.ffn(x, form.weights(packed(gate), up, down), None, form.text)
         return [y, dx, inferred]
 
     def nudged(t: Tensor) -> Tensor:

@@ -83,7 +83,7 @@ def test_lists_are_not_touched_in_deterministic_mode() -> None:
     x = layer.inputs(4096)
     with deterministic():
         *_, offsets, neurons, values = torch.ops.twell.ffn_train(
-            x, layer.gate, layer.up, layer.down
+            x, [layer.gate, layer.up, layer.down]
         )
     # PyTorch fills with the largest integer and NaN. Lists of 64 MB are fresh pages, of zeros.
     fired = int(offsets[-1])

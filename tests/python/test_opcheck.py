@@ -42,8 +42,7 @@ def samples(name: str, dtype: torch.dtype, gradients: bool) -> list[tuple[Any, .
         if gradients:
             for leaf in (x, packed, gate, up, down, *vectors):
                 leaf.requires_grad_()
-        form = ("fat_relu", 0.1, 0, "relu", *vectors, 0.1)
-        of_one = ("relu", 0.0, 0, "identity", vectors[0], None, None, None, None)
+        form = "fat_relu threshold=0.1 up=relu norm=0.1"
         found += {
             "pack_weight": [(gate,)],
             "unpack_weight": [(packed,)],
@@ -51,16 +50,16 @@ def samples(name: str, dtype: torch.dtype, gradients: bool) -> list[tuple[Any, .
             "linear_as_stored": [(x, gate), (x[None], gate)],
             "round_inputs": [(x,), (x[None],)],
             "ffn": [
-                (x, packed, up, down),
-                (x[None], packed, None, down, None, "relu_squared"),
-                (x[None], gate, up, down, screen),
-                (x, packed, up, down, None, *form),
-                (x, packed, None, down, None, *of_one),
+                (x, [packed, up, down]),
+                (x[None], [packed, None, down], None, "relu_squared"),
+                (x[None], [gate, up, down], screen),
+                (x, [packed, up, down, *vectors], None, form),
+                (x, [packed, None, down, vectors[0]]),
             ],
             "ffn_stats": [
-                (x, packed, up, down, None, "fat_relu", 0.1),
-                (x, gate, None, down, screen, "fat_relu", 0.1),
-                (x, gate, up, down, screen, *form),
+                (x, [packed, up, down], None, "fat_relu threshold=0.1"),
+                (x, [gate, None, down], screen, "fat_relu threshold=0.1"),
+                (x, [gate, up, down, *vectors], screen, form),
             ],
             "gemm_relu_twell": [(x, packed), (x, packed, "relu", 0.0, 16, 2)],
             "twell_gated_ffn": [(x, *triple, up, down)],

@@ -254,7 +254,7 @@ def calls() -> dict[str, Callable[[Tensor], Tensor]]:
     layer = make_layer(9, 20, density=0.4)
     packed = OPS.pack_weight(layer.gate)
     triple = OPS.gemm_relu_twell(layer.inputs(6), packed)
-    lists = OPS.ffn_train(layer.inputs(6), layer.gate, layer.up, layer.down)[4:]
+    lists = OPS.ffn_train(layer.inputs(6), [layer.gate, layer.up, layer.down])[4:]
     sums = [torch.zeros(20, 9) for _ in range(3)]
     return {
         "linear": lambda x: OPS.linear(x, packed),
@@ -263,10 +263,10 @@ def calls() -> dict[str, Callable[[Tensor], Tensor]]:
         "twell_gated_ffn": lambda x: OPS.twell_gated_ffn(x, *triple, layer.up, layer.down),
         "twell_spmm": lambda x: OPS.twell_spmm(*triple, x.sum() + layer.down),
         "ffn_train_backward_add": lambda x: OPS.ffn_train_backward_add(
-            x, x, layer.gate, layer.up, layer.down, *lists, None, *sums
+            x, x, [layer.gate, layer.up, layer.down], lists, None, sums
         ),
-        "ffn": lambda x: OPS.ffn(x, packed, layer.up, layer.down),
-        "ffn_train": lambda x: OPS.ffn_train(x, layer.gate, layer.up, layer.down)[0],
+        "ffn": lambda x: OPS.ffn(x, [packed, layer.up, layer.down]),
+        "ffn_train": lambda x: OPS.ffn_train(x, [layer.gate, layer.up, layer.down])[0],
         "pack_weight": OPS.pack_weight,
     }
 

@@ -40,7 +40,7 @@ def test_gradients(dtype: torch.dtype, density: float, gated: bool) -> None:
     y64, l1_64, dy, grads64 = in_float64(inputs, "relu", 0.0, 0.01)
     leaves = [None if t is None else t.requires_grad_() for t in inputs]
     x, gate, up, down = leaves
-    y, l1, row_nnz, neuron_nnz, *_ = OPS.ffn_train(x, gate, up, down)
+    y, l1, row_nnz, neuron_nnz, *_ = OPS.ffn_train(x, [gate, up, down])
     assert int(row_nnz.sum()) == int(neuron_nnz.sum())
     wanted = [t for t in leaves if t is not None]
     grads = torch.autograd.grad((y * dy.to(dtype)).sum() + 0.01 * l1, wanted)
@@ -55,13 +55,13 @@ def test_gradients(dtype: torch.dtype, density: float, gated: bool) -> None:
 def test_adding_into_float32(gated: bool) -> None:
     inputs = tensors(torch.bfloat16, gated)
     x, gate, up, down = inputs
-    y, _, _, _, *lists = OPS.ffn_train(x, gate, up, down)
+    y, _, _, _, *lists = OPS.ffn_train(x, [gate, up, down])
     dy = torch.ones_like(y)
     l1 = torch.tensor(0.5)
-    _, *once = OPS.ffn_train_backward(dy, x, gate, up, down, *lists, l1)
+    _, *once = OPS.ffn_train_backward(dy, x, [gate, up, down], lists, l1)
     sums = [None if t is None else torch.ones_like(t, dtype=torch.float32) for t in (gate, up, down)]
     for _ in range(2):
-        dx = OPS.ffn_train_backward_add(dy, x, gate, up, down, *lists, l1, *sums)
+        dx = OPS.ffn_train_backward_add(dy, x, [gate, up, down], lists, l1, sums)
     assert dx.shape == x.shape
     for got, want in zip(sums, once):
         if got is not None:
@@ -70,7 +70,7 @@ def test_adding_into_float32(gated: bool) -> None:
 
 def test_nothing_beyond_what_fires_is_touched() -> None:
     x, gate, up, down = tensors(torch.bfloat16, True)
-    _, _, row_nnz, _, offsets, neurons, values = OPS.ffn_train(x, gate, up, down)
+    _, _, row_nnz, _, offsets, neurons, values = OPS.ffn_train(x, [gate, up, down])
     assert offsets.tolist() == [0, *row_nnz.cumsum(0).tolist()]
     assert neurons.numel() == x.shape[0] * gate.shape[0] and values.shape == (2, neurons.numel())
 
@@ -81,18 +81,19 @@ def test_opcheck() -> None:
         leaves = [None if t is None else t.requires_grad_() for t in (x, gate, up, down)]
         # The lists are uninitialised past what fires: nothing there is compared.
         torch.library.opcheck(
-            OPS.ffn_train.default, leaves, test_utils=("test_schema", "test_faketensor")
+            OPS.ffn_train.default, (leaves[0], leaves[1:]), test_utils=("test_schema", "test_faketensor")
         )
         plain = [None if t is None else t.detach() for t in leaves]
-        y, _, _, _, *lists = OPS.ffn_train(*plain)
+        y, _, _, _, *lists = OPS.ffn_train(plain[0], plain[1:])
         torch.library.opcheck(
-            OPS.ffn_train_backward.default, (torch.ones_like(y), *plain, *lists, torch.tensor(0.5))
+            OPS.ffn_train_backward.default,
+            (torch.ones_like(y), plain[0], plain[1:], lists, torch.tensor(0.5)),
         )
 
 
 def test_a_weight_that_changed_is_an_error() -> None:
     x, gate, up, down = (t.requires_grad_() for t in tensors(torch.float32, True))
-    y = OPS.ffn_train(x, gate, up, down)[0]
+    y = OPS.ffn_train(x, [gate, up, down])[0]
     with torch.no_grad():
         gate.mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -101,7 +102,7 @@ def test_a_weight_that_changed_is_an_error() -> None:
 
 def test_a_second_backward_is_an_error() -> None:
     x, gate, up, down = (t.requires_grad_() for t in tensors(torch.float32, True))
-    y = OPS.ffn_train(x, gate, up, down)[0]
+    y = OPS.ffn_train(x, [gate, up, down])[0]
     y.sum().backward()
     with pytest.raises(RuntimeError, match="second time"):
         y.sum().backward()
@@ -109,19 +110,19 @@ def test_a_second_backward_is_an_error() -> None:
 
 def test_errors_name_operation_and_argument() -> None:
     x, gate, up, down = tensors(torch.float32, True)
-    y, _, _, _, offsets, neurons, values = OPS.ffn_train(x, gate, up, down)
+    y, _, _, _, offsets, neurons, values = OPS.ffn_train(x, [gate, up, down])
     with pytest.raises(RuntimeError, match=r"twell::ffn_train: .*activation: expected one of relu"):
-        OPS.ffn_train(x, gate, up, down, None, "silu")
+        OPS.ffn_train(x, [gate, up, down], None, "silu")
     with pytest.raises(RuntimeError, match=r"ffn_train_backward: offsets: expected Long \[8\]"):
-        OPS.ffn_train_backward(y, x, gate, up, down, offsets[1:], neurons, values, None)
+        OPS.ffn_train_backward(y, x, [gate, up, down], [offsets[1:], neurons, values], None)
     with pytest.raises(RuntimeError, match=r"ffn_backward: dy: expected f32 \[7, 40\]"):
-        OPS.ffn_train_backward(y[1:], x, gate, up, down, offsets, neurons, values, None)
+        OPS.ffn_train_backward(y[1:], x, [gate, up, down], [offsets, neurons, values], None)
     wrong = neurons.clone()
     wrong[0] = 70
     with pytest.raises(RuntimeError, match="neurons: expected what ffn_train returned; row 0"):
-        OPS.ffn_train_backward(y, x, gate, up, down, offsets, wrong, values, None)
+        OPS.ffn_train_backward(y, x, [gate, up, down], [offsets, wrong, values], None)
     with pytest.raises(RuntimeError, match="offsets: expected what ffn_train returned; row 0"):
-        OPS.ffn_train_backward(y, x, gate, up, down, offsets + 1, neurons, values, None)
+        OPS.ffn_train_backward(y, x, [gate, up, down], [offsets + 1, neurons, values], None)
     with pytest.raises(RuntimeError, match="l1: expected a finite gradient, got nan"):
         OPS.ffn_train_backward(
             y, x, gate, up, down, offsets, neurons, values, torch.tensor(float("nan"))

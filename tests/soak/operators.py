@@ -110,7 +110,7 @@ def train(rng, expect, given, plain, activation, threshold):
     want = torch.autograd.grad((y * dy).sum() + l1 * h.abs().sum(), [t for t in wide if t is not None],
                                allow_unused=True)
     leaves = [None if t is None else t.detach().requires_grad_() for t in given]
-    got_y, got_l1, *_ = torch.ops.twell.ffn_train(*leaves, None, activation, threshold)
+    got_y, got_l1, *_ = twell.ops.ffn_train(*leaves, None, activation, threshold)
     got = torch.autograd.grad((got_y * dy.to(got_y.dtype)).sum() + l1 * got_l1,
                               [t for t in leaves if t is not None], allow_unused=True)
     # Magnitudes in place of values: where terms cancel, a rounding error is small beside them alone.
