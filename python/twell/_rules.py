@@ -13,6 +13,9 @@ from twell import dense
 from twell.autograd import in_forward_mode, matrix
 from twell.form import Form
 
+# Of torch.autograd.grad(is_grads_batched=True), whose vmap calls no operator that has lists.
+_in_legacy_batch = getattr(torch._C._functorch, "is_legacy_batchedtensor", lambda _: False)
+
 _library: torch.library.Library | None = None  # what it registers lives as long as it does
 
 
@@ -24,9 +27,22 @@ def _of_layer(x: Tensor, weights: list[Any], *_: Any) -> tuple[Tensor | None, ..
     return x, *weights
 
 
-def _with_vectors(of_weights: Sequence[Any]) -> list[Any]:
-    """Entries of x, the weights and all of a form's vectors, those too that a call left out."""
-    return [*of_weights, *[False] * (8 - len(of_weights))]
+def _densely(
+    dy: Tensor,
+    x: Tensor,
+    weights: Sequence[Any],
+    form: str,
+    wanted: Sequence[bool],
+    l1_grad: Tensor | None = None,
+) -> list[Tensor | None]:
+    """Gradients of x and the weights, of which vectors may be left out."""
+    gate, up, down, *vectors = weights
+    layer = Form.of_text(form, vectors)
+    of_all = [*wanted, *[False] * (8 - len(wanted))]
+    dx, *rest = dense.ffn_backward(
+        matrix(dy), matrix(x), gate, up, down, layer, of_all, l1_grad
+    )
+    return [None if dx is None else dx.reshape(x.shape), *rest[: len(weights)]]
 
 
 def _keep_ffn(
@@ -43,23 +59,18 @@ def _keep_ffn(
 
 
 def _ffn_backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Any, ...]:
-    x, gate, up, down, *vectors = ctx.saved_tensors
-    if any(w is not None and not w.is_floating_point() for w in (gate, up, down)):
+    x, gate, *others = ctx.saved_tensors
+    if any(w is not None and not w.is_floating_point() for w in (gate, *others)):
         raise RuntimeError(
             "twell::ffn: has no gradient where weights are codes; make numbers of them first, or call "
             "it under torch.no_grad()"
         )
     rows = torch.ops.twell.unpack_weight(gate) if ctx.packed else gate
-    needs = ctx.needs_input_grad[: 4 + len(vectors)]
-    form = Form.of_text(ctx.form, vectors)
-    dx, dgate, *rest = dense.ffn_backward(
-        matrix(dy), matrix(x), rows, up, down, form, _with_vectors(needs)
-    )
-    if dx is not None:
-        dx = dx.reshape(x.shape)
+    needs = ctx.needs_input_grad[: 2 + len(others)]
+    dx, dgate, *rest = _densely(dy, x, [rows, *others], ctx.form, needs)
     if dgate is not None and ctx.packed:
         dgate = torch.ops.twell.pack_weight(dgate)
-    return dx, dgate, *rest[: len(needs) - 2]
+    return dx, dgate, *rest
 
 
 def _keep_pattern(
@@ -78,6 +89,9 @@ def _keep_pattern(
 
 def _train_backward(ctx: Any, dy: Tensor, dl1: Tensor, *_: Any) -> tuple[Any, ...]:
     x, offsets, neurons, values, *weights = ctx.saved_tensors
+    if _in_legacy_batch(dy) or _in_legacy_batch(dl1):
+        needs = ctx.needs_input_grad[: 1 + len(weights)]
+        return tuple(_densely(dy, x, weights, ctx.form, needs, dl1))
     kept = [offsets, neurons, values]
     dx, *rest = torch.ops.twell.ffn_train_backward(dy, x, weights, kept, dl1, ctx.form, ctx.hot)
     return dx, *(None if weight is None else grad for weight, grad in zip(weights, rest))
@@ -102,18 +116,14 @@ def _train_backward_backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]
     given = [i for i, tensor in enumerate(saved) if tensor is not None]
     # Of what is not there, the gradient is a tensor of no elements.
     of_all = [None if t is None else grad for t, grad in zip(saved[2:], grads)]
-    wanted = _with_vectors([grad is not None for grad in of_all])
+    wanted = [grad is not None for grad in of_all]
 
     def gradients(*tensors: Tensor) -> tuple[Tensor, ...]:
         operands: list[Any] = [None] * len(saved)
         for i, tensor in zip(given, tensors):
             operands[i] = tensor
-        dy, l1_grad, x, gate, up, down, *vectors = operands
-        form = Form.of_text(ctx.form, vectors)
-        dx, *rest = dense.ffn_backward(
-            matrix(dy), matrix(x), gate, up, down, form, wanted, l1_grad
-        )
-        out = (None if dx is None else dx.reshape(x.shape), *rest)
+        dy, l1_grad, x, *weights = operands
+        out = _densely(dy, x, weights, ctx.form, wanted, l1_grad)
         return tuple(t for t in out if t is not None)
 
     pull = torch.func.vjp(gradients, *(saved[i] for i in given))[1]
@@ -214,6 +224,25 @@ def _kernel(name: str, rule: _Rule) -> Callable[..., Any]:
     return kernel
 
 
+def _each(operand: Any, dim: Any, i: int) -> Any:
+    if isinstance(operand, list):
+        return [_each(entry, of_entry, i) for entry, of_entry in zip(operand, dim)]
+    return operand if dim is None else operand.select(dim, i)
+
+
+def _one_by_one(name: str) -> Callable[..., Any]:
+    """What torch.vmap does where there is no rule, but not for operators that have lists."""
+    op = getattr(torch.ops.twell, name).default
+
+    def rule(info: Any, in_dims: Any, *operands: Any) -> Any:
+        calls = [op(*map(_each, operands, in_dims, [i] * len(operands))) for i in range(info.batch_size)]
+        if isinstance(calls[0], Tensor):
+            return torch.stack(calls), 0
+        return tuple(map(torch.stack, zip(*calls))), (0,) * len(calls[0])
+
+    return rule
+
+
 def register() -> None:
     """Registers the gradients. Call it once, after the library is loaded.
 
@@ -234,4 +263,6 @@ def register() -> None:
     }
     for name, rule in rules.items():
         _library.impl(name, _kernel(name, rule), "Autograd", with_keyset=True)
+        if rule.tensors is not _tensors:
+            torch.library.register_vmap(f"twell::{name}", _one_by_one(name), lib=_library)
     _library.impl("ffn_train_backward_add", _adding, "Autograd")

@@ -48,7 +48,8 @@ class Form(NamedTuple):
 
     def with_vectors(self, vectors: Sequence[Any]) -> Form:
         """The last ones may be left out."""
-        gate_bias, up_bias, down_bias, norm_weight = (*vectors, *(None,) * (4 - len(vectors)))
+        padded: list[Any] = [*vectors, *[None] * (4 - len(vectors))]
+        gate_bias, up_bias, down_bias, norm_weight = padded
         scalars = self.activation, self.threshold, self.up_activation
         return Form(*scalars, gate_bias, up_bias, down_bias, norm_weight, self.norm_epsilon)
 

@@ -291,3 +291,12 @@ def test_operators_differentiate_or_refuse(name: str) -> None:
             ):
                 call(forward_ad.make_dual(x, x.cos()))
             call(x)
+
+
+def test_vectorized_operators() -> None:
+    layer, x = make_layer(9, 20, density=0.4), make_layer(9, 20, density=0.4).inputs(6)
+    bias = torch.stack([layer.gate[:, 0], layer.gate[:, 1]])
+    weights = [OPS.pack_weight(layer.gate), layer.up, layer.down]
+    want = torch.stack([OPS.ffn(t, [*weights, b]) for t, b in zip((x, -x), bias)])
+    assert torch.equal(vmap(lambda t, b: OPS.ffn(t, [*weights, b]))(torch.stack([x, -x]), bias), want)
+    assert torch.equal(vmap(lambda t: OPS.ffn_stats(t, weights)[1])(x), OPS.ffn_stats(x, weights)[1])

@@ -124,6 +124,5 @@ def test_errors_name_operation_and_argument() -> None:
     with pytest.raises(RuntimeError, match="offsets: expected what ffn_train returned; row 0"):
         OPS.ffn_train_backward(y, x, [gate, up, down], [offsets + 1, neurons, values], None)
     with pytest.raises(RuntimeError, match="l1: expected a finite gradient, got nan"):
-        OPS.ffn_train_backward(
-            y, x, gate, up, down, offsets, neurons, values, torch.tensor(float("nan"))
-        )
+        nan = torch.tensor(float("nan"))
+        OPS.ffn_train_backward(y, x, [gate, up, down], [offsets, neurons, values], nan)
