@@ -48,25 +48,22 @@ class TorchCudaArguments : public testing::Test {
     }
   }
 
-  // Arguments with those of a form behind them.
-  static std::vector<c10::IValue> with_form(std::vector<c10::IValue> arguments,
-                                            const char* activation = "relu", std::int64_t hot = 0) {
-    const c10::IValue none;
-    for (const c10::IValue& each :
-         std::vector<c10::IValue>{std::string(activation), 0.0, hot, std::string("identity"), none,
-                                  none, none, none, none}) {
-      arguments.push_back(each);
-    }
-    return arguments;
+  // The operators' list of weights.
+  static c10::IValue weights(std::vector<c10::IValue> entries) {
+    c10::List<std::optional<at::Tensor>> list;
+    for (const c10::IValue& entry : entries) list.push_back(entry.toOptional<at::Tensor>());
+    return list;
   }
 
   void expect_ffn_error(const Tensor& x, const Tensor& gate, const Tensor& up, const Tensor& down,
                         const std::string& message, const char* activation = "relu") {
     for (const char* name : {"ffn", "ffn_stats"}) {
-      expect_error(name, with_form({x, gate, up, down, c10::IValue()}, activation), message);
+      expect_error(name, {x, weights({gate, up, down}), c10::IValue(), activation, kNoneHot},
+                   message);
     }
   }
 
+  static constexpr std::int64_t kNoneHot = 0;
   const c10::InferenceMode inference_;
   std::vector<Tensor> memory_;
   // D = 32, H = 16: packed to [16, 32, 1].
@@ -118,46 +115,41 @@ TEST_F(TorchCudaArguments, Activation) {
 // What a form has beside the gate's activation is for CPUs alone, in every operator.
 TEST_F(TorchCudaArguments, Additions) {
   const c10::IValue none;
-  const Tensor gate = gpu({16, 32}), sums = gpu({16, 32}, at::kFloat);
-  const std::vector<c10::IValue> kept = {gpu({0}, at::kLong), gpu({0}, at::kInt), gpu({1052})};
-  const std::vector<c10::IValue> forward = {x_, gate_, up_, down_, none};
-  const std::vector<c10::IValue> backward = {x_,      x_,      gate,    up_, down_,
-                                             kept[0], kept[1], kept[2], none};
-  std::vector<c10::IValue> add = backward;
-  for (const c10::IValue& each : std::vector<c10::IValue>{sums, sums, sums, none, none, none, none})
-    add.push_back(each);
-  const std::vector<std::pair<const char*, c10::IValue>> additions = {
-      {"up_activation", std::string("relu")},
-      {"gate_bias", gpu({16})},
-      {"up_bias", gpu({16})},
-      {"down_bias", gpu({32})},
-      {"norm_weight", gpu({16})},
-      {"norm_epsilon", 1e-5}};
-  for (std::size_t i = 0; i < additions.size(); ++i) {
-    const auto& [name, value] = additions[i];
-    const auto refuses = [&, name = name, value = value](const char* operation,
-                                                         std::vector<c10::IValue> arguments) {
-      arguments = with_form(std::move(arguments));
-      arguments[arguments.size() - additions.size() + i] = value;
-      expect_error(operation, arguments,
-                   std::string(name) + ": is not there on a GPU yet; use PyTorch's dense layers");
+  const Tensor gate = gpu({16, 32}), sum = gpu({16, 32}, at::kFloat);
+  const std::vector<Tensor> kept = {gpu({0}, at::kLong), gpu({0}, at::kInt), gpu({1052})};
+  const c10::IValue sums = weights({sum, sum, sum});
+  const auto refuse = [&](const char* addition, const std::vector<c10::IValue>& vectors,
+                          const std::string& form) {
+    const auto list = [&](const Tensor& first) {
+      std::vector<c10::IValue> entries = {first, up_, down_};
+      entries.insert(entries.end(), vectors.begin(), vectors.end());
+      return weights(entries);
     };
-    refuses("ffn", forward);
-    refuses("ffn_stats", forward);
-    refuses("ffn_train", {x_, gate, up_, down_, none});
-    refuses("ffn_train_backward", backward);
-    refuses("ffn_train_backward_add", add);
-  }
+    const auto message =
+        std::string(addition) + ": is not there on a GPU yet; use PyTorch's dense layers";
+    expect_error("ffn", {x_, list(gate_), none, form, kNoneHot}, message);
+    expect_error("ffn_stats", {x_, list(gate_), none, form, kNoneHot}, message);
+    expect_error("ffn_train", {x_, list(gate), none, form, kNoneHot}, message);
+    expect_error("ffn_train_backward", {x_, x_, list(gate), kept, none, form, kNoneHot}, message);
+    expect_error("ffn_train_backward_add", {x_, x_, list(gate), kept, none, sums, form, kNoneHot},
+                 message);
+  };
+  refuse("up_activation", {}, "relu up=relu");
+  refuse("gate_bias", {gpu({16})}, "relu");
+  refuse("up_bias", {none, gpu({16})}, "relu");
+  refuse("down_bias", {none, none, gpu({32})}, "relu");
+  refuse("norm_weight", {none, none, none, gpu({16})}, "relu norm=1e-05");
+  refuse("norm_epsilon", {}, "relu norm=1e-05");
 }
 
 TEST_F(TorchCudaArguments, OptionalOperands) {
   const auto ffn = [&](const c10::IValue& up, const c10::IValue& screen, const char* message) {
-    expect_error("ffn", with_form({x_, gate_, up, down_, screen}), message);
+    expect_error("ffn", {x_, weights({gate_, up, down_}), screen, "relu", kNoneHot}, message);
   };
   // With a screen the gate is Wg itself.
   ffn(up_, gpu({64}, at::kByte), "gate: expected");
   for (const Tensor& screen : {gpu({64}, at::kByte), gpu({3328})}) {
-    expect_error("ffn", with_form({x_, gpu({16, 32}), up_, down_, screen}),
+    expect_error("ffn", {x_, weights({gpu({16, 32}), up_, down_}), screen, "relu", kNoneHot},
                  "screen: expected uint8 [3328], as screen_weight makes of [16, 32] on a GPU");
   }
   expect_error("screen_weight", {up_, gpu({31}, at::kFloat)},
@@ -197,7 +189,7 @@ TEST_F(TorchCudaArguments, Training) {
   const c10::IValue none;
   const auto forward = [&](const Tensor& x, const Tensor& g, const c10::IValue& screen,
                            std::int64_t hot, const char* message) {
-    expect_error("ffn_train", with_form({x, g, up_, down_, screen}, "relu", hot),
+    expect_error("ffn_train", {x, weights({g, up_, down_}), screen, "relu", hot},
                  std::string("twell::ffn_train: ") + message);
   };
   forward(gpu({2, 32}, at::kFloat), gate, none, 0, "x: expected dtype bfloat16 or float16");
@@ -206,10 +198,11 @@ TEST_F(TorchCudaArguments, Training) {
   forward(x_, gate, none, 17, "hot: expected 0 to 16, got 17");
 
   const Tensor offsets = gpu({0}, at::kLong), neurons = gpu({0}, at::kInt);
-  const auto backward = [&](const Tensor& dy, const Tensor& kept, const c10::IValue& l1,
+  const c10::IValue list = weights({gate, up_, down_});
+  const auto backward = [&](const Tensor& dy, const Tensor& values, const c10::IValue& l1,
                             const char* message) {
     expect_error("ffn_train_backward",
-                 with_form({dy, x_, gate, up_, down_, offsets, neurons, kept, l1}),
+                 {dy, x_, list, std::vector{offsets, neurons, values}, l1, "relu", kNoneHot},
                  std::string("twell::ffn_train_backward: ") + message);
   };
   backward(x_, gpu({7}), none, "values: expected [1052] as ffn_train makes it, got [7]");
@@ -218,8 +211,8 @@ TEST_F(TorchCudaArguments, Training) {
   backward(x_, gpu({1052}), gpu({2}, at::kFloat), "l1_grad: expected Float [], got [2]");
   const auto sums = gpu({16, 32}, at::kFloat);
   expect_error("ffn_train_backward_add",
-               with_form({x_, x_, gate, up_, down_, offsets, neurons, gpu({1052}), none, sums, gate,
-                          sums, none, none, none, none}),
+               {x_, x_, list, std::vector{offsets, neurons, gpu({1052})}, none,
+                weights({sums, gate, sums}), "relu", kNoneHot},
                "dup: expected f32 [H, D] with contiguous rows, got [16, 32]");
 }
 

@@ -40,17 +40,18 @@ cuda::Problem problem_of(const ConstMatrixView& x, const FfnWeights& weights,
   return problem;
 }
 
-ActivationSpec plain_activation(const char* operation, const FormArguments& form) {
-  const auto refuse = [operation](const char* argument) {
-    fail(operation, argument, "is not there on a GPU yet; use PyTorch's dense layers");
+ActivationSpec plain_activation(const LayerArguments& layer) {
+  const auto refuse_if = [&layer](bool there, const char* argument) {
+    if (there) {
+      fail(layer.operation, argument, "is not there on a GPU yet; use PyTorch's dense layers");
+    }
   };
-  if (form.up_activation != name_of(Activation::identity)) refuse("up_activation");
-  if (form.gate_bias.has_value()) refuse("gate_bias");
-  if (form.up_bias.has_value()) refuse("up_bias");
-  if (form.down_bias.has_value()) refuse("down_bias");
-  if (form.norm_weight.has_value()) refuse("norm_weight");
-  if (form.norm_epsilon.has_value()) refuse("norm_epsilon");
-  return form.gate(operation);
+  refuse_if(layer.form.up != Activation::identity, "up_activation");
+  for (std::size_t at = kMatrices; at < layer.weights.size(); ++at) {
+    refuse_if(layer.weights[at].has_value(), kWeightNames[at]);
+  }
+  refuse_if(layer.form.norm.has_value(), "norm_epsilon");
+  return layer.form.gate;
 }
 
 CudaCall::CudaCall(const Tensor& like)

@@ -24,7 +24,7 @@ cuda::Problem problem_of(const ConstMatrixView& x, const FfnWeights& weights,
                          const ActivationSpec& activation, std::int64_t hot);
 
 // The gate's activation of a call. Throws for a form with more: kernels have nothing else yet.
-ActivationSpec plain_activation(const char* operation, const FormArguments& form);
+ActivationSpec plain_activation(const LayerArguments& layer);
 
 // The GPU of a tensor as the current one, its figures, and PyTorch's current stream on it.
 class CudaCall {

@@ -22,22 +22,23 @@ ScreenView screen_view(const Argument& argument, std::int64_t rows, std::int64_t
 
 // One call, its arguments checked before the GPU's figures and stream are asked for.
 struct Call {
-  Call(const char* name, const FormArguments& form, const Tensor& x_tensor, const Tensor& gate,
-       const std::optional<Tensor>& up, const Tensor& down, const std::optional<Tensor>& screen)
-      : operation(name), x(x_tensor), rows(rows_of({name, "x", x_tensor, &x_tensor})) {
-    activation = plain_activation(name, form);
-    weights.down = matrix_of({name, "down", down, &x});
-    if (up.has_value()) weights.up = matrix_of({name, "up", *up, &x});
-    const Argument gate_argument = {name, "gate", gate, &x};
+  Call(const LayerArguments& layer, const Tensor& x_tensor, const std::optional<Tensor>& screen)
+      : operation(layer.operation),
+        x(x_tensor),
+        rows(rows_of({operation, "x", x, &x})),
+        activation(plain_activation(layer)) {
+    weights.down = matrix_of({operation, "down", layer.down, &x});
+    if (layer.up.has_value()) weights.up = matrix_of({operation, "up", *layer.up, &x});
+    const Argument gate = {operation, "gate", layer.gate, &x};
     if (screen.has_value()) {
-      weights.gate = matrix_of(gate_argument);
+      weights.gate = matrix_of(gate);
       weights.screen =
-          screen_view({name, "screen", *screen, &x}, weights.gate.rows, weights.gate.cols);
+          screen_view({operation, "screen", *screen, &x}, weights.gate.rows, weights.gate.cols);
     } else {
-      weights.gate = padded_of(gate_argument);
+      weights.gate = padded_of(gate);
     }
-    problem = problem_of(rows.view, weights, activation, form.hot);
-    require_hot(name, form.hot, weights.down.rows);
+    problem = problem_of(rows.view, weights, activation, layer.hot);
+    require_hot(operation, layer.hot, weights.down.rows);
   }
 
   Tensor run(const CudaCall& gpu, const cuda::DeviceStats& stats) const {
@@ -59,17 +60,15 @@ struct Call {
 
 }  // namespace
 
-Tensor ffn(const FormArguments& form, const Tensor& x, const Tensor& gate,
-           const std::optional<Tensor>& up, const Tensor& down,
-           const std::optional<Tensor>& screen) {
-  const Call call("ffn", form, x, gate, up, down, screen);
+Tensor ffn(const Tensor& x, const OptionalTensors& weights, const std::optional<Tensor>& screen,
+           const std::string& form, std::int64_t hot) {
+  const Call call({"ffn", weights, form, hot}, x, screen);
   return call.run(CudaCall(x), {});
 }
 
-FfnStats ffn_stats(const FormArguments& form, const Tensor& x, const Tensor& gate,
-                   const std::optional<Tensor>& up, const Tensor& down,
-                   const std::optional<Tensor>& screen) {
-  const Call call("ffn_stats", form, x, gate, up, down, screen);
+FfnStats ffn_stats(const Tensor& x, const OptionalTensors& weights,
+                   const std::optional<Tensor>& screen, const std::string& form, std::int64_t hot) {
+  const Call call({"ffn_stats", weights, form, hot}, x, screen);
   const CudaCall gpu(x);
   const auto zeros = [&](const char* name, const std::vector<std::int64_t>& shape,
                          ScalarType type) {

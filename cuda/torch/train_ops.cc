@@ -13,29 +13,29 @@ namespace {
 
 // The weights of a call and its plan, arguments checked before the GPU's figures are asked for.
 struct Call {
-  const char* operation;
-  const FormArguments& form;
-  const Tensor &x, &gate;
-  const std::optional<Tensor>& up;
-  const Tensor& down;
+  const LayerArguments layer;
+  const Tensor& x;
 
-  Rows rows = rows_of({operation, "x", x, &x});
-  ActivationSpec activation = plain_activation(operation, form);
+  Rows rows = rows_of(argument("x", x));
+  ActivationSpec activation = plain_activation(layer);
   FfnWeights weights = weights_of();
 
+  Argument argument(const char* name, const Tensor& tensor) const {
+    return {layer.operation, name, tensor, &x};
+  }
   FfnWeights weights_of() const {
     FfnWeights out;
-    out.gate = matrix_of({operation, "gate", gate, &x});
-    if (up.has_value()) out.up = matrix_of({operation, "up", *up, &x});
-    out.down = matrix_of({operation, "down", down, &x});
-    require_hot(operation, form.hot, out.down.rows);
+    out.gate = matrix_of(argument("gate", layer.gate));
+    if (layer.up.has_value()) out.up = matrix_of(argument("up", *layer.up));
+    out.down = matrix_of(argument("down", layer.down));
+    require_hot(layer.operation, layer.hot, out.down.rows);
     return out;
   }
   cuda::TrainPlan plan(const CudaCall& gpu) const {
-    return cuda::plan_train(gpu.device(), problem_of(rows.view, weights, activation, form.hot));
+    return cuda::plan_train(gpu.device(), problem_of(rows.view, weights, activation, layer.hot));
   }
   std::vector<std::int64_t> kept_shape() const {
-    return {cuda::most_kept_bytes(rows.view.rows, weights.gate.rows, form.hot) / 2};
+    return {cuda::most_kept_bytes(rows.view.rows, weights.gate.rows, layer.hot) / 2};
   }
 };
 
@@ -43,27 +43,34 @@ cuda::Workspace memory_of(const Tensor& values) {
   return {values.mutable_data_ptr(), static_cast<std::size_t>(values.numel()) * 2};
 }
 
+// The one of three tensors that has what was kept.
+const Tensor& kept_values(const Call& call, const std::vector<Tensor>& kept) {
+  require_kept(call.layer.operation, kept);
+  const Tensor& values = kept[2];
+  require_device(call.argument("values", values));
+  const std::vector<std::int64_t> shape = call.kept_shape();
+  if (values.dim() != 1 || values.size(0) != shape[0] || !values.is_contiguous() ||
+      values.scalar_type() != scalar_type_of(call.rows.view.dtype)) {
+    fail(
+        call.layer.operation, "values",
+        "expected " + list_of(shape.data(), 1) + " as ffn_train makes it, got " + shape_of(values));
+  }
+  return values;
+}
+
 // What a backward pass reads.
 struct BackwardOperands {
-  BackwardOperands(const Call& call, const Tensor& dy, const Tensor& values_tensor,
+  BackwardOperands(const Call& call, const Tensor& dy, const std::vector<Tensor>& kept,
                    const std::optional<Tensor>& l1_grad)
-      : values(values_tensor), dy_rows(rows_of({call.operation, "dy", dy, &call.x})) {
-    require_device({call.operation, "values", values, &call.x});
-    const std::vector<std::int64_t> shape = call.kept_shape();
-    if (values.dim() != 1 || values.size(0) != shape[0] || !values.is_contiguous() ||
-        values.scalar_type() != scalar_type_of(call.rows.view.dtype)) {
-      fail(call.operation, "values",
-           "expected " + list_of(shape.data(), 1) + " as ffn_train makes it, got " +
-               shape_of(values));
-    }
+      : values(kept_values(call, kept)), dy_rows(rows_of(call.argument("dy", dy))) {
     in.dy = dy_rows.view;
     in.x = call.rows.view;
     in.weights = call.weights;
     in.activation = call.activation;
     if (!l1_grad.has_value()) return;
-    require_device({call.operation, "l1_grad", *l1_grad, &call.x});
+    require_device(call.argument("l1_grad", *l1_grad));
     if (l1_grad->scalar_type() != ScalarType::Float || l1_grad->numel() != 1) {
-      fail(call.operation, "l1_grad", "expected Float [], got " + shape_of(*l1_grad));
+      fail(call.layer.operation, "l1_grad", "expected Float [], got " + shape_of(*l1_grad));
     }
     in.l1 = static_cast<const float*>(l1_grad->const_data_ptr());
   }
@@ -72,14 +79,27 @@ struct BackwardOperands {
   cuda::DeviceFfnBackward in;
 };
 
-MatrixView gradient_of(const Call& call, const char* name, const Tensor& tensor, DType dtype) {
-  require_device({call.operation, name, tensor, &call.x});
-  if (tensor.dim() != 2 || tensor.stride(1) != 1 || tensor.scalar_type() != scalar_type_of(dtype)) {
-    fail(call.operation, name,
-         std::string("expected ") + name_of(dtype) + " [H, D] with contiguous rows, got " +
-             shape_of(tensor));
-  }
-  return {tensor.mutable_data_ptr(), dtype, tensor.size(0), tensor.size(1), tensor.stride(0)};
+// dgate, dup and ddown.
+cuda::DeviceFfnGradients matrices_of(const Call& call, const OptionalTensors& gradients,
+                                     DType dtype) {
+  const auto matrix = [&](std::size_t at) {
+    const char* const name = kGradientNames[at];
+    const Tensor& tensor = required(call.layer.operation, name, gradients, at);
+    require_device(call.argument(name, tensor));
+    if (tensor.dim() != 2 || tensor.stride(1) != 1 ||
+        tensor.scalar_type() != scalar_type_of(dtype)) {
+      fail(call.layer.operation, name,
+           std::string("expected ") + name_of(dtype) + " [H, D] with contiguous rows, got " +
+               shape_of(tensor));
+    }
+    return MatrixView(tensor.mutable_data_ptr(), dtype, tensor.size(0), tensor.size(1),
+                      tensor.stride(0));
+  };
+  cuda::DeviceFfnGradients out;
+  out.gate = matrix(0);
+  if (entry(gradients, 1).has_value()) out.up = matrix(1);
+  out.down = matrix(2);
+  return out;
 }
 
 // Makes dx, and writes or adds the gradients of the weights.
@@ -87,10 +107,10 @@ Tensor run_backward(const Call& call, const BackwardOperands& operands,
                     cuda::DeviceFfnGradients out) {
   const ConstMatrixView& x = call.rows.view;
   const CudaCall gpu(call.x);
-  const Tensor dx = new_rows({call.operation, "x", call.x}, x.cols, x.dtype);
+  const Tensor dx = new_rows(call.argument("x", call.x), x.cols, x.dtype);
   out.dx = MatrixView(dx.mutable_data_ptr(), x.dtype, x.rows, x.cols);
   const cuda::TrainPlan plan = call.plan(gpu);
-  const CudaWorkspace workspace(call.operation, call.x, plan.workspace_bytes);
+  const CudaWorkspace workspace(call.layer.operation, call.x, plan.workspace_bytes);
   cuda::ffn_backward(plan, operands.in, out, memory_of(operands.values), workspace.get(),
                      gpu.stream());
   return dx;
@@ -98,14 +118,14 @@ Tensor run_backward(const Call& call, const BackwardOperands& operands,
 
 }  // namespace
 
-TrainedFfn ffn_train(const FormArguments& form, const Tensor& x, const Tensor& gate,
-                     const std::optional<Tensor>& up, const Tensor& down,
-                     const std::optional<Tensor>& screen) {
+TrainedFfn ffn_train(const Tensor& x, const OptionalTensors& weights,
+                     const std::optional<Tensor>& screen, const std::string& form,
+                     std::int64_t hot) {
   constexpr const char* kOperation = "ffn_train";
   if (screen.has_value()) {
     fail(kOperation, "screen", "expected none: a GPU multiplies all of the gate");
   }
-  const Call call = {kOperation, form, x, gate, up, down};
+  const Call call = {{kOperation, weights, form, hot}, x};
   const CudaCall gpu(x);
   const cuda::TrainPlan plan = call.plan(gpu);
   const ConstMatrixView& in = call.rows.view;
@@ -128,53 +148,41 @@ TrainedFfn ffn_train(const FormArguments& form, const Tensor& x, const Tensor& g
   return {y, torch::stable::sum(row_l1), row_nnz, neuron_nnz, offsets, neurons, values};
 }
 
-FfnGradientTensors ffn_train_backward(const FormArguments& form, const Tensor& dy, const Tensor& x,
-                                      const Tensor& gate, const std::optional<Tensor>& up,
-                                      const Tensor& down, const Tensor&, const Tensor&,
-                                      const Tensor& values, const std::optional<Tensor>& l1_grad) {
+FfnGradientTensors ffn_train_backward(const Tensor& dy, const Tensor& x,
+                                      const OptionalTensors& weights,
+                                      const std::vector<Tensor>& kept,
+                                      const std::optional<Tensor>& l1_grad, const std::string& form,
+                                      std::int64_t hot) {
   constexpr const char* kOperation = "ffn_train_backward";
-  const Call call = {kOperation, form, x, gate, up, down};
-  const BackwardOperands operands(call, dy, values, l1_grad);
+  const Call call = {{kOperation, weights, form, hot}, x};
+  const BackwardOperands operands(call, dy, kept, l1_grad);
   const DType dtype = call.rows.view.dtype;
-  const auto like = [&](const char* name, const WeightView& weight) {
-    return new_empty({kOperation, name, x}, {weight.rows, weight.cols}, scalar_type_of(dtype));
+  const auto made = [&](std::size_t at, const std::vector<std::int64_t>& shape) {
+    return new_empty({kOperation, kGradientNames[at], x}, shape, scalar_type_of(dtype));
   };
-  const Tensor dgate = like("dgate", call.weights.gate);
-  const auto none = [&](const char* name) {
-    return new_empty({kOperation, name, x}, {0}, scalar_type_of(dtype));
+  const auto like = [&](std::size_t at, const WeightView& weight) {
+    return made(at, {weight.rows, weight.cols});
   };
-  const Tensor dup = up.has_value() ? like("dup", *call.weights.up) : none("dup");
-  const Tensor ddown = like("ddown", call.weights.down);
-  cuda::DeviceFfnGradients out;
-  out.gate = gradient_of(call, "dgate", dgate, dtype);
-  if (up.has_value()) out.up = gradient_of(call, "dup", dup, dtype);
-  out.down = gradient_of(call, "ddown", ddown, dtype);
-  const Tensor dx = run_backward(call, operands, out);
+  OptionalTensors gradients = {like(0, call.weights.gate), {}, like(2, call.weights.down)};
+  if (call.weights.up) gradients[1] = like(1, *call.weights.up);
+  const Tensor dx = run_backward(call, operands, matrices_of(call, gradients, dtype));
   return {dx,
-          dgate,
-          dup,
-          ddown,
-          none("dgate_bias"),
-          none("dup_bias"),
-          none("ddown_bias"),
-          none("dnorm_weight")};
+          *gradients[0],
+          gradients[1] ? *gradients[1] : made(1, {0}),
+          *gradients[2],
+          made(3, {0}),
+          made(4, {0}),
+          made(5, {0}),
+          made(6, {0})};
 }
 
-Tensor ffn_train_backward_add(const FormArguments& form, const Tensor& dy, const Tensor& x,
-                              const Tensor& gate, const std::optional<Tensor>& up,
-                              const Tensor& down, const Tensor&, const Tensor&,
-                              const Tensor& values, const std::optional<Tensor>& l1_grad,
-                              const Tensor& dgate, const std::optional<Tensor>& dup,
-                              const Tensor& ddown, const std::optional<Tensor>&,
-                              const std::optional<Tensor>&, const std::optional<Tensor>&,
-                              const std::optional<Tensor>&) {
-  constexpr const char* kOperation = "ffn_train_backward_add";
-  const Call call = {kOperation, form, x, gate, up, down};
-  const BackwardOperands operands(call, dy, values, l1_grad);
-  cuda::DeviceFfnGradients out;
-  out.gate = gradient_of(call, "dgate", dgate, DType::f32);
-  if (dup.has_value()) out.up = gradient_of(call, "dup", *dup, DType::f32);
-  out.down = gradient_of(call, "ddown", ddown, DType::f32);
+Tensor ffn_train_backward_add(const Tensor& dy, const Tensor& x, const OptionalTensors& weights,
+                              const std::vector<Tensor>& kept, const std::optional<Tensor>& l1_grad,
+                              const OptionalTensors& gradients, const std::string& form,
+                              std::int64_t hot) {
+  const Call call = {{"ffn_train_backward_add", weights, form, hot}, x};
+  const BackwardOperands operands(call, dy, kept, l1_grad);
+  cuda::DeviceFfnGradients out = matrices_of(call, gradients, DType::f32);
   out.accumulate = true;
   return run_backward(call, operands, out);
 }

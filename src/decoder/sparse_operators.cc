@@ -7,6 +7,7 @@
 
 #include "decoder/operators.h"
 #include "decoder/weights.h"
+#include "torch_ops/form_text.h"
 #include "twell/coded_matrix.h"
 #include "twell/status.h"
 
@@ -14,19 +15,12 @@ namespace twell::lm {
 namespace {
 
 using Tensors = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
-template <class Result>
-using Ffn = Result(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
-                   const at::Tensor&, const std::optional<at::Tensor>&, c10::string_view, double,
-                   std::int64_t, c10::string_view, const std::optional<at::Tensor>&,
-                   const std::optional<at::Tensor>&, const std::optional<at::Tensor>&,
-                   const std::optional<at::Tensor>&, std::optional<double>);
 
 template <class Result>
-Result call(const c10::TypedOperatorHandle<Ffn<Result>>& op, const at::Tensor& x,
+Result call(const c10::TypedOperatorHandle<LayerOperator<Result>>& op, const at::Tensor& x,
             const SparseOperands& w, const ActivationSpec& activation) {
-  return op.call(x, w.gate, if_there(w.up), w.down, if_there(w.screen), name_of(activation.kind),
-                 static_cast<double>(activation.threshold), w.hot, name_of(Activation::identity),
-                 {}, {}, {}, {}, {});
+  return op.call(x, operator_weights({w.gate, w.up, w.down}), if_there(w.screen),
+                 torch_ops::text_of(activation), w.hot);
 }
 
 template <class T>
@@ -78,15 +72,22 @@ WeightView weight_view(const at::Tensor& weight) {
   return *view;
 }
 
+OperatorWeights operator_weights(at::TensorList tensors) {
+  OperatorWeights out;
+  out.reserve(tensors.size());
+  for (const at::Tensor& tensor : tensors) out.push_back(if_there(tensor));
+  return out;
+}
+
 at::Tensor sparse_ffn(const at::Tensor& x, const SparseOperands& weights,
                       const ActivationSpec& activation) {
-  static const auto op = find_operator<Ffn<at::Tensor>>("twell::ffn");
+  static const auto op = find_operator<LayerOperator<at::Tensor>>("twell::ffn");
   return call<at::Tensor>(op, x, weights, activation);
 }
 
 Tensors sparse_ffn_stats(const at::Tensor& x, const SparseOperands& weights,
                          const ActivationSpec& activation) {
-  static const auto op = find_operator<Ffn<Tensors>>("twell::ffn_stats");
+  static const auto op = find_operator<LayerOperator<Tensors>>("twell::ffn_stats");
   return call<Tensors>(op, x, weights, activation);
 }
 

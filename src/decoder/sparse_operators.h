@@ -1,8 +1,11 @@
-// torch.ops.twell.ffn and ffn_stats, called through the dispatcher.
+// torch.ops.twell.ffn and ffn_stats, called through the dispatcher, and how operators of layers
+// are.
 #pragma once
 
+#include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
 
+#include <optional>
 #include <tuple>
 
 #include "decoder/feed_forward.h"
@@ -21,7 +24,18 @@ ConstMatrixView matrix_view(const at::Tensor& matrix);
 // The same, or codes with scales (int8 and int4, twell/coded_matrix.h), not of columns.
 WeightView weight_view(const at::Tensor& weight);
 
-// Weights as the operators take them. up and screen may be undefined.
+// What operators call `weights`: gate, up, down, gate_bias, up_bias, down_bias, norm_weight.
+using OperatorWeights = c10::List<std::optional<at::Tensor>>;
+// Undefined tensors are not there.
+OperatorWeights operator_weights(at::TensorList tensors);
+
+// The signature of ffn, ffn_stats and ffn_train. The form is torch_ops::text_of() one.
+template <class Result>
+using LayerOperator = Result(const at::Tensor& x, const OperatorWeights& weights,
+                             const std::optional<at::Tensor>& screen, c10::string_view form,
+                             std::int64_t hot);
+
+// A layer without biases as the operators take it. up and screen may be undefined.
 struct SparseOperands {
   at::Tensor gate, up, down, screen;
   std::int64_t hot = 0;  // of the first neurons, on a GPU

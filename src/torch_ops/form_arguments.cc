@@ -65,6 +65,14 @@ const Tensor& required(const char* operation, const char* name, const OptionalTe
   return *tensor;
 }
 
+void require_kept(const char* operation, std::span<const Tensor> kept) {
+  if (kept.size() != 3) {
+    fail(operation, "kept",
+         "expected offsets, neurons and values of ffn_train, got " + std::to_string(kept.size()) +
+             " tensors");
+  }
+}
+
 LayerArguments::LayerArguments(const char* name, const OptionalTensors& list,
                                const std::string& text, std::int64_t hot_neurons)
     : operation(name),

@@ -30,6 +30,9 @@ const std::optional<Tensor>& entry(const OptionalTensors& list, std::size_t at);
 const Tensor& required(const char* operation, const char* name, const OptionalTensors& list,
                        std::size_t at);
 
+// Of what ffn_train kept: offsets, neurons and values.
+void require_kept(const char* operation, std::span<const Tensor> kept);
+
 // One layer of a call. Refers to `weights`.
 struct LayerArguments {
   LayerArguments(const char* operation, const OptionalTensors& weights, const std::string& form,

@@ -28,11 +28,7 @@ void require_list(const Argument& argument, ScalarType type, const std::vector<s
 // The pattern's tensors as libtwell's lists. They are written through by ffn_train alone.
 FfnPatternView lists_of(const char* operation, const FfnShape& shape, std::int64_t rows,
                         std::span<const Tensor> kept) {
-  if (kept.size() != 3) {
-    fail(operation, "kept",
-         "expected offsets, neurons and values of ffn_train, got " + std::to_string(kept.size()) +
-             " tensors");
-  }
+  require_kept(operation, kept);
   const Tensor &offsets = kept[0], &neurons = kept[1], &values = kept[2];
   const std::int64_t places = rows * shape.neurons;
   require_list({operation, "offsets", offsets}, ScalarType::Long, {rows + 1});

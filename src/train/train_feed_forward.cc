@@ -5,6 +5,7 @@
 #include <torch/utils.h>
 
 #include <chrono>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -12,6 +13,7 @@
 #include "decoder/linear.h"
 #include "decoder/operators.h"
 #include "decoder/sparse_operators.h"
+#include "torch_ops/form_text.h"
 #include "train/layer_form.h"
 #include "train/training_gate.h"
 #include "twell/status.h"
@@ -23,103 +25,86 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 struct Call {
-  LayerForm form;
+  std::string form;
   std::int64_t layer = 0;
   FfnTraining* training = nullptr;
-  OptionalTensor screen;
+  std::int64_t hot = 0;  // of the first neurons, on a GPU
+  std::optional<at::Tensor> screen = {};
 };
 
-using Forward = Formed<
-    std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>,
-    const at::Tensor&, const at::Tensor&, const OptionalTensor&, const at::Tensor&,
-    const OptionalTensor&>;
-using Added = Formed<at::Tensor, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                     const OptionalTensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                     const at::Tensor&, const OptionalTensor&, const at::Tensor&,
-                     const OptionalTensor&, const at::Tensor&, const OptionalTensor&,
-                     const OptionalTensor&, const OptionalTensor&, const OptionalTensor&>;
-using Backward = Formed<std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor,
-                                   at::Tensor, at::Tensor, at::Tensor>,
-                        const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                        const OptionalTensor&, const at::Tensor&, const at::Tensor&,
-                        const at::Tensor&, const at::Tensor&, const OptionalTensor&>;
+using Forward = LayerOperator<
+    std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>>;
+using Added = at::Tensor(const at::Tensor& dy, const at::Tensor& x, const OperatorWeights& weights,
+                         at::TensorList kept, const std::optional<at::Tensor>& l1_grad,
+                         const OperatorWeights& gradients, c10::string_view form, std::int64_t hot);
+using Backward = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor,
+                            at::Tensor, at::Tensor>(const at::Tensor& dy, const at::Tensor& x,
+                                                    const OperatorWeights& weights,
+                                                    at::TensorList kept,
+                                                    const std::optional<at::Tensor>& l1_grad,
+                                                    c10::string_view form, std::int64_t hot);
 
-// torch.ops.twell.ffn_train. wd [D, H] is the parameter, `down` [H, D] the same weights
-// neuron-major; the others as in Projections.
+// torch.ops.twell.ffn_train. `parameters` in the order of its weights, but with the parameter
+// [D, H] in the place of down; `down` [H, D] has the same weights neuron-major.
 class SparseFfnFunction : public torch::autograd::Function<SparseFfnFunction> {
  public:
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& first,
-                            const OptionalTensor& up, const at::Tensor& wd, const at::Tensor& down,
-                            const OptionalTensor& first_bias, const OptionalTensor& up_bias,
-                            const OptionalTensor& down_bias, const OptionalTensor& norm_weight,
-                            const Call& call) {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x,
+                            at::TensorList parameters, const at::Tensor& down, const Call& call) {
     static const auto op = find_operator<Forward>("twell::ffn_train");
-    const LayerForm& form = call.form;
+    variable_list weights = parameters.vec();
+    const at::Tensor wd = std::exchange(weights[kDown], down);
     const auto [y, l1, row_nnz, neuron_nnz, offsets, neurons, values] =
-        form.call(op, x, first, up, down, call.screen);
+        op.call(x, operator_weights(weights), call.screen, call.form, call.hot);
     if (call.training->recorder != nullptr) {
       call.training->pending.push_back({call.layer, row_nnz, neuron_nnz, l1});
     }
     // wd: so that a change before backward is an error, as that of the others is.
-    const at::Tensor none;
-    context->save_for_backward({x, first, up.value_or(none), down, offsets, neurons, values, wd,
-                                first_bias.value_or(none), up_bias.value_or(none),
-                                down_bias.value_or(none), norm_weight.value_or(none)});
-    context->saved_data["activation"] = static_cast<std::int64_t>(form.gate.kind);
-    context->saved_data["threshold"] = static_cast<double>(form.gate.threshold);
-    context->saved_data["up"] = static_cast<std::int64_t>(form.up);
-    if (form.norm_eps) context->saved_data["norm_eps"] = *form.norm_eps;
+    variable_list saved = {wd, x, offsets, neurons, values};
+    saved.insert(saved.end(), weights.begin(), weights.end());
+    context->save_for_backward(std::move(saved));
+    context->saved_data["form"] = call.form;
+    context->saved_data["hot"] = call.hot;
     context->saved_data["l1_grad"] = call.training->l1_grad;
     context->saved_data["training"] = reinterpret_cast<std::int64_t>(call.training);
     context->saved_data["layer"] = call.layer;
-    context->saved_data["hot"] = form.hot;
     return y;
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const variable_list saved = context->get_saved_variables();
-    const at::Tensor &x = saved[0], &first = saved[1], &down = saved[3], &offsets = saved[4],
-                     &neurons = saved[5], &values = saved[6];
-    const OptionalTensor up = if_there(saved[2]);
-    const auto eps = context->saved_data.find("norm_eps");
-    const LayerForm form{
-        {static_cast<Activation>(context->saved_data["activation"].toInt()),
-         static_cast<float>(context->saved_data["threshold"].toDouble())},
-        static_cast<Activation>(context->saved_data["up"].toInt()),
-        eps == context->saved_data.end() ? std::nullopt : std::optional(eps->second.toDouble()),
-        context->saved_data["hot"].toInt(),
-        if_there(saved[8]),
-        if_there(saved[9]),
-        if_there(saved[10]),
-        if_there(saved[11])};
+    const at::Tensor& x = saved[1];
+    const at::TensorList kept = at::TensorList(saved).slice(2, 3);
+    const at::TensorList tensors = at::TensorList(saved).slice(5);
+    const OperatorWeights weights = operator_weights(tensors);
+    const std::string& form = context->saved_data["form"].toStringRef();
+    const std::int64_t hot = context->saved_data["hot"].toInt();
     const at::Tensor l1_grad = at::scalar_tensor(context->saved_data["l1_grad"].toDouble(),
                                                  at::TensorOptions(at::kFloat).device(x.device()));
     const auto* training =
         reinterpret_cast<const FfnTraining*>(context->saved_data["training"].toInt());
-    const at::Tensor none;
+    // Of x, the parameters, `down` and the call.
+    variable_list out(1 + tensors.size() + 2);
     if (training->sums) {
       static const auto add = find_operator<Added>("twell::ffn_train_backward_add");
       const Projections sums(training->sums(context->saved_data["layer"].toInt()));
-      const at::Tensor dx =
-          form.call(add, grads[0], x, first, up, down, offsets, neurons, values, l1_grad,
-                    sums.first, if_there(sums.up), sums.down.t(), if_there(sums.first_bias),
-                    if_there(sums.up_bias), if_there(sums.down_bias), if_there(sums.norm_weight));
-      return {dx, none, none, none, none, none, none, none, none, none};
+      out[0] = add.call(grads[0], x, weights, kept, l1_grad,
+                        operator_weights(sums.with_down(sums.down.t())), form, hot);
+      return out;
     }
     static const auto op = find_operator<Backward>("twell::ffn_train_backward");
     const auto [dx, dfirst, dup, ddown, dfirst_bias, dup_bias, ddown_bias, dnorm_weight] =
-        form.call(op, grads[0], x, first, up, down, offsets, neurons, values, l1_grad);
-    return {dx,
-            dfirst,
-            up ? dup : none,
-            ddown.t(),
-            none,
-            form.gate_bias ? dfirst_bias : none,
-            form.up_bias ? dup_bias : none,
-            form.down_bias ? ddown_bias : none,
-            form.norm_weight ? dnorm_weight : none,
-            none};
+        op.call(grads[0], x, weights, kept, l1_grad, form, hot);
+    const at::Tensor of_parameters[] = {dfirst,   dup,        ddown.t(),   dfirst_bias,
+                                        dup_bias, ddown_bias, dnorm_weight};
+    out[0] = dx;
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      if (tensors[i].defined()) out[1 + i] = of_parameters[i];
+    }
+    return out;
   }
+
+ private:
+  static constexpr std::size_t kDown = 2;
 };
 
 // Identity whose backward adds the gradient of the L1 term.
@@ -197,34 +182,34 @@ class TrainingFeedForward : public FeedForward {
     const Projections p(parameters_);
     const at::Tensor rows = x.contiguous();
     const at::Tensor down = p.down.detach().t().contiguous();
-    Call call{form_of(p), layer, training_.get(), {}};
+    Call call{form(), layer, training_.get()};
     if (training_->places != nullptr) {
-      call.form.hot = training_->places->form(layer).hot;
-    } else if (screened(rows.detach(), p, down, layer, call.form)) {
+      call.hot = training_->places->form(layer).hot;
+    } else if (screened(rows.detach(), p.with_down(down), layer, call.form)) {
       call.screen = gate_.screen(rows.detach(), p.first.detach());
     }
-    return SparseFfnFunction::apply(rows, p.first, if_there(p.up), p.down, down,
-                                    if_there(p.first_bias), if_there(p.up_bias),
-                                    if_there(p.down_bias), if_there(p.norm_weight), call);
+    const variable_list parameters = p.with_down(p.down);
+    return SparseFfnFunction::apply(rows, at::TensorList(parameters), down, call);
   }
 
-  LayerForm form_of(const Projections& p) const {
-    return {sparse_activation(activation_), activation_.up,
-            activation_.norm_eps,           0,
-            if_there(p.first_bias),         if_there(p.up_bias),
-            if_there(p.down_bias),          if_there(p.norm_weight)};
+  // As the operators take it.
+  std::string form() const {
+    FfnForm form = sparse_activation(activation_);
+    form.up = activation_.up;
+    if (activation_.norm_eps) form.norm = {{}, static_cast<float>(*activation_.norm_eps)};
+    return torch_ops::text_of(form);
   }
 
   // Whether the gate goes through a screen, which is decided now and then.
-  bool screened(const at::Tensor& x, const Projections& p, const at::Tensor& down,
-                std::int64_t layer, const LayerForm& layer_form) {
-    bool& form = training_->screened(layer);
+  bool screened(const at::Tensor& x, at::TensorList weights, std::int64_t layer,
+                const std::string& form) {
+    bool& screened = training_->screened(layer);
     if (training_->decides && decided_ != training_->step) {
       decided_ = training_->step;
       const at::NoGradGuard no_grad;
-      form = gate_.decide(x, p.first, if_there(p.up), down, layer_form);
+      screened = gate_.decide(x, weights, form);
     }
-    return form;
+    return screened;
   }
 
   at::Tensor dense(const at::Tensor& x, std::int64_t layer) const {

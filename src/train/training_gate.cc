@@ -21,19 +21,17 @@ at::Tensor sample_of(const at::Tensor& x) {
 
 }  // namespace
 
-bool TrainingGate::decide(const at::Tensor& x, const at::Tensor& gate, const OptionalTensor& up,
-                          const at::Tensor& down, const LayerForm& form) {
+bool TrainingGate::decide(const at::Tensor& x, at::TensorList weights, const std::string& form) {
   const CpuTier tier = default_cpu_tier();
   if (!screen_pays(tier, 0.0) || x.size(0) < kFewestInputs) return false;
   const at::NoGradGuard no_grad;
   const at::Tensor sample = sample_of(x);
   axis_ = sample.to(at::kFloat).mean(0);
-  using Signature =
-      Formed<std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>, const at::Tensor&,
-             const at::Tensor&, const OptionalTensor&, const at::Tensor&, const OptionalTensor&>;
-  static const auto op = find_operator<Signature>("twell::ffn_stats");
+  const at::Tensor& gate = weights[0];
+  using Stats = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+  static const auto op = find_operator<LayerOperator<Stats>>("twell::ffn_stats");
   const auto candidates =
-      std::get<3>(form.call(op, sample, gate, up, down, OptionalTensor(screen(x, gate))));
+      std::get<3>(op.call(sample, operator_weights(weights), screen(x, gate), form, 0));
   const auto all = static_cast<double>(sample.size(0) * gate.size(0));
   return screen_pays(tier, candidates.item<double>() / all);
 }

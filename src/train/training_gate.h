@@ -8,8 +8,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-
-#include "train/layer_form.h"
+#include <string>
 
 namespace twell::lm {
 
@@ -19,10 +18,9 @@ class TrainingGate {
   static constexpr std::int64_t kDecideEvery = 32;
 
   // Whether calls on inputs like x [N, D] are to have a screen: where the processor has screens,
-  // there are 32 rows or more, and it rules out enough of the pre-activations of some of them. The
-  // first projection, up (none without a gate) and down are [H, D].
-  bool decide(const at::Tensor& x, const at::Tensor& gate, const OptionalTensor& up,
-              const at::Tensor& down, const LayerForm& form);
+  // there are 32 rows or more, and it rules out enough of the pre-activations of some of them.
+  // Weights and form are those of torch.ops.twell.ffn_train.
+  bool decide(const at::Tensor& x, at::TensorList weights, const std::string& form);
   // As torch.ops.twell.ffn_train takes it.
   at::Tensor screen(const at::Tensor& x, const at::Tensor& gate);
 

@@ -26,11 +26,13 @@ class FfnCalls {
               const std::string name = function.name();
               if (name == "twell::ffn" || name == "twell::ffn_stats") {
                 const auto in = function.inputs();
-                const auto tensor = [&](std::size_t i) {
-                  return in[i].isTensor() ? in[i].toTensor() : at::Tensor();
+                const auto tensor = [](const c10::IValue& value) {
+                  return value.isTensor() ? value.toTensor() : at::Tensor();
                 };
-                calls().push_back({name == "twell::ffn_stats", tensor(0), tensor(1), tensor(2),
-                                   tensor(3), tensor(4), in[7].toInt()});
+                const auto weights = in[1].toListRef();
+                calls().push_back({name == "twell::ffn_stats", in[0].toTensor(), tensor(weights[0]),
+                                   tensor(weights[1]), tensor(weights[2]), tensor(in[2]),
+                                   in[4].toInt()});
               }
               return nullptr;
             })

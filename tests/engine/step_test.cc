@@ -166,11 +166,8 @@ at::Tensor pack_weight(const at::Tensor& w) {
   const std::int64_t n = packed_extent(WeightType::bf16, w.size(0), w.size(1));
   return at::empty({w.size(0), n, 1}, w.options());
 }
-at::Tensor ffn(const at::Tensor& x, const at::Tensor&, const std::optional<at::Tensor>&,
-               const at::Tensor&, const std::optional<at::Tensor>&, c10::string_view, double,
-               std::int64_t, c10::string_view, const std::optional<at::Tensor>&,
-               const std::optional<at::Tensor>&, const std::optional<at::Tensor>&,
-               const std::optional<at::Tensor>&, std::optional<double>) {
+at::Tensor ffn(const at::Tensor& x, const c10::List<std::optional<at::Tensor>>&,
+               const std::optional<at::Tensor>&, c10::string_view, std::int64_t) {
   return at::empty_like(x);
 }
 TORCH_LIBRARY_IMPL(twell, Meta, m) {
