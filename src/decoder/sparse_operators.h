@@ -26,7 +26,7 @@ WeightView weight_view(const at::Tensor& weight);
 
 // What operators call `weights`: gate, up, down, gate_bias, up_bias, down_bias, norm_weight.
 using OperatorWeights = c10::List<std::optional<at::Tensor>>;
-// Undefined tensors are not there.
+// Of one call: PyTorch 2.11 moves the tensors out of a list. Undefined ones are not there.
 OperatorWeights operator_weights(at::TensorList tensors);
 
 // The signature of ffn, ffn_stats and ffn_train. The form is torch_ops::text_of() one.

@@ -123,6 +123,6 @@ def test_errors_name_operation_and_argument() -> None:
         OPS.ffn_train_backward(y, x, [gate, up, down], [offsets, wrong, values], None)
     with pytest.raises(RuntimeError, match="offsets: expected what ffn_train returned; row 0"):
         OPS.ffn_train_backward(y, x, [gate, up, down], [offsets + 1, neurons, values], None)
+    nan = torch.tensor(float("nan"))
     with pytest.raises(RuntimeError, match="l1: expected a finite gradient, got nan"):
-        nan = torch.tensor(float("nan"))
         OPS.ffn_train_backward(y, x, [gate, up, down], [offsets, neurons, values], nan)
