@@ -130,7 +130,8 @@ TEST_F(TorchCudaArguments, Additions) {
     expect_error("ffn_stats", {x_, list(gate_), none, form, kNoneHot}, message);
     expect_error("ffn_train", {x_, list(gate), none, form, kNoneHot}, message);
     expect_error("ffn_train_backward", {x_, x_, list(gate), kept, none, form, kNoneHot}, message);
-    expect_error("ffn_train_backward_add", {x_, x_, list(gate), kept, none, weights({sum, sum, sum}), form, kNoneHot},
+    expect_error("ffn_train_backward_add",
+                 {x_, x_, list(gate), kept, none, weights({sum, sum, sum}), form, kNoneHot},
                  message);
   };
   refuse("up_activation", {}, "relu up=relu");

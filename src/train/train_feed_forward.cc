@@ -4,6 +4,7 @@
 #include <torch/types.h>
 #include <torch/utils.h>
 
+#include <array>
 #include <chrono>
 #include <optional>
 #include <string>
@@ -25,6 +26,8 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 struct Call {
+  Projections parameters;
+  at::Tensor down;  // [H, D], the parameter's weights neuron-major
   std::string form;
   std::int64_t layer = 0;
   FfnTraining* training = nullptr;
@@ -44,22 +47,21 @@ using Backward = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::
                                                     const std::optional<at::Tensor>& l1_grad,
                                                     c10::string_view form, std::int64_t hot);
 
-// torch.ops.twell.ffn_train. `parameters` in the order of its weights, but with the parameter
-// [D, H] in the place of down; `down` [H, D] has the same weights neuron-major.
+// torch.ops.twell.ffn_train. The list is for autograd: the parameters that are there, in the order
+// of the operator's weights.
 class SparseFfnFunction : public torch::autograd::Function<SparseFfnFunction> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x,
-                            at::TensorList parameters, const at::Tensor& down, const Call& call) {
+                            at::TensorList /*parameters*/, const Call& call) {
     static const auto op = find_operator<Forward>("twell::ffn_train");
-    variable_list weights = parameters.vec();
-    const at::Tensor wd = std::exchange(weights[kDown], down);
+    const variable_list weights = call.parameters.with_down(call.down);
     const auto [y, l1, row_nnz, neuron_nnz, offsets, neurons, values] =
         op.call(x, operator_weights(weights), call.screen, call.form, call.hot);
     if (call.training->recorder != nullptr) {
       call.training->pending.push_back({call.layer, row_nnz, neuron_nnz, l1});
     }
-    // wd: so that a change before backward is an error, as that of the others is.
-    variable_list saved = {wd, x, offsets, neurons, values};
+    // The parameter too: so that a change before backward is an error, as that of the others is.
+    variable_list saved = {call.parameters.down, x, offsets, neurons, values};
     saved.insert(saved.end(), weights.begin(), weights.end());
     context->save_for_backward(std::move(saved));
     context->saved_data["form"] = call.form;
@@ -82,29 +84,27 @@ class SparseFfnFunction : public torch::autograd::Function<SparseFfnFunction> {
                                                  at::TensorOptions(at::kFloat).device(x.device()));
     const auto* training =
         reinterpret_cast<const FfnTraining*>(context->saved_data["training"].toInt());
-    // Of x, the parameters, `down` and the call.
-    variable_list out(1 + tensors.size() + 2);
+    at::Tensor dx;
+    std::array<at::Tensor, 7> gradients;
     if (training->sums) {
       static const auto add = find_operator<Added>("twell::ffn_train_backward_add");
       const Projections sums(training->sums(context->saved_data["layer"].toInt()));
-      out[0] = add.call(grads[0], x, weights, kept, l1_grad,
-                        operator_weights(sums.with_down(sums.down.t())), form, hot);
-      return out;
+      dx = add.call(grads[0], x, weights, kept, l1_grad,
+                    operator_weights(sums.with_down(sums.down.t())), form, hot);
+    } else {
+      static const auto op = find_operator<Backward>("twell::ffn_train_backward");
+      auto& [first, up, down, first_bias, up_bias, down_bias, norm_weight] = gradients;
+      std::tie(dx, first, up, down, first_bias, up_bias, down_bias, norm_weight) =
+          op.call(grads[0], x, weights, kept, l1_grad, form, hot);
+      down = down.t();
     }
-    static const auto op = find_operator<Backward>("twell::ffn_train_backward");
-    const auto [dx, dfirst, dup, ddown, dfirst_bias, dup_bias, ddown_bias, dnorm_weight] =
-        op.call(grads[0], x, weights, kept, l1_grad, form, hot);
-    const at::Tensor of_parameters[] = {dfirst,   dup,        ddown.t(),   dfirst_bias,
-                                        dup_bias, ddown_bias, dnorm_weight};
-    out[0] = dx;
-    for (std::size_t i = 0; i < tensors.size(); ++i) {
-      if (tensors[i].defined()) out[1 + i] = of_parameters[i];
+    variable_list out = {dx};
+    for (std::size_t i = 0; i < gradients.size(); ++i) {
+      if (tensors[i].defined()) out.push_back(gradients[i]);
     }
+    out.emplace_back();  // of the call
     return out;
   }
-
- private:
-  static constexpr std::size_t kDown = 2;
 };
 
 // Identity whose backward adds the gradient of the L1 term.
@@ -182,14 +182,15 @@ class TrainingFeedForward : public FeedForward {
     const Projections p(parameters_);
     const at::Tensor rows = x.contiguous();
     const at::Tensor down = p.down.detach().t().contiguous();
-    Call call{form(), layer, training_.get()};
+    Call call{p, down, form(), layer, training_.get()};
     if (training_->places != nullptr) {
       call.hot = training_->places->form(layer).hot;
     } else if (screened(rows.detach(), p.with_down(down), layer, call.form)) {
       call.screen = gate_.screen(rows.detach(), p.first.detach());
     }
-    const variable_list parameters = p.with_down(p.down);
-    return SparseFfnFunction::apply(rows, at::TensorList(parameters), down, call);
+    variable_list parameters = p.with_down(p.down);
+    std::erase_if(parameters, [](const at::Tensor& parameter) { return !parameter.defined(); });
+    return SparseFfnFunction::apply(rows, at::TensorList(parameters), call);
   }
 
   // As the operators take it.

@@ -295,7 +295,7 @@ def test_a_trace_has_one_number(gpu: Gpu, chosen: int, traced: int) -> None:
     program = torch.export.export(module, (layer.inputs(300),), dynamic_shapes=({0: rows},))
     for graph in (*graphs, program.graph_module):
         (call,) = [n for n in graph.graph.nodes if "twell.ffn" in str(n.target)]
-        assert call.args[7] == traced
+        assert call.args[4] == traced
     assert len(graphs) == 1
 
 
