@@ -39,9 +39,7 @@ def _densely(
     gate, up, down, *vectors = weights
     layer = Form.of_text(form, vectors)
     of_all = [*wanted, *[False] * (8 - len(wanted))]
-    dx, *rest = dense.ffn_backward(
-        matrix(dy), matrix(x), gate, up, down, layer, of_all, l1_grad
-    )
+    dx, *rest = dense.ffn_backward(matrix(dy), matrix(x), gate, up, down, layer, of_all, l1_grad)
     return [None if dx is None else dx.reshape(x.shape), *rest[: len(weights)]]
 
 
@@ -224,9 +222,10 @@ def _kernel(name: str, rule: _Rule) -> Callable[..., Any]:
     return kernel
 
 
-def _each(operand: Any, dim: Any, i: int) -> Any:
+def _one(operand: Any, dim: Any, i: int) -> Any:
+    """The operand of one call, where ``dim`` is that of the batch."""
     if isinstance(operand, list):
-        return [_each(entry, of_entry, i) for entry, of_entry in zip(operand, dim)]
+        return [_one(entry, of_entry, i) for entry, of_entry in zip(operand, dim)]
     return operand if dim is None else operand.select(dim, i)
 
 
@@ -235,7 +234,10 @@ def _one_by_one(name: str) -> Callable[..., Any]:
     op = getattr(torch.ops.twell, name).default
 
     def rule(info: Any, in_dims: Any, *operands: Any) -> Any:
-        calls = [op(*map(_each, operands, in_dims, [i] * len(operands))) for i in range(info.batch_size)]
+        calls = [
+            op(*(_one(operand, dim, i) for operand, dim in zip(operands, in_dims)))
+            for i in range(info.batch_size)
+        ]
         if isinstance(calls[0], Tensor):
             return torch.stack(calls), 0
         return tuple(map(torch.stack, zip(*calls))), (0,) * len(calls[0])

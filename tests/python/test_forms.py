@@ -92,6 +92,32 @@ def test_operators_refuse(wrong: dict[str, Any], message: str) -> None:
         assert "\n" not in str(error.value).strip()
 
 
+def test_text_of_scalars() -> None:
+    texts = {
+        "relu": Form(),
+        "fat_relu threshold=0.1": Form("fat_relu", 0.1),
+        "relu_squared up=relu norm=1e-05": Form("relu_squared", 0.0, "relu", norm_epsilon=1e-5),
+    }
+    for text, form in texts.items():
+        assert form.text == text and Form.of_text(text, []) == form
+
+
+@pytest.mark.parametrize(
+    ("weights", "form", "message"),
+    [
+        ([None] * 3, "relu", "gate: expected a tensor, got none"),
+        ([torch.ones(60, 24, 1), None], "relu", "down: expected a tensor, got none"),
+        ([torch.ones(60, 24, 1)] * 8, "relu", "weights: expected at most 7, .* got 8"),
+        ([torch.ones(60, 24, 1)] * 3, "relu up", 'up_activation: expected .* got ""'),
+        ([torch.ones(60, 24, 1)] * 3, "relu norm=1x", 'norm_epsilon: expected a number, got "1x"'),
+        ([torch.ones(60, 24, 1)] * 3, "relu bias=1", 'form: expected an activation .* "relu bias=1"'),
+    ],
+)
+def test_raw_operators_refuse(weights: list[Tensor | None], form: str, message: str) -> None:
+    with pytest.raises(RuntimeError, match=f"twell::ffn: {message}"):
+        torch.ops.twell.ffn(torch.ones(1, 24), weights, None, form)
+
+
 def test_a_layer_without_a_gate_has_nothing_of_up() -> None:
     gate, _, down = weights(torch.float32, False)
     x = inputs(torch.float32, 5)

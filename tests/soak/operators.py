@@ -93,6 +93,7 @@ def one(rng):
 
 def train(rng, expect, given, plain, activation, threshold):
     import torch
+    import twell
     from layers import UNIT, activate
 
     wide = [None if t is None else t.double().requires_grad_() for t in plain]
