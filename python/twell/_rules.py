@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from twell import dense
+from twell._block import input_gradient
 from twell.autograd import in_forward_mode, keep, kept, matrix
 from twell.form import PLAIN, Form
 
@@ -51,6 +52,22 @@ def _ffn_backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Any, ...]:
     if dgate is not None and ctx.packed:
         dgate = torch.ops.twell.pack_weight(dgate)
     return dx, dgate, dup, ddown, None, *_grads(of_vectors)
+
+
+def _keep_block(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:2])
+
+
+def _run_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+    x, block = ctx.saved_tensors
+    return torch.ops.twell.layer_gradient(dy, x, block), None, None, None
+
+
+def _layer_gradient(dy: Tensor, x: Tensor, block: Tensor) -> Tensor:
+    if torch.is_grad_enabled() and (dy.requires_grad or x.requires_grad):
+        return input_gradient(dy, x, block)
+    with torch._C._AutoDispatchBelowAutograd():
+        return torch.ops.twell.layer_gradient(dy, x, block)
 
 
 def _keep_pattern(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -191,6 +208,7 @@ def register() -> None:
     rules: dict[str, tuple[Callable[..., Any], Callable[..., Any] | None]] = {
         "ffn": (_ffn_backward, _keep_ffn),
         "ffn_stats": (_ffn_backward, _keep_ffn),
+        "run_layer": (_run_backward, _keep_block),
         "ffn_train": (_train_backward, _keep_pattern),
         "ffn_train_backward": (_train_backward_backward, _keep_operands),
         "pack_weight": (_pack_backward, None),
@@ -204,3 +222,5 @@ def register() -> None:
         kernel = make_autograd_impl(_operator(name), Info(backward, setup))
         _library.impl(name, _without_tangents(name, kernel), "Autograd", with_keyset=True)
     _library.impl("ffn_train_backward_add", _adding, "Autograd")
+    _library.impl("layer_gradient", _layer_gradient, "Autograd")
+    _library.impl("layer_gradient", input_gradient, "CPU")

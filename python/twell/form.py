@@ -57,6 +57,31 @@ class Form(NamedTuple):
         none = self.norm_epsilon is None and all(v is None for v in self.vectors)
         return none and self.up_activation == "identity"
 
+    @property
+    def text(self) -> str:
+        """What is no vector, as operators take it (src/torch_ops/form_text.h)."""
+        words = [self.activation]
+        if self.threshold:
+            words.append(f"threshold={self.threshold!r}")
+        if self.up_activation != "identity":
+            words.append(f"up={self.up_activation}")
+        if self.norm_epsilon is not None:
+            words.append(f"norm={self.norm_epsilon!r}")
+        return " ".join(words)
+
+    @staticmethod
+    def parse(text: str) -> Form:
+        """The inverse, without vectors."""
+        activation, *rest = text.split(" ")
+        named = dict(word.split("=") for word in rest)
+        epsilon = named.get("norm")
+        return Form(
+            activation,
+            float(named.get("threshold", 0)),
+            named.get("up", "identity"),
+            norm_epsilon=None if epsilon is None else float(epsilon),
+        )
+
     def operands(self, hot: int = 0) -> tuple[Any, ...]:
         """The last arguments of the operators that compute a layer."""
         return (self.activation, self.threshold, hot, *self[2:])

@@ -11,17 +11,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout
 
-from twell import _children, _codes, _frozen, _norm, dense
+from twell import _block, _children, _codes, _frozen, _norm, _ordered, dense
+from twell._block import Block
 from twell._children import is_read_only, is_wrapped, linear_of, linears_of
 from twell._codes import Shell
-from twell._frozen import Findings, Operands
+from twell._frozen import Held
 from twell._training import TrainingForm
+from twell._weights import Findings
+from twell._weights import Layer as Described
 from twell.activity import Activity
 from twell.autograd import Trained, trained_ffn, transformed, with_l1
 from twell.form import Form
 
-# Buffers of a frozen layer.
-_OPERANDS = ("gate", "up", "down", "screen", "order")
+# Buffers of a frozen layer: on a CPU its block, on a GPU the others.
+_OPERANDS = ("block", "gate", "up", "down", "screen", "order")
 _VECTORS = ("gate_bias", "up_bias", "down_bias", "norm_weight")
 # A trace of a call holds for any number of inputs, so it has one number of hot neurons.
 _TRACED_INPUTS = 1024
@@ -53,7 +56,8 @@ class SparseFfn(nn.Module):
     and cannot be frozen.
     """
 
-    # Of a frozen layer, as _frozen.Operands has them.
+    # Of a frozen layer, as _block.Block and _ordered.Operands have them.
+    block: Tensor | None
     gate: Tensor
     up: Tensor | None
     down: Tensor
@@ -111,9 +115,10 @@ class SparseFfn(nn.Module):
         self.activity: Activity | None = None
         self._train_form = TrainingForm()
         self._frozen = False
-        self._dense = False  # frozen, and nothing may be skipped
         self._findings: Findings | None = None  # of a frozen layer
-        self._hot: tuple[int, ...] = ()  # Operands.hot
+        self._path = _block.DEFAULT_PATH
+        self._held: Held | None = None  # of a frozen layer; its tensors are the buffers
+        self._opened: _block.Opened | None = None
         self._shells: dict[str, Shell] = {}  # of quantised children, by name
         self._dtype: torch.dtype | None = None  # of x, of a frozen layer
         options: dict[str, Any] = {"bias": bias, "dtype": dtype, "device": device}
@@ -167,7 +172,7 @@ class SparseFfn(nn.Module):
     @property
     def screened(self) -> bool:
         """Whether an int8 screen rules neurons out, in a frozen layer."""
-        return self._frozen and self.screen is not None
+        return self._held is not None and self._held.screened
 
     @property
     def ordered(self) -> bool:
@@ -175,7 +180,11 @@ class SparseFfn(nn.Module):
         return self._frozen and self.order is not None
 
     def freeze(
-        self: Layer, sample: Tensor | None = None, *, findings: Findings | None = None
+        self: Layer,
+        sample: Tensor | None = None,
+        *,
+        findings: Findings | None = None,
+        path: str | None = None,
     ) -> Layer:
         """Packs the weights and keeps nothing else, for inference; returns self.
 
@@ -191,29 +200,42 @@ class SparseFfn(nn.Module):
         torch.export) has one number of hot neurons, that for 1,024 inputs, which a GPU ignores below
         64.
 
+        ``path``, of a layer on a CPU: how its calls run. "auto", which it is at first, takes dense
+        products where they are expected to be faster than the sparse ones, by what calls fire and by what
+        both cost: as `twell calibrate` has measured, or as the built-in figures say, scaled by timing
+        the layer in its first call of 32 or more inputs. The dense form packs up and down once more when
+        a call first needs it. "sparse" and "dense" are for always; :meth:`describe` says what is taken.
+        A layer of codes has no dense form.
+
         A frozen layer that gets a sample or findings decides again, and so does one that is converted
         or moved, by what it was frozen with. If up or down is not finite, the layer runs densely, with
         a warning. Raises ValueError if a child is no ordinary nn.Linear, and if findings are of a layer
         of other sizes.
         """
+        _block.check_path("freeze: path", path)
         if not self._frozen:
             self._check_children("freeze: ")
-        if sample is not None:
-            self._freeze(*_frozen.examine(self._described(), sample))
-        elif findings is not None or not self._frozen:
-            self._freeze(findings)
+        before, self._path = self._path, path or self._path
+        try:
+            if sample is not None:
+                self._freeze(_frozen.examine(self._described(), sample))
+            elif findings is not None or not self._frozen:
+                self._freeze(findings)
+            elif path is not None:
+                self._open()
+        except BaseException:
+            self._path = before
+            raise
         self._tell_if_dense(stacklevel=2)
         return self
 
     def _freeze(
         self: Layer,
         findings: Findings | None,
-        operands: Operands | None = None,
+        held: Held | None = None,
         vectors: Sequence[Tensor | None] | None = None,
     ) -> Layer:
-        if operands is None:
-            with torch.no_grad():
-                operands = _frozen.operands_of(self._described(), findings)
+        held = held or _frozen.held_of(self._described(), findings)
         form = self._form()
         vectors = [None if v is None else v.detach() for v in vectors or form.vectors]
         if not self._frozen:
@@ -224,22 +246,30 @@ class SparseFfn(nn.Module):
             for name in self._child_names:
                 delattr(self, name)
         self.l1 = None
-        for name, tensor in zip((*_OPERANDS, *_VECTORS), (*operands[:5], *vectors)):
-            if hasattr(self, name):
-                delattr(self, name)
-            if tensor is None:  # torch.export miscounts buffers that are None
-                setattr(self, name, None)
-            else:
-                self.register_buffer(name, tensor, persistent=False)
-        self._hot = operands.hot
+        tensors = {**dict.fromkeys(_OPERANDS), **held.tensors, **dict(zip(_VECTORS, vectors))}
+        for name, tensor in tensors.items():
+            self._put(name, tensor)
+        self._held = held
         self._findings = findings
         self._frozen = True
         self._scalars = form.with_vectors((None,) * 4)
-        self._dense = not _frozen.is_finite(operands, form.with_vectors(vectors))
+        self._open()
         return self
 
+    def _put(self, name: str, tensor: Tensor | None) -> None:
+        """As a buffer of the frozen layer."""
+        if hasattr(self, name):
+            delattr(self, name)
+        if tensor is None:  # torch.export miscounts buffers that are None
+            setattr(self, name, None)
+        else:
+            self.register_buffer(name, tensor, persistent=False)
+
+    def _open(self) -> None:
+        self._opened = None if self.block is None else _block.Opened(self.block, self._path)
+
     def _tell_if_dense(self, stacklevel: int) -> None:
-        if self._dense:
+        if self._held is not None and not self._held.finite:
             warnings.warn(
                 f"{type(self).__name__}: up, down or what lies between has NaN or infinities. Times 0 "
                 "they are NaN, so that no neuron can be skipped: this layer runs densely",
@@ -257,7 +287,7 @@ class SparseFfn(nn.Module):
             setattr(self, name, child)
         object.__setattr__(self, "_norm", None)
         self._findings = None
-        self._hot = ()
+        self._held = self._opened = None
         self._shells = {}
         self._scalars = None
         self._frozen = False
@@ -287,12 +317,13 @@ class SparseFfn(nn.Module):
     def _as_stored(self) -> Iterator[None]:
         """A frozen layer as it is before it is frozen, which it is again afterwards, in the same form.
         Where that fails, or what is done in between, it is as it was."""
-        before, vectors, findings = self._operands(), self._vectors(), self._findings
+        before, vectors, findings = self._held, self._vectors(), self._findings
+        assert before is not None
         shells, dtype = self._shells, self._dtype
         self.thaw()
         for child in map(self.get_submodule, self._child_names):  # some lie in the operands' own memory
             for name, mine in list(child._parameters.items()):
-                own = [t for t in (*before[:4], *vectors) if t is not None]
+                own = [t for t in (*before.tensors.values(), *vectors) if t is not None]
                 if mine is None or is_wrapped(mine):
                     continue
                 if any(t.data_ptr() == mine.data_ptr() for t in own):
@@ -304,10 +335,6 @@ class SparseFfn(nn.Module):
             self._freeze(findings, before, vectors)
             self._shells, self._dtype = shells, dtype
             raise
-
-    def _operands(self) -> Operands:
-        gate, up, down, screen, order = (getattr(self, name) for name in _OPERANDS)
-        return Operands(gate, up, down, screen, order, self._hot)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., width] to y of the same shape."""
@@ -385,28 +412,39 @@ class SparseFfn(nn.Module):
         return self._norm_type if name == self.norm_name else nn.Linear
 
     def _forward_frozen(self, x: Tensor) -> Tensor:
-        form = self._form()
-        if self._dense or self.drops or transformed():
+        held, dtype = self._held, self._dtype
+        assert held is not None and dtype is not None
+        if not held.finite or self.drops or transformed():
             gate, up, down = self._described().numbers()
-            return dense.ffn(x, gate, up, down.t(), form, self.hidden_dropout * self.drops)[0]
-        return torch.ops.twell.ffn(
-            x,
-            self.gate,
-            self.up,
-            self.down,
-            self.screen,
-            *form.operands(self._hot_in(x)),
-        )
+            drop = self.hidden_dropout * self.drops
+            return dense.ffn(x, gate, up, down.t(), self._form(), drop)[0]
+        if isinstance(held, Block):
+            assert self.block is not None and self._opened is not None
+            coded = len(self._shells) > 0
+            return _block.run(x, self.block, self._opened.number, self.width, dtype, coded)
+        weights = self.gate, self.up, self.down, self.screen
+        return torch.ops.twell.ffn(x, *weights, *self._form().operands(self._hot_in(x)))
 
     def _hot_in(self, x: Tensor) -> int:
-        if not self._hot:
+        held = self._held
+        if not isinstance(held, _ordered.Operands) or not held.hot:
             return 0
         if not torch.compiler.is_compiling():
             rows = x.shape[:-1].numel()
             if isinstance(rows, int):  # else it is of a trace too
-                return self._hot[_frozen.nearest_power(rows)]
+                return held.hot[_ordered.nearest_power(rows)]
         # Not all: a call of a few inputs would not pass those over.
-        return min(self._hot[_frozen.nearest_power(_TRACED_INPUTS)], self.neurons - 1)
+        return min(held.hot[_ordered.nearest_power(_TRACED_INPUTS)], self.neurons - 1)
+
+    def describe(self, rows: int) -> str:
+        """How a call of so many inputs runs, in words."""
+        if not self._frozen:
+            return "dense: not frozen, and no gradient is wanted; training is sparse"
+        if self._held is not None and not self._held.finite:
+            return "dense: up, down or what lies between is not finite"
+        if self.block is None or self._opened is None:
+            return "sparse, as the GPU's plan has it"
+        return _block.describe(self.block, self._opened.number, rows)
 
     def extra_repr(self) -> str:
         threshold = f", threshold={self.threshold}" if self.activation == "fat_relu" else ""
@@ -449,15 +487,10 @@ class SparseFfn(nn.Module):
 
     def _unpack(self) -> tuple[Tensor, Tensor | None, Tensor]:
         """The same of the frozen layer."""
-        gate, up = self.gate, self.up
-        if self.screen is None:
-            gate = torch.ops.twell.unpack_weight(gate)
-        gate = _frozen.in_checkpoint_order(gate, self.order)
-        up = None if up is None else _frozen.in_checkpoint_order(up, self.order)
-        down = _frozen.in_checkpoint_order(self.down, self.order)
-        return gate, up, _codes.turned(down, "column")
+        assert self._held is not None
+        return self._held.unpacked()
 
-    def _described(self) -> _frozen.Layer:
+    def _described(self) -> Described:
         dtype = self._dtype
         if self._frozen and dtype is not None:
             gate, up, down = self._unpack()
@@ -465,7 +498,7 @@ class SparseFfn(nn.Module):
             children = {name: getattr(self, name) for name in self.names}
             gate, up, down = _codes.weights_of(children)
             dtype = _codes.dtype_of(children[self.names[0]])
-        return _frozen.Layer(gate, up, down, self._form(), dtype)
+        return Described(gate, up, down, self._form(), dtype)
 
     def _linears(self) -> dict[str, tuple[Tensor, Tensor | None]]:
         """Weights and biases of the frozen layer's children, as the checkpoint has them."""
@@ -492,7 +525,8 @@ class SparseFfn(nn.Module):
             return super()._apply(fn, recurse)
         # The layout depends on dtype and device: convert the checkpoint's layout and freeze again.
         # Tried on one element, which raises where the operators lack the dtype, before the work.
-        torch.ops.twell.pack_weight(fn(self.down.new_zeros(1, 1, dtype=self._dtype)))
+        first = next(t for name in _OPERANDS if (t := getattr(self, name)) is not None)
+        torch.ops.twell.pack_weight(fn(first.new_zeros(1, 1, dtype=self._dtype)))
         with self._as_stored():
             super()._apply(fn, recurse)
             shared = next(getattr(self, self.names[0]).parameters()).is_shared()
@@ -500,6 +534,7 @@ class SparseFfn(nn.Module):
             for name in (*_OPERANDS, *_VECTORS):
                 if (operand := getattr(self, name)) is not None:
                     operand.share_memory_()
+            self._open()
         return self
 
     def __getstate__(self) -> dict[str, Any]:
@@ -508,6 +543,7 @@ class SparseFfn(nn.Module):
             # As the checkpoint has them: it may be loaded where operands have another layout.
             state["_buffers"] = {k: v for k, v in self._buffers.items() if k not in _OPERANDS}
             state["_weights"] = self._unpack()
+            state["_held"] = state["_opened"] = None
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -517,9 +553,8 @@ class SparseFfn(nn.Module):
         if weights is None:
             return
         gate, up, down = weights
-        described = _frozen.Layer(gate, up, down, self._form(), state["_dtype"])
-        with torch.no_grad():
-            self._freeze(self._findings, _frozen.operands_of(described, self._findings))
+        described = Described(gate, up, down, self._form(), state["_dtype"])
+        self._freeze(self._findings, _frozen.held_of(described, self._findings))
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -543,7 +578,8 @@ class SparseFfn(nn.Module):
         if not self._frozen:
             super()._load_from_state_dict(state_dict, prefix, *rest)
             return
-        before = (*self._operands()[:5], *self._vectors())
+        before = {name: getattr(self, name) for name in (*_OPERANDS, *_VECTORS)}
+        assert self._held is not None
         try:
             with self._as_stored():
                 super()._load_from_state_dict(state_dict, prefix, *rest)
@@ -558,12 +594,14 @@ class SparseFfn(nn.Module):
         if local_metadata.get("assign_to_params_buffers"):
             return
         with torch.no_grad():  # into the same memory, which a recorded graph reads
-            after = (*self._operands()[:5], *self._vectors())
-            for name, old, new in zip((*_OPERANDS, *_VECTORS), before, after):
+            for name, old in before.items():
+                new = getattr(self, name)
                 if not isinstance(old, Tensor) or not isinstance(new, Tensor):
                     continue
-                if not is_read_only(old) and old.dtype == new.dtype:
-                    self.register_buffer(name, old.copy_(new), persistent=False)
+                if not is_read_only(old) and (old.dtype, old.shape) == (new.dtype, new.shape):
+                    self._put(name, old.copy_(new))
+        self._held = self._held.holding({name: getattr(self, name) for name in _OPERANDS})
+        self._open()
 
 
 class GatedFfn(SparseFfn):
