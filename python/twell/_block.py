@@ -49,9 +49,9 @@ class Block(NamedTuple):
         gate, up, down = self.like
         assert gate is not None and down is not None
         if is_empty(self.bytes):
-            up = None if up is None else torch.empty_like(up, device=self.bytes.device)
-            to = {"device": self.bytes.device}
-            return torch.empty_like(gate, **to), up, torch.empty_like(down, **to)
+            to = self.bytes.device
+            up = None if up is None else torch.empty_like(up, device=to)
+            return torch.empty_like(gate, device=to), up, torch.empty_like(down, device=to)
         return weights_of(self.bytes)
 
 
@@ -121,7 +121,7 @@ class Opened:
         weakref.finalize(self, _close, self.number.clone()).atexit = False
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _close(number: Tensor) -> None:
     # Garbage may be collected while a graph is traced, which this is no part of.
     with _disable_current_modes():

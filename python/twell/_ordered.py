@@ -35,7 +35,8 @@ class Operands(NamedTuple):
 
     def holding(self, tensors: dict[str, Tensor]) -> Operands:
         """The same of other memory."""
-        return self._replace(**{name: tensors[name] for name in self._fields[:5]})
+        gate, up, down, screen, order = (tensors[name] for name in self._fields[:5])
+        return Operands(gate, up, down, screen, order, self.hot, self.finite)
 
     @property
     def screened(self) -> bool:

@@ -42,8 +42,14 @@ TextForm parse(const std::string& text) {
   return out;
 }
 struct OwnForm {
-  OwnForm(const char* op, const std::string& text, const std::vector<std::optional<Tensor>>& v, DType dtype, std::int64_t neurons, std::int64_t columns)
-      : t(parse(text)), vectors(v), cpu(op, FormArguments{t.activation, t.threshold, zero, t.up, vectors[0], vectors[1], vectors[2], vectors[3], t.epsilon}, dtype, neurons, columns) {}
+  OwnForm(const char* op, const std::string& text, const std::vector<std::optional<Tensor>>& v,
+          DType dtype, std::int64_t neurons, std::int64_t columns)
+      : t(parse(text)),
+        vectors(v),
+        cpu(op,
+            FormArguments{t.activation, t.threshold, zero, t.up, vectors[0], vectors[1], vectors[2],
+                          vectors[3], t.epsilon},
+            dtype, neurons, columns) {}
   const FfnForm& get() const { return cpu.get(); }
   std::int64_t zero = 0;
   TextForm t;
@@ -160,8 +166,8 @@ class OpenLayers {
   std::shared_ptr<OpenLayer> find(std::int64_t number, const Tensor& block) const {
     const std::lock_guard lock(mutex_);
     const auto found = layers_.find(number);
-    const bool own = found != layers_.end() &&
-                     found->second->block.const_data_ptr() == block.const_data_ptr();
+    const bool own =
+        found != layers_.end() && found->second->block.const_data_ptr() == block.const_data_ptr();
     return own ? found->second : nullptr;
   }
 
@@ -193,8 +199,9 @@ LayerOptions options_of(const char* operation, const std::string& path,
   }
   if (cost.empty()) return out;
   if (cost.size() != 4) {
-    fail(operation, "cost", "expected tokens, densities, dense and sparse, got " +
-                                std::to_string(cost.size()) + " tensors");
+    fail(operation, "cost",
+         "expected tokens, densities, dense and sparse, got " + std::to_string(cost.size()) +
+             " tensors");
   }
   const auto of = [&](const char* name, const Tensor& tensor, std::int64_t count = -1) {
     return values_of<double>({operation, name, tensor}, ScalarType::Double, count);
@@ -330,8 +337,8 @@ bool has_screen(const Tensor& block) {
 Tensor open_layer(const Tensor& block, const std::string& path, const std::vector<Tensor>& cost) {
   constexpr const char* kOperation = "open_layer";
   const LayerBlock view = view_of(kOperation, block);
-  auto open = std::make_shared<OpenLayer>(OpenLayer{
-      block, Layer(cpu_context(), view, options_of(kOperation, path, cost, view))});
+  auto open = std::make_shared<OpenLayer>(
+      OpenLayer{block, Layer(cpu_context(), view, options_of(kOperation, path, cost, view))});
   Tensor out = new_empty({kOperation, "layer", block}, {1}, ScalarType::Long);
   *static_cast<std::int64_t*>(out.mutable_data_ptr()) = open_layers().add(std::move(open));
   return out;

@@ -94,7 +94,8 @@ def test_all_are_listed() -> None:
     training = {"ffn_train", "ffn_train_backward", "ffn_train_backward_add"}
     # Of blocks, whose size fake tensors do not know, and of what a process keeps of them: tested in
     # test_block.py.
-    blocks = {"make_block", "unpack_block", "form_of_block", "has_screen", "open_layer", "close_layer", "describe_layer"}
+    blocks = {"make_block", "unpack_block", "form_of_block", "has_screen"}
+    blocks |= {"open_layer", "close_layer", "describe_layer"}
     # opcheck cannot compare texts, and some ask a GPU (cuda/tests/test_torch_cuda.py).
     others = {"cpu_tier", "processor_name", "choose_hot", "choose_training", "screen_pays"}
     assert registered == set(OPERATORS) | training | blocks | others
