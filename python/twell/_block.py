@@ -70,13 +70,18 @@ def make(layer: Layer, findings: Findings | None) -> Block:
     found = []
     if findings is not None:
         share = -1.0 if findings.candidates is None else findings.candidates
-        seen = torch.tensor([findings.inputs, share], dtype=torch.float64)
+        seen = _numbers([findings.inputs, share])
         found = [findings.mean.float().cpu(), findings.fired.cpu(), seen]
     stored = [w.contiguous() for w in layer.weights]
     made = torch.ops.twell.make_block(stored, list(form.vectors), form.text, layer.dtype, found)
     like = tuple(None if w is None else torch.empty_like(w, device="meta") for w in layer[:3])
     screened = not is_empty(made) and torch.ops.twell.has_screen(made)
     return Block(made, like, screened, layer.is_finite)
+
+
+def _numbers(values: list[float]) -> Tensor:
+    """As operators take them, whatever the default device."""
+    return torch.tensor(values, dtype=torch.float64, device="cpu")
 
 
 def weights_of(block: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
@@ -114,7 +119,7 @@ class Opened:
 
     def __init__(self, block: Tensor, path: str) -> None:
         if is_empty(block):
-            self.number = torch.zeros(1, dtype=torch.int64)
+            self.number = torch.zeros(1, dtype=torch.int64, device="cpu")
             return
         self.number = torch.ops.twell.open_layer(block, path, _cost() if path == "auto" else [])
         # With a number of its own, which nobody writes to.
@@ -152,7 +157,7 @@ def _cost() -> list[Tensor]:
     scaled by timing the first calls, otherwise."""
     named = os.environ.get("TWELL_CALIBRATION")
     if named == "":
-        return [torch.empty(0, dtype=torch.float64)] * 4
+        return [_numbers([])] * 4
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     file = Path(named) if named else Path(cache) / "twell" / "calibration.json"
     machine = f"{ops.processor_name()}, {ops.cpu_tier()}, {torch.get_num_threads()} threads"
@@ -162,7 +167,7 @@ def _cost() -> list[Tensor]:
             return []
         sparse = [ns for row in found["sparse"] for ns in row["ns_per_weight"]]
         figures = (found["tokens"], found["densities"], found["dense_ns_per_weight"], sparse)
-        return [torch.tensor(values, dtype=torch.float64) for values in figures]
+        return [_numbers(values) for values in figures]
     except OSError:
         return []
     except (ValueError, KeyError, TypeError, AttributeError) as error:
