@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import twell
-from layers import assert_within, make_layer, reference
+from layers import assert_within, make_layer, python, reference
 from torch import Tensor
 from twell import _block
 
@@ -199,3 +199,14 @@ def test_gradient_of_the_input(gated: bool) -> None:
 
 def test_the_default_is_auto() -> None:
     assert Path(_block.__file__).read_text("utf-8").count('DEFAULT_PATH = "auto"') == 1
+
+
+BENCH = Path(__file__).resolve().parents[2] / "bench"
+
+
+def test_the_benchmark_writes_its_page(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    done = python(BENCH / "frozen_layers.py", "--width", "64", "--density", "0.05", "--rows", "1", "33",
+                  "--seconds", "0.001", "--out", tmp_path)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "frozen.md").read_text().count("| 5 % |") == 8
