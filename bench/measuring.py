@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -19,13 +20,16 @@ Times = dict[str, dict[str, float]]
 
 
 def in_turns(calls: dict[str, Callable[[], object]], seconds: float) -> Times:
-    """Microseconds of each call: all in turns until the time is up, three times or more."""
+    """Microseconds of each call: all in turns until the time is up, three times or more. Each turn has
+    an order of its own, since a call takes up to a third longer after one that uses other libraries."""
     for call in calls.values():
         call()
     took: dict[str, list[float]] = {name: [] for name in calls}
+    order, shuffle = list(calls.items()), random.Random(0).shuffle
     end = time.perf_counter() + seconds * len(calls)
     while time.perf_counter() < end or min(map(len, took.values())) < 3:
-        for name, call in calls.items():
+        shuffle(order)
+        for name, call in order:
             begin = time.perf_counter()
             call()
             took[name].append((time.perf_counter() - begin) * 1e6)

@@ -124,6 +124,24 @@ def _ffn(x: Tensor, weights: list[Any], *_: Any) -> Tensor:
     return _rows(x, weights[2].shape[1])
 
 
+def _run_layer(x: Tensor, block: Tensor, layer: Tensor, columns: Any) -> Tensor:
+    return _rows(x, columns)
+
+
+def _layer_gradient(dy: Tensor, x: Tensor, block: Tensor) -> Tensor:
+    return _rows(x, x.shape[-1])
+
+
+def _examine_layer(x: Tensor, weights: list[Tensor], *_: Any) -> tuple[Tensor, ...]:
+    mean = x.new_empty(x.shape[-1:], dtype=torch.float32)
+    fired = x.new_empty((rows_of(weights[0]),), dtype=torch.int64)
+    return mean, fired, x.new_empty((2,), dtype=torch.float64)
+
+
+def _make_block(weights: list[Tensor], *_: Any, **__: Any) -> Tensor:
+    return weights[0].new_empty(0, dtype=torch.uint8)  # nothing asks for the size of one that is not there
+
+
 def _ffn_stats(x: Tensor, weights: list[Any], *_: Any) -> tuple[Tensor, ...]:
     return (
         _rows(x, weights[2].shape[1]),
@@ -241,6 +259,10 @@ def register() -> None:
     for function in (
         _ffn,
         _ffn_stats,
+        _run_layer,
+        _layer_gradient,
+        _examine_layer,
+        _make_block,
         _ffn_train,
         _ffn_train_backward,
         _ffn_train_backward_add,

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from twell import dense
+from twell._block import input_gradient
 from twell.autograd import in_forward_mode, matrix
 from twell.form import Form
 
@@ -37,7 +38,7 @@ def _densely(
 ) -> list[Tensor | None]:
     """Gradients of x and the weights, of which vectors may be left out."""
     gate, up, down, *vectors = weights
-    layer = Form.of_text(form, vectors)
+    layer = Form.parse(form).with_vectors(vectors)
     of_all = [*wanted, *[False] * (8 - len(wanted))]
     dx, *rest = dense.ffn_backward(matrix(dy), matrix(x), gate, up, down, layer, of_all, l1_grad)
     return [None if dx is None else dx.reshape(x.shape), *rest[: len(weights)]]
@@ -69,6 +70,22 @@ def _ffn_backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Any, ...]:
     if dgate is not None and ctx.packed:
         dgate = torch.ops.twell.pack_weight(dgate)
     return dx, dgate, *rest
+
+
+def _keep_block(ctx: Any, output: Tensor, x: Tensor, block: Tensor, *_: Any) -> None:
+    ctx.save_for_backward(x, block)
+
+
+def _run_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+    x, block = ctx.saved_tensors
+    return torch.ops.twell.layer_gradient(dy, x, block), None, None
+
+
+def _layer_gradient(dy: Tensor, x: Tensor, block: Tensor) -> Tensor:
+    if torch.is_grad_enabled() and (dy.requires_grad or x.requires_grad):
+        return input_gradient(dy, x, block)
+    with torch._C._AutoDispatchBelowAutograd():
+        return torch.ops.twell.layer_gradient(dy, x, block)
 
 
 def _keep_pattern(
@@ -257,6 +274,7 @@ def register() -> None:
     rules = {
         "ffn": _Rule(_ffn_backward, _keep_ffn, _of_layer),
         "ffn_stats": _Rule(_ffn_backward, _keep_ffn, _of_layer),
+        "run_layer": _Rule(_run_backward, _keep_block),
         "ffn_train": _Rule(_train_backward, _keep_pattern, _of_layer),
         "ffn_train_backward": _Rule(_train_backward_backward, _keep_operands, _of_backward),
         "pack_weight": _Rule(_pack_backward),
@@ -268,3 +286,5 @@ def register() -> None:
         if rule.tensors is not _tensors:
             torch.library.register_vmap(f"twell::{name}", _one_by_one(name), lib=_library)
     _library.impl("ffn_train_backward_add", _adding, "Autograd")
+    _library.impl("layer_gradient", _layer_gradient, "Autograd")
+    _library.impl("layer_gradient", input_gradient, "CPU")

@@ -45,7 +45,7 @@ class _Dense(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor, dl1: Tensor, *_: Any) -> tuple[Any, ...]:
         # Read once: activation checkpointing computes them at that moment.
         x, gate, up, down, *vectors = ctx.saved_tensors
-        form = Form.of_text(ctx.text, vectors)
+        form = Form.parse(ctx.text).with_vectors(vectors)
         needs = ctx.needs_input_grad
         grads = dense.ffn_backward(
             dy, x, gate, up, down, form, (*needs[:4], *needs[7:11]), dl1 / max(x.shape[0], 1)

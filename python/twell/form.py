@@ -72,13 +72,13 @@ class Form(NamedTuple):
         return " ".join(words)
 
     @staticmethod
-    def of_text(text: str, vectors: Sequence[Any]) -> Form:
-        """The inverse, :meth:`with_vectors`."""
+    def parse(text: str) -> Form:
+        """The inverse, without vectors."""
         activation, *words = text.split(" ")
         given = dict(word.split("=") for word in words)
         threshold, up = float(given.get("threshold", 0)), given.get("up", "identity")
         epsilon = float(given["norm"]) if "norm" in given else None
-        return Form(activation, threshold, up, norm_epsilon=epsilon).with_vectors(vectors)
+        return Form(activation, threshold, up, norm_epsilon=epsilon)
 
     def weights(self, gate: Tensor, up: Tensor | None, down: Tensor) -> list[Tensor | None]:
         """These and the vectors, as operators take them."""

@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout
 
-from twell import _children, _codes, _frozen, _norm, dense
-from twell._children import is_read_only, is_wrapped, linear_of, linears_of
-from twell._codes import Shell
-from twell._frozen import Findings, Operands
+from twell import _children, _norm, dense
+from twell._children import linears_of
+from twell._freezable import FreezableFfn
 from twell._training import TrainingForm
 from twell.activity import Activity
-from twell.autograd import Trained, trained_ffn, transformed, with_l1
+from twell.autograd import Trained, trained_ffn, with_l1
 from twell.form import Form
-
-# Buffers of a frozen layer.
-_OPERANDS = ("gate", "up", "down", "screen", "order")
-_VECTORS = ("gate_bias", "up_bias", "down_bias", "norm_weight")
-# A trace of a call holds for any number of inputs, so it has one number of hot neurons.
-_TRACED_INPUTS = 1024
 
 Layer = TypeVar("Layer", bound="SparseFfn")
 
 
-class SparseFfn(nn.Module):
+class SparseFfn(FreezableFfn):
     """What :class:`GatedFfn` and :class:`Ffn` share. Their linear layers are children, under the
     names that the checkpoint has for them; so is ``norm``, an RMSNorm of the hidden state (nn.RMSNorm
     or a model's own), under ``norm_name``. ``up_activation`` is that of up beside a gate: relu makes
@@ -52,18 +43,6 @@ class SparseFfn(nn.Module):
     it, a weight in shards) does its own work. The layer is then dense, calls its children,
     and cannot be frozen.
     """
-
-    # Of a frozen layer, as _frozen.Operands has them.
-    gate: Tensor
-    up: Tensor | None
-    down: Tensor
-    screen: Tensor | None
-    order: Tensor | None
-    gate_bias: Tensor | None
-    up_bias: Tensor | None
-    down_bias: Tensor | None
-    norm_weight: Tensor | None
-    _norm: nn.Module | None
 
     NAMES: ClassVar[tuple[str, ...]]
 
@@ -110,19 +89,10 @@ class SparseFfn(nn.Module):
         """If set, forward passes with gradients add to ``activity``. See :func:`twell.metrics`."""
         self.activity: Activity | None = None
         self._train_form = TrainingForm()
-        self._frozen = False
-        self._dense = False  # frozen, and nothing may be skipped
-        self._findings: Findings | None = None  # of a frozen layer
-        self._hot: tuple[int, ...] = ()  # Operands.hot
-        self._shells: dict[str, Shell] = {}  # of quantised children, by name
-        self._dtype: torch.dtype | None = None  # of x, of a frozen layer
         options: dict[str, Any] = {"bias": bias, "dtype": dtype, "device": device}
         for name in self.names[:-1]:
             setattr(self, name, nn.Linear(width, neurons, **options))
         setattr(self, self.names[-1], nn.Linear(neurons, width, **options))
-        # Of a frozen layer: its norm, without a weight and no child, and the form without vectors.
-        object.__setattr__(self, "_norm", None)
-        self._scalars: Form | None = None
         self._norm_type: type[Any] = type(norm)
         if norm is not None:
             self._check_norm(norm, norm_name)
@@ -139,10 +109,6 @@ class SparseFfn(nn.Module):
                 f"{name}: expected a weight of shape [{self.neurons}], got {list(weight.shape)}"
             )
 
-    @property
-    def _child_names(self) -> tuple[str, ...]:
-        return self.names if self.norm_name is None else (*self.names, self.norm_name)
-
     @classmethod
     def _of_linears(cls: type[Layer], linears: Sequence[Any], **options: Any) -> Layer:
         """A layer whose children are these modules."""
@@ -153,171 +119,10 @@ class SparseFfn(nn.Module):
             setattr(layer, name, linear)
         return layer
 
-    @property
-    def frozen(self) -> bool:
-        """Whether the packed weights alone are kept."""
-        return self._frozen
-
-    @property
-    def has_codes(self) -> bool:
-        """Whether its first weight is codes and scales, by which no form is chosen."""
-        first = self.names[0]
-        return first in self._shells if self._frozen else _codes.is_quantised(getattr(self, first))
-
-    @property
-    def screened(self) -> bool:
-        """Whether an int8 screen rules neurons out, in a frozen layer."""
-        return self._frozen and self.screen is not None
-
-    @property
-    def ordered(self) -> bool:
-        """Whether the neurons of a frozen layer lie in the order of how many inputs fire them."""
-        return self._frozen and self.order is not None
-
-    def freeze(
-        self: Layer, sample: Tensor | None = None, *, findings: Findings | None = None
-    ) -> Layer:
-        """Packs the weights and keeps nothing else, for inference; returns self.
-
-        ``sample`` [..., width] are 32 or more inputs like those to come, on the weights' device. Or
-        ``findings`` are what :func:`twell.prepared.findings_of` reads of this layer. On a CPU, if they
-        show that it is faster, the gate stays as it is stored, with an int8 screen
-        (:func:`twell.ops.screen_weight`). That takes a sixth more memory in bfloat16, a tenth in
-        float32, and gives the same output up to rounding. On a GPU the same happens if a call of one
-        input is expected to be faster. Besides, neurons are put in the order of how many inputs fire
-        them, and calls of many inputs multiply the first ones densely: as many as
-        :func:`twell.ops.choose_hot` says for the number of inputs, rounded to a power of two. 1,024
-        inputs or more order them well. state_dict has the checkpoint's order. A trace (torch.compile,
-        torch.export) has one number of hot neurons, that for 1,024 inputs, which a GPU ignores below
-        64.
-
-        A frozen layer that gets a sample or findings decides again, and so does one that is converted
-        or moved, by what it was frozen with. If up or down is not finite, the layer runs densely, with
-        a warning. Raises ValueError if a child is no ordinary nn.Linear, and if findings are of a layer
-        of other sizes.
-        """
-        if not self._frozen:
-            self._check_children("freeze: ")
-        if sample is not None:
-            self._freeze(*_frozen.examine(self._described(), sample))
-        elif findings is not None or not self._frozen:
-            self._freeze(findings)
-        self._tell_if_dense(stacklevel=2)
-        return self
-
-    def _freeze(
-        self: Layer,
-        findings: Findings | None,
-        operands: Operands | None = None,
-        vectors: Sequence[Tensor | None] | None = None,
-    ) -> Layer:
-        if operands is None:
-            with torch.no_grad():
-                operands = _frozen.operands_of(self._described(), findings)
-        form = self._form()
-        vectors = [None if v is None else v.detach() for v in vectors or form.vectors]
-        if not self._frozen:
-            object.__setattr__(self, "_norm", self._without_weight())
-            children = {name: getattr(self, name) for name in self.names}
-            self._shells = {n: Shell.of(m) for n, m in children.items() if _codes.is_quantised(m)}
-            self._dtype = _codes.dtype_of(children[self.names[0]])
-            for name in self._child_names:
-                delattr(self, name)
-        self.l1 = None
-        for name, tensor in zip((*_OPERANDS, *_VECTORS), (*operands[:5], *vectors)):
-            if hasattr(self, name):
-                delattr(self, name)
-            if tensor is None:  # torch.export miscounts buffers that are None
-                setattr(self, name, None)
-            else:
-                self.register_buffer(name, tensor, persistent=False)
-        self._hot = operands.hot
-        self._findings = findings
-        self._frozen = True
-        self._scalars = form.with_vectors((None,) * 4)
-        self._dense = not _frozen.is_finite(operands, form.with_vectors(vectors))
-        return self
-
-    def _tell_if_dense(self, stacklevel: int) -> None:
-        if self._dense:
-            warnings.warn(
-                f"{type(self).__name__}: up, down or what lies between has NaN or infinities. Times 0 "
-                "they are NaN, so that no neuron can be skipped: this layer runs densely",
-                stacklevel=stacklevel + 1,
-            )
-
-    def thaw(self: Layer) -> Layer:
-        """The inverse of freeze: trainable weights in the checkpoint's layout; returns self."""
-        if not self._frozen:
-            return self
-        children = self._children_of_frozen()
-        for name in (*_OPERANDS, *_VECTORS):
-            delattr(self, name)
-        for name, child in children.items():
-            setattr(self, name, child)
-        object.__setattr__(self, "_norm", None)
-        self._findings = None
-        self._hot = ()
-        self._shells = {}
-        self._scalars = None
-        self._frozen = False
-        return self
-
-    def _children_of_frozen(self) -> dict[str, nn.Module]:
-        """As they were before freezing; they want gradients."""
-        children: dict[str, nn.Module] = {}
-        for name, (weight, bias) in self._linears().items():
-            bias = None if bias is None else _children.trainable(bias)
-            shell = self._shells.get(name)
-            if shell is None:
-                children[name] = linear_of(_children.trainable(weight), bias)
-            else:
-                children[name] = shell.refilled(weight, bias)
-        if self.norm_name is not None and self._norm is not None:
-            own = self.norm_weight
-            own = None if own is None else _children.trainable(own)
-            children[self.norm_name] = _norm.with_weight(self._norm, own)
-        return children
-
-    def _without_weight(self) -> nn.Module | None:
-        norm = None if self.norm_name is None else getattr(self, self.norm_name)
-        return None if norm is None else _norm.with_weight(norm, None)
-
-    @contextmanager
-    def _as_stored(self) -> Iterator[None]:
-        """A frozen layer as it is before it is frozen, which it is again afterwards, in the same form.
-        Where that fails, or what is done in between, it is as it was."""
-        before, vectors, findings = self._operands(), self._vectors(), self._findings
-        shells, dtype = self._shells, self._dtype
-        self.thaw()
-        for child in map(self.get_submodule, self._child_names):  # some lie in the operands' own memory
-            for name, mine in list(child._parameters.items()):
-                own = [t for t in (*before[:4], *vectors) if t is not None]
-                if mine is None or is_wrapped(mine):
-                    continue
-                if any(t.data_ptr() == mine.data_ptr() for t in own):
-                    setattr(child, name, nn.Parameter(mine.detach().clone()))
-        try:
-            yield
-            self._freeze(findings)
-        except BaseException:
-            self._freeze(findings, before, vectors)
-            self._shells, self._dtype = shells, dtype
-            raise
-
-    def _operands(self) -> Operands:
-        gate, up, down, screen, order = (getattr(self, name) for name in _OPERANDS)
-        return Operands(gate, up, down, screen, order, self._hot)
-
     def forward(self, x: Tensor) -> Tensor:
         """x [..., width] to y of the same shape."""
         y = self._forward_frozen(x) if self._frozen else self._forward_unfrozen(x)
         return dropout(y, self.output_dropout) if self.training and self.output_dropout else y
-
-    @property
-    def drops(self) -> bool:
-        """Whether hidden states are dropped now."""
-        return self.training and self.hidden_dropout > 0.0
 
     def _forward_unfrozen(self, x: Tensor) -> Tensor:
         if self.collect_l1:
@@ -375,33 +180,6 @@ class SparseFfn(nn.Module):
                 return name
         return None
 
-    def _check_children(self, where: str) -> None:
-        """Raises ValueError where a child has what a frozen layer would lose; ``where`` stands before
-        its name."""
-        for name in self._child_names:
-            _children.check(f"{where}{name}", getattr(self, name), self._expected_type(name))
-
-    def _expected_type(self, name: str) -> type[nn.Module]:
-        return self._norm_type if name == self.norm_name else nn.Linear
-
-    def _forward_frozen(self, x: Tensor) -> Tensor:
-        form = self._form()
-        if self._dense or self.drops or transformed():
-            gate, up, down = self._described().numbers()
-            return dense.ffn(x, gate, up, down.t(), form, self.hidden_dropout * self.drops)[0]
-        weights = form.weights(self.gate, self.up, self.down)
-        return torch.ops.twell.ffn(x, weights, self.screen, form.text, self._hot_in(x))
-
-    def _hot_in(self, x: Tensor) -> int:
-        if not self._hot:
-            return 0
-        if not torch.compiler.is_compiling():
-            rows = x.shape[:-1].numel()
-            if isinstance(rows, int):  # else it is of a trace too
-                return self._hot[_frozen.nearest_power(rows)]
-        # Not all: a call of a few inputs would not pass those over.
-        return min(self._hot[_frozen.nearest_power(_TRACED_INPUTS)], self.neurons - 1)
-
     def extra_repr(self) -> str:
         threshold = f", threshold={self.threshold}" if self.activation == "fat_relu" else ""
         if self.up_activation != "identity":
@@ -419,146 +197,6 @@ class SparseFfn(nn.Module):
         the gate's place and no up."""
         gate, *up, down = (getattr(self, name).weight for name in self.names)
         return gate, (up[0] if up else None), down
-
-    def _vectors(self) -> tuple[Tensor | None, ...]:
-        """The form's: a child's parameters, or buffers of the frozen layer."""
-        if self._frozen:
-            return self.gate_bias, self.up_bias, self.down_bias, self.norm_weight
-        gate, *up, down = (getattr(self, name).bias for name in self.names)
-        norm = None if self.norm_name is None else getattr(self, self.norm_name).weight
-        return gate, (up[0] if up else None), down, norm
-
-    def _form(self) -> Form:
-        vectors, scalars = self._vectors(), self._scalars
-        if scalars is None:
-            epsilon = None
-            if self.norm_name is not None:
-                dtype = _codes.dtype_of(getattr(self, self.names[0]))
-                epsilon = _norm.epsilon_of(getattr(self, self.norm_name), dtype)
-            scalars = Form(
-                self.activation, self.threshold, self.up_activation, norm_epsilon=epsilon
-            )
-        none = all(vector is None for vector in vectors)
-        return scalars if none else scalars.with_vectors(vectors)
-
-    def _unpack(self) -> tuple[Tensor, Tensor | None, Tensor]:
-        """The same of the frozen layer."""
-        gate, up = self.gate, self.up
-        if self.screen is None:
-            gate = torch.ops.twell.unpack_weight(gate)
-        gate = _frozen.in_checkpoint_order(gate, self.order)
-        up = None if up is None else _frozen.in_checkpoint_order(up, self.order)
-        down = _frozen.in_checkpoint_order(self.down, self.order)
-        return gate, up, _codes.turned(down, "column")
-
-    def _described(self) -> _frozen.Layer:
-        dtype = self._dtype
-        if self._frozen and dtype is not None:
-            gate, up, down = self._unpack()
-        else:
-            children = {name: getattr(self, name) for name in self.names}
-            gate, up, down = _codes.weights_of(children)
-            dtype = _codes.dtype_of(children[self.names[0]])
-        return _frozen.Layer(gate, up, down, self._form(), dtype)
-
-    def _linears(self) -> dict[str, tuple[Tensor, Tensor | None]]:
-        """Weights and biases of the frozen layer's children, as the checkpoint has them."""
-        weights = [w for w in self._unpack() if w is not None]
-        gate, up, down, _ = self._vectors()
-        biases = [gate, down] if len(weights) == 2 else [gate, up, down]
-        return dict(zip(self.names, zip(weights, biases)))
-
-    def _stored(self) -> dict[str, Tensor]:
-        """What state_dict has of the frozen layer."""
-        stored: dict[str, Tensor | None] = {}
-        for name, (weight, bias) in self._linears().items():
-            if (shell := self._shells.get(name)) is not None:
-                own = shell.refilled(weight, bias).state_dict()
-                stored |= {f"{name}.{key}": tensor for key, tensor in own.items()}
-            else:
-                stored |= {f"{name}.weight": weight, f"{name}.bias": bias}
-        if self.norm_name is not None:
-            stored[f"{self.norm_name}.weight"] = self.norm_weight
-        return {name: tensor for name, tensor in stored.items() if tensor is not None}
-
-    def _apply(self: Layer, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Layer:
-        if not self._frozen:
-            return super()._apply(fn, recurse)
-        # The layout depends on dtype and device: convert the checkpoint's layout and freeze again.
-        # Tried on one element, which raises where the operators lack the dtype, before the work.
-        torch.ops.twell.pack_weight(fn(self.down.new_zeros(1, 1, dtype=self._dtype)))
-        with self._as_stored():
-            super()._apply(fn, recurse)
-            shared = next(getattr(self, self.names[0]).parameters()).is_shared()
-        if shared:  # between processes, by share_memory()
-            for name in (*_OPERANDS, *_VECTORS):
-                if (operand := getattr(self, name)) is not None:
-                    operand.share_memory_()
-        return self
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = {**self.__dict__, "l1": None, "_train_form": TrainingForm()}
-        if self._frozen:
-            # As the checkpoint has them: it may be loaded where operands have another layout.
-            state["_buffers"] = {k: v for k, v in self._buffers.items() if k not in _OPERANDS}
-            state["_weights"] = self._unpack()
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        state = dict(state)
-        weights = state.pop("_weights", None)
-        super().__setstate__(state)
-        if weights is None:
-            return
-        gate, up, down = weights
-        described = _frozen.Layer(gate, up, down, self._form(), state["_dtype"])
-        with torch.no_grad():
-            self._freeze(self._findings, _frozen.operands_of(described, self._findings))
-
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        if self._frozen:
-            for name, tensor in self._stored().items():
-                # A copy of a screened gate, as in _frozen.operands_of.
-                copied = tensor.clone() if self.screened and tensor is self.gate else tensor
-                destination[f"{prefix}{name}"] = copied
-
-    def _load_from_state_dict(
-        self,
-        state_dict: Any,
-        prefix: str,
-        local_metadata: dict[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
-        rest = (local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
-        if not self._frozen:
-            super()._load_from_state_dict(state_dict, prefix, *rest)
-            return
-        before = (*self._operands()[:5], *self._vectors())
-        try:
-            with self._as_stored():
-                super()._load_from_state_dict(state_dict, prefix, *rest)
-                # They are there for this call alone: PyTorch will not see them.
-                for name in self._child_names:
-                    getattr(self, name)._load_from_state_dict(state_dict, f"{prefix}{name}.", *rest)
-        except ValueError as error:
-            name = prefix[:-1] or type(self).__name__
-            error_msgs.append(f"{name} is frozen and stays as it was: {error}")
-            return
-        self._tell_if_dense(stacklevel=2)
-        if local_metadata.get("assign_to_params_buffers"):
-            return
-        with torch.no_grad():  # into the same memory, which a recorded graph reads
-            after = (*self._operands()[:5], *self._vectors())
-            for name, old, new in zip((*_OPERANDS, *_VECTORS), before, after):
-                if not isinstance(old, Tensor) or not isinstance(new, Tensor):
-                    continue
-                if not is_read_only(old) and old.dtype == new.dtype:
-                    self.register_buffer(name, old.copy_(new), persistent=False)
-
 
 class GatedFfn(SparseFfn):
     """y = (act(x Wgᵀ) ⊙ (x Wuᵀ)) Wdᵀ with the weights of a checkpoint: gate_proj and up_proj

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from twell._frozen import Findings
+from twell._weights import Findings
 
 FILE = "twell_prepared.json"
 _VERSION = 1

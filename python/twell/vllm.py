@@ -6,7 +6,8 @@ Qwen3).
 
 vLLM finds an installed twell, in each of its processes, by the entry point ``twell`` of the group
 ``vllm.general_plugins``. You call nothing. ``VLLM_PLUGINS`` names the plug-ins that vLLM may load.
-``TWELL_VLLM=dense`` runs the same models on vLLM's own layers, to compare.
+``TWELL_VLLM`` says how layers run: ``auto``, where it is not set, takes for each call what is expected to
+be faster; ``sparse`` for always; ``dense`` runs the same models on vLLM's own layers, to compare.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ import torch
 from torch import Tensor, nn
 
 from twell import _codes, _vllm_linear
+from twell._block import check_path
 from twell._children import linear_of
-from twell._frozen import Findings
+from twell._weights import Findings
 from twell.hf.models import require
 from twell.modules import Ffn, GatedFfn, SparseFfn
 from twell.prepared import findings_of
@@ -95,7 +97,7 @@ class _Packing(_quantization.QuantizeMethodBase):
         how = "as twell prepare found" if self.findings is not None else "not prepared (twell prepare --help)"
         _logger.info_once("twell: layers with %s run sparsely, %s", activation, how)
         sparse = self._sparse(into, down).requires_grad_(False)
-        sparse.freeze(findings=self._own_findings(down))
+        sparse.freeze(findings=self._own_findings(down), path=_mode())
         setattr(layer, kind.into, _Whole(sparse, down.reduce_results and down.tp_size > 1))
         setattr(layer, kind.act, nn.Identity())
         setattr(layer, kind.down, _Passed())
@@ -221,7 +223,7 @@ def _take(kind: _Kind, owner: type[nn.Module]) -> None:
             setattr(self, kind.act, _activation.FatreluAndMul(threshold))
         activation = _zeros_of(getattr(self, kind.act)) if own else None
         # LoRA's adapters need the linear layers.
-        if activation is None or not _runs_sparsely() or config.lora_config is not None:
+        if activation is None or _mode() == "dense" or config.lora_config is not None:
             return
         name = call.arguments.get("prefix", "")
         findings = _findings_of(config.model_config.model).get(name)
@@ -231,18 +233,17 @@ def _take(kind: _Kind, owner: type[nn.Module]) -> None:
     owner.__init__ = construct  # type: ignore[method-assign]
 
 
-def _runs_sparsely() -> bool:
-    mode = os.environ.get("TWELL_VLLM", "sparse")
-    if mode not in ("sparse", "dense"):
-        raise ValueError(f'TWELL_VLLM: expected sparse or dense, got "{mode}"')
-    return mode == "sparse"
+def _mode() -> str:
+    mode = os.environ.get("TWELL_VLLM", "auto")
+    check_path("TWELL_VLLM", mode)
+    return mode
 
 
 def register() -> None:
     """Makes vLLM run the layers named above sparsely, and accept ReLU where it does not; and multiply
-    codes of 4 and 8 bits as they are stored. Raises ValueError if TWELL_VLLM is neither ``sparse`` nor
-    ``dense``."""
-    if _runs_sparsely():
+    codes of 4 and 8 bits as they are stored. Raises ValueError if TWELL_VLLM is not ``auto``, ``sparse``
+    or ``dense``."""
+    if _mode() != "dense":
         _vllm_linear.register()
     for kind in _KINDS:
         if (owner := _owner_of(kind)) is not None:

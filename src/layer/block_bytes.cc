@@ -133,8 +133,9 @@ class Reader {
             "bytes", "the header is damaged");
     require(header_.bytes <= bytes.size(), kView, "bytes", "expected ", header_.bytes,
             ", as the header says, got ", bytes.size(), ": they were cut off");
-    require(reinterpret_cast<std::uintptr_t>(bytes.data()) % kAlign == 0, kView, "bytes",
-            "expected them at a multiple of 64 bytes");
+    // That of its numbers. Allocators of other languages promise no more.
+    require(reinterpret_cast<std::uintptr_t>(bytes.data()) % alignof(std::int64_t) == 0, kView,
+            "bytes", "expected them at a multiple of 8 bytes");
   }
 
   const Header& header() const { return header_; }

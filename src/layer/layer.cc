@@ -92,9 +92,12 @@ class Layer::State {
   }
   const PathChooser* chooser() const { return chooser_ ? &*chooser_ : nullptr; }
   // "" where nothing is chosen.
-  std::string words_of_choice() const {
+  std::string words_of_choice(std::int64_t rows) const {
     const std::lock_guard lock(mutex_);
-    if (chooser_) return "; " + chooser_->describe();
+    if (chooser_) {
+      const char* const here = chooser_->dense(rows) ? "dense" : "sparse";
+      return "; " + chooser_->describe() + "; here: " + here;
+    }
     const bool dense = dense_possible_ && options_.path == LayerPath::dense;
     return dense ? "; but every call is dense, on packed weights" : "";
   }
@@ -371,7 +374,7 @@ std::string Layer::describe(const Context& context, std::int64_t rows) const {
     if (up) out += ", up " + std::string(name_of(up->type));
     out += ", down " + std::string(name_of(down.type));
   }
-  return out + state_->words_of_choice();
+  return out + state_->words_of_choice(rows);
 }
 
 }  // namespace twell

@@ -5,7 +5,6 @@
 #include <string_view>
 
 namespace twell::torch_ops {
-
 namespace {
 
 double number_of(const char* operation, const char* argument, std::string_view text) {
@@ -25,7 +24,8 @@ std::string_view take(std::string_view& text, char separator) {
   return head;
 }
 
-// What text_of() writes (form_text.h).
+}  // namespace
+
 FfnForm form_of(const char* operation, const std::string& text) {
   FfnForm form;
   double threshold = 0;
@@ -51,9 +51,7 @@ FfnForm form_of(const char* operation, const std::string& text) {
   return form;
 }
 
-}  // namespace
-
-const std::optional<Tensor>& entry(const OptionalTensors& list, std::size_t at) {
+const std::optional<Tensor>& entry(std::span<const std::optional<Tensor>> list, std::size_t at) {
   static const std::optional<Tensor> none;
   return at < list.size() ? list[at] : none;
 }
@@ -89,21 +87,23 @@ LayerArguments::LayerArguments(const char* name, const OptionalTensors& list,
   }
 }
 
-CpuForm::CpuForm(const LayerArguments& layer, DType dtype, std::int64_t neurons,
+CpuForm::CpuForm(const char* operation, const FfnForm& form,
+                 std::span<const std::optional<Tensor>> vectors, DType dtype, std::int64_t neurons,
                  std::int64_t columns)
-    : form_(layer.form) {
+    : form_(form) {
   const auto vector_of = [&](std::size_t at, std::int64_t size) {
-    const std::optional<Tensor>& tensor = entry(layer.weights, at);
-    return tensor.has_value() ? vector({layer.operation, kWeightNames[at], *tensor}, dtype, size)
-                              : std::span<const float>();
+    const std::optional<Tensor>& tensor = entry(vectors, at);
+    return tensor.has_value()
+               ? vector({operation, kWeightNames[kMatrices + at], *tensor}, dtype, size)
+               : std::span<const float>();
   };
-  form_.gate_bias = vector_of(3, neurons);
-  form_.up_bias = vector_of(4, neurons);
-  form_.down_bias = vector_of(5, columns);
+  form_.gate_bias = vector_of(0, neurons);
+  form_.up_bias = vector_of(1, neurons);
+  form_.down_bias = vector_of(2, columns);
   if (form_.norm) {
-    form_.norm->weight = vector_of(6, neurons);
-  } else if (entry(layer.weights, 6).has_value()) {
-    fail(layer.operation, "norm_weight", "expected norm_epsilon with it, got none");
+    form_.norm->weight = vector_of(3, neurons);
+  } else if (entry(vectors, 3).has_value()) {
+    fail(operation, "norm_weight", "expected norm_epsilon with it, got none");
   }
 }
 

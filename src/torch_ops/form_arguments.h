@@ -1,6 +1,7 @@
 // A layer's weights and form (twell/ffn_form.h) as the operators take them.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <optional>
@@ -25,13 +26,16 @@ inline constexpr std::array kGradientNames = {"dgate",    "dup",        "ddown",
                                               "dup_bias", "ddown_bias", "dnorm_weight"};
 
 // None beyond the end.
-const std::optional<Tensor>& entry(const OptionalTensors& list, std::size_t at);
+const std::optional<Tensor>& entry(std::span<const std::optional<Tensor>> list, std::size_t at);
 // An entry that has to be there. `name` is the argument's, for the error.
 const Tensor& required(const char* operation, const char* name, const OptionalTensors& list,
                        std::size_t at);
 
 // Of what ffn_train kept: offsets, neurons and values.
 void require_kept(const char* operation, std::span<const Tensor> kept);
+
+// What text_of() writes (form_text.h): a form without its vectors.
+FfnForm form_of(const char* operation, const std::string& text);
 
 // One layer of a call. Refers to `weights`.
 struct LayerArguments {
@@ -46,13 +50,21 @@ struct LayerArguments {
   const Tensor& gate;
   const std::optional<Tensor>& up;
   const Tensor& down;
+
+  std::span<const std::optional<Tensor>> vectors() const {
+    return std::span(weights).subspan(std::min(kMatrices, weights.size()));
+  }
 };
 
-// The form of a call on a CPU, of a layer with so many neurons and columns of down. Keeps what had
-// to be widened to f32; other vectors are the tensors' own memory.
+// The form of a call on a CPU, of a layer with so many neurons and columns of down. `vectors` are
+// those of kWeightNames. Keeps what had to be widened to f32; others are the tensors' own memory.
 class CpuForm {
  public:
-  CpuForm(const LayerArguments& layer, DType dtype, std::int64_t neurons, std::int64_t columns);
+  CpuForm(const char* operation, const FfnForm& form,
+          std::span<const std::optional<Tensor>> vectors, DType dtype, std::int64_t neurons,
+          std::int64_t columns);
+  CpuForm(const LayerArguments& layer, DType dtype, std::int64_t neurons, std::int64_t columns)
+      : CpuForm(layer.operation, layer.form, layer.vectors(), dtype, neurons, columns) {}
   CpuForm(const CpuForm&) = delete;
 
   const FfnForm& get() const { return form_; }

@@ -4,6 +4,7 @@
 
 #include "torch_ops/cpu_context.h"
 #include "torch_ops/ffn_ops.h"
+#include "torch_ops/layer_ops.h"
 #include "torch_ops/linear_ops.h"
 #include "torch_ops/steps.h"
 #include "torch_ops/train_ops.h"
@@ -48,6 +49,21 @@ STABLE_TORCH_LIBRARY(twell, m) {
   m.def(
       "ffn_train_backward_add(Tensor dy, Tensor x, Tensor?[] weights, Tensor[] kept, "
       "Tensor? l1_grad, Tensor(a!)?[] gradients, str form=\"relu\", int hot=0) -> Tensor");
+  // A layer that is prepared once.
+  m.def(
+      "examine_layer(Tensor x, Tensor[] weights, Tensor?[] vectors, str form) -> (Tensor mean, "
+      "Tensor fired, Tensor seen)");
+  m.def(
+      "make_block(Tensor[] weights, Tensor?[] vectors, str form, ScalarType dtype, "
+      "Tensor[] findings) -> Tensor");
+  m.def("unpack_block(Tensor block) -> Tensor[]");
+  m.def("form_of_block(Tensor block) -> str");
+  m.def("has_screen(Tensor block) -> bool");
+  m.def("open_layer(Tensor block, str path, Tensor[] cost) -> Tensor");
+  m.def("close_layer(Tensor layer) -> ()");
+  m.def("run_layer(Tensor x, Tensor block, Tensor layer, SymInt columns) -> Tensor");
+  m.def("layer_gradient(Tensor dy, Tensor x, Tensor block) -> Tensor");  // python/twell/_rules.py
+  m.def("describe_layer(Tensor block, Tensor layer, int rows) -> str");
   // The steps of the layer one by one, for inspection and tests.
   m.def(
       "gemm_relu_twell(Tensor x, Tensor weight_packed, str activation=\"relu\", "
@@ -78,6 +94,15 @@ STABLE_TORCH_LIBRARY_IMPL(twell, CPU, m) {
   m.impl("ffn_train", TORCH_BOX(&ops::ffn_train));
   m.impl("ffn_train_backward", TORCH_BOX(&ops::ffn_train_backward));
   m.impl("ffn_train_backward_add", TORCH_BOX(&ops::ffn_train_backward_add));
+  m.impl("examine_layer", TORCH_BOX(&ops::examine_layer));
+  m.impl("make_block", TORCH_BOX(&ops::make_block));
+  m.impl("unpack_block", TORCH_BOX(&ops::unpack_block));
+  m.impl("form_of_block", TORCH_BOX(&ops::form_of_block));
+  m.impl("has_screen", TORCH_BOX(&ops::has_screen));
+  m.impl("open_layer", TORCH_BOX(&ops::open_layer));
+  m.impl("close_layer", TORCH_BOX(&ops::close_layer));
+  m.impl("run_layer", TORCH_BOX(&ops::run_layer));
+  m.impl("describe_layer", TORCH_BOX(&ops::describe_layer));
   m.impl("gemm_relu_twell", TORCH_BOX(&ops::gemm_relu_twell));
   m.impl("twell_gated_ffn", TORCH_BOX(&ops::twell_gated_ffn));
   m.impl("twell_spmm", TORCH_BOX(&ops::twell_spmm));

@@ -380,11 +380,13 @@ TEST(LayerBlocks, SayWhatIsWrongWithArguments) {
   const Bytes bytes(block.size() + 64);
   EXPECT_THAT(message_of([&] { block.write(bytes.data() + 4); }), HasSubstr("multiple of 64"));
   block.write(bytes.data());
-  std::memmove(bytes.data() + 8, bytes.data(), block.size());
+  std::memmove(bytes.data() + 4, bytes.data(), block.size());
   EXPECT_THAT(message_of([&] {
-                LayerBlock::view({bytes.data() + 8, block.size()});
+                LayerBlock::view({bytes.data() + 4, block.size()});
               }),
-              HasSubstr("multiple of 64"));
+              HasSubstr("multiple of 8"));
+  std::memmove(bytes.data() + 8, bytes.data() + 4, block.size());
+  EXPECT_EQ(LayerBlock::view({bytes.data() + 8, block.size()}).size(), block.size());
 }
 
 }  // namespace

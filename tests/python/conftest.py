@@ -28,6 +28,14 @@ def gated(request: pytest.FixtureRequest) -> bool:
     return request.param
 
 
+@pytest.fixture(autouse=True)
+def sparse_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that frozen layers have the operators' bits, whatever a call is expected to cost."""
+    from twell import _block
+
+    monkeypatch.setattr(_block, "DEFAULT_PATH", "sparse")
+
+
 @pytest.fixture(scope="module", autouse=True)
 def quick_collections() -> None:
     """What lives by now is looked at no more: Trainer collects garbage at the end of each run, and most of

@@ -8,14 +8,14 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from twell._frozen import Findings
+    from twell._weights import Findings
 
 # Unit roundoff, 2^-p with p bits of precision.
 UNIT = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8}
@@ -229,10 +229,27 @@ def screening(x: Tensor, neurons: int) -> Findings:
     # Not above: conftest.py is read before pytest's handler of signals is there, which would take the
     # place of that by which tests have AMX.
     import twell
-    from twell._frozen import Findings
+    from twell._weights import Findings
 
     if twell.ops.screen_limit() == 0.0:
         pytest.skip(f"{twell.ops.cpu_tier()} screens no gate")
     return Findings(
         len(x), x.float().mean(0), torch.zeros(neurons, dtype=torch.int64), 0.0
     )
+
+
+def let_screens_pay(patch: pytest.MonkeyPatch, limit: float = 1.0) -> None:
+    """Up to this share of candidates. Skips the test where the processor's tier has no screens."""
+    import twell
+    from twell import _block
+
+    if limit > 0.0 and twell.ops.screen_limit() == 0.0:
+        pytest.skip(f"{twell.ops.cpu_tier()} screens no gate")
+    examine = _block.examine
+
+    def shown(*arguments: Any) -> Findings:
+        found = examine(*arguments)
+        pays = found.candidates is not None and found.candidates <= limit
+        return found._replace(candidates=0.0 if pays else 1.0)
+
+    patch.setattr(_block, "examine", shown)

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 import twell
-from layers import make_layer
+from layers import let_screens_pay, make_layer
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from twell import _frozen
+from twell import _ordered
 
 
 @pytest.fixture(autouse=True)
@@ -103,7 +103,7 @@ def test_training_function(dynamic: bool) -> None:
 
 @pytest.mark.parametrize("freeze", ["no", "packed", "screened"])
 def test_module(freeze: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(twell.ops, "screen_limit", lambda: 1.0)
+    let_screens_pay(monkeypatch)
     layer = make_layer(40, 100, dtype)
     module = twell.GatedFfn.from_dense(layer.gate, layer.up, layer.down.t().contiguous())
     if freeze != "no":
@@ -172,7 +172,7 @@ def test_ordered_layer_on_a_gpu_without_one(screened: bool) -> None:
         screen = twell.ops.screen_weight(gate) if screened else None
         gate = gate if screened else twell.ops.pack_weight(gate)
         order = fake_cuda(100, dtype=torch.int64)
-        module._freeze(None, _frozen.Operands(gate, up, down, screen, order, (0,) * 6 + (64,) * 11))
+        module._freeze(None, _ordered.Operands(gate, up, down, screen, order, (0,) * 6 + (64,) * 11))
         x = fake_cuda(3, 40, 40)
         y = module(x)
         assert (y.shape, y.dtype, y.device) == (x.shape, x.dtype, x.device)

@@ -13,7 +13,7 @@ import pytest
 import torch
 import twell
 from forms import KINDS, NEURONS, VECTORS, WIDTH, inputs, vectors, weights
-from layers import TINY_SIZES, UNIT, assert_within, reference, screening
+from layers import TINY_SIZES, UNIT, assert_within, let_screens_pay, reference, screening
 from test_second_derivatives import TRANSFORMS, square
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -65,7 +65,7 @@ def bound_of(module: twell.modules.SparseFfn, x: Tensor) -> Any:
 def test_module(
     kind: type[Any], rows: int, screened: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(twell.ops, "screen_limit", lambda: 1.0)
+    let_screens_pay(monkeypatch)
     module, x = layer_of(kind, dtype), inputs(dtype, rows)
     assert module._special_child() is None
     want = bound_of(module, x)
@@ -193,7 +193,7 @@ def test_compiled_exported_and_copied(kind: type[Any], form: str, tmp_path: Path
     again = torch.export.load(tmp_path / "layer.pt2").module()
     torch.testing.assert_close(again(x), want)
     if form != "trained":
-        assert "twell.ffn" in str(program.graph) and "linear" not in str(program.graph)
+        assert "twell.run_layer" in str(program.graph) and "linear" not in str(program.graph)
     buffer = io.BytesIO()
     torch.save(module, buffer)
     buffer.seek(0)
@@ -241,20 +241,20 @@ def test_conversions_of_a_frozen_layer() -> None:
     before, state = module(x), copy.deepcopy(module.state_dict())
     with pytest.raises(RuntimeError, match="expected dtype"):
         module.half()
-    made = _frozen.operands_of
+    made = _frozen.held_of
 
     def fails(*_: Any) -> Any:
         raise MemoryError
 
     with pytest.MonkeyPatch.context() as patch:  # half way
-        patch.setattr(_frozen, "operands_of", fails)
+        patch.setattr(_frozen, "held_of", fails)
         with pytest.raises(MemoryError):
             module.bfloat16()
-    assert _frozen.operands_of is made
+    assert _frozen.held_of is made
     assert torch.equal(module(x), before)
     assert all(torch.equal(v, state[k]) for k, v in module.state_dict().items())
     module.bfloat16()
-    assert {b.dtype for b in module.buffers()} == {torch.bfloat16}
+    assert {b.dtype for b in module.buffers()} == {torch.uint8, torch.bfloat16}
     want = layer_of(twell.GatedFfn).bfloat16().freeze()
     assert torch.equal(module(x.bfloat16()), want(x.bfloat16()))
     with pytest.raises(RuntimeError, match=r"frozen and stays as it was.*gate_bias: expected"):
@@ -302,7 +302,7 @@ def test_not_finite(name: str, value: float) -> None:
         assert torch.equal(y.isnan(), want.isnan())
         assert torch.equal(y.isposinf(), want.isposinf())
     # Skipping is right where only what fires is reached.
-    assert module._dense == (name in ("up_bias", "norm_weight"))
+    assert module._held.finite != (name in ("up_bias", "norm_weight"))
 
 
 def test_children_that_do_more() -> None:
@@ -507,7 +507,7 @@ def test_freezing_a_model_that_fails_half_way(
     modules = [(name, type(m)) for name, m in model.named_modules()]
     with torch.no_grad():
         want = model(ids()).logits
-    made, calls = _frozen.operands_of, []
+    made, calls = _frozen.held_of, []
 
     def twice(*arguments: Any) -> Any:
         calls.append(arguments)
@@ -515,7 +515,7 @@ def test_freezing_a_model_that_fails_half_way(
             raise MemoryError
         return made(*arguments)
 
-    monkeypatch.setattr(_frozen, "operands_of", twice)
+    monkeypatch.setattr(_frozen, "held_of", twice)
     with pytest.raises(MemoryError):
         twell.sparsify(model)
     assert {name: p.requires_grad for name, p in model.named_parameters()} == wanted

@@ -99,7 +99,7 @@ def test_text_of_scalars() -> None:
         "relu_squared up=relu norm=1e-05": Form("relu_squared", 0.0, "relu", norm_epsilon=1e-5),
     }
     for text, form in texts.items():
-        assert form.text == text and Form.of_text(text, []) == form
+        assert form.text == text and Form.parse(text) == form
 
 
 @pytest.mark.parametrize(

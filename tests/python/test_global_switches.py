@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import pytest
 import torch
 import twell
-from layers import make_layer
+from layers import let_screens_pay, make_layer
 from torch import Tensor
 from twell._training import TrainingForm
 
@@ -66,7 +66,7 @@ def lived(module: twell.GatedFfn, sample: Tensor) -> Iterator[Tensor]:
 def test_no_bit_changes(
     switch: Callable[[], AbstractContextManager[object]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(twell.ops, "screen_limit", lambda: 1.0)
+    let_screens_pay(monkeypatch)
     layer = make_layer(24, 60, density=0.3)
     weights = (layer.gate, layer.up, layer.down.t().contiguous())
     found = []

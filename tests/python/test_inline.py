@@ -355,7 +355,7 @@ def test_freezing_that_fails_half_way(sample: bool, monkeypatch: pytest.MonkeyPa
     kinds = [(name, type(module)) for name, module in model.named_modules()]
     wanted = {name: p.requires_grad for name, p in model.named_parameters()}
     state = copy.deepcopy(model.state_dict())
-    made, calls = _frozen.operands_of, []
+    made, calls = _frozen.held_of, []
 
     def third(*arguments: Any) -> Any:
         calls.append(arguments)
@@ -364,7 +364,7 @@ def test_freezing_that_fails_half_way(sample: bool, monkeypatch: pytest.MonkeyPa
         return made(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_frozen, "operands_of", third)
+        patch.setattr(_frozen, "held_of", third)
         with pytest.raises(MemoryError):
             twell.sparsify(model, sample=tiny.inputs() if sample else None)
     short = {k: v[:, :4] for k, v in tiny.inputs().items()}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import twell
-from layers import make_layer
+from layers import let_screens_pay, make_layer
 from torch import Tensor, nn
 from twell import _frozen
 
@@ -20,7 +20,7 @@ OTHER = {torch.float32: torch.bfloat16, torch.bfloat16: torch.float32}
 
 @pytest.fixture(params=[0.0, 1.0], ids=["packed", "screened"], autouse=True)
 def limit(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> float:
-    monkeypatch.setattr(twell.ops, "screen_limit", lambda: request.param)
+    let_screens_pay(monkeypatch, request.param)
     return request.param
 
 
@@ -51,7 +51,7 @@ def assert_same(module: twell.GatedFfn, twin: twell.GatedFfn) -> None:
     """In dtype, form and every bit, of what it holds and what it computes."""
     assert module.frozen and twin.frozen and module.screened == twin.screened
     assert [b.dtype for b in held(module)] == [b.dtype for b in held(twin)]
-    x = inputs(twin.down.dtype)
+    x = inputs(twin._dtype)
     with torch.no_grad():
         assert torch.equal(module(x), twin(x))
     mine, other = module.state_dict(), twin.state_dict()
@@ -72,7 +72,7 @@ def test_of_another_dtype(assign: bool, dtype: torch.dtype) -> None:
     if module.screened:  # its screen is in the direction of its own sample
         twin = unfrozen(twin.state_dict()).freeze(findings=module._findings)
     assert_same(module, twin)
-    assert module.down.dtype == (OTHER[dtype] if assign else dtype)
+    assert module._dtype == (OTHER[dtype] if assign else dtype)
     # A recorded graph reads the same memory; assign= brings its own, as to nn.Linear.
     assert assign or [b.data_ptr() for b in held(module)] == memory
 
@@ -158,7 +158,7 @@ def stop_in_a_child(module: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def stop_in_packing(module: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_frozen, "operands_of", stop)
+    monkeypatch.setattr(_frozen, "held_of", stop)
 
 
 @pytest.mark.parametrize("assign", [False, True])
@@ -197,7 +197,7 @@ def test_a_freeze_that_fails_changes_nothing(monkeypatch: pytest.MonkeyPatch) ->
         module = make(weights(torch.float32))
         before = [*module.buffers(), *module.parameters()]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(_frozen, "_as_they_lie", stop)
+            patch.setattr(_frozen, "held_of", stop)
             with pytest.raises(Stop):
                 module.freeze(inputs(torch.float32))
         assert all(a is b for a, b in zip([*module.buffers(), *module.parameters()], before))

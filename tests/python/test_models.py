@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import twell
-from layers import UNIT
+from layers import UNIT, let_screens_pay
 from tiny_models import AMONG_OTHERS, EXPERTS, MODULES_OF_THEIR_OWN, ON_THE_HUB, STACKED, Tiny
 from torch import Tensor, nn
 from twell import _frozen
@@ -183,7 +183,7 @@ def is_of_attention(name: str) -> bool:
 
 @pytest.mark.parametrize("tiny", AMONG_OTHERS.values(), ids=AMONG_OTHERS.keys())
 def test_samples(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(twell.ops, "screen_limit", lambda: 1.0)
+    let_screens_pay(monkeypatch)
     model = tiny.model()
     with torch.no_grad():
         want = tiny.call(model)
@@ -271,7 +271,7 @@ def test_freezing_that_fails_half_way(name: str, monkeypatch: pytest.MonkeyPatch
     kinds = [(n, type(m)) for n, m in model.named_modules()]
     wanted = {n: p.requires_grad for n, p in model.named_parameters()}
     state = copy.deepcopy(model.state_dict())
-    made, calls = _frozen.operands_of, []
+    made, calls = _frozen.held_of, []
 
     def second(*arguments: Any) -> Any:
         calls.append(arguments)
@@ -280,7 +280,7 @@ def test_freezing_that_fails_half_way(name: str, monkeypatch: pytest.MonkeyPatch
         return made(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_frozen, "operands_of", second)
+        patch.setattr(_frozen, "held_of", second)
         with pytest.raises(MemoryError):
             twell.sparsify(model)
     assert [(n, type(m)) for n, m in model.named_modules()] == kinds

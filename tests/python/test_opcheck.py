@@ -25,6 +25,9 @@ OPERATORS = (
     "round_inputs",
     "screen_weight",
     "screen_limit",
+    "examine_layer",
+    "run_layer",
+    "layer_gradient",
     "cpu_tier_available",
 )
 
@@ -37,6 +40,9 @@ def samples(name: str, dtype: torch.dtype, gradients: bool) -> list[tuple[Any, .
         screen = twell.ops.screen_weight(layer.gate)
         triple = twell.ops.gemm_relu_twell(x, packed, tile=16, capacity=4)
         gate, up, down = layer.gate, layer.up, layer.down
+        stored = [gate, up, down.t().contiguous()]
+        block = torch.ops.twell.make_block(stored, [None] * 4, "fat_relu threshold=0.1", dtype, [])
+        number = torch.zeros(1, dtype=torch.int64)
         vectors = [layer.gate[:, 0].clone(), layer.up[:, 0].clone(), layer.down[0].clone()]
         vectors.append(1 + layer.gate[:, 1])
         if gradients:
@@ -67,6 +73,9 @@ def samples(name: str, dtype: torch.dtype, gradients: bool) -> list[tuple[Any, .
             "dense_to_twell": [(gate,), (gate, 16, 3)],
             "screen_weight": [(gate,), (gate, gate[0].float())],
             "screen_limit": [()],
+            "examine_layer": [(layer.inputs(40), [gate, up, down.t().contiguous()], [None] * 4, "relu")],
+            "run_layer": [(x, block, number, width), (x[None], block, number, width)],
+            "layer_gradient": [(x, x, block)],
             "cpu_tier_available": [("avx2",)],
             "twell_to_dense": [(*triple, neurons, dtype)],
         }[name]
@@ -82,9 +91,13 @@ def test_all_are_listed() -> None:
     # Those of training are in test_train.py: they return lists with room that nothing is written to,
     # which opcheck would compare.
     training = {"ffn_train", "ffn_train_backward", "ffn_train_backward_add"}
+    # Of blocks, whose size fake tensors do not know, and of what a process keeps of them: tested in
+    # test_block.py.
+    blocks = {"make_block", "unpack_block", "form_of_block", "has_screen"}
+    blocks |= {"open_layer", "close_layer", "describe_layer"}
     # opcheck cannot compare texts, and some ask a GPU (cuda/tests/test_torch_cuda.py).
     others = {"cpu_tier", "processor_name", "choose_hot", "choose_training", "screen_pays"}
-    assert registered == set(OPERATORS) | training | others
+    assert registered == set(OPERATORS) | training | blocks | others
 
 
 @pytest.mark.parametrize("name", OPERATORS)

@@ -249,13 +249,13 @@ def test_rows_that_are_not_finite_are_never_hot(gpu: Gpu, value: float) -> None:
     layer.down[ranks[0], 3] = value
     module = module_of(layer).freeze(layer.inputs(400))
     assert set(module.order[-2:].tolist()) == {int(ranks[-1]), int(ranks[0])}
-    assert set(module._hot) == {606} and gpu.asked[-1]["rates"][-2:].tolist() == [0.0, 0.0]
+    assert set(module._held.hot) == {606} and gpu.asked[-1]["rates"][-2:].tolist() == [0.0, 0.0]
     # Weights that come later are looked at, too.
     clean = layer_of()
     module.load_state_dict(module_of(clean).state_dict())
-    assert set(module._hot) == {608} and module.order[0] == ranks[-1]
+    assert set(module._held.hot) == {608} and module.order[0] == ranks[-1]
     module.load_state_dict(module_of(layer).state_dict())
-    assert set(module._hot) == {606} and module.order[0] != ranks[-1]
+    assert set(module._held.hot) == {606} and module.order[0] != ranks[-1]
 
 
 def test_calls_pass_what_was_chosen_for_so_many_inputs(gpu: Gpu, passed: list[int]) -> None:

@@ -118,13 +118,18 @@ def test_outputs(dtype: torch.dtype, way: str, gated: bool, bias: bool, rows: in
     exact = h @ down.T + biases[-1]
     module.freeze()
     if kept is not None:
-        assert module.gate.dtype == kept[0] and module.down.dtype == kept[-1]
-        assert not gated or module.up.dtype == kept[1]
+        first, second, last = dtypes_of(module)
+        assert (first, last) == (kept[0], kept[-1]) and (not gated or second == kept[1])
     y = module(x.to(dtype)).double()
     # As in test_codes.py, and the biases' additions.
     unit = 4 * UNIT[dtype] + (2 * WIDTH + NEURONS + 11) * 2.0**-24
     unit += 2.0**-15 if dtype == torch.bfloat16 else 2.0**-21
     assert ((y - exact).abs() <= unit * (h_size @ down.abs().T + abs(biases[-1]))).all()
+
+
+def dtypes_of(module: twell.modules.SparseFfn) -> list[torch.dtype | None]:
+    """Of what a frozen layer keeps of gate, up and down."""
+    return [None if w is None else w.dtype for w in module._unpack()]
 
 
 def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
@@ -181,7 +186,7 @@ def test_other_dtypes(way: str) -> None:
     x = torch.randn(5, WIDTH).bfloat16()
     y = module(x).float()
     wide = module.float()(x.float())
-    assert module.gate.dtype in (torch.int8, torch.uint8, torch.float32)
+    assert dtypes_of(module)[0] in (torch.int8, torch.uint8, torch.float32)
     assert (wide - y).abs().max() <= 8 * UNIT[torch.bfloat16] * y.abs().max()
     with pytest.raises(Exception, match=r"f16|Half|float16"):
         module.half()
@@ -274,7 +279,7 @@ def test_a_model(tmp_path: Path, layout: str) -> None:
     stored = {k: v.clone() for k, v in model.state_dict().items()}
     twell.sparsify(model, sample=ids)
     layer = model.model.layers[1].mlp
-    assert layer.frozen and layer.gate.dtype == torch.int8
+    assert layer.frozen and dtypes_of(layer)[0] == torch.int8
     assert same(model.state_dict(), stored), "and the sample was not run: it is still compressed"
     with torch.inference_mode():
         got = model(ids).logits.float()
@@ -284,7 +289,7 @@ def test_a_model(tmp_path: Path, layout: str) -> None:
     with torch.inference_mode():
         late(ids)
         numbers = twell.sparsify(late)
-        assert numbers.model.layers[0].mlp.gate.dtype == torch.bfloat16
+        assert dtypes_of(numbers.model.layers[0].mlp)[0] == torch.bfloat16
         assert (numbers(ids).logits.float() - want).abs().max() <= 8 * UNIT[torch.bfloat16] * want.abs().max()
 
 
@@ -300,7 +305,7 @@ def test_a_report_leaves_codes(tmp_path: Path, layout: str) -> None:
     assert same(model.state_dict(), stored) and [(n, id(p)) for n, p in model.named_parameters()] == parts
     assert model.hf_quantizer.compressor.quantization_config.quantization_status == said
     with torch.inference_mode():
-        assert twell.sparsify(model).model.layers[0].mlp.gate.dtype == torch.int8
+        assert dtypes_of(twell.sparsify(model).model.layers[0].mlp)[0] == torch.int8
         assert model(ids).logits.isfinite().all()
 
 
@@ -324,7 +329,7 @@ def test_rounded_scales(dtype: torch.dtype, way: str) -> None:
     assert twell.round_scales(module) == 0
     module.freeze()
     if four:
-        assert (module.gate.dtype, module.up.dtype) == (torch.uint8, torch.uint8)
+        assert dtypes_of(module)[:2] == [torch.uint8, torch.uint8]
 
 
 def test_scales_are_rounded_before_the_first_pass(tmp_path: Path) -> None:
@@ -339,19 +344,20 @@ def test_scales_are_rounded_before_the_first_pass(tmp_path: Path) -> None:
 @pytest.mark.parametrize("to", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("way", ["int8", "int4"])
 def test_autocast(way: str, to: torch.dtype) -> None:
-    """As nn.Linear: y in autocast's type. x is in that type or, where codes do not go with it, wider."""
+    """As nn.Linear: y in autocast's type. An operator's x is in that type or, where codes do not go with
+    it, wider; a frozen layer's in the type that the layer has."""
     module = quantised(way, torch.float32).freeze()
     x = torch.randn(5, WIDTH)
     kind = to if to == torch.bfloat16 else torch.float32
-    weight = twell.ops.unpack_weight(module.gate)
+    weight = module._unpack()[0]
+    gate = twell.ops.pack_weight(weight)
 
     def results(x: Tensor) -> list[Tensor]:
-        linear = twell.ops.linear(x, module.gate), twell.ops.linear_as_stored(x, weight)
-        return [module(x), *linear]
+        return [twell.ops.linear(x, gate), twell.ops.linear_as_stored(x, weight)]
 
-    want = [y.to(to) for y in results(x.to(kind))]
+    want = [y.to(to) for y in (module(x), *results(x.to(kind)))]
     with torch.autocast("cpu", to):
-        got = results(x)
+        got = [module(x), *results(x)]
     assert all(torch.equal(y, z) for y, z in zip(got, want))
 
 

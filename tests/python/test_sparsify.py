@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import twell
-from layers import python, tiny_llama
+from layers import let_screens_pay, python, tiny_llama
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 from twell import _frozen
@@ -473,14 +473,14 @@ def test_hooks_that_move_inputs_alone(freeze: bool) -> None:
 def test_freezing_that_fails_half_way(
     sample: Tensor | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(twell.ops, "screen_limit", lambda: 1.0)
+    let_screens_pay(monkeypatch)
     model = tiny_llama()
     second(model).up_proj.weight.requires_grad_(False)
     handle = second(model).register_forward_hook(three_times)
     want = logits(model)
     kinds = [(name, type(module)) for name, module in model.named_modules()]
     wanted = {name: p.requires_grad for name, p in model.named_parameters()}
-    made = _frozen._as_they_lie
+    made = _frozen.held_of
     calls = []
 
     def twice(*arguments: Any) -> Any:
@@ -490,7 +490,7 @@ def test_freezing_that_fails_half_way(
         return made(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_frozen, "_as_they_lie", twice)
+        patch.setattr(_frozen, "held_of", twice)
         with pytest.raises(MemoryError):
             twell.sparsify(model, sample=sample)
     assert [(name, type(module)) for name, module in model.named_modules()] == kinds
@@ -506,7 +506,7 @@ def test_what_a_layer_lets_go_is_free_for_the_next(monkeypatch: pytest.MonkeyPat
     first = weakref.ref(model.model.layers[0].mlp.gate_proj.weight)
     freeze, seen = twell.modules.SparseFfn.freeze, []
     monkeypatch.setattr(
-        twell.modules.SparseFfn, "freeze", lambda *a: seen.append(first() is None) or freeze(*a)
+        twell.modules.SparseFfn, "freeze", lambda *a, **k: seen.append(first() is None) or freeze(*a, **k)
     )
     twell.sparsify(model)
     assert seen == [False, True]

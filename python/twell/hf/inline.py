@@ -248,7 +248,7 @@ class StandIn:
         bias = layer.gate_bias if self.part == 0 else layer.down_bias
         if name == "bias" and bias is None:
             return None
-        return torch.empty(sizes[: 2 if name == "weight" else 1], dtype=layer.down.dtype, device="meta")
+        return torch.empty(sizes[: 2 if name == "weight" else 1], dtype=layer._dtype, device="meta")
 
 
 def _over_values(layer: SparseFfn, x: Tensor) -> Tensor:

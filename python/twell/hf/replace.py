@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from twell import _frozen
+from twell._block import check_path
 from twell._children import linear_of
-from twell._frozen import FEWEST_INPUTS
+from twell._weights import FEWEST_INPUTS
 from twell.hf import inline
 from twell.hf.activations import activation_of
 from twell.hf.experts import Experts, from_experts, is_experts
@@ -34,6 +35,7 @@ def sparsify(
     freeze: bool = True,
     sample: Tensor | Mapping[str, Any] | None = None,
     mlp: Mapping[str, str] | None = None,
+    path: str | None = None,
 ) -> nn.Module:
     """Replaces every feed-forward layer of a model by a :class:`GatedFfn` or :class:`Ffn`, in place, and
     returns the model. Its outputs stay the same up to rounding.
@@ -50,7 +52,7 @@ def sparsify(
     relu_squared, fat_relu with ``threshold``) is for models whose configuration does not say what
     they were trained with. ``mlp`` is for models with other names, such as
     ``{"gate": "w1", "up": "w3", "down": "w2", "act": "act_fn"}``; without act where their code calls
-    ``torch.relu``.
+    ``torch.relu``. ``path`` is that of :meth:`GatedFfn.freeze`.
 
     It replaces all layers or none. Where a whole stack of layers (of one class and place) has an
     activation without exact zeros, or is not of linear layers that fit, it stays as it is beside stacks
@@ -68,6 +70,9 @@ def sparsify(
     """
     if sample is not None and not freeze:
         raise ValueError("sparsify: sample: chooses the form of frozen layers; expected freeze=True")
+    if path is not None and not freeze:
+        raise ValueError("sparsify: path: is that of frozen layers; expected freeze=True")
+    check_path("sparsify: path", path)
     kinds = KINDS if mlp is None else (Kind.of(mlp),)
     with as_it_was(model):  # activations are tried
         sites, stay = _sites_of(judge(model, kinds, activation, threshold, freeze))
@@ -91,7 +96,7 @@ def sparsify(
     if activation is not None:
         _say(model)
     if freeze:
-        _freeze(model, sites, inputs)
+        _freeze(model, sites, inputs, path)
     return model
 
 
@@ -428,7 +433,9 @@ def _shared(name: str, own: str) -> ValueError:
     )
 
 
-def _freeze(model: nn.Module, sites: list[Site], inputs: dict[str, Tensor]) -> None:
+def _freeze(
+    model: nn.Module, sites: list[Site], inputs: dict[str, Tensor], path: str | None
+) -> None:
     """Freezes layer by layer, so that the memory that one gives up is free for the next. If one
     fails, as memory may not suffice, the modules come back, with the weights that the layers were
     frozen with."""
@@ -441,7 +448,7 @@ def _freeze(model: nn.Module, sites: list[Site], inputs: dict[str, Tensor]) -> N
         site.let_go()
     try:
         for name, layer in layers.items():
-            layer.freeze(inputs.pop(name, None))
+            layer.freeze(inputs.pop(name, None), path=path)
     except BaseException:
         for layer in layers.values():
             for name, weight in layer.thaw().named_parameters():
