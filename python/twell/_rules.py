@@ -24,6 +24,11 @@ _library: torch.library.Library | None = None  # what it registers lives as long
 # That returns the gradients of the tensors that the rule lists (_Rule.tensors).
 
 
+def _with_defaults(rest: Sequence[Any]) -> list[Any]:
+    """screen, form and hot. The dispatcher leaves out what is as the schema has it."""
+    return [*rest, *(None, "relu", 0)[len(rest) :]]
+
+
 def _of_layer(x: Tensor, weights: list[Any], *_: Any) -> tuple[Tensor | None, ...]:
     return x, *weights
 
@@ -44,17 +49,10 @@ def _densely(
     return [None if dx is None else dx.reshape(x.shape), *rest[: len(weights)]]
 
 
-def _keep_ffn(
-    ctx: Any,
-    output: Any,
-    x: Tensor,
-    weights: list[Any],
-    screen: Tensor | None = None,
-    form: str = "relu",
-    hot: int = 0,
-) -> None:
+def _keep_ffn(ctx: Any, output: Any, x: Tensor, weights: list[Any], *rest: Any) -> None:
     ctx.save_for_backward(x, *weights)
-    ctx.form, ctx.packed = form, screen is None
+    screen, ctx.form, _ = _with_defaults(rest)
+    ctx.packed = screen is None
 
 
 def _ffn_backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Any, ...]:
@@ -88,17 +86,9 @@ def _layer_gradient(dy: Tensor, x: Tensor, block: Tensor) -> Tensor:
         return torch.ops.twell.layer_gradient(dy, x, block)
 
 
-def _keep_pattern(
-    ctx: Any,
-    output: tuple[Tensor, ...],
-    x: Tensor,
-    weights: list[Any],
-    screen: Tensor | None = None,
-    form: str = "relu",
-    hot: int = 0,
-) -> None:
+def _keep_pattern(ctx: Any, output: Any, x: Tensor, weights: list[Any], *rest: Any) -> None:
     ctx.save_for_backward(x, *output[4:], *weights)
-    ctx.form, ctx.hot = form, hot
+    _, ctx.form, ctx.hot = _with_defaults(rest)
     ctx.mark_non_differentiable(*output[2:])
 
 
