@@ -58,7 +58,7 @@ class Block(NamedTuple):
 def examine(layer: Layer, x: Tensor) -> Findings:
     """``x`` [M, D] of the layer's dtype."""
     form = layer.form
-    found = torch.ops.twell.examine_layer(x, layer.weights, list(form.vectors), form.text)
+    found = torch.ops.twell.examine_layer(x, form.weights(*layer[:3]), form.text)
     mean, fired, seen = found
     inputs, candidates = seen.tolist()
     return Findings(int(inputs), mean, fired, candidates if candidates >= 0 else None)
@@ -72,8 +72,10 @@ def make(layer: Layer, findings: Findings | None) -> Block:
         share = -1.0 if findings.candidates is None else findings.candidates
         seen = _numbers([findings.inputs, share])
         found = [findings.mean.float().cpu(), findings.fired.cpu(), seen]
-    stored = [w.contiguous() for w in layer.weights]
-    made = torch.ops.twell.make_block(stored, list(form.vectors), form.text, layer.dtype, found)
+    gate, up, down = (None if w is None else w.contiguous() for w in layer[:3])
+    assert gate is not None and down is not None
+    weights = form.weights(gate, up, down)
+    made = torch.ops.twell.make_block(weights, form.text, layer.dtype, found)
     like = tuple(None if w is None else torch.empty_like(w, device="meta") for w in layer[:3])
     screened = not is_empty(made) and torch.ops.twell.has_screen(made)
     return Block(made, like, screened, layer.is_finite)

@@ -62,6 +62,8 @@ class Form(NamedTuple):
     @property
     def text(self) -> str:
         """Of the scalars, as operators take them; src/torch_ops/form_text.h writes the same."""
+        if " " in self.activation or " " in self.up_activation:  # would be read as more than a name
+            raise ValueError(f'form: expected names of activations, got "{self.activation}"')
         words = [self.activation]
         if self.threshold != 0:
             words.append(f"threshold={float(self.threshold)!r}")

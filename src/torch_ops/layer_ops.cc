@@ -22,22 +22,18 @@ namespace {
 
 // --- what a block is made of ---------------------------------------------------------------------
 
-StoredWeights stored_of(const char* operation, const std::vector<Tensor>& weights) {
-  if (weights.size() != 2 && weights.size() != 3) {
-    fail(operation, "weights",
-         "expected gate, up and down, or up and down, got " + std::to_string(weights.size()));
-  }
+StoredWeights stored_of(const LayerArguments& layer) {
   const auto weight = [&](const char* name, const Tensor& tensor) {
-    const WeightView view = weight_of({operation, name, tensor});
+    const WeightView view = weight_of({layer.operation, name, tensor});
     if (view.layout == WeightLayout::panels) {
-      fail(operation, name, "expected a weight as stored, got a packed one");
+      fail(layer.operation, name, "expected a weight as stored, got a packed one");
     }
     return view;
   };
   StoredWeights out;
-  out.gate = weight("gate", weights.front());
-  if (weights.size() == 3) out.up = weight("up", weights[1]);
-  out.down = weight("down", weights.back());
+  out.gate = weight("gate", layer.gate);
+  if (layer.up.has_value()) out.up = weight("up", *layer.up);
+  out.down = weight("down", layer.down);
   return out;
 }
 
@@ -227,17 +223,15 @@ Tensor stored_down(const Output& output, const WeightView& down) {
 
 }  // namespace
 
-std::tuple<Tensor, Tensor, Tensor> examine_layer(const Tensor& x,
-                                                 const std::vector<Tensor>& weights,
-                                                 const std::vector<std::optional<Tensor>>& vectors,
+std::tuple<Tensor, Tensor, Tensor> examine_layer(const Tensor& x, const OptionalTensors& weights,
                                                  const std::string& form) {
   constexpr const char* kOperation = "examine_layer";
   const Rows rows = rows_of({kOperation, "x", x});
   const DType dtype = rows.view.dtype;
   Context& context = cpu_context();
-  const StoredWeights stored = stored_of(kOperation, weights);
-  const CpuForm own(kOperation, form_of(kOperation, form), vectors, dtype, stored.gate.rows,
-                    stored.down.rows);
+  const LayerArguments arguments(kOperation, weights, form, 0);
+  const StoredWeights stored = stored_of(arguments);
+  const CpuForm own(arguments, dtype, stored.gate.rows, stored.down.rows);
   const Layer layer(context, stored, own.get(),
                     {.block = {.dtype = dtype}, .path = LayerPath::sparse});
   const LayerFindings found = layer.examine(context, rows.view);
@@ -248,18 +242,17 @@ std::tuple<Tensor, Tensor, Tensor> examine_layer(const Tensor& x,
           tensor_of({kOperation, "seen", x}, seen, ScalarType::Double)};
 }
 
-Tensor make_block(const std::vector<Tensor>& weights,
-                  const std::vector<std::optional<Tensor>>& vectors, const std::string& form,
-                  ScalarType dtype, const std::vector<Tensor>& findings) {
+Tensor make_block(const OptionalTensors& weights, const std::string& form, ScalarType dtype,
+                  const std::vector<Tensor>& findings) {
   constexpr const char* kOperation = "make_block";
   const DType of_x = dtype_of(kOperation, "dtype", dtype, false);
-  const StoredWeights stored = stored_of(kOperation, weights);
-  const CpuForm own(kOperation, form_of(kOperation, form), vectors, of_x, stored.gate.rows,
-                    stored.down.rows);
+  const LayerArguments arguments(kOperation, weights, form, 0);
+  const StoredWeights stored = stored_of(arguments);
+  const CpuForm own(arguments, of_x, stored.gate.rows, stored.down.rows);
   const std::optional<LayerFindings> found = findings_of(kOperation, findings);
   const LayerBlock block(cpu_context(), stored, own.get(), found ? &*found : nullptr,
                          {.dtype = of_x});
-  Tensor out = new_empty({kOperation, "block", weights.front()},
+  Tensor out = new_empty({kOperation, "block", arguments.gate},
                          {static_cast<std::int64_t>(block.size())}, ScalarType::Byte);
   block.write(out.mutable_data_ptr());
   return out;

@@ -5,33 +5,28 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
 
+#include "torch_ops/form_arguments.h"
+
 namespace twell::torch_ops {
 
-using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
-
-// `weights`, gate, up (not of a layer without a gate) and down, are as a checkpoint has them:
-// numbers, or what join_codes makes of codes, down [columns, H] with scales of its rows. `vectors`
-// and `form` are as ffn takes them. `dtype` is that of x.
+// `weights` and `form` are as ffn takes them (form_arguments.h), but that matrices are as a
+// checkpoint has them: numbers, or what join_codes makes of codes, with scales of rows; and down is
+// [columns, H]. `dtype` is that of x.
 
 // What inputs [..., D] show of a layer: their mean, f32 [D]; how many fired each neuron, i64 [H];
 // and their number and the share of candidates, f64 [2]: -1 where no screen was tried.
-std::tuple<Tensor, Tensor, Tensor> examine_layer(const Tensor& x,
-                                                 const std::vector<Tensor>& weights,
-                                                 const std::vector<std::optional<Tensor>>& vectors,
+std::tuple<Tensor, Tensor, Tensor> examine_layer(const Tensor& x, const OptionalTensors& weights,
                                                  const std::string& form);
 
 // The block, u8 [bytes], of which make_block's weights are copies. `findings`: the three that
 // examine_layer returned; or none.
-Tensor make_block(const std::vector<Tensor>& weights,
-                  const std::vector<std::optional<Tensor>>& vectors, const std::string& form,
-                  ScalarType dtype, const std::vector<Tensor>& findings);
-// The inverse: gate, up, down and the four vectors, f32; what a layer has not is of no elements.
+Tensor make_block(const OptionalTensors& weights, const std::string& form, ScalarType dtype,
+                  const std::vector<Tensor>& findings);
+// The inverse, vectors in f32. What the layer has not is of no elements.
 std::vector<Tensor> unpack_block(const Tensor& block);
 std::string form_of_block(const Tensor& block);
 bool has_screen(const Tensor& block);

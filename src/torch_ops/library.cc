@@ -51,10 +51,10 @@ STABLE_TORCH_LIBRARY(twell, m) {
       "Tensor? l1_grad, Tensor(a!)?[] gradients, str form=\"relu\", int hot=0) -> Tensor");
   // A layer that is prepared once.
   m.def(
-      "examine_layer(Tensor x, Tensor[] weights, Tensor?[] vectors, str form) -> (Tensor mean, "
+      "examine_layer(Tensor x, Tensor?[] weights, str form) -> (Tensor mean, "
       "Tensor fired, Tensor seen)");
   m.def(
-      "make_block(Tensor[] weights, Tensor?[] vectors, str form, ScalarType dtype, "
+      "make_block(Tensor?[] weights, str form, ScalarType dtype, "
       "Tensor[] findings) -> Tensor");
   m.def("unpack_block(Tensor block) -> Tensor[]");
   m.def("form_of_block(Tensor block) -> str");

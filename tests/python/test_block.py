@@ -31,7 +31,7 @@ def block_of(dtype: torch.dtype = torch.float32, density: float = 0.1) -> tuple[
     """A block and inputs [40, 64] of its layer."""
     layer = make_layer(64, 320, dtype, density=density)
     weights = [layer.gate, layer.up, layer.down.t().contiguous()]
-    return ops.make_block(weights, [None] * 4, "relu", dtype, []), layer.inputs(40)
+    return ops.make_block(weights, "relu", dtype, []), layer.inputs(40)
 
 
 @pytest.mark.parametrize("codes", [None, "int8", "int4"])
@@ -49,7 +49,8 @@ def test_unpacked_it_is_what_it_was_made_of(codes: str | None, dtype: torch.dtyp
         weights = made
     vectors = [torch.randn(160), torch.randn(160) if gated else None, torch.randn(96), torch.rand(160)]
     form = f"fat_relu threshold=0.1{' up=relu' if gated else ''} norm=1e-05"
-    block = ops.make_block(weights, vectors, form, dtype, [])
+    first, *second, last = weights
+    block = ops.make_block([first, second[0] if gated else None, last, *vectors], form, dtype, [])
     gate, up, down, *got = ops.unpack_block(block)
     assert all(torch.equal(a, b) for a, b in zip([gate, *([up] if gated else []), down], weights))
     assert all(torch.equal(a, b) if b is not None else a.numel() == 0 for a, b in zip(got, vectors))
@@ -87,7 +88,6 @@ def test_memory_at_odd_places() -> None:
 def test_wrong_arguments() -> None:
     block, x = block_of()
     gate, up, down = ops.unpack_block(block)[:3]
-    none: list[Tensor | None] = [None] * 4
     wrong: list[tuple[str, Any]] = [
         ("y: expected", lambda: ops.run_layer(x, block, NO_LAYER, 63)),
         ("x: expected", lambda: ops.run_layer(x[:, 1:], block, NO_LAYER, 64)),
@@ -97,11 +97,11 @@ def test_wrong_arguments() -> None:
         ("layer: expected contiguous Long", lambda: ops.run_layer(x, block, torch.zeros(2), 64)),
         ("path: expected auto, sparse or dense", lambda: ops.open_layer(block, "fast", [])),
         ("cost: expected tokens", lambda: ops.open_layer(block, "auto", BUILT_IN[:3])),
-        ("weights: expected gate, up and down", lambda: ops.make_block([gate], none, "relu", x.dtype, [])),
-        ("down", lambda: ops.make_block([gate, up, down[:, 1:]], none, "relu", x.dtype, [])),
-        ("findings: expected", lambda: ops.make_block([gate, up, down], none, "relu", x.dtype, [gate])),
-        ("up_bias", lambda: ops.make_block([gate, up, down], [None, x[0], None, None], "relu", x.dtype, [])),
-        ("32 or more", lambda: ops.examine_layer(x[:31], [gate, up, down], none, "relu")),
+        ("down: expected a tensor", lambda: ops.make_block([gate], "relu", x.dtype, [])),
+        ("down", lambda: ops.make_block([gate, up, down[:, 1:]], "relu", x.dtype, [])),
+        ("findings: expected", lambda: ops.make_block([gate, up, down], "relu", x.dtype, [gate])),
+        ("up_bias", lambda: ops.make_block([gate, up, down, None, x[0]], "relu", x.dtype, [])),
+        ("32 or more", lambda: ops.examine_layer(x[:31], [gate, up, down], "relu")),
     ]
     for message, call in wrong:
         with pytest.raises(RuntimeError, match=message):
@@ -192,7 +192,7 @@ def test_gradient_of_the_input(gated: bool) -> None:
     got = torch.autograd.grad(module(x).square().sum(), x)[0]
     torch.testing.assert_close(got, torch.autograd.grad(dense(x).square().sum(), x)[0])
     codes = twell.ops.join_codes(torch.ones(320, 64, dtype=torch.int8), torch.ones(320))
-    block = ops.make_block([codes, weights[-1].float()], [None] * 4, "relu", torch.float32, [])
+    block = ops.make_block([codes, None, weights[-1].float()], "relu", torch.float32, [])
     with pytest.raises(RuntimeError, match="has no gradient where weights are codes"):
         ops.run_layer(x, block, NO_LAYER, 64).sum().backward()
 

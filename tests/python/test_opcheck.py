@@ -41,7 +41,7 @@ def samples(name: str, dtype: torch.dtype, gradients: bool) -> list[tuple[Any, .
         triple = twell.ops.gemm_relu_twell(x, packed, tile=16, capacity=4)
         gate, up, down = layer.gate, layer.up, layer.down
         stored = [gate, up, down.t().contiguous()]
-        block = torch.ops.twell.make_block(stored, [None] * 4, "fat_relu threshold=0.1", dtype, [])
+        block = torch.ops.twell.make_block(stored, "fat_relu threshold=0.1", dtype, [])
         number = torch.zeros(1, dtype=torch.int64)
         vectors = [layer.gate[:, 0].clone(), layer.up[:, 0].clone(), layer.down[0].clone()]
         vectors.append(1 + layer.gate[:, 1])
@@ -73,7 +73,7 @@ def samples(name: str, dtype: torch.dtype, gradients: bool) -> list[tuple[Any, .
             "dense_to_twell": [(gate,), (gate, 16, 3)],
             "screen_weight": [(gate,), (gate, gate[0].float())],
             "screen_limit": [()],
-            "examine_layer": [(layer.inputs(40), [gate, up, down.t().contiguous()], [None] * 4, "relu")],
+            "examine_layer": [(layer.inputs(40), [gate, up, down.t().contiguous()], "relu")],
             "run_layer": [(x, block, number, width), (x[None], block, number, width)],
             "layer_gradient": [(x, x, block)],
             "cpu_tier_available": [("avx2",)],
