@@ -40,11 +40,6 @@ class Layer(NamedTuple):
         return any(w is not None and _codes.is_coded(w) for w in self[:3])
 
     @property
-    def weights(self) -> list[Tensor]:
-        """Those that are there."""
-        return [w for w in self[:3] if w is not None]
-
-    @property
     def is_finite(self) -> bool:
         """Whether what does not fire may be skipped: 0 · ∞ is NaN. Numbers that are not there, on the
         meta device and of PyTorch's fake tensors, are."""
