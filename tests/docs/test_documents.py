@@ -39,7 +39,7 @@ def blocks(language):
 def test_cpp_stands_in_a_compiled_file(language, fewest):
     sources = [
         path.read_text()
-        for folder in ("examples", "src", "include", "cuda")
+        for folder in ("examples", "src", "lm", "include", "cuda")
         for path in (ROOT / folder).rglob("*")
         if path.suffix in (".c", ".cc", ".h")
     ]
