@@ -7,11 +7,11 @@
 #include <optional>
 #include <utility>
 
-#include "choice/device.h"
 #include "cli/bench_ffn_print.h"
 #include "cli/json_out.h"
 #include "cli/progress.h"
 #include "decoder/sparse_operators.h"
+#include "device/device.h"
 #include "files/activity_trace.h"
 #include "files/atomic_file.h"
 #include "files/file_error.h"

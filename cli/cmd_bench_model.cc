@@ -8,13 +8,13 @@
 #include <memory>
 #include <string_view>
 
-#include "choice/device.h"
 #include "cli/command.h"
 #include "cli/json_out.h"
 #include "cli/model_files.h"
 #include "cli/progress.h"
 #include "cli/speed_table.h"
 #include "cli/table.h"
+#include "device/device.h"
 #include "engine/ffn_statistics.h"
 #include "files/file_error.h"
 #include "measure/fit.h"

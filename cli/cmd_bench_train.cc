@@ -3,13 +3,13 @@
 #include <mutex>
 #include <optional>
 
-#include "choice/device.h"
 #include "cli/command.h"
 #include "cli/model_files.h"
 #include "cli/progress.h"
 #include "cli/speed_table.h"
 #include "cli/table.h"
 #include "cli/train_options.h"
+#include "device/device.h"
 #include "files/file_error.h"
 #include "measure/fit.h"
 #include "measure/interrupt.h"

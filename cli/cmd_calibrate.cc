@@ -1,9 +1,9 @@
 // twell calibrate: measures what --path auto chooses by, once per machine.
 
-#include "choice/calibration.h"
 #include "cli/command.h"
 #include "cli/progress.h"
 #include "cli/table.h"
+#include "device/calibration.h"
 #include "measure/calibrate.h"
 #include "measure/timing.h"
 #include "twell/device.h"

@@ -1,11 +1,11 @@
 // twell explain: what this machine has, and which plan a layer or a model would run with.
 #include <memory>
 
-#include "choice/calibration.h"
 #include "cli/command.h"
 #include "cli/json_out.h"
 #include "cli/model_files.h"
 #include "cli/table.h"
+#include "device/calibration.h"
 #include "measure/layer_timer.h"
 #include "twell/tuning.h"
 

@@ -9,9 +9,9 @@
 #include <system_error>
 #include <utility>
 
-#include "choice/device.h"
 #include "cli/json_out.h"
 #include "cli/version.h"
+#include "device/device.h"
 #include "files/file_error.h"
 #include "files/note.h"
 #include "measure/machine.h"

@@ -1,4 +1,4 @@
-// choice/device.h on an NVIDIA GPU, by PyTorch's CUDA half.
+// device/device.h on an NVIDIA GPU, by PyTorch's CUDA half.
 #include <ATen/Context.h>
 #include <ATen/core/CachingHostAllocator.h>
 #include <ATen/cuda/CUDAEvent.h>
@@ -18,7 +18,7 @@
 #include <numeric>
 #include <optional>
 
-#include "choice/device.h"
+#include "device/device.h"
 #include "twell/cuda_train.h"
 
 namespace twell::lm {

@@ -7,11 +7,11 @@
 #include <optional>
 #include <utility>
 
-#include "choice/calibration.h"
 #include "decoder/cpu_context.h"
 #include "decoder/feed_forward.h"
 #include "decoder/sparse_feed_forward.h"
 #include "decoder/sparse_operators.h"
+#include "device/calibration.h"
 #include "twell/layer.h"
 
 namespace twell::lm {

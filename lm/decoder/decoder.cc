@@ -8,9 +8,9 @@
 #include <iterator>
 #include <utility>
 
-#include "choice/device.h"
 #include "decoder/parameters.h"
 #include "decoder/resident_exp.h"
+#include "device/device.h"
 #include "twell/status.h"
 
 namespace twell::lm {

@@ -120,9 +120,8 @@ std::unique_ptr<FeedForward> make_dense_feed_forward(const FfnParameters& parame
 // Sparse, for inference, exact. On a CPU: twell::Layer (twell/layer.h) on bf16 or f32 parameters,
 // which reads up and a neuron-major down in place where the tier does not want their rows spread.
 // On a GPU: torch.ops.twell.ffn on bf16 or f16, plain layers only. All weights are copied there,
-// and the copies' rows ordered once by how many tokens fire them, so that GEMMs take the first ones
-// (neuron_popularity.h); then a screen is made for calls of few rows (device_screen.h). Observers
-// see the model's order.
+// and the copies' rows ordered once by how many tokens fire them, so that GEMMs take the first
+// ones; then a screen is made for calls of few rows (cuda/layer). Observers see the model's order.
 //
 // What a layer decides once, it decides by `findings`, or where that is null by its first calls: 32
 // rows or more of inputs like those to come, as load_model() gives them. `path` is sparse or

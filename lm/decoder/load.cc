@@ -6,12 +6,11 @@
 #include <cmath>
 #include <filesystem>
 
-#include "choice/device.h"
-#include "choice/neuron_popularity.h"
 #include "decoder/decoder.h"
 #include "decoder/model_directory.h"
 #include "decoder/prepared_file.h"
 #include "decoder/random.h"
+#include "device/device.h"
 #include "files/file_error.h"
 #include "files/note.h"
 #include "twell/status.h"
@@ -56,7 +55,7 @@ void settle(Decoder& model) {
     runtime_of(model.device()).synchronize();
   };
   if (!model.device().is_cpu()) {
-    run(NeuronPopularity::kTokens);
+    run(kTokensToOrder);
     run(length);
   }
   // An expert is to see as many tokens as a layer without others.

@@ -5,8 +5,8 @@
 #include <memory>
 #include <utility>
 
-#include "choice/device.h"
 #include "decoder/feed_forward.h"
+#include "device/device.h"
 #include "twell/findings.h"
 
 namespace twell::lm {
@@ -16,6 +16,7 @@ namespace twell::lm {
 std::unique_ptr<FeedForward> make_cpu_feed_forward(const FfnParameters& parameters,
                                                    const ActivationChoice& activation, FfnPath path,
                                                    const LayerFindings* findings);
+// In cuda/layer.
 std::unique_ptr<FeedForward> make_gpu_feed_forward(const FfnParameters& parameters,
                                                    const ActivationChoice& activation, FfnPath path,
                                                    const LayerFindings* findings,

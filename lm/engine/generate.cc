@@ -8,7 +8,7 @@
 #include <chrono>
 #include <limits>
 
-#include "choice/device.h"
+#include "device/device.h"
 #include "engine/step_decoder.h"
 #include "twell/status.h"
 

@@ -9,8 +9,8 @@
 #include <span>
 #include <vector>
 
-#include "choice/device.h"
 #include "decoder/model.h"
+#include "device/device.h"
 #include "engine/sampler.h"
 
 namespace twell::lm {

@@ -5,7 +5,7 @@
 #include <functional>
 #include <string>
 
-#include "choice/calibration.h"
+#include "device/calibration.h"
 #include "measure/timing.h"
 
 namespace twell::measure {

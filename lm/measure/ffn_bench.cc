@@ -4,10 +4,9 @@
 
 #include <algorithm>
 
-#include "choice/calibration.h"
-#include "choice/device.h"
-#include "choice/neuron_popularity.h"
 #include "decoder/sparse_operators.h"
+#include "device/calibration.h"
+#include "device/device.h"
 #include "measure/dense_ffn.h"
 #include "measure/layer_timer.h"
 #include "measure/reference.h"
@@ -148,7 +147,7 @@ void settle_layer(const at::Tensor& prompt, const std::function<void(const at::T
 
 nlohmann::json run_ffn_case(const FfnCase& c, const std::optional<Peaks>& peaks,
                             const std::function<void()>& tick) {
-  const std::int64_t rows = c.inputs.is_cpu() ? 64 : lm::NeuronPopularity::kTokens;
+  const std::int64_t rows = c.inputs.is_cpu() ? 64 : lm::kTokensToOrder;
   const at::Tensor prompt = c.inputs.view({-1, c.shape.width}).slice(0, 0, rows);
   for (const BenchLayer& layer : c.layers) {
     settle_layer(prompt, [&](const at::Tensor& x) { layer.sparse->forward(x, 0, nullptr); });

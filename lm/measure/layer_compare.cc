@@ -6,7 +6,7 @@
 #include <cmath>
 #include <utility>
 
-#include "choice/device.h"
+#include "device/device.h"
 #include "measure/interrupt.h"
 #include "measure/layer_watch.h"
 

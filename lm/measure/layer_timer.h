@@ -6,8 +6,8 @@
 #include <memory>
 #include <optional>
 
-#include "choice/calibration.h"
 #include "decoder/feed_forward.h"
+#include "device/calibration.h"
 #include "measure/synthetic.h"
 #include "twell/layer.h"
 

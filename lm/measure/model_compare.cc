@@ -9,7 +9,7 @@
 #include <memory>
 #include <utility>
 
-#include "choice/device.h"
+#include "device/device.h"
 #include "engine/sampler.h"
 #include "measure/interrupt.h"
 #include "measure/machine.h"

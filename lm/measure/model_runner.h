@@ -9,8 +9,8 @@
 #include <span>
 #include <vector>
 
-#include "choice/device.h"
 #include "decoder/model.h"
+#include "device/device.h"
 #include "measure/eager_model.h"
 
 namespace twell::measure {

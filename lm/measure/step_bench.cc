@@ -6,9 +6,9 @@
 #include <functional>
 #include <utility>
 
-#include "choice/device.h"
-#include "choice/found_memory.h"
 #include "decoder/profile.h"
+#include "device/device.h"
+#include "device/found_memory.h"
 #include "measure/interrupt.h"
 #include "measure/model_compare.h"
 #include "measure/run_energy.h"

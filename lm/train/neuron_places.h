@@ -12,7 +12,7 @@
 #include <span>
 #include <vector>
 
-#include "choice/device.h"
+#include "device/device.h"
 #include "twell/ffn.h"
 
 namespace twell::lm {

@@ -10,9 +10,9 @@
 #include <cstdlib>
 #include <utility>
 
-#include "choice/device.h"
 #include "decoder/profile.h"
 #include "decoder/random.h"
+#include "device/device.h"
 #include "train/schedule.h"
 #include "train/training_gate.h"
 #include "twell/status.h"

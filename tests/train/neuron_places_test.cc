@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "tests/choice/slow_runtime.h"
+#include "tests/support/slow_runtime.h"
 
 namespace twell::lm {
 namespace {

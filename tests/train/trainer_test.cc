@@ -18,8 +18,8 @@
 
 #include "checkpoint/checkpoint.h"
 #include "files/atomic_file.h"
-#include "tests/choice/slow_runtime.h"
 #include "tests/support/message_of.h"
+#include "tests/support/slow_runtime.h"
 #include "tests/train/scratch.h"
 #include "tests/train/tiny_run.h"
 #include "train/schedule.h"

@@ -7,10 +7,10 @@
 #include <optional>
 #include <utility>
 
-#include "choice/count_in_flight.h"
-#include "choice/device_screen.h"
-#include "choice/measured_cost.h"
-#include "choice/neuron_popularity.h"
+#include "cuda/layer/count_in_flight.h"
+#include "cuda/layer/device_screen.h"
+#include "cuda/layer/measured_cost.h"
+#include "cuda/layer/neuron_popularity.h"
 #include "decoder/linear.h"
 #include "decoder/sparse_feed_forward.h"
 #include "decoder/sparse_operators.h"

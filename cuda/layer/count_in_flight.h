@@ -7,7 +7,7 @@
 #include <functional>
 #include <memory>
 
-#include "choice/device.h"
+#include "device/device.h"
 
 namespace twell::lm {
 

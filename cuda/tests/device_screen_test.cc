@@ -1,12 +1,12 @@
 // When a layer on a GPU has a screen, and when it has it no longer.
-#include "choice/device_screen.h"
+#include "cuda/layer/device_screen.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/types.h>
 
-#include "choice/count_in_flight.h"
-#include "tests/choice/slow_runtime.h"
+#include "cuda/layer/count_in_flight.h"
+#include "tests/support/slow_runtime.h"
 #include "twell/status.h"
 
 namespace twell::lm {

@@ -8,7 +8,7 @@
 #include <fstream>
 #include <sstream>
 
-#include "choice/calibration.h"
+#include "device/calibration.h"
 #include "twell/status.h"
 
 namespace twell::lm {

@@ -1,4 +1,4 @@
-#include "choice/neuron_popularity.h"
+#include "cuda/layer/neuron_popularity.h"
 
 #include <torch/types.h>
 
@@ -8,7 +8,7 @@
 #include <span>
 #include <utility>
 
-#include "choice/found_memory.h"
+#include "device/found_memory.h"
 
 namespace twell::lm {
 

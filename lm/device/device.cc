@@ -1,4 +1,4 @@
-#include "choice/device.h"
+#include "device/device.h"
 
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <dlfcn.h>

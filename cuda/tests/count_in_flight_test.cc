@@ -1,5 +1,5 @@
 // Counts of a device arrive when they arrive.
-#include "choice/count_in_flight.h"
+#include "cuda/layer/count_in_flight.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "tests/choice/slow_runtime.h"
+#include "tests/support/slow_runtime.h"
 
 namespace twell::lm {
 namespace {

@@ -1,4 +1,4 @@
-#include "choice/count_in_flight.h"
+#include "cuda/layer/count_in_flight.h"
 
 #include <torch/types.h>
 

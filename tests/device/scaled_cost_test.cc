@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "choice/calibration.h"
 #include "decoder/feed_forward.h"
+#include "device/calibration.h"
 #include "tests/decoder/exact_layer.h"
 #include "twell/device.h"
 

@@ -17,6 +17,9 @@
 
 namespace twell::lm {
 
+// Tokens by which a sparse layer of a GPU orders its neurons (cuda/layer/neuron_popularity.h).
+inline constexpr std::int64_t kTokensToOrder = 1024;
+
 // Work that is repeated with the same tensors: recorded once, started as a whole.
 class StepGraph {
  public:

@@ -1,4 +1,4 @@
-#include "choice/device_screen.h"
+#include "cuda/layer/device_screen.h"
 
 #include <fmt/format.h>
 #include <torch/types.h>
@@ -7,7 +7,7 @@
 #include <cmath>
 #include <utility>
 
-#include "choice/found_memory.h"
+#include "device/found_memory.h"
 
 namespace twell::lm {
 

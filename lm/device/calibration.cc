@@ -1,4 +1,4 @@
-#include "choice/calibration.h"
+#include "device/calibration.h"
 
 #include <fmt/format.h>
 #include <unistd.h>

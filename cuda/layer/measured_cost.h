@@ -3,7 +3,7 @@
 
 #include <functional>
 
-#include "choice/device.h"
+#include "device/device.h"
 #include "twell/cost.h"
 
 namespace twell::lm {

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "choice/device.h"
+#include "device/device.h"
 
 namespace twell::test {
 

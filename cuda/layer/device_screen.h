@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "choice/count_in_flight.h"
-#include "choice/device.h"
+#include "cuda/layer/count_in_flight.h"
+#include "device/device.h"
 #include "twell/cost.h"
 #include "twell/findings.h"
 

@@ -1,4 +1,4 @@
-#include "choice/measured_cost.h"
+#include "cuda/layer/measured_cost.h"
 
 #include <torch/types.h>
 #include <torch/utils.h>

@@ -8,7 +8,7 @@
 #include <memory>
 #include <vector>
 
-#include "choice/device.h"
+#include "device/device.h"
 #include "twell/findings.h"
 
 namespace twell::lm {
@@ -18,7 +18,7 @@ class NeuronPopularity {
   // Tokens after which the order is made. A neuron is worth multiplying from about 1 % of the
   // tokens on (cuda::choose_hot): ten firings of these. A wrong order costs time, never
   // correctness.
-  static constexpr std::int64_t kTokens = 1024;
+  static constexpr std::int64_t kTokens = kTokensToOrder;
   // Calls with fewer are not counted for their own sake.
   static constexpr std::int64_t kFewestRows = 32;
 

@@ -1,5 +1,5 @@
 // Which neurons come first, and how many of them are hot.
-#include "choice/neuron_popularity.h"
+#include "cuda/layer/neuron_popularity.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,7 +7,7 @@
 
 #include <limits>
 
-#include "tests/choice/slow_runtime.h"
+#include "tests/support/slow_runtime.h"
 #include "twell/status.h"
 
 namespace twell::lm {
