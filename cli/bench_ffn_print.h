@@ -9,7 +9,7 @@
 
 #include "cli/command.h"
 #include "decoder/feed_forward.h"
-#include "measure/synthetic.h"
+#include "synth/synthetic.h"
 
 namespace twell::cli {
 

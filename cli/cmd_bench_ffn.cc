@@ -15,10 +15,10 @@
 #include "files/activity_trace.h"
 #include "files/atomic_file.h"
 #include "files/file_error.h"
+#include "files/interrupt.h"
 #include "measure/ffn_bench.h"
-#include "measure/interrupt.h"
-#include "measure/trace_layer.h"
 #include "measure/train_bench.h"
+#include "synth/trace_layer.h"
 
 namespace twell::cli {
 

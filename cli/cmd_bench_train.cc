@@ -11,10 +11,10 @@
 #include "cli/train_options.h"
 #include "device/device.h"
 #include "files/file_error.h"
+#include "files/interrupt.h"
+#include "files/run_directory.h"
 #include "measure/fit.h"
-#include "measure/interrupt.h"
 #include "measure/step_bench.h"
-#include "train/run_directory.h"
 
 namespace twell::cli {
 namespace {

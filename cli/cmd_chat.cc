@@ -16,7 +16,7 @@
 #include "cli/text_stream.h"
 #include "engine/conversation.h"
 #include "files/file_error.h"
-#include "measure/interrupt.h"
+#include "files/interrupt.h"
 #include "tokenizer/unicode.h"
 
 namespace twell::cli {

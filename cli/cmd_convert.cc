@@ -11,10 +11,10 @@
 #include "cli/model_files.h"
 #include "cli/progress.h"
 #include "cli/table.h"
-#include "engine/neuron_order.h"
+#include "convert/neuron_order.h"
 #include "files/file_error.h"
+#include "files/run_directory.h"
 #include "gguf/gguf_file.h"
-#include "train/run_directory.h"
 
 namespace twell::cli {
 namespace {

@@ -14,15 +14,15 @@
 #include "cli/report.h"
 #include "cli/table.h"
 #include "cli/train_options.h"
+#include "corpus/corpus.h"
+#include "corpus/text_files.h"
 #include "engine/ffn_statistics.h"
 #include "engine/generate.h"
 #include "files/atomic_file.h"
 #include "files/file_error.h"
-#include "measure/interrupt.h"
+#include "files/interrupt.h"
 #include "measure/model_compare.h"
-#include "train/corpus.h"
 #include "train/demo_recipe.h"
-#include "train/text_files.h"
 #include "twell/device.h"
 
 namespace twell::cli {

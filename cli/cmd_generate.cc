@@ -11,7 +11,7 @@
 #include "cli/text_stream.h"
 #include "engine/generate.h"
 #include "files/file_error.h"
-#include "measure/interrupt.h"
+#include "files/interrupt.h"
 
 namespace twell::cli {
 namespace {

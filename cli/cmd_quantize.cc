@@ -9,11 +9,11 @@
 #include "cli/model_files.h"
 #include "cli/progress.h"
 #include "cli/table.h"
+#include "convert/quantize_model.h"
 #include "decoder/prepared_file.h"
-#include "engine/quantize_model.h"
 #include "files/atomic_file.h"
 #include "files/file_error.h"
-#include "train/run_directory.h"
+#include "files/run_directory.h"
 #include "twell/weight.h"
 
 namespace twell::cli {

@@ -13,11 +13,11 @@
 #include "cli/model_files.h"
 #include "cli/progress.h"
 #include "cli/table.h"
+#include "corpus/bpe_trainer.h"
 #include "engine/ffn_statistics.h"
 #include "files/file_error.h"
-#include "measure/synth_sparsity.h"
-#include "train/bpe_trainer.h"
-#include "train/run_directory.h"
+#include "files/run_directory.h"
+#include "synth/synth_sparsity.h"
 
 namespace twell::cli {
 namespace {

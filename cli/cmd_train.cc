@@ -6,10 +6,10 @@
 
 #include "cli/command.h"
 #include "cli/train_options.h"
+#include "files/interrupt.h"
 #include "files/note.h"
-#include "measure/interrupt.h"
+#include "files/run_directory.h"
 #include "train/run.h"
-#include "train/run_directory.h"
 
 namespace twell::cli {
 namespace {

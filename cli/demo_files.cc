@@ -5,7 +5,7 @@
 #include "cli/model_files.h"
 #include "files/atomic_file.h"
 #include "files/file_error.h"
-#include "train/run_directory.h"
+#include "files/run_directory.h"
 
 namespace twell::cli {
 namespace fs = std::filesystem;

@@ -11,10 +11,10 @@
 #include "cli/table.h"
 #include "files/file_error.h"
 #include "files/note.h"
+#include "files/run_directory.h"
 #include "gguf/export_model.h"
 #include "gguf/import_model.h"
 #include "tokenizer/tokenizer.h"
-#include "train/run_directory.h"
 
 namespace twell::cli {
 namespace {

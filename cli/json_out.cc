@@ -10,8 +10,8 @@
 #include "files/atomic_file.h"
 #include "files/file_error.h"
 #include "files/mapped_file.h"
+#include "files/run_directory.h"
 #include "tokenizer/token_shard.h"
-#include "train/run_directory.h"
 
 namespace twell::cli {
 namespace fs = std::filesystem;

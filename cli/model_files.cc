@@ -11,11 +11,11 @@
 #include "decoder/weights.h"
 #include "files/atomic_file.h"
 #include "files/file_error.h"
+#include "files/run_directory.h"
 #include "gguf/gguf_file.h"
 #include "measure/model_compare.h"
 #include "measure/reference.h"
 #include "tokenizer/unicode.h"
-#include "train/run_directory.h"
 
 namespace twell::cli {
 namespace fs = std::filesystem;

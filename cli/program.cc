@@ -18,10 +18,10 @@
 #include "cli/terminal.h"
 #include "cli/version.h"
 #include "files/file_error.h"
+#include "files/interrupt.h"
 #include "files/mapped_file.h"
 #include "files/note.h"
 #include "files/unfinished.h"
-#include "measure/interrupt.h"
 
 namespace twell::cli {
 namespace {

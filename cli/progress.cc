@@ -7,7 +7,7 @@
 #include <algorithm>
 
 #include "cli/terminal.h"
-#include "measure/interrupt.h"
+#include "files/interrupt.h"
 
 namespace twell::cli {
 namespace {

@@ -5,7 +5,7 @@
 
 #include "cli/progress.h"
 #include "files/file_error.h"
-#include "measure/interrupt.h"
+#include "files/interrupt.h"
 #include "measure/machine.h"
 #include "twell/status.h"
 

@@ -6,7 +6,7 @@
 #include <numeric>
 #include <random>
 
-#include "measure/popularity.h"
+#include "synth/popularity.h"
 #include "twell/dtype.h"
 #include "twell/status.h"
 

@@ -5,7 +5,7 @@
 #include <numeric>
 
 #include "cuda/bench/variants.h"
-#include "measure/popularity.h"
+#include "synth/popularity.h"
 #include "twell/cuda_train.h"
 
 namespace twell::bench {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "measure/popularity.h"
+#include "synth/popularity.h"
 #include "twell/dtype.h"
 
 namespace twell::bench {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "decoder/feed_forward.h"
-#include "measure/synthetic.h"
+#include "synth/synthetic.h"
 
 namespace twell::measure {
 

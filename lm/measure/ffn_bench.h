@@ -13,8 +13,8 @@
 
 #include "decoder/feed_forward.h"
 #include "measure/peaks.h"
-#include "measure/synthetic.h"
 #include "measure/timing.h"
+#include "synth/synthetic.h"
 
 namespace twell::measure {
 

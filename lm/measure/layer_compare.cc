@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "device/device.h"
-#include "measure/interrupt.h"
-#include "measure/layer_watch.h"
+#include "engine/layer_watch.h"
+#include "files/interrupt.h"
 
 namespace twell::measure {
 namespace {

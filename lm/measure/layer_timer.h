@@ -8,7 +8,7 @@
 
 #include "decoder/feed_forward.h"
 #include "device/calibration.h"
-#include "measure/synthetic.h"
+#include "synth/synthetic.h"
 #include "twell/layer.h"
 
 namespace twell::measure {

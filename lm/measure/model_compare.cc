@@ -11,7 +11,7 @@
 
 #include "device/device.h"
 #include "engine/sampler.h"
-#include "measure/interrupt.h"
+#include "files/interrupt.h"
 #include "measure/machine.h"
 #include "measure/model_runner.h"
 #include "measure/run_energy.h"

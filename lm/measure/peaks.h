@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "measure/synthetic.h"
+#include "synth/synthetic.h"
 
 namespace twell::measure {
 

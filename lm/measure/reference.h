@@ -4,7 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "decoder/feed_forward.h"
-#include "measure/synthetic.h"
+#include "synth/synthetic.h"
 
 namespace twell::measure {
 

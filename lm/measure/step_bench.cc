@@ -9,7 +9,7 @@
 #include "decoder/profile.h"
 #include "device/device.h"
 #include "device/found_memory.h"
-#include "measure/interrupt.h"
+#include "files/interrupt.h"
 #include "measure/model_compare.h"
 #include "measure/run_energy.h"
 #include "measure/timing.h"

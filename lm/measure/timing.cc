@@ -6,7 +6,7 @@
 #include <chrono>
 #include <cmath>
 
-#include "measure/interrupt.h"
+#include "files/interrupt.h"
 
 namespace twell::measure {
 namespace {

@@ -7,8 +7,8 @@
 #include <nlohmann/json.hpp>
 
 #include "decoder/feed_forward.h"
-#include "measure/synthetic.h"
 #include "measure/timing.h"
+#include "synth/synthetic.h"
 
 namespace twell::measure {
 

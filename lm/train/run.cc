@@ -8,14 +8,14 @@
 #include <utility>
 
 #include "checkpoint/side_files.h"
+#include "corpus/bpe_trainer.h"
+#include "corpus/corpus.h"
+#include "corpus/text_files.h"
 #include "decoder/model.h"
 #include "files/file_error.h"
 #include "files/note.h"
+#include "files/run_directory.h"
 #include "tokenizer/tokenizer.h"
-#include "train/bpe_trainer.h"
-#include "train/corpus.h"
-#include "train/run_directory.h"
-#include "train/text_files.h"
 #include "train/trainer.h"
 
 namespace twell::lm {

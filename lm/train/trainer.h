@@ -11,6 +11,7 @@
 
 #include "checkpoint/config.h"
 #include "checkpoint/side_files.h"
+#include "corpus/token_stream.h"
 #include "decoder/model.h"
 #include "tokenizer/tokenizer.h"
 #include "train/activity.h"
@@ -18,7 +19,6 @@
 #include "train/neuron_places.h"
 #include "train/processes.h"
 #include "train/recipe.h"
-#include "train/token_stream.h"
 #include "train/train_feed_forward.h"
 #include "train/windows.h"
 

@@ -24,7 +24,7 @@
 #include "decoder/weights.h"
 #include "files/atomic_file.h"
 #include "files/file_error.h"
-#include "train/run_directory.h"
+#include "files/run_directory.h"
 #include "train/trainer.h"
 
 namespace twell::lm {

@@ -6,9 +6,9 @@
 
 #include <numeric>
 
+#include "convert/prepare.h"
 #include "decoder/prepared_file.h"
 #include "engine/ffn_statistics.h"
-#include "engine/prepare.h"
 #include "tests/decoder/other_architectures.h"
 #include "tests/decoder/tiny_model.h"
 #include "twell/status.h"

@@ -5,11 +5,11 @@
 #include <gtest/gtest.h>
 #include <torch/types.h>
 
+#include "engine/layer_watch.h"
 #include "measure/fit.h"
 #include "measure/joined_layers.h"
 #include "measure/layer_compare.h"
-#include "measure/layer_watch.h"
-#include "measure/synth_sparsity.h"
+#include "synth/synth_sparsity.h"
 #include "tests/decoder/tiny_model.h"
 #include "tests/support/message_of.h"
 

@@ -20,12 +20,12 @@
 #include <vector>
 
 #include "files/atomic_file.h"
+#include "files/run_directory.h"
 #include "tests/support/message_of.h"
+#include "tests/support/scratch.h"
 #include "tests/support/shared_data.h"
-#include "tests/train/scratch.h"
 #include "tests/train/tiny_run.h"
 #include "tokenizer/tokenizer.h"
-#include "train/run_directory.h"
 #include "twell/status.h"
 
 namespace twell::lm {
