@@ -11,7 +11,7 @@
 #include "bench/kernels/peak.h"
 #include "bench/kernels/timer.h"
 #include "format/screen_parts.h"
-#include "ops/gather_pieces.h"
+#include "ops/forward/gather_pieces.h"
 #include "ops/gemm_input.h"
 #include "synth/popularity.h"
 #include "twell/tuning.h"

@@ -1,9 +1,9 @@
 // dh where the gate fired, what follows from it, and dx: no [M, H] is ever made.
 #include <algorithm>
 
-#include "ops/backward_block.h"
+#include "ops/backward/backward_block.h"
+#include "ops/backward/packed_chosen.h"
 #include "ops/gemm_input.h"
-#include "ops/packed_chosen.h"
 #include "ops/scratch.h"
 
 namespace twell {

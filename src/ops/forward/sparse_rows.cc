@@ -1,8 +1,8 @@
-#include "ops/sparse_rows.h"
+#include "ops/forward/sparse_rows.h"
 
 #include <algorithm>
 
-#include "ops/gather_pieces.h"
+#include "ops/forward/gather_pieces.h"
 #include "ops/hidden.h"
 #include "ops/scratch.h"
 
@@ -48,10 +48,6 @@ void finish(const SparseRows& work, std::int64_t row, double squares, float* sum
 }
 
 }  // namespace
-
-int sparse_parts(std::int64_t rows, int threads) {
-  return static_cast<int>(std::clamp<std::int64_t>(4L * threads / rows, 1, threads));
-}
 
 void take_scratch(Context& context, const SparseRows& work, std::int64_t rows, int threads) {
   const auto row = static_cast<std::size_t>(work.weights.down.cols) * sizeof(float);

@@ -1,7 +1,7 @@
 // Weight gradients of hot neurons: GEMMs of their coefficients with all rows of x and dy.
-#include "ops/packed_chosen.h"
+#include "ops/backward/packed_chosen.h"
+#include "ops/backward/weight_gradients.h"
 #include "ops/scratch.h"
-#include "ops/weight_gradients.h"
 
 namespace twell {
 

@@ -1,4 +1,4 @@
-#include "ops/transposed_pattern.h"
+#include "ops/backward/transposed_pattern.h"
 
 #include <algorithm>
 

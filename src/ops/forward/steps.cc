@@ -2,10 +2,10 @@
 
 #include <algorithm>
 
-#include "ops/gate.h"
+#include "ops/forward/gate.h"
+#include "ops/forward/sparse_rows.h"
 #include "ops/plan.h"
 #include "ops/scratch.h"
-#include "ops/sparse_rows.h"
 #include "ops/validate.h"
 
 namespace twell {

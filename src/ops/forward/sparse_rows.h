@@ -29,8 +29,6 @@ struct SparseRows {
   std::int64_t rows() const { return y.rows; }
 };
 
-// Parts of a row: 1 from three rows per thread on. rows >= 1.
-int sparse_parts(std::int64_t rows, int threads);
 // For blocks of up to `rows` rows.
 void take_scratch(Context& context, const SparseRows& work, std::int64_t rows, int threads);
 // Called by every thread of a parallel region; ends with a barrier.

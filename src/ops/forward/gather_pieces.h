@@ -2,7 +2,7 @@
 // that those of the neurons that any of them fires stay in L2.
 #pragma once
 
-#include "ops/sparse_rows.h"
+#include "ops/forward/sparse_rows.h"
 
 namespace twell {
 

@@ -4,10 +4,10 @@
 #include <cmath>
 #include <limits>
 
+#include "ops/backward/weight_gradients.h"
 #include "ops/plan.h"
 #include "ops/scratch.h"
 #include "ops/validate.h"
-#include "ops/weight_gradients.h"
 #include "twell/tuning.h"
 
 namespace twell {

@@ -1,4 +1,4 @@
-#include "ops/packed_chosen.h"
+#include "ops/backward/packed_chosen.h"
 
 #include "ops/scratch.h"
 

@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <atomic>
 
-#include "ops/counts.h"
-#include "ops/gate.h"
-#include "ops/hot_neurons.h"
-#include "ops/not_finite.h"
+#include "ops/forward/counts.h"
+#include "ops/forward/gate.h"
+#include "ops/forward/hot_neurons.h"
+#include "ops/forward/not_finite.h"
+#include "ops/forward/sparse_rows.h"
 #include "ops/scratch.h"
-#include "ops/sparse_rows.h"
 #include "ops/validate.h"
 
 namespace twell {

@@ -1,4 +1,4 @@
-#include "ops/gate.h"
+#include "ops/forward/gate.h"
 
 #include <algorithm>
 

@@ -1,7 +1,7 @@
 // The gradients of biases and of a norm's weight: sums over rows, which ascend.
 #include <algorithm>
 
-#include "ops/weight_gradients.h"
+#include "ops/backward/weight_gradients.h"
 
 namespace twell {
 namespace {

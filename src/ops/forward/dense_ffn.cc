@@ -1,10 +1,10 @@
-#include "ops/dense_ffn.h"
+#include "ops/forward/dense_ffn.h"
 
 #include <algorithm>
 #include <vector>
 
-#include "ops/counts.h"
-#include "ops/dense_hidden.h"
+#include "ops/forward/counts.h"
+#include "ops/forward/dense_hidden.h"
 #include "ops/multiply.h"
 
 namespace twell {

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "ops/chosen_products.h"
-#include "ops/gate.h"
+#include "ops/forward/gate.h"
 #include "ops/hot_set.h"
 
 namespace twell {

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "ops/backward.h"
+#include "ops/backward/backward.h"
 #include "ops/hidden.h"
 #include "ops/row_places.h"
 

@@ -1,4 +1,4 @@
-#include "ops/hot_neurons.h"
+#include "ops/forward/hot_neurons.h"
 
 #include <algorithm>
 

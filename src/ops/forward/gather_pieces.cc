@@ -1,4 +1,4 @@
-#include "ops/gather_pieces.h"
+#include "ops/forward/gather_pieces.h"
 
 #include <algorithm>
 #include <utility>

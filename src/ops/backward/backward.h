@@ -2,9 +2,9 @@
 // (weight_gradients.h).
 #pragma once
 
+#include "ops/backward/transposed_pattern.h"
 #include "ops/chosen_products.h"
 #include "ops/hot_set.h"
-#include "ops/transposed_pattern.h"
 #include "twell/train.h"
 
 namespace twell {

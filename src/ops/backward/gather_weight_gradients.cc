@@ -5,9 +5,9 @@
 // into the same cache sets.
 #include <algorithm>
 
-#include "ops/column_pieces.h"
+#include "ops/backward/column_pieces.h"
+#include "ops/backward/weight_gradients.h"
 #include "ops/scratch.h"
-#include "ops/weight_gradients.h"
 #include "twell/device.h"
 
 namespace twell {

@@ -1,4 +1,4 @@
-#include "ops/not_finite.h"
+#include "ops/forward/not_finite.h"
 
 #include <algorithm>
 #include <cmath>

@@ -3,11 +3,11 @@
 #include <atomic>
 #include <limits>
 
-#include "ops/counts.h"
-#include "ops/forward_block.h"
-#include "ops/gate.h"
-#include "ops/hot_neurons.h"
-#include "ops/not_finite.h"
+#include "ops/forward/counts.h"
+#include "ops/forward/forward_block.h"
+#include "ops/forward/gate.h"
+#include "ops/forward/hot_neurons.h"
+#include "ops/forward/not_finite.h"
 #include "ops/plan.h"
 #include "ops/scratch.h"
 #include "ops/validate.h"

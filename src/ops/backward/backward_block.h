@@ -1,7 +1,7 @@
 // What ffn_backward() does with a block of rows, row by row.
 #pragma once
 
-#include "ops/backward_hot.h"
+#include "ops/backward/backward_hot.h"
 
 namespace twell {
 

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "ops/backward.h"
+#include "ops/backward/backward.h"
 
 namespace twell {
 
