@@ -82,7 +82,7 @@ nlohmann::json speed_json(const std::optional<measure::Speed>& speed) {
 }
 
 std::string neurons_of(const io::ModelConfig& config) {
-  const io::ExpertForm& experts = config.block.experts;
+  const io::ExpertSpec& experts = config.block.experts;
   if (experts.count == 0) return fmt::format("{}", config.intermediate_size);
   return fmt::format("{} of each expert ({} of {} a token)", config.intermediate_size,
                      experts.active, experts.count);

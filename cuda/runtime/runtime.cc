@@ -166,11 +166,11 @@ class CudaRuntime final : public DeviceRuntime {
     const double even = cuda::estimate_ffn(figures_, call, std::min(density, 1.0)).sparse();
     return {call.hot, std::min(seconds / even, 1.0)};
   }
-  TrainingForm choose_training(const FfnShape& shape, std::int64_t rows,
-                               const std::vector<double>& rates) const override {
+  TrainingChoice choose_training(const FfnShape& shape, std::int64_t rows,
+                                 const std::vector<double>& rates) const override {
     if (shape.dtype == DType::f32) return {};
     const auto hot = cuda::choose_training(figures_, problem(shape, rows), rates);
-    return hot ? TrainingForm{true, *hot} : TrainingForm{};
+    return hot ? TrainingChoice{true, *hot} : TrainingChoice{};
   }
   double candidates_limit(const FfnShape& shape, std::int64_t rows) const override {
     const cuda::Problem call = problem(shape, rows);

@@ -1,5 +1,5 @@
-// An architecture: what its config.json and its tensors are called, and which of the forms that the
-// engine computes its blocks have. The table of them is architectures.cc; how to add one:
+// An architecture: what its config.json and its tensors are called, and what its blocks compute, of
+// what the engine can. The table of them is architectures.cc; how to add one:
 // docs/adding-a-model.md.
 #pragma once
 
@@ -7,7 +7,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 
-#include "checkpoint/block_form.h"
+#include "checkpoint/block_spec.h"
 #include "checkpoint/config.h"
 
 namespace twell::io {
@@ -60,7 +60,7 @@ struct TensorNames {
 struct Architecture {
   const char* name;        // model_type
   const char* class_name;  // in `architectures`
-  BlockForm block = {};    // where config.json does not say otherwise, as all that follows
+  BlockSpec block = {};    // where config.json does not say otherwise, as all that follows
   bool gated = true;
   bool mlp_bias = false;
   bool tie_word_embeddings = false;

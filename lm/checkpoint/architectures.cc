@@ -11,8 +11,8 @@
 namespace twell::io {
 namespace {
 
-constexpr NormForm kRms5 = {.kind = NormForm::Kind::rms, .eps = 1e-5};
-constexpr NormForm kLayerNorm = {.kind = NormForm::Kind::layer, .bias = true, .eps = 1e-5};
+constexpr NormSpec kRms5 = {.kind = NormSpec::Kind::rms, .eps = 1e-5};
+constexpr NormSpec kLayerNorm = {.kind = NormSpec::Kind::layer, .bias = true, .eps = 1e-5};
 
 // --- keys that several have ---
 
@@ -188,11 +188,11 @@ void read_smallthinker(const JsonObject& json, ModelConfig& out) {
                      "layers without experts (moe_layer_layout) or with shared ones "
                      "(moe_shared_primary_experts) are not supported");
   }
-  ExpertForm& form = out.block.experts;
-  form.count = json.integer("moe_num_primary_experts", 1, kMaxExperts, form.count);
-  form.active = json.integer("moe_num_active_primary_experts", 1, form.count, form.active);
-  form.softmax = json.boolean("moe_primary_router_apply_softmax", false);
-  form.early = json.boolean("moe_enable_early_router", true);
+  ExpertSpec& spec = out.block.experts;
+  spec.count = json.integer("moe_num_primary_experts", 1, kMaxExperts, spec.count);
+  spec.active = json.integer("moe_num_active_primary_experts", 1, spec.count, spec.active);
+  spec.softmax = json.boolean("moe_primary_router_apply_softmax", false);
+  spec.early = json.boolean("moe_enable_early_router", true);
   if (!json.json().contains("eos_token_id") && out.vocab_size > 151645) {
     out.eos_token_ids = {151643, 151645};
   }
@@ -205,11 +205,11 @@ void write_smallthinker(const ModelConfig& config, nlohmann::ordered_json& json)
   json["rope_layout"] = rotated;
   json["sliding_window_layout"] = std::vector<int>(layers, 0);
   json["moe_layer_layout"] = std::vector<int>(layers, 1);
-  const ExpertForm& form = config.block.experts;
-  json["moe_num_primary_experts"] = form.count;
-  json["moe_num_active_primary_experts"] = form.active;
-  json["moe_primary_router_apply_softmax"] = form.softmax;
-  json["moe_enable_early_router"] = form.early;
+  const ExpertSpec& spec = config.block.experts;
+  json["moe_num_primary_experts"] = spec.count;
+  json["moe_num_active_primary_experts"] = spec.active;
+  json["moe_primary_router_apply_softmax"] = spec.softmax;
+  json["moe_enable_early_router"] = spec.early;
 }
 
 // --- NanoChat: norms without weights, of the embedding and of heads too; logits that are capped
@@ -326,7 +326,7 @@ const Architecture kArcee = {
 const Architecture kNemotron = {
     .name = "nemotron",
     .class_name = "NemotronForCausalLM",
-    .block = {.norm = {.kind = NormForm::Kind::layer, .plus_one = true, .bias = true, .eps = 1e-5},
+    .block = {.norm = {.kind = NormSpec::Kind::layer, .plus_one = true, .bias = true, .eps = 1e-5},
               .positions = {.share = 0.5}},
     .gated = false,
     .hidden_act = HiddenAct::relu_squared,
@@ -342,7 +342,7 @@ const Architecture kOpt = {
     .name = "opt",
     .class_name = "OPTForCausalLM",
     .block = {.norm = kLayerNorm,
-              .positions = {.kind = PositionForm::Kind::learned, .offset = 2},
+              .positions = {.kind = PositionSpec::Kind::learned, .offset = 2},
               .qkv_bias = true,
               .o_bias = true},
     .gated = false,
@@ -384,7 +384,7 @@ const Architecture kBitNet = {
 const Architecture kNanoChat = {
     .name = "nanochat",
     .class_name = "NanoChatForCausalLM",
-    .block = {.norm = {.kind = NormForm::Kind::rms, .weight = false},
+    .block = {.norm = {.kind = NormSpec::Kind::rms, .weight = false},
               .positions = {.reversed = true},
               .head_norms = true,
               .embedding_norm = true,

@@ -129,7 +129,7 @@ void read_yarn(const JsonObject& rope, RopeScaling& out) {
 // Older files: rope_theta beside rope_scaling (null or an object). Newer ones: rope_parameters
 // with both. Where both are there, `transformers` takes rope_scaling and forgets rope_parameters; a
 // rope_theta in the one that counts wins over that beside it.
-void read_rope(const JsonObject& json, std::int64_t context, PositionForm& out) {
+void read_rope(const JsonObject& json, std::int64_t context, PositionSpec& out) {
   const bool has_new = json.has("rope_parameters");
   const bool has_old = json.has("rope_scaling") && !json.object("rope_scaling").json().empty();
   constexpr double kSmallest = 1e-6;
@@ -323,7 +323,7 @@ ModelConfig read_config(const JsonObject& json, std::span<const Architecture* co
       json.integer(keys.max_position_embeddings, 1, kMaxPositions, is.max_position_embeddings);
   double& eps = out.block.norm.eps;
   if (*keys.norm_eps != '\0') eps = json.number(keys.norm_eps, 0.0, 1.0, eps);
-  if (out.block.positions.kind == PositionForm::Kind::rope) {
+  if (out.block.positions.kind == PositionSpec::Kind::rope) {
     read_rope(json, out.max_position_embeddings, out.block.positions);
   }
   out.tie_word_embeddings = json.boolean("tie_word_embeddings", is.tie_word_embeddings);

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "checkpoint/block_form.h"
+#include "checkpoint/block_spec.h"
 #include "checkpoint/quantization_config.h"
 #include "twell/activation.h"
 
@@ -23,7 +23,7 @@ enum class HiddenAct : std::uint8_t { silu, gelu, gelu_tanh, relu, relu_squared,
 // A FATReLU as it is written, with the key hidden_act_param.
 inline constexpr std::string_view kFatRelu = "fatrelu";
 // Names in config.json. The first name of each is the one that is written, but for kFatRelu.
-// Besides there is drelu: relu, or fat_relu with that key, and relu of BlockForm::up.
+// Besides there is drelu: relu, or fat_relu with that key, and relu of BlockSpec::up.
 struct ActName {
   std::string_view name;
   HiddenAct act;
@@ -61,7 +61,7 @@ struct ModelConfig {
   std::int64_t head_dim = 0;
   std::int64_t vocab_size = 0;
   std::int64_t max_position_embeddings = 2048;
-  BlockForm block;
+  BlockSpec block;
   bool tie_word_embeddings = false;
   bool mlp_bias = false;
   HiddenAct hidden_act = HiddenAct::silu;

@@ -67,7 +67,7 @@ std::string problem_of_sizes(const ModelConfig& c) {
   check("offset of positions", c.block.positions.offset, std::int64_t{0}, kMaxPositions);
   check(kFatReluThreshold, c.fat_relu_threshold, 0.0, 1e6);
   check("unrotated_every", c.block.positions.unrotated_every, std::int64_t{0}, kMaxLayers);
-  const ExpertForm& experts = c.block.experts;
+  const ExpertSpec& experts = c.block.experts;
   check("number of experts in all layers", c.num_hidden_layers * experts.count, std::int64_t{0},
         kMaxExperts);
   check("number of experts of a token", experts.active, std::min(one, experts.count),
@@ -80,7 +80,7 @@ std::string problem_of_sizes(const ModelConfig& c) {
   return problem;
 }
 
-std::string problem_of_yarn(const PositionForm& positions) {
+std::string problem_of_yarn(const PositionSpec& positions) {
   const RopeScaling& s = positions.scaling;
   if (!(positions.theta > 1)) {
     return fmt::format("rope_theta is {}, expected more than 1 (yarn)", positions.theta);
@@ -92,7 +92,7 @@ std::string problem_of_yarn(const PositionForm& positions) {
   return out_of_range("rope attention_factor", s.attention_factor, kSmallestScale, kLargestScale);
 }
 
-std::string problem_of_rope(const PositionForm& positions) {
+std::string problem_of_rope(const PositionSpec& positions) {
   const RopeScaling& s = positions.scaling;
   if (s.kind == RopeScaling::Kind::none) return "";
   std::string problem = out_of_range("rope factor", s.factor, 1e-6, kMaxRopeFactor);
@@ -173,7 +173,7 @@ std::int64_t ModelConfig::neurons_of_token() const {
 }
 
 std::int64_t ModelConfig::rotated_dims() const {
-  if (block.positions.kind != PositionForm::Kind::rope) return 0;
+  if (block.positions.kind != PositionSpec::Kind::rope) return 0;
   return static_cast<std::int64_t>(static_cast<double>(head_dim) * block.positions.share);
 }
 
@@ -207,8 +207,8 @@ OrderedJson own_keys(const ModelConfig& c) {
   const bool fat_relu = c.hidden_act == HiddenAct::fat_relu;
   put(keys.hidden_act, is_drelu(c) ? kDRelu : fat_relu ? kFatRelu : name_of(c.hidden_act));
   put("tie_word_embeddings", c.tie_word_embeddings);
-  const PositionForm& positions = c.block.positions;
-  if (positions.kind == PositionForm::Kind::rope) {
+  const PositionSpec& positions = c.block.positions;
+  if (positions.kind == PositionSpec::Kind::rope) {
     // Both spellings: rope_parameters is read by transformers 5 and newer, the others by older
     // ones.
     OrderedJson scaling = rope_json(positions.scaling);

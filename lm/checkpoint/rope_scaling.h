@@ -4,7 +4,7 @@
 #include <cmath>
 #include <numbers>
 
-#include "checkpoint/block_form.h"
+#include "checkpoint/block_spec.h"
 
 namespace twell::io {
 

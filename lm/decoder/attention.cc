@@ -93,7 +93,7 @@ void attend_singles(std::span<const AttentionTask> tasks) {
 
 // Each head of x [N, heads * width] by itself.
 at::Tensor norm_heads(const Norm& norm, const at::Tensor& x, std::int64_t width) {
-  if (norm.form.kind == io::NormForm::Kind::none) return x;
+  if (norm.spec.kind == io::NormSpec::Kind::none) return x;
   return norm(x.view({x.size(0), x.size(1) / width, width})).view(x.sizes());
 }
 

@@ -354,7 +354,7 @@ FfnNames Decoder::ffn_names(std::int64_t layer) const {
 }
 
 ActivationChoice Decoder::activation() const {
-  const io::BlockForm& block = config_.block;
+  const io::BlockSpec& block = config_.block;
   ActivationChoice out{config_.hidden_act, static_cast<float>(config_.fat_relu_threshold),
                        block.up};
   if (block.inner_norms) out.norm_eps = block.norm.eps;

@@ -71,20 +71,20 @@ class Together final : public FfnObserver {
 
 }  // namespace
 
-Routing route(const at::Tensor& scores, const io::ExpertForm& form) {
-  const auto [highest, experts] = scores.topk(form.active, -1);
+Routing route(const at::Tensor& scores, const io::ExpertSpec& spec) {
+  const auto [highest, experts] = scores.topk(spec.active, -1);
   const at::Tensor wide = highest.to(at::kFloat);
-  if (form.softmax) return {experts, wide.softmax(-1)};
+  if (spec.softmax) return {experts, wide.softmax(-1)};
   const at::Tensor open = wide.sigmoid();
   return {experts, open / open.sum(-1, true)};
 }
 
 Experts::Experts(const at::Tensor& router, std::vector<std::unique_ptr<FeedForward>> experts,
-                 const io::ExpertForm& form)
-    : router_(router), experts_(std::move(experts)), form_(form) {}
+                 const io::ExpertSpec& spec)
+    : router_(router), experts_(std::move(experts)), spec_(spec) {}
 
 Routing Experts::route(const at::Tensor& x) const {
-  return lm::route(linear_as_stored(x, router_), form_);
+  return lm::route(linear_as_stored(x, router_), spec_);
 }
 
 at::Tensor Experts::forward(const at::Tensor& x, const Routing& routing, std::int64_t layer,
@@ -123,8 +123,8 @@ std::int64_t Experts::own_bytes() const {
 
 std::string Experts::describe(std::int64_t tokens) const {
   const auto count = static_cast<std::int64_t>(experts_.size());
-  const std::int64_t each = (tokens * form_.active + count - 1) / count;
-  return fmt::format("{} of {} experts for each token, one of them {}", form_.active, count,
+  const std::int64_t each = (tokens * spec_.active + count - 1) / count;
+  return fmt::format("{} of {} experts for each token, one of them {}", spec_.active, count,
                      experts_.front()->describe(each));
 }
 

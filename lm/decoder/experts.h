@@ -1,4 +1,4 @@
-// A mixture of experts (io::ExpertForm): of several feed-forward layers each token goes to a few.
+// A mixture of experts (io::ExpertSpec): of several feed-forward layers each token goes to a few.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/block_form.h"
+#include "checkpoint/block_spec.h"
 #include "decoder/feed_forward.h"
 
 namespace twell::lm {
@@ -20,7 +20,7 @@ struct Routing {
   at::Tensor shares;   // f32 [N, active] of their outputs; a row's sum is 1
 };
 // By scores [N, experts]. Differentiable in the shares.
-Routing route(const at::Tensor& scores, const io::ExpertForm& form);
+Routing route(const at::Tensor& scores, const io::ExpertSpec& spec);
 
 // To observers, the layer is one of all experts' neurons, of which a token fires those of its own.
 // On a CPU only.
@@ -28,7 +28,7 @@ class Experts final : public FeedForward {
  public:
   // router: [experts, D]; one layer for each of its rows.
   Experts(const at::Tensor& router, std::vector<std::unique_ptr<FeedForward>> experts,
-          const io::ExpertForm& form);
+          const io::ExpertSpec& spec);
 
   // By the router, for x [N, D] that it reads.
   Routing route(const at::Tensor& x) const;
@@ -51,7 +51,7 @@ class Experts final : public FeedForward {
  private:
   at::Tensor router_;
   std::vector<std::unique_ptr<FeedForward>> experts_;
-  io::ExpertForm form_;
+  io::ExpertSpec spec_;
 };
 
 }  // namespace twell::lm

@@ -82,7 +82,7 @@ class DenseMatrix {
 // Of h, in front of down.
 Norm norm_of(const FfnParameters& p, const ActivationChoice& activation) {
   if (!activation.norm_eps) return {};
-  return {{.kind = io::NormForm::Kind::rms,
+  return {{.kind = io::NormSpec::Kind::rms,
            .weight = p.norm_weight.defined(),
            .eps = *activation.norm_eps},
           {.tensor = p.norm_weight}};

@@ -59,7 +59,7 @@ void settle(Decoder& model) {
     run(length);
   }
   // An expert is to see as many tokens as a layer without others.
-  const io::ExpertForm& experts = model.config().block.experts;
+  const io::ExpertSpec& experts = model.config().block.experts;
   run(experts.count == 0 ? length : length * experts.count / experts.active);
 }
 

@@ -3,13 +3,13 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "checkpoint/block_form.h"
+#include "checkpoint/block_spec.h"
 #include "decoder/weights.h"
 
 namespace twell::lm {
 
 struct Norm {
-  io::NormForm form = {};  // none: x as it is
+  io::NormSpec spec = {};  // none: x as it is
   Parameter weight = {};   // [D]
   Parameter bias = {};     // [D]
 

@@ -17,7 +17,7 @@ class Maker {
     DecoderWeights weights;
     weights.embedding = {weight_of(names_.embedding), table, ParameterKind::embedding};
     if (c_.block.embedding_norm) weights.embedding_norm = norm(names_.embedding_norm);
-    if (c_.block.positions.kind == io::PositionForm::Kind::learned) {
+    if (c_.block.positions.kind == io::PositionSpec::Kind::learned) {
       weights.positions = {weight_of(names_.positions),
                            {c_.max_position_embeddings + c_.block.positions.offset, c_.hidden_size},
                            ParameterKind::embedding};
@@ -40,17 +40,17 @@ class Maker {
     return name.empty() ? "" : name + "weight";
   }
 
-  static Norm norm(const std::string& name, std::int64_t width, const io::NormForm& form) {
-    Norm made{form};
+  static Norm norm(const std::string& name, std::int64_t width, const io::NormSpec& spec) {
+    Norm made{spec};
     // Fresh, the factor is 1.
-    const auto kind = form.plus_one ? ParameterKind::bias : ParameterKind::norm;
-    if (form.weight) made.weight = {name + "weight", {width}, kind};
-    if (form.bias) made.bias = {name + "bias", {width}, ParameterKind::bias};
+    const auto kind = spec.plus_one ? ParameterKind::bias : ParameterKind::norm;
+    if (spec.weight) made.weight = {name + "weight", {width}, kind};
+    if (spec.bias) made.bias = {name + "bias", {width}, ParameterKind::bias};
     return made;
   }
   Norm norm(const std::string& name) const { return norm(name, c_.hidden_size, c_.block.norm); }
   Norm inner_norm(const std::string& name, std::int64_t width) const {
-    return norm(name, width, {.kind = io::NormForm::Kind::rms, .eps = c_.block.norm.eps});
+    return norm(name, width, {.kind = io::NormSpec::Kind::rms, .eps = c_.block.norm.eps});
   }
 
   // `second`: of the norm behind the layer, where there is one on either side.

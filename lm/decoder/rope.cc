@@ -15,13 +15,13 @@ namespace {
 
 // How far dimension `pair` is on the way from those that turn `beta_fast` times within the old
 // context, and keep their frequency, to those that turn `beta_slow` times.
-double yarn_blend(std::int64_t pair, std::int64_t rotated, const io::PositionForm& form) {
-  const io::RopeScaling& scaling = form.scaling;
+double yarn_blend(std::int64_t pair, std::int64_t rotated, const io::PositionSpec& spec) {
+  const io::RopeScaling& scaling = spec.scaling;
   const auto context = static_cast<double>(scaling.original_max_position_embeddings);
   const auto width = static_cast<double>(rotated);
   const auto dimension = [&](double turns) {
     return width * std::log(context / (turns * 2.0 * std::numbers::pi)) /
-           (2.0 * std::log(form.theta));
+           (2.0 * std::log(spec.theta));
   };
   double first = dimension(scaling.beta_fast), last = dimension(scaling.beta_slow);
   if (scaling.truncate) {
@@ -95,27 +95,27 @@ class RotateFunction : public torch::autograd::Function<RotateFunction> {
 
 std::vector<float> rope_frequencies(const io::ModelConfig& config) {
   std::vector<float> out;
-  const io::PositionForm& form = config.block.positions;
+  const io::PositionSpec& spec = config.block.positions;
   const std::int64_t rotated = config.rotated_dims();
   for (std::int64_t i = 0; i < rotated / 2; ++i) {
     double frequency =
-        std::pow(form.theta, -2.0 * static_cast<double>(i) / static_cast<double>(rotated));
-    switch (form.scaling.kind) {
+        std::pow(spec.theta, -2.0 * static_cast<double>(i) / static_cast<double>(rotated));
+    switch (spec.scaling.kind) {
       case io::RopeScaling::Kind::none:
         break;
       case io::RopeScaling::Kind::linear:
-        frequency /= form.scaling.factor;
+        frequency /= spec.scaling.factor;
         break;
       case io::RopeScaling::Kind::llama3:
-        frequency = io::llama3_frequency(frequency, form.scaling);
+        frequency = io::llama3_frequency(frequency, spec.scaling);
         break;
       case io::RopeScaling::Kind::yarn: {
-        const double blend = yarn_blend(i, rotated, form);
-        frequency *= 1.0 - blend + blend / form.scaling.factor;
+        const double blend = yarn_blend(i, rotated, spec);
+        frequency *= 1.0 - blend + blend / spec.scaling.factor;
         break;
       }
     }
-    out.push_back(static_cast<float>(form.reversed ? -frequency : frequency));
+    out.push_back(static_cast<float>(spec.reversed ? -frequency : frequency));
   }
   return out;
 }

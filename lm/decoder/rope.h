@@ -11,8 +11,8 @@
 
 namespace twell::lm {
 
-// Radians per position of each of the rotated / 2 pairs, with the form's scaling applied; negative
-// where the form is reversed.
+// Radians per position of each of the rotated / 2 pairs, with their scaling applied; negative
+// where they are reversed.
 std::vector<float> rope_frequencies(const io::ModelConfig& config);
 
 // Of the angles of N rows: position × frequency; yarn's attention factor is part of both. Angles

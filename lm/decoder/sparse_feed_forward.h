@@ -22,7 +22,7 @@ std::unique_ptr<FeedForward> make_gpu_feed_forward(const FfnParameters& paramete
                                                    const LayerFindings* findings,
                                                    DeviceRuntime& runtime);
 
-// The dense form of a GPU's layer under FfnPath::automatic, and how observers see it.
+// The dense side of a GPU's layer under FfnPath::automatic, and how observers see it.
 class DenseSide {
  public:
   // `parameters`: the layer's own, as they are now.

@@ -48,7 +48,7 @@ struct HotChoice {
 };
 
 // How a layer is trained on a GPU.
-struct TrainingForm {
+struct TrainingChoice {
   bool sparse = false;   // torch.ops.twell.ffn_train; else PyTorch's dense operations
   std::int64_t hot = 0;  // of ffn_train
 };
@@ -82,8 +82,8 @@ class DeviceRuntime {
     return {};
   }
   // Of forward and backward of a layer with such rates.
-  virtual TrainingForm choose_training(const FfnShape& /*shape*/, std::int64_t /*rows*/,
-                                       const std::vector<double>& /*rates*/) const {
+  virtual TrainingChoice choose_training(const FfnShape& /*shape*/, std::int64_t /*rows*/,
+                                         const std::vector<double>& /*rates*/) const {
     return {};
   }
   // The share of a call's neurons up to which its plan gains by a screen of the gate that leaves

@@ -130,7 +130,7 @@ class ConfigReader {
   }
 
   void read_rope() {
-    PositionForm& positions = config_.block.positions;
+    PositionSpec& positions = config_.block.positions;
     positions.theta = values_.number(key(kTheta), 1e-6, kMaxRopeTheta, 10000.0);
     const double old = values_.number(key(kOldScale), 1e-6, kMaxRopeFactor, 1.0);
     const auto type = values_.string(key(kScalingType), old == 1.0 ? "none" : "linear");
@@ -161,7 +161,7 @@ class ConfigReader {
     }
     std::vector<float> factors(static_cast<std::size_t>(count));
     dequantize(tensor.type, file_.data(tensor), count, factors.data());
-    PositionForm& positions = config_.block.positions;
+    PositionSpec& positions = config_.block.positions;
     RopeScaling scaling = kLlama3;
     scaling.factor = factors.empty() ? 0 : factors.back();
     const std::vector<float> expected = llama3_factors(scaling, positions.theta, config_.head_dim);
@@ -307,7 +307,7 @@ void write_config(const ModelConfig& config, const GgufArchitecture& as, const s
 }
 
 std::vector<float> rope_factors(const ModelConfig& config) {
-  const PositionForm& positions = config.block.positions;
+  const PositionSpec& positions = config.block.positions;
   if (positions.scaling.kind != RopeScaling::Kind::llama3) return {};
   return llama3_factors(positions.scaling, positions.theta, config.head_dim);
 }

@@ -61,8 +61,8 @@ bool computes(const GgufArchitecture& as, const ModelConfig& c) {
 
 // What sets these blocks apart from Llama's, but for what the table above tells of.
 bool is_plain(const ModelConfig& c) {
-  const BlockForm& block = c.block;
-  BlockForm plain;
+  const BlockSpec& block = c.block;
+  BlockSpec plain;
   plain.norm.eps = block.norm.eps;
   plain.positions.theta = block.positions.theta;
   plain.positions.scaling = block.positions.scaling;

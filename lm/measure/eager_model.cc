@@ -33,12 +33,12 @@ lm::ActivationChoice activation_of(const io::ModelConfig& config) {
 }  // namespace
 
 bool EagerModel::serves(const io::ModelConfig& config) {
-  io::BlockForm form = config.block;
-  form.norm.eps = io::BlockForm().norm.eps;
-  form.positions.theta = io::BlockForm().positions.theta;
-  form.positions.scaling = {};
-  form.qkv_bias = form.o_bias = false;
-  return form == io::BlockForm() && !config.quantization;
+  io::BlockSpec block = config.block;
+  block.norm.eps = io::BlockSpec().norm.eps;
+  block.positions.theta = io::BlockSpec().positions.theta;
+  block.positions.scaling = {};
+  block.qkv_bias = block.o_bias = false;
+  return block == io::BlockSpec() && !config.quantization;
 }
 
 EagerModel::EagerModel(const io::ModelConfig& config, const lm::NamedTensors& tensors)
@@ -91,7 +91,7 @@ EagerModel::Angles EagerModel::angles(std::int64_t first, std::int64_t count,
 
 at::Tensor EagerModel::norm(const at::Tensor& x, const lm::Norm& norm) const {
   const at::Tensor wide = x.to(at::kFloat);
-  const at::Tensor scale = at::rsqrt(wide.pow(2).mean(-1, true) + norm.form.eps);
+  const at::Tensor scale = at::rsqrt(wide.pow(2).mean(-1, true) + norm.spec.eps);
   return norm.weight.tensor * (wide * scale).to(x.scalar_type());
 }
 

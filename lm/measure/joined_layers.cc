@@ -8,10 +8,10 @@
 namespace twell::measure {
 namespace {
 
-class EitherForm final : public lm::FeedForward {
+class EitherFeedForward final : public lm::FeedForward {
  public:
-  EitherForm(const lm::FfnParameters& parameters, const lm::ActivationChoice& activation,
-             at::Tensor both, std::shared_ptr<const bool> joined)
+  EitherFeedForward(const lm::FfnParameters& parameters, const lm::ActivationChoice& activation,
+                    at::Tensor both, std::shared_ptr<const bool> joined)
       : apart_(lm::make_dense_feed_forward(parameters, activation)),
         activation_(activation),
         both_(std::move(both)),
@@ -49,7 +49,7 @@ JoinedLayers::JoinedLayers(lm::Model& model) {
     parameters.gate.set_data(both.narrow(0, 0, neurons));
     parameters.up.set_data(both.narrow(0, neurons, neurons));
     model.set_feed_forward(
-        layer, std::make_unique<EitherForm>(parameters, model.activation(), both, joined_));
+        layer, std::make_unique<EitherFeedForward>(parameters, model.activation(), both, joined_));
   }
 }
 

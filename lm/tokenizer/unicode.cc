@@ -50,19 +50,22 @@ Sequence sequence_at(std::string_view text, std::size_t at) {
 
 // A normalization form, with the first character that is not plain in it: composed already, and
 // only the first of what it composes with. A plain character stays unless others follow.
-struct Form {
+struct Normalization {
   utf8proc_option_t options;
   char32_t first;
 };
 // The first combining mark is U+0300, and the first composite, U+00C0, is one character in form C.
-constexpr Form kNfc{static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE), 0x300};
+constexpr Normalization kNfc{static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE),
+                             0x300};
 // The first character that stands for others is U+00A0.
-constexpr Form kNfkc{
+constexpr Normalization kNfkc{
     static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE | UTF8PROC_COMPAT), 0xA0};
 
 // U+11A7 belongs to no composition, but utf8proc before 2.11 takes it for a Hangul trailing
 // consonant.
-bool is_plain(char32_t code, const Form& form) { return code < form.first || code == 0x11A7; }
+bool is_plain(char32_t code, const Normalization& form) {
+  return code < form.first || code == 0x11A7;
+}
 
 // Marks in canonical order. utf8proc exchanges neighbours, which takes hours for a megabyte of
 // them.
@@ -83,7 +86,7 @@ std::string in_order(std::string_view text) {
   return out;
 }
 
-void append_composed(std::string& out, std::string_view text, const Form& form) {
+void append_composed(std::string& out, std::string_view text, const Normalization& form) {
   constexpr std::size_t kLong = 4096;
   const std::string ordered = text.size() > kLong ? in_order(text) : std::string();
   if (text.size() > kLong) text = ordered;
@@ -96,7 +99,7 @@ void append_composed(std::string& out, std::string_view text, const Form& form) 
   std::free(composed);
 }
 
-std::string normalize(std::string_view text, const Form& form) {
+std::string normalize(std::string_view text, const Normalization& form) {
   std::string out;
   out.reserve(text.size());
   std::size_t done = 0;   // what lies before it is in `out`

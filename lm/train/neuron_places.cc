@@ -76,8 +76,8 @@ void NeuronPlaces::decide(
     for (const std::int64_t place : permutation) {
       rates.push_back(static_cast<double>(fired(place)) / static_cast<double>(seen));
     }
-    layer.form = runtime_->choose_training(shape_, rows, rates);
-    if (!layer.form.sparse || std::ranges::is_sorted(permutation)) continue;
+    layer.choice = runtime_->choose_training(shape_, rows, rates);
+    if (!layer.choice.sparse || std::ranges::is_sorted(permutation)) continue;
     reorder(number, at::tensor(permutation, at::kLong));
     std::vector<std::int64_t> order;
     for (const std::int64_t place : permutation) order.push_back(layer.order[index(place)]);
@@ -93,25 +93,25 @@ at::Tensor NeuronPlaces::orders() const {
   return at::stack(all);
 }
 
-std::vector<TrainingForm> NeuronPlaces::forms() const {
-  std::vector<TrainingForm> out;
-  for (const Layer& layer : layers_) out.push_back(layer.form);
+std::vector<TrainingChoice> NeuronPlaces::choices() const {
+  std::vector<TrainingChoice> out;
+  for (const Layer& layer : layers_) out.push_back(layer.choice);
   return out;
 }
 
-std::optional<NeuronPlaces> NeuronPlaces::restored(std::span<const std::int64_t> orders,
-                                                   const std::vector<TrainingForm>& forms) const {
+std::optional<NeuronPlaces> NeuronPlaces::restored(
+    std::span<const std::int64_t> orders, const std::vector<TrainingChoice>& choices) const {
   NeuronPlaces out(shape_, std::ssize(layers_), *runtime_);
-  if (orders.empty() && forms.empty()) return out;
+  if (orders.empty() && choices.empty()) return out;
   const std::size_t neurons = index(shape_.neurons);
-  if (orders.size() != layers_.size() * neurons || forms.size() != layers_.size()) return {};
+  if (orders.size() != layers_.size() * neurons || choices.size() != layers_.size()) return {};
   for (std::size_t i = 0; i < layers_.size(); ++i) {
     Layer& layer = out.layers_[i];
     const auto order = orders.subspan(i * neurons, neurons);
     std::vector<std::int64_t> sorted(order.begin(), order.end());
     std::ranges::sort(sorted);
-    if (sorted != layer.order || forms[i].hot < 0 || forms[i].hot > shape_.neurons) return {};
-    layer.form = forms[i];
+    if (sorted != layer.order || choices[i].hot < 0 || choices[i].hot > shape_.neurons) return {};
+    layer.choice = choices[i];
     layer.order.assign(order.begin(), order.end());
   }
   return out;

@@ -22,7 +22,7 @@ class NeuronPlaces {
   // `runtime`: of the model's device; outlives this. In the model's order, all layers dense.
   NeuronPlaces(const FfnShape& shape, std::int64_t layers, DeviceRuntime& runtime);
 
-  const TrainingForm& form(std::int64_t layer) const { return at(layer).form; }
+  const TrainingChoice& choice(std::int64_t layer) const { return at(layer).choice; }
   // Counts by place -> by the model's numbers.
   std::vector<std::int64_t> by_model(std::int64_t layer,
                                      const std::vector<std::int64_t>& counts) const;
@@ -36,7 +36,7 @@ class NeuronPlaces {
   // A call of a step after which decide() comes: its rows, and how many of them fired each neuron,
   // by the model's numbers. Calls add up.
   void saw(std::int64_t layer, std::int64_t rows, std::span<const std::int64_t> neuron_nnz);
-  // Takes the form of every layer that was seen, by its own rates, for calls of so many rows, and
+  // Takes the choice of every layer that was seen, by its own rates, for calls of so many rows, and
   // forgets them. Where it is sparse, its neurons get a new order: row i is to be the row
   // permutation[i] that was, and `reorder` brings all that belongs to neurons into it.
   void decide(
@@ -44,17 +44,17 @@ class NeuronPlaces {
       const std::function<void(std::int64_t layer, const at::Tensor& permutation)>& reorder);
 
   // As a checkpoint has it: the model's number of the neuron at each place, int64 [layers, H] on
-  // the CPU, and the form of each layer.
+  // the CPU, and the choice of each layer.
   at::Tensor orders() const;
-  std::vector<TrainingForm> forms() const;
+  std::vector<TrainingChoice> choices() const;
   // The one that had these, of the same model; both empty: as it is made. None where a layer's
-  // order does not have every neuron once, or a form is not of such a layer.
+  // order does not have every neuron once, or a choice is not of such a layer.
   std::optional<NeuronPlaces> restored(std::span<const std::int64_t> orders,
-                                       const std::vector<TrainingForm>& forms) const;
+                                       const std::vector<TrainingChoice>& choices) const;
 
  private:
   struct Layer {
-    TrainingForm form;
+    TrainingChoice choice;
     std::vector<std::int64_t> order;   // the model's number of the neuron at each place
     std::vector<std::int64_t> counts;  // by the model's numbers; empty: not seen
     std::int64_t rows = 0;

@@ -199,7 +199,7 @@ class TrainingFeedForward : public FeedForward {
     const at::Tensor down = p.down.detach().t().contiguous();
     Call call{form_of(p), layer, training_.get(), {}};
     if (training_->places != nullptr) {
-      call.form.hot = training_->places->form(layer).hot;
+      call.form.hot = training_->places->choice(layer).hot;
     } else if (screened(rows.detach(), p, down, layer, call.form)) {
       call.screen = gate_.screen(rows.detach(), p.first.detach());
     }

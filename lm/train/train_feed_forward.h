@@ -38,7 +38,7 @@ struct FfnTraining {
   // Of layers that have a sparse path.
   bool takes_sparse(std::int64_t layer) const {
     if (!sparse) return false;
-    return places == nullptr || places->form(layer).sparse;
+    return places == nullptr || places->choice(layer).sparse;
   }
   // What calls fired, on their device: nothing waits for it in between.
   struct Fired {

@@ -64,7 +64,7 @@ struct State {
   std::uint64_t data_hash = 0;
   Recipe recipe;
   std::vector<std::int64_t> screened;
-  std::vector<TrainingForm> forms;  // of a run on a GPU
+  std::vector<TrainingChoice> choices;  // of a run on a GPU
 };
 
 io::CheckpointTensor find_i64(const io::Checkpoint& file, const std::string& name,
@@ -94,7 +94,7 @@ State parse_state(const fs::path& path) {
     out.recipe = Recipe::from_json(in.at("recipe").dump(), name);
     out.screened = in.at("screened_layers").get<std::vector<std::int64_t>>();
     for (const json& form : in.value("forms", json::array())) {
-      out.forms.push_back({form.at("sparse").get<bool>(), form.at("hot").get<std::int64_t>()});
+      out.choices.push_back({form.at("sparse").get<bool>(), form.at("hot").get<std::int64_t>()});
     }
   } catch (const json::exception& error) {
     io::fail_file(name, "is not the state of a trainer: {}", io::library_reason(error.what()));
@@ -164,8 +164,8 @@ void Trainer::save(const fs::path& directory, const io::Tokenizer* tokenizer,
   }
   if (places_) {
     state["forms"] = json::array();
-    for (const TrainingForm& form : places_->forms()) {
-      state["forms"].push_back({{"sparse", form.sparse}, {"hot", form.hot}});
+    for (const TrainingChoice& choice : places_->choices()) {
+      state["forms"].push_back({{"sparse", choice.sparse}, {"hot", choice.hot}});
     }
   }
   state["recipe"] = json::parse(recipe_.to_json());
@@ -210,12 +210,12 @@ void Trainer::load(const fs::path& directory) {
   std::optional<NeuronPlaces> restored;
   if (places_) {
     std::vector<std::int64_t> orders;
-    if (!state.forms.empty()) {
+    if (!state.choices.empty()) {
       const auto found = find_i64(moments, kNeuronOrder, neurons);
       orders.resize(static_cast<std::size_t>(neurons[0] * neurons[1]));
       std::memcpy(orders.data(), found.data, found.info->bytes());
     }
-    restored = places_->restored(orders, state.forms);
+    restored = places_->restored(orders, state.choices);
     if (!restored) {
       io::fail_file(moments.path().string(),
                     "{}: expected every neuron of a layer once, and forms of {} layers",

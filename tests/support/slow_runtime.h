@@ -48,9 +48,9 @@ class SlowRuntime final : public lm::DeviceRuntime {
     asked.push_back({rows, rates});
     return hot(shape, rows, rates);
   }
-  lm::TrainingForm choose_training(const FfnShape& shape, std::int64_t rows,
-                                   const std::vector<double>& rates) const override {
-    return training ? training(shape, rows, rates) : lm::TrainingForm{};
+  lm::TrainingChoice choose_training(const FfnShape& shape, std::int64_t rows,
+                                     const std::vector<double>& rates) const override {
+    return training ? training(shape, rows, rates) : lm::TrainingChoice{};
   }
   double candidates_limit(const FfnShape&, std::int64_t rows) const override {
     return rows <= std::ssize(screens) ? screens[static_cast<std::size_t>(rows - 1)] : 0.0;
@@ -66,7 +66,7 @@ class SlowRuntime final : public lm::DeviceRuntime {
   std::vector<double> screens;  // what candidates_limit() answers, from one row on; 0 beyond
   // What choose_hot() answers; none: no hot neurons. And what it was asked.
   std::function<lm::HotChoice(const FfnShape&, std::int64_t, const std::vector<double>&)> hot;
-  std::function<lm::TrainingForm(const FfnShape&, std::int64_t, const std::vector<double>&)>
+  std::function<lm::TrainingChoice(const FfnShape&, std::int64_t, const std::vector<double>&)>
       training;
   struct Question {
     std::int64_t rows;

@@ -78,7 +78,7 @@ std::unique_ptr<test::SlowRuntime> played_gpu() {
   gpu->training = [](const FfnShape&, std::int64_t rows, const std::vector<double>& rates) {
     EXPECT_EQ(rows, 4 * 16);
     EXPECT_TRUE(std::is_sorted(rates.rbegin(), rates.rend()));
-    return TrainingForm{true, 32};
+    return TrainingChoice{true, 32};
   };
   return gpu;
 }

@@ -45,20 +45,20 @@ struct PackedTerm {
   GemmArgs x;  // but for c and the weight
   Weight w;
 };
-// form: of the terms' x. take(row, column, width, sums) for pieces of Σ x · w over `terms`, [rows,
-// w.rows]. `c`: the thread's accumulators, of packed_accumulator_bytes().
+// layout: of the terms' x. take(row, column, width, sums) for pieces of Σ x · w over `terms`,
+// [rows, w.rows]. `c`: the thread's accumulators, of packed_accumulator_bytes().
 constexpr std::int64_t kPackedRows = 256;
 constexpr std::size_t packed_accumulator_bytes() {
   return static_cast<std::size_t>(gemm_accumulators(kPackedRows)) * sizeof(float);
 }
 template <class Take>
-void multiply_all(Team& team, const XForm& form, std::span<const PackedTerm> terms, float* c,
+void multiply_all(Team& team, const XLayout& layout, std::span<const PackedTerm> terms, float* c,
                   Take take) {
   const std::int64_t rows = terms[0].x.rows;
   const std::int64_t width = terms[0].w.rows;
   const std::int64_t groups = (rows + kPackedRows - 1) / kPackedRows;
   const std::int64_t columns = (width + kColumnBlock - 1) / kColumnBlock;
-  const std::size_t element = size_of(form.dtype);
+  const std::size_t element = size_of(layout.dtype);
   team.for_dynamic(columns * groups, 1, [&](std::int64_t unit) {
     const std::int64_t column = unit / groups * kColumnBlock;
     const std::int64_t first = unit % groups * kPackedRows;

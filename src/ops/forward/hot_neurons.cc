@@ -11,12 +11,12 @@ HotScratch take_hot_scratch(Context& context, const FfnPlan& plan, const FfnShap
                             std::int64_t columns) {
   HotScratch out;
   if (plan.hot_share > 1.0) return out;
-  const XForm& form = kernels_of(plan.tier, shape.dtype).x;
+  const XLayout& layout = kernels_of(plan.tier, shape.dtype).x;
   const auto rows = static_cast<std::size_t>(plan.row_block);
-  const auto stride = static_cast<std::size_t>(SparseX::stride_of(form, shape.neurons));
-  out.hidden.dtype = form.dtype;
-  out.hidden.data =
-      static_cast<std::byte*>(context.scratch(0, kHotHidden, rows * stride * size_of(form.dtype)));
+  const auto stride = static_cast<std::size_t>(SparseX::stride_of(layout, shape.neurons));
+  out.hidden.dtype = layout.dtype;
+  out.hidden.data = static_cast<std::byte*>(
+      context.scratch(0, kHotHidden, rows * stride * size_of(layout.dtype)));
   out.sums = static_cast<float*>(
       context.scratch(0, kHotSums, rows * static_cast<std::size_t>(columns) * sizeof(float)));
   const std::size_t panels = chosen_panel_bytes(weight_type(shape.dtype), shape.width);

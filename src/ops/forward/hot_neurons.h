@@ -15,8 +15,8 @@ struct HotScratch {
   float* sums = nullptr;
 
   // `hidden` for so many neurons.
-  SparseX hidden_of(const XForm& form, std::int64_t neurons) const {
-    return {hidden.data, SparseX::stride_of(form, neurons), hidden.dtype};
+  SparseX hidden_of(const XLayout& layout, std::int64_t neurons) const {
+    return {hidden.data, SparseX::stride_of(layout, neurons), hidden.dtype};
   }
 };
 // Empty where the plan has no hot neurons. `columns`: of y.

@@ -1,4 +1,4 @@
-// Blocks of other forms than Llama's: each against its definition, and in every way of running.
+// Blocks unlike Llama's: each against its definition, and in every way of running.
 #include <gtest/gtest.h>
 
 #include <map>
@@ -59,7 +59,7 @@ class Definition {
   at::Tensor logits(const at::Tensor& tokens) const {
     at::Tensor x = tensors_.at(std::string(names_.embedding) + "weight").index_select(0, tokens);
     const std::int64_t length = tokens.size(0);
-    if (c_.block.positions.kind == io::PositionForm::Kind::learned) {
+    if (c_.block.positions.kind == io::PositionSpec::Kind::learned) {
       x = x + tensors_.at(std::string(names_.positions) + "weight")
                   .narrow(0, c_.block.positions.offset, length);
     }

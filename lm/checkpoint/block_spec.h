@@ -9,7 +9,7 @@
 namespace twell::io {
 
 // Over the last dimension: x / √(mean(x²) + ε), or (x - mean(x)) / √(variance(x) + ε).
-struct NormForm {
+struct NormSpec {
   enum class Kind : std::uint8_t { none, rms, layer };
   Kind kind = Kind::none;
   bool weight = true;     // then multiplied by a weight
@@ -17,7 +17,7 @@ struct NormForm {
   bool bias = false;      // then a bias is added
   double eps = 1e-6;
 
-  bool operator==(const NormForm&) const = default;
+  bool operator==(const NormSpec&) const = default;
 };
 
 // Where the norms of a block are; f is attention or the feed-forward layer.
@@ -55,7 +55,7 @@ struct RopeScaling {
 };
 
 // How a token's position enters.
-struct PositionForm {
+struct PositionSpec {
   enum class Kind : std::uint8_t { none, rope, learned };
   Kind kind = Kind::rope;
   // rope: queries and keys are rotated, of each head the first `share` of its dimensions.
@@ -67,7 +67,7 @@ struct PositionForm {
   // learned: row `offset` + position of a table is added to the token's embedding.
   std::int64_t offset = 0;
 
-  bool operator==(const PositionForm&) const = default;
+  bool operator==(const PositionSpec&) const = default;
 };
 
 // Factors on what passes between layers. Depth and width are those of the model whose learning
@@ -84,30 +84,30 @@ struct Scales {
 // A mixture of experts: several feed-forward layers, of which each token goes to a few. A router,
 // one row of weights for each expert, gives scores; the highest choose, and what they are after a
 // sigmoid or softmax, divided by its sum over the chosen, are the shares of the experts' outputs.
-struct ExpertForm {
+struct ExpertSpec {
   std::int64_t count = 0;  // 0: one feed-forward layer, and no router
   std::int64_t active = 0;
   bool softmax = false;
   bool early = false;  // the router reads the block's input, not what the experts do
 
-  bool operator==(const ExpertForm&) const = default;
+  bool operator==(const ExpertSpec&) const = default;
 };
 
-struct BlockForm {
-  NormForm norm = {.kind = NormForm::Kind::rms};  // all norms of a model are alike
+struct BlockSpec {
+  NormSpec norm = {.kind = NormSpec::Kind::rms};  // all norms of a model are alike
   NormOrder order = NormOrder::pre;
   Arrangement arrangement = Arrangement::sequential;
-  PositionForm positions = {};
+  PositionSpec positions = {};
   bool qkv_bias = false;  // biases of q, k, v
   bool o_bias = false;
   bool head_norms = false;      // norms of each head of q, and of k, before they are rotated
   bool inner_norms = false;     // weighted RMS norms in front of o and of down
   bool embedding_norm = false;  // a norm of the embedding
   Activation up = Activation::identity;  // of up, beside that of the gate: relu makes it dReLU
-  ExpertForm experts = {};
+  ExpertSpec experts = {};
   Scales scales = {};
 
-  bool operator==(const BlockForm&) const = default;
+  bool operator==(const BlockSpec&) const = default;
 };
 
 }  // namespace twell::io
