@@ -79,7 +79,7 @@ void run(QuantizeCommand& o) {
   check_output_directory("--out", o.out);
   const fs::path from = o.directory();
   lm::QuantizeOptions options = options_of(o);
-  lm::AtomicDirectory target{o.out};
+  io::AtomicDirectory target{o.out};
   std::optional<Progress> progress;
   options.on_progress = [&](std::int64_t done, std::int64_t total, const std::string& tensor) {
     if (!progress) progress.emplace("quantising", total);

@@ -27,7 +27,7 @@ struct StatsCommand : ModelOptions {
   bool chart = false, popularity = false;
   std::string trace, svg;
   std::vector<std::int64_t> unions;
-  double hot = measure::kHotShare;
+  double hot = lm::kHotShare;
   std::uint64_t seed = 1;
   std::vector<const CLI::Option*> of_popularity;  // each of which asks for it
 

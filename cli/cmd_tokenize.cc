@@ -57,7 +57,7 @@ void run(TokenizeCommand& o) {
   }
   const io::Tokenizer tokenizer =
       o.learn ? learn_tokenizer(o, files)
-              : io::Tokenizer::load(lm::resolve_model_directory(o.tokenizer));
+              : io::Tokenizer::load(io::resolve_model_directory(o.tokenizer));
 
   Progress progress("tokenizing", 100);
   std::uint64_t bytes = 0;

@@ -91,7 +91,7 @@ void convert_from_gguf(const CommonOptions& common, const GgufConversion& conver
   options.tokenizer = conversion.tokenizer.empty();
   TensorProgress progress;
   options.on_progress = std::ref(progress);
-  lm::AtomicDirectory target{conversion.out};
+  io::AtomicDirectory target{conversion.out};
   const io::ImportedModel model = io::import_gguf(conversion.in, target.temporary(), options);
   if (!options.tokenizer) {
     io::Tokenizer::load(conversion.tokenizer).save(target.temporary());

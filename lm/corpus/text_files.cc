@@ -39,7 +39,7 @@ bool begins_with(const fs::path& file, std::string_view mark) {
 const char* reason_to_pass(const fs::path& directory) {
   std::error_code ignored;
   if (directory.extension() == ".twell-tmp") return "is what a killed process left";
-  if (is_run_directory(directory)) return "is a run";
+  if (io::is_run_directory(directory)) return "is a run";
   const bool weights = fs::exists(directory / "model.safetensors", ignored) ||
                        fs::exists(directory / "model.safetensors.index.json", ignored);
   return weights && fs::exists(directory / "config.json", ignored) ? "is a model" : nullptr;

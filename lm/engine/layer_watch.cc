@@ -3,29 +3,29 @@
 #include <string>
 #include <utility>
 
-namespace twell::measure {
+namespace twell::lm {
 namespace {
 
-class WatchedFeedForward final : public lm::FeedForward {
+class WatchedFeedForward final : public FeedForward {
  public:
-  WatchedFeedForward(lm::FeedForward& layer, std::function<void(const at::Tensor&)> on_input)
+  WatchedFeedForward(FeedForward& layer, std::function<void(const at::Tensor&)> on_input)
       : layer_(layer), on_input_(std::move(on_input)) {}
 
-  at::Tensor forward(const at::Tensor& x, std::int64_t layer, lm::FfnObserver* observer) override {
+  at::Tensor forward(const at::Tensor& x, std::int64_t layer, FfnObserver* observer) override {
     on_input_(x);
     return layer_.forward(x, layer, observer);
   }
-  lm::FfnPath path() const override { return layer_.path(); }
+  FfnPath path() const override { return layer_.path(); }
   std::string describe(std::int64_t tokens) const override { return layer_.describe(tokens); }
 
  private:
-  lm::FeedForward& layer_;
+  FeedForward& layer_;
   std::function<void(const at::Tensor&)> on_input_;
 };
 
 }  // namespace
 
-LayerWatch::LayerWatch(lm::Model& model, std::int64_t layer,
+LayerWatch::LayerWatch(Model& model, std::int64_t layer,
                        std::function<void(const at::Tensor&)> on_input)
     : model_(model), layer_(layer) {
   watched_ = model.set_feed_forward(
@@ -34,4 +34,4 @@ LayerWatch::LayerWatch(lm::Model& model, std::int64_t layer,
 
 LayerWatch::~LayerWatch() { model_.set_feed_forward(layer_, std::move(watched_)); }
 
-}  // namespace twell::measure
+}  // namespace twell::lm

@@ -9,21 +9,21 @@
 
 #include "decoder/model.h"
 
-namespace twell::measure {
+namespace twell::lm {
 
 // As long as this lives, `on_input` is told the inputs [N, D] of every call of the layer, before
 // the layer computes. The model outlives it, and so does the layer that it has now.
 class LayerWatch {
  public:
-  LayerWatch(lm::Model& model, std::int64_t layer, std::function<void(const at::Tensor&)> on_input);
+  LayerWatch(Model& model, std::int64_t layer, std::function<void(const at::Tensor&)> on_input);
   ~LayerWatch();
   LayerWatch(const LayerWatch&) = delete;
   LayerWatch& operator=(const LayerWatch&) = delete;
 
  private:
-  lm::Model& model_;
+  Model& model_;
   std::int64_t layer_;
-  std::unique_ptr<lm::FeedForward> watched_;
+  std::unique_ptr<FeedForward> watched_;
 };
 
-}  // namespace twell::measure
+}  // namespace twell::lm

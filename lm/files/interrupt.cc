@@ -14,7 +14,7 @@
 #include <thread>
 #include <utility>
 
-namespace twell::measure {
+namespace twell::io {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -151,4 +151,4 @@ void check_interrupt() {
   if (interrupted()) throw Interrupted{};
 }
 
-}  // namespace twell::measure
+}  // namespace twell::io

@@ -7,7 +7,7 @@
 #include <functional>
 #include <string>
 
-namespace twell::measure {
+namespace twell::io {
 
 struct Interrupted {};
 
@@ -58,4 +58,4 @@ void check_interrupt();
 // Work that was to stop has stopped, and the program goes on; not after SIGTERM.
 void forget_interrupt() noexcept;
 
-}  // namespace twell::measure
+}  // namespace twell::io

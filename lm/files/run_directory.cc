@@ -25,7 +25,7 @@
 #include "files/note.h"
 #include "files/system_call.h"
 
-namespace twell::lm {
+namespace twell::io {
 namespace {
 
 namespace fs = std::filesystem;
@@ -37,7 +37,7 @@ constexpr std::string_view kConfig = "config.json";
 constexpr std::string_view kOwner = "process ";  // how the contents of a lock begin
 
 void check(const std::error_code& error, const fs::path& path, const char* what) {
-  if (error) io::fail_file(path.string(), "{}: {}", what, io::system_reason(error.value()));
+  if (error) fail_file(path.string(), "{}: {}", what, system_reason(error.value()));
 }
 
 fs::path parent_of(const fs::path& path) {
@@ -102,7 +102,7 @@ bool is_free_directory(const fs::path& path) {
 
 AtomicDirectory::AtomicDirectory(fs::path path) : path_(followed(std::move(path))) {
   if (!is_free_directory(path_)) {
-    io::fail_file(path_.string(), "exists already; it is not overwritten");
+    fail_file(path_.string(), "exists already; it is not overwritten");
   }
   std::error_code error;
   is_there_ = fs::is_directory(path_, error);
@@ -126,10 +126,10 @@ AtomicDirectory::~AtomicDirectory() {
 void AtomicDirectory::commit() {
   std::vector<fs::path> inside;
   for (const auto& entry : fs::recursive_directory_iterator(temporary_)) {
-    if (entry.is_directory()) io::sync_directory(entry.path());
+    if (entry.is_directory()) sync_directory(entry.path());
     if (entry.path().parent_path() == temporary_) inside.push_back(entry.path().filename());
   }
-  io::sync_directory(temporary_);
+  sync_directory(temporary_);
   unfinished_->finish([&] {
     if (!is_there_) return rename_into_place(temporary_, path_);
     // Without its config.json, which is the last, it is no model.
@@ -139,7 +139,7 @@ void AtomicDirectory::commit() {
     fs::remove(temporary_, ignored);
   });
   committed_ = true;
-  io::sync_directory(is_there_ ? path_ : parent_of(path_));
+  sync_directory(is_there_ ? path_ : parent_of(path_));
 }
 
 RunDirectory::RunDirectory(fs::path path) : path_(std::move(path)) {
@@ -149,9 +149,9 @@ RunDirectory::RunDirectory(fs::path path) : path_(std::move(path)) {
   check(error, path_, "cannot make the directory");
   const auto link = fs::symlink_status(path_ / kLatest, error);
   if (fs::exists(link) && !fs::is_symlink(link)) {
-    io::fail_file((path_ / kLatest).string(),
-                  "is no link to a checkpoint, as if copied; the checkpoints are beside it, in "
-                  "step-*: remove it");
+    fail_file((path_ / kLatest).string(),
+              "is no link to a checkpoint, as if copied; the checkpoints are beside it, in "
+              "step-*: remove it");
   }
   lock();
   for (const auto& entry : fs::directory_iterator(path_)) {
@@ -161,7 +161,7 @@ RunDirectory::RunDirectory(fs::path path) : path_(std::move(path)) {
     }
     if (is_step_name(name) && !fs::exists(entry.path() / kConfig, error)) {
       ::close(lock_);
-      io::fail_file(entry.path().string(), "is no checkpoint, which its name says: move it away");
+      fail_file(entry.path().string(), "is no checkpoint, which its name says: move it away");
     }
   }
   unfinished_.emplace([this] { remove_if_empty(); });
@@ -187,10 +187,10 @@ void RunDirectory::lock() {
   const std::string file = (path_ / kLock).string();
   bool mine = true;  // to write into: of another user it can be locked all the same
   for (bool current = false; !current;) {
-    lock_ = io::open_file(file, O_RDWR | O_CREAT);
+    lock_ = open_file(file, O_RDWR | O_CREAT);
     mine = lock_ >= 0;
-    if (!mine && errno == EACCES) lock_ = io::open_file(file, O_RDONLY);
-    if (lock_ < 0) io::fail_file(file, "cannot be opened: {}", io::system_reason(errno));
+    if (!mine && errno == EACCES) lock_ = open_file(file, O_RDONLY);
+    if (lock_ < 0) fail_file(file, "cannot be opened: {}", system_reason(errno));
     if (::flock(lock_, LOCK_EX | LOCK_NB) != 0) refuse_or_go_without(errno);
     // Not a file that its last owner removed after it was opened here.
     struct stat opened = {}, named = {};
@@ -203,30 +203,29 @@ void RunDirectory::lock() {
   ::gethostname(host, sizeof(host) - 1);
   const std::string own = fmt::format("{}{} on {}", kOwner, ::getpid(), host);
   std::uint64_t end = 0;
-  int reason = io::write_bytes(lock_, std::as_bytes(std::span(own)), end);
+  int reason = write_bytes(lock_, std::as_bytes(std::span(own)), end);
   if (reason == 0 && ::ftruncate(lock_, static_cast<::off_t>(end)) != 0) reason = errno;
   if (reason != 0) {
     ::close(lock_);
-    io::fail_file(file, "cannot be written: {}", io::system_reason(reason));
+    fail_file(file, "cannot be written: {}", system_reason(reason));
   }
 }
 
 // Where the lock could not be had for `reason`.
 void RunDirectory::refuse_or_go_without(int reason) {
-  if (io::is_missing_operation(reason)) {
-    io::note(
+  if (is_missing_operation(reason)) {
+    note(
         fmt::format("{}: its file system has no locks ({}); nothing keeps a second process from "
                     "training there",
-                    path_.string(), io::system_reason(reason)));
+                    path_.string(), system_reason(reason)));
     return;
   }
   const std::string name = reason == EWOULDBLOCK ? name_of_owner(lock_) : "";
   ::close(lock_);
   if (reason != EWOULDBLOCK) {
-    io::fail_file((path_ / kLock).string(), "cannot be locked: {}", io::system_reason(reason));
+    fail_file((path_ / kLock).string(), "cannot be locked: {}", system_reason(reason));
   }
-  io::fail_file(path_.string(), "{} trains here: wait for its end, or choose another directory",
-                name);
+  fail_file(path_.string(), "{} trains here: wait for its end, or choose another directory", name);
 }
 
 bool is_run_directory(const fs::path& path) {
@@ -258,7 +257,7 @@ fs::path RunDirectory::add(std::int64_t step, std::int64_t keep,
   const fs::path directory = path_ / name;
   if (!fs::is_directory(directory)) save(directory);
   link_latest(name);
-  io::sync_directory(path_);
+  sync_directory(path_);
 
   // A run begins in a directory without checkpoints: all that are here are its own.
   std::vector<std::string> others;
@@ -277,8 +276,8 @@ fs::path RunDirectory::add(std::int64_t step, std::int64_t keep,
     // On NFS a file that somebody reads stays; the next run here tries again.
     fs::remove_all(going, error);
     if (error) {
-      io::note(fmt::format("{} cannot be removed now: {}", going.string(),
-                           io::system_reason(error.value())));
+      note(fmt::format("{} cannot be removed now: {}", going.string(),
+                       system_reason(error.value())));
     }
   }
   return directory;
@@ -290,9 +289,9 @@ void RunDirectory::link_latest(const std::string& name) {
   std::error_code error;
   fs::remove(link, error);
   fs::create_directory_symlink(name, link, error);
-  if (io::is_missing_operation(error.value())) {
-    io::note(fmt::format("{}: its file system has no links, so there is no \"{}\"", path_.string(),
-                         kLatest));
+  if (is_missing_operation(error.value())) {
+    note(fmt::format("{}: its file system has no links, so there is no \"{}\"", path_.string(),
+                     kLatest));
     return;
   }
   check(error, link, "cannot make the symbolic link");
@@ -306,4 +305,4 @@ fs::path resolve_model_directory(const fs::path& path) {
   return latest_checkpoint(path).value_or(path);
 }
 
-}  // namespace twell::lm
+}  // namespace twell::io

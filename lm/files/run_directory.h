@@ -16,7 +16,7 @@
 
 #include "files/unfinished.h"
 
-namespace twell::lm {
+namespace twell::io {
 
 // Makes a directory that appears whole or not at all: files are written to a temporary directory
 // beside it, `.NAME.twell-tmp`, and commit() renames that. One that a killed process left behind is
@@ -39,7 +39,7 @@ class AtomicDirectory {
   std::filesystem::path path_, temporary_;
   bool is_there_ = false;  // before
   bool committed_ = false;
-  std::optional<io::Unfinished> unfinished_;
+  std::optional<Unfinished> unfinished_;
 };
 
 // Whether AtomicDirectory would make it: nothing is there, or an empty directory.
@@ -75,7 +75,7 @@ class RunDirectory {
   std::filesystem::path path_;
   bool made_ = false;
   int lock_ = -1;
-  std::optional<io::Unfinished> unfinished_;
+  std::optional<Unfinished> unfinished_;
 };
 
 // The checkpoint of the most steps in a run directory, whoever trains there; none if there is none.
@@ -87,4 +87,4 @@ bool is_run_directory(const std::filesystem::path& path);
 // For commands that read models: latest_checkpoint() of a run directory, anything else unchanged.
 std::filesystem::path resolve_model_directory(const std::filesystem::path& path);
 
-}  // namespace twell::lm
+}  // namespace twell::io

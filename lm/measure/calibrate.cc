@@ -7,7 +7,7 @@
 #include "measure/layer_timer.h"
 #include "twell/tuning.h"
 
-namespace twell::measure {
+namespace twell::lm {
 
 std::int64_t calibration_steps() {
   return std::ssize(FfnCostTable::kTokens) * std::ssize(FfnCostTable::kDensities);
@@ -45,4 +45,4 @@ CostModel calibrate(const FfnShape& shape, const MeasureOptions& options,
   return cost;
 }
 
-}  // namespace twell::measure
+}  // namespace twell::lm

@@ -8,7 +8,7 @@
 #include "device/calibration.h"
 #include "measure/timing.h"
 
-namespace twell::measure {
+namespace twell::lm {
 
 // Measures a layer of this shape at the tokens and densities of FfnCostTable. `tick` is called
 // calibration_steps() times with what was measured.
@@ -16,4 +16,4 @@ CostModel calibrate(const FfnShape& shape, const MeasureOptions& options,
                     const std::function<void(const std::string&)>& tick);
 std::int64_t calibration_steps();
 
-}  // namespace twell::measure
+}  // namespace twell::lm

@@ -6,7 +6,7 @@
 #include "decoder/linear.h"
 #include "twell/status.h"
 
-namespace twell::measure {
+namespace twell::lm {
 namespace {
 
 bool is_packed(DenseVariant variant) {
@@ -58,7 +58,7 @@ const char* name_of(DenseVariant variant) {
 }
 
 DenseFfn::DenseFfn(DenseVariant variant, const SyntheticLayer& layer,
-                   const lm::ActivationChoice& activation, std::int64_t tokens)
+                   const ActivationChoice& activation, std::int64_t tokens)
     : variant_(variant),
       activation_(activation),
       gate_(layer.gate),
@@ -84,22 +84,22 @@ DenseFfn::DenseFfn(DenseVariant variant, const SyntheticLayer& layer,
 
 at::Tensor DenseFfn::operator()(const at::Tensor& x) const {
   if (variant_ == DenseVariant::linear) {
-    at::Tensor h = lm::linear_of(x, gate_, gate_bias_);
-    lm::activate_(h, activation_);
-    if (up_.defined()) h.mul_(lm::linear_of(x, up_, up_bias_));
-    return lm::linear_of(h, down_, down_bias_);
+    at::Tensor h = linear_of(x, gate_, gate_bias_);
+    activate_(h, activation_);
+    if (up_.defined()) h.mul_(linear_of(x, up_, up_bias_));
+    return linear_of(h, down_, down_bias_);
   }
   if (variant_ == DenseVariant::joined) {
-    const at::Tensor both = lm::linear_of(x, gate_, gate_bias_);  // [M, 2H]
+    const at::Tensor both = linear_of(x, gate_, gate_bias_);  // [M, 2H]
     const std::int64_t h = both.size(1) / 2;
     at::Tensor g = both.narrow(1, 0, h);
-    lm::activate_(g, activation_);
+    activate_(g, activation_);
     // A new tensor: the down GEMM reads a contiguous one faster.
-    return lm::linear_of(at::mul(g, both.narrow(1, h, h)), down_, down_bias_);
+    return linear_of(at::mul(g, both.narrow(1, h, h)), down_, down_bias_);
   }
   const bool relu = activation_.kind == io::HiddenAct::relu;  // which oneDNN fuses
   at::Tensor h = packed_linear(x, gate_, gate_bias_, relu ? "relu" : "none");
-  if (!relu) lm::activate_(h, activation_);
+  if (!relu) activate_(h, activation_);
   if (variant_ == DenseVariant::packed_product) {
     h = packed_linear_times(x, h, up_, up_bias_);
   } else if (up_.defined()) {
@@ -109,7 +109,7 @@ at::Tensor DenseFfn::operator()(const at::Tensor& x) const {
 }
 
 std::vector<DenseVariant> available_variants(const SyntheticLayer& layer,
-                                             const lm::ActivationChoice& activation,
+                                             const ActivationChoice& activation,
                                              std::int64_t tokens) {
   std::vector<DenseVariant> variants;
   const at::Tensor x = at::zeros({tokens, layer.gate.size(1)}, layer.gate.options());
@@ -126,4 +126,4 @@ std::vector<DenseVariant> available_variants(const SyntheticLayer& layer,
   return variants;
 }
 
-}  // namespace twell::measure
+}  // namespace twell::lm

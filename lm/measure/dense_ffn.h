@@ -11,7 +11,7 @@
 #include "decoder/feed_forward.h"
 #include "synth/synthetic.h"
 
-namespace twell::measure {
+namespace twell::lm {
 
 enum class DenseVariant : std::uint8_t {
   linear,         // at::linear on plain weights
@@ -25,20 +25,20 @@ class DenseFfn {
  public:
   // Weights are converted here, for batches of `tokens`. Throws where PyTorch does not offer the
   // variant for these types on this machine.
-  DenseFfn(DenseVariant variant, const SyntheticLayer& layer,
-           const lm::ActivationChoice& activation, std::int64_t tokens);
+  DenseFfn(DenseVariant variant, const SyntheticLayer& layer, const ActivationChoice& activation,
+           std::int64_t tokens);
   at::Tensor operator()(const at::Tensor& x) const;  // [M, D] -> [M, D]
 
  private:
   DenseVariant variant_;
-  lm::ActivationChoice activation_;
+  ActivationChoice activation_;
   at::Tensor gate_, up_, down_;
   at::Tensor gate_bias_, up_bias_, down_bias_;
 };
 
 // The variants that this machine runs for this layer.
 std::vector<DenseVariant> available_variants(const SyntheticLayer& layer,
-                                             const lm::ActivationChoice& activation,
+                                             const ActivationChoice& activation,
                                              std::int64_t tokens);
 
-}  // namespace twell::measure
+}  // namespace twell::lm

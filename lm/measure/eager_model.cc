@@ -9,12 +9,12 @@
 #include "decoder/parameters.h"
 #include "twell/status.h"
 
-namespace twell::measure {
+namespace twell::lm {
 namespace {
 
-at::Tensor linear(const at::Tensor& x, const lm::Linear& layer) {
+at::Tensor linear(const at::Tensor& x, const Linear& layer) {
   // at::linear, but where PyTorch has no GEMM for bf16: a baseline of 10 GFLOP/s helps nobody.
-  return lm::linear_of(x, layer.weight.tensor, layer.bias.tensor);
+  return linear_of(x, layer.weight.tensor, layer.bias.tensor);
 }
 
 at::Tensor turned_half(const at::Tensor& x) {
@@ -26,7 +26,7 @@ at::Tensor rotated(const at::Tensor& x, const EagerModel::Angles& angles) {
   return x * angles.cos + turned_half(x) * angles.sin;
 }
 
-lm::ActivationChoice activation_of(const io::ModelConfig& config) {
+ActivationChoice activation_of(const io::ModelConfig& config) {
   return {config.hidden_act, static_cast<float>(config.fat_relu_threshold)};
 }
 
@@ -41,21 +41,21 @@ bool EagerModel::serves(const io::ModelConfig& config) {
   return block == io::BlockSpec() && !config.quantization;
 }
 
-EagerModel::EagerModel(const io::ModelConfig& config, const lm::NamedTensors& tensors)
-    : config_(config), weights_(lm::weights_of(config)) {
+EagerModel::EagerModel(const io::ModelConfig& config, const NamedTensors& tensors)
+    : config_(config), weights_(weights_of(config)) {
   if (!serves(config)) {
     throw Error(ErrorKind::unsupported, "eager model",
                 "is written for models of Llama's form, without quantised weights");
   }
   const std::map<std::string, at::Tensor> by_name(tensors.begin(), tensors.end());
-  lm::for_each_parameter(weights_, [&](lm::Parameter& parameter) {
+  for_each_parameter(weights_, [&](Parameter& parameter) {
     const auto found = by_name.find(parameter.name);
     if (found == by_name.end()) {
       throw Error(ErrorKind::invalid_argument, "eager model", "no tensor " + parameter.name);
     }
     parameter.tensor = found->second;
   });
-  const std::vector<float> frequencies = lm::rope_frequencies(config);
+  const std::vector<float> frequencies = rope_frequencies(config);
   frequencies_ = at::tensor(frequencies, at::kFloat).to(device());
 }
 
@@ -75,8 +75,8 @@ std::int64_t EagerModel::Cache::bytes() const {
 
 std::int64_t EagerModel::weight_bytes() const {
   std::size_t sum = 0;
-  lm::for_each_parameter(
-      weights_, [&sum](const lm::Parameter& parameter) { sum += parameter.tensor.nbytes(); });
+  for_each_parameter(weights_,
+                     [&sum](const Parameter& parameter) { sum += parameter.tensor.nbytes(); });
   return static_cast<std::int64_t>(sum);
 }
 
@@ -89,7 +89,7 @@ EagerModel::Angles EagerModel::angles(std::int64_t first, std::int64_t count,
   return {(all.cos() * factor).to(type), (all.sin() * factor).to(type)};
 }
 
-at::Tensor EagerModel::norm(const at::Tensor& x, const lm::Norm& norm) const {
+at::Tensor EagerModel::norm(const at::Tensor& x, const Norm& norm) const {
   const at::Tensor wide = x.to(at::kFloat);
   const at::Tensor scale = at::rsqrt(wide.pow(2).mean(-1, true) + norm.spec.eps);
   return norm.weight.tensor * (wide * scale).to(x.scalar_type());
@@ -102,8 +102,8 @@ at::Tensor EagerModel::embed(const at::Tensor& tokens) const {
 at::Tensor EagerModel::attention(std::int64_t layer, const at::Tensor& x, const Angles& angles,
                                  Cache* cache) const {
   const auto index = static_cast<std::size_t>(layer);
-  const lm::Attention& of = weights_.blocks[index].attention;
-  const auto heads = [&](const lm::Linear& projection) {
+  const Attention& of = weights_.blocks[index].attention;
+  const auto heads = [&](const Linear& projection) {
     return linear(x, projection).view({x.size(0), x.size(1), -1, config_.head_dim}).transpose(1, 2);
   };
   const at::Tensor q = rotated(heads(of.q), angles);
@@ -128,24 +128,23 @@ at::Tensor EagerModel::attention(std::int64_t layer, const at::Tensor& x, const 
 }
 
 at::Tensor EagerModel::feed_forward(std::int64_t layer, const at::Tensor& x) const {
-  const lm::FfnTensors& of = weights_.blocks[static_cast<std::size_t>(layer)].ffn_from.front();
-  const lm::ActivationChoice activation = activation_of(config_);
-  if (!config_.gated) return linear(lm::activate(linear(x, of.up), activation), of.down);
-  return linear(lm::activate(linear(x, of.gate), activation) * linear(x, of.up), of.down);
+  const FfnTensors& of = weights_.blocks[static_cast<std::size_t>(layer)].ffn_from.front();
+  const ActivationChoice activation = activation_of(config_);
+  if (!config_.gated) return linear(activate(linear(x, of.up), activation), of.down);
+  return linear(activate(linear(x, of.gate), activation) * linear(x, of.up), of.down);
 }
 
 at::Tensor EagerModel::block(std::int64_t layer, const at::Tensor& x, const Angles& angles,
                              Cache* cache) const {
-  const lm::Block& of = weights_.blocks[static_cast<std::size_t>(layer)];
+  const Block& of = weights_.blocks[static_cast<std::size_t>(layer)];
   const at::Tensor attended =
       x + attention(layer, norm(x, of.attention_norms.before), angles, cache);
   return attended + feed_forward(layer, norm(attended, of.ffn_norms.before));
 }
 
 at::Tensor EagerModel::head(const at::Tensor& normalised) const {
-  const lm::Parameter& weight =
-      config_.tie_word_embeddings ? weights_.embedding : weights_.head.weight;
-  return lm::linear_of(normalised, weight.tensor);
+  const Parameter& weight = config_.tie_word_embeddings ? weights_.embedding : weights_.head.weight;
+  return linear_of(normalised, weight.tensor);
 }
 
 at::Tensor EagerModel::hidden_states(const at::Tensor& tokens, Cache* cache) const {
@@ -156,4 +155,4 @@ at::Tensor EagerModel::hidden_states(const at::Tensor& tokens, Cache* cache) con
   return final_norm(x);
 }
 
-}  // namespace twell::measure
+}  // namespace twell::lm

@@ -11,7 +11,7 @@
 #include "decoder/decoder.h"
 #include "decoder/model.h"
 
-namespace twell::measure {
+namespace twell::lm {
 
 class EagerModel {
  public:
@@ -20,7 +20,7 @@ class EagerModel {
   static bool serves(const io::ModelConfig& config);
   // `tensors`: all parameters, by their names in a checkpoint. They are handles, not copies. Throws
   // Error where serves() is false or a tensor is missing.
-  EagerModel(const io::ModelConfig& config, const lm::NamedTensors& tensors);
+  EagerModel(const io::ModelConfig& config, const NamedTensors& tensors);
 
   // Keys and values of all tokens so far, [B, kv_heads, tokens, head_dim] a layer. They grow by
   // concatenation, as transformers' DynamicCache does.
@@ -51,14 +51,14 @@ class EagerModel {
   at::Device device() const { return weights_.embedding.tensor.device(); }
 
  private:
-  at::Tensor norm(const at::Tensor& x, const lm::Norm& norm) const;
+  at::Tensor norm(const at::Tensor& x, const Norm& norm) const;
   at::Tensor attention(std::int64_t layer, const at::Tensor& x, const Angles& angles,
                        Cache* cache) const;
   at::Tensor feed_forward(std::int64_t layer, const at::Tensor& x) const;
 
   io::ModelConfig config_;
-  lm::DecoderWeights weights_;
+  DecoderWeights weights_;
   at::Tensor frequencies_;  // fp32 [head_dim / 2]
 };
 
-}  // namespace twell::measure
+}  // namespace twell::lm

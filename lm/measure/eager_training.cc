@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-namespace twell::measure {
+namespace twell::lm {
 namespace {
 
 // Operations that autocast knows multiply in bf16, as long as this lives.
@@ -37,10 +37,10 @@ at::Tensor in_order(const at::Tensor& tensor, const at::Tensor& like) {
 
 }  // namespace
 
-EagerTraining::EagerTraining(lm::Trainer& trainer, const lm::TokenStream& tokens)
+EagerTraining::EagerTraining(Trainer& trainer, const TokenStream& tokens)
     : recipe_(trainer.recipe()) {
-  lm::NamedTensors named;
-  for (lm::OptimizedParameter& parameter : trainer.optimized()) {
+  NamedTensors named;
+  for (OptimizedParameter& parameter : trainer.optimized()) {
     of_.push_back(&parameter);
     weights_.push_back(parameter.master.detach().requires_grad_());
     named.emplace_back(parameter.name, weights_.back());
@@ -68,7 +68,7 @@ void EagerTraining::pass(const at::Tensor& windows, double share) {
   const at::Tensor tokens = windows.narrow(1, 0, recipe_.context).to(model_->device());
   const at::Tensor targets =
       windows.narrow(1, 1, recipe_.context).contiguous().to(model_->device());
-  const bool bf16 = recipe_.compute == lm::ComputeType::bf16;
+  const bool bf16 = recipe_.compute == ComputeType::bf16;
   const EagerModel::Angles angles = model_->angles(0, recipe_.context, at::kFloat);
   const auto autocast = [&] { return Autocast(model_->device().type(), bf16); };
   if (!recipe_.recompute) {
@@ -129,7 +129,7 @@ void EagerTraining::update() {
   for (const bool decayed : {true, false}) {
     std::vector<at::Tensor> p, g, m, v, steps;
     for (std::size_t i = 0; i < weights_.size(); ++i) {
-      const lm::OptimizedParameter& of = *of_[i];
+      const OptimizedParameter& of = *of_[i];
       if (of.decayed != decayed) continue;
       p.push_back(in_order(weights_[i].detach(), of.master));
       g.push_back(in_order(gradients[i], of.master).contiguous());
@@ -158,4 +158,4 @@ void EagerTraining::step(std::int64_t micro_batch) {
   update();
 }
 
-}  // namespace twell::measure
+}  // namespace twell::lm

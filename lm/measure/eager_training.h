@@ -12,15 +12,15 @@
 #include "measure/eager_model.h"
 #include "train/trainer.h"
 
-namespace twell::measure {
+namespace twell::lm {
 
 class EagerTraining {
  public:
-  static bool serves(const lm::Trainer& trainer) { return EagerModel::serves(trainer.config()); }
+  static bool serves(const Trainer& trainer) { return EagerModel::serves(trainer.config()); }
   // On the trainer's fp32 weights and moments, so that both fit beside one another, and on so many
   // windows as it has in a step, of the same stream. The trainer outlives this; its learning rate
   // is 0 here too.
-  EagerTraining(lm::Trainer& trainer, const lm::TokenStream& tokens);
+  EagerTraining(Trainer& trainer, const TokenStream& tokens);
 
   // With passes of so many windows.
   void step(std::int64_t micro_batch);
@@ -36,13 +36,13 @@ class EagerTraining {
   void pass(const at::Tensor& windows, double share);
   void update();
 
-  std::vector<lm::OptimizedParameter*> of_;  // the trainer's
-  std::vector<at::Tensor> weights_;          // leaves, fp32
+  std::vector<OptimizedParameter*> of_;  // the trainer's
+  std::vector<at::Tensor> weights_;      // leaves, fp32
   std::optional<EagerModel> model_;
   at::Tensor windows_;  // int64 [windows, context + 1]
   at::Tensor loss_, grad_norm_;
-  lm::Recipe recipe_;
+  Recipe recipe_;
   std::int64_t foreign_bytes_ = 0;
 };
 
-}  // namespace twell::measure
+}  // namespace twell::lm

@@ -3,7 +3,7 @@
 #include <filesystem>
 #include <fstream>
 
-namespace twell::measure {
+namespace twell::lm {
 namespace {
 
 std::optional<double> read_number(const std::string& file) {
@@ -43,4 +43,4 @@ std::optional<double> EnergyMeter::joules() const {
   return sum / 1e6;
 }
 
-}  // namespace twell::measure
+}  // namespace twell::lm

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace twell::measure {
+namespace twell::lm {
 
 // Reads the RAPL counters of Linux (/sys/class/powercap/intel-rapl:N, also on AMD). Most systems
 // let only root read them, virtual machines seldom have them.
@@ -27,4 +27,4 @@ class EnergyMeter {
   std::vector<Package> packages_;
 };
 
-}  // namespace twell::measure
+}  // namespace twell::lm

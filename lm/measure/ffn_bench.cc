@@ -11,18 +11,18 @@
 #include "measure/layer_timer.h"
 #include "measure/reference.h"
 
-namespace twell::measure {
+namespace twell::lm {
 
-BenchLayer::BenchLayer(const SyntheticLayer& made, const lm::ActivationChoice& choice,
+BenchLayer::BenchLayer(const SyntheticLayer& made, const ActivationChoice& choice,
                        at::Device device)
     : source(made.map([device](const at::Tensor& t) { return t.to(device); })),
-      sparse(lm::make_sparse_feed_forward(parameters_of(source), choice)) {}
+      sparse(make_sparse_feed_forward(parameters_of(source), choice)) {}
 
 namespace {
 
 std::function<void()> settle_of(at::Device device) {
   if (device.is_cpu()) return {};
-  return [device] { lm::runtime_of(device).synchronize(); };
+  return [device] { runtime_of(device).synchronize(); };
 }
 
 // The fastest of PyTorch's variants for this number of tokens, one object per layer.
@@ -64,9 +64,9 @@ struct Activity {
   std::int64_t max = 0;
 };
 Activity measure_activity(const FfnCase& c) {
-  struct Counts final : lm::FfnObserver {
+  struct Counts final : FfnObserver {
     bool wants_counts() const override { return true; }
-    void observe(const lm::FfnActivity& call) override {
+    void observe(const FfnActivity& call) override {
       activity.mean += static_cast<double>(call.counts.nnz());
       activity.max = std::max(activity.max, call.counts.max_row_nnz());
       activity.distinct += static_cast<double>(call.counts.active_neurons());
@@ -108,8 +108,8 @@ class AutomaticLayers {
  public:
   explicit AutomaticLayers(const FfnCase& c) {
     for (const BenchLayer& layer : c.layers) {
-      layers_.push_back(lm::make_sparse_feed_forward(parameters_of(layer.source), c.activation,
-                                                     lm::FfnPath::automatic));
+      layers_.push_back(
+          make_sparse_feed_forward(parameters_of(layer.source), c.activation, FfnPath::automatic));
     }
   }
   void operator()(std::int64_t i, const at::Tensor& x) const {
@@ -119,16 +119,16 @@ class AutomaticLayers {
   std::string cost() const { return layers_.front()->cost()->source(); }
   // The path that a call takes now.
   const char* path(const at::Tensor& x) const {
-    struct Path final : lm::FfnObserver {
-      void observe(const lm::FfnActivity& activity) override { path = activity.path; }
-      lm::FfnPath path = lm::FfnPath::sparse;
+    struct Path final : FfnObserver {
+      void observe(const FfnActivity& activity) override { path = activity.path; }
+      FfnPath path = FfnPath::sparse;
     } seen;
     layers_.front()->forward(x, 0, &seen);
-    return lm::name_of(seen.path);
+    return name_of(seen.path);
   }
 
  private:
-  std::vector<std::unique_ptr<lm::FeedForward>> layers_;
+  std::vector<std::unique_ptr<FeedForward>> layers_;
 };
 
 // A prompt comes before all else: by it layers choose the variant of their gate. On a GPU they
@@ -138,7 +138,7 @@ void settle_layer(const at::Tensor& prompt, const std::function<void(const at::T
   layer(prompt);
   if (prompt.is_cpu()) return;
   for (int call = 0; call < 2; ++call) {
-    lm::runtime_of(prompt.device()).synchronize();
+    runtime_of(prompt.device()).synchronize();
     layer(prompt.narrow(0, 0, 1));
   }
 }
@@ -147,7 +147,7 @@ void settle_layer(const at::Tensor& prompt, const std::function<void(const at::T
 
 nlohmann::json run_ffn_case(const FfnCase& c, const std::optional<Peaks>& peaks,
                             const std::function<void()>& tick) {
-  const std::int64_t rows = c.inputs.is_cpu() ? 64 : lm::kTokensToOrder;
+  const std::int64_t rows = c.inputs.is_cpu() ? 64 : kTokensToOrder;
   const at::Tensor prompt = c.inputs.view({-1, c.shape.width}).slice(0, 0, rows);
   for (const BenchLayer& layer : c.layers) {
     settle_layer(prompt, [&](const at::Tensor& x) { layer.sparse->forward(x, 0, nullptr); });
@@ -211,4 +211,4 @@ nlohmann::json run_ffn_case(const FfnCase& c, const std::optional<Peaks>& peaks,
   return result;
 }
 
-}  // namespace twell::measure
+}  // namespace twell::lm

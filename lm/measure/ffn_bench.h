@@ -16,18 +16,18 @@
 #include "measure/timing.h"
 #include "synth/synthetic.h"
 
-namespace twell::measure {
+namespace twell::lm {
 
 // A layer for both sides, on one device.
 struct BenchLayer {
-  BenchLayer(const SyntheticLayer& made, const lm::ActivationChoice& choice, at::Device device);
+  BenchLayer(const SyntheticLayer& made, const ActivationChoice& choice, at::Device device);
   SyntheticLayer source;
-  std::shared_ptr<lm::FeedForward> sparse;
+  std::shared_ptr<FeedForward> sparse;
 };
 
 struct FfnCase {
   SyntheticShape shape;
-  lm::ActivationChoice activation;
+  ActivationChoice activation;
   const std::vector<BenchLayer>& layers;  // used in turns
   at::Tensor inputs;                      // [slices, M, D], used in turns
   double nnz_target = 0;
@@ -43,4 +43,4 @@ struct FfnCase {
 nlohmann::json run_ffn_case(const FfnCase& c, const std::optional<Peaks>& peaks,
                             const std::function<void()>& tick);
 
-}  // namespace twell::measure
+}  // namespace twell::lm

@@ -6,7 +6,7 @@
 
 #include "twell/status.h"
 
-namespace twell::measure {
+namespace twell::lm {
 namespace {
 
 double wide(std::int64_t value) { return static_cast<double>(value); }
@@ -68,4 +68,4 @@ std::int64_t layers_that_fit(const MemoryNeed& need, std::int64_t layers, std::i
   return std::min(layers, fit);
 }
 
-}  // namespace twell::measure
+}  // namespace twell::lm

@@ -7,7 +7,7 @@
 #include "checkpoint/config.h"
 #include "measure/model_compare.h"
 
-namespace twell::measure {
+namespace twell::lm {
 
 // Bytes, estimated from shapes: of what there is once, and of what every layer has.
 struct MemoryNeed {
@@ -27,4 +27,4 @@ MemoryNeed training_need(const io::ModelConfig& config, std::int64_t context, bo
 std::int64_t layers_that_fit(const MemoryNeed& need, std::int64_t layers, std::int64_t free_bytes,
                              const std::string& device);
 
-}  // namespace twell::measure
+}  // namespace twell::lm

@@ -6,14 +6,14 @@
 
 #include "decoder/model.h"
 
-namespace twell::measure {
+namespace twell::lm {
 
 class JoinedLayers {
  public:
   // Every layer's gate and up become parts of one matrix [2H, D], in place of the memory they had,
   // and its feed-forward layer one that does either. The model has a gate, plain layers
-  // (lm::is_plain()) and a dense path, and goes on running two GEMMs until it is told otherwise.
-  explicit JoinedLayers(lm::Model& model);
+  // (is_plain()) and a dense path, and goes on running two GEMMs until it is told otherwise.
+  explicit JoinedLayers(Model& model);
   // Whether layers multiply gate and up at once, from now on.
   void join(bool joined) { *joined_ = joined; }
 
@@ -21,4 +21,4 @@ class JoinedLayers {
   std::shared_ptr<bool> joined_ = std::make_shared<bool>(false);
 };
 
-}  // namespace twell::measure
+}  // namespace twell::lm

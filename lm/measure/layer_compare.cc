@@ -10,12 +10,12 @@
 #include "engine/layer_watch.h"
 #include "files/interrupt.h"
 
-namespace twell::measure {
+namespace twell::lm {
 namespace {
 
 // What the feed-forward layer reads while the block computes its output from x, which takes x's
 // place.
-at::Tensor input_of(lm::Model& model, std::int64_t layer, at::Tensor& x) {
+at::Tensor input_of(Model& model, std::int64_t layer, at::Tensor& x) {
   at::Tensor input;
   const LayerWatch watch(model, layer, [&input](const at::Tensor& in) { input = in; });
   x = model.block(layer, x);
@@ -27,10 +27,10 @@ at::Tensor input_of(lm::Model& model, std::int64_t layer, at::Tensor& x) {
 std::vector<LayerSpeed> compare_layers(const Sides& sides, std::span<const std::int64_t> tokens,
                                        std::span<const double> nnz, const CompareOptions& options,
                                        const std::function<void()>& tick) {
-  lm::DeviceRuntime& runtime = lm::runtime_of(sides.sparse->device());
+  DeviceRuntime& runtime = runtime_of(sides.sparse->device());
   MeasureOptions measure = options.measure;
   if (!runtime.is_cpu()) measure.settle = [&runtime] { runtime.synchronize(); };
-  lm::Model& first = *sides.dense.front().model;
+  Model& first = *sides.dense.front().model;
   at::Tensor x =
       first.embed(at::tensor(at::ArrayRef<std::int64_t>(tokens.data(), tokens.size()), at::kLong)
                       .narrow(0, 0, options.tokens())
@@ -39,16 +39,16 @@ std::vector<LayerSpeed> compare_layers(const Sides& sides, std::span<const std::
                       .contiguous());
   std::vector<LayerSpeed> out;
   for (std::int64_t layer = 0; layer < sides.sparse->layers(); ++layer) {
-    check_interrupt();
+    io::check_interrupt();
     const at::Tensor input = input_of(first, layer, x);
     std::vector<std::function<void(std::int64_t)>> calls;
-    const auto add = [&](lm::Model& model, const std::function<void()>& enter) {
+    const auto add = [&](Model& model, const std::function<void()>& enter) {
       calls.emplace_back([&model, &input, enter, layer](std::int64_t) {
         if (enter) enter();
         model.feed_forward(layer).forward(input, layer, nullptr);
       });
     };
-    for (const DenseSide& side : sides.dense) add(*side.model, side.enter);
+    for (const ModelSide& side : sides.dense) add(*side.model, side.enter);
     add(*sides.sparse, {});
     std::vector<Timing> timings = measure_in_turns(calls, measure);
     LayerSpeed speed;
@@ -98,4 +98,4 @@ nlohmann::json to_json(std::span<const LayerSpeed> layers) {
   return {{"layers", all}, {"correlation", found ? nlohmann::json(*found) : nlohmann::json()}};
 }
 
-}  // namespace twell::measure
+}  // namespace twell::lm

@@ -11,7 +11,7 @@
 
 #include "measure/model_compare.h"
 
-namespace twell::measure {
+namespace twell::lm {
 
 struct LayerSpeed {
   double nnz_mean = 0;
@@ -31,4 +31,4 @@ std::optional<double> correlation(std::span<const LayerSpeed> layers);
 
 nlohmann::json to_json(std::span<const LayerSpeed> layers);
 
-}  // namespace twell::measure
+}  // namespace twell::lm

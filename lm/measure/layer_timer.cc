@@ -9,22 +9,22 @@
 #include "decoder/sparse_operators.h"
 #include "measure/timing.h"
 
-namespace twell::measure {
+namespace twell::lm {
 namespace {
 
-constexpr lm::ActivationChoice kRelu{io::HiddenAct::relu, 0.0F};
+constexpr ActivationChoice kRelu{io::HiddenAct::relu, 0.0F};
 
-StoredWeights stored(const lm::FfnParameters& p) {
+StoredWeights stored(const FfnParameters& p) {
   const at::Tensor down = p.down.t();
-  StoredWeights out{lm::weight_view(p.gated() ? p.gate : p.up), {}, lm::weight_view(down), true};
-  if (p.gated()) out.up = lm::weight_view(p.up);
+  StoredWeights out{weight_view(p.gated() ? p.gate : p.up), {}, weight_view(down), true};
+  if (p.gated()) out.up = weight_view(p.up);
   return out;
 }
 
 // Counts what the sparse path saw.
-struct Counter final : lm::FfnObserver {
+struct Counter final : FfnObserver {
   bool wants_counts() const override { return true; }
-  void observe(const lm::FfnActivity& activity) override {
+  void observe(const FfnActivity& activity) override {
     nnz += static_cast<double>(activity.counts.nnz());
     cells += static_cast<double>(activity.rows * activity.neurons);
   }
@@ -33,10 +33,10 @@ struct Counter final : lm::FfnObserver {
 
 }  // namespace
 
-lm::FfnParameters parameters_of(const SyntheticLayer& layer) {
+FfnParameters parameters_of(const SyntheticLayer& layer) {
   // down_t is neuron-major: its transposed view is what the sparse path takes without a copy.
-  lm::FfnParameters out{layer.gate,      layer.up,      layer.down_t.t(),
-                        layer.gate_bias, layer.up_bias, layer.down_bias};
+  FfnParameters out{layer.gate,      layer.up,      layer.down_t.t(),
+                    layer.gate_bias, layer.up_bias, layer.down_bias};
   if (!layer.up.defined()) {
     std::swap(out.gate, out.up);
     std::swap(out.gate_bias, out.up_bias);
@@ -48,9 +48,8 @@ LayerTimer::LayerTimer(const SyntheticShape& shape, std::uint64_t seed)
     : shape_(shape),
       seed_(seed),
       parameters_(parameters_of(synthetic_layer(shape, seed))),
-      dense_(lm::cpu_context(), stored(parameters_), {Activation::relu},
-             {.path = LayerPath::dense}) {
-  sparse_ = lm::make_sparse_feed_forward(parameters_, kRelu);
+      dense_(cpu_context(), stored(parameters_), {Activation::relu}, {.path = LayerPath::dense}) {
+  sparse_ = make_sparse_feed_forward(parameters_, kRelu);
   // A prompt, from which the layer learns the direction that inputs share.
   const c10::InferenceMode no_grad;
   sparse_->forward(inputs(64)[0], 0, nullptr);
@@ -70,8 +69,8 @@ LayerTimes LayerTimer::measure(std::int64_t tokens, int repeats, double seconds)
   const auto dense = [&](std::int64_t i) {
     const at::Tensor rows = x[i % x.size(0)];
     const at::Tensor y = at::empty_like(rows);
-    const ConstMatrixView in = lm::matrix_view(rows);
-    dense_.run(lm::cpu_context(), in, MatrixView(y.mutable_data_ptr(), in.dtype, in.rows, in.cols));
+    const ConstMatrixView in = matrix_view(rows);
+    dense_.run(cpu_context(), in, MatrixView(y.mutable_data_ptr(), in.dtype, in.rows, in.cols));
   };
   const auto sparse = [&](std::int64_t i) { sparse_->forward(x[i % x.size(0)], 0, nullptr); };
   const auto timings = measure_in_turns({dense, sparse}, options);
@@ -90,9 +89,9 @@ double LayerTimer::density(std::int64_t tokens) {
 
 CostModel LayerTimer::automatic_cost() const {
   const c10::InferenceMode no_grad;
-  const auto layer = lm::make_sparse_feed_forward(parameters_, kRelu, lm::FfnPath::automatic);
+  const auto layer = make_sparse_feed_forward(parameters_, kRelu, FfnPath::automatic);
   layer->forward(inputs(64)[0], 0, nullptr);
   return *layer->cost();
 }
 
-}  // namespace twell::measure
+}  // namespace twell::lm

@@ -11,7 +11,7 @@
 #include "synth/synthetic.h"
 #include "twell/layer.h"
 
-namespace twell::measure {
+namespace twell::lm {
 
 struct LayerTimes {
   double dense_us = 0, sparse_us = 0;  // medians of one call
@@ -35,12 +35,12 @@ class LayerTimer {
 
   SyntheticShape shape_;
   std::uint64_t seed_;
-  lm::FfnParameters parameters_;
+  FfnParameters parameters_;
   Layer dense_;
-  std::unique_ptr<lm::FeedForward> sparse_;
+  std::unique_ptr<FeedForward> sparse_;
 };
 
 // The layer's weights as the models' rooms take them.
-lm::FfnParameters parameters_of(const SyntheticLayer& layer);
+FfnParameters parameters_of(const SyntheticLayer& layer);
 
-}  // namespace twell::measure
+}  // namespace twell::lm

@@ -7,7 +7,7 @@
 
 #include "twell/device.h"
 
-namespace twell::measure {
+namespace twell::lm {
 namespace {
 
 // The value of "KEY:   1234 kB" in a file of /proc, in bytes.
@@ -47,4 +47,4 @@ std::optional<PeakMemory> peak_memory_of(const std::function<void()>& work) {
   return PeakMemory{before, peak_resident_bytes()};
 }
 
-}  // namespace twell::measure
+}  // namespace twell::lm

@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
-namespace twell::measure {
+namespace twell::lm {
 
 // Name of the processor, threads, tier and caches.
 nlohmann::json machine_json(int threads);
@@ -29,4 +29,4 @@ inline nlohmann::json optional_json(const std::optional<double>& value) {
   return value ? nlohmann::json(*value) : nlohmann::json(nullptr);
 }
 
-}  // namespace twell::measure
+}  // namespace twell::lm

@@ -17,7 +17,7 @@
 #include "measure/run_energy.h"
 #include "twell/status.h"
 
-namespace twell::measure {
+namespace twell::lm {
 namespace {
 
 using Call = std::function<void(std::int64_t)>;
@@ -31,18 +31,18 @@ Call call_of(Runner& runner, bool decoding) {
 // Half a second of calls with timers.
 std::optional<PieceShares> profile(Runner& runner, bool decoding) {
   const Call run = call_of(runner, decoding);
-  lm::Profile seconds;
-  lm::Random random(0);
+  Profile seconds;
+  Random random(0);
   run(0);
   if (!runner.set_profile(&seconds)) return std::nullopt;
   const auto begin = std::chrono::steady_clock::now();
   double total = 0;
   for (std::int64_t i = 1; total < 0.5; ++i) {
-    check_interrupt();
+    io::check_interrupt();
     run(i);
-    lm::timed(&seconds, lm::Piece::sampling, [&] {
-      return lm::sample_rows(runner.logits(), {.temperature = 0.8, .top_p = 0.95},
-                             at::full({runner.logits().size(0)}, random.uniform(), at::kDouble));
+    timed(&seconds, Piece::sampling, [&] {
+      return sample_rows(runner.logits(), {.temperature = 0.8, .top_p = 0.95},
+                         at::full({runner.logits().size(0)}, random.uniform(), at::kDouble));
     });
     total = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   }
@@ -61,7 +61,7 @@ std::optional<double> peak_of(Runner& runner, bool decoding) {
   const Call run = call_of(runner, decoding);
   runner.settle_memory();
   const auto own = static_cast<double>(runner.own_bytes());
-  lm::DeviceRuntime& runtime = lm::runtime_of(runner.device());
+  DeviceRuntime& runtime = runtime_of(runner.device());
   if (runtime.is_cpu()) {
     const auto memory = peak_memory_of([&run] { run(0); });
     return memory ? std::optional(own + memory->added()) : std::nullopt;
@@ -100,7 +100,7 @@ Speed speed_of(const PhaseTask& task, const std::vector<Timing>& timings, const 
 
 Speed compare(const PhaseTask& task, MeasureOptions measure, const std::function<void()>& tick,
               const std::function<void(const Speed&)>& round) {
-  lm::DeviceRuntime& runtime = lm::runtime_of(task.runners.back()->device());
+  DeviceRuntime& runtime = runtime_of(task.runners.back()->device());
   std::vector<Call> calls;
   for (const auto& runner : task.runners) {
     // The first call is to be of a token, not of its prompt.
@@ -135,7 +135,7 @@ Speed compare(const PhaseTask& task, MeasureOptions measure, const std::function
 
 nlohmann::json PieceShares::to_json() const {
   nlohmann::json out;
-  for (std::size_t p = 0; p < share.size(); ++p) out[lm::kPieceNames[p]] = share[p];
+  for (std::size_t p = 0; p < share.size(); ++p) out[kPieceNames[p]] = share[p];
   out["rest"] = rest;
   return out;
 }
@@ -207,12 +207,12 @@ Comparison compare_speed(const Sides& sides, std::span<const std::int64_t> token
                     options.decode ? options.decode_tokens : 0};
   Runners runners;
   std::vector<std::string> names;
-  const auto add = [&](lm::Model& model, const std::string& name, std::function<void()> enter) {
+  const auto add = [&](Model& model, const std::string& name, std::function<void()> enter) {
     const bool recorded = !model.device().is_cpu();
     runners.push_back(std::make_unique<ModelRunner>(model, batch, recorded, std::move(enter)));
     names.push_back(name);
   };
-  for (const DenseSide& side : sides.dense) add(*side.model, side.name, side.enter);
+  for (const ModelSide& side : sides.dense) add(*side.model, side.name, side.enter);
   if (sides.eager != nullptr) {
     runners.push_back(std::make_unique<EagerRunner>(*sides.eager, batch));
     names.emplace_back("PyTorch eager");
@@ -234,9 +234,9 @@ Comparison compare_speed(const Sides& sides, std::span<const std::int64_t> token
   return comparison;
 }
 
-at::Tensor sample_logits(lm::Model& model, std::span<const std::int64_t> tokens) {
+at::Tensor sample_logits(Model& model, std::span<const std::int64_t> tokens) {
   constexpr std::int64_t kRows = 64;
-  const lm::Chunk chunk{0, tokens};
+  const Chunk chunk{0, tokens};
   const at::Tensor hidden = model.hidden_states(std::span(&chunk, 1));
   const std::int64_t step = std::max<std::int64_t>(1, hidden.size(0) / kRows);
   return model.head(hidden.slice(0, 0, kRows * step, step)).to(at::kFloat);
@@ -247,4 +247,4 @@ double logits_error_bound(std::int64_t layers, at::ScalarType dtype) {
   return 2 * std::sqrt(2.0) * unit * std::sqrt(14.0 * static_cast<double>(layers) + 2);
 }
 
-}  // namespace twell::measure
+}  // namespace twell::lm

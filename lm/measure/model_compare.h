@@ -16,18 +16,18 @@
 #include "measure/eager_model.h"
 #include "measure/timing.h"
 
-namespace twell::measure {
+namespace twell::lm {
 
-struct DenseSide {
+struct ModelSide {
   std::string name;  // "plain weights"
-  lm::Model* model = nullptr;
+  Model* model = nullptr;
   std::function<void()> enter = {};  // called before every call of this side
 };
 
 struct Sides {
-  std::vector<DenseSide> dense;       // one at least; the fastest of them is the baseline
+  std::vector<ModelSide> dense;       // one at least; the fastest of them is the baseline
   const EagerModel* eager = nullptr;  // a second baseline, if any
-  lm::Model* sparse = nullptr;
+  Model* sparse = nullptr;
 };
 
 // On a GPU whose energy can be read, all timed runs of a side together last this long at least.
@@ -50,7 +50,7 @@ void require_tokens(const CompareOptions& options, std::int64_t tokens, std::int
 
 // Which share of the time of a call each piece of the model has; `rest` is what no piece is.
 struct PieceShares {
-  std::array<double, lm::kPieceNames.size()> share{};
+  std::array<double, kPieceNames.size()> share{};
   double rest = 0;
   nlohmann::json to_json() const;
 };
@@ -98,7 +98,7 @@ Comparison compare_speed(const Sides& sides, std::span<const std::int64_t> token
                          const std::function<void(const Comparison&)>& round = {});
 
 // Logits on `tokens` (one sequence), at up to 64 of the positions: [rows, V] in fp32.
-at::Tensor sample_logits(lm::Model& model, std::span<const std::int64_t> tokens);
+at::Tensor sample_logits(Model& model, std::span<const std::int64_t> tokens);
 
 // How far logits of the two paths may be apart, relative to the largest of their row, to first
 // order. With u the rounding unit of the type (2⁻⁹ for bf16, 2⁻²⁴ for fp32) the residual stream is
@@ -108,4 +108,4 @@ at::Tensor sample_logits(lm::Model& model, std::span<const std::int64_t> tokens)
 // the following layers amplify.
 double logits_error_bound(std::int64_t layers, at::ScalarType dtype);
 
-}  // namespace twell::measure
+}  // namespace twell::lm

@@ -6,7 +6,7 @@
 
 #include "engine/sampler.h"
 
-namespace twell::measure {
+namespace twell::lm {
 namespace {
 
 // [sequences, length], on the CPU.
@@ -18,7 +18,7 @@ at::Tensor matrix_of(const Batch& batch) {
 
 }  // namespace
 
-ModelRunner::ModelRunner(lm::Model& model, const Batch& batch, bool recorded,
+ModelRunner::ModelRunner(Model& model, const Batch& batch, bool recorded,
                          std::function<void()> enter)
     : model_(model),
       batch_(batch),
@@ -27,7 +27,7 @@ ModelRunner::ModelRunner(lm::Model& model, const Batch& batch, bool recorded,
       cache_(model.make_cache(batch.sequences, batch.length(), recorded)) {}
 
 void ModelRunner::run(std::int64_t first, std::int64_t count) {
-  std::vector<lm::Chunk> chunks;
+  std::vector<Chunk> chunks;
   for (std::int64_t s = 0; s < batch_.sequences; ++s) {
     chunks.push_back({s, batch_.of(s, first, count)});
   }
@@ -59,12 +59,12 @@ void ModelRunner::decode(std::int64_t i) {
 void ModelRunner::step() {
   const at::Tensor tokens = texts_.index_select(0, position_.slice(0, 0, 1)).flatten();
   const at::Tensor hidden = model_.step(tokens, position_, cache_);
-  sampled_.copy_(lm::sample_rows(model_.head(hidden), {}, uniforms_));
+  sampled_.copy_(sample_rows(model_.head(hidden), {}, uniforms_));
   position_.add_(1);
 }
 
 void ModelRunner::decode_recorded(std::int64_t at) {
-  lm::DeviceRuntime& runtime = lm::runtime_of(model_.device());
+  DeviceRuntime& runtime = runtime_of(model_.device());
   if (!texts_.defined()) {
     texts_ = matrix_of(batch_).t().contiguous().to(model_.device());
     position_ = at::zeros({batch_.sequences}, texts_.options());
@@ -86,7 +86,7 @@ void ModelRunner::decode_recorded(std::int64_t at) {
   runtime.synchronize();
 }
 
-bool ModelRunner::set_profile(lm::Profile* profile) {
+bool ModelRunner::set_profile(Profile* profile) {
   model_.set_profile(profile);
   return true;
 }
@@ -122,7 +122,7 @@ void EagerRunner::decode(std::int64_t i) {
   run(at, 1);
   if (device().is_cpu()) return;
   const at::Tensor uniforms = at::zeros({logits_.size(0)}, logits_.options().dtype(at::kDouble));
-  (void)lm::sample_rows(logits_, {}, uniforms).cpu();
+  (void)sample_rows(logits_, {}, uniforms).cpu();
 }
 
-}  // namespace twell::measure
+}  // namespace twell::lm

@@ -13,7 +13,7 @@
 #include "device/device.h"
 #include "measure/eager_model.h"
 
-namespace twell::measure {
+namespace twell::lm {
 
 // Of every sequence the first `prompt` tokens are prefilled, and the next `decode` ones decoded.
 struct Batch {
@@ -45,15 +45,14 @@ class Runner {
   // told. No call before it is undone.
   virtual void settle_memory() {}
   // Of the model's own pieces (decoder/profile.h). False where they cannot be told apart.
-  virtual bool set_profile(lm::Profile* /*profile*/) { return false; }
+  virtual bool set_profile(Profile* /*profile*/) { return false; }
 };
 
 class ModelRunner final : public Runner {
  public:
   // Model and tokens outlive this. `recorded`: decoding is as generation has it on a GPU, by a
   // recorded step that samples. `enter` is called first in every call.
-  ModelRunner(lm::Model& model, const Batch& batch, bool recorded,
-              std::function<void()> enter = {});
+  ModelRunner(Model& model, const Batch& batch, bool recorded, std::function<void()> enter = {});
 
   void prefill() override;
   void decode(std::int64_t i) override;
@@ -63,7 +62,7 @@ class ModelRunner final : public Runner {
   // The next decode() runs and records its step anew: the memory of a recording is not counted in
   // its replays, that of a step before one is.
   void settle_memory() override { graph_.reset(); }
-  bool set_profile(lm::Profile* profile) override;
+  bool set_profile(Profile* profile) override;
 
   // By the last decode(), recorded.
   std::vector<std::int64_t> sampled() const;
@@ -73,18 +72,18 @@ class ModelRunner final : public Runner {
   void decode_recorded(std::int64_t at);
   void step();
 
-  lm::Model& model_;
+  Model& model_;
   Batch batch_;
   bool recorded_;
   std::function<void()> enter_;
-  lm::KvCache cache_;
+  KvCache cache_;
   at::Tensor logits_;
   // On the device: the texts [length, sequences], the place of the next tokens [sequences], the
   // tokens sampled last [sequences].
   at::Tensor texts_, position_, sampled_, uniforms_;
   at::Tensor host_sampled_;
   std::int64_t next_ = -1;  // where position_ stands
-  std::unique_ptr<lm::StepGraph> graph_;
+  std::unique_ptr<StepGraph> graph_;
 };
 
 class EagerRunner final : public Runner {
@@ -108,4 +107,4 @@ class EagerRunner final : public Runner {
   at::Tensor logits_;
 };
 
-}  // namespace twell::measure
+}  // namespace twell::lm

@@ -7,7 +7,7 @@
 #include <mutex>
 #include <thread>
 
-namespace twell::measure {
+namespace twell::lm {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -150,4 +150,4 @@ std::optional<double> GpuEnergyMeter::joules() {
   return s.sum_mj / 1e3;
 }
 
-}  // namespace twell::measure
+}  // namespace twell::lm

@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-namespace twell::measure {
+namespace twell::lm {
 
 // The GPU's own energy counter (Volta and later), or, where it has none, its power sampled every
 // 10 ms and summed by the trapezoidal rule.
@@ -31,4 +31,4 @@ class GpuEnergyMeter {
   std::unique_ptr<State> state_;
 };
 
-}  // namespace twell::measure
+}  // namespace twell::lm

@@ -9,7 +9,7 @@
 
 #include "measure/timing.h"
 
-namespace twell::measure {
+namespace twell::lm {
 
 Peaks measure_peaks(at::ScalarType dtype) {
   constexpr std::int64_t kWords = (256LL << 20) / 8;  // larger than any cache
@@ -48,4 +48,4 @@ FfnWork ffn_work(std::int64_t tokens, const SyntheticShape& shape, double nnz, d
   return work;
 }
 
-}  // namespace twell::measure
+}  // namespace twell::lm

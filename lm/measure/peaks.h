@@ -7,7 +7,7 @@
 
 #include "synth/synthetic.h"
 
-namespace twell::measure {
+namespace twell::lm {
 
 struct Peaks {
   double bytes_per_us = 0;  // reading memory with all threads
@@ -25,4 +25,4 @@ struct FfnWork {
 // `distinct` neurons fire for at least one of the tokens.
 FfnWork ffn_work(std::int64_t tokens, const SyntheticShape& shape, double nnz, double distinct);
 
-}  // namespace twell::measure
+}  // namespace twell::lm

@@ -7,7 +7,7 @@
 
 #include "measure/layer_timer.h"
 
-namespace twell::measure {
+namespace twell::lm {
 namespace {
 
 // Of every element, relative to the largest in its row; NaN throughout where NaNs differ.
@@ -24,10 +24,10 @@ at::Tensor relative_errors(const at::Tensor& y, const at::Tensor& reference) {
 
 }  // namespace
 
-at::Tensor reference_ffn(const SyntheticLayer& layer, const lm::ActivationChoice& activation,
+at::Tensor reference_ffn(const SyntheticLayer& layer, const ActivationChoice& activation,
                          const at::Tensor& x) {
   const auto wide = [](const at::Tensor& t) { return t.to(at::kDouble); };
-  return lm::make_dense_feed_forward(parameters_of(layer.map(wide)), activation)
+  return make_dense_feed_forward(parameters_of(layer.map(wide)), activation)
       ->forward(wide(x), 0, nullptr);
 }
 
@@ -41,4 +41,4 @@ double rms_rel_err(const at::Tensor& y, const at::Tensor& reference) {
   return relative_errors(y, reference).square().mean().sqrt().item<double>();
 }
 
-}  // namespace twell::measure
+}  // namespace twell::lm

@@ -1,6 +1,6 @@
 #include "measure/run_energy.h"
 
-namespace twell::measure {
+namespace twell::lm {
 
 RunEnergy::RunEnergy(const std::string& uuid, std::size_t sides, const std::string& library) {
   if (uuid.empty()) {
@@ -36,4 +36,4 @@ void RunEnergy::stop(std::size_t side) {
   }
 }
 
-}  // namespace twell::measure
+}  // namespace twell::lm

@@ -10,11 +10,11 @@
 #include "measure/nvml.h"
 #include "measure/timing.h"
 
-namespace twell::measure {
+namespace twell::lm {
 
 class RunEnergy {
  public:
-  // Of the GPU of this name, as lm::DeviceRuntime::uuid() gives it; of the processor where there is
+  // Of the GPU of this name, as DeviceRuntime::uuid() gives it; of the processor where there is
   // none.
   RunEnergy(const std::string& uuid, std::size_t sides,
             const std::string& library = "libnvidia-ml.so.1");
@@ -34,4 +34,4 @@ class RunEnergy {
   std::vector<std::optional<double>> joules_;
 };
 
-}  // namespace twell::measure
+}  // namespace twell::lm

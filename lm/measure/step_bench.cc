@@ -15,7 +15,7 @@
 #include "measure/timing.h"
 #include "twell/status.h"
 
-namespace twell::measure {
+namespace twell::lm {
 namespace {
 
 // PyTorch's fastest kernels, where a trainer wants those that repeat their bits.
@@ -45,7 +45,7 @@ std::optional<double> bytes_of(const StepSide& side, double PeakMemory::*bytes) 
 
 nlohmann::json share_json(const StepSide& side) {
   if (!side.times) return nullptr;
-  const lm::StepTimes& t = *side.times;
+  const StepTimes& t = *side.times;
   const double all = t.whole;
   return {{"feed_forward", t.feed_forward / all},
           {"head_and_loss", t.head_and_loss / all},
@@ -71,7 +71,7 @@ nlohmann::json side_json(const StepSide& side, double tokens) {
           {"share", share_json(side)}};
 }
 
-std::optional<PeakMemory> memory_of(const std::function<void()>& step, lm::DeviceRuntime& runtime,
+std::optional<PeakMemory> memory_of(const std::function<void()>& step, DeviceRuntime& runtime,
                                     double foreign) {
   std::optional<PeakMemory> memory;
   if (runtime.is_cpu()) {
@@ -92,7 +92,7 @@ std::optional<PeakMemory> memory_of(const std::function<void()>& step, lm::Devic
 // The largest power of two that divides `windows` and with which a step finds memory. On a CPU,
 // where a process that takes too much is ended, by what passes of one window add.
 std::int64_t fitting(const std::function<void(std::int64_t)>& step, std::int64_t windows,
-                     lm::DeviceRuntime& runtime) {
+                     DeviceRuntime& runtime) {
   std::int64_t most = 1;
   while (windows % (2 * most) == 0) most *= 2;
   if (runtime.is_cpu()) {
@@ -102,8 +102,8 @@ std::int64_t fitting(const std::function<void(std::int64_t)>& step, std::int64_t
     return most;
   }
   for (;; most /= 2) {
-    check_interrupt();
-    if (lm::found_memory([&] {
+    io::check_interrupt();
+    if (found_memory([&] {
           step(most);
           runtime.synchronize();
         })) {
@@ -163,12 +163,12 @@ std::int64_t ticks(const StepOptions& options, bool eager) {
   return 2 + sides * (options.repeats + 1 + (options.fit ? 1 : 0));
 }
 
-StepComparison compare_steps(lm::Trainer& trainer, EagerTraining* eager, const StepOptions& options,
+StepComparison compare_steps(Trainer& trainer, EagerTraining* eager, const StepOptions& options,
                              const std::function<void(const std::string&)>& tick,
                              const std::function<void(const StepComparison&)>& round) {
   // Of every side: a baseline that repeats its bits is not the fastest one.
   const AnyOrder guard;
-  lm::DeviceRuntime& runtime = lm::runtime_of(trainer.model().device());
+  DeviceRuntime& runtime = runtime_of(trainer.model().device());
   const std::int64_t windows = trainer.recipe().micro_batch * trainer.recipe().accumulation;
   StepComparison out;
   out.tokens = static_cast<double>(trainer.recipe().tokens_per_step());
@@ -211,7 +211,7 @@ StepComparison compare_steps(lm::Trainer& trainer, EagerTraining* eager, const S
   }
   // Memory, before freed memory is kept: a side is not to find what the one before it left.
   for (Contender& one : all) {
-    check_interrupt();
+    io::check_interrupt();
     const bool own = out.eager && one.side == &*out.eager;
     one.side->memory =
         memory_of(one.step, runtime, own ? static_cast<double>(eager->foreign_bytes()) : 0.0);
@@ -222,7 +222,7 @@ StepComparison compare_steps(lm::Trainer& trainer, EagerTraining* eager, const S
   tick("warming up");
   trainer.reset_activity();
   for (Contender& one : all) {
-    if (one.side->times) one.side->times = lm::StepTimes();
+    if (one.side->times) one.side->times = StepTimes();
   }
   RunEnergy energy(runtime.uuid(), all.size());
   out.energy_source = energy.source();
@@ -232,14 +232,14 @@ StepComparison compare_steps(lm::Trainer& trainer, EagerTraining* eager, const S
   const double least = counted ? kGpuEnergySeconds / options.repeats : 0.0;
   for (int r = 0; r < options.repeats; ++r) {
     for (std::size_t i = 0; i < all.size(); ++i) {
-      check_interrupt();
+      io::check_interrupt();
       const std::size_t s = r % 2 == 0 ? i : all.size() - 1 - i;
       runtime.synchronize();
       if (meter.before_run) meter.before_run();
       double seconds = 0;
       std::int64_t steps = 0;
       while (steps == 0 || seconds < least) {
-        const lm::Stopwatch watch(&seconds);
+        const Stopwatch watch(&seconds);
         all[s].step();
         runtime.synchronize();
         ++steps;
@@ -252,9 +252,9 @@ StepComparison compare_steps(lm::Trainer& trainer, EagerTraining* eager, const S
       tick(side.name);
     }
     for (std::size_t s = 0; s < all.size(); ++s) all[s].side->joules = energy.joules(s);
-    const std::vector<lm::LayerActivity> layers = trainer.activity();
+    const std::vector<LayerActivity> layers = trainer.activity();
     out.nnz_mean = 0;
-    for (const lm::LayerActivity& layer : layers) {
+    for (const LayerActivity& layer : layers) {
       out.nnz_mean += layer.nnz_mean / static_cast<double>(layers.size());
     }
     if (round) round(out);
@@ -262,4 +262,4 @@ StepComparison compare_steps(lm::Trainer& trainer, EagerTraining* eager, const S
   return out;
 }
 
-}  // namespace twell::measure
+}  // namespace twell::lm

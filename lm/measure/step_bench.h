@@ -13,14 +13,14 @@
 #include "measure/machine.h"
 #include "train/trainer.h"
 
-namespace twell::measure {
+namespace twell::lm {
 
 struct StepSide {
-  std::string name;                    // "sparse", "dense", "PyTorch eager"
-  std::int64_t micro_batch = 0;        // windows of a pass
-  std::vector<double> seconds;         // of a step, one a timed run
-  std::int64_t steps = 0;              // in all runs
-  std::optional<lm::StepTimes> times;  // of all of them; on a CPU, and not of eager
+  std::string name;                // "sparse", "dense", "PyTorch eager"
+  std::int64_t micro_batch = 0;    // windows of a pass
+  std::vector<double> seconds;     // of a step, one a timed run
+  std::int64_t steps = 0;          // in all runs
+  std::optional<StepTimes> times;  // of all of them; on a CPU, and not of eager
   // Of a step that was not timed; none: not counted here. Without what only the other side has.
   std::optional<PeakMemory> memory;
   std::optional<double> joules;  // of all steps
@@ -49,8 +49,8 @@ struct StepOptions {
 // on the same trainer; null: not compared. `tick` is told what was done, of so many things;
 // `round`, if given, of what is measured so far whenever every side has run once more.
 std::int64_t ticks(const StepOptions& options, bool eager);
-StepComparison compare_steps(lm::Trainer& trainer, EagerTraining* eager, const StepOptions& options,
+StepComparison compare_steps(Trainer& trainer, EagerTraining* eager, const StepOptions& options,
                              const std::function<void(const std::string&)>& tick,
                              const std::function<void(const StepComparison&)>& round = {});
 
-}  // namespace twell::measure
+}  // namespace twell::lm

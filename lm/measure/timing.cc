@@ -8,7 +8,7 @@
 
 #include "files/interrupt.h"
 
-namespace twell::measure {
+namespace twell::lm {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -46,7 +46,7 @@ std::vector<Timing> measure_in_turns(const std::vector<std::function<void(std::i
   std::vector<Timing> timings(sides.size());
   std::vector<std::int64_t> next(sides.size(), 0), batch(sides.size(), 1);
   const auto call = [&](std::size_t s) {
-    check_interrupt();
+    io::check_interrupt();
     if (options.alive) options.alive();
     sides[s](next[s]++);
   };
@@ -74,7 +74,7 @@ std::vector<Timing> measure_in_turns(const std::vector<std::function<void(std::i
     for (std::size_t i = 0; i < sides.size(); ++i) {
       // Odd rounds run backwards: nobody always follows the same neighbour.
       const std::size_t s = r % 2 == 0 ? i : sides.size() - 1 - i;
-      check_interrupt();
+      io::check_interrupt();
       if (options.alive) options.alive();
       if (options.before_run) options.before_run();
       const auto begin = Clock::now();
@@ -82,7 +82,7 @@ std::vector<Timing> measure_in_turns(const std::vector<std::function<void(std::i
       double took = 0;
       while (took < least_us) {
         for (std::int64_t c = 0; c < batch[s]; ++c) {
-          check_interrupt();
+          io::check_interrupt();
           sides[s](next[s]++);
         }
         calls += batch[s];
@@ -106,4 +106,4 @@ std::vector<Timing> measure_in_turns(const std::vector<std::function<void(std::i
   return timings;
 }
 
-}  // namespace twell::measure
+}  // namespace twell::lm

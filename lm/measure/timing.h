@@ -7,7 +7,7 @@
 #include <functional>
 #include <vector>
 
-namespace twell::measure {
+namespace twell::lm {
 
 struct Timing;
 struct MeasureOptions {
@@ -47,4 +47,4 @@ double median(std::vector<double> values);
 // back to the system and PyTorch pays for new pages in every call, which is not what is measured.
 void keep_freed_memory();
 
-}  // namespace twell::measure
+}  // namespace twell::lm

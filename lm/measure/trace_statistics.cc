@@ -7,7 +7,7 @@
 #include <numeric>
 #include <random>
 
-namespace twell::measure {
+namespace twell::lm {
 namespace {
 
 std::vector<std::int64_t> count_firings(const io::ActivityRows& rows, std::uint32_t neurons) {
@@ -119,4 +119,4 @@ WindowUnion window_union(const io::ActivityRows& rows, const NeuronFirings& firi
   return out;
 }
 
-}  // namespace twell::measure
+}  // namespace twell::lm

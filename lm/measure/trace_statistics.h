@@ -14,7 +14,7 @@
 
 #include "files/activity_trace.h"
 
-namespace twell::measure {
+namespace twell::lm {
 
 // Neurons that fire for at least this share of the tokens are hot, the others are cold. From about
 // here on a GPU multiplies a neuron faster for all tokens than for those that fire it.
@@ -70,4 +70,4 @@ struct WindowUnion {
 WindowUnion window_union(const io::ActivityRows& rows, const NeuronFirings& firings,
                          std::span<const std::uint32_t> order, std::size_t window);
 
-}  // namespace twell::measure
+}  // namespace twell::lm

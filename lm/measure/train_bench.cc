@@ -14,7 +14,7 @@
 #include "twell/train.h"
 #include "twell/tuning.h"
 
-namespace twell::measure {
+namespace twell::lm {
 namespace {
 
 struct Gradients {
@@ -56,17 +56,17 @@ class DenseTraining {
     };
     leaves_.map(forget);
     forget(x_);
-    at::Tensor g = lm::linear_of(x_, leaves_.gate, leaves_.gate_bias);
+    at::Tensor g = linear_of(x_, leaves_.gate, leaves_.gate_bias);
     at::Tensor u;
     if (joined_) {
       const std::int64_t h = g.size(1) / 2;
       u = g.narrow(1, h, h);
       g = g.narrow(1, 0, h);
     } else if (leaves_.up.defined()) {
-      u = lm::linear_of(x_, leaves_.up, leaves_.up_bias);
+      u = linear_of(x_, leaves_.up, leaves_.up_bias);
     }
-    g = lm::activate(g, activation_);
-    lm::linear_of(u.defined() ? g * u : g, leaves_.down, leaves_.down_bias).backward(dy);
+    g = activate(g, activation_);
+    linear_of(u.defined() ? g * u : g, leaves_.down, leaves_.down_bias).backward(dy);
   }
 
   Gradients gradients() const {
@@ -85,14 +85,14 @@ class DenseTraining {
   }
 
  private:
-  lm::ActivationChoice activation_;
+  ActivationChoice activation_;
   bool joined_;
   SyntheticLayer leaves_;
   at::Tensor x_;
 };
 
 MatrixView mutable_view(const at::Tensor& t) {
-  const ConstMatrixView view = lm::matrix_view(t);
+  const ConstMatrixView view = matrix_view(t);
   return {t.mutable_data_ptr(), view.dtype, view.rows, view.cols, view.row_stride};
 }
 
@@ -108,7 +108,7 @@ class SparseTraining {
       : context_({.threads = at::get_num_threads(), .tier = {}}),
         layer_(c.layer),
         x_(c.x),
-        form_(lm::sparse_activation(c.activation)),
+        form_(sparse_activation(c.activation)),
         y_(at::empty_like(c.x)),
         axis_(c.x.to(at::kFloat).mean(0)) {
     const SyntheticLayer like = c.layer.map([](const at::Tensor& t) {
@@ -135,15 +135,15 @@ class SparseTraining {
 
   void forward() {
     const Prepared operands = prepared();
-    ffn_forward(context_, lm::matrix_view(x_), operands.weights, form_, mutable_view(y_), pattern_,
+    ffn_forward(context_, matrix_view(x_), operands.weights, form_, mutable_view(y_), pattern_,
                 &counts_);
   }
   void backward(const at::Tensor& dy) {
-    FfnBackward in = {lm::matrix_view(dy),
-                      lm::matrix_view(x_),
-                      lm::matrix_view(layer_.gate),
+    FfnBackward in = {matrix_view(dy),
+                      matrix_view(x_),
+                      matrix_view(layer_.gate),
                       {},
-                      lm::matrix_view(layer_.down_t),
+                      matrix_view(layer_.down_t),
                       pattern_.view(),
                       form_};
     FfnGradients out = {mutable_view(gradients_.dx),
@@ -151,7 +151,7 @@ class SparseTraining {
                         {},
                         mutable_view(gradients_.down)};
     if (layer_.up.defined()) {
-      in.up = lm::matrix_view(layer_.up);
+      in.up = matrix_view(layer_.up);
       out.up = mutable_view(gradients_.up);
     }
     out.gate_bias = entries(gradients_.gate_bias);
@@ -161,7 +161,7 @@ class SparseTraining {
   }
 
   std::string describe() const {
-    const ConstMatrixView x = lm::matrix_view(x_);
+    const ConstMatrixView x = matrix_view(x_);
     const FfnPlan plan = plan_ffn(context_, x.rows, prepared().weights.shape(x.dtype),
                                   screened_ ? GateForm::screened : GateForm::packed);
     return plan.to_string();
@@ -178,9 +178,9 @@ class SparseTraining {
     std::optional<Screen> screen;
   };
   Prepared prepared() const {
-    const ConstMatrixView gate = lm::matrix_view(layer_.gate);
-    Prepared out{{gate, {}, lm::matrix_view(layer_.down_t)}, {}, {}};
-    if (layer_.up.defined()) out.weights.up = lm::matrix_view(layer_.up);
+    const ConstMatrixView gate = matrix_view(layer_.gate);
+    Prepared out{{gate, {}, matrix_view(layer_.down_t)}, {}, {}};
+    if (layer_.up.defined()) out.weights.up = matrix_view(layer_.up);
     if (screened_) {
       out.weights.screen = out.screen.emplace(gate, axis_.const_data_ptr<float>()).view();
     } else {
@@ -217,7 +217,7 @@ Gradients reference_gradients(const TrainCase& c, const at::Tensor& dy) {
   SyntheticLayer layer = c.layer;
   layer.down.reset();
   layer = layer.map(wide);
-  lm::make_dense_feed_forward(parameters_of(layer), c.activation)
+  make_dense_feed_forward(parameters_of(layer), c.activation)
       ->forward(x, 0, nullptr)
       .backward(dy.to(at::kDouble));
   return gradients_of(x, layer);
@@ -304,4 +304,4 @@ nlohmann::json run_train_case(const TrainCase& c, const std::function<void()>& t
           {"dense_rms_rel_err", error_of(few_dense.gradients(), exact)}};
 }
 
-}  // namespace twell::measure
+}  // namespace twell::lm

@@ -10,11 +10,11 @@
 #include "measure/timing.h"
 #include "synth/synthetic.h"
 
-namespace twell::measure {
+namespace twell::lm {
 
 struct TrainCase {
   SyntheticShape shape;
-  lm::ActivationChoice activation;
+  ActivationChoice activation;
   const SyntheticLayer& layer;
   at::Tensor x;  // [M, D]
   double nnz_target = 0;
@@ -26,4 +26,4 @@ struct TrainCase {
 // beside x. `tick` is called 2 repeats + 1 times.
 nlohmann::json run_train_case(const TrainCase& c, const std::function<void()>& tick);
 
-}  // namespace twell::measure
+}  // namespace twell::lm

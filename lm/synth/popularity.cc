@@ -7,7 +7,7 @@
 
 #include "twell/status.h"
 
-namespace twell::measure {
+namespace twell::lm {
 namespace {
 
 // x in [low, high] with f(x) = target, f ascending.
@@ -113,4 +113,4 @@ std::vector<double> row_shifts(std::int64_t tokens, const std::vector<double>& p
   return shifts;
 }
 
-}  // namespace twell::measure
+}  // namespace twell::lm

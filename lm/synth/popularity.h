@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace twell::measure {
+namespace twell::lm {
 
 struct ActivityShape {
   double mean_nnz = 29;        // of a token, 0 … H
@@ -32,4 +32,4 @@ std::vector<double> row_shifts(std::int64_t tokens, const std::vector<double>& p
 // A seed of its own for each purpose.
 std::uint64_t random_stream(std::uint64_t seed, std::uint64_t purpose);
 
-}  // namespace twell::measure
+}  // namespace twell::lm

@@ -11,7 +11,7 @@
 #include "decoder/linear.h"
 #include "engine/layer_watch.h"
 
-namespace twell::measure {
+namespace twell::lm {
 namespace {
 
 // A neuron that shall not fire lies this many standard deviations below zero.
@@ -47,13 +47,13 @@ double calibrate_rows(const at::Tensor& rows, const at::Tensor& inputs, const Ac
   }
   w.addr_((shifts + (low + high) / 2) / mean_share, direction);
   rows.copy_(w);
-  const auto fired = (lm::linear_of(inputs, rows) > 0).sum().item<std::int64_t>();
+  const auto fired = (linear_of(inputs, rows) > 0).sum().item<std::int64_t>();
   return static_cast<double>(fired) / static_cast<double>(x.size(0));
 }
 
 }  // namespace
 
-void share_direction(lm::Model& model, std::uint64_t seed) {
+void share_direction(Model& model, std::uint64_t seed) {
   // The shared part is half as long as the rest: enough for a cosine of about 0.45. A token's own
   // part varies by 6 %, which at thresholds of about three standard deviations spreads row counts
   // by exp(±0.5).
@@ -102,13 +102,13 @@ std::vector<double> nnz_of_layers(std::int64_t layers, double mean_nnz) {
   return out;
 }
 
-void calibrate_sparsity(lm::Model& model, const at::Tensor& tokens, std::span<const double> nnz,
+void calibrate_sparsity(Model& model, const at::Tensor& tokens, std::span<const double> nnz,
                         std::uint64_t seed,
                         const std::function<void(std::int64_t, double)>& on_layer) {
   const at::NoGradGuard no_grad;
   at::Tensor x = model.embed(tokens);
   for (std::int64_t l = 0; l < model.layers(); ++l) {
-    const lm::FfnParameters parameters = model.ffn_parameters(l);
+    const FfnParameters parameters = model.ffn_parameters(l);
     ActivityShape shape;
     shape.mean_nnz = nnz[static_cast<std::size_t>(l)];
     double measured = 0;
@@ -123,4 +123,4 @@ void calibrate_sparsity(lm::Model& model, const at::Tensor& tokens, std::span<co
   }
 }
 
-}  // namespace twell::measure
+}  // namespace twell::lm

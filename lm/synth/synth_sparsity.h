@@ -10,12 +10,12 @@
 #include "decoder/model.h"
 #include "synth/synthetic.h"
 
-namespace twell::measure {
+namespace twell::lm {
 
 // Adds one constant direction to all embeddings, so that every normalised input has a share of it,
 // and varies how large that share is from token to token, so that row counts vary as in
 // ActivityShape. The direction also moves all logits alike, which changes no probability.
-void share_direction(lm::Model& model, std::uint64_t seed);
+void share_direction(Model& model, std::uint64_t seed);
 
 // Mean non-zeros of each layer of a trained model as the paper describes it: the first two of 28
 // layers are the least active, and a peak follows in the early-middle ones. It prints no numbers,
@@ -26,8 +26,8 @@ std::vector<double> nnz_of_layers(std::int64_t layers, double mean_nnz);
 // Sets the gate rows (of a non-gated model: up rows) of all layers so that the mean non-zeros on
 // `tokens` [B, S] are `nnz`, one number a layer. The model is one of make_model, with a relu.
 // `on_layer` is told (layer, measured mean on these tokens).
-void calibrate_sparsity(lm::Model& model, const at::Tensor& tokens, std::span<const double> nnz,
+void calibrate_sparsity(Model& model, const at::Tensor& tokens, std::span<const double> nnz,
                         std::uint64_t seed,
                         const std::function<void(std::int64_t, double)>& on_layer);
 
-}  // namespace twell::measure
+}  // namespace twell::lm

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-namespace twell::measure {
+namespace twell::lm {
 namespace {
 
 enum : std::uint64_t { kDirections = 3, kWeights, kInputs, kBiases };
@@ -92,4 +92,4 @@ at::Tensor synthetic_inputs(const SyntheticShape& shape, std::int64_t tokens, st
   return x.to(shape.dtype);
 }
 
-}  // namespace twell::measure
+}  // namespace twell::lm

@@ -11,7 +11,7 @@
 
 #include "synth/popularity.h"
 
-namespace twell::measure {
+namespace twell::lm {
 
 // One layer and its inputs, for measuring. `dtype` is a floating type.
 struct SyntheticLayer {
@@ -46,4 +46,4 @@ at::Tensor synthetic_inputs(const SyntheticShape& shape, std::int64_t tokens, st
 // their neurons in caches.
 std::int64_t input_batches(std::int64_t tokens);
 
-}  // namespace twell::measure
+}  // namespace twell::lm

@@ -7,7 +7,7 @@
 
 #include "twell/status.h"
 
-namespace twell::measure {
+namespace twell::lm {
 
 SyntheticLayer traced_layer(const SyntheticShape& shape, const io::ActivityRows& rows,
                             std::uint64_t seed) {
@@ -52,4 +52,4 @@ at::Tensor traced_inputs(const SyntheticShape& shape, std::int64_t recorded, std
   return units.index_select(0, at::arange(tokens).remainder_(recorded));
 }
 
-}  // namespace twell::measure
+}  // namespace twell::lm

@@ -15,7 +15,7 @@
 #include "files/activity_trace.h"
 #include "synth/synthetic.h"
 
-namespace twell::measure {
+namespace twell::lm {
 
 // `shape.activity` is ignored. Throws where there are more rows than shape.width, or neurons that
 // shape.neurons does not have.
@@ -24,4 +24,4 @@ SyntheticLayer traced_layer(const SyntheticShape& shape, const io::ActivityRows&
 // Inputs [tokens, D] of tokens 0 … recorded - 1, again and again.
 at::Tensor traced_inputs(const SyntheticShape& shape, std::int64_t recorded, std::int64_t tokens);
 
-}  // namespace twell::measure
+}  // namespace twell::lm

@@ -38,7 +38,7 @@ class Run {
 
   TrainResult execute() {
     if (!run_.resume) recipe_.validate();
-    const auto latest = latest_checkpoint(run_.out);
+    const auto latest = io::latest_checkpoint(run_.out);
     if (run_.resume && !latest) {
       io::fail_argument("train", "resume: {} holds no checkpoint", run_.out.string());
     }
@@ -69,7 +69,7 @@ class Run {
   void tell(const std::string& what, double share) const {
     if (run_.preparing) run_.preparing(what, share);
   }
-  fs::path start() const { return resolve_model_directory(recipe_.model); }
+  fs::path start() const { return io::resolve_model_directory(recipe_.model); }
   fs::path cache() const { return run_.cache.empty() ? run_.out / "cache" : run_.cache; }
 
   void take_up(const fs::path& latest) {
@@ -277,14 +277,14 @@ class Run {
     const auto tokens = static_cast<double>(steps_here() * trainer_->recipe().tokens_per_step());
     if (step_seconds_ > 0.0) result_.tokens_per_s = tokens / step_seconds_;
     if (result_.checkpoint.empty())
-      result_.checkpoint = latest_checkpoint(run_.out).value_or(run_.out);
+      result_.checkpoint = io::latest_checkpoint(run_.out).value_or(run_.out);
     return result_;
   }
 
   const TrainRun& run_;
   Recipe recipe_ = run_.recipe;
   Processes processes_;
-  std::optional<RunDirectory> directory_;
+  std::optional<io::RunDirectory> directory_;
   std::optional<io::Tokenizer> tokenizer_;
   io::SideFiles sides_;  // of the model that is trained on
   std::unique_ptr<Trainer> trainer_;

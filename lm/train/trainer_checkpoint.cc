@@ -109,7 +109,7 @@ State parse_state(const fs::path& path) {
 
 void Trainer::save(const fs::path& directory, const io::Tokenizer* tokenizer,
                    const io::SideFiles& sides) const {
-  AtomicDirectory target(directory);
+  io::AtomicDirectory target(directory);
   const fs::path& out = target.temporary();
 
   io::ModelConfig config = model_->config();

@@ -12,7 +12,7 @@
 #include "tests/support/message_of.h"
 #include "tests/support/scratch.h"
 
-namespace twell::lm {
+namespace twell::io {
 namespace {
 
 namespace fs = std::filesystem;
@@ -23,9 +23,9 @@ using test::Scratch;
 
 std::vector<std::string> notes_of(const std::function<void()>& action) {
   std::vector<std::string> out;
-  io::set_note_sink([&](const std::string& line) { out.push_back(line); });
+  set_note_sink([&](const std::string& line) { out.push_back(line); });
   action();
-  io::set_note_sink({});
+  set_note_sink({});
   return out;
 }
 
@@ -33,7 +33,7 @@ void add_step(RunDirectory& run, std::int64_t step) {
   run.add(step, 1, [](const fs::path& path) {
     AtomicDirectory directory(path);
     fs::create_directory(directory.temporary() / "trainer");
-    io::write_file_atomically(directory.temporary() / "config.json", "{}");
+    write_file_atomically(directory.temporary() / "config.json", "{}");
     directory.commit();
   });
 }
@@ -77,4 +77,4 @@ TEST(FileSystems, InterruptedCallsAreMadeAgain) {
 }
 
 }  // namespace
-}  // namespace twell::lm
+}  // namespace twell::io

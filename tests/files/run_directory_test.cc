@@ -19,7 +19,7 @@
 #include "tests/support/message_of.h"
 #include "tests/support/scratch.h"
 #include "twell/status.h"
-namespace twell::lm {
+namespace twell::io {
 namespace {
 
 namespace fs = std::filesystem;
@@ -33,7 +33,7 @@ TEST(RunDirectoryTest, LatestPointsToAWholeCheckpoint) {
   EXPECT_FALSE(latest_checkpoint(run.path()));
   const auto save = [](const fs::path& path) {
     AtomicDirectory directory(path);
-    io::write_file_atomically(directory.temporary() / "config.json", "{}");
+    write_file_atomically(directory.temporary() / "config.json", "{}");
     directory.commit();
   };
   run.add(5, 1, save);
@@ -41,7 +41,7 @@ TEST(RunDirectoryTest, LatestPointsToAWholeCheckpoint) {
   EXPECT_THROW(run.add(10, 1,
                        [](const fs::path& path) {
                          AtomicDirectory directory(path);
-                         io::write_file_atomically(directory.temporary() / "config.json", "{");
+                         write_file_atomically(directory.temporary() / "config.json", "{");
                          throw Error(ErrorKind::environment, "disk", "full");
                        }),
                Error);
@@ -73,7 +73,7 @@ TEST(RunDirectoryTest, FindsCheckpointsWithoutTheirLink) {
        {"step-00000002", "step-00000010", "step-100000000", "latest", "step-9x"}) {
     fs::create_directories(scratch.path() / name);
     if (name != std::string("step-100000000")) {
-      io::write_file_atomically(scratch.path() / name / "config.json", "{}");
+      write_file_atomically(scratch.path() / name / "config.json", "{}");
     }
   }
   EXPECT_EQ(resolve_model_directory(scratch.path()), scratch.path() / "step-00000010");
@@ -120,7 +120,7 @@ TEST(RunDirectoryTest, WaitsForTheNameOfItsOwner) {
 TEST(RunDirectoryTest, DoesNotOverwriteADirectory) {
   const Scratch scratch;
   fs::create_directories(scratch.path() / "model" / "mine");
-  io::write_file_atomically(scratch.path() / "file", "");
+  write_file_atomically(scratch.path() / "file", "");
   for (const char* name : {"model", "model/", "file"}) {
     EXPECT_FALSE(is_free_directory(scratch.path() / name));
     EXPECT_TRUE(
@@ -137,8 +137,8 @@ std::vector<std::string> names_in(const fs::path& path) {
 
 void write_model(AtomicDirectory& directory) {
   fs::create_directory(directory.temporary() / "trainer");
-  io::write_file_atomically(directory.temporary() / "config.json", "{}");
-  io::write_file_atomically(directory.temporary() / "weights", "");
+  write_file_atomically(directory.temporary() / "config.json", "{}");
+  write_file_atomically(directory.temporary() / "weights", "");
 }
 
 // An empty directory may be a mount, or all that its owner lets us write to: it stays, and nothing
@@ -186,4 +186,4 @@ TEST(RunDirectoryTest, FollowsLinks) {
 }
 
 }  // namespace
-}  // namespace twell::lm
+}  // namespace twell::io

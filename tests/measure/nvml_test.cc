@@ -10,7 +10,7 @@
 
 #include "measure/run_energy.h"
 
-namespace twell::measure {
+namespace twell::lm {
 namespace {
 
 class GpuEnergy : public testing::Test {
@@ -114,4 +114,4 @@ TEST_F(GpuEnergy, OfRunsIsNoneWhereAReadingIsMissing) {
 }
 
 }  // namespace
-}  // namespace twell::measure
+}  // namespace twell::lm

@@ -11,7 +11,7 @@
 
 #include "twell/status.h"
 
-namespace twell::measure {
+namespace twell::lm {
 namespace {
 
 TEST(Activity, QuantileInvertsTheNormalDistribution) {
@@ -107,4 +107,4 @@ TEST(Activity, SameSeedSameBits) {
 }
 
 }  // namespace
-}  // namespace twell::measure
+}  // namespace twell::lm

@@ -11,7 +11,7 @@
 #include "measure/reference.h"
 #include "twell/status.h"
 
-namespace twell::measure {
+namespace twell::lm {
 namespace {
 
 io::ActivityRows random_rows(std::int64_t tokens, std::int64_t neurons) {
@@ -31,9 +31,9 @@ io::ActivityRows random_rows(std::int64_t tokens, std::int64_t neurons) {
 }
 
 TEST(TracedLayer, FiresExactlyWhatWasRecorded) {
-  struct Counts final : lm::FfnObserver {
+  struct Counts final : FfnObserver {
     bool wants_counts() const override { return true; }
-    void observe(const lm::FfnActivity& activity) override { last = activity.counts; }
+    void observe(const FfnActivity& activity) override { last = activity.counts; }
     FfnCounts last;
   } seen;
   SyntheticShape shape;
@@ -75,4 +75,4 @@ TEST(TracedLayer, RefusesWhatDoesNotFit) {
 }
 
 }  // namespace
-}  // namespace twell::measure
+}  // namespace twell::lm
