@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "device/nvml.h"
 #include "measure/energy.h"
-#include "measure/nvml.h"
 #include "measure/timing.h"
 
 namespace twell::lm {

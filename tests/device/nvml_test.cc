@@ -1,5 +1,5 @@
 // Energy of a GPU, by a library that only plays one.
-#include "measure/nvml.h"
+#include "device/nvml.h"
 
 #include <dlfcn.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "measure/nvml.h"
+#include "device/nvml.h"
 
 #include <dlfcn.h>
 
