@@ -133,7 +133,8 @@ void AtomicDirectory::commit() {
   unfinished_->finish([&] {
     if (!is_there_) return rename_into_place(temporary_, path_);
     // Without its config.json, which is the last, it is no model.
-    std::ranges::partition(inside, [](const fs::path& name) { return name != kConfig; });
+    std::partition(inside.begin(), inside.end(),
+                   [](const fs::path& name) { return name != kConfig; });
     for (const fs::path& name : inside) rename_into_place(temporary_ / name, path_ / name);
     std::error_code ignored;
     fs::remove(temporary_, ignored);
@@ -254,7 +255,7 @@ std::optional<fs::path> latest_checkpoint(const fs::path& run) {
 fs::path RunDirectory::add(std::int64_t step, std::int64_t keep,
                            const std::function<void(const fs::path&)>& save) {
   const std::string name = name_of_step(step);
-  const fs::path directory = path_ / name;
+  fs::path directory = path_ / name;
   if (!fs::is_directory(directory)) save(directory);
   link_latest(name);
   sync_directory(path_);
