@@ -9,7 +9,7 @@
 
 #include "cli/command.h"
 #include "decoder/feed_forward.h"
-#include "measure/synthetic.h"
+#include "synth/synthetic.h"
 
 namespace twell::cli {
 
@@ -34,7 +34,7 @@ struct BenchFfnOptions : CommonOptions {
 
   lm::ActivationChoice choice() const;
   at::ScalarType type() const;
-  measure::SyntheticShape shape(double nnz_mean) const;
+  lm::SyntheticShape shape(double nnz_mean) const;
 };
 
 // One line a case; the grid, non-zeros by tokens; which implementations ran.

@@ -7,18 +7,18 @@
 #include <optional>
 #include <utility>
 
-#include "choice/device.h"
 #include "cli/bench_ffn_print.h"
 #include "cli/json_out.h"
 #include "cli/progress.h"
 #include "decoder/sparse_operators.h"
+#include "device/device.h"
 #include "files/activity_trace.h"
 #include "files/atomic_file.h"
 #include "files/file_error.h"
+#include "files/interrupt.h"
 #include "measure/ffn_bench.h"
-#include "measure/interrupt.h"
-#include "measure/trace_layer.h"
 #include "measure/train_bench.h"
+#include "synth/trace_layer.h"
 
 namespace twell::cli {
 
@@ -30,8 +30,8 @@ at::ScalarType BenchFfnOptions::type() const {
   return dtype == "bf16" ? at::kBFloat16 : dtype == "f16" ? at::kHalf : at::kFloat;
 }
 
-measure::SyntheticShape BenchFfnOptions::shape(double nnz_mean) const {
-  measure::SyntheticShape shape;
+lm::SyntheticShape BenchFfnOptions::shape(double nnz_mean) const {
+  lm::SyntheticShape shape;
   shape.width = width;
   shape.neurons = neurons;
   shape.gated = gated;
@@ -56,30 +56,30 @@ void print_results(const BenchFfnOptions& o, const nlohmann::json& results) {
 
 // Cases one after the other, and what is reported of all of them.
 struct Runs {
-  Runs(const BenchFfnOptions& options, const std::optional<measure::Peaks>& p, std::size_t count)
+  Runs(const BenchFfnOptions& options, const std::optional<lm::Peaks>& p, std::size_t count)
       : o(options),
         peaks(p),
         cases(static_cast<std::int64_t>(count)),
         progress("measuring", cases * (3 * options.repeats + 1)) {}
 
   // inputs [slices * m, D]; `more` is reported with what is measured.
-  void add(const std::vector<measure::BenchLayer>& layers, const at::Tensor& inputs, std::int64_t m,
+  void add(const std::vector<lm::BenchLayer>& layers, const at::Tensor& inputs, std::int64_t m,
            double nnz, const std::string& note,
            const nlohmann::json& more = nlohmann::json::object()) {
-    measure::MeasureOptions measure;
+    lm::MeasureOptions measure;
     measure.repeats = o.repeats;
     measure.min_seconds = o.seconds;
     measure.alive = [&] { progress.update(done, note); };
     const auto tick = [&] { progress.update(++done, note); };
     nlohmann::json result;
     if (o.train) {
-      result = measure::run_train_case(
+      result = lm::run_train_case(
           {o.shape(nnz), o.choice(), layers.front().source, inputs.narrow(0, 0, m), nnz, measure},
           tick);
     } else {
-      const measure::FfnCase c{o.shape(nnz), o.choice(), layers, inputs.view({-1, m, o.width}),
-                               nnz,          measure};
-      result = measure::run_ffn_case(c, peaks, tick);
+      const lm::FfnCase c{o.shape(nnz), o.choice(), layers, inputs.view({-1, m, o.width}),
+                          nnz,          measure};
+      result = lm::run_ffn_case(c, peaks, tick);
     }
     result.update(more);
     const std::lock_guard lock(mutex_);
@@ -129,7 +129,7 @@ struct Runs {
   }
 
   const BenchFfnOptions& o;
-  const std::optional<measure::Peaks>& peaks;
+  const std::optional<lm::Peaks>& peaks;
   std::int64_t cases;
   Progress progress;
   std::int64_t done = 0;
@@ -137,11 +137,11 @@ struct Runs {
 
  private:
   std::mutex mutex_;  // of the results
-  measure::LastWords last_words_{[this] { print_so_far(); }};
+  io::LastWords last_words_{[this] { print_so_far(); }};
 };
 
 // The recorded patterns of one layer after the other.
-void run_trace(BenchFfnOptions& o, const std::optional<measure::Peaks>& peaks) {
+void run_trace(BenchFfnOptions& o, const std::optional<lm::Peaks>& peaks) {
   const io::ActivityTrace trace(o.trace);
   const auto layers = static_cast<std::int64_t>(trace.header().layers);
   const std::int64_t first = o.trace_layer.value_or(0);
@@ -155,14 +155,14 @@ void run_trace(BenchFfnOptions& o, const std::optional<measure::Peaks>& peaks) {
     const io::ActivityRows rows =
         trace.read(static_cast<std::uint32_t>(l), static_cast<std::uint64_t>(o.width));
     runs.progress.update(runs.done, "making weights");
-    const std::vector<measure::BenchLayer> layer(
+    const std::vector<lm::BenchLayer> layer(
         static_cast<std::size_t>(o.layers),
-        measure::BenchLayer(measure::traced_layer(o.shape(0), rows, o.seed), o.choice(), o.device));
+        lm::BenchLayer(lm::traced_layer(o.shape(0), rows, o.seed), o.choice(), o.device));
     replayed = static_cast<std::int64_t>(rows.rows());
     const double mean = static_cast<double>(rows.neurons.size()) / static_cast<double>(replayed);
     for (const std::int64_t m : o.tokens) {
       const at::Tensor inputs =
-          measure::traced_inputs(o.shape(0), replayed, measure::input_batches(m) * m).to(o.device);
+          lm::traced_inputs(o.shape(0), replayed, lm::input_batches(m) * m).to(o.device);
       runs.add(layer, inputs, m, mean, fmt::format("{} tokens, layer {}", m, l),
                {{"trace_layer", l}});
     }
@@ -221,16 +221,16 @@ void run(BenchFfnOptions& o) {
       io::fail_argument("--nnz", "{} is not between 0 and --neurons {}", k, o.neurons);
     }
   }
-  measure::keep_freed_memory();
+  lm::keep_freed_memory();
   const c10::InferenceMode no_grad;
   o.say("One {}gated layer{}, D = {}, H = {}, {}, {}, {}\n", o.gated ? "" : "non-",
         o.biases ? " with biases" : "", o.width, o.neurons, o.dtype, o.activation,
         o.device.is_cpu()
             ? fmt::format("{} threads, {} instructions", o.threads, name_of(default_cpu_tier()))
             : lm::runtime_of(o.device).describe());
-  std::optional<measure::Peaks> peaks;
+  std::optional<lm::Peaks> peaks;
   if (o.peaks) {
-    peaks = measure::measure_peaks(o.type());
+    peaks = lm::measure_peaks(o.type());
     o.say("Memory {:.1f} GB/s, GEMM {:.2f} TFLOP/s\n", peaks->bytes_per_us / 1e3,
           peaks->flops_per_us / 1e6);
   }
@@ -241,16 +241,16 @@ void run(BenchFfnOptions& o) {
   }
   Runs runs(o, peaks, o.tokens.size() * o.nnz.size());
   for (const double nnz : o.nnz) {
-    const measure::SyntheticShape shape = o.shape(nnz);
-    std::vector<measure::BenchLayer> layers;
+    const lm::SyntheticShape shape = o.shape(nnz);
+    std::vector<lm::BenchLayer> layers;
     for (int l = 0; l < o.layers; ++l) {
       runs.progress.update(runs.done, "making weights");
       // The inputs fit the first layer's directions only, so every layer shares its gate.
-      layers.emplace_back(measure::synthetic_layer(shape, o.seed), o.choice(), o.device);
+      layers.emplace_back(lm::synthetic_layer(shape, o.seed), o.choice(), o.device);
     }
     for (const std::int64_t m : o.tokens) {
       const at::Tensor inputs =
-          measure::synthetic_inputs(shape, measure::input_batches(m) * m, o.seed).to(o.device);
+          lm::synthetic_inputs(shape, lm::input_batches(m) * m, o.seed).to(o.device);
       runs.add(layers, inputs, m, nnz, fmt::format("{} tokens, {} non-zeros", m, nnz));
     }
   }

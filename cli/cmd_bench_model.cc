@@ -8,17 +8,17 @@
 #include <memory>
 #include <string_view>
 
-#include "choice/device.h"
 #include "cli/command.h"
 #include "cli/json_out.h"
 #include "cli/model_files.h"
 #include "cli/progress.h"
 #include "cli/speed_table.h"
 #include "cli/table.h"
+#include "device/device.h"
 #include "engine/ffn_statistics.h"
 #include "files/file_error.h"
+#include "files/interrupt.h"
 #include "measure/fit.h"
-#include "measure/interrupt.h"
 #include "measure/joined_layers.h"
 #include "measure/layer_compare.h"
 #include "measure/machine.h"
@@ -29,7 +29,7 @@ namespace {
 
 struct BenchModelCommand : ModelOptions {
   std::string text, only;
-  measure::CompareOptions compare;
+  lm::CompareOptions compare;
   bool reference = false, by_layer = false, eager = true;
 };
 
@@ -41,16 +41,16 @@ struct Load {
 // All that is compared, and what it is made of.
 struct Contenders {
   std::unique_ptr<lm::Model> sparse, plain, prepacked;
-  std::optional<measure::JoinedLayers> joined;
-  std::optional<measure::EagerModel> eager;
-  measure::Sides sides;
+  std::optional<lm::JoinedLayers> joined;
+  std::optional<lm::EagerModel> eager;
+  lm::Sides sides;
 };
 
-void print_pieces(const BenchModelCommand& o, const measure::Comparison& result) {
+void print_pieces(const BenchModelCommand& o, const lm::Comparison& result) {
   Table table(
       {"share of time", "prefill dense", "prefill sparse", "decode dense", "decode sparse"});
-  std::array<const measure::PieceShares*, 4> columns{};
-  const auto take = [&](std::size_t first, const std::optional<measure::Speed>& speed) {
+  std::array<const lm::PieceShares*, 4> columns{};
+  const auto take = [&](std::size_t first, const std::optional<lm::Speed>& speed) {
     if (!speed || !speed->sparse_pieces || !speed->dense_pieces) return;
     columns[first] = &*speed->dense_pieces;
     columns[first + 1] = &*speed->sparse_pieces;
@@ -62,7 +62,7 @@ void print_pieces(const BenchModelCommand& o, const measure::Comparison& result)
     const bool rest = p == lm::kPieceNames.size();
     std::vector<std::string> row = {rest ? "rest" : lm::kPieceNames[p]};
     std::replace(row[0].begin(), row[0].end(), '_', ' ');
-    for (const measure::PieceShares* column : columns) {
+    for (const lm::PieceShares* column : columns) {
       row.push_back(column == nullptr
                         ? "-"
                         : fmt::format("{:.1f} %", 100 * (rest ? column->rest : column->share[p])));
@@ -72,17 +72,17 @@ void print_pieces(const BenchModelCommand& o, const measure::Comparison& result)
   o.say("{}\n", table.to_string());
 }
 
-nlohmann::json profile_json(const std::optional<measure::Speed>& speed) {
+nlohmann::json profile_json(const std::optional<lm::Speed>& speed) {
   if (!speed || !speed->sparse_pieces) return nullptr;
   return {{"dense", speed->dense_pieces->to_json()}, {"sparse", speed->sparse_pieces->to_json()}};
 }
 
-nlohmann::json speed_json(const std::optional<measure::Speed>& speed) {
+nlohmann::json speed_json(const std::optional<lm::Speed>& speed) {
   return speed ? speed->to_json() : nlohmann::json();
 }
 
 std::string neurons_of(const io::ModelConfig& config) {
-  const io::ExpertForm& experts = config.block.experts;
+  const io::ExpertSpec& experts = config.block.experts;
   if (experts.count == 0) return fmt::format("{}", config.intermediate_size);
   return fmt::format("{} of each expert ({} of {} a token)", config.intermediate_size,
                      experts.active, experts.count);
@@ -105,21 +105,21 @@ std::int64_t choose_layers(const BenchModelCommand& o, const io::ModelConfig& co
   // Sparse, plain and, on a CPU, prepacked; each has a cache, and so have joined and eager forms.
   const double copies = o.device.is_cpu() ? 3 : 2;
   const double element = o.dtype == "f32" || config.dtype == "float32" ? 4 : 2;
-  const auto need = measure::inference_need(config, o.compare, copies, 4, element);
+  const auto need = lm::inference_need(config, o.compare, copies, 4, element);
   lm::DeviceRuntime& runtime = lm::runtime_of(o.device);
-  return measure::layers_that_fit(need, config.num_hidden_layers, runtime.free_bytes(),
-                                  "--device " + o.device_name);
+  return lm::layers_that_fit(need, config.num_hidden_layers, runtime.free_bytes(),
+                             "--device " + o.device_name);
 }
 
 Contenders open_all(const BenchModelCommand& o, Load& load) {
   Contenders out;
-  const double before = measure::peak_resident_bytes();
+  const double before = lm::peak_resident_bytes();
   const auto begin = std::chrono::steady_clock::now();
   out.sparse = o.open(lm::FfnPath::sparse);
   load.us =
       std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count();
-  load.peak_bytes = measure::peak_resident_bytes() - before;
-  measure::keep_freed_memory();
+  load.peak_bytes = lm::peak_resident_bytes() - before;
+  lm::keep_freed_memory();
   out.plain = o.open(lm::FfnPath::dense);
   out.sides.sparse = out.sparse.get();
   out.sides.dense.push_back({"dense, plain weights", out.plain.get()});
@@ -131,12 +131,12 @@ Contenders open_all(const BenchModelCommand& o, Load& load) {
     } catch (const c10::Error&) {  // not for this dtype with this processor
     }
   } else if (config.gated && lm::is_plain(out.plain->ffn_parameters(0), out.plain->activation())) {
-    measure::JoinedLayers* joined = &out.joined.emplace(*out.plain);
+    lm::JoinedLayers* joined = &out.joined.emplace(*out.plain);
     out.sides.dense.front().enter = [joined] { joined->join(false); };
     out.sides.dense.push_back(
         {"dense, gate and up joined", out.plain.get(), [joined] { joined->join(true); }});
   }
-  if (o.eager && measure::EagerModel::serves(config)) {
+  if (o.eager && lm::EagerModel::serves(config)) {
     out.sides.eager = &out.eager.emplace(config, out.plain->parameters());
   } else if (o.eager) {
     o.say("PyTorch eager is left out: it is written here for models of Llama's form alone\n");
@@ -146,10 +146,10 @@ Contenders open_all(const BenchModelCommand& o, Load& load) {
 
 // Mean non-zeros of each layer on the prompts that are timed.
 std::vector<double> nnz_by_layer(lm::Model& sparse, std::span<const std::int64_t> tokens,
-                                 const measure::CompareOptions& options) {
+                                 const lm::CompareOptions& options) {
   lm::FfnStatistics statistics;
   for (std::int64_t s = 0; s < options.sequences; ++s) {
-    measure::check_interrupt();
+    io::check_interrupt();
     const lm::Chunk chunk{0, tokens.subspan(static_cast<std::size_t>(s * options.length()),
                                             static_cast<std::size_t>(options.prompt_tokens))};
     sparse.hidden_states(std::span(&chunk, 1), nullptr, &statistics);
@@ -159,13 +159,13 @@ std::vector<double> nnz_by_layer(lm::Model& sparse, std::span<const std::int64_t
   return out;
 }
 
-std::vector<measure::LayerSpeed> by_layer(const BenchModelCommand& o, const Contenders& all,
-                                          std::span<const std::int64_t> tokens,
-                                          std::span<const double> nnz) {
+std::vector<lm::LayerSpeed> by_layer(const BenchModelCommand& o, const Contenders& all,
+                                     std::span<const std::int64_t> tokens,
+                                     std::span<const double> nnz) {
   Progress progress("layer by layer", static_cast<std::int64_t>(nnz.size()));
   std::int64_t done = 0;
   auto speeds =
-      measure::compare_layers(all.sides, tokens, nnz, o.compare, [&] { progress.update(++done); });
+      lm::compare_layers(all.sides, tokens, nnz, o.compare, [&] { progress.update(++done); });
   progress.finish();
   o.say("{}", layer_table(speeds));
   return speeds;
@@ -173,7 +173,7 @@ std::vector<measure::LayerSpeed> by_layer(const BenchModelCommand& o, const Cont
 
 void run(BenchModelCommand& o) {
   const c10::InferenceMode no_grad;
-  const measure::LastWords last_words([&o] { o.tell_so_far(); });
+  const io::LastWords last_words([&o] { o.tell_so_far(); });
   o.compare.prefill = o.only != "decode";
   o.compare.decode = o.only != "prefill";
   const io::ModelConfig config = io::load_config(o.directory());
@@ -184,7 +184,7 @@ void run(BenchModelCommand& o) {
   o.layers = choose_layers(o, config);
   const auto tokens = o.text.empty() ? random_tokens(o.compare.tokens(), config.vocab_size, 1)
                                      : read_tokens(o.text, o.tokenizer(), o.compare.tokens());
-  measure::require_tokens(o.compare, std::ssize(tokens), config.max_position_embeddings);
+  lm::require_tokens(o.compare, std::ssize(tokens), config.max_position_embeddings);
   Load load;
   Contenders all = open_all(o, load);
   lm::Model& sparse = *all.sparse;
@@ -218,7 +218,7 @@ void run(BenchModelCommand& o) {
   Progress progress("measuring",
                     phases * static_cast<std::int64_t>(sides) * o.compare.measure.repeats);
   std::int64_t done = 0;
-  const auto publish = [&](const char* name, const std::optional<measure::Speed>& speed) {
+  const auto publish = [&](const char* name, const std::optional<lm::Speed>& speed) {
     const bool printed = out.contains(name) && out[name].is_object() && out[name]["complete"];
     out[name] = speed_json(speed);
     out["profile"][name] = profile_json(speed);
@@ -226,9 +226,9 @@ void run(BenchModelCommand& o) {
     progress.clear();
     o.say("\n{}", speed_table(name, o.compare, *speed));
   };
-  const measure::Comparison result = measure::compare_speed(
+  const lm::Comparison result = lm::compare_speed(
       all.sides, tokens, o.compare, [&](const std::string& what) { progress.update(++done, what); },
-      [&](const measure::Comparison& so_far) {
+      [&](const lm::Comparison& so_far) {
         publish("prefill", so_far.prefill);
         publish("decode", so_far.decode);
         o.write_so_far(out);
@@ -247,7 +247,7 @@ void run(BenchModelCommand& o) {
   const LogitErrors errors = logit_errors(o, *all.plain, sparse, prompt, o.reference);
   const std::string_view jumps = jumps_of(sparse.config());
   std::optional<double> bound;
-  if (jumps.empty()) bound = measure::logits_error_bound(sparse.layers(), sparse.dtype());
+  if (jumps.empty()) bound = lm::logits_error_bound(sparse.layers(), sparse.dtype());
   o.say("Mean non-zeros {:.1f} of {}; logits differ by {:.1e} of the largest{}\n", nnz_mean,
         sparse.config().neurons_of_token(), errors.max_rel_err,
         bound ? fmt::format(" (bound {:.1e})", *bound) : std::string());
@@ -259,12 +259,12 @@ void run(BenchModelCommand& o) {
         format_bytes(static_cast<double>(sparse.weight_bytes())), format_us(load.us),
         format_bytes(load.peak_bytes));
   o.write_so_far(out);
-  out["by_layer"] = o.by_layer ? measure::to_json(by_layer(o, all, tokens, nnz)) : nlohmann::json();
+  out["by_layer"] = o.by_layer ? lm::to_json(by_layer(o, all, tokens, nnz)) : nlohmann::json();
   out.update({{"max_rel_err", errors.max_rel_err},
-              {"max_rel_err_bound", measure::optional_json(bound)},
-              {"dense_max_rel_err_fp32", measure::optional_json(errors.dense)},
-              {"sparse_max_rel_err_fp32", measure::optional_json(errors.sparse)},
-              {"peak_bytes", measure::peak_resident_bytes()},
+              {"max_rel_err_bound", lm::optional_json(bound)},
+              {"dense_max_rel_err_fp32", lm::optional_json(errors.dense)},
+              {"sparse_max_rel_err_fp32", lm::optional_json(errors.sparse)},
+              {"peak_bytes", lm::peak_resident_bytes()},
               {"complete", true}});
   o.write(out);
 }

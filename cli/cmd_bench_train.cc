@@ -3,18 +3,18 @@
 #include <mutex>
 #include <optional>
 
-#include "choice/device.h"
 #include "cli/command.h"
 #include "cli/model_files.h"
 #include "cli/progress.h"
 #include "cli/speed_table.h"
 #include "cli/table.h"
 #include "cli/train_options.h"
+#include "device/device.h"
 #include "files/file_error.h"
+#include "files/interrupt.h"
+#include "files/run_directory.h"
 #include "measure/fit.h"
-#include "measure/interrupt.h"
 #include "measure/step_bench.h"
-#include "train/run_directory.h"
 
 namespace twell::cli {
 namespace {
@@ -22,7 +22,7 @@ namespace {
 struct BenchTrainCommand : CommonOptions {
   std::string model, text;
   lm::Recipe recipe;
-  measure::StepOptions steps;
+  lm::StepOptions steps;
   std::int64_t layers = 0;
   bool eager = true;
 };
@@ -39,10 +39,9 @@ std::unique_ptr<lm::Model> master_model(const BenchTrainCommand& o) {
 
 std::int64_t choose_layers(const BenchTrainCommand& o, const io::ModelConfig& config) {
   if (o.layers > 0) return std::min(o.layers, config.num_hidden_layers);
-  const auto need = measure::training_need(config, o.recipe.context, o.recipe.recompute);
-  return measure::layers_that_fit(need, config.num_hidden_layers,
-                                  lm::runtime_of(o.device).free_bytes(),
-                                  "--device " + o.device_name);
+  const auto need = lm::training_need(config, o.recipe.context, o.recipe.recompute);
+  return lm::layers_that_fit(need, config.num_hidden_layers, lm::runtime_of(o.device).free_bytes(),
+                             "--device " + o.device_name);
 }
 
 lm::TokenStream stream(const BenchTrainCommand& o, std::int64_t vocab) {
@@ -62,12 +61,12 @@ lm::TokenStream stream(const BenchTrainCommand& o, std::int64_t vocab) {
   return lm::TokenStream(std::move(out));
 }
 
-void print_sides(const BenchTrainCommand& o, const measure::StepComparison& result) {
+void print_sides(const BenchTrainCommand& o, const lm::StepComparison& result) {
   Table table(
       {"", "tokens/s", "step", "fastest", "slowest", "windows", "mJ/token", "memory", "gain"});
-  for (const measure::StepSide* side : result.sides()) {
+  for (const lm::StepSide* side : result.sides()) {
     const auto [low, high] = std::ranges::minmax(side->seconds);
-    const double step = measure::median(side->seconds);
+    const double step = lm::median(side->seconds);
     std::optional<double> mj, peak;
     if (side->joules) {
       mj = *side->joules * 1e3 / (static_cast<double>(side->steps) * result.tokens);
@@ -99,7 +98,7 @@ void print_shares(const BenchTrainCommand& o, const nlohmann::json& json) {
 }
 
 void run(BenchTrainCommand& o) {
-  o.model = lm::resolve_model_directory(o.model).string();
+  o.model = io::resolve_model_directory(o.model).string();
   lm::Recipe& recipe = o.recipe;
   // Nothing moves, so that the activity stays what it is; the work is that of any other step.
   recipe.peak_lr = recipe.min_lr_ratio = recipe.l1 = 0.0;
@@ -113,8 +112,8 @@ void run(BenchTrainCommand& o) {
   const io::ModelConfig config = model->config();
   const lm::TokenStream tokens = stream(o, config.vocab_size);
   lm::Trainer trainer(std::move(model), recipe, {tokens, 0});
-  std::optional<measure::EagerTraining> eager;
-  if (o.eager && measure::EagerTraining::serves(trainer)) {
+  std::optional<lm::EagerTraining> eager;
+  if (o.eager && lm::EagerTraining::serves(trainer)) {
     eager.emplace(trainer, tokens);
   } else if (o.eager) {
     o.say("PyTorch eager is left out: it is written here for models of Llama's form alone\n");
@@ -129,7 +128,7 @@ void run(BenchTrainCommand& o) {
                           : lm::runtime_of(o.device).describe(),
         recipe.micro_batch * recipe.accumulation, recipe.context,
         recipe.recompute ? ", blocks computed twice" : "");
-  Progress progress("measuring", measure::ticks(o.steps, eager.has_value()));
+  Progress progress("measuring", lm::ticks(o.steps, eager.has_value()));
   std::int64_t done = 0;
   const nlohmann::json facts = {
       {"context", recipe.context},
@@ -143,14 +142,14 @@ void run(BenchTrainCommand& o) {
       {"compute", lm::name_of(trainer.compute())},
       {"device", o.device_name},
       {"text", o.text.empty() ? nlohmann::json(nullptr) : nlohmann::json(o.text)}};
-  const auto all_of = [&facts](const measure::StepComparison& result) {
+  const auto all_of = [&facts](const lm::StepComparison& result) {
     nlohmann::json out = result.to_json();
     out.update(facts);
     return out;
   };
   std::mutex mutex;
-  std::optional<measure::StepComparison> rounds;  // that are complete
-  const measure::LastWords last_words([&] {
+  std::optional<lm::StepComparison> rounds;  // that are complete
+  const io::LastWords last_words([&] {
     const std::lock_guard lock(mutex);
     if (!rounds) return;
     progress.clear();
@@ -158,10 +157,10 @@ void run(BenchTrainCommand& o) {
     o.say("{} of {} rounds were measured\n", rounds->sparse.seconds.size(), o.steps.repeats);
     o.tell_so_far();
   });
-  const measure::StepComparison result = measure::compare_steps(
+  const lm::StepComparison result = lm::compare_steps(
       trainer, eager ? &*eager : nullptr, o.steps,
       [&](const std::string& what) { progress.update(++done, what); },
-      [&](const measure::StepComparison& so_far) {
+      [&](const lm::StepComparison& so_far) {
         const std::lock_guard lock(mutex);
         rounds = so_far;
         o.write_so_far(all_of(so_far));

@@ -1,9 +1,9 @@
 // twell calibrate: measures what --path auto chooses by, once per machine.
 
-#include "choice/calibration.h"
 #include "cli/command.h"
 #include "cli/progress.h"
 #include "cli/table.h"
+#include "device/calibration.h"
 #include "measure/calibrate.h"
 #include "measure/timing.h"
 #include "twell/device.h"
@@ -13,7 +13,7 @@ namespace {
 
 struct CalibrateCommand : CommonOptions {
   FfnShape shape = {2048, 5632};
-  measure::MeasureOptions measure = {.repeats = 5, .min_seconds = 0.1};
+  lm::MeasureOptions measure = {.repeats = 5, .min_seconds = 0.1};
 };
 
 // The density from which on --path auto takes the dense path.
@@ -26,14 +26,14 @@ std::string crossover(const CostModel& cost, std::int64_t tokens, const FfnShape
 
 void run(CalibrateCommand& o) {
   lm::check_calibration_file();
-  measure::keep_freed_memory();
+  lm::keep_freed_memory();
   const FfnShape& size = o.shape;
   const std::string key = lm::machine_key(default_cpu_tier(), o.threads);
   o.say("{}: a gated layer, D = {}, H = {}, bf16\n", key, size.width, size.neurons);
-  Progress progress("measuring", measure::calibration_steps());
+  Progress progress("measuring", lm::calibration_steps());
   std::int64_t done = 0;
-  CostModel cost = measure::calibrate(
-      size, o.measure, [&](const std::string& what) { progress.update(++done, what); });
+  CostModel cost = lm::calibrate(size, o.measure,
+                                 [&](const std::string& what) { progress.update(++done, what); });
   progress.finish();
   cost.measured_on = key;
   lm::save_cost_model(cost);

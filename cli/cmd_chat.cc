@@ -16,7 +16,7 @@
 #include "cli/text_stream.h"
 #include "engine/conversation.h"
 #include "files/file_error.h"
-#include "measure/interrupt.h"
+#include "files/interrupt.h"
 #include "tokenizer/unicode.h"
 
 namespace twell::cli {
@@ -51,11 +51,11 @@ class Lines {
         return plain(std::exchange(read_, {}) + '\n');
       }
       std::array<pollfd, 2> wait{
-          {{STDIN_FILENO, POLLIN, 0}, {measure::interrupt_descriptor(), POLLIN, 0}}};
+          {{STDIN_FILENO, POLLIN, 0}, {io::interrupt_descriptor(), POLLIN, 0}}};
       if (::poll(wait.data(), wait.size(), -1) < 0 && errno != EINTR) return {};
-      if (measure::interrupted()) {
+      if (io::interrupted()) {
         read_.clear();
-        measure::forget_interrupt();
+        io::forget_interrupt();
         return "";
       }
       if (wait[0].revents == 0) continue;
@@ -101,12 +101,12 @@ class Chat {
     const bool asks = ::isatty(STDIN_FILENO) != 0;
     if (asks) put(stderr, kHelp);
     // Ctrl-C ends an answer, and the conversation goes on.
-    const measure::Unhurried conversation({}, measure::Unhurried::Of::ctrl_c);
-    const measure::LastWords last_words([this] { o_.tell_so_far(); });
+    const io::Unhurried conversation({}, io::Unhurried::Of::ctrl_c);
+    const io::LastWords last_words([this] { o_.tell_so_far(); });
     while (true) {
       if (asks) put(stderr, "\n> ");
       const auto line = lines_.next();
-      measure::check_interrupt();
+      io::check_interrupt();
       if (!line || command_of(*line) == "/exit") break;
       if (line->empty()) continue;
       if (const auto why = why_no_text(*line); !why.empty()) {
@@ -207,16 +207,16 @@ class Chat {
     TextStream stream(tokenizer_, ids, o_.sampling.stop);
     options.on_token = [&](std::int64_t, std::int64_t token) {
       o_.say("{}", stream.push(token));
-      return !measure::interrupted() && !stream.stopped() && output_error() == 0;
+      return !io::interrupted() && !stream.stopped() && output_error() == 0;
     };
     const lm::GenerateResult result =
         named(o_.model, [&] { return conversation_->generate(ids, options); });
     const std::string rest = stream.finish();
-    const bool stopped = measure::interrupted();
+    const bool stopped = io::interrupted();
     o_.say("{}\n", rest);
     if (stopped) {
       put(stderr, "[stopped]\n");
-      measure::forget_interrupt();
+      io::forget_interrupt();
     }
     messages_.push_back({{"role", "assistant"}, {"content", stream.text()}});
     const lm::GeneratedSequence& said = result.sequences[0];

@@ -11,10 +11,10 @@
 #include "cli/model_files.h"
 #include "cli/progress.h"
 #include "cli/table.h"
-#include "engine/neuron_order.h"
+#include "convert/neuron_order.h"
 #include "files/file_error.h"
+#include "files/run_directory.h"
 #include "gguf/gguf_file.h"
-#include "train/run_directory.h"
 
 namespace twell::cli {
 namespace {
@@ -42,7 +42,7 @@ nlohmann::json convert_directory(const ConvertCommand& o) {
   std::optional<Progress> converting(std::in_place, "converting", 0);
   const auto model = lm::load_model(o.in, load);
   const fs::path words =
-      o.tokenizer.empty() ? fs::path(o.in) : lm::resolve_model_directory(o.tokenizer);
+      o.tokenizer.empty() ? fs::path(o.in) : io::resolve_model_directory(o.tokenizer);
   const io::Tokenizer tokenizer = io::Tokenizer::load(words);
   io::SideFiles sides = io::SideFiles::read(o.in);
   if (!o.tokenizer.empty()) sides.replace_tokenizer(io::SideFiles::read(words));
@@ -85,9 +85,9 @@ void convert_gguf(const ConvertCommand& o, bool from_gguf) {
     io::fail_argument("--reorder", "is for directories, not for GGUF files");
   }
   const GgufConversion conversion = {
-      .in = lm::resolve_model_directory(o.in),
+      .in = io::resolve_model_directory(o.in),
       .out = o.out,
-      .tokenizer = o.tokenizer.empty() ? fs::path() : lm::resolve_model_directory(o.tokenizer),
+      .tokenizer = o.tokenizer.empty() ? fs::path() : io::resolve_model_directory(o.tokenizer),
       .dtype = o.dtype,
       .allow_unused = o.allow_unused};
   if (from_gguf) {
@@ -115,7 +115,7 @@ void run(ConvertCommand& o) {
     io::fail_argument("--dtype " + o.dtype, "is for GGUF files");
   }
   check_output_directory("--out", o.out);
-  o.in = lm::resolve_model_directory(o.in).string();
+  o.in = io::resolve_model_directory(o.in).string();
   const nlohmann::json reordering = convert_directory(o);
   const io::ModelConfig config = io::load_config(o.out);
   o.say("{}: {} layers, D = {}, H = {}, {}, {}\n", o.out, config.num_hidden_layers,

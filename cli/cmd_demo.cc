@@ -14,15 +14,15 @@
 #include "cli/report.h"
 #include "cli/table.h"
 #include "cli/train_options.h"
+#include "corpus/corpus.h"
+#include "corpus/text_files.h"
 #include "engine/ffn_statistics.h"
 #include "engine/generate.h"
 #include "files/atomic_file.h"
 #include "files/file_error.h"
-#include "measure/interrupt.h"
+#include "files/interrupt.h"
 #include "measure/model_compare.h"
-#include "train/corpus.h"
 #include "train/demo_recipe.h"
-#include "train/text_files.h"
 #include "twell/device.h"
 
 namespace twell::cli {
@@ -81,7 +81,7 @@ lm::TrainRun make_run(const DemoCommand& o) {
 lm::TrainResult train(const DemoCommand& o, lm::TrainRun& run, std::vector<lm::LogRecord>& log) {
   lm::TrainResult result =
       train_with_progress(run, [&log](const lm::LogRecord& record) { log.push_back(record); });
-  measure::check_interrupt();
+  io::check_interrupt();
   o.say("  cross entropy {:.2f} -> {:.2f}, {:.1f} of {} neurons fire per token ({:.1f} %)\n",
         *result.loss_first, *result.loss_last, result.nnz_mean, result.neurons,
         100 * result.nnz_mean / static_cast<double>(result.neurons));
@@ -96,20 +96,20 @@ struct Models {
 void measure(const ModelOptions& open, const Models& models, std::span<const std::int64_t> tokens,
              DemoReport& report) {
   const std::int64_t context = models.sparse->config().max_position_embeddings;
-  measure::CompareOptions options;
+  lm::CompareOptions options;
   options.decode_tokens = std::min<std::int64_t>(32, std::max<std::int64_t>(1, context / 4));
   options.prompt_tokens =
       std::min<std::int64_t>({512, context - options.decode_tokens,
                               static_cast<std::int64_t>(tokens.size()) - options.decode_tokens});
   options.measure.repeats = 7;
-  const measure::Sides sides = {
+  const lm::Sides sides = {
       {{"plain weights", models.plain.get()}, {"oneDNN prepacked", models.prepacked.get()}},
       nullptr,
       models.sparse.get()};
   Progress progress("comparing dense and sparse", 2 * 3 * options.measure.repeats);
   std::int64_t done = 0;
-  report.speed = measure::compare_speed(
-      sides, tokens, options, [&](const std::string& what) { progress.update(++done, what); });
+  report.speed = lm::compare_speed(sides, tokens, options,
+                                   [&](const std::string& what) { progress.update(++done, what); });
   report.nnz_mean = lm::measure_ffn(*models.sparse, tokens).nnz_mean();
   progress.finish();
 
@@ -118,7 +118,7 @@ void measure(const ModelOptions& open, const Models& models, std::span<const std
   report.max_rel_err = errors.max_rel_err;
   report.dense_error = *errors.dense;
   report.sparse_error = *errors.sparse;
-  report.bound = measure::logits_error_bound(models.sparse->layers(), models.sparse->dtype());
+  report.bound = lm::logits_error_bound(models.sparse->layers(), models.sparse->dtype());
 }
 
 void write_sample(const DemoCommand& o, lm::Model& model, const io::Tokenizer& tokenizer,
@@ -135,11 +135,11 @@ void write_sample(const DemoCommand& o, lm::Model& model, const io::Tokenizer& t
     const std::string piece = decoder.push(static_cast<std::int32_t>(token));
     report.sample += piece;
     o.say("{}", piece);
-    return !measure::interrupted();
+    return !io::interrupted();
   };
   const std::vector<std::vector<std::int64_t>> prompts = {{ids.begin(), ids.end()}};
   lm::generate(model, prompts, options);
-  measure::check_interrupt();
+  io::check_interrupt();
   const std::string rest = decoder.finish();
   report.sample += rest;
   o.say("{}\n\n", rest);
@@ -147,8 +147,8 @@ void write_sample(const DemoCommand& o, lm::Model& model, const io::Tokenizer& t
 
 void summarise(const DemoCommand& o, const DemoReport& r) {
   const double neurons = static_cast<double>(r.config.intermediate_size);
-  const measure::Speed& prefill = *r.speed.prefill;
-  const measure::Speed& decode = *r.speed.decode;
+  const lm::Speed& prefill = *r.speed.prefill;
+  const lm::Speed& decode = *r.speed.decode;
   o.say("What happened\n");
   o.say(
       "  A language model of {:.1f} million parameters read {} tokens; its surprise at the next\n"
@@ -217,7 +217,7 @@ void run(DemoCommand& o) {
   const Models models = {open.open(lm::FfnPath::dense), open.open(lm::FfnPath::dense, true),
                          open.open(lm::FfnPath::sparse)};
   const io::Tokenizer tokenizer = open.tokenizer();
-  measure::keep_freed_memory();
+  lm::keep_freed_memory();
   report.config = models.sparse->config();
   report.dtype = models.sparse->dtype() == at::kFloat ? "fp32" : "bf16";
   report.tier = name_of(default_cpu_tier());

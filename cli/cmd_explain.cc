@@ -1,11 +1,11 @@
 // twell explain: what this machine has, and which plan a layer or a model would run with.
 #include <memory>
 
-#include "choice/calibration.h"
 #include "cli/command.h"
 #include "cli/json_out.h"
 #include "cli/model_files.h"
 #include "cli/table.h"
+#include "device/calibration.h"
 #include "measure/layer_timer.h"
 #include "twell/tuning.h"
 
@@ -39,7 +39,7 @@ void explain_machine(const ExplainCommand& o, const Context& context) {
 // What --path auto goes by: in the model's first layer, in a layer like those that are timed, or
 // before any layer was there.
 CostModel expected_cost(const Context& context, lm::Model* model,
-                        const std::optional<measure::LayerTimer>& timer) {
+                        const std::optional<lm::LayerTimer>& timer) {
   const CostModel* of_model = model != nullptr ? model->feed_forward(0).cost() : nullptr;
   if (of_model != nullptr) return *of_model;
   if (timer) return timer->automatic_cost();
@@ -50,7 +50,7 @@ CostModel expected_cost(const Context& context, lm::Model* model,
 // layer that was timed. None where no layer has met inputs: only those tell how many neurons a
 // screen leaves, which is more than fire.
 std::optional<GateForm> gate_form(const Context& context, lm::Model* model,
-                                  const std::optional<measure::LayerTimer>& timer) {
+                                  const std::optional<lm::LayerTimer>& timer) {
   for (std::int64_t l = 0; model != nullptr && l < model->layers(); ++l) {
     if (const auto form = model->feed_forward(l).gate_form()) return form;
   }
@@ -81,12 +81,12 @@ void run(ExplainCommand& o) {
   o.say("A {}gated layer, D = {}, H = {}, {}, {} non-zeros expected\n\n", o.gated ? "" : "non-",
         o.width, o.neurons, name_of(dtype), o.nnz);
   const double density = o.nnz / static_cast<double>(o.neurons);
-  std::optional<measure::LayerTimer> timer;
+  std::optional<lm::LayerTimer> timer;
   std::vector<std::string> headings = {"tokens", "--path auto takes", "dense expected",
                                        "sparse expected"};
   if (o.measure) {
     headings.insert(headings.end(), {"dense measured", "sparse measured"});
-    measure::SyntheticShape shape;
+    lm::SyntheticShape shape;
     shape.width = o.width;
     shape.neurons = o.neurons;
     shape.gated = o.gated;
@@ -117,7 +117,7 @@ void run(ExplainCommand& o) {
                      {"gate", form ? nlohmann::json(name_of(*form)) : nlohmann::json(nullptr)},
                      {"hot_share", plan.hot_share}});
     if (timer) {
-      const measure::LayerTimes times = timer->measure(m, 3, 0.05);
+      const lm::LayerTimes times = timer->measure(m, 3, 0.05);
       cells.insert(cells.end(), {format_us(times.dense_us), format_us(times.sparse_us)});
       plans.back()["dense_measured_us"] = times.dense_us;
       plans.back()["sparse_measured_us"] = times.sparse_us;

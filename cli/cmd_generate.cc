@@ -11,7 +11,7 @@
 #include "cli/text_stream.h"
 #include "engine/generate.h"
 #include "files/file_error.h"
-#include "measure/interrupt.h"
+#include "files/interrupt.h"
 
 namespace twell::cli {
 namespace {
@@ -90,7 +90,7 @@ void run(GenerateCommand& o) {
     const std::string piece = stream.push(token);
     if (alone) o.say("{}", piece);
     const bool unread = output_error() != 0 && o.json.empty();
-    return !measure::interrupted() && !unread && !stream.stopped();
+    return !io::interrupted() && !unread && !stream.stopped();
   };
   if (alone) o.say("{}", streams[0].prompt());
   const lm::GenerateResult result =
@@ -113,7 +113,7 @@ void run(GenerateCommand& o) {
          {"token_ids", sequence.tokens},
          {"finish", streams[i].stopped() ? "stop_string" : lm::name_of(sequence.finish)}});
   }
-  measure::check_interrupt();
+  io::check_interrupt();
   const lm::GenerateTiming& t = result.timing;
   put(stderr,
       fmt::format(

@@ -4,7 +4,7 @@
 #include "cli/model_files.h"
 #include "cli/progress.h"
 #include "cli/table.h"
-#include "engine/prepare.h"
+#include "convert/prepare.h"
 
 namespace twell::cli {
 namespace {

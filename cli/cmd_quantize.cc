@@ -9,11 +9,11 @@
 #include "cli/model_files.h"
 #include "cli/progress.h"
 #include "cli/table.h"
+#include "convert/quantize_model.h"
 #include "decoder/prepared_file.h"
-#include "engine/quantize_model.h"
 #include "files/atomic_file.h"
 #include "files/file_error.h"
-#include "train/run_directory.h"
+#include "files/run_directory.h"
 #include "twell/weight.h"
 
 namespace twell::cli {
@@ -79,7 +79,7 @@ void run(QuantizeCommand& o) {
   check_output_directory("--out", o.out);
   const fs::path from = o.directory();
   lm::QuantizeOptions options = options_of(o);
-  lm::AtomicDirectory target{o.out};
+  io::AtomicDirectory target{o.out};
   std::optional<Progress> progress;
   options.on_progress = [&](std::int64_t done, std::int64_t total, const std::string& tensor) {
     if (!progress) progress.emplace("quantising", total);

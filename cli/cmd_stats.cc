@@ -8,8 +8,8 @@
 #include "cli/popularity_print.h"
 #include "cli/progress.h"
 #include "cli/table.h"
+#include "convert/trace_recorder.h"
 #include "engine/ffn_statistics.h"
-#include "engine/trace_recorder.h"
 #include "files/activity_trace.h"
 #include "files/atomic_file.h"
 #include "files/file_error.h"
@@ -27,7 +27,7 @@ struct StatsCommand : ModelOptions {
   bool chart = false, popularity = false;
   std::string trace, svg;
   std::vector<std::int64_t> unions;
-  double hot = measure::kHotShare;
+  double hot = lm::kHotShare;
   std::uint64_t seed = 1;
   std::vector<const CLI::Option*> of_popularity;  // each of which asks for it
 

@@ -13,11 +13,11 @@
 #include "cli/model_files.h"
 #include "cli/progress.h"
 #include "cli/table.h"
+#include "corpus/bpe_trainer.h"
 #include "engine/ffn_statistics.h"
 #include "files/file_error.h"
-#include "measure/synth_sparsity.h"
-#include "train/bpe_trainer.h"
-#include "train/run_directory.h"
+#include "files/run_directory.h"
+#include "synth/synth_sparsity.h"
 
 namespace twell::cli {
 namespace {
@@ -101,7 +101,7 @@ void run(SynthCommand& o) {
   const io::ModelConfig config = make_config(o);
   const io::Tokenizer tokenizer =
       o.tokenizer.empty() ? byte_tokenizer(config.vocab_size)
-                          : io::Tokenizer::load(lm::resolve_model_directory(o.tokenizer));
+                          : io::Tokenizer::load(io::resolve_model_directory(o.tokenizer));
   if (tokenizer.vocab_size() > config.vocab_size) {
     io::fail_argument("--tokenizer " + o.tokenizer,
                       "has {} tokens, more than the model's {}; give --vocab",
@@ -116,13 +116,13 @@ void run(SynthCommand& o) {
   progress.update(0, "random weights");
   const auto model =
       lm::make_model(config, o.dtype == "bf16" ? at::kBFloat16 : at::kFloat, o.seed, o.device);
-  measure::share_direction(*model, o.seed);
+  lm::share_direction(*model, o.seed);
   // Half of the sample calibrates, the other half measures.
   const at::Tensor ids = at::tensor(tokens, at::kLong).slice(0, 0, 2 * rows * length);
   const at::Tensor halves = ids.view({2, rows, length});
   const auto layers_nnz =
       o.profile == "paper"
-          ? measure::nnz_of_layers(config.num_hidden_layers, o.nnz)
+          ? lm::nnz_of_layers(config.num_hidden_layers, o.nnz)
           : std::vector<double>(static_cast<std::size_t>(config.num_hidden_layers), o.nnz);
   if (const double most = *std::ranges::max_element(layers_nnz);
       most >= static_cast<double>(config.intermediate_size)) {
@@ -130,7 +130,7 @@ void run(SynthCommand& o) {
                       "asks for {:.0f} non-zeros of {} neurons in a layer; lower --nnz", most,
                       config.intermediate_size);
   }
-  measure::calibrate_sparsity(
+  lm::calibrate_sparsity(
       *model, halves[0], layers_nnz, o.seed, [&](std::int64_t layer, double nnz) {
         progress.update(layer + 1, fmt::format("layer {}: {:.1f} non-zeros", layer, nnz));
       });

@@ -6,12 +6,12 @@
 #include "cli/json_out.h"
 #include "cli/progress.h"
 #include "cli/table.h"
+#include "corpus/bpe_trainer.h"
+#include "corpus/corpus.h"
+#include "corpus/text_files.h"
 #include "files/atomic_file.h"
 #include "files/file_error.h"
-#include "train/bpe_trainer.h"
-#include "train/corpus.h"
-#include "train/run_directory.h"
-#include "train/text_files.h"
+#include "files/run_directory.h"
 
 namespace twell::cli {
 namespace {
@@ -57,7 +57,7 @@ void run(TokenizeCommand& o) {
   }
   const io::Tokenizer tokenizer =
       o.learn ? learn_tokenizer(o, files)
-              : io::Tokenizer::load(lm::resolve_model_directory(o.tokenizer));
+              : io::Tokenizer::load(io::resolve_model_directory(o.tokenizer));
 
   Progress progress("tokenizing", 100);
   std::uint64_t bytes = 0;

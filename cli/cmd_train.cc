@@ -6,10 +6,10 @@
 
 #include "cli/command.h"
 #include "cli/train_options.h"
+#include "files/interrupt.h"
 #include "files/note.h"
-#include "measure/interrupt.h"
+#include "files/run_directory.h"
 #include "train/run.h"
-#include "train/run_directory.h"
 
 namespace twell::cli {
 namespace {
@@ -68,14 +68,14 @@ void run_command(TrainCommand& o) {
   run.device = o.device;
   std::string& start = run.recipe.model;
   if (!start.empty()) start = std::filesystem::weakly_canonical(start).string();
-  if (!o.tokenizer.empty()) run.tokenizer = lm::resolve_model_directory(o.tokenizer);
+  if (!o.tokenizer.empty()) run.tokenizer = io::resolve_model_directory(o.tokenizer);
   if (!o.activation.empty()) run.activation = io::hidden_act_of(o.activation);
   if (o.resume) {
     run.resume = [&o](const auto& checkpoint, const lm::Recipe& saved) {
       return take_up(o, checkpoint, saved);
     };
   } else if (!run.recipe.model.empty()) {
-    check_shape(o.shape_options, run.config, lm::resolve_model_directory(run.recipe.model));
+    check_shape(o.shape_options, run.config, io::resolve_model_directory(run.recipe.model));
   }
   run.config.max_position_embeddings = run.recipe.context;
   // The paper's warm-up is for long runs.
@@ -86,10 +86,10 @@ void run_command(TrainCommand& o) {
 
   const lm::TrainResult result = train_with_progress(run);
   if (!run.processes.first()) return;  // the first one tells
-  if (measure::interrupted()) {
+  if (io::interrupted()) {
     o.say("Stopped after step {}; {} holds it, --resume continues\n", result.steps,
           result.checkpoint.string());
-    measure::check_interrupt();
+    io::check_interrupt();
   }
 
   if (result.loss_last) {

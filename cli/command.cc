@@ -9,9 +9,9 @@
 #include <system_error>
 #include <utility>
 
-#include "choice/device.h"
 #include "cli/json_out.h"
 #include "cli/version.h"
+#include "device/device.h"
 #include "files/file_error.h"
 #include "files/note.h"
 #include "measure/machine.h"
@@ -67,7 +67,7 @@ void CommonOptions::put_json(const nlohmann::json& results) const {
   if (json != "-") check_output_file("--json", json, OutputKind::results);  // it is now, too
   nlohmann::json out = results;
   out["twell"] = kVersion;
-  out["machine"] = measure::machine_json(threads);
+  out["machine"] = lm::machine_json(threads);
   if (!device.is_cpu()) out["machine"]["gpu"] = lm::runtime_of(device).describe();
   write_json(json, out);
 }

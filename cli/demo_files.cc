@@ -5,7 +5,7 @@
 #include "cli/model_files.h"
 #include "files/atomic_file.h"
 #include "files/file_error.h"
-#include "train/run_directory.h"
+#include "files/run_directory.h"
 
 namespace twell::cli {
 namespace fs = std::filesystem;
@@ -33,7 +33,7 @@ DemoDirectory::DemoDirectory(const fs::path& path)
     }
   }
   expect_own("model", fs::path("model") / kMarker,
-             lm::latest_checkpoint(path_ / "model").value_or(fs::path()).filename().string());
+             io::latest_checkpoint(path_ / "model").value_or(fs::path()).filename().string());
   expect_own("report.html", "report.html", "<title>twell demo</title>");
   expect_own("results.json", "results.json", "\"speedup_prefill\"");
   // Of a demo that was killed.
@@ -67,7 +67,7 @@ void DemoDirectory::remove_trained() const {
 }
 
 std::string DemoDirectory::keep() {
-  const fs::path newest = lm::latest_checkpoint(temporary_).value_or(fs::path());
+  const fs::path newest = io::latest_checkpoint(temporary_).value_or(fs::path());
   io::write_file_atomically(temporary_ / kMarker, newest.filename().string());
   const fs::path model = path_ / "model";
   const fs::path older = path_ / ".older-model.twell-tmp";

@@ -11,10 +11,10 @@
 #include "cli/table.h"
 #include "files/file_error.h"
 #include "files/note.h"
+#include "files/run_directory.h"
 #include "gguf/export_model.h"
 #include "gguf/import_model.h"
 #include "tokenizer/tokenizer.h"
-#include "train/run_directory.h"
 
 namespace twell::cli {
 namespace {
@@ -91,7 +91,7 @@ void convert_from_gguf(const CommonOptions& common, const GgufConversion& conver
   options.tokenizer = conversion.tokenizer.empty();
   TensorProgress progress;
   options.on_progress = std::ref(progress);
-  lm::AtomicDirectory target{conversion.out};
+  io::AtomicDirectory target{conversion.out};
   const io::ImportedModel model = io::import_gguf(conversion.in, target.temporary(), options);
   if (!options.tokenizer) {
     io::Tokenizer::load(conversion.tokenizer).save(target.temporary());

@@ -10,8 +10,8 @@
 #include "files/atomic_file.h"
 #include "files/file_error.h"
 #include "files/mapped_file.h"
+#include "files/run_directory.h"
 #include "tokenizer/token_shard.h"
-#include "train/run_directory.h"
 
 namespace twell::cli {
 namespace fs = std::filesystem;
@@ -57,7 +57,7 @@ void check_output_file(const std::string& option, const std::string& path, Outpu
 void check_output_directory(const std::string& option, const std::string& path) {
   const std::string what = option + " " + path;
   std::error_code error;
-  if (!lm::is_free_directory(path)) {
+  if (!io::is_free_directory(path)) {
     io::fail_file(what, "is there already and is not empty: choose another directory");
   }
   fs::path parent = fs::absolute(path).lexically_normal();

@@ -11,11 +11,11 @@
 #include "decoder/weights.h"
 #include "files/atomic_file.h"
 #include "files/file_error.h"
+#include "files/run_directory.h"
 #include "gguf/gguf_file.h"
 #include "measure/model_compare.h"
 #include "measure/reference.h"
 #include "tokenizer/unicode.h"
-#include "train/run_directory.h"
 
 namespace twell::cli {
 namespace fs = std::filesystem;
@@ -29,7 +29,7 @@ std::string ModelOptions::directory() const {
     io::fail_file("--model " + model,
                   "is a GGUF file: twell convert FILE DIRECTORY makes a model's directory of it");
   }
-  const fs::path found = lm::resolve_model_directory(model);
+  const fs::path found = io::resolve_model_directory(model);
   if (!fs::exists(found / "config.json")) {
     io::fail_file("--model " + model,
                   "has no config.json; expected a Hugging Face model directory");
@@ -76,14 +76,14 @@ void require_zeros(const std::string& directory, const io::ModelConfig& config) 
 
 LogitErrors logit_errors(ModelOptions options, lm::Model& dense, lm::Model& sparse,
                          std::span<const std::int64_t> tokens, bool reference) {
-  const at::Tensor from_dense = measure::sample_logits(dense, tokens);
-  const at::Tensor from_sparse = measure::sample_logits(sparse, tokens);
-  LogitErrors out{measure::max_rel_err(from_sparse, from_dense), {}, {}};
+  const at::Tensor from_dense = lm::sample_logits(dense, tokens);
+  const at::Tensor from_sparse = lm::sample_logits(sparse, tokens);
+  LogitErrors out{lm::max_rel_err(from_sparse, from_dense), {}, {}};
   if (!reference) return out;
   options.dtype = "f32";
-  const at::Tensor exact = measure::sample_logits(*options.open(lm::FfnPath::dense), tokens);
-  out.dense = measure::max_rel_err(from_dense, exact);
-  out.sparse = measure::max_rel_err(from_sparse, exact);
+  const at::Tensor exact = lm::sample_logits(*options.open(lm::FfnPath::dense), tokens);
+  out.dense = lm::max_rel_err(from_dense, exact);
+  out.sparse = lm::max_rel_err(from_sparse, exact);
   return out;
 }
 
@@ -198,7 +198,7 @@ std::vector<std::int64_t> random_tokens(std::int64_t count, std::int64_t vocab,
 void save_model(const std::string& directory, io::ModelConfig config,
                 const lm::NamedTensors& tensors, const io::Tokenizer& tokenizer,
                 const io::SideFiles& sides) {
-  lm::AtomicDirectory target{directory};
+  io::AtomicDirectory target{directory};
   std::vector<io::TensorData> data;
   std::vector<at::Tensor> kept;  // contiguous copies of what is strided or on a GPU
   for (const auto& [name, tensor] : tensors) {

@@ -56,22 +56,21 @@ std::vector<std::size_t> ranks(std::size_t neurons) {
 PopularityReport::PopularityReport(PopularityOptions options, std::size_t tokens,
                                    const std::vector<std::uint32_t>& token_ids)
     : options_(std::move(options)) {
-  orders_.emplace_back("text", measure::text_order(tokens));
+  orders_.emplace_back("text", lm::text_order(tokens));
   if (!token_ids.empty()) {
-    orders_.emplace_back("token_id", measure::order_by_id(std::span(token_ids).subspan(0, tokens)));
+    orders_.emplace_back("token_id", lm::order_by_id(std::span(token_ids).subspan(0, tokens)));
   }
-  orders_.emplace_back("random", measure::random_order(tokens, options_.seed));
+  orders_.emplace_back("random", lm::random_order(tokens, options_.seed));
 }
 
 void PopularityReport::add(std::int64_t layer, const io::ActivityRows& rows, std::uint32_t neurons,
                            const std::function<void()>& tick) {
   Layer& added = layers_.emplace_back(
-      Layer{layer, neurons, measure::NeuronFirings(rows, neurons, options_.hot_share), {}});
+      Layer{layer, neurons, lm::NeuronFirings(rows, neurons, options_.hot_share), {}});
   for (const std::size_t window : options_.windows) {
     for (const auto& [name, order] : orders_) {
       tick();
-      added.unions.push_back(
-          {window, name, measure::window_union(rows, added.firings, order, window)});
+      added.unions.push_back({window, name, lm::window_union(rows, added.firings, order, window)});
     }
   }
 }
@@ -132,7 +131,7 @@ std::vector<std::string> PopularityReport::union_cells(const std::vector<const L
   for (const int column : {0, 1, 2}) {
     for (std::size_t order = 0; order < orders_.size(); ++order) {
       const double value = mean(layers, [&](const Layer* layer) {
-        const measure::WindowUnion& u = layer->unions[first * orders_.size() + order].found;
+        const lm::WindowUnion& u = layer->unions[first * orders_.size() + order].found;
         return column == 0 ? u.neurons / layer->neurons : column == 1 ? u.sharing : u.cold_sharing;
       });
       cells.push_back(column == 0 ? percent(value) : times(value));
@@ -186,7 +185,7 @@ nlohmann::json PopularityReport::json_of(std::size_t index) const {
                       {"sharing", u.found.sharing},
                       {"cold_sharing", u.found.cold_sharing}});
   }
-  const measure::NeuronFirings& f = layer.firings;
+  const lm::NeuronFirings& f = layer.firings;
   return {{"hot_fraction", f.hot()},
           {"hot_firings_fraction", f.hot_firings()},
           {"cold_nnz_mean", f.cold_nnz()},

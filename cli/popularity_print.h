@@ -14,7 +14,7 @@
 namespace twell::cli {
 
 struct PopularityOptions {
-  double hot_share = measure::kHotShare;
+  double hot_share = lm::kHotShare;
   std::vector<std::size_t> windows;  // tokens of each
   std::uint64_t seed = 1;            // of the random order
 };
@@ -38,12 +38,12 @@ class PopularityReport {
   struct Union {
     std::size_t window;
     const char* order;
-    measure::WindowUnion found;
+    lm::WindowUnion found;
   };
   struct Layer {
     std::int64_t number;
     std::uint32_t neurons;
-    measure::NeuronFirings firings;
+    lm::NeuronFirings firings;
     std::vector<Union> unions;  // by window, then by order
   };
   std::string popularity_table() const;
@@ -52,7 +52,7 @@ class PopularityReport {
                                        std::size_t window) const;
 
   PopularityOptions options_;
-  std::vector<std::pair<const char*, measure::TokenOrder>> orders_;
+  std::vector<std::pair<const char*, lm::TokenOrder>> orders_;
   std::vector<Layer> layers_;
 };
 

@@ -18,10 +18,10 @@
 #include "cli/terminal.h"
 #include "cli/version.h"
 #include "files/file_error.h"
+#include "files/interrupt.h"
 #include "files/mapped_file.h"
 #include "files/note.h"
 #include "files/unfinished.h"
-#include "measure/interrupt.h"
 
 namespace twell::cli {
 namespace {
@@ -106,7 +106,7 @@ int run(CLI::App& app, int argc, char** argv) {
     return 0;
   } catch (const CLI::ParseError& e) {
     return fail(command_name(app), wrong_use(app, e), kWrongUse);
-  } catch (const measure::Interrupted&) {
+  } catch (const io::Interrupted&) {
     return fail(command_name(app), kUnfinished, kInterrupted);
   } catch (const c10::Error& e) {
     return fail(command_name(app), reason(e), kFailed);
@@ -158,18 +158,17 @@ int program(int argc, char** argv) {
       ->check(CLI::IsMember({"man", "bash-completion"}))
       ->group("");
 
-  const measure::InterruptHandler interrupts({.wait = [](const std::string& why) { tell(why); },
-                                              .end =
-                                                  [&app](const std::function<void()>& last_words) {
-                                                    // Where the program waits for a reader, nobody
-                                                    // reads.
-                                                    if (last_words && ftrylockfile(stdout) == 0)
-                                                      last_words();
-                                                    io::remove_unfinished();
-                                                    fail(command_name(app), kUnfinished,
-                                                         kInterrupted);
-                                                    _exit(kInterrupted);
-                                                  }});
+  const io::InterruptHandler interrupts({.wait = [](const std::string& why) { tell(why); },
+                                         .end =
+                                             [&app](const std::function<void()>& last_words) {
+                                               // Where the program waits for a reader, nobody
+                                               // reads.
+                                               if (last_words && ftrylockfile(stdout) == 0)
+                                                 last_words();
+                                               io::remove_unfinished();
+                                               fail(command_name(app), kUnfinished, kInterrupted);
+                                               _exit(kInterrupted);
+                                             }});
   io::tell_of_lost_pages("twell");
   io::set_note_sink(tell);
   const int code = run(app, argc, argv);

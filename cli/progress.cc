@@ -7,7 +7,7 @@
 #include <algorithm>
 
 #include "cli/terminal.h"
-#include "measure/interrupt.h"
+#include "files/interrupt.h"
 
 namespace twell::cli {
 namespace {
@@ -75,7 +75,7 @@ void Progress::stop_ticking() {
 }
 
 void Progress::update(std::int64_t done, std::string_view note) {
-  measure::check_interrupt();
+  io::check_interrupt();
   const std::lock_guard lock(mutex_);
   done_ = done;
   note_ = note;

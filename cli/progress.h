@@ -32,7 +32,7 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  // Shows `done` of `total`, with a few words. Throws measure::Interrupted after Ctrl-C.
+  // Shows `done` of `total`, with a few words. Throws io::Interrupted after Ctrl-C.
   void update(std::int64_t done, std::string_view note = {});
   // One last line: label, time it took, note. Work that took under a second on no terminal leaves
   // no line.

@@ -67,14 +67,14 @@ std::string sparsity_section(const DemoReport& r) {
 }
 
 std::string speed_section(const DemoReport& r) {
-  const auto bars = [](const measure::Speed& speed) {
+  const auto bars = [](const lm::Speed& speed) {
     const double dense = speed.tokens_per_s(speed.dense());
     const double sparse = speed.tokens_per_s(speed.sparse());
     return bar_chart_svg({{"PyTorch, dense", dense, fmt::format("{:.0f} tokens/s", dense), false},
                           {"sparse", sparse, fmt::format("{:.0f} tokens/s", sparse), true}});
   };
-  const measure::Speed& prefill = *r.speed.prefill;
-  const measure::Speed& decode = *r.speed.decode;
+  const lm::Speed& prefill = *r.speed.prefill;
+  const lm::Speed& decode = *r.speed.decode;
   return fmt::format(
       "<h2>Running faster, exactly</h2>\n<p>The same weights, in the same process, on {} threads. "
       "Reading a prompt of {} tokens:</p>\n{}<p>Writing one token after the other:</p>\n{}"

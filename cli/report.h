@@ -13,7 +13,7 @@ struct DemoReport {
   lm::TrainResult train;
   std::vector<lm::LogRecord> log;
   io::ModelConfig config;
-  measure::Comparison speed;
+  lm::Comparison speed;
   std::string dtype, tier, processor;
   int threads = 1;
   double nnz_mean = 0;

@@ -14,13 +14,13 @@ std::string memory_cell(const std::optional<double>& bytes) {
   return bytes ? format_bytes(*bytes) : "-";
 }
 
-std::string speed_table(const std::string& name, const measure::CompareOptions& options,
-                        const measure::Speed& speed) {
+std::string speed_table(const std::string& name, const lm::CompareOptions& options,
+                        const lm::Speed& speed) {
   const std::string what =
       name == "prefill" ? fmt::format("{}, {} x {}", name, options.sequences, options.prompt_tokens)
                         : fmt::format("{}, {} x 1", name, options.sequences);
   Table table({what, "tokens/s", "slowest", "fastest", "first call", "mJ/token", "memory", "gain"});
-  for (const measure::SideSpeed& side : speed.sides) {
+  for (const lm::SideSpeed& side : speed.sides) {
     const auto rate = [&](double us) {
       return fmt::format("{:.1f}", static_cast<double>(speed.tokens) * 1e6 / us);
     };
@@ -32,15 +32,15 @@ std::string speed_table(const std::string& name, const measure::CompareOptions& 
   return table.to_string();
 }
 
-std::string layer_table(std::span<const measure::LayerSpeed> layers) {
+std::string layer_table(std::span<const lm::LayerSpeed> layers) {
   Table table({"layer", "non-zeros", "dense", "sparse", "speedup"});
   for (std::size_t i = 0; i < layers.size(); ++i) {
-    const measure::LayerSpeed& layer = layers[i];
+    const lm::LayerSpeed& layer = layers[i];
     table.row({fmt::format("{}", i), fmt::format("{:.1f}", layer.nnz_mean),
                format_us(layer.dense.median_us), format_us(layer.sparse.median_us),
                format_ratio(layer.speedup())});
   }
-  const auto found = measure::correlation(layers);
+  const auto found = lm::correlation(layers);
   return fmt::format("\n{}Correlation of non-zeros and speedup: {}\n", table.to_string(),
                      found ? fmt::format("{:.3f}", *found) : "none");
 }

@@ -10,10 +10,10 @@
 namespace twell::cli {
 
 // A line for each side of "prefill" or "decode".
-std::string speed_table(const std::string& name, const measure::CompareOptions& options,
-                        const measure::Speed& speed);
+std::string speed_table(const std::string& name, const lm::CompareOptions& options,
+                        const lm::Speed& speed);
 // A line for each layer, and the correlation.
-std::string layer_table(std::span<const measure::LayerSpeed> layers);
+std::string layer_table(std::span<const lm::LayerSpeed> layers);
 
 // "12.3", or "-" where there is none.
 std::string energy_cell(const std::optional<double>& mj);

@@ -5,7 +5,7 @@
 
 #include "cli/progress.h"
 #include "files/file_error.h"
-#include "measure/interrupt.h"
+#include "files/interrupt.h"
 #include "measure/machine.h"
 #include "twell/status.h"
 
@@ -199,8 +199,8 @@ void check_shape(const FieldOptions& options, const io::ModelConfig& given,
 
 lm::TrainResult train_with_progress(lm::TrainRun& run,
                                     const std::function<void(const lm::LogRecord&)>& record) {
-  run.stop = measure::interrupted;
-  std::optional<measure::Unhurried> until_saved;
+  run.stop = io::interrupted;
+  std::optional<io::Unhurried> until_saved;
   run.begins = [&] {
     until_saved.emplace(
         "stopping when the present step is done and saved; another signal ends it at once");
@@ -221,7 +221,7 @@ lm::TrainResult train_with_progress(lm::TrainRun& run,
   run.progress = [&](const lm::LogRecord& r) {
     enter("training", r.steps);
     if (record) record(r);
-    if (measure::interrupted()) return;  // update() would unwind the run before its checkpoint
+    if (io::interrupted()) return;  // update() would unwind the run before its checkpoint
     const auto units = static_cast<double>(std::max<std::int64_t>(1, run.config.intermediate_size));
     progress->update(r.step,
                      fmt::format("loss {:.3f}, non-zeros {:.1f} ({:.1f} %), {:.0f} tokens/s", r.ce,
@@ -234,9 +234,9 @@ lm::TrainResult train_with_progress(lm::TrainRun& run,
 
 nlohmann::json to_json(const lm::TrainResult& r) {
   return {{"steps", r.steps},
-          {"loss_first", measure::optional_json(r.loss_first)},
-          {"loss_last", measure::optional_json(r.loss_last)},
-          {"validation_loss", measure::optional_json(r.validation_loss)},
+          {"loss_first", lm::optional_json(r.loss_first)},
+          {"loss_last", lm::optional_json(r.loss_last)},
+          {"validation_loss", lm::optional_json(r.validation_loss)},
           {"tokens", r.tokens},
           {"tokens_per_s", r.loss_last ? nlohmann::json(r.tokens_per_s) : nullptr},
           {"parameters", r.parameters},

@@ -1,7 +1,7 @@
 # Toolchain: 64-bit Arm by Debian's cross compiler (g++-aarch64-linux-gnu); tests run under qemu-user.
 #
 # Libraries are looked for among the compiler's own alone, so those of this machine's architecture are
-# not found, and what needs them is left out: the file readers (src/files, tokenizer, checkpoint).
+# not found, and what needs them is left out: the file readers (lm/files, tokenizer, checkpoint).
 set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR aarch64)
 set(CMAKE_C_COMPILER aarch64-linux-gnu-gcc)

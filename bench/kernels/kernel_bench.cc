@@ -11,9 +11,9 @@
 #include "bench/kernels/peak.h"
 #include "bench/kernels/timer.h"
 #include "format/screen_parts.h"
-#include "measure/popularity.h"
-#include "ops/gather_pieces.h"
+#include "ops/forward/gather_pieces.h"
 #include "ops/gemm_input.h"
+#include "synth/popularity.h"
 #include "twell/tuning.h"
 
 namespace twell::bench {
@@ -119,9 +119,9 @@ void print_gemms(CpuTier tier) {
 struct Activation {
   explicit Activation(double nnz)
       : counts(kTokens), slots(static_cast<std::size_t>(kTokens * kHidden)) {
-    measure::ActivityShape shape;
+    lm::ActivityShape shape;
     shape.mean_nnz = nnz;
-    const std::vector<double> popularity = measure::neuron_popularity(kHidden, shape, 1);
+    const std::vector<double> popularity = lm::neuron_popularity(kHidden, shape, 1);
     std::mt19937_64 random(1);
     std::uniform_real_distribution<double> uniform(0, 1);
     for (std::int64_t r = 0; r < kTokens; ++r) {

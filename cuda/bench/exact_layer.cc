@@ -6,7 +6,7 @@
 #include <numeric>
 #include <random>
 
-#include "measure/popularity.h"
+#include "synth/popularity.h"
 #include "twell/dtype.h"
 #include "twell/status.h"
 
@@ -141,9 +141,9 @@ ExactLayer make_exact_layer(std::int64_t tokens, std::int64_t width, std::int64_
   layer.gate = random_integers(neurons * width, 1, seed + 1);
   layer.up = random_integers(neurons * width, 1, seed + 2);
   layer.down = random_integers(neurons * width, kExactDown, seed + 3);
-  measure::ActivityShape shape;
+  lm::ActivityShape shape;
   shape.mean_nnz = nnz;
-  const std::vector<double> rate = measure::neuron_popularity(neurons, shape, seed + 4);
+  const std::vector<double> rate = lm::neuron_popularity(neurons, shape, seed + 4);
   const auto tail = tails();
   for (std::int64_t n = 0; n < neurons; ++n) {
     const auto row = static_cast<std::size_t>(n * width);

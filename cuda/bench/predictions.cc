@@ -5,7 +5,7 @@
 #include <numeric>
 
 #include "cuda/bench/variants.h"
-#include "measure/popularity.h"
+#include "synth/popularity.h"
 #include "twell/cuda_train.h"
 
 namespace twell::bench {
@@ -37,9 +37,9 @@ std::string ceiling(const CeilingCase& one, const cuda::DeviceRates& rates) {
 
 // Shares of tokens that fire each neuron of a layer, the highest first.
 std::vector<double> rates_of_neurons(const Options& options, double nnz) {
-  measure::ActivityShape shape;
+  lm::ActivityShape shape;
   shape.mean_nnz = nnz;
-  std::vector<double> rates = measure::neuron_popularity(options.neurons, shape, 1);
+  std::vector<double> rates = lm::neuron_popularity(options.neurons, shape, 1);
   for (double& rate : rates) rate = std::min(rate, 1.0);
   std::sort(rates.rbegin(), rates.rend());
   return rates;

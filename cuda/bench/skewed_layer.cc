@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "measure/popularity.h"
+#include "synth/popularity.h"
 #include "twell/dtype.h"
 
 namespace twell::bench {
@@ -59,15 +59,15 @@ SkewedLayer make_skewed_layer(std::int64_t tokens, std::int64_t width, std::int6
     layer.x[static_cast<std::size_t>(r * width + 1)] =
         bf16(static_cast<float>(kTokenSpread) * level()).bits;
   }
-  measure::ActivityShape shape;
+  lm::ActivityShape shape;
   shape.mean_nnz = nnz;
-  layer.rates = measure::neuron_popularity(neurons, shape, seed + 5);
+  layer.rates = lm::neuron_popularity(neurons, shape, seed + 5);
   std::vector<double>& rate = layer.rates;
   for (double& one : rate) one = std::min(one, 1.0);
   std::sort(rate.rbegin(), rate.rend());
   const double spread = std::sqrt(1.0 + kTokenSpread * kTokenSpread);
   for (std::int64_t n = 0; n < neurons; ++n) {
-    const double shift = measure::normal_quantile(rate[static_cast<std::size_t>(n)]) * spread;
+    const double shift = lm::normal_quantile(rate[static_cast<std::size_t>(n)]) * spread;
     layer.gate[static_cast<std::size_t>(n * width)] = bf16(static_cast<float>(shift)).bits;
     layer.gate[static_cast<std::size_t>(n * width + 1)] = bf16(1.0F).bits;
   }

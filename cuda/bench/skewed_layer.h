@@ -1,4 +1,4 @@
-// A layer whose activity looks like that of a trained one (measure/popularity.h), without PyTorch.
+// A layer whose activity looks like that of a trained one (synth/popularity.h), without PyTorch.
 #pragma once
 
 #include <cstdint>

@@ -3,7 +3,7 @@
 //
 // Every kernel is bound by the largest of what it computes and what it reads. The shares of a rate
 // that real kernels reach are estimates until they are measured; only the ratio of the two paths is
-// used, and callers correct that by measurements (choice/measured_cost.h).
+// used, and callers correct that by measurements (cuda/layer/measured_cost.h).
 #include <algorithm>
 #include <cmath>
 

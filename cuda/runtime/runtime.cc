@@ -1,4 +1,4 @@
-// choice/device.h on an NVIDIA GPU, by PyTorch's CUDA half.
+// device/device.h on an NVIDIA GPU, by PyTorch's CUDA half.
 #include <ATen/Context.h>
 #include <ATen/core/CachingHostAllocator.h>
 #include <ATen/cuda/CUDAEvent.h>
@@ -18,7 +18,7 @@
 #include <numeric>
 #include <optional>
 
-#include "choice/device.h"
+#include "device/device.h"
 #include "twell/cuda_train.h"
 
 namespace twell::lm {
@@ -166,11 +166,11 @@ class CudaRuntime final : public DeviceRuntime {
     const double even = cuda::estimate_ffn(figures_, call, std::min(density, 1.0)).sparse();
     return {call.hot, std::min(seconds / even, 1.0)};
   }
-  TrainingForm choose_training(const FfnShape& shape, std::int64_t rows,
-                               const std::vector<double>& rates) const override {
+  TrainingChoice choose_training(const FfnShape& shape, std::int64_t rows,
+                                 const std::vector<double>& rates) const override {
     if (shape.dtype == DType::f32) return {};
     const auto hot = cuda::choose_training(figures_, problem(shape, rows), rates);
-    return hot ? TrainingForm{true, *hot} : TrainingForm{};
+    return hot ? TrainingChoice{true, *hot} : TrainingChoice{};
   }
   double candidates_limit(const FfnShape& shape, std::int64_t rows) const override {
     const cuda::Problem call = problem(shape, rows);

@@ -1,6 +1,6 @@
 """What ``twell prepare`` found of a model's feed-forward layers, read from beside its checkpoint.
 
-src/decoder/prepared_file.h describes the file. Findings only save time, so that a file that is
+lm/decoder/prepared_file.h describes the file. Findings only save time, so that a file that is
 damaged or of other weights is told and ignored.
 """
 

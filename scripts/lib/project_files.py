@@ -35,7 +35,7 @@ def includes(file: pathlib.Path) -> list[tuple[int, str, str]]:
 
 def resolve(including: pathlib.Path, path: str) -> pathlib.Path | None:
     """The project's file that an include names, or None for others'."""
-    for base in (including.parent, *map(pathlib.Path, ("src", "include", "cuda/include", "."))):
+    for base in (including.parent, *map(pathlib.Path, ("src", "lm", "include", "cuda/include", "."))):
         if (ROOT / base / path).is_file():
             return pathlib.Path((ROOT / base / path).resolve().relative_to(ROOT))
     return None

@@ -57,7 +57,7 @@ embeds() {
   "$CMAKE" -S "$ROOT/tests/consumer" -B "$1" -G Ninja -DTWELL_SOURCE="$ROOT" -DCMAKE_BUILD_TYPE=Release \
     -DWITH_CUDA="$2" -DTWELL_CUDA_ARCHITECTURES=80 &&
     ninja -C "$1" -j "$(jobs_here)" consumer && "$1/consumer" &&
-    ours=$(ninja -C "$1" -t targets all | grep -E '^twell/(.*/)?(tests|bench|examples|cli|choice|decoder|engine|train|measure|torch_ops|torch)/' || true) &&
+    ours=$(ninja -C "$1" -t targets all | grep -E '^twell/(.*/)?(tests|bench|examples|cli|corpus|device|decoder|engine|convert|synth|train|measure|torch_ops|torch)/' || true) &&
     { [[ -z $ours ]] || { echo "built by projects that embed this one: $ours" >&2 && return 1; }; }
 }
 

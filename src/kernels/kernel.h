@@ -28,7 +28,7 @@ constexpr std::int64_t gemm_accumulators(std::int64_t rows) { return (rows + 32)
 
 // The x that a GEMM reads: of this dtype, as deep as a weight of x's own type packs, inputs past D
 // zero.
-struct XForm {
+struct XLayout {
   DType dtype;
   std::int64_t tiles_from = 0;  // from so many rows on it is best in TileOrder; 0: never
 
@@ -58,7 +58,7 @@ struct CodeTerms {
 
 // c (+)= x Wᵀ in f32, at most kColumnBlock columns; c = x Wᵀ alone where W is of codes.
 struct GemmArgs {
-  const void* x = nullptr;           // [rows, depth] of the tier's XForm
+  const void* x = nullptr;           // [rows, depth] of the tier's XLayout
   std::int64_t x_stride = 0;         // elements from row to row; unused in TileOrder
   std::int64_t x_block = 0;          // TileOrder: bytes from block to block; 0: rows as they come
   const CodeTerms* terms = nullptr;  // [rows, code_blocks(D)]: x, where it is not null
@@ -145,8 +145,8 @@ struct ExponentialSum {
 
 // What a tier has for x and y of one dtype: bf16 or f32.
 struct Kernels {
-  XForm x;                         // that a GEMM reads
-  std::int64_t x8_tiles_from = 0;  // as XForm::tiles_from, of the x8 that screen_gemm reads
+  XLayout x;                       // that a GEMM reads
+  std::int64_t x8_tiles_from = 0;  // as XLayout::tiles_from, of the x8 that screen_gemm reads
   // Appends the non-zeros of act(c + bias).
   void (*pack)(const PackArgs&);
 

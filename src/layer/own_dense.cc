@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "core/team.h"
-#include "ops/dense_ffn.h"
+#include "ops/forward/dense_ffn.h"
 #include "ops/weight.h"
 #include "twell/transpose.h"
 

@@ -32,13 +32,13 @@ struct ChosenRows {
 
 // Where an x for the GEMM is made element by element: zeros but for what is set.
 struct SparseX {
-  std::byte* data = nullptr;  // [rows, stride], of the tier's XForm
+  std::byte* data = nullptr;  // [rows, stride], of the tier's XLayout
   std::int64_t stride = 0;
   DType dtype = DType::bf16;
 
   // From row to row, of `cols` columns.
-  static std::int64_t stride_of(const XForm& form, std::int64_t cols) {
-    return spread_stride(packed_depth(WeightType::bf16, cols), size_of(form.dtype));
+  static std::int64_t stride_of(const XLayout& layout, std::int64_t cols) {
+    return spread_stride(packed_depth(WeightType::bf16, cols), size_of(layout.dtype));
   }
   std::byte* at(std::int64_t row, std::int64_t col) const {
     return data + static_cast<std::size_t>(row * stride + col) * size_of(dtype);

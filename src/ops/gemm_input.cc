@@ -24,7 +24,7 @@ void convert_rows(ConstMatrixView x, std::int64_t begin, std::int64_t end, std::
 }  // namespace
 
 bool GemmInput::in_place() const {
-  return !in_tiles() && x.dtype == form.dtype && depth() == x.cols;
+  return !in_tiles() && x.dtype == layout.dtype && depth() == x.cols;
 }
 
 std::size_t GemmInput::prepared_bytes() const {
@@ -44,7 +44,7 @@ void GemmInput::prepare(std::int64_t begin, std::int64_t end, void* prepared) co
   const std::int64_t piece = in_tiles() ? TileOrder::kPiece / element() : depth();
   if (x.dtype == DType::f32) {
     convert_rows<float, float>(x, begin, end, depth(), piece, at);
-  } else if (form.dtype == DType::f32) {
+  } else if (layout.dtype == DType::f32) {
     convert_rows<bf16, float>(x, begin, end, depth(), piece, at);
   } else {
     convert_rows<bf16, bf16>(x, begin, end, depth(), piece, at);

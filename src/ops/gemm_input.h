@@ -1,4 +1,4 @@
-// x of a GEMM in the form that its kernel reads.
+// x of a GEMM as its kernel reads it.
 #pragma once
 
 #include "kernels/kernel.h"
@@ -7,22 +7,22 @@ namespace twell {
 
 struct GemmInput {
   ConstMatrixView x;  // [rows, D]
-  XForm form;         // the kernel's
+  XLayout layout;     // the kernel's
   WeightType weight = weight_type(x.dtype);
 
   // Whether the kernel reads x where it lies.
   bool in_place() const;
   // Bytes that prepare() fills where it does not.
   std::size_t prepared_bytes() const;
-  // Brings rows [begin, end) into the kernel's form.
+  // Brings rows [begin, end) into the kernel's layout.
   void prepare(std::int64_t begin, std::int64_t end, void* prepared) const;
   // Rows [begin, end), to be completed with weight, panels and c. In TileOrder `begin` is a
   // multiple of 16.
   GemmArgs args(const void* prepared, std::int64_t begin, std::int64_t end) const;
 
  private:
-  bool in_tiles() const { return form.in_tiles(x.rows); }
-  std::int64_t element() const { return static_cast<std::int64_t>(size_of(form.dtype)); }
+  bool in_tiles() const { return layout.in_tiles(x.rows); }
+  std::int64_t element() const { return static_cast<std::int64_t>(size_of(layout.dtype)); }
   std::int64_t depth() const { return packed_depth(weight, x.cols); }
 };
 

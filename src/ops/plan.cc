@@ -4,7 +4,6 @@
 
 #include "core/check.h"
 #include "kernels/kernel.h"
-#include "ops/sparse_rows.h"
 #include "ops/validate.h"
 #include "twell/tuning.h"
 
@@ -34,6 +33,10 @@ std::int64_t gemm_rows(CpuTier tier, std::int64_t rows, std::int64_t width) {
   const auto room = static_cast<std::int64_t>(share * static_cast<double>(cpu_caches().l2));
   const std::int64_t fitting = (room - kColumnBlock * row) / (row + kSumStride * 4);
   return std::min(rows, std::max(fitting / kMultiple * kMultiple, kLeast));
+}
+
+int sparse_parts(std::int64_t rows, int threads) {
+  return static_cast<int>(std::clamp<std::int64_t>(4L * threads / rows, 1, threads));
 }
 
 namespace {

@@ -223,7 +223,7 @@ TEST(ModelConfig, ArchitecturesSurviveARoundTrip) {
                       R"("moe_primary_router_apply_softmax":true,"sliding_window_layout":null,)");
   thinker.replace(thinker.find("intermediate_size"), 17, "moe_ffn_hidden_size");
   EXPECT_EQ(survives(thinker).block.experts,
-            (ExpertForm{.count = 32, .active = 2, .softmax = true, .early = true}));
+            (ExpertSpec{.count = 32, .active = 2, .softmax = true, .early = true}));
   EXPECT_EQ(survives(thinker).block.positions.unrotated_every, 2);
   // A class name is enough, as in files that are written by hand.
   std::string bare = of("minicpm");
@@ -456,9 +456,9 @@ TEST(ModelConfig, ValidateChecksWhatCodeMade) {
   invalid([](auto& x) { x.block.qkv_bias = true; }, "biases");
   invalid([](auto& x) { x.architecture = &kQwen2; }, "biases");
   // What config.json of this architecture cannot say.
-  invalid([](auto& x) { x.block.norm.kind = NormForm::Kind::layer; }, "norms");
+  invalid([](auto& x) { x.block.norm.kind = NormSpec::Kind::layer; }, "norms");
   invalid([](auto& x) { x.block.arrangement = Arrangement::parallel; }, "norms");
-  invalid([](auto& x) { x.block.positions.kind = PositionForm::Kind::learned; }, "positions");
+  invalid([](auto& x) { x.block.positions.kind = PositionSpec::Kind::learned; }, "positions");
   invalid([](auto& x) { x.block.positions.share = 0.5; }, "positions");
   invalid([](auto& x) { x.block.head_norms = true; }, "norms");
   invalid([](auto& x) { x.block.inner_norms = true; }, "norms");

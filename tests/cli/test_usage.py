@@ -185,7 +185,7 @@ def test_without_a_gpu_one_line_says_so(twell, command):
 @pytest.mark.skipif(has_driver() or not shutil.which("cc"), reason="a driver is here, or no cc")
 def test_libraries_load_where_a_driver_sees_no_gpu(twell, program, tmp_path):
     """A driver that knows nothing: everything behind it is loaded in earnest. The line that is
-    expected is that of PyTorch's CUDA half, found no stub (choice/device.cc)."""
+    expected is that of PyTorch's CUDA half, found no stub (device/device.cc)."""
     (tmp_path / "empty.c").write_text("int cuInit(unsigned flags) { return 100 + flags; }\n")
     subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "libcuda.so.1",
                     tmp_path / "empty.c"], check=True)

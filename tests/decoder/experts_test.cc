@@ -6,9 +6,9 @@
 
 #include <numeric>
 
+#include "convert/prepare.h"
 #include "decoder/prepared_file.h"
 #include "engine/ffn_statistics.h"
-#include "engine/prepare.h"
 #include "tests/decoder/other_architectures.h"
 #include "tests/decoder/tiny_model.h"
 #include "twell/status.h"
@@ -26,7 +26,7 @@ struct Mixture {
   Experts experts;
 };
 
-Mixture make_mixture(FfnPath path, io::ExpertForm form) {
+Mixture make_mixture(FfnPath path, io::ExpertSpec spec) {
   at::manual_seed(3);
   std::vector<FfnParameters> parameters;
   std::vector<std::unique_ptr<FeedForward>> layers;
@@ -41,7 +41,7 @@ Mixture make_mixture(FfnPath path, io::ExpertForm form) {
     parameters.push_back(p);
   }
   const at::Tensor router = at::randn({kExperts, kWidth});
-  return {std::move(parameters), router, Experts(router, std::move(layers), form)};
+  return {std::move(parameters), router, Experts(router, std::move(layers), spec)};
 }
 
 class Keeper final : public FfnObserver {

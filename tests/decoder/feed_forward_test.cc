@@ -11,13 +11,13 @@
 #include <cstdlib>
 #include <tuple>
 
-#include "choice/neuron_popularity.h"
 #include "decoder/sparse_operators.h"
 #include "decoder/weights.h"
-#include "tests/choice/slow_runtime.h"
+#include "device/device.h"
 #include "tests/decoder/exact_layer.h"
 #include "tests/decoder/operator_calls.h"
 #include "tests/support/message_of.h"
+#include "tests/support/slow_runtime.h"
 #include "twell/tuning.h"
 
 namespace twell::lm {
@@ -284,7 +284,7 @@ TEST(FeedForward, MistakesAreErrors) {
 
 // --- neurons in the order of their popularity, on a device that plays a GPU ---
 
-constexpr std::int64_t kPrompt = NeuronPopularity::kTokens;
+constexpr std::int64_t kPrompt = kTokensToOrder;
 constexpr std::int64_t kHot = 24;
 
 // Its counts arrive at once; kHot neurons are hot from 64 rows on, once they are ordered.

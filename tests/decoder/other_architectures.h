@@ -1,4 +1,4 @@
-// Architectures that the library does not know, as rows that a program adds, for the forms that
+// Architectures that the library does not know, as rows that a program adds, for blocks that
 // none of its own has: parallel layers, norms behind, no positions.
 #pragma once
 
@@ -16,10 +16,10 @@ namespace twell::test {
 
 using io::JsonObject;
 using io::ModelConfig;
-using io::NormForm;
-using io::PositionForm;
+using io::NormSpec;
+using io::PositionSpec;
 
-inline const NormForm kLayerNorm = {.kind = NormForm::Kind::layer, .bias = true, .eps = 1e-5};
+inline const NormSpec kLayerNorm = {.kind = NormSpec::Kind::layer, .bias = true, .eps = 1e-5};
 
 inline const io::Architecture kStableLm = {
     .name = "stablelm",
@@ -45,9 +45,9 @@ inline const io::Architecture kStableLm = {
 inline const io::Architecture kSandwich = {
     .name = "sandwich",
     .class_name = "SandwichForCausalLM",
-    .block = {.norm = {.kind = NormForm::Kind::rms, .weight = false, .bias = true},
+    .block = {.norm = {.kind = NormSpec::Kind::rms, .weight = false, .bias = true},
               .order = io::NormOrder::both,
-              .positions = {.kind = PositionForm::Kind::none}},
+              .positions = {.kind = PositionSpec::Kind::none}},
     .tensors = {.attention_output_norm = "attention_output_norm.",
                 .ffn_output_norm = "ffn_output_norm."},
 };
@@ -56,9 +56,9 @@ inline const io::Architecture kSandwich = {
 inline const io::Architecture kSideBySide = {
     .name = "side_by_side",
     .class_name = "SideBySideForCausalLM",
-    .block = {.norm = {.kind = NormForm::Kind::rms},
+    .block = {.norm = {.kind = NormSpec::Kind::rms},
               .arrangement = io::Arrangement::parallel,
-              .positions = {.kind = PositionForm::Kind::learned}},
+              .positions = {.kind = PositionSpec::Kind::learned}},
     .gated = false,
     .tensors = {.positions = "model.embed_positions."},
 };

@@ -100,7 +100,7 @@ TEST(RmsNorm, GradientsAreThoseOfTheDefinition) {
 
 // y = x̂ ⊙ w + b in every form, with and without gradients.
 TEST(Norm, EveryFormIsItsDefinition) {
-  using Kind = io::NormForm::Kind;
+  using Kind = io::NormSpec::Kind;
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     for (const Kind kind : {Kind::none, Kind::rms, Kind::layer}) {
       for (int bits = 0; bits < 8; ++bits) {
@@ -189,7 +189,7 @@ TEST(Rope, ASharePassesTheOthersOn) {
   EXPECT_TRUE(at::equal(rotate(x, rotation), expected));
   const at::NoGradGuard no_grad;
   EXPECT_TRUE(at::equal(rotate(x.clone(), rotation), expected));
-  config.block.positions.kind = io::PositionForm::Kind::none;
+  config.block.positions.kind = io::PositionSpec::Kind::none;
   EXPECT_TRUE(at::equal(rotate(x.clone(), RopeTable(config).rotation(positions, 24)), x));
 }
 

@@ -6,12 +6,12 @@
 #include <memory>
 #include <utility>
 
-#include "choice/neuron_popularity.h"
 #include "decoder/feed_forward.h"
 #include "decoder/sparse_operators.h"
-#include "tests/choice/slow_runtime.h"
+#include "device/device.h"
 #include "tests/decoder/exact_layer.h"
 #include "tests/decoder/operator_calls.h"
+#include "tests/support/slow_runtime.h"
 #include "twell/screen.h"
 
 namespace twell::lm {
@@ -23,7 +23,7 @@ using test::Layer;
 using test::make_layer;
 using test::SlowRuntime;
 
-constexpr std::int64_t kPrompt = NeuronPopularity::kTokens;
+constexpr std::int64_t kPrompt = kTokensToOrder;
 constexpr std::int64_t kHot = 24;
 
 // Inputs that share a direction, along which the layer's rows lie below zero: some neurons in a

@@ -39,7 +39,7 @@ def blocks(language):
 def test_cpp_stands_in_a_compiled_file(language, fewest):
     sources = [
         path.read_text()
-        for folder in ("examples", "src", "include", "cuda")
+        for folder in ("examples", "src", "lm", "include", "cuda")
         for path in (ROOT / folder).rglob("*")
         if path.suffix in (".c", ".cc", ".h")
     ]
@@ -228,7 +228,7 @@ def test_files_that_are_named_exist(document):
 
 
 def test_a_stale_name_is_found():
-    text = "`src/ops/ffn.cc`, `ops/ffn.cc`, `ffn.cc` and `src/ops` are, `src/ops/none.cc`, `none.h`"
+    text = "`src/ops/plan.cc`, `ops/plan.cc`, `ffn.cc` and `src/ops` are, `src/ops/none.cc`, `none.h`"
     missing = [word for word in named_files(text) if not is_there(word)]
     assert missing == ["src/ops/none.cc", "none.h"]
 

@@ -11,12 +11,12 @@
 #include <optional>
 #include <thread>
 
-#include "choice/measured_cost.h"
+#include "cuda/layer/measured_cost.h"
 #include "engine/generate.h"
 #include "engine/step_decoder.h"
-#include "tests/choice/slow_runtime.h"
 #include "tests/decoder/operator_calls.h"
 #include "tests/decoder/tiny_model.h"
+#include "tests/support/slow_runtime.h"
 #include "twell/packed.h"
 #include "twell/status.h"
 

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "checkpoint/checkpoint.h"
-#include "choice/calibration.h"
+#include "device/calibration.h"
 #include "tokenizer/tokenizer.h"
 #include "twell/status.h"
 

@@ -11,7 +11,7 @@
 
 #include "measure/reference.h"
 
-namespace twell::measure {
+namespace twell::lm {
 namespace {
 
 // {gated, with biases}
@@ -21,9 +21,9 @@ constexpr std::pair<bool, bool> kForms[] = {
 TEST(DenseFfn, EveryFormMatchesTheReference) {
   for (const auto& [gated, biases] : kForms) {
     for (const at::ScalarType dtype : {at::kBFloat16, at::kFloat}) {
-      for (const auto& activation : {lm::ActivationChoice{io::HiddenAct::relu, 0},
-                                     lm::ActivationChoice{io::HiddenAct::relu_squared, 0},
-                                     lm::ActivationChoice{io::HiddenAct::fat_relu, 0.25F}}) {
+      for (const auto& activation : {ActivationChoice{io::HiddenAct::relu, 0},
+                                     ActivationChoice{io::HiddenAct::relu_squared, 0},
+                                     ActivationChoice{io::HiddenAct::fat_relu, 0.25F}}) {
         SyntheticShape shape;
         shape.width = 96;
         shape.neurons = 320;
@@ -91,7 +91,7 @@ TEST(DenseFfn, DoesNotTouchItsInputs) {
   const SyntheticLayer layer = synthetic_layer(shape, 3);
   const at::Tensor x = synthetic_inputs(shape, 4, 3);
   const at::Tensor before = x.clone(), gate = layer.gate.clone();
-  const lm::ActivationChoice relu{io::HiddenAct::relu, 0};
+  const ActivationChoice relu{io::HiddenAct::relu, 0};
   for (const DenseVariant variant : available_variants(layer, relu, 4))
     DenseFfn(variant, layer, relu, 4)(x);
   EXPECT_TRUE(at::equal(x, before));
@@ -109,4 +109,4 @@ TEST(MaxRelErr, IsRelativeToTheLargestOfTheRow) {
 }
 
 }  // namespace
-}  // namespace twell::measure
+}  // namespace twell::lm

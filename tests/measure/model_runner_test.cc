@@ -5,15 +5,15 @@
 #include <gtest/gtest.h>
 #include <torch/types.h>
 
+#include "engine/layer_watch.h"
 #include "measure/fit.h"
 #include "measure/joined_layers.h"
 #include "measure/layer_compare.h"
-#include "measure/layer_watch.h"
-#include "measure/synth_sparsity.h"
+#include "synth/synth_sparsity.h"
 #include "tests/decoder/tiny_model.h"
 #include "tests/support/message_of.h"
 
-namespace twell::measure {
+namespace twell::lm {
 namespace {
 
 using testing::HasSubstr;
@@ -132,7 +132,7 @@ TEST(JoinedLayers, GiveTheSameEitherWayFromOneMemory) {
     }
     EXPECT_EQ(model->weight_bytes(), bytes);
     for (std::int64_t layer = 0; layer < model->layers(); ++layer) {
-      const lm::FfnParameters of = model->ffn_parameters(layer);
+      const FfnParameters of = model->ffn_parameters(layer);
       EXPECT_EQ(static_cast<const float*>(of.gate.const_data_ptr()) + of.gate.numel(),
                 of.up.const_data_ptr());
     }
@@ -143,7 +143,7 @@ TEST(LayerWatch, ShowsInputsAndPutsTheLayerBack) {
   const auto model = tiny_model(tiny_config());
   const c10::InferenceMode inference;
   const auto text = some_text(9, 211);
-  const lm::FeedForward* const before = &model->feed_forward(1);
+  const FeedForward* const before = &model->feed_forward(1);
   at::Tensor seen;
   {
     const LayerWatch watch(*model, 1, [&seen](const at::Tensor& x) { seen = x; });
@@ -222,4 +222,4 @@ TEST(NnzOfLayers, HasThePapersShapeAndTheMeanAskedFor) {
 }
 
 }  // namespace
-}  // namespace twell::measure
+}  // namespace twell::lm

@@ -8,13 +8,13 @@
 #include "tests/support/message_of.h"
 #include "tests/train/tiny_run.h"
 
-namespace twell::measure {
+namespace twell::lm {
 namespace {
 
 using testing::HasSubstr;
 
-lm::Recipe still_recipe() {
-  lm::Recipe recipe = test::tiny_recipe();
+Recipe still_recipe() {
+  Recipe recipe = test::tiny_recipe();
   recipe.peak_lr = recipe.min_lr_ratio = recipe.l1 = 0.0;
   recipe.l1_warmup = 0;
   recipe.warmup_steps = 0;
@@ -23,17 +23,17 @@ lm::Recipe still_recipe() {
 }
 
 // As many tokens as a step has, so that the order of the windows does not matter.
-lm::TokenStream one_step(const lm::Recipe& recipe) {
+TokenStream one_step(const Recipe& recipe) {
   std::vector<std::int32_t> ids;
   for (std::int64_t i = 0; i <= recipe.tokens_per_step(); ++i) {
     ids.push_back(static_cast<std::int32_t>((i * i * 5 + i) % 64));
   }
-  return lm::TokenStream(ids);
+  return TokenStream(ids);
 }
 
-std::unique_ptr<lm::Trainer> trainer_of(const io::ModelConfig& config, const lm::Recipe& recipe) {
-  return std::make_unique<lm::Trainer>(lm::make_model(config, at::kFloat, 3), recipe,
-                                       lm::TrainingData{one_step(recipe), 0});
+std::unique_ptr<Trainer> trainer_of(const io::ModelConfig& config, const Recipe& recipe) {
+  return std::make_unique<Trainer>(make_model(config, at::kFloat, 3), recipe,
+                                   TrainingData{one_step(recipe), 0});
 }
 
 TEST(EagerTraining, HasTheTrainersLossAndGradient) {
@@ -41,12 +41,12 @@ TEST(EagerTraining, HasTheTrainersLossAndGradient) {
   plain.gated = false;
   for (const io::ModelConfig& config : {test::tiny_config(), plain}) {
     for (const bool recompute : {false, true}) {
-      lm::Recipe recipe = still_recipe();
+      Recipe recipe = still_recipe();
       recipe.accumulation = 2;
       recipe.recompute = recompute;
       const auto trainer = trainer_of(config, recipe);
       EagerTraining eager(*trainer, one_step(recipe));
-      const lm::StepResult own = trainer->step();
+      const StepResult own = trainer->step();
       for (const std::int64_t micro_batch : {1, 4, 8}) {
         eager.step(micro_batch);
         // fp32: sums over some thousand terms, in other orders.
@@ -60,15 +60,15 @@ TEST(EagerTraining, HasTheTrainersLossAndGradient) {
 }
 
 TEST(Trainer, PassesOfAnotherSizeAreTheSameStep) {
-  lm::Recipe recipe = still_recipe();
+  Recipe recipe = still_recipe();
   recipe.accumulation = 2;
-  recipe.compute = lm::ComputeType::bf16;
+  recipe.compute = ComputeType::bf16;
   const auto trainer = trainer_of(test::tiny_config(), recipe);
-  const lm::StepResult own = trainer->step();
+  const StepResult own = trainer->step();
   for (const std::int64_t windows : {8, 1, 2}) {
     trainer->set_micro_batch(windows);
     EXPECT_EQ(trainer->recipe().accumulation, 8 / windows);
-    const lm::StepResult other = trainer->step();
+    const StepResult other = trainer->step();
     EXPECT_NEAR(other.ce, own.ce, 0x1p-8 * own.ce);
     EXPECT_NEAR(other.grad_norm, own.grad_norm, 0x1p-6 * own.grad_norm);
   }
@@ -77,7 +77,7 @@ TEST(Trainer, PassesOfAnotherSizeAreTheSameStep) {
 }
 
 TEST(CompareSteps, HasAllSidesAndTellsWhatItDid) {
-  lm::Recipe recipe = still_recipe();
+  Recipe recipe = still_recipe();
   recipe.accumulation = 2;
   const auto trainer = trainer_of(test::tiny_config(), recipe);
   EagerTraining eager(*trainer, one_step(recipe));
@@ -105,4 +105,4 @@ TEST(CompareSteps, HasAllSidesAndTellsWhatItDid) {
 }
 
 }  // namespace
-}  // namespace twell::measure
+}  // namespace twell::lm

@@ -12,7 +12,7 @@
 
 #include "measure/energy.h"
 
-namespace twell::measure {
+namespace twell::lm {
 namespace {
 
 namespace fs = std::filesystem;
@@ -94,4 +94,4 @@ TEST(Timing, MedianOfEvenAndOdd) {
 }
 
 }  // namespace
-}  // namespace twell::measure
+}  // namespace twell::lm

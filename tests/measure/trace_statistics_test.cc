@@ -8,7 +8,7 @@
 #include <cmath>
 #include <random>
 
-namespace twell::measure {
+namespace twell::lm {
 namespace {
 
 using Pattern = std::vector<std::vector<bool>>;  // [tokens][H]: what fires
@@ -190,4 +190,4 @@ TEST(TraceStatistics, OrdersHaveEveryTokenOnce) {
 }
 
 }  // namespace
-}  // namespace twell::measure
+}  // namespace twell::lm

@@ -43,7 +43,7 @@ void expect_rows(const GemmInput& input, std::int64_t stride, bool in_place) {
 }
 
 GemmInput input_of(const std::vector<bf16>& x, std::int64_t depth, std::int64_t stride,
-                   XForm form) {
+                   XLayout form) {
   return {{x.data(), DType::bf16, kRows, depth, stride}, form};
 }
 

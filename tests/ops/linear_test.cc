@@ -10,18 +10,18 @@ namespace {
 
 using test::message_of;
 
-enum class Form : std::uint8_t { packed, packed_with_bias, as_stored };
+enum class Storage : std::uint8_t { packed, packed_with_bias, as_stored };
 
 template <class T>
 void check(Context& context, std::int64_t rows, std::int64_t depth, std::int64_t outputs,
-           Form form) {
-  const bool with_bias = form == Form::packed_with_bias;
+           Storage storage) {
+  const bool with_bias = storage == Storage::packed_with_bias;
   SCOPED_TRACE(std::string(name_of(context.tier())) + " M=" + std::to_string(rows) +
                " D=" + std::to_string(depth) + " N=" + std::to_string(outputs));
   test::Layer<T> layer({rows, depth, outputs, true, {}, 0.0F});
   const auto bias = test::random_matrix<T>(1, outputs, 9, 1.0F);
   test::TestMatrix<T> y(rows, outputs, 5);
-  if (form == Form::as_stored) {
+  if (storage == Storage::as_stored) {
     linear_as_stored(context, std::as_const(layer.x).view(), std::as_const(layer.gate).view(),
                      y.view());
   } else {
@@ -40,17 +40,17 @@ TYPED_TEST(LinearTest, TailSizes) {
   for (CpuTier tier : available_cpu_tiers()) {
     for (int threads : {1, 3, 16}) {
       Context context({.threads = threads, .tier = tier});
-      for (Form form : {Form::packed, Form::packed_with_bias, Form::as_stored}) {
+      for (Storage storage : {Storage::packed, Storage::packed_with_bias, Storage::as_stored}) {
         for (std::int64_t rows : {0, 1, 2, 5, 16, 17, 1100}) {
-          check<TypeParam>(context, rows, 70, 90, form);
+          check<TypeParam>(context, rows, 70, 90, storage);
         }
         for (std::int64_t depth : {1, 2, 31, 33, 257}) {
-          check<TypeParam>(context, 7, depth, 48, form);
+          check<TypeParam>(context, 7, depth, 48, storage);
         }
         for (std::int64_t outputs : {1, 15, 17, 255, 257, 600}) {
-          check<TypeParam>(context, 9, 64, outputs, form);
+          check<TypeParam>(context, 9, 64, outputs, storage);
         }
-        check<TypeParam>(context, 4102, 5, 18, form);  // more than are taken at a time
+        check<TypeParam>(context, 4102, 5, 18, storage);  // more than are taken at a time
       }
     }
   }

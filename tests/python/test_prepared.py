@@ -10,7 +10,7 @@ import torch
 import twell
 from twell.prepared import FILE, _digest, findings_of
 
-# The same bytes have the same digest in tests/engine/prepare_test.cc.
+# The same bytes have the same digest in tests/convert/prepare_test.cc.
 SMALL = b"".join(i.to_bytes(2, "little") for i in range(6))
 LARGE = b"".join((i * 7 % 251).to_bytes(2, "little") for i in range(40 * 30))
 DIGEST = "e6b8ef2d73282fe8"

@@ -20,7 +20,7 @@ def checkout(request):
     place = pathlib.Path(subprocess.check_output(["mktemp", "-d"], text=True).strip())
     root = place / request.param
     shutil.copytree(ROOT / "scripts", root / "scripts")
-    for file in ("src/a.cc", "include/a.h", "cli/a.cc"):
+    for file in ("src/a.cc", "lm/a.cc", "include/a.h", "cli/a.cc"):
         (root / file).parent.mkdir()
         (root / file).write_text("// a source\n")
     program = root / "build/release/cli/twell"

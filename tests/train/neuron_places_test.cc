@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "tests/choice/slow_runtime.h"
+#include "tests/support/slow_runtime.h"
 
 namespace twell::lm {
 namespace {
@@ -31,13 +31,13 @@ class NeuronPlacesTest : public ::testing::Test {
     });
     return out;
   }
-  void answer(const TrainingForm& form) {
-    gpu_.training = [this, form](const FfnShape& shape, std::int64_t rows,
-                                 const std::vector<double>& rates) {
+  void answer(const TrainingChoice& choice) {
+    gpu_.training = [this, choice](const FfnShape& shape, std::int64_t rows,
+                                   const std::vector<double>& rates) {
       EXPECT_EQ(shape.neurons, kShape.neurons);
       EXPECT_EQ(rows, 64);
       asked_.push_back(rates);
-      return form;
+      return choice;
     };
   }
 
@@ -51,7 +51,7 @@ TEST_F(NeuronPlacesTest, BeginsDenseInTheModelsOrder) {
   EXPECT_TRUE(decide(places).empty());
   EXPECT_TRUE(asked_.empty()) << "no layer was seen";
   for (std::int64_t layer = 0; layer < 2; ++layer) {
-    EXPECT_FALSE(places.form(layer).sparse);
+    EXPECT_FALSE(places.choice(layer).sparse);
     EXPECT_EQ(numbers(places.from_model(layer)), (Numbers{0, 1, 2, 3, 4}));
   }
 }
@@ -65,9 +65,9 @@ TEST_F(NeuronPlacesTest, NeuronsThatFireMostComeFirst) {
   ASSERT_EQ(moved.size(), 1U) << "the other layer was not seen";
   EXPECT_EQ(moved[0], (std::pair<std::int64_t, Numbers>{1, {2, 4, 0, 3, 1}}));
   EXPECT_EQ(asked_, (std::vector<std::vector<double>>{{0.4, 0.2, 0.1, 0.1, 0.0}}));
-  EXPECT_TRUE(places.form(1).sparse);
-  EXPECT_EQ(places.form(1).hot, 2);
-  EXPECT_FALSE(places.form(0).sparse);
+  EXPECT_TRUE(places.choice(1).sparse);
+  EXPECT_EQ(places.choice(1).hot, 2);
+  EXPECT_FALSE(places.choice(0).sparse);
   EXPECT_EQ(numbers(places.from_model(1)), (Numbers{2, 4, 0, 3, 1}));
   EXPECT_EQ(numbers(places.to_model(1)), (Numbers{2, 4, 0, 3, 1}));  // an involution, here
   EXPECT_EQ(places.by_model(1, {50, 40, 30, 20, 10}), (Numbers{30, 10, 50, 20, 40}));
@@ -94,13 +94,13 @@ TEST_F(NeuronPlacesTest, DenseLayersStayAsTheyLie) {
   answer({false, 0});
   places.saw(0, 4, Numbers{4, 3, 2, 1, 0});
   EXPECT_TRUE(decide(places).empty());
-  EXPECT_FALSE(places.form(0).sparse);
+  EXPECT_FALSE(places.choice(0).sparse);
   EXPECT_EQ(numbers(places.from_model(0)), (Numbers{4, 3, 2, 1, 0}));
   // Nor does an order move that is right already.
   answer({true, 3});
   places.saw(0, 4, Numbers{0, 1, 2, 3, 4});
   EXPECT_TRUE(decide(places).empty());
-  EXPECT_EQ(places.form(0).hot, 3);
+  EXPECT_EQ(places.choice(0).hot, 3);
 }
 
 TEST_F(NeuronPlacesTest, ComesBackFromACheckpoint) {
@@ -111,30 +111,30 @@ TEST_F(NeuronPlacesTest, ComesBackFromACheckpoint) {
   const Numbers orders = numbers(places.orders());
   EXPECT_EQ(orders, (Numbers{0, 1, 2, 3, 4, 1, 3, 4, 0, 2}));
   const NeuronPlaces fresh(kShape, 2, gpu_);
-  const auto same = fresh.restored(orders, places.forms());
+  const auto same = fresh.restored(orders, places.choices());
   ASSERT_TRUE(same.has_value());
   EXPECT_EQ(numbers(same->orders()), orders);
-  EXPECT_FALSE(same->form(0).sparse);
-  EXPECT_TRUE(same->form(1).sparse);
-  EXPECT_EQ(same->form(1).hot, 2);
+  EXPECT_FALSE(same->choice(0).sparse);
+  EXPECT_TRUE(same->choice(1).sparse);
+  EXPECT_EQ(same->choice(1).hot, 2);
   // What a CPU wrote.
   const auto none = places.restored({}, {});
   ASSERT_TRUE(none.has_value());
   EXPECT_EQ(numbers(none->orders()), (Numbers{0, 1, 2, 3, 4, 0, 1, 2, 3, 4}));
-  EXPECT_FALSE(none->form(1).sparse);
+  EXPECT_FALSE(none->choice(1).sparse);
 
-  const auto refused = [&](Numbers bad, const std::vector<TrainingForm>& forms) {
-    return !fresh.restored(bad, forms).has_value();
+  const auto refused = [&](Numbers bad, const std::vector<TrainingChoice>& choices) {
+    return !fresh.restored(bad, choices).has_value();
   };
-  const std::vector<TrainingForm> forms = places.forms();
-  EXPECT_TRUE(refused({0, 1, 2, 3, 4, 1, 3, 4, 0, 0}, forms));
-  EXPECT_TRUE(refused({0, 1, 2, 3, 4, 1, 3, 4, 0, 5}, forms));
-  EXPECT_TRUE(refused({0, 1, 2, 3, -4, 1, 3, 4, 0, 2}, forms));
-  EXPECT_TRUE(refused({0, 1, 2, 3, 4}, forms));
-  EXPECT_TRUE(refused(orders, {forms[0]}));
+  const std::vector<TrainingChoice> choices = places.choices();
+  EXPECT_TRUE(refused({0, 1, 2, 3, 4, 1, 3, 4, 0, 0}, choices));
+  EXPECT_TRUE(refused({0, 1, 2, 3, 4, 1, 3, 4, 0, 5}, choices));
+  EXPECT_TRUE(refused({0, 1, 2, 3, -4, 1, 3, 4, 0, 2}, choices));
+  EXPECT_TRUE(refused({0, 1, 2, 3, 4}, choices));
+  EXPECT_TRUE(refused(orders, {choices[0]}));
   EXPECT_TRUE(refused(orders, {}));
-  EXPECT_TRUE(refused(orders, {forms[0], {true, 6}}));
-  EXPECT_TRUE(refused(orders, {forms[0], {true, -1}}));
+  EXPECT_TRUE(refused(orders, {choices[0], {true, 6}}));
+  EXPECT_TRUE(refused(orders, {choices[0], {true, -1}}));
 }
 
 }  // namespace

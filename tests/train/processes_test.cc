@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "tests/support/message_of.h"
-#include "tests/train/scratch.h"
+#include "tests/support/scratch.h"
 #include "tests/train/tiny_run.h"
 
 namespace twell::lm {

@@ -20,12 +20,12 @@
 #include <vector>
 
 #include "files/atomic_file.h"
+#include "files/run_directory.h"
 #include "tests/support/message_of.h"
+#include "tests/support/scratch.h"
 #include "tests/support/shared_data.h"
-#include "tests/train/scratch.h"
 #include "tests/train/tiny_run.h"
 #include "tokenizer/tokenizer.h"
-#include "train/run_directory.h"
 #include "twell/status.h"
 
 namespace twell::lm {
@@ -82,7 +82,7 @@ TEST(RunTraining, WritesModelTokenizerAndLog) {
   for (const std::size_t i : {0, 2}) EXPECT_FALSE(log[i].contains("val_loss"));
   for (const std::size_t i : {1, 3}) EXPECT_TRUE(log[i].contains("val_loss"));
 
-  const fs::path model = resolve_model_directory(run.out);
+  const fs::path model = io::resolve_model_directory(run.out);
   const io::Tokenizer tokenizer = io::Tokenizer::load(model);
   const auto loaded = load_model(model.string());
   EXPECT_EQ(loaded->config().vocab_size, tokenizer.vocab_size());
@@ -266,7 +266,7 @@ TEST(TrainingChild, DISABLED_RunsUntilKilled) {
   ASSERT_NE(directory, nullptr);
   TrainRun run = tiny_run(directory);
   run.recipe.steps = 100000;
-  if (latest_checkpoint(run.out)) run.resume = as_saved;
+  if (io::latest_checkpoint(run.out)) run.resume = as_saved;
   run_training(run);
 }
 
@@ -295,7 +295,7 @@ TEST(RunTraining, AKilledProcessLeavesACheckpointThatContinuesTheSameRun) {
     ASSERT_EQ(waitpid(child, &status, 0), child);
     ASSERT_TRUE(WIFSIGNALED(status)) << "the child ended by itself: " << status;
 
-    const auto checkpoint = latest_checkpoint(scratch.path() / "run");
+    const auto checkpoint = io::latest_checkpoint(scratch.path() / "run");
     ASSERT_TRUE(checkpoint);
     load_model(checkpoint->string());
     const std::int64_t step = std::stoll(checkpoint->filename().string().substr(5));

@@ -18,9 +18,9 @@
 
 #include "checkpoint/checkpoint.h"
 #include "files/atomic_file.h"
-#include "tests/choice/slow_runtime.h"
 #include "tests/support/message_of.h"
-#include "tests/train/scratch.h"
+#include "tests/support/scratch.h"
+#include "tests/support/slow_runtime.h"
 #include "tests/train/tiny_run.h"
 #include "train/schedule.h"
 #include "twell/status.h"
@@ -78,7 +78,7 @@ std::unique_ptr<test::SlowRuntime> played_gpu() {
   gpu->training = [](const FfnShape&, std::int64_t rows, const std::vector<double>& rates) {
     EXPECT_EQ(rows, 4 * 16);
     EXPECT_TRUE(std::is_sorted(rates.rbegin(), rates.rend()));
-    return TrainingForm{true, 32};
+    return TrainingChoice{true, 32};
   };
   return gpu;
 }

@@ -5,7 +5,7 @@
 #include <set>
 #include <vector>
 
-#include "train/token_stream.h"
+#include "corpus/token_stream.h"
 #include "twell/status.h"
 
 namespace twell::lm {

@@ -46,7 +46,7 @@ extern const TierKernels kernels;
 namespace amx {
 // Up to here a stream through vector registers is bound by memory either way.
 constexpr std::int64_t kVectorRows = 4;
-constexpr XForm kGemmX = {DType::bf16, kVectorRows + 1};
+constexpr XLayout kGemmX = {DType::bf16, kVectorRows + 1};
 void gemm(const GemmArgs& args);
 using Gemm = void (*)(const GemmArgs&);
 extern const ByWeight<Gemm> gemms;  // of x in bf16
