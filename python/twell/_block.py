@@ -57,28 +57,28 @@ class Block(NamedTuple):
 
 def examine(layer: Layer, x: Tensor) -> Findings:
     """``x`` [M, D] of the layer's dtype."""
-    form = layer.form
-    found = torch.ops.twell.examine_layer(x, form.weights(*layer[:3]), form.text)
-    mean, fired, seen = found
+    mean, fired, seen = torch.ops.twell.examine_layer(x, _weights(layer), layer.form.text)
     inputs, candidates = seen.tolist()
     return Findings(int(inputs), mean, fired, candidates if candidates >= 0 else None)
 
 
 def make(layer: Layer, findings: Findings | None) -> Block:
     """The gate has a screen where findings call for one."""
-    form = layer.form
     found = []
     if findings is not None:
         share = -1.0 if findings.candidates is None else findings.candidates
         seen = _numbers([findings.inputs, share])
         found = [findings.mean.float().cpu(), findings.fired.cpu(), seen]
-    gate, up, down = (None if w is None else w.contiguous() for w in layer[:3])
-    assert gate is not None and down is not None
-    weights = form.weights(gate, up, down)
-    made = torch.ops.twell.make_block(weights, form.text, layer.dtype, found)
+    made = torch.ops.twell.make_block(_weights(layer), layer.form.text, layer.dtype, found)
     like = tuple(None if w is None else torch.empty_like(w, device="meta") for w in layer[:3])
     screened = not is_empty(made) and torch.ops.twell.has_screen(made)
     return Block(made, like, screened, layer.is_finite)
+
+
+def _weights(layer: Layer) -> list[Tensor | None]:
+    gate, up, down = (None if w is None else w.contiguous() for w in layer[:3])
+    assert gate is not None and down is not None
+    return layer.form.weights(gate, up, down)
 
 
 def _numbers(values: list[float]) -> Tensor:
@@ -154,7 +154,7 @@ def describe(block: Tensor, layer: Tensor, rows: int) -> str:
 
 
 def _cost() -> list[Tensor]:
-    """The operand of open_layer: this machine's figures, if the file has them; three empty tensors, which
+    """The operand of open_layer: this machine's figures, if the file has them; four empty tensors, which
     ask for the built-in ones as they are, where TWELL_CALIBRATION is set to nothing; none, for these
     scaled by timing the first calls, otherwise."""
     named = os.environ.get("TWELL_CALIBRATION")

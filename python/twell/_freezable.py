@@ -158,6 +158,7 @@ class FreezableFfn(nn.Module):
         vectors: Sequence[Tensor | None] | None = None,
     ) -> Layer:
         held = held or _frozen.held_of(self._described(), findings)
+        opened = self._opened_of(held)
         form = self._form()
         vectors = [None if v is None else v.detach() for v in vectors or form.vectors]
         if not self._frozen:
@@ -175,7 +176,7 @@ class FreezableFfn(nn.Module):
         self._findings = findings
         self._frozen = True
         self._scalars = form.with_vectors((None,) * 4)
-        self._open()
+        self._opened = opened
         return self
 
     def _put(self, name: str, tensor: Tensor | None) -> None:
@@ -187,8 +188,12 @@ class FreezableFfn(nn.Module):
         else:
             self.register_buffer(name, tensor, persistent=False)
 
+    def _opened_of(self, held: Held) -> _block.Opened | None:
+        return _block.Opened(held.bytes, self._path) if isinstance(held, Block) else None
+
     def _open(self) -> None:
-        self._opened = None if self.block is None else _block.Opened(self.block, self._path)
+        assert self._held is not None
+        self._opened = self._opened_of(self._held)
 
     def _tell_if_dense(self, stacklevel: int) -> None:
         if self._held is not None and not self._held.finite:

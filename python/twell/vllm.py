@@ -95,7 +95,8 @@ class _Packing(_quantization.QuantizeMethodBase):
             )
             return
         how = "as twell prepare found" if self.findings is not None else "not prepared (twell prepare --help)"
-        _logger.info_once("twell: layers with %s run sparsely, %s", activation, how)
+        where = " where that is expected to be faster" if _mode() == "auto" else ""
+        _logger.info_once("twell: layers with %s run sparsely%s, %s", activation, where, how)
         sparse = self._sparse(into, down).requires_grad_(False)
         sparse.freeze(findings=self._own_findings(down), path=_mode())
         setattr(layer, kind.into, _Whole(sparse, down.reduce_results and down.tp_size > 1))

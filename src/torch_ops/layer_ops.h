@@ -33,7 +33,7 @@ bool has_screen(const Tensor& block);
 
 // Keeps a Layer of the block, which decides how calls run: i64 [1], its number. `path` is auto,
 // sparse or dense; `cost`, none, or what twell calibrate measured of this machine: tokens [T],
-// densities [R], dense [T] and sparse [T, R], f64; or three empty ones, for the built-in figures as
+// densities [R], dense [T] and sparse [T, R], f64; or four empty ones, for the built-in figures as
 // they are. The block stays alive until close_layer.
 Tensor open_layer(const Tensor& block, const std::string& path, const std::vector<Tensor>& cost);
 void close_layer(const Tensor& layer);

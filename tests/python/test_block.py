@@ -145,8 +145,19 @@ def test_auto_takes_what_this_machine_was_measured_at(tmp_path: Path, monkeypatc
         torch.testing.assert_close(got, want)
         assert module.describe(64).endswith(f"measured on this machine; here: {taken}")
     file.write_text("{")
+    module = module_of(0.1)
     with pytest.raises(ValueError, match=f"{file}: .*twell calibrate"):
-        module_of(0.1).freeze(path="auto")
+        module.freeze(path="auto")
+    assert not module.frozen and torch.isfinite(module(x)).all()
+
+
+def test_weights_that_are_views(dtype: torch.dtype) -> None:
+    layer = make_layer(64, 320, dtype)
+    views = layer.gate.t().contiguous().t(), layer.up.t().contiguous().t(), layer.down.t()
+    sample = layer.inputs(64)
+    module = twell.GatedFfn.from_dense(*views).freeze(sample)
+    whole = twell.GatedFfn.from_dense(*(w.contiguous() for w in views)).freeze(sample)
+    assert torch.equal(module.block, whole.block) and torch.equal(module(sample), whole(sample))
 
 
 def test_what_is_kept_of_a_layer_goes_with_it() -> None:
