@@ -4,9 +4,8 @@ import hashlib
 import re
 import shutil
 
-from tools import Broken, judge
-
 from files import Files
+from tools import Broken, judge
 
 COMMANDS = ["train", "generate", "stats", "eval", "synth", "tokenize", "convert", "quantize", "explain",
             "calibrate", "demo", "bench ffn", "bench model", "bench train"]  # fmt: skip

@@ -22,13 +22,12 @@ import traceback
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 
 from commands import Commands
+from files import Files
 from lives import Lives
 from operators import Operators
 from tools import Broken, Tools
 from training import Training, TwoTrainers
 from vocabularies import Vocabularies
-
-from files import Files
 
 ATTACKS = [Files, Training, TwoTrainers, Operators, Lives, Vocabularies, Commands]
 
