@@ -156,7 +156,9 @@ def test_frozen_keeps_one_copy() -> None:
     module = module_of(layer).freeze()
     assert not list(module.parameters())
     held = sum(b.nbytes for b in module.buffers())
-    assert 0 <= held - 2 * 3 * 64 * 160 < 512  # a block's header
+    # A block's header; with AMX the rows of up and down lie an odd number of cache lines apart, 3 for 2.
+    weight = 2 * 64 * 160
+    assert 0 <= held - 3 * weight < 512 + (weight if twell.ops.cpu_tier() == "amx" else 0)
 
 
 def test_conversions_of_a_frozen_module() -> None:
