@@ -88,7 +88,7 @@ int main() {
   twell::Context context;  // threads, instruction set, scratch memory
   const twell::StoredWeights stored{gate.view(), up.view(), down.view(), /*neuron_major=*/true};
   twell::Layer layer(context, stored, {twell::Activation::relu});
-  layer.prepare(context, x.view());  // by 32 inputs or more like those to come
+  layer.prepare(context, x.view());  // chooses by typical inputs, at least 32
   layer.run(context, x.view(), y.view());
   // [prepared]
   {
