@@ -110,7 +110,7 @@ class FreezableFfn(nn.Module):
     ) -> Layer:
         """Packs the weights and keeps nothing else, for inference; returns self.
 
-        ``sample`` [..., width] are 32 or more inputs like those to come, on the weights' device. Or
+        ``sample`` [..., width] are 32 or more typical inputs, on the weights' device. Or
         ``findings`` are what :func:`twell.prepared.findings_of` reads of this layer. On a CPU, if they
         show that it is faster, the gate stays as it is stored, with an int8 screen
         (:func:`twell.ops.screen_weight`). That takes a sixth more memory in bfloat16, a tenth in

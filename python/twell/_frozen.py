@@ -49,7 +49,7 @@ def check(layer: Layer) -> None:
 
 
 def examine(layer: Layer, sample: Tensor) -> Findings:
-    """What inputs like those to come show. Raises ValueError."""
+    """What typical inputs show. Raises ValueError."""
     check(layer)
     (_, width), device = layer.sizes, layer.gate.device
     if sample.shape[-1:] != (width,) or sample.numel() < FEWEST_INPUTS * width:
