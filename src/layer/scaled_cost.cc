@@ -112,7 +112,7 @@ LayerTiming time_in_turns(std::int64_t tokens, const std::function<void(std::int
   return {tokens, sides[0].best_us, sides[1].best_us};
 }
 
-CostModel scaled(const CostModel& built_in, const FfnShape& shape, double density,
+CostModel scaled(const CostModel& built_in, const FfnShape& shape,
                  const std::vector<LayerTiming>& timings) {
   constexpr double kAbsurd = 100;
   // PyTorch without bf16 instructions is 6 times slower against the sparse path than built in.
@@ -120,7 +120,8 @@ CostModel scaled(const CostModel& built_in, const FfnShape& shape, double densit
   CostModel out = built_in;
   for (const LayerTiming& timing : timings) {
     const double dense = timing.dense_us / built_in.dense_us(timing.tokens, shape);
-    const double sparse = timing.sparse_us / built_in.sparse_us(timing.tokens, density, shape);
+    const double sparse =
+        timing.sparse_us / built_in.sparse_us(timing.tokens, timing.density, shape);
     for (const double factor : {dense, sparse}) {
       if (!(factor > 1 / kAbsurd && factor < kAbsurd)) return built_in;
     }
@@ -144,12 +145,20 @@ CostModel scaled_cost(CpuTier tier, int threads, const FfnShape& shape, double d
   static std::map<Key, Measured> all;
   const std::lock_guard lock(mutex);
   // A factor of both gather and gate holds near the density that it was timed at.
-  const long power_of_four = std::lround(std::log2(std::max(density, 1e-3)) / 2);
-  const Key key{tier, threads, shape.width, shape.neurons, shape.gated, shape.dtype, power_of_four};
+  const long power_of_two = std::lround(std::log2(std::max(density, 1e-3)));
+  const Key key{tier, threads, shape.width, shape.neurons, shape.gated, shape.dtype, power_of_two};
   Measured& measured = all[key];
   const CostModel built_in = built_in_cost_model(tier);
-  measure(built_in, rows, time, measured);
-  return scaled(built_in, shape, density, measured.timings);
+  // By the first of such layers, whose density need not be this one's.
+  measure(
+      built_in, rows,
+      [&](std::int64_t tokens) {
+        LayerTiming timing = time(tokens);
+        timing.density = density;
+        return timing;
+      },
+      measured);
+  return scaled(built_in, shape, measured.timings);
 }
 
 }  // namespace twell

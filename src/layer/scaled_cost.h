@@ -12,6 +12,7 @@ namespace twell {
 struct LayerTiming {
   std::int64_t tokens = 0;  // of a call
   double dense_us = 0, sparse_us = 0;
+  double density = 0;  // of the layer that was timed
 };
 
 // Microseconds of one call of each side, the least of up to five runs of a millisecond or more, in
@@ -21,17 +22,17 @@ struct LayerTiming {
 LayerTiming time_in_turns(std::int64_t tokens, const std::function<void(std::int64_t)>& dense,
                           const std::function<void(std::int64_t)>& sparse);
 
-// Each figure of `built_in`, whose layer has this shape and density, times the factor by which its
-// path was slower (or faster) at these tokens. `timings` are of the first of built_in.tokens, in
-// order; the last one's factors also serve the tokens beyond. Unchanged where a timing is absurd:
-// no positive number, or a factor beyond 100. Factors of the two paths are at most 10 apart.
-CostModel scaled(const CostModel& built_in, const FfnShape& shape, double density,
+// Each figure of `built_in`, for layers of this shape, times the factor by which its path was
+// slower (or faster) at these tokens. `timings` are of the first of built_in.tokens, in order; the
+// last one's factors also serve the tokens beyond. Unchanged where a timing is absurd: no positive
+// number, or a factor beyond 100. Factors of the two paths are at most 10 apart.
+CostModel scaled(const CostModel& built_in, const FfnShape& shape,
                  const std::vector<LayerTiming>& timings);
 
 // scaled() of the tier's built-in figures, for calls of so many rows, where `time` times calls of
 // so many tokens: of 1, 8 and 64, and of 512 where such calls come (from 182 rows on) or take less
 // than about 50 ms. Each is timed once a process for layers of one shape, dtype and number of
-// threads whose densities are within a factor of four; others wait for it. No second try where
+// threads whose densities are within a factor of two; others wait for it. No second try where
 // `time` throws or gives no finite number; what was timed before that goes on serving.
 CostModel scaled_cost(CpuTier tier, int threads, const FfnShape& shape, double density,
                       std::int64_t rows,
