@@ -32,11 +32,11 @@ CostModel built_in() { return built_in_cost_model(kTier); }
 LayerTiming slower(std::int64_t tokens, double dense, double sparse,
                    const FfnShape& shape = kShape) {
   return {tokens, dense * built_in().dense_us(tokens, shape),
-          sparse * built_in().sparse_us(tokens, kDensity, shape)};
+          sparse * built_in().sparse_us(tokens, kDensity, shape), kDensity};
 }
 
 CostModel scaled_by(double dense, double sparse) {
-  return scaled(built_in(), kShape, kDensity,
+  return scaled(built_in(), kShape,
                 {slower(1, dense, sparse), slower(8, dense, sparse), slower(64, dense, sparse)});
 }
 
@@ -57,8 +57,8 @@ TEST(ScaledCost, DenseTwiceAsSlowAsBuiltInIsSparse) {
 }
 
 TEST(ScaledCost, TokensHaveFactorsOfTheirOwn) {
-  const CostModel cost = scaled(built_in(), kShape, kDensity,
-                                {slower(1, 2, 3), slower(8, 0.5, 1), slower(64, 4, 1.5)});
+  const CostModel cost =
+      scaled(built_in(), kShape, {slower(1, 2, 3), slower(8, 0.5, 1), slower(64, 4, 1.5)});
   EXPECT_DOUBLE_EQ(cost.dense_us(1, kShape), 2 * built_in().dense_us(1, kShape));
   EXPECT_DOUBLE_EQ(cost.sparse_us(1, 0.4, kShape), 3 * built_in().sparse_us(1, 0.4, kShape));
   EXPECT_DOUBLE_EQ(cost.dense_us(8, kShape), 0.5 * built_in().dense_us(8, kShape));
@@ -85,13 +85,13 @@ TEST(ScaledCost, WhatIsAbsurdChangesNothing) {
   for (const double bad : {0.0, -1.0, kNan, kInfinity, 1e-3, 1e3}) {
     for (const LayerTiming& timing : {slower(8, bad, 1), slower(8, 1, bad)}) {
       const CostModel cost =
-          scaled(built_in(), kShape, kDensity, {slower(1, 2, 1), timing, slower(64, 2, 1)});
+          scaled(built_in(), kShape, {slower(1, 2, 1), timing, slower(64, 2, 1)});
       EXPECT_EQ(cost.dense, built_in().dense) << bad;
       EXPECT_EQ(cost.sparse, built_in().sparse) << bad;
       EXPECT_EQ(cost.source(), built_in().source());
     }
   }
-  EXPECT_TRUE(scaled(built_in(), kShape, kDensity, {}).scales.empty());
+  EXPECT_TRUE(scaled(built_in(), kShape, {}).scales.empty());
 }
 
 // Of a tier whose timings say that paths take so many times as long.
@@ -122,6 +122,16 @@ TEST(ScaledCost, LayersAlikeAreTimedOnceAProcess) {
   machine.cost({2048, 5000, false});
   machine.cost({2048, 5000, true, DType::f32});
   EXPECT_EQ(machine.asked.size(), 6 * 3U);
+}
+
+// Factors are those of the layer that was timed, whatever the density of one that shares them.
+TEST(ScaledCost, ALayerAlikeHasTheFactorsThatWereTimed) {
+  Machine machine{2};
+  const FfnShape shape{2048, 4994};
+  for (const double density : {kDensity, 0.09, 0.12}) {
+    EXPECT_NEAR(machine.cost(shape, density).scales.at(1).sparse, 1, 1e-9) << density;
+  }
+  EXPECT_EQ(machine.asked.size(), 3U);
 }
 
 TEST(ScaledCost, ManyTokensAreTimedWhereTheyTakeLittleTime) {
