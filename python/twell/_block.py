@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from twell import _codes, dense, ops
+from twell import ops
 from twell._weights import Findings, Layer, is_empty
-from twell.form import Form
 
 PATHS = ("auto", "sparse", "dense")
 DEFAULT_PATH = "auto"
@@ -52,7 +51,9 @@ class Block(NamedTuple):
             to = self.bytes.device
             up = None if up is None else torch.empty_like(up, device=to)
             return torch.empty_like(gate, device=to), up, torch.empty_like(down, device=to)
-        return weights_of(self.bytes)
+        gate, up, down = unpack(self.bytes)[:3]
+        assert gate is not None and down is not None
+        return gate, up, down
 
 
 def examine(layer: Layer, x: Tensor) -> Findings:
@@ -86,33 +87,9 @@ def _numbers(values: list[float]) -> Tensor:
     return torch.tensor(values, dtype=torch.float64, device="cpu")
 
 
-def weights_of(block: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-    gate, up, down, *_ = torch.ops.twell.unpack_block(block)
-    return gate, up if up.numel() else None, down
-
-
-def input_gradient(dy: Tensor, x: Tensor, block: Tensor) -> Tensor:
-    """dx, densely: differentiable in dy and x any number of times."""
-    gate, up, down, *vectors = torch.ops.twell.unpack_block(block)
-    if any(_codes.is_coded(w) for w in (gate, up, down)):
-        raise RuntimeError(
-            "twell::run_layer: has no gradient where weights are codes; make numbers of them first, or "
-            "call it under torch.no_grad()"
-        )
-    form = Form.parse(torch.ops.twell.form_of_block(block))
-    form = form.with_vectors([v if v.numel() else None for v in vectors])
-    rows = x.reshape(-1, x.shape[-1])
-    dx = dense.ffn_backward(
-        dy.reshape(-1, dy.shape[-1]),
-        rows,
-        gate,
-        up if up.numel() else None,
-        down.t(),
-        form,
-        (True,) + (False,) * 7,
-    )[0]
-    assert dx is not None
-    return dx.reshape(x.shape)
+def unpack(block: Tensor) -> list[Tensor | None]:
+    """gate, up and down as a checkpoint has them, and the form's vectors in float32."""
+    return [t if t.numel() else None for t in torch.ops.twell.unpack_block(block)]
 
 
 class Opened:
@@ -138,8 +115,9 @@ def _close(number: Tensor) -> None:
 def run(x: Tensor, block: Tensor, layer: Tensor, columns: int, dtype: torch.dtype, coded: bool) -> Tensor:
     """``dtype`` is that of the layer. x of another is converted under autocast, as linear layers do it,
     and where weights are codes, which go with any."""
-    to = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
-    if x.dtype != dtype and (coded or to != x.dtype or torch.is_autocast_enabled("cpu")):
+    autocast = torch.is_autocast_enabled("cpu")
+    to = torch.get_autocast_dtype("cpu") if autocast else x.dtype
+    if x.dtype != dtype and (coded or autocast):
         x = x.to(dtype)
     y: Tensor = torch.ops.twell.run_layer(x, block, layer, columns)
     return y if y.dtype == to else y.to(to)

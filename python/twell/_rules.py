@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from twell import dense
-from twell._block import input_gradient
+from twell import _codes, dense
+from twell._block import unpack
 from twell.autograd import in_forward_mode, matrix
 from twell.form import Form
 
@@ -79,9 +79,24 @@ def _run_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     return torch.ops.twell.layer_gradient(dy, x, block), None, None
 
 
+def _input_gradient(dy: Tensor, x: Tensor, block: Tensor) -> Tensor:
+    """dx, densely: differentiable in dy and x any number of times."""
+    gate, up, down, *vectors = unpack(block)
+    if any(w is not None and _codes.is_coded(w) for w in (gate, up, down)):
+        raise RuntimeError(
+            "twell::run_layer: has no gradient where weights are codes; make numbers of them first, or "
+            "call it under torch.no_grad()"
+        )
+    assert down is not None
+    form = torch.ops.twell.form_of_block(block)
+    dx = _densely(dy, x, [gate, up, down.t(), *vectors], form, (True,))[0]
+    assert dx is not None
+    return dx
+
+
 def _layer_gradient(dy: Tensor, x: Tensor, block: Tensor) -> Tensor:
     if torch.is_grad_enabled() and (dy.requires_grad or x.requires_grad):
-        return input_gradient(dy, x, block)
+        return _input_gradient(dy, x, block)
     with torch._C._AutoDispatchBelowAutograd():
         return torch.ops.twell.layer_gradient(dy, x, block)
 
@@ -277,4 +292,4 @@ def register() -> None:
             torch.library.register_vmap(f"twell::{name}", _one_by_one(name), lib=_library)
     _library.impl("ffn_train_backward_add", _adding, "Autograd")
     _library.impl("layer_gradient", _layer_gradient, "Autograd")
-    _library.impl("layer_gradient", input_gradient, "CPU")
+    _library.impl("layer_gradient", _input_gradient, "CPU")

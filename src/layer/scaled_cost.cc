@@ -53,8 +53,9 @@ std::int64_t order_of(const CostModel& cost, std::int64_t rows) {
   return nearest;
 }
 
-// Times what is to be known for a call of so many rows and is not yet.
-void measure(const CostModel& built_in, std::int64_t rows,
+// Times what is to be known for a call of so many rows and is not yet. `density`: of the layer that
+// is timed; those that share the timings have others.
+void measure(const CostModel& built_in, std::int64_t rows, double density,
              const std::function<LayerTiming(std::int64_t tokens)>& time, Measured& measured) {
   // Few tokens are bound by memory, 64 mostly by arithmetic; more of them are timed where that
   // takes little time, and where they come.
@@ -70,7 +71,8 @@ void measure(const CostModel& built_in, std::int64_t rows,
       if (!(kFewestRuns * more * (last.dense_us + last.sparse_us) < kLongest)) break;
     }
     try {
-      const LayerTiming timing = time(tokens);
+      LayerTiming timing = time(tokens);
+      timing.density = density;
       measured.given_up = !std::isfinite(timing.dense_us + timing.sparse_us);  // a busy machine
       if (!measured.given_up) timings.push_back(timing);
     } catch (const std::exception&) {
@@ -149,15 +151,7 @@ CostModel scaled_cost(CpuTier tier, int threads, const FfnShape& shape, double d
   const Key key{tier, threads, shape.width, shape.neurons, shape.gated, shape.dtype, power_of_two};
   Measured& measured = all[key];
   const CostModel built_in = built_in_cost_model(tier);
-  // By the first of such layers, whose density need not be this one's.
-  measure(
-      built_in, rows,
-      [&](std::int64_t tokens) {
-        LayerTiming timing = time(tokens);
-        timing.density = density;
-        return timing;
-      },
-      measured);
+  measure(built_in, rows, density, time, measured);
   return scaled(built_in, shape, measured.timings);
 }
 
