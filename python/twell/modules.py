@@ -26,7 +26,8 @@ class SparseFfn(FreezableFfn):
     of the hidden state (nn.RMSNorm or a model's own), under ``norm_name``, and ``act``, the name and the
     module that say the activation. ``up_activation`` is that of up beside a gate: relu makes
     it dReLU. ``hidden_dropout`` of what enters down is dense in training; ``output_dropout`` of y does not
-    change that. A GPU has layers with biases, an activation of up or a norm densely, and none frozen.
+    change that. Each is a share, or the name of a module that has one.
+    A GPU has layers with biases, an activation of up or a norm densely, and none frozen.
 
     Unfrozen, where a gradient is wanted, forward keeps what fires and backward multiplies nothing
     else (:func:`twell.gated_ffn`); no weight is kept between calls, so any change to them is seen.
@@ -62,8 +63,8 @@ class SparseFfn(FreezableFfn):
         bias: bool = False,
         norm: nn.Module | None = None,
         norm_name: str = "norm",
-        hidden_dropout: float = 0.0,
-        output_dropout: float = 0.0,
+        hidden_dropout: float | str = 0.0,
+        output_dropout: float | str = 0.0,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
         names: Sequence[str] | None = None,
@@ -83,8 +84,7 @@ class SparseFfn(FreezableFfn):
         self.threshold = threshold
         self.up_activation = up_activation
         self.norm_name = None if norm is None else norm_name
-        self.hidden_dropout = hidden_dropout
-        self.output_dropout = output_dropout
+        self._dropouts = [hidden_dropout, output_dropout]
         self.fused = False
         self.collect_l1 = False
         """If set, a forward pass with gradients leaves its L1 term in ``l1``."""

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import twell
-from tiny_models import AMONG_OTHERS, MODULES_OF_THEIR_OWN, Tiny, of, text
+from tiny_models import AMONG_OTHERS, MODULES_OF_THEIR_OWN, STACKED, Tiny, of, text
 from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune
 
@@ -26,6 +26,7 @@ MODELS = {
             "n_positions": 64, "activation_function": "relu",
         }), text, 2),
 }  # fmt: skip
+ALL = {**MODELS, **STACKED}
 PARTS = {
     "torch encoder": ["linear1", "linear2"],
     "opt": ["fc1", "fc2"],
@@ -221,13 +222,139 @@ def test_thawing_gives_the_parts_back(name: str) -> None:
     same(tiny.call(model), tiny.call(plain))
 
 
+# --- Experts whose weights are one parameter ------------------------------------------------------
+
+
+def experts_of(model: nn.Module) -> dict[str, Any]:
+    return {n: m for n, m in model.named_modules() if n.endswith(".experts")}
+
+
+@pytest.mark.parametrize("name", STACKED)
+def test_parameters_of_experts_stay(name: str) -> None:
+    tiny = STACKED[name]
+    plain = tiny.model()
+    model = copy.deepcopy(plain)
+    parameters = [(n, id(p)) for n, p in model.named_parameters()]
+    modules = dict(model.named_modules())
+    twell.sparsify(model, freeze=False)
+    assert [(n, id(p)) for n, p in model.named_parameters()] == parameters
+    for place, module in experts_of(model).items():
+        assert module is modules[place] and type(module).__name__ == type(plain.get_submodule(place)).__name__
+        assert isinstance(module, type(plain.get_submodule(place)))
+    with torch.no_grad():
+        for each in (plain, model):
+            for p in each.parameters():
+                p.mul_(0.75)
+    same(tiny.call(model), tiny.call(plain))
+
+
+@pytest.mark.parametrize("name", STACKED)
+def test_adapters_of_experts(name: str, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    tiny = STACKED[name]
+    into = "gate_up_proj" if name == "mixtral" else "up_proj"
+    config = peft.LoraConfig(
+        r=2, target_modules=["q_proj"], target_parameters=[f"experts.{into}", "experts.down_proj"]
+    )
+    plain = adapted(tiny.model(), copy.deepcopy(config))
+    model = adapted(twell.sparsify(tiny.model(), freeze=False), copy.deepcopy(config))
+    names = [[n for n, p in each.named_parameters() if p.requires_grad] for each in (plain, model)]
+    assert names[0] == names[1] and any("experts" in n for n in names[0])
+    want = tiny.call(plain)
+    same(tiny.call(model), want)
+    for each in (plain, model):
+        tiny.call(each).square().mean().backward()
+    for p, q in zip(plain.parameters(), model.parameters(), strict=True):
+        assert p.grad is q.grad is None or torch.allclose(q.grad, p.grad, rtol=1e-3, atol=1e-5)
+    for writer, folder in ((plain, tmp_path / "plain"), (model, tmp_path / "sparse")):
+        writer.save_pretrained(folder)
+        for reader in (tiny.model(), twell.sparsify(tiny.model(), freeze=False)):
+            same(tiny.call(peft.PeftModel.from_pretrained(reader, folder).eval()), want)
+    with pytest.warns(RuntimeWarning, match="no parameter was matched"):
+        adapted(twell.sparsify(tiny.model()), config)
+
+
+@pytest.mark.parametrize("name", STACKED)
+def test_experts_freeze_and_thaw_together(name: str) -> None:
+    tiny = STACKED[name]
+    model = tiny.model()
+    state = copy.deepcopy(model.state_dict())
+    with torch.no_grad():
+        want = tiny.call(model)
+    twell.sparsify(model, freeze=False)
+    place, experts = next(iter(experts_of(model).items()))
+    layers = [m for n, m in twell.sparse_layers(model).items() if n.startswith(place)]
+    layers[1].freeze()
+    assert all(layer.frozen for layer in layers) and not list(experts.parameters())
+    assert experts.down_proj.shape == state[f"{place}.down_proj"].shape
+    with pytest.raises(ValueError, match=r"^down_proj: is packed in a frozen layer .*thaw\(\)"):
+        experts.down_proj[0]
+    for step in (layers[2].thaw, layers[0].freeze):
+        with torch.no_grad():
+            same(tiny.call(model), want)
+        assert list(model.state_dict()) == list(state)
+        assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
+        step()
+    layers[0].thaw()
+    assert not any(layer.frozen for layer in layers)
+    assert all(p.requires_grad for p in experts.parameters())
+
+
+class Logits(nn.Module):
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.model(ids, use_cache=False, return_dict=False)[0]
+
+
+@pytest.mark.parametrize("how", ["export", "compile", "trace"])
+@pytest.mark.parametrize("kind", ["trained", "eager", "thresholds", "frozen"])
+def test_graphs_of_experts_hold_for_other_inputs(kind: str, how: str) -> None:
+    tiny = STACKED["mixtral"]
+    plain = tiny.model()
+    if kind == "eager":  # the code that depends on numbers
+        plain.set_experts_implementation("eager")
+    model = twell.sparsify(copy.deepcopy(plain), freeze=kind == "frozen")
+    if kind == "thresholds":  # of which the module's own code knows nothing
+        for each in twell.sparse_layers(model).values():
+            each.activation, each.threshold = "fat_relu", 0.0
+    torch._dynamo.reset()
+    ids = [torch.randint(3, 97, (1, 6), generator=torch.Generator().manual_seed(i)) for i in range(3)]
+    logits, want = Logits(model), Logits(plain)
+    with torch.no_grad():
+        if how == "export":
+            graph: Any = torch.export.export(logits, (ids[0],), strict=False).module()
+        elif how == "compile":
+            graph = torch.compile(logits, fullgraph=True, backend="aot_eager")
+        else:
+            graph = torch.jit.trace(logits, (ids[0],), check_trace=False)
+        for each in ids:
+            same(graph(each), want(each))
+
+
+def test_a_compiled_model_with_experts_has_its_l1_term() -> None:
+    """The mean over the tokens that an expert gets, for which there is no single graph."""
+    tiny, runs = STACKED["mixtral"], []
+    for compiled in (False, True):
+        model = twell.sparsify(tiny.model(), freeze=False).train()
+        twell.set_l1(model, 0.5)
+        torch._dynamo.reset()
+        call = torch.compile(model, backend="aot_eager") if compiled else model
+        call(**tiny.inputs(), use_cache=False).logits.square().mean().backward()
+        runs.append([p.grad for p in model.parameters()])
+    for got, want in zip(*runs, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-5)
+
+
 # --- Copies and the tools of others ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize("freeze", [True, False])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ALL)
 def test_copies(name: str, freeze: bool) -> None:
-    tiny = MODELS[name]
+    tiny = ALL[name]
     model = twell.sparsify(tiny.model(), freeze=freeze)
     file = io.BytesIO()
     torch.save(model, file)
@@ -243,11 +370,11 @@ def test_copies(name: str, freeze: bool) -> None:
 
 
 @pytest.mark.parametrize("freeze", [True, False])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ALL)
 def test_distributed_checkpoints(name: str, freeze: bool) -> None:
     from torch.distributed.checkpoint import state_dict as dcp
 
-    tiny = MODELS[name]
+    tiny = ALL[name]
     plain = tiny.model()
     model = twell.sparsify(copy.deepcopy(plain), freeze=freeze)
     state = dcp.get_model_state_dict(model)
@@ -281,10 +408,10 @@ def test_accelerate_loads(name: str, freeze: bool, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("where", ["cpu", "disk"])
 @pytest.mark.parametrize("freeze", [True, False])
-@pytest.mark.parametrize("name", [name for name in MODELS if name != "torch encoder"])
+@pytest.mark.parametrize("name", [name for name in ALL if name != "torch encoder"])
 def test_accelerate_offloads(name: str, freeze: bool, where: str, tmp_path: Path) -> None:
     accelerate = pytest.importorskip("accelerate")
-    tiny = MODELS[name]
+    tiny = ALL[name]
     plain = tiny.model()
     model = twell.sparsify(copy.deepcopy(plain), freeze=freeze)
     if where == "cpu":
