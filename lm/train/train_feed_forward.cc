@@ -94,7 +94,7 @@ class SparseFfnFunction : public torch::autograd::Function<SparseFfnFunction> {
                               operator_weights(sums.with_down(sums.down.t())), form, hot);
     } else {
       static const auto op = find_operator<Backward>("twell::ffn_train_backward");
-      gradients = std::apply([](auto&... each) { return Gradients{each...}; },
+      gradients = std::apply([](auto&&... each) { return Gradients{std::move(each)...}; },
                              op.call(grads[0], x, weights, kept, l1_grad, form, hot));
       gradients[1 + kDown] = gradients[1 + kDown].t();
     }
