@@ -30,7 +30,7 @@ struct BackwardCall {
   SparseX columns[kCoefficientKinds] = {};
 
   bool has(int kind) const {
-    return kind == kDu ? in.up.has_value() : kind != kDw || !out.vectors.norm_weight.empty();
+    return kind == kDu ? in.up.has_value() : kind != kDw || scales_hidden(in.form);
   }
 };
 
