@@ -2,9 +2,10 @@
 //
 //   gated       v = x Wgᵀ + bg, u = x Wuᵀ + bu, h = f(v) · fu(u)
 //   non-gated   v = x Wuᵀ + bg, h = f(v)
-//   both        y = s (w ⊙ h) Wd + bd
+//   both        y = s (c ⊙ w ⊙ h) Wd + bd
 //
-// Without a norm, s and w are 1. The norm is an RMSNorm of the hidden state (BitNet b1.58's
+// c is a scale of each neuron, such as an adapter learns ((IA)³); 1 where there is none. Without a
+// norm, s and w are 1. The norm is an RMSNorm of the hidden state (BitNet b1.58's
 // ffn_sub_norm): s = 1 / √(Σ h² / H + ε) for each row, and w is its weight.
 //
 // docs/adding-a-variant.md shows how to add to it.
@@ -30,8 +31,8 @@ struct FormVector {
   bool of_columns = false;  // an entry for each column of Wd, not for each neuron
   bool of_up = false;       // of a gated layer alone
 };
-inline constexpr std::array<FormVector, 4> kFormVectors = {
-    {{"gate_bias"}, {"up_bias", false, true}, {"down_bias", true}, {"norm_weight"}}};
+inline constexpr std::array<FormVector, 5> kFormVectors = {
+    {{"gate_bias"}, {"up_bias", false, true}, {"down_bias", true}, {"norm_weight"}, {"hidden_scale"}}};
 
 // Something of each of them: its entries, a tensor, a name. In loops, v[i] is that of
 // kFormVectors[i].
@@ -41,6 +42,7 @@ struct FormVectors {
   T up_bias = {};      // bu [H]
   T down_bias = {};    // bd [columns of Wd]
   T norm_weight = {};  // w [H]; none: ones
+  T hidden_scale = {};  // c [H]
 
   T& operator[](std::size_t i) { return this->*member(i); }
   const T& operator[](std::size_t i) const { return this->*member(i); }
@@ -49,7 +51,7 @@ struct FormVectors {
   static T FormVectors::*member(std::size_t i) {
     constexpr std::array<T FormVectors::*, kFormVectors.size()> kMembers = {
         &FormVectors::gate_bias, &FormVectors::up_bias, &FormVectors::down_bias,
-        &FormVectors::norm_weight};
+        &FormVectors::norm_weight, &FormVectors::hidden_scale};
     return kMembers[i];
   }
 };
@@ -73,12 +75,18 @@ struct FfnForm : FormVectors<std::span<const float>> {
 inline float bias_of(std::span<const float> bias, std::int64_t at) {
   return bias.empty() ? 0.0F : bias[static_cast<std::size_t>(at)];
 }
-// What h of a neuron is multiplied with on its way to down, beside s: w.
+// An entry of a factor; 1 where there is none.
+inline float factor_in(std::span<const float> factors, std::int64_t at) {
+  return factors.empty() ? 1.0F : factors[static_cast<std::size_t>(at)];
+}
+// What h of a neuron is multiplied with on its way to down, beside s: c w.
 inline float factor_of(const FfnForm& form, std::int64_t neuron) {
-  return form.norm_weight.empty() ? 1.0F : form.norm_weight[static_cast<std::size_t>(neuron)];
+  return factor_in(form.hidden_scale, neuron) * factor_in(form.norm_weight, neuron);
 }
 // Whether down multiplies anything but h.
-inline bool scales_hidden(const FfnForm& form) { return form.norm_epsilon.has_value(); }
+inline bool scales_hidden(const FfnForm& form) {
+  return form.norm_epsilon.has_value() || !form.hidden_scale.empty();
+}
 
 }  // namespace twell
 #pragma GCC visibility pop
