@@ -2,10 +2,9 @@
 //
 //   gated       v = x Wgᵀ + bg, u = x Wuᵀ + bu, h = f(v) · fu(u)
 //   non-gated   v = x Wuᵀ + bg, h = f(v)
-//   both        y = s (c ⊙ w ⊙ h) Wd + bd
+//   both        y = s (w ⊙ h) Wd + bd
 //
-// c is a scale of each neuron, such as an adapter learns ((IA)³); 1 where there is none. Without a
-// norm, s and w are 1. The norm is an RMSNorm of the hidden state (BitNet b1.58's
+// Without a norm, s and w are 1. The norm is an RMSNorm of the hidden state (BitNet b1.58's
 // ffn_sub_norm): s = 1 / √(Σ h² / H + ε) for each row, and w is its weight.
 //
 // docs/adding-a-variant.md shows how to add to it.
@@ -31,8 +30,8 @@ struct FormVector {
   bool of_columns = false;  // an entry for each column of Wd, not for each neuron
   bool of_up = false;       // of a gated layer alone
 };
-inline constexpr std::array<FormVector, 5> kFormVectors = {
-    {{"gate_bias"}, {"up_bias", false, true}, {"down_bias", true}, {"norm_weight"}, {"hidden_scale"}}};
+inline constexpr std::array<FormVector, 4> kFormVectors = {
+    {{"gate_bias"}, {"up_bias", false, true}, {"down_bias", true}, {"norm_weight"}}};
 
 // Something of each of them: its entries, a tensor, a name. In loops, v[i] is that of
 // kFormVectors[i].
@@ -42,7 +41,6 @@ struct FormVectors {
   T up_bias = {};      // bu [H]
   T down_bias = {};    // bd [columns of Wd]
   T norm_weight = {};  // w [H]; none: ones
-  T hidden_scale = {};  // c [H]
 
   T& operator[](std::size_t i) { return this->*member(i); }
   const T& operator[](std::size_t i) const { return this->*member(i); }
@@ -51,7 +49,7 @@ struct FormVectors {
   static T FormVectors::*member(std::size_t i) {
     constexpr std::array<T FormVectors::*, kFormVectors.size()> kMembers = {
         &FormVectors::gate_bias, &FormVectors::up_bias, &FormVectors::down_bias,
-        &FormVectors::norm_weight, &FormVectors::hidden_scale};
+        &FormVectors::norm_weight};
     return kMembers[i];
   }
 };
@@ -75,18 +73,12 @@ struct FfnForm : FormVectors<std::span<const float>> {
 inline float bias_of(std::span<const float> bias, std::int64_t at) {
   return bias.empty() ? 0.0F : bias[static_cast<std::size_t>(at)];
 }
-// An entry of a factor; 1 where there is none.
-inline float factor_in(std::span<const float> factors, std::int64_t at) {
-  return factors.empty() ? 1.0F : factors[static_cast<std::size_t>(at)];
-}
-// What h of a neuron is multiplied with on its way to down, beside s: c w.
+// What h of a neuron is multiplied with on its way to down, beside s: w.
 inline float factor_of(const FfnForm& form, std::int64_t neuron) {
-  return factor_in(form.hidden_scale, neuron) * factor_in(form.norm_weight, neuron);
+  return form.norm_weight.empty() ? 1.0F : form.norm_weight[static_cast<std::size_t>(neuron)];
 }
 // Whether down multiplies anything but h.
-inline bool scales_hidden(const FfnForm& form) {
-  return form.norm_epsilon.has_value() || !form.hidden_scale.empty();
-}
+inline bool scales_hidden(const FfnForm& form) { return form.norm_epsilon.has_value(); }
 
 }  // namespace twell
 #pragma GCC visibility pop

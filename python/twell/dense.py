@@ -92,15 +92,11 @@ def ffn(
 
 
 def normalise(h: Tensor, form: Form) -> Tensor:
-    """What goes into down; in float32 or h's float64, and rounded to h's dtype."""
-    if form.norm_epsilon is None and form.hidden_scale is None:
+    """What the norm, if any, makes of h; in float32 or h's float64, and rounded to h's dtype."""
+    if form.norm_epsilon is None:
         return h
-    z = h.to(_wide(h))
-    if form.norm_epsilon is not None:
-        z = z * _factor(h, form.norm_epsilon)
-    for factor in (form.norm_weight, form.hidden_scale):
-        z = z if factor is None else z * factor
-    return z.to(h.dtype)
+    z = h.to(_wide(h)) * _factor(h, form.norm_epsilon)
+    return (z if form.norm_weight is None else z * form.norm_weight).to(h.dtype)
 
 
 def _factor(h: Tensor, epsilon: float) -> Tensor:
@@ -152,7 +148,7 @@ def ffn_backward(
     a = None if u is None else activate(u, form.up_activation)
     h = g if a is None else g * a
     dz = dy @ down.t()
-    dh, *dfactors = _normalise_backward(dz, h, form)
+    dh, dweight = _normalise_backward(dz, h, form)
     if dh_sign is not None:
         dh = dh + dh_sign.to(dh.dtype) * torch.sign(h)
     dv = activate_backward(dh if a is None else dh * a, v, form.activation, form.threshold)
@@ -170,24 +166,19 @@ def ffn_backward(
             grad.sum(0, dtype=_wide(grad)).to(vector.dtype)
             if want and vector is not None and grad is not None
             else None
-            for vector, grad, want in zip(form.vectors, (dv, du, dy, *dfactors), want_vectors)
+            for vector, grad, want in zip(form.vectors, (dv, du, dy, dweight), want_vectors)
         ),
     )
 
 
-def _normalise_backward(dz: Tensor, h: Tensor, form: Form) -> tuple[Tensor | None, ...]:
-    """dh of z = normalise(h), and what of the gradients of norm_weight and hidden_scale each row has."""
-    if form.norm_epsilon is None and form.hidden_scale is None:
-        return dz, None, None
-    wide, q = h.to(_wide(h)), dz.to(_wide(h))
-    weighted = q if form.norm_weight is None else q * form.norm_weight
-    q = q if form.hidden_scale is None else q * form.hidden_scale
-    scaled = q if form.norm_weight is None else q * form.norm_weight
+def _normalise_backward(dz: Tensor, h: Tensor, form: Form) -> tuple[Tensor, Tensor | None]:
+    """dh of z = normalise(h), and what of the weight's gradient each row has."""
     if form.norm_epsilon is None:
-        return scaled.to(h.dtype), wide * q, wide * weighted
-    s = _factor(h, form.norm_epsilon)
+        return dz, None
+    s, wide, q = _factor(h, form.norm_epsilon), h.to(_wide(h)), dz.to(_wide(h))
+    scaled = q if form.norm_weight is None else q * form.norm_weight
     dh = s * scaled - s**3 * (wide * scaled).mean(-1, keepdim=True) * wide
-    return dh.to(h.dtype), s * wide * q, s * wide * weighted
+    return dh.to(h.dtype), s * wide * q
 
 
 class FatRelu(nn.Module):

@@ -21,8 +21,6 @@ class Additions(TypedDict, total=False):
     """[columns of down]."""
     norm_weight: Tensor | None
     """[H], of an RMSNorm of the hidden state; none: ones."""
-    hidden_scale: Tensor | None
-    """[H], multiplies what goes into down."""
     norm_epsilon: float | None
     """Of that norm, which is there where this is: above 0."""
 
@@ -31,7 +29,7 @@ class Form(NamedTuple):
     """A layer's form: ``activation`` and ``threshold`` of the gate, and the :class:`Additions`.
 
     With v = x Wgᵀ + gate_bias and u = x Wuᵀ + up_bias: h = act(v) ⊙ act_up(u), and
-    y = (s · norm_weight ⊙ hidden_scale ⊙ h) Wd + down_bias, where s is 1 / √(mean of h² + norm_epsilon) of each
+    y = (s · norm_weight ⊙ h) Wd + down_bias, where s is 1 / √(mean of h² + norm_epsilon) of each
     token; without a norm y = h Wd + down_bias. Without a gate h = act(x Wuᵀ + gate_bias).
     """
 
@@ -43,7 +41,6 @@ class Form(NamedTuple):
     up_bias: Tensor | None = None  # (include/twell/ffn_form.h)
     down_bias: Tensor | None = None
     norm_weight: Tensor | None = None
-    hidden_scale: Tensor | None = None
 
     @property
     def vectors(self) -> tuple[Tensor | None, ...]:

@@ -13,12 +13,11 @@ using namespace test;  // NOLINT(google-build-using-namespace): the fixture of t
 struct Additions {
   bool biases = false, norm = false, norm_weight = true;
   Activation up = Activation::identity;
-  bool scale = false;
 };
 
 std::string describe(const Additions& a) {
   return std::string(a.biases ? "biases " : "") + (a.norm ? "norm " : "") +
-         (a.norm && a.norm_weight ? "with a weight " : "") + (a.scale ? "scale " : "") + "up " + name_of(a.up);
+         (a.norm && a.norm_weight ? "with a weight " : "") + "up " + name_of(a.up);
 }
 
 // A layer and the vectors of its form.
@@ -36,7 +35,7 @@ class FormedLayer {
       }
       return std::span<float>(out);
     };
-    vectors_.reserve(kFormVectors.size());
+    vectors_.reserve(4);
     if (additions.biases) {
       form.gate_bias = random(c.neurons, 0.5F, 0.0F);
       if (c.gated) form.up_bias = random(c.neurons, 0.5F, 0.0F);
@@ -46,7 +45,6 @@ class FormedLayer {
       form.norm_epsilon = 1e-5F;
       if (additions.norm_weight) form.norm_weight = random(c.neurons, 0.3F, 1.0F);
     }
-    if (additions.scale) form.hidden_scale = random(c.neurons, 0.5F, 0.5F);
   }
   FormedLayer(const FormedLayer&) = delete;
 
@@ -174,10 +172,6 @@ std::vector<Additions> all_additions() {
     }
   }
   out.push_back({false, true, false});
-  for (const bool norm : {false, true}) {
-    out.push_back({false, norm, true, Activation::identity, true});
-    out.push_back({true, norm, true, Activation::relu, true});
-  }
   return out;
 }
 

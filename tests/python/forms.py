@@ -27,7 +27,6 @@ def vectors(dtype: torch.dtype, gated: bool = True, seed: int = 0) -> dict[str, 
         **({"up_bias": random(NEURONS, 0.5)} if gated else {}),
         "down_bias": random(WIDTH, 0.5),
         "norm_weight": 1 + random(NEURONS, 0.3),
-        "hidden_scale": 1 + random(NEURONS, 0.3),
         "norm_epsilon": 0.05,
     }
 
@@ -44,5 +43,5 @@ def inputs(dtype: torch.dtype, *rows: int, seed: int = 0) -> Tensor:
 
 SOME: list[tuple[str, ...]] = [
     (), ("gate_bias",), ("up_bias",), ("down_bias",), ("norm_epsilon",),
-    ("norm_weight", "norm_epsilon"), ("hidden_scale",), (*VECTORS, "norm_epsilon"),
+    ("norm_weight", "norm_epsilon"), (*VECTORS, "norm_epsilon"),
 ]  # fmt: skip

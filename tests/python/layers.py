@@ -92,7 +92,6 @@ def reference(
     up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
     norm_weight: Tensor | None = None,
-    hidden_scale: Tensor | None = None,
     norm_epsilon: float | None = None,
 ) -> Reference:
     """Float64 result and an elementwise bound: for any summation order, float32 accumulation
@@ -149,11 +148,10 @@ def reference(
             (squares + d + norm_epsilon).rsqrt() for d in (0, off, -torch.minimum(off, squares))
         )
         ds = torch.maximum(s - low, high - s) + 4 * e * high
-    factors = [f.double() for f in (norm_weight, hidden_scale) if f is not None]
-    for w in factors:
-        h, dh = w * h, w.abs() * dh
-    if factors:
-        dh = dh + (r + e) * (h.abs() + dh)
+        if norm_weight is not None:
+            w = norm_weight.double()
+            h, dh = w * h, w.abs() * dh
+            dh = dh + r * (h.abs() + dh)
     y = h @ down
     dy = dh @ down.abs() + sum_error(neurons, (h.abs() + dh) @ down.abs())
     if norm_epsilon is not None:

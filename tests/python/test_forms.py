@@ -186,8 +186,6 @@ def definition(x: Tensor, gate: Tensor, up: Tensor | None, down: Tensor, form: F
     l1 = h.abs().sum() / x.shape[:-1].numel()
     if form.norm_epsilon is not None:
         h = nn.functional.rms_norm(h, h.shape[-1:], form.norm_weight, form.norm_epsilon)
-    if form.hidden_scale is not None:
-        h = h * form.hidden_scale
     return linear(h, down.t(), form.down_bias), l1
 
 

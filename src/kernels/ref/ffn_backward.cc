@@ -95,10 +95,7 @@ Gradients ffn_backward(const BackwardInput& in) {
         add(out.vectors.up_bias, n, dh * gradients.u, du);
       }
       add(out.down, n, in.dy, r, scaled * h, std::abs(scaled * h));
-      const double c = factor_in(form.hidden_scale, n), w = factor_in(form.norm_weight, n);
-      const double dw = norm.s * h * q[i], dw_magnitude = std::abs(norm.s * h) * q_magnitude[i];
-      add(out.vectors.norm_weight, n, c * dw, std::abs(c) * dw_magnitude);
-      add(out.vectors.hidden_scale, n, w * dw, std::abs(w) * dw_magnitude);
+      add(out.vectors.norm_weight, n, norm.s * h * q[i], std::abs(norm.s * h) * q_magnitude[i]);
     }
     for (std::int64_t c = 0; c < in.dy.cols; ++c) {
       add(out.vectors.down_bias, c, in.dy.at(r, c), std::abs(in.dy.at(r, c)));

@@ -6,10 +6,9 @@
 namespace twell {
 namespace {
 
-// One of a vector with an entry for each neuron: the sum of its coefficients, times what else h is
-// multiplied with.
+// One of a vector with an entry for each neuron: the sum of its coefficients.
 void sum_coefficients(const Context& context, const BackwardCall& call, Coefficient kind,
-                      std::span<float> out, std::span<const float> others = {}) {
+                      std::span<float> out) {
   if (out.empty()) return;
   const std::int64_t rows = call.in.x.rows;
   parallel_for(context, call.in.pattern.cols, [&](std::int64_t n) {
@@ -22,7 +21,6 @@ void sum_coefficients(const Context& context, const BackwardCall& call, Coeffici
       for (std::int64_t i = 0; i < call.by_neuron.count(n); ++i) sum += entries[i];
     }
     float& to = out[static_cast<std::size_t>(n)];
-    sum *= factor_in(others, n);
     to = static_cast<float>(call.out.accumulate ? to + sum : sum);
   });
 }
@@ -53,8 +51,7 @@ void sum_vector_gradients(const Context& context, const BackwardCall& call) {
   const FormVectors<std::span<float>>& out = call.out.vectors;
   sum_coefficients(context, call, kDv, out.gate_bias);
   sum_coefficients(context, call, kDu, out.up_bias);
-  sum_coefficients(context, call, kDw, out.norm_weight, call.in.form.hidden_scale);
-  sum_coefficients(context, call, kDw, out.hidden_scale, call.in.form.norm_weight);
+  sum_coefficients(context, call, kDw, out.norm_weight);
   if (out.down_bias.empty()) return;
   if (call.in.dy.dtype == DType::bf16) {
     sum_rows<bf16>(context, call, out.down_bias);
