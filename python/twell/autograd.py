@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 from twell import dense
 from twell._autocast import cast_operands
 from twell._training import HotNeurons
-from twell.form import PLAIN, Additions, Form
+from twell.form import PLAIN, VECTORS, Additions, Form
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -47,10 +47,11 @@ class _Dense(torch.autograd.Function):
         x, gate, up, down, *vectors = ctx.saved_tensors
         form = Form.parse(ctx.text).with_vectors(vectors)
         needs = ctx.needs_input_grad
+        first = len(needs) - len(VECTORS)  # behind the scalars
         grads = dense.ffn_backward(
-            dy, x, gate, up, down, form, (*needs[:4], *needs[7:11]), dl1 / max(x.shape[0], 1)
+            dy, x, gate, up, down, form, (*needs[:4], *needs[first:]), dl1 / max(x.shape[0], 1)
         )
-        return *grads[:4], None, None, None, *grads[4:], None
+        return *grads[:4], *[None] * (first - 4), *grads[4:]
 
 
 class _WithL1(torch.autograd.Function):

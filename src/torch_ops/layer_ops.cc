@@ -268,11 +268,10 @@ std::vector<Tensor> unpack_block(const Tensor& block) {
   std::vector<Tensor> out = {stored_gate({kOperation, "gate", block}, w.gate),
                              w.up ? stored({kOperation, "up", block}, *w.up) : none("up"),
                              stored_down({kOperation, "down", block}, w.down)};
-  const FfnForm& form = layer.form();
-  for (const auto& vector : {form.gate_bias, form.up_bias, form.down_bias,
-                             form.norm ? form.norm->weight : std::span<const float>()}) {
+  for (std::size_t i = 0; i < kFormVectors.size(); ++i) {
+    const std::span<const float> vector = layer.form()[i];
     const std::vector<float> values(vector.begin(), vector.end());
-    out.push_back(tensor_of({kOperation, "vector", block}, values, ScalarType::Float));
+    out.push_back(tensor_of({kOperation, kFormVectors[i].name, block}, values, ScalarType::Float));
   }
   return out;
 }
