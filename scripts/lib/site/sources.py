@@ -15,14 +15,15 @@ from project_files import ROOT, tracked
 
 # Headings of the contents, each with its pages in the order in which somebody needs them.
 CONTENTS = {
-    "Start": ["docs/models", "docs/measured", "docs/generating"],
+    "Start": ["docs/glossary", "docs/models", "docs/measured", "docs/generating"],
     "Use it": ["docs/training", "docs/pytorch", "docs/serving", "docs/quantised", "docs/gguf",
                "docs/cpp", "examples/README", "examples/sparsify_smollm2/README"],
     "How it works": ["docs/architecture", "docs/format", "docs/decisions", "docs/gpu-status",
                      "docs/gpu-model"],
     "What is promised": ["docs/reliability", "SECURITY", "CHANGELOG"],
     "Work on it": ["CONTRIBUTING", "docs/development", "docs/adding-a-kernel",
-                   "docs/adding-an-activation", "docs/adding-a-model", "bench/README"],
+                   "docs/adding-an-activation", "docs/adding-a-variant",
+                   "docs/adding-a-model", "bench/README"],
     "API": ["api/python", "api/c", "api/cpp", "api/cuda"],
 }
 PYTHON = ["twell", "twell.modules", "twell.autograd", "twell.hf", "twell.sparsity", "twell.ops",
