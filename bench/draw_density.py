@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Draws the picture of README.md: the time of a layer against the share of neurons that fire, dense and
-sparse, from what `twell bench ffn --grid cpu --json GRID` measured. It is legible on light and dark pages.
+"""Draws the picture of README.md: the time of a layer by the share of neurons that fire, dense and
+sparse, from what `twell bench ffn --grid cpu --json GRID` measured. It is legible on light and dark
+pages.
 
     bench/draw_density.py GRID --tokens 64 --out density.svg
 """
@@ -20,7 +21,9 @@ SETTINGS = {
     "svg.hashsalt": "twell",  # the same bytes from the same figures
     "font.family": "sans-serif",
     "font.size": 11,
-    **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), GREY),
+    **dict.fromkeys(
+        ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), GREY
+    ),
 }
 
 
@@ -32,8 +35,15 @@ def draw(grid: dict, tokens: int, out: pathlib.Path) -> None:
         for side, colour in COLOURS.items():
             times = [row[f"{side}_us"] / 1e3 for row in rows]
             axes.plot(share, times, color=colour, linewidth=2.2, marker="o", markersize=4)
-            axes.annotate(side, (share[0], times[0]), (0, 8), textcoords="offset points", color=colour,
-                          weight="bold", size=12)
+            axes.annotate(
+                side,
+                (share[0], times[0]),
+                (0, 8),
+                textcoords="offset points",
+                color=colour,
+                weight="bold",
+                size=12,
+            )
         axes.set_xscale("symlog", linthresh=0.5, linscale=0.4)
         ticks = [0, 0.5, 1, 2, 5, 10, 20, 50, 100]
         axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks], minor=False)
@@ -48,7 +58,9 @@ def draw(grid: dict, tokens: int, out: pathlib.Path) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("grid", type=pathlib.Path)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--out", type=pathlib.Path, required=True)

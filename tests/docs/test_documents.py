@@ -1,6 +1,8 @@
 """Code and commands of README.md and docs/: each stands in a compiled file, or is run here."""
 
 import copy
+import html
+import json
 import os
 import pathlib
 import re
@@ -226,3 +228,17 @@ def test_the_command_line_has_one_name():
     """`twell`, as its package installs it; README says what that is in a checkout. mpirun knows no aliases."""
     for name, text in blocks(""):
         assert not re.search(r"^scripts/twell ", text, re.MULTILINE), name
+
+
+def test_the_demos_picture_says_what_the_demo_says():
+    """bench/draw_demo.py has the words of the command, and README's picture those of its results."""
+    folder = ROOT / "bench/results/2026-11-21-zen5-2-cores"
+    svg = html.unescape((folder / "demo.svg").read_text().replace("&#160;", " "))
+    shown = re.sub(r"\s+", " ", " ".join(re.findall(r">([^<>]+)</text>", svg)))
+    results = json.loads((folder / "demo.json").read_text())
+    assert f"{results['nnz_mean']:.1f} of 2048" in shown and f"{results['speedup_decode']:.2f}x" in shown
+    command = re.sub(r'"\s+"', "", (ROOT / "cli/cmd_demo.cc").read_text().replace("\\n", " "))
+    for words in ("its surprise at the next token", "neurons per token and layer", "are exactly zero",
+                  "twell skips those. Same weights, same threads, against PyTorch's dense layers:",
+                  "they differ by", "is allowed."):
+        assert words in shown and words in re.sub(r"\s+", " ", command), words
