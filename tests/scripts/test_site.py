@@ -1,4 +1,4 @@
-"""What scripts/site is made of: its contents, its list of headers, and the search for dead links."""
+"""scripts/site: its contents, its list of headers, and its search for dead links."""
 
 import pathlib
 import sys
@@ -29,5 +29,8 @@ def test_dead_links_are_found(tmp_path):
         '<a href="https://example.org/gone">4</a> <a href="#gone">5</a> <img src="d.svg">'
     )
     assert dead_links(tmp_path) == [
-        "a.html: #gone", "a.html: b.html#gone", "a.html: c.html", "a.html: d.svg"
+        "a.html: #gone",
+        "a.html: b.html#gone",
+        "a.html: c.html",
+        "a.html: d.svg",
     ]

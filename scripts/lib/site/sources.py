@@ -1,5 +1,5 @@
-"""What the site is made of: the repository's own pages as they are, their order, and a page for each
-public header and Python module.
+"""What the site is made of: the repository's own pages as they are, their order, and a page for
+each public header and Python module.
 
 sources.py OUT lays them out for Sphinx.
 """
@@ -16,23 +16,52 @@ from project_files import ROOT, tracked
 # Headings of the contents, each with its pages in the order in which somebody needs them.
 CONTENTS = {
     "Start": ["docs/glossary", "docs/models", "docs/measured", "docs/generating"],
-    "Use it": ["docs/training", "docs/pytorch", "docs/serving", "docs/quantised", "docs/gguf",
-               "docs/cpp", "examples/README", "examples/sparsify_smollm2/README"],
-    "How it works": ["docs/architecture", "docs/format", "docs/decisions", "docs/gpu-status",
-                     "docs/gpu-model"],
+    "Use it": [
+        "docs/training",
+        "docs/pytorch",
+        "docs/serving",
+        "docs/quantised",
+        "docs/gguf",
+        "docs/cpp",
+        "examples/README",
+        "examples/sparsify_smollm2/README",
+    ],
+    "How it works": [
+        "docs/architecture",
+        "docs/format",
+        "docs/decisions",
+        "docs/gpu-status",
+        "docs/gpu-model",
+    ],
     "What is promised": ["docs/reliability", "SECURITY", "CHANGELOG"],
-    "Work on it": ["CONTRIBUTING", "docs/development", "docs/adding-a-kernel",
-                   "docs/adding-an-activation", "docs/adding-a-variant",
-                   "docs/adding-a-model", "bench/README"],
+    "Work on it": [
+        "CONTRIBUTING",
+        "docs/development",
+        "docs/adding-a-kernel",
+        "docs/adding-an-activation",
+        "docs/adding-a-variant",
+        "docs/adding-a-model",
+        "bench/README",
+    ],
     "API": ["api/python", "api/c", "api/cpp", "api/cuda"],
 }
-PYTHON = ["twell", "twell.modules", "twell.autograd", "twell.hf", "twell.sparsity", "twell.ops",
-          "twell.dense", "twell.prepared"]
+PYTHON = [
+    "twell",
+    "twell.modules",
+    "twell.autograd",
+    "twell.hf",
+    "twell.sparsity",
+    "twell.ops",
+    "twell.dense",
+    "twell.prepared",
+]
 
 
 def headers(folder: str) -> list[str]:
     """As they are included: twell/layer.h."""
-    return sorted(path.relative_to(ROOT / folder).as_posix() for path in (ROOT / folder).rglob("*.h"))
+    return sorted(
+        path.relative_to(ROOT / folder).as_posix() for path in (ROOT / folder).rglob("*.h")
+    )
 
 
 def titled(title: str, text: str) -> str:
