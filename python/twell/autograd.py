@@ -101,7 +101,7 @@ class Trained(NamedTuple):
 
     y: Tensor
     l1: Tensor
-    """Sum over hidden units of |h|, averaged over the tokens; float32, float64 for float64."""
+    """Sum over hidden units of ``|h|``, averaged over the tokens; float32, float64 for float64."""
     row_nnz: Tensor
     """Neurons that each token fired: int32, x's shape without its last dimension."""
     neuron_nnz: Tensor
@@ -172,7 +172,7 @@ def gated_ffn(
     x is [..., D]; gate, up and down are [H, D], down neuron-major (``down_proj.weight.t()`` of a
     checkpoint). All have one floating dtype, or torch.autocast gives them one; gradients have each
     operand's own. y is [..., D]. l1 is a float32 scalar (float64 for float64 inputs): the sum over
-    neurons of |h|, averaged over the tokens. Adding λ · l1 to a loss adds λ · sign(h) / M to the
+    neurons of ``|h|``, averaged over the tokens. Adding λ · l1 to a loss adds λ · sign(h) / M to the
     gradient of h. Raises ValueError for an activation that yields no zeros.
 
     On a CPU, in bfloat16 and float32, forward keeps where the gate fired (torch.ops.twell.ffn_train)
