@@ -59,7 +59,7 @@ void print_ffn_results(const BenchFfnOptions& o, const nlohmann::json& results) 
     if (o.peaks) cells.push_back(format_us(r["sparse_floor_us"]));
     table.row(cells);
   }
-  o.say("\n{}", table.to_string());
+  o.say("\n{}", table.to_string(o.colour()));
 }
 
 void print_train_results(const BenchFfnOptions& o, const nlohmann::json& results) {
@@ -77,7 +77,7 @@ void print_train_results(const BenchFfnOptions& o, const nlohmann::json& results
                fmt::format("{:.1e}", r["dense_rms_rel_err"].get<double>()),
                fmt::format("{:.1e}", r["rms_rel_err"].get<double>())});
   }
-  o.say("\n{}", table.to_string());
+  o.say("\n{}", table.to_string(o.colour()));
 }
 
 void print_ffn_grid(const BenchFfnOptions& o, const nlohmann::json& results) {
@@ -101,11 +101,11 @@ void print_ffn_grid(const BenchFfnOptions& o, const nlohmann::json& results) {
     if (!o.train) chosen.row(automatic);
     times.row(time);
   }
-  o.say("\nSpeed against the fastest dense form\n{}", ratios.to_string());
+  o.say("\nSpeed against the fastest dense form\n{}", ratios.to_string(o.colour()));
   if (!o.train) {
-    o.say("\nSpeed of --path auto (d: it takes the dense path)\n{}", chosen.to_string());
+    o.say("\nSpeed of --path auto (d: it takes the dense path)\n{}", chosen.to_string(o.colour()));
   }
-  o.say("\nTime of one call, dense / sparse\n{}", times.to_string());
+  o.say("\nTime of one call, dense / sparse\n{}", times.to_string(o.colour()));
 }
 
 void print_ffn_implementations(const BenchFfnOptions& o, const nlohmann::json& results) {
@@ -120,7 +120,7 @@ void print_ffn_implementations(const BenchFfnOptions& o, const nlohmann::json& r
       for (const std::int64_t m : values_of<std::int64_t>(same, "tokens")) {
         list += fmt::format("{}{}", list.empty() ? "" : ", ", m);
       }
-      o.say("{} at {} tokens: {}\n", side, list, impl);
+      o.say_lines("{} at {} tokens: {}", side, list, impl);
     }
   }
 }

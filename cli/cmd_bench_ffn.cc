@@ -91,9 +91,9 @@ struct Runs {
     print_ffn_implementations(o, results);
     int fewest = o.repeats;
     for (const auto& r : results) fewest = std::min(fewest, r["runs"].get<int>());
-    o.say(
+    o.say_lines(
         "Times are medians of {} runs in turns{}; errors are against fp64, relative to the largest "
-        "output of the token.\n",
+        "output of the token.",
         o.repeats,
         fewest < o.repeats ? fmt::format(", or of {} where they take long", fewest)
                            : std::string());
@@ -223,11 +223,11 @@ void run(BenchFfnOptions& o) {
   }
   lm::keep_freed_memory();
   const c10::InferenceMode no_grad;
-  o.say("One {}gated layer{}, D = {}, H = {}, {}, {}, {}\n", o.gated ? "" : "non-",
-        o.biases ? " with biases" : "", o.width, o.neurons, o.dtype, o.activation,
-        o.device.is_cpu()
-            ? fmt::format("{} threads, {} instructions", o.threads, name_of(default_cpu_tier()))
-            : lm::runtime_of(o.device).describe());
+  o.say_lines("One {}gated layer{}, D = {}, H = {}, {}, {}, {}", o.gated ? "" : "non-",
+              o.biases ? " with biases" : "", o.width, o.neurons, o.dtype, o.activation,
+              o.device.is_cpu() ? fmt::format("{} threads, {} instructions", o.threads,
+                                              name_of(default_cpu_tier()))
+                                : lm::runtime_of(o.device).describe());
   std::optional<lm::Peaks> peaks;
   if (o.peaks) {
     peaks = lm::measure_peaks(o.type());

@@ -69,7 +69,7 @@ void print_pieces(const BenchModelCommand& o, const lm::Comparison& result) {
     }
     table.row(row);
   }
-  o.say("{}\n", table.to_string());
+  o.say("{}\n", table.to_string(o.colour()));
 }
 
 nlohmann::json profile_json(const std::optional<lm::Speed>& speed) {
@@ -167,7 +167,7 @@ std::vector<lm::LayerSpeed> by_layer(const BenchModelCommand& o, const Contender
   auto speeds =
       lm::compare_layers(all.sides, tokens, nnz, o.compare, [&] { progress.update(++done); });
   progress.finish();
-  o.say("{}", layer_table(speeds));
+  o.say("{}", layer_table(speeds, o.colour()));
   return speeds;
 }
 
@@ -188,13 +188,13 @@ void run(BenchModelCommand& o) {
   Load load;
   Contenders all = open_all(o, load);
   lm::Model& sparse = *all.sparse;
-  o.say("{}: {} layers{}, D = {}, H = {}, {}, {}\n", o.model, sparse.layers(),
-        sparse.layers() == config.num_hidden_layers
-            ? std::string()
-            : fmt::format(" of {} (--layers, or memory)", config.num_hidden_layers),
-        config.hidden_size, neurons_of(config), dtype_name(sparse.dtype()),
-        o.device.is_cpu() ? fmt::format("{} threads", o.threads)
-                          : lm::runtime_of(o.device).describe());
+  o.say_lines("{}: {} layers{}, D = {}, H = {}, {}, {}", o.model, sparse.layers(),
+              sparse.layers() == config.num_hidden_layers
+                  ? std::string()
+                  : fmt::format(" of {} (--layers, or memory)", config.num_hidden_layers),
+              config.hidden_size, neurons_of(config), dtype_name(sparse.dtype()),
+              o.device.is_cpu() ? fmt::format("{} threads", o.threads)
+                                : lm::runtime_of(o.device).describe());
   if (o.text.empty()) o.say("No --text given: random tokens\n");
 
   nlohmann::json out = {
@@ -224,7 +224,7 @@ void run(BenchModelCommand& o) {
     out["profile"][name] = profile_json(speed);
     if (!speed || !speed->complete || printed) return;
     progress.clear();
-    o.say("\n{}", speed_table(name, o.compare, *speed));
+    o.say("\n{}", speed_table(name, o.compare, *speed, o.colour()));
   };
   const lm::Comparison result = lm::compare_speed(
       all.sides, tokens, o.compare, [&](const std::string& what) { progress.update(++done, what); },
@@ -248,9 +248,9 @@ void run(BenchModelCommand& o) {
   const std::string_view jumps = jumps_of(sparse.config());
   std::optional<double> bound;
   if (jumps.empty()) bound = lm::logits_error_bound(sparse.layers(), sparse.dtype());
-  o.say("Mean non-zeros {:.1f} of {}; logits differ by {:.1e} of the largest{}\n", nnz_mean,
-        sparse.config().neurons_of_token(), errors.max_rel_err,
-        bound ? fmt::format(" (bound {:.1e})", *bound) : std::string());
+  o.say_lines("Mean non-zeros {:.1f} of {}; logits differ by {:.1e} of the largest{}", nnz_mean,
+              sparse.config().neurons_of_token(), errors.max_rel_err,
+              bound ? fmt::format(" (bound {:.1e})", *bound) : std::string());
   if (!bound) o.say("No bound of that: {}\n", jumps);
   if (errors.dense) {
     o.say("Against fp32: dense {:.1e}, sparse {:.1e}\n", *errors.dense, *errors.sparse);

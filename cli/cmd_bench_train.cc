@@ -77,7 +77,7 @@ void print_sides(const BenchTrainCommand& o, const lm::StepComparison& result) {
                energy_cell(mj), memory_cell(peak),
                side == &result.sparse ? "" : format_ratio(result.over_sparse(*side))});
   }
-  o.say("\n{}", table.to_string());
+  o.say("\n{}", table.to_string(o.colour()));
 }
 
 void print_shares(const BenchTrainCommand& o, const nlohmann::json& json) {
@@ -94,7 +94,7 @@ void print_shares(const BenchTrainCommand& o, const nlohmann::json& json) {
     };
     table.row({name, share("dense"), share("sparse")});
   }
-  o.say("\n{}", table.to_string());
+  o.say("\n{}", table.to_string(o.colour()));
 }
 
 void run(BenchTrainCommand& o) {
@@ -118,16 +118,16 @@ void run(BenchTrainCommand& o) {
   } else if (o.eager) {
     o.say("PyTorch eager is left out: it is written here for models of Llama's form alone\n");
   }
-  o.say("{}: {} layers{}, D = {}, H = {}, {}, {}, {} windows of {} tokens a step{}\n", o.model,
-        config.num_hidden_layers,
-        config.num_hidden_layers == of_model
-            ? std::string()
-            : fmt::format(" of {} (--layers, or memory)", of_model),
-        config.hidden_size, config.intermediate_size, lm::name_of(trainer.compute()),
-        o.device.is_cpu() ? fmt::format("{} threads", o.threads)
-                          : lm::runtime_of(o.device).describe(),
-        recipe.micro_batch * recipe.accumulation, recipe.context,
-        recipe.recompute ? ", blocks computed twice" : "");
+  o.say_lines("{}: {} layers{}, D = {}, H = {}, {}, {}, {} windows of {} tokens a step{}", o.model,
+              config.num_hidden_layers,
+              config.num_hidden_layers == of_model
+                  ? std::string()
+                  : fmt::format(" of {} (--layers, or memory)", of_model),
+              config.hidden_size, config.intermediate_size, lm::name_of(trainer.compute()),
+              o.device.is_cpu() ? fmt::format("{} threads", o.threads)
+                                : lm::runtime_of(o.device).describe(),
+              recipe.micro_batch * recipe.accumulation, recipe.context,
+              recipe.recompute ? ", blocks computed twice" : "");
   Progress progress("measuring", lm::ticks(o.steps, eager.has_value()));
   std::int64_t done = 0;
   const nlohmann::json facts = {

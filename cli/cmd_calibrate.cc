@@ -49,7 +49,7 @@ void run(CalibrateCommand& o) {
     cells.push_back(crossover(cost, m, size));
     table.row(cells);
   }
-  o.say("\nTime of a call by density of the gate\n{}", table.to_string());
+  o.say("\nTime of a call by density of the gate\n{}", table.to_string(o.colour()));
   o.say("Written to {}: --path auto goes by it from now on\n", lm::calibration_file().string());
   o.write({{"width", size.width},
            {"neurons", size.neurons},

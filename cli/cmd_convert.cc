@@ -75,7 +75,7 @@ nlohmann::json convert_directory(const ConvertCommand& o) {
                       {"blocks_before", order.blocks_before},
                       {"blocks_after", order.blocks_after}});
   }
-  o.say("{}", table.to_string());
+  o.say("{}", table.to_string(o.colour()));
   return {{"tokens", tokens.size()}, {"layers", layers}};
 }
 

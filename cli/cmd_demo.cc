@@ -167,8 +167,8 @@ void summarise(const DemoCommand& o, const DemoReport& r) {
       format_ratio(prefill.speedup()), decode.tokens_per_s(decode.dense()),
       decode.tokens_per_s(decode.sparse()), format_ratio(decode.speedup()));
   o.say(
-      "  The outputs are the same up to {} rounding: they differ by {:.1e} of the largest, of "
-      "{:.1e} allowed.\n\n",
+      "  The outputs are the same up to {} rounding: they differ by {:.1e} of the largest;\n"
+      "  {:.1e} is allowed.\n\n",
       r.dtype, r.max_rel_err, r.bound);
   o.say("Report   {}\nModel    {}   (twell generate --model {} --prompt \"...\")\n",
         (fs::path(o.out) / "report.html").string(), r.model, r.model);

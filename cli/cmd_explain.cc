@@ -1,4 +1,5 @@
 // twell explain: what this machine has, and which plan a layer or a model would run with.
+#include <algorithm>
 #include <memory>
 
 #include "cli/command.h"
@@ -64,6 +65,71 @@ std::string plan_in_words(const FfnPlan& plan, const std::optional<GateForm>& fo
   return (form ? "" : "screened or ") + plan.to_string();
 }
 
+std::vector<std::string> plan_cells(const FfnPlan& plan, std::int64_t tokens,
+                                    const std::optional<GateForm>& form) {
+  const std::string hot = plan.hot_share > 1.0 ? "none"
+                                               : fmt::format("{:g} % of rows + {}",
+                                                             100 * plan.hot_share, plan.hot_rows);
+  std::string gathered = "row by row";
+  if (plan.row_parts > 1) gathered = fmt::format("each row in {} parts", plan.row_parts);
+  if (plan.gather_columns > 0) gathered = fmt::format("{} columns a time", plan.gather_columns);
+  return {fmt::format("{}", tokens),
+          form ? name_of(*form) : "either",
+          fmt::format("{}", plan.row_block),
+          fmt::format("{}", plan.tile),
+          fmt::format("{}", plan.row_groups),
+          hot,
+          gathered};
+}
+
+void explain_plans(const ExplainCommand& o, const Table& plans, CpuTier tier) {
+  o.say("\nThe sparse path\n{}", plans.to_string(o.colour()));
+  std::string words =
+      "Tile: neurons of the gate that a thread computes at a time. Hot: neurons that so many rows "
+      "of a "
+      "block fire are multiplied densely, the rest gathered.";
+  if (const double limit = tuning_of(tier).screen_limit; limit > 0) {
+    words += fmt::format(
+        " Gate: a layer's first inputs choose its form. It is screened in int8 if the screen "
+        "leaves "
+        "at most {:.0f} % of the neurons to compute, else packed.",
+        100 * limit);
+  }
+  o.say_lines("{}", words);
+}
+
+// "sparse: packed gate, ...; the screen left 3.1 %" in its parts.
+std::vector<std::string> parts_of(std::string_view description) {
+  std::vector<std::string> parts;
+  while (!description.empty()) {
+    const auto end = std::min(description.find("; "), description.size());
+    parts.emplace_back(description.substr(0, end));
+    description.remove_prefix(std::min(end + 2, description.size()));
+  }
+  return parts;
+}
+
+// What all layers have in common, once, and then what they differ in.
+void explain_layers(const ExplainCommand& o, const std::vector<std::string>& layers) {
+  std::vector<std::vector<std::string>> parts;
+  for (const std::string& layer : layers) parts.push_back(parts_of(layer));
+  const auto common = [&](const std::string& part) {
+    return std::ranges::all_of(
+        parts, [&](const auto& of) { return std::ranges::find(of, part) != of.end(); });
+  };
+  o.say("\n{} layer{}, at one token\n", layers.size(), layers.size() == 1 ? "" : "s");
+  for (const std::string& part : parts.front()) {
+    if (common(part)) o.say("  {}\n", wrapped(part, 4, 2));
+  }
+  for (std::size_t l = 0; l < parts.size(); ++l) {
+    std::string own;
+    for (const std::string& part : parts[l]) {
+      if (!common(part)) own += (own.empty() ? "" : "; ") + part;
+    }
+    if (!own.empty()) o.say("  {}\n", wrapped(fmt::format("layer {:>3}: {}", l, own), 4, 2));
+  }
+}
+
 void run(ExplainCommand& o) {
   std::unique_ptr<lm::Model> model;
   DType dtype = o.dtype == "f32" ? DType::f32 : DType::bf16;
@@ -96,8 +162,9 @@ void run(ExplainCommand& o) {
   }
   const CostModel cost = expected_cost(context, model.get(), timer);
   const std::optional<GateForm> form = gate_form(context, model.get(), timer);
-  headings.emplace_back("sparse plan");
   Table table(headings);
+  Table plan_table(
+      {"tokens", "gate", "rows a block", "tile", "row groups", "hot from", "gathered"});
   nlohmann::json plans = nlohmann::json::array();
   for (const std::int64_t m : o.tokens) {
     const FfnPlan plan = plan_ffn(context, m, size, form.value_or(GateForm::packed));
@@ -122,35 +189,26 @@ void run(ExplainCommand& o) {
       plans.back()["dense_measured_us"] = times.dense_us;
       plans.back()["sparse_measured_us"] = times.sparse_us;
     }
-    cells.push_back(plan_words);
     table.row(cells);
+    plan_table.row(plan_cells(plan, m, form));
   }
-  o.say("{}", table.to_string());
-  if (const double limit = tuning_of(context.tier()).screen_limit; limit > 0) {
-    o.say(
-        "Gate: a layer's first inputs choose its form. It is screened in int8 if the screen leaves "
-        "at most {:.0f} % of the neurons to compute, else packed\n",
-        100 * limit);
-  }
+  o.say("{}", table.to_string(o.colour()));
   if (cost.measured_on.empty()) {
-    o.say("Expected: {}\ntwell calibrate measures this machine\n", cost.source());
+    o.say_lines("Expected: {}. twell calibrate measures this machine.", cost.source());
   } else {
     o.say("Expected: from {}\n", lm::calibration_file().string());
   }
+  explain_plans(o, plan_table, context.tier());
 
   nlohmann::json scales = nlohmann::json::array();
   for (const CostScale& scale : cost.scales) {
     scales.push_back({{"tokens", scale.tokens}, {"dense", scale.dense}, {"sparse", scale.sparse}});
   }
-  nlohmann::json layers = nlohmann::json::array();
-  if (model) {
-    o.say("\n");
-    for (std::int64_t l = 0; l < model->layers(); ++l) {
-      const std::string line = model->feed_forward(l).describe(1);
-      o.say("layer {:>3}: {}\n", l, line);
-      layers.push_back(line);
-    }
+  std::vector<std::string> layers;
+  for (std::int64_t l = 0; model != nullptr && l < model->layers(); ++l) {
+    layers.push_back(model->feed_forward(l).describe(1));
   }
+  if (!layers.empty()) explain_layers(o, layers);
   nlohmann::json tiers = nlohmann::json::array();
   for (const CpuTier tier : available_cpu_tiers()) tiers.push_back(name_of(tier));
   o.write({{"tiers", tiers},

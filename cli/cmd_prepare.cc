@@ -38,7 +38,7 @@ void run(PrepareCommand& o) {
   o.say(
       "{} tokens through {} layers\n\n{}\nWritten to {}: loading this model goes by it from now "
       "on\n",
-      tokens.size(), prepared.layers.size(), table.to_string(), prepared.file);
+      tokens.size(), prepared.layers.size(), table.to_string(o.colour()), prepared.file);
   o.write({{"tokens", tokens.size()}, {"file", prepared.file}, {"layers", layers}});
 }
 

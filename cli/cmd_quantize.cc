@@ -65,7 +65,7 @@ void print(const QuantizeCommand& o, const lm::QuantizedModel& model) {
   table.row({"as it was", fmt::format("{}", model.kept), "", ""});
   const auto before = static_cast<double>(model.bytes_before);
   const auto after = static_cast<double>(model.bytes_after);
-  o.say("{}{}: {:.3f} GB, from {:.3f} GB\n", table.to_string(), o.out, after / kGiga,
+  o.say("{}{}: {:.3f} GB, from {:.3f} GB\n", table.to_string(o.colour()), o.out, after / kGiga,
         before / kGiga);
   o.write({{"out", o.out},
            {"type", o.type},

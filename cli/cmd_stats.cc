@@ -232,7 +232,7 @@ void run(StatsCommand& o) {
   }
   const double nnz_mean = rows > 0 ? nnz / rows : 0;
   o.say("{} tokens through {} layer{} of {} neurons ({})\n\n{}", found.tokens, means.size(),
-        means.size() == 1 ? "" : "s", found.neurons, found.of, table.to_string());
+        means.size() == 1 ? "" : "s", found.neurons, found.of, table.to_string(o.colour()));
   if (means.size() > 1) {
     o.say("\nMean of all layers: {:.1f} non-zeros, {:.2f} % of {}\n", nnz_mean,
           100 * nnz_mean / neurons, found.neurons);
@@ -246,7 +246,7 @@ void run(StatsCommand& o) {
                      fmt::format("{:.1f}", band.nnz_mean)});
     positions.push_back({{"first", band.first}, {"last", band.last}, {"nnz_mean", band.nnz_mean}});
   }
-  if (!positions.empty()) o.say("\n{}", by_position.to_string());
+  if (!positions.empty()) o.say("\n{}", by_position.to_string(o.colour()));
   if (o.chart) o.say("\nNon-zeros by layer\n{}", bar_chart(means));
   nlohmann::json out = {{"tokens", found.tokens},
                         {"neurons", found.neurons},
@@ -254,7 +254,7 @@ void run(StatsCommand& o) {
                         {"layers", layers},
                         {"positions", positions}};
   if (found.popularity) {
-    o.say("\n{}", found.popularity->tables());
+    o.say("\n{}", found.popularity->tables(o.colour()));
     out["popularity"] = found.popularity->json();
     if (!o.svg.empty()) {
       io::write_file_atomically(o.svg, found.popularity->chart());

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "cli/json_out.h"
+#include "cli/table.h"
 #include "cli/terminal.h"
 
 namespace twell::cli {
@@ -27,8 +28,15 @@ struct CommonOptions {
   // Words for people. They go to standard error where the results go to standard output.
   template <class... Args>
   void say(fmt::format_string<Args...> format, Args&&... args) const {
-    put(json == "-" ? stderr : stdout, fmt::format(format, std::forward<Args>(args)...));
+    put(words(), fmt::format(format, std::forward<Args>(args)...));
   }
+  // The same, broken between words where a line is full, and a newline.
+  template <class... Args>
+  void say_lines(fmt::format_string<Args...> format, Args&&... args) const {
+    put(words(), wrapped(fmt::format(format, std::forward<Args>(args)...), 2) + "\n");
+  }
+  // Whether those words may have colour.
+  bool colour() const { return shows_colour(words()); }
   // Throws where a path is empty or an output could not be written later, would replace what is no
   // earlier output, or is a file that is read as well: before long work, not after it. Sets
   // PyTorch's thread count and opens the device. Called first.
@@ -44,6 +52,7 @@ struct CommonOptions {
   void writes(CLI::Option* option, OutputKind kind) { outputs_.emplace_back(option, kind); }
 
  private:
+  std::FILE* words() const { return json == "-" ? stderr : stdout; }
   friend CLI::App& declare_command(CLI::App& parent, const std::string& name,
                                    const std::string& description, const std::string& example,
                                    CommonOptions& common);

@@ -69,9 +69,9 @@ void report(const CommonOptions& common, const fs::path& out, const char* archit
     list.push_back(
         {{"from", from}, {"to", to}, {"tensors", part.tensors}, {"numbers", part.numbers}});
   }
-  common.say("{}{}: {}, {} layers, D = {}, H = {}, {}\n", table.to_string(), out.string(),
-             architecture, config.num_hidden_layers, config.hidden_size, config.intermediate_size,
-             io::name_of(config.hidden_act));
+  common.say("{}{}: {}, {} layers, D = {}, H = {}, {}\n", table.to_string(common.colour()),
+             out.string(), architecture, config.num_hidden_layers, config.hidden_size,
+             config.intermediate_size, io::name_of(config.hidden_act));
   results["out"] = out.string();
   results["architecture"] = architecture;
   results["layers"] = config.num_hidden_layers;

@@ -79,11 +79,11 @@ std::int64_t PopularityReport::pieces() const {
   return static_cast<std::int64_t>(options_.windows.size() * orders_.size());
 }
 
-std::string PopularityReport::tables() const {
-  return popularity_table() + (options_.windows.empty() ? "" : "\n" + union_table());
+std::string PopularityReport::tables(bool colour) const {
+  return popularity_table(colour) + (options_.windows.empty() ? "" : "\n" + union_table(colour));
 }
 
-std::string PopularityReport::popularity_table() const {
+std::string PopularityReport::popularity_table(bool colour) const {
   std::vector<std::string> headings = {"layer", "hot", "of firings", "cold a token"};
   for (const double top : kTops) headings.push_back(fmt::format("top {:g} %", 100 * top));
   Table table(headings);
@@ -112,7 +112,7 @@ std::string PopularityReport::popularity_table() const {
       "of firings: the share of them that hot neurons make; cold a token: firings of cold "
       "neurons;\n"
       "top: the share of the firings that the most popular neurons make.\n\n{}",
-      100 * options_.hot_share, table.to_string());
+      100 * options_.hot_share, table.to_string(colour));
   const double tokens = static_cast<double>(orders_.front().second.size());
   if (tokens * options_.hot_share < kEnoughFirings && options_.hot_share > 0) {
     out += fmt::format(
@@ -140,7 +140,7 @@ std::vector<std::string> PopularityReport::union_cells(const std::vector<const L
   return cells;
 }
 
-std::string PopularityReport::union_table() const {
+std::string PopularityReport::union_table(bool colour) const {
   std::vector<std::string> headings = {"layer", "window"};
   for (const std::string column : {"union", "sharing", "cold"}) {
     headings.push_back(column);
@@ -166,7 +166,7 @@ std::string PopularityReport::union_table() const {
       "Windows of tokens. union: neurons, of H, that fire for any token of the window; sharing:\n"
       "firings over union, for how many of its tokens such a neuron fires; cold: the same of cold\n"
       "neurons. Windows are those of the text, then {}of tokens in random order.\n\n{}",
-      by_id ? "of tokens sorted by id, then " : "", table.to_string());
+      by_id ? "of tokens sorted by id, then " : "", table.to_string(colour));
   if (!by_id) {
     out += "The trace has no token ids to sort by: an earlier twell wrote it. Record it again.\n";
   }

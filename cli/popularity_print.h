@@ -28,7 +28,7 @@ class PopularityReport {
   void add(std::int64_t layer, const io::ActivityRows& rows, std::uint32_t neurons,
            const std::function<void()>& tick);
   std::int64_t pieces() const;  // of the work on a layer
-  std::string tables() const;
+  std::string tables(bool colour) const;
   nlohmann::json json_of(std::size_t index) const;  // of the layer that was added as number `index`
   nlohmann::json json() const;                      // what was asked for
   // The share of tokens that fire a neuron, by popularity: a complete SVG file.
@@ -46,8 +46,8 @@ class PopularityReport {
     lm::NeuronFirings firings;
     std::vector<Union> unions;  // by window, then by order
   };
-  std::string popularity_table() const;
-  std::string union_table() const;
+  std::string popularity_table(bool colour) const;
+  std::string union_table(bool colour) const;
   std::vector<std::string> union_cells(const std::vector<const Layer*>& layers,
                                        std::size_t window) const;
 

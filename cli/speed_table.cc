@@ -15,7 +15,7 @@ std::string memory_cell(const std::optional<double>& bytes) {
 }
 
 std::string speed_table(const std::string& name, const lm::CompareOptions& options,
-                        const lm::Speed& speed) {
+                        const lm::Speed& speed, bool colour) {
   const std::string what =
       name == "prefill" ? fmt::format("{}, {} x {}", name, options.sequences, options.prompt_tokens)
                         : fmt::format("{}, {} x 1", name, options.sequences);
@@ -29,10 +29,10 @@ std::string speed_table(const std::string& name, const lm::CompareOptions& optio
                rate(side.timing.min_us), format_us(side.timing.first_us), energy_cell(side.mj),
                memory_cell(side.peak_bytes), own ? "" : format_ratio(speed.over_sparse(side))});
   }
-  return table.to_string();
+  return table.to_string(colour);
 }
 
-std::string layer_table(std::span<const lm::LayerSpeed> layers) {
+std::string layer_table(std::span<const lm::LayerSpeed> layers, bool colour) {
   Table table({"layer", "non-zeros", "dense", "sparse", "speedup"});
   for (std::size_t i = 0; i < layers.size(); ++i) {
     const lm::LayerSpeed& layer = layers[i];
@@ -41,7 +41,7 @@ std::string layer_table(std::span<const lm::LayerSpeed> layers) {
                format_ratio(layer.speedup())});
   }
   const auto found = lm::correlation(layers);
-  return fmt::format("\n{}Correlation of non-zeros and speedup: {}\n", table.to_string(),
+  return fmt::format("\n{}Correlation of non-zeros and speedup: {}\n", table.to_string(colour),
                      found ? fmt::format("{:.3f}", *found) : "none");
 }
 

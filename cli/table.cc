@@ -20,6 +20,12 @@ bool is_number(const std::string& cell) {
   return cell.empty() || cell.find_first_of("0123456789+-") == 0 || cell == "nan" || cell == "inf";
 }
 
+std::size_t column_width(const std::vector<std::vector<std::string>>& rows, std::size_t column) {
+  std::size_t width = 0;
+  for (const auto& row : rows) width = std::max(width, width_of(row[column]));
+  return width;
+}
+
 }  // namespace
 
 Table::Table(std::vector<std::string> headings) { rows_.push_back(std::move(headings)); }
@@ -29,31 +35,56 @@ void Table::row(std::vector<std::string> cells) {
   rows_.push_back(std::move(cells));
 }
 
-std::string Table::to_string() const {
-  const std::size_t columns = rows_.front().size();
-  std::vector<std::size_t> width(columns, 0);
-  std::vector<bool> right(columns, true);
-  for (std::size_t r = 0; r < rows_.size(); ++r) {
-    for (std::size_t c = 0; c < columns; ++c) {
-      width[c] = std::max(width[c], width_of(rows_[r][c]));
-      if (r > 0 && !is_number(rows_[r][c])) right[c] = false;
+std::string Table::to_string(bool colour) const {
+  std::string out;
+  std::vector<std::size_t> columns;
+  std::size_t total = 0;
+  for (std::size_t c = 0; c < rows_.front().size(); ++c) {
+    const std::size_t width = column_width(rows_, c);
+    if (columns.size() > 1 && total + 2 + width > kColumns) {
+      out += part(columns, colour) + "\n";
+      columns.resize(1);
+      total = column_width(rows_, 0);
     }
+    total += width + (columns.empty() ? 0 : 2);
+    columns.push_back(c);
   }
+  return out + part(columns, colour);
+}
+
+std::string Table::part(const std::vector<std::size_t>& columns, bool colour) const {
   std::string out;
   for (std::size_t r = 0; r < rows_.size(); ++r) {
     std::string line;
-    for (std::size_t c = 0; c < columns; ++c) {
-      const std::string padding(width[c] - width_of(rows_[r][c]), ' ');
-      if (c > 0) line += "  ";
-      line += right[c] ? padding + rows_[r][c] : rows_[r][c] + padding;
+    for (const std::size_t c : columns) {
+      const bool right = std::all_of(rows_.begin() + 1, rows_.end(),
+                                     [&](const auto& row) { return is_number(row[c]); });
+      const std::string padding(column_width(rows_, c) - width_of(rows_[r][c]), ' ');
+      if (c != columns.front()) line += "  ";
+      line += right ? padding + rows_[r][c] : rows_[r][c] + padding;
     }
+    const std::size_t total = width_of(line);
     line.erase(line.find_last_not_of(' ') + 1);
-    out += line + "\n";
-    if (r == 0) {
-      std::size_t total = 2 * (columns - 1);
-      for (const std::size_t w : width) total += w;
-      out += std::string(total, '-') + "\n";
+    out += (r == 0 && colour ? "\x1b[1m" + line + "\x1b[0m" : line) + "\n";
+    if (r == 0) out += std::string(total, '-') + "\n";
+  }
+  return out;
+}
+
+std::string wrapped(std::string_view text, std::size_t indent, std::size_t column) {
+  std::string out;
+  while (!text.empty()) {
+    const std::string word(text.substr(0, text.find(' ')));
+    text.remove_prefix(std::min(word.size() + 1, text.size()));
+    if (!out.empty() && column + 1 + width_of(word) > kColumns) {
+      out += "\n" + std::string(indent, ' ');
+      column = indent;
+    } else if (!out.empty()) {
+      out += ' ';
+      ++column;
     }
+    out += word;
+    column += width_of(word);
   }
   return out;
 }

@@ -1,23 +1,35 @@
-// Tables and bar charts of plain text.
+// Tables, paragraphs and bar charts of plain text, of lines that fit into kColumns.
 #pragma once
 
+#include <cstddef>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace twell::cli {
 
-// Columns as wide as their widest cell; numbers (and headings above them) to the right.
+// Of a line.
+inline constexpr std::size_t kColumns = 100;
+
+// Columns as wide as their widest cell; numbers (and headings above them) to the right. Those that
+// do not fit into a line go on below, behind the first column again.
 class Table {
  public:
   explicit Table(std::vector<std::string> headings);
   // As many cells as there are headings.
   void row(std::vector<std::string> cells);
-  // Every line ends with a newline.
-  std::string to_string() const;
+  // Every line ends with a newline. In colour: headings bold, for a terminal.
+  std::string to_string(bool colour = false) const;
 
  private:
+  std::string part(const std::vector<std::size_t>& columns, bool colour) const;
+
   std::vector<std::vector<std::string>> rows_;  // the headings first
 };
+
+// Broken between words where a line is full. It begins at a column, and lines after the first one
+// begin with `indent` spaces.
+std::string wrapped(std::string_view text, std::size_t indent = 0, std::size_t column = 0);
 
 // "3.2 ms", "912 us", "1.4 s" for a time in microseconds.
 std::string format_us(double microseconds);

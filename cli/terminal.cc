@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdlib>
 
 namespace twell::cli {
 namespace {
@@ -28,5 +29,13 @@ void put(std::FILE* out, std::string_view text) noexcept {
 }
 
 int output_error() noexcept { return g_output_error; }
+
+bool shows_colour(std::FILE* out) {
+  const char* const no = std::getenv("NO_COLOR");
+  const char* const terminal = std::getenv("TERM");
+  if (no != nullptr && *no != '\0') return false;
+  if (terminal == nullptr || std::string_view(terminal) == "dumb") return false;
+  return isatty(fileno(out)) != 0;
+}
 
 }  // namespace twell::cli

@@ -16,4 +16,7 @@ void put(std::FILE* out, std::string_view text) noexcept;
 // errno of the first put() to standard output that failed; 0: none did.
 int output_error() noexcept;
 
+// Whether words there may be bold: it is a terminal, and neither NO_COLOR nor TERM=dumb objects.
+bool shows_colour(std::FILE* out);
+
 }  // namespace twell::cli

@@ -226,7 +226,7 @@ class GpuFeedForward final : public FeedForward {
 
   FfnParameters parameters() const {
     const bool gated = shape_.gated;
-    return {gated ? of_.rows : at::Tensor(), gated ? of_.up : of_.rows, of_.down.t(), {}, {}, {}};
+    return {{}, gated ? of_.rows : at::Tensor(), gated ? of_.up : of_.rows, of_.down.t()};
   }
 
   ActivationChoice choice_;

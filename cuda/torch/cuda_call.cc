@@ -48,9 +48,9 @@ ActivationSpec plain_activation(const LayerArguments& layer) {
   };
   refuse_if(layer.form.up != Activation::identity, "up_activation");
   for (std::size_t at = kMatrices; at < layer.weights.size(); ++at) {
-    refuse_if(layer.weights[at].has_value(), kWeightNames[at]);
+    refuse_if(layer.weights[at].has_value(), weight_name(at));
   }
-  refuse_if(layer.form.norm.has_value(), "norm_epsilon");
+  refuse_if(layer.form.norm_epsilon.has_value(), "norm_epsilon");
   return layer.form.gate;
 }
 

@@ -83,7 +83,7 @@ struct BackwardOperands {
 cuda::DeviceFfnGradients matrices_of(const Call& call, const OptionalTensors& gradients,
                                      DType dtype) {
   const auto matrix = [&](std::size_t at) {
-    const char* const name = kGradientNames[at];
+    const char* const name = gradient_name(at);
     const Tensor& tensor = required(call.layer.operation, name, gradients, at);
     require_device(call.argument(name, tensor));
     if (tensor.dim() != 2 || tensor.stride(1) != 1 ||
@@ -148,32 +148,29 @@ TrainedFfn ffn_train(const Tensor& x, const OptionalTensors& weights,
   return {y, torch::stable::sum(row_l1), row_nnz, neuron_nnz, offsets, neurons, values};
 }
 
-FfnGradientTensors ffn_train_backward(const Tensor& dy, const Tensor& x,
-                                      const OptionalTensors& weights,
-                                      const std::vector<Tensor>& kept,
-                                      const std::optional<Tensor>& l1_grad, const std::string& form,
-                                      std::int64_t hot) {
+GradientTensors ffn_train_backward(const Tensor& dy, const Tensor& x,
+                                   const OptionalTensors& weights, const std::vector<Tensor>& kept,
+                                   const std::optional<Tensor>& l1_grad, const std::string& form,
+                                   std::int64_t hot) {
   constexpr const char* kOperation = "ffn_train_backward";
   const Call call = {{kOperation, weights, form, hot}, x};
   const BackwardOperands operands(call, dy, kept, l1_grad);
   const DType dtype = call.rows.view.dtype;
   const auto made = [&](std::size_t at, const std::vector<std::int64_t>& shape) {
-    return new_empty({kOperation, kGradientNames[at], x}, shape, scalar_type_of(dtype));
+    return new_empty({kOperation, gradient_name(at), x}, shape, scalar_type_of(dtype));
   };
   const auto like = [&](std::size_t at, const WeightView& weight) {
     return made(at, {weight.rows, weight.cols});
   };
   OptionalTensors gradients = {like(0, call.weights.gate), {}, like(2, call.weights.down)};
   if (call.weights.up) gradients[1] = like(1, *call.weights.up);
-  const Tensor dx = run_backward(call, operands, matrices_of(call, gradients, dtype));
-  return {dx,
-          *gradients[0],
-          gradients[1] ? *gradients[1] : made(1, {0}),
-          *gradients[2],
-          made(3, {0}),
-          made(4, {0}),
-          made(5, {0}),
-          made(6, {0})};
+  std::array<Tensor, 1 + kWeights> out;
+  out[0] = run_backward(call, operands, matrices_of(call, gradients, dtype));
+  for (std::size_t at = 0; at < kWeights; ++at) {
+    const std::optional<Tensor>& there = entry(gradients, at);
+    out[1 + at] = there.has_value() ? *there : made(at, {0});
+  }
+  return std::tuple_cat(out);
 }
 
 Tensor ffn_train_backward_add(const Tensor& dy, const Tensor& x, const OptionalTensors& weights,

@@ -7,10 +7,14 @@
 // Without a norm, s and w are 1. The norm is an RMSNorm of the hidden state (BitNet b1.58's
 // ffn_sub_norm): s = 1 / √(Σ h² / H + ε) for each row, and w is its weight.
 //
+// docs/adding-a-variant.md shows how to add to it.
+//
 // Biases and w are f32; a bf16 layer widens its own exactly. Biases are added to f32 sums, before
 // these are rounded or compared with a threshold.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -20,21 +24,40 @@
 #pragma GCC visibility push(default)
 namespace twell {
 
-// The norm of the hidden state.
-struct HiddenNorm {
-  std::span<const float> weight;  // w [H]; empty: ones
-  float epsilon = 1e-6F;          // ε > 0
+// The vectors that a form may have: what is known of each.
+struct FormVector {
+  const char* name;         // as operators, errors and Python's twell.form call it
+  bool of_columns = false;  // an entry for each column of Wd, not for each neuron
+  bool of_up = false;       // of a gated layer alone
+};
+inline constexpr std::array<FormVector, 4> kFormVectors = {
+    {{"gate_bias"}, {"up_bias", false, true}, {"down_bias", true}, {"norm_weight"}}};
+
+// Something of each of them: its entries, a tensor, a name. In loops, v[i] is that of
+// kFormVectors[i].
+template <class T>
+struct FormVectors {
+  T gate_bias = {};    // bg [H]
+  T up_bias = {};      // bu [H]
+  T down_bias = {};    // bd [columns of Wd]
+  T norm_weight = {};  // w [H]; none: ones
+
+  T& operator[](std::size_t i) {
+    using Member = T FormVectors::*;
+    constexpr std::array<Member, kFormVectors.size()> kMembers = {
+        &FormVectors::gate_bias, &FormVectors::up_bias, &FormVectors::down_bias,
+        &FormVectors::norm_weight};
+    return this->*kMembers[i];
+  }
+  const T& operator[](std::size_t i) const { return const_cast<FormVectors&>(*this)[i]; }
 };
 
 // A form. The caller owns the vectors and keeps them while the form is used. An empty vector means
 // that there is none.
-struct FfnForm {
+struct FfnForm : FormVectors<std::span<const float>> {
   ActivationSpec gate;                   // f, which makes the zeros
   Activation up = Activation::identity;  // fu, of a gated layer: relu makes it dReLU
-  std::span<const float> gate_bias;      // bg [H]
-  std::span<const float> up_bias;        // bu [H], of a gated layer
-  std::span<const float> down_bias;      // bd, [columns of Wd]
-  std::optional<HiddenNorm> norm;
+  std::optional<float> norm_epsilon;     // ε > 0 of the norm, which is there where this is
 
   FfnForm() = default;
   // Of an activation alone, as most layers have.
@@ -48,10 +71,12 @@ struct FfnForm {
 inline float bias_of(std::span<const float> bias, std::int64_t at) {
   return bias.empty() ? 0.0F : bias[static_cast<std::size_t>(at)];
 }
-// The norm's weight of a neuron.
-inline float weight_of(const HiddenNorm& norm, std::int64_t neuron) {
-  return norm.weight.empty() ? 1.0F : norm.weight[static_cast<std::size_t>(neuron)];
+// What h of a neuron is multiplied with on its way to down, beside s: w.
+inline float factor_of(const FfnForm& form, std::int64_t neuron) {
+  return form.norm_weight.empty() ? 1.0F : form.norm_weight[static_cast<std::size_t>(neuron)];
 }
+// Whether down multiplies anything but h.
+inline bool scales_hidden(const FfnForm& form) { return form.norm_epsilon.has_value(); }
 
 }  // namespace twell
 #pragma GCC visibility pop

@@ -100,8 +100,8 @@ struct FfnGradients {
   // Adds to the weight gradients, which are f32 then, and leaves rows of neurons that did not fire
   // alone. Else all is overwritten.
   bool accumulate = false;
-  // Of a form's vectors, [H] and of down's bias [D], f32; empty: not wanted.
-  std::span<float> gate_bias = {}, up_bias = {}, down_bias = {}, norm_weight = {};
+  // Of the form's vectors, f32; empty: not wanted.
+  FormVectors<std::span<float>> vectors = {};
 };
 
 void ffn_backward(Context& context, const FfnBackward& in, const FfnGradients& out);

@@ -10,6 +10,7 @@
 #include <numeric>
 
 #include "convert/trace_recorder.h"
+#include "decoder/projections.h"
 #include "engine/ffn_statistics.h"
 #include "twell/status.h"
 
@@ -135,14 +136,13 @@ std::vector<std::int64_t> neurons_without_effect(const FfnParameters& p,
   if (activation.norm_eps) return {};  // its mean is of all neurons, those that are zero too
   const at::NoGradGuard no_grad;
   const auto zero_rows = [](const at::Tensor& rows) { return rows.eq(0).all(1); };  // [H]
-  // Without a gate, `up` is what is activated.
-  const at::Tensor& first = p.gated() ? p.gate : p.up;
-  const at::Tensor& first_bias = p.gated() ? p.gate_bias : p.up_bias;
+  const Projections projections(p);
+  const at::Tensor &first = projections.first, &first_bias = projections.gate_bias;
   at::Tensor none = zero_rows(p.down.t());
   at::Tensor silent = zero_rows(first);
   if (first_bias.defined()) silent = silent.logical_and(activate(first_bias, activation).eq(0));
   none = none.logical_or(silent);
-  if (p.gated()) {
+  if (projections.up.defined()) {
     at::Tensor nothing = zero_rows(p.up);
     if (p.up_bias.defined()) {
       nothing = nothing.logical_and(activate_up(p.up_bias, activation).eq(0));
@@ -194,8 +194,10 @@ NamedTensors reordered(const Model& model, std::span<const LayerOrder> orders) {
     const FfnNames names = model.ffn_names(static_cast<std::int64_t>(l));
     const at::Tensor order = at::tensor(orders[l].neurons);
     for (auto& [name, tensor] : out) {
-      const bool rows = name == names.gate || name == names.up || name == names.gate_bias ||
-                        name == names.up_bias || name == names.norm_weight;
+      bool rows = name == names.gate || name == names.up;
+      for (std::size_t i = 0; i < kFormVectors.size(); ++i) {
+        rows = rows || (!kFormVectors[i].of_columns && name == names[i]);
+      }
       if (rows || name == names.down) tensor = tensor.index_select(rows ? 0 : 1, order);
     }
   }

@@ -9,6 +9,7 @@
 
 #include "decoder/cpu_context.h"
 #include "decoder/feed_forward.h"
+#include "decoder/projections.h"
 #include "decoder/sparse_feed_forward.h"
 #include "decoder/sparse_operators.h"
 #include "device/calibration.h"
@@ -35,22 +36,18 @@ struct LayerTensors {
   at::Tensor gate, up, down;
   bool neuron_major;
   at::ScalarType dtype;  // of x and y
-  at::Tensor gate_bias, up_bias, down_bias, norm_weight;
+  FormVectors<at::Tensor> vectors;
 
-  explicit LayerTensors(const FfnParameters& p)
-      : gate((p.gated() ? p.gate : p.up).detach().contiguous()),
-        up(p.gated() ? p.up.detach().contiguous() : at::Tensor()),
-        neuron_major(p.down.t().is_contiguous()),
-        dtype(p.dtype_of_x()),
-        gate_bias(in_f32(p.gated() ? p.gate_bias : p.up_bias)),
-        up_bias(p.gated() ? in_f32(p.up_bias) : at::Tensor()),
-        down_bias(in_f32(p.down_bias)),
-        norm_weight(in_f32(p.norm_weight)) {
+  explicit LayerTensors(const FfnParameters& parameters)
+      : neuron_major(parameters.down.t().is_contiguous()), dtype(parameters.dtype_of_x()) {
+    const Projections p(parameters);
+    gate = p.first.detach().contiguous();
+    if (p.up.defined()) up = p.up.detach().contiguous();
     const at::Tensor stored = p.down.detach();
     down = neuron_major ? stored.t() : stored.contiguous();
-  }
-  static at::Tensor in_f32(const at::Tensor& vector) {
-    return vector.defined() ? vector.detach().to(at::kFloat).contiguous() : at::Tensor();
+    for (std::size_t i = 0; i < kFormVectors.size(); ++i) {
+      if (p[i].defined()) vectors[i] = p[i].detach().to(at::kFloat).contiguous();
+    }
   }
   StoredWeights weights() const {
     StoredWeights out{weight_view(gate), {}, weight_view(down), neuron_major};
@@ -59,13 +56,9 @@ struct LayerTensors {
   }
   FfnForm form(const ActivationChoice& activation) const {
     FfnForm out(sparse_activation(activation));
-    out.gate_bias = entries(gate_bias);
-    out.up_bias = entries(up_bias);
-    out.down_bias = entries(down_bias);
     out.up = activation.up;
-    if (activation.norm_eps) {
-      out.norm = HiddenNorm{entries(norm_weight), static_cast<float>(*activation.norm_eps)};
-    }
+    if (activation.norm_eps) out.norm_epsilon = static_cast<float>(*activation.norm_eps);
+    for (std::size_t i = 0; i < kFormVectors.size(); ++i) out[i] = entries(vectors[i]);
     return out;
   }
 };
@@ -90,8 +83,8 @@ class CpuFeedForward final : public FeedForward {
   CpuFeedForward(const FfnParameters& p, const ActivationChoice& choice, FfnPath path,
                  const LayerFindings* findings)
       : choice_(choice),
-        // Codes have no dense form here: PyTorch would multiply by numbers of twice their size.
-        path_(p.has_codes() ? FfnPath::sparse : path),
+        path_(path),
+        coded_(p.has_codes()),
         of_(p),
         layer_(cpu_context(), of_.weights(), of_.form(choice), options()) {
     // What the layer has copies of goes.
@@ -103,7 +96,8 @@ class CpuFeedForward final : public FeedForward {
 
   at::Tensor forward(const at::Tensor& x, std::int64_t layer, FfnObserver* observer) override {
     require_inference(x);
-    if (path_ != FfnPath::automatic) require_no_hidden(observer);
+    // PyTorch does not multiply codes.
+    if (path_ != FfnPath::automatic || coded_) require_no_hidden(observer);
     const bool hidden_wanted = observer != nullptr && observer->wants_hidden();
     if (x.numel() == 0) return at::empty(x.sizes(), x.options());
     const at::Tensor rows = x.contiguous();
@@ -167,7 +161,7 @@ class CpuFeedForward final : public FeedForward {
     }
     const CpuTier tier = cpu_context().tier();
     // With AMX oneDNN's products are those that were measured. It reads the gate as stored.
-    if (tier == CpuTier::amx && of_.dtype == at::kBFloat16) {
+    if (tier == CpuTier::amx && of_.dtype == at::kBFloat16 && !coded_) {
       keeps_gate_ = true;
       out.make_dense = [this] {
         std::shared_ptr<FeedForward> dense = make_dense_feed_forward(parameters(), choice_, true);
@@ -176,7 +170,8 @@ class CpuFeedForward final : public FeedForward {
       };
     }
     CostModel cost = load_cost_model(tier, cpu_context().threads());
-    if (!cost.measured_on.empty() || !built_in_figures_are_scaled()) out.cost = std::move(cost);
+    const bool measured = !cost.measured_on.empty() && !coded_;  // figures are those of numbers
+    if (measured || !built_in_figures_are_scaled()) out.cost = std::move(cost);
     return out;
   }
   void free_gate() {
@@ -194,16 +189,12 @@ class CpuFeedForward final : public FeedForward {
 
   // For observers, who look at what PyTorch computes.
   FfnParameters parameters() const {
-    const auto stored = [&](const at::Tensor& vector) {
-      return vector.defined() ? vector.to(of_.dtype) : at::Tensor();
-    };
-    FfnParameters out{gate(),
-                      {},
-                      tensor_of(layer_.down().matrix()).t(),
-                      stored(of_.gate_bias),
-                      stored(of_.up_bias),
-                      stored(of_.down_bias),
-                      stored(of_.norm_weight)};
+    FfnParameters out;
+    out.gate = gate();
+    out.down = tensor_of(layer_.down().matrix()).t();
+    for (std::size_t i = 0; i < kFormVectors.size(); ++i) {
+      if (of_.vectors[i].defined()) out[i] = of_.vectors[i].to(of_.dtype);
+    }
     if (layer_.shape().gated) {
       out.up = tensor_of(layer_.up()->matrix());
     } else {
@@ -215,6 +206,7 @@ class CpuFeedForward final : public FeedForward {
 
   ActivationChoice choice_;
   FfnPath path_;
+  bool coded_;
   LayerTensors of_;  // as far as the layer reads them in place
   bool keeps_gate_ = false;
   std::weak_ptr<FeedForward> dense_;  // oneDNN's, while the layer keeps it

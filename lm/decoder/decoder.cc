@@ -51,10 +51,12 @@ Decoder::Decoder(const io::ModelConfig& config, ParameterSource& source, at::Dev
 }
 
 FfnParameters Decoder::ffn_of(const FfnTensors& from) const {
-  return {from.gate.weight.tensor,       from.up.weight.tensor,
-          from.down.weight.tensor,       from.gate.bias.tensor,
-          from.up.bias.tensor,           from.down.bias.tensor,
-          from.inner_norm.weight.tensor, dtype()};
+  return {{from.gate.bias.tensor, from.up.bias.tensor, from.down.bias.tensor,
+           from.inner_norm.weight.tensor},
+          from.gate.weight.tensor,
+          from.up.weight.tensor,
+          from.down.weight.tensor,
+          dtype()};
 }
 
 template <class Make>
@@ -349,8 +351,10 @@ FfnParameters Decoder::ffn_parameters(std::int64_t layer) const {
 
 FfnNames Decoder::ffn_names(std::int64_t layer) const {
   const FfnTensors& of = only_ffn(layer);
-  return {of.gate.weight.name, of.up.weight.name, of.down.weight.name,      of.gate.bias.name,
-          of.up.bias.name,     of.down.bias.name, of.inner_norm.weight.name};
+  return {{of.gate.bias.name, of.up.bias.name, of.down.bias.name, of.inner_norm.weight.name},
+          of.gate.weight.name,
+          of.up.weight.name,
+          of.down.weight.name};
 }
 
 ActivationChoice Decoder::activation() const {

@@ -192,12 +192,18 @@ std::string words_of(const ActivationChoice& activation) {
 }
 
 bool is_plain(const FfnParameters& parameters, const ActivationChoice& activation) {
-  return !parameters.has_bias() && activation.up == Activation::identity && !activation.norm_eps;
+  return !parameters.has_vectors() && activation.up == Activation::identity && !activation.norm_eps;
 }
 
 at::Tensor input_of_down(const at::Tensor& hidden, const FfnParameters& parameters,
                          const ActivationChoice& activation) {
   return norm_of(parameters, activation)(hidden);
+}
+
+bool FfnParameters::has_vectors() const {
+  bool any = false;
+  for (std::size_t i = 0; i < kFormVectors.size(); ++i) any = any || (*this)[i].defined();
+  return any;
 }
 
 bool FfnParameters::has_codes() const {

@@ -14,6 +14,7 @@
 
 #include "checkpoint/config.h"
 #include "twell/cost.h"
+#include "twell/ffn_form.h"
 #include "twell/findings.h"
 
 namespace twell::lm {
@@ -68,22 +69,20 @@ class FfnObserver {
 
 // Weights as checkpoints have them. Handles: they share storage with the model's parameters.
 // Strides are free: a `down` stored neuron-major is the transposed view of that storage.
-struct FfnParameters {
+// Vectors are undefined where the model has none; without a gate the bias of up is up_bias.
+struct FfnParameters : FormVectors<at::Tensor> {
   at::Tensor gate;                           // [H, D]; undefined in a model without a gate
   at::Tensor up;                             // [H, D]
   at::Tensor down;                           // [D, H]
-  at::Tensor gate_bias, up_bias;             // [H], undefined where the model has none
-  at::Tensor down_bias;                      // [D]
-  at::Tensor norm_weight = {};               // [H], of ActivationChoice::norm_eps; undefined: ones
   std::optional<at::ScalarType> dtype = {};  // of x and y; none: that of the weights
 
   bool gated() const { return gate.defined(); }
+  bool has_vectors() const;
   // Whether a weight is of codes (twell/coded_matrix.h): on a CPU's sparse path.
   bool has_codes() const;
   at::ScalarType dtype_of_x() const { return dtype.value_or(up.scalar_type()); }
-  bool has_bias() const { return gate_bias.defined() || up_bias.defined() || down_bias.defined(); }
 };
-// Whether a layer is its products and the activation of the gate: no biases, no activation of up,
+// Whether a layer is its products and the activation of the gate: no vectors, no activation of up,
 // no norm.
 bool is_plain(const FfnParameters& parameters, const ActivationChoice& activation);
 // h or the norm of it: what down multiplies. Differentiable.

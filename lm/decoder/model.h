@@ -32,10 +32,8 @@ struct Chunk {
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
 // The names of the tensors of FfnParameters; empty where the model has none.
-struct FfnNames {
+struct FfnNames : FormVectors<std::string> {
   std::string gate, up, down;
-  std::string gate_bias, up_bias, down_bias;
-  std::string norm_weight;
 };
 
 // One call at a time; two threads use two models.

@@ -24,7 +24,7 @@ ConstMatrixView matrix_view(const at::Tensor& matrix);
 // The same, or codes with scales (int8 and int4, twell/coded_matrix.h), not of columns.
 WeightView weight_view(const at::Tensor& weight);
 
-// What operators call `weights`: gate, up, down, gate_bias, up_bias, down_bias, norm_weight.
+// What operators call `weights`: gate, up, down and the vectors of a form.
 using OperatorWeights = c10::List<std::optional<at::Tensor>>;
 // Of one call: PyTorch 2.11 moves the tensors out of a list. Undefined ones are not there.
 OperatorWeights operator_weights(at::TensorList tensors);

@@ -64,16 +64,15 @@ DenseFfn::DenseFfn(DenseVariant variant, const SyntheticLayer& layer,
       gate_(layer.gate),
       up_(layer.up),
       down_(layer.down),
-      gate_bias_(layer.gate_bias),
-      up_bias_(layer.up_bias),
-      down_bias_(layer.down_bias) {
+      vectors_(layer) {
   if (!up_.defined() &&
       (variant == DenseVariant::joined || variant == DenseVariant::packed_product)) {
     throw Error(ErrorKind::unsupported, name_of(variant), "needs a gated layer");
   }
   if (variant == DenseVariant::joined) {
     gate_ = at::cat({gate_, up_});
-    if (gate_bias_.defined()) gate_bias_ = at::cat({gate_bias_, up_bias_});
+    if (vectors_.gate_bias.defined())
+      vectors_.gate_bias = at::cat({vectors_.gate_bias, vectors_.up_bias});
     up_.reset();
   } else if (is_packed(variant)) {
     gate_ = reorder(gate_, tokens);
@@ -84,28 +83,28 @@ DenseFfn::DenseFfn(DenseVariant variant, const SyntheticLayer& layer,
 
 at::Tensor DenseFfn::operator()(const at::Tensor& x) const {
   if (variant_ == DenseVariant::linear) {
-    at::Tensor h = linear_of(x, gate_, gate_bias_);
+    at::Tensor h = linear_of(x, gate_, vectors_.gate_bias);
     activate_(h, activation_);
-    if (up_.defined()) h.mul_(linear_of(x, up_, up_bias_));
-    return linear_of(h, down_, down_bias_);
+    if (up_.defined()) h.mul_(linear_of(x, up_, vectors_.up_bias));
+    return linear_of(h, down_, vectors_.down_bias);
   }
   if (variant_ == DenseVariant::joined) {
-    const at::Tensor both = linear_of(x, gate_, gate_bias_);  // [M, 2H]
+    const at::Tensor both = linear_of(x, gate_, vectors_.gate_bias);  // [M, 2H]
     const std::int64_t h = both.size(1) / 2;
     at::Tensor g = both.narrow(1, 0, h);
     activate_(g, activation_);
     // A new tensor: the down GEMM reads a contiguous one faster.
-    return linear_of(at::mul(g, both.narrow(1, h, h)), down_, down_bias_);
+    return linear_of(at::mul(g, both.narrow(1, h, h)), down_, vectors_.down_bias);
   }
   const bool relu = activation_.kind == io::HiddenAct::relu;  // which oneDNN fuses
-  at::Tensor h = packed_linear(x, gate_, gate_bias_, relu ? "relu" : "none");
+  at::Tensor h = packed_linear(x, gate_, vectors_.gate_bias, relu ? "relu" : "none");
   if (!relu) activate_(h, activation_);
   if (variant_ == DenseVariant::packed_product) {
-    h = packed_linear_times(x, h, up_, up_bias_);
+    h = packed_linear_times(x, h, up_, vectors_.up_bias);
   } else if (up_.defined()) {
-    h.mul_(packed_linear(x, up_, up_bias_, "none"));
+    h.mul_(packed_linear(x, up_, vectors_.up_bias, "none"));
   }
-  return packed_linear(h, down_, down_bias_, "none");
+  return packed_linear(h, down_, vectors_.down_bias, "none");
 }
 
 std::vector<DenseVariant> available_variants(const SyntheticLayer& layer,

@@ -33,7 +33,7 @@ class DenseFfn {
   DenseVariant variant_;
   ActivationChoice activation_;
   at::Tensor gate_, up_, down_;
-  at::Tensor gate_bias_, up_bias_, down_bias_;
+  FormVectors<at::Tensor> vectors_;
 };
 
 // The variants that this machine runs for this layer.

@@ -35,8 +35,7 @@ struct Counter final : FfnObserver {
 
 FfnParameters parameters_of(const SyntheticLayer& layer) {
   // down_t is neuron-major: its transposed view is what the sparse path takes without a copy.
-  FfnParameters out{layer.gate,      layer.up,      layer.down_t.t(),
-                    layer.gate_bias, layer.up_bias, layer.down_bias};
+  FfnParameters out{layer, layer.gate, layer.up, layer.down_t.t()};
   if (!layer.up.defined()) {
     std::swap(out.gate, out.up);
     std::swap(out.gate_bias, out.up_bias);

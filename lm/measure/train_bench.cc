@@ -17,16 +17,14 @@
 namespace twell::lm {
 namespace {
 
-struct Gradients {
-  at::Tensor dx, gate, up, down;             // down [H, D]
-  at::Tensor gate_bias, up_bias, down_bias;  // undefined without biases
+struct Gradients : FormVectors<at::Tensor> {
+  at::Tensor dx, gate, up, down;  // down [H, D]
 };
 
 // Of leaves, of which one is down or down_t.
 Gradients gradients_of(const at::Tensor& x, const SyntheticLayer& layer) {
   const SyntheticLayer d = layer.map([](const at::Tensor& t) { return t.grad(); });
-  return {x.grad(),    d.gate,    d.up,       d.down.defined() ? d.down.t() : d.down_t,
-          d.gate_bias, d.up_bias, d.down_bias};
+  return {d, x.grad(), d.gate, d.up, d.down.defined() ? d.down.t() : d.down_t};
 }
 
 // What a user of PyTorch runs at its best: autograd over bf16 GEMMs, or f32 ones where there are
@@ -114,15 +112,10 @@ class SparseTraining {
     const SyntheticLayer like = c.layer.map([](const at::Tensor& t) {
       return at::empty_like(t, t.dim() == 1 ? at::kFloat : t.scalar_type());
     });
-    gradients_ = {at::empty_like(c.x), like.gate,    like.up,       like.down_t,
-                  like.gate_bias,      like.up_bias, like.down_bias};
-    if (c.shape.biases) {
-      const auto wide = [](const at::Tensor& t) { return t.to(at::kFloat); };
-      biases_ = {wide(c.layer.gate_bias), {}, wide(c.layer.down_bias)};
-      if (c.shape.gated) biases_.up = wide(c.layer.up_bias);
-      form_.gate_bias = entries(biases_.gate);
-      form_.up_bias = entries(biases_.up);
-      form_.down_bias = entries(biases_.down);
+    gradients_ = {like, at::empty_like(c.x), like.gate, like.up, like.down_t};
+    for (std::size_t i = 0; i < kFormVectors.size(); ++i) {
+      if (c.layer[i].defined()) vectors_[i] = c.layer[i].to(at::kFloat);
+      form_[i] = entries(vectors_[i]);
     }
     // The form of the gate by what the screen leaves, as a layer decides it.
     const double limit = tuning_of(context_.tier()).screen_limit;
@@ -154,9 +147,9 @@ class SparseTraining {
       in.up = matrix_view(layer_.up);
       out.up = mutable_view(gradients_.up);
     }
-    out.gate_bias = entries(gradients_.gate_bias);
-    out.up_bias = entries(gradients_.up_bias);
-    out.down_bias = entries(gradients_.down_bias);
+    for (std::size_t i = 0; i < kFormVectors.size(); ++i) {
+      out.vectors[i] = entries(gradients_[i]);
+    }
     ffn_backward(context_, in, out);
   }
 
@@ -193,9 +186,7 @@ class SparseTraining {
   const SyntheticLayer& layer_;
   at::Tensor x_;
   FfnForm form_;
-  struct {
-    at::Tensor gate, up, down;  // f32
-  } biases_;
+  FormVectors<at::Tensor> vectors_;  // f32
   at::Tensor y_, axis_;
   Gradients gradients_;
   FfnPattern pattern_;
@@ -235,9 +226,7 @@ double error_of(const Gradients& got, const Gradients& exact) {
   add(got.gate, exact.gate);
   add(got.up, exact.up);
   add(got.down, exact.down);
-  add(got.gate_bias, exact.gate_bias);
-  add(got.up_bias, exact.up_bias);
-  add(got.down_bias, exact.down_bias);
+  for (std::size_t i = 0; i < kFormVectors.size(); ++i) add(got[i], exact[i]);
   return worst;
 }
 

@@ -10,23 +10,25 @@
 #include <cstdint>
 
 #include "synth/popularity.h"
+#include "twell/ffn_form.h"
 
 namespace twell::lm {
 
 // One layer and its inputs, for measuring. `dtype` is a floating type.
-struct SyntheticLayer {
-  at::Tensor gate;                           // [H, D]; of a non-gated layer the up projection
-  at::Tensor up;                             // [H, D]; undefined in a non-gated layer
-  at::Tensor down;                           // [D, H] as in checkpoints
-  at::Tensor down_t;                         // [H, D] neuron-major
-  at::Tensor gate_bias, up_bias, down_bias;  // as the weights; undefined without biases
+// Vectors are of the weights' dtype, and undefined where there are none.
+struct SyntheticLayer : FormVectors<at::Tensor> {
+  at::Tensor gate;    // [H, D]; of a non-gated layer the up projection
+  at::Tensor up;      // [H, D]; undefined in a non-gated layer
+  at::Tensor down;    // [D, H] as in checkpoints
+  at::Tensor down_t;  // [H, D] neuron-major
 
   // f(tensor) of all that there are.
   template <class F>
   SyntheticLayer map(const F& f) const {
     const auto some = [&](const at::Tensor& t) { return t.defined() ? f(t) : t; };
-    return {some(gate),      some(up),      some(down),     some(down_t),
-            some(gate_bias), some(up_bias), some(down_bias)};
+    SyntheticLayer out = {{}, some(gate), some(up), some(down), some(down_t)};
+    for (std::size_t i = 0; i < kFormVectors.size(); ++i) out[i] = some((*this)[i]);
+    return out;
   }
 };
 struct SyntheticShape {

@@ -13,9 +13,9 @@
 
 #include "decoder/linear.h"
 #include "decoder/operators.h"
+#include "decoder/projections.h"
 #include "decoder/sparse_operators.h"
 #include "torch_ops/form_text.h"
-#include "train/layer_form.h"
 #include "train/training_gate.h"
 #include "twell/status.h"
 
@@ -40,12 +40,14 @@ using Forward = LayerOperator<
 using Added = at::Tensor(const at::Tensor& dy, const at::Tensor& x, const OperatorWeights& weights,
                          at::TensorList kept, const std::optional<at::Tensor>& l1_grad,
                          const OperatorWeights& gradients, c10::string_view form, std::int64_t hot);
-using Backward = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor,
-                            at::Tensor, at::Tensor>(const at::Tensor& dy, const at::Tensor& x,
-                                                    const OperatorWeights& weights,
-                                                    at::TensorList kept,
-                                                    const std::optional<at::Tensor>& l1_grad,
-                                                    c10::string_view form, std::int64_t hot);
+// dx, and the gradients of the weights: gate, up, down, the vectors.
+constexpr std::size_t kDown = 2, kWeights = 3 + kFormVectors.size();
+using Gradients = std::array<at::Tensor, 1 + kWeights>;
+using Backward = decltype(std::tuple_cat(Gradients()))(const at::Tensor& dy, const at::Tensor& x,
+                                                       const OperatorWeights& weights,
+                                                       at::TensorList kept,
+                                                       const std::optional<at::Tensor>& l1_grad,
+                                                       c10::string_view form, std::int64_t hot);
 
 // torch.ops.twell.ffn_train. The list is for autograd: the parameters that are there, in the order
 // of the operator's weights.
@@ -84,23 +86,21 @@ class SparseFfnFunction : public torch::autograd::Function<SparseFfnFunction> {
                                                  at::TensorOptions(at::kFloat).device(x.device()));
     const auto* training =
         reinterpret_cast<const FfnTraining*>(context->saved_data["training"].toInt());
-    at::Tensor dx;
-    std::array<at::Tensor, 7> gradients;
+    Gradients gradients;
     if (training->sums) {
       static const auto add = find_operator<Added>("twell::ffn_train_backward_add");
       const Projections sums(training->sums(context->saved_data["layer"].toInt()));
-      dx = add.call(grads[0], x, weights, kept, l1_grad,
-                    operator_weights(sums.with_down(sums.down.t())), form, hot);
+      gradients[0] = add.call(grads[0], x, weights, kept, l1_grad,
+                              operator_weights(sums.with_down(sums.down.t())), form, hot);
     } else {
       static const auto op = find_operator<Backward>("twell::ffn_train_backward");
-      auto& [first, up, down, first_bias, up_bias, down_bias, norm_weight] = gradients;
-      std::tie(dx, first, up, down, first_bias, up_bias, down_bias, norm_weight) =
-          op.call(grads[0], x, weights, kept, l1_grad, form, hot);
-      down = down.t();
+      gradients = std::apply([](auto&&... each) { return Gradients{std::move(each)...}; },
+                             op.call(grads[0], x, weights, kept, l1_grad, form, hot));
+      gradients[1 + kDown] = gradients[1 + kDown].t();
     }
-    variable_list out = {dx};
-    for (std::size_t i = 0; i < gradients.size(); ++i) {
-      if (tensors[i].defined()) out.push_back(gradients[i]);
+    variable_list out = {gradients[0]};
+    for (std::size_t i = 0; i < kWeights; ++i) {
+      if (tensors[i].defined()) out.push_back(gradients[1 + i]);
     }
     out.emplace_back();  // of the call
     return out;
@@ -197,7 +197,7 @@ class TrainingFeedForward : public FeedForward {
   std::string form() const {
     FfnForm form = sparse_activation(activation_);
     form.up = activation_.up;
-    if (activation_.norm_eps) form.norm = {{}, static_cast<float>(*activation_.norm_eps)};
+    if (activation_.norm_eps) form.norm_epsilon = static_cast<float>(*activation_.norm_eps);
     return torch_ops::text_of(form);
   }
 

@@ -159,9 +159,12 @@ void Trainer::choose_sums() {
     const auto sum = [this](const std::string& name) {
       return name.empty() ? at::Tensor() : optimizer_->sum_of(name);
     };
-    return FfnParameters{sum(names.gate),       sum(names.up),      sum(names.down),
-                         sum(names.gate_bias),  sum(names.up_bias), sum(names.down_bias),
-                         sum(names.norm_weight)};
+    FfnParameters out;
+    out.gate = sum(names.gate);
+    out.up = sum(names.up);
+    out.down = sum(names.down);
+    for (std::size_t i = 0; i < kFormVectors.size(); ++i) out[i] = sum(names[i]);
+    return out;
   };
 }
 
@@ -391,10 +394,15 @@ std::map<std::string, Trainer::NeuronWeight> Trainer::neuron_weights() const {
   if (!places_) return out;
   for (std::int64_t layer = 0; layer < model_->layers(); ++layer) {
     const FfnNames names = model_->ffn_names(layer);
-    for (const std::string& name : {names.gate, names.up, names.gate_bias, names.up_bias}) {
-      if (!name.empty()) out[name] = {layer, 0};
+    const auto of_neurons = [&](const std::string& name, std::int64_t dimension) {
+      if (!name.empty()) out[name] = {layer, dimension};
+    };
+    of_neurons(names.gate, 0);
+    of_neurons(names.up, 0);
+    of_neurons(names.down, 1);
+    for (std::size_t i = 0; i < kFormVectors.size(); ++i) {
+      if (!kFormVectors[i].of_columns) of_neurons(names[i], 0);
     }
-    out[names.down] = {layer, 1};
   }
   return out;
 }

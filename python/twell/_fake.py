@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from twell.form import VECTORS
+
 _PANEL = 16
 
 
@@ -184,7 +186,7 @@ def _ffn_train_backward(dy: Tensor, x: Tensor, weights: list[Any], *_: Any) -> t
     def like(tensor: Tensor | None) -> Tensor:
         return x.new_empty(0) if tensor is None else tensor.new_empty(tensor.shape)
 
-    left_out = [None] * (7 - len(weights))
+    left_out = [None] * (3 + len(VECTORS) - len(weights))
     return _rows(x, weights[0].shape[1]), *map(like, [*weights, *left_out])
 
 

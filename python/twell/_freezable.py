@@ -184,7 +184,7 @@ class FreezableFfn(nn.Module):
         both cost: as `twell calibrate` has measured, or as the built-in figures say, scaled by timing
         the layer in its first call of 32 or more inputs. The dense form packs up and down once more when
         a call first needs it. "sparse" and "dense" are for always; :meth:`describe` says what is taken.
-        A layer of codes has no dense form.
+        A layer of codes is sparse until it was timed.
 
         A frozen layer that gets a sample or findings decides again, and so does one that is converted
         or moved, by what it was frozen with. If up or down is not finite, the layer runs densely, with

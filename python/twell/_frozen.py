@@ -9,7 +9,7 @@ from twell import _block, _codes, _ordered
 from twell._block import Block
 from twell._ordered import Operands
 from twell._weights import FEWEST_INPUTS, Findings, Layer
-from twell.form import Form
+from twell.form import VECTORS
 
 Held = Block | Operands
 
@@ -26,7 +26,7 @@ def check(layer: Layer) -> None:
     have = list(dict.fromkeys(f"{of} on {w.device}" for of, w in zip(dtypes, weights)))
     if len(have) > 1:
         raise ValueError(f"expected weights of one dtype on one device, got {' and '.join(have)}")
-    for name, vector in zip(Form._fields[3:7], layer.form.vectors):
+    for name, vector in zip(VECTORS, layer.form.vectors):
         if vector is None:
             continue
         other = f"{vector.dtype} on {vector.device}"

@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 from twell import _codes, dense
 from twell._block import unpack
 from twell.autograd import in_forward_mode, matrix
-from twell.form import Form
+from twell.form import VECTORS, Form
 
 # Of torch.autograd.grad(is_grads_batched=True), whose vmap calls no operator that has lists.
 _in_legacy_batch = getattr(torch._C._functorch, "is_legacy_batchedtensor", lambda _: False)
@@ -44,7 +44,7 @@ def _densely(
     """Gradients of x and the weights, of which vectors may be left out."""
     gate, up, down, *vectors = weights
     layer = Form.parse(form).with_vectors(vectors)
-    of_all = [*wanted, *[False] * (8 - len(wanted))]
+    of_all = [*wanted, *[False] * (4 + len(VECTORS) - len(wanted))]
     dx, *rest = dense.ffn_backward(matrix(dy), matrix(x), gate, up, down, layer, of_all, l1_grad)
     return [None if dx is None else dx.reshape(x.shape), *rest[: len(weights)]]
 

@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 from twell import dense
 from twell._autocast import cast_operands
 from twell._training import HotNeurons
-from twell.form import PLAIN, Additions, Form
+from twell.form import PLAIN, VECTORS, Additions, Form
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -47,10 +47,11 @@ class _Dense(torch.autograd.Function):
         x, gate, up, down, *vectors = ctx.saved_tensors
         form = Form.parse(ctx.text).with_vectors(vectors)
         needs = ctx.needs_input_grad
+        first = len(needs) - len(VECTORS)  # behind the scalars
         grads = dense.ffn_backward(
-            dy, x, gate, up, down, form, (*needs[:4], *needs[7:11]), dl1 / max(x.shape[0], 1)
+            dy, x, gate, up, down, form, (*needs[:4], *needs[first:]), dl1 / max(x.shape[0], 1)
         )
-        return *grads[:4], None, None, None, *grads[4:], None
+        return *grads[:4], *[None] * (first - 4), *grads[4:]
 
 
 class _WithL1(torch.autograd.Function):
@@ -100,7 +101,7 @@ class Trained(NamedTuple):
 
     y: Tensor
     l1: Tensor
-    """Sum over hidden units of |h|, averaged over the tokens; float32, float64 for float64."""
+    """Sum over hidden units of ``|h|``, averaged over the tokens; float32, float64 for float64."""
     row_nnz: Tensor
     """Neurons that each token fired: int32, x's shape without its last dimension."""
     neuron_nnz: Tensor
@@ -171,7 +172,7 @@ def gated_ffn(
     x is [..., D]; gate, up and down are [H, D], down neuron-major (``down_proj.weight.t()`` of a
     checkpoint). All have one floating dtype, or torch.autocast gives them one; gradients have each
     operand's own. y is [..., D]. l1 is a float32 scalar (float64 for float64 inputs): the sum over
-    neurons of |h|, averaged over the tokens. Adding λ · l1 to a loss adds λ · sign(h) / M to the
+    neurons of ``|h|``, averaged over the tokens. Adding λ · l1 to a loss adds λ · sign(h) / M to the
     gradient of h. Raises ValueError for an activation that yields no zeros.
 
     On a CPU, in bfloat16 and float32, forward keeps where the gate fired (torch.ops.twell.ffn_train)

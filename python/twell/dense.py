@@ -115,7 +115,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def l1(h: Tensor) -> Tensor:
-    """The sum over neurons of |h|, averaged over the tokens. In float32; in float64 if h is. The mean
+    """The sum over neurons of ``|h|``, averaged over the tokens. In float32; in float64 if h is. The mean
     over no token is 0, not 0/0."""
     return h.abs().sum(dtype=_wide(h)) / max(h.shape[:-1].numel(), 1)
 

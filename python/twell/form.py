@@ -36,22 +36,21 @@ class Form(NamedTuple):
     activation: str = "relu"
     threshold: float = 0.0
     up_activation: str = "identity"
-    gate_bias: Tensor | None = None
-    up_bias: Tensor | None = None
+    norm_epsilon: float | None = None
+    gate_bias: Tensor | None = None  # from here on vectors, in the order of kFormVectors
+    up_bias: Tensor | None = None  # (include/twell/ffn_form.h)
     down_bias: Tensor | None = None
     norm_weight: Tensor | None = None
-    norm_epsilon: float | None = None
 
     @property
     def vectors(self) -> tuple[Tensor | None, ...]:
-        return self[3:7]
+        vectors: Any = self[_SCALARS:]
+        return tuple(vectors)
 
     def with_vectors(self, vectors: Sequence[Any]) -> Form:
         """The last ones may be left out."""
-        padded: list[Any] = [*vectors, *[None] * (4 - len(vectors))]
-        gate_bias, up_bias, down_bias, norm_weight = padded
-        scalars = self.activation, self.threshold, self.up_activation
-        return Form(*scalars, gate_bias, up_bias, down_bias, norm_weight, self.norm_epsilon)
+        scalars: Any = self[:_SCALARS]
+        return Form(*scalars, *vectors)
 
     @property
     def is_plain(self) -> bool:
@@ -84,9 +83,11 @@ class Form(NamedTuple):
 
     def weights(self, gate: Tensor, up: Tensor | None, down: Tensor) -> list[Tensor | None]:
         """These and the vectors, as operators take them."""
-        if self.gate_bias is self.up_bias is self.down_bias is self.norm_weight is None:
+        if all(vector is None for vector in self.vectors):
             return [gate, up, down]
         return [gate, up, down, *self.vectors]
 
 
+_SCALARS = 4
+VECTORS = Form._fields[_SCALARS:]
 PLAIN = Form()

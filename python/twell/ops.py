@@ -186,7 +186,7 @@ def ffn_train(
     hot: int = 0,
     **form: Unpack[Additions],
 ) -> tuple[Tensor, ...]:
-    """ffn for training: y, l1 (float32, the sum of |h|), the non-zeros of each row, the rows that
+    """ffn for training: y, l1 (float32, the sum of ``|h|``), the non-zeros of each row, the rows that
     fired each neuron, and where the gate fired, which is all that backward keeps beside the inputs:
     ``offsets`` (int64 [M + 1]), ``neurons`` (int32 [M·H]) and ``values`` ([2, M·H], v and u). The
     last two have room for all neurons; memory beyond what fires is reserved and never touched.

@@ -32,7 +32,7 @@ def set_l1(model: nn.Module, coefficient: float | Tensor, *, accumulation: int =
     L1 terms, as if the loss had :func:`l1_term` in it. Unlike :func:`l1_term`, it works under
     activation checkpointing of either kind.
 
-    A layer's term is the sum over neurons of |h|, averaged over all tokens of the pass. Layers
+    A layer's term is the sum over neurons of ``|h|``, averaged over all tokens of the pass. Layers
     cannot tell padding, or tokens whose label is ignored, from other tokens, and count them too.
 
     The term does not pass through the loss. If an optimizer step adds up the gradients of several
@@ -94,7 +94,7 @@ class LayerMetrics:
     dead: float
     """The share of the layer's neurons that no token fired."""
     l1: float
-    """The sum over neurons of |h|, averaged over the tokens."""
+    """The sum over neurons of ``|h|``, averaged over the tokens."""
 
     @staticmethod
     def of(name: str, seen: Activity) -> LayerMetrics:

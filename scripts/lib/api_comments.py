@@ -13,6 +13,7 @@ import sys
 
 # What Doxygen would take for a command, a tag or a link.
 MARKUP = re.compile(r"[\\@<>#&%\"]|(?<=\w)::")
+CODE = re.compile("`([^`]+)`")
 # Braces of these hold declarations; all others hold a body or a value.
 SCOPE = re.compile(r"\b(namespace|struct|class|enum|union|extern)\b")
 BEHIND = re.compile(r"(?P<code>.*?[^\s}]) +//(?P<text> .*)")
@@ -20,7 +21,7 @@ FOR_TOOLS = re.compile(r"NOLINT")
 
 
 def escaped(text: str) -> str:
-    shown = MARKUP.sub(r"\\\g<0>", text)
+    shown = CODE.sub(r"<code>\1</code>", MARKUP.sub(r"\\\g<0>", text))
     # An indented line is a formula: the line ends where it ends.
     return f"{shown}<br>" if shown.startswith("   ") else shown
 

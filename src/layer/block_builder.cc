@@ -92,15 +92,14 @@ struct OwnForm {
 };
 OwnForm copy_of(const FfnForm& form) {
   OwnForm out{form, nullptr};
-  std::vector<std::span<const float>*> spans = {&out.form.gate_bias, &out.form.up_bias,
-                                                &out.form.down_bias};
-  if (out.form.norm) spans.push_back(&out.form.norm->weight);
   auto all = std::make_shared<std::vector<float>>();
-  for (const auto* span : spans) all->insert(all->end(), span->begin(), span->end());
+  for (std::size_t i = 0; i < kFormVectors.size(); ++i) {
+    all->insert(all->end(), form[i].begin(), form[i].end());
+  }
   const float* at = all->data();
-  for (auto* span : spans) {
-    *span = {at, span->size()};
-    at += span->size();
+  for (std::size_t i = 0; i < kFormVectors.size(); ++i) {
+    out.form[i] = {at, form[i].size()};
+    at += form[i].size();
   }
   out.vectors = std::move(all);
   return out;

@@ -16,7 +16,7 @@ static_assert(std::endian::native == std::endian::little, "blocks are little-end
 
 constexpr const char* kView = "LayerBlock::view";
 constexpr char kMagic[8] = {'t', 'w', 'e', 'l', 'l', 'b', 'l', 'k'};
-constexpr std::uint32_t kVersion = 1;
+constexpr std::uint32_t kVersion = 2;  // 1 had room for four vectors
 constexpr std::uint64_t kAlign = 64;
 
 // Bytes from the block's beginning; of no bytes: there is none.
@@ -38,9 +38,10 @@ struct Header {
   double candidates = 0;
   std::int64_t inputs = 0;                 // of the findings
   WeightEntry weights[3];                  // gate, up, down
-  Region screen, vectors[4], mean, fired;  // vectors: biases of gate, up, down; the norm's weight
+  Region screen, mean, fired, vectors[8];  // as kFormVectors has them, and room for more
 };
-static_assert(std::is_trivially_copyable_v<Header> && sizeof(Header) == 368);
+static_assert(std::is_trivially_copyable_v<Header> && sizeof(Header) == 432);
+static_assert(kFormVectors.size() <= std::extent_v<decltype(Header::vectors)>);
 
 std::uint64_t digest_of(Header header) {
   header.digest = 0;
@@ -50,11 +51,6 @@ std::uint64_t digest_of(Header header) {
   for (const std::byte b : bytes)
     hash = (hash ^ std::to_integer<std::uint64_t>(b)) * 0x100000001b3U;
   return hash;
-}
-
-std::span<const float> vector_of(const FfnForm& form, std::size_t i) {
-  if (i < 3) return i == 0 ? form.gate_bias : i == 1 ? form.up_bias : form.down_bias;
-  return form.norm ? form.norm->weight : std::span<const float>();
 }
 
 std::uint64_t bytes_of_data(const WeightEntry& w) {
@@ -101,10 +97,10 @@ Header header_of(const LayerBlock& block) {
   out.gate = static_cast<std::uint8_t>(form.gate.kind);
   out.threshold = form.gate.threshold;
   out.up = static_cast<std::uint8_t>(form.up);
-  out.has_norm = form.norm ? 1 : 0;
-  if (form.norm) out.epsilon = form.norm->epsilon;
-  for (std::size_t i = 0; i < 4; ++i) {
-    place(out.vectors[i], vector_of(form, i).size() * sizeof(float));
+  out.has_norm = form.norm_epsilon ? 1 : 0;
+  out.epsilon = form.norm_epsilon.value_or(0.0F);
+  for (std::size_t i = 0; i < kFormVectors.size(); ++i) {
+    place(out.vectors[i], form[i].size() * sizeof(float));
   }
   if (const LayerFindings* findings = block.findings()) {
     out.inputs = findings->inputs;
@@ -187,14 +183,12 @@ FfnForm form_of(const Reader& reader, std::int64_t neurons, std::int64_t columns
           "expected activations that are known");
   FfnForm form(static_cast<Activation>(header.gate), header.threshold);
   form.up = static_cast<Activation>(header.up);
-  const auto vector = [&](std::size_t i, const char* what) {
-    return reader.entries<float>(header.vectors[i], what,
-                                 static_cast<std::uint64_t>(i == 2 ? columns : neurons));
-  };
-  form.gate_bias = vector(0, "form.gate_bias");
-  form.up_bias = vector(1, "form.up_bias");
-  form.down_bias = vector(2, "form.down_bias");
-  if (header.has_norm != 0) form.norm = HiddenNorm{vector(3, "form.norm.weight"), header.epsilon};
+  if (header.has_norm != 0) form.norm_epsilon = header.epsilon;
+  for (std::size_t i = 0; i < kFormVectors.size(); ++i) {
+    const std::int64_t size = kFormVectors[i].of_columns ? columns : neurons;
+    form[i] = reader.entries<float>(header.vectors[i], kFormVectors[i].name,
+                                    static_cast<std::uint64_t>(size));
+  }
   return form;
 }
 
@@ -255,7 +249,9 @@ void LayerBlock::write(void* out) const {
   if (weights_.up) weight(header.weights[1], *weights_.up);
   weight(header.weights[2], weights_.down);
   put(header.screen, weights_.screen.data);
-  for (std::size_t i = 0; i < 4; ++i) put(header.vectors[i], vector_of(form_, i).data());
+  for (std::size_t i = 0; i < kFormVectors.size(); ++i) {
+    put(header.vectors[i], form_[i].data());
+  }
   if (findings_) {
     put(header.mean, findings_->mean.data());
     put(header.fired, findings_->fired.data());

@@ -112,8 +112,8 @@ Layer make_layer(const Context& context, const twell_layer_description& given) {
   form.gate_bias = entries(d.gate_bias, neurons);
   form.up_bias = entries(d.up_bias, neurons);
   form.down_bias = entries(d.down_bias, d.neuron_major != 0 ? d.down.cols : d.down.rows);
-  if (d.norm_epsilon != 0.0F)
-    form.norm = HiddenNorm{entries(d.norm_weight, neurons), d.norm_epsilon};
+  form.norm_weight = entries(d.norm_weight, neurons);
+  if (d.norm_epsilon != 0.0F) form.norm_epsilon = d.norm_epsilon;
   LayerOptions options;
   options.block.dtype = dtype_of(d.type, kOperation);
   if (d.sparse_only != 0) options.path = LayerPath::sparse;

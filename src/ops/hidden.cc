@@ -28,12 +28,13 @@ std::int64_t combine_places(const FfnForm& form, std::int32_t* neurons, float* v
   return left;
 }
 
-double weigh_places(const HiddenNorm& norm, const std::int32_t* neurons, float* values,
+double scale_places(const FfnForm& form, const std::int32_t* neurons, float* values,
                     std::int64_t count) {
   double squares = 0.0;
+  if (!scales_hidden(form)) return squares;
   for (std::int64_t i = 0; i < count; ++i) {
     squares += static_cast<double>(values[i]) * values[i];
-    if (values[i] != 0.0F) values[i] *= weight_of(norm, neurons[i]);
+    values[i] = scaled_hidden(form, neurons[i], values[i]);
   }
   return squares;
 }
@@ -44,7 +45,7 @@ void finish_row(const Kernels& kernels, const FfnForm& form, const WeightView& d
     const float* scales = down.column_scales() + column;
     for (std::int64_t k = 0; k < width; ++k) sum[k] *= scales[k];
   }
-  if (form.norm) {
+  if (form.norm_epsilon) {
     for (std::int64_t k = 0; k < width; ++k) sum[k] *= scale;
   }
   if (!form.down_bias.empty()) {

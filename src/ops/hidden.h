@@ -23,13 +23,40 @@ void activate_up(const FfnForm& form, std::int64_t count, float* u);
 std::int64_t combine_places(const FfnForm& form, std::int32_t* neurons, float* values,
                             const float* u, std::int64_t count);
 
-// values[i]: from h to w h; a 0 stays one. Returns Σ h².
-double weigh_places(const HiddenNorm& norm, const std::int32_t* neurons, float* values,
+// w h of a neuron. What did not fire stays 0 where the factor is infinite.
+inline float scaled_hidden(const FfnForm& form, std::int64_t neuron, float h) {
+  return h == 0.0F ? 0.0F : h * factor_of(form, neuron);
+}
+// values[i]: from h to w h, where scales_hidden(form). Returns Σ h², or 0 where it does not.
+double scale_places(const FfnForm& form, const std::int32_t* neurons, float* values,
                     std::int64_t count);
 
-// s of a row of `hidden` neurons.
-inline float norm_factor(const HiddenNorm& norm, double squares, std::int64_t hidden) {
-  return static_cast<float>(1.0 / std::sqrt(squares / static_cast<double>(hidden) + norm.epsilon));
+// s of a row of `hidden` neurons; 1 without a norm.
+inline float norm_factor(const FfnForm& form, double squares, std::int64_t hidden) {
+  if (!form.norm_epsilon) return 1.0F;
+  return static_cast<float>(1.0 /
+                            std::sqrt(squares / static_cast<double>(hidden) + *form.norm_epsilon));
+}
+
+// Backward, of a row: s, and c = s³ / H · Σ h w q, where q = dy · down. Without a norm 1 and 0.
+struct HiddenScale {
+  float s = 1, c = 0;
+};
+inline HiddenScale hidden_scale(const FfnForm& form, double squares, double products,
+                                std::int64_t hidden) {
+  const float s = norm_factor(form, squares, hidden);
+  if (!form.norm_epsilon) return {s, 0.0F};
+  return {s, static_cast<float>(products * s * s * s / static_cast<double>(hidden))};
+}
+// Of a neuron: s w h, which the gradient of down multiplies, dh without its L1 term, and s h q,
+// from which the gradients of factors come.
+struct ScaledGradients {
+  float h, dh, dw;
+};
+inline ScaledGradients scaled_gradients(const FfnForm& form, const HiddenScale& row,
+                                        std::int64_t neuron, float h, float q) {
+  const float factor = row.s * factor_of(form, neuron);
+  return {factor * h, factor * q - row.c * h, row.s * h * q};
 }
 
 // y = s · sum + bd, rounded: `width` columns of a row from `column` on; `down`, whose rows were

@@ -2,6 +2,8 @@
 // and argument, what was expected and what came.
 #pragma once
 
+#include <string>
+
 #include "core/check.h"
 #include "format/prepared.h"
 #include "twell/ffn.h"
@@ -64,20 +66,33 @@ inline void require_entries(const char* operation, const char* argument,
           " entries, got ", vector.size());
 }
 
+// The vectors of a form or their gradients; `of` stands before a name.
+template <class Entries>
+void require_vectors(const char* operation, const char* of, const FormVectors<Entries>& vectors,
+                     const FfnShape& shape, std::int64_t columns) {
+  for (std::size_t i = 0; i < kFormVectors.size(); ++i) {
+    const FormVector& about = kFormVectors[i];
+    if (vectors[i].empty()) continue;
+    const std::string argument = std::string(of) + about.name;
+    require(shape.gated || !about.of_up, operation, argument.c_str(),
+            "expected none, in a layer without a gate");
+    require_entries(operation, argument.c_str(), vectors[i],
+                    about.of_columns ? columns : shape.neurons);
+  }
+}
+
 inline void require_form(const char* operation, const FfnForm& form, const FfnShape& shape,
                          std::int64_t columns) {
   require_activation(operation, form.gate);
   require(form.up != Activation::fat_relu, operation, "form.up",
           "expected an activation without a threshold, got fat_relu");
-  require(shape.gated || (form.up == Activation::identity && form.up_bias.empty()), operation,
-          "form.up", "expected neither activation nor bias of up, in a layer without a gate");
-  require_entries(operation, "form.gate_bias", form.gate_bias, shape.neurons);
-  require_entries(operation, "form.up_bias", form.up_bias, shape.neurons);
-  require_entries(operation, "form.down_bias", form.down_bias, columns);
-  if (!form.norm) return;
-  require(form.norm->epsilon > 0.0F, operation, "form.norm.epsilon", "expected more than 0, got ",
-          form.norm->epsilon);
-  require_entries(operation, "form.norm.weight", form.norm->weight, shape.neurons);
+  require(shape.gated || form.up == Activation::identity, operation, "form.up",
+          "expected no activation of up, in a layer without a gate");
+  require(form.norm_epsilon.value_or(1.0F) > 0.0F, operation, "form.norm_epsilon",
+          "expected more than 0, got ", form.norm_epsilon.value_or(0.0F));
+  require(form.norm_epsilon || form.norm_weight.empty(), operation, "form.norm_weight",
+          "expected norm_epsilon with it, got none");
+  require_vectors(operation, "form.", form, shape, columns);
 }
 
 }  // namespace twell

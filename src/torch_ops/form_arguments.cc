@@ -26,6 +26,26 @@ std::string_view take(std::string_view& text, char separator) {
 
 }  // namespace
 
+const char* weight_name(std::size_t at) {
+  constexpr std::array<const char*, kMatrices> kNames = {"gate", "up", "down"};
+  return at < kMatrices ? kNames[at] : kFormVectors[at - kMatrices].name;
+}
+
+const char* gradient_name(std::size_t at) {
+  static const std::vector<std::string> names = [] {
+    std::vector<std::string> out;
+    for (std::size_t i = 0; i < kWeights; ++i) out.push_back(std::string("d") + weight_name(i));
+    return out;
+  }();
+  return names[at].c_str();
+}
+
+std::string gradients_schema() {
+  std::string out = "(Tensor dx";
+  for (std::size_t i = 0; i < kWeights; ++i) out += std::string(", Tensor ") + gradient_name(i);
+  return out + ")";
+}
+
 FfnForm form_of(const char* operation, const std::string& text) {
   FfnForm form;
   double threshold = 0;
@@ -40,7 +60,7 @@ FfnForm form_of(const char* operation, const std::string& text) {
       form.up =
           activation_named(operation, "up_activation", kUpActivations, "", std::string(value));
     } else if (key == "norm") {
-      form.norm = {{}, static_cast<float>(number_of(operation, "norm_epsilon", value))};
+      form.norm_epsilon = static_cast<float>(number_of(operation, "norm_epsilon", value));
     } else {
       fail(operation, "form",
            "expected an activation and any of threshold=, up= and norm= behind it, got \"" + text +
@@ -80,10 +100,10 @@ LayerArguments::LayerArguments(const char* name, const OptionalTensors& list,
       gate(required(name, "gate", list, 0)),
       up(entry(list, 1)),
       down(required(name, "down", list, 2)) {
-  if (list.size() > kWeightNames.size()) {
+  if (list.size() > kWeights) {
     fail(name, "weights",
-         "expected at most " + std::to_string(kWeightNames.size()) +
-             ", the last one norm_weight, got " + std::to_string(list.size()));
+         "expected at most " + std::to_string(kWeights) + ", the last one " +
+             weight_name(kWeights - 1) + ", got " + std::to_string(list.size()));
   }
 }
 
@@ -91,19 +111,12 @@ CpuForm::CpuForm(const char* operation, const FfnForm& form,
                  std::span<const std::optional<Tensor>> vectors, DType dtype, std::int64_t neurons,
                  std::int64_t columns)
     : form_(form) {
-  const auto vector_of = [&](std::size_t at, std::int64_t size) {
-    const std::optional<Tensor>& tensor = entry(vectors, at);
-    return tensor.has_value()
-               ? vector({operation, kWeightNames[kMatrices + at], *tensor}, dtype, size)
-               : std::span<const float>();
-  };
-  form_.gate_bias = vector_of(0, neurons);
-  form_.up_bias = vector_of(1, neurons);
-  form_.down_bias = vector_of(2, columns);
-  if (form_.norm) {
-    form_.norm->weight = vector_of(3, neurons);
-  } else if (entry(vectors, 3).has_value()) {
-    fail(operation, "norm_weight", "expected norm_epsilon with it, got none");
+  for (std::size_t i = 0; i < kFormVectors.size(); ++i) {
+    const std::optional<Tensor>& tensor = entry(vectors, i);
+    if (!tensor.has_value()) continue;
+    const FormVector& about = kFormVectors[i];
+    form_[i] =
+        vector({operation, about.name, *tensor}, dtype, about.of_columns ? columns : neurons);
   }
 }
 

@@ -7,6 +7,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "torch_ops/arguments.h"
@@ -17,13 +18,16 @@ namespace twell::torch_ops {
 using OptionalTensors = std::vector<std::optional<Tensor>>;
 
 // What an operator's list `weights` has, in this order. Trailing ones may be left out. Without a
-// gate there is no up, and up is in the gate's place. Vectors are of the layer's dtype or f32.
+// gate there is no up, and up is in the gate's place. Vectors (kFormVectors) are of the layer's
+// dtype or f32.
 inline constexpr std::size_t kMatrices = 3;
-inline constexpr std::array kWeightNames = {"gate",    "up",        "down",       "gate_bias",
-                                            "up_bias", "down_bias", "norm_weight"};
-// Their gradients, in results and in the list `gradients`.
-inline constexpr std::array kGradientNames = {"dgate",    "dup",        "ddown",       "dgate_bias",
-                                              "dup_bias", "ddown_bias", "dnorm_weight"};
+inline constexpr std::size_t kWeights = kMatrices + kFormVectors.size();
+const char* weight_name(std::size_t at);
+// That of its gradient, in results and in the list `gradients`: "dgate".
+const char* gradient_name(std::size_t at);
+// dx and all of these, as an operator returns them, and its schema names them.
+using GradientTensors = decltype(std::tuple_cat(std::array<Tensor, 1 + kWeights>()));
+std::string gradients_schema();
 
 // None beyond the end.
 const std::optional<Tensor>& entry(std::span<const std::optional<Tensor>> list, std::size_t at);
@@ -57,7 +61,7 @@ struct LayerArguments {
 };
 
 // The form of a call on a CPU, of a layer with so many neurons and columns of down. `vectors` are
-// those of kWeightNames. Keeps what had to be widened to f32; others are the tensors' own memory.
+// those of kFormVectors. Keeps what had to be widened to f32; others are the tensors' own memory.
 class CpuForm {
  public:
   CpuForm(const char* operation, const FfnForm& form,

@@ -21,7 +21,7 @@ inline std::string text_of(const FfnForm& form) {
   std::string text = name_of(form.gate.kind);
   if (form.gate.threshold != 0) text += " threshold=" + number(form.gate.threshold);
   if (form.up != Activation::identity) text += std::string(" up=") + name_of(form.up);
-  if (form.norm) text += " norm=" + number(form.norm->epsilon);
+  if (form.norm_epsilon) text += " norm=" + number(*form.norm_epsilon);
   return text;
 }
 

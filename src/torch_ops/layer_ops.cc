@@ -162,6 +162,10 @@ LayerOptions options_of(const char* operation, const std::string& path,
     out.cost = built_in_cost_model(cpu_context().tier());
     return out;
   }
+  const FfnWeights& w = block.weights();
+  if (has_scales(w.gate.type) || (w.up && has_scales(w.up->type)) || has_scales(w.down.type)) {
+    return out;  // figures of numbers say nothing of codes, which are timed
+  }
   CostModel& model = out.cost.emplace();
   model.measured_on = "this machine";
   model.gated = block.shape().gated;
@@ -268,11 +272,10 @@ std::vector<Tensor> unpack_block(const Tensor& block) {
   std::vector<Tensor> out = {stored_gate({kOperation, "gate", block}, w.gate),
                              w.up ? stored({kOperation, "up", block}, *w.up) : none("up"),
                              stored_down({kOperation, "down", block}, w.down)};
-  const FfnForm& form = layer.form();
-  for (const auto& vector : {form.gate_bias, form.up_bias, form.down_bias,
-                             form.norm ? form.norm->weight : std::span<const float>()}) {
+  for (std::size_t i = 0; i < kFormVectors.size(); ++i) {
+    const std::span<const float> vector = layer.form()[i];
     const std::vector<float> values(vector.begin(), vector.end());
-    out.push_back(tensor_of({kOperation, "vector", block}, values, ScalarType::Float));
+    out.push_back(tensor_of({kOperation, kFormVectors[i].name, block}, values, ScalarType::Float));
   }
   return out;
 }

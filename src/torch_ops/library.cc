@@ -16,8 +16,7 @@ STABLE_TORCH_LIBRARY(twell, m) {
   m.def("linear(Tensor x, Tensor weight_packed, Tensor? bias=None) -> Tensor");
   m.def("linear_as_stored(Tensor x, Tensor weight) -> Tensor");
   m.def("round_inputs(Tensor x) -> Tensor");
-  // `weights`: gate, up, down, gate_bias, up_bias, down_bias, norm_weight (form_arguments.h);
-  // `form`: form_text.h.
+  // `weights`: gate, up, down and the vectors (form_arguments.h); `form`: form_text.h.
   m.def(
       "ffn(Tensor x, Tensor?[] weights, Tensor? screen=None, str form=\"relu\", int hot=0) -> "
       "Tensor");
@@ -42,10 +41,11 @@ STABLE_TORCH_LIBRARY(twell, m) {
       "-> (Tensor y, Tensor l1, Tensor row_nnz, Tensor neuron_nnz, Tensor offsets, Tensor neurons, "
       "Tensor values)");
   // `kept`: the last three of ffn_train.
-  m.def(
+  const std::string backward =
       "ffn_train_backward(Tensor dy, Tensor x, Tensor?[] weights, Tensor[] kept, Tensor? l1_grad, "
-      "str form=\"relu\", int hot=0) -> (Tensor dx, Tensor dgate, Tensor dup, Tensor ddown, "
-      "Tensor dgate_bias, Tensor dup_bias, Tensor ddown_bias, Tensor dnorm_weight)");
+      "str form=\"relu\", int hot=0) -> " +
+      twell::torch_ops::gradients_schema();
+  m.def(backward.c_str());
   m.def(
       "ffn_train_backward_add(Tensor dy, Tensor x, Tensor?[] weights, Tensor[] kept, "
       "Tensor? l1_grad, Tensor(a!)?[] gradients, str form=\"relu\", int hot=0) -> Tensor");

@@ -122,24 +122,22 @@ struct Backward {
     out.accumulate = add;
     out.dx = mutable_matrix(dx, shape.dtype, in.x.rows, in.gate.cols);
     const auto matrix = [&](std::size_t at) {
-      const Tensor& tensor = required(layer.operation, kGradientNames[at], gradients, at);
-      const ConstMatrixView view = matrix_of(argument(kGradientNames[at], tensor));
+      const Tensor& tensor = required(layer.operation, gradient_name(at), gradients, at);
+      const ConstMatrixView view = matrix_of(argument(gradient_name(at), tensor));
       return MatrixView(tensor.mutable_data_ptr(), view.dtype, view.rows, view.cols,
                         view.row_stride);
     };
     out.gate = matrix(0);
     if (entry(gradients, 1).has_value()) out.up = matrix(1);
     out.down = matrix(2);
-    const auto vector = [&](std::size_t at, std::int64_t size) -> std::span<float> {
-      const std::optional<Tensor>& tensor = entry(gradients, at);
-      if (!tensor.has_value()) return {};
-      require_list(argument(kGradientNames[at], *tensor), ScalarType::Float, {size}, "");
-      return {static_cast<float*>(tensor->mutable_data_ptr()), static_cast<std::size_t>(size)};
-    };
-    out.gate_bias = vector(3, in.down.rows);
-    out.up_bias = vector(4, in.down.rows);
-    out.down_bias = vector(5, in.down.cols);
-    out.norm_weight = vector(6, in.down.rows);
+    for (std::size_t i = 0; i < kFormVectors.size(); ++i) {
+      const std::optional<Tensor>& tensor = entry(gradients, kMatrices + i);
+      if (!tensor.has_value()) continue;
+      const std::int64_t size = kFormVectors[i].of_columns ? in.down.cols : in.down.rows;
+      require_list(argument(gradient_name(kMatrices + i), *tensor), ScalarType::Float, {size}, "");
+      out.vectors[i] = {static_cast<float*>(tensor->mutable_data_ptr()),
+                        static_cast<std::size_t>(size)};
+    }
     twell::ffn_backward(cpu_context(), in, out);
     return dx;
   }
@@ -188,33 +186,33 @@ TrainedFfn ffn_train(const Tensor& x, const OptionalTensors& weights,
   return {y, l1, row_nnz, neuron_nnz, offsets, neurons, values};
 }
 
-FfnGradientTensors ffn_train_backward(const Tensor& dy, const Tensor& x,
-                                      const OptionalTensors& weights,
-                                      const std::vector<Tensor>& kept,
-                                      const std::optional<Tensor>& l1_grad, const std::string& form,
-                                      std::int64_t hot) {
+GradientTensors ffn_train_backward(const Tensor& dy, const Tensor& x,
+                                   const OptionalTensors& weights, const std::vector<Tensor>& kept,
+                                   const std::optional<Tensor>& l1_grad, const std::string& form,
+                                   std::int64_t hot) {
   constexpr const char* kOperation = "ffn_train_backward";
   const Backward call{{kOperation, weights, form, hot}, dy, x, kept, l1_grad};
   const ScalarType type = call.layer.gate.scalar_type();
   const auto like = [&](std::size_t at, ScalarType of) {
     const Tensor& weight = *weights[at];
     const auto sizes = weight.sizes();
-    return new_empty({kOperation, kGradientNames[at], weight}, {sizes.begin(), sizes.end()}, of);
+    return new_empty({kOperation, gradient_name(at), weight}, {sizes.begin(), sizes.end()}, of);
   };
-  OptionalTensors gradients(kWeightNames.size());
+  OptionalTensors gradients(kWeights);
   for (std::size_t at = 0; at < weights.size(); ++at) {
     if (weights[at].has_value())
       gradients[at] = like(at, at < kMatrices ? type : ScalarType::Float);
   }
-  Tensor dx = call.run(gradients, false);
+  std::array<Tensor, 1 + kWeights> out;
+  out[0] = call.run(gradients, false);
   const auto gradient = [&](std::size_t at) {
     const std::optional<Tensor>& made = gradients[at];
-    if (!made.has_value()) return new_empty({kOperation, kGradientNames[at], x}, {0}, type);
+    if (!made.has_value()) return new_empty({kOperation, gradient_name(at), x}, {0}, type);
     const ScalarType wanted = at < kMatrices ? type : weights[at]->scalar_type();
     return made->scalar_type() == wanted ? *made : narrowed(*made, like(at, wanted));
   };
-  return {dx,          gradient(0), gradient(1), gradient(2),
-          gradient(3), gradient(4), gradient(5), gradient(6)};
+  for (std::size_t at = 0; at < kWeights; ++at) out[1 + at] = gradient(at);
+  return std::tuple_cat(out);
 }
 
 Tensor ffn_train_backward_add(const Tensor& dy, const Tensor& x, const OptionalTensors& weights,

@@ -29,13 +29,10 @@ TrainedFfn ffn_train(const Tensor& x, const OptionalTensors& weights,
 // dx, dgate, dup and ddown, of the layer's dtype, and the gradients of the form's vectors, each of
 // its vector's dtype; empty where there is no such weight or vector. `kept` is the pattern.
 // l1_grad: f32 [], the gradient of l1; none is 0.
-using FfnGradientTensors =
-    std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
-FfnGradientTensors ffn_train_backward(const Tensor& dy, const Tensor& x,
-                                      const OptionalTensors& weights,
-                                      const std::vector<Tensor>& kept,
-                                      const std::optional<Tensor>& l1_grad, const std::string& form,
-                                      std::int64_t hot);
+GradientTensors ffn_train_backward(const Tensor& dy, const Tensor& x,
+                                   const OptionalTensors& weights, const std::vector<Tensor>& kept,
+                                   const std::optional<Tensor>& l1_grad, const std::string& form,
+                                   std::int64_t hot);
 
 // The same, with the gradients added to `gradients`, f32 tensors of the shapes of the weights;
 // those of vectors may be left out. Returns dx.

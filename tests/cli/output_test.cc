@@ -65,6 +65,31 @@ TEST(Table, CountsCharactersNotBytes) {
   EXPECT_NE(table.to_string().find("é   b\n"), std::string::npos);
 }
 
+TEST(Table, GoesOnBelowWhereALineIsFull) {
+  Table table({"layer", std::string(60, 'a'), std::string(33, 'b'), "c"});
+  table.row({"0", "1", "2", "3"});
+  EXPECT_EQ(table.to_string(), "layer  " + std::string(60, 'a') + "\n" + std::string(67, '-') +
+                                   "\n    0  " + std::string(59, ' ') + "1\n\nlayer  " +
+                                   std::string(33, 'b') + "  c\n" + std::string(43, '-') +
+                                   "\n    0  " + std::string(32, ' ') + "2  3\n");
+}
+
+TEST(Table, HasBoldHeadingsInColourAlone) {
+  Table table({"a"});
+  table.row({"1"});
+  EXPECT_EQ(table.to_string(true), "\x1b[1ma\x1b[0m\n-\n1\n");
+}
+
+TEST(Wrapped, BreaksBetweenWordsAndIndentsWhatFollows) {
+  const std::string word(48, 'x');
+  EXPECT_EQ(wrapped("one two"), "one two");
+  EXPECT_EQ(wrapped("one two", 1, 93), "one two");
+  EXPECT_EQ(wrapped("one two", 1, 94), "one\n two");
+  EXPECT_EQ(wrapped(word + " é" + word + " y", 2), word + " é" + word + " y");
+  EXPECT_EQ(wrapped(word + " é" + word + " yz 1", 2), word + " é" + word + "\n  yz 1");
+  EXPECT_EQ(wrapped(std::string(120, 'x')), std::string(120, 'x'));
+}
+
 TEST(Table, FormatsUnits) {
   EXPECT_EQ(format_us(12.34), "12.3 us");
   EXPECT_EQ(format_us(3210), "3.21 ms");

@@ -66,9 +66,10 @@ def test_bench_ffn_grid(twell, work):
     assert done.json["results"][-1]["nnz_mean"] == 128
     # A table of non-zeros by tokens, and each implementation named once.
     rows = [line.split() for line in done.out.splitlines() if line.strip().startswith("128 ")]
-    assert len(rows) == 3  # sparse, auto, times
+    assert len(rows) == 4  # sparse, auto, times, which go on below
     assert all(sum("x" in cell for cell in row) == 5 for row in rows[:2])
-    named = [line for line in done.out.splitlines() if " tokens: " in line]
+    lines = done.out.replace("\n  ", " ").splitlines()  # as before they were broken
+    named = [line for line in lines if " tokens: " in line]
     assert len(named) == len(set(named)) and len(named) >= 2
     pages = ElementTree.parse(chart).getroot().findall("{http://www.w3.org/2000/svg}svg")
     assert len(pages) == 5

@@ -2,6 +2,8 @@
 
 import ctypes
 import json
+import os
+import pty
 import re
 import shutil
 import subprocess
@@ -229,12 +231,45 @@ def test_explain_names_plans(twell):
     assert "dense_measured_us" not in quick.json["plans"][0]
 
 
+def test_words_fit_into_100_columns(twell, trained, text):
+    """Also where a table has more columns than that."""
+    small = ["--width", 64, "--neurons", 256, "--repeats", 1, "--seconds", 0.001]
+    tokens = ["--tokens", "1,2,4,8,16,64"]
+    model = ["--model", trained[0]]
+    few = ["--prompt-tokens", 8, "--decode-tokens", 4, "--repeats", 1, "--seconds", 0.001]
+    for arguments in (
+        ["explain", "--tokens", "1,8,64,2048", "--no-measure"],
+        ["explain", *model],
+        ["bench", "ffn", *small, *tokens],
+        ["bench", "ffn", *small, *tokens, "--train"],
+        ["bench", "ffn", *small, "--grid", "cpu"],
+        ["bench", "model", *model, *few],
+        ["bench", "train", *model, "--context", 32, "--accumulation", 1, "--repeats", 1],
+        ["stats", *model, "--text", text, "--popularity"],
+        ["calibrate", *small],
+    ):
+        lines = twell(*arguments, env={"TWELL_CALIBRATION": "columns.json"}).out.splitlines()
+        assert max(map(len, lines)) <= 100, max(lines, key=len)
+        assert not any("\x1b" in line for line in lines)
+
+
+@pytest.mark.parametrize(("variables", "colour"), [({}, True), ({"NO_COLOR": "1"}, False),
+                                                   ({"TERM": "dumb"}, False)])
+def test_headings_are_bold_on_a_terminal_that_wants_it(program, variables, colour):
+    ours, theirs = pty.openpty()
+    env = {**os.environ, "TERM": "xterm", **variables}
+    env = {name: value for name, value in env.items() if name != "NO_COLOR" or variables}
+    subprocess.run([program, "explain", "--no-measure"], stdout=theirs, env=env, check=True)
+    os.close(theirs)
+    assert (b"\x1b[1mtokens" in os.read(ours, 65536)) == colour
+
+
 def test_explain_says_how_built_in_costs_were_scaled(twell, work):
     """Of a machine without a calibration: not where the variable is set to nothing."""
     shape = ["--width", 256, "--neurons", 1024, "--tokens", "1,64"]
     plain = twell("explain", *shape, json_name="e4.json")
     assert plain.json["scales"] == []
-    assert "another machine\n" in plain.out
+    assert "another machine. twell calibrate" in plain.out
     none = {"TWELL_CALIBRATION": str(work / "none" / "calibration.json")}
     done = twell("explain", *shape, json_name="e5.json", env=none)
     assert not done.json["calibrated"]

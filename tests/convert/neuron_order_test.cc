@@ -58,7 +58,7 @@ TEST(NeuronOrder, FindsExactlyTheNeuronsWithoutEffect) {
 
 TEST(NeuronOrder, ABiasKeepsANeuronAlive) {
   const at::Tensor zero = at::zeros({4, 8});
-  FfnParameters p{zero, at::randn({4, 8}), at::randn({8, 4}), {}, {}, {}};
+  FfnParameters p{{}, zero, at::randn({4, 8}), at::randn({8, 4})};
   const ActivationChoice relu{io::HiddenAct::relu, 0.0F};
   EXPECT_EQ(neurons_without_effect(p, relu).size(), 4U);
   p.gate_bias = at::tensor({-1.0F, 0.0F, 0.5F, 1.0F});
@@ -71,7 +71,7 @@ TEST(NeuronOrder, ABiasKeepsANeuronAlive) {
 }
 
 TEST(NeuronOrder, AnActivationOfUpSilencesABias) {
-  FfnParameters p{at::randn({4, 8}), at::zeros({4, 8}), at::randn({8, 4}), {}, {}, {}};
+  FfnParameters p{{}, at::randn({4, 8}), at::zeros({4, 8}), at::randn({8, 4})};
   p.up_bias = at::tensor({0.0F, 2.0F, -1.0F, 0.0F});
   EXPECT_EQ(neurons_without_effect(p, {io::HiddenAct::relu, 0.0F, Activation::relu}),
             (std::vector<std::int64_t>{0, 2, 3}));

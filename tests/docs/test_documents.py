@@ -1,6 +1,8 @@
 """Code and commands of README.md and docs/: each stands in a compiled file, or is run here."""
 
 import copy
+import html
+import json
 import os
 import pathlib
 import re
@@ -12,6 +14,8 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts" / "lib"))
+import documents  # noqa: E402
+from documents import BLOCK, resized  # noqa: E402
 from project_files import tracked  # noqa: E402
 
 DOCUMENTS = [
@@ -24,15 +28,13 @@ DOCUMENTS = [
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "examples").rglob("README.md")),
 ]
-BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def blocks(language):
-    """(file name, text) of every block of a language; "" has commands, pictures and layouts."""
+    """(file name, text) of every block of a language."""
     for document in DOCUMENTS:
-        for kind, text in BLOCK.findall(document.read_text()):
-            if kind == language:  # a command may stand on several lines
-                yield document.name, text.replace("\\\n", " ")
+        for text in documents.blocks(document, language):
+            yield document.name, text
 
 
 @pytest.mark.parametrize(("language", "fewest"), [("cpp", 2), ("c", 1)])
@@ -87,50 +89,6 @@ def test_python_runs(tmp_path):
         exec(compile(re.sub(r"steps=\d+", "steps=1", text), name, "exec"), names)
 
 
-# The same commands on layers and models of another size: a document shows what one would run, which
-# takes minutes.
-SMALL = {
-    "bench ffn": "--width 64 --neurons 256 --repeats 1 --seconds 0.001",
-    "bench model": "--prompt-tokens 8 --decode-tokens 4 --repeats 1 --seconds 0.001",
-    "bench train": "--context 32 --accumulation 1 --repeats 1",
-    "calibrate": "--width 64 --neurons 256 --repeats 1 --seconds 0.001",
-    "explain --width": "--neurons 256 --nnz 8",
-    "generate": "--max-tokens 4",
-    "chat": "--max-tokens 4",
-    "train": "--layers 2 --width 32 --neurons 64 --heads 2 --bpe-vocab 300 --context 16 --batch 2 "
-    "--steps 4",
-    "synth": "--layers 2 --width 64 --neurons 256 --heads 2 --vocab 300 --sample-tokens 2048",
-}
-
-
-def commands(document):
-    """Lines of blocks that call the command line, without comments: (launcher, arguments)."""
-    for name, text in blocks(""):
-        if name != document:
-            continue
-        for line in text.splitlines():
-            launcher, program, arguments = line.partition("scripts/twell ")
-            if program and (not launcher or launcher.startswith("mpirun ")):
-                yield shlex.split(launcher), shlex.split(arguments, comments=True)
-
-
-def resized(arguments):
-    """The same command on something small: of options that are given twice, ours win."""
-    for command, options in SMALL.items():
-        if arguments[: len(command.split())] == command.split():
-            ours = options.split()
-            if "--resume" in arguments:
-                ours = ["--extend-to", "6"]
-            elif "--model" in arguments and command == "train":
-                ours = ours[ours.index("--context"):]
-            for name in (option for option in ours if option.startswith("--")):
-                if name in arguments:
-                    at = arguments.index(name)
-                    arguments = arguments[:at] + arguments[at + 2:]
-            return arguments + ours
-    return arguments
-
-
 @pytest.mark.parametrize(("document", "fewest"), [("README.md", 5), ("training.md", 4), ("quantised.md", 4),
                                                    ("generating.md", 4), ("gguf.md", 5), ("models.md", 1)])
 def test_commands_run(document, fewest, tmp_path):
@@ -138,7 +96,8 @@ def test_commands_run(document, fewest, tmp_path):
     (tmp_path / "books").mkdir()
     (tmp_path / "books" / "one.txt").write_text("the cat sat on the mat and saw a rat\n" * 400)
     (tmp_path / "lines.txt").write_text("the cat\na rat\n")
-    found = list(commands(document))
+    page = next(page for page in DOCUMENTS if page.name == document)
+    found = documents.commands(page)
     assert len(found) >= fewest
     for launcher, arguments in found:
         if launcher and os.environ.get("TWELL_MPI") != "ON":
@@ -265,20 +224,21 @@ def test_the_map_stays_a_map():
     assert len((ROOT / "docs/architecture.md").read_text().split()) <= 1500
 
 
-def version():
-    source = (ROOT / "python/twell/__init__.py").read_text()
-    return re.search(r'^__version__ = "(.*)"', source, re.MULTILINE)[1]
+def test_the_command_line_has_one_name():
+    """`twell`, as its package installs it; README says what that is in a checkout. mpirun knows no aliases."""
+    for name, text in blocks(""):
+        assert not re.search(r"^scripts/twell ", text, re.MULTILINE), name
 
 
-def test_the_citation_is_of_this_version():
-    yaml = pytest.importorskip("yaml")
-    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    assert citation["version"] == version()
-    assert citation["cff-version"] == "1.2.0"  # whose schema wants these
-    assert citation["message"] and citation["title"] and citation["authors"]
-    assert citation["license"] == "MIT"
-
-
-def test_the_changelog_begins_with_this_version():
-    first = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[1]
-    assert first.rstrip(",") == version()
+def test_the_demos_picture_says_what_the_demo_says():
+    """bench/draw_demo.py has the words of the command, and README's picture those of its results."""
+    folder = ROOT / "bench/results/2026-11-21-zen5-2-cores"
+    svg = html.unescape((folder / "demo.svg").read_text().replace("&#160;", " "))
+    shown = re.sub(r"\s+", " ", " ".join(re.findall(r">([^<>]+)</text>", svg)))
+    results = json.loads((folder / "demo.json").read_text())
+    assert f"{results['nnz_mean']:.1f} of 2048" in shown and f"{results['speedup_decode']:.2f}x" in shown
+    command = re.sub(r'"\s+"', "", (ROOT / "cli/cmd_demo.cc").read_text().replace("\\n", " "))
+    for words in ("its surprise at the next token", "neurons per token and layer", "are exactly zero",
+                  "twell skips those. Same weights, same threads, against PyTorch's dense layers:",
+                  "they differ by", "is allowed."):
+        assert words in shown and words in re.sub(r"\s+", " ", command), words

@@ -316,7 +316,7 @@ TEST(SparseFeedForward, GateAndUpOfADeviceLieInOneMatrix) {
        {std::tuple{64, 176, true}, std::tuple{64, 170, false}, std::tuple{40, 176, false}}) {
     for (const FfnPath path : {FfnPath::sparse, FfnPath::automatic}) {
       const FfnParameters p{
-          matrix(neurons, width), matrix(neurons, width), matrix(width, neurons), {}, {}, {}};
+          {}, matrix(neurons, width), matrix(neurons, width), matrix(width, neurons)};
       const auto layer =
           make_sparse_feed_forward(p, {io::HiddenAct::relu, 0.0F}, path, nullptr, runtime);
       const FfnCalls calls;

@@ -55,7 +55,8 @@ class CInterface : public testing::Test {
     form.up = Activation::relu;
     form.gate_bias = form.up_bias = vector;
     form.down_bias = std::span(vector).first(kColumns);
-    form.norm = HiddenNorm{vector, 1e-3F};
+    form.norm_weight = vector;
+    form.norm_epsilon = 1e-3F;
     Context own({.threads = 2, .tier = {}});
     Layer layer(own, {gate.view(), up.view(), down.view()}, form, {.path = LayerPath::sparse});
     layer.prepare(own, x.view());

@@ -64,7 +64,8 @@ struct Stored {
     form.gate = {Activation::fat_relu, 0.01F};
     form.gate_bias = gate_bias;
     form.down_bias = down_bias;
-    form.norm = HiddenNorm{norm, 1e-3F};
+    form.norm_weight = norm;
+    form.norm_epsilon = 1e-3F;
     if (gated) {
       form.up = Activation::relu_squared;
       form.up_bias = up_bias;
@@ -289,7 +290,7 @@ TEST(LayerBlocks, RefuseADamagedHeader) {
   Context context({.threads = 1, .tier = {}});
   const Stored<float> stored(true, 0.0F);
   const Bytes bytes(LayerBlock(context, stored.weights(), stored.form));
-  constexpr std::size_t kHeader = 368;
+  constexpr std::size_t kHeader = 432;
   for (std::size_t at = 0; at < kHeader; ++at) {
     for (const int bit : {0, 7}) {
       const auto flip = static_cast<std::byte>(1 << bit);
@@ -311,7 +312,7 @@ TEST(LayerBlocks, StayWithinTheirBytesWhateverTheHeaderSays) {
   const Stored<float> stored(true, 0.0F);
   const LayerBlock block(context, stored.weights(), stored.form);
   const Bytes good(block);
-  constexpr std::size_t kHeader = 368, kDigest = 24;
+  constexpr std::size_t kHeader = 432, kDigest = 24;
   const auto sign = [](std::byte* header) {
     std::memset(header + kDigest, 0, 8);
     std::uint64_t hash = 0xcbf29ce484222325U;

@@ -61,13 +61,18 @@ void run_training(Context& context, const Layer<T>& layer, const FfnWeights& wei
   };
   const std::vector<float> of_neurons = vector(neurons), of_columns = vector(depth);
   FfnForm form;
-  form.gate_bias = form.up_bias = of_neurons;
-  form.down_bias = of_columns;
-  form.norm = HiddenNorm{of_neurons};
+  for (std::size_t i = 0; i < kFormVectors.size(); ++i) {
+    form[i] = kFormVectors[i].of_columns ? of_columns : of_neurons;
+  }
+  form.norm_epsilon = 1e-6F;
   TestMatrix<T> y(tokens, depth), dx(tokens, depth);
   TestMatrix<float> gate(neurons, depth), up(neurons, depth), down(neurons, depth);
-  std::vector<float> gate_bias = of_neurons, up_bias = of_neurons, norm_weight = of_neurons;
-  std::vector<float> down_bias = of_columns;
+  FormVectors<std::vector<float>> vectors;
+  FfnGradients gradients = {dx.view(), gate.view(), up.view(), down.view()};
+  for (std::size_t i = 0; i < kFormVectors.size(); ++i) {
+    vectors[i] = kFormVectors[i].of_columns ? of_columns : of_neurons;
+    gradients.vectors[i] = vectors[i];
+  }
   FfnPattern pattern;
   FfnCounts counts;
   ffn_forward(context, layer.x.view(), weights, form, y.view(), pattern, &counts);
@@ -79,13 +84,11 @@ void run_training(Context& context, const Layer<T>& layer, const FfnWeights& wei
                           pattern.view(),
                           form,
                           0.1F};
-  ffn_backward(context, in,
-               {dx.view(), gate.view(), up.view(), down.view(), false, gate_bias, up_bias,
-                down_bias, norm_weight});
+  ffn_backward(context, in, gradients);
   for (const auto* m : {&y, &dx}) append(out, *m);
   for (const auto* m : {&gate, &up, &down}) append(out, *m);
-  for (const auto* v : {&gate_bias, &up_bias, &down_bias, &norm_weight}) {
-    append(out, v->data(), v->size());
+  for (std::size_t i = 0; i < kFormVectors.size(); ++i) {
+    append(out, vectors[i].data(), vectors[i].size());
   }
   append(out, counts.row_nnz.data(), counts.row_nnz.size());
   append(out, counts.neuron_nnz.data(), counts.neuron_nnz.size());

@@ -42,8 +42,8 @@ class FormedLayer {
       form.down_bias = random(c.depth, 0.5F, 0.0F);
     }
     if (additions.norm) {
-      form.norm = HiddenNorm{{}, 1e-5F};
-      if (additions.norm_weight) form.norm->weight = random(c.neurons, 0.3F, 1.0F);
+      form.norm_epsilon = 1e-5F;
+      if (additions.norm_weight) form.norm_weight = random(c.neurons, 0.3F, 1.0F);
     }
   }
   FormedLayer(const FormedLayer&) = delete;
@@ -130,17 +130,17 @@ class Definition {
       const double at_zero = h.low <= 0.0 && h.high >= 0.0 ? 0.0 : 1.0;
       least += at_zero * std::min(h.low * h.low, h.high * h.high);
       most += h.largest() * h.largest();
-      if (form.norm)
-        h = (h * Interval::around(weight_of(*form.norm, n), 0.0)).template rounded<T>();
-      const double weighted = exact.h.at(r, n) * (form.norm ? weight_of(*form.norm, n) : 1.0F);
+      if (scales_hidden(form))
+        h = (h * Interval::around(factor_of(form, n), 0.0)).template rounded<T>();
+      const double weighted = exact.h.at(r, n) * factor_of(form, n);
       error[static_cast<std::size_t>(n)] = std::max(weighted - h.low, h.high - weighted);
       size[static_cast<std::size_t>(n)] = h.largest();
     }
     const double exact_scale = exact.scale[static_cast<std::size_t>(r)];
     Interval scale = {1.0, 1.0};
-    if (form.norm) {
+    if (form.norm_epsilon) {
       const auto factor = [&](double squares) {
-        return 1.0 / std::sqrt(squares / static_cast<double>(c.neurons) + form.norm->epsilon);
+        return 1.0 / std::sqrt(squares / static_cast<double>(c.neurons) + *form.norm_epsilon);
       };
       scale = Interval{factor(most), factor(least)}.rounded<float>();
     }
@@ -255,20 +255,13 @@ TYPED_TEST(FormTest, BiasWithoutWeight) {
 // The gradients of a pass and of its form's vectors, matrices of one row.
 template <class T>
 struct FormPass : Pass<T> {
-  explicit FormPass(const FormedLayer<T>& formed)
-      : Pass<T>(formed.layer),
-        formed_(formed),
-        gate_bias(like(formed.form.gate_bias)),
-        up_bias(like(formed.form.up_bias)),
-        down_bias(like(formed.form.down_bias)),
-        norm_weight(like(formed.form.norm.value_or(HiddenNorm()).weight)) {}
+  explicit FormPass(const FormedLayer<T>& formed) : Pass<T>(formed.layer), formed_(formed) {
+    for (std::size_t i = 0; i < kFormVectors.size(); ++i) vectors[i] = like(formed.form[i]);
+  }
 
   FfnGradients gradients(bool accumulate = false) {
     FfnGradients out = Pass<T>::gradients(formed_.layer.shape.gated, accumulate);
-    out.gate_bias = span_of(gate_bias);
-    out.up_bias = span_of(up_bias);
-    out.down_bias = span_of(down_bias);
-    out.norm_weight = span_of(norm_weight);
+    for (std::size_t i = 0; i < kFormVectors.size(); ++i) out.vectors[i] = span_of(vectors[i]);
     return out;
   }
   FfnBackward input(float l1) const {
@@ -288,7 +281,7 @@ struct FormPass : Pass<T> {
   const FormedLayer<T>& formed_;
 
  public:
-  TestMatrix<float> gate_bias, up_bias, down_bias, norm_weight;
+  FormVectors<TestMatrix<float>> vectors;
 };
 
 // v and u of the pattern against their definition, and that it has what fires and nothing else.
@@ -338,20 +331,20 @@ void check_training(Context& context, const FormedLayer<T>& formed, const Defini
   const auto tokens = static_cast<double>(c.tokens);
   const auto hidden = static_cast<double>(c.neurons);
   // As without a form; with a norm, each coefficient has three factors and a sum over H more.
-  const double norm = formed.form.norm ? hidden + 12 : 0.0;
+  const double norm = scales_hidden(formed.form) ? hidden + 12 : 0.0;
   expect_gradient<T>("dx", pass.dx, exact.dx, depth + 2 * hidden + 6 + norm, true);
   expect_gradient<T>("gate", pass.gate, exact.gate, depth + tokens + 6 + norm, true);
   if (c.gated) expect_gradient<T>("up", pass.up, exact.up, depth + tokens + 6 + norm, true);
   expect_gradient<T>("down", pass.down, exact.down, tokens + 6 + norm, true);
   const double all = depth + tokens + 6 + norm;
-  expect_gradient<T>("bias of gate", pass.gate_bias, exact.gate_bias, all, true);
-  expect_gradient<T>("bias of up", pass.up_bias, exact.up_bias, all, true);
-  expect_gradient<T>("bias of down", pass.down_bias, exact.down_bias, tokens, false);
-  expect_gradient<T>("weight of the norm", pass.norm_weight, exact.norm_weight, all, true);
+  for (std::size_t i = 0; i < kFormVectors.size(); ++i) {
+    const bool sums_dy = kFormVectors[i].of_columns;
+    expect_gradient<T>(kFormVectors[i].name, pass.vectors[i], exact.vectors[i],
+                       sums_dy ? tokens : all, !sums_dy);
+  }
 
   // Twice as much where it adds.
-  const TestMatrix<float> before[] = {pass.gate_bias, pass.up_bias, pass.down_bias,
-                                      pass.norm_weight};
+  const FormVectors<TestMatrix<float>> before = pass.vectors;
   ffn_backward(context, pass.input(l1), pass.gradients(true));
   const auto twice = [](const auto& now, const auto& then) {
     for (std::int64_t i = 0; then.rows() > 0 && i < then.cols(); ++i) {
@@ -359,10 +352,7 @@ void check_training(Context& context, const FormedLayer<T>& formed, const Defini
                   std::ldexp(std::abs(then.value(0, i)), -22));
     }
   };
-  twice(pass.gate_bias, before[0]);
-  twice(pass.up_bias, before[1]);
-  twice(pass.down_bias, before[2]);
-  twice(pass.norm_weight, before[3]);
+  for (std::size_t i = 0; i < kFormVectors.size(); ++i) twice(pass.vectors[i], before[i]);
 }
 
 TYPED_TEST(FormTest, Training) {
@@ -411,18 +401,22 @@ TEST(FormErrors, NameTheArgument) {
   form.down_bias = vector;
   EXPECT_EQ(run(form), "twell::ffn: form.down_bias: expected 32 entries, got 63");
   form = {};
-  form.norm = HiddenNorm{vector};
-  EXPECT_EQ(run(form), "twell::ffn: form.norm.weight: expected 64 entries, got 63");
-  form.norm = HiddenNorm{{}, 0.0F};
-  EXPECT_EQ(run(form), "twell::ffn: form.norm.epsilon: expected more than 0, got 0");
+  form.norm_weight = vector;
+  EXPECT_EQ(run(form), "twell::ffn: form.norm_weight: expected norm_epsilon with it, got none");
+  form.norm_epsilon = 1e-6F;
+  EXPECT_EQ(run(form), "twell::ffn: form.norm_weight: expected 64 entries, got 63");
+  form.norm_epsilon = 0.0F;
+  EXPECT_EQ(run(form), "twell::ffn: form.norm_epsilon: expected more than 0, got 0");
   form = {};
   form.up = Activation::fat_relu;
   EXPECT_EQ(run(form),
             "twell::ffn: form.up: expected an activation without a threshold, got fat_relu");
   form.up = Activation::relu;
   EXPECT_EQ(run(form, false),
-            "twell::ffn: form.up: expected neither activation nor bias of up, in a layer without a "
-            "gate");
+            "twell::ffn: form.up: expected no activation of up, in a layer without a gate");
+  form = {};
+  form.up_bias = std::span(vector).first(1);
+  EXPECT_EQ(run(form, false), "twell::ffn: form.up_bias: expected none, in a layer without a gate");
   form = ActivationSpec{Activation::identity};
   EXPECT_EQ(run(form), "twell::ffn: activation: expected one that yields zeros, got identity");
 }

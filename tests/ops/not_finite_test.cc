@@ -156,7 +156,10 @@ TYPED_TEST(NotFiniteTest, FormsOfFewNeurons) {
           FfnForm form;
           form.up = up;
           form.gate_bias = form.up_bias = bias;
-          if (norm) form.norm = HiddenNorm{weight, 1e-5F};
+          if (norm) {
+            form.norm_weight = weight;
+            form.norm_epsilon = 1e-5F;
+          }
           for (const float sign : {1.0F, -1.0F}) {
             Layer<TypeParam> layer({tokens, 21, 3, true, {}, 0.0F}, 7);
             for (std::int64_t n = 0; n < 3; ++n) {
@@ -191,7 +194,8 @@ TYPED_TEST(NotFiniteTest, VectorsOfAForm) {
     biased.up_bias = up_bias;
     expect_training_as_dense(layer, biased);
     FfnForm normed;
-    normed.norm = HiddenNorm{norm_weight, 1e-5F};
+    normed.norm_weight = norm_weight;
+    normed.norm_epsilon = 1e-5F;
     expect_training_as_dense(layer, normed);
   }
 }

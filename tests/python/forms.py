@@ -8,10 +8,10 @@ import torch
 import twell
 from layers import make_layer
 from torch import Tensor
+from twell.form import VECTORS
 
 WIDTH, NEURONS = 24, 60
 ACTIVATIONS = [("relu", 0.0), ("relu_squared", 0.0), ("fat_relu", 0.2)]
-VECTORS = ("gate_bias", "up_bias", "down_bias", "norm_weight")
 KINDS = [twell.GatedFfn, twell.Ffn]
 
 

@@ -14,7 +14,7 @@ HEADER = """\
 
 namespace twell {
 
-// A pair.
+// A `pair` of `int`.
 struct Pair {
   int first = 0;   // of two, at least <1>,
                    // and even
@@ -38,7 +38,7 @@ DOCUMENTED = """\
 
 namespace twell {
 
-/// A pair.
+/// A <code>pair</code> of <code>int</code>.
 struct Pair {
   int first = 0;   ///< of two, at least \\<1\\>,
                    ///< and even

@@ -17,6 +17,7 @@ namespace twell::test {
 template <class T>
 class TestMatrix {
  public:
+  TestMatrix() : TestMatrix(0, 0) {}
   TestMatrix(std::int64_t rows, std::int64_t cols, std::int64_t padding = 0)
       : rows_(rows), cols_(cols), stride_(cols + padding), data_(size(rows, stride_)) {
     for (T& value : data_) value = static_cast<T>(std::numeric_limits<float>::quiet_NaN());

@@ -12,7 +12,7 @@ TEST(FormText, NamesWhatIsThere) {
   FfnForm form = Activation::relu_squared;
   EXPECT_EQ(text_of(form), "relu_squared");
   form.up = Activation::relu;
-  form.norm = {{}, 0.5F};
+  form.norm_epsilon = 0.5F;
   EXPECT_EQ(text_of(form), "relu_squared up=relu norm=0.5");
   EXPECT_EQ(text_of({Activation::fat_relu, 0.25F}), "fat_relu threshold=0.25");
 }

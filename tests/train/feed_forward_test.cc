@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "decoder/projections.h"
 #include "decoder/random.h"
-#include "train/layer_form.h"
 #include "train/train_feed_forward.h"
 #include "train/training_gate.h"
 #include "twell/status.h"
@@ -73,8 +73,9 @@ struct Inputs {
 template <class F>
 FfnParameters map(const FfnParameters& p, const F& f) {
   const auto some = [&](const at::Tensor& t) { return t.defined() ? f(t) : at::Tensor(); };
-  return {some(p.gate),    some(p.up),        some(p.down),       some(p.gate_bias),
-          some(p.up_bias), some(p.down_bias), some(p.norm_weight)};
+  FfnParameters out = {{}, some(p.gate), some(p.up), some(p.down)};
+  for (std::size_t i = 0; i < kFormVectors.size(); ++i) out[i] = some(p[i]);
+  return out;
 }
 // f(name, tensors...) of those that the first has.
 template <class F, class... More>
@@ -85,10 +86,9 @@ void for_each(const FfnParameters& p, const F& f, const More&... more) {
   visit("gate", &FfnParameters::gate);
   visit("up", &FfnParameters::up);
   visit("down", &FfnParameters::down);
-  visit("gate_bias", &FfnParameters::gate_bias);
-  visit("up_bias", &FfnParameters::up_bias);
-  visit("down_bias", &FfnParameters::down_bias);
-  visit("norm_weight", &FfnParameters::norm_weight);
+  for (std::size_t i = 0; i < kFormVectors.size(); ++i) {
+    if (p[i].defined()) f(kFormVectors[i].name, p[i], more[i]...);
+  }
 }
 FfnParameters gradients_of(const FfnParameters& p) {
   return map(p, [](const at::Tensor& t) { return t.grad(); });

@@ -44,13 +44,12 @@ LayerResult ffn(const Layer& layer) {
       squares += h * h;
     }
     double& scale = out.scale[static_cast<std::size_t>(r)];
-    if (form.norm) {
-      scale = 1.0 / std::sqrt(squares / static_cast<double>(down.rows) + form.norm->epsilon);
+    if (form.norm_epsilon) {
+      scale = 1.0 / std::sqrt(squares / static_cast<double>(down.rows) + *form.norm_epsilon);
     }
     for (std::int64_t n = 0; n < down.rows; ++n) {
-      const double weighted =
-          out.h.at(r, n) * scale * (form.norm ? weight_of(*form.norm, n) : 1.0F);
-      for (std::int64_t c = 0; c < down.cols; ++c) out.y.at(r, c) += weighted * down.at(n, c);
+      const double scaled = out.h.at(r, n) * scale * factor_of(form, n);
+      for (std::int64_t c = 0; c < down.cols; ++c) out.y.at(r, c) += scaled * down.at(n, c);
     }
     for (std::int64_t c = 0; c < down.cols; ++c) out.y.at(r, c) += bias_of(form.down_bias, c);
   }

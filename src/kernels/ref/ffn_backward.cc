@@ -34,10 +34,14 @@ struct RowNorm {
 Gradients ffn_backward(const BackwardInput& in) {
   const std::int64_t neurons = in.gate.rows;
   const FfnForm& form = in.form;
-  Gradients out = {zeros(in.x.rows, in.x.cols), zeros(neurons, in.x.cols),
-                   zeros(neurons, in.x.cols),   zeros(neurons, in.dy.cols),
-                   zeros(1, neurons),           zeros(1, neurons),
-                   zeros(1, in.dy.cols),        zeros(1, neurons)};
+  Gradients out = {zeros(in.x.rows, in.x.cols),
+                   zeros(neurons, in.x.cols),
+                   zeros(neurons, in.x.cols),
+                   zeros(neurons, in.dy.cols),
+                   {}};
+  for (std::size_t i = 0; i < kFormVectors.size(); ++i) {
+    out.vectors[i] = zeros(1, kFormVectors[i].of_columns ? in.dy.cols : neurons);
+  }
   for (std::int64_t r = 0; r < in.x.rows; ++r) {
     const auto u_of = [&](std::int64_t n) { return in.gated ? in.u.at(r, n) : 1.0; };
     const auto h_of = [&](std::int64_t n) {
@@ -54,14 +58,14 @@ Gradients ffn_backward(const BackwardInput& in) {
         q[i] += in.dy.at(r, c) * in.down.at(n, c);
         q_magnitude[i] += std::abs(in.dy.at(r, c) * in.down.at(n, c));
       }
-      if (!form.norm) continue;
-      const double weighted = h_of(n) * weight_of(*form.norm, n);
+      if (!form.norm_epsilon) continue;
+      const double weighted = h_of(n) * factor_of(form, n);
       squares += h_of(n) * h_of(n);
       norm.c += weighted * q[i];
       norm.c_magnitude += std::abs(weighted) * q_magnitude[i];
     }
-    if (form.norm) {
-      norm.s = 1.0 / std::sqrt(squares / static_cast<double>(neurons) + form.norm->epsilon);
+    if (form.norm_epsilon) {
+      norm.s = 1.0 / std::sqrt(squares / static_cast<double>(neurons) + *form.norm_epsilon);
       const double cube = norm.s * norm.s * norm.s / static_cast<double>(neurons);
       norm.c *= cube;
       norm.c_magnitude *= cube;
@@ -70,11 +74,11 @@ Gradients ffn_backward(const BackwardInput& in) {
       if (in.fired.at(r, n) == 0.0) continue;
       const auto i = static_cast<std::size_t>(n);
       const double h = h_of(n);
-      const double scaled = norm.s * (form.norm ? weight_of(*form.norm, n) : 1.0F);
+      const double scaled = norm.s * factor_of(form, n);
       const double sign = h > 0.0 ? 1.0 : h < 0.0 ? -1.0 : h;
       double dh = scaled * q[i] + (in.l1 == 0.0 ? 0.0 : in.l1 * sign);
       double magnitude = std::abs(scaled) * q_magnitude[i] + in.l1;
-      if (form.norm) {
+      if (form.norm_epsilon) {
         dh -= norm.c * h;
         magnitude += norm.c_magnitude * std::abs(h);
       }
@@ -83,18 +87,18 @@ Gradients ffn_backward(const BackwardInput& in) {
       const double dv = magnitude * std::abs(gradients.v);
       add(out.dx, r, in.gate, n, dh * gradients.v, dv);
       add(out.gate, n, in.x, r, dh * gradients.v, dv);
-      add(out.gate_bias, n, dh * gradients.v, dv);
+      add(out.vectors.gate_bias, n, dh * gradients.v, dv);
       if (in.gated) {
         const double du = magnitude * std::abs(gradients.u);
         add(out.dx, r, in.up, n, dh * gradients.u, du);
         add(out.up, n, in.x, r, dh * gradients.u, du);
-        add(out.up_bias, n, dh * gradients.u, du);
+        add(out.vectors.up_bias, n, dh * gradients.u, du);
       }
       add(out.down, n, in.dy, r, scaled * h, std::abs(scaled * h));
-      add(out.norm_weight, n, norm.s * h * q[i], std::abs(norm.s * h) * q_magnitude[i]);
+      add(out.vectors.norm_weight, n, norm.s * h * q[i], std::abs(norm.s * h) * q_magnitude[i]);
     }
     for (std::int64_t c = 0; c < in.dy.cols; ++c) {
-      add(out.down_bias, c, in.dy.at(r, c), std::abs(in.dy.at(r, c)));
+      add(out.vectors.down_bias, c, in.dy.at(r, c), std::abs(in.dy.at(r, c)));
     }
   }
   return out;

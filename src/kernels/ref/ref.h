@@ -79,7 +79,7 @@ struct BackwardInput {
 };
 struct Gradients {
   Result dx, gate, up, down;
-  Result gate_bias, up_bias, down_bias, norm_weight;  // [1, H], of down's [1, D]
+  FormVectors<Result> vectors;  // [1, H], of down's bias [1, D]
 };
 Gradients ffn_backward(const BackwardInput& in);
 

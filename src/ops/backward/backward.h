@@ -10,7 +10,7 @@
 namespace twell {
 
 // dv, du and s w h of the places that fired: what each weight gradient multiplies x, x and dy with.
-// And s h q, whose sums are the gradient of a norm's weight.
+// And s h q, whose sums are the gradient of what h of a neuron is multiplied with (factor_of()).
 enum Coefficient : int { kDv, kDu, kH, kDw, kCoefficientKinds };
 
 // What both halves know.
@@ -30,7 +30,7 @@ struct BackwardCall {
   SparseX columns[kCoefficientKinds] = {};
 
   bool has(int kind) const {
-    return kind == kDu ? in.up.has_value() : kind != kDw || !out.norm_weight.empty();
+    return kind == kDu ? in.up.has_value() : kind != kDw || scales_hidden(in.form);
   }
 };
 

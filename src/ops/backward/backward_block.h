@@ -26,11 +26,11 @@ struct BackwardBlock {
                  cold + at);
     cold_count[row] = static_cast<std::int32_t>(places.cold_count());
     call.down.dots(call.in.dy.row_bytes(first_row + row), cold + at, places.cold_count(), dv + at);
-    const RowNorm norm = norm_of(row, places);
+    const HiddenScale scale = scale_of(row, places);
     if (call.hot.size() > 0)
       hot.differentiate(row, v + offsets[row], u != nullptr ? u + offsets[row] : nullptr, places,
-                        norm);
-    differentiate_cold(row, places, norm);
+                        scale);
+    differentiate_cold(row, places, scale);
   }
 
   // sum [D] (+)= dv · gate + du · up of the places that are not hot.
@@ -43,24 +43,22 @@ struct BackwardBlock {
   }
 
  private:
-  RowNorm norm_of(std::int64_t row, const RowPlaces& places) const {
+  HiddenScale scale_of(std::int64_t row, const RowPlaces& places) const {
     const FfnForm& form = call.in.form;
-    if (!form.norm) return {};
+    if (!form.norm_epsilon) return {};
     double squares = 0.0, products = 0.0;
     const auto add = [&](std::int64_t place, float q) {
       const std::int64_t i = offsets[row] + place;
       const double h = hidden_at(i);
       squares += h * h;
-      products += h * weight_of(*form.norm, call.in.pattern.neurons[i]) * q;
+      products += h * factor_of(form, call.in.pattern.neurons[i]) * q;
     };
     for (std::int64_t k = 0; k < places.hot_count(); ++k) {
       add(places.hot_at(k), hot.dots[row * call.hot.size() + places.hot_place(k)]);
     }
     const float* const q = dv + (offsets[row] - offsets[0]);
     for (std::int64_t k = 0; k < places.cold_count(); ++k) add(places.cold_at(k), q[k]);
-    const std::int64_t neurons = call.in.pattern.cols;
-    const float s = norm_factor(*form.norm, squares, neurons);
-    return {s, static_cast<float>(products * s * s * s / static_cast<double>(neurons))};
+    return hidden_scale(form, squares, products, call.in.pattern.cols);
   }
 
   // h of a place of the pattern.
@@ -69,7 +67,8 @@ struct BackwardBlock {
                      u != nullptr ? static_cast<float>(u[i]) : 1.0F);
   }
 
-  void differentiate_cold(std::int64_t row, const RowPlaces& places, const RowNorm& norm) const {
+  void differentiate_cold(std::int64_t row, const RowPlaces& places,
+                          const HiddenScale& scale) const {
     const FfnBackward& in = call.in;
     const std::int64_t at = offsets[row] - offsets[0];
     for (std::int64_t k = 0; k < places.cold_count(); ++k) {
@@ -79,18 +78,17 @@ struct BackwardBlock {
       const float up = u != nullptr ? static_cast<float>(u[i]) : 1.0F;
       const float h = hidden_at(i);
       float dh = dv[at + k];
-      float weighted = h;
-      if (in.form.norm) {
-        const float scaled = norm.s * weight_of(*in.form.norm, cold[at + k]);
-        if (call.has(kDw)) call.entries[kDw][entry] = norm.s * h * dh;
-        dh = scaled * dh - norm.c * h;
-        weighted = scaled * h;
+      call.entries[kH][entry] = h;
+      if (scales_hidden(in.form)) {
+        const ScaledGradients of = scaled_gradients(in.form, scale, cold[at + k], h, dh);
+        if (call.has(kDw)) call.entries[kDw][entry] = of.dw;
+        call.entries[kH][entry] = of.h;
+        dh = of.dh;
       }
       if (in.l1 != 0.0F) dh += in.l1 * sign_of(h);
       const auto gradients = uncombine(in.form.gate.kind, in.form.up, dh, pre, up);
       dv[at + k] = call.entries[kDv][entry] = gradients.v;
       if (u != nullptr) du[at + k] = call.entries[kDu][entry] = gradients.u;
-      call.entries[kH][entry] = weighted;
     }
   }
 };

@@ -17,11 +17,6 @@ inline float sign_of(float value) {
   return nan ? value : sign;
 }
 
-// What a row's norm makes of q = dy · down and h: dh = s w q − c h.
-struct RowNorm {
-  float s = 1, c = 0;
-};
-
 // T: the layer's dtype.
 template <class T>
 struct BackwardHot {
@@ -31,7 +26,7 @@ struct BackwardHot {
 
   // dh of a row, from it dv and du, and h. v, u: of the row's places.
   void differentiate(std::int64_t row, const T* v, const T* u, const RowPlaces& places,
-                     const RowNorm& norm) const {
+                     const HiddenScale& scale) const {
     const std::int64_t count = call.hot.size();
     const float l1 = call.in.l1;
     float* const dh = dots + row * count;
@@ -48,8 +43,8 @@ struct BackwardHot {
       for (std::int64_t k = 0; k < count; ++k) {
         out[k] = combine(fu(), activated(gate(), pre[k]), up[k]);
       }
-      if (call.in.form.norm) {
-        normalise(row, norm, pre, out, dh, places.dense(3));
+      if (scales_hidden(call.in.form)) {
+        scale_hidden(row, scale, pre, out, dh, places.dense(3));
       } else {
         store(row, kH, out);
       }
@@ -91,20 +86,20 @@ struct BackwardHot {
   }
 
   // dq: from q to dh, but for its L1 term; stores s w h and s h q.
-  void normalise(std::int64_t row, const RowNorm& norm, const float* pre, const float* h, float* dq,
-                 float* out) const {
+  void scale_hidden(std::int64_t row, const HiddenScale& scale, const float* pre, const float* h,
+                    float* dq, float* out) const {
     const std::int64_t count = call.hot.size();
-    const std::int32_t* const list = call.hot.list();
+    const auto gradients = [&](std::int64_t k) {
+      return scaled_gradients(call.in.form, scale, call.hot.list()[k], h[k], dq[k]);
+    };
     if (call.has(kDw)) {
-      for (std::int64_t k = 0; k < count; ++k) {
-        out[k] = where_nonzero(pre[k], norm.s * h[k] * dq[k]);
-      }
+      for (std::int64_t k = 0; k < count; ++k) out[k] = where_nonzero(pre[k], gradients(k).dw);
       store(row, kDw, out);
     }
     for (std::int64_t k = 0; k < count; ++k) {
-      const float scaled = norm.s * weight_of(*call.in.form.norm, list[k]);
-      out[k] = where_nonzero(pre[k], scaled * h[k]);
-      dq[k] = scaled * dq[k] - norm.c * h[k];
+      const ScaledGradients of = gradients(k);
+      out[k] = where_nonzero(pre[k], of.h);
+      dq[k] = of.dh;
     }
     store(row, kH, out);
   }

@@ -43,7 +43,8 @@ void check(const FfnBackward& in, const FfnGradients& out) {
   require(in.x.rows <= std::numeric_limits<std::int32_t>::max(), kBackward, "x",
           "expected at most 2^31 - 1 rows, got ", in.x.rows);
   check_pattern(in, dtype);
-  require_form(kBackward, in.form, {in.gate.cols, neurons, in.up.has_value(), dtype}, in.down.cols);
+  const FfnShape shape = {in.gate.cols, neurons, in.up.has_value(), dtype};
+  require_form(kBackward, in.form, shape, in.down.cols);
   require(std::isfinite(in.l1), kBackward, "l1", "expected a finite gradient, got ", in.l1);
   require_matrix(kBackward, "dx", out.dx, dtype, in.x.rows, in.gate.cols);
   require(in.up.has_value() == out.up.has_value(), kBackward, "gradient of up",
@@ -57,14 +58,9 @@ void check(const FfnBackward& in, const FfnGradients& out) {
   gradient("gradient of gate", out.gate, in.gate.cols);
   if (out.up) gradient("gradient of up", *out.up, in.gate.cols);
   gradient("gradient of down", out.down, in.down.cols);
-  require_entries(kBackward, "gradient of gate_bias", out.gate_bias, neurons);
-  require_entries(kBackward, "gradient of up_bias", out.up_bias, neurons);
-  require(in.up.has_value() || out.up_bias.empty(), kBackward, "gradient of up_bias",
-          "expected none, in a layer without a gate");
-  require_entries(kBackward, "gradient of down_bias", out.down_bias, in.down.cols);
-  require_entries(kBackward, "gradient of norm.weight", out.norm_weight, neurons);
-  require(in.form.norm.has_value() || out.norm_weight.empty(), kBackward, "gradient of norm.weight",
-          "expected none, in a layer without a norm");
+  require_vectors(kBackward, "gradient of ", out.vectors, shape, in.down.cols);
+  require(in.form.norm_epsilon || out.vectors.norm_weight.empty(), kBackward,
+          "gradient of norm_weight", "expected none, in a layer without a norm");
 }
 
 // A row that is not finite would make NaN of zeros of a product over all rows.

@@ -48,14 +48,15 @@ void sum_rows(const Context& context, const BackwardCall& call, std::span<float>
 }  // namespace
 
 void sum_vector_gradients(const Context& context, const BackwardCall& call) {
-  sum_coefficients(context, call, kDv, call.out.gate_bias);
-  sum_coefficients(context, call, kDu, call.out.up_bias);
-  sum_coefficients(context, call, kDw, call.out.norm_weight);
-  if (call.out.down_bias.empty()) return;
+  const FormVectors<std::span<float>>& out = call.out.vectors;
+  sum_coefficients(context, call, kDv, out.gate_bias);
+  sum_coefficients(context, call, kDu, out.up_bias);
+  sum_coefficients(context, call, kDw, out.norm_weight);
+  if (out.down_bias.empty()) return;
   if (call.in.dy.dtype == DType::bf16) {
-    sum_rows<bf16>(context, call, call.out.down_bias);
+    sum_rows<bf16>(context, call, out.down_bias);
   } else {
-    sum_rows<float>(context, call, call.out.down_bias);
+    sum_rows<float>(context, call, out.down_bias);
   }
 }
 

@@ -54,7 +54,7 @@ void dense_ffn(Context& context, ConstMatrixView x, const DenseWeights& weights,
   const std::int64_t block = std::min(kDenseRows, x.rows);
   void* const memory =
       context.scratch(0, kHotHidden, static_cast<std::size_t>(block * neurons * element));
-  std::vector<float> factors(form.norm ? static_cast<std::size_t>(block) : 0);
+  std::vector<float> scales(scales_hidden(form) ? static_cast<std::size_t>(block) : 0);
   for (std::int64_t first = 0; first < x.rows; first += block) {
     const ConstMatrixView in = x.slice(first, std::min(block, x.rows - first));
     const MatrixView hidden(memory, x.dtype, in.rows, neurons);
@@ -78,27 +78,33 @@ void dense_ffn(Context& context, ConstMatrixView x, const DenseWeights& weights,
       parallel_for(context, in.rows, [&](std::int64_t r) {
         finite[static_cast<std::size_t>(r)] = kernels.all_finite(in.row_bytes(r), in.cols);
       });
-      multiply(context, in, weight(*weights.up),
-               [&](std::int64_t row, std::int64_t column, std::int64_t width, float* c) {
-                 add_bias(form.up_bias, column, width, c);
-                 activate_up(form, width, c);
-                 std::byte* const h = hidden.row_bytes(row) + column * element;
-                 const bool guarded =
-                     finite[static_cast<std::size_t>(row)] != 0 && !of_sums.all_finite(c, width);
-                 x.dtype == DType::bf16
-                     ? widen_times(reinterpret_cast<const bf16*>(h), width, guarded, c)
-                     : widen_times(reinterpret_cast<const float*>(h), width, guarded, c);
-                 kernels.round_row(c, width, h);
-               });
+      multiply(
+          context, in, weight(*weights.up),
+          [&](std::int64_t row, std::int64_t column, std::int64_t width, float* c) {
+            add_bias(form.up_bias, column, width, c);
+            activate_up(form, width, c);
+            std::byte* const h = hidden.row_bytes(row) + column * element;
+            const bool row_finite = finite[static_cast<std::size_t>(row)] != 0;
+            if (row_finite && kernels.x.dtype == x.dtype) {
+              kernels.multiply_nonzeros(c, width, h);
+              return;
+            }
+            const bool guarded = row_finite && !of_sums.all_finite(c, width);
+            x.dtype == DType::bf16
+                ? widen_times(reinterpret_cast<const bf16*>(h), width, guarded, c)
+                : widen_times(reinterpret_cast<const float*>(h), width, guarded, c);
+            kernels.round_row(c, width, h);
+          },
+          weights.up->type == weights.gate.type);
     }
-    if (form.norm) {
-      x.dtype == DType::bf16 ? weigh<bf16>(context, kernels, *form.norm, hidden, factors)
-                             : weigh<float>(context, kernels, *form.norm, hidden, factors);
+    if (scales_hidden(form)) {
+      x.dtype == DType::bf16 ? scale_hidden<bf16>(context, kernels, form, hidden, scales)
+                             : scale_hidden<float>(context, kernels, form, hidden, scales);
     }
     multiply(context, hidden, weight(weights.down),
              [&](std::int64_t row, std::int64_t column, std::int64_t width, float* c) {
-               const float factor = form.norm ? factors[static_cast<std::size_t>(row)] : 1.0F;
-               finish_row(kernels, form, weights.down, factor, column, width, c,
+               const float scale = scales.empty() ? 1.0F : scales[static_cast<std::size_t>(row)];
+               finish_row(kernels, form, weights.down, scale, column, width, c,
                           y.row_bytes(first + row) + column * element);
              });
   }

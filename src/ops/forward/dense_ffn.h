@@ -17,8 +17,8 @@ struct DenseWeights {
 };
 
 // y, and row_nnz and neuron_nnz of `counts` where it is not null, as ffn() sets them, if the rows
-// of Wu and Wd are finite. g and h are rounded, once each, and h again where a norm weighs it; u is
-// not.
+// of Wu and Wd are finite. g and h are rounded, once each, and h again where the form scales it; u
+// is not.
 void dense_ffn(Context& context, ConstMatrixView x, const DenseWeights& weights,
                const FfnForm& form, MatrixView y, FfnCounts* counts);
 

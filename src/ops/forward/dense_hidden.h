@@ -1,4 +1,4 @@
-// The hidden state of a dense call, row by row: h of g and u, and its norm.
+// The hidden state of a dense call, row by row: h of g and u, and what multiplies it.
 #pragma once
 
 #include <algorithm>
@@ -26,10 +26,10 @@ void widen_times(const T* g, std::int64_t count, bool guarded, float* u) {
   }
 }
 
-// The norm of a block's hidden state: weighs h, and gives a factor for each row of y.
+// From h to w h in a block's hidden state, and s of each row of y.
 template <class T>
-void weigh(const Context& context, const Kernels& kernels, const HiddenNorm& norm,
-           MatrixView hidden, std::vector<float>& factors) {
+void scale_hidden(const Context& context, const Kernels& kernels, const FfnForm& form,
+                  MatrixView hidden, std::vector<float>& scales) {
   parallel_for(context, hidden.rows, [&](std::int64_t r) {
     const T* const row = hidden.row<T>(r);
     double squares = 0.0;
@@ -37,15 +37,13 @@ void weigh(const Context& context, const Kernels& kernels, const HiddenNorm& nor
       squares += static_cast<double>(static_cast<float>(row[n])) *
                  static_cast<double>(static_cast<float>(row[n]));
     }
-    factors[static_cast<std::size_t>(r)] = norm_factor(norm, squares, hidden.cols);
+    scales[static_cast<std::size_t>(r)] = norm_factor(form, squares, hidden.cols);
     constexpr std::int64_t kPiece = 256;
     float wide[kPiece];
-    for (std::int64_t n = 0; !norm.weight.empty() && n < hidden.cols; n += kPiece) {
+    for (std::int64_t n = 0; n < hidden.cols; n += kPiece) {
       const std::int64_t count = std::min(kPiece, hidden.cols - n);
       for (std::int64_t i = 0; i < count; ++i) {
-        // What did not fire stays 0 where the weight is infinite.
-        const auto h = static_cast<float>(row[n + i]);
-        wide[i] = h == 0.0F ? 0.0F : h * weight_of(norm, n + i);
+        wide[i] = scaled_hidden(form, n + i, static_cast<float>(row[n + i]));
       }
       kernels.round_row(wide, count, hidden.row<T>(r) + n);
     }

@@ -38,7 +38,7 @@ struct ForwardBlock {
     double squares = 0.0;
     const double l1 = (hot.size() > 0 ? fire_hot(row, places, squares) : 0.0) +
                       fire_cold(row, x, places, squares);
-    scale[row] = form.norm ? norm_factor(*form.norm, squares, weights.down.rows) : 1.0F;
+    scale[row] = norm_factor(form, squares, weights.down.rows);
     kept[row] = static_cast<std::int32_t>(keep(row, end - offsets[row]));
     return l1;
   }
@@ -72,7 +72,7 @@ struct ForwardBlock {
       }
     });
     const double l1 = absolute_sum(h, count);
-    if (form.norm) squares += weigh_places(*form.norm, hot.list(), h, count);
+    squares += scale_places(form, hot.list(), h, count);
     hidden.set_row(row, h, count, kernels);
     if (up != nullptr) {
       T* const rounded = reinterpret_cast<T*>(pre);
@@ -100,7 +100,7 @@ struct ForwardBlock {
     }
     cold_count[row] = static_cast<std::int32_t>(count);
     const double l1 = absolute_sum(h, count);
-    if (form.norm) squares += weigh_places(*form.norm, neurons_of_row, h, count);
+    squares += scale_places(form, neurons_of_row, h, count);
     return l1;
   }
 

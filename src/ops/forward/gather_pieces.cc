@@ -41,7 +41,7 @@ void GatherPieces::run(std::int64_t begin, std::int64_t end) {
   while (begin < end) {
     const std::int64_t count = fill(begin, std::min(end, begin + kRows));
     if (work_.weights.up) multiply_by_up(begin, count);
-    if (work_.form.norm) normalise(begin, count);
+    if (scales_hidden(work_.form)) scale_hidden(begin, count);
     add_down(begin, count);
     begin += count;
   }
@@ -88,13 +88,13 @@ void GatherPieces::multiply_by_up(std::int64_t first, std::int64_t count) {
   offsets_[count] = end;
 }
 
-void GatherPieces::normalise(std::int64_t first, std::int64_t count) {
+void GatherPieces::scale_hidden(std::int64_t first, std::int64_t count) {
   for (std::int64_t r = 0; r < count; ++r) {
     const std::int64_t begin = offsets_[r];
     double squares =
-        weigh_places(*work_.form.norm, neurons_ + begin, values_ + begin, offsets_[r + 1] - begin);
+        scale_places(work_.form, neurons_ + begin, values_ + begin, offsets_[r + 1] - begin);
     if (work_.squares != nullptr) squares += work_.squares[first + r];
-    scale_[r] = norm_factor(*work_.form.norm, squares, work_.weights.down.rows);
+    scale_[r] = norm_factor(work_.form, squares, work_.weights.down.rows);
   }
 }
 

@@ -21,7 +21,7 @@ class GatherPieces {
  private:
   std::int64_t fill(std::int64_t begin, std::int64_t end);
   void multiply_by_up(std::int64_t first, std::int64_t count);
-  void normalise(std::int64_t first, std::int64_t count);
+  void scale_hidden(std::int64_t first, std::int64_t count);
   void add_down(std::int64_t first, std::int64_t count);
 
   const SparseRows& work_;

@@ -33,7 +33,7 @@ HotNeurons::HotNeurons(Context& context, const FfnPlan& plan, const FfnShape& sh
       form_(form),
       set_(context, shape.neurons),
       scratch_(take_hot_scratch(context, plan, shape, weights.down.cols)),
-      squares_(form.norm ? static_cast<std::size_t>(plan.row_block) : 0) {}
+      squares_(scales_hidden(form) ? static_cast<std::size_t>(plan.row_block) : 0) {}
 
 void count_neurons(Team& team, const TwellView& packed, std::int64_t rows, std::int64_t neurons,
                    std::int32_t* counts) {
@@ -67,15 +67,14 @@ void HotNeurons::take(Team& team, const Gate& gate) {
   });
 }
 
-void HotNeurons::weigh(Team& team, std::int64_t rows) {
+void HotNeurons::scale_hidden(Team& team, std::int64_t rows) {
   const SparseX hidden = this->hidden();
   team.for_static(rows, [&](std::int64_t row) {
     double squares = 0.0;
     for (std::int64_t i = 0; i < size(); ++i) {
       const float h = hidden.value(row, i);
       squares += static_cast<double>(h) * h;
-      // What did not fire stays 0 where the weight is infinite.
-      if (h != 0.0F) hidden.set(row, i, h * weight_of(*form_.norm, set_.list()[i]));
+      if (h != 0.0F) hidden.set(row, i, scaled_hidden(form_, set_.list()[i], h));
     }
     squares_[static_cast<std::size_t>(row)] = squares;
   });
@@ -95,7 +94,7 @@ void HotNeurons::multiply(Team& team, const Gate& gate) {
                      kernels_.multiply_nonzeros(u, count, hidden.at(row, first));
                    });
   }
-  if (form_.norm) weigh(team, gate.rows());
+  if (scales_hidden(form_)) scale_hidden(team, gate.rows());
   const ChosenTerm terms[] = {{hidden, {weights_.down, set_.list(), size()}}};
   combine_all_chosen(team, terms, gate.rows(), panels, accumulators, scratch_.sums);
 }

@@ -44,11 +44,13 @@ class HotNeurons {
   // f32 [rows, D] of the block; null where it has no hot neurons.
   float* sums() const { return size() > 0 ? scratch_.sums : nullptr; }
   // Σ h² of each row; null where there is no norm.
-  const double* squares() const { return size() > 0 && form_.norm ? squares_.data() : nullptr; }
+  const double* squares() const {
+    return size() > 0 && scales_hidden(form_) ? squares_.data() : nullptr;
+  }
 
  private:
   // w h in place of h, of the block's rows.
-  void weigh(Team& team, std::int64_t rows);
+  void scale_hidden(Team& team, std::int64_t rows);
   SparseX hidden() const { return scratch_.hidden_of(kernels_.x, size()); }
 
   Context& context_;

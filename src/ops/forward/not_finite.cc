@@ -116,10 +116,10 @@ bool spread_nan(Context& context, ConstMatrixView x, const UpDown& weights, cons
     const NanColumns columns(weights.down, neuron);
     for_each_without(neuron, [&](std::int64_t row) { columns.fill(y, row); });
   }
-  if (form.norm) {
-    for (const std::int32_t neuron : places_not_finite(form.norm->weight)) {
-      for_each_without(neuron, [&](std::int64_t row) { fill_nan(y, row); });
-    }
+  for (std::int64_t neuron = 0; scales_hidden(form) && neuron < weights.down.rows; ++neuron) {
+    if (std::isfinite(factor_of(form, neuron))) continue;
+    for_each_without(static_cast<std::int32_t>(neuron),
+                     [&](std::int64_t row) { fill_nan(y, row); });
   }
   if (!weights.up) return false;
   const Weight& up = *weights.up;

@@ -28,8 +28,7 @@ double run_part(const SparseRows& work, std::int64_t row, int part, void* list, 
     add_up_bias(work.form, neurons, count, dots);
     count = combine_places(work.form, neurons, values, dots, count);
   }
-  double squares = 0.0;
-  if (work.form.norm) squares = weigh_places(*work.form.norm, neurons, values, count);
+  const double squares = scale_places(work.form, neurons, values, count);
   work.weights.down.combine({neurons, values, count}, add, y32);
   return squares;
 }
@@ -41,8 +40,7 @@ std::size_t list_bytes(const SparseRows& work) {
 
 // y of a row from its sums.
 void finish(const SparseRows& work, std::int64_t row, double squares, float* sum) {
-  const float scale =
-      work.form.norm ? norm_factor(*work.form.norm, squares, work.weights.down.rows) : 1.0F;
+  const float scale = norm_factor(work.form, squares, work.weights.down.rows);
   const Weight& down = work.weights.down;
   finish_row(work.kernels, work.form, down, scale, 0, down.cols, sum, work.y.row_bytes(row));
 }

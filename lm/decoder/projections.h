@@ -1,4 +1,4 @@
-// A layer's weights as the operators of training take them.
+// A layer's weights in the order in which libtwell and the operators take them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,23 +11,24 @@ namespace twell::lm {
 
 // The first projection is the gate, or up in a layer without a gate, which has no second one.
 // Undefined where there is none.
-struct Projections {
+struct Projections : FormVectors<at::Tensor> {
   at::Tensor first, up, down;
-  at::Tensor first_bias, up_bias, down_bias, norm_weight;
 
   explicit Projections(const FfnParameters& p)
-      : down(p.down), down_bias(p.down_bias), norm_weight(p.norm_weight) {
+      : FormVectors(p), first(p.gated() ? p.gate : p.up), down(p.down) {
     if (p.gated()) {
-      first = p.gate, first_bias = p.gate_bias;
-      up = p.up, up_bias = p.up_bias;
+      up = p.up;
     } else {
-      first = p.up, first_bias = p.up_bias;
+      gate_bias = p.up_bias;
+      up_bias = at::Tensor();
     }
   }
 
   // In the order of OperatorWeights (decoder/sparse_operators.h), with this down.
   std::vector<at::Tensor> with_down(const at::Tensor& other) const {
-    return {first, up, other, first_bias, up_bias, down_bias, norm_weight};
+    std::vector<at::Tensor> out = {first, up, other};
+    for (std::size_t i = 0; i < kFormVectors.size(); ++i) out.push_back((*this)[i]);
+    return out;
   }
 };
 
