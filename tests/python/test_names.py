@@ -99,6 +99,93 @@ def test_a_square_weight_stays_as_it_lies(freeze: bool) -> None:
     assert all(torch.equal(v, plain.state_dict()[k]) for k, v in model.state_dict().items())
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_every_module_is_found_by_its_name(name: str) -> None:
+    for freeze in (False, True):
+        plain = MODELS[name].model()
+        model = twell.sparsify(copy.deepcopy(plain), freeze=freeze)
+        for place, module in plain.named_modules():
+            assert isinstance(model.get_submodule(place), nn.Module), place
+            if not list(module.children()) and not list(module.parameters()):  # activations, dropout
+                assert type(model.get_submodule(place)) is type(module)
+
+
+ACTS = {"opt": "activation_fn", "mistral": "act_fn", "phi3": "activation_fn", "gpt2": "act"}
+
+
+@pytest.mark.parametrize("name", ACTS)
+def test_hooks_on_the_activation_fire(name: str) -> None:
+    """They see what it computes, and may change it."""
+    tiny = MODELS[name]
+    plain = tiny.model()
+    model = twell.sparsify(copy.deepcopy(plain), freeze=False)
+    frozen = twell.sparsify(copy.deepcopy(plain))
+    calls = []
+    for each in (plain, model, frozen):
+        seen: list[Tensor] = []
+        for place, module in each.named_modules():
+            if place.endswith(f".{ACTS[name]}"):
+                module.register_forward_hook(lambda m, v, g, seen=seen: seen.append(g) or 2 * g)
+        if each is frozen:
+            with pytest.raises(RuntimeError, match=f"{ACTS[name]} of a frozen layer has changed.*thaw"):
+                tiny.call(each)
+        else:
+            calls.append([tiny.call(each), *seen])
+    assert len(calls[0]) == len(calls[1]) == 1 + tiny.layers
+    for got, want in zip(*reversed(calls), strict=True):
+        same(got, want)
+
+
+def test_a_threshold_that_a_hooked_activation_does_not_have() -> None:
+    tiny = MODELS["mistral"]
+    model = twell.sparsify(tiny.model(), freeze=False)
+    layer = next(iter(twell.sparse_layers(model).values()))
+    layer.act_fn.register_forward_hook(print)
+    layer.activation, layer.threshold = "fat_relu", 0.5
+    with pytest.raises(RuntimeError, match="act_fn has hooks, and the layer has another threshold"):
+        tiny.call(model)
+
+
+@pytest.mark.parametrize("name", ["torch encoder", "t5 with a gate", "gpt2"])
+def test_dropout_is_that_of_the_modules(name: str) -> None:
+    """Whatever is set there afterwards."""
+    tiny = MODELS[name]
+    plain = tiny.model()
+    model = twell.sparsify(copy.deepcopy(plain), freeze=False)
+    for share in (0.0, 0.25):
+        runs = []
+        for each in (plain, model):
+            for module in each.modules():
+                if isinstance(module, nn.Dropout):
+                    module.p = share
+            torch.manual_seed(3)
+            runs.append(tiny.call(each.train()).detach())
+        same(*runs)
+        if name != "gpt2":  # which drops outputs alone
+            assert all(layer.drops == (share > 0) for layer in twell.sparse_layers(model).values())
+
+
+# --- Layers that stay dense -----------------------------------------------------------------------
+
+
+def test_a_class_of_linear_layers_that_stays_dense_says_so_once() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.FalconConfig(
+        vocab_size=97, hidden_size=24, num_hidden_layers=2, num_attention_heads=2, activation="relu",
+        ffn_hidden_size=60, hidden_dropout=0.0, attention_dropout=0.0,
+    )  # fmt: skip
+    torch.manual_seed(3)
+    plain = transformers.FalconForCausalLM(config).eval()
+    model = copy.deepcopy(plain)
+    with pytest.warns(UserWarning, match=r"h\.\*\.mlp \(FalconMLP\) computes densely: its dense_h_to") as told:
+        twell.sparsify(model, freeze=False)
+    assert len([w for w in told if "densely" in str(w.message)]) == 1
+    ids = torch.arange(12)[None]
+    same(model(ids).logits, plain(ids).logits)
+    with pytest.raises(ValueError, match="dense_h_to_4h is FalconLinear, which does more than multiply"):
+        twell.sparsify(plain)
+
+
 # --- Adapters -------------------------------------------------------------------------------------
 
 

@@ -315,6 +315,7 @@ def _seen(owner: nn.Module) -> Any:
     layer: Any = owner._modules[CHILD]
     seen = layer.__dict__.get("_seen")
     if seen is None or (not torch.compiler.is_compiling() and vars(seen) is not vars(owner)):
+        layer.__dict__["_holder"] = owner  # another, of a replica on another device
         seen = object.__new__(type(owner)._twell_seen)  # type: ignore[attr-defined]
         object.__setattr__(seen, "__dict__", vars(owner))
         layer.__dict__["_seen"] = seen

@@ -92,11 +92,29 @@ def sparsify(
         for site in sites:
             site.take_back(model)
         raise
+    for what, why in ({} if freeze else _dense(sites)).items():
+        warnings.warn(f"sparsify: {what} computes densely: {why}", stacklevel=2)
     if activation is not None:
         _say(model)
     if freeze:
         _freeze(model, sites, inputs, path)
     return model
+
+
+def _dense(sites: Iterable[Site]) -> dict[str, str]:
+    """One line for each kind of layer whose calls stay dense, as its parts do more than multiply."""
+    lines: dict[str, str] = {}
+    for site in sites:
+        for name, layer in site.layers.items():
+            if (part := layer._special_child()) is None:
+                continue
+            kind, place = _stack(name, site.module)
+            found = type(layer.part(part)).__name__
+            why = f"its {part} is a {found} that does more than an nn.Linear"
+            if found == "Linear":
+                why = f"its {part} has hooks, another forward, or a weight of another class"
+            lines.setdefault(f"{place} ({kind})", why)
+    return lines
 
 
 def _say(model: nn.Module) -> None:
