@@ -142,8 +142,23 @@ def test_a_threshold_that_a_hooked_activation_does_not_have() -> None:
     layer = next(iter(twell.sparse_layers(model).values()))
     layer.act_fn.register_forward_hook(print)
     layer.activation, layer.threshold = "fat_relu", 0.5
-    with pytest.raises(RuntimeError, match="act_fn has hooks, and the layer has another threshold"):
+    with pytest.raises(RuntimeError, match="act_fn has hooks, and computes another activation"):
         tiny.call(model)
+
+
+def test_an_activation_that_was_given() -> None:
+    """The module's own is not asked, in graphs neither."""
+    tiny = STACKED["mixtral"]
+    want = tiny.call(tiny.model())
+    model = tiny.model()
+    for module in experts_of(model).values():
+        module.act_fn = nn.SiLU()
+    assert not torch.allclose(tiny.call(model), want, atol=1e-2)
+    twell.sparsify(model, activation="relu", freeze=False)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        for call in (model, torch.compile(model, backend="aot_eager")):
+            same(tiny.call(call), want)
 
 
 @pytest.mark.parametrize("name", ["torch encoder", "t5 with a gate", "gpt2"])

@@ -66,6 +66,13 @@ class _Expert(SparseFfn):
             self.holder.thaw()
         return self
 
+    def _check_children(self, where: str) -> None:
+        super()._check_children(where)
+        if hangs := _attached.what(self.holder, own=self.names, hooks=False):
+            raise ValueError(f"{where}experts: has {hangs}, which frozen layers would lose; remove that first")
+        if missing := set(self.names) - self.holder._parameters.keys():
+            raise ValueError(f"{where}{min(missing)} is no parameter of its own now; merge or remove what made it")
+
     def _keep(self, parts: Any) -> None:
         """The module does, when all are frozen."""
 
@@ -284,6 +291,7 @@ def from_experts(
     expected = [len(down), neurons * (2 if gated else 1), width]
     if list(into.shape) != expected:
         raise Stays(f"{name}: {_into(module)}: expected shape {expected}, got {list(into.shape)}")
+    says = activation is None
     if activation is None:
         activation, threshold = activation_of(name, module.act_fn, config)
     if hangs := _attached.what(module, own=(_into(module), _DOWN)):
@@ -292,18 +300,18 @@ def from_experts(
     if children:
         raise ValueError(f"{name}: has {', '.join(children)} too, which the layers would lack")
     _try_forward(name, module, gated)
-    return [_layer(module, i, gated, activation, threshold) for i in range(len(down))]
+    options = {"activation": activation, "threshold": threshold}
+    return [_layer(module, i, says, **options) for i in range(len(down))]
 
 
-def _layer(module: Any, expert: int, gated: bool, activation: str, threshold: float) -> SparseFfn:
-    _, (width, neurons) = per_expert(module)
-    kind: Any = GatedExpert if gated else Expert
-    layer: Any = kind(width, neurons, activation=activation, threshold=threshold, device="meta")
+def _layer(module: Any, expert: int, says: bool, **options: Any) -> SparseFfn:
+    gated, (width, neurons) = per_expert(module)
+    layer: Any = (GatedExpert if gated else Expert)(width, neurons, device="meta", **options)
     for name in layer.names:
         delattr(layer, name)
     layer.names, layer.fused, layer.expert = (_into(module), _DOWN), gated, expert
     layer.__dict__["_holder"] = module
-    layer._take_act(_ACT, module.act_fn)
+    layer._take_act(_ACT, module.act_fn, says)
     layer.train(module.training)
     return cast(SparseFfn, layer)
 

@@ -42,6 +42,7 @@ def from_owner(
     what :func:`twell.from_mlp` refuses, and where the code does more between them."""
     act = kind.act(owner)
     parts = kind.parts_of(owner, name)
+    says = activation is None
     if activation is None:
         activation, threshold = activation_of(name, getattr(owner, act), config)
     if hasattr(owner, CHILD):
@@ -60,7 +61,7 @@ def from_owner(
         layer = Ffn._of_parts(
             parts,
             holder=owner,
-            act=(act, getattr(owner, act)),
+            act=(act, getattr(owner, act), says),
             activation=activation,
             threshold=threshold,
             hidden_dropout=dropout,
@@ -234,14 +235,8 @@ class StandIn:
         """Of the part, such as the weight of a linear layer, which some code asks for its dtype."""
         if name.startswith("__"):
             raise AttributeError(name)
-        layer = self.layer
-        if layer.frozen and self.part != 1 and name in ("weight", "bias"):
-            sizes = [layer.neurons, layer.width][:: 1 - self.part]
-            if name == "bias" and layer._vectors()[self.part] is None:
-                return None
-            return torch.empty(sizes[: 2 if name == "weight" else 1], dtype=layer._dtype, device="meta")
-        first, last = layer.names
-        return getattr(layer.part((first, layer.act_name, last)[self.part]), name)
+        first, last = self.layer.names
+        return getattr(self.layer.part((first, self.layer.act_name, last)[self.part]), name)
 
 
 def _over_values(layer: SparseFfn, x: Tensor) -> Tensor:

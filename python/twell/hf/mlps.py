@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from twell import _attached, _norm, dense
+from twell import _attached, dense
 from twell._children import linear_of
 from twell.form import Form
 from twell.hf.activations import activation_of
@@ -59,6 +59,7 @@ def from_mlp(
             f"{name}: expected {known} alone, got {', '.join(others)} too, which the layer would lack"
         )
     parts = kind.parts_of(mlp, name)
+    says = activation is None
     if activation is None and not kind.in_code:
         activation, threshold = activation_of(name, getattr(mlp, act_name), config)
     kept = {*kind.linears, norm}
@@ -78,12 +79,12 @@ def from_mlp(
         )
     options: dict[str, Any] = {}
     if norm is not None:
-        options = {"norm": _norm_of(getattr(mlp, norm)), "norm_name": norm}
+        options = {"norm": getattr(mlp, norm), "norm_name": norm}
     try:
         layer = (GatedFfn if kind.gated else Ffn)._of_parts(
             parts,
             fused=kind.fused,
-            act=(act_name, getattr(mlp, act_name, None)),
+            act=(act_name, getattr(mlp, act_name, None), says),
             activation=activation,
             threshold=threshold,
             up_activation=up_activation,
@@ -108,16 +109,6 @@ def computes_nothing_else(name: str, mlp: nn.Module, kind: Kind) -> bool:
     tried = _try_forward(name, mlp, kind)
     dropped = [getattr(mlp, d).p if isinstance(d, str) else d for d in tried[2:]]
     return tried[:2] == ("", "identity") and not any(dropped)
-
-
-def _norm_of(module: nn.Module) -> nn.Module:
-    """The child that a layer has for an RMSNorm."""
-    if not _attached.moves_inputs_alone(module):
-        return module
-    twin = _norm.with_weight(module, module._parameters["weight"])
-    for name in ("forward", "_hf_hook", "_old_forward"):
-        twin.__dict__.pop(name, None)
-    return twin
 
 
 def _has_bias(module: nn.Module) -> bool:

@@ -40,9 +40,9 @@ def sparsify(
     returns the model. Its outputs stay the same up to rounding.
 
     A layer is a module of its own (:func:`from_mlp`), or two linear layers and an activation among the
-    parts of another, as in ``torch.nn.TransformerEncoderLayer`` and OPT. There the layer becomes a child
-    ``sparse_ffn`` of that module; its state_dict stays as it was. Experts, of whatever layout, become a
-    layer each.
+    parts of another, as in ``torch.nn.TransformerEncoderLayer`` and OPT. There the layer is a further
+    child ``sparse_ffn`` of that module. Experts, of whatever layout, become a layer each. Linear layers,
+    parameters and the keys of the state_dict stay what, where and in the order that they were.
 
     With ``freeze`` the layers keep only packed weights (for inference). Without, they stay
     trainable. ``sample`` is text like that to come: ids [batch, tokens] or a tokenizer's result, of
