@@ -340,10 +340,8 @@ class FreezableFfn(nn.Module):
 
     def _check_places(self) -> None:
         """Raises RuntimeError where something stands that a frozen layer would pass over."""
-        what = self._strange_part()
-        if what is None and self.act_name and self._hangs_on_act():
-            what = self.act_name
-        if what is not None:
+        what = self._strange_part() or (self.act_name and self._hangs_on_act() and self.act_name)
+        if what:
             raise RuntimeError(
                 f"twell: {what} of a frozen layer has changed, which it would pass over; call thaw() on "
                 "the layer, or sparsify(model, freeze=False)"
@@ -351,11 +349,17 @@ class FreezableFfn(nn.Module):
 
     def _strange_part(self) -> str | None:
         """The first name at which something else stands than this layer has left there."""
-        return next((n for n in self._child_names if type(self.part(n)) is not FrozenPart), None)
+        modules = (self if self._holder is None else self._holder)._modules  # every call asks
+        for name in self.names:
+            if type(modules.get(name)) is not FrozenPart:
+                return name
+        norm = self.norm_name
+        return norm if norm and type(modules.get(norm)) is not FrozenPart else None
 
     def _hangs_on_act(self) -> str | None:
         """What is attached to the activation's module, in words; another module is, too."""
-        act = self.part(self.act_name)
+        holder, name = self if self._holder is None else self._holder, self.act_name
+        act = holder._modules[name] if name in holder._modules else holder.__dict__.get(name)
         if act is not self._act:
             return f"a {type(act).__name__} in its place"
         return "hooks" if isinstance(act, nn.Module) and _children.has_hooks(act) else None
