@@ -352,7 +352,7 @@ TEST(SparseFeedForward, IsTheSameLayerOnADevice) {
     EXPECT_TRUE(at::equal(on_device->forward(x, 0, nullptr), on_cpu->forward(x, 0, nullptr)));
   }
   EXPECT_THROW(
-      make_sparse_feed_forward({at::rand({8, 8}), at::rand({8, 8}), at::rand({8, 8}), {}, {}, {}},
+      make_sparse_feed_forward({{}, at::rand({8, 8}), at::rand({8, 8}), at::rand({8, 8})},
                                model->activation(), FfnPath::sparse, nullptr, device),
       Error);
 }
