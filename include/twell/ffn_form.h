@@ -42,16 +42,14 @@ struct FormVectors {
   T down_bias = {};    // bd [columns of Wd]
   T norm_weight = {};  // w [H]; none: ones
 
-  T& operator[](std::size_t i) { return this->*member(i); }
-  const T& operator[](std::size_t i) const { return this->*member(i); }
-
- private:
-  static T FormVectors::*member(std::size_t i) {
-    constexpr std::array<T FormVectors::*, kFormVectors.size()> kMembers = {
+  T& operator[](std::size_t i) {
+    using Member = T FormVectors::*;
+    constexpr std::array<Member, kFormVectors.size()> kMembers = {
         &FormVectors::gate_bias, &FormVectors::up_bias, &FormVectors::down_bias,
         &FormVectors::norm_weight};
-    return kMembers[i];
+    return this->*kMembers[i];
   }
+  const T& operator[](std::size_t i) const { return const_cast<FormVectors&>(*this)[i]; }
 };
 
 // A form. The caller owns the vectors and keeps them while the form is used. An empty vector means

@@ -32,16 +32,17 @@ struct LayerOptions {
   BlockOptions block = {};
   // How calls run. None: each as is expected to be faster. Sparse: all, and no dense form is ever
   // made. Dense: all, if the layer has a dense form. That is packed copies of up and down, and of a
-  // gate that has a screen; it is made for the first call that needs it, and kept. Layers of codes
-  // have none of their own, nor do layers where a row of up or down is not finite.
+  // gate that has a screen; it is made for the first call that needs it, and kept. Layers where a
+  // row of up or down is not finite have none of their own.
   std::optional<LayerPath> path = {};
   // Makes another dense form, the caller's, instead. Neither this nor what it makes may call a
   // layer.
   std::function<DenseFfn()> make_dense = {};
-  // What both ways cost on this machine. None: the built-in figures of another, scaled by timing
-  // calls of this layer, once a process for layers alike: by the first kFewestInputs or more
-  // inputs, and again by the first that come in a larger order of rows. Such a call takes a few
-  // times as long.
+  // What both ways cost on this machine. Layers of codes, which it says nothing of, are then
+  // sparse. None: the built-in figures of another, scaled by timing calls of this layer, once a
+  // process for layers alike: by the first kFewestInputs or more inputs, and again by the first
+  // that come in a larger order of rows. Such a call takes a few times as long. Layers of codes are
+  // sparse until then.
   std::optional<CostModel> cost = {};
 };
 

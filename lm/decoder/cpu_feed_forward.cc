@@ -83,8 +83,8 @@ class CpuFeedForward final : public FeedForward {
   CpuFeedForward(const FfnParameters& p, const ActivationChoice& choice, FfnPath path,
                  const LayerFindings* findings)
       : choice_(choice),
-        // Codes have no dense form here: PyTorch would multiply by numbers of twice their size.
-        path_(p.has_codes() ? FfnPath::sparse : path),
+        path_(path),
+        coded_(p.has_codes()),
         of_(p),
         layer_(cpu_context(), of_.weights(), of_.form(choice), options()) {
     // What the layer has copies of goes.
@@ -96,7 +96,8 @@ class CpuFeedForward final : public FeedForward {
 
   at::Tensor forward(const at::Tensor& x, std::int64_t layer, FfnObserver* observer) override {
     require_inference(x);
-    if (path_ != FfnPath::automatic) require_no_hidden(observer);
+    // PyTorch does not multiply codes.
+    if (path_ != FfnPath::automatic || coded_) require_no_hidden(observer);
     const bool hidden_wanted = observer != nullptr && observer->wants_hidden();
     if (x.numel() == 0) return at::empty(x.sizes(), x.options());
     const at::Tensor rows = x.contiguous();
@@ -160,7 +161,7 @@ class CpuFeedForward final : public FeedForward {
     }
     const CpuTier tier = cpu_context().tier();
     // With AMX oneDNN's products are those that were measured. It reads the gate as stored.
-    if (tier == CpuTier::amx && of_.dtype == at::kBFloat16) {
+    if (tier == CpuTier::amx && of_.dtype == at::kBFloat16 && !coded_) {
       keeps_gate_ = true;
       out.make_dense = [this] {
         std::shared_ptr<FeedForward> dense = make_dense_feed_forward(parameters(), choice_, true);
@@ -169,7 +170,8 @@ class CpuFeedForward final : public FeedForward {
       };
     }
     CostModel cost = load_cost_model(tier, cpu_context().threads());
-    if (!cost.measured_on.empty() || !built_in_figures_are_scaled()) out.cost = std::move(cost);
+    const bool measured = !cost.measured_on.empty() && !coded_;  // figures are those of numbers
+    if (measured || !built_in_figures_are_scaled()) out.cost = std::move(cost);
     return out;
   }
   void free_gate() {
@@ -204,6 +206,7 @@ class CpuFeedForward final : public FeedForward {
 
   ActivationChoice choice_;
   FfnPath path_;
+  bool coded_;
   LayerTensors of_;  // as far as the layer reads them in place
   bool keeps_gate_ = false;
   std::weak_ptr<FeedForward> dense_;  // oneDNN's, while the layer keeps it

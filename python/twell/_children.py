@@ -1,9 +1,9 @@
-"""The modules that a layer has as children: linear layers, and a norm."""
+"""The parts that a layer is made of: linear layers, and a norm. They stay the modules that they were."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,16 +11,46 @@ from torch import Tensor, nn
 from twell import _attached, _codes
 
 
+def is_turned(module: object) -> bool:
+    """Whether the module is transformers' Conv1D, a linear layer whose weight is [in, out]. By name, so
+    that the package need not be installed."""
+    return type(module).__name__ == "Conv1D" and hasattr(module, "nf") and hasattr(module, "nx")
+
+
+def as_rows(part: object, weight: Tensor) -> Tensor:
+    """A part's weight as nn.Linear has it, or the inverse: a view."""
+    return weight.t() if is_turned(part) else weight
+
+
+def halves(tensor: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """Gate and up, of which the one is followed by the other: views."""
+    if tensor is None:
+        return None, None
+    gate, up = tensor.chunk(2)
+    return gate, up
+
+
+def joined(gate: Tensor | None, up: Tensor | None) -> Tensor | None:
+    return None if gate is None or up is None else torch.cat([gate, up])
+
+
 def does_more(child: nn.Module, kind: type[nn.Module]) -> bool:
     """Whether it does more, or other, than an ordinary module of that class."""
     return bool(
         type(child) is not kind
-        or child._forward_pre_hooks
+        or has_hooks(child)
+        or ("forward" in child.__dict__ and not _attached.moves_inputs_alone(child))
+        or any(map(is_wrapped, child._parameters.values()))
+    )
+
+
+def has_hooks(child: nn.Module) -> bool:
+    """Whether it has some of a forward pass or of its backward."""
+    return bool(
+        child._forward_pre_hooks
         or child._forward_hooks
         or child._backward_pre_hooks
         or child._backward_hooks
-        or "forward" in child.__dict__  # accelerate's hooks
-        or any(map(is_wrapped, child._parameters.values()))
     )
 
 
@@ -33,7 +63,8 @@ def check(where: str, child: nn.Module, kind: type[nn.Module]) -> None:
             "it first (merge_and_unload() of peft, remove_parametrizations() of PyTorch)"
         )
     own = ("bias", *(_codes.own_parameters(child) if coded else ("weight",)))
-    hangs = _attached.what(child, own=own, forward=not coded)
+    moved = _attached.moves_inputs_alone(child)
+    hangs = _attached.what(child, own=own, forward=not coded and not moved)
     wrapped = [type(p).__name__ for p in child._parameters.values() if is_wrapped(p) and not coded]
     if hangs is None and wrapped:
         hangs = f"a {wrapped[0]}"
@@ -61,25 +92,35 @@ def linears_of(
     return [linear_of(w, b) for w, b in zip(weights, biases)]
 
 
-def check_fit(linears: Sequence[Any]) -> None:
+def check_fit(linears: Sequence[Any], fused: bool = False) -> None:
     """Raises ValueError unless the linear layers' sizes and dtypes go together: gate, up and down, or up
-    and down."""
-    if wrong := misfit(linears):
+    and down; ``fused``: gate and up in one, and down."""
+    if wrong := misfit(linears, fused):
         raise ValueError(wrong)
-    plain = [m for m in linears if type(m) is nn.Linear and not _codes.is_quantised(m)]
-    dtypes = [p.dtype for linear in plain for p in linear.parameters()]
+    known = [m for m in linears if type(m) is nn.Linear or is_turned(m)]
+    dtypes = [p.dtype for m in known if not _codes.is_quantised(m) for p in m.parameters()]
     if any(dtype != dtypes[0] for dtype in dtypes):
-        kinds, _ = described_weights(len(linears))
+        kinds, _ = described_weights(len(linears) + fused)
         raise ValueError(f"{kinds}: expected one dtype, got {', '.join(map(str, dtypes))}")
 
 
-def misfit(linears: Sequence[Any]) -> str | None:
+def misfit(linears: Sequence[Any], fused: bool = False) -> str | None:
     """Says where the linear layers do not widen and narrow again."""
-    sizes = [[linear.out_features, linear.in_features] for linear in linears]
+    sizes = [size_of(linear) for linear in linears]
+    if fused:
+        rows, cols = sizes[0]
+        sizes = [[rows // 2, cols], [rows - rows // 2, cols], *sizes[1:]]
     if all(size == sizes[0] for size in sizes[1:-1]) and sizes[-1] == sizes[0][::-1]:
         return None
-    kinds, shapes = described_weights(len(linears))
+    kinds, shapes = described_weights(len(sizes))
     return f"{kinds}: expected shapes {shapes}, got {', '.join(map(str, sizes))}"
+
+
+def size_of(linear: Any) -> list[int]:
+    """[rows, columns] of its weight as nn.Linear has it."""
+    if is_turned(linear):
+        return [linear.nf, linear.nx]
+    return [linear.out_features, linear.in_features]
 
 
 def described_weights(count: int) -> tuple[str, str]:
@@ -95,6 +136,26 @@ def linear_of(weight: Tensor, bias: Tensor | None = None) -> nn.Linear:
     linear.weight = _parameter_of(weight)
     linear.register_parameter("bias", None if bias is None else _parameter_of(bias))
     return linear
+
+
+class Emptied(NamedTuple):
+    """A part without its weights, of which a frozen layer has others."""
+
+    module: nn.Module
+
+    @staticmethod
+    def of(module: nn.Module) -> Emptied:
+        twin = _codes.with_parameters(module, dict.fromkeys(module._parameters))
+        if _attached.moves_inputs_alone(module):  # as the layer's own hook does
+            for name in ("forward", "_hf_hook", "_old_forward"):
+                twin.__dict__.pop(name, None)
+        return Emptied(twin)
+
+    def refilled(self, weight: Tensor | None, bias: Tensor | None = None) -> nn.Module:
+        """The part with these, which it holds themselves; as it has them, so that Conv1D's is [in, out]."""
+        own = {"weight": weight, "bias": bias}
+        own = {n: None if t is None else _parameter_of(t) for n, t in own.items() if n in self.module._parameters}
+        return _codes.with_parameters(self.module, own)
 
 
 def trainable(tensor: Tensor) -> nn.Parameter:

@@ -172,7 +172,7 @@ class Shell(NamedTuple):
             kind = _Words(_bits(linear)) if name == "weight_packed" else None
             scales = linear.weight_scale.detach()
         scales = scales.reshape(linear.out_features, -1)
-        return Shell(_with_parameters(linear, {name: None}), name, scales, kind)
+        return Shell(with_parameters(linear, {name: None}), name, scales, kind)
 
     def refilled(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
         """The layer of a weight as weight_of() gave it."""
@@ -185,10 +185,10 @@ class Shell(NamedTuple):
         own = {self.codes: nn.Parameter(stored, requires_grad=False)}
         if bias is not None:
             own["bias"] = bias if isinstance(bias, nn.Parameter) else nn.Parameter(bias, False)
-        return _with_parameters(self.linear, own)
+        return with_parameters(self.linear, own)
 
 
-def _with_parameters(linear: nn.Module, parameters: dict[str, Any]) -> nn.Module:
+def with_parameters(linear: nn.Module, parameters: dict[str, Any]) -> nn.Module:
     """A copy of the layer that differs only in these."""
     twin = object.__new__(type(linear))
     twin.__dict__.update(linear.__dict__, _parameters={**linear._parameters, **parameters})

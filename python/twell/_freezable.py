@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -12,17 +11,31 @@ from torch import Tensor, nn
 
 from twell import _block, _children, _codes, _frozen, _norm, _ordered, dense
 from twell._block import Block
-from twell._children import is_read_only, is_wrapped, linear_of
+from twell._children import (
+    Emptied,
+    as_rows,
+    halves,
+    is_read_only,
+    is_turned,
+    is_wrapped,
+    joined,
+    linear_of,
+)
 from twell._codes import Shell
 from twell._frozen import Held
+from twell._kept import FrozenPart
 from twell._training import TrainingForm
 from twell._weights import Findings
 from twell._weights import Layer as Described
 from twell.autograd import transformed
 from twell.form import Form
 
-# Buffers of a frozen layer: on a CPU its block, on a GPU the others.
-_OPERANDS = ("block", "gate", "up", "down", "screen", "order")
+# Buffers of a frozen layer, by what they are: on a CPU its block, on a GPU the others.
+_BUFFERS = {
+    "block": "block", "gate": "packed_gate", "up": "packed_up", "down": "packed_down", "screen": "screen",
+    "order": "order",
+}  # fmt: skip
+_OPERANDS = tuple(_BUFFERS.values())
 _VECTORS = ("gate_bias", "up_bias", "down_bias", "norm_weight")
 # A trace of a call holds for any number of inputs, so it has one number of hot neurons.
 _TRACED_INPUTS = 1024
@@ -36,16 +49,15 @@ class FreezableFfn(nn.Module):
 
     # Of a frozen layer, as _block.Block and _ordered.Operands have them.
     block: Tensor | None
-    gate: Tensor
-    up: Tensor | None
-    down: Tensor
+    packed_gate: Tensor
+    packed_up: Tensor | None
+    packed_down: Tensor
     screen: Tensor | None
     order: Tensor | None
     gate_bias: Tensor | None
     up_bias: Tensor | None
     down_bias: Tensor | None
     norm_weight: Tensor | None
-    _norm: nn.Module | None
     # What a layer says of itself.
     names: tuple[str, ...]
     width: int
@@ -55,8 +67,11 @@ class FreezableFfn(nn.Module):
     up_activation: str
     norm_name: str | None
     hidden_dropout: float
-    _norm_type: type[Any]
+    act_name: str
+    fused: bool
     l1: Tensor | None
+    _types: dict[str, type[Any]]
+    _holder: nn.Module | None
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,15 +80,26 @@ class FreezableFfn(nn.Module):
         self._held: Held | None = None  # of a frozen layer; its tensors are the buffers
         self._opened: _block.Opened | None = None
         self._findings: Findings | None = None  # of a frozen layer
-        self._shells: dict[str, Shell] = {}  # of quantised children, by name
+        self._shells: dict[str, Shell | Emptied] = {}  # of a frozen layer: its parts, by name
         self._dtype: torch.dtype | None = None  # of x, of a frozen layer
-        # Of a frozen layer: its norm, without a weight and no child, and the form without vectors.
-        object.__setattr__(self, "_norm", None)
-        self._scalars: Form | None = None
+        self._scalars: Form | None = None  # of a frozen layer: the form without vectors
+        self.__dict__["_holder"] = None  # the module that has the parts, where that is another: no child
 
     @property
     def _child_names(self) -> tuple[str, ...]:
         return self.names if self.norm_name is None else (*self.names, self.norm_name)
+
+    @property
+    def holder(self) -> nn.Module:
+        """The module whose children the parts are."""
+        return self if self._holder is None else self._holder
+
+    def part(self, name: str) -> Any:
+        """What has that name now: a linear layer or norm, or what others have put in its place."""
+        return getattr(self if self._holder is None else self._holder, name)
+
+    def _parts(self) -> dict[str, Any]:
+        return {name: self.part(name) for name in self._child_names}
 
     @property
     def frozen(self) -> bool:
@@ -84,7 +110,10 @@ class FreezableFfn(nn.Module):
     def has_codes(self) -> bool:
         """Whether its first weight is codes and scales, by which no form is chosen."""
         first = self.names[0]
-        return first in self._shells if self._frozen else _codes.is_quantised(getattr(self, first))
+        if self._frozen:
+            return isinstance(self._shells.get(first), Shell)
+        part = self.part(first)
+        return isinstance(part, nn.Module) and _codes.is_quantised(part)
 
     @property
     def screened(self) -> bool:
@@ -127,7 +156,7 @@ class FreezableFfn(nn.Module):
         both cost: as `twell calibrate` has measured, or as the built-in figures say, scaled by timing
         the layer in its first call of 32 or more inputs. The dense form packs up and down once more when
         a call first needs it. "sparse" and "dense" are for always; :meth:`describe` says what is taken.
-        A layer of codes has no dense form.
+        A layer of codes is sparse until it was timed.
 
         A frozen layer that gets a sample or findings decides again, and so does one that is converted
         or moved, by what it was frozen with. If up or down is not finite, the layer runs densely, with
@@ -140,9 +169,9 @@ class FreezableFfn(nn.Module):
         before, self._path = self._path, path or self._path
         try:
             if sample is not None:
-                self._freeze(_frozen.examine(self._described(), sample))
+                self._pack(_frozen.examine(self._described(), sample))
             elif findings is not None or not self._frozen:
-                self._freeze(findings)
+                self._pack(findings)
             elif path is not None:
                 self._open()
         except BaseException:
@@ -151,33 +180,47 @@ class FreezableFfn(nn.Module):
         self._tell_if_dense(stacklevel=2)
         return self
 
-    def _freeze(
-        self: Layer,
+    def _pack(
+        self,
         findings: Findings | None,
+        parts: Mapping[str, Any] | None = None,
         held: Held | None = None,
-        vectors: Sequence[Tensor | None] | None = None,
-    ) -> Layer:
-        held = held or _frozen.held_of(self._described(), findings)
+    ) -> None:
+        """Keeps the packed weights alone: of what is packed already, or of parts that have theirs. Where it
+        raises, nothing has changed."""
+        if parts is None and not self._frozen:
+            parts = self._parts()
+        described = self._described(parts)
+        held = held or _frozen.held_of(described, findings)
         opened = self._opened_of(held)
-        form = self._form()
-        vectors = [None if v is None else v.detach() for v in vectors or form.vectors]
-        if not self._frozen:
-            object.__setattr__(self, "_norm", self._without_weight())
-            children = {name: getattr(self, name) for name in self.names}
-            self._shells = {n: Shell.of(m) for n, m in children.items() if _codes.is_quantised(m)}
-            self._dtype = _codes.dtype_of(children[self.names[0]])
-            for name in self._child_names:
-                delattr(self, name)
+        if parts is not None:
+            self._shells = {n: _shell_of(m) for n, m in parts.items() if isinstance(m, nn.Module)}
+            self._keep(parts)
+        self._hold(held, opened, findings, described)
+
+    def _hold(
+        self, held: Held, opened: _block.Opened | None, findings: Findings | None, of: Described
+    ) -> None:
         self.l1 = None
-        tensors = {**dict.fromkeys(_OPERANDS), **held.tensors, **dict(zip(_VECTORS, vectors))}
-        for name, tensor in tensors.items():
+        vectors = [None if v is None else v.detach() for v in of.form.vectors]
+        buffers = {_BUFFERS[name]: tensor for name, tensor in held.tensors.items()}
+        for name, tensor in {**dict.fromkeys(_OPERANDS), **buffers, **dict(zip(_VECTORS, vectors))}.items():
             self._put(name, tensor)
         self._held = held
-        self._findings = findings
-        self._frozen = True
-        self._scalars = form.with_vectors((None,) * 4)
         self._opened = opened
-        return self
+        self._findings = findings
+        self._dtype = of.dtype
+        self._scalars = of.form.with_vectors((None,) * 4)
+        self._frozen = True
+
+    def _keep(self, parts: Mapping[str, Any]) -> None:
+        """Leaves the names of the parts without their weights."""
+        for name, module in parts.items():
+            now = self.part(name)
+            if isinstance(now, FrozenPart):
+                now.take(module)
+            else:
+                self.holder._modules[name] = FrozenPart(self, name, module)
 
     def _put(self, name: str, tensor: Tensor | None) -> None:
         """As a buffer of the frozen layer."""
@@ -207,63 +250,52 @@ class FreezableFfn(nn.Module):
         """The inverse of freeze: trainable weights in the checkpoint's layout; returns self."""
         if not self._frozen:
             return self
-        children = self._children_of_frozen()
+        parts = self._parts_of_frozen()
+        for name, part in parts.items():
+            coded = isinstance(self._shells.get(name), Shell)
+            for own, tensor in part._parameters.items():
+                if tensor is not None and (own == "bias" or not coded):
+                    part._parameters[own] = _children.trainable(tensor.detach())
+        self._release()
+        self.holder._modules.update(parts)
+        return self
+
+    def _release(self) -> None:
+        """Forgets what is packed."""
         for name in (*_OPERANDS, *_VECTORS):
             delattr(self, name)
-        for name, child in children.items():
-            setattr(self, name, child)
-        object.__setattr__(self, "_norm", None)
         self._findings = None
         self._held = self._opened = None
         self._shells = {}
         self._scalars = None
         self._frozen = False
-        return self
 
-    def _children_of_frozen(self) -> dict[str, nn.Module]:
-        """As they were before freezing; they want gradients."""
-        children: dict[str, nn.Module] = {}
+    def _parts_of_frozen(self) -> dict[str, nn.Module]:
+        """The parts as they were before freezing. Some lie in the operands' own memory."""
+        parts: dict[str, nn.Module] = {}
         for name, (weight, bias) in self._linears().items():
-            bias = None if bias is None else _children.trainable(bias)
             shell = self._shells.get(name)
-            if shell is None:
-                children[name] = linear_of(_children.trainable(weight), bias)
-            else:
-                children[name] = shell.refilled(weight, bias)
-        if self.norm_name is not None and self._norm is not None:
-            own = self.norm_weight
-            own = None if own is None else _children.trainable(own)
-            children[self.norm_name] = _norm.with_weight(self._norm, own)
-        return children
+            parts[name] = linear_of(weight, bias) if shell is None else shell.refilled(weight, bias)
+        if self.norm_name is not None:
+            norm: Any = self._shells[self.norm_name]
+            parts[self.norm_name] = norm.refilled(self.norm_weight)
+        return parts
 
-    def _without_weight(self) -> nn.Module | None:
-        norm = None if self.norm_name is None else getattr(self, self.norm_name)
-        return None if norm is None else _norm.with_weight(norm, None)
-
-    @contextmanager
-    def _as_stored(self) -> Iterator[None]:
-        """A frozen layer as it is before it is frozen, which it is again afterwards, in the same form.
-        Where that fails, or what is done in between, it is as it was."""
-        before, vectors, findings = self._held, self._vectors(), self._findings
-        assert before is not None
-        shells, dtype = self._shells, self._dtype
-        self.thaw()
-        for child in map(self.get_submodule, self._child_names):  # some lie in the operands' own memory
-            for name, mine in list(child._parameters.items()):
-                own = [t for t in (*before.tensors.values(), *vectors) if t is not None]
-                if mine is None or is_wrapped(mine):
-                    continue
-                if any(t.data_ptr() == mine.data_ptr() for t in own):
-                    setattr(child, name, nn.Parameter(mine.detach().clone()))
-        try:
-            yield
-            self._freeze(findings)
-        except BaseException:
-            self._freeze(findings, before, vectors)
-            self._shells, self._dtype = shells, dtype
-            raise
+    def _copies(self) -> dict[str, nn.Module]:
+        """The same in memory of their own."""
+        assert self._held is not None
+        held = (*self._held.tensors.values(), *self._vectors())
+        mine = {t.data_ptr() for t in held if t is not None}
+        parts = self._parts_of_frozen()
+        for part in parts.values():
+            for name, own in part._parameters.items():
+                if own is not None and not is_wrapped(own) and own.data_ptr() in mine:
+                    part._parameters[name] = nn.Parameter(own.detach().clone(), own.requires_grad)
+        return parts
 
     def _forward_frozen(self, x: Tensor) -> Tensor:
+        if not torch.compiler.is_compiling():
+            self._check_places()
         held, dtype = self._held, self._dtype
         assert held is not None and dtype is not None
         if not held.finite or self.drops or transformed():
@@ -272,11 +304,29 @@ class FreezableFfn(nn.Module):
             return dense.ffn(x, gate, up, down.t(), self._form(), drop)[0]
         if isinstance(held, Block):
             assert self.block is not None and self._opened is not None
-            coded = len(self._shells) > 0
+            coded = any(isinstance(shell, Shell) for shell in self._shells.values())
             return _block.run(x, self.block, self._opened.number, self.width, dtype, coded)
         form = self._form()
-        weights = form.weights(self.gate, self.up, self.down)
+        weights = form.weights(self.packed_gate, self.packed_up, self.packed_down)
         return torch.ops.twell.ffn(x, weights, self.screen, form.text, self._hot_in(x))
+
+    def _check_places(self) -> None:
+        """Raises RuntimeError where something stands that a frozen layer would pass over."""
+        what = next((n for n in self._child_names if type(self.part(n)) is not FrozenPart), None)
+        if what is None and self.act_name and self._hangs_on_act():
+            what = self.act_name
+        if what is not None:
+            raise RuntimeError(
+                f"twell: {what} of a frozen layer has changed, which it would pass over; call thaw() on "
+                "the layer, or sparsify(model, freeze=False)"
+            )
+
+    def _hangs_on_act(self) -> str | None:
+        """What is attached to the activation's module, in words; another module is, too."""
+        act = self.part(self.act_name)
+        if act is not self._act:
+            return f"a {type(act).__name__} in its place"
+        return "hooks" if isinstance(act, nn.Module) and _children.has_hooks(act) else None
 
     def _hot_in(self, x: Tensor) -> int:
         held = self._held
@@ -300,29 +350,37 @@ class FreezableFfn(nn.Module):
         return _block.describe(self.block, self._opened.number, rows)
 
     def _check_children(self, where: str) -> None:
-        """Raises ValueError where a child has what a frozen layer would lose; ``where`` stands before
+        """Raises ValueError where a part has what a frozen layer would lose; ``where`` stands before
         its name."""
-        for name in self._child_names:
-            _children.check(f"{where}{name}", getattr(self, name), self._expected_type(name))
+        for name, part in self._parts().items():
+            if isinstance(part, nn.Module):
+                _children.check(f"{where}{name}", part, self._expected_type(name))
+        if self.act_name and (hangs := self._hangs_on_act()):
+            raise ValueError(f"{where}{self.act_name} has {hangs}, which a frozen layer would lose; remove that first")
 
     def _expected_type(self, name: str) -> type[nn.Module]:
-        return self._norm_type if name == self.norm_name else nn.Linear
+        return self._types.get(name, nn.Linear)
 
-    def _vectors(self) -> tuple[Tensor | None, ...]:
-        """The form's: a child's parameters, or buffers of the frozen layer."""
-        if self._frozen:
+    def _vectors(self, parts: Mapping[str, Any] | None = None) -> tuple[Tensor | None, ...]:
+        """The form's: of parts, or buffers of the frozen layer."""
+        if parts is None and self._frozen:
             return self.gate_bias, self.up_bias, self.down_bias, self.norm_weight
-        gate, *up, down = (getattr(self, name).bias for name in self.names)
-        norm = None if self.norm_name is None else getattr(self, self.norm_name).weight
+        parts = parts or self._parts()
+        gate, *up, down = (parts[name].bias for name in self.names)
+        if self.fused:
+            gate, *up = halves(gate)
+        norm = None if self.norm_name is None else parts[self.norm_name].weight
         return gate, (up[0] if up else None), down, norm
 
-    def _form(self) -> Form:
-        vectors, scalars = self._vectors(), self._scalars
+    def _form(self, parts: Mapping[str, Any] | None = None) -> Form:
+        vectors = self._vectors(parts)
+        scalars = self._scalars
         if scalars is None:
             epsilon = None
             if self.norm_name is not None:
-                dtype = _codes.dtype_of(getattr(self, self.names[0]))
-                epsilon = _norm.epsilon_of(getattr(self, self.norm_name), dtype)
+                parts = parts or self._parts()
+                dtype = _codes.dtype_of(parts[self.names[0]])
+                epsilon = _norm.epsilon_of(parts[self.norm_name], dtype)
             scalars = Form(
                 self.activation, self.threshold, self.up_activation, norm_epsilon=epsilon
             )
@@ -330,39 +388,45 @@ class FreezableFfn(nn.Module):
         return scalars if none else scalars.with_vectors(vectors)
 
     def _unpack(self) -> tuple[Tensor, Tensor | None, Tensor]:
-        """The same of the frozen layer."""
+        """gate, up and down of the frozen layer, as nn.Linear has them."""
         assert self._held is not None
         return self._held.unpacked()
 
-    def _described(self) -> Described:
-        dtype = self._dtype
-        if self._frozen and dtype is not None:
-            gate, up, down = self._unpack()
-        else:
-            children = {name: getattr(self, name) for name in self.names}
-            gate, up, down = _codes.weights_of(children)
-            dtype = _codes.dtype_of(children[self.names[0]])
-        return Described(gate, up, down, self._form(), dtype)
+    def _described(self, parts: Mapping[str, Any] | None = None) -> Described:
+        if parts is None and self._frozen:
+            assert self._dtype is not None
+            return Described(*self._unpack(), self._form(), self._dtype)
+        parts = parts or self._parts()
+        first, *_ = self.names
+        if self.fused and _codes.is_quantised(parts[first]):
+            raise ValueError(f"{first}: has codes of gate and up in one, which a frozen layer does not take")
+        last = self.names[-1]
+        weights = (
+            as_rows(parts[name], _codes.weight_of(name, parts[name], down=name == last))
+            for name in self.names
+        )
+        return Described(*self._three(weights), self._form(parts), _codes.dtype_of(parts[first]))
+
+    def _three(self, weights: Iterable[Tensor]) -> tuple[Tensor, Tensor | None, Tensor]:
+        """gate, up and down; without a gate, up in its place and no up."""
+        gate, *up, down = weights
+        if self.fused:
+            gate, *up = gate.chunk(2)
+        return gate, (up[0] if up else None), down
 
     def _linears(self) -> dict[str, tuple[Tensor, Tensor | None]]:
-        """Weights and biases of the frozen layer's children, as the checkpoint has them."""
-        weights = [w for w in self._unpack() if w is not None]
-        gate, up, down, _ = self._vectors()
-        biases = [gate, down] if len(weights) == 2 else [gate, up, down]
-        return dict(zip(self.names, zip(weights, biases)))
-
-    def _stored(self) -> dict[str, Tensor]:
-        """What state_dict has of the frozen layer."""
-        stored: dict[str, Tensor | None] = {}
-        for name, (weight, bias) in self._linears().items():
-            if (shell := self._shells.get(name)) is not None:
-                own = shell.refilled(weight, bias).state_dict()
-                stored |= {f"{name}.{key}": tensor for key, tensor in own.items()}
-            else:
-                stored |= {f"{name}.weight": weight, f"{name}.bias": bias}
-        if self.norm_name is not None:
-            stored[f"{self.norm_name}.weight"] = self.norm_weight
-        return {name: tensor for name, tensor in stored.items() if tensor is not None}
+        """Weights and biases of the frozen layer's parts, as the checkpoint has them."""
+        gate, up, down = self._unpack()
+        gate_bias, up_bias, down_bias, _ = self._vectors()
+        if self.fused:
+            both = torch.cat([gate, up]), joined(gate_bias, up_bias)  # type: ignore[list-item]
+            found = [both, (down, down_bias)]
+        else:
+            middle = [] if up is None else [(up, up_bias)]
+            found = [(gate, gate_bias), *middle, (down, down_bias)]
+        turned = [isinstance(s, Emptied) and is_turned(s.module) for s in map(self._shells.get, self.names)]
+        found = [(w.t().contiguous() if t else w, b) for (w, b), t in zip(found, turned)]
+        return dict(zip(self.names, found))
 
     def _apply(self: Layer, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Layer:
         if not self._frozen:
@@ -371,10 +435,12 @@ class FreezableFfn(nn.Module):
         # Tried on one element, which raises where the operators lack the dtype, before the work.
         first = next(t for name in _OPERANDS if (t := getattr(self, name)) is not None)
         torch.ops.twell.pack_weight(fn(first.new_zeros(1, 1, dtype=self._dtype)))
-        with self._as_stored():
-            super()._apply(fn, recurse)
-            shared = next(getattr(self, self.names[0]).parameters()).is_shared()
-        if shared:  # between processes, by share_memory()
+        parts = self._copies()
+        inside: list[Any] = [*self.children(), *parts.values()]
+        for module in inside:
+            module._apply(fn)
+        self._pack(self._findings, parts)
+        if next(parts[self.names[0]].parameters()).is_shared():  # between processes, by share_memory()
             for name in (*_OPERANDS, *_VECTORS):
                 if (operand := getattr(self, name)) is not None:
                     operand.share_memory_()
@@ -383,6 +449,7 @@ class FreezableFfn(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         state = {**self.__dict__, "l1": None, "_train_form": TrainingForm()}
+        state.pop("_seen", None)  # of twell.hf.inline, which makes another
         if self._frozen:
             # As the checkpoint has them: it may be loaded where operands have another layout.
             state["_buffers"] = {k: v for k, v in self._buffers.items() if k not in _OPERANDS}
@@ -398,15 +465,21 @@ class FreezableFfn(nn.Module):
             return
         gate, up, down = weights
         described = Described(gate, up, down, self._form(), state["_dtype"])
-        self._freeze(self._findings, _frozen.held_of(described, self._findings))
+        held = _frozen.held_of(described, self._findings)
+        self._hold(held, self._opened_of(held), self._findings, described)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if self._frozen:
-            for name, tensor in self._stored().items():
-                # A copy of a screened gate, as in _frozen.operands_of.
-                copied = tensor.clone() if self.screened and tensor is self.gate else tensor
-                destination[f"{prefix}{name}"] = copied
+            for name, part in self._copies().items():
+                part._save_to_state_dict(destination, f"{self._above(prefix)}{name}.", keep_vars)
+
+    def _above(self, prefix: str) -> str:
+        """The place of the parts in a checkpoint, of a layer in this place."""
+        if self.holder is self:
+            return prefix
+        above = prefix[:-1].rpartition(".")[0]
+        return f"{above}." if above else ""
 
     def _load_from_state_dict(
         self,
@@ -419,30 +492,50 @@ class FreezableFfn(nn.Module):
         error_msgs: list[str],
     ) -> None:
         rest = (local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
-        if not self._frozen:
-            super()._load_from_state_dict(state_dict, prefix, *rest)
-            return
-        before = {name: getattr(self, name) for name in (*_OPERANDS, *_VECTORS)}
-        assert self._held is not None
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+        if self._frozen and self.holder is self:
+            self._load_frozen(state_dict, prefix, *rest)
+
+    def _load_frozen(self, state_dict: Any, prefix: str, local_metadata: dict[str, Any], *rest: Any) -> None:
+        """What the parts, in that place of a checkpoint, have there; as Module._load_from_state_dict."""
+        parts = self._copies()
+        for name, part in parts.items():
+            part._load_from_state_dict(state_dict, f"{prefix}{name}.", local_metadata, *rest)
         try:
-            with self._as_stored():
-                super()._load_from_state_dict(state_dict, prefix, *rest)
-                # They are there for this call alone: PyTorch will not see them.
-                for name in self._child_names:
-                    getattr(self, name)._load_from_state_dict(state_dict, f"{prefix}{name}.", *rest)
+            self._pack_in_place(parts, assign=local_metadata.get("assign_to_params_buffers", False))
         except ValueError as error:
             name = prefix[:-1] or type(self).__name__
-            error_msgs.append(f"{name} is frozen and stays as it was: {error}")
+            rest[-1].append(f"{name} is frozen and stays as it was: {error}")
+
+    def _pack_in_place(self, parts: Mapping[str, Any], assign: bool = False) -> None:
+        """In the memory of what was packed before, which a recorded graph reads."""
+        before = {name: getattr(self, name) for name in (*_OPERANDS, *_VECTORS)}
+        self._pack(self._findings, parts)
+        self._tell_if_dense(stacklevel=4)
+        if assign:
             return
-        self._tell_if_dense(stacklevel=2)
-        if local_metadata.get("assign_to_params_buffers"):
-            return
-        with torch.no_grad():  # into the same memory, which a recorded graph reads
+        assert self._held is not None
+        with torch.no_grad():
             for name, old in before.items():
                 new = getattr(self, name)
                 if not isinstance(old, Tensor) or not isinstance(new, Tensor):
                     continue
                 if not is_read_only(old) and (old.dtype, old.shape) == (new.dtype, new.shape):
                     self._put(name, old.copy_(new))
-        self._held = self._held.holding({name: getattr(self, name) for name in _OPERANDS})
+        self._held = self._held.holding({own: getattr(self, name) for own, name in _BUFFERS.items()})
         self._open()
+
+    def load_part(self, name: str, own: str, tensor: Tensor) -> None:
+        """One tensor of a checkpoint, into the frozen layer. Raises RuntimeError as load_state_dict does."""
+        parts = self._copies()
+        parts[name].load_state_dict({own: tensor}, strict=False)
+        self._pack_in_place(parts)
+
+    @property
+    def device(self) -> torch.device:
+        """Of what is packed."""
+        return next(t.device for name in _OPERANDS if (t := getattr(self, name)) is not None)
+
+
+def _shell_of(module: nn.Module) -> Shell | Emptied:
+    return Shell.of(module) if _codes.is_quantised(module) else Emptied.of(module)

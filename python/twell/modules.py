@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout
 
 from twell import _children, _norm, dense
-from twell._children import linears_of
+from twell._children import as_rows, is_turned, linears_of, size_of
 from twell._freezable import FreezableFfn
 from twell._training import TrainingForm
 from twell.activity import Activity
@@ -22,8 +22,9 @@ Layer = TypeVar("Layer", bound="SparseFfn")
 
 class SparseFfn(FreezableFfn):
     """What :class:`GatedFfn` and :class:`Ffn` share. Their linear layers are children, under the
-    names that the checkpoint has for them; so is ``norm``, an RMSNorm of the hidden state (nn.RMSNorm
-    or a model's own), under ``norm_name``. ``up_activation`` is that of up beside a gate: relu makes
+    names that the checkpoint has for them, or stay those of another module; so does ``norm``, an RMSNorm
+    of the hidden state (nn.RMSNorm or a model's own), under ``norm_name``, and ``act``, the name and the
+    module that say the activation. ``up_activation`` is that of up beside a gate: relu makes
     it dReLU. ``hidden_dropout`` of what enters down is dense in training; ``output_dropout`` of y does not
     change that. A GPU has layers with biases, an activation of up or a norm densely, and none frozen.
 
@@ -46,6 +47,10 @@ class SparseFfn(FreezableFfn):
 
     NAMES: ClassVar[tuple[str, ...]]
 
+    @property
+    def gated(self) -> bool:
+        return len(self.NAMES) == 3
+
     def __init__(
         self,
         width: int,
@@ -62,6 +67,7 @@ class SparseFfn(FreezableFfn):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
         names: Sequence[str] | None = None,
+        act: tuple[str, object] = ("", None),
     ) -> None:
         super().__init__()
         dense.check_form(Form(activation, threshold, up_activation), gated=len(self.NAMES) == 3)
@@ -79,6 +85,7 @@ class SparseFfn(FreezableFfn):
         self.norm_name = None if norm is None else norm_name
         self.hidden_dropout = hidden_dropout
         self.output_dropout = output_dropout
+        self.fused = False
         self.collect_l1 = False
         """If set, a forward pass with gradients leaves its L1 term in ``l1``."""
         self.l1_weight: float | Tensor = 0.0
@@ -93,10 +100,23 @@ class SparseFfn(FreezableFfn):
         for name in self.names[:-1]:
             setattr(self, name, nn.Linear(width, neurons, **options))
         setattr(self, self.names[-1], nn.Linear(neurons, width, **options))
-        self._norm_type: type[Any] = type(norm)
+        self._types: dict[str, type[Any]] = {}
+        """Of the parts, where these are no nn.Linear."""
         if norm is not None:
             self._check_norm(norm, norm_name)
             setattr(self, norm_name, norm)
+            self._types[norm_name] = type(norm)
+        self._take_act(*act)
+
+    def _take_act(self, name: str, act: Any) -> None:
+        """The module or function that says the activation, and goes on saying it: hooks on it fire."""
+        if self.holder is self and hasattr(self, name):  # of which the layer has another
+            name, act = "", None
+        self.act_name = name
+        self.__dict__["_act"] = act  # no second child
+        self.__dict__["_act_says"] = (self.activation, self.threshold)
+        if name and self.holder is self:
+            setattr(self, name, act)
 
     def _check_norm(self, norm: nn.Module, name: str) -> None:
         if hasattr(self, name):
@@ -112,11 +132,32 @@ class SparseFfn(FreezableFfn):
     @classmethod
     def _of_linears(cls: type[Layer], linears: Sequence[Any], **options: Any) -> Layer:
         """A layer whose children are these modules."""
-        _children.check_fit(linears)
-        first = linears[0]
-        layer = cls(first.in_features, first.out_features, device="meta", **options)
-        for name, linear in zip(layer.names, linears):
-            setattr(layer, name, linear)
+        names = options.pop("names", None) or cls.NAMES
+        return cls._of_parts(dict(zip(names, linears)), **options)
+
+    @classmethod
+    def _of_parts(
+        cls: type[Layer],
+        parts: Mapping[str, Any],
+        *,
+        fused: bool = False,
+        holder: nn.Module | None = None,
+        **options: Any,
+    ) -> Layer:
+        """A layer of linear layers, by name: its own children, or those of a module that stays their
+        ``holder``. ``fused``: the first has gate and up, one behind the other."""
+        linears = list(parts.values())
+        _children.check_fit(linears, fused)
+        (neurons, width), act = size_of(linears[0]), options.pop("act", ("", None))
+        layer = cls(width, neurons // 2 if fused else neurons, device="meta", **options)
+        for name in layer.names:
+            delattr(layer, name)
+        layer.names, layer.fused = tuple(parts), fused
+        layer._types |= {name: type(part) for name, part in parts.items() if is_turned(part)}
+        layer.__dict__["_holder"] = holder
+        if holder is None:
+            layer._modules = {**parts, **layer._modules}
+        layer._take_act(*act)
         return layer
 
     def forward(self, x: Tensor) -> Tensor:
@@ -144,9 +185,9 @@ class SparseFfn(FreezableFfn):
         self, x: Tensor, gate: Tensor, up: Tensor | None, down: Tensor, form: Form
     ) -> Trained:
         if not form.is_plain:
-            return trained_ffn(x, gate, up, down.t(), form)
+            return trained_ffn(x, gate.contiguous(), up, down.t(), form)
         hot = self._train_form.of_pass(x, gate, self.activation, up is not None)
-        out = trained_ffn(x, gate, up, down.t(), form, hot)
+        out = trained_ffn(x, gate.contiguous(), up, down.t(), form, hot)
         self._train_form.saw(x, out.neuron_nnz)
         return out
 
@@ -166,19 +207,55 @@ class SparseFfn(FreezableFfn):
         return y
 
     def _linear_by_linear(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """y, h and g by the children themselves."""
-        *into, down = (getattr(self, name) for name in self.names)
-        g = dense.activate(into[0](x), self.activation, self.threshold)
-        h = g if len(into) == 1 else g * dense.activate(into[1](x), self.up_activation)
-        z = h if self.norm_name is None else getattr(self, self.norm_name)(h)
+        """y, h and g by the parts themselves."""
+        *into, down = (self.part(name) for name in self.names)
+        v, *u = [linear(x) for linear in into]
+        if self.fused:
+            v, *u = v.chunk(2, dim=-1)
+        g = self.activated(v)
+        h = g * dense.activate(u[0], self.up_activation) if u else g
+        z = h if self.norm_name is None else self.part(self.norm_name)(h)
         return down(dropout(z, self.hidden_dropout) if self.drops else z), h, g
 
+    def activated(self, v: Tensor) -> Tensor:
+        """By the activation's module, where something is attached to that."""
+        if not self.act_name or self._hangs_on_act() is None:
+            return dense.activate(v, self.activation, self.threshold)
+        if (self.activation, self.threshold) != self._act_says:
+            raise RuntimeError(
+                f"twell: {self.act_name} has {self._hangs_on_act()}, and the layer has another threshold by "
+                "now; remove that, and hook the layer itself"
+            )
+        y: Tensor = self.part(self.act_name)(v)
+        return y
+
     def _special_child(self) -> str | None:
-        """The first child that does more, or other, than multiply by its weight."""
+        """The first part that does more, or other, than it says."""
         for name in self._child_names:
-            if _children.does_more(getattr(self, name), self._expected_type(name)):
+            if not self.is_ordinary(name):
                 return name
-        return None
+        return self.act_name if self.act_name and self._hangs_on_act() else None
+
+    def is_ordinary(self, name: str) -> bool:
+        """Whether the part multiplies by its weight and does nothing else."""
+        return not _children.does_more(self.part(name), self._expected_type(name))
+
+    def part_parameters(self) -> dict[str, nn.Parameter]:
+        """Of the linear layers and the norm, wherever they are."""
+        parts = self._parts().items()
+        return {f"{n}.{own}": p for n, part in parts for own, p in part.named_parameters()}
+
+    def of_neurons(self) -> Iterator[tuple[nn.Parameter, Callable[[Tensor], Tensor]]]:
+        """The parameters that have a row for each neuron, of the gate, or of up without one; with what finds
+        the rows in a tensor of the parameter's shape."""
+        part = self.part(self.names[0])
+        for parameter in part.parameters():
+            yield parameter, lambda t: as_rows(part, t)[: self.neurons]
+
+    def before_activation(self, x: Tensor) -> Tensor:
+        """What the gate yields, or up without one."""
+        v: Tensor = self.part(self.names[0])(x)
+        return v[..., : self.neurons]
 
     def extra_repr(self) -> str:
         threshold = f", threshold={self.threshold}" if self.activation == "fat_relu" else ""
@@ -193,10 +270,11 @@ class SparseFfn(FreezableFfn):
         )
 
     def _weights(self) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Of the unfrozen layer: gate, up and down as the checkpoint has them; without a gate, up in
-        the gate's place and no up."""
-        gate, *up, down = (getattr(self, name).weight for name in self.names)
-        return gate, (up[0] if up else None), down
+        """Of the unfrozen layer: gate, up and down as nn.Linear has them, views of the parts' own; without
+        a gate, up in the gate's place and no up."""
+        parts = map(self.part, self.names)
+        return self._three(as_rows(part, part.weight) for part in parts)
+
 
 class GatedFfn(SparseFfn):
     """y = (act(x Wgᵀ) ⊙ (x Wuᵀ)) Wdᵀ with the weights of a checkpoint: gate_proj and up_proj

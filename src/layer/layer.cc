@@ -58,6 +58,10 @@ void require_cost(const CostModel& cost) {
           " tokens and ", densities, " densities");
 }
 
+bool has_codes(const FfnWeights& w) {
+  return has_scales(w.gate.type) || (w.up && has_scales(w.up->type)) || has_scales(w.down.type);
+}
+
 // What a sample showed, and the screen that it was tried with.
 struct Trial {
   LayerFindings findings;
@@ -95,7 +99,7 @@ class Layer::State {
   std::string words_of_choice(std::int64_t rows) const {
     const std::lock_guard lock(mutex_);
     if (chooser_) {
-      const char* const here = chooser_->dense(rows) ? "dense" : "sparse";
+      const char* const here = chooses_dense(rows) ? "dense" : "sparse";
       return "; " + chooser_->describe() + "; here: " + here;
     }
     const bool dense = dense_possible_ && options_.path == LayerPath::dense;
@@ -141,6 +145,7 @@ class Layer::State {
   void set(const LayerBlock& block);
   void expect(const LayerFindings& findings);
   void stay_sparse();
+  bool chooses_dense(std::int64_t rows) const;
   DenseFfn dense_form(Context& context);
   DenseFfn make_dense(Context& context) const;
   void scale_cost(Context& context, ConstMatrixView x);
@@ -154,6 +159,7 @@ class Layer::State {
   mutable std::mutex mutex_;                 // of all that follows
   std::shared_ptr<const LayerBlock> block_;  // once the layer is prepared
   std::optional<PathChooser> chooser_;       // where there is a dense form
+  bool coded_ = false;                       // a weight is of codes
   bool dense_possible_ = false;              // as far as is known
   bool to_be_looked_at_ = false;             // whether there is a dense form
   std::int64_t scaled_up_to_ = 0;            // rows of the largest call that timed the layer
@@ -161,6 +167,7 @@ class Layer::State {
 };
 
 void Layer::State::choose_by() {
+  coded_ = has_codes(placed_.weights());
   dense_possible_ = options_.path != LayerPath::sparse;
   to_be_looked_at_ = dense_possible_ && !options_.make_dense;
   if (options_.path) return;
@@ -242,7 +249,7 @@ Layer::State::Call Layer::State::next(Context& context, ConstMatrixView x) {
     scaled_up_to_ = x.rows;
   }
   Call call{block_, {}, false};
-  if (chooser_ ? chooser_->dense(x.rows) : dense_possible_ && options_.path == LayerPath::dense) {
+  if (chooser_ ? chooses_dense(x.rows) : dense_possible_ && options_.path == LayerPath::dense) {
     call.dense = dense_form(context);
   }
   call.counted = chooser_ && chooser_->samples();
@@ -273,6 +280,12 @@ LayerPath Layer::State::run(Context& context, ConstMatrixView x, MatrixView y, F
     chooser_->saw(counts->nnz(), x.rows);
   }
   return call.dense ? LayerPath::dense : LayerPath::sparse;
+}
+
+// Figures are those of numbers: they say nothing of codes until these were timed.
+bool Layer::State::chooses_dense(std::int64_t rows) const {
+  const bool known = !coded_ || !chooser_->cost().scales.empty();
+  return known && chooser_->dense(rows);
 }
 
 void Layer::State::stay_sparse() {
@@ -319,7 +332,9 @@ void Layer::State::scale_cost(Context& context, ConstMatrixView x) {
   };
   const std::optional<double> density = chooser_->density();
   if (!density) return;
-  chooser_->set_cost(scaled_cost(tier_, context.threads(), shape(), *density, x.rows, time));
+  const auto& [gate, up, down, screen] = block_->weights();
+  const LayerKind kind = {shape(), {gate.type, up ? up->type : gate.type, down.type}};
+  chooser_->set_cost(scaled_cost(tier_, context.threads(), kind, *density, x.rows, time));
 }
 
 Layer::Layer(const Context& context, const StoredWeights& weights, const FfnForm& form,
@@ -369,7 +384,7 @@ std::string Layer::describe(const Context& context, std::int64_t rows) const {
   }
   if (!block) out += "; its first inputs choose the gate's form";
   const auto& [gate, up, down, screen] = state_->placed().weights();
-  if (has_scales(gate.type) || (up && has_scales(up->type)) || has_scales(down.type)) {
+  if (has_codes(state_->placed().weights())) {
     out += "; gate " + std::string(name_of(gate.type));
     if (up) out += ", up " + std::string(name_of(up->type));
     out += ", down " + std::string(name_of(down.type));

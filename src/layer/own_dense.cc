@@ -33,9 +33,7 @@ PackedWeight pack_down(Context& context, const WeightView& down) {
 bool has_own_dense(const Context& context, const LayerBlock& block) {
   const FfnWeights& w = block.weights();
   const DType x = block.shape().dtype;
-  const bool codes =
-      has_scales(w.gate.type) || (w.up && has_scales(w.up->type)) || has_scales(w.down.type);
-  return !codes && all_finite(context, w.down, x) && (!w.up || all_finite(context, *w.up, x));
+  return all_finite(context, w.down, x) && (!w.up || all_finite(context, *w.up, x));
 }
 
 DenseFfn make_own_dense(Context& context, const LayerBlock& block) {

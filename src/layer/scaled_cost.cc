@@ -139,16 +139,19 @@ CostModel scaled(const CostModel& built_in, const FfnShape& shape,
   return out;
 }
 
-CostModel scaled_cost(CpuTier tier, int threads, const FfnShape& shape, double density,
+CostModel scaled_cost(CpuTier tier, int threads, const LayerKind& layer, double density,
                       std::int64_t rows,
                       const std::function<LayerTiming(std::int64_t tokens)>& time) {
-  using Key = std::tuple<CpuTier, int, std::int64_t, std::int64_t, bool, DType, long>;
+  using Key = std::tuple<CpuTier, int, std::int64_t, std::int64_t, bool, DType,
+                         std::array<WeightType, 3>, long>;
   static std::mutex mutex;
   static std::map<Key, Measured> all;
   const std::lock_guard lock(mutex);
   // A factor of both gather and gate holds near the density that it was timed at.
   const long power_of_two = std::lround(std::log2(std::max(density, 1e-3)));
-  const Key key{tier, threads, shape.width, shape.neurons, shape.gated, shape.dtype, power_of_two};
+  const FfnShape& shape = layer.shape;
+  const Key key{tier,        threads,     shape.width, shape.neurons,
+                shape.gated, shape.dtype, layer.types, power_of_two};
   Measured& measured = all[key];
   const CostModel built_in = built_in_cost_model(tier);
   measure(built_in, rows, density, time, measured);

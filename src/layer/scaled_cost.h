@@ -1,6 +1,7 @@
 // The built-in cost of another machine, scaled by timing a few calls of one layer on this one.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <vector>
@@ -29,12 +30,18 @@ LayerTiming time_in_turns(std::int64_t tokens, const std::function<void(std::int
 CostModel scaled(const CostModel& built_in, const FfnShape& shape,
                  const std::vector<LayerTiming>& timings);
 
+// What timings are shared by.
+struct LayerKind {
+  FfnShape shape;
+  std::array<WeightType, 3> types = {};  // of gate, up and down; without a gate up's is gate's
+};
+
 // scaled() of the tier's built-in figures, for calls of so many rows, where `time` times calls of
 // so many tokens: of 1, 8 and 64, and of 512 where such calls come (from 182 rows on) or take less
-// than about 50 ms. Each is timed once a process for layers of one shape, dtype and number of
+// than about 50 ms. Each is timed once a process for layers of one shape, types and number of
 // threads whose densities are within a factor of two; others wait for it. No second try where
 // `time` throws or gives no finite number; what was timed before that goes on serving.
-CostModel scaled_cost(CpuTier tier, int threads, const FfnShape& shape, double density,
+CostModel scaled_cost(CpuTier tier, int threads, const LayerKind& layer, double density,
                       std::int64_t rows,
                       const std::function<LayerTiming(std::int64_t tokens)>& time);
 

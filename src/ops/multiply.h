@@ -21,9 +21,11 @@ struct ProductPieces {
 };
 
 // store(row, column, width, c) is given f32 sums of columns [column, column + width) of a row,
-// which it may change. It throws nothing.
+// which it may change. It throws nothing. `again`: x and the type of the weight are those of the
+// context's last product, so that x is there as the kernel reads it.
 template <class Store>
-void multiply(Context& context, ConstMatrixView x, const Weight& weight, const Store& store) {
+void multiply(Context& context, ConstMatrixView x, const Weight& weight, const Store& store,
+              bool again = false) {
   const GemmInput input = {x, kernels_of(context.tier(), x.dtype).x, weight.type};
   const ProductPieces cut(context, x.rows, weight);
   TermsInput terms;
@@ -37,7 +39,7 @@ void multiply(Context& context, ConstMatrixView x, const Weight& weight, const S
   parallel(context, [&](Team& team) {
     auto* c = static_cast<float*>(context.scratch(team.thread(), kAccumulators, bytes));
     terms.prepare(team);
-    if (!terms.taken() && !input.in_place()) {
+    if (!terms.taken() && !input.in_place() && !again) {
       team.for_static(x.rows, [&](std::int64_t r) { input.prepare(r, r + 1, prepared); });
     }
     team.for_dynamic_nowait(cut.count(), 1, [&](std::int64_t unit) {

@@ -101,7 +101,7 @@ struct Machine {
 
   CostModel cost(const FfnShape& shape, double density = kDensity, int threads = 2,
                  std::int64_t rows = 32) {
-    return scaled_cost(kTier, threads, shape, density, rows, [&](std::int64_t tokens) {
+    return scaled_cost(kTier, threads, {shape}, density, rows, [&](std::int64_t tokens) {
       asked.push_back(tokens);
       return slower(tokens, times, 1, shape);
     });
@@ -175,7 +175,7 @@ TEST(ScaledCost, AFailureLeavesTheBuiltInFigures) {
   int calls = 0;
   for (int layer = 0; layer < 2; ++layer) {
     const CostModel cost =
-        scaled_cost(kTier, 2, {2048, 4998}, kDensity, 32, [&](std::int64_t) -> LayerTiming {
+        scaled_cost(kTier, 2, {{2048, 4998}}, kDensity, 32, [&](std::int64_t) -> LayerTiming {
           ++calls;
           throw std::runtime_error("no memory");
         });

@@ -1,5 +1,7 @@
 // Layers and linear layers of int8 and int4 weights on every tier, against the fp64 definition on
 // the numbers that the codes stand for.
+#include <gmock/gmock.h>
+
 #include <array>
 #include <cstdlib>
 #include <numeric>
@@ -296,8 +298,9 @@ TYPED_TEST(CodesTest, PreparedLayers) {
     for (const bool spread : {false, true}) {
       for (const bool neuron_major : {false, true}) {
         const FfnWeights& w = neuron_major ? stored : by_output;
-        twell::Layer prepared(context, {w.gate, w.up, w.down, neuron_major}, {},
-                              {.block = {.dtype = kDType, .spread = spread}});
+        twell::Layer prepared(
+            context, {w.gate, w.up, w.down, neuron_major}, {},
+            {.block = {.dtype = kDType, .spread = spread}, .path = LayerPath::sparse});
         TestMatrix<T> y(40, width);
         prepared.run(context, std::as_const(layer.x).view(), y.view());
         EXPECT_EQ(prepared.block()->gate_form(), GateForm::packed);
@@ -312,6 +315,58 @@ TYPED_TEST(CodesTest, PreparedLayers) {
       }
     }
   });
+}
+
+// By dense products of the codes, which x and h become sums of bytes for.
+TYPED_TEST(CodesTest, DenseLayers) {
+  using T = typename TestFixture::T;
+  this->on_every_tier(3, [](Context& context) {
+    for (const auto& [tokens, depth, neurons, gated] : {std::tuple{1, 70, 290, true},
+                                                        {7, 300, 70, false},
+                                                        {40, 70, 290, true},
+                                                        {300, 40, 531, true}}) {
+      typename TestFixture::Coded layer({tokens, depth, neurons, gated, {}, 1.0F});
+      const OwnedWeights owned = layer.weights();
+      FfnWeights w = owned;
+      w.gate = layer.gate_view();
+      twell::Layer dense(context, {w.gate, w.up, w.down, true}, {},
+                         {.block = {.dtype = dtype_of<T>::value}, .path = LayerPath::dense});
+      TestMatrix<T> y(tokens, layer.x.cols());
+      FfnCounts counts;
+      EXPECT_EQ(dense.run(context, std::as_const(layer.x).view(), y.view(), &counts),
+                LayerPath::dense);
+      TwellMatrix packed({tokens, neurons, 256, 32, dtype_of<T>::value});
+      gemm_relu_twell(context, std::as_const(layer.x).view(), owned.gate, {}, packed);
+      expect_output(packed, layer, y, true);
+      expect_counts(counts, packed);
+      if (testing::Test::HasFatalFailure()) return;
+    }
+  });
+}
+
+// Built-in figures are of numbers: a layer of codes is sparse until calls of it were timed, or
+// where figures are given.
+TEST(Codes, ChooseByTimingsOfCodes) {
+  Context context({.threads = 1, .tier = {}});
+  CodedLayer<float> layer({64, 64, 256, true, {}, -20.0F});  // all fire
+  const OwnedWeights owned = layer.weights();
+  FfnWeights w = owned;
+  w.gate = layer.gate_view();
+  CostModel dense_is_free = built_in_cost_model(context.tier());
+  for (double& figure : dense_is_free.dense) figure = 1e-9;
+  for (const bool given : {false, true}) {
+    LayerOptions options{.block = {.dtype = DType::f32}};
+    if (given) options.cost = dense_is_free;
+    twell::Layer chosen(context, {w.gate, w.up, w.down, true}, {}, options);
+    const ConstMatrixView x = std::as_const(layer.x).view();
+    TestMatrix<float> y(64, 64);
+    EXPECT_EQ(chosen.run(context, x.slice(0, 8), y.view().slice(0, 8)), LayerPath::sparse);
+    chosen.run(context, x, y.view());
+    EXPECT_THAT(chosen.describe(context, 64), testing::HasSubstr("here: "));
+    if (given) {
+      EXPECT_THAT(chosen.describe(context, 64), testing::EndsWith("here: sparse"));
+    }
+  }
 }
 
 TEST(Codes, PanelsHoldCodesSumsAndScales) {

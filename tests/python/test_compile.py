@@ -172,7 +172,8 @@ def test_ordered_layer_on_a_gpu_without_one(screened: bool) -> None:
         screen = twell.ops.screen_weight(gate) if screened else None
         gate = gate if screened else twell.ops.pack_weight(gate)
         order = fake_cuda(100, dtype=torch.int64)
-        module._freeze(None, _ordered.Operands(gate, up, down, screen, order, (0,) * 6 + (64,) * 11))
+        held = _ordered.Operands(gate, up, down, screen, order, (0,) * 6 + (64,) * 11)
+        module._pack(None, held=held)
         x = fake_cuda(3, 40, 40)
         y = module(x)
         assert (y.shape, y.dtype, y.device) == (x.shape, x.dtype, x.device)

@@ -14,6 +14,7 @@ from tiny_models import AMONG_OTHERS, features
 from torch import Tensor, nn
 from torch.nn import functional
 from twell import _frozen
+from twell.hf import inline
 
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 
@@ -85,7 +86,7 @@ def test_nested_tensors_as_inputs(freeze: bool, layout: torch.layout) -> None:
             got = sparse(x).unbind()
         else:
             layer = twell.sparse_layers(sparse)["sparse_ffn"]
-            got = sparse.linear2(sparse.activation(sparse.linear1(x))).unbind()
+            got = inline._seen(sparse)._ff_block(x).unbind()  # without attention, which has no such layout
             want = [layer(part) for part in parts]
         for mine, theirs in zip(got, want, strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
@@ -101,38 +102,50 @@ def test_gradients_want_no_nested_tensor() -> None:
         torch.testing.assert_close(q.grad, p.grad, rtol=1e-3, atol=1e-6, msg=name)
 
 
-def test_names_and_what_stands_in() -> None:
-    model = AMONG_OTHERS["opt"].model()
-    sparse = twell.sparsify(copy.deepcopy(model), freeze=False)
-    block = sparse.model.decoder.layers[0]
-    assert list(twell.sparse_layers(sparse)) == [
-        f"model.decoder.layers.{i}.sparse_ffn" for i in range(2)
-    ]
-    assert block.fc1.weight is block.sparse_ffn.fc1.weight
-    assert torch.equal(block.fc2.bias, model.model.decoder.layers[0].fc2.bias)
-    # Parameters in their order, so that an optimizer's state fits.
-    shapes = [p.shape for p in model.parameters()]
-    assert [p.shape for p in sparse.parameters()] == shapes
-    with pytest.raises(ValueError, match="OPTForCausalLM has no MLP"):
-        twell.sparsify(sparse)
-    twell.sparsify(model)
-    block = model.model.decoder.layers[0]
-    assert block.fc1.weight.shape == (60, 24) and block.fc1.weight.is_meta
-    assert block.fc2.weight.shape == (24, 60) and block.fc2.bias.shape == (24,)
+@pytest.mark.parametrize("name", ["opt", "bart", "torch encoder"])
+def test_parts_stay_what_and_where_they_were(name: str) -> None:
+    tiny = AMONG_OTHERS[name]
+    model = tiny.model()
+    modules = dict(model.named_modules())
+    parameters = [(n, id(p)) for n, p in model.named_parameters()]
+    twell.sparsify(model, freeze=False)
+    layers = twell.sparse_layers(model)
+    assert all(place.endswith(".sparse_ffn") for place in layers)
+    for place, module in modules.items():
+        assert model.get_submodule(place) is module
+    assert {n for n, _ in model.named_modules()} == {*modules, *layers}
+    # In their order, so that an optimizer's state fits.
+    assert [(n, id(p)) for n, p in model.named_parameters()] == parameters
+    assert not any(list(layer.parameters()) for layer in layers.values())
+    with pytest.raises(ValueError, match=f"{type(model).__name__} has no MLP"):
+        twell.sparsify(model)
 
 
 def test_what_changes_afterwards_is_noticed() -> None:
     """Never a wrong answer in silence."""
     tiny = AMONG_OTHERS["m2m100"]
-    model = twell.sparsify(tiny.model(), freeze=False).train()
+    plain = tiny.model()
+    model = twell.sparsify(copy.deepcopy(plain), freeze=False).train()
     tiny.call(model)
     block = model.model.encoder.layers[1]
     block.activation_dropout = 0.25
     with pytest.raises(RuntimeError, match="between fc1 and fc2 of a sparse layer something has ch"):
         tiny.call(model)
     tiny.call(model.eval())
-    block.fc1 = nn.Linear(24, 60)
-    with pytest.raises(RuntimeError, match="between fc1 and fc2 of a sparse layer something has ch"):
+    other = nn.Linear(24, 60)
+    block.fc1 = plain.model.encoder.layers[1].fc1 = other
+    torch.testing.assert_close(tiny.call(model), tiny.call(plain), rtol=1e-4, atol=1e-5)
+    block.activation_fn = plain.model.encoder.layers[1].activation_fn = nn.SiLU()
+    torch.testing.assert_close(tiny.call(model), tiny.call(plain), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("what", ["fc1", "activation_fn"])
+def test_a_frozen_layer_notices_what_takes_a_place(what: str) -> None:
+    tiny = AMONG_OTHERS["m2m100"]
+    model = twell.sparsify(tiny.model())
+    block = model.model.encoder.layers[1]
+    setattr(block, what, nn.Linear(24, 60) if what == "fc1" else nn.SiLU())
+    with pytest.raises(RuntimeError, match=f"{what} of a frozen layer has changed, which it would pass"):
         tiny.call(model)
 
 

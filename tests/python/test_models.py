@@ -329,7 +329,7 @@ def with_bias(model: nn.Module) -> None:
     ("name", "change", "message", "refused"),
     [
         ("phi3", tied, "model.layers.0.mlp.down_proj: another module has the same weight", (True,)),
-        ("phi3", hooked, "model.layers.1.mlp.gate_up_proj has hooks, which the layer", (True, False)),
+        ("phi3", hooked, "model.layers.1.mlp.gate_up_proj has hooks, which a frozen", (True,)),
         ("mixtral", smooth, "model.layers.0.mlp.experts: its activation SiLU", (True, False)),
         ("mixtral", another, "model.layers.1.mlp.experts: Capped computes something else", (True, False)),
         ("mixtral", with_bias, "model.layers.1.mlp.experts has down_proj_bias of its", (True, False)),

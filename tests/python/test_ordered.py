@@ -99,8 +99,8 @@ def test_is_the_same_layer(gpu: Gpu, limit: float, dtype: torch.dtype, gated: bo
     assert (module.order.diff()[ties] > 0).all()
     rates = gpu.asked[-1]["rates"]
     assert rates.dtype == torch.float64 and torch.equal(rates, counts.double() / 400)
-    gate = module.gate if module.screened else twell.ops.unpack_weight(module.gate)
-    got = (module.down, module.up, gate)
+    gate = module.packed_gate if module.screened else twell.ops.unpack_weight(module.packed_gate)
+    got = (module.packed_down, module.packed_up, gate)
     for stored, have in zip((layer.down, layer.up if gated else None, layer.gate), got):
         assert stored is None or torch.equal(have, stored[module.order])
 
@@ -114,12 +114,12 @@ def test_what_the_plan_is_asked(gpu: Gpu) -> None:
     assert all({k: a[k] for k in want} == want for a in hot)
     assert hot[0]["device"] == layer.gate.device
     # Where up lies for one GEMM with the gate, and does where it can.
-    assert module.up.data_ptr() == module.gate.data_ptr() + 608 * 320 * 4
+    assert module.packed_up.data_ptr() == module.packed_gate.data_ptr() + 608 * 320 * 4
     # A layer that is not ordered copies nothing for that.
-    assert module_of(layer).freeze().up.data_ptr() == layer.up.data_ptr()
+    assert module_of(layer).freeze().packed_up.data_ptr() == layer.up.data_ptr()
     gpu.asked.clear()
     twin = module_of(layer_of(), gated=False).freeze(layer_of().inputs(64))
-    assert twin.up is None
+    assert twin.packed_up is None
     assert not gpu.asked[-1]["joined"] and not gpu.asked[-1]["gated"]
 
 
@@ -185,8 +185,8 @@ def test_conversions_and_copies(gpu: Gpu) -> None:
         assert_within(twin(x), reference(x, rounded.gate, rounded.up, rounded.down))
     assert torch.equal(twin.state_dict()["down_proj.weight"], rounded.down.t())
     # One memory for gate and up in the copy as well.
-    assert twin.up.data_ptr() == twin.gate.data_ptr() + 608 * 320 * 2
-    assert twin.up.data_ptr() != module.up.data_ptr()
+    assert twin.packed_up.data_ptr() == twin.packed_gate.data_ptr() + 608 * 320 * 2
+    assert twin.packed_up.data_ptr() != module.packed_up.data_ptr()
 
 
 def test_pickled(gpu: Gpu) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from twell._children import does_more, is_wrapped
+from twell._children import is_wrapped
 from twell.activity import Activity
 from twell.hf.said import Computed, Sayings, untrue_in
 from twell.hf.schedule import Schedule, plain
@@ -202,19 +202,16 @@ class SparsityCallback(Schedule):
             dead = torch.nonzero(self._idle[name] >= self.dead_window).flatten()
             if dead.numel() == 0:
                 continue
-            first = getattr(layer, layer.names[0])
-            weight = first.weight
             shape = (dead.numel(), layer.width)
             fresh = self.reinit_std * torch.randn(
                 shape, generator=generator, dtype=torch.float32, device="cpu"
             )
-            rows = dead.to(weight.device)
-            weight[rows] = fresh.to(weight)
-            if first.bias is not None:
-                first.bias[rows] = 0
-            for parameter in first.parameters():
+            for parameter, rows_of in layer.of_neurons():
+                rows = rows_of(parameter)
+                at = dead.to(rows.device)
+                rows[at] = fresh.to(rows) if rows.dim() == 2 else 0  # of a bias
                 for moment in _moments(optimizer, parameter):
-                    moment[rows] = 0
+                    rows_of(moment)[at] = 0
             self._idle[name][dead] = 0
             self._revived += dead.numel()
 
@@ -232,9 +229,9 @@ class SparsityCallback(Schedule):
 
 def _is_its_own(layer: SparseFfn, owners: Counter[int]) -> bool:
     """Whether the rows of its first linear layer may be drawn anew."""
-    first = getattr(layer, layer.names[0])
-    own = [p for p in first.parameters() if p.requires_grad and owners[id(p)] == 1]
-    return len(own) == len(list(first.parameters())) and not does_more(first, nn.Linear)
+    own = [p for p, _ in layer.of_neurons()]
+    plain = layer.is_ordinary(layer.names[0])
+    return plain and all(p.requires_grad and owners[id(p)] == 1 for p in own)
 
 
 def _passes_of_step(args: Any) -> int:
@@ -250,7 +247,7 @@ def _passes_of_step(args: Any) -> int:
 
 
 def _in_shards(layer: SparseFfn) -> bool:
-    weight = getattr(layer, layer.names[0]).weight
+    weight = layer.part(layer.names[0]).weight
     return is_sharded(weight) or is_wrapped(weight)
 
 
@@ -261,7 +258,7 @@ def _over_processes(layer: SparseFfn) -> Activity | None:
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return activity
     if activity is None:
-        weight = getattr(layer, layer.names[0]).weight
+        weight = layer.part(layer.names[0]).weight
         activity = Activity.none(layer.neurons, weight.device)
     out = []
     for name, value in zip(Activity._fields, activity):

@@ -1,9 +1,10 @@
 """Feed-forward layers whose parts stand among others in a module: fc1, activation and fc2 of OPT's
 decoder layers, linear1 and linear2 of PyTorch's.
 
-The code of the module stays. It calls stand-ins, of which the first computes the whole layer and the
-others pass on what they get. Before, the code is followed once with recorders in place of the module's
-parts, which shows that nothing else happens between them.
+The parts stay where they are, and the module's code stays as it is. When the module is called, its code
+sees another in place of each part: the first computes the whole layer, and the others pass on what they
+get. Before, the code is followed once with recorders in place of the parts, which shows that nothing else
+happens between them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Callable
+from functools import cache, partial, wraps
 from typing import Any
 
 import torch
@@ -20,12 +22,10 @@ from torch.nn import functional
 from twell import _attached, dense
 from twell.autograd import Trained
 from twell.hf.activations import activation_of
-from twell.hf.kinds import Kind, is_turned
-from twell.hf.layout import Inside
-from twell.hf.mlps import check_sizes, take_mode, with_children
+from twell.hf.kinds import CHILD, Kind
+from twell.hf.mlps import take_mode, with_children
 from twell.modules import Ffn, SparseFfn
 
-CHILD = "sparse_ffn"
 _MARK = "_twell_output_of"
 
 
@@ -41,10 +41,7 @@ def from_owner(
     """The layer that a module's linear layers make up. Raises ValueError, with the module's ``name``, for
     what :func:`twell.from_mlp` refuses, and where the code does more between them."""
     act = kind.act(owner)
-    linears = kind.linears_of(owner, name)
-    check_sizes(name, linears)
-    if any(is_turned(getattr(owner, n)) for n in kind.linears):
-        raise ValueError(f"{name}: expected nn.Linear among other layers, got Conv1D")
+    parts = kind.parts_of(owner, name)
     if activation is None:
         activation, threshold = activation_of(name, getattr(owner, act), config)
     if hasattr(owner, CHILD):
@@ -60,12 +57,13 @@ def from_owner(
         )
     dropout = _follow(name, owner, kind, act)
     try:
-        layer = Ffn._of_linears(
-            linears,
+        layer = Ffn._of_parts(
+            parts,
+            holder=owner,
+            act=(act, getattr(owner, act)),
             activation=activation,
             threshold=threshold,
             hidden_dropout=dropout,
-            names=kind.names,
         )
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
@@ -203,8 +201,8 @@ def _dropout_share(owner: nn.Module, recorder: _Recorder, node: fx.Node) -> floa
 
 
 class StandIn:
-    """What the module's code calls in place of one of the three parts: 0 of up, 1 of the activation, 2
-    of down. While hidden states are dropped, each is what it stands for, and dense."""
+    """What the module's code sees in place of one of the three parts: 0 of up, 1 of the activation, 2 of
+    down. While hidden states are dropped, each is what it stands for, and dense."""
 
     def __init__(self, layer: SparseFfn, part: int) -> None:
         self.layer = layer
@@ -213,7 +211,7 @@ class StandIn:
     def __call__(self, x: Tensor) -> Tensor:
         layer, part = self.layer, self.part
         if layer.drops:
-            return _up(layer, x) if part == 0 else _down(layer, x) if part == 2 else _act(layer, x)
+            return _act(layer, x) if part == 1 else _linear(layer, part // 2, x)
         if part == 0:
             y: Tensor = _over_values(layer, x) if x.is_nested else layer(x)
             if not torch.compiler.is_compiling():
@@ -230,25 +228,18 @@ class StandIn:
                 delattr(x, _MARK)
         return x
 
-    @property
-    def weight(self) -> Tensor:
-        """Of the linear layer; of a frozen layer one without data, for code that asks for a dtype."""
-        return self._parameter("weight")  # type: ignore[return-value]
-
-    @property
-    def bias(self) -> Tensor | None:
-        return self._parameter("bias")
-
-    def _parameter(self, name: str) -> Tensor | None:
+    def __getattr__(self, name: str) -> Any:
+        """Of the part, such as the weight of a linear layer, which some code asks for its dtype."""
+        if name.startswith("__"):
+            raise AttributeError(name)
         layer = self.layer
-        if not layer.frozen:
-            tensor: Tensor | None = getattr(getattr(layer, layer.names[self.part // 2]), name)
-            return tensor
-        sizes = [layer.neurons, layer.width][:: 1 - self.part]
-        bias = layer.gate_bias if self.part == 0 else layer.down_bias
-        if name == "bias" and bias is None:
-            return None
-        return torch.empty(sizes[: 2 if name == "weight" else 1], dtype=layer._dtype, device="meta")
+        if layer.frozen and self.part != 1 and name in ("weight", "bias"):
+            sizes = [layer.neurons, layer.width][:: 1 - self.part]
+            if name == "bias" and layer._vectors()[self.part] is None:
+                return None
+            return torch.empty(sizes[: 2 if name == "weight" else 1], dtype=layer._dtype, device="meta")
+        first, last = layer.names
+        return getattr(layer.part((first, layer.act_name, last)[self.part]), name)
 
 
 def _over_values(layer: SparseFfn, x: Tensor) -> Tensor:
@@ -262,62 +253,98 @@ def _over_values(layer: SparseFfn, x: Tensor) -> Tensor:
     return torch._nested_view_from_buffer(values.reshape(-1), *sizes)
 
 
-def _up(layer: SparseFfn, x: Tensor) -> Tensor:
+def _linear(layer: SparseFfn, which: int, x: Tensor) -> Tensor:
     if not layer.frozen:
-        return getattr(layer, layer.names[0])(x)
-    return functional.linear(x, layer._unpack()[0], layer.gate_bias)
-
-
-def _down(layer: SparseFfn, h: Tensor) -> Tensor:
-    if not layer.frozen:
-        return getattr(layer, layer.names[1])(h)
-    return functional.linear(h, layer._unpack()[2], layer.down_bias)
+        y: Tensor = layer.part(layer.names[which])(x)
+        return y
+    up, _, down = layer._unpack()
+    return functional.linear(x, down if which else up, layer._vectors()[2 * which])
 
 
 def _act(layer: SparseFfn, v: Tensor) -> Tensor:
-    g = dense.activate(v, layer.activation, layer.threshold)
+    g = layer.activated(v)
     return layer._counted(Trained(g, dense.l1(g), *dense.counts(g))) if g.requires_grad else g
 
 
 # --- Putting in and taking back -------------------------------------------------------------------
 
 
-def put(owner: nn.Module, kind: Kind, layer: SparseFfn) -> dict[str, Any]:
-    """Puts the layer and its stand-ins into the module; what :func:`take_back` wants."""
-    act = kind.act(owner)
-    before = {
-        "modules": dict(owner._modules),
-        "act": act,
-        "function": owner.__dict__.get(act),
-        "fast": owner.__dict__.get("activation_relu_or_gelu"),
-        "hooks": [
-            (name, owner.__dict__[name].copy())
-            for name in ("_state_dict_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks")
-        ],
-    }
-    modules = {CHILD if n == kind.linears[0] else n: m for n, m in owner._modules.items()}
-    for name in (kind.linears[1], act):
-        modules.pop(name, None)
-    modules[CHILD] = layer
+@cache
+def _classes(own: Any, parts: tuple[str, ...]) -> tuple[Any, Any]:
+    """Of a module of that class: one that runs the code with stand-ins, and that of what the code sees."""
+
+    @wraps(own.forward)
+    def forward(self: Any, *arguments: Any, **options: Any) -> Any:
+        return own.forward(_seen(self), *arguments, **options)
+
+    def _load_from_state_dict(self: Any, state_dict: Any, prefix: str, *rest: Any) -> None:
+        own._load_from_state_dict(self, state_dict, prefix, *rest)
+        if self._modules[CHILD].frozen:
+            self._modules[CHILD]._load_frozen(state_dict, prefix, *rest)
+
+    def __setstate__(self: Any, state: Any) -> None:
+        own.__setstate__(self, state)
+        _seen(self)
+
+    def reduced(self: Any, _: int) -> Any:  # pickle looks classes up, and this one has no place
+        return _empty, (own, parts), self.__dict__
+
+    about = {"__module__": own.__module__, "__qualname__": own.__qualname__, "__doc__": own.__doc__}
+    members = {
+        "forward": forward, "_load_from_state_dict": _load_from_state_dict,
+        "__setstate__": __setstate__, "__reduce_ex__": reduced,
+    }  # fmt: skip
+    seen = {name: property(partial(_stand_in, part)) for part, name in enumerate(parts)}
+    sees = type(own.__name__, (own,), about | seen)
+    return type(own.__name__, (own,), about | members | {"_twell_seen": sees}), sees
+
+
+def _empty(own: Any, parts: tuple[str, ...]) -> Any:
+    made, _ = _classes(own, parts)
+    return made.__new__(made)
+
+
+def _stand_in(part: int, seen: Any) -> StandIn:
+    return StandIn(seen._modules[CHILD], part)
+
+
+def _seen(owner: nn.Module) -> Any:
+    """The module as its code sees it: the same attributes, but for the parts."""
+    layer: Any = owner._modules[CHILD]
+    seen = layer.__dict__.get("_seen")
+    if seen is None or (not torch.compiler.is_compiling() and vars(seen) is not vars(owner)):
+        seen = object.__new__(type(owner)._twell_seen)  # type: ignore[attr-defined]
+        object.__setattr__(seen, "__dict__", vars(owner))
+        layer.__dict__["_seen"] = seen
+    return seen
+
+
+def put(
+    owner: nn.Module, parts: dict[str, nn.Module], layer: SparseFfn
+) -> Callable[[], None]:
+    """Puts the layer into the module; what takes it back."""
+    before: dict[str, Any] = dict(owner._modules)
+    own: Any = type(owner)
+    fast = owner.__dict__.get("activation_relu_or_gelu")
+    modules: dict[str, Any] = {}
+    for name, module in before.items():
+        if name == layer.names[0]:
+            modules[CHILD] = layer
+        modules[name] = parts.get(name, module)
     _set_modules(owner, modules)
-    for part, name in enumerate((kind.linears[0], act, kind.linears[1])):
-        object.__setattr__(owner, name, StandIn(layer, part))
-    if before["fast"] is not None:  # PyTorch's fused encoder layer would compute it densely
+    owner.__class__, _ = _classes(own, (layer.names[0], layer.act_name, layer.names[1]))
+    _seen(owner)
+    if fast is not None:  # PyTorch's fused encoder layer would compute it densely
         owner.__dict__["activation_relu_or_gelu"] = 0
-    Inside(CHILD, kind.linears).attach(owner)
-    return before
 
+    def take_back() -> None:
+        now = {name: owner._modules[name] for name in layer.names}  # frozen and thawed, they are others
+        _set_modules(owner, {**before, **now})
+        owner.__class__ = own
+        if fast is not None:
+            owner.__dict__["activation_relu_or_gelu"] = fast
 
-def take_back(owner: nn.Module, kind: Kind, before: dict[str, Any]) -> None:
-    for name in (*kind.linears, before["act"]):
-        owner.__dict__.pop(name, None)
-    if before["function"] is not None:
-        owner.__dict__[before["act"]] = before["function"]
-    if before["fast"] is not None:
-        owner.__dict__["activation_relu_or_gelu"] = before["fast"]
-    for name, hooks in before["hooks"]:
-        owner.__dict__[name] = hooks
-    _set_modules(owner, before["modules"])
+    return take_back
 
 
 def _set_modules(owner: nn.Module, modules: dict[str, Any]) -> None:

@@ -8,11 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from twell import _attached, _codes, _norm
-from twell._children import linear_of
+from twell import _codes, _norm
+from twell._children import is_turned, linear_of, misfit
+from twell.modules import SparseFfn
 
+# The layer that is made of a module's parts, in that module.
+CHILD = "sparse_ffn"
 # Where a module says its activation: a child, or a function.
 _ACTS = (
     "act_fn", "activation_fn", "act", "activation", "activation_function", "intermediate_act_fn", "relu"
@@ -54,11 +57,6 @@ class Kind:
         """Whether the module has no activation to look at: its code calls torch.relu."""
         return not self.acts
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Of the layer's linear layers."""
-        return ("gate_proj", "up_proj", *self.linears[1:]) if self.fused else self.linears
-
     def __str__(self) -> str:
         return ", ".join(self.linears) + (f" and {self.acts[0]}" if len(self.acts) == 1 else "")
 
@@ -86,15 +84,13 @@ class Kind:
         names = {*self.linears, self.act(module), self.norm(module)}
         return [n for n, m in module.named_children() if n not in names and not _may_go(m)]
 
-    def linears_of(self, module: nn.Module, name: str) -> list[nn.Module]:
-        """Of the layer, which have the weights themselves where they lie so. Raises ValueError."""
-        found: list[nn.Module] = []
-        for child in self.linears:
-            linear = getattr(module, child)
-            found += _halves(f"{name}.{child}", linear) if self.fused and not found else [
-                _linear_of(f"{name}.{child}", linear)
-            ]
-        return found
+    def parts_of(self, module: nn.Module, name: str) -> dict[str, nn.Module]:
+        """The linear layers, by name. Raises ValueError where one of them is none, and Stays where they do
+        not widen and narrow again."""
+        parts = {n: _linear_of(f"{name}.{n}", getattr(module, n)) for n in self.linears}
+        if wrong := misfit(list(parts.values()), self.fused):
+            raise Stays(f"{name}: {wrong}")
+        return parts
 
 
 KINDS = (
@@ -121,12 +117,19 @@ _ALL = (*KINDS, *(replace(kind, acts=()) for kind in KINDS))
 
 
 def kind_of(module: nn.Module, kinds: tuple[Kind, ...]) -> Kind | None:
+    if isinstance(module, SparseFfn) or is_owner(module):
+        return None
     if type(module) is nn.Sequential and kinds is KINDS:
         return _of_sequence(module)
     # The code of what is scripted cannot be tried.
     if kinds is KINDS and not isinstance(module, torch.jit.ScriptModule):
         kinds = _ALL
     return next((kind for kind in kinds if kind.has_parts(module)), None)
+
+
+def is_owner(module: nn.Module) -> bool:
+    """Whether a sparse layer is made of the module's parts."""
+    return isinstance(getattr(module, CHILD, None), SparseFfn)
 
 
 def _is_said(module: nn.Module, name: str) -> bool:
@@ -155,57 +158,11 @@ def _may_go(module: nn.Module) -> bool:
     return isinstance(module, (nn.Identity, nn.Dropout))
 
 
-def is_turned(module: nn.Module) -> bool:
-    """Whether the module is transformers' Conv1D, a linear layer whose weight is [in, out]. By name, so
-    that the package need not be installed."""
-    return type(module).__name__ == "Conv1D" and hasattr(module, "nf") and hasattr(module, "nx")
-
-
 def _linear_of(name: str, module: nn.Module) -> nn.Module:
-    if is_turned(module):
-        _check_plain(name, module)
-        weight: Any = module.weight
-        return linear_of(_like(weight, weight.t().contiguous()), _parameter(module, "bias"))
-    if not (hasattr(module, "in_features") and hasattr(module, "out_features")):
+    if not is_turned(module) and not (hasattr(module, "in_features") and hasattr(module, "out_features")):
         kind = type(module).__name__
         message = f"{name}: expected a linear layer, got {kind}"
         raise (Stays if "Conv" in kind else ValueError)(message)
-    if type(module) is nn.Linear and _attached.moves_inputs_alone(module):
-        # The layer moves its inputs itself, and without the hook it is sparse.
-        return linear_of(module.weight, module.bias)
     if type(module) is nn.Linear and _codes.was_quantised(module):
         return linear_of(module.weight, module.bias)
     return module
-
-
-def _halves(name: str, module: nn.Module) -> list[nn.Module]:
-    if type(module) is not nn.Linear:
-        raise ValueError(f"{name}: expected an nn.Linear, got {type(module).__name__}")
-    _check_plain(name, module)
-    if module.out_features % 2:
-        raise Stays(f"{name}: expected an even number of rows, got {module.out_features}")
-    weight, bias = module.weight, _parameter(module, "bias")
-    weights = weight.chunk(2)
-    biases = (None, None) if bias is None else bias.chunk(2)
-    # up is copied, since a view would keep the whole weight in memory.
-    return [
-        linear_of(_like(weight, weights[0]), None if biases[0] is None else _like(bias, biases[0])),
-        linear_of(
-            _like(weight, weights[1].clone()),
-            None if biases[1] is None else _like(bias, biases[1].clone()),
-        ),
-    ]
-
-
-def _check_plain(name: str, module: nn.Module) -> None:
-    """What hangs on a linear layer that is laid out anew would be lost."""
-    if hangs := _attached.what(module, own=("weight", "bias")):
-        raise ValueError(f"{name} has {hangs}, which the layer would lose; remove that first")
-
-
-def _parameter(module: nn.Module, name: str) -> nn.Parameter | None:
-    return module._parameters.get(name)
-
-
-def _like(parameter: Any, tensor: Tensor) -> nn.Parameter:
-    return nn.Parameter(tensor.detach(), parameter.requires_grad)

@@ -25,68 +25,6 @@ class _Layout:
         raise NotImplementedError
 
 
-class Turned(_Layout):
-    """Weights that the checkpoint has as [in, out] (GPT-2's Conv1D)."""
-
-    def __init__(self, names: tuple[str, ...]) -> None:
-        self.names = names
-
-    def __call__(self, module: nn.Module, state: dict[str, Tensor], prefix: str, _: Any) -> None:
-        for name in self.names:
-            if (weight := state.get(f"{prefix}{name}.weight")) is not None:
-                state[f"{prefix}{name}.weight"] = weight.t().contiguous()
-
-    def loaded(self, module: nn.Module, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
-        self(module, state, prefix, None)
-
-
-class Fused(_Layout):
-    """Gate and up, which the checkpoint has as the halves of one."""
-
-    def __init__(self, name: str, halves: tuple[str, str]) -> None:
-        self.name = name
-        self.halves = halves
-
-    def __call__(self, module: nn.Module, state: dict[str, Tensor], prefix: str, _: Any) -> None:
-        for own in ("weight", "bias"):
-            keys = [f"{prefix}{half}.{own}" for half in self.halves]
-            if all(key in state for key in keys):
-                _put(state, keys, {f"{prefix}{self.name}.{own}": torch.cat([state[k] for k in keys])})
-
-    def loaded(self, module: nn.Module, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
-        for own in ("weight", "bias"):
-            if (whole := state.pop(f"{prefix}{self.name}.{own}", None)) is not None:
-                for half, tensor in zip(self.halves, whole.chunk(2)):
-                    state[f"{prefix}{half}.{own}"] = tensor
-
-
-class Inside(_Layout):
-    """Linear layers that stand in a child of the module that the checkpoint has them in."""
-
-    def __init__(self, child: str, names: tuple[str, ...]) -> None:
-        self.child = child
-        self.names = names
-
-    def attach(self, module: nn.Module) -> None:
-        super().attach(module)
-        module.register_load_state_dict_post_hook(self.told)
-
-    def __call__(self, module: nn.Module, state: dict[str, Tensor], prefix: str, _: Any) -> None:
-        inside = f"{prefix}{self.child}."
-        for key in [k for k in state if k.startswith(inside)]:
-            _put(state, [key], {prefix + key.removeprefix(inside): state[key]})
-
-    def loaded(self, module: nn.Module, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
-        for key in list(state):
-            if key.startswith(prefix) and key.removeprefix(prefix).split(".")[0] in self.names:
-                state[f"{prefix}{self.child}.{key.removeprefix(prefix)}"] = state.pop(key)
-
-    def told(self, module: nn.Module, incompatible: Any) -> None:
-        """Missing keys, as the checkpoint has them."""
-        missing = incompatible.missing_keys
-        missing[:] = [f".{key}".replace(f".{self.child}.", ".")[1:] for key in missing]
-
-
 class Stacked(_Layout):
     """Experts, which the checkpoint has as one tensor [experts, rows, columns] for each weight."""
 

@@ -12,11 +12,10 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from twell import _attached, _norm, dense
-from twell._children import linear_of, misfit
+from twell._children import linear_of
 from twell.form import Form
 from twell.hf.activations import activation_of
-from twell.hf.kinds import KINDS, Kind, Stays, is_turned, kind_of
-from twell.hf.layout import Fused, Turned
+from twell.hf.kinds import KINDS, Kind, Stays, kind_of
 from twell.modules import Ffn, GatedFfn, SparseFfn
 
 
@@ -35,7 +34,7 @@ def from_mlp(
     down and act. A module without act_fn, whose code calls torch.relu, is tried too. The layer also takes
     an RMSNorm before down (BitNet), dropout of the hidden state and of the output, and applies the
     activation to up if the module does. Weights that are transposed (Conv1D) or two in one
-    (gate_up_proj) become linear layers of their own; the state_dict has them as before.
+    (gate_up_proj) stay as they are.
 
     ``activation`` overrides what act_fn says. ``config`` is the model's configuration, which may have
     an activation's threshold. The layer takes over the module's hooks of forward and backward. What is
@@ -55,11 +54,11 @@ def from_mlp(
         raise ValueError(f"{name}: is compiled (torch.compile); compile the model afterwards")
     act_name, norm = kind.act(mlp), kind.norm(mlp)
     if others := kind.others(mlp):
-        parts = f"{', '.join(kind.linears)} and {act_name}"
+        known = f"{', '.join(kind.linears)} and {act_name}"
         raise ValueError(
-            f"{name}: expected {parts} alone, got {', '.join(others)} too, which the layer would lack"
+            f"{name}: expected {known} alone, got {', '.join(others)} too, which the layer would lack"
         )
-    linears = kind.linears_of(mlp, name)
+    parts = kind.parts_of(mlp, name)
     if activation is None and not kind.in_code:
         activation, threshold = activation_of(name, getattr(mlp, act_name), config)
     kept = {*kind.linears, norm}
@@ -69,7 +68,6 @@ def from_mlp(
             raise ValueError(
                 f"{where} has {hangs}, which the layer would lose; remove that first"
             )
-    check_sizes(name, linears)
     tried = _try_forward(name, mlp, kind, threshold)
     activation = activation or tried.activation
     up_activation = activation if tried.up == "same" else tried.up
@@ -82,23 +80,20 @@ def from_mlp(
     if norm is not None:
         options = {"norm": _norm_of(getattr(mlp, norm)), "norm_name": norm}
     try:
-        layer = (GatedFfn if kind.gated else Ffn)._of_linears(
-            linears,
+        layer = (GatedFfn if kind.gated else Ffn)._of_parts(
+            parts,
+            fused=kind.fused,
+            act=(act_name, getattr(mlp, act_name, None)),
             activation=activation,
             threshold=threshold,
             up_activation=up_activation,
             hidden_dropout=tried.hidden_dropout,
             output_dropout=tried.output_dropout,
-            names=kind.names,
             **options,
         )
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
     take_mode(layer, mlp)
-    if turned := tuple(n for n in kind.linears if is_turned(getattr(mlp, n))):
-        Turned(turned).attach(layer)
-    if kind.fused:
-        Fused(kind.linears[0], ("gate_proj", "up_proj")).attach(layer)
     _attached.take_over(layer, mlp)
     return layer
 
@@ -108,12 +103,6 @@ def computes_nothing_else(name: str, mlp: nn.Module, kind: Kind) -> bool:
     where it computes something else than a layer may."""
     plain = _Tried("", "identity")
     return kind.norm(mlp) is None and not kind.others(mlp) and _try_forward(name, mlp, kind) == plain
-
-
-def check_sizes(name: str, linears: list[Any]) -> None:
-    """Raises Stays where the linear layers do not widen and narrow again."""
-    if wrong := misfit(linears):
-        raise Stays(f"{name}: {wrong}")
 
 
 def _norm_of(module: nn.Module) -> nn.Module:
@@ -220,7 +209,7 @@ def _try_forward(name: str, mlp: nn.Module, kind: Kind, threshold: float = 0.0) 
                 break
     if found is not None:
         return found
-    names = kind.names
+    names = ("gate_proj", "up_proj", *kind.linears[1:]) if kind.fused else kind.linears
     times_up = f" * {names[1]}(x)" if kind.gated else ""
     text = f"{act_name or 'relu'}({names[0]}(x)){times_up}"
     raise refused(

@@ -13,13 +13,12 @@ from torch import Tensor, nn
 
 from twell import _frozen
 from twell._block import check_path
-from twell._children import linear_of
 from twell._weights import FEWEST_INPUTS
 from twell.hf import inline
 from twell.hf.activations import activation_of
 from twell.hf.experts import Experts, from_experts, is_experts
 from twell.hf.inline import from_owner
-from twell.hf.kinds import KINDS, Kind, Stays, is_turned, kind_of
+from twell.hf.kinds import KINDS, Kind, Stays, kind_of
 from twell.hf.mlps import from_mlp, with_children
 from twell.hf.said import thresholds_of, untrue_in
 from twell.hf.unchanged import as_it_was
@@ -146,59 +145,31 @@ class Site:
 
     def let_go(self) -> None:
         """Keeps the module without its weights, which may go."""
-        names = [*self.kind.linears, self.layer.norm_name]
-        self.module = with_children(self.module, dict.fromkeys(n for n in names if n))
+        self.module = with_children(self.module, dict.fromkeys(self.layer._child_names))
 
     def refill(self) -> None:
         """Gives the module the layer's children."""
-        children = {n: getattr(self.layer, n) for n in self.layer._child_names}
-        if self.kind.fused:
-            gate, up = (children.pop(n) for n in self.kind.names[:2])
-            children[self.kind.linears[0]] = _joined(gate, up)
-        self.module._modules.update(children)
-
-
-class TurnedSite(Site):
-    """Of a module with Conv1D."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.shells = {
-            n: m for n in self.kind.linears if is_turned(m := getattr(self.module, n))
-        }
-
-    def let_go(self) -> None:
-        super().let_go()
-        self.shells = {n: _with_parameters(m, None, None) for n, m in self.shells.items()}
-
-    def refill(self) -> None:
-        super().refill()
-        for name, shell in self.shells.items():
-            linear = getattr(self.layer, name)
-            weight = nn.Parameter(linear.weight.detach().t().contiguous(), linear.weight.requires_grad)
-            self.module._modules[name] = _with_parameters(shell, weight, linear.bias)
+        self.module._modules.update(self.layer._parts())
 
 
 class InlineSite(Site):
-    """Among the parts of a module."""
+    """Among the parts of a module, which they stay."""
 
-    before: dict[str, Any] | None = None
+    _take_back: Callable[[], None] | None = None
 
     def put(self, model: nn.Module) -> None:
-        self.before = inline.put(self.module, self.kind, self.layer)
+        parts = self.kind.parts_of(self.module, self.name)
+        self._take_back = inline.put(self.module, parts, self.layer)
 
     def take_back(self, model: nn.Module) -> None:
-        if self.before is not None:
-            inline.take_back(self.module, self.kind, self.before)
-            self.before = None
+        if self._take_back is not None:
+            self._take_back()
 
     def let_go(self) -> None:
-        if self.before is not None:
-            self.before["modules"].update(dict.fromkeys(self.kind.linears))
+        pass
 
     def refill(self) -> None:
-        if self.before is not None:
-            self.before["modules"].update({n: getattr(self.layer, n) for n in self.kind.linears})
+        pass
 
 
 class ExpertsSite(Site):
@@ -229,21 +200,6 @@ class ExpertsSite(Site):
             kind = "down_proj" if name == "down_proj" else "up_proj"
             wanted = getattr(self.layer[0], kind).weight.requires_grad
             self.module._parameters[name] = nn.Parameter(state[name], wanted)
-
-
-def _joined(gate: nn.Linear, up: nn.Linear) -> nn.Linear:
-    with torch.no_grad():
-        weight = nn.Parameter(torch.cat([gate.weight, up.weight]), gate.weight.requires_grad)
-        bias = None
-        if gate.bias is not None:
-            bias = nn.Parameter(torch.cat([gate.bias, up.bias]), gate.bias.requires_grad)
-    return linear_of(weight, bias)
-
-
-def _with_parameters(module: nn.Module, weight: Any, bias: Any) -> nn.Module:
-    twin = object.__new__(type(module))
-    twin.__dict__.update(module.__dict__, _parameters={"weight": weight, "bias": bias})
-    return twin
 
 
 # --- Finding --------------------------------------------------------------------------------------
@@ -312,8 +268,7 @@ def judge(
                 site: Site = ExpertsSite(called, module, from_experts(module, **options))
             elif own:
                 layer = from_mlp(module, names=_names(kinds), **options)
-                turned = any(is_turned(getattr(module, n)) for n in kind.linears)
-                site = (TurnedSite if turned else Site)(called, module, kind, layer)
+                site = Site(called, module, kind, layer)
             else:
                 site = InlineSite(called, module, kind, from_owner(module, kind, **options))
             if own and called == [""]:
@@ -409,7 +364,7 @@ def _check_freezable(model: nn.Module) -> Callable[[Site], None]:
             dot = f"{name}." if name else ""
             layer._check_children(dot)
             for child in layer._child_names:
-                module = getattr(layer, child)
+                module = layer.part(child)
                 for own, tensor in module.named_parameters():
                     if tensor.is_meta:
                         raise ValueError(f"{dot}{child}: its {own} has no data, on the meta device")
@@ -441,7 +396,7 @@ def _freeze(
     frozen with."""
     layers = {name: layer for site in sites for name, layer in site.layers.items()}
     wanted = {
-        layer: {name: w.requires_grad for name, w in layer.named_parameters()}
+        layer: {name: w.requires_grad for name, w in layer.part_parameters().items()}
         for layer in layers.values()
     }
     for site in sites:
@@ -451,7 +406,7 @@ def _freeze(
             layer.freeze(inputs.pop(name, None), path=path)
     except BaseException:
         for layer in layers.values():
-            for name, weight in layer.thaw().named_parameters():
+            for name, weight in layer.thaw().part_parameters().items():
                 weight.requires_grad_(wanted[layer][name])
         for site in sites:
             site.refill()

@@ -253,9 +253,9 @@ def _of_layer(layer: SparseFfn) -> _Found:
 
         return layer.register_forward_hook(hook, with_kwargs=True)
 
-    tensors = [*layer.parameters(), *layer.buffers()]
+    tensors: list[Tensor] = [*layer.buffers(), *layer.part_parameters().values()]
     sizes = (layer.width, layer.neurons)
-    return _Found(len(layer.names) == 3, sizes, tensors, watch, layer.activation)
+    return _Found(layer.gated, sizes, tensors, watch, layer.activation)
 
 
 def _of_experts(module: Any) -> _Found:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from twell.dense import FatRelu
 from twell.hf.activations import Annealed
-from twell.hf.inline import CHILD
+from twell.hf.kinds import CHILD
 from twell.modules import SparseFfn
 
 _PARAM = "hidden_act_param"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 
-def is_sharded(weight: Tensor) -> bool:
+def is_sharded(weight: Tensor | None) -> bool:
     """Whether this process may lack a part of it."""
     return hasattr(type(weight), "full_tensor") or hasattr(weight, "ds_id")
 

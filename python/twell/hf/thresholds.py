@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from twell._children import does_more
 from twell.hf import shards
 from twell.hf.said import Computed, Sayings
 from twell.hf.schedule import Schedule
@@ -123,7 +122,7 @@ class ThresholdCallback(Schedule):
         self._unhook()
         sizes = {n: m.neurons for n, m in self._layers.items() if n in self._due}
         some = next(iter(self._layers.values()))
-        device = getattr(some, some.names[0]).weight.device
+        device = some.part(some.names[0]).weight.device
         values, self._values = shards.of_all_processes(self._values, sizes, device), {}
         if not values:
             return
@@ -168,10 +167,9 @@ class ThresholdCallback(Schedule):
         x = (given[0] if given else named["x"]).detach().flatten(0, -2)
         if not layer.training or len(x) == 0:
             return
-        first = getattr(layer, layer.names[0])  # type: ignore[arg-type, index]
         # An odd stride: an even one may fall on the same positions of every sequence.
         x = x[:: max(1, math.ceil(len(x) * shards.processes() / _ROWS)) | 1]
-        self._values[name] = first(x).float()  # under the autocast of the pass
+        self._values[name] = self._layers[name].before_activation(x).float()  # under the autocast of the pass
 
 
 @torch.no_grad()
@@ -198,11 +196,15 @@ def fold_thresholds(model: nn.Module) -> float:
     for layer in layers.values():
         factor = largest / max(layer.threshold, largest * _LEAST) if largest > 0 else 1.0
         with shards.writable(model, [p for _, p in _scaled(layer)]):
-            for child, parameter in _scaled(layer):
-                if child == layer.names[0]:
-                    parameter.mul_(factor)
-                else:
-                    parameter.div_(factor)
+            gate, up, down = layer._weights()
+            gate_bias, up_bias, *_ = layer._vectors()
+            shrunk = [up, up_bias] if layer.gated else [down]
+            for tensor in (gate, gate_bias):
+                if tensor is not None:
+                    tensor.mul_(factor)
+            for tensor in shrunk:
+                if tensor is not None:
+                    tensor.div_(factor)
         layer.threshold = largest
     sayings.write(_computed(model))
     return largest
@@ -217,11 +219,11 @@ def _scaled(layer: SparseFfn) -> list[tuple[str, Any]]:
     """The parameters that folding scales, with the names of their linear layers. Down's bias is added to
     the sum, and stays."""
     out: list[tuple[str, Any]] = []
-    for name in layer.names[:2]:
-        child = getattr(layer, name)
-        out.append((name, child.weight))
-        if child.bias is not None and (name == layer.names[0] or len(layer.names) == 3):
-            out.append((name, child.bias))
+    for name in layer.names[: 1 if layer.fused else 2]:
+        part = layer.part(name)
+        out.append((name, part.weight))
+        if part.bias is not None and (name == layer.names[0] or layer.gated):
+            out.append((name, part.bias))
     return out
 
 
@@ -234,9 +236,9 @@ def _check_foldable(operation: str, model: nn.Module, layers: dict[str, SparseFf
         )
     for name, layer in layers.items():
         for child in layer._child_names:
-            if not _is_ordinary(getattr(layer, child), layer._expected_type(child)):
+            if not _is_ordinary(layer, child):
                 raise ValueError(f"{operation}: {name}: its {child} is no ordinary linear layer")
-        if len(layer.names) == 2 and layer.norm_name is not None:
+        if not layer.gated and layer.norm_name is not None:
             raise ValueError(f"{operation}: {name}: has no gate, and a norm behind its activation")
         for child, parameter in _scaled(layer):
             if owners[id(parameter)] > 1:
@@ -246,12 +248,12 @@ def _check_foldable(operation: str, model: nn.Module, layers: dict[str, SparseFf
                 )
 
 
-def _is_ordinary(child: nn.Module, kind: type[nn.Module]) -> bool:
-    weight = child._parameters.get("weight")
+def _is_ordinary(layer: SparseFfn, name: str) -> bool:
+    part = layer.part(name)
     # What gathers shards hangs hooks on a linear layer, and changes nothing of what it computes.
-    if weight is not None and shards.is_sharded(weight):
-        return isinstance(child, kind)
-    return not does_more(child, kind)
+    if isinstance(part, nn.Module) and shards.is_sharded(part._parameters.get("weight")):
+        return isinstance(part, layer._expected_type(name))
+    return layer.is_ordinary(name)
 
 
 def _numbers(values: dict[str, Tensor]) -> dict[str, float]:

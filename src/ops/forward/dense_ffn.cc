@@ -78,18 +78,24 @@ void dense_ffn(Context& context, ConstMatrixView x, const DenseWeights& weights,
       parallel_for(context, in.rows, [&](std::int64_t r) {
         finite[static_cast<std::size_t>(r)] = kernels.all_finite(in.row_bytes(r), in.cols);
       });
-      multiply(context, in, weight(*weights.up),
-               [&](std::int64_t row, std::int64_t column, std::int64_t width, float* c) {
-                 add_bias(form.up_bias, column, width, c);
-                 activate_up(form, width, c);
-                 std::byte* const h = hidden.row_bytes(row) + column * element;
-                 const bool guarded =
-                     finite[static_cast<std::size_t>(row)] != 0 && !of_sums.all_finite(c, width);
-                 x.dtype == DType::bf16
-                     ? widen_times(reinterpret_cast<const bf16*>(h), width, guarded, c)
-                     : widen_times(reinterpret_cast<const float*>(h), width, guarded, c);
-                 kernels.round_row(c, width, h);
-               });
+      multiply(
+          context, in, weight(*weights.up),
+          [&](std::int64_t row, std::int64_t column, std::int64_t width, float* c) {
+            add_bias(form.up_bias, column, width, c);
+            activate_up(form, width, c);
+            std::byte* const h = hidden.row_bytes(row) + column * element;
+            const bool row_finite = finite[static_cast<std::size_t>(row)] != 0;
+            if (row_finite && kernels.x.dtype == x.dtype) {
+              kernels.multiply_nonzeros(c, width, h);
+              return;
+            }
+            const bool guarded = row_finite && !of_sums.all_finite(c, width);
+            x.dtype == DType::bf16
+                ? widen_times(reinterpret_cast<const bf16*>(h), width, guarded, c)
+                : widen_times(reinterpret_cast<const float*>(h), width, guarded, c);
+            kernels.round_row(c, width, h);
+          },
+          weights.up->type == weights.gate.type);
     }
     if (scales_hidden(form)) {
       x.dtype == DType::bf16 ? scale_hidden<bf16>(context, kernels, form, hidden, scales)
