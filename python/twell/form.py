@@ -44,11 +44,13 @@ class Form(NamedTuple):
 
     @property
     def vectors(self) -> tuple[Tensor | None, ...]:
-        return self[_SCALARS:]
+        vectors: Any = self[_SCALARS:]
+        return tuple(vectors)
 
     def with_vectors(self, vectors: Sequence[Any]) -> Form:
         """The last ones may be left out."""
-        return Form(*self[:_SCALARS], *vectors)
+        scalars: Any = self[:_SCALARS]
+        return Form(*scalars, *vectors)
 
     @property
     def is_plain(self) -> bool:

@@ -195,14 +195,15 @@ def test_other_dtypes(way: str) -> None:
 
 @pytest.mark.parametrize("way", ["int8", "int4"])
 def test_memory(way: str) -> None:
-    """A byte or 17 of 32 a weight, and what panels add."""
+    """A byte or 17 of 32 a weight, and what scales and panels add. With AMX rows of up and down lie an odd
+    number of cache lines apart, one more than they have."""
     linears = [nn.Linear(1024, 2048, bias=False), nn.Linear(1024, 2048, bias=False), nn.Linear(2048, 1024, bias=False)]
     for linear in linears:
         linear.bfloat16()
         compress(linear, INT8 if way == "int8" or linear.in_features == 2048 else INT4, bits=5)
     module = twell.GatedFfn._of_linears(linears).freeze()
     codes = 2048 * 1024 * (3 if way == "int8" else 1 + 2 * 17 / 32)
-    assert sum(b.nbytes for b in module.buffers()) <= 1.05 * codes
+    assert sum(b.nbytes for b in module.buffers()) <= 1.02 * codes + 2 * 2048 * 64
 
 
 def test_compiled_and_exported() -> None:
