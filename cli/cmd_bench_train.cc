@@ -63,7 +63,7 @@ lm::TokenStream stream(const BenchTrainCommand& o, std::int64_t vocab) {
 
 void print_sides(const BenchTrainCommand& o, const lm::StepComparison& result) {
   Table table(
-      {"", "tokens/s", "step", "fastest", "slowest", "windows", "mJ/token", "memory", "gain"});
+      {"", "tokens/s", "step", "fastest", "slowest", "windows", "mJ/token", "memory", "sparse is"});
   for (const lm::StepSide* side : result.sides()) {
     const auto [low, high] = std::ranges::minmax(side->seconds);
     const double step = lm::median(side->seconds);

@@ -1,4 +1,4 @@
-// twell explain: what this machine has, and which plan a layer or a model would run with.
+// twell explain: which plan a layer or a model would run with on this machine, and why.
 #include <algorithm>
 #include <memory>
 
@@ -21,21 +21,6 @@ struct ExplainCommand : ModelOptions {
   bool gated = true;
   bool measure = true;
 };
-
-void explain_machine(const ExplainCommand& o, const Context& context) {
-  const CpuCaches caches = cpu_caches();
-  std::string tiers;
-  for (const CpuTier tier : kAllCpuTiers) {
-    tiers += fmt::format("{}{}{}", tiers.empty() ? "" : ", ", name_of(tier),
-                         cpu_tier_available(tier) ? "" : " (not here)");
-  }
-  o.say("Processor  {}\n", processor_name());
-  o.say("Tiers      {}\n", tiers);
-  o.say("Used       {} (TWELL_CPU_TIER=NAME forces another), {} threads\n", name_of(context.tier()),
-        context.threads());
-  o.say("Caches     L1 {}, L2 {}, L3 {}\n\n", format_bytes(static_cast<double>(caches.l1)),
-        format_bytes(static_cast<double>(caches.l2)), format_bytes(static_cast<double>(caches.l3)));
-}
 
 // What --path auto goes by: in the model's first layer, in a layer like those that are timed, or
 // before any layer was there.
@@ -141,7 +126,8 @@ void run(ExplainCommand& o) {
     dtype = model->dtype() == at::kFloat ? DType::f32 : DType::bf16;
   }
   const Context context({.threads = o.threads, .tier = std::nullopt});
-  explain_machine(o, context);
+  o.say_lines("{}, {} instructions, {} threads; twell info says more", processor_name(),
+              name_of(context.tier()), context.threads());
 
   const FfnShape size = {o.width, o.neurons, o.gated, dtype};
   o.say("A {}gated layer, D = {}, H = {}, {}, {} non-zeros expected\n\n", o.gated ? "" : "non-",
@@ -222,7 +208,7 @@ void run(ExplainCommand& o) {
 
 void add_explain(CLI::App& app) {
   auto [c, o] = add_command<ExplainCommand>(
-      app, "explain", "Show this machine, and how a layer or a model runs on it",
+      app, "explain", "Show how a layer or a model would run on this machine, and why",
       "twell explain --width 2048 --neurons 5632 --tokens 1,64,2048 --nnz 29", run);
   c.add_option("--model", o->model, "Explain the layers of this model")->type_name("DIR");
   add_unused_option(c, o->allow_unused);

@@ -131,5 +131,6 @@ void add_convert(CLI::App& app);
 void add_quantize(CLI::App& app);
 void add_calibrate(CLI::App& app);
 void add_explain(CLI::App& app);
+void add_info(CLI::App& app);
 
 }  // namespace twell::cli

@@ -149,6 +149,7 @@ int program(int argc, char** argv) {
   add_quantize(app);
   add_calibrate(app);
   add_explain(app);
+  add_info(app);
 
   const auto print = [&app](const std::string& what) {
     put(stdout, what == "man" ? man_page(app) : bash_completion(app));

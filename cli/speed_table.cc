@@ -19,7 +19,8 @@ std::string speed_table(const std::string& name, const lm::CompareOptions& optio
   const std::string what =
       name == "prefill" ? fmt::format("{}, {} x {}", name, options.sequences, options.prompt_tokens)
                         : fmt::format("{}, {} x 1", name, options.sequences);
-  Table table({what, "tokens/s", "slowest", "fastest", "first call", "mJ/token", "memory", "gain"});
+  Table table(
+      {what, "tokens/s", "slowest", "fastest", "first call", "mJ/token", "memory", "sparse is"});
   for (const lm::SideSpeed& side : speed.sides) {
     const auto rate = [&](double us) {
       return fmt::format("{:.1f}", static_cast<double>(speed.tokens) * 1e6 / us);

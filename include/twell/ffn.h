@@ -5,16 +5,20 @@
 //
 // An FfnForm (twell/ffn_form.h) adds biases, an activation of u, and a norm of h.
 //
-// x is [M, D], Wg and Wu are [H, D] as in checkpoints, Wd is neuron-major [H, D] (the transpose of
-// a checkpoint's down projection), y is [M, D]. x and y are of one dtype, bf16 or f32, and each
-// weight of that type or int8 (twell/weight.h): int8 has a scale for each row of Wg and Wu, for
-// each column of Wd, and Wg is packed. Accumulation is f32; the activation is rounded once to the
-// dtype as it is packed, u is never rounded, y once; h is rounded where many rows of a block fire
-// its neuron (FfnPlan::hot_share). NaN and infinities: a neuron that does not fire is not computed,
-// so rows of Wu and Wd that are not finite reach what fires them, and no other row, where a dense
-// layer makes NaN of 0 · ∞. Look at weights before, or give such a layer to a dense one. A row of x
-// that is not finite does give what it gives there. Training looks at the weights of each call
-// (twell/train.h). Any M ≥ 0, D ≥ 1, H ≥ 1. Errors are twell::Error naming operation and argument.
+// x and y are [M, D], both in bf16 or both in f32. Wg and Wu are [H, D] as in checkpoints. Wd is
+// neuron-major, [H, D]: the transpose of a checkpoint's down projection. A weight is of the type of
+// x, or codes of int8 or int4 (twell/weight.h). int8 has a scale for each row of Wg and Wu and for
+// each column of Wd; int4 is for Wg and Wu. A Wg of codes is packed.
+//
+// Accumulation is f32. The activation is rounded once to the dtype as it is packed, y once, and u
+// never. h is rounded for neurons that many rows of a block fire (FfnPlan::hot_share).
+//
+// A neuron that does not fire is not computed. So rows of Wu and Wd that are not finite reach the
+// rows of x that fire them and no others, where a dense layer makes NaN of 0 · ∞. Look at weights
+// before, or give such a layer to a dense one. A row of x that is not finite gives what it gives in
+// a dense layer. Training looks at the weights in each call (twell/train.h).
+//
+// M ≥ 0, D ≥ 1 and H ≥ 1 may be any. Errors are twell::Error, naming operation and argument.
 #pragma once
 
 #include <cstdint>

@@ -3,7 +3,7 @@
 ``import twell`` loads the operators ``torch.ops.twell.*`` (``twell.ops`` documents them). It gives
 
 * :class:`GatedFfn`, a gated feed-forward layer, sparse in inference and training;
-* :func:`sparsify`, which replaces the MLPs of a Llama or Qwen2 model by it;
+* :func:`sparsify`, which replaces the feed-forward layers of a model by it;
 * :func:`round_scales`, which makes others' int4 models stay codes when sparse;
 * :func:`set_l1`, which trains a model to fire less;
 * :func:`gated_ffn`, the differentiable function beneath, with the L1 term of the activations.

@@ -22,19 +22,19 @@ Layer = TypeVar("Layer", bound="SparseFfn")
 
 class SparseFfn(FreezableFfn):
     """What :class:`GatedFfn` and :class:`Ffn` share. Their linear layers are children, under the
-    names that the checkpoint has for them, or stay those of another module; so does ``norm``, an RMSNorm
+    names that the checkpoint has for them, or stay those of another module. So does ``norm``, an RMSNorm
     of the hidden state (nn.RMSNorm or a model's own), under ``norm_name``. ``act`` is the name of the
-    module or function that computes the activation, itself, and whether it is the layer's.
-    ``up_activation`` is that of up beside a gate: relu makes it dReLU. ``hidden_dropout`` of what enters
-    down is dense in training; ``output_dropout`` of y does not change that. Each is a share, or the name
-    of a module that has one.
-    A GPU has layers with biases, an activation of up or a norm densely, and none frozen.
+    module or function that computes the activation, that itself, and whether it is the layer's.
+    ``up_activation`` is up's activation beside a gate: relu makes the layer dReLU. With
+    ``hidden_dropout``, of what enters down, training is dense; ``output_dropout``, of y, does not change
+    that. Each is a share, or the name of a module that has one. On a GPU, layers with biases, an
+    activation of up or a norm run densely and cannot be frozen.
 
     Unfrozen, where a gradient is wanted, forward keeps what fires and backward multiplies nothing
     else (:func:`twell.gated_ffn`); no weight is kept between calls, so any change to them is seen.
-    On a GPU, in bfloat16 and float16, it does where that is expected to be faster: the layer looks
-    after its first step of training, and after every 32nd from there, at how many tokens fired each
-    neuron, and waits for the GPU then.
+    On a GPU, in bfloat16 and float16, it does so where that is expected to be faster: after its first
+    step of training, and after every 32nd from there, the layer looks at how many tokens fired each
+    neuron. It waits for the GPU then.
 
     Without gradients the layer is dense: packing the gate and transposing the down projection in
     every call cost 14 ms where 64 inputs take 14 densely (D = 2048, H = 5632, two cores).

@@ -4,7 +4,7 @@ Common to all: tensors are on the CPU, of dtype bfloat16 or float32, or on one N
 bfloat16 or float16. All arguments of a call have the same device and dtype, but on a CPU weights may
 be int8 or int4 codes with scales (:func:`join_codes`), where no gradient is wanted. Weights are
 [H, D] with adjacent row elements, ``down`` neuron-major (the transpose of a checkpoint's down
-projection). There may be any number of rows, also none. Accumulation is in float32. The same input gives the same bits
+projection). There may be any number of rows, or none. Accumulation is in float32. The same input gives the same bits
 from run to run, at the same number of threads. A wrong argument raises a RuntimeError that names
 operation and argument, with what was expected and got. So do backward passes through what is not
 differentiable, and forward-mode differentiation of any operator.
@@ -13,7 +13,7 @@ On a GPU all work is enqueued on PyTorch's current stream and nothing waits for 
 can capture the calls. Therefore nothing checks there what the tensors of a packed activation hold,
 and there are no linear layers. A packed weight belongs to the device it was packed on.
 
-Threads follow ``torch.set_num_threads``; ``TWELL_CPU_TIER`` forces an instruction tier
+Threads follow ``torch.set_num_threads``; ``TWELL_CPU_TIER`` forces a tier
 (portable, avx2, avx512, amx).
 """
 
@@ -43,22 +43,24 @@ row and tile, or none where ``capacity`` is ``tile``.
 
 
 def pack_weight(weight: Tensor) -> Tensor:
-    """weight [H, D], or the codes of one (join_codes), in the layout of the GEMM: [H, n, 1] of its
-    dtype, which says what it is. n is D where nothing is added (by padding H to 16 and D to 32, but
-    not in float32; by the scales of codes). Differentiable, but not in codes."""
+    """Rearranges a weight [H, D], or the codes of one (join_codes), in the order in which the GEMM
+    reads it. The result is [H, n, 1] of its dtype, and this shape says what it is. n is D plus what
+    is added: padding of H to 16 and, but for float32, of D to 32, and the scales of codes.
+    Differentiable, but not in codes."""
     return torch.ops.twell.pack_weight(weight)
 
 
 def join_codes(codes: Tensor, scales: Tensor, by: str = "row") -> Tensor:
     """The weight code · scale as the operators take it on a CPU, in one tensor.
 
-    int8: ``codes`` [H, D] with scales of their rows [H] or, ``by`` "column", of their columns [D]. A
-    gate (packed), up and linear layers have those of rows, ``down`` those of columns. int4: codes of -8
-    to 7 and, ``by`` "group", a scale for 32 of a row, [H, D / 32]; not for ``down``. These scales have 5
-    significant bits, none is less than 2⁻¹⁵ of its row's largest.
+    int8 ``codes`` [H, D] have scales of their rows [H] or, ``by`` "column", of their columns [D]. A
+    gate (packed), up and linear layers take scales of rows, and ``down`` takes scales of columns.
+    int4 codes of -8 to 7 have, ``by`` "group", a scale for 32 of a row, [H, D / 32]; ``down`` takes
+    none of these. int4 scales have 5 significant bits, and none is less than 2⁻¹⁵ of its row's
+    largest.
 
-    Codes are int8, scales are read as float32. x may be bfloat16 or float32, and every result is that
-    of the matrix of the products, which are nowhere rounded. Inference only. Raises ValueError."""
+    Codes are int8, and scales are read as float32. x may be bfloat16 or float32. Every result is that
+    of the matrix of the products, which are never rounded. For inference only. Raises ValueError."""
     if by not in ("row", "column", "group"):
         raise ValueError(f'by: expected "row", "column" or "group", got {by!r}')
     if codes.dim() != 2 or codes.dtype != torch.int8 or codes.numel() == 0:
@@ -117,16 +119,16 @@ def linear(x: Tensor, weight_packed: Tensor, bias: Tensor | None = None) -> Tens
 
 
 def linear_as_stored(x: Tensor, weight: Tensor) -> Tensor:
-    """y = x Wᵀ, x [..., D], y [..., N], for a plain weight [N, D] and a few rows, up to about eight:
-    the weight streams by once. Made for logits. Not differentiable."""
+    """y = x Wᵀ, x [..., D], y [..., N], for a plain weight [N, D] and up to about eight rows: the
+    weight is read once, as for logits. Not differentiable."""
     return torch.ops.twell.linear_as_stored(x, weight)
 
 
 def round_inputs(x: Tensor) -> Tensor:
-    """x [..., D] with each block of 256 inputs of a row rounded to whole numbers of at most 7 bits times
-    a power of 2: by at most a 127th of the block's largest. Products of the result with int8 and int4
-    codes are of integers alone, and the fastest there are: at many rows 1.5 to 1.8 times as fast as
-    those of x with AVX-512. Blocks with a number that is not finite stay as they are. On a CPU; not
+    """Rounds each block of 256 inputs of a row of x [..., D] to whole numbers of at most 7 bits times a
+    power of 2. An input changes by at most a 127th of the block's largest. Products of the result
+    with int8 and int4 codes are of integers alone: with AVX-512 they are 1.5 to 1.8 times as fast at
+    many rows as those of x. Blocks with a number that is not finite stay as they are. On a CPU; not
     differentiable."""
     return torch.ops.twell.round_inputs(x)
 
@@ -142,7 +144,7 @@ def ffn(
     hot: int = 0,
     **form: Unpack[Additions],
 ) -> Tensor:
-    """y = (act(x Wgᵀ) ⊙ (x Wuᵀ)) Wd, x [..., D], y [..., D], up and down evaluated only where the
+    """y = (act(x Wgᵀ) ⊙ (x Wuᵀ)) Wd, x [..., D], y [..., D]. Up and down are computed only where the
     gate is not zero. ``gate`` is pack_weight of Wg, or Wg itself with its ``screen`` (screen_weight),
     which is faster if the screen leaves at most screen_limit of the pre-activations; on a GPU the plan
     uses the screen for few tokens and the gate for many. A layer without a gate, y = act(x Wuᵀ) Wd,
@@ -193,7 +195,7 @@ def ffn_train(
     ``gate`` is Wg as stored. y and l1 are differentiable in x and the weights, by
     ffn_train_backward: what did not fire contributes nothing.
 
-    On a GPU (bfloat16 and float16; never run on one yet) ``values`` has all that is kept, in a form
+    On a GPU (bfloat16 and float16) ``values`` has all that is kept, in a form
     of its own, and the other two are empty. ``hot`` of the first neurons are multiplied by GEMMs
     there: those that more than about 1 % of the tokens fire, so order neurons by popularity."""
     layer = Form(activation, threshold, **form)
@@ -237,8 +239,8 @@ def screen_weight(weight: Tensor, axis: Tensor | None = None) -> Tensor:
 
 
 def screen_limit() -> float:
-    """The share of pre-activations up to which what a screen leaves is less work than the packed
-    gate, on the instruction tier in use; 0 where a screen never pays (portable)."""
+    """The largest share of pre-activations for which a screen that leaves them is less work than the
+    packed gate, on the tier in use; 0 where a screen never pays (portable)."""
     return torch.ops.twell.screen_limit()
 
 
@@ -260,8 +262,8 @@ def choose_hot(
     highest first: ffn_stats counts them. Neurons whose row of ``down`` is not finite come last, and
     no more than the others may be hot. ``activation`` and ``gated`` are the layer's; ``joined``: up
     lies right behind gate in memory, which ffn finds by the addresses; ``training``: for ffn_train
-    and its backward pass. Host work of a millisecond, which waits for no GPU; keep the answer.
-    RuntimeError where there is no such GPU."""
+    and its backward pass. It takes a millisecond of the CPU and waits for no GPU; keep the
+    answer. Raises RuntimeError where there is no such GPU."""
     ordinal = _gpu("choose_hot", device)
     return torch.ops.twell.choose_hot(
         rates, tokens, width, ordinal, activation, gated, joined, training
@@ -295,10 +297,10 @@ def screen_pays(
     device: torch.device | str = "cuda",
 ) -> bool:
     """Whether a gate [neurons, width] is expected to be faster with its screen (screen_weight) than
-    without on a GPU, in calls of ``tokens`` inputs of which the screen leaves the share
-    ``candidates`` of the pre-activations; ffn_stats counts them. Without it, what ffn itself expects,
-    by which it decides: 0.012, 2.4 for each that fires at 0.5 %. On a CPU see screen_limit.
-    RuntimeError where there is no such GPU."""
+    without on a GPU, in calls of ``tokens`` inputs. ``candidates`` is the share of the
+    pre-activations that the screen leaves; ffn_stats counts them. Its default is what ffn itself
+    expects: 0.012, which is 2.4 for each neuron that fires at 0.5 %. On a CPU see screen_limit.
+    Raises RuntimeError where there is no such GPU."""
     ordinal = _gpu("screen_pays", device)
     return torch.ops.twell.screen_pays(tokens, width, neurons, candidates, ordinal)
 
@@ -320,12 +322,12 @@ def _gpu(operation: str, device: torch.device | str) -> int:
 
 
 def processor_name() -> str:
-    """As the system calls it; "unknown" where it does not say."""
+    """The processor's name as the system has it, or "unknown"."""
     return torch.ops.twell.processor_name()
 
 
 def cpu_tier() -> str:
-    """The instruction tier in use: portable, avx2, avx512 or amx."""
+    """The tier in use: portable, avx2, avx512 or amx."""
     return torch.ops.twell.cpu_tier()
 
 

@@ -1,8 +1,8 @@
 """Blocks of code and commands in pages, for the tests of them and for scripts that run them.
 
-  documents.py python PAGE...           prints the Python blocks, as one program
-  documents.py run PROGRAM PAGE...      runs the lines that call twell by PROGRAM, in this folder
-                                        and on something small; the first that fails ends it
+documents.py python PAGE...           prints the Python blocks, as one program
+documents.py run PROGRAM PAGE...      runs the lines that call twell by PROGRAM, in this folder
+                                      and on something small; the first that fails ends it
 """
 
 import pathlib
@@ -35,7 +35,11 @@ SMALL = {
 def blocks(page: pathlib.Path, language: str) -> list[str]:
     """Of one language; those of none have commands, pictures and layouts."""
     # A command may stand on several lines.
-    return [text.replace("\\\n", " ") for kind, text in BLOCK.findall(page.read_text()) if kind == language]
+    return [
+        text.replace("\\\n", " ")
+        for kind, text in BLOCK.findall(page.read_text())
+        if kind == language
+    ]
 
 
 def commands(page: pathlib.Path) -> list[tuple[list[str], list[str]]]:
@@ -43,7 +47,7 @@ def commands(page: pathlib.Path) -> list[tuple[list[str], list[str]]]:
     found = []
     for line in "".join(blocks(page, "")).splitlines():
         if match := CALL.match(line):
-            found.append((shlex.split(match[1]), shlex.split(line[match.end():], comments=True)))
+            found.append((shlex.split(match[1]), shlex.split(line[match.end() :], comments=True)))
     return found
 
 
@@ -55,11 +59,11 @@ def resized(arguments: list[str]) -> list[str]:
             if "--resume" in arguments:
                 ours = ["--extend-to", "6"]
             elif "--model" in arguments and command == "train":
-                ours = ours[ours.index("--context"):]
+                ours = ours[ours.index("--context") :]
             for name in (option for option in ours if option.startswith("--")):
                 if name in arguments:
                     at = arguments.index(name)
-                    arguments = arguments[:at] + arguments[at + 2:]
+                    arguments = arguments[:at] + arguments[at + 2 :]
             return arguments + ours
     return arguments
 

@@ -11,8 +11,9 @@ packages_of() {
       python3-dev ;;
     fuzz) echo clang-14 libclang-rt-14-dev libomp-14-dev ;;
     package) echo dpkg-dev file pkg-config libopenmpi-dev ;;
+    release) echo debootstrap ;;
     aarch64) echo g++-aarch64-linux-gnu qemu-user ;;
-    *) die "no package group '$1'; there are: build test fuzz package aarch64" ;;
+    *) die "no package group '$1'; there are: build test fuzz package release aarch64" ;;
   esac
 }
 

@@ -8,7 +8,7 @@ run_ruff() { (cd "$ROOT" && "$VENV/bin/ruff" check --cache-dir build/ruff .); }
 run_mypy() { (cd "$ROOT" && "$VENV/bin/mypy"); }
 run_api() { "$ROOT/scripts/site" "$ROOT/build/site"; }
 run_tidy() { "$ROOT/scripts/check_tidy" "$ROOT/build/tidy"; }
-run_shellcheck() { shellcheck "$ROOT"/scripts/{setup,build,twell,demo,test,soak,wheel,package,check_format,gpu_check,site} "$ROOT/.ci/run"; }
+run_shellcheck() { shellcheck "$ROOT"/scripts/{setup,build,twell,demo,test,soak,wheel,package,check_format,gpu_check,site,release} "$ROOT/.ci/run"; }
 run_package() { "$ROOT/scripts/package"; }
 run_soak() { rm -rf "$ROOT/build/soak-test" && "$ROOT/scripts/soak" 10 --out "$ROOT/build/soak-test"; }
 

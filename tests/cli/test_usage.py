@@ -13,7 +13,7 @@ import pytest
 
 COMMANDS = [
     ["demo"], ["train"], ["generate"], ["bench", "ffn"], ["bench", "model"], ["stats"], ["eval"],
-    ["synth"], ["tokenize"], ["convert"], ["quantize"], ["explain"], ["calibrate"],
+    ["synth"], ["tokenize"], ["convert"], ["quantize"], ["explain"], ["calibrate"], ["info"],
 ]
 
 
@@ -210,12 +210,21 @@ def test_forced_tier_that_is_unknown_is_an_error(twell):
 def test_results_on_standard_output_are_json_alone(program):
     done = subprocess.run([program, "explain", "--json", "-"], capture_output=True, check=True)
     assert "plans" in json.loads(done.stdout)
-    assert b"Processor" in done.stderr
+    assert b"The sparse path" in done.stderr
 
 
 def test_a_reader_that_goes_away_does_no_harm(program):
     done = subprocess.run(f"{program} explain | head -1", shell=True, capture_output=True)
     assert done.returncode == 0
+
+
+def test_info_says_what_it_runs_on(twell):
+    done = twell("info", json_name="info.json")
+    assert done.json["tier"] in done.json["tiers"] and done.json["tiers"][0] == "portable"
+    rows = dict(line.split("  ", 1) for line in done.out.splitlines()[:8])
+    assert rows["processor"].strip() == done.json["machine"]["processor"]
+    assert done.json["torch"] in rows["PyTorch"] and done.json["twell"] in rows["twell"]
+    assert done.json["calibration"] is None and "twell calibrate" in rows["calibration"]
 
 
 def test_explain_names_plans(twell):
@@ -240,6 +249,7 @@ def test_words_fit_into_100_columns(twell, trained, text):
     for arguments in (
         ["explain", "--tokens", "1,8,64,2048", "--no-measure"],
         ["explain", *model],
+        ["info"],
         ["bench", "ffn", *small, *tokens],
         ["bench", "ffn", *small, *tokens, "--train"],
         ["bench", "ffn", *small, "--grid", "cpu"],

@@ -130,12 +130,15 @@ TEST_F(Quantized, EveryArchitectureMultipliesWithItsCodes) {
       config.mlp_bias = architecture->mlp_bias;
       quantize(config, {.bits = bits, .group = bits == 4 ? 32 : 0});
       const auto dense = load_model(to_.string(), {.path = FfnPath::dense, .dtype = at::kFloat});
-      const auto sparse = load_model(to_.string(), {.dtype = at::kFloat});
-      EXPECT_EQ(sparse->feed_forward(0).path(), FfnPath::sparse);
+      const auto sparse = load_model(to_.string(), {.path = FfnPath::sparse, .dtype = at::kFloat});
+      const auto chosen = load_model(to_.string(), {.dtype = at::kFloat});
+      EXPECT_EQ(chosen->feed_forward(0).path(), FfnPath::automatic);
       const at::Tensor tokens = at::arange(40).view({2, 20});
       const at::Tensor expected = dense->forward(tokens);
-      EXPECT_LE(test::largest_difference(sparse->forward(tokens), expected),
-                test::fp32_bound(config, 20, expected));
+      for (const auto* model : {&sparse, &chosen}) {
+        EXPECT_LE(test::largest_difference((*model)->forward(tokens), expected),
+                  test::fp32_bound(config, 20, expected));
+      }
       // A byte a number, heads of sums and scales; embedding, norms and biases in f32.
       std::int64_t codes = 0, others = 0;
       for (const Parameter& parameter : parameters_of(sparse->config())) {

@@ -7,7 +7,7 @@ import shutil
 from files import Files
 from tools import Broken, judge
 
-COMMANDS = ["train", "generate", "stats", "eval", "synth", "tokenize", "convert", "quantize", "explain",
+COMMANDS = ["train", "generate", "stats", "eval", "synth", "tokenize", "convert", "quantize", "explain", "info",
             "calibrate", "demo", "bench ffn", "bench model", "bench train"]  # fmt: skip
 WORDS = ["", "-1", "0", "1", "2", "3", "7", "16", "64", "0.5", "1e-3", "nan", "inf", "-inf", "1e400", "9" * 30,
          "18446744073709551615", "18446744073709551616", "0x10", "1,2", "1,,2", "relu", "silu", "bf16", "f32",
