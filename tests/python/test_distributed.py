@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -140,10 +141,10 @@ def worker(folder: str) -> None:
                 wrong[f"{name}, {gated}"] = ""
             except Exception:
                 wrong[f"{name}, {gated}"] = traceback.format_exc()
-    for name, are_the_same in {"counts": counts, "thresholds": thresholds}.items():
+    for name, are_the_same in {"counts": counts, "thresholds": thresholds, "folded": folded}.items():
         for gated, kind in KINDS.items():
             try:
-                said = "" if are_the_same(kind) else "not those of the other process"
+                said = "" if are_the_same(kind) else "not what one process has"
             except Exception:
                 said = traceback.format_exc()
             wrong[f"{name}, {gated}"] = said
@@ -185,6 +186,28 @@ def thresholds(kind: type[nn.Module]) -> bool:
     return torch.equal(mine, theirs) and len(mine) == 2 and bool((mine > 0).any())
 
 
+def folded(kind: type[nn.Module]) -> bool:
+    """Whether a model whose weights lie in shards computes the same after its thresholds are folded, also
+    where gate and up are the halves of one weight."""
+    from torch.distributed.fsdp import fully_shard
+
+    module: Any = model(kind)
+    for i, block in enumerate(module):
+        if kind is twell.GatedFfn:
+            linear = nn.Linear(40, 200, bias=False)
+            linear.weight = nn.Parameter(torch.cat([block.mlp.gate_proj.weight, block.mlp.up_proj.weight]))
+            parts = {"gate_up_proj": linear, "down_proj": block.mlp.down_proj}
+            block.mlp = twell.GatedFfn._of_parts(parts, fused=True)
+        block.mlp.activation, block.mlp.threshold = "fat_relu", 0.05 * (i + 1)
+        fully_shard(block)
+    twell.set_l1(module, 0)
+    before = [p.full_tensor().clone() for p in module.parameters()]  # a call gathers them
+    want = module(inputs())
+    twell.hf.fold_thresholds(module)
+    changed = sum(not torch.equal(p.full_tensor(), b) for p, b in zip(module.parameters(), before))
+    return changed > 0 and torch.allclose(module(inputs()), want, rtol=1e-4, atol=1e-5)
+
+
 def wanted(kind: type[nn.Module], shares: tuple[Tensor, ...]) -> dict[str, Tensor]:
     """The mean over the shares of what one process computes: each weighs the same."""
     alone = model(kind)
@@ -209,11 +232,11 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("gated", KINDS)
-@pytest.mark.parametrize("name", [*CASES, "counts", "thresholds"])
+@pytest.mark.parametrize("name", [*CASES, "counts", "thresholds", "folded"])
 def test_two_processes(name: str, gated: str, outcomes: list[dict[str, str]]) -> None:
     if name == "accelerate":
         pytest.importorskip("accelerate")
-    if name in ("counts", "thresholds"):
+    if name in ("counts", "thresholds", "folded"):
         pytest.importorskip("transformers")
     for outcome in outcomes:
         assert not outcome[f"{name}, {gated}"], outcome[f"{name}, {gated}"]

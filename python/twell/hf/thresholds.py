@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from twell._children import is_wrapped
 from twell.hf import shards
 from twell.hf.said import Computed, Sayings
 from twell.hf.schedule import Schedule
@@ -196,18 +197,30 @@ def fold_thresholds(model: nn.Module) -> float:
     for layer in layers.values():
         factor = largest / max(layer.threshold, largest * _LEAST) if largest > 0 else 1.0
         with shards.writable(model, [p for _, p in _scaled(layer)]):
-            gate, up, down = layer._weights()
-            gate_bias, up_bias, *_ = layer._vectors()
-            shrunk = [up, up_bias] if layer.gated else [down]
-            for tensor in (gate, gate_bias):
-                if tensor is not None:
-                    tensor.mul_(factor)
-            for tensor in shrunk:
-                if tensor is not None:
-                    tensor.div_(factor)
+            _scale(layer, factor)
         layer.threshold = largest
     sayings.write(_computed(model))
     return largest
+
+
+def _scale(layer: SparseFfn, factor: float) -> None:
+    first = layer.part(layer.names[0])
+    if layer.fused and is_wrapped(first.weight):  # in shards, of which no half is a view
+        from torch.distributed.tensor import distribute_tensor
+
+        halves = torch.tensor([factor, 1 / factor]).repeat_interleave(layer.neurons)
+        for p in first.parameters():
+            rows = halves.to(p.device, p.dtype).view(-1, *[1] * (p.dim() - 1))
+            p.mul_(distribute_tensor(rows, p.device_mesh))
+        return
+    gate, up, down = layer._weights()
+    gate_bias, up_bias, *_ = layer._vectors()
+    for grown in (gate, gate_bias):
+        if grown is not None:
+            grown.mul_(factor)
+    for shrunk in (up, up_bias) if layer.gated else (down,):
+        if shrunk is not None:
+            shrunk.div_(factor)
 
 
 def _computed(model: nn.Module) -> Any:
