@@ -66,10 +66,10 @@ class FreezableFfn(nn.Module):
     threshold: float
     up_activation: str
     norm_name: str | None
-    hidden_dropout: float
     act_name: str
     fused: bool
     l1: Tensor | None
+    _dropouts: list[float | str]
     _types: dict[str, type[Any]]
     _holder: nn.Module | None
 
@@ -124,6 +124,34 @@ class FreezableFfn(nn.Module):
     def ordered(self) -> bool:
         """Whether the neurons of a frozen layer lie in the order of how many inputs fire them."""
         return self._frozen and self.order is not None
+
+    @property
+    def hidden_dropout(self) -> float:
+        """The share of the hidden state that is dropped in training: of the module that does it, if there is
+        one."""
+        return self._share_of(self._dropouts[0])
+
+    @hidden_dropout.setter
+    def hidden_dropout(self, share: float) -> None:
+        self._drop(0, share)
+
+    @property
+    def output_dropout(self) -> float:
+        """The same of y."""
+        return self._share_of(self._dropouts[1])
+
+    @output_dropout.setter
+    def output_dropout(self, share: float) -> None:
+        self._drop(1, share)
+
+    def _share_of(self, dropout: float | str) -> float:
+        return float(getattr(self.part(dropout), "p", 0.0)) if isinstance(dropout, str) else dropout
+
+    def _drop(self, which: int, share: float) -> None:
+        if isinstance(name := self._dropouts[which], str):
+            self.part(name).p = share
+        else:
+            self._dropouts[which] = share
 
     @property
     def drops(self) -> bool:
@@ -312,7 +340,7 @@ class FreezableFfn(nn.Module):
 
     def _check_places(self) -> None:
         """Raises RuntimeError where something stands that a frozen layer would pass over."""
-        what = next((n for n in self._child_names if type(self.part(n)) is not FrozenPart), None)
+        what = self._strange_part()
         if what is None and self.act_name and self._hangs_on_act():
             what = self.act_name
         if what is not None:
@@ -320,6 +348,10 @@ class FreezableFfn(nn.Module):
                 f"twell: {what} of a frozen layer has changed, which it would pass over; call thaw() on "
                 "the layer, or sparsify(model, freeze=False)"
             )
+
+    def _strange_part(self) -> str | None:
+        """The first name at which something else stands than this layer has left there."""
+        return next((n for n in self._child_names if type(self.part(n)) is not FrozenPart), None)
 
     def _hangs_on_act(self) -> str | None:
         """What is attached to the activation's module, in words; another module is, too."""
@@ -471,8 +503,11 @@ class FreezableFfn(nn.Module):
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if self._frozen:
-            for name, part in self._copies().items():
-                part._save_to_state_dict(destination, f"{self._above(prefix)}{name}.", keep_vars)
+            parts = self._copies()
+            for name in self.holder._modules:
+                if name in parts:
+                    place = f"{self._above(prefix)}{name}."
+                    parts[name]._save_to_state_dict(destination, place, keep_vars)
 
     def _above(self, prefix: str) -> str:
         """The place of the parts in a checkpoint, of a layer in this place."""

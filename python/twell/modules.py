@@ -22,12 +22,13 @@ Layer = TypeVar("Layer", bound="SparseFfn")
 
 class SparseFfn(FreezableFfn):
     """What :class:`GatedFfn` and :class:`Ffn` share. Their linear layers are children, under the
-    names that the checkpoint has for them, or stay those of another module. So do ``norm``, an RMSNorm
-    of the hidden state (nn.RMSNorm or a model's own), under ``norm_name``, and ``act``, the name and
-    the module that say the activation. ``up_activation`` is up's activation beside a gate: relu makes
-    the layer dReLU. With ``hidden_dropout``, of what enters down, training is dense;
-    ``output_dropout``, of y, does not change that. On a GPU, layers with biases, an activation of up
-    or a norm run densely and cannot be frozen.
+    names that the checkpoint has for them, or stay those of another module. So does ``norm``, an RMSNorm
+    of the hidden state (nn.RMSNorm or a model's own), under ``norm_name``. ``act`` is the name of the
+    module or function that computes the activation, that itself, and whether it is the layer's.
+    ``up_activation`` is up's activation beside a gate: relu makes the layer dReLU. With
+    ``hidden_dropout``, of what enters down, training is dense; ``output_dropout``, of y, does not change
+    that. Each is a share, or the name of a module that has one. On a GPU, layers with biases, an
+    activation of up or a norm run densely and cannot be frozen.
 
     Unfrozen, where a gradient is wanted, forward keeps what fires and backward multiplies nothing
     else (:func:`twell.gated_ffn`); no weight is kept between calls, so any change to them is seen.
@@ -63,12 +64,12 @@ class SparseFfn(FreezableFfn):
         bias: bool = False,
         norm: nn.Module | None = None,
         norm_name: str = "norm",
-        hidden_dropout: float = 0.0,
-        output_dropout: float = 0.0,
+        hidden_dropout: float | str = 0.0,
+        output_dropout: float | str = 0.0,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
         names: Sequence[str] | None = None,
-        act: tuple[str, object] = ("", None),
+        act: tuple[str, object, bool] = ("", None, False),
     ) -> None:
         super().__init__()
         dense.check_form(Form(activation, threshold, up_activation), gated=len(self.NAMES) == 3)
@@ -84,8 +85,7 @@ class SparseFfn(FreezableFfn):
         self.threshold = threshold
         self.up_activation = up_activation
         self.norm_name = None if norm is None else norm_name
-        self.hidden_dropout = hidden_dropout
-        self.output_dropout = output_dropout
+        self._dropouts = [hidden_dropout, output_dropout]
         self.fused = False
         self.collect_l1 = False
         """If set, a forward pass with gradients leaves its L1 term in ``l1``."""
@@ -109,13 +109,13 @@ class SparseFfn(FreezableFfn):
             self._types[norm_name] = type(norm)
         self._take_act(*act)
 
-    def _take_act(self, name: str, act: Any) -> None:
-        """The module or function that says the activation, and goes on saying it: hooks on it fire."""
+    def _take_act(self, name: str, act: Any, says: bool) -> None:
+        """The module or function that the activation stands in; whether it is the layer's own."""
         if self.holder is self and hasattr(self, name):  # of which the layer has another
             name, act = "", None
         self.act_name = name
         self.__dict__["_act"] = act  # no second child
-        self.__dict__["_act_says"] = (self.activation, self.threshold)
+        self.__dict__["_act_says"] = (self.activation, self.threshold) if says else None
         if name and self.holder is self:
             setattr(self, name, act)
 
@@ -149,7 +149,7 @@ class SparseFfn(FreezableFfn):
         ``holder``. ``fused``: the first has gate and up, one behind the other."""
         linears = list(parts.values())
         _children.check_fit(linears, fused)
-        (neurons, width), act = size_of(linears[0]), options.pop("act", ("", None))
+        (neurons, width), act = size_of(linears[0]), options.pop("act", ("", None, False))
         layer = cls(width, neurons // 2 if fused else neurons, device="meta", **options)
         for name in layer.names:
             delattr(layer, name)
@@ -224,8 +224,8 @@ class SparseFfn(FreezableFfn):
             return dense.activate(v, self.activation, self.threshold)
         if (self.activation, self.threshold) != self._act_says:
             raise RuntimeError(
-                f"twell: {self.act_name} has {self._hangs_on_act()}, and the layer has another threshold by "
-                "now; remove that, and hook the layer itself"
+                f"twell: {self.act_name} has {self._hangs_on_act()}, and computes another activation than "
+                "the layer; remove that, and hook the layer itself"
             )
         y: Tensor = self.part(self.act_name)(v)
         return y

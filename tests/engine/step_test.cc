@@ -351,10 +351,9 @@ TEST(SparseFeedForward, IsTheSameLayerOnADevice) {
   for (int call = 0; call < 3; ++call) {
     EXPECT_TRUE(at::equal(on_device->forward(x, 0, nullptr), on_cpu->forward(x, 0, nullptr)));
   }
-  EXPECT_THROW(
-      make_sparse_feed_forward({at::rand({8, 8}), at::rand({8, 8}), at::rand({8, 8}), {}, {}, {}},
-                               model->activation(), FfnPath::sparse, nullptr, device),
-      Error);
+  EXPECT_THROW(make_sparse_feed_forward({{}, at::rand({8, 8}), at::rand({8, 8}), at::rand({8, 8})},
+                                        model->activation(), FfnPath::sparse, nullptr, device),
+               Error);
 }
 
 TEST(SparseFeedForward, FollowsTheDensityWithoutEverWaiting) {

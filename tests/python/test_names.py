@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import twell
-from tiny_models import AMONG_OTHERS, MODULES_OF_THEIR_OWN, Tiny, of, text
+from tiny_models import AMONG_OTHERS, MODULES_OF_THEIR_OWN, STACKED, Tiny, of, text
 from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune
 
@@ -26,6 +26,7 @@ MODELS = {
             "n_positions": 64, "activation_function": "relu",
         }), text, 2),
 }  # fmt: skip
+ALL = {**MODELS, **STACKED}
 PARTS = {
     "torch encoder": ["linear1", "linear2"],
     "opt": ["fc1", "fc2"],
@@ -96,6 +97,108 @@ def test_a_square_weight_stays_as_it_lies(freeze: bool) -> None:
             each.load_state_dict(state)
         same(tiny.call(model), tiny.call(plain))
     assert all(torch.equal(v, plain.state_dict()[k]) for k, v in model.state_dict().items())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_module_is_found_by_its_name(name: str) -> None:
+    for freeze in (False, True):
+        plain = MODELS[name].model()
+        model = twell.sparsify(copy.deepcopy(plain), freeze=freeze)
+        for place, module in plain.named_modules():
+            assert isinstance(model.get_submodule(place), nn.Module), place
+            if not list(module.children()) and not list(module.parameters()):  # activations, dropout
+                assert type(model.get_submodule(place)) is type(module)
+
+
+ACTS = {"opt": "activation_fn", "mistral": "act_fn", "phi3": "activation_fn", "gpt2": "act"}
+
+
+@pytest.mark.parametrize("name", ACTS)
+def test_hooks_on_the_activation_fire(name: str) -> None:
+    """They see what it computes, and may change it."""
+    tiny = MODELS[name]
+    plain = tiny.model()
+    model = twell.sparsify(copy.deepcopy(plain), freeze=False)
+    frozen = twell.sparsify(copy.deepcopy(plain))
+    calls = []
+    for each in (plain, model, frozen):
+        seen: list[Tensor] = []
+        for place, module in each.named_modules():
+            if place.endswith(f".{ACTS[name]}"):
+                module.register_forward_hook(lambda m, v, g, seen=seen: seen.append(g) or 2 * g)
+        if each is frozen:
+            with pytest.raises(RuntimeError, match=f"{ACTS[name]} of a frozen layer has changed.*thaw"):
+                tiny.call(each)
+        else:
+            calls.append([tiny.call(each), *seen])
+    assert len(calls[0]) == len(calls[1]) == 1 + tiny.layers
+    for got, want in zip(*reversed(calls), strict=True):
+        same(got, want)
+
+
+def test_a_threshold_that_a_hooked_activation_does_not_have() -> None:
+    tiny = MODELS["mistral"]
+    model = twell.sparsify(tiny.model(), freeze=False)
+    layer = next(iter(twell.sparse_layers(model).values()))
+    layer.act_fn.register_forward_hook(print)
+    layer.activation, layer.threshold = "fat_relu", 0.5
+    with pytest.raises(RuntimeError, match="act_fn has hooks, and computes another activation"):
+        tiny.call(model)
+
+
+def test_an_activation_that_was_given() -> None:
+    """The module's own is not asked, in graphs neither."""
+    tiny = STACKED["mixtral"]
+    want = tiny.call(tiny.model())
+    model = tiny.model()
+    for module in experts_of(model).values():
+        module.act_fn = nn.SiLU()
+    assert not torch.allclose(tiny.call(model), want, atol=1e-2)
+    twell.sparsify(model, activation="relu", freeze=False)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        for call in (model, torch.compile(model, backend="aot_eager")):
+            same(tiny.call(call), want)
+
+
+@pytest.mark.parametrize("name", ["torch encoder", "t5 with a gate", "gpt2"])
+def test_dropout_is_that_of_the_modules(name: str) -> None:
+    """Whatever is set there afterwards."""
+    tiny = MODELS[name]
+    plain = tiny.model()
+    model = twell.sparsify(copy.deepcopy(plain), freeze=False)
+    for share in (0.0, 0.25):
+        runs = []
+        for each in (plain, model):
+            for module in each.modules():
+                if isinstance(module, nn.Dropout):
+                    module.p = share
+            torch.manual_seed(3)
+            runs.append(tiny.call(each.train()).detach())
+        same(*runs)
+        if name != "gpt2":  # which drops outputs alone
+            assert all(layer.drops == (share > 0) for layer in twell.sparse_layers(model).values())
+
+
+# --- Layers that stay dense -----------------------------------------------------------------------
+
+
+def test_a_class_of_linear_layers_that_stays_dense_says_so_once() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.FalconConfig(
+        vocab_size=97, hidden_size=24, num_hidden_layers=2, num_attention_heads=2, activation="relu",
+        ffn_hidden_size=60, hidden_dropout=0.0, attention_dropout=0.0,
+    )  # fmt: skip
+    torch.manual_seed(3)
+    plain = transformers.FalconForCausalLM(config).eval()
+    model = copy.deepcopy(plain)
+    with pytest.warns(UserWarning, match=r"h\.\*\.mlp \(FalconMLP\) computes densely: its dense_h_to") as told:
+        twell.sparsify(model, freeze=False)
+    assert len([w for w in told if "densely" in str(w.message)]) == 1
+    ids = torch.arange(12)[None]
+    same(model(ids).logits, plain(ids).logits)
+    with pytest.raises(ValueError, match="dense_h_to_4h is FalconLinear, which does more than multiply"):
+        twell.sparsify(plain)
 
 
 # --- Adapters -------------------------------------------------------------------------------------
@@ -221,13 +324,139 @@ def test_thawing_gives_the_parts_back(name: str) -> None:
     same(tiny.call(model), tiny.call(plain))
 
 
+# --- Experts whose weights are one parameter ------------------------------------------------------
+
+
+def experts_of(model: nn.Module) -> dict[str, Any]:
+    return {n: m for n, m in model.named_modules() if n.endswith(".experts")}
+
+
+@pytest.mark.parametrize("name", STACKED)
+def test_parameters_of_experts_stay(name: str) -> None:
+    tiny = STACKED[name]
+    plain = tiny.model()
+    model = copy.deepcopy(plain)
+    parameters = [(n, id(p)) for n, p in model.named_parameters()]
+    modules = dict(model.named_modules())
+    twell.sparsify(model, freeze=False)
+    assert [(n, id(p)) for n, p in model.named_parameters()] == parameters
+    for place, module in experts_of(model).items():
+        assert module is modules[place] and type(module).__name__ == type(plain.get_submodule(place)).__name__
+        assert isinstance(module, type(plain.get_submodule(place)))
+    with torch.no_grad():
+        for each in (plain, model):
+            for p in each.parameters():
+                p.mul_(0.75)
+    same(tiny.call(model), tiny.call(plain))
+
+
+@pytest.mark.parametrize("name", STACKED)
+def test_adapters_of_experts(name: str, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    tiny = STACKED[name]
+    into = "gate_up_proj" if name == "mixtral" else "up_proj"
+    config = peft.LoraConfig(
+        r=2, target_modules=["q_proj"], target_parameters=[f"experts.{into}", "experts.down_proj"]
+    )
+    plain = adapted(tiny.model(), copy.deepcopy(config))
+    model = adapted(twell.sparsify(tiny.model(), freeze=False), copy.deepcopy(config))
+    names = [[n for n, p in each.named_parameters() if p.requires_grad] for each in (plain, model)]
+    assert names[0] == names[1] and any("experts" in n for n in names[0])
+    want = tiny.call(plain)
+    same(tiny.call(model), want)
+    for each in (plain, model):
+        tiny.call(each).square().mean().backward()
+    for p, q in zip(plain.parameters(), model.parameters(), strict=True):
+        assert p.grad is q.grad is None or torch.allclose(q.grad, p.grad, rtol=1e-3, atol=1e-5)
+    for writer, folder in ((plain, tmp_path / "plain"), (model, tmp_path / "sparse")):
+        writer.save_pretrained(folder)
+        for reader in (tiny.model(), twell.sparsify(tiny.model(), freeze=False)):
+            same(tiny.call(peft.PeftModel.from_pretrained(reader, folder).eval()), want)
+    with pytest.warns(RuntimeWarning, match="no parameter was matched"):
+        adapted(twell.sparsify(tiny.model()), config)
+
+
+@pytest.mark.parametrize("name", STACKED)
+def test_experts_freeze_and_thaw_together(name: str) -> None:
+    tiny = STACKED[name]
+    model = tiny.model()
+    state = copy.deepcopy(model.state_dict())
+    with torch.no_grad():
+        want = tiny.call(model)
+    twell.sparsify(model, freeze=False)
+    place, experts = next(iter(experts_of(model).items()))
+    layers = [m for n, m in twell.sparse_layers(model).items() if n.startswith(place)]
+    layers[1].freeze()
+    assert all(layer.frozen for layer in layers) and not list(experts.parameters())
+    assert experts.down_proj.shape == state[f"{place}.down_proj"].shape
+    with pytest.raises(ValueError, match=r"^down_proj: is packed in a frozen layer .*thaw\(\)"):
+        experts.down_proj[0]
+    for step in (layers[2].thaw, layers[0].freeze):
+        with torch.no_grad():
+            same(tiny.call(model), want)
+        assert list(model.state_dict()) == list(state)
+        assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
+        step()
+    layers[0].thaw()
+    assert not any(layer.frozen for layer in layers)
+    assert all(p.requires_grad for p in experts.parameters())
+
+
+class Logits(nn.Module):
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.model(ids, use_cache=False, return_dict=False)[0]
+
+
+@pytest.mark.parametrize("how", ["export", "compile", "trace"])
+@pytest.mark.parametrize("kind", ["trained", "eager", "thresholds", "frozen"])
+def test_graphs_of_experts_hold_for_other_inputs(kind: str, how: str) -> None:
+    tiny = STACKED["mixtral"]
+    plain = tiny.model()
+    if kind == "eager":  # the code that depends on numbers
+        plain.set_experts_implementation("eager")
+    model = twell.sparsify(copy.deepcopy(plain), freeze=kind == "frozen")
+    if kind == "thresholds":  # of which the module's own code knows nothing
+        for each in twell.sparse_layers(model).values():
+            each.activation, each.threshold = "fat_relu", 0.0
+    torch._dynamo.reset()
+    ids = [torch.randint(3, 97, (1, 6), generator=torch.Generator().manual_seed(i)) for i in range(3)]
+    logits, want = Logits(model), Logits(plain)
+    with torch.no_grad():
+        if how == "export":
+            graph: Any = torch.export.export(logits, (ids[0],), strict=False).module()
+        elif how == "compile":
+            graph = torch.compile(logits, fullgraph=True, backend="aot_eager")
+        else:
+            graph = torch.jit.trace(logits, (ids[0],), check_trace=False)
+        for each in ids:
+            same(graph(each), want(each))
+
+
+def test_a_compiled_model_with_experts_has_its_l1_term() -> None:
+    """The mean over the tokens that an expert gets, for which there is no single graph."""
+    tiny, runs = STACKED["mixtral"], []
+    for compiled in (False, True):
+        model = twell.sparsify(tiny.model(), freeze=False).train()
+        twell.set_l1(model, 0.5)
+        torch._dynamo.reset()
+        call = torch.compile(model, backend="aot_eager") if compiled else model
+        call(**tiny.inputs(), use_cache=False).logits.square().mean().backward()
+        runs.append([p.grad for p in model.parameters()])
+    for got, want in zip(*runs, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-5)
+
+
 # --- Copies and the tools of others ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize("freeze", [True, False])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ALL)
 def test_copies(name: str, freeze: bool) -> None:
-    tiny = MODELS[name]
+    tiny = ALL[name]
     model = twell.sparsify(tiny.model(), freeze=freeze)
     file = io.BytesIO()
     torch.save(model, file)
@@ -243,11 +472,11 @@ def test_copies(name: str, freeze: bool) -> None:
 
 
 @pytest.mark.parametrize("freeze", [True, False])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ALL)
 def test_distributed_checkpoints(name: str, freeze: bool) -> None:
     from torch.distributed.checkpoint import state_dict as dcp
 
-    tiny = MODELS[name]
+    tiny = ALL[name]
     plain = tiny.model()
     model = twell.sparsify(copy.deepcopy(plain), freeze=freeze)
     state = dcp.get_model_state_dict(model)
@@ -281,10 +510,10 @@ def test_accelerate_loads(name: str, freeze: bool, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("where", ["cpu", "disk"])
 @pytest.mark.parametrize("freeze", [True, False])
-@pytest.mark.parametrize("name", [name for name in MODELS if name != "torch encoder"])
+@pytest.mark.parametrize("name", [name for name in ALL if name != "torch encoder"])
 def test_accelerate_offloads(name: str, freeze: bool, where: str, tmp_path: Path) -> None:
     accelerate = pytest.importorskip("accelerate")
-    tiny = MODELS[name]
+    tiny = ALL[name]
     plain = tiny.model()
     model = twell.sparsify(copy.deepcopy(plain), freeze=freeze)
     if where == "cpu":

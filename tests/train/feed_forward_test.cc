@@ -172,7 +172,7 @@ TEST_F(TrainFfn, ScreenedGateEqualsItsDefinition) {
       // What decides how much fires: the bias of the first projection, or one of its columns.
       in.x.select(1, 0).fill_(1.0);
       const at::Tensor level =
-          biases == 0 ? in.first().select(1, 0) : Projections(in.layer).first_bias;
+          biases == 0 ? in.first().select(1, 0) : Projections(in.layer).gate_bias;
       level.fill_(-9.0);  // the rest is a sum of 31 products: a deviation of 3.7
       training_->forms.clear();
       training_->decides = false;

@@ -247,7 +247,7 @@ def _passes_of_step(args: Any) -> int:
 
 
 def _in_shards(layer: SparseFfn) -> bool:
-    weight = layer.part(layer.names[0]).weight
+    weight = next(p for p, _ in layer.of_neurons())
     return is_sharded(weight) or is_wrapped(weight)
 
 

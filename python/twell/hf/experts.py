@@ -1,46 +1,270 @@
-"""Experts whose weights are one parameter for all (Mixtral, Nemotron-H): each becomes a layer."""
+"""Experts whose weights are one parameter for all (Mixtral, Nemotron-H). The parameters stay where they
+are, and each expert is a layer that reads its share of them."""
 
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from collections.abc import Callable
+from functools import cache
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils import parametrize
 
 from twell import _attached
-from twell._children import linear_of
+from twell._children import is_wrapped
+from twell._kept import Kept, sizes_of
 from twell.hf.activations import activation_of
 from twell.hf.kinds import Stays
-from twell.hf.layout import Stacked
 from twell.modules import Ffn, GatedFfn, SparseFfn
 
-_DOWN, _FUSED, _UP = "down_proj", "gate_up_proj", "up_proj"
+_DOWN, _FUSED, _UP, _ACT = "down_proj", "gate_up_proj", "up_proj", "act_fn"
 
 
-class Experts(nn.ModuleList):
-    """Layers of which each token is sent to some. Tokens are grouped by expert, as the module does that
-    this one replaces; sums over experts are float32."""
+class Slice:
+    """An expert's share of a parameter, as a linear layer."""
+
+    bias = None
+    _parameters: dict[str, Any] = {}  # noqa: RUF012  (none of its own)
+
+    def __init__(self, whole: Tensor, expert: int) -> None:
+        self.whole = whole
+        self.weight = whole[expert]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return functional.linear(x, self.weight)
+
+
+class _Expert(SparseFfn):
+    """One of the experts of a module, that has the weights of all. They are frozen and thawed together."""
+
+    expert: int
+
+    def part(self, name: str) -> Any:
+        found = getattr(self._holder, name)
+        return found if name == _ACT or self.frozen else Slice(found, self.expert)
+
+    def is_ordinary(self, name: str) -> bool:
+        return not is_wrapped(self.part(name).whole)
+
+    def part_parameters(self) -> dict[str, nn.Parameter]:
+        """Those of all experts."""
+        return {n: p for n, p in self.holder._parameters.items() if p is not None}
+
+    def of_neurons(self) -> Any:
+        whole = self.part(self.names[0]).whole
+        yield whole, lambda t: t[self.expert, : self.neurons]
+
+    def freeze(self: Any, *arguments: Any, **options: Any) -> Any:
+        super().freeze(*arguments, **options)
+        return self.holder.freeze_all(options.get("path"), self)
+
+    def thaw(self: Any) -> Any:
+        if self.frozen:
+            self.holder.thaw()
+        return self
+
+    def _check_children(self, where: str) -> None:
+        super()._check_children(where)
+        if hangs := _attached.what(self.holder, own=self.names, hooks=False):
+            raise ValueError(f"{where}experts: has {hangs}, which frozen layers would lose; remove that first")
+        if missing := set(self.names) - self.holder._parameters.keys():
+            raise ValueError(f"{where}{min(missing)} is no parameter of its own now; merge or remove what made it")
+
+    def _keep(self, parts: Any) -> None:
+        """The module does, when all are frozen."""
+
+    def _strange_part(self) -> str | None:
+        return None
+
+    def _save_to_state_dict(self, *_: Any) -> None:
+        """The module does."""
+
+
+class GatedExpert(_Expert, GatedFfn):
+    pass
+
+
+class Expert(_Expert, Ffn):
+    pass
+
+
+class Experts(nn.Module):
+    """What a module of experts is besides its own class: tokens are grouped by expert, as it does that, and
+    sums over experts are float32."""
+
+    _own: Any
+
+    @property
+    def layers(self) -> list[Any]:
+        return [m for m in self._modules.values() if isinstance(m, _Expert)]
+
+    @property
+    def frozen(self) -> bool:
+        return isinstance(self._buffers, Kept)
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        x, chosen = hidden_states, top_k_index.reshape(-1)
+        # A graph holds for other inputs too, which choose other experts. Where layers count what fires,
+        # each needs its own tokens, and torch.compile makes two graphs.
+        traced = torch._C._get_tracing_state() is not None
+        if traced or (torch.compiler.is_compiling() and not self._counts()):
+            if self._does_as_before():
+                y: Tensor = super().forward(hidden_states, top_k_index, top_k_weights)
+                return y
+            return self._every_expert(hidden_states, top_k_index, top_k_weights)
+        with parametrize.cached():  # an adapter adds to the parameters of all experts: once
+            return self._by_expert(hidden_states, top_k_index, top_k_weights)
+
+    def _by_expert(self, x: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        chosen, layers = top_k_index.reshape(-1), self.layers
         order = chosen.argsort(stable=True)
-        counts = torch.bincount(chosen, minlength=len(self)).tolist()
+        counts = torch.bincount(chosen, minlength=len(layers)).tolist()
         weights = top_k_weights.reshape(-1)
-        wide = torch.promote_types(torch.promote_types(x.dtype, weights.dtype), torch.float32)
-        y = torch.zeros_like(x, dtype=wide)
+        y = torch.zeros_like(x, dtype=_wide(x, weights))
         # Numbers beyond the last expert are of tokens that none of these serves.
-        for expert, places in zip(self, order.split(counts)):
+        for expert, places in zip(layers, order.split(counts)):
             if len(places):
                 tokens = places // top_k_index.shape[-1]
-                y = y.index_add(0, tokens, (expert(x[tokens]) * weights[places, None]).to(wide))
+                y = y.index_add(0, tokens, (expert(x[tokens]) * weights[places, None]).to(y.dtype))
         return y.to(x.dtype)
+
+    def _does_as_before(self) -> bool:
+        """Whether the module's own code, in a form that depends on no numbers, computes what the layers do."""
+        how = getattr(getattr(self, "config", None), "_experts_implementation", "eager")
+        says = all((m.activation, m.threshold) == m._act_says for m in self.layers)
+        return how in ("grouped_mm", "batched_mm") and says and not self.frozen
+
+    def _counts(self) -> bool:
+        """Whether layers are asked for an L1 term, or for what fires."""
+        return any(
+            m.collect_l1 or m.collect_activity or isinstance(m.l1_weight, Tensor) or m.l1_weight != 0
+            for m in self.layers
+        )
+
+    def _every_expert(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """Each expert of all tokens, of which those count that are sent to it."""
+        y = torch.zeros_like(x, dtype=_wide(x, weights))
+        for i, expert in enumerate(self.layers):
+            is_sent = chosen == i
+            share = (weights * is_sent).sum(-1, keepdim=True)
+            z = (expert(x) * share).to(y.dtype)
+            y = y + torch.where(is_sent.any(-1, keepdim=True), z, torch.zeros_like(z))
+        return y.to(x.dtype)
+
+    # --- Freezing -------------------------------------------------------------------------------
+
+    def freeze_all(self, path: str | None, first: Any) -> Any:
+        """Freezes those that are not, and lets the parameters go; returns the first."""
+        try:
+            for layer in self.layers:
+                if not layer.frozen:
+                    SparseFfn.freeze(layer, path=path)
+            self.let_go()
+        except BaseException:
+            if not self.frozen:
+                self.thaw()
+            raise
+        return first
+
+    def let_go(self) -> None:
+        """Keeps what the layers have packed alone."""
+        if self.frozen:
+            return
+        like = sizes_of(self)
+        self._parameters.clear()
+        self._stand(like)
+
+    def _stand(self, like: dict[str, Tensor]) -> None:
+        self.__dict__["_buffers"] = Kept("", like, lambda: self.layers[0].device, self.load_part)
+
+    def thaw(self) -> None:
+        """Makes the parameters anew, which want gradients, if they have gone."""
+        found = {n: nn.Parameter(w) for n, w in self._whole().items()} if self.frozen else {}
+        for layer in self.layers:
+            if layer.frozen:
+                layer._release()
+        self.__dict__["_buffers"] = {}
+        self._parameters.update(found)
+
+    def _whole(self) -> dict[str, Tensor]:
+        """The parameters of frozen layers."""
+        weights = [layer._linears() for layer in self.layers]
+        return {name: torch.stack([each[name][0] for each in weights]) for name in weights[0]}
+
+    def load_part(self, name: str, tensor: Tensor) -> None:
+        """One tensor of a checkpoint, into frozen layers. Raises RuntimeError as load_state_dict does."""
+        self.load_state_dict({name: tensor}, strict=False)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.frozen:
+            destination.update({f"{prefix}{name}": w for name, w in self._whole().items()})
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        if not self.frozen:
+            super()._load_from_state_dict(state_dict, prefix, *rest)
+            return
+        twin: Any = object.__new__(nn.Module)
+        parameters = {name: nn.Parameter(w, False) for name, w in self._whole().items()}
+        twin.__dict__.update(self.__dict__, _parameters=parameters, _buffers={})
+        nn.Module._load_from_state_dict(twin, state_dict, prefix, *rest)
+        try:
+            for layer in self.layers:
+                parts = {n: Slice(p.detach(), layer.expert) for n, p in twin._parameters.items()}
+                layer._pack_in_place(parts, assign=rest[0].get("assign_to_params_buffers", False))
+        except ValueError as error:
+            rest[-1].append(f"{prefix[:-1]} is frozen and stays as it was: {error}")
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        kept = state["_kept"]
+        super().__setstate__({k: v for k, v in state.items() if k != "_kept"})
+        if kept is not None:
+            self._stand(kept)
+
+    def __reduce_ex__(self, _: Any) -> Any:  # pickle looks classes up, and this one has no place
+        kept = cast(Kept, self._buffers).like if self.frozen else None
+        return _empty, (self._own,), {**self.__dict__, "_buffers": {}, "_kept": kept}
+
+
+@cache
+def _class(own: Any) -> Any:
+    about = {"__module__": own.__module__, "__qualname__": own.__qualname__, "__doc__": own.__doc__}
+    return type(own.__name__, (Experts, own), about | {"_own": own})
+
+
+def _empty(own: Any) -> Any:
+    made = _class(own)
+    return made.__new__(made)
+
+
+def _wide(x: Tensor, weights: Tensor) -> torch.dtype:
+    return torch.promote_types(torch.promote_types(x.dtype, weights.dtype), torch.float32)
+
+
+def put(module: Any, layers: list[SparseFfn]) -> Callable[[], None]:
+    """Makes the layers experts of the module; what takes them back, with the parameters that they were
+    frozen with."""
+    own: Any = type(module)
+    module.__class__ = _class(own)
+    module._modules.update({str(i): layer for i, layer in enumerate(layers)})
+
+    def take_back() -> None:
+        module.thaw()
+        for i in range(len(layers)):
+            del module._modules[str(i)]
+        module.__class__ = own
+
+    return take_back
 
 
 def is_experts(module: nn.Module) -> bool:
+    if isinstance(module, Experts):
+        return False
     weights = [getattr(module, name, None) for name in (_into(module), _DOWN)]
     stacked = all(isinstance(w, nn.Parameter) and w.dim() == 3 for w in weights)
-    return stacked and callable(getattr(module, "act_fn", None))
+    return stacked and callable(getattr(module, _ACT, None))
 
 
 def _into(module: nn.Module) -> str:
@@ -59,44 +283,37 @@ def from_experts(
     threshold: float = 0.0,
     name: str = "experts",
     config: object = None,
-) -> Experts:
-    """Makes layers of experts whose weights are 3-D parameters. Raises ValueError as twell.from_mlp
-    does."""
+) -> list[SparseFfn]:
+    """The layers of experts whose weights are 3-D parameters. Raises ValueError as twell.from_mlp does."""
     into, down = module._parameters[_into(module)], module._parameters[_DOWN]
     assert into is not None and down is not None
     gated, (width, neurons) = per_expert(module)
     expected = [len(down), neurons * (2 if gated else 1), width]
     if list(into.shape) != expected:
         raise Stays(f"{name}: {_into(module)}: expected shape {expected}, got {list(into.shape)}")
+    says = activation is None
     if activation is None:
         activation, threshold = activation_of(name, module.act_fn, config)
     if hangs := _attached.what(module, own=(_into(module), _DOWN)):
         raise ValueError(f"{name} has {hangs}, which the layers would lose; remove that first")
-    children = [n for n, m in module.named_children() if n != "act_fn"]
+    children = [n for n, m in module.named_children() if n != _ACT]
     if children:
         raise ValueError(f"{name}: has {', '.join(children)} too, which the layers would lack")
     _try_forward(name, module, gated)
-    experts = Experts(
-        _layer(into[i], down[i], gated, activation, threshold, (into, down))
-        for i in range(len(down))
-    )
-    Stacked(_into(module), _DOWN, gated).attach(experts)
-    return experts.train(module.training)
+    options = {"activation": activation, "threshold": threshold}
+    return [_layer(module, i, says, **options) for i in range(len(down))]
 
 
-def _layer(
-    into: Tensor, down: Tensor, gated: bool, activation: str, threshold: float, wanted: Any
-) -> SparseFfn:
-    def linear(weight: Tensor, parameter: Tensor) -> nn.Module:
-        return linear_of(nn.Parameter(weight.detach(), parameter.requires_grad))
-
-    options: dict[str, Any] = {"activation": activation, "threshold": threshold}
-    if not gated:
-        return Ffn._of_linears([linear(into, wanted[0]), linear(down, wanted[1])], **options)
-    gate, up = into.chunk(2)
-    # up is copied, since a view would keep the whole parameter in memory.
-    linears = [linear(gate, wanted[0]), linear(up.clone(), wanted[0]), linear(down, wanted[1])]
-    return GatedFfn._of_linears(linears, **options)
+def _layer(module: Any, expert: int, says: bool, **options: Any) -> SparseFfn:
+    gated, (width, neurons) = per_expert(module)
+    layer: Any = (GatedExpert if gated else Expert)(width, neurons, device="meta", **options)
+    for name in layer.names:
+        delattr(layer, name)
+    layer.names, layer.fused, layer.expert = (_into(module), _DOWN), gated, expert
+    layer.__dict__["_holder"] = module
+    layer._take_act(_ACT, module.act_fn, says)
+    layer.train(module.training)
+    return cast(SparseFfn, layer)
 
 
 def _try_forward(name: str, module: Any, gated: bool) -> None:

@@ -42,6 +42,7 @@ def from_owner(
     what :func:`twell.from_mlp` refuses, and where the code does more between them."""
     act = kind.act(owner)
     parts = kind.parts_of(owner, name)
+    says = activation is None
     if activation is None:
         activation, threshold = activation_of(name, getattr(owner, act), config)
     if hasattr(owner, CHILD):
@@ -60,7 +61,7 @@ def from_owner(
         layer = Ffn._of_parts(
             parts,
             holder=owner,
-            act=(act, getattr(owner, act)),
+            act=(act, getattr(owner, act), says),
             activation=activation,
             threshold=threshold,
             hidden_dropout=dropout,
@@ -114,10 +115,11 @@ class _Part(nn.Module):
         return getattr(object.__getattribute__(self, "_module"), name)
 
 
-def _follow(name: str, owner: nn.Module, kind: Kind, act: str) -> float:
-    """The dropout between activation and down. Raises ValueError unless up goes to the activation, that
+def _follow(name: str, owner: nn.Module, kind: Kind, act: str) -> float | str:
+    """The dropout between activation and down: a share, or the name of a module. Raises ValueError
+    unless up goes to the activation, that
     to down through nothing but dropout, and each is called once."""
-    found: list[float] = []
+    found: list[float | str] = []
     why = ""
     # Answers to questions that depend on numbers; with what may be left out, and without.
     for answer, every in itertools.product((False, True), (False, True)):
@@ -155,7 +157,7 @@ def _record(recorder: _Recorder, owner: nn.Module, act: str, every: bool) -> Non
 
 def _dropout_between(
     name: str, owner: nn.Module, kind: Kind, act: str, recorder: _Recorder
-) -> float:
+) -> float | str:
     calls: dict[str, list[fx.Node]] = {}
     for node in recorder.graph.nodes:
         if (part := recorder.parts.get(node.target)) is not None:
@@ -168,7 +170,8 @@ def _dropout_between(
     if any(len(calls.get(part, [])) != 1 for part in path):
         raise refused
     first, activated, last = (calls[part][0] for part in path)
-    share, node = 0.0, first
+    share: float | str = 0.0
+    node = first
     while node is not last:
         (user, *more) = node.users or (None,)
         if more or user is None:
@@ -180,17 +183,17 @@ def _dropout_between(
             p = _dropout_share(owner, recorder, user)
             if p is None or node is first or (share and p):
                 raise refused
-            share = share or p
+            share = p or share
         node = user
     return share
 
 
-def _dropout_share(owner: nn.Module, recorder: _Recorder, node: fx.Node) -> float | None:
+def _dropout_share(owner: nn.Module, recorder: _Recorder, node: fx.Node) -> float | str | None:
     """None for what is no dropout."""
     target: Any = node.target
-    child = owner._modules.get(recorder.parts.get(target, ""))
-    if isinstance(child, nn.Dropout):
-        return float(child.p)
+    child = recorder.parts.get(target, "")
+    if isinstance(owner._modules.get(child), nn.Dropout):
+        return child
     if node.target is functional.dropout:
         p = node.kwargs.get("p", node.args[1] if len(node.args) > 1 else 0.5)
         return float(p) if isinstance(p, (int, float)) else None
@@ -232,14 +235,8 @@ class StandIn:
         """Of the part, such as the weight of a linear layer, which some code asks for its dtype."""
         if name.startswith("__"):
             raise AttributeError(name)
-        layer = self.layer
-        if layer.frozen and self.part != 1 and name in ("weight", "bias"):
-            sizes = [layer.neurons, layer.width][:: 1 - self.part]
-            if name == "bias" and layer._vectors()[self.part] is None:
-                return None
-            return torch.empty(sizes[: 2 if name == "weight" else 1], dtype=layer._dtype, device="meta")
-        first, last = layer.names
-        return getattr(layer.part((first, layer.act_name, last)[self.part]), name)
+        first, last = self.layer.names
+        return getattr(self.layer.part((first, self.layer.act_name, last)[self.part]), name)
 
 
 def _over_values(layer: SparseFfn, x: Tensor) -> Tensor:
@@ -313,6 +310,7 @@ def _seen(owner: nn.Module) -> Any:
     layer: Any = owner._modules[CHILD]
     seen = layer.__dict__.get("_seen")
     if seen is None or (not torch.compiler.is_compiling() and vars(seen) is not vars(owner)):
+        layer.__dict__["_holder"] = owner  # another, of a replica on another device
         seen = object.__new__(type(owner)._twell_seen)  # type: ignore[attr-defined]
         object.__setattr__(seen, "__dict__", vars(owner))
         layer.__dict__["_seen"] = seen

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from twell import _attached, _norm, dense
+from twell import _attached, dense
 from twell._children import linear_of
 from twell.form import Form
 from twell.hf.activations import activation_of
@@ -59,6 +59,7 @@ def from_mlp(
             f"{name}: expected {known} alone, got {', '.join(others)} too, which the layer would lack"
         )
     parts = kind.parts_of(mlp, name)
+    says = activation is None
     if activation is None and not kind.in_code:
         activation, threshold = activation_of(name, getattr(mlp, act_name), config)
     kept = {*kind.linears, norm}
@@ -78,12 +79,12 @@ def from_mlp(
         )
     options: dict[str, Any] = {}
     if norm is not None:
-        options = {"norm": _norm_of(getattr(mlp, norm)), "norm_name": norm}
+        options = {"norm": getattr(mlp, norm), "norm_name": norm}
     try:
         layer = (GatedFfn if kind.gated else Ffn)._of_parts(
             parts,
             fused=kind.fused,
-            act=(act_name, getattr(mlp, act_name, None)),
+            act=(act_name, getattr(mlp, act_name, None), says),
             activation=activation,
             threshold=threshold,
             up_activation=up_activation,
@@ -93,6 +94,8 @@ def from_mlp(
         )
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
+    # As they were, in their order; dropout among them.
+    layer._modules = {n: layer._modules.get(n, m) for n, m in mlp._modules.items()}
     take_mode(layer, mlp)
     _attached.take_over(layer, mlp)
     return layer
@@ -101,18 +104,11 @@ def from_mlp(
 def computes_nothing_else(name: str, mlp: nn.Module, kind: Kind) -> bool:
     """Whether the module is down(act(gate(x)) * up(x)), without a norm and dropout. Raises ValueError
     where it computes something else than a layer may."""
-    plain = _Tried("", "identity")
-    return kind.norm(mlp) is None and not kind.others(mlp) and _try_forward(name, mlp, kind) == plain
-
-
-def _norm_of(module: nn.Module) -> nn.Module:
-    """The child that a layer has for an RMSNorm."""
-    if not _attached.moves_inputs_alone(module):
-        return module
-    twin = _norm.with_weight(module, module._parameters["weight"])
-    for name in ("forward", "_hf_hook", "_old_forward"):
-        twin.__dict__.pop(name, None)
-    return twin
+    if kind.norm(mlp) is not None or kind.others(mlp):
+        return False
+    tried = _try_forward(name, mlp, kind)
+    dropped = [getattr(mlp, d).p if isinstance(d, str) else d for d in tried[2:]]
+    return tried[:2] == ("", "identity") and not any(dropped)
 
 
 def _has_bias(module: nn.Module) -> bool:
@@ -125,8 +121,9 @@ class _Tried(NamedTuple):
     """Of code that applies it itself; otherwise empty."""
     up: str = "identity"
     """Of up: identity, the "same" as the gate's, or relu beside another."""
-    hidden_dropout: float = 0.0
-    output_dropout: float = 0.0
+    hidden_dropout: float | str = 0.0
+    """A share, or the name of a module."""
+    output_dropout: float | str = 0.0
 
 
 class _NoDropout(TorchFunctionMode):
@@ -165,6 +162,9 @@ def _try_forward(name: str, mlp: nn.Module, kind: Kind, threshold: float = 0.0) 
         weight = random(width, neurons) if child == kind.linears[-1] else random(rows, width)
         bias = random(weight.shape[0]) * scale if _has_bias(getattr(mlp, child)) else None
         children[child] = linear_of(weight, bias)
+    for child, module in mlp.named_children():
+        if isinstance(module, nn.Dropout):  # with a share by which it is known
+            children[child] = nn.Dropout(0.5 + 2.0**-20 * (1 + len(children)))
     norm = kind.norm(mlp)
     form = Form()
     if norm is not None:
@@ -204,7 +204,7 @@ def _try_forward(name: str, mlp: nn.Module, kind: Kind, threshold: float = 0.0) 
             for called, of, h in hidden:
                 want = down(h)  # type: ignore[misc]
                 if same and found is None and torch.allclose(got.double(), want, rtol=1e-4):
-                    found = _Tried(called, of, *_dropout_of(name, mlp, h, want, dropped))
+                    found = _Tried(called, of, *_dropout_of(name, mlp, h, want, dropped, children))
             if found is None:
                 break
     if found is not None:
@@ -226,25 +226,33 @@ def _acts_of(mlp: nn.Module, kind: Kind) -> list[tuple[str, Any]]:
 
 
 def _dropout_of(
-    name: str, mlp: nn.Module, h: Tensor, y: Tensor, dropped: _NoDropout
-) -> tuple[float, float]:
-    """Of the hidden state and of the output."""
-    shares: dict[str, list[float]] = {"hidden": [], "output": []}
-    for x, p in dropped.calls:
-        if p == 0:
-            continue
-        for what, expected in (("hidden", h), ("output", y)):
-            if x.shape == expected.shape and torch.allclose(x.double(), expected, rtol=1e-4):
-                shares[what].append(p)
-                break
-        else:
+    name: str,
+    mlp: nn.Module,
+    h: Tensor,
+    y: Tensor,
+    dropped: _NoDropout,
+    children: Mapping[str, nn.Module | None],
+) -> tuple[float | str, float | str]:
+    """Of the hidden state and of the output: shares, or the names of the modules that drop."""
+    modules = {m.p: n for n, m in children.items() if isinstance(m, nn.Dropout)}
+    found: dict[str, list[float | str]] = {"hidden": [], "output": []}
+    for x, share in dropped.calls:
+        child = modules.get(share)
+        p: float = share if child is None else getattr(mlp, child).p
+        places = {"hidden": h, "output": y}.items()
+        like = (w for w, e in places if x.shape == e.shape and torch.allclose(x.double(), e, rtol=1e-4))
+        place = next(like, None)
+        if place is not None and (p > 0 or child is not None):
+            found[place].append(p if child is None else child)
+        elif p > 0:
             raise ValueError(
                 f"{name}: {type(mlp).__name__} has dropout (p = {p}) in a place that the layer lacks; "
                 "set its p to 0"
             )
-    if any(len(ps) > 1 for ps in shares.values()):
+    if any(len(each) > 1 for each in found.values()):
         raise ValueError(f"{name}: {type(mlp).__name__} has dropout twice in one place")
-    return sum(shares["hidden"]), sum(shares["output"])
+    hidden, output = ((each or [0.0])[0] for each in found.values())
+    return hidden, output
 
 
 def take_mode(layer: nn.Module, module: nn.Module) -> None:

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from twell import _frozen
 from twell._block import check_path
 from twell._weights import FEWEST_INPUTS
-from twell.hf import inline
+from twell.hf import experts, inline
 from twell.hf.activations import activation_of
-from twell.hf.experts import Experts, from_experts, is_experts
+from twell.hf.experts import from_experts, is_experts
 from twell.hf.inline import from_owner
 from twell.hf.kinds import KINDS, Kind, Stays, kind_of
 from twell.hf.mlps import from_mlp, with_children
@@ -40,9 +40,9 @@ def sparsify(
     returns the model. Its outputs stay the same up to rounding.
 
     A layer is a module of its own (:func:`from_mlp`), or two linear layers and an activation among the
-    parts of another, as in ``torch.nn.TransformerEncoderLayer`` and OPT. There the layer becomes a child
-    ``sparse_ffn`` of that module; its state_dict stays as it was. Experts, of whatever layout, become a
-    layer each.
+    parts of another, as in ``torch.nn.TransformerEncoderLayer`` and OPT. There the layer is a further
+    child ``sparse_ffn`` of that module. Experts, of whatever layout, become a layer each. Linear layers,
+    parameters and the keys of the state_dict stay what, where and in the order that they were.
 
     With ``freeze`` the layers keep only packed weights (for inference). Without, they stay
     trainable. ``sample`` is text like that to come: ids [batch, tokens] or a tokenizer's result, of
@@ -92,11 +92,29 @@ def sparsify(
         for site in sites:
             site.take_back(model)
         raise
+    for what, why in ({} if freeze else _dense(sites)).items():
+        warnings.warn(f"sparsify: {what} computes densely: {why}", stacklevel=2)
     if activation is not None:
         _say(model)
     if freeze:
         _freeze(model, sites, inputs, path)
     return model
+
+
+def _dense(sites: Iterable[Site]) -> dict[str, str]:
+    """One line for each kind of layer whose calls stay dense, as its parts do more than multiply."""
+    lines: dict[str, str] = {}
+    for site in sites:
+        for name, layer in site.layers.items():
+            if (part := layer._special_child()) is None:
+                continue
+            kind, place = _stack(name, site.module)
+            found = type(layer.part(part)).__name__
+            why = f"its {part} is a {found} that does more than an nn.Linear"
+            if found == "Linear":
+                why = f"its {part} has hooks, another forward, or a weight of another class"
+            lines.setdefault(f"{place} ({kind})", why)
+    return lines
 
 
 def _say(model: nn.Module) -> None:
@@ -131,9 +149,8 @@ class Site:
         return {self.name: self.layer}
 
     def parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """Of the module's linear layers."""
-        parts = {name: getattr(self.module, name) for name in self.kind.linears}
-        return [(f"{n}.{own}", p) for n, m in parts.items() for own, p in m.named_parameters()]
+        """Of the module's linear layers and norm."""
+        return list(self.layer.part_parameters().items())
 
     def put(self, model: nn.Module) -> None:
         for name in self.names:
@@ -142,6 +159,12 @@ class Site:
     def take_back(self, model: nn.Module) -> None:
         for name in self.names:
             model.set_submodule(name, self.module)
+
+    def freeze(self, inputs: dict[str, Tensor], path: str | None) -> None:
+        self.layer.freeze(inputs.pop(self.name, None), path=path)
+
+    def thaw(self) -> None:
+        self.layer.thaw()
 
     def let_go(self) -> None:
         """Keeps the module without its weights, which may go."""
@@ -172,34 +195,31 @@ class InlineSite(Site):
         pass
 
 
-class ExpertsSite(Site):
+class ExpertsSite(InlineSite):
     """Of a module that has the weights of all its experts as one parameter."""
 
-    layer: Any
-
-    def __init__(self, names: list[str], module: nn.Module, experts: Experts) -> None:
+    def __init__(self, names: list[str], module: nn.Module, experts: list[SparseFfn]) -> None:
         self.names = names
         self.module = module
-        self.layer = experts
+        self.experts = experts
 
     @property
     def layers(self) -> dict[str, SparseFfn]:
-        return {f"{self.name}.{i}": layer for i, layer in enumerate(self.layer)}
+        return {f"{self.name}.{i}": layer for i, layer in enumerate(self.experts)}
 
     def parameters(self) -> list[tuple[str, nn.Parameter]]:
         return list(self.module.named_parameters())
 
-    def let_go(self) -> None:
-        shell = with_children(self.module, {})
-        shell._parameters = dict.fromkeys(self.module._parameters)
-        self.module = shell
+    def put(self, model: nn.Module) -> None:
+        self._take_back = experts.put(self.module, self.experts)
 
-    def refill(self) -> None:
-        state = self.layer.state_dict()
-        for name in self.module._parameters:
-            kind = "down_proj" if name == "down_proj" else "up_proj"
-            wanted = getattr(self.layer[0], kind).weight.requires_grad
-            self.module._parameters[name] = nn.Parameter(state[name], wanted)
+    def freeze(self, inputs: dict[str, Tensor], path: str | None) -> None:
+        for name, layer in self.layers.items():
+            SparseFfn.freeze(layer, inputs.pop(name, None), path=path)
+        self.module.let_go()  # type: ignore[operator]
+
+    def thaw(self) -> None:
+        self.module.thaw()  # type: ignore[operator]
 
 
 # --- Finding --------------------------------------------------------------------------------------
@@ -249,14 +269,14 @@ def judge(
             yield Verdict(called, module, None)
         if isinstance(module, SparseFfn) or module in compiled:
             continue
-        experts = is_experts(module) and kinds is KINDS
-        kind = None if experts else kind_of(module, kinds)
+        stacked = is_experts(module) and kinds is KINDS
+        kind = None if stacked else kind_of(module, kinds)
         own = kind is None or kind.gated or not kind.others(within or module)
         if within is not None:
             if kind is None or not own:
                 continue  # which sees what becomes of the parts
             compiled.add(within)
-        if kind is None and not experts:
+        if kind is None and not stacked:
             if kinds is KINDS and is_split(module):
                 yield Verdict(called, module, None, why=_why_split(called[0], module, activation, config))
             continue
@@ -363,20 +383,21 @@ def _check_freezable(model: nn.Module) -> Callable[[Site], None]:
         for name, layer in site.layers.items():
             dot = f"{name}." if name else ""
             layer._check_children(dot)
-            for child in layer._child_names:
-                module = layer.part(child)
-                for own, tensor in module.named_parameters():
-                    if tensor.is_meta:
-                        raise ValueError(f"{dot}{child}: its {own} has no data, on the meta device")
-                    if parents[module] > 1 or owners[id(tensor)] > 1:
-                        raise _shared(f"{dot}{child}", own)
+            for child, module in layer._parts().items():
+                if isinstance(module, nn.Module) and parents[module] > 1:
+                    own = next((own for own, _ in module.named_parameters()), "weight")
+                    raise _shared(f"{dot}{child}", own)
+            for own, tensor in layer.part_parameters().items():
+                part, _, kind = own.rpartition(".")
+                where = f"{dot}{part}" if part else site.name
+                if tensor.is_meta:
+                    raise ValueError(f"{where}: its {kind} has no data, on the meta device")
+                if owners[id(tensor)] > 1:
+                    raise _shared(where, kind)
             try:
                 _frozen.check(layer._described())
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from error
-        for own, tensor in site.parameters():  # as the module has them, where the layer has others
-            if owners[id(tensor)] > 1:
-                raise _shared(f"{site.name}.{own.rpartition('.')[0]}", own.rpartition(".")[2])
 
     return check
 
@@ -394,22 +415,18 @@ def _freeze(
     """Freezes layer by layer, so that the memory that one gives up is free for the next. If one
     fails, as memory may not suffice, the modules come back, with the weights that the layers were
     frozen with."""
-    layers = {name: layer for site in sites for name, layer in site.layers.items()}
-    wanted = {
-        layer: {name: w.requires_grad for name, w in layer.part_parameters().items()}
-        for layer in layers.values()
-    }
+    wanted = [[w.requires_grad for _, w in site.parameters()] for site in sites]
     for site in sites:
         site.let_go()
     try:
-        for name, layer in layers.items():
-            layer.freeze(inputs.pop(name, None), path=path)
-    except BaseException:
-        for layer in layers.values():
-            for name, weight in layer.thaw().part_parameters().items():
-                weight.requires_grad_(wanted[layer][name])
         for site in sites:
+            site.freeze(inputs, path)
+    except BaseException:
+        for site, wants in zip(sites, wanted):
+            site.thaw()
             site.refill()
+            for (_, weight), want in zip(site.parameters(), wants, strict=True):
+                weight.requires_grad_(want)
             site.take_back(model)
         raise
 

@@ -221,7 +221,7 @@ def _scaled(layer: SparseFfn) -> list[tuple[str, Any]]:
     out: list[tuple[str, Any]] = []
     for name in layer.names[: 1 if layer.fused else 2]:
         part = layer.part(name)
-        out.append((name, part.weight))
+        out.append((name, getattr(part, "whole", part.weight)))  # of all experts
         if part.bias is not None and (name == layer.names[0] or layer.gated):
             out.append((name, part.bias))
     return out
