@@ -15,6 +15,7 @@
 
 #include "cli/command.h"
 #include "cli/reference.h"
+#include "cli/table.h"
 #include "cli/terminal.h"
 #include "cli/version.h"
 #include "files/file_error.h"
@@ -93,7 +94,7 @@ std::string wrong_use(const CLI::App& app, const CLI::ParseError& e) {
 
 int run(CLI::App& app, int argc, char** argv) {
   if (argc <= 1) {
-    put(stdout, app.help());
+    put(stdout, help_in_columns(app.help()));
     return kWrongUse;
   }
   try {
@@ -102,7 +103,7 @@ int run(CLI::App& app, int argc, char** argv) {
   } catch (const CLI::Success& e) {  // --help, --version
     std::ostringstream out;
     app.exit(e, out, out);
-    put(stdout, out.str());
+    put(stdout, help_in_columns(out.str()));
     return 0;
   } catch (const CLI::ParseError& e) {
     return fail(command_name(app), wrong_use(app, e), kWrongUse);

@@ -89,6 +89,21 @@ std::string wrapped(std::string_view text, std::size_t indent, std::size_t colum
   return out;
 }
 
+std::string help_in_columns(std::string_view help) {
+  std::string out;
+  while (!help.empty()) {
+    const std::string_view line = help.substr(0, help.find('\n'));
+    help.remove_prefix(std::min(line.size() + 1, help.size()));
+    // Behind the name: "  explain      Show how".
+    const auto name = std::min(line.find_first_not_of(' '), line.size());
+    const auto gap = std::min(line.find("  ", name), line.size());
+    const auto text = line.find_first_not_of(' ', gap);
+    const auto begin = name == 0 || text == line.npos ? name : text;
+    out += std::string(line.substr(0, begin)) + wrapped(line.substr(begin), begin, begin) + "\n";
+  }
+  return out;
+}
+
 std::string format_us(double microseconds) {
   if (!std::isfinite(microseconds)) return "-";
   if (microseconds < 1e3) return fmt::format("{:.1f} us", microseconds);

@@ -31,6 +31,9 @@ class Table {
 // begin with `indent` spaces.
 std::string wrapped(std::string_view text, std::size_t indent = 0, std::size_t column = 0);
 
+// A help text whose long lines go on below where their descriptions begin.
+std::string help_in_columns(std::string_view help);
+
 // "3.2 ms", "912 us", "1.4 s" for a time in microseconds.
 std::string format_us(double microseconds);
 // "1.5 GB", "12.0 MB", "640 B"; powers of 1000.

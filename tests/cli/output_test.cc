@@ -90,6 +90,14 @@ TEST(Wrapped, BreaksBetweenWordsAndIndentsWhatFollows) {
   EXPECT_EQ(wrapped(std::string(120, 'x')), std::string(120, 'x'));
 }
 
+TEST(Help, GoesOnBelowItsDescriptions) {
+  const std::string word(40, 'x');
+  EXPECT_EQ(help_in_columns("Usage: a [b]\n\n  --one N     " + word + " " + word + " y\n  --two\n"),
+            "Usage: a [b]\n\n  --one N     " + word + " " + word + " y\n  --two\n");
+  EXPECT_EQ(help_in_columns("  --one N     " + word + " " + word + " 12345\n"),
+            "  --one N     " + word + " " + word + "\n              12345\n");
+}
+
 TEST(Table, FormatsUnits) {
   EXPECT_EQ(format_us(12.34), "12.3 us");
   EXPECT_EQ(format_us(3210), "3.21 ms");

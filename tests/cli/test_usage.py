@@ -24,10 +24,12 @@ def test_help_explains_and_shows_an_example(twell, command):
     example = done.out.split("Example:\n", 1)[1]
     assert example.strip().startswith("twell " + " ".join(command))
     assert done.err == ""
+    assert max(map(len, done.out.splitlines())) <= 100
 
 
 def test_main_help_lists_all_commands(twell):
     out = twell("--help").out
+    assert max(map(len, out.splitlines())) <= 100
     for command in COMMANDS:
         assert f"\n  {command[0]} " in out
 
