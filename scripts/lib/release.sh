@@ -2,6 +2,16 @@
 
 version_here() { sed -n 's/^__version__ = "\(.*\)"/\1/p' "$ROOT/python/twell/__init__.py"; }
 
+# empty_out DIR: makes it, or removes what an earlier run left there and nothing else.
+empty_out() {
+  mkdir -p -- "$1" || return 1
+  if [[ -n $(ls -A -- "$1") ]]; then
+    [[ -f $1/.twell-release ]] || return 1
+    rm -rf -- "${1:?}"/* || return 1
+  fi
+  touch "$1/.twell-release"
+}
+
 make_sdist() {
   pip_install -r "$ROOT/scripts/requirements/wheel.txt" &&
     (cd "$ROOT" && "$VENV/bin/python" -c 'import sys
@@ -17,14 +27,19 @@ debian_archive() {
 # make_root ROOT: Debian's essential packages and apt, and of this machine only what reaches the
 # archives.
 make_root() {
-  local archive codename
+  local archive codename file
   read -r archive codename < <(debian_archive)
+  [[ -n $codename ]] || {
+    say "apt names no archive: run apt-get update"
+    return 1
+  }
   as_root rm -rf "$1" &&
     as_root debootstrap --variant=minbase "$codename" "$1" "$archive" &&
     as_root cp /etc/resolv.conf "$1/etc/" &&
-    as_root rm -f "$1/etc/apt/sources.list" &&
-    as_root cp -r /etc/apt/sources.list /etc/apt/sources.list.d "$1/etc/apt/" 2>/dev/null
-  [[ ! -f /etc/pip.conf ]] || as_root cp /etc/pip.conf "$1/etc/"
+    as_root rm -f "$1/etc/apt/sources.list" || return 1
+  for file in apt/sources.list apt/sources.list.d pip.conf; do
+    [[ ! -e /etc/$file ]] || as_root cp -r -T "/etc/$file" "$1/etc/$file" || return 1
+  done
 }
 
 # in_root ROOT COMMAND: by its shell, with nothing of this environment. What is mounted goes away

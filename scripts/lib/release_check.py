@@ -19,7 +19,8 @@ NOT_YET = "not released yet"
 def version(root: pathlib.Path = ROOT) -> str:
     """From the one place that names it."""
     source = (root / "python/twell/__init__.py").read_text()
-    return re.search(r'^__version__ = "(.*)"', source, re.MULTILINE)[1]
+    found = re.search(r'^__version__ = "(.*)"', source, re.MULTILINE)
+    return found[1] if found else "none"
 
 
 def changes(root: pathlib.Path = ROOT) -> tuple[str, str]:
@@ -64,6 +65,13 @@ def offences_of_sources(root: pathlib.Path = ROOT) -> list[str]:
     ]
     if date != NOT_YET and not is_date(date):
         found.append(f"CHANGELOG.md dates {first} '{date}', expected YYYY-MM-DD or '{NOT_YET}'")
+    for page in ("README.md", "python/README.md"):  # what a package's page shows
+        text = (root / page).read_text()
+        if (NOT_YET in text) != (date == NOT_YET):
+            says = f"'{NOT_YET}'"
+            found.append(f"{page} {'has' if NOT_YET in text else 'lacks'} {says}, CHANGELOG.md '{date}'")
+        for other in sorted(set(re.findall(r"\b\d+\.\d+\.\d+\b", text)) - {ours}):
+            found.append(f"{page} names version {other}, expected {ours}")
     for key in ("message", "title", "authors"):  # which the format wants
         if not re.search(rf"^{key}:", citation, re.MULTILINE):
             found.append(f"CITATION.cff has no {key}")

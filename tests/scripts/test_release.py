@@ -11,7 +11,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts" / "lib"))
 from release_check import offences_of_sources  # noqa: E402
 
-FILES = ("python/twell/__init__.py", "CHANGELOG.md", "CITATION.cff", "LICENSE", "pyproject.toml")
+FILES = ("python/twell/__init__.py", "CHANGELOG.md", "CITATION.cff", "LICENSE", "pyproject.toml",
+         "README.md", "python/README.md")  # fmt: skip
 
 
 @pytest.fixture
@@ -45,6 +46,9 @@ def test_version_licence_citation_and_changes_agree(copy):
         ("CITATION.cff", "authors:", "people:", "CITATION.cff has no authors"),
         ("LICENSE", "MIT License", "A licence", "LICENSE begins with 'A licence'"),
         ("CHANGELOG.md", "not released yet", "soon", "expected YYYY-MM-DD"),
+        ("CHANGELOG.md", "not released yet", "2026-12-01", "README.md has 'not released yet'"),
+        ("python/README.md", "not released yet", "there", "python/README.md lacks 'not released yet'"),
+        ("README.md", "Version 0.1.0", "Version 0.2.0", "README.md names version 0.2.0, expected 0.1.0"),
     ],
 )
 def test_a_disagreement_is_found(copy, file, old, new, words):
@@ -52,6 +56,16 @@ def test_a_disagreement_is_found(copy, file, old, new, words):
     assert old in text
     (copy / file).write_text(text.replace(old, new, 1))
     assert words in "\n".join(offences_of_sources(copy))
+
+
+@pytest.mark.parametrize("out", ["", "-x", None])
+def test_nothing_of_somebody_elses_is_removed(tmp_path, out):
+    (tmp_path / "thesis.txt").write_text("mine")
+    asked = ["--dry-run", "--no-root", "--out", str(tmp_path) if out is None else out]
+    done = subprocess.run([ROOT / "scripts/release", *asked], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert ("name another directory" if out is None else "--out: expected a directory") in done.stderr
+    assert (tmp_path / "thesis.txt").read_text() == "mine"
 
 
 def test_publishing_is_a_persons():
