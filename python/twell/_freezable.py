@@ -28,7 +28,7 @@ from twell._training import TrainingForm
 from twell._weights import Findings
 from twell._weights import Layer as Described
 from twell.autograd import transformed
-from twell.form import Form
+from twell.form import VECTORS, Form
 
 # Buffers of a frozen layer, by what they are: on a CPU its block, on a GPU the others.
 _BUFFERS = {
@@ -36,7 +36,6 @@ _BUFFERS = {
     "order": "order",
 }  # fmt: skip
 _OPERANDS = tuple(_BUFFERS.values())
-_VECTORS = ("gate_bias", "up_bias", "down_bias", "norm_weight")
 # A trace of a call holds for any number of inputs, so it has one number of hot neurons.
 _TRACED_INPUTS = 1024
 
@@ -232,7 +231,7 @@ class FreezableFfn(nn.Module):
         self.l1 = None
         vectors = [None if v is None else v.detach() for v in of.form.vectors]
         buffers = {_BUFFERS[name]: tensor for name, tensor in held.tensors.items()}
-        for name, tensor in {**dict.fromkeys(_OPERANDS), **buffers, **dict(zip(_VECTORS, vectors))}.items():
+        for name, tensor in {**dict.fromkeys(_OPERANDS), **buffers, **dict(zip(VECTORS, vectors))}.items():
             self._put(name, tensor)
         self._held = held
         self._opened = opened
@@ -290,7 +289,7 @@ class FreezableFfn(nn.Module):
 
     def _release(self) -> None:
         """Forgets what is packed."""
-        for name in (*_OPERANDS, *_VECTORS):
+        for name in (*_OPERANDS, *VECTORS):
             delattr(self, name)
         self._findings = None
         self._held = self._opened = None
@@ -477,7 +476,7 @@ class FreezableFfn(nn.Module):
             module._apply(fn)
         self._pack(self._findings, parts)
         if next(parts[self.names[0]].parameters()).is_shared():  # between processes, by share_memory()
-            for name in (*_OPERANDS, *_VECTORS):
+            for name in (*_OPERANDS, *VECTORS):
                 if (operand := getattr(self, name)) is not None:
                     operand.share_memory_()
             self._open()
@@ -548,7 +547,7 @@ class FreezableFfn(nn.Module):
 
     def _pack_in_place(self, parts: Mapping[str, Any], assign: bool = False) -> None:
         """In the memory of what was packed before, which a recorded graph reads."""
-        before = {name: getattr(self, name) for name in (*_OPERANDS, *_VECTORS)}
+        before = {name: getattr(self, name) for name in (*_OPERANDS, *VECTORS)}
         self._pack(self._findings, parts)
         self._tell_if_dense(stacklevel=4)
         if assign:
