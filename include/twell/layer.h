@@ -38,11 +38,11 @@ struct LayerOptions {
   // Makes another dense form, the caller's, instead. Neither this nor what it makes may call a
   // layer.
   std::function<DenseFfn()> make_dense = {};
-  // What both ways cost on this machine. Layers of codes, which it says nothing of, are then
-  // sparse. None: the built-in figures of another, scaled by timing calls of this layer, once a
-  // process for layers alike: by the first kFewestInputs or more inputs, and again by the first
-  // that come in a larger order of rows. Such a call takes a few times as long. Layers of codes are
-  // sparse until then.
+  // What both ways cost. None: the built-in figures of another machine, scaled by timing calls of
+  // this layer, once a process for layers of its kind: by the first kFewestInputs or more inputs,
+  // and again by the first that come in a larger order of rows. Such a call takes a few times as
+  // long. All figures are those of numbers. A layer of codes takes no measured ones (`measured_on`)
+  // and is timed; it is sparse until then, and always where built-in figures are given.
   std::optional<CostModel> cost = {};
 };
 
