@@ -247,7 +247,6 @@ Layer::State::Call Layer::State::next(Context& context, ConstMatrixView x) {
   }
   if (chooser_ && !options_.cost && x.rows >= kFewestInputs && x.rows > scaled_up_to_) {
     scale_cost(context, x);
-    scaled_up_to_ = x.rows;
   }
   Call call{block_, {}, false};
   if (chooser_ ? chooses_dense(x.rows) : dense_possible_ && options_.path == LayerPath::dense) {
@@ -335,7 +334,9 @@ void Layer::State::scale_cost(Context& context, ConstMatrixView x) {
   if (!density) return;
   const auto& [gate, up, down, screen] = block_->weights();
   const LayerKind kind = {shape(), {gate.type, up ? up->type : gate.type, down.type}};
-  chooser_->set_cost(scaled_cost(tier_, context.threads(), kind, *density, x.rows, time));
+  ScaledCost scaled = scaled_cost(tier_, context.threads(), kind, *density, x.rows, time);
+  chooser_->set_cost(std::move(scaled.cost));
+  if (scaled.settled) scaled_up_to_ = x.rows;
 }
 
 Layer::Layer(const Context& context, const StoredWeights& weights, const FfnForm& form,

@@ -37,11 +37,18 @@ bool lost_cores(const rusage& before) {
 
 constexpr int kFewestRuns = 2;  // the first one also touches pages and builds oneDNN's primitives
 constexpr int kMostRuns = 5;
+// Few tokens are bound by memory, 64 mostly by arithmetic; more of them are timed where that takes
+// little time, and where they come.
+constexpr std::int64_t kAlways = 64;
 
 // What is known of layers alike.
 struct Measured {
   std::vector<LayerTiming> timings;  // of the first of the built-in tokens, in order
-  bool given_up = false;             // `time` threw, or gave no finite number
+  int tries = 4;                     // that are left, of calls that find the machine busy
+
+  bool reaches(std::int64_t tokens) const {
+    return !timings.empty() && timings.back().tokens >= tokens;
+  }
 };
 
 // The tokens of the table that so many rows are nearest to, as the logarithm goes.
@@ -57,13 +64,10 @@ std::int64_t order_of(const CostModel& cost, std::int64_t rows) {
 // is timed; those that share the timings have others.
 void measure(const CostModel& built_in, std::int64_t rows, double density,
              const std::function<LayerTiming(std::int64_t tokens)>& time, Measured& measured) {
-  // Few tokens are bound by memory, 64 mostly by arithmetic; more of them are timed where that
-  // takes little time, and where they come.
-  constexpr std::int64_t kAlways = 64;
   constexpr double kLongest = 50e3;  // us
   std::vector<LayerTiming>& timings = measured.timings;
   const std::int64_t wanted = std::max(kAlways, order_of(built_in, rows));
-  for (std::size_t t = timings.size(); t < built_in.tokens.size() && !measured.given_up; ++t) {
+  for (std::size_t t = timings.size(); t < built_in.tokens.size() && measured.tries > 0; ++t) {
     const std::int64_t tokens = built_in.tokens[t];
     if (tokens > wanted) {
       const LayerTiming& last = timings.back();
@@ -73,14 +77,15 @@ void measure(const CostModel& built_in, std::int64_t rows, double density,
     try {
       LayerTiming timing = time(tokens);
       timing.density = density;
-      measured.given_up = !std::isfinite(timing.dense_us + timing.sparse_us);  // a busy machine
-      if (!measured.given_up) timings.push_back(timing);
+      if (!std::isfinite(timing.dense_us + timing.sparse_us)) {  // a busy machine
+        --measured.tries;
+        return;
+      }
+      timings.push_back(timing);
     } catch (const std::exception&) {
-      measured.given_up = true;  // no memory for the dense layer, most likely
+      measured.tries = 0;  // no memory for the dense layer, most likely
     }
   }
-  // What is left of a first attempt would scale all tokens by the figures of a few.
-  if (measured.given_up && (timings.empty() || timings.back().tokens < kAlways)) timings.clear();
 }
 
 }  // namespace
@@ -139,9 +144,9 @@ CostModel scaled(const CostModel& built_in, const FfnShape& shape,
   return out;
 }
 
-CostModel scaled_cost(CpuTier tier, int threads, const LayerKind& layer, double density,
-                      std::int64_t rows,
-                      const std::function<LayerTiming(std::int64_t tokens)>& time) {
+ScaledCost scaled_cost(CpuTier tier, int threads, const LayerKind& layer, double density,
+                       std::int64_t rows,
+                       const std::function<LayerTiming(std::int64_t tokens)>& time) {
   using Key = std::tuple<CpuTier, int, std::int64_t, std::int64_t, bool, DType,
                          std::array<WeightType, 3>, long>;
   static std::mutex mutex;
@@ -155,7 +160,10 @@ CostModel scaled_cost(CpuTier tier, int threads, const LayerKind& layer, double 
   Measured& measured = all[key];
   const CostModel built_in = built_in_cost_model(tier);
   measure(built_in, rows, density, time, measured);
-  return scaled(built_in, shape, measured.timings);
+  const std::int64_t wanted = std::max(kAlways, order_of(built_in, rows));
+  // A few of the timings would scale all tokens by the figures of one.
+  return {measured.reaches(kAlways) ? scaled(built_in, shape, measured.timings) : built_in,
+          measured.tries == 0 || measured.reaches(wanted)};
 }
 
 }  // namespace twell

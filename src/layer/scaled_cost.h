@@ -39,10 +39,15 @@ struct LayerKind {
 // scaled() of the tier's built-in figures, for calls of so many rows, where `time` times calls of
 // so many tokens: of 1, 8 and 64, and of 512 where such calls come (from 182 rows on) or take less
 // than about 50 ms. Each is timed once a process for layers of one shape, types and number of
-// threads whose densities are within a factor of two; others wait for it. No second try where
-// `time` throws or gives no finite number; what was timed before that goes on serving.
-CostModel scaled_cost(CpuTier tier, int threads, const LayerKind& layer, double density,
-                      std::int64_t rows,
-                      const std::function<LayerTiming(std::int64_t tokens)>& time);
+// threads whose densities are within a factor of two; others wait for it. Where `time` gives no
+// finite number the next calls try again, four times in all; where it throws none does. What was
+// timed before that goes on serving.
+struct ScaledCost {
+  CostModel cost;
+  bool settled;  // calls of so many rows, or fewer, would change nothing
+};
+ScaledCost scaled_cost(CpuTier tier, int threads, const LayerKind& layer, double density,
+                       std::int64_t rows,
+                       const std::function<LayerTiming(std::int64_t tokens)>& time);
 
 }  // namespace twell

@@ -101,10 +101,12 @@ struct Machine {
 
   CostModel cost(const FfnShape& shape, double density = kDensity, int threads = 2,
                  std::int64_t rows = 32) {
-    return scaled_cost(kTier, threads, {shape}, density, rows, [&](std::int64_t tokens) {
-      asked.push_back(tokens);
-      return slower(tokens, times, 1, shape);
-    });
+    return scaled_cost(kTier, threads, {shape}, density, rows,
+                       [&](std::int64_t tokens) {
+                         asked.push_back(tokens);
+                         return slower(tokens, times, 1, shape);
+                       })
+        .cost;
   }
 };
 
@@ -161,14 +163,35 @@ TEST(ScaledCost, ManyTokensAreTimedWhereTheyCome) {
   machine.times = kInfinity;
   EXPECT_EQ(machine.cost(other, kDensity, 2, 512).scales.size(), 3U);
   EXPECT_EQ(machine.cost(other, kDensity, 2, 512).scales.size(), 3U);
-  EXPECT_EQ(machine.asked.size(), 4U);
+  EXPECT_EQ(machine.asked.size(), 5U);
 }
 
-TEST(ScaledCost, ABusyMachineIsNotAskedAgain) {
+TEST(ScaledCost, ABusyMachineIsAskedFourTimes) {
   Machine busy{kInfinity};
-  EXPECT_TRUE(busy.cost({2048, 4997}).scales.empty());
-  EXPECT_TRUE(busy.cost({2048, 4997}).scales.empty());
-  EXPECT_EQ(busy.asked, (std::vector<std::int64_t>{1}));
+  for (int call = 0; call < 6; ++call) EXPECT_TRUE(busy.cost({2048, 4997}).scales.empty());
+  EXPECT_EQ(busy.asked, (std::vector<std::int64_t>{1, 1, 1, 1}));
+}
+
+// What was timed before the machine was busy is kept, and the rest is timed when it is not.
+TEST(ScaledCost, ABusyMachineIsAskedAgain) {
+  const FfnShape shape{2048, 4994};
+  bool busy = true;
+  std::vector<std::int64_t> asked;
+  const auto call = [&] {
+    return scaled_cost(kTier, 2, {shape}, kDensity, 32, [&](std::int64_t tokens) {
+      asked.push_back(tokens);
+      return slower(tokens, busy && tokens > 1 ? kInfinity : 2, 1, shape);
+    });
+  };
+  ScaledCost scaled = call();
+  EXPECT_FALSE(scaled.settled);
+  EXPECT_TRUE(scaled.cost.scales.empty());
+  busy = false;
+  scaled = call();
+  EXPECT_TRUE(scaled.settled);
+  EXPECT_EQ(scaled.cost.scales.size(), 3U);
+  call();
+  EXPECT_EQ(asked, (std::vector<std::int64_t>{1, 8, 8, 64}));
 }
 
 TEST(ScaledCost, AFailureLeavesTheBuiltInFigures) {
@@ -178,7 +201,7 @@ TEST(ScaledCost, AFailureLeavesTheBuiltInFigures) {
         scaled_cost(kTier, 2, {{2048, 4998}}, kDensity, 32, [&](std::int64_t) -> LayerTiming {
           ++calls;
           throw std::runtime_error("no memory");
-        });
+        }).cost;
     EXPECT_EQ(cost.dense, built_in().dense);
     EXPECT_TRUE(cost.scales.empty());
   }
