@@ -18,7 +18,7 @@
 extern "C" {
 #endif
 
-// The version of the library: "0.1.0".
+// The version of the library, as "MAJOR.MINOR.PATCH".
 const char* twell_version(void);
 
 // What the calling thread's last failure was, until its next one; "" before the first.
