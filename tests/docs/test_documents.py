@@ -222,7 +222,8 @@ def test_options_and_members_that_are_named_exist(document):
 def test_the_version_has_one_place():
     """python/twell/__init__.py; what repeats it is compared with that by scripts/lib/release_check.py."""
     version = re.search(r'^__version__ = "(.*)"$', (ROOT / "python/twell/__init__.py").read_text(), re.MULTILINE)[1]
-    compared = {"python/twell/__init__.py", "CHANGELOG.md", "CITATION.cff", "README.md", "python/README.md"}
+    compared = {"python/twell/__init__.py", "include/twell/version.h", "CHANGELOG.md", "CITATION.cff", "README.md",
+                "python/README.md"}
     named = re.compile(rf"(?<![\d.=-]){re.escape(version)}(?![\d.])|twell-{re.escape(version)}")
     for path in TRACKED:
         if path in compared or path.startswith(("tests/", "bench/results/")):
