@@ -231,7 +231,8 @@ void run(StatsCommand& o) {
     if (found.popularity) layers.back().update(found.popularity->json_of(i));
   }
   const double nnz_mean = rows > 0 ? nnz / rows : 0;
-  o.say("{} through {} of {} neurons ({})\n\n{}", counted(found.tokens, "token"),
+  o.say("{} through {} of {} neurons ({})\n\n{}",
+        counted(static_cast<std::int64_t>(found.tokens), "token"),
         counted(std::ssize(means), "layer"), found.neurons, found.of, table.to_string(o.colour()));
   if (means.size() > 1) {
     o.say("\nMean of all layers: {:.1f} non-zeros, {:.2f} % of {}\n", nnz_mean,
