@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "bench/kernels/ggml_downs.h"
 #include "bench/kernels/peak.h"
 #include "bench/kernels/timer.h"
 #include "format/screen_parts.h"
@@ -207,4 +208,8 @@ int main(int argc, char** argv) {
   bench::print_gemms(tier);
   std::puts("");
   bench::print_gathers(tier);
+  for (const int threads : {1, 2}) {
+    std::puts("");
+    bench::print_ggml_downs(threads);
+  }
 }

@@ -29,6 +29,10 @@ struct FormVector {
   const char* name;         // as operators, errors and Python's twell.form call it
   bool of_columns = false;  // an entry for each column of Wd, not for each neuron
   bool of_up = false;       // only in a gated layer
+
+  constexpr std::int64_t entries(std::int64_t neurons, std::int64_t columns) const {
+    return of_columns ? columns : neurons;
+  }
 };
 inline constexpr std::array<FormVector, 4> kFormVectors = {
     {{"gate_bias"}, {"up_bias", false, true}, {"down_bias", true}, {"norm_weight"}}};

@@ -38,11 +38,12 @@ struct LayerOptions {
   // Makes the caller's dense variant in place of that one. Neither this function nor the variant
   // may call a layer.
   std::function<DenseFfn()> make_dense = {};
-  // What both paths cost on this machine. It says nothing about layers of codes, which are then
-  // sparse. None: the built-in figures of another machine, scaled by timing calls of this layer,
-  // once in a process for equal layers: by the first kFewestInputs or more inputs, and again by the
-  // first call with a larger order of rows. Such a call takes a few times as long. Layers of codes
-  // are sparse until then.
+  // What both paths cost. None: the built-in figures of another machine, scaled by timing calls of
+  // this layer, once in a process for layers of its kind: by the first kFewestInputs or more
+  // inputs, and again by the first call with a larger order of rows. Such a call takes a few times
+  // as long. All figures are those of numbers. A layer of codes takes no measured ones
+  // (`measured_on`) and is timed; it is sparse until then, and always if built-in figures are
+  // given.
   std::optional<CostModel> cost = {};
 };
 

@@ -3,8 +3,8 @@
 #include <bit>
 #include <cstring>
 
-#include "checkpoint/half.h"
 #include "files/file_error.h"
+#include "twell/half.h"
 
 namespace twell::io {
 namespace {

@@ -170,8 +170,7 @@ class CpuFeedForward final : public FeedForward {
       };
     }
     CostModel cost = load_cost_model(tier, cpu_context().threads());
-    const bool measured = !cost.measured_on.empty() && !coded_;  // figures are those of numbers
-    if (measured || !built_in_figures_are_scaled()) out.cost = std::move(cost);
+    if (!cost.measured_on.empty() || !built_in_figures_are_scaled()) out.cost = std::move(cost);
     return out;
   }
   void free_gate() {

@@ -1,17 +1,9 @@
-// All numbers are little-endian. d and m are binary16, a scale and an offset.
+// All numbers are little-endian. d and m are binary16, a scale and an offset. libtwell takes the
+// other blocks apart (twell/ggml.h).
 //
-//   Q4_0   d, 16 bytes: code + 8 of numbers 0 … 15 in the lower half bytes, of 16 … 31 in the upper
-//   Q4_1   d, m, 16 bytes likewise of codes; a number is code · d + m
-//   Q5_0   d, 32 bits: the fifth bit of each code + 16; 16 bytes of the lower four
-//   Q5_1   d, m, and as Q5_0
-//   Q8_0   d, 32 codes
-//   Q4_K   d, m, 12 bytes: 8 scales and 8 offsets of 6 bits; 128 bytes of codes, 32 numbers in the
-//          lower half bytes of 32 bytes, the next 32 in the upper; a number is
-//          code · d · scale - m · offset
-//   Q5_K   d, m, 12 bytes likewise; 32 bytes, of which byte i has the fifth bits of numbers i,
-//          32 + i, …, lowest first; 128 bytes as in Q4_K
-//   Q6_K   128 bytes of the lower four bits of code + 32, 64 of the upper two, 16 scales of 8 bits,
-//   d
+//   Q4_1   d, m, 16 bytes: codes 0 … 15 in the lower half bytes, 16 … 31 in the upper; a number is
+//          code · d + m
+//   Q5_1   d, m, 32 bits: the fifth bit of each code; 16 bytes of the lower four
 #include "gguf/block_types.h"
 
 #include <algorithm>
@@ -20,13 +12,12 @@
 #include <cstring>
 #include <limits>
 
-#include "checkpoint/half.h"
 #include "twell/dtype.h"
+#include "twell/ggml.h"
+#include "twell/half.h"
 
 namespace twell::io {
 namespace {
-
-constexpr std::int64_t kSuperBlock = 256;
 
 constexpr std::array<BlockLayout, 11> kLayouts = {{
     {"F32", 0, 1, 4},
@@ -37,9 +28,9 @@ constexpr std::array<BlockLayout, 11> kLayouts = {{
     {"Q5_0", 6, kSymmetricBlock, 22},
     {"Q5_1", 7, 32, 24},
     {"Q8_0", 8, kSymmetricBlock, 34},
-    {"Q4_K", 12, kSuperBlock, 144},
-    {"Q5_K", 13, kSuperBlock, 176},
-    {"Q6_K", 14, kSuperBlock, 210},
+    {"Q4_K", 12, 256, 144},
+    {"Q5_K", 13, 256, 176},
+    {"Q6_K", 14, 256, 210},
 }};
 
 struct NumberedName {
@@ -69,29 +60,6 @@ int half_byte(const std::byte* bytes, std::int64_t i) {
   return i < 16 ? byte_at(bytes, i) & 0xF : byte_at(bytes, i - 16) >> 4;
 }
 
-// Of Q4_0, Q5_0 and Q8_0.
-int symmetric_code(BlockType type, const std::byte* block, std::int64_t i) {
-  constexpr std::int64_t kScale = 2, kFifthBits = 4;
-  const std::byte* codes = block + kScale;
-  switch (type) {
-    case BlockType::q4_0:
-      return half_byte(codes, i) - 8;
-    case BlockType::q5_0: {
-      const int fifth = static_cast<int>(load<std::uint32_t>(codes) >> i & 1U);
-      return (half_byte(codes + kFifthBits, i) | fifth << 4) - 16;
-    }
-    default:
-      return load<std::int8_t>(codes + i);
-  }
-}
-
-void symmetric(BlockType type, const std::byte* block, float* out) {
-  const float scale = half_at(block);
-  for (std::int64_t i = 0; i < kSymmetricBlock; ++i) {
-    out[i] = scale * static_cast<float>(symmetric_code(type, block, i));
-  }
-}
-
 void with_offset(BlockType type, const std::byte* block, float* out) {
   const float scale = half_at(block), offset = half_at(block + 2);
   const bool five = type == BlockType::q5_1;
@@ -103,48 +71,23 @@ void with_offset(BlockType type, const std::byte* block, float* out) {
   }
 }
 
-// The 6 bits of scale and offset `group` of 8: of the first four in one byte each, of the others
-// four bits in the last four bytes and two above those of the first.
-struct ScaleAndOffset {
-  int scale, offset;
-};
-ScaleAndOffset sixes(const std::byte* bytes, int group) {
-  if (group < 4) return {byte_at(bytes, group) & 63, byte_at(bytes, group + 4) & 63};
-  const int low = byte_at(bytes, group + 4);
-  return {(low & 0xF) | (byte_at(bytes, group - 4) >> 6) << 4,
-          (low >> 4) | (byte_at(bytes, group) >> 6) << 4};
-}
-
-void q4_k_or_q5_k(BlockType type, const std::byte* block, float* out) {
-  const float d = half_at(block), m = half_at(block + 2);
-  const std::byte* six = block + 4;
-  const bool five = type == BlockType::q5_k;
-  const std::byte* fifth = block + 16;
-  const std::byte* codes = block + (five ? 48 : 16);
-  for (int group = 0; group < 8; ++group) {
-    const ScaleAndOffset s = sixes(six, group);
-    const float scale = d * static_cast<float>(s.scale), offset = m * static_cast<float>(s.offset);
-    for (std::int64_t i = 0; i < 32; ++i) {
-      int code = byte_at(codes, group / 2 * 32 + i) >> (group % 2 * 4) & 0xF;
-      if (five) code |= (byte_at(fifth, i) >> group & 1) << 4;
-      *out++ = scale * static_cast<float>(code) - offset;
-    }
-  }
-}
-
-void q6_k(const std::byte* block, float* out) {
-  const std::byte* low = block;
-  const std::byte* high = block + 128;
-  const std::byte* scales = block + 192;
-  const float d = half_at(block + 208);
-  for (std::int64_t i = 0; i < kSuperBlock; ++i) {
-    // Halves of 128; in each, 32 numbers have their lower bits in the lower half bytes of 32 bytes,
-    // the next 32 in those of the next 32 bytes, and the others in the upper half bytes.
-    const std::int64_t half = i / 128, quarter = i % 128 / 32, at = i % 32;
-    const int four = byte_at(low, half * 64 + quarter % 2 * 32 + at) >> (quarter / 2 * 4) & 0xF;
-    const int two = byte_at(high, half * 32 + at) >> (quarter * 2) & 3;
-    const float scale = d * static_cast<float>(load<std::int8_t>(scales + i / 16));
-    out[i] = scale * static_cast<float>((four | two << 4) - 32);
+// Of those that libtwell takes apart.
+std::optional<GgmlFormat> ggml_format(BlockType type) {
+  switch (type) {
+    case BlockType::q4_0:
+      return GgmlFormat::q4_0;
+    case BlockType::q5_0:
+      return GgmlFormat::q5_0;
+    case BlockType::q8_0:
+      return GgmlFormat::q8_0;
+    case BlockType::q4_k:
+      return GgmlFormat::q4_k;
+    case BlockType::q5_k:
+      return GgmlFormat::q5_k;
+    case BlockType::q6_k:
+      return GgmlFormat::q6_k;
+    default:
+      return {};
   }
 }
 
@@ -159,18 +102,8 @@ void dequantize_block(BlockType type, const std::byte* block, float* out) {
     case BlockType::bf16:
       *out = static_cast<float>(bf16::from_bits(load<std::uint16_t>(block)));
       return;
-    case BlockType::q4_0:
-    case BlockType::q5_0:
-    case BlockType::q8_0:
-      return symmetric(type, block, out);
-    case BlockType::q4_1:
-    case BlockType::q5_1:
+    default:
       return with_offset(type, block, out);
-    case BlockType::q4_k:
-    case BlockType::q5_k:
-      return q4_k_or_q5_k(type, block, out);
-    case BlockType::q6_k:
-      return q6_k(block, out);
   }
 }
 
@@ -222,6 +155,7 @@ bool is_symmetric(BlockType type) {
 }
 
 void dequantize(BlockType type, const std::byte* blocks, std::int64_t count, float* out) {
+  if (const auto format = ggml_format(type)) return twell::dequantize(*format, blocks, count, out);
   const BlockLayout& layout = layout_of(type);
   for (std::int64_t b = 0; b < count; ++b) {
     dequantize_block(type, blocks + b * layout.bytes, out + b * layout.numbers);
@@ -231,14 +165,15 @@ void dequantize(BlockType type, const std::byte* blocks, std::int64_t count, flo
 bool take_codes(BlockType type, const std::byte* blocks, std::int64_t count, std::int8_t* codes,
                 std::uint16_t* scales) {
   constexpr std::uint16_t kOne = 0x3C00, kSign = 0x8000;
+  const GgmlFormat format = ggml_format(type).value();
   bool held = true;
   for (std::int64_t b = 0; b < count; ++b) {
-    const std::byte* block = blocks + b * layout_of(type).bytes;
-    const auto scale = load<std::uint16_t>(block);
-    const bool zero = (scale & ~kSign) == 0, negative = (scale & kSign) != 0;
-    scales[b] = zero ? kOne : static_cast<std::uint16_t>(scale & ~kSign);
+    GgmlBlock block;
+    take_block(format, blocks + b * layout_of(type).bytes, &block);
+    const bool zero = (block.scale & ~kSign) == 0, negative = (block.scale & kSign) != 0;
+    scales[b] = zero ? kOne : static_cast<std::uint16_t>(block.scale & ~kSign);
     for (std::int64_t i = 0; i < kSymmetricBlock; ++i) {
-      const int code = zero ? 0 : symmetric_code(type, block, i) * (negative ? -1 : 1);
+      const int code = zero ? 0 : code_of(format, block, i) * (negative ? -1 : 1);
       held = held && code <= 127;
       *codes++ = static_cast<std::int8_t>(code);
     }

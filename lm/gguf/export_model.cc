@@ -9,13 +9,13 @@
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/half.h"
 #include "checkpoint/quantized_tensor.h"
 #include "files/file_error.h"
 #include "gguf/gguf_writer.h"
 #include "gguf/model_config.h"
 #include "gguf/model_tensors.h"
 #include "gguf/tokenizer_files.h"
+#include "twell/half.h"
 
 namespace twell::io {
 namespace {

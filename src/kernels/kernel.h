@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "format/ggml_layout.h"
 #include "format/screen_parts.h"
 #include "format/twell_view.h"
 #include "kernels/tile_order.h"
@@ -208,8 +209,29 @@ struct WeightKernels {
   bool (*row_finite)(const WeightView& w, std::int64_t row);
 };
 
+// A row of inputs as integers (twell/ggml.h), and those of them that are not zero.
+struct GgmlInputs {
+  const std::int8_t* codes = nullptr;    // [H] q
+  const float* units = nullptr;          // [blocks along H] u
+  const std::int32_t* fired = nullptr;   // ascending
+  const std::int32_t* starts = nullptr;  // [groups + 1]: where those of a group begin
+};
+
+// What a tier has for weights in ggml's blocks.
+struct GgmlKernels {
+  // `count` inputs to q, and u of each `numbers` of them, 32 or 256.
+  void (*round)(const float* h, std::int64_t count, std::int64_t numbers, std::int8_t* codes,
+                float* units);
+  // Of a row of inputs, the outputs of chunks [first, last): 32 floats each. `memory`: that of a
+  // GgmlDown.
+  using Down = void (*)(const GgmlLayout& layout, const std::uint8_t* memory, const GgmlInputs& h,
+                        std::int64_t first, std::int64_t last, float* y);
+  Down down[kGgmlFormats];
+};
+
 // The best that `tier` may run. x, of x and y: bf16 or f32; it goes with the weight's type.
 const Kernels& kernels_of(CpuTier tier, DType x);
 const WeightKernels& weight_kernels_of(CpuTier tier, DType x, WeightType weight);
+const GgmlKernels& ggml_kernels_of(CpuTier tier);
 
 }  // namespace twell

@@ -46,4 +46,6 @@ const WeightKernels& weight_kernels_of(CpuTier tier, DType x, WeightType weight)
   return all_of(tier).of(x).weights[static_cast<std::size_t>(weight)];
 }
 
+const GgmlKernels& ggml_kernels_of(CpuTier tier) { return all_of(tier).ggml; }
+
 }  // namespace twell

@@ -185,7 +185,7 @@ FfnForm form_of(const Reader& reader, std::int64_t neurons, std::int64_t columns
   form.up = static_cast<Activation>(header.up);
   if (header.has_norm != 0) form.norm_epsilon = header.epsilon;
   for (std::size_t i = 0; i < kFormVectors.size(); ++i) {
-    const std::int64_t size = kFormVectors[i].of_columns ? columns : neurons;
+    const std::int64_t size = kFormVectors[i].entries(neurons, columns);
     form[i] = reader.entries<float>(header.vectors[i], kFormVectors[i].name,
                                     static_cast<std::uint64_t>(size));
   }

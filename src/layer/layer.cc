@@ -172,6 +172,7 @@ void Layer::State::choose_by() {
   to_be_looked_at_ = dense_possible_ && !options_.make_dense;
   if (options_.path) return;
   if (options_.cost) require_cost(*options_.cost);
+  if (coded_ && options_.cost && !options_.cost->measured_on.empty()) options_.cost.reset();
   chooser_.emplace(options_.cost ? *options_.cost : built_in_cost_model(tier_), shape());
 }
 

@@ -24,6 +24,9 @@ enum ScratchSlot : int {
   kCoefficients = kCounts,
   kTransposed = kSlots,
   kPieces = kCandidates,
+  // ggml_down() does nothing else.
+  kGgmlInputs = kPreparedX,
+  kGgmlSums = kPartialY,
 };
 
 // The packed activation of a block: `rows` rows of tiles of `tile` columns, none of which can

@@ -76,8 +76,7 @@ void require_vectors(const char* operation, const char* of, const FormVectors<En
     const std::string argument = std::string(of) + about.name;
     require(shape.gated || !about.of_up, operation, argument.c_str(),
             "expected none, in a layer without a gate");
-    require_entries(operation, argument.c_str(), vectors[i],
-                    about.of_columns ? columns : shape.neurons);
+    require_entries(operation, argument.c_str(), vectors[i], about.entries(shape.neurons, columns));
   }
 }
 

@@ -115,8 +115,7 @@ CpuForm::CpuForm(const char* operation, const FfnForm& form,
     const std::optional<Tensor>& tensor = entry(vectors, i);
     if (!tensor.has_value()) continue;
     const FormVector& about = kFormVectors[i];
-    form_[i] =
-        vector({operation, about.name, *tensor}, dtype, about.of_columns ? columns : neurons);
+    form_[i] = vector({operation, about.name, *tensor}, dtype, about.entries(neurons, columns));
   }
 }
 

@@ -162,10 +162,6 @@ LayerOptions options_of(const char* operation, const std::string& path,
     out.cost = built_in_cost_model(cpu_context().tier());
     return out;
   }
-  const FfnWeights& w = block.weights();
-  if (has_scales(w.gate.type) || (w.up && has_scales(w.up->type)) || has_scales(w.down.type)) {
-    return out;  // figures of numbers say nothing of codes, which are timed
-  }
   CostModel& model = out.cost.emplace();
   model.measured_on = "this machine";
   model.gated = block.shape().gated;

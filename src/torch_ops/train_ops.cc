@@ -133,7 +133,7 @@ struct Backward {
     for (std::size_t i = 0; i < kFormVectors.size(); ++i) {
       const std::optional<Tensor>& tensor = entry(gradients, kMatrices + i);
       if (!tensor.has_value()) continue;
-      const std::int64_t size = kFormVectors[i].of_columns ? in.down.cols : in.down.rows;
+      const std::int64_t size = kFormVectors[i].entries(in.down.rows, in.down.cols);
       require_list(argument(gradient_name(kMatrices + i), *tensor), ScalarType::Float, {size}, "");
       out.vectors[i] = {static_cast<float*>(tensor->mutable_data_ptr()),
                         static_cast<std::size_t>(size)};

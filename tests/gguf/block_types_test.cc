@@ -9,8 +9,8 @@
 #include <random>
 #include <vector>
 
-#include "checkpoint/half.h"
 #include "twell/dtype.h"
+#include "twell/half.h"
 
 namespace twell::io {
 namespace {

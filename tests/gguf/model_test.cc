@@ -7,7 +7,6 @@
 #include "checkpoint/architecture.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/config.h"
-#include "checkpoint/half.h"
 #include "files/note.h"
 #include "gguf/export_model.h"
 #include "gguf/import_model.h"
@@ -16,6 +15,7 @@
 #include "tests/support/files.h"
 #include "tests/support/message_of.h"
 #include "tokenizer/tokenizer.h"
+#include "twell/half.h"
 
 namespace twell::io {
 namespace {

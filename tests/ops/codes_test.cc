@@ -344,8 +344,8 @@ TYPED_TEST(CodesTest, DenseLayers) {
   });
 }
 
-// Built-in figures are of numbers: a layer of codes is sparse until calls of it were timed, or
-// where figures are given.
+// Figures are of numbers: a layer of codes is sparse until calls of it were timed, for good where
+// built-in figures are given, and takes no measured ones.
 TEST(Codes, ChooseByTimingsOfCodes) {
   Context context({.threads = 1, .tier = {}});
   CodedLayer<float> layer({64, 64, 256, true, {}, -20.0F});  // all fire
@@ -354,17 +354,22 @@ TEST(Codes, ChooseByTimingsOfCodes) {
   w.gate = layer.gate_view();
   CostModel dense_is_free = built_in_cost_model(context.tier());
   for (double& figure : dense_is_free.dense) figure = 1e-9;
-  for (const bool given : {false, true}) {
+  CostModel measured = dense_is_free;
+  measured.measured_on = "here";
+  for (const std::optional<CostModel>& cost :
+       {std::optional<CostModel>(), std::optional(measured), std::optional(dense_is_free)}) {
     LayerOptions options{.block = {.dtype = DType::f32}};
-    if (given) options.cost = dense_is_free;
+    options.cost = cost;
     twell::Layer chosen(context, {w.gate, w.up, w.down, true}, {}, options);
     const ConstMatrixView x = std::as_const(layer.x).view();
     TestMatrix<float> y(64, 64);
     EXPECT_EQ(chosen.run(context, x.slice(0, 8), y.view().slice(0, 8)), LayerPath::sparse);
     chosen.run(context, x, y.view());
     EXPECT_THAT(chosen.describe(context, 64), testing::HasSubstr("here: "));
-    if (given) {
+    if (cost && cost->measured_on.empty()) {
       EXPECT_THAT(chosen.describe(context, 64), testing::EndsWith("here: sparse"));
+    } else {
+      EXPECT_EQ(chosen.chooser()->cost().measured_on, "");
     }
   }
 }

@@ -30,6 +30,7 @@ struct XKernels : Kernels {
 };
 struct TierKernels {
   XKernels bf16, f32;
+  GgmlKernels ggml;
 
   const XKernels& of(DType x) const { return x == DType::bf16 ? bf16 : f32; }
 };

@@ -40,7 +40,7 @@ Gradients ffn_backward(const BackwardInput& in) {
                    zeros(neurons, in.dy.cols),
                    {}};
   for (std::size_t i = 0; i < kFormVectors.size(); ++i) {
-    out.vectors[i] = zeros(1, kFormVectors[i].of_columns ? in.dy.cols : neurons);
+    out.vectors[i] = zeros(1, kFormVectors[i].entries(neurons, in.dy.cols));
   }
   for (std::int64_t r = 0; r < in.x.rows; ++r) {
     const auto u_of = [&](std::int64_t n) { return in.gated ? in.u.at(r, n) : 1.0; };

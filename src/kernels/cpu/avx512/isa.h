@@ -16,8 +16,12 @@ struct Isa {
   using I = __m512i;
   static constexpr int kLanes = 16;
   // 6 rows × 4 panels: 24 accumulators, 4 panel vectors, the rest for broadcasts.
+  template <class T>
   static constexpr int kGemmRows = 6;
   static constexpr int kGemmPanels = 4;
+  static constexpr std::int64_t kGemmDepth = 512;  // bytes of a neuron
+  static constexpr bool kInputByInput = false;
+  static constexpr bool kWidensBf16 = false;
 
   static V load(const float* p) { return _mm512_loadu_ps(p); }
   static V load(const bf16* p) {

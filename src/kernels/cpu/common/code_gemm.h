@@ -54,7 +54,7 @@ struct CodeGemm {
           part.weight.cols = part.weight.row_stride = inputs;
           part.panels = Panels;
           part.c = args.c + at.panel * kPanel;
-          part.accumulate = k > 0;
+          part.accumulate = args.accumulate || k > 0;
           multiply(part);
         });
   }

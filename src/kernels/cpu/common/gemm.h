@@ -16,8 +16,14 @@ struct RegisterGemm {
   static constexpr std::int64_t kStep = 4 / sizeof(T);  // inputs interleaved in a panel
   static constexpr int kVectors = kPanel / Isa::kLanes;
   static constexpr bool kInt8 = sizeof(T) == 1;  // of a screen
-  // Inputs per pass: 4 panels × 256 bf16 are 32 KiB, which stay in L1 while the rows go by.
-  static constexpr std::int64_t kDepthBlock = kInt8 ? kCodeBlock : 512 / sizeof(T);
+  static constexpr int kRows = Isa::template kGemmRows<T>;
+  // An input of the rows that meets all columns before the next one comes takes one register. By
+  // columns, with 16 registers and no broadcast operands, compilers keep all rows' in memory.
+  static constexpr bool kInputByInput = Isa::kInputByInput && !kInt8;
+  // Inputs per pass. Of AVX-512 4 panels × 256 bf16 are 32 KiB, which stay in L1 while the rows go
+  // by; of AVX2 one panel is in L2 and 6 rows are in L1.
+  static constexpr std::int64_t kDepthBlock =
+      kInt8 ? kCodeBlock : Isa::kGemmDepth / static_cast<std::int64_t>(sizeof(T));
   // A block of a screen's panel starts with what its integer sums start from.
   static constexpr std::int64_t kHead = kInt8 ? kCodeHead : 0;
 
@@ -57,13 +63,31 @@ struct RegisterGemm {
         acc[r][v] = begin(part(v), c + r * kSumStride + v * Isa::kLanes, accumulate);
       }
     }
-    for (std::int64_t k = 0; k < depth; k += kStep) {
-      if (ahead != nullptr) Isa::prefetch_l2(ahead + k * kPanel);
+    if constexpr (kInputByInput) {
+      for (std::int64_t k = 0; k < depth; k += kStep) {
+        if (ahead != nullptr) Isa::prefetch_l2(ahead + k * kPanel);
+#pragma GCC unroll 2
+        for (std::int64_t i = 0; i < kStep; ++i) {
+          V w[kColumns];
 #pragma GCC unroll 16
-      for (int v = 0; v < kColumns; ++v) {
-        const auto w = Isa::load_panel(part(v) + (kHead + k) * kPanel);
+          for (int v = 0; v < kColumns; ++v) w[v] = Isa::load_input(part(v) + k * kPanel, i);
 #pragma GCC unroll 16
-        for (int r = 0; r < Rows; ++r) acc[r][v] = Isa::mac(acc[r][v], w, x + r * x_stride + k);
+          for (int r = 0; r < Rows; ++r) {
+            const V input = Isa::broadcast(x[r * x_stride + k + i]);
+#pragma GCC unroll 16
+            for (int v = 0; v < kColumns; ++v) acc[r][v] = Isa::fma(w[v], input, acc[r][v]);
+          }
+        }
+      }
+    } else {
+      for (std::int64_t k = 0; k < depth; k += kStep) {
+        if (ahead != nullptr) Isa::prefetch_l2(ahead + k * kPanel);
+#pragma GCC unroll 16
+        for (int v = 0; v < kColumns; ++v) {
+          const auto w = Isa::load_panel(part(v) + (kHead + k) * kPanel);
+#pragma GCC unroll 16
+          for (int r = 0; r < Rows; ++r) acc[r][v] = Isa::mac(acc[r][v], w, x + r * x_stride + k);
+        }
       }
     }
 #pragma GCC unroll 16
@@ -102,7 +126,6 @@ struct RegisterGemm {
   static void rows_by_panels(const X* x, std::int64_t x_stride, std::int64_t rows, const T* panel,
                              std::int64_t panel_stride, std::int64_t depth, float* c,
                              bool accumulate, const T* next, Scales scales = {}) {
-    constexpr int kRows = Isa::kGemmRows;
     std::int64_t r = 0;
     for (int p = 0; r + kRows <= rows; r += kRows, ++p) {
       const T* ahead = next != nullptr && p < Panels ? next + p * panel_stride : nullptr;
@@ -115,7 +138,7 @@ struct RegisterGemm {
 
   // A few rows wait for the weights, and read them from end to end: 8 rows of bf16 are 6 to 30 %
   // faster by it on one core of a Zen 4, 20 no faster.
-  static bool end_to_end(std::int64_t rows) { return rows < 3 * Isa::kGemmRows; }
+  static bool end_to_end(std::int64_t rows) { return rows < 3 * kRows; }
 
   static void run(const GemmArgs& args) {
     const std::int64_t depth = packed_depth(weight_type(dtype_of<T>::value), args.weight.cols);
@@ -123,7 +146,7 @@ struct RegisterGemm {
     const T* weight = static_cast<const T*>(args.weight.data) + args.panel_begin * stride;
     const std::int64_t panels_there = packed_panels(args.weight.rows) - args.panel_begin;
     // Rows that one pass takes read the weights once: there is nothing to keep in L1.
-    const std::int64_t block = args.rows > Isa::kGemmRows ? kDepthBlock : depth;
+    const std::int64_t block = args.rows > kRows ? kDepthBlock : depth;
     const auto panel_at = [&](PanelBlock at) {
       return weight + at.panel * stride + at.block * block * kPanel;
     };

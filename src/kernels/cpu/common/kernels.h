@@ -2,9 +2,11 @@
 #pragma once
 
 #include "kernels/cpu/common/attention.h"
+#include "kernels/cpu/common/bf16_panels.h"
 #include "kernels/cpu/common/code_gemm.h"
 #include "kernels/cpu/common/exponentials.h"
 #include "kernels/cpu/common/gemm.h"
+#include "kernels/cpu/common/ggml_down.h"
 #include "kernels/cpu/common/int4_rows.h"
 #include "kernels/cpu/common/pack.h"
 #include "kernels/cpu/common/row_panels.h"
@@ -39,7 +41,7 @@ constexpr Kernels make_kernels() {
 template <class Isa, class T>
 constexpr WeightKernels make_matrix_kernels() {
   return {
-      .gemm = RegisterGemm<Isa, T>::run,
+      .gemm = matrix_gemm<Isa, T>,
       .screen_pack = ScreenKernels<Isa, T>::pack,
       .sampled_dots = sampled_dots<Isa, T, T>,
       .weighted_rows = weighted_rows<Isa, T>,
@@ -101,7 +103,7 @@ constexpr XKernels make_x_kernels() {
 
 template <class Isa>
 constexpr TierKernels make_tier() {
-  return {make_x_kernels<Isa, bf16>(), make_x_kernels<Isa, float>()};
+  return {make_x_kernels<Isa, bf16>(), make_x_kernels<Isa, float>(), make_ggml_kernels()};
 }
 
 }  // namespace

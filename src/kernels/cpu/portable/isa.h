@@ -16,8 +16,12 @@ struct Isa {
   using I = std::int32_t __attribute__((vector_size(16)));
   using U = std::uint32_t __attribute__((vector_size(16)));
   static constexpr int kLanes = 4;
+  template <class T>
   static constexpr int kGemmRows = 2;
   static constexpr int kGemmPanels = 1;
+  static constexpr std::int64_t kGemmDepth = 512;  // bytes of a neuron
+  static constexpr bool kInputByInput = false;
+  static constexpr bool kWidensBf16 = false;
 
   static V load(const float* p) {
     V v;

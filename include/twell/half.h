@@ -4,7 +4,8 @@
 #include <bit>
 #include <cstdint>
 
-namespace twell::io {
+#pragma GCC visibility push(default)
+namespace twell {
 
 // Exact; what is infinite or NaN stays so.
 constexpr float float_of_half(std::uint16_t half) {
@@ -40,4 +41,5 @@ constexpr std::uint16_t half_of_float(float value) {
   return static_cast<std::uint16_t>(half | sign);
 }
 
-}  // namespace twell::io
+}  // namespace twell
+#pragma GCC visibility pop

@@ -1,0 +1,121 @@
+// Weights in the block formats of ggml, which GGUF files of llama.cpp hold: integers that share
+// scales, 32 or 256 to a block.
+//
+// The down weight [D outputs, H inputs] has its blocks along H: each holds some inputs of one
+// output. A layer most of whose inputs are zero would have to read all of them. GgmlDown keeps the
+// same integers and scales turned around, so that the codes of one input lie together, and
+// ggml_down() reads those of the inputs that are not zero.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+
+#include "twell/context.h"
+#include "twell/packed.h"
+#include "twell/tensor_view.h"
+
+#pragma GCC visibility push(default)
+namespace twell {
+
+enum class GgmlFormat : std::uint8_t { q4_0, q5_0, q8_0, q4_k, q5_k, q6_k };
+constexpr std::size_t kGgmlFormats = 6;
+
+// What differs between formats. A number of a block is, in exact arithmetic,
+//   scale · sub-scale · (code − offset) − minimum · sub-minimum
+// where all but the scale and the minimum, which are binary16, are integers.
+struct GgmlTraits {
+  const char* name;      // ggml's
+  std::int64_t numbers;  // in a block
+  std::int64_t bytes;    // of a block
+  std::int64_t group;    // numbers that share a sub-scale and a sub-minimum
+  int bits;              // of a code; those of 8 have a sign
+  int offset = 0;
+  bool sub_scales = false;
+  bool minima = false;
+};
+constexpr GgmlTraits traits_of(GgmlFormat format) {
+  constexpr GgmlTraits kAll[] = {
+      {.name = "Q4_0", .numbers = 32, .bytes = 18, .group = 32, .bits = 4, .offset = 8},
+      {.name = "Q5_0", .numbers = 32, .bytes = 22, .group = 32, .bits = 5, .offset = 16},
+      {.name = "Q8_0", .numbers = 32, .bytes = 34, .group = 32, .bits = 8},
+      {"Q4_K", 256, 144, 32, 4, 0, true, true},
+      {"Q5_K", 256, 176, 32, 5, 0, true, true},
+      {"Q6_K", 256, 210, 16, 6, 32, true},
+  };
+  static_assert(std::size(kAll) == kGgmlFormats, "a row for each format, in their order");
+  return kAll[static_cast<std::size_t>(format)];
+}
+constexpr const char* name_of(GgmlFormat format) { return traits_of(format).name; }
+
+// A block taken apart.
+struct GgmlBlock {
+  std::uint8_t codes[256];  // those of 8 bits in two's complement
+  std::int8_t scales[16];   // of the groups; 1 where the format has none
+  std::uint8_t minima[16];  // of the groups; 0 where the format has none
+  std::uint16_t scale;      // binary16
+  std::uint16_t minimum;    // binary16; 0 where the format has none
+};
+// The integer that a code stands for.
+constexpr int code_of(GgmlFormat format, const GgmlBlock& block, std::int64_t i) {
+  const GgmlTraits traits = traits_of(format);
+  return traits.bits == 8 ? static_cast<std::int8_t>(block.codes[i])
+                          : block.codes[i] - traits.offset;
+}
+// `block`: traits_of(format).bytes bytes, at any address. put_block() is the inverse of
+// take_block(), bit for bit.
+void take_block(GgmlFormat format, const void* block, GgmlBlock* out);
+void put_block(GgmlFormat format, const GgmlBlock& in, void* block);
+// The numbers of `count` blocks as f32: exact, but for one rounding where a minimum is subtracted.
+void dequantize(GgmlFormat format, const void* blocks, std::int64_t count, float* out);
+
+// A matrix [rows, cols] in blocks along its rows, one row after the other, in memory of somebody
+// else. cols is a multiple of a block's numbers.
+struct GgmlView {
+  GgmlFormat format = GgmlFormat::q4_k;
+  const void* blocks = nullptr;
+  std::int64_t rows = 0;
+  std::int64_t cols = 0;
+
+  std::int64_t row_bytes() const {
+    return cols / traits_of(format).numbers * traits_of(format).bytes;
+  }
+};
+
+// A down weight, turned around, that owns its memory: 3 % more than the blocks at most, where D is
+// a multiple of 32. A value; copies share it.
+class GgmlDown {
+ public:
+  // `down`: [D, H], at least one row and one block. Throws Error naming the argument, also where a
+  // scale or a minimum is not finite. `context`: whose threads pack; null: OpenMP's.
+  explicit GgmlDown(const GgmlView& down, const Context* context = nullptr);
+
+  GgmlFormat format() const { return format_; }
+  std::int64_t outputs() const { return outputs_; }  // D
+  std::int64_t inputs() const { return inputs_; }    // H
+  std::int64_t bytes() const { return static_cast<std::int64_t>(memory_.bytes()); }
+  const void* data() const { return memory_.data(); }
+  // The blocks as they were, bit for bit, row after row, at any address.
+  void unpack(void* blocks, const Context* context = nullptr) const;
+
+ private:
+  GgmlFormat format_;
+  std::int64_t outputs_, inputs_;
+  PreparedMemory memory_;
+};
+
+// y = h Wdᵀ, h [M, H] and y [M, D] in f32. As in ggml, inputs are rounded to integers of 8 bits
+// first, those of a block of W together, and products of integers are summed exactly: over 256
+// inputs of a row the sum is the one that ggml's kernels have, and only sums over blocks, which are
+// f32, are in another order. Inputs that round to zero read nothing of W.
+//
+// Rounded inputs are q · u: with a the largest |h| of the block and i = 127 / a in f32,
+// q = round(h · i), ties to even, and u = 1 / i, or, in formats of blocks of 32, a / 127 rounded to
+// binary16. Where a is 0, or so small that i is infinite, all q are 0. A block with an input that
+// is not finite makes the whole row of y NaN.
+//
+// M may be 0. Throws Error naming the argument.
+void ggml_down(Context& context, ConstMatrixView h, const GgmlDown& down, MatrixView y);
+
+}  // namespace twell
+#pragma GCC visibility pop

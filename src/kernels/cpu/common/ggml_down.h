@@ -1,0 +1,258 @@
+// One row's product with a GgmlDown: of the inputs that are not zero alone, in integers of 16 and
+// 32 bits, which are f32 once for each block.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+
+#include "kernels/cpu/common/ggml_vectors.h"
+#include "kernels/kernel.h"
+#include "twell/half.h"
+
+namespace twell {
+namespace {
+
+// Inputs to integers (twell/ggml.h), `numbers` of them sharing a unit.
+inline void round_ggml_inputs(const float* h, std::int64_t count, std::int64_t numbers,
+                              std::int8_t* codes, float* units) {
+  constexpr std::uint32_t kSize = 0x7FFFFFFFU, kInfinite = 0x7F800000U;
+  for (std::int64_t first = 0; first < count; first += numbers) {
+    std::uint32_t bits = 0;  // of the largest size; integers are in the order of numbers
+    for (std::int64_t i = first; i < first + numbers; ++i) {
+      bits = std::max(bits, std::bit_cast<std::uint32_t>(h[i]) & kSize);
+    }
+    const auto largest = std::bit_cast<float>(bits);
+    const float inverse = 127.0F / largest;
+    float& unit = units[first / numbers];
+    if (bits >= kInfinite) {
+      unit = std::numeric_limits<float>::quiet_NaN();
+      std::fill_n(codes + first, numbers, std::int8_t{1});  // so that some row is read
+    } else if (std::isinf(inverse)) {
+      unit = 0;
+      std::fill_n(codes + first, numbers, std::int8_t{0});
+    } else {
+      unit = numbers == 32 ? float_of_half(half_of_float(largest / 127.0F)) : 1.0F / inverse;
+      for (std::int64_t i = first; i < first + numbers; ++i) {
+        // Adding 1.5 · 2²³ leaves the nearest integer in the last bits, ties to even.
+        const float shifted = h[i] * inverse + 0x1.8p23F;
+        codes[i] = static_cast<std::int8_t>(std::bit_cast<std::uint32_t>(shifted) & 0xFFU);
+      }
+    }
+  }
+}
+
+template <GgmlFormat kFormat>
+class GgmlDownRow {
+  using V = GgmlVectors;
+  static constexpr GgmlTraits kTraits = traits_of(kFormat);
+  static constexpr int kBits = kTraits.bits;
+  static constexpr std::int64_t kCodeBytes = kChunk * kBits / 8;
+  static constexpr std::int64_t kSpan = 256;  // inputs that are taken together
+  static constexpr std::int64_t kBlocks = kSpan / kTraits.numbers;
+  static constexpr std::int64_t kGroups = kSpan / kTraits.group;
+  // Pairs whose sum 16 bits hold: of the largest inputs and codes, 2 · 127 · (2^bits − 1) each.
+  // With an offset o they begin at −o · Σ q, so that sums are those of q · (code − o), and smaller.
+  static constexpr int kMostPairs = kBits == 4 ? 8 : kBits == 5 ? 4 : 2;
+  static_assert(kBits == 8 || kMostPairs * 2 * 127 * ((1 << kBits) - 1) <= 32767);
+
+  // Of two groups, or halves of one: pairs [begin, middle) and [middle, end).
+  struct Unit {
+    std::int32_t middle, end;
+    std::int32_t numbers;  // the pair of groups whose sub-scales they take, or the block
+    std::int16_t begin[2];
+  };
+  struct Span {
+    GgmlPair pairs[kSpan];  // half of them at most if none is alone
+    Unit units[kSpan];
+    std::int32_t count = 0;
+    std::int32_t sums[kGroups];  // of q, in pairs of groups two of 16 bits
+  };
+
+ public:
+  // y [32 · (last − first)] = the product's outputs of chunks [first, last).
+  static void run(const GgmlLayout& layout, const std::uint8_t* memory, const GgmlInputs& h,
+                  std::int64_t first, std::int64_t last, float* y) {
+    std::fill_n(y, (last - first) * kChunk, 0.0F);
+    Span span;
+    for (std::int64_t at = 0; at < layout.inputs; at += kSpan) {
+      collect(layout, memory, h, at, first, span);
+      if (span.count == 0) continue;
+      Ahead ahead(layout, memory, h, at + kSpan, first, last);
+      const std::int64_t block = at / kTraits.numbers, pair = at / kTraits.group / 2;
+      for (std::int64_t c = first; c < last; ++c) {
+        ahead.fetch();
+        const std::int64_t codes = (c - first) * kCodeBytes;
+        float* const to = y + (c - first) * kChunk;
+        if constexpr (kTraits.sub_scales) {
+          V::Sums sums = V::zero(), minima = V::zero();
+          for_units(span, codes, [&](const Unit& unit, const V::Words& a, const V::Words& b) {
+            const std::uint8_t* const numbers = memory + layout.pair_at(pair + unit.numbers, c);
+            V::add_scaled<!kTraits.minima>(sums, a, b, numbers);
+          });
+          const std::uint8_t* const scales = memory + layout.scale_at(block, c);
+          V::add_to(to, h.units[block], scales, sums);
+          if constexpr (kTraits.minima) {
+            for (std::int64_t p = 0; p < kGroups / 2; ++p) {
+              if (span.sums[p] == 0) continue;
+              V::add_minima(minima, span.sums[p],
+                            memory + layout.pair_at(pair + p, c) + 2 * kChunk);
+            }
+            V::add_to(to, -h.units[block], scales + 2 * kChunk, minima);
+          }
+        } else {
+          V::Sums sums = V::zero();
+          std::int32_t of = span.units[0].numbers;
+          const auto finish = [&] {
+            V::add_to(to, h.units[block + of], memory + layout.scale_at(block + of, c), sums);
+            sums = V::zero();
+          };
+          if constexpr (kBits == 8) {
+            std::int32_t i = 0;
+            for (std::int32_t u = 0; u < span.count; ++u) {
+              of = span.units[u].numbers;
+              for (; i < span.units[u].end; ++i) {
+                const GgmlPair& pair_of = span.pairs[i];
+                V::add_codes(sums, pair_of.first + codes, pair_of.second + codes, pair_of);
+              }
+              finish();
+            }
+          } else {
+            for_units(span, codes, [&](const Unit& unit, const V::Words& a, const V::Words& b) {
+              if (unit.numbers != of) {
+                finish();
+                of = unit.numbers;
+              }
+              V::add(sums, a, b);
+            });
+            finish();
+          }
+        }
+      }
+    }
+  }
+
+ private:
+  // f(unit, sums of its first pairs, sums of its others)
+  template <class F>
+  static void for_units(const Span& span, std::int64_t codes, const F& f) {
+    std::int32_t i = 0;
+    const auto sum = [&](std::int16_t begin, std::int32_t end) {
+      V::Words out = V::words(begin);
+      for (; i < end; ++i) {
+        const GgmlPair& pair = span.pairs[i];
+        out = V::mac(out, V::load<kBits>(pair.first + codes), V::load<kBits>(pair.second + codes),
+                     pair);
+      }
+      return out;
+    };
+    for (std::int32_t u = 0; u < span.count; ++u) {
+      const Unit& unit = span.units[u];
+      const V::Words a = sum(unit.begin[0], unit.middle);
+      const V::Words b = sum(unit.begin[1], unit.end);
+      f(unit, a, b);
+    }
+  }
+
+  // The inputs of a span that are not zero, as units.
+  static void collect(const GgmlLayout& layout, const std::uint8_t* memory, const GgmlInputs& h,
+                      std::int64_t at, std::int64_t first, Span& span) {
+    span.count = 0;
+    std::int32_t pairs = 0;
+    const std::int64_t groups = std::min(kSpan, layout.inputs - at) / kTraits.group;
+    const std::int32_t* const starts = h.starts + at / kTraits.group;
+    // The next inputs of a group, up to `most` pairs. Returns −offset · Σ q of them.
+    const auto take = [&](std::int32_t& from, std::int32_t end, std::int32_t most,
+                          std::int32_t& sum) {
+      std::int32_t taken = 0;
+      for (std::int32_t p = 0; p < most && from < end; ++p) {
+        GgmlPair& pair = span.pairs[pairs++];
+        const std::int32_t one = h.fired[from], other = from + 1 < end ? h.fired[from + 1] : one;
+        pair.first = memory + layout.code_at(one, first);
+        pair.second = memory + layout.code_at(other, first);
+        pair.q[0] = h.codes[one];
+        pair.q[1] = from + 1 < end ? h.codes[other] : std::int16_t{0};
+        taken += pair.q[0] + pair.q[1];
+        from += 2;
+      }
+      sum += taken;
+      return static_cast<std::int16_t>(-kTraits.offset * taken);
+    };
+    if constexpr (kTraits.sub_scales) {
+      for (std::int64_t g = 0; g < groups; g += 2) {
+        std::int32_t from[2] = {starts[g], starts[g + 1]};
+        const std::int32_t end[2] = {starts[g + 1], starts[g + 2]};
+        std::int32_t sums[2] = {};
+        while (from[0] < end[0] || from[1] < end[1]) {
+          Unit& unit = span.units[span.count++];
+          unit.numbers = static_cast<std::int32_t>(g / 2);
+          unit.begin[0] = take(from[0], end[0], kMostPairs, sums[0]);
+          unit.middle = pairs;
+          unit.begin[1] = take(from[1], end[1], kMostPairs, sums[1]);
+          unit.end = pairs;
+        }
+        span.sums[g / 2] = static_cast<std::int32_t>(static_cast<std::uint16_t>(sums[0]) |
+                                                     static_cast<std::uint32_t>(sums[1]) << 16U);
+      }
+    } else {
+      for (std::int64_t g = 0; g < groups; ++g) {
+        std::int32_t from = starts[g], sum = 0;
+        while (from < starts[g + 1]) {
+          Unit& unit = span.units[span.count++];
+          unit.numbers = static_cast<std::int32_t>(g);
+          constexpr std::int32_t kMost = kBits == 8 ? kSpan : kMostPairs;
+          unit.begin[0] = take(from, starts[g + 1], kMost, sum);
+          unit.middle = pairs;
+          unit.begin[1] = take(from, starts[g + 1], kMost, sum);
+          unit.end = pairs;
+        }
+      }
+    }
+  }
+
+  // Brings the codes of the next span's inputs to the cache, evenly over this span's chunks.
+  class Ahead {
+   public:
+    Ahead(const GgmlLayout& layout, const std::uint8_t* memory, const GgmlInputs& h,
+          std::int64_t at, std::int64_t first, std::int64_t last)
+        : codes_(memory + layout.code_at(0, first)),
+          row_(layout.code_at(1, 0)),
+          part_((last - first) * kCodeBytes) {
+      if (at >= layout.inputs) return;
+      const std::int64_t groups = std::min(kSpan, layout.inputs - at) / kTraits.group;
+      next_ = h.fired + h.starts[at / kTraits.group];
+      end_ = h.fired + h.starts[at / kTraits.group + groups];
+      const std::int64_t lines = (end_ - next_) * ((part_ + kLine - 1) / kLine);
+      step_ = (lines + last - first - 1) / (last - first);
+    }
+    void fetch() {
+      for (std::int64_t i = 0; i < step_ && next_ != end_; ++i) {
+        __builtin_prefetch(codes_ + *next_ * row_ + at_);
+        at_ += kLine;
+        if (at_ >= part_) {
+          at_ = 0;
+          ++next_;
+        }
+      }
+    }
+
+   private:
+    static constexpr std::int64_t kLine = 64;
+    const std::uint8_t* codes_;
+    std::int64_t row_, part_;
+    const std::int32_t* next_ = nullptr;
+    const std::int32_t* end_ = nullptr;
+    std::int64_t step_ = 0, at_ = 0;
+  };
+};
+
+constexpr GgmlKernels make_ggml_kernels() {
+  return {.round = round_ggml_inputs,
+          .down = {GgmlDownRow<GgmlFormat::q4_0>::run, GgmlDownRow<GgmlFormat::q5_0>::run,
+                   GgmlDownRow<GgmlFormat::q8_0>::run, GgmlDownRow<GgmlFormat::q4_k>::run,
+                   GgmlDownRow<GgmlFormat::q5_k>::run, GgmlDownRow<GgmlFormat::q6_k>::run}};
+}
+
+}  // namespace
+}  // namespace twell

@@ -1,0 +1,106 @@
+#include <algorithm>
+#include <cstring>
+
+#include "core/team.h"
+#include "kernels/kernel.h"
+#include "ops/scratch.h"
+#include "ops/validate.h"
+#include "twell/ggml.h"
+
+namespace twell {
+namespace {
+
+constexpr const char* kName = "ggml_down";
+
+// Rows of inputs in scratch memory: q, u, and the lists of those that are not zero.
+class RoundedRows {
+ public:
+  RoundedRows(Context& context, const GgmlLayout& layout, std::int64_t rows)
+      : layout_(layout),
+        groups_(layout.inputs / layout.traits.group),
+        stride_((bytes_of_row() + 63) / 64 * 64),
+        memory_(static_cast<std::byte*>(
+            context.scratch(0, kGgmlInputs, static_cast<std::size_t>(rows * stride_)))) {}
+
+  void round(const GgmlKernels& kernels, const float* h, std::int64_t row) const {
+    auto* const units = reinterpret_cast<float*>(memory_ + row * stride_);
+    auto* const starts = reinterpret_cast<std::int32_t*>(units + layout_.blocks());
+    std::int32_t* const fired = starts + groups_ + 1;
+    auto* const codes = reinterpret_cast<std::int8_t*>(fired + layout_.inputs);
+    kernels.round(h, layout_.inputs, layout_.traits.numbers, codes, units);
+    std::int32_t count = 0;
+    for (std::int64_t g = 0; g < groups_; ++g) {
+      starts[g] = count;
+      const std::int64_t first = g * layout_.traits.group;
+      for (std::int64_t i = first; i < first + layout_.traits.group; i += 8) {
+        std::uint64_t eight;
+        std::memcpy(&eight, codes + i, sizeof eight);
+        if (eight == 0) continue;
+        for (std::int64_t j = i; j < i + 8; ++j) {
+          fired[count] = static_cast<std::int32_t>(j);
+          count += codes[j] != 0 ? 1 : 0;
+        }
+      }
+    }
+    starts[groups_] = count;
+  }
+  GgmlInputs row(std::int64_t row) const {
+    GgmlInputs out;
+    out.units = reinterpret_cast<const float*>(memory_ + row * stride_);
+    out.starts = reinterpret_cast<const std::int32_t*>(out.units + layout_.blocks());
+    out.fired = out.starts + groups_ + 1;
+    out.codes = reinterpret_cast<const std::int8_t*>(out.fired + layout_.inputs);
+    return out;
+  }
+
+ private:
+  std::int64_t bytes_of_row() const {
+    return 4 * (layout_.blocks() + groups_ + 1) + 5 * layout_.inputs;
+  }
+
+  GgmlLayout layout_;
+  std::int64_t groups_, stride_;
+  std::byte* memory_;
+};
+
+}  // namespace
+
+void ggml_down(Context& context, ConstMatrixView h, const GgmlDown& down, MatrixView y) {
+  // Of many rows, what 8 chunks read stays in L2 from one row to the next: 1 MB of codes of 4 bits
+  // at H = 8192, if all are read.
+  constexpr std::int64_t kManyRows = 8, kPiece = 8;
+  constexpr std::int64_t kRowsAtOnce = 64;
+  require_matrix(kName, "h", h, DType::f32, h.rows, down.inputs());
+  require_matrix(kName, "y", y, DType::f32, h.rows, down.outputs());
+  require_apart(kName, "y", y, "h", h);
+
+  const GgmlLayout layout(down.format(), down.outputs(), down.inputs());
+  const GgmlKernels& kernels = ggml_kernels_of(context.tier());
+  const GgmlKernels::Down multiply = kernels.down[static_cast<std::size_t>(down.format())];
+  const auto* const memory = static_cast<const std::uint8_t*>(down.data());
+  for (std::int64_t begin = 0; begin < h.rows; begin += kRowsAtOnce) {
+    const std::int64_t rows = std::min(kRowsAtOnce, h.rows - begin), chunks = layout.chunks();
+    const RoundedRows rounded(context, layout, rows);
+    // Few rows: a stretch of outputs for each thread, in whole cache lines of codes.
+    const std::int64_t shared = (chunks + context.threads() - 1) / context.threads();
+    const std::int64_t piece = rows < kManyRows ? (shared + 3) / 4 * 4 : kPiece;
+    const std::int64_t pieces = (chunks + piece - 1) / piece;
+    parallel(context, [&](Team& team) {
+      auto* const sums = static_cast<float*>(context.scratch(
+          team.thread(), kGgmlSums, static_cast<std::size_t>(piece * kChunk) * sizeof(float)));
+      team.for_static(rows,
+                      [&](std::int64_t r) { rounded.round(kernels, h.row<float>(begin + r), r); });
+      team.for_dynamic_nowait(pieces, 1, [&](std::int64_t p) {
+        const std::int64_t first = p * piece, last = std::min(first + piece, chunks);
+        const std::int64_t width = std::min(last * kChunk, y.cols) - first * kChunk;
+        for (std::int64_t r = 0; r < rows; ++r) {
+          multiply(layout, memory, rounded.row(r), first, last, sums);
+          std::memcpy(y.row<float>(begin + r) + first * kChunk, sums,
+                      static_cast<std::size_t>(width) * sizeof(float));
+        }
+      });
+    });
+  }
+}
+
+}  // namespace twell

@@ -1,0 +1,254 @@
+// Weights in ggml's blocks: taken apart and put together, turned around and back, and multiplied on
+// every tier.
+#include "twell/ggml.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "kernels/ref/ref.h"
+#include "tests/support/bounds.h"
+#include "tests/support/matrix.h"
+#include "tests/support/message_of.h"
+#include "twell/half.h"
+
+namespace twell {
+namespace {
+
+using namespace test;  // NOLINT(google-build-using-namespace): the matrices of this file
+
+constexpr GgmlFormat kAll[] = {GgmlFormat::q4_0, GgmlFormat::q5_0, GgmlFormat::q8_0,
+                               GgmlFormat::q4_k, GgmlFormat::q5_k, GgmlFormat::q6_k};
+
+std::int64_t numbers_of(GgmlFormat format) { return traits_of(format).numbers; }
+
+// Blocks of a matrix, in memory that starts at an odd address.
+class Blocks {
+ public:
+  Blocks(GgmlFormat format, std::int64_t rows, std::int64_t cols)
+      : view_{format, nullptr, rows, cols},
+        bytes_(static_cast<std::size_t>(1 + rows * view_.row_bytes())) {
+    view_.blocks = bytes_.data() + 1;
+  }
+  const GgmlView& view() const { return view_; }
+  std::uint8_t* data() { return bytes_.data() + 1; }
+  std::int64_t size() const { return std::ssize(bytes_) - 1; }
+
+  // f(block, its number)
+  template <class F>
+  void each(F f) {
+    const std::int64_t bytes = traits_of(view_.format).bytes;
+    for (std::int64_t at = 0; at < size(); at += bytes) {
+      GgmlBlock block;
+      take_block(view_.format, data() + at, &block);
+      f(block);
+      put_block(view_.format, block, data() + at);
+    }
+  }
+
+ private:
+  GgmlView view_;
+  std::vector<std::uint8_t> bytes_;
+};
+
+// Codes and sub-scales of any bits, scales from 2⁻¹⁰ to 1 of either sign.
+Blocks random_blocks(GgmlFormat format, std::int64_t rows, std::int64_t cols, unsigned seed) {
+  std::mt19937 random(seed);
+  Blocks out(format, rows, cols);
+  std::generate_n(out.data(), out.size(), [&] { return static_cast<std::uint8_t>(random()); });
+  const auto scale = [&] {
+    const float size = std::ldexp(1.0F + static_cast<float>(random() % 1024) / 1024,
+                                  -static_cast<int>(random() % 11));
+    return half_of_float(random() % 2 == 0 ? size : -size);
+  };
+  out.each([&](GgmlBlock& block) {
+    block.scale = scale();
+    block.minimum = scale();
+  });
+  return out;
+}
+
+class GgmlTest : public testing::TestWithParam<GgmlFormat> {};
+INSTANTIATE_TEST_SUITE_P(, GgmlTest, testing::ValuesIn(kAll),
+                         [](const auto& format) { return std::string(name_of(format.param)); });
+
+TEST_P(GgmlTest, BlocksKeepEveryBit) {
+  const auto bytes = static_cast<std::size_t>(traits_of(GetParam()).bytes);
+  std::mt19937 random(1);  // NOLINT(cert-msc51-cpp): the same each time
+  std::vector<std::uint8_t> from(bytes), to(bytes);
+  for (int i = 0; i < 20000; ++i) {
+    for (auto& byte : from) byte = static_cast<std::uint8_t>(random());
+    GgmlBlock block;
+    take_block(GetParam(), from.data(), &block);
+    put_block(GetParam(), block, to.data());
+    ASSERT_EQ(from, to) << i;
+  }
+}
+
+TEST_P(GgmlTest, DownKeepsEveryBit) {
+  const std::int64_t numbers = numbers_of(GetParam());
+  for (const std::int64_t rows : {1, 31, 32, 33, 100}) {
+    for (const std::int64_t blocks : {1, 2, 9}) {
+      Blocks weights = random_blocks(GetParam(), rows, blocks * numbers, 2);
+      const GgmlDown down(weights.view());
+      std::vector<std::uint8_t> back(static_cast<std::size_t>(weights.size()));
+      down.unpack(back.data());
+      ASSERT_TRUE(std::equal(back.begin(), back.end(), weights.data())) << rows << "," << blocks;
+      const double most = rows % 32 == 0 ? 1.03 : 64;
+      EXPECT_LE(static_cast<double>(down.bytes()), most * static_cast<double>(weights.size()));
+    }
+  }
+}
+
+// Inputs of which a share is not zero, of both signs or, as ReLU leaves them, of one.
+TestMatrix<float> inputs(std::int64_t rows, std::int64_t cols, double share, bool both_signs) {
+  std::mt19937 random(3);  // NOLINT(cert-msc51-cpp): the same each time
+  std::normal_distribution<float> normal;
+  TestMatrix<float> h(rows, cols, 3);
+  h.fill([&](std::int64_t, std::int64_t) {
+    const float value = normal(random);
+    return random() >= share * 4294967296.0 ? 0.0F : both_signs ? value : std::abs(value);
+  });
+  return h;
+}
+
+void expect_product(Context& context, const TestMatrix<float>& h, const Blocks& weights,
+                    const std::string& what) {
+  const GgmlDown down(weights.view(), &context);
+  TestMatrix<float> y(h.rows(), weights.view().rows, 5);
+  ggml_down(context, h.view(), down, y.view());
+  const ref::Result wanted = ref::ggml_down(ref::widen(h.view()), weights.view());
+  // Sums of integers are exact. Of a block, one is rounded to f32 and multiplied with a product of
+  // two numbers, twice where there are minima.
+  const double terms = 2 * static_cast<double>(h.cols() / numbers_of(weights.view().format)) + 2;
+  for (std::int64_t r = 0; r < h.rows(); ++r) {
+    for (std::int64_t d = 0; d < y.cols(); ++d) {
+      ASSERT_NEAR(y.value(r, d), wanted.value.at(r, d),
+                  accumulation_bound(terms, wanted.magnitude.at(r, d)))
+          << what << " " << name_of(context.tier()) << " " << r << "," << d;
+    }
+  }
+}
+
+TEST_P(GgmlTest, DownIsTheDefinition) {
+  const std::int64_t numbers = numbers_of(GetParam());
+  for (const CpuTier tier : available_cpu_tiers()) {
+    for (const int threads : {1, 3}) {
+      Context context({.threads = threads, .tier = tier});
+      for (const double share : {0.0, 0.01, 0.09, 0.5, 1.0}) {
+        for (const bool both_signs : {false, true}) {
+          const Blocks weights = random_blocks(GetParam(), 100, 9 * numbers, 4);
+          const auto h = inputs(3, 9 * numbers, share, both_signs);
+          expect_product(context, h, weights, std::to_string(share));
+          if (HasFatalFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(GgmlTest, ShapesAndNumbersOfRows) {
+  const std::int64_t numbers = numbers_of(GetParam());
+  for (const CpuTier tier : available_cpu_tiers()) {
+    Context context({.threads = 2, .tier = tier});
+    for (const std::int64_t rows : {1, 31, 32, 33, 289}) {
+      for (const std::int64_t blocks : {1, 3}) {
+        for (const std::int64_t tokens : {0, 1, 7, 8, 66}) {
+          const Blocks weights = random_blocks(GetParam(), rows, blocks * numbers, 5);
+          const auto h = inputs(tokens, blocks * numbers, 0.1, true);
+          expect_product(context, h, weights,
+                         std::to_string(tokens) + " of " + std::to_string(rows));
+          if (HasFatalFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+// Sums of 16 bits hold the largest codes and inputs, of one sign and of both.
+TEST_P(GgmlTest, TheLargestNumbersOverflowNothing) {
+  const std::int64_t numbers = numbers_of(GetParam());
+  for (const CpuTier tier : available_cpu_tiers()) {
+    Context context({.threads = 1, .tier = tier});
+    for (const int code : {0, 127, 128, 255}) {
+      for (const int scale : {-128, 127}) {
+        Blocks weights(GetParam(), 33, 9 * numbers);
+        weights.each([&](GgmlBlock& block) {
+          std::fill_n(block.codes, std::size(block.codes), static_cast<std::uint8_t>(code));
+          std::fill_n(block.scales, std::size(block.scales), static_cast<std::int8_t>(scale));
+          std::fill_n(block.minima, std::size(block.minima), std::uint8_t{63});
+          block.scale = half_of_float(1.0F);
+          block.minimum = half_of_float(-0.5F);
+        });
+        for (const int sign : {1, 2, 16, -1}) {
+          TestMatrix<float> h(1, 9 * numbers);
+          h.fill([&](std::int64_t, std::int64_t k) {
+            return sign < 0 || (sign > 1 && k / (sign / 2) % 2 == 1) ? -1.0F : 1.0F;
+          });
+          expect_product(
+              context, h, weights,
+              std::to_string(code) + " " + std::to_string(scale) + " " + std::to_string(sign));
+          if (HasFatalFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(GgmlTest, WhatIsNotFiniteStaysInItsRow) {
+  const std::int64_t cols = 2 * numbers_of(GetParam());
+  const Blocks weights = random_blocks(GetParam(), 40, cols, 6);
+  for (const CpuTier tier : available_cpu_tiers()) {
+    Context context({.threads = 2, .tier = tier});
+    const GgmlDown down(weights.view());
+    auto h = inputs(4, cols, 0.1, false);
+    h.set(1, 3, std::numeric_limits<float>::quiet_NaN());
+    h.set(2, cols - 1, -std::numeric_limits<float>::infinity());
+    for (std::int64_t k = 0; k < cols; ++k) h.set(3, k, 1e-38F);  // 127 / 1e-38 is infinite
+    TestMatrix<float> y(4, 40);
+    ggml_down(context, h.view(), down, y.view());
+    for (std::int64_t d = 0; d < 40; ++d) {
+      EXPECT_TRUE(std::isfinite(y.value(0, d)));
+      EXPECT_TRUE(std::isnan(y.value(1, d)));
+      EXPECT_TRUE(std::isnan(y.value(2, d)));
+      EXPECT_EQ(y.value(3, d), 0.0F);
+    }
+  }
+}
+
+TEST_P(GgmlTest, ErrorsSayWhatWasExpected) {
+  const std::int64_t numbers = numbers_of(GetParam());
+  const std::string whole = "expected at least one row of whole blocks of " +
+                            std::to_string(numbers) + " numbers, as " + name_of(GetParam()) +
+                            " has them, got [";
+  const auto message = [&](const GgmlView& view) {
+    return message_of([&] { const GgmlDown down(view); });
+  };
+  Blocks weights = random_blocks(GetParam(), 2, numbers, 7);
+  GgmlView view = weights.view();
+  view.cols = numbers - 16;
+  EXPECT_EQ(message(view),
+            "twell::GgmlDown: down: " + whole + "2, " + std::to_string(numbers - 16) + "]");
+  view.rows = 0;
+  EXPECT_NE(message(view), "");
+  EXPECT_EQ(message({GetParam(), nullptr, 1, numbers}), "twell::GgmlDown: down: blocks are null");
+
+  const GgmlDown down(weights.view());
+  Context context({.threads = 1, .tier = {}});
+  const auto h = inputs(1, numbers + 1, 1, false);
+  TestMatrix<float> y(1, 2);
+  EXPECT_EQ(message_of([&] { ggml_down(context, h.view(), down, y.view()); }),
+            "twell::ggml_down: h: expected f32 [1, " + std::to_string(numbers) + "], got f32 [1, " +
+                std::to_string(numbers + 1) + "]");
+
+  weights.each([](GgmlBlock& block) { block.scale = half_of_float(1e9F); });
+  EXPECT_EQ(message(weights.view()), "twell::GgmlDown: down: a scale of row 1 is not finite");
+}
+
+}  // namespace
+}  // namespace twell
