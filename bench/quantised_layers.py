@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """A gated layer of codes (D = 2048, H = 5632) at several densities and numbers of rows, against the best
-dense forms that PyTorch has for such weights, and against twell's own in bf16.
+dense variants that PyTorch has for such weights, and against twell's own in bf16.
 
     TWELL_TORCH_LIBRARY=… PYTHONPATH=python bench/quantised_layers.py --threads 2 --out DIR
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -101,9 +102,10 @@ void print_ffn_grid(const BenchFfnOptions& o, const nlohmann::json& results) {
     if (!o.train) chosen.row(automatic);
     times.row(time);
   }
-  o.say("\nSpeed against the fastest dense form\n{}", ratios.to_string(o.colour()));
+  o.say("\nSpeedup over PyTorch's fastest dense variant\n{}", ratios.to_string(o.colour()));
   if (!o.train) {
-    o.say("\nSpeed of --path auto (d: it takes the dense path)\n{}", chosen.to_string(o.colour()));
+    o.say("\nSpeedup of --path auto (d: it takes the dense path)\n{}",
+          chosen.to_string(o.colour()));
   }
   o.say("\nTime of one call, dense / sparse\n{}", times.to_string(o.colour()));
 }
@@ -120,7 +122,11 @@ void print_ffn_implementations(const BenchFfnOptions& o, const nlohmann::json& r
       for (const std::int64_t m : values_of<std::int64_t>(same, "tokens")) {
         list += fmt::format("{}{}", list.empty() ? "" : ", ", m);
       }
-      o.say_lines("{} at {} tokens: {}", side, list, impl);
+      // A layer describes itself as "sparse: relu, packed gate, ...".
+      const std::string_view own = std::string_view(impl).starts_with("sparse: ")
+                                       ? std::string_view(impl).substr(8)
+                                       : std::string_view(impl);
+      o.say_lines("{} at {} token{}: {}", side, list, list == "1" ? "" : "s", own);
     }
   }
 }
@@ -139,7 +145,7 @@ std::string ffn_chart(const BenchFfnOptions& o, const nlohmann::json& results) {
     ChartText text{"neurons that fire, %", "microseconds a call", true};
     text.log_x = true;
     charts.emplace_back(
-        fmt::format("M = {} tokens, D = {}, H = {}, {}", m, o.width, o.neurons, o.dtype),
+        fmt::format("M = {}, D = {}, H = {}, {}", counted(m, "token"), o.width, o.neurons, o.dtype),
         line_chart({dense, sparse}, text));
   }
   return svg_page(charts);

@@ -92,9 +92,9 @@ struct Runs {
     int fewest = o.repeats;
     for (const auto& r : results) fewest = std::min(fewest, r["runs"].get<int>());
     o.say_lines(
-        "Times are medians of {} runs in turns{}; errors are against fp64, relative to the largest "
+        "Times are medians of {} in turns{}; errors are against fp64, relative to the largest "
         "output of the token.",
-        o.repeats,
+        counted(o.repeats, "run"),
         fewest < o.repeats ? fmt::format(", or of {} where they take long", fewest)
                            : std::string());
     nlohmann::json out = all_results();
@@ -163,13 +163,13 @@ void run_trace(BenchFfnOptions& o, const std::optional<lm::Peaks>& peaks) {
     for (const std::int64_t m : o.tokens) {
       const at::Tensor inputs =
           lm::traced_inputs(o.shape(0), replayed, lm::input_batches(m) * m).to(o.device);
-      runs.add(layer, inputs, m, mean, fmt::format("{} tokens, layer {}", m, l),
+      runs.add(layer, inputs, m, mean, fmt::format("{}, layer {}", counted(m, "token"), l),
                {{"trace_layer", l}});
     }
   }
   runs.progress.finish();
   print_results(o, runs.results);
-  o.say("{} tokens of each layer of {} were replayed\n", replayed, o.trace);
+  o.say("Replayed {} of each layer of {}\n", counted(replayed, "token"), o.trace);
   runs.finish({{"trace", o.trace}, {"trace_tokens", replayed}});
 }
 
@@ -225,7 +225,7 @@ void run(BenchFfnOptions& o) {
   const c10::InferenceMode no_grad;
   o.say_lines("One {}gated layer{}, D = {}, H = {}, {}, {}, {}", o.gated ? "" : "non-",
               o.biases ? " with biases" : "", o.width, o.neurons, o.dtype, o.activation,
-              o.device.is_cpu() ? fmt::format("{} threads, {} instructions", o.threads,
+              o.device.is_cpu() ? fmt::format("{}, {} instructions", counted(o.threads, "thread"),
                                               name_of(default_cpu_tier()))
                                 : lm::runtime_of(o.device).describe());
   std::optional<lm::Peaks> peaks;
@@ -251,7 +251,7 @@ void run(BenchFfnOptions& o) {
     for (const std::int64_t m : o.tokens) {
       const at::Tensor inputs =
           lm::synthetic_inputs(shape, lm::input_batches(m) * m, o.seed).to(o.device);
-      runs.add(layers, inputs, m, nnz, fmt::format("{} tokens, {} non-zeros", m, nnz));
+      runs.add(layers, inputs, m, nnz, fmt::format("{}, {} non-zeros", counted(m, "token"), nnz));
     }
   }
   runs.progress.finish();

@@ -139,7 +139,7 @@ Contenders open_all(const BenchModelCommand& o, Load& load) {
   if (o.eager && lm::EagerModel::serves(config)) {
     out.sides.eager = &out.eager.emplace(config, out.plain->parameters());
   } else if (o.eager) {
-    o.say("PyTorch eager is left out: it is written here for models of Llama's form alone\n");
+    o.say("PyTorch eager is left out: it is written here for models built like Llama alone\n");
   }
   return out;
 }
@@ -188,13 +188,13 @@ void run(BenchModelCommand& o) {
   Load load;
   Contenders all = open_all(o, load);
   lm::Model& sparse = *all.sparse;
-  o.say_lines("{}: {} layers{}, D = {}, H = {}, {}, {}", o.model, sparse.layers(),
-              sparse.layers() == config.num_hidden_layers
-                  ? std::string()
-                  : fmt::format(" of {} (--layers, or memory)", config.num_hidden_layers),
-              config.hidden_size, neurons_of(config), dtype_name(sparse.dtype()),
-              o.device.is_cpu() ? fmt::format("{} threads", o.threads)
-                                : lm::runtime_of(o.device).describe());
+  o.say_lines(
+      "{}: {}{}, D = {}, H = {}, {}, {}", o.model, counted(sparse.layers(), "layer"),
+      sparse.layers() == config.num_hidden_layers
+          ? std::string()
+          : fmt::format(" of {} (--layers, or memory)", config.num_hidden_layers),
+      config.hidden_size, neurons_of(config), dtype_name(sparse.dtype()),
+      o.device.is_cpu() ? counted(o.threads, "thread") : lm::runtime_of(o.device).describe());
   if (o.text.empty()) o.say("No --text given: random tokens\n");
 
   nlohmann::json out = {

@@ -63,7 +63,7 @@ lm::TokenStream stream(const BenchTrainCommand& o, std::int64_t vocab) {
 
 void print_sides(const BenchTrainCommand& o, const lm::StepComparison& result) {
   Table table(
-      {"", "tokens/s", "step", "fastest", "slowest", "windows", "mJ/token", "memory", "sparse is"});
+      {"", "tokens/s", "step", "fastest", "slowest", "windows", "mJ/token", "memory", "speedup"});
   for (const lm::StepSide* side : result.sides()) {
     const auto [low, high] = std::ranges::minmax(side->seconds);
     const double step = lm::median(side->seconds);
@@ -116,18 +116,17 @@ void run(BenchTrainCommand& o) {
   if (o.eager && lm::EagerTraining::serves(trainer)) {
     eager.emplace(trainer, tokens);
   } else if (o.eager) {
-    o.say("PyTorch eager is left out: it is written here for models of Llama's form alone\n");
+    o.say("PyTorch eager is left out: it is written here for models built like Llama alone\n");
   }
-  o.say_lines("{}: {} layers{}, D = {}, H = {}, {}, {}, {} windows of {} tokens a step{}", o.model,
-              config.num_hidden_layers,
-              config.num_hidden_layers == of_model
-                  ? std::string()
-                  : fmt::format(" of {} (--layers, or memory)", of_model),
-              config.hidden_size, config.intermediate_size, lm::name_of(trainer.compute()),
-              o.device.is_cpu() ? fmt::format("{} threads", o.threads)
-                                : lm::runtime_of(o.device).describe(),
-              recipe.micro_batch * recipe.accumulation, recipe.context,
-              recipe.recompute ? ", blocks computed twice" : "");
+  o.say_lines(
+      "{}: {}{}, D = {}, H = {}, {}, {}, {} of {} a step{}", o.model,
+      counted(config.num_hidden_layers, "layer"),
+      config.num_hidden_layers == of_model ? std::string()
+                                           : fmt::format(" of {} (--layers, or memory)", of_model),
+      config.hidden_size, config.intermediate_size, lm::name_of(trainer.compute()),
+      o.device.is_cpu() ? counted(o.threads, "thread") : lm::runtime_of(o.device).describe(),
+      counted(recipe.micro_batch * recipe.accumulation, "window"), counted(recipe.context, "token"),
+      recipe.recompute ? ", blocks computed twice" : "");
   Progress progress("measuring", lm::ticks(o.steps, eager.has_value()));
   std::int64_t done = 0;
   const nlohmann::json facts = {

@@ -118,7 +118,7 @@ void run(ConvertCommand& o) {
   o.in = io::resolve_model_directory(o.in).string();
   const nlohmann::json reordering = convert_directory(o);
   const io::ModelConfig config = io::load_config(o.out);
-  o.say("{}: {} layers, D = {}, H = {}, {}, {}\n", o.out, config.num_hidden_layers,
+  o.say("{}: {}, D = {}, H = {}, {}, {}\n", o.out, counted(config.num_hidden_layers, "layer"),
         config.hidden_size, config.intermediate_size, io::name_of(config.hidden_act), config.dtype);
   o.write({{"out", o.out},
            {"layers", config.num_hidden_layers},

@@ -202,7 +202,7 @@ void run(DemoCommand& o) {
   lm::TrainRun training = make_run(o);
   training.out = directory.training();
   const std::string length =
-      o.steps ? fmt::format("{} steps", *o.steps)
+      o.steps ? counted(*o.steps, "step")
               : fmt::format("at most {}", format_duration(training.recipe.time_budget_s));
   o.say("1/4  Training a small model with a ReLU gate and an L1 term on {}: {}\n", report.text_name,
         length);

@@ -29,8 +29,8 @@ void run_perplexity(EvalCommand& o, lm::Model& model, const io::Tokenizer& token
       named(o.model, [&] { return lm::perplexity(model, tokens, options); });
   progress.finish();
   const double mean = result.negative_log_likelihood / static_cast<double>(result.tokens);
-  o.say("{}: perplexity {:.3f} ({:.4f} nats a token, {} tokens)\n", o.data, result.perplexity(),
-        mean, result.tokens);
+  o.say("{}: perplexity {:.3f} ({:.4f} nats a token, {})\n", o.data, result.perplexity(), mean,
+        counted(result.tokens, "token"));
   o.write({{"task", o.task},
            {"items", result.tokens},
            {"perplexity", result.perplexity()},

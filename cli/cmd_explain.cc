@@ -17,7 +17,7 @@ struct ExplainCommand : ModelOptions {
   std::int64_t width = 2048;
   std::int64_t neurons = 5632;
   std::vector<std::int64_t> tokens = {1, 64, 2048};
-  double nnz = 29;
+  std::optional<double> nnz;
   bool gated = true;
   bool measure = true;
 };
@@ -45,7 +45,29 @@ std::optional<GateForm> gate_form(const Context& context, lm::Model* model,
   return std::nullopt;
 }
 
-// Both forms run by the same plan.
+// Neurons that fire for a token, and where that is known from.
+struct ExpectedNnz {
+  double mean = 29;
+  std::string source = "; --nnz gives another number";
+};
+
+ExpectedNnz expected_nnz(const ExplainCommand& o, lm::Model* model) {
+  if (o.nnz) return {*o.nnz, ""};
+  double sum = 0;
+  std::int64_t layers = 0, inputs = 0;
+  for (std::int64_t l = 0; model != nullptr && l < model->layers(); ++l) {
+    const LayerFindings* const seen = model->feed_forward(l).findings();
+    if (seen == nullptr) continue;
+    sum += seen->density() * static_cast<double>(o.neurons);
+    inputs = seen->inputs;
+    ++layers;
+  }
+  if (layers == 0) return {};
+  return {sum / static_cast<double>(layers),
+          fmt::format(", the mean of its layers over {}", counted(inputs, "token"))};
+}
+
+// Both gate forms run by the same plan.
 std::string plan_in_words(const FfnPlan& plan, const std::optional<GateForm>& form) {
   return (form ? "" : "screened or ") + plan.to_string();
 }
@@ -70,14 +92,12 @@ std::vector<std::string> plan_cells(const FfnPlan& plan, std::int64_t tokens,
 void explain_plans(const ExplainCommand& o, const Table& plans, CpuTier tier) {
   o.say("\nThe sparse path\n{}", plans.to_string(o.colour()));
   std::string words =
-      "Tile: neurons of the gate that a thread computes at a time. Hot: neurons that so many rows "
-      "of a "
-      "block fire are multiplied densely, the rest gathered.";
+      "Tile: the columns of the gate's output that a thread computes at a time. Hot: neurons that "
+      "this many rows of a block fire are multiplied densely; the others are gathered.";
   if (const double limit = tuning_of(tier).screen_limit; limit > 0) {
     words += fmt::format(
-        " Gate: a layer's first inputs choose its form. It is screened in int8 if the screen "
-        "leaves "
-        "at most {:.0f} % of the neurons to compute, else packed.",
+        " Gate: a layer's first inputs choose the gate form. It is screened if the screen leaves "
+        "at most {:.0f} % of the neurons as candidates, and packed otherwise.",
         100 * limit);
   }
   o.say_lines("{}", words);
@@ -102,7 +122,7 @@ void explain_layers(const ExplainCommand& o, const std::vector<std::string>& lay
     return std::ranges::all_of(
         parts, [&](const auto& of) { return std::ranges::find(of, part) != of.end(); });
   };
-  o.say("\n{} layer{}, at one token\n", layers.size(), layers.size() == 1 ? "" : "s");
+  o.say("\n{}, at one token\n", counted(std::ssize(layers), "layer"));
   for (const std::string& part : parts.front()) {
     if (common(part)) o.say("  {}\n", wrapped(part, 4, 2));
   }
@@ -116,6 +136,7 @@ void explain_layers(const ExplainCommand& o, const std::vector<std::string>& lay
 }
 
 void run(ExplainCommand& o) {
+  if (o.dtype == "f16") io::fail_unsupported("--dtype f16", "is for GPUs; use bf16 or f32");
   std::unique_ptr<lm::Model> model;
   DType dtype = o.dtype == "f32" ? DType::f32 : DType::bf16;
   if (!o.model.empty()) {
@@ -126,13 +147,14 @@ void run(ExplainCommand& o) {
     dtype = model->dtype() == at::kFloat ? DType::f32 : DType::bf16;
   }
   const Context context({.threads = o.threads, .tier = std::nullopt});
-  o.say_lines("{}, {} instructions, {} threads; twell info says more", processor_name(),
-              name_of(context.tier()), context.threads());
+  o.say_lines("{}, {} instructions, {}; twell info says more", processor_name(),
+              name_of(context.tier()), counted(context.threads(), "thread"));
 
   const FfnShape size = {o.width, o.neurons, o.gated, dtype};
-  o.say("A {}gated layer, D = {}, H = {}, {}, {} non-zeros expected\n\n", o.gated ? "" : "non-",
-        o.width, o.neurons, name_of(dtype), o.nnz);
-  const double density = o.nnz / static_cast<double>(o.neurons);
+  const auto [nnz, source] = expected_nnz(o, model.get());
+  o.say_lines("A {}gated layer, D = {}, H = {}, {}, {:.4g} non-zeros expected{}\n",
+              o.gated ? "" : "non-", o.width, o.neurons, name_of(dtype), nnz, source);
+  const double density = nnz / static_cast<double>(o.neurons);
   std::optional<lm::LayerTimer> timer;
   std::vector<std::string> headings = {"tokens", "--path auto takes", "dense expected",
                                        "sparse expected"};
@@ -143,7 +165,7 @@ void run(ExplainCommand& o) {
     shape.neurons = o.neurons;
     shape.gated = o.gated;
     shape.dtype = dtype == DType::f32 ? at::kFloat : at::kBFloat16;
-    shape.activity.mean_nnz = o.nnz;
+    shape.activity.mean_nnz = nnz;
     timer.emplace(shape);
   }
   const CostModel cost = expected_cost(context, model.get(), timer);
@@ -199,6 +221,7 @@ void run(ExplainCommand& o) {
   for (const CpuTier tier : available_cpu_tiers()) tiers.push_back(name_of(tier));
   o.write({{"tiers", tiers},
            {"calibrated", !cost.measured_on.empty()},
+           {"nnz", nnz},
            {"scales", scales},
            {"plans", plans},
            {"layers", layers}});
@@ -210,13 +233,20 @@ void add_explain(CLI::App& app) {
   auto [c, o] = add_command<ExplainCommand>(
       app, "explain", "Show how a layer or a model would run on this machine, and why",
       "twell explain --width 2048 --neurons 5632 --tokens 1,64,2048 --nnz 29", run);
-  c.add_option("--model", o->model, "Explain the layers of this model")->type_name("DIR");
+  CLI::Option* model =
+      c.add_option("--model", o->model, "Explain the layers of this model")->type_name("DIR");
   add_unused_option(c, o->allow_unused);
-  c.add_option("--width", o->width, "Width D of a token")->check(kPositive);
-  c.add_option("--neurons", o->neurons, "Neurons H of the layer")->check(kPositive);
+  c.add_option("--width", o->width, "Width D of a token")->check(kPositive)->excludes(model);
+  c.add_option("--neurons", o->neurons, "Neurons H of the layer")
+      ->check(kPositive)
+      ->excludes(model);
   c.add_option("--tokens", o->tokens, "Tokens per call, a list")->delimiter(',')->check(kPositive);
-  c.add_option("--nnz", o->nnz, "Neurons expected to fire for a token, mean")->check(kZeroOrMore);
-  c.add_flag("--gated,!--no-gated", o->gated, "With a gate (Llama, Qwen) or without");
+  c.add_option("--nnz", o->nnz,
+               "Neurons expected to fire for a token, mean (default: as many as fired in the "
+               "model's layers when they were prepared, else 29)")
+      ->check(kZeroOrMore);
+  c.add_flag("--gated,!--no-gated", o->gated, "With a gate (Llama, Qwen) or without")
+      ->excludes(model);
   c.add_flag("--measure,!--no-measure", o->measure,
              "Also time both paths, on synthetic weights and activity");
   add_dtype_option(c, *o);

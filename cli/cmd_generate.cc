@@ -115,11 +115,10 @@ void run(GenerateCommand& o) {
   }
   io::check_interrupt();
   const lm::GenerateTiming& t = result.timing;
-  put(stderr,
-      fmt::format(
-          "\n[{} prompt tokens at {:.1f} tokens/s, {} new tokens at {:.1f} tokens/s, {} layers]\n",
-          t.prompt_tokens, t.prefill_tokens_per_s(), tokens, t.decode_tokens_per_s(),
-          lm::name_of(model->feed_forward(0).path())));
+  put(stderr, fmt::format("\n[{} at {:.1f} tokens/s, {} at {:.1f} tokens/s, path {}]\n",
+                          counted(t.prompt_tokens, "prompt token"), t.prefill_tokens_per_s(),
+                          counted(tokens, "new token"), t.decode_tokens_per_s(),
+                          lm::name_of(model->feed_forward(0).path())));
   o.write({{"text", sequences[0]["text"]},
            {"tokens", tokens},
            {"prompt_tokens", t.prompt_tokens},

@@ -36,7 +36,6 @@ void run(InfoCommand& o) {
   for (const CpuTier one : available_cpu_tiers()) tiers.emplace_back(name_of(one));
   const bool calibrated = !lm::load_cost_model(tier, o.threads).measured_on.empty();
   const std::string file = lm::calibration_file().string(), found = gpu();
-  const auto size = [](std::int64_t bytes) { return format_bytes(static_cast<double>(bytes)); };
   const std::vector<std::pair<std::string, std::string>> rows = {
       {"twell", kVersion},
       {"PyTorch", TORCH_VERSION},
@@ -44,8 +43,8 @@ void run(InfoCommand& o) {
       {"tier", fmt::format("{}, of {} (TWELL_CPU_TIER=NAME forces another)", name_of(tier),
                            fmt::join(tiers, ", "))},
       {"threads", fmt::format("{}", o.threads)},
-      {"caches",
-       fmt::format("L1 {}, L2 {}, L3 {}", size(caches.l1), size(caches.l2), size(caches.l3))},
+      {"caches", fmt::format("L1 {}, L2 {}, L3 {}", format_binary(caches.l1),
+                             format_binary(caches.l2), format_binary(caches.l3))},
       {"GPUs", found.empty() ? "none that twell can use" : found},
       {"calibration", calibrated ? file : "none: twell calibrate measures this machine"}};
   std::size_t width = 0;

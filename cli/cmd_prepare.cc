@@ -35,10 +35,9 @@ void run(PrepareCommand& o) {
                       {"candidates", one.candidates ? nlohmann::json(*one.candidates) : nullptr},
                       {"gate", name_of(prepared.forms[l])}});
   }
-  o.say(
-      "{} tokens through {} layers\n\n{}\nWritten to {}: loading this model goes by it from now "
-      "on\n",
-      tokens.size(), prepared.layers.size(), table.to_string(o.colour()), prepared.file);
+  o.say("{} through {}\n\n{}\nWritten to {}: loading this model goes by it from now on\n",
+        counted(std::ssize(tokens), "token"), counted(std::ssize(prepared.layers), "layer"),
+        table.to_string(o.colour()), prepared.file);
   o.write({{"tokens", tokens.size()}, {"file", prepared.file}, {"layers", layers}});
 }
 
@@ -48,7 +47,7 @@ void add_prepare(CLI::App& app) {
   auto [c, o] = add_command<PrepareCommand>(
       app, "prepare",
       "Look at what a text does to a model's layers, and keep it beside the model: every program "
-      "that loads the model then starts with the fastest form of each layer",
+      "that loads the model then starts with the faster gate form of each layer",
       "twell prepare --model twell-demo/model --text README.md", run);
   add_model_option(c, *o);
   c.add_option("--text", o->text, "Text file, of the kind that the model will read")

@@ -231,8 +231,9 @@ void run(StatsCommand& o) {
     if (found.popularity) layers.back().update(found.popularity->json_of(i));
   }
   const double nnz_mean = rows > 0 ? nnz / rows : 0;
-  o.say("{} tokens through {} layer{} of {} neurons ({})\n\n{}", found.tokens, means.size(),
-        means.size() == 1 ? "" : "s", found.neurons, found.of, table.to_string(o.colour()));
+  o.say("{} through {} of {} neurons ({})\n\n{}",
+        counted(static_cast<std::int64_t>(found.tokens), "token"),
+        counted(std::ssize(means), "layer"), found.neurons, found.of, table.to_string(o.colour()));
   if (means.size() > 1) {
     o.say("\nMean of all layers: {:.1f} non-zeros, {:.2f} % of {}\n", nnz_mean,
           100 * nnz_mean / neurons, found.neurons);
@@ -269,7 +270,8 @@ void run(StatsCommand& o) {
 void add_stats(CLI::App& app) {
   auto [c, o] = add_command<StatsCommand>(
       app, "stats",
-      "Count a model's non-zeros and dead neurons on a text, and how popular its neurons are",
+      "Count a model's non-zeros and dead neurons on a text, and how popular its neurons are; "
+      "twell.report does so in Python, for any model",
       "twell stats --model twell-demo/model --text README.md --popularity", run);
   CLI::Option* model = add_model_option(c, *o)->required(false);
   CLI::Option* text = c.add_option("--text", o->text, "Text file")->type_name("FILE");

@@ -154,11 +154,11 @@ void run(SynthCommand& o) {
   }
   std::int64_t parameters = 0;
   for (const auto& [name, tensor] : model->parameters()) parameters += tensor.numel();
-  o.say("{}: {:.2f} million parameters, {} layers, D = {}, H = {}\n", o.out,
-        static_cast<double>(parameters) / 1e6, config.num_hidden_layers, config.hidden_size,
-        config.intermediate_size);
-  o.say("Non-zeros on {} tokens it was not calibrated on: {:.2f} of {} (asked for: {})\n",
-        rows * length, statistics.nnz_mean(), config.intermediate_size, o.nnz);
+  o.say("{}: {:.2f} million parameters, {}, D = {}, H = {}\n", o.out,
+        static_cast<double>(parameters) / 1e6, counted(config.num_hidden_layers, "layer"),
+        config.hidden_size, config.intermediate_size);
+  o.say("Non-zeros on {} that it was not calibrated on: {:.2f} of {} (asked for: {})\n",
+        counted(rows * length, "token"), statistics.nnz_mean(), config.intermediate_size, o.nnz);
   o.write({{"nnz_target", o.nnz},
            {"nnz_measured", statistics.nnz_mean()},
            {"layers", layers},

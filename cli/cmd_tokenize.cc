@@ -68,8 +68,9 @@ void run(TokenizeCommand& o) {
   progress.finish();
   const double ratio =
       static_cast<double>(bytes) / static_cast<double>(std::max<std::uint64_t>(1, tokens));
-  o.say("{}: {} tokens of {} files, {} of text, {:.2f} bytes a token\n", o.out, tokens,
-        files.size(), format_bytes(static_cast<double>(bytes)), ratio);
+  o.say("{}: {} of {}, {} of text, {:.2f} bytes a token\n", o.out,
+        counted(static_cast<std::int64_t>(tokens), "token"), counted(std::ssize(files), "file"),
+        format_bytes(static_cast<double>(bytes)), ratio);
   o.write({{"tokens", tokens},
            {"files", files.size()},
            {"bytes", bytes},

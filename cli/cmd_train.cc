@@ -94,14 +94,15 @@ void run_command(TrainCommand& o) {
 
   if (result.loss_last) {
     const double neurons = static_cast<double>(result.neurons);
-    o.say("{} steps, {} tokens, {:.0f} tokens/s, {:.2f} million parameters\n", result.steps,
-          result.tokens, result.tokens_per_s, static_cast<double>(result.parameters) / 1e6);
+    o.say("{}, {}, {:.0f} tokens/s, {:.2f} million parameters\n", counted(result.steps, "step"),
+          counted(result.tokens, "token"), result.tokens_per_s,
+          static_cast<double>(result.parameters) / 1e6);
     o.say("Cross entropy {:.3f} at first, {:.3f} at last", *result.loss_first, *result.loss_last);
     if (result.validation_loss) o.say(", {:.3f} on held-out text", *result.validation_loss);
     o.say("\nNon-zeros per token: {:.1f} of {} ({:.2f} %)\n", result.nnz_mean, result.neurons,
           100 * result.nnz_mean / neurons);
   } else {
-    o.say("The run has done its {} steps; --extend-to N goes on\n", result.steps);
+    o.say("The run has done its {}; --extend-to N goes on\n", counted(result.steps, "step"));
   }
   o.say("Model: {}\nLog: {}\n", result.checkpoint.string(), (run.out / "log.jsonl").string());
   nlohmann::json out = to_json(result);

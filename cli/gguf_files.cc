@@ -69,8 +69,8 @@ void report(const CommonOptions& common, const fs::path& out, const char* archit
     list.push_back(
         {{"from", from}, {"to", to}, {"tensors", part.tensors}, {"numbers", part.numbers}});
   }
-  common.say("{}{}: {}, {} layers, D = {}, H = {}, {}\n", table.to_string(common.colour()),
-             out.string(), architecture, config.num_hidden_layers, config.hidden_size,
+  common.say("{}{}: {}, {}, D = {}, H = {}, {}\n", table.to_string(common.colour()), out.string(),
+             architecture, counted(config.num_hidden_layers, "layer"), config.hidden_size,
              config.intermediate_size, io::name_of(config.hidden_act));
   results["out"] = out.string();
   results["architecture"] = architecture;

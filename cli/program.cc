@@ -33,7 +33,7 @@ constexpr const char* kUnfinished = "interrupted, nothing unfinished was kept";
 constexpr const char* kOutOfMemory = "out of memory; use a smaller model, batch or shape";
 
 // Takes a bar away, which is drawn again.
-std::string_view clear_line() { return isatty(STDERR_FILENO) != 0 ? "\r\x1b[K" : ""; }
+std::string_view clear_line() { return knows_sequences(stderr) ? "\r\x1b[K" : ""; }
 
 void tell(const std::string& note) { put(stderr, fmt::format("{}note: {}\n", clear_line(), note)); }
 

@@ -1,8 +1,6 @@
 #include "cli/progress.h"
 
 #include <fmt/core.h>
-#include <sys/ioctl.h>
-#include <unistd.h>
 
 #include <algorithm>
 
@@ -16,12 +14,6 @@ constexpr double kTick = 1.0;  // seconds
 
 double since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-}
-
-int columns_of(std::FILE* out) {
-  winsize size = {};
-  if (ioctl(fileno(out), TIOCGWINSZ, &size) == 0 && size.ws_col > 0) return size.ws_col;
-  return 80;
 }
 
 }  // namespace
@@ -38,7 +30,7 @@ Progress::Progress(std::string label, std::int64_t total, const Options& options
     : label_(std::move(label)),
       total_(total),
       options_(options),
-      terminal_(options.terminal < 0 ? isatty(fileno(options.out)) != 0 : options.terminal == 1),
+      terminal_(options.terminal < 0 ? knows_sequences(options.out) : options.terminal == 1),
       wait_(terminal_ ? options.bar_seconds : options.line_seconds),
       begin_(std::chrono::steady_clock::now()),
       last_(begin_) {

@@ -76,13 +76,14 @@ std::string speed_section(const DemoReport& r) {
   const lm::Speed& prefill = *r.speed.prefill;
   const lm::Speed& decode = *r.speed.decode;
   return fmt::format(
-      "<h2>Running faster, exactly</h2>\n<p>The same weights, in the same process, on {} threads. "
+      "<h2>Running faster, exactly</h2>\n<p>The same weights, in the same process, on {}. "
       "Reading a prompt of {} tokens:</p>\n{}<p>Writing one token after the other:</p>\n{}"
-      "<p><small>Dense is the faster of two forms (here: {} for the prompt, {} for writing). "
+      "<p><small>Dense is the faster of two variants (here: {} for the prompt, {} for writing). "
       "The outputs of the two paths differ by {:.1e} of the largest output; rounding to {} allows "
       "{:.1e}. Against fp32 arithmetic dense is {:.1e} off and sparse {:.1e}.</small></p>\n",
-      r.threads, prefill.tokens, bars(prefill), bars(decode), prefill.dense().name,
-      decode.dense().name, r.max_rel_err, r.dtype, r.bound, r.dense_error, r.sparse_error);
+      counted(r.threads, "thread"), prefill.tokens, bars(prefill), bars(decode),
+      prefill.dense().name, decode.dense().name, r.max_rel_err, r.dtype, r.bound, r.dense_error,
+      r.sparse_error);
 }
 
 }  // namespace
@@ -105,16 +106,18 @@ std::string report_html(const DemoReport& r) {
   out += fact(format_ratio(r.speed.decode->speedup()), "faster writing");
   out += "</div>\n";
   out += fmt::format(
-      "<p>Trained for {} on {}: {} steps, {} tokens, {:.2f} million parameters in {} layers "
+      "<p>Trained for {} on {}: {}, {}, {:.2f} million parameters in {} "
       "(D = {}, H = {}).</p>\n",
-      format_duration(r.train.seconds), escape_html(r.text_name), r.train.steps, r.train.tokens,
-      static_cast<double>(r.train.parameters) / 1e6, r.config.num_hidden_layers,
-      r.config.hidden_size, r.config.intermediate_size);
+      format_duration(r.train.seconds), escape_html(r.text_name), counted(r.train.steps, "step"),
+      counted(r.train.tokens, "token"), static_cast<double>(r.train.parameters) / 1e6,
+      counted(r.config.num_hidden_layers, "layer"), r.config.hidden_size,
+      r.config.intermediate_size);
   out += loss_section(r) + sparsity_section(r) + speed_section(r);
   out += "<h2>What it writes</h2>\n<pre><b>" + escape_html(r.prompt) + "</b>" +
          escape_html(r.sample) + "</pre>\n";
-  out += fmt::format("<p><small>{}, {} threads, {} instructions. Model: {}</small></p>\n",
-                     escape_html(r.processor), r.threads, r.tier, escape_html(r.model));
+  out += fmt::format("<p><small>{}, {}, {} instructions. Model: {}</small></p>\n",
+                     escape_html(r.processor), counted(r.threads, "thread"), r.tier,
+                     escape_html(r.model));
   return out + "</body></html>\n";
 }
 

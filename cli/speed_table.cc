@@ -20,7 +20,7 @@ std::string speed_table(const std::string& name, const lm::CompareOptions& optio
       name == "prefill" ? fmt::format("{}, {} x {}", name, options.sequences, options.prompt_tokens)
                         : fmt::format("{}, {} x 1", name, options.sequences);
   Table table(
-      {what, "tokens/s", "slowest", "fastest", "first call", "mJ/token", "memory", "sparse is"});
+      {what, "tokens/s", "slowest", "fastest", "first call", "mJ/token", "memory", "speedup"});
   for (const lm::SideSpeed& side : speed.sides) {
     const auto rate = [&](double us) {
       return fmt::format("{:.1f}", static_cast<double>(speed.tokens) * 1e6 / us);

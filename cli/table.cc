@@ -118,6 +118,18 @@ std::string format_bytes(double bytes) {
   return fmt::format("{:.2f} GB", bytes / 1e9);
 }
 
+std::string format_binary(std::int64_t bytes) {
+  const auto size = static_cast<double>(bytes);
+  if (bytes < 1 << 10) return fmt::format("{} B", bytes);
+  if (bytes < 1 << 20) return fmt::format("{:.4g} KiB", size / 0x1p10);
+  if (bytes < 1 << 30) return fmt::format("{:.4g} MiB", size / 0x1p20);
+  return fmt::format("{:.4g} GiB", size / 0x1p30);
+}
+
+std::string counted(std::int64_t count, std::string_view what) {
+  return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
+}
+
 std::string format_ratio(double ratio) {
   return std::isfinite(ratio) ? fmt::format("{:.2f}x", ratio) : "-";
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -38,6 +39,10 @@ std::string help_in_columns(std::string_view help);
 std::string format_us(double microseconds);
 // "1.5 GB", "12.0 MB", "640 B"; powers of 1000.
 std::string format_bytes(double bytes);
+// "32 KiB", "1.5 MiB"; powers of 1024, as caches have them.
+std::string format_binary(std::int64_t bytes);
+// "1 layer", "2 layers".
+std::string counted(std::int64_t count, std::string_view what);
 // Up to three digits after the point: "2.31x".
 std::string format_ratio(double ratio);
 

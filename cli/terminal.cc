@@ -1,6 +1,7 @@
 #include "cli/terminal.h"
 
 #include <fcntl.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -30,12 +31,25 @@ void put(std::FILE* out, std::string_view text) noexcept {
 
 int output_error() noexcept { return g_output_error; }
 
+bool knows_sequences(std::FILE* out) {
+  const char* const name = std::getenv("TERM");
+  const std::string_view terminal = name != nullptr ? name : "";
+  return !terminal.empty() && terminal != "dumb" && isatty(fileno(out)) != 0;
+}
+
 bool shows_colour(std::FILE* out) {
   const char* const no = std::getenv("NO_COLOR");
-  const char* const terminal = std::getenv("TERM");
-  if (no != nullptr && *no != '\0') return false;
-  if (terminal == nullptr || std::string_view(terminal) == "dumb") return false;
-  return isatty(fileno(out)) != 0;
+  return (no == nullptr || *no == '\0') && knows_sequences(out);
+}
+
+int columns_of(std::FILE* out) {
+  if (const char* const text = std::getenv("COLUMNS")) {
+    const long columns = std::strtol(text, nullptr, 10);
+    if (columns > 0 && columns < 10'000) return static_cast<int>(columns);
+  }
+  winsize size = {};
+  if (ioctl(fileno(out), TIOCGWINSZ, &size) == 0 && size.ws_col > 0) return size.ws_col;
+  return 80;
 }
 
 }  // namespace twell::cli

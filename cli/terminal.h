@@ -16,7 +16,11 @@ void put(std::FILE* out, std::string_view text) noexcept;
 // errno of the first put() to standard output that failed; 0: none did.
 int output_error() noexcept;
 
-// Whether words there may be bold: it is a terminal, and neither NO_COLOR nor TERM=dumb objects.
+// Whether it is a terminal that knows control sequences: TERM names one other than "dumb".
+bool knows_sequences(std::FILE* out);
+// Whether words there may be bold: it is such a terminal, and NO_COLOR does not object.
 bool shows_colour(std::FILE* out);
+// Of a line there: what COLUMNS says, else what the terminal says, else 80.
+int columns_of(std::FILE* out);
 
 }  // namespace twell::cli

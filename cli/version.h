@@ -3,6 +3,6 @@
 
 namespace twell::cli {
 
-extern const char* const kVersion;  // "0.1.0"
+extern const char* const kVersion;  // that of python/twell/__init__.py
 
 }  // namespace twell::cli

@@ -1,6 +1,6 @@
 // The activations of a feed-forward layer. A gate's activation yields zeros: a pre-activation v
-// above a threshold becomes f(v), any other becomes 0. The threshold is 0; only fat_relu has its
-// own. f(0) = 0. Up may have an activation too (dReLU); identity means that it has none.
+// above a threshold becomes f(v), and any other becomes 0. The threshold is 0; only fat_relu has
+// its own. f(0) = 0. Up may have an activation too (dReLU); identity means that it has none.
 //
 // CPU kernels, CUDA kernels, training and the reference all take their formulas from here.
 // docs/adding-an-activation.md says what else a new activation needs.
@@ -47,7 +47,7 @@ constexpr const char* name_of(Activation kind) {
   return "?";
 }
 
-// Whether the activation has a threshold of its own.
+// Whether the activation has its own threshold.
 constexpr bool has_threshold(Activation kind) { return kind == Activation::fat_relu; }
 
 // f(v), for a v above the threshold.
@@ -62,7 +62,7 @@ TWELL_HOST_DEVICE constexpr T activated_slope(Activation kind, T v) {
   return kind == Activation::relu_squared ? 2 * v : T(1);
 }
 
-// f'(v) by g = f(v). Of v² it is 2 √g, with half the relative error of a rounded g.
+// f'(v), computed from g = f(v). For v² it is 2 √g, with half the relative error of a rounded g.
 TWELL_HOST_DEVICE inline float slope_by_value(Activation kind, float g) {
   return kind == Activation::relu_squared ? 2 * sqrtf(g) : 1.0F;
 }
@@ -88,7 +88,7 @@ template <class T>
 struct PlaceGradients {
   T v, u;
 };
-// The backward of combine(): from dh, the gradient of h, those of v and u. `slope` is f'(v).
+// The backward of combine(): the gradients of v and u from dh, that of h. `slope` is f'(v).
 template <class T>
 TWELL_HOST_DEVICE constexpr PlaceGradients<T> uncombine(Activation up, T dh, T g, T slope, T u) {
   return {dh * up_activated(up, u) * slope, dh * g * up_activated_slope(up, u)};
@@ -106,7 +106,7 @@ struct ActivationSpec {
   Activation kind = Activation::relu;
   float threshold = 0.0F;  // only for a kind that has one
 
-  // A pre-activation is kept unless it is at most this. So NaN is kept.
+  // A pre-activation is kept unless it is at most this number. So NaN is kept.
   constexpr float kept_above() const { return has_threshold(kind) ? threshold : 0.0F; }
 };
 

@@ -1,7 +1,7 @@
-// Codes and their scales in one matrix of bytes, for callers who hand weights on as tensors: the
-// codes lie row after row, and the scales, f32, behind them at the next multiple of 4. The matrix
-// is made up to whole rows. So its shape tells all, to one who knows what its scales are of. Blocks
-// of int4 (twell/int4.h) have those of rows. `cols` are bytes below.
+// Codes and their scales in one matrix of bytes, for callers that pass weights on as tensors. The
+// codes come row after row, and the f32 scales follow at the next multiple of 4. The matrix is
+// padded to whole rows. So its shape says everything, except whether the scales are of rows or of
+// columns. Blocks of int4 (twell/int4.h) have scales of rows. `cols` are bytes below.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ constexpr std::int64_t coded_extent(std::int64_t rows, std::int64_t cols, Scaled
   const std::int64_t padding = cols % 4 == 0 ? 0 : 3;  // of any number of rows
   return rows + (padding + 4 * scales + cols - 1) / cols;
 }
-// The inverse: the rows of codes in a matrix of `extent` rows; -1 where there is no such one.
+// The inverse: the rows of codes in a matrix of `extent` rows; -1 if there is no such number.
 constexpr std::int64_t coded_rows(std::int64_t extent, std::int64_t cols, ScaledBy by) {
   if (cols < 1) return -1;
   // At most, and at most three too many.
@@ -33,8 +33,8 @@ constexpr std::int64_t coded_rows(std::int64_t extent, std::int64_t cols, Scaled
 constexpr std::int64_t coded_scales_at(std::int64_t rows, std::int64_t cols) {
   return (rows * cols + 3) / 4 * 4;
 }
-// Such a matrix as a weight of codes; none where its shape is none of the type. `data`: at a
-// multiple of 4. Blocks have scales of rows, whatever is said.
+// Such a matrix as a weight of codes; none if the type has no such shape. `data` is at a multiple
+// of 4. Blocks have scales of rows, whatever `by` is.
 inline std::optional<WeightView> coded_view(WeightType type, const void* data, std::int64_t extent,
                                             std::int64_t cols, ScaledBy by) {
   if (in_blocks(type)) by = ScaledBy::row;
@@ -46,9 +46,9 @@ inline std::optional<WeightView> coded_view(WeightType type, const void* data, s
                            reinterpret_cast<const float*>(scales), by);
 }
 
-// Codes in panels, as pack_weight() wrote them, back as such a matrix: coded_extent() rows of
-// bytes_of(type, cols) bytes at `matrix`, at a multiple of 4; scales of rows. `context`: as
-// pack_weight() takes it.
+// Turns panels of codes, as pack_weight() wrote them, back into such a matrix: coded_extent() rows
+// of bytes_of(type, cols) bytes at `matrix`, which is a multiple of 4; scales of rows. `context`:
+// as for pack_weight().
 void unpack_codes(const WeightView& panels, void* matrix, const Context* context = nullptr);
 
 }  // namespace twell

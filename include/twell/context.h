@@ -19,13 +19,13 @@ struct ContextOptions {
   int threads = 0;              // 0: default_threads()
   std::optional<CpuTier> tier;  // unset: default_cpu_tier()
   // For FfnPlan::hot_share. 0 multiplies every neuron that fires densely; 2 gathers all neurons.
-  // Unset takes what is expected to be fastest.
+  // Unset takes the share that is expected to be fastest.
   std::optional<double> hot_share = {};
-  // Runs the tasks of calls on threads of the caller's; unset: OpenMP does.
+  // Runs the tasks of calls on the caller's threads; unset: OpenMP runs them.
   std::optional<Executor> executor = {};
 };
 
-// Threads, tier and scratch of the calls that are given it.
+// Holds the threads, tier and scratch memory of calls.
 class Context {
  public:
   // Throws Error{unsupported} if the forced tier is not available here, Error{invalid_argument} if
@@ -55,9 +55,9 @@ class Context {
   std::unique_ptr<Arena> arena_;
 };
 
-// The calling thread's own, with so many threads and the tier that TWELL_CPU_TIER asks for now;
-// remade when either changes. It goes with the thread. For callers who are told the number of
-// threads call by call, as PyTorch tells it.
+// The calling thread's own context, with so many threads and the tier that TWELL_CPU_TIER names
+// now. It is remade when either changes, and goes with the thread. It is for callers that are told
+// the number of threads in each call, as by PyTorch.
 Context& thread_context(int threads);
 
 }  // namespace twell

@@ -1,5 +1,5 @@
-// Which instructions this machine can run. A tier is a set of instructions with kernels of its own.
-// Tiers are ordered: the kernels of each are faster than those of the ones before.
+// Which instructions this machine can run. A tier is a set of instructions with its own kernels.
+// Tiers are ordered: the kernels of each are faster than those of the tiers before it.
 #pragma once
 
 #include <cstdint>
@@ -36,16 +36,16 @@ std::vector<CpuTier> available_cpu_tiers();
 // named tier that this machine lacks is an Error, never a silent fallback.
 CpuTier default_cpu_tier();
 
-// The processor's name as the system gives it: "AMD EPYC"; "unknown" where it gives none.
+// The processor's name as the system gives it, such as "AMD EPYC"; "unknown" if it gives none.
 std::string processor_name();
 
-// Threads that the process can keep busy. OpenMP's number, which the cores that the process may run
-// on bound, and at most the quota of a container (cgroup, rounded up): more threads would wait for
+// Threads that the process can keep busy: OpenMP's number, bounded by the cores that the process
+// may run on and by a container's quota (cgroup, rounded up), because more threads would wait for
 // one another. If OMP_NUM_THREADS is set, OpenMP alone decides.
 int default_threads();
 
 // Data caches of one core, and its share of the last level, in bytes. These constants, which are on
-// the safe side, serve where the operating system does not tell.
+// the safe side, serve if the operating system does not tell.
 struct CpuCaches {
   std::int64_t l1 = 32 << 10;
   std::int64_t l2 = 1 << 20;

@@ -13,12 +13,12 @@
 // Accumulation is f32. The activation is rounded once to the dtype as it is packed, y once, and u
 // never. h is rounded for neurons that many rows of a block fire (FfnPlan::hot_share).
 //
-// A neuron that does not fire is not computed. So rows of Wu and Wd that are not finite reach the
-// rows of x that fire them and no others, where a dense layer makes NaN of 0 · ∞. Look at weights
-// before, or give such a layer to a dense one. A row of x that is not finite gives what it gives in
-// a dense layer. Training looks at the weights in each call (twell/train.h).
+// A neuron that does not fire is not computed. So rows of Wu and Wd that are not finite reach only
+// the rows of x that fire them, while a dense layer makes NaN of 0 · ∞. Check weights before, or
+// run such a layer densely. A row of x that is not finite gives the same result as in a dense
+// layer. Training checks the weights in each call (twell/train.h).
 //
-// M ≥ 0, D ≥ 1 and H ≥ 1 may be any. Errors are twell::Error, naming operation and argument.
+// Any M ≥ 0, D ≥ 1 and H ≥ 1 will do. Errors are twell::Error, naming operation and argument.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +35,7 @@
 #pragma GCC visibility push(default)
 namespace twell {
 
-// What plans and estimates know of a layer.
+// What plans and estimates know about a layer.
 struct FfnShape {
   std::int64_t width = 0;    // D
   std::int64_t neurons = 0;  // H
@@ -44,13 +44,13 @@ struct FfnShape {
   bool operator==(const FfnShape&) const = default;
 };
 
-// How the gate is multiplied: by the GEMM on its packed weight, or by way of its screen, which is
-// faster where that leaves few neurons (TierTuning::screen_limit).
+// How the gate is multiplied: by the GEMM on its packed weight, or with its screen, which is faster
+// if the screen leaves few neurons (TierTuning::screen_limit).
 enum class GateForm : std::uint8_t { packed, screened };
 const char* name_of(GateForm form);
 
-// The weights of a layer, in memory of somebody else: on a CPU, or on a GPU (twell/cuda.h). ffn()
-// wants the gate as panels (PackedWeight), or as rows and a screen of them (Screen).
+// The weights of a layer, in memory that the caller owns: on a CPU, or on a GPU (twell/cuda.h).
+// ffn() takes the gate as panels (PackedWeight), or as rows with their screen (Screen).
 struct FfnWeights {
   WeightView gate;               // Wg [H, D]; Wu of a layer without a gate
   std::optional<WeightView> up;  // Wu [H, D]; none in a layer without a gate
@@ -60,22 +60,22 @@ struct FfnWeights {
   GateForm form() const {
     return gate.layout == WeightLayout::panels ? GateForm::packed : GateForm::screened;
   }
-  // That of the gate, for x and y of this dtype.
+  // The shape by the gate, for x and y of this dtype.
   FfnShape shape(DType x) const { return {gate.cols, gate.rows, up.has_value(), x}; }
 };
 
-// What one call saw. A neuron fires if its gate is not zero, whatever up makes of it (dReLU).
+// Counts of one call. A neuron fires if its gate is not zero, whatever up makes of it (dReLU).
 struct FfnCounts {
   std::vector<std::int32_t> row_nnz;     // [M] neurons that each token fired
   std::vector<std::int64_t> neuron_nnz;  // [H] tokens that fired each neuron
   // Pre-activations that a screen did not rule out, of M · H; 0 without one.
   std::int64_t candidates = 0;
-  double l1 = 0.0;  // Σ |h|; filled by training alone
+  double l1 = 0.0;  // Σ |h|; only training fills it
 
   std::int64_t rows() const { return static_cast<std::int64_t>(row_nnz.size()); }
   std::int64_t nnz() const;
-  std::int64_t max_row_nnz() const;     // 0 where there are no rows
-  std::int64_t active_neurons() const;  // that fired at all
+  std::int64_t max_row_nnz() const;     // 0 if there are no rows
+  std::int64_t active_neurons() const;  // neurons that fired at all
 };
 
 // How one call of ffn() is carried out: everything that is decided, as a value to print and
@@ -86,16 +86,16 @@ struct FfnPlan {
   GateForm gate = GateForm::packed;
   // Rows that go through the layer together.
   std::int64_t row_block = 0;
-  // Neurons whose survivors lie together in the packed gate: one unit of a thread's work on it.
+  // Columns of a tile of the packed gate (twell/format.h), which one thread computes at a time.
   std::int32_t tile = 0;
-  // Groups of rows of a tile that are units of their own: where tiles are fewer than threads, and
-  // where x of a whole block would not stay in L2.
+  // Groups of rows into which a tile's work is divided: if there are fewer tiles than threads, or
+  // if x of a whole block would not stay in L2.
   int row_groups = 1;
-  // Parts of a row's active neurons that threads share out, where rows are few; else 1.
+  // Parts into which a row's active neurons are divided among threads, if rows are few; else 1.
   int row_parts = 1;
   // Columns of up and down that many rows gather at a time; 0: all of them, row by row.
   std::int64_t gather_columns = 0;
-  // Neurons that at least this share of a block's rows fire, and hot_rows more, are multiplied
+  // Neurons that at least this share of a block's rows, plus hot_rows, fire are multiplied
   // densely; above 1: none.
   double hot_share = 2.0;
   int hot_rows = 0;
@@ -105,7 +105,7 @@ struct FfnPlan {
 };
 FfnPlan plan_ffn(const Context& context, std::int64_t tokens, const FfnShape& shape, GateForm gate);
 
-// The whole layer, gated or not; the packed gate lives in the context's scratch, block by block.
+// The whole layer, gated or not. The packed gate is in the context's scratch, block by block.
 // `counts`, if not null, is set.
 void ffn(Context& context, ConstMatrixView x, const FfnWeights& weights, const FfnForm& form,
          MatrixView y, FfnCounts* counts = nullptr);

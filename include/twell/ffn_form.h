@@ -1,4 +1,4 @@
-// The form of a feed-forward layer: what it computes beside its three products.
+// The form of a feed-forward layer: what it computes besides its three products.
 //
 //   gated       v = x Wgᵀ + bg, u = x Wuᵀ + bu, h = f(v) · fu(u)
 //   non-gated   v = x Wuᵀ + bg, h = f(v)
@@ -7,10 +7,10 @@
 // Without a norm, s and w are 1. The norm is an RMSNorm of the hidden state (BitNet b1.58's
 // ffn_sub_norm): s = 1 / √(Σ h² / H + ε) for each row, and w is its weight.
 //
-// docs/adding-a-variant.md shows how to add to it.
+// docs/adding-a-form.md shows how to add to it.
 //
-// Biases and w are f32; a bf16 layer widens its own exactly. Biases are added to f32 sums, before
-// these are rounded or compared with a threshold.
+// Biases and w are f32; those of a bf16 layer are widened, which is exact. Biases are added to f32
+// sums before these are rounded or compared with a threshold.
 #pragma once
 
 #include <array>
@@ -24,11 +24,11 @@
 #pragma GCC visibility push(default)
 namespace twell {
 
-// The vectors that a form may have: what is known of each.
+// The vectors that a form may have, and their properties.
 struct FormVector {
   const char* name;         // as operators, errors and Python's twell.form call it
   bool of_columns = false;  // an entry for each column of Wd, not for each neuron
-  bool of_up = false;       // of a gated layer alone
+  bool of_up = false;       // only in a gated layer
 
   constexpr std::int64_t entries(std::int64_t neurons, std::int64_t columns) const {
     return of_columns ? columns : neurons;
@@ -37,7 +37,7 @@ struct FormVector {
 inline constexpr std::array<FormVector, 4> kFormVectors = {
     {{"gate_bias"}, {"up_bias", false, true}, {"down_bias", true}, {"norm_weight"}}};
 
-// Something of each of them: its entries, a tensor, a name. In loops, v[i] is that of
+// A value for each of these vectors: its entries, a tensor, a name. In loops, v[i] belongs to
 // kFormVectors[i].
 template <class T>
 struct FormVectors {
@@ -61,21 +61,21 @@ struct FormVectors {
 struct FfnForm : FormVectors<std::span<const float>> {
   ActivationSpec gate;                   // f, which makes the zeros
   Activation up = Activation::identity;  // fu, of a gated layer: relu makes it dReLU
-  std::optional<float> norm_epsilon;     // ε > 0 of the norm, which is there where this is
+  std::optional<float> norm_epsilon;     // ε > 0 of the norm; none: there is no norm
 
   FfnForm() = default;
-  // Of an activation alone, as most layers have.
+  // Only an activation, as in most layers.
   FfnForm(const ActivationSpec& activation)  // NOLINT(google-explicit-constructor)
       : gate(activation) {}
   FfnForm(Activation kind, float threshold = 0.0F)  // NOLINT(google-explicit-constructor)
       : gate{kind, threshold} {}
 };
 
-// An entry of a bias; 0 where there is none.
+// An entry of a bias; 0 if there is none.
 inline float bias_of(std::span<const float> bias, std::int64_t at) {
   return bias.empty() ? 0.0F : bias[static_cast<std::size_t>(at)];
 }
-// What h of a neuron is multiplied with on its way to down, beside s: w.
+// The factor w of a neuron's h on its way to down, besides s.
 inline float factor_of(const FfnForm& form, std::int64_t neuron) {
   return form.norm_weight.empty() ? 1.0F : form.norm_weight[static_cast<std::size_t>(neuron)];
 }

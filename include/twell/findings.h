@@ -1,6 +1,6 @@
-// What inputs show of a feed-forward layer, and what follows from it.
+// Findings: what a sample of inputs shows about a feed-forward layer, and what follows from it.
 //
-// Findings are of a model, not of a machine: they are made once, kept beside the checkpoint, and
+// They belong to a model, not to a machine: they are made once and kept beside the checkpoint, and
 // every device decides by them. They save time and never change a result.
 #pragma once
 
@@ -18,30 +18,30 @@ namespace twell {
 inline constexpr std::int64_t kFewestInputs = 32;
 
 struct LayerFindings {
-  std::int64_t inputs = 0;          // that were seen
-  std::vector<float> mean;          // [D], of them: the axis of the gate's screen (twell/screen.h)
-  std::vector<std::int64_t> fired;  // [H], inputs that fired each neuron
-  // Share of the pre-activations that a screen with this axis did not rule out; none where no
-  // screen was tried.
+  std::int64_t inputs = 0;          // the number of inputs that were seen
+  std::vector<float> mean;          // [D], their mean: the screen's axis (twell/screen.h)
+  std::vector<std::int64_t> fired;  // [H], the number of inputs that fired each neuron
+  // Share of the pre-activations that a screen with this axis did not rule out; none if no screen
+  // was tried.
   std::optional<double> candidates;
 
   // Non-zeros / H; 0 of an empty one.
   double density() const;
 };
 
-// Whether a tier's gate had better be run by way of a screen that leaves such a share of the
-// pre-activations (TierTuning::screen_limit). None: no.
+// Whether a screen that leaves this share of the pre-activations makes a tier's gate faster
+// (TierTuning::screen_limit). None: no.
 bool screen_pays(CpuTier tier, std::optional<double> candidates);
 
-// Neurons in the order of how many inputs fire them, those that most do first. Last are those whose
-// row of down is not finite: they must not be multiplied densely, since 0 · ∞ would reach inputs
-// that did not fire them.
+// Neurons sorted by how many inputs fire them, the most popular first. Neurons whose row of down is
+// not finite come last: they must not be multiplied densely, since 0 · ∞ would reach inputs that
+// did not fire them.
 struct NeuronOrder {
   std::vector<std::int64_t> order;  // [H], the checkpoint's numbers
   std::vector<double> rates;        // [H], in this order: share of the inputs that fire them
   std::int64_t finite = 0;          // the first so many have finite rows
 };
-// finite[n]: whether row n of down is. One entry for each of findings.fired.
+// finite[n]: whether row n of down is finite. It has an entry for each of findings.fired.
 NeuronOrder order_of(const LayerFindings& findings, std::span<const bool> finite);
 
 }  // namespace twell

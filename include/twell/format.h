@@ -1,9 +1,9 @@
 // TwELL: tile-wise ELLPACK, the packed form of a sparse activation [M, H] (paper section 3).
 //
 // The columns are cut into tiles of `tile` columns. Each row of a tile has a count of non-zeros,
-// and room for `capacity` slots. A slot is a pair (column within the tile, value); slots stand in
+// and room for `capacity` slots. A slot is a pair (column within the tile, value); slots are in
 // ascending order of columns. If a tile has more non-zeros than `capacity`, its count stays true,
-// and all of its slots lie in an overflow record of `tile` slots. The record's number stands in the
+// and all of its slots are in an overflow record of `tile` slots. The record's number is in the
 // tile's first inline word. So every matrix is held exactly, at any density. docs/format.md has a
 // picture.
 #pragma once
@@ -19,7 +19,7 @@
 namespace twell {
 
 // Slot of a 16-bit value: one 32-bit word, with the column in the low half and the value's bits in
-// the high half. So a bf16 value is the word with its low half cleared.
+// the high half. So the word with its low half cleared is the bf16 value as f32.
 struct TwellSlot16 {
   std::uint16_t column;
   std::uint16_t bits;
@@ -92,7 +92,7 @@ class TwellMatrix {
   std::vector<std::vector<std::byte>> overflow_;  // records of `tile` slots
 };
 
-// Packs the non-zeros of `dense`. NaN and Inf are non-zeros, -0 is not. `dense` must have the
+// Packs the non-zeros of `dense`. NaN and Inf are non-zeros, and -0 is not. `dense` must have the
 // layout's dtype and shape.
 TwellMatrix pack(ConstMatrixView dense, const TwellLayout& layout);
 // Writes every element of `dense`, zeros included.

@@ -4,9 +4,9 @@
 //
 // write() and save() lay all of it out in one piece of memory, and view() and open() read that
 // without a copy: processes that open one file share its pages. The bytes are the same on every
-// tier, and any tier runs them; what differs is which form is the fastest. They are little-endian,
-// begin with a header of a fixed size, and later versions of this library read them or refuse them
-// by their number.
+// tier, and any tier runs them; only the fastest gate form differs. They are little-endian and
+// begin with a header of a fixed size. Later versions of this library read them, or refuse them by
+// their version number.
 #pragma once
 
 #include <cstddef>
@@ -33,18 +33,18 @@ struct StoredWeights {
 };
 
 struct BlockOptions {
-  // Dtype of x and y. None: that of the weights; codes go with both, and get bf16.
+  // Dtype of x and y. None: that of the weights, or bf16 for codes, which go with both.
   std::optional<DType> dtype = {};
   // Whether the rows of up and down are copied an odd number of cache lines apart (spread_stride).
-  // None: where the tier gathers pieces of rows (TierTuning::gather_columns).
+  // None: if the tier gathers pieces of rows (TierTuning::gather_columns).
   std::optional<bool> spread = {};
 };
 
 class LayerBlock {
  public:
-  // The layer with its gate in the form that `findings` call for on the context's tier; packed
-  // without them. Vectors are copied, down where it is not neuron-major, and up and down where
-  // their rows are spread. What is not copied stays the caller's, who keeps it alive and unchanged
+  // The layer with the gate form that `findings` call for on the context's tier; packed without
+  // them. Vectors are copied, down if it is not neuron-major, and up and down if their rows are
+  // spread. The caller owns everything else and must keep it alive and unchanged
   // (external_bytes()). Throws Error naming the argument.
   LayerBlock(const Context& context, const StoredWeights& weights, const FfnForm& form,
              const LayerFindings* findings = nullptr, const BlockOptions& options = {});
@@ -59,25 +59,25 @@ class LayerBlock {
   // As ffn() takes them: up and down [H, ...], neuron-major. They live as long as a copy of this.
   const FfnWeights& weights() const { return weights_; }
   const FfnForm& form() const { return form_; }
-  // What it was prepared by; null where it was not.
+  // The findings that it was prepared by; null if there were none.
   const LayerFindings* findings() const { return findings_.get(); }
   std::int64_t own_bytes() const { return own_bytes_; }  // of memory that copies of this share
-  // Of weights that stay the caller's: up, and the gate where it has a screen. 0 once read by
+  // Of weights that stay the caller's: up, and the gate if it has a screen. 0 if it was read by
   // view() or open().
   std::int64_t external_bytes() const { return external_bytes_; }
 
-  // Bytes that write() writes, a multiple of 64.
+  // The number of bytes that write() writes, a multiple of 64.
   std::size_t size() const;
-  // At `out`: size() bytes at a multiple of 64.
+  // Writes size() bytes to `out`, which is a multiple of 64.
   void write(void* out) const;
-  // Reads what write() wrote, in place. The bytes stay as they are while copies of the block live;
-  // `owner`, if not null, keeps them alive. Throws Error{invalid_argument} where they are not such
-  // bytes or not all of them. Numbers within weights are not looked at: those are the file's.
+  // Reads what write() wrote, in place. The bytes must not change while copies of the block live;
+  // `owner`, if not null, keeps them alive. Throws Error{invalid_argument} if they are other bytes
+  // or not all of them. The numbers within weights are not checked.
   static LayerBlock view(std::span<const std::byte> bytes, std::shared_ptr<const void> owner = {});
 
   // The same as a file. save() replaces `path`, which keeps its mode, when all is written, or
-  // leaves it as it was; killed meanwhile, it leaves a file `.….twell-tmp` beside it. open() maps
-  // it: such a file may be replaced, but must not become shorter. Errors name the path.
+  // leaves it as it was. If it is killed, it leaves a file `.….twell-tmp` beside it. open() maps
+  // the file, which may be replaced but must not become shorter. Errors name the path.
   void save(const std::string& path) const;
   static LayerBlock open(const std::string& path);
 

@@ -1,6 +1,6 @@
 // Errors of libtwell. Every failure that a caller can cause or meet is a twell::Error. A broken
 // internal invariant aborts. A message is one line: what was wrong, where, what was expected and
-// what came.
+// what was given.
 #pragma once
 
 #include <stdexcept>

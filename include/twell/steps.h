@@ -1,5 +1,5 @@
-// The steps of a layer one by one, with the packed activation between them as a value. They are for
-// inspection and tests. ffn() computes the same without them, many times faster, since it needs no
+// The steps of a layer one by one, with the packed activation between them as a value, for
+// inspection and tests. ffn() computes the same in one step, many times faster, since it needs no
 // capacity and no overflow records.
 #pragma once
 
@@ -9,8 +9,8 @@
 #pragma GCC visibility push(default)
 namespace twell {
 
-// out = act(x Wᵀ), packed, of a packed weight. out's layout chooses tile and capacity. It must have
-// M rows, H columns and x's dtype.
+// out = act(x Wᵀ) in packed form, for a packed weight. out's layout chooses tile and capacity. It
+// must have M rows, H columns and x's dtype.
 void gemm_relu_twell(Context& context, ConstMatrixView x, const WeightView& weight,
                      const ActivationSpec& activation, TwellMatrix& out);
 

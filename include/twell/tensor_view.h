@@ -11,7 +11,7 @@
 namespace twell {
 
 // rows × cols elements of `dtype`; element (r, c) lies at data + (r * row_stride + c) elements.
-// row_stride >= cols. `data` may be null only where rows * cols == 0.
+// row_stride >= cols. `data` may be null only if rows * cols == 0.
 template <class Void>
 struct BasicMatrixView {
   Void* data = nullptr;
@@ -37,7 +37,7 @@ struct BasicMatrixView {
     using Element = std::conditional_t<std::is_const_v<Void>, const T, T>;
     return static_cast<Element*>(data) + r * row_stride;
   }
-  // Where a row starts, whatever its elements are.
+  // The start of a row, whatever its elements are.
   auto* row_bytes(std::int64_t r) const {
     using Byte = std::conditional_t<std::is_const_v<Void>, const std::byte, std::byte>;
     return static_cast<Byte*>(data) + r * row_stride * static_cast<std::int64_t>(size_of(dtype));

@@ -8,9 +8,9 @@ namespace twell {
 
 class Context;
 
-// in, rows [rows, cols] of any type, to rows [cols, rows] at `out`, which lie `row_stride` >= rows
-// numbers apart; in memory apart from in's. Returns them: scales of rows are then scales of
-// columns. `context`: as pack_weight() (twell/packed.h) takes it. Throws Error naming the argument.
+// Writes the transpose of `in`, rows [rows, cols] of any type, to `out`: rows [cols, rows] that are
+// `row_stride` >= rows numbers apart, in other memory. Returns them. Scales of rows become scales
+// of columns. `context`: as for pack_weight() (twell/packed.h). Throws Error naming the argument.
 WeightView transpose(const WeightView& in, void* out, std::int64_t row_stride,
                      const Context* context = nullptr);
 

@@ -1,5 +1,5 @@
-// Figures that were measured and that decisions go by: one row for each instruction tier. There are
-// no others elsewhere. docs/adding-a-kernel.md says how to find them.
+// The measured figures that decide: one row for each instruction tier. There are no others
+// elsewhere. docs/adding-a-kernel.md says how to find them.
 #pragma once
 
 #include <array>
@@ -28,17 +28,17 @@ struct TierTuning {
   // A screen that leaves at most this share of the pre-activations is less work than the packed
   // gate. 0: a screen never pays.
   double screen_limit;
-  // A block of rows uses this share of L2 for what it reads and writes again and again, and has at
-  // most `block_rows` rows.
+  // A block of rows uses this share of L2 for memory that it reads and writes again and again, and
+  // has at most `block_rows` rows.
   double block_l2_share;
   std::int64_t block_rows;
-  // GEMMs of whole weights take as many of a block's rows at a time as keep their x and sums in
-  // this share of L2, beside the panels of a column block. 0: all rows.
+  // GEMMs of whole weights take as many of a block's rows at a time as fit, with their x and sums,
+  // into this share of L2, besides the panels of a column block. 0: all rows.
   double gemm_l2_share;
   // Many rows gather up and down in pieces of so many columns, so that the pieces of all active
-  // neurons stay in L2 while the rows go by. 0: whole neurons, row by row. Pieces need weights
-  // whose rows lie an odd number of cache lines apart (spread_stride): 4 KB apart, they would share
-  // a few sets of the caches.
+  // neurons stay in L2 for all rows. 0: whole neurons, row by row. Pieces need weights whose rows
+  // are an odd number of cache lines apart (spread_stride), because rows 4 KB apart would share a
+  // few sets of the caches.
   std::int64_t gather_columns;
   FfnCostTable cost;
 };

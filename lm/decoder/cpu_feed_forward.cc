@@ -63,7 +63,7 @@ struct LayerTensors {
   }
 };
 
-// A dense layer of PyTorch's as a dense form of twell::Layer.
+// A dense layer of PyTorch's as a dense variant of twell::Layer.
 DenseFfn form_of(std::shared_ptr<FeedForward> dense) {
   struct Counting final : FfnObserver {
     bool wants_counts() const override { return true; }

@@ -1,4 +1,4 @@
-// The dense form that is the faster one on GPUs: gate and up as one GEMM. A second model would take
+// The faster dense variant on GPUs: gate and up as one GEMM. A second model would take
 // its weights a second time; here they are laid out once, so that one GEMM or two may read them.
 #pragma once
 

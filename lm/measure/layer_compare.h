@@ -1,5 +1,5 @@
 // A model layer by layer: how much faster each sparse feed-forward layer is, on the inputs that it
-// really gets, and how that goes with its activity (the paper's figure of speed-up by layer).
+// really gets, and how that goes with its activity (the paper's figure of speedup by layer).
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace twell::lm {
 
 struct LayerSpeed {
   double nnz_mean = 0;
-  Timing dense, sparse;  // dense: of the fastest form
+  Timing dense, sparse;  // dense: of the fastest variant
   double speedup() const { return dense.median_us / sparse.median_us; }
 };
 
@@ -25,7 +25,7 @@ std::vector<LayerSpeed> compare_layers(const Sides& sides, std::span<const std::
                                        std::span<const double> nnz, const CompareOptions& options,
                                        const std::function<void()>& tick);
 
-// Pearson's, of non-zeros and speed-up; none where there are fewer than three layers or where
+// Pearson's, of non-zeros and speedup; none where there are fewer than three layers or where
 // either does not vary.
 std::optional<double> correlation(std::span<const LayerSpeed> layers);
 

@@ -1,17 +1,18 @@
 """Exact sparse feed-forward layers for PyTorch.
 
-``import twell`` loads the operators ``torch.ops.twell.*`` (``twell.ops`` documents them). It gives
+``import twell`` loads the operators ``torch.ops.twell.*`` (``twell.ops`` documents them). It has
 
-* :class:`GatedFfn`, a gated feed-forward layer, sparse in inference and training;
-* :func:`sparsify`, which replaces the feed-forward layers of a model by it;
-* :func:`round_scales`, which makes others' int4 models stay codes when sparse;
-* :func:`set_l1`, which trains a model to fire less;
-* :func:`gated_ffn`, the differentiable function beneath, with the L1 term of the activations.
+* :class:`GatedFfn` and :class:`Ffn`, feed-forward layers that are sparse in inference and training;
+* :func:`report`, which counts how many neurons of a model fire (``twell stats`` does so in the shell);
+* :func:`sparsify`, which replaces the feed-forward layers of a model by sparse ones;
+* :func:`round_scales`, with which int4 models of other programs keep their codes;
+* :func:`set_l1`, which trains a model so that fewer neurons fire;
+* :func:`gated_ffn`, the differentiable function of a layer, with the L1 term of its activations.
 
-The operators' library is ``libtwell_torch.so`` beside this file, where an installation puts it. If
-the variable ``TWELL_TORCH_LIBRARY`` is set, it names the file instead. If PyTorch sees an NVIDIA
-GPU, ``libtwell_torch_cuda.so`` beside that library is loaded too, and the operators take CUDA
-tensors; ``TWELL_TORCH_CUDA_LIBRARY`` names another file.
+The operators' library is ``libtwell_torch.so`` in this folder, unless the environment variable
+``TWELL_TORCH_LIBRARY`` names another file. If PyTorch sees an NVIDIA GPU, ``libtwell_torch_cuda.so``
+in the same folder is loaded too, and the operators take CUDA tensors;
+``TWELL_TORCH_CUDA_LIBRARY`` names another file.
 """
 
 from twell import _library

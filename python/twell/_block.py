@@ -94,7 +94,7 @@ def unpack(block: Tensor) -> list[Tensor | None]:
 
 class Opened:
     """What the process keeps to run a block, until this is deleted: the decision between sparse and
-    dense, and the dense form's weights. ``number`` is an operand of run_layer."""
+    dense, and the dense variant's weights. ``number`` is an operand of run_layer."""
 
     def __init__(self, block: Tensor, path: str) -> None:
         if is_empty(block):

@@ -101,7 +101,7 @@ def round_scales(model: nn.Module) -> int:
 
     That defines another model, whose int4 weights stay codes in frozen layers
     (``--round-scales`` of the command line does the same). Returns how many layers it changed. Raises
-    ValueError, and changes nothing, where a layer's codes cannot be read, or have become numbers in a
+    ValueError, and changes nothing, if a layer's codes cannot be read, or have become numbers in a
     forward pass.
     """
     found: list[tuple[Tensor, Tensor]] = []

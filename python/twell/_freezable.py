@@ -94,7 +94,7 @@ class FreezableFfn(nn.Module):
         return self if self._holder is None else self._holder
 
     def part(self, name: str) -> Any:
-        """What has that name now: a linear layer or norm, or what others have put in its place."""
+        """The module of that name: a linear layer or norm, or whatever was put in its place."""
         return getattr(self if self._holder is None else self._holder, name)
 
     def _parts(self) -> dict[str, Any]:
@@ -102,12 +102,12 @@ class FreezableFfn(nn.Module):
 
     @property
     def frozen(self) -> bool:
-        """Whether the packed weights alone are kept."""
+        """Whether only the packed weights are kept."""
         return self._frozen
 
     @property
     def has_codes(self) -> bool:
-        """Whether its first weight is codes and scales, by which no form is chosen."""
+        """Whether its first weight is codes and scales, for which no gate form is chosen."""
         first = self.names[0]
         if self._frozen:
             return isinstance(self._shells.get(first), Shell)
@@ -121,13 +121,13 @@ class FreezableFfn(nn.Module):
 
     @property
     def ordered(self) -> bool:
-        """Whether the neurons of a frozen layer lie in the order of how many inputs fire them."""
+        """Whether the neurons of a frozen layer are sorted by how many inputs fire them."""
         return self._frozen and self.order is not None
 
     @property
     def hidden_dropout(self) -> float:
-        """The share of the hidden state that is dropped in training: of the module that does it, if there is
-        one."""
+        """The share of the hidden state that is dropped in training, as the module that drops it has it, if
+        there is one."""
         return self._share_of(self._dropouts[0])
 
     @hidden_dropout.setter
@@ -136,7 +136,7 @@ class FreezableFfn(nn.Module):
 
     @property
     def output_dropout(self) -> float:
-        """The same of y."""
+        """The same share for y."""
         return self._share_of(self._dropouts[1])
 
     @output_dropout.setter
@@ -166,29 +166,28 @@ class FreezableFfn(nn.Module):
     ) -> Layer:
         """Packs the weights and keeps nothing else, for inference; returns self.
 
-        ``sample`` [..., width] are 32 or more typical inputs, on the weights' device. Or
-        ``findings`` are what :func:`twell.prepared.findings_of` reads of this layer. On a CPU, if they
-        show that it is faster, the gate stays as it is stored, with an int8 screen
-        (:func:`twell.ops.screen_weight`). That takes a sixth more memory in bfloat16, a tenth in
+        ``sample`` [..., width] are 32 or more typical inputs, on the weights' device. In its place,
+        ``findings`` may be what :func:`twell.prepared.findings_of` reads for this layer. On a CPU, if
+        they show that it is faster, the gate stays as it is stored, with an int8 screen
+        (:func:`twell.ops.screen_weight`). That takes a sixth more memory in bfloat16 and a tenth more in
         float32, and gives the same output up to rounding. On a GPU the same happens if a call of one
-        input is expected to be faster. Besides, neurons are put in the order of how many inputs fire
-        them, and calls of many inputs multiply the first ones densely: as many as
-        :func:`twell.ops.choose_hot` says for the number of inputs, rounded to a power of two. 1,024
-        inputs or more order them well. state_dict has the checkpoint's order. A trace (torch.compile,
-        torch.export) has one number of hot neurons, that for 1,024 inputs, which a GPU ignores below
-        64.
+        input is expected to be faster. There neurons are also sorted by how many inputs fire them, and
+        calls of many inputs multiply the first ones densely: as many as :func:`twell.ops.choose_hot`
+        says for the number of inputs, rounded to a power of two. 1,024 inputs or more order them well.
+        state_dict has the checkpoint's order. A trace (torch.compile, torch.export) has one number of
+        hot neurons, the one for 1,024 inputs, which a GPU ignores below 64.
 
-        ``path``, of a layer on a CPU: how its calls run. "auto", which it is at first, takes dense
-        products where they are expected to be faster than the sparse ones, by what calls fire and by what
-        both cost: as `twell calibrate` has measured, or as the built-in figures say, scaled by timing
-        the layer in its first call of 32 or more inputs. The dense form packs up and down once more when
-        a call first needs it. "sparse" and "dense" are for always; :meth:`describe` says what is taken.
-        A layer of codes is sparse until it was timed.
+        ``path`` says how calls of a layer on a CPU run. "auto", the default, runs a call densely if that
+        is expected to be faster, by the density of earlier calls and by the cost of both paths. The cost
+        is what `twell calibrate` has measured, or the built-in figures, scaled by timing the layer in its
+        first call of 32 or more inputs. The dense path packs up and down too when a call first needs it.
+        "sparse" and "dense" hold for every call. :meth:`describe` says which path is taken. A layer of
+        codes is sparse until it was timed.
 
-        A frozen layer that gets a sample or findings decides again, and so does one that is converted
-        or moved, by what it was frozen with. If up or down is not finite, the layer runs densely, with
-        a warning. Raises ValueError if a child is no ordinary nn.Linear, and if findings are of a layer
-        of other sizes.
+        A frozen layer that gets a new sample or findings decides again. One that is converted or moved
+        decides again by those it was frozen with. If up or down is not finite, the layer runs densely,
+        with a warning. Raises ValueError if a child is not an ordinary nn.Linear, or if findings are of a
+        layer of other sizes.
         """
         _block.check_path("freeze: path", path)
         if not self._frozen:

@@ -1,4 +1,4 @@
-"""A layer that is to be frozen: its weights, and what inputs showed of it."""
+"""A layer that is to be frozen: its weights and findings."""
 
 from __future__ import annotations
 

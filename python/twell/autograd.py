@@ -101,11 +101,11 @@ class Trained(NamedTuple):
 
     y: Tensor
     l1: Tensor
-    """Sum over hidden units of ``|h|``, averaged over the tokens; float32, float64 for float64."""
+    """The sum over neurons of ``|h|``, averaged over the tokens; float32, or float64 for float64."""
     row_nnz: Tensor
-    """Neurons that each token fired: int32, x's shape without its last dimension."""
+    """The number of neurons that each token fired: int32, x's shape without its last dimension."""
     neuron_nnz: Tensor
-    """Tokens that fired each neuron: int64 [H]."""
+    """The number of tokens that fired each neuron: int64 [H]."""
 
 
 def in_forward_mode() -> bool:

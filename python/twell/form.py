@@ -1,4 +1,4 @@
-"""What a feed-forward layer computes beside its three products, as one value."""
+"""The form of a feed-forward layer: what it computes besides its three products, as one value."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from torch import Tensor
 
 
 class Additions(TypedDict, total=False):
-    """What a layer has beside the gate's activation, as functions take it."""
+    """What a layer computes besides the gate's activation, as arguments of functions."""
 
     up_activation: str
-    """Of a gated layer: identity, relu (dReLU, where the gate has it too) or relu_squared."""
+    """In a gated layer: identity, relu (dReLU, if the gate has it too) or relu_squared."""
     gate_bias: Tensor | None
-    """[H]; without a gate that of up, as up is in the gate's place."""
+    """[H]; in a layer without a gate the bias of up, which is in the gate's place."""
     up_bias: Tensor | None
-    """[H], of a gated layer."""
+    """[H], in a gated layer."""
     down_bias: Tensor | None
     """[columns of down]."""
     norm_weight: Tensor | None
     """[H], of an RMSNorm of the hidden state; none: ones."""
     norm_epsilon: float | None
-    """Of that norm, which is there where this is: above 0."""
+    """ε of that norm, above 0. There is a norm if this is given."""
 
 
 class Form(NamedTuple):
@@ -60,7 +60,7 @@ class Form(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Of the scalars, as operators take them; src/torch_ops/form_text.h writes the same."""
+        """The scalars, as operators take them; src/torch_ops/form_text.h writes the same."""
         if " " in self.activation or " " in self.up_activation:  # would be read as more than a name
             raise ValueError(f'form: expected names of activations, got "{self.activation}"')
         words = [self.activation]
@@ -74,7 +74,7 @@ class Form(NamedTuple):
 
     @staticmethod
     def parse(text: str) -> Form:
-        """The inverse, without vectors."""
+        """The inverse of :attr:`text`, without vectors."""
         activation, *words = text.split(" ")
         given = dict(word.split("=") for word in words)
         threshold, up = float(given.get("threshold", 0)), given.get("up", "identity")

@@ -21,30 +21,30 @@ Layer = TypeVar("Layer", bound="SparseFfn")
 
 
 class SparseFfn(FreezableFfn):
-    """What :class:`GatedFfn` and :class:`Ffn` share. Their linear layers are children, under the
-    names that the checkpoint has for them, or stay those of another module. So does ``norm``, an RMSNorm
-    of the hidden state (nn.RMSNorm or a model's own), under ``norm_name``. ``act`` is the name of the
-    module or function that computes the activation, that itself, and whether it is the layer's.
-    ``up_activation`` is up's activation beside a gate: relu makes the layer dReLU. With
-    ``hidden_dropout``, of what enters down, training is dense; ``output_dropout``, of y, does not change
-    that. Each is a share, or the name of a module that has one. On a GPU, layers with biases, an
-    activation of up or a norm run densely and cannot be frozen.
+    """The common base of :class:`GatedFfn` and :class:`Ffn`. The linear layers are children, under the
+    names that the checkpoint has for them, or remain children of another module. The same holds for
+    ``norm``, an RMSNorm of the hidden state (nn.RMSNorm or a model's own), under ``norm_name``. ``act``
+    is a tuple: the name of the module or function that computes the activation, the module or function
+    itself, and whether it is the layer's. ``up_activation`` is the activation of up in a layer with a
+    gate; relu makes the layer dReLU. ``hidden_dropout`` drops inputs of down and makes training dense;
+    ``output_dropout`` drops outputs and does not. Each is a share, or the name of a module that has one.
+    On a GPU, layers with biases, an activation of up or a norm run densely and cannot be frozen.
 
-    Unfrozen, where a gradient is wanted, forward keeps what fires and backward multiplies nothing
-    else (:func:`twell.gated_ffn`); no weight is kept between calls, so any change to them is seen.
-    On a GPU, in bfloat16 and float16, it does so where that is expected to be faster: after its first
-    step of training, and after every 32nd from there, the layer looks at how many tokens fired each
-    neuron. It waits for the GPU then.
+    If an unfrozen layer needs gradients, forward keeps the neurons that fire, and backward multiplies
+    nothing else (:func:`twell.gated_ffn`). No weight is kept between calls, so any change to them is
+    seen. On a GPU, in bfloat16 and float16, the layer does so if it expects to be faster: after its first
+    step of training, and after every 32nd from there, it looks at how many tokens fired each neuron. It
+    waits for the GPU then.
 
-    Without gradients the layer is dense: packing the gate and transposing the down projection in
-    every call cost 14 ms where 64 inputs take 14 densely (D = 2048, H = 5632, two cores).
-    :meth:`freeze` keeps a packed copy of the weights alone, which saves memory and is fast for any
-    number of inputs; a frozen layer is for inference, and its state_dict still reads and writes the
+    Without gradients an unfrozen layer is dense, because packing the gate and transposing the down
+    projection in every call would take 14 ms, as long as 64 inputs take densely (D = 2048, H = 5632, two
+    cores). :meth:`freeze` keeps only a packed copy of the weights, which saves memory and is fast for any
+    number of inputs. A frozen layer is for inference. Its state_dict still reads and writes the
     checkpoint's layout.
 
     A child that is no longer an ordinary one (an adapter or a parametrization in its place, a hook on
-    it, a weight in shards) does its own work. The layer is then dense, calls its children,
-    and cannot be frozen.
+    it, a weight in shards) does its own work. The layer then calls its children, runs densely, and
+    cannot be frozen.
     """
 
     NAMES: ClassVar[tuple[str, ...]]
@@ -90,8 +90,8 @@ class SparseFfn(FreezableFfn):
         self.collect_l1 = False
         """If set, a forward pass with gradients leaves its L1 term in ``l1``."""
         self.l1_weight: float | Tensor = 0.0
-        """Where not 0, backward adds this times the L1 term to the loss, which need not hold it;
-        ``l1`` is then for logging, without a gradient. See :func:`twell.set_l1`."""
+        """If not 0, backward adds this times the L1 term to the loss, which need not contain the term.
+        ``l1`` is then for logging and has no gradient. See :func:`twell.set_l1`."""
         self.l1: Tensor | None = None
         self.collect_activity = False
         """If set, forward passes with gradients add to ``activity``. See :func:`twell.metrics`."""
@@ -102,7 +102,7 @@ class SparseFfn(FreezableFfn):
             setattr(self, name, nn.Linear(width, neurons, **options))
         setattr(self, self.names[-1], nn.Linear(neurons, width, **options))
         self._types: dict[str, type[Any]] = {}
-        """Of the parts, where these are no nn.Linear."""
+        """The types of the parts that are not nn.Linear."""
         if norm is not None:
             self._check_norm(norm, norm_name)
             setattr(self, norm_name, norm)
@@ -219,7 +219,7 @@ class SparseFfn(FreezableFfn):
         return down(dropout(z, self.hidden_dropout) if self.drops else z), h, g
 
     def activated(self, v: Tensor) -> Tensor:
-        """By the activation's module, where something is attached to that."""
+        """act(v), computed by the activation's module if something is attached to that."""
         if not self.act_name or self._hangs_on_act() is None:
             return dense.activate(v, self.activation, self.threshold)
         if (self.activation, self.threshold) != self._act_says:
@@ -242,19 +242,19 @@ class SparseFfn(FreezableFfn):
         return not _children.does_more(self.part(name), self._expected_type(name))
 
     def part_parameters(self) -> dict[str, nn.Parameter]:
-        """Of the linear layers and the norm, wherever they are."""
+        """The parameters of the linear layers and the norm, wherever they are."""
         parts = self._parts().items()
         return {f"{n}.{own}": p for n, part in parts for own, p in part.named_parameters()}
 
     def of_neurons(self) -> Iterator[tuple[nn.Parameter, Callable[[Tensor], Tensor]]]:
-        """The parameters that have a row for each neuron, of the gate, or of up without one; with what finds
-        the rows in a tensor of the parameter's shape."""
+        """The parameters of the gate (of up in a layer without a gate), which have a row for each neuron. Each
+        comes with a function that finds the rows in a tensor of the parameter's shape."""
         part = self.part(self.names[0])
         for parameter in part.parameters():
             yield parameter, lambda t: as_rows(part, t)[: self.neurons]
 
     def before_activation(self, x: Tensor) -> Tensor:
-        """What the gate yields, or up without one."""
+        """The pre-activations of the gate, or of up in a layer without a gate."""
         v: Tensor = self.part(self.names[0])(x)
         return v[..., : self.neurons]
 
@@ -279,8 +279,8 @@ class SparseFfn(FreezableFfn):
 
 class GatedFfn(SparseFfn):
     """y = (act(x Wgᵀ) ⊙ (x Wuᵀ)) Wdᵀ with the weights of a checkpoint: gate_proj and up_proj
-    [neurons, width], down_proj [width, neurons], with ``bias`` or without; bfloat16 or float32.
-    ``names`` are those of the three children, where they are others. See :class:`SparseFfn`."""
+    [neurons, width], down_proj [width, neurons], with ``bias`` or without, in bfloat16 or float32.
+    ``names`` gives the three children other names. See :class:`SparseFfn`."""
 
     NAMES = ("gate_proj", "up_proj", "down_proj")
 
@@ -290,18 +290,18 @@ class GatedFfn(SparseFfn):
     ) -> GatedFfn:
         """A layer that holds the given weights themselves: gate and up [H, D], down [D, H].
 
-        A plain tensor becomes a parameter that wants a gradient where the tensor does. ``biases`` are
-        one tensor or None for each weight. Other ``options`` (activation, threshold, up_activation,
-        norm, norm_name, names) are the constructor's. Raises ValueError where the shapes or dtypes do
-        not fit together.
+        A plain tensor becomes a parameter, which needs a gradient if the tensor does. ``biases`` are one
+        tensor or None for each weight. Other ``options`` (activation, threshold, up_activation, norm,
+        norm_name, names) are the constructor's. Raises ValueError if the shapes or dtypes do not fit
+        together.
         """
         return cls._of_linears(linears_of((gate, up, down), options.pop("biases", None)), **options)
 
 
 class Ffn(SparseFfn):
     """y = act(x Wuᵀ) Wdᵀ, without a gate: up_proj [neurons, width] and down_proj
-    [width, neurons], with ``bias`` or without; bfloat16 or float32. ``names`` are those of the two
-    children, where they are others. See :class:`SparseFfn`."""
+    [width, neurons], with ``bias`` or without, in bfloat16 or float32. ``names`` gives the two children
+    other names. See :class:`SparseFfn`."""
 
     NAMES = ("up_proj", "down_proj")
 

@@ -1,17 +1,18 @@
 """The operators ``torch.ops.twell.*`` as typed Python functions.
 
-Common to all: tensors are on the CPU, of dtype bfloat16 or float32, or on one NVIDIA GPU, of dtype
-bfloat16 or float16. All arguments of a call have the same device and dtype, but on a CPU weights may
-be int8 or int4 codes with scales (:func:`join_codes`), where no gradient is wanted. Weights are
-[H, D] with adjacent row elements, ``down`` neuron-major (the transpose of a checkpoint's down
-projection). There may be any number of rows, or none. Accumulation is in float32. The same input gives the same bits
-from run to run, at the same number of threads. A wrong argument raises a RuntimeError that names
-operation and argument, with what was expected and got. So do backward passes through what is not
-differentiable, and forward-mode differentiation of any operator.
+All of them take tensors on the CPU, of dtype bfloat16 or float32, or on one NVIDIA GPU, of dtype
+bfloat16 or float16. All arguments of a call have the same device and dtype, except that on a CPU
+weights may be int8 or int4 codes with scales (:func:`join_codes`) if no gradient is needed. Weights
+are [H, D] with adjacent row elements; ``down`` is neuron-major (the transpose of a checkpoint's down
+projection). There may be any number of rows, or none. Accumulation is in float32. The same input
+gives the same bits from run to run, at the same number of threads. A wrong argument raises a
+RuntimeError that names operation and argument, with what was expected and got. Backward passes
+through an operator that is not differentiable, and forward-mode differentiation of any operator,
+raise one too.
 
 On a GPU all work is enqueued on PyTorch's current stream and nothing waits for it, so a CUDA graph
-can capture the calls. Therefore nothing checks there what the tensors of a packed activation hold,
-and there are no linear layers. A packed weight belongs to the device it was packed on.
+can capture the calls. Therefore nothing checks the contents of a packed activation there, and there
+are no linear layers. A packed weight belongs to the device it was packed on.
 
 Threads follow ``torch.set_num_threads``; ``TWELL_CPU_TIER`` forces a tier
 (portable, avx2, avx512, amx).
@@ -44,8 +45,8 @@ row and tile, or none where ``capacity`` is ``tile``.
 
 def pack_weight(weight: Tensor) -> Tensor:
     """Rearranges a weight [H, D], or the codes of one (join_codes), in the order in which the GEMM
-    reads it. The result is [H, n, 1] of its dtype, and this shape says what it is. n is D plus what
-    is added: padding of H to 16 and, but for float32, of D to 32, and the scales of codes.
+    reads it. The result is [H, n, 1] of its dtype; this shape tells that it is packed. n is D plus
+    room for the padding of H to 16 and, except in float32, of D to 32, and for the scales of codes.
     Differentiable, but not in codes."""
     return torch.ops.twell.pack_weight(weight)
 
@@ -53,10 +54,10 @@ def pack_weight(weight: Tensor) -> Tensor:
 def join_codes(codes: Tensor, scales: Tensor, by: str = "row") -> Tensor:
     """The weight code · scale as the operators take it on a CPU, in one tensor.
 
-    int8 ``codes`` [H, D] have scales of their rows [H] or, ``by`` "column", of their columns [D]. A
-    gate (packed), up and linear layers take scales of rows, and ``down`` takes scales of columns.
-    int4 codes of -8 to 7 have, ``by`` "group", a scale for 32 of a row, [H, D / 32]; ``down`` takes
-    none of these. int4 scales have 5 significant bits, and none is less than 2⁻¹⁵ of its row's
+    int8 ``codes`` [H, D] have scales of their rows [H] or, with ``by`` "column", of their columns [D].
+    A gate (packed), up and linear layers take scales of rows, and ``down`` takes scales of columns.
+    int4 codes of -8 to 7 have, with ``by`` "group", a scale for every 32 of a row, [H, D / 32]; ``down``
+    does not take these. int4 scales have 5 significant bits, and none is less than 2⁻¹⁵ of its row's
     largest.
 
     Codes are int8, and scales are read as float32. x may be bfloat16 or float32. Every result is that
@@ -126,9 +127,9 @@ def linear_as_stored(x: Tensor, weight: Tensor) -> Tensor:
 
 def round_inputs(x: Tensor) -> Tensor:
     """Rounds each block of 256 inputs of a row of x [..., D] to whole numbers of at most 7 bits times a
-    power of 2. An input changes by at most a 127th of the block's largest. Products of the result
-    with int8 and int4 codes are of integers alone: with AVX-512 they are 1.5 to 1.8 times as fast at
-    many rows as those of x. Blocks with a number that is not finite stay as they are. On a CPU; not
+    power of 2. An input changes by at most a 127th of the block's largest. The result and int8 or int4
+    codes are then multiplied as integers, which for many rows is 1.5 to 1.8 times as fast with AVX-512
+    as the product with x. Blocks with a number that is not finite stay as they are. On a CPU; not
     differentiable."""
     return torch.ops.twell.round_inputs(x)
 
@@ -149,12 +150,11 @@ def ffn(
     which is faster if the screen leaves at most screen_limit of the pre-activations; on a GPU the plan
     uses the screen for few tokens and the gate for many. A layer without a gate, y = act(x Wuᵀ) Wd,
     has Wu in its place and no ``up``.
-    ``activation``: relu, relu_squared, or fat_relu with its ``threshold``. ``form``: what a layer has
-    besides (:class:`twell.form.Additions`: up's activation, biases, a norm; vectors of the layer's
-    dtype or float32, the latter added without rounding), on a CPU alone. On a GPU,
-    GEMMs multiply the first ``hot`` neurons densely, which should be those that most tokens fire;
-    their rows of ``down`` must be finite. A CPU finds them by itself. Differentiable, with a dense
-    backward pass."""
+    ``activation``: relu, relu_squared, or fat_relu with its ``threshold``. ``form``: what else the layer
+    computes (:class:`twell.form.Additions`: up's activation, biases, a norm), on a CPU only; its vectors
+    have the layer's dtype or are float32, which is added without rounding. On a GPU, GEMMs multiply the
+    first ``hot`` neurons densely, which should be those that most tokens fire; their rows of ``down``
+    must be finite. A CPU finds them by itself. Differentiable, with a dense backward pass."""
     layer = Form(activation, threshold, **form)
     return torch.ops.twell.ffn(x, layer.weights(gate, up, down), screen, layer.text, hot)
 
@@ -188,16 +188,16 @@ def ffn_train(
     hot: int = 0,
     **form: Unpack[Additions],
 ) -> tuple[Tensor, ...]:
-    """ffn for training: y, l1 (float32, the sum of ``|h|``), the non-zeros of each row, the rows that
-    fired each neuron, and where the gate fired, which is all that backward keeps beside the inputs:
-    ``offsets`` (int64 [M + 1]), ``neurons`` (int32 [M·H]) and ``values`` ([2, M·H], v and u). The
-    last two have room for all neurons; memory beyond what fires is reserved and never touched.
-    ``gate`` is Wg as stored. y and l1 are differentiable in x and the weights, by
-    ffn_train_backward: what did not fire contributes nothing.
+    """ffn for training. Returns y, l1 (float32, the sum of ``|h|``), the non-zeros of each row, the
+    number of rows that fired each neuron, and where the gate fired, which is all that is kept for
+    backward besides the inputs: ``offsets`` (int64 [M + 1]), ``neurons`` (int32 [M·H]) and ``values``
+    ([2, M·H], v and u). The last two have room for all neurons; the unused part of it is reserved and
+    never touched. ``gate`` is Wg as stored. y and l1 are differentiable in x and the weights, by
+    ffn_train_backward. Neurons that did not fire contribute nothing.
 
-    On a GPU (bfloat16 and float16) ``values`` has all that is kept, in a form
-    of its own, and the other two are empty. ``hot`` of the first neurons are multiplied by GEMMs
-    there: those that more than about 1 % of the tokens fire, so order neurons by popularity."""
+    On a GPU (bfloat16 and float16) ``values`` has everything that is kept, in its own layout, and the
+    other two are empty. The first ``hot`` neurons are multiplied by GEMMs there. They should be those
+    that more than about 1 % of the tokens fire, so order neurons by popularity."""
     layer = Form(activation, threshold, **form)
     return torch.ops.twell.ffn_train(x, layer.weights(gate, up, down), screen, layer.text, hot)
 
@@ -217,12 +217,12 @@ def ffn_train_backward(
     hot: int = 0,
     **form: Unpack[Additions],
 ) -> tuple[Tensor, ...]:
-    """dx, dgate, dup and ddown, of the dtype, and the gradients of gate_bias, up_bias, down_bias and
-    norm_weight, each of its vector's dtype, from what ffn_train kept; empty where there is no such
-    operand. ``l1_grad`` (float32 []) is the gradient of its l1. Differentiable, densely.
-    ``torch.ops.twell.ffn_train_backward_add`` adds all but dx to float32 tensors instead, a list in
-    the order of these results where those of vectors may be left out, and returns dx; it is not.
-    ``hot`` and ``form`` are those of ffn_train."""
+    """dx, dgate, dup and ddown, of the layer's dtype, and the gradients of gate_bias, up_bias, down_bias
+    and norm_weight, each of its vector's dtype, from what ffn_train kept. They are empty if there is no
+    such operand. ``l1_grad`` (float32 []) is the gradient of l1. Differentiable, densely.
+    ``torch.ops.twell.ffn_train_backward_add`` instead adds all but dx to float32 tensors, a list in
+    the order of these results, which may leave out those of vectors, and returns dx. It is not
+    differentiable. ``hot`` and ``form`` are those of ffn_train."""
     layer, kept = Form(activation, threshold, **form), [offsets, neurons, values]
     return torch.ops.twell.ffn_train_backward(
         dy, x, layer.weights(gate, up, down), kept, l1_grad, layer.text, hot
@@ -230,9 +230,9 @@ def ffn_train_backward(
 
 
 def screen_weight(weight: Tensor, axis: Tensor | None = None) -> Tensor:
-    """The int8 screen of a gate [H, D], uint8: it proves of most neurons that they do not fire, with
-    half the bytes of a bfloat16 weight and twice its rate. ``axis`` (float32 [D]), best the mean of
-    some inputs, lets it rule out more and changes no result. Make the screen again after a change to
+    """The int8 screen of a gate [H, D], as uint8. It proves that most neurons do not fire, with half the
+    bytes of a bfloat16 weight and at twice its rate. ``axis`` (float32 [D]), best the mean of some
+    inputs, lets it rule out more neurons and changes no result. Make the screen again after a change to
     ``weight``, because an old one rules out neurons that fire. Make it on the device that uses the
     weight. Not differentiable."""
     return torch.ops.twell.screen_weight(weight, axis)
@@ -240,7 +240,7 @@ def screen_weight(weight: Tensor, axis: Tensor | None = None) -> Tensor:
 
 def screen_limit() -> float:
     """The largest share of pre-activations for which a screen that leaves them is less work than the
-    packed gate, on the tier in use; 0 where a screen never pays (portable)."""
+    packed gate, on the tier in use; 0 if a screen never pays (portable)."""
     return torch.ops.twell.screen_limit()
 
 
@@ -261,9 +261,9 @@ def choose_hot(
     ``rates`` (float64 or float32 [H], on the CPU) is the share of tokens that fire each neuron, the
     highest first: ffn_stats counts them. Neurons whose row of ``down`` is not finite come last, and
     no more than the others may be hot. ``activation`` and ``gated`` are the layer's; ``joined``: up
-    lies right behind gate in memory, which ffn finds by the addresses; ``training``: for ffn_train
-    and its backward pass. It takes a millisecond of the CPU and waits for no GPU; keep the
-    answer. Raises RuntimeError where there is no such GPU."""
+    directly follows gate in memory, which ffn finds by the addresses; ``training``: for ffn_train
+    and its backward pass. The call takes a millisecond of the CPU and waits for no GPU, so keep the
+    answer. Raises RuntimeError if there is no such GPU."""
     ordinal = _gpu("choose_hot", device)
     return torch.ops.twell.choose_hot(
         rates, tokens, width, ordinal, activation, gated, joined, training
@@ -280,9 +280,9 @@ def choose_training(
     gated: bool = True,
 ) -> int | None:
     """``hot`` of ffn_train for a layer that is trained on a GPU, in calls of ``tokens`` inputs of size
-    ``width``; None where PyTorch's dense operations are not expected to be slower by a tenth.
-    Copies of all weights in the order of ``rates``, and of their gradients in the other, are counted
-    in: twell's layers make them. Arguments, cost and errors are choose_hot's."""
+    ``width``, or None unless PyTorch's dense operations are expected to be slower by a tenth. This
+    includes the time to copy all weights into the order of ``rates``, and their gradients back, as
+    twell's layers do. Arguments, cost and errors are those of choose_hot."""
     ordinal = _gpu("choose_training", device)
     hot = torch.ops.twell.choose_training(rates, tokens, width, ordinal, activation, gated)
     return hot if hot >= 0 else None
@@ -300,7 +300,7 @@ def screen_pays(
     without on a GPU, in calls of ``tokens`` inputs. ``candidates`` is the share of the
     pre-activations that the screen leaves; ffn_stats counts them. Its default is what ffn itself
     expects: 0.012, which is 2.4 for each neuron that fires at 0.5 %. On a CPU see screen_limit.
-    Raises RuntimeError where there is no such GPU."""
+    Raises RuntimeError if there is no such GPU."""
     ordinal = _gpu("screen_pays", device)
     return torch.ops.twell.screen_pays(tokens, width, neurons, candidates, ordinal)
 

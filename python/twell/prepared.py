@@ -1,7 +1,7 @@
-"""What ``twell prepare`` found of a model's feed-forward layers, read from beside its checkpoint.
+"""Reads the findings that ``twell prepare`` wrote beside a model's checkpoint.
 
-lm/decoder/prepared_file.h describes the file. Findings only save time, so that a file that is
-damaged or of other weights is told and ignored.
+lm/decoder/prepared_file.h describes the file. Findings only save time, so a file that is damaged or
+of other weights is ignored, with a warning.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _PLACES, _BYTES = 64, 16  # of a weight that the digest looks at
 
 
 def findings_of(directory: str | Path) -> dict[str, Findings]:
-    """By the name of the layer's module, for example ``model.layers.0.mlp``, which
-    :meth:`twell.GatedFfn.freeze` takes. Empty where the model was not prepared, and, with a warning,
-    where the file is of other weights or cannot be read."""
+    """The findings of each layer, by the name of its module, for example ``model.layers.0.mlp``, for
+    :meth:`twell.GatedFfn.freeze`. Empty if the model was not prepared, and, with a warning, if the file
+    is of other weights or cannot be read."""
     file = Path(directory) / FILE
     if not file.is_file():
         return {}

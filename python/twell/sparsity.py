@@ -1,4 +1,4 @@
-"""How much a model fires: the L1 term that training adds to the loss, and metrics."""
+"""The L1 term that training adds to the loss, and metrics of how many neurons fire."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class LayerMetrics:
 
 
 def collect_metrics(model: nn.Module) -> None:
-    """Starts counting what the model's forward passes with gradients fire. Recomputation under
+    """Starts counting which neurons the model's forward passes with gradients fire. Recomputation under
     activation checkpointing counts a pass twice, which changes no mean. Raises ValueError if the
     model has no layer that is trained."""
     for layer in trained_layers("collect_metrics", model).values():

@@ -1,13 +1,13 @@
 """A plug-in for vLLM: feed-forward layers whose activation has zeros run sparsely.
 
-It takes Llama's and Qwen2's with ReLU and FATReLU, which vLLM refuses, MiniCPM's, Nemotron's and
-Nemotron-H's with squared ReLU, and OPT's; and those of the models that use the same classes (Mistral,
+It takes the layers of Llama and Qwen2 with ReLU and FATReLU, which vLLM refuses, of MiniCPM, of
+Nemotron and Nemotron-H with squared ReLU, of OPT, and of models that use the same classes (Mistral,
 Qwen3).
 
 vLLM finds an installed twell, in each of its processes, by the entry point ``twell`` of the group
 ``vllm.general_plugins``. You call nothing. ``VLLM_PLUGINS`` names the plug-ins that vLLM may load.
-``TWELL_VLLM`` says how layers run: ``auto``, where it is not set, takes for each call what is expected to
-be faster; ``sparse`` for always; ``dense`` runs the same models on vLLM's own layers, to compare.
+``TWELL_VLLM`` says how layers run: ``auto``, the default, takes the path that is expected to be faster
+for each call; ``sparse`` is always sparse; ``dense`` runs the same models on vLLM's own layers, to compare.
 """
 
 from __future__ import annotations

@@ -6,6 +6,12 @@ LIB=$ROOT/scripts/lib
 LOGS=$ROOT/build/logs
 VENV=$ROOT/.venv
 
+# --help in front prints the comment at the top of a script; that of scripts/twell is the program's.
+if [[ ${1-} =~ ^(-h|--help)$ && ${0##*/} != twell ]]; then
+  sed -n '2,/^[^#]/{/^#/s/^# \{0,1\}//p}' "$0"
+  exit
+fi
+
 # Progress goes to standard error: the output of `scripts/twell` belongs to the program.
 say() { printf '%s\n' "$*" >&2; }
 clock() { printf '[%3d s]' "$SECONDS"; }

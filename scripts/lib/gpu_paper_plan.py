@@ -148,7 +148,7 @@ def measurements(sizes: Sizes, device: str) -> list[Step]:
     steps += decode("2b", sizes, device)
     steps += prefill("no-gate/1.5b", "layers without a gate: forward", Model("1.5b", NNZ["1.5b"], gated=False), sizes,
                      device)  # fmt: skip
-    steps += prefill("layers/1.5b", "speed-up of each layer against its non-zeros", models["1.5b"], sizes, device,
+    steps += prefill("layers/1.5b", "speedup of each layer against its non-zeros", models["1.5b"], sizes, device,
                      by_layer=True)  # fmt: skip
     steps += decode("0.5b", sizes, device)
     for nnz in LEVELS:

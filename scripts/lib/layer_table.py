@@ -97,9 +97,9 @@ def operators(results: Results) -> str:
 def block(results: Results) -> str:
     return "\n\n".join([
         inference(results),
-        "Training beside the nine GEMMs of dense training; of several runs of these the range:",
+        "Training, compared with the nine GEMMs of dense training; a range is that of several runs:",
         training(results),
-        "Through PyTorch's operators, beside `at::linear`:",
+        "Through PyTorch's operators, compared with `at::linear`; `auto` is the engine, choosing its path:",
         operators(results),
     ])  # fmt: skip
 

@@ -163,7 +163,7 @@ def paper_rows(paper: Found) -> list[Row]:
     no_gate, layers = paper["no_gate"], paper["layers"]
     rows += [
         ("1.5B without a gate, forward", percent(no_gate["percent"]), "no-gate/1.5b", speed_cell),
-        ("a layer's non-zeros and speed-up: correlation", f"{layers['correlation']}".replace("-", "−"), "layers/1.5b",
+        ("a layer's non-zeros and speedup: correlation", f"{layers['correlation']}".replace("-", "−"), "layers/1.5b",
          correlation_cell),
     ]  # fmt: skip
     return rows

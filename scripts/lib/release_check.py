@@ -49,8 +49,11 @@ def offences_of_sources(root: pathlib.Path = ROOT) -> list[str]:
     citation = (root / "CITATION.cff").read_text()
     project = (root / "pyproject.toml").read_text()
     licence = scalar(project, "license")
+    header = (root / "include/twell/version.h").read_text()
+    of_header = re.findall(r"^#define TWELL_VERSION(?:_\w+)? (\S+)$", header, re.MULTILINE)
     expected = [
         ("CHANGELOG.md begins with", first, ours),
+        ("include/twell/version.h has", " ".join(of_header), f'{ours.replace(".", " ")} "{ours}"'),
         ("CITATION.cff has the version", scalar(citation, "version"), ours),
         ("CITATION.cff has the licence", scalar(citation, "license"), licence),
         (

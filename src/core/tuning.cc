@@ -6,8 +6,8 @@ namespace twell {
 namespace {
 
 // Two cores of a Zen 5 with AVX-512-BF16 and 1 MiB of L2 each, D = 2048, H = 5632 (bench/results).
-// dense: PyTorch's fastest form. screen_limit: the screen's GEMM multiplies twice as many inputs a
-// second as vdpbf16ps. hot_share: to multiply a neuron's two rows takes 19 ns. A Zen 4 takes 37,
+// dense: PyTorch's fastest variant. screen_limit: the screen's GEMM multiplies twice as many inputs
+// a second as vdpbf16ps. hot_share: to multiply a neuron's two rows takes 19 ns. A Zen 4 takes 37,
 // and 180 to gather them: 0.15 was the best of 0.11, 0.15 and 0.20 there, by up to 9 %.
 constexpr TierTuning kAvx512 = {
     .tier = CpuTier::avx512,

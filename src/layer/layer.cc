@@ -158,10 +158,10 @@ class Layer::State {
 
   mutable std::mutex mutex_;                 // of all that follows
   std::shared_ptr<const LayerBlock> block_;  // once the layer is prepared
-  std::optional<PathChooser> chooser_;       // where there is a dense form
+  std::optional<PathChooser> chooser_;       // where there is a dense variant
   bool coded_ = false;                       // a weight is of codes
   bool dense_possible_ = false;              // as far as is known
-  bool to_be_looked_at_ = false;             // whether there is a dense form
+  bool to_be_looked_at_ = false;             // whether there is a dense variant
   std::int64_t scaled_up_to_ = 0;            // rows of the largest call that timed the layer
   DenseFfn dense_;                           // once a call needed it
 };
@@ -310,7 +310,7 @@ DenseFfn Layer::State::make_dense(Context& context) const {
   return options_.make_dense ? options_.make_dense() : make_own_dense(context, *block_);
 }
 
-// By calls on rows of x, which are representative. The dense form is not kept: it may double the
+// By calls on rows of x, which are representative. The dense variant is not kept: it may double the
 // weights of a layer that never takes that path.
 void Layer::State::scale_cost(Context& context, ConstMatrixView x) {
   DenseFfn dense;

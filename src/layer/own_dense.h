@@ -1,4 +1,4 @@
-// The dense form that a layer has of itself.
+// The dense variant that a layer has of itself.
 #pragma once
 
 #include "twell/layer.h"

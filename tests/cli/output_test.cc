@@ -105,6 +105,10 @@ TEST(Table, FormatsUnits) {
   EXPECT_EQ(format_us(std::numeric_limits<double>::quiet_NaN()), "-");
   EXPECT_EQ(format_bytes(1.02e9), "1.02 GB");
   EXPECT_EQ(format_bytes(640), "640 B");
+  EXPECT_EQ(format_binary(48 << 10), "48 KiB");
+  EXPECT_EQ(format_binary(3 << 19), "1.5 MiB");
+  EXPECT_EQ(format_binary(640), "640 B");
+  EXPECT_EQ(counted(1, "layer") + counted(0, "layer"), "1 layer0 layers");
   EXPECT_EQ(format_duration(185), "3 min 05 s");
   EXPECT_EQ(format_duration(59.6), "1 min 00 s");
 }

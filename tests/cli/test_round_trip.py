@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -165,6 +166,13 @@ def test_eval_task(twell, trained, work):
 def test_explain_model(twell, trained):
     done = twell("explain", "--model", trained[0], json_name="explain.json")
     assert len(done.json["layers"]) == 2
+    # What its layers showed when they were prepared, unless told otherwise; each layer says its own.
+    seen = [float(re.search(r"last density ([\d.]+) %", layer)[1]) for layer in done.json["layers"]]
+    assert done.json["nnz"] == pytest.approx(256 * sum(seen) / 200, abs=0.1)
+    words = f"{done.json['nnz']:.4g} non-zeros expected, the mean of its layers over 64 tokens"
+    assert words in done.out.replace("\n  ", " ")
+    told = twell("explain", "--model", trained[0], "--nnz", 5, "--no-measure", json_name="told.json")
+    assert told.json["nnz"] == 5 and "5 non-zeros expected\n" in told.out
 
 
 def test_tokenize_and_train_from_the_shard(twell, work, text):

@@ -227,6 +227,7 @@ def test_info_says_what_it_runs_on(twell):
     assert rows["processor"].strip() == done.json["machine"]["processor"]
     assert done.json["torch"] in rows["PyTorch"] and done.json["twell"] in rows["twell"]
     assert done.json["calibration"] is None and "twell calibrate" in rows["calibration"]
+    assert re.search(r"L1 \d+ KiB, L2 [\d.]+ [KM]iB, L3 ", rows["caches"])
 
 
 def test_explain_names_plans(twell):
@@ -238,8 +239,51 @@ def test_explain_names_plans(twell):
         for path in "dense", "sparse":
             assert plan[f"{path}_expected_us"] > 0 and plan[f"{path}_measured_us"] > 0
     assert not done.json["calibrated"]
+    assert done.json["nnz"] == 29 and "29 non-zeros expected; --nnz" in done.out
     quick = twell("explain", "--no-measure", json_name="e2.json")
     assert "dense_measured_us" not in quick.json["plans"][0]
+
+
+@pytest.mark.parametrize("shape", [["--width", 128], ["--neurons", 512], ["--no-gated"]],
+                         ids=lambda shape: shape[0])
+def test_explain_takes_the_shape_from_the_model_or_from_options(twell, trained, shape):
+    line = twell("explain", "--model", trained[0], *shape, ok=False).error_line()
+    assert "--model" in line and shape[0].removeprefix("--no-") in line
+
+
+def test_explain_runs_on_a_cpu(twell):
+    assert "--dtype f16" in twell("explain", "--dtype", "f16", ok=False).error_line()
+
+
+def test_one_is_no_plural(twell, work, trained):
+    small = ["--width", 64, "--neurons", 256, "--repeats", 1, "--seconds", 0.001, "--nnz", 8]
+    bench = twell("bench", "ffn", *small, "--tokens", 1, "--threads", 1).out
+    made = twell("synth", "--layers", 1, "--width", 64, "--neurons", 256, "--heads", 2, "--vocab", 512,
+                 "--nnz", 8, "--out", work / "one-layer").out
+    few = ["--prompt-tokens", 8, "--decode-tokens", 4, "--repeats", 1, "--seconds", 0.001, "--layers", 1]
+    model = twell("bench", "model", "--model", trained[0], *few, "--threads", 1).out
+    for out in bench, made, model:
+        assert not re.search(r"\b1 (layer|token|thread|run)s\b", out), out
+    assert "dense at 1 token: " in bench and "1 thread," in bench and "1 layer," in made
+    # A layer's own words begin with its path.
+    assert "sparse at 1 token: relu, " in bench.replace("\n  ", " ")
+
+
+def test_a_progress_bar_fits_into_columns(program, work):
+    """Of which the variable wins over the terminal; a terminal without sequences gets plain lines."""
+    def shown(**variables):
+        ours, theirs = pty.openpty()
+        command = [program, "synth", "--layers", "4", "--width", "64", "--neurons", "256", "--heads", "2",
+                   "--vocab", "512", "--nnz", "8", "--sample-tokens", "16384",
+                   "--out", work / f"bar-{len(variables)}"]
+        subprocess.run(command, stdout=subprocess.DEVNULL, stderr=theirs, check=True,
+                       env={**os.environ, "TERM": "xterm", **variables})
+        os.close(theirs)
+        return os.read(ours, 65536).decode()
+
+    bars = [bar for bar in shown(COLUMNS="30").split("\r\x1b[K") if " [" in bar]
+    assert bars and all(len(bar) == 29 for bar in bars)
+    assert "\x1b" not in shown(COLUMNS="30", TERM="dumb")
 
 
 def test_words_fit_into_100_columns(twell, trained, text):
@@ -266,7 +310,7 @@ def test_words_fit_into_100_columns(twell, trained, text):
 
 
 @pytest.mark.parametrize(("variables", "colour"), [({}, True), ({"NO_COLOR": "1"}, False),
-                                                   ({"TERM": "dumb"}, False)])
+                                                   ({"TERM": "dumb"}, False), ({"TERM": ""}, False)])
 def test_headings_are_bold_on_a_terminal_that_wants_it(program, variables, colour):
     ours, theirs = pty.openpty()
     env = {**os.environ, "TERM": "xterm", **variables}

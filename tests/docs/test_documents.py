@@ -219,6 +219,19 @@ def test_options_and_members_that_are_named_exist(document):
     assert not missing, f"{document.name} names what no source has: {missing}"
 
 
+def test_the_version_has_one_place():
+    """python/twell/__init__.py; what repeats it is compared with that by scripts/lib/release_check.py."""
+    version = re.search(r'^__version__ = "(.*)"$', (ROOT / "python/twell/__init__.py").read_text(), re.MULTILINE)[1]
+    compared = {"python/twell/__init__.py", "include/twell/version.h", "CHANGELOG.md", "CITATION.cff", "README.md",
+                "python/README.md"}
+    named = re.compile(rf"(?<![\d.=-]){re.escape(version)}(?![\d.])|twell-{re.escape(version)}")
+    for path in TRACKED:
+        if path in compared or path.startswith(("tests/", "bench/results/")):
+            continue
+        found = named.search((ROOT / path).read_text("utf-8", "replace"))
+        assert not found, f"{path} names the version {version}"
+
+
 def test_the_map_stays_a_map():
     """What needs more words than this is a decision, and has its entry in decisions.md."""
     assert len((ROOT / "docs/architecture.md").read_text().split()) <= 1500

@@ -289,7 +289,7 @@ TEST_P(LayerPaths, WithoutACostTheFirstInputsTimeTheLayer) {
   EXPECT_EQ(calls, 0) << "of too few inputs";
 }
 
-// The layer's own dense form: what ffn() computes, but for the rounding of h.
+// The layer's own dense variant: what ffn() computes, but for the rounding of h.
 TYPED_TEST(LayerTest, OwnDenseFormIsTheLayer) {
   constexpr bool kBf16 = std::is_same_v<TypeParam, bf16>;
   for (const CpuTier tier : available_cpu_tiers()) {
@@ -397,7 +397,7 @@ TEST(LayerDense, WhatOverflowsWhereNothingFiresReachesNothing) {
   }
 }
 
-// Where the dense form cannot be made, a choice falls back, and a demand is an error.
+// Where the dense variant cannot be made, a choice falls back, and a demand is an error.
 TEST(LayerDense, AFailureToMakeItIsNoFailureOfACall) {
   Context context({.threads = 1, .tier = {}});
   const Stored<float> stored(true, 0.0F);

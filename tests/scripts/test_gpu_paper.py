@@ -325,7 +325,7 @@ def test_tables_have_a_column_for_each_file_and_no_estimates(tree):
     assert rows[0] == "| dense → sparse | paper, 8 × H100 PCIe | NVIDIA T 100 | C |"
     assert "| 0.5B, forward, tokens/ms | +17.0 % | | |" in rows
     assert "| 0.5B, batch 4, forward, tokens/ms | | | 0.33 → 0.5 (+50.0 %) |" in rows
-    assert "| a layer's non-zeros and speed-up: correlation | −0.996 | −0.988 | |" in rows
+    assert "| a layer's non-zeros and speedup: correlation | −0.996 | −0.988 | |" in rows
     assert not any("energy" in row and "batch 4" in row for row in rows)  # nobody has it
     assert text.splitlines()[-1] == "C: 2026-12-01, commit abc."
 

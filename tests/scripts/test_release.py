@@ -12,7 +12,7 @@ sys.path.insert(0, str(ROOT / "scripts" / "lib"))
 from release_check import offences_of_sources  # noqa: E402
 
 FILES = ("python/twell/__init__.py", "CHANGELOG.md", "CITATION.cff", "LICENSE", "pyproject.toml",
-         "README.md", "python/README.md")  # fmt: skip
+         "README.md", "python/README.md", "include/twell/version.h")  # fmt: skip
 
 
 @pytest.fixture
@@ -42,6 +42,7 @@ def test_version_licence_citation_and_changes_agree(copy):
             "version: 0.0.9",
             "CITATION.cff has the version '0.0.9'",
         ),
+        ("include/twell/version.h", "MINOR 1", "MINOR 2", "include/twell/version.h has '0 2 0 \"0.1.0\"'"),
         ("CITATION.cff", "license: MIT", "license: BSD", "CITATION.cff has the licence 'BSD'"),
         ("CITATION.cff", "authors:", "people:", "CITATION.cff has no authors"),
         ("LICENSE", "MIT License", "A licence", "LICENSE begins with 'A licence'"),

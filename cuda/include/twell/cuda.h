@@ -2,13 +2,13 @@
 //
 // The operations are those of twell/ffn.h on device memory: bf16 and f16, any M ≥ 0, D ≥ 1, H ≥ 1.
 // Weights are as in checkpoints, gate and up [H, D], down neuron-major [H, D]; nothing is packed.
-// Products are summed in f32; the activation is rounded once to the dtype as it is packed, y once,
-// u and h for hot neurons alone. Same input, same plan, same GPU model: same bits.
+// Products are summed in f32. The activation is rounded once to the dtype as it is packed, y once,
+// u and h only for hot neurons. The same input, plan and GPU model give the same bits.
 //
-// Every call enqueues work on the given stream of the current device and returns; none allocates or
-// synchronises, so all can be captured in a CUDA graph. Workspace is the caller's, its size is part
-// of the plan. Errors are twell::Error naming operation and argument, or the CUDA call and where it
-// stands.
+// Every call enqueues work on the given stream of the current device and returns. None allocates or
+// synchronises, so all can be captured in a CUDA graph. The caller owns the workspace; its size is
+// part of the plan. Errors are twell::Error naming operation and argument, or the CUDA call and its
+// place.
 #pragma once
 
 #include <cstddef>
@@ -33,21 +33,21 @@ struct Device {
   std::size_t shared_bytes = 0;  // that one block may use
   std::size_t l2_bytes = 0;
   std::size_t memory_bytes = 0;
-  // For estimates; 0 where the driver does not tell.
+  // For estimates; 0 if the driver does not tell.
   int clock_khz = 0;
   int memory_clock_khz = 0;
   int memory_bus_bits = 0;
   std::string name;
 };
-// 0 where there is no driver or no GPU.
+// 0 if there is no driver or no GPU.
 int device_count();
 // Throws Error{unsupported} below compute capability 8.0.
 Device device(int ordinal);
 Device current_device();
 
 // A TwELL matrix in device memory, as docs/format.md has it. `overflow` holds one record of
-// layout.tile words for every row and tile, in that order, and may be null where capacity == tile:
-// since the worst case has to be reserved before the data is known, every record has a fixed place.
+// layout.tile words for every row and tile, in that order, and may be null if capacity == tile.
+// Since the worst case has to be reserved before the data is known, every record has a fixed place.
 struct DeviceTwellView {
   TwellLayout layout;
   std::int32_t* counts = nullptr;     // [rows × tiles]
@@ -140,19 +140,19 @@ struct Problem {
   bool aligned = true;
   // The gate's rounded values serve relu; others need them in f32 from a library's GEMM.
   Activation activation = Activation::relu;
-  // Neurons, the first ones, that so many tokens fire that GEMMs multiply them densely
+  // The number of first neurons that GEMMs multiply densely, because many tokens fire them
   // (choose_hot). Their rows of down must be finite: 0 · ∞ would reach tokens that did not fire
-  // them. Needs cuBLASLt; a plan may pass it over, where rows are few.
+  // them. Needs cuBLASLt; a plan may ignore it if rows are few.
   std::int64_t hot = 0;
   // Up follows gate in memory, as row H of one matrix [2H, D] with one stride. Then one GEMM
-  // multiplies with the gate and the hot neurons' rows of up, where H is a multiple of 8 and that
-  // is expected to be faster.
+  // multiplies with the gate and the hot neurons' rows of up, if H is a multiple of 8 and that is
+  // expected to be faster.
   bool joined = false;
-  // The caller knows that all memory is of the current device. Else each argument is looked up,
-  // which takes the driver about 0.3 µs.
+  // The caller knows that all memory is on the current device. Otherwise each argument is looked
+  // up, which takes the driver about 0.3 µs.
   bool trusted = false;
-  // The weights have a screen. A plan takes it where that is expected to be faster: with few
-  // tokens, since each has candidates of its own, whose rows of the gate are read besides.
+  // The weights have a screen. A plan takes it if that is expected to be faster: with few tokens,
+  // since each token has its own candidates, whose rows of the gate are read too.
   bool screened = false;
   // Share of a token's neurons that the screen is expected to leave: 2.4 for each that fires, as
   // measured on a CPU (twell/screen.h) in a trained model of 0.5 %. ffn() counts them
@@ -171,15 +171,15 @@ struct FfnPlan {
   std::string to_string() const;
 };
 
-// Pure functions but for library_present(): no GPU is asked. `tile` 0 lets the plan choose the tile
-// of the packed activation; else the tile shapes serve 16, 32, 64 and 128, the library all that
-// docs/format.md allows.
+// Pure functions, except for library_present(): no GPU is asked. `tile` 0 lets the plan choose the
+// tile of the packed activation. Else the tile shapes serve 16, 32, 64 and 128, and the library
+// serves all that docs/format.md allows.
 GemmPlan plan_gemm_relu_twell(const Device& device, const Problem& problem, std::int32_t tile = 0);
-// The same with a shape forced. Throws where it is not built for the problem.
+// The same with a shape forced. Throws if it is not built for the problem.
 GemmPlan plan_gemm_relu_twell(GemmShape shape, const Device& device, const Problem& problem,
                               std::int32_t tile = 0);
 GatherPlan plan_gather(const Device& device, const Problem& problem);
-// What a call's workspace may take unless the caller says otherwise.
+// The most that a call's workspace takes, unless the caller says otherwise.
 inline constexpr std::size_t kWorkspaceLimit = std::size_t{256} << 20;
 
 // Rows are processed in blocks, so that all of the workspace stays below `workspace_limit`, at
@@ -189,7 +189,7 @@ FfnPlan plan_ffn(const Device& device, const Problem& problem,
                  std::size_t workspace_limit = kWorkspaceLimit,
                  std::optional<GemmShape> shape = {});
 
-// What a plan needs whose parts were changed since plan_ffn() made it.
+// The workspace of a plan whose parts were changed since plan_ffn() made it.
 std::size_t workspace_bytes(const FfnPlan& plan);
 
 // Peak rates by the figures of the device, a second; Σ over SMs.
@@ -202,9 +202,9 @@ struct DeviceRates {
 };
 DeviceRates rates_of(const Device& device);
 
-// Seconds that a layer is expected to take with PyTorch's dense GEMMs and with ffn(), where tokens
-// fire `density` of the neurons, and those past the first problem.hot `cold_density` of all. Pure;
-// docs/gpu-model.md has the formula. Estimates of neither are worth much by themselves; their ratio
+// Seconds that a layer is expected to take with PyTorch's dense GEMMs and with ffn(). Tokens fire a
+// share `density` of all neurons, and a share `cold_density` of all past the first problem.hot.
+// Pure; docs/gpu-model.md has the formula. Neither estimate is worth much by itself; their ratio
 // decides which path is taken.
 struct FfnCost {
   double dense = 0;
@@ -215,19 +215,19 @@ struct FfnCost {
 };
 FfnCost estimate_ffn(const Device& device, const Problem& problem, double density,
                      double cold_density);
-// With rates[n] the share of tokens that fire neuron n, the highest first, for all H neurons; the
+// rates[n] is the share of tokens that fire neuron n, the highest first, for all H neurons; the
 // first problem.hot are hot.
 FfnCost estimate_ffn(const Device& device, const Problem& problem,
                      const std::vector<double>& rates);
 // The least of estimate_ffn() with no hot neurons and with all of them.
 FfnCost estimate_ffn(const Device& device, const Problem& problem, double density);
 
-// The share of a token's neurons up to which a plan of this problem, given a screen, takes it
-// (Problem::candidates); 0 where it never does.
+// The share of candidates up to which a plan of this problem takes a screen
+// (Problem::candidates); 0 if it never does.
 double candidates_limit(const Device& device, const Problem& problem);
 
-// How many neurons to make hot, with rates[n] the share of tokens that fire neuron n, the highest
-// first: none, a multiple of 64, or all, whichever is expected to be fastest.
+// How many neurons to make hot: none, a multiple of 64, or all, whichever is expected to be
+// fastest. rates[n] is the share of tokens that fire neuron n, the highest first.
 std::int64_t choose_hot(const Device& device, const Problem& problem,
                         const std::vector<double>& rates);
 
@@ -237,8 +237,8 @@ struct Workspace {
   std::size_t bytes = 0;
 };
 
-// A screen (twell/screen.h) in device memory has a layout of its own: DeviceScreen in
-// cuda/kernels/kernels.h. About rows · cols · 65/64. At most 2²⁰ inputs have a screen.
+// The size of a screen (twell/screen.h) in device memory, which has its own layout (DeviceScreen in
+// cuda/kernels/kernels.h): about rows · cols · 65/64. Weights of more than 2²⁰ inputs have none.
 std::size_t screen_bytes(std::int64_t rows, std::int64_t cols);
 // Makes the screen of `weight`, bf16 or f16, in `memory`, screen_bytes(). axis: weight.cols numbers
 // in device memory, the direction that tokens share, best the mean of typical inputs; null: none.
@@ -252,7 +252,7 @@ void gemm_relu_twell(const GemmPlan& plan, ConstMatrixView x, ConstMatrixView we
                      const ActivationSpec& activation, const DeviceTwellView& out,
                      const Workspace& workspace, Stream stream, const ScreenView& screen = {});
 
-// What a call saw, in device memory; null where not wanted.
+// Counts of a call, in device memory; null if not wanted.
 struct DeviceStats {
   std::int32_t* row_nnz = nullptr;        // [M], set
   std::int64_t* neuron_counts = nullptr;  // [H], added to
@@ -271,7 +271,7 @@ void twell_spmm(const GatherPlan& plan, const DeviceTwellView& hidden, ConstMatr
                 MatrixView y, const Workspace& workspace, Stream stream,
                 const DeviceStats& stats = {});
 
-// Between packed and dense [rows, cols], exact. What of `out` holds no non-zero stays as it was.
+// Between packed and dense [rows, cols], exact. Slots of `out` without a non-zero do not change.
 void dense_to_twell(ConstMatrixView dense, const DeviceTwellView& out, Stream stream);
 void twell_to_dense(const DeviceTwellView& twell, MatrixView dense, Stream stream);
 

@@ -1,14 +1,14 @@
 // Training of sparse feed-forward layers on NVIDIA GPUs: the operations of twell/train.h on device
-// memory, under the terms of twell/cuda.h. bf16 and f16; they want cuBLASLt, and at most
-// kMostColdNeurons that are not hot.
+// memory, under the terms of twell/cuda.h. They take bf16 and f16, and need cuBLASLt and at most
+// kMostColdNeurons neurons that are not hot.
 //
-// The forward pass keeps a bit for each neuron, whether it fired, and g and u of those that did, as
-// far as there is room (`kept_density`): beyond it they are computed again, so that nothing is lost
+// The forward pass keeps a bit for each neuron, which says whether it fired. It keeps g and u of
+// those that did, up to a limit (`kept_density`); the others are computed again, so nothing is lost
 // at any density and no size depends on data. Hot neurons are kept as dense matrices, and their
 // products are GEMMs, before which dh, du, dv and h are rounded to the dtype.
 //
-// act'(v) is taken from the rounded g: 2 √g for relu_squared. Where g overflowed to infinity, so
-// does dv.
+// act'(v) is computed from the rounded g: 2 √g for relu_squared. If g overflowed to infinity, dv
+// does too.
 #pragma once
 
 #include "twell/cuda.h"
@@ -18,11 +18,11 @@ namespace twell::cuda {
 inline constexpr std::int64_t kMostColdNeurons = kWidestTile;  // a row's list is one tile
 
 struct TrainOptions {
-  // Of the places [M, H] that are not hot, the share whose g and u are kept: 4 bytes each.
+  // The share of the places [M, H] that are not hot whose g and u are kept, with 4 bytes each.
   double kept_density = 1.0 / 32;
-  // Gradients of places, 20 bytes each, wait in the workspace of the backward pass: of so many; 0:
-  // of a 64th of the GPU's memory. If not all places have room, rows take turns; one costs some 15
-  // µs even if it finds none.
+  // The number of places whose gradients, 20 bytes each, wait in the workspace of the backward
+  // pass; 0: a 64th of the GPU's memory. If not all places have room, rows take turns; a turn costs
+  // about 15 µs even if it finds none.
   std::int64_t turn_places = 0;
   std::size_t workspace_limit = kWorkspaceLimit;  // of the forward pass: plan_ffn()
 };
@@ -39,12 +39,12 @@ struct TrainPlan {
   std::string to_string() const;
 };
 
-// problem.hot: neurons, the first ones, that many tokens fire. In rows where x or dy is not finite
-// their gradients become NaN, as in a dense layer; others do only where they fired.
+// problem.hot: the number of first neurons, which many tokens fire. In rows where x or dy is not
+// finite their gradients become NaN, as in a dense layer; others do only if they fired.
 TrainPlan plan_train(const Device& device, const Problem& problem,
                      const TrainOptions& options = {});
 
-// No less than plan.kept_bytes of a plan with default options, whatever it makes of `hot`: for
+// At least plan.kept_bytes of a plan with default options, whatever it makes of `hot`. It is for
 // callers that reserve memory before they plan.
 constexpr std::int64_t most_kept_bytes(std::int64_t rows, std::int64_t hidden, std::int64_t hot) {
   // g and u of hot neurons, bits in vectors of 16 bytes, an offset, g and u of every 32nd place.
@@ -72,20 +72,20 @@ struct TrainCost {
 TrainCost estimate_train(const Device& device, const Problem& problem, double density,
                          double cold_density);
 
-// How many neurons to make hot where training is expected to be at least a tenth faster than
-// PyTorch's eager layer, `besides` seconds of the caller's included; none where it is not, or
-// cannot be had.
+// How many neurons to make hot, if training is expected to be at least a tenth faster than
+// PyTorch's eager layer, including `besides` seconds of the caller's; none if it is not, or is not
+// possible.
 std::optional<std::int64_t> choose_training(const Device& device, const Problem& problem,
                                             const std::vector<double>& rates, double besides = 0);
 
-// As ffn(), and fills `kept`, of plan.kept_bytes, for one ffn_backward(). `l1`: [M], set to Σ |h|
-// of each row; may be null.
+// Like ffn(), but also fills `kept`, of plan.kept_bytes, for one ffn_backward(). `l1`: [M], set to
+// Σ |h| of each row; may be null.
 void ffn_forward(const TrainPlan& plan, ConstMatrixView x, const FfnWeights& weights,
                  const ActivationSpec& activation, MatrixView y, const Workspace& kept,
                  const Workspace& workspace, Stream stream, const DeviceStats& stats = {},
                  float* l1 = nullptr);
 
-// What the backward pass reads beside `kept`: x and the weights that forward had.
+// What the backward pass reads besides `kept`: x and the weights that forward had.
 struct DeviceFfnBackward {
   ConstMatrixView dy, x;
   FfnWeights weights;
@@ -94,7 +94,7 @@ struct DeviceFfnBackward {
 };
 
 // Where it writes. Weight gradients are all of the layer's dtype or all f32. Those of the dtype are
-// rounded once a turn.
+// rounded once in each turn.
 struct DeviceFfnGradients {
   MatrixView dx;            // [M, D] of the layer's dtype
   MatrixView gate;          // [H, D]; of Wu in a layer without a gate

@@ -16,20 +16,20 @@ from twell.hf.schedule import Schedule
 
 
 class AnnealingCallback(Schedule):
-    """Leads a model from its activation (SiLU, say) to ReLU, in transformers' Trainer: in optimizer
-    step k of ``steps``, counted from 1, layers compute (1 - k / steps) of the one plus k / steps of
-    the other. From step ``steps`` on there is ReLU alone, and the zeros are exact. With ``drelu``, up
-    comes to have a ReLU as well, on the same path from no activation (dReLU; Song et al. 2024).
+    """Leads a model from its activation (for example SiLU) to ReLU, in transformers' Trainer. In optimizer
+    step k of ``steps``, counted from 1, layers compute (1 - k / steps) of the first plus k / steps of the
+    second. From step ``steps`` on there is only ReLU, and the zeros are exact. With ``drelu``, up gets a
+    ReLU in the same steps, from no activation (dReLU; Song et al. 2024).
 
-    The configuration says at any time what the layers compute: ``relu`` or ``drelu`` at the end, and on the
-    way a name that transformers refuses and :func:`twell.hf.from_pretrained` reads. A run that goes on
-    behind a checkpoint goes on along the path; one that begins with such a model goes the rest of it. Layers
-    whose weights do not train come to ReLU with the others.
-    Then ``twell.sparsify(model, freeze=False)`` and :class:`SparsityCallback` train it further.
+    The configuration says at any time what the layers compute: ``relu`` or ``drelu`` at the end, and before
+    that a name that transformers refuses and :func:`twell.hf.from_pretrained` reads. A run that resumes from
+    a checkpoint continues the change; one that starts from such a model does the rest of it. Layers whose
+    weights do not train change with the others.
+    After that, ``twell.sparsify(model, freeze=False)`` and :class:`SparsityCallback` train it further.
 
     Raises ValueError, before the first step, if the run is shorter than ``steps``, if the model has no
-    feed-forward layer with an activation of its own or one whose activation its configuration cannot say,
-    for a model with an adapter and, with ``drelu``, for a layer without a gate, or with a norm or dropout.
+    feed-forward layer with its own activation or one whose activation its configuration cannot name, for
+    a model with an adapter and, with ``drelu``, for a layer without a gate, or with a norm or dropout.
     """
 
     ARGUMENTS = ("steps", "drelu")

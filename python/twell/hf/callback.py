@@ -24,7 +24,7 @@ from twell.sparsity import LayerMetrics, collect_metrics, set_l1, sparse_layers,
 
 
 class SparsityCallback(Schedule):
-    """Trains a model to fire less, inside ``transformers.Trainer``, and reports how much it fires.
+    """Trains a model so that fewer neurons fire, inside ``transformers.Trainer``, and reports how many do.
 
     ``l1`` is the coefficient of the L1 term (:func:`twell.set_l1`). The term enters in backward, so
     the Trainer's loss stays the cross entropy. The term is a mean over the layers, over the passes
@@ -34,9 +34,9 @@ class SparsityCallback(Schedule):
 
     A neuron that never fires has no gradient and would stay dead (paper, section 4). So every
     ``reinit_every`` steps (0: never), neurons that no token fired for ``dead_window`` steps or more
-    get fresh rows of the gate (of up, where there is no gate). These are drawn from
-    N(0, ``reinit_std``²); their biases, and the optimizer's moments of both, become zero. Layers whose
-    weight does not train, is another module's too, or stands beside an adapter stay as they are.
+    get new rows of the gate (of up, if there is no gate). These are drawn from N(0, ``reinit_std``²);
+    their biases, and the optimizer's moments of both, become zero. Layers whose weight does not train,
+    is shared with another module, or has an adapter stay as they are.
 
     Every log of the Trainer has these values, over the layers and over the tokens since the last
     log: ``sparsity/nnz`` (neurons that a token fires, on average), ``sparsity/nnz_max`` (at most),
@@ -45,9 +45,9 @@ class SparsityCallback(Schedule):
     ``sparsity/revived``, and ``sparsity/nnz/LAYER`` for each layer. Everything that ``report_to``
     names shows them. Counts are summed over processes.
 
-    The Trainer's state holds what the callback knows of neurons, so a resumed run goes on as if it
-    had not stopped. Every other training begins anew. If an error ends a training, the term stays
-    in the model: ``twell.set_l1(model, 0)`` removes it.
+    The Trainer's state holds what the callback knows about neurons, so a resumed run goes on as if it
+    had not stopped. Every other training run starts anew. If an error ends a run, the term stays in
+    the model: ``twell.set_l1(model, 0)`` removes it.
 
     Raises ValueError for numbers out of range, for a model whose layers are all dense or frozen
     when training begins, under fp16 (a gradient scaler would not scale the term), for ``reinit_every``

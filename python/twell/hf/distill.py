@@ -56,8 +56,8 @@ def divergence(student: Tensor, teacher: Tensor, temperature: float = 1.0) -> Te
 
 def hidden_error(student: list[Tensor], teacher: list[Tensor]) -> Tensor:
     """How far the student's hidden states [tokens, width] are from the teacher's: the squared distance
-    as a share of the teacher's squared length, averaged over tokens and layers. As a share, since a
-    few tokens of a Llama have states a thousand times as long as the others'. Of no token it is 0."""
+    as a share of the teacher's squared length, averaged over tokens and layers. It is a share because a
+    few tokens of a Llama have states a thousand times as long as the others. For no token it is 0."""
     terms = []
     for s, t in zip(student, teacher):
         t = t.float()
@@ -72,13 +72,13 @@ class DistillationTrainer(Trainer):
     The loss of a pass is ``divergence(student, teacher, temperature) + hidden * hidden_error(...)``,
     the latter over the outputs of all layers (0: logits alone). Both are means over the tokens that
     attention_mask has. The teacher computes in bf16 if the Trainer does, and is in shards if the Trainer
-    keeps the model so (FSDP2, ZeRO-3). Evaluation stays the cross entropy of labels. Logs have both
+    keeps the model in shards (FSDP2, ZeRO-3). Evaluation stays the cross entropy of labels. Logs have both
     terms, averaged over processes: ``distill/divergence`` and ``distill/hidden``.
 
-    Other arguments are the Trainer's. Raises ValueError if the two vocabularies differ (so may those of
-    the tokenizers beside the models' files) or, where ``hidden`` is not 0, if layers or width do or the
-    model has LayerDrop; if the teacher is the model itself or has its modules or weights that train; and
-    for encoder-decoders and models without a configuration.
+    Other arguments are the Trainer's. Raises ValueError if the vocabularies of the two models, or of the
+    tokenizers beside their files, differ; if ``hidden`` is not 0 and layers or width differ or the model
+    has LayerDrop; if the teacher is the model itself or has its modules or weights that train; and for
+    encoder-decoders and models without a configuration.
     """
 
     def __init__(

@@ -32,12 +32,11 @@ def from_mlp(
     down_proj and act_fn (Llama, Qwen2) becomes a GatedFfn; one without gate_proj (Arcee) becomes an
     Ffn. twell.hf.kinds has the names that it knows; ``names`` gives others, under the keys gate, up,
     down and act. A module without act_fn, whose code calls torch.relu, is tried too. The layer also takes
-    an RMSNorm before down (BitNet), dropout of the hidden state and of the output, and applies the
-    activation to up if the module does. Weights that are transposed (Conv1D) or two in one
-    (gate_up_proj) stay as they are.
+    an RMSNorm before down (BitNet), dropout of the hidden state and of the output, and an activation of
+    up. Weights that are transposed (Conv1D) or two in one (gate_up_proj) stay as they are.
 
-    ``activation`` overrides what act_fn says. ``config`` is the model's configuration, which may have
-    an activation's threshold. The layer takes over the module's hooks of forward and backward. What is
+    ``activation`` overrides act_fn. ``config`` is the model's configuration, which may have an
+    activation's threshold. The layer takes over the module's hooks of forward and backward. Anything
     attached to the linear layers stays there.
 
     Raises ValueError for an activation that yields no zeros, for further layers in the module, for a

@@ -59,11 +59,11 @@ def from_pretrained(
 
     It also reads a directory in the layout of SparseLM (``model_type`` ends in ``_sparse_relu``).
     The activation is then ReLU, whatever ``hidden_act`` says, and the model's ``save_pretrained``
-    writes the same layout. Where a configuration says ``fatrelu`` (ProSparse, MiniCPM-S in the layout of
-    Llama), which transformers lacks, under whatever key, layers get the threshold that
-    ``hidden_act_param`` says, for all or by the names of layers. ``drelu`` is a ReLU on up; on the gate
+    writes the same layout. If a configuration says ``fatrelu`` (ProSparse, MiniCPM-S in the layout of
+    Llama) under whatever key, which transformers does not know, layers get the threshold of
+    ``hidden_act_param``, for all or by the names of layers. ``drelu`` is a ReLU on up, and on the gate
     ReLU or, with a ``hidden_act_param``, FATReLU. ``config=``, or options that replace parts of the
-    configuration, count in place of the file; code of the directory's own (``trust_remote_code=True``)
+    configuration, count in place of the file. The directory's own code (``trust_remote_code=True``)
     applies its activation itself. A model on its way to ReLU (AnnealingCallback) stays dense, with a
     warning.
     Raises what the two functions raise, ValueError for a threshold that is missing, and ImportError

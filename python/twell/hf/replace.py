@@ -39,33 +39,33 @@ def sparsify(
     """Replaces every feed-forward layer of a model by a :class:`GatedFfn` or :class:`Ffn`, in place, and
     returns the model. Its outputs stay the same up to rounding.
 
-    A layer is a module of its own (:func:`from_mlp`), or two linear layers and an activation among the
-    parts of another, as in ``torch.nn.TransformerEncoderLayer`` and OPT. There the layer is a further
-    child ``sparse_ffn`` of that module. Experts, of whatever layout, become a layer each. Linear layers,
-    parameters and the keys of the state_dict stay what, where and in the order that they were.
+    A layer is its own module (:func:`from_mlp`), or two linear layers and an activation among the parts
+    of another module, as in ``torch.nn.TransformerEncoderLayer`` and OPT. In the second case the layer is
+    a further child ``sparse_ffn`` of that module. Each expert, of whatever layout, becomes a layer.
+    Linear layers, parameters and the keys of the state_dict keep their names, places and order.
 
-    With ``freeze`` the layers keep only packed weights (for inference). Without, they stay
-    trainable. ``sample`` is text like that to come: ids [batch, tokens] or a tokenizer's result, of
-    32 tokens or more (on a GPU, 1,024 or more). The model is called with it once, and
-    :meth:`GatedFfn.freeze` then takes the faster form of each layer. ``activation`` (relu,
+    With ``freeze`` the layers keep only packed weights (for inference). Without it they stay
+    trainable. ``sample`` is representative text: ids [batch, tokens] or a tokenizer's result, of 32
+    tokens or more (on a GPU, 1,024 or more). The model is called with it once, and
+    :meth:`GatedFfn.freeze` then takes the faster gate form of each layer. ``activation`` (relu,
     relu_squared, fat_relu with ``threshold``) is for models whose configuration does not say what
     they were trained with. ``mlp`` is for models with other names, such as
-    ``{"gate": "w1", "up": "w3", "down": "w2", "act": "act_fn"}``; without act where their code calls
+    ``{"gate": "w1", "up": "w3", "down": "w2", "act": "act_fn"}``; leave out act if their code calls
     ``torch.relu``. ``path`` is that of :meth:`GatedFfn.freeze`.
 
-    It replaces all layers or none. Where a whole stack of layers (of one class and place) has an
-    activation without exact zeros, or is not of linear layers that fit, it stays as it is beside stacks
-    that are taken, and a warning says so in one line.
+    It replaces all layers or none, with one exception. A whole stack of layers (of one class and place)
+    that has an activation without exact zeros, or linear layers that do not fit, stays as it is if other
+    stacks are taken, and a warning says so in one line.
     It raises ValueError, and leaves the model as it was, if :func:`from_mlp` refuses one of the others,
     if there is none, or if the sample is too short or comes without ``freeze``. With ``freeze`` it
     also refuses a dtype that the operators lack, and a linear layer that has hooks, an adapter, a
     parametrization or another module's weight, or keeps its weight elsewhere. Without ``freeze`` such
     a layer computes densely, by its linear layers.
 
-    On a CPU it takes linear layers that compressed-tensors or torchao has quantised, weights alone,
-    in int8 or int4 (docs/quantised.md). Codes that the operators multiply as they are stay codes. A
-    sample is not run where all layers have codes. Call it before the model's first forward pass, in
-    which compressed-tensors makes numbers of all codes that it finds.
+    On a CPU it takes linear layers whose weights alone compressed-tensors or torchao has quantised to
+    int8 or int4 (docs/quantised.md). Codes that the operators multiply as they are stay codes. A sample
+    is not run if all layers have codes. Call this before the model's first forward pass, in which
+    compressed-tensors makes numbers of all codes that it finds.
     """
     if sample is not None and not freeze:
         raise ValueError("sparsify: sample: chooses the form of frozen layers; expected freeze=True")

@@ -30,15 +30,15 @@ class LayerReport:
     width: int
     neurons: int
     tokens: int
-    """That it saw of the sample."""
+    """Tokens of the sample that the layer saw."""
     nnz_mean: float
-    """Neurons that a token fires, on average: those that down gets something else than 0 of."""
+    """Neurons that a token fires, on average: those whose hidden state is not 0."""
     nnz_max: int
     never: float
     """The share of the neurons that no token fired."""
     gain: float | None
-    """How many times less a token reads of the weights, without a screen; None where it saw no token or
-    nothing is 0."""
+    """The factor by which a token reads less of the weights, without a screen; None if the layer saw no
+    token or nothing is 0."""
     taken: bool
     """Whether ``twell.sparsify(model)`` takes it; a frozen or unfrozen layer of twell is taken already."""
     why: str
@@ -46,7 +46,7 @@ class LayerReport:
 
     @property
     def share(self) -> float:
-        """Of the neurons that fire for a token."""
+        """The share of the neurons that fire for a token."""
         return self.nnz_mean / self.neurons
 
 
@@ -116,17 +116,17 @@ def _notes(layers: list[LayerReport]) -> list[str]:
 
 
 def report(model: nn.Module, sample: Any = None) -> Report:
-    """For every feed-forward layer of a model, of whatever activation: how many neurons fire for a token
-    of the ``sample``, how much less the layer would read of its weights, and why :func:`sparsify` does
-    not take it, if so. It changes nothing. ``print(report(…))`` shows a table, ``to_dict()`` is for
-    JSON.
+    """Says for every feed-forward layer of a model, of whatever activation, how many neurons fire for a
+    token of the ``sample``, how much less the layer would read of its weights, and why :func:`sparsify`
+    would not take it, if so. It changes nothing. ``print(report(…))`` shows a table, ``to_dict()`` is for
+    JSON. ``twell stats`` counts the same on the command line.
 
-    ``sample`` is what the model is called with once, in evaluation: a tensor, a tuple of arguments, or
-    named ones, such as a tokenizer's result. Without it, nothing is counted. Codes of compressed-tensors
-    become numbers meanwhile, which takes memory.
+    The model is called once with ``sample``, in evaluation mode: a tensor, a tuple of arguments, or named
+    ones, such as a tokenizer's result. Without it, nothing is counted. Codes of compressed-tensors become
+    numbers meanwhile, which takes memory.
 
-    A layer with a gate reads (1 + 2·share) / 3 of its weights, one without (1 + share) / 2. A screen may
-    leave less. This is what bounds a call of one token; `twell bench` measures.
+    A layer with a gate reads (1 + 2·share) / 3 of its weights, one without a gate (1 + share) / 2. A screen
+    may leave less. This bounds the speedup of a call of one token; `twell bench` measures it.
     """
     found: list[_Found] = []
     verdicts: list[Verdict] = []

@@ -28,17 +28,17 @@ _LEAST = 2.0**-10
 class ThresholdCallback(Schedule):
     """Raises the thresholds of a ReLU model's layers while transformers' Trainer trains it, until
     ``share`` of its neurons fire: v stays v above the threshold and is 0 below (FATReLU, Kurtz et
-    al. 2020; ProSparse, Song et al. 2024). The weights learn what the neurons below can no longer say.
+    al. 2020; ProSparse, Song et al. 2024). The weights learn to make up for the neurons below.
 
-    Over the first ``steps`` optimizer steps the share that fires falls in a straight line from what
-    it is to ``share``, a mean over layers. Each layer falls in proportion to what it fires. Every
-    ``every`` steps a layer's threshold is set to the quantile of what its gate (up, without a gate)
-    yields for up to 512 tokens, of all processes together; a layer that no token reaches then, in the
-    next step in which one does. Later, thresholds stay.
+    Over the first ``steps`` optimizer steps the share that fires, a mean over layers, falls linearly from
+    its first value to ``share``. The share of each layer falls in proportion. Every ``every`` steps a
+    layer's threshold is set to a quantile of the pre-activations of its gate (up, without a gate) for up
+    to 512 tokens, of all processes together. If no token reaches the layer in that step, this happens in
+    the next step in which one does. After that, thresholds stay.
 
     The layers are those of ``twell.sparsify(model, freeze=False)``, with relu or fat_relu. The
     configuration says at any time which thresholds they have: each layer's, while they differ. When
-    training ends, :func:`fold_thresholds` gives all layers one, as other readers want it. The Trainer's
+    training ends, :func:`fold_thresholds` gives all layers one, as other readers expect. The Trainer's
     checkpoints hold the thresholds, for a run that resumes. Weights may be in shards (FSDP2, ZeRO-3).
 
     Raises ValueError for numbers out of range and, before the first step, if the run is shorter than
@@ -175,12 +175,12 @@ class ThresholdCallback(Schedule):
 
 @torch.no_grad()
 def fold_thresholds(model: nn.Module) -> float:
-    """Gives all fat_relu layers of a model that is trained one threshold, the largest one's, and
-    returns it: where v > t of a layer, c·v > c·t, so the first linear layer is multiplied by
-    c = largest / t and what it meets (up, or down without a gate) is divided by it. The model
-    computes the same, up to the rounding of its weights. The configuration, if there is one, says
-    fatrelu under the key that it has for the activation, and ``hidden_act_param``, as the files of
-    ProSparse have them; with a ReLU on up drelu, and the same number for the gate.
+    """Gives all fat_relu layers of a model that is trained one threshold, the largest, and returns it.
+    Since v > t exactly if c·v > c·t, the first linear layer is multiplied by c = largest / t, and the
+    one whose result meets it (up, or down without a gate) is divided by c. The model computes the same,
+    up to the rounding of its weights. The configuration, if there is one, says fatrelu under the key
+    that it has for the activation, and ``hidden_act_param``, as the files of ProSparse have them. With a
+    ReLU on up it says drelu, and the same number for the gate.
 
     Raises ValueError, and changes nothing, if the model has no such layer; for one without a gate but with
     a norm of its hidden state, whose epsilon would count for another size; for a squared ReLU on up; and

@@ -39,7 +39,7 @@ CONTENTS = {
         "docs/development",
         "docs/adding-a-kernel",
         "docs/adding-an-activation",
-        "docs/adding-a-variant",
+        "docs/adding-a-form",
         "docs/adding-a-model",
         "bench/README",
     ],
