@@ -174,7 +174,7 @@ TEST(ScaledCost, ABusyMachineIsAskedFourTimes) {
 
 // What was timed before the machine was busy is kept, and the rest is timed when it is not.
 TEST(ScaledCost, ABusyMachineIsAskedAgain) {
-  const FfnShape shape{2048, 4994};
+  const FfnShape shape{2048, 4992};
   bool busy = true;
   std::vector<std::int64_t> asked;
   const auto call = [&] {
