@@ -9,8 +9,7 @@ from torch import nn
 
 from twell.hf.activations import Annealed
 from twell.hf.drelu import activate_up, gated_layers
-from twell.hf.experts import is_experts
-from twell.hf.kinds import KINDS, kind_of
+from twell.hf.kinds import kind_of
 from twell.hf.said import Computed, Sayings, name_of
 from twell.hf.schedule import Schedule
 
@@ -52,9 +51,8 @@ class AnnealingCallback(Schedule):
 
     def look(self, model: nn.Module, args: Any, state: Any) -> None:
         for name, module in model.named_modules():
-            kind = kind_of(module, KINDS)
-            act = "act_fn" if is_experts(module) else "" if kind is None else kind.act(module)
-            if act:
+            kind = kind_of(module)
+            if kind is not None and not kind.split and (act := kind.act(module)):
                 self._layers[name] = (module, act)
         if not self._layers:
             raise self.refuse("the model has no feed-forward layer whose activation it knows")

@@ -32,7 +32,6 @@ _MARK = "_twell_output_of"
 def from_owner(
     owner: nn.Module,
     kind: Kind,
-    *,
     activation: str | None,
     threshold: float,
     name: str,

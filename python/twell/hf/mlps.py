@@ -15,7 +15,7 @@ from twell import _attached, dense
 from twell._children import linear_of
 from twell.form import Form
 from twell.hf.activations import activation_of
-from twell.hf.kinds import KINDS, Kind, Stays, kind_of
+from twell.hf.kinds import KINDS, Kind, Stays, described, kind_of
 from twell.modules import Ffn, GatedFfn, SparseFfn
 
 
@@ -46,10 +46,22 @@ def from_mlp(
     """
     kinds = KINDS if names is None else (Kind.of(names),)
     kind = kind_of(mlp, kinds)
-    if kind is None:
+    if kind is None or not kind.has_linears:
         raise ValueError(
-            f"{name}: expected linear layers {'; or '.join(map(str, kinds))}, got {type(mlp).__name__}"
+            f"{name}: expected linear layers {described(kinds)}, got {type(mlp).__name__}"
         )
+    return layer_of(mlp, kind, activation, threshold, name, config)
+
+
+def layer_of(
+    mlp: nn.Module,
+    kind: Kind,
+    activation: str | None,
+    threshold: float,
+    name: str,
+    config: object = None,
+) -> SparseFfn:
+    """:func:`from_mlp` of a module of that kind."""
     if type(mlp).__name__ == "OptimizedModule":
         raise ValueError(f"{name}: is compiled (torch.compile); compile the model afterwards")
     act_name, norm = kind.act(mlp), kind.norm(mlp)
@@ -61,7 +73,7 @@ def from_mlp(
     parts = kind.parts_of(mlp, name)
     says = activation is None
     if activation is None and not kind.in_code:
-        activation, threshold = activation_of(name, getattr(mlp, act_name), config)
+        activation, threshold = activation_of(name, kind.act_of(mlp), config)
     kept = {*kind.linears, norm}
     lost = {f"{name}.{c}": m for c, m in mlp.named_children() if c not in kept}
     for where, module in {name: mlp, **lost}.items():
@@ -221,7 +233,7 @@ def _try_forward(name: str, mlp: nn.Module, kind: Kind, threshold: float = 0.0) 
 def _acts_of(mlp: nn.Module, kind: Kind) -> list[tuple[str, Any]]:
     """The activation that the module has, or those that its code may apply by itself."""
     if not kind.in_code:
-        return [("", getattr(mlp, kind.act(mlp)))]
+        return [("", kind.act_of(mlp))]
     return [(name, partial(dense.activate, activation=name)) for name in ("relu", "relu_squared")]
 
 

@@ -16,10 +16,10 @@ from twell._block import check_path
 from twell._weights import FEWEST_INPUTS
 from twell.hf import experts, inline
 from twell.hf.activations import activation_of
-from twell.hf.experts import from_experts, is_experts
+from twell.hf.experts import from_experts
 from twell.hf.inline import from_owner
-from twell.hf.kinds import KINDS, Kind, Stays, kind_of
-from twell.hf.mlps import from_mlp, with_children
+from twell.hf.kinds import KINDS, Kind, Stays, described, kind_of
+from twell.hf.mlps import layer_of, with_children
 from twell.hf.said import thresholds_of, untrue_in
 from twell.hf.unchanged import as_it_was
 from twell.modules import SparseFfn
@@ -77,7 +77,7 @@ def sparsify(
         sites, stay = _sites_of(judge(model, kinds, activation, threshold, freeze))
     if not sites:
         raise ValueError(
-            f"sparsify: {type(model).__name__} has no MLP with {'; or '.join(map(str, kinds))}; mlp= "
+            f"sparsify: {type(model).__name__} has no MLP with {described(kinds)}; mlp= "
             "says what its layers are called"
         )
     for what, why in _lines(model, stay).items():
@@ -232,7 +232,7 @@ class Verdict(NamedTuple):
     """All of the module."""
     module: nn.Module
     kind: Kind | None
-    """None for layers of twell, for experts, and where two modules have the parts."""
+    """None for layers of twell."""
     site: Site | None = None
     """Where its layer is to stand; none where it stays dense, or is a layer of twell."""
     why: ValueError | None = None
@@ -267,31 +267,24 @@ def judge(
         within = getattr(module, "_orig_mod", None)  # of a compiled one
         if isinstance(module, SparseFfn):
             yield Verdict(called, module, None)
-        if isinstance(module, SparseFfn) or module in compiled:
+        kind = None if module in compiled else kind_of(module, kinds)
+        if kind is None:
             continue
-        stacked = is_experts(module) and kinds is KINDS
-        kind = None if stacked else kind_of(module, kinds)
-        own = kind is None or kind.gated or not kind.others(within or module)
+        alone = kind.stands_alone(within or module)
         if within is not None:
-            if kind is None or not own:
+            if not alone:
                 continue  # which sees what becomes of the parts
             compiled.add(within)
-        if kind is None and not stacked:
-            if kinds is KINDS and is_split(module):
-                yield Verdict(called, module, None, why=_why_split(called[0], module, activation, config))
-            continue
-        options: dict[str, Any] = {
-            "activation": activation, "threshold": threshold, "name": called[0], "config": config,
-        }  # fmt: skip
+        given = (module, kind, activation, threshold, called[0], config)
         try:
-            if kind is None:
-                site: Site = ExpertsSite(called, module, from_experts(module, **options))
-            elif own:
-                layer = from_mlp(module, names=_names(kinds), **options)
-                site = Site(called, module, kind, layer)
+            if kind.split:
+                raise _why_split(*given)
+            if kind.stacked:
+                site: Site = ExpertsSite(called, module, from_experts(*given))
             else:
-                site = InlineSite(called, module, kind, from_owner(module, kind, **options))
-            if own and called == [""]:
+                place, made_of = (Site, layer_of) if alone else (InlineSite, from_owner)
+                site = place(called, module, kind, made_of(*given))
+            if alone and called == [""]:
                 raise Stays(
                     f"{type(module).__name__}: the model itself is the layer, which nothing can replace in "
                     "place; twell.from_mlp makes a layer of it"
@@ -333,28 +326,15 @@ def refusal(verdicts: list[Verdict]) -> ValueError | None:
     return whys[0] if whys else None
 
 
-def is_split(module: nn.Module) -> bool:
-    """Whether a module's two linear layers stand in two of its parts, as in BERT."""
-    parts = [getattr(module, part, None) for part in ("intermediate", "output")]
-    return all(isinstance(getattr(part, "dense", None), nn.Linear) for part in parts)
-
-
-def _why_split(name: str, module: Any, activation: str | None, config: object) -> Stays:
+def _why_split(
+    module: nn.Module, kind: Kind, activation: str | None, _: float, name: str, config: object
+) -> Stays:
     if activation is None:
         try:
-            activation_of(name, getattr(module.intermediate, "intermediate_act_fn", None), config)
+            activation_of(name, kind.act_of(module), config)
         except ValueError as why:
             return Stays(str(why))
     return Stays(f"{name}: its two linear layers stand in two modules")
-
-
-def _names(kinds: tuple[Kind, ...]) -> dict[str, str] | None:
-    """Those that the caller gave."""
-    if kinds is KINDS:
-        return None
-    (kind,) = kinds
-    names = dict(zip(("gate", "up", "down")[3 - len(kind.linears) :], kind.linears))
-    return names | {"act": kind.acts[0]} if kind.acts else names
 
 
 def _stack(name: str, module: nn.Module) -> tuple[str, str]:
