@@ -11,16 +11,7 @@ from torch import Tensor, nn
 
 from twell import _block, _children, _codes, _frozen, _norm, _ordered, dense
 from twell._block import Block
-from twell._children import (
-    Emptied,
-    as_rows,
-    halves,
-    is_read_only,
-    is_turned,
-    is_wrapped,
-    joined,
-    linear_of,
-)
+from twell._children import Emptied, as_rows, is_read_only, is_turned, is_wrapped, linear_of
 from twell._codes import Shell
 from twell._frozen import Held
 from twell._kept import FrozenPart
@@ -30,16 +21,28 @@ from twell._weights import Layer as Described
 from twell.autograd import transformed
 from twell.form import VECTORS, Form
 
-# Buffers of a frozen layer, by what they are: on a CPU its block, on a GPU the others.
-_BUFFERS = {
-    "block": "block", "gate": "packed_gate", "up": "packed_up", "down": "packed_down", "screen": "screen",
-    "order": "order",
-}  # fmt: skip
-_OPERANDS = tuple(_BUFFERS.values())
+# Buffers of a frozen layer: on a CPU its block, on a GPU the others.
+_OPERANDS = ("block", *_ordered.OPERANDS)
 # A trace of a call holds for any number of inputs, so it has one number of hot neurons.
 _TRACED_INPUTS = 1024
 
 Layer = TypeVar("Layer", bound="FreezableFfn")
+
+
+def _dropout(which: int, doc: str) -> Any:
+    """An attribute of layers: a number of theirs, or of the module that drops."""
+
+    def share(self: Any) -> float:
+        own = self._dropouts[which]
+        return float(getattr(self.part(own), "p", 0.0)) if isinstance(own, str) else own
+
+    def set_share(self: Any, share: float) -> None:
+        if isinstance(own := self._dropouts[which], str):
+            self.part(own).p = share
+        else:
+            self._dropouts[which] = share
+
+    return property(share, set_share, doc=doc)
 
 
 class FreezableFfn(nn.Module):
@@ -124,33 +127,10 @@ class FreezableFfn(nn.Module):
         """Whether the neurons of a frozen layer lie in the order of how many inputs fire them."""
         return self._frozen and self.order is not None
 
-    @property
-    def hidden_dropout(self) -> float:
-        """The share of the hidden state that is dropped in training: of the module that does it, if there is
-        one."""
-        return self._share_of(self._dropouts[0])
-
-    @hidden_dropout.setter
-    def hidden_dropout(self, share: float) -> None:
-        self._drop(0, share)
-
-    @property
-    def output_dropout(self) -> float:
-        """The same of y."""
-        return self._share_of(self._dropouts[1])
-
-    @output_dropout.setter
-    def output_dropout(self, share: float) -> None:
-        self._drop(1, share)
-
-    def _share_of(self, dropout: float | str) -> float:
-        return float(getattr(self.part(dropout), "p", 0.0)) if isinstance(dropout, str) else dropout
-
-    def _drop(self, which: int, share: float) -> None:
-        if isinstance(name := self._dropouts[which], str):
-            self.part(name).p = share
-        else:
-            self._dropouts[which] = share
+    hidden_dropout = _dropout(
+        0, "The share of the hidden state that is dropped in training: of the module that does it, if there is one."
+    )
+    output_dropout = _dropout(1, "The same of y.")
 
     @property
     def drops(self) -> bool:
@@ -207,18 +187,13 @@ class FreezableFfn(nn.Module):
         self._tell_if_dense(stacklevel=2)
         return self
 
-    def _pack(
-        self,
-        findings: Findings | None,
-        parts: Mapping[str, Any] | None = None,
-        held: Held | None = None,
-    ) -> None:
+    def _pack(self, findings: Findings | None, parts: Mapping[str, Any] | None = None) -> None:
         """Keeps the packed weights alone: of what is packed already, or of parts that have theirs. Where it
         raises, nothing has changed."""
         if parts is None and not self._frozen:
             parts = self._parts()
         described = self._described(parts)
-        held = held or _frozen.held_of(described, findings)
+        held = _frozen.held_of(described, findings)
         opened = self._opened_of(held)
         if parts is not None:
             self._shells = {n: _shell_of(m) for n, m in parts.items() if isinstance(m, nn.Module)}
@@ -230,8 +205,8 @@ class FreezableFfn(nn.Module):
     ) -> None:
         self.l1 = None
         vectors = [None if v is None else v.detach() for v in of.form.vectors]
-        buffers = {_BUFFERS[name]: tensor for name, tensor in held.tensors.items()}
-        for name, tensor in {**dict.fromkeys(_OPERANDS), **buffers, **dict(zip(VECTORS, vectors))}.items():
+        of_form = dict(zip(VECTORS, vectors))
+        for name, tensor in {**dict.fromkeys(_OPERANDS), **held.tensors, **of_form}.items():
             self._put(name, tensor)
         self._held = held
         self._opened = opened
@@ -403,7 +378,7 @@ class FreezableFfn(nn.Module):
         parts = parts or self._parts()
         gate, *up, down = (parts[name].bias for name in self.names)
         if self.fused:
-            gate, *up = halves(gate)
+            gate, *up = (None, None) if gate is None else gate.chunk(2)
         norm = None if self.norm_name is None else parts[self.norm_name].weight
         return gate, (up[0] if up else None), down, norm
 
@@ -454,8 +429,9 @@ class FreezableFfn(nn.Module):
         gate, up, down = self._unpack()
         gate_bias, up_bias, down_bias, _ = self._vectors()
         if self.fused:
-            both = torch.cat([gate, up]), joined(gate_bias, up_bias)  # type: ignore[list-item]
-            found = [both, (down, down_bias)]
+            biases = None if gate_bias is None else torch.cat([gate_bias, up_bias])  # type: ignore[list-item]
+            both = torch.cat([gate, up])  # type: ignore[list-item]
+            found = [(both, biases), (down, down_bias)]
         else:
             middle = [] if up is None else [(up, up_bias)]
             found = [(gate, gate_bias), *middle, (down, down_bias)]
@@ -560,7 +536,7 @@ class FreezableFfn(nn.Module):
                     continue
                 if not is_read_only(old) and (old.dtype, old.shape) == (new.dtype, new.shape):
                     self._put(name, old.copy_(new))
-        self._held = self._held.holding({own: getattr(self, name) for own, name in _BUFFERS.items()})
+        self._held = self._held.holding({name: getattr(self, name) for name in _OPERANDS})
         self._open()
 
     def load_part(self, name: str, own: str, tensor: Tensor) -> None:

@@ -18,6 +18,7 @@ from twell._children import is_wrapped
 from twell._kept import Kept, sizes_of
 from twell.hf.activations import activation_of
 from twell.hf.kinds import Kind, Stays
+from twell.hf.mlps import made_of
 from twell.modules import Ffn, GatedFfn, SparseFfn
 
 
@@ -30,6 +31,7 @@ class Slice:
     def __init__(self, whole: Tensor, expert: int) -> None:
         self.whole = whole
         self.weight = whole[expert]
+        self.out_features, self.in_features = self.weight.shape
 
     def __call__(self, x: Tensor) -> Tensor:
         return functional.linear(x, self.weight)
@@ -280,17 +282,13 @@ def from_experts(
     if children:
         raise ValueError(f"{name}: has {', '.join(children)} too, which the layers would lack")
     _try_forward(name, module, kind)
+    options = {"activation": activation, "threshold": threshold, "holder": module}
     layers = []
     for expert in range(count):
-        layer: Any = (GatedExpert if kind.gated else Expert)(
-            width, neurons, activation=activation, threshold=threshold, device="meta"
-        )
-        for each in layer.names:
-            delattr(layer, each)
-        layer.names, layer.fused, layer.expert = kind.linears, kind.fused, expert
-        layer.__dict__["_holder"] = module
-        layer._take_act(kind.act(module), kind.act_of(module), says)
-        layers.append(layer.train(module.training))
+        parts = {n: Slice(w, expert) for n, w in zip(kind.linears, (into, down))}
+        layer: Any = made_of(name, module, kind, parts, says, (GatedExpert, Expert), **options)
+        layer.expert = expert
+        layers.append(layer)
     return layers
 
 

@@ -185,6 +185,12 @@ def kind_of(module: nn.Module, kinds: tuple[Kind, ...] = KINDS) -> Kind | None:
     return next((k for k in kinds if not (scripted and k.in_code) and k.has_parts(module)), None)
 
 
+def kinds_in(model: nn.Module) -> dict[str, tuple[Any, Kind]]:
+    """By name, the modules whose parts may be those of sparse layers."""
+    found = {name: (module, kind_of(module)) for name, module in model.named_modules()}
+    return {name: (m, kind) for name, (m, kind) in found.items() if kind is not None and not kind.split}
+
+
 def described(kinds: tuple[Kind, ...]) -> str:
     """The names that a module of its own may have."""
     return "; or ".join(str(k) for k in kinds if k.has_linears and not (k.in_code and kinds is KINDS))

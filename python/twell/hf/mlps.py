@@ -89,27 +89,46 @@ def layer_of(
             f"{name}: applies {activation} to up as well, which may have "
             f"{', '.join(dense.UP_ACTIVATIONS)}"
         )
-    options: dict[str, Any] = {}
-    if norm is not None:
-        options = {"norm": getattr(mlp, norm), "norm_name": norm}
+    layer = made_of(
+        name,
+        mlp,
+        kind,
+        parts,
+        says,
+        activation=activation,
+        threshold=threshold,
+        up_activation=up_activation,
+        hidden_dropout=tried.hidden_dropout,
+        output_dropout=tried.output_dropout,
+        **({} if norm is None else {"norm": getattr(mlp, norm), "norm_name": norm}),
+    )
+    # As they were, in their order; dropout among them.
+    layer._modules = {n: layer._modules.get(n, m) for n, m in mlp._modules.items()}
+    _attached.take_over(layer, mlp)
+    return layer
+
+
+def made_of(
+    name: str,
+    module: nn.Module,
+    kind: Kind,
+    parts: Mapping[str, Any],
+    says: bool,
+    classes: tuple[type[SparseFfn], type[SparseFfn]] = (GatedFfn, Ffn),
+    **options: Any,
+) -> SparseFfn:
+    """A layer of a module's parts, which runs as the module. ``says``: the activation is what the module
+    says. Raises ValueError, with the name, where parts do not go together."""
     try:
-        layer = (GatedFfn if kind.gated else Ffn)._of_parts(
-            parts,
-            fused=kind.fused,
-            act=(act_name, getattr(mlp, act_name, None), says),
-            activation=activation,
-            threshold=threshold,
-            up_activation=up_activation,
-            hidden_dropout=tried.hidden_dropout,
-            output_dropout=tried.output_dropout,
-            **options,
+        layer = classes[0 if kind.gated else 1]._of_parts(
+            parts, fused=kind.fused, act=(kind.act(module), kind.act_of(module), says), **options
         )
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
-    # As they were, in their order; dropout among them.
-    layer._modules = {n: layer._modules.get(n, m) for n, m in mlp._modules.items()}
-    take_mode(layer, mlp)
-    _attached.take_over(layer, mlp)
+    own = set(module.modules())
+    for part in layer.modules():
+        if part not in own:  # which keep what they have
+            part.training = module.training
     return layer
 
 
@@ -185,7 +204,7 @@ def _try_forward(name: str, mlp: nn.Module, kind: Kind, threshold: float = 0.0) 
         twin_norm.weight = nn.Parameter(random(neurons))
         children[norm] = twin_norm
         form = Form(norm_weight=twin_norm.weight, norm_epsilon=0.1)
-    twin = with_children(mlp, children)
+    twin = _attached.twin_of(mlp, children)
     x = random(1, 5 if threshold == 0 else 100, width) * scale
     *into, down = (children[child] for child in kind.linears)
     act_name = kind.act(mlp)
@@ -265,18 +284,3 @@ def _dropout_of(
         raise ValueError(f"{name}: {type(mlp).__name__} has dropout twice in one place")
     hidden, output = ((each or [0.0])[0] for each in found.values())
     return hidden, output
-
-
-def take_mode(layer: nn.Module, module: nn.Module) -> None:
-    """Training or evaluation, as the module; its own parts keep what they have."""
-    own = set(module.modules())
-    for part in layer.modules():
-        if part not in own:
-            part.training = module.training
-
-
-def with_children(module: nn.Module, children: Mapping[str, nn.Module | None]) -> nn.Module:
-    """A copy of the module that differs only in these children."""
-    twin = object.__new__(type(module))
-    twin.__dict__.update(module.__dict__, _modules={**module._modules, **children})
-    return twin

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from twell import _frozen
+from twell import _attached, _frozen
 from twell._block import check_path
 from twell._weights import FEWEST_INPUTS
 from twell.hf import experts, inline
@@ -19,7 +19,7 @@ from twell.hf.activations import activation_of
 from twell.hf.experts import from_experts
 from twell.hf.inline import from_owner
 from twell.hf.kinds import KINDS, Kind, Stays, described, kind_of
-from twell.hf.mlps import layer_of, with_children
+from twell.hf.mlps import layer_of
 from twell.hf.said import thresholds_of, untrue_in
 from twell.hf.unchanged import as_it_was
 from twell.modules import SparseFfn
@@ -168,7 +168,7 @@ class Site:
 
     def let_go(self) -> None:
         """Keeps the module without its weights, which may go."""
-        self.module = with_children(self.module, dict.fromkeys(self.layer._child_names))
+        self.module = _attached.twin_of(self.module, dict.fromkeys(self.layer._child_names))
 
     def refill(self) -> None:
         """Gives the module the layer's children."""
