@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -15,6 +15,7 @@ from twell._children import Emptied, as_rows, is_read_only, is_turned, is_wrappe
 from twell._codes import Shell
 from twell._frozen import Held
 from twell._kept import FrozenPart
+from twell._parts import LayerOfParts
 from twell._training import TrainingForm
 from twell._weights import Findings
 from twell._weights import Layer as Described
@@ -29,23 +30,7 @@ _TRACED_INPUTS = 1024
 Layer = TypeVar("Layer", bound="FreezableFfn")
 
 
-def _dropout(which: int, doc: str) -> Any:
-    """An attribute of layers: a number of theirs, or of the module that drops."""
-
-    def share(self: Any) -> float:
-        own = self._dropouts[which]
-        return float(getattr(self.part(own), "p", 0.0)) if isinstance(own, str) else own
-
-    def set_share(self: Any, share: float) -> None:
-        if isinstance(own := self._dropouts[which], str):
-            self.part(own).p = share
-        else:
-            self._dropouts[which] = share
-
-    return property(share, set_share, doc=doc)
-
-
-class FreezableFfn(nn.Module):
+class FreezableFfn(LayerOfParts):
     """The half of :class:`twell.modules.SparseFfn` that keeps weights and has nothing to do with
     training."""
 
@@ -60,20 +45,7 @@ class FreezableFfn(nn.Module):
     up_bias: Tensor | None
     down_bias: Tensor | None
     norm_weight: Tensor | None
-    # What a layer says of itself.
-    names: tuple[str, ...]
-    width: int
-    neurons: int
-    activation: str
-    threshold: float
-    up_activation: str
-    norm_name: str | None
-    act_name: str
-    fused: bool
     l1: Tensor | None
-    _dropouts: list[float | str]
-    _types: dict[str, type[Any]]
-    _holder: nn.Module | None
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,23 +57,6 @@ class FreezableFfn(nn.Module):
         self._shells: dict[str, Shell | Emptied] = {}  # of a frozen layer: its parts, by name
         self._dtype: torch.dtype | None = None  # of x, of a frozen layer
         self._scalars: Form | None = None  # of a frozen layer: the form without vectors
-        self.__dict__["_holder"] = None  # the module that has the parts, where that is another: no child
-
-    @property
-    def _child_names(self) -> tuple[str, ...]:
-        return self.names if self.norm_name is None else (*self.names, self.norm_name)
-
-    @property
-    def holder(self) -> nn.Module:
-        """The module whose children the parts are."""
-        return self if self._holder is None else self._holder
-
-    def part(self, name: str) -> Any:
-        """What has that name now: a linear layer or norm, or what others have put in its place."""
-        return getattr(self if self._holder is None else self._holder, name)
-
-    def _parts(self) -> dict[str, Any]:
-        return {name: self.part(name) for name in self._child_names}
 
     @property
     def frozen(self) -> bool:
@@ -126,16 +81,6 @@ class FreezableFfn(nn.Module):
     def ordered(self) -> bool:
         """Whether the neurons of a frozen layer lie in the order of how many inputs fire them."""
         return self._frozen and self.order is not None
-
-    hidden_dropout = _dropout(
-        0, "The share of the hidden state that is dropped in training: of the module that does it, if there is one."
-    )
-    output_dropout = _dropout(1, "The same of y.")
-
-    @property
-    def drops(self) -> bool:
-        """Whether hidden states are dropped now."""
-        return self.training and self.hidden_dropout > 0.0
 
     def freeze(
         self: Layer,
@@ -330,14 +275,6 @@ class FreezableFfn(nn.Module):
         norm = self.norm_name
         return norm if norm and type(modules.get(norm)) is not FrozenPart else None
 
-    def _hangs_on_act(self) -> str | None:
-        """What is attached to the activation's module, in words; another module is, too."""
-        holder, name = self if self._holder is None else self._holder, self.act_name
-        act = holder._modules[name] if name in holder._modules else holder.__dict__.get(name)
-        if act is not self._act:
-            return f"a {type(act).__name__} in its place"
-        return "hooks" if isinstance(act, nn.Module) and _children.has_hooks(act) else None
-
     def _hot_in(self, x: Tensor) -> int:
         held = self._held
         if not isinstance(held, _ordered.Operands) or not held.hot:
@@ -358,18 +295,6 @@ class FreezableFfn(nn.Module):
         if self.block is None or self._opened is None:
             return "sparse, as the GPU's plan has it"
         return _block.describe(self.block, self._opened.number, rows)
-
-    def _check_children(self, where: str) -> None:
-        """Raises ValueError where a part has what a frozen layer would lose; ``where`` stands before
-        its name."""
-        for name, part in self._parts().items():
-            if isinstance(part, nn.Module):
-                _children.check(f"{where}{name}", part, self._expected_type(name))
-        if self.act_name and (hangs := self._hangs_on_act()):
-            raise ValueError(f"{where}{self.act_name} has {hangs}, which a frozen layer would lose; remove that first")
-
-    def _expected_type(self, name: str) -> type[nn.Module]:
-        return self._types.get(name, nn.Linear)
 
     def _vectors(self, parts: Mapping[str, Any] | None = None) -> tuple[Tensor | None, ...]:
         """The form's: of parts, or buffers of the frozen layer."""
@@ -416,13 +341,6 @@ class FreezableFfn(nn.Module):
             for name in self.names
         )
         return Described(*self._three(weights), self._form(parts), _codes.dtype_of(parts[first]))
-
-    def _three(self, weights: Iterable[Tensor]) -> tuple[Tensor, Tensor | None, Tensor]:
-        """gate, up and down; without a gate, up in its place and no up."""
-        gate, *up, down = weights
-        if self.fused:
-            gate, *up = gate.chunk(2)
-        return gate, (up[0] if up else None), down
 
     def _linears(self) -> dict[str, tuple[Tensor, Tensor | None]]:
         """Weights and biases of the frozen layer's parts, as the checkpoint has them."""

@@ -216,7 +216,7 @@ def _mode() -> str:
 
 
 def register() -> None:
-    """Makes vLLM run the layers named above sparsely, and accept ReLU where it does not; and multiply
+    """Makes vLLM run the classes of twell.hf.kinds sparsely, and accept ReLU where it does not; and multiply
     codes of 4 and 8 bits as they are stored. Raises ValueError if TWELL_VLLM is not ``auto``, ``sparse``
     or ``dense``."""
     if _mode() != "dense":

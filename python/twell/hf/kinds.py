@@ -74,7 +74,7 @@ class Kind:
     @property
     def split(self) -> bool:
         """Whether the linear layers stand in two parts of the module, of which no layer is made."""
-        return "." in self.linears[0]
+        return any("." in name for name in self.linears)
 
     @property
     def has_linears(self) -> bool:

@@ -131,25 +131,23 @@ def _say(model: nn.Module) -> None:
 
 
 class Site:
-    """Where a layer stands, or is to stand, in a model."""
+    """Where layers stand, or are to stand, in a model: here one in place of a module."""
 
-    def __init__(self, names: list[str], module: nn.Module, kind: Kind, layer: SparseFfn) -> None:
+    def __init__(self, names: list[str], module: nn.Module, kind: Kind, *made: SparseFfn) -> None:
         self.names = names
         """All of the module: blocks may share one."""
+        self.name = names[0]
         self.module = module
         self.kind = kind
-        self.layer = layer
+        self.layers = {f"{self.name}.{i}" if kind.stacked else self.name: m for i, m in enumerate(made)}
 
     @property
-    def name(self) -> str:
-        return self.names[0]
-
-    @property
-    def layers(self) -> dict[str, SparseFfn]:
-        return {self.name: self.layer}
+    def layer(self) -> SparseFfn:
+        """The one that there is, or the first expert."""
+        return next(iter(self.layers.values()))
 
     def parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """Of the module's linear layers and norm."""
+        """Of the module's linear layers and norm, or of all experts."""
         return list(self.layer.part_parameters().items())
 
     def put(self, model: nn.Module) -> None:
@@ -161,10 +159,12 @@ class Site:
             model.set_submodule(name, self.module)
 
     def freeze(self, inputs: dict[str, Tensor], path: str | None) -> None:
-        self.layer.freeze(inputs.pop(self.name, None), path=path)
+        for name, layer in self.layers.items():
+            SparseFfn.freeze(layer, inputs.pop(name, None), path=path)
 
     def thaw(self) -> None:
-        self.layer.thaw()
+        for layer in self.layers.values():
+            layer.thaw()
 
     def let_go(self) -> None:
         """Keeps the module without its weights, which may go."""
@@ -196,30 +196,14 @@ class InlineSite(Site):
 
 
 class ExpertsSite(InlineSite):
-    """Of a module that has the weights of all its experts as one parameter."""
-
-    def __init__(self, names: list[str], module: nn.Module, experts: list[SparseFfn]) -> None:
-        self.names = names
-        self.module = module
-        self.experts = experts
-
-    @property
-    def layers(self) -> dict[str, SparseFfn]:
-        return {f"{self.name}.{i}": layer for i, layer in enumerate(self.experts)}
-
-    def parameters(self) -> list[tuple[str, nn.Parameter]]:
-        return list(self.module.named_parameters())
+    """In a module that has the weights of all its experts as one parameter."""
 
     def put(self, model: nn.Module) -> None:
-        self._take_back = experts.put(self.module, self.experts)
+        self._take_back = experts.put(self.module, list(self.layers.values()))
 
     def freeze(self, inputs: dict[str, Tensor], path: str | None) -> None:
-        for name, layer in self.layers.items():
-            SparseFfn.freeze(layer, inputs.pop(name, None), path=path)
+        super().freeze(inputs, path)
         self.module.let_go()  # type: ignore[operator]
-
-    def thaw(self) -> None:
-        self.module.thaw()  # type: ignore[operator]
 
 
 # --- Finding --------------------------------------------------------------------------------------
@@ -280,7 +264,7 @@ def judge(
             if kind.split:
                 raise _why_split(*given)
             if kind.stacked:
-                site: Site = ExpertsSite(called, module, from_experts(*given))
+                site: Site = ExpertsSite(called, module, kind, *from_experts(*given))
             else:
                 place, made_of = (Site, layer_of) if alone else (InlineSite, from_owner)
                 site = place(called, module, kind, made_of(*given))

@@ -205,13 +205,6 @@ def _first(given: tuple[Any, ...], options: dict[str, Any]) -> Any:
     return (*given, *options.values())[0]
 
 
-def _before(linear: nn.Module) -> Callable[[_Counted], Any]:
-    """Counts what enters a linear layer."""
-    return lambda seen: linear.register_forward_pre_hook(
-        lambda _, given, options: seen.see(_first(given, options)), with_kwargs=True
-    )
-
-
 def _sizes(linear: Any) -> tuple[int, int]:
     """Of down: width and neurons."""
     if hasattr(linear, "nf"):
@@ -220,10 +213,6 @@ def _sizes(linear: Any) -> tuple[int, int]:
     rows = weight.shape[0] if isinstance(weight, Tensor) else 0
     columns = weight.shape[1] if isinstance(weight, Tensor) and weight.dim() > 1 else 1
     return getattr(linear, "out_features", rows), getattr(linear, "in_features", columns)
-
-
-def _parameters(modules: list[nn.Module]) -> list[Tensor]:
-    return [p for m in modules for p in m.parameters()]
 
 
 def _called(act: object) -> str:
@@ -239,7 +228,15 @@ def _of_kind(verdict: Verdict, module: nn.Module, kind: Kind) -> _Found:
         called = verdict.site.layer.activation
     linears = kind.weights(module)
     down = linears[-1]
-    return _Found(kind.gated, _sizes(down), _parameters(linears), _before(down), called)
+
+    def watch(seen: _Counted) -> Any:
+        def hook(_: nn.Module, given: tuple[Any, ...], options: dict[str, Any]) -> None:
+            seen.see(_first(given, options))
+
+        return down.register_forward_pre_hook(hook, with_kwargs=True)
+
+    parameters = [p for linear in linears for p in linear.parameters()]
+    return _Found(kind.gated, _sizes(down), parameters, watch, called)
 
 
 def _of_layer(layer: SparseFfn) -> _Found:
