@@ -1,7 +1,10 @@
-"""What others attach to a module: the layer that replaces it takes it over, or is refused."""
+"""What others attach to a module: the layer that replaces it takes it over, or is refused; and copies of
+modules, with what is attached."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MethodType
 from typing import Any
 
 import torch
@@ -57,6 +60,25 @@ def take_over(layer: nn.Module, module: nn.Module) -> None:
         from accelerate.hooks import add_hook_to_module
 
         add_hook_to_module(layer, module._hf_hook)
+
+
+def twin_of(
+    module: nn.Module,
+    children: Mapping[str, nn.Module | None] | None = None,
+    parameters: Mapping[str, Any] | None = None,
+) -> Any:
+    """A copy of the module that differs only in these."""
+    twin = object.__new__(type(module))
+    own: dict[str, Any] = dict(module.__dict__)
+    for name, value in own.items():
+        if isinstance(value, MethodType) and value.__self__ is module:
+            own[name] = MethodType(value.__func__, twin)
+    if children is not None:
+        own["_modules"] = {**module._modules, **children}
+    if parameters is not None:
+        own["_parameters"] = {**module._parameters, **parameters}
+    twin.__dict__.update(own)
+    return twin
 
 
 def moves_inputs_alone(module: nn.Module) -> bool:

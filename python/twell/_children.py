@@ -22,18 +22,6 @@ def as_rows(part: object, weight: Tensor) -> Tensor:
     return weight.t() if is_turned(part) else weight
 
 
-def halves(tensor: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """Gate and up, of which the one is followed by the other: views."""
-    if tensor is None:
-        return None, None
-    gate, up = tensor.chunk(2)
-    return gate, up
-
-
-def joined(gate: Tensor | None, up: Tensor | None) -> Tensor | None:
-    return None if gate is None or up is None else torch.cat([gate, up])
-
-
 def does_more(child: nn.Module, kind: type[nn.Module]) -> bool:
     """Whether it does more, or other, than an ordinary module of that class."""
     return bool(
@@ -145,7 +133,7 @@ class Emptied(NamedTuple):
 
     @staticmethod
     def of(module: nn.Module) -> Emptied:
-        twin = _codes.with_parameters(module, dict.fromkeys(module._parameters))
+        twin = _attached.twin_of(module, parameters=dict.fromkeys(module._parameters))
         if _attached.moves_inputs_alone(module):  # as the layer's own hook does
             for name in ("forward", "_hf_hook", "_old_forward"):
                 twin.__dict__.pop(name, None)
@@ -155,7 +143,7 @@ class Emptied(NamedTuple):
         """The part with these, which it holds themselves; as it has them, so that Conv1D's is [in, out]."""
         own = {"weight": weight, "bias": bias}
         own = {n: None if t is None else _parameter_of(t) for n, t in own.items() if n in self.module._parameters}
-        return _codes.with_parameters(self.module, own)
+        return _attached.twin_of(self.module, parameters=own)
 
 
 def trainable(tensor: Tensor) -> nn.Parameter:

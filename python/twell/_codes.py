@@ -4,13 +4,14 @@ what becomes of them in a frozen layer (docs/quantised.md)."""
 from __future__ import annotations
 
 from contextlib import suppress
-from types import MethodType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from twell import _fake, ops
+from twell._attached import twin_of
 
 _GROUP = 32  # of a row of int4
 _PACKED = ("weight_packed", "weight_scale", "weight_shape")
@@ -139,13 +140,6 @@ def linear_of(weight: Codes, bias: Tensor | None = None) -> nn.Linear:
     return linear
 
 
-def weights_of(linears: dict[str, Any]) -> tuple[Tensor, Tensor | None, Tensor]:
-    """The same of gate, up and down, by name; without a gate up in its place."""
-    *into, last = linears
-    gate, *up = [weight_of(name, linears[name]) for name in into]
-    return gate, up[0] if up else None, weight_of(last, linears[last], down=True)
-
-
 def dtype_of(linear: Any) -> torch.dtype:
     """Of the numbers, and of x."""
     scaled = is_quantised(linear) and "weight_scale" in linear._parameters
@@ -172,7 +166,7 @@ class Shell(NamedTuple):
             kind = _Words(_bits(linear)) if name == "weight_packed" else None
             scales = linear.weight_scale.detach()
         scales = scales.reshape(linear.out_features, -1)
-        return Shell(with_parameters(linear, {name: None}), name, scales, kind)
+        return Shell(twin_of(linear, parameters={name: None}), name, scales, kind)
 
     def refilled(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
         """The layer of a weight as weight_of() gave it."""
@@ -185,16 +179,7 @@ class Shell(NamedTuple):
         own = {self.codes: nn.Parameter(stored, requires_grad=False)}
         if bias is not None:
             own["bias"] = bias if isinstance(bias, nn.Parameter) else nn.Parameter(bias, False)
-        return with_parameters(self.linear, own)
-
-
-def with_parameters(linear: nn.Module, parameters: dict[str, Any]) -> nn.Module:
-    """A copy of the layer that differs only in these."""
-    twin = object.__new__(type(linear))
-    twin.__dict__.update(linear.__dict__, _parameters={**linear._parameters, **parameters})
-    bound = {n: m for n, m in linear.__dict__.items() if isinstance(m, MethodType)}
-    twin.__dict__.update((n, MethodType(m.__func__, twin)) for n, m in bound.items())
-    return twin
+        return twin_of(self.linear, parameters=own)
 
 
 # --- compressed-tensors and torchao --------------------------------------------------------------

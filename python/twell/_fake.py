@@ -5,6 +5,7 @@ Nothing is checked here: a mistake is named by the operator when it runs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -122,18 +123,6 @@ def _rows(x: Tensor, cols: Any) -> Tensor:
 # Of a layer's operators: weights are gate, up, down and vectors.
 
 
-def _ffn(x: Tensor, weights: list[Any], *_: Any) -> Tensor:
-    return _rows(x, weights[2].shape[1])
-
-
-def _run_layer(x: Tensor, block: Tensor, layer: Tensor, columns: Any) -> Tensor:
-    return _rows(x, columns)
-
-
-def _layer_gradient(dy: Tensor, x: Tensor, block: Tensor) -> Tensor:
-    return _rows(x, x.shape[-1])
-
-
 def _examine_layer(x: Tensor, weights: list[Tensor], *_: Any) -> tuple[Tensor, ...]:
     mean = x.new_empty(x.shape[-1:], dtype=torch.float32)
     fired = x.new_empty((rows_of(weights[0]),), dtype=torch.int64)
@@ -190,10 +179,6 @@ def _ffn_train_backward(dy: Tensor, x: Tensor, weights: list[Any], *_: Any) -> t
     return _rows(x, weights[0].shape[1]), *map(like, [*weights, *left_out])
 
 
-def _ffn_train_backward_add(dy: Tensor, x: Tensor, weights: list[Any], *_: Any) -> Tensor:
-    return _rows(x, weights[0].shape[1])
-
-
 def _pack_weight(weight: Tensor) -> Tensor:
     codes = CODE_TYPES.get(weight.dtype)
     cols = codes.cols(weight.shape[1]) if codes else weight.shape[1]
@@ -211,18 +196,6 @@ def _unpack_weight(packed: Tensor) -> Tensor:
 def _screen_weight(weight: Tensor, axis: Tensor | None = None) -> Tensor:
     size = _screen_bytes(weight.shape[0], weight.shape[1], weight.device.type)
     return weight.new_empty((size,), dtype=torch.uint8)
-
-
-def _linear(x: Tensor, weight_packed: Tensor, bias: Tensor | None = None) -> Tensor:
-    return _rows(x, weight_packed.shape[0])
-
-
-def _round_inputs(x: Tensor) -> Tensor:
-    return _rows(x, x.shape[-1])
-
-
-def _linear_as_stored(x: Tensor, weight: Tensor) -> Tensor:
-    return _rows(x, rows_of(weight))
 
 
 def _gemm_relu_twell(
@@ -246,38 +219,44 @@ def _twell_to_dense(
     return counts.new_empty((counts.shape[0], cols), dtype=dtype)
 
 
-def _twell_gated_ffn(
-    x: Tensor, counts: Tensor, slots: Tensor, overflow: Tensor, up: Tensor | None, down: Tensor
-) -> Tensor:
-    return _rows(x, down.shape[1])
-
-
 def _twell_spmm(counts: Tensor, slots: Tensor, overflow: Tensor, down: Tensor) -> Tensor:
     return down.new_empty((counts.shape[0], down.shape[1]))
 
 
+# Columns of results that have x's rows, by operator and its operands.
+_COLUMNS: dict[str, Callable[..., Any]] = {
+    "ffn": lambda x, weights, *_: weights[2].shape[1],
+    "run_layer": lambda x, block, layer, columns: columns,
+    "layer_gradient": lambda dy, x, block: x.shape[-1],
+    "ffn_train_backward_add": lambda dy, x, weights, *_: weights[0].shape[1],
+    "linear": lambda x, weight_packed, *_: weight_packed.shape[0],
+    "linear_as_stored": lambda x, weight: rows_of(weight),
+    "round_inputs": lambda x: x.shape[-1],
+    "twell_gated_ffn": lambda x, counts, slots, overflow, up, down: down.shape[1],
+}
+
+
+def _with_rows(columns: Callable[..., Any]) -> Callable[..., Tensor]:
+    return lambda x, *rest: _rows(x, columns(x, *rest))
+
+
 def register() -> None:
     """Registers all of them; once, after the library is loaded."""
+    made: dict[str, Callable[..., Any]] = {name: _with_rows(columns) for name, columns in _COLUMNS.items()}
     for function in (
-        _ffn,
         _ffn_stats,
-        _run_layer,
-        _layer_gradient,
         _examine_layer,
         _make_block,
         _ffn_train,
         _ffn_train_backward,
-        _ffn_train_backward_add,
         _pack_weight,
         _unpack_weight,
         _screen_weight,
-        _linear,
-        _linear_as_stored,
-        _round_inputs,
         _gemm_relu_twell,
         _dense_to_twell,
         _twell_to_dense,
-        _twell_gated_ffn,
         _twell_spmm,
     ):
-        torch.library.register_fake(f"twell::{function.__name__.removeprefix('_')}", function)
+        made[function.__name__.removeprefix("_")] = function
+    for name, fake in made.items():
+        torch.library.register_fake(f"twell::{name}", fake)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -11,38 +11,26 @@ from torch import Tensor, nn
 
 from twell import _block, _children, _codes, _frozen, _norm, _ordered, dense
 from twell._block import Block
-from twell._children import (
-    Emptied,
-    as_rows,
-    halves,
-    is_read_only,
-    is_turned,
-    is_wrapped,
-    joined,
-    linear_of,
-)
+from twell._children import Emptied, as_rows, is_read_only, is_turned, is_wrapped, linear_of
 from twell._codes import Shell
 from twell._frozen import Held
 from twell._kept import FrozenPart
+from twell._parts import LayerOfParts
 from twell._training import TrainingForm
 from twell._weights import Findings
 from twell._weights import Layer as Described
 from twell.autograd import transformed
 from twell.form import VECTORS, Form
 
-# Buffers of a frozen layer, by what they are: on a CPU its block, on a GPU the others.
-_BUFFERS = {
-    "block": "block", "gate": "packed_gate", "up": "packed_up", "down": "packed_down", "screen": "screen",
-    "order": "order",
-}  # fmt: skip
-_OPERANDS = tuple(_BUFFERS.values())
+# Buffers of a frozen layer: on a CPU its block, on a GPU the others.
+_OPERANDS = ("block", *_ordered.OPERANDS)
 # A trace of a call holds for any number of inputs, so it has one number of hot neurons.
 _TRACED_INPUTS = 1024
 
 Layer = TypeVar("Layer", bound="FreezableFfn")
 
 
-class FreezableFfn(nn.Module):
+class FreezableFfn(LayerOfParts):
     """The half of :class:`twell.modules.SparseFfn` that keeps weights and has nothing to do with
     training."""
 
@@ -57,20 +45,7 @@ class FreezableFfn(nn.Module):
     up_bias: Tensor | None
     down_bias: Tensor | None
     norm_weight: Tensor | None
-    # What a layer says of itself.
-    names: tuple[str, ...]
-    width: int
-    neurons: int
-    activation: str
-    threshold: float
-    up_activation: str
-    norm_name: str | None
-    act_name: str
-    fused: bool
     l1: Tensor | None
-    _dropouts: list[float | str]
-    _types: dict[str, type[Any]]
-    _holder: nn.Module | None
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,23 +57,6 @@ class FreezableFfn(nn.Module):
         self._shells: dict[str, Shell | Emptied] = {}  # of a frozen layer: its parts, by name
         self._dtype: torch.dtype | None = None  # of x, of a frozen layer
         self._scalars: Form | None = None  # of a frozen layer: the form without vectors
-        self.__dict__["_holder"] = None  # the module that has the parts, where that is another: no child
-
-    @property
-    def _child_names(self) -> tuple[str, ...]:
-        return self.names if self.norm_name is None else (*self.names, self.norm_name)
-
-    @property
-    def holder(self) -> nn.Module:
-        """The module whose children the parts are."""
-        return self if self._holder is None else self._holder
-
-    def part(self, name: str) -> Any:
-        """The module of that name: a linear layer or norm, or whatever was put in its place."""
-        return getattr(self if self._holder is None else self._holder, name)
-
-    def _parts(self) -> dict[str, Any]:
-        return {name: self.part(name) for name in self._child_names}
 
     @property
     def frozen(self) -> bool:
@@ -123,39 +81,6 @@ class FreezableFfn(nn.Module):
     def ordered(self) -> bool:
         """Whether the neurons of a frozen layer are sorted by how many inputs fire them."""
         return self._frozen and self.order is not None
-
-    @property
-    def hidden_dropout(self) -> float:
-        """The share of the hidden state that is dropped in training, as the module that drops it has it, if
-        there is one."""
-        return self._share_of(self._dropouts[0])
-
-    @hidden_dropout.setter
-    def hidden_dropout(self, share: float) -> None:
-        self._drop(0, share)
-
-    @property
-    def output_dropout(self) -> float:
-        """The same share for y."""
-        return self._share_of(self._dropouts[1])
-
-    @output_dropout.setter
-    def output_dropout(self, share: float) -> None:
-        self._drop(1, share)
-
-    def _share_of(self, dropout: float | str) -> float:
-        return float(getattr(self.part(dropout), "p", 0.0)) if isinstance(dropout, str) else dropout
-
-    def _drop(self, which: int, share: float) -> None:
-        if isinstance(name := self._dropouts[which], str):
-            self.part(name).p = share
-        else:
-            self._dropouts[which] = share
-
-    @property
-    def drops(self) -> bool:
-        """Whether hidden states are dropped now."""
-        return self.training and self.hidden_dropout > 0.0
 
     def freeze(
         self: Layer,
@@ -206,18 +131,13 @@ class FreezableFfn(nn.Module):
         self._tell_if_dense(stacklevel=2)
         return self
 
-    def _pack(
-        self,
-        findings: Findings | None,
-        parts: Mapping[str, Any] | None = None,
-        held: Held | None = None,
-    ) -> None:
+    def _pack(self, findings: Findings | None, parts: Mapping[str, Any] | None = None) -> None:
         """Keeps the packed weights alone: of what is packed already, or of parts that have theirs. Where it
         raises, nothing has changed."""
         if parts is None and not self._frozen:
             parts = self._parts()
         described = self._described(parts)
-        held = held or _frozen.held_of(described, findings)
+        held = _frozen.held_of(described, findings)
         opened = self._opened_of(held)
         if parts is not None:
             self._shells = {n: _shell_of(m) for n, m in parts.items() if isinstance(m, nn.Module)}
@@ -229,8 +149,8 @@ class FreezableFfn(nn.Module):
     ) -> None:
         self.l1 = None
         vectors = [None if v is None else v.detach() for v in of.form.vectors]
-        buffers = {_BUFFERS[name]: tensor for name, tensor in held.tensors.items()}
-        for name, tensor in {**dict.fromkeys(_OPERANDS), **buffers, **dict(zip(VECTORS, vectors))}.items():
+        of_form = dict(zip(VECTORS, vectors))
+        for name, tensor in {**dict.fromkeys(_OPERANDS), **held.tensors, **of_form}.items():
             self._put(name, tensor)
         self._held = held
         self._opened = opened
@@ -354,14 +274,6 @@ class FreezableFfn(nn.Module):
         norm = self.norm_name
         return norm if norm and type(modules.get(norm)) is not FrozenPart else None
 
-    def _hangs_on_act(self) -> str | None:
-        """What is attached to the activation's module, in words; another module is, too."""
-        holder, name = self if self._holder is None else self._holder, self.act_name
-        act = holder._modules[name] if name in holder._modules else holder.__dict__.get(name)
-        if act is not self._act:
-            return f"a {type(act).__name__} in its place"
-        return "hooks" if isinstance(act, nn.Module) and _children.has_hooks(act) else None
-
     def _hot_in(self, x: Tensor) -> int:
         held = self._held
         if not isinstance(held, _ordered.Operands) or not held.hot:
@@ -383,18 +295,6 @@ class FreezableFfn(nn.Module):
             return "sparse, as the GPU's plan has it"
         return _block.describe(self.block, self._opened.number, rows)
 
-    def _check_children(self, where: str) -> None:
-        """Raises ValueError where a part has what a frozen layer would lose; ``where`` stands before
-        its name."""
-        for name, part in self._parts().items():
-            if isinstance(part, nn.Module):
-                _children.check(f"{where}{name}", part, self._expected_type(name))
-        if self.act_name and (hangs := self._hangs_on_act()):
-            raise ValueError(f"{where}{self.act_name} has {hangs}, which a frozen layer would lose; remove that first")
-
-    def _expected_type(self, name: str) -> type[nn.Module]:
-        return self._types.get(name, nn.Linear)
-
     def _vectors(self, parts: Mapping[str, Any] | None = None) -> tuple[Tensor | None, ...]:
         """The form's: of parts, or buffers of the frozen layer."""
         if parts is None and self._frozen:
@@ -402,7 +302,7 @@ class FreezableFfn(nn.Module):
         parts = parts or self._parts()
         gate, *up, down = (parts[name].bias for name in self.names)
         if self.fused:
-            gate, *up = halves(gate)
+            gate, *up = (None, None) if gate is None else gate.chunk(2)
         norm = None if self.norm_name is None else parts[self.norm_name].weight
         return gate, (up[0] if up else None), down, norm
 
@@ -441,20 +341,14 @@ class FreezableFfn(nn.Module):
         )
         return Described(*self._three(weights), self._form(parts), _codes.dtype_of(parts[first]))
 
-    def _three(self, weights: Iterable[Tensor]) -> tuple[Tensor, Tensor | None, Tensor]:
-        """gate, up and down; without a gate, up in its place and no up."""
-        gate, *up, down = weights
-        if self.fused:
-            gate, *up = gate.chunk(2)
-        return gate, (up[0] if up else None), down
-
     def _linears(self) -> dict[str, tuple[Tensor, Tensor | None]]:
         """Weights and biases of the frozen layer's parts, as the checkpoint has them."""
         gate, up, down = self._unpack()
         gate_bias, up_bias, down_bias, _ = self._vectors()
         if self.fused:
-            both = torch.cat([gate, up]), joined(gate_bias, up_bias)  # type: ignore[list-item]
-            found = [both, (down, down_bias)]
+            biases = None if gate_bias is None else torch.cat([gate_bias, up_bias])  # type: ignore[list-item]
+            both = torch.cat([gate, up])  # type: ignore[list-item]
+            found = [(both, biases), (down, down_bias)]
         else:
             middle = [] if up is None else [(up, up_bias)]
             found = [(gate, gate_bias), *middle, (down, down_bias)]
@@ -559,7 +453,7 @@ class FreezableFfn(nn.Module):
                     continue
                 if not is_read_only(old) and (old.dtype, old.shape) == (new.dtype, new.shape):
                     self._put(name, old.copy_(new))
-        self._held = self._held.holding({own: getattr(self, name) for own, name in _BUFFERS.items()})
+        self._held = self._held.holding({name: getattr(self, name) for name in _OPERANDS})
         self._open()
 
     def load_part(self, name: str, own: str, tensor: Tensor) -> None:

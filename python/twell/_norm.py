@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from twell import dense
+from twell._attached import twin_of
 from twell.form import Form
 
 _EPSILONS = ("eps", "variance_epsilon")
@@ -21,13 +20,6 @@ def epsilon_of(norm: nn.Module, dtype: torch.dtype) -> float:
     return float(epsilon)
 
 
-def with_weight(norm: nn.Module, weight: Tensor | None) -> nn.Module:
-    """A norm that differs in its weight alone."""
-    twin: Any = object.__new__(type(norm))
-    twin.__dict__.update(norm.__dict__, _parameters={**norm._parameters, "weight": weight})
-    return twin
-
-
 def is_rms_norm(module: nn.Module) -> bool:
     """Whether the module computes an RMSNorm. It is tried on a few numbers, in float64, with a weight
     of its own; no hook fires."""
@@ -39,7 +31,7 @@ def is_rms_norm(module: nn.Module) -> bool:
     generator = torch.Generator("cpu").manual_seed(0)
     h = torch.randn((3, width), generator=generator, dtype=torch.float64, device="cpu")
     weight = None if module.weight is None else h[2] + 3
-    twin: Any = with_weight(module, None if weight is None else nn.Parameter(weight))
+    twin = twin_of(module, parameters={"weight": None if weight is None else nn.Parameter(weight)})
     if hasattr(twin, "normalized_shape"):  # of a class derived from PyTorch's
         twin.normalized_shape = (width,)
     epsilon = epsilon_of(module, h.dtype)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,9 +17,9 @@ _MOST_INPUTS_LOG2 = 16
 class Operands(NamedTuple):
     """Of torch.ops.twell.ffn, and what they are to the checkpoint's weights."""
 
-    gate: Tensor  # packed, or as stored where there is a screen
-    up: Tensor | None
-    down: Tensor  # [H, D]
+    packed_gate: Tensor  # packed, or as stored where there is a screen
+    packed_up: Tensor | None
+    packed_down: Tensor  # [H, D]
     screen: Tensor | None
     order: Tensor | None
     """int64 [H]: the checkpoint's numbers of the neurons; none where they lie as there."""
@@ -31,12 +31,12 @@ class Operands(NamedTuple):
 
     @property
     def tensors(self) -> dict[str, Tensor | None]:
-        return dict(zip(self._fields[:5], self[:5]))
+        return {name: getattr(self, name) for name in OPERANDS}
 
     def holding(self, tensors: dict[str, Tensor]) -> Operands:
         """The same of other memory."""
-        gate, up, down, screen, order = (tensors[name] for name in self._fields[:5])
-        return Operands(gate, up, down, screen, order, self.hot, self.finite)
+        own: Any = {name: tensors[name] for name in OPERANDS}
+        return self._replace(**own)
 
     @property
     def screened(self) -> bool:
@@ -44,10 +44,14 @@ class Operands(NamedTuple):
 
     def unpacked(self) -> tuple[Tensor, Tensor | None, Tensor]:
         """gate, up and down as a checkpoint has them."""
-        gate = self.gate if self.screened else torch.ops.twell.unpack_weight(self.gate)
-        gate, down = (_in_checkpoint_order(w, self.order) for w in (gate, self.down))
-        up = None if self.up is None else _in_checkpoint_order(self.up, self.order)
+        gate, up = self.packed_gate, self.packed_up
+        gate = gate if self.screened else torch.ops.twell.unpack_weight(gate)
+        gate, down = (_in_checkpoint_order(w, self.order) for w in (gate, self.packed_down))
+        up = None if up is None else _in_checkpoint_order(up, self.order)
         return gate, up, down.t().contiguous()
+
+
+OPERANDS = Operands._fields[:5]
 
 
 class Popularity(NamedTuple):

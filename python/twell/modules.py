@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -108,16 +108,6 @@ class SparseFfn(FreezableFfn):
             setattr(self, norm_name, norm)
             self._types[norm_name] = type(norm)
         self._take_act(*act)
-
-    def _take_act(self, name: str, act: Any, says: bool) -> None:
-        """The module or function that the activation stands in; whether it is the layer's own."""
-        if self.holder is self and hasattr(self, name):  # of which the layer has another
-            name, act = "", None
-        self.act_name = name
-        self.__dict__["_act"] = act  # no second child
-        self.__dict__["_act_says"] = (self.activation, self.threshold) if says else None
-        if name and self.holder is self:
-            setattr(self, name, act)
 
     def _check_norm(self, norm: nn.Module, name: str) -> None:
         if hasattr(self, name):
@@ -229,29 +219,6 @@ class SparseFfn(FreezableFfn):
             )
         y: Tensor = self.part(self.act_name)(v)
         return y
-
-    def _special_child(self) -> str | None:
-        """The first part that does more, or other, than it says."""
-        for name in self._child_names:
-            if not self.is_ordinary(name):
-                return name
-        return self.act_name if self.act_name and self._hangs_on_act() else None
-
-    def is_ordinary(self, name: str) -> bool:
-        """Whether the part multiplies by its weight and does nothing else."""
-        return not _children.does_more(self.part(name), self._expected_type(name))
-
-    def part_parameters(self) -> dict[str, nn.Parameter]:
-        """The parameters of the linear layers and the norm, wherever they are."""
-        parts = self._parts().items()
-        return {f"{n}.{own}": p for n, part in parts for own, p in part.named_parameters()}
-
-    def of_neurons(self) -> Iterator[tuple[nn.Parameter, Callable[[Tensor], Tensor]]]:
-        """The parameters of the gate (of up in a layer without a gate), which have a row for each neuron. Each
-        comes with a function that finds the rows in a tensor of the parameter's shape."""
-        part = self.part(self.names[0])
-        for parameter in part.parameters():
-            yield parameter, lambda t: as_rows(part, t)[: self.neurons]
 
     def before_activation(self, x: Tensor) -> Tensor:
         """The pre-activations of the gate, or of up in a layer without a gate."""

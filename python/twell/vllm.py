@@ -16,7 +16,6 @@ import functools
 import importlib
 import inspect
 import os
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,6 +25,7 @@ from twell import _codes, _vllm_linear
 from twell._block import check_path
 from twell._children import linear_of
 from twell._weights import Findings
+from twell.hf.kinds import KINDS, InVllm, Kind
 from twell.hf.models import require
 from twell.modules import Ffn, GatedFfn, SparseFfn
 from twell.prepared import findings_of
@@ -38,32 +38,6 @@ _linear: Any = require("vllm.model_executor.layers.linear", "twell.vllm")
 _quantization: Any = require("vllm.model_executor.layers.quantization.base_config", "twell.vllm")
 
 
-@dataclass(frozen=True)
-class _Kind:
-    """A class of vLLM that has a feed-forward layer, and what it calls the layer's parts."""
-
-    models: str
-    """The module of vLLM's models that has the class."""
-    name: str
-    into: str
-    """The linear layer of up, or of gate and up in one."""
-    act: str
-    down: str
-    gated: bool
-    refuses: tuple[str, ...] = ()
-    """What its constructor does not take for ``hidden_act``, of that which has zeros."""
-
-
-_KINDS = (
-    _Kind("llama", "LlamaMLP", "gate_up_proj", "act_fn", "down_proj", True, ("relu", "fatrelu")),
-    _Kind("qwen2", "Qwen2MLP", "gate_up_proj", "act_fn", "down_proj", True, ("relu", "fatrelu")),
-    _Kind("minicpm", "MiniCPMMLP", "gate_up_proj", "act_fn", "down_proj", True, ("relu",)),
-    _Kind("nemotron", "NemotronMLP", "up_proj", "act_fn", "down_proj", False),
-    _Kind("nemotron_h", "NemotronHMLP", "up_proj", "act_fn", "down_proj", False),
-    _Kind("opt", "OPTDecoderLayer", "fc1", "activation_fn", "fc2", False),
-)
-
-
 class _Packing(_quantization.QuantizeMethodBase):
     """This is no quantization. vLLM calls a module's ``quant_method`` once the weights are loaded,
     and before the linear layers within the module change the layout of theirs.
@@ -73,7 +47,7 @@ class _Packing(_quantization.QuantizeMethodBase):
     """
 
     def __init__(
-        self, kind: _Kind, activation: tuple[str, float], findings: Findings | None
+        self, kind: Kind, activation: tuple[str, float], findings: Findings | None
     ) -> None:
         self.kind = kind
         self.activation = activation
@@ -87,7 +61,7 @@ class _Packing(_quantization.QuantizeMethodBase):
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
         kind = self.kind
-        into, down = getattr(layer, kind.into), getattr(layer, kind.down)
+        into, down = kind.weights(layer)
         activation = self.activation[0]
         if not _is_plain(into) or not _is_plain(down) or into.input_size != down.output_size:
             _logger.info_once(
@@ -99,9 +73,10 @@ class _Packing(_quantization.QuantizeMethodBase):
         _logger.info_once("twell: layers with %s run sparsely%s, %s", activation, where, how)
         sparse = self._sparse(into, down).requires_grad_(False)
         sparse.freeze(findings=self._own_findings(down), path=_mode())
-        setattr(layer, kind.into, _Whole(sparse, down.reduce_results and down.tp_size > 1))
-        setattr(layer, kind.act, nn.Identity())
-        setattr(layer, kind.down, _Passed())
+        first, last = kind.linears
+        setattr(layer, first, _Whole(sparse, down.reduce_results and down.tp_size > 1))
+        setattr(layer, kind.act(layer), nn.Identity())
+        setattr(layer, last, _Passed())
 
     def _sparse(self, into: Any, down: Any) -> SparseFfn:
         activation, threshold = self.activation
@@ -191,17 +166,17 @@ def _threshold_of(config: Any, activation: str) -> float:
     return float(threshold)
 
 
-def _owner_of(kind: _Kind) -> type[nn.Module] | None:
+def _owner_of(known: InVllm) -> type[nn.Module] | None:
     """None in a vLLM that has no such class, or cannot import it here."""
     try:
-        models = importlib.import_module(f"vllm.model_executor.models.{kind.models}")
+        models = importlib.import_module(f"vllm.model_executor.models.{known.models}")
     except ImportError:
         return None
-    owner: type[nn.Module] | None = getattr(models, kind.name, None)
+    owner: type[nn.Module] | None = getattr(models, known.name, None)
     return owner
 
 
-def _take(kind: _Kind, owner: type[nn.Module]) -> None:
+def _take(kind: Kind, refuses: tuple[str, ...], owner: type[nn.Module]) -> None:
     """Makes the constructor of the class leave a note for when the weights are loaded, and accept a
     ``hidden_act`` that it refuses: relu, and fatrelu with the configuration's hidden_act_param. With
     another activation, and in classes derived from it, the constructor does what it did before."""
@@ -216,13 +191,13 @@ def _take(kind: _Kind, owner: type[nn.Module]) -> None:
         own = type(self) is owner
         config = _config.get_current_vllm_config()
         refused = call.arguments.get("hidden_act") if own else None
-        if refused in kind.refuses:
+        if refused in refuses:
             call.arguments["hidden_act"] = "silu"  # one that it takes
         constructor(*call.args, **call.kwargs)
-        if refused in kind.refuses:
+        if refused in refuses:
             threshold = _threshold_of(config.model_config.hf_config, refused)
-            setattr(self, kind.act, _activation.FatreluAndMul(threshold))
-        activation = _zeros_of(getattr(self, kind.act)) if own else None
+            setattr(self, kind.act(self), _activation.FatreluAndMul(threshold))
+        activation = _zeros_of(kind.act_of(self)) if own else None
         # LoRA's adapters need the linear layers.
         if activation is None or _mode() == "dense" or config.lora_config is not None:
             return
@@ -241,11 +216,12 @@ def _mode() -> str:
 
 
 def register() -> None:
-    """Makes vLLM run the layers named above sparsely, and accept ReLU where it does not; and multiply
+    """Makes vLLM run the classes of twell.hf.kinds sparsely, and accept ReLU where it does not; and multiply
     codes of 4 and 8 bits as they are stored. Raises ValueError if TWELL_VLLM is not ``auto``, ``sparse``
     or ``dense``."""
     if _mode() != "dense":
         _vllm_linear.register()
-    for kind in _KINDS:
-        if (owner := _owner_of(kind)) is not None:
-            _take(kind, owner)
+    for kind in KINDS:
+        for known in kind.vllm:
+            if (owner := _owner_of(known)) is not None:
+                _take(kind, known.refuses, owner)

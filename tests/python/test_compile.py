@@ -11,7 +11,7 @@ import twell
 from layers import let_screens_pay, make_layer
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from twell import _ordered
+from twell import _frozen, _ordered
 
 
 @pytest.fixture(autouse=True)
@@ -165,7 +165,9 @@ def test_shapes_on_a_gpu_without_one(half: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("screened", [False, True])
-def test_ordered_layer_on_a_gpu_without_one(screened: bool) -> None:
+def test_ordered_layer_on_a_gpu_without_one(
+    screened: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with FakeTensorMode():
         module = twell.GatedFfn(40, 100, dtype=torch.float16, device="cuda")
         gate, up, down = (fake_cuda(100, 40) for _ in range(3))
@@ -173,7 +175,8 @@ def test_ordered_layer_on_a_gpu_without_one(screened: bool) -> None:
         gate = gate if screened else twell.ops.pack_weight(gate)
         order = fake_cuda(100, dtype=torch.int64)
         held = _ordered.Operands(gate, up, down, screen, order, (0,) * 6 + (64,) * 11)
-        module._pack(None, held=held)
+        monkeypatch.setattr(_frozen, "held_of", lambda *_: held)
+        module.freeze()
         x = fake_cuda(3, 40, 40)
         y = module(x)
         assert (y.shape, y.dtype, y.device) == (x.shape, x.dtype, x.device)

@@ -9,8 +9,7 @@ from torch import nn
 
 from twell.hf.activations import Annealed
 from twell.hf.drelu import activate_up, gated_layers
-from twell.hf.experts import is_experts
-from twell.hf.kinds import KINDS, kind_of
+from twell.hf.kinds import kinds_in
 from twell.hf.said import Computed, Sayings, name_of
 from twell.hf.schedule import Schedule
 
@@ -51,11 +50,8 @@ class AnnealingCallback(Schedule):
         self._ups: list[Any] = []  # one of all layers, or one of each
 
     def look(self, model: nn.Module, args: Any, state: Any) -> None:
-        for name, module in model.named_modules():
-            kind = kind_of(module, KINDS)
-            act = "act_fn" if is_experts(module) else "" if kind is None else kind.act(module)
-            if act:
-                self._layers[name] = (module, act)
+        found = kinds_in(model).items()
+        self._layers = {name: (m, act) for name, (m, kind) in found if (act := kind.act(m))}
         if not self._layers:
             raise self.refuse("the model has no feed-forward layer whose activation it knows")
         self.look_at_adapters(model)

@@ -18,7 +18,7 @@ from twell._children import is_wrapped
 from twell.activity import Activity
 from twell.hf.said import Computed, Sayings, untrue_in
 from twell.hf.schedule import Schedule, plain
-from twell.hf.shards import is_sharded
+from twell.hf.shards import is_sharded, processes
 from twell.modules import SparseFfn
 from twell.sparsity import LayerMetrics, collect_metrics, set_l1, sparse_layers, trained_layers
 
@@ -255,7 +255,7 @@ def _over_processes(layer: SparseFfn) -> Activity | None:
     """What the layer counted in all processes, also in those where it was not called. None if no
     process called it."""
     activity = layer.activity
-    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+    if processes() == 1:
         return activity
     if activity is None:
         weight = layer.part(layer.names[0]).weight

@@ -7,8 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from twell.hf.experts import is_experts
-from twell.hf.kinds import KINDS, Kind, kind_of
+from twell.hf.kinds import Kind, kinds_in
 from twell.hf.mlps import computes_nothing_else
 
 
@@ -18,12 +17,11 @@ def gated_layers(
     """The feed-forward layers of a model, those that ``of`` has something for, where each computes
     down(act(gate(x)) * up(x)). Raises ValueError if one computes something else, or there is none."""
     found: dict[str, tuple[Any, Kind]] = {}
-    for name, module in model.named_modules():
-        kind = kind_of(module, KINDS)
-        stacked = is_experts(module)
-        if (kind is None and not stacked) or of(name) is None:
+    for name, (module, kind) in kinds_in(model).items():
+        if of(name) is None:
             continue
-        if kind is None or kind.in_code or not kind.gated or not computes_nothing_else(name, module, kind):
+        mlp = kind.gated and not kind.stacked and not kind.in_code
+        if not mlp or not computes_nothing_else(name, module, kind):
             raise ValueError(
                 f"{operation}: {name}: expected down(act(gate(x)) * up(x)) and nothing else, for an "
                 f"activation of up, got {type(module).__name__}"

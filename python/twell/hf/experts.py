@@ -17,10 +17,9 @@ from twell import _attached
 from twell._children import is_wrapped
 from twell._kept import Kept, sizes_of
 from twell.hf.activations import activation_of
-from twell.hf.kinds import Stays
+from twell.hf.kinds import Kind, Stays
+from twell.hf.mlps import made_of
 from twell.modules import Ffn, GatedFfn, SparseFfn
-
-_DOWN, _FUSED, _UP, _ACT = "down_proj", "gate_up_proj", "up_proj", "act_fn"
 
 
 class Slice:
@@ -32,6 +31,7 @@ class Slice:
     def __init__(self, whole: Tensor, expert: int) -> None:
         self.whole = whole
         self.weight = whole[expert]
+        self.out_features, self.in_features = self.weight.shape
 
     def __call__(self, x: Tensor) -> Tensor:
         return functional.linear(x, self.weight)
@@ -44,7 +44,7 @@ class _Expert(SparseFfn):
 
     def part(self, name: str) -> Any:
         found = getattr(self._holder, name)
-        return found if name == _ACT or self.frozen else Slice(found, self.expert)
+        return found if name == self.act_name or self.frozen else Slice(found, self.expert)
 
     def is_ordinary(self, name: str) -> bool:
         return not is_wrapped(self.part(name).whole)
@@ -259,64 +259,40 @@ def put(module: Any, layers: list[SparseFfn]) -> Callable[[], None]:
     return take_back
 
 
-def is_experts(module: nn.Module) -> bool:
-    if isinstance(module, Experts):
-        return False
-    weights = [getattr(module, name, None) for name in (_into(module), _DOWN)]
-    stacked = all(isinstance(w, nn.Parameter) and w.dim() == 3 for w in weights)
-    return stacked and callable(getattr(module, _ACT, None))
-
-
-def _into(module: nn.Module) -> str:
-    return _FUSED if isinstance(getattr(module, _FUSED, None), nn.Parameter) else _UP
-
-
-def per_expert(module: Any) -> tuple[bool, tuple[int, int]]:
-    """Whether an expert has a gate; width and neurons."""
-    return _into(module) == _FUSED, (module.down_proj.shape[1], module.down_proj.shape[2])
-
-
 def from_experts(
     module: nn.Module,
-    *,
-    activation: str | None = None,
-    threshold: float = 0.0,
-    name: str = "experts",
+    kind: Kind,
+    activation: str | None,
+    threshold: float,
+    name: str,
     config: object = None,
 ) -> list[SparseFfn]:
     """The layers of experts whose weights are 3-D parameters. Raises ValueError as twell.from_mlp does."""
-    into, down = module._parameters[_into(module)], module._parameters[_DOWN]
-    assert into is not None and down is not None
-    gated, (width, neurons) = per_expert(module)
-    expected = [len(down), neurons * (2 if gated else 1), width]
+    into, down = kind.weights(module)
+    count, width, neurons = down.shape
+    expected = [count, neurons * (2 if kind.gated else 1), width]
     if list(into.shape) != expected:
-        raise Stays(f"{name}: {_into(module)}: expected shape {expected}, got {list(into.shape)}")
+        raise Stays(f"{name}: {kind.linears[0]}: expected shape {expected}, got {list(into.shape)}")
     says = activation is None
     if activation is None:
-        activation, threshold = activation_of(name, module.act_fn, config)
-    if hangs := _attached.what(module, own=(_into(module), _DOWN)):
+        activation, threshold = activation_of(name, kind.act_of(module), config)
+    if hangs := _attached.what(module, own=kind.linears):
         raise ValueError(f"{name} has {hangs}, which the layers would lose; remove that first")
-    children = [n for n, m in module.named_children() if n != _ACT]
+    children = [n for n, m in module.named_children() if n != kind.act(module)]
     if children:
         raise ValueError(f"{name}: has {', '.join(children)} too, which the layers would lack")
-    _try_forward(name, module, gated)
-    options = {"activation": activation, "threshold": threshold}
-    return [_layer(module, i, says, **options) for i in range(len(down))]
+    _try_forward(name, module, kind)
+    options = {"activation": activation, "threshold": threshold, "holder": module}
+    layers = []
+    for expert in range(count):
+        parts = {n: Slice(w, expert) for n, w in zip(kind.linears, (into, down))}
+        layer: Any = made_of(name, module, kind, parts, says, (GatedExpert, Expert), **options)
+        layer.expert = expert
+        layers.append(layer)
+    return layers
 
 
-def _layer(module: Any, expert: int, says: bool, **options: Any) -> SparseFfn:
-    gated, (width, neurons) = per_expert(module)
-    layer: Any = (GatedExpert if gated else Expert)(width, neurons, device="meta", **options)
-    for name in layer.names:
-        delattr(layer, name)
-    layer.names, layer.fused, layer.expert = (_into(module), _DOWN), gated, expert
-    layer.__dict__["_holder"] = module
-    layer._take_act(_ACT, module.act_fn, says)
-    layer.train(module.training)
-    return cast(SparseFfn, layer)
-
-
-def _try_forward(name: str, module: Any, gated: bool) -> None:
+def _try_forward(name: str, module: Any, kind: Kind) -> None:
     """Raises ValueError unless the module's code computes what the layers will: with a few small experts
     of random weights."""
     count, width, neurons = 3, 6, 10
@@ -325,10 +301,11 @@ def _try_forward(name: str, module: Any, gated: bool) -> None:
     def random(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
 
+    gated, act = kind.gated, kind.act_of(module)
     into = random(count, neurons * (2 if gated else 1), width)
     down = random(count, width, neurons)
     twin: Any = object.__new__(type(module))
-    parameters = {_into(module): nn.Parameter(into), _DOWN: nn.Parameter(down)}
+    parameters = dict(zip(kind.linears, map(nn.Parameter, (into, down))))
     twin.__dict__.update(module.__dict__, _parameters=parameters, num_experts=count)
     for known, size in (("hidden_dim", width), ("intermediate_dim", neurons)):
         if known in twin.__dict__:
@@ -342,7 +319,7 @@ def _try_forward(name: str, module: Any, gated: bool) -> None:
                 e = int(chosen[token, place])
                 v = into[e] @ x[token]
                 g, *u = v.chunk(2) if gated else [v]
-                h = module.act_fn(g) * (u[0] if u else 1)
+                h = act(g) * (u[0] if u else 1)
                 want[token] += weights[token, place] * (down[e] @ h)
         try:
             got = inspect.unwrap(type(module).forward)(twin, x, chosen, weights)
@@ -353,8 +330,8 @@ def _try_forward(name: str, module: Any, gated: bool) -> None:
             ) from error
     same = isinstance(got, Tensor) and got.shape == want.shape
     if not same or not torch.allclose(got.double(), want, rtol=1e-4, atol=1e-6):
-        up = " * up" if gated else ""
+        hidden = f"{kind.act(module)}({'gate) * up' if gated else kind.linears[0] + ')'}"
         raise ValueError(
             f"{name}: {type(module).__name__} computes something else than each expert's "
-            f"{_DOWN}(act_fn({'gate' if gated else _UP}){up}), times the token's weight"
+            f"{kind.linears[1]}({hidden}), times the token's weight"
         )

@@ -23,8 +23,8 @@ from twell import _attached, dense
 from twell.autograd import Trained
 from twell.hf.activations import activation_of
 from twell.hf.kinds import CHILD, Kind
-from twell.hf.mlps import take_mode, with_children
-from twell.modules import Ffn, SparseFfn
+from twell.hf.mlps import made_of
+from twell.modules import SparseFfn
 
 _MARK = "_twell_output_of"
 
@@ -32,7 +32,6 @@ _MARK = "_twell_output_of"
 def from_owner(
     owner: nn.Module,
     kind: Kind,
-    *,
     activation: str | None,
     threshold: float,
     name: str,
@@ -44,7 +43,7 @@ def from_owner(
     parts = kind.parts_of(owner, name)
     says = activation is None
     if activation is None:
-        activation, threshold = activation_of(name, getattr(owner, act), config)
+        activation, threshold = activation_of(name, kind.act_of(owner), config)
     if hasattr(owner, CHILD):
         raise ValueError(f"{name}: has a {CHILD} already")
     if (child := owner._modules.get(act)) is not None and (hangs := _attached.what(child)):
@@ -57,19 +56,8 @@ def from_owner(
             "which cannot be followed; remove that first"
         )
     dropout = _follow(name, owner, kind, act)
-    try:
-        layer = Ffn._of_parts(
-            parts,
-            holder=owner,
-            act=(act, getattr(owner, act), says),
-            activation=activation,
-            threshold=threshold,
-            hidden_dropout=dropout,
-        )
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from error
-    take_mode(layer, owner)
-    return layer
+    options: dict[str, Any] = {"activation": activation, "threshold": threshold, "hidden_dropout": dropout}
+    return made_of(name, owner, kind, parts, says, holder=owner, **options)
 
 
 # --- Following the code ---------------------------------------------------------------------------
@@ -137,7 +125,7 @@ def _follow(name: str, owner: nn.Module, kind: Kind, act: str) -> float | str:
 
 def _record(recorder: _Recorder, owner: nn.Module, act: str, every: bool) -> None:
     parts = {n: _Part(recorder.part(n), m) for n, m in owner.named_children()}
-    twin = with_children(owner, parts)
+    twin = _attached.twin_of(owner, parts)
     twin.training = True
     twin.__dict__.pop("forward", None)
     if act not in parts:

@@ -1,11 +1,12 @@
-"""What the parts of feed-forward layers are called in models that exist: one table."""
+"""What feed-forward layers are called in models that exist, what form they have and where their weights
+lie: one table, of which sparsify, report, the Trainer's callbacks and the plug-in for vLLM read."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -14,7 +15,7 @@ from twell import _codes, _norm
 from twell._children import is_turned, linear_of, misfit
 from twell.modules import SparseFfn
 
-# The layer that is made of a module's parts, in that module.
+# The layer that is made of a module's parts, in that module; experts are called by their numbers.
 CHILD = "sparse_ffn"
 # Where a module says its activation: a child, or a function.
 _ACTS = (
@@ -26,16 +27,29 @@ class Stays(ValueError):
     """Why a layer stays dense where other kinds of layers of the model become sparse."""
 
 
+class InVllm(NamedTuple):
+    """A class of vLLM whose parts have a kind's names."""
+
+    models: str
+    """The module of vLLM's models that has the class."""
+    name: str
+    refuses: tuple[str, ...] = ()
+    """What its constructor does not take for ``hidden_act``, of that which has zeros."""
+
+
 @dataclass(frozen=True)
 class Kind:
     """Names of a layer's parts. They only find a layer: what it computes is tried."""
 
     linears: tuple[str, ...]
-    """gate, up and down; without a gate up and down."""
+    """gate, up and down; without a gate up and down. With a dot, of a part of the module."""
     acts: tuple[str, ...] = _ACTS
     """Of which a module has one; none where its code applies the activation itself."""
     fused: bool = False
     """Gate and up are the two halves of one linear layer."""
+    stacked: bool = False
+    """The weights of all experts are one parameter each, [experts, rows, columns]."""
+    vllm: tuple[InVllm, ...] = ()
 
     @staticmethod
     def of(names: Mapping[str, str]) -> Kind:
@@ -57,15 +71,42 @@ class Kind:
         """Whether the module has no activation to look at: its code calls torch.relu."""
         return not self.acts
 
+    @property
+    def split(self) -> bool:
+        """Whether the linear layers stand in two parts of the module, of which no layer is made."""
+        return any("." in name for name in self.linears)
+
+    @property
+    def has_linears(self) -> bool:
+        """Whether the linear layers are children of the module."""
+        return not self.stacked and not self.split
+
     def __str__(self) -> str:
         return ", ".join(self.linears) + (f" and {self.acts[0]}" if len(self.acts) == 1 else "")
 
     def act(self, module: nn.Module) -> str:
         return next((name for name in self.acts if _is_said(module, name)), "")
 
+    def act_of(self, module: nn.Module) -> Any:
+        """The module or function that computes it; None where the code does."""
+        return _at(module, self.act(module)) if self.acts else None
+
+    def weights(self, module: nn.Module) -> list[Any]:
+        """The linear layers, or the parameters of all experts."""
+        return [_at(module, name) for name in self.linears]
+
+    def stands_alone(self, module: nn.Module) -> bool:
+        """Whether the module is the layer; otherwise the layer stands among other parts of it."""
+        return self.has_linears and (self.gated or not self.others(module))
+
     def has_parts(self, module: nn.Module) -> bool:
         """In code that applies the activation itself, the linear layers are all that there is."""
-        if not all(isinstance(getattr(module, n, None), nn.Module) for n in self.linears):
+        weights = self.weights(module)
+        if self.stacked:
+            there = all(isinstance(w, nn.Parameter) and w.dim() == 3 for w in weights)
+        else:
+            there = all(isinstance(w, nn.Linear if self.split else nn.Module) for w in weights)
+        if not there:
             return False
         if self.in_code:
             module = getattr(module, "_orig_mod", module)  # of a compiled one
@@ -93,14 +134,30 @@ class Kind:
         return parts
 
 
-KINDS = (
+_FATRELU = ("relu", "fatrelu")
+# With a gate, without, experts, and what is found to say why it stays dense.
+_TABLE = (
     Kind(("gate_proj", "up_proj", "down_proj")),  # Llama, Mistral, Qwen, BitNet, ProSparse, TurboSparse
     Kind(("wi_0", "wi_1", "wo")),  # T5 with a gate
     Kind(("w1", "w3", "w2")),  # Meta's own Llama
     Kind(("gate", "up", "down")),  # the experts of SmallThinker
-    Kind(("gate_up_proj", "down_proj"), fused=True),  # Phi-3, GLM
-    Kind(("up_proj", "down_proj")),  # Arcee, Nemotron, Nemotron-H, Jais 2
-    Kind(("fc1", "fc2")),  # OPT, M2M100, NLLB, FSMT, BART, NanoChat, DETR, Canary
+    Kind(
+        ("gate_up_proj", "down_proj"),  # Phi-3, GLM
+        fused=True,
+        vllm=(
+            InVllm("llama", "LlamaMLP", _FATRELU),  # Mistral's too
+            InVllm("qwen2", "Qwen2MLP", _FATRELU),  # Qwen3's too
+            InVllm("minicpm", "MiniCPMMLP", ("relu",)),
+        ),
+    ),
+    Kind(
+        ("up_proj", "down_proj"),  # Arcee, Nemotron, Nemotron-H, Jais 2
+        vllm=(InVllm("nemotron", "NemotronMLP"), InVllm("nemotron_h", "NemotronHMLP")),
+    ),
+    Kind(
+        ("fc1", "fc2"),  # OPT, M2M100, NLLB, FSMT, BART, NanoChat, DETR, Canary
+        vllm=(InVllm("opt", "OPTDecoderLayer"),),
+    ),
     Kind(("fc_1", "fc_2")),  # tutorials on translation, and what was made of them
     Kind(("wi", "wo")),  # T5, LongT5, Switch
     Kind(("linear1", "linear2")),  # torch.nn.Transformer*Layer, Parakeet
@@ -111,30 +168,58 @@ KINDS = (
     Kind(("w_1", "w_2")),  # FunASR, ESPnet
     Kind(("fc_in", "fc_out")),  # GPT-J, CodeGen
     Kind(("layer_1", "layer_2")),  # XLNet
+    Kind(("gate_up_proj", "down_proj"), ("act_fn",), fused=True, stacked=True),  # Mixtral
+    Kind(("up_proj", "down_proj"), ("act_fn",), stacked=True),  # Nemotron-H
+    Kind(("intermediate.dense", "output.dense"), ("intermediate.intermediate_act_fn",)),  # BERT
 )
+KINDS = (*_TABLE, *(replace(kind, acts=(), vllm=()) for kind in _TABLE if kind.has_linears))
 
-_ALL = (*KINDS, *(replace(kind, acts=()) for kind in KINDS))
 
-
-def kind_of(module: nn.Module, kinds: tuple[Kind, ...]) -> Kind | None:
+def kind_of(module: nn.Module, kinds: tuple[Kind, ...] = KINDS) -> Kind | None:
     if isinstance(module, SparseFfn) or is_owner(module):
         return None
     if type(module) is nn.Sequential and kinds is KINDS:
         return _of_sequence(module)
     # The code of what is scripted cannot be tried.
-    if kinds is KINDS and not isinstance(module, torch.jit.ScriptModule):
-        kinds = _ALL
-    return next((kind for kind in kinds if kind.has_parts(module)), None)
+    scripted = kinds is KINDS and isinstance(module, torch.jit.ScriptModule)
+    return next((k for k in kinds if not (scripted and k.in_code) and k.has_parts(module)), None)
+
+
+def kinds_in(model: nn.Module) -> dict[str, tuple[Any, Kind]]:
+    """By name, the modules whose parts may be those of sparse layers."""
+    found = {name: (module, kind_of(module)) for name, module in model.named_modules()}
+    return {name: (m, kind) for name, (m, kind) in found.items() if kind is not None and not kind.split}
+
+
+def described(kinds: tuple[Kind, ...]) -> str:
+    """The names that a module of its own may have."""
+    return "; or ".join(str(k) for k in kinds if k.has_linears and not (k.in_code and kinds is KINDS))
 
 
 def is_owner(module: nn.Module) -> bool:
-    """Whether a sparse layer is made of the module's parts."""
-    return isinstance(getattr(module, CHILD, None), SparseFfn)
+    """Whether sparse layers are made of the module's parts."""
+    return any(isinstance(getattr(module, name, None), SparseFfn) for name in (CHILD, "0"))
+
+
+def owners_of(layer: str) -> Iterator[str]:
+    """Names of modules that may have the activation of a layer: itself, the one among whose parts it
+    stands, or the one that has it as an expert."""
+    yield layer
+    above, _, last = layer.rpartition(".")
+    if last == CHILD or last.isdigit():
+        yield above
+
+
+def _at(module: Any, name: str) -> Any:
+    """None where there is nothing."""
+    for each in name.split("."):
+        module = getattr(module, each, None)
+    return module
 
 
 def _is_said(module: nn.Module, name: str) -> bool:
     """Whether it is a child or a function, and no method, which might do anything."""
-    value = getattr(module, name, None)
+    value = _at(module, name)
     return callable(value) and not inspect.ismethod(value)
 
 

@@ -15,7 +15,7 @@ from twell import _attached, dense
 from twell._children import linear_of
 from twell.form import Form
 from twell.hf.activations import activation_of
-from twell.hf.kinds import KINDS, Kind, Stays, kind_of
+from twell.hf.kinds import KINDS, Kind, Stays, described, kind_of
 from twell.modules import Ffn, GatedFfn, SparseFfn
 
 
@@ -45,10 +45,22 @@ def from_mlp(
     """
     kinds = KINDS if names is None else (Kind.of(names),)
     kind = kind_of(mlp, kinds)
-    if kind is None:
+    if kind is None or not kind.has_linears:
         raise ValueError(
-            f"{name}: expected linear layers {'; or '.join(map(str, kinds))}, got {type(mlp).__name__}"
+            f"{name}: expected linear layers {described(kinds)}, got {type(mlp).__name__}"
         )
+    return layer_of(mlp, kind, activation, threshold, name, config)
+
+
+def layer_of(
+    mlp: nn.Module,
+    kind: Kind,
+    activation: str | None,
+    threshold: float,
+    name: str,
+    config: object = None,
+) -> SparseFfn:
+    """:func:`from_mlp` of a module of that kind."""
     if type(mlp).__name__ == "OptimizedModule":
         raise ValueError(f"{name}: is compiled (torch.compile); compile the model afterwards")
     act_name, norm = kind.act(mlp), kind.norm(mlp)
@@ -60,7 +72,7 @@ def from_mlp(
     parts = kind.parts_of(mlp, name)
     says = activation is None
     if activation is None and not kind.in_code:
-        activation, threshold = activation_of(name, getattr(mlp, act_name), config)
+        activation, threshold = activation_of(name, kind.act_of(mlp), config)
     kept = {*kind.linears, norm}
     lost = {f"{name}.{c}": m for c, m in mlp.named_children() if c not in kept}
     for where, module in {name: mlp, **lost}.items():
@@ -76,27 +88,46 @@ def from_mlp(
             f"{name}: applies {activation} to up as well, which may have "
             f"{', '.join(dense.UP_ACTIVATIONS)}"
         )
-    options: dict[str, Any] = {}
-    if norm is not None:
-        options = {"norm": getattr(mlp, norm), "norm_name": norm}
+    layer = made_of(
+        name,
+        mlp,
+        kind,
+        parts,
+        says,
+        activation=activation,
+        threshold=threshold,
+        up_activation=up_activation,
+        hidden_dropout=tried.hidden_dropout,
+        output_dropout=tried.output_dropout,
+        **({} if norm is None else {"norm": getattr(mlp, norm), "norm_name": norm}),
+    )
+    # As they were, in their order; dropout among them.
+    layer._modules = {n: layer._modules.get(n, m) for n, m in mlp._modules.items()}
+    _attached.take_over(layer, mlp)
+    return layer
+
+
+def made_of(
+    name: str,
+    module: nn.Module,
+    kind: Kind,
+    parts: Mapping[str, Any],
+    says: bool,
+    classes: tuple[type[SparseFfn], type[SparseFfn]] = (GatedFfn, Ffn),
+    **options: Any,
+) -> SparseFfn:
+    """A layer of a module's parts, which runs as the module. ``says``: the activation is what the module
+    says. Raises ValueError, with the name, where parts do not go together."""
     try:
-        layer = (GatedFfn if kind.gated else Ffn)._of_parts(
-            parts,
-            fused=kind.fused,
-            act=(act_name, getattr(mlp, act_name, None), says),
-            activation=activation,
-            threshold=threshold,
-            up_activation=up_activation,
-            hidden_dropout=tried.hidden_dropout,
-            output_dropout=tried.output_dropout,
-            **options,
+        layer = classes[0 if kind.gated else 1]._of_parts(
+            parts, fused=kind.fused, act=(kind.act(module), kind.act_of(module), says), **options
         )
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
-    # As they were, in their order; dropout among them.
-    layer._modules = {n: layer._modules.get(n, m) for n, m in mlp._modules.items()}
-    take_mode(layer, mlp)
-    _attached.take_over(layer, mlp)
+    own = set(module.modules())
+    for part in layer.modules():
+        if part not in own:  # which keep what they have
+            part.training = module.training
     return layer
 
 
@@ -172,7 +203,7 @@ def _try_forward(name: str, mlp: nn.Module, kind: Kind, threshold: float = 0.0) 
         twin_norm.weight = nn.Parameter(random(neurons))
         children[norm] = twin_norm
         form = Form(norm_weight=twin_norm.weight, norm_epsilon=0.1)
-    twin = with_children(mlp, children)
+    twin = _attached.twin_of(mlp, children)
     x = random(1, 5 if threshold == 0 else 100, width) * scale
     *into, down = (children[child] for child in kind.linears)
     act_name = kind.act(mlp)
@@ -220,7 +251,7 @@ def _try_forward(name: str, mlp: nn.Module, kind: Kind, threshold: float = 0.0) 
 def _acts_of(mlp: nn.Module, kind: Kind) -> list[tuple[str, Any]]:
     """The activation that the module has, or those that its code may apply by itself."""
     if not kind.in_code:
-        return [("", getattr(mlp, kind.act(mlp)))]
+        return [("", kind.act_of(mlp))]
     return [(name, partial(dense.activate, activation=name)) for name in ("relu", "relu_squared")]
 
 
@@ -252,18 +283,3 @@ def _dropout_of(
         raise ValueError(f"{name}: {type(mlp).__name__} has dropout twice in one place")
     hidden, output = ((each or [0.0])[0] for each in found.values())
     return hidden, output
-
-
-def take_mode(layer: nn.Module, module: nn.Module) -> None:
-    """Training or evaluation, as the module; its own parts keep what they have."""
-    own = set(module.modules())
-    for part in layer.modules():
-        if part not in own:
-            part.training = module.training
-
-
-def with_children(module: nn.Module, children: Mapping[str, nn.Module | None]) -> nn.Module:
-    """A copy of the module that differs only in these children."""
-    twin = object.__new__(type(module))
-    twin.__dict__.update(module.__dict__, _modules={**module._modules, **children})
-    return twin

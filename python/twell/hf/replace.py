@@ -11,15 +11,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from twell import _frozen
+from twell import _attached, _frozen
 from twell._block import check_path
 from twell._weights import FEWEST_INPUTS
 from twell.hf import experts, inline
 from twell.hf.activations import activation_of
-from twell.hf.experts import from_experts, is_experts
+from twell.hf.experts import from_experts
 from twell.hf.inline import from_owner
-from twell.hf.kinds import KINDS, Kind, Stays, kind_of
-from twell.hf.mlps import from_mlp, with_children
+from twell.hf.kinds import KINDS, Kind, Stays, described, kind_of
+from twell.hf.mlps import layer_of
 from twell.hf.said import thresholds_of, untrue_in
 from twell.hf.unchanged import as_it_was
 from twell.modules import SparseFfn
@@ -77,7 +77,7 @@ def sparsify(
         sites, stay = _sites_of(judge(model, kinds, activation, threshold, freeze))
     if not sites:
         raise ValueError(
-            f"sparsify: {type(model).__name__} has no MLP with {'; or '.join(map(str, kinds))}; mlp= "
+            f"sparsify: {type(model).__name__} has no MLP with {described(kinds)}; mlp= "
             "says what its layers are called"
         )
     for what, why in _lines(model, stay).items():
@@ -131,25 +131,23 @@ def _say(model: nn.Module) -> None:
 
 
 class Site:
-    """Where a layer stands, or is to stand, in a model."""
+    """Where layers stand, or are to stand, in a model: here one in place of a module."""
 
-    def __init__(self, names: list[str], module: nn.Module, kind: Kind, layer: SparseFfn) -> None:
+    def __init__(self, names: list[str], module: nn.Module, kind: Kind, *made: SparseFfn) -> None:
         self.names = names
         """All of the module: blocks may share one."""
+        self.name = names[0]
         self.module = module
         self.kind = kind
-        self.layer = layer
+        self.layers = {f"{self.name}.{i}" if kind.stacked else self.name: m for i, m in enumerate(made)}
 
     @property
-    def name(self) -> str:
-        return self.names[0]
-
-    @property
-    def layers(self) -> dict[str, SparseFfn]:
-        return {self.name: self.layer}
+    def layer(self) -> SparseFfn:
+        """The one that there is, or the first expert."""
+        return next(iter(self.layers.values()))
 
     def parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """Of the module's linear layers and norm."""
+        """Of the module's linear layers and norm, or of all experts."""
         return list(self.layer.part_parameters().items())
 
     def put(self, model: nn.Module) -> None:
@@ -161,14 +159,16 @@ class Site:
             model.set_submodule(name, self.module)
 
     def freeze(self, inputs: dict[str, Tensor], path: str | None) -> None:
-        self.layer.freeze(inputs.pop(self.name, None), path=path)
+        for name, layer in self.layers.items():
+            SparseFfn.freeze(layer, inputs.pop(name, None), path=path)
 
     def thaw(self) -> None:
-        self.layer.thaw()
+        for layer in self.layers.values():
+            layer.thaw()
 
     def let_go(self) -> None:
         """Keeps the module without its weights, which may go."""
-        self.module = with_children(self.module, dict.fromkeys(self.layer._child_names))
+        self.module = _attached.twin_of(self.module, dict.fromkeys(self.layer._child_names))
 
     def refill(self) -> None:
         """Gives the module the layer's children."""
@@ -196,30 +196,14 @@ class InlineSite(Site):
 
 
 class ExpertsSite(InlineSite):
-    """Of a module that has the weights of all its experts as one parameter."""
-
-    def __init__(self, names: list[str], module: nn.Module, experts: list[SparseFfn]) -> None:
-        self.names = names
-        self.module = module
-        self.experts = experts
-
-    @property
-    def layers(self) -> dict[str, SparseFfn]:
-        return {f"{self.name}.{i}": layer for i, layer in enumerate(self.experts)}
-
-    def parameters(self) -> list[tuple[str, nn.Parameter]]:
-        return list(self.module.named_parameters())
+    """In a module that has the weights of all its experts as one parameter."""
 
     def put(self, model: nn.Module) -> None:
-        self._take_back = experts.put(self.module, self.experts)
+        self._take_back = experts.put(self.module, list(self.layers.values()))
 
     def freeze(self, inputs: dict[str, Tensor], path: str | None) -> None:
-        for name, layer in self.layers.items():
-            SparseFfn.freeze(layer, inputs.pop(name, None), path=path)
+        super().freeze(inputs, path)
         self.module.let_go()  # type: ignore[operator]
-
-    def thaw(self) -> None:
-        self.module.thaw()  # type: ignore[operator]
 
 
 # --- Finding --------------------------------------------------------------------------------------
@@ -232,7 +216,7 @@ class Verdict(NamedTuple):
     """All of the module."""
     module: nn.Module
     kind: Kind | None
-    """None for layers of twell, for experts, and where two modules have the parts."""
+    """None for layers of twell."""
     site: Site | None = None
     """Where its layer is to stand; none where it stays dense, or is a layer of twell."""
     why: ValueError | None = None
@@ -267,31 +251,24 @@ def judge(
         within = getattr(module, "_orig_mod", None)  # of a compiled one
         if isinstance(module, SparseFfn):
             yield Verdict(called, module, None)
-        if isinstance(module, SparseFfn) or module in compiled:
+        kind = None if module in compiled else kind_of(module, kinds)
+        if kind is None:
             continue
-        stacked = is_experts(module) and kinds is KINDS
-        kind = None if stacked else kind_of(module, kinds)
-        own = kind is None or kind.gated or not kind.others(within or module)
+        alone = kind.stands_alone(within or module)
         if within is not None:
-            if kind is None or not own:
+            if not alone:
                 continue  # which sees what becomes of the parts
             compiled.add(within)
-        if kind is None and not stacked:
-            if kinds is KINDS and is_split(module):
-                yield Verdict(called, module, None, why=_why_split(called[0], module, activation, config))
-            continue
-        options: dict[str, Any] = {
-            "activation": activation, "threshold": threshold, "name": called[0], "config": config,
-        }  # fmt: skip
+        given = (module, kind, activation, threshold, called[0], config)
         try:
-            if kind is None:
-                site: Site = ExpertsSite(called, module, from_experts(module, **options))
-            elif own:
-                layer = from_mlp(module, names=_names(kinds), **options)
-                site = Site(called, module, kind, layer)
+            if kind.split:
+                raise _why_split(*given)
+            if kind.stacked:
+                site: Site = ExpertsSite(called, module, kind, *from_experts(*given))
             else:
-                site = InlineSite(called, module, kind, from_owner(module, kind, **options))
-            if own and called == [""]:
+                place, made_of = (Site, layer_of) if alone else (InlineSite, from_owner)
+                site = place(called, module, kind, made_of(*given))
+            if alone and called == [""]:
                 raise Stays(
                     f"{type(module).__name__}: the model itself is the layer, which nothing can replace in "
                     "place; twell.from_mlp makes a layer of it"
@@ -333,28 +310,15 @@ def refusal(verdicts: list[Verdict]) -> ValueError | None:
     return whys[0] if whys else None
 
 
-def is_split(module: nn.Module) -> bool:
-    """Whether a module's two linear layers stand in two of its parts, as in BERT."""
-    parts = [getattr(module, part, None) for part in ("intermediate", "output")]
-    return all(isinstance(getattr(part, "dense", None), nn.Linear) for part in parts)
-
-
-def _why_split(name: str, module: Any, activation: str | None, config: object) -> Stays:
+def _why_split(
+    module: nn.Module, kind: Kind, activation: str | None, _: float, name: str, config: object
+) -> Stays:
     if activation is None:
         try:
-            activation_of(name, getattr(module.intermediate, "intermediate_act_fn", None), config)
+            activation_of(name, kind.act_of(module), config)
         except ValueError as why:
             return Stays(str(why))
     return Stays(f"{name}: its two linear layers stand in two modules")
-
-
-def _names(kinds: tuple[Kind, ...]) -> dict[str, str] | None:
-    """Those that the caller gave."""
-    if kinds is KINDS:
-        return None
-    (kind,) = kinds
-    names = dict(zip(("gate", "up", "down")[3 - len(kind.linears) :], kind.linears))
-    return names | {"act": kind.acts[0]} if kind.acts else names
 
 
 def _stack(name: str, module: nn.Module) -> tuple[str, str]:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from twell import dense
-from twell.hf.experts import is_experts, per_expert
 from twell.hf.kinds import Kind
 from twell.hf.replace import Verdict, judge, refusal, run_sample
 from twell.hf.unchanged import as_it_was
@@ -197,21 +196,13 @@ def _found(verdict: Verdict) -> _Found:
     module, kind = verdict.module, verdict.kind
     if isinstance(module, SparseFfn):
         return _of_layer(module)
-    if kind is not None:
-        return _of_kind(verdict, module, kind)
-    return _of_experts(module) if is_experts(module) else _of_split(module)
+    assert kind is not None
+    return _of_experts(module, kind) if kind.stacked else _of_kind(verdict, module, kind)
 
 
 def _first(given: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """Of the arguments of a call."""
     return (*given, *options.values())[0]
-
-
-def _before(linear: nn.Module) -> Callable[[_Counted], Any]:
-    """Counts what enters a linear layer."""
-    return lambda seen: linear.register_forward_pre_hook(
-        lambda _, given, options: seen.see(_first(given, options)), with_kwargs=True
-    )
 
 
 def _sizes(linear: Any) -> tuple[int, int]:
@@ -224,10 +215,6 @@ def _sizes(linear: Any) -> tuple[int, int]:
     return getattr(linear, "out_features", rows), getattr(linear, "in_features", columns)
 
 
-def _parameters(modules: list[nn.Module]) -> list[Tensor]:
-    return [p for m in modules for p in m.parameters()]
-
-
 def _called(act: object) -> str:
     if act is None:
         return "in its code"
@@ -236,12 +223,20 @@ def _called(act: object) -> str:
 
 
 def _of_kind(verdict: Verdict, module: nn.Module, kind: Kind) -> _Found:
-    called = _called(None if kind.in_code else getattr(module, kind.act(module)))
+    called = _called(kind.act_of(module))
     if kind.in_code and verdict.site is not None:
         called = verdict.site.layer.activation
-    linears = [getattr(module, n) for n in kind.linears]
+    linears = kind.weights(module)
     down = linears[-1]
-    return _Found(kind.gated, _sizes(down), _parameters(linears), _before(down), called)
+
+    def watch(seen: _Counted) -> Any:
+        def hook(_: nn.Module, given: tuple[Any, ...], options: dict[str, Any]) -> None:
+            seen.see(_first(given, options))
+
+        return down.register_forward_pre_hook(hook, with_kwargs=True)
+
+    parameters = [p for linear in linears for p in linear.parameters()]
+    return _Found(kind.gated, _sizes(down), parameters, watch, called)
 
 
 def _of_layer(layer: SparseFfn) -> _Found:
@@ -258,17 +253,17 @@ def _of_layer(layer: SparseFfn) -> _Found:
     return _Found(layer.gated, sizes, tensors, watch, layer.activation)
 
 
-def _of_experts(module: Any) -> _Found:
-    gated, sizes = per_expert(module)
-    into = module.gate_up_proj if gated else module.up_proj
+def _of_experts(module: Any, kind: Kind) -> _Found:
+    into, down = kind.weights(module)
+    act = kind.act_of(module)
     called = inspect.signature(module.forward)
 
     def count(seen: _Counted, x: Tensor, chosen: Tensor) -> None:
         for expert in range(len(into)):
             rows = x[(chosen == expert).any(-1)]
             v = rows @ into[expert].t()
-            g, *u = v.chunk(2, dim=-1) if gated else (v,)
-            h = module.act_fn(g)
+            g, *u = v.chunk(2, dim=-1) if kind.gated else (v,)
+            h = act(g)
             seen.see(h * u[0] if u else h, expert, len(into))
 
     def watch(seen: _Counted) -> Any:
@@ -277,10 +272,4 @@ def _of_experts(module: Any) -> _Found:
 
         return module.register_forward_pre_hook(hook, with_kwargs=True)
 
-    return _Found(gated, sizes, list(module.parameters()), watch, _called(module.act_fn))
-
-
-def _of_split(module: Any) -> _Found:
-    act = getattr(module.intermediate, "intermediate_act_fn", None)
-    linears = [module.intermediate.dense, module.output.dense]
-    return _Found(False, _sizes(linears[1]), _parameters(linears), _before(linears[1]), _called(act))
+    return _Found(kind.gated, tuple(down.shape[1:]), list(module.parameters()), watch, _called(act))

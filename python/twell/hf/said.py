@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from twell.dense import FatRelu
 from twell.hf.activations import Annealed
-from twell.hf.kinds import CHILD
+from twell.hf.kinds import CHILD, owners_of
 from twell.modules import SparseFfn
 
 _PARAM = "hidden_act_param"
@@ -286,8 +286,8 @@ def _keys_of(model: Any, layers: list[str], front: str) -> Iterator[_Key]:
     for path, name in _said_in(model.config):
         read, changed = _as_read(model.config, path, name)
         owners = _probed(model, read) if changed else []
-        mine = [layer for layer in layers if any(owner in owners for owner in _owners(layer))]
-        known = {owner for layer in mine for owner in _owners(layer)}
+        mine = [layer for layer in layers if any(owner in owners for owner in owners_of(layer))]
+        known = {owner for layer in mine for owner in owners_of(layer)}
         if not owners:
             continue
         places = []
@@ -316,15 +316,6 @@ def _say_thresholds(node: Any, thresholds: dict[str, float], alike: bool) -> Non
 def _in_file(key: _Key, layer: str) -> str:
     """What sparsify calls it there: by the module whose parts it is made of."""
     return layer.removeprefix(key.front).removesuffix(f".{CHILD}")
-
-
-def _owners(layer: str) -> Iterator[str]:
-    """Modules that may have the activation of a layer: itself, the one among whose parts it stands, or the
-    one that has it as an expert."""
-    yield layer
-    above, _, last = layer.rpartition(".")
-    if last == CHILD or last.isdigit():
-        yield above
 
 
 def _nodes(config: Any) -> Iterator[Any]:
