@@ -1,10 +1,10 @@
 // Weights in the block formats of ggml, which GGUF files of llama.cpp hold: integers that share
 // scales, 32 or 256 to a block.
 //
-// The down weight [D outputs, H inputs] has its blocks along H: each holds some inputs of one
-// output. A layer most of whose inputs are zero would have to read all of them. GgmlDown keeps the
-// same integers and scales turned around, so that the codes of one input lie together, and
-// ggml_down() reads those of the inputs that are not zero.
+// The down weight is [D outputs, H inputs] there (neurons first elsewhere in twell), with blocks
+// along H: each holds some inputs of one output. A layer most of whose inputs are zero would have
+// to read all of them. GgmlDown keeps the same integers and scales transposed, so that the codes of
+// one input lie together, and ggml_down() reads those of the inputs that are not zero.
 #pragma once
 
 #include <cstddef>
@@ -82,7 +82,7 @@ struct GgmlView {
   }
 };
 
-// A down weight, turned around, that owns its memory: 3 % more than the blocks at most, where D is
+// A down weight, transposed, that owns its memory: 3 % more than the blocks at most, where D is
 // a multiple of 32. A value; copies share it.
 class GgmlDown {
  public:
@@ -104,15 +104,16 @@ class GgmlDown {
   PreparedMemory memory_;
 };
 
-// y = h Wdᵀ, h [M, H] and y [M, D] in f32. As in ggml, inputs are rounded to integers of 8 bits
-// first, those of a block of W together, and products of integers are summed exactly: over 256
-// inputs of a row the sum is the one that ggml's kernels have, and only sums over blocks, which are
-// f32, are in another order. Inputs that round to zero read nothing of W.
+// y = h Wdᵀ, h [M, H] and y [M, D] in f32. As ggml does on x86, inputs are rounded to integers of 8
+// bits first, those of a block of W together. Products of integers are the ones that ggml sums, and
+// their sums are exact; one is rounded to f32 for each block, or two where it has minima, and the
+// f32 sum over blocks is in another order than ggml's. Inputs that round to zero read nothing of W.
 //
 // Rounded inputs are q · u: with a the largest |h| of the block and i = 127 / a in f32,
 // q = round(h · i), ties to even, and u = 1 / i, or, in formats of blocks of 32, a / 127 rounded to
-// binary16. Where a is 0, or so small that i is infinite, all q are 0. A block with an input that
-// is not finite makes the whole row of y NaN.
+// binary16 (as in ggml it is infinite from a of 8.3 · 10⁶ on, and zero below 3.8 · 10⁻⁶). Where a
+// is 0, or so small that i is infinite, all q are 0. A block with an input that is not finite makes
+// the whole row of y NaN.
 //
 // M may be 0. Throws Error naming the argument.
 void ggml_down(Context& context, ConstMatrixView h, const GgmlDown& down, MatrixView y);

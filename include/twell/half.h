@@ -7,16 +7,16 @@
 #pragma GCC visibility push(default)
 namespace twell {
 
-// Exact; what is infinite or NaN stays so.
+// Exact, also where the processor takes subnormal f32 for zero: none comes up. What is infinite or
+// NaN stays so.
 constexpr float float_of_half(std::uint16_t half) {
-  const std::uint32_t sign = (half & 0x8000U) << 16;
-  // The exponent's new bias is 112 more.
-  constexpr float kScale = 0x1p112F;
-  const float magnitude =
-      std::bit_cast<float>(static_cast<std::uint32_t>(half & 0x7FFFU) << 13) * kScale;
-  const bool finite = (half & 0x7C00U) != 0x7C00U;
-  const std::uint32_t bits = finite ? std::bit_cast<std::uint32_t>(magnitude)
-                                    : 0x7F800000U | static_cast<std::uint32_t>(half & 0x3FFU) << 13;
+  const std::uint32_t sign = (half & 0x8000U) << 16, magnitude = half & 0x7FFFU;
+  // The exponent's new bias is 112 more, and 224 where it is the largest.
+  std::uint32_t bits = (magnitude << 13) + (112U << 23);
+  if (magnitude >= 0x7C00U) bits += 112U << 23;
+  if (magnitude < 0x400U) {
+    bits = std::bit_cast<std::uint32_t>(static_cast<float>(magnitude) * 0x1p-24F);
+  }
   return std::bit_cast<float>(bits | sign);
 }
 

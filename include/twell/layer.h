@@ -40,8 +40,8 @@ struct LayerOptions {
   std::function<DenseFfn()> make_dense = {};
   // What both paths cost. None: the built-in figures of another machine, scaled by timing calls of
   // this layer, once in a process for layers of its kind: by the first kFewestInputs or more
-  // inputs, and again by the first call with a larger order of rows. Such a call takes a few times
-  // as long. All figures are those of numbers. A layer of codes takes no measured ones
+  // inputs, again by the first call with a larger order of rows, and by later ones if the machine
+  // was busy. Such a call takes a few times as long. A layer of codes takes no measured figures
   // (`measured_on`) and is timed; it is sparse until then, and always if built-in figures are
   // given.
   std::optional<CostModel> cost = {};

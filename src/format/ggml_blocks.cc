@@ -10,6 +10,8 @@
 //   Q6_K   128 bytes of the lower four bits, 64 of the upper two, 16 sub-scales of 8 bits, scale
 #include <algorithm>
 #include <cstring>
+#include <iterator>
+#include <type_traits>
 
 #include "twell/ggml.h"
 #include "twell/half.h"
@@ -72,9 +74,10 @@ class Fields {
   Bytes* bytes_;
 };
 
-// Of `count` numbers from `first` on, the lower four bits of the codes, in halves of bytes.
+// The lower four bits of `count` numbers from `first` on: the first half of them in the lower four
+// bits of bytes, the others in the upper.
 template <class F>
-void halves(F& fields, std::int64_t first, std::int64_t count) {
+void nibbles(F& fields, std::int64_t first, std::int64_t count) {
   for (std::int64_t i = 0; i < count / 2; ++i) {
     fields.code(i, 0, 4, first + i, 0);
     fields.code(i, 4, 4, first + count / 2 + i, 0);
@@ -108,14 +111,14 @@ void k_block(F& fields, bool fifth) {
     }
     fields.skip(32);
   }
-  for (std::int64_t first = 0; first < 256; first += 64) halves(fields, first, 64);
+  for (std::int64_t first = 0; first < 256; first += 64) nibbles(fields, first, 64);
 }
 
 template <class F>
 void q6_k(F& fields) {
   // Halves of 128 numbers. Of each, the first 64 have their lower four bits in the lower halves of
   // 64 bytes, and the others in the upper ones.
-  for (std::int64_t first = 0; first < 256; first += 128) halves(fields, first, 128);
+  for (std::int64_t first = 0; first < 256; first += 128) nibbles(fields, first, 128);
   for (std::int64_t i = 0; i < 256; ++i) {
     fields.code(i / 128 * 32 + i % 32, static_cast<int>(i % 128 / 32) * 2, 2, i, 4);
   }
@@ -130,12 +133,12 @@ void fields_of(GgmlFormat format, F fields) {
   switch (format) {
     case GgmlFormat::q4_0:
       fields.scale();
-      return halves(fields, 0, 32);
+      return nibbles(fields, 0, 32);
     case GgmlFormat::q5_0:
       fields.scale();
       for (std::int64_t i = 0; i < 32; ++i) fields.code(i / 8, static_cast<int>(i % 8), 1, i, 4);
       fields.skip(4);
-      return halves(fields, 0, 32);
+      return nibbles(fields, 0, 32);
     case GgmlFormat::q8_0:
       fields.scale();
       for (std::int64_t i = 0; i < 32; ++i) fields.code(i, 0, 8, i, 0);

@@ -2,6 +2,7 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <vector>
 
 #include "core/check.h"
@@ -105,6 +106,8 @@ GgmlDown::GgmlDown(const GgmlView& down, const Context* context)
   require(down.rows >= 1 && down.cols >= 1 && down.cols % traits.numbers == 0, kName, "down",
           "expected at least one row of whole blocks of ", traits.numbers, " numbers, as ",
           traits.name, " has them, got [", down.rows, ", ", down.cols, "]");
+  require(down.cols <= std::numeric_limits<std::int32_t>::max(), kName, "down",
+          "expected fewer than 2^31 columns, got ", down.cols);
   require(down.blocks != nullptr, kName, "down", "blocks are null");
   const GgmlLayout layout(format_, outputs_, inputs_);
   memory_ = PreparedMemory(static_cast<std::size_t>(layout.bytes()));
@@ -120,15 +123,15 @@ GgmlDown::GgmlDown(const GgmlView& down, const Context* context)
                    static_cast<const std::byte*>(down.blocks) + (first + d) * down.row_bytes() +
                        b * traits.bytes,
                    &block);
-        if (!is_finite(block.scale) || !is_finite(block.minimum)) bad[c] = first + d;
+        if (bad[c] < 0 && !(is_finite(block.scale) && is_finite(block.minimum))) bad[c] = first + d;
       }
       put_chunk(layout, blocks, b, c, memory);
     }
   });
   const auto found =
       std::find_if(bad.begin(), bad.end(), [](std::int64_t row) { return row >= 0; });
-  require(found == bad.end(), kName, "down", "a scale of row ", found == bad.end() ? 0 : *found,
-          " is not finite");
+  require(found == bad.end(), kName, "down", "a scale or minimum of row ",
+          found == bad.end() ? 0 : *found, " is not finite");
 }
 
 void GgmlDown::unpack(void* blocks, const Context* context) const {

@@ -1,4 +1,6 @@
-// Where a GgmlDown has what. All outputs are in chunks of 32, those past D zero. In memory follow
+// Where a GgmlDown has what. Words: a *block* is ggml's, 32 or 256 inputs of one output; a *group*
+// is the inputs of a block that share a sub-scale; a *chunk* is 32 outputs, which vectors take at a
+// time. Outputs past D are zero. In memory follow
 //
 //   codes   [H][chunks][code_bytes]       of an input
 //   groups  [pairs of groups][chunks]     32 × 2 sub-scales, then 32 × 2 sub-minima, if it has any

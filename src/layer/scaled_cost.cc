@@ -44,7 +44,9 @@ constexpr std::int64_t kAlways = 64;
 // What is known of layers alike.
 struct Measured {
   std::vector<LayerTiming> timings;  // of the first of the built-in tokens, in order
-  int tries = 4;                     // that are left, of calls that find the machine busy
+  int tries = 4;                     // left to calls that find the machine busy
+  Clock::time_point next_try = {};   // not before: all layers of a model come in one busy moment
+  Clock::duration pause = std::chrono::milliseconds(500);  // four times as long after each
 
   bool reaches(std::int64_t tokens) const {
     return !timings.empty() && timings.back().tokens >= tokens;
@@ -62,14 +64,14 @@ std::int64_t order_of(const CostModel& cost, std::int64_t rows) {
 
 // Times what is to be known for a call of so many rows and is not yet. `density`: of the layer that
 // is timed; those that share the timings have others.
-void measure(const CostModel& built_in, std::int64_t rows, double density,
+void measure(const CostModel& built_in, std::int64_t wanted, double density,
              const std::function<LayerTiming(std::int64_t tokens)>& time, Measured& measured) {
   constexpr double kLongest = 50e3;  // us
   std::vector<LayerTiming>& timings = measured.timings;
-  const std::int64_t wanted = std::max(kAlways, order_of(built_in, rows));
-  for (std::size_t t = timings.size(); t < built_in.tokens.size() && measured.tries > 0; ++t) {
+  for (std::size_t t = timings.size(); t < built_in.tokens.size(); ++t) {
     const std::int64_t tokens = built_in.tokens[t];
-    if (tokens > wanted) {
+    const bool optional = tokens > wanted;
+    if (optional) {
       const LayerTiming& last = timings.back();
       const double more = static_cast<double>(tokens) / static_cast<double>(last.tokens);
       if (!(kFewestRuns * more * (last.dense_us + last.sparse_us) < kLongest)) break;
@@ -78,12 +80,17 @@ void measure(const CostModel& built_in, std::int64_t rows, double density,
       LayerTiming timing = time(tokens);
       timing.density = density;
       if (!std::isfinite(timing.dense_us + timing.sparse_us)) {  // a busy machine
-        --measured.tries;
+        if (!optional) {
+          --measured.tries;
+          measured.next_try = Clock::now() + measured.pause;
+          measured.pause *= 4;
+        }
         return;
       }
       timings.push_back(timing);
-    } catch (const std::exception&) {
-      measured.tries = 0;  // no memory for the dense layer, most likely
+    } catch (const std::exception&) {  // no memory for the dense layer, most likely
+      if (!optional) measured.tries = 0;
+      return;
     }
   }
 }
@@ -159,11 +166,14 @@ ScaledCost scaled_cost(CpuTier tier, int threads, const LayerKind& layer, double
                 shape.gated, shape.dtype, layer.types, power_of_two};
   Measured& measured = all[key];
   const CostModel built_in = built_in_cost_model(tier);
-  measure(built_in, rows, density, time, measured);
   const std::int64_t wanted = std::max(kAlways, order_of(built_in, rows));
+  const auto settled = [&] { return measured.tries == 0 || measured.reaches(wanted); };
+  if (!settled() && Clock::now() >= measured.next_try) {
+    measure(built_in, wanted, density, time, measured);
+  }
   // A few of the timings would scale all tokens by the figures of one.
   return {measured.reaches(kAlways) ? scaled(built_in, shape, measured.timings) : built_in,
-          measured.tries == 0 || measured.reaches(wanted)};
+          settled()};
 }
 
 }  // namespace twell

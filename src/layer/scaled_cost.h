@@ -40,8 +40,8 @@ struct LayerKind {
 // so many tokens: of 1, 8 and 64, and of 512 where such calls come (from 182 rows on) or take less
 // than about 50 ms. Each is timed once a process for layers of one shape, types and number of
 // threads whose densities are within a factor of two; others wait for it. Where `time` gives no
-// finite number the next calls try again, four times in all; where it throws none does. What was
-// timed before that goes on serving.
+// finite number later calls try again, half a second, 2 s and 8 s after that; where it throws none
+// does. What was timed before that goes on serving.
 struct ScaledCost {
   CostModel cost;
   bool settled;  // calls of so many rows, or fewer, would change nothing

@@ -81,13 +81,14 @@ void ggml_down(Context& context, ConstMatrixView h, const GgmlDown& down, Matrix
   for (std::int64_t begin = 0; begin < h.rows; begin += kRowsAtOnce) {
     const std::int64_t rows = std::min(kRowsAtOnce, h.rows - begin), chunks = layout.chunks();
     const RoundedRows rounded(context, layout, rows);
-    // Few rows: a stretch of outputs for each thread, in whole cache lines of codes.
-    const std::int64_t shared = (chunks + context.threads() - 1) / context.threads();
-    const std::int64_t piece = rows < kManyRows ? (shared + 3) / 4 * 4 : kPiece;
+    // Few rows: a stretch of outputs for each thread.
+    const std::int64_t share = (chunks + context.threads() - 1) / context.threads();
+    const std::int64_t piece = rows < kManyRows ? share : kPiece;
     const std::int64_t pieces = (chunks + piece - 1) / piece;
+    const auto bytes = static_cast<std::size_t>(piece * kChunk) * sizeof(float);
+    for (int t = 0; t < context.threads(); ++t) context.scratch(t, kGgmlSums, bytes);
     parallel(context, [&](Team& team) {
-      auto* const sums = static_cast<float*>(context.scratch(
-          team.thread(), kGgmlSums, static_cast<std::size_t>(piece * kChunk) * sizeof(float)));
+      auto* const sums = static_cast<float*>(context.scratch(team.thread(), kGgmlSums, bytes));
       team.for_static(rows,
                       [&](std::int64_t r) { rounded.round(kernels, h.row<float>(begin + r), r); });
       team.for_dynamic_nowait(pieces, 1, [&](std::int64_t p) {

@@ -4,12 +4,14 @@
 #include <gtest/gtest.h>
 #include <torch/types.h>
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <limits>
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "decoder/feed_forward.h"
@@ -163,13 +165,14 @@ TEST(ScaledCost, ManyTokensAreTimedWhereTheyCome) {
   machine.times = kInfinity;
   EXPECT_EQ(machine.cost(other, kDensity, 2, 512).scales.size(), 3U);
   EXPECT_EQ(machine.cost(other, kDensity, 2, 512).scales.size(), 3U);
-  EXPECT_EQ(machine.asked.size(), 5U);
+  EXPECT_EQ(machine.asked.size(), 4U);
 }
 
-TEST(ScaledCost, ABusyMachineIsAskedFourTimes) {
+// All layers of a model come in one busy moment.
+TEST(ScaledCost, ABusyMachineIsLeftAlone) {
   Machine busy{kInfinity};
   for (int call = 0; call < 6; ++call) EXPECT_TRUE(busy.cost({2048, 4997}).scales.empty());
-  EXPECT_EQ(busy.asked, (std::vector<std::int64_t>{1, 1, 1, 1}));
+  EXPECT_EQ(busy.asked, (std::vector<std::int64_t>{1}));
 }
 
 // What was timed before the machine was busy is kept, and the rest is timed when it is not.
@@ -187,6 +190,7 @@ TEST(ScaledCost, ABusyMachineIsAskedAgain) {
   EXPECT_FALSE(scaled.settled);
   EXPECT_TRUE(scaled.cost.scales.empty());
   busy = false;
+  std::this_thread::sleep_for(std::chrono::milliseconds(600));
   scaled = call();
   EXPECT_TRUE(scaled.settled);
   EXPECT_EQ(scaled.cost.scales.size(), 3U);

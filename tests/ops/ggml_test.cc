@@ -15,7 +15,12 @@
 #include "tests/support/bounds.h"
 #include "tests/support/matrix.h"
 #include "tests/support/message_of.h"
+#include "tests/support/thread_executor.h"
 #include "twell/half.h"
+
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
 
 namespace twell {
 namespace {
@@ -200,6 +205,49 @@ TEST_P(GgmlTest, TheLargestNumbersOverflowNothing) {
   }
 }
 
+// Whole numbers and halves of the unit 1, of both signs: ties are rounded to even.
+TEST_P(GgmlTest, TiesAreRoundedToEven) {
+  const std::int64_t numbers = numbers_of(GetParam());
+  const Blocks weights = random_blocks(GetParam(), 33, numbers, 8);
+  for (const CpuTier tier : available_cpu_tiers()) {
+    Context context({.threads = 1, .tier = tier});
+    TestMatrix<float> h(1, numbers), even(1, numbers);
+    h.fill([](std::int64_t, std::int64_t k) {
+      const float size = static_cast<float>(k % 32) / 2;
+      return k == 0 ? 127.0F : k % 3 == 0 ? -size : size;
+    });
+    even.fill([&](std::int64_t, std::int64_t k) { return std::nearbyint(h.value(0, k)); });
+    const GgmlDown down(weights.view());
+    TestMatrix<float> y(1, 33), expected(1, 33);
+    ggml_down(context, h.view(), down, y.view());
+    ggml_down(context, even.view(), down, expected.view());
+    EXPECT_TRUE(same(y, expected)) << name_of(tier);
+  }
+}
+
+#if defined(__x86_64__)
+// Scales below 2⁻¹⁴ are subnormal binary16, and nothing subnormal in f32: a processor that takes
+// those for zero (torch.set_flush_denormal) changes nothing.
+TEST_P(GgmlTest, SmallScalesOutliveFlushedDenormals) {
+  const std::int64_t numbers = numbers_of(GetParam());
+  Blocks weights = random_blocks(GetParam(), 33, numbers, 9);
+  weights.each([](GgmlBlock& block) { block.scale = block.minimum = 0x0155; });
+  const auto h = inputs(1, numbers, 0.5, true);
+  const unsigned before = _mm_getcsr();
+  for (const CpuTier tier : available_cpu_tiers()) {
+    Context context({.threads = 1, .tier = tier});
+    const GgmlDown down(weights.view());
+    TestMatrix<float> y(1, 33), flushed(1, 33);
+    ggml_down(context, h.view(), down, y.view());
+    _mm_setcsr(before | 0x8040U);
+    ggml_down(context, h.view(), down, flushed.view());
+    _mm_setcsr(before);
+    EXPECT_NE(y.value(0, 0), 0.0F);
+    EXPECT_TRUE(same(y, flushed)) << name_of(tier);
+  }
+}
+#endif
+
 TEST_P(GgmlTest, WhatIsNotFiniteStaysInItsRow) {
   const std::int64_t cols = 2 * numbers_of(GetParam());
   const Blocks weights = random_blocks(GetParam(), 40, cols, 6);
@@ -219,6 +267,21 @@ TEST_P(GgmlTest, WhatIsNotFiniteStaysInItsRow) {
       EXPECT_EQ(y.value(3, d), 0.0F);
     }
   }
+}
+
+TEST_P(GgmlTest, ThreadsOfTheCallersGiveTheSameBits) {
+  const std::int64_t cols = 3 * numbers_of(GetParam());
+  const Blocks weights = random_blocks(GetParam(), 300, cols, 10);
+  const auto h = inputs(70, cols, 0.1, true);
+  ThreadExecutor executor;
+  Context own({.threads = 3, .tier = {}, .executor = executor.executor()});
+  Context openmp({.threads = 3, .tier = {}});
+  const GgmlDown down(weights.view(), &own);
+  TestMatrix<float> y(70, 300), expected(70, 300);
+  ggml_down(own, h.view(), down, y.view());
+  ggml_down(openmp, h.view(), down, expected.view());
+  EXPECT_TRUE(same(y, expected));
+  EXPECT_GT(executor.calls(), 0);
 }
 
 TEST_P(GgmlTest, ErrorsSayWhatWasExpected) {
@@ -247,7 +310,8 @@ TEST_P(GgmlTest, ErrorsSayWhatWasExpected) {
                 std::to_string(numbers + 1) + "]");
 
   weights.each([](GgmlBlock& block) { block.scale = half_of_float(1e9F); });
-  EXPECT_EQ(message(weights.view()), "twell::GgmlDown: down: a scale of row 1 is not finite");
+  EXPECT_EQ(message(weights.view()),
+            "twell::GgmlDown: down: a scale or minimum of row 0 is not finite");
 }
 
 }  // namespace

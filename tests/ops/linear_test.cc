@@ -50,7 +50,9 @@ TYPED_TEST(LinearTest, TailSizes) {
         for (std::int64_t outputs : {1, 15, 17, 255, 257, 600}) {
           check<TypeParam>(context, 9, 64, outputs, storage);
         }
-        check<TypeParam>(context, 4102, 5, 18, storage);  // more than are taken at a time
+        check<TypeParam>(context, 4102, 5, 18, storage);   // more than are taken at a time
+        check<TypeParam>(context, 20, 4200, 48, storage);  // blocks of inputs, of few rows
+        check<TypeParam>(context, 40, 600, 48, storage);   // and of many
       }
     }
   }

@@ -56,7 +56,8 @@ Result ggml_down(const Matrix& h, const GgmlView& down) {
           sums += q * block.minima[i / traits.group];
         }
         const double plus = x.unit * float_of_half(block.scale) * products;
-        const double minus = x.unit * float_of_half(block.minimum) * sums;
+        const double minus = traits.minima ? x.unit * float_of_half(block.minimum) * sums
+                                           : 0.0;  // u may be infinite
         out.value.at(r, d) += plus - minus;
         out.magnitude.at(r, d) += std::abs(plus) + std::abs(minus);
       }

@@ -7,7 +7,7 @@
 namespace twell {
 namespace {
 
-// As Int8Codes, of bf16.
+// What CodeGemm asks of codes, of bf16.
 template <class Isa>
 struct Bf16Panels {
   static constexpr WeightType kType = WeightType::bf16;

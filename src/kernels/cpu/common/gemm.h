@@ -21,7 +21,7 @@ struct RegisterGemm {
   // columns, with 16 registers and no broadcast operands, compilers keep all rows' in memory.
   static constexpr bool kInputByInput = Isa::kInputByInput && !kInt8;
   // Inputs per pass. Of AVX-512 4 panels × 256 bf16 are 32 KiB, which stay in L1 while the rows go
-  // by; of AVX2 one panel is in L2 and 6 rows are in L1.
+  // by; of AVX2 one panel is in L2, and its rows of f32 in L1.
   static constexpr std::int64_t kDepthBlock =
       kInt8 ? kCodeBlock : Isa::kGemmDepth / static_cast<std::int64_t>(sizeof(T));
   // A block of a screen's panel starts with what its integer sums start from.

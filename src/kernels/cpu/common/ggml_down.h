@@ -17,11 +17,11 @@ namespace {
 // Inputs to integers (twell/ggml.h), `numbers` of them sharing a unit.
 inline void round_ggml_inputs(const float* h, std::int64_t count, std::int64_t numbers,
                               std::int8_t* codes, float* units) {
-  constexpr std::uint32_t kSize = 0x7FFFFFFFU, kInfinite = 0x7F800000U;
+  constexpr std::uint32_t kMagnitude = 0x7FFFFFFFU, kInfinite = 0x7F800000U;
   for (std::int64_t first = 0; first < count; first += numbers) {
     std::uint32_t bits = 0;  // of the largest size; integers are in the order of numbers
     for (std::int64_t i = first; i < first + numbers; ++i) {
-      bits = std::max(bits, std::bit_cast<std::uint32_t>(h[i]) & kSize);
+      bits = std::max(bits, std::bit_cast<std::uint32_t>(h[i]) & kMagnitude);
     }
     const auto largest = std::bit_cast<float>(bits);
     const float inverse = 127.0F / largest;
@@ -57,17 +57,18 @@ class GgmlDownRow {
   static constexpr int kMostPairs = kBits == 4 ? 8 : kBits == 5 ? 4 : 2;
   static_assert(kBits == 8 || kMostPairs * 2 * 127 * ((1 << kBits) - 1) <= 32767);
 
-  // Of two groups, or halves of one: pairs [begin, middle) and [middle, end).
-  struct Unit {
+  // Two runs of pairs whose sums are added up together, up to `middle` and up to `end`: of two
+  // neighbouring groups, or of one where groups have no sub-scales.
+  struct Runs {
     std::int32_t middle, end;
-    std::int32_t numbers;  // the pair of groups whose sub-scales they take, or the block
-    std::int16_t begin[2];
+    std::int32_t of;        // the groups, by two, or the block, from the span's first on
+    std::int16_t begin[2];  // what either sum begins at
   };
   struct Span {
     GgmlPair pairs[kSpan];  // half of them at most if none is alone
-    Unit units[kSpan];
+    Runs runs[kSpan];
     std::int32_t count = 0;
-    std::int32_t sums[kGroups];  // of q, in pairs of groups two of 16 bits
+    std::int32_t sums[kGroups / 2];  // Σ q of two groups each, of 16 bits
   };
 
  public:
@@ -87,8 +88,8 @@ class GgmlDownRow {
         float* const to = y + (c - first) * kChunk;
         if constexpr (kTraits.sub_scales) {
           V::Sums sums = V::zero(), minima = V::zero();
-          for_units(span, codes, [&](const Unit& unit, const V::Words& a, const V::Words& b) {
-            const std::uint8_t* const numbers = memory + layout.pair_at(pair + unit.numbers, c);
+          for_runs(span, codes, [&](const Runs& runs, const V::Words& a, const V::Words& b) {
+            const std::uint8_t* const numbers = memory + layout.pair_at(pair + runs.of, c);
             V::add_scaled<!kTraits.minima>(sums, a, b, numbers);
           });
           const std::uint8_t* const scales = memory + layout.scale_at(block, c);
@@ -103,7 +104,7 @@ class GgmlDownRow {
           }
         } else {
           V::Sums sums = V::zero();
-          std::int32_t of = span.units[0].numbers;
+          std::int32_t of = span.runs[0].of;
           const auto finish = [&] {
             V::add_to(to, h.units[block + of], memory + layout.scale_at(block + of, c), sums);
             sums = V::zero();
@@ -111,18 +112,18 @@ class GgmlDownRow {
           if constexpr (kBits == 8) {
             std::int32_t i = 0;
             for (std::int32_t u = 0; u < span.count; ++u) {
-              of = span.units[u].numbers;
-              for (; i < span.units[u].end; ++i) {
-                const GgmlPair& pair_of = span.pairs[i];
-                V::add_codes(sums, pair_of.first + codes, pair_of.second + codes, pair_of);
+              of = span.runs[u].of;
+              for (; i < span.runs[u].end; ++i) {
+                const GgmlPair& two = span.pairs[i];
+                V::add_codes(sums, two.first + codes, two.second + codes, two);
               }
               finish();
             }
           } else {
-            for_units(span, codes, [&](const Unit& unit, const V::Words& a, const V::Words& b) {
-              if (unit.numbers != of) {
+            for_runs(span, codes, [&](const Runs& runs, const V::Words& a, const V::Words& b) {
+              if (runs.of != of) {
                 finish();
-                of = unit.numbers;
+                of = runs.of;
               }
               V::add(sums, a, b);
             });
@@ -134,9 +135,9 @@ class GgmlDownRow {
   }
 
  private:
-  // f(unit, sums of its first pairs, sums of its others)
+  // f(runs, sum of the first, sum of the second)
   template <class F>
-  static void for_units(const Span& span, std::int64_t codes, const F& f) {
+  static void for_runs(const Span& span, std::int64_t codes, const F& f) {
     std::int32_t i = 0;
     const auto sum = [&](std::int16_t begin, std::int32_t end) {
       V::Words out = V::words(begin);
@@ -148,14 +149,14 @@ class GgmlDownRow {
       return out;
     };
     for (std::int32_t u = 0; u < span.count; ++u) {
-      const Unit& unit = span.units[u];
-      const V::Words a = sum(unit.begin[0], unit.middle);
-      const V::Words b = sum(unit.begin[1], unit.end);
-      f(unit, a, b);
+      const Runs& runs = span.runs[u];
+      const V::Words a = sum(runs.begin[0], runs.middle);
+      const V::Words b = sum(runs.begin[1], runs.end);
+      f(runs, a, b);
     }
   }
 
-  // The inputs of a span that are not zero, as units.
+  // The inputs of a span that are not zero, as runs of pairs.
   static void collect(const GgmlLayout& layout, const std::uint8_t* memory, const GgmlInputs& h,
                       std::int64_t at, std::int64_t first, Span& span) {
     span.count = 0;
@@ -185,12 +186,12 @@ class GgmlDownRow {
         const std::int32_t end[2] = {starts[g + 1], starts[g + 2]};
         std::int32_t sums[2] = {};
         while (from[0] < end[0] || from[1] < end[1]) {
-          Unit& unit = span.units[span.count++];
-          unit.numbers = static_cast<std::int32_t>(g / 2);
-          unit.begin[0] = take(from[0], end[0], kMostPairs, sums[0]);
-          unit.middle = pairs;
-          unit.begin[1] = take(from[1], end[1], kMostPairs, sums[1]);
-          unit.end = pairs;
+          Runs& runs = span.runs[span.count++];
+          runs.of = static_cast<std::int32_t>(g / 2);
+          runs.begin[0] = take(from[0], end[0], kMostPairs, sums[0]);
+          runs.middle = pairs;
+          runs.begin[1] = take(from[1], end[1], kMostPairs, sums[1]);
+          runs.end = pairs;
         }
         span.sums[g / 2] = static_cast<std::int32_t>(static_cast<std::uint16_t>(sums[0]) |
                                                      static_cast<std::uint32_t>(sums[1]) << 16U);
@@ -199,13 +200,13 @@ class GgmlDownRow {
       for (std::int64_t g = 0; g < groups; ++g) {
         std::int32_t from = starts[g], sum = 0;
         while (from < starts[g + 1]) {
-          Unit& unit = span.units[span.count++];
-          unit.numbers = static_cast<std::int32_t>(g);
+          Runs& runs = span.runs[span.count++];
+          runs.of = static_cast<std::int32_t>(g);
           constexpr std::int32_t kMost = kBits == 8 ? kSpan : kMostPairs;
-          unit.begin[0] = take(from, starts[g + 1], kMost, sum);
-          unit.middle = pairs;
-          unit.begin[1] = take(from, starts[g + 1], kMost, sum);
-          unit.end = pairs;
+          runs.begin[0] = take(from, starts[g + 1], kMost, sum);
+          runs.middle = pairs;
+          runs.begin[1] = take(from, starts[g + 1], kMost, sum);
+          runs.end = pairs;
         }
       }
     }

@@ -45,9 +45,9 @@ struct GgmlVectors {
 
   template <int kBits>
   static Codes load(const std::uint8_t* from) {
-    const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+    const __m128i nibbles = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
     const __m256i both =
-        _mm256_inserti128_si256(_mm256_castsi128_si256(halves), _mm_srli_epi16(halves, 4), 1);
+        _mm256_inserti128_si256(_mm256_castsi128_si256(nibbles), _mm_srli_epi16(nibbles, 4), 1);
     const __m256i low = _mm256_and_si256(both, _mm256_set1_epi8(15));
     if constexpr (kBits == 4) return low;
     if constexpr (kBits == 5) {
@@ -118,7 +118,7 @@ struct GgmlVectors {
   // y += unit · scale · sums
   static void add_to(float* y, float unit, const std::uint8_t* scales, const Sums& sums) {
     for (int i = 0; i < 4; ++i) {
-      const __m256 scale = _mm256_mul_ps(_mm256_set1_ps(unit), halves(scales + 16 * i));
+      const __m256 scale = _mm256_mul_ps(_mm256_set1_ps(unit), scales_of(scales + 16 * i));
       const __m256 sum = _mm256_cvtepi32_ps(sums.of[i]);
       _mm256_storeu_ps(y + 8 * i, _mm256_fmadd_ps(scale, sum, _mm256_loadu_ps(y + 8 * i)));
     }
@@ -140,20 +140,25 @@ struct GgmlVectors {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
     return kSigned ? _mm256_cvtepi8_epi16(bytes) : _mm256_cvtepu8_epi16(bytes);
   }
-  // Finite ones, exactly.
-  static __m256 halves(const std::uint8_t* from) {
+  // Eight finite binary16, as float_of_half() has them.
+  static __m256 scales_of(const std::uint8_t* from) {
     const __m256i half =
         _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
-    const __m256i size = _mm256_slli_epi32(_mm256_and_si256(half, _mm256_set1_epi32(0x7FFF)), 13);
+    const __m256i magnitude = _mm256_and_si256(half, _mm256_set1_epi32(0x7FFF));
     const __m256i sign = _mm256_slli_epi32(_mm256_and_si256(half, _mm256_set1_epi32(0x8000)), 16);
-    const __m256 number = _mm256_mul_ps(_mm256_castsi256_ps(size), _mm256_set1_ps(0x1p112F));
+    const __m256i normal =
+        _mm256_add_epi32(_mm256_slli_epi32(magnitude, 13), _mm256_set1_epi32(112 << 23));
+    const __m256 subnormal = _mm256_mul_ps(_mm256_cvtepi32_ps(magnitude), _mm256_set1_ps(0x1p-24F));
+    const __m256i small = _mm256_cmpgt_epi32(_mm256_set1_epi32(0x400), magnitude);
+    const __m256 number =
+        _mm256_blendv_ps(_mm256_castsi256_ps(normal), subnormal, _mm256_castsi256_ps(small));
     return _mm256_or_ps(number, _mm256_castsi256_ps(sign));
   }
 };
 
 #else
 
-// The specification; compilers make vectors of its loops.
+// Of any processor; compilers make vectors of its loops.
 struct GgmlVectors {
   struct Codes {  // in the order of outputs
     std::uint8_t of[kChunk];
