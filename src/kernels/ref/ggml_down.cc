@@ -52,8 +52,9 @@ Result ggml_down(const Matrix& h, const GgmlView& down) {
         double products = 0, sums = 0;
         for (std::int64_t i = 0; i < traits.numbers; ++i) {
           const double q = x.q[static_cast<std::size_t>(i)];
-          products += q * block.scales[i / traits.group] * code_of(down.format, block, i);
-          sums += q * block.minima[i / traits.group];
+          const std::int64_t group = i / traits.group;
+          products += q * block.scales[group] * code_of(down.format, block, i);
+          sums += q * block.minima[group];
         }
         const double plus = x.unit * float_of_half(block.scale) * products;
         const double minus = traits.minima ? x.unit * float_of_half(block.minimum) * sums

@@ -172,9 +172,10 @@ class GgmlDownRow {
         const std::int32_t one = h.fired[from], other = from + 1 < end ? h.fired[from + 1] : one;
         pair.first = memory + layout.code_at(one, first);
         pair.second = memory + layout.code_at(other, first);
-        pair.q[0] = h.codes[one];
-        pair.q[1] = from + 1 < end ? h.codes[other] : std::int16_t{0};
-        taken += pair.q[0] + pair.q[1];
+        const int q[] = {h.codes[one], from + 1 < end ? h.codes[other] : 0};
+        pair.q[0] = static_cast<std::int16_t>(q[0]);
+        pair.q[1] = static_cast<std::int16_t>(q[1]);
+        taken += q[0] + q[1];
         from += 2;
       }
       sum += taken;
