@@ -53,8 +53,9 @@ TEST(EagerTraining, HasTheTrainersLossAndGradient) {
         EXPECT_NEAR(eager.loss(), own.ce, 1e-5 * own.ce) << recompute << " " << micro_batch;
         EXPECT_NEAR(eager.grad_norm(), own.grad_norm, 1e-4 * own.grad_norm);
       }
-      // With a learning rate of 0 nobody moves the weights that both train.
-      EXPECT_EQ(trainer->step().ce, own.ce);
+      // With a learning rate of 0 nobody moves the weights that both train. The windows come in
+      // another order.
+      EXPECT_NEAR(trainer->step().ce, own.ce, 1e-7 * own.ce);
     }
   }
 }
