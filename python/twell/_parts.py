@@ -58,7 +58,7 @@ class LayerOfParts(nn.Module):
         return self if self._holder is None else self._holder
 
     def part(self, name: str) -> Any:
-        """What has that name now: a linear layer or norm, or what others have put in its place."""
+        """The module of that name: a linear layer or norm, or whatever was put in its place."""
         return getattr(self if self._holder is None else self._holder, name)
 
     def _parts(self) -> dict[str, Any]:
@@ -84,9 +84,9 @@ class LayerOfParts(nn.Module):
         return gate, (up[0] if up else None), down
 
     hidden_dropout = _dropout(
-        0, "The share of the hidden state that is dropped in training: of the module that does it, if there is one."
+        0, "The share of the hidden state that is dropped in training, as the module that drops it has it, if any."
     )
-    output_dropout = _dropout(1, "The same of y.")
+    output_dropout = _dropout(1, "The same share for y.")
 
     @property
     def drops(self) -> bool:

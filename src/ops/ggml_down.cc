@@ -23,37 +23,43 @@ class RoundedRows {
             context.scratch(0, kGgmlInputs, static_cast<std::size_t>(rows * stride_)))) {}
 
   void round(const GgmlKernels& kernels, const float* h, std::int64_t row) const {
-    auto* const units = reinterpret_cast<float*>(memory_ + row * stride_);
-    auto* const starts = reinterpret_cast<std::int32_t*>(units + layout_.blocks());
-    std::int32_t* const fired = starts + groups_ + 1;
-    auto* const codes = reinterpret_cast<std::int8_t*>(fired + layout_.inputs);
-    kernels.round(h, layout_.inputs, layout_.traits.numbers, codes, units);
+    const Places to = places(row);
+    kernels.round(h, layout_.inputs, layout_.traits.numbers, to.codes, to.units);
     std::int32_t count = 0;
     for (std::int64_t g = 0; g < groups_; ++g) {
-      starts[g] = count;
+      to.starts[g] = count;
       const std::int64_t first = g * layout_.traits.group;
       for (std::int64_t i = first; i < first + layout_.traits.group; i += 8) {
         std::uint64_t eight;
-        std::memcpy(&eight, codes + i, sizeof eight);
+        std::memcpy(&eight, to.codes + i, sizeof eight);
         if (eight == 0) continue;
         for (std::int64_t j = i; j < i + 8; ++j) {
-          fired[count] = static_cast<std::int32_t>(j);
-          count += codes[j] != 0 ? 1 : 0;
+          to.fired[count] = static_cast<std::int32_t>(j);
+          count += to.codes[j] != 0 ? 1 : 0;
         }
       }
     }
-    starts[groups_] = count;
+    to.starts[groups_] = count;
   }
   GgmlInputs row(std::int64_t row) const {
-    GgmlInputs out;
-    out.units = reinterpret_cast<const float*>(memory_ + row * stride_);
-    out.starts = reinterpret_cast<const std::int32_t*>(out.units + layout_.blocks());
-    out.fired = out.starts + groups_ + 1;
-    out.codes = reinterpret_cast<const std::int8_t*>(out.fired + layout_.inputs);
-    return out;
+    const Places from = places(row);
+    return {from.codes, from.units, from.fired, from.starts};
   }
 
  private:
+  // Where a row has what.
+  struct Places {
+    float* units;
+    std::int32_t* starts;
+    std::int32_t* fired;
+    std::int8_t* codes;
+  };
+  Places places(std::int64_t row) const {
+    auto* const units = reinterpret_cast<float*>(memory_ + row * stride_);
+    auto* const starts = reinterpret_cast<std::int32_t*>(units + layout_.blocks());
+    std::int32_t* const fired = starts + groups_ + 1;
+    return {units, starts, fired, reinterpret_cast<std::int8_t*>(fired + layout_.inputs)};
+  }
   std::int64_t bytes_of_row() const {
     return 4 * (layout_.blocks() + groups_ + 1) + 5 * layout_.inputs;
   }
