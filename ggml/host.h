@@ -16,14 +16,14 @@ namespace twell::ggml {
 // it, in one line; empty if nothing was found.
 std::string host_differs();
 
-// A weight in memory that the host's own kernels read, in the layout that they like best.
+// A weight in memory that the host's own kernels read.
 class HostWeight {
  public:
-  // `blocks`: as in a GGUF file. Throws Error if the host gives no memory.
-  HostWeight(const ggml_tensor& like, const void* blocks);
+  // `blocks`: as in a GGUF file. They stay in that order if `in_rows`, or else take the layout that
+  // those kernels like best, which may not be read back. Throws Error if the host gives no memory.
+  HostWeight(const ggml_tensor& like, const void* blocks, bool in_rows);
 
   ggml_tensor* tensor() const { return tensor_; }
-  // The blocks again, if the layout can be read back.
   bool readable() const { return readable_; }
 
  private:

@@ -57,7 +57,7 @@ bool has_openmp() {
 
 }  // namespace
 
-HostWeight::HostWeight(const ggml_tensor& like, const void* blocks)
+HostWeight::HostWeight(const ggml_tensor& like, const void* blocks, bool in_rows)
     : context_(ggml_init({4 * ggml_tensor_overhead(), nullptr, true})) {
   tensor_ = ggml_new_tensor(context_.get(), like.type, GGML_MAX_DIMS, like.ne);
   ggml_set_name(tensor_, like.name);
@@ -74,7 +74,8 @@ HostWeight::HostWeight(const ggml_tensor& like, const void* blocks)
                               ggml_new_tensor_3d(scratch.get(), GGML_TYPE_F32, like.ne[0], 1, 512),
                               ggml_new_tensor_2d(scratch.get(), GGML_TYPE_I32, 1, 512));
   }
-  ggml_backend_buffer_type_t const type = type_for(product);
+  ggml_backend_buffer_type_t const type =
+      in_rows ? ggml_backend_dev_buffer_type(cpu_device()) : type_for(product);
   buffer_.reset(ggml_backend_alloc_ctx_tensors_from_buft(context_.get(), type));
   if (buffer_ == nullptr) {
     throw Error(ErrorKind::out_of_memory, "twell",

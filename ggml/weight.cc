@@ -52,7 +52,7 @@ void Weight::load(const std::byte* blocks) {
     form_.packed = std::make_shared<const std::vector<GgmlDown>>(std::move(packed));
     Ledger::get().take(name_of(format));
   } catch (const std::exception& error) {
-    form_.host = std::make_shared<const HostWeight>(tensor_, blocks);
+    form_.host = std::make_shared<const HostWeight>(tensor_, blocks, /*in_rows=*/true);
     Ledger::get().leave(tensor_.name, error.what());
   }
 }
@@ -105,7 +105,7 @@ bool Weight::count(std::int64_t rows, double share) {
 void Weight::unpack() {
   const std::lock_guard lock(mutex_);
   if (form_.packed == nullptr) return;  // another thread was first
-  form_.host = std::make_shared<const HostWeight>(tensor_, blocks().data());
+  form_.host = std::make_shared<const HostWeight>(tensor_, blocks().data(), /*in_rows=*/false);
   form_.packed = nullptr;
 }
 
