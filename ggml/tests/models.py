@@ -22,11 +22,11 @@ CONSTANT = 4.0
 
 
 class Normals:
-    """Normal numbers; those of large arrays start anywhere in a pool of 2²⁶, which is faster."""
+    """Normal numbers, from anywhere in a pool: to draw all of a large model's would take a minute."""
 
     def __init__(self, seed: int, largest: int):
         self.rng = np.random.default_rng(seed)
-        self.pool = self.rng.standard_normal(min(1 << 26, 2 * largest), dtype=np.float32)
+        self.pool = self.rng.standard_normal(largest + (1 << 20), dtype=np.float32)
 
     def __call__(self, *shape: int, sd: float = 1.0) -> np.ndarray:
         count = int(np.prod(shape))
@@ -89,7 +89,7 @@ def write(architecture: str, path: pathlib.Path, *, fire: float, width: int = 51
     embedding = normal(vocabulary, width).copy()
     embedding[:, 0] = CONSTANT
     half("token_embd.weight", embedding)
-    half("output.weight", normal(vocabulary, width, sd=4 * width**-0.5))
+    half("output.weight", normal(vocabulary, width, sd=width**-0.5))
     norms = ["output_norm"] + [f"blk.{i}.{part}_norm" for i in range(layers) for part in ("attn", "ffn")]
     for name in norms:
         single(f"{name}.weight", np.ones(width))
@@ -124,6 +124,7 @@ def main() -> None:
     parser.add_argument("architecture")
     parser.add_argument("path", type=pathlib.Path)
     parser.add_argument("--fire", type=float, required=True)
+    parser.add_argument("--weight", type=float)
     for name in ("width", "inner", "layers", "vocabulary", "heads", "kv_heads"):
         parser.add_argument(f"--{name}", type=int)
     options = {k: v for k, v in vars(parser.parse_args()).items() if v is not None}
