@@ -51,11 +51,14 @@ class Buffer {
  private:
   static void print(const Weight& weight) {
     const Weight::Counts counts = weight.counts();
-    const double percent = counts.rows == 0 ? 0 : 100 * counts.fired / double(counts.rows);
-    std::fprintf(stderr, "twell: %s: %lld calls, %lld rows, %.1f %% fired, %s\n",
+    const auto per = [](double sum, std::int64_t n) { return n == 0 ? 0 : sum / double(n); };
+    std::fprintf(stderr, "twell: %s: %lld calls of %.3f ms, %lld rows, %.1f %% fired, %s\n",
                  weight.tensor().name, static_cast<long long>(counts.calls),
-                 static_cast<long long>(counts.rows), percent,
-                 weight.form().packed != nullptr ? "sparse" : "dense");
+                 1e3 * per(counts.seconds, counts.calls), static_cast<long long>(counts.rows),
+                 100 * per(counts.fired, counts.rows),
+                 !counts.host    ? "sparse"
+                 : counts.packed ? "dense for prompts"
+                                 : "dense");
   }
 
   std::size_t bytes_;

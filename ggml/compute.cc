@@ -1,6 +1,7 @@
 #include "ggml/compute.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -67,8 +68,18 @@ bool supports(const ggml_tensor& op) {
   return loading ? wanted(weight) : is_weight(weight);
 }
 
-Context& Compute::context() {
-  const int threads = threads_ == 0 ? default_threads() : threads_;
+// Where threads of the host's wait in a loop, a product of few rows is done by those that find a
+// core of their own. A longer one waits for a turn of the scheduler's and is still faster.
+int Compute::threads_for(std::int64_t rows) const {
+  constexpr std::int64_t kManyRows = 32;
+  static const int cores = default_threads();  // asks the system each time
+  const int threads = threads_ == 0 ? cores : threads_;
+  if (host_has_openmp() || rows >= kManyRows) return threads;
+  return std::clamp(cores - threads + 1, 1, threads);
+}
+
+Context& Compute::context(std::int64_t rows) {
+  const int threads = threads_for(rows);
   if (!context_ || context_->threads() != threads) {
     context_.reset();
     context_.emplace(ContextOptions{threads, std::nullopt});
@@ -97,14 +108,12 @@ void Compute::multiply(ggml_tensor& node) {
   if (weight == nullptr) {
     throw Error(ErrorKind::invalid_argument, node.src[0]->name, "has no numbers yet");
   }
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point begin = Clock::now();
   const ggml_tensor& h = *node.src[1];
-  Weight::Form form = weight->form();
-  if (weight->count(rows_of(h), share_fired(h)) && form.packed != nullptr) {
-    weight->unpack();
-    form = weight->form();
-  }
+  const Weight::Form form = weight->form_for(rows_of(h), share_fired(h));
   if (form.host != nullptr) {
-    const ggml_status status = host_.compute(node, *form.host, context().threads());
+    const ggml_status status = host_.compute(node, *form.host, threads_for(rows_of(h)));
     if (status != GGML_STATUS_SUCCESS) {
       throw Error(ErrorKind::environment, "the CPU backend", ggml_status_to_string(status));
     }
@@ -115,13 +124,15 @@ void Compute::multiply(ggml_tensor& node) {
   } else {
     multiply_by_experts(*form.packed, node);
   }
+  weight->add_time(std::chrono::duration<double>(Clock::now() - begin).count());
 }
 
 void Compute::multiply_rows(const std::vector<GgmlDown>& packed, ggml_tensor& node) {
   const ggml_tensor& h = *node.src[1];
+  Context& threads = context(rows_of(h));
   for (std::int64_t i3 = 0; i3 < h.ne[3]; ++i3) {
     for (std::int64_t i2 = 0; i2 < h.ne[2]; ++i2) {
-      ggml_down(context(),
+      ggml_down(threads,
                 {row_of<const float>(h, 0, i2, i3), DType::f32, h.ne[1], h.ne[0], stride_of(h)},
                 packed.front(),
                 {row_of<float>(node, 0, i2, i3), DType::f32, h.ne[1], node.ne[0], stride_of(node)});
@@ -144,6 +155,7 @@ void Compute::multiply_by_experts(const std::vector<GgmlDown>& packed, ggml_tens
       rows.at(static_cast<std::size_t>(expert)).emplace_back(u, t);
     }
   }
+  Context& threads = context(rows_of(node));
   for (std::size_t e = 0; e < rows.size(); ++e) {
     const auto count = static_cast<std::int64_t>(rows[e].size());
     if (count == 0) continue;
@@ -153,7 +165,7 @@ void Compute::multiply_by_experts(const std::vector<GgmlDown>& packed, ggml_tens
     for (const auto& [u, t] : rows[e]) {
       in = std::copy_n(row_of<const float>(h, u % h.ne[1], t), h.ne[0], in);
     }
-    ggml_down(context(), {inputs_.data(), DType::f32, count, h.ne[0]}, packed[e],
+    ggml_down(threads, {inputs_.data(), DType::f32, count, h.ne[0]}, packed[e],
               {outputs_.data(), DType::f32, count, node.ne[0]});
     const float* out = outputs_.data();
     for (const auto& [u, t] : rows[e]) {

@@ -5,6 +5,7 @@
 
 #include <ggml.h>
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -29,9 +30,11 @@ class Compute {
   void multiply(ggml_tensor& node);
   void multiply_rows(const std::vector<GgmlDown>& packed, ggml_tensor& node);
   void multiply_by_experts(const std::vector<GgmlDown>& packed, ggml_tensor& node);
-  Context& context();
+  // For a product of so many rows.
+  int threads_for(std::int64_t rows) const;
+  Context& context(std::int64_t rows);
 
-  int threads_ = 0;  // 0: all
+  int threads_ = 0;  // as llama.cpp has said; 0: all
   std::optional<Context> context_;
   HostCpu host_;
   std::vector<float> inputs_, outputs_;  // rows of one expert

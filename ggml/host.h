@@ -33,6 +33,10 @@ class HostWeight {
   bool readable_ = true;
 };
 
+// Whether the host's CPU backend runs on OpenMP's threads, as ours do. A pool of its own instead
+// waits for work in a loop, for 0.1 s after the last, and keeps a core from our threads.
+bool host_has_openmp();
+
 // The host's CPU backend, which computes single nodes on behalf of a backend of ours.
 class HostCpu {
  public:

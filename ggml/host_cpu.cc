@@ -25,6 +25,16 @@ Function function_of_cpu(const char* name) {
       ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(cpu_device()), name));
 }
 
+bool find_openmp() {
+  const auto features = function_of_cpu<ggml_backend_get_features_t>("ggml_backend_get_features");
+  if (features == nullptr) return false;
+  const ggml_backend_feature* at = features(ggml_backend_dev_backend_reg(cpu_device()));
+  for (; at != nullptr && at->name != nullptr; ++at) {
+    if (std::strcmp(at->name, "OPENMP") == 0) return std::strcmp(at->value, "0") != 0;
+  }
+  return false;
+}
+
 bool takes(ggml_backend_buffer_type_t type, ggml_tensor* product) {
   ggml_tensor* const weight = product->src[0];
   weight->buffer = ggml_backend_buft_alloc_buffer(type, 0);
@@ -45,17 +55,12 @@ ggml_backend_buffer_type_t type_for(ggml_tensor* product) {
   return ggml_backend_dev_buffer_type(cpu_device());
 }
 
-bool has_openmp() {
-  const auto features = function_of_cpu<ggml_backend_get_features_t>("ggml_backend_get_features");
-  if (features == nullptr) return false;
-  const ggml_backend_feature* at = features(ggml_backend_dev_backend_reg(cpu_device()));
-  for (; at != nullptr && at->name != nullptr; ++at) {
-    if (std::strcmp(at->name, "OPENMP") == 0) return std::strcmp(at->value, "0") != 0;
-  }
-  return false;
-}
-
 }  // namespace
+
+bool host_has_openmp() {
+  static const bool has = find_openmp();
+  return has;
+}
 
 HostWeight::HostWeight(const ggml_tensor& like, const void* blocks, bool in_rows)
     : context_(ggml_init({4 * ggml_tensor_overhead(), nullptr, true})) {
@@ -107,7 +112,7 @@ void HostCpu::start() {
 void HostCpu::take_threads(int threads) {
   threads_ = threads;
   function_of_cpu<ggml_backend_set_n_threads_t>("ggml_backend_set_n_threads")(cpu_.get(), threads);
-  if (has_openmp()) return;
+  if (host_has_openmp()) return;
   const auto make = function_of_cpu<decltype(&ggml_threadpool_new)>("ggml_threadpool_new");
   const auto free = function_of_cpu<decltype(&ggml_threadpool_free)>("ggml_threadpool_free");
   const auto set = function_of_cpu<decltype(&ggml_backend_cpu_set_threadpool)>(

@@ -26,28 +26,29 @@ class Weight {
   void set(const void* data, std::size_t offset, std::size_t size);
   void get(void* data, std::size_t offset, std::size_t size) const;
 
-  // One of the two is there. A matrix for each expert, or one.
+  // A matrix for each expert, or one.
+  using Packed = std::shared_ptr<const std::vector<GgmlDown>>;
   struct Form {
-    std::shared_ptr<const std::vector<GgmlDown>> packed;
+    Packed packed;
     std::shared_ptr<const HostWeight> host;
   };
-  Form form() const;
+  // By which of the two to multiply `rows` rows, of whose inputs `share` are not zero: the other
+  // one is null. Both are where it has no numbers yet.
+  Form form_for(std::int64_t rows, double share);
+  void add_time(double seconds);
 
-  // Adds a call of which `share` of the inputs fired in `rows` rows, and says whether the layer
-  // fires too much to stay packed.
-  bool count(std::int64_t rows, double share);
-  // Hands it over to the host's kernels, for good.
-  void unpack();
-
-  // Since it was loaded, in calls, in rows and as a share of the inputs.
+  // Since it was loaded.
   struct Counts {
     std::int64_t calls = 0, rows = 0;
-    double fired = 0;  // summed over rows
+    double fired = 0;  // shares of inputs, summed over rows
+    double seconds = 0;
+    bool packed = false, host = false;  // the forms that are there
   };
   Counts counts() const;
 
  private:
   void load(const std::byte* blocks);
+  void take_to_host();
   std::vector<std::byte> blocks() const;
 
   ggml_tensor tensor_;
