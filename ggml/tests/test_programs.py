@@ -146,24 +146,24 @@ def test_formats_that_libtwell_lacks_are_named(model: Models, text: pathlib.Path
 def test_counts_are_printed_at_exit(model: Models, text: pathlib.Path) -> None:
     said = run("llama-perplexity", "-m", model("arcee", "Q8_0"), "-f", text, "-c", 128, "--chunks", 1,
                TWELL_GGML="stats")
-    counts = re.findall(r"twell: blk\.\d\.ffn_down\.weight: (\d+) calls of [\d.]+ ms, (\d+) rows, ([\d.]+) % fired, sparse", said)
+    counts = re.findall(r"twell: blk\.\d\.ffn_down\.weight: (\d+) calls of [\d.]+ ms, (\d+) rows, ([\d.]+) % fired,"
+                        " sparse", said)
     assert len(counts) == 2
     assert all(int(rows) >= 64 and 6 < float(fired) < 20 for _, rows, fired in counts)
 
 
 def test_a_layer_is_two_more_splits_and_no_more(model: Models) -> None:
     said = run("llama-completion", "-m", model("arcee", "Q4_K"), "-p", "w1 w2", "-n", 3, "-no-cnv", "--temp", 0, "-v",
-               GGML_SCHED_DEBUG="1")
-    splits = {int(n) for n in re.findall(r"graph splits = (\d+)", said)}
-    assert splits == {5}, said[-2000:]
+               GGML_SCHED_DEBUG="2")
+    assert max(int(n) for n in re.findall(r"## SPLIT #(\d+): ", said)) + 1 == 5
 
 
 def test_greedy_text_is_the_same(model: Models) -> None:
     def write(backend: bool) -> str:
         said = subprocess.run([program("llama-completion"), "-m", str(model("arcee", "Q4_K")), "-p", "w1 w2 w3",
-                               "-n", "40", "-no-cnv", "--temp", "0", "-t", "2", "--ignore-eos"], text=True,
+                               "-n", "40", "-no-cnv", "--temp", "0", "-t", "2", "--ignore-eos"],
                               env=environment(backend), capture_output=True, check=True, stdin=subprocess.DEVNULL)
-        return said.stdout
+        return said.stdout.decode(errors="replace")
 
     assert write(True) == write(False) != ""
 
