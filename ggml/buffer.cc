@@ -91,7 +91,8 @@ void drop_pages(const void* data, std::size_t size) {
   const auto at = reinterpret_cast<std::uintptr_t>(data);
   const std::uintptr_t begin = (at + page - 1) / page * page, end = (at + size) / page * page;
   if (begin >= end || !is_read_from_file(begin, end)) return;
-  madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);  // advice
+  auto* const first = const_cast<char*>(static_cast<const char*>(data)) + (begin - at);
+  madvise(first, end - begin, MADV_DONTNEED);  // advice
 }
 
 Buffer& buffer_of(ggml_backend_buffer_t buffer) { return *static_cast<Buffer*>(buffer->context); }

@@ -146,7 +146,7 @@ std::string reason_to_leave(const ggml_tensor& weight) {
     std::string its = architecture_of(header.get());
     if (its.empty()) continue;
     // Two models are being loaded that both have such a weight.
-    if (!architecture.empty() && its != architecture) return architecture + " or " + its;
+    if (!architecture.empty() && its != architecture) return "two open GGUF files list them";
     architecture = std::move(its);
   }
   // Of a model in several files the first alone may say it.

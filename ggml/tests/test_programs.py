@@ -96,7 +96,7 @@ def line_of(said: str) -> str:
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-@pytest.mark.parametrize("architecture", ["arcee", "jais2"])
+@pytest.mark.parametrize("architecture", ["arcee", "jais2", "nemotron_h_moe"])
 def test_perplexity_is_that_of_the_cpu(model: Models, text: pathlib.Path, architecture: str, kind: str) -> None:
     path = model(architecture, kind)
     plain = perplexity(path, text, backend=False)
@@ -166,6 +166,23 @@ def test_greedy_text_is_the_same(model: Models) -> None:
         return said.stdout.decode(errors="replace")
 
     assert write(True) == write(False) != ""
+
+
+@pytest.mark.parametrize("architecture", ["jais2", "nemotron_h_moe"])
+def test_every_node_with_a_callback(model: Models, architecture: str) -> None:
+    def sums(backend: bool) -> list[float]:
+        said = run("llama-eval-callback", "-m", model(architecture, "Q8_0"), "-p", "w1 w2 w3", "-t", 2, backend=backend)
+        return [float(number) for number in re.findall(r"sum = (-?[\d.]+)", said)]
+
+    ours, theirs = sums(True), sums(False)
+    assert len(ours) > 40
+    assert all(abs(a - b) <= 1e-4 * abs(b) + 1e-3 for a, b in zip(ours, theirs, strict=False))
+
+
+def test_importance_matrix_is_computed(model: Models, text: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    out = tmp_path / "imatrix.gguf"
+    run("llama-imatrix", "-m", model("arcee", "Q8_0"), "-f", text, "-c", 128, "--chunks", 2, "-o", out)
+    assert out.stat().st_size > 1000
 
 
 def test_bench_runs(model: Models) -> None:
