@@ -1,10 +1,10 @@
-// A weight in our buffer, and how it is multiplied: packed, or, if so much fires that reading all
-// of it is faster, by the host's own kernels.
+// A weight in our buffer, and how it is multiplied: packed, or, where so much fires that reading
+// all of it is faster, by the host's own kernels. They take many rows at a time at a lower share,
+// so a layer may be in both forms.
 #pragma once
 
 #include <ggml.h>
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
