@@ -75,7 +75,7 @@ Case make_case(const Bench& bench, const Gates& gates, const GraphProbe& probe) 
   Case out{probe, {}, {}};
   for (int i = 0; i < (probe.times_neurons == 0 ? 0 : probe.kernels); ++i) {
     out.gates.push_back(std::make_unique<const PartOfGate>(bench, gates, i * gates.neurons,
-                                                     probe.times_neurons * gates.neurons));
+                                                           probe.times_neurons * gates.neurons));
   }
   return out;
 }

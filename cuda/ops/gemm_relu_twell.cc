@@ -76,12 +76,12 @@ void gemm_relu_twell(const GemmPlan& plan, ConstMatrixView x, ConstMatrixView we
   check_activation(kGemmReluTwell, plan, activation);
   args.out = twell_of(kGemmReluTwell, "out", out, x.rows, weight.rows, plan.dtype);
   args.raster_group = plan.raster_group;
-  require(out.layout.tile == plan.tile, kGemmReluTwell, "out", "expected the plan's tile ", plan.tile,
-          ", got ", out.layout.tile);
-  require(!streams(plan) || x.rows <= plan.block_rows, kGemmReluTwell, "plan", "expected a plan for ",
-          x.rows, " rows, got one for at most ", plan.block_rows);
-  require(plan.shape != GemmShape::library || weight.rows <= plan.block_cols, kGemmReluTwell, "plan",
-          "expected a plan for ", weight.rows, " neurons, got one for ", plan.block_cols);
+  require(out.layout.tile == plan.tile, kGemmReluTwell, "out", "expected the plan's tile ",
+          plan.tile, ", got ", out.layout.tile);
+  require(!streams(plan) || x.rows <= plan.block_rows, kGemmReluTwell, "plan",
+          "expected a plan for ", x.rows, " rows, got one for at most ", plan.block_rows);
+  require(plan.shape != GemmShape::library || weight.rows <= plan.block_cols, kGemmReluTwell,
+          "plan", "expected a plan for ", weight.rows, " neurons, got one for ", plan.block_cols);
   if (plan.shape == GemmShape::screen32x32) {
     args.screen = screen_of(expected, screen, weight.rows, weight.cols);
   }
