@@ -14,7 +14,9 @@ pick_compiler() {
   die "no g++ 12 or later found; install one or name a C++20 compiler in CXX"
 }
 
-run_cmake() { "$CMAKE" --fresh --preset "$1" -S "$ROOT"; }
+# More arguments, where a preset needs what is not in this repository.
+CMAKE_MORE=()
+run_cmake() { "$CMAKE" --fresh --preset "$1" -S "$ROOT" "${CMAKE_MORE[@]}"; }
 
 # Configures only when what it depends on changed; ninja itself follows the CMakeLists.
 configure() {
@@ -22,7 +24,7 @@ configure() {
   [[ $preset == fuzz || $preset == tsan ]] || pick_compiler
   # mpicxx: what CMake did not find when it was first asked it does not look for again.
   key="$(hash_of "$ROOT/CMakePresets.json") ${CXX:-} $CMAKE $(readlink -f "$VENV")"
-  key+=" $(command -v mpicxx || true)"
+  key+=" $(command -v mpicxx || true) ${CMAKE_MORE[*]}"
   [[ -f $dir/build.ninja && $(cat "$dir/.configured" 2>/dev/null) == "$key" ]] && return 0
   step "Configure $preset" run_cmake "$preset"
   echo "$key" >"$dir/.configured"

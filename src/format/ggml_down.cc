@@ -15,22 +15,31 @@ namespace {
 
 constexpr const char* kName = "GgmlDown";
 
-// Codes of a chunk's outputs, of one input: to their places, or from there.
+// Codes of a chunk's outputs, of one input: to their places, or from there. Four outputs that are
+// neighbours have places that are, too.
 void put_codes(const GgmlTraits& traits, const std::uint8_t* codes, std::uint8_t* to) {
   if (traits.bits == 8) {
     std::copy_n(codes, kChunk, to);
     return;
   }
-  std::fill_n(to, kChunk * traits.bits / 8, std::uint8_t{0});
-  for (std::int64_t d = 0; d < kChunk; ++d) {
-    const std::int64_t place = place_of(d);
-    const unsigned code = codes[d];
-    const auto add = [&](std::int64_t byte, unsigned bits, std::int64_t at) {
-      to[byte] = static_cast<std::uint8_t>(to[byte] | bits << at);
-    };
-    add(place % 16, code & 15U, place / 16 * 4);
-    if (traits.bits == 5) add(16 + place / 8, code >> 4U, place % 8);
-    if (traits.bits == 6) add(16 + place % 8, code >> 4U, place / 8 * 2);
+  std::uint8_t placed[kChunk];
+  for (std::int64_t d = 0; d < kChunk; d += 4) std::memcpy(placed + place_of(d), codes + d, 4);
+  for (std::int64_t i = 0; i < 16; ++i) {
+    to[i] = static_cast<std::uint8_t>((placed[i] & 15U) | placed[16 + i] << 4U);
+  }
+  if (traits.bits == 5) {
+    for (std::int64_t i = 0; i < 4; ++i) {
+      unsigned byte = 0;
+      for (std::int64_t k = 0; k < 8; ++k) byte |= (placed[8 * i + k] >> 4U & 1U) << k;
+      to[16 + i] = static_cast<std::uint8_t>(byte);
+    }
+  }
+  if (traits.bits == 6) {
+    for (std::int64_t i = 0; i < 8; ++i) {
+      unsigned byte = 0;
+      for (std::int64_t k = 0; k < 4; ++k) byte |= (placed[8 * k + i] >> 4U & 3U) << 2 * k;
+      to[16 + i] = static_cast<std::uint8_t>(byte);
+    }
   }
 }
 void take_codes(const GgmlTraits& traits, const std::uint8_t* from, std::uint8_t* codes) {
@@ -38,13 +47,18 @@ void take_codes(const GgmlTraits& traits, const std::uint8_t* from, std::uint8_t
     std::copy_n(from, kChunk, codes);
     return;
   }
-  for (std::int64_t d = 0; d < kChunk; ++d) {
-    const std::int64_t place = place_of(d);
-    unsigned code = from[place % 16] >> (place / 16 * 4) & 15U;
-    if (traits.bits == 5) code |= (from[16 + place / 8] >> (place % 8) & 1U) << 4U;
-    if (traits.bits == 6) code |= (from[16 + place % 8] >> (place / 8 * 2) & 3U) << 4U;
-    codes[d] = static_cast<std::uint8_t>(code);
+  std::uint8_t placed[kChunk];
+  for (std::int64_t i = 0; i < 16; ++i) {
+    placed[i] = from[i] & 15U;
+    placed[16 + i] = static_cast<std::uint8_t>(from[i] >> 4U);
   }
+  for (std::int64_t i = 0; traits.bits == 5 && i < kChunk; ++i) {
+    placed[i] = static_cast<std::uint8_t>(placed[i] | (from[16 + i / 8] >> (i % 8) & 1U) << 4U);
+  }
+  for (std::int64_t i = 0; traits.bits == 6 && i < kChunk; ++i) {
+    placed[i] = static_cast<std::uint8_t>(placed[i] | (from[16 + i % 8] >> (i / 8 * 2) & 3U) << 4U);
+  }
+  for (std::int64_t d = 0; d < kChunk; d += 4) std::memcpy(codes + d, placed + place_of(d), 4);
 }
 
 // The blocks of a chunk's outputs at one place along H.

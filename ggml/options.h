@@ -1,0 +1,22 @@
+// What the environment variable TWELL_GGML asks for.
+#pragma once
+
+#include <cstdlib>
+#include <string_view>
+
+namespace twell::ggml {
+
+struct Options {
+  bool off = false;    // takes no weight
+  bool stats = false;  // prints how often each layer was called and how much fired
+};
+inline const Options& options() {
+  static const Options one = [] {
+    const char* const text = std::getenv("TWELL_GGML");  // NOLINT(concurrency-mt-unsafe)
+    const std::string_view asked = text == nullptr ? "" : text;
+    return Options{asked == "off", asked == "stats"};
+  }();
+  return one;
+}
+
+}  // namespace twell::ggml

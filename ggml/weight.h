@@ -1,0 +1,63 @@
+// A weight in our buffer, and how it is multiplied: packed, or, where so much fires that reading
+// all of it is faster, by the host's own kernels. They take many rows at a time at a lower share,
+// so a layer may be in both forms.
+#pragma once
+
+#include <ggml.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "ggml/host.h"
+#include "twell/ggml.h"
+
+namespace twell::ggml {
+
+class Weight {
+ public:
+  // Of a tensor of a format that libtwell has. It has no numbers before set() gave it all of them.
+  explicit Weight(const ggml_tensor& tensor) : tensor_(tensor) {}
+
+  const ggml_tensor& tensor() const { return tensor_; }
+  // Bytes of the tensor as in a GGUF file, from `offset` on. get() gives the same bytes.
+  void set(const void* data, std::size_t offset, std::size_t size);
+  void get(void* data, std::size_t offset, std::size_t size) const;
+
+  // A matrix for each expert, or one.
+  using Packed = std::shared_ptr<const std::vector<GgmlDown>>;
+  struct Form {
+    Packed packed;
+    std::shared_ptr<const HostWeight> host;
+  };
+  // By which of the two to multiply `rows` rows, of whose inputs `share` are not zero: the other
+  // one is null. Both are where it has no numbers yet.
+  Form form_for(std::int64_t rows, double share);
+  void add_time(double seconds);
+
+  // Since it was loaded.
+  struct Counts {
+    std::int64_t calls = 0, rows = 0;
+    double fired = 0;  // shares of inputs, summed over rows
+    double seconds = 0;
+    bool packed = false, host = false;  // the forms that are there
+  };
+  Counts counts() const;
+
+ private:
+  void load(const std::byte* blocks);
+  void take_to_host();
+  std::vector<std::byte> blocks() const;
+
+  ggml_tensor tensor_;
+  mutable std::mutex mutex_;
+  Form form_;
+  std::vector<std::byte> partial_;  // what came in pieces
+  std::size_t there_ = 0;           // bytes of it
+  Counts counts_;
+  double recent_ = 0;  // share that fired, the last rows most
+};
+
+}  // namespace twell::ggml
