@@ -16,7 +16,7 @@ namespace {
 constexpr std::int64_t kControls = 2;  // inputs that thresholds and levels use
 
 std::uint16_t bits_of(int value) { return bf16(static_cast<float>(value)).bits; }
-int value_of(std::uint16_t bits) {
+int integer_of(std::uint16_t bits) {
   return static_cast<int>(static_cast<float>(bf16::from_bits(bits)));
 }
 
@@ -98,13 +98,13 @@ void fill_expected(ExactLayer& exact) {
   for (std::int64_t r = 0; r < layer.tokens; ++r) {
     std::vector<std::pair<std::int64_t, int>> inputs;
     for (std::int64_t k = 0; k < layer.width; ++k) {
-      const int x = value_of(layer.x[static_cast<std::size_t>(r * layer.width + k)]);
+      const int x = integer_of(layer.x[static_cast<std::size_t>(r * layer.width + k)]);
       if (x != 0) inputs.emplace_back(k, x);
     }
     const auto dot = [&](const std::vector<std::uint16_t>& weight, std::int64_t n) {
       int sum = 0;
       for (const auto& [k, x] : inputs) {
-        sum += x * value_of(weight[static_cast<std::size_t>(n * layer.width + k)]);
+        sum += x * integer_of(weight[static_cast<std::size_t>(n * layer.width + k)]);
       }
       return sum;
     };
@@ -115,7 +115,7 @@ void fill_expected(ExactLayer& exact) {
       exact.active[static_cast<std::size_t>(r)].push_back(static_cast<std::int32_t>(n));
       const int h = g * dot(layer.up, n);
       const std::uint16_t* down = layer.down.data() + n * layer.width;
-      for (std::size_t c = 0; c < y.size(); ++c) y[c] += h * value_of(down[c]);
+      for (std::size_t c = 0; c < y.size(); ++c) y[c] += h * integer_of(down[c]);
     }
     for (std::size_t c = 0; c < y.size(); ++c) {
       exact.y[static_cast<std::size_t>(r * layer.width) + c] = bits_of(y[c]);

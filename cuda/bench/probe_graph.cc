@@ -31,9 +31,9 @@ struct Gates {
 };
 
 // The operation on some of the neurons.
-class Gate {
+class PartOfGate {
  public:
-  Gate(const Bench& bench, const Gates& gates, std::int64_t first, std::int64_t neurons)
+  PartOfGate(const Bench& bench, const Gates& gates, std::int64_t first, std::int64_t neurons)
       : gates_(gates),
         first_(first),
         neurons_(neurons),
@@ -67,15 +67,15 @@ class Gate {
 
 struct Case {
   GraphProbe probe;
-  std::vector<std::unique_ptr<const Gate>> gates;  // none where kernels do nothing
+  std::vector<std::unique_ptr<const PartOfGate>> gates;  // none where kernels do nothing
   Times times;
 };
 
 Case make_case(const Bench& bench, const Gates& gates, const GraphProbe& probe) {
   Case out{probe, {}, {}};
   for (int i = 0; i < (probe.times_neurons == 0 ? 0 : probe.kernels); ++i) {
-    out.gates.push_back(std::make_unique<const Gate>(bench, gates, i * gates.neurons,
-                                                     probe.times_neurons * gates.neurons));
+    out.gates.push_back(std::make_unique<const PartOfGate>(bench, gates, i * gates.neurons,
+                                                           probe.times_neurons * gates.neurons));
   }
   return out;
 }

@@ -10,7 +10,7 @@
 namespace twell::cuda {
 namespace {
 
-constexpr const char* kOperation = "cuda::ffn";
+constexpr const char* kFfn = "cuda::ffn";
 
 // Whether `b` is where the rows of `a` go on.
 bool follows(const ConstMatrixView& b, const ConstMatrixView& a) {
@@ -25,12 +25,12 @@ Problem problem_of(ConstMatrixView x, const FfnWeights& weights, ConstMatrixView
   const ConstMatrixView gate = weights.gate.matrix(), up = up_of(weights),
                         down = weights.down.matrix();
   const auto weight = [&](const char* name, const ConstMatrixView& view) {
-    check_shape(kOperation, name, view, x.dtype, gate.rows, x.cols);
+    check_shape(kFfn, name, view, x.dtype, gate.rows, x.cols);
   };
   weight("gate", gate);
   if (up.data != nullptr) weight("up", up);
   weight("down", down);
-  check_shape(kOperation, "y", y, x.dtype, x.rows, x.cols);
+  check_shape(kFfn, "y", y, x.dtype, x.rows, x.cols);
   Problem problem;
   problem.tokens = x.rows;
   problem.width = x.cols;
@@ -87,8 +87,8 @@ FfnCall call_of(const char* operation, const FfnPlan& plan, const ConstMatrixVie
 void ffn(const FfnPlan& plan, ConstMatrixView x, const FfnWeights& weights,
          const ActivationSpec& activation, MatrixView y, const Workspace& workspace, Stream stream,
          const DeviceStats& stats) {
-  const FfnCall call = call_of(kOperation, plan, x, weights, activation, y, stream, stats);
-  Carver carver(kOperation, "workspace", workspace, plan.workspace_bytes, plan.problem.trusted);
+  const FfnCall call = call_of(kFfn, plan, x, weights, activation, y, stream, stats);
+  Carver carver(kFfn, "workspace", workspace, plan.workspace_bytes, plan.problem.trusted);
   if (plan.problem.tokens == 0) return;
   const FfnBuffers buffers = carve_ffn(carver, plan);
   if (plan.gemm.shape == GemmShape::library) {

@@ -10,7 +10,7 @@
 namespace twell::cuda {
 namespace {
 
-constexpr const char* kOperation = "cuda::gemm_relu_twell";
+constexpr const char* kGemmReluTwell = "cuda::gemm_relu_twell";
 
 void run_library(const GemmPlan& plan, const GemmReluTwellArgs& args, Carver& carver,
                  cudaStream_t stream) {
@@ -35,7 +35,7 @@ void run_library(const GemmPlan& plan, const GemmReluTwellArgs& args, Carver& ca
     pack.rows = std::min(plan.block_rows, args.rows - first);
     gemm.rows = pack.rows;
     gemm.a.data = args.x.data + first * args.x.stride;
-    library_gemm(kOperation, plan.dtype, gemm, library, stream);
+    library_gemm(kGemmReluTwell, plan.dtype, gemm, library, stream);
     launch_pack_gate(plan.dtype, pack, stream);
   }
 }
@@ -64,7 +64,7 @@ void launch_gate(const GemmPlan& plan, const GemmReluTwellArgs& args, cudaStream
 void gemm_relu_twell(const GemmPlan& plan, ConstMatrixView x, ConstMatrixView weight,
                      const ActivationSpec& activation, const DeviceTwellView& out,
                      const Workspace& workspace, Stream stream_handle, const ScreenView& screen) {
-  const Expected expected{kOperation, plan.dtype, plan.aligned};
+  const Expected expected{kGemmReluTwell, plan.dtype, plan.aligned};
   auto* stream = static_cast<cudaStream_t>(stream_handle);
   GemmReluTwellArgs args;
   args.x = matrix_of(expected, "x", x, x.rows, weight.cols);
@@ -72,20 +72,20 @@ void gemm_relu_twell(const GemmPlan& plan, ConstMatrixView x, ConstMatrixView we
   args.rows = static_cast<int>(x.rows);
   args.depth = static_cast<int>(x.cols);
   args.cols = static_cast<int>(weight.rows);
-  args.activation = activation_args(kOperation, activation);
-  check_activation(kOperation, plan, activation);
-  args.out = twell_of(kOperation, "out", out, x.rows, weight.rows, plan.dtype);
+  args.activation = activation_args(kGemmReluTwell, activation);
+  check_activation(kGemmReluTwell, plan, activation);
+  args.out = twell_of(kGemmReluTwell, "out", out, x.rows, weight.rows, plan.dtype);
   args.raster_group = plan.raster_group;
-  require(out.layout.tile == plan.tile, kOperation, "out", "expected the plan's tile ", plan.tile,
-          ", got ", out.layout.tile);
-  require(!streams(plan) || x.rows <= plan.block_rows, kOperation, "plan", "expected a plan for ",
-          x.rows, " rows, got one for at most ", plan.block_rows);
-  require(plan.shape != GemmShape::library || weight.rows <= plan.block_cols, kOperation, "plan",
-          "expected a plan for ", weight.rows, " neurons, got one for ", plan.block_cols);
+  require(out.layout.tile == plan.tile, kGemmReluTwell, "out", "expected the plan's tile ",
+          plan.tile, ", got ", out.layout.tile);
+  require(!streams(plan) || x.rows <= plan.block_rows, kGemmReluTwell, "plan",
+          "expected a plan for ", x.rows, " rows, got one for at most ", plan.block_rows);
+  require(plan.shape != GemmShape::library || weight.rows <= plan.block_cols, kGemmReluTwell,
+          "plan", "expected a plan for ", weight.rows, " neurons, got one for ", plan.block_cols);
   if (plan.shape == GemmShape::screen32x32) {
     args.screen = screen_of(expected, screen, weight.rows, weight.cols);
   }
-  Carver carver(kOperation, "workspace", workspace, plan.workspace_bytes, false);
+  Carver carver(kGemmReluTwell, "workspace", workspace, plan.workspace_bytes, false);
   if (x.rows == 0) return;
   if (plan.shape == GemmShape::library) {
     run_library(plan, args, carver, stream);
