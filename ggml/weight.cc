@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <iterator>
 #include <utility>
 
 #include "ggml/ledger.h"
@@ -12,14 +13,22 @@
 namespace twell::ggml {
 namespace {
 
-// Shares of inputs above which the host's kernels are faster, on AVX2: of few rows between 52 %
-// (Q6_K) and 70 % (Q4_K), of 512 rows between 15 and 26 %.
-constexpr double kDenseFew = 0.5, kDenseMany = 0.2;
-constexpr std::int64_t kMany = 16;
+// Shares of inputs above which the host's kernels are faster: of one row, and of 512. In the order
+// of GgmlFormat, measured on two Zen 3 cores with AVX2, D = 2560, H = 18432. Those of one row are
+// cautious where a format was not timed.
+constexpr Weight::Limits kLimits[] = {{0.5, 0.2}, {0.5, 0.25}, {0.6, 0.22},
+                                      {0.6, 0.3}, {0.5, 0.2},  {0.5, 0.14}};
+static_assert(std::size(kLimits) == kGgmlFormats);
+constexpr std::int64_t kMany = 16;  // rows
+
 // Rows that count as recent. A model is warmed up with a few tokens that fire like no others.
 constexpr std::int64_t kRecent = 64;
 
 }  // namespace
+
+Weight::Limits Weight::limits() const {
+  return kLimits[static_cast<std::size_t>(*format_of(tensor_.type))];
+}
 
 void Weight::set(const void* data, std::size_t offset, std::size_t size) {
   const std::lock_guard lock(mutex_);
@@ -96,7 +105,7 @@ Weight::Form Weight::form_for(std::int64_t rows, double share) {
   counts_.fired += share * static_cast<double>(rows);
   const double part = std::min(1.0, static_cast<double>(rows) / static_cast<double>(kRecent));
   recent_ += counts_.calls == 1 ? share : (share - recent_) * part;
-  const bool dense = recent_ > (rows < kMany ? kDenseFew : kDenseMany);
+  const bool dense = recent_ > (rows < kMany ? limits().few : limits().many);
   if (dense && counts_.rows >= kRecent && form_.packed != nullptr) take_to_host();
   const bool by_host = form_.host != nullptr && (dense || form_.packed == nullptr);
   return by_host ? Form{nullptr, form_.host} : Form{form_.packed, nullptr};
@@ -107,7 +116,7 @@ void Weight::take_to_host() {
   if (form_.host == nullptr) {
     form_.host = std::make_shared<const HostWeight>(tensor_, blocks().data(), /*in_rows=*/false);
   }
-  if (recent_ > kDenseFew) form_.packed = nullptr;
+  if (recent_ > limits().few) form_.packed = nullptr;
 }
 
 void Weight::add_time(double seconds) {

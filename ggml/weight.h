@@ -46,7 +46,13 @@ class Weight {
   };
   Counts counts() const;
 
+  // Shares of inputs above which the host's kernels multiply few rows, and many.
+  struct Limits {
+    double few, many;
+  };
+
  private:
+  Limits limits() const;
   void load(const std::byte* blocks);
   void take_to_host();
   std::vector<std::byte> blocks() const;
