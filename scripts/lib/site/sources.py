@@ -22,6 +22,7 @@ CONTENTS = {
         "docs/serving",
         "docs/quantised",
         "docs/gguf",
+        "docs/llama-cpp",
         "docs/cpp",
         "examples/README",
         "examples/sparsify_smollm2/README",
