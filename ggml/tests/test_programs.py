@@ -121,8 +121,8 @@ def test_perplexity_at_any_density(model: Models, text: pathlib.Path, fire: floa
     assert nearly(perplexity(path, text, backend=True), plain)
 
 
-@pytest.mark.parametrize("more", [("-ctk", "q8_0"), ("-b", 1, "-ub", 1, "--chunks", 1), ("-t", 1), ("-lm", "none"), ("-t", 3)],
-                         ids=str)
+@pytest.mark.parametrize("more", [("-ctk", "q8_0"), ("-b", 1, "-ub", 1, "--chunks", 1), ("-t", 1), ("-lm", "none"),
+                                  ("-t", 3)], ids=str)
 def test_perplexity_with_other_options(model: Models, text: pathlib.Path, more: tuple) -> None:
     path = model("arcee", "Q4_K")
     plain = perplexity(path, text, *more, backend=False)
