@@ -19,6 +19,19 @@ constexpr ggml_type kTypes[] = {GGML_TYPE_Q4_0, GGML_TYPE_Q5_0, GGML_TYPE_Q8_0,
 
 ggml_backend_buffer_type_t our_type() { return ggml_backend_dev_buffer_type(device()); }
 
+// Rows of h times a weight of two dimensions.
+std::vector<float> product(Host& host, ggml_tensor* weight, const std::vector<float>& h) {
+  const std::int64_t cols = weight->ne[0], rows = static_cast<std::int64_t>(h.size()) / cols;
+  ggml_tensor* x = nullptr;
+  return host.run(
+      [&](ggml_context* context) {
+        x = ggml_new_tensor_2d(context, GGML_TYPE_F32, cols, rows);
+        ggml_set_input(x);
+        return ggml_mul_mat(context, weight, x);
+      },
+      [&] { ggml_backend_tensor_set(x, h.data(), 0, h.size() * sizeof(float)); });
+}
+
 TEST(Device, IsAnAcceleratorThatOwnsItsWeights) {
   ASSERT_NE(device(), nullptr);
   EXPECT_STREQ(ggml_backend_dev_name(device()), "TWELL");
@@ -154,14 +167,7 @@ TEST_P(Formats, OtherBuffersKeepBytesAndAreNotClaimed) {
 
   Host host;
   const auto h = random_inputs(3, 512, 0.1, 2);
-  ggml_tensor* x = nullptr;
-  const auto y = host.run(
-      [&](ggml_context* context) {
-        x = ggml_new_tensor_2d(context, GGML_TYPE_F32, 512, 3);
-        ggml_set_input(x);
-        return ggml_mul_mat(context, weight, x);
-      },
-      [&] { ggml_backend_tensor_set(x, h.data(), 0, h.size() * sizeof(float)); });
+  const auto y = product(host, weight, h);
   ASSERT_EQ(y.size(), 3U * 64U);
   const Expected expected = dot(GetParam(), blocks.data(), h.data(), 512);
   EXPECT_NEAR(y[0], expected.value, expected.error);
@@ -194,14 +200,7 @@ TEST_P(Products, AreThoseOfTheNumbersInTheFile) {
   const auto h = random_inputs(rows, kInputs, share, 4);
   Host host;
   for (int again = 0; again < 2; ++again) {
-    ggml_tensor* x = nullptr;
-    const auto y = host.run(
-        [&, n = rows](ggml_context* context) {
-          x = ggml_new_tensor_2d(context, GGML_TYPE_F32, kInputs, n);
-          ggml_set_input(x);
-          return ggml_mul_mat(context, weight, x);
-        },
-        [&] { ggml_backend_tensor_set(x, h.data(), 0, h.size() * sizeof(float)); });
+    const auto y = product(host, weight, h);
     ASSERT_EQ(y.size(), static_cast<std::size_t>(rows * kOutputs));
     for (std::int64_t t = 0; t < rows; t += std::max(1, rows / 16)) {
       for (std::int64_t d = 0; d < kOutputs; ++d) {
@@ -285,14 +284,7 @@ TEST_P(Formats, WhatCannotBePackedIsTheHosts) {
   EXPECT_EQ(back, blocks);
   const auto h = random_inputs(1, kInputs, 0.5, 8);
   Host host;
-  ggml_tensor* x = nullptr;
-  const auto y = host.run(
-      [&](ggml_context* context) {
-        x = ggml_new_tensor_2d(context, GGML_TYPE_F32, kInputs, 1);
-        ggml_set_input(x);
-        return ggml_mul_mat(context, weight, x);
-      },
-      [&] { ggml_backend_tensor_set(x, h.data(), 0, h.size() * sizeof(float)); });
+  const auto y = product(host, weight, h);
   ASSERT_EQ(y.size(), static_cast<std::size_t>(kOutputs));
   EXPECT_FALSE(std::isfinite(y[3]));
   expect_near(dot(GetParam(), blocks.data(), h.data(), kInputs), y[0], "0");

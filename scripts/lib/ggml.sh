@@ -18,11 +18,11 @@ use_llama_cpp() {
 
 # lacks_llama_cpp: prints what the tests of the backend lack, if anything.
 lacks_llama_cpp() {
-  local program
+  local program bin
   [[ ${TWELL_LLAMA_CPP:-} ]] || { echo "no tree of llama.cpp; TWELL_LLAMA_CPP or --llama-cpp names one" && return; }
+  bin=${TWELL_LLAMA_CPP_BUILD:-$TWELL_LLAMA_CPP/build}/bin
   for program in libggml.so llama-quantize llama-perplexity llama-bench llama-completion llama-server; do
-    [[ -e ${TWELL_LLAMA_CPP_BUILD:-$TWELL_LLAMA_CPP/build}/bin/$program ]] ||
-      { echo "no bin/$program in ${TWELL_LLAMA_CPP_BUILD:-$TWELL_LLAMA_CPP/build}; TWELL_LLAMA_CPP_BUILD names it" && return; }
+    [[ -e $bin/$program ]] || { echo "no $program in $bin; TWELL_LLAMA_CPP_BUILD names the build" && return; }
   done
 }
 

@@ -31,9 +31,9 @@ with_cuda() { sed -n 's/^TWELL_CUDA:BOOL=//p' "$1/CMakeCache.txt"; }
 # libtwell alone: built without PyTorch, installed, found by find_package and used by a program; with
 # libtwell_cuda where there is nvcc. Its users need no toolkit unless they ask for that.
 run_consumer() {
-  # Builds are as deep as build/release, whose objects ccache finds: paths are relative.
+  # As deep as build/release, whose objects ccache finds: paths are relative.
   local dir=$ROOT/build/consumer alone=$ROOT/build/libtwell cuda
-  rm -rf "$dir" "$alone" "$ROOT/build/embedding" &&
+  rm -rf "$dir" "$alone" &&
     "$CMAKE" -S "$ROOT" -B "$alone" -G Ninja -DTWELL_LM=OFF -DTWELL_TESTS=OFF \
       -DCMAKE_BUILD_TYPE=Release -DCMAKE_INSTALL_PREFIX="$dir/prefix" -DTWELL_CUDA_ARCHITECTURES=80 &&
     cuda=$(with_cuda "$alone") &&
@@ -47,7 +47,7 @@ run_consumer() {
     ! ldd "$dir/program/consumer" | grep -i torch &&
     "$CMAKE" -S "$ROOT/tests/consumer" -B "$dir/no-toolkit" -G Ninja -DCMAKE_PREFIX_PATH="$dir/prefix" \
       -DCMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit=ON &&
-    embeds "$ROOT/build/embedding" "$cuda"
+    embeds "$dir/embedding" "$cuda"
 }
 
 # embeds DIRECTORY WITH_CUDA: a project that embeds this one builds and runs, and has nothing but libtwell, its CUDA
