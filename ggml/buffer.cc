@@ -52,13 +52,10 @@ class Buffer {
   static void print(const Weight& weight) {
     const Weight::Counts counts = weight.counts();
     const auto per = [](double sum, std::int64_t n) { return n == 0 ? 0 : sum / double(n); };
-    std::fprintf(stderr, "twell: %s: %lld calls of %.3f ms, %lld rows, %.1f %% fired, %s\n",
+    std::fprintf(stderr, "twell: %s: %lld calls of %.3f ms, %lld tokens, %.1f %% fired, %s\n",
                  weight.tensor().name, static_cast<long long>(counts.calls),
-                 1e3 * per(counts.seconds, counts.calls), static_cast<long long>(counts.rows),
-                 100 * per(counts.fired, counts.rows),
-                 !counts.host    ? "sparse"
-                 : counts.packed ? "dense for prompts"
-                                 : "dense");
+                 1e3 * per(counts.seconds, counts.calls), static_cast<long long>(counts.tokens),
+                 100 * per(counts.fired, counts.tokens), counts.packed ? "sparse" : "dense");
   }
 
   std::size_t bytes_;

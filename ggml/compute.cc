@@ -111,7 +111,8 @@ void Compute::multiply(ggml_tensor& node) {
   using Clock = std::chrono::steady_clock;
   const Clock::time_point begin = Clock::now();
   const ggml_tensor& h = *node.src[1];
-  const Weight::Form form = weight->form_for(rows_of(h), share_fired(h));
+  const std::int64_t tokens = node.op == GGML_OP_MUL_MAT_ID ? node.src[2]->ne[1] : rows_of(h);
+  const Weight::Form form = weight->form_for(tokens, share_fired(h));
   if (form.host != nullptr) {
     const ggml_status status = host_.compute(node, *form.host, threads_for(rows_of(h)));
     if (status != GGML_STATUS_SUCCESS) {

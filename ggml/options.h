@@ -1,6 +1,7 @@
 // What the environment variable TWELL_GGML asks for.
 #pragma once
 
+#include <cstdio>
 #include <cstdlib>
 #include <string_view>
 
@@ -14,6 +15,9 @@ inline const Options& options() {
   static const Options one = [] {
     const char* const text = std::getenv("TWELL_GGML");  // NOLINT(concurrency-mt-unsafe)
     const std::string_view asked = text == nullptr ? "" : text;
+    if (!asked.empty() && asked != "off" && asked != "stats") {
+      std::fprintf(stderr, "twell: TWELL_GGML=%s is ignored; it may be off or stats\n", text);
+    }
     return Options{asked == "off", asked == "stats"};
   }();
   return one;

@@ -13,22 +13,17 @@
 namespace twell::ggml {
 namespace {
 
-// Shares of inputs above which the host's kernels are faster: of one row, and of 512. In the order
-// of GgmlFormat, measured on two Zen 3 cores with AVX2, D = 2560, H = 18432. Those of one row are
-// cautious where a format was not timed.
-constexpr Weight::Limits kLimits[] = {{0.5, 0.2}, {0.5, 0.25}, {0.6, 0.22},
-                                      {0.6, 0.3}, {0.5, 0.2},  {0.5, 0.14}};
+// Shares of inputs above which the host's kernels multiply few rows faster, in the order of
+// GgmlFormat. Measured on two Zen 3 cores with AVX2, D = 2560, H = 18432; cautious where a format
+// was not timed. More rows are faster packed at any share.
+constexpr double kLimits[] = {0.5, 0.5, 0.6, 0.6, 0.5, 0.5};
 static_assert(std::size(kLimits) == kGgmlFormats);
-constexpr std::int64_t kMany = 16;  // rows
+constexpr std::int64_t kFewTokens = 3;
 
-// Rows that count as recent. A model is warmed up with a few tokens that fire like no others.
+// Tokens that count as recent. A model is warmed up with a few tokens that fire like no others.
 constexpr std::int64_t kRecent = 64;
 
 }  // namespace
-
-Weight::Limits Weight::limits() const {
-  return kLimits[static_cast<std::size_t>(*format_of(tensor_.type))];
-}
 
 void Weight::set(const void* data, std::size_t offset, std::size_t size) {
   const std::lock_guard lock(mutex_);
@@ -98,25 +93,31 @@ void Weight::get(void* data, std::size_t offset, std::size_t size) const {
   std::memcpy(data, blocks().data() + offset, size);
 }
 
-Weight::Form Weight::form_for(std::int64_t rows, double share) {
+Weight::Form Weight::form_for(std::int64_t tokens, double share) {
   const std::lock_guard lock(mutex_);
   ++counts_.calls;
-  counts_.rows += rows;
-  counts_.fired += share * static_cast<double>(rows);
-  const double part = std::min(1.0, static_cast<double>(rows) / static_cast<double>(kRecent));
+  counts_.tokens += tokens;
+  counts_.fired += share * static_cast<double>(tokens);
+  const double part = std::min(1.0, static_cast<double>(tokens) / static_cast<double>(kRecent));
   recent_ += counts_.calls == 1 ? share : (share - recent_) * part;
-  const bool dense = recent_ > (rows < kMany ? limits().few : limits().many);
-  if (dense && counts_.rows >= kRecent && form_.packed != nullptr) take_to_host();
-  const bool by_host = form_.host != nullptr && (dense || form_.packed == nullptr);
-  return by_host ? Form{nullptr, form_.host} : Form{form_.packed, nullptr};
+  const bool dense = recent_ > kLimits[static_cast<std::size_t>(*format_of(tensor_.type))];
+  if (dense && tokens <= kFewTokens && counts_.tokens >= kRecent && form_.packed != nullptr &&
+      !stays_packed_) {
+    take_to_host();
+  }
+  return form_;
 }
 
-// For good. The packed form stays as long as it serves few rows.
+// For good. Without memory for it, it stays as it is.
 void Weight::take_to_host() {
-  if (form_.host == nullptr) {
-    form_.host = std::make_shared<const HostWeight>(tensor_, blocks().data(), /*in_rows=*/false);
+  try {
+    form_ = {nullptr,
+             std::make_shared<const HostWeight>(tensor_, blocks().data(), /*in_rows=*/false)};
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "twell: %s stays packed, and slower than it could be: %s\n", tensor_.name,
+                 error.what());
+    stays_packed_ = true;
   }
-  if (recent_ > limits().few) form_.packed = nullptr;
 }
 
 void Weight::add_time(double seconds) {
@@ -128,7 +129,6 @@ Weight::Counts Weight::counts() const {
   const std::lock_guard lock(mutex_);
   Counts counts = counts_;
   counts.packed = form_.packed != nullptr;
-  counts.host = form_.host != nullptr;
   return counts;
 }
 

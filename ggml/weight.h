@@ -1,6 +1,5 @@
-// A weight in our buffer, and how it is multiplied: packed, or, where so much fires that reading
-// all of it is faster, by the host's own kernels. They take many rows at a time at a lower share,
-// so a layer may be in both forms.
+// A weight in our buffer, and how it is multiplied: packed, or, where so much fires that one row is
+// faster if all of it is read, by the host's own kernels.
 #pragma once
 
 #include <ggml.h>
@@ -32,38 +31,33 @@ class Weight {
     Packed packed;
     std::shared_ptr<const HostWeight> host;
   };
-  // By which of the two to multiply `rows` rows, of whose inputs `share` are not zero: the other
-  // one is null. Both are where it has no numbers yet.
-  Form form_for(std::int64_t rows, double share);
+  // How to multiply the rows of `tokens` tokens, of whose inputs `share` are not zero: one of the
+  // two is null. Both are where it has no numbers yet.
+  Form form_for(std::int64_t tokens, double share);
   void add_time(double seconds);
 
   // Since it was loaded.
   struct Counts {
-    std::int64_t calls = 0, rows = 0;
-    double fired = 0;  // shares of inputs, summed over rows
+    std::int64_t calls = 0, tokens = 0;
+    double fired = 0;  // shares of inputs, summed over tokens
     double seconds = 0;
-    bool packed = false, host = false;  // the forms that are there
+    bool packed = false;
   };
   Counts counts() const;
 
-  // Shares of inputs above which the host's kernels multiply few rows, and many.
-  struct Limits {
-    double few, many;
-  };
-
  private:
-  Limits limits() const;
   void load(const std::byte* blocks);
   void take_to_host();
   std::vector<std::byte> blocks() const;
 
   ggml_tensor tensor_;
   mutable std::mutex mutex_;
-  Form form_;
+  Form form_;  // one of the two
+  bool stays_packed_ = false;
   std::vector<std::byte> partial_;  // what came in pieces
   std::size_t there_ = 0;           // bytes of it
   Counts counts_;
-  double recent_ = 0;  // share that fired, the last rows most
+  double recent_ = 0;  // share that fired, the last tokens most
 };
 
 }  // namespace twell::ggml

@@ -150,10 +150,10 @@ def test_formats_that_libtwell_lacks_are_named(model: Models, text: pathlib.Path
 def test_counts_are_printed_at_exit(model: Models, text: pathlib.Path) -> None:
     said = run("llama-perplexity", "-m", model("arcee", "Q8_0"), "-f", text, "-c", 128, "--chunks", 1,
                TWELL_GGML="stats")
-    counts = re.findall(r"twell: blk\.\d\.ffn_down\.weight: (\d+) calls of [\d.]+ ms, (\d+) rows, ([\d.]+) % fired,"
+    counts = re.findall(r"twell: blk\.\d\.ffn_down\.weight: (\d+) calls of [\d.]+ ms, (\d+) tokens, ([\d.]+) % fired,"
                         " sparse", said)
     assert len(counts) == 2
-    assert all(int(rows) >= 64 and 6 < float(fired) < 20 for _, rows, fired in counts)
+    assert all(int(tokens) >= 64 and 6 < float(fired) < 20 for _, tokens, fired in counts)
 
 
 def test_a_layer_is_two_more_splits_and_no_more(model: Models) -> None:

@@ -13,7 +13,7 @@ namespace twell {
 // A set of CPU instructions.
 enum class CpuTier : std::uint8_t {
   portable,  // any CPU: compiler vectors, no intrinsics
-  avx2,      // AVX2 and FMA
+  avx2,      // AVX2, FMA and F16C
   avx512,    // AVX-512 F/BW/VL/DQ, VNNI (vpdpbusd) and BF16 (vdpbf16ps)
   amx,       // AMX-TILE, AMX-BF16 and AMX-INT8, with everything of avx512
 };

@@ -46,7 +46,8 @@ bool cpu_tier_available(CpuTier tier) {
     case CpuTier::portable:
       return true;
     case CpuTier::avx2:
-      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+             __builtin_cpu_supports("f16c");
     case CpuTier::avx512:
       return has_avx512_bf16();
     case CpuTier::amx:

@@ -23,9 +23,11 @@ namespace twell {
 constexpr std::int64_t kChunk = 32;  // outputs
 
 // Whose place makes interleaving and adding pairs, as registers of 128 bits do it, end in order.
-constexpr std::int64_t place_of(std::int64_t output) {
+// Codes of four bits are interleaved before they are unpacked, others after that.
+constexpr std::int64_t place_of(int bits, std::int64_t output) {
   const std::int64_t eight = output / 8, at = output % 8;
-  return at / 4 * 16 + eight / 2 * 8 + eight % 2 * 4 + at % 4;
+  const std::int64_t pair = bits == 4 ? 8 : 16;
+  return at / 4 * pair + eight / 2 * (24 - pair) + eight % 2 * 4 + at % 4;
 }
 
 struct GgmlLayout {
@@ -60,5 +62,11 @@ struct GgmlLayout {
   std::int64_t pairs_begin() const { return inputs * chunks() * code_bytes(); }
   std::int64_t scales_begin() const { return pairs_begin() + pairs() * chunks() * pair_bytes(); }
 };
+
+// The scales of a block's chunk. `memory` is aligned to 64 bytes, and so is what is in it.
+inline const std::uint16_t* scales_at(const GgmlLayout& layout, const std::uint8_t* memory,
+                                      std::int64_t block, std::int64_t chunk) {
+  return reinterpret_cast<const std::uint16_t*>(memory + layout.scale_at(block, chunk));
+}
 
 }  // namespace twell

@@ -217,15 +217,25 @@ struct GgmlInputs {
   const std::int32_t* starts = nullptr;  // [groups + 1]: where those of a group begin
 };
 
+constexpr std::int64_t kGgmlRows = 64;   // that are multiplied together
+constexpr std::int64_t kGgmlSpan = 256;  // inputs that are
+
 // What a tier has for weights in ggml's blocks.
 struct GgmlKernels {
   // `count` inputs to q, and u of each `numbers` of them, 32 or 256.
   void (*round)(const float* h, std::int64_t count, std::int64_t numbers, std::int8_t* codes,
                 float* units);
-  // Of a row of inputs, the outputs of chunks [first, last): 32 floats each. `memory`: that of a
-  // GgmlDown.
-  using Down = void (*)(const GgmlLayout& layout, const std::uint8_t* memory, const GgmlInputs& h,
-                        std::int64_t first, std::int64_t last, float* y);
+  // `memory`: that of a GgmlDown.
+  struct Down {
+    // y [last − first][32] = the outputs of chunks [first, last) for a row of inputs.
+    void (*row)(const GgmlLayout& layout, const std::uint8_t* memory, const GgmlInputs& h,
+                std::int64_t first, std::int64_t last, float* y);
+    // y [last − first][count][32] += those of `count` rows, kGgmlRows at most, of their inputs
+    // [at, at + kGgmlSpan), of which codes and units alone are read.
+    void (*rows)(const GgmlLayout& layout, const std::uint8_t* memory, const GgmlInputs* h,
+                 std::int64_t count, std::int64_t at, std::int64_t first, std::int64_t last,
+                 float* y);
+  };
   Down down[kGgmlFormats];
 };
 

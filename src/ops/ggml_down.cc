@@ -41,6 +41,7 @@ class RoundedRows {
     }
     to.starts[groups_] = count;
   }
+  std::int64_t count(std::int64_t row) const { return places(row).starts[groups_]; }
   GgmlInputs row(std::int64_t row) const {
     const Places from = places(row);
     return {from.codes, from.units, from.fired, from.starts};
@@ -69,41 +70,64 @@ class RoundedRows {
   std::byte* memory_;
 };
 
+// Where outputs go: chunks of one row, or one chunk of a row.
+void put(const float* from, std::int64_t chunk, std::int64_t count, std::int64_t row,
+         MatrixView y) {
+  const std::int64_t width = std::min(count * kChunk, y.cols - chunk * kChunk);
+  std::memcpy(y.row<float>(row) + chunk * kChunk, from,
+              static_cast<std::size_t>(width) * sizeof(float));
+}
+
 }  // namespace
 
 void ggml_down(Context& context, ConstMatrixView h, const GgmlDown& down, MatrixView y) {
-  // Of many rows, what 8 chunks read stays in L2 from one row to the next: 1 MB of codes of 4 bits
-  // at H = 8192, if all are read.
-  constexpr std::int64_t kManyRows = 8, kPiece = 8;
-  constexpr std::int64_t kRowsAtOnce = 64;
+  // Sums of 64 rows stay in L2, with the codes of a span: 384 KB and 24.
+  constexpr std::int64_t kMostChunks = 48;
   require_matrix(kName, "h", h, DType::f32, h.rows, down.inputs());
   require_matrix(kName, "y", y, DType::f32, h.rows, down.outputs());
   require_apart(kName, "y", y, "h", h);
 
   const GgmlLayout layout(down.format(), down.outputs(), down.inputs());
   const GgmlKernels& kernels = ggml_kernels_of(context.tier());
-  const GgmlKernels::Down multiply = kernels.down[static_cast<std::size_t>(down.format())];
+  const GgmlKernels::Down& multiply = kernels.down[static_cast<std::size_t>(down.format())];
   const auto* const memory = static_cast<const std::uint8_t*>(down.data());
-  for (std::int64_t begin = 0; begin < h.rows; begin += kRowsAtOnce) {
-    const std::int64_t rows = std::min(kRowsAtOnce, h.rows - begin), chunks = layout.chunks();
+  // A piece of the outputs for each thread, or as many for each.
+  const std::int64_t chunks = layout.chunks(), threads = context.threads();
+  const std::int64_t turns = (chunks + threads * kMostChunks - 1) / (threads * kMostChunks);
+  const std::int64_t piece = (chunks + threads * turns - 1) / (threads * turns);
+  for (std::int64_t begin = 0; begin < h.rows; begin += kGgmlRows) {
+    const std::int64_t rows = std::min(kGgmlRows, h.rows - begin);
     const RoundedRows rounded(context, layout, rows);
-    // Few rows: a stretch of outputs for each thread.
-    const std::int64_t share = (chunks + context.threads() - 1) / context.threads();
-    const std::int64_t piece = rows < kManyRows ? share : kPiece;
-    const std::int64_t pieces = (chunks + piece - 1) / piece;
-    const auto bytes = static_cast<std::size_t>(piece * kChunk) * sizeof(float);
+    const auto bytes = static_cast<std::size_t>(rows * piece * kChunk) * sizeof(float);
     for (int t = 0; t < context.threads(); ++t) context.scratch(t, kGgmlSums, bytes);
     parallel(context, [&](Team& team) {
       auto* const sums = static_cast<float*>(context.scratch(team.thread(), kGgmlSums, bytes));
       team.for_static(rows,
                       [&](std::int64_t r) { rounded.round(kernels, h.row<float>(begin + r), r); });
-      team.for_dynamic_nowait(pieces, 1, [&](std::int64_t p) {
+      GgmlInputs inputs[kGgmlRows];
+      std::int64_t fired = 0;
+      for (std::int64_t r = 0; r < rows; ++r) {
+        inputs[r] = rounded.row(r);
+        fired += rounded.count(r);
+      }
+      // To unpack all codes takes as long as to multiply them for one row as they are.
+      const bool together = rows > 1 && fired >= layout.inputs;
+      team.for_dynamic_nowait((chunks + piece - 1) / piece, 1, [&](std::int64_t p) {
         const std::int64_t first = p * piece, last = std::min(first + piece, chunks);
-        const std::int64_t width = std::min(last * kChunk, y.cols) - first * kChunk;
-        for (std::int64_t r = 0; r < rows; ++r) {
-          multiply(layout, memory, rounded.row(r), first, last, sums);
-          std::memcpy(y.row<float>(begin + r) + first * kChunk, sums,
-                      static_cast<std::size_t>(width) * sizeof(float));
+        if (!together) {
+          for (std::int64_t r = 0; r < rows; ++r) {
+            multiply.row(layout, memory, inputs[r], first, last, sums);
+            put(sums, first, last - first, begin + r, y);
+          }
+          return;
+        }
+        std::fill_n(sums, rows * (last - first) * kChunk, 0.0F);
+        for (std::int64_t at = 0; at < layout.inputs; at += kGgmlSpan) {
+          multiply.rows(layout, memory, inputs, rows, at, first, last, sums);
+        }
+        const float* from = sums;
+        for (std::int64_t c = first; c < last; ++c) {
+          for (std::int64_t r = 0; r < rows; ++r, from += kChunk) put(from, c, 1, begin + r, y);
         }
       });
     });

@@ -191,15 +191,38 @@ TEST_P(GgmlTest, TheLargestNumbersOverflowNothing) {
           block.minimum = half_of_float(-0.5F);
         });
         for (const int sign : {1, 2, 16, -1}) {
-          TestMatrix<float> h(1, 9 * numbers);
-          h.fill([&](std::int64_t, std::int64_t k) {
-            return sign < 0 || (sign > 1 && k / (sign / 2) % 2 == 1) ? -1.0F : 1.0F;
-          });
-          expect_product(
-              context, h, weights,
-              std::to_string(code) + " " + std::to_string(scale) + " " + std::to_string(sign));
-          if (HasFatalFailure()) return;
+          for (const int rows : {1, 2}) {  // one alone, two together
+            TestMatrix<float> h(rows, 9 * numbers);
+            h.fill([&](std::int64_t, std::int64_t k) {
+              return sign < 0 || (sign > 1 && k / (sign / 2) % 2 == 1) ? -1.0F : 1.0F;
+            });
+            expect_product(context, h, weights,
+                           std::to_string(code) + " " + std::to_string(scale) + " " +
+                               std::to_string(sign) + " " + std::to_string(rows));
+            if (HasFatalFailure()) return;
+          }
         }
+      }
+    }
+  }
+}
+
+// Rows that are multiplied together have the bits that each has alone.
+TEST_P(GgmlTest, RowsTogetherHaveTheBitsOfEachAlone) {
+  const std::int64_t cols = (numbers_of(GetParam()) == 32 ? 37 : 5) * numbers_of(GetParam());
+  for (const CpuTier tier : available_cpu_tiers()) {
+    Context context({.threads = 2, .tier = tier});
+    for (const double share : {0.02, 0.1, 0.4, 1.0}) {
+      for (const std::int64_t rows : {2, 9, 64, 65}) {
+        const GgmlDown down(random_blocks(GetParam(), 165, cols, 11).view());
+        const auto h = inputs(rows, cols, share, rows % 2 == 0);
+        TestMatrix<float> y(rows, 165, 7), expected(rows, 165, 7);
+        ggml_down(context, h.view(), down, y.view());
+        for (std::int64_t r = 0; r < rows; ++r) {
+          ggml_down(context, {h.view().row<float>(r), DType::f32, 1, cols}, down,
+                    {expected.view().row<float>(r), DType::f32, 1, 165});
+        }
+        ASSERT_TRUE(same(y, expected)) << name_of(tier) << " " << share << " " << rows;
       }
     }
   }
@@ -258,9 +281,17 @@ TEST_P(GgmlTest, WhatIsNotFiniteStaysInItsRow) {
     h.set(1, 3, std::numeric_limits<float>::quiet_NaN());
     h.set(2, cols - 1, -std::numeric_limits<float>::infinity());
     for (std::int64_t k = 0; k < cols; ++k) h.set(3, k, 1e-38F);  // 127 / 1e-38 is infinite
-    TestMatrix<float> y(4, 40);
+    TestMatrix<float> y(4, 40), alone(4, 40);
     ggml_down(context, h.view(), down, y.view());
+    for (std::int64_t r = 0; r < 4; ++r) {
+      ggml_down(context, {h.view().row<float>(r), DType::f32, 1, cols}, down,
+                {alone.view().row<float>(r), DType::f32, 1, 40});
+    }
     for (std::int64_t d = 0; d < 40; ++d) {
+      EXPECT_EQ(alone.value(0, d), y.value(0, d));
+      EXPECT_TRUE(std::isnan(alone.value(1, d)));
+      EXPECT_TRUE(std::isnan(alone.value(2, d)));
+      EXPECT_EQ(alone.value(3, d), 0.0F);
       EXPECT_TRUE(std::isfinite(y.value(0, d)));
       EXPECT_TRUE(std::isnan(y.value(1, d)));
       EXPECT_TRUE(std::isnan(y.value(2, d)));

@@ -6,7 +6,9 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <type_traits>
 
+#include "kernels/cpu/common/ggml_tile.h"
 #include "kernels/cpu/common/ggml_vectors.h"
 #include "kernels/kernel.h"
 #include "twell/half.h"
@@ -49,7 +51,7 @@ class GgmlDownRow {
   static constexpr GgmlTraits kTraits = traits_of(kFormat);
   static constexpr int kBits = kTraits.bits;
   static constexpr std::int64_t kCodeBytes = kChunk * kBits / 8;
-  static constexpr std::int64_t kSpan = 256;  // inputs that are taken together
+  static constexpr std::int64_t kSpan = kGgmlSpan;
   static constexpr std::int64_t kBlocks = kSpan / kTraits.numbers;
   static constexpr std::int64_t kGroups = kSpan / kTraits.group;
   // Pairs whose sum 16 bits hold: of the largest inputs and codes, 2 · 127 · (2^bits − 1) each.
@@ -89,10 +91,11 @@ class GgmlDownRow {
         if constexpr (kTraits.sub_scales) {
           V::Sums sums = V::zero(), minima = V::zero();
           for_runs(span, codes, [&](const Runs& runs, const V::Words& a, const V::Words& b) {
-            const std::uint8_t* const numbers = memory + layout.pair_at(pair + runs.of, c);
-            V::add_scaled<!kTraits.minima>(sums, a, b, numbers);
+            using Number = std::conditional_t<kTraits.minima, std::uint8_t, std::int8_t>;
+            const auto* const numbers = memory + layout.pair_at(pair + runs.of, c);
+            V::add_scaled(sums, a, b, reinterpret_cast<const Number*>(numbers));
           });
-          const std::uint8_t* const scales = memory + layout.scale_at(block, c);
+          const std::uint16_t* const scales = scales_at(layout, memory, block, c);
           V::add_to(to, h.units[block], scales, sums);
           if constexpr (kTraits.minima) {
             for (std::int64_t p = 0; p < kGroups / 2; ++p) {
@@ -100,13 +103,13 @@ class GgmlDownRow {
               V::add_minima(minima, span.sums[p],
                             memory + layout.pair_at(pair + p, c) + 2 * kChunk);
             }
-            V::add_to(to, -h.units[block], scales + 2 * kChunk, minima);
+            V::add_to(to, -h.units[block], scales + kChunk, minima);
           }
         } else {
           V::Sums sums = V::zero();
           std::int32_t of = span.runs[0].of;
           const auto finish = [&] {
-            V::add_to(to, h.units[block + of], memory + layout.scale_at(block + of, c), sums);
+            V::add_to(to, h.units[block + of], scales_at(layout, memory, block + of, c), sums);
             sums = V::zero();
           };
           if constexpr (kBits == 8) {
@@ -115,7 +118,7 @@ class GgmlDownRow {
               of = span.runs[u].of;
               for (; i < span.runs[u].end; ++i) {
                 const GgmlPair& two = span.pairs[i];
-                V::add_codes(sums, two.first + codes, two.second + codes, two);
+                V::add_codes(sums, two.first + codes, two.second + codes, two.q);
               }
               finish();
             }
@@ -143,8 +146,7 @@ class GgmlDownRow {
       V::Words out = V::words(begin);
       for (; i < end; ++i) {
         const GgmlPair& pair = span.pairs[i];
-        out = V::mac(out, V::load<kBits>(pair.first + codes), V::load<kBits>(pair.second + codes),
-                     pair);
+        out = V::mac(out, V::load<kBits>(pair.first + codes, pair.second + codes), pair.q);
       }
       return out;
     };
@@ -172,10 +174,9 @@ class GgmlDownRow {
         const std::int32_t one = h.fired[from], other = from + 1 < end ? h.fired[from + 1] : one;
         pair.first = memory + layout.code_at(one, first);
         pair.second = memory + layout.code_at(other, first);
-        const int q[] = {h.codes[one], from + 1 < end ? h.codes[other] : 0};
-        pair.q[0] = static_cast<std::int16_t>(q[0]);
-        pair.q[1] = static_cast<std::int16_t>(q[1]);
-        taken += q[0] + q[1];
+        const int q = h.codes[one], next = from + 1 < end ? h.codes[other] : 0;
+        pair.q = static_cast<std::uint16_t>((q & 0xFF) | (next & 0xFF) << 8);
+        taken += q + next;
         from += 2;
       }
       sum += taken;
@@ -249,11 +250,16 @@ class GgmlDownRow {
   };
 };
 
+template <GgmlFormat kFormat>
+constexpr GgmlKernels::Down make_ggml_down() {
+  return {GgmlDownRow<kFormat>::run, GgmlTile<kFormat>::run};
+}
 constexpr GgmlKernels make_ggml_kernels() {
-  return {.round = round_ggml_inputs,
-          .down = {GgmlDownRow<GgmlFormat::q4_0>::run, GgmlDownRow<GgmlFormat::q5_0>::run,
-                   GgmlDownRow<GgmlFormat::q8_0>::run, GgmlDownRow<GgmlFormat::q4_k>::run,
-                   GgmlDownRow<GgmlFormat::q5_k>::run, GgmlDownRow<GgmlFormat::q6_k>::run}};
+  using F = GgmlFormat;
+  return {
+      .round = round_ggml_inputs,
+      .down = {make_ggml_down<F::q4_0>(), make_ggml_down<F::q5_0>(), make_ggml_down<F::q8_0>(),
+               make_ggml_down<F::q4_k>(), make_ggml_down<F::q5_k>(), make_ggml_down<F::q6_k>()}};
 }
 
 }  // namespace

@@ -15,28 +15,20 @@
 namespace twell {
 namespace {
 
-// Two rounded inputs and the codes that they are multiplied with, of the first chunk.
+// Two rounded inputs, a byte each, and the codes that they are multiplied with, of the first chunk.
 struct GgmlPair {
   const std::uint8_t* first;
   const std::uint8_t* second;
-  std::int16_t q[2];
-
-  // As the bytes, and as the 16-bit halves of a word.
-  std::int16_t bytes() const {
-    return static_cast<std::int16_t>((q[0] & 0xFF) | static_cast<std::uint16_t>(q[1]) << 8U);
-  }
-  std::int32_t word() const {
-    std::int32_t out;
-    std::memcpy(&out, q, sizeof out);
-    return out;
-  }
+  std::uint16_t q;
 };
 
 #if defined(__AVX2__)
 
 struct GgmlVectors {
-  using Codes = __m256i;  // in their places
-  struct Words {          // of 16 bits
+  struct Pair {  // the codes of two inputs, interleaved
+    __m256i low, high;
+  };
+  struct Words {  // of 16 bits
     __m256i low, high;
   };
   struct Sums {  // of 32 bits, of eight outputs each
@@ -44,12 +36,116 @@ struct GgmlVectors {
   };
 
   template <int kBits>
-  static Codes load(const std::uint8_t* from) {
+  static Pair load(const std::uint8_t* a, const std::uint8_t* b) {
+    if constexpr (kBits == 4) {
+      const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(a));
+      const __m128i y = _mm_loadu_si128(reinterpret_cast<const __m128i*>(b));
+      const __m256i both = _mm256_set_m128i(_mm_unpackhi_epi8(x, y), _mm_unpacklo_epi8(x, y));
+      const __m256i four = _mm256_set1_epi8(15);
+      return {_mm256_and_si256(both, four), _mm256_and_si256(_mm256_srli_epi16(both, 4), four)};
+    } else {
+      const __m256i x = places<kBits>(a), y = places<kBits>(b);
+      return {_mm256_unpacklo_epi8(x, y), _mm256_unpackhi_epi8(x, y)};
+    }
+  }
+  static Words words(std::int16_t value) {
+    return {_mm256_set1_epi16(value), _mm256_set1_epi16(value)};
+  }
+  // += such codes multiplied with the two bytes of q, which 16 bits hold.
+  static Words mac(const Words& sum, const Pair& codes, std::uint16_t q) {
+    const __m256i two = _mm256_set1_epi16(static_cast<std::int16_t>(q));
+    return {_mm256_add_epi16(sum.low, _mm256_maddubs_epi16(codes.low, two)),
+            _mm256_add_epi16(sum.high, _mm256_maddubs_epi16(codes.high, two))};
+  }
+
+  // The codes of two inputs in the order of multiplication, of 16 bits if they have eight.
+  template <int kBits>
+  static constexpr std::int64_t kPairBytes = kBits == 8 ? 128 : 64;
+  template <int kBits>
+  static void interleave(const std::uint8_t* a, const std::uint8_t* b, std::uint8_t* to) {
+    auto* const out = reinterpret_cast<__m256i*>(to);
+    if constexpr (kBits == 8) {
+      for (int i = 0; i < 2; ++i) {
+        const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(a) + i);
+        const __m128i y = _mm_loadu_si128(reinterpret_cast<const __m128i*>(b) + i);
+        _mm256_store_si256(out + 2 * i, _mm256_cvtepi8_epi16(_mm_unpacklo_epi8(x, y)));
+        _mm256_store_si256(out + 2 * i + 1, _mm256_cvtepi8_epi16(_mm_unpackhi_epi8(x, y)));
+      }
+    } else {
+      const Pair codes = load<kBits>(a, b);
+      _mm256_store_si256(out, codes.low);
+      _mm256_store_si256(out + 1, codes.high);
+    }
+  }
+  static Pair stored(const std::uint8_t* pair) {
+    const auto* const codes = reinterpret_cast<const __m256i*>(pair);
+    return {_mm256_load_si256(codes), _mm256_load_si256(codes + 1)};
+  }
+  // += the codes of 8 bits of such a pair
+  static void add_pair(Sums& sums, const std::uint8_t* pair, std::uint16_t q) {
+    const __m256i two = _mm256_cvtepi8_epi16(_mm_set1_epi16(static_cast<std::int16_t>(q)));
+    for (int i = 0; i < 4; ++i) {
+      const __m256i codes = _mm256_load_si256(reinterpret_cast<const __m256i*>(pair) + i);
+      sums.of[i] = _mm256_add_epi32(sums.of[i], _mm256_madd_epi16(codes, two));
+    }
+  }
+
+  static Sums zero() {
+    const __m256i none = _mm256_setzero_si256();
+    return {{none, none, none, none}};
+  }
+  // += a + b
+  static void add(Sums& sums, const Words& a, const Words& b) {
+    const __m256i one = _mm256_set1_epi16(1);
+    add_pairs(sums, a, b, [&](int) { return one; });
+  }
+  // += a · the first + b · the second of a pair's numbers, of 8 or 16 bits
+  template <class T>
+  static void add_scaled(Sums& sums, const Words& a, const Words& b, const T* pair) {
+    add_pairs(sums, a, b, [&](int i) { return widen(pair + 16 * i); });
+  }
+  // += q[0] · the first + q[1] · the second
+  template <class T>
+  static void add_minima(Sums& sums, std::int32_t q, const T* pair) {
+    const __m256i word = _mm256_set1_epi32(q);
+    for (int i = 0; i < 4; ++i) {
+      sums.of[i] = _mm256_add_epi32(sums.of[i], _mm256_madd_epi16(word, widen(pair + 16 * i)));
+    }
+  }
+  // += codes of 8 bits
+  static void add_codes(Sums& sums, const std::uint8_t* a, const std::uint8_t* b, std::uint16_t q) {
+    const __m256i two = _mm256_cvtepi8_epi16(_mm_set1_epi16(static_cast<std::int16_t>(q)));
+    for (int i = 0; i < 2; ++i) {
+      const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(a) + i);
+      const __m128i y = _mm_loadu_si128(reinterpret_cast<const __m128i*>(b) + i);
+      const auto add = [&](__m256i& sum, __m128i codes) {
+        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_cvtepi8_epi16(codes), two));
+      };
+      add(sums.of[2 * i], _mm_unpacklo_epi8(x, y));
+      add(sums.of[2 * i + 1], _mm_unpackhi_epi8(x, y));
+    }
+  }
+  // y += unit · scale · sums; scales are finite, binary16 or f32
+  template <class T>
+  static void add_to(float* y, float unit, const T* scales, const Sums& sums) {
+    for (int i = 0; i < 4; ++i) {
+      const __m256 scale = _mm256_mul_ps(_mm256_set1_ps(unit), eight_at(scales + 8 * i));
+      const __m256 sum = _mm256_cvtepi32_ps(sums.of[i]);
+      _mm256_storeu_ps(y + 8 * i, _mm256_fmadd_ps(scale, sum, _mm256_loadu_ps(y + 8 * i)));
+    }
+  }
+  static void widen_scales(const std::uint16_t* from, float* to) {
+    for (int i = 0; i < kChunk; i += 8) _mm256_storeu_ps(to + i, eight_at(from + i));
+  }
+
+ private:
+  // Codes of five or six bits in their places.
+  template <int kBits>
+  static __m256i places(const std::uint8_t* from) {
     const __m128i nibbles = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
     const __m256i both =
         _mm256_inserti128_si256(_mm256_castsi128_si256(nibbles), _mm_srli_epi16(nibbles, 4), 1);
     const __m256i low = _mm256_and_si256(both, _mm256_set1_epi8(15));
-    if constexpr (kBits == 4) return low;
     if constexpr (kBits == 5) {
       std::int32_t fifth;
       std::memcpy(&fifth, from + 16, sizeof fifth);
@@ -68,63 +164,6 @@ struct GgmlVectors {
         _mm256_set1_epi8(3));
     return _mm256_or_si256(low, _mm256_slli_epi16(two, 4));
   }
-
-  static Words words(std::int16_t value) {
-    return {_mm256_set1_epi16(value), _mm256_set1_epi16(value)};
-  }
-  // += q[0] · a + q[1] · b, which 16 bits hold.
-  static Words mac(const Words& sum, Codes a, Codes b, const GgmlPair& pair) {
-    const __m256i q = _mm256_set1_epi16(pair.bytes());
-    return {_mm256_add_epi16(sum.low, _mm256_maddubs_epi16(_mm256_unpacklo_epi8(a, b), q)),
-            _mm256_add_epi16(sum.high, _mm256_maddubs_epi16(_mm256_unpackhi_epi8(a, b), q))};
-  }
-
-  static Sums zero() {
-    const __m256i none = _mm256_setzero_si256();
-    return {{none, none, none, none}};
-  }
-  // += a + b
-  static void add(Sums& sums, const Words& a, const Words& b) {
-    const __m256i one = _mm256_set1_epi16(1);
-    add_pairs(sums, a, b, [&](int) { return one; });
-  }
-  // += a · the first + b · the second of a pair's numbers
-  template <bool kSigned>
-  static void add_scaled(Sums& sums, const Words& a, const Words& b, const std::uint8_t* pair) {
-    add_pairs(sums, a, b, [&](int i) { return widen<kSigned>(pair + 16 * i); });
-  }
-  // += q[0] · the first + q[1] · the second
-  static void add_minima(Sums& sums, std::int32_t q, const std::uint8_t* pair) {
-    const __m256i word = _mm256_set1_epi32(q);
-    for (int i = 0; i < 4; ++i) {
-      sums.of[i] =
-          _mm256_add_epi32(sums.of[i], _mm256_madd_epi16(word, widen<false>(pair + 16 * i)));
-    }
-  }
-  // += q[0] · a + q[1] · b, codes of 8 bits
-  static void add_codes(Sums& sums, const std::uint8_t* a, const std::uint8_t* b,
-                        const GgmlPair& pair) {
-    const __m256i q = _mm256_set1_epi32(pair.word());
-    for (int i = 0; i < 2; ++i) {
-      const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(a) + i);
-      const __m128i y = _mm_loadu_si128(reinterpret_cast<const __m128i*>(b) + i);
-      const auto add = [&](__m256i& sum, __m128i codes) {
-        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_cvtepi8_epi16(codes), q));
-      };
-      add(sums.of[2 * i], _mm_unpacklo_epi8(x, y));
-      add(sums.of[2 * i + 1], _mm_unpackhi_epi8(x, y));
-    }
-  }
-  // y += unit · scale · sums
-  static void add_to(float* y, float unit, const std::uint8_t* scales, const Sums& sums) {
-    for (int i = 0; i < 4; ++i) {
-      const __m256 scale = _mm256_mul_ps(_mm256_set1_ps(unit), scales_of(scales + 16 * i));
-      const __m256 sum = _mm256_cvtepi32_ps(sums.of[i]);
-      _mm256_storeu_ps(y + 8 * i, _mm256_fmadd_ps(scale, sum, _mm256_loadu_ps(y + 8 * i)));
-    }
-  }
-
- private:
   template <class Numbers>
   static void add_pairs(Sums& sums, const Words& a, const Words& b, const Numbers& numbers) {
     const auto add = [&](int i, __m256i words) {
@@ -135,33 +174,28 @@ struct GgmlVectors {
     add(2, _mm256_unpacklo_epi16(a.high, b.high));
     add(3, _mm256_unpackhi_epi16(a.high, b.high));
   }
-  template <bool kSigned>
+  static __m256i widen(const std::int8_t* from) {
+    return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+  }
   static __m256i widen(const std::uint8_t* from) {
-    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
-    return kSigned ? _mm256_cvtepi8_epi16(bytes) : _mm256_cvtepu8_epi16(bytes);
+    return _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
   }
-  // Eight finite binary16, as float_of_half() has them.
-  static __m256 scales_of(const std::uint8_t* from) {
-    const __m256i half =
-        _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
-    const __m256i magnitude = _mm256_and_si256(half, _mm256_set1_epi32(0x7FFF));
-    const __m256i sign = _mm256_slli_epi32(_mm256_and_si256(half, _mm256_set1_epi32(0x8000)), 16);
-    const __m256i normal =
-        _mm256_add_epi32(_mm256_slli_epi32(magnitude, 13), _mm256_set1_epi32(112 << 23));
-    const __m256 subnormal = _mm256_mul_ps(_mm256_cvtepi32_ps(magnitude), _mm256_set1_ps(0x1p-24F));
-    const __m256i small = _mm256_cmpgt_epi32(_mm256_set1_epi32(0x400), magnitude);
-    const __m256 number =
-        _mm256_blendv_ps(_mm256_castsi256_ps(normal), subnormal, _mm256_castsi256_ps(small));
-    return _mm256_or_ps(number, _mm256_castsi256_ps(sign));
+  static __m256i widen(const std::int16_t* from) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
   }
+  // Subnormal binary16 are numbers for this instruction, whatever the processor does with others.
+  static __m256 eight_at(const std::uint16_t* from) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+  }
+  static __m256 eight_at(const float* from) { return _mm256_loadu_ps(from); }
 };
 
 #else
 
 // Of any processor; compilers make vectors of its loops.
 struct GgmlVectors {
-  struct Codes {  // in the order of outputs
-    std::uint8_t of[kChunk];
+  struct Pair {  // the codes of two inputs, interleaved
+    std::uint8_t of[2 * kChunk];
   };
   struct Words {
     std::int16_t of[kChunk];
@@ -171,16 +205,19 @@ struct GgmlVectors {
   };
 
   template <int kBits>
-  static Codes load(const std::uint8_t* from) {
-    std::uint8_t places[kChunk];
-    for (std::int64_t i = 0; i < kChunk; ++i) {
-      unsigned code = from[i % 16] >> (i / 16 * 4) & 15U;
-      if constexpr (kBits == 5) code |= (from[16 + i / 8] >> (i % 8) & 1U) << 4U;
-      if constexpr (kBits == 6) code |= (from[16 + i % 8] >> (i / 8 * 2) & 3U) << 4U;
-      places[i] = static_cast<std::uint8_t>(code);
+  static Pair load(const std::uint8_t* a, const std::uint8_t* b) {
+    Pair out;
+    const std::uint8_t* const from[] = {a, b};
+    for (std::int64_t side = 0; side < 2; ++side) {
+      std::uint8_t places[kChunk];
+      for (std::int64_t i = 0; i < kChunk; ++i) {
+        unsigned code = from[side][i % 16] >> (i / 16 * 4) & 15U;
+        if constexpr (kBits == 5) code |= (from[side][16 + i / 8] >> (i % 8) & 1U) << 4U;
+        if constexpr (kBits == 6) code |= (from[side][16 + i % 8] >> (i / 8 * 2) & 3U) << 4U;
+        places[i] = static_cast<std::uint8_t>(code);
+      }
+      for (std::int64_t d = 0; d < kChunk; ++d) out.of[2 * d + side] = places[place_of(kBits, d)];
     }
-    Codes out;
-    for (std::int64_t d = 0; d < kChunk; ++d) out.of[d] = places[place_of(d)];
     return out;
   }
 
@@ -189,48 +226,80 @@ struct GgmlVectors {
     for (auto& word : out.of) word = value;
     return out;
   }
-  static Words mac(const Words& sum, const Codes& a, const Codes& b, const GgmlPair& pair) {
+  static Words mac(const Words& sum, const Pair& codes, std::uint16_t q) {
+    const int first = signed_of(q), second = signed_of(q >> 8U);
     Words out;
     for (std::int64_t d = 0; d < kChunk; ++d) {
-      out.of[d] = static_cast<std::int16_t>(sum.of[d] + pair.q[0] * a.of[d] + pair.q[1] * b.of[d]);
+      out.of[d] = static_cast<std::int16_t>(sum.of[d] + first * codes.of[2 * d] +
+                                            second * codes.of[2 * d + 1]);
     }
     return out;
   }
 
+  template <int>
+  static constexpr std::int64_t kPairBytes = 2 * kChunk;
+  template <int kBits>
+  static void interleave(const std::uint8_t* a, const std::uint8_t* b, std::uint8_t* to) {
+    if constexpr (kBits == 8) {
+      for (std::int64_t d = 0; d < kChunk; ++d) {
+        to[2 * d] = a[d];
+        to[2 * d + 1] = b[d];
+      }
+    } else {
+      const Pair codes = load<kBits>(a, b);
+      std::memcpy(to, codes.of, sizeof codes.of);
+    }
+  }
+
+  static Pair stored(const std::uint8_t* pair) {
+    Pair out;
+    std::memcpy(out.of, pair, sizeof out.of);
+    return out;
+  }
   static Sums zero() { return {}; }
   static void add(Sums& sums, const Words& a, const Words& b) {
     for (std::int64_t d = 0; d < kChunk; ++d) sums.of[d] += a.of[d] + b.of[d];
   }
-  template <bool kSigned>
-  static void add_scaled(Sums& sums, const Words& a, const Words& b, const std::uint8_t* pair) {
-    const auto number = [&](std::int64_t i) {
-      return kSigned ? static_cast<int>(static_cast<std::int8_t>(pair[i])) : pair[i];
-    };
+  template <class T>
+  static void add_scaled(Sums& sums, const Words& a, const Words& b, const T* pair) {
     for (std::int64_t d = 0; d < kChunk; ++d) {
-      sums.of[d] += a.of[d] * number(2 * d) + b.of[d] * number(2 * d + 1);
+      sums.of[d] += a.of[d] * pair[2 * d] + b.of[d] * pair[2 * d + 1];
     }
   }
-  static void add_minima(Sums& sums, std::int32_t q, const std::uint8_t* pair) {
+  template <class T>
+  static void add_minima(Sums& sums, std::int32_t q, const T* pair) {
     std::int16_t of[2];
     std::memcpy(of, &q, sizeof of);
     for (std::int64_t d = 0; d < kChunk; ++d) {
       sums.of[d] += of[0] * pair[2 * d] + of[1] * pair[2 * d + 1];
     }
   }
-  static void add_codes(Sums& sums, const std::uint8_t* a, const std::uint8_t* b,
-                        const GgmlPair& pair) {
+  static void add_pair(Sums& sums, const std::uint8_t* pair, std::uint16_t q) {
+    const int first = signed_of(q), second = signed_of(q >> 8U);
     for (std::int64_t d = 0; d < kChunk; ++d) {
-      sums.of[d] +=
-          pair.q[0] * static_cast<std::int8_t>(a[d]) + pair.q[1] * static_cast<std::int8_t>(b[d]);
+      sums.of[d] += first * signed_of(pair[2 * d]) + second * signed_of(pair[2 * d + 1]);
     }
   }
-  static void add_to(float* y, float unit, const std::uint8_t* scales, const Sums& sums) {
+  static void add_codes(Sums& sums, const std::uint8_t* a, const std::uint8_t* b, std::uint16_t q) {
+    const int first = signed_of(q), second = signed_of(q >> 8U);
     for (std::int64_t d = 0; d < kChunk; ++d) {
-      std::uint16_t half;
-      std::memcpy(&half, scales + 2 * d, sizeof half);
-      y[d] += unit * float_of_half(half) * static_cast<float>(sums.of[d]);
+      sums.of[d] += first * signed_of(a[d]) + second * signed_of(b[d]);
     }
   }
+  template <class T>
+  static void add_to(float* y, float unit, const T* scales, const Sums& sums) {
+    for (std::int64_t d = 0; d < kChunk; ++d) {
+      y[d] += unit * number_of(scales[d]) * static_cast<float>(sums.of[d]);
+    }
+  }
+  static void widen_scales(const std::uint16_t* from, float* to) {
+    for (std::int64_t d = 0; d < kChunk; ++d) to[d] = number_of(from[d]);
+  }
+
+ private:
+  static int signed_of(unsigned byte) { return static_cast<std::int8_t>(byte & 0xFFU); }
+  static float number_of(std::uint16_t half) { return float_of_half(half); }
+  static float number_of(float number) { return number; }
 };
 
 #endif
