@@ -1,6 +1,7 @@
 """The backend in programs of llama.cpp, with and without it, on small random models whose feed-forward
 layers matter to the text. TWELL_LLAMA_CPP is the tree, TWELL_LLAMA_CPP_BUILD a build of it, TWELL_BACKEND
-the library; scripts/test ggml sets them."""
+the library; scripts/test ggml sets them. A library built with -DTWELL_SANITIZE=address,undefined needs
+TWELL_PRELOAD, the path of libasan.so."""
 
 import concurrent.futures
 import contextlib
@@ -33,6 +34,9 @@ def program(name: str) -> str:
 
 def environment(backend: bool, **more: str) -> dict[str, str]:
     given = {"GGML_BACKEND_PATH": os.environ["TWELL_BACKEND"]} if backend else {}
+    if backend and "TWELL_PRELOAD" in os.environ:
+        # What the programs themselves leave at exit is not looked for.
+        given |= {"LD_PRELOAD": os.environ["TWELL_PRELOAD"], "ASAN_OPTIONS": "detect_leaks=0"}
     return {**os.environ, **given, **more}
 
 
@@ -156,18 +160,31 @@ def test_counts_are_printed_at_exit(model: Models, text: pathlib.Path) -> None:
     assert all(int(tokens) >= 64 and 6 < float(fired) < 20 for _, tokens, fired in counts)
 
 
+def test_the_page_builds_what_is_tested() -> None:
+    page = pathlib.Path(__file__).parents[2].joinpath("docs/llama-cpp.md").read_text()
+    cache = pathlib.Path(BUILD, "CMakeCache.txt").read_text()
+    flags = re.findall(r"-D(\w+)=(\w+)", page)
+    assert len(flags) == 3
+    for name, value in flags:
+        assert re.search(rf"^{name}:\w+={value}$", cache, re.MULTILINE), name
+    (library,) = re.findall(r"GGML_BACKEND_PATH=\$PWD/(\S+)", page)
+    assert pathlib.Path(__file__).parents[2].joinpath(library).exists()
+
+
 def test_a_layer_is_two_more_splits_and_no_more(model: Models) -> None:
     said = run("llama-completion", "-m", model("arcee", "Q4_K"), "-p", "w1 w2", "-n", 3, "-no-cnv", "--temp", 0, "-v",
                GGML_SCHED_DEBUG="2")
     assert max(int(n) for n in re.findall(r"## SPLIT #(\d+): ", said)) + 1 == 5
 
 
-def test_greedy_text_is_the_same(model: Models) -> None:
+@pytest.mark.parametrize(("name", "one_answer"), [("llama-completion", "-no-cnv"), ("llama-cli", "-st")])
+def test_greedy_text_is_the_same(model: Models, name: str, one_answer: str) -> None:
     def write(backend: bool) -> str:
-        said = subprocess.run([program("llama-completion"), "-m", str(model("arcee", "Q4_K")), "-p", "w1 w2 w3",
-                               "-n", "40", "-no-cnv", "--temp", "0", "-t", "2", "--ignore-eos"],
+        said = subprocess.run([program(name), "-m", str(model("arcee", "Q4_K")), "-p", "w1 w2 w3", one_answer,
+                               "-n", "40", "--temp", "0", "-t", "2", "--ignore-eos"],
                               env=environment(backend), capture_output=True, check=True, stdin=subprocess.DEVNULL)
-        return said.stdout.decode(errors="replace").strip()
+        text = said.stdout.decode(errors="replace")
+        return text[text.index("w1 w2 w3"):].split("\n[ Prompt: ")[0].strip()  # llama-cli greets, and tells its speed
 
     ours, theirs = write(True), write(False)
     shown = min(len(ours), len(theirs))  # what the log's thread came to write

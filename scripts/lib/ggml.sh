@@ -21,7 +21,7 @@ lacks_llama_cpp() {
   local program bin
   [[ ${TWELL_LLAMA_CPP:-} ]] || { echo "no tree of llama.cpp; TWELL_LLAMA_CPP or --llama-cpp names one" && return; }
   bin=${TWELL_LLAMA_CPP_BUILD:-$TWELL_LLAMA_CPP/build}/bin
-  for program in libggml.so llama-quantize llama-perplexity llama-bench llama-completion llama-server; do
+  for program in libggml.so llama-quantize llama-perplexity llama-bench llama-cli llama-completion llama-server; do
     [[ -e $bin/$program ]] || { echo "no $program in $bin; TWELL_LLAMA_CPP_BUILD names the build" && return; }
   done
 }
