@@ -107,7 +107,9 @@ std::vector<float> Host::run(const Build& build, const Fill& fill) {
   ggml_backend_sched_reset(sched_.get());
   if (!ggml_backend_sched_alloc_graph(sched_.get(), graph)) return {};
   fill();
+  const std::int64_t begin = ggml_time_us();
   if (ggml_backend_sched_graph_compute(sched_.get(), graph) != GGML_STATUS_SUCCESS) return {};
+  seconds_ = 1e-6 * static_cast<double>(ggml_time_us() - begin);
   std::vector<float> numbers(static_cast<std::size_t>(ggml_nelements(result)));
   ggml_backend_tensor_get(result, numbers.data(), 0, ggml_nbytes(result));
   return numbers;

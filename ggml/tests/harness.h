@@ -62,12 +62,14 @@ class Host {
   using Build = std::function<ggml_tensor*(ggml_context*)>;
   using Fill = std::function<void()>;
   std::vector<float> run(const Build& build, const Fill& fill);
-  // Of the last graph.
+  // Of the last graph: how long it took to compute, and its parts.
+  double seconds() const { return seconds_; }
   int splits() const { return ggml_backend_sched_get_n_splits(sched_.get()); }
 
  private:
   ggml_backend_ptr ours_, cpu_;
   ggml_backend_sched_ptr sched_;
+  double seconds_ = 0;
 };
 
 // One row of h times one row of a weight, by to_float() and in double, and how much a product that
