@@ -174,7 +174,7 @@ class GgmlDownRow {
         const std::int32_t one = h.fired[from], other = from + 1 < end ? h.fired[from + 1] : one;
         pair.first = memory + layout.code_at(one, first);
         pair.second = memory + layout.code_at(other, first);
-        const int q = h.codes[one], next = from + 1 < end ? h.codes[other] : 0;
+        const std::int8_t q = h.codes[one], next = from + 1 < end ? h.codes[other] : std::int8_t{0};
         pair.q = static_cast<std::uint16_t>((q & 0xFF) | (next & 0xFF) << 8);
         taken += q + next;
         from += 2;

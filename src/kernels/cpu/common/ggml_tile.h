@@ -45,7 +45,7 @@ class GgmlTile {
   struct Row {
     Stretch of[kCouples][2];
     std::int16_t begin[kCouples][kRounds][2];
-    std::int8_t units[kCouples];
+    int units[kCouples];
     std::int32_t sums[kCouples / 2];  // Σ q of two groups of 32, of 16 bits
     bool fired;
   };
@@ -100,7 +100,7 @@ class GgmlTile {
               static_cast<std::int16_t>(-kTraits.offset * sum_of(to.q + u * kPairs, kPairs));
         }
       }
-      row.units[k] = static_cast<std::int8_t>((most + kUnit - 1) / kUnit);
+      row.units[k] = (most + kUnit - 1) / kUnit;
       row.fired = row.fired || most > 0;
     }
     for (std::int64_t p = 0; kTraits.minima && p < couples / 2; ++p) {
