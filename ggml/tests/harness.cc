@@ -30,6 +30,11 @@ OpenGguf::OpenGguf(const std::string& architecture, const std::vector<const ggml
 }
 
 bool takes(ggml_tensor* weight, bool by_experts) {
+  return takes(device(), ggml_backend_dev_buffer_type(device()), weight, by_experts);
+}
+
+bool takes(ggml_backend_dev_t asked, ggml_backend_buffer_type_t type, ggml_tensor* weight,
+           bool by_experts) {
   const ggml_context_ptr context(ggml_init({8 * ggml_tensor_overhead(), nullptr, true}));
   ggml_tensor* op = nullptr;
   if (by_experts) {
@@ -40,8 +45,8 @@ bool takes(ggml_tensor* weight, bool by_experts) {
     op = ggml_mul_mat(context.get(), weight,
                       ggml_new_tensor_2d(context.get(), GGML_TYPE_F32, weight->ne[0], 512));
   }
-  weight->buffer = ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(device()), 0);
-  const bool taken = ggml_backend_dev_supports_op(device(), op);
+  weight->buffer = ggml_backend_buft_alloc_buffer(type, 0);
+  const bool taken = ggml_backend_dev_supports_op(asked, op);
   ggml_backend_buffer_free(weight->buffer);
   weight->buffer = nullptr;
   return taken;

@@ -33,6 +33,9 @@ class OpenGguf {
 
 // Whether the device takes a weight, asked in the way that llama.cpp does.
 bool takes(ggml_tensor* weight, bool by_experts = false);
+// The same of another device and one of its types of buffer.
+bool takes(ggml_backend_dev_t asked, ggml_backend_buffer_type_t type, ggml_tensor* weight,
+           bool by_experts);
 
 // Tensors of one type of buffer.
 class Tensors {

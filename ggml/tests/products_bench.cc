@@ -17,6 +17,10 @@ struct Shape {
   const char* name;
   std::int64_t outputs, inputs, experts, used;  // used: of the experts, by each token
   std::vector<ggml_type> types;
+
+  std::vector<std::int64_t> ne() const {
+    return experts == 1 ? std::vector{inputs, outputs} : std::vector{inputs, outputs, experts};
+  }
 };
 const Shape kShapes[] = {
     {"Arcee 4.5B", 2560, 18432, 1, 1, {GGML_TYPE_Q4_K, GGML_TYPE_Q6_K, GGML_TYPE_Q8_0}},
@@ -33,24 +37,10 @@ ggml_backend_buffer_type_t type_of_cpu(const Shape& shape, ggml_type type) {
   const auto more =
       reinterpret_cast<ggml_backend_dev_get_extra_bufts_t>(ggml_backend_reg_get_proc_address(
           ggml_backend_dev_backend_reg(cpu), "ggml_backend_dev_get_extra_bufts"));
-  const ggml_context_ptr context(ggml_init({8 * ggml_tensor_overhead(), nullptr, true}));
-  ggml_tensor* const weight =
-      shape.experts == 1
-          ? ggml_new_tensor_2d(context.get(), type, shape.inputs, shape.outputs)
-          : ggml_new_tensor_3d(context.get(), type, shape.inputs, shape.outputs, shape.experts);
-  ggml_tensor* const op =
-      shape.experts == 1
-          ? ggml_mul_mat(context.get(), weight,
-                         ggml_new_tensor_2d(context.get(), GGML_TYPE_F32, shape.inputs, 512))
-          : ggml_mul_mat_id(
-                context.get(), weight,
-                ggml_new_tensor_3d(context.get(), GGML_TYPE_F32, shape.inputs, shape.used, 512),
-                ggml_new_tensor_2d(context.get(), GGML_TYPE_I32, shape.used, 512));
+  Tensors tensors;
+  ggml_tensor* const weight = tensors.add("weight", type, shape.ne());
   for (auto* const* at = more(cpu); at != nullptr && *at != nullptr; ++at) {
-    weight->buffer = ggml_backend_buft_alloc_buffer(*at, 0);
-    const bool fits = ggml_backend_dev_supports_op(cpu, op);
-    ggml_backend_buffer_free(weight->buffer);
-    if (fits) return *at;
+    if (takes(cpu, *at, weight, shape.experts > 1)) return *at;
   }
   return ggml_backend_dev_buffer_type(cpu);
 }
@@ -66,11 +56,8 @@ class Layers {
     while (blocks.size() < drawn.size() / kDrawn * shape.outputs * shape.experts) {
       blocks.insert(blocks.end(), drawn.begin(), drawn.end());
     }
-    const std::vector<std::int64_t> ne =
-        shape.experts == 1 ? std::vector{shape.inputs, shape.outputs}
-                           : std::vector{shape.inputs, shape.outputs, shape.experts};
     for (std::size_t bytes = 0; bytes < kBytes; bytes += ggml_nbytes(weights_.back())) {
-      weights_.push_back(tensors_.add("blk.0.ffn_down.weight", type, ne));
+      weights_.push_back(tensors_.add("blk.0.ffn_down.weight", type, shape.ne()));
     }
     tensors_.allocate(buffer, GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
     for (ggml_tensor* const weight : weights_) {

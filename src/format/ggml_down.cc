@@ -23,8 +23,9 @@ void put_codes(const GgmlTraits& traits, const std::uint8_t* codes, std::uint8_t
     return;
   }
   std::uint8_t placed[kChunk];
-  for (std::int64_t d = 0; d < kChunk; d += 4)
+  for (std::int64_t d = 0; d < kChunk; d += 4) {
     std::memcpy(placed + place_of(traits.bits, d), codes + d, 4);
+  }
   for (std::int64_t i = 0; i < 16; ++i) {
     to[i] = static_cast<std::uint8_t>((placed[i] & 15U) | placed[16 + i] << 4U);
   }
@@ -59,8 +60,9 @@ void take_codes(const GgmlTraits& traits, const std::uint8_t* from, std::uint8_t
   for (std::int64_t i = 0; traits.bits == 6 && i < kChunk; ++i) {
     placed[i] = static_cast<std::uint8_t>(placed[i] | (from[16 + i % 8] >> (i / 8 * 2) & 3U) << 4U);
   }
-  for (std::int64_t d = 0; d < kChunk; d += 4)
+  for (std::int64_t d = 0; d < kChunk; d += 4) {
     std::memcpy(codes + d, placed + place_of(traits.bits, d), 4);
+  }
 }
 
 // The blocks of a chunk's outputs at one place along H.

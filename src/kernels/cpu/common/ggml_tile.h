@@ -23,9 +23,8 @@ class GgmlTile {
   // added up together: of two groups that share a vector of sub-scales, or the halves of a block.
   // A *unit* is four pairs.
   static constexpr int kCouples = kSpan / 32, kUnit = 4;
-  static constexpr bool kOfTwoGroups = kTraits.sub_scales;
   static constexpr std::int64_t stretch_at(std::int64_t couple, std::int64_t side) {
-    if (kOfTwoGroups && kTraits.group == 32) {
+    if (kTraits.sub_scales && kTraits.group == 32) {
       return couple / 2 * 64 + couple % 2 * 16 + side * 32;
     }
     return couple * 32 + side * 16;
@@ -207,7 +206,7 @@ class GgmlTile {
     f(a, b);
   }
 
-  // Brings the codes of a later chunk, or of the next span, to the cache, evenly over the rows.
+  // Brings the codes of a later chunk to the cache, evenly over the rows.
   class Ahead {
    public:
     Ahead(const GgmlLayout& layout, const std::uint8_t* memory, std::int64_t at,
