@@ -27,6 +27,12 @@ bool request_amx_permission() {
   return granted;
 }
 
+bool has_avx2() {
+  constexpr unsigned kF16c = 1U << 29;  // clang 14 has no name for it
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+         (cpuid(1, 0).ecx & kF16c) != 0;
+}
+
 bool has_avx512_bf16() {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
@@ -46,8 +52,7 @@ bool cpu_tier_available(CpuTier tier) {
     case CpuTier::portable:
       return true;
     case CpuTier::avx2:
-      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-             __builtin_cpu_supports("f16c");
+      return has_avx2();
     case CpuTier::avx512:
       return has_avx512_bf16();
     case CpuTier::amx:
