@@ -1,6 +1,6 @@
-// The operations of the backend: MUL_MAT and MUL_MAT_ID with a weight that was taken. Nothing else
-// is claimed. The up product belongs to the CPU backend, so the activation between the two is as
-// well there as here: the scheduler cuts a graph before down and behind it either way.
+// The operations of the backend: MUL_MAT and MUL_MAT_ID with a weight that was taken, and, behind
+// an up of ours, the bias and the two parts of a squared ReLU, so that the scheduler cuts a graph
+// once before a layer and once behind it.
 #pragma once
 
 #include <ggml.h>
@@ -27,9 +27,10 @@ class Compute {
   ggml_status run(ggml_cgraph* graph);
 
  private:
+  void activate(ggml_tensor& node) const;
   void multiply(ggml_tensor& node);
-  void multiply_rows(const std::vector<GgmlDown>& packed, ggml_tensor& node);
-  void multiply_by_experts(const std::vector<GgmlDown>& packed, ggml_tensor& node);
+  void multiply_rows(const std::vector<GgmlMatrix>& packed, ggml_tensor& node);
+  void multiply_by_experts(const std::vector<GgmlMatrix>& packed, ggml_tensor& node);
   // For a product of so many rows.
   int threads_for(std::int64_t rows) const;
   Context& context(std::int64_t rows);

@@ -9,8 +9,9 @@ namespace twell::ggml {
 
 struct Ledger::State {
   std::mutex mutex;
-  std::map<std::string, int> taken, left;  // by format; by reason
-  std::set<std::string> seen;              // tensors left, each with its reason
+  std::map<GgmlOrder, std::map<std::string, int>> taken;  // by format
+  std::map<std::string, int> left;                        // by reason
+  std::set<std::string> seen;                             // tensors left, each with its reason
   bool expects = false;
 };
 
@@ -26,9 +27,9 @@ void Ledger::expect() {
   state_->expects = true;
 }
 
-void Ledger::take(const std::string& format) {
+void Ledger::take(GgmlOrder order, const std::string& format) {
   const std::lock_guard lock(state_->mutex);
-  ++state_->taken[format];
+  ++state_->taken[order][format];
 }
 
 void Ledger::leave(const std::string& tensor, const std::string& why) {
@@ -39,15 +40,17 @@ void Ledger::leave(const std::string& tensor, const std::string& why) {
 void Ledger::print() {
   const std::lock_guard lock(state_->mutex);
   if (state_->taken.empty() && (state_->expects || state_->left.empty())) return;
-  std::string line = "twell: ";
-  int sum = 0;
-  std::string formats;
-  for (const auto& [format, count] : state_->taken) {
-    sum += count;
-    formats += (formats.empty() ? "" : ", ") + std::to_string(count) + " in " + format;
+  std::string line = state_->taken.empty() ? "twell: takes no layer" : "twell: takes";
+  for (const auto& [order, formats] : state_->taken) {
+    line += order == GgmlOrder::inputs ? " down of " : line.back() == 's' ? " up of " : "; up of ";
+    int sum = 0;
+    std::string counts;
+    for (const auto& [format, count] : formats) {
+      sum += count;
+      counts += ", " + std::to_string(count) + " in " + format;
+    }
+    line += std::to_string(sum) + " layers" + counts;
   }
-  line += sum == 0 ? "takes no layer" : "takes down of " + std::to_string(sum) + " layers, ";
-  line += formats;
   for (const auto& [why, count] : state_->left) {
     line += "; leaves " + std::to_string(count) + ": " + why;
   }

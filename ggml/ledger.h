@@ -3,6 +3,8 @@
 
 #include <string>
 
+#include "twell/ggml.h"
+
 namespace twell::ggml {
 
 class Ledger {
@@ -13,7 +15,7 @@ class Ledger {
   // A weight will come, if the model is loaded and not only measured: llama.cpp first loads it
   // without its numbers to see what memory it needs.
   void expect();
-  void take(const std::string& format);
+  void take(GgmlOrder order, const std::string& format);
   // Noted once for each tensor.
   void leave(const std::string& tensor, const std::string& why);
   // Prints one line of what has come since the last one, if anything, and nothing while all that

@@ -25,6 +25,8 @@ constexpr std::int64_t kRecent = 64;
 
 }  // namespace
 
+Weight::Weight(const ggml_tensor& tensor) : tensor_(tensor), order_(order_of(tensor)) {}
+
 void Weight::set(const void* data, std::size_t offset, std::size_t size) {
   const std::lock_guard lock(mutex_);
   const std::size_t whole = ggml_nbytes(&tensor_);
@@ -50,13 +52,14 @@ void Weight::load(const std::byte* blocks) {
   form_ = {};
   const GgmlFormat format = *format_of(tensor_.type);
   try {
-    std::vector<GgmlDown> packed;
+    std::vector<GgmlMatrix> packed;
     for (std::int64_t e = 0; e < tensor_.ne[2]; ++e) {
       packed.emplace_back(GgmlView{format, blocks + static_cast<std::size_t>(e) * tensor_.nb[2],
-                                   tensor_.ne[1], tensor_.ne[0]});
+                                   tensor_.ne[1], tensor_.ne[0]},
+                          order_);
     }
-    form_.packed = std::make_shared<const std::vector<GgmlDown>>(std::move(packed));
-    Ledger::get().take(name_of(format));
+    form_.packed = std::make_shared<const std::vector<GgmlMatrix>>(std::move(packed));
+    Ledger::get().take(order_, name_of(format));
   } catch (const std::exception& error) {
     form_.host = std::make_shared<const HostWeight>(tensor_, blocks, /*in_rows=*/true);
     Ledger::get().leave(tensor_.name, error.what());
@@ -67,7 +70,7 @@ std::vector<std::byte> Weight::blocks() const {
   std::vector<std::byte> all(ggml_nbytes(&tensor_));
   if (form_.packed != nullptr) {
     std::byte* to = all.data();
-    for (const GgmlDown& expert : *form_.packed) {
+    for (const GgmlMatrix& expert : *form_.packed) {
       expert.unpack(to);
       to += tensor_.nb[2];
     }
@@ -100,7 +103,8 @@ Weight::Form Weight::form_for(std::int64_t tokens, double share) {
   counts_.fired += share * static_cast<double>(tokens);
   const double part = std::min(1.0, static_cast<double>(tokens) / static_cast<double>(kRecent));
   recent_ += counts_.calls == 1 ? share : (share - recent_) * part;
-  const bool dense = recent_ > kLimits[static_cast<std::size_t>(*format_of(tensor_.type))];
+  const bool dense = order_ == GgmlOrder::inputs &&
+                     recent_ > kLimits[static_cast<std::size_t>(*format_of(tensor_.type))];
   if (dense && tokens <= kFewTokens && counts_.tokens >= kRecent && form_.packed != nullptr &&
       !stays_packed_) {
     take_to_host();

@@ -15,21 +15,27 @@
 #include <utility>
 #include <vector>
 
+#include "ggml/host.h"
 #include "ggml/ledger.h"
+#include "ggml/options.h"
 
 namespace twell::ggml {
 namespace {
 
-// A layer's part in the name of its down weight, and of a gate whose presence makes its activation
-// another one (T5 v1.1 has a gated GELU under the architecture's same name).
+// The parts of a layer in the names of its weights: down, what is multiplied before it, and a gate
+// whose presence makes its activation another one (T5 v1.1 has a gated GELU under the
+// architecture's same name).
 struct Layer {
-  std::string_view down, gate;
+  std::string_view down, up, gate, other_gate;
 };
-constexpr Layer kDense = {".ffn_down.weight", ".ffn_gate.weight"};
-constexpr Layer kShared = {".ffn_down_shexp.weight", ".ffn_gate_shexp.weight"};
-constexpr Layer kExperts = {".ffn_down_exps.weight", ".ffn_gate_exps.weight"};
-constexpr Layer kGatedExperts = {".ffn_down_exps.weight", ""};
-constexpr Layer kChannelMix = {".channel_mix_value.weight", ""};
+constexpr Layer kDense = {".ffn_down.weight", ".ffn_up.weight", "", ".ffn_gate.weight"};
+constexpr Layer kShared = {".ffn_down_shexp.weight", ".ffn_up_shexp.weight", "",
+                           ".ffn_gate_shexp.weight"};
+constexpr Layer kExperts = {".ffn_down_exps.weight", ".ffn_up_exps.weight", "",
+                            ".ffn_gate_exps.weight"};
+constexpr Layer kGatedExperts = {".ffn_down_exps.weight", ".ffn_up_exps.weight",
+                                 ".ffn_gate_exps.weight", ""};
+constexpr Layer kChannelMix = {".channel_mix_value.weight", ".channel_mix_key.weight", "", ""};
 
 // llama.cpp's graphs with ReLU or squared ReLU right before down; SmallThinker's experts have a
 // gate with ReLU.
@@ -63,16 +69,26 @@ const Family* family_of(std::string_view architecture) {
 bool ends_with(std::string_view name, std::string_view end) {
   return name.size() > end.size() && name.substr(name.size() - end.size()) == end;
 }
-// The layer that a weight is down of; null if it is none in any architecture.
+// The part of a layer that a weight is by its name; empty if it is none.
+std::string_view part_of(std::string_view name, const Layer& layer) {
+  for (const std::string_view part : {layer.down, layer.up, layer.gate}) {
+    if (!part.empty() && ends_with(name, part)) return part;
+  }
+  return {};
+}
+// The layer that a weight belongs to; null if it is none of these.
 const Layer* layer_of(std::string_view name, const std::vector<Layer>& layers) {
-  const auto found = std::find_if(layers.begin(), layers.end(),
-                                  [&](const Layer& layer) { return ends_with(name, layer.down); });
+  const auto found = std::find_if(layers.begin(), layers.end(), [&](const Layer& layer) {
+    return !part_of(name, layer).empty();
+  });
   return found == layers.end() ? nullptr : &*found;
 }
-bool named_like_down(std::string_view name) {
-  return std::any_of(families().begin(), families().end(), [&](const Family& family) {
-    return layer_of(name, family.layers) != nullptr;
-  });
+// The layer of any architecture.
+const Layer* layer_of(std::string_view name) {
+  for (const Family& family : families()) {
+    if (const Layer* const layer = layer_of(name, family.layers)) return layer;
+  }
+  return nullptr;
 }
 
 using Header = std::shared_ptr<const gguf_context>;
@@ -136,7 +152,7 @@ std::string architecture_of(const gguf_context* header) {
                                                                     : gguf_get_val_str(header, at);
 }
 
-// Why a weight that is named like down is left; empty if it is taken.
+// Why a weight with such a name is left; empty if it is taken.
 std::string reason_to_leave(const ggml_tensor& weight) {
   const std::string name = weight.name;
   const std::vector<Header> headers = OpenFiles::headers();
@@ -158,19 +174,24 @@ std::string reason_to_leave(const ggml_tensor& weight) {
   if (architecture.empty()) return "no open GGUF file lists them";
   const Family* const family = family_of(architecture);
   const Layer* const layer = family == nullptr ? nullptr : layer_of(name, family->layers);
-  if (layer == nullptr) return architecture + " has no exact zeros before them";
-  if (!layer->gate.empty()) {
+  if (layer == nullptr) return architecture + " has no exact zeros there";
+  const std::string_view part = part_of(name, *layer);
+  if (!layer->other_gate.empty()) {
     const std::string gate =
-        name.substr(0, name.size() - layer->down.size()) + std::string(layer->gate);
+        name.substr(0, name.size() - part.size()) + std::string(layer->other_gate);
     for (const Header& header : headers) {
       if (gguf_find_tensor(header.get(), gate.c_str()) >= 0) {
-        return architecture + " with a gate has no exact zeros before them";
+        return architecture + " with a gate has no exact zeros there";
       }
     }
   }
   if (!format_of(weight.type)) {
     return std::string("libtwell has no kernel for ") + ggml_type_name(weight.type);
   }
+  if (part != layer->down && options().down_alone)
+    return "TWELL_GGML=down leaves what is before it";
+  // Its threads would wait in loops on the cores that ours compute on.
+  if (part != layer->down && !host_has_openmp()) return "this program's threads are not OpenMP's";
   return {};
 }
 
@@ -195,8 +216,14 @@ std::optional<GgmlFormat> format_of(ggml_type type) {
   }
 }
 
+GgmlOrder order_of(const ggml_tensor& weight) {
+  const Layer* const layer = layer_of(weight.name);
+  return layer == nullptr || part_of(weight.name, *layer) == layer->down ? GgmlOrder::inputs
+                                                                         : GgmlOrder::outputs;
+}
+
 bool wanted(const ggml_tensor& weight) {
-  if (!named_like_down(weight.name)) return false;
+  if (layer_of(weight.name) == nullptr) return false;
   const std::string why = reason_to_leave(weight);
   if (why.empty()) {
     Ledger::get().expect();

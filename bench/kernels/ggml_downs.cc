@@ -33,7 +33,7 @@ double median_ms(F f) {
   return times[static_cast<std::size_t>(calls / 2)];
 }
 
-GgmlDown random_down(GgmlFormat format, unsigned seed) {
+GgmlMatrix random_down(GgmlFormat format, unsigned seed) {
   const GgmlTraits traits = traits_of(format);
   GgmlView view{format, nullptr, kOutputs, kInputs};
   std::vector<std::uint8_t> blocks(static_cast<std::size_t>(kOutputs * view.row_bytes()));
@@ -46,10 +46,10 @@ GgmlDown random_down(GgmlFormat format, unsigned seed) {
     put_block(format, block, blocks.data() + at);
   }
   view.blocks = blocks.data();
-  return GgmlDown(view);
+  return {view, GgmlOrder::inputs};
 }
 
-double read_ms(Context& context, const std::vector<GgmlDown>& downs, std::int64_t bytes) {
+double read_ms(Context& context, const std::vector<GgmlMatrix>& downs, std::int64_t bytes) {
   return median_ms([&](int layer) {
     const auto* const words = static_cast<const std::uint64_t*>(downs[layer].data());
     const std::int64_t share = bytes / 64 / context.threads();
@@ -75,7 +75,7 @@ void print_ggml_downs(int threads) {
   std::puts("| --- | --- | --- | --- | --- | --- | --- | --- |");
   for (const GgmlFormat format : {GgmlFormat::q4_0, GgmlFormat::q5_0, GgmlFormat::q8_0,
                                   GgmlFormat::q4_k, GgmlFormat::q5_k, GgmlFormat::q6_k}) {
-    std::vector<GgmlDown> downs;
+    std::vector<GgmlMatrix> downs;
     for (int i = 0; i < layers(); ++i) downs.push_back(random_down(format, i + 1));
     std::printf("| %s |", name_of(format));
     for (const double share : {0.01, 0.05, 0.09, 0.2, 0.5, 1.0}) {
@@ -86,8 +86,8 @@ void print_ggml_downs(int threads) {
         x = static_cast<double>(random()) < share * 4294967296.0 ? size : 0.0F;
       }
       const double ms = median_ms([&](int layer) {
-        ggml_down(context, {h.data(), DType::f32, 1, kInputs}, downs[layer],
-                  {y.data(), DType::f32, 1, kOutputs});
+        ggml_matmul(context, {h.data(), DType::f32, 1, kInputs}, downs[layer],
+                    {y.data(), DType::f32, 1, kOutputs});
       });
       std::printf(" %.3f |", ms);
       std::fflush(stdout);

@@ -68,12 +68,16 @@ TEST(Weights, AreTakenWhereTheActivationHasZeros) {
       {"nemotron_h_moe", "blk.1.ffn_down_shexp.weight", GGML_TYPE_Q5_0, true},
       {"llama", "blk.0.ffn_down.weight", GGML_TYPE_Q4_K, false},
       {"qwen3", "blk.0.ffn_down.weight", GGML_TYPE_Q4_K, false},
-      {"arcee", "blk.0.ffn_up.weight", GGML_TYPE_Q4_K, false},
+      {"arcee", "blk.0.ffn_up.weight", GGML_TYPE_Q4_K, true},
+      {"rwkv7", "blk.3.channel_mix_key.weight", GGML_TYPE_Q5_0, true},
+      {"smallthinker", "blk.3.ffn_gate_exps.weight", GGML_TYPE_Q4_0, true},
+      {"llama", "blk.0.ffn_up.weight", GGML_TYPE_Q4_K, false},
+      {"arcee", "blk.0.ffn_up.weight", GGML_TYPE_F16, false},
       {"arcee", "blk.0.attn_output.weight", GGML_TYPE_Q4_K, false},
       {"arcee", "blk.0.ffn_down_exps.weight", GGML_TYPE_Q4_K, false},
       {"arcee", "blk.0.ffn_down.weight", GGML_TYPE_Q3_K, false},
       {"arcee", "blk.0.ffn_down.weight", GGML_TYPE_F16, false},
-      {"rwkv7", "blk.3.channel_mix_key.weight", GGML_TYPE_Q5_0, false},
+      {"rwkv6", "blk.3.channel_mix_receptance.weight", GGML_TYPE_Q5_0, false},
       {"", "blk.0.ffn_down.weight", GGML_TYPE_Q4_K, false},
   };
   for (const Case& c : cases) {
@@ -107,9 +111,11 @@ TEST(Weights, OfTheOpenFileAlone) {
 TEST(Weights, AGateMakesItAnotherActivation) {
   Tensors tensors;
   ggml_tensor* const down = tensors.add("dec.blk.0.ffn_down.weight", GGML_TYPE_Q8_0, {512, 64});
+  ggml_tensor* const up = tensors.add("dec.blk.0.ffn_up.weight", GGML_TYPE_Q8_0, {64, 512});
   ggml_tensor* const gate = tensors.add("dec.blk.0.ffn_gate.weight", GGML_TYPE_Q8_0, {64, 512});
-  const OpenGguf file("t5", {down, gate});
+  const OpenGguf file("t5", {down, up, gate});
   EXPECT_FALSE(takes(down));
+  EXPECT_FALSE(takes(up));
 }
 
 TEST(Weights, ExpertsAreTakenToo) {
@@ -119,17 +125,29 @@ TEST(Weights, ExpertsAreTakenToo) {
   EXPECT_TRUE(takes(moe, /*by_experts=*/true));
 }
 
-class Formats : public testing::TestWithParam<ggml_type> {};
-INSTANTIATE_TEST_SUITE_P(, Formats, testing::ValuesIn(kTypes),
-                         [](const auto& info) { return std::string(ggml_type_name(info.param)); });
+// Down reads what fired, and up everything, in another order of the same blocks.
+constexpr const char* kParts[] = {"down", "up"};
+std::string weight_of(const char* part) { return std::string("blk.0.ffn_") + part + ".weight"; }
+
+class Formats : public testing::TestWithParam<std::tuple<ggml_type, const char*>> {
+ protected:
+  static ggml_type type() { return std::get<0>(GetParam()); }
+  static std::string name() { return weight_of(std::get<1>(GetParam())); }
+};
+INSTANTIATE_TEST_SUITE_P(, Formats,
+                         testing::Combine(testing::ValuesIn(kTypes), testing::ValuesIn(kParts)),
+                         [](const auto& is) {
+                           return std::string(ggml_type_name(std::get<0>(is.param))) + "_" +
+                                  std::get<1>(is.param);
+                         });
 
 TEST_P(Formats, BytesComeBackAsTheyWere) {
   constexpr std::int64_t kRows = 70, kCols = 1024;
   Tensors tensors;
-  ggml_tensor* const weight = tensors.add("blk.0.ffn_down.weight", GetParam(), {kCols, kRows});
+  ggml_tensor* const weight = tensors.add(name(), type(), {kCols, kRows});
   tensors.allocate(our_type(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
-  const auto blocks = random_blocks(GetParam(), kRows, kCols, 1);
-  const std::size_t row = ggml_row_size(GetParam(), kCols);
+  const auto blocks = random_blocks(type(), kRows, kCols, 1);
+  const std::size_t row = ggml_row_size(type(), kCols);
   std::vector<std::uint8_t> back(blocks.size());
 
   ggml_backend_tensor_set(weight, blocks.data(), 0, blocks.size());
@@ -141,7 +159,7 @@ TEST_P(Formats, BytesComeBackAsTheyWere) {
       std::equal(back.begin() + row + 3, back.begin() + 6 * row + 3, blocks.begin() + row + 3));
 
   // Other numbers for some rows, and the whole in pieces.
-  const auto other = random_blocks(GetParam(), kRows, kCols, 2);
+  const auto other = random_blocks(type(), kRows, kCols, 2);
   ggml_backend_tensor_set(weight, other.data() + row, row, 2 * row);
   ggml_backend_tensor_get(weight, back.data(), 0, back.size());
   EXPECT_TRUE(std::equal(back.begin() + row, back.begin() + 3 * row, other.begin() + row));
@@ -157,9 +175,9 @@ TEST_P(Formats, BytesComeBackAsTheyWere) {
 // Tensors of a LoRA come into the same type of buffer, which is not one of weights then.
 TEST_P(Formats, OtherBuffersKeepBytesAndAreNotClaimed) {
   Tensors tensors;
-  ggml_tensor* const weight = tensors.add("blk.0.ffn_down.weight", GetParam(), {512, 64});
+  ggml_tensor* const weight = tensors.add(name(), type(), {512, 64});
   tensors.allocate(our_type(), GGML_BACKEND_BUFFER_USAGE_ANY);
-  const auto blocks = random_blocks(GetParam(), 64, 512, 1);
+  const auto blocks = random_blocks(type(), 64, 512, 1);
   ggml_backend_tensor_set(weight, blocks.data(), 0, blocks.size());
   std::vector<std::uint8_t> back(blocks.size());
   ggml_backend_tensor_get(weight, back.data(), 0, back.size());
@@ -169,7 +187,7 @@ TEST_P(Formats, OtherBuffersKeepBytesAndAreNotClaimed) {
   const auto h = random_inputs(3, 512, 0.1, 2);
   const auto y = product(host, weight, h);
   ASSERT_EQ(y.size(), 3U * 64U);
-  const Expected expected = dot(GetParam(), blocks.data(), h.data(), 512);
+  const Expected expected = dot(type(), blocks.data(), h.data(), 512);
   EXPECT_NEAR(y[0], expected.value, expected.error);
 }
 
@@ -177,14 +195,21 @@ void expect_near(const Expected& expected, float y, const std::string& where) {
   ASSERT_NEAR(y, expected.value, expected.error) << where;
 }
 
-class Products : public testing::TestWithParam<std::tuple<ggml_type, int, double>> {};
+struct Share {
+  const char* part;
+  double fired;
+};
+constexpr Share kShares[] = {{"down", 0},   {"down", 0.01}, {"down", 0.09},
+                             {"down", 0.5}, {"down", 1},    {"up", 1}};
+class Products : public testing::TestWithParam<std::tuple<ggml_type, int, Share>> {};
 INSTANTIATE_TEST_SUITE_P(, Products,
                          testing::Combine(testing::ValuesIn(kTypes), testing::Values(1, 3, 33, 512),
-                                          testing::Values(0.0, 0.01, 0.09, 0.5, 1.0)),
+                                          testing::ValuesIn(kShares)),
                          [](const auto& info) {
+                           const Share share = std::get<2>(info.param);
                            return std::string(ggml_type_name(std::get<0>(info.param))) + "_rows" +
-                                  std::to_string(std::get<1>(info.param)) + "_fire" +
-                                  std::to_string(int(100 * std::get<2>(info.param)));
+                                  std::to_string(std::get<1>(info.param)) + "_" + share.part +
+                                  std::to_string(int(100 * share.fired));
                          });
 
 // A layer that fires much belongs to the host once it was called for 64 tokens, few at a time.
@@ -194,12 +219,12 @@ TEST_P(Products, AreThoseOfTheNumbersInTheFile) {
   constexpr std::int64_t kOutputs = 96, kInputs = 1536;
   const auto [type, rows, share] = GetParam();
   Tensors tensors;
-  ggml_tensor* const weight = tensors.add("blk.0.ffn_down.weight", type, {kInputs, kOutputs});
+  ggml_tensor* const weight = tensors.add(weight_of(share.part), type, {kInputs, kOutputs});
   tensors.allocate(our_type(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
   const auto blocks = random_blocks(type, kOutputs, kInputs, 3);
   ggml_backend_tensor_set(weight, blocks.data(), 0, blocks.size());
   const std::size_t row = ggml_row_size(type, kInputs);
-  const auto h = random_inputs(rows, kInputs, share, 4);
+  const auto h = random_inputs(rows, kInputs, share.fired, 4);
   Host host;
   for (int call = 0; call < calls_for(rows); ++call) {
     const auto y = product(host, weight, h);
@@ -213,18 +238,20 @@ TEST_P(Products, AreThoseOfTheNumbersInTheFile) {
   }
 }
 
-class Experts : public testing::TestWithParam<std::tuple<ggml_type, int>> {};
+class Experts : public testing::TestWithParam<std::tuple<ggml_type, int, const char*>> {};
 INSTANTIATE_TEST_SUITE_P(, Experts,
-                         testing::Combine(testing::ValuesIn(kTypes), testing::Values(1, 33)),
+                         testing::Combine(testing::ValuesIn(kTypes), testing::Values(1, 33),
+                                          testing::Values("down_exps", "up_exps")),
                          [](const auto& info) {
                            return std::string(ggml_type_name(std::get<0>(info.param))) + "_rows" +
-                                  std::to_string(std::get<1>(info.param));
+                                  std::to_string(std::get<1>(info.param)) + "_" +
+                                  std::get<2>(info.param);
                          });
 
 // Inputs of each expert, and one input for all of them.
 TEST_P(Experts, EachRowMeetsTheExpertsThatItNames) {
   constexpr std::int64_t kOutputs = 40, kInputs = 768, kExperts = 5, kUsed = 2;
-  const auto [type, rows] = GetParam();
+  const auto [type, rows, part] = GetParam();
   const std::size_t row = ggml_row_size(type, kInputs);
   const auto blocks = random_blocks(type, kOutputs * kExperts, kInputs, 5);
   std::vector<std::int32_t> ids(static_cast<std::size_t>(rows * kUsed));
@@ -232,8 +259,7 @@ TEST_P(Experts, EachRowMeetsTheExpertsThatItNames) {
   for (const std::int64_t of_each : {kUsed, std::int64_t{1}}) {
     for (const double share : {0.1, 0.9}) {
       Tensors tensors;
-      ggml_tensor* const weight =
-          tensors.add("blk.0.ffn_down_exps.weight", type, {kInputs, kOutputs, kExperts});
+      ggml_tensor* const weight = tensors.add(weight_of(part), type, {kInputs, kOutputs, kExperts});
       tensors.allocate(our_type(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
       ggml_backend_tensor_set(weight, blocks.data(), 0, blocks.size());
       const auto h = random_inputs(rows * of_each, kInputs, share, 6);
@@ -273,11 +299,11 @@ TEST_P(Experts, EachRowMeetsTheExpertsThatItNames) {
 TEST_P(Formats, WhatCannotBePackedIsTheHosts) {
   constexpr std::int64_t kOutputs = 64, kInputs = 512;
   Tensors tensors;
-  ggml_tensor* const weight = tensors.add("blk.0.ffn_down.weight", GetParam(), {kInputs, kOutputs});
+  ggml_tensor* const weight = tensors.add(name(), type(), {kInputs, kOutputs});
   tensors.allocate(our_type(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
-  auto blocks = random_blocks(GetParam(), kOutputs, kInputs, 7);
-  const std::size_t row = ggml_row_size(GetParam(), kInputs);
-  const std::size_t scale = GetParam() == GGML_TYPE_Q6_K ? 208 : 0;
+  auto blocks = random_blocks(type(), kOutputs, kInputs, 7);
+  const std::size_t row = ggml_row_size(type(), kInputs);
+  const std::size_t scale = type() == GGML_TYPE_Q6_K ? 208 : 0;
   const std::uint16_t infinite = 0x7C00;
   std::memcpy(blocks.data() + 3 * row + scale, &infinite, 2);
   ggml_backend_tensor_set(weight, blocks.data(), 0, blocks.size());
@@ -289,55 +315,91 @@ TEST_P(Formats, WhatCannotBePackedIsTheHosts) {
   const auto y = product(host, weight, h);
   ASSERT_EQ(y.size(), static_cast<std::size_t>(kOutputs));
   EXPECT_FALSE(std::isfinite(y[3]));
-  expect_near(dot(GetParam(), blocks.data(), h.data(), kInputs), y[0], "0");
+  expect_near(dot(type(), blocks.data(), h.data(), kInputs), y[0], "0");
 }
 
-// Layers as llama.cpp builds them: two cuts for each, whatever is between up and down.
-TEST(Graph, IsCutBeforeAndBehindDownAlone) {
+// Layers as llama.cpp builds them: two cuts for each, before and behind down, or the whole layer
+// where up is ours, with its bias and both parts of its activation.
+class Graph : public testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(, Graph, testing::Bool(),
+                         [](const auto& is) { return is.param ? "WithUp" : "DownAlone"; });
+
+TEST_P(Graph, IsCutTwiceForALayer) {
   constexpr std::int64_t kWidth = 256, kInner = 512;
-  Tensors ups, downs;
+  constexpr std::int64_t kTokens = 5;
+  Tensors ups, biases, downs;
   ggml_tensor *up[3], *bias[3], *down[3];
   for (int l = 0; l < 3; ++l) {
     const std::string name = "blk." + std::to_string(l);
     up[l] = ups.add(name + ".ffn_up.weight", GGML_TYPE_Q8_0, {kWidth, kInner});
-    bias[l] = ups.add(name + ".ffn_up.bias", GGML_TYPE_F32, {kInner});
+    bias[l] = biases.add(name + ".ffn_up.bias", GGML_TYPE_F32, {kInner});
     down[l] = downs.add(name + ".ffn_down.weight", GGML_TYPE_Q8_0, {kInner, kWidth});
   }
-  ups.allocate(ggml_backend_dev_buffer_type(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU)),
-               GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+  ggml_backend_buffer_type_t const host =
+      ggml_backend_dev_buffer_type(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU));
+  ups.allocate(GetParam() ? our_type() : host, GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+  biases.allocate(host, GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
   downs.allocate(our_type(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
   const auto up_blocks = random_blocks(GGML_TYPE_Q8_0, kInner, kWidth, 9);
   const auto down_blocks = random_blocks(GGML_TYPE_Q8_0, kWidth, kInner, 10);
-  const std::vector<float> zeros(kInner);
+  const auto bias_numbers = random_inputs(1, kInner, 0.5, 12);
   for (int l = 0; l < 3; ++l) {
     ggml_backend_tensor_set(up[l], up_blocks.data(), 0, up_blocks.size());
-    ggml_backend_tensor_set(bias[l], zeros.data(), 0, kInner * sizeof(float));
+    ggml_backend_tensor_set(bias[l], bias_numbers.data(), 0, kInner * sizeof(float));
     ggml_backend_tensor_set(down[l], down_blocks.data(), 0, down_blocks.size());
   }
-  const auto in = random_inputs(5, kWidth, 1, 11);
-  std::vector<float> results[3];
-  for (const int threads : {1, 2, 3}) {
-    Host host(threads);
+  const auto in = random_inputs(kTokens, kWidth, 1, 11);
+  const auto run = [&](Host& under, bool with_norm) {
     ggml_tensor* x = nullptr;
-    results[threads - 1] = host.run(
+    return under.run(
         [&](ggml_context* context) {
-          x = ggml_new_tensor_2d(context, GGML_TYPE_F32, kWidth, 5);
+          x = ggml_new_tensor_2d(context, GGML_TYPE_F32, kWidth, kTokens);
           ggml_set_input(x);
           ggml_tensor* at = x;
-          for (int l = 0; l < 3; ++l) {
+          for (int l = 0; l < (with_norm ? 3 : 1); ++l) {
             ggml_tensor* h = ggml_add(context, ggml_mul_mat(context, up[l], at), bias[l]);
             h = ggml_sqr(context, ggml_relu(context, h));
-            at = ggml_rms_norm(context, ggml_add(context, ggml_mul_mat(context, down[l], h), at),
-                               1e-5F);
+            h = ggml_mul_mat(context, down[l], h);
+            at = with_norm ? ggml_rms_norm(context, ggml_add(context, h, at), 1e-5F) : h;
           }
           return at;
         },
         [&] { ggml_backend_tensor_set(x, in.data(), 0, in.size() * sizeof(float)); });
-    EXPECT_EQ(host.splits(), 7);
-    ASSERT_EQ(results[threads - 1].size(), 5U * kWidth);
+  };
+  std::vector<float> results[3];
+  for (const int threads : {1, 2, 3}) {
+    Host under(threads);
+    results[threads - 1] = run(under, true);
+    EXPECT_EQ(under.splits(), 7);
+    ASSERT_EQ(results[threads - 1].size(), static_cast<std::size_t>(kTokens * kWidth));
   }
   EXPECT_EQ(results[0], results[1]);
   EXPECT_EQ(results[0], results[2]);
+
+  // One layer, step by step. Errors of up move what down is multiplied with.
+  Host under(2);
+  const auto y = run(under, false);
+  const std::size_t up_row = ggml_row_size(GGML_TYPE_Q8_0, kWidth);
+  const std::size_t down_row = ggml_row_size(GGML_TYPE_Q8_0, kInner);
+  for (std::int64_t t = 0; t < kTokens; ++t) {
+    std::vector<float> h(kInner), moved(kInner);
+    for (std::int64_t i = 0; i < kInner; ++i) {
+      const Expected v =
+          dot(GGML_TYPE_Q8_0, up_blocks.data() + i * up_row, in.data() + t * kWidth, kWidth);
+      const double at = std::max(0.0, v.value + bias_numbers[i]);
+      h[i] = static_cast<float>(at * at);
+      moved[i] = static_cast<float>((2 * at + v.error) * v.error);
+    }
+    for (std::int64_t d = 0; d < kWidth; ++d) {
+      const std::uint8_t* const row = down_blocks.data() + d * down_row;
+      const Expected expected = dot(GGML_TYPE_Q8_0, row, h.data(), kInner);
+      double error = expected.error;
+      std::vector<float> weights(kInner);
+      ggml_get_type_traits(GGML_TYPE_Q8_0)->to_float(row, weights.data(), kInner);
+      for (std::int64_t i = 0; i < kInner; ++i) error += std::abs(weights[i]) * moved[i];
+      ASSERT_NEAR(y[t * kWidth + d], expected.value, error) << t << ", " << d;
+    }
+  }
 }
 
 }  // namespace

@@ -15,19 +15,21 @@ namespace {
 
 struct Shape {
   const char* name;
-  std::int64_t outputs, inputs, experts, used;  // used: of the experts, by each token
+  std::int64_t width, inner, experts, used;  // used: of the experts, by each token
   std::vector<ggml_type> types;
+  bool up = false;
+  std::int64_t outputs = up ? inner : width, inputs = up ? width : inner;
 
   std::vector<std::int64_t> ne() const {
     return experts == 1 ? std::vector{inputs, outputs} : std::vector{inputs, outputs, experts};
   }
 };
-const Shape kShapes[] = {
+const Shape kDowns[] = {
     {"Arcee 4.5B", 2560, 18432, 1, 1, {GGML_TYPE_Q4_K, GGML_TYPE_Q6_K, GGML_TYPE_Q8_0}},
     {"RWKV-7 2.9B", 2560, 10240, 1, 1, {GGML_TYPE_Q4_K, GGML_TYPE_Q8_0}},
     {"Nemotron-3 Nano", 2688, 1856, 32, 6, {GGML_TYPE_Q5_0, GGML_TYPE_Q8_0}},
 };
-constexpr double kShares[] = {0.01, 0.05, 0.09, 0.2, 0.5, 1.0};
+const std::vector<double> kShares = {0.01, 0.05, 0.09, 0.2, 0.5, 1.0};
 constexpr std::int64_t kTokens[] = {1, 64, 512};
 constexpr std::size_t kBytes = 96U << 20U;  // of the layers: more than a cache holds
 
@@ -57,7 +59,8 @@ class Layers {
       blocks.insert(blocks.end(), drawn.begin(), drawn.end());
     }
     for (std::size_t bytes = 0; bytes < kBytes; bytes += ggml_nbytes(weights_.back())) {
-      weights_.push_back(tensors_.add("blk.0.ffn_down.weight", type, shape.ne()));
+      weights_.push_back(tensors_.add(shape.up ? "blk.0.ffn_up.weight" : "blk.0.ffn_down.weight",
+                                      type, shape.ne()));
     }
     tensors_.allocate(buffer, GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
     for (ggml_tensor* const weight : weights_) {
@@ -110,11 +113,11 @@ double median(std::vector<double> times) {
   return times[times.size() / 2];
 }
 
-void measure(const Shape& shape, ggml_type type, int threads) {
+void measure(const Shape& shape, const std::vector<double>& shares, ggml_type type, int threads) {
   for (const std::int64_t tokens : kTokens) {
     std::printf("| %s | %s | %lld |", shape.name, ggml_type_name(type),
                 static_cast<long long>(tokens));
-    for (const double share : kShares) {
+    for (const double share : shares) {
       Layers ours(shape, type, ggml_backend_dev_buffer_type(device()), threads);
       Layers theirs(shape, type, type_of_cpu(shape, type), threads);
       const auto h = random_inputs(tokens * shape.used, shape.inputs, share, 3);
@@ -154,7 +157,12 @@ int main(int argc, char** argv) {
       threads);
   std::puts("| down of | type | tokens | 1 % | 5 % | 9 % | 20 % | 50 % | 100 % |");
   std::puts("| --- | --- | --- | --- | --- | --- | --- | --- | --- |");
-  for (const Shape& shape : kShapes) {
-    for (const ggml_type type : shape.types) measure(shape, type, threads);
+  for (const Shape& down : kDowns) {
+    for (const ggml_type type : down.types) measure(down, kShares, type, threads);
+  }
+  std::puts("\n| up of | type | tokens | |\n| --- | --- | --- | --- |");
+  for (const Shape& down : kDowns) {
+    const Shape up = {down.name, down.width, down.inner, down.experts, down.used, down.types, true};
+    for (const ggml_type type : up.types) measure(up, {1.0}, type, threads);
   }
 }

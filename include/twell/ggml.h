@@ -1,10 +1,11 @@
 // Weights in the block formats of ggml, which GGUF files of llama.cpp hold: integers that share
 // scales, 32 or 256 to a block.
 //
-// The down weight is [D outputs, H inputs] there (neurons first elsewhere in twell), with blocks
-// along H: each holds some inputs of one output. A layer most of whose inputs are zero would have
-// to read all of them. GgmlDown keeps the same integers and scales transposed, so that the codes of
-// one input lie together, and ggml_down() reads those of the inputs that are not zero.
+// Weights are [outputs, inputs] there, with blocks along the inputs: each holds some inputs of one
+// output. A down weight (stored neurons first elsewhere in twell) most of whose inputs are zero
+// would have to be read whole. GgmlMatrix keeps the same integers and scales in another order, and
+// ggml_matmul() multiplies them: those of the inputs that are not zero, or all of them for many
+// outputs at a time.
 #pragma once
 
 #include <cstddef>
@@ -82,17 +83,26 @@ struct GgmlView {
   }
 };
 
-// A down weight, transposed, that owns its memory: 3 % more than the blocks at most, where D is
-// a multiple of 32. A value; copies share it.
-class GgmlDown {
+// What lies together in a GgmlMatrix.
+enum class GgmlOrder : std::uint8_t {
+  // All outputs of one input: for inputs most of which are zero (down).
+  inputs,
+  // 256 inputs of 32 outputs: for inputs that are dense (gate and up).
+  outputs,
+};
+
+// A weight that owns its memory: 3 % more than the blocks at most, where the outputs are a multiple
+// of 32. A value; copies share it.
+class GgmlMatrix {
  public:
-  // `down`: [D, H], at least one row and one block. Throws Error naming the argument, also where a
-  // scale or a minimum is not finite. `context`: whose threads pack; null: OpenMP's.
-  explicit GgmlDown(const GgmlView& down, const Context* context = nullptr);
+  // `weight`: at least one row and one block. Throws Error naming the argument, also where a scale
+  // or a minimum is not finite. `context`: whose threads pack; null: OpenMP's.
+  GgmlMatrix(const GgmlView& weight, GgmlOrder order, const Context* context = nullptr);
 
   GgmlFormat format() const { return format_; }
-  std::int64_t outputs() const { return outputs_; }  // D
-  std::int64_t inputs() const { return inputs_; }    // H
+  GgmlOrder order() const { return order_; }
+  std::int64_t outputs() const { return outputs_; }  // rows of the view
+  std::int64_t inputs() const { return inputs_; }    // its columns
   std::int64_t bytes() const { return static_cast<std::int64_t>(memory_.bytes()); }
   const void* data() const { return memory_.data(); }
   // The blocks as they were, bit for bit, row after row, at any address.
@@ -100,23 +110,25 @@ class GgmlDown {
 
  private:
   GgmlFormat format_;
+  GgmlOrder order_;
   std::int64_t outputs_, inputs_;
   PreparedMemory memory_;
 };
 
-// y = h Wdᵀ, h [M, H] and y [M, D] in f32. As ggml does on x86, inputs are rounded to integers of 8
-// bits first, those of a block of W together. Products of integers are the ones that ggml sums, and
-// their sums are exact; one is rounded to f32 for each block, or two where it has minima, and the
-// f32 sum over blocks is in another order than ggml's. Inputs that round to zero read nothing of W.
+// y = x Wᵀ, x [M, inputs] and y [M, outputs] in f32. As ggml does on x86, inputs are rounded to
+// integers of 8 bits first, those of a block of W together. Products of integers are the ones that
+// ggml sums, and their sums are exact; one is rounded to f32 for each block, or two where it has
+// minima, and the f32 sum over blocks is in another order than ggml's. In GgmlOrder::inputs, those
+// that round to zero read nothing of W.
 //
-// Rounded inputs are q · u: with a the largest |h| of the block and i = 127 / a in f32,
-// q = round(h · i), ties to even, and u = 1 / i, or, in formats of blocks of 32, a / 127 rounded to
+// Rounded inputs are q · u: with a the largest |x| of the block and i = 127 / a in f32,
+// q = round(x · i), ties to even, and u = 1 / i, or, in formats of blocks of 32, a / 127 rounded to
 // binary16 (as in ggml it is infinite from a of 8.3 · 10⁶ on, and zero below 3.8 · 10⁻⁶). Where a
 // is 0, or so small that i is infinite, all q are 0. A block with an input that is not finite makes
 // the whole row of y NaN.
 //
 // M may be 0. Throws Error naming the argument.
-void ggml_down(Context& context, ConstMatrixView h, const GgmlDown& down, MatrixView y);
+void ggml_matmul(Context& context, ConstMatrixView x, const GgmlMatrix& w, MatrixView y);
 
 }  // namespace twell
 #pragma GCC visibility pop

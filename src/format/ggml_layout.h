@@ -1,18 +1,29 @@
-// Where a GgmlDown has what. Words: a *block* is ggml's, 32 or 256 inputs of one output; a *group*
-// is the inputs of a block that share a sub-scale; a *chunk* is 32 outputs, which vectors take at a
-// time. Outputs past D are zero. In memory follow
+// Where a GgmlMatrix has what. Words: a *block* is ggml's, 32 or 256 inputs of one output; a
+// *group* is the inputs of a block that share a sub-scale; a *chunk* is 32 outputs, which vectors
+// take at a time; a *span* is 256 inputs, or what is left at the end; a *quad* is four neighbouring
+// inputs. Outputs past the last are zero. In memory follow, in GgmlOrder::inputs,
 //
-//   codes   [H][chunks][code_bytes]       of an input
+//   codes   [inputs][chunks][code_bytes]  of an input
 //   groups  [pairs of groups][chunks]     32 × 2 sub-scales, then 32 × 2 sub-minima, if it has any
-//   scales  [blocks along H][chunks]      32 scales, then 32 minima, if it has any
+//   scales  [blocks][chunks]              32 scales, then 32 minima, if it has any
+//
+// and in GgmlOrder::outputs [spans][chunks] pieces of codes, groups and scales of their own, so
+// that a span of many chunks is read from one place.
 //
 // A pair's two numbers of an output are neighbours, as instructions that add two products want
-// them. Codes of 4 to 6 bits lie in places of 32 bytes (place_of()): the lower four bits of place
-// i in the lower half of byte i % 16 for i < 16, and in its upper half for the others; behind them
-// the fifth bit of place i as bit i of 32, or two upper bits of place i in byte i % 8, bits
-// 2 · (i / 8) and up. Codes of 8 bits are in the order of outputs.
+// them. Codes of 4 to 6 bits of an input lie in places of 32 bytes (place_of()): the lower four
+// bits of place i in the lower half of byte i % 16 for i < 16, and in its upper half for the
+// others; behind them the fifth bit of place i as bit i of 32, or two upper bits of place i in byte
+// i % 8, bits 2 · (i / 8) and up. Codes of 8 bits are in the order of outputs.
+//
+// Code j of output d of a quad has place 4 · d + j of 128. A piece has the lower four bits of all
+// its quads, 64 bytes each: of place i in the lower half of byte i % 64 for i < 64, and in its
+// upper half for the others. Behind them are the upper bits, 16 or 32 bytes a quad: the fifth bit
+// of place i as bit i of 128, or two upper bits of place i in byte i % 32, bits 2 · (i / 32) and
+// up. Codes of 8 bits take a byte each.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -31,36 +42,71 @@ constexpr std::int64_t place_of(int bits, std::int64_t output) {
 }
 
 struct GgmlLayout {
+  static constexpr std::int64_t kSpan = 256;
+
   GgmlTraits traits;
+  GgmlOrder order;
   std::int64_t outputs, inputs;
 
-  GgmlLayout(GgmlFormat format, std::int64_t outputs_, std::int64_t inputs_)
-      : traits(traits_of(format)), outputs(outputs_), inputs(inputs_) {}
+  GgmlLayout(GgmlFormat format, GgmlOrder order_, std::int64_t outputs_, std::int64_t inputs_)
+      : traits(traits_of(format)), order(order_), outputs(outputs_), inputs(inputs_) {}
 
   std::int64_t chunks() const { return (outputs + kChunk - 1) / kChunk; }
   std::int64_t blocks() const { return inputs / traits.numbers; }
-  std::int64_t pairs() const { return traits.sub_scales ? inputs / traits.group / 2 : 0; }
 
   // Bytes of one chunk's.
   constexpr std::int64_t code_bytes() const { return kChunk * traits.bits / 8; }
   std::int64_t pair_bytes() const { return (traits.minima ? 4 : 2) * kChunk; }
   std::int64_t scale_bytes() const { return (traits.minima ? 4 : 2) * kChunk; }
 
+  // In GgmlOrder::inputs.
   std::int64_t code_at(std::int64_t input, std::int64_t chunk) const {
     return (input * chunks() + chunk) * code_bytes();
   }
+  // In GgmlOrder::outputs: the lower bits of a quad, or all eight, and the upper ones.
+  std::int64_t quad_at(std::int64_t quad, std::int64_t chunk) const {
+    return piece_at(4 * quad, chunk) + 4 * quad % kSpan * kChunk * lower_bits() / 8;
+  }
+  std::int64_t upper_at(std::int64_t quad, std::int64_t chunk) const {
+    const std::int64_t lower = span_of(4 * quad) * kChunk * lower_bits() / 8;
+    return piece_at(4 * quad, chunk) + lower +
+           4 * quad % kSpan * kChunk * (traits.bits - lower_bits()) / 8;
+  }
+  // In either.
   std::int64_t pair_at(std::int64_t pair, std::int64_t chunk) const {
-    return pairs_begin() + (pair * chunks() + chunk) * pair_bytes();
+    if (order == GgmlOrder::inputs) {
+      return inputs * chunks() * code_bytes() + (pair * chunks() + chunk) * pair_bytes();
+    }
+    const std::int64_t input = pair * 2 * traits.group;
+    return piece_at(input, chunk) + span_of(input) * code_bytes() +
+           input % kSpan / (2 * traits.group) * pair_bytes();
   }
   std::int64_t scale_at(std::int64_t block, std::int64_t chunk) const {
-    return scales_begin() + (block * chunks() + chunk) * scale_bytes();
+    if (order == GgmlOrder::inputs) {
+      return inputs * chunks() * code_bytes() + bytes_of_pairs(inputs) * chunks() +
+             (block * chunks() + chunk) * scale_bytes();
+    }
+    const std::int64_t input = block * traits.numbers, span = span_of(input);
+    return piece_at(input, chunk) + span * code_bytes() + bytes_of_pairs(span) +
+           input % kSpan / traits.numbers * scale_bytes();
   }
-  std::int64_t bytes() const { return scales_begin() + blocks() * chunks() * scale_bytes(); }
+  std::int64_t bytes() const { return chunks() * chunk_bytes(inputs); }
+  // Of one chunk, of so many inputs.
+  std::int64_t chunk_bytes(std::int64_t count) const {
+    return count * code_bytes() + bytes_of_pairs(count) + count / traits.numbers * scale_bytes();
+  }
 
  private:
-  // inputs is a multiple of 32: so are the bytes of all codes, of 64 even.
-  std::int64_t pairs_begin() const { return inputs * chunks() * code_bytes(); }
-  std::int64_t scales_begin() const { return pairs_begin() + pairs() * chunks() * pair_bytes(); }
+  std::int64_t bytes_of_pairs(std::int64_t count) const {
+    return traits.sub_scales ? count / traits.group / 2 * pair_bytes() : 0;
+  }
+  std::int64_t lower_bits() const { return traits.bits == 8 ? 8 : 4; }
+  std::int64_t span_of(std::int64_t input) const {
+    return std::min(kSpan, inputs - input / kSpan * kSpan);
+  }
+  std::int64_t piece_at(std::int64_t input, std::int64_t chunk) const {
+    return input / kSpan * chunks() * chunk_bytes(kSpan) + chunk * chunk_bytes(span_of(input));
+  }
 };
 
 // The scales of a block's chunk. `memory` is aligned to 64 bytes, and so is what is in it.

@@ -217,26 +217,28 @@ struct GgmlInputs {
   const std::int32_t* starts = nullptr;  // [groups + 1]: where those of a group begin
 };
 
-constexpr std::int64_t kGgmlRows = 64;   // that are multiplied together
-constexpr std::int64_t kGgmlSpan = 256;  // inputs that are
+constexpr std::int64_t kGgmlRows = 64;  // that are multiplied together
 
 // What a tier has for weights in ggml's blocks.
 struct GgmlKernels {
   // `count` inputs to q, and u of each `numbers` of them, 32 or 256.
   void (*round)(const float* h, std::int64_t count, std::int64_t numbers, std::int8_t* codes,
                 float* units);
-  // `memory`: that of a GgmlDown.
-  struct Down {
-    // y [last − first][32] = the outputs of chunks [first, last) for a row of inputs.
-    void (*row)(const GgmlLayout& layout, const std::uint8_t* memory, const GgmlInputs& h,
-                std::int64_t first, std::int64_t last, float* y);
-    // y [last − first][count][32] += those of `count` rows, kGgmlRows at most, of their inputs
-    // [at, at + kGgmlSpan), of which codes and units alone are read.
-    void (*rows)(const GgmlLayout& layout, const std::uint8_t* memory, const GgmlInputs* h,
-                 std::int64_t count, std::int64_t at, std::int64_t first, std::int64_t last,
-                 float* y);
+  // y [last − first][count][32] += those outputs of chunks [first, last) of `count` rows, kGgmlRows
+  // at most, that come from the span of inputs that begins at `at`. Of rows, codes and units alone
+  // are read. `memory`: that of a GgmlMatrix.
+  using Rows = void(const GgmlLayout& layout, const std::uint8_t* memory, const GgmlInputs* x,
+                    std::int64_t count, std::int64_t at, std::int64_t first, std::int64_t last,
+                    float* y);
+  struct Product {
+    // GgmlOrder::inputs. y [last − first][32] = the outputs of chunks [first, last) of one row.
+    void (*sparse_row)(const GgmlLayout& layout, const std::uint8_t* memory, const GgmlInputs& x,
+                       std::int64_t first, std::int64_t last, float* y);
+    Rows* sparse_rows;
+    Rows* dense_rows;    // either order
+    double most_sparse;  // the share of inputs up to which sparse_rows is faster
   };
-  Down down[kGgmlFormats];
+  Product product[kGgmlFormats];
 };
 
 // The best that `tier` may run. x, of x and y: bf16 or f32; it goes with the weight's type.

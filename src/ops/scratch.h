@@ -24,7 +24,7 @@ enum ScratchSlot : int {
   kCoefficients = kCounts,
   kTransposed = kSlots,
   kPieces = kCandidates,
-  // ggml_down() does nothing else.
+  // ggml_matmul() does nothing else.
   kGgmlInputs = kPreparedX,
   kGgmlSums = kPartialY,
 };

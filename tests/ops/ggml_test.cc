@@ -9,6 +9,7 @@
 #include <limits>
 #include <random>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "kernels/ref/ref.h"
@@ -78,34 +79,46 @@ Blocks random_blocks(GgmlFormat format, std::int64_t rows, std::int64_t cols, un
   return out;
 }
 
-class GgmlTest : public testing::TestWithParam<GgmlFormat> {};
-INSTANTIATE_TEST_SUITE_P(, GgmlTest, testing::ValuesIn(kAll),
-                         [](const auto& format) { return std::string(name_of(format.param)); });
+class GgmlTest : public testing::TestWithParam<std::tuple<GgmlFormat, GgmlOrder>> {
+ protected:
+  static GgmlFormat format() { return std::get<0>(GetParam()); }
+  static GgmlOrder order() { return std::get<1>(GetParam()); }
+
+  void expect_product(Context& context, const TestMatrix<float>& x, const Blocks& weights,
+                      const std::string& what);
+};
+INSTANTIATE_TEST_SUITE_P(, GgmlTest,
+                         testing::Combine(testing::ValuesIn(kAll),
+                                          testing::Values(GgmlOrder::inputs, GgmlOrder::outputs)),
+                         [](const auto& is) {
+                           return std::string(name_of(std::get<0>(is.param))) +
+                                  (std::get<1>(is.param) == GgmlOrder::inputs ? "" : "_outputs");
+                         });
 
 TEST_P(GgmlTest, BlocksKeepEveryBit) {
-  const auto bytes = static_cast<std::size_t>(traits_of(GetParam()).bytes);
+  const auto bytes = static_cast<std::size_t>(traits_of(format()).bytes);
   std::mt19937 random(1);  // NOLINT(cert-msc51-cpp): the same each time
   std::vector<std::uint8_t> from(bytes), to(bytes);
   for (int i = 0; i < 20000; ++i) {
     for (auto& byte : from) byte = static_cast<std::uint8_t>(random());
     GgmlBlock block;
-    take_block(GetParam(), from.data(), &block);
-    put_block(GetParam(), block, to.data());
+    take_block(format(), from.data(), &block);
+    put_block(format(), block, to.data());
     ASSERT_EQ(from, to) << i;
   }
 }
 
-TEST_P(GgmlTest, DownKeepsEveryBit) {
-  const std::int64_t numbers = numbers_of(GetParam());
+TEST_P(GgmlTest, EveryOrderKeepsEveryBit) {
+  const std::int64_t numbers = numbers_of(format());
   for (const std::int64_t rows : {1, 31, 32, 33, 100}) {
     for (const std::int64_t blocks : {1, 2, 9}) {
-      Blocks weights = random_blocks(GetParam(), rows, blocks * numbers, 2);
-      const GgmlDown down(weights.view());
+      Blocks weights = random_blocks(format(), rows, blocks * numbers, 2);
+      const GgmlMatrix w(weights.view(), order());
       std::vector<std::uint8_t> back(static_cast<std::size_t>(weights.size()));
-      down.unpack(back.data());
+      w.unpack(back.data());
       ASSERT_TRUE(std::equal(back.begin(), back.end(), weights.data())) << rows << "," << blocks;
       const double most = rows % 32 == 0 ? 1.03 : 64;
-      EXPECT_LE(static_cast<double>(down.bytes()), most * static_cast<double>(weights.size()));
+      EXPECT_LE(static_cast<double>(w.bytes()), most * static_cast<double>(weights.size()));
     }
   }
 }
@@ -122,12 +135,12 @@ TestMatrix<float> inputs(std::int64_t rows, std::int64_t cols, double share, boo
   return h;
 }
 
-void expect_product(Context& context, const TestMatrix<float>& h, const Blocks& weights,
-                    const std::string& what) {
-  const GgmlDown down(weights.view(), &context);
+void GgmlTest::expect_product(Context& context, const TestMatrix<float>& h, const Blocks& weights,
+                              const std::string& what) {
+  const GgmlMatrix w(weights.view(), order(), &context);
   TestMatrix<float> y(h.rows(), weights.view().rows, 5);
-  ggml_down(context, h.view(), down, y.view());
-  const ref::Result wanted = ref::ggml_down(ref::widen(h.view()), weights.view());
+  ggml_matmul(context, h.view(), w, y.view());
+  const ref::Result wanted = ref::ggml_matmul(ref::widen(h.view()), weights.view());
   // Sums of integers are exact. Of a block, one is rounded to f32 and multiplied with a product of
   // two numbers, twice where there are minima.
   const double terms = 2 * static_cast<double>(h.cols() / numbers_of(weights.view().format)) + 2;
@@ -140,14 +153,14 @@ void expect_product(Context& context, const TestMatrix<float>& h, const Blocks& 
   }
 }
 
-TEST_P(GgmlTest, DownIsTheDefinition) {
-  const std::int64_t numbers = numbers_of(GetParam());
+TEST_P(GgmlTest, ProductsAreTheDefinition) {
+  const std::int64_t numbers = numbers_of(format());
   for (const CpuTier tier : available_cpu_tiers()) {
     for (const int threads : {1, 3}) {
       Context context({.threads = threads, .tier = tier});
       for (const double share : {0.0, 0.01, 0.09, 0.5, 1.0}) {
         for (const bool both_signs : {false, true}) {
-          const Blocks weights = random_blocks(GetParam(), 100, 9 * numbers, 4);
+          const Blocks weights = random_blocks(format(), 100, 9 * numbers, 4);
           const auto h = inputs(3, 9 * numbers, share, both_signs);
           expect_product(context, h, weights, std::to_string(share));
           if (HasFatalFailure()) return;
@@ -158,13 +171,13 @@ TEST_P(GgmlTest, DownIsTheDefinition) {
 }
 
 TEST_P(GgmlTest, ShapesAndNumbersOfRows) {
-  const std::int64_t numbers = numbers_of(GetParam());
+  const std::int64_t numbers = numbers_of(format());
   for (const CpuTier tier : available_cpu_tiers()) {
     Context context({.threads = 2, .tier = tier});
     for (const std::int64_t rows : {1, 31, 32, 33, 289}) {
       for (const std::int64_t blocks : {1, 3}) {
         for (const std::int64_t tokens : {0, 1, 7, 8, 66}) {
-          const Blocks weights = random_blocks(GetParam(), rows, blocks * numbers, 5);
+          const Blocks weights = random_blocks(format(), rows, blocks * numbers, 5);
           const auto h = inputs(tokens, blocks * numbers, 0.1, true);
           expect_product(context, h, weights,
                          std::to_string(tokens) + " of " + std::to_string(rows));
@@ -177,12 +190,12 @@ TEST_P(GgmlTest, ShapesAndNumbersOfRows) {
 
 // Sums of 16 bits hold the largest codes and inputs, of one sign and of both.
 TEST_P(GgmlTest, TheLargestNumbersOverflowNothing) {
-  const std::int64_t numbers = numbers_of(GetParam());
+  const std::int64_t numbers = numbers_of(format());
   for (const CpuTier tier : available_cpu_tiers()) {
     Context context({.threads = 1, .tier = tier});
     for (const int code : {0, 127, 128, 255}) {
       for (const int scale : {-128, 127}) {
-        Blocks weights(GetParam(), 33, 9 * numbers);
+        Blocks weights(format(), 33, 9 * numbers);
         weights.each([&](GgmlBlock& block) {
           std::fill_n(block.codes, std::size(block.codes), static_cast<std::uint8_t>(code));
           std::fill_n(block.scales, std::size(block.scales), static_cast<std::int8_t>(scale));
@@ -209,18 +222,18 @@ TEST_P(GgmlTest, TheLargestNumbersOverflowNothing) {
 
 // Rows that are multiplied together have the bits that each has alone.
 TEST_P(GgmlTest, RowsTogetherHaveTheBitsOfEachAlone) {
-  const std::int64_t cols = (numbers_of(GetParam()) == 32 ? 37 : 5) * numbers_of(GetParam());
+  const std::int64_t cols = (numbers_of(format()) == 32 ? 37 : 5) * numbers_of(format());
   for (const CpuTier tier : available_cpu_tiers()) {
     Context context({.threads = 2, .tier = tier});
     for (const double share : {0.02, 0.1, 0.4, 1.0}) {
       for (const std::int64_t rows : {2, 9, 64, 65}) {
-        const GgmlDown down(random_blocks(GetParam(), 165, cols, 11).view());
+        const GgmlMatrix w(random_blocks(format(), 165, cols, 11).view(), order());
         const auto h = inputs(rows, cols, share, rows % 2 == 0);
         TestMatrix<float> y(rows, 165, 7), expected(rows, 165, 7);
-        ggml_down(context, h.view(), down, y.view());
+        ggml_matmul(context, h.view(), w, y.view());
         for (std::int64_t r = 0; r < rows; ++r) {
-          ggml_down(context, {h.view().row<float>(r), DType::f32, 1, cols}, down,
-                    {expected.view().row<float>(r), DType::f32, 1, 165});
+          ggml_matmul(context, {h.view().row<float>(r), DType::f32, 1, cols}, w,
+                      {expected.view().row<float>(r), DType::f32, 1, 165});
         }
         ASSERT_TRUE(same(y, expected)) << name_of(tier) << " " << share << " " << rows;
       }
@@ -230,8 +243,8 @@ TEST_P(GgmlTest, RowsTogetherHaveTheBitsOfEachAlone) {
 
 // Whole numbers and halves of the unit 1, of both signs: ties are rounded to even.
 TEST_P(GgmlTest, TiesAreRoundedToEven) {
-  const std::int64_t numbers = numbers_of(GetParam());
-  const Blocks weights = random_blocks(GetParam(), 33, numbers, 8);
+  const std::int64_t numbers = numbers_of(format());
+  const Blocks weights = random_blocks(format(), 33, numbers, 8);
   for (const CpuTier tier : available_cpu_tiers()) {
     Context context({.threads = 1, .tier = tier});
     TestMatrix<float> h(1, numbers), even(1, numbers);
@@ -240,10 +253,10 @@ TEST_P(GgmlTest, TiesAreRoundedToEven) {
       return k == 0 ? 127.0F : k % 3 == 0 ? -size : size;
     });
     even.fill([&](std::int64_t, std::int64_t k) { return std::nearbyint(h.value(0, k)); });
-    const GgmlDown down(weights.view());
+    const GgmlMatrix w(weights.view(), order());
     TestMatrix<float> y(1, 33), expected(1, 33);
-    ggml_down(context, h.view(), down, y.view());
-    ggml_down(context, even.view(), down, expected.view());
+    ggml_matmul(context, h.view(), w, y.view());
+    ggml_matmul(context, even.view(), w, expected.view());
     EXPECT_TRUE(same(y, expected)) << name_of(tier);
   }
 }
@@ -252,18 +265,18 @@ TEST_P(GgmlTest, TiesAreRoundedToEven) {
 // Scales below 2⁻¹⁴ are subnormal binary16, and nothing subnormal in f32: a processor that takes
 // those for zero (torch.set_flush_denormal) changes nothing.
 TEST_P(GgmlTest, SmallScalesOutliveFlushedDenormals) {
-  const std::int64_t numbers = numbers_of(GetParam());
-  Blocks weights = random_blocks(GetParam(), 33, numbers, 9);
+  const std::int64_t numbers = numbers_of(format());
+  Blocks weights = random_blocks(format(), 33, numbers, 9);
   weights.each([](GgmlBlock& block) { block.scale = block.minimum = 0x0155; });
   const auto h = inputs(1, numbers, 0.5, true);
   const unsigned before = _mm_getcsr();
   for (const CpuTier tier : available_cpu_tiers()) {
     Context context({.threads = 1, .tier = tier});
-    const GgmlDown down(weights.view());
+    const GgmlMatrix w(weights.view(), order());
     TestMatrix<float> y(1, 33), flushed(1, 33);
-    ggml_down(context, h.view(), down, y.view());
+    ggml_matmul(context, h.view(), w, y.view());
     _mm_setcsr(before | 0x8040U);
-    ggml_down(context, h.view(), down, flushed.view());
+    ggml_matmul(context, h.view(), w, flushed.view());
     _mm_setcsr(before);
     EXPECT_NE(y.value(0, 0), 0.0F);
     EXPECT_TRUE(same(y, flushed)) << name_of(tier);
@@ -272,20 +285,20 @@ TEST_P(GgmlTest, SmallScalesOutliveFlushedDenormals) {
 #endif
 
 TEST_P(GgmlTest, WhatIsNotFiniteStaysInItsRow) {
-  const std::int64_t cols = 2 * numbers_of(GetParam());
-  const Blocks weights = random_blocks(GetParam(), 40, cols, 6);
+  const std::int64_t cols = 2 * numbers_of(format());
+  const Blocks weights = random_blocks(format(), 40, cols, 6);
   for (const CpuTier tier : available_cpu_tiers()) {
     Context context({.threads = 2, .tier = tier});
-    const GgmlDown down(weights.view());
+    const GgmlMatrix w(weights.view(), order());
     auto h = inputs(4, cols, 0.1, false);
     h.set(1, 3, std::numeric_limits<float>::quiet_NaN());
     h.set(2, cols - 1, -std::numeric_limits<float>::infinity());
     for (std::int64_t k = 0; k < cols; ++k) h.set(3, k, 1e-38F);  // 127 / 1e-38 is infinite
     TestMatrix<float> y(4, 40), alone(4, 40);
-    ggml_down(context, h.view(), down, y.view());
+    ggml_matmul(context, h.view(), w, y.view());
     for (std::int64_t r = 0; r < 4; ++r) {
-      ggml_down(context, {h.view().row<float>(r), DType::f32, 1, cols}, down,
-                {alone.view().row<float>(r), DType::f32, 1, 40});
+      ggml_matmul(context, {h.view().row<float>(r), DType::f32, 1, cols}, w,
+                  {alone.view().row<float>(r), DType::f32, 1, 40});
     }
     for (std::int64_t d = 0; d < 40; ++d) {
       EXPECT_EQ(alone.value(0, d), y.value(0, d));
@@ -301,48 +314,48 @@ TEST_P(GgmlTest, WhatIsNotFiniteStaysInItsRow) {
 }
 
 TEST_P(GgmlTest, ThreadsOfTheCallersGiveTheSameBits) {
-  const std::int64_t cols = 3 * numbers_of(GetParam());
-  const Blocks weights = random_blocks(GetParam(), 300, cols, 10);
+  const std::int64_t cols = 3 * numbers_of(format());
+  const Blocks weights = random_blocks(format(), 300, cols, 10);
   const auto h = inputs(70, cols, 0.1, true);
   ThreadExecutor executor;
   Context own({.threads = 3, .tier = {}, .executor = executor.executor()});
   Context openmp({.threads = 3, .tier = {}});
-  const GgmlDown down(weights.view(), &own);
+  const GgmlMatrix w(weights.view(), order(), &own);
   TestMatrix<float> y(70, 300), expected(70, 300);
-  ggml_down(own, h.view(), down, y.view());
-  ggml_down(openmp, h.view(), down, expected.view());
+  ggml_matmul(own, h.view(), w, y.view());
+  ggml_matmul(openmp, h.view(), w, expected.view());
   EXPECT_TRUE(same(y, expected));
   EXPECT_GT(executor.calls(), 0);
 }
 
 TEST_P(GgmlTest, ErrorsSayWhatWasExpected) {
-  const std::int64_t numbers = numbers_of(GetParam());
+  const std::int64_t numbers = numbers_of(format());
   const std::string whole = "expected at least one row of whole blocks of " +
-                            std::to_string(numbers) + " numbers, as " + name_of(GetParam()) +
+                            std::to_string(numbers) + " numbers, as " + name_of(format()) +
                             " has them, got [";
   const auto message = [&](const GgmlView& view) {
-    return message_of([&] { const GgmlDown down(view); });
+    return message_of([&] { const GgmlMatrix w(view, order()); });
   };
-  Blocks weights = random_blocks(GetParam(), 2, numbers, 7);
+  Blocks weights = random_blocks(format(), 2, numbers, 7);
   GgmlView view = weights.view();
   view.cols = numbers - 16;
   EXPECT_EQ(message(view),
-            "twell::GgmlDown: down: " + whole + "2, " + std::to_string(numbers - 16) + "]");
+            "twell::GgmlMatrix: weight: " + whole + "2, " + std::to_string(numbers - 16) + "]");
   view.rows = 0;
   EXPECT_NE(message(view), "");
-  EXPECT_EQ(message({GetParam(), nullptr, 1, numbers}), "twell::GgmlDown: down: blocks are null");
+  EXPECT_EQ(message({format(), nullptr, 1, numbers}), "twell::GgmlMatrix: weight: blocks are null");
 
-  const GgmlDown down(weights.view());
+  const GgmlMatrix w(weights.view(), order());
   Context context({.threads = 1, .tier = {}});
   const auto h = inputs(1, numbers + 1, 1, false);
   TestMatrix<float> y(1, 2);
-  EXPECT_EQ(message_of([&] { ggml_down(context, h.view(), down, y.view()); }),
-            "twell::ggml_down: h: expected f32 [1, " + std::to_string(numbers) + "], got f32 [1, " +
-                std::to_string(numbers + 1) + "]");
+  EXPECT_EQ(message_of([&] { ggml_matmul(context, h.view(), w, y.view()); }),
+            "twell::ggml_matmul: x: expected f32 [1, " + std::to_string(numbers) +
+                "], got f32 [1, " + std::to_string(numbers + 1) + "]");
 
   weights.each([](GgmlBlock& block) { block.scale = half_of_float(1e9F); });
   EXPECT_EQ(message(weights.view()),
-            "twell::GgmlDown: down: a scale or minimum of row 0 is not finite");
+            "twell::GgmlMatrix: weight: a scale or minimum of row 0 is not finite");
 }
 
 }  // namespace

@@ -63,9 +63,9 @@ LayerResult ffn(const Layer& layer);
 // twell/linear.h
 Matrix round_inputs(const Matrix& x);
 
-// twell/ggml.h; `blocks`: of W [D, H]. Products of rounded inputs are exact. magnitude: what an f32
+// twell/ggml.h. Products of rounded inputs are exact. magnitude: what an f32
 // sum over blocks has as terms.
-Result ggml_down(const Matrix& h, const GgmlView& down);
+Result ggml_matmul(const Matrix& x, const GgmlView& w);
 
 // softmax(q Kᵀ / √d) V of the queries of some heads, [heads, d], that share K and V, [keys, d].
 struct Attention {

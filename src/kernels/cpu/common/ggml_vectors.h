@@ -1,4 +1,4 @@
-// Vectors of the chunks of 32 outputs that a GgmlDown has (format/ggml_layout.h), and their
+// Vectors of the chunks of 32 outputs that a GgmlMatrix has (format/ggml_layout.h), and their
 // products with rounded inputs, two inputs at a time. All sums are exact.
 #pragma once
 
@@ -58,41 +58,89 @@ struct GgmlVectors {
             _mm256_add_epi16(sum.high, _mm256_maddubs_epi16(codes.high, two))};
   }
 
-  // The codes of two inputs in the order of multiplication, of 16 bits if they have eight.
-  template <int kBits>
-  static constexpr std::int64_t kPairBytes = kBits == 8 ? 128 : 64;
-  template <int kBits>
-  static void interleave(const std::uint8_t* a, const std::uint8_t* b, std::uint8_t* to) {
-    auto* const out = reinterpret_cast<__m256i*>(to);
+  // The numbers of a group, each twice as words.
+  struct Twice {
+    __m256i of[4];
+  };
+  // Of the first or the second (`side`) group of a pair.
+  template <class T>
+  static Twice twice(const T* pair, int side) {
+    // Bytes 0 and 1, or 2 and 3, of each four, twice.
+    const __m256i places =
+        _mm256_add_epi8(_mm256_setr_epi64x(0x0504050401000100, 0x0D0C0D0C09080908,
+                                           0x0504050401000100, 0x0D0C0D0C09080908),
+                        _mm256_set1_epi8(static_cast<char>(2 * side)));
+    Twice out;
+    for (int i = 0; i < 4; ++i) out.of[i] = _mm256_shuffle_epi8(widen(pair + 16 * i), places);
+    return out;
+  }
+  // The codes of two inputs, less the offset and multiplied with numbers: words, 64 of them, in the
+  // order of outputs.
+  template <int kBits, int kOffset, bool kScaled>
+  static void put_words(const std::uint8_t* a, const std::uint8_t* b, const Twice& numbers,
+                        std::uint8_t* to) {
+    __m256i words[4];
     if constexpr (kBits == 8) {
       for (int i = 0; i < 2; ++i) {
         const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(a) + i);
         const __m128i y = _mm_loadu_si128(reinterpret_cast<const __m128i*>(b) + i);
-        _mm256_store_si256(out + 2 * i, _mm256_cvtepi8_epi16(_mm_unpacklo_epi8(x, y)));
-        _mm256_store_si256(out + 2 * i + 1, _mm256_cvtepi8_epi16(_mm_unpackhi_epi8(x, y)));
+        words[2 * i] = _mm256_cvtepi8_epi16(_mm_unpacklo_epi8(x, y));
+        words[2 * i + 1] = _mm256_cvtepi8_epi16(_mm_unpackhi_epi8(x, y));
       }
     } else {
       const Pair codes = load<kBits>(a, b);
-      _mm256_store_si256(out, codes.low);
-      _mm256_store_si256(out + 1, codes.high);
+      const __m256i none = _mm256_setzero_si256();
+      words[0] = _mm256_unpacklo_epi8(codes.low, none);
+      words[1] = _mm256_unpackhi_epi8(codes.low, none);
+      words[2] = _mm256_unpacklo_epi8(codes.high, none);
+      words[3] = _mm256_unpackhi_epi8(codes.high, none);
+    }
+    for (int i = 0; i < 4; ++i) {
+      if constexpr (kOffset > 0) words[i] = _mm256_sub_epi16(words[i], _mm256_set1_epi16(kOffset));
+      if constexpr (kScaled) words[i] = _mm256_mullo_epi16(words[i], numbers.of[i]);
+      _mm256_store_si256(reinterpret_cast<__m256i*>(to) + i, words[i]);
     }
   }
-  static Pair stored(const std::uint8_t* pair) {
-    const auto* const codes = reinterpret_cast<const __m256i*>(pair);
-    return {_mm256_load_si256(codes), _mm256_load_si256(codes + 1)};
-  }
-  // += the codes of 8 bits of such a pair
-  static void add_pair(Sums& sums, const std::uint8_t* pair, std::uint16_t q) {
-    const __m256i two = _mm256_cvtepi8_epi16(_mm_set1_epi16(static_cast<std::int16_t>(q)));
+  // += such words times two words of q
+  static void add_words(Sums& sums, const std::uint8_t* words, std::int32_t q) {
+    const __m256i two = _mm256_set1_epi32(q);
     for (int i = 0; i < 4; ++i) {
-      const __m256i codes = _mm256_load_si256(reinterpret_cast<const __m256i*>(pair) + i);
-      sums.of[i] = _mm256_add_epi32(sums.of[i], _mm256_madd_epi16(codes, two));
+      const __m256i at = _mm256_load_si256(reinterpret_cast<const __m256i*>(words) + i);
+      sums.of[i] = add_products(sums.of[i], at, two);
+    }
+  }
+  // The codes of four inputs, 4 bytes an output.
+  template <int kBits>
+  static void put_quad(const std::uint8_t* a, std::int64_t input, std::uint8_t* to) {
+    if constexpr (kBits == 8) {
+      for (int i = 0; i < 2; ++i) {
+        const auto at = [&](std::int64_t k) {
+          return _mm_loadu_si128(reinterpret_cast<const __m128i*>(a + k * input) + i);
+        };
+        auto* const out = reinterpret_cast<__m128i*>(to) + 4 * i;
+        const __m128i low[] = {_mm_unpacklo_epi8(at(0), at(1)), _mm_unpacklo_epi8(at(2), at(3))};
+        const __m128i high[] = {_mm_unpackhi_epi8(at(0), at(1)), _mm_unpackhi_epi8(at(2), at(3))};
+        _mm_store_si128(out, _mm_unpacklo_epi16(low[0], low[1]));
+        _mm_store_si128(out + 1, _mm_unpackhi_epi16(low[0], low[1]));
+        _mm_store_si128(out + 2, _mm_unpacklo_epi16(high[0], high[1]));
+        _mm_store_si128(out + 3, _mm_unpackhi_epi16(high[0], high[1]));
+      }
+    } else {
+      auto* const out = reinterpret_cast<__m256i*>(to);
+      const Pair one = load<kBits>(a, a + input), other = load<kBits>(a + 2 * input, a + 3 * input);
+      _mm256_store_si256(out, _mm256_unpacklo_epi16(one.low, other.low));
+      _mm256_store_si256(out + 1, _mm256_unpackhi_epi16(one.low, other.low));
+      _mm256_store_si256(out + 2, _mm256_unpacklo_epi16(one.high, other.high));
+      _mm256_store_si256(out + 3, _mm256_unpackhi_epi16(one.high, other.high));
     }
   }
 
   static Sums zero() {
     const __m256i none = _mm256_setzero_si256();
     return {{none, none, none, none}};
+  }
+  static void add(Sums& sums, const Sums& others) {
+    for (int i = 0; i < 4; ++i) sums.of[i] = _mm256_add_epi32(sums.of[i], others.of[i]);
   }
   // += a + b
   static void add(Sums& sums, const Words& a, const Words& b) {
@@ -163,6 +211,13 @@ struct GgmlVectors {
         _mm256_srlv_epi64(_mm256_set1_epi64x(upper), _mm256_setr_epi64x(0, 2, 4, 6)),
         _mm256_set1_epi8(3));
     return _mm256_or_si256(low, _mm256_slli_epi16(two, 4));
+  }
+  static __m256i add_products(__m256i sum, __m256i words, __m256i others) {
+#if defined(__AVX512VNNI__)
+    return _mm256_dpwssd_epi32(sum, words, others);
+#else
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(words, others));
+#endif
   }
   template <class Numbers>
   static void add_pairs(Sums& sums, const Words& a, const Words& b, const Numbers& numbers) {
@@ -236,27 +291,56 @@ struct GgmlVectors {
     return out;
   }
 
-  template <int>
-  static constexpr std::int64_t kPairBytes = 2 * kChunk;
-  template <int kBits>
-  static void interleave(const std::uint8_t* a, const std::uint8_t* b, std::uint8_t* to) {
-    if constexpr (kBits == 8) {
-      for (std::int64_t d = 0; d < kChunk; ++d) {
-        to[2 * d] = a[d];
-        to[2 * d + 1] = b[d];
-      }
-    } else {
+  struct Twice {
+    std::int16_t of[kChunk];
+  };
+  template <class T>
+  static Twice twice(const T* pair, int side) {
+    Twice out;
+    for (std::int64_t d = 0; d < kChunk; ++d) out.of[d] = pair[2 * d + side];
+    return out;
+  }
+  template <int kBits, int kOffset, bool kScaled>
+  static void put_words(const std::uint8_t* a, const std::uint8_t* b, const Twice& numbers,
+                        std::uint8_t* to) {
+    std::int16_t words[2 * kChunk];
+    for (std::int64_t d = 0; d < 2 * kChunk; ++d) {
+      if constexpr (kBits == 8) words[d] = static_cast<std::int8_t>((d % 2 == 0 ? a : b)[d / 2]);
+    }
+    if constexpr (kBits < 8) {
       const Pair codes = load<kBits>(a, b);
-      std::memcpy(to, codes.of, sizeof codes.of);
+      for (std::int64_t d = 0; d < 2 * kChunk; ++d) {
+        const int scale = kScaled ? numbers.of[d / 2] : 1;
+        words[d] = static_cast<std::int16_t>((codes.of[d] - kOffset) * scale);
+      }
+    }
+    std::memcpy(to, words, sizeof words);
+  }
+  static void add_words(Sums& sums, const std::uint8_t* words, std::int32_t q) {
+    std::int16_t two[2], at[2 * kChunk];
+    std::memcpy(two, &q, sizeof two);
+    std::memcpy(at, words, sizeof at);
+    for (std::int64_t d = 0; d < kChunk; ++d) {
+      sums.of[d] += two[0] * at[2 * d] + two[1] * at[2 * d + 1];
+    }
+  }
+  template <int kBits>
+  static void put_quad(const std::uint8_t* a, std::int64_t input, std::uint8_t* to) {
+    for (std::int64_t k = 0; k < 4; k += 2) {
+      const std::uint8_t* const at = a + k * input;
+      Pair codes;
+      if constexpr (kBits < 8) codes = load<kBits>(at, at + input);
+      for (std::int64_t d = 0; d < 2 * kChunk; ++d) {
+        if constexpr (kBits == 8) codes.of[d] = at[d % 2 * input + d / 2];
+        to[d / 2 * 4 + k + d % 2] = codes.of[d];
+      }
     }
   }
 
-  static Pair stored(const std::uint8_t* pair) {
-    Pair out;
-    std::memcpy(out.of, pair, sizeof out.of);
-    return out;
-  }
   static Sums zero() { return {}; }
+  static void add(Sums& sums, const Sums& others) {
+    for (std::int64_t d = 0; d < kChunk; ++d) sums.of[d] += others.of[d];
+  }
   static void add(Sums& sums, const Words& a, const Words& b) {
     for (std::int64_t d = 0; d < kChunk; ++d) sums.of[d] += a.of[d] + b.of[d];
   }
@@ -272,12 +356,6 @@ struct GgmlVectors {
     std::memcpy(of, &q, sizeof of);
     for (std::int64_t d = 0; d < kChunk; ++d) {
       sums.of[d] += of[0] * pair[2 * d] + of[1] * pair[2 * d + 1];
-    }
-  }
-  static void add_pair(Sums& sums, const std::uint8_t* pair, std::uint16_t q) {
-    const int first = signed_of(q), second = signed_of(q >> 8U);
-    for (std::int64_t d = 0; d < kChunk; ++d) {
-      sums.of[d] += first * signed_of(pair[2 * d]) + second * signed_of(pair[2 * d + 1]);
     }
   }
   static void add_codes(Sums& sums, const std::uint8_t* a, const std::uint8_t* b, std::uint16_t q) {

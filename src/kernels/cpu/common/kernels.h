@@ -6,7 +6,7 @@
 #include "kernels/cpu/common/code_gemm.h"
 #include "kernels/cpu/common/exponentials.h"
 #include "kernels/cpu/common/gemm.h"
-#include "kernels/cpu/common/ggml_down.h"
+#include "kernels/cpu/common/ggml_kernels.h"
 #include "kernels/cpu/common/int4_rows.h"
 #include "kernels/cpu/common/pack.h"
 #include "kernels/cpu/common/row_panels.h"

@@ -10,7 +10,7 @@
 namespace twell {
 namespace {
 
-constexpr const char* kName = "ggml_down";
+constexpr const char* kName = "ggml_matmul";
 
 // Rows of inputs in scratch memory: q, u, and the lists of those that are not zero.
 class RoundedRows {
@@ -22,9 +22,10 @@ class RoundedRows {
         memory_(static_cast<std::byte*>(
             context.scratch(0, kGgmlInputs, static_cast<std::size_t>(rows * stride_)))) {}
 
-  void round(const GgmlKernels& kernels, const float* h, std::int64_t row) const {
+  void round(const GgmlKernels& kernels, const float* x, std::int64_t row) const {
     const Places to = places(row);
-    kernels.round(h, layout_.inputs, layout_.traits.numbers, to.codes, to.units);
+    kernels.round(x, layout_.inputs, layout_.traits.numbers, to.codes, to.units);
+    if (layout_.order == GgmlOrder::outputs) return;
     std::int32_t count = 0;
     for (std::int64_t g = 0; g < groups_; ++g) {
       to.starts[g] = count;
@@ -80,50 +81,54 @@ void put(const float* from, std::int64_t chunk, std::int64_t count, std::int64_t
 
 }  // namespace
 
-void ggml_down(Context& context, ConstMatrixView h, const GgmlDown& down, MatrixView y) {
+void ggml_matmul(Context& context, ConstMatrixView x, const GgmlMatrix& w, MatrixView y) {
   // Sums of 64 rows stay in L2, with the codes of a span: 384 KB and 24.
   constexpr std::int64_t kMostChunks = 48;
-  require_matrix(kName, "h", h, DType::f32, h.rows, down.inputs());
-  require_matrix(kName, "y", y, DType::f32, h.rows, down.outputs());
-  require_apart(kName, "y", y, "h", h);
+  require_matrix(kName, "x", x, DType::f32, x.rows, w.inputs());
+  require_matrix(kName, "y", y, DType::f32, x.rows, w.outputs());
+  require_apart(kName, "y", y, "x", x);
 
-  const GgmlLayout layout(down.format(), down.outputs(), down.inputs());
+  const GgmlLayout layout(w.format(), w.order(), w.outputs(), w.inputs());
   const GgmlKernels& kernels = ggml_kernels_of(context.tier());
-  const GgmlKernels::Down& multiply = kernels.down[static_cast<std::size_t>(down.format())];
-  const auto* const memory = static_cast<const std::uint8_t*>(down.data());
+  const GgmlKernels::Product& multiply = kernels.product[static_cast<std::size_t>(w.format())];
+  const auto* const memory = static_cast<const std::uint8_t*>(w.data());
+  const bool dense = w.order() == GgmlOrder::outputs;
   // A piece of the outputs for each thread, or as many for each.
   const std::int64_t chunks = layout.chunks(), threads = context.threads();
   const std::int64_t turns = (chunks + threads * kMostChunks - 1) / (threads * kMostChunks);
   const std::int64_t piece = (chunks + threads * turns - 1) / (threads * turns);
-  for (std::int64_t begin = 0; begin < h.rows; begin += kGgmlRows) {
-    const std::int64_t rows = std::min(kGgmlRows, h.rows - begin);
+  for (std::int64_t begin = 0; begin < x.rows; begin += kGgmlRows) {
+    const std::int64_t rows = std::min(kGgmlRows, x.rows - begin);
     const RoundedRows rounded(context, layout, rows);
     const auto bytes = static_cast<std::size_t>(rows * piece * kChunk) * sizeof(float);
     for (int t = 0; t < context.threads(); ++t) context.scratch(t, kGgmlSums, bytes);
     parallel(context, [&](Team& team) {
       auto* const sums = static_cast<float*>(context.scratch(team.thread(), kGgmlSums, bytes));
       team.for_static(rows,
-                      [&](std::int64_t r) { rounded.round(kernels, h.row<float>(begin + r), r); });
+                      [&](std::int64_t r) { rounded.round(kernels, x.row<float>(begin + r), r); });
       GgmlInputs inputs[kGgmlRows];
       std::int64_t fired = 0;
       for (std::int64_t r = 0; r < rows; ++r) {
         inputs[r] = rounded.row(r);
-        fired += rounded.count(r);
+        if (!dense) fired += rounded.count(r);
       }
       // To unpack all codes takes as long as to multiply them for one row as they are.
-      const bool together = rows > 1 && fired >= layout.inputs;
+      const bool alone = !dense && (rows == 1 || fired < layout.inputs);
+      const double share = static_cast<double>(fired) / static_cast<double>(rows * layout.inputs);
+      GgmlKernels::Rows* const together =
+          dense || share > multiply.most_sparse ? multiply.dense_rows : multiply.sparse_rows;
       team.for_dynamic_nowait((chunks + piece - 1) / piece, 1, [&](std::int64_t p) {
         const std::int64_t first = p * piece, last = std::min(first + piece, chunks);
-        if (!together) {
+        if (alone) {
           for (std::int64_t r = 0; r < rows; ++r) {
-            multiply.row(layout, memory, inputs[r], first, last, sums);
+            multiply.sparse_row(layout, memory, inputs[r], first, last, sums);
             put(sums, first, last - first, begin + r, y);
           }
           return;
         }
         std::fill_n(sums, rows * (last - first) * kChunk, 0.0F);
-        for (std::int64_t at = 0; at < layout.inputs; at += kGgmlSpan) {
-          multiply.rows(layout, memory, inputs, rows, at, first, last, sums);
+        for (std::int64_t at = 0; at < layout.inputs; at += GgmlLayout::kSpan) {
+          together(layout, memory, inputs, rows, at, first, last, sums);
         }
         const float* from = sums;
         for (std::int64_t c = first; c < last; ++c) {

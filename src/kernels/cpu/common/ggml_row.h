@@ -1,5 +1,5 @@
-// One row's product with a GgmlDown: of the inputs that are not zero alone, in integers of 16 and
-// 32 bits, which are f32 once for each block.
+// One row's product with a GgmlMatrix in GgmlOrder::inputs: of the inputs that are not zero alone,
+// in integers of 16 and 32 bits, which are f32 once for each block.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,6 @@
 #include <limits>
 #include <type_traits>
 
-#include "kernels/cpu/common/ggml_tile.h"
 #include "kernels/cpu/common/ggml_vectors.h"
 #include "kernels/kernel.h"
 #include "twell/half.h"
@@ -46,12 +45,12 @@ inline void round_ggml_inputs(const float* h, std::int64_t count, std::int64_t n
 }
 
 template <GgmlFormat kFormat>
-class GgmlDownRow {
+class GgmlSparseRow {
   using V = GgmlVectors;
   static constexpr GgmlTraits kTraits = traits_of(kFormat);
   static constexpr int kBits = kTraits.bits;
   static constexpr std::int64_t kCodeBytes = kChunk * kBits / 8;
-  static constexpr std::int64_t kSpan = kGgmlSpan;
+  static constexpr std::int64_t kSpan = GgmlLayout::kSpan;
   static constexpr std::int64_t kBlocks = kSpan / kTraits.numbers;
   static constexpr std::int64_t kGroups = kSpan / kTraits.group;
   // Pairs whose sum 16 bits hold: of the largest inputs and codes, 2 · 127 · (2^bits − 1) each.
@@ -249,18 +248,6 @@ class GgmlDownRow {
     std::int64_t step_ = 0, at_ = 0;
   };
 };
-
-template <GgmlFormat kFormat>
-constexpr GgmlKernels::Down make_ggml_down() {
-  return {GgmlDownRow<kFormat>::run, GgmlTile<kFormat>::run};
-}
-constexpr GgmlKernels make_ggml_kernels() {
-  using F = GgmlFormat;
-  return {
-      .round = round_ggml_inputs,
-      .down = {make_ggml_down<F::q4_0>(), make_ggml_down<F::q5_0>(), make_ggml_down<F::q8_0>(),
-               make_ggml_down<F::q4_k>(), make_ggml_down<F::q5_k>(), make_ggml_down<F::q6_k>()}};
-}
 
 }  // namespace
 }  // namespace twell
