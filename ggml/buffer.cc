@@ -55,7 +55,7 @@ class Buffer {
     std::fprintf(stderr, "twell: %s: %lld calls of %.3f ms, %lld tokens, %.1f %% fired, %s\n",
                  weight.tensor().name, static_cast<long long>(counts.calls),
                  1e3 * per(counts.seconds, counts.calls), static_cast<long long>(counts.tokens),
-                 100 * per(counts.fired, counts.tokens), counts.packed ? "sparse" : "dense");
+                 100 * per(counts.fired, counts.tokens), counts.sparse ? "sparse" : "dense");
   }
 
   std::size_t bytes_;

@@ -157,8 +157,7 @@ void Compute::multiply(ggml_tensor& node) {
   const Clock::time_point begin = Clock::now();
   const ggml_tensor& h = *node.src[1];
   const std::int64_t tokens = node.op == GGML_OP_MUL_MAT_ID ? node.src[2]->ne[1] : rows_of(h);
-  const bool down = weight->order() == GgmlOrder::inputs;
-  const Weight::Form form = weight->form_for(tokens, down ? share_fired(h) : 1);
+  const Weight::Form form = weight->form_for(tokens, weight->is_down() ? share_fired(h) : 1);
   if (form.host != nullptr) {
     const ggml_status status = host_.compute(node, *form.host, threads_for(rows_of(h)));
     if (status != GGML_STATUS_SUCCESS) {

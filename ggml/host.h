@@ -19,18 +19,15 @@ std::string host_differs();
 // A weight in memory that the host's own kernels read.
 class HostWeight {
  public:
-  // `blocks`: as in a GGUF file. They stay in that order if `in_rows`, or else take the layout that
-  // those kernels like best, which may not be read back. Throws Error if the host gives no memory.
-  HostWeight(const ggml_tensor& like, const void* blocks, bool in_rows);
+  // `blocks`: as in a GGUF file. Throws Error if the host gives no memory.
+  HostWeight(const ggml_tensor& like, const void* blocks);
 
   ggml_tensor* tensor() const { return tensor_; }
-  bool readable() const { return readable_; }
 
  private:
   ggml_context_ptr context_;
   ggml_backend_buffer_ptr buffer_;
   ggml_tensor* tensor_ = nullptr;
-  bool readable_ = true;
 };
 
 // Whether the host's CPU backend runs on OpenMP's threads, as ours do. A pool of its own instead

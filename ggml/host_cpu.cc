@@ -35,26 +35,6 @@ bool find_openmp() {
   return false;
 }
 
-bool takes(ggml_backend_buffer_type_t type, ggml_tensor* product) {
-  ggml_tensor* const weight = product->src[0];
-  weight->buffer = ggml_backend_buft_alloc_buffer(type, 0);
-  const bool taken = ggml_backend_dev_supports_op(cpu_device(), product);
-  ggml_backend_buffer_free(weight->buffer);
-  weight->buffer = nullptr;
-  return taken;
-}
-
-// As llama.cpp chooses: the first of the CPU's own layouts that takes the product, or rows.
-ggml_backend_buffer_type_t type_for(ggml_tensor* product) {
-  const auto list =
-      function_of_cpu<ggml_backend_dev_get_extra_bufts_t>("ggml_backend_dev_get_extra_bufts");
-  for (auto* at = list == nullptr ? nullptr : list(cpu_device()); at != nullptr && *at != nullptr;
-       ++at) {
-    if (takes(*at, product)) return *at;
-  }
-  return ggml_backend_dev_buffer_type(cpu_device());
-}
-
 }  // namespace
 
 bool host_has_openmp() {
@@ -62,32 +42,17 @@ bool host_has_openmp() {
   return has;
 }
 
-HostWeight::HostWeight(const ggml_tensor& like, const void* blocks, bool in_rows)
+HostWeight::HostWeight(const ggml_tensor& like, const void* blocks)
     : context_(ggml_init({4 * ggml_tensor_overhead(), nullptr, true})) {
   tensor_ = ggml_new_tensor(context_.get(), like.type, GGML_MAX_DIMS, like.ne);
   ggml_set_name(tensor_, like.name);
-
-  const ggml_context_ptr scratch(ggml_init({4 * ggml_tensor_overhead(), nullptr, true}));
-  ggml_tensor* const weight =
-      ggml_new_tensor(scratch.get(), like.type, ggml_n_dims(&like), like.ne);
-  ggml_tensor* product = nullptr;
-  if (like.ne[2] == 1) {
-    product = ggml_mul_mat(scratch.get(), weight,
-                           ggml_new_tensor_2d(scratch.get(), GGML_TYPE_F32, like.ne[0], 512));
-  } else {
-    product = ggml_mul_mat_id(scratch.get(), weight,
-                              ggml_new_tensor_3d(scratch.get(), GGML_TYPE_F32, like.ne[0], 1, 512),
-                              ggml_new_tensor_2d(scratch.get(), GGML_TYPE_I32, 1, 512));
-  }
-  ggml_backend_buffer_type_t const type =
-      in_rows ? ggml_backend_dev_buffer_type(cpu_device()) : type_for(product);
-  buffer_.reset(ggml_backend_alloc_ctx_tensors_from_buft(context_.get(), type));
+  buffer_.reset(ggml_backend_alloc_ctx_tensors_from_buft(
+      context_.get(), ggml_backend_dev_buffer_type(cpu_device())));
   if (buffer_ == nullptr) {
     throw Error(ErrorKind::out_of_memory, "twell",
                 std::string("ggml gives no memory for ") + like.name);
   }
   ggml_backend_buffer_set_usage(buffer_.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
-  readable_ = ggml_backend_buft_is_host(type);
   ggml_backend_tensor_set(tensor_, blocks, 0, ggml_nbytes(tensor_));
 }
 

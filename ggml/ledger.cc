@@ -52,7 +52,7 @@ void Ledger::print() {
     line += std::to_string(sum) + " layers" + counts;
   }
   for (const auto& [why, count] : state_->left) {
-    line += "; leaves " + std::to_string(count) + ": " + why;
+    line += "; leaves " + std::to_string(count) + (count == 1 ? " weight: " : " weights: ") + why;
   }
   std::fprintf(stderr, "%s\n", line.c_str());
   state_->taken.clear();

@@ -13,10 +13,10 @@
 namespace twell::ggml {
 namespace {
 
-// Shares of inputs above which the host's kernels multiply few rows faster, in the order of
-// GgmlFormat. Measured on two Zen 3 cores with AVX2, D = 2560, H = 18432; cautious where a format
-// was not timed. More rows are faster packed at any share, but 512 of Q8_0 that all fire (0.9).
-constexpr double kLimits[] = {0.5, 0.5, 0.6, 0.6, 0.5, 0.5};
+// The share of a down's inputs above which few rows are multiplied faster in GgmlOrder::outputs, in
+// the order of GgmlFormat. Measured on two Zen 4 cores, D = 2560, H = 18432. More rows are as fast
+// in either order.
+constexpr double kLimits[] = {0.4, 0.4, 0.5, 0.4, 0.4, 0.4};
 static_assert(std::size(kLimits) == kGgmlFormats);
 constexpr std::int64_t kFewTokens = 3;
 
@@ -25,7 +25,8 @@ constexpr std::int64_t kRecent = 64;
 
 }  // namespace
 
-Weight::Weight(const ggml_tensor& tensor) : tensor_(tensor), order_(order_of(tensor)) {}
+Weight::Weight(const ggml_tensor& tensor)
+    : tensor_(tensor), is_down_(order_of(tensor) == GgmlOrder::inputs), order_(order_of(tensor)) {}
 
 void Weight::set(const void* data, std::size_t offset, std::size_t size) {
   const std::lock_guard lock(mutex_);
@@ -50,20 +51,25 @@ void Weight::set(const void* data, std::size_t offset, std::size_t size) {
 // What cannot be packed, as where a scale is not finite, is left to the host's kernels.
 void Weight::load(const std::byte* blocks) {
   form_ = {};
-  const GgmlFormat format = *format_of(tensor_.type);
+  order_ = order_of(tensor_);
   try {
-    std::vector<GgmlMatrix> packed;
-    for (std::int64_t e = 0; e < tensor_.ne[2]; ++e) {
-      packed.emplace_back(GgmlView{format, blocks + static_cast<std::size_t>(e) * tensor_.nb[2],
-                                   tensor_.ne[1], tensor_.ne[0]},
-                          order_);
-    }
-    form_.packed = std::make_shared<const std::vector<GgmlMatrix>>(std::move(packed));
-    Ledger::get().take(order_, name_of(format));
+    form_.packed = pack(blocks);
+    Ledger::get().take(order_, name_of(*format_of(tensor_.type)));
   } catch (const std::exception& error) {
-    form_.host = std::make_shared<const HostWeight>(tensor_, blocks, /*in_rows=*/true);
+    form_.host = std::make_shared<const HostWeight>(tensor_, blocks);
     Ledger::get().leave(tensor_.name, error.what());
   }
+}
+
+Weight::Packed Weight::pack(const std::byte* blocks) const {
+  std::vector<GgmlMatrix> packed;
+  for (std::int64_t e = 0; e < tensor_.ne[2]; ++e) {
+    packed.emplace_back(
+        GgmlView{*format_of(tensor_.type), blocks + static_cast<std::size_t>(e) * tensor_.nb[2],
+                 tensor_.ne[1], tensor_.ne[0]},
+        order_);
+  }
+  return std::make_shared<const std::vector<GgmlMatrix>>(std::move(packed));
 }
 
 std::vector<std::byte> Weight::blocks() const {
@@ -74,11 +80,8 @@ std::vector<std::byte> Weight::blocks() const {
       expert.unpack(to);
       to += tensor_.nb[2];
     }
-  } else if (form_.host != nullptr && form_.host->readable()) {
-    ggml_backend_tensor_get(form_.host->tensor(), all.data(), 0, all.size());
   } else {
-    GGML_ABORT("twell: %s: the CPU backend has it in a layout that it does not give back",
-               tensor_.name);
+    ggml_backend_tensor_get(form_.host->tensor(), all.data(), 0, all.size());
   }
   return all;
 }
@@ -103,24 +106,24 @@ Weight::Form Weight::form_for(std::int64_t tokens, double share) {
   counts_.fired += share * static_cast<double>(tokens);
   const double part = std::min(1.0, static_cast<double>(tokens) / static_cast<double>(kRecent));
   recent_ += counts_.calls == 1 ? share : (share - recent_) * part;
-  const bool dense = order_ == GgmlOrder::inputs &&
-                     recent_ > kLimits[static_cast<std::size_t>(*format_of(tensor_.type))];
-  if (dense && tokens <= kFewTokens && counts_.tokens >= kRecent && form_.packed != nullptr &&
-      !stays_packed_) {
-    take_to_host();
+  const bool dense = recent_ > kLimits[static_cast<std::size_t>(*format_of(tensor_.type))];
+  if (order_ == GgmlOrder::inputs && dense && tokens <= kFewTokens && counts_.tokens >= kRecent &&
+      form_.packed != nullptr && !stays_) {
+    turn();
   }
   return form_;
 }
 
 // For good. Without memory for it, it stays as it is.
-void Weight::take_to_host() {
+void Weight::turn() {
   try {
-    form_ = {nullptr,
-             std::make_shared<const HostWeight>(tensor_, blocks().data(), /*in_rows=*/false)};
+    order_ = GgmlOrder::outputs;
+    form_.packed = pack(blocks().data());
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "twell: %s stays packed, and slower than it could be: %s\n", tensor_.name,
-                 error.what());
-    stays_packed_ = true;
+    std::fprintf(stderr, "twell: %s stays as it is, and slower than it could be: %s\n",
+                 tensor_.name, error.what());
+    order_ = GgmlOrder::inputs;
+    stays_ = true;
   }
 }
 
@@ -132,7 +135,7 @@ void Weight::add_time(double seconds) {
 Weight::Counts Weight::counts() const {
   const std::lock_guard lock(mutex_);
   Counts counts = counts_;
-  counts.packed = form_.packed != nullptr;
+  counts.sparse = form_.packed != nullptr && order_ == GgmlOrder::inputs;
   return counts;
 }
 

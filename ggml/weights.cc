@@ -174,14 +174,14 @@ std::string reason_to_leave(const ggml_tensor& weight) {
   if (architecture.empty()) return "no open GGUF file lists them";
   const Family* const family = family_of(architecture);
   const Layer* const layer = family == nullptr ? nullptr : layer_of(name, family->layers);
-  if (layer == nullptr) return architecture + " has no exact zeros there";
+  if (layer == nullptr) return architecture + "'s layers have no exact zeros";
   const std::string_view part = part_of(name, *layer);
   if (!layer->other_gate.empty()) {
     const std::string gate =
         name.substr(0, name.size() - part.size()) + std::string(layer->other_gate);
     for (const Header& header : headers) {
       if (gguf_find_tensor(header.get(), gate.c_str()) >= 0) {
-        return architecture + " with a gate has no exact zeros there";
+        return architecture + "'s layers with a gate have no exact zeros";
       }
     }
   }

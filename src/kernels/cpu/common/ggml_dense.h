@@ -51,20 +51,16 @@ class GgmlDense {
     }
     alignas(64) std::uint8_t codes[kSpan / 4 * kQuadBytes];
     const bool by_inputs = layout.order == GgmlOrder::inputs;
-    const bool unpacked = by_inputs || count > V::kRows;
+    const bool unpacked = by_inputs || count > 2 * V::kRows;
+    // Places of a chunk take divisions, so those of the first are moved on.
+    Piece piece = piece_at(layout, memory, at, first);
+    const Piece next = piece_at(layout, memory, at, first + 1);
+    const Steps steps = {next.packed - piece.packed, next.pairs - piece.pairs,
+                         next.scales - piece.scales};
+    piece.codes = codes;
     for (std::int64_t c = first; c < last; ++c) {
-      const std::int64_t pair = kTraits.sub_scales ? at / kTraits.group / 2 : 0;
-      const std::int64_t block = at / kTraits.numbers;
-      const Piece piece = {
-          .lower = memory + (by_inputs ? layout.code_at(at, c) : layout.quad_at(at / 4, c)),
-          .upper = memory + (by_inputs ? 0 : layout.upper_at(at / 4, c)),
-          .pairs = memory + layout.pair_at(pair, c),
-          .next_pair = layout.pair_at(pair + 1, c) - layout.pair_at(pair, c),
-          .scales = scales_at(layout, memory, block, c),
-          .next_scales = (layout.scale_at(block + 1, c) - layout.scale_at(block, c)) / 2,
-          .codes = codes};
       if (by_inputs) {
-        turn(piece.lower, layout.code_at(1, 0), inputs, codes);
+        turn(piece.packed, layout.code_at(1, 0), inputs, codes);
       } else if (unpacked) {
         unpack(piece, inputs, codes);
       }
@@ -82,6 +78,9 @@ class GgmlDense {
         several(kOne, std::false_type());
       }
       for (r = 0; r < count; ++r) spans[r].y += count * kChunk;
+      piece.packed += steps.packed;
+      piece.pairs += steps.pairs;
+      piece.scales += steps.scales;
     }
   }
 
@@ -90,14 +89,29 @@ class GgmlDense {
   static constexpr std::integral_constant<int, 1> kOne = {};
 
   struct Piece {
-    const std::uint8_t* lower;
-    const std::uint8_t* upper;
+    const std::uint8_t* packed;
     const std::uint8_t* pairs;
     std::int64_t next_pair;  // bytes
     const std::uint16_t* scales;
     std::int64_t next_scales;
     const std::uint8_t* codes;  // unpacked
   };
+  // From chunk to chunk.
+  struct Steps {
+    std::int64_t packed, pairs, scales;
+  };
+  static Piece piece_at(const GgmlLayout& layout, const std::uint8_t* memory, std::int64_t at,
+                        std::int64_t c) {
+    const std::int64_t pair = kTraits.sub_scales ? at / kTraits.group / 2 : 0;
+    const std::int64_t block = at / kTraits.numbers;
+    const bool by_inputs = layout.order == GgmlOrder::inputs;
+    return {.packed = memory + (by_inputs ? layout.code_at(at, c) : layout.quad_at(at / 4, c)),
+            .pairs = memory + layout.pair_at(pair, c),
+            .next_pair = layout.pair_at(pair + 1, c) - layout.pair_at(pair, c),
+            .scales = scales_at(layout, memory, block, c),
+            .next_scales = (layout.scale_at(block + 1, c) - layout.scale_at(block, c)) / 2,
+            .codes = nullptr};
+  }
 
   static void collect(const std::int8_t* q, std::int64_t inputs, Row& row) {
     row.q = q;
@@ -130,7 +144,7 @@ class GgmlDense {
   static void turn(const std::uint8_t* from, std::int64_t input, std::int64_t inputs,
                    std::uint8_t* codes) {
     for (std::int64_t i = 0; i < inputs; i += 4, codes += kQuadBytes, from += 4 * input) {
-      for (std::int64_t k = 0; k < 4; ++k) V::prefetch(from + k * input + 128);
+      for (std::int64_t k = 0; k < 4; ++k) __builtin_prefetch(from + k * input + 128);
       GgmlVectors::put_quad<kBits>(from, input, codes);
       if constexpr (V::kOffset<kBits> == 128) {
         for (std::int64_t k = 0; k < kQuadBytes; ++k) codes[k] ^= 128U;
@@ -138,9 +152,14 @@ class GgmlDense {
     }
   }
   static V::Codes load(const Piece& piece, std::int64_t quad) {
-    constexpr std::int64_t kLower = kBits == 8 ? 128 : 64, kUpper = 16 * (kBits - 4);
-    V::prefetch(piece.lower + quad * kLower + kAhead);
-    return V::template load<kBits>(piece.lower + quad * kLower, piece.upper + quad * kUpper);
+    constexpr GgmlLayout kLayout(kFormat, GgmlOrder::outputs, 0, 0);
+    constexpr std::int64_t kQuads = kLayout.stretch() / 4, kEight = kLayout.eight_bytes();
+    constexpr std::int64_t kStretch = kLayout.head_bytes() + kQuads / 8 * kEight;
+    constexpr std::int64_t kLower = kBits == 8 ? 128 : 64, kUpper = kEight / 8 - kLower;
+    const std::uint8_t* const eight =
+        piece.packed + quad / kQuads * kStretch + quad % kQuads / 8 * kEight;
+    return V::template load<kBits>(eight + quad % 8 * kLower,
+                                   eight + 8 * kLower + quad % 8 * kUpper);
   }
 
   // Adds a piece to the outputs of kRows rows.
@@ -204,10 +223,6 @@ class GgmlDense {
       V::template mac<kBits, kRows>(parts, codes, q);
     }
   }
-
-  // Reading is faster if lines are asked for this early (0.64 ms where it was 1.0, on one Zen 3
-  // core). Bytes.
-  static constexpr std::int64_t kAhead = 8192;
 };
 
 }  // namespace

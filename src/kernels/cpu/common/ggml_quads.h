@@ -137,7 +137,6 @@ struct GgmlQuads {
                                                    _mm512_loadu_ps(y + 16 * i)));
     }
   }
-  static void prefetch(const std::uint8_t* at) { _mm_prefetch(at, _MM_HINT_T0); }
 
  private:
   static __m512i words(const std::int8_t* from) {
@@ -290,9 +289,6 @@ struct GgmlQuads {
                                                   _mm256_loadu_ps(y + 8 * i)));
     }
   }
-  static void prefetch(const std::uint8_t* at) {
-    _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T0);
-  }
 
  private:
   static __m256i words(const std::int8_t* from) {
@@ -388,7 +384,6 @@ struct GgmlQuads {
       y[d] += unit * float_of_half(scales[d]) * static_cast<float>(sums.of[d]);
     }
   }
-  static void prefetch(const std::uint8_t*) {}
 };
 
 #endif
