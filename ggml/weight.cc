@@ -16,7 +16,7 @@ namespace {
 // The share of a down's inputs above which few rows are multiplied faster in GgmlOrder::outputs, in
 // the order of GgmlFormat. Measured on two Zen 4 cores, D = 2560, H = 18432. More rows are as fast
 // in either order.
-constexpr double kLimits[] = {0.4, 0.4, 0.5, 0.4, 0.4, 0.4};
+constexpr double kLimits[] = {0.6, 0.5, 0.6, 0.6, 0.5, 0.55};
 static_assert(std::size(kLimits) == kGgmlFormats);
 constexpr std::int64_t kFewTokens = 3;
 
