@@ -56,42 +56,51 @@ void take_places(int bits, std::int64_t count, const std::uint8_t* lower, const 
 // The blocks of a chunk's outputs at one place along the inputs.
 using ChunkBlocks = std::array<GgmlBlock, kChunk>;
 
-// f(i, count, lower, upper) for the inputs [i, i + count) of a block whose codes lie together, and
-// where in memory their lower and upper bits are.
+// The inputs whose codes of a chunk lie together, and where each code is among those.
+struct Together {
+  std::int64_t inputs;
+  std::array<std::uint8_t, 4 * kChunk> places;  // [outputs][inputs]
+
+  explicit Together(const GgmlLayout& layout)
+      : inputs(layout.order == GgmlOrder::inputs ? 1 : 4), places() {
+    const int bits = layout.traits.bits;
+    for (std::int64_t k = 0; k < codes(); ++k) {
+      const bool as_it_is = inputs == 4 || bits == 8;
+      places[k] = static_cast<std::uint8_t>(as_it_is ? k : place_of(bits, k));
+    }
+  }
+  std::int64_t codes() const { return inputs * kChunk; }
+};
+
+// f(i, lower, upper) for the inputs from i on of a block whose codes lie together, and where in
+// memory their lower and upper bits are.
 template <class F>
-void for_places(const GgmlLayout& layout, std::int64_t b, std::int64_t c, const F& f) {
+void for_codes(const GgmlLayout& layout, std::int64_t b, std::int64_t c, const F& f) {
   const std::int64_t numbers = layout.traits.numbers, first = b * numbers;
   if (layout.order == GgmlOrder::inputs) {
     for (std::int64_t i = 0; i < numbers; ++i) {
       const std::int64_t at = layout.code_at(first + i, c);
-      f(i, 1, at, at + kChunk / 2);
+      f(i, at, at + kChunk / 2);
     }
   } else {
     for (std::int64_t i = 0; i < numbers; i += 4) {
       const std::int64_t quad = (first + i) / 4;
-      f(i, 4, layout.quad_at(quad, c), layout.upper_at(quad, c));
+      f(i, layout.quad_at(quad, c), layout.upper_at(quad, c));
     }
   }
 }
-// The place of an output's code of input j of those that lie together.
-std::int64_t place_in(const GgmlLayout& layout, std::int64_t output, std::int64_t j) {
-  if (layout.order == GgmlOrder::outputs) return 4 * output + j;
-  return layout.traits.bits == 8 ? output : place_of(layout.traits.bits, output);
-}
 
-void put_chunk(const GgmlLayout& layout, const ChunkBlocks& blocks, std::int64_t b, std::int64_t c,
-               std::uint8_t* memory) {
+void put_chunk(const GgmlLayout& layout, const Together& together, const ChunkBlocks& blocks,
+               std::int64_t b, std::int64_t c, std::uint8_t* memory) {
   const GgmlTraits& traits = layout.traits;
-  std::uint8_t places[4 * kChunk];
-  for_places(layout, b, c,
-             [&](std::int64_t i, std::int64_t count, std::int64_t lower, std::int64_t upper) {
-               for (std::int64_t d = 0; d < kChunk; ++d) {
-                 for (std::int64_t j = 0; j < count; ++j) {
-                   places[place_in(layout, d, j)] = blocks[d].codes[i + j];
-                 }
-               }
-               put_places(traits.bits, count * kChunk, places, memory + lower, memory + upper);
-             });
+  std::uint8_t codes[4 * kChunk];
+  for_codes(layout, b, c, [&](std::int64_t i, std::int64_t lower, std::int64_t upper) {
+    const std::uint8_t* place = together.places.data();
+    for (std::int64_t d = 0; d < kChunk; ++d) {
+      for (std::int64_t j = 0; j < together.inputs; ++j) codes[*place++] = blocks[d].codes[i + j];
+    }
+    put_places(traits.bits, together.codes(), codes, memory + lower, memory + upper);
+  });
   const std::int64_t groups = traits.numbers / traits.group;
   for (std::int64_t g = 0; traits.sub_scales && g < groups; ++g) {
     std::uint8_t* const pair = memory + layout.pair_at((b * groups + g) / 2, c) + g % 2;
@@ -107,19 +116,17 @@ void put_chunk(const GgmlLayout& layout, const ChunkBlocks& blocks, std::int64_t
   }
 }
 
-void take_chunk(const GgmlLayout& layout, const std::uint8_t* memory, std::int64_t b,
-                std::int64_t c, ChunkBlocks& blocks) {
+void take_chunk(const GgmlLayout& layout, const Together& together, const std::uint8_t* memory,
+                std::int64_t b, std::int64_t c, ChunkBlocks& blocks) {
   const GgmlTraits& traits = layout.traits;
-  std::uint8_t places[4 * kChunk];
-  for_places(layout, b, c,
-             [&](std::int64_t i, std::int64_t count, std::int64_t lower, std::int64_t upper) {
-               take_places(traits.bits, count * kChunk, memory + lower, memory + upper, places);
-               for (std::int64_t d = 0; d < kChunk; ++d) {
-                 for (std::int64_t j = 0; j < count; ++j) {
-                   blocks[d].codes[i + j] = places[place_in(layout, d, j)];
-                 }
-               }
-             });
+  std::uint8_t codes[4 * kChunk];
+  for_codes(layout, b, c, [&](std::int64_t i, std::int64_t lower, std::int64_t upper) {
+    take_places(traits.bits, together.codes(), memory + lower, memory + upper, codes);
+    const std::uint8_t* place = together.places.data();
+    for (std::int64_t d = 0; d < kChunk; ++d) {
+      for (std::int64_t j = 0; j < together.inputs; ++j) blocks[d].codes[i + j] = codes[*place++];
+    }
+  });
   const std::int64_t groups = traits.numbers / traits.group;
   for (std::int64_t g = 0; traits.sub_scales && g < groups; ++g) {
     const std::uint8_t* const pair = memory + layout.pair_at((b * groups + g) / 2, c) + g % 2;
@@ -149,6 +156,7 @@ GgmlMatrix::GgmlMatrix(const GgmlView& weight, GgmlOrder order, const Context* c
           "expected fewer than 2^31 columns, got ", weight.cols);
   require(weight.blocks != nullptr, kName, "weight", "blocks are null");
   const GgmlLayout layout(format_, order_, outputs_, inputs_);
+  const Together together(layout);
   memory_ = PreparedMemory(static_cast<std::size_t>(layout.bytes()));
   auto* const memory = static_cast<std::uint8_t*>(memory_.mutable_data());
   std::vector<std::int64_t> bad(static_cast<std::size_t>(layout.chunks()), -1);  // rows
@@ -164,7 +172,7 @@ GgmlMatrix::GgmlMatrix(const GgmlView& weight, GgmlOrder order, const Context* c
                    &block);
         if (bad[c] < 0 && !(is_finite(block.scale) && is_finite(block.minimum))) bad[c] = first + d;
       }
-      put_chunk(layout, blocks, b, c, memory);
+      put_chunk(layout, together, blocks, b, c, memory);
     }
   });
   const auto found =
@@ -175,13 +183,14 @@ GgmlMatrix::GgmlMatrix(const GgmlView& weight, GgmlOrder order, const Context* c
 
 void GgmlMatrix::unpack(void* blocks, const Context* context) const {
   const GgmlLayout layout(format_, order_, outputs_, inputs_);
+  const Together together(layout);
   const GgmlView view{format_, blocks, outputs_, inputs_};
   const auto* const memory = static_cast<const std::uint8_t*>(memory_.data());
   parallel_for(context, layout.chunks(), [&](std::int64_t c) {
     ChunkBlocks taken = {};
     const std::int64_t first = c * kChunk, rows = std::min(kChunk, outputs_ - first);
     for (std::int64_t b = 0; b < layout.blocks(); ++b) {
-      take_chunk(layout, memory, b, c, taken);
+      take_chunk(layout, together, memory, b, c, taken);
       for (std::int64_t d = 0; d < rows; ++d) {
         put_block(format_, taken[d],
                   static_cast<std::byte*>(blocks) + (first + d) * view.row_bytes() +

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "format/ggml_layout.h"
+#include "kernels/cpu/common/ggml_vectors.h"
 #include "twell/half.h"
 
 #if defined(__AVX2__)
@@ -159,7 +160,7 @@ struct GgmlQuads {
   };
   // Of words, the sums of two inputs of each quad, or of 32 bits where codes have 8.
   using Part = Codes;
-  using Numbers = Codes;  // each twice, as words
+  using Numbers = GgmlVectors::Twice;
   using Sums = Codes;
   template <int kBits, int kLargest>
   static constexpr int kInputsOfPart = kBits == 8 ? 64
@@ -184,15 +185,7 @@ struct GgmlQuads {
     }
     if constexpr (kBits == 5) {
       for (int i = 0; i < 4; ++i) {
-        std::int32_t fifth;
-        std::memcpy(&fifth, upper + 4 * i, sizeof fifth);
-        // The byte with its bit in each place, and of that the bit.
-        const __m256i bytes = _mm256_shuffle_epi8(
-            _mm256_set1_epi32(fifth),
-            _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303));
-        const __m256i bit = _mm256_set1_epi64x(static_cast<long long>(0x8040201008040201ULL));
-        const __m256i set = _mm256_cmpeq_epi8(_mm256_and_si256(bytes, bit), bit);
-        out.of[i] = _mm256_or_si256(out.of[i], _mm256_and_si256(set, _mm256_set1_epi8(16)));
+        out.of[i] = _mm256_or_si256(out.of[i], GgmlVectors::fifth_bits(upper + 4 * i));
       }
     }
     if constexpr (kBits == 6) {
@@ -247,17 +240,9 @@ struct GgmlQuads {
   }
 
   static Sums zero() { return part(0); }
-  // Of group `side` of a pair: the lower or upper words of its numbers.
   template <class T>
   static Numbers numbers(const T* pair, int side) {
-    // Bytes 0 and 1, or 2 and 3, of each four, twice.
-    const __m256i twice =
-        _mm256_add_epi8(_mm256_setr_epi64x(0x0504050401000100, 0x0D0C0D0C09080908,
-                                           0x0504050401000100, 0x0D0C0D0C09080908),
-                        _mm256_set1_epi8(static_cast<char>(2 * side)));
-    Numbers out;
-    for (int i = 0; i < 4; ++i) out.of[i] = _mm256_shuffle_epi8(words(pair + 16 * i), twice);
-    return out;
+    return GgmlVectors::twice(pair, side);
   }
   template <int kBits>
   static void add(Sums& sums, const Part& part) {
@@ -313,7 +298,7 @@ struct GgmlQuads {
     std::int32_t of[kChunk];
   };
   using Part = Sums;
-  using Numbers = Sums;
+  using Numbers = GgmlVectors::Twice;
   template <int, int>
   static constexpr int kInputsOfPart = 64;  // more than a group has
 
@@ -361,9 +346,7 @@ struct GgmlQuads {
   static Sums zero() { return {}; }
   template <class T>
   static Numbers numbers(const T* pair, int side) {
-    Numbers out;
-    for (std::int64_t d = 0; d < kChunk; ++d) out.of[d] = pair[2 * d + side];
-    return out;
+    return GgmlVectors::twice(pair, side);
   }
   template <int>
   static void add(Sums& sums, const Part& part) {

@@ -48,6 +48,18 @@ struct GgmlVectors {
       return {_mm256_unpacklo_epi8(x, y), _mm256_unpackhi_epi8(x, y)};
     }
   }
+  // 16 in the bytes whose bit is set, of 32.
+  static __m256i fifth_bits(const std::uint8_t* from) {
+    std::int32_t bits;
+    std::memcpy(&bits, from, sizeof bits);
+    // The byte with its bit in each place, and of that the bit.
+    const __m256i bytes = _mm256_shuffle_epi8(
+        _mm256_set1_epi32(bits),
+        _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303));
+    const __m256i bit = _mm256_set1_epi64x(static_cast<long long>(0x8040201008040201ULL));
+    const __m256i set = _mm256_cmpeq_epi8(_mm256_and_si256(bytes, bit), bit);
+    return _mm256_and_si256(set, _mm256_set1_epi8(16));
+  }
   static Words words(std::int16_t value) {
     return {_mm256_set1_epi16(value), _mm256_set1_epi16(value)};
   }
@@ -195,15 +207,7 @@ struct GgmlVectors {
         _mm256_inserti128_si256(_mm256_castsi128_si256(nibbles), _mm_srli_epi16(nibbles, 4), 1);
     const __m256i low = _mm256_and_si256(both, _mm256_set1_epi8(15));
     if constexpr (kBits == 5) {
-      std::int32_t fifth;
-      std::memcpy(&fifth, from + 16, sizeof fifth);
-      // The byte with its bit in each place, and of that the bit.
-      const __m256i bytes = _mm256_shuffle_epi8(
-          _mm256_set1_epi32(fifth),
-          _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303));
-      const __m256i bit = _mm256_set1_epi64x(static_cast<long long>(0x8040201008040201ULL));
-      const __m256i set = _mm256_cmpeq_epi8(_mm256_and_si256(bytes, bit), bit);
-      return _mm256_or_si256(low, _mm256_and_si256(set, _mm256_set1_epi8(16)));
+      return _mm256_or_si256(low, fifth_bits(from + 16));
     }
     std::int64_t upper;
     std::memcpy(&upper, from + 16, sizeof upper);
@@ -297,17 +301,21 @@ struct GgmlVectors {
   template <class T>
   static Twice twice(const T* pair, int side) {
     Twice out;
-    for (std::int64_t d = 0; d < kChunk; ++d) out.of[d] = pair[2 * d + side];
+    for (std::int64_t d = 0; d < kChunk; ++d) {
+      out.of[d] = pair[2 * d + side];  // NOLINT(bugprone-signed-char-misuse): a number
+    }
     return out;
   }
   template <int kBits, int kOffset, bool kScaled>
   static void put_words(const std::uint8_t* a, const std::uint8_t* b, const Twice& numbers,
                         std::uint8_t* to) {
     std::int16_t words[2 * kChunk];
-    for (std::int64_t d = 0; d < 2 * kChunk; ++d) {
-      if constexpr (kBits == 8) words[d] = static_cast<std::int8_t>((d % 2 == 0 ? a : b)[d / 2]);
-    }
-    if constexpr (kBits < 8) {
+    if constexpr (kBits == 8) {
+      for (std::int64_t d = 0; d < kChunk; ++d) {
+        words[2 * d] = static_cast<std::int16_t>(signed_of(a[d]));
+        words[2 * d + 1] = static_cast<std::int16_t>(signed_of(b[d]));
+      }
+    } else {
       const Pair codes = load<kBits>(a, b);
       for (std::int64_t d = 0; d < 2 * kChunk; ++d) {
         const int scale = kScaled ? numbers.of[d / 2] : 1;
