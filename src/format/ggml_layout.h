@@ -8,10 +8,11 @@
 //   scales  [blocks][chunks]              32 scales, then 32 minima, if it has any
 //
 // and in GgmlOrder::outputs [spans][chunks] pieces, in which everything lies in the order of its
-// use and no line is left out: on Zen 4 a core reads 30 GB/s then, and 12 where each 8 KB end in
-// lines that were used before. A piece has *stretches* of the inputs of a pair of groups, or of a
-// block of 32: first their sub-scales and sub-minima, or scales, and then their codes, those of 32
-// inputs after each other; the scales of a block of 256 are at its end.
+// use: a Zen 4 core reads 30 GB/s of them, and 12 GB/s where the scales of a piece lie before or
+// behind its codes, since each gap ends what the processor fetches ahead. A piece has *stretches*
+// of the inputs of a pair of groups, or of a block of 32: first their sub-scales and sub-minima, or
+// scales, and then their codes, those of 32 inputs after each other; the scales of a block of 256
+// are at its end.
 //
 // A pair's two numbers of an output are neighbours, as instructions that add two products want
 // them. Codes of 4 to 6 bits of an input lie in places of 32 bytes (place_of()): the lower four

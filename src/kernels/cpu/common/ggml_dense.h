@@ -28,6 +28,10 @@ class GgmlDense {
       std::min<std::int64_t>(kQuadsOfGroup, V::kInputsOfPart<kBits, kLargest> / 2);
   static constexpr std::int64_t kParts = kSpan / 4 / kQuadsOfPart;
 
+  static constexpr GgmlLayout kLayout = {kFormat, GgmlOrder::outputs, 0, 0};
+  static constexpr std::int64_t kStretchBytes =
+      kLayout.head_bytes() + kLayout.stretch() / 32 * kLayout.eight_bytes();
+
   // What a row has in a span.
   struct Row {
     const std::int8_t* q;
@@ -88,10 +92,11 @@ class GgmlDense {
   static constexpr std::integral_constant<int, V::kRows> kTogether = {};
   static constexpr std::integral_constant<int, 1> kOne = {};
 
+  // Where a chunk's are in a span, and how far it is to the next pair of groups or block.
   struct Piece {
     const std::uint8_t* packed;
     const std::uint8_t* pairs;
-    std::int64_t next_pair;  // bytes
+    std::int64_t next_pair;
     const std::uint16_t* scales;
     std::int64_t next_scales;
     const std::uint8_t* codes;  // unpacked
@@ -107,9 +112,9 @@ class GgmlDense {
     const bool by_inputs = layout.order == GgmlOrder::inputs;
     return {.packed = memory + (by_inputs ? layout.code_at(at, c) : layout.quad_at(at / 4, c)),
             .pairs = memory + layout.pair_at(pair, c),
-            .next_pair = layout.pair_at(pair + 1, c) - layout.pair_at(pair, c),
+            .next_pair = by_inputs ? layout.chunks() * layout.pair_bytes() : kStretchBytes,
             .scales = scales_at(layout, memory, block, c),
-            .next_scales = (layout.scale_at(block + 1, c) - layout.scale_at(block, c)) / 2,
+            .next_scales = (by_inputs ? layout.chunks() * layout.scale_bytes() : kStretchBytes) / 2,
             .codes = nullptr};
   }
 
@@ -140,7 +145,7 @@ class GgmlDense {
       V::store(load(piece, quad), codes + quad * kQuadBytes);
     }
   }
-  // Quads of inputs whose codes lie `input` bytes apart. Lines of the next chunk follow them.
+  // Quads of inputs whose codes lie `input` bytes apart. Those of later chunks follow them.
   static void turn(const std::uint8_t* from, std::int64_t input, std::int64_t inputs,
                    std::uint8_t* codes) {
     for (std::int64_t i = 0; i < inputs; i += 4, codes += kQuadBytes, from += 4 * input) {
@@ -152,12 +157,10 @@ class GgmlDense {
     }
   }
   static V::Codes load(const Piece& piece, std::int64_t quad) {
-    constexpr GgmlLayout kLayout(kFormat, GgmlOrder::outputs, 0, 0);
     constexpr std::int64_t kQuads = kLayout.stretch() / 4, kEight = kLayout.eight_bytes();
-    constexpr std::int64_t kStretch = kLayout.head_bytes() + kQuads / 8 * kEight;
     constexpr std::int64_t kLower = kBits == 8 ? 128 : 64, kUpper = kEight / 8 - kLower;
     const std::uint8_t* const eight =
-        piece.packed + quad / kQuads * kStretch + quad % kQuads / 8 * kEight;
+        piece.packed + quad / kQuads * kStretchBytes + quad % kQuads / 8 * kEight;
     return V::template load<kBits>(eight + quad % 8 * kLower,
                                    eight + 8 * kLower + quad % 8 * kUpper);
   }
