@@ -79,13 +79,18 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 def perplexity(path: pathlib.Path, text: pathlib.Path, *more: object, backend: bool,
                **variables: str) -> list[float]:
+    return perplexity_and_output(path, text, *more, backend=backend, **variables)[0]
+
+
+def perplexity_and_output(path: pathlib.Path, text: pathlib.Path, *more: object, backend: bool,
+                          **variables: str) -> tuple[list[float], str]:
     """Of one chunk, of two, and so on. The program's log is written by a thread that it does not wait for at its
     end, so the last of the four may be missing."""
     for _ in range(10):
         said = run("llama-perplexity", "-m", path, "-f", text, "-c", 128, "--chunks", 4, "-t", 2, *more,
                    backend=backend, **variables)
         if found := re.findall(r"\[\d\]([\d.]+),", said):
-            return [float(number) for number in found]
+            return [float(number) for number in found], said
     raise AssertionError(said[-2000:])
 
 
@@ -112,6 +117,26 @@ def test_perplexity_is_that_of_the_cpu(model: Models, text: pathlib.Path, archit
     within = 2e-3 if architecture == "nemotron_h_moe" else 1e-3
     assert nearly(perplexity(path, text, backend=True), plain, within)
     assert perplexity(path, text, backend=True, TWELL_GGML="off")[0] == plain[0]
+
+
+# By the options of a model, the formats of down and of what is before it: llama-quantize writes Q5_0 for Q4_K where a
+# row is no multiple of 256.
+NARROW = {"width": 384, "heads": 3, "kv_heads": 1}
+
+
+@pytest.mark.parametrize(("kind", "options", "down", "up"), [("Q4_K", {}, "Q4_K", "Q4_K"), ("Q8_0", {}, "Q8_0", "Q8_0"),
+                                                             ("Q4_K", NARROW, "Q4_K", "Q5_0")])
+@pytest.mark.parametrize("architecture", ["nemotron", "plm", "rwkv6", "rwkv7", "smallthinker"])
+def test_perplexity_of_other_architectures(model: Models, text: pathlib.Path, architecture: str, kind: str,
+                                           options: dict[str, int], down: str, up: str) -> None:
+    """llama.cpp's own PLM runs with -fa off alone: its graph gives all tokens' values to the cache as one token's."""
+    path = model(architecture, kind, **options)
+    more = ("-fa", "off") if architecture == "plm" else ()
+    plain = perplexity(path, text, *more, backend=False)
+    ours, said = perplexity_and_output(path, text, *more, backend=True)
+    assert nearly(ours, plain), (ours, plain)
+    ups = 4 if architecture == "smallthinker" else 2  # with its gates
+    assert line_of(said) == f"twell: takes down of 2 layers, 2 in {down}; up of {ups} layers, {ups} in {up}"
 
 
 def test_feed_forward_layers_matter_to_the_perplexity(model: Models, text: pathlib.Path) -> None:
