@@ -113,9 +113,9 @@ class Model:
         array[..., 0] = -statistics.NormalDist().inv_cdf(1 - self.fire) / CONSTANT
         return array
 
-    def output(self, name: str, inputs: int) -> None:
+    def output(self, name: str, inputs: int, scale: float = 0.2) -> None:
         """What attention, or what stands for it, adds to the residual stream."""
-        self.half(name, self.down(self.width, inputs, sd=0.2 * inputs**-0.5))
+        self.half(name, self.down(self.width, inputs, sd=scale * inputs**-0.5))
 
     def attention(self, at: str, bias: bool = False, output: str = "output", scale: float = 1.0) -> None:
         for part, rows in (("q", self.heads), ("k", self.kv_heads), ("v", self.kv_heads)):
@@ -137,7 +137,7 @@ class Model:
             self.single(f"{at}.ffn_down.bias", self.normal(self.width, sd=0.1) * (np.arange(self.width) > 0))
 
     def experts(self, at: str) -> None:
-        """Those of smallthinker have a gate, which then says what fires."""
+        """Those of smallthinker have a gate, which then says what fires, and what fires is not squared."""
         inner = self.inner // 4
         gated = self.architecture == "smallthinker"
         self.linear(f"{at}.ffn_gate_inp.weight", EXPERTS, self.width)
@@ -146,7 +146,7 @@ class Model:
         else:
             self.single(f"{at}.exp_probs_b.bias", np.zeros(EXPERTS))
         self.half(f"{at}.ffn_{'gate' if gated else 'up'}_exps.weight", self.up(EXPERTS, inner, self.width))
-        self.half(f"{at}.ffn_down_exps.weight", self.down(EXPERTS, self.width, inner))
+        self.half(f"{at}.ffn_down_exps.weight", self.down(EXPERTS, self.width, inner, sd=(3 if gated else 1) * self.sd))
 
     def close(self) -> None:
         self.writer.write_header_to_file()
@@ -276,7 +276,7 @@ def add_rwkv(model: Model) -> None:
         for part in ("key", "value", "receptance"):
             model.linear(f"{at}.time_mix_{part}.weight", model.width, model.width)
         model.norm(f"{at}.time_mix_ln", bias=True)
-        model.output(f"{at}.time_mix_output.weight", model.width)
+        model.output(f"{at}.time_mix_output.weight", model.width, scale=0.05)  # its inputs are no means, as attention's
         (time_mix_7 if seventh else time_mix_6)(model, at)
         channel_mix(model, at)
 
