@@ -138,7 +138,7 @@ def test_perplexity_of_other_architectures(model: Models, text: pathlib.Path, ar
     more = ("-fa", "off") if architecture == "plm" else ()
     plain = perplexity(path, text, *more, backend=False)
     ours, said = perplexity_and_output(path, text, *more, backend=True)
-    assert nearly(ours, plain), (ours, plain)
+    assert nearly(ours, plain)
     ups = 4 if architecture == "smallthinker" else 2  # with its gates
     assert line_of(said) == f"twell: takes down of 2 layers, 2 in {down}; up of {ups} layers, {ups} in {up}"
 
@@ -156,12 +156,19 @@ def test_perplexity_at_any_density(model: Models, text: pathlib.Path, fire: floa
     assert nearly(perplexity(path, text, backend=True), plain)
 
 
-@pytest.mark.parametrize("more", [("-ctk", "q8_0"), ("-b", 1, "-ub", 1, "--chunks", 1), ("-t", 1), ("-lm", "none"),
+@pytest.mark.parametrize("more", [("-ctk", "q8_0"), ("-b", 1, "-ub", 1, "--chunks", 2), ("-t", 1), ("-lm", "none"),
                                   ("-t", 3)], ids=str)
 def test_perplexity_with_other_options(model: Models, text: pathlib.Path, more: tuple) -> None:
     path = model("arcee", "Q4_K")
     plain = perplexity(path, text, *more, backend=False)
     assert nearly(perplexity(path, text, *more, backend=True), plain)
+
+
+@pytest.mark.parametrize("architecture", ["rwkv7", "smallthinker"])
+def test_perplexity_token_by_token(model: Models, text: pathlib.Path, architecture: str) -> None:
+    path = model(architecture, "Q4_K")
+    one = ("-b", 1, "-ub", 1, "-t", 1, "--chunks", 2)
+    assert nearly(perplexity(path, text, *one, backend=True), perplexity(path, text, *one, backend=False))
 
 
 def test_one_line_says_what_is_taken(model: Models, text: pathlib.Path) -> None:
