@@ -79,13 +79,20 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 def perplexity(path: pathlib.Path, text: pathlib.Path, *more: object, backend: bool,
                **variables: str) -> list[float]:
+    return perplexity_and_output(path, text, *more, backend=backend, **variables)[0]
+
+
+def perplexity_and_output(path: pathlib.Path, text: pathlib.Path, *more: object, backend: bool,
+                          **variables: str) -> tuple[list[float], str]:
     """Of one chunk, of two, and so on. The program's log is written by a thread that it does not wait for at its
     end, so the last of the four may be missing."""
+    wanted = 1 if "--chunks" in more else 3
     for _ in range(10):
         said = run("llama-perplexity", "-m", path, "-f", text, "-c", 128, "--chunks", 4, "-t", 2, *more,
                    backend=backend, **variables)
-        if found := re.findall(r"\[\d\]([\d.]+),", said):
-            return [float(number) for number in found]
+        found = re.findall(r"\[\d\]([\d.]+),", said)
+        if len(found) >= wanted:
+            return [float(number) for number in found], said
     raise AssertionError(said[-2000:])
 
 
@@ -114,6 +121,28 @@ def test_perplexity_is_that_of_the_cpu(model: Models, text: pathlib.Path, archit
     assert perplexity(path, text, backend=True, TWELL_GGML="off")[0] == plain[0]
 
 
+# The formats that down and what is before it then have: llama-quantize writes Q5_0 for Q4_K where a row is no multiple
+# of 256.
+NARROW = {"width": 384, "heads": 3, "kv_heads": 1}
+some_formats = pytest.mark.parametrize(("kind", "options", "down", "up"), [
+    ("Q4_K", {}, "Q4_K", "Q4_K"), ("Q8_0", {}, "Q8_0", "Q8_0"), ("Q4_K", NARROW, "Q4_K", "Q5_0")],
+    ids=["Q4_K", "Q8_0", "Q5_0"])
+
+
+@some_formats
+@pytest.mark.parametrize("architecture", ["nemotron", "plm", "rwkv6", "rwkv7", "smallthinker"])
+def test_perplexity_of_other_architectures(model: Models, text: pathlib.Path, architecture: str, kind: str,
+                                           options: dict[str, int], down: str, up: str) -> None:
+    """llama.cpp's own PLM runs with -fa off alone: its graph gives all tokens' values to the cache as one token's."""
+    path = model(architecture, kind, **options)
+    more = ("-fa", "off") if architecture == "plm" else ()
+    plain = perplexity(path, text, *more, backend=False)
+    ours, said = perplexity_and_output(path, text, *more, backend=True)
+    assert nearly(ours, plain)
+    ups = 4 if architecture == "smallthinker" else 2  # with its gates
+    assert line_of(said) == f"twell: takes down of 2 layers, 2 in {down}; up of {ups} layers, {ups} in {up}"
+
+
 def test_feed_forward_layers_matter_to_the_perplexity(model: Models, text: pathlib.Path) -> None:
     with_them = perplexity(model("arcee", "Q8_0"), text, backend=True)[0]
     without = perplexity(model("arcee", "Q8_0", weight=0.0), text, backend=True)[0]
@@ -127,12 +156,19 @@ def test_perplexity_at_any_density(model: Models, text: pathlib.Path, fire: floa
     assert nearly(perplexity(path, text, backend=True), plain)
 
 
-@pytest.mark.parametrize("more", [("-ctk", "q8_0"), ("-b", 1, "-ub", 1, "--chunks", 1), ("-t", 1), ("-lm", "none"),
+@pytest.mark.parametrize("more", [("-ctk", "q8_0"), ("-b", 1, "-ub", 1, "--chunks", 2), ("-t", 1), ("-lm", "none"),
                                   ("-t", 3)], ids=str)
 def test_perplexity_with_other_options(model: Models, text: pathlib.Path, more: tuple) -> None:
     path = model("arcee", "Q4_K")
     plain = perplexity(path, text, *more, backend=False)
     assert nearly(perplexity(path, text, *more, backend=True), plain)
+
+
+@pytest.mark.parametrize("architecture", ["rwkv7", "smallthinker"])
+def test_perplexity_token_by_token(model: Models, text: pathlib.Path, architecture: str) -> None:
+    path = model(architecture, "Q4_K")
+    one = ("-b", 1, "-ub", 1, "-t", 1, "--chunks", 2)
+    assert nearly(perplexity(path, text, *one, backend=True), perplexity(path, text, *one, backend=False))
 
 
 def test_one_line_says_what_is_taken(model: Models, text: pathlib.Path) -> None:
@@ -195,6 +231,24 @@ def test_greedy_text_is_the_same(model: Models, name: str, one_answer: str) -> N
     ours, theirs = write(True), write(False)
     shown = min(len(ours), len(theirs))  # what the log's thread came to write
     assert shown > 30 and ours[:shown] == theirs[:shown]
+
+
+@some_formats
+def test_greedy_text_of_an_encoder_and_a_decoder(model: Models, kind: str, options: dict[str, int], down: str,
+                                                 up: str) -> None:
+    """llama-perplexity runs no encoder, without which the decoder has no text to look at. llama-completion does, and
+    then does not print its prompt."""
+    def write(backend: bool) -> tuple[str, str]:
+        done = subprocess.run([program("llama-completion"), "-m", str(model("t5", kind, **options)), "-p",
+                               "w1 w2 w3 w4 w5", "-no-cnv", "-n", "24", "--temp", "0", "--repeat-penalty", "1.5",
+                               "-t", "2", "--ignore-eos"],
+                              env=environment(backend), capture_output=True, check=True, stdin=subprocess.DEVNULL)
+        return done.stdout.decode(errors="replace").strip(), done.stderr.decode(errors="replace")
+
+    (ours, said), (theirs, _) = write(True), write(False)
+    assert line_of(said) == f"twell: takes down of 4 layers, 4 in {down}; up of 4 layers, 4 in {up}"
+    shown = min(len(ours), len(theirs))
+    assert shown > 30 and ours[:shown] == theirs[:shown], (ours, theirs)
 
 
 @pytest.mark.parametrize("architecture", ["jais2", "nemotron_h_moe"])
