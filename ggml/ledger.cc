@@ -40,19 +40,20 @@ void Ledger::leave(const std::string& tensor, const std::string& why) {
 void Ledger::print() {
   const std::lock_guard lock(state_->mutex);
   if (state_->taken.empty() && (state_->expects || state_->left.empty())) return;
-  std::string line = state_->taken.empty() ? "twell: takes no layer" : "twell: takes";
+  std::string line = state_->taken.empty() ? "twell: takes no weight" : "twell: takes";
   for (const auto& [order, formats] : state_->taken) {
-    line += order == GgmlOrder::inputs ? " down of " : line.back() == 's' ? " up of " : "; up of ";
     int sum = 0;
     std::string counts;
     for (const auto& [format, count] : formats) {
       sum += count;
-      counts += ", " + std::to_string(count) + " in " + format;
+      counts += (counts.empty() ? "" : ", ") + std::to_string(count) + " in " + format;
     }
-    line += std::to_string(sum) + " layers" + counts;
+    line += (line.back() == 's' ? " " : ", ") + std::to_string(sum);
+    line +=
+        (order == GgmlOrder::inputs ? " down weights (" : " gate and up weights (") + counts + ")";
   }
   for (const auto& [why, count] : state_->left) {
-    line += "; leaves " + std::to_string(count) + (count == 1 ? " weight: " : " weights: ") + why;
+    line += "; leaves " + std::to_string(count) + ": " + why;
   }
   std::fprintf(stderr, "%s\n", line.c_str());
   state_->taken.clear();

@@ -140,7 +140,7 @@ def test_perplexity_of_other_architectures(model: Models, text: pathlib.Path, ar
     ours, said = perplexity_and_output(path, text, *more, backend=True)
     assert nearly(ours, plain)
     ups = 4 if architecture == "smallthinker" else 2  # with its gates
-    assert line_of(said) == f"twell: takes down of 2 layers, 2 in {down}; up of {ups} layers, {ups} in {up}"
+    assert line_of(said) == f"twell: takes 2 down weights (2 in {down}), {ups} gate and up weights ({ups} in {up})"
 
 
 def test_feed_forward_layers_matter_to_the_perplexity(model: Models, text: pathlib.Path) -> None:
@@ -173,24 +173,24 @@ def test_perplexity_token_by_token(model: Models, text: pathlib.Path, architectu
 
 def test_one_line_says_what_is_taken(model: Models, text: pathlib.Path) -> None:
     said = run("llama-perplexity", "-m", model("arcee", "Q4_K"), "-f", text, "-c", 128, "--chunks", 1)
-    assert line_of(said) == "twell: takes down of 2 layers, 2 in Q4_K; up of 2 layers, 2 in Q4_K"
+    assert line_of(said) == "twell: takes 2 down weights (2 in Q4_K), 2 gate and up weights (2 in Q4_K)"
     said = run("llama-perplexity", "-m", model("arcee", "Q4_K"), "-f", text, "-c", 128, "--chunks", 1,
                TWELL_GGML="down")
-    assert line_of(said) == ("twell: takes down of 2 layers, 2 in Q4_K; leaves 2 weights: TWELL_GGML=down leaves what "
+    assert line_of(said) == ("twell: takes 2 down weights (2 in Q4_K); leaves 2: TWELL_GGML=down leaves what "
                              "is before it")
 
 
 def test_other_activations_are_left_wholly_alone(model: Models, text: pathlib.Path) -> None:
     path = model("llama", "Q4_K")
     said = run("llama-perplexity", "-m", path, "-f", text, "-c", 128, "--chunks", 1)
-    assert line_of(said) == "twell: takes no layer; leaves 4 weights: llama's layers have no exact zeros"
+    assert line_of(said) == "twell: takes no weight; leaves 4: llama's layers have no exact zeros"
     assert "TWELL model buffer" not in said
     assert perplexity(path, text, backend=True)[0] == perplexity(path, text, backend=False)[0]
 
 
 def test_formats_that_libtwell_lacks_are_named(model: Models, text: pathlib.Path) -> None:
     said = run("llama-perplexity", "-m", model("arcee", "Q3_K"), "-f", text, "-c", 128, "--chunks", 1)
-    assert line_of(said) == "twell: takes no layer; leaves 4 weights: libtwell has no kernel for q3_K"
+    assert line_of(said) == "twell: takes no weight; leaves 4: libtwell has no kernel for q3_K"
 
 
 def test_counts_are_printed_at_exit(model: Models, text: pathlib.Path) -> None:
@@ -246,7 +246,7 @@ def test_greedy_text_of_an_encoder_and_a_decoder(model: Models, kind: str, optio
         return done.stdout.decode(errors="replace").strip(), done.stderr.decode(errors="replace")
 
     (ours, said), (theirs, _) = write(True), write(False)
-    assert line_of(said) == f"twell: takes down of 4 layers, 4 in {down}; up of 4 layers, 4 in {up}"
+    assert line_of(said) == f"twell: takes 4 down weights (4 in {down}), 4 gate and up weights (4 in {up})"
     shown = min(len(ours), len(theirs))
     assert shown > 30 and ours[:shown] == theirs[:shown], (ours, theirs)
 
@@ -328,5 +328,5 @@ def test_server_with_two_clients(model: Models, tmp_path: pathlib.Path) -> None:
               concurrent.futures.ThreadPoolExecutor(2) as clients):
             asked = [clients.submit(ask, url, prompt) for prompt in ["w1 w2 w3", "w7 w8 w9 w10"] * 3]
             answers[backend] = [answer.result() for answer in asked]
-    assert "twell: takes down of 2 layers" in (tmp_path / "True.log").read_text()
+    assert "twell: takes 2 down weights" in (tmp_path / "True.log").read_text()
     assert answers[True] == answers[False]

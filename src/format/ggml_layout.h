@@ -45,6 +45,7 @@ constexpr std::int64_t place_of(int bits, std::int64_t output) {
   return at / 4 * pair + eight / 2 * (24 - pair) + eight % 2 * 4 + at % 4;
 }
 
+// Functions are inlined by force: no tier's object may define one that another could be linked to.
 struct GgmlLayout {
   static constexpr std::int64_t kSpan = 256;
 
@@ -56,32 +57,36 @@ struct GgmlLayout {
                        std::int64_t inputs_)
       : traits(traits_of(format)), order(order_), outputs(outputs_), inputs(inputs_) {}
 
-  std::int64_t chunks() const { return (outputs + kChunk - 1) / kChunk; }
-  std::int64_t blocks() const { return inputs / traits.numbers; }
+  [[gnu::always_inline]] std::int64_t chunks() const { return (outputs + kChunk - 1) / kChunk; }
+  [[gnu::always_inline]] std::int64_t blocks() const { return inputs / traits.numbers; }
 
   // Bytes of one chunk's.
   constexpr std::int64_t code_bytes() const { return kChunk * traits.bits / 8; }
-  std::int64_t pair_bytes() const { return (traits.minima ? 4 : 2) * kChunk; }
-  std::int64_t scale_bytes() const { return (traits.minima ? 4 : 2) * kChunk; }
+  [[gnu::always_inline]] std::int64_t pair_bytes() const {
+    return (traits.minima ? 4 : 2) * kChunk;
+  }
+  [[gnu::always_inline]] std::int64_t scale_bytes() const {
+    return (traits.minima ? 4 : 2) * kChunk;
+  }
 
   // In GgmlOrder::inputs.
-  std::int64_t code_at(std::int64_t input, std::int64_t chunk) const {
+  [[gnu::always_inline]] std::int64_t code_at(std::int64_t input, std::int64_t chunk) const {
     return (input * chunks() + chunk) * code_bytes();
   }
   // In GgmlOrder::outputs: the lower bits of a quad, or all eight, and the upper ones.
-  std::int64_t quad_at(std::int64_t quad, std::int64_t chunk) const {
+  [[gnu::always_inline]] std::int64_t quad_at(std::int64_t quad, std::int64_t chunk) const {
     return eight_at(quad, chunk) + quad % 8 * 4 * kChunk * lower_bits() / 8;
   }
-  std::int64_t upper_at(std::int64_t quad, std::int64_t chunk) const {
+  [[gnu::always_inline]] std::int64_t upper_at(std::int64_t quad, std::int64_t chunk) const {
     return eight_at(quad, chunk) + 32 * kChunk * lower_bits() / 8 +
            quad % 8 * 4 * kChunk * (traits.bits - lower_bits()) / 8;
   }
   // In either.
-  std::int64_t pair_at(std::int64_t pair, std::int64_t chunk) const {
+  [[gnu::always_inline]] std::int64_t pair_at(std::int64_t pair, std::int64_t chunk) const {
     if (order == GgmlOrder::outputs) return stretch_at(pair * 2 * traits.group, chunk);
     return inputs * chunks() * code_bytes() + (pair * chunks() + chunk) * pair_bytes();
   }
-  std::int64_t scale_at(std::int64_t block, std::int64_t chunk) const {
+  [[gnu::always_inline]] std::int64_t scale_at(std::int64_t block, std::int64_t chunk) const {
     if (order == GgmlOrder::outputs) {
       const std::int64_t input = block * traits.numbers;
       return traits.sub_scales ? piece_at(input, chunk + 1) - scale_bytes()
@@ -90,7 +95,7 @@ struct GgmlLayout {
     return chunks() * (chunk_bytes(inputs) - blocks() * scale_bytes()) +
            (block * chunks() + chunk) * scale_bytes();
   }
-  std::int64_t bytes() const { return chunks() * chunk_bytes(inputs); }
+  [[gnu::always_inline]] std::int64_t bytes() const { return chunks() * chunk_bytes(inputs); }
 
   // Inputs of a stretch, and bytes of its head and of 32 inputs' codes.
   constexpr std::int64_t stretch() const { return traits.sub_scales ? 2 * traits.group : 32; }
@@ -100,21 +105,21 @@ struct GgmlLayout {
  private:
   constexpr std::int64_t lower_bits() const { return traits.bits == 8 ? 8 : 4; }
   // Of a chunk, of so many inputs.
-  std::int64_t chunk_bytes(std::int64_t count) const {
+  [[gnu::always_inline]] std::int64_t chunk_bytes(std::int64_t count) const {
     const std::int64_t pairs = traits.sub_scales ? count / traits.group / 2 : 0;
     return count * code_bytes() + pairs * pair_bytes() + count / traits.numbers * scale_bytes();
   }
-  std::int64_t piece_at(std::int64_t input, std::int64_t chunk) const {
+  [[gnu::always_inline]] std::int64_t piece_at(std::int64_t input, std::int64_t chunk) const {
     const std::int64_t first = input / kSpan * kSpan;
     return first / kSpan * chunks() * chunk_bytes(kSpan) +
            chunk * chunk_bytes(std::min(kSpan, inputs - first));
   }
-  std::int64_t stretch_at(std::int64_t input, std::int64_t chunk) const {
+  [[gnu::always_inline]] std::int64_t stretch_at(std::int64_t input, std::int64_t chunk) const {
     return piece_at(input, chunk) +
            input % kSpan / stretch() * (head_bytes() + stretch() * code_bytes());
   }
   // Of the eight quads that a quad is one of.
-  std::int64_t eight_at(std::int64_t quad, std::int64_t chunk) const {
+  [[gnu::always_inline]] std::int64_t eight_at(std::int64_t quad, std::int64_t chunk) const {
     return stretch_at(4 * quad, chunk) + head_bytes() + 4 * quad % stretch() / 32 * eight_bytes();
   }
 };

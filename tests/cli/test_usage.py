@@ -1,5 +1,6 @@
 """Help, wrong use, and failures that have to be one clear line."""
 
+import contextlib
 import ctypes
 import json
 import os
@@ -279,7 +280,9 @@ def test_a_progress_bar_fits_into_columns(program, work):
         subprocess.run(command, stdout=subprocess.DEVNULL, stderr=theirs, check=True,
                        env={**os.environ, "TERM": "xterm", **variables})
         os.close(theirs)
-        return os.read(ours, 65536).decode()
+        with contextlib.suppress(OSError):  # EIO where nothing was written: plain lines come one a second
+            return os.read(ours, 65536).decode()
+        return ""
 
     bars = [bar for bar in shown(COLUMNS="30").split("\r\x1b[K") if " [" in bar]
     assert bars and all(len(bar) == 29 for bar in bars)

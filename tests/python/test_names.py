@@ -47,8 +47,8 @@ def part_names(model: nn.Module, name: str) -> list[str]:
     return [n for n, _ in model.named_modules() for p in inside if n in [f"{p}.{c}" for c in PARTS[name]]]
 
 
-def same(got: Tensor, want: Tensor) -> None:
-    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+def same(got: Tensor, want: Tensor, atol: float = 1e-5) -> None:
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=atol)
 
 
 # --- Layers that train ----------------------------------------------------------------------------
@@ -248,7 +248,8 @@ def test_adapters_are_those_of_the_plain_model(name: str, kind: str, tmp_path: P
         merged = model.merge_and_unload()
         assert all(m._special_child() is None for m in twell.sparse_layers(merged).values())
         with torch.no_grad():
-            same(tiny.call(merged), want)
+            # (W + B A) x for W x + B (A x): each weight is rounded once more, to 6e-8 of its size.
+            same(tiny.call(merged), want, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["lora", "ia3", "modules_to_save"])
