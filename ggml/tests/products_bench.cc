@@ -1,6 +1,6 @@
 // Products of layers of llama.cpp's models, one after the other as in a model, with the backend and
 // with the CPU's own kernels in the form that llama.cpp gives their weights.
-//   ggml_products_bench [THREADS]
+//   ggml_products_bench [THREADS [MODEL]]
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -157,11 +157,16 @@ int main(int argc, char** argv) {
       threads);
   std::puts("| down of | type | tokens | 1 % | 5 % | 9 % | 20 % | 50 % | 100 % |");
   std::puts("| --- | --- | --- | --- | --- | --- | --- | --- | --- |");
+  const auto asked = [&](const Shape& shape) {
+    return argc < 3 || std::string(shape.name).find(argv[2]) != std::string::npos;
+  };
   for (const Shape& down : kDowns) {
+    if (!asked(down)) continue;
     for (const ggml_type type : down.types) measure(down, kShares, type, threads);
   }
   std::puts("\n| up of | type | tokens | |\n| --- | --- | --- | --- |");
   for (const Shape& down : kDowns) {
+    if (!asked(down)) continue;
     const Shape up = {down.name, down.width, down.inner, down.experts, down.used, down.types, true};
     for (const ggml_type type : up.types) measure(up, {1.0}, type, threads);
   }
