@@ -51,7 +51,7 @@ void Weight::set(const void* data, std::size_t offset, std::size_t size) {
 // What cannot be packed, as where a scale is not finite, is left to the host's kernels.
 void Weight::load(const std::byte* blocks) {
   form_ = {};
-  order_ = order_of(tensor_);
+  order_ = is_down_ ? GgmlOrder::inputs : GgmlOrder::outputs;
   try {
     form_.packed = pack(blocks);
     Ledger::get().take(order_, name_of(*format_of(tensor_.type)));

@@ -134,9 +134,7 @@ class GgmlDense {
       row.begin[p] = V::begin(-kOffset * sums[0], -kOffset * sums[1]);
     }
     for (std::int64_t p = 0; kTraits.minima && p < inputs / 64; ++p) {
-      row.sums[p] =
-          static_cast<std::int32_t>(static_cast<std::uint16_t>(sum_of(64 * p, 32)) |
-                                    static_cast<std::uint32_t>(sum_of(64 * p + 32, 32)) << 16U);
+      row.sums[p] = sums_of_groups(q + 64 * p);
     }
   }
 
@@ -176,9 +174,8 @@ class GgmlDense {
         const std::int64_t quad = block * kTraits.numbers / 4 + g * kQuadsOfGroup;
         typename V::Numbers numbers;
         if constexpr (kTraits.sub_scales) {
-          using Number = std::conditional_t<kTraits.minima, std::uint8_t, std::int8_t>;
-          const auto* const pair = piece.pairs + g / 2 * piece.next_pair;
-          numbers = V::numbers(reinterpret_cast<const Number*>(pair), static_cast<int>(g % 2));
+          const auto* const pair = sub_scales_of<kFormat>(piece.pairs + g / 2 * piece.next_pair);
+          numbers = V::numbers(pair, static_cast<int>(g % 2));
         }
         for (std::int64_t q = quad; q < quad + kQuadsOfGroup; q += kQuadsOfPart) {
           typename V::Part parts[kRows];

@@ -150,7 +150,8 @@ struct GgmlQuads {
 
 #elif defined(__AVX2__)
 
-struct GgmlQuads {
+// Numbers and sums are those of pairs.
+struct GgmlQuads : GgmlVectors {
   static constexpr int kRows = 3;  // that are multiplied together
   // On Zen 4 as well. Codes of 8 bits take as many instructions here as words.
   template <int kBits>
@@ -160,8 +161,6 @@ struct GgmlQuads {
   };
   // Of words, the sums of two inputs of each quad, or of 32 bits where codes have 8.
   using Part = Codes;
-  using Numbers = GgmlVectors::Twice;
-  using Sums = Codes;
   template <int kBits, int kLargest>
   static constexpr int kInputsOfPart = kBits == 8 ? 64
                                                   : static_cast<int>(std::bit_floor(32767U / 127 /
@@ -185,7 +184,7 @@ struct GgmlQuads {
     }
     if constexpr (kBits == 5) {
       for (int i = 0; i < 4; ++i) {
-        out.of[i] = _mm256_or_si256(out.of[i], GgmlVectors::fifth_bits(upper + 4 * i));
+        out.of[i] = _mm256_or_si256(out.of[i], fifth_bits(upper + 4 * i));
       }
     }
     if constexpr (kBits == 6) {
@@ -211,8 +210,7 @@ struct GgmlQuads {
 
   // Two words, which stay as small as the sums of codes less the offset.
   static std::int32_t begin(std::int32_t first, std::int32_t second) {
-    return static_cast<std::int32_t>(static_cast<std::uint16_t>(first) |
-                                     static_cast<std::uint32_t>(second) << 16U);
+    return two_words(first, second);
   }
   static Part part(std::int32_t begin) {
     const __m256i all = _mm256_set1_epi32(begin);
@@ -239,11 +237,6 @@ struct GgmlQuads {
     }
   }
 
-  static Sums zero() { return part(0); }
-  template <class T>
-  static Numbers numbers(const T* pair, int side) {
-    return GgmlVectors::twice(pair, side);
-  }
   template <int kBits>
   static void add(Sums& sums, const Part& part) {
     for (int i = 0; i < 4; ++i) {
@@ -257,48 +250,19 @@ struct GgmlQuads {
       sums.of[i] = _mm256_add_epi32(sums.of[i], _mm256_madd_epi16(part.of[i], numbers.of[i]));
     }
   }
-  // += q[0] · the first + q[1] · the second of a pair's sub-minima
-  static void add_minima(Sums& sums, std::int32_t q, const std::uint8_t* pair) {
-    const __m256i two = _mm256_set1_epi32(q);
-    for (int i = 0; i < 4; ++i) {
-      sums.of[i] = _mm256_add_epi32(sums.of[i], _mm256_madd_epi16(two, words(pair + 16 * i)));
-    }
-  }
-  // y += unit · scale · sums
-  static void add_to(float* y, float unit, const std::uint16_t* scales, const Sums& sums) {
-    for (int i = 0; i < 4; ++i) {
-      const __m256 scale =
-          _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(scales + 8 * i)));
-      const __m256 product = _mm256_mul_ps(_mm256_set1_ps(unit), scale);
-      _mm256_storeu_ps(y + 8 * i, _mm256_fmadd_ps(product, _mm256_cvtepi32_ps(sums.of[i]),
-                                                  _mm256_loadu_ps(y + 8 * i)));
-    }
-  }
-
- private:
-  static __m256i words(const std::int8_t* from) {
-    return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
-  }
-  static __m256i words(const std::uint8_t* from) {
-    return _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
-  }
 };
 
 #else
 
 // Of any processor; compilers make vectors of its loops.
-struct GgmlQuads {
+struct GgmlQuads : GgmlVectors {
   static constexpr int kRows = 1;
   template <int>
   static constexpr double kMostSparse = 0.3;
   struct Codes {
     std::uint8_t of[4 * kChunk];
   };
-  struct Sums {
-    std::int32_t of[kChunk];
-  };
   using Part = Sums;
-  using Numbers = GgmlVectors::Twice;
   template <int, int>
   static constexpr int kInputsOfPart = 64;  // more than a group has
 
@@ -343,29 +307,12 @@ struct GgmlQuads {
     }
   }
 
-  static Sums zero() { return {}; }
-  template <class T>
-  static Numbers numbers(const T* pair, int side) {
-    return GgmlVectors::twice(pair, side);
-  }
   template <int>
   static void add(Sums& sums, const Part& part) {
     for (std::int64_t d = 0; d < kChunk; ++d) sums.of[d] += part.of[d];
   }
   static void add_scaled(Sums& sums, const Part& part, const Numbers& numbers) {
     for (std::int64_t d = 0; d < kChunk; ++d) sums.of[d] += part.of[d] * numbers.of[d];
-  }
-  static void add_minima(Sums& sums, std::int32_t q, const std::uint8_t* pair) {
-    std::int16_t two[2];
-    std::memcpy(two, &q, sizeof two);
-    for (std::int64_t d = 0; d < kChunk; ++d) {
-      sums.of[d] += two[0] * pair[2 * d] + two[1] * pair[2 * d + 1];
-    }
-  }
-  static void add_to(float* y, float unit, const std::uint16_t* scales, const Sums& sums) {
-    for (std::int64_t d = 0; d < kChunk; ++d) {
-      y[d] += unit * float_of_half(scales[d]) * static_cast<float>(sums.of[d]);
-    }
   }
 };
 

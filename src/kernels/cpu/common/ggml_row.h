@@ -6,7 +6,6 @@
 #include <bit>
 #include <cmath>
 #include <limits>
-#include <type_traits>
 
 #include "kernels/cpu/common/ggml_vectors.h"
 #include "kernels/kernel.h"
@@ -90,9 +89,8 @@ class GgmlSparseRow {
         if constexpr (kTraits.sub_scales) {
           V::Sums sums = V::zero(), minima = V::zero();
           for_runs(span, codes, [&](const Runs& runs, const V::Words& a, const V::Words& b) {
-            using Number = std::conditional_t<kTraits.minima, std::uint8_t, std::int8_t>;
             const auto* const numbers = memory + layout.pair_at(pair + runs.of, c);
-            V::add_scaled(sums, a, b, reinterpret_cast<const Number*>(numbers));
+            V::add_scaled(sums, a, b, sub_scales_of<kFormat>(numbers));
           });
           const std::uint16_t* const scales = scales_at(layout, memory, block, c);
           V::add_to(to, h.units[block], scales, sums);
@@ -194,8 +192,7 @@ class GgmlSparseRow {
           runs.begin[1] = take(from[1], end[1], kMostPairs, sums[1]);
           runs.end = pairs;
         }
-        span.sums[g / 2] = static_cast<std::int32_t>(static_cast<std::uint16_t>(sums[0]) |
-                                                     static_cast<std::uint32_t>(sums[1]) << 16U);
+        span.sums[g / 2] = two_words(sums[0], sums[1]);
       }
     } else {
       for (std::int64_t g = 0; g < groups; ++g) {

@@ -64,9 +64,7 @@ class GgmlTile {
       const std::int64_t begin = found;
       for (std::int64_t p = b * kPairsOfBlock; p < (b + 1) * kPairsOfBlock; ++p) {
         const std::int8_t one = codes[2 * p], other = codes[2 * p + 1];
-        row.q[found] = static_cast<std::int32_t>(
-            static_cast<std::uint16_t>(one) |
-            static_cast<std::uint32_t>(static_cast<std::uint16_t>(other)) << 16U);
+        row.q[found] = two_words(one, other);
         row.at[found] = static_cast<std::uint16_t>(p * kPairBytes);
         found += (one | other) != 0 ? 1 : 0;
       }
@@ -79,28 +77,21 @@ class GgmlTile {
       row.count[b] = static_cast<std::uint8_t>(found - begin);
     }
     for (std::int64_t p = 0; kTraits.minima && p < inputs / 64; ++p) {
-      std::int32_t sums[2] = {};
-      for (std::int64_t i = 0; i < 32; ++i) {
-        sums[0] += codes[64 * p + i];
-        sums[1] += codes[64 * p + 32 + i];
-      }
-      row.sums[p] = static_cast<std::int32_t>(static_cast<std::uint16_t>(sums[0]) |
-                                              static_cast<std::uint32_t>(sums[1]) << 16U);
+      row.sums[p] = sums_of_groups(codes + 64 * p);
     }
   }
 
   static void arrange(const GgmlLayout& layout, const std::uint8_t* memory, std::int64_t at,
                       std::int64_t inputs, std::int64_t c, Weights& to) {
-    // Pairs of inputs that share a sub-scale, and of those groups that share a vector of them.
     constexpr std::int64_t kPairsOfGroup = kTraits.group / 2;
     const std::uint8_t* from = memory + layout.code_at(at, c);
     const std::int64_t input = layout.code_at(1, 0);
     for (std::int64_t g = 0; g < inputs / kTraits.group; ++g) {
-      typename V::Twice numbers;
+      typename V::Numbers numbers;
       if constexpr (kTraits.sub_scales) {
-        using Number = std::conditional_t<kTraits.minima, std::uint8_t, std::int8_t>;
-        const auto* const pair = memory + layout.pair_at(at / kTraits.group / 2 + g / 2, c);
-        numbers = V::twice(reinterpret_cast<const Number*>(pair), static_cast<int>(g % 2));
+        const std::int64_t pair = at / kTraits.group / 2 + g / 2;
+        numbers = V::numbers(sub_scales_of<kFormat>(memory + layout.pair_at(pair, c)),
+                             static_cast<int>(g % 2));
       }
       for (std::int64_t p = g * kPairsOfGroup; p < (g + 1) * kPairsOfGroup; ++p) {
         V::template put_words<kTraits.bits, kTraits.offset, kTraits.sub_scales>(

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "format/ggml_layout.h"
 #include "twell/half.h"
@@ -21,6 +22,27 @@ struct GgmlPair {
   const std::uint8_t* second;
   std::uint16_t q;
 };
+
+// Two words, as instructions take them that add two products.
+inline std::int32_t two_words(std::int32_t first, std::int32_t second) {
+  return static_cast<std::int32_t>(static_cast<std::uint16_t>(first) |
+                                   static_cast<std::uint32_t>(second) << 16U);
+}
+// Σ q of two groups of 32.
+inline std::int32_t sums_of_groups(const std::int8_t* q) {
+  std::int32_t sums[2] = {};
+  for (std::int64_t i = 0; i < 32; ++i) {
+    sums[0] += q[i];
+    sums[1] += q[32 + i];
+  }
+  return two_words(sums[0], sums[1]);
+}
+// The sub-scales of a pair of groups: without a sign where there are sub-minima.
+template <GgmlFormat kFormat>
+auto sub_scales_of(const std::uint8_t* pair) {
+  using Number = std::conditional_t<traits_of(kFormat).minima, std::uint8_t, std::int8_t>;
+  return reinterpret_cast<const Number*>(pair);
+}
 
 #if defined(__AVX2__)
 
@@ -71,25 +93,25 @@ struct GgmlVectors {
   }
 
   // The numbers of a group, each twice as words.
-  struct Twice {
+  struct Numbers {
     __m256i of[4];
   };
   // Of the first or the second (`side`) group of a pair.
   template <class T>
-  static Twice twice(const T* pair, int side) {
+  static Numbers numbers(const T* pair, int side) {
     // Bytes 0 and 1, or 2 and 3, of each four, twice.
     const __m256i places =
         _mm256_add_epi8(_mm256_setr_epi64x(0x0504050401000100, 0x0D0C0D0C09080908,
                                            0x0504050401000100, 0x0D0C0D0C09080908),
                         _mm256_set1_epi8(static_cast<char>(2 * side)));
-    Twice out;
+    Numbers out;
     for (int i = 0; i < 4; ++i) out.of[i] = _mm256_shuffle_epi8(widen(pair + 16 * i), places);
     return out;
   }
   // The codes of two inputs, less the offset and multiplied with numbers: words, 64 of them, in the
   // order of outputs.
   template <int kBits, int kOffset, bool kScaled>
-  static void put_words(const std::uint8_t* a, const std::uint8_t* b, const Twice& numbers,
+  static void put_words(const std::uint8_t* a, const std::uint8_t* b, const Numbers& by,
                         std::uint8_t* to) {
     __m256i words[4];
     if constexpr (kBits == 8) {
@@ -109,7 +131,7 @@ struct GgmlVectors {
     }
     for (int i = 0; i < 4; ++i) {
       if constexpr (kOffset > 0) words[i] = _mm256_sub_epi16(words[i], _mm256_set1_epi16(kOffset));
-      if constexpr (kScaled) words[i] = _mm256_mullo_epi16(words[i], numbers.of[i]);
+      if constexpr (kScaled) words[i] = _mm256_mullo_epi16(words[i], by.of[i]);
       _mm256_store_si256(reinterpret_cast<__m256i*>(to) + i, words[i]);
     }
   }
@@ -159,7 +181,7 @@ struct GgmlVectors {
     const __m256i one = _mm256_set1_epi16(1);
     add_pairs(sums, a, b, [&](int) { return one; });
   }
-  // += a · the first + b · the second of a pair's numbers, of 8 or 16 bits
+  // += a · the first + b · the second of a pair's numbers
   template <class T>
   static void add_scaled(Sums& sums, const Words& a, const Words& b, const T* pair) {
     add_pairs(sums, a, b, [&](int i) { return widen(pair + 16 * i); });
@@ -295,19 +317,19 @@ struct GgmlVectors {
     return out;
   }
 
-  struct Twice {
+  struct Numbers {
     std::int16_t of[kChunk];
   };
   template <class T>
-  static Twice twice(const T* pair, int side) {
-    Twice out;
+  static Numbers numbers(const T* pair, int side) {
+    Numbers out;
     for (std::int64_t d = 0; d < kChunk; ++d) {
       out.of[d] = pair[2 * d + side];  // NOLINT(bugprone-signed-char-misuse): a number
     }
     return out;
   }
   template <int kBits, int kOffset, bool kScaled>
-  static void put_words(const std::uint8_t* a, const std::uint8_t* b, const Twice& numbers,
+  static void put_words(const std::uint8_t* a, const std::uint8_t* b, const Numbers& by,
                         std::uint8_t* to) {
     std::int16_t words[2 * kChunk];
     if constexpr (kBits == 8) {
@@ -318,7 +340,7 @@ struct GgmlVectors {
     } else {
       const Pair codes = load<kBits>(a, b);
       for (std::int64_t d = 0; d < 2 * kChunk; ++d) {
-        const int scale = kScaled ? numbers.of[d / 2] : 1;
+        const int scale = kScaled ? by.of[d / 2] : 1;
         words[d] = static_cast<std::int16_t>((codes.of[d] - kOffset) * scale);
       }
     }
